@@ -1,0 +1,181 @@
+// Package batcher decides which waiting requests form the next batch, and for
+// whom. It is pure: (state, event, now) → decisions. It has no clock, no I/O
+// and no goroutine, so the broker (real time), the simulator (virtual time)
+// and the tests (scripts) drive exactly the same code.
+//
+// The caller reports events (a client attached, a request arrived, a worker
+// finished …) and then calls Decide, which returns what to do now and when to
+// call again if nothing happens before that.
+//
+// Not safe for concurrent use: one goroutine owns a Batcher.
+package batcher
+
+import (
+	"errors"
+	"math"
+	"time"
+)
+
+// Time is a point on a monotonic clock, in nanoseconds. The batcher only
+// compares and adds; it never asks what time it is.
+type Time int64
+
+// Never is the "no deadline" and "nothing to wake up for" time.
+const Never Time = math.MaxInt64
+
+// RequestID, ClientID and WorkerID are small dense numbers that the caller
+// chooses (the broker uses the request's first slot, the first slot of the
+// client's window, and the worker's index), so the batcher can keep its books
+// in arrays. An id may be used again once the request has ended, the client
+// has left, or the worker is gone.
+type (
+	RequestID uint32
+	ClientID  uint32
+	WorkerID  uint32
+	BatchID   uint64
+)
+
+// MaxVariableDims bounds the variable dimensions of all inputs together.
+const MaxVariableDims = 8
+
+// Dims are the actual sizes of a request's variable dimensions, in the order
+// of the model's signature; unused entries are zero. Requests with equal Dims
+// (or, with Buckets, equal bucketed Dims) may share a batch; others never do.
+type Dims [MaxVariableDims]uint32
+
+// Request is what the batcher knows of one request.
+type Request struct {
+	ID       RequestID
+	Client   ClientID
+	Rows     int  // 1..MaxBatchSize, never split
+	Level    int  // priority level, 0 is the most urgent; DefaultLevel asks for Config.DefaultLevel
+	Arrived  Time // when the client committed it; the wait time counts from here
+	Deadline Time // when it ends wherever it is; Never if none
+	Dims     Dims
+	// Alone asks that the request share its batch with nobody and go out
+	// before everything else: it was in a batch that killed a worker, and
+	// only one of that batch is to blame.
+	Alone bool
+}
+
+// DefaultLevel as Request.Level means "the model's default level".
+const DefaultLevel = -1
+
+// Config is a model's policy. The zero value of each field but MaxBatchSize
+// is the simple case: no waiting, one level, no preferred sizes.
+type Config struct {
+	MaxBatchSize int           // rows
+	WaitTime     time.Duration // how long the oldest waiting request may wait for company
+	// PreferredSizes are row counts, ascending, ≤ MaxBatchSize. A batch goes
+	// out as soon as the largest of them that is ready can be packed exactly;
+	// otherwise it waits for one until the wait time is over.
+	PreferredSizes []int
+	Levels         []LevelPolicy // one per priority level; nil means one level without limits
+	DefaultLevel   int
+	// Ageing, if positive, lifts a waiting request by one level each time it
+	// has waited that long, so that a lower level cannot starve for ever.
+	Ageing time.Duration
+	// Buckets[i], if not empty, lists ascending sizes that variable dimension
+	// i is rounded up to when requests are grouped.
+	Buckets [][]uint32
+	// PreserveOrder keeps each client's requests in commit order: requests of
+	// one client run in at most one batch at a time, and never overtake
+	// each other, whatever their level and shape.
+	PreserveOrder bool
+}
+
+// LevelPolicy is the queue policy of one priority level.
+type LevelPolicy struct {
+	MaxQueue       int           // requests waiting at this level; 0 = no limit
+	DefaultTimeout time.Duration // queue time after which OnTimeout applies; 0 = none
+	MaxTimeout     time.Duration // upper limit for a request's own time budget (Deadline-Arrived); 0 = none
+	OnTimeout      TimeoutAction
+}
+
+// TimeoutAction says what happens to a request that waited for longer than
+// its level's timeout.
+type TimeoutAction uint8
+
+const (
+	Reject TimeoutAction = iota // it ends with TimedOut
+	Delay                       // it is let through after everything that has not timed out
+)
+
+// Worker describes one worker when it attaches.
+type Worker struct {
+	ID          WorkerID
+	Weight      int     // share of the work relative to other workers; 0 means 1
+	MaxInFlight int     // batches it may hold at once, running and prefetched; 0 means 1
+	Pad         Padding // padding it asks for
+	PadTo       int     // with PadFixed: the size, ≥ the batch
+}
+
+// Padding is what a worker with a static engine asks for.
+type Padding uint8
+
+const (
+	PadNone      Padding = iota
+	PadFixed             // every batch is padded to Worker.PadTo rows
+	PadPreferred         // … to the next preferred size, or MaxBatchSize
+)
+
+// Dispatch is one batch for one worker.
+type Dispatch struct {
+	Worker   WorkerID
+	Batch    BatchID     // 1, 2, 3 … in dispatch order
+	Requests []RequestID // in queue order; valid until the next Decide
+	Rows     int         // sum of the requests' rows
+	PadTo    int         // rows the worker should see, ≥ Rows; equal to Rows without padding
+	Dims     Dims        // the shape all requests share (bucketed sizes where buckets are declared)
+	Why      Reason
+}
+
+// Reason says which rule sent a batch out.
+type Reason uint8
+
+const (
+	Full      Reason = iota // no more fits
+	Preferred               // a preferred size was ready
+	Deadline                // the wait time of the oldest is over
+	Nobody                  // nobody is left who could join
+	Retry                   // an Alone request
+)
+
+func (r Reason) String() string {
+	return [...]string{"full", "preferred", "deadline", "nobody", "retry"}[r]
+}
+
+// End tells that a waiting request ended without a batch.
+type End struct {
+	ID  RequestID
+	Why EndReason
+}
+
+// EndReason says why a request ended in the queue.
+type EndReason uint8
+
+const (
+	Expired  EndReason = iota // its own deadline passed
+	TimedOut                  // its level's queue timeout passed, with Reject
+)
+
+func (r EndReason) String() string { return [...]string{"expired", "timed out"}[r] }
+
+// Decisions is what Decide found to do. Its slices are reused by the next
+// Decide.
+type Decisions struct {
+	Dispatches []Dispatch
+	Ended      []End
+	// Wake is when Decide must be called again at the latest, if no event
+	// comes first; Never if only an event can change anything.
+	Wake Time
+}
+
+// Errors of Arrive. The request is not queued, nothing else changed.
+var (
+	ErrTooLarge  = errors.New("request has more rows than max_batch_size")
+	ErrQueueFull = errors.New("queue of this priority level is full")
+	ErrNoLevel   = errors.New("no such priority level")
+	ErrTooLong   = errors.New("variable dimension larger than its largest bucket")
+	ErrExpired   = errors.New("deadline has passed already")
+)
