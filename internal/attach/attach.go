@@ -1,0 +1,263 @@
+// Package attach is what a client and a worker do alike: call the broker,
+// receive the segments, and check everything before using it.
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// callTimeout bounds one exchange with a broker that does not answer, where
+// the caller's context sets no earlier limit.
+const callTimeout = 10 * time.Second
+
+// Session is an attached connection with its mapped segments.
+type Session struct {
+	Info     control.Attached
+	Epoch    uint64
+	Broker   int // pid
+	Layout   *shm.Layout
+	Planes   *shm.Segment
+	BoardSeg *shm.Segment
+	Board    *shm.Board
+	Words    *shm.Segment // the session's own segment
+	Doorbell shm.Doorbell
+
+	conn *net.UnixConn
+}
+
+// Dial connects to the broker's socket.
+func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		if errors.Is(err, os.ErrPermission) {
+			return nil, fmt.Errorf("%w: %s: %v", shm.ErrForbidden, socket, err)
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, fmt.Errorf("%w (socket %s: %v)", shm.ErrNoBroker, socket, err)
+	}
+	return c.(*net.UnixConn), nil
+}
+
+// Call sends one request and returns the broker's reply, whose code has
+// become the error.
+func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.Reply, []int, error) {
+	deadline := time.Now().Add(callTimeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	req.Version = control.Version
+	var rep control.Reply
+	err := control.Send(c, deadline, req)
+	var fds []int
+	if err == nil {
+		fds, err = control.Receive(c, deadline, &rep)
+	}
+	if err != nil {
+		control.CloseFDs(fds)
+		if ctx.Err() != nil {
+			return nil, nil, ctx.Err()
+		}
+		return nil, nil, fmt.Errorf("%w: %s: %v", shm.ErrBrokerGone, req.Op, err)
+	}
+	if rep.Code != 0 {
+		control.CloseFDs(fds)
+		return &rep, nil, StatusError(shm.Status(rep.Code), rep.Message)
+	}
+	if rep.Version != control.Version {
+		control.CloseFDs(fds)
+		return nil, nil, fmt.Errorf("%w: broker speaks control version %d, this build %d", shm.ErrVersion, rep.Version, control.Version)
+	}
+	return &rep, fds, nil
+}
+
+// CallOnce dials, calls and hangs up.
+func CallOnce(ctx context.Context, socket string, req *control.Request) (*control.Reply, error) {
+	c, err := Dial(ctx, socket)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	rep, fds, err := Call(ctx, c, req)
+	control.CloseFDs(fds)
+	return rep, err
+}
+
+// StatusError is a status with the text that came with it.
+func StatusError(s shm.Status, text string) error {
+	if text == "" {
+		return s
+	}
+	return &statusError{s, text}
+}
+
+type statusError struct {
+	status shm.Status
+	text   string
+}
+
+func (e *statusError) Error() string { return e.text }
+func (e *statusError) Unwrap() error { return e.status }
+
+// Open attaches: it sends req (OpClient or OpWorker) and maps what comes back.
+func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Request) (*Session, error) {
+	c, err := Dial(ctx, socket)
+	if err != nil {
+		return nil, err
+	}
+	rep, fds, err := Call(ctx, c, req)
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	s, err := open(mem, req.Op, rep, fds)
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	s.conn = c
+	_ = c.SetDeadline(time.Time{})
+	return s, nil
+}
+
+// open checks and maps. It owns fds.
+func open(mem shm.Memory, op control.Op, rep *control.Reply, fds []int) (s *Session, err error) {
+	if rep.Attached == nil || len(fds) != 4 {
+		control.CloseFDs(fds)
+		return nil, fmt.Errorf("%w: attach reply has %d descriptors", shm.ErrProtocol, len(fds))
+	}
+	a := rep.Attached
+	s = &Session{Info: *a, Epoch: rep.Epoch, Broker: rep.Pid, Doorbell: shm.Doorbell(fds[3])}
+	left := fds[:3]
+	defer func() {
+		if err != nil {
+			control.CloseFDs(left)
+			s.Close()
+			s = nil
+		}
+	}()
+	sig, err := ParseSignature(a.Inputs, a.Outputs)
+	if err != nil {
+		return s, err
+	}
+	if s.Layout, err = shm.NewLayout(sig, a.Slots, a.MaxBatch); err != nil {
+		return s, err
+	}
+	if s.Layout.Geometry != a.Geometry || s.Layout.PlanesSize != a.PlanesSize || s.Layout.BoardSize != a.BoardSize {
+		return s, fmt.Errorf("%w: the broker lays %s out differently", shm.ErrLayout, a.Model)
+	}
+	kind, boardAccess, sessionSize := shm.KindWorker, shm.ReadWrite, int64(0)
+	if op == control.OpClient {
+		if a.Window < 1 || int64(a.FirstSlot)+int64(a.Window) > int64(a.Slots) {
+			return s, fmt.Errorf("%w: window of %d slots at %d in a ring of %d", shm.ErrLayout, a.Window, a.FirstSlot, a.Slots)
+		}
+		kind, boardAccess, sessionSize = shm.KindClient, shm.ReadOnly, shm.ClientSegmentSize(a.Window)
+	} else {
+		if a.Depth < 1 || a.Depth > shm.MaxMailDepth {
+			return s, fmt.Errorf("%w: mailbox depth %d", shm.ErrLayout, a.Depth)
+		}
+		sessionSize = shm.WorkerSegmentSize(a.Depth, a.MaxBatch)
+	}
+	if sessionSize != a.SessionSize {
+		return s, fmt.Errorf("%w: session segment of %d bytes, expected %d", shm.ErrLayout, a.SessionSize, sessionSize)
+	}
+	for _, m := range []struct {
+		into   **shm.Segment
+		size   int64
+		access shm.Access
+		kind   shm.Kind
+	}{
+		{&s.Planes, a.PlanesSize, shm.ReadWrite, shm.KindPlanes},
+		{&s.BoardSeg, a.BoardSize, boardAccess, shm.KindBoard},
+		{&s.Words, a.SessionSize, shm.ReadWrite, kind},
+	} {
+		fd := left[0]
+		left = left[1:]
+		if *m.into, err = mem.Open(fd, m.size, m.access); err != nil {
+			return s, fmt.Errorf("attach %s: %w", a.Model, err)
+		}
+		(*m.into).CloseFD() // the mapping stays
+		if err = s.Layout.CheckHeader(*m.into, m.kind, rep.Epoch); err != nil {
+			return s, fmt.Errorf("attach %s: %w", a.Model, err)
+		}
+	}
+	s.Board = shm.NewBoard(s.Layout, s.BoardSeg)
+	return s, nil
+}
+
+// ParseSignature reads both sides of a signature from their compact texts.
+func ParseSignature(inputs, outputs []string) (sig shm.Signature, err error) {
+	if sig.Inputs, err = parseSpecs(inputs); err != nil {
+		return sig, err
+	}
+	if sig.Outputs, err = parseSpecs(outputs); err != nil {
+		return sig, err
+	}
+	return sig, sig.Validate()
+}
+
+func parseSpecs(texts []string) ([]shm.TensorSpec, error) {
+	specs := make([]shm.TensorSpec, len(texts))
+	for i, t := range texts {
+		var err error
+		if specs[i], err = shm.ParseTensorSpec(t); err != nil {
+			return nil, err
+		}
+	}
+	return specs, nil
+}
+
+// SpecTexts is the way back.
+func SpecTexts(specs []shm.TensorSpec) []string {
+	texts := make([]string, len(specs))
+	for i, t := range specs {
+		texts[i] = t.String()
+	}
+	return texts
+}
+
+// Gone blocks until the broker hangs up or the session is closed.
+func (s *Session) Gone() {
+	var b [1]byte
+	for {
+		if _, err := s.conn.Read(b[:]); err != nil {
+			return
+		}
+	}
+}
+
+// HangUp closes the connection but keeps the mappings: the broker sees the
+// peer leave, views that are still in use stay valid.
+func (s *Session) HangUp() {
+	if s.conn != nil {
+		_ = s.conn.Close()
+	}
+}
+
+// Close hangs up and unmaps everything.
+func (s *Session) Close() {
+	s.HangUp()
+	for _, seg := range []*shm.Segment{s.Planes, s.BoardSeg, s.Words} {
+		if seg != nil {
+			seg.Close()
+		}
+	}
+	if s.Doorbell >= 0 {
+		_ = unix.Close(int(s.Doorbell))
+		s.Doorbell = -1
+	}
+}

@@ -1,0 +1,154 @@
+package shm
+
+import (
+	"fmt"
+	"sync/atomic"
+)
+
+// A slot's life. The broker's private books are the truth; what is in shared
+// memory are the messages that make it move.
+//
+//	        claim            commit           dispatch         complete | fail
+//	 free ─────────► claimed ───────► queued ──────────► running ─────────────► done
+//	  ▲                 │ abort          │ cancel, expire    │ expire, cancel      │
+//	  │                 ▼                ▼                   ▼ (held)              │
+//	  ◄─────────────────┴── release ─────┴── reclaim ────────┴────── release ──────┘
+//
+//	move       who                 how the others learn of it
+//	claim      client, privately   –
+//	commit     client              Commit entry in its session ring
+//	dispatch   broker              Mail in the worker's session
+//	complete   worker              the slot's Word on the board, then the client's Bell
+//	fail       worker or broker    the same
+//	expire     broker              the same, with Held while a worker may still write
+//	reclaim    broker              the same Word without Held, when that worker is done
+//	release    client, privately   –
+
+// Word says how the request in a slot ended: generation, status, and whether
+// the slot is still held by a worker. Exactly one end counts for each
+// generation: whoever moves the word there first.
+//
+//	63          32 31        9   8    7      0
+//	+-------------+-----------+------+--------+
+//	| generation  |     0     | held | status |
+//	+-------------+-----------+------+--------+
+type Word uint64
+
+const heldBit Word = 1 << 8
+
+// MakeWord packs a word.
+func MakeWord(gen uint32, s Status, held bool) Word {
+	w := Word(gen)<<32 | Word(s)
+	if held {
+		w |= heldBit
+	}
+	return w
+}
+
+func (w Word) Generation() uint32 { return uint32(w >> 32) }
+func (w Word) Status() Status     { return Status(w) }
+func (w Word) Held() bool         { return w&heldBit != 0 }
+
+// Bell is what a waiting client parks on: one per window, found at the
+// window's first slot. Workers and the broker add one and wake; the client
+// only reads. One word for one waiter: a wake-up can't be taken by another.
+type Bell struct {
+	Count atomic.Uint32
+	_     [60]byte
+}
+
+// Record is written by the worker before the word: when things happened, and
+// the actual sizes of the outputs' variable dimensions.
+type Record struct {
+	Dispatched int64
+	Started    int64
+	Finished   int64
+	ReasonLen  uint32
+	_          uint32
+	Dims       [MaxVariableDims]uint32
+}
+
+// Board is the typed view of a board segment.
+type Board struct {
+	bells   []Bell
+	words   []atomic.Uint64
+	records []Record
+	reasons []byte
+}
+
+// NewBoard views a segment whose header was checked.
+func NewBoard(l *Layout, s *Segment) *Board {
+	return &Board{
+		bells:   array[Bell](s.mem, l.bellsAt, l.Slots),
+		words:   array[atomic.Uint64](s.mem, l.wordsAt, l.Slots),
+		records: array[Record](s.mem, l.recordsAt, l.Slots),
+		reasons: s.mem[l.reasonsAt : l.reasonsAt+int64(l.Slots)*ReasonBytes],
+	}
+}
+
+// Word reads how the request in slot ended.
+//
+// SYNC POINT "completion", acquire side: outputs, record and reason that were
+// written before End are visible after a Word that shows its generation.
+func (b *Board) Word(slot uint32) Word { return Word(b.words[slot].Load()) }
+
+// End moves the slot's word to this generation's end, unless somebody ended
+// that generation (or a later one) already.
+//
+// SYNC POINT "completion", release side.
+func (b *Board) End(slot, gen uint32, s Status, held bool) bool {
+	w := &b.words[slot]
+	for {
+		old := Word(w.Load())
+		if int32(gen-old.Generation()) <= 0 {
+			return false
+		}
+		if w.CompareAndSwap(uint64(old), uint64(MakeWord(gen, s, held))) {
+			return true
+		}
+	}
+}
+
+// Reclaim takes the held mark off a word that End set with held: the worker
+// is done with the slot, its client may use it again.
+func (b *Board) Reclaim(slot, gen uint32) {
+	old := Word(b.words[slot].Load())
+	if old.Generation() == gen && old.Held() {
+		b.words[slot].CompareAndSwap(uint64(old), uint64(old&^heldBit))
+	}
+}
+
+// Reset makes the word of every slot of a new window agree with its first
+// generation. Only the broker calls it, while nobody owns the window.
+func (b *Board) Reset(slot, gen uint32) { b.words[slot].Store(uint64(MakeWord(gen, OK, false))) }
+
+// Record is the slot's record; owned by the worker until End, by the client
+// after.
+func (b *Board) Record(slot uint32) *Record { return &b.records[slot] }
+
+// SetReason leaves the text of a failure, before End.
+func (b *Board) SetReason(slot uint32, text string) {
+	area := b.reasons[int64(slot)*ReasonBytes : int64(slot+1)*ReasonBytes]
+	b.records[slot].ReasonLen = uint32(copy(area, text))
+}
+
+// Reason reads the text of a failure, after Word showed it.
+func (b *Board) Reason(slot uint32) string {
+	n := min(b.records[slot].ReasonLen, ReasonBytes)
+	area := b.reasons[int64(slot)*ReasonBytes : int64(slot+1)*ReasonBytes]
+	return string(area[:n])
+}
+
+// Ring wakes the client whose window begins at slot, if it waits.
+func (b *Board) Ring(slot uint32) { b.bells[slot].Ring() }
+
+// Bell is the bell of the window that begins at slot.
+func (b *Board) Bell(slot uint32) *Bell { return &b.bells[slot] }
+
+func (w Word) String() string {
+	held := ""
+	if w.Held() {
+		held = " held"
+	}
+	return fmt.Sprintf("generation %d %s%s", w.Generation(), w.Status().Name(), held)
+}

@@ -1,0 +1,205 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Seals are set on every segment before its descriptor leaves the broker, so
+// that no peer can shrink it under another's feet (SIGBUS) or unseal it.
+const Seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// Access says how a peer maps a segment.
+type Access uint8
+
+const (
+	ReadOnly Access = iota
+	ReadWrite
+)
+
+// Segment is one mapped piece of shared memory.
+type Segment struct {
+	mem    []byte
+	fd     int // -1 once it was given up
+	mapped bool
+	once   sync.Once
+}
+
+// Memory makes and maps segments. Memfd is the real one; Heap keeps the bytes
+// on the Go heap of one process, where the race detector can see them.
+type Memory interface {
+	// Create makes a sealed segment and maps it for reading and writing.
+	Create(name string, size int64) (*Segment, error)
+	// Open maps a segment received from the broker. It takes fd over, and
+	// checks seals and size before it believes either.
+	Open(fd int, size int64, access Access) (*Segment, error)
+}
+
+// Bytes is the whole mapping.
+func (s *Segment) Bytes() []byte { return s.mem }
+
+// Size is the length of the mapping.
+func (s *Segment) Size() int64 { return int64(len(s.mem)) }
+
+// FD is the segment's descriptor, to be sent to a peer; -1 if it has none.
+func (s *Segment) FD() int { return s.fd }
+
+// ReadOnlyFD opens a second descriptor of the same memory that cannot be
+// mapped for writing. The caller closes it.
+func (s *Segment) ReadOnlyFD() (int, error) {
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", s.fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("reopen segment read-only: %w", err)
+	}
+	return fd, nil
+}
+
+// CloseFD gives the descriptor up and keeps the mapping.
+func (s *Segment) CloseFD() {
+	if s.fd >= 0 {
+		_ = unix.Close(s.fd)
+		s.fd = -1
+	}
+}
+
+// Close unmaps the segment. Views into it must not be used any more.
+func (s *Segment) Close() {
+	s.once.Do(func() {
+		s.CloseFD()
+		if s.mapped {
+			_ = unix.Munmap(s.mem)
+		}
+		s.mem = nil
+	})
+}
+
+// Populate makes the kernel back length bytes at off with memory now, so that
+// a refusal is an error here and not a SIGBUS later, and so that no page
+// fault hits the first request.
+func (s *Segment) Populate(off, length int64) error {
+	if !s.mapped || length <= 0 {
+		return nil
+	}
+	start := off &^ (pageSize - 1)
+	end := min((off+length+pageSize-1)&^(pageSize-1), int64(len(s.mem)))
+	err := unix.Madvise(s.mem[start:end], unix.MADV_POPULATE_WRITE)
+	switch {
+	case err == nil, errors.Is(err, unix.EINVAL): // kernels before 5.14 fault lazily
+		return nil
+	default:
+		return fmt.Errorf("%w: %d MiB of shared memory: %v", ErrNoMemory, (end-start)>>20, err)
+	}
+}
+
+// Memfd is shared memory proper: anonymous, sealed, gone with its last user.
+type Memfd struct{}
+
+func (Memfd) Create(name string, size int64) (*Segment, error) {
+	fd, err := unix.MemfdCreate("ringbatch-"+name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("%w: memfd_create: %v", ErrNoMemory, err)
+	}
+	if err := unix.Ftruncate(fd, size); err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("%w: size segment %s to %d MiB: %v", ErrNoMemory, name, size>>20, err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, Seals); err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("seal segment %s: %w", name, err)
+	}
+	return Memfd{}.Open(fd, size, ReadWrite)
+}
+
+func (Memfd) Open(fd int, size int64, access Access) (*Segment, error) {
+	if err := checkSegmentFD(fd, size); err != nil {
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	prot := unix.PROT_READ
+	if access == ReadWrite {
+		prot |= unix.PROT_WRITE
+	}
+	mem, err := unix.Mmap(fd, 0, int(size), prot, unix.MAP_SHARED)
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("%w: map %d MiB: %v", ErrNoMemory, size>>20, err)
+	}
+	// A forked child must not write into a slot it does not know to be its
+	// own; it connects again instead.
+	_ = unix.Madvise(mem, unix.MADV_DONTFORK)
+	return &Segment{mem: mem, fd: fd, mapped: true}, nil
+}
+
+func checkSegmentFD(fd int, size int64) error {
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil || seals&Seals != Seals {
+		return fmt.Errorf("%w: segment is not a sealed memfd", ErrLayout)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("stat segment: %w", err)
+	}
+	if st.Size != size || size < segmentHeader {
+		return fmt.Errorf("%w: segment has %d bytes, expected %d", ErrLayout, st.Size, size)
+	}
+	return nil
+}
+
+// Heap is Memory for tests under the race detector: broker, clients and
+// workers of one process share Go heap bytes and obey the same rules. Each
+// segment still has a memfd, empty of data, as its identity.
+type Heap struct {
+	mu  sync.Mutex
+	mem map[uint64][]byte // by inode
+}
+
+// NewHeap makes an empty Heap; all peers of a test share one.
+func NewHeap() *Heap { return &Heap{mem: map[uint64][]byte{}} }
+
+func (h *Heap) Create(name string, size int64) (*Segment, error) {
+	s, err := Memfd{}.Create(name, size)
+	if err != nil {
+		return nil, err
+	}
+	_ = unix.Munmap(s.mem)
+	s.mem, s.mapped = alignedHeap(size), false
+	ino, err := inode(s.fd)
+	if err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	h.mem[ino] = s.mem
+	h.mu.Unlock()
+	return s, nil
+}
+
+func (h *Heap) Open(fd int, size int64, _ Access) (*Segment, error) {
+	if err := checkSegmentFD(fd, size); err != nil {
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	ino, err := inode(fd)
+	if err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	mem := h.mem[ino]
+	h.mu.Unlock()
+	if mem == nil {
+		_ = unix.Close(fd)
+		return nil, os.ErrNotExist
+	}
+	return &Segment{mem: mem, fd: fd}, nil
+}
+
+func inode(fd int) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, fmt.Errorf("stat segment: %w", err)
+	}
+	return st.Ino, nil
+}

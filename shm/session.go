@@ -1,0 +1,263 @@
+package shm
+
+import (
+	"fmt"
+	"sync/atomic"
+)
+
+// What travels in a session segment.
+//
+// Client session:
+//
+//	0      64          192            4096
+//	+------+-----------+------ … -----+----------- … -----------+
+//	|Header| RingWords |              | Commit × ring capacity  |
+//	+------+-----------+------ … -----+----------- … -----------+
+//
+// Worker session:
+//
+//	0      64          192         384       4096
+//	+------+-----------+-----------+--- … ---+------ … -----+------- … -------+
+//	|Header| RingWords | MailWords |         | Done × ring  | mail × depth    |
+//	+------+-----------+-----------+--- … ---+------ … -----+------- … -------+
+//	                                          a mail = Mail + MailRequest × max batch
+
+// CommitKind tells a commit from a cancel.
+type CommitKind uint8
+
+const (
+	KindCommit CommitKind = 1
+	KindCancel CommitKind = 2
+)
+
+// Commit is the client's message "slots Slot … Slot+Rows-1 hold a request".
+type Commit struct {
+	Kind      CommitKind
+	Level     int8 // priority level; -1 is the model's default
+	_         uint16
+	Rows      uint32
+	Slot      uint32
+	Gen       uint32
+	Deadline  int64 // on Now's clock; 0 if none
+	Committed int64
+	Dims      [MaxVariableDims]uint32
+}
+
+// Mail is the broker's message "run this batch".
+type Mail struct {
+	Batch      uint64
+	Dispatched int64
+	Requests   uint32
+	Rows       uint32
+	PadTo      uint32 // rows that the worker asked to see, ≥ Rows
+	_          uint32
+	Dims       [MaxVariableDims]uint32 // the shape they share (bucketed)
+}
+
+// MailRequest is one request of a mail.
+type MailRequest struct {
+	Slot, Gen, Rows uint32
+	Bell            uint32 // where its client waits
+	Deadline        int64
+	Committed       int64
+	Dims            [MaxVariableDims]uint32 // its own, true sizes
+}
+
+// Done is the worker's message "I am through with that batch".
+type Done struct {
+	Batch    uint64
+	Started  int64
+	Finished int64
+	Failed   uint32 // requests
+	_        uint32
+}
+
+// RingWords steer one direction of a session.
+type RingWords struct {
+	// Written by the producer.
+	Tail atomic.Uint64 // entries ever pushed
+	_    [56]byte
+	// Written by the consumer.
+	Head    atomic.Uint64 // entries ever taken
+	ArmedAt atomic.Uint64 // "ring my doorbell when Tail moves on from here"
+	_       [48]byte
+}
+
+// MailWords steer a worker's mailbox.
+type MailWords struct {
+	// Written by the broker.
+	Tail atomic.Uint64 // mails ever posted
+	_    [48]byte
+	Bell atomic.Uint32 // +1 for every mail, and for "look at your socket"
+	_    uint32
+	// Written by the worker.
+	Head    atomic.Uint64 // mails ever finished
+	Started atomic.Uint64 // batch it started last: who is to blame if it dies
+	Parked  atomic.Uint32 // 1 while it waits on Bell
+	_       [44]byte
+	_       [64]byte
+}
+
+const (
+	ringWordsAt = 64
+	mailWordsAt = 192
+)
+
+// CommitRingSize is the capacity of the ring for a window: a slot can have a
+// stale cancel, a commit and its cancel under way.
+func CommitRingSize(window int) int { return ceilPow2(4 * window) }
+
+// ClientSegmentSize is the size of a client's session segment.
+func ClientSegmentSize(window int) int64 {
+	return roundUp(segmentHeader+int64(CommitRingSize(window))*64, pageSize)
+}
+
+// CommitRing views a client's session.
+func CommitRing(s *Segment, window int) Ring[Commit] {
+	n := CommitRingSize(window)
+	return Ring[Commit]{words: at[RingWords](s.mem, ringWordsAt), entries: array[Commit](s.mem, segmentHeader, n)}
+}
+
+// doneRingSize has room for every mail's end.
+func doneRingSize(depth int) int { return ceilPow2(2 * depth) }
+
+func mailSize(maxBatch int) int64 { return 64 + 64*int64(maxBatch) }
+
+func mailsAt(depth int) int64 {
+	return roundUp(segmentHeader+int64(doneRingSize(depth))*32, cacheLine)
+}
+
+// WorkerSegmentSize is the size of a worker's session segment.
+func WorkerSegmentSize(depth, maxBatch int) int64 {
+	return roundUp(mailsAt(depth)+int64(depth)*mailSize(maxBatch), pageSize)
+}
+
+// DoneRing views the worker-to-broker half of a worker's session.
+func DoneRing(s *Segment, depth int) Ring[Done] {
+	return Ring[Done]{words: at[RingWords](s.mem, ringWordsAt), entries: array[Done](s.mem, segmentHeader, doneRingSize(depth))}
+}
+
+// Mailbox is the broker-to-worker half.
+type Mailbox struct {
+	*MailWords
+	depth int
+	mails []mailView
+}
+
+type mailView struct {
+	mail     *Mail
+	requests []MailRequest
+}
+
+// NewMailbox views a worker's session.
+func NewMailbox(s *Segment, depth, maxBatch int) *Mailbox {
+	m := &Mailbox{MailWords: at[MailWords](s.mem, mailWordsAt), depth: depth, mails: make([]mailView, depth)}
+	for i := range m.mails {
+		off := mailsAt(depth) + int64(i)*mailSize(maxBatch)
+		m.mails[i] = mailView{at[Mail](s.mem, off), array[MailRequest](s.mem, off+64, maxBatch)}
+	}
+	return m
+}
+
+// At is the place of the n-th mail ever posted.
+func (m *Mailbox) At(n uint64) (*Mail, []MailRequest) {
+	v := &m.mails[n%uint64(m.depth)]
+	return v.mail, v.requests
+}
+
+// Post makes mail number n visible and wakes the worker if it is parked.
+// Only the broker calls it.
+//
+// SYNC POINT "mail", release side: the mail was written before.
+func (m *Mailbox) Post(n uint64) {
+	m.Tail.Store(n + 1)
+	m.Poke()
+}
+
+// Poke makes a parked worker look around.
+func (m *Mailbox) Poke() {
+	m.Bell.Add(1)
+	if m.Parked.Load() != 0 {
+		futexWakeOne(wordOf(&m.Bell))
+	}
+}
+
+func ceilPow2(n int) int {
+	p := 1
+	for p < n {
+		p *= 2
+	}
+	return p
+}
+
+// Ring is one direction of a session: a ring of fixed-size entries with one
+// producer and one consumer, each in its own process.
+type Ring[T any] struct {
+	words   *RingWords
+	entries []T
+}
+
+// Producer is the side that pushes. Its position is private: what the other
+// side could scribble over it is never read back.
+type Producer[T any] struct {
+	Ring[T]
+	tail uint64
+}
+
+// Push appends an entry. ring tells to ring the consumer's doorbell: it is
+// asleep and this entry is the one it waits for. full means nothing was
+// written.
+//
+// SYNC POINT "entry", release side: the entry, and everything written before
+// Push, is visible to whoever sees the new Tail.
+func (p *Producer[T]) Push(e *T) (ring, full bool) {
+	if p.tail-p.words.Head.Load() >= uint64(len(p.entries)) {
+		return false, true
+	}
+	p.entries[p.tail&uint64(len(p.entries)-1)] = *e
+	p.tail++
+	p.words.Tail.Store(p.tail)
+	// Store Tail, then load ArmedAt; the consumer stores ArmedAt, then loads
+	// Tail. Both are sequentially consistent, so one of us sees the other.
+	return p.words.ArmedAt.Load() == p.tail-1, false
+}
+
+// Consumer is the side that takes.
+type Consumer[T any] struct {
+	Ring[T]
+	head uint64
+}
+
+// NewConsumer starts at the beginning of a fresh ring, not armed.
+func NewConsumer[T any](r Ring[T]) Consumer[T] {
+	r.words.ArmedAt.Store(^uint64(0))
+	return Consumer[T]{Ring: r}
+}
+
+// Pending is how many entries wait. An impossible number means that the
+// producer broke the protocol.
+//
+// SYNC POINT "entry", acquire side.
+func (c *Consumer[T]) Pending() (int, error) {
+	n := c.words.Tail.Load() - c.head
+	if n > uint64(len(c.entries)) {
+		return 0, fmt.Errorf("%w: ring tail is %d entries ahead of %d", ErrProtocol, n, len(c.entries))
+	}
+	return int(n), nil
+}
+
+// Take copies the next entry out. Only after Pending said there is one.
+func (c *Consumer[T]) Take(e *T) {
+	*e = c.entries[c.head&uint64(len(c.entries)-1)]
+	c.head++
+}
+
+// Give publishes that everything taken so far may be overwritten.
+func (c *Consumer[T]) Give() { c.words.Head.Store(c.head) }
+
+// Arm asks the producer to ring when the next entry comes, and reports
+// whether that is needed: false means that an entry is there already.
+func (c *Consumer[T]) Arm() bool {
+	c.words.ArmedAt.Store(c.head)
+	return c.words.Tail.Load() == c.head
+}

@@ -1,0 +1,116 @@
+package shm
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Everything unsafe of this package: typed views of mapped bytes, and the
+// futex calls that take their address.
+
+// Compile-time pins: the build fails if a struct drifts from the protocol.
+const (
+	_ = uint(unsafe.Sizeof(Header{}) - 64)
+	_ = uint(64 - unsafe.Sizeof(Header{}))
+	_ = uint(unsafe.Sizeof(Commit{}) - 64)
+	_ = uint(64 - unsafe.Sizeof(Commit{}))
+	_ = uint(unsafe.Sizeof(Mail{}) - 64)
+	_ = uint(64 - unsafe.Sizeof(Mail{}))
+	_ = uint(unsafe.Sizeof(MailRequest{}) - 64)
+	_ = uint(64 - unsafe.Sizeof(MailRequest{}))
+	_ = uint(unsafe.Sizeof(Done{}) - 32)
+	_ = uint(32 - unsafe.Sizeof(Done{}))
+	_ = uint(unsafe.Sizeof(Record{}) - 64)
+	_ = uint(64 - unsafe.Sizeof(Record{}))
+	_ = uint(unsafe.Sizeof(RingWords{}) - 128)
+	_ = uint(128 - unsafe.Sizeof(RingWords{}))
+	_ = uint(unsafe.Sizeof(MailWords{}) - 192)
+	_ = uint(192 - unsafe.Sizeof(MailWords{}))
+	_ = uint(unsafe.Sizeof(Bell{}) - 64)
+	_ = uint(64 - unsafe.Sizeof(Bell{}))
+)
+
+// at views the bytes at off as a T. The layouts keep every offset aligned;
+// a misaligned or outlying one is our own bug, so it panics.
+func at[T any](mem []byte, off int64) *T {
+	var z T
+	size := int64(unsafe.Sizeof(z))
+	if off < 0 || off+size > int64(len(mem)) || off%int64(unsafe.Alignof(z)) != 0 {
+		panic(fmt.Sprintf("shm: view of %d bytes at %d of %d", size, off, len(mem)))
+	}
+	return (*T)(unsafe.Pointer(&mem[off]))
+}
+
+// array views n consecutive Ts.
+func array[T any](mem []byte, off int64, n int) []T {
+	var z T
+	size := int64(unsafe.Sizeof(z))
+	if off < 0 || n < 1 || off+size*int64(n) > int64(len(mem)) || off%int64(unsafe.Alignof(z)) != 0 {
+		panic(fmt.Sprintf("shm: view of %d × %d bytes at %d of %d", n, size, off, len(mem)))
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(&mem[off])), n)
+}
+
+func bytesOf[T Element](data []T) []byte {
+	if len(data) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&data[0])), len(data)*int(unsafe.Sizeof(data[0])))
+}
+
+func sliceOf[T Element](b []byte) ([]T, error) {
+	var z T
+	size := int(unsafe.Sizeof(z))
+	if len(b) == 0 {
+		return nil, nil
+	}
+	p := unsafe.Pointer(&b[0])
+	if len(b)%size != 0 || uintptr(p)%unsafe.Alignof(z) != 0 {
+		return nil, fmt.Errorf("%w: %d bytes do not hold whole, aligned elements of %d", ErrSize, len(b), size)
+	}
+	return unsafe.Slice((*T)(p), len(b)/size), nil
+}
+
+// alignedHeap is page-aligned heap memory, for segments under the race
+// detector.
+func alignedHeap(size int64) []byte {
+	b := make([]byte, size+pageSize)
+	skip := pageSize - int64(uintptr(unsafe.Pointer(&b[0]))%pageSize)
+	return b[skip : skip+size : skip+size]
+}
+
+const (
+	futexWait = 0
+	futexWake = 1
+)
+
+// futexWaitFor parks the calling thread until the word changes from old or d
+// has passed. It goes through Syscall6, never RawSyscall: a raw wait would
+// stop the whole Go process at the next garbage collection.
+func futexWaitFor(word *uint32, old uint32, d time.Duration) error {
+	if d <= 0 {
+		return unix.ETIMEDOUT
+	}
+	ts := unix.NsecToTimespec(int64(d))
+	_, _, e := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
+	if e == 0 {
+		return nil
+	}
+	return e
+}
+
+// futexWakeOne wakes the one waiter a word may have. It never blocks, so it
+// can do without the scheduler's bookkeeping.
+func futexWakeOne(word *uint32) {
+	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, 1, 0, 0, 0)
+}
+
+func wordOf(a *atomic.Uint32) *uint32 { return (*uint32)(unsafe.Pointer(a)) }
+
+// AddressOf is where a segment is mapped in this process, for those who pin
+// it for a GPU or hand pointers to C.
+func (s *Segment) AddressOf(off int64) unsafe.Pointer { return unsafe.Pointer(&s.mem[off]) }

@@ -1,0 +1,207 @@
+package shm
+
+import (
+	"fmt"
+	"hash/fnv"
+	"strconv"
+	"strings"
+)
+
+// TensorSpec describes one row of a tensor: the batch dimension is not part
+// of it.
+type TensorSpec struct {
+	Name  string `msgpack:"name"`
+	DType DType  `msgpack:"dtype"`
+	Shape []int  `msgpack:"shape"` // the maximum size of each dimension
+	// Variable lists, ascending, which dimensions carry each request's
+	// actual size (1..Shape[i]); the others are fixed.
+	Variable []int `msgpack:"variable,omitempty"`
+}
+
+// Signature is what a model takes and gives.
+type Signature struct {
+	Inputs  []TensorSpec `msgpack:"inputs"`
+	Outputs []TensorSpec `msgpack:"outputs"`
+}
+
+// RowElems is the number of elements of a row of the maximum shape.
+func (t TensorSpec) RowElems() int { return elems(t.Shape) }
+
+// RowBytes is the size of a row of the maximum shape.
+func (t TensorSpec) RowBytes() int { return t.RowElems() * t.DType.Size() }
+
+func elems(shape []int) int {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	return n
+}
+
+// String is the compact form that ParseTensorSpec reads: x:f32[3,<=224,<=224].
+func (t TensorSpec) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s:%s[", t.Name, t.DType)
+	v := 0
+	for i, d := range t.Shape {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		if v < len(t.Variable) && t.Variable[v] == i {
+			b.WriteString("<=")
+			v++
+		}
+		b.WriteString(strconv.Itoa(d))
+	}
+	b.WriteByte(']')
+	return b.String()
+}
+
+// ParseTensorSpec reads name:dtype[dims], where a dimension is a size, or
+// "<=" and a maximum for a variable one. "y:f32[]" is one number per row.
+func ParseTensorSpec(s string) (TensorSpec, error) {
+	bad := func(why string) (TensorSpec, error) {
+		return TensorSpec{}, fmt.Errorf("%w: tensor %q: %s (want name:dtype[dims], like x:f32[3,224,224] or tokens:i32[<=512])", ErrInvalid, s, why)
+	}
+	name, rest, ok := strings.Cut(s, ":")
+	if !ok {
+		return bad("no colon")
+	}
+	dt, dims, ok := strings.Cut(rest, "[")
+	if !ok || !strings.HasSuffix(dims, "]") {
+		return bad("no [dims]")
+	}
+	d, err := ParseDType(dt)
+	if err != nil {
+		return bad("unknown dtype " + strconv.Quote(dt))
+	}
+	t := TensorSpec{Name: name, DType: d, Shape: []int{}}
+	dims = strings.TrimSuffix(dims, "]")
+	if dims != "" {
+		for i, f := range strings.Split(dims, ",") {
+			f = strings.TrimSpace(f)
+			if rest, ok := strings.CutPrefix(f, "<="); ok {
+				t.Variable = append(t.Variable, i)
+				f = strings.TrimSpace(rest)
+			}
+			n, err := strconv.Atoi(f)
+			if err != nil {
+				return bad("dimension " + strconv.Quote(f) + " is not a number")
+			}
+			t.Shape = append(t.Shape, n)
+		}
+	}
+	if err := t.validate(); err != nil {
+		return TensorSpec{}, err
+	}
+	return t, nil
+}
+
+const maxRowBytes = 1 << 36
+
+func (t TensorSpec) validate() error {
+	fail := func(format string, a ...any) error {
+		return fmt.Errorf("%w: tensor %q: %s", ErrInvalid, t.Name, fmt.Sprintf(format, a...))
+	}
+	if t.Name == "" || len(t.Name) > MaxNameBytes || strings.ContainsAny(t.Name, ":[], \t\n\x00") {
+		return fail("name must be 1..%d bytes without : [ ] , or blanks", MaxNameBytes)
+	}
+	if !t.DType.Valid() {
+		return fail("unknown dtype %d", t.DType)
+	}
+	if len(t.Shape) > MaxRank {
+		return fail("%d dimensions, at most %d", len(t.Shape), MaxRank)
+	}
+	bytes := t.DType.Size()
+	for i, d := range t.Shape {
+		if d < 1 || d > maxRowBytes {
+			return fail("dimension %d is %d, must be at least 1", i, d)
+		}
+		if bytes > maxRowBytes/d {
+			return fail("a row is larger than %d bytes", maxRowBytes)
+		}
+		bytes *= d
+	}
+	last := -1
+	for _, v := range t.Variable {
+		if v <= last || v >= len(t.Shape) {
+			return fail("variable dimension %d: must be ascending and below %d", v, len(t.Shape))
+		}
+		last = v
+	}
+	return nil
+}
+
+// Validate checks the signature as a whole; everything that was received from
+// a peer passes here before its numbers are used.
+func (s *Signature) Validate() error {
+	if len(s.Inputs) == 0 || len(s.Outputs) == 0 || len(s.Inputs)+len(s.Outputs) > MaxTensors {
+		return fmt.Errorf("%w: a model needs at least one input and one output, %d tensors at most", ErrInvalid, MaxTensors)
+	}
+	for _, side := range [][]TensorSpec{s.Inputs, s.Outputs} {
+		names, variable := map[string]bool{}, 0
+		for _, t := range side {
+			if err := t.validate(); err != nil {
+				return err
+			}
+			if names[t.Name] {
+				return fmt.Errorf("%w: tensor %q appears twice", ErrInvalid, t.Name)
+			}
+			names[t.Name] = true
+			variable += len(t.Variable)
+		}
+		if variable > MaxVariableDims {
+			return fmt.Errorf("%w: %d variable dimensions on one side, at most %d", ErrInvalid, variable, MaxVariableDims)
+		}
+	}
+	return nil
+}
+
+// String lists the tensors: x:f32[4] -> y:f32[2].
+func (s *Signature) String() string {
+	var b strings.Builder
+	for i, t := range s.Inputs {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteString(t.String())
+	}
+	b.WriteString(" ->")
+	for _, t := range s.Outputs {
+		b.WriteByte(' ')
+		b.WriteString(t.String())
+	}
+	return b.String()
+}
+
+// Equal reports whether two signatures describe the same tensors in the same
+// order.
+func (s *Signature) Equal(o *Signature) bool { return s.String() == o.String() }
+
+// VariableDims counts the variable dimensions of a side.
+func VariableDims(side []TensorSpec) int {
+	n := 0
+	for _, t := range side {
+		n += len(t.Variable)
+	}
+	return n
+}
+
+// Actual puts a request's actual sizes into the spec's shape: dims holds the
+// variable sizes of the whole side, and at is where this tensor's begin.
+func (t TensorSpec) Actual(dims []uint32, at int) []int {
+	shape := make([]int, len(t.Shape))
+	copy(shape, t.Shape)
+	for i, v := range t.Variable {
+		shape[v] = int(dims[at+i])
+	}
+	return shape
+}
+
+// Geometry is the fingerprint of everything that the layout of a model's
+// segments depends on: FNV-1a 64 over the text below.
+func Geometry(s *Signature, slots, maxBatch int) uint64 {
+	h := fnv.New64a()
+	fmt.Fprintf(h, "ringbatch %d slots=%d max_batch=%d %s", LayoutVersion, slots, maxBatch, s)
+	return h.Sum64()
+}
