@@ -1,0 +1,443 @@
+package batcher
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// Batcher: the first, plain version. It keeps everything in one slice.
+type Batcher struct {
+	cfg       Config
+	waiting   []*naiveRequest // in commit order
+	running   []*naiveRequest
+	clients   map[ClientID]*naiveClient
+	workers   []*naiveWorker
+	nextSeq   int64
+	lastSince Time
+	lastBatch BatchID
+	out       Decisions
+}
+
+type naiveRequest struct {
+	Request           // Level resolved, Dims bucketed, Deadline shortened
+	seq, firstSeq     int64
+	since, firstSince Time
+	timeout           Time // Never once it has timed out or was requeued
+	base              int  // its level; levelCount() once delayed
+	batch             BatchID
+	client            *naiveClient
+}
+
+type naiveClient struct {
+	joined                  bool
+	inFlight                int
+	peak, lastPeak, endings int
+}
+
+type naiveWorker struct {
+	Worker
+	pass    int64
+	batches []BatchID
+}
+
+func New(cfg Config) (*Batcher, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	return &Batcher{cfg: cfg.clone(), clients: map[ClientID]*naiveClient{}}, nil
+}
+
+func (b *Batcher) Config() Config { return b.cfg.clone() }
+
+func (b *Batcher) SetConfig(cfg Config) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	for _, r := range slices.Concat(b.waiting, b.running) {
+		if r.Rows > cfg.MaxBatchSize {
+			return refuse("max_batch_size is %d, but a request of %d rows is in flight", cfg.MaxBatchSize, r.Rows)
+		}
+		if r.Level >= cfg.levelCount() {
+			return refuse("levels has %d entries, but a request of level %d is in flight", cfg.levelCount(), r.Level)
+		}
+	}
+	if len(b.waiting)+len(b.running) > 0 && fmt.Sprint(cfg.Buckets) != fmt.Sprint(b.cfg.Buckets) {
+		return refuse("buckets cannot change while requests are in flight")
+	}
+	for _, r := range b.waiting {
+		if r.base == b.cfg.levelCount() {
+			r.base = cfg.levelCount()
+		}
+	}
+	b.cfg = cfg.clone()
+	return nil
+}
+
+func (b *Batcher) client(c ClientID) *naiveClient {
+	if b.clients[c] == nil {
+		b.clients[c] = &naiveClient{}
+	}
+	return b.clients[c]
+}
+
+func (b *Batcher) ClientJoined(c ClientID) { b.client(c).joined = true }
+
+func (b *Batcher) ClientLeft(c ClientID) []RequestID {
+	var gone []RequestID
+	b.waiting = slices.DeleteFunc(b.waiting, func(r *naiveRequest) bool {
+		if r.Client == c {
+			gone = append(gone, r.ID)
+		}
+		return r.Client == c
+	})
+	delete(b.clients, c) // its running requests keep the old record
+	return gone
+}
+
+func (b *Batcher) WorkerReady(w Worker) {
+	w.Weight, w.MaxInFlight = max(1, w.Weight), max(1, w.MaxInFlight)
+	for _, old := range b.workers {
+		if old.ID == w.ID {
+			old.Worker = w
+			return
+		}
+	}
+	pass := int64(0)
+	for i, other := range b.workers {
+		if i == 0 || other.pass < pass {
+			pass = other.pass
+		}
+	}
+	b.workers = append(b.workers, &naiveWorker{Worker: w, pass: pass})
+}
+
+func (b *Batcher) WorkerGone(w WorkerID) {
+	b.workers = slices.DeleteFunc(b.workers, func(x *naiveWorker) bool { return x.ID == w })
+}
+
+func (b *Batcher) Arrive(now Time, r Request) error {
+	if r.Level == DefaultLevel {
+		r.Level = b.cfg.DefaultLevel
+	}
+	if r.Level < 0 || r.Level >= b.cfg.levelCount() {
+		return ErrNoLevel
+	}
+	if r.Rows > b.cfg.MaxBatchSize {
+		return ErrTooLarge
+	}
+	policy := b.cfg.level(r.Level)
+	dims, err := b.cfg.bucket(r.Dims)
+	if err != nil {
+		return err
+	}
+	r.Dims = dims
+	if policy.MaxTimeout > 0 {
+		r.Deadline = min(r.Deadline, r.Arrived+Time(policy.MaxTimeout))
+	}
+	if r.Deadline <= now {
+		return ErrExpired
+	}
+	if policy.MaxQueue > 0 && b.QueuedAt(r.Level) >= policy.MaxQueue {
+		return ErrQueueFull
+	}
+	q := &naiveRequest{Request: r, base: r.Level, timeout: Never, client: b.client(r.Client)}
+	if policy.DefaultTimeout > 0 {
+		q.timeout = r.Arrived + Time(policy.DefaultTimeout)
+	}
+	b.nextSeq++
+	b.lastSince = max(b.lastSince, min(r.Arrived, now))
+	q.seq, q.firstSeq = b.nextSeq, b.nextSeq
+	q.since, q.firstSince = b.lastSince, b.lastSince
+	q.client.joined = true
+	q.client.inFlight++
+	q.client.peak = max(q.client.peak, q.client.inFlight)
+	b.waiting = append(b.waiting, q)
+	return nil
+}
+
+func (b *Batcher) Requeue(now Time, r Request) {
+	for i, q := range b.running {
+		if q.ID != r.ID {
+			continue
+		}
+		b.running = slices.Delete(b.running, i, i+1)
+		q.batch, q.base, q.timeout = 0, q.Level, Never
+		q.seq, q.since = q.firstSeq, q.firstSince
+		q.Alone = r.Alone
+		b.waiting = append(b.waiting, q)
+		slices.SortFunc(b.waiting, func(x, y *naiveRequest) int { return cmp.Compare(x.firstSeq, y.firstSeq) })
+		return
+	}
+	panic("requeue of a request that is not running")
+}
+
+func (b *Batcher) Cancel(id RequestID) bool {
+	for i, r := range b.waiting {
+		if r.ID == id {
+			b.waiting = slices.Delete(b.waiting, i, i+1)
+			r.client.end()
+			return true
+		}
+	}
+	return false
+}
+
+func (b *Batcher) BatchDone(w WorkerID, batch BatchID) {
+	for _, x := range b.workers {
+		i := slices.Index(x.batches, batch)
+		if x.ID != w || i < 0 {
+			continue
+		}
+		x.batches = slices.Delete(x.batches, i, i+1)
+		b.running = slices.DeleteFunc(b.running, func(r *naiveRequest) bool {
+			if r.batch == batch {
+				r.client.end()
+			}
+			return r.batch == batch
+		})
+	}
+}
+
+func (b *Batcher) Ended(id RequestID) {
+	b.running = slices.DeleteFunc(b.running, func(r *naiveRequest) bool {
+		if r.ID == id {
+			r.client.end()
+		}
+		return r.ID == id
+	})
+}
+
+func (b *Batcher) Queued() int { return len(b.waiting) }
+
+func (b *Batcher) QueuedRows() int {
+	rows := 0
+	for _, r := range b.waiting {
+		rows += r.Rows
+	}
+	return rows
+}
+
+func (b *Batcher) QueuedAt(level int) int {
+	n := 0
+	for _, r := range b.waiting {
+		if r.Level == level {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *naiveClient) end() {
+	c.inFlight--
+	c.endings++
+	if c.endings == 16 {
+		c.lastPeak, c.peak, c.endings = c.peak, c.inFlight, 0
+	}
+}
+
+func (c *naiveClient) couldJoin() bool {
+	return c.joined && c.inFlight < max(1, c.peak, c.lastPeak)
+}
+
+func (b *Batcher) someoneCouldJoin() bool {
+	for _, c := range b.clients {
+		if c.couldJoin() {
+			return true
+		}
+	}
+	return false
+}
+
+// readyAt is when r stops waiting for company.
+func (b *Batcher) readyAt(r *naiveRequest) Time {
+	wait := Time(b.cfg.WaitTime)
+	budget := r.Deadline
+	if b.cfg.level(r.Level).OnTimeout == Reject {
+		budget = min(budget, r.timeout)
+	}
+	if budget != Never {
+		wait = min(wait, (budget-r.Arrived)/2)
+	}
+	return r.Arrived + wait
+}
+
+// rank is r's level now: its own, lifted by one for each Ageing waited.
+func (b *Batcher) rank(r *naiveRequest, now Time) int {
+	if b.cfg.Ageing == 0 {
+		return r.base
+	}
+	return max(0, r.base-int((now-r.since)/Time(b.cfg.Ageing)))
+}
+
+func (b *Batcher) Decide(now Time) *Decisions {
+	b.out = Decisions{Wake: Never}
+	for b.endOrDelayOne(now) {
+	}
+	for b.dispatchOne(now) {
+	}
+	for _, r := range b.waiting {
+		b.out.Wake = min(b.out.Wake, r.Deadline, r.timeout)
+	}
+	if b.chooseWorker(true) != nil {
+		for _, r := range b.waiting {
+			if at := b.readyAt(r); at > now && !r.Alone {
+				b.out.Wake = min(b.out.Wake, at)
+			}
+		}
+	}
+	return &b.out
+}
+
+// endOrDelayOne applies the earliest deadline or timeout that has passed.
+func (b *Batcher) endOrDelayOne(now Time) bool {
+	var first *naiveRequest
+	at := func(r *naiveRequest) Time { return min(r.Deadline, r.timeout) }
+	for _, r := range b.waiting {
+		if at(r) <= now && (first == nil || cmp.Or(cmp.Compare(at(r), at(first)), cmp.Compare(r.seq, first.seq)) < 0) {
+			first = r
+		}
+	}
+	switch {
+	case first == nil:
+		return false
+	case first.Deadline <= first.timeout:
+		b.Cancel(first.ID)
+		b.out.Ended = append(b.out.Ended, End{first.ID, Expired})
+	case b.cfg.level(first.Level).OnTimeout == Reject:
+		b.Cancel(first.ID)
+		b.out.Ended = append(b.out.Ended, End{first.ID, TimedOut})
+	default:
+		b.nextSeq++
+		b.lastSince = max(b.lastSince, first.timeout)
+		first.base, first.seq, first.since, first.timeout = b.cfg.levelCount(), b.nextSeq, b.lastSince, Never
+	}
+	return true
+}
+
+// eligible is what may be dispatched: everything, or with PreserveOrder what
+// would not overtake or run beside an earlier request of its client.
+func (b *Batcher) eligible() []*naiveRequest {
+	if !b.cfg.PreserveOrder {
+		return slices.Clone(b.waiting)
+	}
+	last := map[*naiveClient]*naiveRequest{}
+	held := map[*naiveClient]bool{}
+	for _, r := range b.running {
+		held[r.client] = true
+	}
+	var out []*naiveRequest
+	for _, r := range b.waiting {
+		prev := last[r.client]
+		if prev != nil && (prev.Alone || r.Alone || prev.Dims != r.Dims || r.base < prev.base || r.seq < prev.seq) {
+			held[r.client] = true
+		}
+		if !held[r.client] {
+			out = append(out, r)
+		}
+		last[r.client] = r
+	}
+	return out
+}
+
+func (b *Batcher) dispatchOne(now Time) bool {
+	idle, busy := b.chooseWorker(true), b.chooseWorker(false)
+	queue := b.eligible()
+	slices.SortFunc(queue, func(x, y *naiveRequest) int {
+		return cmp.Or(cmp.Compare(b.rank(x, now), b.rank(y, now)), cmp.Compare(x.seq, y.seq))
+	})
+	if idle != nil {
+		var alone *naiveRequest
+		for _, r := range queue {
+			if r.Alone && (alone == nil || r.seq < alone.seq) {
+				alone = r
+			}
+		}
+		if alone != nil {
+			b.dispatch(idle, []*naiveRequest{alone}, Retry)
+			return true
+		}
+	}
+	// In queue order the first request of a ready shape is the head of the
+	// shape that goes first.
+	tried := map[Dims]bool{}
+	for _, head := range queue {
+		if head.Alone || tried[head.Dims] {
+			continue
+		}
+		tried[head.Dims] = true
+		var shape []*naiveRequest
+		for _, r := range queue {
+			if r.Dims == head.Dims && !r.Alone {
+				shape = append(shape, r)
+			}
+		}
+		n, why, ok := b.ready(shape, now)
+		if ok && idle != nil {
+			b.dispatch(idle, shape[:n], why)
+			return true
+		}
+		if ok && busy != nil && why == Full {
+			b.dispatch(busy, shape[:n], why)
+			return true
+		}
+	}
+	return false
+}
+
+// ready says how many requests of a shape's queue would go to an idle worker.
+func (b *Batcher) ready(queue []*naiveRequest, now Time) (n int, why Reason, ok bool) {
+	rows, preferred, due := 0, 0, false
+	for i, r := range queue {
+		if rows+r.Rows > b.cfg.MaxBatchSize {
+			return i, Full, true
+		}
+		rows += r.Rows
+		if slices.Contains(b.cfg.PreferredSizes, rows) {
+			preferred = i + 1
+		}
+		due = due || now >= b.readyAt(r)
+		if rows == b.cfg.MaxBatchSize {
+			return i + 1, Full, true
+		}
+	}
+	switch {
+	case preferred > 0:
+		return preferred, Preferred, true
+	case due:
+		return len(queue), Deadline, true
+	case !b.someoneCouldJoin():
+		return len(queue), Nobody, true
+	}
+	return 0, 0, false
+}
+
+// chooseWorker picks the idle, or else the busy but not full, worker that has
+// had the least rows for its weight.
+func (b *Batcher) chooseWorker(idle bool) *naiveWorker {
+	var best *naiveWorker
+	for _, w := range b.workers {
+		if len(w.batches) < w.MaxInFlight && (len(w.batches) == 0) == idle {
+			if best == nil || cmp.Or(cmp.Compare(w.pass, best.pass), cmp.Compare(w.ID, best.ID)) < 0 {
+				best = w
+			}
+		}
+	}
+	return best
+}
+
+func (b *Batcher) dispatch(w *naiveWorker, requests []*naiveRequest, why Reason) {
+	b.lastBatch++
+	d := Dispatch{Worker: w.ID, Batch: b.lastBatch, Dims: requests[0].Dims, Why: why}
+	for _, r := range requests {
+		d.Requests = append(d.Requests, r.ID)
+		d.Rows += r.Rows
+		r.batch = d.Batch
+		b.waiting = slices.DeleteFunc(b.waiting, func(x *naiveRequest) bool { return x == r })
+		b.running = append(b.running, r)
+	}
+	d.PadTo = b.cfg.padTo(&w.Worker, d.Rows)
+	w.batches = append(w.batches, d.Batch)
+	w.pass += int64(d.Rows) << 16 / int64(w.Weight)
+	b.out.Dispatches = append(b.out.Dispatches, d)
+}
