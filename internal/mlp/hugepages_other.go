@@ -1,0 +1,5 @@
+//go:build !linux
+
+package mlp
+
+func adviseHugePages([]float32) {}

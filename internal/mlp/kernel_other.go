@@ -1,0 +1,5 @@
+//go:build !amd64
+
+package mlp
+
+func available() []*kernel { return []*kernel{portable()} }

@@ -1,0 +1,276 @@
+package mlp
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+func newTest(t *testing.T, sizes []int, opts ...Option) *MLP {
+	t.Helper()
+	m, err := New(Config{Sizes: sizes, Seed: 7}, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return m
+}
+
+func randomRows(rng *rand.Rand, rows, width int) []float32 {
+	s := make([]float32, rows*width)
+	for i := range s {
+		s[i] = float32(rng.NormFloat64())
+	}
+	return s
+}
+
+// reference is the dumb version in float64, and for its last layer the bound
+// that doc.go states.
+func reference(m *MLP, src []float32) (want, bound []float64) {
+	x := make([]float64, len(src))
+	for i, v := range src {
+		x[i] = float64(v)
+	}
+	for i, l := range m.layers {
+		y, e := make([]float64, l.out), make([]float64, l.out)
+		w := make([]float32, l.in)
+		for o := range y {
+			l.row(w, o)
+			sum, abs := float64(l.bias[o]), math.Abs(float64(l.bias[o]))
+			for k, v := range w {
+				sum += x[k] * float64(v)
+				abs += math.Abs(x[k] * float64(v))
+			}
+			if i < len(m.layers)-1 {
+				sum = max(0, sum)
+			}
+			y[o], e[o] = sum, float64(l.in+2)*0x1p-23*abs
+		}
+		x, bound = y, e
+	}
+	return x, bound
+}
+
+func TestEveryKernelAgreesWithFloat64WithinTheStatedBound(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	shapes := [][]int{{1, 1}, {3, 5}, {4, 4}, {5, 33}, {16, 32}, {17, 31}, {511, 37}, {512, 64}, {513, 65}, {1025, 47}, {1540, 16}}
+	for range 12 {
+		shapes = append(shapes, []int{1 + rng.IntN(1200), 1 + rng.IntN(200)})
+	}
+	for _, name := range Kernels() {
+		t.Run(name, func(t *testing.T) {
+			for _, sizes := range shapes {
+				m := newTest(t, sizes, WithKernel(name))
+				for _, rows := range []int{1, 2, 1 + rng.IntN(67), 67} {
+					checkRows(t, m, rng, rows)
+				}
+			}
+		})
+	}
+}
+
+func TestEveryRowCountFrom1To67AgreesWithFloat64(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 1))
+	for _, name := range Kernels() {
+		t.Run(name, func(t *testing.T) {
+			m := newTest(t, []int{523, 71}, WithKernel(name))
+			for rows := 1; rows <= 67; rows++ {
+				checkRows(t, m, rng, rows)
+			}
+		})
+	}
+}
+
+func checkRows(t *testing.T, m *MLP, rng *rand.Rand, rows int) {
+	t.Helper()
+	src := randomRows(rng, rows, m.In())
+	dst := make([]float32, rows*m.Out())
+	m.Forward(dst, src, rows)
+	for r := range rows {
+		want, bound := reference(m, src[r*m.In():(r+1)*m.In()])
+		for o, w := range want {
+			if got := float64(dst[r*m.Out()+o]); !(math.Abs(got-w) <= bound[o]) {
+				t.Fatalf("%s %v, %d rows: row %d output %d is %g, want %g ± %g", m.Kernel(), m.sizes, rows, r, o, got, w, bound[o])
+			}
+		}
+	}
+}
+
+func TestADeepModelAgreesWithFloat64(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 1))
+	for _, name := range Kernels() {
+		m := newTest(t, []int{100, 613, 1030, 77, 129}, WithKernel(name))
+		src := randomRows(rng, 5, m.In())
+		dst := make([]float32, 5*m.Out())
+		m.Forward(dst, src, 5)
+		for r := range 5 {
+			want, _ := reference(m, src[r*m.In():(r+1)*m.In()])
+			for o, w := range want {
+				if got := float64(dst[r*m.Out()+o]); math.Abs(got-w) > 2e-5*(1+math.Abs(w)) {
+					t.Fatalf("%s: row %d output %d is %g, want %g", name, r, o, got, w)
+				}
+			}
+		}
+	}
+}
+
+func bits(s []float32) []uint32 {
+	b := make([]uint32, len(s))
+	for i, v := range s {
+		b[i] = math.Float32bits(v)
+	}
+	return b
+}
+
+func TestARowHasTheSameBitsInEveryBatchSizeAndAtEveryPosition(t *testing.T) {
+	rng := rand.New(rand.NewPCG(4, 1))
+	for _, name := range Kernels() {
+		t.Run(name, func(t *testing.T) {
+			m := newTest(t, []int{130, 600, 45}, WithKernel(name))
+			row := randomRows(rng, 1, m.In())
+			alone := make([]float32, m.Out())
+			m.Forward(alone, row, 1)
+			for _, rows := range []int{2, 3, 5, 14, 15, 16, 31, 32, 33, 64, 67} {
+				for at := range rows {
+					src, dst := randomRows(rng, rows, m.In()), make([]float32, rows*m.Out())
+					copy(src[at*m.In():], row)
+					m.Forward(dst, src, rows)
+					if !slices.Equal(bits(dst[at*m.Out():(at+1)*m.Out()]), bits(alone)) {
+						t.Fatalf("row %d of %d differs from the same row alone", at, rows)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestVectorKernelsAndThreadsGiveTheSameBits(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 1))
+	sizes := []int{77, 700, 530, 39}
+	src := randomRows(rng, 19, sizes[0])
+	var want []uint32
+	for _, name := range Kernels() {
+		if name == "portable" {
+			continue
+		}
+		for _, threads := range []int{1, 2, 3, 64} {
+			m := newTest(t, sizes, WithKernel(name), WithThreads(threads))
+			dst := make([]float32, 19*m.Out())
+			m.Forward(dst, src, 19)
+			if want == nil {
+				want = bits(dst)
+			}
+			if !slices.Equal(bits(dst), want) {
+				t.Errorf("%s with %d threads gives other bits", name, threads)
+			}
+		}
+	}
+}
+
+func TestScatteredRowsGiveTheSameAsAContiguousBatchAndTouchNothingElse(t *testing.T) {
+	rng := rand.New(rand.NewPCG(6, 1))
+	for _, name := range Kernels() {
+		for _, out := range []int{64, 50, 3} {
+			m := newTest(t, []int{40, 90, out}, WithKernel(name))
+			const rows = 33
+			src := randomRows(rng, rows, m.In())
+			want := make([]float32, rows*out)
+			m.Forward(want, src, rows)
+
+			// Slots far apart, output in front of input, in shuffled order.
+			const guard = 12345
+			slot := out + 1 + m.In() + 1
+			mem := make([]float32, rows*slot)
+			ins, outs := make([][]float32, rows), make([][]float32, rows)
+			for r, s := range rng.Perm(rows) {
+				outs[r] = mem[s*slot:][:out]
+				ins[r] = mem[s*slot+out+1:][:m.In()]
+				copy(ins[r], src[r*m.In():])
+				mem[s*slot+out], mem[s*slot+slot-1] = guard, guard
+			}
+			m.ForwardRows(outs, ins)
+			for r := range rows {
+				if !slices.Equal(bits(outs[r]), bits(want[r*out:(r+1)*out])) {
+					t.Fatalf("%s: scattered row %d differs", name, r)
+				}
+				if mem[r*slot+out] != guard || mem[r*slot+slot-1] != guard {
+					t.Fatalf("%s: memory around slot %d was written", name, r)
+				}
+			}
+		}
+	}
+}
+
+func TestOutputsMayOverwriteTheirInputs(t *testing.T) {
+	m := newTest(t, []int{64, 100, 64})
+	src := randomRows(rand.New(rand.NewPCG(7, 1)), 20, 64)
+	want := make([]float32, len(src))
+	m.Forward(want, src, 20)
+	m.Forward(src, src, 20)
+	if !slices.Equal(bits(src), bits(want)) {
+		t.Error("in place differs")
+	}
+}
+
+func TestANaNInOneRowStaysVisibleAndInThatRow(t *testing.T) {
+	for _, name := range Kernels() {
+		m := newTest(t, []int{10, 40, 40, 5}, WithKernel(name))
+		src, dst := make([]float32, 30), make([]float32, 15)
+		src[13] = float32(math.NaN())
+		m.Forward(dst, src, 3)
+		for i, v := range dst {
+			if isNaN := v != v; isNaN != (i/5 == 1) {
+				t.Errorf("%s: output %d is %g", name, i, v)
+			}
+		}
+	}
+}
+
+func TestClonesShareWeightsAndRunAtTheSameTime(t *testing.T) {
+	m := newTest(t, []int{60, 200, 30}, WithThreads(2))
+	src := randomRows(rand.New(rand.NewPCG(8, 1)), 9, 60)
+	want := make([]float32, 9*30)
+	m.Forward(want, src, 9)
+	done := make(chan error)
+	for range 4 {
+		c := m.Clone()
+		t.Cleanup(c.Close)
+		go func() {
+			got := make([]float32, len(want))
+			for range 20 {
+				c.Forward(got, src, 9)
+			}
+			if !slices.Equal(bits(got), bits(want)) {
+				done <- fmt.Errorf("clone differs")
+				return
+			}
+			done <- nil
+		}()
+	}
+	for range 4 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if &m.layers[0].weights[0] != &m.Clone().layers[0].weights[0] {
+		t.Error("weights were copied")
+	}
+}
+
+func TestACallAllocatesNothingOnceTheScratchIsThere(t *testing.T) {
+	for _, threads := range []int{1, 2} {
+		m := newTest(t, []int{60, 200, 30}, WithThreads(threads))
+		m.Reserve(40)
+		src, dst := make([]float32, 40*60), make([]float32, 40*30)
+		ins, outs := [][]float32{src[:60], src[60:120]}, [][]float32{dst[:30], dst[30:60]}
+		n := testing.AllocsPerRun(50, func() {
+			m.Forward(dst, src, 40)
+			m.ForwardRows(outs, ins)
+		})
+		if n != 0 {
+			t.Errorf("%d threads: %v allocations per call", threads, n)
+		}
+	}
+}
