@@ -178,4 +178,6 @@ var (
 	ErrNoLevel   = errors.New("no such priority level")
 	ErrTooLong   = errors.New("variable dimension larger than its largest bucket")
 	ErrExpired   = errors.New("deadline has passed already")
+	ErrNoRows    = errors.New("request has no rows")
+	ErrInUse     = errors.New("request id is in use")
 )

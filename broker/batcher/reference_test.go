@@ -6,51 +6,53 @@ import (
 	"slices"
 )
 
-// Batcher: the first, plain version. It keeps everything in one slice.
-type Batcher struct {
+// reference is the slow, obviously right scheduler: every rule written down as
+// directly as it can be, with slices, sorting and searching from the start at
+// every step. The random schedules compare the Batcher with it.
+type reference struct {
 	cfg       Config
-	waiting   []*naiveRequest // in commit order
-	running   []*naiveRequest
-	clients   map[ClientID]*naiveClient
-	workers   []*naiveWorker
+	waiting   []*refRequest // in commit order
+	running   []*refRequest
+	clients   map[ClientID]*refClient
+	workers   []*refWorker
 	nextSeq   int64
 	lastSince Time
 	lastBatch BatchID
 	out       Decisions
 }
 
-type naiveRequest struct {
+type refRequest struct {
 	Request           // Level resolved, Dims bucketed, Deadline shortened
 	seq, firstSeq     int64
 	since, firstSince Time
 	timeout           Time // Never once it has timed out or was requeued
 	base              int  // its level; levelCount() once delayed
 	batch             BatchID
-	client            *naiveClient
+	client            *refClient
 }
 
-type naiveClient struct {
+type refClient struct {
 	joined                  bool
 	inFlight                int
 	peak, lastPeak, endings int
 }
 
-type naiveWorker struct {
+type refWorker struct {
 	Worker
 	pass    int64
 	batches []BatchID
 }
 
-func New(cfg Config) (*Batcher, error) {
+func newReference(cfg Config) (*reference, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Batcher{cfg: cfg.clone(), clients: map[ClientID]*naiveClient{}}, nil
+	return &reference{cfg: cfg.clone(), clients: map[ClientID]*refClient{}}, nil
 }
 
-func (b *Batcher) Config() Config { return b.cfg.clone() }
+func (b *reference) Config() Config { return b.cfg.clone() }
 
-func (b *Batcher) SetConfig(cfg Config) error {
+func (b *reference) SetConfig(cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
@@ -74,18 +76,18 @@ func (b *Batcher) SetConfig(cfg Config) error {
 	return nil
 }
 
-func (b *Batcher) client(c ClientID) *naiveClient {
+func (b *reference) client(c ClientID) *refClient {
 	if b.clients[c] == nil {
-		b.clients[c] = &naiveClient{}
+		b.clients[c] = &refClient{}
 	}
 	return b.clients[c]
 }
 
-func (b *Batcher) ClientJoined(c ClientID) { b.client(c).joined = true }
+func (b *reference) ClientJoined(c ClientID) { b.client(c).joined = true }
 
-func (b *Batcher) ClientLeft(c ClientID) []RequestID {
+func (b *reference) ClientLeft(c ClientID) []RequestID {
 	var gone []RequestID
-	b.waiting = slices.DeleteFunc(b.waiting, func(r *naiveRequest) bool {
+	b.waiting = slices.DeleteFunc(b.waiting, func(r *refRequest) bool {
 		if r.Client == c {
 			gone = append(gone, r.ID)
 		}
@@ -95,7 +97,7 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 	return gone
 }
 
-func (b *Batcher) WorkerReady(w Worker) {
+func (b *reference) WorkerReady(w Worker) {
 	w.Weight, w.MaxInFlight = max(1, w.Weight), max(1, w.MaxInFlight)
 	for _, old := range b.workers {
 		if old.ID == w.ID {
@@ -109,14 +111,14 @@ func (b *Batcher) WorkerReady(w Worker) {
 			pass = other.pass
 		}
 	}
-	b.workers = append(b.workers, &naiveWorker{Worker: w, pass: pass})
+	b.workers = append(b.workers, &refWorker{Worker: w, pass: pass})
 }
 
-func (b *Batcher) WorkerGone(w WorkerID) {
-	b.workers = slices.DeleteFunc(b.workers, func(x *naiveWorker) bool { return x.ID == w })
+func (b *reference) WorkerGone(w WorkerID) {
+	b.workers = slices.DeleteFunc(b.workers, func(x *refWorker) bool { return x.ID == w })
 }
 
-func (b *Batcher) Arrive(now Time, r Request) error {
+func (b *reference) Arrive(now Time, r Request) error {
 	if r.Level == DefaultLevel {
 		r.Level = b.cfg.DefaultLevel
 	}
@@ -126,6 +128,7 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	if r.Rows > b.cfg.MaxBatchSize {
 		return ErrTooLarge
 	}
+	r.Arrived = min(r.Arrived, now)
 	policy := b.cfg.level(r.Level)
 	dims, err := b.cfg.bucket(r.Dims)
 	if err != nil {
@@ -141,12 +144,12 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	if policy.MaxQueue > 0 && b.QueuedAt(r.Level) >= policy.MaxQueue {
 		return ErrQueueFull
 	}
-	q := &naiveRequest{Request: r, base: r.Level, timeout: Never, client: b.client(r.Client)}
+	q := &refRequest{Request: r, base: r.Level, timeout: Never, client: b.client(r.Client)}
 	if policy.DefaultTimeout > 0 {
 		q.timeout = r.Arrived + Time(policy.DefaultTimeout)
 	}
 	b.nextSeq++
-	b.lastSince = max(b.lastSince, min(r.Arrived, now))
+	b.lastSince = max(b.lastSince, r.Arrived)
 	q.seq, q.firstSeq = b.nextSeq, b.nextSeq
 	q.since, q.firstSince = b.lastSince, b.lastSince
 	q.client.joined = true
@@ -156,7 +159,7 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	return nil
 }
 
-func (b *Batcher) Requeue(now Time, r Request) {
+func (b *reference) Requeue(now Time, r Request) {
 	for i, q := range b.running {
 		if q.ID != r.ID {
 			continue
@@ -166,13 +169,13 @@ func (b *Batcher) Requeue(now Time, r Request) {
 		q.seq, q.since = q.firstSeq, q.firstSince
 		q.Alone = r.Alone
 		b.waiting = append(b.waiting, q)
-		slices.SortFunc(b.waiting, func(x, y *naiveRequest) int { return cmp.Compare(x.firstSeq, y.firstSeq) })
+		slices.SortFunc(b.waiting, func(x, y *refRequest) int { return cmp.Compare(x.firstSeq, y.firstSeq) })
 		return
 	}
 	panic("requeue of a request that is not running")
 }
 
-func (b *Batcher) Cancel(id RequestID) bool {
+func (b *reference) Cancel(id RequestID) bool {
 	for i, r := range b.waiting {
 		if r.ID == id {
 			b.waiting = slices.Delete(b.waiting, i, i+1)
@@ -183,14 +186,14 @@ func (b *Batcher) Cancel(id RequestID) bool {
 	return false
 }
 
-func (b *Batcher) BatchDone(w WorkerID, batch BatchID) {
+func (b *reference) BatchDone(w WorkerID, batch BatchID) {
 	for _, x := range b.workers {
 		i := slices.Index(x.batches, batch)
 		if x.ID != w || i < 0 {
 			continue
 		}
 		x.batches = slices.Delete(x.batches, i, i+1)
-		b.running = slices.DeleteFunc(b.running, func(r *naiveRequest) bool {
+		b.running = slices.DeleteFunc(b.running, func(r *refRequest) bool {
 			if r.batch == batch {
 				r.client.end()
 			}
@@ -199,8 +202,8 @@ func (b *Batcher) BatchDone(w WorkerID, batch BatchID) {
 	}
 }
 
-func (b *Batcher) Ended(id RequestID) {
-	b.running = slices.DeleteFunc(b.running, func(r *naiveRequest) bool {
+func (b *reference) Ended(id RequestID) {
+	b.running = slices.DeleteFunc(b.running, func(r *refRequest) bool {
 		if r.ID == id {
 			r.client.end()
 		}
@@ -208,9 +211,9 @@ func (b *Batcher) Ended(id RequestID) {
 	})
 }
 
-func (b *Batcher) Queued() int { return len(b.waiting) }
+func (b *reference) Queued() int { return len(b.waiting) }
 
-func (b *Batcher) QueuedRows() int {
+func (b *reference) QueuedRows() int {
 	rows := 0
 	for _, r := range b.waiting {
 		rows += r.Rows
@@ -218,7 +221,7 @@ func (b *Batcher) QueuedRows() int {
 	return rows
 }
 
-func (b *Batcher) QueuedAt(level int) int {
+func (b *reference) QueuedAt(level int) int {
 	n := 0
 	for _, r := range b.waiting {
 		if r.Level == level {
@@ -228,7 +231,7 @@ func (b *Batcher) QueuedAt(level int) int {
 	return n
 }
 
-func (c *naiveClient) end() {
+func (c *refClient) end() {
 	c.inFlight--
 	c.endings++
 	if c.endings == 16 {
@@ -236,11 +239,11 @@ func (c *naiveClient) end() {
 	}
 }
 
-func (c *naiveClient) couldJoin() bool {
+func (c *refClient) couldJoin() bool {
 	return c.joined && c.inFlight < max(1, c.peak, c.lastPeak)
 }
 
-func (b *Batcher) someoneCouldJoin() bool {
+func (b *reference) someoneCouldJoin() bool {
 	for _, c := range b.clients {
 		if c.couldJoin() {
 			return true
@@ -250,7 +253,7 @@ func (b *Batcher) someoneCouldJoin() bool {
 }
 
 // readyAt is when r stops waiting for company.
-func (b *Batcher) readyAt(r *naiveRequest) Time {
+func (b *reference) readyAt(r *refRequest) Time {
 	wait := Time(b.cfg.WaitTime)
 	budget := r.Deadline
 	if b.cfg.level(r.Level).OnTimeout == Reject {
@@ -263,14 +266,14 @@ func (b *Batcher) readyAt(r *naiveRequest) Time {
 }
 
 // rank is r's level now: its own, lifted by one for each Ageing waited.
-func (b *Batcher) rank(r *naiveRequest, now Time) int {
+func (b *reference) rank(r *refRequest, now Time) int {
 	if b.cfg.Ageing == 0 {
 		return r.base
 	}
 	return max(0, r.base-int((now-r.since)/Time(b.cfg.Ageing)))
 }
 
-func (b *Batcher) Decide(now Time) *Decisions {
+func (b *reference) Decide(now Time) *Decisions {
 	b.out = Decisions{Wake: Never}
 	for b.endOrDelayOne(now) {
 	}
@@ -290,9 +293,9 @@ func (b *Batcher) Decide(now Time) *Decisions {
 }
 
 // endOrDelayOne applies the earliest deadline or timeout that has passed.
-func (b *Batcher) endOrDelayOne(now Time) bool {
-	var first *naiveRequest
-	at := func(r *naiveRequest) Time { return min(r.Deadline, r.timeout) }
+func (b *reference) endOrDelayOne(now Time) bool {
+	var first *refRequest
+	at := func(r *refRequest) Time { return min(r.Deadline, r.timeout) }
 	for _, r := range b.waiting {
 		if at(r) <= now && (first == nil || cmp.Or(cmp.Compare(at(r), at(first)), cmp.Compare(r.seq, first.seq)) < 0) {
 			first = r
@@ -317,16 +320,16 @@ func (b *Batcher) endOrDelayOne(now Time) bool {
 
 // eligible is what may be dispatched: everything, or with PreserveOrder what
 // would not overtake or run beside an earlier request of its client.
-func (b *Batcher) eligible() []*naiveRequest {
+func (b *reference) eligible() []*refRequest {
 	if !b.cfg.PreserveOrder {
 		return slices.Clone(b.waiting)
 	}
-	last := map[*naiveClient]*naiveRequest{}
-	held := map[*naiveClient]bool{}
+	last := map[*refClient]*refRequest{}
+	held := map[*refClient]bool{}
 	for _, r := range b.running {
 		held[r.client] = true
 	}
-	var out []*naiveRequest
+	var out []*refRequest
 	for _, r := range b.waiting {
 		prev := last[r.client]
 		if prev != nil && (prev.Alone || r.Alone || prev.Dims != r.Dims || r.base < prev.base || r.seq < prev.seq) {
@@ -340,21 +343,21 @@ func (b *Batcher) eligible() []*naiveRequest {
 	return out
 }
 
-func (b *Batcher) dispatchOne(now Time) bool {
+func (b *reference) dispatchOne(now Time) bool {
 	idle, busy := b.chooseWorker(true), b.chooseWorker(false)
 	queue := b.eligible()
-	slices.SortFunc(queue, func(x, y *naiveRequest) int {
+	slices.SortFunc(queue, func(x, y *refRequest) int {
 		return cmp.Or(cmp.Compare(b.rank(x, now), b.rank(y, now)), cmp.Compare(x.seq, y.seq))
 	})
 	if idle != nil {
-		var alone *naiveRequest
+		var alone *refRequest
 		for _, r := range queue {
 			if r.Alone && (alone == nil || r.seq < alone.seq) {
 				alone = r
 			}
 		}
 		if alone != nil {
-			b.dispatch(idle, []*naiveRequest{alone}, Retry)
+			b.dispatch(idle, []*refRequest{alone}, Retry)
 			return true
 		}
 	}
@@ -366,7 +369,7 @@ func (b *Batcher) dispatchOne(now Time) bool {
 			continue
 		}
 		tried[head.Dims] = true
-		var shape []*naiveRequest
+		var shape []*refRequest
 		for _, r := range queue {
 			if r.Dims == head.Dims && !r.Alone {
 				shape = append(shape, r)
@@ -386,7 +389,7 @@ func (b *Batcher) dispatchOne(now Time) bool {
 }
 
 // ready says how many requests of a shape's queue would go to an idle worker.
-func (b *Batcher) ready(queue []*naiveRequest, now Time) (n int, why Reason, ok bool) {
+func (b *reference) ready(queue []*refRequest, now Time) (n int, why Reason, ok bool) {
 	rows, preferred, due := 0, 0, false
 	for i, r := range queue {
 		if rows+r.Rows > b.cfg.MaxBatchSize {
@@ -414,8 +417,8 @@ func (b *Batcher) ready(queue []*naiveRequest, now Time) (n int, why Reason, ok 
 
 // chooseWorker picks the idle, or else the busy but not full, worker that has
 // had the least rows for its weight.
-func (b *Batcher) chooseWorker(idle bool) *naiveWorker {
-	var best *naiveWorker
+func (b *reference) chooseWorker(idle bool) *refWorker {
+	var best *refWorker
 	for _, w := range b.workers {
 		if len(w.batches) < w.MaxInFlight && (len(w.batches) == 0) == idle {
 			if best == nil || cmp.Or(cmp.Compare(w.pass, best.pass), cmp.Compare(w.ID, best.ID)) < 0 {
@@ -426,14 +429,14 @@ func (b *Batcher) chooseWorker(idle bool) *naiveWorker {
 	return best
 }
 
-func (b *Batcher) dispatch(w *naiveWorker, requests []*naiveRequest, why Reason) {
+func (b *reference) dispatch(w *refWorker, requests []*refRequest, why Reason) {
 	b.lastBatch++
 	d := Dispatch{Worker: w.ID, Batch: b.lastBatch, Dims: requests[0].Dims, Why: why}
 	for _, r := range requests {
 		d.Requests = append(d.Requests, r.ID)
 		d.Rows += r.Rows
 		r.batch = d.Batch
-		b.waiting = slices.DeleteFunc(b.waiting, func(x *naiveRequest) bool { return x == r })
+		b.waiting = slices.DeleteFunc(b.waiting, func(x *refRequest) bool { return x == r })
 		b.running = append(b.running, r)
 	}
 	d.PadTo = b.cfg.padTo(&w.Worker, d.Rows)

@@ -1,0 +1,155 @@
+package batcher
+
+// Decide finds everything that can be done at now, in five stages:
+//
+//  1. end or delay the requests whose deadline or timeout has passed
+//  2. note whose ready time has passed
+//  3. idle workers: first Alone requests, then whatever is ready
+//  4. busy workers with room: full batches only
+//  5. say when to look again
+//
+// now must not be less than in earlier calls. The result is valid until the
+// next Decide.
+func (b *Batcher) Decide(now Time) *Decisions {
+	b.out.Dispatches = b.out.Dispatches[:0]
+	b.out.Ended = b.out.Ended[:0]
+	b.ids = b.ids[:0]
+
+	b.passDeadlines(now)
+	b.passReadyTimes(now)
+	for !b.idle.empty() && b.feedIdle(now) {
+	}
+	for !b.roomy.empty() && b.idle.empty() && b.feedBusy(now) {
+	}
+
+	// The ids moved while their array grew; only now do they stay.
+	for i, at := 0, 0; i < len(b.out.Dispatches); i++ {
+		d := &b.out.Dispatches[i]
+		n := len(d.Requests)
+		d.Requests = b.ids[at : at+n : at+n]
+		at += n
+	}
+	b.out.Wake = b.wake()
+	return &b.out
+}
+
+// passDeadlines is stage 1.
+func (b *Batcher) passDeadlines(now Time) {
+	for {
+		first, at := b.changes.first()
+		if at > now {
+			return
+		}
+		id := RequestID(first)
+		r := &b.requests[id]
+		switch {
+		case r.deadline <= r.timeout:
+			b.endWaiting(id)
+			b.out.Ended = append(b.out.Ended, End{id, Expired})
+		case b.cfg.level(int(r.level)).OnTimeout == Reject:
+			b.endWaiting(id)
+			b.out.Ended = append(b.out.Ended, End{id, TimedOut})
+		default:
+			b.delay(id)
+		}
+	}
+}
+
+// delay moves id, whose level lets it through after everything else, to the
+// end of the list behind all levels: as if it arrived there as it timed out.
+func (b *Batcher) delay(id RequestID) {
+	r := &b.requests[id]
+	b.changes.remove(uint32(id))
+	c := &b.clients[r.client]
+	if b.cfg.PreserveOrder {
+		b.hold(c)
+		b.unlinkOrder(id)
+	} else {
+		b.leave(id)
+	}
+	b.lastSeq++
+	b.lastSince = max(b.lastSince, r.timeout)
+	r.seq, r.since = b.lastSeq, b.lastSince
+	r.base = uint8(b.ranks - 1)
+	r.timeout = Never
+	if r.deadline != Never {
+		b.changes.add(uint32(id), r.deadline, r.seq)
+	}
+	if b.cfg.PreserveOrder {
+		b.linkOrder(id)
+		b.release(c)
+	} else {
+		b.enter(id)
+	}
+}
+
+// passReadyTimes is stage 2.
+func (b *Batcher) passReadyTimes(now Time) {
+	for {
+		first, at := b.readies.first()
+		if at > now {
+			return
+		}
+		b.readies.remove(first)
+		r := &b.requests[first]
+		r.due = true
+		if !r.held {
+			b.shapes.shapes[r.shape].due++
+			b.refile(r.shape, r.base, false)
+		}
+	}
+}
+
+// feedIdle is one step of stage 3. False: nothing is ready.
+func (b *Batcher) feedIdle(now Time) bool {
+	w := WorkerID(b.idle.min().id)
+	if b.alone.head != none {
+		b.dispatchAlone(w)
+		return true
+	}
+	from := &b.ready
+	if b.joinable == 0 {
+		from = &b.anything
+	}
+	if len(b.cfg.PreferredSizes) > 0 {
+		b.refreshPreferred(now)
+	}
+	s := b.first(from, now)
+	if s < 0 {
+		return false
+	}
+	sh := &b.shapes.shapes[s]
+	limit, why := b.cfg.MaxBatchSize, Nobody
+	switch {
+	case sh.full:
+		why = Full
+	case sh.preferred > 0:
+		limit, why = int(sh.preferred), Preferred
+	case sh.due > 0:
+		why = Deadline
+	}
+	b.dispatch(w, s, limit, why, now)
+	return true
+}
+
+// feedBusy is one step of stage 4. False: nothing is full.
+func (b *Batcher) feedBusy(now Time) bool {
+	s := b.first(&b.full, now)
+	if s < 0 {
+		return false
+	}
+	b.dispatch(WorkerID(b.roomy.min().id), s, b.cfg.MaxBatchSize, Full, now)
+	return true
+}
+
+// wake is stage 5. Ready times and preferred sizes matter only to an idle
+// worker; a worker that becomes idle is an event.
+func (b *Batcher) wake() Time {
+	_, at := b.changes.first()
+	if !b.idle.empty() {
+		_, ready := b.readies.first()
+		_, reorder := b.reorders.first()
+		at = min(at, ready, reorder)
+	}
+	return at
+}

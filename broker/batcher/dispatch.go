@@ -1,0 +1,80 @@
+package batcher
+
+// dispatch packs the queue of shape s, in order and up to limit rows, into a
+// batch for w.
+func (b *Batcher) dispatch(w WorkerID, s int32, limit int, why Reason, now Time) {
+	dims := b.shapes.shapes[s].dims
+	slot, x := b.newBatch()
+	before := len(b.ids)
+	rows := b.pack(s, slot, int32(limit), now)
+	if b.cfg.PreserveOrder {
+		for id := x.requests.head; id != none; id = b.inQueue[id].next {
+			b.hold(&b.clients[b.requests[id].client])
+		}
+	}
+	b.handOver(w, slot, Dispatch{
+		Requests: b.ids[before:],
+		Rows:     rows,
+		Dims:     dims,
+		Why:      why,
+	})
+}
+
+// pack moves requests of shape s to the batch slot: always the first of the
+// queue, until one does not fit.
+func (b *Batcher) pack(s, slot, limit int32, now Time) int {
+	sh := &b.shapes.shapes[s]
+	x := &b.batches[slot]
+	rows := int32(0)
+	for sh.levels != 0 && rows < limit {
+		level := b.firstLevel(s, now)
+		l := b.list(s, level)
+		id := l.head
+		r := &b.requests[id]
+		if rows+r.rows > limit {
+			break
+		}
+		rows += r.rows
+		b.withdraw(id)
+		b.start(r, x, slot, id)
+	}
+	return int(rows)
+}
+
+// dispatchAlone gives w the oldest Alone request by itself.
+func (b *Batcher) dispatchAlone(w WorkerID) {
+	id := b.alone.head
+	r := &b.requests[id]
+	dims := b.shapes.shapes[r.shape].dims
+	slot, x := b.newBatch()
+	before := len(b.ids)
+	b.withdraw(id)
+	b.start(r, x, slot, id)
+	b.handOver(w, slot, Dispatch{
+		Requests: b.ids[before:],
+		Rows:     int(r.rows),
+		Dims:     dims,
+		Why:      Retry,
+	})
+}
+
+// start makes id, which was just withdrawn, a running request of a batch.
+func (b *Batcher) start(r *request, x *batch, slot int32, id RequestID) {
+	r.state = running
+	r.batch = slot
+	b.clients[r.client].running++
+	b.inQueue.insertAfter(&x.requests, x.requests.tail, id)
+	b.ids = append(b.ids, id)
+}
+
+// handOver gives the batch to w and tells the caller.
+func (b *Batcher) handOver(w WorkerID, slot int32, d Dispatch) {
+	x := &b.workers[w]
+	d.Worker = w
+	d.Batch = b.batches[slot].id
+	d.PadTo = b.cfg.padTo(&x.Worker, d.Rows)
+	x.batches = append(x.batches, slot)
+	x.pass += int64(d.Rows) * passScale / int64(x.Weight)
+	b.fileWorker(w)
+	b.out.Dispatches = append(b.out.Dispatches, d)
+}

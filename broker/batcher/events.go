@@ -1,0 +1,184 @@
+package batcher
+
+// Arrive queues a request. Its error is one of the Err values of this package;
+// then nothing has changed. Requests of a level are served in the order of
+// their Arrive calls; Arrived, which is a client's word, only moves times.
+//
+// A client that sends a request counts as joined.
+func (b *Batcher) Arrive(now Time, r Request) error {
+	if r.Level == DefaultLevel {
+		r.Level = b.cfg.DefaultLevel
+	}
+	if r.Level < 0 || r.Level >= b.cfg.levelCount() {
+		return ErrNoLevel
+	}
+	if r.Rows > b.cfg.MaxBatchSize {
+		return ErrTooLarge
+	}
+	if r.Rows < 1 {
+		return ErrNoRows
+	}
+	if b.stateOf(r.ID) != unknown {
+		return ErrInUse
+	}
+	if len(b.cfg.Buckets) > 0 {
+		var err error
+		if r.Dims, err = b.cfg.bucket(r.Dims); err != nil {
+			return err
+		}
+	}
+	r.Arrived = min(r.Arrived, now)
+	timeout := Never
+	if len(b.cfg.Levels) > 0 {
+		policy := &b.cfg.Levels[r.Level]
+		if policy.MaxTimeout > 0 {
+			r.Deadline = min(r.Deadline, r.Arrived+Time(policy.MaxTimeout))
+		}
+		if policy.DefaultTimeout > 0 {
+			timeout = r.Arrived + Time(policy.DefaultTimeout)
+		}
+		if policy.MaxQueue > 0 && b.queuedAt[r.Level] >= policy.MaxQueue && r.Deadline > now {
+			return ErrQueueFull
+		}
+	}
+	if r.Deadline <= now {
+		return ErrExpired
+	}
+
+	c := b.client(r.Client)
+	b.clientStarts(c)
+	b.lastSeq++
+	b.lastSince = max(b.lastSince, r.Arrived)
+	*b.record(r.ID) = request{
+		seq: b.lastSeq, firstSeq: b.lastSeq,
+		since: b.lastSince, firstSince: b.lastSince,
+		arrived: r.Arrived, deadline: r.Deadline, timeout: timeout,
+		rows: int32(r.Rows), client: r.Client, clientGen: c.generation,
+		level: uint8(r.Level), base: uint8(r.Level), alone: r.Alone,
+	}
+	b.admit(now, r.ID, &r.Dims)
+	return nil
+}
+
+// Requeue puts a running request, whose worker died, back to the front of its
+// level: where its first arrival puts it. It is not refused by queue limits,
+// its level's queue timeout no longer applies, and r may ask that it go Alone.
+// If its client has left, nobody waits for it, and Requeue is Ended.
+func (b *Batcher) Requeue(now Time, r Request) {
+	if b.stateOf(r.ID) == waiting {
+		return
+	}
+	if len(b.cfg.Buckets) > 0 {
+		if dims, err := b.cfg.bucket(r.Dims); err == nil {
+			r.Dims = dims
+		}
+	}
+	c := b.client(r.Client)
+	x := b.record(r.ID)
+	if x.state == unknown {
+		b.requeueUnknown(now, r, x, c)
+		return
+	}
+	if x.client != r.Client || x.clientGen != c.generation {
+		b.endRunning(r.ID)
+		return
+	}
+	b.stopRunning(x, c, r.ID)
+	x.deadline = min(r.Deadline, x.deadline)
+	x.timeout = Never
+	x.seq, x.since, x.base = x.firstSeq, x.firstSince, x.level
+	x.alone = r.Alone
+	b.admit(now, r.ID, &r.Dims)
+}
+
+// requeueUnknown is Requeue for a request that is not in the books, for
+// example after its Ended: it becomes the very first of its level.
+func (b *Batcher) requeueUnknown(now Time, r Request, x *request, c *client) {
+	level := r.Level
+	if level < 0 || level >= b.cfg.levelCount() {
+		level = b.cfg.DefaultLevel
+	}
+	r.Arrived = min(r.Arrived, now)
+	b.clientStarts(c)
+	b.frontSeq--
+	*x = request{
+		seq: b.frontSeq, firstSeq: b.frontSeq,
+		since: r.Arrived, firstSince: r.Arrived,
+		arrived: r.Arrived, deadline: r.Deadline, timeout: Never,
+		rows: int32(max(1, r.Rows)), client: r.Client, clientGen: c.generation,
+		level: uint8(level), base: uint8(level),
+		alone: r.Alone || r.Rows > b.cfg.MaxBatchSize,
+	}
+	b.admit(now, r.ID, &r.Dims)
+}
+
+// Cancel withdraws a waiting request. False: it is not waiting (it is running,
+// or unknown), and nothing has changed.
+func (b *Batcher) Cancel(id RequestID) bool {
+	if b.stateOf(id) != waiting {
+		return false
+	}
+	b.endWaiting(id)
+	return true
+}
+
+// Ended tells that a running request ended before its BatchDone. It may be
+// called any number of times, and its id may be used again at once; the
+// worker's place is free only with BatchDone.
+func (b *Batcher) Ended(id RequestID) {
+	if b.stateOf(id) == running {
+		b.endRunning(id)
+	}
+}
+
+func (b *Batcher) endWaiting(id RequestID) {
+	r := &b.requests[id]
+	c := &b.clients[r.client]
+	b.withdraw(id)
+	r.state = unknown
+	b.clientEnds(c)
+	if b.cfg.PreserveOrder {
+		b.release(c)
+	}
+}
+
+func (b *Batcher) endRunning(id RequestID) {
+	r := &b.requests[id]
+	c := &b.clients[r.client]
+	ours := r.clientGen == c.generation
+	b.stopRunning(r, c, id)
+	r.state = unknown
+	if ours {
+		b.clientEnds(c)
+		if b.cfg.PreserveOrder {
+			b.release(c)
+		}
+	}
+}
+
+// stopRunning takes id out of its batch.
+func (b *Batcher) stopRunning(r *request, c *client, id RequestID) {
+	if r.batch >= 0 {
+		b.inQueue.unlink(&b.batches[r.batch].requests, id)
+	}
+	if r.clientGen == c.generation {
+		c.running--
+	}
+}
+
+func (b *Batcher) stateOf(id RequestID) state {
+	if int(id) >= len(b.requests) {
+		return unknown
+	}
+	return b.requests[id].state
+}
+
+// record is the record of id, made if needed.
+func (b *Batcher) record(id RequestID) *request {
+	if int(id) >= len(b.requests) {
+		b.requests = grown(b.requests, int(id))
+		b.inQueue = grown(b.inQueue, len(b.requests)-1)
+		b.byClient = grown(b.byClient, len(b.requests)-1)
+	}
+	return &b.requests[id]
+}

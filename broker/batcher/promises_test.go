@@ -1,0 +1,354 @@
+package batcher
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+)
+
+// book checks what the rules promise, whatever schedules a batch: no request
+// is lost or dispatched twice, none after its deadline, no batch is over its
+// maximum, urgency and arrival order hold within a shape, nothing waits in
+// vain. It knows requests and batches only from what it was told.
+type book struct {
+	cfg       Config
+	requests  map[RequestID]*booked
+	workers   map[WorkerID]*bookedWorker
+	batches   int // dispatched and not done
+	lastBatch BatchID
+	commits   int
+}
+
+type booked struct {
+	Request        // Level, Deadline and Dims as they count
+	commit         int
+	running        BatchID // 0 while it waits
+	clientLeft     bool
+	queueTimeoutAt Time
+	delayed        bool
+}
+
+type bookedWorker struct {
+	Worker
+	batches []BatchID
+}
+
+func newBook(cfg Config) *book {
+	return &book{cfg: cfg, requests: map[RequestID]*booked{}, workers: map[WorkerID]*bookedWorker{}}
+}
+
+func (b *book) setConfig(cfg Config) { b.cfg = cfg }
+
+// freeID is a random id that no request has.
+func (b *book) freeID(rng *rand.Rand) (RequestID, bool) {
+	start := rng.IntN(maxID)
+	for i := range maxID {
+		id := RequestID((start + i) % maxID)
+		if b.requests[id] == nil {
+			return id, true
+		}
+	}
+	return 0, false
+}
+
+func (b *book) someBatch(rng *rand.Rand) (WorkerID, BatchID, bool) {
+	start := rng.IntN(3)
+	for i := range 3 {
+		w := b.workers[WorkerID((start+i)%3)]
+		if w != nil && len(w.batches) > 0 {
+			return w.ID, w.batches[rng.IntN(len(w.batches))], true
+		}
+	}
+	return 0, 0, false
+}
+
+func (b *book) arrived(now Time, r Request) {
+	if r.Level == DefaultLevel {
+		r.Level = b.cfg.DefaultLevel
+	}
+	r.Dims, _ = b.cfg.bucket(r.Dims)
+	policy := b.cfg.level(r.Level)
+	timeout := Never
+	if policy.DefaultTimeout > 0 {
+		timeout = r.Arrived + Time(policy.DefaultTimeout)
+	}
+	if policy.MaxTimeout > 0 {
+		r.Deadline = min(r.Deadline, r.Arrived+Time(policy.MaxTimeout))
+	}
+	b.commits++
+	b.requests[r.ID] = &booked{Request: r, commit: b.commits, queueTimeoutAt: timeout}
+}
+
+func (b *book) requeued(r Request) {
+	x := b.requests[r.ID]
+	x.running, x.Alone, x.queueTimeoutAt, x.delayed = 0, r.Alone, Never, false
+}
+
+func (b *book) ended(id RequestID) {
+	if x := b.requests[id]; x != nil && x.running != 0 {
+		delete(b.requests, id)
+	}
+}
+
+func (b *book) cancelled(id RequestID, done bool) error {
+	x := b.requests[id]
+	if waiting := x != nil && x.running == 0; waiting != done {
+		return fmt.Errorf("Cancel(%d) is %v, but waiting is %v", id, done, waiting)
+	}
+	if done {
+		delete(b.requests, id)
+	}
+	return nil
+}
+
+func (b *book) clientLeft(c ClientID, cancelled []RequestID) {
+	for _, id := range cancelled {
+		delete(b.requests, id)
+	}
+	for _, r := range b.requests {
+		if r.Client == c {
+			r.clientLeft = true
+		}
+	}
+}
+
+func (b *book) workerReady(w Worker) {
+	if old := b.workers[w.ID]; old != nil {
+		old.Worker = w
+		return
+	}
+	b.workers[w.ID] = &bookedWorker{Worker: w}
+}
+
+// workerGone returns the requests that the worker was running.
+func (b *book) workerGone(id WorkerID) (lost []*booked) {
+	w := b.workers[id]
+	if w == nil {
+		return nil
+	}
+	delete(b.workers, id)
+	b.batches -= len(w.batches)
+	for _, r := range b.requests {
+		if r.running != 0 && slices.Contains(w.batches, r.running) {
+			lost = append(lost, r)
+		}
+	}
+	slices.SortFunc(lost, func(x, y *booked) int { return x.commit - y.commit })
+	return lost
+}
+
+func (b *book) batchDone(id WorkerID, batch BatchID) {
+	w := b.workers[id]
+	w.batches = slices.DeleteFunc(w.batches, func(x BatchID) bool { return x == batch })
+	b.batches--
+	for id, r := range b.requests {
+		if r.running == batch {
+			delete(b.requests, id)
+		}
+	}
+}
+
+func (b *book) decided(now Time, d *Decisions) error {
+	for _, end := range d.Ended {
+		r := b.requests[end.ID]
+		if r == nil || r.running != 0 {
+			return fmt.Errorf("%d ended but was not waiting", end.ID)
+		}
+		at := r.Deadline
+		if end.Why == TimedOut {
+			at = r.queueTimeoutAt
+		}
+		if at > now {
+			return fmt.Errorf("%d ended (%v) at %d, before %d", end.ID, end.Why, now, at)
+		}
+		delete(b.requests, end.ID)
+	}
+	for _, r := range b.requests {
+		if r.queueTimeoutAt <= now && r.running == 0 {
+			r.delayed = true
+		}
+	}
+	for _, x := range d.Dispatches {
+		if err := b.dispatched(now, x); err != nil {
+			return fmt.Errorf("batch %d: %w", x.Batch, err)
+		}
+	}
+	if d.Wake <= now {
+		return fmt.Errorf("at %d: wake at %d would spin", now, d.Wake)
+	}
+	return b.nothingWaitsInVain(now)
+}
+
+func (b *book) dispatched(now Time, d Dispatch) error {
+	b.lastBatch++
+	w := b.workers[d.Worker]
+	switch {
+	case d.Batch != b.lastBatch:
+		return fmt.Errorf("batches are not numbered in order")
+	case w == nil:
+		return fmt.Errorf("worker %d is not attached", d.Worker)
+	case len(d.Requests) == 0:
+		return fmt.Errorf("is empty")
+	case len(w.batches) >= max(1, w.MaxInFlight):
+		return fmt.Errorf("worker %d holds %d batches already", d.Worker, len(w.batches))
+	case len(w.batches) > 0 && d.Why != Full:
+		return fmt.Errorf("worker %d is busy and got a batch that is %v", d.Worker, d.Why)
+	case len(w.batches) > 0 && b.idle():
+		return fmt.Errorf("worker %d is busy and another is idle", d.Worker)
+	case d.PadTo < d.Rows:
+		return fmt.Errorf("padded to %d rows, has %d", d.PadTo, d.Rows)
+	case d.Why == Preferred && !slices.Contains(b.cfg.PreferredSizes, d.Rows):
+		return fmt.Errorf("%d rows are no preferred size", d.Rows)
+	}
+	rows := 0
+	var last *booked
+	for _, id := range d.Requests {
+		r := b.requests[id]
+		switch {
+		case r == nil || r.running != 0:
+			return fmt.Errorf("request %d is not waiting", id)
+		case r.Deadline <= now:
+			return fmt.Errorf("request %d has expired at %d", id, r.Deadline)
+		case r.Dims != d.Dims:
+			return fmt.Errorf("request %d has dims %v, the batch %v", id, r.Dims, d.Dims)
+		case r.Alone && len(d.Requests) > 1:
+			return fmt.Errorf("request %d wants to be alone", id)
+		}
+		if b.cfg.PreserveOrder {
+			if err := b.keepsOrder(r, d.Batch); err != nil {
+				return err
+			}
+		}
+		if last != nil && b.strictOrder() && b.before(r, last) {
+			return fmt.Errorf("request %d is packed after %d", id, last.ID)
+		}
+		r.running = d.Batch
+		rows += r.Rows
+		last = r
+	}
+	if rows != d.Rows || rows > b.cfg.MaxBatchSize {
+		return fmt.Errorf("has %d rows, says %d, maximum %d", rows, d.Rows, b.cfg.MaxBatchSize)
+	}
+	if b.strictOrder() && !b.cfg.PreserveOrder && !last.Alone {
+		for _, r := range b.requests {
+			if r.running == 0 && !r.Alone && r.Dims == d.Dims && b.before(r, last) {
+				return fmt.Errorf("request %d went before %d", last.ID, r.ID)
+			}
+		}
+	}
+	w.batches = append(w.batches, d.Batch)
+	b.batches++
+	return nil
+}
+
+func (b *book) idle() bool {
+	for _, w := range b.workers {
+		if len(w.batches) == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// strictOrder says whether level and commit alone determine the order.
+func (b *book) strictOrder() bool { return b.cfg.Ageing == 0 }
+
+func (b *book) before(x, y *booked) bool {
+	switch {
+	case x.delayed && y.delayed:
+		return false // by the time they timed out; left to the reference
+	case x.delayed != y.delayed:
+		return y.delayed
+	case x.Level != y.Level:
+		return x.Level < y.Level
+	}
+	return x.commit < y.commit
+}
+
+func (b *book) keepsOrder(r *booked, batch BatchID) error {
+	for _, x := range b.requests {
+		if x.Client != r.Client || x.clientLeft || x == r {
+			continue
+		}
+		if x.running != 0 && x.running != batch {
+			return fmt.Errorf("client %d runs in batch %d too", r.Client, x.running)
+		}
+		if x.running == 0 && x.commit < r.commit {
+			return fmt.Errorf("request %d overtakes %d of client %d", r.ID, x.ID, r.Client)
+		}
+	}
+	return nil
+}
+
+// nothingWaitsInVain checks that an idle worker finds nothing more to do.
+func (b *book) nothingWaitsInVain(now Time) error {
+	idle := b.idle()
+	runs := map[ClientID]bool{}
+	for _, r := range b.requests {
+		if r.running != 0 && !r.clientLeft {
+			runs[r.Client] = true
+		}
+	}
+	rows := map[Dims]int{}
+	for _, r := range b.requests {
+		if r.running != 0 {
+			continue
+		}
+		if r.Deadline <= now {
+			return fmt.Errorf("request %d waits at %d after its deadline %d", r.ID, now, r.Deadline)
+		}
+		if !idle || (b.cfg.PreserveOrder && (runs[r.Client] || !b.firstOfClient(r))) {
+			continue
+		}
+		if r.Alone {
+			return fmt.Errorf("request %d wants to be alone and a worker is idle", r.ID)
+		}
+		ready := r.Arrived + Time(b.cfg.WaitTime)
+		if r.Deadline != Never {
+			ready = min(ready, r.Arrived+(r.Deadline-r.Arrived)/2)
+		}
+		if ready <= now {
+			return fmt.Errorf("request %d waits at %d, was ready at %d and a worker is idle", r.ID, now, ready)
+		}
+		if rows[r.Dims] += r.Rows; rows[r.Dims] >= b.cfg.MaxBatchSize {
+			return fmt.Errorf("%d rows of shape %v wait and a worker is idle", rows[r.Dims], r.Dims)
+		}
+	}
+	return nil
+}
+
+func (b *book) firstOfClient(r *booked) bool {
+	for _, x := range b.requests {
+		if x.Client == r.Client && !x.clientLeft && x.running == 0 && x.commit < r.commit {
+			return false
+		}
+	}
+	return true
+}
+
+// allEnded checks that nothing is left, neither here nor in the batcher.
+func (b *book) allEnded(x *Batcher) error {
+	for id, r := range b.requests {
+		return fmt.Errorf("request %d is left over: %+v", id, r)
+	}
+	if x.queued != 0 || x.queuedRows != 0 || x.alone != emptyList || x.anything.occupied|x.ready.occupied|x.full.occupied != 0 {
+		return fmt.Errorf("books are not empty: %d requests, %d rows", x.queued, x.queuedRows)
+	}
+	for i := range x.shapes.shapes {
+		if s := &x.shapes.shapes[i]; s.requests != 0 || s.rows != 0 || s.due != 0 || s.large != 0 || s.levels != 0 {
+			return fmt.Errorf("shape %d is not empty: %+v", i, *s)
+		}
+	}
+	if x.shapes.used != 0 || len(x.shapes.free) != len(x.shapes.shapes)-1 {
+		return fmt.Errorf("%d shapes are not recycled", x.shapes.used)
+	}
+	if x.readies.listed+len(x.readies.heap.items)+x.changes.listed+len(x.changes.heap.items) != 0 {
+		return fmt.Errorf("timers are left over")
+	}
+	for i := range x.clients {
+		if c := &x.clients[i]; c.inFlight != 0 || c.running != 0 || c.waiting != emptyList || c.runEnd != none || c.runRows != 0 {
+			return fmt.Errorf("client %d is not empty: %+v", i, *c)
+		}
+	}
+	return nil
+}

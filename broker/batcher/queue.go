@@ -1,0 +1,154 @@
+package batcher
+
+// The books of a waiting request have two layers:
+//
+//	admit / withdraw   it waits / no longer waits: counts, client, timers
+//	enter / leave      it is / is not in a queue from which batches are packed
+//
+// Without PreserveOrder every waiting request is in a queue. With it, order.go
+// holds some of them back.
+
+// admit makes id, whose record is filled in, a waiting request.
+func (b *Batcher) admit(now Time, id RequestID, dims *Dims) {
+	r := &b.requests[id]
+	r.state = waiting
+	r.shape = b.shapes.find(dims)
+	b.shapes.shapes[r.shape].requests++
+	b.lists = b.listsFor(len(b.shapes.shapes))
+	b.queued++
+	b.queuedRows += int(r.rows)
+	b.queuedAt[r.level]++
+	b.linkClient(&b.clients[r.client], id)
+	b.setReadyTimer(now, id)
+	if at := min(r.deadline, r.timeout); at != Never {
+		b.changes.add(uint32(id), at, r.seq)
+	}
+	if b.cfg.PreserveOrder {
+		r.held = true
+		b.linkOrder(id)
+		b.release(&b.clients[r.client])
+		return
+	}
+	b.enter(id)
+}
+
+// withdraw undoes admit; the caller decides what the request is from now on.
+func (b *Batcher) withdraw(id RequestID) {
+	r := &b.requests[id]
+	c := &b.clients[r.client]
+	if b.cfg.PreserveOrder {
+		b.unlinkOrder(id)
+		if !r.held {
+			b.shortenRun(c, id)
+			b.leave(id)
+		}
+	} else {
+		b.leave(id)
+	}
+	b.byClient.unlink(&c.waiting, id)
+	b.forget(r, id)
+}
+
+// forget is the part of withdraw that has nothing to do with order.
+func (b *Batcher) forget(r *request, id RequestID) {
+	if !r.due {
+		b.readies.remove(uint32(id))
+	}
+	b.changes.remove(uint32(id))
+	b.queued--
+	b.queuedRows -= int(r.rows)
+	b.queuedAt[r.level]--
+	sh := &b.shapes.shapes[r.shape]
+	sh.requests--
+	if sh.requests == 0 {
+		b.shapes.recycle(r.shape)
+	}
+}
+
+// setReadyTimer computes when id stops waiting for company: after the wait
+// time, but never later than half of its own time budget. The budget ends at
+// its deadline, or at the queue timeout that would reject it.
+func (b *Batcher) setReadyTimer(now Time, id RequestID) {
+	r := &b.requests[id]
+	wait := Time(b.cfg.WaitTime)
+	budget := r.deadline
+	if r.timeout < budget && b.cfg.level(int(r.level)).OnTimeout == Reject {
+		budget = r.timeout
+	}
+	if budget != Never {
+		wait = min(wait, (budget-r.arrived)/2)
+	}
+	ready := r.arrived + wait
+	r.due = r.alone || ready <= now
+	if !r.due {
+		b.readies.add(uint32(id), ready, r.seq)
+	}
+}
+
+// enter puts id into its queue, at the place that its seq gives it.
+func (b *Batcher) enter(id RequestID) {
+	r := &b.requests[id]
+	if r.alone {
+		b.insertBySeq(b.inQueue, &b.alone, id)
+		return
+	}
+	after := b.insertBySeq(b.inQueue, b.list(r.shape, r.base), id)
+	b.entered(r, after == none)
+}
+
+// entered counts r, which was put into its list, asHead or further behind.
+func (b *Batcher) entered(r *request, asHead bool) {
+	sh := &b.shapes.shapes[r.shape]
+	sh.levels |= 1 << r.base
+	sh.count(r, 1)
+	b.markStale(r.shape)
+	b.refile(r.shape, r.base, asHead)
+}
+
+// leave takes id out of its queue.
+func (b *Batcher) leave(id RequestID) {
+	r := &b.requests[id]
+	if r.alone {
+		b.inQueue.unlink(&b.alone, id)
+		return
+	}
+	l := b.list(r.shape, r.base)
+	wasHead := l.head == id
+	b.inQueue.unlink(l, id)
+	sh := &b.shapes.shapes[r.shape]
+	if l.head == none {
+		sh.levels &^= 1 << r.base
+	}
+	sh.count(r, -1)
+	b.markStale(r.shape)
+	b.refile(r.shape, r.base, wasHead)
+}
+
+// count adds r to the shape's counts n times.
+func (sh *shape) count(r *request, n int32) {
+	sh.rows += n * r.rows
+	if r.due {
+		sh.due += n
+	}
+	if r.rows > 1 {
+		sh.large += n
+	}
+}
+
+// list is the queue of shape s at base level level.
+func (b *Batcher) list(s int32, level uint8) *list {
+	return &b.lists[int(s)*b.ranks+int(level)]
+}
+
+// listsFor returns the lists of n shapes.
+func (b *Batcher) listsFor(n int) []list {
+	old := len(b.lists)
+	if old >= n*b.ranks {
+		return b.lists
+	}
+	lists := grown(b.lists, n*b.ranks-1)
+	for i := old; i < len(lists); i++ {
+		lists[i] = emptyList
+	}
+	return lists
+}

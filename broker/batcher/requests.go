@@ -1,0 +1,106 @@
+package batcher
+
+import "math"
+
+// none ends an intrusive list; it is no request's id.
+const none RequestID = math.MaxUint32
+
+// A request's life in the books:
+//
+//	          Arrive                 Decide                BatchDone, Ended
+//	unknown ─────────► waiting ────────────────► running ──────────────────► unknown
+//	                   │  ▲                         │
+//	                   │  └─────── Requeue ─────────┘
+//	                   └─► unknown: Cancel, ClientLeft, expired, timed out
+type state uint8
+
+const (
+	unknown state = iota
+	waiting
+	running
+)
+
+// request is the record of one request, at index RequestID of
+// Batcher.requests.
+type request struct {
+	// seq orders the queue of a level. It is the order of Arrive calls; a
+	// delayed request gets a new one, a requeued one its first one again.
+	// since is what ageing counts from. Neither ever decreases along a list,
+	// so the head of a list is also the one that has been lifted furthest.
+	seq, firstSeq     int64
+	since, firstSince Time
+
+	arrived  Time
+	deadline Time
+	timeout  Time // of its level's queue policy; Never once it has struck, or after a Requeue
+
+	rows      int32
+	shape     int32
+	batch     int32 // running: index in Batcher.batches; -1 if its worker is gone
+	client    ClientID
+	clientGen uint32 // differs from the client's once that client has left
+
+	state state
+	level uint8 // as asked for
+	base  uint8 // the list it waits in: its level, or the last one once delayed
+	alone bool
+	due   bool // its ready time has passed
+	held  bool // waiting: held back by PreserveOrder
+}
+
+// list is one doubly linked list of requests; chain holds the links. A request
+// is in one list of each chain at most.
+type (
+	list  struct{ head, tail RequestID }
+	chain []links // by RequestID
+	links struct{ next, prev RequestID }
+)
+
+var emptyList = list{none, none}
+
+// insertAfter puts id behind after, or at the front if after is none.
+func (c chain) insertAfter(l *list, after, id RequestID) {
+	next := l.head
+	if after == none {
+		l.head = id
+	} else {
+		next = c[after].next
+		c[after].next = id
+	}
+	if next == none {
+		l.tail = id
+	} else {
+		c[next].prev = id
+	}
+	c[id] = links{next, after}
+}
+
+func (c chain) unlink(l *list, id RequestID) {
+	x := c[id]
+	if x.prev == none {
+		l.head = x.next
+	} else {
+		c[x.prev].next = x.next
+	}
+	if x.next == none {
+		l.tail = x.prev
+	} else {
+		c[x.next].prev = x.prev
+	}
+}
+
+// insertBySeq gives id its place in l. A new request belongs at the end; only
+// a requeued one looks from the front, where it belongs. It returns the
+// request before it.
+func (b *Batcher) insertBySeq(c chain, l *list, id RequestID) (after RequestID) {
+	seq := b.requests[id].seq
+	after = l.tail
+	if after != none && b.requests[after].seq > seq {
+		after = none
+		for x := l.head; b.requests[x].seq < seq; x = c[x].next {
+			after = x
+		}
+	}
+	c.insertAfter(l, after, id)
+	return after
+}

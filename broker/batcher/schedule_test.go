@@ -1,0 +1,363 @@
+package batcher
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+var (
+	seedFlag      = flag.Uint64("seed", 0, "replay the random schedule with this seed, verbosely")
+	schedulesFlag = flag.Int("schedules", 0, "number of random schedules (default 100000; fewer with -short or -race)")
+)
+
+// Every random schedule is a sequence of events with a Decide after each few.
+// The Batcher must decide exactly as the reference does, and every decision
+// must keep the promises (promises_test.go), which are checked separately
+// because the reference could be wrong in the same way.
+func TestRandomSchedulesAreDecidedAsTheReferenceDoes(t *testing.T) {
+	if *seedFlag != 0 {
+		if err := runSchedule(*seedFlag, t.Logf); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	count := 100_000
+	if testing.Short() || raceEnabled {
+		count = 5_000
+	}
+	if *schedulesFlag > 0 {
+		count = *schedulesFlag
+	}
+	start := time.Now()
+	var next, failed atomic.Uint64
+	var workers sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for failed.Load() < 5 {
+				seed := next.Add(1)
+				if seed > uint64(count) {
+					return
+				}
+				if err := runSchedule(seed, nil); err != nil {
+					failed.Add(1)
+					t.Errorf("seed %d: %v\nreplay: go test ./broker/batcher -run RandomSchedules -seed %d -v", seed, err, seed)
+				}
+			}
+		})
+	}
+	workers.Wait()
+	t.Logf("%d schedules in %v", count, time.Since(start).Round(time.Millisecond))
+}
+
+// schedule is one random schedule in progress.
+type schedule struct {
+	rng  *rand.Rand
+	log  func(string, ...any)
+	cfg  Config
+	fast *Batcher
+	slow *reference
+	book *book // what the promises need to know
+	now  Time
+}
+
+func runSchedule(seed uint64, log func(string, ...any)) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			stack := make([]byte, 4096)
+			err = fmt.Errorf("panic: %v\n%s", r, stack[:runtime.Stack(stack, false)])
+		}
+	}()
+	if log == nil {
+		log = func(string, ...any) {}
+	}
+	rng := rand.New(rand.NewPCG(seed, 0x5eed))
+	s := &schedule{rng: rng, log: log, now: Time(rng.IntN(5)), cfg: randomConfig(rng)}
+	log("config %+v", s.cfg)
+	if s.fast, err = New(s.cfg); err != nil {
+		return err
+	}
+	if s.slow, err = newReference(s.cfg); err != nil {
+		return err
+	}
+	s.book = newBook(s.cfg)
+	for range 20 + rng.IntN(30) {
+		for range 1 + rng.IntN(3) {
+			if err := s.event(); err != nil {
+				return err
+			}
+		}
+		if err := s.decide(); err != nil {
+			return err
+		}
+	}
+	return s.drain()
+}
+
+func randomConfig(rng *rand.Rand) Config {
+	cfg := Config{MaxBatchSize: 1 + rng.IntN(8), WaitTime: time.Duration(rng.IntN(20))}
+	if rng.IntN(3) == 0 {
+		cfg.WaitTime = 0
+	}
+	if rng.IntN(2) == 0 {
+		for size := 1; size <= cfg.MaxBatchSize; size++ {
+			if rng.IntN(3) == 0 {
+				cfg.PreferredSizes = append(cfg.PreferredSizes, size)
+			}
+		}
+	}
+	if rng.IntN(2) == 0 {
+		for range 1 + rng.IntN(4) {
+			cfg.Levels = append(cfg.Levels, randomLevel(rng))
+		}
+		cfg.DefaultLevel = rng.IntN(len(cfg.Levels))
+		if rng.IntN(2) == 0 {
+			cfg.Ageing = time.Duration(1 + rng.IntN(20))
+		}
+	}
+	if rng.IntN(3) == 0 {
+		cfg.Buckets = [][]uint32{{2, 4}, nil, {3}}[:1+rng.IntN(3)]
+	}
+	cfg.PreserveOrder = rng.IntN(3) == 0
+	return cfg
+}
+
+func randomLevel(rng *rand.Rand) (l LevelPolicy) {
+	if rng.IntN(4) == 0 {
+		l.MaxQueue = 1 + rng.IntN(4)
+	}
+	if rng.IntN(3) == 0 {
+		l.DefaultTimeout = time.Duration(1 + rng.IntN(30))
+	}
+	if rng.IntN(4) == 0 {
+		l.MaxTimeout = time.Duration(1 + rng.IntN(40))
+	}
+	l.OnTimeout = TimeoutAction(rng.IntN(2))
+	return l
+}
+
+// event makes one random thing happen to both.
+func (s *schedule) event() error {
+	switch k := s.rng.IntN(40); {
+	case k < 18:
+		return s.arrive()
+	case k < 25:
+		s.batchDone()
+	case k < 29:
+		s.now += Time(1 + s.rng.IntN(10))
+	case k < 31:
+		w := Worker{
+			ID: WorkerID(s.rng.IntN(3)), Weight: s.rng.IntN(4), MaxInFlight: s.rng.IntN(4),
+			Pad: Padding(s.rng.IntN(3)), PadTo: s.rng.IntN(10),
+		}
+		s.log("worker ready %+v", w)
+		s.fast.WorkerReady(w)
+		s.slow.WorkerReady(w)
+		s.book.workerReady(w)
+	case k == 31:
+		s.workerGone(WorkerID(s.rng.IntN(3)))
+	case k == 32:
+		c := ClientID(s.rng.IntN(4))
+		s.log("client %d joined", c)
+		s.fast.ClientJoined(c)
+		s.slow.ClientJoined(c)
+	case k == 33 && s.rng.IntN(3) == 0:
+		return s.clientLeft(ClientID(s.rng.IntN(4)))
+	case k == 34 && s.rng.IntN(3) == 0:
+		return s.setConfig()
+	case k < 36:
+		id := RequestID(s.rng.IntN(maxID))
+		got, want := s.fast.Cancel(id), s.slow.Cancel(id)
+		s.log("cancel %d: %v", id, got)
+		if got != want {
+			return fmt.Errorf("Cancel(%d) is %v, reference %v", id, got, want)
+		}
+		return s.book.cancelled(id, got)
+	case k < 38:
+		id := RequestID(s.rng.IntN(maxID))
+		s.log("ended %d", id)
+		s.fast.Ended(id)
+		s.slow.Ended(id)
+		s.book.ended(id)
+	}
+	return nil
+}
+
+const maxID = 24
+
+func (s *schedule) arrive() error {
+	id, ok := s.book.freeID(s.rng)
+	if !ok {
+		return nil
+	}
+	r := Request{
+		ID: id, Client: ClientID(s.rng.IntN(4)), Rows: 1, Level: s.rng.IntN(3) - 1,
+		Arrived: s.now - Time(s.rng.IntN(3)), Deadline: Never, Alone: s.rng.IntN(25) == 0,
+	}
+	if s.rng.IntN(2) == 0 {
+		r.Rows = 1 + s.rng.IntN(s.cfg.MaxBatchSize)
+	}
+	if s.rng.IntN(50) == 0 {
+		r.Rows = s.cfg.MaxBatchSize + 1
+	}
+	if s.rng.IntN(3) == 0 {
+		r.Level = s.rng.IntN(s.cfg.levelCount())
+	}
+	if s.rng.IntN(3) == 0 {
+		r.Deadline = r.Arrived + Time(s.rng.IntN(40))
+	}
+	if s.rng.IntN(3) == 0 {
+		r.Dims = Dims{uint32(s.rng.IntN(6)), 0, uint32(s.rng.IntN(2))}
+	}
+	got, want := s.fast.Arrive(s.now, r), s.slow.Arrive(s.now, r)
+	s.log("%d: arrive %+v: %v", s.now, r, got)
+	if got != want {
+		return fmt.Errorf("Arrive(%+v) is %v, reference %v", r, got, want)
+	}
+	if got == nil {
+		s.book.arrived(s.now, r)
+	}
+	return nil
+}
+
+func (s *schedule) batchDone() {
+	w, id, ok := s.book.someBatch(s.rng)
+	if !ok {
+		return
+	}
+	s.log("batch %d done by %d", id, w)
+	s.fast.BatchDone(w, id)
+	s.slow.BatchDone(w, id)
+	s.book.batchDone(w, id)
+}
+
+func (s *schedule) workerGone(w WorkerID) {
+	s.log("worker %d gone", w)
+	s.fast.WorkerGone(w)
+	s.slow.WorkerGone(w)
+	for _, r := range s.book.workerGone(w) {
+		retry := r.Request
+		retry.Alone = s.rng.IntN(2) == 0
+		switch {
+		case s.rng.IntN(4) == 0:
+			s.log("ended %d", r.ID)
+			s.fast.Ended(r.ID)
+			s.slow.Ended(r.ID)
+			s.book.ended(r.ID)
+		case r.clientLeft:
+			s.log("requeue %d of a client that left", r.ID)
+			s.fast.Requeue(s.now, retry)
+			s.slow.Ended(r.ID)
+			s.book.ended(r.ID)
+		default:
+			s.log("requeue %+v", retry)
+			s.fast.Requeue(s.now, retry)
+			s.slow.Requeue(s.now, retry)
+			s.book.requeued(retry)
+		}
+	}
+}
+
+func (s *schedule) clientLeft(c ClientID) error {
+	got, want := s.fast.ClientLeft(c), s.slow.ClientLeft(c)
+	s.log("client %d left: %v", c, got)
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		return fmt.Errorf("ClientLeft(%d) is %v, reference %v", c, got, want)
+	}
+	s.book.clientLeft(c, got)
+	return nil
+}
+
+func (s *schedule) setConfig() error {
+	cfg := randomConfig(s.rng)
+	if s.rng.IntN(2) == 0 {
+		cfg.Buckets = s.cfg.Buckets
+	}
+	got, want := s.fast.SetConfig(cfg), s.slow.SetConfig(cfg)
+	s.log("config %+v: %v", cfg, got)
+	if (got == nil) != (want == nil) {
+		return fmt.Errorf("SetConfig is %v, reference %v", got, want)
+	}
+	if got == nil {
+		s.cfg = cfg
+		s.book.setConfig(cfg)
+	}
+	return nil
+}
+
+func (s *schedule) decide() error {
+	got, want := s.fast.Decide(s.now), s.slow.Decide(s.now)
+	s.log("%d: decide %+v", s.now, *got)
+	if err := sameDecisions(got, want, s.cfg); err != nil {
+		return err
+	}
+	if a, b := s.fast.Queued(), s.slow.Queued(); a != b {
+		return fmt.Errorf("Queued is %d, reference %d", a, b)
+	}
+	if a, b := s.fast.QueuedRows(), s.slow.QueuedRows(); a != b {
+		return fmt.Errorf("QueuedRows is %d, reference %d", a, b)
+	}
+	return s.book.decided(s.now, got)
+}
+
+func sameDecisions(got, want *Decisions, cfg Config) error {
+	var diff []string
+	if fmt.Sprint(got.Ended) != fmt.Sprint(want.Ended) {
+		diff = append(diff, fmt.Sprintf("ended %v, reference %v", got.Ended, want.Ended))
+	}
+	for i := range max(len(got.Dispatches), len(want.Dispatches)) {
+		var g, w any
+		if i < len(got.Dispatches) {
+			g = got.Dispatches[i]
+		}
+		if i < len(want.Dispatches) {
+			w = want.Dispatches[i]
+		}
+		if !reflect.DeepEqual(g, w) {
+			diff = append(diff, fmt.Sprintf("dispatched %+v\nreference  %+v", g, w))
+		}
+	}
+	// With preferred sizes the Batcher also wakes when ageing may have changed
+	// the order, which the reference does not foresee.
+	mayWakeEarlier := cfg.Ageing > 0 && len(cfg.PreferredSizes) > 0
+	if got.Wake > want.Wake || (got.Wake < want.Wake && !mayWakeEarlier) {
+		diff = append(diff, fmt.Sprintf("wake %v, reference %v", got.Wake, want.Wake))
+	}
+	if diff == nil {
+		return nil
+	}
+	return fmt.Errorf("%s", strings.Join(diff, "\n"))
+}
+
+// drain lets everything end, as a broker would: it finishes batches and wakes
+// up when it was told to. Nothing may be left.
+func (s *schedule) drain() error {
+	s.log("drain")
+	for range 1000 {
+		if err := s.decide(); err != nil {
+			return err
+		}
+		wake := s.fast.out.Wake
+		switch {
+		case s.book.batches > 0:
+			s.batchDone()
+		case len(s.book.workers) == 0:
+			w := Worker{ID: 1}
+			s.fast.WorkerReady(w)
+			s.slow.WorkerReady(w)
+			s.book.workerReady(w)
+		case wake != Never:
+			s.now = wake
+		default:
+			return s.book.allEnded(s.fast)
+		}
+	}
+	return fmt.Errorf("requests are left over for ever: %v", s.book.requests)
+}

@@ -1,0 +1,105 @@
+package batcher
+
+import (
+	"cmp"
+	"slices"
+)
+
+// SetConfig changes the policy while requests wait. It is refused whole, and
+// nothing changes, if cfg is not valid by itself or does not go with what is
+// in flight; the error wraps ErrConfig and names the field.
+//
+// Wait time, maximum, preferred sizes, ageing and order apply at once to what
+// waits; a level's queue limit and timeouts apply to what arrives from now on.
+func (b *Batcher) SetConfig(cfg Config) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	if err := b.fits(&cfg); err != nil {
+		return err
+	}
+	ids := b.emptyQueues()
+	delayed := b.ranks - 1
+	b.cfg = cfg.clone()
+	b.sizeLevels()
+	for _, id := range ids {
+		if r := &b.requests[id]; int(r.base) == delayed {
+			r.base = uint8(b.ranks - 1)
+		}
+	}
+	b.fillQueues(ids)
+	return nil
+}
+
+// fits checks cfg against the requests in flight.
+func (b *Batcher) fits(cfg *Config) error {
+	inFlight := false
+	for i := range b.requests {
+		r := &b.requests[i]
+		if r.state == unknown {
+			continue
+		}
+		inFlight = true
+		if int(r.rows) > cfg.MaxBatchSize {
+			return refuse("max_batch_size is %d, but a request of %d rows is in flight", cfg.MaxBatchSize, r.rows)
+		}
+		if int(r.level) >= cfg.levelCount() {
+			return refuse("levels has %d entries, but a request of level %d is in flight", cfg.levelCount(), r.level)
+		}
+	}
+	if inFlight && !slices.EqualFunc(cfg.Buckets, b.cfg.Buckets, slices.Equal[[]uint32]) {
+		return refuse("buckets cannot change while requests are in flight")
+	}
+	return nil
+}
+
+// emptyQueues takes every waiting request out of the queues and returns them
+// in the order of their seq. They stay admitted.
+func (b *Batcher) emptyQueues() []RequestID {
+	var ids []RequestID
+	for i := range b.requests {
+		r := &b.requests[i]
+		if r.state != waiting {
+			continue
+		}
+		id := RequestID(i)
+		ids = append(ids, id)
+		if !r.held {
+			b.leave(id)
+		}
+		r.held = false
+	}
+	for i := range b.clients {
+		b.clients[i].runEnd, b.clients[i].runRows = none, 0
+	}
+	slices.SortFunc(ids, func(x, y RequestID) int {
+		return cmp.Compare(b.requests[x].seq, b.requests[y].seq)
+	})
+	b.readies.clear()
+	b.reorders.clear()
+	for i := range b.shapes.shapes {
+		sh := &b.shapes.shapes[i]
+		sh.full, sh.ready, sh.stale, sh.preferred = false, false, false, 0
+	}
+	b.stale = b.stale[:0]
+	return ids
+}
+
+// fillQueues undoes emptyQueues under the present policy. Which ready times
+// have passed already is found by the next Decide.
+func (b *Batcher) fillQueues(ids []RequestID) {
+	for _, id := range ids {
+		b.setReadyTimer(-Never, id)
+		if b.cfg.PreserveOrder {
+			b.requests[id].held = true
+			b.linkOrder(id)
+		} else {
+			b.enter(id)
+		}
+	}
+	if b.cfg.PreserveOrder {
+		for i := range b.clients {
+			b.release(&b.clients[i])
+		}
+	}
+}

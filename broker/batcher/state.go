@@ -1,0 +1,109 @@
+package batcher
+
+// Batcher is the state of one model's queue. Make one with New.
+//
+// Requests, clients and workers live in arrays indexed by their ids; lists and
+// heaps between them are made of ids. So an event touches a handful of array
+// elements and allocates nothing once the arrays are as long as the largest
+// id.
+type Batcher struct {
+	cfg   Config
+	ranks int // base levels: the configured ones, and one behind them for delayed requests
+
+	requests []request // by RequestID
+	clients  []client  // by ClientID
+	workers  []worker  // by WorkerID
+	batches  []batch   // dispatched and not done
+
+	freeBatches []int32
+
+	inQueue  chain // waiting: its list of lists, or alone; running: its batch
+	byClient chain // waiting: its client's waiting requests
+	inOrder  chain // waiting, with PreserveOrder: its list of orders
+
+	shapes shapeTable
+	lists  []list // the queues: [shape*ranks + base level], each ordered by seq
+	orders []list // with PreserveOrder: the same with the held requests among them
+	alone  list   // Alone requests, ordered by seq
+
+	// Where Decide looks for work (filing.go) and for workers (workers.go).
+	anything, ready, full class
+	idle, roomy           minHeap
+	stale                 []int32 // shapes whose preferred size must be computed again
+
+	// What happens by the passing of time alone.
+	readies  timerQueue // by request: its ready time passes
+	changes  timerQueue // by request: its deadline or its level's timeout passes
+	reorders timerQueue // by shape: ageing may change the order that its preferred size depends on
+
+	joinable   int // clients that could join
+	queued     int
+	queuedRows int
+	queuedAt   []int // by level asked for
+
+	lastSeq   int64
+	frontSeq  int64 // of requests requeued without a record: below all others, decreasing
+	lastSince Time
+	lastBatch BatchID
+
+	out       Decisions
+	ids       []RequestID // backs Dispatch.Requests
+	cancelled []RequestID // backs ClientLeft
+}
+
+// New makes an empty batcher. The error wraps ErrConfig and names the field of
+// cfg that is out of its range.
+func New(cfg Config) (*Batcher, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	b := &Batcher{
+		cfg:    cfg.clone(),
+		shapes: newShapeTable(),
+		alone:  emptyList,
+	}
+	b.sizeLevels()
+	return b, nil
+}
+
+// sizeLevels makes room for the configured number of levels. Nothing may be in
+// a queue.
+func (b *Batcher) sizeLevels() {
+	b.ranks = b.cfg.levelCount() + 1
+	b.lists = b.lists[:0:0]
+	b.orders = b.orders[:0:0]
+	b.lists = b.listsFor(len(b.shapes.shapes))
+	for _, c := range []*class{&b.anything, &b.ready, &b.full} {
+		c.heaps = make([]minHeap, b.ranks)
+		c.occupied = 0
+	}
+	b.queuedAt = append(b.queuedAt, make([]int, b.ranks)...)[:b.ranks]
+}
+
+// Queued is the number of waiting requests.
+func (b *Batcher) Queued() int { return b.queued }
+
+// QueuedRows is the number of rows of all waiting requests.
+func (b *Batcher) QueuedRows() int { return b.queuedRows }
+
+// QueuedAt is the number of waiting requests that asked for level. Ageing and
+// timeouts do not change what it asked for.
+func (b *Batcher) QueuedAt(level int) int {
+	if level < 0 || level >= b.cfg.levelCount() {
+		return 0
+	}
+	return b.queuedAt[level]
+}
+
+// IdleWorkers is the number of workers that hold no batch.
+func (b *Batcher) IdleWorkers() int { return len(b.idle.items) }
+
+// Joinable is the number of clients that could join a batch now.
+func (b *Batcher) Joinable() int { return b.joinable }
+
+// Shapes is the number of shapes in which requests wait or waited last; it
+// never exceeds the largest number of requests that waited at once, plus one.
+func (b *Batcher) Shapes() int { return len(b.shapes.shapes) }
+
+// Config is a copy of the present policy.
+func (b *Batcher) Config() Config { return b.cfg.clone() }
