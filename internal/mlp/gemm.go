@@ -11,8 +11,8 @@ import "math"
 // Sums that are not finished after a block of k rest in the scratch rows.
 
 // streamAhead is how far in front of a single group of rows the weights are
-// fetched. Measured: flat from 2 to 16 KiB, worse below.
-const streamAhead = 4096
+// fetched. Measured on one row: 7.2 ms at 2 KiB, 6.6 at 4, 5.3 from 8 to 64 KiB.
+const streamAhead = 8192
 
 var negInf = float32(math.Inf(-1))
 

@@ -24,7 +24,7 @@ package mlp
 // the second. The whole layer is one forward stream, whatever the row count,
 // so the tile after this one is simply what follows it: that is what is prefetched.
 const (
-	blockK = 512
+	blockK = 1024
 	unroll = 4
 )
 
