@@ -26,9 +26,9 @@ func (b *Bell) Wait(seen uint32, d time.Duration) {
 }
 
 // Wait parks a worker until a mail comes, its bell is poked, or d has passed.
-// next is the number of the mail it is waiting for.
-func (m *Mailbox) Wait(next uint64, d time.Duration) {
-	seen := m.Bell.Load()
+// next is the number of the mail it is waiting for; seen is Bell as it was
+// before the worker looked for other reasons not to wait.
+func (m *Mailbox) Wait(seen uint32, next uint64, d time.Duration) {
 	m.Parked.Store(1)
 	// Store Parked, then load Tail; the broker stores Tail, then loads
 	// Parked: one of us sees the other. A Poke in between changes Bell.

@@ -58,6 +58,13 @@ func (s *Segment) ReadOnlyFD() (int, error) {
 	return fd, nil
 }
 
+// TakeFD hands the descriptor to the caller and keeps the mapping.
+func (s *Segment) TakeFD() int {
+	fd := s.fd
+	s.fd = -1
+	return fd
+}
+
 // CloseFD gives the descriptor up and keeps the mapping.
 func (s *Segment) CloseFD() {
 	if s.fd >= 0 {

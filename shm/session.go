@@ -91,11 +91,10 @@ type MailWords struct {
 	Bell atomic.Uint32 // +1 for every mail, and for "look at your socket"
 	_    uint32
 	// Written by the worker.
-	Head    atomic.Uint64 // mails ever finished
-	Started atomic.Uint64 // batch it started last: who is to blame if it dies
-	Parked  atomic.Uint32 // 1 while it waits on Bell
-	_       [44]byte
-	_       [64]byte
+	Taken  atomic.Uint64 // mails ever taken: who is to blame if it dies
+	Parked atomic.Uint32 // 1 while it waits on Bell
+	_      [52]byte
+	_      [64]byte
 }
 
 const (

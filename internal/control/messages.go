@@ -50,14 +50,24 @@ type WorkerInfo struct {
 // Policy is a model's batching policy and size as it travels. Zero values
 // ask for the broker's defaults.
 type Policy struct {
-	MaxBatchSize int        `msgpack:"max_batch_size,omitempty"`
-	WaitTime     int64      `msgpack:"wait_time_ns,omitempty"`
-	Slots        int        `msgpack:"slots,omitempty"`
-	Lease        int64      `msgpack:"lease_ns,omitempty"`
-	Preferred    []int      `msgpack:"preferred_batch_sizes,omitempty"`
-	Levels       int        `msgpack:"levels,omitempty"`
-	DefaultLevel int        `msgpack:"default_level,omitempty"`
-	Buckets      [][]uint32 `msgpack:"buckets,omitempty"` // per variable input dimension
+	MaxBatchSize  int        `msgpack:"max_batch_size,omitempty"`
+	WaitTime      int64      `msgpack:"wait_time_ns,omitempty"`
+	Slots         int        `msgpack:"slots,omitempty"`
+	Lease         int64      `msgpack:"lease_ns,omitempty"`
+	Preferred     []int      `msgpack:"preferred_batch_sizes,omitempty"`
+	Levels        []Level    `msgpack:"levels,omitempty"`
+	DefaultLevel  int        `msgpack:"default_level,omitempty"`
+	Ageing        int64      `msgpack:"ageing_ns,omitempty"`
+	Buckets       [][]uint32 `msgpack:"buckets,omitempty"` // per variable input dimension, in signature order
+	PreserveOrder bool       `msgpack:"preserve_order,omitempty"`
+}
+
+// Level is the queue policy of one priority level.
+type Level struct {
+	MaxQueue       int   `msgpack:"max_queue,omitempty"`
+	DefaultTimeout int64 `msgpack:"default_timeout_ns,omitempty"`
+	MaxTimeout     int64 `msgpack:"max_timeout_ns,omitempty"`
+	Delay          bool  `msgpack:"delay,omitempty"` // on timeout: let through at the end, instead of reject
 }
 
 // Reply is the broker's answer.

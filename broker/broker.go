@@ -1,0 +1,196 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// Broker serves models. Make one with New.
+type Broker struct {
+	cfg      Config
+	log      *slog.Logger
+	epoch    uint64
+	loop     *loop
+	listener *listener
+	started  time.Time
+
+	// Only the loop touches these.
+	models   map[string]*model
+	dirty    []*model
+	now      int64 // shm.Now at the start of this round
+	draining bool
+	stopped  chan struct{} // closed when the loop has ended
+
+	conns     sync.WaitGroup
+	connCount atomic.Int64
+}
+
+// New checks the configuration, takes the socket and makes the declared
+// models. Serve must follow.
+func New(cfg Config) (*Broker, error) {
+	cfg.fill()
+	b := &Broker{
+		cfg: cfg, log: cfg.Logger, epoch: uint64(time.Now().UnixNano()), started: time.Now(),
+		models: map[string]*model{}, now: shm.Now(), stopped: make(chan struct{}),
+	}
+	var err error
+	if b.loop, err = newLoop(); err != nil {
+		return nil, err
+	}
+	for _, mc := range cfg.Models {
+		if b.models[mc.Name] != nil {
+			err = fmt.Errorf("%w: model %q is declared twice", shm.ErrInvalid, mc.Name)
+		} else {
+			var m *model
+			if m, err = b.newModel(mc); err == nil {
+				b.models[mc.Name] = m
+			}
+		}
+		if err != nil {
+			b.release()
+			return nil, err
+		}
+	}
+	if b.listener, err = listen(cfg.Socket, cfg.OpenFolder); err != nil {
+		b.release()
+		return nil, err
+	}
+	b.log.Info("broker listening", "socket", cfg.Socket, "pid", os.Getpid(), "epoch", b.epoch)
+	return b, nil
+}
+
+// Socket is where the broker listens.
+func (b *Broker) Socket() string { return b.cfg.Socket }
+
+// Serve runs until ctx ends, then drains: requests that were accepted finish,
+// new ones get ErrDraining, for at most Config.DrainTime. It returns nil
+// after a clean drain.
+func (b *Broker) Serve(ctx context.Context) error {
+	defer b.release()
+	go b.accept()
+	stop := context.AfterFunc(ctx, func() { b.loop.post(b.drain) })
+	defer stop()
+	drainUntil := never
+	for {
+		if err := b.loop.sleep(min(b.nextTimer(), drainUntil), func() { b.now = shm.Now() }); err != nil {
+			return err
+		}
+		b.loop.runPosts()
+		b.timers()
+		for len(b.dirty) > 0 {
+			m := b.dirty[len(b.dirty)-1]
+			b.dirty = b.dirty[:len(b.dirty)-1]
+			m.decide()
+		}
+		if b.draining {
+			if drainUntil == never {
+				drainUntil = b.now + int64(b.cfg.DrainTime)
+			}
+			if b.idle() {
+				b.log.Info("drained")
+				return nil
+			}
+			if b.now >= drainUntil {
+				b.log.Warn("drain time is over, requests are left unfinished")
+				return nil
+			}
+		}
+	}
+}
+
+func (b *Broker) drain() {
+	if !b.draining {
+		b.draining = true
+		b.log.Info("draining")
+		for _, m := range b.models {
+			m.touch()
+		}
+	}
+}
+
+func (b *Broker) idle() bool {
+	for _, m := range b.models {
+		if !m.idleNow() {
+			return false
+		}
+	}
+	return true
+}
+
+func (b *Broker) nextTimer() int64 {
+	t := never
+	for _, m := range b.models {
+		t = min(t, m.nextTimer())
+	}
+	return t
+}
+
+// timers wakes the models whose time has come.
+func (b *Broker) timers() {
+	for _, m := range b.models {
+		if m.nextTimer() <= b.now {
+			m.checkLeases()
+			m.touch()
+		}
+	}
+}
+
+// maybeForget drops a model that a worker declared once nobody uses it.
+func (b *Broker) maybeForget(m *model) {
+	if !m.dynamic || len(m.clients) > 0 || m.windows.free() < m.layout.Slots {
+		return
+	}
+	for _, w := range m.workers {
+		if w != nil {
+			return
+		}
+	}
+	if b.models[m.cfg.Name] == m {
+		delete(b.models, m.cfg.Name)
+		b.dirty = slices.DeleteFunc(b.dirty, func(d *model) bool { return d == m })
+		m.dirty = true // so that nothing marks it again
+		m.close()
+		m.log.Info("model forgotten: its last worker and client left")
+	}
+}
+
+// do runs f on the loop and waits for it; false if the broker has stopped.
+func (b *Broker) do(f func()) bool {
+	done := make(chan struct{})
+	b.loop.post(func() { f(); close(done) })
+	select {
+	case <-done:
+		return true
+	case <-b.stopped:
+		return false
+	}
+}
+
+// release gives everything back: nothing of a broker outlives it.
+func (b *Broker) release() {
+	close(b.stopped)
+	if b.listener != nil {
+		b.listener.close()
+	}
+	for _, m := range b.models {
+		for c := range m.clients {
+			c.close(b)
+		}
+		for _, w := range m.workers {
+			if w != nil {
+				w.close(b)
+			}
+		}
+		m.close()
+	}
+	b.conns.Wait()
+	b.loop.close()
+}

@@ -1,0 +1,198 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// clientSession is one attached client.
+type clientSession struct {
+	*peer
+	model   *model
+	first   uint32 // its window
+	window  int
+	commits shm.Consumer[shm.Commit]
+	busy    int  // requests queued, running or held
+	left    bool // gone; the window returns when busy is zero
+}
+
+// attachClient leases a window and makes the session.
+func (m *model) attachClient(p *peer, window int) (*clientSession, error) {
+	if window < 1 || window > m.layout.Slots {
+		return nil, fmt.Errorf("%w: window of %d slots, the ring has %d", shm.ErrRingFull, window, m.layout.Slots)
+	}
+	first, ok := m.windows.lease(window)
+	if !ok {
+		return nil, fmt.Errorf("%w: %d slots wanted, %d of %d are free", shm.ErrRingFull, window, m.windows.free(), m.layout.Slots)
+	}
+	if err := p.open(m, shm.KindClient, shm.ClientSegmentSize(window)); err != nil {
+		m.windows.giveBack(first, window)
+		return nil, err
+	}
+	c := &clientSession{peer: p, model: m, first: first, window: window}
+	c.commits = shm.NewConsumer(shm.CommitRing(p.seg, window))
+	// All slots of the window start from one generation, later than any that
+	// a former owner used.
+	gen := m.slots[first].gen
+	for s := first; s < first+uint32(window); s++ {
+		if int32(m.slots[s].gen-gen) > 0 {
+			gen = m.slots[s].gen
+		}
+	}
+	for s := first; s < first+uint32(window); s++ {
+		m.slots[s] = slotInfo{gen: gen}
+		m.board.Reset(s, gen)
+	}
+	if err := p.listen(m.b, func() { m.readCommits(c) }, func() { m.clientLeft(c, "its process ended") }); err != nil {
+		m.windows.giveBack(first, window)
+		p.close(m.b)
+		return nil, err
+	}
+	m.clients[c] = struct{}{}
+	m.batcher.ClientJoined(batcher.ClientID(first))
+	m.touch()
+	c.commits.Arm()
+	m.log.Debug("client attached", "client", c.label(), "pid", c.pid, "window", window, "first", first)
+	return c, nil
+}
+
+// firstGen is the generation before the client's first.
+func (c *clientSession) firstGen() uint32 { return c.model.slots[c.first].gen }
+
+// maxClockSkew bounds how far back a commit may claim to have happened.
+const maxClockSkew = time.Second
+
+// readCommits takes everything the client has committed.
+func (m *model) readCommits(c *clientSession) {
+	if c.left {
+		return
+	}
+	m.touch()
+	for {
+		n, err := c.commits.Pending()
+		for range n {
+			var e shm.Commit
+			c.commits.Take(&e)
+			if err = m.readCommit(c, &e); err != nil {
+				break
+			}
+		}
+		if err != nil {
+			m.log.Warn("client disconnected: it broke the protocol", "client", c.label(), "pid", c.pid, "reason", err)
+			m.stats.offenders++
+			m.clientLeft(c, err.Error())
+			return
+		}
+		c.commits.Give()
+		if c.commits.Arm() {
+			return
+		}
+	}
+}
+
+func (m *model) readCommit(c *clientSession, e *shm.Commit) error {
+	switch e.Kind {
+	case shm.KindCommit:
+		if err := m.accept(c, e); err != nil {
+			return err
+		}
+		m.enqueue(c, e)
+		return nil
+	case shm.KindCancel:
+		return m.cancel(c, e)
+	}
+	return fmt.Errorf("%w: entry of kind %d", shm.ErrProtocol, e.Kind)
+}
+
+// enqueue takes a checked commit into the books and gives it to the batcher.
+func (m *model) enqueue(c *clientSession, e *shm.Commit) {
+	info := &m.slots[e.Slot]
+	info.gen, info.commit, info.client, info.attempts = e.Gen, *e, c, 0
+	m.setState(e.Slot, queued)
+	c.busy++
+	m.stats.requests++
+	now := m.b.now
+	// A commit from the future, or from long ago, would bend the wait time of
+	// others; the client's clock is ours, so this is only damage.
+	info.commit.Committed = min(max(e.Committed, now-int64(maxClockSkew)), now)
+	status := shm.OK
+	if m.b.draining {
+		status = shm.ErrDraining
+	} else {
+		status = arriveStatus(m.batcher.Arrive(batcher.Time(now), m.request(e.Slot)))
+	}
+	if status != shm.OK {
+		m.end(e.Slot, status, "", false)
+		m.free(e.Slot)
+	}
+}
+
+// request is what the batcher needs to know of the request at head.
+func (m *model) request(head uint32) batcher.Request {
+	info := &m.slots[head]
+	r := batcher.Request{
+		ID: batcher.RequestID(head), Client: batcher.ClientID(info.client.first), Rows: int(info.commit.Rows), Level: int(info.commit.Level),
+		Arrived: batcher.Time(info.commit.Committed), Deadline: batcher.Never, Dims: info.commit.Dims, Alone: info.attempts > 0,
+	}
+	if info.commit.Deadline > 0 {
+		r.Deadline = batcher.Time(info.commit.Deadline)
+	}
+	return r
+}
+
+func arriveStatus(err error) shm.Status {
+	switch {
+	case err == nil:
+		return shm.OK
+	case errors.Is(err, batcher.ErrTooLarge):
+		return shm.ErrTooLarge
+	case errors.Is(err, batcher.ErrQueueFull):
+		return shm.ErrQueueFull
+	case errors.Is(err, batcher.ErrNoLevel):
+		return shm.ErrNoLevel
+	case errors.Is(err, batcher.ErrExpired):
+		return shm.ErrExpired
+	case errors.Is(err, batcher.ErrTooLong):
+		return shm.ErrShape
+	}
+	return shm.ErrInvalid
+}
+
+// cancel ends a request that its client no longer wants. A cancel that comes
+// after the end is nothing; one for a slot or generation that never was is a
+// violation.
+func (m *model) cancel(c *clientSession, e *shm.Commit) error {
+	if e.Slot < c.first || e.Slot >= c.first+uint32(c.window) || int32(e.Gen-m.slots[e.Slot].gen) > 0 {
+		return fmt.Errorf("%w: cancel of slot %d generation %d", shm.ErrProtocol, e.Slot, e.Gen)
+	}
+	info := &m.slots[e.Slot]
+	if info.gen != e.Gen || info.state == idle || info.head != e.Slot {
+		return nil
+	}
+	switch info.state {
+	case queued:
+		m.batcher.Cancel(batcher.RequestID(e.Slot))
+		m.end(e.Slot, shm.ErrCanceled, "", false)
+		m.free(e.Slot)
+	case running:
+		m.endRunning(e.Slot, shm.ErrCanceled)
+	}
+	return nil
+}
+
+// endRunning releases the caller of a request that a worker has: the slot is
+// held until that worker is through with its batch.
+func (m *model) endRunning(head uint32, s shm.Status) {
+	m.end(head, s, "", true)
+	m.hold(head)
+}
+
+// hold marks a running request as ended: its slots come back with its batch.
+func (m *model) hold(head uint32) {
+	m.setState(head, held)
+	m.held++
+}

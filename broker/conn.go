@@ -1,0 +1,279 @@
+package broker
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// Limits of the control plane.
+const (
+	helloTime = 5 * time.Second // for a peer to say what it wants
+	replyTime = 5 * time.Second // for a peer to take our answer
+)
+
+// accept takes connections until the listener closes.
+func (b *Broker) accept() {
+	for {
+		c, err := b.listener.AcceptUnix()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			b.log.Warn("accept failed", "error", err) // out of descriptors, most likely
+			time.Sleep(50 * time.Millisecond)
+			continue
+		}
+		b.conns.Add(1)
+		go func() {
+			defer b.conns.Done()
+			b.connCount.Add(1)
+			defer b.connCount.Add(-1)
+			b.converse(c)
+		}()
+	}
+}
+
+// converse serves one connection: calls, or one attachment that lasts until
+// the peer hangs up.
+func (b *Broker) converse(c *net.UnixConn) {
+	defer c.Close()
+	refuse := func(err error) { _ = control.Send(c, time.Now().Add(replyTime), b.refusal(err)) }
+	cred, err := peerCred(c)
+	if err != nil {
+		b.log.Warn("connection refused", "error", err)
+		return
+	}
+	if !b.allowed(int(cred.Uid)) {
+		b.log.Warn("connection refused: uid not allowed", "uid", cred.Uid, "pid", cred.Pid)
+		refuse(fmt.Errorf("%w: uid %d is not on its list", shm.ErrForbidden, cred.Uid))
+		return
+	}
+	if n := b.connCount.Load(); n > int64(b.cfg.MaxClients) {
+		b.log.Warn("connection refused: too many", "pid", cred.Pid, "connections", n)
+		refuse(fmt.Errorf("%w: %d connections, at most %d", shm.ErrRingFull, n, b.cfg.MaxClients))
+		return
+	}
+	for {
+		var req control.Request
+		fds, err := control.Receive(c, time.Now().Add(helloTime), &req)
+		control.CloseFDs(fds) // nobody sends us any
+		if err != nil {
+			if errors.Is(err, control.ErrFrame) || errors.Is(err, os.ErrDeadlineExceeded) {
+				b.log.Warn("connection dropped", "pid", cred.Pid, "reason", err)
+			}
+			return
+		}
+		if req.Version != control.Version {
+			refuse(fmt.Errorf("%w: you speak control version %d, the broker %d", shm.ErrVersion, req.Version, control.Version))
+			return
+		}
+		switch req.Op {
+		case control.OpClient, control.OpWorker:
+			b.serveSession(c, cred, &req)
+			return
+		default:
+			rep := b.answer(&req)
+			if control.Send(c, time.Now().Add(replyTime), rep) != nil {
+				return
+			}
+		}
+	}
+}
+
+func (b *Broker) reply() *control.Reply {
+	return &control.Reply{Version: control.Version, Pid: os.Getpid(), Epoch: b.epoch}
+}
+
+// refusal is the reply for an error: its status, and its text.
+func (b *Broker) refusal(err error) *control.Reply {
+	rep := b.reply()
+	status := shm.ErrInvalid
+	_ = errors.As(err, &status)
+	rep.Code, rep.Message = uint8(status), err.Error()
+	return rep
+}
+
+// answer serves the calls that are not attachments.
+func (b *Broker) answer(req *control.Request) *control.Reply {
+	rep := b.reply()
+	var err error
+	ok := true
+	switch req.Op {
+	case control.OpPing:
+	case control.OpModels:
+		ok = b.do(func() { rep.Models = b.listModels() })
+	case control.OpStats:
+		var s Stats
+		if ok = b.do(func() { s = b.Snapshot() }); ok {
+			rep.Stats, err = json.Marshal(&s)
+		}
+	case control.OpSet:
+		if !b.do(func() { err = b.set(req.Model, req.Set) }) {
+			ok = false
+		}
+	default:
+		err = fmt.Errorf("%w: unknown operation %q", shm.ErrInvalid, req.Op)
+	}
+	if !ok {
+		err = shm.ErrDraining
+	}
+	if err != nil {
+		return b.refusal(err)
+	}
+	return rep
+}
+
+func (b *Broker) listModels() []control.Model {
+	var list []control.Model
+	for _, m := range b.models {
+		workers := 0
+		for _, w := range m.workers {
+			if w != nil {
+				workers++
+			}
+		}
+		list = append(list, control.Model{
+			Name: m.cfg.Name, Inputs: attach.SpecTexts(m.cfg.Signature.Inputs), Outputs: attach.SpecTexts(m.cfg.Signature.Outputs),
+			Policy: m.cfg.policyMessage(), Workers: workers, Clients: len(m.clients),
+		})
+	}
+	return list
+}
+
+// serveSession attaches a client or a worker and stays until it is gone.
+func (b *Broker) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Request) {
+	p := newPeer(c, cred)
+	p.name = req.Name
+	if len(p.name) > shm.MaxNameBytes {
+		p.name = p.name[:shm.MaxNameBytes]
+	}
+	var (
+		rep  *control.Reply
+		fds  []int
+		err  error
+		left func(why string)
+	)
+	if !b.do(func() { rep, fds, left, err = b.attach(p, req) }) {
+		closeFD(p.pidfd)
+		_ = control.Send(c, time.Now().Add(replyTime), b.refusal(shm.ErrDraining))
+		return
+	}
+	if err != nil {
+		closeFD(p.pidfd)
+		_ = control.Send(c, time.Now().Add(replyTime), b.refusal(err))
+		return
+	}
+	err = control.Send(c, time.Now().Add(replyTime), rep, fds...)
+	control.CloseFDs(fds)
+	why := "it hung up"
+	if err != nil {
+		why = "it did not take the attach reply"
+	} else {
+		_ = c.SetReadDeadline(time.Time{})
+		var one [1]byte
+		if n, _ := c.Read(one[:]); n > 0 {
+			b.log.Warn("peer disconnected: it spoke after attaching", "pid", p.pid)
+			why = "it spoke after attaching"
+		}
+	}
+	b.do(func() { left(why) })
+}
+
+// attach runs on the loop. The descriptors it returns are the caller's.
+func (b *Broker) attach(p *peer, req *control.Request) (*control.Reply, []int, func(string), error) {
+	if b.draining {
+		return nil, nil, nil, shm.ErrDraining
+	}
+	m, err := b.modelFor(req)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	info := &control.Attached{
+		Model: m.cfg.Name, Inputs: attach.SpecTexts(m.cfg.Signature.Inputs), Outputs: attach.SpecTexts(m.cfg.Signature.Outputs),
+		Slots: m.layout.Slots, MaxBatch: m.layout.MaxBatch, Geometry: m.layout.Geometry,
+		PlanesSize: m.layout.PlanesSize, BoardSize: m.layout.BoardSize, Policy: m.cfg.policyMessage(),
+	}
+	board := m.bseg.FD()
+	var left func(string)
+	if req.Op == control.OpClient {
+		c, err := m.attachClient(p, req.Window)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		board = m.boardRO
+		info.FirstSlot, info.Window, info.FirstGen = c.first, c.window, c.firstGen()
+		left = func(why string) { m.clientLeft(c, why) }
+	} else {
+		w, err := m.attachWorker(p, *req.Worker)
+		if err != nil {
+			b.maybeForget(m)
+			return nil, nil, nil, err
+		}
+		info.Depth, info.WorkerID = w.depth, uint32(w.id)
+		left = func(why string) { m.workerLost(w, why) }
+	}
+	info.SessionSize = p.seg.Size()
+	rep := b.reply()
+	rep.Attached = info
+	fds := []int{dup(m.planes.FD()), dup(board), p.seg.TakeFD(), dup(int(p.doorbell))}
+	for _, fd := range fds {
+		if fd < 0 {
+			control.CloseFDs(fds)
+			left("out of descriptors")
+			return nil, nil, nil, fmt.Errorf("%w: out of file descriptors; raise the broker's limit (ulimit -n)", shm.ErrNoMemory)
+		}
+	}
+	return rep, fds, left, nil
+}
+
+// dup lets a connection's goroutine send a descriptor that the loop may close
+// at any time.
+func dup(fd int) int {
+	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// modelFor finds the model, or makes it if a worker declares it.
+func (b *Broker) modelFor(req *control.Request) (*model, error) {
+	m := b.models[req.Model]
+	if req.Op == control.OpClient {
+		if m == nil {
+			return nil, fmt.Errorf("%w: %q", shm.ErrUnknownModel, req.Model)
+		}
+		return m, nil
+	}
+	if req.Worker == nil {
+		return nil, fmt.Errorf("%w: worker without a signature", shm.ErrInvalid)
+	}
+	sig, err := attach.ParseSignature(req.Worker.Inputs, req.Worker.Outputs)
+	if err != nil {
+		return nil, err
+	}
+	if m != nil {
+		if !sig.Equal(&m.cfg.Signature) {
+			return nil, fmt.Errorf("%w: %q is %s, the worker serves %s", shm.ErrSignatureMismatch, req.Model, &m.cfg.Signature, &sig)
+		}
+		return m, nil
+	}
+	mc := ModelConfig{Name: req.Model, Signature: sig}
+	mc.Slots, mc.Lease, mc.Policy = fromPolicy(req.Policy)
+	if m, err = b.newModel(mc); err != nil {
+		return nil, err
+	}
+	m.dynamic = true
+	b.models[req.Model] = m
+	return m, nil
+}

@@ -1,0 +1,118 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// listener is the control socket, and the lock that says who serves it.
+type listener struct {
+	*net.UnixListener
+	lock *os.File
+	path string
+}
+
+// listen takes the socket. The lock file beside it is held (flock) for as
+// long as its broker lives, so a socket whose lock is free is stale and can
+// be taken over without a race.
+func listen(path string, openFolder bool) (*listener, error) {
+	if len(path) > 107 {
+		return nil, fmt.Errorf("%w: socket path of %d bytes, a Unix socket's holds 107: %s", shm.ErrInvalid, len(path), path)
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("socket folder: %w", err)
+	}
+	if err := checkFolder(dir, openFolder); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("socket lock: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		pid, _ := os.ReadFile(lock.Name())
+		lock.Close()
+		return nil, fmt.Errorf("%w: %s (pid %s)", shm.ErrBrokerRunning, path, strings.TrimSpace(string(pid)))
+	}
+	_ = lock.Truncate(0)
+	_, _ = lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	if st, err := os.Lstat(path); err == nil {
+		if st.Mode().Type() != os.ModeSocket {
+			lock.Close()
+			return nil, fmt.Errorf("%w: %s exists and is not a socket", shm.ErrInvalid, path)
+		}
+		_ = os.Remove(path) // stale: its broker's lock was free
+	} else if !errors.Is(err, os.ErrNotExist) {
+		lock.Close()
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	// Bound under another name, given its mode, then moved into place: nobody
+	// can connect before the mode is right.
+	tmp := path + "." + strconv.Itoa(os.Getpid())
+	_ = os.Remove(tmp)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: tmp, Net: "unix"})
+	if err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	l.SetUnlinkOnClose(false)
+	mode := os.FileMode(0o600)
+	if openFolder {
+		mode = 0o666 // the uid list decides then
+	}
+	if err := errors.Join(os.Chmod(tmp, mode), os.Rename(tmp, path)); err != nil {
+		l.Close()
+		lock.Close()
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	return &listener{l, lock, path}, nil
+}
+
+// checkFolder refuses a folder in which others could put a socket of their
+// own, or reach ours.
+func checkFolder(dir string, open bool) error {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return fmt.Errorf("socket folder: %w", err)
+	}
+	if int(st.Uid) != os.Getuid() && st.Uid != 0 {
+		return fmt.Errorf("%w: socket folder %s belongs to uid %d; choose another with --socket", shm.ErrForbidden, dir, st.Uid)
+	}
+	if st.Mode&0o077 != 0 && !open {
+		return fmt.Errorf("%w: socket folder %s has mode %04o, so others may reach it; chmod 700 it, choose another with --socket, or allow it with --open_folder", shm.ErrForbidden, dir, st.Mode&0o7777)
+	}
+	return nil
+}
+
+func (l *listener) close() {
+	_ = os.Remove(l.path)
+	_ = l.UnixListener.Close()
+	_ = l.lock.Close()
+}
+
+// peerCred asks the kernel who is at the other end.
+func peerCred(c *net.UnixConn) (cred *unix.Ucred, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	cerr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	return cred, errors.Join(cerr, err)
+}
+
+func (b *Broker) allowed(uid int) bool {
+	return uid == os.Getuid() || slices.Contains(b.cfg.AllowedUIDs, uid)
+}

@@ -1,0 +1,162 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// loop is the broker's heart: one goroutine that owns all state, woken by
+// doorbells (eventfds), deaths (pidfds), posted functions, and time.
+type loop struct {
+	epfd    int
+	wake    shm.Doorbell // rung by post
+	sources []source
+	unused  []int32 // indices of sources to use again
+
+	mu    sync.Mutex
+	posts []func()
+}
+
+// source is something the loop watches. Its generation tells an event of
+// this source from a late one of its predecessor at the same index.
+type source struct {
+	fd         int
+	generation int32
+	fire       func()
+}
+
+func newLoop() (*loop, error) {
+	epfd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("epoll: %w", err)
+	}
+	l := &loop{epfd: epfd}
+	if l.wake, err = shm.NewDoorbell(); err != nil {
+		_ = unix.Close(epfd)
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	if _, err := l.watch(int(l.wake), func() {}); err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *loop) close() {
+	l.wake.Close()
+	_ = unix.Close(l.epfd)
+}
+
+// watch calls fire, on the loop, whenever fd becomes readable anew (edge
+// triggered: an eventfd need not be read).
+func (l *loop) watch(fd int, fire func()) (int32, error) {
+	var i int32
+	if n := len(l.unused); n > 0 {
+		i, l.unused = l.unused[n-1], l.unused[:n-1]
+	} else {
+		i = int32(len(l.sources))
+		l.sources = append(l.sources, source{})
+	}
+	s := &l.sources[i]
+	s.fd, s.fire = fd, fire
+	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&0xffffffff, Fd: i, Pad: s.generation}
+	if err := unix.EpollCtl(l.epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+		l.unused = append(l.unused, i)
+		return -1, fmt.Errorf("watch descriptor: %w", err)
+	}
+	return i, nil
+}
+
+// unwatch forgets a source; its descriptor stays the caller's to close.
+func (l *loop) unwatch(i int32) {
+	if i < 0 {
+		return
+	}
+	s := &l.sources[i]
+	_ = unix.EpollCtl(l.epfd, unix.EPOLL_CTL_DEL, s.fd, nil)
+	s.generation++
+	s.fd, s.fire = -1, nil
+	l.unused = append(l.unused, i)
+}
+
+// post runs f on the loop, soon. It may be called from any goroutine.
+func (l *loop) post(f func()) {
+	l.mu.Lock()
+	l.posts = append(l.posts, f)
+	first := len(l.posts) == 1
+	l.mu.Unlock()
+	if first {
+		l.wake.Ring()
+	}
+}
+
+func (l *loop) runPosts() {
+	l.mu.Lock()
+	posts := l.posts
+	l.posts = nil
+	l.mu.Unlock()
+	for _, f := range posts {
+		f()
+	}
+}
+
+// sleep waits for events until the given time (Now's clock), calls woke, and
+// fires them.
+func (l *loop) sleep(until int64, woke func()) error {
+	var events [128]unix.EpollEvent
+	n, err := epollWait(l.epfd, events[:], until)
+	if err != nil {
+		return err
+	}
+	woke()
+	for _, ev := range events[:n] {
+		if s := &l.sources[ev.Fd]; s.fire != nil && s.generation == ev.Pad {
+			s.fire()
+		}
+	}
+	return nil
+}
+
+const never = int64(1<<63 - 1)
+
+// epollWait is epoll_pwait2: epoll's own wait rounds to milliseconds, which
+// is longer than some wait times. It goes through Syscall6 so that the Go
+// scheduler knows that this thread sleeps.
+func epollWait(epfd int, events []unix.EpollEvent, until int64) (int, error) {
+	for {
+		var ts *unix.Timespec
+		if until != never {
+			t := unix.NsecToTimespec(max(0, until-shm.Now()))
+			ts = &t
+		}
+		n, _, e := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
+		switch {
+		case e == 0:
+			return int(n), nil
+		case e == unix.EINTR:
+			continue
+		case e == unix.ENOSYS: // kernels before 5.11
+			return epollWaitMillis(epfd, events, until)
+		default:
+			return 0, fmt.Errorf("epoll_pwait2: %w", e)
+		}
+	}
+}
+
+func epollWaitMillis(epfd int, events []unix.EpollEvent, until int64) (int, error) {
+	ms := -1
+	if until != never {
+		ms = int((max(0, until-shm.Now()) + 999_999) / 1_000_000)
+	}
+	n, err := unix.EpollWait(epfd, events, ms)
+	if errors.Is(err, unix.EINTR) {
+		return 0, nil
+	}
+	return n, err
+}

@@ -1,0 +1,109 @@
+package broker
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// peer is what clients and workers have in common: a process at the other end
+// of a connection, and a session segment shared with it.
+type peer struct {
+	conn  *net.UnixConn
+	pid   int
+	uid   int
+	name  string
+	since time.Time
+
+	pidfd    int
+	seg      *shm.Segment
+	doorbell shm.Doorbell
+	watches  [2]int32 // doorbell, pidfd
+}
+
+// soPeerPidfd is SO_PEERPIDFD (Linux 6.5): the peer's pidfd without a race.
+const soPeerPidfd = 77
+
+func newPeer(conn *net.UnixConn, cred *unix.Ucred) *peer {
+	p := &peer{conn: conn, pid: int(cred.Pid), uid: int(cred.Uid), since: time.Now(), pidfd: -1, doorbell: -1, watches: [2]int32{-1, -1}}
+	if raw, err := conn.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			if v, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, soPeerPidfd); err == nil {
+				p.pidfd = v
+			}
+		})
+	}
+	if p.pidfd < 0 && p.pid > 0 {
+		if fd, err := unix.PidfdOpen(p.pid, 0); err == nil {
+			p.pidfd = fd
+		}
+	}
+	if p.pidfd >= 0 {
+		unix.CloseOnExec(p.pidfd)
+	}
+	return p
+}
+
+func (p *peer) label() string {
+	if p.name != "" {
+		return p.name
+	}
+	return fmt.Sprintf("pid %d", p.pid)
+}
+
+// open makes the session segment and the doorbell.
+func (p *peer) open(m *model, kind shm.Kind, size int64) error {
+	var err error
+	if p.seg, err = m.b.cfg.Memory.Create("session", size); err != nil {
+		return err
+	}
+	m.layout.WriteHeader(p.seg, kind, m.b.epoch)
+	if p.doorbell, err = shm.NewDoorbell(); err != nil {
+		p.seg.Close()
+		p.seg = nil
+		return fmt.Errorf("%w: eventfd: %v", shm.ErrNoMemory, err)
+	}
+	return nil
+}
+
+// listen has the loop call rung when the peer rings, and died when its
+// process ends.
+func (p *peer) listen(b *Broker, rung, died func()) (err error) {
+	if p.watches[0], err = b.loop.watch(int(p.doorbell), rung); err != nil {
+		return err
+	}
+	if p.pidfd >= 0 && p.pid != os.Getpid() {
+		p.watches[1], err = b.loop.watch(p.pidfd, died)
+	}
+	return err
+}
+
+// close gives everything of the session back. The connection's goroutine
+// notices that its connection was closed.
+func (p *peer) close(b *Broker) {
+	b.loop.unwatch(p.watches[0])
+	b.loop.unwatch(p.watches[1])
+	p.watches = [2]int32{-1, -1}
+	if p.doorbell >= 0 {
+		p.doorbell.Close()
+		p.doorbell = -1
+	}
+	if p.seg != nil {
+		p.seg.Close()
+		p.seg = nil
+	}
+	closeFD(p.pidfd)
+	p.pidfd = -1
+	_ = p.conn.Close()
+}
+
+func closeFD(fd int) {
+	if fd >= 0 {
+		_ = unix.Close(fd)
+	}
+}

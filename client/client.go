@@ -1,0 +1,228 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// Client is a connection to one model. It is safe for many goroutines.
+type Client struct {
+	model string
+	opts  options
+
+	mu     sync.Mutex
+	link   *link         // nil while there is no broker
+	change chan struct{} // closed and replaced whenever link or err changes
+	err    error         // set once: closed, or the model is not what it was
+	info   Model
+
+	closing context.CancelFunc
+	done    chan struct{}
+}
+
+// Model describes what a client is attached to.
+type Model struct {
+	Name         string
+	Signature    shm.Signature
+	MaxBatchSize int // rows
+	Window       int // slots this client may have in use at once
+	WaitTime     time.Duration
+	Levels       int // priority levels
+	Slots        int // of the whole ring
+}
+
+type options struct {
+	socket string
+	window int
+	name   string
+	wait   bool
+	memory shm.Memory
+}
+
+// Option changes how Dial connects.
+type Option func(*options)
+
+// WithSocket names the broker's socket; the default is $RINGBATCH_SOCKET, or
+// broker.sock in the user's runtime folder.
+func WithSocket(path string) Option { return func(o *options) { o.socket = path } }
+
+// WithWindow asks for that many slots: the rows that this client may have in
+// use at once. The default is DefaultWindow.
+func WithWindow(slots int) Option { return func(o *options) { o.window = slots } }
+
+// WithName names this client in the broker's log and statistics.
+func WithName(name string) Option { return func(o *options) { o.name = name } }
+
+// WaitForModel makes Dial wait, within its context, for a broker that is not
+// there yet and for a model that no worker has registered yet.
+func WaitForModel() Option { return func(o *options) { o.wait = true } }
+
+// WithMemory replaces shared memory, for tests.
+func WithMemory(m shm.Memory) Option { return func(o *options) { o.memory = m } }
+
+// DefaultWindow is the window that Dial asks for unless told otherwise.
+const DefaultWindow = 8
+
+// Re-attaching backs off between these.
+const (
+	firstRetry = 5 * time.Millisecond
+	lastRetry  = 500 * time.Millisecond
+)
+
+// Dial attaches to a model of the broker. The context bounds the dialling,
+// not the client's life.
+func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
+	o := options{window: DefaultWindow, memory: shm.Memfd{}}
+	for _, f := range opts {
+		f(&o)
+	}
+	o.socket = control.SocketPath(o.socket)
+	if o.window < 1 || o.window > shm.MaxSlots {
+		return nil, fmt.Errorf("%w: window of %d slots, must be 1..%d", shm.ErrInvalid, o.window, shm.MaxSlots)
+	}
+	c := &Client{model: model, opts: o, change: make(chan struct{}), done: make(chan struct{})}
+	delay := firstRetry
+	for {
+		l, err := c.attach(ctx)
+		if err == nil {
+			c.link, c.info = l, l.model()
+			break
+		}
+		if !o.wait || !errors.Is(err, shm.ErrUnknownModel) && !errors.Is(err, shm.ErrNoBroker) && !errors.Is(err, shm.ErrBrokerGone) {
+			return nil, fmt.Errorf("dial %s: %w", model, err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("dial %s: %w (%w)", model, err, ctx.Err())
+		case <-time.After(delay):
+			delay = min(2*delay, lastRetry)
+		}
+	}
+	life, cancel := context.WithCancel(context.Background())
+	c.closing = cancel
+	go c.keep(life, c.link)
+	return c, nil
+}
+
+func (c *Client) attach(ctx context.Context) (*link, error) {
+	s, err := attach.Open(ctx, c.opts.socket, c.opts.memory, &control.Request{
+		Op: control.OpClient, Model: c.model, Name: c.opts.name, Window: c.opts.window,
+	})
+	if err != nil {
+		return nil, err
+	}
+	l, err := newLink(s)
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// keep watches the connection and, when the broker goes, ends what was in
+// flight and attaches again: a new broker is a new epoch with new segments.
+func (c *Client) keep(life context.Context, l *link) {
+	defer close(c.done)
+	for {
+		l.session.Gone()
+		l.fail()
+		c.set(nil, nil)
+		l.drop()
+		delay := firstRetry
+		for l = nil; l == nil; {
+			next, err := c.attach(life)
+			switch {
+			case life.Err() != nil:
+				if next != nil {
+					next.drop()
+				}
+				return
+			case err == nil && !next.session.Layout.Signature.Equal(&c.info.Signature):
+				next.drop()
+				c.set(nil, fmt.Errorf("%w: %s was %s", shm.ErrSignatureMismatch, c.model, &c.info.Signature))
+				return
+			case err == nil:
+				l = next
+			default:
+				select {
+				case <-life.Done():
+					return
+				case <-time.After(delay):
+					delay = min(2*delay, lastRetry)
+				}
+			}
+		}
+		if !c.set(l, nil) { // closed meanwhile
+			l.fail()
+			l.drop()
+			return
+		}
+	}
+}
+
+// set publishes a new link or a final error; false if the client has its
+// final error already.
+func (c *Client) set(l *link, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return false
+	}
+	c.link, c.err = l, err
+	close(c.change)
+	c.change = make(chan struct{})
+	return true
+}
+
+// Close detaches. What is in flight ends with ErrClosed or ErrBrokerGone;
+// views of requests that were not released yet stay readable until they are.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	l := c.link
+	c.mu.Unlock()
+	if !c.set(nil, shm.ErrClosed) {
+		return nil
+	}
+	c.closing()
+	if l != nil {
+		l.session.HangUp()
+	}
+	<-c.done
+	return nil
+}
+
+// Model describes the model.
+func (c *Client) Model() Model { return c.info }
+
+// current gives the link, waiting for a broker that is being restarted.
+func (c *Client) current(ctx context.Context) (*link, error) {
+	for {
+		c.mu.Lock()
+		l, err, change := c.link, c.err, c.change
+		if l != nil && err == nil {
+			l.hold()
+		}
+		c.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		if l != nil {
+			return l, nil
+		}
+		if ctx == nil {
+			return nil, &ended{status: shm.ErrBrokerGone}
+		}
+		select {
+		case <-change:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w (%w)", shm.ErrBrokerGone, ctx.Err())
+		}
+	}
+}

@@ -1,0 +1,161 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// Infer runs one request: it copies the inputs into slots, waits, and copies
+// the outputs out. Inputs come in signature order; each is a shm.Tensor (see
+// shm.Of) or, for an input of fixed shape, a plain slice of its element type
+// holding one or more whole rows. The outputs come in signature order too.
+func (c *Client) Infer(ctx context.Context, inputs ...any) ([]shm.Tensor, error) {
+	var outs []shm.Tensor
+	err := c.run(ctx, inputs, func(r Request) error {
+		for _, spec := range c.info.Signature.Outputs {
+			view, err := r.Output(spec.Name)
+			if err != nil {
+				return err
+			}
+			out := shm.Tensor{Name: view.Name, DType: view.DType, Shape: view.Shape}
+			out.Data = make([]byte, view.Rows()*view.RowBytes())
+			if err := shm.Copy(out, view); err != nil {
+				return err
+			}
+			outs = append(outs, out)
+		}
+		return nil
+	})
+	return outs, err
+}
+
+// InferInto is Infer into the caller's memory: outputs are slices, one per
+// output in signature order, each at least as large as the result, else
+// ErrOutputTooSmall.
+func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) error {
+	specs := c.info.Signature.Outputs
+	if len(outputs) != len(specs) {
+		return fmt.Errorf("%w: the model has %d outputs, %d buffers were given", shm.ErrInvalid, len(specs), len(outputs))
+	}
+	return c.run(ctx, inputs, func(r Request) error {
+		for i, spec := range specs {
+			view, err := r.Output(spec.Name)
+			if err != nil {
+				return err
+			}
+			dst, err := tensorOf(&specs[i], outputs[i])
+			if err != nil {
+				return err
+			}
+			need := view.Rows() * view.RowBytes()
+			if len(dst.Data) < need {
+				return fmt.Errorf("%w: output %q takes %d bytes, the buffer has %d", shm.ErrOutputTooSmall, spec.Name, need, len(dst.Data))
+			}
+			dst.Shape, dst.Data, dst.Stride = view.Shape, dst.Data[:need], 0
+			if err := shm.Copy(dst, view); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (c *Client) run(ctx context.Context, inputs []any, read func(Request) error) error {
+	specs := c.info.Signature.Inputs
+	if len(inputs) != len(specs) {
+		return fmt.Errorf("%w: the model has %d inputs, %d were given", shm.ErrInvalid, len(specs), len(inputs))
+	}
+	tensors := make([]shm.Tensor, len(inputs))
+	var sizes []uint32
+	rows := 0
+	for i := range inputs {
+		t, err := tensorOf(&specs[i], inputs[i])
+		if err != nil {
+			return err
+		}
+		var n int
+		if n, sizes, err = shm.CheckInput(&specs[i], &t, sizes); err != nil {
+			return err
+		}
+		if i > 0 && n != rows {
+			return fmt.Errorf("%w: input %q has %d rows, %q has %d", shm.ErrRows, specs[i].Name, n, specs[0].Name, rows)
+		}
+		rows, tensors[i] = n, t
+	}
+	dims := make([]int, len(sizes))
+	for i, d := range sizes {
+		dims[i] = int(d)
+	}
+	r, err := c.Claim(ctx, rows, dims...)
+	if err != nil {
+		return err
+	}
+	defer r.Release()
+	for i := range tensors {
+		view, err := r.Input(specs[i].Name)
+		if err != nil {
+			return err
+		}
+		if err := shm.CopyPadded(view, tensors[i]); err != nil {
+			return err
+		}
+	}
+	if err := r.Commit(ctx); err != nil {
+		return err
+	}
+	if err := r.Wait(ctx); err != nil {
+		return err
+	}
+	return read(r)
+}
+
+// tensorOf accepts a Tensor, or a slice that becomes rows of a fixed shape.
+func tensorOf(spec *shm.TensorSpec, v any) (shm.Tensor, error) {
+	switch v := v.(type) {
+	case shm.Tensor:
+		if v.Name != "" && v.Name != spec.Name {
+			return v, fmt.Errorf("%w: tensor %q given where %q is expected", shm.ErrInvalid, v.Name, spec.Name)
+		}
+		return v, nil
+	case []bool:
+		return fromSlice(spec, v)
+	case []uint8:
+		return fromSlice(spec, v)
+	case []int8:
+		return fromSlice(spec, v)
+	case []int16:
+		return fromSlice(spec, v)
+	case []int32:
+		return fromSlice(spec, v)
+	case []int64:
+		return fromSlice(spec, v)
+	case []shm.Float16:
+		return fromSlice(spec, v)
+	case []shm.BFloat16:
+		return fromSlice(spec, v)
+	case []float32:
+		return fromSlice(spec, v)
+	case []float64:
+		return fromSlice(spec, v)
+	}
+	return shm.Tensor{}, fmt.Errorf("%w: %q wants a shm.Tensor or a slice of %s, got %v", shm.ErrDType, spec.Name, spec.DType, reflect.TypeOf(v))
+}
+
+func fromSlice[T shm.Element](spec *shm.TensorSpec, v []T) (shm.Tensor, error) {
+	t := shm.Of(spec.Name, v)
+	if t.DType != spec.DType {
+		return t, fmt.Errorf("%w: %q is %s, got %s", shm.ErrDType, spec.Name, spec.DType, t.DType)
+	}
+	if len(spec.Variable) > 0 {
+		return t, fmt.Errorf("%w: %q has variable dimensions; give its shape with shm.Of", shm.ErrShape, spec.Name)
+	}
+	n := spec.RowElems()
+	if len(v) == 0 || len(v)%n != 0 {
+		return t, fmt.Errorf("%w: %q has rows of %d elements, got %d", shm.ErrSize, spec.Name, n, len(v))
+	}
+	t.Shape = append([]int{len(v) / n}, spec.Shape...)
+	return t, nil
+}

@@ -1,0 +1,231 @@
+package client
+
+import (
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// link is one attachment: one epoch of the broker, one window of slots.
+//
+// The window's free slots are kept here, privately: no other process claims
+// from it. refs counts the claimed requests plus one for the client; the
+// segments are unmapped when it falls to zero, so a view never dangles.
+type link struct {
+	session *attach.Session
+	board   *shm.Board
+	bell    *shm.Bell
+	first   uint32 // first slot of the window
+	refs    atomic.Int64
+	dead    atomic.Bool // the broker went away, or the client was closed
+
+	mu        sync.Mutex
+	commits   shm.Producer[shm.Commit]
+	slots     []slot
+	gens      []uint32 // generation of the last commit, by slot
+	free      []uint64 // bitmap: 1 = free
+	lowest    int      // no word of free below this one has a bit set
+	nfree     int
+	abandoned []uint32 // released while a worker or the broker still has them
+	waiters   []chan struct{}
+	wait      waiting
+}
+
+type slotState uint8
+
+// A slot as its client sees it:
+//
+//	free ── Claim ──► claimed ── Commit ──► committed ── word on the board ──► ended
+//	 ▲                   │                      │                               │
+//	 └──── Release ──────┴── Release (cancel, abandoned until the word) ─ Release
+const (
+	slotFree slotState = iota
+	slotClaimed
+	slotCommitted
+	slotEnded
+	slotAbandoned
+)
+
+type slot struct {
+	handle atomic.Uint32 // +1 at every claim and release: a stale Request no longer matches
+	state  slotState
+	level  int8
+	held   bool // a worker may still write; decided together with status
+	rows   uint32
+	status shm.Status // once ended
+	dims   [shm.MaxVariableDims]uint32
+
+	claimTook, claimed, committed, seen int64 // on Now's clock
+}
+
+func newLink(s *attach.Session) (*link, error) {
+	n := s.Info.Window
+	// Touch the window's pages now: a refusal is an error here instead of a
+	// SIGBUS later, and no request pays for page faults.
+	for _, planes := range [][]shm.Plane{s.Layout.Inputs, s.Layout.Outputs} {
+		for _, p := range planes {
+			if err := s.Planes.Populate(p.Offset+int64(s.Info.FirstSlot)*p.Stride, int64(n)*p.Stride); err != nil {
+				return nil, err
+			}
+		}
+	}
+	l := &link{
+		session: s,
+		board:   s.Board,
+		bell:    s.Board.Bell(s.Info.FirstSlot),
+		first:   s.Info.FirstSlot,
+		commits: shm.Producer[shm.Commit]{Ring: shm.CommitRing(s.Words, n)},
+		slots:   make([]slot, n),
+		gens:    make([]uint32, n),
+		free:    make([]uint64, (n+63)/64),
+		nfree:   n,
+	}
+	for i := range n {
+		l.gens[i] = s.Info.FirstGen
+		l.free[i/64] |= 1 << (i % 64)
+	}
+	l.wait.init(n)
+	l.refs.Store(1)
+	return l, nil
+}
+
+func (l *link) model() Model {
+	a := &l.session.Info
+	return Model{
+		Name: a.Model, Signature: l.session.Layout.Signature, MaxBatchSize: a.MaxBatch, Window: a.Window,
+		WaitTime: time.Duration(a.Policy.WaitTime), Levels: max(1, len(a.Policy.Levels)), Slots: a.Slots,
+	}
+}
+
+func (l *link) hold() { l.refs.Add(1) }
+
+func (l *link) drop() {
+	if l.refs.Add(-1) == 0 {
+		l.session.Close()
+	}
+}
+
+// fail ends everything in flight: nobody will answer it any more.
+func (l *link) fail() {
+	l.dead.Store(true)
+	l.mu.Lock()
+	for _, w := range l.waiters {
+		close(w)
+	}
+	l.waiters = nil
+	l.mu.Unlock()
+	l.kick()
+	l.wakeFollowers()
+}
+
+// take claims rows consecutive free slots, lowest first: the slots used last
+// are the warmest, and neighbours in time become neighbours in memory. The
+// caller holds mu.
+func (l *link) take(rows int) (int, bool) {
+	if l.nfree < rows {
+		l.reapAbandoned()
+		if l.nfree < rows {
+			return 0, false
+		}
+	}
+	at := -1
+	if rows == 1 {
+		for w := l.lowest; w < len(l.free); w++ {
+			if l.free[w] != 0 {
+				l.lowest = w
+				at = w*64 + bits.TrailingZeros64(l.free[w])
+				break
+			}
+		}
+	} else {
+		at = l.findRun(rows)
+	}
+	if at < 0 {
+		return 0, false
+	}
+	for i := at; i < at+rows; i++ {
+		l.free[i/64] &^= 1 << (i % 64)
+	}
+	l.nfree -= rows
+	return at, true
+}
+
+func (l *link) findRun(rows int) int {
+	run := 0
+	for i := l.lowest * 64; i < len(l.slots); i++ {
+		if l.free[i/64]&(1<<(i%64)) == 0 {
+			run = 0
+			continue
+		}
+		if run++; run == rows {
+			return i - rows + 1
+		}
+	}
+	return -1
+}
+
+// giveBack frees slots and lets those who wait for some try again. The caller
+// holds mu.
+func (l *link) giveBack(at, rows int) {
+	for i := at; i < at+rows; i++ {
+		l.free[i/64] |= 1 << (i % 64)
+	}
+	l.lowest = min(l.lowest, at/64)
+	l.nfree += rows
+	for _, w := range l.waiters {
+		close(w)
+	}
+	l.waiters = l.waiters[:0]
+}
+
+// reapAbandoned frees released slots whose word says that nobody else has
+// them any more. The caller holds mu.
+func (l *link) reapAbandoned() {
+	keep := l.abandoned[:0]
+	for _, at := range l.abandoned {
+		if w := l.board.Word(l.first + at); w.Generation() == l.gens[at] && !w.Held() {
+			l.slots[at].state = slotFree
+			l.giveBack(int(at), int(l.slots[at].rows))
+		} else {
+			keep = append(keep, at)
+		}
+	}
+	l.abandoned = keep
+}
+
+// push sends one entry to the broker. The caller holds mu.
+func (l *link) push(e *shm.Commit) (ring bool) {
+	ring, full := l.commits.Push(e)
+	if full {
+		// Cannot happen while both sides keep the protocol: the ring has room
+		// for everything that a window can have under way.
+		panic("ringbatch: commit ring is full")
+	}
+	return ring
+}
+
+// ended looks at the board whether the request in slot i has ended, and if so
+// fixes its status: what was seen first counts, also when the broker dies
+// between two looks.
+func (l *link) ended(i uint32) bool {
+	s := &l.slots[i]
+	if s.state != slotCommitted {
+		return true
+	}
+	w := l.board.Word(l.first + i)
+	switch {
+	case w.Generation() == l.gens[i]:
+		s.status, s.held = w.Status(), w.Held()
+	case l.dead.Load():
+		s.status, s.held = shm.ErrBrokerGone, true
+	default:
+		return false
+	}
+	s.state = slotEnded
+	s.seen = shm.Now()
+	return true
+}

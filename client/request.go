@@ -1,0 +1,273 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// Request is one claimed piece of the window: rows consecutive slots. It is a
+// small handle to be passed by value; after Release every method of every
+// copy answers ErrReleased. One goroutine at a time uses a Request.
+type Request struct {
+	link   *link
+	at     uint32 // slot, counted from the window's first
+	handle uint32
+}
+
+// Claim takes slots for a request of that many rows. While the window is full
+// it waits for a Release, until ctx ends: then the error matches ErrFull and
+// the context's. For a model with variable dimensions, dims are the actual
+// sizes of all inputs' variable dimensions in signature order.
+func (c *Client) Claim(ctx context.Context, rows int, dims ...int) (Request, error) {
+	return c.claim(ctx, rows, dims)
+}
+
+// TryClaim is Claim that never waits: a full window is ErrFull at once.
+func (c *Client) TryClaim(rows int, dims ...int) (Request, error) {
+	return c.claim(nil, rows, dims)
+}
+
+func (c *Client) claim(ctx context.Context, rows int, dims []int) (Request, error) {
+	if rows < 1 || rows > c.info.Window || rows > c.info.MaxBatchSize {
+		return Request{}, c.badRows(rows)
+	}
+	var start int64
+	for {
+		l, err := c.current(ctx)
+		if err != nil {
+			return Request{}, err
+		}
+		l.mu.Lock()
+		at, ok := l.take(rows)
+		if ok {
+			l.mu.Unlock()
+			s := &l.slots[at]
+			if err := l.setDims(s, dims); err != nil {
+				l.mu.Lock()
+				l.giveBack(at, rows)
+				l.mu.Unlock()
+				l.drop()
+				return Request{}, err
+			}
+			s.state, s.rows, s.level = slotClaimed, uint32(rows), defaultLevel
+			l.clearPadding(s, at)
+			s.claimed = shm.Now()
+			s.claimTook = 0
+			if start != 0 {
+				s.claimTook = s.claimed - start
+			}
+			return Request{l, uint32(at), s.handle.Add(1)}, nil
+		}
+		if ctx == nil {
+			l.mu.Unlock()
+			l.drop()
+			return Request{}, shm.ErrFull
+		}
+		if start == 0 {
+			start = shm.Now()
+		}
+		room := make(chan struct{})
+		l.waiters = append(l.waiters, room)
+		poll := time.Hour
+		if len(l.abandoned) > 0 { // nobody will tell when these come back
+			poll = time.Millisecond
+		}
+		dead := l.dead.Load()
+		l.mu.Unlock()
+		if dead {
+			l.drop()
+			continue
+		}
+		t := time.NewTimer(poll)
+		select {
+		case <-room:
+		case <-t.C:
+		case <-ctx.Done():
+			err = fmt.Errorf("%w (%w)", shm.ErrFull, ctx.Err())
+		}
+		t.Stop()
+		l.drop()
+		if err != nil {
+			return Request{}, err
+		}
+	}
+}
+
+// defaultLevel as a commit's level asks for the model's default.
+const defaultLevel = -1
+
+func (c *Client) badRows(rows int) error {
+	if rows > c.info.MaxBatchSize {
+		return fmt.Errorf("%w: %d rows, at most %d", shm.ErrTooLarge, rows, c.info.MaxBatchSize)
+	}
+	return fmt.Errorf("%w: a request has 1..%d rows (this client's window), got %d", shm.ErrRows, c.info.Window, rows)
+}
+
+func (l *link) setDims(s *slot, dims []int) error {
+	inputs := l.session.Layout.Signature.Inputs
+	want := shm.VariableDims(inputs)
+	if len(dims) != want {
+		return fmt.Errorf("%w: the inputs have %d variable dimensions, %d sizes were given", shm.ErrShape, want, len(dims))
+	}
+	n := 0
+	for _, t := range inputs {
+		for _, v := range t.Variable {
+			if dims[n] < 1 || dims[n] > t.Shape[v] {
+				return fmt.Errorf("%w: input %q dimension %d is 1..%d, got %d", shm.ErrShape, t.Name, v, t.Shape[v], dims[n])
+			}
+			s.dims[n] = uint32(dims[n])
+			n++
+		}
+	}
+	return nil
+}
+
+// slot finds the request's slot, or says that it is no longer its own.
+func (r Request) slot() (*slot, error) {
+	if r.link == nil {
+		return nil, shm.ErrReleased
+	}
+	s := &r.link.slots[r.at]
+	if s.handle.Load() != r.handle {
+		return nil, shm.ErrReleased
+	}
+	return s, nil
+}
+
+// Rows is the number of rows claimed.
+func (r Request) Rows() int {
+	s, err := r.slot()
+	if err != nil {
+		return 0
+	}
+	return int(s.rows)
+}
+
+// SetPriority chooses a priority level, 0 being the most urgent. Before
+// Commit.
+func (r Request) SetPriority(level int) error {
+	s, err := r.slot()
+	if err != nil {
+		return err
+	}
+	if s.state != slotClaimed {
+		return shm.ErrCommitted
+	}
+	if levels := max(1, len(r.link.session.Info.Policy.Levels)); level < 0 || level >= levels {
+		return fmt.Errorf("%w: %d, the model has 0..%d", shm.ErrNoLevel, level, levels-1)
+	}
+	s.level = int8(level)
+	return nil
+}
+
+// Commit hands the request to the broker. The inputs belong to the worker
+// from here on. The context's deadline, if it has one, becomes the request's:
+// it is enforced in the queue too, where expired requests are dropped.
+func (r Request) Commit(ctx context.Context) error {
+	s, err := r.slot()
+	if err != nil {
+		return err
+	}
+	if s.state != slotClaimed {
+		return shm.ErrCommitted
+	}
+	l := r.link
+	e := shm.Commit{Kind: shm.KindCommit, Level: s.level, Rows: s.rows, Slot: l.first + r.at, Dims: s.dims}
+	if d, ok := ctx.Deadline(); ok {
+		e.Deadline = max(1, shm.Until(d))
+	}
+	s.committed = shm.Now()
+	e.Committed = s.committed
+	l.mu.Lock()
+	l.gens[r.at]++
+	e.Gen = l.gens[r.at]
+	s.state = slotCommitted
+	ring := l.push(&e)
+	l.mu.Unlock()
+	if ring {
+		l.session.Doorbell.Ring()
+	}
+	return nil
+}
+
+// Wait blocks until the request has ended and returns nil or its named error.
+// If ctx ends first the request goes on; Release then cancels it.
+func (r Request) Wait(ctx context.Context) error {
+	s, err := r.slot()
+	if err != nil {
+		return err
+	}
+	if s.state == slotClaimed {
+		return shm.ErrNotCommitted
+	}
+	if !r.link.ended(r.at) {
+		if err := r.link.await(ctx, r.at); err != nil {
+			return fromContext(err)
+		}
+	}
+	return r.outcome(s)
+}
+
+// Poll is Wait that never waits: ErrNotDone while the request is under way.
+func (r Request) Poll() error {
+	s, err := r.slot()
+	if err != nil {
+		return err
+	}
+	if s.state == slotClaimed {
+		return shm.ErrNotCommitted
+	}
+	if !r.link.ended(r.at) {
+		return shm.ErrNotDone
+	}
+	return r.outcome(s)
+}
+
+func (r Request) outcome(s *slot) error {
+	switch s.status {
+	case shm.OK:
+		return nil
+	case shm.ErrFailed, shm.ErrWorkerDied, shm.ErrWorkerHung:
+		return &ended{s.status, r.link.board.Reason(r.link.first + r.at)}
+	default:
+		return &ended{status: s.status}
+	}
+}
+
+// Release gives the slots back; views into them must not be used any more. A
+// request that was not committed is forgotten, one that has not ended is
+// canceled.
+func (r Request) Release() error {
+	s, err := r.slot()
+	if err != nil {
+		return err
+	}
+	l := r.link
+	ended := l.ended(r.at) // claimed counts as ended: nobody else has it
+	ring := false
+	l.mu.Lock()
+	if !s.handle.CompareAndSwap(r.handle, r.handle+1) {
+		l.mu.Unlock()
+		return shm.ErrReleased
+	}
+	switch {
+	case s.state == slotClaimed || ended && !s.held:
+		s.state = slotFree
+		l.giveBack(int(r.at), int(s.rows))
+	default:
+		if !ended {
+			ring = l.push(&shm.Commit{Kind: shm.KindCancel, Rows: s.rows, Slot: l.first + r.at, Gen: l.gens[r.at]})
+		}
+		s.state = slotAbandoned
+		l.abandoned = append(l.abandoned, r.at)
+	}
+	l.mu.Unlock()
+	if ring {
+		l.session.Doorbell.Ring()
+	}
+	l.drop()
+	return nil
+}

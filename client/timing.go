@@ -1,0 +1,46 @@
+package client
+
+import (
+	"time"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// Timing says where a request's time went.
+type Timing struct {
+	Claim    time.Duration // waiting for room in the window
+	Write    time.Duration // from Claim to Commit: writing the inputs
+	Queue    time.Duration // from Commit until the broker dispatched it
+	Dispatch time.Duration // from there until the worker started it
+	Compute  time.Duration // the worker's function
+	Wake     time.Duration // from its end until this client saw it
+}
+
+// Total is the sum: from asking for slots to seeing the end.
+func (t Timing) Total() time.Duration {
+	return t.Claim + t.Write + t.Queue + t.Dispatch + t.Compute + t.Wake
+}
+
+// Timing of a request that ended well. Others report what is known on this
+// side only: Claim, Write, and the whole wait as Queue.
+func (r Request) Timing() (Timing, error) {
+	s, err := r.slot()
+	if err != nil {
+		return Timing{}, err
+	}
+	if s.state != slotEnded {
+		return Timing{}, shm.ErrNotDone
+	}
+	span := func(from, to int64) time.Duration { return time.Duration(max(0, to-from)) }
+	t := Timing{Claim: time.Duration(s.claimTook), Write: span(s.claimed, s.committed)}
+	if s.status != shm.OK {
+		t.Queue = span(s.committed, s.seen)
+		return t, nil
+	}
+	rec := r.link.board.Record(r.link.first + r.at)
+	t.Queue = span(s.committed, rec.Dispatched)
+	t.Dispatch = span(rec.Dispatched, rec.Started)
+	t.Compute = span(rec.Started, rec.Finished)
+	t.Wake = span(rec.Finished, s.seen)
+	return t, nil
+}

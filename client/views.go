@@ -1,0 +1,134 @@
+package client
+
+import (
+	"fmt"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// Input is the view of an input tensor's rows, in place: write, then Commit.
+// Where the model declares buckets for a variable dimension, the view has the
+// bucket's size and is zero where it was not written.
+func (r Request) Input(name string) (shm.Tensor, error) {
+	s, err := r.slot()
+	if err != nil {
+		return shm.Tensor{}, err
+	}
+	if s.state != slotClaimed {
+		return shm.Tensor{}, shm.ErrCommitted
+	}
+	l := r.link.session.Layout
+	dims := r.link.padded(s)
+	at := 0
+	for i := range l.Inputs {
+		p := &l.Inputs[i]
+		if p.Spec.Name == name {
+			return r.view(p, s, dims[:], at), nil
+		}
+		at += len(p.Spec.Variable)
+	}
+	return shm.Tensor{}, fmt.Errorf("%w: no input %q; the model has %s", shm.ErrInvalid, name, &l.Signature)
+}
+
+// Output is the view of an output tensor's rows, in place: valid after Wait
+// returned nil and until Release.
+func (r Request) Output(name string) (shm.Tensor, error) {
+	s, err := r.doneSlot()
+	if err != nil {
+		return shm.Tensor{}, err
+	}
+	l := r.link.session.Layout
+	dims := clampDims(l.Outputs, r.link.board.Record(r.link.first+r.at).Dims)
+	at := 0
+	for i := range l.Outputs {
+		p := &l.Outputs[i]
+		if p.Spec.Name == name {
+			return r.view(p, s, dims[:], at), nil
+		}
+		at += len(p.Spec.Variable)
+	}
+	return shm.Tensor{}, fmt.Errorf("%w: no output %q; the model has %s", shm.ErrInvalid, name, &l.Signature)
+}
+
+// InputBytes is the memory of the k-th input's rows: the quickest way in for
+// a model of fixed shapes.
+func (r Request) InputBytes(k int) ([]byte, error) {
+	s, err := r.slot()
+	if err != nil {
+		return nil, err
+	}
+	if s.state != slotClaimed {
+		return nil, shm.ErrCommitted
+	}
+	l := r.link
+	return l.session.Layout.Inputs[k].Rows(l.session.Planes.Bytes(), l.first+r.at, int(s.rows)), nil
+}
+
+// OutputBytes is the memory of the k-th output's rows, after Wait.
+func (r Request) OutputBytes(k int) ([]byte, error) {
+	s, err := r.doneSlot()
+	if err != nil {
+		return nil, err
+	}
+	l := r.link
+	return l.session.Layout.Outputs[k].Rows(l.session.Planes.Bytes(), l.first+r.at, int(s.rows)), nil
+}
+
+func (r Request) doneSlot() (*slot, error) {
+	s, err := r.slot()
+	switch {
+	case err != nil:
+		return nil, err
+	case s.state == slotClaimed:
+		return nil, shm.ErrNotCommitted
+	case s.state == slotCommitted:
+		return nil, shm.ErrNotDone
+	case s.status != shm.OK:
+		return nil, r.outcome(s)
+	}
+	return s, nil
+}
+
+func (r Request) view(p *shm.Plane, s *slot, dims []uint32, at int) shm.Tensor {
+	l := r.link
+	shape := append([]int{int(s.rows)}, p.Spec.Actual(dims, at)...)
+	return shm.Tensor{
+		Name: p.Spec.Name, DType: p.Spec.DType, Shape: shape, Stride: int(p.Stride),
+		Data: p.Rows(l.session.Planes.Bytes(), l.first+r.at, int(s.rows)),
+	}
+}
+
+// clearPadding zeroes the inputs of a request that is smaller than its bucket.
+func (l *link) clearPadding(s *slot, at int) {
+	if l.padded(s) == s.dims {
+		return
+	}
+	for i := range l.session.Layout.Inputs {
+		if p := &l.session.Layout.Inputs[i]; len(p.Spec.Variable) > 0 {
+			clear(p.Rows(l.session.Planes.Bytes(), l.first+uint32(at), int(s.rows)))
+		}
+	}
+}
+
+// padded is the request's sizes rounded up to the declared buckets.
+func (l *link) padded(s *slot) [shm.MaxVariableDims]uint32 {
+	dims := s.dims
+	for i, sizes := range l.session.Info.Policy.Buckets {
+		if i < len(dims) {
+			dims[i] = shm.Bucket(sizes, dims[i])
+		}
+	}
+	return dims
+}
+
+// clampDims believes the sizes a worker reported only as far as the slot goes.
+func clampDims(planes []shm.Plane, dims [shm.MaxVariableDims]uint32) [shm.MaxVariableDims]uint32 {
+	n := 0
+	for _, p := range planes {
+		for _, v := range p.Spec.Variable {
+			dims[n] = min(dims[n], uint32(p.Spec.Shape[v]))
+			n++
+		}
+	}
+	return dims
+}

@@ -1,0 +1,171 @@
+package client
+
+import (
+	"context"
+	"math/bits"
+	"sync/atomic"
+	"time"
+)
+
+// Waiting without a thread per waiter. The bell of a window is one futex
+// word, and a parked goroutine costs an OS thread. So of all goroutines that
+// wait on one client, one is the leader and parks on the bell; the others
+// follow on channels. A leader whose own request has ended hands the lead to
+// a follower. A single waiter is always the leader: its wake-up is one futex
+// hop with no goroutine in between.
+type waiting struct {
+	leading bool            // under link.mu
+	follow  []uint64        // bitmap of slots with a follower, under link.mu
+	count   int             // bits set in follow
+	wake    []chan struct{} // by slot, made on first use
+	parked  atomic.Uint64   // odd while the leader is parked; +1 at each change
+}
+
+func (w *waiting) init(n int) {
+	w.follow = make([]uint64, (n+63)/64)
+	w.wake = make([]chan struct{}, n)
+}
+
+// await blocks until the request in slot i has ended, or ctx has.
+func (l *link) await(ctx context.Context, i uint32) error {
+	for !l.ended(i) {
+		l.mu.Lock()
+		if !l.wait.leading {
+			l.wait.leading = true
+			l.mu.Unlock()
+			return l.lead(ctx, i)
+		}
+		wake := l.wait.wake[i]
+		if wake == nil {
+			wake = make(chan struct{}, 1)
+			l.wait.wake[i] = wake
+		}
+		l.wait.follow[i/64] |= 1 << (i % 64)
+		l.wait.count++
+		l.mu.Unlock()
+		if l.dead.Load() { // fail may have looked before we were listed
+			l.poke(i)
+		}
+		var err error
+		select {
+		case <-wake:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		l.mu.Lock()
+		if l.wait.follow[i/64]&(1<<(i%64)) != 0 { // nobody took us off the list
+			l.unfollow(i)
+		} else if err != nil {
+			<-wake // somebody is poking us: take it, so that the channel is empty for the next
+		}
+		if err != nil {
+			l.promote()
+		}
+		l.mu.Unlock()
+		if err != nil && !l.ended(i) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *link) unfollow(i uint32) {
+	l.wait.follow[i/64] &^= 1 << (i % 64)
+	l.wait.count--
+}
+
+// lead parks on the bell until the leader's own request has ended.
+func (l *link) lead(ctx context.Context, i uint32) error {
+	defer func() {
+		l.mu.Lock()
+		l.wait.leading = false
+		l.promote()
+		l.mu.Unlock()
+	}()
+	if ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, l.kick)
+		defer stop()
+	}
+	for {
+		seen := l.bell.Count.Load()
+		l.wakeEnded()
+		if l.ended(i) {
+			return nil
+		}
+		l.wait.parked.Add(1)
+		// Parked first, then look; kick has its cause visible first, then
+		// looks at parked: one of us sees the other.
+		if ctx.Err() == nil && !l.dead.Load() {
+			l.bell.Wait(seen, time.Hour)
+		}
+		l.wait.parked.Add(1)
+		if err := ctx.Err(); err != nil && !l.ended(i) {
+			return err
+		}
+	}
+}
+
+// kick makes a parked leader look around. A futex wake that comes before the
+// wait is lost, hence the loop; it ends as soon as the leader has moved.
+func (l *link) kick() {
+	for p := l.wait.parked.Load(); p%2 == 1 && l.wait.parked.Load() == p; {
+		l.bell.Wake()
+		time.Sleep(20 * time.Microsecond)
+	}
+}
+
+// wakeEnded pokes the followers whose requests have ended.
+func (l *link) wakeEnded() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.wait.count == 0 {
+		return
+	}
+	for w, word := range l.wait.follow {
+		for ; word != 0; word &= word - 1 {
+			i := uint32(w*64 + bits.TrailingZeros64(word))
+			if l.board.Word(l.first+i).Generation() == l.gens[i] {
+				l.unfollow(i)
+				l.wait.wake[i] <- struct{}{}
+			}
+		}
+	}
+}
+
+// wakeFollowers pokes all of them: the link is dead.
+func (l *link) wakeFollowers() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for w, word := range l.wait.follow {
+		for ; word != 0; word &= word - 1 {
+			i := uint32(w*64 + bits.TrailingZeros64(word))
+			l.unfollow(i)
+			l.wait.wake[i] <- struct{}{}
+		}
+	}
+}
+
+func (l *link) poke(i uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.wait.follow[i/64]&(1<<(i%64)) != 0 {
+		l.unfollow(i)
+		l.wait.wake[i] <- struct{}{}
+	}
+}
+
+// promote makes some follower try for the lead, if there is no leader. The
+// caller holds mu.
+func (l *link) promote() {
+	if l.wait.leading || l.wait.count == 0 {
+		return
+	}
+	for w, word := range l.wait.follow {
+		if word != 0 {
+			i := uint32(w*64 + bits.TrailingZeros64(word))
+			l.unfollow(i)
+			l.wait.wake[i] <- struct{}{}
+			return
+		}
+	}
+}

@@ -1,0 +1,76 @@
+// Package histogram counts durations in buckets whose width grows with their
+// value: 16 per doubling, so a quantile is right within about 3 %. Histograms
+// of the same kind add up, between models and over time.
+package histogram
+
+import (
+	"math/bits"
+	"time"
+)
+
+const (
+	subBits = 4 // 16 buckets per doubling
+	buckets = (64 - subBits) << subBits
+)
+
+// Histogram counts durations. The zero value is ready.
+type Histogram struct {
+	counts [buckets]uint32
+	n      uint64
+	sum    time.Duration
+	max    time.Duration
+}
+
+// Add counts one duration; negative ones count as zero.
+func (h *Histogram) Add(d time.Duration) {
+	d = max(0, d)
+	h.counts[index(uint64(d))]++
+	h.n++
+	h.sum += d
+	h.max = max(h.max, d)
+}
+
+func index(v uint64) int {
+	if v < 1<<subBits {
+		return int(v)
+	}
+	shift := bits.Len64(v) - subBits - 1
+	return (shift+1)<<subBits + int(v>>shift) - 1<<subBits
+}
+
+// upper is the largest value of a bucket.
+func upper(i int) uint64 {
+	if i < 1<<subBits {
+		return uint64(i)
+	}
+	shift := i>>subBits - 1
+	return (uint64(i&(1<<subBits-1)+1<<subBits)+1)<<shift - 1
+}
+
+// Count is how many were added.
+func (h *Histogram) Count() uint64 { return h.n }
+
+// Mean is their average.
+func (h *Histogram) Mean() time.Duration {
+	if h.n == 0 {
+		return 0
+	}
+	return h.sum / time.Duration(h.n)
+}
+
+// Max is the largest.
+func (h *Histogram) Max() time.Duration { return h.max }
+
+// Quantile is the value that a share q of them did not exceed.
+func (h *Histogram) Quantile(q float64) time.Duration {
+	if h.n == 0 {
+		return 0
+	}
+	rank, seen := uint64(q*float64(h.n)), uint64(0)
+	for i, c := range h.counts {
+		if seen += uint64(c); seen > rank || seen == h.n {
+			return min(time.Duration(upper(i)), h.max)
+		}
+	}
+	return h.max
+}

@@ -1,0 +1,59 @@
+package shm
+
+import "fmt"
+
+// Bucket rounds a size up to the next of the ascending sizes; a size beyond
+// the last, or an empty list, stays as it is.
+func Bucket(sizes []uint32, n uint32) uint32 {
+	for _, s := range sizes {
+		if n <= s {
+			return s
+		}
+	}
+	return n
+}
+
+// CopyPadded copies src into dst, whose rows may be larger in any dimension
+// (the bucket a shape was rounded up to); what src does not cover becomes
+// zero.
+func CopyPadded(dst, src Tensor) error {
+	if dst.DType != src.DType {
+		return fmt.Errorf("%w: tensor %q is %s, got %s", ErrDType, dst.Name, dst.DType, src.DType)
+	}
+	if len(dst.Shape) != len(src.Shape) || dst.Rows() != src.Rows() {
+		return fmt.Errorf("%w: tensor %q is %v, got %v", ErrShape, dst.Name, dst.Shape, src.Shape)
+	}
+	same := true
+	for i, d := range dst.Shape {
+		if src.Shape[i] > d {
+			return fmt.Errorf("%w: tensor %q is %v, got %v", ErrShape, dst.Name, dst.Shape, src.Shape)
+		}
+		same = same && src.Shape[i] == d
+	}
+	if same {
+		return Copy(dst, src)
+	}
+	for i := range dst.Rows() {
+		d, s := dst.Row(i), src.Row(i)
+		padRow(d.Data, s.Data, dst.Shape[1:], src.Shape[1:], dst.DType.Size())
+	}
+	return nil
+}
+
+// padRow copies one row of shape from into one of shape to, dimension by
+// dimension.
+func padRow(dst, src []byte, to, from []int, elem int) {
+	if len(to) == 0 {
+		copy(dst, src)
+		return
+	}
+	ds, ss := elem, elem // bytes of one step in the outermost dimension
+	for i := 1; i < len(to); i++ {
+		ds *= to[i]
+		ss *= from[i]
+	}
+	for i := range from[0] {
+		padRow(dst[i*ds:(i+1)*ds], src[i*ss:(i+1)*ss], to[1:], from[1:], elem)
+	}
+	clear(dst[from[0]*ds:])
+}

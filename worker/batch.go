@@ -1,0 +1,216 @@
+package worker
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// Batch is some requests to be run together. Its rows are sorted by slot, so
+// that neighbours in memory are neighbours here.
+type Batch struct {
+	w         *Worker
+	id        uint64
+	started   int64
+	mailed    int64
+	dims      [shm.MaxVariableDims]uint32
+	reqs      []request
+	slots     []uint32 // slot of each row
+	runs      []Run
+	padTo     int
+	completed bool
+}
+
+type request struct {
+	mail    shm.MailRequest
+	row     int // its first row in the batch
+	status  shm.Status
+	reason  string
+	outDims [shm.MaxVariableDims]uint32
+}
+
+// Run is a piece of a batch whose rows lie one after the other in memory.
+type Run struct {
+	Slot uint32 // of its first row
+	Row  int    // its first row in the batch
+	Rows int
+}
+
+func newBatch(w *Worker) *Batch {
+	n := w.MaxBatchSize()
+	return &Batch{w: w, reqs: make([]request, 0, n), slots: make([]uint32, 0, n), runs: make([]Run, 0, n)}
+}
+
+// read copies a mail, leaving out the requests that ended meanwhile (canceled
+// or expired): work that nobody waits for is not executed.
+func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
+	m := *mail
+	layout, board := b.w.session.Layout, b.w.session.Board
+	*b = Batch{w: b.w, id: m.Batch, mailed: m.Dispatched, dims: m.Dims, padTo: int(m.PadTo), reqs: b.reqs[:0], slots: b.slots[:0], runs: b.runs[:0]}
+	if int(m.Requests) > len(reqs) {
+		return fmt.Errorf("%w: mail of %d requests", shm.ErrProtocol, m.Requests)
+	}
+	maxDims := outputMaxima(layout)
+	for i := range int(m.Requests) {
+		q := request{mail: reqs[i], outDims: maxDims}
+		if int64(q.mail.Slot)+int64(q.mail.Rows) > int64(layout.Slots) || int(q.mail.Bell) >= layout.Slots {
+			return fmt.Errorf("%w: mail names slot %d of %d", shm.ErrProtocol, q.mail.Slot, layout.Slots)
+		}
+		if w := board.Word(q.mail.Slot); int32(q.mail.Gen-w.Generation()) > 0 {
+			b.reqs = append(b.reqs, q)
+		}
+	}
+	slices.SortFunc(b.reqs, func(x, y request) int { return int(x.mail.Slot) - int(y.mail.Slot) })
+	for i := range b.reqs {
+		q := &b.reqs[i]
+		q.row = len(b.slots)
+		for s := q.mail.Slot; s < q.mail.Slot+q.mail.Rows; s++ {
+			if n := len(b.slots); n > 0 && b.slots[n-1]+1 == s {
+				b.runs[len(b.runs)-1].Rows++
+			} else {
+				b.runs = append(b.runs, Run{Slot: s, Row: n, Rows: 1})
+			}
+			b.slots = append(b.slots, s)
+		}
+	}
+	b.padTo = max(b.padTo, len(b.slots))
+	b.started = shm.Now()
+	return nil
+}
+
+func outputMaxima(l *shm.Layout) (dims [shm.MaxVariableDims]uint32) {
+	n := 0
+	for _, p := range l.Outputs {
+		for _, v := range p.Spec.Variable {
+			dims[n] = uint32(p.Spec.Shape[v])
+			n++
+		}
+	}
+	return dims
+}
+
+// ID is the batch's number with its model.
+func (b *Batch) ID() uint64 { return b.id }
+
+// Len is the number of requests.
+func (b *Batch) Len() int { return len(b.reqs) }
+
+// Rows is the number of rows of all requests.
+func (b *Batch) Rows() int { return len(b.slots) }
+
+// PadTo is the number of rows the model should see: Rows, or more where the
+// worker asked for padding. Rows beyond Rows() are zero and are not answered.
+func (b *Batch) PadTo() int { return b.padTo }
+
+// Runs are the pieces of the batch that are contiguous in memory, in row
+// order, without padding.
+func (b *Batch) Runs() []Run { return b.runs }
+
+// Slots is the slot of each row, for a worker that gathers by index.
+func (b *Batch) Slots() []uint32 { return b.slots }
+
+// Request describes the i-th request.
+func (b *Batch) Request(i int) Request {
+	q := &b.reqs[i]
+	return Request{Row: q.row, Rows: int(q.mail.Rows), Deadline: q.mail.Deadline, Committed: q.mail.Committed, dims: q.mail.Dims}
+}
+
+// Request is one request of a batch: which rows are its own, and its sizes.
+type Request struct {
+	Row, Rows           int
+	Deadline, Committed int64 // on shm.Now's clock; Deadline 0 if none
+	dims                [shm.MaxVariableDims]uint32
+}
+
+// Dims are the true sizes of the variable dimensions of all inputs, in
+// signature order.
+func (r Request) Dims() []uint32 { return r.dims[:] }
+
+// InputShape is the true shape of request i's rows in the k-th input, without
+// the row dimension. In a bucketed model it can be smaller than the shape of
+// the column; the rest is zero.
+func (b *Batch) InputShape(i, k int) []int {
+	inputs := b.w.session.Layout.Inputs
+	at := 0
+	for j := range k {
+		at += len(inputs[j].Spec.Variable)
+	}
+	return inputs[k].Spec.Actual(b.reqs[i].mail.Dims[:], at)
+}
+
+// SetOutputDims tells the actual sizes of the variable dimensions of request
+// i's outputs, in signature order; without it they are the maximum.
+func (b *Batch) SetOutputDims(i int, dims ...int) error {
+	want := shm.VariableDims(b.w.session.Layout.Signature.Outputs)
+	if len(dims) != want {
+		return fmt.Errorf("%w: the outputs have %d variable dimensions, %d sizes were given", shm.ErrShape, want, len(dims))
+	}
+	most := outputMaxima(b.w.session.Layout)
+	for j, d := range dims {
+		if d < 1 || d > int(most[j]) {
+			return fmt.Errorf("%w: variable output dimension %d is 1..%d, got %d", shm.ErrShape, j, most[j], d)
+		}
+		b.reqs[i].outDims[j] = uint32(d)
+	}
+	return nil
+}
+
+// Fail ends the i-th request with err, and leaves its neighbours alone.
+func (b *Batch) Fail(i int, err error) {
+	b.reqs[i].status, b.reqs[i].reason = shm.ErrFailed, err.Error()
+}
+
+// FailAll ends every request of the batch with err, other than those that
+// failed already.
+func (b *Batch) FailAll(err error) {
+	for i := range b.reqs {
+		if b.reqs[i].status == shm.OK {
+			b.Fail(i, err)
+		}
+	}
+}
+
+// Complete answers the clients and gives the batch back. The batch must not
+// be used after it.
+//
+//  1. for each request: record, then its word (SYNC POINT "completion")
+//  2. one ring per client: rows are sorted by slot and windows don't
+//     interleave, so a client's requests are neighbours
+//  3. the broker learns that this worker has room again
+func (b *Batch) Complete() {
+	if b.completed {
+		return
+	}
+	b.completed = true
+	board := b.w.session.Board
+	done := shm.Done{Batch: b.id, Started: b.started, Finished: shm.Now()}
+	for i := range b.reqs {
+		q := &b.reqs[i]
+		if q.status != shm.OK {
+			done.Failed++
+		}
+		// Somebody else may have ended it meanwhile (expired, canceled); then
+		// record and reason are no longer ours to write.
+		if w := board.Word(q.mail.Slot); int32(q.mail.Gen-w.Generation()) > 0 {
+			rec := board.Record(q.mail.Slot)
+			*rec = shm.Record{Dispatched: b.mailed, Started: b.started, Finished: done.Finished, Dims: q.outDims}
+			if q.status != shm.OK {
+				board.SetReason(q.mail.Slot, q.reason)
+			}
+			board.End(q.mail.Slot, q.mail.Gen, q.status, false)
+		}
+		if i+1 == len(b.reqs) || b.reqs[i+1].mail.Bell != q.mail.Bell {
+			board.Ring(q.mail.Bell)
+		}
+	}
+	ring, full := b.w.done.Push(&done)
+	if full {
+		panic("ringbatch: done ring is full") // cannot happen: it has room for twice the depth
+	}
+	if ring {
+		b.w.session.Doorbell.Ring()
+	}
+	b.w.taken = slices.DeleteFunc(b.w.taken, func(t *Batch) bool { return t == b })
+	b.w.free = append(b.w.free, b)
+}

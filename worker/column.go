@@ -1,0 +1,120 @@
+package worker
+
+import (
+	"fmt"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// Column is one tensor of a batch, over all its rows.
+type Column struct {
+	b     *Batch
+	plane *shm.Plane
+	shape []int // of a row, bucketed where the model declares buckets; the maximum for outputs
+	side  int   // 0 input, 1 output
+}
+
+// Input is the k-th input.
+func (b *Batch) Input(k int) Column { return b.column(b.w.session.Layout.Inputs, k, 0) }
+
+// Output is the k-th output.
+func (b *Batch) Output(k int) Column { return b.column(b.w.session.Layout.Outputs, k, 1) }
+
+// InputNamed finds an input by its name.
+func (b *Batch) InputNamed(name string) (Column, error) {
+	return b.named(b.w.session.Layout.Inputs, name, 0)
+}
+
+// OutputNamed finds an output by its name.
+func (b *Batch) OutputNamed(name string) (Column, error) {
+	return b.named(b.w.session.Layout.Outputs, name, 1)
+}
+
+func (b *Batch) named(planes []shm.Plane, name string, side int) (Column, error) {
+	for k := range planes {
+		if planes[k].Spec.Name == name {
+			return b.column(planes, k, side), nil
+		}
+	}
+	return Column{}, fmt.Errorf("%w: no tensor %q", shm.ErrInvalid, name)
+}
+
+func (b *Batch) column(planes []shm.Plane, k, side int) Column {
+	p := &planes[k]
+	shape := p.Spec.Shape
+	if side == 0 && len(p.Spec.Variable) > 0 {
+		at := 0
+		for j := range k {
+			at += len(planes[j].Spec.Variable)
+		}
+		shape = p.Spec.Actual(b.dims[:], at)
+	}
+	return Column{b, p, shape, side}
+}
+
+// Spec describes the tensor.
+func (c Column) Spec() *shm.TensorSpec { return &c.plane.Spec }
+
+// RowShape is the shape of a row in this batch.
+func (c Column) RowShape() []int { return c.shape }
+
+// RowBytes is the bytes of one row in this batch's shape.
+func (c Column) RowBytes() int {
+	n := c.plane.Spec.DType.Size()
+	for _, d := range c.shape {
+		n *= d
+	}
+	return n
+}
+
+// Bytes is row i in place. Rows from Batch.Rows() up to PadTo() are padding:
+// zero for inputs, a private scratch for outputs.
+func (c Column) Bytes(i int) []byte {
+	if i >= len(c.b.slots) {
+		return c.b.w.padding(c.side, c.RowBytes())
+	}
+	return c.plane.Row(c.b.w.session.Planes.Bytes(), c.b.slots[i])[:c.RowBytes()]
+}
+
+// padding is a row that belongs to nobody.
+func (w *Worker) padding(side, size int) []byte {
+	if len(w.zeros[side]) < size {
+		w.zeros[side] = make([]byte, size)
+	}
+	return w.zeros[side][:size]
+}
+
+// Row is row i in place, as elements. It panics if T is not the tensor's
+// element type: that is a mistake in the worker, and fails the batch.
+func Row[T shm.Element](c Column, i int) []T {
+	t := shm.Tensor{Name: c.plane.Spec.Name, DType: c.plane.Spec.DType, Shape: append([]int{1}, c.shape...), Data: c.Bytes(i)}
+	return must[T](t)
+}
+
+func must[T shm.Element](t shm.Tensor) []T {
+	s, err := shm.As[T](t)
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+// Contiguous is all rows as one tensor, if they lie one after the other
+// without a gap (and nothing is padded).
+func (c Column) Contiguous() (shm.Tensor, bool) {
+	if len(c.b.runs) != 1 || c.b.padTo > len(c.b.slots) {
+		return shm.Tensor{}, false
+	}
+	t := c.Run(0)
+	return t, t.Contiguous()
+}
+
+// Run is the rows of the batch's i-th run (see Batch.Runs) as one tensor;
+// contiguous unless variable dimensions leave gaps between rows.
+func (c Column) Run(i int) shm.Tensor {
+	r := c.b.runs[i]
+	return shm.Tensor{
+		Name: c.plane.Spec.Name, DType: c.plane.Spec.DType, Shape: append([]int{r.Rows}, c.shape...), Stride: int(c.plane.Stride),
+		Data: c.plane.Rows(c.b.w.session.Planes.Bytes(), r.Slot, r.Rows),
+	}
+}

@@ -1,0 +1,23 @@
+// Package worker is the model's side of ringbatch: a function that is given
+// whole batches.
+//
+//	sig := shm.Signature{Inputs: …, Outputs: …}
+//	err := worker.Serve(ctx, worker.Config{Model: "double", Signature: sig, MaxBatchSize: 32},
+//		func(ctx context.Context, b *worker.Batch) error {
+//			for i := range b.Rows() {
+//				x, y := worker.Row[float32](b.Input(0), i), worker.Row[float32](b.Output(0), i)
+//				for j := range x {
+//					y[j] = 2 * x[j]
+//				}
+//			}
+//			return nil
+//		})
+//
+// The rows of a batch are views into shared memory: inputs are read in place,
+// outputs are written in place. A batch whose rows happen to be neighbours is
+// one contiguous tensor (Column.Contiguous); otherwise it is a few runs
+// (Column.Runs) or, always, rows (Column.Row).
+//
+// A worker must not write into inputs: a batch that outlives its worker is
+// run again from the same bytes.
+package worker
