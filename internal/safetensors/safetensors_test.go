@@ -1,0 +1,240 @@
+package safetensors
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// The files in testdata were written by safetensors 0.8.0 from numpy 2.4.6 arrays:
+//
+//	names = {'bool':'?', 'u8':'u1', 'i8':'i1', 'i16':'<i2', 'i32':'<i4', 'i64':'<i8', 'f16':'<f2', 'f32':'<f4', 'f64':'<f8'}
+//	t = {n: (np.arange(6) - 1).astype(d).reshape(2, 3) for n, d in names.items()}
+//	t['scalar'] = np.array(2.5, '<f4'); t['empty'] = np.zeros((0, 7), '<f8'); t['näme "<&>"'] = np.arange(3, dtype='u1')
+//	save_file(t, 'numpy.safetensors', metadata={'made by': 'numpy'})
+//	save_file({'b': np.array([1, 2], ml_dtypes.bfloat16)}, 'bf16.safetensors')
+//	save_file({'x': np.arange(2, dtype='<u4')}, 'refused_u32.safetensors')
+
+func fixture(t testing.TB, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", name+".safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func le(v any) []byte {
+	var b bytes.Buffer
+	if err := binary.Write(&b, binary.LittleEndian, v); err != nil {
+		panic(err)
+	}
+	return b.Bytes()
+}
+
+func parse(file []byte) ([]Tensor, map[string]string, error) {
+	f, err := New(bytes.NewReader(file), int64(len(file)))
+	if err != nil {
+		return nil, nil, err
+	}
+	var all []Tensor
+	for _, i := range f.Tensors() {
+		t, err := f.Read(i.Name)
+		if err != nil {
+			return nil, nil, err
+		}
+		all = append(all, t)
+	}
+	return all, f.Metadata, nil
+}
+
+func TestAFileFromNumpyIsReadAndWrittenBackByteForByte(t *testing.T) {
+	shape := []int{2, 3}
+	want := []Tensor{
+		{"i64", "i64", shape, le([]int64{-1, 0, 1, 2, 3, 4})},
+		{"empty", "f64", []int{0, 7}, []byte{}},
+		{"f64", "f64", shape, le([]float64{-1, 0, 1, 2, 3, 4})},
+		{"f32", "f32", shape, le([]float32{-1, 0, 1, 2, 3, 4})},
+		{"scalar", "f32", []int{}, le([]float32{2.5})},
+		{"i32", "i32", shape, le([]int32{-1, 0, 1, 2, 3, 4})},
+		{"f16", "f16", shape, le([]uint16{0xbc00, 0, 0x3c00, 0x4000, 0x4200, 0x4400})},
+		{"i16", "i16", shape, le([]int16{-1, 0, 1, 2, 3, 4})},
+		{"i8", "i8", shape, le([]int8{-1, 0, 1, 2, 3, 4})},
+		{`näme "<&>"`, "u8", []int{3}, []byte{0, 1, 2}},
+		{"u8", "u8", shape, []byte{255, 0, 1, 2, 3, 4}},
+		{"bool", "bool", shape, []byte{1, 0, 1, 1, 1, 1}},
+	}
+	file := fixture(t, "numpy")
+	got, metadata, err := parse(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if metadata["made by"] != "numpy" {
+		t.Errorf("metadata %v", metadata)
+	}
+	var b bytes.Buffer
+	if err := Write(&b, got, metadata); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(b.Bytes(), file) {
+		t.Errorf("written\n%q\nthe reference wrote\n%q", b.Bytes(), file)
+	}
+}
+
+func TestBfloat16IsKeptAsItIs(t *testing.T) {
+	file := fixture(t, "bf16")
+	got, _, err := parse(file)
+	want := []Tensor{{"b", "bf16", []int{2}, []byte{0x80, 0x3f, 0x00, 0x40}}}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("%v, %v", got, err)
+	}
+	var b bytes.Buffer
+	if err := Write(&b, got, nil); err != nil || !bytes.Equal(b.Bytes(), file) {
+		t.Errorf("%q, %v", b.Bytes(), err)
+	}
+}
+
+func TestATypeWeDoNotKnowIsRefusedByName(t *testing.T) {
+	_, _, err := parse(fixture(t, "refused_u32"))
+	if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), `"U32"`) {
+		t.Error(err)
+	}
+}
+
+func TestEveryTruncationAndEveryExtraByteIsRefused(t *testing.T) {
+	file := fixture(t, "numpy")
+	for n := range file {
+		if _, _, err := parse(file[:n]); !errors.Is(err, ErrFormat) {
+			t.Errorf("%d of %d bytes: %v", n, len(file), err)
+		}
+	}
+	if _, _, err := parse(append(file, 0)); !errors.Is(err, ErrFormat) {
+		t.Errorf("one more byte: %v", err)
+	}
+}
+
+func withHeader(text string, data int) []byte {
+	b := binary.LittleEndian.AppendUint64(nil, uint64(len(text)))
+	return append(append(b, text...), make([]byte, data)...)
+}
+
+func TestBadHeadersAreRefused(t *testing.T) {
+	const a = `"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}`
+	for text, data := range map[string]int{
+		``: 0, ` {}`: 0, `[]`: 0, `{`: 0, `{}x`: 0, `{} {}`: 0, `{"a":1}`: 0, `{"a":null}`: 0,
+		`{` + a + `,` + a + `}`: 2, // the same name twice
+		`{` + a + `}`:           1, // past the end
+		`{` + a + ` }`:          3, // data nobody owns
+		`{` + a + `,"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}`:                              3, // overlap
+		`{` + a + `,"b":{"dtype":"U8","shape":[1],"data_offsets":[3,4]}}`:                              4, // hole
+		`{` + a + `,"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}`:                              2, // the same bytes twice
+		`{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,2]}}`:                                        2, // shape against offsets
+		`{"a":{"dtype":"U8","shape":[2],"data_offsets":[2,0]}}`:                                        2,
+		`{"a":{"dtype":"U8","shape":[2],"data_offsets":[-2,0]}}`:                                       2,
+		`{"a":{"dtype":"U8","shape":[-1,-2],"data_offsets":[0,2]}}`:                                    2,
+		`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2,3]}}`:                                      2,
+		`{"a":{"dtype":"U8","shape":[2.5],"data_offsets":[0,2]}}`:                                      2,
+		`{"a":{"dtype":"U8","data_offsets":[0,1]}}`:                                                    1,
+		`{"a":{"shape":[1],"data_offsets":[0,1]}}`:                                                     1,
+		`{"a":{"dtype":"F64","shape":[4611686018427387904,4611686018427387904],"data_offsets":[0,0]}}`: 0,
+		`{"a":{"dtype":"U8","shape":[9223372036854775807],"data_offsets":[0,9223372036854775807]}}`:    8,
+		`{"a":{"dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,1]}}`:                     1,
+		`{"a":{"dtype":"U8","shape":[` + strings.Repeat("1,", MaxRank) + `1],"data_offsets":[0,1]}}`:   1,
+		`{"__metadata__":{"x":1}}`:                                                                     0,
+		"{\"\xff\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}":                           1,
+	} {
+		if _, _, err := parse(withHeader(text, data)); !errors.Is(err, ErrFormat) {
+			t.Errorf("%.100q with %d bytes: %v", text, data, err)
+		}
+	}
+	for _, n := range []uint64{MaxHeaderBytes + 1, math.MaxUint64, math.MaxInt64, 3} {
+		if _, _, err := parse(append(binary.LittleEndian.AppendUint64(nil, n), "{}"...)); !errors.Is(err, ErrFormat) {
+			t.Errorf("header length %d: %v", n, err)
+		}
+	}
+}
+
+func TestAnEmptyFileOfNoTensorsIsFine(t *testing.T) {
+	if got, _, err := parse(withHeader("{}      ", 0)); err != nil || len(got) != 0 {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+func TestTensorsThatContradictThemselvesAreNotWritten(t *testing.T) {
+	for _, ts := range [][]Tensor{
+		{{"a", "f32", []int{2}, make([]byte, 7)}}, {{"a", "u32", []int{1}, make([]byte, 4)}},
+		{{"a", "u8", []int{-1}, nil}}, {{"__metadata__", "u8", []int{0}, nil}}, {{"\xff", "u8", []int{0}, nil}},
+		{{"a", "u8", []int{0}, nil}, {"a", "u8", []int{0}, nil}}, {{"a", "u8", []int{math.MaxInt, 2}, nil}},
+	} {
+		if err := Write(io.Discard, ts, nil); err == nil {
+			t.Errorf("%v was written", ts)
+		}
+	}
+}
+
+func TestSaveReplacesAFileWholeOrLeavesItAlone(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "w.safetensors")
+	good := []Tensor{{"a", "u8", []int{2}, []byte{1, 2}}}
+	for range 2 {
+		if err := Save(path, good, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Save(path, []Tensor{{"a", "u8", []int{3}, nil}}, nil); err == nil {
+		t.Error("a bad tensor was saved")
+	}
+	f, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if got, err := f.Read("a"); err != nil || !reflect.DeepEqual(got, good[0]) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if _, err := f.Read("b"); !errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 1 {
+		t.Errorf("%d files left, want 1", len(left))
+	}
+	if _, err := Open(dir); err == nil {
+		t.Error("a folder was opened")
+	}
+	if _, err := Open(path + "x"); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// FuzzNew: nothing panics, and whatever is accepted survives a round trip.
+func FuzzNew(f *testing.F) {
+	f.Add(fixture(f, "numpy"))
+	f.Add(fixture(f, "bf16"))
+	f.Fuzz(func(t *testing.T, file []byte) {
+		tensors, metadata, err := parse(file)
+		if err != nil {
+			return
+		}
+		var b, c bytes.Buffer
+		if err := Write(&b, tensors, metadata); err != nil {
+			t.Fatalf("read but not written: %v", err)
+		}
+		again, metadata, err := parse(b.Bytes())
+		if err != nil {
+			t.Fatalf("written but not read: %v", err)
+		}
+		if err := Write(&c, again, metadata); err != nil || !bytes.Equal(b.Bytes(), c.Bytes()) {
+			t.Fatalf("%q became %q (%v)", b.Bytes(), c.Bytes(), err)
+		}
+	})
+}
