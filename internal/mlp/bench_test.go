@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 )
 
 // BenchmarkForward is the default model at growing batches, on one core:
@@ -25,6 +26,25 @@ func BenchmarkForward(b *testing.B) {
 			b.Run(fmt.Sprintf("kernel=%s/rows=%d", kernel, rows), func(b *testing.B) { benchRows(b, m, rows) })
 		}
 	}
+}
+
+// BenchmarkBatchingPays takes turns between 1 row and 32, so that a busy machine
+// slows both, and reports how many times the items per second 32 gives.
+func BenchmarkBatchingPays(b *testing.B) {
+	m, err := New(Default())
+	if err != nil {
+		b.Fatal(err)
+	}
+	src, dst := make([]float32, 32*m.In()), make([]float32, 32*m.Out())
+	var one, many time.Duration
+	for b.Loop() {
+		start := time.Now()
+		m.Forward(dst, src, 1)
+		mid := time.Now()
+		m.Forward(dst, src, 32)
+		one, many = one+mid.Sub(start), many+time.Since(mid)
+	}
+	b.ReportMetric(32*one.Seconds()/many.Seconds(), "times")
 }
 
 func BenchmarkForwardTwoThreads(b *testing.B) {
@@ -57,7 +77,8 @@ func benchRows(b *testing.B, m *MLP, rows int) {
 }
 
 // BenchmarkStreamRead is the yardstick for one row: how fast a core reads that
-// much memory when it does nothing else (the runtime's vectorised search).
+// much memory when it does nothing else (the runtime's vectorised search, which
+// leaves prefetching to the CPU; so one row may well be faster).
 func BenchmarkStreamRead(b *testing.B) {
 	s := alignedFloats(int(Default().WeightBytes() / 4))
 	adviseHugePages(s)

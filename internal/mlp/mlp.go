@@ -119,9 +119,9 @@ func (m *MLP) Reserve(rows int) {
 // Forward runs a contiguous batch: src is rows × In, dst is rows × Out, row after
 // row. It panics when they are shorter than that.
 func (m *MLP) Forward(dst, src []float32, rows int) {
-	if rows < 0 || len(src) < rows*m.In() || len(dst) < rows*m.Out() {
-		panic(fmt.Sprintf("mlp: %d rows need %d inputs and %d outputs, got %d and %d",
-			rows, rows*m.In(), rows*m.Out(), len(src), len(dst)))
+	if rows < 0 || rows > len(src)/m.In() || rows > len(dst)/m.Out() {
+		panic(fmt.Sprintf("mlp: %d rows of %d inputs and %d outputs don't fit into %d and %d",
+			rows, m.In(), m.Out(), len(src), len(dst)))
 	}
 	m.Reserve(rows)
 	for r := range rows {
