@@ -3,6 +3,7 @@ package shm
 import (
 	"fmt"
 	"math"
+	"sync/atomic"
 )
 
 // A model has two segments, and every session (a client's or a worker's
@@ -156,19 +157,26 @@ func (l *Layout) header(kind Kind, size int64, epoch uint64) Header {
 }
 
 // WriteHeader is the broker's first write into a new segment.
+//
+// SYNC POINT "header", release side: the magic goes last.
 func (l *Layout) WriteHeader(s *Segment, kind Kind, epoch uint64) {
-	*at[Header](s.mem, 0) = l.header(kind, s.Size(), epoch)
+	h := l.header(kind, s.Size(), epoch)
+	h.Magic = 0
+	*at[Header](s.mem, 0) = h
+	at[atomic.Uint64](s.mem, 0).Store(Magic)
 }
 
 // CheckHeader is every peer's first read of a segment it was given.
+//
+// SYNC POINT "header", acquire side.
 func (l *Layout) CheckHeader(s *Segment, kind Kind, epoch uint64) error {
 	if s.Size() < segmentHeader {
 		return fmt.Errorf("%w: segment of %d bytes has no header", ErrLayout, s.Size())
 	}
-	got := *at[Header](s.mem, 0)
-	if got.Magic != Magic {
+	if at[atomic.Uint64](s.mem, 0).Load() != Magic {
 		return fmt.Errorf("%w: not a ringbatch segment", ErrLayout)
 	}
+	got := *at[Header](s.mem, 0)
 	if got.Version != LayoutVersion {
 		return fmt.Errorf("%w: segment has version %d, this build speaks %d", ErrVersion, got.Version, LayoutVersion)
 	}
