@@ -95,7 +95,7 @@ func (b *Batcher) passReadyTimes(now Time) {
 		r.due = true
 		if !r.held {
 			b.shapes.shapes[r.shape].due++
-			b.refile(r.shape, r.base, false)
+			b.refile(r.shape, 0)
 		}
 	}
 }

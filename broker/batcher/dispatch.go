@@ -25,19 +25,18 @@ func (b *Batcher) dispatch(w WorkerID, s int32, limit int, why Reason, now Time)
 func (b *Batcher) pack(s, slot, limit int32, now Time) int {
 	sh := &b.shapes.shapes[s]
 	x := &b.batches[slot]
-	rows := int32(0)
+	rows, heads := int32(0), uint64(0)
 	for sh.levels != 0 && rows < limit {
-		level := b.firstLevel(s, now)
-		l := b.list(s, level)
-		id := l.head
+		id := b.list(s, b.firstLevel(s, now)).head
 		r := &b.requests[id]
 		if rows+r.rows > limit {
 			break
 		}
 		rows += r.rows
-		b.withdraw(id)
+		heads |= b.withdrawUnfiled(id)
 		b.start(r, x, slot, id)
 	}
+	b.refile(s, heads)
 	return int(rows)
 }
 

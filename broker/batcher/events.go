@@ -49,13 +49,10 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	b.clientStarts(c)
 	b.lastSeq++
 	b.lastSince = max(b.lastSince, r.Arrived)
-	*b.record(r.ID) = request{
-		seq: b.lastSeq, firstSeq: b.lastSeq,
-		since: b.lastSince, firstSince: b.lastSince,
-		arrived: r.Arrived, deadline: r.Deadline, timeout: timeout,
-		rows: int32(r.Rows), client: r.Client, clientGen: c.generation,
-		level: uint8(r.Level), base: uint8(r.Level), alone: r.Alone,
-	}
+	x := b.record(r.ID)
+	x.describe(&r, c.generation)
+	x.timeout = timeout
+	x.place(b.lastSeq, b.lastSince)
 	b.admit(now, r.ID, &r.Dims)
 	return nil
 }
@@ -94,21 +91,17 @@ func (b *Batcher) Requeue(now Time, r Request) {
 // requeueUnknown is Requeue for a request that is not in the books, for
 // example after its Ended: it becomes the very first of its level.
 func (b *Batcher) requeueUnknown(now Time, r Request, x *request, c *client) {
-	level := r.Level
-	if level < 0 || level >= b.cfg.levelCount() {
-		level = b.cfg.DefaultLevel
+	if r.Level < 0 || r.Level >= b.cfg.levelCount() {
+		r.Level = b.cfg.DefaultLevel
 	}
+	r.Rows = max(1, r.Rows)
+	r.Alone = r.Alone || r.Rows > b.cfg.MaxBatchSize
 	r.Arrived = min(r.Arrived, now)
 	b.clientStarts(c)
 	b.frontSeq--
-	*x = request{
-		seq: b.frontSeq, firstSeq: b.frontSeq,
-		since: r.Arrived, firstSince: r.Arrived,
-		arrived: r.Arrived, deadline: r.Deadline, timeout: Never,
-		rows: int32(max(1, r.Rows)), client: r.Client, clientGen: c.generation,
-		level: uint8(level), base: uint8(level),
-		alone: r.Alone || r.Rows > b.cfg.MaxBatchSize,
-	}
+	x.describe(&r, c.generation)
+	x.timeout = Never
+	x.place(b.frontSeq, r.Arrived)
 	b.admit(now, r.ID, &r.Dims)
 }
 

@@ -32,20 +32,17 @@ func (c *class) remove(level uint8, s int32) {
 }
 
 // refile brings the filing of shape s up to date after its counts changed.
-// level is where its list changed; headChanged says whether at its head.
-func (b *Batcher) refile(s int32, level uint8, headChanged bool) {
+// heads has a bit for each level whose list has another head now.
+func (b *Batcher) refile(s int32, heads uint64) {
 	sh := &b.shapes.shapes[s]
 	full := int(sh.rows) >= b.cfg.MaxBatchSize
 	ready := full || sh.due > 0 || sh.preferred > 0
-	if full == sh.full && ready == sh.ready {
-		if headChanged {
-			b.refileLevel(s, level)
-		}
-		return
+	if full != sh.full || ready != sh.ready {
+		sh.full, sh.ready = full, ready
+		heads |= sh.levels
 	}
-	sh.full, sh.ready = full, ready
-	for levels := sh.levels | 1<<level; levels != 0; levels &= levels - 1 {
-		b.refileLevel(s, uint8(bits.TrailingZeros64(levels)))
+	for ; heads != 0; heads &= heads - 1 {
+		b.refileLevel(s, uint8(bits.TrailingZeros64(heads)))
 	}
 }
 

@@ -37,7 +37,7 @@ func (b *Batcher) refreshPreferred(now Time) {
 		b.reorders.remove(uint32(s))
 		if rows := b.preferredRows(s, now); rows != sh.preferred {
 			sh.preferred = rows
-			b.refile(s, 0, false)
+			b.refile(s, 0)
 		}
 	}
 	b.stale = b.stale[:0]

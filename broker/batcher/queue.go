@@ -34,23 +34,25 @@ func (b *Batcher) admit(now Time, id RequestID, dims *Dims) {
 
 // withdraw undoes admit; the caller decides what the request is from now on.
 func (b *Batcher) withdraw(id RequestID) {
+	s := b.requests[id].shape
+	b.refile(s, b.withdrawUnfiled(id))
+}
+
+// withdrawUnfiled is withdraw without refile, which is for the caller to call
+// with the result before anything else is admitted.
+func (b *Batcher) withdrawUnfiled(id RequestID) (heads uint64) {
 	r := &b.requests[id]
 	c := &b.clients[r.client]
 	if b.cfg.PreserveOrder {
 		b.unlinkOrder(id)
 		if !r.held {
 			b.shortenRun(c, id)
-			b.leave(id)
 		}
-	} else {
-		b.leave(id)
+	}
+	if !r.held {
+		heads = b.leaveUnfiled(id)
 	}
 	b.byClient.unlink(&c.waiting, id)
-	b.forget(r, id)
-}
-
-// forget is the part of withdraw that has nothing to do with order.
-func (b *Batcher) forget(r *request, id RequestID) {
 	if !r.due {
 		b.readies.remove(uint32(id))
 	}
@@ -63,6 +65,7 @@ func (b *Batcher) forget(r *request, id RequestID) {
 	if sh.requests == 0 {
 		b.shapes.recycle(r.shape)
 	}
+	return heads
 }
 
 // setReadyTimer computes when id stops waiting for company: after the wait
@@ -102,18 +105,28 @@ func (b *Batcher) entered(r *request, asHead bool) {
 	sh.levels |= 1 << r.base
 	sh.count(r, 1)
 	b.markStale(r.shape)
-	b.refile(r.shape, r.base, asHead)
+	heads := uint64(0)
+	if asHead {
+		heads = 1 << r.base
+	}
+	b.refile(r.shape, heads)
 }
 
 // leave takes id out of its queue.
 func (b *Batcher) leave(id RequestID) {
+	b.refile(b.requests[id].shape, b.leaveUnfiled(id))
+}
+
+func (b *Batcher) leaveUnfiled(id RequestID) (heads uint64) {
 	r := &b.requests[id]
 	if r.alone {
 		b.inQueue.unlink(&b.alone, id)
-		return
+		return 0
 	}
 	l := b.list(r.shape, r.base)
-	wasHead := l.head == id
+	if l.head == id {
+		heads = 1 << r.base
+	}
 	b.inQueue.unlink(l, id)
 	sh := &b.shapes.shapes[r.shape]
 	if l.head == none {
@@ -121,7 +134,7 @@ func (b *Batcher) leave(id RequestID) {
 	}
 	sh.count(r, -1)
 	b.markStale(r.shape)
-	b.refile(r.shape, r.base, wasHead)
+	return heads
 }
 
 // count adds r to the shape's counts n times.

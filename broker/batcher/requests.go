@@ -48,6 +48,25 @@ type request struct {
 	held  bool // waiting: held back by PreserveOrder
 }
 
+// describe fills in what the caller said about the request.
+func (x *request) describe(r *Request, clientGen uint32) {
+	x.arrived = r.Arrived
+	x.deadline = r.Deadline
+	x.rows = int32(r.Rows)
+	x.client = r.Client
+	x.clientGen = clientGen
+	x.level = uint8(r.Level)
+	x.base = uint8(r.Level)
+	x.alone = r.Alone
+	x.held = false
+}
+
+// place gives the request its place for the first time.
+func (x *request) place(seq int64, since Time) {
+	x.seq, x.firstSeq = seq, seq
+	x.since, x.firstSince = since, since
+}
+
 // list is one doubly linked list of requests; chain holds the links. A request
 // is in one list of each chain at most.
 type (

@@ -12,6 +12,7 @@ import (
 // list and not counted in rows, due and large.
 type shape struct {
 	dims     Dims
+	hash     uint32
 	requests int32  // waiting requests of this shape, held and alone ones too; 0: free
 	rows     int32  // of the requests in its lists
 	due      int32  // requests in its lists whose ready time has passed
@@ -36,15 +37,22 @@ type shape struct {
 type shapeTable struct {
 	shapes []shape
 	free   []int32
-	slots  []int32 // 1 + shape number, or 0
+	slots  []shapeSlot
 	used   int
 	secret uint64 // keeps a client from choosing dims that collide
+}
+
+// shapeSlot has the hash beside the number, so that probing seldom has to look
+// at a shape that is not the one.
+type shapeSlot struct {
+	hash  uint32
+	entry int32 // 1 + shape number, or 0
 }
 
 func newShapeTable() shapeTable {
 	return shapeTable{
 		shapes: make([]shape, 1, 16),
-		slots:  make([]int32, 16),
+		slots:  make([]shapeSlot, 16),
 		secret: rand.Uint64() | 1,
 	}
 }
@@ -54,16 +62,17 @@ func (t *shapeTable) find(dims *Dims) int32 {
 	if *dims == (Dims{}) {
 		return 0
 	}
-	mask := uint64(len(t.slots) - 1)
-	i := t.hash(dims) & mask
-	for t.slots[i] != 0 {
-		if s := t.slots[i] - 1; t.shapes[s].dims == *dims {
-			return s
+	mask := uint32(len(t.slots) - 1)
+	hash := t.hash(dims)
+	i := hash & mask
+	for ; t.slots[i].entry != 0; i = (i + 1) & mask {
+		if x := t.slots[i]; x.hash == hash && t.shapes[x.entry-1].dims == *dims {
+			return x.entry - 1
 		}
-		i = (i + 1) & mask
 	}
 	s := t.allocate(dims)
-	t.slots[i] = s + 1
+	t.shapes[s].hash = hash
+	t.slots[i] = shapeSlot{hash, s + 1}
 	t.used++
 	if 2*t.used > len(t.slots) {
 		t.rehash()
@@ -87,45 +96,45 @@ func (t *shapeTable) recycle(s int32) {
 	if s == 0 {
 		return
 	}
-	mask := uint64(len(t.slots) - 1)
-	hole := t.hash(&t.shapes[s].dims) & mask
-	for t.slots[hole] != s+1 {
+	mask := uint32(len(t.slots) - 1)
+	hole := t.shapes[s].hash & mask
+	for t.slots[hole].entry != s+1 {
 		hole = (hole + 1) & mask
 	}
 	// Close the hole with entries that probed past it.
-	for i := (hole + 1) & mask; t.slots[i] != 0; i = (i + 1) & mask {
-		home := t.hash(&t.shapes[t.slots[i]-1].dims) & mask
+	for i := (hole + 1) & mask; t.slots[i].entry != 0; i = (i + 1) & mask {
+		home := t.slots[i].hash & mask
 		if (i-home)&mask >= (i-hole)&mask {
 			t.slots[hole] = t.slots[i]
 			hole = i
 		}
 	}
-	t.slots[hole] = 0
+	t.slots[hole] = shapeSlot{}
 	t.used--
 	t.free = append(t.free, s)
 }
 
 func (t *shapeTable) rehash() {
 	old := t.slots
-	t.slots = make([]int32, 2*len(old))
-	mask := uint64(len(t.slots) - 1)
-	for _, entry := range old {
-		if entry == 0 {
+	t.slots = make([]shapeSlot, 2*len(old))
+	mask := uint32(len(t.slots) - 1)
+	for _, x := range old {
+		if x.entry == 0 {
 			continue
 		}
-		i := t.hash(&t.shapes[entry-1].dims) & mask
-		for t.slots[i] != 0 {
+		i := x.hash & mask
+		for t.slots[i].entry != 0 {
 			i = (i + 1) & mask
 		}
-		t.slots[i] = entry
+		t.slots[i] = x
 	}
 }
 
-func (t *shapeTable) hash(d *Dims) uint64 {
+func (t *shapeTable) hash(d *Dims) uint32 {
 	h := t.secret
 	for i := 0; i < len(d); i += 2 {
 		hi, lo := bits.Mul64(h^uint64(d[i])^uint64(d[i+1])<<32, 0x9e3779b97f4a7c15)
 		h = hi ^ lo ^ t.secret
 	}
-	return h
+	return uint32(h ^ h>>32)
 }
