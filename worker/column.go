@@ -109,12 +109,18 @@ func (c Column) Contiguous() (shm.Tensor, bool) {
 	return t, t.Contiguous()
 }
 
+// RunBytes is the memory of the batch's i-th run, gaps between rows included.
+func (c Column) RunBytes(i int) []byte {
+	r := c.b.runs[i]
+	return c.plane.Rows(c.b.w.session.Planes.Bytes(), r.Slot, r.Rows)
+}
+
 // Run is the rows of the batch's i-th run (see Batch.Runs) as one tensor;
 // contiguous unless variable dimensions leave gaps between rows.
 func (c Column) Run(i int) shm.Tensor {
 	r := c.b.runs[i]
 	return shm.Tensor{
 		Name: c.plane.Spec.Name, DType: c.plane.Spec.DType, Shape: append([]int{r.Rows}, c.shape...), Stride: int(c.plane.Stride),
-		Data: c.plane.Rows(c.b.w.session.Planes.Bytes(), r.Slot, r.Rows),
+		Data: c.RunBytes(i),
 	}
 }

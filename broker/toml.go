@@ -1,0 +1,157 @@
+package broker
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/BurntSushi/toml"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// The configuration file, see docs/configuration.md:
+//
+//	socket = "/run/ringbatch/broker.sock"
+//
+//	[[model]]
+//	name = "resnet50"
+//	inputs = ["x:f32[3,224,224]"]
+//	outputs = ["y:f32[1000]"]
+//	max_batch_size = 32
+//	wait_time = "5ms"
+type fileConfig struct {
+	Socket     string        `toml:"socket"`
+	AllowUIDs  []int         `toml:"allow_uids"`
+	OpenFolder bool          `toml:"open_folder"`
+	DrainTime  *fileDuration `toml:"drain_time"`
+	MaxClients int           `toml:"max_clients"`
+	Models     []fileModel   `toml:"model"`
+}
+
+type fileModel struct {
+	Name          string              `toml:"name"`
+	Inputs        []string            `toml:"inputs"`
+	Outputs       []string            `toml:"outputs"`
+	Slots         int                 `toml:"slots"`
+	MaxBatchSize  int                 `toml:"max_batch_size"`
+	WaitTime      *fileDuration       `toml:"wait_time"`
+	Lease         *fileDuration       `toml:"lease"`
+	Preferred     []int               `toml:"preferred_batch_sizes"`
+	Ageing        *fileDuration       `toml:"ageing"`
+	DefaultLevel  int                 `toml:"default_priority"`
+	Levels        []fileLevel         `toml:"priority"`
+	Buckets       map[string][]uint32 `toml:"buckets"`
+	PreserveOrder bool                `toml:"preserve_order"`
+}
+
+type fileLevel struct {
+	MaxQueue       int           `toml:"max_queue"`
+	DefaultTimeout *fileDuration `toml:"default_timeout"`
+	MaxTimeout     *fileDuration `toml:"max_timeout"`
+	OnTimeout      string        `toml:"on_timeout"`
+}
+
+// fileDuration is written "5ms" or as a number of seconds.
+type fileDuration time.Duration
+
+func (d *fileDuration) UnmarshalTOML(v any) error {
+	t, err := ParseDuration(fmt.Sprint(v))
+	*d = fileDuration(t)
+	return err
+}
+
+func (d *fileDuration) value() time.Duration {
+	if d == nil {
+		return 0
+	}
+	return time.Duration(*d)
+}
+
+// LoadConfig reads a configuration file. Unknown keys are errors: a misspelt
+// wait_time must not pass as "default".
+func LoadConfig(path string) (Config, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("configuration: %w", err)
+	}
+	cfg, err := ParseConfig(string(text))
+	if err != nil {
+		return Config{}, fmt.Errorf("configuration %s: %w", path, err)
+	}
+	return cfg, nil
+}
+
+// ParseConfig reads the text of a configuration file.
+func ParseConfig(text string) (Config, error) {
+	var f fileConfig
+	meta, err := toml.Decode(text, &f)
+	if err != nil {
+		return Config{}, fmt.Errorf("%w: %v", shm.ErrInvalid, err)
+	}
+	if unknown := meta.Undecoded(); len(unknown) > 0 {
+		return Config{}, fmt.Errorf("%w: unknown key %q", shm.ErrInvalid, unknown[0].String())
+	}
+	cfg := Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: f.MaxClients}
+	for i := range f.Models {
+		m, err := f.Models[i].model()
+		if err != nil {
+			return Config{}, fmt.Errorf("model %q: %w", f.Models[i].Name, err)
+		}
+		cfg.Models = append(cfg.Models, m)
+	}
+	return cfg, nil
+}
+
+func (f *fileModel) model() (ModelConfig, error) {
+	sig, err := attach.ParseSignature(f.Inputs, f.Outputs)
+	if err != nil {
+		return ModelConfig{}, err
+	}
+	m := ModelConfig{Name: f.Name, Signature: sig, Slots: f.Slots, Lease: f.Lease.value(), Policy: batcher.Config{
+		MaxBatchSize: f.MaxBatchSize, WaitTime: f.WaitTime.value(), PreferredSizes: f.Preferred, DefaultLevel: f.DefaultLevel,
+		Ageing: f.Ageing.value(), PreserveOrder: f.PreserveOrder,
+	}}
+	if f.WaitTime != nil && m.Policy.WaitTime == 0 {
+		m.Policy.WaitTime = -1 // asked for, not left open
+	}
+	for _, l := range f.Levels {
+		lp := batcher.LevelPolicy{MaxQueue: l.MaxQueue, DefaultTimeout: l.DefaultTimeout.value(), MaxTimeout: l.MaxTimeout.value()}
+		if l.OnTimeout != "" {
+			if lp.OnTimeout, err = parseAction(l.OnTimeout); err != nil {
+				return m, fmt.Errorf("%w: on_timeout %q: %v", shm.ErrInvalid, l.OnTimeout, err)
+			}
+		}
+		m.Policy.Levels = append(m.Policy.Levels, lp)
+	}
+	m.Policy.Buckets, err = placeBuckets(&sig, f.Buckets)
+	return m, err
+}
+
+// placeBuckets puts buckets named "tensor.dimension" into signature order.
+func placeBuckets(sig *shm.Signature, named map[string][]uint32) ([][]uint32, error) {
+	if len(named) == 0 {
+		return nil, nil
+	}
+	var placed [][]uint32
+	var known []string
+	found := 0
+	for _, t := range sig.Inputs {
+		for _, v := range t.Variable {
+			key := fmt.Sprintf("%s.%d", t.Name, v)
+			known = append(known, key)
+			sizes, ok := named[key]
+			if ok {
+				found++
+			}
+			placed = append(placed, sizes)
+		}
+	}
+	if found != len(named) {
+		return nil, fmt.Errorf("%w: buckets are declared for variable input dimensions only, which are %s", shm.ErrInvalid, strings.Join(known, ", "))
+	}
+	return placed, nil
+}

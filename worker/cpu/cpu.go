@@ -1,0 +1,87 @@
+// Package cpu has the built-in models that run on the CPU, for trying,
+// testing and measuring.
+package cpu
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// Model is a built-in model, ready to be served.
+type Model struct {
+	Signature shm.Signature
+	Run       worker.Func
+	// Note says what a user should know about it, such as that it only
+	// simulates; empty otherwise.
+	Note string
+}
+
+// Options are the knobs of all built-in models; each uses some.
+type Options struct {
+	Inputs []shm.TensorSpec // echo, affine; default x:f32[16]
+	Scale  float64          // affine: a of y = a·x + b
+	Offset float64          // affine: b
+}
+
+// kinds lists the models by name.
+var kinds = map[string]func(Options) (*Model, error){
+	"echo":   newEcho,
+	"affine": newAffine,
+}
+
+// Names lists the built-in models.
+func Names() []string {
+	var names []string
+	for name := range kinds {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// New makes the built-in model of that name.
+func New(name string, o Options) (*Model, error) {
+	make, ok := kinds[name]
+	if !ok {
+		return nil, fmt.Errorf("%w: no built-in model %q; there are %s", shm.ErrInvalid, name, strings.Join(Names(), ", "))
+	}
+	return make(o)
+}
+
+// elementwise is a signature whose outputs mirror the inputs: x → y, and
+// x_out for any input not called x.
+func elementwise(inputs []shm.TensorSpec) shm.Signature {
+	if len(inputs) == 0 {
+		inputs = []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{16}}}
+	}
+	sig := shm.Signature{Inputs: inputs}
+	for _, in := range inputs {
+		out := in
+		if out.Name = in.Name + "_out"; in.Name == "x" {
+			out.Name = "y"
+		}
+		sig.Outputs = append(sig.Outputs, out)
+	}
+	return sig
+}
+
+// mirrorDims gives every request's outputs the sizes of its inputs.
+func mirrorDims(b *worker.Batch, variable int) error {
+	if variable == 0 {
+		return nil
+	}
+	dims := make([]int, variable)
+	for i := range b.Len() {
+		for j, d := range b.Request(i).Dims()[:variable] {
+			dims[j] = int(d)
+		}
+		if err := b.SetOutputDims(i, dims...); err != nil {
+			return err
+		}
+	}
+	return nil
+}

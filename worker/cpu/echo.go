@@ -1,0 +1,35 @@
+package cpu
+
+import (
+	"context"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// newEcho gives every input back.
+func newEcho(o Options) (*Model, error) {
+	sig := elementwise(o.Inputs)
+	variable := shm.VariableDims(sig.Inputs)
+	return &Model{Signature: sig, Run: func(_ context.Context, b *worker.Batch) error {
+		for k := range sig.Inputs {
+			copyColumn(b, k)
+		}
+		return mirrorDims(b, variable)
+	}}, nil
+}
+
+// copyColumn copies the k-th input to the k-th output, run by run. Runs of
+// neighbouring slots are one copy; only shapes that leave gaps go row by row.
+func copyColumn(b *worker.Batch, k int) {
+	in, out := b.Input(k), b.Output(k)
+	if in.RowBytes() == in.Spec().RowBytes() {
+		for i := range b.Runs() {
+			copy(out.RunBytes(i), in.RunBytes(i))
+		}
+		return
+	}
+	for i := range b.Rows() {
+		copy(out.Bytes(i), in.Bytes(i))
+	}
+}
