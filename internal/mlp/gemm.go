@@ -59,12 +59,15 @@ func (k *kernel) run(t *tile, j *job, stride, p0, p1 int) {
 // groups runs all rows over one tile, in groups as equal as possible: 32 rows
 // are 11+11+10 rather than 14+14+4, for a small group wastes the FMA units.
 func (k *kernel) groups(t *tile, j *job, stride, k0, groups int, cin, cout []*float32) {
-	lineBytes := uintptr(k.nr) * 4 // weights of one k
-	t.prefetch, t.step = streamAhead, lineBytes
+	perK := uintptr(k.nr) * 4 // bytes of weights
+	t.prefetch, t.step, t.second = streamAhead, perK, 0
+	if perK > cacheLine {
+		t.second = cacheLine
+	}
 	if groups > 1 {
 		// Each group fetches its share of the tile that comes after this one.
-		t.step = (lineBytes + uintptr(groups) - 1) / uintptr(groups)
-		t.prefetch = lineBytes * uintptr(t.k)
+		t.step = (perK + uintptr(groups) - 1) / uintptr(groups)
+		t.prefetch, t.second = perK*uintptr(t.k), 0
 	}
 	r := 0
 	for g := range groups {

@@ -20,6 +20,7 @@ type tile struct {
 
 	prefetch uintptr // bytes from b to what will be needed soon; may lie past the end
 	step     uintptr // bytes to move that on per k
+	second   uintptr // bytes from there to a second line, when a step spans two; else 0
 	floor    float32 // 0 after the last block of a ReLU layer, otherwise -Inf
 }
 

@@ -16,7 +16,7 @@
 //
 // Registers: AX the tile · SI, R9, R10 inputs of rows 0, 5, 10 · DX row stride,
 // R8 three times that · DI weights · R12 prefetch, R13 its step · CX steps left
-// R11 column offset · BX row table · R14, R15 and BP stay untouched.
+// R11 column offset · BX row table, then the second prefetch · R14, R15 and BP stay untouched.
 
 #define ROW(addr, c0, c1) VBROADCASTSS addr, Z30; VFMADD231PS Z30, Z28, c0; VFMADD231PS Z30, Z29, c1
 
@@ -75,6 +75,7 @@
 	VMOVUPS    bd(DI), Z28;   \
 	VMOVUPS    bd+64(DI), Z29; \
 	PREFETCHT1 (R12);         \
+	PREFETCHT1 (R12)(BX*1);   \
 	ADDQ       R13, R12;      \
 	rows(ad)
 
@@ -94,6 +95,7 @@
 	MOVQ         tile_prefetch(AX), R12; \
 	ADDQ         DI, R12;                \
 	MOVQ         tile_step(AX), R13;     \
+	MOVQ         tile_second(AX), BX;    \
 	MOVQ         tile_k(AX), CX;         \
 loop:                                    \
 	STEP(rows, 0, 0);                    \
