@@ -35,6 +35,9 @@ type ModelConfig struct {
 	Policy batcher.Config
 }
 
+// LevelPolicy is the queue policy of one priority level.
+type LevelPolicy = batcher.LevelPolicy
+
 // Defaults of what a model leaves open.
 const (
 	DefaultMaxBatchSize = 32

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/internal/attach"
+)
+
+func runBroker(ctx context.Context, args []string) error {
+	f := flags("broker", "", "Run the broker: one per host and user. Models come from --config, from --model, or from\nthe first worker that registers one. SIGTERM and Ctrl-C drain, SIGHUP reads --config again.",
+		`  ringbatch broker                                  # models are declared by their workers
+  ringbatch broker --config ringbatch.toml
+  ringbatch broker --model affine --input 'x:f32[16]' --output 'y:f32[16]' --max_batch_size 32 --wait_time 5ms
+`)
+	socket := socketFlag(f)
+	config := f.String("config", "", "configuration file (TOML)")
+	model := modelFlags(f)
+	allow := f.IntSlice("allow_uid", nil, "also let this user connect (repeatable); this user always may")
+	open := f.Bool("open_folder", false, "accept a socket folder that others may enter; the uid list then decides alone")
+	drain := f.Duration("drain_time", broker.DefaultDrainTime, "how long accepted requests may take to finish after SIGTERM")
+	level := f.String("log_level", "info", "debug, info, warn or error")
+	if err := parse(f, args, 0, 0); err != nil {
+		return err
+	}
+	log, err := newLogger(*level)
+	if err != nil {
+		return err
+	}
+	load := func() (broker.Config, error) {
+		var cfg broker.Config
+		if *config != "" {
+			if cfg, err = broker.LoadConfig(*config); err != nil {
+				return cfg, err
+			}
+		}
+		m, err := model.config(f)
+		if err != nil {
+			return cfg, err
+		}
+		cfg.Models = append(cfg.Models, m...)
+		if *socket != "" {
+			cfg.Socket = *socket
+		}
+		cfg.AllowedUIDs = append(cfg.AllowedUIDs, *allow...)
+		cfg.OpenFolder = cfg.OpenFolder || *open
+		if f.Changed("drain_time") || cfg.DrainTime == 0 {
+			cfg.DrainTime = *drain
+		}
+		cfg.Logger = log
+		return cfg, nil
+	}
+	cfg, err := load()
+	if err != nil {
+		return err
+	}
+	b, err := broker.New(cfg)
+	if err != nil {
+		return err
+	}
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	go func() {
+		for range hup {
+			if *config == "" {
+				log.Warn("SIGHUP: nothing to reload, the broker runs without --config")
+				continue
+			}
+			cfg, err := load()
+			if err == nil {
+				err = b.Reload(cfg)
+			}
+			if err != nil {
+				log.Error("SIGHUP: configuration refused, nothing changed", "error", err)
+			} else {
+				log.Info("SIGHUP: configuration reloaded")
+			}
+		}
+	}()
+	return b.Serve(ctx)
+}
+
+// modelArgs are the flags that declare a single model.
+type modelArgs struct {
+	name           *string
+	inputs         *[]string
+	outputs        *[]string
+	batch          *int
+	wait           *string
+	slots          *int
+	lease          *time.Duration
+	preferred      *[]int
+	preserve       *bool
+	maxQueue       *int
+	defaultTimeout *time.Duration
+}
+
+func modelFlags(f *pflag.FlagSet) *modelArgs {
+	return &modelArgs{
+		name:           f.String("model", "", "declare one model of this name"),
+		inputs:         f.StringArray("input", nil, "its input tensor, name:dtype[dims], like x:f32[3,224,224]; <=N is a variable dimension (repeatable)"),
+		outputs:        f.StringArray("output", nil, "its output tensor (repeatable)"),
+		batch:          f.Int("max_batch_size", broker.DefaultMaxBatchSize, "most rows of a batch"),
+		wait:           f.String("wait_time", broker.DefaultWaitTime.String(), "how long the oldest request waits for company (5ms, or seconds as a number)"),
+		slots:          f.Int("slots", 0, "rows the ring holds (default: as many as fit 1 GiB, at most 4096)"),
+		lease:          f.Duration("lease", broker.DefaultLease, "how long a batch may run before its worker counts as hung"),
+		preferred:      f.IntSlice("preferred_batch_sizes", nil, "batch sizes to wait for, like 8,16,32"),
+		preserve:       f.Bool("preserve_order", false, "keep each client's requests in order"),
+		maxQueue:       f.Int("max_queue", 0, "refuse requests when that many wait (0: no limit)"),
+		defaultTimeout: f.Duration("queue_timeout", 0, "end requests that wait for longer (0: never)"),
+	}
+}
+
+// config is the declared model, if the flags name one.
+func (a *modelArgs) config(f *pflag.FlagSet) ([]broker.ModelConfig, error) {
+	if *a.name == "" {
+		for _, flag := range []string{"input", "output", "slots", "max_batch_size", "wait_time"} {
+			if f.Changed(flag) {
+				return nil, fmt.Errorf("%w: --%s declares a model and needs --model", errUsage, flag)
+			}
+		}
+		return nil, nil
+	}
+	sig, err := attach.ParseSignature(*a.inputs, *a.outputs)
+	if err != nil {
+		return nil, err
+	}
+	wait, err := parseWait(*a.wait)
+	if err != nil {
+		return nil, err
+	}
+	m := broker.ModelConfig{Name: *a.name, Signature: sig, Slots: *a.slots, Lease: *a.lease}
+	m.Policy.MaxBatchSize, m.Policy.WaitTime = *a.batch, wait
+	m.Policy.PreferredSizes, m.Policy.PreserveOrder = *a.preferred, *a.preserve
+	if *a.maxQueue != 0 || *a.defaultTimeout != 0 {
+		m.Policy.Levels = append(m.Policy.Levels, broker.LevelPolicy{MaxQueue: *a.maxQueue, DefaultTimeout: *a.defaultTimeout})
+	}
+	return []broker.ModelConfig{m}, nil
+}
+
+// parseWait reads a wait time; an explicit zero means none.
+func parseWait(s string) (time.Duration, error) {
+	d, err := broker.ParseDuration(s)
+	if err != nil {
+		return 0, fmt.Errorf("%w: --wait_time: %v", errUsage, err)
+	}
+	if d == 0 {
+		return -1, nil
+	}
+	return d, nil
+}
+
+func newLogger(level string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(strings.ToUpper(level))); err != nil {
+		return nil, fmt.Errorf("%w: --log_level is %q, must be debug, info, warn or error", errUsage, level)
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})), nil
+}

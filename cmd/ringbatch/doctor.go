@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// finding is one thing the doctor looked at.
+type finding struct {
+	What   string `json:"what"`
+	State  string `json:"state"` // ok, note, bad
+	Detail string `json:"detail"`
+	Do     string `json:"do,omitempty"`
+}
+
+func runDoctor(ctx context.Context, args []string) error {
+	f := flags("doctor", "", "Check what ringbatch needs on this machine and say what to do about what is missing.\nExit status 1 if something keeps it from working.", "")
+	socket := socketFlag(f)
+	asJSON := f.Bool("json", false, "print JSON")
+	if err := parse(f, args, 0, 0); err != nil {
+		return err
+	}
+	findings := []finding{checkKernel(), checkMemfd(), checkPidfd(), checkMemory(), checkFiles(), checkFolder(*socket), checkBroker(ctx, *socket), checkGPU(ctx), checkMPS()}
+	bad := false
+	for _, d := range findings {
+		bad = bad || d.State == "bad"
+	}
+	if *asJSON {
+		if err := json.NewEncoder(os.Stdout).Encode(findings); err != nil {
+			return err
+		}
+	} else {
+		for _, d := range findings {
+			fmt.Printf("%-4s  %-14s %s\n", d.State, d.What, d.Detail)
+			if d.Do != "" {
+				fmt.Printf("      %-14s → %s\n", "", d.Do)
+			}
+		}
+	}
+	if bad {
+		return exitCode(1)
+	}
+	return nil
+}
+
+func checkKernel() finding {
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	release := unix.ByteSliceToString(u.Release[:])
+	d := finding{What: "kernel", State: "ok", Detail: release}
+	var major, minor int
+	_, _ = fmt.Sscanf(release, "%d.%d", &major, &minor)
+	switch at := major*100 + minor; {
+	case at < 503:
+		d.State, d.Do = "bad", "ringbatch needs Linux 5.3 or later (pidfd)"
+	case at < 514:
+		d.State, d.Do = "note", "works; from Linux 5.14 on the first requests avoid page faults, from 5.11 on wait times are exact"
+	}
+	return d
+}
+
+func checkMemfd() finding {
+	s, err := shm.Memfd{}.Create("doctor", 1<<20)
+	if err != nil {
+		return finding{"shared memory", "bad", err.Error(), "allow memfd_create (a seccomp profile may forbid it)"}
+	}
+	s.Close()
+	return finding{What: "shared memory", State: "ok", Detail: "sealed memfd works; /dev/shm and its size do not matter"}
+}
+
+func checkPidfd() finding {
+	fd, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		return finding{"pidfd", "bad", err.Error(), "allow pidfd_open (a seccomp profile may forbid it)"}
+	}
+	_ = unix.Close(fd)
+	return finding{What: "pidfd", State: "ok", Detail: "the death of a peer is noticed at once"}
+}
+
+func checkMemory() finding {
+	var si unix.Sysinfo_t
+	_ = unix.Sysinfo(&si)
+	d := finding{What: "memory", State: "ok", Detail: fmt.Sprintf("%d MiB, %d MiB free", uint64(si.Totalram)*uint64(si.Unit)>>20, uint64(si.Freeram)*uint64(si.Unit)>>20)}
+	var rl unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_AS, &rl) == nil && rl.Cur != unix.RLIM_INFINITY {
+		d.State, d.Do = "note", fmt.Sprintf("address space is limited to %d MiB (ulimit -v); rings larger than that cannot be mapped", rl.Cur>>20)
+	}
+	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &rl) == nil && rl.Cur != unix.RLIM_INFINITY {
+		d.Detail += fmt.Sprintf(", %d MiB lockable", rl.Cur>>20)
+	}
+	return d
+}
+
+func checkFiles() finding {
+	var rl unix.Rlimit
+	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &rl)
+	d := finding{What: "descriptors", State: "ok", Detail: fmt.Sprintf("%d (limit %d): the broker needs 3 per client or worker", rl.Cur, rl.Max)}
+	if rl.Cur < 1024 {
+		d.State, d.Do = "note", "raise it with ulimit -n 4096 for more than a few hundred clients"
+	}
+	return d
+}
+
+func checkFolder(given string) finding {
+	path := control.SocketPath(given)
+	d := finding{What: "socket", State: "ok", Detail: path}
+	st, err := os.Stat(filepath.Dir(path))
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		d.Detail += " (its folder is made when the broker starts)"
+	case err != nil:
+		d.State, d.Do = "bad", err.Error()
+	case st.Mode().Perm()&0o077 != 0:
+		d.State, d.Do = "note", fmt.Sprintf("its folder has mode %04o: the broker refuses it without --open_folder; chmod 700, or another --socket", st.Mode().Perm())
+	}
+	return d
+}
+
+func checkBroker(ctx context.Context, given string) finding {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	rep, err := attach.CallOnce(ctx, control.SocketPath(given), &control.Request{Op: control.OpPing})
+	if err == nil {
+		return finding{What: "broker", State: "ok", Detail: fmt.Sprintf("runs, pid %d", rep.Pid)}
+	}
+	if errors.Is(err, shm.ErrNoBroker) {
+		return finding{"broker", "note", "none is running", "start one: ringbatch broker"}
+	}
+	return finding{"broker", "bad", err.Error(), "see the broker's log"}
+}
+
+func checkGPU(ctx context.Context) finding {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_mode", "--format=csv,noheader").Output()
+	if err != nil {
+		return finding{What: "GPU", State: "note", Detail: "no GPU here; CPU workers work"}
+	}
+	return finding{What: "GPU", State: "ok", Detail: strings.ReplaceAll(strings.TrimSpace(string(out)), "\n", "; ")}
+}
+
+func checkMPS() finding {
+	if _, err := exec.LookPath("nvidia-cuda-mps-control"); err != nil {
+		return finding{What: "MPS", State: "note", Detail: "no MPS here; several GPU workers would take turns instead of sharing"}
+	}
+	pipe := os.Getenv("CUDA_MPS_PIPE_DIRECTORY")
+	if pipe == "" {
+		pipe = "/tmp/nvidia-mps"
+	}
+	if _, err := os.Stat(filepath.Join(pipe, "control")); err != nil {
+		return finding{"MPS", "note", "installed, no daemon runs", "start one: nvidia-cuda-mps-control -d"}
+	}
+	return finding{What: "MPS", State: "ok", Detail: "daemon runs, pipe " + pipe}
+}

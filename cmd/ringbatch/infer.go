@@ -1,0 +1,349 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/npy"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+func runInfer(ctx context.Context, args []string) error {
+	f := flags("infer", " MODEL [NUMBER…]", "Send one request and print the outputs. Inputs are numbers on the command line (for a model\nwith one input), or one --in NAME=FILE per input: a .npy file, or raw little-endian bytes.",
+		`  ringbatch infer affine 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
+  ringbatch infer resnet50 --in x=image.npy --out y=scores.npy --timeout 2s
+`)
+	socket := socketFlag(f)
+	ins := f.StringArray("in", nil, "input file, NAME=FILE (repeatable)")
+	outs := f.StringArray("out", nil, "write an output to NAME=FILE.npy instead of printing it (repeatable)")
+	shape := f.IntSlice("shape", nil, "sizes of a row's dimensions, for numbers or raw bytes of an input with variable ones")
+	timeout := f.Duration("timeout", 10*time.Second, "give up after")
+	priority := f.Int("priority", -1, "priority level (default: the model's)")
+	asJSON := f.Bool("json", false, "print JSON")
+	timing := f.Bool("timing", false, "print where the time went")
+	if err := parse(f, args, 1, -1); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, *timeout)
+	defer cancel()
+	c, err := client.Dial(ctx, f.Arg(0), client.WithSocket(*socket), client.WithName("ringbatch infer"), client.WithWindow(1))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	inputs, err := readInputs(&c.Model().Signature, f.Args()[1:], *ins, *shape)
+	if err != nil {
+		return err
+	}
+	rows := inputs[0].Rows()
+	if rows > 1 { // more rows than this small window: a second, larger one
+		c.Close()
+		if c, err = client.Dial(ctx, f.Arg(0), client.WithSocket(*socket), client.WithName("ringbatch infer"), client.WithWindow(rows)); err != nil {
+			return err
+		}
+		defer c.Close()
+	}
+	r, err := send(ctx, c, inputs, *priority)
+	if err != nil {
+		return err
+	}
+	defer r.Release()
+	if err := writeOutputs(c, r, *outs, *asJSON); err != nil {
+		return err
+	}
+	if *timing {
+		t, _ := r.Timing()
+		fmt.Fprintf(os.Stderr, "claim %v, write %v, queue %v, dispatch %v, compute %v, wake %v, total %v\n", t.Claim, t.Write, t.Queue, t.Dispatch, t.Compute, t.Wake, t.Total())
+	}
+	return nil
+}
+
+func send(ctx context.Context, c *client.Client, inputs []shm.Tensor, priority int) (client.Request, error) {
+	specs := c.Model().Signature.Inputs
+	var sizes []uint32
+	for i := range inputs {
+		n, s, err := shm.CheckInput(&specs[i], &inputs[i], sizes)
+		if err != nil {
+			return client.Request{}, err
+		}
+		if n != inputs[0].Rows() {
+			return client.Request{}, fmt.Errorf("%w: inputs disagree", shm.ErrRows)
+		}
+		sizes = s
+	}
+	dims := make([]int, len(sizes))
+	for i, d := range sizes {
+		dims[i] = int(d)
+	}
+	r, err := c.Claim(ctx, inputs[0].Rows(), dims...)
+	if err != nil {
+		return r, err
+	}
+	fail := func(err error) (client.Request, error) { _ = r.Release(); return r, err }
+	if priority >= 0 {
+		if err := r.SetPriority(priority); err != nil {
+			return fail(err)
+		}
+	}
+	for i := range inputs {
+		view, err := r.Input(specs[i].Name)
+		if err == nil {
+			err = shm.CopyPadded(view, inputs[i])
+		}
+		if err != nil {
+			return fail(err)
+		}
+	}
+	if err := r.Commit(ctx); err != nil {
+		return fail(err)
+	}
+	if err := r.Wait(ctx); err != nil {
+		return fail(err)
+	}
+	return r, nil
+}
+
+// readInputs makes a tensor for every input of the signature.
+func readInputs(sig *shm.Signature, numbers, files []string, shape []int) ([]shm.Tensor, error) {
+	byName := map[string]string{}
+	for _, text := range files {
+		name, file, ok := strings.Cut(text, "=")
+		if !ok {
+			return nil, fmt.Errorf("%w: --in %s: want NAME=FILE", errUsage, text)
+		}
+		byName[name] = file
+	}
+	if len(numbers) > 0 && (len(sig.Inputs) != 1 || len(files) > 0) {
+		return nil, fmt.Errorf("%w: numbers are for models with one input; this one is %s", errUsage, sig)
+	}
+	var tensors []shm.Tensor
+	for i := range sig.Inputs {
+		spec := &sig.Inputs[i]
+		t := shm.Tensor{Name: spec.Name, DType: spec.DType}
+		row := spec.Shape
+		if len(shape) > 0 {
+			row = shape
+		}
+		var err error
+		switch file, ok := byName[spec.Name]; {
+		case ok && filepath.Ext(file) == ".npy":
+			t, err = readNPY(spec, file)
+		case ok:
+			t.Data, err = readAll(file)
+		case len(numbers) > 0:
+			t.Data, err = encode(spec.DType, numbers)
+		default:
+			err = fmt.Errorf("%w: no input for %s", errUsage, spec)
+		}
+		if err != nil {
+			return nil, err
+		}
+		delete(byName, spec.Name)
+		if t.Shape == nil {
+			size := spec.DType.Size()
+			for _, d := range row {
+				size *= max(1, d)
+			}
+			if len(t.Data) == 0 || len(t.Data)%size != 0 {
+				return nil, fmt.Errorf("%w: a row of %s takes %d values, got %d", shm.ErrSize, spec, size/spec.DType.Size(), len(t.Data)/spec.DType.Size())
+			}
+			t.Shape = append([]int{len(t.Data) / size}, row...)
+		}
+		tensors = append(tensors, t)
+	}
+	for name := range byName {
+		return nil, fmt.Errorf("%w: no input %q; the model has %s", shm.ErrInvalid, name, sig)
+	}
+	return tensors, nil
+}
+
+const maxInputFile = 4 << 30
+
+func readAll(file string) ([]byte, error) {
+	if file == "-" {
+		return io.ReadAll(io.LimitReader(os.Stdin, maxInputFile))
+	}
+	return os.ReadFile(file)
+}
+
+// readNPY accepts the shape with or without the row dimension.
+func readNPY(spec *shm.TensorSpec, file string) (shm.Tensor, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return shm.Tensor{}, err
+	}
+	defer f.Close()
+	a, err := npy.Read(f, maxInputFile)
+	if err != nil {
+		return shm.Tensor{}, fmt.Errorf("%s: %w", file, err)
+	}
+	dt, err := shm.ParseDType(a.DType)
+	if err != nil {
+		return shm.Tensor{}, err
+	}
+	if spec.DType == shm.BF16 && dt == shm.I16 { // NumPy has no bfloat16
+		dt = shm.BF16
+	}
+	shape := a.Shape
+	if len(shape) == len(spec.Shape) {
+		shape = append([]int{1}, shape...)
+	}
+	return shm.Tensor{Name: spec.Name, DType: dt, Shape: shape, Data: a.Data}, nil
+}
+
+// encode writes numbers as elements of a dtype.
+func encode(d shm.DType, numbers []string) ([]byte, error) {
+	var out []byte
+	le := binary.LittleEndian
+	for _, text := range numbers {
+		bad := func(err error) ([]byte, error) {
+			return nil, fmt.Errorf("%w: %q is not a %s: %v", shm.ErrDType, text, d, err)
+		}
+		switch d {
+		case shm.F32, shm.F64:
+			v, err := strconv.ParseFloat(text, d.Size()*8)
+			if err != nil {
+				return bad(err)
+			}
+			if d == shm.F32 {
+				out = le.AppendUint32(out, math.Float32bits(float32(v)))
+			} else {
+				out = le.AppendUint64(out, math.Float64bits(v))
+			}
+		case shm.U8:
+			v, err := strconv.ParseUint(text, 10, 8)
+			if err != nil {
+				return bad(err)
+			}
+			out = append(out, byte(v))
+		case shm.I8, shm.I16, shm.I32, shm.I64:
+			v, err := strconv.ParseInt(text, 10, d.Size()*8)
+			if err != nil {
+				return bad(err)
+			}
+			out = append(out, le.AppendUint64(nil, uint64(v))[:d.Size()]...)
+		case shm.Bool:
+			v, err := strconv.ParseBool(text)
+			if err != nil {
+				return bad(err)
+			}
+			out = append(out, map[bool]byte{true: 1}[v])
+		default:
+			return nil, fmt.Errorf("%w: %s cannot be typed as numbers; use --in NAME=FILE", errUsage, d)
+		}
+	}
+	return out, nil
+}
+
+func writeOutputs(c *client.Client, r client.Request, outs []string, asJSON bool) error {
+	files := map[string]string{}
+	for _, text := range outs {
+		name, file, ok := strings.Cut(text, "=")
+		if !ok {
+			return fmt.Errorf("%w: --out %s: want NAME=FILE.npy", errUsage, text)
+		}
+		files[name] = file
+	}
+	result := map[string]any{}
+	for _, spec := range c.Model().Signature.Outputs {
+		view, err := r.Output(spec.Name)
+		if err != nil {
+			return err
+		}
+		t := shm.Tensor{Name: view.Name, DType: view.DType, Shape: view.Shape, Data: make([]byte, view.Rows()*view.RowBytes())}
+		if err := shm.Copy(t, view); err != nil {
+			return err
+		}
+		if file, ok := files[spec.Name]; ok {
+			delete(files, spec.Name)
+			if err := writeNPY(file, t); err != nil {
+				return err
+			}
+			continue
+		}
+		result[spec.Name] = map[string]any{"dtype": t.DType.String(), "shape": t.Shape, "data": decode(t)}
+		if !asJSON {
+			fmt.Printf("%s %s%v\n%s\n", t.Name, t.DType, t.Shape, brief(decode(t)))
+		}
+	}
+	for name := range files {
+		return fmt.Errorf("%w: no output %q; the model has %s", shm.ErrInvalid, name, &c.Model().Signature)
+	}
+	if asJSON {
+		return json.NewEncoder(os.Stdout).Encode(result)
+	}
+	return nil
+}
+
+func writeNPY(file string, t shm.Tensor) error {
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	dt := t.DType
+	if dt == shm.BF16 {
+		dt = shm.I16
+	}
+	if err := npy.Write(f, npy.Array{DType: dt.String(), Shape: t.Shape, Data: t.Data}); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// decode gives the elements as something that prints and encodes well.
+func decode(t shm.Tensor) any {
+	switch t.DType {
+	case shm.F32:
+		v, _ := shm.As[float32](t)
+		return v
+	case shm.F64:
+		v, _ := shm.As[float64](t)
+		return v
+	case shm.I32:
+		v, _ := shm.As[int32](t)
+		return v
+	case shm.I64:
+		v, _ := shm.As[int64](t)
+		return v
+	case shm.I16:
+		v, _ := shm.As[int16](t)
+		return v
+	case shm.I8:
+		v, _ := shm.As[int8](t)
+		return v
+	case shm.Bool:
+		v, _ := shm.As[bool](t)
+		return v
+	case shm.F16, shm.BF16: // raw bits
+		out := make([]string, len(t.Data)/2)
+		for i := range out {
+			out[i] = fmt.Sprintf("0x%04x", binary.LittleEndian.Uint16(t.Data[2*i:]))
+		}
+		return out
+	}
+	out := make([]int, len(t.Data)) // u8: JSON would make base64 of bytes
+	for i, b := range t.Data {
+		out[i] = int(b)
+	}
+	return out
+}
+
+// brief cuts long outputs for people; --json and --out give all of it.
+func brief(v any) string {
+	s := strings.Trim(fmt.Sprint(v), "[]")
+	if fields := strings.Fields(s); len(fields) > 64 {
+		return strings.Join(fields[:64], " ") + fmt.Sprintf(" … (%d values; --json or --out for all)", len(fields))
+	}
+	return s
+}

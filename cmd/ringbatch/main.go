@@ -1,0 +1,131 @@
+// Command ringbatch runs the broker and built-in workers, and asks them
+// things.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/pflag"
+)
+
+// command is one subcommand. run gets the arguments after its name.
+type command struct {
+	name, brief string
+	run         func(ctx context.Context, args []string) error
+}
+
+// errUsage marks mistakes in the command line: exit status 2, not 1.
+var errUsage = errors.New("usage")
+
+// exitCode carries an exit status of its own.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+
+func commands() []command {
+	return []command{
+		{"broker", "run the broker of this host", runBroker},
+		{"worker", "serve a built-in model", runWorker},
+		{"infer", "send one request, for trying", runInfer},
+		{"stats", "show what the broker counts", runStats},
+		{"models", "list the broker's models", runModels},
+		{"set", "change a model's batching policy while it runs", runSet},
+		{"doctor", "check this machine, and say what to do", runDoctor},
+		{"version", "print the version", runVersion},
+	}
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	go func() { // a second Ctrl-C ends at once
+		<-ctx.Done()
+		stop()
+	}()
+	err := dispatch(ctx, os.Args[1:])
+	var code exitCode
+	switch {
+	case err == nil, errors.Is(err, pflag.ErrHelp):
+	case errors.As(err, &code):
+		os.Exit(int(code))
+	case errors.Is(err, errUsage):
+		fmt.Fprintln(os.Stderr, "ringbatch:", err)
+		os.Exit(2)
+	default:
+		fmt.Fprintln(os.Stderr, "ringbatch:", err)
+		os.Exit(1)
+	}
+}
+
+func dispatch(ctx context.Context, args []string) error {
+	if len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help" {
+		printUsage(os.Stdout)
+		if len(args) == 0 {
+			return exitCode(2)
+		}
+		return nil
+	}
+	if args[0] == "--version" {
+		args[0] = "version"
+	}
+	for _, c := range commands() {
+		if c.name == args[0] {
+			return c.run(ctx, args[1:])
+		}
+	}
+	return fmt.Errorf("%w: no command %q; see ringbatch --help", errUsage, args[0])
+}
+
+func printUsage(w io.Writer) {
+	fmt.Fprint(w, `ringbatch collects single inferences of many processes into batches, in shared memory.
+
+Usage: ringbatch COMMAND [flags]
+
+`)
+	for _, c := range commands() {
+		fmt.Fprintf(w, "  %-9s %s\n", c.name, c.brief)
+	}
+	fmt.Fprint(w, `
+Each command explains its flags with --help. To try it, in three terminals:
+
+  ringbatch broker
+  ringbatch worker --model affine --scale 2 --offset 1
+  ringbatch infer affine 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
+`)
+}
+
+// flags makes a flag set whose help shows how the command is used.
+func flags(name, args, about, examples string) *pflag.FlagSet {
+	f := pflag.NewFlagSet(name, pflag.ContinueOnError)
+	f.SortFlags = false
+	f.Usage = func() {
+		fmt.Printf("%s\n\nUsage: ringbatch %s [flags]%s\n\n%s", about, name, args, f.FlagUsages())
+		if examples != "" {
+			fmt.Printf("\nExamples:\n%s", examples)
+		}
+	}
+	return f
+}
+
+// parse reads the flags and checks the number of arguments.
+func parse(f *pflag.FlagSet, args []string, least, most int) error {
+	if err := f.Parse(args); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return err
+		}
+		return fmt.Errorf("%w: %v; see ringbatch %s --help", errUsage, err, f.Name())
+	}
+	if n := f.NArg(); n < least || most >= 0 && n > most {
+		return fmt.Errorf("%w: wrong number of arguments; see ringbatch %s --help", errUsage, f.Name())
+	}
+	return nil
+}
+
+func socketFlag(f *pflag.FlagSet) *string {
+	return f.String("socket", "", "the broker's control socket (default: $RINGBATCH_SOCKET, else ringbatch/broker.sock in the user's runtime folder)")
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+)
+
+func runStats(ctx context.Context, args []string) error {
+	f := flags("stats", " [MODEL]", "Show what the broker counts: per model queue, batches, batch sizes and latencies by stage;\nper worker its state.", "  ringbatch stats\n  ringbatch stats --json | jq '.models[0].latency_ms'\n  ringbatch stats --watch 1s\n")
+	socket := socketFlag(f)
+	asJSON := f.Bool("json", false, "print JSON, as docs/stats.md describes it")
+	watch := f.Duration("watch", 0, "show again at this interval until Ctrl-C")
+	if err := parse(f, args, 0, 1); err != nil {
+		return err
+	}
+	for {
+		raw, s, err := fetchStats(ctx, *socket)
+		if err != nil {
+			return err
+		}
+		if f.NArg() == 1 {
+			s.Models = slices.DeleteFunc(s.Models, func(m broker.ModelStats) bool { return m.Name != f.Arg(0) })
+			if len(s.Models) == 0 {
+				return fmt.Errorf("the broker has no model %q", f.Arg(0))
+			}
+			raw, _ = json.Marshal(s)
+		}
+		if *asJSON {
+			var out bytes.Buffer
+			_ = json.Indent(&out, raw, "", "  ")
+			fmt.Println(out.String())
+		} else {
+			printStats(s)
+		}
+		if *watch <= 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(*watch):
+		}
+	}
+}
+
+func fetchStats(ctx context.Context, socket string) ([]byte, *broker.Stats, error) {
+	rep, err := attach.CallOnce(ctx, control.SocketPath(socket), &control.Request{Op: control.OpStats})
+	if err != nil {
+		return nil, nil, err
+	}
+	var s broker.Stats
+	if err := json.Unmarshal(rep.Stats, &s); err != nil {
+		return nil, nil, fmt.Errorf("statistics: %w", err)
+	}
+	return rep.Stats, &s, nil
+}
+
+func printStats(s *broker.Stats) {
+	state := ""
+	if s.Draining {
+		state = ", draining"
+	}
+	fmt.Printf("broker pid %d, up %s%s, %s\n", s.Pid, seconds(s.UptimeS), state, s.Socket)
+	if len(s.Models) == 0 {
+		fmt.Println("no models yet: start a worker, or declare one with --config or --model")
+	}
+	for i := range s.Models {
+		printModel(&s.Models[i])
+	}
+}
+
+func printModel(m *broker.ModelStats) {
+	fmt.Printf("\n%s   %s\n", m.Name, m.Signature)
+	fmt.Printf("  max_batch_size %d, wait_time %.3g ms; %d clients, %d of %d slots free\n", m.MaxBatchSize, m.WaitTimeMS, m.Clients, m.SlotsFree, m.Slots)
+	fmt.Printf("  queue %d requests (%d rows); %d requests, %d batches, %.1f rows a batch\n", m.QueueLength, m.QueueRows, m.Requests, m.Batches, m.BatchSize.Avg)
+	fmt.Printf("  ended: %s; sent out: %s", counts(m.Ended), counts(m.Reasons))
+	if m.Requeued+m.WorkersLost+m.WorkersHung+m.Offenders > 0 {
+		fmt.Printf("; requeued %d, workers lost %d, hung %d, offenders %d", m.Requeued, m.WorkersLost, m.WorkersHung, m.Offenders)
+	}
+	fmt.Print("\n\n")
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "  ms\tavg\tp50\tp90\tp99\tmax\t")
+	for _, row := range []struct {
+		name string
+		p    broker.Percentiles
+	}{{"queue", m.Latency.Queue}, {"dispatch", m.Latency.Dispatch}, {"compute", m.Latency.Compute}, {"total", m.Latency.Total}} {
+		fmt.Fprintf(w, "  %s\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t\n", row.name, row.p.Avg, row.p.P50, row.p.P90, row.p.P99, row.p.Max)
+	}
+	w.Flush()
+	printSizes(m)
+	if len(m.Workers) == 0 {
+		fmt.Println("\n  no worker: requests wait until one registers or their deadline passes")
+		return
+	}
+	fmt.Println()
+	w = tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "  worker\tname\tpid\tgpu\tstate\tsince\tbatches\tbusy\trestarts")
+	for _, k := range m.Workers {
+		gpu := k.GPU
+		if gpu == "" {
+			gpu = "-"
+		}
+		fmt.Fprintf(w, "  %d\t%s\t%d\t%s\t%s\t%s\t%d\t%.0f %%\t%d\n", k.ID, k.Name, k.Pid, gpu, k.State, seconds(k.SinceS), k.Batches, 100*k.BusyS/max(k.SinceS, 1e-9), k.Restarts)
+	}
+	w.Flush()
+}
+
+// printSizes draws the batch-size histogram.
+func printSizes(m *broker.ModelStats) {
+	var most uint64
+	var sizes []int
+	for size, n := range m.BatchSize.Histogram {
+		sizes = append(sizes, size)
+		most = max(most, n)
+	}
+	if most == 0 {
+		return
+	}
+	slices.Sort(sizes)
+	fmt.Println("\n  rows  batches")
+	for _, size := range sizes {
+		n := m.BatchSize.Histogram[size]
+		fmt.Printf("  %4d  %-40s %d\n", size, strings.Repeat("█", int(max(1, n*40/most))), n)
+	}
+}
+
+func counts(m map[string]uint64) string {
+	if len(m) == 0 {
+		return "none"
+	}
+	var parts []string
+	for k, n := range m {
+		parts = append(parts, fmt.Sprintf("%s %d", k, n))
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, ", ")
+}
+
+func seconds(s float64) string {
+	return time.Duration(s * float64(time.Second)).Round(time.Second).String()
+}
+
+func runModels(ctx context.Context, args []string) error {
+	f := flags("models", "", "List the broker's models with their signatures.", "")
+	socket := socketFlag(f)
+	asJSON := f.Bool("json", false, "print JSON")
+	if err := parse(f, args, 0, 0); err != nil {
+		return err
+	}
+	rep, err := attach.CallOnce(ctx, control.SocketPath(*socket), &control.Request{Op: control.OpModels})
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(rep.Models, func(x, y control.Model) int { return strings.Compare(x.Name, y.Name) })
+	if *asJSON {
+		type line struct {
+			Name            string   `json:"name"`
+			Inputs, Outputs []string `json:"-"`
+			Signature       string   `json:"signature"`
+			MaxBatchSize    int      `json:"max_batch_size"`
+			Workers         int      `json:"workers"`
+			Clients         int      `json:"clients"`
+		}
+		lines := []line{}
+		for _, m := range rep.Models {
+			lines = append(lines, line{Name: m.Name, Signature: signature(m), MaxBatchSize: m.Policy.MaxBatchSize, Workers: m.Workers, Clients: m.Clients})
+		}
+		return json.NewEncoder(os.Stdout).Encode(lines)
+	}
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "model\tsignature\tmax batch\tworkers\tclients")
+	for _, m := range rep.Models {
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\n", m.Name, signature(m), m.Policy.MaxBatchSize, m.Workers, m.Clients)
+	}
+	return w.Flush()
+}
+
+func signature(m control.Model) string {
+	return strings.Join(m.Inputs, " ") + " -> " + strings.Join(m.Outputs, " ")
+}
+
+func runSet(ctx context.Context, args []string) error {
+	f := flags("set", " MODEL KEY=VALUE…", "Change a model's policy while it runs; all the values are taken, or none.\nKeys: "+strings.Join(broker.SettableKeys, ", ")+".\nThose of a priority level take its number: max_queue.1=500.",
+		"  ringbatch set resnet50 wait_time=3ms max_batch_size=16\n")
+	socket := socketFlag(f)
+	if err := parse(f, args, 2, -1); err != nil {
+		return err
+	}
+	pairs := map[string]string{}
+	for _, arg := range f.Args()[1:] {
+		key, value, ok := strings.Cut(arg, "=")
+		if !ok {
+			return fmt.Errorf("%w: %q: want KEY=VALUE", errUsage, arg)
+		}
+		pairs[key] = value
+	}
+	if _, err := attach.CallOnce(ctx, control.SocketPath(*socket), &control.Request{Op: control.OpSet, Model: f.Arg(0), Set: pairs}); err != nil {
+		return err
+	}
+	fmt.Println("changed")
+	return nil
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+	"github.com/ringbatch/ringbatch/worker/cpu"
+)
+
+func runWorker(ctx context.Context, args []string) error {
+	f := flags("worker", "", "Serve a built-in model. If the broker does not know the model yet, this worker declares it\nwith the policy given here.",
+		`  ringbatch worker --model echo
+  ringbatch worker --model affine --scale 2 --offset 1 --input 'x:f32[8]' --max_batch_size 64 --wait_time 1ms
+  ringbatch worker --model echo --name thumbnails --input 'img:u8[<=512,<=512,3]'
+`)
+	socket := socketFlag(f)
+	kind := f.String("model", "", "the built-in model: "+strings.Join(cpu.Names(), ", "))
+	name := f.String("name", "", "serve it under this name (default: the model's)")
+	inputs := f.StringArray("input", nil, "echo, affine: input tensor, name:dtype[dims] (repeatable; default x:f32[16])")
+	scale := f.Float64("scale", 1, "affine: a of y = a·x + b")
+	offset := f.Float64("offset", 0, "affine: b of y = a·x + b")
+	batch := f.Int("max_batch_size", 0, "most rows of a batch (default 32)")
+	wait := f.String("wait_time", "", "how long the oldest request waits for company (default 2ms)")
+	slots := f.Int("slots", 0, "rows the ring holds (default: as many as fit 1 GiB, at most 4096)")
+	lease := f.Duration("lease", 0, "how long a batch may run before this worker counts as hung (default 30s)")
+	depth := f.Int("depth", worker.DefaultDepth, "batches handed over at once")
+	weight := f.Int("weight", 1, "share of the work relative to other workers")
+	wait4 := f.Duration("wait_for_broker", 0, "wait that long for a broker that is not there yet")
+	if err := parse(f, args, 0, 0); err != nil {
+		return err
+	}
+	if *kind == "" {
+		return fmt.Errorf("%w: --model says which built-in model to serve: %s", errUsage, strings.Join(cpu.Names(), ", "))
+	}
+	o := cpu.Options{Scale: *scale, Offset: *offset}
+	for _, text := range *inputs {
+		spec, err := shm.ParseTensorSpec(text)
+		if err != nil {
+			return err
+		}
+		o.Inputs = append(o.Inputs, spec)
+	}
+	m, err := cpu.New(*kind, o)
+	if err != nil {
+		return err
+	}
+	cfg := worker.Config{Model: *name, Signature: m.Signature, Socket: *socket, Name: *kind, Depth: *depth, Weight: *weight}
+	if cfg.Model == "" {
+		cfg.Model = *kind
+	}
+	cfg.MaxBatchSize, cfg.Slots, cfg.Lease = *batch, *slots, *lease
+	if *wait != "" {
+		if cfg.WaitTime, err = parseWait(*wait); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("serving %s: %s\n", cfg.Model, &m.Signature)
+	if m.Note != "" {
+		fmt.Println("note:", m.Note)
+	}
+	deadline := time.Now().Add(*wait4)
+	for {
+		err = worker.Serve(ctx, cfg, m.Run)
+		if !errors.Is(err, shm.ErrNoBroker) || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
