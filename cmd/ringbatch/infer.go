@@ -41,7 +41,8 @@ func runInfer(ctx context.Context, args []string) error {
 		return err
 	}
 	defer c.Close()
-	inputs, err := readInputs(&c.Model().Signature, f.Args()[1:], *ins, *shape)
+	sig := c.Model().Signature
+	inputs, err := readInputs(&sig, f.Args()[1:], *ins, *shape)
 	if err != nil {
 		return err
 	}
@@ -255,7 +256,8 @@ func writeOutputs(c *client.Client, r client.Request, outs []string, asJSON bool
 		files[name] = file
 	}
 	result := map[string]any{}
-	for _, spec := range c.Model().Signature.Outputs {
+	sig := c.Model().Signature
+	for _, spec := range sig.Outputs {
 		view, err := r.Output(spec.Name)
 		if err != nil {
 			return err
@@ -277,7 +279,7 @@ func writeOutputs(c *client.Client, r client.Request, outs []string, asJSON bool
 		}
 	}
 	for name := range files {
-		return fmt.Errorf("%w: no output %q; the model has %s", shm.ErrInvalid, name, &c.Model().Signature)
+		return fmt.Errorf("%w: no output %q; the model has %s", shm.ErrInvalid, name, &sig)
 	}
 	if asJSON {
 		return json.NewEncoder(os.Stdout).Encode(result)
