@@ -1,13 +1,3 @@
-// Package batcher decides which waiting requests form the next batch, and for
-// whom. It is pure: (state, event, now) → decisions. It has no clock, no I/O
-// and no goroutine, so the broker (real time), the simulator (virtual time)
-// and the tests (scripts) drive exactly the same code.
-//
-// The caller reports events (a client attached, a request arrived, a worker
-// finished …) and then calls Decide, which returns what to do now and when to
-// call again if nothing happens before that.
-//
-// Not safe for concurrent use: one goroutine owns a Batcher.
 package batcher
 
 import (

@@ -5,7 +5,7 @@ package batcher
 //  1. end or delay the requests whose deadline or timeout has passed
 //  2. note whose ready time has passed
 //  3. idle workers: first Alone requests, then whatever is ready
-//  4. busy workers with room: full batches only
+//  4. busy workers with room: full batches only, and only in their turn
 //  5. say when to look again
 //
 // now must not be less than in earlier calls. The result is valid until the
@@ -107,14 +107,7 @@ func (b *Batcher) feedIdle(now Time) bool {
 		b.dispatchAlone(w)
 		return true
 	}
-	from := &b.ready
-	if b.joinable == 0 {
-		from = &b.anything
-	}
-	if len(b.cfg.PreferredSizes) > 0 {
-		b.refreshPreferred(now)
-	}
-	s := b.first(from, now)
+	s := b.firstReady(now)
 	if s < 0 {
 		return false
 	}
@@ -132,14 +125,31 @@ func (b *Batcher) feedIdle(now Time) bool {
 	return true
 }
 
-// feedBusy is one step of stage 4. False: nothing is full.
+// feedBusy is one step of stage 4. False: nothing is full, or something that
+// is not full goes before it. If a full batch could overtake, then under a
+// heavy load of full batches no worker would ever be idle again, and a retry
+// or a rare shape would wait for ever.
 func (b *Batcher) feedBusy(now Time) bool {
-	s := b.first(&b.full, now)
-	if s < 0 {
+	if b.full.occupied == 0 || b.alone.head != none {
+		return false
+	}
+	s := b.firstReady(now)
+	if !b.shapes.shapes[s].full {
 		return false
 	}
 	b.dispatch(WorkerID(b.roomy.min().id), s, b.cfg.MaxBatchSize, Full, now)
 	return true
+}
+
+// firstReady is the shape that the next idle worker gets, or -1.
+func (b *Batcher) firstReady(now Time) int32 {
+	if len(b.cfg.PreferredSizes) > 0 {
+		b.refreshPreferred(now)
+	}
+	if b.joinable == 0 {
+		return b.first(&b.anything, now)
+	}
+	return b.first(&b.ready, now)
 }
 
 // wake is stage 5. Ready times and preferred sizes matter only to an idle

@@ -91,11 +91,8 @@ func (b *Batcher) first(c *class, now Time) int32 {
 }
 
 // rank is the level of a request now: its base level, lifted by one for each
-// Ageing that it has waited.
+// Ageing that it has waited. Ageing must be set.
 func (b *Batcher) rank(base uint8, since, now Time) int {
-	if b.cfg.Ageing == 0 {
-		return int(base)
-	}
 	lifted := (now - since) / Time(b.cfg.Ageing)
 	return max(0, int(base)-int(min(lifted, MaxLevels+1)))
 }

@@ -64,13 +64,6 @@ func (h *minHeap) remove(id uint32) {
 	}
 }
 
-func (h *minHeap) clear() {
-	for _, item := range h.items {
-		h.pos[item.id] = 0
-	}
-	h.items = h.items[:0]
-}
-
 // up puts item into the hole at i, or higher.
 func (h *minHeap) up(i int, item heapItem) {
 	for i > 0 {

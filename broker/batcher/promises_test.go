@@ -12,6 +12,7 @@ import (
 // vain. It knows requests and batches only from what it was told.
 type book struct {
 	cfg       Config
+	ids       int // request ids are below this
 	requests  map[RequestID]*booked
 	workers   map[WorkerID]*bookedWorker
 	batches   int // dispatched and not done
@@ -33,17 +34,17 @@ type bookedWorker struct {
 	batches []BatchID
 }
 
-func newBook(cfg Config) *book {
-	return &book{cfg: cfg, requests: map[RequestID]*booked{}, workers: map[WorkerID]*bookedWorker{}}
+func newBook(cfg Config, ids int) *book {
+	return &book{cfg: cfg, ids: ids, requests: map[RequestID]*booked{}, workers: map[WorkerID]*bookedWorker{}}
 }
 
 func (b *book) setConfig(cfg Config) { b.cfg = cfg }
 
 // freeID is a random id that no request has.
 func (b *book) freeID(rng *rand.Rand) (RequestID, bool) {
-	start := rng.IntN(maxID)
-	for i := range maxID {
-		id := RequestID((start + i) % maxID)
+	start := rng.IntN(b.ids)
+	for i := range b.ids {
+		id := RequestID((start + i) % b.ids)
 		if b.requests[id] == nil {
 			return id, true
 		}

@@ -349,17 +349,17 @@ func (b *reference) dispatchOne(now Time) bool {
 	slices.SortFunc(queue, func(x, y *refRequest) int {
 		return cmp.Or(cmp.Compare(b.rank(x, now), b.rank(y, now)), cmp.Compare(x.seq, y.seq))
 	})
-	if idle != nil {
-		var alone *refRequest
-		for _, r := range queue {
-			if r.Alone && (alone == nil || r.seq < alone.seq) {
-				alone = r
-			}
+	var alone *refRequest
+	for _, r := range queue {
+		if r.Alone && (alone == nil || r.seq < alone.seq) {
+			alone = r
 		}
-		if alone != nil {
+	}
+	if alone != nil {
+		if idle != nil {
 			b.dispatch(idle, []*refRequest{alone}, Retry)
-			return true
 		}
+		return idle != nil
 	}
 	// In queue order the first request of a ready shape is the head of the
 	// shape that goes first.
@@ -376,14 +376,17 @@ func (b *reference) dispatchOne(now Time) bool {
 			}
 		}
 		n, why, ok := b.ready(shape, now)
-		if ok && idle != nil {
+		switch {
+		case !ok:
+			continue
+		case idle != nil:
 			b.dispatch(idle, shape[:n], why)
 			return true
-		}
-		if ok && busy != nil && why == Full {
+		case busy != nil && why == Full:
 			b.dispatch(busy, shape[:n], why)
 			return true
 		}
+		return false // what goes first waits for an idle worker, and nothing overtakes it
 	}
 	return false
 }

@@ -87,8 +87,13 @@ func runSchedule(seed uint64, log func(string, ...any)) (err error) {
 	if s.slow, err = newReference(s.cfg); err != nil {
 		return err
 	}
-	s.book = newBook(s.cfg)
-	for range 20 + rng.IntN(30) {
+	s.book = newBook(s.cfg, 24)
+	steps := 20 + rng.IntN(30)
+	if seed%500 == 0 { // now and then a long queue
+		s.book = newBook(s.cfg, 200)
+		steps = 400
+	}
+	for range steps {
 		for range 1 + rng.IntN(3) {
 			if err := s.event(); err != nil {
 				return err
@@ -173,7 +178,7 @@ func (s *schedule) event() error {
 	case k == 34 && s.rng.IntN(3) == 0:
 		return s.setConfig()
 	case k < 36:
-		id := RequestID(s.rng.IntN(maxID))
+		id := RequestID(s.rng.IntN(s.book.ids))
 		got, want := s.fast.Cancel(id), s.slow.Cancel(id)
 		s.log("cancel %d: %v", id, got)
 		if got != want {
@@ -181,7 +186,7 @@ func (s *schedule) event() error {
 		}
 		return s.book.cancelled(id, got)
 	case k < 38:
-		id := RequestID(s.rng.IntN(maxID))
+		id := RequestID(s.rng.IntN(s.book.ids))
 		s.log("ended %d", id)
 		s.fast.Ended(id)
 		s.slow.Ended(id)
@@ -189,8 +194,6 @@ func (s *schedule) event() error {
 	}
 	return nil
 }
-
-const maxID = 24
 
 func (s *schedule) arrive() error {
 	id, ok := s.book.freeID(s.rng)

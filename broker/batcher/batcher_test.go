@@ -1,0 +1,241 @@
+package batcher
+
+import (
+	"cmp"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+func mustNew(t *testing.T, cfg Config) *Batcher {
+	t.Helper()
+	b, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestAPeakIsForgottenAfterTwoPeriods(t *testing.T) {
+	b := mustNew(t, Config{MaxBatchSize: 8, WaitTime: time.Second})
+	b.WorkerReady(Worker{})
+	one := func(id RequestID) {
+		if err := b.Arrive(0, Request{ID: id, Rows: 1, Deadline: Never}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id := range RequestID(4) {
+		one(id)
+	}
+	b.BatchDone(0, b.Decide(0).Dispatches[0].Batch) // four have ended
+	waits := 0
+	for range 100 {
+		one(0)
+		if len(b.Decide(0).Dispatches) == 0 {
+			waits++ // for its own company
+			b.Cancel(0)
+			continue
+		}
+		b.BatchDone(0, b.lastBatch)
+	}
+	if want := 2*peakPeriod - 4; waits != want {
+		t.Errorf("waited %d times, want %d", waits, want)
+	}
+}
+
+func TestALowerLevelIsNotStarvedForEverWithAgeing(t *testing.T) {
+	b := mustNew(t, Config{MaxBatchSize: 1, Levels: make([]LevelPolicy, 4), Ageing: 100})
+	b.WorkerReady(Worker{})
+	now := Time(0)
+	arrive := func(id RequestID, level int) {
+		if err := b.Arrive(now, Request{ID: id, Level: level, Rows: 1, Arrived: now, Deadline: Never}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	arrive(1, 0)
+	arrive(0, 3) // of the last level, under a stream of two urgent ones for each place
+	for ; now < 10_000; now += 10 {
+		arrive(RequestID(2+now/5), 0)
+		arrive(RequestID(3+now/5), 0)
+		b.BatchDone(0, b.lastBatch)
+		for _, d := range b.Decide(now).Dispatches {
+			if d.Requests[0] == 0 {
+				// Lifted three times it is level 0; then only what arrived
+				// before it may go first.
+				if now < 300 || now > 310 {
+					t.Errorf("went at %d, want at 300", now)
+				}
+				return
+			}
+		}
+	}
+	t.Error("starved")
+}
+
+func TestARequeuedRequestWithoutARecordIsStillQueued(t *testing.T) {
+	b := mustNew(t, Config{MaxBatchSize: 4})
+	b.WorkerReady(Worker{})
+	if err := b.Arrive(0, Request{ID: 7, Rows: 1, Deadline: Never}); err != nil {
+		t.Fatal(err)
+	}
+	b.Requeue(0, Request{ID: 8, Rows: 1, Level: 9, Deadline: Never})
+	b.Requeue(0, Request{ID: 9, Rows: 6, Deadline: Never}) // larger than the maximum is by now
+	b.Requeue(0, Request{ID: 7, Rows: 1, Deadline: Never}) // waits already
+	if d := b.Decide(0); len(d.Dispatches) != 1 || d.Dispatches[0].Requests[0] != 9 || d.Dispatches[0].Why != Retry {
+		t.Fatalf("%+v", d)
+	}
+	b.BatchDone(0, 1)
+	if d := b.Decide(0); len(d.Dispatches) != 1 || !slices.Equal(d.Dispatches[0].Requests, []RequestID{8, 7}) {
+		t.Fatalf("%+v", d)
+	}
+}
+
+func TestArriveNamesWhatIsWrong(t *testing.T) {
+	b := mustNew(t, Config{MaxBatchSize: 2})
+	if err := b.Arrive(0, Request{Rows: 2, Deadline: Never}); err != nil {
+		t.Fatal(err)
+	}
+	for want, r := range map[error]Request{
+		ErrInUse:    {ID: 0, Rows: 1, Deadline: Never},
+		ErrNoRows:   {ID: 1, Rows: 0, Deadline: Never},
+		ErrTooLarge: {ID: 1, Rows: 3, Deadline: Never},
+		ErrNoLevel:  {ID: 1, Rows: 1, Level: -2, Deadline: Never},
+		ErrExpired:  {ID: 1, Rows: 1},
+	} {
+		if err := b.Arrive(0, r); !errors.Is(err, want) {
+			t.Errorf("%+v: %v, want %v", r, err, want)
+		}
+	}
+	if b.Queued() != 1 || b.QueuedRows() != 2 || b.QueuedAt(0) != 1 || b.QueuedAt(1) != 0 {
+		t.Errorf("a refusal changed something")
+	}
+}
+
+func TestABadPolicyIsRefusedByTheNameOfItsField(t *testing.T) {
+	for want, cfg := range map[string]Config{
+		"max_batch_size is 0, must be 1..1048576":                        {},
+		"levels has 64 entries, at most 63":                              {MaxBatchSize: 1, Levels: make([]LevelPolicy, 64)},
+		"levels[0].max_queue is -1, must be at least 0 (0: no limit)":    {MaxBatchSize: 1, Levels: []LevelPolicy{{MaxQueue: -1}}},
+		"levels[0].max_timeout is -1ns, must be 0..24h0m0s":              {MaxBatchSize: 1, Levels: []LevelPolicy{{MaxTimeout: -1}}},
+		"levels[0].on_timeout is 2, must be reject or delay":             {MaxBatchSize: 1, Levels: []LevelPolicy{{OnTimeout: 2}}},
+		"preferred_sizes has 1025 entries, at most 1024":                 {MaxBatchSize: 1, PreferredSizes: make([]int, 1025)},
+		"buckets has 9 dimensions, at most 8":                            {MaxBatchSize: 1, Buckets: make([][]uint32, 9)},
+		"buckets[0][0] is 0, must be ascending and at least 1":           {MaxBatchSize: 1, Buckets: [][]uint32{{0}}},
+		"buckets[0] has 4097 entries, at most 4096":                      {MaxBatchSize: 1, Buckets: [][]uint32{make([]uint32, 4097)}},
+		"default_level is 1, must be 0..0":                               {MaxBatchSize: 1, DefaultLevel: 1},
+		"wait_time is 24h0m0.000000001s, must be 0..24h0m0s":             {MaxBatchSize: 1, WaitTime: 24*time.Hour + 1},
+		"preferred_sizes[0] is 3, more than max_batch_size 2":            {MaxBatchSize: 2, PreferredSizes: []int{3}},
+		"preferred_sizes[1] is 1, must be ascending and at least 1":      {MaxBatchSize: 2, PreferredSizes: []int{1, 1}},
+		"ageing is -1ns, must be 0..24h0m0s":                             {MaxBatchSize: 2, Ageing: -1},
+		"levels[1].default_timeout is 48h0m0s, must be 0..24h0m0s":       {MaxBatchSize: 2, Levels: []LevelPolicy{{}, {DefaultTimeout: 48 * time.Hour}}},
+		"default_level is -1, must be 0..0":                              {MaxBatchSize: 2, DefaultLevel: -1},
+		"max_batch_size is 1048577, must be 1..1048576":                  {MaxBatchSize: 1<<20 + 1},
+		"levels[0].default_timeout is -1ns, must be 0..24h0m0s":          {MaxBatchSize: 2, Levels: []LevelPolicy{{DefaultTimeout: -1}}},
+		"buckets[1][1] is 3, must be ascending and at least 1":           {MaxBatchSize: 2, Buckets: [][]uint32{nil, {4, 3}}},
+		"preferred_sizes[0] is -1, must be ascending and at least 1":     {MaxBatchSize: 2, PreferredSizes: []int{-1}},
+		"levels[0].max_timeout is 24h0m0.000000001s, must be 0..24h0m0s": {MaxBatchSize: 2, Levels: []LevelPolicy{{MaxTimeout: 24*time.Hour + 1}}},
+	} {
+		_, err := New(cfg)
+		if !errors.Is(err, ErrConfig) || err.Error() != ErrConfig.Error()+": "+want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+func TestTheConfigIsACopyOnTheWayInAndOut(t *testing.T) {
+	in := Config{MaxBatchSize: 4, PreferredSizes: []int{2}, Levels: make([]LevelPolicy, 1), Buckets: [][]uint32{{1}}}
+	b := mustNew(t, in)
+	in.PreferredSizes[0], in.Buckets[0][0], in.Levels[0].MaxQueue = 3, 3, 3
+	out := b.Config()
+	out.PreferredSizes[0], out.Buckets[0][0], out.Levels[0].MaxQueue = 4, 4, 4
+	if c := b.Config(); c.PreferredSizes[0] != 2 || c.Buckets[0][0] != 1 || c.Levels[0].MaxQueue != 0 {
+		t.Errorf("the caller's slices are shared: %+v", c)
+	}
+}
+
+func TestShapesAreRecycled(t *testing.T) {
+	b := mustNew(t, Config{MaxBatchSize: 4, WaitTime: time.Hour})
+	for i := range uint32(100_000) {
+		r := Request{ID: RequestID(i % 10), Rows: 1, Deadline: Never, Dims: Dims{i, i + 1}}
+		if err := b.Arrive(0, r); err != nil {
+			t.Fatal(err)
+		}
+		if i%10 == 9 {
+			for id := range RequestID(10) {
+				b.Cancel(id)
+			}
+		}
+	}
+	if n := b.Shapes(); n > 11 {
+		t.Errorf("%d shapes for 10 requests", n)
+	}
+}
+
+func TestTheShapeTableFindsWhatItHolds(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	table := newShapeTable()
+	numbers := map[Dims]int32{}
+	for range 200_000 {
+		d := Dims{1 + uint32(rng.IntN(300)), uint32(rng.IntN(3))}
+		s := table.find(&d)
+		if old, ok := numbers[d]; ok && old != s {
+			t.Fatalf("%v is shape %d, was %d", d, s, old)
+		}
+		numbers[d] = s
+		if rng.IntN(2) == 0 {
+			table.recycle(s)
+			delete(numbers, d)
+		}
+	}
+	if table.used != len(numbers) {
+		t.Errorf("%d shapes in use, want %d", table.used, len(numbers))
+	}
+}
+
+func TestATimerQueueGivesTheEarliestBackInAnyOrder(t *testing.T) {
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		var q timerQueue
+		type timer struct {
+			id  uint32
+			at  Time
+			tie int64
+		}
+		var set []timer
+		for range 2000 {
+			if len(set) == 0 || rng.IntN(5) < 3 {
+				x := timer{rng.Uint32N(400), Time(rng.IntN(500)), int64(rng.IntN(5))}
+				if slices.ContainsFunc(set, func(y timer) bool { return y.id == x.id }) {
+					continue
+				}
+				q.add(x.id, x.at, x.tie)
+				set = append(set, x)
+			} else {
+				i := rng.IntN(len(set))
+				q.remove(set[i].id)
+				q.remove(set[i].id) // twice is once
+				set = slices.Delete(set, i, i+1)
+			}
+			id, at := q.first()
+			if len(set) == 0 {
+				if at != Never {
+					t.Fatalf("seed %d: empty, but first is at %d", seed, at)
+				}
+				continue
+			}
+			best := slices.MinFunc(set, func(x, y timer) int {
+				return cmp.Or(cmp.Compare(x.at, y.at), cmp.Compare(x.tie, y.tie))
+			})
+			i := slices.IndexFunc(set, func(y timer) bool { return y.id == id })
+			if i < 0 || at != best.at || set[i].at != best.at || set[i].tie != best.tie {
+				t.Fatalf("seed %d: first is %d at %d, want %+v", seed, id, at, best)
+			}
+		}
+		q.clear()
+		if _, at := q.first(); at != Never {
+			t.Fatalf("seed %d: not empty after clear", seed)
+		}
+	}
+}

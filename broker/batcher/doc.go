@@ -1,0 +1,87 @@
+// Package batcher decides which waiting requests form the next batch, and for
+// whom. It is pure: (state, event, now) → decisions. It has no clock, no I/O
+// and no goroutine, so the broker (real time), the simulator (virtual time)
+// and the tests (scripts) drive exactly the same code.
+//
+// The caller reports events (a client attached, a request arrived, a worker
+// finished …) and then calls Decide, which returns what to do now and when to
+// call again if nothing happens before that.
+//
+// Not safe for concurrent use: one goroutine owns a Batcher.
+//
+// # The rules
+//
+// 1. A batch has one shape (the bucketed Dims). Inside a shape levels are
+// served strictly in order, and requests of a level in the order of their
+// Arrive calls. Packing takes requests in that order, never splits one, never
+// skips ahead: it stops at the first that does not fit.
+//
+// 2. A worker that is idle (holds no batch) gets a batch of a shape as soon as
+// one of these holds; the first that does names the batch and its size:
+//
+//	Full       the queue fills MaxBatchSize, or the next request does not fit
+//	Preferred  packing reaches one of PreferredSizes exactly; the largest counts
+//	Deadline   the ready time of any waiting request of the shape has passed
+//	Nobody     no client is left who could join
+//
+// The ready time is Arrived + min(WaitTime, budget/2), where the budget is the
+// time to its deadline, or to the queue timeout that would reject it: a
+// request never spends more than half of its own time waiting for company.
+// Deadline and Nobody take all that fits, preferred size or not.
+//
+// 3. A client could join while it has fewer requests in flight (waiting and
+// running) than its recent peak, at least 1. The peak is taken over its
+// present and its last period of 16 ended requests. So a client that waits
+// for each answer never waits for itself, and an attached client that is idle
+// could always join.
+//
+// 4. A busy worker with room (MaxInFlight) gets only full batches: the others
+// wait for an idle worker and keep growing. It gets none while a worker is
+// idle, and none that would overtake a batch which goes before it (rule 5) but
+// is not full; otherwise full batches could keep all workers busy for ever and
+// starve a retry or a rare shape.
+//
+// 5. When several shapes are ready, Alone requests go first, oldest first; then
+// the shape whose first request has the most urgent level, then the one whose
+// first request arrived first. A shape never closes another's batch.
+//
+// 6. Among idle workers, and then among busy ones with room, the one with the
+// fewest rows per weight so far is chosen (stride scheduling), then the one
+// with the smallest id. A new worker starts at the smallest count there is.
+//
+// 7. A request whose Deadline has come is never dispatched: it ends Expired.
+// MaxTimeout of its level shortens the deadline. When it has waited for its
+// level's DefaultTimeout it ends TimedOut (Reject), or moves behind everything
+// that has not timed out (Delay), as if it had arrived there just then.
+//
+// 8. An Alone request is a batch by itself, for an idle worker only.
+//
+// 9. Ageing lifts a waiting request by one level for each Ageing waited. Among
+// those of the level it reaches, it has the place of its arrival.
+//
+// 10. With PreserveOrder requests of one client run in at most one batch at a
+// time and never overtake each other. What follows an earlier request may share
+// its batch if it has the same shape and no more urgent level; otherwise it is
+// held until that batch is done, and keeps its place meanwhile.
+//
+// 11. Padding never changes what is packed: Dispatch.PadTo only tells the worker
+// how many rows to see.
+//
+// 12. Decide does all that is possible at now, and says when to wake up. What
+// only time can bring about is a deadline, a timeout, and, while a worker is
+// idle, a ready time.
+//
+// # Where it is
+//
+//	batcher.go    the types: Request, Config, Worker, Decisions
+//	events.go     Arrive, Requeue, Cancel, Ended
+//	clients.go    who could join
+//	workers.go    whose turn it is; BatchDone
+//	decide.go     Decide, stage by stage; dispatch.go packs a batch
+//	queue.go      the queues; filing.go finds the shape that goes first
+//	preferred.go  preferred sizes; order.go PreserveOrder; setconfig.go changes
+//	shapes.go, requests.go, timers.go, heap.go   the structures underneath
+//
+// The scripts in testdata show each rule at work. reference_test.go has the
+// same rules once more, slow and plain, and schedule_test.go compares the two.
+package batcher
