@@ -1,0 +1,247 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// roleEnv names the role of a process that the benchmark started by running
+// itself again.
+const roleEnv = "RINGBATCH_BENCH_ROLE"
+
+// fleet is all processes of one benchmark. When its context ends, or when it
+// is closed, none of them is left.
+type fleet struct {
+	ctx  context.Context
+	dir  string // private folder for sockets, gone afterwards
+	stop func() bool
+
+	mu    sync.Mutex
+	procs []*proc
+}
+
+func newFleet(ctx context.Context) (*fleet, error) {
+	dir, err := os.MkdirTemp("", "ringbatch-bench-")
+	if err != nil {
+		return nil, fmt.Errorf("make a folder for sockets: %w", err)
+	}
+	f := &fleet{ctx: ctx, dir: dir}
+	f.stop = context.AfterFunc(ctx, f.kill)
+	return f, nil
+}
+
+// path is a file in the fleet's folder.
+func (f *fleet) path(name string) string { return filepath.Join(f.dir, name) }
+
+func (f *fleet) kill() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, p := range f.procs {
+		_ = p.cmd.Process.Kill()
+	}
+}
+
+// close ends every process and removes the folder.
+func (f *fleet) close() {
+	f.stop()
+	f.mu.Lock()
+	procs := f.procs
+	f.procs = nil
+	f.mu.Unlock()
+	endAll(procs)
+	_ = os.RemoveAll(f.dir)
+}
+
+// end ends some processes before the others, the first ones first.
+func (f *fleet) end(procs ...*proc) {
+	endAll(procs)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	kept := f.procs[:0]
+	for _, p := range f.procs {
+		if !p.over {
+			kept = append(kept, p)
+		}
+	}
+	f.procs = kept
+}
+
+func endAll(procs []*proc) {
+	for _, p := range procs {
+		_ = p.stdin.Close()
+	}
+	for _, p := range procs {
+		p.wait(2 * time.Second)
+	}
+}
+
+// proc is one process of the fleet. It is told what to do in JSON values on
+// its standard input, and answers on its standard output.
+type proc struct {
+	f     *fleet
+	role  string
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	in    *json.Encoder
+	out   *json.Decoder
+	errs  *tail
+	over  bool
+}
+
+// spawn describes a process to start.
+type spawn struct {
+	role  string
+	job   any        // sent first
+	procs int        // GOMAXPROCS, 0 for Go's default
+	env   []string   // more of the environment
+	files []*os.File // descriptors 3, 4 …
+}
+
+// start runs this binary again in a role, and waits until it is ready.
+func (f *fleet) start(s spawn) (*proc, error) {
+	p, err := f.launch(s)
+	if err != nil {
+		return nil, err
+	}
+	return p, p.receive(nil)
+}
+
+// startAll starts n alike and waits for all of them.
+func (f *fleet) startAll(n int, s func(i int) spawn) ([]*proc, error) {
+	procs := make([]*proc, n)
+	for i := range procs {
+		var err error
+		if procs[i], err = f.launch(s(i)); err != nil {
+			return nil, err
+		}
+	}
+	for _, p := range procs {
+		if err := p.receive(nil); err != nil {
+			return nil, err
+		}
+	}
+	return procs, nil
+}
+
+func (f *fleet) launch(s spawn) (*proc, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find this binary: %w", err)
+	}
+	p := &proc{f: f, role: s.role, cmd: exec.Command(self), errs: &tail{}}
+	p.cmd.Env = append(os.Environ(), roleEnv+"="+s.role)
+	if s.procs > 0 {
+		p.cmd.Env = append(p.cmd.Env, "GOMAXPROCS="+strconv.Itoa(s.procs))
+	}
+	p.cmd.Env = append(p.cmd.Env, s.env...)
+	p.cmd.ExtraFiles = s.files
+	p.cmd.Stderr = p.errs
+	// A group of its own, so that Ctrl-C reaches only the parent, which then
+	// ends the others; and an end with the parent, however that ends.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	p.in, p.out = json.NewEncoder(p.stdin), json.NewDecoder(stdout)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.ctx.Err(); err != nil {
+		return nil, errInterrupted
+	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", s.role, err)
+	}
+	f.procs = append(f.procs, p)
+	return p, p.send(s.job)
+}
+
+var errInterrupted = errors.New("interrupted")
+
+// answer is the envelope of what a child says.
+type answer struct {
+	Error string          `json:"error,omitempty"`
+	Data  json.RawMessage `json:"data,omitempty"`
+}
+
+// send gives the process its next command.
+func (p *proc) send(command any) error {
+	if err := p.in.Encode(command); err != nil {
+		return p.lost(err)
+	}
+	return nil
+}
+
+// receive waits for its next answer.
+func (p *proc) receive(into any) error {
+	var a answer
+	if err := p.out.Decode(&a); err != nil {
+		return p.lost(err)
+	}
+	if a.Error != "" {
+		return fmt.Errorf("%s: %s", p.role, a.Error)
+	}
+	if into == nil {
+		return nil
+	}
+	return json.Unmarshal(a.Data, into)
+}
+
+func (p *proc) lost(err error) error {
+	if p.f.ctx.Err() != nil {
+		return errInterrupted
+	}
+	p.wait(time.Second)
+	return fmt.Errorf("%s (process %d) ended unexpectedly: %w\n%s", p.role, p.cmd.Process.Pid, err, p.errs)
+}
+
+// wait reaps the process, and kills it if it takes longer than d.
+func (p *proc) wait(d time.Duration) {
+	if p.over {
+		return
+	}
+	p.over = true
+	t := time.AfterFunc(d, func() { _ = p.cmd.Process.Kill() })
+	defer t.Stop()
+	_ = p.cmd.Wait()
+}
+
+func (p *proc) pid() int { return p.cmd.Process.Pid }
+
+// tail keeps the end of what a process wrote to its standard error.
+type tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+const tailBytes = 4096
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, b...)
+	if over := len(t.buf) - tailBytes; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
+	}
+	return len(b), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(bytes.TrimSpace(t.buf))
+}

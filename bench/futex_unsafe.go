@@ -1,0 +1,116 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// The futex round trip: two processes, two words of shared memory, each
+// process parked while the other one runs. It is what the hardware and the
+// kernel charge for waking somebody up and being woken by him.
+
+const (
+	pingAt = 0
+	pongAt = 64
+)
+
+// mapWords maps the page that both sides were given as descriptor 3.
+func mapWords() (ping, pong *atomic.Uint32, err error) {
+	mem, err := unix.Mmap(3, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, nil, fmt.Errorf("map futex page: %w", err)
+	}
+	return (*atomic.Uint32)(unsafe.Pointer(&mem[pingAt])), (*atomic.Uint32)(unsafe.Pointer(&mem[pongAt])), nil
+}
+
+const (
+	futexWaitOp = 0
+	futexWakeOp = 1
+)
+
+// raise moves a word on and wakes its waiter.
+func raise(w *atomic.Uint32) {
+	w.Add(1)
+	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWakeOp, 1, 0, 0, 0)
+}
+
+// await parks until the word has moved on from old. Raw calls leave the Go
+// scheduler out: the figure is the kernel's. That is safe only because these
+// processes never collect garbage meanwhile.
+func await(w *atomic.Uint32, old uint32, raw bool) {
+	for w.Load() == old {
+		if raw {
+			_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWaitOp, uintptr(old), 0, 0, 0)
+		} else {
+			_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWaitOp, uintptr(old), 0, 0, 0)
+		}
+	}
+}
+
+// futexRound asks both sides for some round trips.
+type futexRound struct {
+	Trips int
+	Raw   bool
+}
+
+func futexPingRole(c *child) error {
+	ping, pong, err := mapWords()
+	if err != nil {
+		return err
+	}
+	return futexRole(c, func(r futexRound, ns []int64) {
+		for i := range ns {
+			old := pong.Load()
+			start := shm.Now()
+			raise(ping)
+			await(pong, old, r.Raw)
+			ns[i] = shm.Now() - start
+		}
+	})
+}
+
+func futexPongRole(c *child) error {
+	ping, pong, err := mapWords()
+	if err != nil {
+		return err
+	}
+	seen := ping.Load()
+	return futexRole(c, func(r futexRound, ns []int64) {
+		for range ns {
+			await(ping, seen, r.Raw)
+			seen++
+			raise(pong)
+		}
+	})
+}
+
+func futexRole(c *child, run func(futexRound, []int64)) error {
+	debug.SetGCPercent(-1)
+	runtime.LockOSThread()
+	if err := c.next(&struct{}{}); err != nil {
+		return err
+	}
+	if err := c.ready(); err != nil {
+		return err
+	}
+	for {
+		var r futexRound
+		if err := c.next(&r); err != nil {
+			return err
+		}
+		ns := make([]int64, r.Trips)
+		run(r, ns)
+		slices.Sort(ns)
+		if err := c.tell(ns[len(ns)/2]); err != nil {
+			return err
+		}
+	}
+}

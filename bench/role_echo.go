@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// echoJob is a model without arithmetic: as much of the input as fits is the
+// output.
+type echoJob struct {
+	Socket   string
+	Model    string
+	Inputs   []string
+	Outputs  []string
+	MaxBatch int
+	WaitTime time.Duration // 0: no waiting
+	Slots    int
+}
+
+func echoWorkerRole(c *child) error {
+	var job echoJob
+	if err := c.next(&job); err != nil {
+		return err
+	}
+	sig, err := attach.ParseSignature(job.Inputs, job.Outputs)
+	if err != nil {
+		return err
+	}
+	wait := job.WaitTime
+	if wait == 0 {
+		wait = -1 // zero would ask for the default
+	}
+	ctx := context.Background()
+	w, err := worker.Attach(ctx, worker.Config{
+		Socket: job.Socket, Model: job.Model, Signature: sig,
+		Policy: worker.Policy{MaxBatchSize: job.MaxBatch, WaitTime: wait, Slots: job.Slots},
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.ready(); err != nil {
+		return err
+	}
+	for {
+		b, err := w.Next(ctx)
+		if err != nil {
+			return err
+		}
+		in, out := b.Input(0), b.Output(0)
+		for i := range b.Rows() {
+			copy(out.Bytes(i), in.Bytes(i))
+		}
+		b.Complete()
+	}
+}

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// The transport suite: what ringbatch itself costs, without a model. Every
+// figure is a ratio to something measured in the same run, in turns with it,
+// so that it means the same on every machine.
+
+// transportParts are the measurements, in the order they run.
+var transportParts = []string{"latency", "small", "large", "idle", "growth", "in_flight"}
+
+// transportReport is the key "transport" of the JSON.
+type transportReport struct {
+	LatencyRatio   float64 `json:"latency_ratio,omitempty"`
+	SmallRatio     float64 `json:"small_ratio,omitempty"`
+	LargeRatio     float64 `json:"large_ratio,omitempty"`
+	IdleCPUPercent float64 `json:"idle_cpu_percent,omitempty"`
+	CPUGrowthRatio float64 `json:"cpu_growth_ratio,omitempty"`
+
+	Latency  *latencyFigures  `json:"latency,omitempty"`
+	Small    *smallFigures    `json:"small,omitempty"`
+	Large    *largeFigures    `json:"large,omitempty"`
+	Idle     *idleFigures     `json:"idle,omitempty"`
+	Growth   *growthFigures   `json:"growth,omitempty"`
+	InFlight *inFlightFigures `json:"in_flight,omitempty"`
+
+	Checks []check `json:"checks"`
+}
+
+// check is one line of the table: a figure and what it must be.
+type check struct {
+	Name     string  `json:"name"`
+	Measured float64 `json:"measured"`
+	Must     string  `json:"must"`
+	OK       bool    `json:"ok"`
+	Behind   string  `json:"behind"` // the raw figures, in words
+}
+
+// transportOptions choose what is measured and for how long.
+type transportOptions struct {
+	Only     []string
+	Rounds   int           // turns of each comparison
+	Round    time.Duration // length of one turn
+	Idle     time.Duration
+	Requests int // of the in-flight part
+}
+
+func (o *transportOptions) validate() error {
+	for _, p := range o.Only {
+		if !slices.Contains(transportParts, p) {
+			return fmt.Errorf("--only: no part %q; there are %s", p, strings.Join(transportParts, ", "))
+		}
+	}
+	if o.Rounds < 1 || o.Round < 50*time.Millisecond || o.Requests < 1 {
+		return fmt.Errorf("--rounds must be at least 1, --round at least 50ms, --requests at least 1")
+	}
+	return nil
+}
+
+func runTransport(ctx context.Context, o transportOptions, say *progress) (*transportReport, error) {
+	r := &transportReport{Checks: []check{}}
+	parts := map[string]func(*fleet, transportOptions, *progress, *transportReport) error{
+		"latency": measureLatency, "small": measureSmall, "large": measureLarge,
+		"idle": measureIdle, "growth": measureGrowth, "in_flight": measureInFlight,
+	}
+	for _, name := range transportParts {
+		if len(o.Only) > 0 && !slices.Contains(o.Only, name) {
+			continue
+		}
+		f, err := newFleet(ctx)
+		if err != nil {
+			return r, err
+		}
+		err = parts[name](f, o, say, r)
+		f.close()
+		if err != nil {
+			if ctx.Err() != nil {
+				err = errInterrupted
+			}
+			return r, fmt.Errorf("%s: %w", name, err)
+		}
+		say.clear()
+	}
+	return r, nil
+}
+
+func (r *transportReport) check(name string, measured float64, must string, ok bool, behind string, a ...any) {
+	r.Checks = append(r.Checks, check{name, measured, must, ok, fmt.Sprintf(behind, a...)})
+}
+
+// print writes the table.
+func (r *transportReport) print(w io.Writer) {
+	fmt.Fprintf(w, "%-18s %10s  %-8s %-4s %s\n", "transport", "measured", "must be", "", "how it came about")
+	for _, c := range r.Checks {
+		mark := "ok"
+		if !c.OK {
+			mark = "MISS"
+		}
+		fmt.Fprintf(w, "%-18s %10s  %-8s %-4s %s\n", c.Name, short(c.Measured), c.Must, mark, c.Behind)
+	}
+}
+
+// echo describes a broker with echo workers, ready for producers.
+type echo struct {
+	broker  *proc
+	workers []*proc
+	socket  string
+}
+
+func (f *fleet) startEcho(workers int, job echoJob) (echo, error) {
+	var e echo
+	var err error
+	if e.broker, e.socket, err = f.startBroker(job.Model + ".sock"); err != nil {
+		return e, err
+	}
+	job.Socket = e.socket
+	e.workers, err = f.startAll(workers, func(int) spawn { return spawn{role: "echo worker", job: job, procs: 2} })
+	return e, err
+}
+
+// startTransport starts producers, each with its own sessions.
+func (f *fleet) startTransport(n int, job transportJob) ([]*proc, error) {
+	return f.startAll(n, func(i int) spawn {
+		j := job
+		j.Seed = uint64(i + 1)
+		return spawn{role: "transport", job: j, procs: 2}
+	})
+}
+
+// leadTime lets every process receive its order before the common start.
+const leadTime = 30 * time.Millisecond
+
+// together gives all producers the same order with a common start and end.
+func together(procs []*proc, o transportOrder, d time.Duration) ([]transportResult, error) {
+	o.Start = shm.Now() + int64(leadTime)
+	o.Until = o.Start + int64(d)
+	return orderAll[transportResult](procs, o)
+}
+
+// orderAll sends one command to all and gathers their answers.
+func orderAll[R any](procs []*proc, order any) ([]R, error) {
+	for _, p := range procs {
+		if err := p.send(order); err != nil {
+			return nil, err
+		}
+	}
+	results := make([]R, len(procs))
+	for i, p := range procs {
+		if err := p.receive(&results[i]); err != nil {
+			return nil, err
+		}
+	}
+	return results, nil
+}
+
+func total(rs []transportResult) (sum transportResult) {
+	for _, r := range rs {
+		sum.Requests += r.Requests
+		sum.Bytes += r.Bytes
+		sum.CPU += r.CPU
+	}
+	return sum
+}
+
+// median of some figures; they are sorted in place.
+func median(v []float64) float64 {
+	if len(v) == 0 {
+		return 0
+	}
+	slices.Sort(v)
+	if n := len(v); n%2 == 0 {
+		return (v[n/2-1] + v[n/2]) / 2
+	}
+	return v[len(v)/2]
+}

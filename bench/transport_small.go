@@ -1,0 +1,160 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// smallFigures: 8 producer processes with 16 requests of 64 bytes in flight
+// each, against the same exchange over a Unix socket.
+type smallFigures struct {
+	RequestsPerS float64            `json:"requests_per_s"`
+	SocketPerS   float64            `json:"socket_requests_per_s"` // the fastest kind
+	SocketKind   string             `json:"socket_kind"`
+	Sockets      map[string]float64 `json:"sockets"` // all kinds
+	BatchAvg     float64            `json:"batch_avg"`
+	CPUUS        float64            `json:"cpu_us_per_request"`
+	SocketCPUUS  float64            `json:"socket_cpu_us_per_request"`
+	Rounds       []float64          `json:"rounds"`
+}
+
+const (
+	smallProducers = 8
+	smallInFlight  = 16
+)
+
+func measureSmall(f *fleet, o transportOptions, say *progress, r *transportReport) error {
+	const maxBatch = smallProducers * smallInFlight
+	e, err := f.startEcho(1, echoJob{Model: "small", Inputs: []string{"x:u8[64]"}, Outputs: []string{"y:u8[64]"}, MaxBatch: maxBatch, Slots: 4 * maxBatch})
+	if err != nil {
+		return err
+	}
+	producers, err := f.startTransport(smallProducers, transportJob{Socket: e.socket, Model: "small", Window: smallInFlight, Sessions: 1})
+	if err != nil {
+		return err
+	}
+	serving := append([]*proc{e.broker}, e.workers...)
+	kinds := []string{"stream", "seqpacket", "net"}
+	sockets := map[string][]*proc{}
+	for _, kind := range kinds {
+		if sockets[kind], err = f.startSockets(kind, smallProducers); err != nil {
+			return err
+		}
+	}
+	ours, cpus, theirs, theirCPUs := []float64{}, []float64{}, map[string][]float64{}, map[string][]float64{}
+	for round := range o.Rounds + 1 {
+		say.line("small: round %d of %d", round+1, o.Rounds+1)
+		rate, cpu, err := streamRate(serving, producers, o.Round)
+		if err != nil {
+			return err
+		}
+		if round > 0 {
+			ours, cpus = append(ours, rate), append(cpus, cpu)
+		}
+		for _, kind := range kinds {
+			rate, cpu, err := socketRate(sockets[kind], o.Round)
+			if err != nil {
+				return err
+			}
+			if round > 0 {
+				theirs[kind], theirCPUs[kind] = append(theirs[kind], rate), append(theirCPUs[kind], cpu)
+			}
+		}
+	}
+	fig := &smallFigures{Sockets: map[string]float64{}}
+	for _, kind := range kinds {
+		if m := medianOf(theirs[kind]); m > fig.SocketPerS {
+			fig.SocketPerS, fig.SocketKind, fig.SocketCPUUS = m, kind, medianOf(theirCPUs[kind])
+		}
+		fig.Sockets[kind] = medianOf(theirs[kind])
+	}
+	for i, rate := range ours {
+		fig.Rounds = append(fig.Rounds, rate/theirs[fig.SocketKind][i])
+	}
+	if m, err := modelStats(f.ctx, e.socket, "small"); err == nil {
+		fig.BatchAvg = m.BatchSize.Avg
+	}
+	fig.RequestsPerS, fig.CPUUS = medianOf(ours), medianOf(cpus)
+	r.Small, r.SmallRatio = fig, medianOf(fig.Rounds)
+	r.check("small_ratio", r.SmallRatio, ">= 10", r.SmallRatio >= 10,
+		"%s requests/s in batches of %.0f (%.2f µs CPU each) / %s over a Unix socket, %s (%.2f µs CPU); stream %s, seqpacket %s, Go net %s; median of %d rounds",
+		big(fig.RequestsPerS), fig.BatchAvg, fig.CPUUS, big(fig.SocketPerS), fig.SocketKind, fig.SocketCPUUS,
+		big(fig.Sockets["stream"]), big(fig.Sockets["seqpacket"]), big(fig.Sockets["net"]), len(ours))
+	return nil
+}
+
+// streamRate is requests per second, and CPU microseconds per request of the
+// producers and those who serve them.
+func streamRate(serving, producers []*proc, d time.Duration) (rate, cpu float64, err error) {
+	return rateOf(serving, d, func() ([]transportResult, error) {
+		return together(producers, transportOrder{Do: "stream"}, d)
+	})
+}
+
+// socketRate is the same for a socket server, the first process, and its
+// clients.
+func socketRate(procs []*proc, d time.Duration) (rate, cpu float64, err error) {
+	return rateOf(procs[:1], d, func() ([]transportResult, error) {
+		o := socketOrder{InFlight: smallInFlight, Start: shm.Now() + int64(leadTime)}
+		o.Until = o.Start + int64(d)
+		return orderAll[transportResult](procs[1:], o)
+	})
+}
+
+func rateOf(serving []*proc, d time.Duration, run func() ([]transportResult, error)) (rate, cpu float64, err error) {
+	before, err := cpuTimes(serving)
+	if err != nil {
+		return 0, 0, err
+	}
+	rs, err := run()
+	if err != nil {
+		return 0, 0, err
+	}
+	after, err := cpuTimes(serving)
+	sum := total(rs)
+	used := float64(after-before) + float64(sum.CPU)
+	return float64(sum.Requests) / d.Seconds(), used / 1e3 / float64(max(sum.Requests, 1)), err
+}
+
+// startSockets starts a server (the first process) and n clients.
+func (f *fleet) startSockets(kind string, n int) ([]*proc, error) {
+	typ := unix.SOCK_STREAM
+	if kind == "seqpacket" {
+		typ = unix.SOCK_SEQPACKET
+	}
+	var servers, clients []*os.File
+	defer func() {
+		for _, s := range append(servers, clients...) {
+			s.Close()
+		}
+	}()
+	for range n {
+		pair, err := unix.Socketpair(unix.AF_UNIX, typ|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return nil, fmt.Errorf("socketpair: %w", err)
+		}
+		servers = append(servers, os.NewFile(uintptr(pair[0]), "server end"))
+		clients = append(clients, os.NewFile(uintptr(pair[1]), "client end"))
+	}
+	server := spawn{role: "socket server", job: socketJob{kind, n}, files: servers, env: rawEnv}
+	if kind != "net" {
+		server.procs = n + 2
+	}
+	p, err := f.start(server)
+	if err != nil {
+		return nil, err
+	}
+	rest, err := f.startAll(n, func(i int) spawn {
+		return spawn{role: "socket client", job: socketJob{kind, 1}, procs: 2, files: clients[i : i+1], env: rawEnv}
+	})
+	return append([]*proc{p}, rest...), err
+}
+
+// rawEnv keeps Go's scheduler from interrupting threads that block in raw
+// system calls.
+var rawEnv = []string{"GODEBUG=asyncpreemptoff=1"}
