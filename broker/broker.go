@@ -6,8 +6,6 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
@@ -29,8 +27,7 @@ type Broker struct {
 	draining bool
 	stopped  chan struct{} // closed when the loop has ended
 
-	conns     sync.WaitGroup
-	connCount atomic.Int64
+	conns conns
 }
 
 // New checks the configuration, takes the socket and makes the declared
@@ -170,6 +167,11 @@ func (b *Broker) do(f func()) bool {
 	case <-done:
 		return true
 	case <-b.stopped:
+	}
+	select {
+	case <-done: // in its last round
+		return true
+	default:
 		return false
 	}
 }
@@ -191,6 +193,6 @@ func (b *Broker) release() {
 		}
 		m.close()
 	}
-	b.conns.Wait()
+	b.conns.close()
 	b.loop.close()
 }

@@ -66,13 +66,16 @@ func (c *clientSession) firstGen() uint32 { return c.model.slots[c.first].gen }
 // maxClockSkew bounds how far back a commit may claim to have happened.
 const maxClockSkew = time.Second
 
+// maxReads is how often a client's ring is read before others have their turn.
+const maxReads = 4
+
 // readCommits takes everything the client has committed.
 func (m *model) readCommits(c *clientSession) {
 	if c.left {
 		return
 	}
 	m.touch()
-	for {
+	for range maxReads {
 		n, err := c.commits.Pending()
 		for range n {
 			var e shm.Commit
@@ -92,6 +95,7 @@ func (m *model) readCommits(c *clientSession) {
 			return
 		}
 	}
+	m.b.loop.post(func() { m.readCommits(c) }) // it never stops: others' turn
 }
 
 func (m *model) readCommit(c *clientSession, e *shm.Commit) error {

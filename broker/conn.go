@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,14 +34,61 @@ func (b *Broker) accept() {
 			time.Sleep(50 * time.Millisecond)
 			continue
 		}
-		b.conns.Add(1)
+		if !b.conns.add(c) {
+			_ = c.Close()
+			return
+		}
 		go func() {
-			defer b.conns.Done()
-			b.connCount.Add(1)
-			defer b.connCount.Add(-1)
+			defer b.conns.remove(c)
 			b.converse(c)
 		}()
 	}
+}
+
+// conns are the open connections, so that none outlives the broker.
+type conns struct {
+	mu     sync.Mutex
+	open   map[*net.UnixConn]struct{}
+	closed bool
+	ended  sync.WaitGroup
+}
+
+func (s *conns) add(c *net.UnixConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	if s.open == nil {
+		s.open = map[*net.UnixConn]struct{}{}
+	}
+	s.open[c] = struct{}{}
+	s.ended.Add(1)
+	return true
+}
+
+func (s *conns) remove(c *net.UnixConn) {
+	s.mu.Lock()
+	delete(s.open, c)
+	s.mu.Unlock()
+	s.ended.Done()
+}
+
+func (s *conns) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.open)
+}
+
+// close hangs up on everybody and waits until the last goroutine has ended.
+func (s *conns) close() {
+	s.mu.Lock()
+	s.closed = true
+	for c := range s.open {
+		_ = c.Close()
+	}
+	s.mu.Unlock()
+	s.ended.Wait()
 }
 
 // converse serves one connection: calls, or one attachment that lasts until
@@ -58,7 +106,7 @@ func (b *Broker) converse(c *net.UnixConn) {
 		refuse(fmt.Errorf("%w: uid %d is not on its list", shm.ErrForbidden, cred.Uid))
 		return
 	}
-	if n := b.connCount.Load(); n > int64(b.cfg.MaxClients) {
+	if n := b.conns.count(); n > b.cfg.MaxClients {
 		b.log.Warn("connection refused: too many", "pid", cred.Pid, "connections", n)
 		refuse(fmt.Errorf("%w: %d connections, at most %d", shm.ErrRingFull, n, b.cfg.MaxClients))
 		return

@@ -86,7 +86,7 @@ func (m *model) armDone() bool {
 	}
 	more := false
 	for _, w := range m.workers {
-		if w != nil && len(w.mails) > 0 && !w.done.Arm() {
+		if w != nil && len(w.mails) > 0 && !w.broken && !w.done.Arm() {
 			more = true
 		}
 	}

@@ -90,7 +90,9 @@ func (m *model) end(head uint32, s shm.Status, reason string, held bool) {
 	if reason != "" {
 		m.board.SetReason(head, reason)
 	}
-	m.board.End(head, info.gen, s, held)
+	if !m.board.End(head, info.gen, s, held) {
+		s = m.board.Word(head).Status() // its worker was quicker
+	}
 	m.stats.ended(s)
 	if !info.client.left {
 		m.board.Ring(info.client.first)

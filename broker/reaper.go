@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -29,7 +30,7 @@ func (m *model) clientLeft(c *clientSession, why string) {
 	}
 	for s := c.first; s < c.first+uint32(c.window); s++ {
 		if m.slots[s].state == running && m.slots[s].head == s {
-			m.hold(s)
+			m.endRunning(s, shm.ErrCanceled)
 		}
 	}
 	c.left = true
@@ -46,16 +47,25 @@ func (m *model) returnWindow(c *clientSession) {
 	m.b.maybeForget(m)
 }
 
-// workerLost handles the end of a worker's connection. Batches that it never
-// took simply go to others. If it took some, it may still be writing: then it
-// must be dead before their slots are used again.
+// workerLost handles the end of a worker's connection.
 func (m *model) workerLost(w *workerSession, why string) {
-	if w.gone || w.dying || w.quarantined && why == hungReason {
+	w.hungUp = true
+	if !w.gone {
+		m.touch()
+		m.drainDone(w) // what it finished before it left
+		m.evict(w, why)
+	}
+}
+
+// evict parts with a worker whose connection is of no more use. Batches that
+// it never took simply go to others. If it took some, it may still be
+// writing: then it must be dead before their slots are used again.
+func (m *model) evict(w *workerSession, why string) {
+	if w.gone || w.dying {
 		return
 	}
-	m.touch()
 	for _, p := range w.mails {
-		if p.number < w.box.Taken.Load() {
+		if w.broken || p.number < w.box.Taken.Load() {
 			m.kill(w, why)
 			return
 		}
@@ -71,6 +81,9 @@ func (m *model) kill(w *workerSession, why string) {
 		err = fmt.Errorf("it is this process")
 	} else if w.pidfd >= 0 {
 		err = unix.PidfdSendSignal(w.pidfd, unix.SIGKILL, nil, 0)
+	}
+	if errors.Is(err, unix.ESRCH) {
+		err = nil // dead already, and its parent knows
 	}
 	if err == nil {
 		m.log.Warn("worker killed", "worker", w.label(), "pid", w.pid, "why", why)
@@ -88,8 +101,7 @@ func (m *model) kill(w *workerSession, why string) {
 		for _, q := range p.requests {
 			if info := &m.slots[q.head]; info.gen == q.gen && info.batch == p.batch && info.state == running {
 				m.batcher.Ended(batcher.RequestID(q.head))
-				m.end(q.head, shm.ErrWorkerHung, "", true)
-				m.hold(q.head)
+				m.endRunning(q.head, shm.ErrWorkerHung)
 			}
 		}
 	}
@@ -97,9 +109,14 @@ func (m *model) kill(w *workerSession, why string) {
 
 const hungReason = "it outlived its lease"
 
-// recover takes a quarantined worker back that finished after all.
+// recover takes a quarantined worker back that finished after all, unless it
+// has left meanwhile.
 func (m *model) recover(w *workerSession) {
 	w.quarantined = false
+	if w.hungUp {
+		m.workerDead(w, "it finished and hung up")
+		return
+	}
 	m.log.Warn("worker is back from quarantine", "worker", w.label(), "pid", w.pid)
 	m.batcher.WorkerReady(w.desc)
 }

@@ -81,11 +81,12 @@ func (m *model) accept(c *clientSession, e *shm.Commit) error {
 
 // endedEarly handles a slot that its client uses again before the worker's
 // "done" was read: the worker answers the client first. The board says
-// whether that happened.
+// whether that happened. (A held slot can be such a one too: then the worker
+// was quicker than whatever wanted to end it.)
 func (m *model) endedEarly(s uint32) bool {
 	head := m.slots[s].head
 	info := &m.slots[head]
-	if info.state != running {
+	if info.state != running && info.state != held {
 		return false
 	}
 	if m.drainDone(info.worker); m.slots[s].state == idle {
@@ -94,6 +95,9 @@ func (m *model) endedEarly(s uint32) bool {
 	w := m.board.Word(head)
 	if w.Generation() != info.gen || w.Held() {
 		return false
+	}
+	if info.state == running { // the end of a held one was counted
+		m.stats.ended(w.Status())
 	}
 	m.batcher.Ended(batcher.RequestID(head))
 	m.free(head)

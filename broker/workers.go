@@ -27,6 +27,8 @@ type workerSession struct {
 	running     int64
 	dying       bool // killed; its slots are safe once the kernel says it is dead
 	quarantined bool // hung, and could not be killed
+	broken      bool // wrote nonsense; its ring is not read any more
+	hungUp      bool // its connection has ended
 	gone        bool
 
 	batches, rows uint64
@@ -101,8 +103,12 @@ func (m *model) attachWorker(p *peer, info control.WorkerInfo) (*workerSession, 
 	return w, nil
 }
 
-// drainDone reads the worker's "done" messages.
+// drainDone reads the worker's "done" messages. The worker may be gone after
+// it.
 func (m *model) drainDone(w *workerSession) {
+	if w.broken {
+		return
+	}
 	n, err := w.done.Pending()
 	if n == 0 && err == nil {
 		return
@@ -115,10 +121,14 @@ func (m *model) drainDone(w *workerSession) {
 		}
 	}
 	w.done.Give()
-	if err != nil && !w.dying {
+	switch {
+	case err != nil:
 		m.log.Warn("worker disconnected: it broke the protocol", "worker", w.label(), "pid", w.pid, "reason", err)
 		m.stats.offenders++
-		m.workerLost(w, "it broke the protocol")
+		w.broken = true
+		m.evict(w, "it broke the protocol")
+	case w.quarantined && !w.dying && len(w.mails) == 0:
+		m.recover(w)
 	}
 }
 
@@ -139,9 +149,6 @@ func (m *model) finish(w *workerSession, d *shm.Done) error {
 		w.busy += time.Duration(finished - started)
 		m.batcher.BatchDone(w.id, batcher.BatchID(p.batch))
 		w.spare = append(w.spare, p)
-		if w.quarantined && len(w.mails) == 0 {
-			m.recover(w)
-		}
 		return nil
 	}
 	return fmt.Errorf("%w: done with batch %d, which it does not have", shm.ErrProtocol, d.Batch)
@@ -153,6 +160,9 @@ func (m *model) finishRequest(q mailed, batch uint64, started, finished int64) {
 	info := &m.slots[q.head]
 	if info.gen != q.gen || info.batch != batch || info.state != running && info.state != held {
 		return
+	}
+	if info.worker.dying || info.worker.quarantined { // the batcher has forgotten which batches it had
+		m.batcher.Ended(batcher.RequestID(q.head))
 	}
 	if info.state == held {
 		m.reclaim(q.head)
