@@ -46,7 +46,7 @@ func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) er
 			if err != nil {
 				return err
 			}
-			dst, err := tensorOf(&specs[i], outputs[i])
+			dst, err := bufferOf(&specs[i], outputs[i])
 			if err != nil {
 				return err
 			}
@@ -114,48 +114,55 @@ func (c *Client) run(ctx context.Context, inputs []any, read func(Request) error
 
 // tensorOf accepts a Tensor, or a slice that becomes rows of a fixed shape.
 func tensorOf(spec *shm.TensorSpec, v any) (shm.Tensor, error) {
+	t, err := bufferOf(spec, v)
+	if _, whole := v.(shm.Tensor); whole || err != nil {
+		return t, err
+	}
+	if len(spec.Variable) > 0 {
+		return t, fmt.Errorf("%w: %q has variable dimensions; give its shape with shm.Of", shm.ErrShape, spec.Name)
+	}
+	n := spec.RowBytes()
+	if len(t.Data) == 0 || len(t.Data)%n != 0 {
+		return t, fmt.Errorf("%w: %q has rows of %d elements, got %d", shm.ErrSize, spec.Name, spec.RowElems(), len(t.Data)/spec.DType.Size())
+	}
+	t.Shape = append([]int{len(t.Data) / n}, spec.Shape...)
+	return t, nil
+}
+
+// bufferOf is the memory of a Tensor, or of a slice, without a shape then, of
+// the spec's element type.
+func bufferOf(spec *shm.TensorSpec, v any) (t shm.Tensor, err error) {
 	switch v := v.(type) {
 	case shm.Tensor:
 		if v.Name != "" && v.Name != spec.Name {
 			return v, fmt.Errorf("%w: tensor %q given where %q is expected", shm.ErrInvalid, v.Name, spec.Name)
 		}
-		return v, nil
+		t = v
 	case []bool:
-		return fromSlice(spec, v)
+		t = shm.Of(spec.Name, v)
 	case []uint8:
-		return fromSlice(spec, v)
+		t = shm.Of(spec.Name, v)
 	case []int8:
-		return fromSlice(spec, v)
+		t = shm.Of(spec.Name, v)
 	case []int16:
-		return fromSlice(spec, v)
+		t = shm.Of(spec.Name, v)
 	case []int32:
-		return fromSlice(spec, v)
+		t = shm.Of(spec.Name, v)
 	case []int64:
-		return fromSlice(spec, v)
+		t = shm.Of(spec.Name, v)
 	case []shm.Float16:
-		return fromSlice(spec, v)
+		t = shm.Of(spec.Name, v)
 	case []shm.BFloat16:
-		return fromSlice(spec, v)
+		t = shm.Of(spec.Name, v)
 	case []float32:
-		return fromSlice(spec, v)
+		t = shm.Of(spec.Name, v)
 	case []float64:
-		return fromSlice(spec, v)
+		t = shm.Of(spec.Name, v)
+	default:
+		return t, fmt.Errorf("%w: %q wants a shm.Tensor or a slice of %s, got %v", shm.ErrDType, spec.Name, spec.DType, reflect.TypeOf(v))
 	}
-	return shm.Tensor{}, fmt.Errorf("%w: %q wants a shm.Tensor or a slice of %s, got %v", shm.ErrDType, spec.Name, spec.DType, reflect.TypeOf(v))
-}
-
-func fromSlice[T shm.Element](spec *shm.TensorSpec, v []T) (shm.Tensor, error) {
-	t := shm.Of(spec.Name, v)
 	if t.DType != spec.DType {
 		return t, fmt.Errorf("%w: %q is %s, got %s", shm.ErrDType, spec.Name, spec.DType, t.DType)
 	}
-	if len(spec.Variable) > 0 {
-		return t, fmt.Errorf("%w: %q has variable dimensions; give its shape with shm.Of", shm.ErrShape, spec.Name)
-	}
-	n := spec.RowElems()
-	if len(v) == 0 || len(v)%n != 0 {
-		return t, fmt.Errorf("%w: %q has rows of %d elements, got %d", shm.ErrSize, spec.Name, n, len(v))
-	}
-	t.Shape = append([]int{len(v) / n}, spec.Shape...)
 	return t, nil
 }

@@ -118,6 +118,12 @@ func (Memfd) Create(name string, size int64) (*Segment, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("seal segment %s: %w", name, err)
 	}
+	// A peer of another user that was given a read-only descriptor must not
+	// be able to open it anew for writing.
+	if err := unix.Fchmod(fd, 0o400); err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("protect segment %s: %w", name, err)
+	}
 	return Memfd{}.Open(fd, size, ReadWrite)
 }
 

@@ -124,5 +124,8 @@ func CheckInput(spec *TensorSpec, t *Tensor, dims []uint32) (rows int, _ []uint3
 	if t.Stride == 0 && len(t.Data) != t.Rows()*t.RowBytes() {
 		return 0, dims, fmt.Errorf("%w: input %q of shape %v takes %d bytes, got %d", ErrSize, spec.Name, t.Shape, t.Rows()*t.RowBytes(), len(t.Data))
 	}
+	if t.Stride != 0 && (t.Stride < t.RowBytes() || len(t.Data) < t.RowBytes() || (len(t.Data)-t.RowBytes())/t.Stride < t.Rows()-1) {
+		return 0, dims, fmt.Errorf("%w: input %q of shape %v does not fit %d bytes in rows %d bytes apart", ErrSize, spec.Name, t.Shape, len(t.Data), t.Stride)
+	}
 	return t.Shape[0], dims, nil
 }
