@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
@@ -22,6 +23,10 @@ type Client struct {
 	change chan struct{} // closed and replaced whenever link or err changes
 	err    error         // set once: closed, or the model is not what it was
 	info   Model
+
+	links    atomic.Pointer[[]*link] // attachments that may still have requests, see handle.go
+	attached uint32                  // how many there ever were
+	notifier atomic.Pointer[Notifier]
 
 	closing context.CancelFunc
 	done    chan struct{}
@@ -93,6 +98,7 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 		l, err := c.attach(ctx)
 		if err == nil {
 			c.link, c.info = l, l.model()
+			c.remember(l)
 			break
 		}
 		if !o.wait || !errors.Is(err, shm.ErrUnknownModel) && !errors.Is(err, shm.ErrNoBroker) && !errors.Is(err, shm.ErrBrokerGone) {
@@ -176,6 +182,9 @@ func (c *Client) set(l *link, err error) bool {
 		return false
 	}
 	c.link, c.err = l, err
+	if l != nil {
+		c.remember(l)
+	}
 	close(c.change)
 	c.change = make(chan struct{})
 	return true
@@ -195,6 +204,9 @@ func (c *Client) Close() error {
 		l.session.HangUp()
 	}
 	<-c.done
+	if n := c.notifier.Load(); n != nil {
+		n.close()
+	}
 	return nil
 }
 

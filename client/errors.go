@@ -41,6 +41,7 @@ const (
 	ErrNotDone           = shm.ErrNotDone           // the request has not ended yet
 	ErrNoLevel           = shm.ErrNoLevel           // no such priority level
 	ErrInvalid           = shm.ErrInvalid           // an argument is not acceptable
+	ErrTimeout           = shm.ErrTimeout           // WaitFor's time was over before the request was
 )
 
 // ended is the error of a request that ended other than well.
@@ -67,6 +68,9 @@ func (e *ended) Is(target error) bool {
 
 // fromContext names the end of a caller's context.
 func fromContext(err error) error {
+	if err == error(shm.ErrTimeout) {
+		return err
+	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return &ended{status: shm.ErrExpired}
 	}

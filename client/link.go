@@ -20,6 +20,7 @@ type link struct {
 	board   *shm.Board
 	bell    *shm.Bell
 	first   uint32 // first slot of the window
+	number  uint32 // of this client's attachments, counted from 1
 	refs    atomic.Int64
 	dead    atomic.Bool // the broker went away, or the client was closed
 
@@ -30,9 +31,10 @@ type link struct {
 	free      []uint64 // bitmap: 1 = free
 	lowest    int      // no word of free below this one has a bit set
 	nfree     int
-	abandoned []uint32 // released while a worker or the broker still has them
-	waiters   []chan struct{}
+	abandoned []uint32      // released while a worker or the broker still has them
+	room      chan struct{} // closed when Claim should look again; nil if nobody waits
 	wait      waiting
+	notify    watching
 }
 
 type slotState uint8
@@ -55,6 +57,8 @@ type slot struct {
 	state  slotState
 	level  int8
 	held   bool // a worker may still write; decided together with status
+	cancel bool // the broker was told to cancel it
+	notify bool // its end is to be told through the notifier
 	rows   uint32
 	status shm.Status // once ended
 	dims   [shm.MaxVariableDims]uint32
@@ -113,36 +117,21 @@ func (l *link) drop() {
 func (l *link) fail() {
 	l.dead.Store(true)
 	l.mu.Lock()
-	for _, w := range l.waiters {
-		close(w)
-	}
-	l.waiters = nil
+	l.wakeClaims()
 	l.mu.Unlock()
 	l.kick()
 	l.wakeFollowers()
+	l.tellNotifierAll()
 }
 
 // take claims rows consecutive free slots, lowest first: the slots used last
 // are the warmest, and neighbours in time become neighbours in memory. The
 // caller holds mu.
 func (l *link) take(rows int) (int, bool) {
-	if l.nfree < rows {
+	at := l.find(rows)
+	if at < 0 && len(l.abandoned) > 0 {
 		l.reapAbandoned()
-		if l.nfree < rows {
-			return 0, false
-		}
-	}
-	at := -1
-	if rows == 1 {
-		for w := l.lowest; w < len(l.free); w++ {
-			if l.free[w] != 0 {
-				l.lowest = w
-				at = w*64 + bits.TrailingZeros64(l.free[w])
-				break
-			}
-		}
-	} else {
-		at = l.findRun(rows)
+		at = l.find(rows)
 	}
 	if at < 0 {
 		return 0, false
@@ -154,7 +143,20 @@ func (l *link) take(rows int) (int, bool) {
 	return at, true
 }
 
-func (l *link) findRun(rows int) int {
+// find looks for rows consecutive free slots; -1 if there are none.
+func (l *link) find(rows int) int {
+	if l.nfree < rows {
+		return -1
+	}
+	if rows == 1 {
+		for w := l.lowest; w < len(l.free); w++ {
+			if l.free[w] != 0 {
+				l.lowest = w
+				return w*64 + bits.TrailingZeros64(l.free[w])
+			}
+		}
+		return -1
+	}
 	run := 0
 	for i := l.lowest * 64; i < len(l.slots); i++ {
 		if l.free[i/64]&(1<<(i%64)) == 0 {
@@ -176,10 +178,16 @@ func (l *link) giveBack(at, rows int) {
 	}
 	l.lowest = min(l.lowest, at/64)
 	l.nfree += rows
-	for _, w := range l.waiters {
-		close(w)
+	l.wakeClaims()
+}
+
+// wakeClaims lets everybody who waits in Claim look again. The caller holds
+// mu.
+func (l *link) wakeClaims() {
+	if l.room != nil {
+		close(l.room)
+		l.room = nil
 	}
-	l.waiters = l.waiters[:0]
 }
 
 // reapAbandoned frees released slots whose word says that nobody else has

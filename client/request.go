@@ -52,7 +52,7 @@ func (c *Client) claim(ctx context.Context, rows int, dims []int) (Request, erro
 				l.drop()
 				return Request{}, err
 			}
-			s.state, s.rows, s.level = slotClaimed, uint32(rows), defaultLevel
+			s.state, s.rows, s.level, s.notify = slotClaimed, uint32(rows), defaultLevel, false
 			l.clearPadding(s, at)
 			s.claimed = shm.Now()
 			s.claimTook = 0
@@ -69,8 +69,10 @@ func (c *Client) claim(ctx context.Context, rows int, dims []int) (Request, erro
 		if start == 0 {
 			start = shm.Now()
 		}
-		room := make(chan struct{})
-		l.waiters = append(l.waiters, room)
+		if l.room == nil {
+			l.room = make(chan struct{})
+		}
+		room := l.room
 		poll := time.Hour
 		if len(l.abandoned) > 0 { // nobody will tell when these come back
 			poll = time.Millisecond
@@ -167,6 +169,14 @@ func (r Request) SetPriority(level int) error {
 // from here on. The context's deadline, if it has one, becomes the request's:
 // it is enforced in the queue too, where expired requests are dropped.
 func (r Request) Commit(ctx context.Context) error {
+	if d, ok := ctx.Deadline(); ok {
+		return r.CommitUntil(max(1, shm.Until(d)))
+	}
+	return r.CommitUntil(0)
+}
+
+// CommitUntil is Commit with a deadline on shm.Now's clock; 0 is none.
+func (r Request) CommitUntil(deadline int64) error {
 	s, err := r.slot()
 	if err != nil {
 		return err
@@ -175,27 +185,38 @@ func (r Request) Commit(ctx context.Context) error {
 		return shm.ErrCommitted
 	}
 	l := r.link
-	e := shm.Commit{Kind: shm.KindCommit, Level: s.level, Rows: s.rows, Slot: l.first + r.at, Dims: s.dims}
-	if d, ok := ctx.Deadline(); ok {
-		e.Deadline = max(1, shm.Until(d))
-	}
+	e := shm.Commit{Kind: shm.KindCommit, Level: s.level, Rows: s.rows, Slot: l.first + r.at, Deadline: deadline, Dims: s.dims}
 	s.committed = shm.Now()
 	e.Committed = s.committed
 	l.mu.Lock()
 	l.gens[r.at]++
 	e.Gen = l.gens[r.at]
-	s.state = slotCommitted
+	s.state, s.cancel = slotCommitted, false
+	if s.notify {
+		l.watch(r.at)
+	}
 	ring := l.push(&e)
 	l.mu.Unlock()
 	if ring {
 		l.session.Doorbell.Ring()
+	}
+	if s.notify && l.dead.Load() { // fail may have looked before we were listed
+		l.tellNotifierAll()
 	}
 	return nil
 }
 
 // Wait blocks until the request has ended and returns nil or its named error.
 // If ctx ends first the request goes on; Release then cancels it.
-func (r Request) Wait(ctx context.Context) error {
+func (r Request) Wait(ctx context.Context) error { return r.wait(ctx, 0) }
+
+// WaitFor is Wait for at most d: ErrTimeout if the request takes longer. It
+// allocates nothing and sets no timer where one goroutine waits.
+func (r Request) WaitFor(d time.Duration) error {
+	return r.wait(context.Background(), max(1, shm.Now()+int64(d)))
+}
+
+func (r Request) wait(ctx context.Context, until int64) error {
 	s, err := r.slot()
 	if err != nil {
 		return err
@@ -204,7 +225,7 @@ func (r Request) Wait(ctx context.Context) error {
 		return shm.ErrNotCommitted
 	}
 	if !r.link.ended(r.at) {
-		if err := r.link.await(ctx, r.at); err != nil {
+		if err := r.link.await(ctx, r.at, until); err != nil {
 			return fromContext(err)
 		}
 	}
@@ -230,11 +251,43 @@ func (r Request) outcome(s *slot) error {
 	switch s.status {
 	case shm.OK:
 		return nil
-	case shm.ErrFailed, shm.ErrWorkerDied, shm.ErrWorkerHung:
+	case shm.ErrFailed, shm.ErrWorkerDied:
 		return &ended{s.status, r.link.board.Reason(r.link.first + r.at)}
 	default:
 		return &ended{status: s.status}
 	}
+}
+
+// Cancel asks the broker to end the request; Wait then answers ErrCanceled,
+// unless the request ended otherwise first. It does not wait.
+func (r Request) Cancel() error {
+	s, err := r.slot()
+	if err != nil {
+		return err
+	}
+	if s.state == slotClaimed {
+		return shm.ErrNotCommitted
+	}
+	l := r.link
+	if l.ended(r.at) {
+		return nil
+	}
+	l.mu.Lock()
+	ring := l.pushCancel(s, r.at)
+	l.mu.Unlock()
+	if ring {
+		l.session.Doorbell.Ring()
+	}
+	return nil
+}
+
+// pushCancel tells the broker once. The caller holds mu.
+func (l *link) pushCancel(s *slot, at uint32) (ring bool) {
+	if s.cancel {
+		return false
+	}
+	s.cancel = true
+	return l.push(&shm.Commit{Kind: shm.KindCancel, Rows: s.rows, Slot: l.first + at, Gen: l.gens[at]})
 }
 
 // Release gives the slots back; views into them must not be used any more. A
@@ -253,16 +306,18 @@ func (r Request) Release() error {
 		l.mu.Unlock()
 		return shm.ErrReleased
 	}
+	l.unwatch(r.at)
 	switch {
 	case s.state == slotClaimed || ended && !s.held:
 		s.state = slotFree
 		l.giveBack(int(r.at), int(s.rows))
 	default:
 		if !ended {
-			ring = l.push(&shm.Commit{Kind: shm.KindCancel, Rows: s.rows, Slot: l.first + r.at, Gen: l.gens[r.at]})
+			ring = l.pushCancel(s, r.at)
 		}
 		s.state = slotAbandoned
 		l.abandoned = append(l.abandoned, r.at)
+		l.wakeClaims() // they wait for something else now
 	}
 	l.mu.Unlock()
 	if ring {

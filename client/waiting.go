@@ -5,6 +5,8 @@ import (
 	"math/bits"
 	"sync/atomic"
 	"time"
+
+	"github.com/ringbatch/ringbatch/shm"
 )
 
 // Waiting without a thread per waiter. The bell of a window is one futex
@@ -12,9 +14,11 @@ import (
 // wait on one client, one is the leader and parks on the bell; the others
 // follow on channels. A leader whose own request has ended hands the lead to
 // a follower. A single waiter is always the leader: its wake-up is one futex
-// hop with no goroutine in between.
+// hop with no goroutine in between. A client with a Notifier has its reaper
+// for a leader instead (see notify.go).
 type waiting struct {
 	leading bool            // under link.mu
+	reaper  chan struct{}   // the reaper waits here for the lead; nil if none does
 	follow  []uint64        // bitmap of slots with a follower, under link.mu
 	count   int             // bits set in follow
 	wake    []chan struct{} // by slot, made on first use
@@ -26,14 +30,15 @@ func (w *waiting) init(n int) {
 	w.wake = make([]chan struct{}, n)
 }
 
-// await blocks until the request in slot i has ended, or ctx has.
-func (l *link) await(ctx context.Context, i uint32) error {
+// await blocks until the request in slot i has ended, or ctx has, or it is
+// until on Now's clock (never, if that is 0): then the error is ErrTimeout.
+func (l *link) await(ctx context.Context, i uint32, until int64) error {
 	for !l.ended(i) {
 		l.mu.Lock()
 		if !l.wait.leading {
 			l.wait.leading = true
 			l.mu.Unlock()
-			return l.lead(ctx, i)
+			return l.lead(ctx, i, until)
 		}
 		wake := l.wait.wake[i]
 		if wake == nil {
@@ -43,14 +48,25 @@ func (l *link) await(ctx context.Context, i uint32) error {
 		l.wait.follow[i/64] |= 1 << (i % 64)
 		l.wait.count++
 		l.mu.Unlock()
-		if l.dead.Load() { // fail may have looked before we were listed
+		if l.ended(i) { // who pokes may have looked before we were listed
 			l.poke(i)
+		}
+		var over <-chan time.Time
+		var timer *time.Timer
+		if until != 0 {
+			timer = time.NewTimer(time.Duration(until - shm.Now()))
+			over = timer.C
 		}
 		var err error
 		select {
 		case <-wake:
 		case <-ctx.Done():
 			err = ctx.Err()
+		case <-over:
+			err = shm.ErrTimeout
+		}
+		if timer != nil {
+			timer.Stop()
 		}
 		l.mu.Lock()
 		if l.wait.follow[i/64]&(1<<(i%64)) != 0 { // nobody took us off the list
@@ -58,11 +74,12 @@ func (l *link) await(ctx context.Context, i uint32) error {
 		} else if err != nil {
 			<-wake // somebody is poking us: take it, so that the channel is empty for the next
 		}
-		if err != nil {
-			l.promote()
+		ended := l.ended(i)
+		if err != nil || ended {
+			l.promote() // perhaps it was the lead that we were woken for: pass it on
 		}
 		l.mu.Unlock()
-		if err != nil && !l.ended(i) {
+		if err != nil && !ended {
 			return err
 		}
 	}
@@ -75,13 +92,8 @@ func (l *link) unfollow(i uint32) {
 }
 
 // lead parks on the bell until the leader's own request has ended.
-func (l *link) lead(ctx context.Context, i uint32) error {
-	defer func() {
-		l.mu.Lock()
-		l.wait.leading = false
-		l.promote()
-		l.mu.Unlock()
-	}()
+func (l *link) lead(ctx context.Context, i uint32, until int64) error {
+	defer l.resign()
 	if ctx.Done() != nil {
 		stop := context.AfterFunc(ctx, l.kick)
 		defer stop()
@@ -95,14 +107,29 @@ func (l *link) lead(ctx context.Context, i uint32) error {
 		l.wait.parked.Add(1)
 		// Parked first, then look; kick has its cause visible first, then
 		// looks at parked: one of us sees the other.
+		left := time.Hour
+		if until != 0 {
+			left = time.Duration(until - shm.Now())
+		}
 		if ctx.Err() == nil && !l.dead.Load() {
-			l.bell.Wait(seen, time.Hour)
+			l.bell.Wait(seen, left)
 		}
 		l.wait.parked.Add(1)
 		if err := ctx.Err(); err != nil && !l.ended(i) {
 			return err
 		}
+		if left <= 0 && !l.ended(i) {
+			return shm.ErrTimeout
+		}
 	}
+}
+
+// resign hands the lead on.
+func (l *link) resign() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.wait.leading = false
+	l.promote()
 }
 
 // kick makes a parked leader look around. A futex wake that comes before the
@@ -114,10 +141,12 @@ func (l *link) kick() {
 	}
 }
 
-// wakeEnded pokes the followers whose requests have ended.
+// wakeEnded pokes the followers whose requests have ended, and rings the
+// notifier if a request that it watches has.
 func (l *link) wakeEnded() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.tellNotifier()
 	if l.wait.count == 0 {
 		return
 	}
@@ -157,7 +186,15 @@ func (l *link) poke(i uint32) {
 // promote makes some follower try for the lead, if there is no leader. The
 // caller holds mu.
 func (l *link) promote() {
-	if l.wait.leading || l.wait.count == 0 {
+	if l.wait.leading {
+		return
+	}
+	if l.wait.reaper != nil {
+		close(l.wait.reaper)
+		l.wait.reaper = nil
+		return
+	}
+	if l.wait.count == 0 {
 		return
 	}
 	for w, word := range l.wait.follow {

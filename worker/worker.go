@@ -160,14 +160,32 @@ func (w *Worker) Next(ctx context.Context) (*Batch, error) {
 	}
 	for {
 		seen := w.mail.Bell.Load()
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		b, err := w.TryNext()
 		if b != nil || err != nil {
 			return b, err
 		}
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
 		w.mail.Wait(seen, w.next, time.Hour)
+	}
+}
+
+// NextFor is Next for at most d: ErrTimeout if no batch comes. It allocates
+// nothing and sets no timer.
+func (w *Worker) NextFor(d time.Duration) (*Batch, error) {
+	until := shm.Now() + int64(d)
+	for {
+		seen := w.mail.Bell.Load()
+		b, err := w.TryNext()
+		if b != nil || err != nil {
+			return b, err
+		}
+		left := until - shm.Now()
+		if left <= 0 {
+			return nil, shm.ErrTimeout
+		}
+		w.mail.Wait(seen, w.next, time.Duration(left))
 	}
 }
 
