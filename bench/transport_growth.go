@@ -20,8 +20,8 @@ type growthPoint struct {
 	TotalUS   float64 `json:"total_us"`
 	BrokerUS  float64 `json:"broker_us"`
 	WorkerUS  float64 `json:"worker_us"`
-	ClientUS  float64 `json:"client_us"` // without the next
-	PacingUS  float64 `json:"pacing_us"` // the same processes waking up at the same times, sending nothing
+	ClientUS  float64 `json:"client_us"`         // without the next
+	PacingUS  float64 `json:"pacing_us"`         // the same processes waking up at the same times, sending nothing
 	MedianUS  float64 `json:"median_latency_us"` // from the intended send time
 }
 

@@ -19,7 +19,7 @@ func newAffine(o Options) (*Model, error) {
 		}
 	}
 	variable := shm.VariableDims(sig.Inputs)
-	return &Model{Signature: sig, Run: func(_ context.Context, b *worker.Batch) error {
+	run := func(_ context.Context, b *worker.Batch) error {
 		for k, t := range sig.Inputs {
 			switch t.DType {
 			case shm.F32:
@@ -33,10 +33,41 @@ func newAffine(o Options) (*Model, error) {
 			}
 		}
 		return mirrorDims(b, variable)
-	}}, nil
+	}
+	return &Model{Signature: sig, Run: run, Alone: func(rows int) func() { return affineAlone(sig.Inputs, rows, o) }}, nil
 }
 
-type number interface{ float32 | float64 | int32 | int64 }
+// affineAlone computes on private memory.
+func affineAlone(inputs []shm.TensorSpec, rows int, o Options) func() {
+	var each []func()
+	for _, t := range inputs {
+		n := rows * t.RowElems()
+		switch t.DType {
+		case shm.F32:
+			each = append(each, affineOf[float32](n, o))
+		case shm.F64:
+			each = append(each, affineOf[float64](n, o))
+		case shm.I32:
+			each = append(each, affineOf[int32](n, o))
+		case shm.I64:
+			each = append(each, affineOf[int64](n, o))
+		}
+	}
+	return func() {
+		for _, f := range each {
+			f()
+		}
+	}
+}
+
+func affineOf[T number](n int, o Options) func() {
+	x, y := make([]T, n), make([]T, n)
+	return func() { affineRow(y, x, T(o.Scale), T(o.Offset)) }
+}
+
+type number interface {
+	float32 | float64 | int32 | int64
+}
 
 func affine[T interface {
 	number
@@ -45,9 +76,12 @@ func affine[T interface {
 	in, out := b.Input(k), b.Output(k)
 	scale, offset := T(o.Scale), T(o.Offset)
 	for i := range b.Rows() {
-		x, y := worker.Row[T](in, i), worker.Row[T](out, i)
-		for j, v := range x {
-			y[j] = scale*v + offset
-		}
+		affineRow(worker.Row[T](out, i), worker.Row[T](in, i), scale, offset)
+	}
+}
+
+func affineRow[T number](y, x []T, scale, offset T) {
+	for j, v := range x {
+		y[j] = scale*v + offset
 	}
 }

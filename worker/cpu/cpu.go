@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
@@ -15,6 +16,9 @@ import (
 type Model struct {
 	Signature shm.Signature
 	Run       worker.Func
+	// Alone makes private memory for a batch of that many rows and gives a
+	// function that runs the model on it: the model with nothing around it.
+	Alone func(rows int) (run func())
 	// Note says what a user should know about it, such as that it only
 	// simulates; empty otherwise.
 	Note string
@@ -25,12 +29,20 @@ type Options struct {
 	Inputs []shm.TensorSpec // echo, affine; default x:f32[16]
 	Scale  float64          // affine: a of y = a·x + b
 	Offset float64          // affine: b
+
+	ModelPath string // mlp: a safetensors file; without one, weights from Seed
+	Seed      int64  // mlp
+
+	FixedCost time.Duration // simulated: what a batch costs, however small
+	ItemCost  time.Duration // simulated: what each row adds
 }
 
 // kinds lists the models by name.
 var kinds = map[string]func(Options) (*Model, error){
-	"echo":   newEcho,
-	"affine": newAffine,
+	"echo":      newEcho,
+	"affine":    newAffine,
+	"mlp":       newMLP,
+	"simulated": newSimulated,
 }
 
 // Names lists the built-in models.

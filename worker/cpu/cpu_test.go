@@ -1,0 +1,71 @@
+package cpu
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/internal/mlp"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+func TestEveryModelRunsAlone(t *testing.T) {
+	for _, name := range Names() {
+		m, err := New(name, Options{Scale: 2, Seed: 1})
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		if err := m.Signature.Validate(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		m.Alone(3)()
+	}
+}
+
+func TestSimulatedSleepsAndSaysSo(t *testing.T) {
+	m, err := New("simulated", Options{FixedCost: 2 * time.Millisecond, ItemCost: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(m.Note, "simulated") {
+		t.Errorf("note is %q", m.Note)
+	}
+	run := m.Alone(3)
+	start := time.Now()
+	run()
+	if d := time.Since(start); d < 5*time.Millisecond {
+		t.Errorf("3 rows took %v, should sleep 5ms", d)
+	}
+	if _, err := New("simulated", Options{FixedCost: -1}); !errors.Is(err, shm.ErrInvalid) {
+		t.Errorf("negative cost: %v", err)
+	}
+}
+
+func TestMLPTakesItsShapeFromTheFile(t *testing.T) {
+	net, err := mlp.New(mlp.Config{Sizes: []int{8, 16, 4}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "w.safetensors")
+	if err := net.Save(path); err != nil {
+		t.Fatal(err)
+	}
+	m, err := New("mlp", Options{ModelPath: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := m.Signature.String(), "x:f32[8] -> y:f32[4]"; got != want {
+		t.Errorf("signature %q, want %q", got, want)
+	}
+	if _, err := New("mlp", Options{ModelPath: path + ".missing"}); err == nil {
+		t.Error("a missing file was accepted")
+	}
+}
+
+func TestAnUnknownModelIsNamed(t *testing.T) {
+	if _, err := New("resnet", Options{}); !errors.Is(err, shm.ErrInvalid) || !strings.Contains(err.Error(), "echo") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,60 @@
+package cpu
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/ringbatch/ringbatch/internal/mlp"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// newMLP is a multi-layer perceptron whose weights are far larger than the
+// caches: real arithmetic on which batching pays. It computes on one thread.
+func newMLP(o Options) (*Model, error) {
+	if len(o.Inputs) > 0 {
+		return nil, fmt.Errorf("%w: the shape of an mlp comes from its weights, not from --input", shm.ErrInvalid)
+	}
+	net, err := openMLP(o)
+	if err != nil {
+		return nil, err
+	}
+	sig := shm.Signature{
+		Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{net.In()}}},
+		Outputs: []shm.TensorSpec{{Name: "y", DType: shm.F32, Shape: []int{net.Out()}}},
+	}
+	var xs, ys [][]float32
+	run := func(_ context.Context, b *worker.Batch) error {
+		in, out := b.Input(0), b.Output(0)
+		xs, ys = xs[:0], ys[:0]
+		for i := range b.Rows() {
+			xs, ys = append(xs, worker.Row[float32](in, i)), append(ys, worker.Row[float32](out, i))
+		}
+		net.ForwardRows(ys, xs) // reads and writes the slots in place
+		return nil
+	}
+	alone := func(rows int) func() {
+		x, y := randomRows(rows*net.In(), o.Seed), make([]float32, rows*net.Out())
+		return func() { net.Forward(y, x, rows) }
+	}
+	return &Model{Signature: sig, Run: run, Alone: alone}, nil
+}
+
+func openMLP(o Options) (*mlp.MLP, error) {
+	if o.ModelPath != "" {
+		return mlp.Load(o.ModelPath)
+	}
+	cfg := mlp.Default()
+	cfg.Seed = o.Seed
+	return mlp.New(cfg)
+}
+
+func randomRows(n int, seed int64) []float32 {
+	rnd := rand.New(rand.NewPCG(uint64(seed), 2))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(rnd.NormFloat64())
+	}
+	return x
+}
