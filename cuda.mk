@@ -1,0 +1,30 @@
+# The build tag cuda: make cuda-toolchain once, then the others.
+# Included by the Makefile.
+
+CUDA_DIR   := $(CURDIR)/build/cuda
+CUDA_ENV    = CGO_ENABLED=1 CGO_CFLAGS="-I$(CUDA_DIR)/include" CGO_LDFLAGS="-L$(CUDA_DIR)/lib -lcuda -ldl"
+CUDA_GO     = $(CUDA_ENV) go
+STATICCHECK ?= staticcheck
+
+.PHONY: cuda-toolchain cuda-build cuda-vet cuda-test cuda-ptx cuda-ptx-check
+
+cuda-toolchain: $(CUDA_DIR)/lib/libcuda.a ## headers, compiler and driver loader into build/cuda
+
+$(CUDA_DIR)/lib/libcuda.a: hack/cuda/toolchain.py
+	python3 hack/cuda/toolchain.py build/cuda
+
+cuda-build: cuda-toolchain ## the ringbatch command with GPU workers, bin/ringbatch-cuda
+	$(CUDA_GO) build -tags cuda -o bin/ringbatch-cuda ./cmd/ringbatch
+
+cuda-vet: cuda-toolchain
+	$(CUDA_GO) vet -tags cuda ./worker/cuda/... ./cmd/ringbatch/... ./bench/...
+	$(CUDA_ENV) $(STATICCHECK) -tags cuda ./worker/cuda/... ./cmd/ringbatch/... ./bench/...
+
+cuda-test: cuda-toolchain ## tests that need no GPU; those that do skip themselves
+	$(CUDA_GO) test -tags cuda ./worker/cuda/... ./cmd/ringbatch/...
+
+cuda-ptx: cuda-toolchain ## compile the kernels anew
+	python3 hack/cuda/ptx.py build/cuda worker/cuda/kernels examples/cuda
+
+cuda-ptx-check: cuda-toolchain ## fails if a kernel and its PTX differ
+	python3 hack/cuda/ptx.py --check build/cuda worker/cuda/kernels examples/cuda

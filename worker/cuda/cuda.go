@@ -1,0 +1,53 @@
+package cuda
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// ErrLost is what Serve ends with when the GPU or its context is gone. Only a
+// new process can go on.
+var ErrLost = errors.New("the GPU or its context was lost; this worker must be started again")
+
+// Options are the knobs of all models; each uses some.
+type Options struct {
+	Device int // number among the visible GPUs
+
+	Inputs        []shm.TensorSpec // echo, affine; default x:f32[16]
+	Scale, Offset float64          // affine: y = Scale·x + Offset
+
+	// mlp: as on the CPU, from a seed or from a file.
+	Sizes     []int
+	Seed      int64
+	Weights   string // mlp: a safetensors file; ptx: any file, put into device memory as it is
+	Precision string // mlp: f32 (default), f16 or bf16 for the products; sums, inputs and outputs are f32
+
+	// ptx: the user's own kernel, see docs/gpu.md for how it is launched.
+	PTX       string // file
+	Kernel    string // function in it
+	Signature shm.Signature
+	Block     int // threads per block; default 256
+	Work      int // threads per row; default: elements of a row of the first output
+}
+
+// Names lists the built-in models.
+func Names() []string { return slices.Clone([]string{"affine", "echo", "mlp", "ptx"}) }
+
+// elementwise is a signature whose outputs mirror the inputs, named as by
+// the CPU's models.
+func elementwise(inputs []shm.TensorSpec) shm.Signature {
+	if len(inputs) == 0 {
+		inputs = []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{16}}}
+	}
+	sig := shm.Signature{Inputs: inputs}
+	for _, in := range inputs {
+		out := in
+		if out.Name = in.Name + "_out"; in.Name == "x" {
+			out.Name = "y"
+		}
+		sig.Outputs = append(sig.Outputs, out)
+	}
+	return sig
+}

@@ -1,0 +1,89 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"fmt"
+	"math"
+
+	"gorgonia.org/cu"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// newEcho gives every input back: up to the GPU and down again.
+func newEcho(o Options) (*Model, error) {
+	sig := elementwise(o.Inputs)
+	p := echo{plain{shm.VariableDims(sig.Inputs)}}
+	return &Model{Signature: sig, load: func(*device) (program, error) { return p, nil }}, nil
+}
+
+type echo struct{ plain }
+
+func (echo) inPlace() bool       { return true }
+func (echo) enqueue(*lane) error { return nil }
+
+// newAffine computes y = scale·x + offset in the input's own type.
+func newAffine(o Options) (*Model, error) {
+	sig := elementwise(o.Inputs)
+	p := &affine{plain: plain{shm.VariableDims(sig.Inputs)}}
+	for _, t := range sig.Inputs {
+		switch t.DType {
+		case shm.F32, shm.F64, shm.I32, shm.I64:
+		default:
+			return nil, fmt.Errorf("%w: affine computes f32, f64, i32 and i64; %q is %s", shm.ErrDType, t.Name, t.DType)
+		}
+		p.types = append(p.types, t.DType)
+	}
+	return &Model{Signature: sig, load: func(d *device) (program, error) { return p, p.load(d, o) }}, nil
+}
+
+type affine struct {
+	plain
+	types         []shm.DType
+	kernels       []cu.Function
+	scale, offset []uint64 // the bits of the number in each input's type
+}
+
+func (*affine) inPlace() bool { return true }
+
+func (p *affine) load(d *device, o Options) error {
+	m, err := d.module("affine", affinePTX)
+	if err != nil {
+		return err
+	}
+	for _, t := range p.types {
+		f, err := function(m, "rb_affine_"+t.String())
+		if err != nil {
+			return err
+		}
+		p.kernels = append(p.kernels, f)
+		p.scale = append(p.scale, numberBits(t, o.Scale))
+		p.offset = append(p.offset, numberBits(t, o.Offset))
+	}
+	return nil
+}
+
+// numberBits is v in type t, as a kernel's argument.
+func numberBits(t shm.DType, v float64) uint64 {
+	switch t {
+	case shm.F32:
+		return uint64(math.Float32bits(float32(v)))
+	case shm.F64:
+		return math.Float64bits(v)
+	case shm.I32:
+		return uint64(uint32(int32(v)))
+	default:
+		return uint64(int64(v))
+	}
+}
+
+func (p *affine) enqueue(l *lane) error {
+	for k, f := range p.kernels {
+		n := l.batch.PadTo() * l.batch.Input(k).RowBytes() / p.types[k].Size()
+		if err := launch(l.stream, f, spread(n), word(l.out[k]), word(l.in[k]), word(n), p.scale[k], p.offset[k]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,199 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"errors"
+	"unsafe"
+
+	"gorgonia.org/cu"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// moveBlocks is how many blocks move rows over the bus. 32 KiB are in flight
+// per block of 512 threads; a few dozen of them saturate the bus, and leave
+// the other multiprocessors to the batch that computes meanwhile.
+const (
+	moveBlocks  = 48
+	moveThreads = 512
+	moveChunk   = 16384 // RB_CHUNK of kernels/common.h
+)
+
+// copyRuns is up to how many contiguous runs a batch comes in by copies, one
+// per run; beyond it the gather kernel is faster (docs/gpu.md has figures).
+const copyRuns = 2
+
+// rowTile is what device buffers are rounded up to, in rows: the tensor-core
+// kernels compute whole tiles.
+const rowTile = 32
+
+// ring is a mapping that the device can reach.
+type ring struct {
+	w    *worker.Worker
+	host unsafe.Pointer
+	dev  cu.DevicePtr
+}
+
+func openRing(w *worker.Worker) (*ring, error) {
+	seg := w.Planes()
+	r := &ring{w: w, host: seg.AddressOf(0)}
+	var err error
+	r.dev, err = register(r.host, seg.Size())
+	return r, err
+}
+
+func (r *ring) close() error { return unregister(r.host) }
+
+// lane is room for one batch in flight: a stream, and device memory for every
+// tensor. Its buffers hold whole tiles of rows, packed by the row size of the
+// batch.
+type lane struct {
+	d        *device
+	r        *ring
+	stream   cu.Stream
+	finished cu.Event
+	slots    []uint32 // pinned; the kernels read it
+	slotsDev cu.DevicePtr
+	in, out  []cu.DevicePtr
+	batch    *worker.Batch
+	own      []cu.DevicePtr // to be freed
+	scratch  any            // of the model
+}
+
+func newLane(d *device, r *ring, sameInOut bool) (l *lane, err error) {
+	l = &lane{d: d, r: r}
+	defer func() {
+		if err != nil {
+			l.close()
+			l = nil
+		}
+	}()
+	if l.stream, err = cu.MakeStream(cu.NonBlocking); err != nil {
+		return l, checked("cuStreamCreate", err)
+	}
+	if l.finished, err = cu.MakeEvent(cu.DisableTiming); err != nil {
+		return l, checked("cuEventCreate", err)
+	}
+	layout := r.w.Layout()
+	if l.slots, l.slotsDev, err = hostWords(layout.MaxBatch); err != nil {
+		return l, err
+	}
+	rows := int64(roundUp(layout.MaxBatch, rowTile))
+	if l.in, err = l.buffers(layout.Inputs, rows); err != nil {
+		return l, err
+	}
+	if l.out = l.in; !sameInOut {
+		l.out, err = l.buffers(layout.Outputs, rows)
+	}
+	return l, err
+}
+
+func (l *lane) buffers(planes []shm.Plane, rows int64) ([]cu.DevicePtr, error) {
+	var list []cu.DevicePtr
+	for _, p := range planes {
+		b, err := l.buffer(rows * p.Stride)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, b)
+	}
+	return list, nil
+}
+
+// buffer is device memory that goes with the lane.
+func (l *lane) buffer(size int64) (cu.DevicePtr, error) {
+	p, err := alloc(size)
+	if err == nil {
+		l.own = append(l.own, p)
+	}
+	return p, err
+}
+
+// close gives the lane's memory back. After a lost context nothing of this
+// works, and nothing of it matters.
+func (l *lane) close() {
+	for _, p := range l.own {
+		_ = cu.MemFree(p)
+	}
+	if l.slots != nil {
+		_ = freeHostWords(l.slots)
+	}
+	if l.finished != (cu.Event{}) {
+		_ = cu.DestroyEvent(&l.finished)
+	}
+	if l.stream != (cu.Stream{}) {
+		_ = l.stream.Destroy()
+	}
+}
+
+// submit queues everything of a batch: inputs, model, outputs, and the event
+// that says it is through.
+func (l *lane) submit(b *worker.Batch, p program) error {
+	l.batch = b
+	copy(l.slots, b.Slots())
+	for k := range l.in {
+		if err := l.read(k); err != nil {
+			return err
+		}
+	}
+	if err := p.enqueue(l); err != nil {
+		return err
+	}
+	for k := range l.out {
+		if err := l.write(k); err != nil {
+			return err
+		}
+	}
+	return checked("cuEventRecord", l.finished.Record(l.stream))
+}
+
+// read brings the k-th input of all rows into device memory.
+func (l *lane) read(k int) error {
+	b, plane := l.batch, &l.r.w.Layout().Inputs[k]
+	size := int64(b.Input(k).RowBytes())
+	runs := b.Runs()
+	whole := size == plane.Stride && b.PadTo() == b.Rows()
+	if whole && len(runs) <= copyRuns {
+		for _, run := range runs {
+			host := unsafe.Add(l.r.host, plane.Offset+int64(run.Slot)*plane.Stride)
+			to := l.in[k] + cu.DevicePtr(int64(run.Row)*size)
+			if err := checked("cuMemcpyHtoDAsync", cu.MemcpyHtoDAsync(to, host, int64(run.Rows)*size, l.stream)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return launch(l.stream, l.d.gather, moveDims(size, b.PadTo()), word(l.in[k]), word(size),
+		word(l.r.dev+cu.DevicePtr(plane.Offset)), word(plane.Stride), word(l.slotsDev), word(size), word(b.Rows()), word(b.PadTo()))
+}
+
+// write puts the k-th output of all rows into their slots.
+func (l *lane) write(k int) error {
+	b, plane := l.batch, &l.r.w.Layout().Outputs[k]
+	size := plane.Stride
+	if l.out[k] == l.in[k%len(l.in)] { // computed in place: as long as the input's rows
+		size = int64(b.Input(k).RowBytes())
+	}
+	return launch(l.stream, l.d.scatter, moveDims(size, b.Rows()), word(l.r.dev+cu.DevicePtr(plane.Offset)), word(plane.Stride),
+		word(l.out[k]), word(size), word(l.slotsDev), word(size), word(b.Rows()))
+}
+
+func moveDims(rowBytes int64, rows int) dims {
+	units := int64(rows) * ((rowBytes + moveChunk - 1) / moveChunk)
+	return dims{gridX: int(min(units, moveBlocks)), block: moveThreads}
+}
+
+// done asks whether the batch is through. An error here came from a kernel or
+// a copy, and the context is lost with it.
+func (l *lane) done() (bool, error) {
+	err := checked("cuEventQuery", l.finished.Query())
+	var e *Error
+	if errors.As(err, &e) && e.Code == int(cu.NotReady) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func roundUp(n, to int) int { return (n + to - 1) / to * to }

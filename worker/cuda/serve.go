@@ -1,0 +1,233 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// While a batch is on the GPU its worker looks again and again whether it is
+// through, and whether another one came for a free lane: some times at once,
+// then at this interval. A thread that blocks in the driver would see neither
+// the mailbox nor a second lane.
+const (
+	eagerPolls = 32
+	pollEvery  = 10 * time.Microsecond
+)
+
+// Serve attaches and runs batches on the GPU until ctx ends, attaching again
+// whenever the broker is restarted. Batches on the GPU when ctx ends are
+// finished first. An error that matches ErrLost means that only a new process
+// can go on.
+func Serve(ctx context.Context, cfg worker.Config, m *Model) error {
+	d, err := openDevice(m.options.Device)
+	if err != nil {
+		return fmt.Errorf("worker %s: %w", cfg.Model, err)
+	}
+	defer d.close()
+	// nanosleep rounds up by the timer slack, 50 µs unless told otherwise.
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+	p, err := m.load(d)
+	if err != nil {
+		return fmt.Errorf("worker %s: %w", cfg.Model, err)
+	}
+	if cfg.GPU == "" {
+		cfg.GPU = fmt.Sprintf("%d %s", m.options.Device, d.name)
+	}
+	if cfg.Depth == 0 {
+		cfg.Depth = worker.DefaultDepth
+	}
+	w, err := worker.Attach(ctx, cfg)
+	for {
+		if err != nil {
+			return err
+		}
+		err = serveAttached(ctx, w, d, p, cfg.Depth)
+		if err != nil && !errors.Is(err, shm.ErrBrokerGone) {
+			if errors.Is(err, ErrLost) {
+				return err // w stays open: a batch that may still be written to must not be answered
+			}
+			w.Close()
+			return err
+		}
+		w.Close()
+		if ctx.Err() != nil {
+			return nil
+		}
+		slog.Info("broker went away, attaching again", "model", cfg.Model)
+		if w, err = reattach(ctx, cfg); ctx.Err() != nil {
+			return nil
+		}
+	}
+}
+
+// Attaching again backs off between these.
+const (
+	firstRetry = 10 * time.Millisecond
+	lastRetry  = time.Second
+)
+
+func reattach(ctx context.Context, cfg worker.Config) (*worker.Worker, error) {
+	for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(delay):
+		}
+		w, err := worker.Attach(ctx, cfg)
+		if err == nil || errors.Is(err, shm.ErrSignatureMismatch) || errors.Is(err, shm.ErrForbidden) {
+			return w, err
+		}
+	}
+}
+
+// server runs the batches of one attachment. A lane is in exactly one of free
+// and busy.
+type server struct {
+	w          *worker.Worker
+	p          program
+	free, busy []*lane
+	polls      int // since something happened last
+}
+
+func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, lanes int) error {
+	start := time.Now()
+	r, err := openRing(w)
+	if err != nil {
+		return fmt.Errorf("register the ring with the driver: %w", err)
+	}
+	s := &server{w: w, p: p}
+	defer func() {
+		for _, l := range append(s.free, s.busy...) {
+			l.close()
+		}
+		_ = r.close()
+	}()
+	for range lanes {
+		l, err := newLane(d, r, p.inPlace())
+		if err != nil {
+			return err
+		}
+		if err := p.prepare(l, w.Layout()); err != nil {
+			return err
+		}
+		s.free = append(s.free, l)
+	}
+	slog.Info("ring registered with the GPU", "gpu", d.name, "bytes", w.Planes().Size(), "lanes", len(s.free), "took", time.Since(start).Round(time.Microsecond))
+	return s.run(ctx)
+}
+
+// run goes round until the broker goes or ctx ends:
+//
+//  1. nothing on the GPU: wait for a batch
+//  2. a lane is free: take a batch if there is one
+//  3. answer what is through
+func (s *server) run(ctx context.Context) error {
+	for {
+		if len(s.busy) == 0 {
+			b, err := s.w.Next(ctx)
+			if err != nil {
+				if ctx.Err() != nil {
+					return nil
+				}
+				return err
+			}
+			if err := s.submit(b); err != nil {
+				return err
+			}
+			continue
+		}
+		moved, err := s.reap()
+		if err != nil {
+			return err
+		}
+		if len(s.free) > 0 && ctx.Err() == nil {
+			// That the broker is gone shows again in Next, once the GPU is
+			// through with what it has.
+			if b, err := s.w.TryNext(); err == nil && b != nil {
+				if err := s.submit(b); err != nil {
+					return err
+				}
+				moved = true
+			}
+		}
+		s.pause(moved)
+	}
+}
+
+// submit puts a batch on a free lane. A call that failed fails the batch; what
+// was queued before it must end first, as it may write into the batch's slots.
+func (s *server) submit(b *worker.Batch) error {
+	l := s.free[len(s.free)-1]
+	err := l.submit(b, s.p)
+	if err == nil {
+		s.free = s.free[:len(s.free)-1]
+		s.busy = append(s.busy, l)
+		return nil
+	}
+	if e := checked("cuStreamSynchronize", l.stream.Synchronize()); e != nil {
+		err = e
+	}
+	return s.fail(b, err)
+}
+
+// reap answers the batches that are through.
+func (s *server) reap() (any bool, err error) {
+	for i := 0; i < len(s.busy); {
+		l := s.busy[i]
+		done, err := l.done()
+		if err != nil {
+			// A failure on the GPU ends all lanes at once, and the oldest is
+			// the likeliest to have caused it. The others are left to the
+			// broker, which runs them again elsewhere, one by one.
+			return false, s.fail(s.busy[0].batch, err)
+		}
+		if !done {
+			i++
+			continue
+		}
+		if err := s.p.finish(l.batch); err != nil {
+			l.batch.FailAll(err)
+		}
+		l.batch.Complete()
+		l.batch = nil
+		s.busy = slices.Delete(s.busy, i, i+1)
+		s.free = append(s.free, l)
+		any = true
+	}
+	return any, nil
+}
+
+// fail ends a batch with a CUDA error, and the worker too if it cannot go on.
+func (s *server) fail(b *worker.Batch, err error) error {
+	slog.Error("batch failed on the GPU", "batch", b.ID(), "rows", b.Rows(), "error", err)
+	b.FailAll(err)
+	b.Complete()
+	var e *Error
+	if errors.As(err, &e) && e.Lost() {
+		return fmt.Errorf("%w (%v)", ErrLost, err)
+	}
+	return nil
+}
+
+// pause waits a little between polls that found nothing.
+func (s *server) pause(moved bool) {
+	if moved {
+		s.polls = 0
+		return
+	}
+	if s.polls++; s.polls > eagerPolls {
+		ts := unix.NsecToTimespec(int64(pollEvery))
+		_ = unix.Nanosleep(&ts, nil)
+	}
+}

@@ -1,0 +1,31 @@
+//go:build !cuda
+
+package cuda
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// Built says whether this binary has GPU workers at all.
+const Built = false
+
+var errNotBuilt = fmt.Errorf("%w: this ringbatch was built without the tag cuda (make cuda-build)", shm.ErrNoGPU)
+
+// Model is a model on the GPU; without the tag there is none.
+type Model struct {
+	Signature shm.Signature
+	Note      string
+}
+
+// New refuses: this build has no GPU workers.
+func New(string, Options) (*Model, error) { return nil, errNotBuilt }
+
+// Serve refuses: this build has no GPU workers.
+func Serve(context.Context, worker.Config, *Model) error { return errNotBuilt }
+
+// Describe says which GPUs there are, or why there are none.
+func Describe() ([]string, error) { return nil, errNotBuilt }
