@@ -1,0 +1,223 @@
+package batcher
+
+import (
+	"cmp"
+	"slices"
+)
+
+func (c *refClient) end() {
+	c.inFlight--
+	c.endings++
+	if c.endings == 16 {
+		c.lastPeak, c.peak, c.endings = c.peak, c.inFlight, 0
+	}
+}
+
+func (c *refClient) couldJoin() bool {
+	return c.joined && c.inFlight < max(1, c.peak, c.lastPeak)
+}
+
+func (b *reference) someoneCouldJoin() bool {
+	for _, c := range b.clients {
+		if c.couldJoin() {
+			return true
+		}
+	}
+	return false
+}
+
+// readyAt is when r stops waiting for company.
+func (b *reference) readyAt(r *refRequest) Time {
+	wait := Time(b.cfg.WaitTime)
+	budget := r.Deadline
+	if b.cfg.level(r.Level).OnTimeout == Reject {
+		budget = min(budget, r.timeout)
+	}
+	if budget != Never {
+		wait = min(wait, (budget-r.Arrived)/2)
+	}
+	return r.Arrived + wait
+}
+
+// rank is r's level now: its own, lifted by one for each Ageing waited.
+func (b *reference) rank(r *refRequest, now Time) int {
+	if b.cfg.Ageing == 0 {
+		return r.base
+	}
+	return max(0, r.base-int((now-r.since)/Time(b.cfg.Ageing)))
+}
+
+func (b *reference) Decide(now Time) *Decisions {
+	b.out = Decisions{Wake: Never}
+	for b.endOrDelayOne(now) {
+	}
+	for b.dispatchOne(now) {
+	}
+	for _, r := range b.waiting {
+		b.out.Wake = min(b.out.Wake, r.Deadline, r.timeout)
+	}
+	if b.chooseWorker(true) != nil {
+		for _, r := range b.waiting {
+			if at := b.readyAt(r); at > now && !r.Alone {
+				b.out.Wake = min(b.out.Wake, at)
+			}
+		}
+	}
+	return &b.out
+}
+
+// endOrDelayOne applies the earliest deadline or timeout that has passed.
+func (b *reference) endOrDelayOne(now Time) bool {
+	var first *refRequest
+	at := func(r *refRequest) Time { return min(r.Deadline, r.timeout) }
+	for _, r := range b.waiting {
+		if at(r) <= now && (first == nil || cmp.Or(cmp.Compare(at(r), at(first)), cmp.Compare(r.seq, first.seq)) < 0) {
+			first = r
+		}
+	}
+	switch {
+	case first == nil:
+		return false
+	case first.Deadline <= first.timeout:
+		b.Cancel(first.ID)
+		b.out.Ended = append(b.out.Ended, End{first.ID, Expired})
+	case b.cfg.level(first.Level).OnTimeout == Reject:
+		b.Cancel(first.ID)
+		b.out.Ended = append(b.out.Ended, End{first.ID, TimedOut})
+	default:
+		b.nextSeq++
+		b.lastSince = max(b.lastSince, first.timeout)
+		first.base, first.seq, first.since, first.timeout = b.cfg.levelCount(), b.nextSeq, b.lastSince, Never
+	}
+	return true
+}
+
+// eligible is what may be dispatched: everything, or with PreserveOrder what
+// would not overtake or run beside an earlier request of its client.
+func (b *reference) eligible() []*refRequest {
+	if !b.cfg.PreserveOrder {
+		return slices.Clone(b.waiting)
+	}
+	last := map[*refClient]*refRequest{}
+	held := map[*refClient]bool{}
+	for _, r := range b.running {
+		held[r.client] = true
+	}
+	var out []*refRequest
+	for _, r := range b.waiting {
+		prev := last[r.client]
+		if prev != nil && (prev.Alone || r.Alone || prev.Dims != r.Dims || r.base < prev.base || r.seq < prev.seq) {
+			held[r.client] = true
+		}
+		if !held[r.client] {
+			out = append(out, r)
+		}
+		last[r.client] = r
+	}
+	return out
+}
+
+func (b *reference) dispatchOne(now Time) bool {
+	idle, busy := b.chooseWorker(true), b.chooseWorker(false)
+	queue := b.eligible()
+	slices.SortFunc(queue, func(x, y *refRequest) int {
+		return cmp.Or(cmp.Compare(b.rank(x, now), b.rank(y, now)), cmp.Compare(x.seq, y.seq))
+	})
+	var alone *refRequest
+	for _, r := range queue {
+		if r.Alone && (alone == nil || r.seq < alone.seq) {
+			alone = r
+		}
+	}
+	if alone != nil {
+		if idle != nil {
+			b.dispatch(idle, []*refRequest{alone}, Retry)
+		}
+		return idle != nil
+	}
+	// In queue order the first request of a ready shape is the head of the
+	// shape that goes first.
+	tried := map[Dims]bool{}
+	for _, head := range queue {
+		if head.Alone || tried[head.Dims] {
+			continue
+		}
+		tried[head.Dims] = true
+		var shape []*refRequest
+		for _, r := range queue {
+			if r.Dims == head.Dims && !r.Alone {
+				shape = append(shape, r)
+			}
+		}
+		n, why, ok := b.ready(shape, now)
+		switch {
+		case !ok:
+			continue
+		case idle != nil:
+			b.dispatch(idle, shape[:n], why)
+			return true
+		case busy != nil && why == Full:
+			b.dispatch(busy, shape[:n], why)
+			return true
+		}
+		return false // what goes first waits for an idle worker, and nothing overtakes it
+	}
+	return false
+}
+
+// ready says how many requests of a shape's queue would go to an idle worker.
+func (b *reference) ready(queue []*refRequest, now Time) (n int, why Reason, ok bool) {
+	rows, preferred, due := 0, 0, false
+	for i, r := range queue {
+		if rows+r.Rows > b.cfg.MaxBatchSize {
+			return i, Full, true
+		}
+		rows += r.Rows
+		if slices.Contains(b.cfg.PreferredSizes, rows) {
+			preferred = i + 1
+		}
+		due = due || now >= b.readyAt(r)
+		if rows == b.cfg.MaxBatchSize {
+			return i + 1, Full, true
+		}
+	}
+	switch {
+	case preferred > 0:
+		return preferred, Preferred, true
+	case due:
+		return len(queue), Deadline, true
+	case !b.someoneCouldJoin():
+		return len(queue), Nobody, true
+	}
+	return 0, 0, false
+}
+
+// chooseWorker picks the idle, or else the busy but not full, worker that has
+// had the least rows for its weight.
+func (b *reference) chooseWorker(idle bool) *refWorker {
+	var best *refWorker
+	for _, w := range b.workers {
+		if len(w.batches) < w.MaxInFlight && (len(w.batches) == 0) == idle {
+			if best == nil || cmp.Or(cmp.Compare(w.pass, best.pass), cmp.Compare(w.ID, best.ID)) < 0 {
+				best = w
+			}
+		}
+	}
+	return best
+}
+
+func (b *reference) dispatch(w *refWorker, requests []*refRequest, why Reason) {
+	b.lastBatch++
+	d := Dispatch{Worker: w.ID, Batch: b.lastBatch, Dims: requests[0].Dims, Why: why}
+	for _, r := range requests {
+		d.Requests = append(d.Requests, r.ID)
+		d.Rows += r.Rows
+		r.batch = d.Batch
+		b.waiting = slices.DeleteFunc(b.waiting, func(x *refRequest) bool { return x == r })
+		b.running = append(b.running, r)
+	}
+	d.PadTo = b.cfg.padTo(&w.Worker, d.Rows)
+	w.batches = append(w.batches, d.Batch)
+	w.pass += int64(d.Rows) << 16 / int64(w.Weight)
+	b.out.Dispatches = append(b.out.Dispatches, d)
+}
