@@ -1,0 +1,319 @@
+package cuda
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/mlp"
+)
+
+// A vector is one launch of a kernel and what must come of it. The same
+// vectors run on the CPU (kernels_test.go) and on a GPU (gpu_test.go).
+type vector struct {
+	name, kernel string
+	bf16         bool
+	gridX, gridY int
+	block        int
+	args         []any // []byte: a buffer, as it is before; uint64: a number
+	check        func(after [][]byte) error
+}
+
+// runner launches a kernel and returns the buffers as they are after it.
+type runner func(v *vector) ([][]byte, error)
+
+func testVectors(t *testing.T, run runner) {
+	for _, v := range vectors() {
+		t.Run(v.name, func(t *testing.T) {
+			after, err := run(&v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := v.check(after); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func vectors() []vector {
+	var list []vector
+	for _, size := range []int{1, 3, 4, 16, 100, 4096, 16384, 20000, 49152} {
+		list = append(list, gatherVector(size, 5, 5), scatterVector(size, 5))
+	}
+	list = append(list, gatherVector(1000, 3, 8), gatherVector(64, 1, 1))
+	list = append(list, affineF32(), affineI64())
+	for _, s := range []struct{ rows, in, out int }{{1, 16, 16}, {5, 100, 70}, {33, 64, 130}} {
+		list = append(list, denseF32(s.rows, s.in, s.out))
+	}
+	for _, bf16 := range []bool{false, true} {
+		list = append(list, packHalf(bf16), denseHalf(bf16, 7, 64, 48, true), denseHalf(bf16, 40, 160, 32, false))
+	}
+	return list
+}
+
+func random(seed uint64, n int) []byte {
+	r := rand.New(rand.NewPCG(seed, 7))
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return b
+}
+
+func floats(seed uint64, n int) []float32 {
+	r := rand.New(rand.NewPCG(seed, 9))
+	v := make([]float32, n)
+	for i := range v {
+		v[i] = 2*r.Float32() - 1
+	}
+	return v
+}
+
+func toBytes[T any](v []T) []byte {
+	var b bytes.Buffer
+	_ = binary.Write(&b, binary.LittleEndian, v)
+	return b.Bytes()
+}
+
+func fromBytes[T any](b []byte, n int) []T {
+	v := make([]T, n)
+	_ = binary.Read(bytes.NewReader(b), binary.LittleEndian, v)
+	return v
+}
+
+// scattered are slots in no order, none twice.
+func scattered(rows int) []uint32 {
+	all := []uint32{9, 2, 14, 3, 7, 0, 11, 5}
+	return all[:rows]
+}
+
+const ringSlots = 16
+
+func gatherVector(size, rows, padded int) vector {
+	stride := size + 32 - size%16 // rows with a gap between them
+	if size%3 == 0 {
+		stride = size // and without
+	}
+	plane, slots := random(uint64(size), ringSlots*stride), scattered(rows)
+	to := random(3, padded*size) // never zero beforehand
+	return vector{
+		name: fmt.Sprintf("gather %d rows of %d bytes padded to %d", rows, size, padded), kernel: "rb_gather", gridX: 3, gridY: 1, block: 64,
+		args: []any{to, uint64(size), plane, uint64(stride), toBytes(slots), uint64(size), uint64(rows), uint64(padded)},
+		check: func(after [][]byte) error {
+			want := make([]byte, padded*size)
+			for r, s := range slots {
+				copy(want[r*size:(r+1)*size], plane[int(s)*stride:])
+			}
+			return same(after[0], want)
+		},
+	}
+}
+
+func scatterVector(size, rows int) vector {
+	stride := size
+	plane, slots, from := random(5, ringSlots*stride), scattered(rows), random(uint64(size), rows*size)
+	return vector{
+		name: fmt.Sprintf("scatter %d rows of %d bytes", rows, size), kernel: "rb_scatter", gridX: 2, gridY: 1, block: 64,
+		args: []any{plane, uint64(stride), from, uint64(size), toBytes(slots), uint64(size), uint64(rows)},
+		check: func(after [][]byte) error {
+			want := bytes.Clone(plane) // slots that are not named stay as they are
+			for r, s := range slots {
+				copy(want[int(s)*stride:int(s)*stride+size], from[r*size:])
+			}
+			return same(after[0], want)
+		},
+	}
+}
+
+func same(got, want []byte) error {
+	for i := range want {
+		if got[i] != want[i] {
+			return fmt.Errorf("byte %d of %d is %d, want %d", i, len(want), got[i], want[i])
+		}
+	}
+	return nil
+}
+
+func affineF32() vector {
+	x := floats(1, 1000)
+	scale, offset := float32(1.7), float32(-0.3)
+	return vector{
+		name: "affine f32 rounds after the product", kernel: "rb_affine_f32", gridX: 2, gridY: 1, block: 128,
+		args: []any{make([]byte, 4000), toBytes(x), uint64(1000), uint64(math.Float32bits(scale)), uint64(math.Float32bits(offset))},
+		check: func(after [][]byte) error {
+			want := make([]float32, len(x))
+			for i, v := range x {
+				product := scale * v
+				want[i] = float32(product) + offset
+			}
+			return same(after[0], toBytes(want))
+		},
+	}
+}
+
+func affineI64() vector {
+	x := []int64{0, 1, -1, math.MaxInt64, math.MinInt64, 1 << 40}
+	return vector{
+		name: "affine i64 wraps around", kernel: "rb_affine_i64", gridX: 1, gridY: 1, block: 32,
+		args: []any{make([]byte, 48), toBytes(x), uint64(6), uint64(3), ^uint64(0)},
+		check: func(after [][]byte) error {
+			want := make([]int64, len(x))
+			for i, v := range x {
+				want[i] = 3*v - 1
+			}
+			return same(after[0], toBytes(want))
+		},
+	}
+}
+
+// denseF32 must give the bits of the CPU's vector kernels.
+func denseF32(rows, in, out int) vector {
+	m, err := mlp.New(mlp.Config{Sizes: []int{in, out}, Seed: 5})
+	if err != nil {
+		panic(err)
+	}
+	w, bias := m.Weights(0)
+	turned := make([]float32, len(w))
+	for o := range out {
+		for k := range in {
+			turned[k*out+o] = w[o*in+k]
+		}
+	}
+	x := floats(uint64(in), rows*in)
+	return vector{
+		name: fmt.Sprintf("dense f32 %d×%d→%d is the CPU's model", rows, in, out), kernel: "rb_dense_f32", gridX: (out + 63) / 64, gridY: (rows + 3) / 4, block: 64,
+		args: []any{make([]byte, 4*rows*out), uint64(out), toBytes(x), uint64(in), toBytes(turned), toBytes(bias), uint64(rows), uint64(in), uint64(out), uint64(0)},
+		check: func(after [][]byte) error {
+			want := make([]float32, rows*out)
+			m.Forward(want, x, rows)
+			got := fromBytes[float32](after[0], rows*out)
+			if m.Kernel() == "portable" { // rounds after the product: not the same bits
+				return near(got, want, 1e-6)
+			}
+			return same(after[0], toBytes(want))
+		},
+	}
+}
+
+// packHalf rounds to nearest even and fills up with zeros.
+func packHalf(bf16 bool) vector {
+	from := []float32{1, -2, 0.1, 1 + 1.0/2048, 1 + 3.0/2048, 65504, 1 + 1.0/256, 1 + 3.0/256}
+	want := []uint16{0x3c00, 0xc000, 0x2e66, 0x3c00, 0x3c02, 0x7bff, 0x3c04, 0x3c0c}
+	if bf16 {
+		want = []uint16{0x3f80, 0xc000, 0x3dcd, 0x3f80, 0x3f80, 0x4780, 0x3f80, 0x3f82}
+	}
+	return vector{
+		name: fmt.Sprintf("pack, bf16 %v", bf16), kernel: "rb_pack_half", bf16: bf16, gridX: 1, gridY: 1, block: 32,
+		args: []any{random(1, 2*3*6), uint64(3), uint64(6), toBytes(from), uint64(4), uint64(2), uint64(4)},
+		check: func(after [][]byte) error {
+			got := fromBytes[uint16](after[0], 18)
+			for r := range 3 {
+				for c := range 6 {
+					var w uint16
+					if r < 2 && c < 4 {
+						w = want[r*4+c]
+					}
+					if got[r*6+c] != w {
+						return fmt.Errorf("row %d column %d is %04x, want %04x", r, c, got[r*6+c], w)
+					}
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// denseHalf multiplies exactly representable numbers, so that only the order
+// of the f32 sums is free.
+func denseHalf(bf16 bool, rows, in, out int, last bool) vector {
+	padded := (rows + 31) / 32 * 32
+	r := rand.New(rand.NewPCG(uint64(rows), 3))
+	small := func(n int) []float32 {
+		v := make([]float32, n)
+		for i := range v {
+			v[i] = float32(r.IntN(33)-16) / 16
+		}
+		return v
+	}
+	x, w, bias := small(padded*in), small(out*in), small(out)
+	relu, isLast, size := uint64(1), uint64(0), 2
+	if last {
+		relu, isLast, size = 0, 1, 4
+	}
+	return vector{
+		name: fmt.Sprintf("dense half %d×%d→%d, bf16 %v", rows, in, out, bf16), kernel: "rb_dense_half", bf16: bf16, gridX: out / 16, gridY: padded / 32, block: 256,
+		args: []any{random(2, size*padded*out), uint64(out), toBytes(halves(x, bf16)), toBytes(halves(w, bf16)), toBytes(bias), uint64(in), relu, isLast},
+		check: func(after [][]byte) error {
+			want := make([]float32, rows*out)
+			for i := range rows {
+				for o := range out {
+					sum := float64(bias[o])
+					for k := range in {
+						sum += float64(x[i*in+k]) * float64(w[o*in+k])
+					}
+					if !last {
+						sum = max(0, sum)
+					}
+					want[i*out+o] = float32(sum)
+				}
+			}
+			if last {
+				return near(fromBytes[float32](after[0], rows*out), want, 1e-6)
+			}
+			got := make([]float32, rows*out)
+			for i, h := range fromBytes[uint16](after[0], rows*out) {
+				got[i] = widen(h, bf16)
+			}
+			return near(got, want, 5e-3) // the stored activations are rounded
+		},
+	}
+}
+
+// halves converts numbers that both formats hold exactly (sixteenths up to 1).
+func halves(v []float32, bf16 bool) []uint16 {
+	h := make([]uint16, len(v))
+	for i, f := range v {
+		bits := math.Float32bits(f)
+		switch {
+		case bf16:
+			h[i] = uint16(bits >> 16)
+		case f == 0:
+		default:
+			h[i] = uint16(bits>>16&0x8000 | (bits>>23&0xff-112)<<10 | bits>>13&0x3ff)
+		}
+	}
+	return h
+}
+
+func widen(h uint16, bf16 bool) float32 {
+	if bf16 {
+		return math.Float32frombits(uint32(h) << 16)
+	}
+	e, m := int(h>>10&31), float64(h&0x3ff)
+	v := math.Ldexp(1024+m, e-25)
+	if e == 0 {
+		v = math.Ldexp(m, -24)
+	}
+	if h>>15 != 0 {
+		v = -v
+	}
+	return float32(v)
+}
+
+// near compares by ‖got − want‖ / ‖want‖; NaN never passes.
+func near(got, want []float32, tolerance float64) error {
+	var off, all float64
+	for i := range want {
+		d := float64(got[i]) - float64(want[i])
+		off += d * d
+		all += float64(want[i]) * float64(want[i])
+	}
+	if e := math.Sqrt(off / all); !(e <= tolerance) {
+		return fmt.Errorf("relative error %.2g, at most %.2g", e, tolerance)
+	}
+	return nil
+}
