@@ -3,11 +3,12 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/spf13/pflag"
 )
@@ -17,46 +18,82 @@ func main() {
 		os.Exit(runRole(role))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:])
+	err := run(ctx, os.Args[1:], os.Stdout)
 	stop()
-	if err != nil {
+	switch {
+	case err == nil, errors.Is(err, pflag.ErrHelp):
+	case errors.Is(err, errInterrupted):
+		fmt.Fprintln(os.Stderr, "bench: interrupted; every process was ended")
+		os.Exit(130)
+	default:
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, args []string) error {
-	f := pflag.NewFlagSet("bench", pflag.ContinueOnError)
-	suite := f.String("suite", "", "transport")
-	jsonFile := f.String("json", "", "write everything as JSON")
-	var o transportOptions
-	f.StringSliceVar(&o.Only, "only", nil, "parts")
-	f.IntVar(&o.Rounds, "rounds", 7, "turns")
-	f.DurationVar(&o.Round, "round", time.Second, "length of a turn")
-	f.DurationVar(&o.Idle, "idle", 6*time.Second, "")
-	f.IntVar(&o.Requests, "requests", 1_000_000, "")
+// report is whatever a run produced.
+type report interface{ print(io.Writer) }
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	o := options{}
+	f := o.flags()
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	if *suite != "transport" {
-		return fmt.Errorf("only --suite=transport so far")
+	if f.NArg() > 0 {
+		return fmt.Errorf("%q: the benchmark takes flags only; see --help", f.Arg(0))
 	}
-	if err := o.validate(); err != nil {
+	if err := o.check(f); err != nil {
 		return err
 	}
-	say := newProgress(false)
-	r, err := runTransport(ctx, o, say)
+	say := newProgress()
+	r, err := o.run(ctx, say)
 	say.clear()
-	r.print(os.Stdout)
+	if r != nil {
+		r.print(out)
+	}
 	if err != nil {
 		return err
 	}
-	if *jsonFile != "" {
-		data, err := json.MarshalIndent(map[string]any{"suite": "transport", "transport": r}, "", "  ")
-		if err != nil {
+	if o.json != "" {
+		if err := writeJSON(o.json, r); err != nil {
 			return err
 		}
-		return os.WriteFile(*jsonFile, append(data, '\n'), 0o644)
+	}
+	return nil
+}
+
+// run does what the options ask for. A report can come with an error: what
+// was measured before it.
+func (o *options) run(ctx context.Context, say *progress) (report, error) {
+	switch {
+	case o.suite == "transport":
+		r, err := runTransport(ctx, o.transport, say)
+		return r, err
+	case o.cfg.Concurrency.set():
+		s, err := runSweep(ctx, &o.cfg, say)
+		return asReport(s, err)
+	default:
+		r, err := runSingle(ctx, &o.cfg, say)
+		return asReport(r, err)
+	}
+}
+
+// asReport keeps a nil pointer from becoming a report.
+func asReport[R report](r R, err error) (report, error) {
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func writeJSON(path string, v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode results: %w", err)
+	}
+	if err := os.WriteFile(path, append(data, '\n'), 0o644); err != nil {
+		return fmt.Errorf("--json: %w", err)
 	}
 	return nil
 }

@@ -14,9 +14,9 @@ type progress struct {
 	dirty bool
 }
 
-func newProgress(quiet bool) *progress {
+func newProgress() *progress {
 	p := &progress{}
-	if st, err := os.Stderr.Stat(); !quiet && err == nil && st.Mode()&os.ModeCharDevice != 0 {
+	if st, err := os.Stderr.Stat(); err == nil && st.Mode()&os.ModeCharDevice != 0 {
 		p.out = os.Stderr
 	}
 	return p

@@ -27,6 +27,9 @@ func roles() map[string]func(*child) error {
 		"futex pong":    futexPongRole,
 		"socket server": socketServerRole,
 		"socket client": socketClientRole,
+		"model worker":  modelWorkerRole,
+		"alone":         aloneRole,
+		"producer":      producerRole,
 	}
 }
 

@@ -18,6 +18,14 @@ import (
 // transportParts are the measurements, in the order they run.
 var transportParts = []string{"latency", "small", "large", "idle", "growth", "in_flight"}
 
+// transportSuite is the JSON of the suite.
+type transportSuite struct {
+	Suite     string           `json:"suite"`
+	Transport *transportReport `json:"transport"`
+}
+
+func (s *transportSuite) print(w io.Writer) { s.Transport.print(w) }
+
 // transportReport is the key "transport" of the JSON.
 type transportReport struct {
 	LatencyRatio   float64 `json:"latency_ratio,omitempty"`
@@ -66,8 +74,9 @@ func (o *transportOptions) validate() error {
 	return nil
 }
 
-func runTransport(ctx context.Context, o transportOptions, say *progress) (*transportReport, error) {
+func runTransport(ctx context.Context, o transportOptions, say *progress) (*transportSuite, error) {
 	r := &transportReport{Checks: []check{}}
+	suite := &transportSuite{"transport", r}
 	parts := map[string]func(*fleet, transportOptions, *progress, *transportReport) error{
 		"latency": measureLatency, "small": measureSmall, "large": measureLarge,
 		"idle": measureIdle, "growth": measureGrowth, "in_flight": measureInFlight,
@@ -78,7 +87,7 @@ func runTransport(ctx context.Context, o transportOptions, say *progress) (*tran
 		}
 		f, err := newFleet(ctx)
 		if err != nil {
-			return r, err
+			return suite, err
 		}
 		err = parts[name](f, o, say, r)
 		f.close()
@@ -86,11 +95,11 @@ func runTransport(ctx context.Context, o transportOptions, say *progress) (*tran
 			if ctx.Err() != nil {
 				err = errInterrupted
 			}
-			return r, fmt.Errorf("%s: %w", name, err)
+			return suite, fmt.Errorf("%s: %w", name, err)
 		}
 		say.clear()
 	}
-	return r, nil
+	return suite, nil
 }
 
 func (r *transportReport) check(name string, measured float64, must string, ok bool, behind string, a ...any) {

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// config is one benchmark as its flags describe it; it is the key "config" of
+// the JSON. The names are those of the SimpleDBI benchmark where it has them.
+type config struct {
+	WorkerNum      int      `json:"worker_num"`
+	WorkerBatch    int      `json:"worker_batch"`
+	MaxBatchSize   int      `json:"max_batch_size"`
+	ModelNum       int      `json:"model_num"`
+	WaitTime       seconds  `json:"wait_time"` // in seconds
+	NoDynamicBatch bool     `json:"no_dynamic_batch"`
+	ModelType      string   `json:"model_type"`
+	ModelPath      string   `json:"model_path,omitempty"`
+	DataType       string   `json:"data_type"`
+	InputShape     []int    `json:"input_shape,omitempty"`
+	Duration       seconds  `json:"duration"` // of one window
+	Warmup         seconds  `json:"warmup"`
+	InFlight       int      `json:"in_flight"`
+	Rate           float64  `json:"rate,omitempty"` // requests per second of all producers; 0: closed loop
+	Concurrency    interval `json:"concurrency_range,omitzero"`
+	Bound          bool     `json:"-"`
+	Stability      float64  `json:"stability_percent"`
+	MaxWindows     int      `json:"max_windows"`
+	Seed           int64    `json:"seed"`
+	SimulatedFixed seconds  `json:"simulated_fixed,omitempty"`
+	SimulatedItem  seconds  `json:"simulated_item,omitempty"`
+}
+
+// Limits of what is accepted.
+const (
+	maxModels    = 256
+	maxInFlight  = 1 << 16
+	minWindow    = 100 * time.Millisecond
+	minWindows   = 3 // that must agree
+	maxWaitTime  = time.Minute
+	maxPerSecond = 1e7
+)
+
+func (c *config) bind(f *pflag.FlagSet) {
+	f.IntVar(&c.WorkerNum, "worker_num", 8, "producer processes")
+	f.IntVar(&c.WorkerBatch, "worker_batch", 1, "rows per request")
+	f.IntVar(&c.MaxBatchSize, "max_batch_size", 32, "most rows of a batch")
+	f.IntVar(&c.ModelNum, "model_num", 1, "model worker processes")
+	c.WaitTime = seconds(5 * time.Millisecond)
+	f.Var(&c.WaitTime, "wait_time", "how long the oldest request waits for company: seconds as a number, or like 10ms")
+	f.BoolVar(&c.NoDynamicBatch, "no_dynamic_batch", false, "every producer runs the model by itself: the baseline")
+	f.StringVar(&c.ModelType, "model_type", "mlp", "the model: "+kindNames())
+	f.StringVar(&c.ModelPath, "model_path", "", "mlp: weights from this safetensors file")
+	f.StringVar(&c.DataType, "data_type", "f32", "element type of the input")
+	f.IntSliceVar(&c.InputShape, "input_shape", []int{16}, "echo, affine, simulated: shape of a row")
+	c.Duration = seconds(2 * time.Second)
+	f.Var(&c.Duration, "duration", "length of one measuring window; windows repeat until the last three agree")
+	c.Warmup = seconds(time.Second)
+	f.Var(&c.Warmup, "warmup", "time before the first window")
+	f.IntVar(&c.InFlight, "in_flight", 0, "requests that each producer has in flight (default 1; 64 with --rate)")
+	f.Float64Var(&c.Rate, "rate", 0, "open loop: requests per second of all producers together, Poisson arrivals (default: closed loop)")
+	f.Var(&c.Concurrency, "concurrency_range", "a:b:step: measure with a, a+step … b producers instead of --worker_num")
+	f.BoolVar(&c.Bound, "bound", true, "also measure the upper bound: the model processes feeding themselves full batches")
+	f.Float64Var(&c.Stability, "stability", 10, "the last three windows must agree within this percentage")
+	f.IntVar(&c.MaxWindows, "max_windows", 10, "give up waiting for stability after so many windows")
+	f.Int64Var(&c.Seed, "seed", 1, "of weights, inputs and arrival times")
+	c.SimulatedFixed, c.SimulatedItem = seconds(3*time.Millisecond), seconds(100*time.Microsecond)
+	f.Var(&c.SimulatedFixed, "simulated_fixed", "simulated: what a batch costs")
+	f.Var(&c.SimulatedItem, "simulated_item", "simulated: what each row adds")
+}
+
+// fill resolves what depends on other flags.
+func (c *config) fill() {
+	if c.InFlight == 0 {
+		c.InFlight = 1
+		if c.Rate > 0 {
+			c.InFlight = 64
+		}
+	}
+	if !slices.Contains([]string{"echo", "affine", "simulated"}, c.ModelType) {
+		c.InputShape = nil
+	}
+	if c.ModelType != "simulated" {
+		c.SimulatedFixed, c.SimulatedItem = 0, 0
+	}
+	if d, err := shm.ParseDType(c.DataType); err == nil {
+		c.DataType = d.String() // NumPy's names become ours
+	}
+}
+
+// validate refuses what cannot work, with the reason and the limit.
+func (c *config) validate() error {
+	kind, ok := modelKinds()[c.ModelType]
+	if !ok {
+		return fmt.Errorf("--model_type: no model %q; there are %s", c.ModelType, kindNames())
+	}
+	for _, r := range []struct {
+		flag      string
+		got       int
+		low, high int
+	}{
+		{"worker_num", c.mostProducers(), 1, broker.DefaultMaxClients},
+		{"max_batch_size", c.MaxBatchSize, 1, shm.MaxBatchRows},
+		{"model_num", c.ModelNum, 1, maxModels},
+		{"in_flight", c.InFlight, 1, maxInFlight},
+		{"max_windows", c.MaxWindows, minWindows, 1000},
+	} {
+		if r.got < r.low || r.got > r.high {
+			return fmt.Errorf("--%s is %d, must be %d..%d", r.flag, r.got, r.low, r.high)
+		}
+	}
+	switch {
+	case c.WorkerBatch < 1 || c.WorkerBatch > c.MaxBatchSize:
+		return fmt.Errorf("--worker_batch is %d, must be 1..%d: a request cannot have more rows than --max_batch_size", c.WorkerBatch, c.MaxBatchSize)
+	case c.WaitTime < 0 || c.WaitTime.d() > maxWaitTime:
+		return fmt.Errorf("--wait_time is %v, must be 0..%v", c.WaitTime, maxWaitTime)
+	case c.Duration.d() < minWindow:
+		return fmt.Errorf("--duration is %v, must be at least %v", c.Duration, minWindow)
+	case c.Warmup < 0:
+		return fmt.Errorf("--warmup is %v, must not be negative", c.Warmup)
+	case !(c.Rate >= 0 && c.Rate <= maxPerSecond):
+		return fmt.Errorf("--rate is %v, must be 0..%v requests per second", c.Rate, maxPerSecond)
+	case c.Rate > 0 && c.NoDynamicBatch:
+		return errors.New("--rate needs the broker: it cannot go with --no_dynamic_batch")
+	case !(c.Stability > 0 && c.Stability <= 100):
+		return fmt.Errorf("--stability is %v, must be above 0 and at most 100 percent", c.Stability)
+	case !slices.Contains(kind.dtypes, c.DataType):
+		return fmt.Errorf("--data_type: %s takes %s, got %q", c.ModelType, strings.Join(kind.dtypes, ", "), c.DataType)
+	case c.ModelPath != "" && !kind.takesPath:
+		return fmt.Errorf("--model_path: %s has no model file", c.ModelType)
+	}
+	if c.ModelPath != "" {
+		if st, err := os.Stat(c.ModelPath); err != nil {
+			return fmt.Errorf("--model_path: %w", err)
+		} else if !st.Mode().IsRegular() {
+			return fmt.Errorf("--model_path: %s is not a file", c.ModelPath)
+		}
+	}
+	return c.checkMemory(kind, availableMemory())
+}
+
+// processBytes is about what one of our processes takes besides the model and
+// the ring.
+const processBytes = 16 << 20
+
+// checkMemory refuses what this machine could not hold.
+func (c *config) checkMemory(kind modelKind, available int64) error {
+	row, model, err := kind.size(c.model())
+	if err != nil {
+		return fmt.Errorf("--model_type %s: %w", c.ModelType, err)
+	}
+	producers := int64(c.mostProducers())
+	copies := max(int64(c.ModelNum), 1)
+	if c.NoDynamicBatch {
+		copies = max(copies, producers)
+	}
+	ring := row * int64(c.slots())
+	if row > 0 && ring/row != int64(c.slots()) {
+		return fmt.Errorf("%d slots of %d bytes are more than a machine can address", c.slots(), row)
+	}
+	need := ring + copies*(model+row*int64(c.MaxBatchSize)) + (producers+int64(c.ModelNum)+1)*processBytes
+	if available > 0 && need > available {
+		return fmt.Errorf("this needs about %s MiB (ring %s, %d × model %s, %d processes), but only %s MiB are available: fewer --worker_num, --in_flight, --model_num or smaller inputs",
+			mib(need), mib(ring), copies, mib(model), producers+int64(c.ModelNum)+1, mib(available))
+	}
+	if c.slots() > shm.MaxSlots {
+		return fmt.Errorf("--worker_num × --in_flight × --worker_batch is %d slots, must be at most %d", c.slots(), shm.MaxSlots)
+	}
+	return nil
+}
+
+func mib(bytes int64) string { return big(float64(bytes >> 20)) }
+
+// mostProducers is the largest number of producers at once.
+func (c *config) mostProducers() int {
+	if c.Concurrency.set() {
+		return c.Concurrency.To
+	}
+	return c.WorkerNum
+}
+
+// slots is how large the ring must be: every producer's window, and never
+// less than a few batches.
+func (c *config) slots() int {
+	return max(c.mostProducers()*c.window(), 2*c.MaxBatchSize)
+}
+
+// window is the slots of one producer.
+func (c *config) window() int { return c.InFlight * c.WorkerBatch }
+
+func (c *config) model() modelJob {
+	return modelJob{Type: c.ModelType, Path: c.ModelPath, DType: c.DataType, Shape: c.InputShape, Seed: c.Seed,
+		Fixed: c.SimulatedFixed.d(), Item: c.SimulatedItem.d(), MaxBatch: c.MaxBatchSize}
+}
+
+// note is what every output must say about the model.
+func (c *config) note() string {
+	if k := modelKinds()[c.ModelType]; k.note != nil {
+		return k.note(c.model())
+	}
+	return ""
+}

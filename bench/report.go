@@ -1,0 +1,159 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// print writes a result as tables that explain themselves.
+func (r *result) print(w io.Writer) {
+	c := r.Config
+	fmt.Fprintln(w, c.headline())
+	if r.Note != "" {
+		fmt.Fprintf(w, "note: %s\n", r.Note)
+	}
+	fmt.Fprintf(w, "\n%-14s %s requests/s, %s items/s", "throughput", big(r.Throughput), big(r.ItemsPerS))
+	if r.Bound != nil {
+		fmt.Fprintf(w, " = %.1f %% of the bound", 100*r.RatioToBound)
+	}
+	fmt.Fprintln(w)
+	if b := r.Bound; b != nil {
+		fmt.Fprintf(w, "%-14s %s items/s, %s ms a batch: %d process(es) feeding themselves batches of %d%s\n",
+			"bound", big(b.ItemsPerS), short(b.Latency.Avg), c.ModelNum, c.MaxBatchSize, drift(b))
+	}
+	l := r.Latency
+	fmt.Fprintf(w, "%-14s avg %s  p50 %s  p90 %s  p95 %s  p99 %s  p99.9 %s  max %s", "latency, ms",
+		short(l.Avg), short(l.P50), short(l.P90), short(l.P95), short(l.P99), short(l.P999), short(l.Max))
+	if c.Rate > 0 {
+		fmt.Fprint(w, "   (from the intended send time)")
+	}
+	fmt.Fprintln(w)
+	if !c.NoDynamicBatch {
+		fmt.Fprintf(w, "\nwhere the time went, average per request\n")
+		printBars(w, stageNames[:], r.Breakdown.each(), "ms")
+		printBatches(w, r.BatchSize)
+		fmt.Fprintf(w, "\n%-14s broker %s  producers %s  workers %s\n", "CPU µs/request", short(r.CPU.Broker), short(r.CPU.Client), short(r.CPU.Worker))
+	} else {
+		fmt.Fprintf(w, "%-14s %s\n", "CPU µs/request", short(r.CPU.Client))
+	}
+	fmt.Fprintf(w, "%-14s %s\n", "errors", errorList(r.Errors))
+	r.printStability(w)
+}
+
+// headline says what was measured.
+func (c *config) headline() string {
+	if c.NoDynamicBatch {
+		return fmt.Sprintf("%s: %d processes, each running the model by itself on %d row(s)", c.ModelType, c.WorkerNum, c.WorkerBatch)
+	}
+	load := fmt.Sprintf("%d in flight each", c.InFlight)
+	if c.Rate > 0 {
+		load = fmt.Sprintf("%s requests/s arriving at random, at most %d in flight each", big(c.Rate), c.InFlight)
+	}
+	return fmt.Sprintf("%s: %d producers, %d row(s) per request, %s; batches up to %d, wait %v, %d model process(es)",
+		c.ModelType, c.WorkerNum, c.WorkerBatch, load, c.MaxBatchSize, c.WaitTime, c.ModelNum)
+}
+
+func drift(b *boundResult) string {
+	if len(b.Sittings) < 2 {
+		return ""
+	}
+	return fmt.Sprintf(" (%s before, %s after)", big(b.Sittings[0]), big(b.Sittings[len(b.Sittings)-1]))
+}
+
+func (r *result) printStability(w io.Writer) {
+	c := r.Config
+	if r.Stable {
+		fmt.Fprintf(w, "%-14s the last %d of %d windows of %v agree within %v %%\n", "stability", minWindows, len(r.Windows), c.Duration, c.Stability)
+	} else {
+		fmt.Fprintf(w, "%-14s NOT STABLE: the last %d of %d windows of %v do not agree within %v %%; try a longer --duration\n", "stability", minWindows, len(r.Windows), c.Duration, c.Stability)
+	}
+}
+
+const barWidth = 40
+
+// printBars draws one bar for each value.
+func printBars(w io.Writer, names []string, values [len(stageNames)]float64, unit string) {
+	total := 0.0
+	for _, v := range values {
+		total += v
+	}
+	for i, name := range names {
+		share := 0.0
+		if total > 0 {
+			share = values[i] / total
+		}
+		fmt.Fprintf(w, "  %-10s %9s %s %5.1f %%  %s\n", name, short(values[i]), unit, 100*share, strings.Repeat("█", int(share*barWidth+0.5)))
+	}
+}
+
+// printBatches draws the histogram of batch sizes, in at most a dozen lines.
+func printBatches(w io.Writer, b batchSizes) {
+	fmt.Fprintf(w, "\nbatch size, rows: average %s\n", short(b.Avg))
+	sizes := slices.Sorted(maps.Keys(b.Histogram))
+	if len(sizes) == 0 {
+		return
+	}
+	var total uint64
+	for _, n := range b.Histogram {
+		total += n
+	}
+	step := (sizes[len(sizes)-1] + 11) / 12
+	for low := 1; low <= sizes[len(sizes)-1]; low += step {
+		var n uint64
+		for _, s := range sizes {
+			if s >= low && s < low+step {
+				n += b.Histogram[s]
+			}
+		}
+		if n == 0 {
+			continue
+		}
+		label := fmt.Sprint(low)
+		if step > 1 {
+			label = fmt.Sprintf("%d–%d", low, min(low+step-1, sizes[len(sizes)-1]))
+		}
+		share := float64(n) / float64(total)
+		fmt.Fprintf(w, "  %-10s %9s    %5.1f %%  %s\n", label, big(float64(n)), 100*share, strings.Repeat("█", int(share*barWidth+0.5)))
+	}
+}
+
+func errorList(errs map[string]int64) string {
+	if len(errs) == 0 {
+		return "none"
+	}
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(errs)) {
+		parts = append(parts, fmt.Sprintf("%s %d", name, errs[name]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// print writes a sweep as one table.
+func (s *sweep) print(w io.Writer) {
+	fmt.Fprintln(w, s.Config.headline())
+	if s.Note != "" {
+		fmt.Fprintf(w, "note: %s\n", s.Note)
+	}
+	if b := s.Bound; b != nil {
+		fmt.Fprintf(w, "bound: %s items/s, %s ms a batch%s\n", big(b.ItemsPerS), short(b.Latency.Avg), drift(b))
+	}
+	fmt.Fprintf(w, "\n%11s %12s %10s %9s %9s %9s %9s %9s %7s\n", "concurrency", "requests/s", "items/s", "avg ms", "p50 ms", "p95 ms", "p99 ms", "batch", "bound")
+	for _, p := range s.Points {
+		mark := ""
+		if !p.Stable {
+			mark = "  not stable"
+		}
+		if len(p.Errors) > 0 {
+			mark += "  errors: " + errorList(p.Errors)
+		}
+		ratio := "–"
+		if p.RatioToBound > 0 {
+			ratio = fmt.Sprintf("%.0f %%", 100*p.RatioToBound)
+		}
+		fmt.Fprintf(w, "%11d %12s %10s %9s %9s %9s %9s %9s %7s%s\n", p.Concurrency, big(p.Throughput), big(p.ItemsPerS),
+			short(p.Latency.Avg), short(p.Latency.P50), short(p.Latency.P95), short(p.Latency.P99), short(p.BatchSize.Avg), ratio, mark)
+	}
+}

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// result is one measured point. Its JSON keys are documented in
+// docs/benchmark.md and are only ever added to.
+type result struct {
+	Config       *config          `json:"config,omitempty"`
+	Note         string           `json:"note,omitempty"`        // "simulated: …" where the model only simulates
+	Concurrency  int              `json:"concurrency,omitempty"` // in a sweep
+	Throughput   float64          `json:"throughput"`            // requests per second
+	ItemsPerS    float64          `json:"items_per_s"`
+	Latency      latencies        `json:"latency_ms"`
+	BatchSize    batchSizes       `json:"batch_size"`
+	Breakdown    breakdown        `json:"breakdown_ms"` // averages
+	CPU          cpuPerRequest    `json:"cpu_us_per_request"`
+	Errors       map[string]int64 `json:"errors"`
+	Bound        *boundResult     `json:"bound,omitempty"`
+	RatioToBound float64          `json:"ratio_to_bound,omitempty"`
+	Stable       bool             `json:"stable"`
+	Windows      []float64        `json:"windows_items_per_s"` // all windows, the last three of which count
+	Requests     int64            `json:"requests"`            // measured
+}
+
+type latencies struct {
+	Avg  float64 `json:"avg"`
+	P50  float64 `json:"p50"`
+	P90  float64 `json:"p90"`
+	P95  float64 `json:"p95"`
+	P99  float64 `json:"p99"`
+	P999 float64 `json:"p999"`
+	Max  float64 `json:"max"`
+}
+
+type batchSizes struct {
+	Avg       float64        `json:"avg"`
+	Histogram map[int]uint64 `json:"histogram"` // batches by their rows
+}
+
+type breakdown struct {
+	Claim    float64 `json:"claim"`
+	Write    float64 `json:"write"`
+	Queue    float64 `json:"queue"`
+	Dispatch float64 `json:"dispatch"`
+	Compute  float64 `json:"compute"`
+	Wake     float64 `json:"wake"`
+}
+
+type cpuPerRequest struct {
+	Broker float64 `json:"broker"`
+	Client float64 `json:"client"`
+	Worker float64 `json:"worker"`
+}
+
+// boundResult is the upper bound: the model processes feeding themselves.
+type boundResult struct {
+	ItemsPerS float64   `json:"items_per_s"`
+	Latency   latencies `json:"latency_ms"`
+	Sittings  []float64 `json:"sittings_items_per_s"` // before and after what is compared with it
+	Stable    bool      `json:"stable"`
+}
+
+// usage is what was used and done up to some moment.
+type usage struct {
+	cpu     [3]time.Duration // broker, producers, workers
+	batches map[int]uint64   // by rows
+}
+
+// window is one measuring window, all producers together.
+type window struct {
+	requests, items int64
+	perSecond       float64 // requests
+	itemsPerS       float64
+	sum             int64
+	stages          stages
+	errors          map[string]int64
+	latency         *hdrhistogram.Histogram
+	used            usage
+}
+
+func newWindow() *window {
+	return &window{errors: map[string]int64{}, latency: newHistogram(), used: usage{batches: map[int]uint64{}}}
+}
+
+// addReport takes in what one producer saw.
+func (w *window) addReport(r *windowReport) error {
+	h, err := hdrhistogram.Decode(r.Latency)
+	if err != nil {
+		return err
+	}
+	w.latency.Merge(h)
+	w.requests += r.Requests
+	w.items += r.Items
+	w.perSecond += float64(r.Requests) / (float64(r.Nanos) / 1e9)
+	w.itemsPerS += float64(r.Items) / (float64(r.Nanos) / 1e9)
+	w.sum += r.Sum
+	for i, d := range r.Stages {
+		w.stages[i] += d
+	}
+	for name, n := range r.Errors {
+		w.errors[name] += n
+	}
+	return nil
+}
+
+// addUsage takes in what was used between two moments.
+func (w *window) addUsage(before, after usage) {
+	for i := range w.used.cpu {
+		w.used.cpu[i] += after.cpu[i] - before.cpu[i]
+	}
+	for rows, n := range after.batches {
+		if d := n - before.batches[rows]; d > 0 {
+			w.used.batches[rows] += d
+		}
+	}
+}
+
+func (w *window) sample() sample {
+	return sample{w.itemsPerS, float64(w.sum) / float64(max(w.requests, 1))}
+}
+
+// merge makes one window of several; rates become their mean.
+func merge(windows []*window) *window {
+	m := newWindow()
+	for _, w := range windows {
+		m.requests += w.requests
+		m.items += w.items
+		m.perSecond += w.perSecond / float64(len(windows))
+		m.itemsPerS += w.itemsPerS / float64(len(windows))
+		m.sum += w.sum
+		for i, d := range w.stages {
+			m.stages[i] += d
+		}
+		for name, n := range w.errors {
+			m.errors[name] += n
+		}
+		m.latency.Merge(w.latency)
+		m.addUsage(usage{}, w.used)
+	}
+	return m
+}
+
+// summarize turns windows into a result; the last three count.
+func summarize(windows []*window, isStable bool) *result {
+	m := merge(windows[max(0, len(windows)-minWindows):])
+	r := &result{
+		Throughput: m.perSecond, ItemsPerS: m.itemsPerS, Requests: m.requests, Errors: m.errors, Stable: isStable,
+		Latency: m.latencies(), BatchSize: batchSizes{Histogram: m.used.batches},
+	}
+	for _, w := range windows {
+		r.Windows = append(r.Windows, w.itemsPerS)
+	}
+	n := float64(max(m.requests, 1))
+	at := func(i int) float64 { return float64(m.stages[i]) / n / 1e6 }
+	r.Breakdown = breakdown{at(0), at(1), at(2), at(3), at(4), at(5)}
+	us := func(i int) float64 { return float64(m.used.cpu[i]) / n / 1e3 }
+	r.CPU = cpuPerRequest{Broker: us(0), Client: us(1), Worker: us(2)}
+	var batches, rows uint64
+	for size, count := range m.used.batches {
+		batches += count
+		rows += uint64(size) * count
+	}
+	if batches > 0 {
+		r.BatchSize.Avg = float64(rows) / float64(batches)
+	}
+	return r
+}
+
+func (w *window) latencies() latencies {
+	at := func(q float64) float64 { return float64(w.latency.ValueAtQuantile(q)) / 1e6 }
+	if w.requests == 0 {
+		return latencies{}
+	}
+	return latencies{
+		Avg: float64(w.sum) / float64(w.requests) / 1e6,
+		P50: at(50), P90: at(90), P95: at(95), P99: at(99), P999: at(99.9), Max: float64(w.latency.Max()) / 1e6,
+	}
+}
+
+// each names the parts of the breakdown, in order.
+func (b breakdown) each() [len(stageNames)]float64 {
+	return [...]float64{b.Claim, b.Write, b.Queue, b.Dispatch, b.Compute, b.Wake}
+}

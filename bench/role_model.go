@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// workerJob is one model worker process.
+type workerJob struct {
+	Socket   string
+	Model    modelJob
+	MaxBatch int
+	WaitTime time.Duration
+	Slots    int
+}
+
+// modelName is what the benchmark calls its model with the broker.
+const modelName = "bench"
+
+func (j *modelJob) load() (*openModel, error) {
+	kind, ok := modelKinds()[j.Type]
+	if !ok {
+		return nil, fmt.Errorf("no model type %q", j.Type)
+	}
+	return kind.open(*j)
+}
+
+// modelWorkerRole serves the model on one thread.
+func modelWorkerRole(c *child) error {
+	var job workerJob
+	if err := c.next(&job); err != nil {
+		return err
+	}
+	m, err := job.Model.load()
+	if err != nil {
+		return err
+	}
+	m.Alone(job.MaxBatch)() // scratch and caches are as they will be
+	wait := job.WaitTime
+	if wait == 0 {
+		wait = -1 // zero would ask for the default
+	}
+	ctx := context.Background()
+	w, err := worker.Attach(ctx, worker.Config{
+		Socket: job.Socket, Model: modelName, Signature: m.Signature,
+		Policy: worker.Policy{MaxBatchSize: job.MaxBatch, WaitTime: wait, Slots: job.Slots},
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.ready(); err != nil {
+		return err
+	}
+	for {
+		b, err := w.Next(ctx)
+		if err != nil {
+			return err
+		}
+		if err := m.Run(ctx, b); err != nil {
+			b.FailAll(err)
+		}
+		b.Complete()
+	}
+}
+
+// aloneJob is one process that runs the model by itself, batch after batch of
+// its own rows.
+type aloneJob struct {
+	Model modelJob
+	Rows  int
+}
+
+func aloneRole(c *child) error {
+	var job aloneJob
+	if err := c.next(&job); err != nil {
+		return err
+	}
+	m, err := job.Model.load()
+	if err != nil {
+		return err
+	}
+	run := m.Alone(job.Rows)
+	run()
+	if err := c.ready(); err != nil {
+		return err
+	}
+	var o windowOrder
+	if err := c.next(&o); err != nil {
+		return err
+	}
+	rec := newRecorder()
+	go c.reportWindows(rec, o)
+	sleepUntil(o.Start)
+	for {
+		start := shm.Now()
+		run()
+		took := shm.Now() - start
+		var st stages
+		st[stageCompute] = took
+		rec.add(took, job.Rows, st)
+	}
+}
