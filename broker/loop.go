@@ -3,7 +3,9 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sync"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -18,6 +20,8 @@ type loop struct {
 	wake    shm.Doorbell // rung by post
 	sources []source
 	unused  []int32 // indices of sources to use again
+	events  [128]unix.EpollEvent
+	parker  shm.Parker
 
 	mu    sync.Mutex
 	posts []func()
@@ -109,13 +113,12 @@ func (l *loop) runPosts() {
 // sleep waits for events until the given time (Now's clock), calls woke, and
 // fires them.
 func (l *loop) sleep(until int64, woke func()) error {
-	var events [128]unix.EpollEvent
-	n, err := epollWait(l.epfd, events[:], until)
+	n, err := l.epollWait(l.events[:], until)
 	if err != nil {
 		return err
 	}
 	woke()
-	for _, ev := range events[:n] {
+	for _, ev := range l.events[:n] {
 		if s := &l.sources[ev.Fd]; s.fire != nil && s.generation == ev.Pad {
 			s.fire()
 		}
@@ -126,27 +129,43 @@ func (l *loop) sleep(until int64, woke func()) error {
 const never = int64(1<<63 - 1)
 
 // epollWait is epoll_pwait2: epoll's own wait rounds to milliseconds, which
-// is longer than some wait times. It goes through Syscall6 so that the Go
-// scheduler knows that this thread sleeps.
-func epollWait(epfd int, events []unix.EpollEvent, until int64) (int, error) {
-	for {
-		var ts *unix.Timespec
-		if until != never {
-			t := unix.NsecToTimespec(max(0, until-shm.Now()))
-			ts = &t
-		}
-		n, _, e := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
-		switch {
-		case e == 0:
-			return int(n), nil
-		case e == unix.EINTR:
-			continue
-		case e == unix.ENOSYS: // kernels before 5.11
-			return epollWaitMillis(epfd, events, until)
-		default:
-			return 0, fmt.Errorf("epoll_pwait2: %w", e)
-		}
+// is longer than some wait times.
+func (l *loop) epollWait(events []unix.EpollEvent, until int64) (n int, err error) {
+	d := time.Duration(math.MaxInt64)
+	if until != never {
+		d = time.Duration(max(0, until-shm.Now()))
 	}
+	l.parker.Sleep(d, func(raw bool, d time.Duration) bool {
+		n, err = epollPwait2(l.epfd, events, d, raw)
+		return n > 0 || err != nil
+	})
+	switch {
+	case errors.Is(err, unix.EINTR):
+		return 0, nil
+	case errors.Is(err, unix.ENOSYS): // kernels before 5.11
+		return epollWaitMillis(l.epfd, events, until)
+	}
+	return n, err
+}
+
+// epollPwait2 waits for at most d; raw as in shm.Parker.
+func epollPwait2(epfd int, events []unix.EpollEvent, d time.Duration, raw bool) (int, error) {
+	var ts *unix.Timespec
+	if d != math.MaxInt64 {
+		t := unix.NsecToTimespec(int64(d))
+		ts = &t
+	}
+	var n uintptr
+	var e unix.Errno
+	if raw {
+		n, _, e = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
+	} else {
+		n, _, e = unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
+	}
+	if e != 0 {
+		return 0, fmt.Errorf("epoll_pwait2: %w", e)
+	}
+	return int(n), nil
 }
 
 func epollWaitMillis(epfd int, events []unix.EpollEvent, until int64) (int, error) {

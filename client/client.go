@@ -18,6 +18,8 @@ type Client struct {
 	model string
 	opts  options
 
+	live atomic.Pointer[link] // the same as link, for those who only want that
+
 	mu     sync.Mutex
 	link   *link         // nil while there is no broker
 	change chan struct{} // closed and replaced whenever link or err changes
@@ -48,6 +50,7 @@ type options struct {
 	window int
 	name   string
 	wait   bool
+	timing bool
 	memory shm.Memory
 }
 
@@ -68,6 +71,10 @@ func WithName(name string) Option { return func(o *options) { o.name = name } }
 // WaitForModel makes Dial wait, within its context, for a broker that is not
 // there yet and for a model that no worker has registered yet.
 func WaitForModel() Option { return func(o *options) { o.wait = true } }
+
+// WithTiming makes Request.Timing tell Write too, at the price of
+// reading the clock once more per request.
+func WithTiming() Option { return func(o *options) { o.timing = true } }
 
 // WithMemory replaces shared memory, for tests.
 func WithMemory(m shm.Memory) Option { return func(o *options) { o.memory = m } }
@@ -98,6 +105,7 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 		l, err := c.attach(ctx)
 		if err == nil {
 			c.link, c.info = l, l.model()
+			c.live.Store(l)
 			c.remember(l)
 			break
 		}
@@ -129,6 +137,7 @@ func (c *Client) attach(ctx context.Context) (*link, error) {
 		s.Close()
 		return nil, err
 	}
+	l.timing = c.opts.timing
 	return l, nil
 }
 
@@ -182,6 +191,7 @@ func (c *Client) set(l *link, err error) bool {
 		return false
 	}
 	c.link, c.err = l, err
+	c.live.Store(l)
 	if l != nil {
 		c.remember(l)
 	}
@@ -215,6 +225,9 @@ func (c *Client) Model() Model { return c.info }
 
 // current gives the link, waiting for a broker that is being restarted.
 func (c *Client) current(ctx context.Context) (*link, error) {
+	if l := c.live.Load(); l != nil && l.tryHold() {
+		return l, nil
+	}
 	for {
 		c.mu.Lock()
 		l, err, change := c.link, c.err, c.change

@@ -48,6 +48,10 @@ func (r Request) Slot() uint32 { return r.link.first + r.at }
 // each has a mapping of its own.
 func (r Request) Attachment() uint32 { return r.link.number }
 
+// Segment is the mapping that the request lies in, for as long as it is not
+// released.
+func (r Request) Segment() *shm.Segment { return r.link.session.Planes }
+
 // remember lists a new attachment and forgets those without requests. Only
 // the goroutine that attaches calls it.
 func (c *Client) remember(l *link) {

@@ -22,7 +22,9 @@ type link struct {
 	first   uint32 // first slot of the window
 	number  uint32 // of this client's attachments, counted from 1
 	refs    atomic.Int64
-	dead    atomic.Bool // the broker went away, or the client was closed
+	dead    atomic.Bool  // the broker went away, or the client was closed
+	timing  bool         // measure Claim and Write
+	woke    atomic.Int64 // when somebody last woke from the bell, on Now's clock
 
 	mu        sync.Mutex
 	commits   shm.Producer[shm.Commit]
@@ -106,6 +108,16 @@ func (l *link) model() Model {
 }
 
 func (l *link) hold() { l.refs.Add(1) }
+
+// tryHold is hold for a link that may be gone already.
+func (l *link) tryHold() bool {
+	for n := l.refs.Load(); n > 0; n = l.refs.Load() {
+		if l.refs.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+	return false
+}
 
 func (l *link) drop() {
 	if l.refs.Add(-1) == 0 {
@@ -234,6 +246,7 @@ func (l *link) ended(i uint32) bool {
 		return false
 	}
 	s.state = slotEnded
-	s.seen = shm.Now()
+	// Woken once for many: the clock was read by whoever woke.
+	s.seen = l.woke.Load()
 	return true
 }

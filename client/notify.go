@@ -141,9 +141,10 @@ func (l *link) reap() {
 		l.wakeEnded()
 		l.wait.parked.Add(1)
 		if !l.dead.Load() { // as in lead
-			l.bell.Wait(seen, time.Hour)
+			l.bell.Wait(&l.wait.parker, seen, time.Hour)
 		}
 		l.wait.parked.Add(1)
+		l.woke.Store(shm.Now())
 	}
 }
 

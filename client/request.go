@@ -54,10 +54,12 @@ func (c *Client) claim(ctx context.Context, rows int, dims []int) (Request, erro
 			}
 			s.state, s.rows, s.level, s.notify = slotClaimed, uint32(rows), defaultLevel, false
 			l.clearPadding(s, at)
-			s.claimed = shm.Now()
-			s.claimTook = 0
+			s.claimed, s.claimTook = 0, 0
+			if l.timing {
+				s.claimed = shm.Now()
+			}
 			if start != 0 {
-				s.claimTook = s.claimed - start
+				s.claimTook = shm.Now() - start
 			}
 			return Request{l, uint32(at), s.handle.Add(1)}, nil
 		}
@@ -177,30 +179,61 @@ func (r Request) Commit(ctx context.Context) error {
 
 // CommitUntil is Commit with a deadline on shm.Now's clock; 0 is none.
 func (r Request) CommitUntil(deadline int64) error {
-	s, err := r.slot()
-	if err != nil {
-		return err
+	one := [1]Request{r}
+	return commit(one[:], deadline)
+}
+
+// CommitAll commits requests of one client together: the broker is woken
+// once for all of them. If one of them cannot be committed, none is.
+func CommitAll(ctx context.Context, requests []Request) error {
+	if d, ok := ctx.Deadline(); ok {
+		return commit(requests, max(1, shm.Until(d)))
 	}
-	if s.state != slotClaimed {
-		return shm.ErrCommitted
+	return commit(requests, 0)
+}
+
+func commit(requests []Request, deadline int64) error {
+	if len(requests) == 0 {
+		return nil
 	}
-	l := r.link
-	e := shm.Commit{Kind: shm.KindCommit, Level: s.level, Rows: s.rows, Slot: l.first + r.at, Deadline: deadline, Dims: s.dims}
-	s.committed = shm.Now()
-	e.Committed = s.committed
+	for _, r := range requests {
+		if _, err := r.slot(); err != nil {
+			return err
+		}
+		if r.link != requests[0].link {
+			return fmt.Errorf("%w: requests of different clients, or of before and after a broker restart", shm.ErrInvalid)
+		}
+	}
+	l := requests[0].link
+	e := shm.Commit{Kind: shm.KindCommit, Deadline: deadline, Committed: shm.Now()}
+	ring, watched := false, false
 	l.mu.Lock()
-	l.gens[r.at]++
-	e.Gen = l.gens[r.at]
-	s.state, s.cancel = slotCommitted, false
-	if s.notify {
-		l.watch(r.at)
+	for i, r := range requests {
+		if l.slots[r.at].state != slotClaimed {
+			for _, r := range requests[:i] {
+				l.slots[r.at].state = slotClaimed
+			}
+			l.mu.Unlock()
+			return shm.ErrCommitted
+		}
+		l.slots[r.at].state = slotCommitted
 	}
-	ring := l.push(&e)
+	for _, r := range requests {
+		s := &l.slots[r.at]
+		s.committed, s.cancel = e.Committed, false
+		l.gens[r.at]++
+		e.Level, e.Rows, e.Slot, e.Gen, e.Dims = s.level, s.rows, l.first+r.at, l.gens[r.at], s.dims
+		if s.notify {
+			l.watch(r.at)
+			watched = true
+		}
+		ring = l.push(&e) || ring
+	}
 	l.mu.Unlock()
 	if ring {
 		l.session.Doorbell.Ring()
 	}
-	if s.notify && l.dead.Load() { // fail may have looked before we were listed
+	if watched && l.dead.Load() { // fail may have looked before we were listed
 		l.tellNotifierAll()
 	}
 	return nil

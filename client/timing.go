@@ -9,7 +9,7 @@ import (
 // Timing says where a request's time went.
 type Timing struct {
 	Claim    time.Duration // waiting for room in the window
-	Write    time.Duration // from Claim to Commit: writing the inputs
+	Write    time.Duration // from Claim to Commit: writing the inputs; only with WithTiming
 	Queue    time.Duration // from Commit until the broker dispatched it
 	Dispatch time.Duration // from there until the worker started it
 	Compute  time.Duration // the worker's function
@@ -32,7 +32,10 @@ func (r Request) Timing() (Timing, error) {
 		return Timing{}, shm.ErrNotDone
 	}
 	span := func(from, to int64) time.Duration { return time.Duration(max(0, to-from)) }
-	t := Timing{Claim: time.Duration(s.claimTook), Write: span(s.claimed, s.committed)}
+	t := Timing{Claim: time.Duration(s.claimTook)}
+	if s.claimed != 0 {
+		t.Write = span(s.claimed, s.committed)
+	}
 	if s.status != shm.OK {
 		t.Queue = span(s.committed, s.seen)
 		return t, nil

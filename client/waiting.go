@@ -18,6 +18,7 @@ import (
 // for a leader instead (see notify.go).
 type waiting struct {
 	leading bool            // under link.mu
+	parker  shm.Parker      // the leader's
 	reaper  chan struct{}   // the reaper waits here for the lead; nil if none does
 	follow  []uint64        // bitmap of slots with a follower, under link.mu
 	count   int             // bits set in follow
@@ -112,9 +113,10 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 			left = time.Duration(until - shm.Now())
 		}
 		if ctx.Err() == nil && !l.dead.Load() {
-			l.bell.Wait(seen, left)
+			l.bell.Wait(&l.wait.parker, seen, left)
 		}
 		l.wait.parked.Add(1)
+		l.woke.Store(shm.Now())
 		if err := ctx.Err(); err != nil && !l.ended(i) {
 			return err
 		}

@@ -21,19 +21,17 @@ func (b *Bell) Wake() { futexWakeOne(wordOf(&b.Count)) }
 
 // Wait parks until the bell's count is no longer seen, at most d and at most
 // a slice; the caller looks again in any case.
-func (b *Bell) Wait(seen uint32, d time.Duration) {
-	_ = futexWaitFor(wordOf(&b.Count), seen, min(d, waitSlice))
-}
+func (b *Bell) Wait(p *Parker, seen uint32, d time.Duration) { p.futex(wordOf(&b.Count), seen, d) }
 
 // Wait parks a worker until a mail comes, its bell is poked, or d has passed.
 // next is the number of the mail it is waiting for; seen is Bell as it was
 // before the worker looked for other reasons not to wait.
-func (m *Mailbox) Wait(seen uint32, next uint64, d time.Duration) {
+func (m *Mailbox) Wait(p *Parker, seen uint32, next uint64, d time.Duration) {
 	m.Parked.Store(1)
 	// Store Parked, then load Tail; the broker stores Tail, then loads
 	// Parked: one of us sees the other. A Poke in between changes Bell.
 	if m.Tail.Load() == next {
-		_ = futexWaitFor(wordOf(&m.Bell), seen, min(d, waitSlice))
+		p.futex(wordOf(&m.Bell), seen, d)
 	}
 	m.Parked.Store(0)
 }

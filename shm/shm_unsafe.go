@@ -89,17 +89,15 @@ const (
 )
 
 // futexWaitFor parks the calling thread until the word changes from old or d
-// has passed. It goes through Syscall6, never RawSyscall: a raw wait would
-// stop the whole Go process at the next garbage collection.
-func futexWaitFor(word *uint32, old uint32, d time.Duration) error {
-	if d <= 0 {
-		return unix.ETIMEDOUT
-	}
+// has passed. raw goes past the Go scheduler: the whole process waits for
+// this thread at the next garbage collection, so d must be short (see Parker).
+func futexWaitFor(word *uint32, old uint32, d time.Duration, raw bool) unix.Errno {
 	ts := unix.NsecToTimespec(int64(d))
-	_, _, e := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
-	if e == 0 {
-		return nil
+	if raw {
+		_, _, e := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
+		return e
 	}
+	_, _, e := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
 	return e
 }
 

@@ -15,19 +15,24 @@ type Batch struct {
 	started   int64
 	mailed    int64
 	dims      [shm.MaxVariableDims]uint32
-	reqs      []request
-	slots     []uint32 // slot of each row
+	mails     []shm.MailRequest // the mail's requests, copied: the broker may post over them
+	reqs      []request         // sorted by slot
+	slots     []uint32          // slot of each row
 	runs      []Run
 	padTo     int
 	completed bool
+
+	order   []uint64                      // scratch of sorting
+	outDims [][shm.MaxVariableDims]uint32 // by request; only of models with variable outputs
+	reasons map[int]string                // of failed requests
 }
 
+// request is what answering needs; the rest of its mail is at mails[mail].
 type request struct {
-	mail    shm.MailRequest
-	row     int // its first row in the batch
-	status  shm.Status
-	reason  string
-	outDims [shm.MaxVariableDims]uint32
+	slot, gen, rows, bell uint32
+	row                   uint32 // its first row in the batch
+	mail                  uint32
+	status                shm.Status
 }
 
 // Run is a piece of a batch whose rows lie one after the other in memory.
@@ -39,7 +44,11 @@ type Run struct {
 
 func newBatch(w *Worker) *Batch {
 	n := w.MaxBatchSize()
-	return &Batch{w: w, reqs: make([]request, 0, n), slots: make([]uint32, 0, n), runs: make([]Run, 0, n)}
+	b := &Batch{w: w, mails: make([]shm.MailRequest, 0, n), reqs: make([]request, 0, n), slots: make([]uint32, 0, n), runs: make([]Run, 0, n), order: make([]uint64, 0, n)}
+	if shm.VariableDims(w.session.Layout.Signature.Outputs) > 0 {
+		b.outDims = make([][shm.MaxVariableDims]uint32, n)
+	}
+	return b
 }
 
 // read copies a mail, leaving out the requests that ended meanwhile (canceled
@@ -47,25 +56,30 @@ func newBatch(w *Worker) *Batch {
 func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 	m := *mail
 	layout, board := b.w.session.Layout, b.w.session.Board
-	*b = Batch{w: b.w, id: m.Batch, mailed: m.Dispatched, dims: m.Dims, padTo: int(m.PadTo), reqs: b.reqs[:0], slots: b.slots[:0], runs: b.runs[:0]}
+	b.id, b.mailed, b.dims, b.padTo, b.completed, b.reasons = m.Batch, m.Dispatched, m.Dims, int(m.PadTo), false, nil
+	b.reqs, b.slots, b.runs, b.order = b.reqs[:0], b.slots[:0], b.runs[:0], b.order[:0]
 	if int(m.Requests) > len(reqs) {
 		return fmt.Errorf("%w: mail of %d requests", shm.ErrProtocol, m.Requests)
 	}
-	maxDims := outputMaxima(layout)
-	for i := range int(m.Requests) {
-		q := request{mail: reqs[i], outDims: maxDims}
-		if int64(q.mail.Slot)+int64(q.mail.Rows) > int64(layout.Slots) || int(q.mail.Bell) >= layout.Slots {
-			return fmt.Errorf("%w: mail names slot %d of %d", shm.ErrProtocol, q.mail.Slot, layout.Slots)
+	b.mails = append(b.mails[:0], reqs[:m.Requests]...)
+	for i := range b.mails {
+		q := &b.mails[i]
+		if int64(q.Slot)+int64(q.Rows) > int64(layout.Slots) || int(q.Bell) >= layout.Slots {
+			return fmt.Errorf("%w: mail names slot %d of %d", shm.ErrProtocol, q.Slot, layout.Slots)
 		}
-		if w := board.Word(q.mail.Slot); int32(q.mail.Gen-w.Generation()) > 0 {
-			b.reqs = append(b.reqs, q)
+		if w := board.Word(q.Slot); int32(q.Gen-w.Generation()) > 0 {
+			b.order = append(b.order, uint64(q.Slot)<<32|uint64(i))
 		}
 	}
-	slices.SortFunc(b.reqs, func(x, y request) int { return int(x.mail.Slot) - int(y.mail.Slot) })
-	for i := range b.reqs {
-		q := &b.reqs[i]
-		q.row = len(b.slots)
-		for s := q.mail.Slot; s < q.mail.Slot+q.mail.Rows; s++ {
+	slices.Sort(b.order)
+	for _, key := range b.order {
+		i := uint32(key)
+		q := &b.mails[i]
+		if b.outDims != nil {
+			b.outDims[len(b.reqs)] = outputMaxima(layout)
+		}
+		b.reqs = append(b.reqs, request{slot: q.Slot, gen: q.Gen, rows: q.Rows, bell: q.Bell, row: uint32(len(b.slots)), mail: i})
+		for s := q.Slot; s < q.Slot+q.Rows; s++ {
 			if n := len(b.slots); n > 0 && b.slots[n-1]+1 == s {
 				b.runs[len(b.runs)-1].Rows++
 			} else {
@@ -110,10 +124,18 @@ func (b *Batch) Runs() []Run { return b.runs }
 // Slots is the slot of each row, for a worker that gathers by index.
 func (b *Batch) Slots() []uint32 { return b.slots }
 
+// Dims are the sizes of the inputs' variable dimensions that all rows share,
+// in signature order.
+func (b *Batch) Dims() []uint32 { return b.dims[:] }
+
+// Layout is where everything of the model lies.
+func (b *Batch) Layout() *shm.Layout { return b.w.session.Layout }
+
 // Request describes the i-th request.
 func (b *Batch) Request(i int) Request {
 	q := &b.reqs[i]
-	return Request{Row: q.row, Rows: int(q.mail.Rows), Deadline: q.mail.Deadline, Committed: q.mail.Committed, dims: q.mail.Dims}
+	m := &b.mails[q.mail]
+	return Request{Row: int(q.row), Rows: int(q.rows), Deadline: m.Deadline, Committed: m.Committed, dims: m.Dims}
 }
 
 // Request is one request of a batch: which rows are its own, and its sizes.
@@ -136,7 +158,7 @@ func (b *Batch) InputShape(i, k int) []int {
 	for j := range k {
 		at += len(inputs[j].Spec.Variable)
 	}
-	return inputs[k].Spec.Actual(b.reqs[i].mail.Dims[:], at)
+	return inputs[k].Spec.Actual(b.mails[b.reqs[i].mail].Dims[:], at)
 }
 
 // SetOutputDims tells the actual sizes of the variable dimensions of request
@@ -151,14 +173,17 @@ func (b *Batch) SetOutputDims(i int, dims ...int) error {
 		if d < 1 || d > int(most[j]) {
 			return fmt.Errorf("%w: variable output dimension %d is 1..%d, got %d", shm.ErrShape, j, most[j], d)
 		}
-		b.reqs[i].outDims[j] = uint32(d)
+		b.outDims[i][j] = uint32(d)
 	}
 	return nil
 }
 
 // Fail ends the i-th request with err, and leaves its neighbours alone.
 func (b *Batch) Fail(i int, err error) {
-	b.reqs[i].status, b.reqs[i].reason = shm.ErrFailed, err.Error()
+	if b.reasons == nil {
+		b.reasons = map[int]string{}
+	}
+	b.reqs[i].status, b.reasons[i] = shm.ErrFailed, err.Error()
 }
 
 // FailAll ends every request of the batch with err, other than those that
@@ -192,16 +217,19 @@ func (b *Batch) Complete() {
 		}
 		// Somebody else may have ended it meanwhile (expired, canceled); then
 		// record and reason are no longer ours to write.
-		if w := board.Word(q.mail.Slot); int32(q.mail.Gen-w.Generation()) > 0 {
-			rec := board.Record(q.mail.Slot)
-			*rec = shm.Record{Dispatched: b.mailed, Started: b.started, Finished: done.Finished, Dims: q.outDims}
-			if q.status != shm.OK {
-				board.SetReason(q.mail.Slot, q.reason)
+		if w := board.Word(q.slot); int32(q.gen-w.Generation()) > 0 {
+			rec := board.Record(q.slot)
+			rec.Dispatched, rec.Started, rec.Finished, rec.ReasonLen = b.mailed, b.started, done.Finished, 0
+			if b.outDims != nil {
+				rec.Dims = b.outDims[i]
 			}
-			board.End(q.mail.Slot, q.mail.Gen, q.status, false)
+			if q.status != shm.OK {
+				board.SetReason(q.slot, b.reasons[i])
+			}
+			board.End(q.slot, q.gen, q.status, false)
 		}
-		if i+1 == len(b.reqs) || b.reqs[i+1].mail.Bell != q.mail.Bell {
-			board.Ring(q.mail.Bell)
+		if i+1 == len(b.reqs) || b.reqs[i+1].bell != q.bell {
+			board.Ring(q.bell)
 		}
 	}
 	ring, full := b.w.done.Push(&done)

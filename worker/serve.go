@@ -28,7 +28,13 @@ const (
 // could not attach at first.
 func Serve(ctx context.Context, cfg Config, fn Func) error {
 	w, err := Attach(ctx, cfg)
+	if errors.Is(err, shm.ErrBrokerGone) || errors.Is(err, shm.ErrDraining) { // it is being restarted just now
+		w, err = reattach(ctx, cfg)
+	}
 	for {
+		if ctx.Err() != nil && err != nil {
+			return nil
+		}
 		if err != nil {
 			return err
 		}
@@ -38,9 +44,7 @@ func Serve(ctx context.Context, cfg Config, fn Func) error {
 			return nil
 		}
 		slog.Info("broker went away, attaching again", "model", cfg.Model)
-		if w, err = reattach(ctx, cfg); ctx.Err() != nil {
-			return nil
-		}
+		w, err = reattach(ctx, cfg)
 	}
 }
 
@@ -60,8 +64,10 @@ func reattach(ctx context.Context, cfg Config) (*Worker, error) {
 
 // serve runs batches until the broker goes or ctx ends.
 func (w *Worker) serve(ctx context.Context, fn Func) {
-	for {
-		b, err := w.Next(ctx)
+	stop := context.AfterFunc(ctx, w.poke) // once, not for every batch
+	defer stop()
+	for ctx.Err() == nil {
+		b, err := w.await(ctx)
 		if err != nil {
 			return
 		}

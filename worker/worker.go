@@ -55,6 +55,7 @@ type Worker struct {
 	session *attach.Session
 	mail    *shm.Mailbox
 	done    shm.Producer[shm.Done]
+	parker  shm.Parker
 	next    uint64 // number of the mail to take next
 	gone    atomic.Bool
 	watch   sync.WaitGroup
@@ -112,6 +113,18 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 // Close detaches. Batches that were taken and not completed fail first; what
 // the broker had handed over beyond those goes to other workers.
 func (w *Worker) Close() {
+	w.Leave()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.closed {
+		w.closed = true
+		w.session.Close()
+	}
+}
+
+// Leave is Close without unmapping: views into the batches' memory stay
+// readable until Close.
+func (w *Worker) Leave() {
 	for len(w.taken) > 0 {
 		b := w.taken[0]
 		b.FailAll(errClosed)
@@ -119,12 +132,6 @@ func (w *Worker) Close() {
 	}
 	w.session.HangUp()
 	w.watch.Wait()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.closed {
-		w.closed = true
-		w.session.Close()
-	}
 }
 
 var errClosed = errors.New("the worker was closed before it ran this request")
@@ -147,6 +154,9 @@ func (w *Worker) Planes() *shm.Segment { return w.session.Planes }
 // MaxBatchSize is the most rows a batch can have.
 func (w *Worker) MaxBatchSize() int { return w.session.Info.MaxBatch }
 
+// Policy is the model's, as the broker has it.
+func (w *Worker) Policy() control.Policy { return w.session.Info.Policy }
+
 // ID is the worker's number with its broker.
 func (w *Worker) ID() uint32 { return w.session.Info.WorkerID }
 
@@ -154,38 +164,27 @@ func (w *Worker) ID() uint32 { return w.session.Info.WorkerID }
 // before the batch before it is completed, as far as the depth goes. The
 // error matches ErrBrokerGone when the broker went away.
 func (w *Worker) Next(ctx context.Context) (*Batch, error) {
+	if b, err := w.TryNext(); b != nil || err != nil {
+		return b, err
+	}
 	if ctx.Done() != nil {
 		stop := context.AfterFunc(ctx, w.poke)
 		defer stop()
 	}
+	return w.await(ctx)
+}
+
+// await is Next for a caller that pokes the worker when ctx ends.
+func (w *Worker) await(ctx context.Context) (*Batch, error) {
 	for {
 		seen := w.mail.Bell.Load()
+		if b, err := w.TryNext(); b != nil || err != nil {
+			return b, err
+		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		b, err := w.TryNext()
-		if b != nil || err != nil {
-			return b, err
-		}
-		w.mail.Wait(seen, w.next, time.Hour)
-	}
-}
-
-// NextFor is Next for at most d: ErrTimeout if no batch comes. It allocates
-// nothing and sets no timer.
-func (w *Worker) NextFor(d time.Duration) (*Batch, error) {
-	until := shm.Now() + int64(d)
-	for {
-		seen := w.mail.Bell.Load()
-		b, err := w.TryNext()
-		if b != nil || err != nil {
-			return b, err
-		}
-		left := until - shm.Now()
-		if left <= 0 {
-			return nil, shm.ErrTimeout
-		}
-		w.mail.Wait(seen, w.next, time.Duration(left))
+		w.mail.Wait(&w.parker, seen, w.next, time.Hour)
 	}
 }
 
