@@ -34,20 +34,3 @@ type Options struct {
 
 // Names lists the built-in models.
 func Names() []string { return slices.Clone([]string{"affine", "echo", "mlp", "ptx"}) }
-
-// elementwise is a signature whose outputs mirror the inputs, named as by
-// the CPU's models.
-func elementwise(inputs []shm.TensorSpec) shm.Signature {
-	if len(inputs) == 0 {
-		inputs = []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{16}}}
-	}
-	sig := shm.Signature{Inputs: inputs}
-	for _, in := range inputs {
-		out := in
-		if out.Name = in.Name + "_out"; in.Name == "x" {
-			out.Name = "y"
-		}
-		sig.Outputs = append(sig.Outputs, out)
-	}
-	return sig
-}

@@ -1,0 +1,254 @@
+//go:build cuda
+
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"gorgonia.org/cu"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/mlp"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// gpu is a device for a test, which is skipped where there is none.
+func gpu(t testing.TB) *device {
+	t.Helper()
+	d, err := openDevice(0)
+	if errors.Is(err, shm.ErrNoGPU) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.close)
+	return d
+}
+
+// The same vectors as on the CPU, by the committed PTX.
+func TestKernelsOnGPU(t *testing.T) {
+	d := gpu(t)
+	find := func(v *vector) (cu.Function, error) {
+		ptx := []string{movePTX, affinePTX, densePTX}
+		if v.bf16 {
+			ptx = []string{denseBF16PTX}
+		}
+		for _, text := range ptx {
+			if strings.Contains(text, ".entry "+v.kernel+"(") {
+				m, err := d.module("test", text)
+				if err != nil {
+					return cu.Function{}, err
+				}
+				return function(m, v.kernel)
+			}
+		}
+		return cu.Function{}, fmt.Errorf("no kernel %s", v.kernel)
+	}
+	for _, v := range vectors() { // not in subtests: those run on other threads
+		f, err := find(&v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := runOnGPU(f, &v)
+		if err == nil {
+			err = v.check(after)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", v.name, err)
+		}
+	}
+}
+
+func runOnGPU(f cu.Function, v *vector) ([][]byte, error) {
+	var args []uint64
+	var after [][]byte
+	var from []cu.DevicePtr
+	for _, a := range v.args {
+		switch a := a.(type) {
+		case uint64:
+			args = append(args, a)
+		case []byte:
+			p, err := alloc(int64(len(a)))
+			if err != nil {
+				return nil, err
+			}
+			defer cu.MemFree(p)
+			if err := checked("cuMemcpyHtoD", cu.MemcpyHtoD(p, unsafe.Pointer(&a[0]), int64(len(a)))); err != nil {
+				return nil, err
+			}
+			args, from, after = append(args, word(p)), append(from, p), append(after, make([]byte, len(a)))
+		}
+	}
+	if err := launch(cu.NoStream, f, dims{v.gridX, v.gridY, v.block}, args...); err != nil {
+		return nil, err
+	}
+	if err := checked("cuCtxSynchronize", cu.Synchronize()); err != nil {
+		return nil, err
+	}
+	for i, b := range after {
+		if err := checked("cuMemcpyDtoH", cu.MemcpyDtoH(unsafe.Pointer(&b[0]), from[i], int64(len(b)))); err != nil {
+			return nil, err
+		}
+	}
+	return after, nil
+}
+
+// host runs a broker and a GPU worker, and dials.
+func host(t *testing.T, name string, o Options, policy worker.Policy) (*client.Client, <-chan error) {
+	t.Helper()
+	m, err := New(name, o)
+	if errors.Is(err, shm.ErrNoGPU) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "rb") // t.TempDir can be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "s", "b.sock")
+	b, err := broker.New(broker.Config{Socket: socket, DrainTime: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	served := make(chan error, 1)
+	wg.Add(2)
+	go func() { defer wg.Done(); _ = b.Serve(ctx) }()
+	go func() {
+		defer wg.Done()
+		served <- Serve(ctx, worker.Config{Model: "m", Signature: m.Signature, Socket: socket, Policy: policy}, m)
+	}()
+	t.Cleanup(func() { cancel(); wg.Wait(); os.RemoveAll(dir) })
+	dial, stop := context.WithTimeout(ctx, 30*time.Second)
+	defer stop()
+	c, err := client.Dial(dial, "m", client.WithSocket(socket), client.WithWindow(64), client.WaitForModel())
+	if err != nil {
+		select {
+		case e := <-served:
+			t.Fatal(err, e)
+		default:
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { c.Close() })
+	return c, served
+}
+
+func TestEchoGivesEveryRowBack(t *testing.T) {
+	spec := shm.TensorSpec{Name: "x", DType: shm.U8, Shape: []int{40001}}
+	c, _ := host(t, "echo", Options{Inputs: []shm.TensorSpec{spec}}, worker.Policy{MaxBatchSize: 16, WaitTime: time.Millisecond, Slots: 128})
+	var wg sync.WaitGroup
+	for i := range 48 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for n := range 20 {
+				x := random(uint64(i*100+n), 40001*(1+n%3))
+				out, err := c.Infer(context.Background(), x)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := same(out[0].Data, x); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		}()
+	}
+	wg.Wait()
+}
+
+func TestAffineIsTheCPUs(t *testing.T) {
+	spec := shm.TensorSpec{Name: "x", DType: shm.F32, Shape: []int{7}}
+	c, _ := host(t, "affine", Options{Inputs: []shm.TensorSpec{spec}, Scale: 3, Offset: 0.5}, worker.Policy{MaxBatchSize: 8})
+	out, err := c.Infer(context.Background(), []float32{0, 1, 2, 3, 4, 5, 6})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := same(out[0].Data, toBytes([]float32{0.5, 3.5, 6.5, 9.5, 12.5, 15.5, 18.5})); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPerceptronAgreesWithTheCPU(t *testing.T) {
+	for _, c := range []struct {
+		precision string
+		sizes     []int
+		tolerance float64
+	}{
+		{"f32", []int{1024, 4096, 4096, 1024}, 1e-7},
+		{"f16", []int{1024, 4096, 4096, 1024}, TolF16},
+		{"bf16", []int{1024, 4096, 4096, 1024}, TolBF16},
+		{"f32", []int{100, 70, 33}, 1e-7},
+		{"f16", []int{100, 70, 33}, TolF16},
+	} {
+		t.Run(fmt.Sprint(c.precision, c.sizes), func(t *testing.T) {
+			reference, err := mlp.New(mlp.Config{Sizes: c.sizes, Seed: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn, _ := host(t, "mlp", Options{Sizes: c.sizes, Seed: 1, Precision: c.precision}, worker.Policy{MaxBatchSize: 40})
+			for _, rows := range []int{1, 5, 32, 40} {
+				x, want := floats(uint64(rows), rows*reference.In()), make([]float32, rows*reference.Out())
+				reference.Forward(want, x, rows)
+				out, err := conn.Infer(context.Background(), x)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, err := shm.As[float32](out[0])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := near(got, want, c.tolerance); err != nil {
+					t.Errorf("%d rows: %v", rows, err)
+				}
+			}
+		})
+	}
+}
+
+// badPTX has a kernel that writes to address 8, and the sum of a row.
+const badPTX = `.version 7.0
+.target sm_75
+.address_size 64
+.visible .entry bad(.param .u64 a)
+{
+	.reg .u64 %r<2>;
+	mov.u64 %r1, 8;
+	st.global.u64 [%r1], %r1;
+	ret;
+}
+`
+
+func TestAnIllegalAddressFailsTheBatchAndEndsTheWorker(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "bad.ptx")
+	if err := os.WriteFile(path, []byte(badPTX), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	spec := []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{4}}}
+	out := []shm.TensorSpec{{Name: "y", DType: shm.F32, Shape: []int{4}}}
+	c, served := host(t, "ptx", Options{PTX: path, Kernel: "bad", Signature: shm.Signature{Inputs: spec, Outputs: out}}, worker.Policy{MaxBatchSize: 8})
+	_, err := c.Infer(context.Background(), []float32{1, 2, 3, 4})
+	if !errors.Is(err, shm.ErrFailed) || !strings.Contains(err.Error(), "CUDA_ERROR_ILLEGAL_ADDRESS") {
+		t.Errorf("the request ended with %v", err)
+	}
+	if err := <-served; !errors.Is(err, ErrLost) {
+		t.Errorf("Serve ended with %v", err)
+	}
+}

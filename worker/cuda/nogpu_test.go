@@ -1,0 +1,27 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// With or without the tag: a machine without a GPU is told so in one
+// sentence.
+func TestWithoutAGPUEveryEntryPointSaysSo(t *testing.T) {
+	if _, err := Describe(); err == nil {
+		t.Skip("there is a GPU here")
+	}
+	_, newErr := New("echo", Options{})
+	_, listErr := Describe()
+	serveErr := Serve(context.Background(), worker.Config{Model: "x"}, &Model{})
+	for _, err := range []error{newErr, listErr, serveErr} {
+		if !errors.Is(err, shm.ErrNoGPU) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("want one sentence that matches ErrNoGPU, got %v", err)
+		}
+	}
+}
