@@ -1,0 +1,100 @@
+package main
+
+// #include "internal.h"
+import "C"
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+//export rbgo_infer
+func rbgo_infer(id C.uint64_t, rows C.uint32_t, inputs, outputs *unsafe.Pointer, timeout, slice C.int64_t, out *C.uint64_t, msg *C.char) C.int {
+	*out = 0
+	h, err := enter(id)
+	if err != nil {
+		return result(err, msg)
+	}
+	defer h.leave()
+	r, err := h.submit(rows, inputs, timeout, slice, 0)
+	if err != nil {
+		return result(err, msg)
+	}
+	if err := r.WaitFor(duration(slice)); statusOf(err) == shm.ErrTimeout {
+		*out = C.uint64_t(r.ID())
+		return result(err, msg)
+	}
+	return result(h.collect(r, outputs), msg)
+}
+
+//export rbgo_submit
+func rbgo_submit(id C.uint64_t, rows C.uint32_t, inputs *unsafe.Pointer, timeout C.int64_t, flags C.uint32_t, out *C.uint64_t, msg *C.char) C.int {
+	h, err := enter(id)
+	if err != nil {
+		return result(err, msg)
+	}
+	defer h.leave()
+	r, err := h.submit(rows, inputs, timeout, 0, flags)
+	if err == nil {
+		*out = C.uint64_t(r.ID())
+	}
+	return result(err, msg)
+}
+
+func (h *clientHandle) submit(rows C.uint32_t, inputs *unsafe.Pointer, timeout, claimFor C.int64_t, flags C.uint32_t) (client.Request, error) {
+	if !h.sized {
+		return client.Request{}, fmt.Errorf("%w: %s has variable dimensions; claim with their sizes", shm.ErrShape, h.info.Name)
+	}
+	r, err := h.claim(int(rows), nil, claimFor)
+	if err != nil {
+		return r, err
+	}
+	for k, src := range unsafe.Slice(inputs, len(h.layout.Inputs)) {
+		dst, err := r.InputBytes(k)
+		if err != nil {
+			return r, err
+		}
+		copy(dst, bytesAt(src, len(dst)))
+	}
+	if err := commit(r, timeout, flags); err != nil {
+		_ = r.Release()
+		return r, err
+	}
+	return r, nil
+}
+
+//export rbgo_collect
+func rbgo_collect(id, req C.uint64_t, outputs *unsafe.Pointer, msg *C.char) C.int {
+	h, err := enter(id)
+	if err != nil {
+		return result(err, msg)
+	}
+	defer h.leave()
+	return result(h.collect(h.RequestByID(uint64(req)), outputs), msg)
+}
+
+func (h *clientHandle) collect(r client.Request, outputs *unsafe.Pointer) error {
+	if !h.sized {
+		return fmt.Errorf("%w: %s has variable dimensions; read its outputs with rb_output", shm.ErrShape, h.info.Name)
+	}
+	if err := r.Poll(); err != nil {
+		switch statusOf(err) {
+		case shm.ErrNotDone, shm.ErrNotCommitted, shm.ErrReleased:
+		default:
+			_ = r.Release()
+		}
+		return err
+	}
+	defer r.Release()
+	for k, dst := range unsafe.Slice(outputs, len(h.layout.Outputs)) {
+		src, err := r.OutputBytes(k)
+		if err != nil {
+			return err
+		}
+		copy(bytesAt(dst, len(src)), src)
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+package main
+
+// #include "internal.h"
+import "C"
+
+import (
+	"errors"
+	"time"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+//export rbgo_claim
+func rbgo_claim(id C.uint64_t, rows C.uint32_t, dims *C.uint32_t, ndims C.uint32_t, timeout C.int64_t, out *C.rb_request, msg *C.char) C.int {
+	h, err := enter(id)
+	if err != nil {
+		return result(err, msg)
+	}
+	defer h.leave()
+	var sizes [shm.MaxVariableDims]int
+	given := list[uint32](dims, ndims)
+	if len(given) > len(sizes) {
+		return result(shm.ErrShape, msg)
+	}
+	for i, d := range given {
+		sizes[i] = int(d)
+	}
+	r, err := h.claim(int(rows), sizes[:len(given)], timeout)
+	if err != nil {
+		return result(err, msg)
+	}
+	*out = C.rb_request{
+		id: C.uint64_t(r.ID()), rows: rows, slot: C.uint32_t(r.Slot()), attachment: C.uint32_t(r.Attachment()),
+		base: (*C.uint8_t)(r.Segment().AddressOf(0)),
+	}
+	return C.RB_OK
+}
+
+// claim tries first: only a full window, or a broker that is being restarted,
+// costs a timer.
+func (h *clientHandle) claim(rows int, dims []int, timeout C.int64_t) (client.Request, error) {
+	r, err := h.TryClaim(rows, dims...)
+	if err == nil || timeout == 0 || !errors.Is(err, shm.ErrFull) && !errors.Is(err, shm.ErrBrokerGone) {
+		return r, err
+	}
+	ctx, cancel := bounded(timeout)
+	defer cancel()
+	return h.Claim(ctx, rows, dims...)
+}
+
+//export rbgo_view
+func rbgo_view(id, req C.uint64_t, side C.int, k C.uint32_t, out *C.rb_view, msg *C.char) C.int {
+	h, err := enter(id)
+	if err != nil {
+		return result(err, msg)
+	}
+	defer h.leave()
+	p, _, err := plane(h.layout, side, k)
+	if err != nil {
+		return result(err, msg)
+	}
+	var t shm.Tensor
+	if r := h.RequestByID(uint64(req)); side == C.RB_INPUT {
+		t, err = r.Input(p.Spec.Name)
+	} else {
+		t, err = r.Output(p.Spec.Name)
+	}
+	if err == nil {
+		fillView(out, t)
+	}
+	return result(err, msg)
+}
+
+//export rbgo_set_priority
+func rbgo_set_priority(id, req C.uint64_t, level C.uint32_t, msg *C.char) C.int {
+	return with(id, req, msg, func(r client.Request) error { return r.SetPriority(int(level)) })
+}
+
+//export rbgo_commit
+func rbgo_commit(id, req C.uint64_t, timeout C.int64_t, flags C.uint32_t, msg *C.char) C.int {
+	return with(id, req, msg, func(r client.Request) error { return commit(r, timeout, flags) })
+}
+
+func commit(r client.Request, timeout C.int64_t, flags C.uint32_t) error {
+	if flags&C.RB_NOTIFY != 0 {
+		if err := r.Notify(); err != nil {
+			return err
+		}
+	}
+	var deadline int64
+	if timeout > 0 {
+		deadline = shm.Now() + int64(timeout)
+	}
+	return r.CommitUntil(deadline)
+}
+
+//export rbgo_wait
+func rbgo_wait(id, req C.uint64_t, timeout C.int64_t, msg *C.char) C.int {
+	return with(id, req, msg, func(r client.Request) error { return r.WaitFor(duration(timeout)) })
+}
+
+// duration is a timeout of the C side; for ever is a hundred years.
+func duration(timeout C.int64_t) time.Duration {
+	if timeout < 0 {
+		return 100 * 365 * 24 * time.Hour
+	}
+	return time.Duration(timeout)
+}
+
+//export rbgo_poll
+func rbgo_poll(id, req C.uint64_t, msg *C.char) C.int { return with(id, req, msg, client.Request.Poll) }
+
+//export rbgo_cancel
+func rbgo_cancel(id, req C.uint64_t, msg *C.char) C.int {
+	return with(id, req, msg, client.Request.Cancel)
+}
+
+//export rbgo_release
+func rbgo_release(id, req C.uint64_t, msg *C.char) C.int {
+	return with(id, req, msg, client.Request.Release)
+}
+
+//export rbgo_request_map
+func rbgo_request_map(id, req C.uint64_t, out *C.rb_map, msg *C.char) C.int {
+	return with(id, req, msg, func(r client.Request) error {
+		m, err := r.Map()
+		if err == nil {
+			fillMap(out, m)
+		}
+		return err
+	})
+}
+
+//export rbgo_request_timing
+func rbgo_request_timing(id, req C.uint64_t, out *C.rb_timing, msg *C.char) C.int {
+	return with(id, req, msg, func(r client.Request) error {
+		t, err := r.Timing()
+		if err == nil {
+			*out = C.rb_timing{
+				claim: C.int64_t(t.Claim), write: C.int64_t(t.Write), queue: C.int64_t(t.Queue),
+				dispatch: C.int64_t(t.Dispatch), compute: C.int64_t(t.Compute), wake: C.int64_t(t.Wake),
+			}
+		}
+		return err
+	})
+}
+
+// with does one step of a request's life.
+func with(id, req C.uint64_t, msg *C.char, step func(client.Request) error) C.int {
+	h, err := enter(id)
+	if err != nil {
+		return result(err, msg)
+	}
+	defer h.leave()
+	return result(step(h.RequestByID(uint64(req))), msg)
+}

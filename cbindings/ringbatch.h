@@ -1,0 +1,410 @@
+/*
+ * ringbatch.h: the C ABI of ringbatch, for producers (clients) and workers.
+ *
+ * This file is written by hand and is the contract: version RB_ABI_VERSION.
+ * Within a version, functions and constants are only added, and structs that
+ * begin with `size` may grow at their end.
+ *
+ * A producer                                A worker
+ *
+ *   rb_client c;                              rb_worker w;
+ *   rb_connect("net", NULL, &c);              rb_worker_attach("net", "x:f32[4] -> y:f32[2]", NULL, &w);
+ *   rb_request r;                             rb_batch *b;
+ *   rb_claim(c, 1, NULL, 0, -1, &r);          while (rb_worker_next(w, -1, &b) == RB_OK) {
+ *   rb_view x, y;                                 rb_view x, y;
+ *   rb_input(c, r.id, 0, &x);  ...write...        for (uint32_t i = 0; i < b->runs; i++) {
+ *   rb_commit(c, r.id, 0, 0);                         rb_batch_run(b, RB_INPUT, 0, i, &x);
+ *   rb_wait(c, r.id, -1);                             rb_batch_run(b, RB_OUTPUT, 0, i, &y);
+ *   rb_output(c, r.id, 0, &y); ...read...             ...compute...
+ *   rb_release(c, r.id);                          }
+ *   rb_close(c);                                  rb_batch_complete(b);
+ *                                             }
+ *
+ * Rules that hold for every function:
+ *
+ * - It returns RB_OK or one of the other numbers of rb_status; out parameters
+ *   are written only with RB_OK unless the function says otherwise. rb_error()
+ *   then has the text, for the calling thread.
+ * - Strings are UTF-8 and end with a zero byte. Those that are passed in are
+ *   copied before the function returns: the caller keeps them.
+ * - Times are nanoseconds. A timeout of 0 does not wait, a negative one waits
+ *   for ever. Points in time are on CLOCK_MONOTONIC.
+ * - Handles are numbers. One that was closed is recognised: RB_ERR_CLOSED for
+ *   clients and workers, RB_ERR_RELEASED for requests.
+ * - A process that was forked after the library was loaded gets RB_ERR_FORKED
+ *   from every function, at once, and nothing is done; also by those that
+ *   close or release. The slots' memory is not mapped in such a child. A
+ *   process that never loaded the library may fork freely: load it after.
+ * - Threads: a client may be used by many threads at once, a request or a
+ *   worker by one thread at a time.
+ */
+#ifndef RINGBATCH_H
+#define RINGBATCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RB_ABI_VERSION 1
+
+#if defined(__GNUC__)
+#define RB_API __attribute__((visibility("default")))
+#else
+#define RB_API
+#endif
+
+/* Limits, the same for every peer. */
+#define RB_MAX_VARIABLE_DIMS 8
+#define RB_MAX_RANK 8
+#define RB_MAX_NAME_BYTES 128
+
+/* ---- status ------------------------------------------------------------ */
+
+/* The same numbers and names as the Go errors and the Python exceptions. */
+typedef enum rb_status {
+	RB_OK = 0,
+
+	/* a request's end */
+	RB_ERR_FAILED = 1,         /* the model failed this request; the text says why */
+	RB_ERR_EXPIRED = 2,        /* its deadline passed */
+	RB_ERR_CANCELED = 3,       /* its client canceled it */
+	RB_ERR_QUEUE_FULL = 4,     /* its priority level's queue is full */
+	RB_ERR_QUEUE_TIMEOUT = 5,  /* it waited for longer than its priority level allows */
+	RB_ERR_TOO_LARGE = 6,      /* more rows than max_batch_size */
+	RB_ERR_WORKER_DIED = 7,    /* every worker that ran it died */
+	RB_ERR_WORKER_HUNG = 8,    /* its worker outlived its lease and could not be killed */
+	RB_ERR_DRAINING = 9,       /* the broker is shutting down */
+	RB_ERR_BROKER_GONE = 10,   /* the broker went away; safe to retry */
+
+	/* connecting */
+	RB_ERR_NO_BROKER = 11,          /* nothing listens on the socket */
+	RB_ERR_UNKNOWN_MODEL = 12,      /* the broker has no model of that name */
+	RB_ERR_VERSION = 13,            /* the peer speaks another layout version */
+	RB_ERR_LAYOUT = 14,             /* segment geometry does not match its description */
+	RB_ERR_FORBIDDEN = 15,          /* this user may not use this broker */
+	RB_ERR_NO_MEMORY = 16,          /* the kernel refused the memory */
+	RB_ERR_SIGNATURE_MISMATCH = 17, /* the model exists with another signature */
+	RB_ERR_RING_FULL = 18,          /* no window of that many slots is free */
+	RB_ERR_BROKER_RUNNING = 19,     /* another broker serves this socket */
+	RB_ERR_PROTOCOL = 20,           /* a peer broke the protocol */
+
+	/* using */
+	RB_ERR_INVALID = 21,          /* an argument is not acceptable */
+	RB_ERR_DTYPE = 22,            /* another element type */
+	RB_ERR_SHAPE = 23,            /* another shape */
+	RB_ERR_ROWS = 24,             /* wrong number of rows */
+	RB_ERR_SIZE = 25,             /* wrong byte length */
+	RB_ERR_OUTPUT_TOO_SMALL = 26, /* the caller's buffer cannot hold the output */
+	RB_ERR_FULL = 27,             /* every slot of the client's window is in use */
+	RB_ERR_CLOSED = 28,           /* the client or worker was closed */
+	RB_ERR_RELEASED = 29,         /* the request was released */
+	RB_ERR_COMMITTED = 30,        /* the request was committed already */
+	RB_ERR_NOT_COMMITTED = 31,    /* the request was not committed yet */
+	RB_ERR_NOT_DONE = 32,         /* the request has not ended yet */
+	RB_ERR_NO_LEVEL = 33,         /* no such priority level */
+	RB_ERR_TIMEOUT = 34,          /* the caller's wait ended first */
+	RB_ERR_FORKED = 35,           /* this process is a fork of the one that loaded the library */
+	RB_ERR_NO_GPU = 36,           /* this needs a GPU and there is none */
+
+	RB_STATUS_COUNT = 37 /* not a status */
+} rb_status;
+
+/* Name of a status as in docs/errors.md ("QueueFull"), its general text, and
+ * whether the same request may succeed if sent again (1) or not (0). The
+ * strings are static. */
+RB_API const char *rb_status_name(int status);
+RB_API const char *rb_status_text(int status);
+RB_API int rb_status_retryable(int status);
+
+/* The text of the last call of this thread that failed. The library owns it;
+ * it is valid until this thread's next call that fails. Never NULL. */
+RB_API const char *rb_error(void);
+
+/* RB_ABI_VERSION of the library, and the release's version (static). */
+RB_API int rb_abi_version(void);
+RB_API const char *rb_version(void);
+
+/* ---- tensors ----------------------------------------------------------- */
+
+typedef enum rb_dtype {
+	RB_BOOL = 1, RB_U8, RB_I8, RB_I16, RB_I32, RB_I64, RB_F16, RB_BF16, RB_F32, RB_F64
+} rb_dtype;
+
+typedef enum rb_side { RB_INPUT = 0, RB_OUTPUT = 1 } rb_side;
+
+/* One tensor of a model, without the row dimension. The row of slot s lies at
+ * base + offset + s * stride, where base is the mapping's address. */
+typedef struct rb_tensor {
+	char name[RB_MAX_NAME_BYTES + 1];
+	uint32_t dtype;            /* rb_dtype */
+	uint32_t rank;
+	uint32_t variable;         /* bit i: dimension i has each request's own size, up to shape[i] */
+	uint64_t shape[RB_MAX_RANK];
+	uint64_t row_bytes;        /* of the largest row */
+	uint64_t offset, stride;   /* in bytes */
+} rb_tensor;
+
+/* Rows of a tensor in shared memory. shape[0] is the number of rows; stride
+ * is the distance between rows in bytes; inside a row there are no gaps. */
+typedef struct rb_view {
+	void *data;
+	uint64_t bytes;            /* from data to the end of the last row's slot */
+	uint64_t stride;
+	uint32_t dtype;
+	uint32_t rank;             /* of shape: 1 + the tensor's */
+	uint64_t shape[1 + RB_MAX_RANK];
+} rb_view;
+
+/* What a client or worker is attached to. */
+typedef struct rb_model {
+	char name[RB_MAX_NAME_BYTES + 1];
+	uint32_t inputs, outputs;  /* how many of each */
+	uint32_t max_batch_size;   /* rows */
+	uint32_t slots;            /* of the whole ring */
+	uint32_t window;           /* client: rows it may have in use at once; worker: 0 */
+	uint32_t levels;           /* priority levels */
+	int64_t wait_time;
+} rb_model;
+
+/* ---- the mapping ------------------------------------------------------- */
+
+/* The memory of all tensors of a model, as this process has it mapped: to pin
+ * it for a GPU, or for views that outlive their request. It stays mapped
+ * until rb_map_release, whatever is closed meanwhile. */
+typedef struct rb_map {
+	uint64_t id;
+	uint8_t *base;
+	uint64_t bytes;
+	uint32_t attachment;       /* as in rb_request */
+} rb_map;
+
+RB_API int rb_map_release(uint64_t map);
+
+/* ---- client: connecting ------------------------------------------------ */
+
+typedef uint64_t rb_client; /* 0 is none */
+
+/* Set size = sizeof(rb_connect_options), zero the rest, then fill in. */
+typedef struct rb_connect_options {
+	uint32_t size;
+	uint32_t window;     /* slots: rows in use at once; 0: the default, 8 */
+	const char *socket;  /* NULL: $RINGBATCH_SOCKET, or the user's runtime folder */
+	const char *name;    /* for the broker's log and statistics; may be NULL */
+	int64_t timeout;     /* of connecting; 0: 10 s */
+	uint32_t wait;       /* 1: wait that long for a broker or model that is not there yet */
+} rb_connect_options;
+
+/* options may be NULL. The client is the caller's until rb_close. */
+RB_API int rb_connect(const char *model, const rb_connect_options *options, rb_client *client);
+
+/* Ends everything: calls of other threads return with RB_ERR_CLOSED or
+ * RB_ERR_BROKER_GONE, all requests of the client are released, and pointers
+ * into its slots are gone (unless an rb_map holds them). */
+RB_API int rb_close(rb_client client);
+
+RB_API int rb_client_model(rb_client client, rb_model *model);
+RB_API int rb_client_tensor(rb_client client, int side, uint32_t k, rb_tensor *tensor);
+
+/* Holds the mapping of the present attachment. */
+RB_API int rb_client_map(rb_client client, rb_map *map);
+
+/* ---- client: requests -------------------------------------------------- */
+
+/* A claimed request: rows consecutive slots. When the broker is restarted the
+ * client attaches again, with another mapping: attachment tells which. */
+typedef struct rb_request {
+	uint64_t id;          /* never 0 */
+	uint8_t *base;        /* of its mapping */
+	uint32_t slot, rows;
+	uint32_t attachment;
+} rb_request;
+
+/* Takes slots for a request of that many rows. dims are the actual sizes of
+ * all inputs' variable dimensions, in order; NULL and 0 if there are none.
+ * RB_ERR_FULL when the timeout ends first. The request is the caller's until
+ * rb_release, rb_collect or rb_close. */
+RB_API int rb_claim(rb_client client, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request);
+
+/* The k-th input of a request that is not committed yet: write here. */
+RB_API int rb_input(rb_client client, uint64_t request, uint32_t k, rb_view *view);
+
+/* The k-th output of a request that ended well: read here, until released. */
+RB_API int rb_output(rb_client client, uint64_t request, uint32_t k, rb_view *view);
+
+/* Priority level, 0 being the most urgent. Before rb_commit. */
+RB_API int rb_set_priority(rb_client client, uint64_t request, uint32_t level);
+
+/* Hands the request over; its inputs belong to the worker from here on. A
+ * timeout above 0 is the request's own: it ends with RB_ERR_EXPIRED then,
+ * wherever it is. With RB_NOTIFY its end is told through rb_client_fd. */
+#define RB_NOTIFY 1u
+RB_API int rb_commit(rb_client client, uint64_t request, int64_t timeout, uint32_t flags);
+
+/* Waits until the request has ended: RB_OK, or how it ended; RB_ERR_TIMEOUT
+ * if it has not. The calling thread itself waits. */
+RB_API int rb_wait(rb_client client, uint64_t request, int64_t timeout);
+
+/* The same without waiting: RB_ERR_NOT_DONE while it is under way. */
+RB_API int rb_poll(rb_client client, uint64_t request);
+
+/* Asks for the request's end; rb_wait tells when it came. */
+RB_API int rb_cancel(rb_client client, uint64_t request);
+
+/* Gives the slots back, whatever the state; a request under way is canceled.
+ * Pointers into the slots are the next request's. */
+RB_API int rb_release(rb_client client, uint64_t request);
+
+/* Holds the mapping that the request lies in. */
+RB_API int rb_request_map(rb_client client, uint64_t request, rb_map *map);
+
+/* Where the time of an ended request went. */
+typedef struct rb_timing {
+	int64_t claim, write, queue, dispatch, compute, wake;
+} rb_timing;
+RB_API int rb_request_timing(rb_client client, uint64_t request, rb_timing *timing);
+
+/* ---- client: whole requests in one call -------------------------------- */
+
+/* For models without variable dimensions. inputs and outputs are one pointer
+ * for each tensor in order, to rows * row_bytes of the caller's memory; the
+ * bytes are copied in or out before the call returns. */
+
+/* Claim, copy in, commit with `timeout` (0: none), wait at most `slice`, copy
+ * out, release. If the slice ends first: RB_ERR_FULL with *request 0 (nothing
+ * was sent), or RB_ERR_TIMEOUT with *request set; go on with rb_wait and
+ * rb_collect, or rb_release it. */
+RB_API int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice, uint64_t *request);
+
+/* The first half: claim without waiting (RB_ERR_FULL), copy in, commit. */
+RB_API int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, int64_t timeout, uint32_t flags, uint64_t *request);
+
+/* The second half: copy out and release, or release and tell how the request
+ * failed. RB_ERR_NOT_DONE, and no release, while it is under way. */
+RB_API int rb_collect(rb_client client, uint64_t request, void *const *outputs);
+
+/* ---- client: event loops ----------------------------------------------- */
+
+/* A descriptor that is readable when requests committed with RB_NOTIFY have
+ * ended. The client owns it: do not read, write or close it. Asking for it
+ * starts the one thread that watches for all of them. */
+RB_API int rb_client_fd(rb_client client, int *fd);
+
+/* Which ones: at most max, each once. If there are more the descriptor stays
+ * readable. *count is 0 if there is none. */
+RB_API int rb_reap(rb_client client, uint64_t *requests, uint32_t max, uint32_t *count);
+
+/* ---- worker ------------------------------------------------------------ */
+
+typedef uint64_t rb_worker; /* 0 is none */
+
+/* Set size = sizeof(rb_worker_options), zero the rest, then fill in. The
+ * policy (from max_batch_size on) declares the model if the broker does not
+ * know it yet; zero takes the broker's defaults. */
+typedef struct rb_worker_options {
+	uint32_t size;
+	uint32_t depth;           /* batches handed over at once; 0: the default, 2 */
+	const char *socket;
+	const char *name;
+	const char *gpu;          /* for statistics */
+	int64_t timeout;          /* of attaching; 0: 10 s */
+	uint32_t weight;          /* share of the work relative to other workers; 0: 1 */
+	uint32_t pad_to;          /* pad every batch to that many rows; 0: no */
+	uint32_t pad_preferred;   /* 1: pad to the next preferred size */
+	uint32_t max_batch_size;
+	int64_t wait_time;        /* negative: no waiting */
+	uint32_t slots;
+	uint32_t preserve_order;  /* 1: batches keep the order of arrival */
+	int64_t lease;            /* how long a batch may run before its worker counts as hung */
+	const uint32_t *preferred_sizes;
+	uint32_t preferred_count;
+	uint32_t bucket_dims;     /* length of bucket_counts */
+	/* Buckets of the variable input dimensions, in order: bucket_counts[i]
+	 * sizes for the i-th, all of them one after the other in buckets. */
+	const uint32_t *bucket_counts;
+	const uint32_t *buckets;
+} rb_worker_options;
+
+/* signature: inputs, "->", outputs, each name:dtype[dims] and separated by
+ * blanks: "x:f32[3,224,224] -> y:f32[1000]"; a variable dimension is "<=512".
+ * The worker is the caller's until rb_worker_close. */
+RB_API int rb_worker_attach(const char *model, const char *signature, const rb_worker_options *options, rb_worker *worker);
+
+/* Batches that were taken and not completed fail. */
+RB_API int rb_worker_close(rb_worker worker);
+
+RB_API int rb_worker_model(rb_worker worker, rb_model *model);
+RB_API int rb_worker_tensor(rb_worker worker, int side, uint32_t k, rb_tensor *tensor);
+RB_API int rb_worker_map(rb_worker worker, rb_map *map);
+
+/* Rows that lie one after the other in memory. */
+typedef struct rb_run {
+	uint32_t slot;  /* of its first row */
+	uint32_t row;   /* its first row in the batch */
+	uint32_t rows;
+} rb_run;
+
+/* One request of a batch. */
+typedef struct rb_member {
+	uint32_t row, rows;                       /* which rows are its own */
+	int64_t deadline, committed;              /* points in time; deadline 0 if none */
+	uint32_t dims[RB_MAX_VARIABLE_DIMS];      /* true sizes of the inputs' variable dimensions */
+} rb_member;
+
+/* A batch. The library owns it, and it is valid until rb_batch_complete or
+ * rb_worker_close. Read only. */
+typedef struct rb_batch {
+	uint64_t id;
+	rb_worker worker;
+	uint8_t *base;                            /* of the mapping */
+	uint32_t requests, rows, runs;            /* how many */
+	uint32_t pad_to;                          /* rows the model should see: rows, or more if padding was asked for */
+	uint32_t dims[RB_MAX_VARIABLE_DIMS];      /* sizes of the inputs' variable dimensions that all rows share */
+	const rb_member *request;                 /* requests long */
+	const uint32_t *slot;                     /* rows long: the slot of each row */
+	const rb_run *run;                        /* runs long */
+	uint32_t place;                           /* the library's own */
+} rb_batch;
+
+/* Takes the next batch; RB_ERR_TIMEOUT if none comes, RB_ERR_BROKER_GONE when
+ * the broker went away (close the worker and attach again). May be called
+ * again before the batch is completed, as far as the depth goes: with a
+ * timeout of 0 that is a prefetch of the next batch. */
+RB_API int rb_worker_next(rb_worker worker, int64_t timeout, rb_batch **batch);
+
+/* Run i of the k-th tensor: rows in place. */
+RB_API int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_view *view);
+
+/* Row i of the k-th tensor. Padding rows have no memory: RB_ERR_ROWS. */
+RB_API int rb_batch_row(const rb_batch *batch, int side, uint32_t k, uint32_t i, void **data, uint64_t *bytes);
+
+/* The true shape of request i's rows in the k-th input: rank numbers. */
+RB_API int rb_batch_shape(const rb_batch *batch, uint32_t i, uint32_t k, uint64_t shape[RB_MAX_RANK]);
+
+/* The actual sizes of the variable dimensions of request i's outputs, in
+ * order; without it they are the maximum. */
+RB_API int rb_batch_set_output_dims(rb_batch *batch, uint32_t i, const uint32_t *dims, uint32_t ndims);
+
+/* Ends request i with RB_ERR_FAILED and this text (its first 1024 bytes);
+ * its neighbours are left alone. */
+RB_API int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text);
+
+/* The same for every request of the batch that has not failed yet. */
+RB_API int rb_batch_fail_all(rb_batch *batch, const char *text);
+
+/* Answers the clients and gives the batch back: *batch is gone. */
+RB_API int rb_batch_complete(rb_batch *batch);
+
+/* ---- statistics -------------------------------------------------------- */
+
+/* Everything the broker counts, as JSON. socket as for connecting. The string
+ * is the caller's: give it back with rb_free. */
+RB_API int rb_stats(const char *socket, int64_t timeout, char **json);
+RB_API void rb_free(char *string);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
