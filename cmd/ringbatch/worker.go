@@ -17,6 +17,8 @@ func runWorker(ctx context.Context, args []string) error {
 		`  ringbatch worker --model echo
   ringbatch worker --model affine --scale 2 --offset 1 --input 'x:f32[8]' --max_batch_size 64 --wait_time 1ms
   ringbatch worker --model echo --name thumbnails --input 'img:u8[<=512,<=512,3]'
+  ringbatch worker --model mlp --gpu 0 --precision f16
+  ringbatch worker --ptx my.ptx --kernel forward --input 'x:f32[8]' --output 'y:f32[8]'
 `)
 	socket := socketFlag(f)
 	kind := f.String("model", "", "the built-in model: "+strings.Join(cpu.Names(), ", "))
@@ -31,8 +33,12 @@ func runWorker(ctx context.Context, args []string) error {
 	depth := f.Int("depth", worker.DefaultDepth, "batches handed over at once")
 	weight := f.Int("weight", 1, "share of the work relative to other workers")
 	wait4 := f.Duration("wait_for_broker", 0, "wait that long for a broker that is not there yet")
+	gpu := gpuFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
+	}
+	if *kind == "" && gpu.ownKernel() {
+		*kind = "ptx"
 	}
 	if *kind == "" {
 		return fmt.Errorf("%w: --model says which built-in model to serve: %s", errUsage, strings.Join(cpu.Names(), ", "))
@@ -45,7 +51,7 @@ func runWorker(ctx context.Context, args []string) error {
 		}
 		o.Inputs = append(o.Inputs, spec)
 	}
-	m, err := cpu.New(*kind, o)
+	m, serve, err := gpu.choose(*kind, o)
 	if err != nil {
 		return err
 	}
@@ -65,7 +71,7 @@ func runWorker(ctx context.Context, args []string) error {
 	}
 	deadline := time.Now().Add(*wait4)
 	for {
-		err = worker.Serve(ctx, cfg, m.Run)
+		err = serve(ctx, cfg)
 		if !errors.Is(err, shm.ErrNoBroker) || time.Now().After(deadline) {
 			return err
 		}
