@@ -60,6 +60,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 	}
+	if o.plot != "" {
+		if err := writePlot(o.plot, r.(drawable)); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "\nchart: %s\n", o.plot)
+	}
 	return nil
 }
 
@@ -68,8 +74,11 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 func (o *options) run(ctx context.Context, say *progress) (report, error) {
 	switch {
 	case o.suite == "transport":
-		r, err := runTransport(ctx, o.transport, say)
-		return r, err
+		return runTransport(ctx, o.transport, say)
+	case o.suite == "tables":
+		return runTables(ctx, &o.cfg, say)
+	case o.demo:
+		return runDemo(ctx, &o.cfg, say)
 	case o.cfg.Concurrency.set():
 		s, err := runSweep(ctx, &o.cfg, say)
 		return asReport(s, err)

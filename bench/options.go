@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -18,6 +19,7 @@ type options struct {
 	json      string
 	plot      string
 	long      bool
+	demo      bool
 }
 
 var suites = []string{"transport", "tables"}
@@ -28,6 +30,7 @@ func (o *options) flags() *pflag.FlagSet {
 	o.cfg.bind(f)
 	f.StringVar(&o.json, "json", "", "write the results to this file")
 	f.StringVar(&o.plot, "plot", "", "draw the results into this SVG file")
+	f.BoolVar(&o.demo, "demo", false, "a short tour: alone, each on its own, through ringbatch, the bound; draws "+demoPlot)
 	f.StringVar(&o.suite, "suite", "", "instead of one configuration, measure a suite: "+strings.Join(suites, ", "))
 	f.StringSliceVar(&o.transport.Only, "only", nil, "transport: only these parts of "+strings.Join(transportParts, ","))
 	f.IntVar(&o.transport.Rounds, "rounds", 7, "transport: turns of each comparison")
@@ -39,6 +42,9 @@ func (o *options) flags() *pflag.FlagSet {
 	return f
 }
 
+// demoPlot is where the demo draws unless told otherwise.
+const demoPlot = "ringbatch-demo.svg"
+
 const usage0 = `Measure ringbatch: starts a broker, model workers and producers as processes of
 their own, loads them, and prints what came out, beside the upper bound.
 
@@ -46,6 +52,7 @@ their own, loads them, and prints what came out, beside the upper bound.
   bench --worker_num=64 --no_dynamic_batch          # every producer on its own
   bench --rate=500 --worker_num=16                  # open loop, Poisson arrivals
   bench --concurrency_range=2:16:2 --plot=sweep.svg
+  bench --demo                                      # a short tour
   bench --suite=transport                           # what ringbatch itself costs
   bench --suite=tables                              # the three well-known tables
 
@@ -60,6 +67,9 @@ func (o *options) check(f *pflag.FlagSet) error {
 		if o.long {
 			o.transport.Requests = 10_000_000
 		}
+		if o.plot != "" {
+			return errors.New("--plot: the transport suite is a table; there is nothing to draw")
+		}
 		return o.transport.validate()
 	}
 	for _, name := range []string{"only", "rounds", "round", "idle", "requests", "long"} {
@@ -67,6 +77,48 @@ func (o *options) check(f *pflag.FlagSet) error {
 			return fmt.Errorf("--%s belongs to --suite=transport", name)
 		}
 	}
+	if o.demo || o.suite == "tables" {
+		if err := o.shorten(f); err != nil {
+			return err
+		}
+	}
 	o.cfg.fill()
 	return o.cfg.validate()
+}
+
+// shorten sets what the flags leave open for the demo and for the tables.
+func (o *options) shorten(f *pflag.FlagSet) error {
+	for _, name := range []string{"no_dynamic_batch", "concurrency_range", "rate"} {
+		if f.Changed(name) {
+			return fmt.Errorf("--%s does not go with --demo or --suite=tables: they choose it themselves", name)
+		}
+	}
+	if o.demo && o.suite != "" {
+		return errors.New("--demo and --suite do not go together")
+	}
+	duration, warmup, windows := tablesDuration, tablesWarmup, tablesWindows
+	if o.demo {
+		duration, warmup, windows = demoDuration, demoWarmup, demoWindows
+		if !f.Changed("worker_num") {
+			o.cfg.WorkerNum = demoProducers
+		}
+		if o.plot == "" {
+			o.plot = demoPlot
+		}
+	} else {
+		if f.Changed("worker_num") {
+			return errors.New("--worker_num does not go with --suite=tables: the tables choose it themselves")
+		}
+		o.cfg.WorkerNum = tablesMostProducers // for the check of memory
+	}
+	if !f.Changed("duration") {
+		o.cfg.Duration = seconds(duration)
+	}
+	if !f.Changed("warmup") {
+		o.cfg.Warmup = seconds(warmup)
+	}
+	if !f.Changed("max_windows") {
+		o.cfg.MaxWindows = windows
+	}
+	return nil
 }

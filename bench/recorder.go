@@ -8,7 +8,6 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
@@ -26,16 +25,9 @@ func newHistogram() *hdrhistogram.Histogram {
 // stages of a request's life, in order.
 var stageNames = [...]string{"claim", "write", "queue", "dispatch", "compute", "wake"}
 
-const (
-	stageClaim   = 0
-	stageCompute = 4
-)
+const stageCompute = 4
 
 type stages [len(stageNames)]int64 // nanoseconds
-
-func stagesOf(t client.Timing) stages {
-	return stages{int64(t.Claim), int64(t.Write), int64(t.Queue), int64(t.Dispatch), int64(t.Compute), int64(t.Wake)}
-}
 
 // recorder gathers what one producer saw, window by window.
 type recorder struct {

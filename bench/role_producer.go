@@ -92,39 +92,40 @@ func (p *producer) openLoop(ctx context.Context, start int64) {
 
 // request runs one, and records it as having been meant for intended.
 func (p *producer) request(ctx context.Context, intended int64) {
-	began := shm.Now()
-	t, err := p.exchange(ctx)
+	st, err := p.exchange(ctx, intended)
 	if err != nil {
 		p.rec.fail(err)
 		time.Sleep(time.Millisecond) // no storm of refusals
 		return
 	}
-	latency := shm.Now() - intended
-	st := stagesOf(t)
-	st[stageClaim] += began - intended // waiting for a place is waiting to claim
-	p.rec.add(latency, p.job.Rows, st)
+	p.rec.add(shm.Now()-intended, p.job.Rows, st)
 }
 
-func (p *producer) exchange(ctx context.Context) (client.Timing, error) {
+// exchange is one request, and where its time went. Waiting for a place among
+// those in flight counts as waiting to claim.
+func (p *producer) exchange(ctx context.Context, intended int64) (stages, error) {
 	r, err := p.conn.Claim(ctx, p.job.Rows)
 	if err != nil {
-		return client.Timing{}, err
+		return stages{}, err
 	}
 	defer r.Release()
+	claimed := shm.Now()
 	for k, rows := range p.inputs {
 		dst, err := r.InputBytes(k)
 		if err != nil {
-			return client.Timing{}, err
+			return stages{}, err
 		}
 		copy(dst, rows)
 	}
+	written := shm.Now()
 	if err := r.Commit(ctx); err != nil {
-		return client.Timing{}, err
+		return stages{}, err
 	}
 	if err := r.Wait(ctx); err != nil {
-		return client.Timing{}, err
+		return stages{}, err
 	}
-	return r.Timing()
+	t, err := r.Timing()
+	return stages{claimed - intended, written - claimed, int64(t.Queue), int64(t.Dispatch), int64(t.Compute), int64(t.Wake)}, err
 }
 
 // randomInputs are rows for one request: normal numbers where the tensor is

@@ -124,6 +124,15 @@ func (t *transport) one(ctx context.Context, c *client.Client, input []byte) err
 
 // submit claims, writes and commits.
 func submit(ctx context.Context, c *client.Client, input []byte) (client.Request, error) {
+	r, err := claim(ctx, c, input)
+	if err != nil {
+		return r, err
+	}
+	return r, r.Commit(ctx)
+}
+
+// claim claims and writes.
+func claim(ctx context.Context, c *client.Client, input []byte) (client.Request, error) {
 	r, err := c.Claim(ctx, 1)
 	if err != nil {
 		return r, err
@@ -133,7 +142,7 @@ func submit(ctx context.Context, c *client.Client, input []byte) (client.Request
 		return r, err
 	}
 	copy(dst, input)
-	return r, r.Commit(ctx)
+	return r, nil
 }
 
 // finish waits for the answer, looks at it and gives the slot back.
@@ -165,32 +174,41 @@ func (t *transport) latency(ctx context.Context, o transportOrder, input []byte)
 	return transportResult{Requests: len(ns), Nanos: ns[len(ns)/2], P99: ns[len(ns)*99/100]}, nil
 }
 
-// stream: as many requests as the window holds, the oldest awaited first.
+// stream: as many requests as the window holds. Whatever has ended when the
+// oldest has is taken at once, and as many new ones are committed together.
 func (t *transport) stream(ctx context.Context, o transportOrder, input []byte) (transportResult, error) {
 	c := t.sessions[0]
 	ring := make([]client.Request, t.job.Window)
+	fresh := make([]client.Request, 0, t.job.Window)
 	var res transportResult
 	sent, done := 0, 0
 	for now := shm.Now(); ; now = shm.Now() {
 		if now < o.Until && sent-done < len(ring) {
-			r, err := submit(ctx, c, input)
-			if err != nil {
+			fresh = fresh[:0]
+			for ; sent-done < len(ring); sent++ {
+				r, err := claim(ctx, c, input)
+				if err != nil {
+					return res, err
+				}
+				fresh = append(fresh, r)
+				ring[sent%len(ring)] = r
+			}
+			if err := client.CommitAll(ctx, fresh); err != nil {
 				return res, err
 			}
-			ring[sent%len(ring)] = r
-			sent++
-			continue
 		}
 		if sent == done {
 			return res, nil
 		}
-		if err := finish(ctx, ring[done%len(ring)]); err != nil {
-			return res, err
-		}
-		done++
-		if now < o.Until {
-			res.Requests++
-			res.Bytes += int64(len(input))
+		for first := true; done < sent && (first || ring[done%len(ring)].Poll() != shm.ErrNotDone); first = false {
+			if err := finish(ctx, ring[done%len(ring)]); err != nil {
+				return res, err
+			}
+			done++
+			if now < o.Until {
+				res.Requests++
+				res.Bytes += int64(len(input))
+			}
 		}
 	}
 }

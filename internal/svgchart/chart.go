@@ -38,8 +38,8 @@ type Chart struct {
 	XLog  bool // logarithmic x axis; x must be positive
 	YLog  bool // logarithmic y axis for lines; y must be positive
 
-	Categories []string
-	Bars       []Bars // groups side by side; each has one Y per category
+	Categories []string // a newline makes two lines of a label
+	Bars       []Bars   // groups side by side; each has one Y per category
 
 	// YMax, if positive, is where the y axis ends, for example 1 for a share.
 	YMax float64

@@ -85,3 +85,16 @@ func TestNumbersAreShortAndReadable(t *testing.T) {
 		}
 	}
 }
+
+func TestACategoryMayHaveTwoLines(t *testing.T) {
+	var out strings.Builder
+	f := Figure{Charts: []Chart{{Categories: []string{"first\nsecond"}, Bars: []Bars{{Y: []float64{1}}}}}}
+	if err := f.Render(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{">first</text>", ">second</text>", "<title>first second: 1</title>"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in the drawing", want)
+		}
+	}
+}

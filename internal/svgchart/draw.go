@@ -1,6 +1,9 @@
 package svgchart
 
-import "math"
+import (
+	"math"
+	"strings"
+)
 
 // area is the rectangle between the axes.
 type area struct{ left, top, right, bottom float64 }
@@ -38,6 +41,9 @@ func (c *Chart) yRange() (lo, hi float64) {
 	}
 	if !c.YLog {
 		lo, hi = math.Min(lo, 0), math.Max(hi, 0)
+		if c.BarLabels {
+			hi *= 1.08 // room for the label of the highest bar
+		}
 	}
 	if c.YMax > 0 {
 		hi = c.YMax
@@ -69,12 +75,18 @@ func (c *Chart) drawXAxis(p *page, a area) scale {
 		s := c.categoryScale(a)
 		longest := 1
 		for _, name := range c.Categories {
-			longest = max(longest, len([]rune(name)))
+			for line := range strings.Lines(name) {
+				longest = max(longest, len([]rune(strings.TrimSpace(line))))
+			}
 		}
 		room := (a.right - a.left) / (8*float64(longest) + 12)
 		every := max(1, int(math.Ceil(float64(n)/room)))
 		for i := 0; i < n; i += every {
-			p.text(s.at(float64(i)), a.bottom+18, c.Categories[i], textStyle{size: 12, anchor: middle})
+			below := a.bottom + 18
+			for line := range strings.Lines(c.Categories[i]) {
+				p.text(s.at(float64(i)), below, strings.TrimSpace(line), textStyle{size: 12, anchor: middle})
+				below += 15
+			}
 		}
 		return s
 	}
@@ -123,7 +135,7 @@ func (c *Chart) drawBars(p *page, a area, y scale) {
 		for i, value := range b.Y {
 			left := x.at(float64(i)) + (float64(k)-float64(len(c.Bars))/2)*width
 			top := math.Max(y.at(value), a.top)
-			tip := c.Categories[i] + ": " + format(c.YFormat, value)
+			tip := strings.ReplaceAll(c.Categories[i], "\n", " ") + ": " + format(c.YFormat, value)
 			if b.Name != "" {
 				tip = b.Name + ", " + tip
 			}
