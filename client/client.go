@@ -223,8 +223,9 @@ func (c *Client) Close() error {
 // Model describes the model.
 func (c *Client) Model() Model { return c.info }
 
-// current gives the link, waiting for a broker that is being restarted.
-func (c *Client) current(ctx context.Context) (*link, error) {
+// current gives the link; if wait, also after waiting for a broker that is
+// being restarted.
+func (c *Client) current(ctx context.Context, wait bool) (*link, error) {
 	if l := c.live.Load(); l != nil && l.tryHold() {
 		return l, nil
 	}
@@ -241,7 +242,7 @@ func (c *Client) current(ctx context.Context) (*link, error) {
 		if l != nil {
 			return l, nil
 		}
-		if ctx == nil {
+		if !wait {
 			return nil, &ended{status: shm.ErrBrokerGone}
 		}
 		select {

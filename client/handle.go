@@ -1,6 +1,10 @@
 package client
 
-import "github.com/ringbatch/ringbatch/shm"
+import (
+	"context"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
 
 // Requests as plain numbers, for bindings to other languages: nothing to
 // allocate, nothing to keep, and a number that is no longer valid is
@@ -98,7 +102,7 @@ func (r Request) Map() (*Mapping, error) {
 
 // Map holds the mapping of the present attachment. Close it.
 func (c *Client) Map() (*Mapping, error) {
-	l, err := c.current(nil)
+	l, err := c.current(context.Background(), false)
 	if err != nil {
 		return nil, err
 	}

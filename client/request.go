@@ -22,21 +22,22 @@ type Request struct {
 // the context's. For a model with variable dimensions, dims are the actual
 // sizes of all inputs' variable dimensions in signature order.
 func (c *Client) Claim(ctx context.Context, rows int, dims ...int) (Request, error) {
-	return c.claim(ctx, rows, dims)
+	return c.claim(ctx, true, rows, dims)
 }
 
 // TryClaim is Claim that never waits: a full window is ErrFull at once.
 func (c *Client) TryClaim(rows int, dims ...int) (Request, error) {
-	return c.claim(nil, rows, dims)
+	return c.claim(context.Background(), false, rows, dims)
 }
 
-func (c *Client) claim(ctx context.Context, rows int, dims []int) (Request, error) {
+// claim is both; wait says whether it may.
+func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Request, error) {
 	if rows < 1 || rows > c.info.Window || rows > c.info.MaxBatchSize {
 		return Request{}, c.badRows(rows)
 	}
 	var start int64
 	for {
-		l, err := c.current(ctx)
+		l, err := c.current(ctx, wait)
 		if err != nil {
 			return Request{}, err
 		}
@@ -63,7 +64,7 @@ func (c *Client) claim(ctx context.Context, rows int, dims []int) (Request, erro
 			}
 			return Request{l, uint32(at), s.handle.Add(1)}, nil
 		}
-		if ctx == nil {
+		if !wait {
 			l.mu.Unlock()
 			l.drop()
 			return Request{}, shm.ErrFull

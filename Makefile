@@ -1,0 +1,62 @@
+# Two commands do everything on a fresh machine (Go, Python 3.9+ with venv, gcc):
+#
+#   make demo    build, and show on this machine's CPU what batching wins
+#   make test    all the checks and tests
+#
+# `make help` lists the rest.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+
+# Pinned, so that a new release cannot break a build of today.
+STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+# What runs under the race detector: everything that shares memory between
+# goroutines. Processes that share mappings are blind to it; the same rules
+# run there on heap-backed segments.
+RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e
+
+.PHONY: build demo test check unit race bindings python fuzz clean help
+
+build: ## the commands, into bin/
+	@mkdir -p bin
+	go build -o bin/ringbatch ./cmd/ringbatch
+	go build -o bin/bench ./bench
+
+demo: build ## what batching wins on this machine, in under a minute
+	./bin/bench --demo
+
+test: check unit race bindings model-check cuda-check python chaos-short ## everything, about 12 minutes on 2 cores
+	@echo "all tests passed"
+
+check: ## formatting, vet, staticcheck
+	@test -z "$$(gofmt -l . | tee /dev/stderr)"
+	go vet ./...
+	$(STATICCHECK) ./...
+
+unit: ## unit and end-to-end tests, across real processes
+	go test ./...
+
+race: ## the same rules under the race detector
+	go test -race -short $(RACE_PACKAGES)
+
+bindings: ## the C ABI: a C program that uses every function
+	go test -count=1 ./cbindings/...
+
+python: ## the Python package, from its wheel, in its own environment
+	./python/test.sh
+
+FUZZTIME ?= 10s
+fuzz: ## every decoder, FUZZTIME each
+	@grep -rlE '^func Fuzz' --include=*_test.go . | while read -r file; do \
+	  grep -oE '^func Fuzz[A-Za-z0-9_]+' "$$file" | cut -c6- | while read -r name; do \
+	    echo "== $$name in $$(dirname "$$file")"; go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")"; done; done
+
+clean: ## remove what was built
+	rm -rf bin build python/build python/dist
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
+
+include cuda.mk
