@@ -201,8 +201,9 @@ typedef struct rb_connect_options {
 RB_API int rb_connect(const char *model, const rb_connect_options *options, rb_client *client);
 
 /* Ends everything: calls of other threads return with RB_ERR_CLOSED or
- * RB_ERR_BROKER_GONE, all requests of the client are released, and pointers
- * into its slots are gone (unless an rb_map holds them). */
+ * how their request ended (canceled, broker gone), all requests of the client
+ * are released, and pointers into its slots are gone (unless an rb_map holds
+ * them). */
 RB_API int rb_close(rb_client client);
 
 RB_API int rb_client_model(rb_client client, rb_model *model);

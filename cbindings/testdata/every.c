@@ -1,0 +1,437 @@
+/*
+ * Uses every function of ringbatch.h, against the broker at argv[1].
+ * A worker thread and clients share this process. Exit status 0 and "ok" is
+ * success; anything else says where it went wrong.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ringbatch.h"
+
+static const int64_t second = 1000000000;
+static const char *socket_path;
+
+#define WANT(status, call) want(status, call, #call, __LINE__)
+#define CHECK(cond) ((cond) ? (void)0 : fail(#cond, __LINE__))
+
+static void fail(const char *what, int line)
+{
+	fprintf(stderr, "every.c:%d: %s (last error: %s)\n", line, what, rb_error());
+	exit(1);
+}
+
+static void want(int status, int got, const char *call, int line)
+{
+	if (got != status) {
+		fprintf(stderr, "every.c:%d: %s\n  is %s (%s), expected %s\n", line, call, rb_status_name(got), rb_error(), rb_status_name(status));
+		exit(1);
+	}
+}
+
+static int entries(const char *folder)
+{
+	DIR *d = opendir(folder);
+	int n = 0;
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
+/* ---- a worker: y = 2x over fixed rows; echoes over variable ones --------- */
+
+static atomic_int stop, slow;
+
+static void serve_double(rb_batch *b)
+{
+	uint32_t rows = 0;
+	for (uint32_t i = 0; i < b->runs; i++) {
+		rb_view x, y;
+		WANT(RB_OK, rb_batch_run(b, RB_INPUT, 0, i, &x));
+		WANT(RB_OK, rb_batch_run(b, RB_OUTPUT, 0, i, &y));
+		CHECK(x.shape[0] == b->run[i].rows && x.rank == 2 && x.shape[1] == 4 && x.dtype == RB_F32);
+		float *in = x.data, *out = y.data;
+		for (uint64_t j = 0; j < x.shape[0] * 4; j++)
+			out[j] = 2 * in[j];
+		rows += b->run[i].rows;
+	}
+	CHECK(rows == b->rows);
+	for (uint32_t i = 0; i < b->requests; i++) {
+		void *row;
+		uint64_t bytes;
+		WANT(RB_OK, rb_batch_row(b, RB_INPUT, 0, b->request[i].row, &row, &bytes));
+		CHECK(bytes == 16 && (uint8_t *)row == b->base + 4096 + 16 * b->slot[b->request[i].row]);
+		if (*(float *)row == -1)
+			WANT(RB_OK, rb_batch_fail(b, i, "minus one is refused"));
+		if (*(float *)row == -2)
+			WANT(RB_OK, rb_batch_fail_all(b, "the whole batch is refused"));
+	}
+	void *row;
+	uint64_t bytes;
+	WANT(RB_ERR_ROWS, rb_batch_row(b, RB_INPUT, 0, b->rows, &row, &bytes));
+	WANT(RB_ERR_INVALID, rb_batch_fail(b, b->requests, "nobody"));
+}
+
+static void serve_words(rb_batch *b)
+{
+	for (uint32_t i = 0; i < b->requests; i++) {
+		uint64_t shape[RB_MAX_RANK];
+		WANT(RB_OK, rb_batch_shape(b, i, 0, shape));
+		CHECK(shape[0] == b->request[i].dims[0] && shape[0] <= b->dims[0]);
+		void *in, *out;
+		uint64_t bytes, most;
+		WANT(RB_OK, rb_batch_row(b, RB_INPUT, 0, b->request[i].row, &in, &bytes));
+		WANT(RB_OK, rb_batch_row(b, RB_OUTPUT, 0, b->request[i].row, &out, &most));
+		memcpy(out, in, 4 * shape[0]);
+		uint32_t dims[1] = {(uint32_t)shape[0]}, none[2] = {1, 1};
+		WANT(RB_ERR_SHAPE, rb_batch_set_output_dims(b, i, none, 2));
+		WANT(RB_OK, rb_batch_set_output_dims(b, i, dims, 1));
+	}
+}
+
+static void *run_worker(void *arg)
+{
+	int words = arg != NULL;
+	uint32_t sizes[] = {2, 4}, counts[] = {2}, buckets[] = {8, 64};
+	rb_worker_options o = {.size = sizeof o, .socket = socket_path, .name = "every", .max_batch_size = 4, .wait_time = second / 1000,
+			       .slots = 256, .preferred_sizes = words ? NULL : sizes, .preferred_count = words ? 0 : 2,
+			       .bucket_dims = words ? 1 : 0, .bucket_counts = counts, .buckets = buckets, .lease = 20 * second};
+	rb_worker w;
+	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f32[4]", &o, &w));
+	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f99[4] -> y:f32[4]", &o, &w));
+	if (words)
+		WANT(RB_OK, rb_worker_attach("words", "t:i32[<=64] -> u:i32[<=64]", &o, &w));
+	else
+		WANT(RB_OK, rb_worker_attach("double", "x:f32[4] -> y:f32[4]", &o, &w));
+	rb_model m;
+	WANT(RB_OK, rb_worker_model(w, &m));
+	CHECK(m.inputs == 1 && m.outputs == 1 && m.max_batch_size == 4 && m.slots == 256 && m.wait_time == second / 1000);
+	rb_tensor t;
+	WANT(RB_OK, rb_worker_tensor(w, RB_OUTPUT, 0, &t));
+	CHECK(strcmp(t.name, words ? "u" : "y") == 0 && t.rank == 1 && t.variable == (words ? 1u : 0u));
+	WANT(RB_ERR_INVALID, rb_worker_tensor(w, RB_OUTPUT, 1, &t));
+	rb_map map;
+	WANT(RB_OK, rb_worker_map(w, &map));
+	rb_batch *b = NULL, *ahead;
+	uint64_t served = 0;
+	while (!stop) {
+		int status = rb_worker_next(w, second / 100, &b);
+		if (status == RB_ERR_TIMEOUT)
+			continue;
+		WANT(RB_OK, status);
+		CHECK(b->base == map.base && b->worker == w && b->pad_to == b->rows);
+		if (slow)
+			usleep(50000);
+		words ? serve_words(b) : serve_double(b);
+		/* The next batch may be taken before this one is answered. */
+		status = rb_worker_next(w, 0, &ahead);
+		WANT(RB_OK, rb_batch_complete(b));
+		WANT(RB_ERR_RELEASED, rb_batch_complete(b));
+		served++;
+		if (status == RB_OK) {
+			words ? serve_words(ahead) : serve_double(ahead);
+			WANT(RB_OK, rb_batch_complete(ahead));
+		} else {
+			WANT(RB_ERR_TIMEOUT, status);
+		}
+	}
+	CHECK(served > 0);
+	WANT(RB_OK, rb_worker_close(w));
+	WANT(RB_ERR_CLOSED, rb_worker_close(w));
+	WANT(RB_ERR_CLOSED, rb_worker_next(w, 0, &b));
+	CHECK(map.base[4096] == map.base[4096]); /* still mapped */
+	WANT(RB_OK, rb_map_release(map.id));
+	WANT(RB_ERR_RELEASED, rb_map_release(map.id));
+	return NULL;
+}
+
+/* ---- clients ------------------------------------------------------------ */
+
+static rb_client dial(const char *model, uint32_t window)
+{
+	rb_connect_options o = {.size = sizeof o, .window = window, .socket = socket_path, .name = "every", .timeout = 10 * second, .wait = 1};
+	rb_client c;
+	WANT(RB_OK, rb_connect(model, &o, &c));
+	return c;
+}
+
+static void step_by_step(void)
+{
+	rb_client c = dial("double", 8);
+	rb_model m;
+	WANT(RB_OK, rb_client_model(c, &m));
+	CHECK(strcmp(m.name, "double") == 0 && m.window == 8 && m.levels == 1);
+	rb_tensor t;
+	WANT(RB_OK, rb_client_tensor(c, RB_INPUT, 0, &t));
+	CHECK(t.dtype == RB_F32 && t.shape[0] == 4 && t.row_bytes == 16 && t.stride == 16 && t.variable == 0);
+	WANT(RB_ERR_INVALID, rb_client_tensor(c, 2, 0, &t));
+	rb_map map;
+	WANT(RB_OK, rb_client_map(c, &map));
+
+	rb_request r, more[8];
+	rb_view v;
+	WANT(RB_ERR_TOO_LARGE, rb_claim(c, 5, NULL, 0, 0, &r));
+	WANT(RB_ERR_ROWS, rb_claim(c, 0, NULL, 0, 0, &r));
+	WANT(RB_OK, rb_claim(c, 2, NULL, 0, 0, &r));
+	CHECK(r.rows == 2 && r.base == map.base && r.attachment == map.attachment);
+	WANT(RB_OK, rb_input(c, r.id, 0, &v));
+	CHECK((uint8_t *)v.data == r.base + t.offset + r.slot * t.stride && v.shape[0] == 2 && v.shape[1] == 4);
+	for (int i = 0; i < 8; i++)
+		((float *)v.data)[i] = (float)i;
+	WANT(RB_ERR_NOT_COMMITTED, rb_wait(c, r.id, 0));
+	WANT(RB_ERR_NO_LEVEL, rb_set_priority(c, r.id, 9));
+	WANT(RB_OK, rb_set_priority(c, r.id, 0));
+	WANT(RB_OK, rb_commit(c, r.id, 10 * second, 0));
+	WANT(RB_ERR_COMMITTED, rb_commit(c, r.id, 0, 0));
+	WANT(RB_OK, rb_wait(c, r.id, 10 * second));
+	WANT(RB_OK, rb_poll(c, r.id));
+	WANT(RB_OK, rb_output(c, r.id, 0, &v));
+	for (int i = 0; i < 8; i++)
+		CHECK(((float *)v.data)[i] == 2 * (float)i);
+	rb_timing timing;
+	WANT(RB_OK, rb_request_timing(c, r.id, &timing));
+	CHECK(timing.queue >= 0 && timing.compute >= 0);
+	rb_map second_map;
+	WANT(RB_OK, rb_request_map(c, r.id, &second_map));
+	CHECK(second_map.base == map.base && second_map.id != map.id);
+	WANT(RB_OK, rb_map_release(second_map.id));
+	WANT(RB_OK, rb_release(c, r.id));
+	WANT(RB_ERR_RELEASED, rb_release(c, r.id));
+	WANT(RB_ERR_RELEASED, rb_output(c, r.id, 0, &v));
+	WANT(RB_ERR_RELEASED, rb_wait(c, r.id + 12345, 0));
+
+	/* back-pressure has a name */
+	for (int i = 0; i < 8; i++)
+		WANT(RB_OK, rb_claim(c, 1, NULL, 0, 0, &more[i]));
+	WANT(RB_ERR_FULL, rb_claim(c, 1, NULL, 0, 0, &r));
+	WANT(RB_ERR_FULL, rb_claim(c, 1, NULL, 0, second / 100, &r));
+	for (int i = 0; i < 7; i++)
+		WANT(RB_OK, rb_release(c, more[i].id));
+
+	/* canceled, expired, failed */
+	slow = 1;
+	WANT(RB_OK, rb_commit(c, more[7].id, 0, 0));
+	WANT(RB_ERR_NOT_DONE, rb_poll(c, more[7].id));
+	WANT(RB_ERR_TIMEOUT, rb_wait(c, more[7].id, second / 1000));
+	WANT(RB_OK, rb_cancel(c, more[7].id));
+	WANT(RB_ERR_CANCELED, rb_wait(c, more[7].id, 10 * second));
+	WANT(RB_OK, rb_release(c, more[7].id));
+	WANT(RB_OK, rb_claim(c, 1, NULL, 0, second, &r));
+	WANT(RB_OK, rb_commit(c, r.id, second / 1000, 0));
+	WANT(RB_ERR_EXPIRED, rb_wait(c, r.id, 10 * second));
+	WANT(RB_OK, rb_release(c, r.id));
+	slow = 0;
+	WANT(RB_OK, rb_close(c));
+	WANT(RB_ERR_CLOSED, rb_close(c));
+	WANT(RB_ERR_CLOSED, rb_claim(c, 1, NULL, 0, 0, &r));
+	CHECK(map.base[4096] == map.base[4096]); /* still mapped */
+	WANT(RB_OK, rb_map_release(map.id));
+}
+
+static void in_one_call(void)
+{
+	rb_client c = dial("double", 4);
+	float x[16] = {1, 2, 3, 4, 5, 6, 7, 8}, y[16] = {0};
+	const void *in[] = {x};
+	void *out[] = {y};
+	uint64_t r;
+	for (int i = 0; i < 100; i++) {
+		x[3] = (float)i;
+		WANT(RB_OK, rb_infer(c, 2, in, out, 0, 10 * second, &r));
+		CHECK(y[0] == 2 && y[3] == 2 * (float)i && y[7] == 16);
+	}
+	x[0] = -1;
+	WANT(RB_ERR_FAILED, rb_infer(c, 1, in, out, 0, 10 * second, &r));
+	CHECK(strcmp(rb_error(), "minus one is refused") == 0);
+	x[0] = -2;
+	WANT(RB_ERR_FAILED, rb_infer(c, 1, in, out, 0, 10 * second, &r));
+	CHECK(strcmp(rb_error(), "the whole batch is refused") == 0);
+	x[0] = 3;
+	slow = 1;
+	WANT(RB_ERR_TIMEOUT, rb_infer(c, 1, in, out, 0, second / 1000, &r));
+	WANT(RB_ERR_NOT_DONE, rb_collect(c, r, out));
+	slow = 0;
+	WANT(RB_OK, rb_wait(c, r, 10 * second));
+	WANT(RB_OK, rb_collect(c, r, out));
+	CHECK(y[0] == 6);
+	WANT(RB_ERR_RELEASED, rb_collect(c, r, out));
+	WANT(RB_ERR_TOO_LARGE, rb_submit(c, 5, in, 0, 0, &r));
+
+	/* event loop: everything in flight, one descriptor */
+	WANT(RB_ERR_INVALID, rb_submit(c, 1, in, 0, RB_NOTIFY, &r)); /* not asked for yet */
+	int fd;
+	WANT(RB_OK, rb_client_fd(c, &fd));
+	for (int round = 0; round < 20; round++) {
+		uint64_t ids[4], done[3];
+		uint32_t n, got = 0;
+		for (int i = 0; i < 4; i++)
+			WANT(RB_OK, rb_submit(c, 1, in, 0, RB_NOTIFY, &ids[i]));
+		WANT(RB_ERR_FULL, rb_submit(c, 1, in, 0, RB_NOTIFY, &r));
+		while (got < 4) {
+			struct pollfd p = {.fd = fd, .events = POLLIN};
+			CHECK(poll(&p, 1, 10000) == 1 || errno == EINTR);
+			WANT(RB_OK, rb_reap(c, done, 3, &n));
+			for (uint32_t i = 0; i < n; i++)
+				WANT(RB_OK, rb_collect(c, done[i], out));
+			got += n;
+		}
+	}
+	WANT(RB_OK, rb_submit(c, 1, in, 0, RB_NOTIFY, &r)); /* closing releases it */
+	WANT(RB_OK, rb_close(c));
+}
+
+static void variable_dims(void)
+{
+	rb_client c = dial("words", 4);
+	rb_request r;
+	rb_view v;
+	uint32_t dims[1] = {5}, wrong[1] = {65};
+	const void *in[1] = {0};
+	uint64_t id;
+	WANT(RB_ERR_SHAPE, rb_claim(c, 1, NULL, 0, 0, &r));
+	WANT(RB_ERR_SHAPE, rb_claim(c, 1, wrong, 1, 0, &r));
+	WANT(RB_ERR_SHAPE, rb_submit(c, 1, in, 0, 0, &id));
+	WANT(RB_OK, rb_claim(c, 2, dims, 1, 0, &r));
+	WANT(RB_OK, rb_input(c, r.id, 0, &v));
+	CHECK(v.shape[0] == 2 && v.shape[1] == 8 && v.stride == 256); /* the bucket */
+	for (int i = 0; i < 5; i++)
+		((int32_t *)v.data)[i] = 10 + i;
+	WANT(RB_OK, rb_commit(c, r.id, 0, 0));
+	WANT(RB_OK, rb_wait(c, r.id, 10 * second));
+	WANT(RB_OK, rb_output(c, r.id, 0, &v));
+	CHECK(v.shape[1] == 5 && ((int32_t *)v.data)[4] == 14);
+	WANT(RB_OK, rb_close(c));
+}
+
+static void *wait_for_ever(void *arg)
+{
+	rb_client c = *(rb_client *)arg;
+	rb_request r;
+	int status = rb_claim(c, 1, NULL, 0, -1, &r);
+	if (status == RB_OK)
+		status = rb_commit(c, r.id, 0, 0);
+	while (status == RB_OK)
+		status = rb_wait(c, r.id, -1);
+	CHECK(status == RB_ERR_CLOSED || status == RB_ERR_BROKER_GONE || status == RB_ERR_CANCELED || status == RB_ERR_RELEASED);
+	return NULL;
+}
+
+/* Threads that wait while their client is closed come back. */
+static void closing(void)
+{
+	rb_client c = dial("double", 2);
+	pthread_t threads[4];
+	slow = 1;
+	for (int i = 0; i < 4; i++)
+		pthread_create(&threads[i], NULL, wait_for_ever, &c);
+	usleep(5000);
+	WANT(RB_OK, rb_close(c));
+	for (int i = 0; i < 4; i++)
+		pthread_join(threads[i], NULL);
+	slow = 0;
+}
+
+static void errors_have_names(void)
+{
+	CHECK(rb_abi_version() == RB_ABI_VERSION && rb_version()[0]);
+	for (int s = 0; s < RB_STATUS_COUNT; s++)
+		CHECK(rb_status_name(s)[0] && rb_status_text(s)[0]);
+	CHECK(rb_status_retryable(RB_ERR_BROKER_GONE) && !rb_status_retryable(RB_ERR_FAILED));
+	CHECK(strcmp(rb_status_name(99), "Unknown") == 0);
+	rb_connect_options o = {.size = sizeof o, .socket = socket_path};
+	rb_client c;
+	WANT(RB_ERR_UNKNOWN_MODEL, rb_connect("nothing", &o, &c));
+	CHECK(strstr(rb_error(), "nothing"));
+	o.socket = "/nonexistent/ringbatch.sock";
+	WANT(RB_ERR_NO_BROKER, rb_connect("double", &o, &c));
+	o.size = 7;
+	WANT(RB_ERR_VERSION, rb_connect("double", &o, &c));
+	char *json;
+	WANT(RB_OK, rb_stats(socket_path, second, &json));
+	CHECK(strstr(json, "\"double\""));
+	rb_free(json);
+	WANT(RB_ERR_NO_BROKER, rb_stats("/nonexistent/ringbatch.sock", second, &json));
+}
+
+/* Every function refuses in a forked child, at once, and the parent goes on. */
+static void forked(void)
+{
+	rb_client c = dial("double", 2);
+	rb_request r;
+	WANT(RB_OK, rb_claim(c, 1, NULL, 0, 0, &r));
+	pid_t pid = fork();
+	if (pid == 0) {
+		rb_model m; rb_tensor t; rb_map map; rb_view v; rb_timing timing; rb_client c2; rb_worker w = 1; rb_batch b = {0}, *pb = &b;
+		uint64_t u, shape[RB_MAX_RANK]; uint32_t n; int fd; void *p; char *json;
+		struct timespec from, to;
+		clock_gettime(CLOCK_MONOTONIC, &from);
+		int codes[] = {
+			rb_connect("double", NULL, &c2), rb_client_model(c, &m), rb_client_tensor(c, 0, 0, &t), rb_client_map(c, &map),
+			rb_claim(c, 1, NULL, 0, -1, &r), rb_input(c, r.id, 0, &v), rb_output(c, r.id, 0, &v), rb_set_priority(c, r.id, 0),
+			rb_commit(c, r.id, 0, 0), rb_wait(c, r.id, -1), rb_poll(c, r.id), rb_cancel(c, r.id), rb_request_map(c, r.id, &map),
+			rb_request_timing(c, r.id, &timing), rb_infer(c, 1, NULL, NULL, 0, -1, &u), rb_submit(c, 1, NULL, 0, 0, &u),
+			rb_collect(c, r.id, NULL), rb_client_fd(c, &fd), rb_reap(c, &u, 1, &n), rb_release(c, r.id), rb_close(c), rb_map_release(1),
+			rb_worker_attach("m", "x:f32[1] -> y:f32[1]", NULL, &w), rb_worker_model(w, &m), rb_worker_tensor(w, 0, 0, &t),
+			rb_worker_map(w, &map), rb_worker_next(w, -1, &pb), rb_batch_run(&b, 0, 0, 0, &v), rb_batch_row(&b, 0, 0, 0, &p, &u),
+			rb_batch_shape(&b, 0, 0, shape), rb_batch_set_output_dims(&b, 0, NULL, 0), rb_batch_fail(&b, 0, ""), rb_batch_fail_all(&b, ""),
+			rb_batch_complete(&b), rb_worker_close(w), rb_stats(NULL, -1, &json)};
+		clock_gettime(CLOCK_MONOTONIC, &to);
+		for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+			if (codes[i] != RB_ERR_FORKED)
+				_exit(2);
+		if (!strstr(rb_error(), "fork") || strcmp(rb_status_name(RB_ERR_FORKED), "Forked"))
+			_exit(3);
+		int64_t limit = getenv("RB_SLOW") ? 10 * second : second / 100; /* all of them together */
+		_exit((to.tv_sec - from.tv_sec) * second + to.tv_nsec - from.tv_nsec < limit ? 0 : 4);
+	}
+	int status;
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+	WANT(RB_OK, rb_commit(c, r.id, 0, 0));
+	WANT(RB_OK, rb_wait(c, r.id, 10 * second));
+	WANT(RB_OK, rb_close(c));
+}
+
+static void everything(void)
+{
+	stop = 0;
+	pthread_t a, b;
+	pthread_create(&a, NULL, run_worker, NULL);
+	pthread_create(&b, NULL, run_worker, "words");
+	step_by_step();
+	in_one_call();
+	variable_dims();
+	closing();
+	errors_have_names();
+	forked();
+	stop = 1;
+	pthread_join(a, NULL);
+	pthread_join(b, NULL);
+}
+
+int main(int argc, char **argv)
+{
+	socket_path = argv[1];
+	int rounds = argc > 2 ? atoi(argv[2]) : 3;
+	everything(); /* the runtime's own threads and descriptors appear */
+	int fds = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+	for (int i = 0; i < rounds; i++)
+		everything();
+	usleep(100000);
+	int fds_now = entries("/proc/self/fd"), threads_now = entries("/proc/self/task");
+	if (fds_now > fds || threads_now > threads + 4) {
+		fprintf(stderr, "descriptors %d -> %d, threads %d -> %d\n", fds, fds_now, threads, threads_now);
+		return 1;
+	}
+	puts("ok");
+	return 0;
+}
