@@ -18,6 +18,7 @@ type Broker struct {
 	epoch    uint64
 	loop     *loop
 	listener *listener
+	super    *supervisor
 	started  time.Time
 
 	// Only the loop touches these.
@@ -34,6 +35,11 @@ type Broker struct {
 // models. Serve must follow.
 func New(cfg Config) (*Broker, error) {
 	cfg.fill()
+	for i := range cfg.Workers {
+		if err := cfg.Workers[i].fill(); err != nil {
+			return nil, err
+		}
+	}
 	b := &Broker{
 		cfg: cfg, log: cfg.Logger, epoch: uint64(time.Now().UnixNano()), started: time.Now(),
 		models: map[string]*model{}, now: shm.Now(), stopped: make(chan struct{}),
@@ -60,6 +66,7 @@ func New(cfg Config) (*Broker, error) {
 		b.release()
 		return nil, err
 	}
+	b.super = newSupervisor(&b.cfg)
 	b.log.Info("broker listening", "socket", cfg.Socket, "pid", os.Getpid(), "epoch", b.epoch)
 	return b, nil
 }
@@ -71,8 +78,11 @@ func (b *Broker) Socket() string { return b.cfg.Socket }
 // new ones get ErrDraining, for at most Config.DrainTime. It returns nil
 // after a clean drain.
 func (b *Broker) Serve(ctx context.Context) error {
+	defer b.super.wait()
 	defer b.release()
+	defer b.super.stop() // before release: workers are told to end, not left to look for a broker
 	go b.accept()
+	b.super.start(&b.cfg)
 	stop := context.AfterFunc(ctx, func() { b.loop.post(b.drain) })
 	defer stop()
 	drainUntil := never

@@ -20,8 +20,10 @@ type Config struct {
 	DrainTime   time.Duration // how long Serve lets accepted requests finish; default 30 s
 	MaxClients  int           // connections at once; default 4096
 	Models      []ModelConfig
-	Logger      *slog.Logger // default: slog.Default()
-	Memory      shm.Memory   // default: shm.Memfd; tests use shm.Heap
+	Workers     []WorkerConfig // processes to start whose models they declare themselves
+	MPS         bool           // have the GPU workers that the broker starts share GPUs through MPS
+	Logger      *slog.Logger   // default: slog.Default()
+	Memory      shm.Memory     // default: shm.Memfd; tests use shm.Heap
 }
 
 // ModelConfig declares a model: its tensors, its size and its policy.
@@ -31,8 +33,9 @@ type ModelConfig struct {
 	Slots     int // rows the ring holds; default: DefaultSlotBytes worth, within limits
 	// Lease is how long a batch may run before its worker counts as hung, is
 	// killed, and the batch goes to another. Default 30 s.
-	Lease  time.Duration
-	Policy batcher.Config
+	Lease   time.Duration
+	Policy  batcher.Config
+	Workers []WorkerConfig // processes to start for it
 }
 
 // LevelPolicy is the queue policy of one priority level.
@@ -108,6 +111,11 @@ func (m *ModelConfig) fill() (*shm.Layout, error) {
 		}
 		m.Slots = int(min(DefaultSlots, DefaultRingBytes/max(1, l.SlotBytes())))
 		m.Slots = min(max(m.Slots, minBatches*m.Policy.MaxBatchSize), shm.MaxSlots)
+	}
+	for i := range m.Workers {
+		if err := m.Workers[i].fill(); err != nil {
+			return fail(err)
+		}
 	}
 	if m.Slots < m.Policy.MaxBatchSize {
 		return fail(fmt.Errorf("%w: %d slots cannot hold a batch of %d", shm.ErrInvalid, m.Slots, m.Policy.MaxBatchSize))

@@ -17,6 +17,7 @@ func (b *Broker) Reload(cfg Config) error {
 
 func (b *Broker) reload(cfg Config) (err error) {
 	var undo []func()
+	var added []*model
 	defer func() {
 		if err != nil {
 			for _, f := range undo {
@@ -32,6 +33,7 @@ func (b *Broker) reload(cfg Config) (err error) {
 			}
 			b.models[mc.Name] = m
 			undo = append(undo, func() { delete(b.models, mc.Name); m.close() })
+			added = append(added, m)
 			continue
 		}
 		if _, err = mc.fill(); err != nil {
@@ -48,6 +50,9 @@ func (b *Broker) reload(cfg Config) (err error) {
 			return err
 		}
 		undo = append(undo, func() { _ = m.reconfigure(before) })
+	}
+	for _, m := range added { // workers of known models stay as they run
+		b.super.startModel(&m.cfg)
 	}
 	return nil
 }

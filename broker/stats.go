@@ -20,6 +20,9 @@ type Stats struct {
 	UptimeS  float64      `json:"uptime_s"`
 	Draining bool         `json:"draining"`
 	Models   []ModelStats `json:"models"`
+
+	Processes []ProcessStats `json:"processes,omitempty"` // the workers that the broker started
+	MPS       string         `json:"mps"`
 }
 
 // ModelStats is one model's part.
@@ -133,6 +136,7 @@ func (b *Broker) Snapshot() Stats {
 		m.touch()
 		s.Models = append(s.Models, m.snapshot())
 	}
+	s.Processes, s.MPS = b.super.snapshot()
 	slices.SortFunc(s.Models, func(x, y ModelStats) int { return strings.Compare(x.Name, y.Name) })
 	return s
 }
@@ -186,7 +190,7 @@ func (w *workerSession) snapshot() WorkerStats {
 	}
 	return WorkerStats{
 		ID: int(w.id), Name: w.label(), Pid: w.pid, GPU: w.info.GPU, State: state, SinceS: time.Since(w.since).Seconds(),
-		InFlight: len(w.mails), Batches: w.batches, BusyS: w.busy.Seconds(), Restarts: w.model.stats.deaths[w.name],
+		InFlight: len(w.mails), Batches: w.batches, BusyS: w.busy.Seconds(), Restarts: max(w.model.b.super.restarts(w.pid), w.model.stats.deaths[w.name]),
 	}
 }
 

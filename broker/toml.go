@@ -23,13 +23,37 @@ import (
 //	outputs = ["y:f32[1000]"]
 //	max_batch_size = 32
 //	wait_time = "5ms"
+//
+//	[[model.worker]]
+//	command = ["ringbatch", "torch", "resnet50.jit"]
+//	instances = 3
+//	gpus = [0]
 type fileConfig struct {
 	Socket     string        `toml:"socket"`
 	AllowUIDs  []int         `toml:"allow_uids"`
 	OpenFolder bool          `toml:"open_folder"`
 	DrainTime  *fileDuration `toml:"drain_time"`
 	MaxClients int           `toml:"max_clients"`
+	MPS        bool          `toml:"mps"`
 	Models     []fileModel   `toml:"model"`
+	Workers    []fileWorker  `toml:"worker"`
+}
+
+type fileWorker struct {
+	Command          []string          `toml:"command"`
+	Instances        int               `toml:"instances"`
+	GPUs             []int             `toml:"gpus"`
+	Env              map[string]string `toml:"env"`
+	ThreadPercentage int               `toml:"thread_percentage"`
+	StopTime         *fileDuration     `toml:"stop_time"`
+}
+
+func (f *fileWorker) worker() (WorkerConfig, error) {
+	w := WorkerConfig{
+		Command: f.Command, Instances: f.Instances, GPUs: f.GPUs, Env: f.Env,
+		ThreadPercentage: f.ThreadPercentage, StopTime: f.StopTime.value(),
+	}
+	return w, w.fill()
 }
 
 type fileModel struct {
@@ -46,6 +70,7 @@ type fileModel struct {
 	Levels        []fileLevel         `toml:"priority"`
 	Buckets       map[string][]uint32 `toml:"buckets"`
 	PreserveOrder bool                `toml:"preserve_order"`
+	Workers       []fileWorker        `toml:"worker"`
 }
 
 type fileLevel struct {
@@ -95,13 +120,20 @@ func ParseConfig(text string) (Config, error) {
 	if unknown := meta.Undecoded(); len(unknown) > 0 {
 		return Config{}, fmt.Errorf("%w: unknown key %q", shm.ErrInvalid, unknown[0].String())
 	}
-	cfg := Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: f.MaxClients}
+	cfg := Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: f.MaxClients, MPS: f.MPS}
 	for i := range f.Models {
 		m, err := f.Models[i].model()
 		if err != nil {
 			return Config{}, fmt.Errorf("model %q: %w", f.Models[i].Name, err)
 		}
 		cfg.Models = append(cfg.Models, m)
+	}
+	for i := range f.Workers {
+		w, err := f.Workers[i].worker()
+		if err != nil {
+			return Config{}, err
+		}
+		cfg.Workers = append(cfg.Workers, w)
 	}
 	return cfg, nil
 }
@@ -126,6 +158,13 @@ func (f *fileModel) model() (ModelConfig, error) {
 			}
 		}
 		m.Policy.Levels = append(m.Policy.Levels, lp)
+	}
+	for i := range f.Workers {
+		w, err := f.Workers[i].worker()
+		if err != nil {
+			return m, err
+		}
+		m.Workers = append(m.Workers, w)
 	}
 	m.Policy.Buckets, err = placeBuckets(&sig, f.Buckets)
 	return m, err

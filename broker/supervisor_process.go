@@ -1,0 +1,166 @@
+package broker
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// process is one worker process over all its lives.
+//
+//	        start               ends, by itself
+//	─────────────────► running ─────────────────► waiting ──┐
+//	                   ▲  │                        │        │ back-off over
+//	                   └──┼────────────────────────┼────────┘
+//	                      ▼ stop: SIGTERM, SIGKILL ▼ stop
+//	                      stopped ◄────────────────┘
+//
+// The supervisor's mutex guards what snapshot reads.
+type process struct {
+	s     *supervisor
+	name  string
+	model string
+	cfg   *WorkerConfig
+	gpu   int           // -1: whatever is visible
+	stop  chan struct{} // closed by the supervisor
+
+	pid      int
+	state    string
+	since    time.Time
+	restarts int
+	lastEnd  string
+}
+
+// run keeps the process alive until it is told to stop. It keeps a thread to
+// itself: the kernel ends a child with the thread that made it (Pdeathsig),
+// and that must mean with the broker.
+func (p *process) run() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	backoff := firstBackoff
+	for {
+		began := time.Now()
+		why, stopped := p.live()
+		if stopped {
+			p.set("stopped", 0, why)
+			return
+		}
+		if time.Since(began) >= steadyTime {
+			backoff = firstBackoff
+		}
+		p.set("waiting", 0, why)
+		p.s.log.Warn("worker process ended, starting it again", "worker", p.name, "why", why, "in", backoff)
+		select {
+		case <-p.stop:
+			p.set("stopped", 0, why)
+			return
+		case <-time.After(backoff):
+		}
+		backoff = min(2*backoff, lastBackoff)
+		p.s.mu.Lock()
+		p.restarts++
+		p.s.mu.Unlock()
+	}
+}
+
+// live is one life: start, log what it says, wait for its end. stopped is
+// true if it was ended on request.
+func (p *process) live() (why string, stopped bool) {
+	cmd := exec.Command(p.cfg.Command[0], p.cfg.Command[1:]...)
+	cmd.Env = p.s.environment(p)
+	// A group of its own, so that Ctrl-C reaches only the broker, which then
+	// ends the worker when its requests are through.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	cmd.WaitDelay = time.Second // a grandchild that keeps the pipe open must not keep us
+	out, in := io.Pipe()
+	cmd.Stdout, cmd.Stderr = in, in
+	logged := make(chan struct{})
+	go func() { defer close(logged); p.logLines(out) }()
+	defer func() { _ = in.Close(); <-logged }()
+
+	if err := cmd.Start(); err != nil {
+		return err.Error(), false
+	}
+	p.set("running", cmd.Process.Pid, "")
+	p.s.log.Info("worker process started", "worker", p.name, "pid", cmd.Process.Pid, "command", strings.Join(p.cfg.Command, " "))
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() { defer close(ended); stopped = p.end(cmd, over) }()
+	err := cmd.Wait()
+	close(over)
+	<-ended
+	return endOf(cmd, err), stopped
+}
+
+// end asks the process to end when the supervisor is told to stop, and kills
+// it and what it started if it does not.
+func (p *process) end(cmd *exec.Cmd, over <-chan struct{}) bool {
+	select {
+	case <-over:
+		return false
+	case <-p.stop:
+	}
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
+	select {
+	case <-over:
+	case <-time.After(p.cfg.StopTime):
+		p.s.log.Warn("worker process does not end, killing it", "worker", p.name, "pid", cmd.Process.Pid)
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		<-over
+	}
+	return true
+}
+
+// maxLogLine is where a worker's line is cut.
+const maxLogLine = 4096
+
+// logLines puts what the process says into the log, line by line.
+func (p *process) logLines(from io.Reader) {
+	r := bufio.NewReaderSize(from, maxLogLine)
+	for {
+		line, _, err := r.ReadLine() // the rest of a longer line comes as the next
+		if err != nil {
+			return
+		}
+		p.s.log.Info(string(line), "worker", p.name)
+	}
+}
+
+func endOf(cmd *exec.Cmd, err error) string {
+	if st, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && st.Signaled() {
+		return fmt.Sprintf("killed by %v", st.Signal())
+	}
+	var exit *exec.ExitError
+	if err == nil || errors.As(err, &exit) || errors.Is(err, exec.ErrWaitDelay) {
+		return fmt.Sprintf("exit status %d", cmd.ProcessState.ExitCode())
+	}
+	return err.Error()
+}
+
+func (p *process) set(state string, pid int, why string) {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	p.state, p.pid, p.since = state, pid, time.Now()
+	if why != "" {
+		p.lastEnd = why
+	}
+}
+
+// snapshot is called with the supervisor's mutex held.
+func (p *process) snapshot() ProcessStats {
+	s := ProcessStats{Name: p.name, Model: p.model, Pid: p.pid, State: p.state, Restarts: p.restarts, LastEnd: p.lastEnd, Command: strings.Join(p.cfg.Command, " ")}
+	if s.State == "" {
+		s.State = "waiting"
+	} else {
+		s.SinceS = time.Since(p.since).Seconds()
+	}
+	if p.gpu >= 0 {
+		s.GPU = &p.gpu
+	}
+	return s
+}
