@@ -28,6 +28,7 @@ func runBroker(ctx context.Context, args []string) error {
 	allow := f.IntSlice("allow_uid", nil, "also let this user connect (repeatable); this user always may")
 	open := f.Bool("open_folder", false, "accept a socket folder that others may enter; the uid list then decides alone")
 	drain := f.Duration("drain_time", broker.DefaultDrainTime, "how long accepted requests may take to finish after SIGTERM")
+	mps := f.Bool("mps", false, "let the GPU workers that the broker starts share GPUs through MPS: use a running daemon or start a private one")
 	level := f.String("log_level", "info", "debug, info, warn or error")
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
@@ -53,6 +54,7 @@ func runBroker(ctx context.Context, args []string) error {
 		}
 		cfg.AllowedUIDs = append(cfg.AllowedUIDs, *allow...)
 		cfg.OpenFolder = cfg.OpenFolder || *open
+		cfg.MPS = cfg.MPS || *mps
 		if f.Changed("drain_time") || cfg.DrainTime == 0 {
 			cfg.DrainTime = *drain
 		}

@@ -33,7 +33,7 @@ func runDoctor(ctx context.Context, args []string) error {
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
 	}
-	findings := []finding{checkKernel(), checkMemfd(), checkPidfd(), checkMemory(), checkFiles(), checkFolder(*socket), checkBroker(ctx, *socket), checkGPU(ctx), checkMPS()}
+	findings := []finding{checkKernel(), checkMemfd(), checkPidfd(), checkMemory(), checkFiles(), checkFolder(*socket), checkBroker(ctx, *socket), checkWorkers(ctx, *socket), checkGPU(ctx), checkMPS()}
 	bad := false
 	for _, d := range findings {
 		bad = bad || d.State == "bad"

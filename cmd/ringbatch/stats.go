@@ -78,6 +78,7 @@ func printStats(s *broker.Stats) {
 	for i := range s.Models {
 		printModel(&s.Models[i])
 	}
+	printProcesses(s)
 }
 
 func printModel(m *broker.ModelStats) {

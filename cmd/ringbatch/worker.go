@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -56,9 +58,10 @@ func runWorker(ctx context.Context, args []string) error {
 		return err
 	}
 	cfg := worker.Config{Model: *name, Signature: m.Signature, Socket: *socket, Name: *kind, Depth: *depth, Weight: *weight}
-	if cfg.Model == "" {
-		cfg.Model = *kind
+	if cfg.Model == "" { // a broker that starts us says what for
+		cfg.Model = cmp.Or(os.Getenv("RINGBATCH_MODEL"), *kind)
 	}
+	cfg.Name = cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), cfg.Name)
 	cfg.MaxBatchSize, cfg.Slots, cfg.Lease = *batch, *slots, *lease
 	if *wait != "" {
 		if cfg.WaitTime, err = parseWait(*wait); err != nil {
