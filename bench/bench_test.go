@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestMain lets the test binary be a process of the fleet, as the benchmark
+// itself is.
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleEnv); role != "" {
+		os.Exit(runRole(role))
+	}
+	os.Exit(m.Run())
+}
+
+// These run the whole program over real processes, shortly. They assert what
+// came out, never how fast.
+
+func TestAShortRunReportsEverything(t *testing.T) {
+	dir := t.TempDir()
+	js, svg := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.svg")
+	var out strings.Builder
+	err := run(t.Context(), strings.Fields("--model_type=affine --worker_num=3 --worker_batch=2 --in_flight=2 --max_batch_size=8 --wait_time=1ms --duration=0.2 --warmup=0.1 --max_windows=3 --json="+js+" --plot="+svg), &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"throughput", "of the bound", "latency, ms", "where the time went", "batch size", "CPU µs/request", "errors         none"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the report does not say %q:\n%s", want, out.String())
+		}
+	}
+	data, err := os.ReadFile(js)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r result
+	if err := json.Unmarshal(data, &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Throughput <= 0 || r.ItemsPerS <= r.Throughput || r.Latency.P50 <= 0 || r.RatioToBound <= 0 || r.CPU.Broker <= 0 || r.BatchSize.Avg < 2 {
+		t.Errorf("figures are missing: %s", data)
+	}
+	if drawing, err := os.ReadFile(svg); err != nil || !strings.Contains(string(drawing), "</svg>") {
+		t.Errorf("no drawing: %v", err)
+	}
+}
+
+func TestAnOpenLoopSweepHasAPointForEachConcurrency(t *testing.T) {
+	var out strings.Builder
+	err := run(t.Context(), strings.Fields("--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --rate=200 --concurrency_range=1:2 --duration=0.2 --warmup=0 --max_windows=3 --bound=false"), &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := out.String(); !strings.Contains(s, "simulated: sleeps") || !strings.Contains(s, "\n          2 ") {
+		t.Errorf("got:\n%s", s)
+	}
+}
+
+func TestTheTransportSuiteRuns(t *testing.T) {
+	var out strings.Builder
+	err := run(t.Context(), strings.Fields("--suite=transport --only=latency,small,large,in_flight --rounds=1 --round=100ms --requests=30000"), &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"latency_ratio", "small_ratio", "large_ratio", "in_flight"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %s in:\n%s", want, out.String())
+		}
+	}
+}
+
+func TestAnInterruptEndsEveryProcess(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	f, err := newFleet(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	broker, _, err := f.startBroker("b.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := broker.receive(nil); !errors.Is(err, errInterrupted) {
+		t.Errorf("waiting for it gave %v", err)
+	}
+	f.close()
+	if broker.cmd.ProcessState == nil {
+		t.Error("the broker was not reaped")
+	}
+	if _, err := os.Stat(f.dir); !os.IsNotExist(err) {
+		t.Errorf("the folder is left: %v", err)
+	}
+}
+
+func TestAProcessThatFailsSaysWhy(t *testing.T) {
+	f, err := newFleet(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	_, err = f.start(spawn{role: "model worker", job: workerJob{Model: modelJob{Type: "mlp", Path: "/nowhere/w.safetensors"}}})
+	if err == nil || !strings.Contains(err.Error(), "/nowhere/w.safetensors") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := f.start(spawn{role: "no such role"}); err == nil || !strings.Contains(err.Error(), "no such role") {
+		t.Errorf("got %v", err)
+	}
+}

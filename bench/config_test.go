@@ -1,0 +1,100 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// parse runs the flags as main does, without running anything.
+func parse(args ...string) (*options, error) {
+	var o options
+	f := o.flags()
+	if err := f.Parse(args); err != nil {
+		return nil, err
+	}
+	return &o, o.check(f)
+}
+
+func TestGoodFlagsAreAccepted(t *testing.T) {
+	for _, line := range []string{
+		"",
+		"--worker_num=64 --max_batch_size=32 --model_num=1 --wait_time=0.005",
+		"--model_type=echo --data_type=uint8 --input_shape=3,224,224 --worker_num=2",
+		"--rate=100 --wait_time=10ms",
+		"--no_dynamic_batch --worker_num=2",
+		"--concurrency_range=2:16:2",
+		"--suite=transport --only=latency,small --rounds=3",
+		"--suite=tables --duration=0.5",
+		"--demo",
+	} {
+		if _, err := parse(strings.Fields(line)...); err != nil {
+			t.Errorf("%q: %v", line, err)
+		}
+	}
+}
+
+func TestBadFlagsAreRefusedWithTheReason(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing.safetensors")
+	for line, reason := range map[string]string{
+		"--worker_num=0":                             "--worker_num is 0, must be 1..",
+		"--worker_num=-3":                            "--worker_num is -3",
+		"--worker_num=100000":                        "must be 1..4096",
+		"--max_batch_size=0":                         "--max_batch_size is 0, must be 1..",
+		"--max_batch_size=1000000":                   "--max_batch_size is 1000000, must be 1..16384",
+		"--worker_batch=33":                          "--worker_batch is 33, must be 1..32",
+		"--worker_batch=0":                           "--worker_batch is 0",
+		"--model_num=0":                              "--model_num is 0",
+		"--in_flight=-1":                             "--in_flight is -1",
+		"--wait_time=-1":                             "--wait_time is -1s, must be 0..",
+		"--wait_time=soon":                           "want seconds as a number",
+		"--duration=0.001":                           "--duration is 1ms, must be at least",
+		"--warmup=-1":                                "--warmup is -1s",
+		"--rate=-5":                                  "--rate is -5",
+		"--rate=NaN":                                 "--rate is NaN",
+		"--rate=5 --no_dynamic_batch":                "--rate needs the broker",
+		"--stability=0":                              "--stability is 0",
+		"--max_windows=2":                            "--max_windows is 2, must be 3..",
+		"--model_type=resnet":                        "no model \"resnet\"; there are affine, echo, mlp, simulated",
+		"--model_type=echo --model_path=x":           "echo has no model file",
+		"--model_path=" + missing:                    "no such file",
+		"--data_type=f64":                            "mlp takes f32, got \"f64\"",
+		"--data_type=complex":                        "mlp takes f32",
+		"--concurrency_range=5:1:1":                  "1 <= a <= b",
+		"--model_type=echo --input_shape=1000000000": "MiB are available",
+		"--model_type=echo --input_shape=0":          "must be at least 1",
+		"--worker_num=4000 --no_dynamic_batch":       "MiB are available",
+		"--in_flight=65536 --worker_num=4096 --worker_batch=32": "must be",
+		"--suite=all":                    "no suite \"all\"; there are transport, tables",
+		"--suite=transport --only=speed": "no part \"speed\"",
+		"--suite=transport --rounds=0":   "--rounds must be at least 1",
+		"--suite=transport --plot=x.svg": "nothing to draw",
+		"--suite=tables --worker_num=4":  "choose it themselves",
+		"--demo --rate=5":                "choose it themselves",
+		"--demo --suite=tables":          "do not go together",
+		"--rounds=5":                     "belongs to --suite=transport",
+		"--unknown":                      "unknown flag",
+	} {
+		_, err := parse(strings.Fields(line)...)
+		if err == nil {
+			t.Errorf("%q was accepted", line)
+		} else if !strings.Contains(err.Error(), reason) && !(reason == "must be" && strings.Contains(err.Error(), "MiB")) {
+			t.Errorf("%q: %q does not say %q", line, err, reason)
+		}
+	}
+}
+
+func TestASimulatedModelSaysSoEverywhere(t *testing.T) {
+	o, err := parse("--model_type=simulated")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &result{Config: &o.cfg, Note: o.cfg.note(), Stable: true}
+	var table strings.Builder
+	r.print(&table)
+	for where, text := range map[string]string{"table": table.String(), "title": r.figure().Title, "subtitle": r.figure().Subtitle, "note": r.Note} {
+		if !strings.Contains(text, "simulated") {
+			t.Errorf("the %s does not say that it is simulated: %q", where, text)
+		}
+	}
+}

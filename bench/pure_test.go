@@ -1,0 +1,126 @@
+package main
+
+import (
+	"encoding/json"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestSecondsAreANumberOrADuration(t *testing.T) {
+	for text, want := range map[string]time.Duration{"0.005": 5 * time.Millisecond, "10ms": 10 * time.Millisecond, "0": 0, "2": 2 * time.Second, "1.5s": 1500 * time.Millisecond} {
+		var s seconds
+		if err := s.Set(text); err != nil || s.d() != want {
+			t.Errorf("%s: %v, %v; want %v", text, s, err, want)
+		}
+	}
+	for _, text := range []string{"", "ten", "NaN", "1e99", "5 ms"} {
+		if err := new(seconds).Set(text); err == nil {
+			t.Errorf("%q was accepted", text)
+		}
+	}
+	data, err := json.Marshal(seconds(5 * time.Millisecond))
+	if err != nil || string(data) != "0.005" {
+		t.Errorf("as JSON %s, %v", data, err)
+	}
+}
+
+func TestAConcurrencyRangeListsItsValues(t *testing.T) {
+	for text, want := range map[string][]int{"2:6:2": {2, 4, 6}, "1:3": {1, 2, 3}, "4:4:1": {4}, "1:6:4": {1, 5}} {
+		var r interval
+		if err := r.Set(text); err != nil || !slices.Equal(r.values(), want) {
+			t.Errorf("%s: %v, %v; want %v", text, r.values(), err, want)
+		}
+	}
+	for _, text := range []string{"", "4", "0:4:1", "4:2:1", "1:4:0", "a:b:c", "1:2:3:4"} {
+		if err := new(interval).Set(text); err == nil {
+			t.Errorf("%q was accepted", text)
+		}
+	}
+}
+
+func TestThreeWindowsMustAgreeInThroughputAndLatency(t *testing.T) {
+	steady := sample{100, 10}
+	for _, c := range []struct {
+		name    string
+		windows []sample
+		want    bool
+	}{
+		{"too few", []sample{steady, steady}, false},
+		{"alike", []sample{steady, steady, steady}, true},
+		{"within ten percent", []sample{{95, 10}, {100, 10.5}, {105, 9.5}}, true},
+		{"throughput off", []sample{{70, 10}, {100, 10}, {100, 10}}, false},
+		{"latency off", []sample{{100, 10}, {100, 10}, {100, 14}}, false},
+		{"only the last three count", []sample{{1, 500}, steady, steady, steady}, true},
+		{"nothing happened", []sample{{}, {}, {}}, false},
+	} {
+		if got := stable(c.windows, 10); got != c.want {
+			t.Errorf("%s: stable is %v", c.name, got)
+		}
+	}
+}
+
+func TestArrivalsArePoisson(t *testing.T) {
+	const n, rate = 200_000, 1000.0
+	s := newSchedule(0, rate, 7)
+	var last int64
+	var sum, squares float64
+	for range n {
+		at := s.arrival()
+		gap := float64(at-last) / 1e9
+		if gap < 0 {
+			t.Fatal("an arrival before the one before it")
+		}
+		sum, squares, last = sum+gap, squares+gap*gap, at
+	}
+	mean := sum / n
+	deviation := math.Sqrt(squares/n - mean*mean)
+	// Exponential gaps: the deviation equals the mean.
+	if math.Abs(mean*rate-1) > 0.02 || math.Abs(deviation*rate-1) > 0.02 {
+		t.Errorf("mean gap %v s, deviation %v s, want both %v", mean, deviation, 1/rate)
+	}
+	a, b := newSchedule(0, rate, 7), newSchedule(0, rate, 7)
+	for range 100 {
+		if a.arrival() != b.arrival() {
+			t.Fatal("the same seed gave other arrivals")
+		}
+	}
+}
+
+func TestNumbersAreReadable(t *testing.T) {
+	for v, want := range map[float64]string{0: "0", 1234567: "1,234,567", 999: "999", -1234: "-1,234", 1000: "1,000"} {
+		if got := big(v); got != want {
+			t.Errorf("big(%v) is %s, want %s", v, got, want)
+		}
+	}
+	for v, want := range map[float64]string{0: "0", 32: "32", 123.4: "123", 12.34: "12.3", 1.234: "1.23", 0.0123: "0.012"} {
+		if got := short(v); got != want {
+			t.Errorf("short(%v) is %s, want %s", v, got, want)
+		}
+	}
+}
+
+func TestTheMedianIsTheMiddle(t *testing.T) {
+	for _, c := range []struct {
+		v    []float64
+		want float64
+	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{9, 1, 2}, 2}, {[]float64{4, 1, 3, 2}, 2.5}} {
+		before := slices.Clone(c.v)
+		if got := medianOf(c.v); got != c.want || !slices.Equal(c.v, before) {
+			t.Errorf("median of %v is %v, want %v", before, got, c.want)
+		}
+	}
+}
+
+func TestTheTailKeepsTheEnd(t *testing.T) {
+	var l tail
+	for range 1000 {
+		_, _ = l.Write([]byte("some line\n"))
+	}
+	_, _ = l.Write([]byte("the last one\n"))
+	if s := l.String(); len(s) > tailBytes || !strings.HasSuffix(s, "the last one") {
+		t.Errorf("%d bytes, ending in %q", len(s), s[max(0, len(s)-20):])
+	}
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// recorded makes the report of a producer that saw these latencies in one
+// second.
+func recorded(t *testing.T, rows int, latencies ...time.Duration) *windowReport {
+	t.Helper()
+	r := newRecorder()
+	for _, d := range latencies {
+		r.add(int64(d), rows, stages{1, 2, 3, 4, 5, 6})
+	}
+	r.fail(shm.ErrQueueFull)
+	r.fail(errors.New("odd"))
+	w, err := r.cut()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Nanos = int64(time.Second)
+	return w
+}
+
+func windowOf(t *testing.T, reports ...*windowReport) *window {
+	t.Helper()
+	w := newWindow()
+	for _, r := range reports {
+		if err := w.addReport(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return w
+}
+
+func TestWindowsOfManyProducersAddUp(t *testing.T) {
+	ms := time.Millisecond
+	w := windowOf(t, recorded(t, 2, 1*ms, 3*ms), recorded(t, 2, 8*ms))
+	w.addUsage(usage{batches: map[int]uint64{4: 1}}, usage{cpu: [3]time.Duration{3 * time.Microsecond, 6 * time.Microsecond, 9 * time.Microsecond}, batches: map[int]uint64{2: 1, 4: 2}})
+	r := summarize([]*window{w, w, w, w}, true)
+	if r.Throughput != 3 || r.ItemsPerS != 6 || r.Requests != 9 {
+		t.Errorf("%v requests/s, %v items/s, %d requests; want 3, 6, 9", r.Throughput, r.ItemsPerS, r.Requests)
+	}
+	near := func(name string, got, want float64) {
+		if math.Abs(got-want) > 0.002*want {
+			t.Errorf("%s is %v, want %v", name, got, want)
+		}
+	}
+	near("average", r.Latency.Avg, 4)
+	near("median", r.Latency.P50, 3)
+	near("maximum", r.Latency.Max, 8)
+	near("broker", r.CPU.Broker, 1)
+	near("client", r.CPU.Client, 2)
+	near("worker", r.CPU.Worker, 3)
+	near("batch", r.BatchSize.Avg, 3)
+	near("queue", r.Breakdown.Queue, 3e-6)
+	if r.Errors[shm.ErrQueueFull.Name()] != 6 || r.Errors["odd"] != 6 {
+		t.Errorf("errors %v", r.Errors)
+	}
+}
+
+func TestAWindowStartsEmptyAfterACut(t *testing.T) {
+	r := newRecorder()
+	r.add(1000, 1, stages{})
+	if _, err := r.cut(); err != nil {
+		t.Fatal(err)
+	}
+	w, err := r.cut()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.Requests != 0 || len(w.Errors) != 0 || windowOf(t, w).latency.TotalCount() != 0 {
+		t.Errorf("second window has %+v", w)
+	}
+}
+
+func TestTheJSONKeysAreTheDocumentedOnes(t *testing.T) {
+	o, err := parse("--worker_num=2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := summarize([]*window{windowOf(t, recorded(t, 1, time.Millisecond))}, false)
+	r.Config = &o.cfg
+	r.compare(&boundResult{ItemsPerS: 2})
+	got := keys(t, r)
+	for _, key := range []string{"config", "throughput", "items_per_s", "latency_ms", "batch_size", "breakdown_ms", "cpu_us_per_request", "errors", "bound", "ratio_to_bound", "stable"} {
+		if got[key] == nil {
+			t.Errorf("no key %q", key)
+		}
+	}
+	for parent, children := range map[string][]string{
+		"latency_ms":         {"avg", "p50", "p90", "p95", "p99", "p999", "max"},
+		"batch_size":         {"avg", "histogram"},
+		"breakdown_ms":       {"claim", "write", "queue", "dispatch", "compute", "wake"},
+		"cpu_us_per_request": {"broker", "client", "worker"},
+		"bound":              {"items_per_s", "latency_ms"},
+		"config":             {"worker_num", "worker_batch", "max_batch_size", "model_num", "wait_time", "no_dynamic_batch", "model_type", "data_type", "duration", "warmup", "in_flight", "seed"},
+	} {
+		inner, _ := got[parent].(map[string]any)
+		for _, key := range children {
+			if _, ok := inner[key]; !ok {
+				t.Errorf("no key %q in %q", key, parent)
+			}
+		}
+	}
+	if got["ratio_to_bound"] != 0.5 {
+		t.Errorf("ratio_to_bound is %v, want 0.5", got["ratio_to_bound"])
+	}
+	if points := keys(t, &sweep{Config: &o.cfg, Points: []*result{r}})["points"]; points == nil {
+		t.Error("a sweep has no points")
+	}
+	transport := keys(t, &transportSuite{"transport", &transportReport{LatencyRatio: 1, SmallRatio: 1, LargeRatio: 1, IdleCPUPercent: 1, CPUGrowthRatio: 1}})["transport"].(map[string]any)
+	for _, key := range []string{"latency_ratio", "small_ratio", "large_ratio", "idle_cpu_percent", "cpu_growth_ratio"} {
+		if transport[key] == nil {
+			t.Errorf("no key transport.%s", key)
+		}
+	}
+}
+
+func keys(t *testing.T, v any) map[string]any {
+	t.Helper()
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m map[string]any
+	if err := json.Unmarshal(data, &m); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
