@@ -70,11 +70,16 @@ func TestAxesEndAtRoundNumbers(t *testing.T) {
 	if lo != 0 || hi != 40 || !slices.Equal(ticks, []float64{0, 10, 20, 30, 40}) {
 		t.Errorf("0..37: %v..%v %v", lo, hi, ticks)
 	}
-	if lo, hi := logRange(3.3, 80); lo != 2 || hi != 100 {
-		t.Errorf("3.3..80: %v..%v", lo, hi)
+	lo, hi, ticks = logarithmic(3.3, 180)
+	if lo != 2 || hi != 200 || !slices.Equal(ticks, []float64{2, 5, 10, 20, 50, 100, 200}) {
+		t.Errorf("3.3..180: %v..%v %v", lo, hi, ticks)
 	}
-	if ticks := logTicks(2, 100); !slices.Equal(ticks, []float64{2, 5, 10, 20, 50, 100}) {
-		t.Errorf("ticks %v", ticks)
+	lo, hi, ticks = logarithmic(0.001, 100)
+	if lo != 0.001 || hi != 100 || len(ticks) != 6 {
+		t.Errorf("0.001..100: %v..%v %v", lo, hi, ticks)
+	}
+	if lo, hi, _ := logarithmic(5, 5); lo > 5 || hi < 5 || lo == hi {
+		t.Errorf("5..5: %v..%v", lo, hi)
 	}
 }
 

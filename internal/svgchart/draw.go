@@ -56,8 +56,7 @@ func (c *Chart) drawYAxis(p *page, a area) scale {
 	s := scale{from: a.bottom, to: a.top, logarithmic: c.YLog}
 	var ticks []float64
 	if c.YLog {
-		s.min, s.max = logRange(lo, hi)
-		ticks = logTicks(s.min, s.max)
+		s.min, s.max, ticks = logarithmic(lo, hi)
 	} else {
 		s.min, s.max, ticks = linear(lo, hi, 5)
 	}
@@ -102,8 +101,7 @@ func (c *Chart) drawXAxis(p *page, a area) scale {
 	s := scale{from: a.left, to: a.right, logarithmic: c.XLog}
 	var ticks []float64
 	if c.XLog {
-		s.min, s.max = logRange(lo, hi)
-		ticks = logTicks(s.min, s.max)
+		s.min, s.max, ticks = logarithmic(lo, hi)
 	} else {
 		s.min, s.max, ticks = linear(lo, hi, 8)
 	}

@@ -52,38 +52,38 @@ func niceStep(x float64) float64 {
 	return 10 * power
 }
 
-// logTicks are 1, 2 and 5 times powers of ten in min..max, or the powers alone
-// when there are many.
-func logTicks(min, max float64) (ticks []float64) {
-	steps := []float64{1, 2, 5}
-	if math.Log10(max/min) > 4 {
-		steps = steps[:1]
+// logSteps are the multiples of powers of ten that an axis from min to max
+// shows: the more, the shorter it is.
+func logSteps(min, max float64) []float64 {
+	switch decades := math.Log10(max / min); {
+	case decades < 1.3:
+		return []float64{1, 2, 3, 4, 5, 6, 8}
+	case decades < 4:
+		return []float64{1, 2, 5}
 	}
-	for e := math.Floor(math.Log10(min)); e <= math.Log10(max); e++ {
-		for _, m := range steps {
-			if t := m * math.Pow(10, e); t >= min*(1-1e-9) && t <= max*(1+1e-9) {
-				ticks = append(ticks, t)
-			}
-		}
-	}
-	return ticks
+	return []float64{1}
 }
 
-// logRange widens min..max to the next tick on either side.
-func logRange(min, max float64) (lo, hi float64) {
+// logarithmic makes an axis from min to max, widened to the next tick on either
+// side.
+func logarithmic(min, max float64) (lo, hi float64, ticks []float64) {
 	if min == max {
-		return min / 2, max * 2
+		min, max = min/2, max*2
 	}
-	down := func(x float64) float64 {
-		power := math.Pow(10, math.Floor(math.Log10(x)+1e-9))
-		for _, m := range []float64{5, 2} {
-			if m*power <= x*(1+1e-9) {
-				return m * power
+	steps := logSteps(min, max)
+	const slack = 1 + 1e-9 // what is as good as a tick
+	for e := math.Floor(math.Log10(min)); ; e++ {
+		for _, m := range steps {
+			t := m * math.Pow(10, e)
+			if t <= min*slack {
+				ticks = ticks[:0]
+			}
+			ticks = append(ticks, t)
+			if t*slack >= max {
+				return ticks[0], t, ticks
 			}
 		}
-		return power
 	}
-	return down(min), niceStep(max)
 }
 
 // Number writes x with up to three significant decimals and thousands set

@@ -1,0 +1,245 @@
+package simulate
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+)
+
+// Arrivals is the process by which requests come: Poisson, Bursty, ClosedLoop
+// or Trace.
+type Arrivals interface {
+	fmt.Stringer
+	validate() error
+	// clients is how many clients attach before the first request.
+	clients() int
+	// begin schedules the first commits.
+	begin(w *world)
+	// committed is told that a request was committed, and may schedule the next.
+	committed(w *world, client batcher.ClientID)
+	// answered is told when a client learns how its request ended.
+	answered(w *world, client batcher.ClientID, at batcher.Time)
+}
+
+// Poisson arrivals are independent of each other and of the answers: the sum
+// of very many users.
+type Poisson struct {
+	Rate    float64 // requests per second
+	Clients int     // processes that they come through, in turn; 0 means 64
+}
+
+// Bursty arrivals are Poisson while on and none while off. Both phases have
+// exponential lengths.
+type Bursty struct {
+	Rate    float64       // requests per second while on
+	On, Off time.Duration // mean lengths
+	Clients int           // as in Poisson
+}
+
+// ClosedLoop is a fixed number of clients, each of which keeps up to InFlight
+// requests in flight and thinks before it sends the next.
+type ClosedLoop struct {
+	Clients  int
+	InFlight int           // per client; 0 means 1
+	Think    time.Duration // mean, exponential; 0 = at once
+}
+
+// Trace replays recorded arrivals, in order of time.
+type Trace struct {
+	Name    string
+	Entries []TraceEntry
+	Clients int // as in Poisson
+}
+
+// TraceEntry is one recorded request.
+type TraceEntry struct {
+	At    time.Duration
+	Rows  int
+	Level int // batcher.DefaultLevel if not given
+}
+
+const (
+	defaultClients = 64
+	// refusalPause is how long a client of a closed loop waits after a
+	// request was refused at once, so that it does not spin.
+	refusalPause = batcher.Time(time.Millisecond)
+)
+
+func or(n, standard int) int {
+	if n == 0 {
+		return standard
+	}
+	return n
+}
+
+func checkRate(rate float64, clients int) error {
+	if !(rate > 0 && rate <= 1e9) {
+		return bad("rate is %v requests per second, must be more than 0", rate)
+	}
+	return checkClients(clients)
+}
+
+func checkClients(n int) error {
+	if n < 0 || n > 1_000_000 {
+		return bad("clients is %d, must be 1..1000000", n)
+	}
+	return nil
+}
+
+// exponential is a random time with the given mean in nanoseconds.
+func exponential(rng *rand.Rand, mean float64) batcher.Time {
+	return batcher.Time(rng.ExpFloat64() * mean)
+}
+
+func (p Poisson) String() string {
+	return fmt.Sprintf("Poisson arrivals, %g requests/s through %d clients", p.Rate, p.clients())
+}
+func (p Poisson) validate() error { return checkRate(p.Rate, p.Clients) }
+func (p Poisson) clients() int    { return or(p.Clients, defaultClients) }
+func (p Poisson) begin(w *world)  { p.committed(w, 0) }
+
+func (p Poisson) committed(w *world, _ batcher.ClientID) {
+	w.commitAt(w.commitTime+exponential(w.rng, 1e9/p.Rate), w.nextInTurn(p.clients()))
+}
+
+func (p Poisson) answered(*world, batcher.ClientID, batcher.Time) {}
+
+func (p Bursty) String() string {
+	return fmt.Sprintf("bursty arrivals, %g requests/s for %v, then none for %v (means), through %d clients", p.Rate, p.On, p.Off, p.clients())
+}
+
+func (p Bursty) validate() error {
+	if p.On <= 0 || p.Off < 0 {
+		return bad("on is %v and off is %v, must be positive", p.On, p.Off)
+	}
+	return checkRate(p.Rate, p.Clients)
+}
+
+func (p Bursty) clients() int { return or(p.Clients, defaultClients) }
+
+func (p Bursty) begin(w *world) {
+	w.burstEnd = exponential(w.rng, float64(p.On))
+	p.committed(w, 0)
+}
+
+func (p Bursty) committed(w *world, _ batcher.ClientID) {
+	at := w.commitTime + exponential(w.rng, 1e9/p.Rate)
+	for at > w.burstEnd {
+		// The process has no memory: what is left of the gap starts anew
+		// with the next burst.
+		next := w.burstEnd + exponential(w.rng, float64(p.Off))
+		w.burstEnd = next + exponential(w.rng, float64(p.On))
+		at = next + exponential(w.rng, 1e9/p.Rate)
+	}
+	w.commitAt(at, w.nextInTurn(p.clients()))
+}
+
+func (p Bursty) answered(*world, batcher.ClientID, batcher.Time) {}
+
+func (p ClosedLoop) String() string {
+	return fmt.Sprintf("closed loop, %d clients with %d in flight, think time %v", p.Clients, or(p.InFlight, 1), p.Think)
+}
+
+func (p ClosedLoop) validate() error {
+	if p.Clients < 1 {
+		return bad("clients is %d, must be 1..1000000", p.Clients)
+	}
+	if p.InFlight < 0 || p.InFlight > 100_000 {
+		return bad("in flight per client is %d, must be 1..100000", p.InFlight)
+	}
+	if p.Think < 0 {
+		return bad("think time is %v, must be at least 0", p.Think)
+	}
+	return checkClients(p.Clients)
+}
+
+func (p ClosedLoop) clients() int { return p.Clients }
+
+func (p ClosedLoop) begin(w *world) {
+	for range or(p.InFlight, 1) {
+		for c := range p.Clients {
+			w.commitAt(exponential(w.rng, float64(p.Think)), batcher.ClientID(c))
+		}
+	}
+}
+
+func (p ClosedLoop) committed(*world, batcher.ClientID) {}
+
+func (p ClosedLoop) answered(w *world, c batcher.ClientID, at batcher.Time) {
+	w.commitAt(at+exponential(w.rng, float64(p.Think)), c)
+}
+
+func (p Trace) String() string {
+	return fmt.Sprintf("trace %s, %d requests through %d clients", p.Name, len(p.Entries), p.clients())
+}
+
+func (p Trace) validate() error {
+	if len(p.Entries) == 0 {
+		return bad("the trace has no requests")
+	}
+	return checkClients(p.Clients)
+}
+
+func (p Trace) clients() int   { return or(p.Clients, defaultClients) }
+func (p Trace) begin(w *world) { p.committed(w, 0) }
+
+func (p Trace) committed(w *world, _ batcher.ClientID) {
+	if w.traced == len(p.Entries) {
+		return
+	}
+	e := p.Entries[w.traced]
+	w.traced++
+	w.commitAt(batcher.Time(e.At), w.nextInTurn(p.clients()))
+}
+
+func (p Trace) answered(*world, batcher.ClientID, batcher.Time) {}
+
+// ReadTrace reads lines of `seconds rows [level]`, times ascending. Empty lines
+// and lines that start with # are skipped.
+func ReadTrace(name string, r io.Reader) (Trace, error) {
+	t := Trace{Name: name}
+	lines := bufio.NewScanner(r)
+	for n := 1; lines.Scan(); n++ {
+		line := strings.TrimSpace(lines.Text())
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		e, err := parseTraceEntry(strings.Fields(line))
+		if err == nil && len(t.Entries) > 0 && e.At < t.Entries[len(t.Entries)-1].At {
+			err = bad("time goes backwards")
+		}
+		if err != nil {
+			return t, fmt.Errorf("trace %s, line %d: %w", name, n, err)
+		}
+		t.Entries = append(t.Entries, e)
+	}
+	if err := lines.Err(); err != nil {
+		return t, fmt.Errorf("read trace %s: %w", name, err)
+	}
+	return t, nil
+}
+
+func parseTraceEntry(fields []string) (e TraceEntry, err error) {
+	e.Level = batcher.DefaultLevel
+	if len(fields) < 2 || len(fields) > 3 {
+		return e, bad("a line must be: seconds rows [level]")
+	}
+	if e.At, err = parseTime(fields[0]); err != nil {
+		return e, bad("%q is not a time in seconds", fields[0])
+	}
+	if e.Rows, err = strconv.Atoi(fields[1]); err != nil || e.Rows < 1 {
+		return e, bad("%q is not a number of rows", fields[1])
+	}
+	if len(fields) == 3 {
+		if e.Level, err = strconv.Atoi(fields[2]); err != nil || e.Level < 0 {
+			return e, bad("%q is not a level", fields[2])
+		}
+	}
+	return e, nil
+}

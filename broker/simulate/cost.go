@@ -1,0 +1,131 @@
+package simulate
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Cost is the measured time of a batch by its rows: points, ascending in rows.
+// Between points it is interpolated; below the first it is the first (a GPU is
+// not faster with less than one launch); beyond the last it goes on with the
+// slope of the last two.
+type Cost []CostPoint
+
+// CostPoint is one measurement.
+type CostPoint struct {
+	Rows int
+	Time time.Duration
+}
+
+// Of is the time of a batch of rows rows.
+func (c Cost) Of(rows int) time.Duration {
+	i, exact := slices.BinarySearchFunc(c, rows, func(p CostPoint, rows int) int { return cmp.Compare(p.Rows, rows) })
+	switch {
+	case exact:
+		return c[i].Time
+	case i == 0:
+		return c[0].Time
+	case i == len(c) && len(c) == 1:
+		return c[0].Time * time.Duration(rows) / time.Duration(c[0].Rows)
+	case i == len(c):
+		i--
+	}
+	a, b := c[i-1], c[i]
+	slope := float64(b.Time-a.Time) / float64(b.Rows-a.Rows)
+	return max(0, a.Time+time.Duration(slope*float64(rows-a.Rows)))
+}
+
+// ParseCost reads points like "1=3.3ms,32=8.2ms".
+func ParseCost(text string) (Cost, error) {
+	var c Cost
+	for _, point := range strings.Split(text, ",") {
+		rows, duration, found := strings.Cut(strings.TrimSpace(point), "=")
+		if !found {
+			return nil, bad("cost point %q is not like 32=8.2ms", point)
+		}
+		p, err := parsePoint(rows, duration)
+		if err != nil {
+			return nil, err
+		}
+		c = append(c, p)
+	}
+	return c.sorted()
+}
+
+// ReadCost reads a CSV file: rows, then the time of a batch, as a duration
+// (8.2ms) or as a number of seconds. A first line of column names, empty lines
+// and lines that start with # are skipped.
+func ReadCost(r io.Reader) (Cost, error) {
+	var c Cost
+	lines := bufio.NewScanner(r)
+	for n := 1; lines.Scan(); n++ {
+		line := strings.TrimSpace(lines.Text())
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		rows, duration, found := strings.Cut(line, ",")
+		if !found {
+			return nil, bad("cost file, line %d: %q is not rows,time", n, line)
+		}
+		p, err := parsePoint(rows, duration)
+		if err != nil {
+			if len(c) == 0 && n == 1 {
+				continue // column names
+			}
+			return nil, fmt.Errorf("cost file, line %d: %w", n, err)
+		}
+		c = append(c, p)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("read cost file: %w", err)
+	}
+	return c.sorted()
+}
+
+func parsePoint(rowsText, timeText string) (p CostPoint, err error) {
+	if p.Rows, err = strconv.Atoi(strings.TrimSpace(rowsText)); err != nil || p.Rows < 1 {
+		return p, bad("batch size %q is not a number of rows", rowsText)
+	}
+	if p.Time, err = parseTime(strings.TrimSpace(timeText)); err != nil || p.Time <= 0 {
+		return p, bad("batch time %q is not a duration like 8.2ms", timeText)
+	}
+	return p, nil
+}
+
+// parseTime reads a duration with a unit, or a number of seconds.
+func parseTime(text string) (time.Duration, error) {
+	if seconds, err := strconv.ParseFloat(text, 64); err == nil {
+		if !(seconds >= 0 && seconds < 1e9) {
+			return 0, bad("%q is not a time in seconds", text)
+		}
+		return time.Duration(seconds * float64(time.Second)), nil
+	}
+	return time.ParseDuration(text)
+}
+
+func (c Cost) sorted() (Cost, error) {
+	if len(c) == 0 {
+		return nil, bad("the cost has no points")
+	}
+	slices.SortFunc(c, func(a, b CostPoint) int { return cmp.Compare(a.Rows, b.Rows) })
+	for i := 1; i < len(c); i++ {
+		if c[i].Rows == c[i-1].Rows {
+			return nil, bad("the cost has two times for %d rows", c[i].Rows)
+		}
+	}
+	return c, nil
+}
+
+func (c Cost) String() string {
+	var points []string
+	for _, p := range c {
+		points = append(points, fmt.Sprintf("%d=%v", p.Rows, p.Time))
+	}
+	return strings.Join(points, ",")
+}

@@ -1,0 +1,193 @@
+package simulate
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+)
+
+// config makes a Config of the flags; errors name the flag.
+func (f *flags) config() (cfg Config, err error) {
+	cfg = Config{
+		Policy: batcher.Config{
+			MaxBatchSize:   f.maxBatchSize,
+			WaitTime:       f.waitTime,
+			PreferredSizes: f.preferred,
+			DefaultLevel:   f.defaultLevel,
+			Ageing:         f.ageing,
+			PreserveOrder:  f.preserveOrder,
+		},
+		Load:     Load{Deadline: f.deadline, Shapes: f.shapes},
+		Workers:  Workers{Count: f.workers, MaxInFlight: f.maxInFlight, Sharing: f.sharing},
+		Hop:      f.hop,
+		Requests: f.requests,
+		Seed:     f.seed,
+	}
+	if f.workers < 1 || f.maxInFlight < 1 || f.shapes < 1 || f.inFlight < 1 {
+		return cfg, bad("--workers, --max-in-flight, --in-flight and --shapes must be at least 1")
+	}
+	for _, step := range []func(*Config) error{f.setArrivals, f.setRows, f.setCost, f.setPadding, f.setLevels} {
+		if err := step(&cfg); err != nil {
+			return cfg, err
+		}
+	}
+	return cfg, nil
+}
+
+func (f *flags) setArrivals(cfg *Config) error {
+	kind := f.arrivals
+	if f.trace != "" {
+		if f.set.Changed("arrivals") && kind != "trace" {
+			return bad("--trace and --arrivals %s exclude each other", kind)
+		}
+		kind = "trace"
+	}
+	switch kind {
+	case "poisson":
+		cfg.Arrivals = Poisson{Rate: f.rate, Clients: f.clients}
+	case "bursty":
+		cfg.Arrivals = Bursty{Rate: f.rate, On: f.on, Off: f.off, Clients: f.clients}
+	case "closed":
+		cfg.Arrivals = ClosedLoop{Clients: or(f.clients, 32), InFlight: f.inFlight, Think: f.think}
+	case "trace":
+		if f.trace == "" {
+			return bad("--arrivals trace needs --trace FILE")
+		}
+		return f.readTrace(cfg)
+	default:
+		return bad("--arrivals is %q, must be poisson, bursty, closed or trace", kind)
+	}
+	return nil
+}
+
+func (f *flags) readTrace(cfg *Config) error {
+	file, err := os.Open(f.trace)
+	if err != nil {
+		return fmt.Errorf("--trace: %w", err)
+	}
+	defer file.Close()
+	t, err := ReadTrace(filepath.Base(f.trace), file)
+	if err != nil {
+		return fmt.Errorf("--trace: %w", err)
+	}
+	t.Clients = f.clients
+	if !f.set.Changed("requests") {
+		cfg.Requests = max(1, len(t.Entries))
+	}
+	cfg.Arrivals = t
+	return nil
+}
+
+func (f *flags) setRows(cfg *Config) error {
+	low, high, isRange := strings.Cut(f.rows, "-")
+	if !isRange {
+		high = low
+	}
+	var err1, err2 error
+	cfg.Load.MinRows, err1 = strconv.Atoi(low)
+	cfg.Load.MaxRows, err2 = strconv.Atoi(high)
+	if err1 != nil || err2 != nil || cfg.Load.MinRows < 1 {
+		return bad("--rows is %q, must be a number or a range like 1-4", f.rows)
+	}
+	return nil
+}
+
+func (f *flags) setCost(cfg *Config) (err error) {
+	if f.costFile == "" {
+		if cfg.Cost, err = ParseCost(f.cost); err != nil {
+			return fmt.Errorf("--cost: %w", err)
+		}
+		return nil
+	}
+	if f.set.Changed("cost") {
+		return bad("--cost and --cost-file exclude each other")
+	}
+	file, err := os.Open(f.costFile)
+	if err != nil {
+		return fmt.Errorf("--cost-file: %w", err)
+	}
+	defer file.Close()
+	if cfg.Cost, err = ReadCost(file); err != nil {
+		return fmt.Errorf("--cost-file: %w", err)
+	}
+	return nil
+}
+
+func (f *flags) setPadding(cfg *Config) error {
+	switch f.pad {
+	case "":
+	case "preferred":
+		cfg.Workers.Pad = batcher.PadPreferred
+	default:
+		rows, err := strconv.Atoi(f.pad)
+		if err != nil || rows < f.maxBatchSize {
+			return bad("--pad is %q, must be preferred, or rows of at least --max-batch-size", f.pad)
+		}
+		cfg.Workers.Pad, cfg.Workers.PadTo = batcher.PadFixed, rows
+	}
+	return nil
+}
+
+func (f *flags) setLevels(cfg *Config) error {
+	given := 0
+	for _, text := range f.levels {
+		policy, share, err := parseLevel(text)
+		if err != nil {
+			return err
+		}
+		if share >= 0 {
+			given++
+		}
+		cfg.Policy.Levels = append(cfg.Policy.Levels, policy)
+		cfg.Load.LevelShares = append(cfg.Load.LevelShares, share)
+	}
+	if given != 0 && given != len(f.levels) {
+		return bad("--level: give a share= to every level or to none")
+	}
+	if given == 0 {
+		cfg.Load.LevelShares = nil
+	}
+	return nil
+}
+
+// parseLevel reads "share=0.9,max-queue=500,timeout=50ms,on-timeout=delay". The
+// share is -1 if none is given.
+func parseLevel(text string) (l batcher.LevelPolicy, share float64, err error) {
+	share = -1
+	for _, option := range strings.Split(text, ",") {
+		key, value, _ := strings.Cut(option, "=")
+		switch key {
+		case "share":
+			share, err = strconv.ParseFloat(value, 64)
+			if err == nil && !(share >= 0) {
+				err = bad("must be at least 0")
+			}
+		case "max-queue":
+			l.MaxQueue, err = strconv.Atoi(value)
+		case "timeout":
+			l.DefaultTimeout, err = time.ParseDuration(value)
+		case "max-timeout":
+			l.MaxTimeout, err = time.ParseDuration(value)
+		case "on-timeout":
+			switch value {
+			case "reject":
+				l.OnTimeout = batcher.Reject
+			case "delay":
+				l.OnTimeout = batcher.Delay
+			default:
+				err = bad("must be reject or delay")
+			}
+		default:
+			err = bad("no such option")
+		}
+		if err != nil {
+			return l, share, bad("--level %q: %s is not understood", text, option)
+		}
+	}
+	return l, share, nil
+}

@@ -1,0 +1,155 @@
+package simulate
+
+import (
+	"errors"
+	"sort"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+)
+
+// arrive tells the batcher of a request, one hop after its commit.
+func (w *world) arrive(e event) {
+	committed := e.at - batcher.Time(w.cfg.Hop)
+	w.stats.first = min(w.stats.first, committed)
+	f := flight{
+		committed: committed, deadline: batcher.Never, client: e.client,
+		rows: w.randomRows(), level: w.randomLevel(),
+	}
+	if t, ok := w.cfg.Arrivals.(Trace); ok {
+		entry := t.Entries[e.number-1]
+		f.rows, f.level = entry.Rows, entry.Level
+	}
+	if f.level == batcher.DefaultLevel {
+		f.level = w.cfg.Policy.DefaultLevel
+	}
+	if w.cfg.Load.Deadline > 0 {
+		f.deadline = committed + batcher.Time(w.cfg.Load.Deadline)
+	}
+	r := batcher.Request{
+		ID: w.newID(), Client: e.client, Rows: f.rows, Level: f.level,
+		Arrived: committed, Deadline: f.deadline,
+	}
+	if w.cfg.Load.Shapes > 1 {
+		r.Dims[0] = 1 + uint32(w.rng.IntN(w.cfg.Load.Shapes))
+	}
+	w.flights[r.ID] = f
+	switch err := w.b.Arrive(w.now, r); {
+	case err == nil:
+	case errors.Is(err, batcher.ErrExpired):
+		w.free = append(w.free, r.ID)
+		w.stats.outcomes.Expired++
+		w.answer(&f, w.now)
+	default: // the queue is full, or the trace asks for what there is not
+		w.free = append(w.free, r.ID)
+		w.stats.outcomes.Refused++
+		w.answer(&f, w.now+refusalPause)
+	}
+	w.cfg.Arrivals.committed(w, e.client)
+}
+
+// answer tells the client, one hop away, how its request ended.
+func (w *world) answer(f *flight, at batcher.Time) {
+	w.cfg.Arrivals.answered(w, f.client, at+batcher.Time(w.cfg.Hop))
+}
+
+// decide lets the batcher decide and carries it out. It returns when to decide
+// again at the latest.
+func (w *world) decide() batcher.Time {
+	d := w.b.Decide(w.now)
+	for _, e := range d.Ended {
+		if e.Why == batcher.Expired {
+			w.stats.outcomes.Expired++
+		} else {
+			w.stats.outcomes.TimedOut++
+		}
+		w.answer(&w.flights[e.ID], w.now)
+		w.free = append(w.free, e.ID)
+	}
+	for i := range d.Dispatches {
+		w.serve(&d.Dispatches[i])
+	}
+	return d.Wake
+}
+
+// serve lets a worker run a batch. Because it takes as long as the cost says,
+// all that follows is known at once.
+func (w *world) serve(d *batcher.Dispatch) {
+	x := &w.workers[d.Worker]
+	start := max(w.now+batcher.Time(w.cfg.Hop), x.freeAt)
+	took := batcher.Time(w.cfg.Cost.Of(d.PadTo))
+	if w.cfg.Workers.Sharing > 0 {
+		took = batcher.Time(float64(took) * (1 + w.cfg.Workers.Sharing*float64(w.othersBusy(start, x))))
+	}
+	x.freeAt = start + took
+	x.busy += took
+	x.total++
+	x.rows += d.Rows
+
+	var ids []batcher.RequestID
+	if n := len(w.spare); n > 0 {
+		ids = w.spare[n-1]
+		w.spare = w.spare[:n-1]
+	}
+	x.given = append(x.given, append(ids, d.Requests...))
+	seen := x.freeAt + batcher.Time(w.cfg.Hop)
+	w.events.push(event{at: seen, kind: batchSeenDone, worker: d.Worker, batch: d.Batch})
+
+	w.stats.batch(d, seen)
+	for _, id := range d.Requests {
+		f := &w.flights[id]
+		w.stats.answer(f, seen)
+		// A caller does not wait for longer than its deadline.
+		w.cfg.Arrivals.answered(w, f.client, min(seen, f.deadline))
+	}
+}
+
+// othersBusy is how many workers other than x are busy at a time.
+func (w *world) othersBusy(at batcher.Time, x *simulatedWorker) (n int) {
+	for i := range w.workers {
+		if y := &w.workers[i]; y != x && y.freeAt > at {
+			n++
+		}
+	}
+	return n
+}
+
+func (w *world) newID() batcher.RequestID {
+	if n := len(w.free); n > 0 {
+		id := w.free[n-1]
+		w.free = w.free[:n-1]
+		return id
+	}
+	w.flights = append(w.flights, flight{})
+	return batcher.RequestID(len(w.flights) - 1)
+}
+
+func (w *world) randomRows() int {
+	low, high := max(1, w.cfg.Load.MinRows), max(1, w.cfg.Load.MaxRows)
+	if low == high {
+		return low
+	}
+	return low + w.rng.IntN(high-low+1)
+}
+
+func (w *world) randomLevel() int {
+	if len(w.shares) == 0 {
+		return batcher.DefaultLevel
+	}
+	at := w.rng.Float64() * w.shares[len(w.shares)-1]
+	return min(sort.SearchFloat64s(w.shares, at), len(w.shares)-1)
+}
+
+// result adds up what happened.
+func (w *world) result() *Result {
+	r := w.stats.result()
+	for i := range w.workers {
+		x := &w.workers[i]
+		u := 0.0
+		if r.Span > 0 {
+			u = float64(x.busy) / float64(r.Span)
+		}
+		r.Workers = append(r.Workers, WorkerResult{Utilisation: u, Batches: x.total, Rows: x.rows, Busy: time.Duration(x.busy)})
+	}
+	return r
+}

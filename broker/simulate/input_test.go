@@ -1,0 +1,80 @@
+package simulate
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+)
+
+func TestTheCostIsInterpolatedBetweenItsPoints(t *testing.T) {
+	c := mustCost(t, "32=8ms, 2=3ms,4=4ms")
+	for rows, want := range map[int]time.Duration{
+		1:  3 * time.Millisecond, // never less than the smallest measured
+		2:  3 * time.Millisecond,
+		3:  3500 * time.Microsecond,
+		4:  4 * time.Millisecond,
+		18: 6 * time.Millisecond,
+		32: 8 * time.Millisecond,
+		60: 12 * time.Millisecond, // on with the last slope
+	} {
+		if got := c.Of(rows); got != want {
+			t.Errorf("%d rows: %v, want %v", rows, got, want)
+		}
+	}
+	if got := mustCost(t, "2=1ms").Of(6); got != 3*time.Millisecond {
+		t.Errorf("one point: %v", got)
+	}
+}
+
+func TestACostFileMayHaveColumnNamesAndSeconds(t *testing.T) {
+	c, err := ReadCost(strings.NewReader("rows,time\n# measured\n1,3.3ms\n\n32, 0.0082\n"))
+	want := Cost{{1, 3300 * time.Microsecond}, {32, 8200 * time.Microsecond}}
+	if err != nil || !reflect.DeepEqual(c, want) {
+		t.Errorf("%v, %v", c, err)
+	}
+	for _, text := range []string{"", "1", "1,2ms\nx,3ms", "1,2ms\n1,3ms", "1,-2ms", "0,1ms", "rows,time\nrows,time"} {
+		if _, err := ReadCost(strings.NewReader(text)); !errors.Is(err, ErrConfig) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestABadCostIsNamed(t *testing.T) {
+	for text, want := range map[string]string{
+		"":          `cost point "" is not like 32=8.2ms`,
+		"1":         `cost point "1" is not like 32=8.2ms`,
+		"x=1ms":     `batch size "x" is not a number of rows`,
+		"1=fast":    `batch time "fast" is not a duration like 8.2ms`,
+		"1=0s":      `batch time "0s" is not a duration like 8.2ms`,
+		"1=1s,1=2s": `the cost has two times for 1 rows`,
+	} {
+		if _, err := ParseCost(text); !errors.Is(err, ErrConfig) || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+}
+
+func TestATraceIsReadLineByLine(t *testing.T) {
+	got, err := ReadTrace("t", strings.NewReader("# seconds rows level\n0 1\n0.5 2 3\n\n1.5s 4\n"))
+	want := []TraceEntry{{0, 1, batcher.DefaultLevel}, {time.Second / 2, 2, 3}, {1500 * time.Millisecond, 4, batcher.DefaultLevel}}
+	if err != nil || !reflect.DeepEqual(got.Entries, want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for text, want := range map[string]string{
+		"1":        "line 1: bad simulation: a line must be: seconds rows [level]",
+		"1 2 3 4":  "line 1: bad simulation: a line must be: seconds rows [level]",
+		"x 1":      `line 1: bad simulation: "x" is not a time in seconds`,
+		"-1 1":     `line 1: bad simulation: "-1" is not a time in seconds`,
+		"1 0":      `line 1: bad simulation: "0" is not a number of rows`,
+		"1 1 -1":   `line 1: bad simulation: "-1" is not a level`,
+		"2 1\n1 1": "line 2: bad simulation: time goes backwards",
+	} {
+		if _, err := ReadTrace("t", strings.NewReader(text)); !errors.Is(err, ErrConfig) || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+}

@@ -1,0 +1,191 @@
+package simulate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// Exit codes of Main.
+const (
+	exitOK    = 0
+	exitError = 1 // a file could not be read or written, or it was interrupted
+	exitUsage = 2 // the flags, or what they name, make no sense
+)
+
+const usage = `Usage: ringbatch simulate [flags]
+
+Drive the broker's batcher with a virtual clock: what would a policy do to a
+load, on a model that takes so long per batch size? Nothing is run or needed but
+the figures; the same flags always give the same result.
+
+Examples:
+  # 2,000 requests a second, one worker, ResNet-50 as measured on an H200
+  ringbatch simulate --rate 2000 --cost 1=3.3ms,32=8.2ms --wait-time 2ms
+
+  # 128 producers that wait for each answer, three workers that share the GPU,
+  # and a picture of it
+  ringbatch simulate --arrivals closed --clients 128 --workers 3 --sharing 0.48 \
+      --cost 1=3.3ms,32=8.2ms --plot closed.svg
+
+  # bursts, a deadline of 30 ms, preferred sizes, and the result for a script
+  ringbatch simulate --arrivals bursty --rate 6000 --on 50ms --off 100ms \
+      --deadline 30ms --preferred-sizes 8,16 --json
+
+  # two priority levels: a tenth is urgent, the rest may be refused or aged
+  ringbatch simulate --rate 3500 --level share=0.1 \
+      --level share=0.9,max-queue=500,timeout=50ms --ageing 100ms
+
+  # a recorded load and measured costs
+  ringbatch simulate --trace requests.txt --cost-file costs.csv
+
+Flags:
+`
+
+// flags are the parsed command line.
+type flags struct {
+	arrivals             string
+	rate                 float64
+	on, off              time.Duration
+	clients, inFlight    int
+	think                time.Duration
+	trace                string
+	rows                 string
+	shapes               int
+	deadline             time.Duration
+	cost, costFile       string
+	workers, maxInFlight int
+	sharing              float64
+	pad                  string
+	hop                  time.Duration
+	maxBatchSize         int
+	waitTime, ageing     time.Duration
+	preferred            []int
+	levels               []string
+	defaultLevel         int
+	preserveOrder        bool
+	requests             int
+	seed                 uint64
+	json                 bool
+	plot                 string
+	help                 bool
+	set                  *pflag.FlagSet
+}
+
+func newFlags() *flags {
+	f := &flags{set: pflag.NewFlagSet("simulate", pflag.ContinueOnError)}
+	s := f.set
+	s.SortFlags = false
+	s.SetOutput(io.Discard)
+	s.StringVar(&f.arrivals, "arrivals", "poisson", "how requests come: poisson, bursty, closed or trace")
+	s.Float64Var(&f.rate, "rate", 1000, "poisson, bursty: `requests` per second (bursty: while on)")
+	s.DurationVar(&f.on, "on", 100*time.Millisecond, "bursty: mean length of a burst")
+	s.DurationVar(&f.off, "off", 100*time.Millisecond, "bursty: mean length of a pause")
+	s.IntVar(&f.clients, "clients", 0, "closed: number of clients (default 32); otherwise the clients that requests come through in turn (default 64)")
+	s.IntVar(&f.inFlight, "in-flight", 1, "closed: requests that each client keeps in flight")
+	s.DurationVar(&f.think, "think", 0, "closed: mean pause of a client between answer and next request")
+	s.StringVar(&f.trace, "trace", "", "replay a `file` with lines of: seconds rows [level]")
+	s.StringVar(&f.rows, "rows", "1", "rows per request, a `number` or a range like 1-4")
+	s.IntVar(&f.shapes, "shapes", 1, "number of different shapes; requests of different shapes share no batch")
+	s.DurationVar(&f.deadline, "deadline", 0, "time budget of each request (0: none)")
+	s.StringVar(&f.cost, "cost", "1=3.3ms,32=8.2ms", "time per batch size, as `points` between which it is interpolated")
+	s.StringVar(&f.costFile, "cost-file", "", "read the points from a CSV `file`: rows, then 8.2ms or seconds")
+	s.IntVar(&f.workers, "workers", 1, "number of workers")
+	s.IntVar(&f.maxInFlight, "max-in-flight", 1, "batches that a worker may hold, running and prefetched")
+	s.Float64Var(&f.sharing, "sharing", 0, "`share` of its time that each other busy worker adds to a batch, as on one GPU")
+	s.StringVar(&f.pad, "pad", "", "pad batches to `rows`, or to the next preferred size (\"preferred\")")
+	s.DurationVar(&f.hop, "hop", 7*time.Microsecond, "transport from one process to the next; a request takes three")
+	s.IntVar(&f.maxBatchSize, "max-batch-size", 32, "rows of a full batch")
+	s.DurationVar(&f.waitTime, "wait-time", 2*time.Millisecond, "how long a request may wait for company")
+	s.IntSliceVar(&f.preferred, "preferred-sizes", nil, "`rows` at which a batch is sent without waiting for more, ascending")
+	s.StringArrayVar(&f.levels, "level", nil, "a priority level, most urgent first; `policy` of share=, max-queue=, timeout=, max-timeout=, on-timeout=reject|delay (repeat for each level)")
+	s.IntVar(&f.defaultLevel, "default-level", 0, "level of requests in a trace that name none")
+	s.DurationVar(&f.ageing, "ageing", 0, "lift a waiting request by one level for each time of this length (0: never)")
+	s.BoolVar(&f.preserveOrder, "preserve-order", false, "keep each client's requests in order")
+	s.IntVar(&f.requests, "requests", 100_000, "number of requests to simulate")
+	s.Uint64Var(&f.seed, "seed", 1, "another seed is another run of chance")
+	s.BoolVar(&f.json, "json", false, "print the result as JSON")
+	s.StringVar(&f.plot, "plot", "", "draw latencies and batch sizes into an SVG `file`")
+	s.BoolVarP(&f.help, "help", "h", false, "show this text")
+	return f
+}
+
+// Main is the command `ringbatch simulate`. It returns the exit code.
+func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	f := newFlags()
+	if err := f.set.Parse(args); err != nil {
+		return usageError(stderr, err)
+	}
+	if f.help {
+		fmt.Fprint(stdout, usage, f.set.FlagUsagesWrapped(100))
+		return exitOK
+	}
+	if f.set.NArg() > 0 {
+		return usageError(stderr, fmt.Errorf("unexpected argument %q", f.set.Arg(0)))
+	}
+	cfg, err := f.config()
+	if err != nil {
+		return failure(stderr, err)
+	}
+	start := time.Now()
+	r, err := Run(ctx, cfg)
+	if err != nil {
+		return failure(stderr, err)
+	}
+	if err := f.write(stdout, r, &cfg, time.Since(start)); err != nil {
+		return failure(stderr, err)
+	}
+	return exitOK
+}
+
+func usageError(stderr io.Writer, err error) int {
+	fmt.Fprintf(stderr, "ringbatch simulate: %v\nTry 'ringbatch simulate --help'.\n", err)
+	return exitUsage
+}
+
+func failure(stderr io.Writer, err error) int {
+	if errors.Is(err, ErrConfig) {
+		return usageError(stderr, err)
+	}
+	fmt.Fprintf(stderr, "ringbatch simulate: %v\n", err)
+	return exitError
+}
+
+func (f *flags) write(stdout io.Writer, r *Result, cfg *Config, took time.Duration) error {
+	if f.plot != "" {
+		if err := writePlot(f.plot, r, cfg); err != nil {
+			return err
+		}
+	}
+	if f.json {
+		e := json.NewEncoder(stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(r)
+	}
+	if err := r.WriteText(stdout, cfg); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(stdout, "\n(simulated in %v, seed %d)\n", took.Round(time.Millisecond), f.seed)
+	return err
+}
+
+func writePlot(name string, r *Result, cfg *Config) error {
+	file, err := os.Create(name)
+	if err != nil {
+		return fmt.Errorf("plot: %w", err)
+	}
+	if err := r.WriteSVG(file, cfg); err != nil {
+		file.Close()
+		return fmt.Errorf("plot %s: %w", name, err)
+	}
+	if err := file.Close(); err != nil {
+		return fmt.Errorf("plot: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,140 @@
+package simulate
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// command runs Main and returns its exit code and what it wrote.
+func command(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs strings.Builder
+	code = Main(t.Context(), args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestTheCommandPrintsAReportThatAPersonCanRead(t *testing.T) {
+	code, out, errs := command(t, "--requests", "5000", "--rate", "3000", "--level", "share=1", "--level", "share=9")
+	if code != 0 || errs != "" {
+		t.Fatalf("exit %d: %s", code, errs)
+	}
+	for _, want := range []string{"Poisson arrivals, 3000 requests/s", "max_batch_size 32, wait_time 2ms, 2 levels", "throughput", "p99.9", "level 1", "5,000 completed", "% wait time over", "% busy", "rows per batch", "█", "seed 1"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("does not say %q:\n%s", want, out)
+		}
+	}
+}
+
+func TestTheCommandWritesJSONAndAPlot(t *testing.T) {
+	plot := filepath.Join(t.TempDir(), "plot.svg")
+	code, out, errs := command(t, "--arrivals", "closed", "--clients", "40", "--requests", "4000", "--json", "--plot", plot)
+	if code != 0 {
+		t.Fatalf("exit %d: %s", code, errs)
+	}
+	var r struct {
+		Outcomes Outcomes           `json:"outcomes"`
+		Latency  map[string]float64 `json:"latency_ms"`
+		Sizes    []SizeCount        `json:"batch_sizes"`
+	}
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Outcomes.Completed != 4000 || r.Latency["p99.9"] <= 0 || len(r.Sizes) == 0 {
+		t.Errorf("%+v", r)
+	}
+	svg, err := os.ReadFile(plot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"<svg", "closed loop, 40 clients", "latency from commit to answer (ms)", "rows in the batch"} {
+		if !strings.Contains(string(svg), want) {
+			t.Errorf("the plot does not say %q", want)
+		}
+	}
+}
+
+func TestTheCommandReplaysATraceWithMeasuredCosts(t *testing.T) {
+	dir := t.TempDir()
+	trace, costs := filepath.Join(dir, "requests.txt"), filepath.Join(dir, "costs.csv")
+	if err := os.WriteFile(trace, []byte("0 4\n0 2\n0.001 2\n0.002 6\n0.002 2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(costs, []byte("rows,seconds\n1,0.003\n8,0.003\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := command(t, "--trace", trace, "--cost-file", costs, "--max-batch-size", "8", "--wait-time", "1500us", "--hop", "0")
+	if code != 0 || !strings.Contains(out, "over 7ms") || !strings.Contains(out, "trace requests.txt, 5 requests") {
+		t.Errorf("exit %d: %s%s", code, out, errs)
+	}
+}
+
+func TestHelpHasExamplesAndIsNoError(t *testing.T) {
+	code, out, errs := command(t, "--help")
+	if code != 0 || errs != "" || !strings.Contains(out, "Examples:") || !strings.Contains(out, "--preferred-sizes") {
+		t.Errorf("exit %d: %s%s", code, out, errs)
+	}
+}
+
+func TestEveryExampleOfTheHelpRuns(t *testing.T) {
+	text := strings.ReplaceAll(usage, "\\\n", " ")
+	ran := 0
+	for _, line := range strings.Split(text, "\n") {
+		args, found := strings.CutPrefix(strings.TrimSpace(line), "ringbatch simulate ")
+		if !found || strings.Contains(line, "--trace") { // that one needs files
+			continue
+		}
+		args = strings.ReplaceAll(args, "closed.svg", filepath.Join(t.TempDir(), "closed.svg"))
+		if code, _, errs := command(t, append(strings.Fields(args), "--requests", "2000")...); code != 0 {
+			t.Errorf("%s: exit %d: %s", args, code, errs)
+		}
+		ran++
+	}
+	if ran < 4 {
+		t.Errorf("found %d examples", ran)
+	}
+}
+
+func TestABadFlagIsNamedAndExitsWithTwo(t *testing.T) {
+	for args, want := range map[string]string{
+		"--nonsense":                         "unknown flag: --nonsense",
+		"extra":                              `unexpected argument "extra"`,
+		"--rate fast":                        `invalid argument "fast" for "--rate"`,
+		"--rate -1":                          "rate is -1 requests per second, must be more than 0",
+		"--arrivals sometimes":               `--arrivals is "sometimes", must be poisson, bursty, closed or trace`,
+		"--arrivals trace":                   "--arrivals trace needs --trace FILE",
+		"--arrivals closed --trace x":        "--trace and --arrivals closed exclude each other",
+		"--rows 0":                           `--rows is "0", must be a number or a range like 1-4`,
+		"--rows 4-x":                         `--rows is "4-x"`,
+		"--rows 40":                          "requests have up to 40 rows, max_batch_size is 32",
+		"--cost 1":                           `--cost: bad simulation: cost point "1" is not like 32=8.2ms`,
+		"--cost 1=1ms --cost-file x":         "--cost and --cost-file exclude each other",
+		"--pad 8":                            `--pad is "8", must be preferred, or rows of at least --max-batch-size`,
+		"--level x=1":                        `--level "x=1": x=1 is not understood`,
+		"--level share=1 --level timeout=1s": "give a share= to every level or to none",
+		"--level share=-1":                   "share=-1 is not understood",
+		"--level on-timeout=wait":            "on-timeout=wait is not understood",
+		"--workers 0":                        "must be at least 1",
+		"--max-batch-size 0":                 "max_batch_size is 0, must be 1..1048576",
+		"--preferred-sizes 8,4":              "preferred_sizes[1] is 4, must be ascending",
+		"--default-level 1":                  "default_level is 1, must be 0..0",
+		"--requests 0":                       "requests is 0, must be 1..1000000000",
+	} {
+		code, out, errs := command(t, strings.Fields(args)...)
+		if code != 2 || out != "" || !strings.Contains(errs, want) || !strings.Contains(errs, "--help") {
+			t.Errorf("%s: exit %d, %q, want %q", args, code, errs, want)
+		}
+	}
+}
+
+func TestAFileThatCannotBeUsedExitsWithOne(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing", "file")
+	for _, flag := range []string{"--trace", "--cost-file", "--plot"} {
+		code, _, errs := command(t, flag, missing, "--requests", "100")
+		if code != 1 || !strings.Contains(errs, "missing") {
+			t.Errorf("%s: exit %d: %s", flag, code, errs)
+		}
+	}
+}

@@ -1,0 +1,146 @@
+// Package simulate drives the broker's batcher with a virtual clock: what would
+// this policy do to that load on a model which takes so long per batch size?
+//
+// The batcher is the very code that the broker runs. What is simulated is the
+// world around it:
+//
+//	clients commit requests (Arrivals)      → one hop →
+//	the batcher decides                     → one hop →
+//	a worker takes as long as the Cost says → one hop → the client has its answer
+//
+// The same Config, seed included, always gives the same Result.
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+)
+
+// Config describes one simulation.
+type Config struct {
+	Policy   batcher.Config
+	Arrivals Arrivals
+	Load     Load
+	Workers  Workers
+	Cost     Cost
+	// Hop is the time from one process to the next: client to broker, broker
+	// to worker, worker to client. Every request takes three.
+	Hop      time.Duration
+	Requests int // how many are sent; a trace may have fewer
+	Seed     uint64
+}
+
+// Load is what the requests look like.
+type Load struct {
+	MinRows, MaxRows int           // rows per request, uniform; 0 means 1
+	Deadline         time.Duration // time budget of each request; 0 = none
+	Shapes           int           // number of different shapes, uniform; 0 means 1
+	// LevelShares are the shares of requests per priority level; nil means
+	// that all ask for the default level.
+	LevelShares []float64
+}
+
+// Workers is what serves them.
+type Workers struct {
+	Count       int
+	MaxInFlight int // batches a worker may hold; 0 means 1
+	Pad         batcher.Padding
+	PadTo       int
+	// Sharing says how much workers on one device slow each other down: a
+	// batch that starts while k other workers are busy takes 1 + k·Sharing
+	// times as long.
+	Sharing float64
+}
+
+// ErrConfig is wrapped by every error about a Config.
+var ErrConfig = errors.New("bad simulation")
+
+func bad(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrConfig, fmt.Sprintf(format, args...))
+}
+
+// MaxRequests bounds the memory of one simulation: 8 bytes for each latency.
+const MaxRequests = 1_000_000_000
+
+func (c *Config) validate() error {
+	if err := c.Policy.Validate(); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	if c.Requests < 1 || c.Requests > MaxRequests {
+		return bad("requests is %d, must be 1..%d", c.Requests, MaxRequests)
+	}
+	if c.Hop < 0 {
+		return bad("hop is %v, must be at least 0", c.Hop)
+	}
+	if c.Workers.Count < 1 || c.Workers.Count > 4096 {
+		return bad("workers is %d, must be 1..4096", c.Workers.Count)
+	}
+	if c.Workers.MaxInFlight < 0 {
+		return bad("max in flight per worker is %d, must be at least 1", c.Workers.MaxInFlight)
+	}
+	if c.Workers.Sharing < 0 {
+		return bad("sharing is %v, must be at least 0", c.Workers.Sharing)
+	}
+	if len(c.Cost) == 0 {
+		return bad("no cost of the model is given")
+	}
+	if err := c.Load.validate(&c.Policy); err != nil {
+		return err
+	}
+	if c.Arrivals == nil {
+		return bad("no arrivals are given")
+	}
+	return c.Arrivals.validate()
+}
+
+func (l *Load) validate(policy *batcher.Config) error {
+	if l.MinRows < 0 || l.MaxRows < l.MinRows {
+		return bad("rows per request are %d to %d, must be ascending and at least 1", l.MinRows, l.MaxRows)
+	}
+	if l.MaxRows > policy.MaxBatchSize {
+		return bad("requests have up to %d rows, max_batch_size is %d", l.MaxRows, policy.MaxBatchSize)
+	}
+	if l.Deadline < 0 {
+		return bad("deadline is %v, must be at least 0", l.Deadline)
+	}
+	if l.Shapes < 0 {
+		return bad("shapes is %d, must be at least 1", l.Shapes)
+	}
+	if l.LevelShares == nil {
+		return nil
+	}
+	if len(l.LevelShares) != max(1, len(policy.Levels)) {
+		return bad("%d level shares for %d levels", len(l.LevelShares), max(1, len(policy.Levels)))
+	}
+	sum := 0.0
+	for _, share := range l.LevelShares {
+		if share < 0 {
+			return bad("a level's share is %v, must be at least 0", share)
+		}
+		sum += share
+	}
+	if !(sum > 0) {
+		return bad("the shares of all levels are 0")
+	}
+	return nil
+}
+
+// Run simulates until every request has ended. It stops early, with ctx's
+// error, when ctx is done.
+func Run(ctx context.Context, cfg Config) (*Result, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	w, err := newWorld(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.run(ctx); err != nil {
+		return nil, fmt.Errorf("simulate: %w", err)
+	}
+	return w.result(), nil
+}

@@ -1,0 +1,264 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+)
+
+func mustRun(t *testing.T, cfg Config) *Result {
+	t.Helper()
+	r, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func mustCost(t *testing.T, text string) Cost {
+	t.Helper()
+	c, err := ParseCost(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func near(got, want, tolerance float64) bool { return math.Abs(got-want) <= tolerance*math.Abs(want) }
+
+// With batches of one request and a constant service time the simulation is an
+// M/D/1 queue, whose mean wait is known: ρ·D / 2(1-ρ).
+func TestWithoutBatchingItIsTheQueueOfTheTextbook(t *testing.T) {
+	for _, load := range []float64{0.3, 0.6, 0.8} {
+		r := mustRun(t, Config{
+			Policy:   batcher.Config{MaxBatchSize: 1},
+			Arrivals: Poisson{Rate: load * 1000},
+			Workers:  Workers{Count: 1},
+			Cost:     mustCost(t, "1=1ms"),
+			Requests: 400_000,
+			Seed:     7,
+		})
+		want := 1 + load/(2*(1-load)) // ms, service included
+		if got := milliseconds(r.Latency.Avg); !near(got, want, 0.02) {
+			t.Errorf("load %v: %.3f ms on average, want %.3f", load, got, want)
+		}
+		if got := r.Workers[0].Utilisation; !near(got, load, 0.01) {
+			t.Errorf("load %v: utilisation %.3f", load, got)
+		}
+	}
+}
+
+func TestClientsThatWaitForAnswersFillEveryBatchOfABusyModel(t *testing.T) {
+	r := mustRun(t, Config{
+		Policy:   batcher.Config{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
+		Arrivals: ClosedLoop{Clients: 128},
+		Workers:  Workers{Count: 3},
+		Cost:     mustCost(t, "1=3.3ms,32=8.2ms"),
+		Requests: 100_000,
+	})
+	if want := 3 * 32 / 0.0082; !near(r.RequestsPerSecond, want, 0.01) {
+		t.Errorf("%.0f requests/s, want %.0f", r.RequestsPerSecond, want)
+	}
+	if r.MeanBatchRows < 31.9 {
+		t.Errorf("%.1f rows per batch", r.MeanBatchRows)
+	}
+}
+
+func TestALonelyClientNeverWaitsForCompany(t *testing.T) {
+	r := mustRun(t, Config{
+		Policy:   batcher.Config{MaxBatchSize: 32, WaitTime: time.Second},
+		Arrivals: ClosedLoop{Clients: 1, Think: time.Millisecond},
+		Workers:  Workers{Count: 1},
+		Cost:     mustCost(t, "1=3ms"),
+		Hop:      10 * time.Microsecond,
+		Requests: 1000,
+	})
+	if want := 3*time.Millisecond + 30*time.Microsecond; r.Latency.Max != want || r.Latency.P50 != want {
+		t.Errorf("latency %+v, want %v always", r.Latency, want)
+	}
+	if r.Reasons.Nobody != 1000 {
+		t.Errorf("reasons %+v", r.Reasons)
+	}
+}
+
+func TestATraceIsReplayedToTheLetter(t *testing.T) {
+	r := mustRun(t, Config{
+		Policy: batcher.Config{MaxBatchSize: 8, WaitTime: 1500 * time.Microsecond},
+		Arrivals: Trace{Entries: []TraceEntry{ // the well-known example, X = 3 ms
+			{0, 4, batcher.DefaultLevel}, {0, 2, batcher.DefaultLevel}, {time.Millisecond, 2, batcher.DefaultLevel},
+			{2 * time.Millisecond, 6, batcher.DefaultLevel}, {2 * time.Millisecond, 2, batcher.DefaultLevel},
+		}},
+		Workers:  Workers{Count: 1},
+		Cost:     mustCost(t, "1=3ms,8=3ms"),
+		Requests: 5,
+	})
+	if r.Span != 7*time.Millisecond || r.Batches != 2 || r.Reasons.Full != 2 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestTheSameSeedGivesTheSameResult(t *testing.T) {
+	cfg := Config{
+		Policy:   batcher.Config{MaxBatchSize: 16, WaitTime: time.Millisecond, PreferredSizes: []int{4, 8}},
+		Arrivals: Bursty{Rate: 9000, On: 20 * time.Millisecond, Off: 20 * time.Millisecond},
+		Load:     Load{MinRows: 1, MaxRows: 4, Shapes: 3, Deadline: 40 * time.Millisecond},
+		Workers:  Workers{Count: 2, MaxInFlight: 2, Sharing: 0.3},
+		Cost:     mustCost(t, "1=3ms,16=6ms"),
+		Hop:      5 * time.Microsecond,
+		Requests: 20_000,
+		Seed:     42,
+	}
+	a, b := mustRun(t, cfg), mustRun(t, cfg)
+	if !reflect.DeepEqual(a, b) {
+		t.Error("two runs differ")
+	}
+	cfg.Seed++
+	if c := mustRun(t, cfg); c.Latency == a.Latency {
+		t.Error("the seed has no effect")
+	}
+}
+
+func TestEveryRequestEndsOnceUnderAnyPolicy(t *testing.T) {
+	schedules := 300
+	if testing.Short() {
+		schedules = 50
+	}
+	for seed := range uint64(schedules) {
+		cfg := randomSimulation(t, seed)
+		r := mustRun(t, cfg)
+		o := r.Outcomes
+		if got := o.Completed + o.Late + o.Expired + o.TimedOut + o.Refused; got != cfg.Requests {
+			t.Fatalf("seed %d: %d of %d requests ended: %+v", seed, got, cfg.Requests, o)
+		}
+		if cfg.Load.Deadline > 0 && r.Latency.Max > cfg.Load.Deadline {
+			t.Fatalf("seed %d: latency %v over the deadline %v", seed, r.Latency.Max, cfg.Load.Deadline)
+		}
+		for _, w := range r.Workers {
+			if w.Utilisation > 1.0001 {
+				t.Fatalf("seed %d: utilisation %v", seed, w.Utilisation)
+			}
+		}
+	}
+}
+
+func randomSimulation(t *testing.T, seed uint64) Config {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	cfg := Config{
+		Policy: batcher.Config{
+			MaxBatchSize: 1 + rng.IntN(32), WaitTime: time.Duration(rng.IntN(5)) * time.Millisecond,
+			PreserveOrder: rng.IntN(4) == 0, Ageing: time.Duration(rng.IntN(3)) * 10 * time.Millisecond,
+		},
+		Workers:  Workers{Count: 1 + rng.IntN(4), MaxInFlight: rng.IntN(4), Sharing: rng.Float64()},
+		Cost:     mustCost(t, "1=3ms,32=8ms"),
+		Hop:      time.Duration(rng.IntN(20)) * time.Microsecond,
+		Requests: 500 + rng.IntN(1000),
+		Seed:     seed,
+	}
+	cfg.Load = Load{MinRows: 1, MaxRows: 1 + rng.IntN(cfg.Policy.MaxBatchSize), Shapes: 1 + rng.IntN(4)}
+	if rng.IntN(2) == 0 {
+		cfg.Load.Deadline = time.Duration(5+rng.IntN(50)) * time.Millisecond
+	}
+	if rng.IntN(2) == 0 {
+		cfg.Policy.Levels = []batcher.LevelPolicy{{MaxQueue: 20}, {DefaultTimeout: 20 * time.Millisecond, OnTimeout: batcher.TimeoutAction(rng.IntN(2))}}
+		cfg.Load.LevelShares = []float64{rng.Float64(), 1}
+	}
+	switch rng.IntN(3) {
+	case 0:
+		cfg.Arrivals = Poisson{Rate: 100 + 5000*rng.Float64()}
+	case 1:
+		cfg.Arrivals = Bursty{Rate: 20000 * rng.Float64(), On: 10 * time.Millisecond, Off: 30 * time.Millisecond}
+	default:
+		cfg.Arrivals = ClosedLoop{Clients: 1 + rng.IntN(100), InFlight: 1 + rng.IntN(4), Think: time.Duration(rng.IntN(3)) * time.Millisecond}
+	}
+	return cfg
+}
+
+func TestAMillionRequestsTakeSeconds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a million requests")
+	}
+	start := time.Now()
+	mustRun(t, Config{
+		Policy:   batcher.Config{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
+		Arrivals: Poisson{Rate: 3500},
+		Workers:  Workers{Count: 1},
+		Cost:     mustCost(t, "1=3.3ms,32=8.2ms"),
+		Requests: 1_000_000,
+	})
+	if took := time.Since(start); took > 20*time.Second {
+		t.Errorf("took %v", took)
+	} else {
+		t.Logf("took %v", took.Round(time.Millisecond))
+	}
+}
+
+func TestASimulationStopsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := Run(ctx, Config{
+		Policy: batcher.Config{MaxBatchSize: 1}, Arrivals: Poisson{Rate: 1}, Workers: Workers{Count: 1},
+		Cost: mustCost(t, "1=1ms"), Requests: 10,
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want %v", err, context.Canceled)
+	}
+}
+
+func TestABadSimulationIsRefused(t *testing.T) {
+	good := func() Config {
+		return Config{
+			Policy: batcher.Config{MaxBatchSize: 4}, Arrivals: Poisson{Rate: 1}, Workers: Workers{Count: 1},
+			Cost: mustCost(t, "1=1ms"), Requests: 10,
+		}
+	}
+	for name, spoil := range map[string]func(*Config){
+		"policy":         func(c *Config) { c.Policy.MaxBatchSize = 0 },
+		"requests":       func(c *Config) { c.Requests = 0 },
+		"hop":            func(c *Config) { c.Hop = -1 },
+		"workers":        func(c *Config) { c.Workers.Count = 0 },
+		"in flight":      func(c *Config) { c.Workers.MaxInFlight = -1 },
+		"sharing":        func(c *Config) { c.Workers.Sharing = -1 },
+		"cost":           func(c *Config) { c.Cost = nil },
+		"rows":           func(c *Config) { c.Load.MinRows, c.Load.MaxRows = 3, 2 },
+		"too many rows":  func(c *Config) { c.Load.MaxRows = 5 },
+		"deadline":       func(c *Config) { c.Load.Deadline = -1 },
+		"shapes":         func(c *Config) { c.Load.Shapes = -1 },
+		"shares":         func(c *Config) { c.Load.LevelShares = []float64{1, 2} },
+		"negative share": func(c *Config) { c.Load.LevelShares = []float64{-1} },
+		"no share":       func(c *Config) { c.Load.LevelShares = []float64{0} },
+		"no arrivals":    func(c *Config) { c.Arrivals = nil },
+		"rate":           func(c *Config) { c.Arrivals = Poisson{} },
+		"clients":        func(c *Config) { c.Arrivals = Poisson{Rate: 1, Clients: -1} },
+		"on":             func(c *Config) { c.Arrivals = Bursty{Rate: 1} },
+		"no clients":     func(c *Config) { c.Arrivals = ClosedLoop{} },
+		"think":          func(c *Config) { c.Arrivals = ClosedLoop{Clients: 1, Think: -1} },
+		"loop in flight": func(c *Config) { c.Arrivals = ClosedLoop{Clients: 1, InFlight: -1} },
+		"empty trace":    func(c *Config) { c.Arrivals = Trace{} },
+	} {
+		cfg := good()
+		spoil(&cfg)
+		if _, err := Run(t.Context(), cfg); !errors.Is(err, ErrConfig) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func BenchmarkSimulatedRequest(b *testing.B) {
+	cost, err := ParseCost("1=3.3ms,32=8.2ms")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	if _, err := Run(b.Context(), Config{
+		Policy:   batcher.Config{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
+		Arrivals: Poisson{Rate: 3500}, Workers: Workers{Count: 1}, Cost: cost, Requests: b.N,
+	}); err != nil {
+		b.Fatal(err)
+	}
+}

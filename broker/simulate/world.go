@@ -1,0 +1,137 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+)
+
+// world is one simulation in progress.
+type world struct {
+	cfg     Config
+	b       *batcher.Batcher
+	rng     *rand.Rand
+	now     batcher.Time
+	events  eventQueue
+	flights []flight // by RequestID
+	free    []batcher.RequestID
+	spare   [][]batcher.RequestID // backs simulatedWorker.given
+	workers []simulatedWorker
+	shares  []float64 // LevelShares, added up
+
+	scheduled  int          // commits so far, past and future
+	commitTime batcher.Time // of the last commit that was scheduled in turn
+	turn       int
+	burstEnd   batcher.Time // Bursty
+	traced     int          // Trace: entries scheduled
+
+	stats stats
+}
+
+// flight is a request between its commit and its answer.
+type flight struct {
+	committed, deadline batcher.Time
+	client              batcher.ClientID
+	rows, level         int
+}
+
+// simulatedWorker runs the batches that it is given one after the other.
+type simulatedWorker struct {
+	freeAt batcher.Time // when it has finished all that it was given
+	busy   batcher.Time
+	rows   int
+	given  [][]batcher.RequestID // batches that it holds, oldest first
+	total  int                   // batches so far
+}
+
+func newWorld(cfg Config) (*world, error) {
+	b, err := batcher.New(cfg.Policy)
+	if err != nil {
+		return nil, err
+	}
+	w := &world{
+		cfg:     cfg,
+		b:       b,
+		rng:     rand.New(rand.NewPCG(cfg.Seed, 0x72696e67)),
+		workers: make([]simulatedWorker, cfg.Workers.Count),
+		stats:   newStats(&cfg),
+	}
+	sum := 0.0
+	for _, share := range cfg.Load.LevelShares {
+		sum += share
+		w.shares = append(w.shares, sum)
+	}
+	for c := range cfg.Arrivals.clients() {
+		b.ClientJoined(batcher.ClientID(c))
+	}
+	for i := range w.workers {
+		b.WorkerReady(batcher.Worker{
+			ID: batcher.WorkerID(i), MaxInFlight: cfg.Workers.MaxInFlight,
+			Pad: cfg.Workers.Pad, PadTo: cfg.Workers.PadTo,
+		})
+	}
+	return w, nil
+}
+
+// run plays events in the order of time. All that happen at the same moment
+// are told to the batcher before it decides, as a broker would find them
+// together.
+func (w *world) run(ctx context.Context) error {
+	w.cfg.Arrivals.begin(w)
+	wake := batcher.Never
+	for n := 0; ; n++ {
+		if n%4096 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		next := wake
+		if !w.events.empty() {
+			next = min(next, w.events.first().at)
+		}
+		if next == batcher.Never {
+			break
+		}
+		w.now = next
+		for !w.events.empty() && w.events.first().at == next {
+			w.handle(w.events.pop())
+		}
+		wake = w.decide()
+	}
+	if w.b.Queued() > 0 {
+		return errors.New("requests wait for ever") // a bug of the batcher
+	}
+	return nil
+}
+
+func (w *world) handle(e event) {
+	switch e.kind {
+	case commitSeen:
+		w.arrive(e)
+	case batchSeenDone:
+		w.b.BatchDone(e.worker, e.batch)
+		x := &w.workers[e.worker]
+		ids := x.given[0]
+		copy(x.given, x.given[1:])
+		x.given = x.given[:len(x.given)-1]
+		w.free = append(w.free, ids...)
+		w.spare = append(w.spare, ids[:0])
+	}
+}
+
+// commitAt schedules the commit of one more request, unless all have been sent.
+// The broker sees it one hop later.
+func (w *world) commitAt(at batcher.Time, c batcher.ClientID) {
+	if w.scheduled == w.cfg.Requests {
+		return
+	}
+	w.scheduled++
+	w.commitTime = at
+	w.events.push(event{at: at + batcher.Time(w.cfg.Hop), kind: commitSeen, client: c, number: uint32(w.scheduled)})
+}
+
+// nextInTurn spreads requests that belong to nobody over n clients.
+func (w *world) nextInTurn(n int) batcher.ClientID {
+	w.turn = (w.turn + 1) % n
+	return batcher.ClientID(w.turn)
+}
