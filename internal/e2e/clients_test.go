@@ -1,0 +1,112 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/ringbatch/ringbatch/client"
+)
+
+func TestAClientKilledAtAnyMomentLeavesNothingBehind(t *testing.T) {
+	for _, stage := range []string{"attach", "claim", "write", "wait", "wait while it runs", "read"} {
+		t.Run(stage, func(t *testing.T) {
+			h := newHost(t, theModel)
+			w := h.worker(theModel)
+			other := h.dial()
+			for range 3 {
+				do, running := strings.CutSuffix(stage, " while it runs")
+				victim := h.client(do)
+				victim.expect(do)
+				if running {
+					w.expect("slow")
+				}
+				victim.kill()
+				works(t, other, 4)
+			}
+			other.Close()
+			h.settled()
+			w.kill()
+			h.settled()
+			h.stop()
+		})
+	}
+}
+
+func TestAClientThatForkedAndDiedIsNoticedWhileItsChildKeepsTheConnection(t *testing.T) {
+	h := newHost(t, theModel)
+	h.worker(theModel)
+	c := h.client("fork")
+	pid, err := strconv.Atoi(c.expect("forked"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}()
+	c.expect("read")
+	c.kill()
+	h.settled()
+	if _, err := os.Stat("/proc/" + strconv.Itoa(pid)); err != nil {
+		t.Error("the child that should hold the connection is gone")
+	}
+}
+
+func TestWhatADepartedClientHadQueuedIsCanceled(t *testing.T) {
+	h := newHost(t, theModel) // no worker: everything stays queued
+	leaver, stayer := h.dial(), h.dial()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var left []asking
+	for range 5 {
+		left = append(left, askLater(ctx, leaver, cmdAnswer, 0))
+	}
+	kept := askLater(ctx, stayer, cmdAnswer, 0)
+	h.queued(6)
+	leaver.Close()
+	for _, a := range left {
+		a.ends(t, client.ErrBrokerGone)
+	}
+	h.queued(1)
+	h.worker(theModel)
+	kept.ends(t, nil)
+	stayer.Close()
+	h.settled()
+	if m := h.model("m"); m.Rows != 1 || m.Ended["Canceled"] != 5 {
+		t.Errorf("%d rows reached a worker, ended %v", m.Rows, m.Ended)
+	}
+}
+
+func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
+	h := newHost(t, theModel)
+	h.worker(theModel)
+	first := h.dial(client.WithWindow(40))
+	if _, err := h.tryDial(client.WithWindow(25)); !errors.Is(err, client.ErrRingFull) {
+		t.Errorf("25 of 24 free slots: %v", err)
+	}
+	if _, err := h.tryDial(client.WithWindow(65)); !errors.Is(err, client.ErrRingFull) {
+		t.Errorf("more slots than the ring has: %v", err)
+	}
+	second := h.dial(client.WithWindow(24))
+	works(t, first, 60)
+	works(t, second, 60)
+	victim := start(t, role{Kind: "client", Socket: h.role.Socket, Model: theModel, Do: "read", Window: 1})
+	if line := <-victim.lines; line == "read" {
+		t.Error("a client got a window in a full ring")
+	}
+	first.Close()
+	h.eventually("room again", func() error {
+		c, err := h.tryDial(client.WithWindow(40))
+		if err == nil {
+			works(t, c, 1)
+			c.Close()
+		}
+		return err
+	})
+	second.Close()
+	h.settled()
+}

@@ -1,0 +1,134 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// ring is a broker, workers and clients in this one process: where the race
+// detector can see them all, if mem is a heap.
+type ring struct {
+	t      *testing.T
+	socket string
+	mem    shm.Memory
+	stop   context.CancelFunc
+	done   chan error
+	wg     sync.WaitGroup
+}
+
+func inProcess(t *testing.T, mem shm.Memory, models ...modelSpec) *ring {
+	t.Helper()
+	if mem == nil {
+		mem = shm.Memfd{}
+	}
+	dir, err := os.MkdirTemp("", "rb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &ring{t: t, socket: filepath.Join(dir, "b.sock"), mem: mem, done: make(chan error, 1)}
+	cfg := broker.Config{Socket: r.socket, Memory: mem, Logger: slog.New(slog.DiscardHandler)}
+	for _, m := range models {
+		cfg.Models = append(cfg.Models, m.config())
+	}
+	b, err := broker.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r.stop = cancel
+	go func() { r.done <- b.Serve(ctx) }()
+	t.Cleanup(func() {
+		r.wg.Wait()
+		cancel()
+		if err := <-r.done; err != nil {
+			t.Errorf("broker: %v", err)
+		}
+		_ = os.RemoveAll(dir)
+	})
+	return r
+}
+
+// worker serves until the returned function is called, or the test ends.
+func (r *ring) worker(depth int, fn worker.Func) (leave func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	r.wg.Add(1)
+	left := make(chan struct{})
+	go func() {
+		defer r.wg.Done()
+		defer close(left)
+		err := worker.Serve(ctx, worker.Config{Model: "m", Signature: theModel.signature(), Socket: r.socket, Depth: depth, Memory: r.mem}, fn)
+		if err != nil && !errors.Is(err, context.Canceled) {
+			r.t.Errorf("worker: %v", err)
+		}
+	}()
+	r.t.Cleanup(cancel)
+	return func() { cancel(); <-left }
+}
+
+func (r *ring) dial(opts ...client.Option) *client.Client {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := client.Dial(ctx, "m", append([]client.Option{client.WithSocket(r.socket), client.WithMemory(r.mem), client.WaitForModel()}, opts...)...)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return c
+}
+
+func (r *ring) model(name string) broker.ModelStats {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	rep, err := attach.CallOnce(ctx, r.socket, &control.Request{Op: control.OpStats})
+	if err != nil {
+		r.t.Fatalf("stats: %v", err)
+	}
+	var s broker.Stats
+	if err := json.Unmarshal(rep.Stats, &s); err != nil {
+		r.t.Fatalf("stats: %v", err)
+	}
+	for _, m := range s.Models {
+		if m.Name == name {
+			return m
+		}
+	}
+	return broker.ModelStats{}
+}
+
+func (r *ring) eventually(what string, f func() error) {
+	r.t.Helper()
+	eventually(r.t, what, f)
+}
+
+// settled waits until every slot is back and every request has ended once.
+func (r *ring) settled() {
+	r.t.Helper()
+	start := time.Now()
+	r.eventually("everything is given back", func() error {
+		m, ended := r.model("m"), uint64(0)
+		for _, n := range m.Ended {
+			ended += n
+		}
+		if m.Clients != 0 || m.SlotsFree != m.Slots || m.QueueLength != 0 || m.Requests != ended {
+			return fmt.Errorf("after %v: %d clients, %d of %d slots free, %d queued, %d requests of which ended %v, workers %+v",
+				time.Since(start), m.Clients, m.SlotsFree, m.Slots, m.QueueLength, m.Requests, m.Ended, m.Workers)
+		}
+		return nil
+	})
+}

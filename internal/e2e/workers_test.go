@@ -1,0 +1,264 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+func background(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestTheRequestsOfAKilledWorkerAreAnsweredByAnother(t *testing.T) {
+	h := newHost(t, theModel)
+	first := h.worker(theModel)
+	c := h.dial()
+	slow := askLater(background(t), c, cmdSlow, 200)
+	first.expect("slow")
+	second := h.worker(theModel)
+	first.kill()
+	second.expect("slow") // the same request, from the same bytes
+	slow.ends(t, nil)
+	works(t, c, 20)
+	c.Close()
+	h.settled()
+	if m := h.model("m"); m.Requeued != 1 || m.WorkersLost != 1 {
+		t.Errorf("requeued %d, lost %d workers", m.Requeued, m.WorkersLost)
+	}
+}
+
+func TestWithoutAWorkerRequestsWaitForOneOrForTheirDeadline(t *testing.T) {
+	h := newHost(t, theModel)
+	first := h.worker(theModel)
+	c := h.dial()
+	ctx := background(t)
+	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancel()
+	patient, hasty := askLater(ctx, c, cmdSlow, 100), askLater(short, c, cmdSlow, 100)
+	first.expect("slow")
+	first.kill()
+	hasty.ends(t, client.ErrExpired)
+	select {
+	case err := <-patient:
+		t.Fatalf("answered without a worker: %v", err)
+	default:
+	}
+	h.worker(theModel)
+	patient.ends(t, nil)
+	c.Close()
+	h.settled()
+}
+
+func TestAModelThatAWorkerDeclaredOutlivesItForItsClients(t *testing.T) {
+	h := newHost(t) // no models: the worker declares it
+	first := h.worker(theModel)
+	c := h.dial()
+	works(t, c, 3)
+	first.kill()
+	waiting := askLater(background(t), c, cmdAnswer, 0)
+	h.queued(1)
+	second := h.worker(theModel)
+	waiting.ends(t, nil)
+	c.Close()
+	second.signal(syscall.SIGTERM)
+	if err := second.wait(); err != nil {
+		t.Errorf("worker: %v", err)
+	}
+	h.eventually("the model is forgotten", func() error {
+		if n := len(h.stats().Models); n != 0 {
+			return fmt.Errorf("%d models", n)
+		}
+		return nil
+	})
+	h.settled()
+	if _, err := h.tryDial(); !errors.Is(err, client.ErrUnknownModel) {
+		t.Errorf("dial to a forgotten model: %v", err)
+	}
+}
+
+func TestAWorkerThatIsToldToStopFinishesAndIsNotKilled(t *testing.T) {
+	h := newHost(t, theModel)
+	h.worker(theModel)
+	c := h.dial(client.WithWindow(32))
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	var answered, wrong atomic.Int64
+	for range 16 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for ctx.Err() == nil {
+				if err := ask(context.Background(), c, cmdAnswer, 0, 1); err != nil {
+					wrong.Add(1)
+					t.Error(err)
+					return
+				}
+				answered.Add(1)
+			}
+		}()
+	}
+	for range 5 { // under load: it must not run for ever because there is always a next batch
+		w := h.worker(theModel)
+		w.signal(syscall.SIGTERM)
+		if err := w.wait(); err != nil {
+			t.Errorf("worker: %v", err)
+		}
+	}
+	cancel()
+	wg.Wait()
+	c.Close()
+	h.settled()
+	if answered.Load() == 0 {
+		t.Error("nothing was answered")
+	}
+}
+
+func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing.T) {
+	m := theModel
+	m.LeaseMS = 300
+	h := newHost(t, m)
+	first := h.worker(m)
+	c := h.dial()
+	// It hangs whoever runs it: the third worker's death ends it.
+	hang := askLater(background(t), c, cmdHang, 0)
+	for w := first; ; {
+		w.expect("hanging")
+		next := h.worker(m)
+		if err := w.wait(); err == nil {
+			t.Error("a hung worker ended well")
+		}
+		w = next
+		if len(hang) > 0 || h.model("m").WorkersHung == 3 {
+			break
+		}
+	}
+	hang.ends(t, client.ErrWorkerDied)
+	works(t, c, 10)
+	c.Close()
+	h.settled()
+	if m := h.model("m"); m.WorkersHung != 3 || m.Requeued != 2 {
+		t.Errorf("%d workers hung, %d requests requeued", m.WorkersHung, m.Requeued)
+	}
+}
+
+func TestAPoisonousInputFailsAloneAndItsNeighboursSucceed(t *testing.T) {
+	m := theModel
+	m.WaitMS = 20 // so that they share a batch
+	h := newHost(t, m)
+	stop := make(chan struct{})
+	var keeper sync.WaitGroup
+	keeper.Add(1)
+	go func() { // as a supervisor would
+		defer keeper.Done()
+		for {
+			w := start(t, role{Kind: "worker", Socket: h.role.Socket, Model: m})
+			select {
+			case <-w.done:
+			case <-stop:
+				return
+			}
+		}
+	}()
+	c := h.dial()
+	ctx := background(t)
+	var good []asking
+	for range 6 {
+		good = append(good, askLater(ctx, c, cmdAnswer, 0))
+	}
+	bad := askLater(ctx, c, cmdPoison, 0)
+	bad.ends(t, client.ErrWorkerDied)
+	for _, a := range good {
+		a.ends(t, nil)
+	}
+	works(t, c, 10)
+	close(stop)
+	keeper.Wait()
+	c.Close()
+	h.settled()
+	if m := h.model("m"); m.WorkersLost != 3 || m.Ended["WorkerDied"] != 1 {
+		t.Errorf("%d workers died, ended %v", m.WorkersLost, m.Ended)
+	}
+}
+
+func TestAWorkerMayFailOneRequestOfABatch(t *testing.T) {
+	m := theModel
+	m.WaitMS = 20
+	h := newHost(t, m)
+	h.worker(m)
+	c := h.dial()
+	ctx := background(t)
+	bad, good := askLater(ctx, c, cmdFail, 0), askLater(ctx, c, cmdAnswer, 0)
+	bad.ends(t, client.ErrFailed)
+	good.ends(t, nil)
+	c.Close()
+	h.settled()
+}
+
+// A broker and a worker in one process: the broker cannot kill itself.
+func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsThrough(t *testing.T) {
+	r := inProcess(t, nil, modelSpec{Name: "m", Slots: 16, MaxBatch: 1, LeaseMS: 50})
+	release := make(chan struct{})
+	entered := make(chan struct{}, 16)
+	r.worker(2, func(ctx context.Context, b *worker.Batch) error {
+		if worker.Row[int64](b.Input(0), 0)[0] == cmdHang {
+			entered <- struct{}{}
+			<-release
+			return nil
+		}
+		return obey(ctx, b)
+	})
+	c := r.dial(client.WithWindow(4))
+	ctx := background(t)
+	hung := askLater(ctx, c, cmdHang, 0)
+	<-entered
+	hung.ends(t, client.ErrWorkerHung)
+	// Its slot stays held; the others can be used, and wait for a worker.
+	next := askLater(ctx, c, cmdAnswer, 0)
+	r.eventually("quarantined", func() error {
+		if s := r.model("m"); len(s.Workers) != 1 || s.Workers[0].State != "quarantined" || s.QueueLength != 1 {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+	close(release)
+	next.ends(t, nil) // the worker is back
+	works(t, c, 10)   // with all four slots
+	c.Close()
+	r.settled()
+}
+
+func TestAQuarantinedWorkerThatHangsUpIsForgottenOnceItIsThrough(t *testing.T) {
+	r := inProcess(t, nil, modelSpec{Name: "m", Slots: 16, MaxBatch: 1, LeaseMS: 50})
+	w, err := worker.Attach(background(t), worker.Config{Model: "m", Signature: theModel.signature(), Socket: r.socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := r.dial()
+	hung := askLater(background(t), c, cmdAnswer, 0)
+	if _, err := w.Next(background(t)); err != nil {
+		t.Fatal(err)
+	}
+	hung.ends(t, client.ErrWorkerHung)
+	w.Close() // completes what it took, too late, and leaves
+	r.eventually("it is gone", func() error {
+		if s := r.model("m"); len(s.Workers) != 0 {
+			return fmt.Errorf("%+v", s.Workers)
+		}
+		return nil
+	})
+	r.worker(2, obey)
+	works(t, c, 20)
+	c.Close()
+	r.settled()
+}
