@@ -80,7 +80,7 @@ func numberBits(t shm.DType, v float64) uint64 {
 
 func (p *affine) enqueue(l *lane) error {
 	for k, f := range p.kernels {
-		n := l.batch.PadTo() * l.batch.Input(k).RowBytes() / p.types[k].Size()
+		n := l.batch.PadTo() * int(rowBytes(l.batch, l.r.layout, k)) / p.types[k].Size()
 		if err := launch(l.stream, f, spread(n), word(l.out[k]), word(l.in[k]), word(n), p.scale[k], p.offset[k]); err != nil {
 			return err
 		}

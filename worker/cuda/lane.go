@@ -31,20 +31,47 @@ const rowTile = 32
 
 // ring is a mapping that the device can reach.
 type ring struct {
-	w    *worker.Worker
-	host unsafe.Pointer
-	dev  cu.DevicePtr
+	layout *shm.Layout
+	host   unsafe.Pointer
+	dev    cu.DevicePtr
 }
 
-func openRing(w *worker.Worker) (*ring, error) {
-	seg := w.Planes()
-	r := &ring{w: w, host: seg.AddressOf(0)}
+func openRing(layout *shm.Layout, seg *shm.Segment) (*ring, error) {
+	r := &ring{layout: layout, host: seg.AddressOf(0)}
 	var err error
 	r.dev, err = register(r.host, seg.Size())
 	return r, err
 }
 
 func (r *ring) close() error { return unregister(r.host) }
+
+// rows is a batch as a lane sees it.
+type rows interface {
+	Rows() int
+	PadTo() int
+	Slots() []uint32
+	Runs() []worker.Run
+	RowShape(side, k int) []int // side 0: inputs
+}
+
+// rowBytes is the size of a row of the k-th input in this batch.
+func rowBytes(b rows, layout *shm.Layout, k int) int64 {
+	n := int64(layout.Inputs[k].Spec.DType.Size())
+	for _, d := range b.RowShape(0, k) {
+		n *= int64(d)
+	}
+	return n
+}
+
+// ringBatch is a batch of the ring.
+type ringBatch struct{ *worker.Batch }
+
+func (b ringBatch) RowShape(side, k int) []int {
+	if side == 0 {
+		return b.Input(k).RowShape()
+	}
+	return b.Output(k).RowShape()
+}
 
 // lane is room for one batch in flight: a stream, and device memory for every
 // tensor. Its buffers hold whole tiles of rows, packed by the row size of the
@@ -57,7 +84,7 @@ type lane struct {
 	slots    []uint32 // pinned; the kernels read it
 	slotsDev cu.DevicePtr
 	in, out  []cu.DevicePtr
-	batch    *worker.Batch
+	batch    rows           // nil while the lane is free
 	own      []cu.DevicePtr // to be freed
 	scratch  any            // of the model
 }
@@ -76,7 +103,7 @@ func newLane(d *device, r *ring, sameInOut bool) (l *lane, err error) {
 	if l.finished, err = cu.MakeEvent(cu.DisableTiming); err != nil {
 		return l, checked("cuEventCreate", err)
 	}
-	layout := r.w.Layout()
+	layout := r.layout
 	if l.slots, l.slotsDev, err = hostWords(layout.MaxBatch); err != nil {
 		return l, err
 	}
@@ -130,7 +157,7 @@ func (l *lane) close() {
 
 // submit queues everything of a batch: inputs, model, outputs, and the event
 // that says it is through.
-func (l *lane) submit(b *worker.Batch, p program) error {
+func (l *lane) submit(b rows, p program) error {
 	l.batch = b
 	copy(l.slots, b.Slots())
 	for k := range l.in {
@@ -151,8 +178,8 @@ func (l *lane) submit(b *worker.Batch, p program) error {
 
 // read brings the k-th input of all rows into device memory.
 func (l *lane) read(k int) error {
-	b, plane := l.batch, &l.r.w.Layout().Inputs[k]
-	size := int64(b.Input(k).RowBytes())
+	b, plane := l.batch, &l.r.layout.Inputs[k]
+	size := rowBytes(b, l.r.layout, k)
 	runs := b.Runs()
 	whole := size == plane.Stride && b.PadTo() == b.Rows()
 	if whole && len(runs) <= copyRuns {
@@ -171,10 +198,10 @@ func (l *lane) read(k int) error {
 
 // write puts the k-th output of all rows into their slots.
 func (l *lane) write(k int) error {
-	b, plane := l.batch, &l.r.w.Layout().Outputs[k]
+	b, plane := l.batch, &l.r.layout.Outputs[k]
 	size := plane.Stride
 	if l.out[k] == l.in[k%len(l.in)] { // computed in place: as long as the input's rows
-		size = int64(b.Input(k).RowBytes())
+		size = rowBytes(b, l.r.layout, k)
 	}
 	return launch(l.stream, l.d.scatter, moveDims(size, b.Rows()), word(l.r.dev+cu.DevicePtr(plane.Offset)), word(plane.Stride),
 		word(l.out[k]), word(size), word(l.slotsDev), word(size), word(b.Rows()))

@@ -10,7 +10,6 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/ringbatch/ringbatch/shm"
-	"github.com/ringbatch/ringbatch/worker"
 )
 
 // newPTX serves the user's own kernel. How it is launched is a contract,
@@ -102,8 +101,8 @@ func (p *userKernel) prepare(l *lane, _ *shm.Layout) (err error) {
 func (p *userKernel) enqueue(l *lane) error {
 	b, s := l.batch, l.scratch.(*shapes)
 	at := 0
-	put := func(c worker.Column) {
-		for _, d := range c.RowShape() {
+	put := func(shape []int) {
+		for _, d := range shape {
 			s.words[at], s.words[at+1] = uint32(d), 0
 			at += 2
 		}
@@ -111,11 +110,11 @@ func (p *userKernel) enqueue(l *lane) error {
 	var args []uint64
 	for k, in := range l.in {
 		args = append(args, word(in))
-		put(b.Input(k))
+		put(b.RowShape(0, k))
 	}
 	for k, out := range l.out {
 		args = append(args, word(out))
-		put(b.Output(k))
+		put(b.RowShape(1, k))
 	}
 	args = append(args, word(b.PadTo()), word(s.dev), word(p.weights))
 	threads := b.PadTo() * p.work

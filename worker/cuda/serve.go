@@ -102,7 +102,7 @@ type server struct {
 
 func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, lanes int) error {
 	start := time.Now()
-	r, err := openRing(w)
+	r, err := openRing(w.Layout(), w.Planes())
 	if err != nil {
 		return fmt.Errorf("register the ring with the driver: %w", err)
 	}
@@ -169,7 +169,7 @@ func (s *server) run(ctx context.Context) error {
 // was queued before it must end first, as it may write into the batch's slots.
 func (s *server) submit(b *worker.Batch) error {
 	l := s.free[len(s.free)-1]
-	err := l.submit(b, s.p)
+	err := l.submit(ringBatch{b}, s.p)
 	if err == nil {
 		s.free = s.free[:len(s.free)-1]
 		s.busy = append(s.busy, l)
@@ -190,16 +190,17 @@ func (s *server) reap() (any bool, err error) {
 			// A failure on the GPU ends all lanes at once, and the oldest is
 			// the likeliest to have caused it. The others are left to the
 			// broker, which runs them again elsewhere, one by one.
-			return false, s.fail(s.busy[0].batch, err)
+			return false, s.fail(s.busy[0].batch.(ringBatch).Batch, err)
 		}
 		if !done {
 			i++
 			continue
 		}
-		if err := s.p.finish(l.batch); err != nil {
-			l.batch.FailAll(err)
+		b := l.batch.(ringBatch).Batch
+		if err := s.p.finish(b); err != nil {
+			b.FailAll(err)
 		}
-		l.batch.Complete()
+		b.Complete()
 		l.batch = nil
 		s.busy = slices.Delete(s.busy, i, i+1)
 		s.free = append(s.free, l)
