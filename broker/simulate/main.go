@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -27,7 +28,7 @@ the figures; the same flags always give the same result.
 
 Examples:
   # 2,000 requests a second, one worker, ResNet-50 as measured on an H200
-  ringbatch simulate --rate 2000 --cost 1=3.3ms,32=8.2ms --wait-time 2ms
+  ringbatch simulate --rate 2000 --cost 1=3.3ms,32=8.2ms --wait_time 2ms
 
   # 128 producers that wait for each answer, three workers that share the GPU,
   # and a picture of it
@@ -36,14 +37,14 @@ Examples:
 
   # bursts, a deadline of 30 ms, preferred sizes, and the result for a script
   ringbatch simulate --arrivals bursty --rate 6000 --on 50ms --off 100ms \
-      --deadline 30ms --preferred-sizes 8,16 --json
+      --deadline 30ms --preferred_batch_sizes 8,16 --json
 
   # two priority levels: a tenth is urgent, the rest may be refused or aged
-  ringbatch simulate --rate 3500 --level share=0.1 \
-      --level share=0.9,max-queue=500,timeout=50ms --ageing 100ms
+  ringbatch simulate --rate 3500 --priority share=0.1 \
+      --priority share=0.9,max_queue=500,default_timeout=50ms --ageing 100ms
 
   # a recorded load and measured costs
-  ringbatch simulate --trace requests.txt --cost-file costs.csv
+  ringbatch simulate --trace requests.txt --cost_file costs.csv
 
 Flags:
 `
@@ -80,34 +81,41 @@ type flags struct {
 
 func newFlags() *flags {
 	f := &flags{set: pflag.NewFlagSet("simulate", pflag.ContinueOnError)}
+	f.set.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-")) // --wait_time is --wait-time
+	})
 	s := f.set
 	s.SortFlags = false
 	s.SetOutput(io.Discard)
+	// The names are those of the configuration file; dashes do as well.
+	s.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(strings.ReplaceAll(name, "-", "_"))
+	})
 	s.StringVar(&f.arrivals, "arrivals", "poisson", "how requests come: poisson, bursty, closed or trace")
 	s.Float64Var(&f.rate, "rate", 1000, "poisson, bursty: `requests` per second (bursty: while on)")
 	s.DurationVar(&f.on, "on", 100*time.Millisecond, "bursty: mean length of a burst")
 	s.DurationVar(&f.off, "off", 100*time.Millisecond, "bursty: mean length of a pause")
 	s.IntVar(&f.clients, "clients", 0, "closed: number of clients (default 32); otherwise the clients that requests come through in turn (default 64)")
-	s.IntVar(&f.inFlight, "in-flight", 1, "closed: requests that each client keeps in flight")
+	s.IntVar(&f.inFlight, "in_flight", 1, "closed: requests that each client keeps in flight")
 	s.DurationVar(&f.think, "think", 0, "closed: mean pause of a client between answer and next request")
 	s.StringVar(&f.trace, "trace", "", "replay a `file` with lines of: seconds rows [level]")
 	s.StringVar(&f.rows, "rows", "1", "rows per request, a `number` or a range like 1-4")
 	s.IntVar(&f.shapes, "shapes", 1, "number of different shapes; requests of different shapes share no batch")
 	s.DurationVar(&f.deadline, "deadline", 0, "time budget of each request (0: none)")
 	s.StringVar(&f.cost, "cost", "1=3.3ms,32=8.2ms", "time per batch size, as `points` between which it is interpolated")
-	s.StringVar(&f.costFile, "cost-file", "", "read the points from a CSV `file`: rows, then 8.2ms or seconds")
+	s.StringVar(&f.costFile, "cost_file", "", "read the points from a CSV `file`: rows, then 8.2ms or seconds")
 	s.IntVar(&f.workers, "workers", 1, "number of workers")
-	s.IntVar(&f.maxInFlight, "max-in-flight", 1, "batches that a worker may hold, running and prefetched")
+	s.IntVar(&f.maxInFlight, "max_in_flight", 1, "batches that a worker may hold, running and prefetched")
 	s.Float64Var(&f.sharing, "sharing", 0, "`share` of its time that each other busy worker adds to a batch, as on one GPU")
 	s.StringVar(&f.pad, "pad", "", "pad batches to `rows`, or to the next preferred size (\"preferred\")")
 	s.DurationVar(&f.hop, "hop", 7*time.Microsecond, "transport from one process to the next; a request takes three")
-	s.IntVar(&f.maxBatchSize, "max-batch-size", 32, "rows of a full batch")
-	s.DurationVar(&f.waitTime, "wait-time", 2*time.Millisecond, "how long a request may wait for company")
-	s.IntSliceVar(&f.preferred, "preferred-sizes", nil, "`rows` at which a batch is sent without waiting for more, ascending")
-	s.StringArrayVar(&f.levels, "level", nil, "a priority level, most urgent first; `policy` of share=, max-queue=, timeout=, max-timeout=, on-timeout=reject|delay (repeat for each level)")
-	s.IntVar(&f.defaultLevel, "default-level", 0, "level of requests in a trace that name none")
+	s.IntVar(&f.maxBatchSize, "max_batch_size", 32, "rows of a full batch")
+	s.DurationVar(&f.waitTime, "wait_time", 2*time.Millisecond, "how long a request may wait for company")
+	s.IntSliceVar(&f.preferred, "preferred_batch_sizes", nil, "`rows` at which a batch is sent without waiting for more, ascending")
+	s.StringArrayVar(&f.levels, "priority", nil, "a priority level, most urgent first; `policy` of share=, max_queue=, default_timeout=, max_timeout=, on_timeout=reject|delay (repeat for each level)")
+	s.IntVar(&f.defaultLevel, "default_priority", 0, "level of requests in a trace that name none")
 	s.DurationVar(&f.ageing, "ageing", 0, "lift a waiting request by one level for each time of this length (0: never)")
-	s.BoolVar(&f.preserveOrder, "preserve-order", false, "keep each client's requests in order")
+	s.BoolVar(&f.preserveOrder, "preserve_order", false, "keep each client's requests in order")
 	s.IntVar(&f.requests, "requests", 100_000, "number of requests to simulate")
 	s.Uint64Var(&f.seed, "seed", 1, "another seed is another run of chance")
 	s.BoolVar(&f.json, "json", false, "print the result as JSON")

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/pflag"
@@ -36,6 +37,7 @@ func commands() []command {
 		{"stats", "show what the broker counts", runStats},
 		{"models", "list the broker's models", runModels},
 		{"set", "change a model's batching policy while it runs", runSet},
+		{"simulate", "play a batching policy against a virtual clock", runSimulate},
 		{"doctor", "check this machine, and say what to do", runDoctor},
 		{"version", "print the version", runVersion},
 	}
@@ -103,6 +105,9 @@ Each command explains its flags with --help. To try it, in three terminals:
 func flags(name, args, about, examples string) *pflag.FlagSet {
 	f := pflag.NewFlagSet(name, pflag.ContinueOnError)
 	f.SortFlags = false
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(strings.ReplaceAll(name, "-", "_")) // --wait-time is --wait_time
+	})
 	f.Usage = func() {
 		fmt.Printf("%s\n\nUsage: ringbatch %s [flags]%s\n\n%s", about, name, args, f.FlagUsages())
 		if examples != "" {

@@ -1,0 +1,15 @@
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/ringbatch/ringbatch/broker/simulate"
+)
+
+func runSimulate(ctx context.Context, args []string) error {
+	if code := simulate.Main(ctx, args, os.Stdout, os.Stderr); code != 0 {
+		return exitCode(code)
+	}
+	return nil
+}
