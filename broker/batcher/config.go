@@ -46,15 +46,15 @@ func (c *Config) Validate() error {
 
 func (c *Config) validatePreferred() error {
 	if len(c.PreferredSizes) > MaxPreferred {
-		return refuse("preferred_sizes has %d entries, at most %d", len(c.PreferredSizes), MaxPreferred)
+		return refuse("preferred_batch_sizes has %d entries, at most %d", len(c.PreferredSizes), MaxPreferred)
 	}
 	last := 0
 	for i, size := range c.PreferredSizes {
 		if size <= last {
-			return refuse("preferred_sizes[%d] is %d, must be ascending and at least 1", i, size)
+			return refuse("preferred_batch_sizes[%d] is %d, must be ascending and at least 1", i, size)
 		}
 		if size > c.MaxBatchSize {
-			return refuse("preferred_sizes[%d] is %d, more than max_batch_size %d", i, size, c.MaxBatchSize)
+			return refuse("preferred_batch_sizes[%d] is %d, more than max_batch_size %d", i, size, c.MaxBatchSize)
 		}
 		last = size
 	}
@@ -63,23 +63,23 @@ func (c *Config) validatePreferred() error {
 
 func (c *Config) validateLevels() error {
 	if len(c.Levels) > MaxLevels {
-		return refuse("levels has %d entries, at most %d", len(c.Levels), MaxLevels)
+		return refuse("priority has %d levels, at most %d", len(c.Levels), MaxLevels)
 	}
 	if c.DefaultLevel < 0 || c.DefaultLevel >= c.levelCount() {
-		return refuse("default_level is %d, must be 0..%d", c.DefaultLevel, c.levelCount()-1)
+		return refuse("default_priority is %d, must be 0..%d", c.DefaultLevel, c.levelCount()-1)
 	}
 	for i, l := range c.Levels {
 		if l.MaxQueue < 0 {
-			return refuse("levels[%d].max_queue is %d, must be at least 0 (0: no limit)", i, l.MaxQueue)
+			return refuse("priority[%d].max_queue is %d, must be at least 0 (0: no limit)", i, l.MaxQueue)
 		}
-		if err := checkDuration(fmt.Sprintf("levels[%d].default_timeout", i), l.DefaultTimeout); err != nil {
+		if err := checkDuration(fmt.Sprintf("priority[%d].default_timeout", i), l.DefaultTimeout); err != nil {
 			return err
 		}
-		if err := checkDuration(fmt.Sprintf("levels[%d].max_timeout", i), l.MaxTimeout); err != nil {
+		if err := checkDuration(fmt.Sprintf("priority[%d].max_timeout", i), l.MaxTimeout); err != nil {
 			return err
 		}
 		if l.OnTimeout > Delay {
-			return refuse("levels[%d].on_timeout is %d, must be reject or delay", i, l.OnTimeout)
+			return refuse("priority[%d].on_timeout is %d, must be reject or delay", i, l.OnTimeout)
 		}
 	}
 	return nil

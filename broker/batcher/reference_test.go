@@ -61,7 +61,7 @@ func (b *reference) SetConfig(cfg Config) error {
 			return refuse("max_batch_size is %d, but a request of %d rows is in flight", cfg.MaxBatchSize, r.Rows)
 		}
 		if r.Level >= cfg.levelCount() {
-			return refuse("levels has %d entries, but a request of level %d is in flight", cfg.levelCount(), r.Level)
+			return refuse("priority has %d levels, but a request of level %d is in flight", cfg.levelCount(), r.Level)
 		}
 	}
 	if len(b.waiting)+len(b.running) > 0 && fmt.Sprint(cfg.Buckets) != fmt.Sprint(b.cfg.Buckets) {

@@ -44,7 +44,7 @@ func (b *Batcher) fits(cfg *Config) error {
 			return refuse("max_batch_size is %d, but a request of %d rows is in flight", cfg.MaxBatchSize, r.rows)
 		}
 		if int(r.level) >= cfg.levelCount() {
-			return refuse("levels has %d entries, but a request of level %d is in flight", cfg.levelCount(), r.level)
+			return refuse("priority has %d levels, but a request of level %d is in flight", cfg.levelCount(), r.level)
 		}
 	}
 	if inFlight && !slices.EqualFunc(cfg.Buckets, b.cfg.Buckets, slices.Equal[[]uint32]) {

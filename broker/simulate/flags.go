@@ -29,7 +29,7 @@ func (f *flags) config() (cfg Config, err error) {
 		Seed:     f.seed,
 	}
 	if f.workers < 1 || f.maxInFlight < 1 || f.shapes < 1 || f.inFlight < 1 {
-		return cfg, bad("--workers, --max-in-flight, --in-flight and --shapes must be at least 1")
+		return cfg, bad("--workers, --max_in_flight, --in_flight and --shapes must be at least 1")
 	}
 	for _, step := range []func(*Config) error{f.setArrivals, f.setRows, f.setCost, f.setPadding, f.setLevels} {
 		if err := step(&cfg); err != nil {
@@ -105,15 +105,15 @@ func (f *flags) setCost(cfg *Config) (err error) {
 		return nil
 	}
 	if f.set.Changed("cost") {
-		return bad("--cost and --cost-file exclude each other")
+		return bad("--cost and --cost_file exclude each other")
 	}
 	file, err := os.Open(f.costFile)
 	if err != nil {
-		return fmt.Errorf("--cost-file: %w", err)
+		return fmt.Errorf("--cost_file: %w", err)
 	}
 	defer file.Close()
 	if cfg.Cost, err = ReadCost(file); err != nil {
-		return fmt.Errorf("--cost-file: %w", err)
+		return fmt.Errorf("--cost_file: %w", err)
 	}
 	return nil
 }
@@ -126,7 +126,7 @@ func (f *flags) setPadding(cfg *Config) error {
 	default:
 		rows, err := strconv.Atoi(f.pad)
 		if err != nil || rows < f.maxBatchSize {
-			return bad("--pad is %q, must be preferred, or rows of at least --max-batch-size", f.pad)
+			return bad("--pad is %q, must be preferred, or rows of at least --max_batch_size", f.pad)
 		}
 		cfg.Workers.Pad, cfg.Workers.PadTo = batcher.PadFixed, rows
 	}
@@ -147,7 +147,7 @@ func (f *flags) setLevels(cfg *Config) error {
 		cfg.Load.LevelShares = append(cfg.Load.LevelShares, share)
 	}
 	if given != 0 && given != len(f.levels) {
-		return bad("--level: give a share= to every level or to none")
+		return bad("--priority: give a share= to every level or to none")
 	}
 	if given == 0 {
 		cfg.Load.LevelShares = nil
@@ -155,7 +155,7 @@ func (f *flags) setLevels(cfg *Config) error {
 	return nil
 }
 
-// parseLevel reads "share=0.9,max-queue=500,timeout=50ms,on-timeout=delay". The
+// parseLevel reads "share=0.9,max_queue=500,default_timeout=50ms,on_timeout=delay". The
 // share is -1 if none is given.
 func parseLevel(text string) (l batcher.LevelPolicy, share float64, err error) {
 	share = -1
@@ -167,13 +167,13 @@ func parseLevel(text string) (l batcher.LevelPolicy, share float64, err error) {
 			if err == nil && !(share >= 0) {
 				err = bad("must be at least 0")
 			}
-		case "max-queue":
+		case "max_queue":
 			l.MaxQueue, err = strconv.Atoi(value)
-		case "timeout":
+		case "default_timeout":
 			l.DefaultTimeout, err = time.ParseDuration(value)
-		case "max-timeout":
+		case "max_timeout":
 			l.MaxTimeout, err = time.ParseDuration(value)
-		case "on-timeout":
+		case "on_timeout":
 			switch value {
 			case "reject":
 				l.OnTimeout = batcher.Reject
@@ -186,7 +186,7 @@ func parseLevel(text string) (l batcher.LevelPolicy, share float64, err error) {
 			err = bad("no such option")
 		}
 		if err != nil {
-			return l, share, bad("--level %q: %s is not understood", text, option)
+			return l, share, bad("--priority %q: %s is not understood", text, option)
 		}
 	}
 	return l, share, nil

@@ -17,7 +17,7 @@ func command(t *testing.T, args ...string) (code int, stdout, stderr string) {
 }
 
 func TestTheCommandPrintsAReportThatAPersonCanRead(t *testing.T) {
-	code, out, errs := command(t, "--requests", "5000", "--rate", "3000", "--level", "share=1", "--level", "share=9")
+	code, out, errs := command(t, "--requests", "5000", "--rate", "3000", "--priority", "share=1", "--priority", "share=9")
 	if code != 0 || errs != "" {
 		t.Fatalf("exit %d: %s", code, errs)
 	}
@@ -65,7 +65,7 @@ func TestTheCommandReplaysATraceWithMeasuredCosts(t *testing.T) {
 	if err := os.WriteFile(costs, []byte("rows,seconds\n1,0.003\n8,0.003\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	code, out, errs := command(t, "--trace", trace, "--cost-file", costs, "--max-batch-size", "8", "--wait-time", "1500us", "--hop", "0")
+	code, out, errs := command(t, "--trace", trace, "--cost_file", costs, "--max-batch-size", "8", "--wait_time", "1500us", "--hop", "0")
 	if code != 0 || !strings.Contains(out, "over 7ms") || !strings.Contains(out, "trace requests.txt, 5 requests") {
 		t.Errorf("exit %d: %s%s", code, out, errs)
 	}
@@ -73,7 +73,7 @@ func TestTheCommandReplaysATraceWithMeasuredCosts(t *testing.T) {
 
 func TestHelpHasExamplesAndIsNoError(t *testing.T) {
 	code, out, errs := command(t, "--help")
-	if code != 0 || errs != "" || !strings.Contains(out, "Examples:") || !strings.Contains(out, "--preferred-sizes") {
+	if code != 0 || errs != "" || !strings.Contains(out, "Examples:") || !strings.Contains(out, "--preferred_batch_sizes") {
 		t.Errorf("exit %d: %s%s", code, out, errs)
 	}
 }
@@ -99,28 +99,28 @@ func TestEveryExampleOfTheHelpRuns(t *testing.T) {
 
 func TestABadFlagIsNamedAndExitsWithTwo(t *testing.T) {
 	for args, want := range map[string]string{
-		"--nonsense":                         "unknown flag: --nonsense",
-		"extra":                              `unexpected argument "extra"`,
-		"--rate fast":                        `invalid argument "fast" for "--rate"`,
-		"--rate -1":                          "rate is -1 requests per second, must be more than 0",
-		"--arrivals sometimes":               `--arrivals is "sometimes", must be poisson, bursty, closed or trace`,
-		"--arrivals trace":                   "--arrivals trace needs --trace FILE",
-		"--arrivals closed --trace x":        "--trace and --arrivals closed exclude each other",
-		"--rows 0":                           `--rows is "0", must be a number or a range like 1-4`,
-		"--rows 4-x":                         `--rows is "4-x"`,
-		"--rows 40":                          "requests have up to 40 rows, max_batch_size is 32",
-		"--cost 1":                           `--cost: bad simulation: cost point "1" is not like 32=8.2ms`,
-		"--cost 1=1ms --cost-file x":         "--cost and --cost-file exclude each other",
-		"--pad 8":                            `--pad is "8", must be preferred, or rows of at least --max-batch-size`,
-		"--level x=1":                        `--level "x=1": x=1 is not understood`,
-		"--level share=1 --level timeout=1s": "give a share= to every level or to none",
-		"--level share=-1":                   "share=-1 is not understood",
-		"--level on-timeout=wait":            "on-timeout=wait is not understood",
-		"--workers 0":                        "must be at least 1",
-		"--max-batch-size 0":                 "max_batch_size is 0, must be 1..1048576",
-		"--preferred-sizes 8,4":              "preferred_sizes[1] is 4, must be ascending",
-		"--default-level 1":                  "default_level is 1, must be 0..0",
-		"--requests 0":                       "requests is 0, must be 1..1000000000",
+		"--nonsense":                  "unknown flag: --nonsense",
+		"extra":                       `unexpected argument "extra"`,
+		"--rate fast":                 `invalid argument "fast" for "--rate"`,
+		"--rate -1":                   "rate is -1 requests per second, must be more than 0",
+		"--arrivals sometimes":        `--arrivals is "sometimes", must be poisson, bursty, closed or trace`,
+		"--arrivals trace":            "--arrivals trace needs --trace FILE",
+		"--arrivals closed --trace x": "--trace and --arrivals closed exclude each other",
+		"--rows 0":                    `--rows is "0", must be a number or a range like 1-4`,
+		"--rows 4-x":                  `--rows is "4-x"`,
+		"--rows 40":                   "requests have up to 40 rows, max_batch_size is 32",
+		"--cost 1":                    `--cost: bad simulation: cost point "1" is not like 32=8.2ms`,
+		"--cost 1=1ms --cost_file x":  "--cost and --cost_file exclude each other",
+		"--pad 8":                     `--pad is "8", must be preferred, or rows of at least --max_batch_size`,
+		"--priority x=1":              `--priority "x=1": x=1 is not understood`,
+		"--priority share=1 --priority default_timeout=1s": "give a share= to every level or to none",
+		"--priority share=-1":                              "share=-1 is not understood",
+		"--priority on_timeout=wait":                       "on_timeout=wait is not understood",
+		"--workers 0":                                      "must be at least 1",
+		"--max_batch_size 0":                               "max_batch_size is 0, must be 1..1048576",
+		"--preferred_batch_sizes 8,4":                      "preferred_batch_sizes[1] is 4, must be ascending",
+		"--default_priority 1":                             "default_priority is 1, must be 0..0",
+		"--requests 0":                                     "requests is 0, must be 1..1000000000",
 	} {
 		code, out, errs := command(t, strings.Fields(args)...)
 		if code != 2 || out != "" || !strings.Contains(errs, want) || !strings.Contains(errs, "--help") {
@@ -131,7 +131,7 @@ func TestABadFlagIsNamedAndExitsWithTwo(t *testing.T) {
 
 func TestAFileThatCannotBeUsedExitsWithOne(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing", "file")
-	for _, flag := range []string{"--trace", "--cost-file", "--plot"} {
+	for _, flag := range []string{"--trace", "--cost_file", "--plot"} {
 		code, _, errs := command(t, flag, missing, "--requests", "100")
 		if code != 1 || !strings.Contains(errs, "missing") {
 			t.Errorf("%s: exit %d: %s", flag, code, errs)

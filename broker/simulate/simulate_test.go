@@ -35,20 +35,24 @@ func near(got, want, tolerance float64) bool { return math.Abs(got-want) <= tole
 // With batches of one request and a constant service time the simulation is an
 // M/D/1 queue, whose mean wait is known: ρ·D / 2(1-ρ).
 func TestWithoutBatchingItIsTheQueueOfTheTextbook(t *testing.T) {
+	requests, tolerance := 400_000, 0.02
+	if testing.Short() {
+		requests, tolerance = 50_000, 0.06
+	}
 	for _, load := range []float64{0.3, 0.6, 0.8} {
 		r := mustRun(t, Config{
 			Policy:   batcher.Config{MaxBatchSize: 1},
 			Arrivals: Poisson{Rate: load * 1000},
 			Workers:  Workers{Count: 1},
 			Cost:     mustCost(t, "1=1ms"),
-			Requests: 400_000,
+			Requests: requests,
 			Seed:     7,
 		})
 		want := 1 + load/(2*(1-load)) // ms, service included
-		if got := milliseconds(r.Latency.Avg); !near(got, want, 0.02) {
+		if got := milliseconds(r.Latency.Avg); !near(got, want, tolerance) {
 			t.Errorf("load %v: %.3f ms on average, want %.3f", load, got, want)
 		}
-		if got := r.Workers[0].Utilisation; !near(got, load, 0.01) {
+		if got := r.Workers[0].Utilisation; !near(got, load, tolerance) {
 			t.Errorf("load %v: utilisation %.3f", load, got)
 		}
 	}
