@@ -136,3 +136,23 @@ func works(t *testing.T, c *client.Client, n int) {
 		a.ends(t, nil)
 	}
 }
+
+// cpuTime is what a process has used.
+func cpuTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+2:]))
+	var user, system int64
+	if _, err := fmt.Sscan(fields[11]+" "+fields[12], &user, &system); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(user+system) * 10 * time.Millisecond // the kernel counts in hundredths
+}
+
+// errorSays reports whether a child's line is that error.
+func errorSays(line string, want error) bool {
+	return strings.HasPrefix(line, "error: ") && strings.Contains(line, want.Error())
+}

@@ -1,0 +1,174 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+)
+
+func damage(h *host, do string, seed int64) *proc {
+	m := theModel
+	return start(h.t, role{Kind: "damage", Socket: h.role.Socket, Model: m, Do: do, Window: 8, Seed: seed})
+}
+
+func TestAClientThatWritesGarbageIsThrownOutAndHarmsNobody(t *testing.T) {
+	h := newHost(t, theModel)
+	h.worker(theModel)
+	c := h.dial()
+	ctx, cancel := context.WithCancel(context.Background())
+	load := make(chan error, 1)
+	go func() { // others go on all the while
+		for ctx.Err() == nil {
+			if err := ask(context.Background(), c, cmdAnswer, 0, 1); err != nil {
+				load <- err
+				return
+			}
+		}
+		load <- nil
+	}()
+	for _, do := range []string{"scribble", "entries", "tail", "chatter"} {
+		for seed := range int64(4) {
+			p := damage(h, do, seed)
+			p.expect("thrown out")
+			if err := p.wait(); err != nil {
+				t.Errorf("%s: %v", do, err)
+			}
+		}
+	}
+	cancel()
+	if err := <-load; err != nil {
+		t.Errorf("another client's request: %v", err)
+	}
+	works(t, c, 20)
+	c.Close()
+	h.settled()
+	if n := h.model("m").Offenders; n < 12 {
+		t.Errorf("%d offenders were counted", n)
+	}
+}
+
+func TestAClientThatSpoilsThePayloadSpoilsNothingElse(t *testing.T) {
+	h := newHost(t, theModel)
+	w := h.worker(theModel)
+	before := h.dial()
+	p := damage(h, "planes", 1)
+	p.expect("done")
+	if err := p.wait(); err != nil {
+		t.Error(err)
+	}
+	works(t, before, 20)
+	after := h.dial() // the header it overwrote is not what others go by
+	works(t, after, 20)
+	second := h.worker(theModel)
+	w.kill()
+	works(t, after, 20)
+	before.Close()
+	after.Close()
+	second.kill()
+	h.settled()
+}
+
+func TestAClientCannotWriteTheBoardOrShrinkASegment(t *testing.T) {
+	h := newHost(t, theModel)
+	p := damage(h, "board", 1)
+	p.expect("mmap refused")
+	p.expect("mprotect refused")
+	p.expect("truncate refused")
+	if err := p.wait(); err != nil {
+		t.Error(err)
+	}
+	h.settled()
+}
+
+func TestAWorkerThatWritesGarbageIsKilledAndItsRequestsGoToAnother(t *testing.T) {
+	for _, do := range []string{"worker scribble", "worker entries"} {
+		t.Run(do, func(t *testing.T) {
+			h := newHost(t, theModel)
+			c := h.dial()
+			p := damage(h, do, 1)
+			p.expect("attached")
+			all := []asking{askLater(background(t), c, cmdAnswer, 0), askLater(background(t), c, cmdAnswer, 0)}
+			h.eventually("it is an offender", func() error {
+				if m := h.model("m"); m.Offenders == 0 {
+					return fmt.Errorf("%+v", m)
+				}
+				return nil
+			})
+			h.worker(theModel)
+			for _, a := range all {
+				a.ends(t, nil)
+			}
+			works(t, c, 10)
+			c.Close()
+			_ = p.wait()
+			h.settled()
+		})
+	}
+}
+
+func TestAModelLargerThanTheMachineIsRefused(t *testing.T) {
+	huge := modelSpec{Name: "m", Slots: 1 << 20, MaxBatch: 1, Width: 1 << 22}
+	_, err := broker.New(broker.Config{Socket: t.TempDir() + "/s", OpenFolder: true, Models: []broker.ModelConfig{huge.config()}})
+	if !errors.Is(err, client.ErrNoMemory) {
+		t.Errorf("declared: %v", err)
+	}
+	h := newHost(t)
+	p := start(t, role{Kind: "worker", Socket: h.role.Socket, Model: huge})
+	if line := <-p.lines; !errorSays(line, client.ErrNoMemory) {
+		t.Errorf("a worker that declares it was told %q", line)
+	}
+	h.settled()
+	if n := len(h.stats().Models); n != 0 {
+		t.Errorf("%d models are left", n)
+	}
+}
+
+// big is larger than what a limited process below may map.
+var big = modelSpec{Name: "m", Slots: 64, MaxBatch: 8, WaitMS: 1, LeaseMS: 20_000, Width: 1 << 19} // 4 MiB a row
+
+func TestAClientThatIsRefusedTheMemorySaysSo(t *testing.T) {
+	h := newHost(t, big)
+	p := start(t, role{Kind: "client", Socket: h.role.Socket, Model: big, Do: "read", AddressMiB: 200})
+	if line := <-p.lines; !errorSays(line, client.ErrNoMemory) {
+		t.Errorf("it said %q", line)
+	}
+	if err := p.wait(); err == nil {
+		t.Error("it ended well")
+	}
+	h.worker(big)
+	c := h.dial(client.WithWindow(2))
+	if err := askSized(background(t), c, big.Width, cmdAnswer, 0, 1); err != nil {
+		t.Errorf("another client: %v", err)
+	}
+	c.Close()
+	h.settled()
+}
+
+func TestABrokerThatIsRefusedTheMemoryRefusesTheModelAndServesOthers(t *testing.T) {
+	h := newHost(t, theModel)
+	h.broker.kill()
+	h.role.AddressMiB = 200
+	h.startBroker()
+	other := big
+	other.Name = "big"
+	p := start(t, role{Kind: "worker", Socket: h.role.Socket, Model: other})
+	if line := <-p.lines; !errorSays(line, client.ErrNoMemory) {
+		t.Errorf("the worker was told %q", line)
+	}
+	h.worker(theModel)
+	c := h.dial()
+	works(t, c, 5)
+	c.Close()
+	h.settled()
+	h.stop()
+
+	h.role.Models = append(h.role.Models, other)
+	refused := start(t, h.role)
+	if line := <-refused.lines; !errorSays(line, client.ErrNoMemory) {
+		t.Errorf("the broker said %q", line)
+	}
+}
