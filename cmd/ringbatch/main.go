@@ -33,6 +33,7 @@ func commands() []command {
 	return []command{
 		{"broker", "run the broker of this host", runBroker},
 		{"worker", "serve a built-in model", runWorker},
+		{"torch", "serve a TorchScript file with PyTorch", runTorch},
 		{"infer", "send one request, for trying", runInfer},
 		{"stats", "show what the broker counts", runStats},
 		{"models", "list the broker's models", runModels},

@@ -1,0 +1,287 @@
+"""Serves a PyTorch module: whole batches straight from the ring.
+
+    import ringbatch.torch
+
+    ringbatch.torch.serve(
+        module,
+        "resnet50",
+        inputs=["x:f32[3,224,224]"],
+        max_batch_size=32,
+        half=True,
+        channels_last=True,
+    )
+
+or, for a TorchScript file, from the command line:
+
+    ringbatch torch resnet50.jit --input 'x:f32[3,224,224]' --half --channels_last
+
+The ring is registered as pinned memory once. Inputs are copied on a stream of
+their own while the batch before them computes; outputs are written in place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Callable, Sequence
+
+import torch
+
+from . import errors
+from ._torch_lanes import Engine, Lane
+from ._torch_ring import DTYPES, NAMES, Plane, Ring, Rows
+
+__all__ = ["Lost", "serve"]
+
+# How long a look into the mailbox may take: nothing on the device, and while
+# a batch is.
+IDLE_NS = 50_000_000
+BUSY_NS = 20_000
+
+
+class Lost(RuntimeError):
+    """The GPU or its context is gone: only a new process can go on."""
+
+
+def serve(
+    module: Callable[..., Any],
+    model: str,
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str] | None = None,
+    device: str | torch.device | None = None,
+    half: bool = False,
+    bfloat16: bool = False,
+    channels_last: bool = False,
+    cuda_graphs: bool = False,
+    depth: int = 2,
+    stop: threading.Event | None = None,
+    **options: Any,
+) -> None:
+    """Attaches to the broker as a worker and runs the module until stop is set.
+
+    inputs and outputs are texts like "x:f32[3,224,224]", one row each; without
+    outputs the module is run once to find out. options are those of a worker:
+    max_batch_size, wait_time (nanoseconds), slots, lease, socket, name, weight.
+    When the broker is restarted the worker attaches again.
+    """
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    compute = _prepare(module, where, half, bfloat16, channels_last)
+    if outputs is None:
+        outputs = _infer_outputs(compute, inputs, where)
+    signature = f"{' '.join(inputs)} -> {' '.join(outputs)}"
+    options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "torch"))
+    if where.type == "cuda":
+        options.setdefault("gpu", f"{where.index or 0} {torch.cuda.get_device_name(where)}")
+    stop = stop or threading.Event()
+    delay, engine = 0.01, None
+    while not stop.is_set():
+        try:
+            ring = Ring(model, signature, where, depth=depth, **options)
+        except (errors.NoBroker, errors.BrokerGone, errors.Draining):
+            if engine is None and delay > 5:
+                raise
+            time.sleep(delay)
+            delay = min(2 * delay, 10.0 if engine is None else 1.0)
+            continue
+        delay = 0.01
+        try:
+            engine = Engine(compute, ring.inputs, ring.outputs, ring.max_batch_size, where, depth, cuda_graphs)
+            print(f"serving {model}: {signature} on {options.get('gpu', where)}", flush=True)
+            _run(ring, engine, stop)
+        except errors.BrokerGone:
+            print("broker went away, attaching again", flush=True)
+        finally:
+            if not isinstance(sys.exc_info()[1], Lost):
+                ring.close()
+
+
+def _run(ring: Ring, engine: Engine, stop: threading.Event) -> None:
+    """Goes round until told to stop: take a batch if a lane is free, answer what is through."""
+    free, busy = list(engine.lanes), deque[Lane]()
+    while busy or not stop.is_set():
+        if free and not stop.is_set():
+            rows = ring.next(BUSY_NS if busy else IDLE_NS)
+            if rows is not None:
+                lane = free.pop()
+                try:
+                    lane.submit(rows)
+                    busy.append(lane)
+                except Exception as e:  # whatever the module raises fails its batch alone
+                    ring.complete(rows, _failure(e))
+                    _check_device(engine)
+                    lane.release()
+                    free.append(lane)
+                continue
+        elif busy:
+            _guard(ring, busy, busy[0].wait)
+        while busy and _guard(ring, busy, busy[0].done):
+            lane = busy.popleft()
+            ring.complete(lane.release())
+            free.append(lane)
+
+
+def _guard(ring: Ring, busy: deque[Lane], look: Callable[[], Any]) -> Any:
+    """An error from the device fails the oldest batch; the others run elsewhere."""
+    try:
+        return look()
+    except RuntimeError as e:
+        ring.complete(busy[0].release(), _failure(e))
+        raise Lost(f"the GPU or its context was lost; this worker must be started again ({_failure(e)})") from e
+
+
+def _check_device(engine: Engine) -> None:
+    if engine.device.type == "cuda":
+        try:
+            torch.cuda.synchronize(engine.device)
+        except RuntimeError as e:
+            raise Lost(f"the GPU or its context was lost; this worker must be started again ({_failure(e)})") from e
+
+
+def _failure(e: BaseException) -> str:
+    return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else 'no message'}"
+
+
+def _prepare(
+    module: Callable[..., Any], device: torch.device, half: bool, bfloat16: bool, channels_last: bool
+) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    """The module as a function of device tensors, in the precision asked for."""
+    dtype = torch.float16 if half else torch.bfloat16 if bfloat16 else None
+    if isinstance(module, torch.nn.Module):
+        module = module.eval().to(device)
+        if dtype is not None:
+            module = module.to(dtype)
+        if channels_last:
+            module = module.to(memory_format=torch.channels_last)
+
+    @torch.inference_mode()
+    def compute(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        ready = []
+        for x in xs:
+            if dtype is not None and x.is_floating_point():
+                x = x.to(dtype)
+            if channels_last and x.dim() == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+            ready.append(x)
+        y = module(*ready)
+        return list(y) if isinstance(y, (tuple, list)) else [y]
+
+    return compute
+
+
+def parse_spec(text: str) -> tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...]]:
+    """x:f32[3,<=224] as name, dtype, largest shape, variable dimensions."""
+    m = re.fullmatch(r"([^:\[\]]+):(\w+)\[([\d,<=\s]*)\]", text.strip())
+    if not m or m[2] not in NAMES:
+        raise errors.Invalid(f"tensor {text!r}: want name:dtype[dims], like x:f32[3,224,224]")
+    dims = [d.strip() for d in m[3].split(",") if d.strip()]
+    shape = tuple(int(d.removeprefix("<=")) for d in dims)
+    return m[1], DTYPES[NAMES.index(m[2])], shape, tuple(i for i, d in enumerate(dims) if d.startswith("<="))
+
+
+def _infer_outputs(compute: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Sequence[str], device: torch.device) -> list[str]:
+    """Runs one row of zeros. Floating-point outputs take the first input's type."""
+    specs = [parse_spec(s) for s in inputs]
+    ys = compute([torch.zeros((1, *shape), dtype=dtype, device=device) for _, dtype, shape, _ in specs])
+    texts = []
+    for k, y in enumerate(ys):
+        dtype = specs[0][1] if y.is_floating_point() and specs[0][1].is_floating_point else y.dtype
+        name = "y" if len(ys) == 1 else f"y{k}"
+        texts.append(f"{name}:{NAMES[DTYPES.index(dtype)]}[{','.join(map(str, y.shape[1:]))}]")
+    return texts
+
+
+def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, done: Callable[[], bool], **o: Any) -> None:
+    """The upper bound: full batches from this process's own pinned memory, no broker.
+
+    done is called after each batch and ends it by returning False.
+    """
+    device = torch.device(o.pop("device", None) or ("cuda" if torch.cuda.is_available() else "cpu"))
+    depth, graphs = o.pop("depth", 2), o.pop("cuda_graphs", False)
+    compute = _prepare(module, device, **o)
+    slots = depth * rows
+
+    def plane(text: str) -> Plane:
+        _, dtype, shape, variable = parse_spec(text)
+        host = torch.rand((slots, int(torch.Size(shape).numel()))).to(dtype)
+        return Plane(shape, variable, host.pin_memory() if device.type == "cuda" else host)
+
+    planes = [plane(s) for s in inputs]
+    results = [plane(s) for s in _infer_outputs(compute, inputs, device)]
+    engine = Engine(compute, planes, results, rows, device, depth, graphs)
+    for n, lane in enumerate(engine.lanes):
+        lane.submit(Rows(rows, torch.arange(n * rows, (n + 1) * rows, dtype=torch.int32), [(n * rows, 0, rows)], [p.shape for p in planes]))
+    while True:
+        for lane in engine.lanes:
+            lane.wait()
+            if not done():
+                return
+            lane.submit(lane.release())
+
+
+def _arguments() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="ringbatch torch", description="Serve a TorchScript file.")
+    p.add_argument("file", type=Path, help="the TorchScript file, as torch.jit.save writes it")
+    p.add_argument("--input", action="append", required=True, metavar="SPEC", help="input tensor of one row, like 'x:f32[3,224,224]' (repeatable)")
+    p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running the model once)")
+    p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the file's)")
+    p.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
+    p.add_argument("--half", action="store_true", help="compute in float16")
+    p.add_argument("--bfloat16", action="store_true", help="compute in bfloat16")
+    p.add_argument("--channels_last", action="store_true", help="lay images out channels last")
+    p.add_argument("--cuda_graphs", action="store_true", help="record the model once per batch size and replay it")
+    p.add_argument("--depth", type=int, default=2, help="batches in flight (default 2)")
+    p.add_argument("--max_batch_size", type=int, default=0, help="most rows of a batch (default 32)")
+    p.add_argument("--wait_time", type=float, default=None, metavar="SECONDS", help="how long the oldest request waits for company (default 0.002)")
+    p.add_argument("--slots", type=int, default=0, help="rows the ring holds")
+    p.add_argument("--lease", type=float, default=0, metavar="SECONDS", help="how long a batch may run (default 30)")
+    p.add_argument("--socket", help="the broker's control socket")
+    p.add_argument("--alone", type=int, metavar="ROWS", help="no broker: run full batches of own data, a byte on standard output for each")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    a = _arguments().parse_args(argv)
+    how: dict[str, Any] = dict(half=a.half, bfloat16=a.bfloat16, channels_last=a.channels_last, cuda_graphs=a.cuda_graphs, depth=a.depth, device=a.device)
+    try:
+        module = torch.jit.load(str(a.file), map_location=a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if a.alone:
+            alone(module, a.input, a.alone, _tick, **how)
+            return 0
+        stop = threading.Event()
+        for s in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(s, lambda *_: stop.set())
+        policy: dict[str, Any] = dict(max_batch_size=a.max_batch_size, slots=a.slots, lease=int(a.lease * 1e9))
+        if a.wait_time is not None:
+            policy["wait_time"] = int(a.wait_time * 1e9) or -1
+        if a.socket:
+            policy["socket"] = a.socket
+        name = a.name or os.environ.get("RINGBATCH_MODEL") or a.file.stem
+        serve(module, name, inputs=a.input, outputs=a.output, stop=stop, **how, **policy)
+    except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
+        print(f"ringbatch torch: {_failure(e)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _tick() -> bool:
+    """One more batch is through: tell whoever reads our standard output."""
+    try:
+        return os.write(1, b".") == 1
+    except BrokenPipeError:
+        return False
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    # Not through the interpreter's end: after a lost context the driver's own
+    # clean-up can hang.
+    os._exit(status)
