@@ -12,8 +12,7 @@ import (
 // vain. It knows requests and batches only from what it was told.
 type book struct {
 	cfg       Config
-	ids       int // request ids are below this
-	requests  map[RequestID]*booked
+	requests  []*booked // by id; nil if there is none
 	workers   map[WorkerID]*bookedWorker
 	batches   int // dispatched and not done
 	lastBatch BatchID
@@ -35,16 +34,16 @@ type bookedWorker struct {
 }
 
 func newBook(cfg Config, ids int) *book {
-	return &book{cfg: cfg, ids: ids, requests: map[RequestID]*booked{}, workers: map[WorkerID]*bookedWorker{}}
+	return &book{cfg: cfg, requests: make([]*booked, ids), workers: map[WorkerID]*bookedWorker{}}
 }
 
 func (b *book) setConfig(cfg Config) { b.cfg = cfg }
 
 // freeID is a random id that no request has.
 func (b *book) freeID(rng *rand.Rand) (RequestID, bool) {
-	start := rng.IntN(b.ids)
-	for i := range b.ids {
-		id := RequestID((start + i) % b.ids)
+	start := rng.IntN(len(b.requests))
+	for i := range b.requests {
+		id := RequestID((start + i) % len(b.requests))
 		if b.requests[id] == nil {
 			return id, true
 		}
@@ -87,7 +86,7 @@ func (b *book) requeued(r Request) {
 
 func (b *book) ended(id RequestID) {
 	if x := b.requests[id]; x != nil && x.running != 0 {
-		delete(b.requests, id)
+		b.requests[id] = nil
 	}
 }
 
@@ -97,17 +96,17 @@ func (b *book) cancelled(id RequestID, done bool) error {
 		return fmt.Errorf("Cancel(%d) is %v, but waiting is %v", id, done, waiting)
 	}
 	if done {
-		delete(b.requests, id)
+		b.requests[id] = nil
 	}
 	return nil
 }
 
 func (b *book) clientLeft(c ClientID, cancelled []RequestID) {
 	for _, id := range cancelled {
-		delete(b.requests, id)
+		b.requests[id] = nil
 	}
 	for _, r := range b.requests {
-		if r.Client == c {
+		if r != nil && r.Client == c {
 			r.clientLeft = true
 		}
 	}
@@ -130,7 +129,7 @@ func (b *book) workerGone(id WorkerID) (lost []*booked) {
 	delete(b.workers, id)
 	b.batches -= len(w.batches)
 	for _, r := range b.requests {
-		if r.running != 0 && slices.Contains(w.batches, r.running) {
+		if r != nil && r.running != 0 && slices.Contains(w.batches, r.running) {
 			lost = append(lost, r)
 		}
 	}
@@ -143,8 +142,8 @@ func (b *book) batchDone(id WorkerID, batch BatchID) {
 	w.batches = slices.DeleteFunc(w.batches, func(x BatchID) bool { return x == batch })
 	b.batches--
 	for id, r := range b.requests {
-		if r.running == batch {
-			delete(b.requests, id)
+		if r != nil && r.running == batch {
+			b.requests[id] = nil
 		}
 	}
 }
@@ -162,10 +161,10 @@ func (b *book) decided(now Time, d *Decisions) error {
 		if at > now {
 			return fmt.Errorf("%d ended (%v) at %d, before %d", end.ID, end.Why, now, at)
 		}
-		delete(b.requests, end.ID)
+		b.requests[end.ID] = nil
 	}
 	for _, r := range b.requests {
-		if r.queueTimeoutAt <= now && r.running == 0 {
+		if r != nil && r.queueTimeoutAt <= now && r.running == 0 {
 			r.delayed = true
 		}
 	}
@@ -232,7 +231,7 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 	}
 	if b.strictOrder() && !b.cfg.PreserveOrder && !last.Alone {
 		for _, r := range b.requests {
-			if r.running == 0 && !r.Alone && r.Dims == d.Dims && b.before(r, last) {
+			if r != nil && r.running == 0 && !r.Alone && r.Dims == d.Dims && b.before(r, last) {
 				return fmt.Errorf("request %d went before %d", last.ID, r.ID)
 			}
 		}
@@ -268,7 +267,7 @@ func (b *book) before(x, y *booked) bool {
 
 func (b *book) keepsOrder(r *booked, batch BatchID) error {
 	for _, x := range b.requests {
-		if x.Client != r.Client || x.clientLeft || x == r {
+		if x == nil || x.Client != r.Client || x.clientLeft || x == r {
 			continue
 		}
 		if x.running != 0 && x.running != batch {
@@ -286,13 +285,13 @@ func (b *book) nothingWaitsInVain(now Time) error {
 	idle := b.idle()
 	runs := map[ClientID]bool{}
 	for _, r := range b.requests {
-		if r.running != 0 && !r.clientLeft {
+		if r != nil && r.running != 0 && !r.clientLeft {
 			runs[r.Client] = true
 		}
 	}
 	rows := map[Dims]int{}
 	for _, r := range b.requests {
-		if r.running != 0 {
+		if r == nil || r.running != 0 {
 			continue
 		}
 		if r.Deadline <= now {
@@ -320,7 +319,7 @@ func (b *book) nothingWaitsInVain(now Time) error {
 
 func (b *book) firstOfClient(r *booked) bool {
 	for _, x := range b.requests {
-		if x.Client == r.Client && !x.clientLeft && x.running == 0 && x.commit < r.commit {
+		if x != nil && x.Client == r.Client && !x.clientLeft && x.running == 0 && x.commit < r.commit {
 			return false
 		}
 	}
@@ -330,7 +329,9 @@ func (b *book) firstOfClient(r *booked) bool {
 // allEnded checks that nothing is left, neither here nor in the batcher.
 func (b *book) allEnded(x *Batcher) error {
 	for id, r := range b.requests {
-		return fmt.Errorf("request %d is left over: %+v", id, r)
+		if r != nil {
+			return fmt.Errorf("request %d is left over: %+v", id, r)
+		}
 	}
 	if x.queued != 0 || x.queuedRows != 0 || x.alone != emptyList || x.anything.occupied|x.ready.occupied|x.full.occupied != 0 {
 		return fmt.Errorf("books are not empty: %d requests, %d rows", x.queued, x.queuedRows)

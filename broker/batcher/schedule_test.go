@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -178,7 +179,7 @@ func (s *schedule) event() error {
 	case k == 34 && s.rng.IntN(3) == 0:
 		return s.setConfig()
 	case k < 36:
-		id := RequestID(s.rng.IntN(s.book.ids))
+		id := RequestID(s.rng.IntN(len(s.book.requests)))
 		got, want := s.fast.Cancel(id), s.slow.Cancel(id)
 		s.log("cancel %d: %v", id, got)
 		if got != want {
@@ -186,7 +187,7 @@ func (s *schedule) event() error {
 		}
 		return s.book.cancelled(id, got)
 	case k < 38:
-		id := RequestID(s.rng.IntN(s.book.ids))
+		id := RequestID(s.rng.IntN(len(s.book.requests)))
 		s.log("ended %d", id)
 		s.fast.Ended(id)
 		s.slow.Ended(id)
@@ -271,7 +272,7 @@ func (s *schedule) workerGone(w WorkerID) {
 func (s *schedule) clientLeft(c ClientID) error {
 	got, want := s.fast.ClientLeft(c), s.slow.ClientLeft(c)
 	s.log("client %d left: %v", c, got)
-	if fmt.Sprint(got) != fmt.Sprint(want) {
+	if !slices.Equal(got, want) {
 		return fmt.Errorf("ClientLeft(%d) is %v, reference %v", c, got, want)
 	}
 	s.book.clientLeft(c, got)
@@ -312,7 +313,7 @@ func (s *schedule) decide() error {
 
 func sameDecisions(got, want *Decisions, cfg Config) error {
 	var diff []string
-	if fmt.Sprint(got.Ended) != fmt.Sprint(want.Ended) {
+	if !slices.Equal(got.Ended, want.Ended) {
 		diff = append(diff, fmt.Sprintf("ended %v, reference %v", got.Ended, want.Ended))
 	}
 	for i := range max(len(got.Dispatches), len(want.Dispatches)) {
