@@ -159,9 +159,12 @@ func (c *config) checkMemory(kind modelKind, available int64) error {
 		return fmt.Errorf("--model_type %s: %w", c.ModelType, err)
 	}
 	producers := int64(c.mostProducers())
-	copies := max(int64(c.ModelNum), 1)
+	copies := int64(c.ModelNum)
 	if c.NoDynamicBatch {
-		copies = max(copies, producers)
+		copies = producers
+	}
+	if c.Bound {
+		copies += int64(c.ModelNum)
 	}
 	ring := row * int64(c.slots())
 	if row > 0 && ring/row != int64(c.slots()) {

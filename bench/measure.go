@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
+	"runtime"
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
@@ -26,6 +28,16 @@ func (c *crowd) usage(ctx context.Context) (usage, error) {
 			return u, err
 		}
 	}
+	var err error
+	if u.others, err = machineTime(); err != nil {
+		return u, err
+	}
+	own, err := cpuTime(os.Getpid())
+	if err != nil {
+		return u, err
+	}
+	u.others -= own + u.cpu[0] + u.cpu[1] + u.cpu[2]
+	u.span = time.Duration(shm.Now() * int64(runtime.NumCPU()))
 	if c.socket == "" {
 		return u, nil
 	}
@@ -37,51 +49,79 @@ func (c *crowd) usage(ctx context.Context) (usage, error) {
 	return u, nil
 }
 
-// watch runs windows until the last three agree, or there were enough.
-func (c *crowd) watch(f *fleet, cfg *config, what string, say *progress) (*result, error) {
+// run is one window of everybody: warm up, then measure.
+func (c *crowd) run(f *fleet, warmup, length time.Duration) (*window, error) {
 	start := shm.Now() + int64(leadTime) + int64(len(c.reporters))*int64(time.Millisecond)/4
-	o := windowOrder{Start: start, Begin: start + int64(cfg.Warmup), Window: int64(cfg.Duration)}
+	o := windowOrder{Start: start, Begin: start + int64(warmup)}
+	o.End = o.Begin + int64(length)
 	for _, p := range c.reporters {
 		if err := p.send(o); err != nil {
 			return nil, err
 		}
 	}
-	say.line("%s: warming up", what)
-	until := func(at int64) error { return pause(f.ctx, time.Duration(at-shm.Now())) }
-	if err := until(o.Begin); err != nil {
-		return nil, err
-	}
-	before, err := c.usage(f.ctx)
-	if err != nil {
-		return nil, err
-	}
-	var windows []*window
-	var samples []sample
-	for len(windows) < cfg.MaxWindows && !stable(samples, cfg.Stability) {
-		if err := until(o.Begin + int64(len(windows)+1)*o.Window); err != nil {
+	w := newWindow()
+	var before usage
+	for i, at := range []int64{o.Begin, o.End} {
+		if err := pause(f.ctx, time.Duration(at-shm.Now())); err != nil {
 			return nil, err
 		}
-		after, err := c.usage(f.ctx)
+		u, err := c.usage(f.ctx)
 		if err != nil {
 			return nil, err
 		}
-		w := newWindow()
-		w.addUsage(before, after)
-		before = after
-		for _, p := range c.reporters {
-			var r windowReport
-			if err := p.receive(&r); err != nil {
-				return nil, err
-			}
-			if err := w.addReport(&r); err != nil {
-				return nil, fmt.Errorf("read the latencies of %s: %w", p.role, err)
-			}
+		if i == 0 {
+			before = u
+		} else {
+			w.addUsage(before, u)
+		}
+	}
+	for _, p := range c.reporters {
+		var r windowReport
+		if err := p.receive(&r); err != nil {
+			return nil, err
+		}
+		if err := w.addReport(&r); err != nil {
+			return nil, fmt.Errorf("read the latencies of %s: %w", p.role, err)
+		}
+	}
+	return w, nil
+}
+
+// watch runs windows until the last three agree, or there were enough. If
+// there is a bound, it is measured in turns with them: machines drift, and a
+// bound from another minute is worth little.
+func (c *crowd) watch(f *fleet, cfg *config, what string, bound *crowd, say *progress) (*result, error) {
+	var windows, bounds []*window
+	var samples []sample
+	say.line("%s: warming up", what)
+	warmup := cfg.Warmup.d()
+	for len(windows) < cfg.MaxWindows && !stable(samples, cfg.Stability) {
+		w, err := c.run(f, warmup, cfg.Duration.d())
+		if err != nil {
+			return nil, err
 		}
 		windows, samples = append(windows, w), append(samples, w.sample())
 		say.line("%s: window %d, %s items/s, %s ms", what, len(windows), big(w.itemsPerS), short(w.sample().Latency/1e6))
+		warmup = min(cfg.Warmup.d(), max(rewarm, 2*time.Duration(w.sample().Latency)))
+		if bound == nil {
+			continue
+		}
+		b, err := bound.run(f, rewarm, cfg.Duration.d())
+		if err != nil {
+			return nil, fmt.Errorf("measure the bound: %w", err)
+		}
+		bounds = append(bounds, b)
+		say.line("bound: window %d, %s items/s", len(bounds), big(b.itemsPerS))
 	}
-	return summarize(windows, stable(samples, cfg.Stability)), nil
+	r := summarize(windows, stable(samples, cfg.Stability))
+	if bound != nil {
+		r.compare(boundOf(bounds))
+	}
+	return r, nil
 }
+
+// rewarm is the least time to get going again after a pause.
+const rewarm = 200 * time.Millisecond
 
 // serving is a broker with its model workers, ready for producers.
 type serving struct {
@@ -107,8 +147,9 @@ func (f *fleet) serve(cfg *config, say *progress) (*serving, error) {
 // end stops them.
 func (s *serving) end() { s.f.end(append([]*proc{s.broker}, s.workers...)...) }
 
-// through measures that many producers through the broker.
-func (s *serving) through(producers int, say *progress) (*result, error) {
+// through measures that many producers through the broker, in turns with the
+// bound, if there is one.
+func (s *serving) through(producers int, bound *crowd, say *progress) (*result, error) {
 	cfg := s.cfg
 	say.line("starting %d producers", producers)
 	ps, err := s.f.startAll(producers, func(i int) spawn {
@@ -122,21 +163,29 @@ func (s *serving) through(producers int, say *progress) (*result, error) {
 	}
 	defer s.f.end(ps...)
 	c := crowd{reporters: ps, groups: [3][]*proc{{s.broker}, ps, s.workers}, socket: s.socket}
-	return c.watch(s.f, cfg, fmt.Sprintf("%d producers", producers), say)
+	return c.watch(s.f, cfg, fmt.Sprintf("%d producers", producers), bound, say)
 }
 
-// alone measures processes that run the model by themselves, each on batches
-// of its own rows.
-func (f *fleet) alone(cfg *config, processes, rows int, what string, say *progress) (*result, error) {
-	say.line("%s: loading the model in %d processes", what, processes)
+// startAlone starts processes that run the model by themselves, each on
+// batches of its own rows.
+func (f *fleet) startAlone(cfg *config, processes, rows int, say *progress) (*crowd, error) {
+	say.line("loading the model in %d processes", processes)
 	job := aloneJob{Model: cfg.model(), Rows: rows}
 	ps, err := f.startAll(processes, func(int) spawn { return spawn{role: "alone", job: job, procs: 2} })
 	if err != nil {
 		return nil, err
 	}
-	defer f.end(ps...)
-	c := crowd{reporters: ps, groups: [3][]*proc{nil, ps, nil}}
-	r, err := c.watch(f, cfg, what, say)
+	return &crowd{reporters: ps, groups: [3][]*proc{nil, ps, nil}}, nil
+}
+
+// alone measures such processes.
+func (f *fleet) alone(cfg *config, processes, rows int, bound *crowd, say *progress) (*result, error) {
+	c, err := f.startAlone(cfg, processes, rows, say)
+	if err != nil {
+		return nil, err
+	}
+	defer f.end(c.reporters...)
+	r, err := c.watch(f, cfg, fmt.Sprintf("%d processes on their own, batch %d", processes, rows), bound, say)
 	if err != nil {
 		return nil, err
 	}

@@ -88,7 +88,7 @@ func (o *options) check(f *pflag.FlagSet) error {
 
 // shorten sets what the flags leave open for the demo and for the tables.
 func (o *options) shorten(f *pflag.FlagSet) error {
-	for _, name := range []string{"no_dynamic_batch", "concurrency_range", "rate"} {
+	for _, name := range []string{"no_dynamic_batch", "concurrency_range", "rate", "bound"} {
 		if f.Changed(name) {
 			return fmt.Errorf("--%s does not go with --demo or --suite=tables: they choose it themselves", name)
 		}

@@ -2,13 +2,10 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-
-	"github.com/ringbatch/ringbatch/shm"
 )
 
 // Latencies are recorded in nanoseconds, to three digits.
@@ -29,17 +26,17 @@ const stageCompute = 4
 
 type stages [len(stageNames)]int64 // nanoseconds
 
-// recorder gathers what one producer saw, window by window.
+// recorder gathers what one producer saw in one window: whatever ended in it.
 type recorder struct {
+	window windowOrder
 	mu     sync.Mutex
-	began  int64
 	hist   *hdrhistogram.Histogram
 	report windowReport
 }
 
 // windowReport is one window of one producer, as it travels to the parent.
 type windowReport struct {
-	Nanos    int64 // how long the window really was
+	Nanos    int64 // length of the window
 	Requests int64
 	Items    int64
 	Sum      int64 // of latencies
@@ -48,10 +45,23 @@ type windowReport struct {
 	Latency  []byte // HdrHistogram, compressed
 }
 
-func newRecorder() *recorder { return &recorder{hist: newHistogram()} }
+// windowOrder asks for one window: load from Start on, count from Begin to
+// End, then stop.
+type windowOrder struct {
+	Start, Begin, End int64
+}
 
-// add counts a request that went well.
-func (r *recorder) add(latency int64, rows int, st stages) {
+func newRecorder(o windowOrder) *recorder {
+	return &recorder{window: o, hist: newHistogram(), report: windowReport{Nanos: o.End - o.Begin, Errors: map[string]int64{}}}
+}
+
+func (r *recorder) counts(at int64) bool { return at >= r.window.Begin && at < r.window.End }
+
+// add counts a request that was answered at the given time.
+func (r *recorder) add(at, latency int64, rows int, st stages) {
+	if !r.counts(at) {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.report.Requests++
@@ -63,49 +73,41 @@ func (r *recorder) add(latency int64, rows int, st stages) {
 	_ = r.hist.RecordValue(min(max(latency, leastNanos), mostNanos))
 }
 
-// fail counts one that did not.
-func (r *recorder) fail(err error) {
+// fail counts requests that came to nothing.
+func (r *recorder) fail(at int64, name string, n int64) {
+	if !r.counts(at) || n == 0 {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.report.Errors == nil {
-		r.report.Errors = map[string]int64{}
-	}
-	r.report.Errors[errorName(err)]++
+	r.report.Errors[name] += n
 }
 
-// cut ends the present window and begins the next.
-func (r *recorder) cut() (*windowReport, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	now := shm.Now()
-	w := r.report
-	w.Nanos = now - r.began
+// result is the report, once nothing is added any more.
+func (r *recorder) result() (*windowReport, error) {
 	var err error
-	if w.Latency, err = r.hist.Encode(hdrhistogram.V2CompressedEncodingCookieBase); err != nil {
+	if r.report.Latency, err = r.hist.Encode(hdrhistogram.V2CompressedEncodingCookieBase); err != nil {
 		return nil, fmt.Errorf("encode latencies: %w", err)
 	}
-	r.began, r.report = now, windowReport{}
-	r.hist.Reset()
-	return &w, nil
+	return &r.report, nil
 }
 
-// windowOrder starts a producer: warm up from Start to Begin, then report
-// every Window, for ever.
-type windowOrder struct {
-	Start, Begin, Window int64
-}
-
-// reportWindows tells the parent of every window until the process ends.
-func (c *child) reportWindows(r *recorder, o windowOrder) {
-	for at := o.Begin; ; at += o.Window {
-		time.Sleep(time.Duration(at - shm.Now()))
-		w, err := r.cut()
-		if err == nil && at > o.Begin { // what came before Begin was the warm-up
-			err = c.tell(w)
+// eachWindow runs load for every window that the parent orders.
+func (c *child) eachWindow(load func(*recorder)) error {
+	for {
+		var o windowOrder
+		if err := c.next(&o); err != nil {
+			return err
 		}
+		r := newRecorder(o)
+		sleepUntil(o.Start)
+		load(r)
+		w, err := r.result()
 		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+			return err
+		}
+		if err := c.tell(w); err != nil {
+			return err
 		}
 	}
 }

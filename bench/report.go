@@ -21,8 +21,8 @@ func (r *result) print(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	if b := r.Bound; b != nil {
-		fmt.Fprintf(w, "%-14s %s items/s, %s ms a batch: %d process(es) feeding themselves batches of %d%s\n",
-			"bound", big(b.ItemsPerS), short(b.Latency.Avg), c.ModelNum, c.MaxBatchSize, drift(b))
+		fmt.Fprintf(w, "%-14s %s items/s, %s ms a batch: %d process(es) feeding themselves batches of %d, in turns with the above\n",
+			"bound", big(b.ItemsPerS), short(b.Latency.Avg), c.ModelNum, c.MaxBatchSize)
 	}
 	l := r.Latency
 	fmt.Fprintf(w, "%-14s avg %s  p50 %s  p90 %s  p95 %s  p99 %s  p99.9 %s  max %s", "latency, ms",
@@ -41,6 +41,9 @@ func (r *result) print(w io.Writer) {
 	}
 	fmt.Fprintf(w, "%-14s %s\n", "errors", errorList(r.Errors))
 	r.printStability(w)
+	if b := r.busy(); b != "" {
+		fmt.Fprintf(w, "%-14s %s meanwhile: measure again when it is quiet\n", "WARNING", b)
+	}
 }
 
 // headline says what was measured.
@@ -56,13 +59,6 @@ func (c *config) headline() string {
 		c.ModelType, c.WorkerNum, c.WorkerBatch, load, c.MaxBatchSize, c.WaitTime, c.ModelNum)
 }
 
-func drift(b *boundResult) string {
-	if len(b.Sittings) < 2 {
-		return ""
-	}
-	return fmt.Sprintf(" (%s before, %s after)", big(b.Sittings[0]), big(b.Sittings[len(b.Sittings)-1]))
-}
-
 func (r *result) printStability(w io.Writer) {
 	c := r.Config
 	if r.Stable {
@@ -71,6 +67,16 @@ func (r *result) printStability(w io.Writer) {
 		fmt.Fprintf(w, "%-14s NOT STABLE: the last %d of %d windows of %v do not agree within %v %%; try a longer --duration\n", "stability", minWindows, len(r.Windows), c.Duration, c.Stability)
 	}
 }
+
+// busy warns where others used the machine: then the figures are theirs, too.
+func (r *result) busy() string {
+	if r.OtherCPU < busyPercent {
+		return ""
+	}
+	return fmt.Sprintf("other programs used %.0f %% of this machine", r.OtherCPU)
+}
+
+const busyPercent = 5
 
 const barWidth = 40
 
@@ -138,14 +144,11 @@ func (s *sweep) print(w io.Writer) {
 		fmt.Fprintf(w, "note: %s\n", s.Note)
 	}
 	if b := s.Bound; b != nil {
-		fmt.Fprintf(w, "bound: %s items/s, %s ms a batch%s\n", big(b.ItemsPerS), short(b.Latency.Avg), drift(b))
+		fmt.Fprintf(w, "bound: %s items/s, %s ms a batch, in turns with the points below\n", big(b.ItemsPerS), short(b.Latency.Avg))
 	}
 	fmt.Fprintf(w, "\n%11s %12s %10s %9s %9s %9s %9s %9s %7s\n", "concurrency", "requests/s", "items/s", "avg ms", "p50 ms", "p95 ms", "p99 ms", "batch", "bound")
 	for _, p := range s.Points {
-		mark := ""
-		if !p.Stable {
-			mark = "  not stable"
-		}
+		mark := p.marks()
 		if len(p.Errors) > 0 {
 			mark += "  errors: " + errorList(p.Errors)
 		}

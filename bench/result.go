@@ -24,6 +24,7 @@ type result struct {
 	Stable       bool             `json:"stable"`
 	Windows      []float64        `json:"windows_items_per_s"` // all windows, the last three of which count
 	Requests     int64            `json:"requests"`            // measured
+	OtherCPU     float64          `json:"other_cpu_percent"`   // of the machine, used by others meanwhile
 }
 
 type latencies struct {
@@ -56,18 +57,12 @@ type cpuPerRequest struct {
 	Worker float64 `json:"worker"`
 }
 
-// boundResult is the upper bound: the model processes feeding themselves.
-type boundResult struct {
-	ItemsPerS float64   `json:"items_per_s"`
-	Latency   latencies `json:"latency_ms"`
-	Sittings  []float64 `json:"sittings_items_per_s"` // before and after what is compared with it
-	Stable    bool      `json:"stable"`
-}
-
 // usage is what was used and done up to some moment.
 type usage struct {
 	cpu     [3]time.Duration // broker, producers, workers
 	batches map[int]uint64   // by rows
+	others  time.Duration    // CPU time of everybody else
+	span    time.Duration    // CPU time there was, on all cores
 }
 
 // window is one measuring window, all producers together.
@@ -112,6 +107,8 @@ func (w *window) addUsage(before, after usage) {
 	for i := range w.used.cpu {
 		w.used.cpu[i] += after.cpu[i] - before.cpu[i]
 	}
+	w.used.others += after.others - before.others
+	w.used.span += after.span - before.span
 	for rows, n := range after.batches {
 		if d := n - before.batches[rows]; d > 0 {
 			w.used.batches[rows] += d
@@ -159,6 +156,9 @@ func summarize(windows []*window, isStable bool) *result {
 	r.Breakdown = breakdown{at(0), at(1), at(2), at(3), at(4), at(5)}
 	us := func(i int) float64 { return float64(m.used.cpu[i]) / n / 1e3 }
 	r.CPU = cpuPerRequest{Broker: us(0), Client: us(1), Worker: us(2)}
+	if m.used.span > 0 {
+		r.OtherCPU = max(0, 100*float64(m.used.others)/float64(m.used.span))
+	}
 	var batches, rows uint64
 	for size, count := range m.used.batches {
 		batches += count

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -14,17 +15,16 @@ import (
 // second.
 func recorded(t *testing.T, rows int, latencies ...time.Duration) *windowReport {
 	t.Helper()
-	r := newRecorder()
+	r := newRecorder(windowOrder{Begin: 100, End: 100 + int64(time.Second)})
 	for _, d := range latencies {
-		r.add(int64(d), rows, stages{1, 2, 3, 4, 5, 6})
+		r.add(200, int64(d), rows, stages{1, 2, 3, 4, 5, 6})
 	}
-	r.fail(shm.ErrQueueFull)
-	r.fail(errors.New("odd"))
-	w, err := r.cut()
+	r.fail(200, errorName(fmt.Errorf("sending: %w", shm.ErrQueueFull)), 1)
+	r.fail(200, errorName(errors.New("odd")), 1)
+	w, err := r.result()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Nanos = int64(time.Second)
 	return w
 }
 
@@ -65,18 +65,18 @@ func TestWindowsOfManyProducersAddUp(t *testing.T) {
 	}
 }
 
-func TestAWindowStartsEmptyAfterACut(t *testing.T) {
-	r := newRecorder()
-	r.add(1000, 1, stages{})
-	if _, err := r.cut(); err != nil {
-		t.Fatal(err)
+func TestOnlyWhatEndsInTheWindowCounts(t *testing.T) {
+	r := newRecorder(windowOrder{Start: 0, Begin: 1000, End: 2000})
+	for _, at := range []int64{0, 999, 1000, 1999, 2000, 5000} {
+		r.add(at, 500, 1, stages{})
+		r.fail(at, "odd", 1)
 	}
-	w, err := r.cut()
+	w, err := r.result()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w.Requests != 0 || len(w.Errors) != 0 || windowOf(t, w).latency.TotalCount() != 0 {
-		t.Errorf("second window has %+v", w)
+	if w.Requests != 2 || w.Errors["odd"] != 2 || w.Nanos != 1000 {
+		t.Errorf("got %d requests, errors %v, %d ns; want 2, 2, 1000", w.Requests, w.Errors, w.Nanos)
 	}
 }
 

@@ -88,19 +88,14 @@ func aloneRole(c *child) error {
 	if err := c.ready(); err != nil {
 		return err
 	}
-	var o windowOrder
-	if err := c.next(&o); err != nil {
-		return err
-	}
-	rec := newRecorder()
-	go c.reportWindows(rec, o)
-	sleepUntil(o.Start)
-	for {
-		start := shm.Now()
-		run()
-		took := shm.Now() - start
-		var st stages
-		st[stageCompute] = took
-		rec.add(took, job.Rows, st)
-	}
+	return c.eachWindow(func(r *recorder) {
+		for now := shm.Now(); now < r.window.End; {
+			start := now
+			run()
+			now = shm.Now()
+			var st stages
+			st[stageCompute] = now - start
+			r.add(now, now-start, job.Rows, st)
+		}
+	})
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
@@ -35,70 +37,84 @@ func producerRole(c *child) error {
 	if err := c.ready(); err != nil {
 		return err
 	}
-	var o windowOrder
-	if err := c.next(&o); err != nil {
-		return err
-	}
-	p := &producer{job: job, conn: conn, rec: newRecorder(), inputs: randomInputs(conn, job)}
-	go c.reportWindows(p.rec, o)
-	sleepUntil(o.Start)
-	if job.Rate > 0 {
-		p.openLoop(ctx, o.Start)
-	} else {
-		p.closedLoop(ctx)
-	}
-	return nil
+	p := &producer{job: job, conn: conn, inputs: randomInputs(conn, job)}
+	return c.eachWindow(func(r *recorder) {
+		if job.Rate > 0 {
+			p.openLoop(ctx, r)
+		} else {
+			p.closedLoop(ctx, r)
+		}
+	})
 }
 
 type producer struct {
 	job    producerJob
 	conn   *client.Client
-	rec    *recorder
 	inputs [][]byte // a request's rows, per input tensor
+
+	windows int // open loops run so far
 }
 
 // closedLoop keeps InFlight requests in flight: each answer is followed by
 // the next request.
-func (p *producer) closedLoop(ctx context.Context) {
+func (p *producer) closedLoop(ctx context.Context, rec *recorder) {
 	loop := func() {
-		for {
-			p.request(ctx, shm.Now())
+		for now := shm.Now(); now < rec.window.End; {
+			now = p.request(ctx, rec, now)
 		}
 	}
+	var others sync.WaitGroup
 	for range p.job.InFlight - 1 {
-		go loop()
+		others.Go(loop)
 	}
 	loop()
+	others.Wait()
 }
 
 // openLoop sends at the intended times, whatever the answers do. A request
 // that has to wait for one of the InFlight places is late; its latency counts
-// from when it should have been sent.
-func (p *producer) openLoop(ctx context.Context, start int64) {
+// from when it should have been sent. Those that could not be sent before the
+// end are counted, too.
+func (p *producer) openLoop(ctx context.Context, rec *recorder) {
+	end := rec.window.End
 	arrivals := make(chan int64, 1<<16)
+	var unsent atomic.Int64
+	var places sync.WaitGroup
 	for range p.job.InFlight {
-		go func() {
+		places.Go(func() {
 			for at := range arrivals {
-				p.request(ctx, at)
+				if shm.Now() >= end {
+					unsent.Add(1)
+					continue
+				}
+				p.request(ctx, rec, at)
 			}
-		}()
+		})
 	}
-	for s := newSchedule(start, p.job.Rate, p.job.Seed); ; {
-		at := s.arrival()
+	// Every window has arrivals of its own; all of them follow from the seed.
+	s := newSchedule(rec.window.Start, p.job.Rate, p.job.Seed+uint64(p.windows)<<32)
+	p.windows++
+	for at := s.arrival(); at < end; at = s.arrival() {
 		sleepUntil(at)
 		arrivals <- at
 	}
+	close(arrivals)
+	places.Wait()
+	rec.fail(end-1, "not_sent_in_time", unsent.Load())
 }
 
-// request runs one, and records it as having been meant for intended.
-func (p *producer) request(ctx context.Context, intended int64) {
+// request runs one that was meant for the intended time, and says when it
+// was over.
+func (p *producer) request(ctx context.Context, rec *recorder, intended int64) int64 {
 	st, err := p.exchange(ctx, intended)
+	now := shm.Now()
 	if err != nil {
-		p.rec.fail(err)
+		rec.fail(now, errorName(err), 1)
 		time.Sleep(time.Millisecond) // no storm of refusals
-		return
+		return shm.Now()
 	}
-	p.rec.add(shm.Now()-intended, p.job.Rows, st)
+	rec.add(now, now-intended, p.job.Rows, st)
+	return now
 }
 
 // exchange is one request, and where its time went. Waiting for a place among

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 )
 
 // runSingle measures one configuration, with its bound.
@@ -12,37 +11,36 @@ func runSingle(ctx context.Context, cfg *config, say *progress) (*result, error)
 		return nil, err
 	}
 	defer f.close()
-	var r *result
-	bound, err := withBound(f, cfg, say, func() (err error) {
-		r, err = measureOnce(f, cfg, cfg.WorkerNum, say)
-		return err
-	})
+	bound, err := f.startBound(cfg, say)
+	if err != nil {
+		return nil, err
+	}
+	r, err := measureOnce(f, cfg, cfg.WorkerNum, bound, say)
 	if err != nil {
 		return nil, err
 	}
 	r.Config, r.Note = cfg, cfg.note()
-	r.compare(bound)
 	return r, nil
 }
 
 // measureOnce is one point: through the broker, or every producer on its own.
-func measureOnce(f *fleet, cfg *config, producers int, say *progress) (*result, error) {
+func measureOnce(f *fleet, cfg *config, producers int, bound *crowd, say *progress) (*result, error) {
 	if cfg.NoDynamicBatch {
-		return f.alone(cfg, producers, cfg.WorkerBatch, fmt.Sprintf("%d processes on their own", producers), say)
+		return f.alone(cfg, producers, cfg.WorkerBatch, bound, say)
 	}
 	s, err := f.serve(cfg, say)
 	if err != nil {
 		return nil, err
 	}
 	defer s.end()
-	return s.through(producers, say)
+	return s.through(producers, bound, say)
 }
 
 // sweep is the JSON of --concurrency_range.
 type sweep struct {
 	Config *config      `json:"config"`
 	Note   string       `json:"note,omitempty"`
-	Bound  *boundResult `json:"bound,omitempty"`
+	Bound  *boundResult `json:"bound,omitempty"` // the mean of the points' bounds
 	Points []*result    `json:"points"`
 }
 
@@ -53,36 +51,41 @@ func runSweep(ctx context.Context, cfg *config, say *progress) (*sweep, error) {
 		return nil, err
 	}
 	defer f.close()
-	s := &sweep{Config: cfg, Note: cfg.note()}
-	s.Bound, err = withBound(f, cfg, say, func() (err error) {
-		s.Points, err = sweepPoints(f, cfg, cfg.Concurrency.values(), say)
-		return err
-	})
-	for _, p := range s.Points {
-		p.compare(s.Bound)
-		p.Bound = nil // said once
+	bound, err := f.startBound(cfg, say)
+	if err != nil {
+		return nil, err
 	}
-	return s, err
+	s := &sweep{Config: cfg, Note: cfg.note()}
+	if s.Points, err = sweepPoints(f, cfg, cfg.Concurrency.values(), bound, say); err != nil {
+		return nil, err
+	}
+	for _, p := range s.Points {
+		if p.Bound == nil {
+			continue
+		}
+		if s.Bound == nil {
+			s.Bound = &boundResult{Latency: p.Bound.Latency}
+		}
+		s.Bound.ItemsPerS += p.Bound.ItemsPerS / float64(len(s.Points))
+		s.Bound.Windows = append(s.Bound.Windows, p.Bound.Windows...)
+	}
+	return s, nil
 }
 
-func sweepPoints(f *fleet, cfg *config, counts []int, say *progress) ([]*result, error) {
-	var points []*result
-	var s *serving
+// sweepPoints keeps one broker and its workers for all points.
+func sweepPoints(f *fleet, cfg *config, counts []int, bound *crowd, say *progress) ([]*result, error) {
+	measure := func(n int) (*result, error) { return measureOnce(f, cfg, n, bound, say) }
 	if !cfg.NoDynamicBatch {
-		var err error
-		if s, err = f.serve(cfg, say); err != nil {
+		s, err := f.serve(cfg, say)
+		if err != nil {
 			return nil, err
 		}
 		defer s.end()
+		measure = func(n int) (*result, error) { return s.through(n, bound, say) }
 	}
+	var points []*result
 	for _, n := range counts {
-		var r *result
-		var err error
-		if s != nil {
-			r, err = s.through(n, say)
-		} else {
-			r, err = measureOnce(f, cfg, n, say)
-		}
+		r, err := measure(n)
 		if err != nil {
 			return points, err
 		}

@@ -68,7 +68,7 @@ func runTables(ctx context.Context, cfg *config, say *progress) (*tablesReport, 
 func (r *tablesReport) fillProcesses(f *fleet, say *progress) error {
 	top := r.Config.MaxBatchSize
 	for _, c := range [][2]int{{1, 1}, {2, 1}, {4, 1}, {8, 1}, {1, max(1, top/4)}, {1, top}, {2, top}, {4, top}} {
-		res, err := f.alone(r.Config, c[0], c[1], fmt.Sprintf("table 1: %d × %d", c[0], c[1]), say)
+		res, err := f.alone(r.Config, c[0], c[1], nil, say)
 		if err != nil {
 			return err
 		}
@@ -92,7 +92,7 @@ func (r *tablesReport) fillDynamic(f *fleet, say *progress) error {
 	} {
 		cfg := *base
 		cfg.WorkerNum, cfg.ModelNum, cfg.MaxBatchSize, cfg.WaitTime = c.producers, c.models, c.batch, seconds(c.wait)
-		res, err := measureOnce(f, &cfg, c.producers, say)
+		res, err := measureOnce(f, &cfg, c.producers, nil, say)
 		if err != nil {
 			return err
 		}
@@ -125,7 +125,7 @@ func (r *tablesReport) fillSweeps(f *fleet, say *progress) error {
 	} {
 		cfg := *r.Config
 		cfg.MaxBatchSize, cfg.ModelNum, cfg.Concurrency = c.batch, c.models, counts
-		points, err := sweepPoints(f, &cfg, counts.values(), say)
+		points, err := sweepPoints(f, &cfg, counts.values(), nil, say)
 		if err != nil {
 			return err
 		}
@@ -141,13 +141,13 @@ func (r *tablesReport) print(w io.Writer) {
 	}
 	fmt.Fprintf(w, "\n1. processes × batch, each process feeding itself\n%11s %8s %12s %9s %9s\n", "processes", "batch", "items/s", "avg ms", "p99 ms")
 	for _, t := range r.Processes {
-		fmt.Fprintf(w, "%11d %8d %12s %9s %9s%s\n", t.Processes, t.Batch, big(t.ItemsPerS), short(t.Latency.Avg), short(t.Latency.P99), unstable(t.result))
+		fmt.Fprintf(w, "%11d %8d %12s %9s %9s%s\n", t.Processes, t.Batch, big(t.ItemsPerS), short(t.Latency.Avg), short(t.Latency.P99), t.marks())
 	}
 	fmt.Fprintf(w, "\n2. dynamic batching: producers with one row each, through ringbatch; \"of best\" is relative to the best of table 1 with as many model processes\n")
 	fmt.Fprintf(w, "%11s %8s %8s %9s %12s %9s %9s %9s %9s\n", "producers", "models", "batch", "wait", "items/s", "avg ms", "p99 ms", "rows", "of best")
 	for _, t := range r.Dynamic {
 		fmt.Fprintf(w, "%11d %8d %8d %9v %12s %9s %9s %9s %8.0f%%%s\n", t.Producers, t.Processes, t.Batch, t.WaitTime, big(t.ItemsPerS),
-			short(t.Latency.Avg), short(t.Latency.P99), short(t.BatchSize.Avg), 100*t.RatioBest, unstable(t.result))
+			short(t.Latency.Avg), short(t.Latency.P99), short(t.BatchSize.Avg), 100*t.RatioBest, t.marks())
 	}
 	if len(r.Sweeps) == 0 {
 		return
@@ -169,9 +169,14 @@ func (r *tablesReport) print(w io.Writer) {
 	}
 }
 
-func unstable(r *result) string {
-	if r.Stable {
-		return ""
+// marks is what a reader of one line of a table must know besides.
+func (r *result) marks() string {
+	mark := ""
+	if !r.Stable {
+		mark = "  not stable"
 	}
-	return "  not stable"
+	if b := r.busy(); b != "" {
+		mark += "  " + b
+	}
+	return mark
 }
