@@ -108,7 +108,7 @@ func (m *model) expireRunning() {
 		for _, p := range w.mails {
 			for _, q := range p.requests {
 				info := &m.slots[q.head]
-				if info.gen != q.gen || info.state != running || info.commit.Deadline == 0 {
+				if !m.has(q, p.batch) || info.state != running || info.commit.Deadline == 0 {
 					continue
 				}
 				if info.commit.Deadline <= m.b.now {

@@ -99,7 +99,7 @@ func (m *model) kill(w *workerSession, why string) {
 	m.batcher.WorkerGone(w.id)
 	for _, p := range w.mails {
 		for _, q := range p.requests {
-			if info := &m.slots[q.head]; info.gen == q.gen && info.batch == p.batch && info.state == running {
+			if m.has(q, p.batch) && m.slots[q.head].state == running {
 				m.batcher.Ended(batcher.RequestID(q.head))
 				m.endRunning(q.head, shm.ErrWorkerHung)
 			}
@@ -159,7 +159,7 @@ func (m *model) workerDead(w *workerSession, why string) {
 // the death, tried once more, or given up. It returns 1 if it was requeued.
 func (m *model) orphan(q mailed, p *mail, taken bool) int {
 	info := &m.slots[q.head]
-	if info.gen != q.gen || info.batch != p.batch || info.state != running && info.state != held {
+	if !m.has(q, p.batch) {
 		return 0
 	}
 	id := batcher.RequestID(q.head)

@@ -154,11 +154,18 @@ func (m *model) finish(w *workerSession, d *shm.Done) error {
 	return fmt.Errorf("%w: done with batch %d, which it does not have", shm.ErrProtocol, d.Batch)
 }
 
+// has reports whether a mailed request still is what its batch was given: it
+// may have ended early, and its slots may be part of another request.
+func (m *model) has(q mailed, batch uint64) bool {
+	info := &m.slots[q.head]
+	return info.head == q.head && info.gen == q.gen && info.batch == batch && (info.state == running || info.state == held)
+}
+
 // finishRequest frees the slots of one request of a finished batch, unless
 // they have moved on already (see endedEarly).
 func (m *model) finishRequest(q mailed, batch uint64, started, finished int64) {
 	info := &m.slots[q.head]
-	if info.gen != q.gen || info.batch != batch || info.state != running && info.state != held {
+	if !m.has(q, batch) {
 		return
 	}
 	if info.worker.dying || info.worker.quarantined { // the batcher has forgotten which batches it had

@@ -147,8 +147,8 @@ func (c *Client) keep(life context.Context, l *link) {
 	defer close(c.done)
 	for {
 		l.session.Gone()
+		c.set(nil, nil) // first: whoever learns that the link is dead does not find it here
 		l.fail()
-		c.set(nil, nil)
 		l.drop()
 		delay := firstRetry
 		for l = nil; l == nil; {

@@ -58,10 +58,12 @@ func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	req.Version = control.Version
 	var rep control.Reply
-	err := control.Send(c, deadline, req)
-	var fds []int
-	if err == nil {
-		fds, err = control.Receive(c, deadline, &rep)
+	// A broker that refuses us may have answered and hung up before it read
+	// anything: its reply counts for more than a broken pipe.
+	sent := control.Send(c, deadline, req)
+	fds, err := control.Receive(c, deadline, &rep)
+	if err != nil && sent != nil {
+		err = sent
 	}
 	if !stop() { // ctx has ended, the connection is closed
 		control.CloseFDs(fds)

@@ -61,8 +61,8 @@ func TestABrokerKilledUnderLoadIsFoundAgainByItsPeers(t *testing.T) {
 		})
 		h.broker.kill()
 		h.startBroker() // on the socket that the dead one left
-		h.eventually("both workers are back", func() error {
-			if n := len(h.model("m").Workers); n != 2 {
+		h.eventually("all are back", func() error {
+			if m := h.model("m"); len(m.Workers) != 2 || m.Clients != 1 {
 				return errors.New("not yet")
 			}
 			return nil

@@ -128,11 +128,11 @@ func TestAModelLargerThanTheMachineIsRefused(t *testing.T) {
 }
 
 // big is larger than what a limited process below may map.
-var big = modelSpec{Name: "m", Slots: 64, MaxBatch: 8, WaitMS: 1, LeaseMS: 20_000, Width: 1 << 19} // 4 MiB a row
+var big = modelSpec{Name: "m", Slots: 64, MaxBatch: 8, WaitMS: 1, LeaseMS: 20_000, Width: 1 << 20} // 8 MiB a row
 
 func TestAClientThatIsRefusedTheMemorySaysSo(t *testing.T) {
 	h := newHost(t, big)
-	p := start(t, role{Kind: "client", Socket: h.role.Socket, Model: big, Do: "read", AddressMiB: 200})
+	p := start(t, role{Kind: "client", Socket: h.role.Socket, Model: big, Do: "read", AddressMiB: 700})
 	if line := <-p.lines; !errorSays(line, client.ErrNoMemory) {
 		t.Errorf("it said %q", line)
 	}
@@ -151,7 +151,7 @@ func TestAClientThatIsRefusedTheMemorySaysSo(t *testing.T) {
 func TestABrokerThatIsRefusedTheMemoryRefusesTheModelAndServesOthers(t *testing.T) {
 	h := newHost(t, theModel)
 	h.broker.kill()
-	h.role.AddressMiB = 200
+	h.role.AddressMiB = 700
 	h.startBroker()
 	other := big
 	other.Name = "big"
