@@ -12,11 +12,32 @@
 #include "internal.h"
 
 static volatile int forked;
-static __thread char message[RBGO_MESSAGE_BYTES];
+
+/*
+ * Each thread's buffer for the text of an error, made at its first call. Not
+ * a __thread array: thread-local memory of a library that is loaded late must
+ * fit what the C library has left of its reserve, and in a Python process that
+ * has imported PyTorch that is less than 2 KiB ("cannot allocate memory in
+ * static TLS block").
+ */
+static pthread_key_t message_key;
+static __thread char *own_message;
+
+static char *message_of_thread(void)
+{
+	static char none[RBGO_MESSAGE_BYTES];
+	if (own_message == NULL && (own_message = calloc(1, RBGO_MESSAGE_BYTES)) != NULL) pthread_setspecific(message_key, own_message);
+	return own_message != NULL ? own_message : none;
+}
+#define message message_of_thread()
 
 static void in_child(void) { forked = 1; }
 
-__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+__attribute__((constructor)) static void watch_forks(void)
+{
+	pthread_atfork(NULL, NULL, in_child);
+	pthread_key_create(&message_key, free);
+}
 
 static int refuse(void)
 {
@@ -27,105 +48,105 @@ static int refuse(void)
 
 #define GUARDED(call) (forked ? refuse() : (call))
 
-const char *rb_error(void) { return message; }
+const char *rb_error(void) { return message(); }
 int rb_abi_version(void) { return RB_ABI_VERSION; }
 void rb_free(char *string) { free(string); }
 
 int rb_connect(const char *model, const rb_connect_options *o, rb_client *c)
 {
-	return GUARDED(rbgo_connect((char *)model, (rb_connect_options *)o, c, message));
+	return GUARDED(rbgo_connect((char *)model, (rb_connect_options *)o, c, message()));
 }
 
-int rb_close(rb_client c) { return GUARDED(rbgo_close(c, message)); }
-int rb_client_model(rb_client c, rb_model *m) { return GUARDED(rbgo_client_model(c, m, message)); }
-int rb_client_map(rb_client c, rb_map *m) { return GUARDED(rbgo_client_map(c, m, message)); }
-int rb_map_release(uint64_t map) { return GUARDED(rbgo_map_release(map, message)); }
+int rb_close(rb_client c) { return GUARDED(rbgo_close(c, message())); }
+int rb_client_model(rb_client c, rb_model *m) { return GUARDED(rbgo_client_model(c, m, message())); }
+int rb_client_map(rb_client c, rb_map *m) { return GUARDED(rbgo_client_map(c, m, message())); }
+int rb_map_release(uint64_t map) { return GUARDED(rbgo_map_release(map, message())); }
 
 int rb_client_tensor(rb_client c, int side, uint32_t k, rb_tensor *t)
 {
-	return GUARDED(rbgo_client_tensor(c, side, k, t, message));
+	return GUARDED(rbgo_client_tensor(c, side, k, t, message()));
 }
 
 int rb_claim(rb_client c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *r)
 {
-	return GUARDED(rbgo_claim(c, rows, (uint32_t *)dims, ndims, timeout, r, message));
+	return GUARDED(rbgo_claim(c, rows, (uint32_t *)dims, ndims, timeout, r, message()));
 }
 
-int rb_input(rb_client c, uint64_t r, uint32_t k, rb_view *v) { return GUARDED(rbgo_view(c, r, RB_INPUT, k, v, message)); }
-int rb_output(rb_client c, uint64_t r, uint32_t k, rb_view *v) { return GUARDED(rbgo_view(c, r, RB_OUTPUT, k, v, message)); }
-int rb_set_priority(rb_client c, uint64_t r, uint32_t level) { return GUARDED(rbgo_set_priority(c, r, level, message)); }
+int rb_input(rb_client c, uint64_t r, uint32_t k, rb_view *v) { return GUARDED(rbgo_view(c, r, RB_INPUT, k, v, message())); }
+int rb_output(rb_client c, uint64_t r, uint32_t k, rb_view *v) { return GUARDED(rbgo_view(c, r, RB_OUTPUT, k, v, message())); }
+int rb_set_priority(rb_client c, uint64_t r, uint32_t level) { return GUARDED(rbgo_set_priority(c, r, level, message())); }
 
 int rb_commit(rb_client c, uint64_t r, int64_t timeout, uint32_t flags)
 {
-	return GUARDED(rbgo_commit(c, r, timeout, flags, message));
+	return GUARDED(rbgo_commit(c, r, timeout, flags, message()));
 }
 
-int rb_wait(rb_client c, uint64_t r, int64_t timeout) { return GUARDED(rbgo_wait(c, r, timeout, message)); }
-int rb_poll(rb_client c, uint64_t r) { return GUARDED(rbgo_poll(c, r, message)); }
-int rb_cancel(rb_client c, uint64_t r) { return GUARDED(rbgo_cancel(c, r, message)); }
-int rb_release(rb_client c, uint64_t r) { return GUARDED(rbgo_release(c, r, message)); }
-int rb_request_map(rb_client c, uint64_t r, rb_map *m) { return GUARDED(rbgo_request_map(c, r, m, message)); }
-int rb_request_timing(rb_client c, uint64_t r, rb_timing *t) { return GUARDED(rbgo_request_timing(c, r, t, message)); }
+int rb_wait(rb_client c, uint64_t r, int64_t timeout) { return GUARDED(rbgo_wait(c, r, timeout, message())); }
+int rb_poll(rb_client c, uint64_t r) { return GUARDED(rbgo_poll(c, r, message())); }
+int rb_cancel(rb_client c, uint64_t r) { return GUARDED(rbgo_cancel(c, r, message())); }
+int rb_release(rb_client c, uint64_t r) { return GUARDED(rbgo_release(c, r, message())); }
+int rb_request_map(rb_client c, uint64_t r, rb_map *m) { return GUARDED(rbgo_request_map(c, r, m, message())); }
+int rb_request_timing(rb_client c, uint64_t r, rb_timing *t) { return GUARDED(rbgo_request_timing(c, r, t, message())); }
 
 int rb_infer(rb_client c, uint32_t rows, const void *const *in, void *const *out, int64_t timeout, int64_t slice, uint64_t *r)
 {
-	return GUARDED(rbgo_infer(c, rows, (void **)in, (void **)out, timeout, slice, r, message));
+	return GUARDED(rbgo_infer(c, rows, (void **)in, (void **)out, timeout, slice, r, message()));
 }
 
 int rb_submit(rb_client c, uint32_t rows, const void *const *in, int64_t timeout, uint32_t flags, uint64_t *r)
 {
-	return GUARDED(rbgo_submit(c, rows, (void **)in, timeout, flags, r, message));
+	return GUARDED(rbgo_submit(c, rows, (void **)in, timeout, flags, r, message()));
 }
 
-int rb_collect(rb_client c, uint64_t r, void *const *out) { return GUARDED(rbgo_collect(c, r, (void **)out, message)); }
-int rb_client_fd(rb_client c, int *fd) { return GUARDED(rbgo_client_fd(c, fd, message)); }
+int rb_collect(rb_client c, uint64_t r, void *const *out) { return GUARDED(rbgo_collect(c, r, (void **)out, message())); }
+int rb_client_fd(rb_client c, int *fd) { return GUARDED(rbgo_client_fd(c, fd, message())); }
 
 int rb_reap(rb_client c, uint64_t *r, uint32_t max, uint32_t *count)
 {
-	return GUARDED(rbgo_reap(c, r, max, count, message));
+	return GUARDED(rbgo_reap(c, r, max, count, message()));
 }
 
 int rb_worker_attach(const char *model, const char *signature, const rb_worker_options *o, rb_worker *w)
 {
-	return GUARDED(rbgo_worker_attach((char *)model, (char *)signature, (rb_worker_options *)o, w, message));
+	return GUARDED(rbgo_worker_attach((char *)model, (char *)signature, (rb_worker_options *)o, w, message()));
 }
 
-int rb_worker_close(rb_worker w) { return GUARDED(rbgo_worker_close(w, message)); }
-int rb_worker_model(rb_worker w, rb_model *m) { return GUARDED(rbgo_worker_model(w, m, message)); }
-int rb_worker_map(rb_worker w, rb_map *m) { return GUARDED(rbgo_worker_map(w, m, message)); }
+int rb_worker_close(rb_worker w) { return GUARDED(rbgo_worker_close(w, message())); }
+int rb_worker_model(rb_worker w, rb_model *m) { return GUARDED(rbgo_worker_model(w, m, message())); }
+int rb_worker_map(rb_worker w, rb_map *m) { return GUARDED(rbgo_worker_map(w, m, message())); }
 
 int rb_worker_tensor(rb_worker w, int side, uint32_t k, rb_tensor *t)
 {
-	return GUARDED(rbgo_worker_tensor(w, side, k, t, message));
+	return GUARDED(rbgo_worker_tensor(w, side, k, t, message()));
 }
 
-int rb_worker_next(rb_worker w, int64_t timeout, rb_batch **b) { return GUARDED(rbgo_worker_next(w, timeout, b, message)); }
+int rb_worker_next(rb_worker w, int64_t timeout, rb_batch **b) { return GUARDED(rbgo_worker_next(w, timeout, b, message())); }
 
 int rb_batch_run(const rb_batch *b, int side, uint32_t k, uint32_t i, rb_view *v)
 {
-	return GUARDED(rbgo_batch_run((rb_batch *)b, side, k, i, v, message));
+	return GUARDED(rbgo_batch_run((rb_batch *)b, side, k, i, v, message()));
 }
 
 int rb_batch_row(const rb_batch *b, int side, uint32_t k, uint32_t i, void **data, uint64_t *bytes)
 {
-	return GUARDED(rbgo_batch_row((rb_batch *)b, side, k, i, data, bytes, message));
+	return GUARDED(rbgo_batch_row((rb_batch *)b, side, k, i, data, bytes, message()));
 }
 
 int rb_batch_shape(const rb_batch *b, uint32_t i, uint32_t k, uint64_t shape[RB_MAX_RANK])
 {
-	return GUARDED(rbgo_batch_shape((rb_batch *)b, i, k, shape, message));
+	return GUARDED(rbgo_batch_shape((rb_batch *)b, i, k, shape, message()));
 }
 
 int rb_batch_set_output_dims(rb_batch *b, uint32_t i, const uint32_t *dims, uint32_t ndims)
 {
-	return GUARDED(rbgo_batch_set_output_dims(b, i, (uint32_t *)dims, ndims, message));
+	return GUARDED(rbgo_batch_set_output_dims(b, i, (uint32_t *)dims, ndims, message()));
 }
 
-int rb_batch_fail(rb_batch *b, uint32_t i, const char *text) { return GUARDED(rbgo_batch_fail(b, i, (char *)text, message)); }
-int rb_batch_fail_all(rb_batch *b, const char *text) { return GUARDED(rbgo_batch_fail_all(b, (char *)text, message)); }
-int rb_batch_complete(rb_batch *b) { return GUARDED(rbgo_batch_complete(b, message)); }
+int rb_batch_fail(rb_batch *b, uint32_t i, const char *text) { return GUARDED(rbgo_batch_fail(b, i, (char *)text, message())); }
+int rb_batch_fail_all(rb_batch *b, const char *text) { return GUARDED(rbgo_batch_fail_all(b, (char *)text, message())); }
+int rb_batch_complete(rb_batch *b) { return GUARDED(rbgo_batch_complete(b, message())); }
 
 int rb_stats(const char *socket, int64_t timeout, char **json)
 {
-	return GUARDED(rbgo_stats((char *)socket, timeout, json, message));
+	return GUARDED(rbgo_stats((char *)socket, timeout, json, message()));
 }
