@@ -1,0 +1,193 @@
+"""What a worker's function is given: the rows of some requests."""
+
+from __future__ import annotations
+
+import ctypes
+import traceback
+from ctypes import addressof, c_uint32
+from typing import NamedTuple, Sequence
+
+import numpy as np
+
+from . import _structs as c
+from . import errors
+from ._library import check
+from ._request import Columns
+from ._tensors import Signature, Tensor
+from ._views import Life, Mapping, _released
+
+_REASON_BYTES = 1024  # room for the text of a failure
+
+
+class Run(NamedTuple):
+    """Rows of a batch that lie one after the other in memory."""
+
+    slot: int
+    row: int
+    rows: int
+
+
+class Item(NamedTuple):
+    """One request of a batch: ``rows`` rows from ``row`` on."""
+
+    row: int
+    rows: int
+    deadline: float  # on time.monotonic(); 0 if it has none
+    committed: float
+    dims: tuple[int, ...]  # true sizes of the inputs' variable dimensions
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.row, self.row + self.rows)
+
+
+class Buffers:
+    """Arrays for batches that are not contiguous, used again and again."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[str, str, tuple[int, ...]], np.ndarray] = {}
+
+    def get(self, side: str, t: Tensor, rows: int, shape: tuple[int, ...]) -> np.ndarray:
+        key = (side, t.name, shape)
+        array = self._arrays.get(key)
+        if array is None or len(array) < rows:
+            array = self._arrays[key] = np.empty((rows, *shape), t.dtype)
+        return array[:rows]
+
+
+class Batch:
+    """Some requests to be run together.
+
+    ``inputs[name]`` and ``outputs[name]`` have all rows of the batch: views
+    into shared memory if the rows lie one after the other there, otherwise
+    copies in arrays of our own (outputs are put in place at the end). To do
+    without the copy use :attr:`runs`, :meth:`input_run` and :meth:`output_run`.
+    """
+
+    def __init__(self, lib: ctypes.CDLL, sig: Signature, mapping: Mapping, buffers: Buffers, batch: int) -> None:
+        self._lib, self._sig, self._mapping, self._buffers = lib, sig, mapping, buffers
+        self._at = batch
+        self._b = c.Batch.from_address(batch)
+        self._life = Life(mapping)
+        self._scatter: list[tuple[Tensor, np.ndarray]] = []
+        self.rows: int = self._b.rows
+        #: Rows of the arrays: ``rows``, or more if the worker asked for padding.
+        self.padded: int = self._b.pad_to
+        self.inputs = Columns([t.name for t in sig.inputs], self._input)
+        self.outputs = Columns([t.name for t in sig.outputs], self._output)
+
+    @property
+    def id(self) -> int:
+        return self._b.id
+
+    def __len__(self) -> int:
+        """The number of requests."""
+        return self._b.requests
+
+    @property
+    def requests(self) -> list[Item]:
+        n = self._sig.variable_inputs
+        return [
+            Item(m.row, m.rows, m.deadline / 1e9, m.committed / 1e9, tuple(m.dims[:n]))
+            for m in self._b.request[: self._b.requests]
+        ]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [Run(r.slot, r.row, r.rows) for r in self._b.run[: self._b.runs]]
+
+    @property
+    def slots(self) -> np.ndarray:
+        """The slot of each row, for those who gather by index."""
+        pointer = ctypes.cast(self._b.slot, ctypes.POINTER(c_uint32 * max(1, self.rows)))
+        return np.array(pointer.contents[: self.rows], np.intp)
+
+    def input_run(self, name: str, i: int) -> np.ndarray:
+        """Run i of an input, in place."""
+        return self._run(self._sig.inputs, name, i)
+
+    def output_run(self, name: str, i: int) -> np.ndarray:
+        """Run i of an output, in place. Do not mix with ``outputs[name]``."""
+        return self._run(self._sig.outputs, name, i)
+
+    def input_shape(self, i: int, name: str) -> tuple[int, ...]:
+        """The true shape of request i's rows; in a bucketed model the array may be larger."""
+        return _find(self._sig.inputs, name).actual(self._b.request[i].dims)
+
+    def _run(self, side: list[Tensor], name: str, i: int) -> np.ndarray:
+        t = _find(side, name)
+        if not 0 <= i < self._b.runs:
+            raise errors.Invalid(f"run {i} of a batch of {self._b.runs}")
+        r = self._b.run[i]
+        return self._life.view(self._mapping.rows(t, r.slot, r.rows, self._shape(t, side)))
+
+    def _shape(self, t: Tensor, side: list[Tensor]) -> tuple[int, ...]:
+        """Of a row: what the batch's inputs share; the maximum for outputs."""
+        return t.actual(self._b.dims) if side is self._sig.inputs else t.shape
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the arrays are the shared memory itself."""
+        return self._b.runs == 1 and self.padded == self.rows
+
+    def _input(self, k: int) -> np.ndarray:
+        t = self._sig.inputs[k]
+        shape = self._shape(t, self._sig.inputs)
+        if self.contiguous:
+            return self._run(self._sig.inputs, t.name, 0)
+        array = self._buffers.get("input", t, self.padded, shape)
+        for r in self._b.run[: self._b.runs]:
+            array[r.row : r.row + r.rows] = self._mapping.rows(t, r.slot, r.rows, shape)
+        array[self.rows :] = 0
+        return array
+
+    def _output(self, k: int) -> np.ndarray:
+        t = self._sig.outputs[k]
+        if self.contiguous:
+            return self._run(self._sig.outputs, t.name, 0)
+        array = self._buffers.get("output", t, self.padded, t.shape)
+        self._scatter.append((t, array))
+        return array
+
+    def set_output_dims(self, i: int, *dims: int) -> None:
+        """The actual sizes of the variable dimensions of request i's outputs."""
+        sizes = (c_uint32 * len(dims))(*dims)
+        check(self._lib, self._lib.rb_batch_set_output_dims(self._at, i, addressof(sizes), len(dims)))
+
+    def fail(self, i: int, error: BaseException | str) -> None:
+        """Ends request i as Failed; its neighbours are left alone."""
+        check(self._lib, self._lib.rb_batch_fail(self._at, i, _reason(error)))
+
+    def fail_all(self, error: BaseException | str) -> None:
+        """Ends every request that has not failed yet."""
+        check(self._lib, self._lib.rb_batch_fail_all(self._at, _reason(error)))
+
+    def _put_in_place(self) -> None:
+        for t, array in self._scatter:
+            for r in self._b.run[: self._b.runs]:
+                self._mapping.rows(t, r.slot, r.rows, t.shape)[...] = array[r.row : r.row + r.rows]
+
+    def complete(self) -> None:
+        """Answers the clients; the batch and its arrays are over."""
+        self._put_in_place()
+        self._life.end(_released)
+        check(self._lib, self._lib.rb_batch_complete(self._at))
+
+
+def _find(side: Sequence[Tensor], name: str) -> Tensor:
+    for t in side:
+        if t.name == name:
+            return t
+    raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(t.name for t in side)}")
+
+
+def _reason(error: BaseException | str) -> bytes:
+    """The text of a failure; of a long traceback its end, which says most."""
+    if isinstance(error, BaseException):
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).strip()
+    else:
+        text = str(error)
+    raw = text.replace("\0", " ").encode("utf-8", "replace")
+    if len(raw) <= _REASON_BYTES:
+        return raw
+    return b"..." + raw[3 - _REASON_BYTES :].decode("utf-8", "ignore").encode()

@@ -1,0 +1,303 @@
+"""The producer's side: ``connect`` and the model that it gives."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import threading
+import time
+from ctypes import addressof, c_void_p, string_at
+from typing import Any, Mapping
+
+import numpy as np
+
+from . import errors
+from ._completions import Completions, Waiter
+from ._core import Core, encode, nanoseconds
+from ._library import Process, check, check_fork, load
+from ._request import Request
+from ._tensors import Tensor
+from ._views import Mapping as SharedMapping
+
+DEFAULT_WINDOW = 8
+
+
+def connect(
+    model: str,
+    *,
+    socket: str | None = None,
+    window: int = DEFAULT_WINDOW,
+    name: str | None = None,
+    wait: float = 0.0,
+    cast: bool = False,
+) -> Model:
+    """Connects to a model of the broker on this host.
+
+    socket: the broker's; default $RINGBATCH_SOCKET or the user's runtime folder.
+    window: how many rows may be in use at once.
+    name: for the broker's log and statistics.
+    wait: seconds to wait for a broker or model that is not there yet.
+    cast: convert inputs to the model's types where that is of the same kind
+        (float64 to float32); otherwise another type is an error.
+    """
+    return Model(Core(model, socket, window, name, wait), socket, cast)
+
+
+def stats(socket: str | None = None, timeout: float = 5.0) -> dict[str, Any]:
+    """Everything the broker counts; docs/stats.md explains the fields."""
+    lib = load()
+    out = c_void_p()
+    check(lib, lib.rb_stats(encode(socket), nanoseconds(timeout), addressof(out)))
+    try:
+        return json.loads(string_at(out.value))
+    finally:
+        lib.rb_free(out)
+
+
+class Model:
+    """A model of the broker. Threads may share it; processes connect their own.
+
+    Call it with arrays, take a :meth:`request` to avoid copies, or have many
+    in flight with :meth:`submit` and :meth:`ainfer`.
+    """
+
+    def __init__(self, core: Core, socket: str | None, cast: bool) -> None:
+        self._core = core
+        self._socket = socket
+        self._cast = cast
+        self._completions: Completions | None = None
+        self._lock = threading.Lock()
+        sig = core.signature
+        self._many_outputs = len(sig.outputs) > 1
+        # What the quick way through __call__ needs, for the common model.
+        self._quick = sig.sized and len(sig.inputs) == 1
+        self._dtype, self._shape = sig.inputs[0].dtype, sig.inputs[0].shape
+        self._rank = len(self._shape)
+
+    # -- about the model
+
+    @property
+    def name(self) -> str:
+        return self._core.name
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return list(self._core.signature.inputs)
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return list(self._core.signature.outputs)
+
+    @property
+    def max_batch_size(self) -> int:
+        return self._core.max_batch_size
+
+    @property
+    def window(self) -> int:
+        return self._core.window
+
+    @property
+    def wait_time(self) -> float:
+        return self._core.wait_time
+
+    def __repr__(self) -> str:
+        return f"<ringbatch model {self.name}: {self._core.signature}>"
+
+    def mapping(self) -> SharedMapping:
+        """The whole shared mapping (``base``, ``bytes``), to pin it for a GPU."""
+        self._check()
+        return self._core.present_mapping()
+
+    def stats(self) -> dict[str, Any]:
+        """What the broker counts for this model."""
+        for m in stats(self._socket).get("models", []):
+            if m.get("name") == self.name:
+                return m
+        raise errors.UnknownModel(f"the broker no longer has {self.name!r}")
+
+    # -- one at a time
+
+    def __call__(self, *inputs: Any, timeout: float | None = None, **named: Any) -> Any:
+        """Runs one item, or some rows; arrays in, arrays out.
+
+        Inputs come in the model's order or by name. One output is returned as
+        an array, several as a dict. A single item gives single items back.
+        """
+        if Process.forked or self._core.closed:
+            self._check()
+        arrays, rows = self._arrays(inputs, named)
+        if self._core.signature.sized and all(a.flags.c_contiguous for a in arrays):
+            return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout)), rows < 0)
+        with self._filled(arrays, rows, timeout) as req:
+            req.run(timeout)
+            return self._give([np.array(v) for v in req.outputs.values()], False)
+
+    infer = __call__
+
+    def _arrays(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[np.ndarray], int]:
+        """The inputs in order, checked; rows is -1 for a single item."""
+        if self._quick and len(inputs) == 1 and not named and type(inputs[0]) is np.ndarray:
+            x = inputs[0]
+            if x.dtype is self._dtype:
+                shape = x.shape
+                if shape == self._shape:
+                    return [x], -1
+                if len(shape) == self._rank + 1 and shape[1:] == self._shape and shape[0]:
+                    return [x], shape[0]
+        tensors = self._core.signature.inputs
+        given = dict(zip((t.name for t in tensors), inputs))
+        if len(inputs) > len(tensors) or given.keys() & named.keys() or (given.keys() | named.keys()) != {t.name for t in tensors}:
+            got = [f"{len(inputs)} in order"] * bool(inputs) + sorted(named)
+            raise errors.Invalid(f"{self.name} takes the inputs {', '.join(t.name for t in tensors)}; got {', '.join(got) or 'none'}")
+        given.update(named)
+        arrays = [t.convert(given[t.name], self._cast) for t in tensors]
+        rows = [t.rows_of(a.shape) for t, a in zip(tensors, arrays)]
+        if len(set(rows)) != 1:
+            said = ", ".join(f"{t.name!r} has {'one item' if n < 0 else f'{n} rows'}" for t, n in zip(tensors, rows))
+            raise errors.Rows(f"the inputs disagree: {said}")
+        return arrays, rows[0]
+
+    def _filled(self, arrays: list[np.ndarray], rows: int, timeout: float | None) -> Request:
+        """A request with the inputs written: one copy, whatever their layout."""
+        tensors = self._core.signature.inputs
+        shapes = {t.name: a.shape if rows < 0 else a.shape[1:] for t, a in zip(tensors, arrays)}
+        req = Request(self._core, None if rows < 0 else rows, shapes, timeout)
+        try:
+            for t, a in zip(tensors, arrays):
+                view = req.inputs[t.name]
+                # In a bucketed model the view may be larger; the rest is zero.
+                view[tuple(slice(0, d) for d in a.shape)] = a
+        except BaseException:
+            req.release()
+            raise
+        return req
+
+    def _give(self, outs: list[np.ndarray], single: bool) -> Any:
+        if single:
+            outs = [o[0] for o in outs]
+        if self._many_outputs:
+            return {t.name: o for t, o in zip(self._core.signature.outputs, outs)}
+        return outs[0]
+
+    # -- without copies
+
+    def request(
+        self, rows: int | None = None, *, shapes: Mapping[str, tuple[int, ...]] | None = None, timeout: float | None = None
+    ) -> Request:
+        """Slots to write into: for one item, or for some rows.
+
+        shapes: for inputs with variable dimensions, the shape of a row by name.
+        timeout: how long to wait for room in the window.
+        """
+        self._check()
+        return Request(self._core, rows, shapes, timeout)
+
+    # -- many in flight
+
+    def submit(self, *inputs: Any, timeout: float | None = None, **named: Any) -> concurrent.futures.Future:
+        """Sends one item, or some rows, and returns a Future at once.
+
+        While the window is full it waits: that is the back-pressure.
+        """
+        self._check()
+        arrays, rows = self._arrays(inputs, named)
+        completions = self._ready()
+        completions.watch_by_thread()
+        future: concurrent.futures.Future = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            sent = self._send(arrays, rows, nanoseconds(timeout))
+            if sent:
+                break
+            # Collecting what has ended makes room, also if this is the
+            # thread that should be collecting.
+            completions._drain(None)
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise errors.Full("every slot of this client's window is in use")
+            timeout = left
+            time.sleep(0.0002)
+        completions.add(sent, Waiter(future, None, self._reader(rows)))
+        return future
+
+    async def ainfer(self, *inputs: Any, timeout: float | None = None, **named: Any) -> Any:
+        """Runs one item, or some rows, in asyncio: no thread waits."""
+        self._check()
+        arrays, rows = self._arrays(inputs, named)
+        loop = asyncio.get_running_loop()
+        completions = self._ready()
+        completions.watch_by_loop(loop)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            sent = self._send(arrays, rows, nanoseconds(timeout))
+            if sent:
+                break
+            if deadline is not None:
+                timeout = deadline - time.monotonic()
+                if timeout <= 0:
+                    raise errors.Full("every slot of this client's window is in use")
+            await completions.wait_for_room(loop)
+            self._check()
+        future = loop.create_future()
+        completions.add(sent, Waiter(future, loop, self._reader(rows)))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            completions.abandon(sent)
+            raise
+
+    def _ready(self) -> Completions:
+        if self._completions is None:
+            with self._lock:
+                if self._completions is None:
+                    self._completions = Completions(self._core)
+        return self._completions
+
+    def _send(self, arrays: list[np.ndarray], rows: int, timeout_ns: int) -> int:
+        """Sends a request whose end will be told; 0 if there is no room."""
+        core = self._core
+        if core.signature.sized:
+            return core.submit([np.ascontiguousarray(a) for a in arrays], abs(rows), timeout_ns)
+        try:
+            req = self._filled(arrays, rows, 1e-9)
+        except errors.Full:
+            return 0
+        status = core.lib.rb_commit(core.handle, req._r.id, timeout_ns, 1)
+        if status:
+            req.release()
+            core.check(status)
+        return req._detach()
+
+    def _reader(self, rows: int) -> Any:
+        """What makes the result of a request that has ended, and releases it."""
+        core = self._core
+        if core.signature.sized:
+            return lambda request: self._give(core.collect(request, abs(rows)), rows < 0)
+        return lambda request: self._give(core.take(request), rows < 0)
+
+    # -- the end
+
+    def _check(self) -> None:
+        check_fork()
+        if self._core.closed:
+            raise errors.Closed(f"the connection to {self.name} was closed")
+
+    def close(self) -> None:
+        """Disconnects. What is in flight ends with an error; views of requests are over."""
+        if Process.forked or self._core.closed:
+            return
+        if self._completions is not None:
+            self._completions.close()
+        self._core.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_core"):
+            self.close()

@@ -1,0 +1,210 @@
+"""Requests in flight: futures for threads and for asyncio.
+
+The C library makes one descriptor readable when requests have ended. Whoever
+watches it (an event loop, or the thread that serves ``submit``) reaps all that
+have ended and delivers each to the future that waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import select
+import threading
+import weakref
+from ctypes import addressof, c_int, c_uint32, c_uint64
+from typing import Any, Callable
+
+from . import errors
+from ._core import Core
+
+_REAP = 256  # at most so many in one go
+_ROOM_RETRY_S = 0.005  # slots may come back without anybody telling
+
+
+class Waiter:
+    """A future and how to give it its result."""
+
+    __slots__ = ("future", "loop", "result")
+
+    def __init__(self, future: Any, loop: asyncio.AbstractEventLoop | None, result: Callable[[int], Any]) -> None:
+        self.future, self.loop, self.result = future, loop, result
+
+
+class Completions:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._lock = threading.Lock()
+        self._waiters: dict[int, Waiter] = {}
+        self._early: set[int] = set()  # ended before their waiter was listed
+        # By loop: its own duplicate of the descriptor, closed by a finalizer.
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, weakref.finalize]] = weakref.WeakKeyDictionary()
+        self._room: list[tuple[asyncio.AbstractEventLoop, asyncio.Future]] = []
+        self._thread: threading.Thread | None = None
+        self._local = threading.local()
+        self._closed = False
+        fd = c_int()
+        core.check(core.lib.rb_client_fd(core.handle, addressof(fd)))
+        self._fd = fd.value
+
+    # -- who watches
+
+    def watch_by_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop in self._loops:
+            return
+        fd = os.dup(self._fd)
+        closing = weakref.finalize(loop, os.close, fd)
+        closing.atexit = False
+        self._loops[loop] = fd, closing
+        loop.add_reader(fd, _drain_weakly, weakref.ref(self), weakref.ref(loop))
+
+    def watch_by_thread(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, args=(os.dup(self._fd),), name="ringbatch", daemon=True)
+                self._thread.start()
+
+    def _run(self, fd: int) -> None:
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            while not self._closed:
+                poll.poll()
+                self._drain(None)
+        finally:
+            os.close(fd)
+
+    # -- delivery
+
+    def add(self, request: int, waiter: Waiter) -> None:
+        with self._lock:
+            if request not in self._early:
+                self._waiters[request] = waiter
+                return
+            self._early.discard(request)
+        self._deliver(request, waiter, None)
+
+    def abandon(self, request: int) -> None:
+        """Nobody waits for this one any more: cancel it."""
+        with self._lock:
+            waiter = self._waiters.pop(request, None)
+        if waiter is not None:
+            self._core.release(request)
+            self.room()
+
+    def _drain(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Delivers everything that has ended."""
+        room = self._local
+        try:
+            ids, count = room.ids, room.count
+        except AttributeError:
+            ids, count = room.ids, room.count = (c_uint64 * _REAP)(), c_uint32()
+        while not self._closed:
+            if self._core.lib.rb_reap(self._core.handle, addressof(ids), _REAP, addressof(count)):
+                return  # closed
+            for request in ids[: count.value]:
+                with self._lock:
+                    waiter = self._waiters.pop(request, None)
+                    if waiter is None:
+                        self._early.add(request)
+                        continue
+                self._deliver(request, waiter, loop)
+            if count.value < _REAP:
+                break
+        self.room()
+
+    def _deliver(self, request: int, waiter: Waiter, here: asyncio.AbstractEventLoop | None) -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = waiter.result(request)
+        except Exception as e:
+            error = e
+        if waiter.loop is None or waiter.loop is here:
+            _resolve(waiter.future, result, error)
+        else:
+            with contextlib.suppress(RuntimeError):  # that loop was closed
+                waiter.loop.call_soon_threadsafe(_resolve, waiter.future, result, error)
+
+    # -- room in the window
+
+    async def wait_for_room(self, loop: asyncio.AbstractEventLoop) -> None:
+        future = loop.create_future()
+        self._room.append((loop, future))
+        timer = loop.call_later(_ROOM_RETRY_S, _resolve, future, None, None)
+        try:
+            await future
+        finally:
+            timer.cancel()
+            with contextlib.suppress(ValueError):
+                self._room.remove((loop, future))
+
+    def room(self) -> None:
+        """Slots came back: let those who wait for some try again."""
+        while self._room:
+            try:
+                loop, future = self._room.pop(0)
+            except IndexError:
+                return
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_resolve, future, None, None)
+
+    # -- the end
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            waiters, self._waiters = self._waiters, {}
+        for loop, (fd, closing) in list(self._loops.items()):
+            if loop is _running_loop():
+                _unwatch(loop, fd, closing)
+            else:
+                with contextlib.suppress(RuntimeError):  # closed already
+                    loop.call_soon_threadsafe(_unwatch, loop, fd, closing)
+        if self._thread is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._fd, (1).to_bytes(8, "little"))
+            if self._thread is not threading.current_thread():
+                self._thread.join()
+        error = errors.Closed("the client was closed")
+        for waiter in waiters.values():
+            if waiter.loop is None:
+                _resolve(waiter.future, None, error)
+            else:
+                with contextlib.suppress(RuntimeError):
+                    waiter.loop.call_soon_threadsafe(_resolve, waiter.future, None, error)
+        self.room()
+
+
+def _resolve(future: Any, result: Any, error: BaseException | None) -> None:
+    """Unless somebody canceled it meanwhile."""
+    try:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+    except (asyncio.InvalidStateError, concurrent.futures.InvalidStateError):
+        pass
+
+
+def _drain_weakly(completions: weakref.ref, loop: weakref.ref) -> None:
+    """The loop's callback: it keeps neither a forgotten client nor the loop alive."""
+    alive = completions()
+    if alive is not None:
+        alive._drain(loop())
+
+
+def _unwatch(loop: asyncio.AbstractEventLoop, fd: int, closing: weakref.finalize) -> None:
+    loop.remove_reader(fd)
+    closing()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

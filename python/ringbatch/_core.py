@@ -1,0 +1,257 @@
+"""A connection: the handle of the C library and what is known of its model.
+
+Nothing here refers to the objects that users hold, so that those can be
+forgotten without being closed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from ctypes import addressof, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+import numpy as np
+
+from . import _structs as c
+from . import errors
+from ._library import FOREVER_NS, SLICE_NS, check, last_error, load
+from ._tensors import Signature, Tensor
+from ._views import Mapping, strided
+
+_FULL = errors.Full.status
+_TIMEOUT = errors.Timeout.status
+
+# Between tries to reach a broker or model that is not there yet.
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.005, 0.2
+_CONNECT_TIMEOUT_NS = 5_000_000_000
+
+
+def encode(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def nanoseconds(timeout: float | None) -> int:
+    """A timeout of Python (None: none) for the C side, where 0 is none."""
+    if timeout is None:
+        return 0
+    return max(1, int(timeout * 1e9))
+
+
+class Scratch(threading.local):
+    """Room for the arguments of a call, one per thread."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.inputs = (c_void_p * inputs)()
+        self.outputs = (c_void_p * outputs)()
+        self.request = c_uint64()
+        self.inputs_at = addressof(self.inputs)
+        self.outputs_at = addressof(self.outputs)
+        self.request_at = addressof(self.request)
+
+
+class Core:
+    def __init__(self, model: str, socket: str | None, window: int, name: str | None, wait: float) -> None:
+        self.lib = load()
+        self.name = model
+        self.closed = False
+        self.handle = self._connect(model, socket, window, name, wait)
+        info = c.Model()
+        self.check(self.lib.rb_client_model(self.handle, addressof(info)))
+        self.max_batch_size, self.window, self.levels = info.max_batch_size, info.window, info.levels
+        self.wait_time = info.wait_time / 1e9
+        self._slots = info.slots
+        self.signature = Signature(
+            tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.INPUT, info.inputs),
+            tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.OUTPUT, info.outputs),
+        )
+        self.scratch = Scratch(info.inputs, info.outputs)
+        self._mapping: Mapping | None = None
+        self._mapping_lock = threading.Lock()
+
+    def _connect(self, model: str, socket: str | None, window: int, name: str | None, wait: float) -> int:
+        o = c.ConnectOptions(ctypes.sizeof(c.ConnectOptions), window, encode(socket), encode(name), _CONNECT_TIMEOUT_NS)
+        out = c_uint64()
+        deadline, delay = time.monotonic() + wait, _FIRST_RETRY_S
+        while True:
+            status = self.lib.rb_connect(model.encode(), addressof(o), addressof(out))
+            if status == 0:
+                return out.value
+            error = last_error(self.lib, status)
+            waiting = isinstance(error, (errors.NoBroker, errors.UnknownModel, errors.BrokerGone))
+            if not waiting or time.monotonic() + delay > deadline:
+                raise error
+            time.sleep(delay)
+            delay = min(2 * delay, _LAST_RETRY_S)
+
+    def check(self, status: int) -> None:
+        if status:
+            raise self.error(status)
+
+    def error(self, status: int) -> errors.Error:
+        if self.closed:
+            return errors.Closed(f"the connection to {self.name} was closed")
+        return last_error(self.lib, status)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.lib.rb_close(self.handle)
+            self._mapping = None
+
+    # -- steps of a request
+
+    def claim(self, rows: int, dims: list[int], timeout_ns: int) -> c.Request:
+        """Waits for room in the window, for timeout_ns at most."""
+        r = c.Request()
+        sizes = (c_uint32 * len(dims))(*dims)
+        left = timeout_ns or FOREVER_NS
+        deadline = time.monotonic_ns() + left
+        while True:
+            status = self.lib.rb_claim(self.handle, rows, addressof(sizes), len(dims), min(left, SLICE_NS), addressof(r))
+            if status == 0:
+                return r
+            left = deadline - time.monotonic_ns()
+            if status != _FULL or left <= 0:
+                raise self.error(status)
+
+    def wait(self, request: int, timeout_ns: int) -> None:
+        """Waits for the end, in slices; Timeout if it does not come in time."""
+        left = timeout_ns or FOREVER_NS
+        deadline = time.monotonic_ns() + left
+        while True:
+            status = self.lib.rb_wait(self.handle, request, min(left, SLICE_NS))
+            if status == 0:
+                return
+            left = deadline - time.monotonic_ns()
+            if status != _TIMEOUT or left <= 0:
+                raise self.error(status)
+
+    def release(self, request: int) -> None:
+        self.lib.rb_release(self.handle, request)
+
+    def mapping(self, r: c.Request) -> Mapping:
+        """The mapping that a request lies in; another one after a broker's restart."""
+        m = self._mapping
+        if m is None or m.attachment != r.attachment:
+            out = c.Map()
+            self.check(self.lib.rb_request_map(self.handle, r.id, addressof(out)))
+            with self._mapping_lock:
+                m = self._mapping = Mapping(self.lib, out, self._slots)
+        return m
+
+    def present_mapping(self) -> Mapping:
+        out = c.Map()
+        self.check(self.lib.rb_client_map(self.handle, addressof(out)))
+        return Mapping(self.lib, out, self._slots)
+
+    # -- whole requests, for models of fixed shapes and contiguous arrays
+
+    def infer(self, arrays: list[np.ndarray], rows: int, timeout_ns: int) -> list[np.ndarray]:
+        s = self.scratch
+        outs = self._empty(s, rows)
+        for k, a in enumerate(arrays):
+            s.inputs[k] = a.__array_interface__["data"][0]
+        deadline = 0
+        while True:
+            status = self.lib.rb_infer(self.handle, rows, s.inputs_at, s.outputs_at, timeout_ns, SLICE_NS, s.request_at)
+            if status == 0:
+                return outs
+            if status != _FULL:
+                break
+            if timeout_ns:  # time spent waiting for room counts
+                now = time.monotonic_ns()
+                deadline = deadline or now + timeout_ns
+                timeout_ns = deadline - now
+                if timeout_ns <= 0:
+                    break
+        if status != _TIMEOUT:
+            raise self.error(status)
+        request = s.request.value
+        try:
+            self.wait(request, 0)
+        except BaseException:
+            self.release(request)
+            raise
+        self.check(self.lib.rb_collect(self.handle, request, s.outputs_at))
+        return outs
+
+    def submit(self, arrays: list[np.ndarray], rows: int, timeout_ns: int) -> int:
+        """Sends and returns the request's number; 0 if there is no room."""
+        s = self.scratch
+        for k, a in enumerate(arrays):
+            s.inputs[k] = a.__array_interface__["data"][0]
+        status = self.lib.rb_submit(self.handle, rows, s.inputs_at, timeout_ns, c.NOTIFY, s.request_at)
+        if status == 0:
+            return s.request.value
+        if status == _FULL:
+            return 0
+        raise self.error(status)
+
+    def collect(self, request: int, rows: int) -> list[np.ndarray]:
+        """The outputs of a request that has ended; it is released in any case."""
+        s = self.scratch
+        outs = self._empty(s, rows)
+        self.check(self.lib.rb_collect(self.handle, request, s.outputs_at))
+        return outs
+
+    def _empty(self, s: Scratch, rows: int) -> list[np.ndarray]:
+        outs = []
+        for k, t in enumerate(self.signature.outputs):
+            out = np.empty((rows, *t.shape), t.dtype)
+            s.outputs[k] = out.__array_interface__["data"][0]
+            outs.append(out)
+        return outs
+
+    # -- requests of models with variable dimensions
+
+    def take(self, request: int) -> list[np.ndarray]:
+        """Copies of the outputs of a request that has ended; it is released in any case."""
+        try:
+            self.check(self.lib.rb_poll(self.handle, request))
+            outs = []
+            v = c.View()
+            for k, t in enumerate(self.signature.outputs):
+                self.check(self.lib.rb_output(self.handle, request, k, addressof(v)))
+                memory = (ctypes.c_uint8 * v.bytes).from_address(v.data)
+                outs.append(np.array(strided(memory, t.dtype, 0, v.stride, tuple(v.shape[: v.rank]))))
+            return outs
+        finally:
+            self.release(request)
+
+    def output_shapes(self, request: int) -> list[tuple[int, ...]]:
+        """The actual shapes of the outputs' rows."""
+        shapes = []
+        v = c.View()
+        for k, t in enumerate(self.signature.outputs):
+            if t.variable:
+                self.check(self.lib.rb_output(self.handle, request, k, addressof(v)))
+                shapes.append(tuple(v.shape[1 : v.rank]))
+            else:
+                shapes.append(t.shape)
+        return shapes
+
+    def input_shapes(self, request: int) -> list[tuple[int, ...]]:
+        """The shapes of the inputs' rows: rounded up to the model's buckets."""
+        shapes = []
+        v = c.View()
+        for k, t in enumerate(self.signature.inputs):
+            if t.variable:
+                self.check(self.lib.rb_input(self.handle, request, k, addressof(v)))
+                shapes.append(tuple(v.shape[1 : v.rank]))
+            else:
+                shapes.append(t.shape)
+        return shapes
+
+
+def tensors(lib: Any, function: Any, handle: int, side: int, count: int) -> list[Tensor]:
+    """Asks for all tensors of one side of a model."""
+    found: list[Tensor] = []
+    dims = 0
+    for k in range(count):
+        t = c.Tensor()
+        check(lib, function(handle, side, k, addressof(t)))
+        found.append(Tensor(t, dims))
+        dims += len(found[-1].variable)
+    return found

@@ -1,0 +1,175 @@
+"""One request, step by step and without copies."""
+
+from __future__ import annotations
+
+from ctypes import addressof
+from typing import Any, Iterator, Mapping, NamedTuple
+
+import numpy as np
+
+from . import _structs as c
+from . import errors
+from ._core import Core, nanoseconds
+from ._library import check_fork
+from ._views import Life, View, _committed, _released
+
+
+class Timing(NamedTuple):
+    """Where a request's time went, in seconds."""
+
+    claim: float
+    write: float
+    queue: float
+    dispatch: float
+    compute: float
+    wake: float
+
+
+class Columns(Mapping[str, np.ndarray]):
+    """The tensors of one side by name; arrays are made when asked for."""
+
+    def __init__(self, names: list[str], make: Any) -> None:
+        self._names, self._make, self._made = names, make, {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        made = self._made.get(name)
+        if made is None:
+            try:
+                k = self._names.index(name)
+            except ValueError:
+                raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(self._names)}") from None
+            made = self._made[name] = self._make(k)
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def forget(self) -> None:
+        self._made.clear()
+
+
+class Request:
+    """Slots of shared memory: write the inputs, run, read the outputs.
+
+    Use it as a context manager: its end gives the slots back. One thread at a
+    time uses a request.
+    """
+
+    def __init__(self, core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout: float | None) -> None:
+        self._core = core
+        self._single = rows is None
+        self._r = core.claim(1 if rows is None else rows, _dims(core, shapes or {}), nanoseconds(timeout))
+        self._released = False
+        self._mapping = core.mapping(self._r)
+        self._in, self._out = Life(self._mapping), Life(self._mapping)
+        self.inputs: Mapping[str, np.ndarray] = Columns([t.name for t in core.signature.inputs], self._input)
+        self.outputs: Mapping[str, np.ndarray] = Columns([t.name for t in core.signature.outputs], self._output)
+
+    @property
+    def rows(self) -> int:
+        return self._r.rows
+
+    def _input(self, k: int) -> View:
+        self._check()
+        t = self._core.signature.inputs[k]
+        shape = self._core.input_shapes(self._r.id)[k] if t.variable else t.shape
+        if self._in.error is not None:
+            raise self._in.error()
+        return self._view(self._in, t, shape)
+
+    def _output(self, k: int) -> View:
+        self._check()
+        t = self._core.signature.outputs[k]
+        status = self._core.lib.rb_poll(self._core.handle, self._r.id)
+        self._core.check(status)
+        return self._view(self._out, t, self._core.output_shapes(self._r.id)[k])
+
+    def _view(self, life: Life, t: Any, shape: tuple[int, ...]) -> View:
+        rows = self._mapping.rows(t, self._r.slot, self._r.rows, shape)
+        return life.view(rows[0] if self._single else rows)
+
+    def _check(self) -> None:
+        check_fork()
+        if self._released:
+            raise errors.Released("the request was released")
+
+    def commit(self, timeout: float | None = None, *, priority: int | None = None) -> Request:
+        """Hands the request over. With a timeout it ends as Expired then, wherever it is."""
+        self._check()
+        if priority is not None:
+            self._core.check(self._core.lib.rb_set_priority(self._core.handle, self._r.id, priority))
+        self._core.check(self._core.lib.rb_commit(self._core.handle, self._r.id, nanoseconds(timeout), 0))
+        self._in.end(_committed)
+        return self
+
+    def wait(self, timeout: float | None = None) -> Request:
+        """Waits for the request's end; raises what it ended with, or Timeout."""
+        self._check()
+        self._core.wait(self._r.id, nanoseconds(timeout))
+        return self
+
+    def run(self, timeout: float | None = None, *, priority: int | None = None) -> Request:
+        """Commits and waits."""
+        return self.commit(timeout, priority=priority).wait()
+
+    def done(self) -> bool:
+        """Whether the request has ended; raises if it ended badly."""
+        self._check()
+        status = self._core.lib.rb_poll(self._core.handle, self._r.id)
+        if status == errors.NotDone.status:
+            return False
+        self._core.check(status)
+        return True
+
+    def cancel(self) -> None:
+        """Asks for the request's end: wait then raises Canceled."""
+        self._check()
+        self._core.check(self._core.lib.rb_cancel(self._core.handle, self._r.id))
+
+    @property
+    def timing(self) -> Timing:
+        """Where the time of an ended request went."""
+        self._check()
+        t = c.Timing()
+        self._core.check(self._core.lib.rb_request_timing(self._core.handle, self._r.id, addressof(t)))
+        return Timing(*(getattr(t, name) / 1e9 for name in Timing._fields))
+
+    def release(self) -> None:
+        """Gives the slots back; the views of this request are over."""
+        if not self._released:
+            self._core.release(self._detach())
+
+    def _detach(self) -> int:
+        """Ends the views and leaves the request itself to the caller."""
+        self._released = True
+        for life in (self._in, self._out):
+            life.end(_released)
+        for side in (self.inputs, self.outputs):
+            side.forget()  # type: ignore[attr-defined]
+        return self._r.id
+
+    def __enter__(self) -> Request:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if getattr(self, "_released", True) is False:
+            self.release()
+
+
+def _dims(core: Core, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
+    """The sizes of the inputs' variable dimensions, from the rows' shapes by name."""
+    dims: list[int] = []
+    for t in core.signature.inputs:
+        if not t.variable:
+            continue
+        shape = shapes.get(t.name, t.shape)
+        if len(shape) != len(t.shape):
+            raise errors.Shape(f"input {t.name!r}: expected {t.expected}; got shape {tuple(shape)}")
+        dims += [int(shape[i]) for i in t.variable]
+    return dims

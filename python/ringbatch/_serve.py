@@ -1,0 +1,190 @@
+"""``serve``: a broker if there is none, worker processes, and their end.
+
+Each worker is a Python process of its own that imports the script anew: it
+has its own GIL, its own model and its own CUDA context, and nothing that the
+parent did can be in its way.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from . import errors
+from ._library import binary_path
+from ._worker import Worker
+
+log = logging.getLogger("ringbatch")
+
+_CHILD = "RINGBATCH_CHILD"  # set in worker processes: serve() is not for them
+_STOP_S = 30.0  # how long a process may take to finish its work at the end
+_QUICK_DEATH_S, _QUICK_DEATHS = 2.0, 5  # a worker that keeps dying at once is not restarted for ever
+_PDEATHSIG = 1
+
+
+def serve(run: Worker, *, processes: int = 1, socket: str | None = None, broker: bool = True) -> None:
+    """Serves a model until Ctrl-C or SIGTERM, then stops everything it started.
+
+    processes: worker processes; 0 serves in this process and thread.
+    socket: the broker's; default $RINGBATCH_SOCKET or the user's runtime folder.
+    broker: start one if none runs. It ends with serve.
+
+    Worker processes import the module (or run the script) that defines the
+    worker again, where this call then returns at once. A worker that dies is
+    started again.
+    """
+    if os.environ.get(_CHILD):
+        return
+    if not isinstance(run, Worker):
+        raise errors.Invalid(f"serve wants a function decorated with @ringbatch.worker, got {run!r}")
+    target = _target(run) if processes > 0 else ""
+    stop = threading.Event()
+    restore = _stop_on_signals(stop)
+    started: list[Process] = []
+    try:
+        if broker and not broker_runs(socket):
+            started.append(Process("broker", ["broker"], socket))
+            _wait_for_broker(started[0], socket, stop)
+        if processes == 0:
+            run.run(socket=socket, stop=stop, wait=5.0)
+            return
+        workers = [Process(f"worker {i}", ["worker", target], socket) for i in range(processes)]
+        started += workers
+        while not stop.wait(0.1):
+            for p in started:
+                p.revive()
+    finally:
+        for p in reversed(started):  # workers finish what they have, then the broker
+            if p.name != "broker":
+                p.terminate()
+        for p in reversed(started):
+            p.stop()
+        restore()
+
+
+def broker_runs(socket: str | None) -> bool:
+    """Whether a broker answers. Asks by the command: this process stays free to fork."""
+    command = [binary_path(), "models"] + (["--socket", socket] if socket else [])
+    return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def _wait_for_broker(p: Process, socket: str | None, stop: threading.Event) -> None:
+    deadline = time.monotonic() + 10
+    while not stop.is_set() and not broker_runs(socket):
+        if p.ended() or time.monotonic() > deadline:
+            if broker_runs(socket):  # somebody else was quicker
+                return
+            raise errors.NoBroker("the broker did not start; see its message above")
+        stop.wait(0.02)
+
+
+def _stop_on_signals(stop: threading.Event) -> Any:
+    """Ctrl-C and SIGTERM set stop; gives the function that undoes this."""
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    old = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    return lambda: [signal.signal(s, h) for s, h in old.items()]
+
+
+class Process:
+    """A process that is started again when it dies, and dies with this one."""
+
+    def __init__(self, name: str, role: list[str], socket: str | None) -> None:
+        self.name = name
+        self._command = [sys.executable, "-m", "ringbatch._serve", str(os.getpid()), socket or "", *role]
+        self._deaths = 0
+        self._start()
+
+    def _start(self) -> None:
+        env = {**os.environ, _CHILD: "1", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+        self._born = time.monotonic()
+        self._p = subprocess.Popen(self._command, env=env, start_new_session=True)
+
+    def ended(self) -> bool:
+        return self._p.poll() is not None
+
+    def revive(self) -> None:
+        if not self.ended():
+            return
+        code = self._p.returncode
+        self._deaths = self._deaths + 1 if time.monotonic() - self._born < _QUICK_DEATH_S else 1
+        if self._deaths >= _QUICK_DEATHS:
+            raise errors.WorkerDied(f"{self.name} died {self._deaths} times right after its start (exit status {code})")
+        log.warning("%s ended with status %s, starting it again", self.name, code)
+        time.sleep(0.05 * self._deaths)
+        self._start()
+
+    def terminate(self) -> None:
+        if not self.ended():
+            self._p.terminate()
+
+    def stop(self) -> None:
+        self.terminate()
+        try:
+            self._p.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._p.kill()
+            self._p.wait()
+
+
+# -- in the processes
+
+
+def _target(run: Worker) -> str:
+    """How a new process finds the worker: file or module, and name."""
+    name = run.__qualname__
+    module = sys.modules.get(run.__module__)
+    if name is None or "<" in name or getattr(module, name, None) is not run:
+        raise errors.Invalid(
+            f"worker processes must be able to import {name!r}: define it at the top of a module, or serve with processes=0"
+        )
+    if run.__module__ != "__main__":
+        return f"module:{run.__module__}:{name}"
+    path = getattr(module, "__file__", None)
+    if path is None:
+        raise errors.Invalid("a worker of an interactive session has no file to import: serve with processes=0")
+    return f"file:{os.path.abspath(path)}:{name}"
+
+
+def _find(target: str) -> Worker:
+    kind, rest = target.split(":", 1)
+    where, name = rest.rsplit(":", 1)
+    if kind == "module":
+        return getattr(importlib.import_module(where), name)
+    return runpy.run_path(where, run_name="__ringbatch_worker__")[name]
+
+
+def _die_with(parent: int) -> None:
+    """Has the kernel end this process when its parent ends."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit("the process that started this one is gone")
+
+
+def _main(parent: str, socket: str, role: str, target: str = "") -> None:
+    _die_with(int(parent))
+    if role == "broker":
+        os.execv(binary_path(), [binary_path(), "broker", *(["--socket", socket] if socket else [])])
+    stop = threading.Event()
+    _stop_on_signals(stop)
+    _find(target).run(socket=socket or None, stop=stop, wait=10.0)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _main(*sys.argv[1:])

@@ -1,0 +1,178 @@
+"""The structs and functions of ringbatch.h, as ctypes sees them."""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_char, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
+
+ABI_VERSION = 1
+MAX_VARIABLE_DIMS = 8
+MAX_RANK = 8
+NOTIFY = 1
+INPUT, OUTPUT = 0, 1
+
+
+class Tensor(Structure):
+    _fields_ = [
+        ("name", c_char * 129),
+        ("dtype", c_uint32),
+        ("rank", c_uint32),
+        ("variable", c_uint32),
+        ("shape", c_uint64 * MAX_RANK),
+        ("row_bytes", c_uint64),
+        ("offset", c_uint64),
+        ("stride", c_uint64),
+    ]
+
+
+class View(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("bytes", c_uint64),
+        ("stride", c_uint64),
+        ("dtype", c_uint32),
+        ("rank", c_uint32),
+        ("shape", c_uint64 * (1 + MAX_RANK)),
+    ]
+
+
+class Model(Structure):
+    _fields_ = [
+        ("name", c_char * 129),
+        ("inputs", c_uint32),
+        ("outputs", c_uint32),
+        ("max_batch_size", c_uint32),
+        ("slots", c_uint32),
+        ("window", c_uint32),
+        ("levels", c_uint32),
+        ("wait_time", c_int64),
+    ]
+
+
+class Map(Structure):
+    _fields_ = [("id", c_uint64), ("base", c_void_p), ("bytes", c_uint64), ("attachment", c_uint32)]
+
+
+class ConnectOptions(Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("window", c_uint32),
+        ("socket", c_char_p),
+        ("name", c_char_p),
+        ("timeout", c_int64),
+        ("wait", c_uint32),
+    ]
+
+
+class Request(Structure):
+    _fields_ = [("id", c_uint64), ("base", c_void_p), ("slot", c_uint32), ("rows", c_uint32), ("attachment", c_uint32)]
+
+
+class Timing(Structure):
+    _fields_ = [(name, c_int64) for name in ("claim", "write", "queue", "dispatch", "compute", "wake")]
+
+
+class WorkerOptions(Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("depth", c_uint32),
+        ("socket", c_char_p),
+        ("name", c_char_p),
+        ("gpu", c_char_p),
+        ("timeout", c_int64),
+        ("weight", c_uint32),
+        ("pad_to", c_uint32),
+        ("pad_preferred", c_uint32),
+        ("max_batch_size", c_uint32),
+        ("wait_time", c_int64),
+        ("slots", c_uint32),
+        ("preserve_order", c_uint32),
+        ("lease", c_int64),
+        ("preferred_sizes", POINTER(c_uint32)),
+        ("preferred_count", c_uint32),
+        ("bucket_dims", c_uint32),
+        ("bucket_counts", POINTER(c_uint32)),
+        ("buckets", POINTER(c_uint32)),
+    ]
+
+
+class Run(Structure):
+    _fields_ = [("slot", c_uint32), ("row", c_uint32), ("rows", c_uint32)]
+
+
+class Member(Structure):
+    _fields_ = [
+        ("row", c_uint32),
+        ("rows", c_uint32),
+        ("deadline", c_int64),
+        ("committed", c_int64),
+        ("dims", c_uint32 * MAX_VARIABLE_DIMS),
+    ]
+
+
+class Batch(Structure):
+    _fields_ = [
+        ("id", c_uint64),
+        ("worker", c_uint64),
+        ("base", c_void_p),
+        ("requests", c_uint32),
+        ("rows", c_uint32),
+        ("runs", c_uint32),
+        ("pad_to", c_uint32),
+        ("dims", c_uint32 * MAX_VARIABLE_DIMS),
+        ("request", POINTER(Member)),
+        ("slot", POINTER(c_uint32)),
+        ("run", POINTER(Run)),
+        ("place", c_uint32),
+    ]
+
+
+# Pointers travel as plain addresses (c_void_p): that is the quickest for
+# ctypes, and everything passed here is kept alive by its caller.
+_client = _worker = _request = c_uint64
+_address = c_void_p
+
+PROTOTYPES = {
+    "rb_status_name": (c_char_p, [c_int]),
+    "rb_status_text": (c_char_p, [c_int]),
+    "rb_status_retryable": (c_int, [c_int]),
+    "rb_error": (c_char_p, []),
+    "rb_abi_version": (c_int, []),
+    "rb_version": (c_char_p, []),
+    "rb_map_release": (c_int, [c_uint64]),
+    "rb_connect": (c_int, [c_char_p, _address, _address]),
+    "rb_close": (c_int, [_client]),
+    "rb_client_model": (c_int, [_client, _address]),
+    "rb_client_tensor": (c_int, [_client, c_int, c_uint32, _address]),
+    "rb_client_map": (c_int, [_client, _address]),
+    "rb_claim": (c_int, [_client, c_uint32, _address, c_uint32, c_int64, _address]),
+    "rb_input": (c_int, [_client, _request, c_uint32, _address]),
+    "rb_output": (c_int, [_client, _request, c_uint32, _address]),
+    "rb_set_priority": (c_int, [_client, _request, c_uint32]),
+    "rb_commit": (c_int, [_client, _request, c_int64, c_uint32]),
+    "rb_wait": (c_int, [_client, _request, c_int64]),
+    "rb_poll": (c_int, [_client, _request]),
+    "rb_cancel": (c_int, [_client, _request]),
+    "rb_release": (c_int, [_client, _request]),
+    "rb_request_map": (c_int, [_client, _request, _address]),
+    "rb_request_timing": (c_int, [_client, _request, _address]),
+    "rb_infer": (c_int, [_client, c_uint32, _address, _address, c_int64, c_int64, _address]),
+    "rb_submit": (c_int, [_client, c_uint32, _address, c_int64, c_uint32, _address]),
+    "rb_collect": (c_int, [_client, _request, _address]),
+    "rb_client_fd": (c_int, [_client, _address]),
+    "rb_reap": (c_int, [_client, _address, c_uint32, _address]),
+    "rb_worker_attach": (c_int, [c_char_p, c_char_p, _address, _address]),
+    "rb_worker_close": (c_int, [_worker]),
+    "rb_worker_model": (c_int, [_worker, _address]),
+    "rb_worker_tensor": (c_int, [_worker, c_int, c_uint32, _address]),
+    "rb_worker_map": (c_int, [_worker, _address]),
+    "rb_worker_next": (c_int, [_worker, c_int64, _address]),
+    "rb_batch_run": (c_int, [_address, c_int, c_uint32, c_uint32, _address]),
+    "rb_batch_row": (c_int, [_address, c_int, c_uint32, c_uint32, _address, _address]),
+    "rb_batch_shape": (c_int, [_address, c_uint32, c_uint32, _address]),
+    "rb_batch_set_output_dims": (c_int, [_address, c_uint32, _address, c_uint32]),
+    "rb_batch_fail": (c_int, [_address, c_uint32, c_char_p]),
+    "rb_batch_fail_all": (c_int, [_address, c_char_p]),
+    "rb_batch_complete": (c_int, [_address]),
+    "rb_stats": (c_int, [c_char_p, c_int64, _address]),
+    "rb_free": (None, [_address]),
+}

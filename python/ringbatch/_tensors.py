@@ -1,0 +1,119 @@
+"""Descriptions of tensors, and the checks of what callers pass in."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Mapping, Sequence, Union
+
+import numpy as np
+
+from . import _structs as c
+from . import errors
+
+# By rb_dtype. NumPy has no bfloat16: its bits travel as uint16.
+_DTYPES = ("bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64")
+_NUMPY = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "uint16", "float32", "float64")
+_BY_NAME = {**dict(zip(_NUMPY, _DTYPES)), **{d: d for d in _DTYPES}, "bfloat16": "bf16"}
+del _BY_NAME["uint16"]  # as a declaration it would be taken for bfloat16
+
+Dimension = Union[int, str]
+Spec = tuple[Any, Sequence[Dimension]]
+
+
+class Tensor:
+    """One tensor of a model: a row of it, without the batch dimension."""
+
+    __slots__ = ("name", "dtype", "shape", "variable", "row_bytes", "offset", "stride", "dims_at", "kind")
+
+    def __init__(self, t: c.Tensor, dims_at: int) -> None:
+        self.name: str = t.name.decode()
+        self.kind = _DTYPES[t.dtype - 1]
+        self.dtype = np.dtype(_NUMPY[t.dtype - 1])
+        self.shape: tuple[int, ...] = tuple(t.shape[: t.rank])
+        self.variable = tuple(i for i in range(t.rank) if t.variable >> i & 1)
+        self.row_bytes: int = t.row_bytes
+        self.offset: int = t.offset
+        self.stride: int = t.stride
+        self.dims_at = dims_at  # where its sizes begin among the variable dimensions of its side
+
+    def __repr__(self) -> str:
+        dims = ",".join(f"<={d}" if i in self.variable else str(d) for i, d in enumerate(self.shape))
+        return f"{self.name}:{self.kind}[{dims}]"
+
+    @property
+    def expected(self) -> str:
+        """For messages: what an array has to be."""
+        dims = tuple(f"1..{d}" if i in self.variable else d for i, d in enumerate(self.shape))
+        bits = " (the bits of bfloat16)" if self.kind == "bf16" else ""
+        return f"{self.dtype}{bits} of shape {_shape(dims)}, or rows of it"
+
+    def actual(self, dims: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a row, given the sizes of all variable dimensions of its side."""
+        if not self.variable:
+            return self.shape
+        shape = list(self.shape)
+        for n, i in enumerate(self.variable):
+            shape[i] = dims[self.dims_at + n]
+        return tuple(shape)
+
+    def rows_of(self, shape: tuple[int, ...]) -> int:
+        """-1 for one item of this tensor, n for n rows of it; raises otherwise."""
+        for rows, row in ((-1, shape), (shape[0] if shape else 0, shape[1:])):
+            if len(row) == len(self.shape) and all(
+                1 <= d <= most if i in self.variable else d == most for i, (d, most) in enumerate(zip(row, self.shape))
+            ):
+                if rows == 0:
+                    raise errors.Rows(f"input {self.name!r}: expected at least one row, got shape {_shape(shape)}")
+                return rows
+        raise errors.Shape(f"input {self.name!r}: expected {self.expected}; got shape {_shape(shape)}")
+
+    def convert(self, value: Any, cast: bool) -> np.ndarray:
+        """The array that a caller passed, with this tensor's type or an error."""
+        array = np.asarray(value)
+        if array.dtype == self.dtype:
+            return array
+        if cast and np.can_cast(array.dtype, self.dtype, "same_kind"):
+            return array.astype(self.dtype)
+        raise errors.DType(
+            f"input {self.name!r}: expected {self.expected}; got {array.dtype} of shape {_shape(array.shape)}. "
+            f"Nothing is converted silently: pass x.astype({self.dtype.name!r}), or connect with cast=True"
+        )
+
+
+def _shape(dims: Sequence[Any]) -> str:
+    return "(" + ", ".join(map(str, dims)) + ("," if len(dims) == 1 else "") + ")"
+
+
+def describe(name: str, spec: Spec) -> str:
+    """A declaration as text: ("float32", (3, "<=224")) is x:f32[3,<=224]."""
+    try:
+        dtype, shape = spec
+    except (TypeError, ValueError):
+        raise errors.Invalid(f"tensor {name!r}: expected (dtype, shape), got {spec!r}") from None
+    kind = _BY_NAME.get(dtype if isinstance(dtype, str) else np.dtype(dtype).name)
+    if kind is None:
+        raise errors.Invalid(f"tensor {name!r}: dtype {dtype!r}; there are {', '.join(sorted(_BY_NAME))}")
+    dims = [str(d).replace(" ", "") for d in ((shape,) if isinstance(shape, (int, str)) else shape)]
+    for d in dims:
+        if not re.fullmatch(r"(<=)?\d+", d):
+            raise errors.Invalid(f"tensor {name!r}: dimension {d!r}; write 224, or '<=224' for a variable one")
+    return f"{name}:{kind}[{','.join(dims)}]"
+
+
+def signature(inputs: Mapping[str, Spec], outputs: Mapping[str, Spec]) -> str:
+    """A whole signature as text."""
+    sides = (" ".join(describe(name, spec) for name, spec in side.items()) for side in (inputs, outputs))
+    return " -> ".join(sides)
+
+
+class Signature:
+    """The tensors of a connected model."""
+
+    def __init__(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        self.variable_inputs = sum(len(t.variable) for t in inputs)
+        self.variable_outputs = sum(len(t.variable) for t in outputs)
+        self.sized = self.variable_inputs + self.variable_outputs == 0
+
+    def __repr__(self) -> str:
+        return " ".join(map(repr, self.inputs)) + " -> " + " ".join(map(repr, self.outputs))

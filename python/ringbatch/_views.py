@@ -1,0 +1,172 @@
+"""Arrays over shared memory that know when they are over.
+
+A slot belongs to its request, and a request ends. Three things keep a late
+array from doing harm:
+
+1. What is handed out is a :class:`View`, an ndarray that asks its
+   :class:`Life` before every use; so does every slice of it. After the end
+   each use raises.
+2. The arrays that were handed out lose their memory at the end: whoever takes
+   one as a plain ndarray then (``np.asarray``) finds it empty.
+3. Plain arrays and tensors that were made of it *before* the end
+   (``np.asarray``, ``torch.from_numpy``) keep the whole mapping alive. Late
+   reads see whatever is in the slot by then; they never crash.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any, Callable
+
+import numpy as np
+
+from . import _structs as c
+from . import errors
+from ._library import Process, check_fork
+from ._tensors import Tensor
+
+
+class Mapping:
+    """The memory of a model's tensors, mapped for as long as anything uses it."""
+
+    def __init__(self, lib: ctypes.CDLL, m: c.Map, slots: int) -> None:
+        self.base: int = m.base
+        self.bytes: int = m.bytes
+        self.attachment: int = m.attachment
+        self._slots = slots
+        # Every array over the mapping has this object for its base, directly
+        # or not; when the last one is gone the mapping goes.
+        self.memory = (ctypes.c_uint8 * m.bytes).from_address(m.base)
+        weakref.finalize(self.memory, lib.rb_map_release, m.id).atexit = False
+        self._planes: dict[str, np.ndarray] = {}
+
+    def plane(self, t: Tensor) -> np.ndarray:
+        """All slots of a tensor of fixed shape."""
+        plane = self._planes.get(t.name)
+        if plane is None:
+            plane = np.ndarray((self._slots, *t.shape), t.dtype, self.memory, t.offset)
+            self._planes[t.name] = plane
+        return plane
+
+    def rows(self, t: Tensor, slot: int, rows: int, shape: tuple[int, ...]) -> np.ndarray:
+        """Some consecutive slots of a tensor, with rows of the given shape."""
+        if not t.variable:
+            return self.plane(t)[slot : slot + rows]
+        return strided(self.memory, t.dtype, t.offset + slot * t.stride, t.stride, (rows, *shape))
+
+
+def strided(memory: Any, dtype: np.dtype, offset: int, stride: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Rows that lie stride bytes apart and are compact inside."""
+    strides = [dtype.itemsize]
+    for d in shape[:1:-1]:
+        strides.insert(0, strides[0] * d)
+    return np.ndarray(shape, dtype, memory, offset, (stride, *strides[: len(shape) - 1]))
+
+
+class Life:
+    """How long some views may be used."""
+
+    __slots__ = ("error", "_memory", "_views")
+
+    def __init__(self, mapping: Mapping) -> None:
+        self.error: Callable[[], errors.Error] | None = None
+        self._memory = mapping.memory
+        self._views: list[View] = []
+
+    def view(self, array: np.ndarray) -> View:
+        v = array.view(View)
+        v._life = self
+        self._views.append(v)
+        return v
+
+    def end(self, error: Callable[[], errors.Error]) -> None:
+        self.error = error
+        for v in self._views:
+            _setstate(v, (1, (0,), _get(v, "dtype"), False, b""))
+        self._views.clear()
+
+
+def _released() -> errors.Error:
+    return errors.Released("this array belonged to a request or batch that is over; copy what you want to keep")
+
+
+def _committed() -> errors.Error:
+    return errors.Committed("the request was committed: its inputs belong to the worker now")
+
+
+_get = np.ndarray.__getattribute__
+_setstate = np.ndarray.__setstate__
+_QUIET = frozenset(("__class__", "__dict__", "__array_finalize__", "__array_priority__", "_life"))
+
+
+def _check(array: Any) -> None:
+    life = _get(array, "_life")
+    if life is not None and (life.error is not None or Process.forked):
+        check_fork()
+        raise life.error()
+
+
+def _plain(value: Any) -> Any:
+    """Views, checked, as plain arrays; also inside of tuples and lists."""
+    if isinstance(value, View):
+        _check(value)
+        return _get(value, "view")(np.ndarray)
+    if isinstance(value, (tuple, list)):
+        return type(value)([_plain(v) for v in value])
+    return value
+
+
+class View(np.ndarray):
+    """An array in shared memory, valid until its request or batch is over."""
+
+    _life: Life | None = None
+
+    def __array_finalize__(self, parent: Any) -> None:
+        # Copies are their own; slices share the life of what they are part of.
+        if isinstance(parent, View) and not _get(self, "flags").owndata:
+            self._life = _get(parent, "_life")
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in _QUIET:
+            _check(self)
+        return _get(self, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        _check(self)
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _check(self)
+        super().__setitem__(key, value)
+
+    def __len__(self) -> int:
+        _check(self)
+        return super().__len__()
+
+    def __iter__(self) -> Any:
+        _check(self)
+        return super().__iter__()
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        out = kwargs.get("out")
+        kwargs = {k: _plain(v) for k, v in kwargs.items()}
+        result = getattr(ufunc, method)(*_plain(inputs), **kwargs)
+        if isinstance(out, tuple) and len(out) == 1 and out[0] is not None:
+            return out[0]
+        return result
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+
+    def __reduce__(self) -> Any:
+        return np.array(self, subok=False).__reduce__()
+
+    def __repr__(self) -> str:
+        life = _get(self, "_life")
+        if life is not None and (life.error is not None or Process.forked):
+            return "<ringbatch view that is over>"
+        return repr(_get(self, "view")(np.ndarray))
+
+    __str__ = __repr__
+    __hash__ = None  # type: ignore[assignment]
