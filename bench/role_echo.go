@@ -50,8 +50,14 @@ func echoWorkerRole(c *child) error {
 			return err
 		}
 		in, out := b.Input(0), b.Output(0)
-		for i := range b.Rows() {
-			copy(out.Bytes(i), in.Bytes(i))
+		if in.RowBytes() == out.RowBytes() {
+			for i := range b.Runs() {
+				copy(out.RunBytes(i), in.RunBytes(i))
+			}
+		} else {
+			for i := range b.Rows() {
+				copy(out.Bytes(i), in.Bytes(i))
+			}
 		}
 		b.Complete()
 	}
