@@ -20,28 +20,32 @@ static volatile int forked;
  * has imported PyTorch that is less than 2 KiB ("cannot allocate memory in
  * static TLS block").
  */
-static pthread_key_t message_key;
 static __thread char *own_message;
+static pthread_key_t message_key;
 
-static char *message_of_thread(void)
+static char *message(void)
 {
-	static char none[RBGO_MESSAGE_BYTES];
-	if (own_message == NULL && (own_message = calloc(1, RBGO_MESSAGE_BYTES)) != NULL) pthread_setspecific(message_key, own_message);
-	return own_message != NULL ? own_message : none;
+	static char nobodys[RBGO_MESSAGE_BYTES]; /* where there is no memory for one's own */
+	if (!own_message) {
+		own_message = calloc(1, RBGO_MESSAGE_BYTES);
+		if (!own_message)
+			return nobodys;
+		pthread_setspecific(message_key, own_message); /* freed with the thread */
+	}
+	return own_message;
 }
-#define message message_of_thread()
 
 static void in_child(void) { forked = 1; }
 
-__attribute__((constructor)) static void watch_forks(void)
+__attribute__((constructor)) static void start(void)
 {
-	pthread_atfork(NULL, NULL, in_child);
 	pthread_key_create(&message_key, free);
+	pthread_atfork(NULL, NULL, in_child);
 }
 
 static int refuse(void)
 {
-	strcpy(message, "this process was forked after it, or its parent, had loaded the ringbatch library: "
+	strcpy(message(), "this process was forked after it, or its parent, had loaded the ringbatch library: "
 			"connect in processes that are started afresh, or fork before connecting");
 	return RB_ERR_FORKED;
 }
