@@ -15,6 +15,7 @@ func (f *fleet) startBound(cfg *config, say *progress) (*crowd, error) {
 type boundResult struct {
 	ItemsPerS float64   `json:"items_per_s"`
 	Latency   latencies `json:"latency_ms"`
+	CPU       float64   `json:"cpu_us_per_item"`
 	Windows   []float64 `json:"windows_items_per_s"`
 }
 
@@ -22,7 +23,8 @@ type boundResult struct {
 // compared with, the last three count.
 func boundOf(windows []*window) *boundResult {
 	r := summarize(windows, true)
-	return &boundResult{ItemsPerS: r.ItemsPerS, Latency: r.Latency, Windows: r.Windows}
+	perItem := r.CPU.Client * r.Throughput / max(r.ItemsPerS, 1)
+	return &boundResult{ItemsPerS: r.ItemsPerS, Latency: r.Latency, CPU: perItem, Windows: r.Windows}
 }
 
 // compare puts the bound beside a result.

@@ -59,9 +59,9 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.Var(&c.WaitTime, "wait_time", "how long the oldest request waits for company: seconds as a number, or like 10ms")
 	f.BoolVar(&c.NoDynamicBatch, "no_dynamic_batch", false, "every producer runs the model by itself: the baseline")
 	f.StringVar(&c.ModelType, "model_type", "mlp", "the model: "+kindNames())
-	f.StringVar(&c.ModelPath, "model_path", "", "mlp: weights from this safetensors file")
+	f.StringVar(&c.ModelPath, "model_path", "", "mlp, cuda-mlp: weights from this safetensors file; torch: the TorchScript file")
 	f.StringVar(&c.DataType, "data_type", "f32", "element type of the input")
-	f.IntSliceVar(&c.InputShape, "input_shape", []int{16}, "echo, affine, simulated: shape of a row")
+	f.IntSliceVar(&c.InputShape, "input_shape", []int{16}, "echo, affine, simulated, cuda-echo, torch: shape of a row")
 	c.Duration = seconds(2 * time.Second)
 	f.Var(&c.Duration, "duration", "length of one measuring window; windows repeat until the last three agree")
 	c.Warmup = seconds(time.Second)
@@ -86,7 +86,7 @@ func (c *config) fill() {
 			c.InFlight = 64
 		}
 	}
-	if !slices.Contains([]string{"echo", "affine", "simulated"}, c.ModelType) {
+	if !slices.Contains([]string{"echo", "affine", "simulated", "cuda-echo", "torch"}, c.ModelType) {
 		c.InputShape = nil
 	}
 	if c.ModelType != "simulated" {

@@ -31,6 +31,10 @@ type openModel struct {
 	Signature shm.Signature
 	Run       worker.Func                 // on a batch of the ring
 	Alone     func(rows int) (run func()) // on private memory, nothing around it
+
+	// Serve is for models with a loop of their own, instead of Run; see
+	// gpu_role.go.
+	Serve serveFunc
 }
 
 // modelKind is what --model_type chooses. Kinds that need more than the
@@ -49,7 +53,7 @@ type modelKind struct {
 // modelKinds lists them all.
 func modelKinds() map[string]modelKind {
 	numbers := []string{"f32", "f64", "i32", "i64"}
-	return map[string]modelKind{
+	kinds := map[string]modelKind{
 		"echo": {
 			about: "gives its input back", dtypes: []string{"bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"},
 			size: shapedSize, open: openCPU,
@@ -64,6 +68,8 @@ func modelKinds() map[string]modelKind {
 			size: shapedSize, open: openCPU, note: simulatedNote,
 		},
 	}
+	maps.Copy(kinds, gpuKinds())
+	return kinds
 }
 
 func kindNames() string { return strings.Join(slices.Sorted(maps.Keys(modelKinds())), ", ") }

@@ -21,8 +21,8 @@ func (r *result) print(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	if b := r.Bound; b != nil {
-		fmt.Fprintf(w, "%-14s %s items/s, %s ms a batch: %d process(es) feeding themselves batches of %d, in turns with the above\n",
-			"bound", big(b.ItemsPerS), short(b.Latency.Avg), c.ModelNum, c.MaxBatchSize)
+		fmt.Fprintf(w, "%-14s %s items/s, %s ms a batch: %d process(es) feeding themselves batches of %d, in turns with the above; %s µs CPU an item\n",
+			"bound", big(b.ItemsPerS), short(b.Latency.Avg), c.ModelNum, c.MaxBatchSize, short(b.CPU))
 	}
 	l := r.Latency
 	fmt.Fprintf(w, "%-14s avg %s  p50 %s  p90 %s  p95 %s  p99 %s  p99.9 %s  max %s", "latency, ms",

@@ -39,6 +39,9 @@ func modelWorkerRole(c *child) error {
 	if err != nil {
 		return err
 	}
+	if m.Serve != nil {
+		return serveByItself(c, &job, m)
+	}
 	m.Alone(job.MaxBatch)() // scratch and caches are as they will be
 	wait := job.WaitTime
 	if wait == 0 {

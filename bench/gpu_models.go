@@ -1,0 +1,70 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+	"github.com/ringbatch/ringbatch/worker/cuda"
+)
+
+// gpuLanes is how many batches a model process has in flight on the GPU,
+// through the broker and in the bound alike.
+const gpuLanes = 2
+
+// gpuKinds are the models that need a GPU. They are listed everywhere; where
+// there is none, opening them says so.
+func gpuKinds() map[string]modelKind {
+	return map[string]modelKind{
+		"cuda-echo": {
+			about: "gives its input back, by way of the GPU", dtypes: []string{"u8", "i32", "f16", "f32"},
+			size: shapedSize, open: openCUDA,
+		},
+		"cuda-mlp": {
+			about: "the perceptron on the GPU; --data_type is that of its matrix products", dtypes: []string{"f32", "f16", "bf16"},
+			takesPath: true, size: mlpSize, open: openCUDA,
+		},
+		"torch": {
+			about:  "a TorchScript file (--model_path), by PyTorch; float16 is computed channels last",
+			dtypes: []string{"f32", "f16"}, takesPath: true, size: torchSize, open: openTorch,
+		},
+	}
+}
+
+func openCUDA(j modelJob) (*openModel, error) {
+	o := cuda.Options{Weights: j.Path, Seed: j.Seed, Precision: j.DType}
+	name := "mlp"
+	if j.Type == "cuda-echo" {
+		name = "echo"
+		spec, err := j.input()
+		if err != nil {
+			return nil, err
+		}
+		o.Inputs = []shm.TensorSpec{spec}
+	}
+	m, err := cuda.New(name, o)
+	if err != nil {
+		return nil, err
+	}
+	return &openModel{
+		Signature: m.Signature,
+		Alone: func(rows int) func() {
+			run, err := cuda.Alone(m, rows, gpuLanes)
+			must(err)
+			return func() { must(run()) }
+		},
+		Serve: func(cfg worker.Config) (int, func() error, error) {
+			cfg.Signature, cfg.Depth = m.Signature, gpuLanes
+			return os.Getpid(), func() error { return cuda.Serve(background, cfg, m) }, nil
+		},
+	}, nil
+}
+
+// must ends a child whose model cannot go on; its parent shows what it wrote.
+func must(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}

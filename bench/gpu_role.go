@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+var background = context.Background()
+
+// serveFunc starts a worker that runs its own loop, here or in another
+// process. It returns the pid under which the broker will know it; wait
+// returns when it has ended.
+type serveFunc func(worker.Config) (pid int, wait func() error, err error)
+
+// startTime is how long such a worker may take to attach: PyTorch alone takes
+// many seconds, more so if several start at once.
+const startTime = 3 * time.Minute
+
+// serveByItself is ready when the broker knows the worker.
+func serveByItself(c *child, job *workerJob, m *openModel) error {
+	wait := job.WaitTime
+	if wait == 0 {
+		wait = -1 // zero would ask for the default
+	}
+	pid, run, err := m.Serve(worker.Config{
+		Socket: job.Socket, Model: modelName, Policy: worker.Policy{MaxBatchSize: job.MaxBatch, WaitTime: wait, Slots: job.Slots},
+	})
+	if err != nil {
+		return err
+	}
+	ready := make(chan error, 1)
+	go func() { ready <- awaitWorker(job.Socket, pid, c) }()
+	ended := make(chan error, 1)
+	go func() { ended <- run() }()
+	select {
+	case err := <-ended:
+		return endedEarly(err)
+	case err := <-ready:
+		if err != nil {
+			return err
+		}
+	}
+	return endedEarly(<-ended)
+}
+
+func endedEarly(err error) error {
+	if err == nil {
+		err = fmt.Errorf("the model worker ended")
+	}
+	return err
+}
+
+func awaitWorker(socket string, pid int, c *child) error {
+	for end := time.Now().Add(startTime); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		st, err := modelStats(background, socket, modelName)
+		if err != nil {
+			continue // no worker has declared the model yet
+		}
+		for _, w := range st.Workers {
+			if w.Pid == pid {
+				return c.ready()
+			}
+		}
+	}
+	return fmt.Errorf("the model worker did not attach within %v", startTime)
+}
