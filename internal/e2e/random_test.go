@@ -1,0 +1,233 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// The same rules on memory that the race detector can see, along random
+// schedules, against the dumbest of models: a request ends once, with the
+// answer computed here, or with an error that somebody asked for.
+
+// expected is what a request of this schedule may end with.
+type expected struct {
+	mu   sync.Mutex
+	ends map[string]int
+	t    *testing.T
+}
+
+func (e *expected) end(err error, allowed ...error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err == nil {
+		e.ends["ok"]++
+		return
+	}
+	for _, a := range allowed {
+		if errors.Is(err, a) {
+			e.ends[a.Error()]++
+			return
+		}
+	}
+	e.t.Errorf("request ended with %v, allowed were %v", err, allowed)
+}
+
+func TestRandomSchedulesEndEveryRequestOnceAndRightly(t *testing.T) {
+	seeds := int64(6)
+	if testing.Short() {
+		seeds = 2
+	}
+	for seed := range seeds {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			randomSchedule(t, seed, 600*time.Millisecond)
+		})
+	}
+}
+
+func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
+	rng := rand.New(rand.NewSource(seed))
+	m := modelSpec{Name: "m", Slots: 256, MaxBatch: 1 + rng.Intn(12), WaitMS: 1, LeaseMS: 20_000}
+	r := inProcess(t, shm.NewHeap(), m)
+	exp := &expected{ends: map[string]int{}, t: t}
+	ctx, cancel := context.WithTimeout(context.Background(), lasts)
+	defer cancel()
+	var wg sync.WaitGroup
+
+	// One worker stays, others come and go.
+	r.worker(1+rng.Intn(3), unsteady(seed))
+	for k := range 2 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			rng := rand.New(rand.NewSource(seed*100 + int64(k)))
+			for ctx.Err() == nil {
+				leave := r.worker(1+rng.Intn(3), unsteady(rng.Int63()))
+				time.Sleep(time.Duration(rng.Intn(40)) * time.Millisecond)
+				leave()
+			}
+		}()
+	}
+	// Clients come and go too, each with many goroutines.
+	for k := range 4 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			rng := rand.New(rand.NewSource(seed*1000 + int64(k)))
+			for ctx.Err() == nil {
+				c := r.dial(client.WithWindow(1 + rng.Intn(24)))
+				life, end := context.WithTimeout(ctx, time.Duration(rng.Intn(150))*time.Millisecond)
+				var in sync.WaitGroup
+				for g := range 1 + rng.Intn(20) {
+					in.Add(1)
+					go func() {
+						defer in.Done()
+						randomRequests(life, c, m, rand.New(rand.NewSource(seed*7+int64(1000*k+g))), exp)
+					}()
+				}
+				if rng.Intn(2) == 0 { // some are closed while requests are under way
+					in.Wait()
+				} else {
+					<-life.Done()
+				}
+				c.Close()
+				in.Wait()
+				end()
+			}
+		}()
+	}
+	wg.Wait()
+	r.settled()
+	if exp.ends["ok"] == 0 {
+		t.Errorf("nothing succeeded: %v", exp.ends)
+	}
+	t.Log(exp.ends)
+}
+
+// unsteady answers in random time, and out of the blue by error or panic.
+func unsteady(seed int64) worker.Func {
+	rng := rand.New(rand.NewSource(seed))
+	return func(ctx context.Context, b *worker.Batch) error {
+		switch rng.Intn(20) {
+		case 0:
+			time.Sleep(time.Duration(rng.Intn(4)) * time.Millisecond)
+		case 1:
+			return errors.New("out of the blue")
+		}
+		return obey(ctx, b)
+	}
+}
+
+// randomRequests runs requests until the client's life ends.
+func randomRequests(life context.Context, c *client.Client, m modelSpec, rng *rand.Rand, exp *expected) {
+	for life.Err() == nil {
+		rows := 1 + rng.Intn(min(3, c.Model().Window, m.MaxBatch))
+		ctx, cancel := life, context.CancelFunc(func() {})
+		allowed := []error{client.ErrFailed, client.ErrClosed, client.ErrBrokerGone, client.ErrCanceled, client.ErrExpired, client.ErrFull}
+		switch rng.Intn(6) {
+		case 0: // a short deadline
+			ctx, cancel = context.WithTimeout(context.Background(), time.Duration(rng.Intn(3000))*time.Microsecond)
+		case 1: // canceled by somebody
+			ctx, cancel = context.WithCancel(context.Background())
+			stop := time.AfterFunc(time.Duration(rng.Intn(3000))*time.Microsecond, cancel)
+			defer stop.Stop()
+		case 2: // given up after the commit
+			giveUp(life, c, rows, exp)
+			cancel()
+			continue
+		}
+		exp.end(ask(ctx, c, cmdAnswer, 0, rows), allowed...)
+		cancel()
+	}
+}
+
+// giveUp claims, writes, perhaps commits, and releases without waiting.
+func giveUp(ctx context.Context, c *client.Client, rows int, exp *expected) {
+	req, err := c.Claim(ctx, rows)
+	if err != nil {
+		exp.end(err, client.ErrFull, client.ErrClosed, client.ErrBrokerGone)
+		return
+	}
+	if b, err := req.InputBytes(0); err == nil {
+		clear(b)
+	}
+	if rows != 2 {
+		if err := req.Commit(context.Background()); err != nil {
+			exp.t.Errorf("commit: %v", err)
+		}
+	}
+	if err := req.Release(); err != nil {
+		exp.t.Errorf("release: %v", err)
+	}
+	if err := req.Release(); !errors.Is(err, client.ErrReleased) {
+		exp.t.Errorf("second release: %v", err)
+	}
+}
+
+// No wait may be forgotten: many goroutines wait on one client, leaders and
+// followers, with deadlines and cancellations that hit each of them at any
+// moment. A watchdog looks for one that takes too long.
+func TestNoWaitIsForgotten(t *testing.T) {
+	m := modelSpec{Name: "m", Slots: 64, MaxBatch: 16, LeaseMS: 20_000}
+	r := inProcess(t, shm.NewHeap(), m)
+	r.worker(2, obey)
+	c := r.dial(client.WithWindow(64))
+	const waiters, stuck = 48, 5 * time.Second
+	var since [waiters]atomic.Int64 // when each began to wait; 0 if it does not
+	ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
+	defer cancel()
+	var wg sync.WaitGroup
+	var done atomic.Int64
+	for g := range waiters {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			rng := rand.New(rand.NewSource(int64(g)))
+			for ctx.Err() == nil {
+				own, end := context.Background(), context.CancelFunc(func() {})
+				if rng.Intn(2) == 0 {
+					own, end = context.WithTimeout(own, time.Duration(rng.Intn(400))*time.Microsecond)
+				}
+				since[g].Store(time.Now().UnixNano())
+				err := ask(own, c, cmdAnswer, 0, 1)
+				since[g].Store(0)
+				end()
+				if err != nil && !errors.Is(err, client.ErrExpired) && !errors.Is(err, client.ErrFull) {
+					t.Error(err)
+					return
+				}
+				done.Add(1)
+				if rng.Intn(8) == 0 { // sometimes nobody else's answer wakes a leader
+					time.Sleep(time.Duration(rng.Intn(2000)) * time.Microsecond)
+				}
+			}
+		}()
+	}
+	over := make(chan struct{})
+	go func() { wg.Wait(); close(over) }()
+	for {
+		select {
+		case <-over:
+			c.Close()
+			r.settled()
+			t.Logf("%d requests", done.Load())
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+		for g := range since {
+			if at := since[g].Load(); at != 0 && time.Since(time.Unix(0, at)) > stuck {
+				t.Fatalf("goroutine %d has waited for %v", g, time.Since(time.Unix(0, at)))
+			}
+		}
+	}
+}
