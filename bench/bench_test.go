@@ -98,6 +98,26 @@ func TestAnInterruptEndsEveryProcess(t *testing.T) {
 	}
 }
 
+func TestAWorkerThatDiesEndsTheRunWithItsReason(t *testing.T) {
+	o, err := parse(strings.Fields("--model_type=echo --worker_num=1 --bound=false --duration=30 --warmup=0")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := newFleet(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	s, err := f.serve(&o.cfg, newProgress())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = s.workers[0].cmd.Process.Kill()
+	if _, err := s.through(1, nil, newProgress()); err == nil || !strings.Contains(err.Error(), "model worker") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestAProcessThatFailsSaysWhy(t *testing.T) {
 	f, err := newFleet(t.Context())
 	if err != nil {

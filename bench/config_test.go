@@ -55,7 +55,7 @@ func TestBadFlagsAreRefusedWithTheReason(t *testing.T) {
 		"--rate=5 --no_dynamic_batch":                "--rate needs the broker",
 		"--stability=0":                              "--stability is 0",
 		"--max_windows=2":                            "--max_windows is 2, must be 3..",
-		"--model_type=resnet":                        "no model \"resnet\"; there are affine, echo, mlp, simulated",
+		"--model_type=resnet":                        "no model \"resnet\"; there are affine,",
 		"--model_type=echo --model_path=x":           "echo has no model file",
 		"--model_path=" + missing:                    "no such file",
 		"--data_type=f64":                            "mlp takes f32, got \"f64\"",

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -29,6 +30,7 @@ type fleet struct {
 
 	mu    sync.Mutex
 	procs []*proc
+	err   error // of a process that must not have ended
 }
 
 func newFleet(ctx context.Context) (*fleet, error) {
@@ -43,6 +45,23 @@ func newFleet(ctx context.Context) (*fleet, error) {
 
 // path is a file in the fleet's folder.
 func (f *fleet) path(name string) string { return filepath.Join(f.dir, name) }
+
+// fail ends everything because of one process that went wrong.
+func (f *fleet) fail(err error) {
+	f.mu.Lock()
+	if f.err == nil {
+		f.err = err
+	}
+	f.mu.Unlock()
+	f.kill()
+}
+
+// failed is why everything was ended, if it was.
+func (f *fleet) failed() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.err
+}
 
 func (f *fleet) kill() {
 	f.mu.Lock()
@@ -79,6 +98,7 @@ func (f *fleet) end(procs ...*proc) {
 
 func endAll(procs []*proc) {
 	for _, p := range procs {
+		p.ending.Store(true)
 		_ = p.stdin.Close()
 	}
 	for _, p := range procs {
@@ -96,7 +116,10 @@ type proc struct {
 	in    *json.Encoder
 	out   *json.Decoder
 	errs  *tail
-	over  bool
+
+	ending atomic.Bool // it was told to end
+	waited sync.Once
+	over   bool // it was reaped; only whoever ends processes reads it
 }
 
 // spawn describes a process to start.
@@ -201,9 +224,30 @@ func (p *proc) receive(into any) error {
 	return json.Unmarshal(a.Data, into)
 }
 
+// mustNotSpeak watches a process that has nothing more to say: if it does, or
+// ends, something went wrong, and everything is ended with that reason.
+func (p *proc) mustNotSpeak() {
+	go func() {
+		err := p.receive(nil)
+		if p.ending.Load() {
+			return
+		}
+		if err == nil {
+			err = fmt.Errorf("%s spoke out of turn", p.role)
+		}
+		p.f.fail(err)
+	}()
+}
+
 func (p *proc) lost(err error) error {
 	if p.f.ctx.Err() != nil {
 		return errInterrupted
+	}
+	if err := p.f.failed(); err != nil {
+		return err
+	}
+	if p.ending.Load() {
+		return err
 	}
 	p.wait(time.Second)
 	return fmt.Errorf("%s (process %d) ended unexpectedly: %w\n%s", p.role, p.cmd.Process.Pid, err, p.errs)
@@ -211,13 +255,12 @@ func (p *proc) lost(err error) error {
 
 // wait reaps the process, and kills it if it takes longer than d.
 func (p *proc) wait(d time.Duration) {
-	if p.over {
-		return
-	}
-	p.over = true
-	t := time.AfterFunc(d, func() { _ = p.cmd.Process.Kill() })
-	defer t.Stop()
-	_ = p.cmd.Wait()
+	p.waited.Do(func() {
+		t := time.AfterFunc(d, func() { _ = p.cmd.Process.Kill() })
+		defer t.Stop()
+		_ = p.cmd.Wait()
+		p.over = true
+	})
 }
 
 func (p *proc) pid() int { return p.cmd.Process.Pid }

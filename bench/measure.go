@@ -141,7 +141,13 @@ func (f *fleet) serve(cfg *config, say *progress) (*serving, error) {
 	}
 	job := workerJob{Socket: s.socket, Model: cfg.model(), MaxBatch: cfg.MaxBatchSize, WaitTime: cfg.WaitTime.d(), Slots: cfg.slots()}
 	s.workers, err = f.startAll(cfg.ModelNum, func(int) spawn { return spawn{role: "model worker", job: job, procs: 2} })
-	return s, err
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range s.workers {
+		p.mustNotSpeak()
+	}
+	return s, nil
 }
 
 // end stops them.
