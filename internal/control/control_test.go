@@ -1,0 +1,200 @@
+package control
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vmihailenco/msgpack/v5"
+	"golang.org/x/sys/unix"
+)
+
+func pair(t *testing.T) (a, b *net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := func(fd int) *net.UnixConn {
+		f := os.NewFile(uintptr(fd), "pair")
+		defer f.Close()
+		c, err := net.FileConn(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c.(*net.UnixConn)
+	}
+	return conn(fds[0]), conn(fds[1])
+}
+
+func soon() time.Time { return time.Now().Add(10 * time.Second) }
+
+func TestAFrameArrivesAsItWasSentWithItsDescriptors(t *testing.T) {
+	a, b := pair(t)
+	sent := Request{Version: Version, Op: OpWorker, Model: "m", Name: "n", Window: 3,
+		Worker: &WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[2]"}, Depth: 2, PadTo: 8, Pad: "fixed"},
+		Policy: &Policy{MaxBatchSize: 8, WaitTime: -1, Buckets: [][]uint32{{1, 2}, nil}, Levels: []Level{{MaxQueue: 4, Delay: true}}},
+		Set:    map[string]string{"k": strings.Repeat("v", 100_000)}}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	go func() {
+		if err := Send(a, soon(), &sent, int(w.Fd())); err != nil {
+			t.Error(err)
+		}
+		w.Close()
+	}()
+	var got Request
+	fds, err := Receive(b, soon(), &got)
+	if err != nil || len(fds) != 1 {
+		t.Fatalf("%v, descriptors %v", err, fds)
+	}
+	if !reflect.DeepEqual(sent, got) {
+		t.Errorf("sent %+v, got %+v", sent, got)
+	}
+	_, _ = unix.Write(fds[0], []byte("through"))
+	CloseFDs(fds)
+	if text, _ := io.ReadAll(r); string(text) != "through" {
+		t.Errorf("read %q from the other end", text)
+	}
+}
+
+func TestHalfAFrameIsAnErrorNotAWaitForEver(t *testing.T) {
+	whole := func() []byte {
+		body, _ := msgpack.Marshal(&Request{Op: OpPing})
+		return append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
+	}()
+	for n := range len(whole) {
+		a, b := pair(t)
+		_, _ = a.Write(whole[:n])
+		a.Close()
+		var req Request
+		if _, err := Receive(b, soon(), &req); err == nil {
+			t.Errorf("%d of %d bytes were taken for a frame", n, len(whole))
+		}
+	}
+	a, b := pair(t)
+	_, _ = a.Write(whole[:3])
+	var req Request
+	if _, err := Receive(b, time.Now().Add(20*time.Millisecond), &req); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a peer that stops in the middle: %v", err)
+	}
+}
+
+func TestALengthOutsideTheLimitsIsNotBelieved(t *testing.T) {
+	for _, size := range []uint32{0, MaxFrame + 1, 1 << 31, ^uint32(0)} {
+		a, b := pair(t)
+		_, _ = a.Write(binary.LittleEndian.AppendUint32(nil, size))
+		var req Request
+		if _, err := Receive(b, soon(), &req); !errors.Is(err, ErrFrame) {
+			t.Errorf("a frame of %d bytes: %v", size, err)
+		}
+	}
+	a, _ := pair(t)
+	if err := Send(a, soon(), &Request{Name: strings.Repeat("x", MaxFrame)}); !errors.Is(err, ErrFrame) {
+		t.Errorf("sending too much: %v", err)
+	}
+}
+
+func TestMoreDescriptorsThanAllowedAreRefusedAndClosed(t *testing.T) {
+	a, b := pair(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	fds := make([]int, 40)
+	for i := range fds {
+		fds[i] = int(w.Fd())
+	}
+	before := openFDs(t)
+	if err := Send(a, soon(), &Request{Op: OpPing}, fds...); err != nil {
+		t.Fatal(err)
+	}
+	var req Request
+	got, err := Receive(b, soon(), &req)
+	if !errors.Is(err, ErrFrame) {
+		t.Errorf("40 descriptors: %v", err)
+	}
+	CloseFDs(got)
+	if after := openFDs(t); after > before {
+		t.Errorf("%d descriptors, %d before", after, before)
+	}
+	w.Close()
+}
+
+func openFDs(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+func TestADeeplyNestedMessageIsAnErrorNotACrash(t *testing.T) {
+	for _, nest := range []byte{0x91, 0x81} {
+		body := make([]byte, MaxFrame)
+		for i := range body {
+			body[i] = nest
+		}
+		if err := Decode(body, &Request{}); err == nil {
+			t.Error("it was decoded")
+		}
+		// The same as the value of a field that nobody knows.
+		head, _ := msgpack.Marshal("unknown")
+		if err := Decode(append(append([]byte{0x81}, head...), body...), &Request{}); err == nil {
+			t.Error("it was skipped")
+		}
+	}
+}
+
+func TestTheSocketIsTheOneGivenOrNamedOrTheUsersOwn(t *testing.T) {
+	t.Setenv(SocketEnv, "/named")
+	t.Setenv("XDG_RUNTIME_DIR", "/run/user/7")
+	if p := SocketPath("/given"); p != "/given" {
+		t.Error(p)
+	}
+	if p := SocketPath(""); p != "/named" {
+		t.Error(p)
+	}
+	t.Setenv(SocketEnv, "")
+	if p := SocketPath(""); p != "/run/user/7/ringbatch/broker.sock" {
+		t.Error(p)
+	}
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	if p := SocketPath(""); filepath.Base(p) != "broker.sock" || !strings.HasPrefix(p, os.TempDir()) {
+		t.Error(p)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, msg := range []any{
+		&Request{Version: 1, Op: OpClient, Model: "m", Window: 8},
+		&Request{Version: 1, Op: OpWorker, Worker: &WorkerInfo{Inputs: []string{"x:f32[4]"}}, Policy: &Policy{Buckets: [][]uint32{{1}}}},
+		&Request{Op: OpSet, Set: map[string]string{"a": "b"}},
+		&Reply{Code: 3, Message: "no", Attached: &Attached{Model: "m", Inputs: []string{"x:f32[4]"}}, Models: []Model{{Name: "m"}}},
+	} {
+		body, err := msgpack.Marshal(msg)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(body)
+	}
+	f.Add([]byte{0x81, 0xa1, 'x', 0xdd, 0xff, 0xff, 0xff, 0xff})
+	f.Fuzz(func(_ *testing.T, body []byte) {
+		// Whatever comes, an error at most.
+		_ = Decode(body, &Request{})
+		_ = Decode(body, &Reply{})
+	})
+}

@@ -1,0 +1,187 @@
+package shm
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"time"
+)
+
+func testSignature(t *testing.T, inputs, outputs []string) (sig Signature) {
+	t.Helper()
+	for _, side := range []struct {
+		texts []string
+		into  *[]TensorSpec
+	}{{inputs, &sig.Inputs}, {outputs, &sig.Outputs}} {
+		for _, text := range side.texts {
+			spec, err := ParseTensorSpec(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			*side.into = append(*side.into, spec)
+		}
+	}
+	return sig
+}
+
+func testLayout(t *testing.T, slots, maxBatch int) *Layout {
+	t.Helper()
+	l, err := NewLayout(testSignature(t, []string{"x:f32[4]"}, []string{"y:f32[2]"}), slots, maxBatch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// segment makes one of each kind of memory.
+func segments(t *testing.T, size int64) map[string]*Segment {
+	t.Helper()
+	all := map[string]*Segment{}
+	for name, mem := range map[string]Memory{"memfd": Memfd{}, "heap": NewHeap()} {
+		s, err := mem.Create("test", size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Close)
+		all[name] = s
+	}
+	return all
+}
+
+func TestAWordKeepsItsParts(t *testing.T) {
+	for _, gen := range []uint32{0, 1, 1 << 31, ^uint32(0)} {
+		for _, s := range Statuses() {
+			for _, held := range []bool{false, true} {
+				w := MakeWord(gen, s, held)
+				if w.Generation() != gen || w.Status() != s || w.Held() != held {
+					t.Errorf("%d %v %v became %v", gen, s, held, w)
+				}
+			}
+		}
+	}
+}
+
+func TestExactlyOneEndCountsForAGeneration(t *testing.T) {
+	l := testLayout(t, 4, 1)
+	for name, seg := range segments(t, l.BoardSize) {
+		t.Run(name, func(t *testing.T) {
+			b := NewBoard(l, seg)
+			b.Reset(2, 10)
+			for gen := uint32(11); gen < 200; gen++ {
+				var wg sync.WaitGroup
+				won := make(chan Status, 8)
+				for _, s := range []Status{OK, ErrExpired, ErrCanceled, ErrFailed} {
+					wg.Add(1)
+					go func() {
+						defer wg.Done()
+						if b.End(2, gen, s, s == ErrExpired) {
+							won <- s
+						}
+					}()
+				}
+				wg.Wait()
+				if len(won) != 1 {
+					t.Fatalf("generation %d was ended %d times", gen, len(won))
+				}
+				if s := <-won; b.Word(2) != MakeWord(gen, s, s == ErrExpired) {
+					t.Fatalf("%v won, the word says %v", s, b.Word(2))
+				}
+			}
+		})
+	}
+}
+
+func TestALateEndOfAnOldGenerationChangesNothing(t *testing.T) {
+	l := testLayout(t, 1, 1)
+	b := NewBoard(l, segments(t, l.BoardSize)["memfd"])
+	b.Reset(0, 5)
+	if !b.End(0, 7, OK, false) || b.End(0, 6, ErrFailed, false) || b.End(0, 7, ErrFailed, false) {
+		t.Error("an old generation ended a newer one")
+	}
+	// Generations wrap.
+	b.Reset(0, ^uint32(0))
+	if !b.End(0, 0, OK, false) || b.End(0, ^uint32(0), ErrFailed, false) || b.Word(0).Generation() != 0 {
+		t.Errorf("around the wrap: %v", b.Word(0))
+	}
+}
+
+func TestReclaimTakesOnlyTheHeldMarkOfItsGeneration(t *testing.T) {
+	l := testLayout(t, 1, 1)
+	b := NewBoard(l, segments(t, l.BoardSize)["memfd"])
+	b.End(0, 1, ErrExpired, true)
+	b.Reclaim(0, 2)
+	if !b.Word(0).Held() {
+		t.Error("another generation's reclaim took the mark")
+	}
+	b.Reclaim(0, 1)
+	if w := b.Word(0); w != MakeWord(1, ErrExpired, false) {
+		t.Errorf("after reclaim: %v", w)
+	}
+	b.End(0, 2, OK, false)
+	b.Reclaim(0, 2)
+	if w := b.Word(0); w != MakeWord(2, OK, false) {
+		t.Errorf("reclaim of what was not held: %v", w)
+	}
+}
+
+func TestAReasonIsCutToItsRoomAndADamagedLengthIsNotBelieved(t *testing.T) {
+	l := testLayout(t, 3, 1)
+	b := NewBoard(l, segments(t, l.BoardSize)["memfd"])
+	long := make([]byte, 3*ReasonBytes)
+	for i := range long {
+		long[i] = 'x'
+	}
+	b.SetReason(1, string(long))
+	if got := b.Reason(1); len(got) != ReasonBytes {
+		t.Errorf("%d bytes of reason", len(got))
+	}
+	if b.Reason(0) != "" || b.Reason(2) != "" {
+		t.Error("it ran over into a neighbour")
+	}
+	b.Record(1).ReasonLen = ^uint32(0)
+	if got := b.Reason(1); len(got) != ReasonBytes {
+		t.Errorf("%d bytes of a damaged reason", len(got))
+	}
+}
+
+func TestABellWakesItsWaiter(t *testing.T) {
+	l := testLayout(t, 1, 1)
+	for name, seg := range segments(t, l.BoardSize) {
+		t.Run(name, func(t *testing.T) {
+			bell := NewBoard(l, seg).Bell(0)
+			for range 200 {
+				seen := bell.Count.Load()
+				woken := make(chan struct{})
+				go func() {
+					var parker Parker
+					for bell.Count.Load() == seen {
+						bell.Wait(&parker, seen, time.Minute)
+					}
+					close(woken)
+				}()
+				bell.Ring()
+				select {
+				case <-woken:
+				case <-time.After(10 * time.Second):
+					t.Fatal("the waiter sleeps on")
+				}
+			}
+		})
+	}
+}
+
+func TestEveryStatusHasANameAndAText(t *testing.T) {
+	seen := map[string]bool{}
+	for _, s := range Statuses() {
+		if s.Name() == "" || s.Error() == "" || seen[s.Name()] || !s.Valid() {
+			t.Errorf("status %d: name %q, text %q", s, s.Name(), s.Error())
+		}
+		seen[s.Name()] = true
+	}
+	if s := Status(200); s.Valid() || s.Name() == "" || s.Error() == "" {
+		t.Error("an unknown status has no text")
+	}
+	if !errors.Is(error(ErrFull), ErrFull) || !ErrFull.Retryable() || ErrShape.Retryable() {
+		t.Error("a status does not compare as an error")
+	}
+}

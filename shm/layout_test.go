@@ -1,0 +1,169 @@
+package shm
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestPlanesLieApartAlignedAndExact(t *testing.T) {
+	sig := testSignature(t,
+		[]string{"a:bool[3]", "b:u8[5]", "c:i8[1]", "d:i16[3]", "e:i32[<=7,2]"},
+		[]string{"f:i64[3]", "g:f16[5]", "h:bf16[1]", "i:f32[]", "j:f64[2,2]"})
+	l, err := NewLayout(sig, 37, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := int64(segmentHeader)
+	for _, p := range append(append([]Plane{}, l.Inputs...), l.Outputs...) {
+		if p.Offset < end || p.Offset%pageSize != 0 {
+			t.Errorf("%s at %d, the one before ends at %d", p.Spec, p.Offset, end)
+		}
+		if p.Stride != int64(p.Spec.RowBytes()) {
+			t.Errorf("%s: rows lie %d apart", p.Spec, p.Stride)
+		}
+		end = p.Offset + 37*p.Stride
+	}
+	if l.PlanesSize < end || l.PlanesSize%pageSize != 0 {
+		t.Errorf("planes of %d bytes, the last ends at %d", l.PlanesSize, end)
+	}
+	if l.SlotBytes() != 3+5+1+6+56+24+10+2+4+32 {
+		t.Errorf("a slot has %d bytes", l.SlotBytes())
+	}
+	mem := make([]byte, l.PlanesSize)
+	if n := len(l.Inputs[1].Rows(mem, 36, 1)); n != 5 {
+		t.Errorf("the last row has %d bytes", n)
+	}
+	NewBoard(l, segments(t, l.BoardSize)["heap"]) // panics if it does not fit
+}
+
+func TestALayoutBeyondItsLimitsIsRefused(t *testing.T) {
+	sig := testSignature(t, []string{"x:f32[4]"}, []string{"y:f32[2]"})
+	for _, c := range []struct{ slots, batch int }{{0, 1}, {-1, 1}, {MaxSlots + 1, 1}, {1, 0}, {1, MaxBatchRows + 1}, {math.MaxInt, 1}} {
+		if _, err := NewLayout(sig, c.slots, c.batch); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%d slots, batches of %d: %v", c.slots, c.batch, err)
+		}
+	}
+	if _, err := NewLayout(Signature{Inputs: sig.Inputs}, 1, 1); !errors.Is(err, ErrInvalid) {
+		t.Errorf("no outputs: %v", err)
+	}
+	var many Signature
+	for i := range MaxTensors - 1 { // the most there can be, all as large as can be
+		many.Inputs = append(many.Inputs, TensorSpec{Name: "x" + strings.Repeat("i", i), DType: F64, Shape: []int{maxRowBytes / 8}})
+	}
+	many.Outputs = sig.Outputs
+	l, err := NewLayout(many, MaxSlots, 1)
+	if err == nil && l.PlanesSize < int64(maxRowBytes)*MaxSlots {
+		t.Errorf("the size ran over: %d", l.PlanesSize)
+	}
+}
+
+func TestTheGeometryTellsEveryDifference(t *testing.T) {
+	base := testSignature(t, []string{"x:f32[4]"}, []string{"y:f32[2]"})
+	seen := map[uint64]string{}
+	add := func(what string, sig Signature, slots, batch int) {
+		g := Geometry(&sig, slots, batch)
+		if other := seen[g]; other != "" {
+			t.Errorf("%s has the geometry of %s", what, other)
+		}
+		seen[g] = what
+	}
+	add("the base", base, 8, 4)
+	add("more slots", base, 9, 4)
+	add("larger batches", base, 8, 5)
+	add("another type", testSignature(t, []string{"x:i32[4]"}, []string{"y:f32[2]"}), 8, 4)
+	add("a variable dimension", testSignature(t, []string{"x:f32[<=4]"}, []string{"y:f32[2]"}), 8, 4)
+	add("another name", testSignature(t, []string{"z:f32[4]"}, []string{"y:f32[2]"}), 8, 4)
+	add("another order", testSignature(t, []string{"x:f32[4]", "w:f32[1]"}, []string{"y:f32[2]"}), 8, 4)
+	add("the other order", testSignature(t, []string{"w:f32[1]", "x:f32[4]"}, []string{"y:f32[2]"}), 8, 4)
+}
+
+func TestAHeaderIsCheckedFieldByField(t *testing.T) {
+	l := testLayout(t, 8, 4)
+	s := segments(t, l.BoardSize)["memfd"]
+	l.WriteHeader(s, KindBoard, 77)
+	if err := l.CheckHeader(s, KindBoard, 77); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.CheckHeader(s, KindPlanes, 77); !errors.Is(err, ErrLayout) {
+		t.Errorf("another kind: %v", err)
+	}
+	if err := l.CheckHeader(s, KindBoard, 78); !errors.Is(err, ErrLayout) {
+		t.Errorf("another epoch: %v", err)
+	}
+	for _, c := range []struct {
+		what   string
+		change func(*Header)
+		want   error
+	}{
+		{"magic", func(h *Header) { h.Magic++ }, ErrLayout},
+		{"version", func(h *Header) { h.Version++; h.Geometry++ }, ErrVersion},
+		{"size", func(h *Header) { h.Size++ }, ErrLayout},
+		{"geometry", func(h *Header) { h.Geometry++ }, ErrLayout},
+		{"slots", func(h *Header) { h.Slots++ }, ErrLayout},
+		{"max batch", func(h *Header) { h.MaxBatch++ }, ErrLayout},
+	} {
+		l.WriteHeader(s, KindBoard, 77)
+		c.change(at[Header](s.mem, 0))
+		if err := l.CheckHeader(s, KindBoard, 77); !errors.Is(err, c.want) {
+			t.Errorf("another %s: %v", c.what, err)
+		}
+	}
+}
+
+func TestASegmentIsSealedAndOfTheSizeItShouldHave(t *testing.T) {
+	s, err := Memfd{}.Create("test", 8192)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := unix.Ftruncate(s.FD(), 4096); err == nil {
+		t.Error("it shrank")
+	}
+	if err := unix.Ftruncate(s.FD(), 1<<20); err == nil {
+		t.Error("it grew")
+	}
+	dup := func() int {
+		fd, err := unix.Dup(s.FD())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fd
+	}
+	if _, err := (Memfd{}).Open(dup(), 4096, ReadOnly); !errors.Is(err, ErrLayout) {
+		t.Errorf("another size: %v", err)
+	}
+	plain, err := unix.MemfdCreate("plain", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Ftruncate(plain, 8192)
+	if _, err := (Memfd{}).Open(plain, 8192, ReadOnly); !errors.Is(err, ErrLayout) {
+		t.Errorf("not sealed: %v", err)
+	}
+	ro, err := s.ReadOnlyFD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Mmap(ro, 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); !errors.Is(err, unix.EACCES) {
+		t.Errorf("mapping a read-only descriptor for writing: %v", err)
+	}
+	view, err := Memfd{}.Open(ro, 8192, ReadOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer view.Close()
+	s.Bytes()[5000] = 42
+	if view.Bytes()[5000] != 42 {
+		t.Error("the two mappings differ")
+	}
+}
+
+func TestASegmentThatNobodyCouldHoldIsRefused(t *testing.T) {
+	if _, err := (Memfd{}).Create("test", 1<<62); !errors.Is(err, ErrNoMemory) {
+		t.Errorf("4 EiB: %v", err)
+	}
+}

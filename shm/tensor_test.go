@@ -1,0 +1,223 @@
+package shm
+
+import (
+	"errors"
+	"math/rand"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestEveryDTypeIsReadAsItsGoType(t *testing.T) {
+	check := func(d DType, name string, size int, got DType, elems int, err error) {
+		t.Helper()
+		parsed, perr := ParseDType(name)
+		if got != d || d.String() != name || parsed != d || perr != nil || d.Size() != size || !d.Valid() {
+			t.Errorf("%v: parsed %v (%v), size %d, type of elements %v", d, parsed, perr, d.Size(), got)
+		}
+		if err != nil || elems != 6 {
+			t.Errorf("%v: %d elements, %v", d, elems, err)
+		}
+	}
+	roundTrip[bool](check, Bool, "bool", 1)
+	roundTrip[uint8](check, U8, "u8", 1)
+	roundTrip[int8](check, I8, "i8", 1)
+	roundTrip[int16](check, I16, "i16", 2)
+	roundTrip[int32](check, I32, "i32", 4)
+	roundTrip[int64](check, I64, "i64", 8)
+	roundTrip[Float16](check, F16, "f16", 2)
+	roundTrip[BFloat16](check, BF16, "bf16", 2)
+	roundTrip[float32](check, F32, "f32", 4)
+	roundTrip[float64](check, F64, "f64", 8)
+	for _, name := range []string{"", "float", "F32", "f8", "complex64"} {
+		if _, err := ParseDType(name); !errors.Is(err, ErrInvalid) {
+			t.Errorf("dtype %q: %v", name, err)
+		}
+	}
+	if DType(0).Valid() || DType(11).Valid() {
+		t.Error("a dtype that is none counts as one")
+	}
+}
+
+func roundTrip[T Element](check func(DType, string, int, DType, int, error), d DType, name string, size int) {
+	tensor := Of("x", make([]T, 6), 2, 3)
+	back, err := As[T](tensor)
+	check(d, name, size, DTypeOf[T](), len(back), err)
+}
+
+func TestAsRefusesAnotherTypeAndRowsWithGaps(t *testing.T) {
+	x := Of("x", make([]float32, 6), 2, 3)
+	if _, err := As[int32](x); !errors.Is(err, ErrDType) {
+		t.Errorf("f32 as i32: %v", err)
+	}
+	x.Stride = 8
+	x.Shape = []int{3, 1}
+	if _, err := As[float32](x); !errors.Is(err, ErrShape) {
+		t.Errorf("rows with gaps: %v", err)
+	}
+	if row, err := As[float32](x.Row(2)); err != nil || len(row) != 1 {
+		t.Errorf("one of them: %v, %v", row, err)
+	}
+	odd := Tensor{Name: "x", DType: F32, Shape: []int{1, 1}, Data: make([]byte, 9)[1:5]}
+	if _, err := As[float32](odd); !errors.Is(err, ErrSize) {
+		t.Errorf("misaligned: %v", err)
+	}
+}
+
+func TestCheckInputNamesWhatIsWrong(t *testing.T) {
+	fixed, _ := ParseTensorSpec("x:f32[2,3]")
+	variable, _ := ParseTensorSpec("x:f32[<=2,3]")
+	f := func(n int) []float32 { return make([]float32, n) }
+	strided := Of("x", f(12), 2, 2, 3)
+	strided.Stride = 32
+	narrow := Of("x", f(12), 2, 2, 3)
+	narrow.Stride = 8
+	for _, c := range []struct {
+		what string
+		spec TensorSpec
+		in   Tensor
+		want error
+	}{
+		{"one row", fixed, Of("x", f(6), 1, 2, 3), nil},
+		{"another type", fixed, Of("x", make([]int32, 6), 1, 2, 3), ErrDType},
+		{"a dimension less", fixed, Of("x", f(6), 2, 3), ErrShape},
+		{"another size", fixed, Of("x", f(8), 1, 2, 4), ErrShape},
+		{"no rows", fixed, Of("x", f(0), 0, 2, 3), ErrRows},
+		{"fewer bytes", fixed, Of("x", f(5), 1, 2, 3), ErrSize},
+		{"more bytes", fixed, Of("x", f(7), 1, 2, 3), ErrSize},
+		{"smaller than the maximum", variable, Of("x", f(3), 1, 1, 3), nil},
+		{"larger than the maximum", variable, Of("x", f(9), 1, 3, 3), ErrShape},
+		{"of no size", variable, Of("x", f(0), 1, 0, 3), ErrShape},
+		{"rows further apart than there are bytes", fixed, strided, ErrSize},
+		{"rows that overlap", fixed, narrow, ErrSize},
+	} {
+		rows, _, err := CheckInput(&c.spec, &c.in, nil)
+		if !errors.Is(err, c.want) || err == nil && rows != 1 {
+			t.Errorf("%s: %d rows, %v", c.what, rows, err)
+		}
+	}
+}
+
+// CopyPadded against the plain definition: an element of dst is src's where
+// src has one, else zero.
+func TestCopyPaddedZeroesWhatIsNotCovered(t *testing.T) {
+	rng := rand.New(rand.NewSource(1))
+	for range 300 {
+		rank := 1 + rng.Intn(4)
+		to, from := []int{1 + rng.Intn(3)}, []int{0}
+		from[0] = to[0]
+		for range rank - 1 {
+			d := 1 + rng.Intn(5)
+			to, from = append(to, d), append(from, 1+rng.Intn(d))
+		}
+		dst, src := Of("x", make([]int32, elems(to)), to...), Of("x", make([]int32, elems(from)), from...)
+		d, _ := As[int32](dst)
+		s, _ := As[int32](src)
+		for i := range d {
+			d[i] = -1
+		}
+		for i := range s {
+			s[i] = int32(i + 1)
+		}
+		if err := CopyPadded(dst, src); err != nil {
+			t.Fatal(err)
+		}
+		for i := range d {
+			at, inside, flat := i, true, 0
+			index := make([]int, rank)
+			for k := rank - 1; k >= 0; k-- {
+				index[k] = at % to[k]
+				at /= to[k]
+			}
+			for k, x := range index {
+				inside = inside && x < from[k]
+				flat = flat*from[k] + x
+			}
+			want := int32(0)
+			if inside {
+				want = s[flat]
+			}
+			if d[i] != want {
+				t.Fatalf("%v into %v: element %v is %d, not %d", from, to, index, d[i], want)
+			}
+		}
+	}
+	if err := CopyPadded(Of("x", make([]int32, 2), 1, 2), Of("x", make([]int32, 3), 1, 3)); !errors.Is(err, ErrShape) {
+		t.Errorf("larger into smaller: %v", err)
+	}
+	if err := CopyPadded(Of("x", make([]int32, 2), 1, 2), Of("x", make([]float32, 2), 1, 2)); !errors.Is(err, ErrDType) {
+		t.Errorf("another type: %v", err)
+	}
+}
+
+func TestBucketRoundsUp(t *testing.T) {
+	sizes := []uint32{4, 16, 64}
+	for n, want := range map[uint32]uint32{1: 4, 4: 4, 5: 16, 64: 64, 65: 65} {
+		if got := Bucket(sizes, n); got != want {
+			t.Errorf("%d became %d", n, got)
+		}
+	}
+	if Bucket(nil, 7) != 7 {
+		t.Error("no buckets, and yet rounded")
+	}
+}
+
+func TestASpecIsReadAsItIsWritten(t *testing.T) {
+	for _, text := range []string{"x:f32[3,224,224]", "tokens:i32[<=512]", "y:f64[]", "a.b/c:bool[<=1,2,<=3]", "ü:u8[1]"} {
+		spec, err := ParseTensorSpec(text)
+		if err != nil || spec.String() != text {
+			t.Errorf("%s became %v, %v", text, spec, err)
+		}
+	}
+	for _, text := range []string{
+		"", "x", "x:f32", "x:f32[", "x:f32]", ":f32[1]", "x:f33[1]", "x:f32[0]", "x:f32[-1]", "x:f32[<=0]", "x:f32[1,]", "x:f32[,]",
+		"x:f32[a]", "x:f32[1]]", "x y:f32[1]", "x:f32[1,1,1,1,1,1,1,1,1]", "x:f64[99999999999]", "x:f64[99999,99999,99999]",
+		"x:f64[9223372036854775807]", strings.Repeat("n", MaxNameBytes+1) + ":f32[1]",
+	} {
+		if spec, err := ParseTensorSpec(text); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%q became %v, %v", text, spec, err)
+		}
+	}
+}
+
+func TestASignatureIsCheckedAsAWhole(t *testing.T) {
+	x := TensorSpec{Name: "x", DType: F32, Shape: []int{4}}
+	variable := TensorSpec{DType: F32, Shape: []int{4, 4, 4}, Variable: []int{0, 1, 2}}
+	named := func(s TensorSpec, name string) TensorSpec { s.Name = name; return s }
+	for what, sig := range map[string]Signature{
+		"nothing":       {},
+		"no outputs":    {Inputs: []TensorSpec{x}},
+		"a name twice":  {Inputs: []TensorSpec{x, x}, Outputs: []TensorSpec{x}},
+		"too variable":  {Inputs: []TensorSpec{named(variable, "a"), named(variable, "b"), named(variable, "c")}, Outputs: []TensorSpec{x}},
+		"no such dim":   {Inputs: []TensorSpec{{Name: "x", DType: F32, Shape: []int{4}, Variable: []int{1}}}, Outputs: []TensorSpec{x}},
+		"not ascending": {Inputs: []TensorSpec{{Name: "x", DType: F32, Shape: []int{4, 4}, Variable: []int{1, 0}}}, Outputs: []TensorSpec{x}},
+		"no such dtype": {Inputs: []TensorSpec{{Name: "x", DType: 99, Shape: []int{4}}}, Outputs: []TensorSpec{x}},
+	} {
+		if err := sig.Validate(); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	good := Signature{Inputs: []TensorSpec{x}, Outputs: []TensorSpec{x}}
+	if err := good.Validate(); err != nil || good.String() != "x:f32[4] -> x:f32[4]" {
+		t.Errorf("%v, %v", &good, err)
+	}
+}
+
+func FuzzParseTensorSpec(f *testing.F) {
+	for _, text := range []string{"x:f32[3,224,224]", "tokens:i32[<=512]", "y:f64[]", "x:f32[+1]", "x:f32[01]", "x:u8[<=1,<=2]"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		spec, err := ParseTensorSpec(text)
+		if err != nil {
+			return
+		}
+		if spec.RowBytes() < 1 || spec.RowBytes() > maxRowBytes {
+			t.Fatalf("%q has rows of %d bytes", text, spec.RowBytes())
+		}
+		again, err := ParseTensorSpec(spec.String())
+		if err != nil || again.Name != spec.Name || again.DType != spec.DType || !slices.Equal(again.Shape, spec.Shape) || !slices.Equal(again.Variable, spec.Variable) {
+			t.Fatalf("%q became %v, and that %v (%v)", text, spec, again, err)
+		}
+	})
+}
