@@ -33,6 +33,10 @@ func runWorker(ctx context.Context, args []string) error {
 	slots := f.Int("slots", 0, "rows the ring holds (default: as many as fit 1 GiB, at most 4096)")
 	lease := f.Duration("lease", 0, "how long a batch may run before this worker counts as hung (default 30s)")
 	depth := f.Int("depth", worker.DefaultDepth, "batches handed over at once")
+	preferred := f.IntSlice("preferred_batch_sizes", nil, "batch sizes to wait for, like 8,16,32")
+	preserve := f.Bool("preserve_order", false, "keep each client's requests in order")
+	pad := f.String("pad", "", "pad batches: fixed (to --pad_to rows) or preferred (to the next preferred size)")
+	padTo := f.Int("pad_to", 0, "with --pad fixed: rows, at least max_batch_size")
 	weight := f.Int("weight", 1, "share of the work relative to other workers")
 	wait4 := f.Duration("wait_for_broker", 0, "wait that long for a broker that is not there yet")
 	gpu := gpuFlags(f)
@@ -57,12 +61,13 @@ func runWorker(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	cfg := worker.Config{Model: *name, Signature: m.Signature, Socket: *socket, Name: *kind, Depth: *depth, Weight: *weight}
+	cfg := worker.Config{Model: *name, Signature: m.Signature, Socket: *socket, Name: *kind, Depth: *depth, Weight: *weight, Pad: *pad, PadTo: *padTo}
 	if cfg.Model == "" { // a broker that starts us says what for
 		cfg.Model = cmp.Or(os.Getenv("RINGBATCH_MODEL"), *kind)
 	}
 	cfg.Name = cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), cfg.Name)
 	cfg.MaxBatchSize, cfg.Slots, cfg.Lease = *batch, *slots, *lease
+	cfg.PreferredSizes, cfg.PreserveOrder = *preferred, *preserve
 	if *wait != "" {
 		if cfg.WaitTime, err = parseWait(*wait); err != nil {
 			return err
