@@ -1,0 +1,262 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+func policy(maxBatch int) batcher.Config {
+	return batcher.Config{MaxBatchSize: maxBatch, WaitTime: time.Millisecond}
+}
+
+func expect(t *testing.T, what string, got error, want ...error) {
+	t.Helper()
+	for _, w := range want {
+		if !errors.Is(got, w) {
+			t.Errorf("%s: %v, expected %v", what, got, w)
+		}
+	}
+}
+
+func TestDialNamesWhatIsWrong(t *testing.T) {
+	r := newRing(t, plain(t))
+	dial := func(model string, opts ...client.Option) error {
+		c, err := client.Dial(soon(t), model, append([]client.Option{client.WithSocket(r.socket), client.WithMemory(r.mem)}, opts...)...)
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}
+	expect(t, "no broker", dial("m", client.WithSocket(r.socket+"x")), client.ErrNoBroker)
+	expect(t, "unknown model", dial("n"), client.ErrUnknownModel)
+	expect(t, "no slots", dial("m", client.WithWindow(0)), client.ErrInvalid)
+	expect(t, "too many slots", dial("m", client.WithWindow(33)), client.ErrRingFull)
+	expect(t, "all slots", dial("m", client.WithWindow(32)), nil)
+
+	short, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	_, err := client.Dial(short, "n", client.WithSocket(r.socket), client.WaitForModel())
+	expect(t, "a model that never comes", err, client.ErrUnknownModel, context.DeadlineExceeded)
+}
+
+func TestAnotherLayoutVersionIsNamed(t *testing.T) {
+	r := newRing(t, plain(t))
+	tamper := func(at int, with byte) error {
+		s, err := attach.Open(soon(t), r.socket, r.mem, &control.Request{Op: control.OpWorker, Model: "m", Worker: &control.WorkerInfo{
+			Inputs: attach.SpecTexts(r.model.Signature.Inputs), Outputs: attach.SpecTexts(r.model.Signature.Outputs), Depth: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		b := s.BoardSeg.Bytes()
+		was := b[at]
+		b[at] += with
+		defer func() { b[at] = was }()
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem))
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}
+	expect(t, "version", tamper(8, 1), client.ErrVersion)
+	expect(t, "geometry", tamper(32, 1), client.ErrLayout)
+	expect(t, "magic", tamper(0, 1), client.ErrLayout)
+	expect(t, "nothing", tamper(0, 0), nil)
+
+	c, err := attach.Dial(soon(t), r.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var rep control.Reply
+	if err := control.Send(c, time.Now().Add(patience), &control.Request{Version: control.Version + 1, Op: control.OpPing}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := control.Receive(c, time.Now().Add(patience), &rep); err != nil || shm.Status(rep.Code) != client.ErrVersion {
+		t.Errorf("control version: %v, %+v", err, rep)
+	}
+}
+
+func TestInferNamesWhatIsWrongWithItsArguments(t *testing.T) {
+	m := plain(t)
+	m.Signature = signature(t, []string{"x:f32[4]", "n:i32[]"}, []string{"y:f32[4]", "k:i64[2]"})
+	r := newRing(t, m)
+	r.work(func(context.Context, *worker.Batch) error { return nil })
+	c := r.dial(client.WithWindow(4))
+	ctx := soon(t)
+	f, i := make([]float32, 40), make([]int32, 10)
+	for _, x := range []struct {
+		what string
+		want error
+		in   []any
+	}{
+		{"right", nil, []any{f[:4], i[:1]}},
+		{"two rows", nil, []any{f[:8], i[:2]}},
+		{"an input too few", client.ErrInvalid, []any{f[:4]}},
+		{"another type", client.ErrDType, []any{f[:4], f[:1]}},
+		{"no tensor at all", client.ErrDType, []any{f[:4], "1"}},
+		{"a broken row", client.ErrSize, []any{f[:5], i[:1]}},
+		{"no rows", client.ErrSize, []any{f[:0], i[:0]}},
+		{"rows that disagree", client.ErrRows, []any{f[:8], i[:1]}},
+		{"more rows than the window", client.ErrRows, []any{f[:20], i[:5]}},
+		{"more rows than a batch", client.ErrTooLarge, []any{f[:36], i[:9]}},
+		{"another shape", client.ErrShape, []any{shm.Of("x", f[:4], 1, 2, 2), i[:1]}},
+		{"another name", client.ErrInvalid, []any{shm.Of("z", f[:4], 1, 4), i[:1]}},
+		{"too few bytes", client.ErrSize, []any{shm.Of("x", f[:3], 1, 4), i[:1]}},
+	} {
+		_, err := c.Infer(ctx, x.in...)
+		expect(t, x.what, err, x.want)
+	}
+	y, k := make([]float32, 4), make([]int64, 2)
+	for _, x := range []struct {
+		what string
+		want error
+		out  []any
+	}{
+		{"right", nil, []any{y, k}},
+		{"room to spare", nil, []any{make([]float32, 7), k}},
+		{"too small", client.ErrOutputTooSmall, []any{y[:3], k}},
+		{"nothing", client.ErrOutputTooSmall, []any{y, k[:0]}},
+		{"another type", client.ErrDType, []any{y, i[:2]}},
+		{"an output too few", client.ErrInvalid, []any{y}},
+	} {
+		expect(t, "into: "+x.what, c.InferInto(ctx, x.out, f[:4], i[:1]), x.want)
+	}
+}
+
+func TestEveryMisuseOfARequestIsNamed(t *testing.T) {
+	r := newRing(t, plain(t))
+	r.work(double)
+	c := r.dial(client.WithWindow(2))
+	ctx := soon(t)
+	req, err := c.Claim(ctx, 1)
+	expect(t, "claim", err, nil)
+	expect(t, "wait before commit", req.Wait(ctx), client.ErrNotCommitted)
+	expect(t, "poll before commit", req.Poll(), client.ErrNotCommitted)
+	_, err = req.Output("y")
+	expect(t, "output before commit", err, client.ErrNotCommitted)
+	_, err = req.Timing()
+	expect(t, "timing before the end", err, client.ErrNotDone)
+	_, err = req.Input("y")
+	expect(t, "no such input", err, client.ErrInvalid)
+	expect(t, "no such level", req.SetPriority(1), client.ErrNoLevel)
+	expect(t, "level", req.SetPriority(0), nil)
+	expect(t, "commit", req.Commit(ctx), nil)
+	expect(t, "double commit", req.Commit(ctx), client.ErrCommitted)
+	_, err = req.Input("x")
+	expect(t, "input after commit", err, client.ErrCommitted)
+	expect(t, "priority after commit", req.SetPriority(0), client.ErrCommitted)
+	expect(t, "wait", req.Wait(ctx), nil)
+	expect(t, "wait again", req.Wait(ctx), nil)
+	_, err = req.Output("x")
+	expect(t, "no such output", err, client.ErrInvalid)
+	expect(t, "release", req.Release(), nil)
+	for what, err := range map[string]error{"release": req.Release(), "wait": req.Wait(ctx), "commit": req.Commit(ctx), "poll": req.Poll(), "priority": req.SetPriority(0)} {
+		expect(t, what+" after release", err, client.ErrReleased)
+	}
+	if _, err := req.Input("x"); !errors.Is(err, client.ErrReleased) || req.Rows() != 0 {
+		t.Errorf("input after release: %v", err)
+	}
+	var zero client.Request
+	expect(t, "a request that never was", zero.Wait(ctx), client.ErrReleased)
+
+	for _, rows := range []int{0, -1, 3} {
+		_, err = c.Claim(ctx, rows)
+		expect(t, "rows", err, client.ErrRows)
+	}
+	_, err = c.Claim(ctx, 9)
+	expect(t, "more rows than a batch", err, client.ErrTooLarge)
+	_, err = c.Claim(ctx, 1, 5)
+	expect(t, "sizes for a model without variable dimensions", err, client.ErrShape)
+
+	both, err := c.Claim(ctx, 2)
+	expect(t, "claim all", err, nil)
+	_, err = c.TryClaim(1)
+	expect(t, "a full window", err, client.ErrFull)
+	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	_, err = c.Claim(short, 1)
+	expect(t, "a window that stays full", err, client.ErrFull, context.DeadlineExceeded)
+	_ = both.Release()
+
+	expect(t, "close", c.Close(), nil)
+	expect(t, "close again", c.Close(), nil)
+	_, err = c.Claim(ctx, 1)
+	expect(t, "claim from a closed client", err, client.ErrClosed)
+	_, err = c.TryClaim(1)
+	expect(t, "claim from a closed client", err, client.ErrClosed)
+	_, err = c.Infer(ctx, make([]float32, 4))
+	expect(t, "infer on a closed client", err, client.ErrClosed)
+}
+
+func TestAModelThatChangedItsSignatureEndsTheClient(t *testing.T) {
+	r := newRing(t, plain(t))
+	c := r.dial()
+	r.stop()
+	r.model.Signature = signature(t, []string{"x:f32[5]"}, []string{"y:f32[4]"})
+	r.start()
+	_, err := c.Claim(soon(t), 1)
+	expect(t, "claim", err, client.ErrSignatureMismatch)
+}
+
+func TestFailuresCarryTheirReason(t *testing.T) {
+	r := newRing(t, plain(t))
+	r.work(func(_ context.Context, b *worker.Batch) error {
+		switch worker.Row[float32](b.Input(0), 0)[0] {
+		case 1:
+			return errors.New("no such thing")
+		case 2:
+			panic("oh dear")
+		case 3:
+			b.Fail(0, errors.New("only this one"))
+		}
+		return nil
+	})
+	c := r.dial(client.WithWindow(1)) // the same slot each time: no reason survives
+	for _, x := range []struct {
+		say  float32
+		text string
+	}{{1, "no such thing"}, {0, ""}, {2, "worker function panicked: oh dear"}, {3, "only this one"}, {0, ""}} {
+		_, err := c.Infer(soon(t), []float32{x.say, 0, 0, 0})
+		if x.text == "" {
+			expect(t, "after a failure", err, nil)
+		} else if expect(t, x.text, err, client.ErrFailed); err != nil && err.Error() != x.text {
+			t.Errorf("reason %q, expected %q", err, x.text)
+		}
+	}
+}
+
+func TestAFullQueueAndALongWaitInItAreNamed(t *testing.T) {
+	m := plain(t)
+	m.Policy.Levels = []batcher.LevelPolicy{{MaxQueue: 1, DefaultTimeout: 50 * time.Millisecond}, {}}
+	r := newRing(t, m) // no worker
+	c := r.dial()
+	first := commitOne(t, c, 0)
+	second := commitOne(t, c, 0)
+	expect(t, "second", second.Wait(soon(t)), client.ErrQueueFull)
+	expect(t, "first", first.Wait(soon(t)), client.ErrQueueTimeout)
+	if t1, err := first.Timing(); err != nil || t1.Total() < 0 {
+		t.Errorf("timing of a failed request: %+v, %v", t1, err)
+	}
+}
+
+func commitOne(t *testing.T, c *client.Client, level int) client.Request {
+	t.Helper()
+	req, err := c.Claim(soon(t), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(req.SetPriority(level), req.Commit(soon(t))); err != nil {
+		t.Fatal(err)
+	}
+	return req
+}

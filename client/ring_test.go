@@ -1,0 +1,126 @@
+package client_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// patience is how long anything may take here before it counts as stuck.
+const patience = 30 * time.Second
+
+// ring is a broker with one model, "m", in this process.
+type ring struct {
+	t      *testing.T
+	model  broker.ModelConfig
+	socket string
+	mem    *shm.Heap
+	stop   func()
+}
+
+func newRing(t *testing.T, model broker.ModelConfig) *ring {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "rb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	model.Name = "m"
+	r := &ring{t: t, model: model, socket: filepath.Join(dir, "s"), mem: shm.NewHeap()}
+	r.start()
+	t.Cleanup(func() {
+		r.stop()
+		_ = os.RemoveAll(dir)
+	})
+	return r
+}
+
+// start serves; stop ends it.
+func (r *ring) start() {
+	r.t.Helper()
+	b, err := broker.New(broker.Config{
+		Socket: r.socket, Memory: r.mem, Models: []broker.ModelConfig{r.model}, Logger: slog.New(slog.DiscardHandler), DrainTime: 10 * time.Millisecond,
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := b.Serve(ctx); err != nil {
+			r.t.Errorf("broker: %v", err)
+		}
+	}()
+	r.stop = func() { cancel(); <-ended }
+}
+
+// work serves the model until the returned function is called.
+func (r *ring) work(fn worker.Func) (leave func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		if err := worker.Serve(ctx, worker.Config{Model: "m", Signature: r.model.Signature, Socket: r.socket, Memory: r.mem}, fn); err != nil {
+			r.t.Errorf("worker: %v", err)
+		}
+	}()
+	leave = func() { cancel(); <-left }
+	r.t.Cleanup(leave)
+	return leave
+}
+
+func (r *ring) dial(opts ...client.Option) *client.Client {
+	r.t.Helper()
+	c, err := client.Dial(soon(r.t), "m", append([]client.Option{client.WithSocket(r.socket), client.WithMemory(r.mem)}, opts...)...)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// soon is a context without a deadline that ends a stuck test.
+func soon(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	timer := time.AfterFunc(patience, cancel)
+	t.Cleanup(func() { timer.Stop(); cancel() })
+	return ctx
+}
+
+func signature(t *testing.T, inputs, outputs []string) (sig shm.Signature) {
+	t.Helper()
+	parse := func(texts []string) (specs []shm.TensorSpec) {
+		for _, text := range texts {
+			spec, err := shm.ParseTensorSpec(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			specs = append(specs, spec)
+		}
+		return specs
+	}
+	return shm.Signature{Inputs: parse(inputs), Outputs: parse(outputs)}
+}
+
+// plain is y = 2x over four numbers.
+func plain(t *testing.T) broker.ModelConfig {
+	return broker.ModelConfig{Signature: signature(t, []string{"x:f32[4]"}, []string{"y:f32[4]"}), Slots: 32, Policy: policy(8)}
+}
+
+func double(_ context.Context, b *worker.Batch) error {
+	for i := range b.Rows() {
+		x, y := worker.Row[float32](b.Input(0), i), worker.Row[float32](b.Output(0), i)
+		for j := range x {
+			y[j] = 2 * x[j]
+		}
+	}
+	return nil
+}
