@@ -69,7 +69,7 @@ func connect(model string, given *C.rb_connect_options) (*clientHandle, error) {
 		}
 		o = *given
 	}
-	opts := []client.Option{client.WithSocket(text(o.socket)), client.WithName(text(o.name))}
+	opts := []client.Option{client.WithSocket(text(o.socket)), client.WithName(text(o.name)), client.WithTiming()}
 	if o.window > 0 {
 		opts = append(opts, client.WithWindow(int(o.window)))
 	}

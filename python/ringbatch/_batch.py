@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import traceback
+from collections.abc import Sequence
 from ctypes import addressof, c_uint32
-from typing import NamedTuple, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -73,8 +74,17 @@ class Batch:
         self.rows: int = self._b.rows
         #: Rows of the arrays: ``rows``, or more if the worker asked for padding.
         self.padded: int = self._b.pad_to
-        self.inputs = Columns([t.name for t in sig.inputs], self._input)
-        self.outputs = Columns([t.name for t in sig.outputs], self._output)
+        self._made: tuple[dict, dict] = {}, {}
+
+    @property
+    def inputs(self) -> Columns:
+        """All rows of each input, by name."""
+        return Columns(self._sig.input_names, self._input, self._made[0])
+
+    @property
+    def outputs(self) -> Columns:
+        """All rows of each output, by name: write them."""
+        return Columns(self._sig.output_names, self._output, self._made[1])
 
     @property
     def id(self) -> int:

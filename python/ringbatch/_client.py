@@ -7,8 +7,9 @@ import concurrent.futures
 import json
 import threading
 import time
+from collections.abc import Mapping
 from ctypes import addressof, c_void_p, string_at
-from typing import Any, Mapping
+from typing import Any
 
 import numpy as np
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from ctypes import addressof
-from typing import Any, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -26,10 +27,16 @@ class Timing(NamedTuple):
 
 
 class Columns(Mapping[str, np.ndarray]):
-    """The tensors of one side by name; arrays are made when asked for."""
+    """The tensors of one side by name; arrays are made when asked for.
 
-    def __init__(self, names: list[str], make: Any) -> None:
-        self._names, self._make, self._made = names, make, {}
+    It refers to its request or batch but is not referred to by it: what is
+    forgotten goes at once, without the help of the garbage collector.
+    """
+
+    __slots__ = ("_made", "_make", "_names")
+
+    def __init__(self, names: list[str], make: Callable[[int], np.ndarray], made: dict[str, np.ndarray]) -> None:
+        self._names, self._make, self._made = names, make, made
 
     def __getitem__(self, name: str) -> np.ndarray:
         made = self._made.get(name)
@@ -47,9 +54,6 @@ class Columns(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self._names)
 
-    def forget(self) -> None:
-        self._made.clear()
-
 
 class Request:
     """Slots of shared memory: write the inputs, run, read the outputs.
@@ -65,8 +69,17 @@ class Request:
         self._released = False
         self._mapping = core.mapping(self._r)
         self._in, self._out = Life(self._mapping), Life(self._mapping)
-        self.inputs: Mapping[str, np.ndarray] = Columns([t.name for t in core.signature.inputs], self._input)
-        self.outputs: Mapping[str, np.ndarray] = Columns([t.name for t in core.signature.outputs], self._output)
+        self._made: tuple[dict, dict] = {}, {}
+
+    @property
+    def inputs(self) -> Mapping[str, np.ndarray]:
+        """Where to write, by name; until the request is committed."""
+        return Columns(self._core.signature.input_names, self._input, self._made[0])
+
+    @property
+    def outputs(self) -> Mapping[str, np.ndarray]:
+        """Where to read, by name; once the request has ended."""
+        return Columns(self._core.signature.output_names, self._output, self._made[1])
 
     @property
     def rows(self) -> int:
@@ -103,6 +116,7 @@ class Request:
             self._core.check(self._core.lib.rb_set_priority(self._core.handle, self._r.id, priority))
         self._core.check(self._core.lib.rb_commit(self._core.handle, self._r.id, nanoseconds(timeout), 0))
         self._in.end(_committed)
+        self._made[0].clear()
         return self
 
     def wait(self, timeout: float | None = None) -> Request:
@@ -147,8 +161,8 @@ class Request:
         self._released = True
         for life in (self._in, self._out):
             life.end(_released)
-        for side in (self.inputs, self.outputs):
-            side.forget()  # type: ignore[attr-defined]
+        for made in self._made:
+            made.clear()
         return self._r.id
 
     def __enter__(self) -> Request:

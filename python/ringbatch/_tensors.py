@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Mapping, Sequence, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
 
 import numpy as np
 
@@ -23,7 +24,7 @@ Spec = tuple[Any, Sequence[Dimension]]
 class Tensor:
     """One tensor of a model: a row of it, without the batch dimension."""
 
-    __slots__ = ("name", "dtype", "shape", "variable", "row_bytes", "offset", "stride", "dims_at", "kind")
+    __slots__ = ("dims_at", "dtype", "kind", "name", "offset", "row_bytes", "shape", "stride", "variable")
 
     def __init__(self, t: c.Tensor, dims_at: int) -> None:
         self.name: str = t.name.decode()
@@ -111,6 +112,7 @@ class Signature:
 
     def __init__(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         self.inputs, self.outputs = inputs, outputs
+        self.input_names, self.output_names = [t.name for t in inputs], [t.name for t in outputs]
         self.variable_inputs = sum(len(t.variable) for t in inputs)
         self.variable_outputs = sum(len(t.variable) for t in outputs)
         self.sized = self.variable_inputs + self.variable_outputs == 0

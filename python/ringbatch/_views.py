@@ -67,7 +67,7 @@ def strided(memory: Any, dtype: np.dtype, offset: int, stride: int, shape: tuple
 class Life:
     """How long some views may be used."""
 
-    __slots__ = ("error", "_memory", "_views")
+    __slots__ = ("_memory", "_views", "error")
 
     def __init__(self, mapping: Mapping) -> None:
         self.error: Callable[[], errors.Error] | None = None
@@ -168,5 +168,9 @@ class View(np.ndarray):
             return "<ringbatch view that is over>"
         return repr(_get(self, "view")(np.ndarray))
 
-    __str__ = __repr__
+    def __str__(self) -> str:
+        life = _get(self, "_life")
+        if life is not None and (life.error is not None or Process.forked):
+            return repr(self)
+        return str(_get(self, "view")(np.ndarray))
     __hash__ = None  # type: ignore[assignment]

@@ -6,8 +6,9 @@ import ctypes
 import logging
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from ctypes import addressof, c_uint32, c_uint64, c_void_p
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable
 
 from . import _structs as c
 from . import errors

@@ -1,0 +1,14 @@
+#!/bin/sh
+# Installs the wheel into an environment of its own and runs the tests and the
+# examples against it. Arguments go to pytest.
+set -eu
+cd "$(dirname "$0")"
+venv=${RINGBATCH_VENV:-../build/python-venv}
+[ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "numpy>=1.22" pytest gunicorn setuptools wheel
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall .
+rm -rf build ringbatch.egg-info
+unset PYTHONPATH RINGBATCH_LIBRARY RINGBATCH_BINARY RINGBATCH_SOCKET || true
+venv=$(cd "$venv" && pwd)
+cd tests
+exec "$venv/bin/python" -m pytest -c ../pyproject.toml --rootdir=. . "$@"

@@ -1,0 +1,108 @@
+"""A broker and workers as processes of their own, for the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import ringbatch as rb
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@contextlib.contextmanager
+def broker_at(socket: str, *flags: str):
+    p = subprocess.Popen([rb.binary_path(), "broker", "--socket", socket, "--log_level", "error", "--drain_time", "1s", *flags])
+    try:
+        deadline = time.monotonic() + 20
+        while not os.path.exists(socket):
+            assert p.poll() is None and time.monotonic() < deadline, "the broker did not start"
+            time.sleep(0.005)
+        yield p
+    finally:
+        p.terminate()
+        p.wait(20)
+
+
+@contextlib.contextmanager
+def go_worker(socket: str, *flags: str):
+    p = subprocess.Popen([rb.binary_path(), "worker", "--socket", socket, *flags], stdout=subprocess.DEVNULL)
+    try:
+        yield p
+    finally:
+        p.terminate()
+        p.wait(20)
+
+
+@contextlib.contextmanager
+def serving(worker: rb.Worker, socket: str):
+    """A Python worker in a thread of this process."""
+    stop, failures = threading.Event(), []
+
+    def run() -> None:
+        try:
+            worker.run(socket=socket, stop=stop, wait=10)
+        except BaseException as e:
+            failures.append(e)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(20)
+        assert not thread.is_alive()
+        assert not failures, failures
+
+
+@pytest.fixture(scope="module")
+def socket():
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        path = os.path.join(folder, "b.sock")
+        with broker_at(path):
+            yield path
+
+
+@pytest.fixture(scope="module")
+def echo(socket):
+    """The socket of a broker with the model echo: x:f32[16] -> y:f32[16]."""
+    with go_worker(socket, "--model", "echo", "--wait_time", "200us"):
+        rb_wait(socket, "echo")
+        yield socket
+
+
+def rb_wait(socket: str, model: str) -> None:
+    """Waits for a model without loading the library into this process."""
+    deadline = time.monotonic() + 20
+    while model.encode() not in subprocess.run([rb.binary_path(), "models", "--socket", socket], capture_output=True).stdout:
+        assert time.monotonic() < deadline, f"{model} did not come"
+        time.sleep(0.01)
+
+
+def python(code: str, *, socket: str = "", timeout: float = 60, **env: str) -> str:
+    """Runs code in a fresh interpreter and gives what it printed."""
+    prologue = "import os, sys, time\nimport numpy as np\nimport ringbatch as rb\nx = np.arange(16, dtype='float32')\n"
+    p = subprocess.run(
+        [sys.executable, "-c", prologue + textwrap.dedent(code)],
+        env={**os.environ, "RINGBATCH_SOCKET": socket, **env},
+        capture_output=True,
+        timeout=timeout,
+        text=True,
+    )
+    assert p.returncode == 0, f"exit status {p.returncode}\n{p.stdout}\n{p.stderr}"
+    return p.stdout.strip()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+
+import numpy as np
+import pytest
+from conftest import broker_at, descriptors, go_worker, serving
+
+import ringbatch as rb
+
+
+@pytest.fixture
+def model(echo):
+    with rb.connect("echo", socket=echo, window=32) as m:
+        yield m
+
+
+def test_one_item_and_rows(model):
+    x = np.arange(16, dtype="float32")
+    y = model(x)
+    assert type(y) is np.ndarray and y.shape == (16,) and (y == x).all()
+    rows = np.arange(5 * 16, dtype="float32").reshape(5, 16)
+    assert (model(rows) == rows).all()
+    assert (model(x=x) == x).all()
+    assert model.infer(rows[:1]).shape == (1, 16)
+    assert "x:f32[16] -> y:f32[16]" in repr(model)
+    assert model.max_batch_size == 32 and model.window == 32
+
+
+def test_results_are_their_callers_own(model):
+    a = model(np.full(16, 1, "float32"))
+    b = model(np.full(16, 2, "float32"))
+    assert (a == 1).all() and (b == 2).all()
+
+
+@pytest.mark.parametrize("bad", [np.float64, np.int32, np.float16])
+def test_other_types_are_refused_and_named(model, bad):
+    with pytest.raises(rb.DType, match=rf"expected float32 .*got {np.dtype(bad)}") as e:
+        model(np.zeros(16, bad))
+    assert isinstance(e.value, TypeError)
+
+
+def test_lists_of_floats_are_float64_and_refused(model):
+    with pytest.raises(rb.DType, match="astype"):
+        model([0.0] * 16)
+
+
+def test_cast_is_possible_when_asked_for(echo):
+    with rb.connect("echo", socket=echo, cast=True) as m:
+        assert m([0.5] * 16).dtype == np.float32
+        with pytest.raises(rb.DType):  # another kind
+            m(np.zeros(16, "complex128"))
+
+
+@pytest.mark.parametrize("shape", [(), (15,), (17,), (2, 15), (2, 2, 16), (16, 2)])
+def test_other_shapes_are_refused_and_named(model, shape):
+    with pytest.raises(rb.Shape, match=r"expected float32 of shape \(16,\), or rows of it; got shape") as e:
+        model(np.zeros(shape, "float32"))
+    assert isinstance(e.value, ValueError)
+
+
+def test_wrong_numbers_of_rows(model):
+    with pytest.raises(rb.Rows):
+        model(np.zeros((0, 16), "float32"))
+    with pytest.raises(rb.TooLarge, match="33 rows, at most 32"):
+        model(np.zeros((33, 16), "float32"))
+
+
+def test_wrong_inputs_are_named(model):
+    x = np.zeros(16, "float32")
+    for call in (lambda: model(), lambda: model(x, x), lambda: model(z=x), lambda: model(x, x=x)):
+        with pytest.raises(rb.Invalid, match="takes the inputs x"):
+            call()
+
+
+def test_arrays_of_any_layout(model):
+    big = np.arange(64 * 16, dtype="float32").reshape(16, 64)
+    for x in (big[:, 3], big.T[5], big[::-1, 1], np.asfortranarray(big[:4, :16]), np.broadcast_to(np.float32(7), (16,))):
+        assert (model(x) == x).all()
+    assert (model(big[:, :16][::2]) == big[:, :16][::2]).all()
+    assert (model.submit(big[:, 3]).result(10) == big[:, 3]).all()
+
+
+def test_request_writes_and_reads_in_place(model):
+    with model.request() as req:
+        assert req.inputs["x"].shape == (16,) and list(req.inputs) == ["x"]
+        req.inputs["x"][...] = 3
+        y = req.run(timeout=5).outputs["y"]
+        assert (y == 3).all() and req.done()
+        assert req.timing.queue >= 0
+    with model.request(rows=2) as req:
+        req.inputs["x"][...] = [[1] * 16, [2] * 16]
+        assert req.run().outputs["y"][:, 0].tolist() == [1, 2] and req.rows == 2
+
+
+def test_steps_out_of_order_are_named(model):
+    with model.request() as req:
+        with pytest.raises(rb.NotCommitted):
+            req.wait()
+        with pytest.raises(rb.NotCommitted):
+            req.outputs["y"]
+        with pytest.raises(rb.Invalid, match="no tensor 'z'"):
+            req.inputs["z"]
+        with pytest.raises(rb.NoLevel):
+            req.commit(priority=7)
+        req.commit()
+        with pytest.raises(rb.Committed):
+            req.commit()
+        with pytest.raises(rb.Committed):
+            req.inputs["x"]
+        req.wait(10)
+    for use in (req.commit, req.wait, req.done, req.cancel, lambda: req.timing, lambda: req.outputs["y"]):
+        with pytest.raises(rb.Released):
+            use()
+    req.release()  # once more is nothing
+
+
+def test_full_window_is_a_named_error(echo):
+    with rb.connect("echo", socket=echo, window=2) as m:
+        held = [m.request(), m.request()]
+        with pytest.raises(rb.Full) as e:
+            m.request(timeout=0.05)
+        assert e.value.retryable
+        with pytest.raises(rb.Full):
+            m(np.zeros(16, "float32"), timeout=0.05)
+        held[0].release()
+        assert m(np.zeros(16, "float32"), timeout=5).shape == (16,)
+        del held
+
+
+def test_forgotten_requests_come_back(echo):
+    with rb.connect("echo", socket=echo, window=2) as m:
+        for _ in range(100):
+            m.request(timeout=5)
+
+
+def test_closed_client(echo):
+    m = rb.connect("echo", socket=echo)
+    m.close()
+    m.close()
+    x = np.zeros(16, "float32")
+    for use in (lambda: m(x), lambda: m.request(), lambda: m.submit(x), m.mapping):
+        with pytest.raises(rb.Closed):
+            use()
+
+
+def test_no_broker_and_unknown_model(echo):
+    with pytest.raises(rb.NoBroker, match="ringbatch broker") as e:
+        rb.connect("echo", socket="/nonexistent/b.sock")
+    assert isinstance(e.value, ConnectionError)
+    with pytest.raises(rb.UnknownModel, match="nothing") as e:
+        rb.connect("nothing", socket=echo)
+    assert isinstance(e.value, LookupError)
+    with pytest.raises(rb.UnknownModel):
+        rb.connect("nothing", socket=echo, wait=0.1)
+
+
+def test_window_that_does_not_fit(echo):
+    with pytest.raises(rb.RingFull):
+        rb.connect("echo", socket=echo, window=100_000)
+
+
+def test_stats(model, echo):
+    model(np.zeros(16, "float32"))
+    assert "echo" in [m["name"] for m in rb.stats(echo)["models"]]
+    assert model.stats()["name"] == "echo"
+
+
+def test_connections_leave_nothing_behind(echo):
+    x = np.zeros(16, "float32")
+
+    def use():
+        with rb.connect("echo", socket=echo) as m:
+            m(x)
+            m.submit(x).result(10)
+            with m.request() as req:
+                req.run()
+
+    use()
+    before = descriptors(), threading.active_count()
+    for _ in range(20):
+        use()
+    assert descriptors() <= before[0] and threading.active_count() == before[1]
+
+
+def test_deadlines():
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        socket, gate = folder + "/b.sock", threading.Event()
+
+        @rb.worker("slow", inputs={"x": ("f32", (1,))}, outputs={"y": ("f32", (1,))}, wait_time=0)
+        def slow(batch):
+            gate.wait(20)
+
+        x = np.zeros(1, "float32")
+        with broker_at(socket), serving(slow, socket), rb.connect("slow", socket=socket, wait=10) as m:
+            with pytest.raises(rb.Expired) as e:
+                m(x, timeout=0.05)
+            assert isinstance(e.value, TimeoutError)
+            with m.request() as req:
+                req.commit()
+                with pytest.raises(rb.Timeout):
+                    req.wait(0.05)
+                assert not req.done()
+                req.cancel()
+                with pytest.raises(rb.Canceled):
+                    req.wait(10)
+            with pytest.raises(rb.Expired):
+                m.submit(x, timeout=0.05).result(10)
+            gate.set()
+
+
+def test_broker_restart_is_a_retryable_error():
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        socket = folder + "/b.sock"
+        x = np.zeros(16, "float32")
+        with go_worker(socket, "--model", "echo", "--wait_for_broker", "20s", "--wait_time", "0s"):
+            with broker_at(socket):
+                m = rb.connect("echo", socket=socket, wait=20)
+                with m.request() as req:
+                    req.run()
+                    late = np.asarray(req.outputs["y"])
+            with broker_at(socket):
+                for _ in range(50):
+                    try:
+                        m(x, timeout=20)
+                        break
+                    except rb.Error as e:
+                        assert e.retryable, e
+                with m.request() as req:  # another attachment, another mapping
+                    req.inputs["x"][...] = 5
+                    assert (req.run().outputs["y"] == 5).all()
+                assert late.sum() == late.sum()  # the old mapping is still there
+                m.close()

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from conftest import REPOSITORY
+
+import ringbatch as rb
+from ringbatch import errors
+from ringbatch._library import load
+from ringbatch._structs import PROTOTYPES
+
+
+def test_exceptions_mirror_the_statuses_of_the_library():
+    lib = load()
+    for status, cls in errors.BY_STATUS.items():
+        assert lib.rb_status_name(status).decode() == cls.__name__ and getattr(rb, cls.__name__) is cls
+        assert bool(lib.rb_status_retryable(status)) == cls.retryable
+        assert cls.__doc__
+    assert lib.rb_status_name(len(errors.BY_STATUS) + 1) == b"Unknown"
+    assert rb.ForkedClient is rb.Forked
+
+
+def test_exceptions_mirror_the_go_errors():
+    source = REPOSITORY / "shm" / "status.go"
+    if not source.exists():
+        pytest.skip("no Go sources here")
+    names = re.findall(r'^\t(?:OK|Err\w+):\s+"(\w+)",', source.read_text().split("statusTexts")[0], re.M)
+    assert names == ["OK"] + [errors.BY_STATUS[i].__name__ for i in range(1, len(names))]
+
+
+def test_every_function_of_the_header_has_a_prototype():
+    header = REPOSITORY / "cbindings" / "ringbatch.h"
+    if not header.exists():
+        pytest.skip("no header here")
+    declared = re.findall(r"^RB_API [^(]*?\*?(rb_\w+)\(([^;]*)\);", header.read_text(), re.M)
+    assert {name for name, _ in declared} == set(PROTOTYPES)
+    for name, arguments in declared:
+        count = 0 if arguments == "void" else arguments.count(",") + 1
+        assert count == len(PROTOTYPES[name][1]), name
+
+
+def test_unknown_status():
+    assert "status 99" in str(errors.error_for(99, "?"))

@@ -1,0 +1,155 @@
+"""Threads, futures and asyncio on one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+
+import numpy as np
+import pytest
+from conftest import descriptors
+
+import ringbatch as rb
+
+
+@pytest.fixture
+def model(echo):
+    with rb.connect("echo", socket=echo, window=16) as m:
+        yield m
+
+
+def row(i: int) -> np.ndarray:
+    return np.full(16, i, "float32")
+
+
+def test_threads_share_a_client(model):
+    def use(k: int) -> bool:
+        return all((model(row(1000 * k + i)) == 1000 * k + i).all() for i in range(50))
+
+    with concurrent.futures.ThreadPoolExecutor(24) as pool:  # more than the window
+        assert all(pool.map(use, range(24)))
+
+
+def test_submit_gives_futures(model):
+    futures = [model.submit(row(i)) for i in range(200)]
+    assert all(isinstance(f, concurrent.futures.Future) for f in futures)
+    assert [f.result(20)[0] for f in futures] == list(range(200))
+    done = concurrent.futures.wait([model.submit(np.stack([row(1), row(2)]))], 20).done
+    assert done.pop().result().shape == (2, 16)
+
+
+def test_submit_from_a_callback_of_a_full_window(echo):
+    with rb.connect("echo", socket=echo, window=2) as m:
+        finished, left = threading.Event(), [100]
+
+        def again(future: concurrent.futures.Future) -> None:
+            assert future.exception() is None
+            left[0] -= 1
+            if left[0] <= 0:
+                finished.set()
+            else:
+                m.submit(row(left[0])).add_done_callback(again)
+
+        for _ in range(2):
+            m.submit(row(0)).add_done_callback(again)
+        assert finished.wait(20)
+
+
+def test_asyncio(model):
+    async def main() -> None:
+        results = await asyncio.gather(*(model.ainfer(row(i)) for i in range(300)))  # window is 16
+        assert [r[0] for r in results] == list(range(300))
+        with pytest.raises(rb.DType):
+            await model.ainfer(np.zeros(16))
+
+    asyncio.run(main())
+    asyncio.run(main())  # another loop, the same client
+
+
+def test_asyncio_in_several_loops_and_threads_at_once(model):
+    async def main(k: int) -> None:
+        for i in range(20):
+            assert (await model.ainfer(row(100 * k + i)))[0] == 100 * k + i
+
+    def sync(k: int) -> None:
+        for i in range(20):
+            assert model(row(i))[0] == i and model.submit(row(i)).result(20)[0] == i
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(lambda k=k: asyncio.run(main(k))) for k in range(4)] + [pool.submit(sync, k) for k in range(4)]
+        for job in jobs:
+            job.result(60)
+
+
+def test_canceled_tasks_give_their_slots_back(echo):
+    with rb.connect("echo", socket=echo, window=4) as m:
+
+        async def main() -> None:
+            for _ in range(20):
+                tasks = [asyncio.ensure_future(m.ainfer(row(1))) for _ in range(8)]
+                await asyncio.sleep(0)
+                for t in tasks:
+                    t.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            assert (await asyncio.wait_for(m.ainfer(row(7)), 20))[0] == 7
+
+        asyncio.run(main())
+
+
+def test_asyncio_leaves_no_descriptor(echo):
+    def use() -> None:
+        async def main() -> None:
+            with rb.connect("echo", socket=echo) as m:
+                await m.ainfer(row(1))
+            await asyncio.sleep(0)
+
+        asyncio.run(main())
+
+    use()
+    before = descriptors()
+    for _ in range(10):
+        use()
+    assert descriptors() <= before
+
+
+def test_closing_ends_what_is_in_flight(socket):
+    gate = threading.Event()
+
+    @rb.worker("stuck", inputs={"x": ("f32", (16,))}, outputs={"y": ("f32", (16,))}, wait_time=0)
+    def stuck(batch: rb.Batch) -> None:
+        gate.wait(20)
+
+    from conftest import serving
+
+    with serving(stuck, socket):
+        m = rb.connect("stuck", socket=socket, wait=10)
+        future = m.submit(row(1))
+        errors: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                m(row(1))
+            except BaseException as e:
+                errors.append(e)
+
+        def with_loop() -> None:
+            async def main() -> None:
+                await m.ainfer(row(1))
+
+            try:
+                asyncio.run(main())
+            except BaseException as e:
+                errors.append(e)
+
+        threads = [threading.Thread(target=f) for f in (call, call, with_loop)]
+        for t in threads:
+            t.start()
+        threading.Event().wait(0.1)
+        m.close()
+        for t in threads:
+            t.join(10)
+            assert not t.is_alive()
+        assert isinstance(future.exception(10), rb.Closed)
+        assert [type(e) for e in errors] == [rb.Closed] * 3
+        gate.set()

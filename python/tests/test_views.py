@@ -1,0 +1,145 @@
+"""Views outlive nothing they should not: an error, never a crash."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+
+import numpy as np
+import pytest
+from conftest import python
+
+import ringbatch as rb
+
+
+@pytest.fixture
+def model(echo):
+    with rb.connect("echo", socket=echo, window=8) as m:
+        yield m
+
+
+USES = {
+    "getitem": lambda v: v[0],
+    "setitem": lambda v: v.__setitem__(0, 1),
+    "iter": lambda v: list(v),
+    "len": len,
+    "sum": lambda v: v.sum(),
+    "copy": lambda v: v.copy(),
+    "shape": lambda v: v.shape,
+    "tobytes": lambda v: v.tobytes(),
+    "interface": lambda v: v.__array_interface__,
+    "add": lambda v: v + 1,
+    "radd": lambda v: 1 + v,
+    "iadd": lambda v: v.__iadd__(1),
+    "compare": lambda v: v == 1,
+    "np.sum": np.sum,
+    "np.concatenate": lambda v: np.concatenate([v, v]),
+    "np.copyto": lambda v: np.copyto(v, 1),
+    "np.add.reduce": np.add.reduce,
+    "out": lambda v: np.add(1, 1, out=v),
+    "format": lambda v: f"{v.mean()}",
+    "pickle": pickle.dumps,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_use_after_release_is_an_error(model, use):
+    with model.request() as req:
+        req.inputs["x"][...] = 1
+        view = req.run().outputs["y"]
+        part = view[2:5]
+        use(view)  # fine here
+    for late in (view, part):
+        with pytest.raises(rb.Released):
+            use(late)
+    assert "over" in repr(view) and "over" in str(view)
+    assert np.asarray(view).size == 0  # its memory was taken away
+
+
+def test_inputs_are_over_at_commit(model):
+    with model.request() as req:
+        x = req.inputs["x"]
+        req.commit()
+        with pytest.raises(rb.Committed):
+            x[0] = 1
+        req.wait()
+
+
+def test_views_are_arrays_while_they_live(model):
+    with model.request() as req:
+        x = req.inputs["x"]
+        x[...] = np.arange(16)
+        x += 1
+        np.multiply(x, 2, out=x)
+        assert isinstance(x, np.ndarray) and not x.flags.owndata and x.flags.c_contiguous
+        assert x.__array_interface__["data"][0] == x.ctypes.data
+        assert type(x + 1) is np.ndarray
+        kept, mean = x.copy(), x.mean()
+        assert (pickle.loads(pickle.dumps(x)) == x).all()
+        y = req.run().outputs["y"]
+        assert np.array_equal(y, kept) and y.mean() == mean
+    assert (kept == 2 * (np.arange(16) + 1)).all()  # copies are their own
+
+
+def test_plain_arrays_keep_the_mapping_alive(echo):
+    m = rb.connect("echo", socket=echo)
+    with m.request() as req:
+        req.inputs["x"][...] = 4
+        plain = np.asarray(req.run().outputs["y"])
+        memory = memoryview(req.outputs["y"])
+    m.close()
+    del m, req
+    gc.collect()
+    for _ in range(3):
+        assert plain.sum() == plain.sum() and len(bytes(memory)) == 64  # stale, not a crash
+
+
+def test_mapping_for_pinning(model):
+    mapping = model.mapping()
+    with model.request() as req:
+        at = req.inputs["x"].ctypes.data
+    assert mapping.base <= at < mapping.base + mapping.bytes and mapping.bytes % 4096 == 0
+
+
+def test_no_copy_beyond_the_assignment(echo, socket):
+    """The view lies in the ring, where the worker reads: nothing moves after the assignment."""
+    with rb.connect("echo", socket=echo) as m:
+        mapping = m.mapping()
+        with m.request() as req:
+            x = req.inputs["x"]
+            t = m.inputs[0]
+            offset = x.ctypes.data - mapping.base - t.offset
+            assert offset % t.stride == 0 and offset // t.stride < 4096
+
+
+def test_torch_shares_the_memory(model):
+    torch = pytest.importorskip("torch")
+    with model.request() as req:
+        t = torch.from_numpy(req.inputs["x"])
+        t.fill_(6)
+        assert req.inputs["x"][3] == 6
+        y = torch.from_numpy(req.run().outputs["y"])
+        assert float(y.sum()) == 96
+    gc.collect()
+    assert float(y.sum()) == float(y.sum())
+
+
+def test_late_tensor_like_users_do_not_crash(echo):
+    # What torch.from_numpy does: hold the array object, use its address.
+    out = python(
+        """
+        import ctypes, gc
+        m = rb.connect("echo")
+        with m.request() as req:
+            req.inputs["x"][...] = 9
+            y = req.run().outputs["y"]
+            at = y.ctypes.data
+        m.close()
+        del m, req
+        gc.collect()
+        ctypes.string_at(at, 64)   # y still holds the mapping
+        print("fine")
+        """,
+        socket=echo,
+    )
+    assert out == "fine"
