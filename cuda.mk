@@ -28,3 +28,10 @@ cuda-ptx: cuda-toolchain ## compile the kernels anew
 
 cuda-ptx-check: cuda-toolchain ## fails if a kernel and its PTX differ
 	python3 hack/cuda/ptx.py --check build/cuda worker/cuda/kernels examples/cuda
+
+.PHONY: gpu-bundle
+gpu-bundle: cuda-toolchain ## what hack/gpu-run.sh needs on a machine with a GPU, into build/gpu
+	$(CUDA_GO) build -tags cuda -o build/gpu/ringbatch ./cmd/ringbatch
+	$(CUDA_GO) build -tags cuda -o build/gpu/bench ./bench
+	$(CUDA_GO) test -tags cuda -c -o build/gpu/cuda.test ./worker/cuda
+	CGO_ENABLED=1 go build -buildmode=c-shared -o build/gpu/libringbatch.so ./cbindings

@@ -37,7 +37,8 @@ func torchSize(j modelJob) (row, model int64, err error) {
 	return int64(spec.RowBytes()) + 4096, st.Size() + torchItself, nil
 }
 
-func openTorch(j modelJob) (*openModel, error) {
+// torchArgs are the flags of every torch process.
+func torchArgs(j modelJob) ([]string, error) {
 	spec, err := j.input()
 	if err != nil {
 		return nil, err
@@ -46,7 +47,14 @@ func openTorch(j modelJob) (*openModel, error) {
 	if j.DType == "f16" {
 		args = append(args, "--half", "--channels_last")
 	}
-	args = append(args, strings.Fields(os.Getenv("TORCH_ARGS"))...)
+	return append(args, strings.Fields(os.Getenv("TORCH_ARGS"))...), nil
+}
+
+func openTorch(j modelJob) (*openModel, error) {
+	args, err := torchArgs(j)
+	if err != nil {
+		return nil, err
+	}
 	return &openModel{
 		Alone: func(rows int) func() { return torchAlone(append(args, "--alone", strconv.Itoa(rows))) },
 		Serve: func(cfg worker.Config) (int, func() error, error) {
@@ -72,16 +80,20 @@ func python(args []string) *exec.Cmd {
 	return cmd
 }
 
-// torchAlone starts the process; each run waits until one more batch is
-// through, which it says by a byte on its standard output.
+// torchAlone starts the process. Each run asks for one more batch by a byte on
+// its standard input, and waits for a byte on its standard output.
 func torchAlone(args []string) func() {
 	cmd := python(args)
+	in, err := cmd.StdinPipe()
+	must(err)
 	out, err := cmd.StdoutPipe()
 	must(err)
 	must(cmd.Start())
 	r := bufio.NewReaderSize(out, 1)
 	return func() {
-		_, err := r.ReadByte()
+		_, err := in.Write([]byte{'.'})
+		must(err)
+		_, err = r.ReadByte()
 		if err == io.EOF {
 			err = cmd.Wait()
 		}

@@ -75,6 +75,9 @@ func (o *options) run(ctx context.Context, say *progress) (report, error) {
 	switch {
 	case o.suite == "transport":
 		return runTransport(ctx, o.transport, say)
+	case o.suite == "kill":
+		r, err := runKill(ctx, &o.cfg, say)
+		return asReport(r, err)
 	case o.suite == "tables":
 		return runTables(ctx, &o.cfg, say)
 	case o.demo:

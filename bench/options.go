@@ -22,7 +22,7 @@ type options struct {
 	demo      bool
 }
 
-var suites = []string{"transport", "tables"}
+var suites = []string{"transport", "tables", "kill"}
 
 func (o *options) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("bench", pflag.ContinueOnError)

@@ -30,6 +30,9 @@ func roles() map[string]func(*child) error {
 		"model worker":  modelWorkerRole,
 		"alone":         aloneRole,
 		"producer":      producerRole,
+
+		"supervised broker": supervisedBrokerRole,
+		"steady producer":   steadyProducerRole,
 	}
 }
 
@@ -37,6 +40,7 @@ func roles() map[string]func(*child) error {
 // standard input, or dies.
 func runRole(name string) int {
 	signal.Ignore(syscall.SIGINT)
+	_ = os.WriteFile("/proc/self/comm", []byte("bench "+name), 0) // for top and perf
 	c := &child{commands: make(chan json.RawMessage), out: json.NewEncoder(os.Stdout)}
 	role := roles()[name]
 	if role == nil {

@@ -137,7 +137,9 @@ class Engine:
         """Runs the sizes that will come, so that the first requests don't pay for it."""
         sizes = sorted({1, self.max_rows} | {2**i for i in range(self.max_rows.bit_length()) if 2**i <= self.max_rows})
         lane = self.lanes[0]
-        for size in [*reversed(sizes), *sizes]:
+        # TorchScript specialises on what it sees first, and compiles on the
+        # second run: the full batch comes first, and each size several times.
+        for size in [s for s in reversed(sizes) for _ in range(3)]:
             xs = [lane.view(k, size, p.shape) for k, p in enumerate(self.inputs)]
             if self.device.type == "cuda":
                 with torch.cuda.stream(self.computing):

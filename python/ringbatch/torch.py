@@ -29,8 +29,9 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Callable
 
 import torch
 
@@ -198,10 +199,12 @@ def _infer_outputs(compute: Callable[[list[torch.Tensor]], list[torch.Tensor]], 
     return texts
 
 
-def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, done: Callable[[], bool], **o: Any) -> None:
+def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: Callable[[], bool], done: Callable[[], Any], **o: Any) -> None:
     """The upper bound: full batches from this process's own pinned memory, no broker.
 
-    done is called after each batch and ends it by returning False.
+    Before each batch is waited for go_on is asked, and ends everything by
+    returning False; done is called when it is through. As many batches are in
+    flight as a worker would have.
     """
     device = torch.device(o.pop("device", None) or ("cuda" if torch.cuda.is_available() else "cpu"))
     depth, graphs = o.pop("depth", 2), o.pop("cuda_graphs", False)
@@ -220,9 +223,10 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, done: Ca
         lane.submit(Rows(rows, torch.arange(n * rows, (n + 1) * rows, dtype=torch.int32), [(n * rows, 0, rows)], [p.shape for p in planes]))
     while True:
         for lane in engine.lanes:
-            lane.wait()
-            if not done():
+            if not go_on():
                 return
+            lane.wait()
+            done()
             lane.submit(lane.release())
 
 
@@ -243,7 +247,7 @@ def _arguments() -> argparse.ArgumentParser:
     p.add_argument("--slots", type=int, default=0, help="rows the ring holds")
     p.add_argument("--lease", type=float, default=0, metavar="SECONDS", help="how long a batch may run (default 30)")
     p.add_argument("--socket", help="the broker's control socket")
-    p.add_argument("--alone", type=int, metavar="ROWS", help="no broker: run full batches of own data, a byte on standard output for each")
+    p.add_argument("--alone", type=int, metavar="ROWS", help="no broker: run full batches of own data, one for each byte on standard input")
     return p
 
 
@@ -253,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         module = torch.jit.load(str(a.file), map_location=a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if a.alone:
-            alone(module, a.input, a.alone, _tick, **how)
+            alone(module, a.input, a.alone, lambda: os.read(0, 1) != b"", lambda: os.write(1, b"."), **how)
             return 0
         stop = threading.Event()
         for s in (signal.SIGINT, signal.SIGTERM):
@@ -269,14 +273,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ringbatch torch: {_failure(e)}", file=sys.stderr)
         return 1
     return 0
-
-
-def _tick() -> bool:
-    """One more batch is through: tell whoever reads our standard output."""
-    try:
-        return os.write(1, b".") == 1
-    except BrokenPipeError:
-        return False
 
 
 if __name__ == "__main__":

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""ResNet-50 in 1, 2, 4 and 8 processes that feed themselves: mps_table.py FILE OUT.json
+
+Run once with and once without an MPS daemon ($CUDA_MPS_PIPE_DIRECTORY): batch
+1 and 32, f32 and f16 (channels last), each process with two batches in flight
+from pinned memory, as a worker has them.
+"""
+
+import json
+import multiprocessing as mp
+import sys
+import time
+
+COUNTS, ROWS, WARM, SECONDS = (1, 2, 4, 8), (1, 32), 0.3, 1.2
+
+
+def process(path, orders, results):
+    import torch
+
+    import ringbatch.torch as rt
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for half, rows in iter(orders.get, None):
+        module = torch.jit.load(path, map_location=device)
+        window = [0.0, 0.0, 0]  # begin, end, batches in between
+
+        def go_on():
+            now = time.monotonic()
+            if window[1] and now < window[1]:
+                return True
+            results.put(window[2] * rows / SECONDS)  # of the window that is over; at first: ready
+            begin = orders.get()
+            window[:] = [begin, begin + SECONDS if begin else 0.0, 0]
+            return bool(begin)
+
+        def done():
+            window[2] += window[0] <= time.monotonic() < window[1]
+
+        rt.alone(module, [f"x:{'f16' if half else 'f32'}[3,224,224]"], rows, go_on, done, half=half, bfloat16=False, channels_last=half)
+
+
+def main():
+    path, out = sys.argv[1:]
+    context = mp.get_context("spawn")
+    workers = []
+    for _ in range(max(COUNTS)):
+        orders, results = context.Queue(), context.Queue()
+        context.Process(target=process, args=(path, orders, results), daemon=True).start()
+        workers.append((orders, results))
+    table = []
+    for half in (False, True):
+        for rows in ROWS:
+            for orders, _ in workers:
+                orders.put((half, rows))
+            for _, results in workers:
+                results.get(timeout=90)
+            for n in COUNTS:
+                begin = time.monotonic() + WARM
+                for orders, _ in workers[:n]:
+                    orders.put(begin)
+                rate = sum(results.get(timeout=60) for _, results in workers[:n])
+                table.append(dict(dtype="float16" if half else "float32", processes=n, batch=rows, images_per_s=round(rate)))
+                print(table[-1], flush=True)
+            for orders, _ in workers:
+                orders.put(0)
+    for orders, _ in workers:
+        orders.put(None)
+    with open(out, "w") as f:
+        json.dump(table, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()
