@@ -19,6 +19,10 @@ type smallFigures struct {
 	Sockets      map[string]float64 `json:"sockets"` // all kinds
 	BatchAvg     float64            `json:"batch_avg"`
 	CPUUS        float64            `json:"cpu_us_per_request"`
+	BrokerUS     float64            `json:"broker_cpu_us_per_request"`
+	WorkerUS     float64            `json:"worker_cpu_us_per_request"`
+	ProducersUS  float64            `json:"producers_cpu_us_per_request"`
+	NetRatio     float64            `json:"ratio_to_net"` // the same with package net on the other side
 	SocketCPUUS  float64            `json:"socket_cpu_us_per_request"`
 	Rounds       []float64          `json:"rounds"`
 }
@@ -38,7 +42,7 @@ func measureSmall(f *fleet, o transportOptions, say *progress, r *transportRepor
 	if err != nil {
 		return err
 	}
-	serving := append([]*proc{e.broker}, e.workers...)
+	serving := [][]*proc{{e.broker}, e.workers}
 	kinds := []string{"stream", "seqpacket", "net"}
 	sockets := map[string][]*proc{}
 	for _, kind := range kinds {
@@ -46,23 +50,28 @@ func measureSmall(f *fleet, o transportOptions, say *progress, r *transportRepor
 			return err
 		}
 	}
-	ours, cpus, theirs, theirCPUs := []float64{}, []float64{}, map[string][]float64{}, map[string][]float64{}
+	var ours []float64
+	var cpus [3][]float64 // broker, worker, producers
+	theirs, theirCPUs := map[string][]float64{}, map[string][]float64{}
 	for round := range o.Rounds + 1 {
 		say.line("small: round %d of %d", round+1, o.Rounds+1)
-		rate, cpu, err := streamRate(serving, producers, o.Round)
+		rate, used, err := streamRate(serving, producers, o.Round)
 		if err != nil {
 			return err
 		}
 		if round > 0 {
-			ours, cpus = append(ours, rate), append(cpus, cpu)
+			ours = append(ours, rate)
+			for i := range cpus {
+				cpus[i] = append(cpus[i], used[i])
+			}
 		}
 		for _, kind := range kinds {
-			rate, cpu, err := socketRate(sockets[kind], o.Round)
+			rate, used, err := socketRate(sockets[kind], o.Round)
 			if err != nil {
 				return err
 			}
 			if round > 0 {
-				theirs[kind], theirCPUs[kind] = append(theirs[kind], rate), append(theirCPUs[kind], cpu)
+				theirs[kind], theirCPUs[kind] = append(theirs[kind], rate), append(theirCPUs[kind], used[0]+used[1])
 			}
 		}
 	}
@@ -79,18 +88,21 @@ func measureSmall(f *fleet, o transportOptions, say *progress, r *transportRepor
 	if m, err := modelStats(f.ctx, e.socket, "small"); err == nil {
 		fig.BatchAvg = m.BatchSize.Avg
 	}
-	fig.RequestsPerS, fig.CPUUS = medianOf(ours), medianOf(cpus)
+	fig.RequestsPerS = medianOf(ours)
+	fig.BrokerUS, fig.WorkerUS, fig.ProducersUS = medianOf(cpus[0]), medianOf(cpus[1]), medianOf(cpus[2])
+	fig.CPUUS = fig.BrokerUS + fig.WorkerUS + fig.ProducersUS
+	fig.NetRatio = fig.RequestsPerS / fig.Sockets["net"]
 	r.Small, r.SmallRatio = fig, medianOf(fig.Rounds)
 	r.check("small_ratio", r.SmallRatio, ">= 10", r.SmallRatio >= 10,
-		"%s requests/s in batches of %.0f (%.2f µs CPU each) / %s over a Unix socket, %s (%.2f µs CPU); stream %s, seqpacket %s, Go net %s; median of %d rounds",
-		big(fig.RequestsPerS), fig.BatchAvg, fig.CPUUS, big(fig.SocketPerS), fig.SocketKind, fig.SocketCPUUS,
-		big(fig.Sockets["stream"]), big(fig.Sockets["seqpacket"]), big(fig.Sockets["net"]), len(ours))
+		"%s requests/s in batches of %.0f / %s over a Unix socket (%s); stream %s, seqpacket %s, Go net %s (ratio %.1f); CPU a request %.2f µs (broker %.2f, worker %.2f, producers %.2f) / %.2f µs; median of %d rounds",
+		big(fig.RequestsPerS), fig.BatchAvg, big(fig.SocketPerS), fig.SocketKind, big(fig.Sockets["stream"]), big(fig.Sockets["seqpacket"]), big(fig.Sockets["net"]), fig.NetRatio,
+		fig.CPUUS, fig.BrokerUS, fig.WorkerUS, fig.ProducersUS, fig.SocketCPUUS, len(ours))
 	return nil
 }
 
-// streamRate is requests per second, and CPU microseconds per request of the
-// producers and those who serve them.
-func streamRate(serving, producers []*proc, d time.Duration) (rate, cpu float64, err error) {
+// streamRate is requests per second, and CPU microseconds per request of each
+// group that serves and, last, of the producers.
+func streamRate(serving [][]*proc, producers []*proc, d time.Duration) (rate float64, used []float64, err error) {
 	return rateOf(serving, d, func() ([]transportResult, error) {
 		return together(producers, transportOrder{Do: "stream"}, d)
 	})
@@ -98,27 +110,30 @@ func streamRate(serving, producers []*proc, d time.Duration) (rate, cpu float64,
 
 // socketRate is the same for a socket server, the first process, and its
 // clients.
-func socketRate(procs []*proc, d time.Duration) (rate, cpu float64, err error) {
-	return rateOf(procs[:1], d, func() ([]transportResult, error) {
+func socketRate(procs []*proc, d time.Duration) (rate float64, used []float64, err error) {
+	return rateOf([][]*proc{procs[:1]}, d, func() ([]transportResult, error) {
 		o := socketOrder{InFlight: smallInFlight, Start: shm.Now() + int64(leadTime)}
 		o.Until = o.Start + int64(d)
 		return orderAll[transportResult](procs[1:], o)
 	})
 }
 
-func rateOf(serving []*proc, d time.Duration, run func() ([]transportResult, error)) (rate, cpu float64, err error) {
-	before, err := cpuTimes(serving)
+func rateOf(serving [][]*proc, d time.Duration, run func() ([]transportResult, error)) (rate float64, used []float64, err error) {
+	before, err := groupTimes(serving)
 	if err != nil {
-		return 0, 0, err
+		return 0, nil, err
 	}
 	rs, err := run()
 	if err != nil {
-		return 0, 0, err
+		return 0, nil, err
 	}
-	after, err := cpuTimes(serving)
+	after, err := groupTimes(serving)
 	sum := total(rs)
-	used := float64(after-before) + float64(sum.CPU)
-	return float64(sum.Requests) / d.Seconds(), used / 1e3 / float64(max(sum.Requests, 1)), err
+	each := func(nanos float64) float64 { return nanos / 1e3 / float64(max(sum.Requests, 1)) }
+	for i := range after {
+		used = append(used, each(float64(after[i]-before[i])))
+	}
+	return float64(sum.Requests) / d.Seconds(), append(used, each(float64(sum.CPU))), err
 }
 
 // startSockets starts a server (the first process) and n clients.
