@@ -193,10 +193,9 @@ def _find(side: Sequence[Tensor], name: str) -> Tensor:
 
 def _reason(error: BaseException | str) -> bytes:
     """The text of a failure; of a long traceback its end, which says most."""
+    text = str(error)
     if isinstance(error, BaseException):
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).strip()
-    else:
-        text = str(error)
     raw = text.replace("\0", " ").encode("utf-8", "replace")
     if len(raw) <= _REASON_BYTES:
         return raw

@@ -102,7 +102,7 @@ class Request:
 
     def _view(self, life: Life, t: Any, shape: tuple[int, ...]) -> View:
         rows = self._mapping.rows(t, self._r.slot, self._r.rows, shape)
-        return life.view(rows[0] if self._single else rows)
+        return life.view(rows[0, ...] if self._single else rows)
 
     def _check(self) -> None:
         check_fork()

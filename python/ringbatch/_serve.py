@@ -7,10 +7,8 @@ parent did can be in its way.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -25,10 +23,9 @@ from ._worker import Worker
 
 log = logging.getLogger("ringbatch")
 
-_CHILD = "RINGBATCH_CHILD"  # set in worker processes: serve() is not for them
+CHILD = "RINGBATCH_CHILD"  # set in worker processes
 _STOP_S = 30.0  # how long a process may take to finish its work at the end
 _QUICK_DEATH_S, _QUICK_DEATHS = 2.0, 5  # a worker that keeps dying at once is not restarted for ever
-_PDEATHSIG = 1
 
 
 def serve(run: Worker, *, processes: int = 1, socket: str | None = None, broker: bool = True) -> None:
@@ -38,12 +35,11 @@ def serve(run: Worker, *, processes: int = 1, socket: str | None = None, broker:
     socket: the broker's; default $RINGBATCH_SOCKET or the user's runtime folder.
     broker: start one if none runs. It ends with serve.
 
-    Worker processes import the module (or run the script) that defines the
-    worker again, where this call then returns at once. A worker that dies is
-    started again.
+    Worker processes import the module that defines the worker, or run the
+    script again up to this call. A worker that dies is started again.
     """
-    if os.environ.get(_CHILD):
-        return
+    if os.environ.get(CHILD):
+        raise Reached(run)
     if not isinstance(run, Worker):
         raise errors.Invalid(f"serve wants a function decorated with @ringbatch.worker, got {run!r}")
     target = _target(run) if processes > 0 else ""
@@ -69,6 +65,14 @@ def serve(run: Worker, *, processes: int = 1, socket: str | None = None, broker:
         for p in reversed(started):
             p.stop()
         restore()
+
+
+class Reached(BaseException):
+    """A worker process that runs the script again has come to serve: far enough."""
+
+    def __init__(self, run: Worker) -> None:
+        super().__init__("serve is not for worker processes")
+        self.run = run
 
 
 def broker_runs(socket: str | None) -> bool:
@@ -104,12 +108,12 @@ class Process:
 
     def __init__(self, name: str, role: list[str], socket: str | None) -> None:
         self.name = name
-        self._command = [sys.executable, "-m", "ringbatch._serve", str(os.getpid()), socket or "", *role]
+        self._command = [sys.executable, "-m", "ringbatch._child", str(os.getpid()), socket or "", *role]
         self._deaths = 0
         self._start()
 
     def _start(self) -> None:
-        env = {**os.environ, _CHILD: "1", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+        env = {**os.environ, CHILD: "1", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
         self._born = time.monotonic()
         self._p = subprocess.Popen(self._command, env=env, start_new_session=True)
 
@@ -140,9 +144,6 @@ class Process:
             self._p.wait()
 
 
-# -- in the processes
-
-
 def _target(run: Worker) -> str:
     """How a new process finds the worker: file or module, and name."""
     name = run.__qualname__
@@ -157,34 +158,3 @@ def _target(run: Worker) -> str:
     if path is None:
         raise errors.Invalid("a worker of an interactive session has no file to import: serve with processes=0")
     return f"file:{os.path.abspath(path)}:{name}"
-
-
-def _find(target: str) -> Worker:
-    kind, rest = target.split(":", 1)
-    where, name = rest.rsplit(":", 1)
-    if kind == "module":
-        return getattr(importlib.import_module(where), name)
-    return runpy.run_path(where, run_name="__ringbatch_worker__")[name]
-
-
-def _die_with(parent: int) -> None:
-    """Has the kernel end this process when its parent ends."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit("the process that started this one is gone")
-
-
-def _main(parent: str, socket: str, role: str, target: str = "") -> None:
-    _die_with(int(parent))
-    if role == "broker":
-        os.execv(binary_path(), [binary_path(), "broker", *(["--socket", socket] if socket else [])])
-    stop = threading.Event()
-    _stop_on_signals(stop)
-    _find(target).run(socket=socket or None, stop=stop, wait=10.0)
-
-
-if __name__ == "__main__":
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    _main(*sys.argv[1:])

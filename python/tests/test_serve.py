@@ -1,0 +1,197 @@
+"""serve, signals and the command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import python
+
+import ringbatch as rb
+
+SERVER = """
+import os, sys, time
+import ringbatch as rb
+
+@rb.worker("pids", inputs={"x": ("float32", (1,))}, outputs={"y": ("int64", ())}, max_batch_size=1, wait_time=0)
+def run(batch):
+    if batch.inputs["x"][0, 0] == 1:
+        os._exit(7)
+    time.sleep(0.01)
+    batch.outputs["y"][...] = os.getpid()
+
+if not os.environ.get("RINGBATCH_CHILD"):
+    print("serving", flush=True)
+rb.serve(run, processes=int(sys.argv[1]) if len(sys.argv) > 1 else 2)
+print("served", flush=True)
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def start(home, *arguments: str) -> tuple[subprocess.Popen, str]:
+    script, socket = home / "server.py", str(home / "b.sock")
+    script.write_text(SERVER)
+    env = {**os.environ, "RINGBATCH_SOCKET": socket}
+    p = subprocess.Popen([sys.executable, str(script), *arguments], env=env, stdout=subprocess.PIPE, text=True)
+    assert p.stdout.readline() == "serving\n"
+    return p, socket
+
+
+def processes_using(socket: str) -> list[int]:
+    """Whoever has this socket in its environment and is not this process."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as f, open(f"/proc/{pid}/stat") as s:
+                if socket.encode() in f.read() and s.read().rsplit(")", 1)[1].split()[0] != "Z":
+                    found.append(int(pid))
+        except OSError:
+            pass
+    return found
+
+
+def wait_for_nobody(socket: str) -> None:
+    deadline = time.monotonic() + 20
+    while processes_using(socket):
+        assert time.monotonic() < deadline, processes_using(socket)
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_serve_starts_a_broker_and_stops_everything(home, how):
+    p, socket = start(home)
+    with rb.connect("pids", socket=socket, wait=20, window=8) as m:
+        pids, deadline = set(), time.monotonic() + 20
+        while len(pids) < 2 and time.monotonic() < deadline:
+            pids |= {int(f.result(20)) for f in [m.submit(np.zeros(1, "float32")) for _ in range(8)]}
+    assert len(pids) == 2 and p.pid not in pids
+    p.send_signal(how)
+    assert p.communicate(timeout=20)[0] == "served\n" and p.returncode == 0
+    wait_for_nobody(socket)
+    assert not os.path.exists(socket)
+
+
+def test_nothing_is_left_when_the_server_is_killed(home):
+    p, socket = start(home)
+    rb.connect("pids", socket=socket, wait=20).close()
+    p.kill()
+    p.wait()
+    p.stdout.close()
+    wait_for_nobody(socket)
+
+
+def test_a_worker_that_dies_is_started_again(home):
+    p, socket = start(home, "1")
+    with rb.connect("pids", socket=socket, wait=20) as m:
+        before = int(m(np.zeros(1, "float32")))
+        with pytest.raises(rb.WorkerDied):  # tried three times: three workers die
+            m(np.ones(1, "float32"), timeout=20)
+        assert int(m(np.zeros(1, "float32"), timeout=20)) != before
+    p.terminate()
+    p.communicate(timeout=20)
+    wait_for_nobody(socket)
+
+
+def test_serve_uses_the_broker_that_runs(home, socket):
+    @rb.worker("local", inputs={"x": ("f32", (1,))}, outputs={"y": ("f32", (1,))}, wait_time=0)
+    def local(batch):
+        batch.outputs["y"][...] = 5
+
+    code = """
+        import threading
+        @rb.worker("here", inputs={"x": ("f32", (1,))}, outputs={"y": ("f32", (1,))}, wait_time=0)
+        def here(batch):
+            batch.outputs["y"][...] = 5
+        threading.Thread(target=rb.serve, args=(here,), kwargs={"processes": 0}, daemon=True).start()
+        with rb.connect("here", wait=20) as m:
+            print(m(np.zeros(1, "float32")))
+        os._exit(0) if not sys.stdout.flush() else None
+    """
+    assert python(code, socket=socket) == "[5.]"
+    with pytest.raises(rb.Invalid, match="processes=0"):
+        rb.serve(local, processes=1, socket=socket)
+    with pytest.raises(rb.Invalid, match="decorated"):
+        rb.serve(print, socket=socket)
+
+
+CTRL_C = """
+    import signal, threading
+    def interrupt():
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+    m = rb.connect("stuck", wait=20, window=1)
+    threading.Thread(target=interrupt, daemon=True).start()
+    start = time.perf_counter()
+    try:
+        {what}
+    except KeyboardInterrupt:
+        print("interrupted" if time.perf_counter() - start < 0.3 + {limit} else f"late: {{time.perf_counter() - start}}")
+"""
+
+
+@pytest.fixture(scope="module")
+def stuck(socket):
+    code = """
+        import signal
+        @rb.worker("stuck", inputs={"x": ("f32", (16,))}, outputs={"y": ("f32", (16,))}, wait_time=0, lease=600)
+        def stuck(batch):
+            time.sleep(600)
+        stuck.run(wait=20)
+    """
+    import textwrap
+
+    p = subprocess.Popen(
+        [sys.executable, "-c", "import time\nimport ringbatch as rb\n" + textwrap.dedent(code)], env={**os.environ, "RINGBATCH_SOCKET": socket}
+    )
+    yield socket
+    p.kill()
+    p.wait()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "m(x)",
+        "m.request().run()",
+        "m.submit(x).result()",
+        "held = m.request(); m.request()",
+        "import asyncio; asyncio.run(m.ainfer(x))",
+    ],
+)
+def test_ctrl_c_works_at_once(stuck, what):
+    assert python(CTRL_C.format(what=what, limit=0.5), socket=stuck) == "interrupted"
+
+
+def test_ctrl_c_ends_a_worker(socket):
+    code = """
+        import signal, threading
+        def interrupt():
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGINT)
+        @rb.worker("idle", inputs={"x": ("f32", (16,))}, outputs={"y": ("f32", (16,))})
+        def idle(batch):
+            pass
+        threading.Thread(target=interrupt, daemon=True).start()
+        try:
+            idle.run()
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    assert python(code, socket=socket) == "interrupted"
+
+
+def test_the_command():
+    for command in ([sys.executable, "-m", "ringbatch", "version"], [rb.binary_path(), "version"]):
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("ringbatch ")
+    assert subprocess.run([sys.executable, "-m", "ringbatch", "nonsense"], capture_output=True).returncode != 0

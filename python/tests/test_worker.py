@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+
+import numpy as np
+import pytest
+from conftest import serving
+
+import ringbatch as rb
+
+ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
+
+
+def test_a_function_of_batches(socket):
+    @rb.worker("double", **ONE, max_batch_size=8, wait_time=0.005)
+    def double(batch):
+        assert batch.inputs["x"].shape == (batch.rows, 4) and list(batch.outputs) == ["y"]
+        assert sum(r.rows for r in batch.requests) == batch.rows == batch.padded
+        assert sum(r.rows for r in batch.runs) == batch.rows == len(batch.slots)
+        batch.outputs["y"][...] = 2 * batch.inputs["x"]
+
+    assert double.__name__ == "double" and "double" in repr(double)
+    with serving(double, socket), rb.connect("double", socket=socket, wait=10, window=32) as m:
+        assert m.max_batch_size == 8 and m.wait_time == 0.005
+        futures = [m.submit(np.full((1 + i % 3, 4), i, "float32")) for i in range(300)]
+        for i, f in enumerate(futures):
+            y = f.result(20)
+            assert y.shape == (1 + i % 3, 4) and (y == 2 * i).all()
+
+
+def test_scattered_rows_are_gathered_and_put_back(socket):
+    """Rows of several clients, with gaps between: copies, and nobody gets another's."""
+    seen = set()
+
+    @rb.worker("plus", **ONE, max_batch_size=16, wait_time=0.02)
+    def plus(batch):
+        seen.add(batch.contiguous)
+        x, y = batch.inputs["x"], batch.outputs["y"]
+        assert len(x) == len(y) == batch.rows
+        y[...] = x + 1
+        for i, r in enumerate(batch.runs):  # the same rows without a copy
+            assert (batch.input_run("x", i) == x[r.row : r.row + r.rows]).all()
+
+    with serving(plus, socket):
+        clients = [rb.connect("plus", socket=socket, wait=10, window=4) for _ in range(6)]
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+
+            def use(k):
+                for i in range(30):
+                    rows = 1 + (i + k) % 3
+                    x = np.random.rand(rows, 4).astype("float32")
+                    assert (clients[k](x) == x + 1).all()
+                return True
+
+            assert all(pool.map(use, range(6)))
+        for c in clients:
+            c.close()
+    assert False in seen  # at least once they were scattered
+
+
+def test_padding_rows_are_zero_and_not_answered(socket):
+    shapes = set()
+
+    @rb.worker("padded", **ONE, max_batch_size=4, wait_time=0, pad_to=4)
+    def padded(batch):
+        x = batch.inputs["x"]
+        shapes.add(x.shape)
+        assert (x[batch.rows :] == 0).all() and batch.padded == 4
+        batch.outputs["y"][...] = x + 1
+
+    with serving(padded, socket), rb.connect("padded", socket=socket, wait=10) as m:
+        for i in range(20):
+            assert (m(np.full((1 + i % 2, 4), i, "float32")) == i + 1).all()
+    assert shapes == {(4, 4)}
+
+
+def test_failures_carry_the_traceback_and_the_worker_goes_on(socket):
+    @rb.worker("picky", **ONE, max_batch_size=4, wait_time=0)
+    def picky(batch):
+        for i, r in enumerate(batch.requests):
+            first = batch.inputs["x"][r.row, 0]
+            if first == 1:
+                batch.fail(i, "one is refused")
+            if first == 2:
+                batch.fail(i, KeyError("two"))
+            if first == 3:
+                raise ValueError("three is too much " + "x" * 3000)
+        batch.outputs["y"][...] = batch.inputs["x"]
+
+    def x(v):
+        return np.full(4, v, "float32")
+
+    with serving(picky, socket), rb.connect("picky", socket=socket, wait=10) as m:
+        for _ in range(3):
+            assert (m(x(0)) == 0).all()
+            with pytest.raises(rb.Failed, match="^one is refused$"):
+                m(x(1))
+            with pytest.raises(rb.Failed, match="KeyError: 'two'"):
+                m(x(2))
+            with pytest.raises(rb.Failed) as e:
+                m(x(3))
+            assert str(e.value).startswith("...") and str(e.value).endswith("x" * 100) and len(str(e.value)) <= 1024
+
+
+def test_a_traceback_names_the_line(socket):
+    @rb.worker("raises", **ONE, wait_time=0)
+    def raises(batch):
+        batch.inputs["nothing"]
+
+    with serving(raises, socket), rb.connect("raises", socket=socket, wait=10) as m:
+        with pytest.raises(rb.Failed, match=r'(?s)Traceback.*batch.inputs\["nothing"\].*there are x'):
+            m(np.zeros(4, "float32"))
+        with pytest.raises(rb.Failed):
+            m.submit(np.zeros(4, "float32")).result(10)
+
+
+def test_views_of_a_batch_are_over_when_it_is(socket):
+    kept = []
+
+    @rb.worker("keeper", **ONE, wait_time=0)
+    def keeper(batch):
+        kept.append(batch.inputs["x"])
+        kept.append(np.asarray(batch.inputs["x"]))
+        batch.outputs["y"][...] = batch.inputs["x"]
+
+    with serving(keeper, socket), rb.connect("keeper", socket=socket, wait=10) as m:
+        m(np.zeros(4, "float32"))
+        m(np.zeros(4, "float32"))  # the first batch is over for sure
+        with pytest.raises(rb.Released):
+            kept[0].sum()
+    assert kept[1].sum() == kept[1].sum()  # stale, not a crash, also after the worker has left
+
+
+def test_several_inputs_and_outputs_of_all_types(socket):
+    types = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
+    specs = {t: (t, (3,)) for t in types} | {"bits": ("bfloat16", (2,)), "scalar": (np.float32, ())}
+
+    @rb.worker("types", inputs=specs, outputs={"out_" + k: v for k, v in specs.items()}, wait_time=0)
+    def types_model(batch):
+        for name in specs:
+            batch.outputs["out_" + name][...] = batch.inputs[name]
+
+    with serving(types_model, socket), rb.connect("types", socket=socket, wait=10) as m:
+        inputs = {t: np.ones(3, t) for t in types} | {"bits": np.array([0x3F80, 0], "uint16"), "scalar": np.float32(2.5)}
+        out = m(**inputs)
+        assert set(out) == {"out_" + k for k in specs}
+        for k, v in inputs.items():
+            assert out["out_" + k].dtype == v.dtype and (out["out_" + k] == v).all()
+        rows = {k: np.stack([v, v]) for k, v in inputs.items()}
+        assert m(**rows)["out_scalar"].tolist() == [2.5, 2.5]
+        rows["int8"] = rows["int8"][:1]
+        with pytest.raises(rb.Rows, match="'int8' has 1 rows"):
+            m(**rows)
+
+
+def test_variable_dimensions_and_buckets(socket):
+    @rb.worker(
+        "words",
+        inputs={"t": ("int32", ("<=64",))},
+        outputs={"u": ("int32", ("<=64",)), "n": ("int64", ())},
+        max_batch_size=8,
+        wait_time=0.002,
+        buckets=[[8, 64]],
+    )
+    def words(batch):
+        t, u = batch.inputs["t"], batch.outputs["u"]
+        assert t.shape[1] in (8, 64) and u.shape == (batch.rows, 64)
+        for i, r in enumerate(batch.requests):
+            (n,) = batch.input_shape(i, "t")
+            assert r.dims == (n,) and (t[r.slice, n:] == 0).all()
+            u[r.slice, :n] = t[r.slice, :n] + 1
+            batch.outputs["n"][r.slice] = n
+            batch.set_output_dims(i, n)
+
+    with serving(words, socket), rb.connect("words", socket=socket, wait=10, window=16) as m:
+        for n in (1, 5, 8, 9, 64):
+            out = m(np.arange(n, dtype="int32"))
+            assert out["u"].tolist() == list(range(1, n + 1)) and out["n"] == n
+        futures = [(n, m.submit(np.full((2, n), n, "int32"))) for n in range(1, 65)]
+        for n, f in futures:
+            out = f.result(20)
+            assert out["u"].shape == (2, n) and (out["u"] == n + 1).all() and out["n"].tolist() == [n, n]
+        with m.request(shapes={"t": (5,)}) as req:
+            assert req.inputs["t"].shape == (8,)  # the bucket
+            req.inputs["t"][:5] = 1
+            assert req.run().outputs["u"].tolist() == [2] * 5
+        for bad in (np.zeros(0, "int32"), np.zeros(65, "int32")):
+            with pytest.raises((rb.Shape, rb.Rows)):
+                m(bad)
+        with pytest.raises(rb.Shape, match=r"1\.\.64"):
+            m(np.zeros((2, 65), "int32"))
+
+
+@pytest.mark.parametrize(
+    "spec, says",
+    [(("float31", (4,)), "float31"), (("float32", ("many",)), "many"), ("float32", "expected"), (("uint16", (4,)), "uint16")],
+)
+def test_bad_declarations_are_named(spec, says):
+    with pytest.raises(rb.Invalid, match=says):
+        rb.worker("bad", inputs={"x": spec}, outputs={"y": ("f32", (1,))})
+
+
+def test_another_signature_is_refused(socket):
+    @rb.worker("same", **ONE, wait_time=0)
+    def first(batch):
+        pass
+
+    @rb.worker("same", inputs={"x": ("float32", (5,))}, outputs={"y": ("float32", (4,))})
+    def other(batch):
+        pass
+
+    with serving(first, socket), rb.connect("same", socket=socket, wait=10), pytest.raises(rb.SignatureMismatch):
+        other.run(socket=socket)
+    with pytest.raises(rb.NoBroker):
+        first.run(socket="/nonexistent/b.sock")
+
+
+def test_stop_ends_an_idle_worker(socket):
+    @rb.worker("idle", **ONE)
+    def idle(batch):
+        pass
+
+    stop = threading.Event()
+    thread = threading.Thread(target=idle.run, kwargs={"socket": socket, "stop": stop})
+    thread.start()
+    stop.set()
+    thread.join(5)
+    assert not thread.is_alive()
