@@ -101,9 +101,13 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	}
 	c := &Client{model: model, opts: o, change: make(chan struct{}), done: make(chan struct{})}
 	delay := firstRetry
+	var last error // why it could not attach before
 	for {
 		l, err := c.attach(ctx)
-		if err == nil {
+		if last != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
+			return nil, fmt.Errorf("dial %s: %w (%w)", model, last, err)
+		}
+		if last = err; err == nil {
 			c.link, c.info = l, l.model()
 			c.live.Store(l)
 			c.remember(l)

@@ -46,6 +46,9 @@ func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
+		if errors.Is(err, os.ErrDeadlineExceeded) { // the context's, a moment early
+			return nil, context.DeadlineExceeded
+		}
 		return nil, fmt.Errorf("%w (socket %s: %v)", shm.ErrNoBroker, socket, err)
 	}
 	return c.(*net.UnixConn), nil
