@@ -28,6 +28,10 @@ type Broker struct {
 	draining bool
 	stopped  chan struct{} // closed when the loop has ended
 
+	// The world outside, replaced by the simulation.
+	clock    func() int64      // shm.Now
+	killPeer func(*peer) error // (*peer).kill
+
 	conns conns
 }
 
@@ -42,7 +46,7 @@ func New(cfg Config) (*Broker, error) {
 	}
 	b := &Broker{
 		cfg: cfg, log: cfg.Logger, epoch: uint64(time.Now().UnixNano()), started: time.Now(),
-		models: map[string]*model{}, now: shm.Now(), stopped: make(chan struct{}),
+		models: map[string]*model{}, now: shm.Now(), stopped: make(chan struct{}), clock: shm.Now, killPeer: (*peer).kill,
 	}
 	var err error
 	if b.loop, err = newLoop(); err != nil {
@@ -87,16 +91,10 @@ func (b *Broker) Serve(ctx context.Context) error {
 	defer stop()
 	drainUntil := never
 	for {
-		if err := b.loop.sleep(min(b.nextTimer(), drainUntil), func() { b.now = shm.Now() }); err != nil {
+		if err := b.loop.sleep(min(b.nextTimer(), drainUntil), func() { b.now = b.clock() }); err != nil {
 			return err
 		}
-		b.loop.runPosts()
-		b.timers()
-		for len(b.dirty) > 0 {
-			m := b.dirty[len(b.dirty)-1]
-			b.dirty = b.dirty[:len(b.dirty)-1]
-			m.decide()
-		}
+		b.settle()
 		if b.draining {
 			if drainUntil == never {
 				drainUntil = b.now + int64(b.cfg.DrainTime)
@@ -110,6 +108,18 @@ func (b *Broker) Serve(ctx context.Context) error {
 				return nil
 			}
 		}
+	}
+}
+
+// settle ends a round of the loop: whatever the round's events and the time
+// have made possible is done.
+func (b *Broker) settle() {
+	b.loop.runPosts()
+	b.timers()
+	for len(b.dirty) > 0 {
+		m := b.dirty[len(b.dirty)-1]
+		b.dirty = b.dirty[:len(b.dirty)-1]
+		m.decide()
 	}
 }
 

@@ -34,7 +34,7 @@ func (m *model) decide() {
 		if !m.armDone() {
 			return
 		}
-		m.b.now = shm.Now()
+		m.b.now = m.b.clock()
 	}
 }
 

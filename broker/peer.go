@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -79,6 +80,22 @@ func (p *peer) listen(b *Broker, rung, died func()) (err error) {
 	}
 	if p.pidfd >= 0 && p.pid != os.Getpid() {
 		p.watches[1], err = b.loop.watch(p.pidfd, died)
+	}
+	return err
+}
+
+// kill ends the peer's process. Without an error its death is certain, but
+// not yet over: the pidfd tells when.
+func (p *peer) kill() error {
+	if p.pid == os.Getpid() {
+		return errors.New("it is this process")
+	}
+	if p.pidfd < 0 {
+		return errors.New("no pidfd")
+	}
+	err := unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
+	if errors.Is(err, unix.ESRCH) {
+		err = nil // dead already, and its parent knows
 	}
 	return err
 }

@@ -1,11 +1,7 @@
 package broker
 
 import (
-	"errors"
 	"fmt"
-	"os"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/shm"
@@ -76,15 +72,7 @@ func (m *model) evict(w *workerSession, why string) {
 // kill ends a worker that may still write into slots. Death is confirmed by
 // its pidfd; until then its slots stay where they are.
 func (m *model) kill(w *workerSession, why string) {
-	err := fmt.Errorf("no pidfd")
-	if w.pid == os.Getpid() {
-		err = fmt.Errorf("it is this process")
-	} else if w.pidfd >= 0 {
-		err = unix.PidfdSendSignal(w.pidfd, unix.SIGKILL, nil, 0)
-	}
-	if errors.Is(err, unix.ESRCH) {
-		err = nil // dead already, and its parent knows
-	}
+	err := m.b.killPeer(w.peer)
 	if err == nil {
 		m.log.Warn("worker killed", "worker", w.label(), "pid", w.pid, "why", why)
 		w.dying = true
