@@ -46,7 +46,7 @@ func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if errors.Is(err, os.ErrDeadlineExceeded) { // the context's, a moment early
+		if errors.Is(err, context.DeadlineExceeded) { // ours, noticed a moment before the context
 			return nil, context.DeadlineExceeded
 		}
 		return nil, fmt.Errorf("%w (socket %s: %v)", shm.ErrNoBroker, socket, err)

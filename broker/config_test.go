@@ -1,0 +1,129 @@
+package broker
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+func spec(t *testing.T, text string) shm.TensorSpec {
+	t.Helper()
+	s, err := shm.ParseTensorSpec(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestAModelThatCannotBeIsRefusedByName(t *testing.T) {
+	good := func() ModelConfig {
+		return ModelConfig{
+			Name: "m", Slots: 16, Policy: batcher.Config{MaxBatchSize: 4},
+			Signature: shm.Signature{Inputs: []shm.TensorSpec{spec(t, "x:f32[<=8,2]")}, Outputs: []shm.TensorSpec{spec(t, "y:f32[2]")}},
+		}
+	}
+	dir := t.TempDir()
+	try := func(models ...ModelConfig) error {
+		b, err := New(Config{Socket: filepath.Join(dir, "s"), OpenFolder: true, Models: models, Logger: slog.New(slog.DiscardHandler)})
+		if err == nil {
+			b.release()
+		}
+		return err
+	}
+	if err := try(good()); err != nil {
+		t.Fatal(err)
+	}
+	for what, change := range map[string]func(*ModelConfig){
+		"no name":                    func(m *ModelConfig) { m.Name = "" },
+		"a name with blanks":         func(m *ModelConfig) { m.Name = "a b" },
+		"a long name":                func(m *ModelConfig) { m.Name = strings.Repeat("n", shm.MaxNameBytes+1) },
+		"no signature":               func(m *ModelConfig) { m.Signature = shm.Signature{} },
+		"fewer slots than a batch":   func(m *ModelConfig) { m.Slots = 3 },
+		"too many slots":             func(m *ModelConfig) { m.Slots = shm.MaxSlots + 1 },
+		"negative slots":             func(m *ModelConfig) { m.Slots = -1 },
+		"negative batch":             func(m *ModelConfig) { m.Policy.MaxBatchSize = -1 },
+		"a huge batch":               func(m *ModelConfig) { m.Policy.MaxBatchSize, m.Slots = shm.MaxBatchRows+1, 0 },
+		"negative lease":             func(m *ModelConfig) { m.Lease = -time.Second },
+		"descending preferred sizes": func(m *ModelConfig) { m.Policy.PreferredSizes = []int{4, 2} },
+		"preferred beyond a batch":   func(m *ModelConfig) { m.Policy.PreferredSizes = []int{5} },
+		"no such default level":      func(m *ModelConfig) { m.Policy.DefaultLevel = 1 },
+		"negative queue":             func(m *ModelConfig) { m.Policy.Levels = []batcher.LevelPolicy{{MaxQueue: -1}} },
+		"buckets too many":           func(m *ModelConfig) { m.Policy.Buckets = [][]uint32{{8}, {2}} },
+		"descending buckets":         func(m *ModelConfig) { m.Policy.Buckets = [][]uint32{{8, 4}} },
+		"buckets below the maximum":  func(m *ModelConfig) { m.Policy.Buckets = [][]uint32{{4}} },
+		"buckets beyond the maximum": func(m *ModelConfig) { m.Policy.Buckets = [][]uint32{{4, 16}} },
+	} {
+		m := good()
+		change(&m)
+		if err := try(m); !errors.Is(err, shm.ErrInvalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := try(good(), good()); !errors.Is(err, shm.ErrInvalid) {
+		t.Errorf("a model declared twice: %v", err)
+	}
+	if err := try(good()); err != nil {
+		t.Errorf("after all that: %v", err)
+	}
+}
+
+func TestASocketThatCannotBeIsRefusedByName(t *testing.T) {
+	dir := t.TempDir()
+	try := func(socket string, open bool) error {
+		b, err := New(Config{Socket: socket, OpenFolder: open, Logger: slog.New(slog.DiscardHandler)})
+		if err == nil {
+			b.release()
+		}
+		return err
+	}
+	long := filepath.Join(dir, strings.Repeat("x", 108))
+	if err := try(long, true); !errors.Is(err, shm.ErrInvalid) {
+		t.Errorf("a long path: %v", err)
+	}
+	longest := dir + "/" + strings.Repeat("x", maxSocketPath-len(dir)-1)
+	if err := try(longest, true); err != nil {
+		t.Errorf("the longest path: %v", err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := try(filepath.Join(dir, "s"), false); !errors.Is(err, shm.ErrForbidden) {
+		t.Errorf("a folder that others may enter: %v", err)
+	}
+	inside := filepath.Join(dir, "made", "s")
+	if err := try(inside, false); err != nil {
+		t.Errorf("a folder that it made itself: %v", err)
+	}
+	if st, err := os.Stat(filepath.Dir(inside)); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("that folder: %v, %v", st.Mode(), err)
+	}
+	left, _ := filepath.Glob(filepath.Join(dir, "s*"))
+	for _, name := range left {
+		if !strings.HasSuffix(name, ".lock") {
+			t.Errorf("%s is left", name)
+		}
+	}
+}
+
+func TestWindowsAreLeasedLowestFirstAndComeBack(t *testing.T) {
+	w := windows{make([]bool, 10)}
+	a, _ := w.lease(4)
+	b, _ := w.lease(4)
+	if _, ok := w.lease(3); ok || a != 0 || b != 4 || w.free() != 2 {
+		t.Errorf("windows at %d and %d, %d free", a, b, w.free())
+	}
+	w.giveBack(a, 4)
+	if c, ok := w.lease(3); !ok || c != 0 {
+		t.Errorf("a window at %d", c)
+	}
+	if _, ok := w.lease(4); ok {
+		t.Error("a window out of two pieces")
+	}
+}

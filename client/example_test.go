@@ -1,0 +1,151 @@
+package client_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// serveDouble runs a broker and a worker that doubles four numbers, as other
+// processes of the host would. It returns the broker's socket.
+func serveDouble() (socket string, stop func()) {
+	dir, err := os.MkdirTemp("", "ringbatch")
+	if err != nil {
+		log.Fatal(err)
+	}
+	b, err := broker.New(broker.Config{Socket: filepath.Join(dir, "broker.sock"), Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 2)
+	go func() { served <- b.Serve(ctx) }()
+	work, leave := context.WithCancel(context.Background())
+	go func() {
+		served <- worker.Serve(work, worker.Config{
+			Model: "double", Socket: b.Socket(),
+			Signature: shm.Signature{
+				Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{4}}},
+				Outputs: []shm.TensorSpec{{Name: "y", DType: shm.F32, Shape: []int{4}}},
+			},
+		}, double)
+	}()
+	return b.Socket(), func() {
+		leave()
+		<-served
+		cancel()
+		<-served
+		_ = os.RemoveAll(dir)
+	}
+}
+
+func Example() {
+	socket, stop := serveDouble()
+	defer stop()
+	ctx := context.Background()
+
+	c, err := client.Dial(ctx, "double", client.WithSocket(socket), client.WaitForModel())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	outs, err := c.Infer(ctx, []float32{1, 2, 3, 4})
+	if err != nil {
+		log.Fatal(err)
+	}
+	y, err := shm.As[float32](outs[0])
+	fmt.Println(y, err)
+	// Output: [2 4 6 8] <nil>
+}
+
+// Without copies: write into the slot, read from it, give it back.
+func ExampleClient_Claim() {
+	socket, stop := serveDouble()
+	defer stop()
+	ctx := context.Background()
+	c, err := client.Dial(ctx, "double", client.WithSocket(socket), client.WaitForModel())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+
+	r, err := c.Claim(ctx, 1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer r.Release()
+	in, err := r.Input("x")
+	if err != nil {
+		log.Fatal(err)
+	}
+	x, err := shm.As[float32](in) // a view into shared memory
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i := range x {
+		x[i] = float32(i)
+	}
+	if err := r.Commit(ctx); err != nil { // the worker's from here on
+		log.Fatal(err)
+	}
+	if err := r.Wait(ctx); err != nil {
+		log.Fatal(err)
+	}
+	out, err := r.Output("y")
+	if err != nil {
+		log.Fatal(err)
+	}
+	y, err := shm.As[float32](out)
+	fmt.Println(y, err)
+	// Output: [0 2 4 6] <nil>
+}
+
+// Several requests in flight from one goroutine.
+func ExampleRequest_Wait() {
+	socket, stop := serveDouble()
+	defer stop()
+	ctx := context.Background()
+	c, err := client.Dial(ctx, "double", client.WithSocket(socket), client.WaitForModel(), client.WithWindow(3))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+
+	var requests []client.Request
+	for i := range 3 {
+		r, err := c.Claim(ctx, 1)
+		if err != nil {
+			log.Fatal(err)
+		}
+		in, _ := r.Input("x")
+		x, _ := shm.As[float32](in)
+		for j := range x {
+			x[j] = float32(i)
+		}
+		if err := r.Commit(ctx); err != nil {
+			log.Fatal(err)
+		}
+		requests = append(requests, r)
+	}
+	for _, r := range requests {
+		if err := r.Wait(ctx); err != nil {
+			log.Fatal(err)
+		}
+		out, _ := r.Output("y")
+		y, _ := shm.As[float32](out)
+		fmt.Println(y)
+		_ = r.Release()
+	}
+	// Output:
+	// [0 0 0 0]
+	// [2 2 2 2]
+	// [4 4 4 4]
+}

@@ -1,0 +1,336 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// patience is how long anything may take here before it counts as stuck.
+const patience = 30 * time.Second
+
+var sig = shm.Signature{
+	Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.I32, Shape: []int{2}}},
+	Outputs: []shm.TensorSpec{{Name: "y", DType: shm.I32, Shape: []int{2}}},
+}
+
+// ring is a broker in this process, on heap memory. Only full batches go out,
+// because somebody who could join is always attached and silent.
+type ring struct {
+	t      *testing.T
+	socket string
+	mem    *shm.Heap
+	client *client.Client
+}
+
+func newRing(t *testing.T, maxBatch int) *ring {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "rb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &ring{t: t, socket: filepath.Join(dir, "s"), mem: shm.NewHeap()}
+	b, err := broker.New(broker.Config{
+		Socket: r.socket, Memory: r.mem, Logger: slog.New(slog.DiscardHandler), DrainTime: time.Millisecond,
+		Models: []broker.ModelConfig{{Name: "m", Signature: sig, Slots: 64, Policy: batcher.Config{MaxBatchSize: maxBatch, WaitTime: time.Hour}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- b.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("broker: %v", err)
+		}
+		_ = os.RemoveAll(dir)
+	})
+	r.dial()
+	r.client = r.dial()
+	return r
+}
+
+func (r *ring) dial() *client.Client {
+	r.t.Helper()
+	c, err := client.Dial(soon(r.t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(32))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func (r *ring) config(depth int) worker.Config {
+	return worker.Config{Model: "m", Signature: sig, Socket: r.socket, Memory: r.mem, Depth: depth}
+}
+
+func (r *ring) attach(cfg worker.Config) *worker.Worker {
+	r.t.Helper()
+	w, err := worker.Attach(soon(r.t), cfg)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(w.Close)
+	return w
+}
+
+// commit sends requests of one row each: i, then i again.
+func (r *ring) commit(n int) (reqs []client.Request) {
+	r.t.Helper()
+	for i := range n {
+		req, err := r.client.Claim(soon(r.t), 1)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		view, _ := req.Input("x")
+		x, _ := shm.As[int32](view)
+		x[0], x[1] = int32(i), int32(i)
+		if err := req.Commit(context.Background()); err != nil {
+			r.t.Fatal(err)
+		}
+		reqs = append(reqs, req)
+	}
+	return reqs
+}
+
+func soon(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	timer := time.AfterFunc(patience, cancel)
+	t.Cleanup(func() { timer.Stop(); cancel() })
+	return ctx
+}
+
+func next(t *testing.T, w *worker.Worker) *worker.Batch {
+	t.Helper()
+	b, err := w.Next(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func ends(t *testing.T, req client.Request, want error) {
+	t.Helper()
+	if err := req.Wait(soon(t)); !errors.Is(err, want) {
+		t.Errorf("request ended with %v, expected %v", err, want)
+	}
+}
+
+func TestTheNextBatchIsThereWhileOneRuns(t *testing.T) {
+	r := newRing(t, 2)
+	w := r.attach(r.config(2))
+	reqs := r.commit(6)
+	first, second := next(t, w), next(t, w)
+	if first.ID() == second.ID() || first.Len() != 2 || second.Len() != 2 {
+		t.Errorf("batches %d of %d and %d of %d", first.ID(), first.Len(), second.ID(), second.Len())
+	}
+	if b, err := w.TryNext(); b != nil || err != nil {
+		t.Errorf("a third batch for a worker of depth 2: %v", err)
+	}
+	second.Complete() // in any order
+	third := next(t, w)
+	first.Complete()
+	first.Complete() // once is enough
+	third.Complete()
+	for _, req := range reqs {
+		ends(t, req, nil)
+	}
+}
+
+func TestNextEndsWithItsContextOrInTime(t *testing.T) {
+	r := newRing(t, 2)
+	w := r.attach(r.config(1))
+	ctx, cancel := context.WithCancel(context.Background())
+	time.AfterFunc(20*time.Millisecond, cancel)
+	if _, err := w.Next(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Next: %v", err)
+	}
+	if _, err := w.NextFor(20 * time.Millisecond); !errors.Is(err, shm.ErrTimeout) {
+		t.Errorf("NextFor: %v", err)
+	}
+}
+
+func TestCloseFailsWhatWasTakenAndPassesOnTheRest(t *testing.T) {
+	r := newRing(t, 1)
+	w := r.attach(r.config(2))
+	reqs := r.commit(2)
+	next(t, w) // the second is in its mailbox, or will be
+	w.Close()
+	w.Close()
+	if err := reqs[0].Wait(soon(t)); !errors.Is(err, client.ErrFailed) || err.Error() != "the worker was closed before it ran this request" {
+		t.Errorf("the taken one: %v", err)
+	}
+	other := r.attach(r.config(1))
+	next(t, other).Complete()
+	ends(t, reqs[1], nil)
+}
+
+func TestABatchIsSortedBySlotAndShowsItsRuns(t *testing.T) {
+	r := newRing(t, 5)
+	w := r.attach(r.config(1))
+	reqs := r.commit(3)
+	gap, err := r.client.Claim(soon(t), 1) // a slot that is not part of the batch
+	if err != nil {
+		t.Fatal(err)
+	}
+	reqs = append(reqs, r.commit(2)...)
+	_ = gap.Release()
+	b := next(t, w)
+	if b.Len() != 5 || b.Rows() != 5 || !slices.IsSorted(b.Slots()) {
+		t.Fatalf("%d requests, slots %v", b.Len(), b.Slots())
+	}
+	runs := b.Runs()
+	if len(runs) != 2 || runs[0].Rows != 3 || runs[1].Rows != 2 || runs[1].Row != 3 {
+		t.Errorf("runs %v", runs)
+	}
+	if _, ok := b.Input(0).Contiguous(); ok {
+		t.Error("rows with a gap count as one tensor")
+	}
+	x, err := shm.As[int32](b.Input(0).Run(0))
+	if err != nil || !slices.Equal(x, []int32{0, 0, 1, 1, 2, 2}) {
+		t.Errorf("the first run says %v, %v", x, err)
+	}
+	for i := range b.Rows() {
+		copy(worker.Row[int32](b.Output(0), i), []int32{int32(10 + i), int32(10 + i)})
+	}
+	b.Fail(1, errors.New("just this one"))
+	b.Complete()
+	for i, req := range reqs {
+		if i == 1 {
+			ends(t, req, client.ErrFailed)
+			continue
+		}
+		ends(t, req, nil)
+		view, err := req.Output("y")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if y, _ := shm.As[int32](view); y[0] != int32(10+i) {
+			t.Errorf("request %d got %v", i, y)
+		}
+	}
+}
+
+func TestPaddingRowsAreZeroAndNobodys(t *testing.T) {
+	r := newRing(t, 3)
+	cfg := r.config(1)
+	cfg.Pad, cfg.PadTo = "fixed", 8
+	w := r.attach(cfg)
+	reqs := r.commit(3)
+	b := next(t, w)
+	if b.Rows() != 3 || b.PadTo() != 8 {
+		t.Errorf("%d rows padded to %d", b.Rows(), b.PadTo())
+	}
+	for i := range b.PadTo() {
+		x, y := worker.Row[int32](b.Input(0), i), worker.Row[int32](b.Output(0), i)
+		if i >= b.Rows() && (x[0] != 0 || x[1] != 0) {
+			t.Errorf("padding row %d is %v", i, x)
+		}
+		y[0], y[1] = x[0]+1, x[1]+1
+	}
+	if x := worker.Row[int32](b.Input(0), 7); x[0] != 0 {
+		t.Errorf("the output's padding is the input's: %v", x)
+	}
+	b.Complete()
+	for _, req := range reqs {
+		ends(t, req, nil)
+	}
+}
+
+func TestAttachNamesWhatIsWrong(t *testing.T) {
+	r := newRing(t, 2)
+	change := func(f func(*worker.Config)) worker.Config {
+		cfg := r.config(1)
+		f(&cfg)
+		return cfg
+	}
+	other := shm.Signature{Inputs: sig.Inputs, Outputs: []shm.TensorSpec{{Name: "z", DType: shm.F32, Shape: []int{1}}}}
+	for _, c := range []struct {
+		what string
+		cfg  worker.Config
+		want error
+	}{
+		{"no signature", change(func(c *worker.Config) { c.Signature = shm.Signature{} }), shm.ErrInvalid},
+		{"another signature", change(func(c *worker.Config) { c.Signature = other }), shm.ErrSignatureMismatch},
+		{"no broker", change(func(c *worker.Config) { c.Socket += "x" }), shm.ErrNoBroker},
+		{"negative depth", change(func(c *worker.Config) { c.Depth = -1 }), shm.ErrInvalid},
+		{"too much depth", change(func(c *worker.Config) { c.Depth = shm.MaxMailDepth + 1 }), shm.ErrInvalid},
+		{"unknown padding", change(func(c *worker.Config) { c.Pad = "some" }), shm.ErrInvalid},
+		{"padding below a batch", change(func(c *worker.Config) { c.Pad, c.PadTo = "fixed", 1 }), shm.ErrInvalid},
+		{"a bad model", change(func(c *worker.Config) { c.Model, c.MaxBatchSize = "n", -1 }), shm.ErrInvalid},
+		{"no name", change(func(c *worker.Config) { c.Model = "" }), shm.ErrInvalid},
+		{"fewer slots than a batch", change(func(c *worker.Config) { c.Model, c.Slots, c.MaxBatchSize = "n", 4, 8 }), shm.ErrInvalid},
+		{"preferred beyond a batch", change(func(c *worker.Config) { c.Model, c.PreferredSizes = "n", []int{99} }), shm.ErrInvalid},
+		{"negative lease", change(func(c *worker.Config) { c.Model, c.Lease = "n", -1 }), shm.ErrInvalid},
+		{"buckets without a variable dimension", change(func(c *worker.Config) { c.Model, c.Buckets = "n", [][]uint32{{1}} }), shm.ErrInvalid},
+	} {
+		if err := worker.Serve(soon(t), c.cfg, nil); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, expected %v", c.what, err, c.want)
+		}
+	}
+	if _, err := client.Dial(soon(t), "n", client.WithSocket(r.socket)); !errors.Is(err, client.ErrUnknownModel) {
+		t.Errorf("a refused model is there: %v", err)
+	}
+}
+
+func TestServeFinishesItsBatchAndReturnsNil(t *testing.T) {
+	r := newRing(t, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	entered, open := make(chan struct{}), make(chan struct{})
+	served := make(chan error, 1)
+	go func() {
+		served <- worker.Serve(ctx, r.config(2), func(context.Context, *worker.Batch) error {
+			entered <- struct{}{}
+			<-open
+			return nil
+		})
+	}()
+	reqs := r.commit(2)
+	<-entered
+	cancel()
+	close(open)
+	select {
+	case err := <-served:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Fatal("Serve does not return")
+	}
+	ends(t, reqs[0], nil)
+	next(t, r.attach(r.config(1))).Complete() // the second went to another
+	ends(t, reqs[1], nil)
+}
+
+func TestAnErrorFailsWhatHasNotFailedAlready(t *testing.T) {
+	r := newRing(t, 3)
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() {
+		served <- worker.Serve(ctx, r.config(1), func(_ context.Context, b *worker.Batch) error {
+			b.Fail(0, errors.New("the first"))
+			return fmt.Errorf("all of them")
+		})
+	}()
+	defer func() { cancel(); <-served }()
+	for i, req := range r.commit(3) {
+		want := map[bool]string{true: "the first", false: "all of them"}[i == 0]
+		if err := req.Wait(soon(t)); !errors.Is(err, client.ErrFailed) || err.Error() != want {
+			t.Errorf("request %d: %v", i, err)
+		}
+	}
+}
