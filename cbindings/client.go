@@ -69,7 +69,7 @@ func connect(model string, given *C.rb_connect_options) (*clientHandle, error) {
 		}
 		o = *given
 	}
-	opts := []client.Option{client.WithSocket(text(o.socket)), client.WithName(text(o.name)), client.WithTiming()}
+	opts := []client.Option{client.WithSocket(socket(o.socket)), client.WithName(text(o.name)), client.WithTiming()}
 	if o.window > 0 {
 		opts = append(opts, client.WithWindow(int(o.window)))
 	}
@@ -202,10 +202,10 @@ func rbgo_reap(id C.uint64_t, out *C.uint64_t, most C.uint32_t, count *C.uint32_
 }
 
 //export rbgo_stats
-func rbgo_stats(socket *C.char, timeout C.int64_t, out **C.char, msg *C.char) C.int {
+func rbgo_stats(at *C.char, timeout C.int64_t, out **C.char, msg *C.char) C.int {
 	ctx, cancel := bounded(timeout)
 	defer cancel()
-	rep, err := attach.CallOnce(ctx, control.SocketPath(text(socket)), &control.Request{Op: control.OpStats})
+	rep, err := attach.CallOnce(ctx, control.SocketPath(socket(at)), &control.Request{Op: control.OpStats})
 	if err != nil {
 		return result(err, msg)
 	}

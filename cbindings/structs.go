@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
@@ -84,4 +85,15 @@ func text(s *C.char) string {
 		return ""
 	}
 	return C.GoString(s)
+}
+
+// socket is the one given, or the environment's. C's environment, not Go's:
+// that is a copy from when the process was started.
+func socket(given *C.char) string {
+	if s := text(given); s != "" {
+		return s
+	}
+	name := C.CString(control.SocketEnv)
+	defer C.free(unsafe.Pointer(name))
+	return text(C.getenv(name))
 }

@@ -80,7 +80,7 @@ func workerConfig(model, signature string, given *C.rb_worker_options) (cfg work
 		o = *given
 	}
 	cfg = worker.Config{
-		Model: model, Socket: text(o.socket), Name: text(o.name), GPU: text(o.gpu), Depth: int(o.depth), Weight: int(o.weight),
+		Model: model, Socket: socket(o.socket), Name: text(o.name), GPU: text(o.gpu), Depth: int(o.depth), Weight: int(o.weight),
 		Policy: worker.Policy{
 			MaxBatchSize: int(o.max_batch_size), WaitTime: time.Duration(o.wait_time), Slots: int(o.slots),
 			Lease: time.Duration(o.lease), PreserveOrder: o.preserve_order != 0, Buckets: buckets(&o),

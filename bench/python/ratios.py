@@ -1,0 +1,214 @@
+"""What the Python package reaches, as ratios measured in one run.
+
+    python bench/python/ratios.py [--json FILE] [--only NAME] [--rounds N]
+
+round_trip   a Python client's model(x) against the Go client's, 64 bytes, one at a time, a Go worker that echoes
+asyncio      32 requests in flight from one process against one at a time
+zero_copy    a 602,112-byte input through request(): the time beyond the assignment, and against a 64-byte input
+worker       rows/s of a Python worker that does nothing, batch 32, from 8 Go producers with 8 in flight each
+baseline     64 producers with 602,112-byte inputs and a model that does nothing, against baseline.py
+
+The two sides of a ratio take turns, and the median of the rounds counts: the
+machine's other load then hits both. Needs the installed package and, for the
+Go producer, Go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+
+
+import ringbatch as rb
+
+NOTHING = """
+import ringbatch as rb
+
+@rb.worker({name!r}, inputs={{"x": ("float32", {inputs})}}, outputs={{"y": ("float32", {outputs})}},
+           max_batch_size=32, wait_time={wait}, slots={slots})
+def nothing(batch):
+    pass
+
+nothing.run(wait=20)
+"""
+
+
+@contextlib.contextmanager
+def running(*command: str):
+    p = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        yield p
+    finally:
+        p.terminate()
+        p.wait(20)
+
+
+def python_worker(name: str, inputs: tuple, outputs: tuple, wait: float, slots: int):
+    return running(sys.executable, "-c", NOTHING.format(name=name, inputs=inputs, outputs=outputs, wait=wait, slots=slots))
+
+
+def go_producer(folder: str) -> str:
+    path = os.path.join(folder, "goproducer")
+    subprocess.run(["go", "build", "-o", path, "./bench/python/goproducer"], cwd=REPOSITORY, check=True)
+    return path
+
+
+def round_trip(rounds: int, go: str) -> dict:
+    calls, ratios, go_us, python_us = 4000, [], [], []
+    x = np.zeros(16, np.float32)
+    with running(rb.binary_path(), "worker", "--model", "echo", "--wait_time", "0s", "--wait_for_broker", "20s"), rb.connect("echo", wait=20) as m:
+        def python_side() -> float:
+            times = []
+            for _ in range(calls):
+                start = time.perf_counter_ns()
+                m(x)
+                times.append(time.perf_counter_ns() - start)
+            return statistics.median(times) / 1e3
+
+        for _ in range(rounds):
+            go_us.append(json.loads(subprocess.check_output([go, "--model", "echo", "--calls", str(calls)]))["p50_us"])
+            python_us.append(python_side())
+            ratios.append(python_us[-1] / go_us[-1])
+    return {"ratio": statistics.median(ratios), "want": "<= 1.5", "go_us": statistics.median(go_us), "python_us": statistics.median(python_us)}
+
+
+def asyncio_ratio(rounds: int, _go: str) -> dict:
+    one_rate, many_rate, ratios = [], [], []
+    x = np.zeros(16, np.float32)
+
+    async def rate(m: rb.Model, in_flight: int, total: int) -> float:
+        async def loop() -> None:
+            for _ in range(total // in_flight):
+                await m.ainfer(x)
+
+        start = time.perf_counter()
+        await asyncio.gather(*(loop() for _ in range(in_flight)))
+        return total / (time.perf_counter() - start)
+
+    with running(rb.binary_path(), "worker", "--model", "echo", "--wait_time", "0s", "--wait_for_broker", "20s"), rb.connect("echo", wait=20, window=32) as m:
+
+        async def main() -> None:
+            await rate(m, 32, 3200)
+            for _ in range(rounds):
+                one_rate.append(await rate(m, 1, 3000))
+                many_rate.append(await rate(m, 32, 32000))
+                ratios.append(many_rate[-1] / one_rate[-1])
+
+        asyncio.run(main())
+    return {"ratio": statistics.median(ratios), "want": ">= 5", "one_per_s": statistics.median(one_rate), "many_per_s": statistics.median(many_rate)}
+
+
+def zero_copy(rounds: int, _go: str) -> dict:
+    frame = np.random.rand(3, 224, 224).astype(np.float32)
+    small = np.zeros(16, np.float32)
+    private = np.empty_like(frame)
+    copies, assigns, runs, small_runs = [], [], [], []
+
+    def timed(f) -> float:
+        start = time.perf_counter_ns()
+        f()
+        return (time.perf_counter_ns() - start) / 1e3
+
+    with python_worker("big", (3, 224, 224), (1,), 0, 64), python_worker("small", (16,), (1,), 0, 64):
+        with rb.connect("big", wait=20) as big, rb.connect("small", wait=20) as little:
+            for _ in range(300 * rounds):
+                copies.append(timed(lambda: private.__setitem__(..., frame)))
+                for m, value, assign, run in ((big, frame, assigns, runs), (little, small, [], small_runs)):
+                    with m.request() as req:
+                        view = req.inputs["x"]
+                        assign.append(timed(lambda view=view, value=value: view.__setitem__(..., value)))
+                        run.append(timed(req.run))
+    median = statistics.median
+    return {
+        "ratio": median(runs) / median(small_runs), "want": "about 1: what follows the assignment does not depend on the size",
+        "assignment_us": median(assigns), "same_copy_between_private_arrays_us": median(copies),
+        "commit_to_result_us": median(runs), "commit_to_result_64_bytes_us": median(small_runs),
+    }  # fmt: skip
+
+
+def worker_rate(rounds: int, go: str) -> dict:
+    rates, idle = [], []
+    with python_worker("nothing", (16,), (16,), 0.002, 4096) as w:
+        rb.connect("nothing", wait=20).close()
+        for _ in range(rounds):
+            ps = [
+                subprocess.Popen([go, "--model", "nothing", "--seconds", "2", "--in_flight", "8"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                for _ in range(8)
+            ]
+            for p in ps:
+                p.stdout.readline()
+            before = cpu_seconds(w.pid)
+            for p in ps:
+                p.stdin.write("go\n")
+                p.stdin.flush()
+            results = [json.loads(p.stdout.readline()) for p in ps]
+            idle.append((cpu_seconds(w.pid) - before) / 2)
+            for p in ps:
+                p.wait()
+            rates.append(sum(r["requests"] for r in results) / 2)
+    stats = {m["name"]: m for m in rb.stats()["models"]}.get("nothing", {})
+    return {
+        "ratio": statistics.median(rates) / 50_000, "want": ">= 1, that is 50,000 requests/s", "requests_per_s": statistics.median(rates),
+        "worker_cpus": statistics.median(idle), "cpus": os.cpu_count(), "broker_stats": {k: v for k, v in stats.items() if "batch" in k},
+    }  # fmt: skip
+
+
+def cpu_seconds(pid: int) -> float:
+    with open(f"/proc/{pid}/stat") as f:
+        fields = f.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def against_baseline(rounds: int, _go: str) -> dict:
+    ours, theirs, ratios = [], [], []
+    with python_worker("frames", (3, 224, 224), (1000,), 0.002, 256):
+        for _ in range(rounds):
+            # In a process of its own: this one has the library loaded and must not fork.
+            code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import producers; print(producers.measure('frames', 64, 3.0))"
+            ours.append(float(subprocess.check_output([sys.executable, "-c", code])))
+            out = subprocess.check_output([sys.executable, str(HERE / "baseline.py"), "--seconds", "3"])
+            theirs.append(json.loads(out)["requests_per_s"])
+            ratios.append(ours[-1] / theirs[-1])
+    return {
+        "ratio": statistics.median(ratios), "want": ">= 5", "ringbatch_per_s": statistics.median(ours), "baseline_per_s": statistics.median(theirs),
+    }  # fmt: skip
+
+
+MEASUREMENTS = {"round_trip": round_trip, "asyncio": asyncio_ratio, "zero_copy": zero_copy, "worker": worker_rate, "baseline": against_baseline}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", help="write the results to this file")
+    parser.add_argument("--only", choices=MEASUREMENTS, action="append", help="measure only this (repeatable)")
+    parser.add_argument("--rounds", type=int, default=5)
+    a = parser.parse_args()
+    results = {}
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        os.environ["RINGBATCH_SOCKET"] = os.path.join(folder, "b.sock")
+        go = go_producer(folder)
+        with running(rb.binary_path(), "broker", "--log_level", "error"):
+            for name in a.only or MEASUREMENTS:
+                results[name] = MEASUREMENTS[name](a.rounds, go)
+                print(name, json.dumps(results[name], indent=None), flush=True)
+    if a.json:
+        Path(a.json).write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
