@@ -3,15 +3,22 @@ package main
 import (
 	"fmt"
 	"os"
+	"strconv"
 
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cuda"
 )
 
-// gpuLanes is how many batches a model process has in flight on the GPU,
-// through the broker and in the bound alike.
-const gpuLanes = 2
+// gpuLanes is how many batches a model process has in flight on the GPU:
+// $GPU_LANES, or two. It holds for the bound of the CUDA models too; that of
+// torch is by definition N processes with one batch each (see gpu_torch.go).
+func gpuLanes() int {
+	if n, err := strconv.Atoi(os.Getenv("GPU_LANES")); err == nil && n > 0 {
+		return n
+	}
+	return 2
+}
 
 // gpuKinds are the models that need a GPU. They are listed everywhere; where
 // there is none, opening them says so.
@@ -50,12 +57,12 @@ func openCUDA(j modelJob) (*openModel, error) {
 	return &openModel{
 		Signature: m.Signature,
 		Alone: func(rows int) func() {
-			run, err := cuda.Alone(m, rows, gpuLanes)
+			run, err := cuda.Alone(m, rows, gpuLanes())
 			must(err)
 			return func() { must(run()) }
 		},
 		Serve: func(cfg worker.Config) (int, func() error, error) {
-			cfg.Signature, cfg.Depth = m.Signature, gpuLanes
+			cfg.Signature, cfg.Depth = m.Signature, gpuLanes()
 			return os.Getpid(), func() error { return cuda.Serve(background, cfg, m) }, nil
 		},
 	}, nil

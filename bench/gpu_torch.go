@@ -19,6 +19,11 @@ import (
 // The torch model runs in a Python process, `python3 -m ringbatch.torch`,
 // under the Go process that the benchmark started for it. $PYTHON names
 // another Python; $TORCH_ARGS are more flags for it, like --cuda_graphs.
+//
+// The bound N × B is N processes with one batch of B rows each: copied from
+// pinned memory, computed, copied back, and then the next. $BOUND_LANES=2 asks
+// for a harder one, whose processes copy one batch while another computes; its
+// N·2·B rows in flight may be more than the producers of a run can have.
 
 // torchSize is a guess: only the file knows its outputs.
 func torchSize(j modelJob) (row, model int64, err error) {
@@ -43,7 +48,7 @@ func torchArgs(j modelJob) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"-m", "ringbatch.torch", j.Path, "--input", spec.String(), "--depth", strconv.Itoa(gpuLanes)}
+	args := []string{"-m", "ringbatch.torch", j.Path, "--input", spec.String(), "--depth", strconv.Itoa(gpuLanes())}
 	if j.DType == "f16" {
 		args = append(args, "--half", "--channels_last")
 	}
@@ -56,7 +61,9 @@ func openTorch(j modelJob) (*openModel, error) {
 		return nil, err
 	}
 	return &openModel{
-		Alone: func(rows int) func() { return torchAlone(append(args, "--alone", strconv.Itoa(rows))) },
+		Alone: func(rows int) func() {
+			return torchAlone(append(args, "--depth", cmp.Or(os.Getenv("BOUND_LANES"), "1"), "--alone", strconv.Itoa(rows)))
+		},
 		Serve: func(cfg worker.Config) (int, func() error, error) {
 			wait := cfg.WaitTime.Seconds()
 			cmd := python(append(args, "--name", cfg.Model, "--socket", cfg.Socket, "--max_batch_size", strconv.Itoa(cfg.MaxBatchSize),

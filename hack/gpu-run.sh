@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 bundle=$PWD/build/gpu
 OUT=$(mkdir -p "${OUT:-gpu-results}" && cd "${OUT:-gpu-results}" && pwd)
 export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD/python RINGBATCH_LIBRARY=$bundle/libringbatch.so
-parts=${*:-fp32 fp16 small single kill mps_table echo mlp graphs native}
+parts=${*:-fp32 fp16 small single kill mps_table echo mlp graphs fp32_depth1 native}
 model=/tmp/ringbatch-res50.jit
 began=$SECONDS
 chmod +x "$bundle"/* 2>/dev/null
@@ -47,6 +47,7 @@ mps_table() {
 	mps_on
 }
 fp32() { resnet fp32 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float32 --duration=3s --max_windows=4; }
+fp32_depth1() { TORCH_ARGS="--depth 1" resnet fp32-depth1 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float32 --duration=2s --max_windows=3; }
 fp16() { resnet fp16 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float16 --duration=3s --max_windows=4; }
 graphs() { TORCH_ARGS=--cuda_graphs resnet fp16-graphs 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float16 --duration=2s --max_windows=3; }
 small() { resnet small 90 --worker_num=8 --model_num=2 --max_batch_size=4 --wait_time=0.003 --data_type=float32 --duration=2s --max_windows=4; }
@@ -56,7 +57,7 @@ single() {
 }
 kill() { resnet kill 90 --suite=kill --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float16; }
 echo_() { timeout 60 "$bundle/bench" --model_type=cuda-echo --input_shape=150528 --data_type=float32 --worker_num=14 --in_flight="$1" --max_batch_size="$2" --model_num=1 --wait_time=0.001 --duration=2s --max_windows=3 --json="$OUT/echo-$1-$2.json"; }
-echo_all() { echo_ 4 32; echo_ 8 32; echo_ 8 16; }
+echo_all() { echo_ 4 32; echo_ 8 32; GPU_LANES=3 echo_ 8 16; }
 mlp() {
 	for d in f32 f16 bf16; do
 		timeout 60 "$bundle/bench" --model_type=cuda-mlp --data_type=$d --worker_num=16 --in_flight=8 --max_batch_size=32 --model_num=1 --wait_time=0.001 --duration=2s --max_windows=3 --json="$OUT/mlp-$d.json"

@@ -2,8 +2,8 @@
 """ResNet-50 in 1, 2, 4 and 8 processes that feed themselves: mps_table.py FILE OUT.json
 
 Run once with and once without an MPS daemon ($CUDA_MPS_PIPE_DIRECTORY): batch
-1 and 32, f32 and f16 (channels last), each process with two batches in flight
-from pinned memory, as a worker has them.
+1 and 32, f32 and f16 (channels last), each process one batch after the other
+from pinned memory.
 """
 
 import json
@@ -36,7 +36,7 @@ def process(path, orders, results):
         def done():
             window[2] += window[0] <= time.monotonic() < window[1]
 
-        rt.alone(module, [f"x:{'f16' if half else 'f32'}[3,224,224]"], rows, go_on, done, half=half, bfloat16=False, channels_last=half)
+        rt.alone(module, [f"x:{'f16' if half else 'f32'}[3,224,224]"], rows, go_on, done, half=half, bfloat16=False, channels_last=half, depth=1)
 
 
 def main():

@@ -15,6 +15,7 @@ def read(name):
 
 RUNS = [
     ("fp32", "fp32, 128 producers, 3 workers, batch 32, wait 10 ms"),
+    ("fp32-depth1", "fp32, the same, workers with one batch in flight"),
     ("fp16", "fp16 channels_last, the same"),
     ("fp16-graphs", "fp16 channels_last with CUDA graphs, the same"),
     ("small", "fp32, 8 producers, 2 workers, batch 4, wait 3 ms"),
@@ -25,7 +26,7 @@ RUNS = [
     ("mlp-bf16", "cuda-mlp bf16, the same"),
     ("echo-4-32", "cuda-echo 602,112 bytes, 14 producers × 4 in flight, batch 32"),
     ("echo-8-32", "cuda-echo, × 8 in flight, batch 32"),
-    ("echo-8-16", "cuda-echo, × 8 in flight, batch 16"),
+    ("echo-8-16", "cuda-echo, × 8 in flight, batch 16, three batches on the GPU"),
 ]
 
 print("| run | items/s | bound, same run | share | latency avg / p50 / p99, ms | producers ÷ throughput, ms | bound's time a batch, ms | rows a batch | errors | stable |")

@@ -10,6 +10,7 @@ copied on a stream of their own:
 from __future__ import annotations
 
 import math
+import time
 from typing import Any, Callable
 
 import torch
@@ -17,8 +18,12 @@ import torch
 from ._torch_ring import Plane, Rows
 
 # Up to so many runs of neighbours are copied one by one; more are gathered by
-# one kernel, straight from the ring.
-COPY_RUNS = 4
+# one kernel, straight from the ring: that is one call instead of one per run.
+COPY_RUNS = 1
+
+# While nothing else is to do, the device is looked at this often. A blocking
+# wait in the driver wakes up later than that.
+POLL_S = 10e-6
 
 
 class Lane:
@@ -34,7 +39,7 @@ class Lane:
             self.slots_host = torch.zeros(most, dtype=torch.int64, pin_memory=True)
             self.slots = torch.zeros(most, dtype=torch.int64, device=device)
             self.arrived = torch.cuda.Event()
-            self.finished = torch.cuda.Event(blocking=True)
+            self.finished = torch.cuda.Event()
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]] = {}
 
     def view(self, k: int, rows: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -99,8 +104,8 @@ class Lane:
         return self.engine.device.type != "cuda" or self.finished.query()
 
     def wait(self) -> None:
-        if self.engine.device.type == "cuda":
-            self.finished.synchronize()
+        while not self.done():
+            time.sleep(POLL_S)
 
     def release(self) -> Rows:
         rows, self.rows, self.keep = self.rows, None, None
