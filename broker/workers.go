@@ -31,8 +31,8 @@ type workerSession struct {
 	hungUp      bool // its connection has ended
 	gone        bool
 
-	batches, rows uint64
-	busy          time.Duration
+	batches uint64
+	busy    time.Duration
 }
 
 // mail is the broker's own copy of what it posted.

@@ -15,34 +15,6 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// gate is a worker function that tells of each batch and waits to be let on.
-type gate struct {
-	entered chan int // rows of each batch
-	open    chan struct{}
-	fn      worker.Func
-}
-
-func newGate(fn worker.Func) *gate {
-	return &gate{make(chan int, 100), make(chan struct{}, 100), fn}
-}
-
-func (g *gate) run(ctx context.Context, b *worker.Batch) error {
-	g.entered <- b.Rows()
-	<-g.open
-	return g.fn(ctx, b)
-}
-
-func (g *gate) next(t *testing.T) int {
-	t.Helper()
-	select {
-	case rows := <-g.entered:
-		return rows
-	case <-time.After(patience):
-		t.Fatal("no batch came")
-		return 0
-	}
-}
-
 func TestVariableSizesArePaddedToTheirBucketAndKnownToTheWorker(t *testing.T) {
 	m := broker.ModelConfig{
 		Signature: signature(t, []string{"x:i32[<=8,2]", "k:u8[<=4]"}, []string{"y:i64[<=8]", "z:i32[]"}), Slots: 32, Policy: policy(8),
@@ -166,10 +138,6 @@ func TestTheMoreUrgentGoesFirst(t *testing.T) {
 	m.Policy.Levels = make([]batcher.LevelPolicy, 3)
 	r := newRing(t, m)
 	order := make(chan float32, 10)
-	g := newGate(func(_ context.Context, b *worker.Batch) error {
-		order <- worker.Row[float32](b.Input(0), 0)[0]
-		return nil
-	})
 	c := r.dial()
 	w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem, Depth: 1})
 	if err != nil {
@@ -202,9 +170,7 @@ func TestTheMoreUrgentGoesFirst(t *testing.T) {
 		if b, err = w.Next(soon(t)); err != nil {
 			t.Fatal(err)
 		}
-		if err := g.fn(context.Background(), b); err != nil {
-			t.Fatal(err)
-		}
+		order <- worker.Row[float32](b.Input(0), 0)[0]
 		b.Complete()
 	}
 	for _, req := range append(reqs, blocker) {
