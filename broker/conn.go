@@ -237,8 +237,10 @@ func (b *Broker) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Re
 	b.do(func() { left(why) })
 }
 
+var errDescriptors = fmt.Errorf("%w: out of file descriptors; raise the broker's limit (ulimit -n)", shm.ErrNoMemory)
+
 // attach runs on the loop. The descriptors it returns are the caller's.
-func (b *Broker) attach(p *peer, req *control.Request) (*control.Reply, []int, func(string), error) {
+func (b *Broker) attach(p *peer, req *control.Request) (_ *control.Reply, _ []int, _ func(string), err error) {
 	if b.draining {
 		return nil, nil, nil, shm.ErrDraining
 	}
@@ -252,13 +254,25 @@ func (b *Broker) attach(p *peer, req *control.Request) (*control.Reply, []int, f
 		PlanesSize: m.layout.PlanesSize, BoardSize: m.layout.BoardSize, Policy: m.cfg.policyMessage(),
 	}
 	board := m.bseg.FD()
+	if req.Op == control.OpClient {
+		board = m.boardRO
+	}
+	fds := []int{dup(m.planes.FD()), dup(board)} // first: a refusal needs the connection
+	defer func() {
+		if err != nil {
+			control.CloseFDs(fds)
+		}
+	}()
+	if fds[0] < 0 || fds[1] < 0 {
+		b.maybeForget(m)
+		return nil, nil, nil, errDescriptors
+	}
 	var left func(string)
 	if req.Op == control.OpClient {
 		c, err := m.attachClient(p, req.Window)
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		board = m.boardRO
 		info.FirstSlot, info.Window, info.FirstGen = c.first, c.window, c.firstGen()
 		left = func(why string) { m.clientLeft(c, why) }
 	} else {
@@ -273,15 +287,8 @@ func (b *Broker) attach(p *peer, req *control.Request) (*control.Reply, []int, f
 	info.SessionSize = p.seg.Size()
 	rep := b.reply()
 	rep.Attached = info
-	fds := []int{dup(m.planes.FD()), dup(board), p.seg.TakeFD(), dup(int(p.doorbell))}
-	for _, fd := range fds {
-		if fd < 0 {
-			control.CloseFDs(fds)
-			left("out of descriptors")
-			return nil, nil, nil, fmt.Errorf("%w: out of file descriptors; raise the broker's limit (ulimit -n)", shm.ErrNoMemory)
-		}
-	}
-	return rep, fds, left, nil
+	session, doorbell := p.takeFDs()
+	return rep, append(fds, session, doorbell), left, nil
 }
 
 // dup lets a connection's goroutine send a descriptor that the loop may close

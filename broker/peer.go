@@ -24,6 +24,7 @@ type peer struct {
 	pidfd    int
 	seg      *shm.Segment
 	doorbell shm.Doorbell
+	theirs   int      // the doorbell's descriptor for the peer, until it was sent
 	watches  [2]int32 // doorbell, pidfd
 }
 
@@ -31,7 +32,7 @@ type peer struct {
 const soPeerPidfd = 77
 
 func newPeer(conn *net.UnixConn, cred *unix.Ucred) *peer {
-	p := &peer{conn: conn, pid: int(cred.Pid), uid: int(cred.Uid), since: time.Now(), pidfd: -1, doorbell: -1, watches: [2]int32{-1, -1}}
+	p := &peer{conn: conn, pid: int(cred.Pid), uid: int(cred.Uid), since: time.Now(), pidfd: -1, doorbell: -1, theirs: -1, watches: [2]int32{-1, -1}}
 	if raw, err := conn.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {
 			if v, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, soPeerPidfd); err == nil {
@@ -57,19 +58,28 @@ func (p *peer) label() string {
 	return fmt.Sprintf("pid %d", p.pid)
 }
 
-// open makes the session segment and the doorbell.
-func (p *peer) open(m *model, kind shm.Kind, size int64) error {
-	var err error
+// open makes the session segment and the doorbell, and the peer's end of it.
+func (p *peer) open(m *model, kind shm.Kind, size int64) (err error) {
 	if p.seg, err = m.b.cfg.Memory.Create("session", size); err != nil {
 		return err
 	}
 	m.layout.WriteHeader(p.seg, kind, m.b.epoch)
-	if p.doorbell, err = shm.NewDoorbell(); err != nil {
-		p.seg.Close()
-		p.seg = nil
-		return fmt.Errorf("%w: eventfd: %v", shm.ErrNoMemory, err)
+	if p.doorbell, err = shm.NewDoorbell(); err == nil {
+		if p.theirs = dup(int(p.doorbell)); p.theirs >= 0 {
+			return nil
+		}
+		p.doorbell.Close()
 	}
-	return nil
+	p.doorbell = -1
+	p.seg.Close()
+	p.seg = nil
+	return errDescriptors
+}
+
+// takeFDs hands over the descriptors that are for the peer.
+func (p *peer) takeFDs() (session, doorbell int) {
+	doorbell, p.theirs = p.theirs, -1
+	return p.seg.TakeFD(), doorbell
 }
 
 // listen has the loop call rung when the peer rings, and died when its
@@ -114,8 +124,9 @@ func (p *peer) close(b *Broker) {
 		p.seg.Close()
 		p.seg = nil
 	}
+	closeFD(p.theirs)
 	closeFD(p.pidfd)
-	p.pidfd = -1
+	p.theirs, p.pidfd = -1, -1
 	_ = p.conn.Close()
 }
 

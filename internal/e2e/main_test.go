@@ -36,6 +36,8 @@ type role struct {
 
 	// AddressMiB bounds how much more address space the process may have.
 	AddressMiB int `json:",omitempty"`
+	// Descriptors bounds how many descriptors it may have in all.
+	Descriptors int `json:",omitempty"`
 }
 
 type modelSpec struct {

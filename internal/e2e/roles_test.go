@@ -26,6 +26,12 @@ func (r *role) play() int {
 			return 2
 		}
 	}
+	if n := uint64(r.Descriptors); n > 0 {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}); err != nil {
+			say("error: %v", err)
+			return 2
+		}
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	var err error
