@@ -30,11 +30,14 @@ type smallFigures struct {
 const (
 	smallProducers = 8
 	smallInFlight  = 16
+	// Half of what is in flight makes a batch: while one half is answered,
+	// the other half is on its way.
+	smallBatch   = smallProducers * smallInFlight / 2
+	smallWorkers = 2
 )
 
 func measureSmall(f *fleet, o transportOptions, say *progress, r *transportReport) error {
-	const maxBatch = smallProducers * smallInFlight
-	e, err := f.startEcho(1, echoJob{Model: "small", Inputs: []string{"x:u8[64]"}, Outputs: []string{"y:u8[64]"}, MaxBatch: maxBatch, Slots: 4 * maxBatch})
+	e, err := f.startEcho(smallWorkers, echoJob{Model: "small", Inputs: []string{"x:u8[64]"}, Outputs: []string{"y:u8[64]"}, MaxBatch: smallBatch, Slots: 4 * smallProducers * smallInFlight})
 	if err != nil {
 		return err
 	}
