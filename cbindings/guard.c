@@ -85,6 +85,11 @@ int rb_commit(rb_client c, uint64_t r, int64_t timeout, uint32_t flags)
 	return GUARDED(rbgo_commit(c, r, timeout, flags, message()));
 }
 
+int rb_commit_all(rb_client c, const uint64_t *r, uint32_t count, int64_t timeout, uint32_t flags)
+{
+	return GUARDED(rbgo_commit_all(c, (uint64_t *)r, count, timeout, flags, message()));
+}
+
 int rb_wait(rb_client c, uint64_t r, int64_t timeout) { return GUARDED(rbgo_wait(c, r, timeout, message())); }
 int rb_poll(rb_client c, uint64_t r) { return GUARDED(rbgo_poll(c, r, message())); }
 int rb_cancel(rb_client c, uint64_t r) { return GUARDED(rbgo_cancel(c, r, message())); }

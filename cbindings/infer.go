@@ -59,6 +59,9 @@ func (h *clientHandle) submit(rows C.uint32_t, inputs *unsafe.Pointer, timeout, 
 		}
 		copy(dst, bytesAt(src, len(dst)))
 	}
+	if flags&C.RB_HOLD != 0 {
+		return r, nil
+	}
 	if err := commit(r, timeout, flags); err != nil {
 		_ = r.Release()
 		return r, err

@@ -88,11 +88,51 @@ func commit(r client.Request, timeout C.int64_t, flags C.uint32_t) error {
 			return err
 		}
 	}
-	var deadline int64
-	if timeout > 0 {
-		deadline = shm.Now() + int64(timeout)
+	return r.CommitUntil(deadline(timeout))
+}
+
+// deadline is a request's timeout as a point on shm.Now's clock.
+func deadline(timeout C.int64_t) int64 {
+	if timeout <= 0 {
+		return 0
 	}
-	return r.CommitUntil(deadline)
+	return shm.Now() + int64(timeout)
+}
+
+//export rbgo_commit_all
+func rbgo_commit_all(id C.uint64_t, ids *C.uint64_t, count C.uint32_t, timeout C.int64_t, flags C.uint32_t, msg *C.char) C.int {
+	h, err := enter(id)
+	if err != nil {
+		return result(err, msg)
+	}
+	defer h.leave()
+	var few [64]client.Request
+	requests := few[:0]
+	for _, id := range list[uint64](ids, count) {
+		requests = append(requests, h.RequestByID(id))
+	}
+	return result(commitAll(requests, timeout, flags), msg)
+}
+
+func commitAll(requests []client.Request, timeout C.int64_t, flags C.uint32_t) error {
+	one := true // attachment, as long as the broker was not restarted in between
+	for _, r := range requests {
+		if flags&C.RB_NOTIFY != 0 {
+			if err := r.Notify(); err != nil {
+				return err
+			}
+		}
+		one = one && r.Attachment() == requests[0].Attachment()
+	}
+	if one {
+		return client.CommitAllUntil(requests, deadline(timeout))
+	}
+	for _, r := range requests {
+		if err := r.CommitUntil(deadline(timeout)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 //export rbgo_wait

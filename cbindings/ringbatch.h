@@ -244,6 +244,9 @@ RB_API int rb_set_priority(rb_client client, uint64_t request, uint32_t level);
 #define RB_NOTIFY 1u
 RB_API int rb_commit(rb_client client, uint64_t request, int64_t timeout, uint32_t flags);
 
+/* Hands several over at once: the broker is woken once, and finds them all. */
+RB_API int rb_commit_all(rb_client client, const uint64_t *requests, uint32_t count, int64_t timeout, uint32_t flags);
+
 /* Waits until the request has ended: RB_OK, or how it ended; RB_ERR_TIMEOUT
  * if it has not. The calling thread itself waits. */
 RB_API int rb_wait(rb_client client, uint64_t request, int64_t timeout);
@@ -279,7 +282,9 @@ RB_API int rb_request_timing(rb_client client, uint64_t request, rb_timing *timi
  * rb_collect, or rb_release it. */
 RB_API int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice, uint64_t *request);
 
-/* The first half: claim without waiting (RB_ERR_FULL), copy in, commit. */
+/* The first half: claim without waiting (RB_ERR_FULL), copy in, commit. With
+ * RB_HOLD it is not committed yet: see rb_commit_all. */
+#define RB_HOLD 2u
 RB_API int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, int64_t timeout, uint32_t flags, uint64_t *request);
 
 /* The second half: copy out and release, or release and tell how the request

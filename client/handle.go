@@ -45,12 +45,20 @@ func (c *Client) RequestByID(id uint64) Request {
 	return Request{}
 }
 
+// CommitAllUntil is CommitAll with a deadline on shm.Now's clock; 0 is none.
+func CommitAllUntil(requests []Request, deadline int64) error { return commit(requests, deadline) }
+
 // Slot is the request's first slot in the ring.
 func (r Request) Slot() uint32 { return r.link.first + r.at }
 
 // Attachment tells which of the client's attachments the request belongs to:
 // each has a mapping of its own.
-func (r Request) Attachment() uint32 { return r.link.number }
+func (r Request) Attachment() uint32 {
+	if r.link == nil {
+		return 0
+	}
+	return r.link.number
+}
 
 // Segment is the mapping that the request lies in, for as long as it is not
 // released.

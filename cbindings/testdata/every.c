@@ -286,6 +286,17 @@ static void in_one_call(void)
 			got += n;
 		}
 	}
+	uint64_t held[3];
+	for (int i = 0; i < 3; i++)
+		WANT(RB_OK, rb_submit(c, 1, in, 0, RB_HOLD, &held[i]));
+	WANT(RB_ERR_NOT_COMMITTED, rb_poll(c, held[0]));
+	WANT(RB_OK, rb_commit_all(c, held, 3, 10 * second, 0));
+	WANT(RB_ERR_COMMITTED, rb_commit_all(c, held, 3, 0, 0));
+	for (int i = 0; i < 3; i++) {
+		WANT(RB_OK, rb_wait(c, held[i], 10 * second));
+		WANT(RB_OK, rb_collect(c, held[i], out));
+	}
+	WANT(RB_ERR_RELEASED, rb_commit_all(c, held, 3, 0, 0));
 	WANT(RB_OK, rb_submit(c, 1, in, 0, RB_NOTIFY, &r)); /* closing releases it */
 	WANT(RB_OK, rb_close(c));
 }
@@ -378,7 +389,7 @@ static void forked(void)
 		int codes[] = {
 			rb_connect("double", NULL, &c2), rb_client_model(c, &m), rb_client_tensor(c, 0, 0, &t), rb_client_map(c, &map),
 			rb_claim(c, 1, NULL, 0, -1, &r), rb_input(c, r.id, 0, &v), rb_output(c, r.id, 0, &v), rb_set_priority(c, r.id, 0),
-			rb_commit(c, r.id, 0, 0), rb_wait(c, r.id, -1), rb_poll(c, r.id), rb_cancel(c, r.id), rb_request_map(c, r.id, &map),
+			rb_commit(c, r.id, 0, 0), rb_commit_all(c, &r.id, 1, 0, 0), rb_wait(c, r.id, -1), rb_poll(c, r.id), rb_cancel(c, r.id), rb_request_map(c, r.id, &map),
 			rb_request_timing(c, r.id, &timing), rb_infer(c, 1, NULL, NULL, 0, -1, &u), rb_submit(c, 1, NULL, 0, 0, &u),
 			rb_collect(c, r.id, NULL), rb_client_fd(c, &fd), rb_reap(c, &u, 1, &n), rb_release(c, r.id), rb_close(c), rb_map_release(1),
 			rb_worker_attach("m", "x:f32[1] -> y:f32[1]", NULL, &w), rb_worker_model(w, &m), rb_worker_tensor(w, 0, 0, &t),

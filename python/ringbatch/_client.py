@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Mapping
 from ctypes import addressof, c_void_p, string_at
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
+from . import _structs as c
 from . import errors
-from ._completions import Completions, Waiter
+from ._completions import Completions
 from ._core import Core, encode, nanoseconds
 from ._library import Process, check, check_fork, load
 from ._request import Request
@@ -73,6 +74,7 @@ class Model:
         self._many_outputs = len(sig.outputs) > 1
         # What the quick way through __call__ needs, for the common model.
         self._quick = sig.sized and len(sig.inputs) == 1
+        self._small = sig.small
         self._dtype, self._shape = sig.inputs[0].dtype, sig.inputs[0].shape
         self._rank = len(self._shape)
 
@@ -125,8 +127,13 @@ class Model:
         Inputs come in the model's order or by name. One output is returned as
         an array, several as a dict. A single item gives single items back.
         """
-        if Process.forked or self._core.closed:
+        core = self._core
+        if Process.forked or core.closed:
             self._check()
+        if self._small and timeout is None and len(inputs) == 1 and not named:
+            x = inputs[0]
+            if type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._shape:
+                return core.infer_small(x)
         arrays, rows = self._arrays(inputs, named)
         if self._core.signature.sized and all(a.flags.c_contiguous for a in arrays):
             return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout)), rows < 0)
@@ -220,19 +227,28 @@ class Model:
                 raise errors.Full("every slot of this client's window is in use")
             timeout = left
             time.sleep(0.0002)
-        completions.add(sent, Waiter(future, None, self._reader(rows)))
+        completions.add(sent, (future, None, self._reader(rows)))
         return future
 
     async def ainfer(self, *inputs: Any, timeout: float | None = None, **named: Any) -> Any:
         """Runs one item, or some rows, in asyncio: no thread waits."""
-        self._check()
+        core = self._core
+        if Process.forked or core.closed:
+            self._check()
         arrays, rows = self._arrays(inputs, named)
+        read = self._reader(rows)
         loop = asyncio.get_running_loop()
-        completions = self._ready()
+        completions = self._completions or self._ready()
         completions.watch_by_loop(loop)
+        quick = self._small and rows < 0
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            sent = self._send(arrays, rows, nanoseconds(timeout))
+            # Where shapes are fixed the request is held back: all that this
+            # turn of the loop sends is committed together at its end.
+            if quick:
+                sent = core.submit_small(arrays[0], c.HOLD)
+            else:
+                sent = self._send(arrays, rows, nanoseconds(timeout), c.HOLD)
             if sent:
                 break
             if deadline is not None:
@@ -242,7 +258,10 @@ class Model:
             await completions.wait_for_room(loop)
             self._check()
         future = loop.create_future()
-        completions.add(sent, Waiter(future, loop, self._reader(rows)))
+        if core.signature.sized:
+            completions.commit_soon(loop, sent, (future, loop, read), nanoseconds(timeout))
+        else:
+            completions.add(sent, (future, loop, read))
         try:
             return await future
         except asyncio.CancelledError:
@@ -256,24 +275,26 @@ class Model:
                     self._completions = Completions(self._core)
         return self._completions
 
-    def _send(self, arrays: list[np.ndarray], rows: int, timeout_ns: int) -> int:
+    def _send(self, arrays: list[np.ndarray], rows: int, timeout_ns: int, flags: int = c.NOTIFY) -> int:
         """Sends a request whose end will be told; 0 if there is no room."""
         core = self._core
         if core.signature.sized:
-            return core.submit([np.ascontiguousarray(a) for a in arrays], abs(rows), timeout_ns)
+            return core.submit([np.ascontiguousarray(a) for a in arrays], abs(rows), timeout_ns, flags)
         try:
             req = self._filled(arrays, rows, 1e-9)
         except errors.Full:
             return 0
-        status = core.lib.rb_commit(core.handle, req._r.id, timeout_ns, 1)
+        status = core.lib.rb_commit(core.handle, req._r.id, timeout_ns, c.NOTIFY)
         if status:
             req.release()
             core.check(status)
         return req._detach()
 
-    def _reader(self, rows: int) -> Any:
+    def _reader(self, rows: int) -> Callable[[int], Any]:
         """What makes the result of a request that has ended, and releases it."""
         core = self._core
+        if self._small and rows < 0:
+            return core.collect_small
         if core.signature.sized:
             return lambda request: self._give(core.collect(request, abs(rows)), rows < 0)
         return lambda request: self._give(core.take(request), rows < 0)

@@ -15,7 +15,7 @@ import select
 import threading
 import weakref
 from ctypes import addressof, c_int, c_uint32, c_uint64
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from . import errors
 from ._core import Core
@@ -24,13 +24,9 @@ _REAP = 256  # at most so many in one go
 _ROOM_RETRY_S = 0.005  # slots may come back without anybody telling
 
 
-class Waiter:
-    """A future and how to give it its result."""
-
-    __slots__ = ("future", "loop", "result")
-
-    def __init__(self, future: Any, loop: asyncio.AbstractEventLoop | None, result: Callable[[int], Any]) -> None:
-        self.future, self.loop, self.result = future, loop, result
+# A future, the loop it belongs to (None: it is not asyncio's), and the function
+# that makes its result of an ended request, which it also releases.
+Waiter = tuple[Any, Optional[asyncio.AbstractEventLoop], Callable[[int], Any]]
 
 
 class Completions:
@@ -41,7 +37,9 @@ class Completions:
         self._early: set[int] = set()  # ended before their waiter was listed
         # By loop: its own duplicate of the descriptor, closed by a finalizer.
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, weakref.finalize]] = weakref.WeakKeyDictionary()
+        self._held: dict[tuple[asyncio.AbstractEventLoop, int], list[int]] = {}
         self._room: list[tuple[asyncio.AbstractEventLoop, asyncio.Future]] = []
+        self._last_loop: Callable[[], Any] = lambda: None
         self._thread: threading.Thread | None = None
         self._local = threading.local()
         self._closed = False
@@ -52,6 +50,9 @@ class Completions:
     # -- who watches
 
     def watch_by_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._last_loop() is loop:
+            return
+        self._last_loop = weakref.ref(loop)
         if loop in self._loops:
             return
         fd = os.dup(self._fd)
@@ -76,6 +77,29 @@ class Completions:
         finally:
             os.close(fd)
 
+    # -- sending
+
+    def commit_soon(self, loop: asyncio.AbstractEventLoop, request: int, waiter: Waiter, timeout_ns: int) -> None:
+        """Commits at the end of this turn of the loop, together with what else it sends."""
+        self._waiters[request] = waiter
+        held = self._held.get((loop, timeout_ns))
+        if held is None:
+            held = self._held[(loop, timeout_ns)] = []
+            loop.call_soon(self._commit, loop, timeout_ns)
+        held.append(request)
+
+    def _commit(self, loop: asyncio.AbstractEventLoop, timeout_ns: int) -> None:
+        requests = [r for r in self._held.pop((loop, timeout_ns), ()) if r in self._waiters]  # others were canceled
+        try:
+            if requests:
+                self._core.commit_all(requests, timeout_ns)
+        except errors.Error as e:
+            for request in requests:
+                waiter = self._waiters.pop(request, None)
+                if waiter is not None:
+                    self._core.release(request)
+                    _resolve(waiter[0], None, e)
+
     # -- delivery
 
     def add(self, request: int, waiter: Waiter) -> None:
@@ -88,9 +112,7 @@ class Completions:
 
     def abandon(self, request: int) -> None:
         """Nobody waits for this one any more: cancel it."""
-        with self._lock:
-            waiter = self._waiters.pop(request, None)
-        if waiter is not None:
+        if self._waiters.pop(request, None) is not None:
             self._core.release(request)
             self.room()
 
@@ -105,28 +127,34 @@ class Completions:
             if self._core.lib.rb_reap(self._core.handle, addressof(ids), _REAP, addressof(count)):
                 return  # closed
             for request in ids[: count.value]:
-                with self._lock:
-                    waiter = self._waiters.pop(request, None)
-                    if waiter is None:
-                        self._early.add(request)
-                        continue
-                self._deliver(request, waiter, loop)
+                waiter = self._waiters.pop(request, None) or self._too_early(request)
+                if waiter is not None:
+                    self._deliver(request, waiter, loop)
             if count.value < _REAP:
                 break
-        self.room()
+        if self._room:
+            self.room()
+
+    def _too_early(self, request: int) -> Waiter | None:
+        with self._lock:
+            waiter = self._waiters.pop(request, None)
+            if waiter is None:
+                self._early.add(request)
+            return waiter
 
     def _deliver(self, request: int, waiter: Waiter, here: asyncio.AbstractEventLoop | None) -> None:
+        future, loop, read = waiter
         result: Any = None
         error: BaseException | None = None
         try:
-            result = waiter.result(request)
+            result = read(request)
         except Exception as e:
             error = e
-        if waiter.loop is None or waiter.loop is here:
-            _resolve(waiter.future, result, error)
+        if loop is None or loop is here:
+            _resolve(future, result, error)
         else:
             with contextlib.suppress(RuntimeError):  # that loop was closed
-                waiter.loop.call_soon_threadsafe(_resolve, waiter.future, result, error)
+                loop.call_soon_threadsafe(_resolve, future, result, error)
 
     # -- room in the window
 
@@ -169,12 +197,12 @@ class Completions:
             if self._thread is not threading.current_thread():
                 self._thread.join()
         error = errors.Closed("the client was closed")
-        for waiter in waiters.values():
-            if waiter.loop is None:
-                _resolve(waiter.future, None, error)
+        for future, loop, _ in waiters.values():
+            if loop is None:
+                _resolve(future, None, error)
             else:
                 with contextlib.suppress(RuntimeError):
-                    waiter.loop.call_soon_threadsafe(_resolve, waiter.future, None, error)
+                    loop.call_soon_threadsafe(_resolve, future, None, error)
         self.room()
 
 

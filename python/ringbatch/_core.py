@@ -39,16 +39,33 @@ def nanoseconds(timeout: float | None) -> int:
     return max(1, int(timeout * 1e9))
 
 
-class Scratch(threading.local):
+class Scratch:
     """Room for the arguments of a call, one per thread."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        self.inputs = (c_void_p * inputs)()
-        self.outputs = (c_void_p * outputs)()
+    __slots__ = ("inputs", "inputs_at", "outputs", "outputs_at", "request", "request_at", "x", "x_at", "x_pointers", "y", "y_at", "y_pointers")
+
+    def __init__(self, signature: Signature) -> None:
+        self.inputs = (c_void_p * len(signature.inputs))()
+        self.outputs = (c_void_p * len(signature.outputs))()
         self.request = c_uint64()
         self.inputs_at = addressof(self.inputs)
         self.outputs_at = addressof(self.outputs)
         self.request_at = addressof(self.request)
+        # One item of a model with small rows, for the quick way.
+        self.x = self.y = None
+        if signature.small:
+            self.x, self.y = (np.zeros(t.shape, t.dtype) for t in (signature.inputs[0], signature.outputs[0]))
+            self.x_pointers, self.y_pointers = ((c_void_p * 1)(address(a)) for a in (self.x, self.y))
+            self.x_at, self.y_at = addressof(self.x_pointers), addressof(self.y_pointers)
+
+
+class ThreadScratch(threading.local):
+    def __init__(self, signature: Signature) -> None:
+        self.own = Scratch(signature)
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
 
 
 class Core:
@@ -66,7 +83,8 @@ class Core:
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.INPUT, info.inputs),
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.OUTPUT, info.outputs),
         )
-        self.scratch = Scratch(info.inputs, info.outputs)
+        self.scratch = ThreadScratch(self.signature)
+        self._rb_infer, self._rb_submit, self._rb_collect = self.lib.rb_infer, self.lib.rb_submit, self.lib.rb_collect
         self._mapping: Mapping | None = None
         self._mapping_lock = threading.Lock()
 
@@ -148,24 +166,35 @@ class Core:
 
     # -- whole requests, for models of fixed shapes and contiguous arrays
 
+    def infer_small(self, x: np.ndarray) -> np.ndarray:
+        """One item of a model with one small input and output, without a deadline."""
+        s = self.scratch.own
+        s.x[...] = x
+        status = self._rb_infer(self.handle, 1, s.x_at, s.y_at, 0, SLICE_NS, s.request_at)
+        if status:
+            self._unsliced(s, status, s.x_at, s.y_at, 1, 0)
+        return s.y.copy()
+
     def infer(self, arrays: list[np.ndarray], rows: int, timeout_ns: int) -> list[np.ndarray]:
-        s = self.scratch
+        s = self.scratch.own
         outs = self._empty(s, rows)
         for k, a in enumerate(arrays):
-            s.inputs[k] = a.__array_interface__["data"][0]
-        deadline = 0
-        while True:
-            status = self.lib.rb_infer(self.handle, rows, s.inputs_at, s.outputs_at, timeout_ns, SLICE_NS, s.request_at)
-            if status == 0:
-                return outs
-            if status != _FULL:
+            s.inputs[k] = address(a)
+        status = self._rb_infer(self.handle, rows, s.inputs_at, s.outputs_at, timeout_ns, SLICE_NS, s.request_at)
+        if status:
+            self._unsliced(s, status, s.inputs_at, s.outputs_at, rows, timeout_ns)
+        return outs
+
+    def _unsliced(self, s: Scratch, status: int, inputs: int, outputs: int, rows: int, timeout_ns: int) -> None:
+        """Goes on where one slice of rb_infer was not enough, or raises."""
+        deadline = time.monotonic_ns() + timeout_ns  # time spent waiting for room counts
+        while status == _FULL:
+            left = deadline - time.monotonic_ns() if timeout_ns else 0
+            if left < 0:
                 break
-            if timeout_ns:  # time spent waiting for room counts
-                now = time.monotonic_ns()
-                deadline = deadline or now + timeout_ns
-                timeout_ns = deadline - now
-                if timeout_ns <= 0:
-                    break
+            status = self._rb_infer(self.handle, rows, inputs, outputs, left, SLICE_NS, s.request_at)
+        if status == 0:
+            return
         if status != _TIMEOUT:
             raise self.error(status)
         request = s.request.value
@@ -174,24 +203,46 @@ class Core:
         except BaseException:
             self.release(request)
             raise
-        self.check(self.lib.rb_collect(self.handle, request, s.outputs_at))
-        return outs
+        self.check(self.lib.rb_collect(self.handle, request, outputs))
 
-    def submit(self, arrays: list[np.ndarray], rows: int, timeout_ns: int) -> int:
+    def submit(self, arrays: list[np.ndarray], rows: int, timeout_ns: int, flags: int = c.NOTIFY) -> int:
         """Sends and returns the request's number; 0 if there is no room."""
-        s = self.scratch
+        s = self.scratch.own
         for k, a in enumerate(arrays):
-            s.inputs[k] = a.__array_interface__["data"][0]
-        status = self.lib.rb_submit(self.handle, rows, s.inputs_at, timeout_ns, c.NOTIFY, s.request_at)
+            s.inputs[k] = address(a)
+        status = self._rb_submit(self.handle, rows, s.inputs_at, timeout_ns, flags, s.request_at)
         if status == 0:
             return s.request.value
         if status == _FULL:
             return 0
         raise self.error(status)
 
+    def commit_all(self, requests: list[int], timeout_ns: int) -> None:
+        """Commits what was submitted with HOLD."""
+        ids = (c_uint64 * len(requests))(*requests)
+        self.check(self.lib.rb_commit_all(self.handle, addressof(ids), len(requests), timeout_ns, c.NOTIFY))
+
+    def submit_small(self, x: np.ndarray, flags: int) -> int:
+        """submit for one item of a model with one small input and output."""
+        s = self.scratch.own
+        s.x[...] = x
+        status = self._rb_submit(self.handle, 1, s.x_at, 0, flags, s.request_at)
+        if status == 0:
+            return s.request.value
+        if status == _FULL:
+            return 0
+        raise self.error(status)
+
+    def collect_small(self, request: int) -> np.ndarray:
+        s = self.scratch.own
+        status = self._rb_collect(self.handle, request, s.y_at)
+        if status:
+            raise self.error(status)
+        return s.y.copy()
+
     def collect(self, request: int, rows: int) -> list[np.ndarray]:
         """The outputs of a request that has ended; it is released in any case."""
-        s = self.scratch
+        s = self.scratch.own
         outs = self._empty(s, rows)
         self.check(self.lib.rb_collect(self.handle, request, s.outputs_at))
         return outs
@@ -200,7 +251,7 @@ class Core:
         outs = []
         for k, t in enumerate(self.signature.outputs):
             out = np.empty((rows, *t.shape), t.dtype)
-            s.outputs[k] = out.__array_interface__["data"][0]
+            s.outputs[k] = address(out)
             outs.append(out)
         return outs
 

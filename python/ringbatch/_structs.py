@@ -7,7 +7,7 @@ from ctypes import POINTER, Structure, c_char, c_char_p, c_int, c_int64, c_uint3
 ABI_VERSION = 1
 MAX_VARIABLE_DIMS = 8
 MAX_RANK = 8
-NOTIFY = 1
+NOTIFY, HOLD = 1, 2
 INPUT, OUTPUT = 0, 1
 
 
@@ -149,6 +149,7 @@ PROTOTYPES = {
     "rb_output": (c_int, [_client, _request, c_uint32, _address]),
     "rb_set_priority": (c_int, [_client, _request, c_uint32]),
     "rb_commit": (c_int, [_client, _request, c_int64, c_uint32]),
+    "rb_commit_all": (c_int, [_client, _address, c_uint32, c_int64, c_uint32]),
     "rb_wait": (c_int, [_client, _request, c_int64]),
     "rb_poll": (c_int, [_client, _request]),
     "rb_cancel": (c_int, [_client, _request]),

@@ -17,6 +17,10 @@ _NUMPY = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "uint16
 _BY_NAME = {**dict(zip(_NUMPY, _DTYPES)), **{d: d for d in _DTYPES}, "bfloat16": "bf16"}
 del _BY_NAME["uint16"]  # as a declaration it would be taken for bfloat16
 
+# Rows up to this size go through arrays whose address is known already: asking
+# NumPy for an address takes longer than copying a few KiB.
+_SMALL_BYTES = 16 << 10
+
 Dimension = Union[int, str]
 Spec = tuple[Any, Sequence[Dimension]]
 
@@ -116,6 +120,9 @@ class Signature:
         self.variable_inputs = sum(len(t.variable) for t in inputs)
         self.variable_outputs = sum(len(t.variable) for t in outputs)
         self.sized = self.variable_inputs + self.variable_outputs == 0
+        self.small = (
+            self.sized and len(inputs) == len(outputs) == 1 and max(inputs[0].row_bytes, outputs[0].row_bytes) <= _SMALL_BYTES
+        )
 
     def __repr__(self) -> str:
         return " ".join(map(repr, self.inputs)) + " -> " + " ".join(map(repr, self.outputs))

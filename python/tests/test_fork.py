@@ -27,12 +27,15 @@ GUARD = """
     import asyncio, threading
     def child_finds_clean_errors(m, req=None, view=None):
         def clean(f):
-            start = time.perf_counter()
-            try:
-                f()
-            except rb.ForkedClient:
-                return time.perf_counter() - start < 0.010
-            return False
+            best = 1.0
+            for _ in range(5):       # a busy machine may stop any process for a while
+                start = time.perf_counter()
+                try:
+                    f()
+                    return False
+                except rb.ForkedClient:
+                    best = min(best, time.perf_counter() - start)
+            return best < 0.010
         def with_loop():
             asyncio.run(m.ainfer(x))
         uses = [lambda: m(x), lambda: m.request(), lambda: m.submit(x), lambda: rb.connect("echo"), m.mapping, rb.stats]

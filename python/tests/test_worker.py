@@ -94,7 +94,7 @@ def test_failures_carry_the_traceback_and_the_worker_goes_on(socket):
     with serving(picky, socket), rb.connect("picky", socket=socket, wait=10) as m:
         for _ in range(3):
             assert (m(x(0)) == 0).all()
-            with pytest.raises(rb.Failed, match="^one is refused$"):
+            with pytest.raises(rb.Failed, match=r"^one is refused$"):
                 m(x(1))
             with pytest.raises(rb.Failed, match="KeyError: 'two'"):
                 m(x(2))
