@@ -234,3 +234,34 @@ func TestAnAnswerThatRacesWithItsDeadlineIsNoOffence(t *testing.T) {
 	}
 	t.Logf("%d of 400 in time", ok)
 }
+
+// The window of a closed client goes to another only when nobody can write
+// into it any more.
+func TestAClosedClientKeepsItsWindowUntilItsLastRequestIsReleased(t *testing.T) {
+	r := newRing(t, plain(t))
+	c := r.dial(client.WithWindow(32))
+	claimed, err := c.Claim(soon(t), 1)
+	expect(t, "claim", err, nil)
+	queued := commitOne(t, c, 0)
+	x, err := claimed.InputBytes(0)
+	expect(t, "input", err, nil)
+	expect(t, "close", c.Close(), nil)
+	expect(t, "the one in flight", queued.Wait(soon(t)), client.ErrBrokerGone)
+	expect(t, "release", queued.Release(), nil)
+	dial := func() error {
+		next, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(32))
+		if err == nil {
+			next.Close()
+		}
+		return err
+	}
+	expect(t, "while it may write", dial(), client.ErrRingFull)
+	clear(x)
+	expect(t, "release", claimed.Release(), nil)
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if err = dial(); err == nil || time.Now().After(end) {
+			break
+		}
+	}
+	expect(t, "after it", err, nil)
+}

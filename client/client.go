@@ -205,7 +205,9 @@ func (c *Client) set(l *link, err error) bool {
 }
 
 // Close detaches. What is in flight ends with ErrClosed or ErrBrokerGone;
-// views of requests that were not released yet stay readable until they are.
+// views of requests that were not released yet stay valid until they are: the
+// window is given back with the last of them, lest the next client that gets
+// it finds our goroutines writing there.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	l := c.link
@@ -215,7 +217,7 @@ func (c *Client) Close() error {
 	}
 	c.closing()
 	if l != nil {
-		l.session.HangUp()
+		l.session.StopWatching()
 	}
 	<-c.done
 	if n := c.notifier.Load(); n != nil {

@@ -235,7 +235,8 @@ func SpecTexts(specs []shm.TensorSpec) []string {
 	return texts
 }
 
-// Gone blocks until the broker hangs up or the session is closed.
+// Gone blocks until the broker hangs up, the session is closed, or nobody
+// wants to know any more (StopWatching).
 func (s *Session) Gone() {
 	var b [1]byte
 	for {
@@ -244,6 +245,9 @@ func (s *Session) Gone() {
 		}
 	}
 }
+
+// StopWatching makes Gone return while the connection stays.
+func (s *Session) StopWatching() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) }
 
 // HangUp closes the connection but keeps the mappings: the broker sees the
 // peer leave, views that are still in use stay valid.

@@ -99,9 +99,9 @@ func TestRequestsOfADeadBrokerEndWithBrokerGone(t *testing.T) {
 
 func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	h := newHost(t, theModel)
-	w := h.worker(theModel)
+	w := h.workerThat("patiently", theModel)
 	c := h.dial()
-	accepted := []asking{askLater(background(t), c, cmdSlow, 400)}
+	accepted := []asking{askLater(background(t), c, cmdSlow, 1)}
 	w.expect("slow")
 	accepted = append(accepted, askLater(background(t), c, cmdAnswer, 0))
 	h.eventually("both are accepted", func() error {
@@ -121,6 +121,7 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	if _, err := h.tryDial(); !errors.Is(err, client.ErrDraining) {
 		t.Errorf("a new client of a draining broker: %v", err)
 	}
+	w.signal(syscall.SIGUSR1)
 	for _, a := range accepted {
 		a.ends(t, nil)
 	}

@@ -61,9 +61,13 @@ func (h *host) startBroker() {
 }
 
 // worker starts a worker and waits until the broker has it.
-func (h *host) worker(m modelSpec) *proc {
+func (h *host) worker(m modelSpec) *proc { return h.workerThat("", m) }
+
+// workerThat starts a worker with a habit; one that works "patiently" stops
+// in the middle of a slow request until it gets SIGUSR1.
+func (h *host) workerThat(do string, m modelSpec) *proc {
 	h.t.Helper()
-	p := start(h.t, role{Kind: "worker", Socket: h.role.Socket, Model: m})
+	p := start(h.t, role{Kind: "worker", Socket: h.role.Socket, Model: m, Do: do})
 	h.eventually("worker attached", func() error {
 		for _, w := range h.model(m.Name).Workers {
 			if w.Pid == p.pid() {

@@ -105,11 +105,19 @@ func answer(x int64, j int) int64 { return 3*x + 7 + int64(j) }
 
 func (r *role) playWorker(ctx context.Context) error {
 	m := r.Model
+	if r.Do == "patiently" {
+		patiently = make(chan os.Signal, 1)
+		signal.Notify(patiently, syscall.SIGUSR1)
+	}
 	return worker.Serve(ctx, worker.Config{
 		Model: m.Name, Signature: m.signature(), Socket: r.Socket, Name: r.Name, Depth: r.Depth,
 		Policy: worker.Policy{MaxBatchSize: m.MaxBatch, WaitTime: time.Duration(m.WaitMS) * time.Millisecond, Slots: m.Slots, Lease: time.Duration(m.LeaseMS) * time.Millisecond},
 	}, obey)
 }
+
+// patiently, in a worker that should wait in the middle of a slow request, is
+// told when to go on (SIGUSR1).
+var patiently chan os.Signal
 
 // obey is the workers' function: it answers, or does what a row commands.
 func obey(_ context.Context, b *worker.Batch) error {
@@ -125,6 +133,9 @@ func obey(_ context.Context, b *worker.Batch) error {
 			select {}
 		case cmdSlow:
 			say("slow")
+			if patiently != nil {
+				<-patiently
+			}
 			time.Sleep(time.Duration(x[2]) * time.Millisecond)
 		case cmdFail:
 			for q := range b.Len() {

@@ -22,9 +22,9 @@ func background(t *testing.T) context.Context {
 
 func TestTheRequestsOfAKilledWorkerAreAnsweredByAnother(t *testing.T) {
 	h := newHost(t, theModel)
-	first := h.worker(theModel)
+	first := h.workerThat("patiently", theModel)
 	c := h.dial()
-	slow := askLater(background(t), c, cmdSlow, 200)
+	slow := askLater(background(t), c, cmdSlow, 1)
 	first.expect("slow")
 	second := h.worker(theModel)
 	first.kill()
@@ -40,12 +40,12 @@ func TestTheRequestsOfAKilledWorkerAreAnsweredByAnother(t *testing.T) {
 
 func TestWithoutAWorkerRequestsWaitForOneOrForTheirDeadline(t *testing.T) {
 	h := newHost(t, theModel)
-	first := h.worker(theModel)
+	first := h.workerThat("patiently", theModel)
 	c := h.dial()
 	ctx := background(t)
 	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 	defer cancel()
-	patient, hasty := askLater(ctx, c, cmdSlow, 100), askLater(short, c, cmdSlow, 100)
+	patient, hasty := askLater(ctx, c, cmdSlow, 1), askLater(short, c, cmdSlow, 1)
 	first.expect("slow")
 	first.kill()
 	hasty.ends(t, client.ErrExpired)
@@ -126,7 +126,7 @@ func TestAWorkerThatIsToldToStopFinishesAndIsNotKilled(t *testing.T) {
 
 func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing.T) {
 	m := theModel
-	m.LeaseMS = 300
+	m.LeaseMS = 1000
 	h := newHost(t, m)
 	first := h.worker(m)
 	c := h.dial()
@@ -207,7 +207,7 @@ func TestAWorkerMayFailOneRequestOfABatch(t *testing.T) {
 
 // A broker and a worker in one process: the broker cannot kill itself.
 func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsThrough(t *testing.T) {
-	r := inProcess(t, nil, modelSpec{Name: "m", Slots: 16, MaxBatch: 1, LeaseMS: 50})
+	r := inProcess(t, nil, modelSpec{Name: "m", Slots: 16, MaxBatch: 1, LeaseMS: 1000})
 	release := make(chan struct{})
 	entered := make(chan struct{}, 16)
 	r.worker(2, func(ctx context.Context, b *worker.Batch) error {
@@ -239,7 +239,7 @@ func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsThrough(t *testing.T
 }
 
 func TestAQuarantinedWorkerThatHangsUpIsForgottenOnceItIsThrough(t *testing.T) {
-	r := inProcess(t, nil, modelSpec{Name: "m", Slots: 16, MaxBatch: 1, LeaseMS: 50})
+	r := inProcess(t, nil, modelSpec{Name: "m", Slots: 16, MaxBatch: 1, LeaseMS: 1000})
 	w, err := worker.Attach(background(t), worker.Config{Model: "m", Signature: theModel.signature(), Socket: r.socket})
 	if err != nil {
 		t.Fatal(err)
