@@ -3,7 +3,7 @@
 
     ptx.py [--check] TOOLCHAIN FOLDER…
 
-Each .cu file says in its first lines what is made of it:
+Each .cu file says in its first lines what is made of it, and where:
 
     // ptx: move.ptx compute_75 [-DNAME…]
 
@@ -71,7 +71,7 @@ def main() -> int:
             options = [f"--gpu-architecture={arch}", f"-I{source.parent}", f"-I{toolchain / 'include'}", "--std=c++17", *extra.split()]
             ptx = nvrtc.compile(source, options)
             assemble(toolchain, ptx, arch)
-            target = source.with_name(name)
+            target = source.parent / name
             same = target.exists() and target.read_text(encoding="utf-8") == ptx
             if not check:
                 target.write_text(ptx, encoding="utf-8")

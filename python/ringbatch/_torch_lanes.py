@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from ._torch_move import Mover
 from ._torch_ring import Plane, Rows
-
-# Up to so many runs of neighbours are copied one by one; more are gathered by
-# one kernel, straight from the ring: that is one call instead of one per run.
-COPY_RUNS = 1
 
 # While nothing else is to do, the device is looked at this often. A blocking
 # wait in the driver wakes up later than that.
-POLL_S = 10e-6
+POLL_S = 20e-6
 
 
 class Lane:
@@ -32,14 +30,12 @@ class Lane:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         device, most = engine.device, engine.max_rows
-        self.inputs = [torch.zeros(most * math.prod(p.shape), dtype=p.host.dtype, device=device) for p in engine.inputs]
+        self.inputs = [torch.zeros(most * math.prod(shape), dtype=dtype, device=device) for dtype, shape in engine.specs]
         self.rows: Rows | None = None
-        self.keep: Any = None  # results must live until the device has written them
+        self.keep: list[torch.Tensor] = []  # results must live until the device has written them
         if device.type == "cuda":
-            self.slots_host = torch.zeros(most, dtype=torch.int64, pin_memory=True)
-            self.slots = torch.zeros(most, dtype=torch.int64, device=device)
-            self.arrived = torch.cuda.Event()
-            self.finished = torch.cuda.Event()
+            self.slots = torch.zeros(most, dtype=torch.int32, pin_memory=True)  # the kernels read it in place
+            self.arrived, self.finished = torch.cuda.Event(), torch.cuda.Event()
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]] = {}
 
     def view(self, k: int, rows: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -50,54 +46,57 @@ class Lane:
         self.rows = rows
         e = self.engine
         if e.device.type != "cuda":
-            self._gather_on_host(rows)
-            self._write(e.compute([self.view(k, rows.rows, s) for k, s in enumerate(rows.shapes)]), rows)
+            self._copy(rows)
+            self._write(e.compute(self._views(rows)), rows)
             return
-        with torch.cuda.stream(e.copies):
-            self.slots_host[: rows.rows] = rows.slots
-            self.slots[: rows.rows].copy_(self.slots_host[: rows.rows], non_blocking=True)
+        if len(rows.runs) > 1:
+            self.slots[: rows.rows] = rows.slots
             for k, plane in enumerate(e.inputs):
-                self._read(self.view(k, rows.rows, rows.shapes[k]).view(rows.rows, -1), plane, rows)
-            self.arrived.record(e.copies)
+                size = math.prod(rows.shapes[k]) * plane.host.element_size()
+                stride = plane.host.stride(0) * plane.host.element_size()
+                e.mover.gather(e.copies, self.inputs[k].data_ptr(), plane.host.data_ptr(), stride, self.slots.data_ptr(), size, rows.rows)
+        else:
+            with torch.cuda.stream(e.copies):
+                self._copy(rows)
+        self.arrived.record(e.copies)
         with torch.cuda.stream(e.computing):
             e.computing.wait_event(self.arrived)
             self._write(self._compute(rows), rows)
             self.finished.record(e.computing)
 
-    def _read(self, to: torch.Tensor, plane: Plane, rows: Rows) -> None:
-        width = to.shape[1]
-        if plane.mapped is not None and len(rows.runs) > COPY_RUNS:
-            torch.index_select(plane.mapped[:, :width], 0, self.slots[: rows.rows], out=to)
-            return
-        for slot, row, n in rows.runs:
-            to[row : row + n].copy_(plane.host[slot : slot + n, :width], non_blocking=True)
+    def _views(self, rows: Rows) -> list[torch.Tensor]:
+        return [self.view(k, rows.rows, shape) for k, shape in enumerate(rows.shapes)]
 
-    def _gather_on_host(self, rows: Rows) -> None:
+    def _copy(self, rows: Rows) -> None:
+        """Brings the inputs over, run by run."""
         for k, plane in enumerate(self.engine.inputs):
             to = self.view(k, rows.rows, rows.shapes[k]).view(rows.rows, -1)
             for slot, row, n in rows.runs:
-                to[row : row + n] = plane.host[slot : slot + n, : to.shape[1]]
+                to[row : row + n].copy_(plane.host[slot : slot + n, : to.shape[1]], non_blocking=True)
 
     def _compute(self, rows: Rows) -> list[torch.Tensor]:
         e = self.engine
         size = next((s for s in e.graph_sizes if s >= rows.rows), 0)
         if not size:
-            return e.compute([self.view(k, rows.rows, s) for k, s in enumerate(rows.shapes)])
+            return e.compute(self._views(rows))
         graph, outputs = self.graphs[size]
         graph.replay()
         return outputs
 
     def _write(self, outputs: list[torch.Tensor], rows: Rows) -> None:
+        e = self.engine
         dims: list[int] = []
-        for plane, y in zip(self.engine.outputs, outputs):
+        for plane, y in zip(e.outputs, outputs):
             dims += [y.shape[1 + i] for i in plane.variable]
-            flat = y[: rows.rows].to(plane.host.dtype).reshape(rows.rows, -1)
-            if plane.mapped is not None:
-                plane.mapped[:, : flat.shape[1]].index_copy_(0, self.slots[: rows.rows], flat)
-            else:
-                for slot, row, n in rows.runs:
-                    plane.host[slot : slot + n, : flat.shape[1]].copy_(flat[row : row + n], non_blocking=True)
-            self.keep = (self.keep, flat)
+            flat = y[: rows.rows].to(plane.host.dtype).reshape(rows.rows, -1).contiguous()
+            self.keep.append(flat)
+            width, bytes_each = flat.shape[1], flat.element_size()
+            if len(rows.runs) > 1 and e.device.type == "cuda":
+                stride = plane.host.stride(0) * bytes_each
+                e.mover.scatter(e.computing, plane.host.data_ptr(), stride, flat.data_ptr(), self.slots.data_ptr(), width * bytes_each, rows.rows)
+                continue
+            for slot, row, n in rows.runs:
+                plane.host[slot : slot + n, :width].copy_(flat[row : row + n], non_blocking=True)
         rows.output_dims = dims
 
     def done(self) -> bool:
@@ -108,7 +107,7 @@ class Lane:
             time.sleep(POLL_S)
 
     def release(self) -> Rows:
-        rows, self.rows, self.keep = self.rows, None, None
+        rows, self.rows, self.keep = self.rows, None, []
         assert rows is not None
         return rows
 
@@ -117,26 +116,38 @@ class Lane:
         e = self.engine
         for size in sizes:
             graph = torch.cuda.CUDAGraph()
-            xs = [self.view(k, size, p.shape) for k, p in enumerate(e.inputs)]
+            xs = [self.view(k, size, shape) for k, (_, shape) in enumerate(e.specs)]
             with torch.cuda.graph(graph, pool=pool, stream=e.computing):
                 outputs = e.compute(xs)
             self.graphs[size] = (graph, outputs)
 
 
 class Engine:
-    """A module with its lanes."""
+    """A module with its lanes, warmed up. It needs no ring yet: what attaches is ready to run."""
 
     def __init__(
-        self, compute: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: list[Plane], outputs: list[Plane],
+        self, compute: Callable[[list[torch.Tensor]], list[torch.Tensor]], specs: list[tuple[torch.dtype, tuple[int, ...]]],
         max_rows: int, device: torch.device, lanes: int, graphs: bool,
     ) -> None:  # fmt: skip
-        self.compute, self.inputs, self.outputs, self.max_rows, self.device = compute, inputs, outputs, max_rows, device
+        self.compute, self.specs, self.max_rows, self.device = compute, specs, max_rows, device
+        self.inputs: list[Plane] = []
+        self.outputs: list[Plane] = []
         self.graph_sizes: list[int] = []
         if device.type == "cuda":
+            torch.cuda.set_device(device)
+            torch.cuda.init()
             # The copy stream goes first where both want the device.
             self.copies, self.computing = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
         self.lanes = [Lane(self) for _ in range(lanes)]
         self._warm_up(graphs)
+        if device.type == "cuda":
+            self.mover = Mover()
+
+    def bind(self, inputs: list[Plane], outputs: list[Plane]) -> None:
+        """Says where the rows of batches lie."""
+        self.inputs, self.outputs = inputs, outputs
+        if any(p.variable for p in inputs + outputs):
+            self.graph_sizes = []  # recorded for the largest shape only
 
     def _warm_up(self, graphs: bool) -> None:
         """Runs the sizes that will come, so that the first requests don't pay for it."""
@@ -145,7 +156,7 @@ class Engine:
         # TorchScript specialises on what it sees first, and compiles on the
         # second run: the full batch comes first, and each size several times.
         for size in [s for s in reversed(sizes) for _ in range(3)]:
-            xs = [lane.view(k, size, p.shape) for k, p in enumerate(self.inputs)]
+            xs = [lane.view(k, size, shape) for k, (_, shape) in enumerate(self.specs)]
             if self.device.type == "cuda":
                 with torch.cuda.stream(self.computing):
                     self.compute(xs)
@@ -154,7 +165,7 @@ class Engine:
         if self.device.type != "cuda":
             return
         torch.cuda.synchronize(self.device)
-        if graphs and not any(p.variable for p in self.inputs + self.outputs):
+        if graphs:
             pool = torch.cuda.graph_pool_handle()
             for lane in self.lanes:
                 lane.capture(list(reversed(sizes)), pool)

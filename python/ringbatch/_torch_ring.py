@@ -28,8 +28,7 @@ class Plane:
 
     shape: tuple[int, ...]  # of the largest row
     variable: tuple[int, ...]  # its variable dimensions
-    host: torch.Tensor  # [slots, elements]
-    mapped: torch.Tensor | None = None  # the same memory, as the GPU sees it
+    host: torch.Tensor  # [slots, elements]; the GPU knows it by the same address
 
     def row_shape(self, dims: Sequence[int], at: int) -> tuple[int, ...]:
         """The shape of a row where the variable dimensions of its side are dims, its own from `at` on."""
@@ -71,29 +70,12 @@ class Memory:
     def plane(self, offset: int, slots: int, shape: tuple[int, ...], variable: tuple[int, ...], dtype: torch.dtype) -> Plane:
         count = math.prod(shape)
         host = torch.frombuffer(self.buffer, dtype=dtype, count=slots * count, offset=offset).view(slots, count)
-        return Plane(shape, variable, host, _mapped(host) if self.registered else None)
+        return Plane(shape, variable, host)
 
     def close(self) -> None:
         if self.registered:
             torch.cuda.cudart().cudaHostUnregister(self.base)
             self.registered = False
-
-
-def _mapped(host: torch.Tensor) -> torch.Tensor | None:
-    """Registered host memory as a CUDA tensor: the address is the same on both sides."""
-
-    kinds = {torch.bool: "|b1", torch.uint8: "|u1", torch.int8: "|i1", torch.int16: "<i2", torch.int32: "<i4", torch.int64: "<i8",
-             torch.float16: "<f2", torch.bfloat16: "<i2", torch.float32: "<f4", torch.float64: "<f8"}  # fmt: skip
-
-    class Array:
-        __cuda_array_interface__ = {
-            "shape": tuple(host.shape), "typestr": kinds[host.dtype], "data": (host.data_ptr(), False), "version": 2,
-        }  # fmt: skip
-
-    try:
-        return torch.as_tensor(Array(), device="cuda").view(host.dtype)
-    except (RuntimeError, TypeError):
-        return None  # then rows are copied one run after the other
 
 
 class Ring:

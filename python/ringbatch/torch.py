@@ -47,6 +47,8 @@ __all__ = ["Lost", "serve"]
 IDLE_NS = 50_000_000
 BUSY_NS = 20_000
 
+DEFAULT_MAX_BATCH = 32  # the broker's, where nobody says otherwise
+
 
 class Lost(RuntimeError):
     """The GPU or its context is gone: only a new process can go on."""
@@ -84,19 +86,24 @@ def serve(
         options.setdefault("gpu", f"{where.index or 0} {torch.cuda.get_device_name(where)}")
     short_sleeps()
     stop = stop or threading.Event()
-    delay, engine = 0.01, None
+    specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
+    # Before attaching: a worker that is still warming up would hold batches.
+    engine = Engine(compute, specs, options.get("max_batch_size") or DEFAULT_MAX_BATCH, where, depth, cuda_graphs)
+    delay, attached = 0.01, False
     while not stop.is_set():
         try:
             ring = Ring(model, signature, where, depth=depth, **options)
         except (errors.NoBroker, errors.BrokerGone, errors.Draining):
-            if engine is None and delay > 5:
+            if not attached and delay > 5:
                 raise
             time.sleep(delay)
-            delay = min(2 * delay, 10.0 if engine is None else 1.0)
+            delay = min(2 * delay, 1.0 if attached else 10.0)
             continue
-        delay = 0.01
+        delay, attached = 0.01, True
         try:
-            engine = Engine(compute, ring.inputs, ring.outputs, ring.max_batch_size, where, depth, cuda_graphs)
+            if ring.max_batch_size > engine.max_rows:  # the broker knows the model by larger batches
+                engine = Engine(compute, specs, ring.max_batch_size, where, depth, cuda_graphs)
+            engine.bind(ring.inputs, ring.outputs)
             print(f"serving {model}: {signature} on {options.get('gpu', where)}", flush=True)
             _run(ring, engine, stop)
         except errors.BrokerGone:
@@ -227,7 +234,8 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
 
     planes = [plane(s) for s in inputs]
     results = [plane(s) for s in _infer_outputs(compute, inputs, device)]
-    engine = Engine(compute, planes, results, rows, device, depth, graphs)
+    engine = Engine(compute, [(p.host.dtype, p.shape) for p in planes], rows, device, depth, graphs)
+    engine.bind(planes, results)
     for n, lane in enumerate(engine.lanes):
         lane.submit(Rows(rows, torch.arange(n * rows, (n + 1) * rows, dtype=torch.int32), [(n * rows, 0, rows)], [p.shape for p in planes]))
     while True:

@@ -1,4 +1,5 @@
 // ptx: move.ptx compute_75
+// ptx: ../../../python/ringbatch/_move.ptx compute_75
 //
 // Rows between the ring, which is host memory mapped into the device, and
 // contiguous device memory.
