@@ -15,28 +15,32 @@ COUNTS, ROWS, WARM, SECONDS = (1, 2, 4, 8), (1, 32), 0.3, 1.2
 
 
 def process(path, orders, results):
+    for half, rows in iter(orders.get, None):
+        measure(path, half, rows, orders, results)
+
+
+def measure(path, half, rows, orders, results):
+    """Runs a window for every beginning that is ordered, until one is 0."""
     import torch
 
     import ringbatch.torch as rt
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    for half, rows in iter(orders.get, None):
-        module = torch.jit.load(path, map_location=device)
-        window = [0.0, 0.0, 0]  # begin, end, batches in between
+    module = torch.jit.load(path, map_location="cuda" if torch.cuda.is_available() else "cpu")
+    window = [0.0, 0.0, 0]  # begin, end, batches in between
 
-        def go_on():
-            now = time.monotonic()
-            if window[1] and now < window[1]:
-                return True
-            results.put(window[2] * rows / SECONDS)  # of the window that is over; at first: ready
-            begin = orders.get()
-            window[:] = [begin, begin + SECONDS if begin else 0.0, 0]
-            return bool(begin)
+    def go_on():
+        if time.monotonic() < window[1]:
+            return True
+        results.put(window[2] * rows / SECONDS)  # of the window that is over; at first: ready
+        begin = orders.get()
+        window[:] = [begin, begin + SECONDS if begin else 0.0, 0]
+        return bool(begin)
 
-        def done():
-            window[2] += window[0] <= time.monotonic() < window[1]
+    def done():
+        window[2] += window[0] <= time.monotonic() < window[1]
 
-        rt.alone(module, [f"x:{'f16' if half else 'f32'}[3,224,224]"], rows, go_on, done, half=half, bfloat16=False, channels_last=half, depth=1)
+    spec = f"x:{'f16' if half else 'f32'}[3,224,224]"
+    rt.alone(module, [spec], rows, go_on, done, half=half, bfloat16=False, channels_last=half, depth=1)
 
 
 def main():

@@ -29,7 +29,7 @@ RUNS = [
     ("echo-8-16", "cuda-echo, × 8 in flight, batch 16, three batches on the GPU"),
 ]
 
-print("| run | items/s | bound, same run | share | latency avg / p50 / p99, ms | producers ÷ throughput, ms | bound's time a batch, ms | rows a batch | errors | stable |")
+print("| run | items/s | bound, same run | share | latency avg / p50 / p99, ms | in flight ÷ throughput, ms | bound, ms a batch | rows a batch | errors | stable |")
 print("|---|---|---|---|---|---|---|---|---|---|")
 for name, what in RUNS:
     r = read(name)

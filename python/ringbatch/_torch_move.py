@@ -39,9 +39,7 @@ class Mover:
         values = (ctypes.c_uint64 * len(args))(*args)
         first = ctypes.addressof(values)
         places = (ctypes.c_void_p * len(args))(*range(first, first + 8 * len(args), 8))
-        status = self.driver.cuLaunchKernel(
-            function, min(units, BLOCKS), 1, 1, THREADS, 1, 1, 0, ctypes.c_void_p(stream.cuda_stream), places, None
-        )
+        status = self.driver.cuLaunchKernel(function, min(units, BLOCKS), 1, 1, THREADS, 1, 1, 0, ctypes.c_void_p(stream.cuda_stream), places, None)
         self._check("cuLaunchKernel", status)
 
     def gather(self, stream: Any, to: int, plane: int, stride: int, slots: int, row_bytes: int, rows: int) -> None:

@@ -105,9 +105,7 @@ def test_tensor_texts_are_read():
 
 def test_a_file_that_is_not_torchscript_is_refused_in_one_line(tmp_path):
     (tmp_path / "m.jit").write_bytes(b"nonsense")
-    p = subprocess.run(
-        [sys.executable, "-m", "ringbatch.torch", str(tmp_path / "m.jit"), "--input", "x:f32[1]"], capture_output=True, text=True, check=False
-    )
+    p = subprocess.run([sys.executable, "-m", "ringbatch.torch", str(tmp_path / "m.jit"), "--input", "x:f32[1]"], capture_output=True, text=True, check=False)
     assert p.returncode == 1
     assert p.stderr.startswith("ringbatch torch: ")
     assert len(p.stderr.splitlines()) == 1
