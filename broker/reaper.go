@@ -40,6 +40,7 @@ func (m *model) clientLeft(c *clientSession, why string) {
 
 func (m *model) returnWindow(c *clientSession) {
 	m.windows.giveBack(c.first, c.window)
+	m.log.Debug("window returned", "client", c.label(), "pid", c.pid, "window", c.window)
 	m.b.maybeForget(m)
 }
 

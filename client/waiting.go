@@ -18,6 +18,7 @@ import (
 // for a leader instead (see notify.go).
 type waiting struct {
 	leading bool            // under link.mu
+	usual   time.Duration   // how long a leader waits; the leader's
 	parker  shm.Parker      // the leader's
 	reaper  chan struct{}   // the reaper waits here for the lead; nil if none does
 	follow  []uint64        // bitmap of slots with a follower, under link.mu
@@ -92,6 +93,15 @@ func (l *link) unfollow(i uint32) {
 	l.wait.count--
 }
 
+// A leader that has parked for twice as long as usual looks at the board by
+// itself, and then each time after twice as long again. Any process that is
+// attached can take a wake-up away (it may read the board, so it may requeue
+// its futexes); so that costs no more than the wait would have cost anyway.
+const (
+	leastSlice = 200 * time.Microsecond
+	mostSlice  = 500 * time.Millisecond
+)
+
 // lead parks on the bell until the leader's own request has ended.
 func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 	defer l.resign()
@@ -99,10 +109,14 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 		stop := context.AfterFunc(ctx, l.kick)
 		defer stop()
 	}
+	start := shm.Now()
+	first := max(leastSlice, 2*l.wait.usual)
+	slice := first
 	for {
 		seen := l.bell.Count.Load()
 		l.wakeEnded()
 		if l.ended(i) {
+			l.wait.usual += (time.Duration(shm.Now()-start) - l.wait.usual) / 8
 			return nil
 		}
 		l.wait.parked.Add(1)
@@ -113,7 +127,10 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 			left = time.Duration(until - shm.Now())
 		}
 		if ctx.Err() == nil && !l.dead.Load() {
-			l.bell.Wait(&l.wait.parker, seen, left)
+			l.bell.Wait(&l.wait.parker, seen, min(left, slice))
+			if slice = min(2*slice, mostSlice); l.bell.Count.Load() != seen {
+				slice = first
+			}
 		}
 		l.wait.parked.Add(1)
 		l.woke.Store(shm.Now())
