@@ -11,6 +11,10 @@ type growthFigures struct {
 	One      growthPoint `json:"one"`
 	Many     growthPoint `json:"many"`
 	Rounds   []float64   `json:"rounds"`
+	// The same number of clients in one process: without what 256 mostly
+	// sleeping Go runtimes cost by themselves.
+	Together      growthPoint `json:"in_one_process"`
+	TogetherRatio float64     `json:"in_one_process_ratio"`
 }
 
 // growthPoint is in CPU microseconds per request.
@@ -32,42 +36,49 @@ const (
 
 func measureGrowth(f *fleet, o transportOptions, say *progress, r *transportReport) error {
 	fig := &growthFigures{RatePerS: growthRate}
-	start := func(name string, clients int) (growthRun, error) {
+	start := func(name string, clients, processes int) (growthRun, error) {
 		say.line("growth: starting %d clients", clients)
-		g := growthRun{point: growthPoint{Clients: clients, Processes: clients}}
-		e, err := f.startEcho(1, echoJob{Model: name, Inputs: []string{"x:u8[64]"}, Outputs: []string{"y:u8[64]"}, MaxBatch: 32, WaitTime: time.Millisecond, Slots: 4096})
+		g := growthRun{point: growthPoint{Clients: clients, Processes: processes}}
+		e, err := f.startEcho(1, echoJob{Model: name, Inputs: []string{"x:u8[64]"}, Outputs: []string{"y:u8[64]"}, MaxBatch: 32, Slots: 4096})
 		if err != nil {
 			return g, err
 		}
-		g.clients, err = f.startTransport(clients, transportJob{Socket: e.socket, Model: name, Window: 8, Sessions: 1})
+		g.clients, err = f.startTransport(processes, transportJob{Socket: e.socket, Model: name, Window: 8, Sessions: clients / processes})
 		g.serving = [][]*proc{{e.broker}, e.workers}
 		return g, err
 	}
-	one, err := start("one", 1)
+	one, err := start("one", 1, 1)
 	if err != nil {
 		return err
 	}
-	many, err := start("many", growthClients)
+	joint, err := start("joint", growthClients, 1)
+	if err != nil {
+		return err
+	}
+	many, err := start("many", growthClients, growthClients)
 	if err != nil {
 		return err
 	}
 	for round := range o.Rounds + 1 {
 		say.line("growth: round %d of %d", round+1, o.Rounds+1)
-		for _, g := range []*growthRun{&one, &many} {
+		for _, g := range []*growthRun{&one, &joint, &many} {
 			if err := g.round(2*o.Round, round > 0); err != nil {
 				return err
 			}
 		}
 	}
+	var jointly []float64
 	for i := range one.totals {
 		fig.Rounds = append(fig.Rounds, many.totals[i]/one.totals[i])
+		jointly = append(jointly, joint.totals[i]/one.totals[i])
 	}
-	fig.One, fig.Many = one.result(), many.result()
+	fig.One, fig.Many, fig.Together, fig.TogetherRatio = one.result(), many.result(), joint.result(), medianOf(jointly)
 	r.Growth, r.CPUGrowthRatio = fig, medianOf(fig.Rounds)
 	r.check("cpu_growth_ratio", r.CPUGrowthRatio, "< 1.20", r.CPUGrowthRatio < 1.20,
-		"CPU per request at %d/s, %d clients %.1f µs (broker %.1f, worker %.1f, clients %.1f) / 1 client %.1f µs (%.1f, %.1f, %.1f); without the pacing of the load, %.1f and %.1f; median of %d rounds",
+		"CPU per request at %d/s, %d client processes %.1f µs (broker %.1f, worker %.1f, clients %.1f) / 1 client %.1f µs (%.1f, %.1f, %.1f); without the pacing of the load, %.1f and %.1f; with all %d clients in one process %.1f µs (%.1f, %.1f, %.1f), ratio %.2f; median of %d rounds",
 		growthRate, growthClients, fig.Many.TotalUS, fig.Many.BrokerUS, fig.Many.WorkerUS, fig.Many.ClientUS,
-		fig.One.TotalUS, fig.One.BrokerUS, fig.One.WorkerUS, fig.One.ClientUS, fig.Many.PacingUS, fig.One.PacingUS, len(fig.Rounds))
+		fig.One.TotalUS, fig.One.BrokerUS, fig.One.WorkerUS, fig.One.ClientUS, fig.Many.PacingUS, fig.One.PacingUS,
+		growthClients, fig.Together.TotalUS, fig.Together.BrokerUS, fig.Together.WorkerUS, fig.Together.ClientUS, fig.TogetherRatio, len(fig.Rounds))
 	return nil
 }
 
