@@ -68,11 +68,12 @@ func openTorch(j modelJob) (*openModel, error) {
 			wait := cfg.WaitTime.Seconds()
 			cmd := python(append(args, "--name", cfg.Model, "--socket", cfg.Socket, "--max_batch_size", strconv.Itoa(cfg.MaxBatchSize),
 				"--slots", strconv.Itoa(cfg.Slots), "--wait_time", strconv.FormatFloat(max(0, wait), 'g', -1, 64)))
-			cmd.Stdout = os.Stderr
+			said := &tail{} // what it says last is why it ended
+			cmd.Stdout, cmd.Stderr = os.Stderr, io.MultiWriter(os.Stderr, said)
 			if err := cmd.Start(); err != nil {
 				return 0, nil, err
 			}
-			return cmd.Process.Pid, cmd.Wait, nil
+			return cmd.Process.Pid, func() error { return fmt.Errorf("python ended (%v): %s", cmd.Wait(), said) }, nil
 		},
 	}, nil
 }

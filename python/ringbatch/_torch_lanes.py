@@ -134,8 +134,7 @@ class Engine:
         self.outputs: list[Plane] = []
         self.graph_sizes: list[int] = []
         if device.type == "cuda":
-            torch.cuda.set_device(device)
-            torch.cuda.init()
+            torch.cuda.set_device(device)  # streams, events and our kernels go by the current one
             # The copy stream goes first where both want the device.
             self.copies, self.computing = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
         self.lanes = [Lane(self) for _ in range(lanes)]

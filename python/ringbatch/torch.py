@@ -76,14 +76,14 @@ def serve(
     max_batch_size, wait_time (nanoseconds), slots, lease, socket, name, weight.
     When the broker is restarted the worker attaches again.
     """
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = _device(device)
     compute = _prepare(module, where, half, bfloat16, channels_last)
     if outputs is None:
         outputs = _infer_outputs(compute, inputs, where)
     signature = f"{' '.join(inputs)} -> {' '.join(outputs)}"
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "torch"))
     if where.type == "cuda":
-        options.setdefault("gpu", f"{where.index or 0} {torch.cuda.get_device_name(where)}")
+        options.setdefault("gpu", f"{where.index} {torch.cuda.get_device_name(where)}")
     short_sleeps()
     stop = stop or threading.Event()
     specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
@@ -117,6 +117,14 @@ def short_sleeps() -> None:
     """Lets this thread sleep for microseconds: the kernel rounds up by 50 µs otherwise."""
     pr_set_timerslack = 29
     ctypes.CDLL(None).prctl(pr_set_timerslack, 1000, 0, 0, 0)
+
+
+def _device(given: str | torch.device | None) -> torch.device:
+    """The device asked for, with its number; a GPU if there is one, where nobody asked."""
+    device = torch.device(given or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise errors.NoGPU("no GPU here: PyTorch sees none")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def _run(ring: Ring, engine: Engine, stop: threading.Event) -> None:
@@ -221,7 +229,7 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
     returning False; done is called when it is through. As many batches are in
     flight as a worker would have.
     """
-    device = torch.device(o.pop("device", None) or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _device(o.pop("device", None))
     depth, graphs = o.pop("depth", 2), o.pop("cuda_graphs", False)
     short_sleeps()
     compute = _prepare(module, device, **o)
