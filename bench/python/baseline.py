@@ -27,13 +27,13 @@ def arrays(block: shared_memory.SharedMemory, elements: int, outputs: int) -> tu
     return x, y
 
 
-def producer(i: int, name: str, elements: int, outputs: int, tasks, done, start, stop, counts) -> None:
+def producer(i: int, name: str, elements: int, outputs: int, seconds: float, tasks, done, start, counts) -> None:
     block = shared_memory.SharedMemory(name)
     x, y = arrays(block, elements, outputs)
     frame = np.random.rand(elements).astype(np.float32)
     start.wait()
-    n = 0
-    while not stop.is_set():
+    n, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
         x[0] = frame
         tasks.put(i)
         done.acquire()
@@ -48,10 +48,12 @@ def model_process(names: list[str], elements: int, outputs: int, max_batch: int,
     blocks = [shared_memory.SharedMemory(name) for name in names]
     pairs = [arrays(b, elements, outputs) for b in blocks]
     result = np.zeros((max_batch, outputs), np.float32)
-    while not stop.is_set():
+    while True:
         try:
-            batch = [tasks.get(timeout=0.1)]
+            batch = [tasks.get(timeout=0.5)]
         except queue.Empty:
+            if stop.is_set():
+                break
             continue
         deadline = time.monotonic() + wait
         while len(batch) < max_batch:
@@ -64,8 +66,6 @@ def model_process(names: list[str], elements: int, outputs: int, max_batch: int,
         for row, i in enumerate(batch):
             pairs[i][1][0] = result[row]
             done[i].release()
-    for i in range(len(names)):
-        done[i].release()
     del pairs
     for b in blocks:
         b.close()
@@ -80,7 +80,7 @@ def measure(producers: int, elements: int, outputs: int, max_batch: int, wait: f
     blocks = [shared_memory.SharedMemory(create=True, size=4 * (elements + outputs)) for _ in range(producers)]
     names = [b.name for b in blocks]
     processes = [
-        context.Process(target=producer, args=(i, names[i], elements, outputs, tasks, done[i], start, stop, counts)) for i in range(producers)
+        context.Process(target=producer, args=(i, names[i], elements, outputs, seconds, tasks, done[i], start, counts)) for i in range(producers)
     ]
     model = context.Process(target=model_process, args=(names, elements, outputs, max_batch, wait, tasks, done, stop))
     model.start()
@@ -89,11 +89,10 @@ def measure(producers: int, elements: int, outputs: int, max_batch: int, wait: f
     time.sleep(0.5)
     began = time.monotonic()
     start.set()
-    time.sleep(seconds)
-    stop.set()
     for p in processes:
         p.join()
     took = time.monotonic() - began
+    stop.set()
     model.join()
     for b in blocks:
         b.close()
