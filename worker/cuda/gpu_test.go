@@ -252,3 +252,42 @@ func TestAnIllegalAddressFailsTheBatchAndEndsTheWorker(t *testing.T) {
 		t.Errorf("Serve ended with %v", err)
 	}
 }
+
+// The example in examples/cuda, with the weights of its README.
+func TestTheExampleKernel(t *testing.T) {
+	weights := make([]float32, 650)
+	for i := range weights[:640] {
+		weights[i] = 0.01
+	}
+	for i := range 10 {
+		weights[640+i] = float32(i)
+	}
+	path := filepath.Join(t.TempDir(), "weights.bin")
+	if err := os.WriteFile(path, toBytes(weights), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sig := shm.Signature{
+		Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{64}}},
+		Outputs: []shm.TensorSpec{{Name: "y", DType: shm.F32, Shape: []int{10}}},
+	}
+	c, _ := host(t, "ptx", Options{PTX: "../../examples/cuda/forward.ptx", Kernel: "forward", Weights: path, Signature: sig}, worker.Policy{MaxBatchSize: 32})
+	x := make([]float32, 3*64)
+	for i := range x {
+		x[i] = float32(1 + i/64)
+	}
+	out, err := c.Infer(context.Background(), x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make([]float32, 30)
+	for i := range want {
+		want[i] = 0.64*float32(1+i/10) + float32(i%10)
+	}
+	got, err := shm.As[float32](out[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := near(got, want, 1e-5); err != nil {
+		t.Error(err)
+	}
+}
