@@ -36,7 +36,7 @@ var campaigns = []campaign{
 	{"poison", "1 to 10 % of the inputs kill the worker that runs them; events are batches", 2000, 60, poisonBatches},
 	{"hostile", "an attached process that breaks every rule; events are mutations", 100_000_000, 2_000_000, hostilePeer},
 	{"signals", "SIGURG, SIGPROF, SIGUSR1 and SIGCHLD at kHz; events are signals", 100_000, 5_000, signalStorm},
-	{"limits", "no descriptors, no address space, no disk for logs", 3, 3, limits},
+	{"limits", "no descriptors for the broker, no disk for its log", 2, 2, limits},
 	{"access", "who may connect, with real users", 5, 5, access},
 }
 

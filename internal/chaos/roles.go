@@ -53,7 +53,8 @@ func play(text string) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	go func() { // whoever started us is gone
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGUSR1, syscall.SIGCHLD, syscall.SIGPROF) // heard, and nothing more
+	go func() {                                                                               // whoever started us is gone
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(3)
 	}()
