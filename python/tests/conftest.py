@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 import ringbatch as rb
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -6,9 +6,8 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import broker_at, descriptors, go_worker, serving
-
 import ringbatch as rb
+from conftest import broker_at, descriptors, go_worker, serving
 
 
 @pytest.fixture

@@ -3,9 +3,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import REPOSITORY
-
 import ringbatch as rb
+from conftest import REPOSITORY
 from ringbatch import errors
 from ringbatch._library import load
 from ringbatch._structs import PROTOTYPES

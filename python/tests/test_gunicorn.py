@@ -61,6 +61,8 @@ def get(port: int) -> str:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as r:
                 return r.read().decode()
+        except urllib.error.HTTPError:
+            raise
         except (urllib.error.URLError, ConnectionError):
             if time.monotonic() > deadline:
                 raise

@@ -8,9 +8,8 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import descriptors
-
 import ringbatch as rb
+from conftest import descriptors
 
 
 @pytest.fixture

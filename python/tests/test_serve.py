@@ -10,9 +10,8 @@ import time
 
 import numpy as np
 import pytest
-from conftest import python
-
 import ringbatch as rb
+from conftest import python
 
 SERVER = """
 import os, sys, time

@@ -8,9 +8,8 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import broker_at
-
 import ringbatch as rb
+from conftest import broker_at
 
 torch = pytest.importorskip("torch")
 rt = pytest.importorskip("ringbatch.torch")

@@ -7,9 +7,8 @@ import pickle
 
 import numpy as np
 import pytest
-from conftest import python
-
 import ringbatch as rb
+from conftest import python
 
 
 @pytest.fixture

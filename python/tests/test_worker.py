@@ -5,9 +5,8 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import serving
-
 import ringbatch as rb
+from conftest import serving
 
 ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 

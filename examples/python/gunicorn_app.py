@@ -1,0 +1,31 @@
+"""A WSGI application for a pre-fork server, with or without --preload.
+
+    gunicorn --chdir examples/python --workers 4 --preload gunicorn_app:app
+
+The parent imports this file and forks; it must not connect. So the connection
+is made by whichever worker process gets a request first.
+"""
+
+import functools
+import json
+
+import numpy as np
+import ringbatch as rb
+
+
+@functools.cache
+def model() -> rb.Model:
+    return rb.connect("classifier", wait=10)
+
+
+def app(environ, start_response):
+    numbers = environ.get("QUERY_STRING", "").replace("x=", "").split(",")
+    try:
+        p = model()(np.array(numbers, dtype="float32"), timeout=1)
+        status, answer = "200 OK", {"class": int(p.argmax()), "p": float(p.max())}
+    except ValueError as e:  # rb.Shape and rb.DType among them
+        status, answer = "400 Bad Request", {"error": str(e)}
+    except rb.Error as e:
+        status, answer = "503 Service Unavailable", {"error": str(e), "retryable": e.retryable}
+    start_response(status, [("Content-Type", "application/json")])
+    return [json.dumps(answer).encode()]
