@@ -35,3 +35,6 @@ gpu-bundle: cuda-toolchain ## what hack/gpu-run.sh needs on a machine with a GPU
 	$(CUDA_GO) build -tags cuda -o build/gpu/bench ./bench
 	$(CUDA_GO) test -tags cuda -c -o build/gpu/cuda.test ./worker/cuda
 	CGO_ENABLED=1 go build -buildmode=c-shared -o build/gpu/libringbatch.so ./cbindings
+
+.PHONY: cuda-check
+cuda-check: cuda-vet cuda-test cuda-ptx-check ## the tag cuda on a machine without a GPU
