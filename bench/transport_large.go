@@ -1,5 +1,7 @@
 package main
 
+import "time"
+
 // largeFigures: 602,112-byte inputs (an image of 3×224×224 floats) with 4 KB
 // outputs, against the producers' own copies into the same slots.
 type largeFigures struct {
@@ -12,13 +14,16 @@ type largeFigures struct {
 }
 
 const (
-	largeProducers = 4
-	largeInFlight  = 8
+	largeProducers = 2
+	largeInFlight  = 16
+	// As in the small part, half of what is in flight makes a batch, and
+	// waiting for it costs nothing: the producers are copying meanwhile.
+	largeBatch = largeProducers * largeInFlight / 2
+	largeWait  = time.Millisecond
 )
 
 func measureLarge(f *fleet, o transportOptions, say *progress, r *transportReport) error {
-	const maxBatch = 32
-	e, err := f.startEcho(1, echoJob{Model: "large", Inputs: []string{"x:u8[602112]"}, Outputs: []string{"y:u8[4096]"}, MaxBatch: maxBatch, Slots: 2 * largeProducers * largeInFlight})
+	e, err := f.startEcho(1, echoJob{Model: "large", Inputs: []string{"x:u8[602112]"}, Outputs: []string{"y:u8[4096]"}, MaxBatch: largeBatch, WaitTime: largeWait, Slots: 2 * largeProducers * largeInFlight})
 	if err != nil {
 		return err
 	}
