@@ -245,10 +245,7 @@ class Model:
         while True:
             # Where shapes are fixed the request is held back: all that this
             # turn of the loop sends is committed together at its end.
-            if quick:
-                sent = core.submit_small(arrays[0], c.HOLD)
-            else:
-                sent = self._send(arrays, rows, nanoseconds(timeout), c.HOLD)
+            sent = core.submit_small(arrays[0], c.HOLD) if quick else self._send(arrays, rows, nanoseconds(timeout), c.HOLD)
             if sent:
                 break
             if deadline is not None:
