@@ -148,6 +148,15 @@ class View(np.ndarray):
         _check(self)
         return super().__iter__()
 
+    # NumPy before 1.25 turns errors of == and != into a warning and False.
+    def __eq__(self, other: Any) -> Any:
+        _check(self)
+        return super().__eq__(other)
+
+    def __ne__(self, other: Any) -> Any:
+        _check(self)
+        return super().__ne__(other)
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         out = kwargs.get("out")
         kwargs = {k: _plain(v) for k, v in kwargs.items()}
