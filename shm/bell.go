@@ -27,7 +27,7 @@ func (b *Bell) Wait(p *Parker, seen uint32, d time.Duration) { p.futex(wordOf(&b
 // next is the number of the mail it is waiting for; seen is Bell as it was
 // before the worker looked for other reasons not to wait.
 func (m *Mailbox) Wait(p *Parker, seen uint32, next uint64, d time.Duration) {
-	m.Parked.Store(1)
+	m.Parked.Swap(1) // a full barrier, as in Producer.Push
 	// Store Parked, then load Tail; the broker stores Tail, then loads
 	// Parked: one of us sees the other. A Poke in between changes Bell.
 	if m.Tail.Load() == next {

@@ -215,9 +215,11 @@ func (p *Producer[T]) Push(e *T) (ring, full bool) {
 	}
 	p.entries[p.tail&uint64(len(p.entries)-1)] = *e
 	p.tail++
-	p.words.Tail.Store(p.tail)
 	// Store Tail, then load ArmedAt; the consumer stores ArmedAt, then loads
 	// Tail. Both are sequentially consistent, so one of us sees the other.
+	// (Swap costs what Store does, and stays a full barrier under the race
+	// detector, where a Store to mapped memory is only a release.)
+	p.words.Tail.Swap(p.tail)
 	return p.words.ArmedAt.Load() == p.tail-1, false
 }
 
@@ -257,6 +259,6 @@ func (c *Consumer[T]) Give() { c.words.Head.Store(c.head) }
 // Arm asks the producer to ring when the next entry comes, and reports
 // whether that is needed: false means that an entry is there already.
 func (c *Consumer[T]) Arm() bool {
-	c.words.ArmedAt.Store(c.head)
+	c.words.ArmedAt.Swap(c.head) // a full barrier, as in Push
 	return c.words.Tail.Load() == c.head
 }

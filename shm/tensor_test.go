@@ -58,7 +58,7 @@ func TestAsRefusesAnotherTypeAndRowsWithGaps(t *testing.T) {
 	if row, err := As[float32](x.Row(2)); err != nil || len(row) != 1 {
 		t.Errorf("one of them: %v, %v", row, err)
 	}
-	odd := Tensor{Name: "x", DType: F32, Shape: []int{1, 1}, Data: make([]byte, 9)[1:5]}
+	odd := Tensor{Name: "x", DType: F32, Shape: []int{1, 1}, Data: Of("", make([]float64, 2)).Data[1:5]}
 	if _, err := As[float32](odd); !errors.Is(err, ErrSize) {
 		t.Errorf("misaligned: %v", err)
 	}

@@ -70,7 +70,7 @@ func TestABrokerKilledUnderLoadIsFoundAgainByItsPeers(t *testing.T) {
 	}
 	works(t, c, 5)
 	close(stop)
-	wg.Wait()
+	h.wait(&wg)
 	c.Close()
 	h.before = usage{fds: h.before.fds, maps: 2, threads: h.before.threads}
 	h.settled()

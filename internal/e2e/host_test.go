@@ -143,6 +143,20 @@ func eventually(t *testing.T, what string, f func() error) {
 	}
 }
 
+// wait waits for goroutines that send requests; if one never ends, it tells
+// what the broker thinks.
+func (h *host) wait(wg *sync.WaitGroup) {
+	h.t.Helper()
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		text, _ := json.MarshalIndent(h.stats(), "", " ")
+		h.t.Fatalf("requests have no end; the broker says\n%s", text)
+	}
+}
+
 // settled waits until the broker has no client, and checks that every slot is
 // back, every accepted request was ended once, and that the broker holds no
 // descriptor, mapping or thread more than before anybody came. Workers that
@@ -224,7 +238,7 @@ func start(t *testing.T, r role, change ...func(*exec.Cmd)) *proc {
 	}
 	p := &proc{t: t, what: strings.TrimSpace(r.Kind + " " + r.Do), lines: make(chan string, 1024), done: make(chan struct{})}
 	p.cmd = exec.Command(os.Args[0])
-	p.cmd.Env = append(os.Environ(), roleEnv+"="+string(text))
+	p.cmd.Env = append(os.Environ(), roleEnv+"="+string(text), "GORACE=atexit_sleep_ms=0") // -race: leave at once
 	p.cmd.Stderr = &p.log
 	p.cmd.WaitDelay = time.Second
 	for _, f := range change {

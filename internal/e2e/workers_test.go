@@ -116,7 +116,7 @@ func TestAWorkerThatIsToldToStopFinishesAndIsNotKilled(t *testing.T) {
 		}
 	}
 	cancel()
-	wg.Wait()
+	h.wait(&wg)
 	c.Close()
 	h.settled()
 	if answered.Load() == 0 {
