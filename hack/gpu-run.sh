@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 bundle=$PWD/build/gpu
 OUT=$(mkdir -p "${OUT:-gpu-results}" && cd "${OUT:-gpu-results}" && pwd)
 export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD/python RINGBATCH_LIBRARY=$bundle/libringbatch.so
-parts=${*:-fp32 fp16 small single kill mps_table echo mlp graphs fp32_depth1 native}
+parts=${*:-fp32 fp16 small single kill mps_table echo mlp graphs small_graphs fp32_depth1 native}
 model=/tmp/ringbatch-res50.jit
 began=$SECONDS
 chmod +x "$bundle"/* 2>/dev/null
@@ -41,7 +41,13 @@ resnet() {
 
 native() { # without MPS: one test makes a kernel fault on purpose
 	mps_off
-	(cd worker/cuda && timeout 90 "$bundle/cuda.test" -test.v | grep -e '^---' -e '^[A-Z]*$' && timeout 60 "$bundle/cuda.test" -test.run '^$' -test.bench . -test.benchtime 1s)
+	(
+		cd worker/cuda || exit
+		fault=TestAnIllegalAddressFailsTheBatchAndEndsTheWorker # by itself: the process has no GPU after it
+		timeout 90 "$bundle/cuda.test" -test.v -test.skip $fault 2>&1 | grep -e '^---' -e '_test.go' -e '^[A-Z]*$'
+		timeout 30 "$bundle/cuda.test" -test.v -test.run $fault 2>&1 | grep -e '^---' -e '_test.go' -e '^[A-Z]*$'
+		timeout 60 "$bundle/cuda.test" -test.run '^$' -test.bench . -test.benchtime 1s
+	)
 	mps_on
 }
 mps_table() {
@@ -55,6 +61,7 @@ fp32_depth1() { TORCH_ARGS="--depth 1" resnet fp32-depth1 120 --worker_num=128 -
 fp16() { resnet fp16 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float16 --duration=3s --max_windows=4; }
 graphs() { TORCH_ARGS=--cuda_graphs resnet fp16-graphs 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float16 --duration=2s --max_windows=3; }
 small() { resnet small 90 --worker_num=8 --model_num=2 --max_batch_size=4 --wait_time=0.003 --data_type=float32 --duration=2s --max_windows=4; }
+small_graphs() { TORCH_ARGS=--cuda_graphs resnet small-graphs 90 --worker_num=8 --model_num=2 --max_batch_size=4 --wait_time=0.003 --data_type=float32 --duration=2s --max_windows=4; }
 single() {
 	TORCH_ARGS="--depth 1" resnet single 60 --worker_num=1 --model_num=1 --max_batch_size=1 --wait_time=0.010 --data_type=float32 --duration=2s --max_windows=3
 	TORCH_ARGS="--depth 1 --cuda_graphs" resnet single-graphs 60 --worker_num=1 --model_num=1 --max_batch_size=1 --wait_time=0.010 --data_type=float16 --duration=2s --max_windows=3

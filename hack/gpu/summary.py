@@ -19,6 +19,7 @@ RUNS = [
     ("fp16", "fp16 channels_last, the same"),
     ("fp16-graphs", "fp16 channels_last with CUDA graphs, the same"),
     ("small", "fp32, 8 producers, 2 workers, batch 4, wait 3 ms"),
+    ("small-graphs", "fp32, the same, with CUDA graphs"),
     ("single", "fp32, 1 producer, 1 worker, batch 1"),
     ("single-graphs", "fp16 with CUDA graphs, 1 producer, 1 worker, batch 1"),
     ("mlp-f32", "cuda-mlp f32, 16 producers × 8 in flight, 1 worker, batch 32"),
