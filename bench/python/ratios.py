@@ -28,9 +28,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-
-
-
 import ringbatch as rb
 
 HERE = Path(__file__).resolve().parent
