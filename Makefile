@@ -17,7 +17,7 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # run there on heap-backed segments.
 RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e
 
-.PHONY: build demo test check unit race bindings python fuzz clean help
+.PHONY: build demo test check unit race bindings python fuzz model-check chaos chaos-short soak clean help
 
 build: ## the commands, into bin/
 	@mkdir -p bin
@@ -27,7 +27,7 @@ build: ## the commands, into bin/
 demo: build ## what batching wins on this machine, in under a minute
 	./bin/bench --demo
 
-test: check unit race bindings model-check cuda-check python chaos-short ## everything, about 12 minutes on 2 cores
+test: check unit race model-check cuda-check python chaos-short ## everything, about 12 minutes on 2 cores
 	@echo "all tests passed"
 
 check: ## formatting, vet, staticcheck
@@ -46,6 +46,23 @@ bindings: ## the C ABI: a C program that uses every function
 
 python: ## the Python package, from its wheel, in its own environment
 	./python/test.sh
+
+model-check: ## the protocol's model, exhaustively; its mutants must be caught
+	@command -v spin >/dev/null || { apt-get update -qq && apt-get install -y -qq spin; } || { echo "install spin (Debian package spin) first"; exit 1; }
+	bash docs/model/check.sh
+
+chaos: ## kill campaigns on real processes, at full length
+	@mkdir -p bin && go build -o bin/chaos ./internal/chaos
+	./bin/chaos
+
+chaos-short: ## the same in a minute or two
+	@mkdir -p bin && go build -o bin/chaos ./internal/chaos
+	./bin/chaos --short
+
+SOAK ?= 20m
+soak: ## everything at once at low intensity for SOAK, with a plot
+	@mkdir -p bin && go build -o bin/chaos ./internal/chaos
+	./bin/chaos --soak $(SOAK) --out .
 
 FUZZTIME ?= 10s
 fuzz: ## every decoder, FUZZTIME each
