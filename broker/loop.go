@@ -135,10 +135,7 @@ func (l *loop) epollWait(events []unix.EpollEvent, until int64) (n int, err erro
 	if until != never {
 		d = time.Duration(max(0, until-shm.Now()))
 	}
-	l.parker.Sleep(d, func(raw bool, d time.Duration) bool {
-		n, err = epollPwait2(l.epfd, events, d, raw)
-		return n > 0 || err != nil
-	})
+	l.parker.Sleep(d, func(raw bool, d time.Duration) { n, err = epollPwait2(l.epfd, events, d, raw) })
 	switch {
 	case errors.Is(err, unix.EINTR):
 		return 0, nil

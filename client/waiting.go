@@ -98,7 +98,7 @@ func (l *link) unfollow(i uint32) {
 // attached can take a wake-up away (it may read the board, so it may requeue
 // its futexes); so that costs no more than the wait would have cost anyway.
 const (
-	leastSlice = 200 * time.Microsecond
+	leastSlice = 10 * time.Millisecond
 	mostSlice  = 500 * time.Millisecond
 )
 

@@ -1,10 +1,6 @@
 package shm
 
-import (
-	"time"
-
-	"golang.org/x/sys/unix"
-)
+import "time"
 
 // Parker decides how a thread sleeps in the kernel.
 //
@@ -12,38 +8,44 @@ import (
 // then costs two more thread switches: sysmon wakes to take the P away, and
 // is woken again when the sleep ends. Under dense traffic, where sleeps last
 // microseconds, that is as much as the sleep itself. Sleeping past the
-// scheduler's back (RawSyscall6) has no such cost, but holds a P and delays a
-// stop of the world, so it is cut off after rawSlice; and because a cut-off
-// sleep costs a wake-up of its own, it is tried only while sleeps are short.
+// scheduler's back (RawSyscall6) has no such cost, but holds a P. So it is
+// done only while sleeps are short, as the last one tells.
+//
+// A stop of the world does not have to wait for such a sleep: it sends the
+// thread a signal, and both FUTEX_WAIT with a timeout and epoll return EINTR
+// then (without a timeout FUTEX_WAIT would be restarted).
 //
 // A Parker belongs to one sleeper at a time. The zero value is ready.
 type Parker struct{ long bool }
 
-// rawSlice bounds how long a garbage collection can be kept waiting.
-const rawSlice = 200 * time.Microsecond
+const (
+	shortSleep = 200 * time.Microsecond
+	// rawSlice ends a sleep that was expected to be short. Not sooner: a
+	// timer that is due before the kernel's next tick has to be programmed
+	// into the hardware, which costs some 3 µs on a virtual machine.
+	rawSlice = 10 * time.Millisecond
+)
 
-// Sleep calls sleep once or twice: past the scheduler for rawSlice at most,
-// then, if nothing happened, with it, for the rest of d. sleep reports
-// whether it ended for another reason than time.
-func (p *Parker) Sleep(d time.Duration, sleep func(raw bool, d time.Duration) (woken bool)) {
-	if !p.long {
-		if sleep(true, min(d, rawSlice)) || d <= rawSlice {
-			return
-		}
-		p.long = true
-		d -= rawSlice
-	}
+// Sleep calls sleep once: past the scheduler, for rawSlice at most, if the
+// sleep before was short; otherwise with it. It may return early; the caller
+// looks whether there is a reason to sleep on.
+func (p *Parker) Sleep(d time.Duration, sleep func(raw bool, d time.Duration)) {
 	start := Now()
-	sleep(false, d)
-	p.long = time.Duration(Now()-start) > rawSlice
+	if p.long {
+		sleep(false, d)
+	} else {
+		sleep(true, min(d, rawSlice))
+	}
+	p.slept(time.Duration(Now() - start))
 }
+
+// slept remembers how long the last sleep was, for the next.
+func (p *Parker) slept(d time.Duration) { p.long = d > shortSleep }
 
 // futex parks until word is no longer seen, or d has passed.
 func (p *Parker) futex(word *uint32, seen uint32, d time.Duration) {
 	if d <= 0 {
 		return
 	}
-	p.Sleep(min(d, waitSlice), func(raw bool, d time.Duration) bool {
-		return futexWaitFor(word, seen, d, raw) != unix.ETIMEDOUT
-	})
+	p.Sleep(min(d, waitSlice), func(raw bool, d time.Duration) { futexWaitFor(word, seen, d, raw) })
 }

@@ -89,16 +89,14 @@ const (
 )
 
 // futexWaitFor parks the calling thread until the word changes from old or d
-// has passed. raw goes past the Go scheduler: the whole process waits for
-// this thread at the next garbage collection, so d must be short (see Parker).
-func futexWaitFor(word *uint32, old uint32, d time.Duration, raw bool) unix.Errno {
+// has passed. raw goes past the Go scheduler (see Parker).
+func futexWaitFor(word *uint32, old uint32, d time.Duration, raw bool) {
 	ts := unix.NsecToTimespec(int64(d))
 	if raw {
-		_, _, e := unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
-		return e
+		_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
+	} else {
+		_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
 	}
-	_, _, e := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
-	return e
 }
 
 // futexWakeOne wakes the one waiter a word may have. It never blocks, so it
