@@ -25,6 +25,7 @@ type Broker struct {
 	models   map[string]*model
 	dirty    []*model
 	now      int64 // shm.Now at the start of this round
+	due      int64 // when the next round is needed even if nothing happens
 	draining bool
 	stopped  chan struct{} // closed when the loop has ended
 
@@ -91,7 +92,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 	defer stop()
 	drainUntil := never
 	for {
-		if err := b.loop.sleep(min(b.nextTimer(), drainUntil), func() { b.now = b.clock() }); err != nil {
+		if err := b.loop.sleep(min(b.due, drainUntil), func() { b.now = b.clock() }); err != nil {
 			return err
 		}
 		b.settle()
@@ -115,12 +116,15 @@ func (b *Broker) Serve(ctx context.Context) error {
 // have made possible is done.
 func (b *Broker) settle() {
 	b.loop.runPosts()
-	b.timers()
+	if b.now >= b.due {
+		b.timers()
+	}
 	for len(b.dirty) > 0 {
 		m := b.dirty[len(b.dirty)-1]
 		b.dirty = b.dirty[:len(b.dirty)-1]
 		m.decide()
 	}
+	b.due = b.nextTimer()
 }
 
 func (b *Broker) drain() {
