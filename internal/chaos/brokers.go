@@ -62,28 +62,7 @@ func poisonBatches(r *run) error {
 		return err
 	}
 	before := vitalsOf(h.broker.pid())
-	stop := make(chan struct{})
-	ended := make(chan struct{})
-	const crew = 3
-	for range crew { // keepers that start a new worker for each that dies
-		go func() {
-			defer func() { ended <- struct{}{} }()
-			for {
-				p, err := h.worker(role{})
-				if err != nil {
-					r.fail("worker: %v", err)
-					return
-				}
-				select {
-				case <-p.ended:
-					_ = p.stdin.Close()
-				case <-stop:
-					p.end()
-					return
-				}
-			}
-		}()
-	}
+	stop := h.keepWorkers(3)
 	for _, percent := range []float64{0.01, 0.03, 0.1} {
 		if err := h.load(role{Load: 8, Pause: 500, Poison: percent}); err != nil {
 			return err
@@ -105,9 +84,6 @@ func poisonBatches(r *run) error {
 	r.passed += sum.OK + sum.Poisoned
 	r.mu.Unlock()
 	h.settled(before)
-	close(stop)
-	for range crew {
-		<-ended
-	}
+	stop()
 	return nil
 }

@@ -127,6 +127,37 @@ func (h *host) worker(ro role) (*process, error) {
 	return p, err
 }
 
+// keepWorkers has n workers at all times, until stop is called: for each that
+// dies it starts another.
+func (h *host) keepWorkers(n int) (stop func()) {
+	stopping, ended := make(chan struct{}), make(chan struct{})
+	for range n {
+		go func() {
+			defer func() { ended <- struct{}{} }()
+			for {
+				p, err := h.worker(role{})
+				if err != nil {
+					h.r.fail("worker: %v", err)
+					return
+				}
+				select {
+				case <-p.ended:
+					_ = p.stdin.Close()
+				case <-stopping:
+					p.end()
+					return
+				}
+			}
+		}()
+	}
+	return func() {
+		close(stopping)
+		for range n {
+			<-ended
+		}
+	}
+}
+
 // load starts a process of honest clients.
 func (h *host) load(ro role) error {
 	ro.Kind, ro.Socket = "load", h.r.socket()

@@ -28,6 +28,8 @@ func pingAs(exe, socket string, uid uint32) string {
 	return strings.TrimSpace(fmt.Sprintf("%s %v", said, err))
 }
 
+const soakLease = time.Second
+
 // sample is one line of the soak's table.
 type sample struct {
 	at       time.Duration
@@ -69,10 +71,12 @@ func errorsOf(list ...error) error {
 }
 
 func (r *run) soak(d time.Duration) (samples []sample, err error) {
-	h, err := r.startHost(role{Lease: 300}, 2)
+	h, err := r.startHost(role{Lease: int(soakLease / time.Millisecond)}, 0)
 	if err != nil {
 		return nil, err
 	}
+	stop := h.keepWorkers(2) // a busy machine can make any worker outlive a lease
+	defer stop()
 	before := vitalsOf(h.broker.pid())
 	if err := h.load(role{Load: 6, Pause: 15_000}); err != nil {
 		return nil, err
@@ -119,7 +123,7 @@ func (r *run) mishap(h *host) error {
 	if ro.Kind == "worker" && ro.Label == "" {
 		p.said("attached", 10*time.Second)
 		p.signal(syscall.SIGSTOP)
-		time.Sleep(400 * time.Millisecond)
+		time.Sleep(soakLease + 200*time.Millisecond)
 		p.end()
 	}
 	ok := p.wait(20 * time.Second)
