@@ -108,8 +108,12 @@ func (r *demoReport) sentence() string {
 	if r.Note != "" {
 		note = " (simulated)"
 	}
-	return fmt.Sprintf("Through ringbatch, %s, the same %d producers did %.1f times the work that they did each on its own, at %s of the latency, and %.0f %% of what the model can do at all%s.",
-		how, r.Config.WorkerNum, best.ItemsPerS/each.ItemsPerS, fraction(best.Latency.Avg/each.Latency.Avg), 100*best.RatioToBound, note)
+	share := "all" // more than the bound is noise of the machine
+	if best.RatioToBound < 1 {
+		share = fmt.Sprintf("%.0f %%", 100*best.RatioToBound)
+	}
+	return fmt.Sprintf("Through ringbatch, %s, the same %d producers did %.1f times the work that they did each on its own, at %s of the latency, and %s of what the model can do at all%s.",
+		how, r.Config.WorkerNum, best.ItemsPerS/each.ItemsPerS, fraction(best.Latency.Avg/each.Latency.Avg), share, note)
 }
 
 func fraction(v float64) string {
