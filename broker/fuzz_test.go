@@ -1,0 +1,104 @@
+package broker
+
+import (
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+func FuzzParseConfig(f *testing.F) {
+	for _, text := range []string{
+		"",
+		"socket = \"/run/ringbatch/broker.sock\"\nallow_uids = [1000]\nopen_folder = true\ndrain_time = \"5s\"\nmax_clients = 9\n",
+		"[[model]]\nname = \"m\"\ninputs = [\"x:f32[3,224,224]\"]\noutputs = [\"y:f32[1000]\"]\nmax_batch_size = 32\nwait_time = \"5ms\"\n",
+		"[[model]]\nname = \"m\"\ninputs = [\"x:i32[<=512]\"]\noutputs = [\"y:f32[2]\"]\nslots = 99999999999\nlease = \"-1s\"\n",
+		"[[model]]\nname = \"m\"\ninputs = [\"x:f32[1]\"]\noutputs = [\"y:f32[1]\"]\n[[model.worker]]\ncommand = [\"w\"]\ninstances = 3\ngpus = [0]\n",
+		"[[model]]\nname = 7\n",
+	} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		cfg, err := ParseConfig(text)
+		if err != nil {
+			return
+		}
+		// What was accepted has a layout, or a named reason why not.
+		for i := range cfg.Models {
+			layout, err := cfg.Models[i].fill()
+			var s shm.Status
+			if err != nil && !errors.As(err, &s) {
+				t.Fatalf("unnamed error: %v", err)
+			}
+			if err == nil && (layout.PlanesSize < 0 || layout.BoardSize < 0) {
+				t.Fatalf("layout of %d and %d bytes", layout.PlanesSize, layout.BoardSize)
+			}
+		}
+	})
+}
+
+func FuzzSetKey(f *testing.F) {
+	for _, key := range SettableKeys {
+		f.Add(key, "5")
+		f.Add(key+".0", "1.5s")
+	}
+	f.Add("preferred_batch_sizes", "[1, 2,4]")
+	f.Add("wait_time", "1e300")
+	f.Add("max_queue.-1", "1")
+	f.Fuzz(func(t *testing.T, key, value string) {
+		m := ModelConfig{Name: "m"}
+		_ = m.setKey(key, value)
+		if m.Policy.WaitTime < 0 || m.Lease < 0 || m.Policy.Ageing < 0 {
+			t.Fatalf("%s=%s made %+v", key, value, m)
+		}
+	})
+}
+
+// FuzzCommit lets a client commit any bytes: it is served or thrown out, and
+// when it is gone nothing of it is left.
+func FuzzCommit(f *testing.F) {
+	entry := func(kind, level byte, rows, slot, gen uint32) []byte {
+		b := make([]byte, 64)
+		b[0], b[1] = kind, level
+		binary.NativeEndian.PutUint32(b[4:], rows)
+		binary.NativeEndian.PutUint32(b[8:], slot)
+		binary.NativeEndian.PutUint32(b[12:], gen)
+		return b
+	}
+	f.Add(entry(1, 0xff, 1, 0, 1))
+	f.Add(append(entry(1, 0xff, 2, 0, 1), entry(2, 0, 2, 0, 1)...))
+	f.Add(append(entry(1, 0, 1, 1, 1), entry(1, 0, 1, 1, 2)...))
+	f.Add(entry(1, 0xff, 0xffffffff, 1, 1))
+	f.Add(entry(2, 0, 0, 3, 0xffffffff))
+	f.Add(entry(9, 1, 2, 3, 4))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := newWorld(1)
+		if err != nil {
+			t.Skip(err)
+		}
+		defer s.close()
+		s.m.dynamic = false
+		c, err := s.m.attachClient(s.peer("fuzz"), 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, 4)}
+		for len(data) >= 64 && !c.left {
+			e := shm.Commit{
+				Kind: shm.CommitKind(data[0]), Level: int8(data[1]), Rows: binary.NativeEndian.Uint32(data[4:]), Slot: binary.NativeEndian.Uint32(data[8:]),
+				Gen: binary.NativeEndian.Uint32(data[12:]), Deadline: int64(binary.NativeEndian.Uint64(data[16:])), Committed: int64(binary.NativeEndian.Uint64(data[24:])),
+			}
+			for i := range e.Dims {
+				e.Dims[i] = binary.NativeEndian.Uint32(data[32+4*i:])
+			}
+			ring.Push(&e)
+			data = data[64:]
+			s.m.readCommits(c)
+			s.b.settle()
+		}
+		s.m.clientLeft(c, "fuzz")
+		s.b.settle()
+		s.books()
+	})
+}
