@@ -1,0 +1,177 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker"
+)
+
+// cli is the built command with a broker of its own.
+type cli struct {
+	t      *testing.T
+	bin    string
+	config string
+	broker *exec.Cmd
+}
+
+const firstConfig = `
+[[model]]
+name = "affine"
+inputs = ["x:f32[4]"]
+outputs = ["y:f32[4]"]
+max_batch_size = 32
+wait_time = "5ms"
+`
+
+func startCLI(t *testing.T) *cli {
+	dir := t.TempDir()
+	c := &cli{t: t, bin: filepath.Join(dir, "ringbatch"), config: filepath.Join(dir, "ringbatch.toml")}
+	if out, err := exec.Command("go", "build", "-o", c.bin, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	t.Setenv("RINGBATCH_SOCKET", filepath.Join(dir, "private", "b.sock"))
+	c.write(firstConfig)
+	c.broker = exec.Command(c.bin, "broker", "--config", c.config, "--log_level", "warn")
+	if err := c.broker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.broker.Process.Signal(syscall.SIGTERM)
+		if err := c.broker.Wait(); err != nil {
+			t.Errorf("broker: %v", err)
+		}
+	})
+	c.until("the broker answers", func() bool { _, code := c.run("stats"); return code == 0 })
+	return c
+}
+
+func (c *cli) write(config string) {
+	if err := os.WriteFile(c.config, []byte(config), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// run gives what the command printed and its exit status.
+func (c *cli) run(args ...string) (string, int) {
+	cmd := exec.Command(c.bin, args...)
+	out, _ := cmd.CombinedOutput()
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+func (c *cli) stats() broker.Stats {
+	out, _ := c.run("stats", "--json")
+	var s broker.Stats
+	if err := json.Unmarshal([]byte(out), &s); err != nil {
+		c.t.Fatalf("stats --json: %v\n%s", err, out)
+	}
+	return s
+}
+
+func (c *cli) until(what string, ok func() bool) {
+	c.t.Helper()
+	for range 500 {
+		if ok() {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	c.t.Fatalf("never: %s", what)
+}
+
+func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
+	c := startCLI(t)
+	wait := func() float64 { return c.stats().Models[0].WaitTimeMS }
+
+	if out, code := c.run("set", "affine", "wait_time=3ms", "max_batch_size=16", "max_queue=100"); code != 0 {
+		t.Fatalf("set: %d\n%s", code, out)
+	}
+	if m := c.stats().Models[0]; m.WaitTimeMS != 3 || m.MaxBatchSize != 16 {
+		t.Errorf("after set: wait %v ms, batch %d", m.WaitTimeMS, m.MaxBatchSize)
+	}
+	for _, bad := range []string{"max_batch_size=64", "wait_time=soon", "speed=fast", "preferred_batch_sizes=8,4", "max_queue.3=1"} {
+		if out, code := c.run("set", "affine", "wait_time=9ms", bad); code != 1 || !strings.Contains(out, "invalid") {
+			t.Errorf("set %s: status %d\n%s", bad, code, out)
+		}
+		if wait() != 3 {
+			t.Fatalf("a refused set changed the wait time to %v ms", wait())
+		}
+	}
+	if _, code := c.run("set", "nobody", "wait_time=1ms"); code != 1 {
+		t.Error("set of an unknown model was taken")
+	}
+
+	c.write(strings.Replace(firstConfig, "5ms", "7ms", 1) + "[[model]]\nname = \"second\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
+	_ = c.broker.Process.Signal(syscall.SIGHUP)
+	c.until("the reloaded configuration is in force", func() bool { return wait() == 7 && len(c.stats().Models) == 2 })
+
+	// Refused whole: the third model is fine, the change of the first is not.
+	c.write(strings.Replace(firstConfig, "max_batch_size = 32", "max_batch_size = 64", 1) + "[[model]]\nname = \"third\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
+	_ = c.broker.Process.Signal(syscall.SIGHUP)
+	time.Sleep(200 * time.Millisecond)
+	if s := c.stats(); len(s.Models) != 2 || s.Models[0].WaitTimeMS != 7 {
+		t.Errorf("a refused configuration changed something: %+v", s.Models)
+	}
+}
+
+func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
+	c := startCLI(t)
+	for _, m := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{nil, 2, "Usage"},
+		{[]string{"fly"}, 2, "no command"},
+		{[]string{"broker", "--speed"}, 2, "--help"},
+		{[]string{"worker"}, 2, "--model"},
+		{[]string{"worker", "--model", "telepathy"}, 1, "echo"},
+		{[]string{"infer"}, 2, "--help"},
+		{[]string{"infer", "affine", "1", "2"}, 1, "takes 4 values"},
+		{[]string{"infer", "affine", "one", "2", "3", "4"}, 1, "not a f32"},
+		{[]string{"infer", "nobody", "1"}, 1, "no such model"},
+		{[]string{"infer", "affine", "1", "2", "3", "4", "--timeout", "100ms"}, 1, "deadline"},
+		{[]string{"broker"}, 1, "another broker"},
+		{[]string{"stats", "--socket", "nowhere.sock"}, 1, "start one"},
+		{[]string{"broker", "--help"}, 0, "Examples"},
+		{[]string{"version"}, 0, "layout"},
+		{[]string{"doctor"}, 0, "kernel"},
+	} {
+		if out, code := c.run(m.args...); code != m.code || !strings.Contains(out, m.says) {
+			t.Errorf("ringbatch %s: status %d, want %d and %q:\n%s", strings.Join(m.args, " "), code, m.code, m.says, out)
+		}
+	}
+}
+
+func TestAWorkerAnswersWhatIsTyped(t *testing.T) {
+	c := startCLI(t)
+	w := exec.Command(c.bin, "worker", "--model", "affine", "--scale", "2", "--offset", "1", "--input", "x:f32[4]")
+	if err := w.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = w.Process.Signal(os.Interrupt)
+		if err := w.Wait(); err != nil {
+			t.Errorf("worker: %v", err)
+		}
+	})
+	if out, code := c.run("infer", "affine", "1", "2", "3", "4"); code != 0 || !strings.Contains(out, "3 5 7 9") {
+		t.Errorf("infer: status %d\n%s", code, out)
+	}
+	file := filepath.Join(t.TempDir(), "y.npy")
+	if out, code := c.run("infer", "affine", "1", "2", "3", "4", "--out", "y="+file); code != 0 {
+		t.Errorf("infer --out: status %d\n%s", code, out)
+	}
+	if out, code := c.run("infer", "affine", "--in", "x="+file, "--json"); code != 0 || !strings.Contains(out, "[7,11,15,19]") {
+		t.Errorf("infer --in: status %d\n%s", code, out)
+	}
+	if m := c.stats().Models[0]; m.Ended["OK"] != 3 || len(m.Workers) != 1 {
+		t.Errorf("stats: %+v", m)
+	}
+}
