@@ -60,7 +60,11 @@ func hostilePeer(r *run) error {
 		mutations, out, quiet.Round(time.Microsecond), attacked.Round(time.Microsecond))
 	r.check(mutations >= r.events, "only %d mutations", mutations)
 	r.check(out > 0, "the offender was never disconnected")
-	r.check(attacked <= 2*quiet+time.Millisecond, "honest p99 rose from %v to %v", quiet, attacked)
+	bound := 2*quiet + time.Millisecond
+	if least < 60 { // too short to tell an attack from a busy machine, but not from a lost wake-up
+		bound = 2*quiet + 50*time.Millisecond
+	}
+	r.check(attacked <= bound, "honest p99 rose from %v to %v", quiet, attacked)
 	h.endLoads()
 	h.settled(before)
 	return nil
@@ -246,17 +250,17 @@ func (ro *role) speakNonsense(rng *rand.Rand) int {
 		for i := range frame {
 			frame[i] = byte(rng.Uint32())
 		}
-		switch rng.IntN(4) {
+		switch rng.IntN(5) {
 		case 0: // half a message
 			binary.LittleEndian.PutUint32(frame[:], 1000)
 		case 1: // a giant length
 			binary.LittleEndian.PutUint32(frame[:], 1<<31)
-		case 2: // an array of four thousand million
+		case 2, 3: // four thousand million elements
 			binary.LittleEndian.PutUint32(frame[:], 60)
-			copy(frame[4:], "\x81\xa5model\xdd\xff\xff\xff\xff")
+			copy(frame[4:], "\x81\xa6policy\x81\xa6levels\xdd\xff\xff\xff\xff")
 		}
 		_ = c.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
-		_, _ = c.Write(frame[:4+rng.IntN(60)])
+		_, _ = c.Write(frame[:64-rng.IntN(2)*rng.IntN(60)])
 	}
 	for _, c := range all {
 		_ = c.Close()

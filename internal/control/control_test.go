@@ -192,6 +192,7 @@ func FuzzDecode(f *testing.F) {
 		f.Add(body)
 	}
 	f.Add([]byte{0x81, 0xa1, 'x', 0xdd, 0xff, 0xff, 0xff, 0xff})
+	f.Add([]byte("\x81\xa6policy\x81\xa6levels\xdd\xff\xff\xff\xff"))
 	f.Fuzz(func(_ *testing.T, body []byte) {
 		// Whatever comes, an error at most.
 		_ = Decode(body, &Request{})

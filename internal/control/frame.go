@@ -97,6 +97,9 @@ func Receive(c *net.UnixConn, deadline time.Time, msg any) (fds []int, err error
 
 // Decode reads a frame's body.
 func Decode(body []byte, msg any) error {
+	if err := check(body); err != nil {
+		return err
+	}
 	if err := msgpack.Unmarshal(body, msg); err != nil {
 		return fmt.Errorf("decode control message: %w", err)
 	}

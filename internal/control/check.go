@@ -1,0 +1,105 @@
+package control
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// maxDepth is deeper than any message of ours.
+const maxDepth = 8
+
+// check walks through a frame's body before it is decoded. The decoder
+// believes the lengths that are written in it, and makes room for them first:
+// 22 bytes that promise four thousand million elements would be the end of
+// the process. What is promised here must fit into what has arrived.
+func check(body []byte) error {
+	rest, err := skip(body, maxDepth)
+	if err == nil && len(rest) > 0 {
+		err = fmt.Errorf("%w: %d bytes after the message", ErrFrame, len(rest))
+	}
+	return err
+}
+
+// skip walks over one msgpack value and returns what follows it.
+func skip(b []byte, depth int) ([]byte, error) {
+	if len(b) == 0 || depth == 0 {
+		return nil, fmt.Errorf("%w: message is cut short or too deep", ErrFrame)
+	}
+	kind, b := b[0], b[1:]
+	switch {
+	case kind <= 0x7f || kind >= 0xe0: // small integers
+		return b, nil
+	case kind <= 0x8f:
+		return skipValues(b, 2*uint64(kind&0x0f), depth)
+	case kind <= 0x9f:
+		return skipValues(b, uint64(kind&0x0f), depth)
+	case kind <= 0xbf:
+		return skipBytes(b, uint64(kind&0x1f))
+	}
+	switch kind {
+	case 0xc0, 0xc2, 0xc3: // nil, false, true
+		return b, nil
+	case 0xcc, 0xd0:
+		return skipBytes(b, 1)
+	case 0xcd, 0xd1:
+		return skipBytes(b, 2)
+	case 0xca, 0xce, 0xd2:
+		return skipBytes(b, 4)
+	case 0xcb, 0xcf, 0xd3:
+		return skipBytes(b, 8)
+	case 0xd4, 0xd5, 0xd6, 0xd7, 0xd8: // fixext, with its type
+		return skipBytes(b, 1+1<<(kind-0xd4))
+	}
+	var n uint64
+	switch kind { // a length follows
+	case 0xc4, 0xc7, 0xd9:
+		if len(b) >= 1 {
+			n, b = uint64(b[0]), b[1:]
+			break
+		}
+		return skipBytes(b, 1)
+	case 0xc5, 0xc8, 0xda, 0xdc, 0xde:
+		if len(b) >= 2 {
+			n, b = uint64(binary.BigEndian.Uint16(b)), b[2:]
+			break
+		}
+		return skipBytes(b, 2)
+	case 0xc6, 0xc9, 0xdb, 0xdd, 0xdf:
+		if len(b) >= 4 {
+			n, b = uint64(binary.BigEndian.Uint32(b)), b[4:]
+			break
+		}
+		return skipBytes(b, 4)
+	default:
+		return nil, fmt.Errorf("%w: byte %#x begins no value", ErrFrame, kind)
+	}
+	switch kind {
+	case 0xdc, 0xdd:
+		return skipValues(b, n, depth)
+	case 0xde, 0xdf:
+		return skipValues(b, 2*n, depth)
+	case 0xc7, 0xc8, 0xc9:
+		n++ // ext: its type
+	}
+	return skipBytes(b, n)
+}
+
+func skipBytes(b []byte, n uint64) ([]byte, error) {
+	if n > uint64(len(b)) {
+		return nil, fmt.Errorf("%w: %d bytes promised, %d are there", ErrFrame, n, len(b))
+	}
+	return b[n:], nil
+}
+
+func skipValues(b []byte, n uint64, depth int) ([]byte, error) {
+	if n > uint64(len(b)) {
+		return nil, fmt.Errorf("%w: %d values promised, %d bytes are there", ErrFrame, n, len(b))
+	}
+	var err error
+	for range n {
+		if b, err = skip(b, depth-1); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
