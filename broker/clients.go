@@ -190,6 +190,8 @@ func (m *model) cancel(c *clientSession, e *shm.Commit) error {
 
 // endRunning releases the caller of a request that a worker has: the slot is
 // held until that worker is through with its batch.
+//
+// In docs/model: EndRunning.
 func (m *model) endRunning(head uint32, s shm.Status) {
 	m.end(head, s, "", true)
 	m.hold(head)

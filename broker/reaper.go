@@ -72,6 +72,8 @@ func (m *model) evict(w *workerSession, why string) {
 
 // kill ends a worker that may still write into slots. Death is confirmed by
 // its pidfd; until then its slots stay where they are.
+//
+// In docs/model: Kill; what follows the death is WorkerDead.
 func (m *model) kill(w *workerSession, why string) {
 	err := m.b.killPeer(w.peer)
 	if err == nil {
@@ -146,6 +148,8 @@ func (m *model) workerDead(w *workerSession, why string) {
 
 // orphan decides about one request of a dead worker's batch: answered before
 // the death, tried once more, or given up. It returns 1 if it was requeued.
+//
+// In docs/model: Orphan.
 func (m *model) orphan(q mailed, p *mail, taken bool) int {
 	info := &m.slots[q.head]
 	if !m.has(q, p.batch) {

@@ -83,6 +83,8 @@ func (m *model) accept(c *clientSession, e *shm.Commit) error {
 // "done" was read: the worker answers the client first. The board says
 // whether that happened. (A held slot can be such a one too: then the worker
 // was quicker than whatever wanted to end it.)
+//
+// In docs/model: endedEarly in ReadCommit.
 func (m *model) endedEarly(s uint32) bool {
 	head := m.slots[s].head
 	info := &m.slots[head]

@@ -105,6 +105,8 @@ func (m *model) attachWorker(p *peer, info control.WorkerInfo) (*workerSession, 
 
 // drainDone reads the worker's "done" messages. The worker may be gone after
 // it.
+//
+// In docs/model: DrainDone, FinishRequest.
 func (m *model) drainDone(w *workerSession) {
 	if w.broken {
 		return

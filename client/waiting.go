@@ -103,6 +103,8 @@ const (
 )
 
 // lead parks on the bell until the leader's own request has ended.
+//
+// In docs/model: Look, then FUTEX_WAIT.
 func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 	defer l.resign()
 	if ctx.Done() != nil {

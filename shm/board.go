@@ -96,6 +96,8 @@ func (b *Board) Word(slot uint32) Word { return Word(b.words[slot].Load()) }
 // that generation (or a later one) already.
 //
 // SYNC POINT "completion", release side.
+//
+// In docs/model: End.
 func (b *Board) End(slot, gen uint32, s Status, held bool) bool {
 	w := &b.words[slot]
 	for {
@@ -111,6 +113,8 @@ func (b *Board) End(slot, gen uint32, s Status, held bool) bool {
 
 // Reclaim takes the held mark off a word that End set with held: the worker
 // is done with the slot, its client may use it again.
+//
+// In docs/model: Reclaim.
 func (b *Board) Reclaim(slot, gen uint32) {
 	old := Word(b.words[slot].Load())
 	if old.Generation() == gen && old.Held() {

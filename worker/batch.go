@@ -203,6 +203,8 @@ func (b *Batch) FailAll(err error) {
 //  2. one ring per client: rows are sorted by slot and windows don't
 //     interleave, so a client's requests are neighbours
 //  3. the broker learns that this worker has room again
+//
+// In docs/model: Complete, then the push of Done.
 func (b *Batch) Complete() {
 	if b.completed {
 		return
