@@ -91,7 +91,12 @@ func (m *model) end(head uint32, s shm.Status, reason string, held bool) {
 		m.board.SetReason(head, reason)
 	}
 	if !m.board.End(head, info.gen, s, held) {
-		s = m.board.Word(head).Status() // its worker was quicker
+		if w := m.board.Word(head); w.Generation() == info.gen {
+			s = w.Status() // its worker was quicker
+		} else {
+			m.log.Warn("a word of the board was damaged", "slot", head, "word", w.String(), "generation", info.gen)
+			m.board.Repair(head, info.gen, s, held)
+		}
 	}
 	m.stats.ended(s)
 	if !info.client.left {

@@ -122,6 +122,12 @@ func (b *Board) Reclaim(slot, gen uint32) {
 	}
 }
 
+// Repair is End for a word that shows a generation which never was: only a
+// damaged worker can have written that. The broker's books are the truth.
+func (b *Board) Repair(slot, gen uint32, s Status, held bool) {
+	b.words[slot].Store(uint64(MakeWord(gen, s, held)))
+}
+
 // Reset makes the word of every slot of a new window agree with its first
 // generation. Only the broker calls it, while nobody owns the window.
 func (b *Board) Reset(slot, gen uint32) { b.words[slot].Store(uint64(MakeWord(gen, OK, false))) }

@@ -1,0 +1,40 @@
+package broker
+
+import (
+	"testing"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// A worker can write the board, so it can damage words. Whoever waits for
+// such a word is told by the broker.
+func TestAWordThatAWorkerDamagedIsRepaired(t *testing.T) {
+	for name, garbage := range map[string]shm.Word{"later": shm.MakeWord(9, shm.OK, false), "much later": shm.MakeWord(1<<31, shm.ErrFailed, true), "never": shm.MakeWord(0xffffffff, 77, true)} {
+		t.Run(name, func(t *testing.T) {
+			s, err := newWorld(3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.close()
+			s.calm = true
+			s.attachWorker()
+			s.attachClient()
+			c, w := s.clients[0], s.workers[0]
+			c.commit()
+			for len(w.batches) == 0 {
+				s.now += 1_000_000
+				s.round()
+				w.take()
+			}
+			slot := w.batches[0].reqs[0].Slot
+			s.m.board.Repair(slot, garbage.Generation(), garbage.Status(), garbage.Held())
+			w.batches[0].wrote, w.batches[0].ended = len(w.batches[0].reqs), len(w.batches[0].reqs)
+			w.work() // done
+			s.m.touch()
+			s.b.settle()
+			if word := s.m.board.Word(slot); word.Generation() != c.slots[slot-c.sess.first].gen || word.Status() != shm.ErrFailed {
+				t.Errorf("the client sees %v", word)
+			}
+		})
+	}
+}
