@@ -19,6 +19,7 @@ import (
 type waiting struct {
 	leading bool            // under link.mu
 	usual   time.Duration   // how long a leader waits; the leader's
+	robbed  int             // waits for which a thief is expected; the leader's
 	parker  shm.Parker      // the leader's
 	reaper  chan struct{}   // the reaper waits here for the lead; nil if none does
 	follow  []uint64        // bitmap of slots with a follower, under link.mu
@@ -96,10 +97,15 @@ func (l *link) unfollow(i uint32) {
 // A leader that has parked for twice as long as usual looks at the board by
 // itself, and then each time after twice as long again. Any process that is
 // attached can take a wake-up away (it may read the board, so it may requeue
-// its futexes); so that costs no more than the wait would have cost anyway.
+// its futexes). A timer that is due before the kernel's next tick is dear, so
+// it is set only while there is reason to believe that there is a thief.
 const (
-	leastSlice = 10 * time.Millisecond
-	mostSlice  = 500 * time.Millisecond
+	leastSlice  = 10 * time.Millisecond
+	robbedSlice = 200 * time.Microsecond
+	mostSlice   = 500 * time.Millisecond
+
+	stolenAfter = time.Millisecond // an end not noticed for this long was stolen
+	robbedFor   = 10_000           // waits
 )
 
 // lead parks on the bell until the leader's own request has ended.
@@ -112,13 +118,25 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 		defer stop()
 	}
 	start := shm.Now()
-	first := max(leastSlice, 2*l.wait.usual)
-	slice := first
+	slice, late := max(leastSlice, 2*l.wait.usual), false
+	if l.wait.robbed > 0 {
+		l.wait.robbed--
+		slice = max(robbedSlice, 2*l.wait.usual)
+	}
 	for {
 		seen := l.bell.Count.Load()
 		l.wakeEnded()
 		if l.ended(i) {
-			l.wait.usual += (time.Duration(shm.Now()-start) - l.wait.usual) / 8
+			end := shm.Now()
+			if late { // the wake-up was stolen, or it did take long: the worker knows
+				now := end
+				if end = l.board.Record(l.first + i).Finished; end > start && now-end > int64(stolenAfter) {
+					l.wait.robbed = robbedFor
+				}
+			}
+			if end > start {
+				l.wait.usual += (time.Duration(end-start) - l.wait.usual) / 8
+			}
 			return nil
 		}
 		l.wait.parked.Add(1)
@@ -129,9 +147,10 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 			left = time.Duration(until - shm.Now())
 		}
 		if ctx.Err() == nil && !l.dead.Load() {
+			parked := shm.Now()
 			l.bell.Wait(&l.wait.parker, seen, min(left, slice))
-			if slice = min(2*slice, mostSlice); l.bell.Count.Load() != seen {
-				slice = first
+			if shm.Now()-parked >= int64(slice) {
+				slice, late = min(2*slice, mostSlice), true
 			}
 		}
 		l.wait.parked.Add(1)
