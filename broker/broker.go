@@ -33,7 +33,8 @@ type Broker struct {
 	clock    func() int64      // shm.Now
 	killPeer func(*peer) error // (*peer).kill
 
-	conns conns
+	conns     conns
+	offenders offenders
 }
 
 // New checks the configuration, takes the socket and makes the declared

@@ -87,6 +87,7 @@ func (m *model) readCommits(c *clientSession) {
 		if err != nil {
 			m.log.Warn("client disconnected: it broke the protocol", "client", c.label(), "pid", c.pid, "reason", err)
 			m.stats.offenders++
+			m.b.offenders.add(c.pid)
 			m.clientLeft(c, err.Error())
 			return
 		}

@@ -127,6 +127,7 @@ func (b *Broker) converse(c *net.UnixConn) {
 		}
 		switch req.Op {
 		case control.OpClient, control.OpWorker:
+			time.Sleep(b.offenders.pause(int(cred.Pid)))
 			b.serveSession(c, cred, &req)
 			return
 		default:

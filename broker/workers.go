@@ -127,6 +127,7 @@ func (m *model) drainDone(w *workerSession) {
 	case err != nil:
 		m.log.Warn("worker disconnected: it broke the protocol", "worker", w.label(), "pid", w.pid, "reason", err)
 		m.stats.offenders++
+		m.b.offenders.add(w.pid)
 		w.broken = true
 		m.evict(w, "it broke the protocol")
 	case w.quarantined && !w.dying && len(w.mails) == 0:
