@@ -195,6 +195,7 @@ func (h *host) endLoads(allowed ...string) (sum tally) {
 		p.end()
 		t := p.tally()
 		sum.OK += t.OK
+		sum.Stood = max(sum.Stood, t.Stood)
 		sum.Poisoned += t.Poisoned
 		for name, n := range t.Named {
 			sum.Named[name] += n
@@ -204,12 +205,18 @@ func (h *host) endLoads(allowed ...string) (sum tally) {
 			r.fail("load: %s", w)
 		}
 	}
+	if sum.Stood > patience {
+		allowed = append(allowed, "Expired")
+	}
 	for name, n := range sum.Named {
 		r.check(strings.Contains(","+strings.Join(allowed, ",")+",", ","+name+","), "%d honest requests ended with %s", n, name)
 	}
 	fmt.Printf("   honest requests: %d right, %v", sum.OK, sum.Named)
 	if sum.Poisoned > 0 {
 		fmt.Printf(", %d poisonous", sum.Poisoned)
+	}
+	if sum.Stood > 0 {
+		fmt.Printf("; the machine stood still for %v", sum.Stood.Round(time.Millisecond))
 	}
 	fmt.Println()
 	return sum

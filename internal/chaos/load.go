@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -24,6 +25,7 @@ type tally struct {
 	Poisoned int            // poisonous requests that ended with WorkerDied
 	Wrong    []string       // wrong bytes, or an error without a name
 	Late     []string       // ended more than 100 ms after its deadline
+	Stood    time.Duration  // how long the whole machine stood still, in all
 	P50, P99 time.Duration  // since the last mark (SIGUSR1)
 	Max      time.Duration
 }
@@ -55,6 +57,16 @@ func (ro *role) load(ctx context.Context) error {
 		text, _ := json.Marshal(&t)
 		say("%s", text)
 	}
+	var stood atomic.Int64
+	go func() { // a sleep that lasts longer than grace: nobody ran, not even the clock's watcher
+		for {
+			start := time.Now()
+			time.Sleep(10 * time.Millisecond)
+			if d := time.Since(start); d > grace {
+				stood.Add(int64(d))
+			}
+		}
+	}()
 	for k := range ro.Load {
 		wg.Add(1)
 		go func() {
@@ -70,11 +82,12 @@ func (ro *role) load(ctx context.Context) error {
 				if poison {
 					x[0] = cmdPoison
 				}
-				start := time.Now()
+				start, before := time.Now(), stood.Load()
 				err := ro.ask(c, x)
 				took := time.Since(start)
 				mu.Lock()
-				t.count(err, took, poison)
+				t.Stood = time.Duration(stood.Load())
+				t.count(err, took, t.Stood-time.Duration(before), poison)
 				h.Add(took)
 				mu.Unlock()
 				if ro.Pause > 0 {
@@ -126,7 +139,7 @@ func (ro *role) ask(c *client.Client, x []int64) error {
 	return nil
 }
 
-func (t *tally) count(err error, took time.Duration, poison bool) {
+func (t *tally) count(err error, took, stood time.Duration, poison bool) {
 	var s shm.Status
 	switch {
 	case errors.Is(err, errBytes):
@@ -142,7 +155,7 @@ func (t *tally) count(err error, took time.Duration, poison bool) {
 	default:
 		t.Wrong = append(t.Wrong, "unnamed: "+err.Error())
 	}
-	if took > patience+grace {
+	if took > patience+grace+stood {
 		t.Late = append(t.Late, fmt.Sprintf("%v: %v", took, err))
 	}
 }

@@ -104,8 +104,9 @@ func (r *run) span(name string, d time.Duration) {
 	r.spans[name] = append(r.spans[name], d)
 }
 
-// inTime checks that 99 % of what was measured stays within a bound; 90 % in
-// a short run, where two moments of a busy machine would be more than 1 %.
+// inTime checks that 99 % of what was measured stays within a bound; in a
+// short run 90 % within ten times as much: a busy machine must not fail it,
+// only something that is stuck.
 func (r *run) inTime(name string, bound time.Duration) {
 	r.mu.Lock()
 	d := append([]time.Duration(nil), r.spans[name]...)
@@ -116,7 +117,7 @@ func (r *run) inTime(name string, bound time.Duration) {
 	sort.Slice(d, func(i, j int) bool { return d[i] < d[j] })
 	percent := 99
 	if len(d) < 1000 {
-		percent = 90
+		percent, bound = 90, 10*bound
 	}
 	got := d[min(len(d)-1, len(d)*percent/100)]
 	r.check(got <= bound, "%s: p%d is %v, at most %v allowed", name, percent, got, bound)
