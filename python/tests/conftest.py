@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,10 @@ from pathlib import Path
 
 import pytest
 import ringbatch as rb
+
+# A shell that runs this in the background leaves Ctrl-C ignored, and children
+# inherit that; the tests of Ctrl-C need what a terminal gives.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
