@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -117,9 +118,10 @@ type proc struct {
 	out   *json.Decoder
 	errs  *tail
 
-	ending atomic.Bool // it was told to end
-	waited sync.Once
-	over   bool // it was reaped; only whoever ends processes reads it
+	watched bool        // by mustNotSpeak: what it says is a cause, not a consequence
+	ending  atomic.Bool // it was told to end
+	waited  sync.Once
+	over    bool // it was reaped; only whoever ends processes reads it
 }
 
 // spawn describes a process to start.
@@ -216,7 +218,11 @@ func (p *proc) receive(into any) error {
 		return p.lost(err)
 	}
 	if a.Error != "" {
-		return fmt.Errorf("%s: %s", p.role, a.Error)
+		err := fmt.Errorf("%s: %s", p.role, a.Error)
+		if p.watched {
+			return err
+		}
+		return cmp.Or(p.f.cause(), err)
 	}
 	if into == nil {
 		return nil
@@ -227,6 +233,7 @@ func (p *proc) receive(into any) error {
 // mustNotSpeak watches a process that has nothing more to say: if it does, or
 // ends, something went wrong, and everything is ended with that reason.
 func (p *proc) mustNotSpeak() {
+	p.watched = true
 	go func() {
 		err := p.receive(nil)
 		if p.ending.Load() {
@@ -237,6 +244,18 @@ func (p *proc) mustNotSpeak() {
 		}
 		p.f.fail(err)
 	}()
+}
+
+// cause is why everything was ended, if it was or is about to be: a producer
+// may complain of a missing broker before the death behind it is noticed.
+func (f *fleet) cause() error {
+	for range 50 {
+		if err := f.failed(); err != nil {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return nil
 }
 
 func (p *proc) lost(err error) error {
