@@ -149,12 +149,13 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 		if ctx.Err() == nil && !l.dead.Load() {
 			parked := shm.Now()
 			l.bell.Wait(&l.wait.parker, seen, min(left, slice))
-			if shm.Now()-parked >= int64(slice) {
+			now := shm.Now()
+			l.woke.Store(now)
+			if now-parked >= int64(slice) {
 				slice, late = min(2*slice, mostSlice), true
 			}
 		}
 		l.wait.parked.Add(1)
-		l.woke.Store(shm.Now())
 		if err := ctx.Err(); err != nil && !l.ended(i) {
 			return err
 		}
