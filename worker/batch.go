@@ -234,6 +234,7 @@ func (b *Batch) Complete() {
 			board.Ring(q.bell)
 		}
 	}
+	b.w.spin.ran(done.Finished - done.Started)
 	ring, full := b.w.done.Push(&done)
 	if full {
 		panic("ringbatch: done ring is full") // cannot happen: it has room for twice the depth

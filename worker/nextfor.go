@@ -19,6 +19,8 @@ func (w *Worker) NextFor(d time.Duration) (*Batch, error) {
 		if left <= 0 {
 			return nil, shm.ErrTimeout
 		}
-		w.mail.Wait(&w.parker, seen, w.next, time.Duration(left))
+		if !w.spin.until(w.awake, until) {
+			w.mail.Wait(&w.parker, seen, w.next, time.Duration(left))
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -56,6 +57,7 @@ type Worker struct {
 	mail    *shm.Mailbox
 	done    shm.Producer[shm.Done]
 	parker  shm.Parker
+	spin    spin
 	next    uint64 // number of the mail to take next
 	gone    atomic.Bool
 	watch   sync.WaitGroup
@@ -184,9 +186,14 @@ func (w *Worker) await(ctx context.Context) (*Batch, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		w.mail.Wait(&w.parker, seen, w.next, time.Hour)
+		if !w.spin.until(w.awake, math.MaxInt64) {
+			w.mail.Wait(&w.parker, seen, w.next, time.Hour)
+		}
 	}
 }
+
+// awake tells whether there is a reason not to park.
+func (w *Worker) awake() bool { return w.mail.Tail.Load() != w.next || w.gone.Load() }
 
 // TryNext takes the next batch if there is one, else returns nil.
 func (w *Worker) TryNext() (*Batch, error) {
@@ -198,6 +205,7 @@ func (w *Worker) TryNext() (*Batch, error) {
 			}
 			return nil, nil
 		}
+		w.spin.mailed()
 		b, err := w.take()
 		if err != nil || len(b.reqs) > 0 {
 			return b, err
