@@ -33,7 +33,7 @@ const (
 	// Half of what is in flight makes a batch: while one half is answered,
 	// the other half is on its way.
 	smallBatch   = smallProducers * smallInFlight / 2
-	smallWorkers = 2
+	smallWorkers = 1
 )
 
 func measureSmall(f *fleet, o transportOptions, say *progress, r *transportReport) error {

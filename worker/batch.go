@@ -3,6 +3,7 @@ package worker
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
 )
@@ -234,7 +235,7 @@ func (b *Batch) Complete() {
 			board.Ring(q.bell)
 		}
 	}
-	b.w.spin.ran(done.Finished - done.Started)
+	b.w.spin.Limit = spinFor(done.Finished - done.Started)
 	ring, full := b.w.done.Push(&done)
 	if full {
 		panic("ringbatch: done ring is full") // cannot happen: it has room for twice the depth
@@ -245,3 +246,11 @@ func (b *Batch) Complete() {
 	b.w.taken = slices.DeleteFunc(b.w.taken, func(t *Batch) bool { return t == b })
 	b.w.free = append(b.w.free, b)
 }
+
+// spinFor is how long a worker looks out for the next batch after one that
+// took so long: a quarter of that, within bounds. All in nanoseconds.
+func spinFor(took int64) int64 {
+	return min(max(took/4, int64(shm.LeastSpin)), int64(mostSpin))
+}
+
+const mostSpin = time.Millisecond

@@ -19,7 +19,7 @@ func (w *Worker) NextFor(d time.Duration) (*Batch, error) {
 		if left <= 0 {
 			return nil, shm.ErrTimeout
 		}
-		if !w.spin.until(w.awake, until) {
+		if !w.spin.Until(w.awake, until) {
 			w.mail.Wait(&w.parker, seen, w.next, time.Duration(left))
 		}
 	}

@@ -57,7 +57,7 @@ type Worker struct {
 	mail    *shm.Mailbox
 	done    shm.Producer[shm.Done]
 	parker  shm.Parker
-	spin    spin
+	spin    shm.Spin
 	next    uint64 // number of the mail to take next
 	gone    atomic.Bool
 	watch   sync.WaitGroup
@@ -186,7 +186,7 @@ func (w *Worker) await(ctx context.Context) (*Batch, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if !w.spin.until(w.awake, math.MaxInt64) {
+		if !w.spin.Until(w.awake, math.MaxInt64) {
 			w.mail.Wait(&w.parker, seen, w.next, time.Hour)
 		}
 	}
@@ -205,7 +205,7 @@ func (w *Worker) TryNext() (*Batch, error) {
 			}
 			return nil, nil
 		}
-		w.spin.mailed()
+		w.spin.Over()
 		b, err := w.take()
 		if err != nil || len(b.reqs) > 0 {
 			return b, err
