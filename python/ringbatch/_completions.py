@@ -209,8 +209,6 @@ class Completions:
 def _resolve(future: Any, result: Any, error: BaseException | None) -> None:
     """Unless somebody canceled it meanwhile."""
     try:
-        if future.done():
-            return
         if error is None:
             future.set_result(result)
         else:
