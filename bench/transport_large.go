@@ -15,11 +15,11 @@ type largeFigures struct {
 
 const (
 	largeProducers = 2
-	largeInFlight  = 16
+	largeInFlight  = 32
 	// As in the small part, half of what is in flight makes a batch, and
 	// waiting for it costs nothing: the producers are copying meanwhile.
 	largeBatch = largeProducers * largeInFlight / 2
-	largeWait  = time.Millisecond
+	largeWait  = 2 * time.Millisecond
 )
 
 func measureLarge(f *fleet, o transportOptions, say *progress, r *transportReport) error {
