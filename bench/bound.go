@@ -1,14 +1,54 @@
 package main
 
-// The upper bound: as many processes as the model has, each feeding itself
-// full batches, nothing in between.
+import "fmt"
+
+// bound is what results are compared with, measured in turns with them:
+// machines drift, and a figure from another minute is worth little.
+type bound struct {
+	// The upper bound: as many processes as the model has, each feeding itself
+	// full batches, nothing in between.
+	full *crowd
+	// With a single producer also the model by itself on what he sends at a
+	// time: what his latency would be without anything in between.
+	single *crowd
+}
 
 // startBound starts those processes; nil if the bound is not wanted.
-func (f *fleet) startBound(cfg *config, say *progress) (*crowd, error) {
+func (f *fleet) startBound(cfg *config, say *progress) (*bound, error) {
 	if !cfg.Bound {
 		return nil, nil
 	}
-	return f.startAlone(cfg, cfg.ModelNum, cfg.MaxBatchSize, say)
+	full, err := f.startAlone(cfg, cfg.ModelNum, cfg.MaxBatchSize, say)
+	if err != nil {
+		return nil, err
+	}
+	b := &bound{full: full}
+	if cfg.WorkerNum == 1 && cfg.InFlight == 1 && !cfg.Concurrency.set() && !cfg.NoDynamicBatch {
+		b.single, err = f.startAlone(cfg, 1, cfg.WorkerBatch, say)
+	}
+	return b, err
+}
+
+// boundWindows are the windows of a bound.
+type boundWindows struct{ full, single []*window }
+
+// run measures the next window of each.
+func (b *bound) run(f *fleet, cfg *config, to *boundWindows, say *progress) error {
+	w, err := b.full.run(f, rewarm, cfg.Duration.d())
+	if err != nil {
+		return fmt.Errorf("measure the bound: %w", err)
+	}
+	to.full = append(to.full, w)
+	say.line("bound: window %d, %s items/s", len(to.full), big(w.itemsPerS))
+	if b.single == nil {
+		return nil
+	}
+	if w, err = b.single.run(f, rewarm, cfg.Duration.d()); err != nil {
+		return fmt.Errorf("measure the model alone: %w", err)
+	}
+	to.single = append(to.single, w)
+	say.line("model alone: window %d, %s ms", len(to.single), short(w.sample().Latency/1e6))
+	return nil
 }
 
 // boundResult is the key "bound".
@@ -28,8 +68,13 @@ func boundOf(windows []*window) *boundResult {
 }
 
 // compare puts the bound beside a result.
-func (r *result) compare(b *boundResult) {
-	if b != nil && b.ItemsPerS > 0 {
-		r.Bound, r.RatioToBound = b, r.ItemsPerS/b.ItemsPerS
+func (r *result) compare(b *boundWindows) {
+	if len(b.full) > 0 {
+		r.Bound = boundOf(b.full)
+		r.RatioToBound = r.ItemsPerS / max(r.Bound.ItemsPerS, 1e-9)
+	}
+	if len(b.single) > 0 {
+		r.Alone = boundOf(b.single)
+		r.RatioToAlone = r.Latency.Avg / max(r.Alone.Latency.Avg, 1e-9)
 	}
 }

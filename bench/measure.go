@@ -87,11 +87,11 @@ func (c *crowd) run(f *fleet, warmup, length time.Duration) (*window, error) {
 	return w, nil
 }
 
-// watch runs windows until the last three agree, or there were enough. If
-// there is a bound, it is measured in turns with them: machines drift, and a
-// bound from another minute is worth little.
-func (c *crowd) watch(f *fleet, cfg *config, what string, bound *crowd, say *progress) (*result, error) {
-	var windows, bounds []*window
+// watch runs windows until the last three agree, or there were enough; in
+// turns with the bound, if there is one.
+func (c *crowd) watch(f *fleet, cfg *config, what string, bound *bound, say *progress) (*result, error) {
+	var windows []*window
+	var bounds boundWindows
 	var samples []sample
 	say.line("%s: warming up", what)
 	warmup := cfg.Warmup.d()
@@ -106,17 +106,12 @@ func (c *crowd) watch(f *fleet, cfg *config, what string, bound *crowd, say *pro
 		if bound == nil {
 			continue
 		}
-		b, err := bound.run(f, rewarm, cfg.Duration.d())
-		if err != nil {
-			return nil, fmt.Errorf("measure the bound: %w", err)
+		if err := bound.run(f, cfg, &bounds, say); err != nil {
+			return nil, err
 		}
-		bounds = append(bounds, b)
-		say.line("bound: window %d, %s items/s", len(bounds), big(b.itemsPerS))
 	}
 	r := summarize(windows, stable(samples, cfg.Stability))
-	if bound != nil {
-		r.compare(boundOf(bounds))
-	}
+	r.compare(&bounds)
 	return r, nil
 }
 
@@ -155,7 +150,7 @@ func (s *serving) end() { s.f.end(append([]*proc{s.broker}, s.workers...)...) }
 
 // through measures that many producers through the broker, in turns with the
 // bound, if there is one.
-func (s *serving) through(producers int, bound *crowd, say *progress) (*result, error) {
+func (s *serving) through(producers int, bound *bound, say *progress) (*result, error) {
 	cfg := s.cfg
 	say.line("starting %d producers", producers)
 	ps, err := s.f.startAll(producers, func(i int) spawn {
@@ -185,7 +180,7 @@ func (f *fleet) startAlone(cfg *config, processes, rows int, say *progress) (*cr
 }
 
 // alone measures such processes.
-func (f *fleet) alone(cfg *config, processes, rows int, bound *crowd, say *progress) (*result, error) {
+func (f *fleet) alone(cfg *config, processes, rows int, bound *bound, say *progress) (*result, error) {
 	c, err := f.startAlone(cfg, processes, rows, say)
 	if err != nil {
 		return nil, err

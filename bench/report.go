@@ -31,6 +31,10 @@ func (r *result) print(w io.Writer) {
 		fmt.Fprint(w, "   (from the intended send time)")
 	}
 	fmt.Fprintln(w)
+	if a := r.Alone; a != nil {
+		fmt.Fprintf(w, "%-14s avg %s  p50 %s: a process that runs each request by itself, in turns with the above; through ringbatch %+.1f %%\n",
+			"model alone", short(a.Latency.Avg), short(a.Latency.P50), 100*(r.RatioToAlone-1))
+	}
 	if !c.NoDynamicBatch {
 		fmt.Fprintf(w, "\nwhere the time went, average per request\n")
 		printBars(w, stageNames[:], r.Breakdown.each(), "ms")

@@ -21,6 +21,8 @@ type result struct {
 	Errors       map[string]int64 `json:"errors"`
 	Bound        *boundResult     `json:"bound,omitempty"`
 	RatioToBound float64          `json:"ratio_to_bound,omitempty"`
+	Alone        *boundResult     `json:"alone,omitempty"`          // single producer: the model alone on his requests
+	RatioToAlone float64          `json:"ratio_to_alone,omitempty"` // of the average latencies
 	Stable       bool             `json:"stable"`
 	Windows      []float64        `json:"windows_items_per_s"` // all windows, the last three of which count
 	Requests     int64            `json:"requests"`            // measured

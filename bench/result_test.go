@@ -87,9 +87,12 @@ func TestTheJSONKeysAreTheDocumentedOnes(t *testing.T) {
 	}
 	r := summarize([]*window{windowOf(t, recorded(t, 1, time.Millisecond))}, false)
 	r.Config = &o.cfg
-	r.compare(&boundResult{ItemsPerS: 2})
+	r.compare(&boundWindows{
+		full:   []*window{windowOf(t, recorded(t, 2, time.Millisecond))},
+		single: []*window{windowOf(t, recorded(t, 1, 500*time.Microsecond))},
+	})
 	got := keys(t, r)
-	for _, key := range []string{"config", "throughput", "items_per_s", "latency_ms", "batch_size", "breakdown_ms", "cpu_us_per_request", "errors", "bound", "ratio_to_bound", "stable"} {
+	for _, key := range []string{"config", "throughput", "items_per_s", "latency_ms", "batch_size", "breakdown_ms", "cpu_us_per_request", "errors", "bound", "ratio_to_bound", "alone", "ratio_to_alone", "stable"} {
 		if got[key] == nil {
 			t.Errorf("no key %q", key)
 		}

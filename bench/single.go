@@ -24,7 +24,7 @@ func runSingle(ctx context.Context, cfg *config, say *progress) (*result, error)
 }
 
 // measureOnce is one point: through the broker, or every producer on its own.
-func measureOnce(f *fleet, cfg *config, producers int, bound *crowd, say *progress) (*result, error) {
+func measureOnce(f *fleet, cfg *config, producers int, bound *bound, say *progress) (*result, error) {
 	if cfg.NoDynamicBatch {
 		return f.alone(cfg, producers, cfg.WorkerBatch, bound, say)
 	}
@@ -73,7 +73,7 @@ func runSweep(ctx context.Context, cfg *config, say *progress) (*sweep, error) {
 }
 
 // sweepPoints keeps one broker and its workers for all points.
-func sweepPoints(f *fleet, cfg *config, counts []int, bound *crowd, say *progress) ([]*result, error) {
+func sweepPoints(f *fleet, cfg *config, counts []int, bound *bound, say *progress) ([]*result, error) {
 	measure := func(n int) (*result, error) { return measureOnce(f, cfg, n, bound, say) }
 	if !cfg.NoDynamicBatch {
 		s, err := f.serve(cfg, say)
