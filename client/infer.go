@@ -63,10 +63,28 @@ func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) er
 	})
 }
 
+// run sends a request and reads its outputs in place.
 func (c *Client) run(ctx context.Context, inputs []any, read func(Request) error) error {
+	r, err := c.Fill(ctx, inputs...)
+	if err != nil {
+		return err
+	}
+	defer r.Release()
+	if err := r.Commit(ctx); err != nil {
+		return err
+	}
+	if err := r.Wait(ctx); err != nil {
+		return err
+	}
+	return read(r)
+}
+
+// Fill is Claim with the inputs written: as many rows, and of such shapes, as
+// they have. They are given as to Infer.
+func (c *Client) Fill(ctx context.Context, inputs ...any) (Request, error) {
 	specs := c.info.Signature.Inputs
 	if len(inputs) != len(specs) {
-		return fmt.Errorf("%w: the model has %d inputs, %d were given", shm.ErrInvalid, len(specs), len(inputs))
+		return Request{}, fmt.Errorf("%w: the model has %d inputs, %d were given", shm.ErrInvalid, len(specs), len(inputs))
 	}
 	tensors := make([]shm.Tensor, len(inputs))
 	var sizes []uint32
@@ -74,14 +92,14 @@ func (c *Client) run(ctx context.Context, inputs []any, read func(Request) error
 	for i := range inputs {
 		t, err := tensorOf(&specs[i], inputs[i])
 		if err != nil {
-			return err
+			return Request{}, err
 		}
 		var n int
 		if n, sizes, err = shm.CheckInput(&specs[i], &t, sizes); err != nil {
-			return err
+			return Request{}, err
 		}
 		if i > 0 && n != rows {
-			return fmt.Errorf("%w: input %q has %d rows, %q has %d", shm.ErrRows, specs[i].Name, n, specs[0].Name, rows)
+			return Request{}, fmt.Errorf("%w: input %q has %d rows, %q has %d", shm.ErrRows, specs[i].Name, n, specs[0].Name, rows)
 		}
 		rows, tensors[i] = n, t
 	}
@@ -91,25 +109,19 @@ func (c *Client) run(ctx context.Context, inputs []any, read func(Request) error
 	}
 	r, err := c.Claim(ctx, rows, dims...)
 	if err != nil {
-		return err
+		return r, err
 	}
-	defer r.Release()
 	for i := range tensors {
 		view, err := r.Input(specs[i].Name)
+		if err == nil {
+			err = shm.CopyPadded(view, tensors[i])
+		}
 		if err != nil {
-			return err
-		}
-		if err := shm.CopyPadded(view, tensors[i]); err != nil {
-			return err
+			_ = r.Release()
+			return r, err
 		}
 	}
-	if err := r.Commit(ctx); err != nil {
-		return err
-	}
-	if err := r.Wait(ctx); err != nil {
-		return err
-	}
-	return read(r)
+	return r, nil
 }
 
 // tensorOf accepts a Tensor, or a slice that becomes rows of a fixed shape.

@@ -46,8 +46,8 @@ func runInfer(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	rows := inputs[0].Rows()
-	if rows > 1 { // more rows than this small window: a second, larger one
+	rows := inputs[0].(shm.Tensor).Rows()
+	if rows > 1 { // how many rows there are only the signature tells: a second, larger window
 		c.Close()
 		if c, err = client.Dial(ctx, f.Arg(0), client.WithSocket(*socket), client.WithName("ringbatch infer"), client.WithWindow(rows)); err != nil {
 			return err
@@ -69,53 +69,29 @@ func runInfer(ctx context.Context, args []string) error {
 	return nil
 }
 
-func send(ctx context.Context, c *client.Client, inputs []shm.Tensor, priority int) (client.Request, error) {
-	specs := c.Model().Signature.Inputs
-	var sizes []uint32
-	for i := range inputs {
-		n, s, err := shm.CheckInput(&specs[i], &inputs[i], sizes)
-		if err != nil {
-			return client.Request{}, err
-		}
-		if n != inputs[0].Rows() {
-			return client.Request{}, fmt.Errorf("%w: inputs disagree", shm.ErrRows)
-		}
-		sizes = s
-	}
-	dims := make([]int, len(sizes))
-	for i, d := range sizes {
-		dims[i] = int(d)
-	}
-	r, err := c.Claim(ctx, inputs[0].Rows(), dims...)
+// send runs one request and leaves its outputs to be read and released.
+func send(ctx context.Context, c *client.Client, inputs []any, priority int) (client.Request, error) {
+	r, err := c.Fill(ctx, inputs...)
 	if err != nil {
 		return r, err
 	}
-	fail := func(err error) (client.Request, error) { _ = r.Release(); return r, err }
 	if priority >= 0 {
-		if err := r.SetPriority(priority); err != nil {
-			return fail(err)
-		}
+		err = r.SetPriority(priority)
 	}
-	for i := range inputs {
-		view, err := r.Input(specs[i].Name)
-		if err == nil {
-			err = shm.CopyPadded(view, inputs[i])
-		}
-		if err != nil {
-			return fail(err)
-		}
+	if err == nil {
+		err = r.Commit(ctx)
 	}
-	if err := r.Commit(ctx); err != nil {
-		return fail(err)
+	if err == nil {
+		err = r.Wait(ctx)
 	}
-	if err := r.Wait(ctx); err != nil {
-		return fail(err)
+	if err != nil {
+		_ = r.Release()
 	}
-	return r, nil
+	return r, err
 }
 
 // readInputs makes a tensor for every input of the signature.
-func readInputs(sig *shm.Signature, numbers, files []string, shape []int) ([]shm.Tensor, error) {
+func readInputs(sig *shm.Signature, numbers, files []string, shape []int) ([]any, error) {
 	byName := map[string]string{}
 	for _, text := range files {
 		name, file, ok := strings.Cut(text, "=")
@@ -127,7 +103,7 @@ func readInputs(sig *shm.Signature, numbers, files []string, shape []int) ([]shm
 	if len(numbers) > 0 && (len(sig.Inputs) != 1 || len(files) > 0) {
 		return nil, fmt.Errorf("%w: numbers are for models with one input; this one is %s", errUsage, sig)
 	}
-	var tensors []shm.Tensor
+	var tensors []any
 	for i := range sig.Inputs {
 		spec := &sig.Inputs[i]
 		t := shm.Tensor{Name: spec.Name, DType: spec.DType}

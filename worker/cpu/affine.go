@@ -10,7 +10,7 @@ import (
 
 // newAffine computes y = scale·x + offset in the input's own type.
 func newAffine(o Options) (*Model, error) {
-	sig := elementwise(o.Inputs)
+	sig := Elementwise(o.Inputs)
 	for _, t := range sig.Inputs {
 		switch t.DType {
 		case shm.F32, shm.F64, shm.I32, shm.I64:
@@ -32,7 +32,7 @@ func newAffine(o Options) (*Model, error) {
 				affine[int64](b, k, o)
 			}
 		}
-		return mirrorDims(b, variable)
+		return MirrorDims(b, variable)
 	}
 	return &Model{Signature: sig, Run: run, Alone: func(rows int) func() { return affineAlone(sig.Inputs, rows, o) }}, nil
 }

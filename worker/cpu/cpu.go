@@ -64,9 +64,9 @@ func New(name string, o Options) (*Model, error) {
 	return make(o)
 }
 
-// elementwise is a signature whose outputs mirror the inputs: x → y, and
+// Elementwise is a signature whose outputs mirror the inputs: x → y, and
 // x_out for any input not called x.
-func elementwise(inputs []shm.TensorSpec) shm.Signature {
+func Elementwise(inputs []shm.TensorSpec) shm.Signature {
 	if len(inputs) == 0 {
 		inputs = []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{16}}}
 	}
@@ -81,8 +81,8 @@ func elementwise(inputs []shm.TensorSpec) shm.Signature {
 	return sig
 }
 
-// mirrorDims gives every request's outputs the sizes of its inputs.
-func mirrorDims(b *worker.Batch, variable int) error {
+// MirrorDims gives every request's outputs the sizes of its inputs.
+func MirrorDims(b *worker.Batch, variable int) error {
 	if variable == 0 {
 		return nil
 	}

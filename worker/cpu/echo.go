@@ -9,13 +9,13 @@ import (
 
 // newEcho gives every input back.
 func newEcho(o Options) (*Model, error) {
-	sig := elementwise(o.Inputs)
+	sig := Elementwise(o.Inputs)
 	variable := shm.VariableDims(sig.Inputs)
 	run := func(_ context.Context, b *worker.Batch) error {
 		for k := range sig.Inputs {
 			copyColumn(b, k)
 		}
-		return mirrorDims(b, variable)
+		return MirrorDims(b, variable)
 	}
 	alone := func(rows int) func() {
 		bytes := 0

@@ -9,11 +9,12 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker/cpu"
 )
 
 // newEcho gives every input back: up to the GPU and down again.
 func newEcho(o Options) (*Model, error) {
-	sig := elementwise(o.Inputs)
+	sig := cpu.Elementwise(o.Inputs)
 	p := echo{plain{shm.VariableDims(sig.Inputs)}}
 	return &Model{Signature: sig, load: func(*device) (program, error) { return p, nil }}, nil
 }
@@ -25,7 +26,7 @@ func (echo) enqueue(*lane) error { return nil }
 
 // newAffine computes y = scale·x + offset in the input's own type.
 func newAffine(o Options) (*Model, error) {
-	sig := elementwise(o.Inputs)
+	sig := cpu.Elementwise(o.Inputs)
 	p := &affine{plain: plain{shm.VariableDims(sig.Inputs)}}
 	for _, t := range sig.Inputs {
 		switch t.DType {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
+	"github.com/ringbatch/ringbatch/worker/cpu"
 )
 
 // Model is a model on the GPU, ready to be served.
@@ -61,35 +62,4 @@ func (plain) prepare(*lane, *shm.Layout) error { return nil }
 
 // finish gives every request's outputs the sizes of its inputs, where those
 // vary and the model mirrors them.
-func (p plain) finish(b *worker.Batch) error {
-	if p.variable == 0 {
-		return nil
-	}
-	dims := make([]int, p.variable)
-	for i := range b.Len() {
-		for j, d := range b.Request(i).Dims()[:p.variable] {
-			dims[j] = int(d)
-		}
-		if err := b.SetOutputDims(i, dims...); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// elementwise is a signature whose outputs mirror the inputs, named as by
-// the CPU's models.
-func elementwise(inputs []shm.TensorSpec) shm.Signature {
-	if len(inputs) == 0 {
-		inputs = []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{16}}}
-	}
-	sig := shm.Signature{Inputs: inputs}
-	for _, in := range inputs {
-		out := in
-		if out.Name = in.Name + "_out"; in.Name == "x" {
-			out.Name = "y"
-		}
-		sig.Outputs = append(sig.Outputs, out)
-	}
-	return sig
-}
+func (p plain) finish(b *worker.Batch) error { return cpu.MirrorDims(b, p.variable) }
