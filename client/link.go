@@ -130,6 +130,7 @@ func (l *link) fail() {
 	l.dead.Store(true)
 	l.mu.Lock()
 	l.wakeClaims()
+	l.wakeReaper()
 	l.mu.Unlock()
 	l.kick()
 	l.wakeFollowers()
