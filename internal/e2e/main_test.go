@@ -15,7 +15,7 @@ const roleEnv = "RINGBATCH_E2E_ROLE"
 // role is what a child process should be. Children report by lines on
 // standard output.
 type role struct {
-	Kind   string // "broker", "worker", "client", "damage", "ballast"
+	Kind   string // "broker", "worker", "client", "damage", "ballast", "clock"
 	Socket string
 
 	// Broker.

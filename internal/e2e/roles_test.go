@@ -52,6 +52,8 @@ func (r *role) play() int {
 		err = r.playDamage()
 	case "ballast":
 		err = r.playBallast()
+	case "clock":
+		err = r.playClock(ctx)
 	default:
 		err = fmt.Errorf("no role %q", r.Kind)
 	}
