@@ -179,7 +179,7 @@ func (p *proc) firstLine() string {
 	select {
 	case line := <-p.lines:
 		return line
-	case <-time.After(patience / 3):
+	case <-time.After(patience):
 		return ""
 	}
 }
@@ -248,6 +248,12 @@ func TestAClientInASmallMemoryCgroupIsToldNoMemory(t *testing.T) {
 		p := with(1)
 		p.expect("read")
 		p.kill()
+		h.eventually("its window is back", func() error {
+			if m := h.model("m"); m.SlotsFree != m.Slots {
+				return fmt.Errorf("%d of %d slots are free", m.SlotsFree, m.Slots)
+			}
+			return nil
+		})
 	}
 	g.nobodyWasKilled()
 	c := h.dial(client.WithWindow(8)) // nobody else is bound
