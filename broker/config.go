@@ -50,8 +50,9 @@ const (
 	DefaultMaxClients   = 4096
 
 	// A ring of unknown load gets DefaultSlots slots, fewer if they are so
-	// large that it would pass DefaultRingBytes, but minBatches full batches
-	// in any case. The memory is taken only as clients attach.
+	// large that it would pass DefaultRingBytes or half of what the broker's
+	// memory cgroup has left, but minBatches full batches in any case. The
+	// memory is taken only as clients attach.
 	DefaultSlots     = 4096
 	DefaultRingBytes = 1 << 30
 	minBatches       = 8
@@ -109,7 +110,7 @@ func (m *ModelConfig) fill() (*shm.Layout, error) {
 		if err != nil {
 			return fail(err)
 		}
-		m.Slots = int(min(DefaultSlots, DefaultRingBytes/max(1, l.SlotBytes())))
+		m.Slots = int(min(DefaultSlots, defaultRingBytes()/max(1, l.SlotBytes())))
 		m.Slots = min(max(m.Slots, minBatches*m.Policy.MaxBatchSize), shm.MaxSlots)
 	}
 	for i := range m.Workers {

@@ -119,6 +119,9 @@ func (b *Broker) converse(c *net.UnixConn) {
 			if errors.Is(err, control.ErrFrame) || errors.Is(err, os.ErrDeadlineExceeded) {
 				b.log.Warn("connection dropped", "pid", cred.Pid, "reason", err)
 			}
+			if errors.Is(err, control.ErrFrame) {
+				refuse(fmt.Errorf("%w: %w", shm.ErrProtocol, err))
+			}
 			return
 		}
 		if req.Version != control.Version {

@@ -7,17 +7,30 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/ringbatch/ringbatch/internal/cgroup"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
-// checkMemory refuses a ring that this machine could never back: asking is
-// cheap, running into it with clients attached is not.
+// checkMemory refuses a ring that this machine could never back, or that the
+// broker's memory cgroup could not back now: asking is cheap, running into it
+// with clients attached is not. The pages are charged to whoever touches them
+// first, clients mostly; but where there is a limit they usually are in the
+// same container.
 func checkMemory(bytes int64) error {
 	total := memTotal()
 	if total > 0 && bytes > total {
 		return fmt.Errorf("%w: the ring would take %d MiB, this machine has %d MiB", shm.ErrNoMemory, bytes>>20, total>>20)
 	}
-	return nil
+	return shm.CheckRoom(bytes)
+}
+
+// defaultRingBytes is how large a ring may be whose size was left to us: not
+// more than half of what the memory cgroup, if there is one, has left.
+func defaultRingBytes() int64 {
+	if room, limited := cgroup.Tightest(); limited {
+		return min(DefaultRingBytes, room.Left/2)
+	}
+	return DefaultRingBytes
 }
 
 // memTotal is this machine's memory, 0 if unknown.

@@ -45,7 +45,7 @@ func (b *Broker) newModel(cfg ModelConfig) (*model, error) {
 	if err != nil {
 		return nil, fmt.Errorf("model %q: %w: %w", cfg.Name, shm.ErrInvalid, err)
 	}
-	if err := checkMemory(layout.PlanesSize); err != nil {
+	if err := checkMemory(layout.PlanesSize + layout.BoardSize); err != nil {
 		return nil, fmt.Errorf("model %q: %w; lower its slots (now %d of %d bytes)", cfg.Name, err, cfg.Slots, layout.SlotBytes())
 	}
 	m := &model{

@@ -72,12 +72,14 @@ func newLink(s *attach.Session) (*link, error) {
 	n := s.Info.Window
 	// Touch the window's pages now: a refusal is an error here instead of a
 	// SIGBUS later, and no request pays for page faults.
+	var window []shm.Range
 	for _, planes := range [][]shm.Plane{s.Layout.Inputs, s.Layout.Outputs} {
 		for _, p := range planes {
-			if err := s.Planes.Populate(p.Offset+int64(s.Info.FirstSlot)*p.Stride, int64(n)*p.Stride); err != nil {
-				return nil, err
-			}
+			window = append(window, shm.Range{Offset: p.Offset + int64(s.Info.FirstSlot)*p.Stride, Length: int64(n) * p.Stride})
 		}
+	}
+	if err := s.Planes.Populate(window...); err != nil {
+		return nil, err
 	}
 	l := &link{
 		session: s,
@@ -130,6 +132,7 @@ func (l *link) fail() {
 	l.dead.Store(true)
 	l.mu.Lock()
 	l.wakeClaims()
+	l.wakeReaper()
 	l.mu.Unlock()
 	l.kick()
 	l.wakeFollowers()

@@ -132,20 +132,96 @@ func (l *link) startReaper(n *Notifier) {
 	go l.reap()
 }
 
+// reap leads for as long as the link lives. Like any leader it looks at the
+// board by itself too (see waiting.go): soon, and then each time after twice
+// as long again. While nothing is under way it leaves the bell and sleeps
+// where no other process can reach it: there a thief could keep it from
+// hearing that something is.
 func (l *link) reap() {
 	defer l.drop()
 	l.takeLead()
 	defer l.resign()
+	slice := leastSlice
 	for !l.dead.Load() {
 		seen := l.bell.Count.Load()
 		l.wakeEnded()
+		if idle := l.nothingToReap(slice); idle != nil {
+			<-idle
+			slice = l.firstSlice()
+			continue
+		}
+		slice = min(slice, mostSlice)
+		parked := shm.Now()
 		l.wait.parked.Add(1)
 		if !l.dead.Load() { // as in lead
-			l.bell.Wait(&l.wait.parker, seen, time.Hour)
+			l.bell.Wait(&l.wait.parker, seen, slice)
 		}
 		l.wait.parked.Add(1)
-		l.woke.Store(shm.Now())
+		now := shm.Now()
+		l.woke.Store(now)
+		switch slept := now-parked >= int64(slice); {
+		case slept && l.bell.Count.Load() == seen: // nobody rang
+			slice *= 2
+		default:
+			if slept && l.stolen(parked, now) {
+				l.wait.robbed = robbedFor
+			}
+			slice = l.firstSlice()
+		}
 	}
+}
+
+// firstSlice is how long the reaper parks when it expects an end.
+func (l *link) firstSlice() time.Duration {
+	if l.wait.robbed > 0 {
+		l.wait.robbed--
+		return robbedSlice
+	}
+	return leastSlice
+}
+
+// nothingToReap gives the channel to sleep on if nothing is under way, and was
+// not for as long as it takes to park once: under load it is not worth it.
+func (l *link) nothingToReap(slice time.Duration) chan struct{} {
+	if slice == leastSlice || slice == robbedSlice {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.notify.count+l.wait.count > 0 || l.dead.Load() {
+		return nil
+	}
+	l.wait.idle = make(chan struct{})
+	return l.wait.idle
+}
+
+// wakeReaper ends the reaper's idleness: there is something to wait for, or
+// nothing any more. The caller holds mu.
+func (l *link) wakeReaper() {
+	if l.wait.idle != nil {
+		close(l.wait.idle)
+		l.wait.idle = nil
+	}
+}
+
+// stolen reports whether a request that somebody waits for ended well after
+// the reaper went to sleep, and well before it woke by itself.
+func (l *link) stolen(parked, now int64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for k := range l.notify.watched {
+		for word := l.notify.watched[k] | l.wait.follow[k]; word != 0; word &= word - 1 {
+			i := uint32(k*64 + bits.TrailingZeros64(word))
+			w := l.board.Word(l.first + i)
+			if w.Generation() != l.gens[i] || w.Status() != shm.OK { // only an answer's record is final
+				continue
+			}
+			if end := l.board.Record(l.first + i).Finished; end > parked && now-end > int64(stolenAfter) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // takeLead waits for the leader of the moment to resign.
@@ -220,6 +296,7 @@ func (l *link) over(i uint32) bool {
 func (l *link) watch(i uint32) {
 	l.notify.watched[i/64] |= 1 << (i % 64)
 	l.notify.count++
+	l.wakeReaper()
 }
 
 // unwatch takes slot i off the list. The caller holds mu.

@@ -22,6 +22,7 @@ type waiting struct {
 	robbed  int             // waits for which a thief is expected; the leader's
 	parker  shm.Parker      // the leader's
 	reaper  chan struct{}   // the reaper waits here for the lead; nil if none does
+	idle    chan struct{}   // the reaper, as the leader, has nothing to wait for; nil while it has. Under link.mu
 	follow  []uint64        // bitmap of slots with a follower, under link.mu
 	count   int             // bits set in follow
 	wake    []chan struct{} // by slot, made on first use
@@ -50,6 +51,7 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 		}
 		l.wait.follow[i/64] |= 1 << (i % 64)
 		l.wait.count++
+		l.wakeReaper()
 		l.mu.Unlock()
 		if l.ended(i) { // who pokes may have looked before we were listed
 			l.poke(i)
@@ -102,7 +104,7 @@ func (l *link) unfollow(i uint32) {
 const (
 	leastSlice  = 10 * time.Millisecond
 	robbedSlice = 200 * time.Microsecond
-	mostSlice   = 500 * time.Millisecond
+	mostSlice   = 50 * time.Millisecond // an end is told within 100 ms of the deadline, thief or not
 
 	stolenAfter = time.Millisecond // an end not noticed for this long was stolen
 	robbedFor   = 10_000           // waits
@@ -118,17 +120,17 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 		defer stop()
 	}
 	start := shm.Now()
-	slice, late := max(leastSlice, 2*l.wait.usual), false
+	slice, late := min(max(leastSlice, 2*l.wait.usual), mostSlice), false
 	if l.wait.robbed > 0 {
 		l.wait.robbed--
-		slice = max(robbedSlice, 2*l.wait.usual)
+		slice = min(max(robbedSlice, 2*l.wait.usual), mostSlice)
 	}
 	for {
 		seen := l.bell.Count.Load()
 		l.wakeEnded()
 		if l.ended(i) {
 			end := shm.Now()
-			if late { // the wake-up was stolen, or it did take long: the worker knows
+			if late && l.slots[i].status == shm.OK { // the wake-up was stolen, or it did take long: the worker knows
 				now := end
 				if end = l.board.Record(l.first + i).Finished; end > start && now-end > int64(stolenAfter) {
 					l.wait.robbed = robbedFor

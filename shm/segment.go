@@ -1,7 +1,6 @@
 package shm
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -82,24 +81,6 @@ func (s *Segment) Close() {
 		}
 		s.mem = nil
 	})
-}
-
-// Populate makes the kernel back length bytes at off with memory now, so that
-// a refusal is an error here and not a SIGBUS later, and so that no page
-// fault hits the first request.
-func (s *Segment) Populate(off, length int64) error {
-	if !s.mapped || length <= 0 {
-		return nil
-	}
-	start := off &^ (pageSize - 1)
-	end := min((off+length+pageSize-1)&^(pageSize-1), int64(len(s.mem)))
-	err := unix.Madvise(s.mem[start:end], unix.MADV_POPULATE_WRITE)
-	switch {
-	case err == nil, errors.Is(err, unix.EINVAL): // kernels before 5.14 fault lazily
-		return nil
-	default:
-		return fmt.Errorf("%w: %d MiB of shared memory: %v", ErrNoMemory, (end-start)>>20, err)
-	}
 }
 
 // Memfd is shared memory proper: anonymous, sealed, gone with its last user.

@@ -107,6 +107,16 @@ func futexWakeOne(word *uint32) {
 
 func wordOf(a *atomic.Uint32) *uint32 { return (*uint32)(unsafe.Pointer(a)) }
 
+// residentPages reports, one byte per page, in bit 0, which pages of mem the
+// kernel has. Of a file that belongs to another user it says all.
+func residentPages(mem []byte) ([]byte, error) {
+	pages := make([]byte, (len(mem)+pageSize-1)/pageSize)
+	if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mem[0])), uintptr(len(mem)), uintptr(unsafe.Pointer(&pages[0]))); e != 0 {
+		return nil, fmt.Errorf("mincore: %w", e)
+	}
+	return pages, nil
+}
+
 // AddressOf is where a segment is mapped in this process, for those who pin
 // it for a GPU or hand pointers to C.
 func (s *Segment) AddressOf(off int64) unsafe.Pointer { return unsafe.Pointer(&s.mem[off]) }

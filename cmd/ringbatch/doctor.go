@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/cgroup"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
 )
@@ -97,6 +98,9 @@ func checkMemory() finding {
 	var rl unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_AS, &rl) == nil && rl.Cur != unix.RLIM_INFINITY {
 		d.State, d.Do = "note", fmt.Sprintf("address space is limited to %d MiB (ulimit -v); rings larger than that cannot be mapped", rl.Cur>>20)
+	}
+	if room, limited := cgroup.Tightest(); limited {
+		d.Detail += fmt.Sprintf(", %d of %d MiB left in the memory cgroup %s", room.Left>>20, room.Limit>>20, room.Group)
 	}
 	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &rl) == nil && rl.Cur != unix.RLIM_INFINITY {
 		d.Detail += fmt.Sprintf(", %d MiB lockable", rl.Cur>>20)

@@ -5,34 +5,53 @@ import (
 	"fmt"
 )
 
-// maxDepth is deeper than any message of ours.
-const maxDepth = 8
+const (
+	// maxDepth is deeper than any message of ours.
+	maxDepth = 8
+	// maxRequestValues is more than any request has that could be granted. A
+	// value of one byte becomes up to 80 bytes of decoded message, and it is
+	// the broker that would pay for them.
+	maxRequestValues = 1 << 16
+)
 
 // check walks through a frame's body before it is decoded. The decoder
 // believes the lengths that are written in it, and makes room for them first:
 // 22 bytes that promise four thousand million elements would be the end of
 // the process. What is promised here must fit into what has arrived.
-func check(body []byte) error {
-	rest, err := skip(body, maxDepth)
+func check(body []byte, msg any) error {
+	w := walk{most: len(body)} // a reply: who asked for a list wants all of it
+	if _, ok := msg.(*Request); ok {
+		w.most = maxRequestValues
+	}
+	rest, err := w.skip(body, maxDepth)
 	if err == nil && len(rest) > 0 {
 		err = fmt.Errorf("%w: %d bytes after the message", ErrFrame, len(rest))
 	}
 	return err
 }
 
+// walk is a check under way.
+type walk struct{ values, most int }
+
 // skip walks over one msgpack value and returns what follows it.
-func skip(b []byte, depth int) ([]byte, error) {
-	if len(b) == 0 || depth == 0 {
-		return nil, fmt.Errorf("%w: message is cut short or too deep", ErrFrame)
+func (w *walk) skip(b []byte, depth int) ([]byte, error) {
+	switch {
+	case len(b) == 0:
+		return nil, fmt.Errorf("%w: message is cut short", ErrFrame)
+	case depth == 0:
+		return nil, fmt.Errorf("%w: message is nested more than %d deep", ErrFrame, maxDepth)
+	case w.values == w.most:
+		return nil, fmt.Errorf("%w: message has more than %d values", ErrFrame, w.most)
 	}
+	w.values++
 	kind, b := b[0], b[1:]
 	switch {
 	case kind <= 0x7f || kind >= 0xe0: // small integers
 		return b, nil
 	case kind <= 0x8f:
-		return skipValues(b, 2*uint64(kind&0x0f), depth)
+		return w.skipValues(b, 2*uint64(kind&0x0f), depth)
 	case kind <= 0x9f:
-		return skipValues(b, uint64(kind&0x0f), depth)
+		return w.skipValues(b, uint64(kind&0x0f), depth)
 	case kind <= 0xbf:
 		return skipBytes(b, uint64(kind&0x1f))
 	}
@@ -75,9 +94,9 @@ func skip(b []byte, depth int) ([]byte, error) {
 	}
 	switch kind {
 	case 0xdc, 0xdd:
-		return skipValues(b, n, depth)
+		return w.skipValues(b, n, depth)
 	case 0xde, 0xdf:
-		return skipValues(b, 2*n, depth)
+		return w.skipValues(b, 2*n, depth)
 	case 0xc7, 0xc8, 0xc9:
 		n++ // ext: its type
 	}
@@ -91,13 +110,13 @@ func skipBytes(b []byte, n uint64) ([]byte, error) {
 	return b[n:], nil
 }
 
-func skipValues(b []byte, n uint64, depth int) ([]byte, error) {
+func (w *walk) skipValues(b []byte, n uint64, depth int) ([]byte, error) {
 	if n > uint64(len(b)) {
 		return nil, fmt.Errorf("%w: %d values promised, %d bytes are there", ErrFrame, n, len(b))
 	}
 	var err error
 	for range n {
-		if b, err = skip(b, depth-1); err != nil {
+		if b, err = w.skip(b, depth-1); err != nil {
 			return nil, err
 		}
 	}

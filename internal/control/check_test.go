@@ -1,10 +1,13 @@
 package control
 
 import (
+	"encoding/binary"
 	"errors"
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/vmihailenco/msgpack/v5"
 )
 
 // Each of these made the decoder ask for memory by the gigabyte.
@@ -23,16 +26,78 @@ func TestAFewBytesCannotAskForMuchMemory(t *testing.T) {
 		"no value":  "\xc1",
 		"more":      "\x80\x80",
 	} {
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		for _, msg := range []any{&Request{}, &Reply{}} {
-			if err := Decode([]byte(body), msg); !errors.Is(err, ErrFrame) {
-				t.Errorf("%s: %v", what, err)
+		got := allocated(func() {
+			for _, msg := range []any{&Request{}, &Reply{}} {
+				if err := Decode([]byte(body), msg); !errors.Is(err, ErrFrame) {
+					t.Errorf("%s: %v", what, err)
+				}
 			}
-		}
-		runtime.ReadMemStats(&after)
-		if got := after.TotalAlloc - before.TotalAlloc; got > 2<<20 {
+		})
+		if got > 2<<20 {
 			t.Errorf("%s: %d bytes of memory", what, got)
 		}
 	}
+}
+
+// wide is a message whose arrays are as long as a frame allows: each value
+// takes one byte there, and up to 80 once it is decoded.
+func wide(before, value string) string {
+	n := (MaxFrame - len(before) - 5) / len(value)
+	return before + "\xdd" + string(binary.BigEndian.AppendUint32(nil, uint32(n))) + strings.Repeat(value, n)
+}
+
+var wideRequests = map[string]string{
+	"levels":  wide("\x81\xa6policy\x81\xa6levels", "\xc0"),
+	"buckets": wide("\x81\xa6policy\x81\xa7buckets", "\x91\x01"),
+	"inputs":  wide("\x81\xa6worker\x81\xa6inputs", "\xa0"),
+	"unknown": wide("\x81\xa4what", "\x90"),
+}
+
+func TestAFullFrameCannotAskForMuchMemory(t *testing.T) {
+	for what, body := range wideRequests {
+		err := Decode([]byte(body), &Request{})
+		if !errors.Is(err, ErrFrame) || !strings.Contains(err.Error(), "values") {
+			t.Errorf("%s: %v", what, err)
+		}
+		if got := allocated(func() { _ = Decode([]byte(body), &Request{}) }); got > 2<<20 {
+			t.Errorf("%s: %d bytes of memory", what, got)
+		}
+	}
+}
+
+func TestARequestWithManyValuesIsRead(t *testing.T) {
+	r := Request{Op: OpWorker, Policy: &Policy{Buckets: make([][]uint32, 8)}}
+	for i := range r.Policy.Buckets {
+		r.Policy.Buckets[i] = make([]uint32, 4096)
+	}
+	body, err := msgpack.Marshal(&r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Decode(body, &Request{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestALongListOfModelsIsRead(t *testing.T) {
+	models := make([]Model, 10_000)
+	body, err := msgpack.Marshal(&Reply{Models: models})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(body) > MaxFrame {
+		t.Fatalf("%d bytes", len(body))
+	}
+	var got Reply
+	if err := Decode(body, &got); err != nil || len(got.Models) != len(models) {
+		t.Errorf("%d models, %v", len(got.Models), err)
+	}
+}
+
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
 }

@@ -193,6 +193,8 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Add([]byte{0x81, 0xa1, 'x', 0xdd, 0xff, 0xff, 0xff, 0xff})
 	f.Add([]byte("\x81\xa6policy\x81\xa6levels\xdd\xff\xff\xff\xff"))
+	f.Add([]byte("\x81\xa4what" + strings.Repeat("\x91", maxDepth+1) + "\xc0"))
+	f.Add([]byte("\x81\xa6policy\x81\xa6levels\xdd\x00\x01\x00\x00" + strings.Repeat("\xc0", 1<<16)))
 	f.Fuzz(func(_ *testing.T, body []byte) {
 		// Whatever comes, an error at most.
 		_ = Decode(body, &Request{})

@@ -19,7 +19,7 @@ const (
 	MaxFDs = 4
 )
 
-// ErrFrame is a length or descriptor count outside the limits.
+// ErrFrame is a length, depth or count outside the limits.
 var ErrFrame = errors.New("control frame out of limits")
 
 // Send writes one frame: a little-endian uint32 length, then the msgpack
@@ -97,7 +97,7 @@ func Receive(c *net.UnixConn, deadline time.Time, msg any) (fds []int, err error
 
 // Decode reads a frame's body.
 func Decode(body []byte, msg any) error {
-	if err := check(body); err != nil {
+	if err := check(body, msg); err != nil {
 		return err
 	}
 	if err := msgpack.Unmarshal(body, msg); err != nil {

@@ -15,7 +15,7 @@ const roleEnv = "RINGBATCH_E2E_ROLE"
 // role is what a child process should be. Children report by lines on
 // standard output.
 type role struct {
-	Kind   string // "broker", "worker", "client", "damage"
+	Kind   string // "broker", "worker", "client", "damage", "ballast", "clock"
 	Socket string
 
 	// Broker.
@@ -34,6 +34,8 @@ type role struct {
 	Window int    `json:",omitempty"`
 	Seed   int64  `json:",omitempty"`
 
+	// Group is the folder of a control group to join.
+	Group string `json:",omitempty"`
 	// AddressMiB bounds how much more address space the process may have.
 	AddressMiB int `json:",omitempty"`
 	// Descriptors bounds how many descriptors it may have in all.

@@ -20,6 +20,12 @@ import (
 
 func (r *role) play() int {
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	if r.Group != "" {
+		if err := os.WriteFile(r.Group+"/cgroup.procs", []byte("0"), 0o644); err != nil { // 0: whoever writes
+			say("error: %v", err)
+			return 2
+		}
+	}
 	if r.AddressMiB > 0 {
 		if err := limitAddressSpace(r.AddressMiB); err != nil {
 			say("error: %v", err)
@@ -44,6 +50,10 @@ func (r *role) play() int {
 		err = r.playClient(ctx)
 	case "damage":
 		err = r.playDamage()
+	case "ballast":
+		err = r.playBallast()
+	case "clock":
+		err = r.playClock(ctx)
 	default:
 		err = fmt.Errorf("no role %q", r.Kind)
 	}

@@ -37,6 +37,11 @@ type ring struct {
 }
 
 func openRing(layout *shm.Layout, seg *shm.Segment) (*ring, error) {
+	// Pinning takes every page of the ring. Where a memory cgroup has no room
+	// for them this is an error, and no kill.
+	if err := seg.Populate(shm.Range{Length: seg.Size()}); err != nil {
+		return nil, err
+	}
 	r := &ring{layout: layout, host: seg.AddressOf(0)}
 	var err error
 	r.dev, err = register(r.host, seg.Size())

@@ -1,0 +1,265 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/client"
+)
+
+// group is a memory cgroup of a test's own.
+type group struct {
+	t     *testing.T
+	dir   string
+	limit string // name of the file
+}
+
+// newGroup makes a group of mib MiB, 0 being no limit. It is removed when the
+// test ends; processes that joined it must have ended by then, as those of
+// start have.
+func newGroup(t *testing.T, mib int) *group {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root to make a memory cgroup")
+	}
+	parent, limit, err := ownGroup()
+	if err != nil {
+		t.Skip(err)
+	}
+	return makeGroup(t, filepath.Join(parent, fmt.Sprintf("ringbatch-test-%d", os.Getpid())), limit, mib)
+}
+
+// inner makes a group within a group.
+func (g *group) inner(mib int) *group {
+	return makeGroup(g.t, filepath.Join(g.dir, "inner"), g.limit, mib)
+}
+
+// ownGroup is the folder in which groups can be made, and the name of the
+// file with their limit: with version 1 the group of this process, with
+// version 2, where a group may have either processes or limited children, the
+// root.
+func ownGroup() (dir, limit string, err error) {
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", "", fmt.Errorf("no control groups here: %w", err)
+	}
+	for line := range bytes.Lines(text) {
+		if _, path, ok := strings.Cut(strings.TrimSpace(string(line)), ":memory:"); ok {
+			return filepath.Join("/sys/fs/cgroup/memory", path), "memory.limit_in_bytes", nil
+		}
+	}
+	if on, _ := os.ReadFile("/sys/fs/cgroup/cgroup.subtree_control"); bytes.Contains(on, []byte("memory")) {
+		return "/sys/fs/cgroup", "memory.max", nil
+	}
+	return "", "", errors.New("the memory controller of control groups cannot be used here")
+}
+
+func makeGroup(t *testing.T, dir, limit string, mib int) *group {
+	t.Helper()
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Skipf("memory cgroups cannot be made here: %v", err)
+	}
+	g := &group{t, dir, limit}
+	t.Cleanup(func() {
+		eventually(t, "the group is removed", func() error { return os.Remove(dir) })
+	})
+	if limit == "memory.max" { // let the groups within have limits too, as version 1 does by itself
+		_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+memory"), 0o644)
+	}
+	if mib > 0 {
+		if err := os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(mib<<20)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return g
+}
+
+// nobodyWasKilled fails the test if the kernel had to end a process for want
+// of memory.
+func (g *group) nobodyWasKilled() {
+	g.t.Helper()
+	for _, name := range []string{"memory.oom_control", "memory.events"} {
+		text, _ := os.ReadFile(filepath.Join(g.dir, name))
+		for line := range bytes.Lines(text) {
+			if n, ok := strings.CutPrefix(strings.TrimSpace(string(line)), "oom_kill "); ok && n != "0" {
+				g.t.Errorf("the kernel killed %s", n)
+			}
+		}
+	}
+}
+
+// playBallast holds Window MiB of memory until it is killed.
+func (r *role) playBallast() error {
+	mem, err := unix.Mmap(-1, 0, r.Window<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // the race detector would double the heap's
+	if err != nil {
+		return err
+	}
+	for i := 0; i < len(mem); i += os.Getpagesize() {
+		mem[i] = 1
+	}
+	return stay("holding")
+}
+
+// sized is a model whose ring takes mib MiB, an eighth of it a row and its
+// answer.
+func sized(name string, mib int) modelSpec {
+	return modelSpec{Name: name, Slots: 8, MaxBatch: 4, WaitMS: 1, LeaseMS: 20_000, Width: mib << 20 / 8 / 8 / 2}
+}
+
+// register starts a worker that declares a model; its first line tells of a
+// refusal.
+func (h *host) register(m modelSpec) *proc {
+	return start(h.t, role{Kind: "worker", Socket: h.role.Socket, Model: m, Group: h.role.Group})
+}
+
+func TestABrokerInASmallMemoryCgroupRefusesWhatDoesNotFitAndServesTheRest(t *testing.T) {
+	for what, make := range map[string]func(t *testing.T) (limited, joined *group){
+		"its own limit": func(t *testing.T) (*group, *group) {
+			g := newGroup(t, 96)
+			return g, g
+		},
+		"a limit further out": func(t *testing.T) (*group, *group) {
+			g := newGroup(t, 96)
+			return g, g.inner(0)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			limited, joined := make(t)
+			h := newHost(t, theModel)
+			h.broker.kill()
+			h.role.Group = joined.dir
+			h.startBroker()
+
+			line := h.register(sized("large", 512)).firstLine()
+			if !errorSays(line, client.ErrNoMemory) || !strings.Contains(line, "memory cgroup "+limited.dir) {
+				t.Errorf("a worker that declares too much was told %q", line)
+			}
+			w, c := h.worker(theModel), h.dial()
+			works(t, c, 20)
+			fits := sized("small", 16)
+			h.workerIn(fits)
+			small, err := client.Dial(background(t), "small", client.WithSocket(h.role.Socket), client.WithWindow(8))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := askSized(background(t), small, fits.Width, cmdAnswer, 0, 4); err != nil {
+				t.Errorf("a model that fits: %v", err)
+			}
+			small.Close()
+			c.Close()
+			w.kill()
+			limited.nobodyWasKilled()
+			h.stop()
+
+			h.role.Models = append(h.role.Models, sized("large", 512))
+			refused := start(t, h.role)
+			if line := refused.firstLine(); !errorSays(line, client.ErrNoMemory) {
+				t.Errorf("a broker that was configured with too much said %q", line)
+			}
+			if err := refused.wait(); err == nil || refused.cmd.ProcessState.ExitCode() != 1 {
+				t.Errorf("it ended with %v", refused.cmd.ProcessState)
+			}
+			limited.nobodyWasKilled()
+		})
+	}
+}
+
+// firstLine is what the process says first: nothing if it has nothing to say
+// soon, or ends before.
+func (p *proc) firstLine() string {
+	select {
+	case line := <-p.lines:
+		return line
+	case <-time.After(patience):
+		return ""
+	}
+}
+
+// workerIn is worker in the broker's group.
+func (h *host) workerIn(m modelSpec) *proc {
+	h.t.Helper()
+	p := h.register(m)
+	h.eventually("worker attached", func() error {
+		if len(h.model(m.Name).Workers) == 0 {
+			return errors.New("no worker")
+		}
+		return nil
+	})
+	return p
+}
+
+func TestMemoryThatOthersOfTheGroupUseCounts(t *testing.T) {
+	g := newGroup(t, 160)
+	h := newHost(t, theModel)
+	h.broker.kill()
+	h.role.Group = g.dir
+	h.startBroker()
+	ballast := start(t, role{Kind: "ballast", Group: g.dir, Window: 80})
+	ballast.expect("holding")
+	m := sized("m2", 96)
+	if line := h.register(m).firstLine(); !errorSays(line, client.ErrNoMemory) {
+		t.Errorf("with 80 of 160 MiB in use, a worker that declares 96 was told %q", line)
+	}
+	ballast.kill()
+	h.workerIn(m)
+	g.nobodyWasKilled()
+}
+
+func TestARingOfNoGivenSizeIsMadeToFitTheGroup(t *testing.T) {
+	g := newGroup(t, 96)
+	h := newHost(t)
+	h.broker.kill()
+	h.role.Group = g.dir
+	h.startBroker()
+	m := sized("m", 16)
+	m.Slots, m.MaxBatch = 0, 1 // 2 MiB each: elsewhere there would be 512
+	h.workerIn(m)
+	if n := h.model("m").Slots; n < 8 || n > 24 {
+		t.Errorf("%d slots of 2 MiB in a group of 96", n)
+	}
+	g.nobodyWasKilled()
+}
+
+func TestAClientInASmallMemoryCgroupIsToldNoMemory(t *testing.T) {
+	g := newGroup(t, 64)
+	m := sized("m", 256)
+	h := newHost(t, m)
+	h.worker(m)
+	with := func(window int) *proc {
+		return start(t, role{Kind: "client", Socket: h.role.Socket, Model: m, Do: "read", Window: window, Group: g.dir})
+	}
+	p := with(4)
+	if line := p.firstLine(); !errorSays(line, client.ErrNoMemory) {
+		t.Errorf("with a window of 128 MiB it said %q", line)
+	}
+	if err := p.wait(); err == nil || p.cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("it ended with %v", p.cmd.ProcessState)
+	}
+	for range 3 { // the pages of the first are there for the others, though they fill the group
+		p := with(1)
+		p.expect("read")
+		p.kill()
+		h.eventually("its window is back", func() error {
+			if m := h.model("m"); m.SlotsFree != m.Slots {
+				return fmt.Errorf("%d of %d slots are free", m.SlotsFree, m.Slots)
+			}
+			return nil
+		})
+	}
+	g.nobodyWasKilled()
+	c := h.dial(client.WithWindow(8)) // nobody else is bound
+	if err := askSized(background(t), c, m.Width, cmdAnswer, 0, 1); err != nil {
+		t.Error(err)
+	}
+	c.Close()
+	h.settled()
+}

@@ -1,0 +1,91 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/internal/cgroup"
+)
+
+// Range is some bytes of a segment.
+type Range struct{ Offset, Length int64 }
+
+// Populate makes the kernel back the ranges with memory now, so that a
+// refusal is an error here and not a SIGBUS later, and so that no page fault
+// hits the first request.
+//
+// Of a memory cgroup's limit the kernel gives no notice: it kills. So what is
+// missing is compared with what the process's groups leave it, before any
+// page is touched: those that are would stay, charged to the group, for as
+// long as the ring lives.
+func (s *Segment) Populate(ranges ...Range) error {
+	if !s.mapped {
+		return nil
+	}
+	var missing int64
+	for _, r := range ranges {
+		missing += missingBytes(s.pages(r))
+	}
+	if err := CheckRoom(missing); err != nil {
+		return err
+	}
+	for _, r := range ranges {
+		if err := populate(s.pages(r)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckRoom says whether the memory cgroups of this process leave it so many
+// bytes, and what the kernel needs beside them to keep track of them.
+func CheckRoom(bytes int64) error {
+	if bytes <= 0 {
+		return nil
+	}
+	room, limited := cgroup.Tightest()
+	if limited && bytes+bytes/64 > room.Left {
+		return fmt.Errorf("%w: %d MiB of shared memory, the memory cgroup %s has %d of %d MiB left",
+			ErrNoMemory, mebibytes(bytes), room.Group, room.Left>>20, room.Limit>>20)
+	}
+	return nil
+}
+
+func mebibytes(bytes int64) int64 { return (bytes + 1<<20 - 1) >> 20 }
+
+// pages are the whole pages that hold a range.
+func (s *Segment) pages(r Range) []byte {
+	start := r.Offset &^ (pageSize - 1)
+	return s.mem[start:min(roundUp(r.Offset+r.Length, pageSize), int64(len(s.mem)))]
+}
+
+// missingBytes is how much of mem the kernel has not backed yet. Where it
+// does not tell, nothing is missing.
+func missingBytes(mem []byte) (n int64) {
+	if len(mem) == 0 {
+		return 0
+	}
+	pages, err := residentPages(mem)
+	if err != nil {
+		return 0
+	}
+	for _, p := range pages {
+		if p&1 == 0 {
+			n += pageSize
+		}
+	}
+	return n
+}
+
+func populate(mem []byte) error {
+	if len(mem) == 0 {
+		return nil
+	}
+	err := unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
+	if err != nil && !errors.Is(err, unix.EINVAL) { // kernels before 5.14 fault lazily
+		return fmt.Errorf("%w: %d MiB of shared memory: %v", ErrNoMemory, mebibytes(int64(len(mem))), err)
+	}
+	return nil
+}
