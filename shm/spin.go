@@ -49,5 +49,13 @@ func (s *Spin) Over() {
 	}
 }
 
+// Anew tells that what the owner waits for may come from now on: what came
+// before does not count as waiting.
+func (s *Spin) Anew() {
+	if s.since != 0 {
+		s.since = Now()
+	}
+}
+
 // yield lets another thread of any process have the core, if one waits for it.
 func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

@@ -40,3 +40,12 @@ func TestASpinEndsWithTheCallersTime(t *testing.T) {
 		t.Error("it came from nowhere")
 	}
 }
+
+func TestWhatWasBeforeAnewDoesNotCountAsWaiting(t *testing.T) {
+	s := Spin{Limit: int64(time.Minute), since: Now() - int64(time.Hour)}
+	s.Anew()
+	s.Over()
+	if !s.pays {
+		t.Error("it came right after, and spinning does not pay")
+	}
+}

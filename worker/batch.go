@@ -236,6 +236,7 @@ func (b *Batch) Complete() {
 		}
 	}
 	b.w.spin.Limit = spinFor(done.Finished - done.Started)
+	b.w.spin.Anew() // the clients may come back; with several batches in flight it ran out of mails long before
 	ring, full := b.w.done.Push(&done)
 	if full {
 		panic("ringbatch: done ring is full") // cannot happen: it has room for twice the depth
