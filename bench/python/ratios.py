@@ -1,6 +1,6 @@
 """What the Python package reaches, as ratios measured in one run.
 
-    python bench/python/ratios.py [--json FILE] [--only NAME] [--rounds N]
+    python bench/python/ratios.py [--json FILE] [--only NAME] [--rounds N] [--goproducer FILE]
 
 round_trip   a Python client's model(x) against the Go client's, 64 bytes, one at a time, a Go worker that echoes
 asyncio      32 requests in flight from one process against one at a time
@@ -10,7 +10,8 @@ baseline     64 producers with 602,112-byte inputs and a model that does nothing
 
 The two sides of a ratio take turns, and the median of the rounds counts: the
 machine's other load then hits both. Needs the installed package and, for the
-Go producer, Go.
+Go producer, Go, or --goproducer with what `go build ./bench/python/goproducer`
+made elsewhere.
 """
 
 from __future__ import annotations
@@ -196,12 +197,13 @@ def main() -> None:
     parser.add_argument("--json", help="write the results to this file")
     parser.add_argument("--only", choices=MEASUREMENTS, action="append", help="measure only this (repeatable)")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--goproducer", metavar="FILE", help="the Go producer, built before")
     a = parser.parse_args()
     results = {}
     with tempfile.TemporaryDirectory(prefix="rb") as folder:
         os.chmod(folder, 0o700)
         os.environ["RINGBATCH_SOCKET"] = os.path.join(folder, "b.sock")
-        go = go_producer(folder)
+        go = os.path.abspath(a.goproducer) if a.goproducer else go_producer(folder)
         with running(rb.binary_path(), "broker", "--log_level", "error"):
             for name in a.only or MEASUREMENTS:
                 results[name] = MEASUREMENTS[name](a.rounds, go)
