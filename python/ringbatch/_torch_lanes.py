@@ -9,7 +9,11 @@ copied on a stream of their own:
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +23,14 @@ import torch
 from ._torch_move import Mover
 from ._torch_ring import Plane, Rows
 
-# While nothing else is to do, the device is looked at this often. A blocking
-# wait in the driver wakes up later than that.
-POLL_S = 20e-6
+# While a batch is on the device it is looked at this often at least. A
+# blocking wait in the driver wakes up later than that.
+POLL_NS = 20_000
+
+# Shortly before a batch should be through it is looked at all the time, from
+# a quarter of its time, at most this, before to as much after: as long as a
+# worker without a batch looks out for one (worker/spin.go).
+MOST_SPIN_NS = 1_000_000
 
 
 class Lane:
@@ -32,9 +41,11 @@ class Lane:
         device, most = engine.device, engine.max_rows
         self.inputs = [torch.zeros(most * math.prod(shape), dtype=dtype, device=device) for dtype, shape in engine.specs]
         self.rows: Rows | None = None
+        self.began = 0  # when it was given its batch
         self.keep: list[torch.Tensor] = []  # results must live until the device has written them
         if device.type == "cuda":
             self.slots = torch.zeros(most, dtype=torch.int32, pin_memory=True)  # the kernels read it in place
+            self.slots_at, self.inputs_at = self.slots.data_ptr(), [x.data_ptr() for x in self.inputs]
             self.arrived, self.finished = torch.cuda.Event(), torch.cuda.Event()
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]] = {}
 
@@ -42,73 +53,75 @@ class Lane:
         return self.inputs[k][: rows * math.prod(shape)].view(rows, *shape)
 
     def submit(self, rows: Rows) -> None:
-        """Queues everything of a batch."""
-        self.rows = rows
+        """Queues everything of a batch. The compute stream is the current one."""
+        self.rows, self.began = rows, time.monotonic_ns()
         e = self.engine
         if e.device.type != "cuda":
-            self._copy(rows)
-            self._write(e.compute(self._views(rows)), rows)
+            self._on_cpu(rows)
             return
-        if len(rows.runs) > 1:
-            self.slots[: rows.rows] = rows.slots
-            for k, plane in enumerate(e.inputs):
-                size = math.prod(rows.shapes[k]) * plane.host.element_size()
-                stride = plane.host.stride(0) * plane.host.element_size()
-                e.mover.gather(e.copies, self.inputs[k].data_ptr(), plane.host.data_ptr(), stride, self.slots.data_ptr(), size, rows.rows)
-        else:
-            with torch.cuda.stream(e.copies):
-                self._copy(rows)
+        ctypes.memmove(self.slots_at, rows.slots, 4 * rows.rows)
+        for plane, to, shape in zip(e.inputs, self.inputs_at, rows.shapes):
+            size = math.prod(shape) * plane.host.element_size()
+            if rows.runs and size == plane.stride:
+                for slot, row, n in rows.runs:
+                    e.mover.copy(e.copies_at, to + row * size, plane.base + slot * size, n * size)
+            else:
+                e.mover.gather(e.copies_at, to, plane.base, plane.stride, self.slots_at, size, rows.rows)
         self.arrived.record(e.copies)
-        with torch.cuda.stream(e.computing):
-            e.computing.wait_event(self.arrived)
-            self._write(self._compute(rows), rows)
-            self.finished.record(e.computing)
-
-    def _views(self, rows: Rows) -> list[torch.Tensor]:
-        return [self.view(k, rows.rows, shape) for k, shape in enumerate(rows.shapes)]
-
-    def _copy(self, rows: Rows) -> None:
-        """Brings the inputs over, run by run."""
-        for k, plane in enumerate(self.engine.inputs):
-            to = self.view(k, rows.rows, rows.shapes[k]).view(rows.rows, -1)
-            for slot, row, n in rows.runs:
-                to[row : row + n].copy_(plane.host[slot : slot + n, : to.shape[1]], non_blocking=True)
+        e.computing.wait_event(self.arrived)
+        self._write(self._compute(rows), rows)
+        self.finished.record(e.computing)
 
     def _compute(self, rows: Rows) -> list[torch.Tensor]:
         e = self.engine
         size = next((s for s in e.graph_sizes if s >= rows.rows), 0)
         if not size:
-            return e.compute(self._views(rows))
+            return e.compute([self.view(k, rows.rows, shape) for k, shape in enumerate(rows.shapes)])
         graph, outputs = self.graphs[size]
         graph.replay()
         return outputs
 
     def _write(self, outputs: list[torch.Tensor], rows: Rows) -> None:
         e = self.engine
-        dims: list[int] = []
-        for plane, y in zip(e.outputs, outputs):
-            dims += [y.shape[1 + i] for i in plane.variable]
-            flat = y[: rows.rows].to(plane.host.dtype).reshape(rows.rows, -1).contiguous()
+        for plane, flat in zip(e.outputs, self._flat(outputs, rows)):
             self.keep.append(flat)
-            width, bytes_each = flat.shape[1], flat.element_size()
-            if len(rows.runs) > 1 and e.device.type == "cuda":
-                stride = plane.host.stride(0) * bytes_each
-                e.mover.scatter(e.computing, plane.host.data_ptr(), stride, flat.data_ptr(), self.slots.data_ptr(), width * bytes_each, rows.rows)
-                continue
-            for slot, row, n in rows.runs:
-                plane.host[slot : slot + n, :width].copy_(flat[row : row + n], non_blocking=True)
-        rows.output_dims = dims
+            size = flat.shape[1] * flat.element_size()
+            if len(rows.runs) == 1 and size == plane.stride:
+                e.mover.copy(e.computing_at, plane.base + rows.runs[0][0] * size, flat.data_ptr(), size * rows.rows)
+            else:
+                e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self.slots_at, size, rows.rows)
+
+    def _flat(self, outputs: list[torch.Tensor], rows: Rows) -> list[torch.Tensor]:
+        """The outputs as the ring wants them, a row each."""
+        planes = self.engine.outputs
+        rows.output_dims = [y.shape[1 + i] for plane, y in zip(planes, outputs) for i in plane.variable]
+        return [y[: rows.rows].to(plane.host.dtype).reshape(rows.rows, -1).contiguous() for plane, y in zip(planes, outputs)]
+
+    def _on_cpu(self, rows: Rows) -> None:
+        e = self.engine
+        slots = torch.tensor((ctypes.c_uint32 * rows.rows).from_address(rows.slots), dtype=torch.int64)
+        xs = [self.view(k, rows.rows, shape) for k, shape in enumerate(rows.shapes)]
+        for plane, x in zip(e.inputs, xs):
+            flat = x.view(rows.rows, -1)
+            torch.index_select(plane.host[:, : flat.shape[1]], 0, slots, out=flat)
+        for plane, flat in zip(e.outputs, self._flat(e.compute(xs), rows)):
+            plane.host[:, : flat.shape[1]].index_copy_(0, slots, flat)
 
     def done(self) -> bool:
         return self.engine.device.type != "cuda" or self.finished.query()
 
     def wait(self) -> None:
         while not self.done():
-            time.sleep(POLL_S)
+            if self.engine.patience(self):
+                time.sleep(POLL_NS / 1e9)
+            else:
+                os.sched_yield()
 
     def release(self) -> Rows:
+        """Gives back the batch that is through."""
         rows, self.rows, self.keep = self.rows, None, []
         assert rows is not None
+        self.engine.ended(self)
         return rows
 
     def capture(self, sizes: list[int], pool: Any) -> None:
@@ -127,20 +140,31 @@ class Engine:
 
     def __init__(
         self, compute: Callable[[list[torch.Tensor]], list[torch.Tensor]], specs: list[tuple[torch.dtype, tuple[int, ...]]],
-        max_rows: int, device: torch.device, lanes: int, graphs: bool,
+        max_rows: int, device: torch.device, lanes: int, graphs: bool | None,
     ) -> None:  # fmt: skip
+        """graphs: None records them where that works and gives the same results."""
         self.compute, self.specs, self.max_rows, self.device = compute, specs, max_rows, device
         self.inputs: list[Plane] = []
         self.outputs: list[Plane] = []
         self.graph_sizes: list[int] = []
+        self.took = self.last = 0  # how long the last batch took, and when it was through
         if device.type == "cuda":
             torch.cuda.set_device(device)  # streams, events and our kernels go by the current one
             # The copy stream goes first where both want the device.
             self.copies, self.computing = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
+            self.copies_at, self.computing_at = self.copies.cuda_stream, self.computing.cuda_stream
         self.lanes = [Lane(self) for _ in range(lanes)]
-        self._warm_up(graphs)
-        if device.type == "cuda":
-            self.mover = Mover()
+        sizes = sorted({1, max_rows} | {2**i for i in range(max_rows.bit_length()) if 2**i <= max_rows})
+        with self.current():
+            self._warm_up(sizes)
+            if device.type == "cuda":
+                self.mover = Mover()
+                if graphs is not False:
+                    self._record(sizes, optional=graphs is None)
+
+    def current(self) -> Any:
+        """Makes the compute stream the current one; submit wants it so."""
+        return torch.cuda.stream(self.computing) if self.device.type == "cuda" else contextlib.nullcontext()
 
     def bind(self, inputs: list[Plane], outputs: list[Plane]) -> None:
         """Says where the rows of batches lie."""
@@ -148,25 +172,61 @@ class Engine:
         if any(p.variable for p in inputs + outputs):
             self.graph_sizes = []  # recorded for the largest shape only
 
-    def _warm_up(self, graphs: bool) -> None:
+    def patience(self, lane: Lane) -> int:
+        """How long to leave the device alone, nanoseconds; 0 shortly before the lane should be through."""
+        spin = min(self.took // 4, MOST_SPIN_NS)
+        left = max(lane.began, self.last) + self.took - time.monotonic_ns()
+        return 0 if -spin < left < spin else POLL_NS
+
+    def ended(self, lane: Lane) -> None:
+        now = time.monotonic_ns()
+        self.took, self.last = now - max(lane.began, self.last), now
+
+    def _warm_up(self, sizes: list[int]) -> None:
         """Runs the sizes that will come, so that the first requests don't pay for it."""
-        sizes = sorted({1, self.max_rows} | {2**i for i in range(self.max_rows.bit_length()) if 2**i <= self.max_rows})
-        lane = self.lanes[0]
         # TorchScript specialises on what it sees first, and compiles on the
         # second run: the full batch comes first, and each size several times.
         for size in [s for s in reversed(sizes) for _ in range(3)]:
-            xs = [lane.view(k, size, shape) for k, (_, shape) in enumerate(self.specs)]
-            if self.device.type == "cuda":
-                with torch.cuda.stream(self.computing):
-                    self.compute(xs)
-            else:
-                self.compute(xs)
-        if self.device.type != "cuda":
-            return
-        torch.cuda.synchronize(self.device)
-        if graphs:
+            self.compute(self._example(size))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _example(self, size: int) -> list[torch.Tensor]:
+        return [self.lanes[0].view(k, size, shape) for k, (_, shape) in enumerate(self.specs)]
+
+    def _record(self, sizes: list[int], optional: bool) -> None:
+        try:
             pool = torch.cuda.graph_pool_handle()
             for lane in self.lanes:
                 lane.capture(list(reversed(sizes)), pool)
-            self.graph_sizes = sizes
             torch.cuda.synchronize(self.device)
+            if optional:
+                self._compare(sizes)
+            self.graph_sizes = sizes
+        except (RuntimeError, ValueError) as e:
+            if not optional:
+                raise
+            torch.cuda.synchronize(self.device)
+            for lane in self.lanes:
+                lane.graphs.clear()
+            print(f"serving without CUDA graphs: {str(e).strip().splitlines()[0]}", file=sys.stderr)
+
+    def _compare(self, sizes: list[int]) -> None:
+        """Replays the smallest and the largest graph on random numbers: they must do what the module does."""
+        for size in (sizes[0], sizes[-1]):
+            xs = self._example(size)
+            for x in xs:
+                if x.is_floating_point():
+                    x.copy_(torch.rand_like(x))
+            graph, replayed = self.lanes[0].graphs[size]
+            graph.replay()
+            if not agree(replayed, self.compute(xs)):
+                raise ValueError("what was recorded gives other results than the module")
+
+
+def agree(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
+    """Whether results are the same but for rounding: within 2 % of the largest number, which is coarse for f32 and just enough for f16."""
+    return all(
+        y.shape == z.shape and torch.allclose(y.double(), z.double(), rtol=0.02, atol=0.02 * z.double().abs().max().item(), equal_nan=True)
+        for y, z in zip(got, want)
+    )

@@ -21,6 +21,11 @@ NAMES = ("bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64")
 
 _TIMEOUT = 34  # RB_ERR_TIMEOUT
 
+# So many runs of rows are copied one by one, which takes no multiprocessors
+# from the batch that computes. More are gathered by a kernel: with 32 runs
+# that is quicker. Where between the two the line is was not measured.
+FEW_RUNS = 8
+
 
 @dataclass
 class Plane:
@@ -29,6 +34,9 @@ class Plane:
     shape: tuple[int, ...]  # of the largest row
     variable: tuple[int, ...]  # its variable dimensions
     host: torch.Tensor  # [slots, elements]; the GPU knows it by the same address
+
+    def __post_init__(self) -> None:
+        self.base, self.stride = self.host.data_ptr(), self.host.stride(0) * self.host.element_size()  # in bytes
 
     def row_shape(self, dims: Sequence[int], at: int) -> tuple[int, ...]:
         """The shape of a row where the variable dimensions of its side are dims, its own from `at` on."""
@@ -40,14 +48,13 @@ class Plane:
 
 @dataclass
 class Rows:
-    """A batch: which slots, in runs of neighbours, and the shapes of its inputs."""
+    """A batch: which slots, and the shapes of its inputs."""
 
     rows: int
-    slots: torch.Tensor  # int32, on the host
-    runs: list[tuple[int, int, int]]  # slot, row, rows
+    slots: int  # address of the slot number of each row, 32 bits each, ascending
+    runs: list[tuple[int, int, int]]  # of neighbouring slots: slot, row, rows; empty if there are more than FEW_RUNS
     shapes: list[tuple[int, ...]]
     handle: int = 0  # of the C batch; 0 if it is not one of a ring
-    pad_to: int = 0
     requests: int = 0
     output_dims: list[int] = field(default_factory=list)
 
@@ -98,6 +105,9 @@ class Ring:
         self.inputs = [self._plane(c.INPUT, k, about.slots) for k in range(about.inputs)]
         self.outputs = [self._plane(c.OUTPUT, k, about.slots) for k in range(about.outputs)]
         self._next = ctypes.c_void_p()
+        self._at = ctypes.addressof(self._next)
+        # The usual case: all rows of the model have one shape.
+        self._shapes = None if any(p.variable for p in self.inputs) else [p.shape for p in self.inputs]
 
     def _plane(self, side: int, k: int, slots: int) -> Plane:
         t = c.Tensor()
@@ -108,19 +118,22 @@ class Ring:
 
     def next(self, timeout_ns: int) -> Rows | None:
         """The next batch, or None if none comes in time."""
-        status = self.lib.rb_worker_next(self.worker, timeout_ns, ctypes.byref(self._next))
+        status = self.lib.rb_worker_next(self.worker, timeout_ns, self._at)
         if status == _TIMEOUT:
             return None
         if status:
             raise last_error(self.lib, status)
         b = c.Batch.from_address(self._next.value)
-        slots = torch.frombuffer((ctypes.c_uint32 * b.rows).from_address(ctypes.addressof(b.slot.contents)), dtype=torch.int32)
-        runs = [(r.slot, r.row, r.rows) for r in b.run[: b.runs]]
+        shapes = self._shapes or self._actual_shapes(b.dims)
+        runs = [(r.slot, r.row, r.rows) for r in b.run[: b.runs]] if b.runs <= FEW_RUNS else []
+        return Rows(b.rows, ctypes.addressof(b.slot.contents), runs, shapes, self._next.value, b.requests)
+
+    def _actual_shapes(self, dims: Sequence[int]) -> list[tuple[int, ...]]:
         shapes, at = [], 0
         for p in self.inputs:
-            shapes.append(p.row_shape(b.dims, at))
+            shapes.append(p.row_shape(dims, at))
             at += len(p.variable)
-        return Rows(b.rows, slots, runs, shapes, self._next.value, b.pad_to, b.requests)
+        return shapes
 
     def complete(self, rows: Rows, failure: str = "") -> None:
         """Answers a batch."""

@@ -17,12 +17,14 @@ or, for a TorchScript file, from the command line:
 
 The ring is registered as pinned memory once. Inputs are copied on a stream of
 their own while the batch before them computes; outputs are written in place.
+A module is recorded as CUDA graphs where that works.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import os
 import re
 import signal
@@ -37,15 +39,13 @@ from typing import Any, Callable
 import torch
 
 from . import errors
-from ._torch_lanes import Engine, Lane
+from ._torch_lanes import Engine, Lane, agree
 from ._torch_ring import DTYPES, NAMES, Plane, Ring, Rows
 
 __all__ = ["Lost", "serve"]
 
-# How long a look into the mailbox may take: nothing on the device, and while
-# a batch is.
+# How long a look into the mailbox may take when nothing is on the device.
 IDLE_NS = 50_000_000
-BUSY_NS = 20_000
 
 DEFAULT_MAX_BATCH = 32  # the broker's, where nobody says otherwise
 
@@ -64,7 +64,8 @@ def serve(
     half: bool = False,
     bfloat16: bool = False,
     channels_last: bool = False,
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | None = None,
+    freeze: bool = True,
     depth: int = 2,
     stop: threading.Event | None = None,
     **options: Any,
@@ -75,9 +76,15 @@ def serve(
     outputs the module is run once to find out. options are those of a worker:
     max_batch_size, wait_time (nanoseconds), slots, lease, socket, name, weight.
     When the broker is restarted the worker attaches again.
+
+    cuda_graphs: True or False, or None: a torch.nn.Module is recorded if that
+    works and gives the same results. freeze: TorchScript may fold and fuse
+    operations; again only if the results agree.
     """
     where = _device(device)
-    compute = _prepare(module, where, half, bfloat16, channels_last)
+    if cuda_graphs is None and not isinstance(module, torch.nn.Module):
+        cuda_graphs = False  # a function may do things that a replay would leave out
+    compute = _prepare(module, inputs, where, half, bfloat16, channels_last, freeze)
     if outputs is None:
         outputs = _infer_outputs(compute, inputs, where)
     signature = f"{' '.join(inputs)} -> {' '.join(outputs)}"
@@ -89,6 +96,7 @@ def serve(
     specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
     # Before attaching: a worker that is still warming up would hold batches.
     engine = Engine(compute, specs, options.get("max_batch_size") or DEFAULT_MAX_BATCH, where, depth, cuda_graphs)
+    _settle()
     delay, attached = 0.01, False
     while not stop.is_set():
         try:
@@ -105,7 +113,8 @@ def serve(
                 engine = Engine(compute, specs, ring.max_batch_size, where, depth, cuda_graphs)
             engine.bind(ring.inputs, ring.outputs)
             print(f"serving {model}: {signature} on {options.get('gpu', where)}", flush=True)
-            _run(ring, engine, stop)
+            with engine.current():
+                _run(ring, engine, stop)
         except errors.BrokerGone:
             print("broker went away, attaching again", flush=True)
         finally:
@@ -117,6 +126,12 @@ def short_sleeps() -> None:
     """Lets this thread sleep for microseconds: the kernel rounds up by 50 µs otherwise."""
     pr_set_timerslack = 29
     ctypes.CDLL(None).prctl(pr_set_timerslack, 1000, 0, 0, 0)
+
+
+def _settle() -> None:
+    """What was loaded stays: from here on the garbage collector need not look at it, batch after batch."""
+    gc.collect()
+    gc.freeze()
 
 
 def _device(given: str | torch.device | None) -> torch.device:
@@ -132,7 +147,8 @@ def _run(ring: Ring, engine: Engine, stop: threading.Event) -> None:
     free, busy = list(engine.lanes), deque[Lane]()
     while busy or not stop.is_set():
         if free and not stop.is_set():
-            rows = ring.next(BUSY_NS if busy else IDLE_NS)
+            patience = engine.patience(busy[0]) if busy else IDLE_NS
+            rows = ring.next(patience)
             if rows is not None:
                 lane = free.pop()
                 try:
@@ -144,6 +160,8 @@ def _run(ring: Ring, engine: Engine, stop: threading.Event) -> None:
                     lane.release()
                     free.append(lane)
                 continue
+            if not patience:
+                os.sched_yield()
         elif busy:
             _guard(ring, busy, busy[0].wait)
         while busy and _guard(ring, busy, busy[0].done):
@@ -173,9 +191,12 @@ def _failure(e: BaseException) -> str:
     return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else 'no message'}"
 
 
+Compute = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
 def _prepare(
-    module: Callable[..., Any], device: torch.device, half: bool, bfloat16: bool, channels_last: bool
-) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    module: Callable[..., Any], inputs: Sequence[str], device: torch.device, half: bool, bfloat16: bool, channels_last: bool, freeze: bool
+) -> Compute:
     """The module as a function of device tensors, in the precision asked for."""
     dtype = torch.float16 if half else torch.bfloat16 if bfloat16 else None
     if isinstance(module, torch.nn.Module):
@@ -185,19 +206,46 @@ def _prepare(
         if channels_last:
             module = module.to(memory_format=torch.channels_last)
 
-    @torch.inference_mode()
-    def compute(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-        ready = []
-        for x in xs:
-            if dtype is not None and x.is_floating_point():
-                x = x.to(dtype)
-            if channels_last and x.dim() == 4:
-                x = x.contiguous(memory_format=torch.channels_last)
-            ready.append(x)
-        y = module(*ready)
-        return list(y) if isinstance(y, (tuple, list)) else [y]
+    def computing(module: Callable[..., Any]) -> Compute:
+        @torch.inference_mode()
+        def compute(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+            ready = []
+            for x in xs:
+                if dtype is not None and x.is_floating_point():
+                    x = x.to(dtype)
+                if channels_last and x.dim() == 4:
+                    x = x.contiguous(memory_format=torch.channels_last)
+                ready.append(x)
+            y = module(*ready)
+            return list(y) if isinstance(y, (tuple, list)) else [y]
 
-    return compute
+        return compute
+
+    plain = computing(module)
+    if not freeze or not isinstance(module, torch.jit.ScriptModule):
+        return plain
+    try:
+        frozen = computing(_frozen(module, device))
+        xs = _example(inputs, device)
+        for _ in range(3):  # TorchScript compiles on the second run
+            if not agree(frozen(xs), plain(xs)):
+                raise ValueError("that gives other results")
+    except (RuntimeError, AttributeError, ValueError) as e:  # it changes its parameters, or was frozen before, or …
+        print(f"serving the module as it is, not frozen: {_failure(e)}", file=sys.stderr)
+        return plain
+    return frozen
+
+
+def _frozen(module: torch.jit.ScriptModule, device: torch.device) -> torch.jit.ScriptModule:
+    """With constants for parameters: batch norms go into the convolutions before them, and on a GPU what is added and clipped after."""
+    frozen = torch.jit.freeze(module)
+    return torch.jit.optimize_for_inference(frozen) if device.type == "cuda" else frozen
+
+
+def _example(inputs: Sequence[str], device: torch.device) -> list[torch.Tensor]:
+    """One row: random numbers, or zeros where an input is not floating-point."""
+    make = {True: torch.rand, False: torch.zeros}
+    return [make[dtype.is_floating_point]((1, *shape), dtype=dtype, device=device) for _, dtype, shape, _ in map(parse_spec, inputs)]
 
 
 def parse_spec(text: str) -> tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...]]:
@@ -210,13 +258,13 @@ def parse_spec(text: str) -> tuple[str, torch.dtype, tuple[int, ...], tuple[int,
     return m[1], DTYPES[NAMES.index(m[2])], shape, tuple(i for i, d in enumerate(dims) if d.startswith("<="))
 
 
-def _infer_outputs(compute: Callable[[list[torch.Tensor]], list[torch.Tensor]], inputs: Sequence[str], device: torch.device) -> list[str]:
-    """Runs one row of zeros. Floating-point outputs take the first input's type."""
-    specs = [parse_spec(s) for s in inputs]
-    ys = compute([torch.zeros((1, *shape), dtype=dtype, device=device) for _, dtype, shape, _ in specs])
+def _infer_outputs(compute: Compute, inputs: Sequence[str], device: torch.device) -> list[str]:
+    """Runs one row. Floating-point outputs take the first input's type."""
+    first = parse_spec(inputs[0])[1]
+    ys = compute(_example(inputs, device))
     texts = []
     for k, y in enumerate(ys):
-        dtype = specs[0][1] if y.is_floating_point() and specs[0][1].is_floating_point else y.dtype
+        dtype = first if y.is_floating_point() and first.is_floating_point else y.dtype
         name = "y" if len(ys) == 1 else f"y{k}"
         texts.append(f"{name}:{NAMES[DTYPES.index(dtype)]}[{','.join(map(str, y.shape[1:]))}]")
     return texts
@@ -230,10 +278,11 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
     flight as a worker would have.
     """
     device = _device(o.pop("device", None))
-    depth, graphs = o.pop("depth", 2), o.pop("cuda_graphs", False)
+    depth, graphs = o.pop("depth", 2), o.pop("cuda_graphs", None)
     short_sleeps()
-    compute = _prepare(module, device, **o)
+    compute = _prepare(module, inputs, device, **o)
     slots = depth * rows
+    numbers = torch.arange(slots, dtype=torch.int32)
 
     def plane(text: str) -> Plane:
         _, dtype, shape, variable = parse_spec(text)
@@ -244,15 +293,17 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
     results = [plane(s) for s in _infer_outputs(compute, inputs, device)]
     engine = Engine(compute, [(p.host.dtype, p.shape) for p in planes], rows, device, depth, graphs)
     engine.bind(planes, results)
-    for n, lane in enumerate(engine.lanes):
-        lane.submit(Rows(rows, torch.arange(n * rows, (n + 1) * rows, dtype=torch.int32), [(n * rows, 0, rows)], [p.shape for p in planes]))
-    while True:
-        for lane in engine.lanes:
-            if not go_on():
-                return
-            lane.wait()
-            done()
-            lane.submit(lane.release())
+    _settle()
+    with engine.current():
+        for n, lane in enumerate(engine.lanes):
+            lane.submit(Rows(rows, numbers[n * rows :].data_ptr(), [(n * rows, 0, rows)], [p.shape for p in planes]))
+        while True:
+            for lane in engine.lanes:
+                if not go_on():
+                    return
+                lane.wait()
+                done()
+                lane.submit(lane.release())
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -265,7 +316,9 @@ def _arguments() -> argparse.ArgumentParser:
     p.add_argument("--half", action="store_true", help="compute in float16")
     p.add_argument("--bfloat16", action="store_true", help="compute in bfloat16")
     p.add_argument("--channels_last", action="store_true", help="lay images out channels last")
-    p.add_argument("--cuda_graphs", action="store_true", help="record the model once per batch size and replay it")
+    p.add_argument("--cuda_graphs", action="store_true", default=None, help="record the model once per batch size and replay it (default: where that works)")
+    p.add_argument("--no_cuda_graphs", action="store_false", dest="cuda_graphs", help="launch the model's kernels one by one")
+    p.add_argument("--no_freeze", action="store_false", dest="freeze", help="leave the module as it is: fold and fuse no operations")
     p.add_argument("--depth", type=int, default=2, help="batches in flight (default 2)")
     p.add_argument("--max_batch_size", type=int, default=0, help="most rows of a batch (default 32)")
     p.add_argument("--wait_time", type=float, default=None, metavar="SECONDS", help="how long the oldest request waits for company (default 0.002)")
@@ -278,7 +331,9 @@ def _arguments() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     a = _arguments().parse_args(argv)
-    how: dict[str, Any] = dict(half=a.half, bfloat16=a.bfloat16, channels_last=a.channels_last, cuda_graphs=a.cuda_graphs, depth=a.depth, device=a.device)
+    how: dict[str, Any] = dict(
+        half=a.half, bfloat16=a.bfloat16, channels_last=a.channels_last, cuda_graphs=a.cuda_graphs, freeze=a.freeze, depth=a.depth, device=a.device,
+    )  # fmt: skip
     try:
         module = torch.jit.load(str(a.file), map_location=a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if a.alone:

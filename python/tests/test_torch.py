@@ -18,10 +18,10 @@ rt = pytest.importorskip("ringbatch.torch")
 class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.head = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Linear(8, 10)
+        self.conv, self.norm, self.head = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.Linear(8, 10)
 
     def forward(self, x):
-        return self.head(torch.relu(self.conv(x)).mean((2, 3)))
+        return self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
 
 
 @pytest.fixture
@@ -49,14 +49,18 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("graphs", [False, True])
-def test_what_comes_back_is_what_the_module_computes(served, device, graphs):
+@pytest.mark.parametrize("graphs", [False, True, None])
+@pytest.mark.parametrize("script", [False, True])
+def test_what_comes_back_is_what_the_module_computes(served, device, graphs, script):
+    if graphs is not None and device == "cpu":
+        pytest.skip("no graphs there")
     torch.manual_seed(0)
     net = Net().eval()
-    socket = served(net, "net", inputs=["x:f32[3,8,8]"], device=device, max_batch_size=4, cuda_graphs=graphs and device == "cuda")
+    module = torch.jit.trace(net, torch.rand(2, 3, 8, 8)) if script else net
+    socket = served(module, "net", inputs=["x:f32[3,8,8]"], device=device, max_batch_size=4, cuda_graphs=graphs)
     x = np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype("float32")
     with torch.no_grad():
-        want = net.cpu()(torch.from_numpy(x)).numpy() if device == "cpu" else Net.forward(net, torch.from_numpy(x).to(device)).cpu().numpy()
+        want = net.to(device)(torch.from_numpy(x).to(device)).cpu().numpy()
     got: dict[int, np.ndarray] = {}
 
     def ask(first: int) -> None:
@@ -93,6 +97,36 @@ def test_variable_dimensions_come_back_with_their_size(served):
         for n in (1, 4, 6):
             x = np.arange(n, dtype="float32")
             np.testing.assert_array_equal(np.array(c.infer(x)).reshape(-1), 2 * x)
+
+
+class Counting(torch.nn.Module):
+    """Its results change from call to call, so nothing may be folded or recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls += 1
+        return x + self.calls
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_module_whose_results_change_is_left_as_it_is(served, device, capfd):
+    socket = served(torch.jit.script(Counting()), "counting", inputs=["x:f32[1]"], outputs=["y:f32[1]"], device=device, max_batch_size=1)
+    with rb.connect("counting", socket=socket, wait=20) as c:
+        first, second = (float(np.array(c.infer(np.zeros(1, "float32"))).reshape(-1)[0]) for _ in range(2))
+    assert second == first + 1
+    said = capfd.readouterr().err
+    assert "not frozen" in said
+    assert device == "cpu" or "without CUDA graphs" in said
+
+
+def test_results_agree_up_to_rounding():
+    one = torch.linspace(-1, 1, 8)
+    assert rt.agree([one], [one + 0.001])
+    assert not rt.agree([one], [one + 0.1])
+    assert not rt.agree([one], [one[:4]])
 
 
 def test_tensor_texts_are_read():
