@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 bundle=$PWD/build/gpu
 OUT=$(mkdir -p "${OUT:-gpu-results}" && cd "${OUT:-gpu-results}" && pwd)
 export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD/python RINGBATCH_LIBRARY=$bundle/libringbatch.so
-parts=${*:-fp32 fp16 small single kill mps_table echo mlp graphs small_graphs fp32_depth1 native}
+parts=${*:-fp32 fp16 small single fp32_launched fp16_launched small_launched single_launched fp16_as_is small_as_is single_as_is kill echo mlp mps_table native}
 model=/tmp/ringbatch-res50.jit
 began=$SECONDS
 chmod +x "$bundle"/* 2>/dev/null
@@ -56,16 +56,25 @@ mps_table() {
 	timeout 100 python3 hack/gpu/mps_table.py $model "$OUT/mps-off.json"
 	mps_on
 }
-fp32() { resnet fp32 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float32 --duration=3s --max_windows=4; }
-fp32_depth1() { TORCH_ARGS="--depth 1" resnet fp32-depth1 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float32 --duration=2s --max_windows=3; }
-fp16() { resnet fp16 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float16 --duration=3s --max_windows=4; }
-graphs() { TORCH_ARGS=--cuda_graphs resnet fp16-graphs 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float16 --duration=2s --max_windows=3; }
-small() { resnet small 90 --worker_num=8 --model_num=2 --max_batch_size=4 --wait_time=0.003 --data_type=float32 --duration=2s --max_windows=4; }
-small_graphs() { TORCH_ARGS=--cuda_graphs resnet small-graphs 90 --worker_num=8 --model_num=2 --max_batch_size=4 --wait_time=0.003 --data_type=float32 --duration=2s --max_windows=4; }
-single() {
-	TORCH_ARGS="--depth 1" resnet single 60 --worker_num=1 --model_num=1 --max_batch_size=1 --wait_time=0.010 --data_type=float32 --duration=2s --max_windows=3
-	TORCH_ARGS="--depth 1 --cuda_graphs" resnet single-graphs 60 --worker_num=1 --model_num=1 --max_batch_size=1 --wait_time=0.010 --data_type=float16 --duration=2s --max_windows=3
-}
+# Each with what a worker does by itself (module frozen, CUDA graphs), then
+# without graphs, then with the module as it is; the bound has the same.
+launched() { TORCH_ARGS=--no_cuda_graphs "$@"; }
+as_is() { TORCH_ARGS="--no_cuda_graphs --no_freeze" "$@"; }
+big() { resnet "$1" 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type="$2" --duration=2s --max_windows=4; }
+eight() { resnet "$1" 90 --worker_num=8 --model_num=2 --max_batch_size=4 --wait_time=0.003 --data_type=float32 --duration=2s --max_windows=4; }
+one() { resnet "$1" 60 --worker_num=1 --model_num=1 --max_batch_size=1 --wait_time=0.010 --data_type=float32 --duration=2s --max_windows=3; }
+fp32() { big fp32 float32; }
+fp32_launched() { launched big fp32-launched float32; }
+fp32_as_is() { as_is big fp32-as-is float32; }
+fp16() { big fp16 float16; }
+fp16_launched() { launched big fp16-launched float16; }
+fp16_as_is() { as_is big fp16-as-is float16; }
+small() { eight small; }
+small_launched() { launched eight small-launched; }
+small_as_is() { as_is eight small-as-is; }
+single() { one single; }
+single_launched() { launched one single-launched; }
+single_as_is() { as_is one single-as-is; }
 kill() { resnet kill 90 --suite=kill --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float16; }
 echo_() { timeout 60 "$bundle/bench" --model_type=cuda-echo --input_shape=150528 --data_type=float32 --worker_num=14 --in_flight="$1" --max_batch_size="$2" --model_num=1 --wait_time=0.001 --duration=2s --max_windows=3 --json="$OUT/echo-$1-$2.json"; }
 echo_all() { echo_ 4 32; echo_ 8 32; GPU_LANES=3 echo_ 8 16; }

@@ -14,14 +14,16 @@ def read(name):
 
 
 RUNS = [
-    ("fp32", "fp32, 128 producers, 3 workers, batch 32, wait 10 ms"),
-    ("fp32-depth1", "fp32, the same, workers with one batch in flight"),
-    ("fp16", "fp16 channels_last, the same"),
-    ("fp16-graphs", "fp16 channels_last with CUDA graphs, the same"),
-    ("small", "fp32, 8 producers, 2 workers, batch 4, wait 3 ms"),
-    ("small-graphs", "fp32, the same, with CUDA graphs"),
-    ("single", "fp32, 1 producer, 1 worker, batch 1"),
-    ("single-graphs", "fp16 with CUDA graphs, 1 producer, 1 worker, batch 1"),
+    *(
+        (name + suffix, what + how)
+        for name, what in (
+            ("fp32", "fp32, 128 producers, 3 workers, batch 32, wait 10 ms"),
+            ("fp16", "fp16 channels_last, 128 producers, 3 workers, batch 32, wait 10 ms"),
+            ("small", "fp32, 8 producers, 2 workers, batch 4, wait 3 ms"),
+            ("single", "fp32, 1 producer, 1 worker, batch 1"),
+        )
+        for suffix, how in (("", ""), ("-launched", ", no CUDA graphs"), ("-as-is", ", no CUDA graphs, not frozen"))
+    ),
     ("mlp-f32", "cuda-mlp f32, 16 producers × 8 in flight, 1 worker, batch 32"),
     ("mlp-f16", "cuda-mlp f16, the same"),
     ("mlp-bf16", "cuda-mlp bf16, the same"),
@@ -40,7 +42,7 @@ for name, what in RUNS:
     little = 1e3 * cfg["worker_num"] * cfg["in_flight"] * cfg["worker_batch"] / r["items_per_s"]
     print(f"| {what} | {r['items_per_s']:,.0f} | {r['bound']['items_per_s']:,.0f} | {100 * r['ratio_to_bound']:.1f} % | "
           f"{lat['avg']:.2f} / {lat['p50']:.2f} / {lat['p99']:.2f} | {little:.2f} ({lat['avg'] / little:.2f} ×) | "
-          f"{r['bound']['latency_ms']['avg']:.3f} | {r['batch_size']['avg']:.1f} | {r['errors'] or 'none'} | {r['stable']} |")
+          f"{r['bound']['latency_ms']['avg']:.2f} | {r['batch_size']['avg']:.1f} | {r['errors'] or 'none'} | {r['stable']} |")
 
 on, off = read("mps-on"), read("mps-off")
 if on or off:
