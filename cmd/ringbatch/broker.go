@@ -114,7 +114,7 @@ func modelFlags(f *pflag.FlagSet) *modelArgs {
 		outputs:        f.StringArray("output", nil, "its output tensor (repeatable)"),
 		batch:          f.Int("max_batch_size", broker.DefaultMaxBatchSize, "most rows of a batch"),
 		wait:           f.String("wait_time", broker.DefaultWaitTime.String(), "how long the oldest request waits for company (5ms, or seconds as a number)"),
-		slots:          f.Int("slots", 0, "rows the ring holds (default: as many as fit 1 GiB, at most 4096)"),
+		slots:          f.Int("slots", 0, "rows the ring holds (default: as many as fit 1 GiB and half of what a memory cgroup leaves, at most 4096)"),
 		lease:          f.Duration("lease", broker.DefaultLease, "how long a batch may run before its worker counts as hung"),
 		preferred:      f.IntSlice("preferred_batch_sizes", nil, "batch sizes to wait for, like 8,16,32"),
 		preserve:       f.Bool("preserve_order", false, "keep each client's requests in order"),
