@@ -53,23 +53,26 @@ func bounded(timeout C.int64_t) (context.Context, context.CancelFunc) {
 
 //export rbgo_connect
 func rbgo_connect(model *C.char, o *C.rb_connect_options, out *C.rb_client, msg *C.char) C.int {
-	h, err := connect(text(model), o)
-	if err != nil {
+	h := &clientHandle{}
+	id := clients.put(h) // nobody knows it yet
+	if err := h.connect(text(model), o, express(id)); err != nil {
+		clients.remove(id)
 		return result(err, msg)
 	}
-	*out = C.rb_client(clients.put(h))
+	h.openExpress(id)
+	*out = C.rb_client(id)
 	return C.RB_OK
 }
 
-func connect(model string, given *C.rb_connect_options) (*clientHandle, error) {
+func (h *clientHandle) connect(model string, given *C.rb_connect_options, x *shm.Express) error {
 	var o C.rb_connect_options
 	if given != nil {
 		if given.size != C.sizeof_rb_connect_options {
-			return nil, fmt.Errorf("%w: rb_connect_options.size is %d, expected %d", shm.ErrVersion, given.size, C.sizeof_rb_connect_options)
+			return fmt.Errorf("%w: rb_connect_options.size is %d, expected %d", shm.ErrVersion, given.size, C.sizeof_rb_connect_options)
 		}
 		o = *given
 	}
-	opts := []client.Option{client.WithSocket(socket(o.socket)), client.WithName(text(o.name)), client.WithTiming()}
+	opts := []client.Option{client.WithSocket(socket(o.socket)), client.WithName(text(o.name)), client.WithTiming(), client.WithExpress(x)}
 	if o.window > 0 {
 		opts = append(opts, client.WithWindow(int(o.window)))
 	}
@@ -83,31 +86,32 @@ func connect(model string, given *C.rb_connect_options) (*clientHandle, error) {
 	defer cancel()
 	c, err := client.Dial(ctx, model, opts...)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	h := &clientHandle{Client: c, info: c.Model()}
+	h.Client, h.info = c, c.Model()
 	h.layout, err = shm.NewLayout(h.info.Signature, h.info.Slots, h.info.MaxBatchSize)
 	if err != nil {
 		c.Close()
-		return nil, err
+		return err
 	}
 	h.sized = shm.VariableDims(h.info.Signature.Inputs)+shm.VariableDims(h.info.Signature.Outputs) == 0
-	return h, nil
+	return nil
 }
 
 //export rbgo_close
 func rbgo_close(id C.uint64_t, msg *C.char) C.int {
-	h := clients.remove(uint64(id))
-	if h == nil {
+	h := clients.get(uint64(id))
+	if h == nil || !h.closed.CompareAndSwap(false, true) {
 		return result(shm.ErrClosed, msg)
 	}
-	h.closed.Store(true)
 	_ = h.Close() // wakes everybody who waits
 	for h.inside.Load() > 0 {
 		runtime.Gosched()
 		time.Sleep(50 * time.Microsecond)
 	}
+	closeExpress(uint64(id))
 	h.ReleaseAll()
+	clients.remove(uint64(id)) // last: the next one with this number has its express too
 	return C.RB_OK
 }
 

@@ -9,6 +9,7 @@
 #include <pthread.h>
 
 #include "_cgo_export.h"
+#include "express.h"
 #include "internal.h"
 
 static volatile int forked;
@@ -99,6 +100,9 @@ int rb_request_timing(rb_client c, uint64_t r, rb_timing *t) { return GUARDED(rb
 
 int rb_infer(rb_client c, uint32_t rows, const void *const *in, void *const *out, int64_t timeout, int64_t slice, uint64_t *r)
 {
+	int status;
+	if (rows == 1 && !forked && rb_express_infer(c, in, out, timeout, slice, r, message(), &status))
+		return status;
 	return GUARDED(rbgo_infer(c, rows, (void **)in, (void **)out, timeout, slice, r, message()));
 }
 

@@ -27,7 +27,11 @@ func rbgo_infer(id C.uint64_t, rows C.uint32_t, inputs, outputs *unsafe.Pointer,
 		*out = C.uint64_t(r.ID())
 		return result(err, msg)
 	}
-	return result(h.collect(r, outputs), msg)
+	err = h.collect(r, outputs)
+	if err == nil && rows == 1 {
+		h.Lend() // the next goes without Go
+	}
+	return result(err, msg)
 }
 
 //export rbgo_submit

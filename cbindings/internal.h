@@ -2,6 +2,7 @@
 #ifndef RINGBATCH_INTERNAL_H
 #define RINGBATCH_INTERNAL_H
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -6,6 +6,8 @@
 //
 //	ringbatch.h   what callers see
 //	guard.c       the public rb_ functions: look at the fork flag, then enter Go
+//	express.c     whole requests without entering Go, through a slot that the client lends
+//	express.go    the lending
 //	status.c      names of the statuses, for callers that cannot enter Go
 //	client.go     connecting
 //	request.go    the life of a request, step by step

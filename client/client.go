@@ -29,6 +29,7 @@ type Client struct {
 	links    atomic.Pointer[[]*link] // attachments that may still have requests, see handle.go
 	attached uint32                  // how many there ever were
 	notifier atomic.Pointer[Notifier]
+	lender   *link // whose slot is lent; guarded by the express's Inside
 
 	closing context.CancelFunc
 	done    chan struct{}
@@ -46,12 +47,13 @@ type Model struct {
 }
 
 type options struct {
-	socket string
-	window int
-	name   string
-	wait   bool
-	timing bool
-	memory shm.Memory
+	socket  string
+	window  int
+	name    string
+	wait    bool
+	timing  bool
+	memory  shm.Memory
+	express *shm.Express
 }
 
 // Option changes how Dial connects.
@@ -142,6 +144,9 @@ func (c *Client) attach(ctx context.Context) (*link, error) {
 		return nil, err
 	}
 	l.timing = c.opts.timing
+	if l.express = c.opts.express; l.express != nil {
+		l.express.Reset()
+	}
 	return l, nil
 }
 

@@ -43,6 +43,12 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 		}
 		l.mu.Lock()
 		at, ok := l.take(rows)
+		if x := l.express; !ok && x != nil {
+			l.mu.Unlock()
+			l.takeBack(x)
+			l.mu.Lock()
+			at, ok = l.take(rows)
+		}
 		if ok {
 			l.mu.Unlock()
 			s := &l.slots[at]

@@ -14,12 +14,14 @@ import (
 // In docs/model: Ring.
 func (b *Bell) Ring() {
 	b.Count.Add(1)
-	futexWakeOne(wordOf(&b.Count))
+	b.Wake()
 }
 
 // Wake wakes the waiter without ringing: for its own process, which tells it
-// by other means why.
-func (b *Bell) Wake() { futexWakeOne(wordOf(&b.Count)) }
+// by other means why. There may be two: the leader of the client's goroutines,
+// and a thread that sends through its Express. Both are of one process: if
+// one is being killed, so is the other.
+func (b *Bell) Wake() { futexWakeUp(wordOf(&b.Count), 2) }
 
 // Wait parks until the bell's count is no longer seen, at most d and at most
 // a slice; the caller looks again in any case.

@@ -101,8 +101,11 @@ func futexWaitFor(word *uint32, old uint32, d time.Duration, raw bool) {
 
 // futexWakeOne wakes the one waiter a word may have. It never blocks, so it
 // can do without the scheduler's bookkeeping.
-func futexWakeOne(word *uint32) {
-	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, 1, 0, 0, 0)
+func futexWakeOne(word *uint32) { futexWakeUp(word, 1) }
+
+// futexWakeUp wakes at most n.
+func futexWakeUp(word *uint32, n uintptr) {
+	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, n, 0, 0, 0)
 }
 
 func wordOf(a *atomic.Uint32) *uint32 { return (*uint32)(unsafe.Pointer(a)) }

@@ -1,0 +1,200 @@
+"""Calls that go without Go, through a slot that the client lends to C.
+
+After a first call of one row a slot is lent. These tests look at what happens
+around it: others want the slot, the request fails or takes long, the broker
+goes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import time
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import broker_at, go_worker, rb_wait, serving
+
+
+def item(n: float) -> np.ndarray:
+    return np.full(16, n, "float32")
+
+
+def test_the_only_slot_is_taken_back_when_it_is_needed(echo):
+    with rb.connect("echo", socket=echo, window=1) as m:
+        for n in range(200):
+            assert (m(item(n)) == n).all()  # lends
+            with m.request(timeout=5) as req:  # takes back
+                req.inputs["x"][...] = item(-n)
+                assert (req.run(timeout=5).outputs["y"] == -n).all()
+            assert (m.submit(item(n + 0.5)).result(5) == n + 0.5).all()
+
+
+def test_threads_share_a_small_window(echo):
+    wrong: list[object] = []
+
+    def use(m: rb.Model, k: int) -> None:
+        try:
+            for n in range(300):
+                v = 1000 * k + n
+                if (n + k) % 7 == 0:
+                    with m.request(timeout=20) as req:
+                        req.inputs["x"][...] = item(v)
+                        good = (req.run(timeout=20).outputs["y"] == v).all()
+                elif (n + k) % 5 == 0:
+                    good = (m(np.stack([item(v), item(v)]), timeout=20) == v).all()
+                else:
+                    good = (m(item(v)) == v).all()
+                if not good:
+                    wrong.append(v)
+        except Exception as e:
+            wrong.append(e)
+
+    for window in (2, 3, 8):
+        with rb.connect("echo", socket=echo, window=window) as m:
+            threads = [threading.Thread(target=use, args=(m, k)) for k in range(4)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join(60)
+                assert not t.is_alive()
+    assert not wrong, wrong[:5]
+
+
+def test_a_request_that_takes_long_goes_on_as_any_other(socket):
+    @rb.worker("slow", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
+    def slow(batch):
+        time.sleep(float(batch.inputs["x"][0, 0]))
+        batch.outputs["y"][...] = batch.inputs["x"] + 1
+
+    with serving(slow, socket), rb.connect("slow", socket=socket, window=1, wait=10) as m:
+        for seconds in (0, 0.25, 0, 0, 0.35, 0):
+            assert (m(item(seconds)) == np.float32(seconds) + 1).all()
+        m(item(0))  # a slot is lent
+        with pytest.raises(rb.Expired):
+            m(item(0.3), timeout=0.05)
+        time.sleep(0.4)  # the worker has it until then
+        assert (m(item(0)) == 1).all()
+
+
+def test_errors_keep_their_names_and_reasons(socket):
+    @rb.worker("picky", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
+    def picky(batch):
+        if batch.inputs["x"][0, 0] < 0:
+            raise ValueError("must not be negative")
+        batch.outputs["y"][...] = batch.inputs["x"]
+
+    with serving(picky, socket), rb.connect("picky", socket=socket, wait=10) as m:
+        for n in range(20):
+            assert (m(item(n)) == n).all()
+            with pytest.raises(rb.Failed, match="must not be negative"):
+                m(item(-1))
+
+
+def test_who_waits_for_the_slot_gets_it(socket):
+    @rb.worker("doze", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
+    def doze(batch):
+        time.sleep(float(batch.inputs["x"][0, 0]))
+        batch.outputs["y"][...] = batch.inputs["x"]
+
+    with serving(doze, socket), rb.connect("doze", socket=socket, window=1, wait=10) as m:
+        for _ in range(10):
+            m(item(0))  # lends
+            other = threading.Thread(target=m, args=(item(0.05),))
+            other.start()
+            time.sleep(0.02)  # it is on its way through the lent slot
+            start = time.monotonic()
+            with m.request(timeout=10):
+                assert time.monotonic() - start < 5
+            other.join(10)
+            assert not other.is_alive()
+
+
+def test_closing_ends_a_call_that_is_under_way(socket):
+    @rb.worker("sleeper", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
+    def sleeper(batch):
+        time.sleep(float(batch.inputs["x"][0, 0]))
+
+    with serving(sleeper, socket):
+        for _ in range(5):
+            m = rb.connect("sleeper", socket=socket, wait=10)
+            m(item(0))
+            ends: list[BaseException] = []
+
+            def call(m: rb.Model = m, ends: list[BaseException] = ends) -> None:
+                try:
+                    m(item(0.2))
+                except rb.Error as e:
+                    ends.append(e)
+
+            t = threading.Thread(target=call)
+            t.start()
+            time.sleep(0.05)
+            m.close()
+            t.join(10)
+            assert not t.is_alive() and isinstance(ends[0], (rb.Closed, rb.BrokerGone))
+
+
+def test_a_broker_that_is_killed_and_restarted():
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        path = os.path.join(folder, "b.sock")
+        stop = threading.Event()
+        right, errors = [0], []
+        with RestartedBroker(path) as restart, go_worker(path, "--model", "echo", "--wait_time", "0s", "--wait_for_broker", "20s"):
+            rb_wait(path, "echo")
+            with rb.connect("echo", socket=path, window=2, wait=10) as m:
+
+                def call() -> None:
+                    n = 0
+                    while not stop.is_set():
+                        n += 1
+                        try:
+                            assert (m(item(n), timeout=10) == n).all()
+                            right[0] += 1
+                        except (rb.BrokerGone, rb.UnknownModel, rb.NoBroker) as e:
+                            errors.append(e)
+                        except BaseException as e:
+                            errors.append(e)
+                            return
+
+                threads = [threading.Thread(target=call) for _ in range(2)]
+                for t in threads:
+                    t.start()
+                for _ in range(5):
+                    time.sleep(0.2)
+                    restart()
+                before = right[0]
+                deadline = time.monotonic() + 30
+                while right[0] < before + 100 and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                stop.set()
+                for t in threads:
+                    t.join(30)
+                    assert not t.is_alive()
+        assert right[0] >= before + 100
+        assert all(isinstance(e, rb.BrokerGone) for e in errors), errors[:3]
+
+
+class RestartedBroker:
+    """A broker that can be killed and started again."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __enter__(self):
+        self.at = broker_at(self.path)
+        self.process = self.at.__enter__()
+        return self.restart
+
+    def restart(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        os.unlink(self.path)
+        self.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self.at.__exit__(None, None, None)
