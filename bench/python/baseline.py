@@ -2,7 +2,8 @@
 
 Every producer has a block of multiprocessing.shared_memory for its input and
 its output. It writes the input, puts its number into a Queue and waits for its
-semaphore. The model process takes numbers from the Queue until it has a batch
+semaphore (or, with --answers queue, as is more usual, for a Queue of its own).
+The model process takes numbers from the Queue until it has a batch
 or the wait time is over, concatenates the inputs, runs the model, and writes
 each output back. Small, and as quick as this design allows: one process
 batches and computes, nothing but the number is pickled, and no block is copied
@@ -32,11 +33,12 @@ def producer(i: int, name: str, elements: int, outputs: int, seconds: float, tas
     x, y = arrays(block, elements, outputs)
     frame = np.random.rand(elements).astype(np.float32)
     start.wait()
+    wait = done.get if hasattr(done, "get") else done.acquire
     n, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
         x[0] = frame
         tasks.put(i)
-        done.acquire()
+        wait()
         y[0].copy()
         n += 1
     counts[i] = n
@@ -48,6 +50,7 @@ def model_process(names: list[str], elements: int, outputs: int, max_batch: int,
     blocks = [shared_memory.SharedMemory(name) for name in names]
     pairs = [arrays(b, elements, outputs) for b in blocks]
     result = np.zeros((max_batch, outputs), np.float32)
+    tell = [(lambda d=d: d.put(True)) if hasattr(d, "put") else d.release for d in done]
     while True:
         try:
             batch = [tasks.get(timeout=0.5)]
@@ -65,17 +68,17 @@ def model_process(names: list[str], elements: int, outputs: int, max_batch: int,
         np.concatenate([pairs[i][0] for i in batch])  # what the model, which does nothing, would be given
         for row, i in enumerate(batch):
             pairs[i][1][0] = result[row]
-            done[i].release()
+            tell[i]()
     del pairs
     for b in blocks:
         b.close()
 
 
-def measure(producers: int, elements: int, outputs: int, max_batch: int, wait: float, seconds: float) -> float:
+def measure(producers: int, elements: int, outputs: int, max_batch: int, wait: float, seconds: float, answers: str) -> float:
     """Requests per second."""
     context = mp.get_context("fork")
     tasks, start, stop = context.Queue(), context.Event(), context.Event()
-    done = [context.Semaphore(0) for _ in range(producers)]
+    done = [context.Queue() if answers == "queue" else context.Semaphore(0) for _ in range(producers)]
     counts = context.Array("q", producers, lock=False)
     blocks = [shared_memory.SharedMemory(create=True, size=4 * (elements + outputs)) for _ in range(producers)]
     names = [b.name for b in blocks]
@@ -108,6 +111,7 @@ if __name__ == "__main__":
     parser.add_argument("--max_batch_size", type=int, default=32)
     parser.add_argument("--wait_time", type=float, default=0.002)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--answers", choices=("semaphore", "queue"), default="semaphore")
     a = parser.parse_args()
-    rate = measure(a.producers, a.elements, a.outputs, a.max_batch_size, a.wait_time, a.seconds)
+    rate = measure(a.producers, a.elements, a.outputs, a.max_batch_size, a.wait_time, a.seconds, a.answers)
     print(json.dumps({"requests_per_s": rate}))

@@ -175,17 +175,20 @@ def cpu_seconds(pid: int) -> float:
 
 
 def against_baseline(rounds: int, _go: str) -> dict:
-    ours, theirs, ratios = [], [], []
+    ours = []
+    theirs: dict[str, list[float]] = {"semaphore": [], "queue": []}
     with python_worker("frames", (3, 224, 224), (1000,), 0.002, 256):
         for _ in range(rounds):
             # In a process of its own: this one has the library loaded and must not fork.
             code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import producers; print(producers.measure('frames', 64, 3.0))"
             ours.append(float(subprocess.check_output([sys.executable, "-c", code])))
-            out = subprocess.check_output([sys.executable, str(HERE / "baseline.py"), "--seconds", "3"])
-            theirs.append(json.loads(out)["requests_per_s"])
-            ratios.append(ours[-1] / theirs[-1])
+            for answers, rates in theirs.items():
+                out = subprocess.check_output([sys.executable, str(HERE / "baseline.py"), "--seconds", "3", "--answers", answers])
+                rates.append(json.loads(out)["requests_per_s"])
+    against = {answers: statistics.median(a / b for a, b in zip(ours, rates)) for answers, rates in theirs.items()}
     return {
-        "ratio": statistics.median(ratios), "want": ">= 5", "ringbatch_per_s": statistics.median(ours), "baseline_per_s": statistics.median(theirs),
+        "ratio": against["semaphore"], "want": ">= 5", "ratio_where_answers_go_by_queue_too": against["queue"],
+        "ringbatch_per_s": statistics.median(ours), "baseline_per_s": {k: statistics.median(v) for k, v in theirs.items()}, "cpus": os.cpu_count(),
     }  # fmt: skip
 
 

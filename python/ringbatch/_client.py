@@ -74,7 +74,7 @@ class Model:
         self._many_outputs = len(sig.outputs) > 1
         # What the quick way through __call__ needs, for the common model.
         self._quick = sig.sized and len(sig.inputs) == 1
-        self._small = sig.small
+        self._single, self._small_in, self._small = sig.single, sig.small_in, sig.small
         self._dtype, self._shape = sig.inputs[0].dtype, sig.inputs[0].shape
         self._rank = len(self._shape)
 
@@ -130,10 +130,10 @@ class Model:
         core = self._core
         if Process.forked or core.closed:
             self._check()
-        if self._small and timeout is None and len(inputs) == 1 and not named:
+        if self._single and timeout is None and len(inputs) == 1 and not named:
             x = inputs[0]
-            if type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._shape:
-                return core.infer_small(x)
+            if type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._shape and (self._small_in or x.flags.c_contiguous):
+                return core.infer_one(x)
         arrays, rows = self._arrays(inputs, named)
         if self._core.signature.sized and all(a.flags.c_contiguous for a in arrays):
             return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout)), rows < 0)

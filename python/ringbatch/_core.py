@@ -51,12 +51,16 @@ class Scratch:
         self.inputs_at = addressof(self.inputs)
         self.outputs_at = addressof(self.outputs)
         self.request_at = addressof(self.request)
-        # One item of a model with small rows, for the quick way.
+        # One item of a model with one input and one output, where those are small.
         self.x = self.y = None
-        if signature.small:
-            self.x, self.y = (np.zeros(t.shape, t.dtype) for t in (signature.inputs[0], signature.outputs[0]))
-            self.x_pointers, self.y_pointers = ((c_void_p * 1)(address(a)) for a in (self.x, self.y))
-            self.x_at, self.y_at = addressof(self.x_pointers), addressof(self.y_pointers)
+        if signature.small_in:
+            self.x = np.zeros(signature.inputs[0].shape, signature.inputs[0].dtype)
+            self.x_pointers = (c_void_p * 1)(address(self.x))
+            self.x_at = addressof(self.x_pointers)
+        if signature.small_out:
+            self.y = np.zeros(signature.outputs[0].shape, signature.outputs[0].dtype)
+            self.y_pointers = (c_void_p * 1)(address(self.y))
+            self.y_at = addressof(self.y_pointers)
 
 
 class ThreadScratch(threading.local):
@@ -166,14 +170,24 @@ class Core:
 
     # -- whole requests, for models of fixed shapes and contiguous arrays
 
-    def infer_small(self, x: np.ndarray) -> np.ndarray:
-        """One item of a model with one small input and output, without a deadline."""
+    def infer_one(self, x: np.ndarray) -> np.ndarray:
+        """One item of a model with one input and output, without a deadline; x is contiguous or small."""
         s = self.scratch.own
-        s.x[...] = x
-        status = self._rb_infer(self.handle, 1, s.x_at, s.y_at, 0, SLICE_NS, s.request_at)
+        if s.x is not None:
+            s.x[...] = x
+            inputs = s.x_at
+        else:
+            s.inputs[0] = address(x)
+            inputs = s.inputs_at
+        y, outputs = s.y, s.y_at if s.y is not None else s.outputs_at
+        if y is None:
+            t = self.signature.outputs[0]
+            y = np.empty(t.shape, t.dtype)
+            s.outputs[0] = address(y)
+        status = self._rb_infer(self.handle, 1, inputs, outputs, 0, SLICE_NS, s.request_at)
         if status:
-            self._unsliced(s, status, s.x_at, s.y_at, 1, 0)
-        return s.y.copy()
+            self._unsliced(s, status, inputs, outputs, 1, 0)
+        return y.copy() if y is s.y else y
 
     def infer(self, arrays: list[np.ndarray], rows: int, timeout_ns: int) -> list[np.ndarray]:
         s = self.scratch.own

@@ -120,9 +120,11 @@ class Signature:
         self.variable_inputs = sum(len(t.variable) for t in inputs)
         self.variable_outputs = sum(len(t.variable) for t in outputs)
         self.sized = self.variable_inputs + self.variable_outputs == 0
-        self.small = (
-            self.sized and len(inputs) == len(outputs) == 1 and max(inputs[0].row_bytes, outputs[0].row_bytes) <= _SMALL_BYTES
-        )
+        # What the quick ways ask for: one input and one output, and which of them are small.
+        self.single = self.sized and len(inputs) == len(outputs) == 1
+        self.small_in = self.single and inputs[0].row_bytes <= _SMALL_BYTES
+        self.small_out = self.single and outputs[0].row_bytes <= _SMALL_BYTES
+        self.small = self.small_in and self.small_out
 
     def __repr__(self) -> str:
         return " ".join(map(repr, self.inputs)) + " -> " + " ".join(map(repr, self.outputs))
