@@ -39,6 +39,9 @@ static int64_t now(void)
 	return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
+/* The sum; never, if that is beyond the end of time. */
+static int64_t later(int64_t t, int64_t d) { return d > INT64_MAX - t ? INT64_MAX : t + d; }
+
 static void leave(rb_express *x, rb_client c)
 {
 	atomic_store(&x->inside, 0);
@@ -53,7 +56,7 @@ static bool push(rb_express *x, int64_t timeout)
 	x->committed = now();
 	rb_commit_entry e = {.kind = 1, .level = -1, .rows = 1, .slot = x->slot, .gen = x->gen + 1, .committed = x->committed};
 	if (timeout > 0)
-		e.deadline = x->committed + timeout;
+		e.deadline = later(x->committed, timeout);
 	uint32_t unlocked = 0;
 	while (!atomic_compare_exchange_weak(&x->ring_lock, &unlocked, 1)) {
 		unlocked = 0;
@@ -72,7 +75,8 @@ static bool push(rb_express *x, int64_t timeout)
 	atomic_store(&x->ring_lock, 0);
 	if (ring) {
 		uint64_t one = 1;
-		while (write((int)x->doorbell, &one, sizeof one) < 0 && errno == EINTR)
+		/* Not write(): a thread that is canceled must not end in here. */
+		while (syscall(SYS_write, (int)x->doorbell, &one, sizeof one) < 0 && errno == EINTR)
 			;
 	}
 	return !full;
@@ -88,9 +92,9 @@ static bool push(rb_express *x, int64_t timeout)
  */
 static bool wait_for_end(rb_express *x, int64_t slice, uint64_t *word)
 {
-	const int64_t least = 10000000, most = 500000000;
-	int64_t start = x->committed, until = start + slice;
-	int64_t look = 2 * x->usual < least ? least : 2 * x->usual;
+	const int64_t least = 10000000, most = 50000000;
+	int64_t start = x->committed, until = slice < 0 ? INT64_MAX : later(start, slice);
+	int64_t look = x->usual < least / 2 ? least : x->usual < most / 2 ? 2 * x->usual : most;
 	for (;;) {
 		uint32_t seen = atomic_load(x->bell);
 		*word = atomic_load(x->word);

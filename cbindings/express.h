@@ -59,7 +59,6 @@ _Static_assert(offsetof(rb_ring_words, armed_at) == 72, "as in docs/protocol.md"
 enum {
 	RB_EXPRESS_LENT_AT = offsetof(rb_express, lent),
 	RB_EXPRESS_DOORBELL_AT = offsetof(rb_express, doorbell),
-	RB_EXPRESS_WORD_AT = offsetof(rb_express, word),
 	RB_EXPRESS_IN_AT = offsetof(rb_express, in),
 };
 

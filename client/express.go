@@ -33,13 +33,18 @@ func (c *Client) Lend() {
 		l.drop()
 		return
 	}
-	defer x.Leave()
+	defer func() { // as who leaves it in C
+		x.Leave()
+		if x.Wanted.Load() == 1 {
+			l.takeBack(x)
+		}
+	}()
 	// A link that dies sets dead, then enters to take the slot back: it finds
 	// what we lend, or we find it dead.
 	if x.Lent.Load() == 0 && !l.dead.Load() {
 		l.mu.Lock()
 		at, ok := 0, false
-		if l.room == nil { // nobody waits for a slot
+		if l.claimers == 0 { // nobody waits for a slot
 			at, ok = l.take(1)
 		}
 		l.mu.Unlock()
@@ -57,7 +62,7 @@ func (c *Client) Lend() {
 // TakeBack ends the lending, if nobody is using the slot; otherwise who does
 // calls this when he is through.
 func (c *Client) TakeBack() {
-	if l := c.live.Load(); l != nil && l.tryHold() {
+	if l := c.live.Load(); c.opts.express != nil && l != nil && l.tryHold() {
 		l.takeBack(c.opts.express)
 		l.drop()
 	}
@@ -68,7 +73,9 @@ func (l *link) takeBack(x *shm.Express) {
 	// sees the other.
 	x.Wanted.Store(1)
 	if x.TryEnter() {
-		x.Wanted.Store(0)
+		if l.lent || x.Lent.Load() == 0 { // not the slot of the link that came after us
+			x.Wanted.Store(0)
+		}
 		l.unlend(x)
 		x.Leave()
 	}
@@ -116,7 +123,7 @@ func (l *link) endExpress() {
 
 // Adopt makes the request that was committed through the lent slot one of
 // ours: it was not through in time, or did not end well. The caller is inside,
-// and is not any more afterwards.
+// and is not any more afterwards. Only with WithExpress.
 func (c *Client) Adopt() Request {
 	x, l := c.opts.express, c.lender
 	l.lent = false

@@ -43,6 +43,10 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 		}
 		l.mu.Lock()
 		at, ok := l.take(rows)
+		counted := !ok && wait
+		if counted {
+			l.claimers++ // before we look for a lent slot: nobody lends one from here on
+		}
 		if x := l.express; !ok && x != nil {
 			l.mu.Unlock()
 			l.takeBack(x)
@@ -50,6 +54,9 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 			at, ok = l.take(rows)
 		}
 		if ok {
+			if counted {
+				l.claimers--
+			}
 			l.mu.Unlock()
 			s := &l.slots[at]
 			if err := l.setDims(s, dims); err != nil {
@@ -87,6 +94,9 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 			poll = time.Millisecond
 		}
 		dead := l.dead.Load()
+		if dead {
+			l.claimers--
+		}
 		l.mu.Unlock()
 		if dead {
 			l.drop()
@@ -100,6 +110,9 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 			err = fmt.Errorf("%w (%w)", shm.ErrFull, ctx.Err())
 		}
 		t.Stop()
+		l.mu.Lock()
+		l.claimers--
+		l.mu.Unlock()
 		l.drop()
 		if err != nil {
 			return Request{}, err

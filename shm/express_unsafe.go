@@ -63,7 +63,7 @@ func (x *Express) Reset() {
 
 // Lend fills in where everything of a slot lies.
 func (x *Express) Lend(l *Layout, planes *Segment, b *Board, ring Ring[Commit], slot, bellAt, gen uint32) {
-	x.Slot, x.Gen = slot, gen
+	x.Slot, x.Gen, x.usual = slot, gen, 0
 	x.word, x.bell = unsafe.Pointer(&b.words[slot]), unsafe.Pointer(&b.bells[bellAt].Count)
 	x.ringWords, x.entries, x.ringMask = unsafe.Pointer(ring.words), unsafe.Pointer(&ring.entries[0]), uint32(len(ring.entries)-1)
 	rows := func(planesOf []Plane, to []ExpressRow) uint32 {

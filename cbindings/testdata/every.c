@@ -250,6 +250,11 @@ static void in_one_call(void)
 		WANT(RB_OK, rb_infer(c, 2, in, out, 0, 10 * second, &r));
 		CHECK(y[0] == 2 && y[3] == 2 * (float)i && y[7] == 16);
 	}
+	for (int i = 0; i < 100; i++) { /* one row: the second and later ones without entering Go */
+		x[3] = (float)i;
+		WANT(RB_OK, rb_infer(c, 1, in, out, i % 2 ? 10 * second : 0, i % 3 ? 10 * second : -1, &r));
+		CHECK(r == 0 && y[0] == 2 && y[3] == 2 * (float)i);
+	}
 	x[0] = -1;
 	WANT(RB_ERR_FAILED, rb_infer(c, 1, in, out, 0, 10 * second, &r));
 	CHECK(strcmp(rb_error(), "minus one is refused") == 0);
