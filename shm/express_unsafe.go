@@ -19,8 +19,8 @@ type Express struct {
 	Dead   atomic.Uint32 // 1: nobody will answer any more
 
 	// The producer's side of the commit ring, which Go and C share.
-	ringLock atomic.Uint32
-	ringTail uint64
+	RingLock atomic.Uint32
+	RingTail uint64
 
 	// Guarded by Inside.
 	Lent      atomic.Uint32
@@ -28,14 +28,14 @@ type Express struct {
 	Gen       uint32 // of the slot's last commit
 	Inputs    uint32
 	Outputs   uint32
-	ringMask  uint32
+	RingMask  uint32
 	Doorbell  Doorbell
-	Committed int64 // when, of the last commit
-	usual     int64 // how long a request takes, nanoseconds; C's
-	word      unsafe.Pointer
-	bell      unsafe.Pointer
-	ringWords unsafe.Pointer
-	entries   unsafe.Pointer
+	Committed int64          // when, of the last commit
+	usual     int64          // how long a request takes, nanoseconds; C's
+	Word      unsafe.Pointer // *Word of the slot
+	Bell      unsafe.Pointer // *uint32 of the window
+	RingWords unsafe.Pointer
+	Entries   unsafe.Pointer
 	In, Out   [ExpressTensors]ExpressRow
 }
 
@@ -58,14 +58,14 @@ func (x *Express) Leave() { x.Inside.Store(0) }
 // Reset makes it ready for a new attachment, which begins a new ring.
 func (x *Express) Reset() {
 	x.Dead.Store(0)
-	x.ringTail = 0
+	x.RingTail = 0
 }
 
 // Lend fills in where everything of a slot lies.
 func (x *Express) Lend(l *Layout, planes *Segment, b *Board, ring Ring[Commit], slot, bellAt, gen uint32) {
 	x.Slot, x.Gen, x.usual = slot, gen, 0
-	x.word, x.bell = unsafe.Pointer(&b.words[slot]), unsafe.Pointer(&b.bells[bellAt].Count)
-	x.ringWords, x.entries, x.ringMask = unsafe.Pointer(ring.words), unsafe.Pointer(&ring.entries[0]), uint32(len(ring.entries)-1)
+	x.Word, x.Bell = unsafe.Pointer(&b.words[slot]), unsafe.Pointer(&b.bells[bellAt].Count)
+	x.RingWords, x.Entries, x.RingMask = unsafe.Pointer(ring.words), unsafe.Pointer(&ring.entries[0]), uint32(len(ring.entries)-1)
 	rows := func(planesOf []Plane, to []ExpressRow) uint32 {
 		for k := range planesOf {
 			row := planesOf[k].Rows(planes.Bytes(), slot, 1)
@@ -78,16 +78,16 @@ func (x *Express) Lend(l *Layout, planes *Segment, b *Board, ring Ring[Commit], 
 }
 
 // Unshare makes the ring Go's alone again, at the end of its life.
-func (p *Producer[T]) Unshare(x *Express) { p.tail = x.ringTail }
+func (p *Producer[T]) Unshare(x *Express) { p.tail = x.RingTail }
 
 // PushShared is Push on a ring that C pushes to as well.
 func (p *Producer[T]) PushShared(x *Express, e *T) (ring, full bool) {
-	for !x.ringLock.CompareAndSwap(0, 1) { // held for the time of a push
+	for !x.RingLock.CompareAndSwap(0, 1) { // held for the time of a push
 		yield()
 	}
-	p.tail = x.ringTail
+	p.tail = x.RingTail
 	ring, full = p.Push(e)
-	x.ringTail = p.tail
-	x.ringLock.Store(0)
+	x.RingTail = p.tail
+	x.RingLock.Store(0)
 	return ring, full
 }
