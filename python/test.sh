@@ -1,11 +1,16 @@
 #!/bin/sh
-# Installs the wheel into an environment of its own and runs the tests and the
-# examples against it. Arguments go to pytest.
+# Checks style and types of the package, installs the wheel into an environment
+# of its own and runs the tests and the examples against it. Arguments go to pytest.
 set -eu
 cd "$(dirname "$0")"
 venv=${RINGBATCH_VENV:-../build/python-venv}
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "numpy>=1.22" pytest gunicorn setuptools wheel
+if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then # mypy needs that much
+	"$venv/bin/python" -m pip install --quiet --disable-pip-version-check ruff==0.17.4 mypy==2.4.1
+	"$venv/bin/ruff" check --quiet ringbatch
+	"$venv/bin/mypy"
+fi
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall .
 rm -rf build ringbatch.egg-info
 unset PYTHONPATH RINGBATCH_LIBRARY RINGBATCH_BINARY RINGBATCH_SOCKET || true

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from ctypes import addressof, c_void_p, string_at
+from ctypes import addressof, c_size_t, string_at
 from typing import Any, Callable
 
 import numpy as np
@@ -49,12 +49,12 @@ def connect(
 def stats(socket: str | None = None, timeout: float = 5.0) -> dict[str, Any]:
     """Everything the broker counts; docs/stats.md explains the fields."""
     lib = load()
-    out = c_void_p()
+    out = c_size_t()
     check(lib, lib.rb_stats(encode(socket), nanoseconds(timeout), addressof(out)))
     try:
         return json.loads(string_at(out.value))
     finally:
-        lib.rb_free(out)
+        lib.rb_free(out.value)
 
 
 class Model:
@@ -240,7 +240,7 @@ class Model:
             x = inputs[0]
             quick = type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._shape
         if quick:
-            read = core.collect_small
+            read: Callable[[int], Any] = core.collect_small
         else:
             arrays, rows = self._arrays(inputs, named)
             read = self._reader(rows)

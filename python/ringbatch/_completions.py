@@ -197,12 +197,12 @@ class Completions:
             if self._thread is not threading.current_thread():
                 self._thread.join()
         error = errors.Closed("the client was closed")
-        for future, loop, _ in waiters.values():
-            if loop is None:
+        for future, its_loop, _ in waiters.values():
+            if its_loop is None:
                 _resolve(future, None, error)
             else:
                 with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(_resolve, future, None, error)
+                    its_loop.call_soon_threadsafe(_resolve, future, None, error)
         self.room()
 
 

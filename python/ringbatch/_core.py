@@ -52,7 +52,8 @@ class Scratch:
         self.outputs_at = addressof(self.outputs)
         self.request_at = addressof(self.request)
         # One item of a model with one input and one output, where those are small.
-        self.x = self.y = None
+        self.x: Any = None
+        self.y: Any = None
         if signature.small_in:
             self.x = np.zeros(signature.inputs[0].shape, signature.inputs[0].dtype)
             self.x_pointers = (c_void_p * 1)(address(self.x))

@@ -146,7 +146,7 @@ class Process:
 
 def _target(run: Worker) -> str:
     """How a new process finds the worker: file or module, and name."""
-    name = run.__qualname__
+    name: str | None = getattr(run, "__qualname__", None)
     module = sys.modules.get(run.__module__)
     if name is None or "<" in name or getattr(module, name, None) is not run:
         raise errors.Invalid(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_uint, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
 BLOCKS, THREADS, CHUNK = 48, 512, 16384  # as worker/cuda/lane.go has them
 
@@ -22,7 +23,7 @@ class Kernel:
     def __init__(self, mover: Mover, name: str, count: int) -> None:
         self.mover, self.function = mover, c_void_p()
         mover.check("cuModuleGetFunction", mover.driver.cuModuleGetFunction(ctypes.byref(self.function), mover.module, name.encode()))
-        self.values = (c_uint64 * count)()
+        self.values: Any = (c_uint64 * count)()
         first = ctypes.addressof(self.values)
         self.places = (c_void_p * count)(*range(first, first + 8 * count, 8))
 

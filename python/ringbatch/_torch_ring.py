@@ -104,7 +104,7 @@ class Ring:
         self.memory = Memory(self.map.base, self.map.bytes, device)
         self.inputs = [self._plane(c.INPUT, k, about.slots) for k in range(about.inputs)]
         self.outputs = [self._plane(c.OUTPUT, k, about.slots) for k in range(about.outputs)]
-        self._next = ctypes.c_void_p()
+        self._next = ctypes.c_size_t()
         self._at = ctypes.addressof(self._next)
         # The usual case: all rows of the model have one shape.
         self._shapes = None if any(p.variable for p in self.inputs) else [p.shape for p in self.inputs]

@@ -96,7 +96,7 @@ def _committed() -> errors.Error:
 
 
 _get = np.ndarray.__getattribute__
-_setstate = np.ndarray.__setstate__
+_setstate: Any = np.ndarray.__setstate__
 _QUIET = frozenset(("__class__", "__dict__", "__array_finalize__", "__array_priority__", "_life"))
 
 

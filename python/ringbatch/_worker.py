@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from ctypes import addressof, c_uint32, c_uint64, c_void_p
+from ctypes import addressof, c_size_t, c_uint32, c_uint64
 from typing import Any, Callable
 
 from . import _structs as c
@@ -137,7 +137,7 @@ class Session:
 
     def serve(self, function: Callable[[Batch], Any], stop: threading.Event) -> bool:
         """Runs batches until stop is set (False) or the broker goes (True)."""
-        lib, pointer = self._lib, c_void_p()
+        lib, pointer = self._lib, c_size_t()
         at = addressof(pointer)
         while not stop.is_set():
             status = lib.rb_worker_next(self._handle, SLICE_NS, at)

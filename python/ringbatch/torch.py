@@ -200,11 +200,12 @@ def _prepare(
     """The module as a function of device tensors, in the precision asked for."""
     dtype = torch.float16 if half else torch.bfloat16 if bfloat16 else None
     if isinstance(module, torch.nn.Module):
-        module = module.eval().to(device)
+        placed: Any = module.eval().to(device)
         if dtype is not None:
-            module = module.to(dtype)
+            placed = placed.to(dtype)
         if channels_last:
-            module = module.to(memory_format=torch.channels_last)
+            placed = placed.to(memory_format=torch.channels_last)
+        module = placed
 
     def computing(module: Callable[..., Any]) -> Compute:
         @torch.inference_mode()
