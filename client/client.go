@@ -29,7 +29,8 @@ type Client struct {
 	links    atomic.Pointer[[]*link] // attachments that may still have requests, see handle.go
 	attached uint32                  // how many there ever were
 	notifier atomic.Pointer[Notifier]
-	lender   *link // whose slot is lent; guarded by the express's Inside
+	lender   *link        // whose slot is lent; guarded by the express's Inside
+	claimers atomic.Int32 // who wait in Claim, or are about to; raised under the link's mu
 
 	closing context.CancelFunc
 	done    chan struct{}

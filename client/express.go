@@ -44,7 +44,7 @@ func (c *Client) Lend() {
 	if x.Lent.Load() == 0 && !l.dead.Load() {
 		l.mu.Lock()
 		at, ok := 0, false
-		if l.claimers == 0 { // nobody waits for a slot
+		if c.claimers.Load() == 0 { // nobody waits for a slot
 			at, ok = l.take(1)
 		}
 		l.mu.Unlock()

@@ -36,7 +36,6 @@ type link struct {
 	nfree     int
 	abandoned []uint32      // released while a worker or the broker still has them
 	room      chan struct{} // closed when Claim should look again; nil if nobody waits
-	claimers  int           // who wait in Claim, or are about to
 	wait      waiting
 	notify    watching
 	express   *shm.Express // a slot may be lent through it; nil if not, or no longer

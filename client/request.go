@@ -35,6 +35,12 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 	if rows < 1 || rows > c.info.Window || rows > c.info.MaxBatchSize {
 		return Request{}, c.badRows(rows)
 	}
+	waiting := false
+	defer func() {
+		if waiting {
+			c.claimers.Add(-1)
+		}
+	}()
 	var start int64
 	for {
 		l, err := c.current(ctx, wait)
@@ -43,20 +49,17 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 		}
 		l.mu.Lock()
 		at, ok := l.take(rows)
-		counted := !ok && wait
-		if counted {
-			l.claimers++ // before we look for a lent slot: nobody lends one from here on
-		}
 		if x := l.express; !ok && x != nil {
+			if wait && !waiting {
+				waiting = true
+				c.claimers.Add(1) // before we look for a lent slot: nobody lends one from here on
+			}
 			l.mu.Unlock()
 			l.takeBack(x)
 			l.mu.Lock()
 			at, ok = l.take(rows)
 		}
 		if ok {
-			if counted {
-				l.claimers--
-			}
 			l.mu.Unlock()
 			s := &l.slots[at]
 			if err := l.setDims(s, dims); err != nil {
@@ -94,9 +97,6 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 			poll = time.Millisecond
 		}
 		dead := l.dead.Load()
-		if dead {
-			l.claimers--
-		}
 		l.mu.Unlock()
 		if dead {
 			l.drop()
@@ -110,9 +110,6 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 			err = fmt.Errorf("%w (%w)", shm.ErrFull, ctx.Err())
 		}
 		t.Stop()
-		l.mu.Lock()
-		l.claimers--
-		l.mu.Unlock()
 		l.drop()
 		if err != nil {
 			return Request{}, err

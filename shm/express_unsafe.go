@@ -6,9 +6,9 @@ import (
 )
 
 // Express lets code outside Go send a client's requests, one at a time,
-// without entering Go: the client lends it a slot of its window. A process
-// with many other things to do than Go's would otherwise wake Go's own threads
-// for every request.
+// without entering Go: the client lends it a slot of its window. In a process
+// whose own work is not Go's, every wait in Go would wake the Go runtime's
+// threads too.
 //
 // It lies in memory that C owns and never frees. In C: struct rb_express,
 // which mirrors it field by field.
