@@ -106,6 +106,8 @@ int rb_infer(rb_client c, uint32_t rows, const void *const *in, void *const *out
 	return GUARDED(rbgo_infer(c, rows, (void **)in, (void **)out, timeout, slice, r, message()));
 }
 
+int rb_infer_prepared(rb_inference *i) { return rb_infer(i->client, i->rows, i->inputs, i->outputs, i->timeout, i->slice, &i->request); }
+
 int rb_submit(rb_client c, uint32_t rows, const void *const *in, int64_t timeout, uint32_t flags, uint64_t *r)
 {
 	return GUARDED(rbgo_submit(c, rows, (void **)in, timeout, flags, r, message()));

@@ -74,7 +74,8 @@ class Model:
         self._many_outputs = len(sig.outputs) > 1
         # What the quick way through __call__ needs, for the common model.
         self._quick = sig.sized and len(sig.inputs) == 1
-        self._single, self._small_in, self._small = sig.single, sig.small_in, sig.small
+        self._one = core.quick()
+        self._small = sig.small
         self._dtype, self._shape = sig.inputs[0].dtype, sig.inputs[0].shape
         self._rank = len(self._shape)
 
@@ -127,13 +128,12 @@ class Model:
         Inputs come in the model's order or by name. One output is returned as
         an array, several as a dict. A single item gives single items back.
         """
-        core = self._core
-        if Process.forked or core.closed:
+        if Process.forked or self._core.closed:
             self._check()
-        if self._single and timeout is None and len(inputs) == 1 and not named:
-            x = inputs[0]
-            if type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._shape and (self._small_in or x.flags.c_contiguous):
-                return core.infer_one(x)
+        if len(inputs) == 1 and not named and timeout is None:
+            y = self._one(inputs[0])
+            if y is not None:
+                return y
         arrays, rows = self._arrays(inputs, named)
         if self._core.signature.sized and all(a.flags.c_contiguous for a in arrays):
             return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout)), rows < 0)

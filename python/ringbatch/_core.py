@@ -10,7 +10,7 @@ import ctypes
 import threading
 import time
 from ctypes import addressof, c_uint32, c_uint64, c_void_p
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ._library import FOREVER_NS, SLICE_NS, check, last_error, load
 from ._tensors import Signature, Tensor
 from ._views import Mapping, strided
 
+_byte_of: Any = ctypes.c_char.from_buffer  # a fifth of what __array_interface__ costs
 _FULL = errors.Full.status
 _TIMEOUT = errors.Timeout.status
 
@@ -40,20 +41,27 @@ def nanoseconds(timeout: float | None) -> int:
 
 
 class Scratch:
-    """Room for the arguments of a call, one per thread."""
+    """Room for the arguments of a call."""
 
-    __slots__ = ("inputs", "inputs_at", "outputs", "outputs_at", "request", "request_at", "x", "x_at", "x_pointers", "y", "y_at", "y_pointers")
+    __slots__ = (
+        "call", "call_at", "inputs", "inputs_at", "one", "one_at", "outputs", "outputs_at", "request", "request_at",
+        "x", "x_at", "x_pointers", "y", "y_at", "y_pointers",
+    )  # fmt: skip
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(self, handle: int, signature: Signature) -> None:
         self.inputs = (c_void_p * len(signature.inputs))()
         self.outputs = (c_void_p * len(signature.outputs))()
         self.request = c_uint64()
         self.inputs_at = addressof(self.inputs)
         self.outputs_at = addressof(self.outputs)
         self.request_at = addressof(self.request)
-        # One item of a model with one input and one output, where those are small.
+        self.call = c.Inference(handle, self.inputs_at, self.outputs_at, 0, SLICE_NS)
+        self.call_at = addressof(self.call)
+        # One item of a model with one input and one output. What is small is
+        # copied here, and so is its address.
         self.x: Any = None
         self.y: Any = None
+        self.x_at, self.y_at = self.inputs_at, self.outputs_at
         if signature.small_in:
             self.x = np.zeros(signature.inputs[0].shape, signature.inputs[0].dtype)
             self.x_pointers = (c_void_p * 1)(address(self.x))
@@ -62,15 +70,16 @@ class Scratch:
             self.y = np.zeros(signature.outputs[0].shape, signature.outputs[0].dtype)
             self.y_pointers = (c_void_p * 1)(address(self.y))
             self.y_at = addressof(self.y_pointers)
-
-
-class ThreadScratch(threading.local):
-    def __init__(self, signature: Signature) -> None:
-        self.own = Scratch(signature)
+        self.one = c.Inference(handle, self.x_at, self.y_at, 0, SLICE_NS, 0, 1)
+        self.one_at = addressof(self.one)
 
 
 def address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
+    """Where a contiguous array lies."""
+    try:
+        return addressof(_byte_of(array))
+    except (TypeError, ValueError, BufferError):  # read-only, or of a type that has no buffer
+        return array.__array_interface__["data"][0]
 
 
 class Core:
@@ -88,8 +97,9 @@ class Core:
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.INPUT, info.inputs),
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.OUTPUT, info.outputs),
         )
-        self.scratch = ThreadScratch(self.signature)
-        self._rb_infer, self._rb_submit, self._rb_collect = self.lib.rb_infer, self.lib.rb_submit, self.lib.rb_collect
+        # Not one for each thread: a signal's handler may call too, in the midst of a call.
+        self._pool: list[Scratch] = []
+        self._rb_infer, self._rb_submit, self._rb_collect = self.lib.rb_infer_prepared, self.lib.rb_submit, self.lib.rb_collect
         self._mapping: Mapping | None = None
         self._mapping_lock = threading.Lock()
 
@@ -171,66 +181,97 @@ class Core:
 
     # -- whole requests, for models of fixed shapes and contiguous arrays
 
-    def infer_one(self, x: np.ndarray) -> np.ndarray:
-        """One item of a model with one input and output, without a deadline; x is contiguous or small."""
-        s = self.scratch.own
-        if s.x is not None:
-            s.x[...] = x
-            inputs = s.x_at
-        else:
-            s.inputs[0] = address(x)
-            inputs = s.inputs_at
-        y, outputs = s.y, s.y_at if s.y is not None else s.outputs_at
-        if y is None:
-            t = self.signature.outputs[0]
-            y = np.empty(t.shape, t.dtype)
-            s.outputs[0] = address(y)
-        status = self._rb_infer(self.handle, 1, inputs, outputs, 0, SLICE_NS, s.request_at)
-        if status:
-            self._unsliced(s, status, inputs, outputs, 1, 0)
-        return y.copy() if y is s.y else y
+    def scratch(self) -> Scratch:
+        """A free one; whoever is done appends it to the pool."""
+        try:
+            return self._pool.pop()
+        except IndexError:
+            return Scratch(self.handle, self.signature)
+
+    def quick(self) -> Callable[[Any], np.ndarray | None]:
+        """model(x) for one item of a model with one input and one output; None if x is not just that.
+
+        All it needs is in one place, its defaults: where many processes take
+        turns on few cores, caches are cold, and each object looked at costs
+        more than the step it is for.
+        """
+        if not self.signature.single:
+            return lambda _x: None
+        x_tensor, y_tensor = self.signature.inputs[0], self.signature.outputs[0]
+
+        def one(
+            x: Any,
+            ndarray: Any = np.ndarray,
+            dtype: Any = x_tensor.dtype,
+            shape: Any = x_tensor.shape,
+            copy_x: bool = self.signature.small_in,
+            copy_y: bool = self.signature.small_out,
+            pop: Any = self._pool.pop,
+            infer: Any = self._rb_infer,
+            append: Any = self._pool.append,
+        ) -> np.ndarray | None:
+            if type(x) is not ndarray or x.dtype is not dtype or x.shape != shape or not (copy_x or x.flags.c_contiguous):
+                return None
+            try:
+                s = pop()
+            except IndexError:
+                s = Scratch(self.handle, self.signature)
+            if copy_x:
+                s.x[...] = x
+            else:
+                s.inputs[0] = address(x)
+            if not copy_y:
+                y = np.empty(y_tensor.shape, y_tensor.dtype)
+                s.outputs[0] = address(y)
+            status = infer(s.one_at)
+            if status:
+                self._unsliced(s.one, status)
+            if copy_y:
+                y = s.y.copy()
+            append(s)
+            return y
+
+        return one
 
     def infer(self, arrays: list[np.ndarray], rows: int, timeout_ns: int) -> list[np.ndarray]:
-        s = self.scratch.own
+        s = self.scratch()
         outs = self._empty(s, rows)
         for k, a in enumerate(arrays):
             s.inputs[k] = address(a)
-        status = self._rb_infer(self.handle, rows, s.inputs_at, s.outputs_at, timeout_ns, SLICE_NS, s.request_at)
+        s.call.rows, s.call.timeout = rows, timeout_ns
+        status = self._rb_infer(s.call_at)
         if status:
-            self._unsliced(s, status, s.inputs_at, s.outputs_at, rows, timeout_ns)
+            self._unsliced(s.call, status)
+        self._pool.append(s)
         return outs
 
-    def _unsliced(self, s: Scratch, status: int, inputs: int, outputs: int, rows: int, timeout_ns: int) -> None:
-        """Goes on where one slice of rb_infer was not enough, or raises."""
+    def _unsliced(self, call: c.Inference, status: int) -> None:
+        """Goes on where one slice of the call was not enough, or raises."""
+        timeout_ns = call.timeout
         deadline = time.monotonic_ns() + timeout_ns  # time spent waiting for room counts
         while status == _FULL:
-            left = deadline - time.monotonic_ns() if timeout_ns else 0
-            if left < 0:
-                break
-            status = self._rb_infer(self.handle, rows, inputs, outputs, left, SLICE_NS, s.request_at)
+            if timeout_ns:
+                call.timeout = deadline - time.monotonic_ns()
+                if call.timeout <= 0:
+                    break
+            status = self._rb_infer(addressof(call))
         if status == 0:
             return
         if status != _TIMEOUT:
             raise self.error(status)
-        request = s.request.value
         try:
-            self.wait(request, 0)
+            self.wait(call.request, 0)
         except BaseException:
-            self.release(request)
+            self.release(call.request)
             raise
-        self.check(self.lib.rb_collect(self.handle, request, outputs))
+        self.check(self._rb_collect(self.handle, call.request, call.outputs))
 
     def submit(self, arrays: list[np.ndarray], rows: int, timeout_ns: int, flags: int = c.NOTIFY) -> int:
         """Sends and returns the request's number; 0 if there is no room."""
-        s = self.scratch.own
+        s = self.scratch()
         for k, a in enumerate(arrays):
             s.inputs[k] = address(a)
-        status = self._rb_submit(self.handle, rows, s.inputs_at, timeout_ns, flags, s.request_at)
-        if status == 0:
-            return s.request.value
-        if status == _FULL:
-            return 0
-        raise self.error(status)
+        return self._sent(s, self._rb_submit(self.handle, rows, s.inputs_at, timeout_ns, flags, s.request_at))
 
     def commit_all(self, requests: list[int], timeout_ns: int) -> None:
         """Commits what was submitted with HOLD."""
@@ -239,27 +280,34 @@ class Core:
 
     def submit_small(self, x: np.ndarray, flags: int) -> int:
         """submit for one item of a model with one small input and output."""
-        s = self.scratch.own
+        s = self.scratch()
         s.x[...] = x
-        status = self._rb_submit(self.handle, 1, s.x_at, 0, flags, s.request_at)
+        return self._sent(s, self._rb_submit(self.handle, 1, s.x_at, 0, flags, s.request_at))
+
+    def _sent(self, s: Scratch, status: int) -> int:
+        request = s.request.value
+        self._pool.append(s)
         if status == 0:
-            return s.request.value
+            return request
         if status == _FULL:
             return 0
         raise self.error(status)
 
     def collect_small(self, request: int) -> np.ndarray:
-        s = self.scratch.own
+        s = self.scratch()
         status = self._rb_collect(self.handle, request, s.y_at)
         if status:
             raise self.error(status)
-        return s.y.copy()
+        y = s.y.copy()
+        self._pool.append(s)
+        return y
 
     def collect(self, request: int, rows: int) -> list[np.ndarray]:
         """The outputs of a request that has ended; it is released in any case."""
-        s = self.scratch.own
+        s = self.scratch()
         outs = self._empty(s, rows)
         self.check(self.lib.rb_collect(self.handle, request, s.outputs_at))
+        self._pool.append(s)
         return outs
 
     def _empty(self, s: Scratch, rows: int) -> list[np.ndarray]:

@@ -67,6 +67,18 @@ class Request(Structure):
     _fields_ = [("id", c_uint64), ("base", c_void_p), ("slot", c_uint32), ("rows", c_uint32), ("attachment", c_uint32)]
 
 
+class Inference(Structure):
+    _fields_ = [
+        ("client", c_uint64),
+        ("inputs", c_void_p),
+        ("outputs", c_void_p),
+        ("timeout", c_int64),
+        ("slice", c_int64),
+        ("request", c_uint64),
+        ("rows", c_uint32),
+    ]
+
+
 class Timing(Structure):
     _fields_ = [(name, c_int64) for name in ("claim", "write", "queue", "dispatch", "compute", "wake")]
 
@@ -157,6 +169,7 @@ PROTOTYPES = {
     "rb_request_map": (c_int, [_client, _request, _address]),
     "rb_request_timing": (c_int, [_client, _request, _address]),
     "rb_infer": (c_int, [_client, c_uint32, _address, _address, c_int64, c_int64, _address]),
+    "rb_infer_prepared": (c_int, [_address]),
     "rb_submit": (c_int, [_client, c_uint32, _address, c_int64, c_uint32, _address]),
     "rb_collect": (c_int, [_client, _request, _address]),
     "rb_client_fd": (c_int, [_client, _address]),
