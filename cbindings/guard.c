@@ -106,14 +106,16 @@ int rb_infer(rb_client c, uint32_t rows, const void *const *in, void *const *out
 	return GUARDED(rbgo_infer(c, rows, (void **)in, (void **)out, timeout, slice, r, message()));
 }
 
-int rb_infer_prepared(rb_inference *i) { return rb_infer(i->client, i->rows, i->inputs, i->outputs, i->timeout, i->slice, &i->request); }
-
 int rb_submit(rb_client c, uint32_t rows, const void *const *in, int64_t timeout, uint32_t flags, uint64_t *r)
 {
 	return GUARDED(rbgo_submit(c, rows, (void **)in, timeout, flags, r, message()));
 }
 
 int rb_collect(rb_client c, uint64_t r, void *const *out) { return GUARDED(rbgo_collect(c, r, (void **)out, message())); }
+int rb_infer_prepared(rb_inference *i) { return rb_infer(i->client, i->rows, i->inputs, i->outputs, i->timeout, i->slice, &i->request); }
+int rb_submit_prepared(rb_inference *i) { return rb_submit(i->client, i->rows, i->inputs, i->timeout, i->flags, &i->request); }
+int rb_collect_prepared(const rb_inference *i) { return rb_collect(i->client, i->request, i->outputs); }
+
 int rb_client_fd(rb_client c, int *fd) { return GUARDED(rbgo_client_fd(c, fd, message())); }
 
 int rb_reap(rb_client c, uint64_t *r, uint32_t max, uint32_t *count)

@@ -282,18 +282,6 @@ RB_API int rb_request_timing(rb_client client, uint64_t request, rb_timing *timi
  * rb_collect, or rb_release it. */
 RB_API int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice, uint64_t *request);
 
-/* The same, its arguments in a structure that can be prepared once: for
- * languages in which each argument of a call costs. */
-typedef struct rb_inference {
-	rb_client client;
-	const void *const *inputs;
-	void *const *outputs;
-	int64_t timeout, slice;
-	uint64_t request; /* set by the call */
-	uint32_t rows;
-} rb_inference;
-RB_API int rb_infer_prepared(rb_inference *inference);
-
 /* The first half: claim without waiting (RB_ERR_FULL), copy in, commit. With
  * RB_HOLD it is not committed yet: see rb_commit_all. */
 #define RB_HOLD 2u
@@ -302,6 +290,20 @@ RB_API int rb_submit(rb_client client, uint32_t rows, const void *const *inputs,
 /* The second half: copy out and release, or release and tell how the request
  * failed. RB_ERR_NOT_DONE, and no release, while it is under way. */
 RB_API int rb_collect(rb_client client, uint64_t request, void *const *outputs);
+
+/* The three with their arguments in a structure that can be prepared once: for
+ * languages in which each argument of a call costs. */
+typedef struct rb_inference {
+	rb_client client;
+	const void *const *inputs;
+	void *const *outputs;
+	int64_t timeout, slice;
+	uint64_t request; /* set by the first two, taken by the third */
+	uint32_t rows, flags;
+} rb_inference;
+RB_API int rb_infer_prepared(rb_inference *inference);
+RB_API int rb_submit_prepared(rb_inference *inference);
+RB_API int rb_collect_prepared(const rb_inference *inference);
 
 /* ---- client: event loops ----------------------------------------------- */
 

@@ -260,6 +260,11 @@ static void in_one_call(void)
 		x[7] = (float)rows;
 		WANT(RB_OK, rb_infer_prepared(&prepared));
 		CHECK(prepared.request == 0 && y[7] == (rows == 1 ? 16 : 4));
+		y[3] = 0;
+		WANT(RB_OK, rb_submit_prepared(&prepared));
+		WANT(RB_OK, rb_wait(c, prepared.request, 10 * second));
+		WANT(RB_OK, rb_collect_prepared(&prepared));
+		CHECK(y[3] == 2 * x[3]);
 	}
 	x[0] = -1;
 	WANT(RB_ERR_FAILED, rb_infer(c, 1, in, out, 0, 10 * second, &r));
@@ -402,7 +407,7 @@ static void forked(void)
 			rb_connect("double", NULL, &c2), rb_client_model(c, &m), rb_client_tensor(c, 0, 0, &t), rb_client_map(c, &map),
 			rb_claim(c, 1, NULL, 0, -1, &r), rb_input(c, r.id, 0, &v), rb_output(c, r.id, 0, &v), rb_set_priority(c, r.id, 0),
 			rb_commit(c, r.id, 0, 0), rb_commit_all(c, &r.id, 1, 0, 0), rb_wait(c, r.id, -1), rb_poll(c, r.id), rb_cancel(c, r.id), rb_request_map(c, r.id, &map),
-			rb_request_timing(c, r.id, &timing), rb_infer(c, 1, NULL, NULL, 0, -1, &u), rb_infer_prepared(&inference), rb_submit(c, 1, NULL, 0, 0, &u),
+			rb_request_timing(c, r.id, &timing), rb_infer(c, 1, NULL, NULL, 0, -1, &u), rb_infer_prepared(&inference), rb_submit_prepared(&inference), rb_collect_prepared(&inference), rb_submit(c, 1, NULL, 0, 0, &u),
 			rb_collect(c, r.id, NULL), rb_client_fd(c, &fd), rb_reap(c, &u, 1, &n), rb_release(c, r.id), rb_close(c), rb_map_release(1),
 			rb_worker_attach("m", "x:f32[1] -> y:f32[1]", NULL, &w), rb_worker_model(w, &m), rb_worker_tensor(w, 0, 0, &t),
 			rb_worker_map(w, &map), rb_worker_next(w, -1, &pb), rb_batch_run(&b, 0, 0, 0, &v), rb_batch_row(&b, 0, 0, 0, &p, &u),

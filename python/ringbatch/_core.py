@@ -44,17 +44,15 @@ class Scratch:
     """Room for the arguments of a call."""
 
     __slots__ = (
-        "call", "call_at", "inputs", "inputs_at", "one", "one_at", "outputs", "outputs_at", "request", "request_at",
+        "call", "call_at", "inputs", "inputs_at", "one", "one_at", "outputs", "outputs_at",
         "x", "x_at", "x_pointers", "y", "y_at", "y_pointers",
     )  # fmt: skip
 
     def __init__(self, handle: int, signature: Signature) -> None:
         self.inputs = (c_void_p * len(signature.inputs))()
         self.outputs = (c_void_p * len(signature.outputs))()
-        self.request = c_uint64()
         self.inputs_at = addressof(self.inputs)
         self.outputs_at = addressof(self.outputs)
-        self.request_at = addressof(self.request)
         self.call = c.Inference(handle, self.inputs_at, self.outputs_at, 0, SLICE_NS)
         self.call_at = addressof(self.call)
         # One item of a model with one input and one output. What is small is
@@ -99,7 +97,7 @@ class Core:
         )
         # Not one for each thread: a signal's handler may call too, in the midst of a call.
         self._pool: list[Scratch] = []
-        self._rb_infer, self._rb_submit, self._rb_collect = self.lib.rb_infer_prepared, self.lib.rb_submit, self.lib.rb_collect
+        self._rb_infer, self._rb_submit, self._rb_collect = self.lib.rb_infer_prepared, self.lib.rb_submit_prepared, self.lib.rb_collect_prepared
         self._mapping: Mapping | None = None
         self._mapping_lock = threading.Lock()
 
@@ -264,14 +262,25 @@ class Core:
         except BaseException:
             self.release(call.request)
             raise
-        self.check(self._rb_collect(self.handle, call.request, call.outputs))
+        self.check(self._rb_collect(addressof(call)))
 
     def submit(self, arrays: list[np.ndarray], rows: int, timeout_ns: int, flags: int = c.NOTIFY) -> int:
         """Sends and returns the request's number; 0 if there is no room."""
         s = self.scratch()
         for k, a in enumerate(arrays):
             s.inputs[k] = address(a)
-        return self._sent(s, self._rb_submit(self.handle, rows, s.inputs_at, timeout_ns, flags, s.request_at))
+        call = s.call
+        call.rows, call.timeout, call.flags = rows, timeout_ns, flags
+        return self._sent(s, call, self._rb_submit(s.call_at))
+
+    def _sent(self, s: Scratch, call: c.Inference, status: int) -> int:
+        request = call.request
+        self._pool.append(s)
+        if status == 0:
+            return request
+        if status == _FULL:
+            return 0
+        raise self.error(status)
 
     def commit_all(self, requests: list[int], timeout_ns: int) -> None:
         """Commits what was submitted with HOLD."""
@@ -282,20 +291,13 @@ class Core:
         """submit for one item of a model with one small input and output."""
         s = self.scratch()
         s.x[...] = x
-        return self._sent(s, self._rb_submit(self.handle, 1, s.x_at, 0, flags, s.request_at))
-
-    def _sent(self, s: Scratch, status: int) -> int:
-        request = s.request.value
-        self._pool.append(s)
-        if status == 0:
-            return request
-        if status == _FULL:
-            return 0
-        raise self.error(status)
+        s.one.flags = flags
+        return self._sent(s, s.one, self._rb_submit(s.one_at))
 
     def collect_small(self, request: int) -> np.ndarray:
         s = self.scratch()
-        status = self._rb_collect(self.handle, request, s.y_at)
+        s.one.request = request
+        status = self._rb_collect(s.one_at)
         if status:
             raise self.error(status)
         y = s.y.copy()
@@ -306,7 +308,8 @@ class Core:
         """The outputs of a request that has ended; it is released in any case."""
         s = self.scratch()
         outs = self._empty(s, rows)
-        self.check(self.lib.rb_collect(self.handle, request, s.outputs_at))
+        s.call.request = request
+        self.check(self._rb_collect(s.call_at))
         self._pool.append(s)
         return outs
 

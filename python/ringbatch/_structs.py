@@ -76,6 +76,7 @@ class Inference(Structure):
         ("slice", c_int64),
         ("request", c_uint64),
         ("rows", c_uint32),
+        ("flags", c_uint32),
     ]
 
 
@@ -170,6 +171,8 @@ PROTOTYPES = {
     "rb_request_timing": (c_int, [_client, _request, _address]),
     "rb_infer": (c_int, [_client, c_uint32, _address, _address, c_int64, c_int64, _address]),
     "rb_infer_prepared": (c_int, [_address]),
+    "rb_submit_prepared": (c_int, [_address]),
+    "rb_collect_prepared": (c_int, [_address]),
     "rb_submit": (c_int, [_client, c_uint32, _address, c_int64, c_uint32, _address]),
     "rb_collect": (c_int, [_client, _request, _address]),
     "rb_client_fd": (c_int, [_client, _address]),
