@@ -51,6 +51,29 @@ func TestAShortRunReportsEverything(t *testing.T) {
 	}
 }
 
+func TestProducersThatWriteAheadHaveOneRequestInFlight(t *testing.T) {
+	var out strings.Builder
+	js := filepath.Join(t.TempDir(), "r.json")
+	err := run(t.Context(), strings.Fields("--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --worker_num=3 --max_batch_size=8 --wait_time=1ms --write_ahead --duration=0.2 --warmup=0.1 --max_windows=3 --bound=false --json="+js), &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := out.String(); !strings.Contains(s, "the next one written meanwhile") || !strings.Contains(s, "errors         none") {
+		t.Error(s)
+	}
+	data, err := os.ReadFile(js)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r result
+	if err := json.Unmarshal(data, &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.BatchSize.Avg < 1 || r.BatchSize.Avg > 3 || r.Throughput <= 0 {
+		t.Errorf("3 producers with one request in flight each: batches of %v, %v requests/s", r.BatchSize.Avg, r.Throughput)
+	}
+}
+
 func TestAnOpenLoopSweepHasAPointForEachConcurrency(t *testing.T) {
 	var out strings.Builder
 	err := run(t.Context(), strings.Fields("--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --rate=200 --concurrency_range=1:2 --duration=0.2 --warmup=0 --max_windows=3 --bound=false"), &out)

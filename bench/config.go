@@ -30,6 +30,7 @@ type config struct {
 	Duration       seconds  `json:"duration"` // of one window
 	Warmup         seconds  `json:"warmup"`
 	InFlight       int      `json:"in_flight"`
+	WriteAhead     bool     `json:"write_ahead"`
 	Rate           float64  `json:"rate,omitempty"` // requests per second of all producers; 0: closed loop
 	Concurrency    interval `json:"concurrency_range,omitzero"`
 	Bound          bool     `json:"-"`
@@ -67,6 +68,7 @@ func (c *config) bind(f *pflag.FlagSet) {
 	c.Warmup = seconds(time.Second)
 	f.Var(&c.Warmup, "warmup", "time before the first window")
 	f.IntVar(&c.InFlight, "in_flight", 0, "requests that each producer has in flight (default 1; 64 with --rate)")
+	f.BoolVar(&c.WriteAhead, "write_ahead", false, "closed loop: producers write their next input while they wait for an answer")
 	f.Float64Var(&c.Rate, "rate", 0, "open loop: requests per second of all producers together, Poisson arrivals (default: closed loop)")
 	f.Var(&c.Concurrency, "concurrency_range", "a:b:step: measure with a, a+step … b producers instead of --worker_num")
 	f.BoolVar(&c.Bound, "bound", true, "also measure the upper bound: the model processes feeding themselves full batches")
@@ -131,6 +133,8 @@ func (c *config) validate() error {
 		return fmt.Errorf("--rate is %v, must be 0..%v requests per second", c.Rate, maxPerSecond)
 	case c.Rate > 0 && c.NoDynamicBatch:
 		return errors.New("--rate needs the broker: it cannot go with --no_dynamic_batch")
+	case c.WriteAhead && (c.Rate > 0 || c.NoDynamicBatch):
+		return errors.New("--write_ahead is for a closed loop through the broker: it goes neither with --rate nor with --no_dynamic_batch")
 	case !(c.Stability > 0 && c.Stability <= 100):
 		return fmt.Errorf("--stability is %v, must be above 0 and at most 100 percent", c.Stability)
 	case !slices.Contains(kind.dtypes, c.DataType):
@@ -198,7 +202,12 @@ func (c *config) slots() int {
 }
 
 // window is the slots of one producer.
-func (c *config) window() int { return c.InFlight * c.WorkerBatch }
+func (c *config) window() int { return c.producer().window() }
+
+// producer is what all producers have in common.
+func (c *config) producer() producerJob {
+	return producerJob{Model: modelName, Rows: c.WorkerBatch, InFlight: c.InFlight, Ahead: c.WriteAhead}
+}
 
 func (c *config) model() modelJob {
 	return modelJob{Type: c.ModelType, Path: c.ModelPath, DType: c.DataType, Shape: c.InputShape, Seed: c.Seed,

@@ -53,6 +53,8 @@ func TestBadFlagsAreRefusedWithTheReason(t *testing.T) {
 		"--rate=-5":                                  "--rate is -5",
 		"--rate=NaN":                                 "--rate is NaN",
 		"--rate=5 --no_dynamic_batch":                "--rate needs the broker",
+		"--rate=5 --write_ahead":                     "--write_ahead is for a closed loop",
+		"--no_dynamic_batch --write_ahead":           "--write_ahead is for a closed loop",
 		"--stability=0":                              "--stability is 0",
 		"--max_windows=2":                            "--max_windows is 2, must be 3..",
 		"--model_type=resnet":                        "no model \"resnet\"; there are affine,",

@@ -154,10 +154,9 @@ func (s *serving) through(producers int, bound *bound, say *progress) (*result, 
 	cfg := s.cfg
 	say.line("starting %d producers", producers)
 	ps, err := s.f.startAll(producers, func(i int) spawn {
-		return spawn{role: "producer", procs: 2, job: producerJob{
-			Socket: s.socket, Model: modelName, Rows: cfg.WorkerBatch, InFlight: cfg.InFlight,
-			Rate: cfg.Rate / float64(producers), Seed: uint64(cfg.Seed)<<20 + uint64(i),
-		}}
+		job := cfg.producer()
+		job.Socket, job.Rate, job.Seed = s.socket, cfg.Rate/float64(producers), uint64(cfg.Seed)<<20+uint64(i)
+		return spawn{role: "producer", procs: 2, job: job}
 	})
 	if err != nil {
 		return nil, err

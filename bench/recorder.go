@@ -22,7 +22,11 @@ func newHistogram() *hdrhistogram.Histogram {
 // stages of a request's life, in order.
 var stageNames = [...]string{"claim", "write", "queue", "dispatch", "compute", "wake"}
 
-const stageCompute = 4
+const (
+	stageClaim   = 0
+	stageWrite   = 1
+	stageCompute = 4
+)
 
 type stages [len(stageNames)]int64 // nanoseconds
 

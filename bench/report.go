@@ -56,6 +56,9 @@ func (c *config) headline() string {
 		return fmt.Sprintf("%s: %d processes, each running the model by itself on %d row(s)", c.ModelType, c.WorkerNum, c.WorkerBatch)
 	}
 	load := fmt.Sprintf("%d in flight each", c.InFlight)
+	if c.WriteAhead {
+		load += ", the next one written meanwhile"
+	}
 	if c.Rate > 0 {
 		load = fmt.Sprintf("%s requests/s arriving at random, at most %d in flight each", big(c.Rate), c.InFlight)
 	}

@@ -18,8 +18,17 @@ type producerJob struct {
 	Model    string
 	Rows     int
 	InFlight int
+	Ahead    bool    // closed loop: write the next input while waiting for an answer
 	Rate     float64 // requests per second of this producer; 0: closed loop
 	Seed     uint64
+}
+
+// window is the slots that the producer uses.
+func (j producerJob) window() int {
+	if j.Ahead {
+		return 2 * j.InFlight * j.Rows
+	}
+	return j.InFlight * j.Rows
 }
 
 // producerRole sends requests without copies beyond the one that writes the
@@ -30,7 +39,7 @@ func producerRole(c *child) error {
 		return err
 	}
 	ctx := context.Background()
-	conn, err := client.Dial(ctx, job.Model, client.WithSocket(job.Socket), client.WithWindow(job.InFlight*job.Rows))
+	conn, err := client.Dial(ctx, job.Model, client.WithSocket(job.Socket), client.WithWindow(job.window()))
 	if err != nil {
 		return err
 	}
@@ -62,6 +71,9 @@ func (p *producer) closedLoop(ctx context.Context, rec *recorder) {
 		for now := shm.Now(); now < rec.window.End; {
 			now = p.request(ctx, rec, now)
 		}
+	}
+	if p.job.Ahead {
+		loop = func() { p.loopAhead(ctx, rec) }
 	}
 	var others sync.WaitGroup
 	for range p.job.InFlight - 1 {
@@ -103,18 +115,58 @@ func (p *producer) openLoop(ctx context.Context, rec *recorder) {
 	rec.fail(end-1, "not_sent_in_time", unsent.Load())
 }
 
+// loopAhead has each next input written into its slot before the answer to
+// the one before has come, and commits it then: what a producer does whose
+// inputs do not depend on the answers, such as a camera's.
+func (p *producer) loopAhead(ctx context.Context, rec *recorder) {
+	next, err := p.claim(ctx)
+	for now := shm.Now(); now < rec.window.End; {
+		committed := now
+		var st stages
+		if err == nil {
+			st, err = p.turn(ctx, &next)
+		}
+		if now = shm.Now(); err == nil {
+			rec.add(now, now-committed, p.job.Rows, st)
+			continue
+		}
+		now = p.failed(rec, now, err)
+		_ = next.Release()
+		next, err = p.claim(ctx)
+	}
+	_ = next.Release()
+}
+
+// turn commits next, writes the one that follows it, and waits for the answer.
+func (p *producer) turn(ctx context.Context, next *client.Request) (st stages, err error) {
+	this := *next
+	defer this.Release()
+	if err := this.Commit(ctx); err != nil {
+		return st, err
+	}
+	if *next, err = p.claim(ctx); err != nil {
+		return st, err
+	}
+	return p.wait(ctx, this)
+}
+
 // request runs one that was meant for the intended time, and says when it
 // was over.
 func (p *producer) request(ctx context.Context, rec *recorder, intended int64) int64 {
 	st, err := p.exchange(ctx, intended)
 	now := shm.Now()
 	if err != nil {
-		rec.fail(now, errorName(err), 1)
-		time.Sleep(time.Millisecond) // no storm of refusals
-		return shm.Now()
+		return p.failed(rec, now, err)
 	}
 	rec.add(now, now-intended, p.job.Rows, st)
 	return now
+}
+
+// failed counts a failure, and says when to go on.
+func (p *producer) failed(rec *recorder, at int64, err error) int64 {
+	rec.fail(at, errorName(err), 1)
+	time.Sleep(time.Millisecond) // no storm of refusals
+	return shm.Now()
 }
 
 // exchange is one request, and where its time went. Waiting for a place among
@@ -126,22 +178,45 @@ func (p *producer) exchange(ctx context.Context, intended int64) (stages, error)
 	}
 	defer r.Release()
 	claimed := shm.Now()
-	for k, rows := range p.inputs {
-		dst, err := r.InputBytes(k)
-		if err != nil {
-			return stages{}, err
-		}
-		copy(dst, rows)
+	if err := p.write(r); err != nil {
+		return stages{}, err
 	}
 	written := shm.Now()
 	if err := r.Commit(ctx); err != nil {
 		return stages{}, err
 	}
+	st, err := p.wait(ctx, r)
+	st[stageClaim], st[stageWrite] = claimed-intended, written-claimed
+	return st, err
+}
+
+// claim is a request whose input is written.
+func (p *producer) claim(ctx context.Context) (client.Request, error) {
+	r, err := p.conn.Claim(ctx, p.job.Rows)
+	if err != nil {
+		return r, err
+	}
+	return r, p.write(r)
+}
+
+func (p *producer) write(r client.Request) error {
+	for k, rows := range p.inputs {
+		dst, err := r.InputBytes(k)
+		if err != nil {
+			return err
+		}
+		copy(dst, rows)
+	}
+	return nil
+}
+
+// wait is for the answer; the stages that follow the commit.
+func (p *producer) wait(ctx context.Context, r client.Request) (stages, error) {
 	if err := r.Wait(ctx); err != nil {
 		return stages{}, err
 	}
 	t, err := r.Timing()
-	return stages{claimed - intended, written - claimed, int64(t.Queue), int64(t.Dispatch), int64(t.Compute), int64(t.Wake)}, err
+	return stages{0, 0, int64(t.Queue), int64(t.Dispatch), int64(t.Compute), int64(t.Wake)}, err
 }
 
 // randomInputs are rows for one request: normal numbers where the tensor is

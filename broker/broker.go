@@ -93,7 +93,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 	defer stop()
 	drainUntil := never
 	for {
-		if err := b.loop.sleep(min(b.due, drainUntil), func() { b.now = b.clock() }); err != nil {
+		if err := b.loop.sleep(min(b.due, drainUntil), b.filling(), func() { b.now = b.clock() }); err != nil {
 			return err
 		}
 		b.settle()
@@ -111,6 +111,17 @@ func (b *Broker) Serve(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// filling: a free worker waits for a batch, and the batch for company, which
+// often comes at once: from those whose answers came with one another.
+func (b *Broker) filling() bool {
+	for _, m := range b.models {
+		if m.batcher.Queued() > 0 && m.batcher.IdleWorkers() > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // settle ends a round of the loop: whatever the round's events and the time

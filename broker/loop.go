@@ -22,6 +22,7 @@ type loop struct {
 	unused  []int32 // indices of sources to use again
 	events  [128]unix.EpollEvent
 	parker  shm.Parker
+	spin    shm.Spin
 
 	mu    sync.Mutex
 	posts []func()
@@ -40,7 +41,7 @@ func newLoop() (*loop, error) {
 	if err != nil {
 		return nil, fmt.Errorf("epoll: %w", err)
 	}
-	l := &loop{epfd: epfd}
+	l := &loop{epfd: epfd, spin: shm.Spin{Limit: int64(shm.LeastSpin)}}
 	if l.wake, err = shm.NewDoorbell(); err != nil {
 		_ = unix.Close(epfd)
 		return nil, fmt.Errorf("eventfd: %w", err)
@@ -111,11 +112,20 @@ func (l *loop) runPosts() {
 }
 
 // sleep waits for events until the given time (Now's clock), calls woke, and
-// fires them.
-func (l *loop) sleep(until int64, woke func()) error {
-	n, err := l.epollWait(l.events[:], until)
+// fires them. If soon, it looks out for them for a moment before it parks.
+func (l *loop) sleep(until int64, soon bool, woke func()) (err error) {
+	n := 0
+	if soon {
+		l.spin.Until(func() bool { n, err = epollPwait2(l.epfd, l.events[:], 0, true); return n > 0 || err != nil }, until)
+	}
+	if n <= 0 {
+		n, err = l.epollWait(l.events[:], until)
+	}
 	if err != nil {
 		return err
+	}
+	if soon {
+		l.spin.Over()
 	}
 	woke()
 	for _, ev := range l.events[:n] {

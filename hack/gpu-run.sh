@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 bundle=$PWD/build/gpu
 OUT=$(mkdir -p "${OUT:-gpu-results}" && cd "${OUT:-gpu-results}" && pwd)
 export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD/python RINGBATCH_LIBRARY=$bundle/libringbatch.so
-parts=${*:-fp32 fp16 small single fp32_launched fp16_launched small_launched single_launched fp16_as_is small_as_is single_as_is kill echo mlp mps_table native}
+parts=${*:-fp32 fp16 small small_ahead single fp32_launched fp16_launched small_launched single_launched fp16_as_is small_as_is single_as_is kill echo mlp mps_table native}
 model=/tmp/ringbatch-res50.jit
 began=$SECONDS
 chmod +x "$bundle"/* 2>/dev/null
@@ -61,7 +61,7 @@ mps_table() {
 launched() { TORCH_ARGS=--no_cuda_graphs "$@"; }
 as_is() { TORCH_ARGS="--no_cuda_graphs --no_freeze" "$@"; }
 big() { resnet "$1" 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type="$2" --duration=2s --max_windows=4; }
-eight() { resnet "$1" 90 --worker_num=8 --model_num=2 --max_batch_size=4 --wait_time=0.003 --data_type=float32 --duration=2s --max_windows=4; }
+eight() { local name=$1; shift; resnet "$name" 90 "$@" --worker_num=8 --model_num=2 --max_batch_size=4 --wait_time=0.003 --data_type=float32 --duration=2s --max_windows=4; }
 one() { resnet "$1" 60 --worker_num=1 --model_num=1 --max_batch_size=1 --wait_time=0.010 --data_type=float32 --duration=2s --max_windows=3; }
 fp32() { big fp32 float32; }
 fp32_launched() { launched big fp32-launched float32; }
@@ -70,6 +70,7 @@ fp16() { big fp16 float16; }
 fp16_launched() { launched big fp16-launched float16; }
 fp16_as_is() { as_is big fp16-as-is float16; }
 small() { eight small; }
+small_ahead() { eight small-ahead --write_ahead; } # the next image is written while the producer waits
 small_launched() { launched eight small-launched; }
 small_as_is() { as_is eight small-as-is; }
 single() { one single; }

@@ -22,7 +22,7 @@ RUNS = [
             ("small", "fp32, 8 producers, 2 workers, batch 4, wait 3 ms"),
             ("single", "fp32, 1 producer, 1 worker, batch 1"),
         )
-        for suffix, how in (("", ""), ("-launched", ", no CUDA graphs"), ("-as-is", ", no CUDA graphs, not frozen"))
+        for suffix, how in (("", ""), ("-ahead", ", the next image written meanwhile"), ("-launched", ", no CUDA graphs"), ("-as-is", ", no CUDA graphs, not frozen"))
     ),
     ("mlp-f32", "cuda-mlp f32, 16 producers × 8 in flight, 1 worker, batch 32"),
     ("mlp-f16", "cuda-mlp f16, the same"),
