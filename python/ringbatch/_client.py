@@ -75,7 +75,6 @@ class Model:
         # What the quick way through __call__ needs, for the common model.
         self._quick = sig.sized and len(sig.inputs) == 1
         self._one = core.quick()
-        self._small = sig.small
         self._dtype, self._shape = sig.inputs[0].dtype, sig.inputs[0].shape
         self._rank = len(self._shape)
 
@@ -128,12 +127,11 @@ class Model:
         Inputs come in the model's order or by name. One output is returned as
         an array, several as a dict. A single item gives single items back.
         """
-        if Process.forked or self._core.closed:
-            self._check()
-        if len(inputs) == 1 and not named and timeout is None:
+        if timeout is None and len(inputs) == 1 and not named:
             y = self._one(inputs[0])
             if y is not None:
                 return y
+        self._check()
         arrays, rows = self._arrays(inputs, named)
         if self._core.signature.sized and all(a.flags.c_contiguous for a in arrays):
             return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout)), rows < 0)
@@ -235,12 +233,12 @@ class Model:
         core = self._core
         if Process.forked or core.closed:
             self._check()
-        quick = self._small and len(inputs) == 1 and not named
+        quick = core.single and len(inputs) == 1 and not named
         if quick:
             x = inputs[0]
-            quick = type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._shape
+            quick = type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._shape and x.flags.c_contiguous
         if quick:
-            read: Callable[[int], Any] = core.collect_small
+            read: Callable[[int], Any] = core.collect_one
         else:
             arrays, rows = self._arrays(inputs, named)
             read = self._reader(rows)
@@ -251,7 +249,7 @@ class Model:
         while True:
             # Where shapes are fixed the request is held back: all that this
             # turn of the loop sends is committed together at its end.
-            sent = core.submit_small(x, c.HOLD) if quick else self._send(arrays, rows, nanoseconds(timeout), c.HOLD)
+            sent = core.submit_one(x, c.HOLD) if quick else self._send(arrays, rows, nanoseconds(timeout), c.HOLD)
             if sent:
                 break
             if deadline is not None:
@@ -296,8 +294,8 @@ class Model:
     def _reader(self, rows: int) -> Callable[[int], Any]:
         """What makes the result of a request that has ended, and releases it."""
         core = self._core
-        if self._small and rows < 0:
-            return core.collect_small
+        if core.single and rows < 0:
+            return core.collect_one
         if core.signature.sized:
             return lambda request: self._give(core.collect(request, abs(rows)), rows < 0)
         return lambda request: self._give(core.take(request), rows < 0)

@@ -6,7 +6,9 @@ forgotten without being closed.
 
 from __future__ import annotations
 
+import array
 import ctypes
+import sys
 import threading
 import time
 from ctypes import addressof, c_uint32, c_uint64, c_void_p
@@ -20,7 +22,6 @@ from ._library import FOREVER_NS, SLICE_NS, check, last_error, load
 from ._tensors import Signature, Tensor
 from ._views import Mapping, strided
 
-_byte_of: Any = ctypes.c_char.from_buffer  # a fifth of what __array_interface__ costs
 _FULL = errors.Full.status
 _TIMEOUT = errors.Timeout.status
 
@@ -43,41 +44,47 @@ def nanoseconds(timeout: float | None) -> int:
 class Scratch:
     """Room for the arguments of a call."""
 
-    __slots__ = (
-        "call", "call_at", "inputs", "inputs_at", "one", "one_at", "outputs", "outputs_at",
-        "x", "x_at", "x_pointers", "y", "y_at", "y_pointers",
-    )  # fmt: skip
+    __slots__ = ("call", "call_at", "inputs", "one", "one_at", "outputs", "words")
 
     def __init__(self, handle: int, signature: Signature) -> None:
         self.inputs = (c_void_p * len(signature.inputs))()
         self.outputs = (c_void_p * len(signature.outputs))()
-        self.inputs_at = addressof(self.inputs)
-        self.outputs_at = addressof(self.outputs)
-        self.call = c.Inference(handle, self.inputs_at, self.outputs_at, 0, SLICE_NS)
+        self.call = c.Inference(handle, addressof(self.inputs), addressof(self.outputs), 0, SLICE_NS)
         self.call_at = addressof(self.call)
-        # One item of a model with one input and one output. What is small is
-        # copied here, and so is its address.
-        self.x: Any = None
-        self.y: Any = None
-        self.x_at, self.y_at = self.inputs_at, self.outputs_at
-        if signature.small_in:
-            self.x = np.zeros(signature.inputs[0].shape, signature.inputs[0].dtype)
-            self.x_pointers = (c_void_p * 1)(address(self.x))
-            self.x_at = addressof(self.x_pointers)
-        if signature.small_out:
-            self.y = np.zeros(signature.outputs[0].shape, signature.outputs[0].dtype)
-            self.y_pointers = (c_void_p * 1)(address(self.y))
-            self.y_at = addressof(self.y_pointers)
-        self.one = c.Inference(handle, self.x_at, self.y_at, 0, SLICE_NS, 0, 1)
+        # For one item of a model with one input and one output: the words of
+        # a struct, as assigning to its fields takes longer.
+        self.words = array.array("Q", bytes(ctypes.sizeof(c.Inference)))
+        self.one = c.Inference.from_buffer(self.words)
+        self.one.client, self.one.slice, self.one.rows = handle, SLICE_NS, 1
         self.one_at = addressof(self.one)
 
 
-def address(array: np.ndarray) -> int:
+# The words of Inference that say where the addresses of inputs and outputs are.
+_INPUTS = c.Inference.inputs.offset // 8
+_OUTPUTS = c.Inference.outputs.offset // 8
+
+
+def _data_at() -> int:
+    """Where in an ndarray the address of its elements is; 0 if that is not known.
+
+    It is the first field after the object's head: so says NumPy's C ABI, and
+    so it is tried here. To C such a field is an array of one address, so an
+    ndarray that is the only input can be passed as it is. Asking for the
+    address instead makes objects, and takes longer than the whole call.
+    """
+    if sys.implementation.name != "cpython":
+        return 0  # an id is not an address
+    a = np.zeros(1)
+    offset = object.__basicsize__
+    return offset if c_void_p.from_address(id(a) + offset).value == a.__array_interface__["data"][0] else 0
+
+
+_DATA_AT = _data_at()
+
+
+def address(a: np.ndarray) -> int:
     """Where a contiguous array lies."""
-    try:
-        return addressof(_byte_of(array))
-    except (TypeError, ValueError, BufferError):  # read-only, or of a type that has no buffer
-        return array.__array_interface__["data"][0]
+    return a.__array_interface__["data"][0]
 
 
 class Core:
@@ -95,6 +102,7 @@ class Core:
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.INPUT, info.inputs),
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.OUTPUT, info.outputs),
         )
+        self.single = _DATA_AT > 0 and self.signature.single
         # Not one for each thread: a signal's handler may call too, in the midst of a call.
         self._pool: list[Scratch] = []
         self._rb_infer, self._rb_submit, self._rb_collect = self.lib.rb_infer_prepared, self.lib.rb_submit_prepared, self.lib.rb_collect_prepared
@@ -191,9 +199,10 @@ class Core:
 
         All it needs is in one place, its defaults: where many processes take
         turns on few cores, caches are cold, and each object looked at costs
-        more than the step it is for.
+        more than the step it is for. Whether the process was forked or the
+        client closed is left to the library, which looks in any case.
         """
-        if not self.signature.single:
+        if not self.single:
             return lambda _x: None
         x_tensor, y_tensor = self.signature.inputs[0], self.signature.outputs[0]
 
@@ -202,30 +211,26 @@ class Core:
             ndarray: Any = np.ndarray,
             dtype: Any = x_tensor.dtype,
             shape: Any = x_tensor.shape,
-            copy_x: bool = self.signature.small_in,
-            copy_y: bool = self.signature.small_out,
+            empty: Any = np.empty,
+            y_shape: Any = y_tensor.shape,
+            y_dtype: Any = y_tensor.dtype,
             pop: Any = self._pool.pop,
             infer: Any = self._rb_infer,
             append: Any = self._pool.append,
         ) -> np.ndarray | None:
-            if type(x) is not ndarray or x.dtype is not dtype or x.shape != shape or not (copy_x or x.flags.c_contiguous):
+            if type(x) is not ndarray or x.dtype is not dtype or x.shape != shape or not x.flags.c_contiguous:
                 return None
             try:
                 s = pop()
             except IndexError:
                 s = Scratch(self.handle, self.signature)
-            if copy_x:
-                s.x[...] = x
-            else:
-                s.inputs[0] = address(x)
-            if not copy_y:
-                y = np.empty(y_tensor.shape, y_tensor.dtype)
-                s.outputs[0] = address(y)
+            y = empty(y_shape, y_dtype)
+            words = s.words
+            words[_INPUTS] = id(x) + _DATA_AT
+            words[_OUTPUTS] = id(y) + _DATA_AT
             status = infer(s.one_at)
             if status:
                 self._unsliced(s.one, status)
-            if copy_y:
-                y = s.y.copy()
             append(s)
             return y
 
@@ -287,20 +292,22 @@ class Core:
         ids = (c_uint64 * len(requests))(*requests)
         self.check(self.lib.rb_commit_all(self.handle, addressof(ids), len(requests), timeout_ns, c.NOTIFY))
 
-    def submit_small(self, x: np.ndarray, flags: int) -> int:
-        """submit for one item of a model with one small input and output."""
+    def submit_one(self, x: np.ndarray, flags: int) -> int:
+        """submit for what quick takes."""
         s = self.scratch()
-        s.x[...] = x
+        s.words[_INPUTS] = id(x) + _DATA_AT
         s.one.flags = flags
         return self._sent(s, s.one, self._rb_submit(s.one_at))
 
-    def collect_small(self, request: int) -> np.ndarray:
+    def collect_one(self, request: int) -> np.ndarray:
         s = self.scratch()
+        t = self.signature.outputs[0]
+        y = np.empty(t.shape, t.dtype)
+        s.words[_OUTPUTS] = id(y) + _DATA_AT
         s.one.request = request
         status = self._rb_collect(s.one_at)
         if status:
             raise self.error(status)
-        y = s.y.copy()
         self._pool.append(s)
         return y
 

@@ -19,7 +19,6 @@ del _BY_NAME["uint16"]  # as a declaration it would be taken for bfloat16
 
 # Rows up to this size go through arrays whose address is known already: asking
 # NumPy for an address takes longer than copying a few KiB.
-_SMALL_BYTES = 16 << 10
 
 Dimension = Union[int, str]
 Spec = tuple[Any, Sequence[Dimension]]
@@ -120,11 +119,7 @@ class Signature:
         self.variable_inputs = sum(len(t.variable) for t in inputs)
         self.variable_outputs = sum(len(t.variable) for t in outputs)
         self.sized = self.variable_inputs + self.variable_outputs == 0
-        # What the quick ways ask for: one input and one output, and which of them are small.
         self.single = self.sized and len(inputs) == len(outputs) == 1
-        self.small_in = self.single and inputs[0].row_bytes <= _SMALL_BYTES
-        self.small_out = self.single and outputs[0].row_bytes <= _SMALL_BYTES
-        self.small = self.small_in and self.small_out
 
     def __repr__(self) -> str:
         return " ".join(map(repr, self.inputs)) + " -> " + " ".join(map(repr, self.outputs))
