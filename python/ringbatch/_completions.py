@@ -21,6 +21,7 @@ from . import errors
 from ._core import Core
 
 _REAP = 256  # at most so many in one go
+_HOLD = 16  # at most so many; then the worker has something to do while the loop sends the rest
 _ROOM_RETRY_S = 0.005  # slots may come back without anybody telling
 
 
@@ -80,13 +81,15 @@ class Completions:
     # -- sending
 
     def commit_soon(self, loop: asyncio.AbstractEventLoop, request: int, waiter: Waiter, timeout_ns: int) -> None:
-        """Commits at the end of this turn of the loop, together with what else it sends."""
+        """Commits at the end of this turn of the loop, or sooner, together with what else it sends."""
         self._waiters[request] = waiter
         held = self._held.get((loop, timeout_ns))
         if held is None:
             held = self._held[(loop, timeout_ns)] = []
             loop.call_soon(self._commit, loop, timeout_ns)
         held.append(request)
+        if len(held) == _HOLD:
+            self._commit(loop, timeout_ns)
 
     def _commit(self, loop: asyncio.AbstractEventLoop, timeout_ns: int) -> None:
         requests = [r for r in self._held.pop((loop, timeout_ns), ()) if r in self._waiters]  # others were canceled
