@@ -1,9 +1,9 @@
 """The well-known Python way, for comparison.
 
 Every producer has a block of multiprocessing.shared_memory for its input and
-its output. It writes the input, puts its number into a Queue and waits for its
-semaphore (or, with --answers queue, as is more usual, for a Queue of its own).
-The model process takes numbers from the Queue until it has a batch
+its output. It writes the input, puts its number into a Queue and waits for the
+answer in a Queue of its own (or, with --answers semaphore, which is quicker and
+less usual, for a semaphore). The model process takes numbers from the Queue until it has a batch
 or the wait time is over, concatenates the inputs, runs the model, and writes
 each output back. Small, and as quick as this design allows: one process
 batches and computes, nothing but the number is pickled, and no block is copied
@@ -117,7 +117,7 @@ if __name__ == "__main__":
     parser.add_argument("--max_batch_size", type=int, default=32)
     parser.add_argument("--wait_time", type=float, default=0.002)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--answers", choices=("semaphore", "queue", "none"), default="semaphore")
+    parser.add_argument("--answers", choices=("queue", "semaphore", "none"), default="queue")
     a = parser.parse_args()
     rate = measure(a.producers, a.elements, a.outputs, a.max_batch_size, a.wait_time, a.seconds, a.answers)
     print(json.dumps({"requests_per_s": rate}))
