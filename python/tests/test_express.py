@@ -80,6 +80,42 @@ def test_a_request_that_takes_long_goes_on_as_any_other(socket):
         assert (m(item(0)) == 1).all()
 
 
+def test_a_signals_handler_calls_in_the_midst_of_a_call(echo):
+    answers: list[bool] = []
+    with rb.connect("echo", socket=echo) as m:
+
+        def handler(_number, _frame) -> None:
+            v = -1 - len(answers)
+            answers.append((m(item(v)) == v).all())
+
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0007)
+            for n in range(4000):
+                assert (m(item(n)) == n).all()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    assert answers and all(answers)
+
+
+def test_what_is_no_plain_array_goes_the_long_way(echo):
+    class Own(np.ndarray):
+        pass
+
+    fixed = item(3)
+    fixed.flags.writeable = False
+    with rb.connect("echo", socket=echo) as m:
+        for _ in range(3):
+            assert (m(fixed) == 3).all()
+            assert (m(np.repeat(item(4), 2)[::2]) == 4).all()
+            assert (m(item(5).view(Own)) == 5).all()
+            with pytest.raises(rb.DType):
+                m(item(6).astype(">f4"))
+            with pytest.raises(rb.Shape):
+                m(np.float32(7))
+
+
 def test_errors_keep_their_names_and_reasons(socket):
     @rb.worker("picky", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
     def picky(batch):

@@ -81,17 +81,34 @@ def test_asyncio_in_several_loops_and_threads_at_once(model):
             job.result(60)
 
 
-def test_canceled_tasks_give_their_slots_back(echo):
-    with rb.connect("echo", socket=echo, window=4) as m:
+@pytest.mark.parametrize("window", [4, 16, 17, 64])
+@pytest.mark.parametrize("in_flight", [1, 15, 16, 17, 40])  # a loop commits after 16, and at the end of its turn
+def test_asyncio_with_so_many_at_once(echo, window, in_flight):
+    with rb.connect("echo", socket=echo, window=window) as m:
 
         async def main() -> None:
-            for _ in range(20):
-                tasks = [asyncio.ensure_future(m.ainfer(row(1))) for _ in range(8)]
-                await asyncio.sleep(0)
+            for turn in range(20):
+                sent = [100 * turn + i for i in range(in_flight)]
+                got = await asyncio.wait_for(asyncio.gather(*(m.ainfer(row(v)) for v in sent)), 20)
+                assert [r[0] for r in got] == sent
+
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(("window", "in_flight"), [(4, 8), (16, 16), (32, 15), (32, 17), (64, 40)])
+def test_canceled_tasks_give_their_slots_back(echo, window, in_flight):
+    with rb.connect("echo", socket=echo, window=window) as m:
+
+        async def main() -> None:
+            for turn in range(20):
+                tasks = [asyncio.ensure_future(m.ainfer(row(1))) for _ in range(in_flight)]
+                for _ in range(turn % 3):  # before they are held, while, and after
+                    await asyncio.sleep(0)
                 for t in tasks:
                     t.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-            assert (await asyncio.wait_for(m.ainfer(row(7)), 20))[0] == 7
+            got = await asyncio.wait_for(asyncio.gather(*(m.ainfer(row(v)) for v in range(window))), 20)
+            assert [r[0] for r in got] == list(range(window))
 
         asyncio.run(main())
 
