@@ -93,7 +93,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 	defer stop()
 	drainUntil := never
 	for {
-		if err := b.loop.sleep(min(b.due, drainUntil), b.filling(), func() { b.now = b.clock() }); err != nil {
+		if err := b.loop.sleep(min(b.due, drainUntil), b.lookOut(), func() { b.now = b.clock() }); err != nil {
 			return err
 		}
 		b.settle()
@@ -113,15 +113,17 @@ func (b *Broker) Serve(ctx context.Context) error {
 	}
 }
 
-// filling: a free worker waits for a batch, and the batch for company, which
-// often comes at once: from those whose answers came with one another.
-func (b *Broker) filling() bool {
+// lookOut is until when it pays to look out for commits: a free worker waits
+// for a batch, and the batch for company, which often follows at once, from
+// those whose answers came together.
+func (b *Broker) lookOut() int64 {
+	t := int64(0)
 	for _, m := range b.models {
 		if m.batcher.Queued() > 0 && m.batcher.IdleWorkers() > 0 {
-			return true
+			t = max(t, m.arrived+int64(shm.LeastSpin))
 		}
 	}
-	return false
+	return t
 }
 
 // settle ends a round of the loop: whatever the round's events and the time

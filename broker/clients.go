@@ -121,6 +121,7 @@ func (m *model) enqueue(c *clientSession, e *shm.Commit) {
 	c.busy++
 	m.stats.requests++
 	now := m.b.now
+	m.arrived = now
 	// A commit from the future, or from long ago, would bend the wait time of
 	// others; the client's clock is ours, so this is only damage.
 	info.commit.Committed = min(max(e.Committed, now-int64(maxClockSkew)), now)

@@ -112,11 +112,15 @@ func (l *loop) runPosts() {
 }
 
 // sleep waits for events until the given time (Now's clock), calls woke, and
-// fires them. If soon, it looks out for them for a moment before it parks.
-func (l *loop) sleep(until int64, soon bool, woke func()) (err error) {
+// fires them. Before it parks it looks out for them until lookOut, unless that
+// is 0, and while looking out does find them.
+func (l *loop) sleep(until, lookOut int64, woke func()) (err error) {
 	n := 0
-	if soon {
-		l.spin.Until(func() bool { n, err = epollPwait2(l.epfd, l.events[:], 0, true); return n > 0 || err != nil }, until)
+	if lookOut > 0 {
+		l.spin.Until(func() bool {
+			n, err = epollPwait2(l.epfd, l.events[:], 0, true)
+			return n > 0 || err != nil // an error comes again below, if it is one
+		}, min(until, lookOut))
 	}
 	if n <= 0 {
 		n, err = l.epollWait(l.events[:], until)
@@ -124,7 +128,7 @@ func (l *loop) sleep(until int64, soon bool, woke func()) (err error) {
 	if err != nil {
 		return err
 	}
-	if soon {
+	if n > 0 {
 		l.spin.Over()
 	}
 	woke()

@@ -27,6 +27,7 @@ type model struct {
 	clients map[*clientSession]struct{}
 	workers []*workerSession // by worker id; nil where unused
 	wake    int64            // when the batcher wants to be asked again
+	arrived int64            // when the last request came
 	dirty   bool             // something happened since the last decision
 	held    int              // requests that ended while a worker had them
 	dynamic bool             // declared by a worker: goes with its last peer

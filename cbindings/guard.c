@@ -112,6 +112,8 @@ int rb_submit(rb_client c, uint32_t rows, const void *const *in, int64_t timeout
 }
 
 int rb_collect(rb_client c, uint64_t r, void *const *out) { return GUARDED(rbgo_collect(c, r, (void **)out, message())); }
+
+_Static_assert(sizeof(rb_inference) == 56, "other languages know it word by word");
 int rb_infer_prepared(rb_inference *i) { return rb_infer(i->client, i->rows, i->inputs, i->outputs, i->timeout, i->slice, &i->request); }
 int rb_submit_prepared(rb_inference *i) { return rb_submit(i->client, i->rows, i->inputs, i->timeout, i->flags, &i->request); }
 int rb_collect_prepared(const rb_inference *i) { return rb_collect(i->client, i->request, i->outputs); }

@@ -295,11 +295,13 @@ RB_API int rb_collect(rb_client client, uint64_t request, void *const *outputs);
  * languages in which each argument of a call costs. */
 typedef struct rb_inference {
 	rb_client client;
-	const void *const *inputs;
-	void *const *outputs;
-	int64_t timeout, slice;
-	uint64_t request; /* set by the first two, taken by the third */
-	uint32_t rows, flags;
+	const void *const *inputs; /* infer, submit */
+	void *const *outputs;      /* infer, collect */
+	int64_t timeout;           /* infer, submit */
+	int64_t slice;             /* infer */
+	uint64_t request;          /* set by infer, and by submit if it returns RB_OK; taken by collect */
+	uint32_t rows;             /* infer, submit */
+	uint32_t flags;            /* submit */
 } rb_inference;
 RB_API int rb_infer_prepared(rb_inference *inference);
 RB_API int rb_submit_prepared(rb_inference *inference);

@@ -72,9 +72,9 @@ class Model:
         self._lock = threading.Lock()
         sig = core.signature
         self._many_outputs = len(sig.outputs) > 1
-        # What the quick way through __call__ needs, for the common model.
-        self._quick = sig.sized and len(sig.inputs) == 1
         self._one = core.quick()
+        # For a quick look at the only input of the common model.
+        self._one_input = sig.sized and len(sig.inputs) == 1
         self._dtype, self._shape = sig.inputs[0].dtype, sig.inputs[0].shape
         self._rank = len(self._shape)
 
@@ -143,7 +143,7 @@ class Model:
 
     def _arrays(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[np.ndarray], int]:
         """The inputs in order, checked; rows is -1 for a single item."""
-        if self._quick and len(inputs) == 1 and not named and type(inputs[0]) is np.ndarray:
+        if self._one_input and len(inputs) == 1 and not named and type(inputs[0]) is np.ndarray:
             x = inputs[0]
             if x.dtype is self._dtype:
                 shape = x.shape
@@ -247,8 +247,8 @@ class Model:
         completions.watch_by_loop(loop)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            # Where shapes are fixed the request is held back: all that this
-            # turn of the loop sends is committed together at its end.
+            # Where shapes are fixed the request is held back and committed
+            # together with what else this turn of the loop sends.
             sent = core.submit_one(x, c.HOLD) if quick else self._send(arrays, rows, nanoseconds(timeout), c.HOLD)
             if sent:
                 break

@@ -18,7 +18,7 @@ import numpy as np
 
 from . import _structs as c
 from . import errors
-from ._library import FOREVER_NS, SLICE_NS, check, last_error, load
+from ._library import FOREVER_NS, SLICE_NS, check, check_fork, last_error, load
 from ._tensors import Signature, Tensor
 from ._views import Mapping, strided
 
@@ -59,9 +59,10 @@ class Scratch:
         self.one_at = addressof(self.one)
 
 
-# The words of Inference that say where the addresses of inputs and outputs are.
-_INPUTS = c.Inference.inputs.offset // 8
-_OUTPUTS = c.Inference.outputs.offset // 8
+# The words of Inference: where the addresses of inputs and outputs are, and the request.
+_INPUTS, _OUTPUTS, _REQUEST = (field.offset // 8 for field in (c.Inference.inputs, c.Inference.outputs, c.Inference.request))
+
+_SMALL_BYTES = 16 << 10  # what is not contiguous is made so first; a larger one is written to its slot as it is
 
 
 def _data_at() -> int:
@@ -129,6 +130,7 @@ class Core:
             raise self.error(status)
 
     def error(self, status: int) -> errors.Error:
+        check_fork()
         if self.closed:
             return errors.Closed(f"the connection to {self.name} was closed")
         return last_error(self.lib, status)
@@ -188,7 +190,7 @@ class Core:
     # -- whole requests, for models of fixed shapes and contiguous arrays
 
     def scratch(self) -> Scratch:
-        """A free one; whoever is done appends it to the pool."""
+        """A free one; whoever is done with it appends it to the pool, unless the call failed."""
         try:
             return self._pool.pop()
         except IndexError:
@@ -218,8 +220,12 @@ class Core:
             infer: Any = self._rb_infer,
             append: Any = self._pool.append,
         ) -> np.ndarray | None:
-            if type(x) is not ndarray or x.dtype is not dtype or x.shape != shape or not x.flags.c_contiguous:
+            if type(x) is not ndarray or x.dtype is not dtype or x.shape != shape:
                 return None
+            if not x.flags.c_contiguous:
+                if x.nbytes > _SMALL_BYTES:
+                    return None
+                x = np.ascontiguousarray(x)
             try:
                 s = pop()
             except IndexError:
@@ -228,9 +234,14 @@ class Core:
             words = s.words
             words[_INPUTS] = id(x) + _DATA_AT
             words[_OUTPUTS] = id(y) + _DATA_AT
-            status = infer(s.one_at)
-            if status:
-                self._unsliced(s.one, status)
+            words[_REQUEST] = 0
+            try:
+                status = infer(s.one_at)
+                if status:
+                    self._unsliced(s.one, status, 0)
+            except BaseException:  # perhaps a signal's handler raised it
+                self.release(words[_REQUEST])
+                raise
             append(s)
             return y
 
@@ -241,33 +252,32 @@ class Core:
         outs = self._empty(s, rows)
         for k, a in enumerate(arrays):
             s.inputs[k] = address(a)
-        s.call.rows, s.call.timeout = rows, timeout_ns
-        status = self._rb_infer(s.call_at)
-        if status:
-            self._unsliced(s.call, status)
-        self._pool.append(s)
-        return outs
-
-    def _unsliced(self, call: c.Inference, status: int) -> None:
-        """Goes on where one slice of the call was not enough, or raises."""
-        timeout_ns = call.timeout
-        deadline = time.monotonic_ns() + timeout_ns  # time spent waiting for room counts
-        while status == _FULL:
-            if timeout_ns:
-                call.timeout = deadline - time.monotonic_ns()
-                if call.timeout <= 0:
-                    break
-            status = self._rb_infer(addressof(call))
-        if status == 0:
-            return
-        if status != _TIMEOUT:
-            raise self.error(status)
+        call = s.call
+        call.rows, call.timeout, call.slice, call.request = rows, timeout_ns, min(timeout_ns or SLICE_NS, SLICE_NS), 0
+        deadline = time.monotonic_ns() + timeout_ns
         try:
-            self.wait(call.request, 0)
+            status = self._rb_infer(s.call_at)
+            if status:
+                self._unsliced(call, status, deadline)
         except BaseException:
             self.release(call.request)
             raise
-        self.check(self._rb_collect(addressof(call)))
+        self._pool.append(s)
+        return outs
+
+    def _unsliced(self, call: c.Inference, status: int, deadline: int) -> None:
+        """Goes on where one slice of the call was not enough, or raises. The deadline counts if the call has a timeout."""
+        while status == _FULL:
+            if call.timeout:
+                left = deadline - time.monotonic_ns()
+                if left <= 0:
+                    break
+                call.timeout, call.slice = left, min(left, SLICE_NS)
+            status = self._rb_infer(addressof(call))
+        if status == _TIMEOUT:
+            self.wait(call.request, 0)
+            status = self._rb_collect(addressof(call))
+        self.check(status)
 
     def submit(self, arrays: list[np.ndarray], rows: int, timeout_ns: int, flags: int = c.NOTIFY) -> int:
         """Sends and returns the request's number; 0 if there is no room."""

@@ -68,11 +68,13 @@ def load() -> ctypes.CDLL:
             except OSError as e:
                 raise errors.Error(f"cannot load {library_path()}: {e}; reinstall ringbatch") from e
             Process.loaded = True
-            for name, (result, arguments) in PROTOTYPES.items():
-                function = getattr(lib, name)
-                function.restype, function.argtypes = result, arguments
             if lib.rb_abi_version() != ABI_VERSION:
                 raise errors.Version(f"{library_path()} has ABI version {lib.rb_abi_version()}, this package needs {ABI_VERSION}")
+            for name, (result, arguments) in PROTOTYPES.items():
+                if not hasattr(lib, name):
+                    raise errors.Version(f"{library_path()} is older than this package: it has no {name}")
+                function = getattr(lib, name)
+                function.restype, function.argtypes = result, arguments
             _library = lib
     return _library
 

@@ -17,9 +17,6 @@ _NUMPY = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "uint16
 _BY_NAME = {**dict(zip(_NUMPY, _DTYPES)), **{d: d for d in _DTYPES}, "bfloat16": "bf16"}
 del _BY_NAME["uint16"]  # as a declaration it would be taken for bfloat16
 
-# Rows up to this size go through arrays whose address is known already: asking
-# NumPy for an address takes longer than copying a few KiB.
-
 Dimension = Union[int, str]
 Spec = tuple[Any, Sequence[Dimension]]
 

@@ -99,6 +99,44 @@ def test_a_signals_handler_calls_in_the_midst_of_a_call(echo):
     assert answers and all(answers)
 
 
+def test_an_exception_from_a_signals_handler_loses_no_slot(socket):
+    class Ding(Exception):
+        pass
+
+    def ding(_number, _frame) -> None:
+        raise Ding
+
+    @rb.worker("slow", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
+    def slow(batch):
+        time.sleep(float(batch.inputs["x"][0, 0]))
+        batch.outputs["y"][...] = batch.inputs["x"] + 1
+
+    with serving(slow, socket), rb.connect("slow", socket=socket, window=4, wait=10) as m:
+        m(item(0))
+        before = signal.signal(signal.SIGALRM, ding)
+        try:
+            for call in (lambda: m(item(0.12)), lambda: m(item(0.12), timeout=5)) * 4:
+                signal.setitimer(signal.ITIMER_REAL, 0.02)  # within the first slice: it ends with the call still under way
+                with pytest.raises(Ding):
+                    call()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        with m.request(rows=4, timeout=10):
+            pass
+
+
+def test_a_timeout_counts_while_the_window_is_full(echo):
+    with rb.connect("echo", socket=echo, window=1) as m, m.request():
+        took = []
+        for _ in range(10):
+            start = time.monotonic()
+            with pytest.raises(rb.Full):
+                m(item(1), timeout=0.001)
+            took.append(time.monotonic() - start)
+        assert 0.001 <= min(took) < 0.05, took  # not a whole slice, let alone two
+
+
 def test_what_is_no_plain_array_goes_the_long_way(echo):
     class Own(np.ndarray):
         pass
