@@ -1,14 +1,17 @@
 """The well-known Python way, for comparison.
 
-Every producer has a block of multiprocessing.shared_memory for its input and
-its output. It writes the input, puts its number into a Queue and waits for the
-answer in a Queue of its own (or, with --answers semaphore, which is quicker and
-less usual, for a semaphore). The model process takes numbers from the Queue until it has a batch
-or the wait time is over, concatenates the inputs, runs the model, and writes
-each output back. Small, and as quick as this design allows: one process
-batches and computes, nothing but the number is pickled, and no block is copied
-more often than np.concatenate needs. With --answers none nothing is sent: what
-writing the inputs alone, in turns, takes.
+Every producer has a block of multiprocessing.shared_memory for its input. It
+writes the input, puts its number into a Queue and waits for the answer. The
+model process takes numbers from the Queue until it has a batch or the wait time
+is over, concatenates the inputs, runs the model, and answers each:
+
+--answers queue      the output goes through a Queue of the producer's: the usual way
+--answers token      the output goes into the block too, and a token through the Queue
+--answers semaphore  the output goes into the block, and a semaphore is released: the quickest
+--answers none       nothing is sent: what writing the inputs alone, in turns, takes
+
+Small, and as quick as each design allows: one process batches and computes, no
+input is pickled, and none is copied more often than np.concatenate needs.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ def arrays(block: shared_memory.SharedMemory, elements: int, outputs: int) -> tu
     return x, y
 
 
-def producer(i: int, name: str, elements: int, outputs: int, seconds: float, tasks, done, start, counts) -> None:
+def producer(i: int, name: str, elements: int, outputs: int, seconds: float, answers: str, tasks, done, start, counts) -> None:
     block = shared_memory.SharedMemory(name)
     x, y = arrays(block, elements, outputs)
     frame = np.random.rand(elements).astype(np.float32)
@@ -44,18 +47,18 @@ def producer(i: int, name: str, elements: int, outputs: int, seconds: float, tas
         else:
             tasks.put(i)
             wait()
-            y[0].copy()
+            if answers != "queue":
+                y[0].copy()
         n += 1
     counts[i] = n
     del x, y
     block.close()
 
 
-def model_process(names: list[str], elements: int, outputs: int, max_batch: int, wait: float, tasks, done, stop) -> None:
+def model_process(names: list[str], elements: int, outputs: int, max_batch: int, wait: float, answers: str, tasks, done, stop) -> None:
     blocks = [shared_memory.SharedMemory(name) for name in names]
     pairs = [arrays(b, elements, outputs) for b in blocks]
     result = np.zeros((max_batch, outputs), np.float32)
-    tell = [(lambda d=d: d.put(True)) if hasattr(d, "put") else d.release for d in done if d]
     while True:
         try:
             batch = [tasks.get(timeout=0.5)]
@@ -72,8 +75,14 @@ def model_process(names: list[str], elements: int, outputs: int, max_batch: int,
                 break
         np.concatenate([pairs[i][0] for i in batch])  # what the model, which does nothing, would be given
         for row, i in enumerate(batch):
+            if answers == "queue":
+                done[i].put(result[row])
+                continue
             pairs[i][1][0] = result[row]
-            tell[i]()
+            if answers == "token":
+                done[i].put(True)
+            else:
+                done[i].release()
     del pairs
     for b in blocks:
         b.close()
@@ -83,15 +92,15 @@ def measure(producers: int, elements: int, outputs: int, max_batch: int, wait: f
     """Requests per second."""
     context = mp.get_context("fork")
     tasks, start, stop = context.Queue(), context.Event(), context.Event()
-    make = {"queue": context.Queue, "semaphore": lambda: context.Semaphore(0), "none": lambda: None}[answers]
+    make = {"queue": context.Queue, "token": context.Queue, "semaphore": lambda: context.Semaphore(0), "none": lambda: None}[answers]
     done = [make() for _ in range(producers)]
     counts = context.Array("q", producers, lock=False)
     blocks = [shared_memory.SharedMemory(create=True, size=4 * (elements + outputs)) for _ in range(producers)]
     names = [b.name for b in blocks]
     processes = [
-        context.Process(target=producer, args=(i, names[i], elements, outputs, seconds, tasks, done[i], start, counts)) for i in range(producers)
+        context.Process(target=producer, args=(i, names[i], elements, outputs, seconds, answers, tasks, done[i], start, counts)) for i in range(producers)
     ]
-    model = context.Process(target=model_process, args=(names, elements, outputs, max_batch, wait, tasks, done, stop))
+    model = context.Process(target=model_process, args=(names, elements, outputs, max_batch, wait, answers, tasks, done, stop))
     model.start()
     for p in processes:
         p.start()
@@ -117,7 +126,7 @@ if __name__ == "__main__":
     parser.add_argument("--max_batch_size", type=int, default=32)
     parser.add_argument("--wait_time", type=float, default=0.002)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--answers", choices=("queue", "semaphore", "none"), default="queue")
+    parser.add_argument("--answers", choices=("queue", "token", "semaphore", "none"), default="queue")
     a = parser.parse_args()
     rate = measure(a.producers, a.elements, a.outputs, a.max_batch_size, a.wait_time, a.seconds, a.answers)
     print(json.dumps({"requests_per_s": rate}))
