@@ -16,20 +16,21 @@ async def main(port: int) -> None:
     with rb.connect("classifier", window=256, wait=10) as model:
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            async for line in reader:
-                try:
-                    x = np.array(line.split(), dtype="float32")
-                    p = await model.ainfer(x, timeout=1)
-                    writer.write(b"%d\n" % p.argmax())
-                except (ValueError, rb.Error) as e:
-                    writer.write(f"error: {e}\n".encode())
-                await writer.drain()
-            writer.close()
+            try:
+                async for line in reader:
+                    try:
+                        x = np.array(line.split(), dtype="float32")
+                        p = await model.ainfer(x, timeout=1)
+                        writer.write(b"%d\n" % p.argmax())
+                    except (ValueError, rb.Error) as e:
+                        writer.write(f"error: {e}\n".encode())
+                    await writer.drain()
+            finally:
+                writer.close()
 
         server = await asyncio.start_server(serve, "127.0.0.1", port)
         print(f"listening on {server.sockets[0].getsockname()[1]}", flush=True)
-        async with server:
-            await server.serve_forever()
+        await asyncio.Event().wait()  # until Ctrl-C; serve_forever would then wait for every client to hang up
 
 
 if __name__ == "__main__":

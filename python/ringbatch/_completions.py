@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import os
 import select
+import sys
 import threading
 import weakref
 from ctypes import addressof, c_int, c_uint32, c_uint64
@@ -197,7 +198,9 @@ class Completions:
         if self._thread is not None:
             with contextlib.suppress(OSError):
                 os.write(self._fd, (1).to_bytes(8, "little"))
-            if self._thread is not threading.current_thread():
+            # While the interpreter ends, daemon threads stand still: from
+            # Python 3.13 on joining one would be for ever.
+            if self._thread is not threading.current_thread() and not sys.is_finalizing():
                 self._thread.join()
         error = errors.Closed("the client was closed")
         for future, its_loop, _ in waiters.values():

@@ -47,9 +47,11 @@ def test_asyncio_server(served):
                 f.write(line + "\n")
                 f.flush()
                 assert re.match(answer, f.readline())
+            p.send_signal(signal.SIGINT)  # while a client is still connected
+            assert p.wait(30) == 0
     finally:
-        p.send_signal(signal.SIGINT)
-        assert p.wait(30) == 0
+        p.kill()
+        p.wait()
         p.stdout.close()
 
 
