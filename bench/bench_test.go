@@ -35,20 +35,26 @@ func TestAShortRunReportsEverything(t *testing.T) {
 			t.Errorf("the report does not say %q:\n%s", want, out.String())
 		}
 	}
-	data, err := os.ReadFile(js)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r result
-	if err := json.Unmarshal(data, &r); err != nil {
-		t.Fatal(err)
-	}
+	r := written(t, js)
 	if r.Throughput <= 0 || r.ItemsPerS <= r.Throughput || r.Latency.P50 <= 0 || r.RatioToBound <= 0 || r.CPU.Broker <= 0 || r.BatchSize.Avg < 2 {
-		t.Errorf("figures are missing: %s", data)
+		t.Errorf("figures are missing: %+v", r)
 	}
 	if drawing, err := os.ReadFile(svg); err != nil || !strings.Contains(string(drawing), "</svg>") {
 		t.Errorf("no drawing: %v", err)
 	}
+}
+
+// written is what --json left.
+func written(t *testing.T, path string) (r result) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
 }
 
 func TestProducersThatWriteAheadHaveOneRequestInFlight(t *testing.T) {
@@ -61,14 +67,7 @@ func TestProducersThatWriteAheadHaveOneRequestInFlight(t *testing.T) {
 	if s := out.String(); !strings.Contains(s, "the next one written meanwhile") || !strings.Contains(s, "errors         none") {
 		t.Error(s)
 	}
-	data, err := os.ReadFile(js)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r result
-	if err := json.Unmarshal(data, &r); err != nil {
-		t.Fatal(err)
-	}
+	r := written(t, js)
 	if r.BatchSize.Avg < 1 || r.BatchSize.Avg > 3 || r.Throughput <= 0 {
 		t.Errorf("3 producers with one request in flight each: batches of %v, %v requests/s", r.BatchSize.Avg, r.Throughput)
 	}

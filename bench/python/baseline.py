@@ -38,11 +38,11 @@ def producer(i: int, name: str, elements: int, outputs: int, seconds: float, ans
     x, y = arrays(block, elements, outputs)
     frame = np.random.rand(elements).astype(np.float32)
     start.wait()
-    wait = getattr(done, "get", None) or getattr(done, "acquire", None)
+    wait = None if answers == "none" else done.acquire if answers == "semaphore" else done.get
     n, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
         x[0] = frame
-        if done is None:
+        if wait is None:
             os.sched_yield()
         else:
             tasks.put(i)

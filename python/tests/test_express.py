@@ -23,6 +23,13 @@ def item(n: float) -> np.ndarray:
     return np.full(16, n, "float32")
 
 
+@rb.worker("slow", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
+def slow(batch):
+    """Takes as many seconds as its input says."""
+    time.sleep(float(batch.inputs["x"][0, 0]))
+    batch.outputs["y"][...] = batch.inputs["x"] + 1
+
+
 def test_the_only_slot_is_taken_back_when_it_is_needed(echo):
     with rb.connect("echo", socket=echo, window=1) as m:
         for n in range(200):
@@ -65,11 +72,6 @@ def test_threads_share_a_small_window(echo):
 
 
 def test_a_request_that_takes_long_goes_on_as_any_other(socket):
-    @rb.worker("slow", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
-    def slow(batch):
-        time.sleep(float(batch.inputs["x"][0, 0]))
-        batch.outputs["y"][...] = batch.inputs["x"] + 1
-
     with serving(slow, socket), rb.connect("slow", socket=socket, window=1, wait=10) as m:
         for seconds in (0, 0.25, 0, 0, 0.35, 0):
             assert (m(item(seconds)) == np.float32(seconds) + 1).all()
@@ -105,11 +107,6 @@ def test_an_exception_from_a_signals_handler_loses_no_slot(socket):
 
     def ding(_number, _frame) -> None:
         raise Ding
-
-    @rb.worker("slow", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
-    def slow(batch):
-        time.sleep(float(batch.inputs["x"][0, 0]))
-        batch.outputs["y"][...] = batch.inputs["x"] + 1
 
     with serving(slow, socket), rb.connect("slow", socket=socket, window=4, wait=10) as m:
         m(item(0))
@@ -169,12 +166,7 @@ def test_errors_keep_their_names_and_reasons(socket):
 
 
 def test_who_waits_for_the_slot_gets_it(socket):
-    @rb.worker("doze", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
-    def doze(batch):
-        time.sleep(float(batch.inputs["x"][0, 0]))
-        batch.outputs["y"][...] = batch.inputs["x"]
-
-    with serving(doze, socket), rb.connect("doze", socket=socket, window=1, wait=10) as m:
+    with serving(slow, socket), rb.connect("slow", socket=socket, window=1, wait=10) as m:
         for _ in range(10):
             m(item(0))  # lends
             other = threading.Thread(target=m, args=(item(0.05),))
