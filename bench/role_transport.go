@@ -29,6 +29,7 @@ type transportOrder struct {
 	Start int64
 	Until int64
 	Rate  float64 // paced: requests per second of this process
+	Rows  int     // stream: rows of a request; 0 is 1
 }
 
 // transportResult is what it gave.
@@ -124,16 +125,16 @@ func (t *transport) one(ctx context.Context, c *client.Client, input []byte) err
 
 // submit claims, writes and commits.
 func submit(ctx context.Context, c *client.Client, input []byte) (client.Request, error) {
-	r, err := claim(ctx, c, input)
+	r, err := claim(ctx, c, 1, input)
 	if err != nil {
 		return r, err
 	}
 	return r, r.Commit(ctx)
 }
 
-// claim claims and writes.
-func claim(ctx context.Context, c *client.Client, input []byte) (client.Request, error) {
-	r, err := c.Claim(ctx, 1)
+// claim claims and writes the input into each row.
+func claim(ctx context.Context, c *client.Client, rows int, input []byte) (client.Request, error) {
+	r, err := c.Claim(ctx, rows)
 	if err != nil {
 		return r, err
 	}
@@ -141,11 +142,14 @@ func claim(ctx context.Context, c *client.Client, input []byte) (client.Request,
 	if err != nil {
 		return r, err
 	}
-	copy(dst, input)
+	for ; len(dst) > 0; dst = dst[len(input):] {
+		copy(dst, input)
+	}
 	return r, nil
 }
 
-// finish waits for the answer, looks at it and gives the slot back.
+// finish waits for the answer, looks at its first row and gives the slots
+// back.
 func finish(ctx context.Context, r client.Request) error {
 	if err := r.Wait(ctx); err != nil {
 		return err
@@ -154,7 +158,7 @@ func finish(ctx context.Context, r client.Request) error {
 	if err != nil {
 		return err
 	}
-	if n := len(out); out[n-1] != byte(n-1) {
+	if n := len(out) / r.Rows(); out[n-1] != byte(n-1) {
 		return fmt.Errorf("wrong answer: byte %d is %d", n-1, out[n-1])
 	}
 	return r.Release()
@@ -176,17 +180,18 @@ func (t *transport) latency(ctx context.Context, o transportOrder, input []byte)
 
 // stream: as many requests as the window holds. Whatever has ended when the
 // oldest has is taken at once, and as many new ones are committed together.
+// What it counts are rows.
 func (t *transport) stream(ctx context.Context, o transportOrder, input []byte) (transportResult, error) {
-	c := t.sessions[0]
-	ring := make([]client.Request, t.job.Window)
-	fresh := make([]client.Request, 0, t.job.Window)
+	c, rows := t.sessions[0], max(1, o.Rows)
+	ring := make([]client.Request, t.job.Window/rows)
+	fresh := make([]client.Request, 0, len(ring))
 	var res transportResult
 	sent, done := 0, 0
 	for now := shm.Now(); ; now = shm.Now() {
 		if now < o.Until && sent-done < len(ring) {
 			fresh = fresh[:0]
 			for ; sent-done < len(ring); sent++ {
-				r, err := claim(ctx, c, input)
+				r, err := claim(ctx, c, rows, input)
 				if err != nil {
 					return res, err
 				}
@@ -206,8 +211,8 @@ func (t *transport) stream(ctx context.Context, o transportOrder, input []byte) 
 			}
 			done++
 			if now < o.Until {
-				res.Requests++
-				res.Bytes += int64(len(input))
+				res.Requests += rows
+				res.Bytes += int64(rows * len(input))
 			}
 		}
 	}

@@ -16,7 +16,8 @@ type smallFigures struct {
 	RequestsPerS float64            `json:"requests_per_s"`
 	SocketPerS   float64            `json:"socket_requests_per_s"` // the fastest kind
 	SocketKind   string             `json:"socket_kind"`
-	Sockets      map[string]float64 `json:"sockets"` // all kinds
+	Sockets      map[string]float64 `json:"sockets"`                   // all kinds
+	RowsPerS     float64            `json:"rows_per_s_as_one_request"` // what a producer has in flight, as one request of as many rows
 	BatchAvg     float64            `json:"batch_avg"`
 	CPUUS        float64            `json:"cpu_us_per_request"`
 	BrokerUS     float64            `json:"broker_cpu_us_per_request"`
@@ -53,17 +54,21 @@ func measureSmall(f *fleet, o transportOptions, say *progress, r *transportRepor
 			return err
 		}
 	}
-	var ours []float64
+	var ours, rows []float64
 	var cpus [3][]float64 // broker, worker, producers
 	theirs, theirCPUs := map[string][]float64{}, map[string][]float64{}
 	for round := range o.Rounds + 1 {
 		say.line("small: round %d of %d", round+1, o.Rounds+1)
-		rate, used, err := streamRate(serving, producers, o.Round)
+		rate, used, err := streamRate(serving, producers, 1, o.Round)
+		if err != nil {
+			return err
+		}
+		asOne, _, err := streamRate(serving, producers, smallInFlight, o.Round)
 		if err != nil {
 			return err
 		}
 		if round > 0 {
-			ours = append(ours, rate)
+			ours, rows = append(ours, rate), append(rows, asOne)
 			for i := range cpus {
 				cpus[i] = append(cpus[i], used[i])
 			}
@@ -91,23 +96,23 @@ func measureSmall(f *fleet, o transportOptions, say *progress, r *transportRepor
 	if m, err := modelStats(f.ctx, e.socket, "small"); err == nil {
 		fig.BatchAvg = m.BatchSize.Avg
 	}
-	fig.RequestsPerS = medianOf(ours)
+	fig.RequestsPerS, fig.RowsPerS = medianOf(ours), medianOf(rows)
 	fig.BrokerUS, fig.WorkerUS, fig.ProducersUS = medianOf(cpus[0]), medianOf(cpus[1]), medianOf(cpus[2])
 	fig.CPUUS = fig.BrokerUS + fig.WorkerUS + fig.ProducersUS
 	fig.NetRatio = fig.RequestsPerS / fig.Sockets["net"]
 	r.Small, r.SmallRatio = fig, medianOf(fig.Rounds)
 	r.check("small_ratio", r.SmallRatio, ">= 10", r.SmallRatio >= 10,
-		"%s requests/s in batches of %.0f / %s over a Unix socket (%s); stream %s, seqpacket %s, Go net %s (ratio %.1f); CPU a request %.2f µs (broker %.2f, worker %.2f, producers %.2f) / %.2f µs; median of %d rounds",
+		"%s requests/s in batches of %.0f / %s over a Unix socket (%s); stream %s, seqpacket %s, Go net %s (ratio %.1f); CPU a request %.2f µs (broker %.2f, worker %.2f, producers %.2f) / %.2f µs; %s rows/s where the %d are rows of one request; median of %d rounds",
 		big(fig.RequestsPerS), fig.BatchAvg, big(fig.SocketPerS), fig.SocketKind, big(fig.Sockets["stream"]), big(fig.Sockets["seqpacket"]), big(fig.Sockets["net"]), fig.NetRatio,
-		fig.CPUUS, fig.BrokerUS, fig.WorkerUS, fig.ProducersUS, fig.SocketCPUUS, len(ours))
+		fig.CPUUS, fig.BrokerUS, fig.WorkerUS, fig.ProducersUS, fig.SocketCPUUS, big(fig.RowsPerS), smallInFlight, len(ours))
 	return nil
 }
 
-// streamRate is requests per second, and CPU microseconds per request of each
-// group that serves and, last, of the producers.
-func streamRate(serving [][]*proc, producers []*proc, d time.Duration) (rate float64, used []float64, err error) {
+// streamRate is rows per second in requests of so many, and CPU microseconds
+// per row of each group that serves and, last, of the producers.
+func streamRate(serving [][]*proc, producers []*proc, rows int, d time.Duration) (rate float64, used []float64, err error) {
 	return rateOf(serving, d, func() ([]transportResult, error) {
-		return together(producers, transportOrder{Do: "stream"}, d)
+		return together(producers, transportOrder{Do: "stream", Rows: rows}, d)
 	})
 }
 
