@@ -31,7 +31,11 @@ def measure(model_name: str, producers: int, seconds: float) -> float:
     for p in processes:
         p.start()
     for _ in processes:
-        ready.acquire()
+        while not ready.acquire(timeout=1):
+            if not all(p.is_alive() for p in processes):
+                for p in processes:
+                    p.terminate()
+                raise SystemExit("a producer ended before it was ready; its error is above")
     began = time.monotonic()
     start.set()
     for p in processes:
