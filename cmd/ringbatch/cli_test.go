@@ -95,7 +95,7 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 	if m := c.stats().Models[0]; m.WaitTimeMS != 3 || m.MaxBatchSize != 16 {
 		t.Errorf("after set: wait %v ms, batch %d", m.WaitTimeMS, m.MaxBatchSize)
 	}
-	for _, bad := range []string{"max_batch_size=64", "wait_time=soon", "speed=fast", "preferred_batch_sizes=8,4", "max_queue.3=1"} {
+	for _, bad := range []string{"max_batch_size=64", "wait_time=soon", "wait_time=nan", "speed=fast", "preferred_batch_sizes=8,4", "max_queue.3=1"} {
 		if out, code := c.run("set", "affine", "wait_time=9ms", bad); code != 1 || !strings.Contains(out, "invalid") {
 			t.Errorf("set %s: status %d\n%s", bad, code, out)
 		}
@@ -130,6 +130,11 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{nil, 2, "Usage"},
 		{[]string{"fly"}, 2, "no command"},
 		{[]string{"broker", "--speed"}, 2, "--help"},
+		{[]string{"broker", "--lease", "5s"}, 2, "needs --model"},
+		{[]string{"broker", "--max_queue", "5"}, 2, "needs --model"},
+		{[]string{"broker", "--preferred_batch_sizes", "4"}, 2, "needs --model"},
+		{[]string{"broker", "--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]", "--max_batch_size", "0"}, 2, "more than 0"},
+		{[]string{"broker", "--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]", "--wait_time", "nan"}, 2, "out of range"},
 		{[]string{"worker"}, 2, "--model"},
 		{[]string{"worker", "--model", "telepathy"}, 1, "echo"},
 		{[]string{"infer"}, 2, "--help"},
