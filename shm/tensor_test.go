@@ -8,6 +8,23 @@ import (
 	"testing"
 )
 
+func TestASizeThatCannotBeSaysWhy(t *testing.T) {
+	for text, why := range map[string]string{
+		"x:f32[0]":            "at least 1",
+		"x:f32[-1]":           "at least 1",
+		"x:u8[99999999999]":   "larger than",
+		"x:u8[300000,300000]": "larger than",
+		"x:u8[<=5000000000]":  "at most 4294967295",
+	} {
+		if _, err := ParseTensorSpec(text); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), why) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if _, err := ParseTensorSpec("x:u8[5000000000]"); err != nil { // fixed
+		t.Error(err)
+	}
+}
+
 func TestEveryDTypeIsReadAsItsGoType(t *testing.T) {
 	check := func(d DType, name string, size int, got DType, elems int, err error) {
 		t.Helper()
