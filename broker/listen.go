@@ -23,16 +23,16 @@ type listener struct {
 	path string
 }
 
-// maxSocketPath is what a Unix socket's address holds, less the suffix that
+// MaxSocketPath is what a Unix socket's address holds, less the suffix that
 // it is bound with at first.
-const maxSocketPath = 107 - len(".4194304")
+const MaxSocketPath = 107 - len(".4194304")
 
 // listen takes the socket. The lock file beside it is held (flock) for as
 // long as its broker lives, so a socket whose lock is free is stale and can
 // be taken over without a race.
 func listen(path string, openFolder bool) (*listener, error) {
-	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("%w: socket path of %d bytes, at most %d: %s", shm.ErrInvalid, len(path), maxSocketPath, path)
+	if len(path) > MaxSocketPath {
+		return nil, fmt.Errorf("%w: socket path of %d bytes, at most %d: %s", shm.ErrInvalid, len(path), MaxSocketPath, path)
 	}
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

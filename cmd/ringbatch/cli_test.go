@@ -27,6 +27,7 @@ name = "affine"
 inputs = ["x:f32[4]"]
 outputs = ["y:f32[4]"]
 max_batch_size = 32
+slots = 32
 wait_time = "5ms"
 `
 
@@ -112,7 +113,7 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 	c.until("the reloaded configuration is in force", func() bool { return wait() == 7 && len(c.stats().Models) == 2 })
 
 	// Refused whole: the third model is fine, the change of the first is not.
-	c.write(strings.Replace(firstConfig, "max_batch_size = 32", "max_batch_size = 64", 1) + "[[model]]\nname = \"third\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
+	c.write(strings.Replace(firstConfig, "max_batch_size = 32\nslots = 32", "max_batch_size = 64", 1) + "[[model]]\nname = \"third\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
 	_ = c.broker.Process.Signal(syscall.SIGHUP)
 	time.Sleep(200 * time.Millisecond)
 	if s := c.stats(); len(s.Models) != 2 || s.Models[0].WaitTimeMS != 7 {
@@ -140,6 +141,7 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"infer"}, 2, "--help"},
 		{[]string{"infer", "affine", "1", "2"}, 1, "takes 4 values"},
 		{[]string{"infer", "affine", "one", "2", "3", "4"}, 1, "not a f32"},
+		{append([]string{"infer", "affine"}, strings.Fields(strings.Repeat("1 ", 4*33))...), 1, "more rows than max_batch_size"},
 		{[]string{"infer", "nobody", "1"}, 1, "no such model"},
 		{[]string{"infer", "affine", "1", "2", "3", "4", "--timeout", "100ms"}, 1, "deadline"},
 		{[]string{"broker"}, 1, "another broker"},
@@ -147,6 +149,8 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"broker", "--help"}, 0, "Examples"},
 		{[]string{"version"}, 0, "layout"},
 		{[]string{"doctor"}, 0, "kernel"},
+		{[]string{"doctor", "--socket", "/tmp/" + strings.Repeat("x", 100)}, 1, "at most 99"},
+		{[]string{"doctor", "--socket", "/etc/passwd/b.sock"}, 1, "not a folder"},
 	} {
 		if out, code := c.run(m.args...); code != m.code || !strings.Contains(out, m.says) {
 			t.Errorf("ringbatch %s: status %d, want %d and %q:\n%s", strings.Join(m.args, " "), code, m.code, m.says, out)

@@ -53,7 +53,7 @@ func runInfer(ctx context.Context, args []string) error {
 		return err
 	}
 	rows := inputs[0].(shm.Tensor).Rows()
-	if rows > 1 { // how many rows there are only the signature tells: a second, larger window
+	if rows > 1 && rows <= c.Model().MaxBatchSize { // how many rows there are only the signature tells: a second, larger window
 		c.Close()
 		if c, err = client.Dial(ctx, f.Arg(0), append(options, client.WithWindow(rows))...); err != nil {
 			return err
