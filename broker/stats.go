@@ -196,7 +196,7 @@ func (w *workerSession) snapshot() WorkerStats {
 	}
 	return WorkerStats{
 		ID: int(w.id), Name: w.label(), Pid: w.pid, GPU: w.info.GPU, State: state, SinceS: time.Since(w.since).Seconds(),
-		InFlight: len(w.mails), Batches: w.batches, BusyS: w.busy.Seconds(), Restarts: max(w.model.b.super.restarts(w.pid), w.model.stats.deaths[w.name]),
+		InFlight: len(w.mails), Batches: w.batches, BusyS: w.busy.Seconds(), Restarts: max(w.model.b.super.restarts(w.pid), w.restarts),
 	}
 }
 
