@@ -53,3 +53,44 @@ func TestAClientThatCannotAttachAgainSaysWhy(t *testing.T) {
 	}
 	_ = req.Release()
 }
+
+func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
+	r := newRing(t, plain(t))
+	r.stop()
+	r.drain = 300 * time.Millisecond
+	r.start()
+	busy := r.dial()
+	req, err := busy.Claim(soon(t), 1)
+	if err == nil {
+		err = req.Commit(soon(t)) // for no worker: it drains for as long as it may
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	drained := make(chan struct{})
+	go func() { defer close(drained); r.stop() }()
+	for { // until it says so
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem))
+		if errors.Is(err, client.ErrDraining) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	dialled := make(chan error, 1)
+	go func() {
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WaitForModel())
+		if err == nil {
+			c.Close()
+		}
+		dialled <- err
+	}()
+	<-drained
+	r.start()
+	if err := <-dialled; err != nil {
+		t.Error(err)
+	}
+	_ = req.Release()
+}

@@ -117,7 +117,7 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 			c.remember(l)
 			break
 		}
-		if !o.wait || !errors.Is(err, shm.ErrUnknownModel) && !errors.Is(err, shm.ErrNoBroker) && !errors.Is(err, shm.ErrBrokerGone) {
+		if !o.wait || !worthWaiting(err) {
 			return nil, fmt.Errorf("dial %s: %w", model, err)
 		}
 		select {
@@ -131,6 +131,17 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	c.closing = cancel
 	go c.keep(life, c.link)
 	return c, nil
+}
+
+// worthWaiting tells whether a broker that is about to come, or its first
+// worker, may change that; one that drains is being replaced.
+func worthWaiting(err error) bool {
+	for _, e := range []error{shm.ErrUnknownModel, shm.ErrNoBroker, shm.ErrBrokerGone, shm.ErrDraining} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *Client) attach(ctx context.Context) (*link, error) {
