@@ -81,6 +81,14 @@ func TestAsRefusesAnotherTypeAndRowsWithGaps(t *testing.T) {
 	}
 }
 
+func TestAsRefusesAShapeThatItsBytesDoNotFill(t *testing.T) {
+	for _, shape := range [][]int{{5}, {1, 5}, {-1, 1}} {
+		if v, err := As[float32](Of("x", []float32{1, 2, 3, 4}, shape...)); !errors.Is(err, ErrSize) {
+			t.Errorf("shape %v: %v, %v", shape, v, err)
+		}
+	}
+}
+
 func TestCheckInputNamesWhatIsWrong(t *testing.T) {
 	fixed, _ := ParseTensorSpec("x:f32[2,3]")
 	variable, _ := ParseTensorSpec("x:f32[<=2,3]")
