@@ -41,6 +41,9 @@ type Broker struct {
 // models. Serve must follow.
 func New(cfg Config) (*Broker, error) {
 	cfg.fill()
+	if cfg.MaxClients < 0 {
+		return nil, fmt.Errorf("%w: max_clients is %d, must be positive", shm.ErrInvalid, cfg.MaxClients)
+	}
 	for i := range cfg.Workers {
 		if err := cfg.Workers[i].fill(); err != nil {
 			return nil, err

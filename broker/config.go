@@ -17,7 +17,7 @@ type Config struct {
 	Socket      string        // default: see control.SocketPath
 	AllowedUIDs []int         // who else may connect; this user always may
 	OpenFolder  bool          // accept a socket folder that others may enter
-	DrainTime   time.Duration // how long Serve lets accepted requests finish; default 30 s
+	DrainTime   time.Duration // how long Serve lets accepted requests finish; default 30 s, negative: not at all
 	MaxClients  int           // connections at once; default 4096
 	Models      []ModelConfig
 	Workers     []WorkerConfig // processes to start whose models they declare themselves

@@ -87,7 +87,7 @@ func TestASocketThatCannotBeIsRefusedByName(t *testing.T) {
 	if err := try(long, true); !errors.Is(err, shm.ErrInvalid) {
 		t.Errorf("a long path: %v", err)
 	}
-	longest := dir + "/" + strings.Repeat("x", maxSocketPath-len(dir)-1)
+	longest := dir + "/" + strings.Repeat("x", MaxSocketPath-len(dir)-1)
 	if err := try(longest, true); err != nil {
 		t.Errorf("the longest path: %v", err)
 	}

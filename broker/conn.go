@@ -166,7 +166,7 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 		ok = b.do(func() { rep.Models = b.listModels() })
 	case control.OpStats:
 		var s Stats
-		if ok = b.do(func() { s = b.Snapshot() }); ok {
+		if ok = b.do(func() { s = b.snapshot() }); ok {
 			rep.Stats, err = json.Marshal(&s)
 		}
 	case control.OpSet:

@@ -16,4 +16,10 @@
 //
 // The control plane (listen.go, conn.go) runs in goroutines of its own and
 // reaches the state only by functions posted to the loop.
+//
+// Errors of New, Reload and the configuration are named ones of package shm;
+// compare with errors.Is: ErrInvalid (of the configuration), ErrBrokerRunning
+// (somebody serves the socket), ErrForbidden (others could reach its folder),
+// ErrNoMemory (a ring does not fit), and of Reload also ErrSignatureMismatch
+// and ErrDraining.
 package broker

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,16 +23,16 @@ type listener struct {
 	path string
 }
 
-// maxSocketPath is what a Unix socket's address holds, less the suffix that
+// MaxSocketPath is what a Unix socket's address holds, less the suffix that
 // it is bound with at first.
-const maxSocketPath = 107 - len(".4194304")
+const MaxSocketPath = 107 - len(".4194304")
 
 // listen takes the socket. The lock file beside it is held (flock) for as
 // long as its broker lives, so a socket whose lock is free is stale and can
 // be taken over without a race.
 func listen(path string, openFolder bool) (*listener, error) {
-	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("%w: socket path of %d bytes, at most %d: %s", shm.ErrInvalid, len(path), maxSocketPath, path)
+	if len(path) > MaxSocketPath {
+		return nil, fmt.Errorf("%w: socket path of %d bytes, at most %d: %s", shm.ErrInvalid, len(path), MaxSocketPath, path)
 	}
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -55,6 +56,10 @@ func listen(path string, openFolder bool) (*listener, error) {
 		if st.Mode().Type() != os.ModeSocket {
 			lock.Close()
 			return nil, fmt.Errorf("%w: %s exists and is not a socket", shm.ErrInvalid, path)
+		}
+		if answers(path) {
+			lock.Close()
+			return nil, fmt.Errorf("%w: somebody answers on %s", shm.ErrBrokerRunning, path)
 		}
 		_ = os.Remove(path) // stale: its broker's lock was free
 	} else if !errors.Is(err, os.ErrNotExist) {
@@ -82,6 +87,24 @@ func listen(path string, openFolder bool) (*listener, error) {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	return &listener{l, lock, path}, nil
+}
+
+// answers tells whether a socket is in use though its lock is free: by another
+// program, or by a broker whose lock file was cleaned away under it. One look
+// is not enough: the kernel may still be closing the descriptors of a broker
+// that was killed, of which the lock was only the first.
+func answers(path string) bool {
+	for range 10 {
+		c, err := net.DialTimeout("unix", path, time.Second)
+		if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
+			return false
+		}
+		if err == nil {
+			_ = c.Close()
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return true
 }
 
 // checkFolder refuses a folder in which others could put a socket of their

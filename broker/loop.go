@@ -24,8 +24,9 @@ type loop struct {
 	parker  shm.Parker
 	spin    shm.Spin
 
-	mu    sync.Mutex
-	posts []func()
+	mu     sync.Mutex
+	posts  []func()
+	closed bool
 }
 
 // source is something the loop watches. Its generation tells an event of
@@ -54,6 +55,9 @@ func newLoop() (*loop, error) {
 }
 
 func (l *loop) close() {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
 	l.wake.Close()
 	_ = unix.Close(l.epfd)
 }
@@ -90,13 +94,17 @@ func (l *loop) unwatch(i int32) {
 	l.unused = append(l.unused, i)
 }
 
-// post runs f on the loop, soon. It may be called from any goroutine.
+// post runs f on the loop, soon. It may be called from any goroutine, also
+// after the loop was closed: then nobody runs f, and the descriptor that would
+// be rung may be somebody else's by now.
 func (l *loop) post(f func()) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
 	l.posts = append(l.posts, f)
-	first := len(l.posts) == 1
-	l.mu.Unlock()
-	if first {
+	if len(l.posts) == 1 {
 		l.wake.Ring()
 	}
 }

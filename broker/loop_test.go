@@ -1,8 +1,12 @@
 package broker
 
 import (
+	"errors"
+	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/shm"
 )
@@ -48,5 +52,52 @@ func TestALoopThatLooksOutSeesEventsPostsAndTime(t *testing.T) {
 		if err := l.sleep(never, never, l.runPosts); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+func TestALoopThatWasClosedRingsNobody(t *testing.T) {
+	l, err := newLoop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.close()
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		t.Fatal(err)
+	}
+	// The pipe gets the number that the doorbell had.
+	if err := unix.Dup3(p[1], int(l.wake), unix.O_CLOEXEC); err != nil && p[1] != int(l.wake) {
+		t.Fatal(err)
+	}
+	l.post(func() {})
+	if n, err := unix.Read(p[0], make([]byte, 8)); n > 0 || !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("%d bytes in a descriptor of somebody else, %v", n, err)
+	}
+	for fd := range map[int]bool{p[0]: true, p[1]: true, int(l.wake): true} {
+		_ = unix.Close(fd)
+	}
+}
+
+func TestABrokerAnswersItsOwnProcessFromAnyGoroutine(t *testing.T) {
+	s := supervise(t, nil)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for range 100 {
+				if st := s.b.Snapshot(); len(st.Models) != 1 {
+					t.Errorf("%d models", len(st.Models))
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	s.end()
+	if st := s.b.Snapshot(); len(st.Models) != 0 {
+		t.Error("a broker that has ended still answers")
+	}
+	if err := s.b.Reload(Config{}); !errors.Is(err, shm.ErrDraining) {
+		t.Errorf("reload of a broker that has ended: %v", err)
 	}
 }

@@ -18,6 +18,7 @@ func (b *Broker) Reload(cfg Config) error {
 func (b *Broker) reload(cfg Config) (err error) {
 	var undo []func()
 	var added []*model
+	named := map[string]bool{}
 	defer func() {
 		if err != nil {
 			for _, f := range undo {
@@ -26,6 +27,10 @@ func (b *Broker) reload(cfg Config) (err error) {
 		}
 	}()
 	for _, mc := range cfg.Models {
+		if named[mc.Name] {
+			return fmt.Errorf("%w: model %q is declared twice", shm.ErrInvalid, mc.Name)
+		}
+		named[mc.Name] = true
 		m := b.models[mc.Name]
 		if m == nil {
 			if m, err = b.newModel(mc); err != nil {

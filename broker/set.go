@@ -104,7 +104,7 @@ func (m *ModelConfig) setKey(key, value string) error {
 // ParseDuration reads 5ms, 0.005 (seconds) or 0.
 func ParseDuration(s string) (time.Duration, error) {
 	if f, err := strconv.ParseFloat(s, 64); err == nil {
-		if f < 0 || f > 1e9 {
+		if !(f >= 0 && f <= 1e9) { // so that NaN is out of range too
 			return 0, fmt.Errorf("duration %q is out of range", s)
 		}
 		return time.Duration(f * float64(time.Second)), nil

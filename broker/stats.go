@@ -123,9 +123,15 @@ func (s *modelStats) finished(info *slotInfo, st shm.Status, started, finished i
 	s.total.Add(time.Duration(finished - info.commit.Committed))
 }
 
-// Snapshot is the present state. Only the loop may call it; others ask over
-// the socket.
-func (b *Broker) Snapshot() Stats {
+// Snapshot is the present state, as `ringbatch stats` shows it. It may be
+// called from any goroutine while Serve runs; after that it is empty.
+func (b *Broker) Snapshot() (s Stats) {
+	b.do(func() { s = b.snapshot() })
+	return s
+}
+
+// snapshot is Snapshot on the loop.
+func (b *Broker) snapshot() Stats {
 	s := Stats{Pid: os.Getpid(), Socket: b.cfg.Socket, Epoch: b.epoch, UptimeS: time.Since(b.started).Seconds(), Draining: b.draining, Models: []ModelStats{}}
 	for _, m := range b.models {
 		for _, w := range m.workers { // what they finished unseen
@@ -190,7 +196,7 @@ func (w *workerSession) snapshot() WorkerStats {
 	}
 	return WorkerStats{
 		ID: int(w.id), Name: w.label(), Pid: w.pid, GPU: w.info.GPU, State: state, SinceS: time.Since(w.since).Seconds(),
-		InFlight: len(w.mails), Batches: w.batches, BusyS: w.busy.Seconds(), Restarts: max(w.model.b.super.restarts(w.pid), w.model.stats.deaths[w.name]),
+		InFlight: len(w.mails), Batches: w.batches, BusyS: w.busy.Seconds(), Restarts: max(w.model.b.super.restarts(w.pid), w.restarts),
 	}
 }
 

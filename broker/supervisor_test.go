@@ -123,10 +123,7 @@ func (s *supervised) end() {
 	}
 }
 
-func (s *supervised) stats() (st Stats) {
-	s.b.do(func() { st = s.b.Snapshot() })
-	return st
-}
+func (s *supervised) stats() Stats { return s.b.Snapshot() }
 
 // until waits for a condition.
 func (s *supervised) until(what string, ok func(Stats) bool) Stats {

@@ -121,6 +121,9 @@ func ParseConfig(text string) (Config, error) {
 		return Config{}, fmt.Errorf("%w: unknown key %q", shm.ErrInvalid, unknown[0].String())
 	}
 	cfg := Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: f.MaxClients, MPS: f.MPS}
+	if f.DrainTime != nil && cfg.DrainTime == 0 {
+		cfg.DrainTime = -1 // asked for, not left open
+	}
 	for i := range f.Models {
 		m, err := f.Models[i].model()
 		if err != nil {
@@ -149,6 +152,9 @@ func (f *fileModel) model() (ModelConfig, error) {
 	}}
 	if f.WaitTime != nil && m.Policy.WaitTime == 0 {
 		m.Policy.WaitTime = -1 // asked for, not left open
+	}
+	if f.Lease != nil && m.Lease == 0 {
+		return m, fmt.Errorf("%w: lease is 0, must be positive", shm.ErrInvalid)
 	}
 	for _, l := range f.Levels {
 		lp := batcher.LevelPolicy{MaxQueue: l.MaxQueue, DefaultTimeout: l.DefaultTimeout.value(), MaxTimeout: l.MaxTimeout.value()}

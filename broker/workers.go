@@ -31,8 +31,9 @@ type workerSession struct {
 	hungUp      bool // its connection has ended
 	gone        bool
 
-	batches uint64
-	busy    time.Duration
+	batches  uint64
+	busy     time.Duration
+	restarts int // workers of its name that had gone before it came
 }
 
 // mail is the broker's own copy of what it posted.
@@ -76,7 +77,7 @@ func (m *model) attachWorker(p *peer, info control.WorkerInfo) (*workerSession, 
 	if err := p.open(m, shm.KindWorker, shm.WorkerSegmentSize(info.Depth, m.layout.MaxBatch)); err != nil {
 		return nil, err
 	}
-	w := &workerSession{peer: p, model: m, info: info, depth: info.Depth}
+	w := &workerSession{peer: p, model: m, info: info, depth: info.Depth, restarts: m.stats.deaths[p.name]}
 	w.box = shm.NewMailbox(p.seg, info.Depth, m.layout.MaxBatch)
 	w.done = shm.NewConsumer(shm.DoneRing(p.seg, info.Depth))
 	if err := p.listen(m.b, m.touch, func() { m.workerDied(w) }); err != nil {

@@ -24,6 +24,7 @@ type Client struct {
 	link   *link         // nil while there is no broker
 	change chan struct{} // closed and replaced whenever link or err changes
 	err    error         // set once: closed, or the model is not what it was
+	why    error         // why it could not attach again; nil while there is a link
 	info   Model
 
 	links    atomic.Pointer[[]*link] // attachments that may still have requests, see handle.go
@@ -116,7 +117,7 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 			c.remember(l)
 			break
 		}
-		if !o.wait || !errors.Is(err, shm.ErrUnknownModel) && !errors.Is(err, shm.ErrNoBroker) && !errors.Is(err, shm.ErrBrokerGone) {
+		if !o.wait || !worthWaiting(err) {
 			return nil, fmt.Errorf("dial %s: %w", model, err)
 		}
 		select {
@@ -130,6 +131,17 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	c.closing = cancel
 	go c.keep(life, c.link)
 	return c, nil
+}
+
+// worthWaiting tells whether a broker that is about to come, or its first
+// worker, may change that; one that drains is being replaced.
+func worthWaiting(err error) bool {
+	for _, e := range []error{shm.ErrUnknownModel, shm.ErrNoBroker, shm.ErrBrokerGone, shm.ErrDraining} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *Client) attach(ctx context.Context) (*link, error) {
@@ -176,6 +188,9 @@ func (c *Client) keep(life context.Context, l *link) {
 			case err == nil:
 				l = next
 			default:
+				c.mu.Lock()
+				c.why = err
+				c.mu.Unlock()
 				select {
 				case <-life.Done():
 					return
@@ -200,7 +215,7 @@ func (c *Client) set(l *link, err error) bool {
 	if c.err != nil {
 		return false
 	}
-	c.link, c.err = l, err
+	c.link, c.err, c.why = l, err, nil
 	c.live.Store(l)
 	if l != nil {
 		c.remember(l)
@@ -260,6 +275,12 @@ func (c *Client) current(ctx context.Context, wait bool) (*link, error) {
 		select {
 		case <-change:
 		case <-ctx.Done():
+			c.mu.Lock()
+			why := c.why
+			c.mu.Unlock()
+			if why != nil {
+				return nil, fmt.Errorf("%w: attaching again: %w (%w)", shm.ErrBrokerGone, why, ctx.Err())
+			}
 			return nil, fmt.Errorf("%w (%w)", shm.ErrBrokerGone, ctx.Err())
 		}
 	}

@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"os"
@@ -23,6 +24,7 @@ type ring struct {
 	model  broker.ModelConfig
 	socket string
 	mem    *shm.Heap
+	drain  time.Duration // 10 ms if it is zero
 	stop   func()
 }
 
@@ -46,7 +48,7 @@ func newRing(t *testing.T, model broker.ModelConfig) *ring {
 func (r *ring) start() {
 	r.t.Helper()
 	b, err := broker.New(broker.Config{
-		Socket: r.socket, Memory: r.mem, Models: []broker.ModelConfig{r.model}, Logger: slog.New(slog.DiscardHandler), DrainTime: 10 * time.Millisecond,
+		Socket: r.socket, Memory: r.mem, Models: []broker.ModelConfig{r.model}, Logger: slog.New(slog.DiscardHandler), DrainTime: cmp.Or(r.drain, 10*time.Millisecond),
 	})
 	if err != nil {
 		r.t.Fatal(err)

@@ -3,6 +3,7 @@ package shm
 import (
 	"fmt"
 	"hash/fnv"
+	"math"
 	"strconv"
 	"strings"
 )
@@ -114,7 +115,7 @@ func (t TensorSpec) validate() error {
 	}
 	bytes := t.DType.Size()
 	for i, d := range t.Shape {
-		if d < 1 || d > maxRowBytes {
+		if d < 1 {
 			return fail("dimension %d is %d, must be at least 1", i, d)
 		}
 		if bytes > maxRowBytes/d {
@@ -126,6 +127,9 @@ func (t TensorSpec) validate() error {
 	for _, v := range t.Variable {
 		if v <= last || v >= len(t.Shape) {
 			return fail("variable dimension %d: must be ascending and below %d", v, len(t.Shape))
+		}
+		if t.Shape[v] > math.MaxUint32 { // sizes travel as u32
+			return fail("variable dimension %d is %d, at most %d", v, t.Shape[v], uint32(math.MaxUint32))
 		}
 		last = v
 	}

@@ -66,7 +66,11 @@ func As[T Element](t Tensor) ([]T, error) {
 	if !t.Contiguous() {
 		return nil, fmt.Errorf("%w: the rows of %q lie %d bytes apart but are %d long; take them with Row", ErrShape, t.Name, t.Stride, t.RowBytes())
 	}
-	return sliceOf[T](t.Data[:t.Rows()*t.RowBytes()])
+	n := t.Rows() * t.RowBytes()
+	if n < 0 || n > len(t.Data) {
+		return nil, fmt.Errorf("%w: tensor %q of shape %v takes %d bytes, it has %d", ErrSize, t.Name, t.Shape, n, len(t.Data))
+	}
+	return sliceOf[T](t.Data[:n])
 }
 
 // Copy copies rows from src into dst, row by row where either is strided.

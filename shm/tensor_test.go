@@ -8,6 +8,23 @@ import (
 	"testing"
 )
 
+func TestASizeThatCannotBeSaysWhy(t *testing.T) {
+	for text, why := range map[string]string{
+		"x:f32[0]":            "at least 1",
+		"x:f32[-1]":           "at least 1",
+		"x:u8[99999999999]":   "larger than",
+		"x:u8[300000,300000]": "larger than",
+		"x:u8[<=5000000000]":  "at most 4294967295",
+	} {
+		if _, err := ParseTensorSpec(text); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), why) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if _, err := ParseTensorSpec("x:u8[5000000000]"); err != nil { // fixed
+		t.Error(err)
+	}
+}
+
 func TestEveryDTypeIsReadAsItsGoType(t *testing.T) {
 	check := func(d DType, name string, size int, got DType, elems int, err error) {
 		t.Helper()
@@ -61,6 +78,14 @@ func TestAsRefusesAnotherTypeAndRowsWithGaps(t *testing.T) {
 	odd := Tensor{Name: "x", DType: F32, Shape: []int{1, 1}, Data: Of("", make([]float64, 2)).Data[1:5]}
 	if _, err := As[float32](odd); !errors.Is(err, ErrSize) {
 		t.Errorf("misaligned: %v", err)
+	}
+}
+
+func TestAsRefusesAShapeThatItsBytesDoNotFill(t *testing.T) {
+	for _, shape := range [][]int{{5}, {1, 5}, {-1, 1}} {
+		if v, err := As[float32](Of("x", []float32{1, 2, 3, 4}, shape...)); !errors.Is(err, ErrSize) {
+			t.Errorf("shape %v: %v, %v", shape, v, err)
+		}
 	}
 }
 

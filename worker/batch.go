@@ -163,7 +163,8 @@ func (b *Batch) InputShape(i, k int) []int {
 }
 
 // SetOutputDims tells the actual sizes of the variable dimensions of request
-// i's outputs, in signature order; without it they are the maximum.
+// i's outputs, in signature order; without it they are the maximum. Its client
+// reads each row in that shape, without gaps from the row's start.
 func (b *Batch) SetOutputDims(i int, dims ...int) error {
 	want := shm.VariableDims(b.w.session.Layout.Signature.Outputs)
 	if len(dims) != want {

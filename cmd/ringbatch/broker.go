@@ -55,8 +55,10 @@ func runBroker(ctx context.Context, args []string) error {
 		cfg.AllowedUIDs = append(cfg.AllowedUIDs, *allow...)
 		cfg.OpenFolder = cfg.OpenFolder || *open
 		cfg.MPS = cfg.MPS || *mps
-		if f.Changed("drain_time") || cfg.DrainTime == 0 {
-			cfg.DrainTime = *drain
+		if f.Changed("drain_time") {
+			if cfg.DrainTime = *drain; *drain <= 0 {
+				cfg.DrainTime = -1 // 0 would leave it to the default
+			}
 		}
 		cfg.Logger = log
 		return cfg, nil
@@ -126,12 +128,15 @@ func modelFlags(f *pflag.FlagSet) *modelArgs {
 // config is the declared model, if the flags name one.
 func (a *modelArgs) config(f *pflag.FlagSet) ([]broker.ModelConfig, error) {
 	if *a.name == "" {
-		for _, flag := range []string{"input", "output", "slots", "max_batch_size", "wait_time"} {
+		for _, flag := range []string{"input", "output", "slots", "max_batch_size", "wait_time", "lease", "preferred_batch_sizes", "preserve_order", "max_queue", "queue_timeout"} {
 			if f.Changed(flag) {
 				return nil, fmt.Errorf("%w: --%s declares a model and needs --model", errUsage, flag)
 			}
 		}
 		return nil, nil
+	}
+	if *a.batch < 1 || *a.lease <= 0 { // a broker.ModelConfig means the default by 0
+		return nil, fmt.Errorf("%w: --max_batch_size and --lease must be more than 0", errUsage)
 	}
 	sig, err := attach.ParseSignature(*a.inputs, *a.outputs)
 	if err != nil {

@@ -27,6 +27,7 @@ name = "affine"
 inputs = ["x:f32[4]"]
 outputs = ["y:f32[4]"]
 max_batch_size = 32
+slots = 32
 wait_time = "5ms"
 `
 
@@ -95,7 +96,7 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 	if m := c.stats().Models[0]; m.WaitTimeMS != 3 || m.MaxBatchSize != 16 {
 		t.Errorf("after set: wait %v ms, batch %d", m.WaitTimeMS, m.MaxBatchSize)
 	}
-	for _, bad := range []string{"max_batch_size=64", "wait_time=soon", "speed=fast", "preferred_batch_sizes=8,4", "max_queue.3=1"} {
+	for _, bad := range []string{"max_batch_size=64", "wait_time=soon", "wait_time=nan", "speed=fast", "preferred_batch_sizes=8,4", "max_queue.3=1"} {
 		if out, code := c.run("set", "affine", "wait_time=9ms", bad); code != 1 || !strings.Contains(out, "invalid") {
 			t.Errorf("set %s: status %d\n%s", bad, code, out)
 		}
@@ -112,7 +113,7 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 	c.until("the reloaded configuration is in force", func() bool { return wait() == 7 && len(c.stats().Models) == 2 })
 
 	// Refused whole: the third model is fine, the change of the first is not.
-	c.write(strings.Replace(firstConfig, "max_batch_size = 32", "max_batch_size = 64", 1) + "[[model]]\nname = \"third\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
+	c.write(strings.Replace(firstConfig, "max_batch_size = 32\nslots = 32", "max_batch_size = 64", 1) + "[[model]]\nname = \"third\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
 	_ = c.broker.Process.Signal(syscall.SIGHUP)
 	time.Sleep(200 * time.Millisecond)
 	if s := c.stats(); len(s.Models) != 2 || s.Models[0].WaitTimeMS != 7 {
@@ -130,11 +131,17 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{nil, 2, "Usage"},
 		{[]string{"fly"}, 2, "no command"},
 		{[]string{"broker", "--speed"}, 2, "--help"},
+		{[]string{"broker", "--lease", "5s"}, 2, "needs --model"},
+		{[]string{"broker", "--max_queue", "5"}, 2, "needs --model"},
+		{[]string{"broker", "--preferred_batch_sizes", "4"}, 2, "needs --model"},
+		{[]string{"broker", "--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]", "--max_batch_size", "0"}, 2, "more than 0"},
+		{[]string{"broker", "--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]", "--wait_time", "nan"}, 2, "out of range"},
 		{[]string{"worker"}, 2, "--model"},
 		{[]string{"worker", "--model", "telepathy"}, 1, "echo"},
 		{[]string{"infer"}, 2, "--help"},
 		{[]string{"infer", "affine", "1", "2"}, 1, "takes 4 values"},
 		{[]string{"infer", "affine", "one", "2", "3", "4"}, 1, "not a f32"},
+		{append([]string{"infer", "affine"}, strings.Fields(strings.Repeat("1 ", 4*33))...), 1, "more rows than max_batch_size"},
 		{[]string{"infer", "nobody", "1"}, 1, "no such model"},
 		{[]string{"infer", "affine", "1", "2", "3", "4", "--timeout", "100ms"}, 1, "deadline"},
 		{[]string{"broker"}, 1, "another broker"},
@@ -142,6 +149,8 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"broker", "--help"}, 0, "Examples"},
 		{[]string{"version"}, 0, "layout"},
 		{[]string{"doctor"}, 0, "kernel"},
+		{[]string{"doctor", "--socket", "/tmp/" + strings.Repeat("x", 100)}, 1, "at most 99"},
+		{[]string{"doctor", "--socket", "/etc/passwd/b.sock"}, 1, "not a folder"},
 	} {
 		if out, code := c.run(m.args...); code != m.code || !strings.Contains(out, m.says) {
 			t.Errorf("ringbatch %s: status %d, want %d and %q:\n%s", strings.Join(m.args, " "), code, m.code, m.says, out)

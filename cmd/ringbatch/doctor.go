@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/cgroup"
 	"github.com/ringbatch/ringbatch/internal/control"
@@ -121,14 +122,21 @@ func checkFiles() finding {
 func checkFolder(given string) finding {
 	path := control.SocketPath(given)
 	d := finding{What: "socket", State: "ok", Detail: path}
-	st, err := os.Stat(filepath.Dir(path))
+	var st unix.Stat_t
+	err := unix.Stat(filepath.Dir(path), &st)
 	switch {
+	case len(path) > broker.MaxSocketPath:
+		d.State, d.Do = "bad", fmt.Sprintf("its path has %d bytes, at most %d: choose another with --socket", len(path), broker.MaxSocketPath)
 	case errors.Is(err, os.ErrNotExist):
 		d.Detail += " (its folder is made when the broker starts)"
 	case err != nil:
 		d.State, d.Do = "bad", err.Error()
-	case st.Mode().Perm()&0o077 != 0:
-		d.State, d.Do = "note", fmt.Sprintf("its folder has mode %04o: the broker refuses it without --open_folder; chmod 700, or another --socket", st.Mode().Perm())
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		d.State, d.Do = "bad", fmt.Sprintf("%s is not a folder: choose another with --socket", filepath.Dir(path))
+	case int(st.Uid) != os.Getuid() && st.Uid != 0:
+		d.State, d.Do = "note", fmt.Sprintf("its folder belongs to uid %d: a broker of this user cannot serve there; choose another with --socket", st.Uid)
+	case st.Mode&0o077 != 0:
+		d.State, d.Do = "note", fmt.Sprintf("its folder has mode %04o: the broker refuses it without --open_folder; chmod 700, or another --socket", st.Mode&0o777)
 	}
 	return d
 }

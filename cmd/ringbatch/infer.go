@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -31,12 +33,16 @@ func runInfer(ctx context.Context, args []string) error {
 	priority := f.Int("priority", -1, "priority level (default: the model's)")
 	asJSON := f.Bool("json", false, "print JSON")
 	timing := f.Bool("timing", false, "print where the time went")
-	if err := parse(f, args, 1, -1); err != nil {
+	if err := parse(f, numbersLast(f, args), 1, -1); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()
-	c, err := client.Dial(ctx, f.Arg(0), client.WithSocket(*socket), client.WithName("ringbatch infer"), client.WithWindow(1))
+	options := []client.Option{client.WithSocket(*socket), client.WithName("ringbatch infer")}
+	if *timing {
+		options = append(options, client.WithTiming())
+	}
+	c, err := client.Dial(ctx, f.Arg(0), append(options, client.WithWindow(1))...)
 	if err != nil {
 		return err
 	}
@@ -47,9 +53,9 @@ func runInfer(ctx context.Context, args []string) error {
 		return err
 	}
 	rows := inputs[0].(shm.Tensor).Rows()
-	if rows > 1 { // how many rows there are only the signature tells: a second, larger window
+	if rows > 1 && rows <= c.Model().MaxBatchSize { // how many rows there are only the signature tells: a second, larger window
 		c.Close()
-		if c, err = client.Dial(ctx, f.Arg(0), client.WithSocket(*socket), client.WithName("ringbatch infer"), client.WithWindow(rows)); err != nil {
+		if c, err = client.Dial(ctx, f.Arg(0), append(options, client.WithWindow(rows))...); err != nil {
 			return err
 		}
 		defer c.Close()
@@ -107,16 +113,10 @@ func readInputs(sig *shm.Signature, numbers, files []string, shape []int) ([]any
 	for i := range sig.Inputs {
 		spec := &sig.Inputs[i]
 		t := shm.Tensor{Name: spec.Name, DType: spec.DType}
-		row := spec.Shape
-		if len(shape) > 0 {
-			row = shape
-		}
 		var err error
 		switch file, ok := byName[spec.Name]; {
-		case ok && filepath.Ext(file) == ".npy":
-			t, err = readNPY(spec, file)
 		case ok:
-			t.Data, err = readAll(file)
+			t, err = readInput(spec, file)
 		case len(numbers) > 0:
 			t.Data, err = encode(spec.DType, numbers)
 		default:
@@ -127,14 +127,9 @@ func readInputs(sig *shm.Signature, numbers, files []string, shape []int) ([]any
 		}
 		delete(byName, spec.Name)
 		if t.Shape == nil {
-			size := spec.DType.Size()
-			for _, d := range row {
-				size *= max(1, d)
+			if t.Shape, err = shapeOf(spec, len(t.Data), shape); err != nil {
+				return nil, err
 			}
-			if len(t.Data) == 0 || len(t.Data)%size != 0 {
-				return nil, fmt.Errorf("%w: a row of %s takes %d values, got %d", shm.ErrSize, spec, size/spec.DType.Size(), len(t.Data)/spec.DType.Size())
-			}
-			t.Shape = append([]int{len(t.Data) / size}, row...)
 		}
 		tensors = append(tensors, t)
 	}
@@ -144,23 +139,58 @@ func readInputs(sig *shm.Signature, numbers, files []string, shape []int) ([]any
 	return tensors, nil
 }
 
+// shapeOf is the shape of so many bytes, rows first. given are the sizes of a
+// row, if the user told them.
+func shapeOf(spec *shm.TensorSpec, bytes int, given []int) ([]int, error) {
+	row, hint := spec.Shape, ""
+	switch {
+	case len(given) > 0:
+		// Checked before its sizes are multiplied. It has no data yet.
+		t := shm.Tensor{DType: spec.DType, Shape: append([]int{1}, given...)}
+		if _, _, err := shm.CheckInput(spec, &t, nil); !errors.Is(err, shm.ErrSize) {
+			return nil, err
+		}
+		row = given
+	case len(spec.Variable) > 0:
+		hint = "; --shape tells the sizes of a smaller one"
+	}
+	size := spec.DType.Size()
+	for _, d := range row {
+		size *= d
+	}
+	if bytes == 0 || bytes%size != 0 {
+		return nil, fmt.Errorf("%w: a row of %s takes %d values, got %d%s", shm.ErrSize, spec, size/spec.DType.Size(), bytes/spec.DType.Size(), hint)
+	}
+	return append([]int{bytes / size}, row...), nil
+}
+
 const maxInputFile = 4 << 30
 
-func readAll(file string) ([]byte, error) {
-	if file == "-" {
-		return io.ReadAll(io.LimitReader(os.Stdin, maxInputFile))
+// readInput reads a .npy file, known by how it begins, or raw bytes: then the
+// tensor has no shape yet.
+func readInput(spec *shm.TensorSpec, file string) (shm.Tensor, error) {
+	f := os.Stdin
+	if file != "-" {
+		var err error
+		if f, err = os.Open(file); err != nil {
+			return shm.Tensor{}, err
+		}
+		defer f.Close()
 	}
-	return os.ReadFile(file)
+	r := bufio.NewReader(f)
+	if start, _ := r.Peek(len(npy.Magic)); string(start) == npy.Magic {
+		return readNPY(spec, file, r)
+	}
+	if filepath.Ext(file) == ".npy" {
+		return shm.Tensor{}, fmt.Errorf("%s: %w", file, npy.ErrFormat)
+	}
+	data, err := io.ReadAll(io.LimitReader(r, maxInputFile))
+	return shm.Tensor{Name: spec.Name, DType: spec.DType, Data: data}, err
 }
 
 // readNPY accepts the shape with or without the row dimension.
-func readNPY(spec *shm.TensorSpec, file string) (shm.Tensor, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return shm.Tensor{}, err
-	}
-	defer f.Close()
-	a, err := npy.Read(f, maxInputFile)
+func readNPY(spec *shm.TensorSpec, file string, r io.Reader) (shm.Tensor, error) {
+	a, err := npy.Read(r, maxInputFile)
 	if err != nil {
 		return shm.Tensor{}, fmt.Errorf("%s: %w", file, err)
 	}
@@ -284,10 +314,10 @@ func decode(t shm.Tensor) any {
 	switch t.DType {
 	case shm.F32:
 		v, _ := shm.As[float32](t)
-		return v
+		return jsonFloats[float32](v)
 	case shm.F64:
 		v, _ := shm.As[float64](t)
-		return v
+		return jsonFloats[float64](v)
 	case shm.I32:
 		v, _ := shm.As[int32](t)
 		return v

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -211,6 +212,34 @@ func TestAFileThatIsNoSocketIsNotTouched(t *testing.T) {
 	}
 	if data, _ := os.ReadFile(path); string(data) != "data" {
 		t.Error("the file was changed")
+	}
+}
+
+func TestASocketOnWhichSomebodyAnswersIsNotTakenOver(t *testing.T) {
+	h := newHost(t, theModel)
+	if err := os.Remove(h.role.Socket + ".lock"); err != nil { // as a cleaner of old files would
+		t.Fatal(err)
+	}
+	if _, err := broker.New(broker.Config{Socket: h.role.Socket}); !errors.Is(err, shm.ErrBrokerRunning) {
+		t.Errorf("a second broker: %v", err)
+	}
+	w, c := h.worker(theModel), h.dial()
+	works(t, c, 3) // the first was not disturbed
+	c.Close()
+	w.kill()
+	h.settled()
+	h.stop()
+
+	other, err := net.Listen("unix", h.role.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if _, err := broker.New(broker.Config{Socket: h.role.Socket}); !errors.Is(err, shm.ErrBrokerRunning) {
+		t.Errorf("a broker on another program's socket: %v", err)
+	}
+	if _, err := net.Dial("unix", h.role.Socket); err != nil {
+		t.Errorf("the other program lost its socket: %v", err)
 	}
 }
 

@@ -38,6 +38,40 @@ func TestTheRequestsOfAKilledWorkerAreAnsweredByAnother(t *testing.T) {
 	}
 }
 
+func TestRestartsAreCountedForWhoeverFollowsNotForWhoeverStays(t *testing.T) {
+	h := newHost(t, theModel)
+	attach := func() *proc {
+		p := start(t, role{Kind: "worker", Socket: h.role.Socket, Model: theModel, Name: "twin"})
+		h.eventually("it is attached", func() error { _, err := h.restartsOf(p); return err })
+		return p
+	}
+	stays, goes := attach(), attach()
+	goes.kill()
+	h.eventually("one is left", func() error {
+		if n := len(h.model("m").Workers); n != 1 {
+			return fmt.Errorf("%d workers", n)
+		}
+		return nil
+	})
+	follows := attach()
+	for p, want := range map[*proc]int{stays: 0, follows: 1} {
+		if n, err := h.restartsOf(p); n != want || err != nil {
+			t.Errorf("%d restarts, not %d, %v", n, want, err)
+		}
+	}
+	h.settled()
+}
+
+// restartsOf is what the statistics say of a worker.
+func (h *host) restartsOf(p *proc) (int, error) {
+	for _, w := range h.model("m").Workers {
+		if w.Pid == p.pid() {
+			return w.Restarts, nil
+		}
+	}
+	return 0, fmt.Errorf("worker %d is not there", p.pid())
+}
+
 func TestWithoutAWorkerRequestsWaitForOneOrForTheirDeadline(t *testing.T) {
 	h := newHost(t, theModel)
 	first := h.workerThat("patiently", theModel)

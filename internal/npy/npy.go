@@ -24,6 +24,9 @@ const (
 	MaxRank        = 64       // as in numpy 2
 )
 
+// Magic is how a .npy file begins.
+const Magic = "\x93NUMPY"
+
 var (
 	ErrFormat      = errors.New("not a valid .npy file")
 	ErrUnsupported = errors.New("valid .npy, but not supported")
@@ -116,7 +119,7 @@ func readHeader(r io.Reader) (string, error) {
 	if err := readFull(r, pre[:10], "preamble"); err != nil {
 		return "", err
 	}
-	if string(pre[:6]) != "\x93NUMPY" {
+	if string(pre[:6]) != Magic {
 		return "", fmt.Errorf("%w: no NUMPY magic", ErrFormat)
 	}
 	var n int

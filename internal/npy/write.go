@@ -44,7 +44,7 @@ func header(a Array) []byte {
 	// MaxRank sizes of 19 digits stay far below the 65,535 of version 1.
 	// Like NumPy, a header that already ends on the boundary gets 64 blanks more.
 	total := (preamble+text.Len()+1)/align*align + align
-	b := append(make([]byte, 0, total), "\x93NUMPY\x01\x00"...)
+	b := append(make([]byte, 0, total), Magic+"\x01\x00"...)
 	b = binary.LittleEndian.AppendUint16(b, uint16(total-preamble))
 	b = append(b, text.String()...)
 	for len(b) < total-1 {

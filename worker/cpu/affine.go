@@ -3,6 +3,7 @@ package cpu
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
@@ -11,12 +12,8 @@ import (
 // newAffine computes y = scale·x + offset in the input's own type.
 func newAffine(o Options) (*Model, error) {
 	sig := Elementwise(o.Inputs)
-	for _, t := range sig.Inputs {
-		switch t.DType {
-		case shm.F32, shm.F64, shm.I32, shm.I64:
-		default:
-			return nil, fmt.Errorf("%w: affine computes f32, f64, i32 and i64; %q is %s", shm.ErrDType, t.Name, t.DType)
-		}
+	if err := CheckAffine(sig.Inputs, o.Scale, o.Offset); err != nil {
+		return nil, err
 	}
 	variable := shm.VariableDims(sig.Inputs)
 	run := func(_ context.Context, b *worker.Batch) error {
@@ -35,6 +32,30 @@ func newAffine(o Options) (*Model, error) {
 		return MirrorDims(b, variable)
 	}
 	return &Model{Signature: sig, Run: run, Alone: func(rows int) func() { return affineAlone(sig.Inputs, rows, o) }}, nil
+}
+
+// CheckAffine refuses what affine would not compute as asked: other element
+// types, and a scale or offset that the input's own type cannot hold.
+func CheckAffine(inputs []shm.TensorSpec, scale, offset float64) error {
+	for _, t := range inputs {
+		most := 0.0 // float64(math.MaxInt64) is one more than that: compared with <
+		switch t.DType {
+		case shm.F32, shm.F64:
+			continue
+		case shm.I32:
+			most = 1 << 31
+		case shm.I64:
+			most = 1 << 63
+		default:
+			return fmt.Errorf("%w: affine computes f32, f64, i32 and i64; %q is %s", shm.ErrDType, t.Name, t.DType)
+		}
+		for _, v := range []float64{scale, offset} {
+			if v != math.Trunc(v) || v < -most || v >= most {
+				return fmt.Errorf("%w: %q is %s, which cannot hold %v: scale and offset must be whole numbers of that type", shm.ErrInvalid, t.Name, t.DType, v)
+			}
+		}
+	}
+	return nil
 }
 
 // affineAlone computes on private memory.

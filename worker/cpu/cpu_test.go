@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"errors"
+	"math"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -67,5 +68,28 @@ func TestMLPTakesItsShapeFromTheFile(t *testing.T) {
 func TestAnUnknownModelIsNamed(t *testing.T) {
 	if _, err := New("resnet", Options{}); !errors.Is(err, shm.ErrInvalid) || !strings.Contains(err.Error(), "echo") {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestAffineRefusesNumbersThatItsTypeCannotHold(t *testing.T) {
+	for _, c := range []struct {
+		dtype         shm.DType
+		scale, offset float64
+		want          error
+	}{
+		{shm.F32, 0.5, 1e-3, nil},
+		{shm.I32, 3, -1 << 31, nil},
+		{shm.I64, 1 << 40, 7, nil},
+		{shm.I64, 0.5, 0, shm.ErrInvalid},
+		{shm.I64, 1, 1 << 63, shm.ErrInvalid},
+		{shm.I32, 1, 0.1, shm.ErrInvalid},
+		{shm.I32, 1 << 31, 0, shm.ErrInvalid},
+		{shm.I32, math.NaN(), 0, shm.ErrInvalid},
+		{shm.U8, 1, 0, shm.ErrDType},
+	} {
+		o := Options{Inputs: []shm.TensorSpec{{Name: "x", DType: c.dtype, Shape: []int{1}}}, Scale: c.scale, Offset: c.offset}
+		if _, err := New("affine", o); !errors.Is(err, c.want) {
+			t.Errorf("%v: %v", o, err)
+		}
 	}
 }

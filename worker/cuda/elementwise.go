@@ -3,7 +3,6 @@
 package cuda
 
 import (
-	"fmt"
 	"math"
 
 	"gorgonia.org/cu"
@@ -28,12 +27,10 @@ func (echo) enqueue(*lane) error { return nil }
 func newAffine(o Options) (*Model, error) {
 	sig := cpu.Elementwise(o.Inputs)
 	p := &affine{plain: plain{shm.VariableDims(sig.Inputs)}}
+	if err := cpu.CheckAffine(sig.Inputs, o.Scale, o.Offset); err != nil {
+		return nil, err
+	}
 	for _, t := range sig.Inputs {
-		switch t.DType {
-		case shm.F32, shm.F64, shm.I32, shm.I64:
-		default:
-			return nil, fmt.Errorf("%w: affine computes f32, f64, i32 and i64; %q is %s", shm.ErrDType, t.Name, t.DType)
-		}
 		p.types = append(p.types, t.DType)
 	}
 	return &Model{Signature: sig, load: func(d *device) (program, error) { return p, p.load(d, o) }}, nil

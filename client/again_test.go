@@ -1,0 +1,96 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/client"
+)
+
+// "The broker went away; retry" alone would send somebody whose model is no
+// longer declared to look at a broker that runs.
+func TestAClientThatCannotAttachAgainSaysWhy(t *testing.T) {
+	r := newRing(t, plain(t))
+	c := r.dial(client.WithWindow(16))
+	r.stop()
+	claim := func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		defer cancel()
+		_, err := c.Claim(ctx, 1)
+		return err
+	}
+	says := func(want error) {
+		t.Helper()
+		var err error
+		for end := time.Now().Add(patience); time.Now().Before(end); {
+			if err = claim(); errors.Is(err, want) {
+				break
+			}
+		}
+		for _, e := range []error{want, client.ErrBrokerGone, context.DeadlineExceeded} {
+			if !errors.Is(err, e) {
+				t.Errorf("%v does not say: %v", err, e)
+			}
+		}
+	}
+	says(client.ErrNoBroker)
+	was := r.model
+	r.model.Slots = 8
+	r.start()
+	says(client.ErrRingFull)
+	r.stop()
+	r.model.Name = "other"
+	r.start()
+	says(client.ErrUnknownModel)
+	r.stop()
+	r.model = was
+	r.start()
+	req, err := c.Claim(soon(t), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = req.Release()
+}
+
+func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
+	r := newRing(t, plain(t))
+	r.stop()
+	r.drain = 300 * time.Millisecond
+	r.start()
+	busy := r.dial()
+	req, err := busy.Claim(soon(t), 1)
+	if err == nil {
+		err = req.Commit(soon(t)) // for no worker: it drains for as long as it may
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	drained := make(chan struct{})
+	go func() { defer close(drained); r.stop() }()
+	for { // until it says so
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem))
+		if errors.Is(err, client.ErrDraining) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	dialled := make(chan error, 1)
+	go func() {
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WaitForModel())
+		if err == nil {
+			c.Close()
+		}
+		dialled <- err
+	}()
+	<-drained
+	r.start()
+	if err := <-dialled; err != nil {
+		t.Error(err)
+	}
+	_ = req.Release()
+}

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// numbersLast puts the flags first, then "--" and everything else: to pflag
+// the number -1 would be a flag. A flag's own value stays with it.
+func numbersLast(f *pflag.FlagSet, args []string) []string {
+	var flags, rest []string
+	for i := 0; i < len(args); i++ {
+		arg := args[i]
+		if arg == "--" {
+			rest = append(rest, args[i+1:]...)
+			break
+		}
+		_, err := strconv.ParseFloat(arg, 64)
+		if !strings.HasPrefix(arg, "-") || err == nil || errors.Is(err, strconv.ErrRange) {
+			rest = append(rest, arg)
+			continue
+		}
+		flags = append(flags, arg)
+		if known := f.Lookup(strings.TrimPrefix(arg, "--")); known != nil && known.NoOptDefVal == "" && i+1 < len(args) {
+			i++
+			flags = append(flags, args[i])
+		}
+	}
+	return append(append(flags, "--"), rest...)
+}
+
+// jsonFloats are numbers for JSON, which has no word for those that are none:
+// they become the strings that most readers of numbers know.
+type jsonFloats[T float32 | float64] []T
+
+func (v jsonFloats[T]) MarshalJSON() ([]byte, error) {
+	all := make([]any, len(v))
+	for i, x := range v {
+		switch f := float64(x); {
+		case math.IsNaN(f):
+			all[i] = "NaN"
+		case math.IsInf(f, 1):
+			all[i] = "Infinity"
+		case math.IsInf(f, -1):
+			all[i] = "-Infinity"
+		default:
+			all[i] = x
+		}
+	}
+	return json.Marshal(all)
+}

@@ -1,0 +1,77 @@
+package cpu
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+func TestWhatWasPaddedToABucketComesBackInItsOwnShape(t *testing.T) {
+	dir, err := os.MkdirTemp("", "rb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	socket, mem := filepath.Join(dir, "s"), shm.NewHeap()
+	b, err := broker.New(broker.Config{Socket: socket, Memory: mem, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 3)
+	go func() { ended <- b.Serve(ctx) }()
+	inputs := []shm.TensorSpec{
+		{Name: "x", DType: shm.I32, Shape: []int{4, 4, 2}, Variable: []int{0, 1}},
+		{Name: "k", DType: shm.I64, Shape: []int{8}, Variable: []int{0}},
+	}
+	for _, name := range []string{"echo", "affine"} {
+		m, err := New(name, Options{Inputs: inputs, Scale: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := worker.Config{Model: name, Signature: m.Signature, Socket: socket, Memory: mem}
+		cfg.Slots, cfg.Buckets = 64, [][]uint32{{2, 4}, {4}, {8}}
+		go func() { ended <- worker.Serve(ctx, cfg, m.Run) }()
+	}
+	for _, name := range []string{"echo", "affine"} {
+		c, err := client.Dial(ctx, name, client.WithSocket(socket), client.WithMemory(mem), client.WaitForModel())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := 1; n <= 4; n++ {
+			x, k := make([]int32, 2*n*(5-n)*2), make([]int64, 2*n)
+			for i := range x {
+				x[i] = int32(i + 1)
+			}
+			for i := range k {
+				k[i] = int64(-i - 1)
+			}
+			outs, err := c.Infer(ctx, shm.Of("x", x, 2, n, 5-n, 2), shm.Of("k", k, 2, n))
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			if y, _ := shm.As[int32](outs[0]); !slices.Equal(y, x) {
+				t.Errorf("%s: %v of shape %v, not %v", name, y, outs[0].Shape, x)
+			}
+			if y, _ := shm.As[int64](outs[1]); !slices.Equal(y, k) {
+				t.Errorf("%s: %v of shape %v, not %v", name, y, outs[1].Shape, k)
+			}
+		}
+		c.Close()
+	}
+	cancel()
+	for range 3 {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
