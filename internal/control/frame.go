@@ -19,8 +19,9 @@ const (
 	MaxFDs = 4
 )
 
-// ErrFrame is a length, depth or count outside the limits.
-var ErrFrame = errors.New("control frame out of limits")
+// ErrFrame is a length, depth or count outside the limits, or a body that is
+// no such message.
+var ErrFrame = errors.New("bad control frame")
 
 // Send writes one frame: a little-endian uint32 length, then the msgpack
 // body. The descriptors ride on the frame's first byte; they stay the
@@ -101,7 +102,7 @@ func Decode(body []byte, msg any) error {
 		return err
 	}
 	if err := msgpack.Unmarshal(body, msg); err != nil {
-		return fmt.Errorf("decode control message: %w", err)
+		return fmt.Errorf("%w: %w", ErrFrame, err)
 	}
 	return nil
 }

@@ -62,6 +62,26 @@ func TestACostlyControlFrameIsRefusedAtOnceWithAReason(t *testing.T) {
 	h.settled()
 }
 
+// Who writes a client in another language begins with one of these.
+func TestAControlFrameOfOtherTypesIsRefusedWithAReason(t *testing.T) {
+	h := newHost(t, theModel)
+	for what, body := range map[string]string{
+		"no map":             "\x01",
+		"a list":             "\x91\x01",
+		"a text as a number": "\x82\xa7version\x01\xa6window\xa216",
+		"a float as version": "\x81\xa7version\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00",
+	} {
+		rep, err := sendRaw(h, body)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if shm.Status(rep.Code) != shm.ErrProtocol || !strings.Contains(rep.Message, control.ErrFrame.Error()) {
+			t.Errorf("%s: %d %q", what, rep.Code, rep.Message)
+		}
+	}
+	h.settled()
+}
+
 // sendRaw sends a frame with any body and returns what the broker answers.
 func sendRaw(h *host, body string) (rep control.Reply, err error) {
 	conn, err := attach.Dial(h.t.Context(), h.role.Socket)
