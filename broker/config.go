@@ -3,7 +3,6 @@ package broker
 import (
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
@@ -80,8 +79,8 @@ func (c *Config) fill() {
 // the layout.
 func (m *ModelConfig) fill() (*shm.Layout, error) {
 	fail := func(err error) (*shm.Layout, error) { return nil, fmt.Errorf("model %q: %w", m.Name, err) }
-	if m.Name == "" || len(m.Name) > shm.MaxNameBytes || strings.ContainsAny(m.Name, " \t\n\x00") {
-		return fail(fmt.Errorf("%w: name must be 1..%d bytes without blanks", shm.ErrInvalid, shm.MaxNameBytes))
+	if !shm.ValidName(m.Name) {
+		return fail(fmt.Errorf("%w: name must be 1..%d bytes, printable, without blanks", shm.ErrInvalid, shm.MaxNameBytes))
 	}
 	if m.Policy.MaxBatchSize == 0 {
 		m.Policy.MaxBatchSize = DefaultMaxBatchSize

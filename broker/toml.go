@@ -2,6 +2,7 @@ package broker
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -33,7 +34,7 @@ type fileConfig struct {
 	AllowUIDs  []int         `toml:"allow_uids"`
 	OpenFolder bool          `toml:"open_folder"`
 	DrainTime  *fileDuration `toml:"drain_time"`
-	MaxClients int           `toml:"max_clients"`
+	MaxClients fileCount     `toml:"max_clients"`
 	MPS        bool          `toml:"mps"`
 	Models     []fileModel   `toml:"model"`
 	Workers    []fileWorker  `toml:"worker"`
@@ -41,7 +42,7 @@ type fileConfig struct {
 
 type fileWorker struct {
 	Command          []string          `toml:"command"`
-	Instances        int               `toml:"instances"`
+	Instances        fileCount         `toml:"instances"`
 	GPUs             []int             `toml:"gpus"`
 	Env              map[string]string `toml:"env"`
 	ThreadPercentage int               `toml:"thread_percentage"`
@@ -50,7 +51,7 @@ type fileWorker struct {
 
 func (f *fileWorker) worker() (WorkerConfig, error) {
 	w := WorkerConfig{
-		Command: f.Command, Instances: f.Instances, GPUs: f.GPUs, Env: f.Env,
+		Command: f.Command, Instances: int(f.Instances), GPUs: f.GPUs, Env: f.Env,
 		ThreadPercentage: f.ThreadPercentage, StopTime: f.StopTime.value(),
 	}
 	return w, w.fill()
@@ -60,8 +61,8 @@ type fileModel struct {
 	Name          string              `toml:"name"`
 	Inputs        []string            `toml:"inputs"`
 	Outputs       []string            `toml:"outputs"`
-	Slots         int                 `toml:"slots"`
-	MaxBatchSize  int                 `toml:"max_batch_size"`
+	Slots         fileCount           `toml:"slots"`
+	MaxBatchSize  fileCount           `toml:"max_batch_size"`
 	WaitTime      *fileDuration       `toml:"wait_time"`
 	Lease         *fileDuration       `toml:"lease"`
 	Preferred     []int               `toml:"preferred_batch_sizes"`
@@ -96,6 +97,18 @@ func (d *fileDuration) value() time.Duration {
 	return time.Duration(*d)
 }
 
+// fileCount is at least 1 where it is written down: 0 would pass as "default".
+type fileCount int
+
+func (c *fileCount) UnmarshalTOML(v any) error {
+	n, ok := v.(int64)
+	if !ok || n < 1 || n > math.MaxInt32 {
+		return fmt.Errorf("%v is not a number of 1 or more", v)
+	}
+	*c = fileCount(n)
+	return nil
+}
+
 // LoadConfig reads a configuration file. Unknown keys are errors: a misspelt
 // wait_time must not pass as "default".
 func LoadConfig(path string) (Config, error) {
@@ -120,7 +133,7 @@ func ParseConfig(text string) (Config, error) {
 	if unknown := meta.Undecoded(); len(unknown) > 0 {
 		return Config{}, fmt.Errorf("%w: unknown key %q", shm.ErrInvalid, unknown[0].String())
 	}
-	cfg := Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: f.MaxClients, MPS: f.MPS}
+	cfg := Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: int(f.MaxClients), MPS: f.MPS}
 	if f.DrainTime != nil && cfg.DrainTime == 0 {
 		cfg.DrainTime = -1 // asked for, not left open
 	}
@@ -146,8 +159,8 @@ func (f *fileModel) model() (ModelConfig, error) {
 	if err != nil {
 		return ModelConfig{}, err
 	}
-	m := ModelConfig{Name: f.Name, Signature: sig, Slots: f.Slots, Lease: f.Lease.value(), Policy: batcher.Config{
-		MaxBatchSize: f.MaxBatchSize, WaitTime: f.WaitTime.value(), PreferredSizes: f.Preferred, DefaultLevel: f.DefaultLevel,
+	m := ModelConfig{Name: f.Name, Signature: sig, Slots: int(f.Slots), Lease: f.Lease.value(), Policy: batcher.Config{
+		MaxBatchSize: int(f.MaxBatchSize), WaitTime: f.WaitTime.value(), PreferredSizes: f.Preferred, DefaultLevel: f.DefaultLevel,
 		Ageing: f.Ageing.value(), PreserveOrder: f.PreserveOrder,
 	}}
 	if f.WaitTime != nil && m.Policy.WaitTime == 0 {

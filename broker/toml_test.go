@@ -36,6 +36,14 @@ func TestADurationIsANumber(t *testing.T) {
 	}
 }
 
+func TestACountIsOneOrMore(t *testing.T) {
+	for _, text := range []string{"max_clients = 0\n" + plainModel, plainModel + "slots = 0\n", plainModel + "max_batch_size = 0\n", plainModel + "max_batch_size = 1.5\n", plainModel + "[[model.worker]]\ncommand = [\"w\"]\ninstances = 0\n"} {
+		if _, err := ParseConfig(text); !errors.Is(err, shm.ErrInvalid) {
+			t.Errorf("%s\n%v", text, err)
+		}
+	}
+}
+
 func TestLimitsThatLetNobodyInAreRefused(t *testing.T) {
 	if b, err := New(Config{Socket: t.TempDir() + "/s/b", MaxClients: -1}); !errors.Is(err, shm.ErrInvalid) {
 		t.Errorf("max_clients -1: %v", err)

@@ -57,12 +57,12 @@ func TestAClientThatCannotAttachAgainSaysWhy(t *testing.T) {
 func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
 	r := newRing(t, plain(t))
 	r.stop()
-	r.drain = 300 * time.Millisecond
+	r.drain = patience
 	r.start()
 	busy := r.dial()
 	req, err := busy.Claim(soon(t), 1)
 	if err == nil {
-		err = req.Commit(soon(t)) // for no worker: it drains for as long as it may
+		err = req.Commit(soon(t)) // for no worker: it drains until this is released
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -87,10 +87,11 @@ func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
 		}
 		dialled <- err
 	}()
+	time.Sleep(20 * time.Millisecond) // so that it has asked; if not yet, no harm is done
+	_ = req.Release()                 // which lets the broker end
 	<-drained
 	r.start()
 	if err := <-dialled; err != nil {
 		t.Error(err)
 	}
-	_ = req.Release()
 }

@@ -6,6 +6,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
 // TensorSpec describes one row of a tensor: the batch dimension is not part
@@ -98,14 +100,21 @@ func ParseTensorSpec(s string) (TensorSpec, error) {
 	return t, nil
 }
 
+// ValidName tells whether a model or a tensor may be called that: names are
+// printed, in tables and on terminals.
+func ValidName(name string) bool {
+	return name != "" && len(name) <= MaxNameBytes && utf8.ValidString(name) &&
+		!strings.ContainsFunc(name, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) })
+}
+
 const maxRowBytes = 1 << 36
 
 func (t TensorSpec) validate() error {
 	fail := func(format string, a ...any) error {
 		return fmt.Errorf("%w: tensor %q: %s", ErrInvalid, t.Name, fmt.Sprintf(format, a...))
 	}
-	if t.Name == "" || len(t.Name) > MaxNameBytes || strings.ContainsAny(t.Name, ":[], \t\n\x00") {
-		return fail("name must be 1..%d bytes without : [ ] , or blanks", MaxNameBytes)
+	if !ValidName(t.Name) || strings.ContainsAny(t.Name, ":[],") {
+		return fail("name must be 1..%d bytes, printable, without : [ ] , or blanks", MaxNameBytes)
 	}
 	if !t.DType.Valid() {
 		return fail("unknown dtype %d", t.DType)

@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -52,6 +53,10 @@ func runInfer(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	files, err := outputFiles(&sig, *outs)
+	if err != nil {
+		return err
+	}
 	rows := inputs[0].(shm.Tensor).Rows()
 	if rows > 1 && rows <= c.Model().MaxBatchSize { // how many rows there are only the signature tells: a second, larger window
 		c.Close()
@@ -65,7 +70,7 @@ func runInfer(ctx context.Context, args []string) error {
 		return err
 	}
 	defer r.Release()
-	if err := writeOutputs(c, r, *outs, *asJSON); err != nil {
+	if err := writeOutputs(&sig, r, files, *asJSON); err != nil {
 		return err
 	}
 	if *timing {
@@ -245,24 +250,39 @@ func encode(d shm.DType, numbers []string) ([]byte, error) {
 				return bad(err)
 			}
 			out = append(out, map[bool]byte{true: 1}[v])
-		default:
-			return nil, fmt.Errorf("%w: %s cannot be typed as numbers; use --in NAME=FILE", errUsage, d)
+		case shm.F16, shm.BF16:
+			v, err := strconv.ParseFloat(text, 32)
+			if err != nil {
+				return bad(err)
+			}
+			bits, err := toHalf(d, float32(v))
+			if err != nil {
+				return bad(err)
+			}
+			out = le.AppendUint16(out, bits)
 		}
 	}
 	return out, nil
 }
 
-func writeOutputs(c *client.Client, r client.Request, outs []string, asJSON bool) error {
+// outputFiles tells which outputs go where, before anything is sent.
+func outputFiles(sig *shm.Signature, outs []string) (map[string]string, error) {
 	files := map[string]string{}
 	for _, text := range outs {
 		name, file, ok := strings.Cut(text, "=")
 		if !ok {
-			return fmt.Errorf("%w: --out %s: want NAME=FILE.npy", errUsage, text)
+			return nil, fmt.Errorf("%w: --out %s: want NAME=FILE.npy", errUsage, text)
+		}
+		if !slices.ContainsFunc(sig.Outputs, func(t shm.TensorSpec) bool { return t.Name == name }) {
+			return nil, fmt.Errorf("%w: no output %q; the model has %s", shm.ErrInvalid, name, sig)
 		}
 		files[name] = file
 	}
+	return files, nil
+}
+
+func writeOutputs(sig *shm.Signature, r client.Request, files map[string]string, asJSON bool) error {
 	result := map[string]any{}
-	sig := c.Model().Signature
 	for _, spec := range sig.Outputs {
 		view, err := r.Output(spec.Name)
 		if err != nil {
@@ -273,7 +293,6 @@ func writeOutputs(c *client.Client, r client.Request, outs []string, asJSON bool
 			return err
 		}
 		if file, ok := files[spec.Name]; ok {
-			delete(files, spec.Name)
 			if err := writeNPY(file, t); err != nil {
 				return err
 			}
@@ -283,9 +302,6 @@ func writeOutputs(c *client.Client, r client.Request, outs []string, asJSON bool
 		if !asJSON {
 			fmt.Printf("%s %s%v\n%s\n", t.Name, t.DType, t.Shape, brief(decode(t)))
 		}
-	}
-	for name := range files {
-		return fmt.Errorf("%w: no output %q; the model has %s", shm.ErrInvalid, name, &sig)
 	}
 	if asJSON {
 		return json.NewEncoder(os.Stdout).Encode(result)
@@ -333,10 +349,10 @@ func decode(t shm.Tensor) any {
 	case shm.Bool:
 		v, _ := shm.As[bool](t)
 		return v
-	case shm.F16, shm.BF16: // raw bits
-		out := make([]string, len(t.Data)/2)
+	case shm.F16, shm.BF16:
+		out := make(jsonFloats[float32], len(t.Data)/2)
 		for i := range out {
-			out[i] = fmt.Sprintf("0x%04x", binary.LittleEndian.Uint16(t.Data[2*i:]))
+			out[i] = fromHalf(t.DType, binary.LittleEndian.Uint16(t.Data[2*i:]))
 		}
 		return out
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cpu"
@@ -48,6 +50,9 @@ func runWorker(ctx context.Context, args []string) error {
 	}
 	if *kind == "" {
 		return fmt.Errorf("%w: --model says which built-in model to serve: %s", errUsage, strings.Join(cpu.Names(), ", "))
+	}
+	if err := inVain(f, *kind); err != nil {
+		return err
 	}
 	o := cpu.Options{Scale: *scale, Offset: *offset}
 	for _, text := range *inputs {
@@ -89,4 +94,27 @@ func runWorker(ctx context.Context, args []string) error {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// inVain refuses a flag that the chosen model would not look at.
+func inVain(f *pflag.FlagSet, kind string) error {
+	ptx, mlpOnGPU := f.Changed("ptx"), kind == "mlp" && f.Changed("gpu")
+	for _, c := range []struct {
+		looks bool
+		who   string
+		flags []string
+	}{
+		{ptx || kind == "echo" || kind == "affine", "echo, affine and --ptx", []string{"input"}},
+		{kind == "affine", "affine", []string{"scale", "offset"}},
+		{mlpOnGPU, "mlp on a GPU (--gpu)", []string{"precision"}},
+		{ptx || mlpOnGPU, "mlp on a GPU (--gpu) and --ptx", []string{"weights"}},
+		{ptx, "--ptx", []string{"output", "kernel", "block", "threads_per_row"}},
+	} {
+		for _, flag := range c.flags {
+			if f.Changed(flag) && !c.looks {
+				return fmt.Errorf("%w: --%s is for %s", errUsage, flag, c.who)
+			}
+		}
+	}
+	return nil
 }

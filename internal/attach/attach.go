@@ -37,6 +37,9 @@ type Session struct {
 
 // Dial connects to the broker's socket.
 func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
+	if err := control.CheckFolder(socket); err != nil {
+		return nil, fmt.Errorf("%w: %w", shm.ErrForbidden, err)
+	}
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", socket)
 	if err != nil {

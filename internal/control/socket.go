@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // SocketEnv chooses another control socket.
@@ -21,5 +22,27 @@ func SocketPath(given string) string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
 		return filepath.Join(dir, "ringbatch", "broker.sock")
 	}
-	return filepath.Join(os.TempDir(), fmt.Sprintf("ringbatch-%d", os.Getuid()), "broker.sock")
+	return filepath.Join(fallbackFolder(), "broker.sock")
+}
+
+func fallbackFolder() string {
+	return filepath.Join(os.TempDir(), fmt.Sprintf("ringbatch-%d", os.Getuid()))
+}
+
+// CheckFolder refuses a socket in the fallback folder if that is not this
+// user's own: anybody can make one of that name first, and would be sent this
+// user's inputs. A folder that was chosen is trusted by whoever chose it.
+func CheckFolder(socket string) error {
+	dir := filepath.Dir(socket)
+	if dir != fallbackFolder() {
+		return nil
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return nil // no broker there
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); !ok || !info.IsDir() || int(st.Uid) != os.Getuid() {
+		return fmt.Errorf("%s was not made by this user: remove it, or choose another socket", dir)
+	}
+	return nil
 }
