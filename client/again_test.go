@@ -95,3 +95,26 @@ func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestAClientLearnsThePolicyOfTheBrokerThatCameBack(t *testing.T) {
+	r := newRing(t, plain(t))
+	c := r.dial(client.WithWindow(16))
+	most := c.Model().MaxBatchSize
+	for _, batch := range []int{most / 2, 16} { // fewer, then more than the first
+		r.stop()
+		r.model.Policy.MaxBatchSize = batch
+		r.start()
+		for end := time.Now().Add(patience); c.Model().MaxBatchSize != batch && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+		req, err := c.Claim(soon(t), batch)
+		if err != nil {
+			t.Errorf("%d rows: %v", batch, err)
+			continue
+		}
+		_ = req.Release()
+		if _, err := c.Claim(soon(t), batch+1); err == nil {
+			t.Errorf("%d rows of at most %d were claimed", batch+1, batch)
+		}
+	}
+}

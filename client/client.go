@@ -18,14 +18,14 @@ type Client struct {
 	model string
 	opts  options
 
-	live atomic.Pointer[link] // the same as link, for those who only want that
+	live atomic.Pointer[link]  // the same as link, for those who only want that
+	info atomic.Pointer[Model] // of the latest link: a broker may come back with another policy
 
 	mu     sync.Mutex
 	link   *link         // nil while there is no broker
 	change chan struct{} // closed and replaced whenever link or err changes
 	err    error         // set once: closed, or the model is not what it was
 	why    error         // why it could not attach again; nil while there is a link
-	info   Model
 
 	links    atomic.Pointer[[]*link] // attachments that may still have requests, see handle.go
 	attached uint32                  // how many there ever were
@@ -112,9 +112,7 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 			return nil, fmt.Errorf("dial %s: %w (%w)", model, last, err)
 		}
 		if last = err; err == nil {
-			c.link, c.info = l, l.model()
-			c.live.Store(l)
-			c.remember(l)
+			c.use(l)
 			break
 		}
 		if !o.wait || !worthWaiting(err) {
@@ -181,9 +179,9 @@ func (c *Client) keep(life context.Context, l *link) {
 					next.drop()
 				}
 				return
-			case err == nil && !next.session.Layout.Signature.Equal(&c.info.Signature):
+			case err == nil && !next.session.Layout.Signature.Equal(&c.info.Load().Signature):
 				next.drop()
-				c.set(nil, fmt.Errorf("%w: %s was %s", shm.ErrSignatureMismatch, c.model, &c.info.Signature))
+				c.set(nil, fmt.Errorf("%w: %s was %s", shm.ErrSignatureMismatch, c.model, &c.info.Load().Signature))
 				return
 			case err == nil:
 				l = next
@@ -215,14 +213,22 @@ func (c *Client) set(l *link, err error) bool {
 	if c.err != nil {
 		return false
 	}
-	c.link, c.err, c.why = l, err, nil
-	c.live.Store(l)
-	if l != nil {
-		c.remember(l)
-	}
+	c.err, c.why = err, nil
+	c.use(l)
 	close(c.change)
 	c.change = make(chan struct{})
 	return true
+}
+
+// use makes l, which may be nil, the present link. The caller holds mu.
+func (c *Client) use(l *link) {
+	c.link = l
+	if l != nil {
+		info := l.model()
+		c.info.Store(&info)
+		c.remember(l)
+	}
+	c.live.Store(l)
 }
 
 // Close detaches. What is in flight ends with ErrClosed or ErrBrokerGone;
@@ -247,8 +253,9 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Model describes the model.
-func (c *Client) Model() Model { return c.info }
+// Model describes the model, as the broker has it that the client is, or was
+// last, attached to.
+func (c *Client) Model() Model { return *c.info.Load() }
 
 // current gives the link; if wait, also after waiting for a broker that is
 // being restarted.

@@ -21,7 +21,7 @@ func (c *Client) Lend() {
 	if x == nil || x.Lent.Load() == 1 { // a guess: it is looked at again below
 		return
 	}
-	sig := &c.info.Signature
+	sig := &c.info.Load().Signature
 	if shm.VariableDims(sig.Inputs)+shm.VariableDims(sig.Outputs) > 0 || len(sig.Inputs) > shm.ExpressTensors || len(sig.Outputs) > shm.ExpressTensors {
 		return
 	}

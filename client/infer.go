@@ -15,7 +15,7 @@ import (
 func (c *Client) Infer(ctx context.Context, inputs ...any) ([]shm.Tensor, error) {
 	var outs []shm.Tensor
 	err := c.run(ctx, inputs, func(r Request) error {
-		for _, spec := range c.info.Signature.Outputs {
+		for _, spec := range c.info.Load().Signature.Outputs {
 			view, err := r.Output(spec.Name)
 			if err != nil {
 				return err
@@ -36,7 +36,7 @@ func (c *Client) Infer(ctx context.Context, inputs ...any) ([]shm.Tensor, error)
 // output in signature order, each at least as large as the result, else
 // ErrOutputTooSmall.
 func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) error {
-	specs := c.info.Signature.Outputs
+	specs := c.info.Load().Signature.Outputs
 	if len(outputs) != len(specs) {
 		return fmt.Errorf("%w: the model has %d outputs, %d buffers were given", shm.ErrInvalid, len(specs), len(outputs))
 	}
@@ -82,7 +82,7 @@ func (c *Client) run(ctx context.Context, inputs []any, read func(Request) error
 // Fill is Claim with the inputs written: as many rows, and of such shapes, as
 // they have. They are given as to Infer.
 func (c *Client) Fill(ctx context.Context, inputs ...any) (Request, error) {
-	specs := c.info.Signature.Inputs
+	specs := c.info.Load().Signature.Inputs
 	if len(inputs) != len(specs) {
 		return Request{}, fmt.Errorf("%w: the model has %d inputs, %d were given", shm.ErrInvalid, len(specs), len(inputs))
 	}

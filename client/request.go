@@ -32,8 +32,8 @@ func (c *Client) TryClaim(rows int, dims ...int) (Request, error) {
 
 // claim is both; wait says whether it may.
 func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Request, error) {
-	if rows < 1 || rows > c.info.Window || rows > c.info.MaxBatchSize {
-		return Request{}, c.badRows(rows)
+	if info := c.info.Load(); rows < 1 || rows > info.Window || rows > info.MaxBatchSize {
+		return Request{}, info.badRows(rows)
 	}
 	waiting := false
 	defer func() {
@@ -120,11 +120,11 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 // defaultLevel as a commit's level asks for the model's default.
 const defaultLevel = -1
 
-func (c *Client) badRows(rows int) error {
-	if rows > c.info.MaxBatchSize {
-		return fmt.Errorf("%w: %d rows, at most %d", shm.ErrTooLarge, rows, c.info.MaxBatchSize)
+func (m *Model) badRows(rows int) error {
+	if rows > m.MaxBatchSize {
+		return fmt.Errorf("%w: %d rows, at most %d", shm.ErrTooLarge, rows, m.MaxBatchSize)
 	}
-	return fmt.Errorf("%w: a request has 1..%d rows (this client's window), got %d", shm.ErrRows, c.info.Window, rows)
+	return fmt.Errorf("%w: a request has 1..%d rows (this client's window), got %d", shm.ErrRows, m.Window, rows)
 }
 
 func (l *link) setDims(s *slot, dims []int) error {
