@@ -98,7 +98,6 @@ class Core:
         self.check(self.lib.rb_client_model(self.handle, addressof(info)))
         self.max_batch_size, self.window, self.levels = info.max_batch_size, info.window, info.levels
         self.wait_time = info.wait_time / 1e9
-        self._slots = info.slots
         self.signature = Signature(
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.INPUT, info.inputs),
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.OUTPUT, info.outputs),
@@ -179,13 +178,13 @@ class Core:
             out = c.Map()
             self.check(self.lib.rb_request_map(self.handle, r.id, addressof(out)))
             with self._mapping_lock:
-                m = self._mapping = Mapping(self.lib, out, self._slots)
+                m = self._mapping = Mapping(self.lib, out)
         return m
 
     def present_mapping(self) -> Mapping:
         out = c.Map()
         self.check(self.lib.rb_client_map(self.handle, addressof(out)))
-        return Mapping(self.lib, out, self._slots)
+        return Mapping(self.lib, out)
 
     # -- whole requests, for models of fixed shapes and contiguous arrays
 

@@ -128,12 +128,13 @@ class Session:
         info, m = c.Model(), c.Map()
         check(lib, lib.rb_worker_model(self._handle, addressof(info)))
         check(lib, lib.rb_worker_map(self._handle, addressof(m)))
-        self._mapping = SharedMapping(lib, m, info.slots)
+        self._mapping = SharedMapping(lib, m)
         self._buffers = Buffers()
         self._signature = Signature(
             tensors(lib, lib.rb_worker_tensor, self._handle, c.INPUT, info.inputs),
             tensors(lib, lib.rb_worker_tensor, self._handle, c.OUTPUT, info.outputs),
         )
+        self._mapping.offsets.update((t, t.offset) for t in self._signature.inputs + self._signature.outputs)
 
     def serve(self, function: Callable[[Batch], Any], stop: threading.Event) -> bool:
         """Runs batches until stop is set (False) or the broker goes (True)."""

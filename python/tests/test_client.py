@@ -4,6 +4,7 @@ import os
 import platform
 import tempfile
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -237,3 +238,34 @@ def test_broker_restart_is_a_retryable_error():
                     assert (req.run().outputs["y"] == 5).all()
                 assert late.sum() == late.sum()  # the old mapping is still there
                 m.close()
+
+
+def test_a_restarted_broker_may_have_another_number_of_slots():
+    two = {"outputs": {"y": ("f32", (16,)), "n": ("i32", ("<=4",))}, "inputs": {"x": ("f32", (16,)), "z": ("i32", ("<=4",))}}
+
+    def use(m: rb.Model, v: int) -> bool:
+        with m.request(shapes={"z": (3,)}) as req:
+            req.inputs["x"][...], req.inputs["z"][...] = v, v
+            req.run(timeout=20)
+            return bool((req.outputs["y"] == v + 1).all() and (req.outputs["n"][:3] == v + 2).all())
+
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        socket, m = folder + "/b.sock", None
+        for v, slots in enumerate((64, 4096, 8)):
+
+            @rb.worker("two", **two, slots=slots, max_batch_size=8, wait_time=0)
+            def worker(batch):
+                batch.outputs["y"][...] = batch.inputs["x"] + 1
+                batch.outputs["n"][:, :3] = batch.inputs["z"] + 2
+
+            with broker_at(socket), serving(worker, socket):
+                m = m or rb.connect("two", socket=socket, wait=20)
+                for _ in range(1000):
+                    try:
+                        assert use(m, v)
+                        break
+                    except (rb.BrokerGone, rb.Draining):
+                        time.sleep(0.02)
+                assert use(m, v) and m.stats()["slots"] == slots
+        m.close()
