@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import platform
 import tempfile
 import threading
@@ -51,8 +53,9 @@ def test_lists_of_floats_are_float64_and_refused(model):
 def test_cast_is_possible_when_asked_for(echo):
     with rb.connect("echo", socket=echo, cast=True) as m:
         assert m([0.5] * 16).dtype == np.float32
-        with pytest.raises(rb.DType):  # another kind
+        with pytest.raises(rb.DType, match="same kind") as e:  # another kind
             m(np.zeros(16, "complex128"))
+        assert "connect with" not in str(e.value)
 
 
 @pytest.mark.parametrize("shape", [(), (15,), (17,), (2, 15), (2, 2, 16), (16, 2)])
@@ -152,7 +155,7 @@ def test_no_broker_and_unknown_model(echo):
     with pytest.raises(rb.NoBroker, match="ringbatch broker") as e:
         rb.connect("echo", socket="/nonexistent/b.sock")
     assert isinstance(e.value, ConnectionError)
-    with pytest.raises(rb.UnknownModel, match="nothing") as e:
+    with pytest.raises(rb.UnknownModel, match='"nothing"; there are echo$') as e:
         rb.connect("nothing", socket=echo)
     assert isinstance(e.value, LookupError)
     with pytest.raises(rb.UnknownModel):
@@ -162,6 +165,29 @@ def test_no_broker_and_unknown_model(echo):
 def test_window_that_does_not_fit(echo):
     with pytest.raises(rb.RingFull):
         rb.connect("echo", socket=echo, window=100_000)
+
+
+@pytest.mark.parametrize("window", [0, -1, 2**32, 2**33])
+def test_windows_that_c_would_take_for_another(echo, window):
+    with pytest.raises(rb.Invalid, match=f"got {window}"):
+        rb.connect("echo", socket=echo, window=window)
+
+
+def test_connections_are_not_copied(model):
+    for use in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"connect\('echo'\) in the process that uses it"):
+            use(model)
+    assert model(np.zeros(16, "float32")).shape == (16,)
+
+
+def test_timeouts_without_an_end(model):
+    x = np.zeros(16, "float32")
+    for timeout in (float("inf"), 1e10, 1e300):
+        assert model(x, timeout=timeout).shape == model.submit(x, timeout=timeout).result(20).shape
+        with model.request(timeout=timeout) as req:
+            req.run(timeout)
+    with pytest.raises(rb.Invalid, match="nan"):
+        model(x, timeout=float("nan"))
 
 
 def test_stats(model, echo):
