@@ -75,6 +75,8 @@ class Batch:
         self.rows: int = self._b.rows
         #: Rows of the arrays: ``rows``, or more if the worker asked for padding.
         self.padded: int = self._b.pad_to
+        # Whether anybody has asked for an output, to write it.
+        self._used_outputs = False
         self._made: tuple[dict, dict] = {}, {}
 
     @property
@@ -119,6 +121,7 @@ class Batch:
 
     def output_run(self, name: str, i: int) -> np.ndarray:
         """Run i of an output, in place. Do not mix with ``outputs[name]``."""
+        self._used_outputs = True
         return self._run(self._sig.outputs, name, i)
 
     def input_shape(self, i: int, name: str) -> tuple[int, ...]:
@@ -154,6 +157,7 @@ class Batch:
 
     def _output(self, k: int) -> np.ndarray:
         t = self._sig.outputs[k]
+        self._used_outputs = True
         if self.contiguous:
             return self._run(self._sig.outputs, t.name, 0)
         array = self._buffers.get("output", t, self.padded, t.shape)

@@ -49,6 +49,9 @@ class Columns(Mapping[str, np.ndarray]):
             made = self._made[name] = self._make(k)
         return made
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise TypeError(f"the arrays are where they are: write into them, [{name!r}][...] = value")
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 

@@ -239,6 +239,32 @@ def test_outputs_with_inner_variable_dimensions(socket, pad_to):
                     assert (out["n"] == [[h, w], [w, h]]).all()
 
 
+def test_outputs_that_are_returned_or_assigned_and_not_written(socket):
+    @rb.worker("returns", **ONE, max_batch_size=4, wait_time=0)
+    def returns(batch):
+        if batch.inputs["x"][0, 0] == 1:
+            return batch.inputs["x"] + 1
+        if batch.inputs["x"][0, 0] == 2:
+            batch.outputs["y"] = batch.inputs["x"] + 1
+        if batch.inputs["x"][0, 0] == 3:
+            return np.add(batch.inputs["x"], 1, out=batch.output_run("y", 0))
+        return np.add(batch.inputs["x"], 1, out=batch.outputs["y"])
+
+    with serving(returns, socket), rb.connect("returns", socket=socket, wait=10) as m:
+        for good in (0, 3):
+            assert (m(np.full(4, good, "float32")) == good + 1).all()
+        for bad, says in ((1, r"batch\.outputs\[name\]\[\.\.\.\] = result"), (2, r"\['y'\]\[\.\.\.\] = value")):
+            with pytest.raises(rb.Failed, match=says):
+                m(np.full(4, bad, "float32"))
+        with m.request() as req, pytest.raises(TypeError, match=r"\['x'\]\[\.\.\.\] = value"):
+            req.inputs["x"] = np.zeros(4, "float32")
+
+
+def test_buckets_are_lists_of_sizes():
+    with pytest.raises(rb.Invalid, match=r"as in \[\[128, 512\]\]"):
+        rb.worker("flat", inputs={"t": ("i32", ("<=512",))}, outputs={"y": ("f32", (1,))}, buckets=[128, 512])
+
+
 def test_shapes_of_a_request_are_checked(socket):
     @rb.worker("shapes", inputs={"t": ("int32", (2, "<=8")), "x": ("float32", (4,))}, outputs={"y": ("f32", (1,))})
     def worker(batch):
