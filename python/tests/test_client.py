@@ -4,6 +4,7 @@ import copy
 import os
 import pickle
 import platform
+import socket as sockets
 import tempfile
 import threading
 import time
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import ringbatch as rb
 from conftest import broker_at, descriptors, go_worker, serving
+from ringbatch import _core
 
 
 @pytest.fixture
@@ -160,6 +162,17 @@ def test_no_broker_and_unknown_model(echo):
     assert isinstance(e.value, LookupError)
     with pytest.raises(rb.UnknownModel):
         rb.connect("nothing", socket=echo, wait=0.1)
+
+
+def test_a_broker_that_does_not_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(_core, "_CONNECT_TIMEOUT_NS", 100_000_000)
+    path = str(tmp_path / "b.sock")
+    with sockets.socket(sockets.AF_UNIX) as silent:
+        silent.bind(path)
+        silent.listen()
+        for use in (lambda: rb.connect("echo", socket=path), lambda: rb.stats(path, timeout=0.1)):
+            with pytest.raises(rb.Timeout, match=f"the broker at {path} did not answer"):
+                use()
 
 
 def test_window_that_does_not_fit(echo):
