@@ -70,6 +70,7 @@ class Tensor:
 
     def convert(self, value: Any, cast: bool) -> np.ndarray:
         """The array that a caller passed, with this tensor's type or an error."""
+        getattr(value, "dtype", None)  # a view that is over raises here; as a plain array it would only be empty
         array = np.asarray(value)
         if array.dtype == self.dtype:
             return array
