@@ -4,8 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -305,12 +308,25 @@ func dup(fd int) int {
 	return n
 }
 
+// unknownModel also says which there are: most often the name has a typo.
+func (b *Broker) unknownModel(name string) error {
+	const most = 10
+	there := slices.Sorted(maps.Keys(b.models))
+	switch {
+	case len(there) == 0:
+		return fmt.Errorf("%w: %q; there are none", shm.ErrUnknownModel, name)
+	case len(there) > most:
+		there = append(there[:most], "…")
+	}
+	return fmt.Errorf("%w: %q; there are %s", shm.ErrUnknownModel, name, strings.Join(there, ", "))
+}
+
 // modelFor finds the model, or makes it if a worker declares it.
 func (b *Broker) modelFor(req *control.Request) (*model, error) {
 	m := b.models[req.Model]
 	if req.Op == control.OpClient {
 		if m == nil {
-			return nil, fmt.Errorf("%w: %q", shm.ErrUnknownModel, req.Model)
+			return nil, b.unknownModel(req.Model)
 		}
 		return m, nil
 	}

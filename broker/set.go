@@ -19,7 +19,7 @@ var SettableKeys = []string{"wait_time", "max_batch_size", "preferred_batch_size
 func (b *Broker) set(name string, pairs map[string]string) error {
 	m := b.models[name]
 	if m == nil {
-		return fmt.Errorf("%w: %q", shm.ErrUnknownModel, name)
+		return b.unknownModel(name)
 	}
 	next := m.cfg
 	next.Policy.Levels = slices.Clone(next.Policy.Levels)

@@ -73,7 +73,7 @@ func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.
 	}
 	if !stop() { // ctx has ended, the connection is closed
 		control.CloseFDs(fds)
-		return nil, nil, ctx.Err()
+		return nil, nil, fmt.Errorf("the broker at %s did not answer: %w", c.RemoteAddr(), ctx.Err())
 	}
 	if err != nil {
 		control.CloseFDs(fds)

@@ -71,9 +71,12 @@ class Batch:
         self._b = c.Batch.from_address(batch)
         self._life = Life(mapping)
         self._scatter: list[tuple[Tensor, np.ndarray]] = []
+        self._output_dims: dict[int, tuple[int, ...]] = {}  # by request
         self.rows: int = self._b.rows
         #: Rows of the arrays: ``rows``, or more if the worker asked for padding.
         self.padded: int = self._b.pad_to
+        # Whether anybody has asked for an output, to write it.
+        self._used_outputs = False
         self._made: tuple[dict, dict] = {}, {}
 
     @property
@@ -118,6 +121,7 @@ class Batch:
 
     def output_run(self, name: str, i: int) -> np.ndarray:
         """Run i of an output, in place. Do not mix with ``outputs[name]``."""
+        self._used_outputs = True
         return self._run(self._sig.outputs, name, i)
 
     def input_shape(self, i: int, name: str) -> tuple[int, ...]:
@@ -153,6 +157,7 @@ class Batch:
 
     def _output(self, k: int) -> np.ndarray:
         t = self._sig.outputs[k]
+        self._used_outputs = True
         if self.contiguous:
             return self._run(self._sig.outputs, t.name, 0)
         array = self._buffers.get("output", t, self.padded, t.shape)
@@ -160,9 +165,14 @@ class Batch:
         return array
 
     def set_output_dims(self, i: int, *dims: int) -> None:
-        """The actual sizes of the variable dimensions of request i's outputs."""
+        """The actual sizes of the variable dimensions of request i's outputs.
+
+        They have been written, or will be, from the beginning of each
+        dimension on: ``outputs[name][row, :h, :w]``.
+        """
         sizes = (c_uint32 * len(dims))(*dims)
         check(self._lib, self._lib.rb_batch_set_output_dims(self._at, i, addressof(sizes), len(dims)))
+        self._output_dims[i] = dims
 
     def fail(self, i: int, error: BaseException | str) -> None:
         """Ends request i as Failed; its neighbours are left alone."""
@@ -177,9 +187,25 @@ class Batch:
             for r in self._b.run[: self._b.runs]:
                 self._mapping.rows(t, r.slot, r.rows, t.shape)[...] = array[r.row : r.row + r.rows]
 
+    def _pack(self) -> None:
+        """Moves outputs together that are smaller than their maximum in an inner dimension: clients find them without gaps."""
+        for t in self._sig.outputs:
+            if not any(t.variable):  # none, or only the first dimension
+                continue
+            for i, dims in self._output_dims.items():
+                shape, item = t.actual(dims), self._b.request[i]
+                if shape[1:] == t.shape[1:]:
+                    continue
+                for row in range(item.row, item.row + item.rows):
+                    whole = self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0]
+                    part = whole[tuple(slice(0, d) for d in shape)].copy()
+                    whole.reshape(-1)[: part.size] = part.reshape(-1)
+
     def complete(self) -> None:
         """Answers the clients; the batch and its arrays are over."""
         self._put_in_place()
+        if self._output_dims:
+            self._pack()
         self._life.end(_released)
         check(self._lib, self._lib.rb_batch_complete(self._at))
 

@@ -302,6 +302,10 @@ class Model:
 
     # -- the end
 
+    def __reduce__(self) -> Any:
+        # A copy would close the connection for both, another process has no use for it.
+        raise TypeError(f"a connection cannot be copied or pickled: call ringbatch.connect({self.name!r}) in the process that uses it")
+
     def _check(self) -> None:
         check_fork()
         if self._core.closed:

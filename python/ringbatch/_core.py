@@ -27,6 +27,7 @@ _TIMEOUT = errors.Timeout.status
 
 # Between tries to reach a broker or model that is not there yet.
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.005, 0.2
+_MOST_WINDOW = (1 << 32) - 1
 _CONNECT_TIMEOUT_NS = 5_000_000_000
 
 
@@ -38,7 +39,9 @@ def nanoseconds(timeout: float | None) -> int:
     """A timeout of Python (None: none) for the C side, where 0 is none."""
     if timeout is None:
         return 0
-    return max(1, int(timeout * 1e9))
+    if timeout != timeout:
+        raise errors.Invalid("a timeout is a number of seconds, or None; got nan")
+    return max(1, int(min(timeout * 1e9, FOREVER_NS)))  # float("inf") is a timeout too
 
 
 class Scratch:
@@ -98,7 +101,6 @@ class Core:
         self.check(self.lib.rb_client_model(self.handle, addressof(info)))
         self.max_batch_size, self.window, self.levels = info.max_batch_size, info.window, info.levels
         self.wait_time = info.wait_time / 1e9
-        self._slots = info.slots
         self.signature = Signature(
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.INPUT, info.inputs),
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.OUTPUT, info.outputs),
@@ -111,6 +113,8 @@ class Core:
         self._mapping_lock = threading.Lock()
 
     def _connect(self, model: str, socket: str | None, window: int, name: str | None, wait: float) -> int:
+        if not 1 <= window <= _MOST_WINDOW:  # to C 0 is the default, and a larger one is not what was asked for
+            raise errors.Invalid(f"window is 1..{_MOST_WINDOW} rows, got {window}")
         o = c.ConnectOptions(ctypes.sizeof(c.ConnectOptions), window, encode(socket), encode(name), _CONNECT_TIMEOUT_NS)
         out = c_uint64()
         deadline, delay = time.monotonic() + wait, _FIRST_RETRY_S
@@ -179,13 +183,13 @@ class Core:
             out = c.Map()
             self.check(self.lib.rb_request_map(self.handle, r.id, addressof(out)))
             with self._mapping_lock:
-                m = self._mapping = Mapping(self.lib, out, self._slots)
+                m = self._mapping = Mapping(self.lib, out)
         return m
 
     def present_mapping(self) -> Mapping:
         out = c.Map()
         self.check(self.lib.rb_client_map(self.handle, addressof(out)))
-        return Mapping(self.lib, out, self._slots)
+        return Mapping(self.lib, out)
 
     # -- whole requests, for models of fixed shapes and contiguous arrays
 

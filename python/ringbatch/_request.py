@@ -12,6 +12,7 @@ from . import _structs as c
 from . import errors
 from ._core import Core, nanoseconds
 from ._library import check_fork
+from ._tensors import Tensor
 from ._views import Life, View, _committed, _released
 
 
@@ -47,6 +48,9 @@ class Columns(Mapping[str, np.ndarray]):
                 raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(self._names)}") from None
             made = self._made[name] = self._make(k)
         return made
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise TypeError(f"the arrays are where they are: write into them, [{name!r}][...] = value")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -91,16 +95,20 @@ class Request:
         shape = self._core.input_shapes(self._r.id)[k] if t.variable else t.shape
         if self._in.error is not None:
             raise self._in.error()
-        return self._view(self._in, t, shape)
+        return self._view(self._in, self._core.lib.rb_input, k, t, shape)
 
     def _output(self, k: int) -> View:
         self._check()
         t = self._core.signature.outputs[k]
         status = self._core.lib.rb_poll(self._core.handle, self._r.id)
         self._core.check(status)
-        return self._view(self._out, t, self._core.output_shapes(self._r.id)[k])
+        return self._view(self._out, self._core.lib.rb_output, k, t, self._core.output_shapes(self._r.id)[k])
 
-    def _view(self, life: Life, t: Any, shape: tuple[int, ...]) -> View:
+    def _view(self, life: Life, where: Any, k: int, t: Tensor, shape: tuple[int, ...]) -> View:
+        if t not in self._mapping.offsets:
+            v = c.View()
+            self._core.check(where(self._core.handle, self._r.id, k, addressof(v)))
+            self._mapping.offsets[t] = v.data - self._mapping.base - self._r.slot * t.stride
         rows = self._mapping.rows(t, self._r.slot, self._r.rows, shape)
         return life.view(rows[0, ...] if self._single else rows)
 
@@ -179,11 +187,12 @@ class Request:
 def _dims(core: Core, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
     """The sizes of the inputs' variable dimensions, from the rows' shapes by name."""
     dims: list[int] = []
+    unknown = shapes.keys() - core.signature.input_names
+    if unknown:  # a typo would mean the largest size
+        raise errors.Invalid(f"shapes: no input {', '.join(sorted(unknown))}; there are {', '.join(core.signature.input_names)}")
     for t in core.signature.inputs:
-        if not t.variable:
-            continue
         shape = shapes.get(t.name, t.shape)
-        if len(shape) != len(t.shape):
+        if len(shape) != len(t.shape) or any(d != n for i, (d, n) in enumerate(zip(shape, t.shape)) if i not in t.variable):
             raise errors.Shape(f"input {t.name!r}: expected {t.expected}; got shape {tuple(shape)}")
         dims += [int(shape[i]) for i in t.variable]
     return dims

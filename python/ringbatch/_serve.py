@@ -110,6 +110,7 @@ class Process:
         self.name = name
         self._command = [sys.executable, "-m", "ringbatch._child", str(os.getpid()), socket or "", *role]
         self._deaths = 0
+        self._proven = False  # it has lived for a while before: what kills it now are requests, not its script
         self._start()
 
     def _start(self) -> None:
@@ -124,11 +125,13 @@ class Process:
         if not self.ended():
             return
         code = self._p.returncode
-        self._deaths = self._deaths + 1 if time.monotonic() - self._born < _QUICK_DEATH_S else 1
-        if self._deaths >= _QUICK_DEATHS:
+        quick = time.monotonic() - self._born < _QUICK_DEATH_S
+        self._deaths = self._deaths + 1 if quick else 1
+        self._proven = self._proven or not quick
+        if self._deaths >= _QUICK_DEATHS and not self._proven:
             raise errors.WorkerDied(f"{self.name} died {self._deaths} times right after its start (exit status {code})")
         log.warning("%s ended with status %s, starting it again", self.name, code)
-        time.sleep(0.05 * self._deaths)
+        time.sleep(min(0.05 * self._deaths, 1.0))
         self._start()
 
     def terminate(self) -> None:

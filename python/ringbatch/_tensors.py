@@ -70,15 +70,16 @@ class Tensor:
 
     def convert(self, value: Any, cast: bool) -> np.ndarray:
         """The array that a caller passed, with this tensor's type or an error."""
+        getattr(value, "dtype", None)  # a view that is over raises here; as a plain array it would only be empty
         array = np.asarray(value)
         if array.dtype == self.dtype:
             return array
         if cast and np.can_cast(array.dtype, self.dtype, "same_kind"):
             return array.astype(self.dtype)
-        raise errors.DType(
-            f"input {self.name!r}: expected {self.expected}; got {array.dtype} of shape {_shape(array.shape)}. "
-            f"Nothing is converted silently: pass x.astype({self.dtype.name!r}), or connect with cast=True"
-        )
+        advice = f"Nothing is converted silently: pass x.astype({self.dtype.name!r}), or connect with cast=True"
+        if cast:
+            advice = "cast=True converts only to a type of the same kind"
+        raise errors.DType(f"input {self.name!r}: expected {self.expected}; got {array.dtype} of shape {_shape(array.shape)}. {advice}")
 
 
 def _shape(dims: Sequence[Any]) -> str:

@@ -30,30 +30,34 @@ from ._tensors import Tensor
 class Mapping:
     """The memory of a model's tensors, mapped for as long as anything uses it."""
 
-    def __init__(self, lib: ctypes.CDLL, m: c.Map, slots: int) -> None:
+    def __init__(self, lib: ctypes.CDLL, m: c.Map) -> None:
         self.base: int = m.base
         self.bytes: int = m.bytes
         self.attachment: int = m.attachment
-        self._slots = slots
+        #: Where in this mapping each tensor lies. By tensor and not by name,
+        #: as an input and an output may have the same; and not in the tensor,
+        #: as a restarted broker may have another number of slots.
+        self.offsets: dict[Tensor, int] = {}
         # Every array over the mapping has this object for its base, directly
         # or not; when the last one is gone the mapping goes.
         self.memory = (ctypes.c_uint8 * m.bytes).from_address(m.base)
         weakref.finalize(self.memory, lib.rb_map_release, m.id).atexit = False
-        self._planes: dict[str, np.ndarray] = {}
+        self._planes: dict[Tensor, np.ndarray] = {}
 
     def plane(self, t: Tensor) -> np.ndarray:
-        """All slots of a tensor of fixed shape."""
-        plane = self._planes.get(t.name)
+        """All slots of a tensor of fixed shape (and what else lies behind them)."""
+        plane = self._planes.get(t)
         if plane is None:
-            plane = np.ndarray((self._slots, *t.shape), t.dtype, self.memory, t.offset)
-            self._planes[t.name] = plane
+            offset = self.offsets[t]
+            plane = np.ndarray(((self.bytes - offset) // t.stride, *t.shape), t.dtype, self.memory, offset)
+            self._planes[t] = plane
         return plane
 
     def rows(self, t: Tensor, slot: int, rows: int, shape: tuple[int, ...]) -> np.ndarray:
         """Some consecutive slots of a tensor, with rows of the given shape."""
         if not t.variable:
             return self.plane(t)[slot : slot + rows]
-        return strided(self.memory, t.dtype, t.offset + slot * t.stride, t.stride, (rows, *shape))
+        return strided(self.memory, t.dtype, self.offsets[t] + slot * t.stride, t.stride, (rows, *shape))
 
 
 def strided(memory: Any, dtype: np.dtype, offset: int, stride: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -6,7 +6,7 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from ctypes import addressof, c_size_t, c_uint32, c_uint64
 from typing import Any, Callable
 
@@ -22,6 +22,7 @@ log = logging.getLogger("ringbatch")
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.01, 1.0
 _TIMEOUT = errors.Timeout.status
+_RETURNED = "the worker's function returned something and wrote no output: batch.outputs[name][...] = result"
 
 
 def worker(
@@ -62,6 +63,8 @@ def worker(
     o.depth, o.weight, o.pad_to, o.pad_preferred, o.preserve_order = depth, weight, pad_to, pad_preferred, preserve_order
     o.name, o.gpu = encode(name), encode(gpu)
     o.preferred_sizes, o.preferred_count = (c_uint32 * len(preferred_sizes))(*preferred_sizes), len(preferred_sizes)
+    if not all(isinstance(sizes, Collection) for sizes in buckets):
+        raise errors.Invalid(f"buckets is a list of sizes for each variable input dimension, as in [[128, 512]]; got {buckets!r}")
     flat = [n for sizes in buckets for n in sizes]
     o.bucket_dims, o.bucket_counts = len(buckets), (c_uint32 * len(buckets))(*map(len, buckets))
     o.buckets = (c_uint32 * len(flat))(*flat)
@@ -128,12 +131,13 @@ class Session:
         info, m = c.Model(), c.Map()
         check(lib, lib.rb_worker_model(self._handle, addressof(info)))
         check(lib, lib.rb_worker_map(self._handle, addressof(m)))
-        self._mapping = SharedMapping(lib, m, info.slots)
+        self._mapping = SharedMapping(lib, m)
         self._buffers = Buffers()
         self._signature = Signature(
             tensors(lib, lib.rb_worker_tensor, self._handle, c.INPUT, info.inputs),
             tensors(lib, lib.rb_worker_tensor, self._handle, c.OUTPUT, info.outputs),
         )
+        self._mapping.offsets.update((t, t.offset) for t in self._signature.inputs + self._signature.outputs)
 
     def serve(self, function: Callable[[Batch], Any], stop: threading.Event) -> bool:
         """Runs batches until stop is set (False) or the broker goes (True)."""
@@ -144,7 +148,8 @@ class Session:
             if status == 0:
                 batch = Batch(lib, self._signature, self._mapping, self._buffers, pointer.value)
                 try:
-                    function(batch)
+                    if function(batch) is not None and not batch._used_outputs:
+                        raise errors.Invalid(_RETURNED)
                 except Exception as e:
                     log.exception("worker of a batch of %d rows failed", batch.rows)
                     batch.fail_all(e)

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import platform
+import socket as sockets
 import tempfile
 import threading
+import time
 
 import numpy as np
 import pytest
 import ringbatch as rb
 from conftest import broker_at, descriptors, go_worker, serving
+from ringbatch import _core
 
 
 @pytest.fixture
@@ -50,8 +55,9 @@ def test_lists_of_floats_are_float64_and_refused(model):
 def test_cast_is_possible_when_asked_for(echo):
     with rb.connect("echo", socket=echo, cast=True) as m:
         assert m([0.5] * 16).dtype == np.float32
-        with pytest.raises(rb.DType):  # another kind
+        with pytest.raises(rb.DType, match="same kind") as e:  # another kind
             m(np.zeros(16, "complex128"))
+        assert "connect with" not in str(e.value)
 
 
 @pytest.mark.parametrize("shape", [(), (15,), (17,), (2, 15), (2, 2, 16), (16, 2)])
@@ -151,16 +157,50 @@ def test_no_broker_and_unknown_model(echo):
     with pytest.raises(rb.NoBroker, match="ringbatch broker") as e:
         rb.connect("echo", socket="/nonexistent/b.sock")
     assert isinstance(e.value, ConnectionError)
-    with pytest.raises(rb.UnknownModel, match="nothing") as e:
+    with pytest.raises(rb.UnknownModel, match='"nothing"; there are echo$') as e:
         rb.connect("nothing", socket=echo)
     assert isinstance(e.value, LookupError)
     with pytest.raises(rb.UnknownModel):
         rb.connect("nothing", socket=echo, wait=0.1)
 
 
+def test_a_broker_that_does_not_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(_core, "_CONNECT_TIMEOUT_NS", 100_000_000)
+    path = str(tmp_path / "b.sock")
+    with sockets.socket(sockets.AF_UNIX) as silent:
+        silent.bind(path)
+        silent.listen()
+        for use in (lambda: rb.connect("echo", socket=path), lambda: rb.stats(path, timeout=0.1)):
+            with pytest.raises(rb.Timeout, match=f"the broker at {path} did not answer"):
+                use()
+
+
 def test_window_that_does_not_fit(echo):
     with pytest.raises(rb.RingFull):
         rb.connect("echo", socket=echo, window=100_000)
+
+
+@pytest.mark.parametrize("window", [0, -1, 2**32, 2**33])
+def test_windows_that_c_would_take_for_another(echo, window):
+    with pytest.raises(rb.Invalid, match=f"got {window}"):
+        rb.connect("echo", socket=echo, window=window)
+
+
+def test_connections_are_not_copied(model):
+    for use in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"connect\('echo'\) in the process that uses it"):
+            use(model)
+    assert model(np.zeros(16, "float32")).shape == (16,)
+
+
+def test_timeouts_without_an_end(model):
+    x = np.zeros(16, "float32")
+    for timeout in (float("inf"), 1e10, 1e300):
+        assert model(x, timeout=timeout).shape == model.submit(x, timeout=timeout).result(20).shape
+        with model.request(timeout=timeout) as req:
+            req.run(timeout)
+    with pytest.raises(rb.Invalid, match="nan"):
+        model(x, timeout=float("nan"))
 
 
 def test_stats(model, echo):
@@ -237,3 +277,34 @@ def test_broker_restart_is_a_retryable_error():
                     assert (req.run().outputs["y"] == 5).all()
                 assert late.sum() == late.sum()  # the old mapping is still there
                 m.close()
+
+
+def test_a_restarted_broker_may_have_another_number_of_slots():
+    two = {"outputs": {"y": ("f32", (16,)), "n": ("i32", ("<=4",))}, "inputs": {"x": ("f32", (16,)), "z": ("i32", ("<=4",))}}
+
+    def use(m: rb.Model, v: int) -> bool:
+        with m.request(shapes={"z": (3,)}) as req:
+            req.inputs["x"][...], req.inputs["z"][...] = v, v
+            req.run(timeout=20)
+            return bool((req.outputs["y"] == v + 1).all() and (req.outputs["n"][:3] == v + 2).all())
+
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        socket, m = folder + "/b.sock", None
+        for v, slots in enumerate((64, 4096, 8)):
+
+            @rb.worker("two", **two, slots=slots, max_batch_size=8, wait_time=0)
+            def worker(batch):
+                batch.outputs["y"][...] = batch.inputs["x"] + 1
+                batch.outputs["n"][:, :3] = batch.inputs["z"] + 2
+
+            with broker_at(socket), serving(worker, socket):
+                m = m or rb.connect("two", socket=socket, wait=20)
+                for _ in range(1000):
+                    try:
+                        assert use(m, v)
+                        break
+                    except (rb.BrokerGone, rb.Draining):
+                        time.sleep(0.02)
+                assert use(m, v) and m.stats()["slots"] == slots
+        m.close()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import ringbatch as rb
 from conftest import python
+from ringbatch import _serve
 
 SERVER = """
 import os, sys, time
@@ -194,3 +195,25 @@ def test_the_command():
     for command in ([sys.executable, "-m", "ringbatch", "version"], [rb.binary_path(), "version"]):
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("ringbatch ")
     assert subprocess.run([sys.executable, "-m", "ringbatch", "nonsense"], capture_output=True).returncode != 0
+
+
+def test_only_a_worker_that_never_lived_is_given_up(monkeypatch):
+    monkeypatch.setattr(_serve.time, "sleep", lambda _: None)
+
+    def dies(*lives: float) -> None:
+        """A process that lives so long, each time."""
+        ages = iter(lives)
+
+        class Dying(_serve.Process):
+            def _start(self) -> None:
+                self._born = time.monotonic() - next(ages)
+                self._p = subprocess.Popen(["false"])
+                self._p.wait()
+
+        p = Dying("worker 0", [], None)
+        for _ in lives[1:]:
+            p.revive()
+
+    dies(10, *[0] * 20)  # requests kill it: others must go on
+    with pytest.raises(rb.WorkerDied, match="5 times"):
+        dies(*[0] * 20)

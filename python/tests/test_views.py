@@ -55,6 +55,15 @@ def test_use_after_release_is_an_error(model, use):
     assert np.asarray(view).size == 0  # its memory was taken away
 
 
+def test_a_view_that_is_over_is_no_input(model):
+    with model.request() as req:
+        y = req.run().outputs["y"]
+        assert model(y).shape == (16,)
+    for use in (model, model.submit):
+        with pytest.raises(rb.Released):
+            use(y)
+
+
 def test_inputs_are_over_at_commit(model):
     with model.request() as req:
         x = req.inputs["x"]

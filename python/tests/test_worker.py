@@ -191,6 +191,95 @@ def test_variable_dimensions_and_buckets(socket):
             m(np.zeros((2, 65), "int32"))
 
 
+def test_an_input_and_an_output_of_the_same_name(socket):
+    same = {"x": ("float32", (4,)), "n": ("int32", ("<=4",))}
+
+    @rb.worker("same-name", inputs=same, outputs=same, max_batch_size=8, wait_time=0)
+    def double(batch):
+        for name in batch.inputs:
+            batch.outputs[name][...] = 0
+            batch.outputs[name][:, : batch.inputs[name].shape[1]] = 2 * batch.inputs[name]
+
+    x, n = np.arange(4, dtype="float32"), np.arange(4, dtype="int32")
+    with serving(double, socket), rb.connect("same-name", socket=socket, wait=10) as m:
+        out = m(x, n)
+        assert (out["x"] == 2 * x).all() and (out["n"] == 2 * n).all()
+        with m.request() as req:
+            req.inputs["x"][...], req.inputs["n"][...] = x, n
+            req.run(timeout=10)
+            assert (req.outputs["x"] == 2 * x).all() and (req.outputs["n"] == 2 * n).all()
+
+
+@pytest.mark.parametrize("pad_to", [0, 8])  # outputs in place, and put in place at the end
+def test_outputs_with_inner_variable_dimensions(socket, pad_to):
+    name = f"boxes{pad_to}"
+
+    @rb.worker(
+        name,
+        inputs={"x": ("float32", (2, "<=5", "<=6"))},
+        outputs={"y": ("float32", (2, "<=5", "<=6")), "n": ("uint8", ("<=3", 2))},
+        max_batch_size=8,
+        wait_time=0.002,
+        pad_to=pad_to,
+    )
+    def boxes(batch):
+        for i, r in enumerate(batch.requests):
+            _, h, w = batch.input_shape(i, "x")
+            batch.outputs["y"][r.slice, :, :h, :w] = batch.inputs["x"][r.slice] + 1
+            batch.outputs["n"][r.slice, :2] = [[h, w], [w, h]]
+            batch.set_output_dims(i, h, w, 2)
+
+    rng = np.random.default_rng(0)
+    with serving(boxes, socket), rb.connect(name, socket=socket, wait=10, window=32) as m:
+        for h, w in ((1, 1), (3, 4), (5, 6), (5, 2), (2, 6)):
+            for shape in ((2, h, w), (3, 2, h, w)):
+                x = rng.standard_normal(shape, dtype="float32")
+                for out in (m(x), *(f.result(20) for f in [m.submit(x) for _ in range(5)])):
+                    assert out["y"].shape == x.shape and (out["y"] == x + 1).all()
+                    assert (out["n"] == [[h, w], [w, h]]).all()
+
+
+def test_outputs_that_are_returned_or_assigned_and_not_written(socket):
+    @rb.worker("returns", **ONE, max_batch_size=4, wait_time=0)
+    def returns(batch):
+        if batch.inputs["x"][0, 0] == 1:
+            return batch.inputs["x"] + 1
+        if batch.inputs["x"][0, 0] == 2:
+            batch.outputs["y"] = batch.inputs["x"] + 1
+        if batch.inputs["x"][0, 0] == 3:
+            return np.add(batch.inputs["x"], 1, out=batch.output_run("y", 0))
+        return np.add(batch.inputs["x"], 1, out=batch.outputs["y"])
+
+    with serving(returns, socket), rb.connect("returns", socket=socket, wait=10) as m:
+        for good in (0, 3):
+            assert (m(np.full(4, good, "float32")) == good + 1).all()
+        for bad, says in ((1, r"batch\.outputs\[name\]\[\.\.\.\] = result"), (2, r"\['y'\]\[\.\.\.\] = value")):
+            with pytest.raises(rb.Failed, match=says):
+                m(np.full(4, bad, "float32"))
+        with m.request() as req, pytest.raises(TypeError, match=r"\['x'\]\[\.\.\.\] = value"):
+            req.inputs["x"] = np.zeros(4, "float32")
+
+
+def test_buckets_are_lists_of_sizes():
+    with pytest.raises(rb.Invalid, match=r"as in \[\[128, 512\]\]"):
+        rb.worker("flat", inputs={"t": ("i32", ("<=512",))}, outputs={"y": ("f32", (1,))}, buckets=[128, 512])
+
+
+def test_shapes_of_a_request_are_checked(socket):
+    @rb.worker("shapes", inputs={"t": ("int32", (2, "<=8")), "x": ("float32", (4,))}, outputs={"y": ("f32", (1,))})
+    def worker(batch):
+        pass
+
+    with serving(worker, socket), rb.connect("shapes", socket=socket, wait=10) as m:
+        with m.request(shapes={"t": (2, 3), "x": (4,)}) as req:
+            assert req.inputs["t"].shape == (2, 3)
+        with pytest.raises(rb.Invalid, match="no input tt; there are t, x"):
+            m.request(shapes={"tt": (2, 3)})
+        for bad in ({"t": (3, 3)}, {"t": (3,)}, {"x": (5,)}, {"t": (2, 9)}):
+            with pytest.raises(rb.Shape):
+                m.request(shapes=bad)
+
+
 @pytest.mark.parametrize(
     "spec, says",
     [(("float31", (4,)), "float31"), (("float32", ("many",)), "many"), ("float32", "expected"), (("uint16", (4,)), "uint16")],
