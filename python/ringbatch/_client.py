@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ DEFAULT_WINDOW = 8
 def connect(
     model: str,
     *,
-    socket: str | None = None,
+    socket: str | os.PathLike[str] | None = None,
     window: int = DEFAULT_WINDOW,
     name: str | None = None,
     wait: float = 0.0,
@@ -46,7 +47,7 @@ def connect(
     return Model(Core(model, socket, window, name, wait), socket, cast)
 
 
-def stats(socket: str | None = None, timeout: float = 5.0) -> dict[str, Any]:
+def stats(socket: str | os.PathLike[str] | None = None, timeout: float = 5.0) -> dict[str, Any]:
     """Everything the broker counts; docs/stats.md explains the fields."""
     lib = load()
     out = c_size_t()
@@ -64,7 +65,7 @@ class Model:
     in flight with :meth:`submit` and :meth:`ainfer`.
     """
 
-    def __init__(self, core: Core, socket: str | None, cast: bool) -> None:
+    def __init__(self, core: Core, socket: str | os.PathLike[str] | None, cast: bool) -> None:
         self._core = core
         self._socket = socket
         self._cast = cast

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import os
 import sys
 import threading
 import time
@@ -31,8 +32,8 @@ _MOST_WINDOW = (1 << 32) - 1
 _CONNECT_TIMEOUT_NS = 5_000_000_000
 
 
-def encode(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
+def encode(text: str | os.PathLike[str] | None) -> bytes | None:
+    return None if text is None else os.fsencode(text)
 
 
 def nanoseconds(timeout: float | None) -> int:
@@ -92,7 +93,7 @@ def address(a: np.ndarray) -> int:
 
 
 class Core:
-    def __init__(self, model: str, socket: str | None, window: int, name: str | None, wait: float) -> None:
+    def __init__(self, model: str, socket: str | os.PathLike[str] | None, window: int, name: str | None, wait: float) -> None:
         self.lib = load()
         self.name = model
         self.closed = False
@@ -112,7 +113,7 @@ class Core:
         self._mapping: Mapping | None = None
         self._mapping_lock = threading.Lock()
 
-    def _connect(self, model: str, socket: str | None, window: int, name: str | None, wait: float) -> int:
+    def _connect(self, model: str, socket: str | os.PathLike[str] | None, window: int, name: str | None, wait: float) -> int:
         if not 1 <= window <= _MOST_WINDOW:  # to C 0 is the default, and a larger one is not what was asked for
             raise errors.Invalid(f"window is 1..{_MOST_WINDOW} rows, got {window}")
         o = c.ConnectOptions(ctypes.sizeof(c.ConnectOptions), window, encode(socket), encode(name), _CONNECT_TIMEOUT_NS)
@@ -149,6 +150,8 @@ class Core:
 
     def claim(self, rows: int, dims: list[int], timeout_ns: int) -> c.Request:
         """Waits for room in the window, for timeout_ns at most."""
+        if not 0 <= rows < 1 << 32:  # C would see another number
+            raise errors.Rows(f"a request has 1..{self.window} rows (this client's window), got {rows}")
         r = c.Request()
         sizes = (c_uint32 * len(dims))(*dims)
         left = timeout_ns or FOREVER_NS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -87,7 +88,7 @@ class Worker:
     def __repr__(self) -> str:
         return f"<ringbatch worker {self.model}: {self.signature}>"
 
-    def run(self, *, socket: str | None = None, stop: threading.Event | None = None, wait: float = 0.0) -> None:
+    def run(self, *, socket: str | os.PathLike[str] | None = None, stop: threading.Event | None = None, wait: float = 0.0) -> None:
         """Serves in this process and thread until stop is set, or for ever.
 
         wait: seconds to wait for a broker that is not there yet. When the
@@ -105,7 +106,7 @@ class Worker:
             log.info("broker went away, attaching %s again", self.model)
             session = self._attach(socket, stop, float("inf"))
 
-    def _attach(self, socket: str | None, stop: threading.Event, deadline: float) -> Session | None:
+    def _attach(self, socket: str | os.PathLike[str] | None, stop: threading.Event, deadline: float) -> Session | None:
         delay = _FIRST_RETRY_S
         while not stop.is_set():
             try:
@@ -121,7 +122,7 @@ class Worker:
 class Session:
     """One attachment to a broker."""
 
-    def __init__(self, model: str, text: str, options: c.WorkerOptions, socket: str | None) -> None:
+    def __init__(self, model: str, text: str, options: c.WorkerOptions, socket: str | os.PathLike[str] | None) -> None:
         self._lib = lib = load()
         out = c_uint64()
         o = c.WorkerOptions.from_buffer_copy(options)

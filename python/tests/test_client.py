@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import os
+import pathlib
 import pickle
 import platform
 import socket as sockets
@@ -184,6 +185,16 @@ def test_window_that_does_not_fit(echo):
 def test_windows_that_c_would_take_for_another(echo, window):
     with pytest.raises(rb.Invalid, match=f"got {window}"):
         rb.connect("echo", socket=echo, window=window)
+
+
+def test_numbers_that_c_would_take_for_others(model, echo):
+    for rows in (-1, 2**32 + 1):
+        with pytest.raises(rb.Rows, match=f"got {rows}"):
+            model.request(rows)
+    with model.request() as req, pytest.raises(rb.NoLevel, match="-1"):
+        req.commit(priority=-1)
+    with rb.connect("echo", socket=pathlib.Path(echo)) as m:
+        assert m(np.zeros(16, "float32")).shape == (16,)
 
 
 def test_connections_are_not_copied(model):
