@@ -2,8 +2,9 @@
 # Checks style and types of the package, installs the wheel into an environment
 # of its own and runs the tests and the examples against it. Arguments go to pytest.
 set -eu
+venv=${RINGBATCH_VENV:+$(realpath -m "$RINGBATCH_VENV")}
 cd "$(dirname "$0")"
-venv=${RINGBATCH_VENV:-../build/python-venv}
+venv=${venv:-$(realpath -m ../build/python-venv)}
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "numpy>=1.22" pytest gunicorn "setuptools>=64" wheel
 if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then # mypy needs that much
@@ -14,6 +15,5 @@ fi
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall .
 rm -rf build ringbatch.egg-info
 unset PYTHONPATH RINGBATCH_LIBRARY RINGBATCH_BINARY RINGBATCH_SOCKET || true
-venv=$(cd "$venv" && pwd)
 cd tests
 exec "$venv/bin/python" -m pytest -c ../pyproject.toml --rootdir=. . "$@"
