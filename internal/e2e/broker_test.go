@@ -133,6 +133,29 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	c.Close()
 }
 
+// A service manager that signals a whole group ends the workers together with
+// the broker; whoever starts them again must be let in.
+func TestAWorkerThatComesDuringADrainFinishesWhatWasAccepted(t *testing.T) {
+	h := newHost(t, theModel)
+	c := h.dial()
+	accepted := askLater(background(t), c, cmdAnswer, 0)
+	h.queued(1)
+	h.broker.signal(syscall.SIGTERM)
+	h.eventually("it is draining", func() error {
+		if !h.stats().Draining {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	start(t, role{Kind: "worker", Socket: h.role.Socket, Model: theModel})
+	accepted.ends(t, nil)
+	h.broker.expect("drained")
+	if err := h.broker.wait(); err != nil {
+		t.Errorf("broker: %v", err)
+	}
+	c.Close()
+}
+
 func TestADrainEndsWhenItsTimeIsOver(t *testing.T) {
 	h := newHost(t, theModel)
 	h.broker.kill()
