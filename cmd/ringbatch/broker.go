@@ -37,6 +37,9 @@ func runBroker(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	// Who reads the log may go away: that costs the log, not the broker. Not
+	// signal.Ignore, which the worker processes would inherit.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	load := func() (broker.Config, error) {
 		var cfg broker.Config
 		if *config != "" {

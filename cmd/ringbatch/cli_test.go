@@ -161,6 +161,28 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 	}
 }
 
+func TestABrokerOutlivesTheReaderOfItsLog(t *testing.T) {
+	c := startCLI(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	socket := filepath.Join(t.TempDir(), "private", "b.sock")
+	b := exec.Command(c.bin, "broker", "--socket", socket) // it logs that it listens
+	b.Stdout, b.Stderr = w, w
+	err = b.Start()
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.until("it answers", func() bool { _, code := c.run("stats", "--socket", socket); return code == 0 })
+	_ = b.Process.Signal(syscall.SIGTERM)
+	if err := b.Wait(); err != nil {
+		t.Errorf("broker: %v", err)
+	}
+}
+
 func TestAWorkerAnswersWhatIsTyped(t *testing.T) {
 	c := startCLI(t)
 	w := exec.Command(c.bin, "worker", "--model", "affine", "--scale", "2", "--offset", "1", "--input", "x:f32[4]")
