@@ -290,7 +290,9 @@ stop_time = "2s"
 		w.ThreadPercentage != 33 || w.StopTime != 2*time.Second {
 		t.Errorf("%+v", cfg)
 	}
-	for _, bad := range []string{"instances = 2", `command = ["a"]` + "\ninstances = -1", `command = ["a"]` + "\nthread_percentage = 101", `command = ["a"]` + "\ngpus = [-1]"} {
+	for _, bad := range []string{"instances = 2", `command = ["a"]` + "\ninstances = -1", `command = ["a"]` + "\nthread_percentage = 101", `command = ["a"]` + "\ngpus = [-1]",
+		// 0 would pass as the default; A=B is no name.
+		`command = ["a"]` + "\nthread_percentage = 0", `command = ["a"]` + "\nstop_time = 0", `command = ["a"]` + "\nenv = { \"A=B\" = \"c\" }"} {
 		if _, err := ParseConfig("[[worker]]\n" + bad); err == nil {
 			t.Errorf("accepted %q", bad)
 		}
