@@ -186,6 +186,25 @@ func TestASecondBrokerOnTheSameSocketIsRefused(t *testing.T) {
 	h.stop()
 }
 
+// A cleaner of temporary files may take socket and lock from a running broker.
+func TestABrokerThatEndsLeavesTheSocketOfAnotherAlone(t *testing.T) {
+	h := newHost(t, theModel)
+	for _, f := range []string{h.role.Socket, h.role.Socket + ".lock"} {
+		if err := os.Remove(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := h.broker
+	h.startBroker()
+	first.signal(syscall.SIGTERM)
+	if err := first.wait(); err != nil {
+		t.Errorf("the first broker: %v", err)
+	}
+	h.worker(theModel).kill()
+	h.settled()
+	h.stop()
+}
+
 func TestTheSocketOfAKilledBrokerIsTakenOver(t *testing.T) {
 	h := newHost(t, theModel)
 	h.broker.kill()
