@@ -183,6 +183,31 @@ func TestABrokerOutlivesTheReaderOfItsLog(t *testing.T) {
 	}
 }
 
+func TestAnEarlySIGHUPDoesNotEndTheBroker(t *testing.T) {
+	c := startCLI(t)
+	dir := t.TempDir()
+	pipe, socket := filepath.Join(dir, "config"), filepath.Join(dir, "private", "b.sock")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b := exec.Command(c.bin, "broker", "--config", pipe, "--socket", socket)
+	if err := b.Start(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(pipe, os.O_WRONLY, 0) // returns when the broker has begun to read
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = b.Process.Signal(syscall.SIGHUP)
+	_, _ = f.WriteString(firstConfig)
+	f.Close()
+	c.until("it answers", func() bool { _, code := c.run("stats", "--socket", socket); return code == 0 })
+	_ = b.Process.Signal(syscall.SIGTERM)
+	if err := b.Wait(); err != nil {
+		t.Errorf("broker: %v", err)
+	}
+}
+
 func TestAWorkerAnswersWhatIsTyped(t *testing.T) {
 	c := startCLI(t)
 	w := exec.Command(c.bin, "worker", "--model", "affine", "--scale", "2", "--offset", "1", "--input", "x:f32[4]")
