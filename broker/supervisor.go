@@ -198,6 +198,7 @@ type ProcessStats struct {
 func (s *supervisor) snapshot() (list []ProcessStats, mps string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	list = []ProcessStats{} // in JSON a list, also when it is empty
 	for _, p := range s.procs {
 		list = append(list, p.snapshot())
 	}

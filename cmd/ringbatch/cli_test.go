@@ -161,6 +161,23 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 	}
 }
 
+func TestStatisticsAreWholeOrAnError(t *testing.T) {
+	c := startCLI(t)
+	if out, code := c.run("stats", "--json"); code != 0 || !strings.Contains(out, `"processes": []`) {
+		t.Errorf("stats --json without worker processes: status %d\n%s", code, out)
+	}
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	cmd := exec.Command(c.bin, "stats", "--json")
+	cmd.Stdout = full
+	if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("stats --json to a full disk: %v", err)
+	}
+}
+
 func TestABrokerOutlivesTheReaderOfItsLog(t *testing.T) {
 	c := startCLI(t)
 	r, w, err := os.Pipe()
