@@ -248,7 +248,9 @@ var errDescriptors = fmt.Errorf("%w: out of file descriptors; raise the broker's
 
 // attach runs on the loop. The descriptors it returns are the caller's.
 func (b *Broker) attach(p *peer, req *control.Request) (_ *control.Reply, _ []int, _ func(string), err error) {
-	if b.draining {
+	// A worker may come to a model that it knows even then: what was accepted
+	// has to finish, also when the workers got the broker's SIGTERM too.
+	if b.draining && (req.Op == control.OpClient || b.models[req.Model] == nil) {
 		return nil, nil, nil, shm.ErrDraining
 	}
 	m, err := b.modelFor(req)

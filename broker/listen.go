@@ -21,6 +21,7 @@ type listener struct {
 	*net.UnixListener
 	lock *os.File
 	path string
+	file os.FileInfo // the socket at path
 }
 
 // MaxSocketPath is what a Unix socket's address holds, less the suffix that
@@ -86,7 +87,8 @@ func listen(path string, openFolder bool) (*listener, error) {
 		lock.Close()
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	return &listener{l, lock, path}, nil
+	st, _ := os.Lstat(path)
+	return &listener{l, lock, path, st}, nil
 }
 
 // answers tells whether a socket is in use though its lock is free: by another
@@ -124,7 +126,10 @@ func checkFolder(dir string, open bool) error {
 }
 
 func (l *listener) close() {
-	_ = os.Remove(l.path)
+	// If somebody cleaned socket and lock away, another broker's may be there.
+	if st, err := os.Lstat(l.path); err == nil && os.SameFile(st, l.file) {
+		_ = os.Remove(l.path)
+	}
 	_ = l.UnixListener.Close()
 	_ = l.lock.Close()
 }

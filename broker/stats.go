@@ -21,7 +21,7 @@ type Stats struct {
 	Draining bool         `json:"draining"`
 	Models   []ModelStats `json:"models"`
 
-	Processes []ProcessStats `json:"processes,omitempty"` // the workers that the broker started
+	Processes []ProcessStats `json:"processes"` // the workers that the broker started
 	MPS       string         `json:"mps"`
 }
 

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -57,6 +58,11 @@ func (w *WorkerConfig) fill() error {
 	for _, g := range w.GPUs {
 		if g < 0 {
 			return fmt.Errorf("%w: GPU number %d", shm.ErrInvalid, g)
+		}
+	}
+	for k, v := range w.Env { // the kernel would see another name, or refuse every start
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(v, "\x00") {
+			return fmt.Errorf("%w: env %q=%q of a worker", shm.ErrInvalid, k, v)
 		}
 	}
 	return nil
@@ -192,6 +198,7 @@ type ProcessStats struct {
 func (s *supervisor) snapshot() (list []ProcessStats, mps string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	list = []ProcessStats{} // in JSON a list, also when it is empty
 	for _, p := range s.procs {
 		list = append(list, p.snapshot())
 	}

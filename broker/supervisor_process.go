@@ -2,11 +2,15 @@ package broker
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -94,8 +98,58 @@ func (p *process) live() (why string, stopped bool) {
 	err := cmd.Wait()
 	close(over)
 	<-ended
+	p.endRest(cmd.Process.Pid, stopped)
 	return endOf(cmd, err), stopped
 }
+
+// endRest ends what the process started and left in its group: the worker
+// itself, if the command was a shell, or children that hold on to a GPU. The
+// next life would come on top of them. The kernel does not give a group's
+// number to others while somebody is in it.
+func (p *process) endRest(group int, told bool) {
+	left := func() bool {
+		for { // the dead among them are ours to reap if the broker is the first process of a container
+			if n, _ := syscall.Wait4(-group, nil, syscall.WNOHANG, nil); n <= 0 {
+				return syscall.Kill(-group, 0) == nil && aliveIn(group)
+			}
+		}
+	}
+	if !left() {
+		return
+	}
+	p.s.log.Warn("worker process ended and left others behind, ending them", "worker", p.name, "group", group)
+	if !told {
+		_ = syscall.Kill(-group, syscall.SIGTERM)
+	}
+	for end := time.Now().Add(p.cfg.StopTime); left() && time.Now().Before(end); {
+		time.Sleep(restPoll)
+	}
+	if left() {
+		_ = syscall.Kill(-group, syscall.SIGKILL)
+	}
+	for end := time.Now().Add(restTime); left() && time.Now().Before(end); {
+		time.Sleep(restPoll)
+	}
+}
+
+// aliveIn tells whether somebody in a process group runs. The kernel counts
+// the dead too until they are reaped, which some containers never do.
+func aliveIn(group int) bool {
+	files, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, f := range files {
+		text, _ := os.ReadFile(f)
+		// Its state, parent and group follow its name, which may hold anything.
+		if v := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])); len(v) > 2 && v[2] == strconv.Itoa(group) && v[0] != "Z" && v[0] != "X" {
+			return true
+		}
+	}
+	return len(files) == 0 // no /proc: who knows
+}
+
+const (
+	restPoll = 20 * time.Millisecond
+	restTime = time.Second // for the killed to be gone
+)
 
 // end asks the process to end when the supervisor is told to stop, and kills
 // it and what it started if it does not.

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -51,6 +53,17 @@ func playRole(role string) {
 		signal.Ignore(syscall.SIGTERM)
 		fmt.Println("ignoring SIGTERM")
 		select {}
+	case "parent", "deserter": // has a child that does not end when asked to; the deserter leaves it
+		child := exec.Command("/bin/sh", "-c", "trap '' TERM; echo ignoring; sleep 1000; :")
+		child.Stdout = os.Stdout
+		if err := child.Start(); err != nil {
+			os.Exit(3)
+		}
+		fmt.Println("child", child.Process.Pid, "end")
+		if role == "parent" {
+			select {}
+		}
+		time.Sleep(500 * time.Millisecond) // for it to ignore SIGTERM
 	case "broken":
 		fmt.Println("cannot go on")
 		os.Exit(7)
@@ -223,6 +236,35 @@ func TestWorkersEndWithTheBroker(t *testing.T) {
 	}
 }
 
+// A shell that is killed must not leave the worker it ran, nor a worker its
+// children: each life would add to them.
+func TestNothingThatAWorkerStartedOutlivesIt(t *testing.T) {
+	for _, kind := range []string{"parent", "deserter"} {
+		t.Run(kind, func(t *testing.T) {
+			w := role(kind)
+			w.StopTime = 300 * time.Millisecond
+			s := supervise(t, nil, w)
+			st := s.until("its child ignores SIGTERM", func(st Stats) bool {
+				return len(st.Processes) == 1 && st.Processes[0].Pid != 0 && strings.Contains(s.log.String(), "ignoring") && strings.Contains(s.log.String(), "child ")
+			})
+			if kind == "parent" {
+				_ = syscall.Kill(st.Processes[0].Pid, syscall.SIGKILL)
+			}
+			s.until("the next life", func(st Stats) bool { return st.Processes[0].Restarts > 0 && st.Processes[0].State == "running" })
+			_, rest, _ := strings.Cut(s.log.String(), "child ")
+			pid, err := strconv.Atoi(strings.Fields(rest)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			gone := func() bool { // a killed one may wait for init
+				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+				return err != nil || strings.Contains(string(stat), ") Z ")
+			}
+			s.until("the first child is gone", func(Stats) bool { return gone() })
+		})
+	}
+}
+
 func TestWorkerTablesAreRead(t *testing.T) {
 	cfg, err := ParseConfig(`
 mps = true
@@ -248,7 +290,9 @@ stop_time = "2s"
 		w.ThreadPercentage != 33 || w.StopTime != 2*time.Second {
 		t.Errorf("%+v", cfg)
 	}
-	for _, bad := range []string{"instances = 2", `command = ["a"]` + "\ninstances = -1", `command = ["a"]` + "\nthread_percentage = 101", `command = ["a"]` + "\ngpus = [-1]"} {
+	for _, bad := range []string{"instances = 2", `command = ["a"]` + "\ninstances = -1", `command = ["a"]` + "\nthread_percentage = 101", `command = ["a"]` + "\ngpus = [-1]",
+		// 0 would pass as the default; A=B is no name.
+		`command = ["a"]` + "\nthread_percentage = 0", `command = ["a"]` + "\nstop_time = 0", `command = ["a"]` + "\nenv = { \"A=B\" = \"c\" }"} {
 		if _, err := ParseConfig("[[worker]]\n" + bad); err == nil {
 			t.Errorf("accepted %q", bad)
 		}

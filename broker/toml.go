@@ -45,14 +45,17 @@ type fileWorker struct {
 	Instances        fileCount         `toml:"instances"`
 	GPUs             []int             `toml:"gpus"`
 	Env              map[string]string `toml:"env"`
-	ThreadPercentage int               `toml:"thread_percentage"`
+	ThreadPercentage fileCount         `toml:"thread_percentage"`
 	StopTime         *fileDuration     `toml:"stop_time"`
 }
 
 func (f *fileWorker) worker() (WorkerConfig, error) {
 	w := WorkerConfig{
 		Command: f.Command, Instances: int(f.Instances), GPUs: f.GPUs, Env: f.Env,
-		ThreadPercentage: f.ThreadPercentage, StopTime: f.StopTime.value(),
+		ThreadPercentage: int(f.ThreadPercentage), StopTime: f.StopTime.value(),
+	}
+	if f.StopTime != nil && w.StopTime == 0 {
+		return w, fmt.Errorf("%w: stop_time is 0, must be positive", shm.ErrInvalid)
 	}
 	return w, w.fill()
 }

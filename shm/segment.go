@@ -52,7 +52,7 @@ func (s *Segment) FD() int { return s.fd }
 func (s *Segment) ReadOnlyFD() (int, error) {
 	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", s.fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, fmt.Errorf("reopen segment read-only: %w", err)
+		return -1, fmt.Errorf("reopen segment read-only through /proc, which must be mounted: %w", err)
 	}
 	return fd, nil
 }

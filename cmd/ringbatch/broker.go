@@ -37,6 +37,12 @@ func runBroker(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	// Who reads the log may go away: that costs the log, not the broker. Not
+	// signal.Ignore, which the worker processes would inherit.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP) // from here on: one that comes early must not end us
+	defer signal.Stop(hup)
 	load := func() (broker.Config, error) {
 		var cfg broker.Config
 		if *config != "" {
@@ -71,9 +77,6 @@ func runBroker(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
 	go func() {
 		for range hup {
 			if *config == "" {

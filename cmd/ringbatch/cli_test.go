@@ -161,6 +161,70 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 	}
 }
 
+func TestStatisticsAreWholeOrAnError(t *testing.T) {
+	c := startCLI(t)
+	if out, code := c.run("stats", "--json"); code != 0 || !strings.Contains(out, `"processes": []`) {
+		t.Errorf("stats --json without worker processes: status %d\n%s", code, out)
+	}
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	cmd := exec.Command(c.bin, "stats", "--json")
+	cmd.Stdout = full
+	if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("stats --json to a full disk: %v", err)
+	}
+}
+
+func TestABrokerOutlivesTheReaderOfItsLog(t *testing.T) {
+	c := startCLI(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	socket := filepath.Join(t.TempDir(), "private", "b.sock")
+	b := exec.Command(c.bin, "broker", "--socket", socket) // it logs that it listens
+	b.Stdout, b.Stderr = w, w
+	err = b.Start()
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.until("it answers", func() bool { _, code := c.run("stats", "--socket", socket); return code == 0 })
+	_ = b.Process.Signal(syscall.SIGTERM)
+	if err := b.Wait(); err != nil {
+		t.Errorf("broker: %v", err)
+	}
+}
+
+func TestAnEarlySIGHUPDoesNotEndTheBroker(t *testing.T) {
+	c := startCLI(t)
+	dir := t.TempDir()
+	pipe, socket := filepath.Join(dir, "config"), filepath.Join(dir, "private", "b.sock")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b := exec.Command(c.bin, "broker", "--config", pipe, "--socket", socket)
+	if err := b.Start(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(pipe, os.O_WRONLY, 0) // returns when the broker has begun to read
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = b.Process.Signal(syscall.SIGHUP)
+	_, _ = f.WriteString(firstConfig)
+	f.Close()
+	c.until("it answers", func() bool { _, code := c.run("stats", "--socket", socket); return code == 0 })
+	_ = b.Process.Signal(syscall.SIGTERM)
+	if err := b.Wait(); err != nil {
+		t.Errorf("broker: %v", err)
+	}
+}
+
 func TestAWorkerAnswersWhatIsTyped(t *testing.T) {
 	c := startCLI(t)
 	w := exec.Command(c.bin, "worker", "--model", "affine", "--scale", "2", "--offset", "1", "--input", "x:f32[4]")

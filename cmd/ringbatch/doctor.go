@@ -79,7 +79,12 @@ func checkMemfd() finding {
 	if err != nil {
 		return finding{"shared memory", "bad", err.Error(), "allow memfd_create (a seccomp profile may forbid it)"}
 	}
-	s.Close()
+	defer s.Close()
+	fd, err := s.ReadOnlyFD()
+	if err != nil {
+		return finding{"shared memory", "bad", err.Error(), "mount /proc"}
+	}
+	_ = unix.Close(fd)
 	return finding{What: "shared memory", State: "ok", Detail: "sealed memfd works; /dev/shm and its size do not matter"}
 }
 

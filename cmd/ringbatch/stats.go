@@ -39,7 +39,9 @@ func runStats(ctx context.Context, args []string) error {
 		if *asJSON {
 			var out bytes.Buffer
 			_ = json.Indent(&out, raw, "", "  ")
-			fmt.Println(out.String())
+			if _, err := fmt.Println(out.String()); err != nil {
+				return err // a full disk must not pass for a good report
+			}
 		} else {
 			printStats(s)
 		}

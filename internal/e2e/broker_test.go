@@ -133,6 +133,29 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	c.Close()
 }
 
+// A service manager that signals a whole group ends the workers together with
+// the broker; whoever starts them again must be let in.
+func TestAWorkerThatComesDuringADrainFinishesWhatWasAccepted(t *testing.T) {
+	h := newHost(t, theModel)
+	c := h.dial()
+	accepted := askLater(background(t), c, cmdAnswer, 0)
+	h.queued(1)
+	h.broker.signal(syscall.SIGTERM)
+	h.eventually("it is draining", func() error {
+		if !h.stats().Draining {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	start(t, role{Kind: "worker", Socket: h.role.Socket, Model: theModel})
+	accepted.ends(t, nil)
+	h.broker.expect("drained")
+	if err := h.broker.wait(); err != nil {
+		t.Errorf("broker: %v", err)
+	}
+	c.Close()
+}
+
 func TestADrainEndsWhenItsTimeIsOver(t *testing.T) {
 	h := newHost(t, theModel)
 	h.broker.kill()
@@ -159,6 +182,25 @@ func TestASecondBrokerOnTheSameSocketIsRefused(t *testing.T) {
 	works(t, c, 3) // the first was not disturbed
 	c.Close()
 	w.kill()
+	h.settled()
+	h.stop()
+}
+
+// A cleaner of temporary files may take socket and lock from a running broker.
+func TestABrokerThatEndsLeavesTheSocketOfAnotherAlone(t *testing.T) {
+	h := newHost(t, theModel)
+	for _, f := range []string{h.role.Socket, h.role.Socket + ".lock"} {
+		if err := os.Remove(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := h.broker
+	h.startBroker()
+	first.signal(syscall.SIGTERM)
+	if err := first.wait(); err != nil {
+		t.Errorf("the first broker: %v", err)
+	}
+	h.worker(theModel).kill()
 	h.settled()
 	h.stop()
 }

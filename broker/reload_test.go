@@ -1,0 +1,68 @@
+package broker
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// A worker may declare a model before the file does: from then on the model is
+// the file's, with its workers, and does not go with the one that was first.
+func TestAReloadedFileTakesOverAModelThatAWorkerDeclared(t *testing.T) {
+	s := supervise(t, func(c *Config) { c.Models = nil })
+	first, err := attach.Open(context.Background(), s.b.Socket(), shm.Memfd{}, &control.Request{
+		Op: control.OpWorker, Model: "m", Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sig, err := attach.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := s.b.cfg
+	cfg.Models = []ModelConfig{{Name: "m", Signature: sig, Workers: []WorkerConfig{role("worker")}}}
+	if err := s.b.Reload(cfg); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the file's worker is there too", attached(2))
+	first.Close()
+	s.until("it is alone", attached(1))
+	if err := s.b.Reload(cfg); err != nil || len(s.stats().Processes) != 1 {
+		t.Errorf("read once more: %v, processes %+v", err, s.stats().Processes)
+	}
+	if strings.Contains(s.log.String(), "restart of the broker") {
+		t.Error(s.log)
+	}
+}
+
+func TestAReloadNamesWhatTakesARestart(t *testing.T) {
+	s := supervise(t, nil)
+	cfg := s.b.cfg
+	cfg.AllowedUIDs, cfg.DrainTime, cfg.MaxClients = []int{1001}, time.Minute, 3
+	cfg.Workers = []WorkerConfig{role("worker")}
+	m := cfg.Models[0]
+	m.Slots, m.Workers = 128, []WorkerConfig{role("worker")}
+	cfg.Models = []ModelConfig{m}
+	if err := s.b.Reload(cfg); err != nil {
+		t.Fatal(err)
+	}
+	cfg = s.b.cfg
+	cfg.Models = nil
+	if err := s.b.Reload(cfg); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`changes="allow_uids, drain_time, m.slots, m.worker, max_clients, worker"`, `changes="m (no longer named)"`} {
+		if !strings.Contains(s.log.String(), want) {
+			t.Errorf("the log lacks %s:\n%s", want, s.log)
+		}
+	}
+	if st := s.stats(); len(st.Models) != 1 || len(st.Processes) != 0 {
+		t.Errorf("%+v", st)
+	}
+}
