@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
@@ -33,10 +31,11 @@ func runBroker(ctx context.Context, args []string) error {
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
 	}
-	log, err := newLogger(*level)
+	log, written, err := newLogger(*level, os.Stderr)
 	if err != nil {
 		return err
 	}
+	defer written.end()
 	// Who reads the log may go away: that costs the log, not the broker. Not
 	// signal.Ignore, which the worker processes would inherit.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
@@ -168,12 +167,4 @@ func parseWait(s string) (time.Duration, error) {
 		return -1, nil
 	}
 	return d, nil
-}
-
-func newLogger(level string) (*slog.Logger, error) {
-	var l slog.Level
-	if err := l.UnmarshalText([]byte(strings.ToUpper(level))); err != nil {
-		return nil, fmt.Errorf("%w: --log_level is %q, must be debug, info, warn or error", errUsage, level)
-	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})), nil
 }
