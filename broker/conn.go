@@ -111,7 +111,7 @@ func (b *Broker) converse(c *net.UnixConn) {
 	}
 	if n := b.conns.count(); n > b.cfg.MaxClients {
 		b.log.Warn("connection refused: too many", "pid", cred.Pid, "connections", n)
-		refuse(fmt.Errorf("%w: %d connections, at most %d", shm.ErrRingFull, n, b.cfg.MaxClients))
+		refuse(fmt.Errorf("%w: here it is the broker that is full: %d connections, max_clients is %d", shm.ErrRingFull, n, b.cfg.MaxClients))
 		return
 	}
 	for {
