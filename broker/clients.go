@@ -16,8 +16,9 @@ type clientSession struct {
 	first   uint32 // its window
 	window  int
 	commits shm.Consumer[shm.Commit]
-	busy    int  // requests queued, running or held
-	left    bool // gone; the window returns when busy is zero
+	last    uint32 // where its last request began
+	busy    int    // requests queued, running or held
+	left    bool   // gone; the window returns when busy is zero
 }
 
 // attachClient leases a window and makes the session.
@@ -33,7 +34,7 @@ func (m *model) attachClient(p *peer, window int) (*clientSession, error) {
 		m.windows.giveBack(first, window)
 		return nil, err
 	}
-	c := &clientSession{peer: p, model: m, first: first, window: window}
+	c := &clientSession{peer: p, model: m, first: first, window: window, last: first}
 	c.commits = shm.NewConsumer(shm.CommitRing(p.seg, window))
 	// All slots of the window start from one generation, later than any that
 	// a former owner used.
@@ -75,6 +76,10 @@ func (m *model) readCommits(c *clientSession) {
 		return
 	}
 	m.touch()
+	// What workers have finished is read first: otherwise a client that sends
+	// its next request with the answer would seem to have one more in flight,
+	// and from then on could join, and wait for itself.
+	m.drainAllDone()
 	for range maxReads {
 		n, err := c.commits.Pending()
 		for range n {
@@ -105,7 +110,11 @@ func (m *model) readCommit(c *clientSession, e *shm.Commit) error {
 		if err := m.accept(c, e); err != nil {
 			return err
 		}
+		if m.slots[c.last].state != idle {
+			m.endedEarly(c.last) // its answer is there before the worker's "done"
+		}
 		m.enqueue(c, e)
+		c.last = e.Slot
 		return nil
 	case shm.KindCancel:
 		return m.cancel(c, e)

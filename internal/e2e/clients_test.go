@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/shm"
 )
 
 func TestAClientKilledAtAnyMomentLeavesNothingBehind(t *testing.T) {
@@ -79,6 +80,42 @@ func TestWhatADepartedClientHadQueuedIsCanceled(t *testing.T) {
 	if m := h.model("m"); m.Rows != 1 || m.Ended["Canceled"] != 5 {
 		t.Errorf("%d rows reached a worker, ended %v", m.Rows, m.Ended)
 	}
+}
+
+// The worker answers before it tells the broker that it is done, and the broker
+// looks for that only when there is something to do. A client that has another
+// slot for its next request must not seem to have two in flight meanwhile.
+func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
+	r := inProcess(t, shm.NewHeap(), modelSpec{Name: "m", Slots: 16, MaxBatch: 8, WaitMS: 100, LeaseMS: 20_000})
+	r.worker(2, obey)
+	c := r.dial()
+	const n = 30
+	var last client.Request
+	for i := range n {
+		req, err := c.Claim(t.Context(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := req.InputBytes(0); err == nil {
+			clear(b)
+		}
+		if err := req.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if i > 0 {
+			_ = last.Release()
+		}
+		if err := req.WaitFor(patience); err != nil {
+			t.Fatal(err)
+		}
+		last = req
+	}
+	if why := r.model("m").Reasons; why["nobody"] != n {
+		t.Errorf("batches were sent because of %v", why)
+	}
+	_ = last.Release()
+	c.Close()
+	r.settled()
 }
 
 func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
