@@ -134,6 +134,7 @@ func (m *model) enqueue(c *clientSession, e *shm.Commit) {
 	// A commit from the future, or from long ago, would bend the wait time of
 	// others; the client's clock is ours, so this is only damage.
 	info.commit.Committed = min(max(e.Committed, now-int64(maxClockSkew)), now)
+	m.limitDeadline(&info.commit)
 	status := shm.OK
 	if m.b.draining {
 		status = shm.ErrDraining
@@ -143,6 +144,22 @@ func (m *model) enqueue(c *clientSession, e *shm.Commit) {
 	if status != shm.OK {
 		m.end(e.Slot, status, "", false)
 		m.free(e.Slot)
+	}
+}
+
+// limitDeadline shortens a deadline to what the request's level allows. The
+// batcher does so for as long as the request waits; this is for when it runs.
+func (m *model) limitDeadline(e *shm.Commit) {
+	p := &m.cfg.Policy
+	level := int(e.Level)
+	if level == batcher.DefaultLevel {
+		level = p.DefaultLevel
+	}
+	if level < 0 || level >= len(p.Levels) || p.Levels[level].MaxTimeout == 0 {
+		return
+	}
+	if at := e.Committed + int64(p.Levels[level].MaxTimeout); e.Deadline <= 0 || e.Deadline > at {
+		e.Deadline = at
 	}
 }
 

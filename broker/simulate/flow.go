@@ -26,6 +26,9 @@ func (w *world) arrive(e event) {
 	if w.cfg.Load.Deadline > 0 {
 		f.deadline = committed + batcher.Time(w.cfg.Load.Deadline)
 	}
+	if levels := w.cfg.Policy.Levels; f.level < len(levels) && levels[f.level].MaxTimeout > 0 {
+		f.deadline = min(f.deadline, committed+batcher.Time(levels[f.level].MaxTimeout))
+	}
 	r := batcher.Request{
 		ID: w.newID(), Client: e.client, Rows: f.rows, Level: f.level,
 		Arrived: committed, Deadline: f.deadline,

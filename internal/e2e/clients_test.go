@@ -10,7 +10,10 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
 )
 
 func TestAClientKilledAtAnyMomentLeavesNothingBehind(t *testing.T) {
@@ -116,6 +119,29 @@ func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
 	_ = last.Release()
 	c.Close()
 	r.settled()
+}
+
+func TestARequestEndsAfterTheMostTimeOfItsLevelAlsoWhileItRuns(t *testing.T) {
+	r := inProcess(t, shm.NewHeap(), modelSpec{Name: "m", Slots: 16, MaxBatch: 8, LeaseMS: 60_000})
+	if _, err := attach.CallOnce(t.Context(), r.socket, &control.Request{Op: control.OpSet, Model: "m", Set: map[string]string{"max_timeout": "50ms"}}); err != nil {
+		t.Fatal(err)
+	}
+	taken, through := make(chan struct{}), make(chan struct{})
+	r.worker(1, func(ctx context.Context, b *worker.Batch) error {
+		close(taken)
+		<-through
+		return obey(ctx, b)
+	})
+	defer close(through)
+	c := r.dial()
+	a := askLater(background(t), c, cmdAnswer, 0)
+	select {
+	case <-taken:
+	case err := <-a:
+		t.Skipf("this machine was too slow to run it in time: %v", err)
+	}
+	a.ends(t, client.ErrExpired)
+	c.Close()
 }
 
 func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
