@@ -7,7 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // TestMain lets the test binary be a process of the fleet, as the benchmark
@@ -137,6 +139,64 @@ func TestAWorkerThatDiesEndsTheRunWithItsReason(t *testing.T) {
 	_ = s.workers[0].cmd.Process.Kill()
 	if _, err := s.through(1, nil, newProgress()); err == nil || !strings.Contains(err.Error(), "model worker") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A worker may notice the end of its broker, and say so, before it is told to
+// end itself.
+func TestAllAreMarkedAsEndingBeforeTheFirstEnds(t *testing.T) {
+	broker, worker := &proc{}, &proc{}
+	marked := false
+	broker.stdin = closer(func() { marked = worker.ending.Load() })
+	worker.stdin = closer(func() {})
+	for _, p := range []*proc{broker, worker} {
+		p.waited.Do(func() {}) // there is no process to wait for
+	}
+	endAll([]*proc{broker, worker})
+	if !marked {
+		t.Error("the worker was not marked when the broker ended")
+	}
+}
+
+type closer func()
+
+func (c closer) Write(b []byte) (int, error) { return len(b), nil }
+func (c closer) Close() error                { c(); return nil }
+
+func TestAProcessThatEndsBeforeItHasItsJobIsAnError(t *testing.T) {
+	f, err := newFleet(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan error, 1)
+	go func() { // more than a pipe holds, for one who does not read it
+		_, err := f.start(spawn{role: "no such role", job: strings.Repeat("x", 1<<20)})
+		over <- err
+	}()
+	select {
+	case err := <-over:
+		if err == nil || !strings.Contains(err.Error(), "no such role") {
+			t.Errorf("got %v", err)
+		}
+		f.close()
+	case <-time.After(time.Minute):
+		t.Fatal("nobody noticed")
+	}
+}
+
+func TestAReportThatCannotBePrintedIsAnError(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	js := filepath.Join(t.TempDir(), "r.json")
+	err = run(t.Context(), strings.Fields("--model_type=echo --worker_num=1 --bound=false --duration=0.1 --warmup=0 --max_windows=3 --json="+js), full)
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("got %v", err)
+	}
+	if r := written(t, js); r.Requests == 0 {
+		t.Error("the JSON was not written either")
 	}
 }
 

@@ -98,8 +98,12 @@ func (f *fleet) end(procs ...*proc) {
 }
 
 func endAll(procs []*proc) {
+	// All are marked before the first one ends: a worker that complains of its
+	// broker's end before we come to it is not why the run should fail.
 	for _, p := range procs {
 		p.ending.Store(true)
+	}
+	for _, p := range procs {
 		_ = p.stdin.Close()
 	}
 	for _, p := range procs {
@@ -183,16 +187,24 @@ func (f *fleet) launch(s spawn) (*proc, error) {
 		return nil, err
 	}
 	p.in, p.out = json.NewEncoder(p.stdin), json.NewDecoder(stdout)
+	if err := f.run(p); err != nil {
+		return nil, err
+	}
+	return p, p.send(s.job) // not under the lock, which is taken to find out why it failed
+}
+
+// run starts the process, unless everything is being ended.
+func (f *fleet) run(p *proc) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.ctx.Err(); err != nil {
-		return nil, errInterrupted
+	if f.ctx.Err() != nil {
+		return errInterrupted
 	}
 	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", s.role, err)
+		return fmt.Errorf("start %s: %w", p.role, err)
 	}
 	f.procs = append(f.procs, p)
-	return p, p.send(s.job)
+	return nil
 }
 
 var errInterrupted = errors.New("interrupted")

@@ -49,8 +49,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	say := newProgress()
 	r, err := o.run(ctx, say)
 	say.clear()
+	w := &reportWriter{out: out}
 	if r != nil {
-		r.print(out)
+		r.print(w)
 	}
 	if err != nil {
 		return err
@@ -64,9 +65,27 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		if err := writePlot(o.plot, r.(drawable)); err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "\nchart: %s\n", o.plot)
+		fmt.Fprintf(w, "\nchart: %s\n", o.plot)
+	}
+	if w.err != nil {
+		return fmt.Errorf("print the results: %w", w.err)
 	}
 	return nil
+}
+
+// reportWriter keeps the first error, so that a report need not look at each
+// line's.
+type reportWriter struct {
+	out io.Writer
+	err error
+}
+
+func (w *reportWriter) Write(b []byte) (int, error) {
+	n, err := w.out.Write(b)
+	if w.err == nil {
+		w.err = err
+	}
+	return n, err
 }
 
 // run does what the options ask for. A report can come with an error: what

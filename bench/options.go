@@ -3,12 +3,16 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 )
 
 // options are all flags.
@@ -23,6 +27,9 @@ type options struct {
 }
 
 var suites = []string{"transport", "tables", "kill"}
+
+// transportFlags are those of the transport suite alone.
+var transportFlags = []string{"only", "rounds", "round", "idle", "requests", "long"}
 
 func (o *options) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("bench", pflag.ContinueOnError)
@@ -64,15 +71,12 @@ func (o *options) check(f *pflag.FlagSet) error {
 		return fmt.Errorf("--suite: no suite %q; there are %s", o.suite, strings.Join(suites, ", "))
 	}
 	if o.suite == "transport" {
-		if o.long {
-			o.transport.Requests = 10_000_000
-		}
-		if o.plot != "" {
-			return errors.New("--plot: the transport suite is a table; there is nothing to draw")
-		}
-		return o.transport.validate()
+		return o.checkTransport(f)
 	}
-	for _, name := range []string{"only", "rounds", "round", "idle", "requests", "long"} {
+	if o.suite == "kill" && o.plot != "" {
+		return errors.New("--plot: the kill suite is a few lines; there is nothing to draw")
+	}
+	for _, name := range transportFlags {
 		if f.Changed(name) {
 			return fmt.Errorf("--%s belongs to --suite=transport", name)
 		}
@@ -83,12 +87,61 @@ func (o *options) check(f *pflag.FlagSet) error {
 		}
 	}
 	o.cfg.fill()
-	return o.cfg.validate()
+	if err := o.cfg.validate(); err != nil {
+		return err
+	}
+	return o.checkOutputs()
+}
+
+// checkTransport refuses what the transport suite would ignore.
+func (o *options) checkTransport(f *pflag.FlagSet) (err error) {
+	if o.long {
+		o.transport.Requests = 10_000_000
+	}
+	if o.plot != "" {
+		return errors.New("--plot: the transport suite is a table; there is nothing to draw")
+	}
+	f.Visit(func(g *pflag.Flag) {
+		if !slices.Contains([]string{"suite", "json"}, g.Name) && !slices.Contains(transportFlags, g.Name) {
+			err = fmt.Errorf("--%s does not go with --suite=transport", g.Name)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if err := o.transport.validate(); err != nil {
+		return err
+	}
+	return o.checkOutputs()
+}
+
+// checkOutputs refuses files that could not be written after minutes of
+// measuring. They are neither made nor emptied yet: a run that is interrupted
+// leaves what was there.
+func (o *options) checkOutputs() error {
+	for name, path := range map[string]string{"json": o.json, "plot": o.plot} {
+		if path == "" {
+			continue
+		}
+		st, err := os.Stat(path)
+		switch {
+		case err == nil && st.IsDir():
+			err = syscall.EISDIR
+		case err == nil:
+			err = unix.Access(path, unix.W_OK)
+		case errors.Is(err, fs.ErrNotExist):
+			err = unix.Access(filepath.Dir(path), unix.W_OK|unix.X_OK)
+		}
+		if err != nil {
+			return fmt.Errorf("--%s: %s cannot be written: %w", name, path, err)
+		}
+	}
+	return nil
 }
 
 // shorten sets what the flags leave open for the demo and for the tables.
 func (o *options) shorten(f *pflag.FlagSet) error {
-	for _, name := range []string{"no_dynamic_batch", "concurrency_range", "rate", "bound"} {
+	for _, name := range []string{"no_dynamic_batch", "concurrency_range", "rate", "bound", "worker_batch"} {
 		if f.Changed(name) {
 			return fmt.Errorf("--%s does not go with --demo or --suite=tables: they choose it themselves", name)
 		}
@@ -106,8 +159,10 @@ func (o *options) shorten(f *pflag.FlagSet) error {
 			o.plot = demoPlot
 		}
 	} else {
-		if f.Changed("worker_num") {
-			return errors.New("--worker_num does not go with --suite=tables: the tables choose it themselves")
+		for _, name := range []string{"worker_num", "model_num"} {
+			if f.Changed(name) {
+				return fmt.Errorf("--%s does not go with --suite=tables: the tables choose it themselves", name)
+			}
 		}
 		o.cfg.WorkerNum = tablesMostProducers // for the check of memory
 	}

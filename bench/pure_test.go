@@ -28,7 +28,7 @@ func TestSecondsAreANumberOrADuration(t *testing.T) {
 }
 
 func TestAConcurrencyRangeListsItsValues(t *testing.T) {
-	for text, want := range map[string][]int{"2:6:2": {2, 4, 6}, "1:3": {1, 2, 3}, "4:4:1": {4}, "1:6:4": {1, 5}} {
+	for text, want := range map[string][]int{"2:6:2": {2, 4, 6}, "1:3": {1, 2, 3}, "4:4:1": {4}, "1:6:4": {1, 5}, "1:3:9223372036854775807": {1}} {
 		var r interval
 		if err := r.Set(text); err != nil || !slices.Equal(r.values(), want) {
 			t.Errorf("%s: %v, %v; want %v", text, r.values(), err, want)
@@ -58,6 +58,15 @@ func TestThreeWindowsMustAgreeInThroughputAndLatency(t *testing.T) {
 	} {
 		if got := stable(c.windows, 10); got != c.want {
 			t.Errorf("%s: stable is %v", c.name, got)
+		}
+	}
+}
+
+func TestARateOfNearlyNothingNeverComesToATurn(t *testing.T) {
+	s := newSchedule(0, 1e-300, 7)
+	for range 3 {
+		if at := s.arrival(); at < int64(time.Hour) {
+			t.Errorf("arrival at %d", at)
 		}
 	}
 }

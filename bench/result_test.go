@@ -126,6 +126,21 @@ func TestTheJSONKeysAreTheDocumentedOnes(t *testing.T) {
 	}
 }
 
+func TestTheBoundOfASweepIsTheMeanOfItsPoints(t *testing.T) {
+	s := &sweep{Points: []*result{
+		{Bound: &boundResult{ItemsPerS: 100, CPU: 2, Windows: []float64{100}}},
+		{Bound: &boundResult{ItemsPerS: 200, CPU: 4, Windows: []float64{200}}},
+	}}
+	s.meanBound()
+	if b := s.Bound; b.ItemsPerS != 150 || b.CPU != 3 || len(b.Windows) != 2 {
+		t.Errorf("got %+v", b)
+	}
+	s = &sweep{Points: []*result{{}}}
+	if s.meanBound(); s.Bound != nil {
+		t.Errorf("a bound that was not measured: %+v", s.Bound)
+	}
+}
+
 func keys(t *testing.T, v any) map[string]any {
 	t.Helper()
 	data, err := json.Marshal(v)

@@ -16,6 +16,6 @@ func newSchedule(start int64, perSecond float64, seed uint64) *schedule {
 
 // arrival is the next intended send time, in nanoseconds.
 func (s *schedule) arrival() int64 {
-	s.next += s.rnd.ExpFloat64() * s.gap
+	s.next = min(s.next+s.rnd.ExpFloat64()*s.gap, 1<<62) // more would not be a time any more
 	return int64(s.next)
 }

@@ -59,6 +59,13 @@ func runSweep(ctx context.Context, cfg *config, say *progress) (*sweep, error) {
 	if s.Points, err = sweepPoints(f, cfg, cfg.Concurrency.values(), bound, say); err != nil {
 		return nil, err
 	}
+	s.meanBound()
+	return s, nil
+}
+
+// meanBound is the bound as it was in turns with all points; its latencies
+// are those of the first.
+func (s *sweep) meanBound() {
 	for _, p := range s.Points {
 		if p.Bound == nil {
 			continue
@@ -67,9 +74,9 @@ func runSweep(ctx context.Context, cfg *config, say *progress) (*sweep, error) {
 			s.Bound = &boundResult{Latency: p.Bound.Latency}
 		}
 		s.Bound.ItemsPerS += p.Bound.ItemsPerS / float64(len(s.Points))
+		s.Bound.CPU += p.Bound.CPU / float64(len(s.Points))
 		s.Bound.Windows = append(s.Bound.Windows, p.Bound.Windows...)
 	}
-	return s, nil
 }
 
 // sweepPoints keeps one broker and its workers for all points.

@@ -68,8 +68,8 @@ func (o *transportOptions) validate() error {
 			return fmt.Errorf("--only: no part %q; there are %s", p, strings.Join(transportParts, ", "))
 		}
 	}
-	if o.Rounds < 1 || o.Round < 50*time.Millisecond || o.Requests < 1 {
-		return fmt.Errorf("--rounds must be at least 1, --round at least 50ms, --requests at least 1")
+	if o.Rounds < 1 || o.Round < 50*time.Millisecond || o.Idle < 100*time.Millisecond || o.Requests < 1 {
+		return fmt.Errorf("--rounds must be at least 1, --round at least 50ms, --idle at least 100ms, --requests at least 1")
 	}
 	return nil
 }

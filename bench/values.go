@@ -89,10 +89,12 @@ func (r *interval) Set(text string) error {
 // values lists the range.
 func (r interval) values() []int {
 	var v []int
-	for n := r.From; n <= r.To; n += r.Step {
+	for n := r.From; ; n += r.Step {
 		v = append(v, n)
+		if n > r.To-r.Step { // before the sum, which might overflow
+			return v
+		}
 	}
-	return v
 }
 
 // availableMemory is what this machine can still give, 0 if unknown.

@@ -149,6 +149,10 @@ func (b *Broker) drain() {
 		b.draining = true
 		b.log.Info("draining")
 		for _, m := range b.models {
+			// Nobody can join any more: what waits for company goes out now.
+			p := m.cfg.Policy
+			p.WaitTime = 0
+			_ = m.batcher.SetConfig(p) // nothing else of it is new, so it fits
 			m.touch()
 		}
 	}

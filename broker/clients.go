@@ -16,8 +16,9 @@ type clientSession struct {
 	first   uint32 // its window
 	window  int
 	commits shm.Consumer[shm.Commit]
-	busy    int  // requests queued, running or held
-	left    bool // gone; the window returns when busy is zero
+	last    uint32 // where its last request began
+	busy    int    // requests queued, running or held
+	left    bool   // gone; the window returns when busy is zero
 }
 
 // attachClient leases a window and makes the session.
@@ -33,7 +34,7 @@ func (m *model) attachClient(p *peer, window int) (*clientSession, error) {
 		m.windows.giveBack(first, window)
 		return nil, err
 	}
-	c := &clientSession{peer: p, model: m, first: first, window: window}
+	c := &clientSession{peer: p, model: m, first: first, window: window, last: first}
 	c.commits = shm.NewConsumer(shm.CommitRing(p.seg, window))
 	// All slots of the window start from one generation, later than any that
 	// a former owner used.
@@ -75,6 +76,10 @@ func (m *model) readCommits(c *clientSession) {
 		return
 	}
 	m.touch()
+	// What workers have finished is read first: otherwise a client that sends
+	// its next request with the answer would seem to have one more in flight,
+	// and from then on could join, and wait for itself.
+	m.drainAllDone()
 	for range maxReads {
 		n, err := c.commits.Pending()
 		for range n {
@@ -105,7 +110,11 @@ func (m *model) readCommit(c *clientSession, e *shm.Commit) error {
 		if err := m.accept(c, e); err != nil {
 			return err
 		}
+		if m.slots[c.last].state != idle {
+			m.endedEarly(c.last) // its answer is there before the worker's "done"
+		}
 		m.enqueue(c, e)
+		c.last = e.Slot
 		return nil
 	case shm.KindCancel:
 		return m.cancel(c, e)
@@ -125,6 +134,7 @@ func (m *model) enqueue(c *clientSession, e *shm.Commit) {
 	// A commit from the future, or from long ago, would bend the wait time of
 	// others; the client's clock is ours, so this is only damage.
 	info.commit.Committed = min(max(e.Committed, now-int64(maxClockSkew)), now)
+	m.limitDeadline(&info.commit)
 	status := shm.OK
 	if m.b.draining {
 		status = shm.ErrDraining
@@ -134,6 +144,22 @@ func (m *model) enqueue(c *clientSession, e *shm.Commit) {
 	if status != shm.OK {
 		m.end(e.Slot, status, "", false)
 		m.free(e.Slot)
+	}
+}
+
+// limitDeadline shortens a deadline to what the request's level allows. The
+// batcher does so for as long as the request waits; this is for when it runs.
+func (m *model) limitDeadline(e *shm.Commit) {
+	p := &m.cfg.Policy
+	level := int(e.Level)
+	if level == batcher.DefaultLevel {
+		level = p.DefaultLevel
+	}
+	if level < 0 || level >= len(p.Levels) || p.Levels[level].MaxTimeout == 0 {
+		return
+	}
+	if at := e.Committed + int64(p.Levels[level].MaxTimeout); e.Deadline <= 0 || e.Deadline > at {
+		e.Deadline = at
 	}
 }
 

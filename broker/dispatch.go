@@ -17,11 +17,7 @@ func (m *model) touch() {
 func (m *model) decide() {
 	m.dirty = false
 	for {
-		for _, w := range m.workers {
-			if w != nil && len(w.mails) > 0 {
-				m.drainDone(w)
-			}
-		}
+		m.drainAllDone()
 		m.expireRunning()
 		d := m.batcher.Decide(batcher.Time(m.b.now))
 		for i := range d.Ended {

@@ -15,11 +15,7 @@ func (m *model) clientLeft(c *clientSession, why string) {
 		return
 	}
 	m.touch()
-	for _, w := range m.workers { // what they answered before it left counts
-		if w != nil && len(w.mails) > 0 {
-			m.drainDone(w)
-		}
-	}
+	m.drainAllDone() // what they answered before it left counts
 	for _, id := range m.batcher.ClientLeft(batcher.ClientID(c.first)) {
 		m.stats.ended(shm.ErrCanceled)
 		m.free(uint32(id))

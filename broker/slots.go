@@ -79,10 +79,10 @@ func (m *model) accept(c *clientSession, e *shm.Commit) error {
 	return nil
 }
 
-// endedEarly handles a slot that its client uses again before the worker's
-// "done" was read: the worker answers the client first. The board says
-// whether that happened. (A held slot can be such a one too: then the worker
-// was quicker than whatever wanted to end it.)
+// endedEarly handles a slot that its client uses again, or whose answer it
+// has, before the worker's "done" was read: the worker answers the client
+// first. The board says whether that happened. (A held slot can be such a one
+// too: then the worker was quicker than whatever wanted to end it.)
 //
 // In docs/model: endedEarly in ReadCommit.
 func (m *model) endedEarly(s uint32) bool {

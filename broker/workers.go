@@ -104,6 +104,15 @@ func (m *model) attachWorker(p *peer, info control.WorkerInfo) (*workerSession, 
 	return w, nil
 }
 
+// drainAllDone is drainDone for every worker that has a batch.
+func (m *model) drainAllDone() {
+	for _, w := range m.workers {
+		if w != nil && len(w.mails) > 0 {
+			m.drainDone(w)
+		}
+	}
+}
+
 // drainDone reads the worker's "done" messages. The worker may be gone after
 // it.
 //

@@ -10,7 +10,8 @@ import (
 // in flight; the error wraps ErrConfig and names the field.
 //
 // Wait time, maximum, preferred sizes, ageing and order apply at once to what
-// waits; a level's queue limit and timeouts apply to what arrives from now on.
+// waits, and so does what a level's timeout does; its queue limit and the times
+// themselves apply to what arrives from now on.
 func (b *Batcher) SetConfig(cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return err

@@ -69,6 +69,7 @@ const (
 	// refusalPause is how long a client of a closed loop waits after a
 	// request was refused at once, so that it does not spin.
 	refusalPause = batcher.Time(time.Millisecond)
+	minPerBurst  = 0.001
 )
 
 func or(n, standard int) int {
@@ -92,9 +93,11 @@ func checkClients(n int) error {
 	return nil
 }
 
-// exponential is a random time with the given mean in nanoseconds.
+// exponential is a random time with the given mean in nanoseconds, within
+// endOfTime.
 func exponential(rng *rand.Rand, mean float64) batcher.Time {
-	return batcher.Time(rng.ExpFloat64() * mean)
+	const most = float64(endOfTime)
+	return batcher.Time(min(rng.ExpFloat64()*min(mean, most), most))
 }
 
 func (p Poisson) String() string {
@@ -118,7 +121,16 @@ func (p Bursty) validate() error {
 	if p.On <= 0 || p.Off < 0 {
 		return bad("on is %v and off is %v, must be positive", p.On, p.Off)
 	}
-	return checkRate(p.Rate, p.Clients)
+	if max(p.On, p.Off) > batcher.MaxDuration {
+		return bad("on is %v and off is %v, must be at most %v", p.On, p.Off, batcher.MaxDuration)
+	}
+	if err := checkRate(p.Rate, p.Clients); err != nil {
+		return err
+	}
+	if p.Rate*p.On.Seconds() < minPerBurst { // each burst is drawn, also those with nothing in it
+		return bad("a burst of %v has %g requests on average, must be at least %g", p.On, p.Rate*p.On.Seconds(), minPerBurst)
+	}
+	return nil
 }
 
 func (p Bursty) clients() int { return or(p.Clients, defaultClients) }
@@ -130,7 +142,7 @@ func (p Bursty) begin(w *world) {
 
 func (p Bursty) committed(w *world, _ batcher.ClientID) {
 	at := w.commitTime + exponential(w.rng, 1e9/p.Rate)
-	for at > w.burstEnd {
+	for at > w.burstEnd && at <= endOfTime {
 		// The process has no memory: what is left of the gap starts anew
 		// with the next burst.
 		next := w.burstEnd + exponential(w.rng, float64(p.Off))
@@ -153,8 +165,8 @@ func (p ClosedLoop) validate() error {
 	if p.InFlight < 0 || p.InFlight > 100_000 {
 		return bad("in flight per client is %d, must be 1..100000", p.InFlight)
 	}
-	if p.Think < 0 {
-		return bad("think time is %v, must be at least 0", p.Think)
+	if p.Think < 0 || p.Think > batcher.MaxDuration {
+		return bad("think time is %v, must be 0..%v", p.Think, batcher.MaxDuration)
 	}
 	return checkClients(p.Clients)
 }

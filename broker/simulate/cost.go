@@ -17,6 +17,21 @@ import (
 // slope of the last two.
 type Cost []CostPoint
 
+// maxCost of a batch, so that a slope times batcher.MaxRows is a time.
+const maxCost = time.Hour
+
+func (c Cost) validate() error {
+	if len(c) == 0 {
+		return bad("no cost of the model is given")
+	}
+	for _, p := range c {
+		if p.Rows < 1 || p.Time <= 0 || p.Time > maxCost {
+			return bad("the cost of %d rows is %v, must be above 0 and at most %v", p.Rows, p.Time, maxCost)
+		}
+	}
+	return nil
+}
+
 // CostPoint is one measurement.
 type CostPoint struct {
 	Rows int
@@ -106,7 +121,11 @@ func parseTime(text string) (time.Duration, error) {
 		}
 		return time.Duration(seconds * float64(time.Second)), nil
 	}
-	return time.ParseDuration(text)
+	d, err := time.ParseDuration(text)
+	if err == nil && (d < 0 || d >= 1e9*time.Second) {
+		return 0, bad("%q is out of range", text)
+	}
+	return d, err
 }
 
 func (c Cost) sorted() (Cost, error) {

@@ -26,6 +26,9 @@ func (w *world) arrive(e event) {
 	if w.cfg.Load.Deadline > 0 {
 		f.deadline = committed + batcher.Time(w.cfg.Load.Deadline)
 	}
+	if levels := w.cfg.Policy.Levels; f.level < len(levels) && levels[f.level].MaxTimeout > 0 {
+		f.deadline = min(f.deadline, committed+batcher.Time(levels[f.level].MaxTimeout))
+	}
 	r := batcher.Request{
 		ID: w.newID(), Client: e.client, Rows: f.rows, Level: f.level,
 		Arrived: committed, Deadline: f.deadline,
@@ -79,9 +82,9 @@ func (w *world) serve(d *batcher.Dispatch) {
 	start := max(w.now+batcher.Time(w.cfg.Hop), x.freeAt)
 	took := batcher.Time(w.cfg.Cost.Of(d.PadTo))
 	if w.cfg.Workers.Sharing > 0 {
-		took = batcher.Time(float64(took) * (1 + w.cfg.Workers.Sharing*float64(w.othersBusy(start, x))))
+		took = batcher.Time(min(float64(took)*(1+w.cfg.Workers.Sharing*float64(w.othersBusy(start, x))), float64(endOfTime)))
 	}
-	x.freeAt = start + took
+	x.freeAt = min(start+took, 2*endOfTime)
 	x.busy += took
 	x.total++
 	x.rows += d.Rows

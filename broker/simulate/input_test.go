@@ -65,13 +65,15 @@ func TestATraceIsReadLineByLine(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for text, want := range map[string]string{
-		"1":        "line 1: bad simulation: a line must be: seconds rows [level]",
-		"1 2 3 4":  "line 1: bad simulation: a line must be: seconds rows [level]",
-		"x 1":      `line 1: bad simulation: "x" is not a time in seconds`,
-		"-1 1":     `line 1: bad simulation: "-1" is not a time in seconds`,
-		"1 0":      `line 1: bad simulation: "0" is not a number of rows`,
-		"1 1 -1":   `line 1: bad simulation: "-1" is not a level`,
-		"2 1\n1 1": "line 2: bad simulation: time goes backwards",
+		"1":         "line 1: bad simulation: a line must be: seconds rows [level]",
+		"1 2 3 4":   "line 1: bad simulation: a line must be: seconds rows [level]",
+		"x 1":       `line 1: bad simulation: "x" is not a time in seconds`,
+		"-1 1":      `line 1: bad simulation: "-1" is not a time in seconds`,
+		"-5ms 1":    `line 1: bad simulation: "-5ms" is not a time in seconds`,
+		"999999h 1": `line 1: bad simulation: "999999h" is not a time in seconds`,
+		"1 0":       `line 1: bad simulation: "0" is not a number of rows`,
+		"1 1 -1":    `line 1: bad simulation: "-1" is not a level`,
+		"2 1\n1 1":  "line 2: bad simulation: time goes backwards",
 	} {
 		if _, err := ReadTrace("t", strings.NewReader(text)); !errors.Is(err, ErrConfig) || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)

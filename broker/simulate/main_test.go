@@ -121,6 +121,19 @@ func TestABadFlagIsNamedAndExitsWithTwo(t *testing.T) {
 		"--preferred_batch_sizes 8,4":                      "preferred_batch_sizes[1] is 4, must be ascending",
 		"--default_priority 1":                             "default_priority is 1, must be 0..0",
 		"--requests 0":                                     "requests is 0, must be 1..1000000000",
+		"--rate 1e-9":                                      "it takes more than 36 years",
+		"--rate 1e-300":                                    "it takes more than 36 years",
+		"--cost 1=1h --workers 2 --sharing 1000 --shapes 1000 --max_in_flight 10": "it takes more than 36 years",
+		"--hop 100000h":                               "hop is 100000h0m0s, must be 0..24h0m0s",
+		"--deadline 2562047h":                         "deadline is 2562047h0m0s, must be 0..24h0m0s",
+		"--cost 1=100h":                               "the cost of 1 rows is 100h0m0s, must be above 0 and at most 1h0m0s",
+		"--pad 9999999":                               "padded to 9999999 rows",
+		"--sharing nan":                               "sharing is NaN, must be 0..1000",
+		"--sharing inf":                               "sharing is +Inf, must be 0..1000",
+		"--priority share=inf":                        "add up to +Inf",
+		"--arrivals closed --think 2562047h":          "think time is 2562047h0m0s, must be 0..24h0m0s",
+		"--arrivals bursty --off 2562047h":            "must be at most 24h0m0s",
+		"--arrivals bursty --on 1ns --off 0 --rate 1": "a burst of 1ns has 1e-09 requests on average",
 	} {
 		code, out, errs := command(t, strings.Fields(args)...)
 		if code != 2 || out != "" || !strings.Contains(errs, want) || !strings.Contains(errs, "--help") {

@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
@@ -66,6 +67,8 @@ func bad(format string, args ...any) error {
 // MaxRequests bounds the memory of one simulation: 8 bytes for each latency.
 const MaxRequests = 1_000_000_000
 
+const maxSharing = 1000 // times as long for each other worker: a typing error
+
 func (c *Config) validate() error {
 	if err := c.Policy.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
@@ -73,8 +76,8 @@ func (c *Config) validate() error {
 	if c.Requests < 1 || c.Requests > MaxRequests {
 		return bad("requests is %d, must be 1..%d", c.Requests, MaxRequests)
 	}
-	if c.Hop < 0 {
-		return bad("hop is %v, must be at least 0", c.Hop)
+	if c.Hop < 0 || c.Hop > batcher.MaxDuration {
+		return bad("hop is %v, must be 0..%v", c.Hop, batcher.MaxDuration)
 	}
 	if c.Workers.Count < 1 || c.Workers.Count > 4096 {
 		return bad("workers is %d, must be 1..4096", c.Workers.Count)
@@ -82,11 +85,14 @@ func (c *Config) validate() error {
 	if c.Workers.MaxInFlight < 0 {
 		return bad("max in flight per worker is %d, must be at least 1", c.Workers.MaxInFlight)
 	}
-	if c.Workers.Sharing < 0 {
-		return bad("sharing is %v, must be at least 0", c.Workers.Sharing)
+	if c.Workers.PadTo > batcher.MaxRows {
+		return bad("batches are padded to %d rows, must be at most %d", c.Workers.PadTo, batcher.MaxRows)
 	}
-	if len(c.Cost) == 0 {
-		return bad("no cost of the model is given")
+	if !(c.Workers.Sharing >= 0 && c.Workers.Sharing <= maxSharing) { // so that NaN is out of range too
+		return bad("sharing is %v, must be 0..%d", c.Workers.Sharing, maxSharing)
+	}
+	if err := c.Cost.validate(); err != nil {
+		return err
 	}
 	if err := c.Load.validate(&c.Policy); err != nil {
 		return err
@@ -104,8 +110,8 @@ func (l *Load) validate(policy *batcher.Config) error {
 	if l.MaxRows > policy.MaxBatchSize {
 		return bad("requests have up to %d rows, max_batch_size is %d", l.MaxRows, policy.MaxBatchSize)
 	}
-	if l.Deadline < 0 {
-		return bad("deadline is %v, must be at least 0", l.Deadline)
+	if l.Deadline < 0 || l.Deadline > batcher.MaxDuration {
+		return bad("deadline is %v, must be 0..%v", l.Deadline, batcher.MaxDuration)
 	}
 	if l.Shapes < 0 {
 		return bad("shapes is %d, must be at least 1", l.Shapes)
@@ -118,13 +124,13 @@ func (l *Load) validate(policy *batcher.Config) error {
 	}
 	sum := 0.0
 	for _, share := range l.LevelShares {
-		if share < 0 {
+		if !(share >= 0) {
 			return bad("a level's share is %v, must be at least 0", share)
 		}
 		sum += share
 	}
-	if !(sum > 0) {
-		return bad("the shares of all levels are 0")
+	if !(sum > 0) || math.IsInf(sum, 0) {
+		return bad("the shares of all levels add up to %v", sum)
 	}
 	return nil
 }

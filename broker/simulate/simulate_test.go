@@ -266,3 +266,14 @@ func BenchmarkSimulatedRequest(b *testing.B) {
 		b.Fatal(err)
 	}
 }
+
+func TestTheMostTimeOfALevelIsADeadlineWhileItRunsToo(t *testing.T) {
+	r := mustRun(t, Config{
+		Policy:   batcher.Config{MaxBatchSize: 1, Levels: []batcher.LevelPolicy{{MaxTimeout: 5 * time.Millisecond}}},
+		Arrivals: Trace{Entries: []TraceEntry{{0, 1, batcher.DefaultLevel}}}, Workers: Workers{Count: 1},
+		Cost: mustCost(t, "1=10ms"), Requests: 1,
+	})
+	if r.Outcomes != (Outcomes{Late: 1}) {
+		t.Errorf("%+v", r.Outcomes)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 )
@@ -29,6 +30,10 @@ type world struct {
 
 	stats stats
 }
+
+// endOfTime is where the virtual clock stops, after 36 years: a few such times
+// can be added without overflow.
+const endOfTime batcher.Time = 1 << 60
 
 // flight is a request between its commit and its answer.
 type flight struct {
@@ -91,6 +96,9 @@ func (w *world) run(ctx context.Context) error {
 		}
 		if next == batcher.Never {
 			break
+		}
+		if next > endOfTime {
+			return bad("it takes more than %d years: raise the rate, or lower the times or the requests", time.Duration(endOfTime)/(365*24*time.Hour))
 		}
 		w.now = next
 		for !w.events.empty() && w.events.first().at == next {

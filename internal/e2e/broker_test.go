@@ -156,6 +156,21 @@ func TestAWorkerThatComesDuringADrainFinishesWhatWasAccepted(t *testing.T) {
 	c.Close()
 }
 
+func TestADrainDoesNotWaitForCompany(t *testing.T) {
+	m := theModel
+	m.WaitMS = 60_000
+	h := newHost(t, m)
+	h.worker(m)
+	c, other := h.dial(), h.dial() // who could join, and does not
+	a := askLater(context.Background(), c, cmdAnswer, 0)
+	h.queued(1)
+	h.broker.signal(syscall.SIGTERM)
+	a.ends(t, nil)
+	h.broker.expect("drained")
+	c.Close()
+	other.Close()
+}
+
 func TestADrainEndsWhenItsTimeIsOver(t *testing.T) {
 	h := newHost(t, theModel)
 	h.broker.kill()

@@ -10,6 +10,10 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/worker"
 )
 
 func TestAClientKilledAtAnyMomentLeavesNothingBehind(t *testing.T) {
@@ -79,6 +83,65 @@ func TestWhatADepartedClientHadQueuedIsCanceled(t *testing.T) {
 	if m := h.model("m"); m.Rows != 1 || m.Ended["Canceled"] != 5 {
 		t.Errorf("%d rows reached a worker, ended %v", m.Rows, m.Ended)
 	}
+}
+
+// The worker answers before it tells the broker that it is done, and the broker
+// looks for that only when there is something to do. A client that has another
+// slot for its next request must not seem to have two in flight meanwhile.
+func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
+	r := inProcess(t, shm.NewHeap(), modelSpec{Name: "m", Slots: 16, MaxBatch: 8, WaitMS: 100, LeaseMS: 20_000})
+	r.worker(2, obey)
+	c := r.dial()
+	const n = 30
+	var last client.Request
+	for i := range n {
+		req, err := c.Claim(t.Context(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := req.InputBytes(0); err == nil {
+			clear(b)
+		}
+		if err := req.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if i > 0 {
+			_ = last.Release()
+		}
+		if err := req.WaitFor(patience); err != nil {
+			t.Fatal(err)
+		}
+		last = req
+	}
+	if why := r.model("m").Reasons; why["nobody"] != n {
+		t.Errorf("batches were sent because of %v", why)
+	}
+	_ = last.Release()
+	c.Close()
+	r.settled()
+}
+
+func TestARequestEndsAfterTheMostTimeOfItsLevelAlsoWhileItRuns(t *testing.T) {
+	r := inProcess(t, shm.NewHeap(), modelSpec{Name: "m", Slots: 16, MaxBatch: 8, LeaseMS: 60_000})
+	if _, err := attach.CallOnce(t.Context(), r.socket, &control.Request{Op: control.OpSet, Model: "m", Set: map[string]string{"max_timeout": "50ms"}}); err != nil {
+		t.Fatal(err)
+	}
+	taken, through := make(chan struct{}), make(chan struct{})
+	r.worker(1, func(ctx context.Context, b *worker.Batch) error {
+		close(taken)
+		<-through
+		return obey(ctx, b)
+	})
+	defer close(through)
+	c := r.dial()
+	a := askLater(background(t), c, cmdAnswer, 0)
+	select {
+	case <-taken:
+	case err := <-a:
+		t.Skipf("this machine was too slow to run it in time: %v", err)
+	}
+	a.ends(t, client.ErrExpired)
+	c.Close()
 }
 
 func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
