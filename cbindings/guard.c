@@ -7,6 +7,7 @@
  * buffer for the text of an error.
  */
 #include <pthread.h>
+#include <signal.h>
 
 #include "_cgo_export.h"
 #include "express.h"
@@ -45,10 +46,47 @@ static void forget(void *text)
 
 static void in_child(void) { forked = 1; }
 
+/*
+ * The Go runtime's own threads have the signal mask that it finds when it is
+ * loaded. They must not take signals that the program blocks in all of its
+ * threads later, to read them with sigwait or from a signalfd: there they
+ * would have their default effect. So what Go does not need itself is blocked
+ * while its constructor runs, which is after block and before start.
+ */
+static sigset_t programs_own;
+
+__attribute__((constructor(101))) static void block(void)
+{
+	static const int gos[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGPIPE, SIGPROF, SIGSEGV, SIGSYS, SIGTRAP, SIGURG};
+	sigset_t others;
+	sigfillset(&others);
+	for (size_t i = 0; i < sizeof gos / sizeof *gos; i++)
+		sigdelset(&others, gos[i]);
+	pthread_sigmask(SIG_BLOCK, &others, &programs_own);
+}
+
 __attribute__((constructor)) static void start(void)
 {
+	pthread_sigmask(SIG_SETMASK, &programs_own, NULL);
 	pthread_key_create(&message_key, forget);
 	pthread_atfork(NULL, NULL, in_child);
+}
+
+/*
+ * A handler that interrupts a thread in Go would run on a stack of Go's, which
+ * is small, and write over what lies below. With SA_ONSTACK it has one of its
+ * own. Go sees to the handlers that are there when it is loaded, this to those
+ * that came since.
+ */
+static void keep_handlers_off_go_stacks(void)
+{
+	for (int n = 1; n < NSIG; n++) {
+		struct sigaction a;
+		if (sigaction(n, NULL, &a) || a.sa_handler == SIG_DFL || a.sa_handler == SIG_IGN || a.sa_flags & SA_ONSTACK)
+			continue;
+		a.sa_flags |= SA_ONSTACK;
+		sigaction(n, &a, NULL);
+	}
 }
 
 static int refuse(void)
@@ -74,7 +112,7 @@ void rb_free(char *string) { free(string); }
 
 int rb_connect(const char *model, const rb_connect_options *o, rb_client *c)
 {
-	return GIVEN(model && c, rbgo_connect((char *)model, (rb_connect_options *)o, c, message()));
+	return GIVEN(model && c, (keep_handlers_off_go_stacks(), rbgo_connect((char *)model, (rb_connect_options *)o, c, message())));
 }
 
 int rb_close(rb_client c) { return GUARDED(rbgo_close(c, message())); }
@@ -142,7 +180,7 @@ int rb_reap(rb_client c, uint64_t *r, uint32_t max, uint32_t *count)
 
 int rb_worker_attach(const char *model, const char *signature, const rb_worker_options *o, rb_worker *w)
 {
-	return GIVEN(model && signature && w, rbgo_worker_attach((char *)model, (char *)signature, (rb_worker_options *)o, w, message()));
+	return GIVEN(model && signature && w, (keep_handlers_off_go_stacks(), rbgo_worker_attach((char *)model, (char *)signature, (rb_worker_options *)o, w, message())));
 }
 
 int rb_worker_close(rb_worker w) { return GUARDED(rbgo_worker_close(w, message())); }

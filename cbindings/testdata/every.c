@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -615,6 +616,42 @@ static void forked(void)
 	WANT(RB_OK, rb_close(c));
 }
 
+static atomic_int handled, misplaced;
+
+static void handler(int n)
+{
+	(void)n;
+	stack_t own;
+	if (sigaltstack(NULL, &own) || !(own.ss_flags & SS_ONSTACK))
+		misplaced++;
+	handled++;
+}
+
+/* The program's signals are its own. */
+static void signals(void)
+{
+	sigset_t blocked;
+	sigemptyset(&blocked);
+	sigaddset(&blocked, SIGTERM);
+	pthread_sigmask(SIG_BLOCK, &blocked, NULL);
+	kill(getpid(), SIGTERM); /* no thread of the library takes it */
+	CHECK(sigtimedwait(&blocked, NULL, &(struct timespec){.tv_sec = 10}) == SIGTERM);
+	pthread_sigmask(SIG_UNBLOCK, &blocked, NULL);
+
+	/* A handler does not run on the stack of the Go code that it interrupts. */
+	rb_worker_options o = {.size = sizeof o, .socket = socket_path};
+	rb_worker w;
+	rb_batch *b;
+	signal(SIGALRM, handler);
+	WANT(RB_OK, rb_worker_attach("interrupted", "x:f32[4] -> y:f32[4]", &o, &w));
+	ualarm(10000, 10000);
+	WANT(RB_ERR_TIMEOUT, rb_worker_next(w, second / 2, &b)); /* a signal does not end it */
+	ualarm(0, 0);
+	CHECK(handled > 0 && misplaced == 0);
+	WANT(RB_OK, rb_worker_close(w));
+	signal(SIGALRM, SIG_DFL);
+}
+
 static void everything(void)
 {
 	stop = 0;
@@ -639,6 +676,7 @@ int main(int argc, char **argv)
 {
 	socket_path = argv[1];
 	int rounds = argc > 2 ? atoi(argv[2]) : 3;
+	signals();
 	everything(); /* the runtime's own threads and descriptors appear */
 	int fds = entries("/proc/self/fd"), threads = entries("/proc/self/task");
 	for (int i = 0; i < rounds; i++)
