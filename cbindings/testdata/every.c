@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -504,6 +505,27 @@ static void thread_ends(void)
 	pthread_key_delete(key);
 }
 
+/* Too few descriptors are this process's fault, not the broker's. */
+static void no_descriptors(void)
+{
+	if (getenv("RB_SLOW")) /* valgrind has limits of its own */
+		return;
+	rb_connect_options o = {.size = sizeof o, .socket = socket_path, .wait = 1};
+	struct rlimit all, few;
+	CHECK(getrlimit(RLIMIT_NOFILE, &all) == 0);
+	int next = dup(0), status;
+	CHECK(next >= 0 && close(next) == 0);
+	for (int more = 0; more < 5; more++) {
+		few = (struct rlimit){.rlim_cur = (rlim_t)(next + more), .rlim_max = all.rlim_max};
+		CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+		rb_client c;
+		status = rb_connect("double", &o, &c);
+		CHECK(setrlimit(RLIMIT_NOFILE, &all) == 0);
+		WANT(RB_ERR_NO_MEMORY, status);
+		CHECK(strstr(rb_error(), "too many open files"));
+	}
+}
+
 static void variable_dims(void)
 {
 	rb_client c = dial("words", 4);
@@ -663,6 +685,7 @@ static void everything(void)
 	wrong_arguments();
 	one_slice();
 	thread_ends();
+	no_descriptors();
 	variable_dims();
 	closing();
 	errors_have_names();
