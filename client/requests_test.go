@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -213,6 +214,26 @@ func TestTimingAddsUp(t *testing.T) {
 			}
 		}
 		expect(t, "release", req.Release(), nil)
+	}
+}
+
+func TestTimingCountsAlsoWhereNobodyWaited(t *testing.T) {
+	r := newRing(t, plain(t))
+	r.work(func(context.Context, *worker.Batch) error {
+		time.Sleep(20 * time.Millisecond)
+		return fmt.Errorf("refused")
+	})
+	req, err := r.dial().Claim(soon(t), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, "commit", req.Commit(soon(t)), nil)
+	for err = req.Poll(); errors.Is(err, client.ErrNotDone); err = req.Poll() {
+		time.Sleep(time.Millisecond)
+	}
+	expect(t, "poll", err, client.ErrFailed)
+	if tm, err := req.Timing(); err != nil || tm.Queue < 20*time.Millisecond {
+		t.Errorf("%+v, %v", tm, err)
 	}
 }
 

@@ -333,8 +333,11 @@ static void in_one_call(void)
 			struct pollfd p = {.fd = fd, .events = POLLIN};
 			CHECK(poll(&p, 1, 10000) == 1 || errno == EINTR);
 			WANT(RB_OK, rb_reap(c, done, 3, &n));
-			for (uint32_t i = 0; i < n; i++)
+			for (uint32_t i = 0; i < n; i++) { /* what was reaped has ended, for every function */
+				rb_view v;
+				WANT(RB_OK, rb_output(c, done[i], 0, &v));
 				WANT(RB_OK, rb_collect(c, done[i], out));
+			}
 			got += n;
 		}
 	}
