@@ -91,8 +91,8 @@ static void keep_handlers_off_go_stacks(void)
 
 static int refuse(void)
 {
-	strcpy(message(), "this process was forked after it, or its parent, had loaded the ringbatch library: "
-			"connect in processes that are started afresh, or fork before connecting");
+	strcpy(message(), "this process was forked after its parent had loaded the ringbatch library: "
+			"connect in processes that are started afresh, or load it in the child only");
 	return RB_ERR_FORKED;
 }
 

@@ -235,7 +235,9 @@ typedef struct rb_request {
  * rb_release, rb_collect or rb_close. */
 RB_API int rb_claim(rb_client client, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request);
 
-/* The k-th input of a request that is not committed yet: write here. */
+/* The k-th input of a request that is not committed yet: write here. Where the
+ * model has buckets, a variable dimension of its shape has the size of the
+ * bucket; what is beyond the size that was claimed is zero already: leave it. */
 RB_API int rb_input(rb_client client, uint64_t request, uint32_t k, rb_view *view);
 
 /* The k-th output of a request that ended well: read here, until released. */
