@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
+#include <locale.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -591,6 +592,17 @@ static void errors_have_names(void)
 	rb_client c;
 	WANT(RB_ERR_UNKNOWN_MODEL, rb_connect("nothing", &o, &c));
 	CHECK(strstr(rb_error(), "nothing"));
+	/* texts are UTF-8, whatever is in them and where they are cut */
+	char name[3002] = "";
+	for (int i = 0; i < 2; i++) {
+		for (int j = 0; j < 1500; j++)
+			memcpy(name + i + 2 * j, "\xc3\xa4", 3);
+		WANT(RB_ERR_UNKNOWN_MODEL, rb_connect(name, &o, &c));
+		CHECK(strlen(rb_error()) > 1000 && mbstowcs(NULL, rb_error(), 0) != (size_t)-1);
+		name[0] = 'a';
+	}
+	WANT(RB_ERR_UNKNOWN_MODEL, rb_connect("\xc3(\xff", &o, &c));
+	CHECK(mbstowcs(NULL, rb_error(), 0) != (size_t)-1);
 	o.socket = "/nonexistent/ringbatch.sock";
 	WANT(RB_ERR_NO_BROKER, rb_connect("double", &o, &c));
 	o.size = 7;
@@ -701,6 +713,7 @@ static void everything(void)
 int main(int argc, char **argv)
 {
 	socket_path = argv[1];
+	CHECK(setlocale(LC_CTYPE, "C.UTF-8"));
 	int rounds = argc > 2 ? atoi(argv[2]) : 3;
 	signals();
 	everything(); /* the runtime's own threads and descriptors appear */
