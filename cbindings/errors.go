@@ -6,6 +6,8 @@ import "C"
 import (
 	"context"
 	"errors"
+	"strings"
+	"unicode/utf8"
 	"unsafe"
 
 	"github.com/ringbatch/ringbatch/shm"
@@ -16,8 +18,14 @@ func result(err error, msg *C.char) C.int {
 	if err == nil {
 		return C.RB_OK
 	}
+	// Names and reasons come from elsewhere, perhaps cut; strings are UTF-8 all the same.
+	text := strings.ToValidUTF8(err.Error(), "\uFFFD")
 	buf := unsafe.Slice((*byte)(unsafe.Pointer(msg)), C.RBGO_MESSAGE_BYTES)
-	buf[copy(buf[:len(buf)-1], err.Error())] = 0
+	n := min(len(text), len(buf)-1)
+	for n < len(text) && !utf8.RuneStart(text[n]) {
+		n--
+	}
+	buf[copy(buf, text[:n])] = 0
 	return C.int(statusOf(err))
 }
 

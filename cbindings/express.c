@@ -112,12 +112,26 @@ static bool wait_for_end(rb_express *x, int64_t slice, uint64_t *word)
 	}
 }
 
+/* Whether the caller gave memory for every tensor; Go says what is missing. */
+static bool complete(const rb_express *x, const void *const *in, void *const *out)
+{
+	if (!in || !out)
+		return false;
+	for (uint32_t k = 0; k < x->inputs; k++)
+		if (!in[k])
+			return false;
+	for (uint32_t k = 0; k < x->outputs; k++)
+		if (!out[k])
+			return false;
+	return true;
+}
+
 bool rb_express_infer(rb_client c, const void *const *in, void *const *out, int64_t timeout, int64_t slice, uint64_t *r, char *message, int *status)
 {
 	rb_express *x = rb_express_of(c);
 	if (!x || atomic_load(&x->owner) != c || atomic_exchange(&x->inside, 1))
 		return false;
-	if (atomic_load(&x->owner) != c || !atomic_load(&x->lent) || atomic_load(&x->dead)) {
+	if (atomic_load(&x->owner) != c || !atomic_load(&x->lent) || atomic_load(&x->dead) || !complete(x, in, out)) {
 		leave(x, c);
 		return false;
 	}

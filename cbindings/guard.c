@@ -7,6 +7,7 @@
  * buffer for the text of an error.
  */
 #include <pthread.h>
+#include <signal.h>
 
 #include "_cgo_export.h"
 #include "express.h"
@@ -36,22 +37,74 @@ static char *message(void)
 	return own_message;
 }
 
+/* Destructors of other keys may come after this one, and call us again. */
+static void forget(void *text)
+{
+	own_message = NULL;
+	free(text);
+}
+
 static void in_child(void) { forked = 1; }
+
+/*
+ * The Go runtime's own threads have the signal mask that it finds when it is
+ * loaded. They must not take signals that the program blocks in all of its
+ * threads later, to read them with sigwait or from a signalfd: there they
+ * would have their default effect. So what Go does not need itself is blocked
+ * while its constructor runs, which is after block and before start.
+ */
+static sigset_t programs_own;
+
+__attribute__((constructor(101))) static void block(void)
+{
+	static const int gos[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGPIPE, SIGPROF, SIGSEGV, SIGSYS, SIGTRAP, SIGURG};
+	sigset_t others;
+	sigfillset(&others);
+	for (size_t i = 0; i < sizeof gos / sizeof *gos; i++)
+		sigdelset(&others, gos[i]);
+	pthread_sigmask(SIG_BLOCK, &others, &programs_own);
+}
 
 __attribute__((constructor)) static void start(void)
 {
-	pthread_key_create(&message_key, free);
+	pthread_sigmask(SIG_SETMASK, &programs_own, NULL);
+	pthread_key_create(&message_key, forget);
 	pthread_atfork(NULL, NULL, in_child);
+}
+
+/*
+ * A handler that interrupts a thread in Go would run on a stack of Go's, which
+ * is small, and write over what lies below. With SA_ONSTACK it has one of its
+ * own. Go sees to the handlers that are there when it is loaded, this to those
+ * that came since.
+ */
+static void keep_handlers_off_go_stacks(void)
+{
+	for (int n = 1; n < NSIG; n++) {
+		struct sigaction a;
+		if (sigaction(n, NULL, &a) || a.sa_handler == SIG_DFL || a.sa_handler == SIG_IGN || a.sa_flags & SA_ONSTACK)
+			continue;
+		a.sa_flags |= SA_ONSTACK;
+		sigaction(n, &a, NULL);
+	}
 }
 
 static int refuse(void)
 {
-	strcpy(message(), "this process was forked after it, or its parent, had loaded the ringbatch library: "
-			"connect in processes that are started afresh, or fork before connecting");
+	strcpy(message(), "this process was forked after its parent had loaded the ringbatch library: "
+			"connect in processes that are started afresh, or load it in the child only");
 	return RB_ERR_FORKED;
 }
 
+static int missing(void)
+{
+	strcpy(message(), "invalid value: a pointer that this function needs is NULL");
+	return RB_ERR_INVALID;
+}
+
 #define GUARDED(call) (forked ? refuse() : (call))
+/* With what the call writes to or reads from: in Go a NULL would end the process. */
+#define GIVEN(pointers, call) GUARDED((pointers) ? (call) : missing())
 
 const char *rb_error(void) { return message(); }
 int rb_abi_version(void) { return RB_ABI_VERSION; }
@@ -59,26 +112,26 @@ void rb_free(char *string) { free(string); }
 
 int rb_connect(const char *model, const rb_connect_options *o, rb_client *c)
 {
-	return GUARDED(rbgo_connect((char *)model, (rb_connect_options *)o, c, message()));
+	return GIVEN(model && c, (keep_handlers_off_go_stacks(), rbgo_connect((char *)model, (rb_connect_options *)o, c, message())));
 }
 
 int rb_close(rb_client c) { return GUARDED(rbgo_close(c, message())); }
-int rb_client_model(rb_client c, rb_model *m) { return GUARDED(rbgo_client_model(c, m, message())); }
-int rb_client_map(rb_client c, rb_map *m) { return GUARDED(rbgo_client_map(c, m, message())); }
+int rb_client_model(rb_client c, rb_model *m) { return GIVEN(m, rbgo_client_model(c, m, message())); }
+int rb_client_map(rb_client c, rb_map *m) { return GIVEN(m, rbgo_client_map(c, m, message())); }
 int rb_map_release(uint64_t map) { return GUARDED(rbgo_map_release(map, message())); }
 
 int rb_client_tensor(rb_client c, int side, uint32_t k, rb_tensor *t)
 {
-	return GUARDED(rbgo_client_tensor(c, side, k, t, message()));
+	return GIVEN(t, rbgo_client_tensor(c, side, k, t, message()));
 }
 
 int rb_claim(rb_client c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *r)
 {
-	return GUARDED(rbgo_claim(c, rows, (uint32_t *)dims, ndims, timeout, r, message()));
+	return GIVEN(r && (dims || !ndims), rbgo_claim(c, rows, (uint32_t *)dims, ndims, timeout, r, message()));
 }
 
-int rb_input(rb_client c, uint64_t r, uint32_t k, rb_view *v) { return GUARDED(rbgo_view(c, r, RB_INPUT, k, v, message())); }
-int rb_output(rb_client c, uint64_t r, uint32_t k, rb_view *v) { return GUARDED(rbgo_view(c, r, RB_OUTPUT, k, v, message())); }
+int rb_input(rb_client c, uint64_t r, uint32_t k, rb_view *v) { return GIVEN(v, rbgo_view(c, r, RB_INPUT, k, v, message())); }
+int rb_output(rb_client c, uint64_t r, uint32_t k, rb_view *v) { return GIVEN(v, rbgo_view(c, r, RB_OUTPUT, k, v, message())); }
 int rb_set_priority(rb_client c, uint64_t r, uint32_t level) { return GUARDED(rbgo_set_priority(c, r, level, message())); }
 
 int rb_commit(rb_client c, uint64_t r, int64_t timeout, uint32_t flags)
@@ -88,84 +141,84 @@ int rb_commit(rb_client c, uint64_t r, int64_t timeout, uint32_t flags)
 
 int rb_commit_all(rb_client c, const uint64_t *r, uint32_t count, int64_t timeout, uint32_t flags)
 {
-	return GUARDED(rbgo_commit_all(c, (uint64_t *)r, count, timeout, flags, message()));
+	return GIVEN(r || !count, rbgo_commit_all(c, (uint64_t *)r, count, timeout, flags, message()));
 }
 
 int rb_wait(rb_client c, uint64_t r, int64_t timeout) { return GUARDED(rbgo_wait(c, r, timeout, message())); }
 int rb_poll(rb_client c, uint64_t r) { return GUARDED(rbgo_poll(c, r, message())); }
 int rb_cancel(rb_client c, uint64_t r) { return GUARDED(rbgo_cancel(c, r, message())); }
 int rb_release(rb_client c, uint64_t r) { return GUARDED(rbgo_release(c, r, message())); }
-int rb_request_map(rb_client c, uint64_t r, rb_map *m) { return GUARDED(rbgo_request_map(c, r, m, message())); }
-int rb_request_timing(rb_client c, uint64_t r, rb_timing *t) { return GUARDED(rbgo_request_timing(c, r, t, message())); }
+int rb_request_map(rb_client c, uint64_t r, rb_map *m) { return GIVEN(m, rbgo_request_map(c, r, m, message())); }
+int rb_request_timing(rb_client c, uint64_t r, rb_timing *t) { return GIVEN(t, rbgo_request_timing(c, r, t, message())); }
 
 int rb_infer(rb_client c, uint32_t rows, const void *const *in, void *const *out, int64_t timeout, int64_t slice, uint64_t *r)
 {
 	int status;
-	if (rows == 1 && !forked && rb_express_infer(c, in, out, timeout, slice, r, message(), &status))
+	if (rows == 1 && !forked && r && rb_express_infer(c, in, out, timeout, slice, r, message(), &status))
 		return status;
-	return GUARDED(rbgo_infer(c, rows, (void **)in, (void **)out, timeout, slice, r, message()));
+	return GIVEN(r, rbgo_infer(c, rows, (void **)in, (void **)out, timeout, slice, r, message()));
 }
 
 int rb_submit(rb_client c, uint32_t rows, const void *const *in, int64_t timeout, uint32_t flags, uint64_t *r)
 {
-	return GUARDED(rbgo_submit(c, rows, (void **)in, timeout, flags, r, message()));
+	return GIVEN(r, rbgo_submit(c, rows, (void **)in, timeout, flags, r, message()));
 }
 
 int rb_collect(rb_client c, uint64_t r, void *const *out) { return GUARDED(rbgo_collect(c, r, (void **)out, message())); }
 
 _Static_assert(sizeof(rb_inference) == 56, "other languages know it word by word");
-int rb_infer_prepared(rb_inference *i) { return rb_infer(i->client, i->rows, i->inputs, i->outputs, i->timeout, i->slice, &i->request); }
-int rb_submit_prepared(rb_inference *i) { return rb_submit(i->client, i->rows, i->inputs, i->timeout, i->flags, &i->request); }
-int rb_collect_prepared(const rb_inference *i) { return rb_collect(i->client, i->request, i->outputs); }
+int rb_infer_prepared(rb_inference *i) { return GIVEN(i, rb_infer(i->client, i->rows, i->inputs, i->outputs, i->timeout, i->slice, &i->request)); }
+int rb_submit_prepared(rb_inference *i) { return GIVEN(i, rb_submit(i->client, i->rows, i->inputs, i->timeout, i->flags, &i->request)); }
+int rb_collect_prepared(const rb_inference *i) { return GIVEN(i, rb_collect(i->client, i->request, i->outputs)); }
 
-int rb_client_fd(rb_client c, int *fd) { return GUARDED(rbgo_client_fd(c, fd, message())); }
+int rb_client_fd(rb_client c, int *fd) { return GIVEN(fd, rbgo_client_fd(c, fd, message())); }
 
 int rb_reap(rb_client c, uint64_t *r, uint32_t max, uint32_t *count)
 {
-	return GUARDED(rbgo_reap(c, r, max, count, message()));
+	return GIVEN(count && (r || !max), rbgo_reap(c, r, max, count, message()));
 }
 
 int rb_worker_attach(const char *model, const char *signature, const rb_worker_options *o, rb_worker *w)
 {
-	return GUARDED(rbgo_worker_attach((char *)model, (char *)signature, (rb_worker_options *)o, w, message()));
+	return GIVEN(model && signature && w, (keep_handlers_off_go_stacks(), rbgo_worker_attach((char *)model, (char *)signature, (rb_worker_options *)o, w, message())));
 }
 
 int rb_worker_close(rb_worker w) { return GUARDED(rbgo_worker_close(w, message())); }
-int rb_worker_model(rb_worker w, rb_model *m) { return GUARDED(rbgo_worker_model(w, m, message())); }
-int rb_worker_map(rb_worker w, rb_map *m) { return GUARDED(rbgo_worker_map(w, m, message())); }
+int rb_worker_model(rb_worker w, rb_model *m) { return GIVEN(m, rbgo_worker_model(w, m, message())); }
+int rb_worker_map(rb_worker w, rb_map *m) { return GIVEN(m, rbgo_worker_map(w, m, message())); }
 
 int rb_worker_tensor(rb_worker w, int side, uint32_t k, rb_tensor *t)
 {
-	return GUARDED(rbgo_worker_tensor(w, side, k, t, message()));
+	return GIVEN(t, rbgo_worker_tensor(w, side, k, t, message()));
 }
 
-int rb_worker_next(rb_worker w, int64_t timeout, rb_batch **b) { return GUARDED(rbgo_worker_next(w, timeout, b, message())); }
+int rb_worker_next(rb_worker w, int64_t timeout, rb_batch **b) { return GIVEN(b, rbgo_worker_next(w, timeout, b, message())); }
 
 int rb_batch_run(const rb_batch *b, int side, uint32_t k, uint32_t i, rb_view *v)
 {
-	return GUARDED(rbgo_batch_run((rb_batch *)b, side, k, i, v, message()));
+	return GIVEN(b && v, rbgo_batch_run((rb_batch *)b, side, k, i, v, message()));
 }
 
 int rb_batch_row(const rb_batch *b, int side, uint32_t k, uint32_t i, void **data, uint64_t *bytes)
 {
-	return GUARDED(rbgo_batch_row((rb_batch *)b, side, k, i, data, bytes, message()));
+	return GIVEN(b && data && bytes, rbgo_batch_row((rb_batch *)b, side, k, i, data, bytes, message()));
 }
 
 int rb_batch_shape(const rb_batch *b, uint32_t i, uint32_t k, uint64_t shape[RB_MAX_RANK])
 {
-	return GUARDED(rbgo_batch_shape((rb_batch *)b, i, k, shape, message()));
+	return GIVEN(b && shape, rbgo_batch_shape((rb_batch *)b, i, k, shape, message()));
 }
 
 int rb_batch_set_output_dims(rb_batch *b, uint32_t i, const uint32_t *dims, uint32_t ndims)
 {
-	return GUARDED(rbgo_batch_set_output_dims(b, i, (uint32_t *)dims, ndims, message()));
+	return GIVEN(b && (dims || !ndims), rbgo_batch_set_output_dims(b, i, (uint32_t *)dims, ndims, message()));
 }
 
-int rb_batch_fail(rb_batch *b, uint32_t i, const char *text) { return GUARDED(rbgo_batch_fail(b, i, (char *)text, message())); }
-int rb_batch_fail_all(rb_batch *b, const char *text) { return GUARDED(rbgo_batch_fail_all(b, (char *)text, message())); }
-int rb_batch_complete(rb_batch *b) { return GUARDED(rbgo_batch_complete(b, message())); }
+int rb_batch_fail(rb_batch *b, uint32_t i, const char *text) { return GIVEN(b, rbgo_batch_fail(b, i, (char *)text, message())); }
+int rb_batch_fail_all(rb_batch *b, const char *text) { return GIVEN(b, rbgo_batch_fail_all(b, (char *)text, message())); }
+int rb_batch_complete(rb_batch *b) { return GIVEN(b, rbgo_batch_complete(b, message())); }
 
 int rb_stats(const char *socket, int64_t timeout, char **json)
 {
-	return GUARDED(rbgo_stats((char *)socket, timeout, json, message()));
+	return GIVEN(json, rbgo_stats((char *)socket, timeout, json, message()));
 }

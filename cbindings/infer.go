@@ -5,6 +5,7 @@ import "C"
 
 import (
 	"fmt"
+	"time"
 	"unsafe"
 
 	"github.com/ringbatch/ringbatch/client"
@@ -19,11 +20,16 @@ func rbgo_infer(id C.uint64_t, rows C.uint32_t, inputs, outputs *unsafe.Pointer,
 		return result(err, msg)
 	}
 	defer h.leave()
+	if _, err := each(outputs, h.layout.Outputs, "output"); err != nil { // before anything is sent
+		return result(err, msg)
+	}
+	start := shm.Now()
 	r, err := h.submit(rows, inputs, timeout, slice, 0)
 	if err != nil {
 		return result(err, msg)
 	}
-	if err := r.WaitFor(duration(slice)); statusOf(err) == shm.ErrTimeout {
+	left := duration(slice) - time.Duration(shm.Now()-start) // waiting for slots counts
+	if err := r.WaitFor(max(0, left)); statusOf(err) == shm.ErrTimeout {
 		*out = C.uint64_t(r.ID())
 		return result(err, msg)
 	}
@@ -52,11 +58,18 @@ func (h *clientHandle) submit(rows C.uint32_t, inputs *unsafe.Pointer, timeout, 
 	if !h.sized {
 		return client.Request{}, fmt.Errorf("%w: %s has variable dimensions; claim with their sizes", shm.ErrShape, h.info.Name)
 	}
+	if err := known(flags, C.RB_NOTIFY|C.RB_HOLD); err != nil {
+		return client.Request{}, err
+	}
+	from, err := each(inputs, h.layout.Inputs, "input")
+	if err != nil {
+		return client.Request{}, err
+	}
 	r, err := h.claim(int(rows), nil, claimFor)
 	if err != nil {
 		return r, err
 	}
-	for k, src := range unsafe.Slice(inputs, len(h.layout.Inputs)) {
+	for k, src := range from {
 		dst, err := r.InputBytes(k)
 		if err != nil {
 			return r, err
@@ -87,6 +100,10 @@ func (h *clientHandle) collect(r client.Request, outputs *unsafe.Pointer) error 
 	if !h.sized {
 		return fmt.Errorf("%w: %s has variable dimensions; read its outputs with rb_output", shm.ErrShape, h.info.Name)
 	}
+	to, err := each(outputs, h.layout.Outputs, "output")
+	if err != nil {
+		return err
+	}
 	if err := r.Poll(); err != nil {
 		switch statusOf(err) {
 		case shm.ErrNotDone, shm.ErrNotCommitted, shm.ErrReleased:
@@ -96,7 +113,7 @@ func (h *clientHandle) collect(r client.Request, outputs *unsafe.Pointer) error 
 		return err
 	}
 	defer r.Release()
-	for k, dst := range unsafe.Slice(outputs, len(h.layout.Outputs)) {
+	for k, dst := range to {
 		src, err := r.OutputBytes(k)
 		if err != nil {
 			return err
@@ -104,4 +121,18 @@ func (h *clientHandle) collect(r client.Request, outputs *unsafe.Pointer) error 
 		copy(bytesAt(dst, len(src)), src)
 	}
 	return nil
+}
+
+// each views a caller's pointers, one for each tensor of a side.
+func each(p *unsafe.Pointer, side []shm.Plane, what string) ([]unsafe.Pointer, error) {
+	if p == nil {
+		return nil, fmt.Errorf("%w: the %ss are NULL", shm.ErrInvalid, what)
+	}
+	all := unsafe.Slice(p, len(side))
+	for k, at := range all {
+		if at == nil {
+			return nil, fmt.Errorf("%w: %s %d (%s) is NULL", shm.ErrInvalid, what, k, side[k].Spec.Name)
+		}
+	}
+	return all, nil
 }

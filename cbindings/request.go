@@ -5,6 +5,7 @@ import "C"
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
@@ -83,6 +84,9 @@ func rbgo_commit(id, req C.uint64_t, timeout C.int64_t, flags C.uint32_t, msg *C
 }
 
 func commit(r client.Request, timeout C.int64_t, flags C.uint32_t) error {
+	if err := known(flags, C.RB_NOTIFY); err != nil {
+		return err
+	}
 	if flags&C.RB_NOTIFY != 0 {
 		if err := r.Notify(); err != nil {
 			return err
@@ -91,12 +95,20 @@ func commit(r client.Request, timeout C.int64_t, flags C.uint32_t) error {
 	return r.CommitUntil(deadline(timeout))
 }
 
+// known refuses flags that the function does not have.
+func known(flags, all C.uint32_t) error {
+	if flags&^all != 0 {
+		return fmt.Errorf("%w: flags %#x", shm.ErrInvalid, flags&^all)
+	}
+	return nil
+}
+
 // deadline is a request's timeout as a point on shm.Now's clock.
 func deadline(timeout C.int64_t) int64 {
 	if timeout <= 0 {
 		return 0
 	}
-	return shm.Now() + int64(timeout)
+	return shm.Now() + int64(duration(timeout))
 }
 
 //export rbgo_commit_all
@@ -115,8 +127,14 @@ func rbgo_commit_all(id C.uint64_t, ids *C.uint64_t, count C.uint32_t, timeout C
 }
 
 func commitAll(requests []client.Request, timeout C.int64_t, flags C.uint32_t) error {
+	if err := known(flags, C.RB_NOTIFY); err != nil {
+		return err
+	}
 	one := true // attachment, as long as the broker was not restarted in between
 	for _, r := range requests {
+		if r.Rows() == 0 { // first: then none is committed
+			return shm.ErrReleased
+		}
 		if flags&C.RB_NOTIFY != 0 {
 			if err := r.Notify(); err != nil {
 				return err
@@ -140,10 +158,12 @@ func rbgo_wait(id, req C.uint64_t, timeout C.int64_t, msg *C.char) C.int {
 	return with(id, req, msg, func(r client.Request) error { return r.WaitFor(duration(timeout)) })
 }
 
-// duration is a timeout of the C side; for ever is a hundred years.
+// duration is a timeout of the C side; for ever is a hundred years, and so is
+// what is longer: it can be added to a point in time.
 func duration(timeout C.int64_t) time.Duration {
-	if timeout < 0 {
-		return 100 * 365 * 24 * time.Hour
+	const forEver = 100 * 365 * 24 * time.Hour
+	if timeout < 0 || time.Duration(timeout) > forEver {
+		return forEver
 	}
 	return time.Duration(timeout)
 }

@@ -31,12 +31,18 @@
  *   for ever. Points in time are on CLOCK_MONOTONIC.
  * - Handles are numbers. One that was closed is recognised: RB_ERR_CLOSED for
  *   clients and workers, RB_ERR_RELEASED for requests.
+ * - A pointer that a function needs and that is NULL, and a flag that it does
+ *   not have, is RB_ERR_INVALID; nothing is done then.
  * - A process that was forked after the library was loaded gets RB_ERR_FORKED
  *   from every function, at once, and nothing is done; also by those that
  *   close or release. The slots' memory is not mapped in such a child. A
  *   process that never loaded the library may fork freely: load it after.
  * - Threads: a client may be used by many threads at once, a request or a
  *   worker by one thread at a time.
+ * - Signals do not end a wait: to look at a flag that a handler sets, wait with
+ *   a timeout. No function may be called in a handler. A handler that is
+ *   installed after rb_connect or rb_worker_attach must have SA_ONSTACK (those
+ *   that are there already are given it), and no more than 24 KiB of stack.
  */
 #ifndef RINGBATCH_H
 #define RINGBATCH_H
@@ -229,7 +235,9 @@ typedef struct rb_request {
  * rb_release, rb_collect or rb_close. */
 RB_API int rb_claim(rb_client client, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request);
 
-/* The k-th input of a request that is not committed yet: write here. */
+/* The k-th input of a request that is not committed yet: write here. Where the
+ * model has buckets, a variable dimension of its shape has the size of the
+ * bucket; what is beyond the size that was claimed is zero already: leave it. */
 RB_API int rb_input(rb_client client, uint64_t request, uint32_t k, rb_view *view);
 
 /* The k-th output of a request that ended well: read here, until released. */
@@ -244,7 +252,9 @@ RB_API int rb_set_priority(rb_client client, uint64_t request, uint32_t level);
 #define RB_NOTIFY 1u
 RB_API int rb_commit(rb_client client, uint64_t request, int64_t timeout, uint32_t flags);
 
-/* Hands several over at once: the broker is woken once, and finds them all. */
+/* Hands several over at once: the broker is woken once, and finds them all. If
+ * one of them cannot be committed none is, unless some were claimed before and
+ * some after a restart of the broker. */
 RB_API int rb_commit_all(rb_client client, const uint64_t *requests, uint32_t count, int64_t timeout, uint32_t flags);
 
 /* Waits until the request has ended: RB_OK, or how it ended; RB_ERR_TIMEOUT
@@ -277,9 +287,9 @@ RB_API int rb_request_timing(rb_client client, uint64_t request, rb_timing *timi
  * bytes are copied in or out before the call returns. */
 
 /* Claim, copy in, commit with `timeout` (0: none), wait at most `slice`, copy
- * out, release. If the slice ends first: RB_ERR_FULL with *request 0 (nothing
- * was sent), or RB_ERR_TIMEOUT with *request set; go on with rb_wait and
- * rb_collect, or rb_release it. */
+ * out, release. If the slice, which is for all of that, ends first: RB_ERR_FULL
+ * with *request 0 (nothing was sent), or RB_ERR_TIMEOUT with *request set; go
+ * on with rb_wait and rb_collect, or rb_release it. */
 RB_API int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice, uint64_t *request);
 
 /* The first half: claim without waiting (RB_ERR_FULL), copy in, commit. With

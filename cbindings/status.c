@@ -48,7 +48,7 @@ static const struct {
 	[RB_ERR_NOT_DONE] = {"NotDone", "the request has not ended yet"},
 	[RB_ERR_NO_LEVEL] = {"NoLevel", "no such priority level"},
 	[RB_ERR_TIMEOUT] = {"Timeout", "timed out waiting"},
-	[RB_ERR_FORKED] = {"Forked", "this process was forked after connecting; connect again in the child"},
+	[RB_ERR_FORKED] = {"Forked", "this process was forked after the library was loaded; start it afresh, or load the library in the child only"},
 	[RB_ERR_NO_GPU] = {"NoGPU", "no GPU here"},
 };
 

@@ -5,6 +5,7 @@ import "C"
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -83,8 +84,14 @@ func workerConfig(model, signature string, given *C.rb_worker_options) (cfg work
 		Model: model, Socket: socket(o.socket), Name: text(o.name), GPU: text(o.gpu), Depth: int(o.depth), Weight: int(o.weight),
 		Policy: worker.Policy{
 			MaxBatchSize: int(o.max_batch_size), WaitTime: time.Duration(o.wait_time), Slots: int(o.slots),
-			Lease: time.Duration(o.lease), PreserveOrder: o.preserve_order != 0, Buckets: buckets(&o),
+			Lease: time.Duration(o.lease), PreserveOrder: o.preserve_order != 0,
 		},
+	}
+	if cfg.Buckets, err = buckets(&o); err != nil {
+		return cfg, 0, err
+	}
+	if o.preferred_sizes == nil && o.preferred_count > 0 {
+		return cfg, 0, fmt.Errorf("%w: preferred_count is %d, preferred_sizes is NULL", shm.ErrInvalid, o.preferred_count)
 	}
 	for _, n := range list[uint32](o.preferred_sizes, o.preferred_count) {
 		cfg.PreferredSizes = append(cfg.PreferredSizes, int(n))
@@ -106,18 +113,24 @@ func workerConfig(model, signature string, given *C.rb_worker_options) (cfg work
 	return cfg, o.timeout, err
 }
 
-func buckets(o *C.rb_worker_options) (all [][]uint32) {
-	total := C.uint32_t(0)
+func buckets(o *C.rb_worker_options) (all [][]uint32, err error) {
+	if o.bucket_counts == nil && o.bucket_dims > 0 || o.bucket_dims > shm.MaxVariableDims {
+		return nil, fmt.Errorf("%w: bucket_dims is %d, for bucket_counts at %p", shm.ErrInvalid, o.bucket_dims, o.bucket_counts)
+	}
+	total := uint64(0)
 	counts := list[uint32](o.bucket_counts, o.bucket_dims)
 	for _, n := range counts {
-		total += C.uint32_t(n)
+		total += uint64(n)
 	}
-	sizes := list[uint32](o.buckets, total)
+	if o.buckets == nil && total > 0 || total > math.MaxUint32 {
+		return nil, fmt.Errorf("%w: bucket_counts add up to %d, for buckets at %p", shm.ErrInvalid, total, o.buckets)
+	}
+	sizes := list[uint32](o.buckets, C.uint32_t(total))
 	for _, n := range counts {
 		all = append(all, append([]uint32(nil), sizes[:n]...))
 		sizes = sizes[n:]
 	}
-	return all
+	return all, nil
 }
 
 //export rbgo_worker_close

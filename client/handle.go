@@ -37,6 +37,9 @@ func (r Request) ID() uint64 {
 // client, or was released, gives a Request that answers ErrReleased.
 func (c *Client) RequestByID(id uint64) Request {
 	number, at := uint32(id>>(handleBits+slotBits)), uint32(id>>handleBits)&(1<<slotBits-1)
+	if id%2 == 0 { // as the handle of a slot that nobody has claimed
+		return Request{}
+	}
 	for _, l := range *c.links.Load() {
 		if l.number&linkMask == number && int(at) < len(l.slots) {
 			return Request{l, at, uint32(id)}

@@ -259,6 +259,8 @@ func (l *link) ended(i uint32) bool {
 	}
 	s.state = slotEnded
 	// Woken once for many: the clock was read by whoever woke.
-	s.seen = l.woke.Load()
+	if s.seen = l.woke.Load(); s.seen < s.committed { // nobody had to wait
+		s.seen = shm.Now()
+	}
 	return true
 }

@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"errors"
+	"math"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -132,7 +133,13 @@ func TestNotifierTellsEveryEndOnce(t *testing.T) {
 		}
 		for _, id := range collect(t, n, 70) {
 			r := c.RequestByID(id)
-			if err := r.Poll(); err != nil {
+			switch round % 3 { // it has ended for whatever comes first
+			case 0:
+				err = r.Poll()
+			case 1:
+				_, err = r.Timing()
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 			out, err := r.Output("y")
@@ -234,6 +241,8 @@ func TestWaitForEndsInTimeAndTheRequestGoesOn(t *testing.T) {
 	if err := r.CommitUntil(0); err != nil {
 		t.Fatal(err)
 	}
+	longest := make(chan error)
+	go func() { longest <- r.WaitFor(math.MaxInt64) }() // no clock goes that far
 	var wg sync.WaitGroup
 	for range 3 { // one leads, the others follow
 		q, err := c.TryClaim(1)
@@ -253,6 +262,9 @@ func TestWaitForEndsInTimeAndTheRequestGoesOn(t *testing.T) {
 	}
 	wg.Wait()
 	close(b.gate)
+	if err := <-longest; err != nil {
+		t.Error(err)
+	}
 	if err := r.WaitFor(10 * time.Second); err != nil {
 		t.Error(err)
 	}

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
@@ -263,7 +264,11 @@ func (r Request) Wait(ctx context.Context) error { return r.wait(ctx, 0) }
 // WaitFor is Wait for at most d: ErrTimeout if the request takes longer. It
 // allocates nothing and sets no timer where one goroutine waits.
 func (r Request) WaitFor(d time.Duration) error {
-	return r.wait(context.Background(), max(1, shm.Now()+int64(d)))
+	until := shm.Now() + int64(d)
+	if d > 0 && until < 0 { // longer than the clock goes
+		until = math.MaxInt64
+	}
+	return r.wait(context.Background(), max(1, until))
 }
 
 func (r Request) wait(ctx context.Context, until int64) error {

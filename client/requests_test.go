@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -216,6 +217,26 @@ func TestTimingAddsUp(t *testing.T) {
 	}
 }
 
+func TestTimingCountsAlsoWhereNobodyWaited(t *testing.T) {
+	r := newRing(t, plain(t))
+	r.work(func(context.Context, *worker.Batch) error {
+		time.Sleep(20 * time.Millisecond)
+		return fmt.Errorf("refused")
+	})
+	req, err := r.dial().Claim(soon(t), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, "commit", req.Commit(soon(t)), nil)
+	for err = req.Poll(); errors.Is(err, client.ErrNotDone); err = req.Poll() {
+		time.Sleep(time.Millisecond)
+	}
+	expect(t, "poll", err, client.ErrFailed)
+	if tm, err := req.Timing(); err != nil || tm.Queue < 20*time.Millisecond {
+		t.Errorf("%+v, %v", tm, err)
+	}
+}
+
 func TestViewsOutliveTheBrokerAndTheClientUntilTheyAreReleased(t *testing.T) {
 	r := newRing(t, plain(t))
 	leave := r.work(double)
@@ -240,4 +261,24 @@ func TestViewsOutliveTheBrokerAndTheClientUntilTheyAreReleased(t *testing.T) {
 	}
 	expect(t, "release", req.Release(), nil)
 	expect(t, "release", req.Release(), client.ErrReleased)
+}
+
+func TestANumberThatNeverWasARequestIsRecognised(t *testing.T) {
+	r := newRing(t, plain(t))
+	r.work(double)
+	c := r.dial()
+	req, err := c.Claim(soon(t), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const slot = 1 << 32
+	id := req.ID()
+	for _, never := range []uint64{0, ^uint64(0), id - 1, id + 1, id + slot, id + slot - 1, id + 1<<20*slot} { // claimed or not, the one before and after
+		q := c.RequestByID(never)
+		expect(t, "poll", q.Poll(), client.ErrReleased)
+		expect(t, "release", q.Release(), client.ErrReleased)
+	}
+	expect(t, "commit", req.Commit(soon(t)), nil)
+	expect(t, "wait", req.Wait(soon(t)), nil)
+	expect(t, "release", req.Release(), nil)
 }

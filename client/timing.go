@@ -28,7 +28,7 @@ func (r Request) Timing() (Timing, error) {
 	if err != nil {
 		return Timing{}, err
 	}
-	if s.state != slotEnded {
+	if s.state == slotClaimed || !r.link.ended(r.at) {
 		return Timing{}, shm.ErrNotDone
 	}
 	span := func(from, to int64) time.Duration { return time.Duration(max(0, to-from)) }

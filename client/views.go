@@ -81,7 +81,7 @@ func (r Request) doneSlot() (*slot, error) {
 		return nil, err
 	case s.state == slotClaimed:
 		return nil, shm.ErrNotCommitted
-	case s.state == slotCommitted:
+	case !r.link.ended(r.at): // the notifier may have told before anybody waited
 		return nil, shm.ErrNotDone
 	case s.status != shm.OK:
 		return nil, r.outcome(s)

@@ -133,7 +133,7 @@ var statusTexts = [statusCount]string{
 	ErrNotDone:           "the request has not ended yet",
 	ErrNoLevel:           "no such priority level",
 	ErrTimeout:           "timed out waiting",
-	ErrForked:            "this process was forked after connecting; connect again in the child",
+	ErrForked:            "this process was forked after the library was loaded; start it afresh, or load the library in the child only",
 	ErrNoGPU:             "no GPU here",
 }
 

@@ -89,7 +89,9 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 			b.slots = append(b.slots, s)
 		}
 	}
-	b.padTo = max(b.padTo, len(b.slots))
+	if b.padTo = max(b.padTo, len(b.slots)); !b.w.pads { // rows that were left out leave no padding behind
+		b.padTo = len(b.slots)
+	}
 	b.started = shm.Now()
 	return nil
 }

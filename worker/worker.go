@@ -64,6 +64,7 @@ type Worker struct {
 	free    []*Batch // not in use
 	taken   []*Batch // not completed yet
 	zeros   [2][]byte
+	pads    bool // asked for padding
 
 	mu     sync.Mutex // guards the mapping against a late poke
 	closed bool
@@ -99,6 +100,7 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 	}
 	w := &Worker{
 		session: s,
+		pads:    cfg.Pad != "",
 		mail:    shm.NewMailbox(s.Words, s.Info.Depth, s.Info.MaxBatch),
 		done:    shm.Producer[shm.Done]{Ring: shm.DoneRing(s.Words, s.Info.Depth)},
 	}

@@ -251,6 +251,29 @@ func TestPaddingRowsAreZeroAndNobodys(t *testing.T) {
 	}
 }
 
+func TestRowsThatAreLeftOutAreNotPadding(t *testing.T) {
+	for _, pad := range []string{"", "fixed"} {
+		r := newRing(t, 3)
+		cfg := r.config(1)
+		if cfg.Pad = pad; pad != "" {
+			cfg.PadTo = 3
+		}
+		w := r.attach(cfg)
+		reqs := r.commit(3)
+		time.Sleep(50 * time.Millisecond) // the mail is there, not yet read
+		if err := reqs[1].Cancel(); err != nil {
+			t.Fatal(err)
+		}
+		ends(t, reqs[1], client.ErrCanceled)
+		r.commit(1) // fills the batch if the cancelation was quicker after all
+		b := next(t, w)
+		if want := max(b.Rows(), cfg.PadTo); b.PadTo() != want {
+			t.Errorf("pad %q: %d rows padded to %d, expected %d", pad, b.Rows(), b.PadTo(), want)
+		}
+		b.Complete()
+	}
+}
+
 func TestAttachNamesWhatIsWrong(t *testing.T) {
 	r := newRing(t, 2)
 	change := func(f func(*worker.Config)) worker.Config {

@@ -6,12 +6,15 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
+#include <locale.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -70,6 +73,7 @@ static void serve_double(rb_batch *b)
 		void *row;
 		uint64_t bytes;
 		WANT(RB_OK, rb_batch_row(b, RB_INPUT, 0, b->request[i].row, &row, &bytes));
+		CHECK(b->request[i].deadline >= 0 && b->request[i].committed > 0);
 		CHECK(bytes == 16 && (uint8_t *)row == b->base + 4096 + 16 * b->slot[b->request[i].row]);
 		if (*(float *)row == -1)
 			WANT(RB_OK, rb_batch_fail(b, i, "minus one is refused"));
@@ -80,6 +84,22 @@ static void serve_double(rb_batch *b)
 	uint64_t bytes;
 	WANT(RB_ERR_ROWS, rb_batch_row(b, RB_INPUT, 0, b->rows, &row, &bytes));
 	WANT(RB_ERR_INVALID, rb_batch_fail(b, b->requests, "nobody"));
+
+	/* what must not be NULL */
+	rb_view v;
+	uint64_t shape[RB_MAX_RANK];
+	WANT(RB_ERR_INVALID, rb_batch_run(NULL, RB_INPUT, 0, 0, &v));
+	WANT(RB_ERR_INVALID, rb_batch_run(b, RB_INPUT, 0, 0, NULL));
+	WANT(RB_ERR_INVALID, rb_batch_row(NULL, RB_INPUT, 0, 0, &row, &bytes));
+	WANT(RB_ERR_INVALID, rb_batch_row(b, RB_INPUT, 0, 0, NULL, &bytes));
+	WANT(RB_ERR_INVALID, rb_batch_row(b, RB_INPUT, 0, 0, &row, NULL));
+	WANT(RB_ERR_INVALID, rb_batch_shape(NULL, 0, 0, shape));
+	WANT(RB_ERR_INVALID, rb_batch_shape(b, 0, 0, NULL));
+	WANT(RB_ERR_INVALID, rb_batch_set_output_dims(NULL, 0, NULL, 0));
+	WANT(RB_ERR_INVALID, rb_batch_set_output_dims(b, 0, NULL, 1));
+	WANT(RB_ERR_INVALID, rb_batch_fail(NULL, 0, "nobody"));
+	WANT(RB_ERR_INVALID, rb_batch_fail_all(NULL, "nobody"));
+	WANT(RB_ERR_INVALID, rb_batch_complete(NULL));
 }
 
 static void serve_words(rb_batch *b)
@@ -109,6 +129,19 @@ static void *run_worker(void *arg)
 	rb_worker w;
 	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f32[4]", &o, &w));
 	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f99[4] -> y:f32[4]", &o, &w));
+	WANT(RB_ERR_INVALID, rb_worker_attach(NULL, "x:f32[4] -> y:f32[4]", &o, &w));
+	WANT(RB_ERR_INVALID, rb_worker_attach("double", NULL, &o, &w));
+	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f32[4] -> y:f32[4]", &o, NULL));
+	uint32_t endless[] = {UINT32_MAX, 3};
+	rb_worker_options wrong[] = {
+		{.size = sizeof o, .socket = socket_path, .preferred_count = 1},
+		{.size = sizeof o, .socket = socket_path, .bucket_dims = 1, .buckets = buckets},
+		{.size = sizeof o, .socket = socket_path, .bucket_dims = 1, .bucket_counts = counts},
+		{.size = sizeof o, .socket = socket_path, .bucket_dims = 2, .bucket_counts = endless, .buckets = buckets},
+		{.size = sizeof o, .socket = socket_path, .bucket_dims = UINT32_MAX, .bucket_counts = counts, .buckets = buckets},
+	};
+	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+		WANT(RB_ERR_INVALID, rb_worker_attach("wrong", "t:i32[<=64] -> u:i32[<=64]", &wrong[i], &w));
 	if (words)
 		WANT(RB_OK, rb_worker_attach("words", "t:i32[<=64] -> u:i32[<=64]", &o, &w));
 	else
@@ -120,6 +153,10 @@ static void *run_worker(void *arg)
 	WANT(RB_OK, rb_worker_tensor(w, RB_OUTPUT, 0, &t));
 	CHECK(strcmp(t.name, words ? "u" : "y") == 0 && t.rank == 1 && t.variable == (words ? 1u : 0u));
 	WANT(RB_ERR_INVALID, rb_worker_tensor(w, RB_OUTPUT, 1, &t));
+	WANT(RB_ERR_INVALID, rb_worker_tensor(w, RB_OUTPUT, 0, NULL));
+	WANT(RB_ERR_INVALID, rb_worker_model(w, NULL));
+	WANT(RB_ERR_INVALID, rb_worker_map(w, NULL));
+	WANT(RB_ERR_INVALID, rb_worker_next(w, 0, NULL));
 	rb_map map;
 	WANT(RB_OK, rb_worker_map(w, &map));
 	rb_batch *b = NULL, *ahead;
@@ -297,8 +334,11 @@ static void in_one_call(void)
 			struct pollfd p = {.fd = fd, .events = POLLIN};
 			CHECK(poll(&p, 1, 10000) == 1 || errno == EINTR);
 			WANT(RB_OK, rb_reap(c, done, 3, &n));
-			for (uint32_t i = 0; i < n; i++)
+			for (uint32_t i = 0; i < n; i++) { /* what was reaped has ended, for every function */
+				rb_view v;
+				WANT(RB_OK, rb_output(c, done[i], 0, &v));
 				WANT(RB_OK, rb_collect(c, done[i], out));
+			}
 			got += n;
 		}
 	}
@@ -315,6 +355,179 @@ static void in_one_call(void)
 	WANT(RB_ERR_RELEASED, rb_commit_all(c, held, 3, 0, 0));
 	WANT(RB_OK, rb_submit(c, 1, in, 0, RB_NOTIFY, &r)); /* closing releases it */
 	WANT(RB_OK, rb_close(c));
+}
+
+/* What a caller can get wrong ends in an error, not in a crash; and nothing was done. */
+static void wrong_arguments(void)
+{
+	rb_client c = dial("double", 4);
+	float x[8] = {1, 2, 3, 4}, y[8];
+	const void *in[] = {x}, *no_in[] = {NULL};
+	void *out[] = {y}, *no_out[] = {NULL};
+	uint64_t id, none;
+	uint32_t n;
+	char *json;
+	rb_request r;
+	rb_view v;
+	rb_map map;
+	WANT(RB_ERR_INVALID, rb_connect(NULL, NULL, &c));
+	WANT(RB_ERR_INVALID, rb_connect("double", NULL, NULL));
+	WANT(RB_ERR_INVALID, rb_client_model(c, NULL));
+	WANT(RB_ERR_INVALID, rb_client_tensor(c, RB_INPUT, 0, NULL));
+	WANT(RB_ERR_INVALID, rb_client_map(c, NULL));
+	WANT(RB_ERR_INVALID, rb_client_fd(c, NULL));
+	WANT(RB_ERR_INVALID, rb_reap(c, &id, 1, NULL));
+	WANT(RB_ERR_INVALID, rb_reap(c, NULL, 1, &n));
+	WANT(RB_ERR_INVALID, rb_stats(socket_path, second, NULL));
+	WANT(RB_ERR_TIMEOUT, rb_stats(socket_path, 0, &json));
+	WANT(RB_ERR_INVALID, rb_claim(c, 1, NULL, 0, 0, NULL));
+	WANT(RB_ERR_INVALID, rb_claim(c, 1, NULL, 1, 0, &r));
+	WANT(RB_OK, rb_claim(c, 1, NULL, 0, 0, &r));
+	WANT(RB_ERR_INVALID, rb_input(c, r.id, 0, NULL));
+	WANT(RB_ERR_INVALID, rb_output(c, r.id, 0, NULL));
+	WANT(RB_ERR_INVALID, rb_request_map(c, r.id, NULL));
+	WANT(RB_ERR_INVALID, rb_request_timing(c, r.id, NULL));
+	WANT(RB_ERR_INVALID, rb_commit(c, r.id, 0, RB_HOLD));
+	WANT(RB_ERR_INVALID, rb_commit(c, r.id, 0, 4));
+	WANT(RB_ERR_INVALID, rb_commit_all(c, NULL, 1, 0, 0));
+	WANT(RB_ERR_INVALID, rb_commit_all(c, &r.id, 1, 0, RB_HOLD));
+	uint64_t two[] = {r.id, 77};
+	WANT(RB_ERR_RELEASED, rb_commit_all(c, two, 2, 0, 0));
+	WANT(RB_ERR_NOT_COMMITTED, rb_poll(c, r.id));
+
+	/* the number of a slot that nobody has claimed */
+	none = r.id + (UINT64_C(1) << 32) - 1;
+	WANT(RB_ERR_RELEASED, rb_poll(c, none));
+	WANT(RB_ERR_RELEASED, rb_wait(c, none, -1));
+	WANT(RB_ERR_RELEASED, rb_output(c, none, 0, &v));
+	WANT(RB_ERR_RELEASED, rb_collect(c, none, out));
+	WANT(RB_ERR_RELEASED, rb_request_map(c, none, &map));
+	WANT(RB_ERR_RELEASED, rb_release(c, none));
+
+	/* timeouts that no clock reaches */
+	WANT(RB_OK, rb_commit(c, r.id, INT64_MAX, 0));
+	WANT(RB_OK, rb_wait(c, r.id, INT64_MAX));
+	WANT(RB_OK, rb_release(c, r.id));
+	WANT(RB_OK, rb_infer(c, 2, in, out, INT64_MAX, INT64_MAX, &id));
+
+	/* the first time through Go, the others not */
+	for (int i = 0; i < 3; i++) {
+		WANT(RB_ERR_INVALID, rb_infer(c, 1, NULL, out, 0, -1, &id));
+		WANT(RB_ERR_INVALID, rb_infer(c, 1, no_in, out, 0, -1, &id));
+		WANT(RB_ERR_INVALID, rb_infer(c, 1, in, NULL, 0, -1, &id));
+		WANT(RB_ERR_INVALID, rb_infer(c, 1, in, no_out, 0, -1, &id));
+		WANT(RB_ERR_INVALID, rb_infer(c, 1, in, out, 0, -1, NULL));
+		WANT(RB_OK, rb_infer(c, 1, in, out, INT64_MAX, INT64_MAX, &id));
+	}
+	WANT(RB_ERR_INVALID, rb_submit(c, 1, NULL, 0, 0, &id));
+	WANT(RB_ERR_INVALID, rb_submit(c, 1, no_in, 0, 0, &id));
+	WANT(RB_ERR_INVALID, rb_submit(c, 1, in, 0, 0, NULL));
+	WANT(RB_ERR_INVALID, rb_submit(c, 1, in, 0, 4, &id));
+	WANT(RB_ERR_INVALID, rb_infer_prepared(NULL));
+	WANT(RB_ERR_INVALID, rb_submit_prepared(NULL));
+	WANT(RB_ERR_INVALID, rb_collect_prepared(NULL));
+	for (int i = 0; i < 4; i++) /* none of those kept a slot */
+		WANT(RB_OK, rb_submit(c, 1, in, 0, 0, &id));
+	WANT(RB_OK, rb_wait(c, id, -1));
+	WANT(RB_ERR_INVALID, rb_collect(c, id, NULL));
+	WANT(RB_ERR_INVALID, rb_collect(c, id, no_out));
+	WANT(RB_OK, rb_collect(c, id, out));
+	WANT(RB_OK, rb_close(c));
+}
+
+static int64_t since(const struct timespec *from)
+{
+	struct timespec to;
+	clock_gettime(CLOCK_MONOTONIC, &to);
+	return (to.tv_sec - from->tv_sec) * second + to.tv_nsec - from->tv_nsec;
+}
+
+struct blocker {
+	rb_client c;
+	rb_request r;
+};
+
+static void *release_later(void *arg)
+{
+	struct blocker *b = arg;
+	usleep(50000);
+	WANT(RB_OK, rb_release(b->c, b->r.id));
+	return NULL;
+}
+
+/* A slice is for all of rb_infer: what it waited for slots is not waited again. */
+static void one_slice(void)
+{
+	struct blocker b = {.c = dial("double", 2)};
+	float x[8] = {1, 2, 3, 4}, y[8];
+	const void *in[] = {x};
+	void *out[] = {y};
+	int64_t shortest = second;
+	slow = 1;
+	for (int i = 0; i < 20 && shortest >= second / 10; i++) { /* a busy machine may need several */
+		uint64_t id;
+		pthread_t t;
+		WANT(RB_OK, rb_claim(b.c, 2, NULL, 0, -1, &b.r));
+		struct timespec from;
+		clock_gettime(CLOCK_MONOTONIC, &from);
+		pthread_create(&t, NULL, release_later, &b);
+		int status = rb_infer(b.c, 2, in, out, 0, 60 * second / 1000, &id); /* 50 until it is sent, 50 until it is answered */
+		int64_t took = since(&from);
+		shortest = took < shortest ? took : shortest;
+		CHECK(status == RB_OK || status == RB_ERR_FULL || status == RB_ERR_TIMEOUT);
+		pthread_join(t, NULL);
+		if (status == RB_ERR_TIMEOUT)
+			WANT(RB_OK, rb_release(b.c, id));
+	}
+	slow = 0;
+	CHECK(shortest < second / 10 || getenv("RB_SLOW"));
+	WANT(RB_OK, rb_close(b.c));
+}
+
+/* A destructor may come after the library's own. */
+static void too_late(void *arg)
+{
+	(void)arg;
+	WANT(RB_ERR_CLOSED, rb_close(12345));
+	CHECK(strcmp(rb_error(), "closed") == 0);
+}
+
+static void *leave_a_value(void *arg)
+{
+	pthread_setspecific(*(pthread_key_t *)arg, "");
+	WANT(RB_ERR_RELEASED, rb_map_release(12345)); /* this thread has a text */
+	return NULL;
+}
+
+static void thread_ends(void)
+{
+	pthread_key_t key;
+	pthread_t t;
+	pthread_key_create(&key, too_late);
+	pthread_create(&t, NULL, leave_a_value, &key);
+	pthread_join(t, NULL);
+	pthread_key_delete(key);
+}
+
+/* Too few descriptors are this process's fault, not the broker's. */
+static void no_descriptors(void)
+{
+	if (getenv("RB_SLOW")) /* valgrind has limits of its own */
+		return;
+	rb_connect_options o = {.size = sizeof o, .socket = socket_path, .wait = 1};
+	struct rlimit all, few;
+	CHECK(getrlimit(RLIMIT_NOFILE, &all) == 0);
+	int next = dup(0), status;
+	CHECK(next >= 0 && close(next) == 0);
+	for (int more = 0; more < 5; more++) {
+		few = (struct rlimit){.rlim_cur = (rlim_t)(next + more), .rlim_max = all.rlim_max};
+		CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+		rb_client c;
+		status = rb_connect("double", &o, &c);
+		CHECK(setrlimit(RLIMIT_NOFILE, &all) == 0);
+		WANT(RB_ERR_NO_MEMORY, status);
+		CHECK(strstr(rb_error(), "too many open files"));
+	}
 }
 
 static void variable_dims(void)
@@ -379,6 +592,17 @@ static void errors_have_names(void)
 	rb_client c;
 	WANT(RB_ERR_UNKNOWN_MODEL, rb_connect("nothing", &o, &c));
 	CHECK(strstr(rb_error(), "nothing"));
+	/* texts are UTF-8, whatever is in them and where they are cut */
+	char name[3002] = "";
+	for (int i = 0; i < 2; i++) {
+		for (int j = 0; j < 1500; j++)
+			memcpy(name + i + 2 * j, "\xc3\xa4", 3);
+		WANT(RB_ERR_UNKNOWN_MODEL, rb_connect(name, &o, &c));
+		CHECK(strlen(rb_error()) > 1000 && mbstowcs(NULL, rb_error(), 0) != (size_t)-1);
+		name[0] = 'a';
+	}
+	WANT(RB_ERR_UNKNOWN_MODEL, rb_connect("\xc3(\xff", &o, &c));
+	CHECK(mbstowcs(NULL, rb_error(), 0) != (size_t)-1);
 	o.socket = "/nonexistent/ringbatch.sock";
 	WANT(RB_ERR_NO_BROKER, rb_connect("double", &o, &c));
 	o.size = 7;
@@ -429,6 +653,42 @@ static void forked(void)
 	WANT(RB_OK, rb_close(c));
 }
 
+static atomic_int handled, misplaced;
+
+static void handler(int n)
+{
+	(void)n;
+	stack_t own;
+	if (sigaltstack(NULL, &own) || !(own.ss_flags & SS_ONSTACK))
+		misplaced++;
+	handled++;
+}
+
+/* The program's signals are its own. */
+static void signals(void)
+{
+	sigset_t blocked;
+	sigemptyset(&blocked);
+	sigaddset(&blocked, SIGTERM);
+	pthread_sigmask(SIG_BLOCK, &blocked, NULL);
+	kill(getpid(), SIGTERM); /* no thread of the library takes it */
+	CHECK(sigtimedwait(&blocked, NULL, &(struct timespec){.tv_sec = 10}) == SIGTERM);
+	pthread_sigmask(SIG_UNBLOCK, &blocked, NULL);
+
+	/* A handler does not run on the stack of the Go code that it interrupts. */
+	rb_worker_options o = {.size = sizeof o, .socket = socket_path};
+	rb_worker w;
+	rb_batch *b;
+	signal(SIGALRM, handler);
+	WANT(RB_OK, rb_worker_attach("interrupted", "x:f32[4] -> y:f32[4]", &o, &w));
+	ualarm(10000, 10000);
+	WANT(RB_ERR_TIMEOUT, rb_worker_next(w, second / 2, &b)); /* a signal does not end it */
+	ualarm(0, 0);
+	CHECK(handled > 0 && misplaced == 0);
+	WANT(RB_OK, rb_worker_close(w));
+	signal(SIGALRM, SIG_DFL);
+}
+
 static void everything(void)
 {
 	stop = 0;
@@ -437,6 +697,10 @@ static void everything(void)
 	pthread_create(&b, NULL, run_worker, "words");
 	step_by_step();
 	in_one_call();
+	wrong_arguments();
+	one_slice();
+	thread_ends();
+	no_descriptors();
 	variable_dims();
 	closing();
 	errors_have_names();
@@ -449,7 +713,9 @@ static void everything(void)
 int main(int argc, char **argv)
 {
 	socket_path = argv[1];
+	CHECK(setlocale(LC_CTYPE, "C.UTF-8"));
 	int rounds = argc > 2 ? atoi(argv[2]) : 3;
+	signals();
 	everything(); /* the runtime's own threads and descriptors appear */
 	int fds = entries("/proc/self/fd"), threads = entries("/proc/self/task");
 	for (int i = 0; i < rounds; i++)

@@ -46,6 +46,9 @@ func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 		if errors.Is(err, os.ErrPermission) {
 			return nil, fmt.Errorf("%w: %s: %v", shm.ErrForbidden, socket, err)
 		}
+		if errors.Is(err, unix.EMFILE) { // not the broker's fault
+			return nil, fmt.Errorf("%w: %v", shm.ErrNoMemory, err)
+		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
@@ -77,7 +80,11 @@ func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.
 	}
 	if err != nil {
 		control.CloseFDs(fds)
-		return nil, nil, fmt.Errorf("%w: %s: %v", shm.ErrBrokerGone, req.Op, err)
+		status := shm.ErrBrokerGone
+		if errors.Is(err, unix.EMFILE) {
+			status = shm.ErrNoMemory
+		}
+		return nil, nil, fmt.Errorf("%w: %s: %v", status, req.Op, err)
 	}
 	if rep.Code != 0 {
 		control.CloseFDs(fds)

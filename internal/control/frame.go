@@ -72,6 +72,9 @@ func Receive(c *net.UnixConn, deadline time.Time, msg any) (fds []int, err error
 		return fds, io.EOF
 	}
 	if flags&unix.MSG_CTRUNC != 0 {
+		if len(fds) < MaxFDs { // there was room for them here
+			return fds, fmt.Errorf("%w: the kernel kept some descriptors back: %w", ErrFrame, unix.EMFILE)
+		}
 		return fds, fmt.Errorf("%w: more than %d descriptors", ErrFrame, MaxFDs)
 	}
 	if _, err := io.ReadFull(c, head[n:]); err != nil {
