@@ -20,9 +20,9 @@ const defaultTimeout = 10 * time.Second
 
 type clientHandle struct {
 	*client.Client
-	info   client.Model
-	layout *shm.Layout // the same for every attachment: a client keeps its signature
-	sized  bool        // no variable dimensions: whole requests in one call
+	info   client.Model // of the first attachment: what the signature tells is true of all
+	layout *shm.Layout  // likewise; a restarted broker may have other slots, and so other offsets
+	sized  bool         // no variable dimensions: whole requests in one call
 	inside atomic.Int64
 	closed atomic.Bool
 }
@@ -122,12 +122,13 @@ func rbgo_client_model(id C.uint64_t, out *C.rb_model, msg *C.char) C.int {
 		return result(err, msg)
 	}
 	defer h.leave()
+	info := h.Model()
 	*out = C.rb_model{
 		inputs: C.uint32_t(len(h.layout.Inputs)), outputs: C.uint32_t(len(h.layout.Outputs)),
-		max_batch_size: C.uint32_t(h.info.MaxBatchSize), slots: C.uint32_t(h.info.Slots), window: C.uint32_t(h.info.Window),
-		levels: C.uint32_t(h.info.Levels), wait_time: C.int64_t(h.info.WaitTime),
+		max_batch_size: C.uint32_t(info.MaxBatchSize), slots: C.uint32_t(info.Slots), window: C.uint32_t(info.Window),
+		levels: C.uint32_t(info.Levels), wait_time: C.int64_t(info.WaitTime),
 	}
-	fillName(out.name[:], h.info.Name)
+	fillName(out.name[:], info.Name)
 	return C.RB_OK
 }
 
@@ -138,7 +139,12 @@ func rbgo_client_tensor(id C.uint64_t, side C.int, k C.uint32_t, out *C.rb_tenso
 		return result(err, msg)
 	}
 	defer h.leave()
-	p, _, err := plane(h.layout, side, k)
+	info := h.Model()
+	layout, err := shm.NewLayout(info.Signature, info.Slots, info.MaxBatchSize)
+	if err != nil {
+		return result(err, msg)
+	}
+	p, _, err := plane(layout, side, k)
 	if err == nil {
 		fillTensor(out, p)
 	}

@@ -142,7 +142,9 @@ typedef enum rb_dtype {
 typedef enum rb_side { RB_INPUT = 0, RB_OUTPUT = 1 } rb_side;
 
 /* One tensor of a model, without the row dimension. The row of slot s lies at
- * base + offset + s * stride, where base is the mapping's address. */
+ * base + offset + s * stride, where base is the mapping's address. The offset
+ * is of the present attachment: a restarted broker may have other slots. What
+ * rb_input and rb_output give is always right. */
 typedef struct rb_tensor {
 	char name[RB_MAX_NAME_BYTES + 1];
 	uint32_t dtype;            /* rb_dtype */
@@ -164,7 +166,8 @@ typedef struct rb_view {
 	uint64_t shape[1 + RB_MAX_RANK];
 } rb_view;
 
-/* What a client or worker is attached to. */
+/* What a client or worker is attached to; after a restart of the broker, as
+ * that has it. */
 typedef struct rb_model {
 	char name[RB_MAX_NAME_BYTES + 1];
 	uint32_t inputs, outputs;  /* how many of each */

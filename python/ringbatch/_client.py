@@ -95,7 +95,7 @@ class Model:
 
     @property
     def max_batch_size(self) -> int:
-        return self._core.max_batch_size
+        return int(self._core.info.max_batch_size)
 
     @property
     def window(self) -> int:
@@ -103,7 +103,7 @@ class Model:
 
     @property
     def wait_time(self) -> float:
-        return self._core.wait_time
+        return float(self._core.info.wait_time) / 1e9
 
     def __repr__(self) -> str:
         return f"<ringbatch model {self.name}: {self._core.signature}>"

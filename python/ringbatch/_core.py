@@ -98,10 +98,9 @@ class Core:
         self.name = model
         self.closed = False
         self.handle = self._connect(model, socket, window, name, wait)
-        info = c.Model()
+        self._info = info = c.Model()
         self.check(self.lib.rb_client_model(self.handle, addressof(info)))
-        self.max_batch_size, self.window, self.levels = info.max_batch_size, info.window, info.levels
-        self.wait_time = info.wait_time / 1e9
+        self.window: int = info.window
         self.signature = Signature(
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.INPUT, info.inputs),
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.OUTPUT, info.outputs),
@@ -112,6 +111,14 @@ class Core:
         self._rb_infer, self._rb_submit, self._rb_collect = self.lib.rb_infer_prepared, self.lib.rb_submit_prepared, self.lib.rb_collect_prepared
         self._mapping: Mapping | None = None
         self._mapping_lock = threading.Lock()
+
+    @property
+    def info(self) -> c.Model:
+        """The model as the broker has it; as it was, once the client is closed."""
+        info = c.Model()
+        if not self.closed and self.lib.rb_client_model(self.handle, addressof(info)) == 0:
+            self._info = info
+        return self._info
 
     def _connect(self, model: str, socket: str | os.PathLike[str] | None, window: int, name: str | None, wait: float) -> int:
         if not 1 <= window <= _MOST_WINDOW:  # to C 0 is the default, and a larger one is not what was asked for

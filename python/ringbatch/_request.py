@@ -122,7 +122,7 @@ class Request:
         self._check()
         if priority is not None:
             if not 0 <= priority < 1 << 32:  # C would see another number
-                raise errors.NoLevel(f"{priority}, the model has 0..{self._core.levels - 1}")
+                raise errors.NoLevel(f"{priority}, the model has 0..{self._core.info.levels - 1}")
             self._core.check(self._core.lib.rb_set_priority(self._core.handle, self._r.id, priority))
         self._core.check(self._core.lib.rb_commit(self._core.handle, self._r.id, nanoseconds(timeout), 0))
         self._in.end(_committed)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import ringbatch as rb
 from conftest import broker_at, descriptors, go_worker, serving
-from ringbatch import _core
+from ringbatch import _core, _structs
 
 
 @pytest.fixture
@@ -304,7 +304,7 @@ def test_a_restarted_broker_may_have_another_number_of_slots():
         socket, m = folder + "/b.sock", None
         for v, slots in enumerate((64, 4096, 8)):
 
-            @rb.worker("two", **two, slots=slots, max_batch_size=8, wait_time=0)
+            @rb.worker("two", **two, slots=slots, max_batch_size=4 + v, wait_time=0)
             def worker(batch):
                 batch.outputs["y"][...] = batch.inputs["x"] + 1
                 batch.outputs["n"][:, :3] = batch.inputs["z"] + 2
@@ -318,4 +318,8 @@ def test_a_restarted_broker_may_have_another_number_of_slots():
                     except (rb.BrokerGone, rb.Draining):
                         time.sleep(0.02)
                 assert use(m, v) and m.stats()["slots"] == slots
+                assert m.max_batch_size == 4 + v
+                core = m._core  # what the C ABI says of the present attachment
+                present = _core.tensors(core.lib, core.lib.rb_client_tensor, core.handle, _structs.OUTPUT, 2)
+                assert [t.offset for t in present] == [core._mapping.offsets[t] for t in core.signature.outputs]
         m.close()
