@@ -20,6 +20,9 @@ func (b *Broker) Reload(cfg Config) error {
 }
 
 func (b *Broker) reload(cfg Config) (err error) {
+	if b.draining { // new workers would have nothing to do
+		return shm.ErrDraining
+	}
 	var undo []func()
 	var added []*model
 	named := map[string]bool{}

@@ -39,7 +39,11 @@ func (m *model) reconfigure(next ModelConfig) error {
 	if next.Lease <= 0 {
 		return fmt.Errorf("%w: lease is %v, must be positive", shm.ErrInvalid, next.Lease)
 	}
-	if err := m.batcher.SetConfig(next.Policy); err != nil {
+	p := next.Policy
+	if m.b.draining {
+		p.WaitTime = 0 // nobody can join any more, see drain
+	}
+	if err := m.batcher.SetConfig(p); err != nil {
 		return fmt.Errorf("%w: %w", shm.ErrInvalid, err)
 	}
 	m.cfg = next

@@ -49,13 +49,12 @@ func (p *process) run() {
 	defer runtime.UnlockOSThread()
 	backoff := firstBackoff
 	for {
-		began := time.Now()
-		why, stopped := p.live()
+		why, lived, stopped := p.live()
 		if stopped {
 			p.set("stopped", 0, why)
 			return
 		}
-		if time.Since(began) >= steadyTime {
+		if lived >= steadyTime {
 			backoff = firstBackoff
 		}
 		p.set("waiting", 0, why)
@@ -75,7 +74,8 @@ func (p *process) run() {
 
 // live is one life: start, log what it says, wait for its end. stopped is
 // true if it was ended on request.
-func (p *process) live() (why string, stopped bool) {
+func (p *process) live() (why string, lived time.Duration, stopped bool) {
+	began := time.Now()
 	cmd := exec.Command(p.cfg.Command[0], p.cfg.Command[1:]...)
 	cmd.Env = p.s.environment(p)
 	// A group of its own, so that Ctrl-C reaches only the broker, which then
@@ -89,7 +89,7 @@ func (p *process) live() (why string, stopped bool) {
 	defer func() { _ = in.Close(); <-logged }()
 
 	if err := cmd.Start(); err != nil {
-		return err.Error(), false
+		return err.Error(), 0, false
 	}
 	p.set("running", cmd.Process.Pid, "")
 	p.s.log.Info("worker process started", "worker", p.name, "pid", cmd.Process.Pid, "command", strings.Join(p.cfg.Command, " "))
@@ -98,8 +98,10 @@ func (p *process) live() (why string, stopped bool) {
 	err := cmd.Wait()
 	close(over)
 	<-ended
+	why, lived = endOf(cmd, err), time.Since(began)
+	p.set("waiting", 0, why)
 	p.endRest(cmd.Process.Pid, stopped)
-	return endOf(cmd, err), stopped
+	return why, lived, stopped
 }
 
 // endRest ends what the process started and left in its group: the worker

@@ -42,7 +42,8 @@
  * - Signals do not end a wait: to look at a flag that a handler sets, wait with
  *   a timeout. No function may be called in a handler. A handler that is
  *   installed after rb_connect or rb_worker_attach must have SA_ONSTACK (those
- *   that are there already are given it), and no more than 24 KiB of stack.
+ *   that are there already are given it: do not install one in another thread
+ *   meanwhile), and no more than 24 KiB of stack.
  */
 #ifndef RINGBATCH_H
 #define RINGBATCH_H

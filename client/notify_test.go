@@ -241,8 +241,6 @@ func TestWaitForEndsInTimeAndTheRequestGoesOn(t *testing.T) {
 	if err := r.CommitUntil(0); err != nil {
 		t.Fatal(err)
 	}
-	longest := make(chan error)
-	go func() { longest <- r.WaitFor(math.MaxInt64) }() // no clock goes that far
 	var wg sync.WaitGroup
 	for range 3 { // one leads, the others follow
 		q, err := c.TryClaim(1)
@@ -261,6 +259,8 @@ func TestWaitForEndsInTimeAndTheRequestGoesOn(t *testing.T) {
 		}()
 	}
 	wg.Wait()
+	longest := make(chan error)
+	go func() { longest <- r.WaitFor(math.MaxInt64) }() // no clock goes that far
 	close(b.gate)
 	if err := <-longest; err != nil {
 		t.Error(err)

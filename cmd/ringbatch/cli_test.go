@@ -32,7 +32,7 @@ wait_time = "5ms"
 `
 
 func startCLI(t *testing.T) *cli {
-	dir := t.TempDir()
+	dir := shortDir(t)
 	c := &cli{t: t, bin: filepath.Join(dir, "ringbatch"), config: filepath.Join(dir, "ringbatch.toml")}
 	if out, err := exec.Command("go", "build", "-o", c.bin, ".").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
@@ -51,6 +51,22 @@ func startCLI(t *testing.T) *cli {
 	})
 	c.until("the broker answers", func() bool { _, code := c.run("stats"); return code == 0 })
 	return c
+}
+
+// shortDir is a private folder whose name leaves room for that of a socket;
+// t.TempDir's has the test's name in it.
+func shortDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("", "rb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// killed ends a process that a failed test would leave behind.
+func killed(t *testing.T, cmd *exec.Cmd) {
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 }
 
 func (c *cli) write(config string) {
@@ -185,7 +201,7 @@ func TestABrokerOutlivesTheReaderOfItsLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Close()
-	socket := filepath.Join(t.TempDir(), "private", "b.sock")
+	socket := filepath.Join(shortDir(t), "b.sock")
 	b := exec.Command(c.bin, "broker", "--socket", socket) // it logs that it listens
 	b.Stdout, b.Stderr = w, w
 	err = b.Start()
@@ -193,6 +209,7 @@ func TestABrokerOutlivesTheReaderOfItsLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	killed(t, b)
 	c.until("it answers", func() bool { _, code := c.run("stats", "--socket", socket); return code == 0 })
 	_ = b.Process.Signal(syscall.SIGTERM)
 	if err := b.Wait(); err != nil {
@@ -202,8 +219,8 @@ func TestABrokerOutlivesTheReaderOfItsLog(t *testing.T) {
 
 func TestAnEarlySIGHUPDoesNotEndTheBroker(t *testing.T) {
 	c := startCLI(t)
-	dir := t.TempDir()
-	pipe, socket := filepath.Join(dir, "config"), filepath.Join(dir, "private", "b.sock")
+	dir := shortDir(t)
+	pipe, socket := filepath.Join(dir, "config"), filepath.Join(dir, "b.sock")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -211,6 +228,7 @@ func TestAnEarlySIGHUPDoesNotEndTheBroker(t *testing.T) {
 	if err := b.Start(); err != nil {
 		t.Fatal(err)
 	}
+	killed(t, b)
 	f, err := os.OpenFile(pipe, os.O_WRONLY, 0) // returns when the broker has begun to read
 	if err != nil {
 		t.Fatal(err)

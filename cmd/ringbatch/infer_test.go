@@ -38,6 +38,10 @@ func TestNegativeNumbersAreNoFlags(t *testing.T) {
 	if err := f.Parse(numbersLast(f, []string{"m", "-x"})); err == nil {
 		t.Error("-x passed for a number")
 	}
+	f.Int("level", 0, "")
+	if err := f.Parse(numbersLast(f, []string{"m", "1", "--level"})); err == nil || !strings.Contains(err.Error(), "needs an argument") {
+		t.Errorf("a flag without its value: %v", err)
+	}
 }
 
 func TestNumbersThatAreNoneTravelInJSON(t *testing.T) {

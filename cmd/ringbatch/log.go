@@ -22,6 +22,7 @@ type logWriter struct {
 
 const (
 	logLines   = 4096
+	logWrite   = 64 << 10    // bytes written at once, about
 	logFlushed = time.Second // how long the end waits for the reader
 )
 
@@ -29,14 +30,20 @@ func newLogWriter(w io.Writer, lines int) *logWriter {
 	l := &logWriter{lines: make(chan []byte, lines), ended: make(chan struct{})}
 	go func() {
 		defer close(l.ended)
+		var text []byte
 		for line := range l.lines {
-			if n := l.lost.Swap(0); n > 0 {
-				_, _ = fmt.Fprintf(w, "level=WARN msg=\"lines of the log were lost: nobody read it for a while\" lines=%d\n", n)
+			text = append(text, line...)
+			if line != nil && len(l.lines) > 0 && len(text) < logWrite {
+				continue // one write for many: otherwise whoever formats them is quicker
 			}
-			if line == nil {
+			if n := l.lost.Swap(0); n > 0 {
+				text = fmt.Appendf(text, "time=%s level=WARN msg=\"lines of the log were lost: it was not read quickly enough\" lines=%d\n",
+					time.Now().Format("2006-01-02T15:04:05.000Z07:00"), n)
+			}
+			_, _ = w.Write(text)
+			if text = text[:0]; line == nil {
 				return
 			}
-			_, _ = w.Write(line)
 		}
 	}()
 	return l

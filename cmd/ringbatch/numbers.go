@@ -26,7 +26,10 @@ func numbersLast(f *pflag.FlagSet, args []string) []string {
 			continue
 		}
 		flags = append(flags, arg)
-		if known := f.Lookup(strings.TrimPrefix(arg, "--")); known != nil && known.NoOptDefVal == "" && i+1 < len(args) {
+		if known := f.Lookup(strings.TrimPrefix(arg, "--")); known != nil && known.NoOptDefVal == "" {
+			if i+1 == len(args) {
+				return flags // pflag says that its value is missing
+			}
 			i++
 			flags = append(flags, args[i])
 		}

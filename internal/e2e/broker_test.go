@@ -16,6 +16,8 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
@@ -165,6 +167,30 @@ func TestADrainDoesNotWaitForCompany(t *testing.T) {
 	a := askLater(context.Background(), c, cmdAnswer, 0)
 	h.queued(1)
 	h.broker.signal(syscall.SIGTERM)
+	a.ends(t, nil)
+	h.broker.expect("drained")
+	c.Close()
+	other.Close()
+}
+
+func TestAPolicyThatIsSetDuringADrainDoesNotMakeItWait(t *testing.T) {
+	m := theModel
+	m.WaitMS = 60_000
+	h := newHost(t, m)
+	c, other := h.dial(), h.dial()
+	a := askLater(context.Background(), c, cmdAnswer, 0)
+	h.queued(1)
+	h.broker.signal(syscall.SIGTERM)
+	h.eventually("it is draining", func() error {
+		if !h.stats().Draining {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if _, err := attach.CallOnce(t.Context(), h.role.Socket, &control.Request{Op: control.OpSet, Model: m.Name, Set: map[string]string{"lease": "20s"}}); err != nil {
+		t.Fatal(err)
+	}
+	start(t, role{Kind: "worker", Socket: h.role.Socket, Model: m})
 	a.ends(t, nil)
 	h.broker.expect("drained")
 	c.Close()

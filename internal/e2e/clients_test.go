@@ -89,7 +89,7 @@ func TestWhatADepartedClientHadQueuedIsCanceled(t *testing.T) {
 // looks for that only when there is something to do. A client that has another
 // slot for its next request must not seem to have two in flight meanwhile.
 func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
-	r := inProcess(t, shm.NewHeap(), modelSpec{Name: "m", Slots: 16, MaxBatch: 8, WaitMS: 100, LeaseMS: 20_000})
+	r := inProcess(t, shm.NewHeap(), modelSpec{Name: "m", Slots: 16, MaxBatch: 8, WaitMS: 60_000, LeaseMS: 120_000})
 	r.worker(2, obey)
 	c := r.dial()
 	const n = 30

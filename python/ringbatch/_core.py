@@ -131,7 +131,7 @@ class Core:
             if status == 0:
                 return out.value
             error = last_error(self.lib, status)
-            waiting = isinstance(error, (errors.NoBroker, errors.UnknownModel, errors.BrokerGone, errors.Timeout))
+            waiting = isinstance(error, (errors.NoBroker, errors.UnknownModel, errors.BrokerGone, errors.Draining, errors.Timeout))
             if not waiting or time.monotonic() + delay > deadline:
                 raise error
             time.sleep(delay)
