@@ -22,6 +22,11 @@ type Request struct {
 // it waits for a Release, until ctx ends: then the error matches ErrFull and
 // the context's. For a model with variable dimensions, dims are the actual
 // sizes of all inputs' variable dimensions in signature order.
+//
+// Who waits for many rows can wait long beside many who want few: whoever finds
+// enough free slots takes them, since one who holds slots while claiming more
+// must not have to wait for another who waits for those. Large requests want a
+// client of their own.
 func (c *Client) Claim(ctx context.Context, rows int, dims ...int) (Request, error) {
 	return c.claim(ctx, true, rows, dims)
 }

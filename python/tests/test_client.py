@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import os
 import pathlib
@@ -174,6 +175,26 @@ def test_a_broker_that_does_not_answer(tmp_path, monkeypatch):
         for use in (lambda: rb.connect("echo", socket=path), lambda: rb.stats(path, timeout=0.1)):
             with pytest.raises(rb.Timeout, match=f"the broker at {path} did not answer"):
                 use()
+
+
+def test_connecting_outlasts_a_broker_that_drains():
+    declared = ("--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]")
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        socket = folder + "/b.sock"
+        with broker_at(socket, *declared, "--drain_time", "30s") as old, rb.connect("m", socket=socket) as m:
+            m.submit(np.zeros(1, "float32"))  # for no worker: the broker drains until its client leaves
+            old.terminate()
+            with pytest.raises(rb.Draining):
+                while True:
+                    rb.connect("m", socket=socket).close()
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                waiting = pool.submit(rb.connect, "m", socket=socket, wait=20)
+                time.sleep(0.05)  # so that it has asked; if not yet, no harm is done
+                m.close()
+                old.wait(20)
+                with broker_at(socket, *declared):
+                    waiting.result(20).close()
 
 
 def test_window_that_does_not_fit(echo):
