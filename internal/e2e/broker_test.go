@@ -114,12 +114,7 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 		return nil
 	})
 	h.broker.signal(syscall.SIGTERM)
-	h.eventually("it is draining", func() error {
-		if !h.stats().Draining {
-			return errors.New("not yet")
-		}
-		return nil
-	})
+	h.draining()
 	askLater(background(t), c, cmdAnswer, 0).ends(t, client.ErrDraining)
 	if _, err := h.tryDial(); !errors.Is(err, client.ErrDraining) {
 		t.Errorf("a new client of a draining broker: %v", err)
@@ -135,6 +130,17 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	c.Close()
 }
 
+// draining waits until the broker says so.
+func (h *host) draining() {
+	h.t.Helper()
+	h.eventually("it is draining", func() error {
+		if !h.stats().Draining {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+}
+
 // A service manager that signals a whole group ends the workers together with
 // the broker; whoever starts them again must be let in.
 func TestAWorkerThatComesDuringADrainFinishesWhatWasAccepted(t *testing.T) {
@@ -143,12 +149,7 @@ func TestAWorkerThatComesDuringADrainFinishesWhatWasAccepted(t *testing.T) {
 	accepted := askLater(background(t), c, cmdAnswer, 0)
 	h.queued(1)
 	h.broker.signal(syscall.SIGTERM)
-	h.eventually("it is draining", func() error {
-		if !h.stats().Draining {
-			return errors.New("not yet")
-		}
-		return nil
-	})
+	h.draining()
 	start(t, role{Kind: "worker", Socket: h.role.Socket, Model: theModel})
 	accepted.ends(t, nil)
 	h.broker.expect("drained")
@@ -181,12 +182,7 @@ func TestAPolicyThatIsSetDuringADrainDoesNotMakeItWait(t *testing.T) {
 	a := askLater(context.Background(), c, cmdAnswer, 0)
 	h.queued(1)
 	h.broker.signal(syscall.SIGTERM)
-	h.eventually("it is draining", func() error {
-		if !h.stats().Draining {
-			return errors.New("not yet")
-		}
-		return nil
-	})
+	h.draining()
 	if _, err := attach.CallOnce(t.Context(), h.role.Socket, &control.Request{Op: control.OpSet, Model: m.Name, Set: map[string]string{"lease": "20s"}}); err != nil {
 		t.Fatal(err)
 	}

@@ -110,23 +110,6 @@ func unpad(b *worker.Batch, i, k int) {
 	out, from, to := b.Output(k), b.Input(k).RowShape(), b.InputShape(i, k)
 	q := b.Request(i)
 	for row := q.Row; row < q.Row+q.Rows; row++ {
-		unpadRow(out.Bytes(row), out.Bytes(row), to, from, out.Spec().DType.Size())
-	}
-}
-
-// unpadRow copies the part of shape to out of a row of shape from, dimension
-// by dimension. Both may be the same memory: nothing moves towards the end.
-func unpadRow(dst, src []byte, to, from []int, elem int) {
-	if len(to) == 0 || slices.Equal(to[1:], from[1:]) { // it lies together already
-		copy(dst, src)
-		return
-	}
-	ds, ss := elem, elem // bytes of one step in the outermost dimension
-	for i := 1; i < len(to); i++ {
-		ds *= to[i]
-		ss *= from[i]
-	}
-	for i := range to[0] {
-		unpadRow(dst[i*ds:(i+1)*ds], src[i*ss:(i+1)*ss], to[1:], from[1:], elem)
+		shm.CopyCorner(out.Bytes(row), out.Bytes(row), to, from, out.Spec().DType.Size())
 	}
 }
