@@ -149,10 +149,7 @@ func (b *Broker) drain() {
 		b.draining = true
 		b.log.Info("draining")
 		for _, m := range b.models {
-			// Nobody can join any more: what waits for company goes out now.
-			p := m.cfg.Policy
-			p.WaitTime = 0
-			_ = m.batcher.SetConfig(p) // nothing else of it is new, so it fits
+			_ = m.apply(m.cfg.Policy) // it was in force before, so it fits
 			m.touch()
 		}
 	}

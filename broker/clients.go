@@ -134,7 +134,9 @@ func (m *model) enqueue(c *clientSession, e *shm.Commit) {
 	// A commit from the future, or from long ago, would bend the wait time of
 	// others; the client's clock is ours, so this is only damage.
 	info.commit.Committed = min(max(e.Committed, now-int64(maxClockSkew)), now)
-	m.limitDeadline(&info.commit)
+	if at := m.cfg.Policy.Deadline(int(e.Level), batcher.Time(info.commit.Committed), deadlineOf(e)); at != batcher.Never {
+		info.commit.Deadline = int64(at)
+	}
 	status := shm.OK
 	if m.b.draining {
 		status = shm.ErrDraining
@@ -147,33 +149,20 @@ func (m *model) enqueue(c *clientSession, e *shm.Commit) {
 	}
 }
 
-// limitDeadline shortens a deadline to what the request's level allows. The
-// batcher does so for as long as the request waits; this is for when it runs.
-func (m *model) limitDeadline(e *shm.Commit) {
-	p := &m.cfg.Policy
-	level := int(e.Level)
-	if level == batcher.DefaultLevel {
-		level = p.DefaultLevel
-	}
-	if level < 0 || level >= len(p.Levels) || p.Levels[level].MaxTimeout == 0 {
-		return
-	}
-	if at := e.Committed + int64(p.Levels[level].MaxTimeout); e.Deadline <= 0 || e.Deadline > at {
-		e.Deadline = at
-	}
-}
-
 // request is what the batcher needs to know of the request at head.
 func (m *model) request(head uint32) batcher.Request {
 	info := &m.slots[head]
-	r := batcher.Request{
+	return batcher.Request{
 		ID: batcher.RequestID(head), Client: batcher.ClientID(info.client.first), Rows: int(info.commit.Rows), Level: int(info.commit.Level),
-		Arrived: batcher.Time(info.commit.Committed), Deadline: batcher.Never, Dims: info.commit.Dims, Alone: info.attempts > 0,
+		Arrived: batcher.Time(info.commit.Committed), Deadline: deadlineOf(&info.commit), Dims: info.commit.Dims, Alone: info.attempts > 0,
 	}
-	if info.commit.Deadline > 0 {
-		r.Deadline = batcher.Time(info.commit.Deadline)
+}
+
+func deadlineOf(e *shm.Commit) batcher.Time {
+	if e.Deadline > 0 {
+		return batcher.Time(e.Deadline)
 	}
-	return r
+	return batcher.Never
 }
 
 func arriveStatus(err error) shm.Status {

@@ -39,11 +39,7 @@ func (m *model) reconfigure(next ModelConfig) error {
 	if next.Lease <= 0 {
 		return fmt.Errorf("%w: lease is %v, must be positive", shm.ErrInvalid, next.Lease)
 	}
-	p := next.Policy
-	if m.b.draining {
-		p.WaitTime = 0 // nobody can join any more, see drain
-	}
-	if err := m.batcher.SetConfig(p); err != nil {
+	if err := m.apply(next.Policy); err != nil {
 		return fmt.Errorf("%w: %w", shm.ErrInvalid, err)
 	}
 	m.cfg = next
@@ -51,6 +47,15 @@ func (m *model) reconfigure(next ModelConfig) error {
 	m.log.Info("policy changed", "max_batch_size", next.Policy.MaxBatchSize, "wait_time", next.Policy.WaitTime,
 		"preferred_batch_sizes", next.Policy.PreferredSizes, "lease", next.Lease)
 	return nil
+}
+
+// apply gives the batcher its policy. While the broker drains nobody can join
+// any more: what waits for company goes out at once.
+func (m *model) apply(p batcher.Config) error {
+	if m.b.draining {
+		p.WaitTime = 0
+	}
+	return m.batcher.SetConfig(p)
 }
 
 // setKey changes one value; "max_queue.2" means that of level 2.

@@ -49,15 +49,17 @@ func (p *process) run() {
 	defer runtime.UnlockOSThread()
 	backoff := firstBackoff
 	for {
-		why, lived, stopped := p.live()
+		began := time.Now()
+		group, why, stopped := p.live()
+		if time.Since(began) >= steadyTime {
+			backoff = firstBackoff
+		}
+		p.set("waiting", 0, why)
+		p.endRest(group, stopped)
 		if stopped {
 			p.set("stopped", 0, why)
 			return
 		}
-		if lived >= steadyTime {
-			backoff = firstBackoff
-		}
-		p.set("waiting", 0, why)
 		p.s.log.Warn("worker process ended, starting it again", "worker", p.name, "why", why, "in", backoff)
 		select {
 		case <-p.stop:
@@ -72,10 +74,10 @@ func (p *process) run() {
 	}
 }
 
-// live is one life: start, log what it says, wait for its end. stopped is
-// true if it was ended on request.
-func (p *process) live() (why string, lived time.Duration, stopped bool) {
-	began := time.Now()
+// live is one life: start, log what it says, wait for its end. group is its
+// process group, 0 if it did not start; stopped is true if it was ended on
+// request.
+func (p *process) live() (group int, why string, stopped bool) {
 	cmd := exec.Command(p.cfg.Command[0], p.cfg.Command[1:]...)
 	cmd.Env = p.s.environment(p)
 	// A group of its own, so that Ctrl-C reaches only the broker, which then
@@ -89,7 +91,7 @@ func (p *process) live() (why string, lived time.Duration, stopped bool) {
 	defer func() { _ = in.Close(); <-logged }()
 
 	if err := cmd.Start(); err != nil {
-		return err.Error(), 0, false
+		return 0, err.Error(), false
 	}
 	p.set("running", cmd.Process.Pid, "")
 	p.s.log.Info("worker process started", "worker", p.name, "pid", cmd.Process.Pid, "command", strings.Join(p.cfg.Command, " "))
@@ -98,10 +100,7 @@ func (p *process) live() (why string, lived time.Duration, stopped bool) {
 	err := cmd.Wait()
 	close(over)
 	<-ended
-	why, lived = endOf(cmd, err), time.Since(began)
-	p.set("waiting", 0, why)
-	p.endRest(cmd.Process.Pid, stopped)
-	return why, lived, stopped
+	return cmd.Process.Pid, endOf(cmd, err), stopped
 }
 
 // endRest ends what the process started and left in its group: the worker
@@ -116,7 +115,7 @@ func (p *process) endRest(group int, told bool) {
 			}
 		}
 	}
-	if !left() {
+	if group == 0 || !left() {
 		return
 	}
 	p.s.log.Warn("worker process ended and left others behind, ending them", "worker", p.name, "group", group)

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -40,7 +41,10 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// program builds testdata/every.c against the library.
+// sources are the program that uses the whole header.
+var sources = []string{"testdata/every.c", "testdata/misuse.c"}
+
+// program builds it against the library.
 func program(t *testing.T, flags ...string) string {
 	t.Helper()
 	lib := filepath.Join(built.dir, "libringbatch.so")
@@ -49,8 +53,8 @@ func program(t *testing.T, flags ...string) string {
 	}
 	exe := filepath.Join(built.dir, "every"+strings.Join(flags, ""))
 	if _, err := os.Stat(exe); err != nil {
-		args := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I.", "testdata/every.c", "-o", exe,
-			"-L" + built.dir, "-lringbatch", "-lpthread", "-Wl,-rpath," + built.dir}, flags...)
+		args := slices.Concat([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I.", "-o", exe}, sources,
+			[]string{"-L" + built.dir, "-lringbatch", "-lpthread", "-Wl,-rpath," + built.dir}, flags)
 		run(t, "gcc", args...)
 	}
 	return exe
@@ -110,9 +114,13 @@ func TestEveryFunctionOfTheHeaderIsUsedAndExported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, err := os.ReadFile("testdata/every.c")
-	if err != nil {
-		t.Fatal(err)
+	var source []byte
+	for _, file := range sources {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source = append(source, text...)
 	}
 	program(t)
 	symbols := run(t, "nm", "-D", "--defined-only", filepath.Join(built.dir, "libringbatch.so"))
@@ -122,7 +130,7 @@ func TestEveryFunctionOfTheHeaderIsUsedAndExported(t *testing.T) {
 	}
 	for _, f := range functions {
 		if !regexp.MustCompile(`\b` + f[1] + `\(`).Match(source) {
-			t.Errorf("%s is not used by testdata/every.c", f[1])
+			t.Errorf("%s is not used by the program", f[1])
 		}
 		if !strings.Contains(symbols, " T "+f[1]+"\n") {
 			t.Errorf("%s is not exported by the library", f[1])

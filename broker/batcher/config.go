@@ -120,6 +120,18 @@ func (c *Config) level(i int) LevelPolicy {
 	return LevelPolicy{}
 }
 
+// Deadline is the deadline that a request of a level has, for as long as it
+// waits and runs: its own, or sooner if the level does not allow as much time.
+func (c *Config) Deadline(level int, arrived, own Time) Time {
+	if level == DefaultLevel {
+		level = c.DefaultLevel
+	}
+	if level >= 0 && c.level(level).MaxTimeout > 0 {
+		own = min(own, arrived+Time(c.level(level).MaxTimeout))
+	}
+	return own
+}
+
 // bucket rounds d up to the declared bucket sizes.
 func (c *Config) bucket(d Dims) (Dims, error) {
 	for i, sizes := range c.Buckets {

@@ -28,12 +28,10 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 		}
 	}
 	r.Arrived = min(r.Arrived, now)
+	r.Deadline = b.cfg.Deadline(r.Level, r.Arrived, r.Deadline)
 	timeout := Never
 	if len(b.cfg.Levels) > 0 {
 		policy := &b.cfg.Levels[r.Level]
-		if policy.MaxTimeout > 0 {
-			r.Deadline = min(r.Deadline, r.Arrived+Time(policy.MaxTimeout))
-		}
 		if policy.DefaultTimeout > 0 {
 			timeout = r.Arrived + Time(policy.DefaultTimeout)
 		}

@@ -26,9 +26,7 @@ func (w *world) arrive(e event) {
 	if w.cfg.Load.Deadline > 0 {
 		f.deadline = committed + batcher.Time(w.cfg.Load.Deadline)
 	}
-	if levels := w.cfg.Policy.Levels; f.level < len(levels) && levels[f.level].MaxTimeout > 0 {
-		f.deadline = min(f.deadline, committed+batcher.Time(levels[f.level].MaxTimeout))
-	}
+	f.deadline = w.cfg.Policy.Deadline(f.level, committed, f.deadline)
 	r := batcher.Request{
 		ID: w.newID(), Client: e.client, Rows: f.rows, Level: f.level,
 		Arrived: committed, Deadline: f.deadline,

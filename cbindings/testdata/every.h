@@ -1,0 +1,43 @@
+/*
+ * What the files of the program share; see every.c.
+ */
+#ifndef EVERY_H
+#define EVERY_H
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ringbatch.h"
+
+static const int64_t second = 1000000000;
+extern const char *socket_path;
+
+#define WANT(status, call) want(status, call, #call, __FILE__, __LINE__)
+#define CHECK(cond) ((cond) ? (void)0 : fail(#cond, __FILE__, __LINE__))
+
+static inline void fail(const char *what, const char *file, int line)
+{
+	fprintf(stderr, "%s:%d: %s (last error: %s)\n", file, line, what, rb_error());
+	exit(1);
+}
+
+static inline void want(int status, int got, const char *call, const char *file, int line)
+{
+	if (got != status) {
+		fprintf(stderr, "%s:%d: %s\n  is %s (%s), expected %s\n", file, line, call, rb_status_name(got), rb_error(), rb_status_name(status));
+		exit(1);
+	}
+}
+
+rb_client dial(const char *model, uint32_t window);
+
+/* misuse.c */
+void wrong_arguments(void);
+void thread_ends(void);
+void no_descriptors(void);
+void errors_have_names(void);
+void forked(void);
+void signals(void);
+
+#endif
