@@ -12,6 +12,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // config is one benchmark as its flags describe it; it is the key "config" of
@@ -94,7 +95,7 @@ func (c *config) fill() {
 	if c.ModelType != "simulated" {
 		c.SimulatedFixed, c.SimulatedItem = 0, 0
 	}
-	if d, err := shm.ParseDType(c.DataType); err == nil {
+	if d, err := tensor.ParseDType(c.DataType); err == nil {
 		c.DataType = d.String() // NumPy's names become ours
 	}
 }

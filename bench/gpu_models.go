@@ -5,7 +5,7 @@ import (
 	"os"
 	"strconv"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cuda"
 )
@@ -48,7 +48,7 @@ func openCUDA(j modelJob) (*openModel, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.Inputs = []shm.TensorSpec{spec}
+		o.Inputs = []tensor.Spec{spec}
 	}
 	m, err := cuda.New(name, o)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -32,7 +32,7 @@ func torchSize(j modelJob) (row, model int64, err error) {
 		return 0, 0, err
 	}
 	if j.Path == "" {
-		return 0, 0, fmt.Errorf("%w: torch needs --model_path, a TorchScript file", shm.ErrInvalid)
+		return 0, 0, fmt.Errorf("%w: torch needs --model_path, a TorchScript file", status.ErrInvalid)
 	}
 	st, err := os.Stat(j.Path)
 	if err != nil {

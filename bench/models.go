@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/mlp"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cpu"
 )
@@ -28,7 +28,7 @@ type modelJob struct {
 
 // openModel is a model inside a process.
 type openModel struct {
-	Signature shm.Signature
+	Signature tensor.Signature
 	Run       worker.Func                 // on a batch of the ring
 	Alone     func(rows int) (run func()) // on private memory, nothing around it
 
@@ -81,7 +81,7 @@ func openCPU(j modelJob) (*openModel, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.Inputs = []shm.TensorSpec{spec}
+		o.Inputs = []tensor.Spec{spec}
 	}
 	m, err := cpu.New(j.Type, o)
 	if err != nil {
@@ -90,9 +90,9 @@ func openCPU(j modelJob) (*openModel, error) {
 	return &openModel{Signature: m.Signature, Run: m.Run, Alone: m.Alone}, nil
 }
 
-func (j *modelJob) input() (shm.TensorSpec, error) {
-	d, err := shm.ParseDType(j.DType)
-	return shm.TensorSpec{Name: "x", DType: d, Shape: j.Shape}, err
+func (j *modelJob) input() (tensor.Spec, error) {
+	d, err := tensor.ParseDType(j.DType)
+	return tensor.Spec{Name: "x", DType: d, Shape: j.Shape}, err
 }
 
 // shapedSize is for models whose output is like their input.
@@ -101,7 +101,7 @@ func shapedSize(j modelJob) (row, model int64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	sig := shm.Signature{Inputs: []shm.TensorSpec{spec}, Outputs: []shm.TensorSpec{spec}}
+	sig := tensor.Signature{Inputs: []tensor.Spec{spec}, Outputs: []tensor.Spec{spec}}
 	if err := sig.Validate(); err != nil {
 		return 0, 0, err
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // recorded makes the report of a producer that saw these latencies in one
@@ -19,7 +19,7 @@ func recorded(t *testing.T, rows int, latencies ...time.Duration) *windowReport 
 	for _, d := range latencies {
 		r.add(200, int64(d), rows, stages{1, 2, 3, 4, 5, 6})
 	}
-	r.fail(200, errorName(fmt.Errorf("sending: %w", shm.ErrQueueFull)), 1)
+	r.fail(200, errorName(fmt.Errorf("sending: %w", status.ErrQueueFull)), 1)
 	r.fail(200, errorName(errors.New("odd")), 1)
 	w, err := r.result()
 	if err != nil {
@@ -60,7 +60,7 @@ func TestWindowsOfManyProducersAddUp(t *testing.T) {
 	near("worker", r.CPU.Worker, 3)
 	near("batch", r.BatchSize.Avg, 3)
 	near("queue", r.Breakdown.Queue, 3e-6)
-	if r.Errors[shm.ErrQueueFull.Name()] != 6 || r.Errors["odd"] != 6 {
+	if r.Errors[status.ErrQueueFull.Name()] != 6 || r.Errors["odd"] != 6 {
 		t.Errorf("errors %v", r.Errors)
 	}
 }

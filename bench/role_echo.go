@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -25,7 +25,7 @@ func echoWorkerRole(c *child) error {
 	if err := c.next(&job); err != nil {
 		return err
 	}
-	sig, err := attach.ParseSignature(job.Inputs, job.Outputs)
+	sig, err := tensor.ParseSignature(job.Inputs, job.Outputs)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,8 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // producerJob is one producer process.
@@ -226,12 +228,12 @@ func randomInputs(c *client.Client, job producerJob) [][]byte {
 	var all [][]byte
 	for _, spec := range c.Model().Signature.Inputs {
 		n := job.Rows * spec.RowElems()
-		if spec.DType == shm.F32 {
+		if spec.DType == tensor.F32 {
 			x := make([]float32, n)
 			for i := range x {
 				x[i] = float32(rnd.NormFloat64())
 			}
-			all = append(all, shm.Of("", x, n).Data)
+			all = append(all, tensor.Of("", x, n).Data)
 			continue
 		}
 		b := make([]byte, n*spec.DType.Size())
@@ -245,7 +247,7 @@ func randomInputs(c *client.Client, job producerJob) [][]byte {
 
 // errorName is the named error behind err, or its text.
 func errorName(err error) string {
-	var s shm.Status
+	var s status.Code
 	if errors.As(err, &s) {
 		return s.Name()
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // transportJob attaches one process to a model, with one or more sessions.
@@ -205,7 +206,7 @@ func (t *transport) stream(ctx context.Context, o transportOrder, input []byte) 
 		if sent == done {
 			return res, nil
 		}
-		for first := true; done < sent && (first || ring[done%len(ring)].Poll() != shm.ErrNotDone); first = false {
+		for first := true; done < sent && (first || ring[done%len(ring)].Poll() != status.ErrNotDone); first = false {
 			if err := finish(ctx, ring[done%len(ring)]); err != nil {
 				return res, err
 			}

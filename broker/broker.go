@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // Broker serves models. Make one with New.
@@ -42,7 +43,7 @@ type Broker struct {
 func New(cfg Config) (*Broker, error) {
 	cfg.fill()
 	if cfg.MaxClients < 0 {
-		return nil, fmt.Errorf("%w: max_clients is %d, must be positive", shm.ErrInvalid, cfg.MaxClients)
+		return nil, fmt.Errorf("%w: max_clients is %d, must be positive", status.ErrInvalid, cfg.MaxClients)
 	}
 	for i := range cfg.Workers {
 		if err := cfg.Workers[i].fill(); err != nil {
@@ -59,7 +60,7 @@ func New(cfg Config) (*Broker, error) {
 	}
 	for _, mc := range cfg.Models {
 		if b.models[mc.Name] != nil {
-			err = fmt.Errorf("%w: model %q is declared twice", shm.ErrInvalid, mc.Name)
+			err = fmt.Errorf("%w: model %q is declared twice", status.ErrInvalid, mc.Name)
 		} else {
 			var m *model
 			if m, err = b.newModel(mc); err == nil {

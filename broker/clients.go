@@ -7,6 +7,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // clientSession is one attached client.
@@ -24,11 +25,11 @@ type clientSession struct {
 // attachClient leases a window and makes the session.
 func (m *model) attachClient(p *peer, window int) (*clientSession, error) {
 	if window < 1 || window > m.layout.Slots {
-		return nil, fmt.Errorf("%w: window of %d slots, the ring has %d", shm.ErrRingFull, window, m.layout.Slots)
+		return nil, fmt.Errorf("%w: window of %d slots, the ring has %d", status.ErrRingFull, window, m.layout.Slots)
 	}
 	first, ok := m.windows.lease(window)
 	if !ok {
-		return nil, fmt.Errorf("%w: %d slots wanted, %d of %d are free", shm.ErrRingFull, window, m.windows.free(), m.layout.Slots)
+		return nil, fmt.Errorf("%w: %d slots wanted, %d of %d are free", status.ErrRingFull, window, m.windows.free(), m.layout.Slots)
 	}
 	if err := p.open(m, shm.KindClient, shm.ClientSegmentSize(window)); err != nil {
 		m.windows.giveBack(first, window)
@@ -119,7 +120,7 @@ func (m *model) readCommit(c *clientSession, e *shm.Commit) error {
 	case shm.KindCancel:
 		return m.cancel(c, e)
 	}
-	return fmt.Errorf("%w: entry of kind %d", shm.ErrProtocol, e.Kind)
+	return fmt.Errorf("%w: entry of kind %d", status.ErrProtocol, e.Kind)
 }
 
 // enqueue takes a checked commit into the books and gives it to the batcher.
@@ -137,14 +138,14 @@ func (m *model) enqueue(c *clientSession, e *shm.Commit) {
 	if at := m.cfg.Policy.Deadline(int(e.Level), batcher.Time(info.commit.Committed), deadlineOf(e)); at != batcher.Never {
 		info.commit.Deadline = int64(at)
 	}
-	status := shm.OK
+	code := status.OK
 	if m.b.draining {
-		status = shm.ErrDraining
+		code = status.ErrDraining
 	} else {
-		status = arriveStatus(m.batcher.Arrive(batcher.Time(now), m.request(e.Slot)))
+		code = arriveStatus(m.batcher.Arrive(batcher.Time(now), m.request(e.Slot)))
 	}
-	if status != shm.OK {
-		m.end(e.Slot, status, "", false)
+	if code != status.OK {
+		m.end(e.Slot, code, "", false)
 		m.free(e.Slot)
 	}
 }
@@ -165,22 +166,22 @@ func deadlineOf(e *shm.Commit) batcher.Time {
 	return batcher.Never
 }
 
-func arriveStatus(err error) shm.Status {
+func arriveStatus(err error) status.Code {
 	switch {
 	case err == nil:
-		return shm.OK
+		return status.OK
 	case errors.Is(err, batcher.ErrTooLarge):
-		return shm.ErrTooLarge
+		return status.ErrTooLarge
 	case errors.Is(err, batcher.ErrQueueFull):
-		return shm.ErrQueueFull
+		return status.ErrQueueFull
 	case errors.Is(err, batcher.ErrNoLevel):
-		return shm.ErrNoLevel
+		return status.ErrNoLevel
 	case errors.Is(err, batcher.ErrExpired):
-		return shm.ErrExpired
+		return status.ErrExpired
 	case errors.Is(err, batcher.ErrTooLong):
-		return shm.ErrShape
+		return status.ErrShape
 	}
-	return shm.ErrInvalid
+	return status.ErrInvalid
 }
 
 // cancel ends a request that its client no longer wants. A cancel that comes
@@ -188,7 +189,7 @@ func arriveStatus(err error) shm.Status {
 // violation.
 func (m *model) cancel(c *clientSession, e *shm.Commit) error {
 	if e.Slot < c.first || e.Slot >= c.first+uint32(c.window) || int32(e.Gen-m.slots[e.Slot].gen) > 0 {
-		return fmt.Errorf("%w: cancel of slot %d generation %d", shm.ErrProtocol, e.Slot, e.Gen)
+		return fmt.Errorf("%w: cancel of slot %d generation %d", status.ErrProtocol, e.Slot, e.Gen)
 	}
 	info := &m.slots[e.Slot]
 	if info.gen != e.Gen || info.state == idle || info.head != e.Slot {
@@ -197,10 +198,10 @@ func (m *model) cancel(c *clientSession, e *shm.Commit) error {
 	switch info.state {
 	case queued:
 		m.batcher.Cancel(batcher.RequestID(e.Slot))
-		m.end(e.Slot, shm.ErrCanceled, "", false)
+		m.end(e.Slot, status.ErrCanceled, "", false)
 		m.free(e.Slot)
 	case running:
-		m.endRunning(e.Slot, shm.ErrCanceled)
+		m.endRunning(e.Slot, status.ErrCanceled)
 	}
 	return nil
 }
@@ -209,7 +210,7 @@ func (m *model) cancel(c *clientSession, e *shm.Commit) error {
 // held until that worker is through with its batch.
 //
 // In docs/model: EndRunning.
-func (m *model) endRunning(head uint32, s shm.Status) {
+func (m *model) endRunning(head uint32, s status.Code) {
 	m.end(head, s, "", true)
 	m.hold(head)
 }

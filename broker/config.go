@@ -8,6 +8,8 @@ import (
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // Config is how a broker runs. The zero value is a broker on the default
@@ -28,7 +30,7 @@ type Config struct {
 // ModelConfig declares a model: its tensors, its size and its policy.
 type ModelConfig struct {
 	Name      string
-	Signature shm.Signature
+	Signature tensor.Signature
 	Slots     int // rows the ring holds; default: DefaultSlotBytes worth, within limits
 	// Lease is how long a batch may run before its worker counts as hung, is
 	// killed, and the batch goes to another. Default 30 s.
@@ -79,8 +81,8 @@ func (c *Config) fill() {
 // the layout.
 func (m *ModelConfig) fill() (*shm.Layout, error) {
 	fail := func(err error) (*shm.Layout, error) { return nil, fmt.Errorf("model %q: %w", m.Name, err) }
-	if !shm.ValidName(m.Name) {
-		return fail(fmt.Errorf("%w: name must be 1..%d bytes, printable, without blanks", shm.ErrInvalid, shm.MaxNameBytes))
+	if !tensor.ValidName(m.Name) {
+		return fail(fmt.Errorf("%w: name must be 1..%d bytes, printable, without blanks", status.ErrInvalid, tensor.MaxNameBytes))
 	}
 	if m.Policy.MaxBatchSize == 0 {
 		m.Policy.MaxBatchSize = DefaultMaxBatchSize
@@ -93,13 +95,13 @@ func (m *ModelConfig) fill() (*shm.Layout, error) {
 		m.Lease = DefaultLease
 	}
 	if m.Lease < 0 {
-		return fail(fmt.Errorf("%w: lease is %v, must be positive", shm.ErrInvalid, m.Lease))
+		return fail(fmt.Errorf("%w: lease is %v, must be positive", status.ErrInvalid, m.Lease))
 	}
 	if err := m.Signature.Validate(); err != nil {
 		return fail(err)
 	}
-	if n := shm.VariableDims(m.Signature.Inputs); len(m.Policy.Buckets) > n {
-		return fail(fmt.Errorf("%w: buckets for %d variable dimensions, the inputs have %d", shm.ErrInvalid, len(m.Policy.Buckets), n))
+	if n := tensor.VariableDims(m.Signature.Inputs); len(m.Policy.Buckets) > n {
+		return fail(fmt.Errorf("%w: buckets for %d variable dimensions, the inputs have %d", status.ErrInvalid, len(m.Policy.Buckets), n))
 	}
 	if err := checkBuckets(&m.Signature, m.Policy.Buckets); err != nil {
 		return fail(err)
@@ -118,7 +120,7 @@ func (m *ModelConfig) fill() (*shm.Layout, error) {
 		}
 	}
 	if m.Slots < m.Policy.MaxBatchSize {
-		return fail(fmt.Errorf("%w: %d slots cannot hold a batch of %d", shm.ErrInvalid, m.Slots, m.Policy.MaxBatchSize))
+		return fail(fmt.Errorf("%w: %d slots cannot hold a batch of %d", status.ErrInvalid, m.Slots, m.Policy.MaxBatchSize))
 	}
 	l, err := shm.NewLayout(m.Signature, m.Slots, m.Policy.MaxBatchSize)
 	if err != nil {
@@ -127,7 +129,7 @@ func (m *ModelConfig) fill() (*shm.Layout, error) {
 	return l, nil
 }
 
-func checkBuckets(sig *shm.Signature, buckets [][]uint32) error {
+func checkBuckets(sig *tensor.Signature, buckets [][]uint32) error {
 	n := 0
 	for _, t := range sig.Inputs {
 		for _, v := range t.Variable {
@@ -137,12 +139,12 @@ func checkBuckets(sig *shm.Signature, buckets [][]uint32) error {
 			last := uint32(0)
 			for _, size := range buckets[n] {
 				if size <= last || int64(size) > int64(t.Shape[v]) {
-					return fmt.Errorf("%w: buckets of %q dimension %d must ascend and end at most at %d", shm.ErrInvalid, t.Name, v, t.Shape[v])
+					return fmt.Errorf("%w: buckets of %q dimension %d must ascend and end at most at %d", status.ErrInvalid, t.Name, v, t.Shape[v])
 				}
 				last = size
 			}
 			if len(buckets[n]) > 0 && int64(last) != int64(t.Shape[v]) {
-				return fmt.Errorf("%w: the last bucket of %q dimension %d must be its maximum, %d", shm.ErrInvalid, t.Name, v, t.Shape[v])
+				return fmt.Errorf("%w: the last bucket of %q dimension %d must be its maximum, %d", status.ErrInvalid, t.Name, v, t.Shape[v])
 			}
 			n++
 		}

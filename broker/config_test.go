@@ -11,11 +11,13 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
-func spec(t *testing.T, text string) shm.TensorSpec {
+func spec(t *testing.T, text string) tensor.Spec {
 	t.Helper()
-	s, err := shm.ParseTensorSpec(text)
+	s, err := tensor.ParseSpec(text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +28,7 @@ func TestAModelThatCannotBeIsRefusedByName(t *testing.T) {
 	good := func() ModelConfig {
 		return ModelConfig{
 			Name: "m", Slots: 16, Policy: batcher.Config{MaxBatchSize: 4},
-			Signature: shm.Signature{Inputs: []shm.TensorSpec{spec(t, "x:f32[<=8,2]")}, Outputs: []shm.TensorSpec{spec(t, "y:f32[2]")}},
+			Signature: tensor.Signature{Inputs: []tensor.Spec{spec(t, "x:f32[<=8,2]")}, Outputs: []tensor.Spec{spec(t, "y:f32[2]")}},
 		}
 	}
 	dir := t.TempDir()
@@ -43,8 +45,8 @@ func TestAModelThatCannotBeIsRefusedByName(t *testing.T) {
 	for what, change := range map[string]func(*ModelConfig){
 		"no name":                    func(m *ModelConfig) { m.Name = "" },
 		"a name with blanks":         func(m *ModelConfig) { m.Name = "a b" },
-		"a long name":                func(m *ModelConfig) { m.Name = strings.Repeat("n", shm.MaxNameBytes+1) },
-		"no signature":               func(m *ModelConfig) { m.Signature = shm.Signature{} },
+		"a long name":                func(m *ModelConfig) { m.Name = strings.Repeat("n", tensor.MaxNameBytes+1) },
+		"no signature":               func(m *ModelConfig) { m.Signature = tensor.Signature{} },
 		"fewer slots than a batch":   func(m *ModelConfig) { m.Slots = 3 },
 		"too many slots":             func(m *ModelConfig) { m.Slots = shm.MaxSlots + 1 },
 		"negative slots":             func(m *ModelConfig) { m.Slots = -1 },
@@ -62,11 +64,11 @@ func TestAModelThatCannotBeIsRefusedByName(t *testing.T) {
 	} {
 		m := good()
 		change(&m)
-		if err := try(m); !errors.Is(err, shm.ErrInvalid) {
+		if err := try(m); !errors.Is(err, status.ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if err := try(good(), good()); !errors.Is(err, shm.ErrInvalid) {
+	if err := try(good(), good()); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("a model declared twice: %v", err)
 	}
 	if err := try(good()); err != nil {
@@ -84,7 +86,7 @@ func TestASocketThatCannotBeIsRefusedByName(t *testing.T) {
 		return err
 	}
 	long := filepath.Join(dir, strings.Repeat("x", 108))
-	if err := try(long, true); !errors.Is(err, shm.ErrInvalid) {
+	if err := try(long, true); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("a long path: %v", err)
 	}
 	longest := dir + "/" + strings.Repeat("x", MaxSocketPath-len(dir)-1)
@@ -94,7 +96,7 @@ func TestASocketThatCannotBeIsRefusedByName(t *testing.T) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := try(filepath.Join(dir, "s"), false); !errors.Is(err, shm.ErrForbidden) {
+	if err := try(filepath.Join(dir, "s"), false); !errors.Is(err, status.ErrForbidden) {
 		t.Errorf("a folder that others may enter: %v", err)
 	}
 	inside := filepath.Join(dir, "made", "s")

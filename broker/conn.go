@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // Limits of the control plane.
@@ -106,12 +106,12 @@ func (b *Broker) converse(c *net.UnixConn) {
 	}
 	if !b.allowed(int(cred.Uid)) {
 		b.log.Warn("connection refused: uid not allowed", "uid", cred.Uid, "pid", cred.Pid)
-		refuse(fmt.Errorf("%w: uid %d is not on its list", shm.ErrForbidden, cred.Uid))
+		refuse(fmt.Errorf("%w: uid %d is not on its list", status.ErrForbidden, cred.Uid))
 		return
 	}
 	if n := b.conns.count(); n > b.cfg.MaxClients {
 		b.log.Warn("connection refused: too many", "pid", cred.Pid, "connections", n)
-		refuse(fmt.Errorf("%w: here it is the broker that is full: %d connections, max_clients is %d", shm.ErrRingFull, n, b.cfg.MaxClients))
+		refuse(fmt.Errorf("%w: here it is the broker that is full: %d connections, max_clients is %d", status.ErrRingFull, n, b.cfg.MaxClients))
 		return
 	}
 	for {
@@ -123,12 +123,12 @@ func (b *Broker) converse(c *net.UnixConn) {
 				b.log.Warn("connection dropped", "pid", cred.Pid, "reason", err)
 			}
 			if errors.Is(err, control.ErrFrame) {
-				refuse(fmt.Errorf("%w: %w", shm.ErrProtocol, err))
+				refuse(fmt.Errorf("%w: %w", status.ErrProtocol, err))
 			}
 			return
 		}
 		if req.Version != control.Version {
-			refuse(fmt.Errorf("%w: you speak control version %d, the broker %d", shm.ErrVersion, req.Version, control.Version))
+			refuse(fmt.Errorf("%w: you speak control version %d, the broker %d", status.ErrVersion, req.Version, control.Version))
 			return
 		}
 		switch req.Op {
@@ -152,9 +152,9 @@ func (b *Broker) reply() *control.Reply {
 // refusal is the reply for an error: its status, and its text.
 func (b *Broker) refusal(err error) *control.Reply {
 	rep := b.reply()
-	status := shm.ErrInvalid
-	_ = errors.As(err, &status)
-	rep.Code, rep.Message = uint8(status), err.Error()
+	code := status.ErrInvalid
+	_ = errors.As(err, &code)
+	rep.Code, rep.Message = uint8(code), err.Error()
 	return rep
 }
 
@@ -177,10 +177,10 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 			ok = false
 		}
 	default:
-		err = fmt.Errorf("%w: unknown operation %q", shm.ErrInvalid, req.Op)
+		err = fmt.Errorf("%w: unknown operation %q", status.ErrInvalid, req.Op)
 	}
 	if !ok {
-		err = shm.ErrDraining
+		err = status.ErrDraining
 	}
 	if err != nil {
 		return b.refusal(err)
@@ -198,7 +198,7 @@ func (b *Broker) listModels() []control.Model {
 			}
 		}
 		list = append(list, control.Model{
-			Name: m.cfg.Name, Inputs: attach.SpecTexts(m.cfg.Signature.Inputs), Outputs: attach.SpecTexts(m.cfg.Signature.Outputs),
+			Name: m.cfg.Name, Inputs: tensor.SpecTexts(m.cfg.Signature.Inputs), Outputs: tensor.SpecTexts(m.cfg.Signature.Outputs),
 			Policy: m.cfg.policyMessage(), Workers: workers, Clients: len(m.clients),
 		})
 	}
@@ -209,8 +209,8 @@ func (b *Broker) listModels() []control.Model {
 func (b *Broker) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Request) {
 	p := newPeer(c, cred)
 	p.name = req.Name
-	if len(p.name) > shm.MaxNameBytes {
-		p.name = p.name[:shm.MaxNameBytes]
+	if len(p.name) > tensor.MaxNameBytes {
+		p.name = p.name[:tensor.MaxNameBytes]
 	}
 	var (
 		rep  *control.Reply
@@ -220,7 +220,7 @@ func (b *Broker) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Re
 	)
 	if !b.do(func() { rep, fds, left, err = b.attach(p, req) }) {
 		closeFD(p.pidfd)
-		_ = control.Send(c, time.Now().Add(replyTime), b.refusal(shm.ErrDraining))
+		_ = control.Send(c, time.Now().Add(replyTime), b.refusal(status.ErrDraining))
 		return
 	}
 	if err != nil {
@@ -244,21 +244,21 @@ func (b *Broker) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Re
 	b.do(func() { left(why) })
 }
 
-var errDescriptors = fmt.Errorf("%w: out of file descriptors; raise the broker's limit (ulimit -n)", shm.ErrNoMemory)
+var errDescriptors = fmt.Errorf("%w: out of file descriptors; raise the broker's limit (ulimit -n)", status.ErrNoMemory)
 
 // attach runs on the loop. The descriptors it returns are the caller's.
 func (b *Broker) attach(p *peer, req *control.Request) (_ *control.Reply, _ []int, _ func(string), err error) {
 	// A worker may come to a model that it knows even then: what was accepted
 	// has to finish, also when the workers got the broker's SIGTERM too.
 	if b.draining && (req.Op == control.OpClient || b.models[req.Model] == nil) {
-		return nil, nil, nil, shm.ErrDraining
+		return nil, nil, nil, status.ErrDraining
 	}
 	m, err := b.modelFor(req)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	info := &control.Attached{
-		Model: m.cfg.Name, Inputs: attach.SpecTexts(m.cfg.Signature.Inputs), Outputs: attach.SpecTexts(m.cfg.Signature.Outputs),
+		Model: m.cfg.Name, Inputs: tensor.SpecTexts(m.cfg.Signature.Inputs), Outputs: tensor.SpecTexts(m.cfg.Signature.Outputs),
 		Slots: m.layout.Slots, MaxBatch: m.layout.MaxBatch, Geometry: m.layout.Geometry,
 		PlanesSize: m.layout.PlanesSize, BoardSize: m.layout.BoardSize, Policy: m.cfg.policyMessage(),
 	}
@@ -316,11 +316,11 @@ func (b *Broker) unknownModel(name string) error {
 	there := slices.Sorted(maps.Keys(b.models))
 	switch {
 	case len(there) == 0:
-		return fmt.Errorf("%w: %q; there are none", shm.ErrUnknownModel, name)
+		return fmt.Errorf("%w: %q; there are none", status.ErrUnknownModel, name)
 	case len(there) > most:
 		there = append(there[:most], "…")
 	}
-	return fmt.Errorf("%w: %q; there are %s", shm.ErrUnknownModel, name, strings.Join(there, ", "))
+	return fmt.Errorf("%w: %q; there are %s", status.ErrUnknownModel, name, strings.Join(there, ", "))
 }
 
 // modelFor finds the model, or makes it if a worker declares it.
@@ -333,15 +333,15 @@ func (b *Broker) modelFor(req *control.Request) (*model, error) {
 		return m, nil
 	}
 	if req.Worker == nil {
-		return nil, fmt.Errorf("%w: worker without a signature", shm.ErrInvalid)
+		return nil, fmt.Errorf("%w: worker without a signature", status.ErrInvalid)
 	}
-	sig, err := attach.ParseSignature(req.Worker.Inputs, req.Worker.Outputs)
+	sig, err := tensor.ParseSignature(req.Worker.Inputs, req.Worker.Outputs)
 	if err != nil {
 		return nil, err
 	}
 	if m != nil {
 		if !sig.Equal(&m.cfg.Signature) {
-			return nil, fmt.Errorf("%w: %q is %s, the worker serves %s", shm.ErrSignatureMismatch, req.Model, &m.cfg.Signature, &sig)
+			return nil, fmt.Errorf("%w: %q is %s, the worker serves %s", status.ErrSignatureMismatch, req.Model, &m.cfg.Signature, &sig)
 		}
 		return m, nil
 	}

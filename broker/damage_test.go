@@ -4,12 +4,13 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // A worker can write the board, so it can damage words. Whoever waits for
 // such a word is told by the broker.
 func TestAWordThatAWorkerDamagedIsRepaired(t *testing.T) {
-	for name, garbage := range map[string]shm.Word{"later": shm.MakeWord(9, shm.OK, false), "much later": shm.MakeWord(1<<31, shm.ErrFailed, true), "never": shm.MakeWord(0xffffffff, 77, true)} {
+	for name, garbage := range map[string]shm.Word{"later": shm.MakeWord(9, status.OK, false), "much later": shm.MakeWord(1<<31, status.ErrFailed, true), "never": shm.MakeWord(0xffffffff, 77, true)} {
 		t.Run(name, func(t *testing.T) {
 			s, err := newWorld(3)
 			if err != nil {
@@ -32,7 +33,7 @@ func TestAWordThatAWorkerDamagedIsRepaired(t *testing.T) {
 			w.work() // done
 			s.m.touch()
 			s.b.settle()
-			if word := s.m.board.Word(slot); word.Generation() != c.slots[slot-c.sess.first].gen || word.Status() != shm.ErrFailed {
+			if word := s.m.board.Word(slot); word.Generation() != c.slots[slot-c.sess.first].gen || word.Status() != status.ErrFailed {
 				t.Errorf("the client sees %v", word)
 			}
 		})

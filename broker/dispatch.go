@@ -3,6 +3,7 @@ package broker
 import (
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // touch marks the model for a decision at the end of this round of the loop.
@@ -35,9 +36,9 @@ func (m *model) decide() {
 }
 
 func (m *model) endQueued(e *batcher.End) {
-	s := shm.ErrExpired
+	s := status.ErrExpired
 	if e.Why == batcher.TimedOut {
-		s = shm.ErrQueueTimeout
+		s = status.ErrQueueTimeout
 	}
 	m.end(uint32(e.ID), s, "", false)
 	m.free(uint32(e.ID))
@@ -108,7 +109,7 @@ func (m *model) expireRunning() {
 					continue
 				}
 				if info.commit.Deadline <= m.b.now {
-					m.endRunning(q.head, shm.ErrExpired)
+					m.endRunning(q.head, status.ErrExpired)
 				} else {
 					m.runningDeadline = min(m.runningDeadline, info.commit.Deadline)
 				}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 func FuzzParseConfig(f *testing.F) {
@@ -27,7 +28,7 @@ func FuzzParseConfig(f *testing.F) {
 		// What was accepted has a layout, or a named reason why not.
 		for i := range cfg.Models {
 			layout, err := cfg.Models[i].fill()
-			var s shm.Status
+			var s status.Code
 			if err != nil && !errors.As(err, &s) {
 				t.Fatalf("unnamed error: %v", err)
 			}

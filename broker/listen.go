@@ -11,9 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ringbatch/ringbatch/status"
 	"golang.org/x/sys/unix"
-
-	"github.com/ringbatch/ringbatch/shm"
 )
 
 // listener is the control socket, and the lock that says who serves it.
@@ -33,7 +32,7 @@ const MaxSocketPath = 107 - len(".4194304")
 // be taken over without a race.
 func listen(path string, openFolder bool) (*listener, error) {
 	if len(path) > MaxSocketPath {
-		return nil, fmt.Errorf("%w: socket path of %d bytes, at most %d: %s", shm.ErrInvalid, len(path), MaxSocketPath, path)
+		return nil, fmt.Errorf("%w: socket path of %d bytes, at most %d: %s", status.ErrInvalid, len(path), MaxSocketPath, path)
 	}
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -49,18 +48,18 @@ func listen(path string, openFolder bool) (*listener, error) {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		pid, _ := os.ReadFile(lock.Name())
 		lock.Close()
-		return nil, fmt.Errorf("%w: %s (pid %s)", shm.ErrBrokerRunning, path, strings.TrimSpace(string(pid)))
+		return nil, fmt.Errorf("%w: %s (pid %s)", status.ErrBrokerRunning, path, strings.TrimSpace(string(pid)))
 	}
 	_ = lock.Truncate(0)
 	_, _ = lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	if st, err := os.Lstat(path); err == nil {
 		if st.Mode().Type() != os.ModeSocket {
 			lock.Close()
-			return nil, fmt.Errorf("%w: %s exists and is not a socket", shm.ErrInvalid, path)
+			return nil, fmt.Errorf("%w: %s exists and is not a socket", status.ErrInvalid, path)
 		}
 		if answers(path) {
 			lock.Close()
-			return nil, fmt.Errorf("%w: somebody answers on %s", shm.ErrBrokerRunning, path)
+			return nil, fmt.Errorf("%w: somebody answers on %s", status.ErrBrokerRunning, path)
 		}
 		_ = os.Remove(path) // stale: its broker's lock was free
 	} else if !errors.Is(err, os.ErrNotExist) {
@@ -117,10 +116,10 @@ func checkFolder(dir string, open bool) error {
 		return fmt.Errorf("socket folder: %w", err)
 	}
 	if int(st.Uid) != os.Getuid() && st.Uid != 0 {
-		return fmt.Errorf("%w: socket folder %s belongs to uid %d; choose another with --socket", shm.ErrForbidden, dir, st.Uid)
+		return fmt.Errorf("%w: socket folder %s belongs to uid %d; choose another with --socket", status.ErrForbidden, dir, st.Uid)
 	}
 	if st.Mode&0o077 != 0 && !open {
-		return fmt.Errorf("%w: socket folder %s has mode %04o, so others may reach it; chmod 700 it, choose another with --socket, or allow it with --open_folder", shm.ErrForbidden, dir, st.Mode&0o7777)
+		return fmt.Errorf("%w: socket folder %s has mode %04o, so others may reach it; chmod 700 it, choose another with --socket, or allow it with --open_folder", status.ErrForbidden, dir, st.Mode&0o7777)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // A loop that looks out before it parks must miss nothing that one that
@@ -97,7 +98,7 @@ func TestABrokerAnswersItsOwnProcessFromAnyGoroutine(t *testing.T) {
 	if st := s.b.Snapshot(); len(st.Models) != 0 {
 		t.Error("a broker that has ended still answers")
 	}
-	if err := s.b.Reload(Config{}); !errors.Is(err, shm.ErrDraining) {
+	if err := s.b.Reload(Config{}); !errors.Is(err, status.ErrDraining) {
 		t.Errorf("reload of a broker that has ended: %v", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/cgroup"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // checkMemory refuses a ring that this machine could never back, or that the
@@ -19,7 +20,7 @@ import (
 func checkMemory(bytes int64) error {
 	total := memTotal()
 	if total > 0 && bytes > total {
-		return fmt.Errorf("%w: the ring would take %d MiB, this machine has %d MiB", shm.ErrNoMemory, bytes>>20, total>>20)
+		return fmt.Errorf("%w: the ring would take %d MiB, this machine has %d MiB", status.ErrNoMemory, bytes>>20, total>>20)
 	}
 	return shm.CheckRoom(bytes)
 }

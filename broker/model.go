@@ -7,6 +7,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // model is one ring with everything that belongs to it. Only the loop touches
@@ -44,7 +45,7 @@ func (b *Broker) newModel(cfg ModelConfig) (*model, error) {
 	}
 	bat, err := batcher.New(cfg.Policy)
 	if err != nil {
-		return nil, fmt.Errorf("model %q: %w: %w", cfg.Name, shm.ErrInvalid, err)
+		return nil, fmt.Errorf("model %q: %w: %w", cfg.Name, status.ErrInvalid, err)
 	}
 	if err := checkMemory(layout.PlanesSize + layout.BoardSize); err != nil {
 		return nil, fmt.Errorf("model %q: %w; lower its slots (now %d of %d bytes)", cfg.Name, err, cfg.Slots, layout.SlotBytes())
@@ -86,7 +87,7 @@ func (m *model) close() {
 
 // end tells a request's client how it ended. held says that a worker may
 // still write into its slots.
-func (m *model) end(head uint32, s shm.Status, reason string, held bool) {
+func (m *model) end(head uint32, s status.Code, reason string, held bool) {
 	info := &m.slots[head]
 	if reason != "" {
 		m.board.SetReason(head, reason)

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // simClient obeys the client's side of the protocol, step by step; or does
@@ -44,7 +46,7 @@ const (
 func stamp(slot, gen uint32) int64 { return int64(slot)<<32 | int64(gen) }
 
 func (s *world) value(p *shm.Plane, slot uint32) *int64 {
-	v, err := shm.As[int64](shm.Tensor{DType: shm.I64, Shape: []int{1, 1}, Data: p.Row(s.m.planes.Bytes(), slot)})
+	v, err := tensor.As[int64](tensor.Tensor{DType: tensor.I64, Shape: []int{1, 1}, Data: p.Row(s.m.planes.Bytes(), slot)})
 	if err != nil {
 		s.fail("view: %v", err)
 	}
@@ -190,21 +192,21 @@ func (c *simClient) look() {
 func (c *simClient) check(slot uint32, x *simSlot, w shm.Word) {
 	s := c.s
 	switch w.Status() {
-	case shm.OK:
+	case status.OK:
 		for i := range uint32(x.rows) {
 			if got := *s.value(&s.m.layout.Outputs[0], slot+i); got != stamp(slot, x.gen) {
 				s.fail("%s reads %x from slot %d generation %d", c.name, got, slot+i, x.gen)
 			}
 		}
-	case shm.ErrExpired:
+	case status.ErrExpired:
 		if x.deadline == 0 || x.deadline > s.now {
 			s.fail("%s: slot %d expired before its deadline", c.name, slot)
 		}
-	case shm.ErrCanceled:
+	case status.ErrCanceled:
 		if !x.canceled {
 			s.fail("%s: slot %d was canceled by nobody", c.name, slot)
 		}
-	case shm.ErrFailed, shm.ErrInvalid:
+	case status.ErrFailed, status.ErrInvalid:
 		s.fail("%s: slot %d ended with %v: %s", c.name, slot, w.Status(), s.m.board.Reason(slot))
 	}
 }

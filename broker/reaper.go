@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // clientLeft cleans up after a client that closed, died, or was thrown out.
@@ -17,12 +17,12 @@ func (m *model) clientLeft(c *clientSession, why string) {
 	m.touch()
 	m.drainAllDone() // what they answered before it left counts
 	for _, id := range m.batcher.ClientLeft(batcher.ClientID(c.first)) {
-		m.stats.ended(shm.ErrCanceled)
+		m.stats.ended(status.ErrCanceled)
 		m.free(uint32(id))
 	}
 	for s := c.first; s < c.first+uint32(c.window); s++ {
 		if m.slots[s].state == running && m.slots[s].head == s {
-			m.endRunning(s, shm.ErrCanceled)
+			m.endRunning(s, status.ErrCanceled)
 		}
 	}
 	c.left = true
@@ -88,7 +88,7 @@ func (m *model) kill(w *workerSession, why string) {
 		for _, q := range p.requests {
 			if m.has(q, p.batch) && m.slots[q.head].state == running {
 				m.batcher.Ended(batcher.RequestID(q.head))
-				m.endRunning(q.head, shm.ErrWorkerHung)
+				m.endRunning(q.head, status.ErrWorkerHung)
 			}
 		}
 	}
@@ -170,7 +170,7 @@ func (m *model) orphan(q mailed, p *mail, taken bool) int {
 	}
 	if info.attempts >= maxAttempts {
 		m.batcher.Ended(id)
-		m.end(q.head, shm.ErrWorkerDied, fmt.Sprintf("%d workers died running this request", info.attempts), false)
+		m.end(q.head, status.ErrWorkerDied, fmt.Sprintf("%d workers died running this request", info.attempts), false)
 		m.free(q.head)
 		return 0
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // Reload takes a configuration read anew into force: the policies of known
@@ -14,14 +14,14 @@ import (
 // signatures stay as they are; what would take a restart is named in the log.
 // It is taken whole or refused whole.
 func (b *Broker) Reload(cfg Config) error {
-	err := error(shm.ErrDraining)
+	err := error(status.ErrDraining)
 	b.do(func() { err = b.reload(cfg) })
 	return err
 }
 
 func (b *Broker) reload(cfg Config) (err error) {
 	if b.draining { // new workers would have nothing to do
-		return shm.ErrDraining
+		return status.ErrDraining
 	}
 	var undo []func()
 	var added []*model
@@ -39,7 +39,7 @@ func (b *Broker) reload(cfg Config) (err error) {
 	}()
 	for _, mc := range cfg.Models {
 		if named[mc.Name] {
-			return fmt.Errorf("%w: model %q is declared twice", shm.ErrInvalid, mc.Name)
+			return fmt.Errorf("%w: model %q is declared twice", status.ErrInvalid, mc.Name)
 		}
 		named[mc.Name] = true
 		m := b.models[mc.Name]
@@ -57,7 +57,7 @@ func (b *Broker) reload(cfg Config) (err error) {
 			return err
 		}
 		if !mc.Signature.Equal(&m.cfg.Signature) {
-			return fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it", shm.ErrSignatureMismatch, mc.Name, &m.cfg.Signature)
+			return fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it", status.ErrSignatureMismatch, mc.Name, &m.cfg.Signature)
 		}
 		before := m.cfg
 		next := before

@@ -9,6 +9,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // A worker may declare a model before the file does: from then on the model is
@@ -21,7 +22,7 @@ func TestAReloadedFileTakesOverAModelThatAWorkerDeclared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sig, err := attach.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
+	sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // SettableKeys are the parts of a model's policy that can change while it
@@ -34,13 +34,13 @@ func (b *Broker) set(name string, pairs map[string]string) error {
 // reconfigure takes a new policy into force, or refuses it.
 func (m *model) reconfigure(next ModelConfig) error {
 	if next.Policy.MaxBatchSize > m.layout.MaxBatch {
-		return fmt.Errorf("%w: max_batch_size is %d, the ring was made for %d", shm.ErrInvalid, next.Policy.MaxBatchSize, m.layout.MaxBatch)
+		return fmt.Errorf("%w: max_batch_size is %d, the ring was made for %d", status.ErrInvalid, next.Policy.MaxBatchSize, m.layout.MaxBatch)
 	}
 	if next.Lease <= 0 {
-		return fmt.Errorf("%w: lease is %v, must be positive", shm.ErrInvalid, next.Lease)
+		return fmt.Errorf("%w: lease is %v, must be positive", status.ErrInvalid, next.Lease)
 	}
 	if err := m.apply(next.Policy); err != nil {
-		return fmt.Errorf("%w: %w", shm.ErrInvalid, err)
+		return fmt.Errorf("%w: %w", status.ErrInvalid, err)
 	}
 	m.cfg = next
 	m.touch()
@@ -60,7 +60,7 @@ func (m *model) apply(p batcher.Config) error {
 
 // setKey changes one value; "max_queue.2" means that of level 2.
 func (m *ModelConfig) setKey(key, value string) error {
-	bad := func(why string) error { return fmt.Errorf("%w: %s=%s: %s", shm.ErrInvalid, key, value, why) }
+	bad := func(why string) error { return fmt.Errorf("%w: %s=%s: %s", status.ErrInvalid, key, value, why) }
 	base, level, hasLevel := strings.Cut(key, ".")
 	var lp *batcher.LevelPolicy
 	switch base {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // slotState is the broker's private truth about a slot. What peers write into
@@ -48,7 +49,7 @@ type slotInfo struct {
 // error and costs the client its connection.
 func (m *model) accept(c *clientSession, e *shm.Commit) error {
 	bad := func(format string, a ...any) error {
-		return fmt.Errorf("%w: commit of slot %d: %s", shm.ErrProtocol, e.Slot, fmt.Sprintf(format, a...))
+		return fmt.Errorf("%w: commit of slot %d: %s", status.ErrProtocol, e.Slot, fmt.Sprintf(format, a...))
 	}
 	end := uint64(e.Slot) + uint64(e.Rows)
 	if e.Rows < 1 || e.Slot < c.first || end > uint64(c.first)+uint64(c.window) {

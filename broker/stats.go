@@ -8,7 +8,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/histogram"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // Stats is everything the broker counts; as JSON it is what `ringbatch stats
@@ -106,7 +106,7 @@ func (s *modelStats) init(maxBatch int) {
 	s.deaths = map[string]int{}
 }
 
-func (s *modelStats) ended(st shm.Status) { s.byStatus[st%64]++ }
+func (s *modelStats) ended(st status.Code) { s.byStatus[st%64]++ }
 
 func (s *modelStats) dispatched(d *batcher.Dispatch) {
 	s.batches++
@@ -115,7 +115,7 @@ func (s *modelStats) dispatched(d *batcher.Dispatch) {
 	s.reasons[d.Why%8]++
 }
 
-func (s *modelStats) finished(info *slotInfo, st shm.Status, started, finished int64) {
+func (s *modelStats) finished(info *slotInfo, st status.Code, started, finished int64) {
 	s.ended(st)
 	s.queue.Add(time.Duration(info.dispatched - info.commit.Committed))
 	s.dispatch.Add(time.Duration(started - info.dispatched))
@@ -160,7 +160,7 @@ func (m *model) snapshot() ModelStats {
 	}
 	for i, n := range st.byStatus {
 		if n > 0 {
-			s.Ended[shm.Status(i).Name()] = n
+			s.Ended[status.Code(i).Name()] = n
 		}
 	}
 	for rows, n := range st.sizes {

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // WorkerConfig declares worker processes that the broker starts, watches and
@@ -47,22 +47,22 @@ func (w *WorkerConfig) fill() error {
 	}
 	switch {
 	case len(w.Command) == 0 || w.Command[0] == "":
-		return fmt.Errorf("%w: worker without a command", shm.ErrInvalid)
+		return fmt.Errorf("%w: worker without a command", status.ErrInvalid)
 	case w.Instances < 1 || w.Instances > maxInstances:
-		return fmt.Errorf("%w: %d instances of a worker, must be 1..%d", shm.ErrInvalid, w.Instances, maxInstances)
+		return fmt.Errorf("%w: %d instances of a worker, must be 1..%d", status.ErrInvalid, w.Instances, maxInstances)
 	case w.ThreadPercentage < 0 || w.ThreadPercentage > 100:
-		return fmt.Errorf("%w: thread_percentage is %d, must be 1..100", shm.ErrInvalid, w.ThreadPercentage)
+		return fmt.Errorf("%w: thread_percentage is %d, must be 1..100", status.ErrInvalid, w.ThreadPercentage)
 	case w.StopTime < 0:
-		return fmt.Errorf("%w: stop_time is %v, must be positive", shm.ErrInvalid, w.StopTime)
+		return fmt.Errorf("%w: stop_time is %v, must be positive", status.ErrInvalid, w.StopTime)
 	}
 	for _, g := range w.GPUs {
 		if g < 0 {
-			return fmt.Errorf("%w: GPU number %d", shm.ErrInvalid, g)
+			return fmt.Errorf("%w: GPU number %d", status.ErrInvalid, g)
 		}
 	}
 	for k, v := range w.Env { // the kernel would see another name, or refuse every start
 		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(v, "\x00") {
-			return fmt.Errorf("%w: env %q=%q of a worker", shm.ErrInvalid, k, v)
+			return fmt.Errorf("%w: env %q=%q of a worker", status.ErrInvalid, k, v)
 		}
 	}
 	return nil

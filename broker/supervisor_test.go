@@ -19,6 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // roleEnv makes the test binary, run again by the supervisor, a worker
@@ -104,7 +105,7 @@ func supervise(t *testing.T, change func(*Config), workers ...WorkerConfig) *sup
 		t.Fatal(err)
 	}
 	s := &supervised{t: t, log: &lockedBuffer{}, served: make(chan error, 1)}
-	sig, err := attach.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
+	sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/BurntSushi/toml"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // The configuration file, see docs/configuration.md:
@@ -55,7 +55,7 @@ func (f *fileWorker) worker() (WorkerConfig, error) {
 		ThreadPercentage: int(f.ThreadPercentage), StopTime: f.StopTime.value(),
 	}
 	if f.StopTime != nil && w.StopTime == 0 {
-		return w, fmt.Errorf("%w: stop_time is 0, must be positive", shm.ErrInvalid)
+		return w, fmt.Errorf("%w: stop_time is 0, must be positive", status.ErrInvalid)
 	}
 	return w, w.fill()
 }
@@ -131,10 +131,10 @@ func ParseConfig(text string) (Config, error) {
 	var f fileConfig
 	meta, err := toml.Decode(text, &f)
 	if err != nil {
-		return Config{}, fmt.Errorf("%w: %v", shm.ErrInvalid, err)
+		return Config{}, fmt.Errorf("%w: %v", status.ErrInvalid, err)
 	}
 	if unknown := meta.Undecoded(); len(unknown) > 0 {
-		return Config{}, fmt.Errorf("%w: unknown key %q", shm.ErrInvalid, unknown[0].String())
+		return Config{}, fmt.Errorf("%w: unknown key %q", status.ErrInvalid, unknown[0].String())
 	}
 	cfg := Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: int(f.MaxClients), MPS: f.MPS}
 	if f.DrainTime != nil && cfg.DrainTime == 0 {
@@ -158,7 +158,7 @@ func ParseConfig(text string) (Config, error) {
 }
 
 func (f *fileModel) model() (ModelConfig, error) {
-	sig, err := attach.ParseSignature(f.Inputs, f.Outputs)
+	sig, err := tensor.ParseSignature(f.Inputs, f.Outputs)
 	if err != nil {
 		return ModelConfig{}, err
 	}
@@ -170,13 +170,13 @@ func (f *fileModel) model() (ModelConfig, error) {
 		m.Policy.WaitTime = -1 // asked for, not left open
 	}
 	if f.Lease != nil && m.Lease == 0 {
-		return m, fmt.Errorf("%w: lease is 0, must be positive", shm.ErrInvalid)
+		return m, fmt.Errorf("%w: lease is 0, must be positive", status.ErrInvalid)
 	}
 	for _, l := range f.Levels {
 		lp := batcher.LevelPolicy{MaxQueue: l.MaxQueue, DefaultTimeout: l.DefaultTimeout.value(), MaxTimeout: l.MaxTimeout.value()}
 		if l.OnTimeout != "" {
 			if lp.OnTimeout, err = parseAction(l.OnTimeout); err != nil {
-				return m, fmt.Errorf("%w: on_timeout %q: %v", shm.ErrInvalid, l.OnTimeout, err)
+				return m, fmt.Errorf("%w: on_timeout %q: %v", status.ErrInvalid, l.OnTimeout, err)
 			}
 		}
 		m.Policy.Levels = append(m.Policy.Levels, lp)
@@ -193,7 +193,7 @@ func (f *fileModel) model() (ModelConfig, error) {
 }
 
 // placeBuckets puts buckets named "tensor.dimension" into signature order.
-func placeBuckets(sig *shm.Signature, named map[string][]uint32) ([][]uint32, error) {
+func placeBuckets(sig *tensor.Signature, named map[string][]uint32) ([][]uint32, error) {
 	if len(named) == 0 {
 		return nil, nil
 	}
@@ -212,7 +212,7 @@ func placeBuckets(sig *shm.Signature, named map[string][]uint32) ([][]uint32, er
 		}
 	}
 	if found != len(named) {
-		return nil, fmt.Errorf("%w: buckets are declared for variable input dimensions only, which are %s", shm.ErrInvalid, strings.Join(known, ", "))
+		return nil, fmt.Errorf("%w: buckets are declared for variable input dimensions only, which are %s", status.ErrInvalid, strings.Join(known, ", "))
 	}
 	return placed, nil
 }

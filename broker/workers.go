@@ -7,6 +7,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // workerSession is one attached worker.
@@ -59,7 +60,7 @@ func (w *workerSession) newMail() *mail {
 // attachWorker makes the session of a worker whose signature was checked.
 func (m *model) attachWorker(p *peer, info control.WorkerInfo) (*workerSession, error) {
 	if info.Depth < 1 || info.Depth > shm.MaxMailDepth {
-		return nil, fmt.Errorf("%w: depth %d, must be 1..%d", shm.ErrInvalid, info.Depth, shm.MaxMailDepth)
+		return nil, fmt.Errorf("%w: depth %d, must be 1..%d", status.ErrInvalid, info.Depth, shm.MaxMailDepth)
 	}
 	desc := batcher.Worker{Weight: max(1, info.Weight), MaxInFlight: info.Depth, PadTo: info.PadTo}
 	switch info.Pad {
@@ -67,12 +68,12 @@ func (m *model) attachWorker(p *peer, info control.WorkerInfo) (*workerSession, 
 	case "fixed":
 		desc.Pad = batcher.PadFixed
 		if info.PadTo < m.layout.MaxBatch || info.PadTo > shm.MaxBatchRows {
-			return nil, fmt.Errorf("%w: pad_to is %d, must be max_batch_size (%d) or more", shm.ErrInvalid, info.PadTo, m.layout.MaxBatch)
+			return nil, fmt.Errorf("%w: pad_to is %d, must be max_batch_size (%d) or more", status.ErrInvalid, info.PadTo, m.layout.MaxBatch)
 		}
 	case "preferred":
 		desc.Pad = batcher.PadPreferred
 	default:
-		return nil, fmt.Errorf("%w: pad is %q, must be fixed or preferred", shm.ErrInvalid, info.Pad)
+		return nil, fmt.Errorf("%w: pad is %q, must be fixed or preferred", status.ErrInvalid, info.Pad)
 	}
 	if err := p.open(m, shm.KindWorker, shm.WorkerSegmentSize(info.Depth, m.layout.MaxBatch)); err != nil {
 		return nil, err
@@ -164,7 +165,7 @@ func (m *model) finish(w *workerSession, d *shm.Done) error {
 		w.spare = append(w.spare, p)
 		return nil
 	}
-	return fmt.Errorf("%w: done with batch %d, which it does not have", shm.ErrProtocol, d.Batch)
+	return fmt.Errorf("%w: done with batch %d, which it does not have", status.ErrProtocol, d.Batch)
 }
 
 // has reports whether a mailed request still is what its batch was given: it
@@ -191,7 +192,7 @@ func (m *model) finishRequest(q mailed, batch uint64, started, finished int64) {
 	switch w := m.board.Word(q.head); {
 	case w.Generation() != q.gen:
 		// The worker says it is done but never answered: somebody must.
-		m.end(q.head, shm.ErrFailed, "the worker ended the batch without answering this request", false)
+		m.end(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
 	default:
 		m.stats.finished(info, w.Status(), started, finished)
 	}

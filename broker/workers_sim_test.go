@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // simWorker obeys the worker's side of the protocol, step by step.
@@ -113,7 +114,7 @@ func (w *simWorker) work() {
 		b.wrote++
 	case b.ended < len(b.reqs):
 		q := &b.reqs[b.ended]
-		won := s.m.board.End(q.Slot, q.Gen, shm.OK, false)
+		won := s.m.board.End(q.Slot, q.Gen, status.OK, false)
 		s.note("%s ends slot %d generation %d: %v", w.name, q.Slot, q.Gen, won)
 		b.ended++
 		if !s.calm && s.chance(0.02) {

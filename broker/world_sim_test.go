@@ -10,6 +10,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // world is one simulated run: the real core of a broker on a clock of our
@@ -62,9 +63,9 @@ func newWorld(seed int64) (*world, error) {
 	if s.b.loop, err = newLoop(); err != nil {
 		return nil, err
 	}
-	mc := ModelConfig{Name: "sim", Slots: 8 + s.rng.IntN(9), Lease: time.Duration(5+s.rng.IntN(20)) * time.Millisecond, Signature: shm.Signature{
-		Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.I64, Shape: []int{1}}},
-		Outputs: []shm.TensorSpec{{Name: "y", DType: shm.I64, Shape: []int{1}}},
+	mc := ModelConfig{Name: "sim", Slots: 8 + s.rng.IntN(9), Lease: time.Duration(5+s.rng.IntN(20)) * time.Millisecond, Signature: tensor.Signature{
+		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.I64, Shape: []int{1}}},
+		Outputs: []tensor.Spec{{Name: "y", DType: tensor.I64, Shape: []int{1}}},
 	}}
 	mc.Policy = batcher.Config{MaxBatchSize: 1 + s.rng.IntN(6), WaitTime: time.Duration(s.rng.IntN(3000)) * time.Microsecond, PreserveOrder: s.chance(0.2)}
 	if s.chance(0.3) {

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -84,7 +84,7 @@ func withBatch(c *C.rb_batch, msg *C.char, f func(*batchHandle) error) C.int {
 	}
 	defer h.using.Unlock()
 	if int64(c.place) >= int64(len(h.batches)) || h.batches[c.place].c != c || h.batches[c.place].b == nil {
-		return result(fmt.Errorf("%w: no such batch, or it was completed", shm.ErrReleased), msg)
+		return result(fmt.Errorf("%w: no such batch, or it was completed", status.ErrReleased), msg)
 	}
 	return result(f(h.batches[c.place]), msg)
 }
@@ -102,7 +102,7 @@ func (v *batchHandle) column(side C.int, k C.uint32_t) (worker.Column, error) {
 
 func (v *batchHandle) check(i C.uint32_t) error {
 	if int64(i) >= int64(v.b.Len()) {
-		return fmt.Errorf("%w: request %d of a batch of %d", shm.ErrInvalid, i, v.b.Len())
+		return fmt.Errorf("%w: request %d of a batch of %d", status.ErrInvalid, i, v.b.Len())
 	}
 	return nil
 }
@@ -115,7 +115,7 @@ func rbgo_batch_run(c *C.rb_batch, side C.int, k, i C.uint32_t, out *C.rb_view, 
 			return err
 		}
 		if int64(i) >= int64(len(v.b.Runs())) {
-			return fmt.Errorf("%w: run %d of a batch of %d", shm.ErrInvalid, i, len(v.b.Runs()))
+			return fmt.Errorf("%w: run %d of a batch of %d", status.ErrInvalid, i, len(v.b.Runs()))
 		}
 		fillView(out, col.Run(int(i)))
 		return nil
@@ -130,7 +130,7 @@ func rbgo_batch_row(c *C.rb_batch, side C.int, k, i C.uint32_t, data *unsafe.Poi
 			return err
 		}
 		if int64(i) >= int64(v.b.Rows()) {
-			return fmt.Errorf("%w: row %d of a batch of %d; padding has no memory", shm.ErrRows, i, v.b.Rows())
+			return fmt.Errorf("%w: row %d of a batch of %d; padding has no memory", status.ErrRows, i, v.b.Rows())
 		}
 		row := col.Bytes(int(i))
 		*data, *bytes = unsafe.Pointer(&row[0]), C.uint64_t(len(row))

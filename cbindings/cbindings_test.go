@@ -15,7 +15,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // The library and the programs that use it are built once for all tests.
@@ -139,8 +140,8 @@ func TestEveryFunctionOfTheHeaderIsUsedAndExported(t *testing.T) {
 }
 
 // constant is a status's name as C writes it.
-func constant(s shm.Status) string {
-	if s == shm.OK {
+func constant(s status.Code) string {
+	if s == status.OK {
 		return "RB_OK"
 	}
 	name := strings.NewReplacer("DType", "Dtype", "GPU", "Gpu").Replace(s.Name())
@@ -160,7 +161,7 @@ func TestStatusesAreTheSameInGoAndC(t *testing.T) {
 	for _, m := range regexp.MustCompile(`(?m)^\t(RB_\w+) = (\d+),?`).FindAllStringSubmatch(string(header), -1) {
 		numbers[m[1]], _ = strconv.Atoi(m[2])
 	}
-	all := shm.Statuses()
+	all := status.All()
 	if numbers["RB_STATUS_COUNT"] != len(all) {
 		t.Errorf("RB_STATUS_COUNT is %d, Go has %d", numbers["RB_STATUS_COUNT"], len(all))
 	}
@@ -176,7 +177,7 @@ func TestStatusesAreTheSameInGoAndC(t *testing.T) {
 			t.Errorf("rb_status_retryable(%s) differs from Go", c)
 		}
 	}
-	for d := shm.Bool; d <= shm.F64; d++ {
+	for d := tensor.Bool; d <= tensor.F64; d++ {
 		if !strings.Contains(string(header), "RB_"+strings.ToUpper(d.String())) {
 			t.Errorf("dtype %s is not in the header", d)
 		}

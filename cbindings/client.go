@@ -14,6 +14,8 @@ import (
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 const defaultTimeout = 10 * time.Second
@@ -31,12 +33,12 @@ type clientHandle struct {
 func enter(id C.uint64_t) (*clientHandle, error) {
 	h := clients.get(uint64(id))
 	if h == nil {
-		return nil, shm.ErrClosed
+		return nil, status.ErrClosed
 	}
 	h.inside.Add(1)
 	if h.closed.Load() {
 		h.leave()
-		return nil, shm.ErrClosed
+		return nil, status.ErrClosed
 	}
 	return h, nil
 }
@@ -68,7 +70,7 @@ func (h *clientHandle) connect(model string, given *C.rb_connect_options, x *shm
 	var o C.rb_connect_options
 	if given != nil {
 		if given.size != C.sizeof_rb_connect_options {
-			return fmt.Errorf("%w: rb_connect_options.size is %d, expected %d", shm.ErrVersion, given.size, C.sizeof_rb_connect_options)
+			return fmt.Errorf("%w: rb_connect_options.size is %d, expected %d", status.ErrVersion, given.size, C.sizeof_rb_connect_options)
 		}
 		o = *given
 	}
@@ -94,7 +96,7 @@ func (h *clientHandle) connect(model string, given *C.rb_connect_options, x *shm
 		c.Close()
 		return err
 	}
-	h.sized = shm.VariableDims(h.info.Signature.Inputs)+shm.VariableDims(h.info.Signature.Outputs) == 0
+	h.sized = tensor.VariableDims(h.info.Signature.Inputs)+tensor.VariableDims(h.info.Signature.Outputs) == 0
 	return nil
 }
 
@@ -102,7 +104,7 @@ func (h *clientHandle) connect(model string, given *C.rb_connect_options, x *shm
 func rbgo_close(id C.uint64_t, msg *C.char) C.int {
 	h := clients.get(uint64(id))
 	if h == nil || !h.closed.CompareAndSwap(false, true) {
-		return result(shm.ErrClosed, msg)
+		return result(status.ErrClosed, msg)
 	}
 	_ = h.Close() // wakes everybody who waits
 	for h.inside.Load() > 0 {
@@ -176,7 +178,7 @@ func fillMap(out *C.rb_map, m *client.Mapping) {
 func rbgo_map_release(id C.uint64_t, msg *C.char) C.int {
 	m := maps.remove(uint64(id))
 	if m == nil {
-		return result(shm.ErrReleased, msg)
+		return result(status.ErrReleased, msg)
 	}
 	m.release()
 	return C.RB_OK

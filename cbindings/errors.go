@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 	"unsafe"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // result leaves an error's text in the caller's buffer and gives its number.
@@ -29,15 +29,15 @@ func result(err error, msg *C.char) C.int {
 	return C.int(statusOf(err))
 }
 
-func statusOf(err error) shm.Status {
-	var s shm.Status
+func statusOf(err error) status.Code {
+	var s status.Code
 	switch {
 	case errors.As(err, &s):
 		return s
 	case errors.Is(err, context.DeadlineExceeded):
-		return shm.ErrTimeout
+		return status.ErrTimeout
 	case errors.Is(err, context.Canceled):
-		return shm.ErrCanceled
+		return status.ErrCanceled
 	}
-	return shm.ErrInvalid
+	return status.ErrInvalid
 }

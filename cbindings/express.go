@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // The build fails if the two descriptions of the same memory drift apart.
@@ -58,9 +59,9 @@ func rbgo_express_adopt(id C.uint64_t, outputs *unsafe.Pointer, out *C.uint64_t,
 	h.inside.Add(1) // before Adopt lets a closing go on
 	defer h.leave()
 	r := h.Adopt()
-	if errors.Is(r.Poll(), shm.ErrNotDone) {
+	if errors.Is(r.Poll(), status.ErrNotDone) {
 		*out = C.uint64_t(r.ID())
-		return result(shm.ErrTimeout, msg)
+		return result(status.ErrTimeout, msg)
 	}
 	*out = 0
 	return result(h.collect(r, outputs), msg)

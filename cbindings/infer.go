@@ -10,6 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 //export rbgo_infer
@@ -29,7 +30,7 @@ func rbgo_infer(id C.uint64_t, rows C.uint32_t, inputs, outputs *unsafe.Pointer,
 		return result(err, msg)
 	}
 	left := duration(slice) - time.Duration(shm.Now()-start) // waiting for slots counts
-	if err := r.WaitFor(max(0, left)); statusOf(err) == shm.ErrTimeout {
+	if err := r.WaitFor(max(0, left)); statusOf(err) == status.ErrTimeout {
 		*out = C.uint64_t(r.ID())
 		return result(err, msg)
 	}
@@ -56,7 +57,7 @@ func rbgo_submit(id C.uint64_t, rows C.uint32_t, inputs *unsafe.Pointer, timeout
 
 func (h *clientHandle) submit(rows C.uint32_t, inputs *unsafe.Pointer, timeout, claimFor C.int64_t, flags C.uint32_t) (client.Request, error) {
 	if !h.sized {
-		return client.Request{}, fmt.Errorf("%w: %s has variable dimensions; claim with their sizes", shm.ErrShape, h.info.Name)
+		return client.Request{}, fmt.Errorf("%w: %s has variable dimensions; claim with their sizes", status.ErrShape, h.info.Name)
 	}
 	if err := known(flags, C.RB_NOTIFY|C.RB_HOLD); err != nil {
 		return client.Request{}, err
@@ -98,7 +99,7 @@ func rbgo_collect(id, req C.uint64_t, outputs *unsafe.Pointer, msg *C.char) C.in
 
 func (h *clientHandle) collect(r client.Request, outputs *unsafe.Pointer) error {
 	if !h.sized {
-		return fmt.Errorf("%w: %s has variable dimensions; read its outputs with rb_output", shm.ErrShape, h.info.Name)
+		return fmt.Errorf("%w: %s has variable dimensions; read its outputs with rb_output", status.ErrShape, h.info.Name)
 	}
 	to, err := each(outputs, h.layout.Outputs, "output")
 	if err != nil {
@@ -106,7 +107,7 @@ func (h *clientHandle) collect(r client.Request, outputs *unsafe.Pointer) error 
 	}
 	if err := r.Poll(); err != nil {
 		switch statusOf(err) {
-		case shm.ErrNotDone, shm.ErrNotCommitted, shm.ErrReleased:
+		case status.ErrNotDone, status.ErrNotCommitted, status.ErrReleased:
 		default:
 			_ = r.Release()
 		}
@@ -126,12 +127,12 @@ func (h *clientHandle) collect(r client.Request, outputs *unsafe.Pointer) error 
 // each views a caller's pointers, one for each tensor of a side.
 func each(p *unsafe.Pointer, side []shm.Plane, what string) ([]unsafe.Pointer, error) {
 	if p == nil {
-		return nil, fmt.Errorf("%w: the %ss are NULL", shm.ErrInvalid, what)
+		return nil, fmt.Errorf("%w: the %ss are NULL", status.ErrInvalid, what)
 	}
 	all := unsafe.Slice(p, len(side))
 	for k, at := range all {
 		if at == nil {
-			return nil, fmt.Errorf("%w: %s %d (%s) is NULL", shm.ErrInvalid, what, k, side[k].Spec.Name)
+			return nil, fmt.Errorf("%w: %s %d (%s) is NULL", status.ErrInvalid, what, k, side[k].Spec.Name)
 		}
 	}
 	return all, nil

@@ -10,6 +10,8 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 //export rbgo_claim
@@ -19,10 +21,10 @@ func rbgo_claim(id C.uint64_t, rows C.uint32_t, dims *C.uint32_t, ndims C.uint32
 		return result(err, msg)
 	}
 	defer h.leave()
-	var sizes [shm.MaxVariableDims]int
+	var sizes [tensor.MaxVariableDims]int
 	given := list[uint32](dims, ndims)
 	if len(given) > len(sizes) {
-		return result(shm.ErrShape, msg)
+		return result(status.ErrShape, msg)
 	}
 	for i, d := range given {
 		sizes[i] = int(d)
@@ -42,7 +44,7 @@ func rbgo_claim(id C.uint64_t, rows C.uint32_t, dims *C.uint32_t, ndims C.uint32
 // costs a timer.
 func (h *clientHandle) claim(rows int, dims []int, timeout C.int64_t) (client.Request, error) {
 	r, err := h.TryClaim(rows, dims...)
-	if err == nil || timeout == 0 || !errors.Is(err, shm.ErrFull) && !errors.Is(err, shm.ErrBrokerGone) {
+	if err == nil || timeout == 0 || !errors.Is(err, status.ErrFull) && !errors.Is(err, status.ErrBrokerGone) {
 		return r, err
 	}
 	ctx, cancel := bounded(timeout)
@@ -61,7 +63,7 @@ func rbgo_view(id, req C.uint64_t, side C.int, k C.uint32_t, out *C.rb_view, msg
 	if err != nil {
 		return result(err, msg)
 	}
-	var t shm.Tensor
+	var t tensor.Tensor
 	if r := h.RequestByID(uint64(req)); side == C.RB_INPUT {
 		t, err = r.Input(p.Spec.Name)
 	} else {
@@ -98,7 +100,7 @@ func commit(r client.Request, timeout C.int64_t, flags C.uint32_t) error {
 // known refuses flags that the function does not have.
 func known(flags, all C.uint32_t) error {
 	if flags&^all != 0 {
-		return fmt.Errorf("%w: flags %#x", shm.ErrInvalid, flags&^all)
+		return fmt.Errorf("%w: flags %#x", status.ErrInvalid, flags&^all)
 	}
 	return nil
 }
@@ -133,7 +135,7 @@ func commitAll(requests []client.Request, timeout C.int64_t, flags C.uint32_t) e
 	one := true // attachment, as long as the broker was not restarted in between
 	for _, r := range requests {
 		if r.Rows() == 0 { // first: then none is committed
-			return shm.ErrReleased
+			return status.ErrReleased
 		}
 		if flags&C.RB_NOTIFY != 0 {
 			if err := r.Notify(); err != nil {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // planes picks a side of a model.
@@ -19,7 +21,7 @@ func planes(l *shm.Layout, side C.int) ([]shm.Plane, error) {
 	case C.RB_OUTPUT:
 		return l.Outputs, nil
 	}
-	return nil, fmt.Errorf("%w: side %d, must be RB_INPUT or RB_OUTPUT", shm.ErrInvalid, side)
+	return nil, fmt.Errorf("%w: side %d, must be RB_INPUT or RB_OUTPUT", status.ErrInvalid, side)
 }
 
 // plane picks a tensor of a model, and tells where its sizes begin among the
@@ -30,7 +32,7 @@ func plane(l *shm.Layout, side C.int, k C.uint32_t) (p *shm.Plane, dimsAt int, e
 		return nil, 0, err
 	}
 	if int64(k) >= int64(len(list)) {
-		return nil, 0, fmt.Errorf("%w: tensor %d of %d", shm.ErrInvalid, k, len(list))
+		return nil, 0, fmt.Errorf("%w: tensor %d of %d", status.ErrInvalid, k, len(list))
 	}
 	for j := range int(k) {
 		dimsAt += len(list[j].Spec.Variable)
@@ -52,7 +54,7 @@ func fillTensor(t *C.rb_tensor, p *shm.Plane) {
 	}
 }
 
-func fillView(v *C.rb_view, t shm.Tensor) {
+func fillView(v *C.rb_view, t tensor.Tensor) {
 	*v = C.rb_view{
 		data: unsafe.Pointer(&t.Data[0]), bytes: C.uint64_t(len(t.Data)), stride: C.uint64_t(t.Stride),
 		dtype: C.uint32_t(t.DType), rank: C.uint32_t(len(t.Shape)),

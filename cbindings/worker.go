@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -31,14 +31,14 @@ type workerHandle struct {
 func use(id C.uint64_t) (*workerHandle, error) {
 	h := workers.get(uint64(id))
 	if h == nil {
-		return nil, shm.ErrClosed
+		return nil, status.ErrClosed
 	}
 	if !h.using.TryLock() {
-		return nil, fmt.Errorf("%w: another thread is using this worker", shm.ErrInvalid)
+		return nil, fmt.Errorf("%w: another thread is using this worker", status.ErrInvalid)
 	}
 	if workers.get(uint64(id)) != h { // closed meanwhile
 		h.using.Unlock()
-		return nil, shm.ErrClosed
+		return nil, status.ErrClosed
 	}
 	return h, nil
 }
@@ -76,7 +76,7 @@ func workerConfig(model, signature string, given *C.rb_worker_options) (cfg work
 	var o C.rb_worker_options
 	if given != nil {
 		if given.size != C.sizeof_rb_worker_options {
-			return cfg, 0, fmt.Errorf("%w: rb_worker_options.size is %d, expected %d", shm.ErrVersion, given.size, C.sizeof_rb_worker_options)
+			return cfg, 0, fmt.Errorf("%w: rb_worker_options.size is %d, expected %d", status.ErrVersion, given.size, C.sizeof_rb_worker_options)
 		}
 		o = *given
 	}
@@ -91,7 +91,7 @@ func workerConfig(model, signature string, given *C.rb_worker_options) (cfg work
 		return cfg, 0, err
 	}
 	if o.preferred_sizes == nil && o.preferred_count > 0 {
-		return cfg, 0, fmt.Errorf("%w: preferred_count is %d, preferred_sizes is NULL", shm.ErrInvalid, o.preferred_count)
+		return cfg, 0, fmt.Errorf("%w: preferred_count is %d, preferred_sizes is NULL", status.ErrInvalid, o.preferred_count)
 	}
 	for _, n := range list[uint32](o.preferred_sizes, o.preferred_count) {
 		cfg.PreferredSizes = append(cfg.PreferredSizes, int(n))
@@ -107,15 +107,15 @@ func workerConfig(model, signature string, given *C.rb_worker_options) (cfg work
 	}
 	inputs, outputs, ok := strings.Cut(signature, "->")
 	if !ok {
-		return cfg, 0, fmt.Errorf("%w: signature %q has no \"->\"", shm.ErrInvalid, signature)
+		return cfg, 0, fmt.Errorf("%w: signature %q has no \"->\"", status.ErrInvalid, signature)
 	}
-	cfg.Signature, err = attach.ParseSignature(strings.Fields(inputs), strings.Fields(outputs))
+	cfg.Signature, err = tensor.ParseSignature(strings.Fields(inputs), strings.Fields(outputs))
 	return cfg, o.timeout, err
 }
 
 func buckets(o *C.rb_worker_options) (all [][]uint32, err error) {
-	if o.bucket_counts == nil && o.bucket_dims > 0 || o.bucket_dims > shm.MaxVariableDims {
-		return nil, fmt.Errorf("%w: bucket_dims is %d, for bucket_counts at %p", shm.ErrInvalid, o.bucket_dims, o.bucket_counts)
+	if o.bucket_counts == nil && o.bucket_dims > 0 || o.bucket_dims > tensor.MaxVariableDims {
+		return nil, fmt.Errorf("%w: bucket_dims is %d, for bucket_counts at %p", status.ErrInvalid, o.bucket_dims, o.bucket_counts)
 	}
 	total := uint64(0)
 	counts := list[uint32](o.bucket_counts, o.bucket_dims)
@@ -123,7 +123,7 @@ func buckets(o *C.rb_worker_options) (all [][]uint32, err error) {
 		total += uint64(n)
 	}
 	if o.buckets == nil && total > 0 || total > math.MaxUint32 {
-		return nil, fmt.Errorf("%w: bucket_counts add up to %d, for buckets at %p", shm.ErrInvalid, total, o.buckets)
+		return nil, fmt.Errorf("%w: bucket_counts add up to %d, for buckets at %p", status.ErrInvalid, total, o.buckets)
 	}
 	sizes := list[uint32](o.buckets, C.uint32_t(total))
 	for _, n := range counts {

@@ -11,6 +11,8 @@ import (
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // Client is a connection to one model. It is safe for many goroutines.
@@ -40,7 +42,7 @@ type Client struct {
 // Model describes what a client is attached to.
 type Model struct {
 	Name         string
-	Signature    shm.Signature
+	Signature    tensor.Signature
 	MaxBatchSize int // rows
 	Window       int // slots this client may have in use at once
 	WaitTime     time.Duration
@@ -101,7 +103,7 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	}
 	o.socket = control.SocketPath(o.socket)
 	if o.window < 1 || o.window > shm.MaxSlots {
-		return nil, fmt.Errorf("%w: window of %d slots, must be 1..%d", shm.ErrInvalid, o.window, shm.MaxSlots)
+		return nil, fmt.Errorf("%w: window of %d slots, must be 1..%d", status.ErrInvalid, o.window, shm.MaxSlots)
 	}
 	c := &Client{model: model, opts: o, change: make(chan struct{}), done: make(chan struct{})}
 	delay := firstRetry
@@ -134,7 +136,7 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 // worthWaiting tells whether a broker that is about to come, or its first
 // worker, may change that; one that drains is being replaced.
 func worthWaiting(err error) bool {
-	for _, e := range []error{shm.ErrUnknownModel, shm.ErrNoBroker, shm.ErrBrokerGone, shm.ErrDraining} {
+	for _, e := range []error{status.ErrUnknownModel, status.ErrNoBroker, status.ErrBrokerGone, status.ErrDraining} {
 		if errors.Is(err, e) {
 			return true
 		}
@@ -181,7 +183,7 @@ func (c *Client) keep(life context.Context, l *link) {
 				return
 			case err == nil && !next.session.Layout.Signature.Equal(&c.info.Load().Signature):
 				next.drop()
-				c.set(nil, fmt.Errorf("%w: %s was %s", shm.ErrSignatureMismatch, c.model, &c.info.Load().Signature))
+				c.set(nil, fmt.Errorf("%w: %s was %s", status.ErrSignatureMismatch, c.model, &c.info.Load().Signature))
 				return
 			case err == nil:
 				l = next
@@ -239,7 +241,7 @@ func (c *Client) Close() error {
 	c.mu.Lock()
 	l := c.link
 	c.mu.Unlock()
-	if !c.set(nil, shm.ErrClosed) {
+	if !c.set(nil, status.ErrClosed) {
 		return nil
 	}
 	c.closing()
@@ -277,7 +279,7 @@ func (c *Client) current(ctx context.Context, wait bool) (*link, error) {
 			return l, nil
 		}
 		if !wait {
-			return nil, &ended{status: shm.ErrBrokerGone}
+			return nil, &ended{status: status.ErrBrokerGone}
 		}
 		select {
 		case <-change:
@@ -286,9 +288,9 @@ func (c *Client) current(ctx context.Context, wait bool) (*link, error) {
 			why := c.why
 			c.mu.Unlock()
 			if why != nil {
-				return nil, fmt.Errorf("%w: attaching again: %w (%w)", shm.ErrBrokerGone, why, ctx.Err())
+				return nil, fmt.Errorf("%w: attaching again: %w (%w)", status.ErrBrokerGone, why, ctx.Err())
 			}
-			return nil, fmt.Errorf("%w (%w)", shm.ErrBrokerGone, ctx.Err())
+			return nil, fmt.Errorf("%w (%w)", status.ErrBrokerGone, ctx.Err())
 		}
 	}
 }

@@ -4,7 +4,7 @@
 //
 //	c, err := client.Dial(ctx, "affine")
 //	outs, err := c.Infer(ctx, []float32{1, 2, 3, 4})
-//	y, err := shm.As[float32](outs[0])
+//	y, err := tensor.As[float32](outs[0])
 //
 // Without copies, write into the slot and read from it:
 //

@@ -10,7 +10,8 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -52,7 +53,7 @@ func TestAnotherLayoutVersionIsNamed(t *testing.T) {
 	r := newRing(t, plain(t))
 	tamper := func(at int, with byte) error {
 		s, err := attach.Open(soon(t), r.socket, r.mem, &control.Request{Op: control.OpWorker, Model: "m", Worker: &control.WorkerInfo{
-			Inputs: attach.SpecTexts(r.model.Signature.Inputs), Outputs: attach.SpecTexts(r.model.Signature.Outputs), Depth: 1}})
+			Inputs: tensor.SpecTexts(r.model.Signature.Inputs), Outputs: tensor.SpecTexts(r.model.Signature.Outputs), Depth: 1}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +82,7 @@ func TestAnotherLayoutVersionIsNamed(t *testing.T) {
 	if err := control.Send(c, time.Now().Add(patience), &control.Request{Version: control.Version + 1, Op: control.OpPing}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := control.Receive(c, time.Now().Add(patience), &rep); err != nil || shm.Status(rep.Code) != client.ErrVersion {
+	if _, err := control.Receive(c, time.Now().Add(patience), &rep); err != nil || status.Code(rep.Code) != client.ErrVersion {
 		t.Errorf("control version: %v, %+v", err, rep)
 	}
 }
@@ -109,9 +110,9 @@ func TestInferNamesWhatIsWrongWithItsArguments(t *testing.T) {
 		{"rows that disagree", client.ErrRows, []any{f[:8], i[:1]}},
 		{"more rows than the window", client.ErrRows, []any{f[:20], i[:5]}},
 		{"more rows than a batch", client.ErrTooLarge, []any{f[:36], i[:9]}},
-		{"another shape", client.ErrShape, []any{shm.Of("x", f[:4], 1, 2, 2), i[:1]}},
-		{"another name", client.ErrInvalid, []any{shm.Of("z", f[:4], 1, 4), i[:1]}},
-		{"too few bytes", client.ErrSize, []any{shm.Of("x", f[:3], 1, 4), i[:1]}},
+		{"another shape", client.ErrShape, []any{tensor.Of("x", f[:4], 1, 2, 2), i[:1]}},
+		{"another name", client.ErrInvalid, []any{tensor.Of("z", f[:4], 1, 4), i[:1]}},
+		{"too few bytes", client.ErrSize, []any{tensor.Of("x", f[:3], 1, 4), i[:1]}},
 	} {
 		_, err := c.Infer(ctx, x.in...)
 		expect(t, x.what, err, x.want)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -32,9 +32,9 @@ func serveDouble() (socket string, stop func()) {
 	go func() {
 		served <- worker.Serve(work, worker.Config{
 			Model: "double", Socket: b.Socket(),
-			Signature: shm.Signature{
-				Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{4}}},
-				Outputs: []shm.TensorSpec{{Name: "y", DType: shm.F32, Shape: []int{4}}},
+			Signature: tensor.Signature{
+				Inputs:  []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{4}}},
+				Outputs: []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{4}}},
 			},
 		}, double)
 	}()
@@ -61,7 +61,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	y, err := shm.As[float32](outs[0])
+	y, err := tensor.As[float32](outs[0])
 	fmt.Println(y, err)
 	// Output: [2 4 6 8] <nil>
 }
@@ -86,7 +86,7 @@ func ExampleClient_Claim() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	x, err := shm.As[float32](in) // a view into shared memory
+	x, err := tensor.As[float32](in) // a view into shared memory
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func ExampleClient_Claim() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	y, err := shm.As[float32](out)
+	y, err := tensor.As[float32](out)
 	fmt.Println(y, err)
 	// Output: [0 2 4 6] <nil>
 }
@@ -126,7 +126,7 @@ func ExampleRequest_Wait() {
 			log.Fatal(err)
 		}
 		in, _ := r.Input("x")
-		x, _ := shm.As[float32](in)
+		x, _ := tensor.As[float32](in)
 		for j := range x {
 			x[j] = float32(i)
 		}
@@ -140,7 +140,7 @@ func ExampleRequest_Wait() {
 			log.Fatal(err)
 		}
 		out, _ := r.Output("y")
-		y, _ := shm.As[float32](out)
+		y, _ := tensor.As[float32](out)
 		fmt.Println(y)
 		_ = r.Release()
 	}

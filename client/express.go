@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // Lending a slot to code outside Go, for bindings (see shm.Express). The
@@ -22,7 +23,7 @@ func (c *Client) Lend() {
 		return
 	}
 	sig := &c.info.Load().Signature
-	if shm.VariableDims(sig.Inputs)+shm.VariableDims(sig.Outputs) > 0 || len(sig.Inputs) > shm.ExpressTensors || len(sig.Outputs) > shm.ExpressTensors {
+	if tensor.VariableDims(sig.Inputs)+tensor.VariableDims(sig.Outputs) > 0 || len(sig.Inputs) > shm.ExpressTensors || len(sig.Outputs) > shm.ExpressTensors {
 		return
 	}
 	l := c.live.Load()

@@ -15,6 +15,8 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // through is cbindings/express.c in Go, so that the race detector sees it. It
@@ -52,7 +54,7 @@ func through(x *shm.Express, c *client.Client, in []float32, out []float32, slic
 	for until := x.Committed + int64(slice); ; {
 		seen := bell.Load()
 		if w := shm.Word(word.Load()); w.Generation() == x.Gen {
-			if w.Status() != shm.OK || w.Held() {
+			if w.Status() != status.OK || w.Held() {
 				return adopted, c.Adopt()
 			}
 			copy(out, unsafe.Slice((*float32)(x.Out[0].At), len(out)))
@@ -124,7 +126,7 @@ func (u *expressUser) send(t *testing.T, rnd *rand.Rand, v float32) []float32 {
 		t.Error(err)
 		return nil
 	}
-	y, err := shm.As[float32](view)
+	y, err := tensor.As[float32](view)
 	if err != nil {
 		t.Error(err)
 		return nil
@@ -135,7 +137,7 @@ func (u *expressUser) send(t *testing.T, rnd *rand.Rand, v float32) []float32 {
 
 // mayFail: a broker that goes may refuse first.
 func (u *expressUser) mayFail(t *testing.T, err error) {
-	var s shm.Status
+	var s status.Code
 	if !errors.As(err, &s) || !s.Retryable() {
 		t.Errorf("ended with %v", err)
 	}

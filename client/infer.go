@@ -5,24 +5,25 @@ import (
 	"fmt"
 	"reflect"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // Infer runs one request: it copies the inputs into slots, waits, and copies
-// the outputs out. Inputs come in signature order; each is a shm.Tensor (see
-// shm.Of) or, for an input of fixed shape, a plain slice of its element type
+// the outputs out. Inputs come in signature order; each is a tensor.Tensor (see
+// tensor.Of) or, for an input of fixed shape, a plain slice of its element type
 // holding one or more whole rows. The outputs come in signature order too.
-func (c *Client) Infer(ctx context.Context, inputs ...any) ([]shm.Tensor, error) {
-	var outs []shm.Tensor
+func (c *Client) Infer(ctx context.Context, inputs ...any) ([]tensor.Tensor, error) {
+	var outs []tensor.Tensor
 	err := c.run(ctx, inputs, func(r Request) error {
 		for _, spec := range c.info.Load().Signature.Outputs {
 			view, err := r.Output(spec.Name)
 			if err != nil {
 				return err
 			}
-			out := shm.Tensor{Name: view.Name, DType: view.DType, Shape: view.Shape}
+			out := tensor.Tensor{Name: view.Name, DType: view.DType, Shape: view.Shape}
 			out.Data = make([]byte, view.Rows()*view.RowBytes())
-			if err := shm.Copy(out, view); err != nil {
+			if err := tensor.Copy(out, view); err != nil {
 				return err
 			}
 			outs = append(outs, out)
@@ -38,7 +39,7 @@ func (c *Client) Infer(ctx context.Context, inputs ...any) ([]shm.Tensor, error)
 func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) error {
 	specs := c.info.Load().Signature.Outputs
 	if len(outputs) != len(specs) {
-		return fmt.Errorf("%w: the model has %d outputs, %d buffers were given", shm.ErrInvalid, len(specs), len(outputs))
+		return fmt.Errorf("%w: the model has %d outputs, %d buffers were given", status.ErrInvalid, len(specs), len(outputs))
 	}
 	return c.run(ctx, inputs, func(r Request) error {
 		for i, spec := range specs {
@@ -52,10 +53,10 @@ func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) er
 			}
 			need := view.Rows() * view.RowBytes()
 			if len(dst.Data) < need {
-				return fmt.Errorf("%w: output %q takes %d bytes, the buffer has %d", shm.ErrOutputTooSmall, spec.Name, need, len(dst.Data))
+				return fmt.Errorf("%w: output %q takes %d bytes, the buffer has %d", status.ErrOutputTooSmall, spec.Name, need, len(dst.Data))
 			}
 			dst.Shape, dst.Data, dst.Stride = view.Shape, dst.Data[:need], 0
-			if err := shm.Copy(dst, view); err != nil {
+			if err := tensor.Copy(dst, view); err != nil {
 				return err
 			}
 		}
@@ -84,9 +85,9 @@ func (c *Client) run(ctx context.Context, inputs []any, read func(Request) error
 func (c *Client) Fill(ctx context.Context, inputs ...any) (Request, error) {
 	specs := c.info.Load().Signature.Inputs
 	if len(inputs) != len(specs) {
-		return Request{}, fmt.Errorf("%w: the model has %d inputs, %d were given", shm.ErrInvalid, len(specs), len(inputs))
+		return Request{}, fmt.Errorf("%w: the model has %d inputs, %d were given", status.ErrInvalid, len(specs), len(inputs))
 	}
-	tensors := make([]shm.Tensor, len(inputs))
+	tensors := make([]tensor.Tensor, len(inputs))
 	var sizes []uint32
 	rows := 0
 	for i := range inputs {
@@ -95,11 +96,11 @@ func (c *Client) Fill(ctx context.Context, inputs ...any) (Request, error) {
 			return Request{}, err
 		}
 		var n int
-		if n, sizes, err = shm.CheckInput(&specs[i], &t, sizes); err != nil {
+		if n, sizes, err = tensor.CheckInput(&specs[i], &t, sizes); err != nil {
 			return Request{}, err
 		}
 		if i > 0 && n != rows {
-			return Request{}, fmt.Errorf("%w: input %q has %d rows, %q has %d", shm.ErrRows, specs[i].Name, n, specs[0].Name, rows)
+			return Request{}, fmt.Errorf("%w: input %q has %d rows, %q has %d", status.ErrRows, specs[i].Name, n, specs[0].Name, rows)
 		}
 		rows, tensors[i] = n, t
 	}
@@ -114,7 +115,7 @@ func (c *Client) Fill(ctx context.Context, inputs ...any) (Request, error) {
 	for i := range tensors {
 		view, err := r.Input(specs[i].Name)
 		if err == nil {
-			err = shm.CopyPadded(view, tensors[i])
+			err = tensor.CopyPadded(view, tensors[i])
 		}
 		if err != nil {
 			_ = r.Release()
@@ -125,17 +126,17 @@ func (c *Client) Fill(ctx context.Context, inputs ...any) (Request, error) {
 }
 
 // tensorOf accepts a Tensor, or a slice that becomes rows of a fixed shape.
-func tensorOf(spec *shm.TensorSpec, v any) (shm.Tensor, error) {
+func tensorOf(spec *tensor.Spec, v any) (tensor.Tensor, error) {
 	t, err := bufferOf(spec, v)
-	if _, whole := v.(shm.Tensor); whole || err != nil {
+	if _, whole := v.(tensor.Tensor); whole || err != nil {
 		return t, err
 	}
 	if len(spec.Variable) > 0 {
-		return t, fmt.Errorf("%w: %q has variable dimensions; give its shape with shm.Of", shm.ErrShape, spec.Name)
+		return t, fmt.Errorf("%w: %q has variable dimensions; give its shape with tensor.Of", status.ErrShape, spec.Name)
 	}
 	n := spec.RowBytes()
 	if len(t.Data) == 0 || len(t.Data)%n != 0 {
-		return t, fmt.Errorf("%w: %q has rows of %d elements, got %d", shm.ErrSize, spec.Name, spec.RowElems(), len(t.Data)/spec.DType.Size())
+		return t, fmt.Errorf("%w: %q has rows of %d elements, got %d", status.ErrSize, spec.Name, spec.RowElems(), len(t.Data)/spec.DType.Size())
 	}
 	t.Shape = append([]int{len(t.Data) / n}, spec.Shape...)
 	return t, nil
@@ -143,38 +144,38 @@ func tensorOf(spec *shm.TensorSpec, v any) (shm.Tensor, error) {
 
 // bufferOf is the memory of a Tensor, or of a slice, without a shape then, of
 // the spec's element type.
-func bufferOf(spec *shm.TensorSpec, v any) (t shm.Tensor, err error) {
+func bufferOf(spec *tensor.Spec, v any) (t tensor.Tensor, err error) {
 	switch v := v.(type) {
-	case shm.Tensor:
+	case tensor.Tensor:
 		if v.Name != "" && v.Name != spec.Name {
-			return v, fmt.Errorf("%w: tensor %q given where %q is expected", shm.ErrInvalid, v.Name, spec.Name)
+			return v, fmt.Errorf("%w: tensor %q given where %q is expected", status.ErrInvalid, v.Name, spec.Name)
 		}
 		t = v
 	case []bool:
-		t = shm.Of(spec.Name, v)
+		t = tensor.Of(spec.Name, v)
 	case []uint8:
-		t = shm.Of(spec.Name, v)
+		t = tensor.Of(spec.Name, v)
 	case []int8:
-		t = shm.Of(spec.Name, v)
+		t = tensor.Of(spec.Name, v)
 	case []int16:
-		t = shm.Of(spec.Name, v)
+		t = tensor.Of(spec.Name, v)
 	case []int32:
-		t = shm.Of(spec.Name, v)
+		t = tensor.Of(spec.Name, v)
 	case []int64:
-		t = shm.Of(spec.Name, v)
-	case []shm.Float16:
-		t = shm.Of(spec.Name, v)
-	case []shm.BFloat16:
-		t = shm.Of(spec.Name, v)
+		t = tensor.Of(spec.Name, v)
+	case []tensor.Float16:
+		t = tensor.Of(spec.Name, v)
+	case []tensor.BFloat16:
+		t = tensor.Of(spec.Name, v)
 	case []float32:
-		t = shm.Of(spec.Name, v)
+		t = tensor.Of(spec.Name, v)
 	case []float64:
-		t = shm.Of(spec.Name, v)
+		t = tensor.Of(spec.Name, v)
 	default:
-		return t, fmt.Errorf("%w: %q wants a shm.Tensor or a slice of %s, got %v", shm.ErrDType, spec.Name, spec.DType, reflect.TypeOf(v))
+		return t, fmt.Errorf("%w: %q wants a tensor.Tensor or a slice of %s, got %v", status.ErrDType, spec.Name, spec.DType, reflect.TypeOf(v))
 	}
 	if t.DType != spec.DType {
-		return t, fmt.Errorf("%w: %q is %s, got %s", shm.ErrDType, spec.Name, spec.DType, t.DType)
+		return t, fmt.Errorf("%w: %q is %s, got %s", status.ErrDType, spec.Name, spec.DType, t.DType)
 	}
 	return t, nil
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // link is one attachment: one epoch of the broker, one window of slots.
@@ -65,8 +67,8 @@ type slot struct {
 	cancel bool // the broker was told to cancel it
 	notify bool // its end is to be told through the notifier
 	rows   uint32
-	status shm.Status // once ended
-	dims   [shm.MaxVariableDims]uint32
+	status status.Code // once ended
+	dims   [tensor.MaxVariableDims]uint32
 
 	claimTook, claimed, committed, seen int64 // on Now's clock
 }
@@ -253,7 +255,7 @@ func (l *link) ended(i uint32) bool {
 	case w.Generation() == l.gens[i]:
 		s.status, s.held = w.Status(), w.Held()
 	case l.dead.Load():
-		s.status, s.held = shm.ErrBrokerGone, true
+		s.status, s.held = status.ErrBrokerGone, true
 	default:
 		return false
 	}

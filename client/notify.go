@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // Notifier tells an event loop that requests have ended: its descriptor
@@ -82,12 +83,12 @@ func (r Request) Notify() error {
 		return err
 	}
 	if s.state != slotClaimed {
-		return shm.ErrCommitted
+		return status.ErrCommitted
 	}
 	r.link.mu.Lock()
 	defer r.link.mu.Unlock()
 	if r.link.notify.notifier == nil {
-		return fmt.Errorf("%w: this client has no notifier", shm.ErrInvalid)
+		return fmt.Errorf("%w: this client has no notifier", status.ErrInvalid)
 	}
 	s.notify = true
 	return nil
@@ -213,7 +214,7 @@ func (l *link) stolen(parked, now int64) bool {
 		for word := l.notify.watched[k] | l.wait.follow[k]; word != 0; word &= word - 1 {
 			i := uint32(k*64 + bits.TrailingZeros64(word))
 			w := l.board.Word(l.first + i)
-			if w.Generation() != l.gens[i] || w.Status() != shm.OK { // only an answer's record is final
+			if w.Generation() != l.gens[i] || w.Status() != status.OK { // only an answer's record is final
 				continue
 			}
 			if end := l.board.Record(l.first + i).Finished; end > parked && now-end > int64(stolenAfter) {

@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -32,13 +33,13 @@ func start(t *testing.T) *bench {
 	t.Helper()
 	b := &bench{sock: filepath.Join(t.TempDir(), "b.sock"), mem: shm.NewHeap(), gate: make(chan struct{})}
 	b.startBroker(t)
-	x, _ := shm.ParseTensorSpec("x:f32[4]")
-	y, _ := shm.ParseTensorSpec("y:f32[4]")
+	x, _ := tensor.ParseSpec("x:f32[4]")
+	y, _ := tensor.ParseSpec("y:f32[4]")
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
 		cfg := worker.Config{Socket: b.sock, Model: "echo", Memory: b.mem,
-			Signature: shm.Signature{Inputs: []shm.TensorSpec{x}, Outputs: []shm.TensorSpec{y}}}
+			Signature: tensor.Signature{Inputs: []tensor.Spec{x}, Outputs: []tensor.Spec{y}}}
 		done <- worker.Serve(ctx, cfg, func(ctx context.Context, batch *worker.Batch) error {
 			select {
 			case <-b.gate:
@@ -95,7 +96,7 @@ func submit(t *testing.T, c *client.Client, v float32) client.Request {
 		t.Fatal(err)
 	}
 	in, _ := r.Input("x")
-	x, _ := shm.As[float32](in)
+	x, _ := tensor.As[float32](in)
 	x[0] = v
 	if err := errors.Join(r.Notify(), r.CommitUntil(0)); err != nil {
 		t.Fatal(err)
@@ -146,7 +147,7 @@ func TestNotifierTellsEveryEndOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if y, _ := shm.As[float32](out); y[0] != want[id] {
+			if y, _ := tensor.As[float32](out); y[0] != want[id] {
 				t.Fatalf("request %x: got %v, want %v", id, y[0], want[id])
 			}
 			delete(want, id)

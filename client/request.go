@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // Request is one claimed piece of the window: rows consecutive slots. It is a
@@ -89,7 +91,7 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 		if !wait {
 			l.mu.Unlock()
 			l.drop()
-			return Request{}, shm.ErrFull
+			return Request{}, status.ErrFull
 		}
 		if start == 0 {
 			start = shm.Now()
@@ -113,7 +115,7 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 		case <-room:
 		case <-t.C:
 		case <-ctx.Done():
-			err = fmt.Errorf("%w (%w)", shm.ErrFull, ctx.Err())
+			err = fmt.Errorf("%w (%w)", status.ErrFull, ctx.Err())
 		}
 		t.Stop()
 		l.drop()
@@ -128,22 +130,22 @@ const defaultLevel = -1
 
 func (m *Model) badRows(rows int) error {
 	if rows > m.MaxBatchSize {
-		return fmt.Errorf("%w: %d rows, at most %d", shm.ErrTooLarge, rows, m.MaxBatchSize)
+		return fmt.Errorf("%w: %d rows, at most %d", status.ErrTooLarge, rows, m.MaxBatchSize)
 	}
-	return fmt.Errorf("%w: a request has 1..%d rows (this client's window), got %d", shm.ErrRows, m.Window, rows)
+	return fmt.Errorf("%w: a request has 1..%d rows (this client's window), got %d", status.ErrRows, m.Window, rows)
 }
 
 func (l *link) setDims(s *slot, dims []int) error {
 	inputs := l.session.Layout.Signature.Inputs
-	want := shm.VariableDims(inputs)
+	want := tensor.VariableDims(inputs)
 	if len(dims) != want {
-		return fmt.Errorf("%w: the inputs have %d variable dimensions, %d sizes were given", shm.ErrShape, want, len(dims))
+		return fmt.Errorf("%w: the inputs have %d variable dimensions, %d sizes were given", status.ErrShape, want, len(dims))
 	}
 	n := 0
 	for _, t := range inputs {
 		for _, v := range t.Variable {
 			if dims[n] < 1 || dims[n] > t.Shape[v] {
-				return fmt.Errorf("%w: input %q dimension %d is 1..%d, got %d", shm.ErrShape, t.Name, v, t.Shape[v], dims[n])
+				return fmt.Errorf("%w: input %q dimension %d is 1..%d, got %d", status.ErrShape, t.Name, v, t.Shape[v], dims[n])
 			}
 			s.dims[n] = uint32(dims[n])
 			n++
@@ -155,11 +157,11 @@ func (l *link) setDims(s *slot, dims []int) error {
 // slot finds the request's slot, or says that it is no longer its own.
 func (r Request) slot() (*slot, error) {
 	if r.link == nil {
-		return nil, shm.ErrReleased
+		return nil, status.ErrReleased
 	}
 	s := &r.link.slots[r.at]
 	if s.handle.Load() != r.handle {
-		return nil, shm.ErrReleased
+		return nil, status.ErrReleased
 	}
 	return s, nil
 }
@@ -181,10 +183,10 @@ func (r Request) SetPriority(level int) error {
 		return err
 	}
 	if s.state != slotClaimed {
-		return shm.ErrCommitted
+		return status.ErrCommitted
 	}
 	if levels := max(1, len(r.link.session.Info.Policy.Levels)); level < 0 || level >= levels {
-		return fmt.Errorf("%w: %d, the model has 0..%d", shm.ErrNoLevel, level, levels-1)
+		return fmt.Errorf("%w: %d, the model has 0..%d", status.ErrNoLevel, level, levels-1)
 	}
 	s.level = int8(level)
 	return nil
@@ -224,7 +226,7 @@ func commit(requests []Request, deadline int64) error {
 			return err
 		}
 		if r.link != requests[0].link {
-			return fmt.Errorf("%w: requests of different clients, or of before and after a broker restart", shm.ErrInvalid)
+			return fmt.Errorf("%w: requests of different clients, or of before and after a broker restart", status.ErrInvalid)
 		}
 	}
 	l := requests[0].link
@@ -237,7 +239,7 @@ func commit(requests []Request, deadline int64) error {
 				l.slots[r.at].state = slotClaimed
 			}
 			l.mu.Unlock()
-			return shm.ErrCommitted
+			return status.ErrCommitted
 		}
 		l.slots[r.at].state = slotCommitted
 	}
@@ -282,7 +284,7 @@ func (r Request) wait(ctx context.Context, until int64) error {
 		return err
 	}
 	if s.state == slotClaimed {
-		return shm.ErrNotCommitted
+		return status.ErrNotCommitted
 	}
 	if !r.link.ended(r.at) {
 		if err := r.link.await(ctx, r.at, until); err != nil {
@@ -299,19 +301,19 @@ func (r Request) Poll() error {
 		return err
 	}
 	if s.state == slotClaimed {
-		return shm.ErrNotCommitted
+		return status.ErrNotCommitted
 	}
 	if !r.link.ended(r.at) {
-		return shm.ErrNotDone
+		return status.ErrNotDone
 	}
 	return r.outcome(s)
 }
 
 func (r Request) outcome(s *slot) error {
 	switch s.status {
-	case shm.OK:
+	case status.OK:
 		return nil
-	case shm.ErrFailed, shm.ErrWorkerDied:
+	case status.ErrFailed, status.ErrWorkerDied:
 		return &ended{s.status, r.link.board.Reason(r.link.first + r.at)}
 	default:
 		return &ended{status: s.status}
@@ -326,7 +328,7 @@ func (r Request) Cancel() error {
 		return err
 	}
 	if s.state == slotClaimed {
-		return shm.ErrNotCommitted
+		return status.ErrNotCommitted
 	}
 	l := r.link
 	if l.ended(r.at) {
@@ -364,7 +366,7 @@ func (r Request) Release() error {
 	l.mu.Lock()
 	if !s.handle.CompareAndSwap(r.handle, r.handle+1) {
 		l.mu.Unlock()
-		return shm.ErrReleased
+		return status.ErrReleased
 	}
 	l.unwatch(r.at)
 	switch {

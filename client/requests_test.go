@@ -12,7 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -58,13 +58,13 @@ func TestVariableSizesArePaddedToTheirBucketAndKnownToTheWorker(t *testing.T) {
 					x[i] = int32(n*1000 + i)
 				}
 				k := make([]uint8, rows*(1+n%4))
-				outs, err := c.Infer(soon(t), shm.Of("x", x, rows, n, 2), shm.Of("k", k, rows, 1+n%4))
+				outs, err := c.Infer(soon(t), tensor.Of("x", x, rows, n, 2), tensor.Of("k", k, rows, 1+n%4))
 				if err != nil {
 					t.Errorf("%d: %v", n, err)
 					return
 				}
-				y, _ := shm.As[int64](outs[0])
-				z, _ := shm.As[int32](outs[1])
+				y, _ := tensor.As[int64](outs[0])
+				z, _ := tensor.As[int32](outs[1])
 				if !slices.Equal(outs[0].Shape, []int{rows, n}) || len(y) != rows*n {
 					t.Errorf("%d: output of shape %v", n, outs[0].Shape)
 					return
@@ -81,7 +81,7 @@ func TestVariableSizesArePaddedToTheirBucketAndKnownToTheWorker(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	_, err := c.Infer(soon(t), shm.Of("x", make([]int32, 18), 1, 9, 2), shm.Of("k", make([]uint8, 1), 1, 1))
+	_, err := c.Infer(soon(t), tensor.Of("x", make([]int32, 18), 1, 9, 2), tensor.Of("k", make([]uint8, 1), 1, 1))
 	expect(t, "larger than the maximum", err, client.ErrShape)
 	_, err = c.Claim(soon(t), 1, 3)
 	expect(t, "a size too few", err, client.ErrShape)
@@ -157,7 +157,7 @@ func TestTheMoreUrgentGoesFirst(t *testing.T) {
 			t.Fatal(err)
 		}
 		x, _ := req.Input("x")
-		row, _ := shm.As[float32](x)
+		row, _ := tensor.As[float32](x)
 		row[0] = float32(10*level + i)
 		if err := req.SetPriority(level); err != nil {
 			t.Fatal(err)
@@ -246,7 +246,7 @@ func TestViewsOutliveTheBrokerAndTheClientUntilTheyAreReleased(t *testing.T) {
 		t.Fatal(err)
 	}
 	x, _ := req.Input("x")
-	in, _ := shm.As[float32](x)
+	in, _ := tensor.As[float32](x)
 	copy(in, []float32{1, 2, 3, 4})
 	expect(t, "commit", req.Commit(soon(t)), nil)
 	expect(t, "wait", req.Wait(soon(t)), nil)
@@ -256,7 +256,7 @@ func TestViewsOutliveTheBrokerAndTheClientUntilTheyAreReleased(t *testing.T) {
 	c.Close()
 	y, err := req.Output("y")
 	expect(t, "output", err, nil)
-	if out, _ := shm.As[float32](y); !slices.Equal(out, []float32{2, 4, 6, 8}) {
+	if out, _ := tensor.As[float32](y); !slices.Equal(out, []float32{2, 4, 6, 8}) {
 		t.Errorf("the view says %v", out)
 	}
 	expect(t, "release", req.Release(), nil)

@@ -12,6 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -97,11 +98,11 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
-func signature(t *testing.T, inputs, outputs []string) (sig shm.Signature) {
+func signature(t *testing.T, inputs, outputs []string) (sig tensor.Signature) {
 	t.Helper()
-	parse := func(texts []string) (specs []shm.TensorSpec) {
+	parse := func(texts []string) (specs []tensor.Spec) {
 		for _, text := range texts {
-			spec, err := shm.ParseTensorSpec(text)
+			spec, err := tensor.ParseSpec(text)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -109,7 +110,7 @@ func signature(t *testing.T, inputs, outputs []string) (sig shm.Signature) {
 		}
 		return specs
 	}
-	return shm.Signature{Inputs: parse(inputs), Outputs: parse(outputs)}
+	return tensor.Signature{Inputs: parse(inputs), Outputs: parse(outputs)}
 }
 
 // plain is y = 2x over four numbers.

@@ -3,7 +3,7 @@ package client
 import (
 	"time"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // Timing says where a request's time went.
@@ -29,14 +29,14 @@ func (r Request) Timing() (Timing, error) {
 		return Timing{}, err
 	}
 	if s.state == slotClaimed || !r.link.ended(r.at) {
-		return Timing{}, shm.ErrNotDone
+		return Timing{}, status.ErrNotDone
 	}
 	span := func(from, to int64) time.Duration { return time.Duration(max(0, to-from)) }
 	t := Timing{Claim: time.Duration(s.claimTook)}
 	if s.claimed != 0 {
 		t.Write = span(s.claimed, s.committed)
 	}
-	if s.status != shm.OK {
+	if s.status != status.OK {
 		t.Queue = span(s.committed, s.seen)
 		return t, nil
 	}

@@ -4,18 +4,20 @@ import (
 	"fmt"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // Input is the view of an input tensor's rows, in place: write, then Commit.
 // Where the model declares buckets for a variable dimension, the view has the
 // bucket's size and is zero where it was not written.
-func (r Request) Input(name string) (shm.Tensor, error) {
+func (r Request) Input(name string) (tensor.Tensor, error) {
 	s, err := r.slot()
 	if err != nil {
-		return shm.Tensor{}, err
+		return tensor.Tensor{}, err
 	}
 	if s.state != slotClaimed {
-		return shm.Tensor{}, shm.ErrCommitted
+		return tensor.Tensor{}, status.ErrCommitted
 	}
 	l := r.link.session.Layout
 	dims := r.link.padded(s)
@@ -27,15 +29,15 @@ func (r Request) Input(name string) (shm.Tensor, error) {
 		}
 		at += len(p.Spec.Variable)
 	}
-	return shm.Tensor{}, fmt.Errorf("%w: no input %q; the model has %s", shm.ErrInvalid, name, &l.Signature)
+	return tensor.Tensor{}, fmt.Errorf("%w: no input %q; the model has %s", status.ErrInvalid, name, &l.Signature)
 }
 
 // Output is the view of an output tensor's rows, in place: valid after Wait
 // returned nil and until Release.
-func (r Request) Output(name string) (shm.Tensor, error) {
+func (r Request) Output(name string) (tensor.Tensor, error) {
 	s, err := r.doneSlot()
 	if err != nil {
-		return shm.Tensor{}, err
+		return tensor.Tensor{}, err
 	}
 	l := r.link.session.Layout
 	dims := clampDims(l.Outputs, r.link.board.Record(r.link.first+r.at).Dims)
@@ -47,7 +49,7 @@ func (r Request) Output(name string) (shm.Tensor, error) {
 		}
 		at += len(p.Spec.Variable)
 	}
-	return shm.Tensor{}, fmt.Errorf("%w: no output %q; the model has %s", shm.ErrInvalid, name, &l.Signature)
+	return tensor.Tensor{}, fmt.Errorf("%w: no output %q; the model has %s", status.ErrInvalid, name, &l.Signature)
 }
 
 // InputBytes is the memory of the k-th input's rows: the quickest way in for
@@ -58,7 +60,7 @@ func (r Request) InputBytes(k int) ([]byte, error) {
 		return nil, err
 	}
 	if s.state != slotClaimed {
-		return nil, shm.ErrCommitted
+		return nil, status.ErrCommitted
 	}
 	l := r.link
 	return l.session.Layout.Inputs[k].Rows(l.session.Planes.Bytes(), l.first+r.at, int(s.rows)), nil
@@ -80,19 +82,19 @@ func (r Request) doneSlot() (*slot, error) {
 	case err != nil:
 		return nil, err
 	case s.state == slotClaimed:
-		return nil, shm.ErrNotCommitted
+		return nil, status.ErrNotCommitted
 	case !r.link.ended(r.at): // the notifier may have told before anybody waited
-		return nil, shm.ErrNotDone
-	case s.status != shm.OK:
+		return nil, status.ErrNotDone
+	case s.status != status.OK:
 		return nil, r.outcome(s)
 	}
 	return s, nil
 }
 
-func (r Request) view(p *shm.Plane, s *slot, dims []uint32, at int) shm.Tensor {
+func (r Request) view(p *shm.Plane, s *slot, dims []uint32, at int) tensor.Tensor {
 	l := r.link
 	shape := append([]int{int(s.rows)}, p.Spec.Actual(dims, at)...)
-	return shm.Tensor{
+	return tensor.Tensor{
 		Name: p.Spec.Name, DType: p.Spec.DType, Shape: shape, Stride: int(p.Stride),
 		Data: p.Rows(l.session.Planes.Bytes(), l.first+r.at, int(s.rows)),
 	}
@@ -111,18 +113,18 @@ func (l *link) clearPadding(s *slot, at int) {
 }
 
 // padded is the request's sizes rounded up to the declared buckets.
-func (l *link) padded(s *slot) [shm.MaxVariableDims]uint32 {
+func (l *link) padded(s *slot) [tensor.MaxVariableDims]uint32 {
 	dims := s.dims
 	for i, sizes := range l.session.Info.Policy.Buckets {
 		if i < len(dims) {
-			dims[i] = shm.Bucket(sizes, dims[i])
+			dims[i] = tensor.Bucket(sizes, dims[i])
 		}
 	}
 	return dims
 }
 
 // clampDims believes the sizes a worker reported only as far as the slot goes.
-func clampDims(planes []shm.Plane, dims [shm.MaxVariableDims]uint32) [shm.MaxVariableDims]uint32 {
+func clampDims(planes []shm.Plane, dims [tensor.MaxVariableDims]uint32) [tensor.MaxVariableDims]uint32 {
 	n := 0
 	for _, p := range planes {
 		for _, v := range p.Spec.Variable {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // Waiting without a thread per waiter. The bell of a window is one futex
@@ -68,7 +69,7 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 		case <-ctx.Done():
 			err = ctx.Err()
 		case <-over:
-			err = shm.ErrTimeout
+			err = status.ErrTimeout
 		}
 		if timer != nil {
 			timer.Stop()
@@ -130,7 +131,7 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 		l.wakeEnded()
 		if l.ended(i) {
 			end := shm.Now()
-			if late && l.slots[i].status == shm.OK { // the wake-up was stolen, or it did take long: the worker knows
+			if late && l.slots[i].status == status.OK { // the wake-up was stolen, or it did take long: the worker knows
 				now := end
 				if end = l.board.Record(l.first + i).Finished; end > start && now-end > int64(stolenAfter) {
 					l.wait.robbed = robbedFor
@@ -162,7 +163,7 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 			return err
 		}
 		if left <= 0 && !l.ended(i) {
-			return shm.ErrTimeout
+			return status.ErrTimeout
 		}
 	}
 }

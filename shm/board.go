@@ -3,6 +3,9 @@ package shm
 import (
 	"fmt"
 	"sync/atomic"
+
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // A slot's life. The broker's private books are the truth; what is in shared
@@ -37,7 +40,7 @@ type Word uint64
 const heldBit Word = 1 << 8
 
 // MakeWord packs a word.
-func MakeWord(gen uint32, s Status, held bool) Word {
+func MakeWord(gen uint32, s status.Code, held bool) Word {
 	w := Word(gen)<<32 | Word(s)
 	if held {
 		w |= heldBit
@@ -45,9 +48,9 @@ func MakeWord(gen uint32, s Status, held bool) Word {
 	return w
 }
 
-func (w Word) Generation() uint32 { return uint32(w >> 32) }
-func (w Word) Status() Status     { return Status(w) }
-func (w Word) Held() bool         { return w&heldBit != 0 }
+func (w Word) Generation() uint32  { return uint32(w >> 32) }
+func (w Word) Status() status.Code { return status.Code(w) }
+func (w Word) Held() bool          { return w&heldBit != 0 }
 
 // Bell is what a waiting client parks on: one per window, found at the
 // window's first slot. Workers and the broker add one and wake; the client
@@ -65,7 +68,7 @@ type Record struct {
 	Finished   int64
 	ReasonLen  uint32
 	_          uint32
-	Dims       [MaxVariableDims]uint32
+	Dims       [tensor.MaxVariableDims]uint32
 }
 
 // Board is the typed view of a board segment.
@@ -98,7 +101,7 @@ func (b *Board) Word(slot uint32) Word { return Word(b.words[slot].Load()) }
 // SYNC POINT "completion", release side.
 //
 // In docs/model: End.
-func (b *Board) End(slot, gen uint32, s Status, held bool) bool {
+func (b *Board) End(slot, gen uint32, s status.Code, held bool) bool {
 	w := &b.words[slot]
 	for {
 		old := Word(w.Load())
@@ -124,13 +127,13 @@ func (b *Board) Reclaim(slot, gen uint32) {
 
 // Repair is End for a word that shows a generation which never was: only a
 // damaged worker can have written that. The broker's books are the truth.
-func (b *Board) Repair(slot, gen uint32, s Status, held bool) {
+func (b *Board) Repair(slot, gen uint32, s status.Code, held bool) {
 	b.words[slot].Store(uint64(MakeWord(gen, s, held)))
 }
 
 // Reset makes the word of every slot of a new window agree with its first
 // generation. Only the broker calls it, while nobody owns the window.
-func (b *Board) Reset(slot, gen uint32) { b.words[slot].Store(uint64(MakeWord(gen, OK, false))) }
+func (b *Board) Reset(slot, gen uint32) { b.words[slot].Store(uint64(MakeWord(gen, status.OK, false))) }
 
 // Record is the slot's record; owned by the worker until End, by the client
 // after.

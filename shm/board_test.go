@@ -1,20 +1,22 @@
 package shm
 
 import (
-	"errors"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
-func testSignature(t *testing.T, inputs, outputs []string) (sig Signature) {
+func testSignature(t *testing.T, inputs, outputs []string) (sig tensor.Signature) {
 	t.Helper()
 	for _, side := range []struct {
 		texts []string
-		into  *[]TensorSpec
+		into  *[]tensor.Spec
 	}{{inputs, &sig.Inputs}, {outputs, &sig.Outputs}} {
 		for _, text := range side.texts {
-			spec, err := ParseTensorSpec(text)
+			spec, err := tensor.ParseSpec(text)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -50,7 +52,7 @@ func segments(t *testing.T, size int64) map[string]*Segment {
 
 func TestAWordKeepsItsParts(t *testing.T) {
 	for _, gen := range []uint32{0, 1, 1 << 31, ^uint32(0)} {
-		for _, s := range Statuses() {
+		for _, s := range status.All() {
 			for _, held := range []bool{false, true} {
 				w := MakeWord(gen, s, held)
 				if w.Generation() != gen || w.Status() != s || w.Held() != held {
@@ -69,12 +71,12 @@ func TestExactlyOneEndCountsForAGeneration(t *testing.T) {
 			b.Reset(2, 10)
 			for gen := uint32(11); gen < 200; gen++ {
 				var wg sync.WaitGroup
-				won := make(chan Status, 8)
-				for _, s := range []Status{OK, ErrExpired, ErrCanceled, ErrFailed} {
+				won := make(chan status.Code, 8)
+				for _, s := range []status.Code{status.OK, status.ErrExpired, status.ErrCanceled, status.ErrFailed} {
 					wg.Add(1)
 					go func() {
 						defer wg.Done()
-						if b.End(2, gen, s, s == ErrExpired) {
+						if b.End(2, gen, s, s == status.ErrExpired) {
 							won <- s
 						}
 					}()
@@ -83,7 +85,7 @@ func TestExactlyOneEndCountsForAGeneration(t *testing.T) {
 				if len(won) != 1 {
 					t.Fatalf("generation %d was ended %d times", gen, len(won))
 				}
-				if s := <-won; b.Word(2) != MakeWord(gen, s, s == ErrExpired) {
+				if s := <-won; b.Word(2) != MakeWord(gen, s, s == status.ErrExpired) {
 					t.Fatalf("%v won, the word says %v", s, b.Word(2))
 				}
 			}
@@ -95,12 +97,12 @@ func TestALateEndOfAnOldGenerationChangesNothing(t *testing.T) {
 	l := testLayout(t, 1, 1)
 	b := NewBoard(l, segments(t, l.BoardSize)["memfd"])
 	b.Reset(0, 5)
-	if !b.End(0, 7, OK, false) || b.End(0, 6, ErrFailed, false) || b.End(0, 7, ErrFailed, false) {
+	if !b.End(0, 7, status.OK, false) || b.End(0, 6, status.ErrFailed, false) || b.End(0, 7, status.ErrFailed, false) {
 		t.Error("an old generation ended a newer one")
 	}
 	// Generations wrap.
 	b.Reset(0, ^uint32(0))
-	if !b.End(0, 0, OK, false) || b.End(0, ^uint32(0), ErrFailed, false) || b.Word(0).Generation() != 0 {
+	if !b.End(0, 0, status.OK, false) || b.End(0, ^uint32(0), status.ErrFailed, false) || b.Word(0).Generation() != 0 {
 		t.Errorf("around the wrap: %v", b.Word(0))
 	}
 }
@@ -108,18 +110,18 @@ func TestALateEndOfAnOldGenerationChangesNothing(t *testing.T) {
 func TestReclaimTakesOnlyTheHeldMarkOfItsGeneration(t *testing.T) {
 	l := testLayout(t, 1, 1)
 	b := NewBoard(l, segments(t, l.BoardSize)["memfd"])
-	b.End(0, 1, ErrExpired, true)
+	b.End(0, 1, status.ErrExpired, true)
 	b.Reclaim(0, 2)
 	if !b.Word(0).Held() {
 		t.Error("another generation's reclaim took the mark")
 	}
 	b.Reclaim(0, 1)
-	if w := b.Word(0); w != MakeWord(1, ErrExpired, false) {
+	if w := b.Word(0); w != MakeWord(1, status.ErrExpired, false) {
 		t.Errorf("after reclaim: %v", w)
 	}
-	b.End(0, 2, OK, false)
+	b.End(0, 2, status.OK, false)
 	b.Reclaim(0, 2)
-	if w := b.Word(0); w != MakeWord(2, OK, false) {
+	if w := b.Word(0); w != MakeWord(2, status.OK, false) {
 		t.Errorf("reclaim of what was not held: %v", w)
 	}
 }
@@ -167,21 +169,5 @@ func TestABellWakesItsWaiter(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestEveryStatusHasANameAndAText(t *testing.T) {
-	seen := map[string]bool{}
-	for _, s := range Statuses() {
-		if s.Name() == "" || s.Error() == "" || seen[s.Name()] || !s.Valid() {
-			t.Errorf("status %d: name %q, text %q", s, s.Name(), s.Error())
-		}
-		seen[s.Name()] = true
-	}
-	if s := Status(200); s.Valid() || s.Name() == "" || s.Error() == "" {
-		t.Error("an unknown status has no text")
-	}
-	if !errors.Is(error(ErrFull), ErrFull) || !ErrFull.Retryable() || ErrShape.Retryable() {
-		t.Error("a status does not compare as an error")
 	}
 }

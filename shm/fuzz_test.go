@@ -5,11 +5,14 @@ import (
 	"errors"
 	"testing"
 	"unsafe"
+
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
-var fuzzSignature = Signature{
-	Inputs:  []TensorSpec{{Name: "x", DType: F32, Shape: []int{4}}},
-	Outputs: []TensorSpec{{Name: "y", DType: F32, Shape: []int{2}}},
+var fuzzSignature = tensor.Signature{
+	Inputs:  []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{4}}},
+	Outputs: []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{2}}},
 }
 
 // FuzzCheckHeader gives a peer any first page: its fields are the right ones
@@ -42,7 +45,7 @@ func FuzzCheckHeader(f *testing.F) {
 		if err == nil != same {
 			t.Fatalf("%x: %v", header, err)
 		}
-		if err != nil && !errors.Is(err, ErrLayout) && !errors.Is(err, ErrVersion) {
+		if err != nil && !errors.Is(err, status.ErrLayout) && !errors.Is(err, status.ErrVersion) {
 			t.Fatalf("unnamed: %v", err)
 		}
 	})
@@ -56,14 +59,14 @@ func FuzzLayout(f *testing.F) {
 	f.Add("x:f64[1048576,1024]", "y:f64[1048576,1024]", MaxSlots, MaxBatchRows)
 	f.Add("x:f32[4]", "x:f32[4]", -1, 0)
 	f.Fuzz(func(t *testing.T, in, out string, slots, maxBatch int) {
-		x, err1 := ParseTensorSpec(in)
-		y, err2 := ParseTensorSpec(out)
+		x, err1 := tensor.ParseSpec(in)
+		y, err2 := tensor.ParseSpec(out)
 		if err1 != nil || err2 != nil {
 			return
 		}
-		l, err := NewLayout(Signature{Inputs: []TensorSpec{x}, Outputs: []TensorSpec{y}}, slots, maxBatch)
+		l, err := NewLayout(tensor.Signature{Inputs: []tensor.Spec{x}, Outputs: []tensor.Spec{y}}, slots, maxBatch)
 		if err != nil {
-			var s Status
+			var s status.Code
 			if !errors.As(err, &s) {
 				t.Fatalf("unnamed: %v", err)
 			}

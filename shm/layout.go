@@ -2,8 +2,12 @@ package shm
 
 import (
 	"fmt"
+	"hash/fnv"
 	"math"
 	"sync/atomic"
+
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // A model has two segments, and every session (a client's or a worker's
@@ -52,7 +56,7 @@ const (
 // at Offset + i*Stride. Stride is the row's exact size, so that consecutive
 // slots are one contiguous tensor.
 type Plane struct {
-	Spec   TensorSpec
+	Spec   tensor.Spec
 	Offset int64
 	Stride int64
 }
@@ -73,7 +77,7 @@ type Plane struct {
 //	|  …     |                              (each on a multiple of 4096)
 //	+--------+
 type Layout struct {
-	Signature       Signature
+	Signature       tensor.Signature
 	Slots, MaxBatch int
 	Inputs, Outputs []Plane
 	PlanesSize      int64
@@ -84,25 +88,25 @@ type Layout struct {
 }
 
 // NewLayout computes the layout, or says which limit the model breaks.
-func NewLayout(sig Signature, slots, maxBatch int) (*Layout, error) {
+func NewLayout(sig tensor.Signature, slots, maxBatch int) (*Layout, error) {
 	if err := sig.Validate(); err != nil {
 		return nil, err
 	}
 	if slots < 1 || slots > MaxSlots {
-		return nil, fmt.Errorf("%w: slots is %d, must be 1..%d", ErrInvalid, slots, MaxSlots)
+		return nil, fmt.Errorf("%w: slots is %d, must be 1..%d", status.ErrInvalid, slots, MaxSlots)
 	}
 	if maxBatch < 1 || maxBatch > MaxBatchRows {
-		return nil, fmt.Errorf("%w: max_batch_size is %d, must be 1..%d", ErrInvalid, maxBatch, MaxBatchRows)
+		return nil, fmt.Errorf("%w: max_batch_size is %d, must be 1..%d", status.ErrInvalid, maxBatch, MaxBatchRows)
 	}
 	l := &Layout{Signature: sig, Slots: slots, MaxBatch: maxBatch, Geometry: Geometry(&sig, slots, maxBatch)}
 	at := int64(segmentHeader)
-	place := func(specs []TensorSpec) ([]Plane, error) {
+	place := func(specs []tensor.Spec) ([]Plane, error) {
 		planes := make([]Plane, len(specs))
 		for i, spec := range specs {
 			stride := int64(spec.RowBytes())
 			planes[i] = Plane{Spec: spec, Offset: at, Stride: stride}
 			if stride > (math.MaxInt64-at-pageSize)/int64(slots) {
-				return nil, fmt.Errorf("%w: %d slots of %d bytes do not fit an address space", ErrInvalid, slots, stride)
+				return nil, fmt.Errorf("%w: %d slots of %d bytes do not fit an address space", status.ErrInvalid, slots, stride)
 			}
 			at = roundUp(at+stride*int64(slots), pageSize)
 		}
@@ -171,19 +175,27 @@ func (l *Layout) WriteHeader(s *Segment, kind Kind, epoch uint64) {
 // SYNC POINT "header", acquire side.
 func (l *Layout) CheckHeader(s *Segment, kind Kind, epoch uint64) error {
 	if s.Size() < segmentHeader {
-		return fmt.Errorf("%w: segment of %d bytes has no header", ErrLayout, s.Size())
+		return fmt.Errorf("%w: segment of %d bytes has no header", status.ErrLayout, s.Size())
 	}
 	if at[atomic.Uint64](s.mem, 0).Load() != Magic {
-		return fmt.Errorf("%w: not a ringbatch segment", ErrLayout)
+		return fmt.Errorf("%w: not a ringbatch segment", status.ErrLayout)
 	}
 	got := *at[Header](s.mem, 0)
 	if got.Version != LayoutVersion {
-		return fmt.Errorf("%w: segment has version %d, this build speaks %d", ErrVersion, got.Version, LayoutVersion)
+		return fmt.Errorf("%w: segment has version %d, this build speaks %d", status.ErrVersion, got.Version, LayoutVersion)
 	}
 	if want := l.header(kind, s.Size(), epoch); got != want {
-		return fmt.Errorf("%w: header says %+v, expected %+v", ErrLayout, got, want)
+		return fmt.Errorf("%w: header says %+v, expected %+v", status.ErrLayout, got, want)
 	}
 	return nil
 }
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
+
+// Geometry is the fingerprint of everything that the layout of a model's
+// segments depends on: FNV-1a 64 over the text below.
+func Geometry(s *tensor.Signature, slots, maxBatch int) uint64 {
+	h := fnv.New64a()
+	fmt.Fprintf(h, "ringbatch %d slots=%d max_batch=%d %s", LayoutVersion, slots, maxBatch, s)
+	return h.Sum64()
+}

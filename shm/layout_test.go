@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 	"golang.org/x/sys/unix"
 )
 
@@ -43,20 +45,20 @@ func TestPlanesLieApartAlignedAndExact(t *testing.T) {
 func TestALayoutBeyondItsLimitsIsRefused(t *testing.T) {
 	sig := testSignature(t, []string{"x:f32[4]"}, []string{"y:f32[2]"})
 	for _, c := range []struct{ slots, batch int }{{0, 1}, {-1, 1}, {MaxSlots + 1, 1}, {1, 0}, {1, MaxBatchRows + 1}, {math.MaxInt, 1}} {
-		if _, err := NewLayout(sig, c.slots, c.batch); !errors.Is(err, ErrInvalid) {
+		if _, err := NewLayout(sig, c.slots, c.batch); !errors.Is(err, status.ErrInvalid) {
 			t.Errorf("%d slots, batches of %d: %v", c.slots, c.batch, err)
 		}
 	}
-	if _, err := NewLayout(Signature{Inputs: sig.Inputs}, 1, 1); !errors.Is(err, ErrInvalid) {
+	if _, err := NewLayout(tensor.Signature{Inputs: sig.Inputs}, 1, 1); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("no outputs: %v", err)
 	}
-	var many Signature
-	for i := range MaxTensors - 1 { // the most there can be, all as large as can be
-		many.Inputs = append(many.Inputs, TensorSpec{Name: "x" + strings.Repeat("i", i), DType: F64, Shape: []int{maxRowBytes / 8}})
+	var many tensor.Signature
+	for i := range tensor.MaxTensors - 1 { // the most there can be, all as large as can be
+		many.Inputs = append(many.Inputs, tensor.Spec{Name: "x" + strings.Repeat("i", i), DType: tensor.F64, Shape: []int{(1 << 36) / 8}})
 	}
 	many.Outputs = sig.Outputs
 	l, err := NewLayout(many, MaxSlots, 1)
-	if err == nil && l.PlanesSize < int64(maxRowBytes)*MaxSlots {
+	if err == nil && l.PlanesSize < int64((1<<36))*MaxSlots {
 		t.Errorf("the size ran over: %d", l.PlanesSize)
 	}
 }
@@ -64,7 +66,7 @@ func TestALayoutBeyondItsLimitsIsRefused(t *testing.T) {
 func TestTheGeometryTellsEveryDifference(t *testing.T) {
 	base := testSignature(t, []string{"x:f32[4]"}, []string{"y:f32[2]"})
 	seen := map[uint64]string{}
-	add := func(what string, sig Signature, slots, batch int) {
+	add := func(what string, sig tensor.Signature, slots, batch int) {
 		g := Geometry(&sig, slots, batch)
 		if other := seen[g]; other != "" {
 			t.Errorf("%s has the geometry of %s", what, other)
@@ -88,10 +90,10 @@ func TestAHeaderIsCheckedFieldByField(t *testing.T) {
 	if err := l.CheckHeader(s, KindBoard, 77); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.CheckHeader(s, KindPlanes, 77); !errors.Is(err, ErrLayout) {
+	if err := l.CheckHeader(s, KindPlanes, 77); !errors.Is(err, status.ErrLayout) {
 		t.Errorf("another kind: %v", err)
 	}
-	if err := l.CheckHeader(s, KindBoard, 78); !errors.Is(err, ErrLayout) {
+	if err := l.CheckHeader(s, KindBoard, 78); !errors.Is(err, status.ErrLayout) {
 		t.Errorf("another epoch: %v", err)
 	}
 	for _, c := range []struct {
@@ -99,12 +101,12 @@ func TestAHeaderIsCheckedFieldByField(t *testing.T) {
 		change func(*Header)
 		want   error
 	}{
-		{"magic", func(h *Header) { h.Magic++ }, ErrLayout},
-		{"version", func(h *Header) { h.Version++; h.Geometry++ }, ErrVersion},
-		{"size", func(h *Header) { h.Size++ }, ErrLayout},
-		{"geometry", func(h *Header) { h.Geometry++ }, ErrLayout},
-		{"slots", func(h *Header) { h.Slots++ }, ErrLayout},
-		{"max batch", func(h *Header) { h.MaxBatch++ }, ErrLayout},
+		{"magic", func(h *Header) { h.Magic++ }, status.ErrLayout},
+		{"version", func(h *Header) { h.Version++; h.Geometry++ }, status.ErrVersion},
+		{"size", func(h *Header) { h.Size++ }, status.ErrLayout},
+		{"geometry", func(h *Header) { h.Geometry++ }, status.ErrLayout},
+		{"slots", func(h *Header) { h.Slots++ }, status.ErrLayout},
+		{"max batch", func(h *Header) { h.MaxBatch++ }, status.ErrLayout},
 	} {
 		l.WriteHeader(s, KindBoard, 77)
 		c.change(at[Header](s.mem, 0))
@@ -133,7 +135,7 @@ func TestASegmentIsSealedAndOfTheSizeItShouldHave(t *testing.T) {
 		}
 		return fd
 	}
-	if _, err := (Memfd{}).Open(dup(), 4096, ReadOnly); !errors.Is(err, ErrLayout) {
+	if _, err := (Memfd{}).Open(dup(), 4096, ReadOnly); !errors.Is(err, status.ErrLayout) {
 		t.Errorf("another size: %v", err)
 	}
 	plain, err := unix.MemfdCreate("plain", 0)
@@ -141,7 +143,7 @@ func TestASegmentIsSealedAndOfTheSizeItShouldHave(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = unix.Ftruncate(plain, 8192)
-	if _, err := (Memfd{}).Open(plain, 8192, ReadOnly); !errors.Is(err, ErrLayout) {
+	if _, err := (Memfd{}).Open(plain, 8192, ReadOnly); !errors.Is(err, status.ErrLayout) {
 		t.Errorf("not sealed: %v", err)
 	}
 	ro, err := s.ReadOnlyFD()
@@ -163,7 +165,7 @@ func TestASegmentIsSealedAndOfTheSizeItShouldHave(t *testing.T) {
 }
 
 func TestASegmentThatNobodyCouldHoldIsRefused(t *testing.T) {
-	if _, err := (Memfd{}).Create("test", 1<<62); !errors.Is(err, ErrNoMemory) {
+	if _, err := (Memfd{}).Create("test", 1<<62); !errors.Is(err, status.ErrNoMemory) {
 		t.Errorf("4 EiB: %v", err)
 	}
 }

@@ -7,14 +7,10 @@ import "time"
 const (
 	LayoutVersion = 1
 
-	MaxVariableDims = 8    // variable dimensions of all inputs together, and of all outputs together
-	MaxRank         = 8    // dimensions of one tensor's row
-	MaxTensors      = 64   // inputs plus outputs of one model
-	MaxNameBytes    = 128  // of a model or tensor name
-	ReasonBytes     = 1024 // room for the text of a failure, per slot
-	MaxSlots        = 1 << 20
-	MaxBatchRows    = 1 << 14
-	MaxMailDepth    = 64 // batches one worker may hold
+	ReasonBytes  = 1024 // room for the text of a failure, per slot
+	MaxSlots     = 1 << 20
+	MaxBatchRows = 1 << 14
+	MaxMailDepth = 64 // batches one worker may hold
 
 	pageSize      = 4096
 	cacheLine     = 64

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/internal/cgroup"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // Range is some bytes of a segment.
@@ -48,7 +49,7 @@ func CheckRoom(bytes int64) error {
 	room, limited := cgroup.Tightest()
 	if limited && bytes+bytes/64 > room.Left {
 		return fmt.Errorf("%w: %d MiB of shared memory, the memory cgroup %s has %d of %d MiB left",
-			ErrNoMemory, mebibytes(bytes), room.Group, room.Left>>20, room.Limit>>20)
+			status.ErrNoMemory, mebibytes(bytes), room.Group, room.Left>>20, room.Limit>>20)
 	}
 	return nil
 }
@@ -85,7 +86,7 @@ func populate(mem []byte) error {
 	}
 	err := unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
 	if err != nil && !errors.Is(err, unix.EINVAL) { // kernels before 5.14 fault lazily
-		return fmt.Errorf("%w: %d MiB of shared memory: %v", ErrNoMemory, mebibytes(int64(len(mem))), err)
+		return fmt.Errorf("%w: %d MiB of shared memory: %v", status.ErrNoMemory, mebibytes(int64(len(mem))), err)
 	}
 	return nil
 }

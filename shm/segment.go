@@ -5,6 +5,7 @@ import (
 	"os"
 	"sync"
 
+	"github.com/ringbatch/ringbatch/status"
 	"golang.org/x/sys/unix"
 )
 
@@ -89,11 +90,11 @@ type Memfd struct{}
 func (Memfd) Create(name string, size int64) (*Segment, error) {
 	fd, err := unix.MemfdCreate("ringbatch-"+name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return nil, fmt.Errorf("%w: memfd_create: %v", ErrNoMemory, err)
+		return nil, fmt.Errorf("%w: memfd_create: %v", status.ErrNoMemory, err)
 	}
 	if err := unix.Ftruncate(fd, size); err != nil {
 		_ = unix.Close(fd)
-		return nil, fmt.Errorf("%w: size segment %s to %d MiB: %v", ErrNoMemory, name, size>>20, err)
+		return nil, fmt.Errorf("%w: size segment %s to %d MiB: %v", status.ErrNoMemory, name, size>>20, err)
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, Seals); err != nil {
 		_ = unix.Close(fd)
@@ -120,7 +121,7 @@ func (Memfd) Open(fd int, size int64, access Access) (*Segment, error) {
 	mem, err := unix.Mmap(fd, 0, int(size), prot, unix.MAP_SHARED)
 	if err != nil {
 		_ = unix.Close(fd)
-		return nil, fmt.Errorf("%w: map %d MiB: %v", ErrNoMemory, size>>20, err)
+		return nil, fmt.Errorf("%w: map %d MiB: %v", status.ErrNoMemory, size>>20, err)
 	}
 	// A forked child must not write into a slot it does not know to be its
 	// own; it connects again instead.
@@ -131,14 +132,14 @@ func (Memfd) Open(fd int, size int64, access Access) (*Segment, error) {
 func checkSegmentFD(fd int, size int64) error {
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil || seals&Seals != Seals {
-		return fmt.Errorf("%w: segment is not a sealed memfd", ErrLayout)
+		return fmt.Errorf("%w: segment is not a sealed memfd", status.ErrLayout)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return fmt.Errorf("stat segment: %w", err)
 	}
 	if st.Size != size || size < segmentHeader {
-		return fmt.Errorf("%w: segment has %d bytes, expected %d", ErrLayout, st.Size, size)
+		return fmt.Errorf("%w: segment has %d bytes, expected %d", status.ErrLayout, st.Size, size)
 	}
 	return nil
 }

@@ -3,6 +3,9 @@ package shm
 import (
 	"fmt"
 	"sync/atomic"
+
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // What travels in a session segment.
@@ -40,7 +43,7 @@ type Commit struct {
 	Gen       uint32
 	Deadline  int64 // on Now's clock; 0 if none
 	Committed int64
-	Dims      [MaxVariableDims]uint32
+	Dims      [tensor.MaxVariableDims]uint32
 }
 
 // Mail is the broker's message "run this batch".
@@ -51,7 +54,7 @@ type Mail struct {
 	Rows       uint32
 	PadTo      uint32 // rows that the worker asked to see, ≥ Rows
 	_          uint32
-	Dims       [MaxVariableDims]uint32 // the shape they share (bucketed)
+	Dims       [tensor.MaxVariableDims]uint32 // the shape they share (bucketed)
 }
 
 // MailRequest is one request of a mail.
@@ -60,7 +63,7 @@ type MailRequest struct {
 	Bell            uint32 // where its client waits
 	Deadline        int64
 	Committed       int64
-	Dims            [MaxVariableDims]uint32 // its own, true sizes
+	Dims            [tensor.MaxVariableDims]uint32 // its own, true sizes
 }
 
 // Done is the worker's message "I am through with that batch".
@@ -246,7 +249,7 @@ func NewConsumer[T any](r Ring[T]) Consumer[T] {
 func (c *Consumer[T]) Pending() (int, error) {
 	n := c.words.Tail.Load() - c.head
 	if n > uint64(len(c.entries)) {
-		return 0, fmt.Errorf("%w: ring tail is %d entries ahead of %d", ErrProtocol, n, len(c.entries))
+		return 0, fmt.Errorf("%w: ring tail is %d entries ahead of %d", status.ErrProtocol, n, len(c.entries))
 	}
 	return int(n), nil
 }

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/status"
 )
 
 func newRing(t *testing.T, window int) (*Segment, *Producer[Commit], *Consumer[Commit]) {
@@ -122,7 +124,7 @@ func TestAnImpossibleTailIsAnError(t *testing.T) {
 	s, _, c := newRing(t, 1)
 	for _, tail := range []uint64{5, 1 << 40, ^uint64(0)} {
 		at[RingWords](s.mem, ringWordsAt).Tail.Store(tail)
-		if n, err := c.Pending(); !errors.Is(err, ErrProtocol) || n != 0 {
+		if n, err := c.Pending(); !errors.Is(err, status.ErrProtocol) || n != 0 {
 			t.Errorf("tail %d: %d pending, %v", tail, n, err)
 		}
 	}

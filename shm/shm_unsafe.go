@@ -55,26 +55,6 @@ func array[T any](mem []byte, off int64, n int) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(&mem[off])), n)
 }
 
-func bytesOf[T Element](data []T) []byte {
-	if len(data) == 0 {
-		return nil
-	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(&data[0])), len(data)*int(unsafe.Sizeof(data[0])))
-}
-
-func sliceOf[T Element](b []byte) ([]T, error) {
-	var z T
-	size := int(unsafe.Sizeof(z))
-	if len(b) == 0 {
-		return nil, nil
-	}
-	p := unsafe.Pointer(&b[0])
-	if len(b)%size != 0 || uintptr(p)%unsafe.Alignof(z) != 0 {
-		return nil, fmt.Errorf("%w: %d bytes do not hold whole, aligned elements of %d", ErrSize, len(b), size)
-	}
-	return unsafe.Slice((*T)(p), len(b)/size), nil
-}
-
 // alignedHeap is page-aligned heap memory, for segments under the race
 // detector.
 func alignedHeap(size int64) []byte {

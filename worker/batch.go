@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // Batch is some requests to be run together. Its rows are sorted by slot, so
@@ -15,7 +17,7 @@ type Batch struct {
 	id        uint64
 	started   int64
 	mailed    int64
-	dims      [shm.MaxVariableDims]uint32
+	dims      [tensor.MaxVariableDims]uint32
 	mails     []shm.MailRequest // the mail's requests, copied: the broker may post over them
 	reqs      []request         // sorted by slot
 	slots     []uint32          // slot of each row
@@ -23,9 +25,9 @@ type Batch struct {
 	padTo     int
 	completed bool
 
-	order   []uint64                      // scratch of sorting
-	outDims [][shm.MaxVariableDims]uint32 // by request; only of models with variable outputs
-	reasons map[int]string                // of failed requests
+	order   []uint64                         // scratch of sorting
+	outDims [][tensor.MaxVariableDims]uint32 // by request; only of models with variable outputs
+	reasons map[int]string                   // of failed requests
 }
 
 // request is what answering needs; the rest of its mail is at mails[mail].
@@ -33,7 +35,7 @@ type request struct {
 	slot, gen, rows, bell uint32
 	row                   uint32 // its first row in the batch
 	mail                  uint32
-	status                shm.Status
+	status                status.Code
 }
 
 // Run is a piece of a batch whose rows lie one after the other in memory.
@@ -46,8 +48,8 @@ type Run struct {
 func newBatch(w *Worker) *Batch {
 	n := w.MaxBatchSize()
 	b := &Batch{w: w, mails: make([]shm.MailRequest, 0, n), reqs: make([]request, 0, n), slots: make([]uint32, 0, n), runs: make([]Run, 0, n), order: make([]uint64, 0, n)}
-	if shm.VariableDims(w.session.Layout.Signature.Outputs) > 0 {
-		b.outDims = make([][shm.MaxVariableDims]uint32, n)
+	if tensor.VariableDims(w.session.Layout.Signature.Outputs) > 0 {
+		b.outDims = make([][tensor.MaxVariableDims]uint32, n)
 	}
 	return b
 }
@@ -60,13 +62,13 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 	b.id, b.mailed, b.dims, b.padTo, b.completed, b.reasons = m.Batch, m.Dispatched, m.Dims, int(m.PadTo), false, nil
 	b.reqs, b.slots, b.runs, b.order = b.reqs[:0], b.slots[:0], b.runs[:0], b.order[:0]
 	if int(m.Requests) > len(reqs) {
-		return fmt.Errorf("%w: mail of %d requests", shm.ErrProtocol, m.Requests)
+		return fmt.Errorf("%w: mail of %d requests", status.ErrProtocol, m.Requests)
 	}
 	b.mails = append(b.mails[:0], reqs[:m.Requests]...)
 	for i := range b.mails {
 		q := &b.mails[i]
 		if int64(q.Slot)+int64(q.Rows) > int64(layout.Slots) || int(q.Bell) >= layout.Slots {
-			return fmt.Errorf("%w: mail names slot %d of %d", shm.ErrProtocol, q.Slot, layout.Slots)
+			return fmt.Errorf("%w: mail names slot %d of %d", status.ErrProtocol, q.Slot, layout.Slots)
 		}
 		if w := board.Word(q.Slot); int32(q.Gen-w.Generation()) > 0 {
 			b.order = append(b.order, uint64(q.Slot)<<32|uint64(i))
@@ -96,7 +98,7 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 	return nil
 }
 
-func outputMaxima(l *shm.Layout) (dims [shm.MaxVariableDims]uint32) {
+func outputMaxima(l *shm.Layout) (dims [tensor.MaxVariableDims]uint32) {
 	n := 0
 	for _, p := range l.Outputs {
 		for _, v := range p.Spec.Variable {
@@ -145,7 +147,7 @@ func (b *Batch) Request(i int) Request {
 type Request struct {
 	Row, Rows           int
 	Deadline, Committed int64 // on shm.Now's clock; Deadline 0 if none
-	dims                [shm.MaxVariableDims]uint32
+	dims                [tensor.MaxVariableDims]uint32
 }
 
 // Dims are the true sizes of the variable dimensions of all inputs, in
@@ -168,14 +170,14 @@ func (b *Batch) InputShape(i, k int) []int {
 // i's outputs, in signature order; without it they are the maximum. Its client
 // reads each row in that shape, without gaps from the row's start.
 func (b *Batch) SetOutputDims(i int, dims ...int) error {
-	want := shm.VariableDims(b.w.session.Layout.Signature.Outputs)
+	want := tensor.VariableDims(b.w.session.Layout.Signature.Outputs)
 	if len(dims) != want {
-		return fmt.Errorf("%w: the outputs have %d variable dimensions, %d sizes were given", shm.ErrShape, want, len(dims))
+		return fmt.Errorf("%w: the outputs have %d variable dimensions, %d sizes were given", status.ErrShape, want, len(dims))
 	}
 	most := outputMaxima(b.w.session.Layout)
 	for j, d := range dims {
 		if d < 1 || d > int(most[j]) {
-			return fmt.Errorf("%w: variable output dimension %d is 1..%d, got %d", shm.ErrShape, j, most[j], d)
+			return fmt.Errorf("%w: variable output dimension %d is 1..%d, got %d", status.ErrShape, j, most[j], d)
 		}
 		b.outDims[i][j] = uint32(d)
 	}
@@ -187,14 +189,14 @@ func (b *Batch) Fail(i int, err error) {
 	if b.reasons == nil {
 		b.reasons = map[int]string{}
 	}
-	b.reqs[i].status, b.reasons[i] = shm.ErrFailed, err.Error()
+	b.reqs[i].status, b.reasons[i] = status.ErrFailed, err.Error()
 }
 
 // FailAll ends every request of the batch with err, other than those that
 // failed already.
 func (b *Batch) FailAll(err error) {
 	for i := range b.reqs {
-		if b.reqs[i].status == shm.OK {
+		if b.reqs[i].status == status.OK {
 			b.Fail(i, err)
 		}
 	}
@@ -218,7 +220,7 @@ func (b *Batch) Complete() {
 	done := shm.Done{Batch: b.id, Started: b.started, Finished: shm.Now()}
 	for i := range b.reqs {
 		q := &b.reqs[i]
-		if q.status != shm.OK {
+		if q.status != status.OK {
 			done.Failed++
 		}
 		// Somebody else may have ended it meanwhile (expired, canceled); then
@@ -229,7 +231,7 @@ func (b *Batch) Complete() {
 			if b.outDims != nil {
 				rec.Dims = b.outDims[i]
 			}
-			if q.status != shm.OK {
+			if q.status != status.OK {
 				board.SetReason(q.slot, b.reasons[i])
 			}
 			board.End(q.slot, q.gen, q.status, false)

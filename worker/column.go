@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // Column is one tensor of a batch, over all its rows.
@@ -36,7 +38,7 @@ func (b *Batch) named(planes []shm.Plane, name string, side int) (Column, error)
 			return b.column(planes, k, side), nil
 		}
 	}
-	return Column{}, fmt.Errorf("%w: no tensor %q", shm.ErrInvalid, name)
+	return Column{}, fmt.Errorf("%w: no tensor %q", status.ErrInvalid, name)
 }
 
 func (b *Batch) column(planes []shm.Plane, k, side int) Column {
@@ -53,7 +55,7 @@ func (b *Batch) column(planes []shm.Plane, k, side int) Column {
 }
 
 // Spec describes the tensor.
-func (c Column) Spec() *shm.TensorSpec { return &c.plane.Spec }
+func (c Column) Spec() *tensor.Spec { return &c.plane.Spec }
 
 // RowShape is the shape of a row in this batch.
 func (c Column) RowShape() []int { return c.shape }
@@ -86,13 +88,13 @@ func (w *Worker) padding(side, size int) []byte {
 
 // Row is row i in place, as elements. It panics if T is not the tensor's
 // element type: that is a mistake in the worker, and fails the batch.
-func Row[T shm.Element](c Column, i int) []T {
-	t := shm.Tensor{Name: c.plane.Spec.Name, DType: c.plane.Spec.DType, Shape: append([]int{1}, c.shape...), Data: c.Bytes(i)}
+func Row[T tensor.Element](c Column, i int) []T {
+	t := tensor.Tensor{Name: c.plane.Spec.Name, DType: c.plane.Spec.DType, Shape: append([]int{1}, c.shape...), Data: c.Bytes(i)}
 	return must[T](t)
 }
 
-func must[T shm.Element](t shm.Tensor) []T {
-	s, err := shm.As[T](t)
+func must[T tensor.Element](t tensor.Tensor) []T {
+	s, err := tensor.As[T](t)
 	if err != nil {
 		panic(err)
 	}
@@ -101,9 +103,9 @@ func must[T shm.Element](t shm.Tensor) []T {
 
 // Contiguous is all rows as one tensor, if they lie one after the other
 // without a gap (and nothing is padded).
-func (c Column) Contiguous() (shm.Tensor, bool) {
+func (c Column) Contiguous() (tensor.Tensor, bool) {
 	if len(c.b.runs) != 1 || c.b.padTo > len(c.b.slots) {
-		return shm.Tensor{}, false
+		return tensor.Tensor{}, false
 	}
 	t := c.Run(0)
 	return t, t.Contiguous()
@@ -117,9 +119,9 @@ func (c Column) RunBytes(i int) []byte {
 
 // Run is the rows of the batch's i-th run (see Batch.Runs) as one tensor;
 // contiguous unless variable dimensions leave gaps between rows.
-func (c Column) Run(i int) shm.Tensor {
+func (c Column) Run(i int) tensor.Tensor {
 	r := c.b.runs[i]
-	return shm.Tensor{
+	return tensor.Tensor{
 		Name: c.plane.Spec.Name, DType: c.plane.Spec.DType, Shape: append([]int{r.Rows}, c.shape...), Stride: int(c.plane.Stride),
 		Data: c.RunBytes(i),
 	}

@@ -1,7 +1,7 @@
 // Package worker is the model's side of ringbatch: a function that is given
 // whole batches.
 //
-//	sig := shm.Signature{Inputs: …, Outputs: …}
+//	sig := tensor.Signature{Inputs: …, Outputs: …}
 //	err := worker.Serve(ctx, worker.Config{Model: "double", Signature: sig, Policy: worker.Policy{MaxBatchSize: 32}},
 //		func(ctx context.Context, b *worker.Batch) error {
 //			for i := range b.Rows() {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -35,9 +35,9 @@ func exampleBroker() (socket string, stop func()) {
 	}
 }
 
-var rootSignature = shm.Signature{
-	Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.F64, Shape: []int{}}},
-	Outputs: []shm.TensorSpec{{Name: "root", DType: shm.I64, Shape: []int{}}},
+var rootSignature = tensor.Signature{
+	Inputs:  []tensor.Spec{{Name: "x", DType: tensor.F64, Shape: []int{}}},
+	Outputs: []tensor.Spec{{Name: "root", DType: tensor.I64, Shape: []int{}}},
 }
 
 // root is the model of these examples: the whole root of each number.
@@ -81,7 +81,7 @@ func ExampleServe() {
 		} else if err != nil {
 			log.Fatal(err)
 		}
-		y, _ := shm.As[int64](outs[0])
+		y, _ := tensor.As[int64](outs[0])
 		fmt.Println(y)
 	}
 	leave()
@@ -109,7 +109,7 @@ func ExampleWorker_Next() {
 		log.Fatal(err)
 	}
 	defer c.Close()
-	answer := make(chan []shm.Tensor)
+	answer := make(chan []tensor.Tensor)
 	go func() {
 		outs, err := c.Infer(ctx, []float64{99})
 		if err != nil {
@@ -126,7 +126,7 @@ func ExampleWorker_Next() {
 		b.FailAll(err)
 	}
 	b.Complete() // answers the clients
-	y, _ := shm.As[int64]((<-answer)[0])
+	y, _ := tensor.As[int64]((<-answer)[0])
 	fmt.Println(y)
 	// Output: [9]
 }

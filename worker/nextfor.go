@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // NextFor is Next for at most d: ErrTimeout if no batch comes. It allocates
@@ -17,7 +18,7 @@ func (w *Worker) NextFor(d time.Duration) (*Batch, error) {
 		}
 		left := until - shm.Now()
 		if left <= 0 {
-			return nil, shm.ErrTimeout
+			return nil, status.ErrTimeout
 		}
 		if !w.spin.Until(w.awake, until) {
 			w.mail.Wait(&w.parker, seen, w.next, time.Duration(left))

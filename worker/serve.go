@@ -8,7 +8,7 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // Func runs one batch: it reads the inputs and writes the outputs in place.
@@ -28,7 +28,7 @@ const (
 // could not attach at first.
 func Serve(ctx context.Context, cfg Config, fn Func) error {
 	w, err := Attach(ctx, cfg)
-	if errors.Is(err, shm.ErrBrokerGone) || errors.Is(err, shm.ErrDraining) { // it is being restarted just now
+	if errors.Is(err, status.ErrBrokerGone) || errors.Is(err, status.ErrDraining) { // it is being restarted just now
 		w, err = reattach(ctx, cfg)
 	}
 	for {
@@ -56,7 +56,7 @@ func reattach(ctx context.Context, cfg Config) (*Worker, error) {
 		case <-time.After(delay):
 		}
 		w, err := Attach(ctx, cfg)
-		if err == nil || errors.Is(err, shm.ErrSignatureMismatch) || errors.Is(err, shm.ErrForbidden) {
+		if err == nil || errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrForbidden) {
 			return w, err
 		}
 	}

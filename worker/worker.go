@@ -12,6 +12,8 @@ import (
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // Config says what a worker serves. Where the broker knows the model already
@@ -19,7 +21,7 @@ import (
 // agree and the rest of the policy is the broker's.
 type Config struct {
 	Model     string
-	Signature shm.Signature
+	Signature tensor.Signature
 
 	Socket string // the broker's; default as for clients
 	Name   string // for logs and statistics
@@ -87,7 +89,7 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 	s, err := attach.Open(ctx, control.SocketPath(cfg.Socket), cfg.Memory, &control.Request{
 		Op: control.OpWorker, Model: cfg.Model, Name: cfg.Name,
 		Worker: &control.WorkerInfo{
-			Inputs: attach.SpecTexts(cfg.Signature.Inputs), Outputs: attach.SpecTexts(cfg.Signature.Outputs),
+			Inputs: tensor.SpecTexts(cfg.Signature.Inputs), Outputs: tensor.SpecTexts(cfg.Signature.Outputs),
 			Depth: cfg.Depth, Weight: cfg.Weight, Pad: cfg.Pad, PadTo: cfg.PadTo, GPU: cfg.GPU,
 		},
 		Policy: &control.Policy{
@@ -203,7 +205,7 @@ func (w *Worker) TryNext() (*Batch, error) {
 		// SYNC POINT "mail", acquire side.
 		if w.mail.Tail.Load() == w.next {
 			if w.gone.Load() {
-				return nil, shm.ErrBrokerGone
+				return nil, status.ErrBrokerGone
 			}
 			return nil, nil
 		}

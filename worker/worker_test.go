@@ -15,15 +15,17 @@ import (
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
 // patience is how long anything may take here before it counts as stuck.
 const patience = 30 * time.Second
 
-var sig = shm.Signature{
-	Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.I32, Shape: []int{2}}},
-	Outputs: []shm.TensorSpec{{Name: "y", DType: shm.I32, Shape: []int{2}}},
+var sig = tensor.Signature{
+	Inputs:  []tensor.Spec{{Name: "x", DType: tensor.I32, Shape: []int{2}}},
+	Outputs: []tensor.Spec{{Name: "y", DType: tensor.I32, Shape: []int{2}}},
 }
 
 // ring is a broker in this process, on heap memory. Only full batches go out,
@@ -97,7 +99,7 @@ func (r *ring) commit(n int) (reqs []client.Request) {
 			r.t.Fatal(err)
 		}
 		view, _ := req.Input("x")
-		x, _ := shm.As[int32](view)
+		x, _ := tensor.As[int32](view)
 		x[0], x[1] = int32(i), int32(i)
 		if err := req.Commit(context.Background()); err != nil {
 			r.t.Fatal(err)
@@ -159,7 +161,7 @@ func TestNextEndsWithItsContextOrInTime(t *testing.T) {
 	if _, err := w.Next(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Next: %v", err)
 	}
-	if _, err := w.NextFor(20 * time.Millisecond); !errors.Is(err, shm.ErrTimeout) {
+	if _, err := w.NextFor(20 * time.Millisecond); !errors.Is(err, status.ErrTimeout) {
 		t.Errorf("NextFor: %v", err)
 	}
 }
@@ -200,7 +202,7 @@ func TestABatchIsSortedBySlotAndShowsItsRuns(t *testing.T) {
 	if _, ok := b.Input(0).Contiguous(); ok {
 		t.Error("rows with a gap count as one tensor")
 	}
-	x, err := shm.As[int32](b.Input(0).Run(0))
+	x, err := tensor.As[int32](b.Input(0).Run(0))
 	if err != nil || !slices.Equal(x, []int32{0, 0, 1, 1, 2, 2}) {
 		t.Errorf("the first run says %v, %v", x, err)
 	}
@@ -219,7 +221,7 @@ func TestABatchIsSortedBySlotAndShowsItsRuns(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if y, _ := shm.As[int32](view); y[0] != int32(10+i) {
+		if y, _ := tensor.As[int32](view); y[0] != int32(10+i) {
 			t.Errorf("request %d got %v", i, y)
 		}
 	}
@@ -281,25 +283,25 @@ func TestAttachNamesWhatIsWrong(t *testing.T) {
 		f(&cfg)
 		return cfg
 	}
-	other := shm.Signature{Inputs: sig.Inputs, Outputs: []shm.TensorSpec{{Name: "z", DType: shm.F32, Shape: []int{1}}}}
+	other := tensor.Signature{Inputs: sig.Inputs, Outputs: []tensor.Spec{{Name: "z", DType: tensor.F32, Shape: []int{1}}}}
 	for _, c := range []struct {
 		what string
 		cfg  worker.Config
 		want error
 	}{
-		{"no signature", change(func(c *worker.Config) { c.Signature = shm.Signature{} }), shm.ErrInvalid},
-		{"another signature", change(func(c *worker.Config) { c.Signature = other }), shm.ErrSignatureMismatch},
-		{"no broker", change(func(c *worker.Config) { c.Socket += "x" }), shm.ErrNoBroker},
-		{"negative depth", change(func(c *worker.Config) { c.Depth = -1 }), shm.ErrInvalid},
-		{"too much depth", change(func(c *worker.Config) { c.Depth = shm.MaxMailDepth + 1 }), shm.ErrInvalid},
-		{"unknown padding", change(func(c *worker.Config) { c.Pad = "some" }), shm.ErrInvalid},
-		{"padding below a batch", change(func(c *worker.Config) { c.Pad, c.PadTo = "fixed", 1 }), shm.ErrInvalid},
-		{"a bad model", change(func(c *worker.Config) { c.Model, c.MaxBatchSize = "n", -1 }), shm.ErrInvalid},
-		{"no name", change(func(c *worker.Config) { c.Model = "" }), shm.ErrInvalid},
-		{"fewer slots than a batch", change(func(c *worker.Config) { c.Model, c.Slots, c.MaxBatchSize = "n", 4, 8 }), shm.ErrInvalid},
-		{"preferred beyond a batch", change(func(c *worker.Config) { c.Model, c.PreferredSizes = "n", []int{99} }), shm.ErrInvalid},
-		{"negative lease", change(func(c *worker.Config) { c.Model, c.Lease = "n", -1 }), shm.ErrInvalid},
-		{"buckets without a variable dimension", change(func(c *worker.Config) { c.Model, c.Buckets = "n", [][]uint32{{1}} }), shm.ErrInvalid},
+		{"no signature", change(func(c *worker.Config) { c.Signature = tensor.Signature{} }), status.ErrInvalid},
+		{"another signature", change(func(c *worker.Config) { c.Signature = other }), status.ErrSignatureMismatch},
+		{"no broker", change(func(c *worker.Config) { c.Socket += "x" }), status.ErrNoBroker},
+		{"negative depth", change(func(c *worker.Config) { c.Depth = -1 }), status.ErrInvalid},
+		{"too much depth", change(func(c *worker.Config) { c.Depth = shm.MaxMailDepth + 1 }), status.ErrInvalid},
+		{"unknown padding", change(func(c *worker.Config) { c.Pad = "some" }), status.ErrInvalid},
+		{"padding below a batch", change(func(c *worker.Config) { c.Pad, c.PadTo = "fixed", 1 }), status.ErrInvalid},
+		{"a bad model", change(func(c *worker.Config) { c.Model, c.MaxBatchSize = "n", -1 }), status.ErrInvalid},
+		{"no name", change(func(c *worker.Config) { c.Model = "" }), status.ErrInvalid},
+		{"fewer slots than a batch", change(func(c *worker.Config) { c.Model, c.Slots, c.MaxBatchSize = "n", 4, 8 }), status.ErrInvalid},
+		{"preferred beyond a batch", change(func(c *worker.Config) { c.Model, c.PreferredSizes = "n", []int{99} }), status.ErrInvalid},
+		{"negative lease", change(func(c *worker.Config) { c.Model, c.Lease = "n", -1 }), status.ErrInvalid},
+		{"buckets without a variable dimension", change(func(c *worker.Config) { c.Model, c.Buckets = "n", [][]uint32{{1}} }), status.ErrInvalid},
 	} {
 		if err := worker.Serve(soon(t), c.cfg, nil); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, expected %v", c.what, err, c.want)

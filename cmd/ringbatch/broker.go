@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func runBroker(ctx context.Context, args []string) error {
@@ -140,7 +140,7 @@ func (a *modelArgs) config(f *pflag.FlagSet) ([]broker.ModelConfig, error) {
 	if *a.batch < 1 || *a.lease <= 0 { // a broker.ModelConfig means the default by 0
 		return nil, fmt.Errorf("%w: --max_batch_size and --lease must be more than 0", errUsage)
 	}
-	sig, err := attach.ParseSignature(*a.inputs, *a.outputs)
+	sig, err := tensor.ParseSignature(*a.inputs, *a.outputs)
 	if err != nil {
 		return nil, err
 	}

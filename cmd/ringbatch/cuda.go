@@ -6,8 +6,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cpu"
 	"github.com/ringbatch/ringbatch/worker/cuda"
@@ -42,7 +41,7 @@ func (g *gpuArgs) ownKernel() bool { return *g.ptx != "" }
 
 // served is what a worker says about its model before it starts.
 type served struct {
-	Signature shm.Signature
+	Signature tensor.Signature
 	Note      string
 }
 
@@ -64,7 +63,7 @@ func (g *gpuArgs) choose(kind string, o cpu.Options) (served, func(context.Conte
 			return served{}, nil, fmt.Errorf("%w: --ptx serves your own kernel: leave --model out", errUsage)
 		}
 		var err error
-		if options.Signature, err = attach.ParseSignature(attach.SpecTexts(o.Inputs), *g.outputs); err != nil {
+		if options.Signature, err = tensor.ParseSignature(tensor.SpecTexts(o.Inputs), *g.outputs); err != nil {
 			return served{}, nil, fmt.Errorf("--input and --output: %w", err)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/cgroup"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // finding is one thing the doctor looked at.
@@ -153,7 +154,7 @@ func checkBroker(ctx context.Context, given string) finding {
 	if err == nil {
 		return finding{What: "broker", State: "ok", Detail: fmt.Sprintf("runs, pid %d", rep.Pid)}
 	}
-	if errors.Is(err, shm.ErrNoBroker) {
+	if errors.Is(err, status.ErrNoBroker) {
 		return finding{"broker", "note", "none is running", "start one: ringbatch broker"}
 	}
 	return finding{"broker", "bad", err.Error(), "see the broker's log"}

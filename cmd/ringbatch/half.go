@@ -4,17 +4,17 @@ import (
 	"errors"
 	"math"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // The element types that Go does not have, as numbers to type and to print.
 
 // toHalf is the f16 or bf16 nearest to v.
-func toHalf(d shm.DType, v float32) (uint16, error) {
+func toHalf(d tensor.DType, v float32) (uint16, error) {
 	all := math.Float32bits(v)
 	sign, size := uint16(all>>16)&0x8000, math.Abs(float64(v))
 	infinite := uint64(0x7c00)
-	if d == shm.BF16 {
+	if d == tensor.BF16 {
 		infinite = 0x7f80
 	}
 	var bits uint64
@@ -23,7 +23,7 @@ func toHalf(d shm.DType, v float32) (uint16, error) {
 		return sign | 0x7fff, nil
 	case math.IsInf(size, 0):
 		return sign | uint16(infinite), nil
-	case d == shm.BF16: // the upper half of a float32, rounded to even
+	case d == tensor.BF16: // the upper half of a float32, rounded to even
 		bits = (uint64(all&0x7fffffff) + 0x7fff + uint64(all>>16&1)) >> 16
 	default:
 		// A number of steps, of which 1024 make the smallest normal number.
@@ -38,8 +38,8 @@ func toHalf(d shm.DType, v float32) (uint16, error) {
 	return sign | uint16(bits), nil
 }
 
-func fromHalf(d shm.DType, bits uint16) float32 {
-	if d == shm.BF16 {
+func fromHalf(d tensor.DType, bits uint16) float32 {
+	if d == tensor.BF16 {
 		return math.Float32frombits(uint32(bits) << 16)
 	}
 	var v float64

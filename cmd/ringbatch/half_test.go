@@ -4,11 +4,11 @@ import (
 	"math"
 	"testing"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func TestEveryHalfIsReadAndTyped(t *testing.T) {
-	for _, d := range []shm.DType{shm.F16, shm.BF16} {
+	for _, d := range []tensor.DType{tensor.F16, tensor.BF16} {
 		for bits := range 1 << 16 {
 			v := fromHalf(d, uint16(bits))
 			got, err := toHalf(d, v)
@@ -25,33 +25,33 @@ func TestEveryHalfIsReadAndTyped(t *testing.T) {
 
 func TestHalvesAreRoundedToTheNearestAndThenToEven(t *testing.T) {
 	for _, c := range []struct {
-		d    shm.DType
+		d    tensor.DType
 		v    float32
 		bits uint16
 	}{
-		{shm.F16, 1, 0x3c00},
-		{shm.F16, -2, 0xc000},
-		{shm.F16, 65504, 0x7bff},
-		{shm.F16, 65519, 0x7bff},
-		{shm.F16, 0.1, 0x2e66},
-		{shm.F16, 1 + 1.0/2048, 0x3c00},      // a tie, to even
-		{shm.F16, 1 + 3.0/2048, 0x3c02},      // the next tie, to even
-		{shm.F16, 2 - 1.0/4096, 0x4000},      // carries into the exponent
-		{shm.F16, 0x1p-24, 0x0001},           // the smallest
-		{shm.F16, 0x1p-25, 0x0000},           // half of it: a tie, to even
-		{shm.F16, 0x1p-14 - 0x1p-26, 0x0400}, // the largest of the small ones carries
-		{shm.F16, float32(math.Inf(-1)), 0xfc00},
-		{shm.BF16, 1, 0x3f80},
-		{shm.BF16, 3.14159274, 0x4049},
-		{shm.BF16, 1 + 1.0/256, 0x3f80},
-		{shm.BF16, 1 + 3.0/256, 0x3f82},
-		{shm.BF16, float32(math.Inf(1)), 0x7f80},
+		{tensor.F16, 1, 0x3c00},
+		{tensor.F16, -2, 0xc000},
+		{tensor.F16, 65504, 0x7bff},
+		{tensor.F16, 65519, 0x7bff},
+		{tensor.F16, 0.1, 0x2e66},
+		{tensor.F16, 1 + 1.0/2048, 0x3c00},      // a tie, to even
+		{tensor.F16, 1 + 3.0/2048, 0x3c02},      // the next tie, to even
+		{tensor.F16, 2 - 1.0/4096, 0x4000},      // carries into the exponent
+		{tensor.F16, 0x1p-24, 0x0001},           // the smallest
+		{tensor.F16, 0x1p-25, 0x0000},           // half of it: a tie, to even
+		{tensor.F16, 0x1p-14 - 0x1p-26, 0x0400}, // the largest of the small ones carries
+		{tensor.F16, float32(math.Inf(-1)), 0xfc00},
+		{tensor.BF16, 1, 0x3f80},
+		{tensor.BF16, 3.14159274, 0x4049},
+		{tensor.BF16, 1 + 1.0/256, 0x3f80},
+		{tensor.BF16, 1 + 3.0/256, 0x3f82},
+		{tensor.BF16, float32(math.Inf(1)), 0x7f80},
 	} {
 		if got, err := toHalf(c.d, c.v); got != c.bits || err != nil {
 			t.Errorf("%s of %v: %04x, not %04x, %v", c.d, c.v, got, c.bits, err)
 		}
 	}
-	for d, v := range map[shm.DType]float32{shm.F16: 65520, shm.BF16: math.MaxFloat32} {
+	for d, v := range map[tensor.DType]float32{tensor.F16: 65520, tensor.BF16: math.MaxFloat32} {
 		if bits, err := toHalf(d, v); err == nil {
 			t.Errorf("%s of %v is %04x", d, v, bits)
 		}

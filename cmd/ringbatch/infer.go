@@ -18,7 +18,8 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/npy"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func runInfer(ctx context.Context, args []string) error {
@@ -57,7 +58,7 @@ func runInfer(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	rows := inputs[0].(shm.Tensor).Rows()
+	rows := inputs[0].(tensor.Tensor).Rows()
 	if rows > 1 && rows <= c.Model().MaxBatchSize { // how many rows there are only the signature tells: a second, larger window
 		c.Close()
 		if c, err = client.Dial(ctx, f.Arg(0), append(options, client.WithWindow(rows))...); err != nil {
@@ -102,7 +103,7 @@ func send(ctx context.Context, c *client.Client, inputs []any, priority int) (cl
 }
 
 // readInputs makes a tensor for every input of the signature.
-func readInputs(sig *shm.Signature, numbers, files []string, shape []int) ([]any, error) {
+func readInputs(sig *tensor.Signature, numbers, files []string, shape []int) ([]any, error) {
 	byName := map[string]string{}
 	for _, text := range files {
 		name, file, ok := strings.Cut(text, "=")
@@ -117,7 +118,7 @@ func readInputs(sig *shm.Signature, numbers, files []string, shape []int) ([]any
 	var tensors []any
 	for i := range sig.Inputs {
 		spec := &sig.Inputs[i]
-		t := shm.Tensor{Name: spec.Name, DType: spec.DType}
+		t := tensor.Tensor{Name: spec.Name, DType: spec.DType}
 		var err error
 		switch file, ok := byName[spec.Name]; {
 		case ok:
@@ -139,20 +140,20 @@ func readInputs(sig *shm.Signature, numbers, files []string, shape []int) ([]any
 		tensors = append(tensors, t)
 	}
 	for name := range byName {
-		return nil, fmt.Errorf("%w: no input %q; the model has %s", shm.ErrInvalid, name, sig)
+		return nil, fmt.Errorf("%w: no input %q; the model has %s", status.ErrInvalid, name, sig)
 	}
 	return tensors, nil
 }
 
 // shapeOf is the shape of so many bytes, rows first. given are the sizes of a
 // row, if the user told them.
-func shapeOf(spec *shm.TensorSpec, bytes int, given []int) ([]int, error) {
+func shapeOf(spec *tensor.Spec, bytes int, given []int) ([]int, error) {
 	row, hint := spec.Shape, ""
 	switch {
 	case len(given) > 0:
 		// Checked before its sizes are multiplied. It has no data yet.
-		t := shm.Tensor{DType: spec.DType, Shape: append([]int{1}, given...)}
-		if _, _, err := shm.CheckInput(spec, &t, nil); !errors.Is(err, shm.ErrSize) {
+		t := tensor.Tensor{DType: spec.DType, Shape: append([]int{1}, given...)}
+		if _, _, err := tensor.CheckInput(spec, &t, nil); !errors.Is(err, status.ErrSize) {
 			return nil, err
 		}
 		row = given
@@ -164,7 +165,7 @@ func shapeOf(spec *shm.TensorSpec, bytes int, given []int) ([]int, error) {
 		size *= d
 	}
 	if bytes == 0 || bytes%size != 0 {
-		return nil, fmt.Errorf("%w: a row of %s takes %d values, got %d%s", shm.ErrSize, spec, size/spec.DType.Size(), bytes/spec.DType.Size(), hint)
+		return nil, fmt.Errorf("%w: a row of %s takes %d values, got %d%s", status.ErrSize, spec, size/spec.DType.Size(), bytes/spec.DType.Size(), hint)
 	}
 	return append([]int{bytes / size}, row...), nil
 }
@@ -173,12 +174,12 @@ const maxInputFile = 4 << 30
 
 // readInput reads a .npy file, known by how it begins, or raw bytes: then the
 // tensor has no shape yet.
-func readInput(spec *shm.TensorSpec, file string) (shm.Tensor, error) {
+func readInput(spec *tensor.Spec, file string) (tensor.Tensor, error) {
 	f := os.Stdin
 	if file != "-" {
 		var err error
 		if f, err = os.Open(file); err != nil {
-			return shm.Tensor{}, err
+			return tensor.Tensor{}, err
 		}
 		defer f.Close()
 	}
@@ -187,70 +188,70 @@ func readInput(spec *shm.TensorSpec, file string) (shm.Tensor, error) {
 		return readNPY(spec, file, r)
 	}
 	if filepath.Ext(file) == ".npy" {
-		return shm.Tensor{}, fmt.Errorf("%s: %w", file, npy.ErrFormat)
+		return tensor.Tensor{}, fmt.Errorf("%s: %w", file, npy.ErrFormat)
 	}
 	data, err := io.ReadAll(io.LimitReader(r, maxInputFile))
-	return shm.Tensor{Name: spec.Name, DType: spec.DType, Data: data}, err
+	return tensor.Tensor{Name: spec.Name, DType: spec.DType, Data: data}, err
 }
 
 // readNPY accepts the shape with or without the row dimension.
-func readNPY(spec *shm.TensorSpec, file string, r io.Reader) (shm.Tensor, error) {
+func readNPY(spec *tensor.Spec, file string, r io.Reader) (tensor.Tensor, error) {
 	a, err := npy.Read(r, maxInputFile)
 	if err != nil {
-		return shm.Tensor{}, fmt.Errorf("%s: %w", file, err)
+		return tensor.Tensor{}, fmt.Errorf("%s: %w", file, err)
 	}
-	dt, err := shm.ParseDType(a.DType)
+	dt, err := tensor.ParseDType(a.DType)
 	if err != nil {
-		return shm.Tensor{}, err
+		return tensor.Tensor{}, err
 	}
-	if spec.DType == shm.BF16 && dt == shm.I16 { // NumPy has no bfloat16
-		dt = shm.BF16
+	if spec.DType == tensor.BF16 && dt == tensor.I16 { // NumPy has no bfloat16
+		dt = tensor.BF16
 	}
 	shape := a.Shape
 	if len(shape) == len(spec.Shape) {
 		shape = append([]int{1}, shape...)
 	}
-	return shm.Tensor{Name: spec.Name, DType: dt, Shape: shape, Data: a.Data}, nil
+	return tensor.Tensor{Name: spec.Name, DType: dt, Shape: shape, Data: a.Data}, nil
 }
 
 // encode writes numbers as elements of a dtype.
-func encode(d shm.DType, numbers []string) ([]byte, error) {
+func encode(d tensor.DType, numbers []string) ([]byte, error) {
 	var out []byte
 	le := binary.LittleEndian
 	for _, text := range numbers {
 		bad := func(err error) ([]byte, error) {
-			return nil, fmt.Errorf("%w: %q is not a %s: %v", shm.ErrDType, text, d, err)
+			return nil, fmt.Errorf("%w: %q is not a %s: %v", status.ErrDType, text, d, err)
 		}
 		switch d {
-		case shm.F32, shm.F64:
+		case tensor.F32, tensor.F64:
 			v, err := strconv.ParseFloat(text, d.Size()*8)
 			if err != nil {
 				return bad(err)
 			}
-			if d == shm.F32 {
+			if d == tensor.F32 {
 				out = le.AppendUint32(out, math.Float32bits(float32(v)))
 			} else {
 				out = le.AppendUint64(out, math.Float64bits(v))
 			}
-		case shm.U8:
+		case tensor.U8:
 			v, err := strconv.ParseUint(text, 10, 8)
 			if err != nil {
 				return bad(err)
 			}
 			out = append(out, byte(v))
-		case shm.I8, shm.I16, shm.I32, shm.I64:
+		case tensor.I8, tensor.I16, tensor.I32, tensor.I64:
 			v, err := strconv.ParseInt(text, 10, d.Size()*8)
 			if err != nil {
 				return bad(err)
 			}
 			out = append(out, le.AppendUint64(nil, uint64(v))[:d.Size()]...)
-		case shm.Bool:
+		case tensor.Bool:
 			v, err := strconv.ParseBool(text)
 			if err != nil {
 				return bad(err)
 			}
 			out = append(out, map[bool]byte{true: 1}[v])
-		case shm.F16, shm.BF16:
+		case tensor.F16, tensor.BF16:
 			v, err := strconv.ParseFloat(text, 32)
 			if err != nil {
 				return bad(err)
@@ -266,30 +267,30 @@ func encode(d shm.DType, numbers []string) ([]byte, error) {
 }
 
 // outputFiles tells which outputs go where, before anything is sent.
-func outputFiles(sig *shm.Signature, outs []string) (map[string]string, error) {
+func outputFiles(sig *tensor.Signature, outs []string) (map[string]string, error) {
 	files := map[string]string{}
 	for _, text := range outs {
 		name, file, ok := strings.Cut(text, "=")
 		if !ok {
 			return nil, fmt.Errorf("%w: --out %s: want NAME=FILE.npy", errUsage, text)
 		}
-		if !slices.ContainsFunc(sig.Outputs, func(t shm.TensorSpec) bool { return t.Name == name }) {
-			return nil, fmt.Errorf("%w: no output %q; the model has %s", shm.ErrInvalid, name, sig)
+		if !slices.ContainsFunc(sig.Outputs, func(t tensor.Spec) bool { return t.Name == name }) {
+			return nil, fmt.Errorf("%w: no output %q; the model has %s", status.ErrInvalid, name, sig)
 		}
 		files[name] = file
 	}
 	return files, nil
 }
 
-func writeOutputs(sig *shm.Signature, r client.Request, files map[string]string, asJSON bool) error {
+func writeOutputs(sig *tensor.Signature, r client.Request, files map[string]string, asJSON bool) error {
 	result := map[string]any{}
 	for _, spec := range sig.Outputs {
 		view, err := r.Output(spec.Name)
 		if err != nil {
 			return err
 		}
-		t := shm.Tensor{Name: view.Name, DType: view.DType, Shape: view.Shape, Data: make([]byte, view.Rows()*view.RowBytes())}
-		if err := shm.Copy(t, view); err != nil {
+		t := tensor.Tensor{Name: view.Name, DType: view.DType, Shape: view.Shape, Data: make([]byte, view.Rows()*view.RowBytes())}
+		if err := tensor.Copy(t, view); err != nil {
 			return err
 		}
 		if file, ok := files[spec.Name]; ok {
@@ -309,15 +310,15 @@ func writeOutputs(sig *shm.Signature, r client.Request, files map[string]string,
 	return nil
 }
 
-func writeNPY(file string, t shm.Tensor) error {
+func writeNPY(file string, t tensor.Tensor) error {
 	f, err := os.Create(file)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	dt := t.DType
-	if dt == shm.BF16 {
-		dt = shm.I16
+	if dt == tensor.BF16 {
+		dt = tensor.I16
 	}
 	if err := npy.Write(f, npy.Array{DType: dt.String(), Shape: t.Shape, Data: t.Data}); err != nil {
 		return err
@@ -326,30 +327,30 @@ func writeNPY(file string, t shm.Tensor) error {
 }
 
 // decode gives the elements as something that prints and encodes well.
-func decode(t shm.Tensor) any {
+func decode(t tensor.Tensor) any {
 	switch t.DType {
-	case shm.F32:
-		v, _ := shm.As[float32](t)
+	case tensor.F32:
+		v, _ := tensor.As[float32](t)
 		return jsonFloats[float32](v)
-	case shm.F64:
-		v, _ := shm.As[float64](t)
+	case tensor.F64:
+		v, _ := tensor.As[float64](t)
 		return jsonFloats[float64](v)
-	case shm.I32:
-		v, _ := shm.As[int32](t)
+	case tensor.I32:
+		v, _ := tensor.As[int32](t)
 		return v
-	case shm.I64:
-		v, _ := shm.As[int64](t)
+	case tensor.I64:
+		v, _ := tensor.As[int64](t)
 		return v
-	case shm.I16:
-		v, _ := shm.As[int16](t)
+	case tensor.I16:
+		v, _ := tensor.As[int16](t)
 		return v
-	case shm.I8:
-		v, _ := shm.As[int8](t)
+	case tensor.I8:
+		v, _ := tensor.As[int8](t)
 		return v
-	case shm.Bool:
-		v, _ := shm.As[bool](t)
+	case tensor.Bool:
+		v, _ := tensor.As[bool](t)
 		return v
-	case shm.F16, shm.BF16:
+	case tensor.F16, tensor.BF16:
 		out := make(jsonFloats[float32], len(t.Data)/2)
 		for i := range out {
 			out[i] = fromHalf(t.DType, binary.LittleEndian.Uint16(t.Data[2*i:]))

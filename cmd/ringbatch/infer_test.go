@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/npy"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func TestNegativeNumbersAreNoFlags(t *testing.T) {
@@ -46,14 +46,14 @@ func TestNegativeNumbersAreNoFlags(t *testing.T) {
 
 func TestNumbersThatAreNoneTravelInJSON(t *testing.T) {
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
-	text, err := json.Marshal(decode(shm.Of("y", []float32{nan, inf, -inf, 0.1}, 1, 4)))
+	text, err := json.Marshal(decode(tensor.Of("y", []float32{nan, inf, -inf, 0.1}, 1, 4)))
 	if err != nil || string(text) != `["NaN","Infinity","-Infinity",0.1]` {
 		t.Errorf("%s, %v", text, err)
 	}
 }
 
 func TestTheShapeOfTypedNumbersIsChecked(t *testing.T) {
-	sig, err := attach.ParseSignature([]string{"x:i32[<=4,3]"}, []string{"y:i32[1]"})
+	sig, err := tensor.ParseSignature([]string{"x:i32[<=4,3]"}, []string{"y:i32[1]"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,14 +62,14 @@ func TestTheShapeOfTypedNumbersIsChecked(t *testing.T) {
 		want  error
 		says  string
 	}{
-		{nil, shm.ErrSize, "--shape"},
+		{nil, status.ErrSize, "--shape"},
 		{[]int{2, 3}, nil, ""},
 		{[]int{1, 3}, nil, ""}, // two rows
-		{[]int{4, 3}, shm.ErrSize, ""},
-		{[]int{5, 3}, shm.ErrShape, ""},
-		{[]int{0, 3}, shm.ErrShape, ""},
-		{[]int{2}, shm.ErrShape, ""},
-		{[]int{1 << 62, 1 << 62}, shm.ErrShape, ""}, // whose product is 0
+		{[]int{4, 3}, status.ErrSize, ""},
+		{[]int{5, 3}, status.ErrShape, ""},
+		{[]int{0, 3}, status.ErrShape, ""},
+		{[]int{2}, status.ErrShape, ""},
+		{[]int{1 << 62, 1 << 62}, status.ErrShape, ""}, // whose product is 0
 	} {
 		_, err := readInputs(&sig, strings.Fields("1 2 3 4 5 6"), nil, c.shape)
 		if !errors.Is(err, c.want) || err != nil && !strings.Contains(err.Error(), c.says) {
@@ -80,7 +80,7 @@ func TestTheShapeOfTypedNumbersIsChecked(t *testing.T) {
 
 // An .npy file taken for raw bytes would be an answer to its header.
 func TestAnNPYFileIsKnownByHowItBegins(t *testing.T) {
-	sig, err := attach.ParseSignature([]string{"x:i32[2]"}, []string{"y:i32[2]"})
+	sig, err := tensor.ParseSignature([]string{"x:i32[2]"}, []string{"y:i32[2]"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestAnNPYFileIsKnownByHowItBegins(t *testing.T) {
 		got, err := readInputs(&sig, nil, []string{"x=" + name}, nil)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
-		} else if x := got[0].(shm.Tensor); !slices.Equal(x.Data, raw) || !slices.Equal(x.Shape, []int{1, 2}) {
+		} else if x := got[0].(tensor.Tensor); !slices.Equal(x.Data, raw) || !slices.Equal(x.Shape, []int{1, 2}) {
 			t.Errorf("%s: %v %v", name, x.Shape, x.Data)
 		}
 	}

@@ -11,7 +11,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cpu"
 )
@@ -56,7 +57,7 @@ func runWorker(ctx context.Context, args []string) error {
 	}
 	o := cpu.Options{Scale: *scale, Offset: *offset}
 	for _, text := range *inputs {
-		spec, err := shm.ParseTensorSpec(text)
+		spec, err := tensor.ParseSpec(text)
 		if err != nil {
 			return err
 		}
@@ -85,7 +86,7 @@ func runWorker(ctx context.Context, args []string) error {
 	deadline := time.Now().Add(*wait4)
 	for {
 		err = serve(ctx, cfg)
-		if !errors.Is(err, shm.ErrNoBroker) || time.Now().After(deadline) {
+		if !errors.Is(err, status.ErrNoBroker) || time.Now().After(deadline) {
 			return err
 		}
 		select {

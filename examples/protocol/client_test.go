@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -25,9 +25,9 @@ func TestAClientWrittenFromTheDocumentIsServed(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	sig := shm.Signature{
-		Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{4}}},
-		Outputs: []shm.TensorSpec{{Name: "y", DType: shm.F32, Shape: []int{4}}},
+	sig := tensor.Signature{
+		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{4}}},
+		Outputs: []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{4}}},
 	}
 	dir, err := os.MkdirTemp("", "rb") // t.TempDir is too long for a socket
 	if err != nil {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // callTimeout bounds one exchange with a broker that does not answer, where
@@ -38,16 +40,16 @@ type Session struct {
 // Dial connects to the broker's socket.
 func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 	if err := control.CheckFolder(socket); err != nil {
-		return nil, fmt.Errorf("%w: %w", shm.ErrForbidden, err)
+		return nil, fmt.Errorf("%w: %w", status.ErrForbidden, err)
 	}
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", socket)
 	if err != nil {
 		if errors.Is(err, os.ErrPermission) {
-			return nil, fmt.Errorf("%w: %s: %v", shm.ErrForbidden, socket, err)
+			return nil, fmt.Errorf("%w: %s: %v", status.ErrForbidden, socket, err)
 		}
 		if errors.Is(err, unix.EMFILE) { // not the broker's fault
-			return nil, fmt.Errorf("%w: %v", shm.ErrNoMemory, err)
+			return nil, fmt.Errorf("%w: %v", status.ErrNoMemory, err)
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -55,7 +57,7 @@ func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 		if errors.Is(err, context.DeadlineExceeded) { // ours, noticed a moment before the context
 			return nil, context.DeadlineExceeded
 		}
-		return nil, fmt.Errorf("%w (socket %s: %v)", shm.ErrNoBroker, socket, err)
+		return nil, fmt.Errorf("%w (socket %s: %v)", status.ErrNoBroker, socket, err)
 	}
 	return c.(*net.UnixConn), nil
 }
@@ -80,19 +82,19 @@ func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.
 	}
 	if err != nil {
 		control.CloseFDs(fds)
-		status := shm.ErrBrokerGone
+		code := status.ErrBrokerGone
 		if errors.Is(err, unix.EMFILE) {
-			status = shm.ErrNoMemory
+			code = status.ErrNoMemory
 		}
-		return nil, nil, fmt.Errorf("%w: %s: %v", status, req.Op, err)
+		return nil, nil, fmt.Errorf("%w: %s: %v", code, req.Op, err)
 	}
 	if rep.Code != 0 {
 		control.CloseFDs(fds)
-		return &rep, nil, StatusError(shm.Status(rep.Code), rep.Message)
+		return &rep, nil, StatusError(status.Code(rep.Code), rep.Message)
 	}
 	if rep.Version != control.Version {
 		control.CloseFDs(fds)
-		return nil, nil, fmt.Errorf("%w: broker speaks control version %d, this build %d", shm.ErrVersion, rep.Version, control.Version)
+		return nil, nil, fmt.Errorf("%w: broker speaks control version %d, this build %d", status.ErrVersion, rep.Version, control.Version)
 	}
 	return &rep, fds, nil
 }
@@ -110,7 +112,7 @@ func CallOnce(ctx context.Context, socket string, req *control.Request) (*contro
 }
 
 // StatusError is a status with the text that came with it.
-func StatusError(s shm.Status, text string) error {
+func StatusError(s status.Code, text string) error {
 	if text == "" {
 		return s
 	}
@@ -118,7 +120,7 @@ func StatusError(s shm.Status, text string) error {
 }
 
 type statusError struct {
-	status shm.Status
+	status status.Code
 	text   string
 }
 
@@ -150,7 +152,7 @@ func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Reque
 func open(mem shm.Memory, op control.Op, rep *control.Reply, fds []int) (s *Session, err error) {
 	if rep.Attached == nil || len(fds) != 4 {
 		control.CloseFDs(fds)
-		return nil, fmt.Errorf("%w: attach reply has %d descriptors", shm.ErrProtocol, len(fds))
+		return nil, fmt.Errorf("%w: attach reply has %d descriptors", status.ErrProtocol, len(fds))
 	}
 	a := rep.Attached
 	s = &Session{Info: *a, Epoch: rep.Epoch, Broker: rep.Pid, Doorbell: shm.Doorbell(fds[3])}
@@ -162,7 +164,7 @@ func open(mem shm.Memory, op control.Op, rep *control.Reply, fds []int) (s *Sess
 			s = nil
 		}
 	}()
-	sig, err := ParseSignature(a.Inputs, a.Outputs)
+	sig, err := tensor.ParseSignature(a.Inputs, a.Outputs)
 	if err != nil {
 		return s, err
 	}
@@ -170,22 +172,22 @@ func open(mem shm.Memory, op control.Op, rep *control.Reply, fds []int) (s *Sess
 		return s, err
 	}
 	if s.Layout.Geometry != a.Geometry || s.Layout.PlanesSize != a.PlanesSize || s.Layout.BoardSize != a.BoardSize {
-		return s, fmt.Errorf("%w: the broker lays %s out differently", shm.ErrLayout, a.Model)
+		return s, fmt.Errorf("%w: the broker lays %s out differently", status.ErrLayout, a.Model)
 	}
 	kind, boardAccess, sessionSize := shm.KindWorker, shm.ReadWrite, int64(0)
 	if op == control.OpClient {
 		if a.Window < 1 || int64(a.FirstSlot)+int64(a.Window) > int64(a.Slots) {
-			return s, fmt.Errorf("%w: window of %d slots at %d in a ring of %d", shm.ErrLayout, a.Window, a.FirstSlot, a.Slots)
+			return s, fmt.Errorf("%w: window of %d slots at %d in a ring of %d", status.ErrLayout, a.Window, a.FirstSlot, a.Slots)
 		}
 		kind, boardAccess, sessionSize = shm.KindClient, shm.ReadOnly, shm.ClientSegmentSize(a.Window)
 	} else {
 		if a.Depth < 1 || a.Depth > shm.MaxMailDepth {
-			return s, fmt.Errorf("%w: mailbox depth %d", shm.ErrLayout, a.Depth)
+			return s, fmt.Errorf("%w: mailbox depth %d", status.ErrLayout, a.Depth)
 		}
 		sessionSize = shm.WorkerSegmentSize(a.Depth, a.MaxBatch)
 	}
 	if sessionSize != a.SessionSize {
-		return s, fmt.Errorf("%w: session segment of %d bytes, expected %d", shm.ErrLayout, a.SessionSize, sessionSize)
+		return s, fmt.Errorf("%w: session segment of %d bytes, expected %d", status.ErrLayout, a.SessionSize, sessionSize)
 	}
 	for _, m := range []struct {
 		into   **shm.Segment
@@ -212,37 +214,6 @@ func open(mem shm.Memory, op control.Op, rep *control.Reply, fds []int) (s *Sess
 	}
 	s.Board = shm.NewBoard(s.Layout, s.BoardSeg)
 	return s, nil
-}
-
-// ParseSignature reads both sides of a signature from their compact texts.
-func ParseSignature(inputs, outputs []string) (sig shm.Signature, err error) {
-	if sig.Inputs, err = parseSpecs(inputs); err != nil {
-		return sig, err
-	}
-	if sig.Outputs, err = parseSpecs(outputs); err != nil {
-		return sig, err
-	}
-	return sig, sig.Validate()
-}
-
-func parseSpecs(texts []string) ([]shm.TensorSpec, error) {
-	specs := make([]shm.TensorSpec, len(texts))
-	for i, t := range texts {
-		var err error
-		if specs[i], err = shm.ParseTensorSpec(t); err != nil {
-			return nil, err
-		}
-	}
-	return specs, nil
-}
-
-// SpecTexts is the way back.
-func SpecTexts(specs []shm.TensorSpec) []string {
-	texts := make([]string, len(specs))
-	for i, t := range specs {
-		texts[i] = t.String()
-	}
-	return texts
 }
 
 // Gone blocks until the broker hangs up, the session is closed, or nobody

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // signalStorm interrupts every system call of everybody, all the time.
@@ -81,7 +81,7 @@ func fewDescriptors(r *run) error {
 		refused = err
 	}
 	fmt.Printf("   no descriptors: %d clients attached, then: %v\n", len(clients), refused)
-	var s shm.Status
+	var s status.Code
 	r.check(errors.As(refused, &s), "out of descriptors, but a client was told: %v", refused)
 	for _, c := range clients {
 		_ = c.Close()

@@ -15,7 +15,8 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/histogram"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // tally is what a process of honest clients has seen.
@@ -127,7 +128,7 @@ func (ro *role) ask(c *client.Client, x []int64) error {
 	if err != nil {
 		return err
 	}
-	y, err := shm.As[int64](outs[0])
+	y, err := tensor.As[int64](outs[0])
 	if err != nil {
 		return err
 	}
@@ -140,11 +141,11 @@ func (ro *role) ask(c *client.Client, x []int64) error {
 }
 
 func (t *tally) count(err error, took, stood time.Duration, poison bool) {
-	var s shm.Status
+	var s status.Code
 	switch {
 	case errors.Is(err, errBytes):
 		t.Wrong = append(t.Wrong, err.Error())
-	case poison && errors.Is(err, shm.ErrWorkerDied):
+	case poison && errors.Is(err, status.ErrWorkerDied):
 		t.Poisoned++
 	case err == nil && poison:
 		t.Wrong = append(t.Wrong, "a poisonous request was answered")

@@ -19,6 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -34,9 +35,9 @@ const (
 	cmdPoison = 0xdead // the worker dies of it
 )
 
-var signature = shm.Signature{
-	Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.I64, Shape: []int{width}}},
-	Outputs: []shm.TensorSpec{{Name: "y", DType: shm.I64, Shape: []int{width}}},
+var signature = tensor.Signature{
+	Inputs:  []tensor.Spec{{Name: "x", DType: tensor.I64, Shape: []int{width}}},
+	Outputs: []tensor.Spec{{Name: "y", DType: tensor.I64, Shape: []int{width}}},
 }
 
 func answer(x int64, j int) int64 { return x*0x9e3779b9 + int64(j)*0x85ebca6b + x>>7 }
@@ -217,7 +218,7 @@ func (ro *role) client(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		x, err := shm.As[int64](view)
+		x, err := tensor.As[int64](view)
 		if err != nil {
 			return err
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 func TestABrokerKilledUnderLoadIsFoundAgainByItsPeers(t *testing.T) {
@@ -208,7 +208,7 @@ func TestADrainEndsWhenItsTimeIsOver(t *testing.T) {
 
 func TestASecondBrokerOnTheSameSocketIsRefused(t *testing.T) {
 	h := newHost(t, theModel)
-	if _, err := broker.New(broker.Config{Socket: h.role.Socket}); !errors.Is(err, shm.ErrBrokerRunning) {
+	if _, err := broker.New(broker.Config{Socket: h.role.Socket}); !errors.Is(err, status.ErrBrokerRunning) {
 		t.Errorf("a second broker: %v", err)
 	}
 	second := start(t, h.role)
@@ -299,7 +299,7 @@ func TestASocketOnWhichSomebodyAnswersIsNotTakenOver(t *testing.T) {
 	if err := os.Remove(h.role.Socket + ".lock"); err != nil { // as a cleaner of old files would
 		t.Fatal(err)
 	}
-	if _, err := broker.New(broker.Config{Socket: h.role.Socket}); !errors.Is(err, shm.ErrBrokerRunning) {
+	if _, err := broker.New(broker.Config{Socket: h.role.Socket}); !errors.Is(err, status.ErrBrokerRunning) {
 		t.Errorf("a second broker: %v", err)
 	}
 	w, c := h.worker(theModel), h.dial()
@@ -314,7 +314,7 @@ func TestASocketOnWhichSomebodyAnswersIsNotTakenOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if _, err := broker.New(broker.Config{Socket: h.role.Socket}); !errors.Is(err, shm.ErrBrokerRunning) {
+	if _, err := broker.New(broker.Config{Socket: h.role.Socket}); !errors.Is(err, status.ErrBrokerRunning) {
 		t.Errorf("a broker on another program's socket: %v", err)
 	}
 	if _, err := net.Dial("unix", h.role.Socket); err != nil {

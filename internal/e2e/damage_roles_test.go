@@ -16,6 +16,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // forkSleeper starts a child that inherits this process's connections to
@@ -63,7 +64,7 @@ func (r *role) playDamage() error {
 	if strings.HasPrefix(r.Do, "worker") {
 		m := r.Model
 		req = &control.Request{Op: control.OpWorker, Model: m.Name, Worker: &control.WorkerInfo{
-			Inputs: attach.SpecTexts(m.signature().Inputs), Outputs: attach.SpecTexts(m.signature().Outputs), Depth: 2}}
+			Inputs: tensor.SpecTexts(m.signature().Inputs), Outputs: tensor.SpecTexts(m.signature().Outputs), Depth: 2}}
 	}
 	s, err := attach.Open(ctx, r.Socket, shm.Memfd{}, req)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // costlyFrames are as large as a frame may be, and would become many times
@@ -41,7 +41,7 @@ func TestACostlyControlFrameIsRefusedAtOnceWithAReason(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", what, err)
 			}
-			if shm.Status(rep.Code) != shm.ErrProtocol || !strings.Contains(rep.Message, control.ErrFrame.Error()) {
+			if status.Code(rep.Code) != status.ErrProtocol || !strings.Contains(rep.Message, control.ErrFrame.Error()) {
 				t.Errorf("%s: %d %q", what, rep.Code, rep.Message)
 			}
 			if took := time.Since(start); took > 5*time.Second {
@@ -75,7 +75,7 @@ func TestAControlFrameOfOtherTypesIsRefusedWithAReason(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
-		if shm.Status(rep.Code) != shm.ErrProtocol || !strings.Contains(rep.Message, control.ErrFrame.Error()) {
+		if status.Code(rep.Code) != status.ErrProtocol || !strings.Contains(rep.Message, control.ErrFrame.Error()) {
 			t.Errorf("%s: %d %q", what, rep.Code, rep.Message)
 		}
 	}

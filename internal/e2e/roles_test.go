@@ -14,7 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -93,14 +93,14 @@ const (
 	cmdFail   = 0x0fa11 // the worker fails this request alone
 )
 
-func (m modelSpec) signature() shm.Signature {
+func (m modelSpec) signature() tensor.Signature {
 	n := m.Width
 	if n == 0 {
 		n = width
 	}
-	return shm.Signature{
-		Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.I64, Shape: []int{n}}},
-		Outputs: []shm.TensorSpec{{Name: "y", DType: shm.I64, Shape: []int{n}}},
+	return tensor.Signature{
+		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.I64, Shape: []int{n}}},
+		Outputs: []tensor.Spec{{Name: "y", DType: tensor.I64, Shape: []int{n}}},
 	}
 }
 
@@ -189,7 +189,7 @@ func (r *role) playClient(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	x, err := shm.As[int64](view)
+	x, err := tensor.As[int64](view)
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // usage is what a process has of what must not be left behind.
@@ -86,7 +86,7 @@ func askSized(ctx context.Context, c *client.Client, width int, cmd, arg int64, 
 	if err != nil {
 		return err
 	}
-	y, err := shm.As[int64](outs[0])
+	y, err := tensor.As[int64](outs[0])
 	if err != nil {
 		return err
 	}

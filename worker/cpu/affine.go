@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -15,17 +16,17 @@ func newAffine(o Options) (*Model, error) {
 	if err := CheckAffine(sig.Inputs, o.Scale, o.Offset); err != nil {
 		return nil, err
 	}
-	variable := shm.VariableDims(sig.Inputs)
+	variable := tensor.VariableDims(sig.Inputs)
 	run := func(_ context.Context, b *worker.Batch) error {
 		for k, t := range sig.Inputs {
 			switch t.DType {
-			case shm.F32:
+			case tensor.F32:
 				affine[float32](b, k, o)
-			case shm.F64:
+			case tensor.F64:
 				affine[float64](b, k, o)
-			case shm.I32:
+			case tensor.I32:
 				affine[int32](b, k, o)
-			case shm.I64:
+			case tensor.I64:
 				affine[int64](b, k, o)
 			}
 		}
@@ -36,22 +37,22 @@ func newAffine(o Options) (*Model, error) {
 
 // CheckAffine refuses what affine would not compute as asked: other element
 // types, and a scale or offset that the input's own type cannot hold.
-func CheckAffine(inputs []shm.TensorSpec, scale, offset float64) error {
+func CheckAffine(inputs []tensor.Spec, scale, offset float64) error {
 	for _, t := range inputs {
 		most := 0.0 // float64(math.MaxInt64) is one more than that: compared with <
 		switch t.DType {
-		case shm.F32, shm.F64:
+		case tensor.F32, tensor.F64:
 			continue
-		case shm.I32:
+		case tensor.I32:
 			most = 1 << 31
-		case shm.I64:
+		case tensor.I64:
 			most = 1 << 63
 		default:
-			return fmt.Errorf("%w: affine computes f32, f64, i32 and i64; %q is %s", shm.ErrDType, t.Name, t.DType)
+			return fmt.Errorf("%w: affine computes f32, f64, i32 and i64; %q is %s", status.ErrDType, t.Name, t.DType)
 		}
 		for _, v := range []float64{scale, offset} {
 			if v != math.Trunc(v) || v < -most || v >= most {
-				return fmt.Errorf("%w: %q is %s, which cannot hold %v: scale and offset must be whole numbers of that type", shm.ErrInvalid, t.Name, t.DType, v)
+				return fmt.Errorf("%w: %q is %s, which cannot hold %v: scale and offset must be whole numbers of that type", status.ErrInvalid, t.Name, t.DType, v)
 			}
 		}
 	}
@@ -59,18 +60,18 @@ func CheckAffine(inputs []shm.TensorSpec, scale, offset float64) error {
 }
 
 // affineAlone computes on private memory.
-func affineAlone(inputs []shm.TensorSpec, rows int, o Options) func() {
+func affineAlone(inputs []tensor.Spec, rows int, o Options) func() {
 	var each []func()
 	for _, t := range inputs {
 		n := rows * t.RowElems()
 		switch t.DType {
-		case shm.F32:
+		case tensor.F32:
 			each = append(each, affineOf[float32](n, o))
-		case shm.F64:
+		case tensor.F64:
 			each = append(each, affineOf[float64](n, o))
-		case shm.I32:
+		case tensor.I32:
 			each = append(each, affineOf[int32](n, o))
-		case shm.I64:
+		case tensor.I64:
 			each = append(each, affineOf[int64](n, o))
 		}
 	}
@@ -92,7 +93,7 @@ type number interface {
 
 func affine[T interface {
 	number
-	shm.Element
+	tensor.Element
 }](b *worker.Batch, k int, o Options) {
 	in, out := b.Input(k), b.Output(k)
 	scale, offset := T(o.Scale), T(o.Offset)

@@ -8,13 +8,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
 // Model is a built-in model, ready to be served.
 type Model struct {
-	Signature shm.Signature
+	Signature tensor.Signature
 	Run       worker.Func
 	// Alone makes private memory for a batch of that many rows and gives a
 	// function that runs the model on it: the model with nothing around it.
@@ -26,9 +27,9 @@ type Model struct {
 
 // Options are the knobs of all built-in models; each uses some.
 type Options struct {
-	Inputs []shm.TensorSpec // echo, affine; default x:f32[16]
-	Scale  float64          // affine: a of y = a·x + b
-	Offset float64          // affine: b
+	Inputs []tensor.Spec // echo, affine; default x:f32[16]
+	Scale  float64       // affine: a of y = a·x + b
+	Offset float64       // affine: b
 
 	ModelPath string // mlp: a safetensors file; without one, weights from Seed
 	Seed      int64  // mlp
@@ -59,18 +60,18 @@ func Names() []string {
 func New(name string, o Options) (*Model, error) {
 	make, ok := kinds[name]
 	if !ok {
-		return nil, fmt.Errorf("%w: no built-in model %q; there are %s", shm.ErrInvalid, name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("%w: no built-in model %q; there are %s", status.ErrInvalid, name, strings.Join(Names(), ", "))
 	}
 	return make(o)
 }
 
 // Elementwise is a signature whose outputs mirror the inputs: x → y, and
 // x_out for any input not called x.
-func Elementwise(inputs []shm.TensorSpec) shm.Signature {
+func Elementwise(inputs []tensor.Spec) tensor.Signature {
 	if len(inputs) == 0 {
-		inputs = []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{16}}}
+		inputs = []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{16}}}
 	}
-	sig := shm.Signature{Inputs: inputs}
+	sig := tensor.Signature{Inputs: inputs}
 	for _, in := range inputs {
 		out := in
 		if out.Name = in.Name + "_out"; in.Name == "x" {
@@ -110,6 +111,6 @@ func unpad(b *worker.Batch, i, k int) {
 	out, from, to := b.Output(k), b.Input(k).RowShape(), b.InputShape(i, k)
 	q := b.Request(i)
 	for row := q.Row; row < q.Row+q.Rows; row++ {
-		shm.CopyCorner(out.Bytes(row), out.Bytes(row), to, from, out.Spec().DType.Size())
+		tensor.CopyCorner(out.Bytes(row), out.Bytes(row), to, from, out.Spec().DType.Size())
 	}
 }

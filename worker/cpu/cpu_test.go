@@ -9,7 +9,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/mlp"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func TestEveryModelRunsAlone(t *testing.T) {
@@ -39,7 +40,7 @@ func TestSimulatedSleepsAndSaysSo(t *testing.T) {
 	if d := time.Since(start); d < 5*time.Millisecond {
 		t.Errorf("3 rows took %v, should sleep 5ms", d)
 	}
-	if _, err := New("simulated", Options{FixedCost: -1}); !errors.Is(err, shm.ErrInvalid) {
+	if _, err := New("simulated", Options{FixedCost: -1}); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("negative cost: %v", err)
 	}
 }
@@ -66,28 +67,28 @@ func TestMLPTakesItsShapeFromTheFile(t *testing.T) {
 }
 
 func TestAnUnknownModelIsNamed(t *testing.T) {
-	if _, err := New("resnet", Options{}); !errors.Is(err, shm.ErrInvalid) || !strings.Contains(err.Error(), "echo") {
+	if _, err := New("resnet", Options{}); !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), "echo") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestAffineRefusesNumbersThatItsTypeCannotHold(t *testing.T) {
 	for _, c := range []struct {
-		dtype         shm.DType
+		dtype         tensor.DType
 		scale, offset float64
 		want          error
 	}{
-		{shm.F32, 0.5, 1e-3, nil},
-		{shm.I32, 3, -1 << 31, nil},
-		{shm.I64, 1 << 40, 7, nil},
-		{shm.I64, 0.5, 0, shm.ErrInvalid},
-		{shm.I64, 1, 1 << 63, shm.ErrInvalid},
-		{shm.I32, 1, 0.1, shm.ErrInvalid},
-		{shm.I32, 1 << 31, 0, shm.ErrInvalid},
-		{shm.I32, math.NaN(), 0, shm.ErrInvalid},
-		{shm.U8, 1, 0, shm.ErrDType},
+		{tensor.F32, 0.5, 1e-3, nil},
+		{tensor.I32, 3, -1 << 31, nil},
+		{tensor.I64, 1 << 40, 7, nil},
+		{tensor.I64, 0.5, 0, status.ErrInvalid},
+		{tensor.I64, 1, 1 << 63, status.ErrInvalid},
+		{tensor.I32, 1, 0.1, status.ErrInvalid},
+		{tensor.I32, 1 << 31, 0, status.ErrInvalid},
+		{tensor.I32, math.NaN(), 0, status.ErrInvalid},
+		{tensor.U8, 1, 0, status.ErrDType},
 	} {
-		o := Options{Inputs: []shm.TensorSpec{{Name: "x", DType: c.dtype, Shape: []int{1}}}, Scale: c.scale, Offset: c.offset}
+		o := Options{Inputs: []tensor.Spec{{Name: "x", DType: c.dtype, Shape: []int{1}}}, Scale: c.scale, Offset: c.offset}
 		if _, err := New("affine", o); !errors.Is(err, c.want) {
 			t.Errorf("%v: %v", o, err)
 		}

@@ -3,14 +3,14 @@ package cpu
 import (
 	"context"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
 // newEcho gives every input back.
 func newEcho(o Options) (*Model, error) {
 	sig := Elementwise(o.Inputs)
-	variable := shm.VariableDims(sig.Inputs)
+	variable := tensor.VariableDims(sig.Inputs)
 	run := func(_ context.Context, b *worker.Batch) error {
 		for k := range sig.Inputs {
 			copyColumn(b, k)

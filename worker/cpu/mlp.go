@@ -6,7 +6,8 @@ import (
 	"math/rand/v2"
 
 	"github.com/ringbatch/ringbatch/internal/mlp"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -14,15 +15,15 @@ import (
 // caches: real arithmetic on which batching pays. It computes on one thread.
 func newMLP(o Options) (*Model, error) {
 	if len(o.Inputs) > 0 {
-		return nil, fmt.Errorf("%w: the shape of an mlp comes from its weights, not from --input", shm.ErrInvalid)
+		return nil, fmt.Errorf("%w: the shape of an mlp comes from its weights, not from --input", status.ErrInvalid)
 	}
 	net, err := openMLP(o)
 	if err != nil {
 		return nil, err
 	}
-	sig := shm.Signature{
-		Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{net.In()}}},
-		Outputs: []shm.TensorSpec{{Name: "y", DType: shm.F32, Shape: []int{net.Out()}}},
+	sig := tensor.Signature{
+		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{net.In()}}},
+		Outputs: []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{net.Out()}}},
 	}
 	var xs, ys [][]float32
 	run := func(_ context.Context, b *worker.Batch) error {

@@ -12,6 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -29,9 +30,9 @@ func TestWhatWasPaddedToABucketComesBackInItsOwnShape(t *testing.T) {
 	}
 	ended := make(chan error, 3)
 	go func() { ended <- b.Serve(ctx) }()
-	inputs := []shm.TensorSpec{
-		{Name: "x", DType: shm.I32, Shape: []int{4, 4, 2}, Variable: []int{0, 1}},
-		{Name: "k", DType: shm.I64, Shape: []int{8}, Variable: []int{0}},
+	inputs := []tensor.Spec{
+		{Name: "x", DType: tensor.I32, Shape: []int{4, 4, 2}, Variable: []int{0, 1}},
+		{Name: "k", DType: tensor.I64, Shape: []int{8}, Variable: []int{0}},
 	}
 	for _, name := range []string{"echo", "affine"} {
 		m, err := New(name, Options{Inputs: inputs, Scale: 1})
@@ -55,14 +56,14 @@ func TestWhatWasPaddedToABucketComesBackInItsOwnShape(t *testing.T) {
 			for i := range k {
 				k[i] = int64(-i - 1)
 			}
-			outs, err := c.Infer(ctx, shm.Of("x", x, 2, n, 5-n, 2), shm.Of("k", k, 2, n))
+			outs, err := c.Infer(ctx, tensor.Of("x", x, 2, n, 5-n, 2), tensor.Of("k", k, 2, n))
 			if err != nil {
 				t.Fatal(name, err)
 			}
-			if y, _ := shm.As[int32](outs[0]); !slices.Equal(y, x) {
+			if y, _ := tensor.As[int32](outs[0]); !slices.Equal(y, x) {
 				t.Errorf("%s: %v of shape %v, not %v", name, y, outs[0].Shape, x)
 			}
-			if y, _ := shm.As[int64](outs[1]); !slices.Equal(y, k) {
+			if y, _ := tensor.As[int64](outs[1]); !slices.Equal(y, k) {
 				t.Errorf("%s: %v of shape %v, not %v", name, y, outs[1].Shape, k)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -16,7 +17,7 @@ import (
 // would take on some accelerator, a fixed cost and a cost per row.
 func newSimulated(o Options) (*Model, error) {
 	if o.FixedCost < 0 || o.ItemCost < 0 || o.FixedCost > time.Minute || o.ItemCost > time.Minute {
-		return nil, fmt.Errorf("%w: simulated costs must be between 0 and 1m, got %v and %v per row", shm.ErrInvalid, o.FixedCost, o.ItemCost)
+		return nil, fmt.Errorf("%w: simulated costs must be between 0 and 1m, got %v and %v per row", status.ErrInvalid, o.FixedCost, o.ItemCost)
 	}
 	m, err := newEcho(o)
 	if err != nil {

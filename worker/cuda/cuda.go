@@ -4,7 +4,7 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // ErrLost is what Serve ends with when the GPU or its context is gone. Only a
@@ -15,8 +15,8 @@ var ErrLost = errors.New("the GPU or its context was lost; this worker must be s
 type Options struct {
 	Device int // number among the visible GPUs
 
-	Inputs        []shm.TensorSpec // echo, affine; default x:f32[16]
-	Scale, Offset float64          // affine: y = Scale·x + Offset
+	Inputs        []tensor.Spec // echo, affine; default x:f32[16]
+	Scale, Offset float64       // affine: y = Scale·x + Offset
 
 	// mlp: as on the CPU, from a seed or from a file.
 	Sizes     []int
@@ -27,7 +27,7 @@ type Options struct {
 	// ptx: the user's own kernel, see docs/gpu.md for how it is launched.
 	PTX       string // file
 	Kernel    string // function in it
-	Signature shm.Signature
+	Signature tensor.Signature
 	Block     int // threads per block; default 256
 	Work      int // threads per row; default: elements of a row of the first output
 }

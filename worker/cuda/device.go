@@ -8,9 +8,8 @@ import (
 	"runtime"
 	"unsafe"
 
+	"github.com/ringbatch/ringbatch/status"
 	"gorgonia.org/cu"
-
-	"github.com/ringbatch/ringbatch/shm"
 )
 
 // Built says whether this binary has GPU workers at all.
@@ -73,7 +72,7 @@ func openDevice(number int) (d *device, err error) {
 		return nil, checked("cuDeviceGetCount", err)
 	}
 	if number < 0 || number >= n {
-		return nil, fmt.Errorf("%w: GPU %d was asked for, this process sees %d", shm.ErrNoGPU, number, n)
+		return nil, fmt.Errorf("%w: GPU %d was asked for, this process sees %d", status.ErrNoGPU, number, n)
 	}
 	d = &device{}
 	if d.dev, err = cu.GetDevice(number); err != nil {
@@ -91,7 +90,7 @@ func openDevice(number int) (d *device, err error) {
 		return nil, checked("cuDeviceGetAttribute", err)
 	}
 	if d.capability = 10*major + minor; d.capability < 75 {
-		return nil, fmt.Errorf("%w: %s has compute capability %d.%d, 7.5 is the least", shm.ErrNoGPU, d.name, major, minor)
+		return nil, fmt.Errorf("%w: %s has compute capability %d.%d, 7.5 is the least", status.ErrNoGPU, d.name, major, minor)
 	}
 	runtime.LockOSThread()
 	if d.ctx, err = d.dev.MakeContext(cu.SchedAuto); err != nil {

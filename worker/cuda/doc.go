@@ -5,7 +5,7 @@
 //	err = cuda.Serve(ctx, worker.Config{Model: "mlp", Signature: m.Signature}, m)
 //
 // It needs the build tag cuda (make cuda-build). Without it, and on a machine
-// without a GPU, New and Serve return an error that matches shm.ErrNoGPU.
+// without a GPU, New and Serve return an error that matches status.ErrNoGPU.
 //
 // # How a batch passes
 //

@@ -45,21 +45,20 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/ringbatch/ringbatch/status"
 	"gorgonia.org/cu"
-
-	"github.com/ringbatch/ringbatch/shm"
 )
 
 // load brings the driver in, once per process.
 var load = sync.OnceValue(func() error {
 	if why := C.rb_load(); why != nil {
-		return fmt.Errorf("%w: the NVIDIA driver is not installed (%s)", shm.ErrNoGPU, C.GoString(why))
+		return fmt.Errorf("%w: the NVIDIA driver is not installed (%s)", status.ErrNoGPU, C.GoString(why))
 	}
 	if err := check("cuInit", int(C.rb_init())); err != nil {
-		return fmt.Errorf("%w: %v", shm.ErrNoGPU, err)
+		return fmt.Errorf("%w: %v", status.ErrNoGPU, err)
 	}
 	if n, err := cu.NumDevices(); err != nil || n == 0 {
-		return fmt.Errorf("%w: the driver sees none (is CUDA_VISIBLE_DEVICES empty?)", shm.ErrNoGPU)
+		return fmt.Errorf("%w: the driver sees none (is CUDA_VISIBLE_DEVICES empty?)", status.ErrNoGPU)
 	}
 	return nil
 })

@@ -7,14 +7,14 @@ import (
 
 	"gorgonia.org/cu"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker/cpu"
 )
 
 // newEcho gives every input back: up to the GPU and down again.
 func newEcho(o Options) (*Model, error) {
 	sig := cpu.Elementwise(o.Inputs)
-	p := echo{plain{shm.VariableDims(sig.Inputs)}}
+	p := echo{plain{tensor.VariableDims(sig.Inputs)}}
 	return &Model{Signature: sig, load: func(*device) (program, error) { return p, nil }}, nil
 }
 
@@ -26,7 +26,7 @@ func (echo) enqueue(*lane) error { return nil }
 // newAffine computes y = scale·x + offset in the input's own type.
 func newAffine(o Options) (*Model, error) {
 	sig := cpu.Elementwise(o.Inputs)
-	p := &affine{plain: plain{shm.VariableDims(sig.Inputs)}}
+	p := &affine{plain: plain{tensor.VariableDims(sig.Inputs)}}
 	if err := cpu.CheckAffine(sig.Inputs, o.Scale, o.Offset); err != nil {
 		return nil, err
 	}
@@ -38,7 +38,7 @@ func newAffine(o Options) (*Model, error) {
 
 type affine struct {
 	plain
-	types         []shm.DType
+	types         []tensor.DType
 	kernels       []cu.Function
 	scale, offset []uint64 // the bits of the number in each input's type
 }
@@ -63,13 +63,13 @@ func (p *affine) load(d *device, o Options) error {
 }
 
 // numberBits is v in type t, as a kernel's argument.
-func numberBits(t shm.DType, v float64) uint64 {
+func numberBits(t tensor.DType, v float64) uint64 {
 	switch t {
-	case shm.F32:
+	case tensor.F32:
 		return uint64(math.Float32bits(float32(v)))
-	case shm.F64:
+	case tensor.F64:
 		return math.Float64bits(v)
-	case shm.I32:
+	case tensor.I32:
 		return uint64(uint32(int32(v)))
 	default:
 		return uint64(int64(v))

@@ -19,7 +19,8 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/mlp"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -27,7 +28,7 @@ import (
 func gpu(t testing.TB) *device {
 	t.Helper()
 	d, err := openDevice(0)
-	if errors.Is(err, shm.ErrNoGPU) {
+	if errors.Is(err, status.ErrNoGPU) {
 		t.Skip(err)
 	}
 	if err != nil {
@@ -109,7 +110,7 @@ func runOnGPU(f cu.Function, v *vector) ([][]byte, error) {
 func host(t *testing.T, name string, o Options, policy worker.Policy) (*client.Client, <-chan error) {
 	t.Helper()
 	m, err := New(name, o)
-	if errors.Is(err, shm.ErrNoGPU) {
+	if errors.Is(err, status.ErrNoGPU) {
 		t.Skip(err)
 	}
 	if err != nil {
@@ -150,8 +151,8 @@ func host(t *testing.T, name string, o Options, policy worker.Policy) (*client.C
 }
 
 func TestEchoGivesEveryRowBack(t *testing.T) {
-	spec := shm.TensorSpec{Name: "x", DType: shm.U8, Shape: []int{40001}}
-	c, _ := host(t, "echo", Options{Inputs: []shm.TensorSpec{spec}}, worker.Policy{MaxBatchSize: 16, WaitTime: time.Millisecond, Slots: 128})
+	spec := tensor.Spec{Name: "x", DType: tensor.U8, Shape: []int{40001}}
+	c, _ := host(t, "echo", Options{Inputs: []tensor.Spec{spec}}, worker.Policy{MaxBatchSize: 16, WaitTime: time.Millisecond, Slots: 128})
 	var wg sync.WaitGroup
 	for i := range 48 {
 		wg.Add(1)
@@ -175,8 +176,8 @@ func TestEchoGivesEveryRowBack(t *testing.T) {
 }
 
 func TestAffineIsTheCPUs(t *testing.T) {
-	spec := shm.TensorSpec{Name: "x", DType: shm.F32, Shape: []int{7}}
-	c, _ := host(t, "affine", Options{Inputs: []shm.TensorSpec{spec}, Scale: 3, Offset: 0.5}, worker.Policy{MaxBatchSize: 8})
+	spec := tensor.Spec{Name: "x", DType: tensor.F32, Shape: []int{7}}
+	c, _ := host(t, "affine", Options{Inputs: []tensor.Spec{spec}, Scale: 3, Offset: 0.5}, worker.Policy{MaxBatchSize: 8})
 	out, err := c.Infer(context.Background(), []float32{0, 1, 2, 3, 4, 5, 6})
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +212,7 @@ func TestPerceptronAgreesWithTheCPU(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				got, err := shm.As[float32](out[0])
+				got, err := tensor.As[float32](out[0])
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -241,11 +242,11 @@ func TestAnIllegalAddressFailsTheBatchAndEndsTheWorker(t *testing.T) {
 	if err := os.WriteFile(path, []byte(badPTX), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	spec := []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{4}}}
-	out := []shm.TensorSpec{{Name: "y", DType: shm.F32, Shape: []int{4}}}
-	c, served := host(t, "ptx", Options{PTX: path, Kernel: "bad", Signature: shm.Signature{Inputs: spec, Outputs: out}}, worker.Policy{MaxBatchSize: 8})
+	spec := []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{4}}}
+	out := []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{4}}}
+	c, served := host(t, "ptx", Options{PTX: path, Kernel: "bad", Signature: tensor.Signature{Inputs: spec, Outputs: out}}, worker.Policy{MaxBatchSize: 8})
 	_, err := c.Infer(context.Background(), []float32{1, 2, 3, 4})
-	if !errors.Is(err, shm.ErrFailed) || !strings.Contains(err.Error(), "CUDA_ERROR_ILLEGAL_ADDRESS") {
+	if !errors.Is(err, status.ErrFailed) || !strings.Contains(err.Error(), "CUDA_ERROR_ILLEGAL_ADDRESS") {
 		t.Errorf("the request ended with %v", err)
 	}
 	if err := <-served; !errors.Is(err, ErrLost) {
@@ -266,9 +267,9 @@ func TestTheExampleKernel(t *testing.T) {
 	if err := os.WriteFile(path, toBytes(weights), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sig := shm.Signature{
-		Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{64}}},
-		Outputs: []shm.TensorSpec{{Name: "y", DType: shm.F32, Shape: []int{10}}},
+	sig := tensor.Signature{
+		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{64}}},
+		Outputs: []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{10}}},
 	}
 	c, _ := host(t, "ptx", Options{PTX: "../../examples/cuda/forward.ptx", Kernel: "forward", Weights: path, Signature: sig}, worker.Policy{MaxBatchSize: 32})
 	x := make([]float32, 3*64)
@@ -283,7 +284,7 @@ func TestTheExampleKernel(t *testing.T) {
 	for i := range want {
 		want[i] = 0.64*float32(1+i/10) + float32(i%10)
 	}
-	got, err := shm.As[float32](out[0])
+	got, err := tensor.As[float32](out[0])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/mlp"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // The perceptron of internal/mlp on the GPU, with the same weights.
@@ -47,15 +49,15 @@ func newMLP(o Options) (*Model, error) {
 	switch o.Precision {
 	case "", "f32", "f16", "bf16":
 	default:
-		return nil, fmt.Errorf("%w: precision %q; there are f32, f16 and bf16", shm.ErrInvalid, o.Precision)
+		return nil, fmt.Errorf("%w: precision %q; there are f32, f16 and bf16", status.ErrInvalid, o.Precision)
 	}
 	source, err := openMLP(o)
 	if err != nil {
 		return nil, err
 	}
-	sig := shm.Signature{
-		Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{source.In()}}},
-		Outputs: []shm.TensorSpec{{Name: "y", DType: shm.F32, Shape: []int{source.Out()}}},
+	sig := tensor.Signature{
+		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{source.In()}}},
+		Outputs: []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{source.Out()}}},
 	}
 	load := func(d *device) (program, error) {
 		p := &perceptron{half: o.Precision == "f16" || o.Precision == "bf16"}
@@ -82,7 +84,7 @@ func (p *perceptron) load(d *device, source *mlp.MLP, precision string) error {
 	ptx, name := densePTX, "dense"
 	if precision == "bf16" {
 		if d.capability < 80 {
-			return fmt.Errorf("%w: bf16 needs compute capability 8.0, %s has %d.%d; use f16", shm.ErrInvalid, d.name, d.capability/10, d.capability%10)
+			return fmt.Errorf("%w: bf16 needs compute capability 8.0, %s has %d.%d; use f16", status.ErrInvalid, d.name, d.capability/10, d.capability%10)
 		}
 		ptx, name = denseBF16PTX, "dense_bf16"
 	}

@@ -7,13 +7,15 @@ import (
 	"strings"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cpu"
 )
 
 // Model is a model on the GPU, ready to be served.
 type Model struct {
-	Signature shm.Signature
+	Signature tensor.Signature
 	Note      string // what a user should know about it
 	options   Options
 	load      func(*device) (program, error)
@@ -44,7 +46,7 @@ func newModel(name string, o Options) (*Model, error) {
 	kinds := map[string]func(Options) (*Model, error){"echo": newEcho, "affine": newAffine, "mlp": newMLP, "ptx": newPTX}
 	make, ok := kinds[name]
 	if !ok {
-		return nil, fmt.Errorf("%w: no GPU model %q; there are %s", shm.ErrInvalid, name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("%w: no GPU model %q; there are %s", status.ErrInvalid, name, strings.Join(Names(), ", "))
 	}
 	m, err := make(o)
 	if err != nil {

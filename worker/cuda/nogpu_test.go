@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -20,7 +20,7 @@ func TestWithoutAGPUEveryEntryPointSaysSo(t *testing.T) {
 	_, listErr := Describe()
 	serveErr := Serve(context.Background(), worker.Config{Model: "x"}, &Model{})
 	for _, err := range []error{newErr, listErr, serveErr} {
-		if !errors.Is(err, shm.ErrNoGPU) || strings.Contains(err.Error(), "\n") {
+		if !errors.Is(err, status.ErrNoGPU) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("want one sentence that matches ErrNoGPU, got %v", err)
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // newPTX serves the user's own kernel. How it is launched is a contract,
@@ -23,7 +25,7 @@ import (
 // bytes of the file, or null. A kernel may leave out parameters at the end.
 func newPTX(o Options) (*Model, error) {
 	if o.PTX == "" || o.Kernel == "" {
-		return nil, fmt.Errorf("%w: a kernel of your own needs a PTX file and the name of a function in it", shm.ErrInvalid)
+		return nil, fmt.Errorf("%w: a kernel of your own needs a PTX file and the name of a function in it", status.ErrInvalid)
 	}
 	if err := o.Signature.Validate(); err != nil {
 		return nil, err
@@ -43,7 +45,7 @@ func newPTX(o Options) (*Model, error) {
 		p.block = 256
 	}
 	if p.block < 1 || p.block > 1024 || p.work < 0 {
-		return nil, fmt.Errorf("%w: %d threads per block (1..1024), %d per row", shm.ErrInvalid, p.block, p.work)
+		return nil, fmt.Errorf("%w: %d threads per block (1..1024), %d per row", status.ErrInvalid, p.block, p.work)
 	}
 	if p.work == 0 {
 		p.work = o.Signature.Outputs[0].RowBytes() / o.Signature.Outputs[0].DType.Size()
@@ -55,7 +57,7 @@ func newPTX(o Options) (*Model, error) {
 
 type userKernel struct {
 	plain
-	sig         shm.Signature
+	sig         tensor.Signature
 	block, work int
 	kernel      cu.Function
 	weights     cu.DevicePtr
@@ -87,7 +89,7 @@ type shapes struct {
 
 func (p *userKernel) prepare(l *lane, _ *shm.Layout) (err error) {
 	n := 1
-	for _, side := range [][]shm.TensorSpec{p.sig.Inputs, p.sig.Outputs} {
+	for _, side := range [][]tensor.Spec{p.sig.Inputs, p.sig.Outputs} {
 		for _, t := range side {
 			n += len(t.Shape)
 		}

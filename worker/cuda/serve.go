@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -53,7 +53,7 @@ func Serve(ctx context.Context, cfg worker.Config, m *Model) error {
 			return err
 		}
 		err = serveAttached(ctx, w, d, p, cfg.Depth)
-		if err != nil && !errors.Is(err, shm.ErrBrokerGone) {
+		if err != nil && !errors.Is(err, status.ErrBrokerGone) {
 			if errors.Is(err, ErrLost) {
 				return err // w stays open: a batch that may still be written to must not be answered
 			}
@@ -85,7 +85,7 @@ func reattach(ctx context.Context, cfg worker.Config) (*worker.Worker, error) {
 		case <-time.After(delay):
 		}
 		w, err := worker.Attach(ctx, cfg)
-		if err == nil || errors.Is(err, shm.ErrSignatureMismatch) || errors.Is(err, shm.ErrForbidden) {
+		if err == nil || errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrForbidden) {
 			return w, err
 		}
 	}

@@ -6,18 +6,19 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
 // Built says whether this binary has GPU workers at all.
 const Built = false
 
-var errNotBuilt = fmt.Errorf("%w: this ringbatch was built without the tag cuda (make cuda-build)", shm.ErrNoGPU)
+var errNotBuilt = fmt.Errorf("%w: this ringbatch was built without the tag cuda (make cuda-build)", status.ErrNoGPU)
 
 // Model is a model on the GPU; without the tag there is none.
 type Model struct {
-	Signature shm.Signature
+	Signature tensor.Signature
 	Note      string
 }
 

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func main() {
@@ -25,7 +25,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	y, _ := shm.As[float32](outs[0])
+	y, _ := tensor.As[float32](outs[0])
 	fmt.Println("simple:", y)
 
 	if err := inFlight(ctx, c); err != nil {
@@ -47,7 +47,7 @@ func inFlight(ctx context.Context, c *client.Client) error {
 		if err != nil {
 			return err
 		}
-		x, err := shm.As[float32](in)
+		x, err := tensor.As[float32](in)
 		if err != nil {
 			return err
 		}
@@ -67,7 +67,7 @@ func inFlight(ctx context.Context, c *client.Client) error {
 		if err != nil {
 			return err
 		}
-		y, err := shm.As[float32](out)
+		y, err := tensor.As[float32](out)
 		if err != nil {
 			return err
 		}

@@ -11,7 +11,7 @@ import (
 	"os"
 	"os/signal"
 
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -20,9 +20,9 @@ func main() {
 	defer stop()
 	cfg := worker.Config{
 		Model: "double",
-		Signature: shm.Signature{
-			Inputs:  []shm.TensorSpec{{Name: "x", DType: shm.F32, Shape: []int{4}}},
-			Outputs: []shm.TensorSpec{{Name: "y", DType: shm.F32, Shape: []int{4}}},
+		Signature: tensor.Signature{
+			Inputs:  []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{4}}},
+			Outputs: []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{4}}},
 		},
 	}
 	cfg.MaxBatchSize = 32

@@ -1,4 +1,4 @@
-package shm
+package tensor
 
 import (
 	"errors"
@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/status"
 )
 
 func TestASizeThatCannotBeSaysWhy(t *testing.T) {
@@ -16,11 +18,11 @@ func TestASizeThatCannotBeSaysWhy(t *testing.T) {
 		"x:u8[300000,300000]": "larger than",
 		"x:u8[<=5000000000]":  "at most 4294967295",
 	} {
-		if _, err := ParseTensorSpec(text); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), why) {
+		if _, err := ParseSpec(text); !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), why) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	if _, err := ParseTensorSpec("x:u8[5000000000]"); err != nil { // fixed
+	if _, err := ParseSpec("x:u8[5000000000]"); err != nil { // fixed
 		t.Error(err)
 	}
 }
@@ -47,7 +49,7 @@ func TestEveryDTypeIsReadAsItsGoType(t *testing.T) {
 	roundTrip[float32](check, F32, "f32", 4)
 	roundTrip[float64](check, F64, "f64", 8)
 	for _, name := range []string{"", "float", "F32", "f8", "complex64"} {
-		if _, err := ParseDType(name); !errors.Is(err, ErrInvalid) {
+		if _, err := ParseDType(name); !errors.Is(err, status.ErrInvalid) {
 			t.Errorf("dtype %q: %v", name, err)
 		}
 	}
@@ -64,34 +66,34 @@ func roundTrip[T Element](check func(DType, string, int, DType, int, error), d D
 
 func TestAsRefusesAnotherTypeAndRowsWithGaps(t *testing.T) {
 	x := Of("x", make([]float32, 6), 2, 3)
-	if _, err := As[int32](x); !errors.Is(err, ErrDType) {
+	if _, err := As[int32](x); !errors.Is(err, status.ErrDType) {
 		t.Errorf("f32 as i32: %v", err)
 	}
 	x.Stride = 8
 	x.Shape = []int{3, 1}
-	if _, err := As[float32](x); !errors.Is(err, ErrShape) {
+	if _, err := As[float32](x); !errors.Is(err, status.ErrShape) {
 		t.Errorf("rows with gaps: %v", err)
 	}
 	if row, err := As[float32](x.Row(2)); err != nil || len(row) != 1 {
 		t.Errorf("one of them: %v, %v", row, err)
 	}
 	odd := Tensor{Name: "x", DType: F32, Shape: []int{1, 1}, Data: Of("", make([]float64, 2)).Data[1:5]}
-	if _, err := As[float32](odd); !errors.Is(err, ErrSize) {
+	if _, err := As[float32](odd); !errors.Is(err, status.ErrSize) {
 		t.Errorf("misaligned: %v", err)
 	}
 }
 
 func TestAsRefusesAShapeThatItsBytesDoNotFill(t *testing.T) {
 	for _, shape := range [][]int{{5}, {1, 5}, {-1, 1}} {
-		if v, err := As[float32](Of("x", []float32{1, 2, 3, 4}, shape...)); !errors.Is(err, ErrSize) {
+		if v, err := As[float32](Of("x", []float32{1, 2, 3, 4}, shape...)); !errors.Is(err, status.ErrSize) {
 			t.Errorf("shape %v: %v, %v", shape, v, err)
 		}
 	}
 }
 
 func TestCheckInputNamesWhatIsWrong(t *testing.T) {
-	fixed, _ := ParseTensorSpec("x:f32[2,3]")
-	variable, _ := ParseTensorSpec("x:f32[<=2,3]")
+	fixed, _ := ParseSpec("x:f32[2,3]")
+	variable, _ := ParseSpec("x:f32[<=2,3]")
 	f := func(n int) []float32 { return make([]float32, n) }
 	strided := Of("x", f(12), 2, 2, 3)
 	strided.Stride = 32
@@ -99,22 +101,22 @@ func TestCheckInputNamesWhatIsWrong(t *testing.T) {
 	narrow.Stride = 8
 	for _, c := range []struct {
 		what string
-		spec TensorSpec
+		spec Spec
 		in   Tensor
 		want error
 	}{
 		{"one row", fixed, Of("x", f(6), 1, 2, 3), nil},
-		{"another type", fixed, Of("x", make([]int32, 6), 1, 2, 3), ErrDType},
-		{"a dimension less", fixed, Of("x", f(6), 2, 3), ErrShape},
-		{"another size", fixed, Of("x", f(8), 1, 2, 4), ErrShape},
-		{"no rows", fixed, Of("x", f(0), 0, 2, 3), ErrRows},
-		{"fewer bytes", fixed, Of("x", f(5), 1, 2, 3), ErrSize},
-		{"more bytes", fixed, Of("x", f(7), 1, 2, 3), ErrSize},
+		{"another type", fixed, Of("x", make([]int32, 6), 1, 2, 3), status.ErrDType},
+		{"a dimension less", fixed, Of("x", f(6), 2, 3), status.ErrShape},
+		{"another size", fixed, Of("x", f(8), 1, 2, 4), status.ErrShape},
+		{"no rows", fixed, Of("x", f(0), 0, 2, 3), status.ErrRows},
+		{"fewer bytes", fixed, Of("x", f(5), 1, 2, 3), status.ErrSize},
+		{"more bytes", fixed, Of("x", f(7), 1, 2, 3), status.ErrSize},
 		{"smaller than the maximum", variable, Of("x", f(3), 1, 1, 3), nil},
-		{"larger than the maximum", variable, Of("x", f(9), 1, 3, 3), ErrShape},
-		{"of no size", variable, Of("x", f(0), 1, 0, 3), ErrShape},
-		{"rows further apart than there are bytes", fixed, strided, ErrSize},
-		{"rows that overlap", fixed, narrow, ErrSize},
+		{"larger than the maximum", variable, Of("x", f(9), 1, 3, 3), status.ErrShape},
+		{"of no size", variable, Of("x", f(0), 1, 0, 3), status.ErrShape},
+		{"rows further apart than there are bytes", fixed, strided, status.ErrSize},
+		{"rows that overlap", fixed, narrow, status.ErrSize},
 	} {
 		rows, _, err := CheckInput(&c.spec, &c.in, nil)
 		if !errors.Is(err, c.want) || err == nil && rows != 1 {
@@ -167,10 +169,10 @@ func TestCopyPaddedZeroesWhatIsNotCovered(t *testing.T) {
 			}
 		}
 	}
-	if err := CopyPadded(Of("x", make([]int32, 2), 1, 2), Of("x", make([]int32, 3), 1, 3)); !errors.Is(err, ErrShape) {
+	if err := CopyPadded(Of("x", make([]int32, 2), 1, 2), Of("x", make([]int32, 3), 1, 3)); !errors.Is(err, status.ErrShape) {
 		t.Errorf("larger into smaller: %v", err)
 	}
-	if err := CopyPadded(Of("x", make([]int32, 2), 1, 2), Of("x", make([]float32, 2), 1, 2)); !errors.Is(err, ErrDType) {
+	if err := CopyPadded(Of("x", make([]int32, 2), 1, 2), Of("x", make([]float32, 2), 1, 2)); !errors.Is(err, status.ErrDType) {
 		t.Errorf("another type: %v", err)
 	}
 }
@@ -189,7 +191,7 @@ func TestBucketRoundsUp(t *testing.T) {
 
 func TestASpecIsReadAsItIsWritten(t *testing.T) {
 	for _, text := range []string{"x:f32[3,224,224]", "tokens:i32[<=512]", "y:f64[]", "a.b/c:bool[<=1,2,<=3]", "ü:u8[1]"} {
-		spec, err := ParseTensorSpec(text)
+		spec, err := ParseSpec(text)
 		if err != nil || spec.String() != text {
 			t.Errorf("%s became %v, %v", text, spec, err)
 		}
@@ -199,30 +201,30 @@ func TestASpecIsReadAsItIsWritten(t *testing.T) {
 		"x:f32[a]", "x:f32[1]]", "x y:f32[1]", "x:f32[1,1,1,1,1,1,1,1,1]", "x:f64[99999999999]", "x:f64[99999,99999,99999]",
 		"x:f64[9223372036854775807]", strings.Repeat("n", MaxNameBytes+1) + ":f32[1]",
 	} {
-		if spec, err := ParseTensorSpec(text); !errors.Is(err, ErrInvalid) {
+		if spec, err := ParseSpec(text); !errors.Is(err, status.ErrInvalid) {
 			t.Errorf("%q became %v, %v", text, spec, err)
 		}
 	}
 }
 
 func TestASignatureIsCheckedAsAWhole(t *testing.T) {
-	x := TensorSpec{Name: "x", DType: F32, Shape: []int{4}}
-	variable := TensorSpec{DType: F32, Shape: []int{4, 4, 4}, Variable: []int{0, 1, 2}}
-	named := func(s TensorSpec, name string) TensorSpec { s.Name = name; return s }
+	x := Spec{Name: "x", DType: F32, Shape: []int{4}}
+	variable := Spec{DType: F32, Shape: []int{4, 4, 4}, Variable: []int{0, 1, 2}}
+	named := func(s Spec, name string) Spec { s.Name = name; return s }
 	for what, sig := range map[string]Signature{
 		"nothing":       {},
-		"no outputs":    {Inputs: []TensorSpec{x}},
-		"a name twice":  {Inputs: []TensorSpec{x, x}, Outputs: []TensorSpec{x}},
-		"too variable":  {Inputs: []TensorSpec{named(variable, "a"), named(variable, "b"), named(variable, "c")}, Outputs: []TensorSpec{x}},
-		"no such dim":   {Inputs: []TensorSpec{{Name: "x", DType: F32, Shape: []int{4}, Variable: []int{1}}}, Outputs: []TensorSpec{x}},
-		"not ascending": {Inputs: []TensorSpec{{Name: "x", DType: F32, Shape: []int{4, 4}, Variable: []int{1, 0}}}, Outputs: []TensorSpec{x}},
-		"no such dtype": {Inputs: []TensorSpec{{Name: "x", DType: 99, Shape: []int{4}}}, Outputs: []TensorSpec{x}},
+		"no outputs":    {Inputs: []Spec{x}},
+		"a name twice":  {Inputs: []Spec{x, x}, Outputs: []Spec{x}},
+		"too variable":  {Inputs: []Spec{named(variable, "a"), named(variable, "b"), named(variable, "c")}, Outputs: []Spec{x}},
+		"no such dim":   {Inputs: []Spec{{Name: "x", DType: F32, Shape: []int{4}, Variable: []int{1}}}, Outputs: []Spec{x}},
+		"not ascending": {Inputs: []Spec{{Name: "x", DType: F32, Shape: []int{4, 4}, Variable: []int{1, 0}}}, Outputs: []Spec{x}},
+		"no such dtype": {Inputs: []Spec{{Name: "x", DType: 99, Shape: []int{4}}}, Outputs: []Spec{x}},
 	} {
-		if err := sig.Validate(); !errors.Is(err, ErrInvalid) {
+		if err := sig.Validate(); !errors.Is(err, status.ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	good := Signature{Inputs: []TensorSpec{x}, Outputs: []TensorSpec{x}}
+	good := Signature{Inputs: []Spec{x}, Outputs: []Spec{x}}
 	if err := good.Validate(); err != nil || good.String() != "x:f32[4] -> x:f32[4]" {
 		t.Errorf("%v, %v", &good, err)
 	}
@@ -233,14 +235,14 @@ func FuzzParseTensorSpec(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		spec, err := ParseTensorSpec(text)
+		spec, err := ParseSpec(text)
 		if err != nil {
 			return
 		}
 		if spec.RowBytes() < 1 || spec.RowBytes() > maxRowBytes {
 			t.Fatalf("%q has rows of %d bytes", text, spec.RowBytes())
 		}
-		again, err := ParseTensorSpec(spec.String())
+		again, err := ParseSpec(spec.String())
 		if err != nil || again.Name != spec.Name || again.DType != spec.DType || !slices.Equal(again.Shape, spec.Shape) || !slices.Equal(again.Variable, spec.Variable) {
 			t.Fatalf("%q became %v, and that %v (%v)", text, spec, again, err)
 		}

@@ -1,8 +1,10 @@
-package shm
+package tensor
 
 import (
 	"fmt"
 	"slices"
+
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // Bucket rounds a size up to the next of the ascending sizes; a size beyond
@@ -21,15 +23,15 @@ func Bucket(sizes []uint32, n uint32) uint32 {
 // zero.
 func CopyPadded(dst, src Tensor) error {
 	if dst.DType != src.DType {
-		return fmt.Errorf("%w: tensor %q is %s, got %s", ErrDType, dst.Name, dst.DType, src.DType)
+		return fmt.Errorf("%w: tensor %q is %s, got %s", status.ErrDType, dst.Name, dst.DType, src.DType)
 	}
 	if len(dst.Shape) != len(src.Shape) || dst.Rows() != src.Rows() {
-		return fmt.Errorf("%w: tensor %q is %v, got %v", ErrShape, dst.Name, dst.Shape, src.Shape)
+		return fmt.Errorf("%w: tensor %q is %v, got %v", status.ErrShape, dst.Name, dst.Shape, src.Shape)
 	}
 	same := true
 	for i, d := range dst.Shape {
 		if src.Shape[i] > d {
-			return fmt.Errorf("%w: tensor %q is %v, got %v", ErrShape, dst.Name, dst.Shape, src.Shape)
+			return fmt.Errorf("%w: tensor %q is %v, got %v", status.ErrShape, dst.Name, dst.Shape, src.Shape)
 		}
 		same = same && src.Shape[i] == d
 	}

@@ -1,18 +1,19 @@
-package shm
+package tensor
 
 import (
 	"fmt"
-	"hash/fnv"
 	"math"
 	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/ringbatch/ringbatch/status"
 )
 
-// TensorSpec describes one row of a tensor: the batch dimension is not part
+// Spec describes one row of a tensor: the batch dimension is not part
 // of it.
-type TensorSpec struct {
+type Spec struct {
 	Name  string `msgpack:"name"`
 	DType DType  `msgpack:"dtype"`
 	Shape []int  `msgpack:"shape"` // the maximum size of each dimension
@@ -23,15 +24,15 @@ type TensorSpec struct {
 
 // Signature is what a model takes and gives.
 type Signature struct {
-	Inputs  []TensorSpec `msgpack:"inputs"`
-	Outputs []TensorSpec `msgpack:"outputs"`
+	Inputs  []Spec `msgpack:"inputs"`
+	Outputs []Spec `msgpack:"outputs"`
 }
 
 // RowElems is the number of elements of a row of the maximum shape.
-func (t TensorSpec) RowElems() int { return elems(t.Shape) }
+func (t Spec) RowElems() int { return elems(t.Shape) }
 
 // RowBytes is the size of a row of the maximum shape.
-func (t TensorSpec) RowBytes() int { return t.RowElems() * t.DType.Size() }
+func (t Spec) RowBytes() int { return t.RowElems() * t.DType.Size() }
 
 func elems(shape []int) int {
 	n := 1
@@ -41,8 +42,8 @@ func elems(shape []int) int {
 	return n
 }
 
-// String is the compact form that ParseTensorSpec reads: x:f32[3,<=224,<=224].
-func (t TensorSpec) String() string {
+// String is the compact form that ParseSpec reads: x:f32[3,<=224,<=224].
+func (t Spec) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s:%s[", t.Name, t.DType)
 	v := 0
@@ -60,11 +61,11 @@ func (t TensorSpec) String() string {
 	return b.String()
 }
 
-// ParseTensorSpec reads name:dtype[dims], where a dimension is a size, or
+// ParseSpec reads name:dtype[dims], where a dimension is a size, or
 // "<=" and a maximum for a variable one. "y:f32[]" is one number per row.
-func ParseTensorSpec(s string) (TensorSpec, error) {
-	bad := func(why string) (TensorSpec, error) {
-		return TensorSpec{}, fmt.Errorf("%w: tensor %q: %s (want name:dtype[dims], like x:f32[3,224,224] or tokens:i32[<=512])", ErrInvalid, s, why)
+func ParseSpec(s string) (Spec, error) {
+	bad := func(why string) (Spec, error) {
+		return Spec{}, fmt.Errorf("%w: tensor %q: %s (want name:dtype[dims], like x:f32[3,224,224] or tokens:i32[<=512])", status.ErrInvalid, s, why)
 	}
 	name, rest, ok := strings.Cut(s, ":")
 	if !ok {
@@ -78,7 +79,7 @@ func ParseTensorSpec(s string) (TensorSpec, error) {
 	if err != nil {
 		return bad("unknown dtype " + strconv.Quote(dt))
 	}
-	t := TensorSpec{Name: name, DType: d, Shape: []int{}}
+	t := Spec{Name: name, DType: d, Shape: []int{}}
 	dims = strings.TrimSuffix(dims, "]")
 	if dims != "" {
 		for i, f := range strings.Split(dims, ",") {
@@ -95,7 +96,7 @@ func ParseTensorSpec(s string) (TensorSpec, error) {
 		}
 	}
 	if err := t.validate(); err != nil {
-		return TensorSpec{}, err
+		return Spec{}, err
 	}
 	return t, nil
 }
@@ -109,9 +110,9 @@ func ValidName(name string) bool {
 
 const maxRowBytes = 1 << 36
 
-func (t TensorSpec) validate() error {
+func (t Spec) validate() error {
 	fail := func(format string, a ...any) error {
-		return fmt.Errorf("%w: tensor %q: %s", ErrInvalid, t.Name, fmt.Sprintf(format, a...))
+		return fmt.Errorf("%w: tensor %q: %s", status.ErrInvalid, t.Name, fmt.Sprintf(format, a...))
 	}
 	if !ValidName(t.Name) || strings.ContainsAny(t.Name, ":[],") {
 		return fail("name must be 1..%d bytes, printable, without : [ ] , or blanks", MaxNameBytes)
@@ -149,22 +150,22 @@ func (t TensorSpec) validate() error {
 // a peer passes here before its numbers are used.
 func (s *Signature) Validate() error {
 	if len(s.Inputs) == 0 || len(s.Outputs) == 0 || len(s.Inputs)+len(s.Outputs) > MaxTensors {
-		return fmt.Errorf("%w: a model needs at least one input and one output, %d tensors at most", ErrInvalid, MaxTensors)
+		return fmt.Errorf("%w: a model needs at least one input and one output, %d tensors at most", status.ErrInvalid, MaxTensors)
 	}
-	for _, side := range [][]TensorSpec{s.Inputs, s.Outputs} {
+	for _, side := range [][]Spec{s.Inputs, s.Outputs} {
 		names, variable := map[string]bool{}, 0
 		for _, t := range side {
 			if err := t.validate(); err != nil {
 				return err
 			}
 			if names[t.Name] {
-				return fmt.Errorf("%w: tensor %q appears twice", ErrInvalid, t.Name)
+				return fmt.Errorf("%w: tensor %q appears twice", status.ErrInvalid, t.Name)
 			}
 			names[t.Name] = true
 			variable += len(t.Variable)
 		}
 		if variable > MaxVariableDims {
-			return fmt.Errorf("%w: %d variable dimensions on one side, at most %d", ErrInvalid, variable, MaxVariableDims)
+			return fmt.Errorf("%w: %d variable dimensions on one side, at most %d", status.ErrInvalid, variable, MaxVariableDims)
 		}
 	}
 	return nil
@@ -192,7 +193,7 @@ func (s *Signature) String() string {
 func (s *Signature) Equal(o *Signature) bool { return s.String() == o.String() }
 
 // VariableDims counts the variable dimensions of a side.
-func VariableDims(side []TensorSpec) int {
+func VariableDims(side []Spec) int {
 	n := 0
 	for _, t := range side {
 		n += len(t.Variable)
@@ -202,7 +203,7 @@ func VariableDims(side []TensorSpec) int {
 
 // Actual puts a request's actual sizes into the spec's shape: dims holds the
 // variable sizes of the whole side, and at is where this tensor's begin.
-func (t TensorSpec) Actual(dims []uint32, at int) []int {
+func (t Spec) Actual(dims []uint32, at int) []int {
 	shape := make([]int, len(t.Shape))
 	copy(shape, t.Shape)
 	for i, v := range t.Variable {
@@ -211,10 +212,33 @@ func (t TensorSpec) Actual(dims []uint32, at int) []int {
 	return shape
 }
 
-// Geometry is the fingerprint of everything that the layout of a model's
-// segments depends on: FNV-1a 64 over the text below.
-func Geometry(s *Signature, slots, maxBatch int) uint64 {
-	h := fnv.New64a()
-	fmt.Fprintf(h, "ringbatch %d slots=%d max_batch=%d %s", LayoutVersion, slots, maxBatch, s)
-	return h.Sum64()
+// ParseSignature reads both sides of a signature from their compact texts.
+func ParseSignature(inputs, outputs []string) (sig Signature, err error) {
+	if sig.Inputs, err = parseSpecs(inputs); err != nil {
+		return sig, err
+	}
+	if sig.Outputs, err = parseSpecs(outputs); err != nil {
+		return sig, err
+	}
+	return sig, sig.Validate()
+}
+
+func parseSpecs(texts []string) ([]Spec, error) {
+	specs := make([]Spec, len(texts))
+	for i, t := range texts {
+		var err error
+		if specs[i], err = ParseSpec(t); err != nil {
+			return nil, err
+		}
+	}
+	return specs, nil
+}
+
+// SpecTexts is the way back, for one side.
+func SpecTexts(specs []Spec) []string {
+	texts := make([]string, len(specs))
+	for i, t := range specs {
+		texts[i] = t.String()
+	}
+	return texts
 }

@@ -1,6 +1,10 @@
-package shm
+package tensor
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/ringbatch/ringbatch/status"
+)
 
 // DType is a tensor's element type.
 type DType uint8
@@ -74,7 +78,7 @@ func ParseDType(name string) (DType, error) {
 	case "float64":
 		return F64, nil
 	}
-	return 0, fmt.Errorf("%w: dtype %q (have bool, u8, i8, i16, i32, i64, f16, bf16, f32, f64)", ErrInvalid, name)
+	return 0, fmt.Errorf("%w: dtype %q (have bool, u8, i8, i16, i32, i64, f16, bf16, f32, f64)", status.ErrInvalid, name)
 }
 
 // Element is any Go type that a tensor's elements may be read as.

@@ -1,7 +1,9 @@
-package shm
+package tensor
 
 import (
 	"fmt"
+
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // Tensor is some rows of one tensor: a view into the mapping, or a caller's
@@ -61,14 +63,14 @@ func (t Tensor) Row(i int) Tensor {
 // one by one with Row).
 func As[T Element](t Tensor) ([]T, error) {
 	if want := DTypeOf[T](); want != t.DType {
-		return nil, fmt.Errorf("%w: tensor %q is %s, not %s", ErrDType, t.Name, t.DType, want)
+		return nil, fmt.Errorf("%w: tensor %q is %s, not %s", status.ErrDType, t.Name, t.DType, want)
 	}
 	if !t.Contiguous() {
-		return nil, fmt.Errorf("%w: the rows of %q lie %d bytes apart but are %d long; take them with Row", ErrShape, t.Name, t.Stride, t.RowBytes())
+		return nil, fmt.Errorf("%w: the rows of %q lie %d bytes apart but are %d long; take them with Row", status.ErrShape, t.Name, t.Stride, t.RowBytes())
 	}
 	n := t.Rows() * t.RowBytes()
 	if n < 0 || n > len(t.Data) {
-		return nil, fmt.Errorf("%w: tensor %q of shape %v takes %d bytes, it has %d", ErrSize, t.Name, t.Shape, n, len(t.Data))
+		return nil, fmt.Errorf("%w: tensor %q of shape %v takes %d bytes, it has %d", status.ErrSize, t.Name, t.Shape, n, len(t.Data))
 	}
 	return sliceOf[T](t.Data[:n])
 }
@@ -77,11 +79,11 @@ func As[T Element](t Tensor) ([]T, error) {
 // Both must have the same dtype and shape.
 func Copy(dst, src Tensor) error {
 	if dst.DType != src.DType {
-		return fmt.Errorf("%w: tensor %q is %s, got %s", ErrDType, dst.Name, dst.DType, src.DType)
+		return fmt.Errorf("%w: tensor %q is %s, got %s", status.ErrDType, dst.Name, dst.DType, src.DType)
 	}
 	size := src.RowBytes()
 	if dst.Rows() != src.Rows() || dst.RowBytes() != size {
-		return fmt.Errorf("%w: tensor %q is %v, got %v", ErrShape, dst.Name, dst.Shape, src.Shape)
+		return fmt.Errorf("%w: tensor %q is %v, got %v", status.ErrShape, dst.Name, dst.Shape, src.Shape)
 	}
 	if dst.Contiguous() && src.Contiguous() {
 		copy(dst.Data[:src.Rows()*size], src.Data[:src.Rows()*size])
@@ -102,12 +104,12 @@ func Copy(dst, src Tensor) error {
 
 // CheckInput compares a caller's tensor with a spec and gives its rows and,
 // appended to dims, the actual sizes of its variable dimensions.
-func CheckInput(spec *TensorSpec, t *Tensor, dims []uint32) (rows int, _ []uint32, err error) {
+func CheckInput(spec *Spec, t *Tensor, dims []uint32) (rows int, _ []uint32, err error) {
 	if t.DType != spec.DType {
-		return 0, dims, fmt.Errorf("%w: input %q is %s, got %s", ErrDType, spec.Name, spec.DType, t.DType)
+		return 0, dims, fmt.Errorf("%w: input %q is %s, got %s", status.ErrDType, spec.Name, spec.DType, t.DType)
 	}
 	if len(t.Shape) != len(spec.Shape)+1 {
-		return 0, dims, fmt.Errorf("%w: input %q is rows × %v, got %v", ErrShape, spec.Name, spec.Shape, t.Shape)
+		return 0, dims, fmt.Errorf("%w: input %q is rows × %v, got %v", status.ErrShape, spec.Name, spec.Shape, t.Shape)
 	}
 	v := 0
 	for i, max := range spec.Shape {
@@ -115,21 +117,21 @@ func CheckInput(spec *TensorSpec, t *Tensor, dims []uint32) (rows int, _ []uint3
 		if v < len(spec.Variable) && spec.Variable[v] == i {
 			v++
 			if got < 1 || got > max {
-				return 0, dims, fmt.Errorf("%w: input %q dimension %d is 1..%d, got %d", ErrShape, spec.Name, i, max, got)
+				return 0, dims, fmt.Errorf("%w: input %q dimension %d is 1..%d, got %d", status.ErrShape, spec.Name, i, max, got)
 			}
 			dims = append(dims, uint32(got))
 		} else if got != max {
-			return 0, dims, fmt.Errorf("%w: input %q is rows × %v, got %v", ErrShape, spec.Name, spec.Shape, t.Shape)
+			return 0, dims, fmt.Errorf("%w: input %q is rows × %v, got %v", status.ErrShape, spec.Name, spec.Shape, t.Shape)
 		}
 	}
 	if t.Shape[0] < 1 {
-		return 0, dims, fmt.Errorf("%w: input %q has %d rows", ErrRows, spec.Name, t.Shape[0])
+		return 0, dims, fmt.Errorf("%w: input %q has %d rows", status.ErrRows, spec.Name, t.Shape[0])
 	}
 	if t.Stride == 0 && len(t.Data) != t.Rows()*t.RowBytes() {
-		return 0, dims, fmt.Errorf("%w: input %q of shape %v takes %d bytes, got %d", ErrSize, spec.Name, t.Shape, t.Rows()*t.RowBytes(), len(t.Data))
+		return 0, dims, fmt.Errorf("%w: input %q of shape %v takes %d bytes, got %d", status.ErrSize, spec.Name, t.Shape, t.Rows()*t.RowBytes(), len(t.Data))
 	}
 	if t.Stride != 0 && (t.Stride < t.RowBytes() || len(t.Data) < t.RowBytes() || (len(t.Data)-t.RowBytes())/t.Stride < t.Rows()-1) {
-		return 0, dims, fmt.Errorf("%w: input %q of shape %v does not fit %d bytes in rows %d bytes apart", ErrSize, spec.Name, t.Shape, len(t.Data), t.Stride)
+		return 0, dims, fmt.Errorf("%w: input %q of shape %v does not fit %d bytes in rows %d bytes apart", status.ErrSize, spec.Name, t.Shape, len(t.Data), t.Stride)
 	}
 	return t.Shape[0], dims, nil
 }

@@ -1,16 +1,16 @@
-package shm
+package status
 
 import "fmt"
 
-// Status is the one list of named outcomes. The same numbers travel in
+// Code is the one list of named outcomes. The same numbers travel in
 // completion words, in control replies and through the C ABI, and the same
 // names are the Go errors, the C constants and the Python exceptions.
 //
-// A Status other than OK is an error; callers compare with errors.Is.
-type Status uint8
+// A Code other than OK is an error; callers compare with errors.Is.
+type Code uint8
 
 const (
-	OK Status = iota
+	OK Code = iota
 
 	// A request's end.
 	ErrFailed       // the model's function failed this request; the text says why
@@ -138,7 +138,7 @@ var statusTexts = [statusCount]string{
 }
 
 // Name is the status's name without prefix, as in docs/errors.md.
-func (s Status) Name() string {
+func (s Code) Name() string {
 	if s < statusCount {
 		return statusNames[s]
 	}
@@ -146,10 +146,10 @@ func (s Status) Name() string {
 }
 
 // Valid reports whether s is a status of this version.
-func (s Status) Valid() bool { return s < statusCount }
+func (s Code) Valid() bool { return s < statusCount }
 
-// Error makes a Status an error.
-func (s Status) Error() string {
+// Error makes a Code an error.
+func (s Code) Error() string {
 	if s < statusCount {
 		return statusTexts[s]
 	}
@@ -157,7 +157,7 @@ func (s Status) Error() string {
 }
 
 // Retryable reports whether the same request may succeed if sent again.
-func (s Status) Retryable() bool {
+func (s Code) Retryable() bool {
 	switch s {
 	case ErrBrokerGone, ErrDraining, ErrQueueFull, ErrFull, ErrRingFull, ErrNoBroker:
 		return true
@@ -165,11 +165,11 @@ func (s Status) Retryable() bool {
 	return false
 }
 
-// Statuses lists every status, for bindings and documentation.
-func Statuses() []Status {
-	all := make([]Status, statusCount)
+// All lists every status, for bindings and documentation.
+func All() []Code {
+	all := make([]Code, statusCount)
 	for i := range all {
-		all[i] = Status(i)
+		all[i] = Code(i)
 	}
 	return all
 }
