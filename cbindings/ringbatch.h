@@ -416,6 +416,15 @@ RB_API int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i,
 /* Row i of the k-th tensor. Padding rows have no memory: RB_ERR_ROWS. */
 RB_API int rb_batch_row(const rb_batch *batch, int side, uint32_t k, uint32_t i, void **data, uint64_t *bytes);
 
+/* Copies all rows of the k-th tensor, one behind the other, and clears the
+ * padding behind them: pad_to rows in the batch's shape, RB_ERR_SIZE if the
+ * buffer is smaller. */
+RB_API int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint64_t bytes);
+
+/* The way back: copies rows of the k-th output, each of its largest size, to
+ * their slots. */
+RB_API int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes);
+
 /* The true shape of request i's rows in the k-th input: rank numbers. */
 RB_API int rb_batch_shape(const rb_batch *batch, uint32_t i, uint32_t k, uint64_t shape[RB_MAX_RANK]);
 
