@@ -24,12 +24,9 @@ type clientSession struct {
 
 // attachClient leases a window and makes the session.
 func (m *model) attachClient(p *peer, window int) (*clientSession, error) {
-	if window < 1 || window > m.layout.Slots {
-		return nil, fmt.Errorf("%w: window of %d slots, the ring has %d", status.ErrRingFull, window, m.layout.Slots)
-	}
-	first, ok := m.windows.lease(window)
-	if !ok {
-		return nil, fmt.Errorf("%w: %d slots wanted, %d of %d are free", status.ErrRingFull, window, m.windows.free(), m.layout.Slots)
+	first, window, err := m.leaseWindow(window)
+	if err != nil {
+		return nil, err
 	}
 	if err := p.open(m, shm.KindClient, shm.ClientSegmentSize(window)); err != nil {
 		m.windows.giveBack(first, window)
@@ -60,6 +57,40 @@ func (m *model) attachClient(p *peer, window int) (*clientSession, error) {
 	c.commits.Arm()
 	m.log.Debug("client attached", "client", c.label(), "pid", c.pid, "window", window, "first", first)
 	return c, nil
+}
+
+// A client that leaves its window open gets defaultWindow slots, but not more
+// than a share of those that are free: in a ring of few large slots the first
+// clients leave something for the later ones.
+const (
+	defaultWindow = 8
+	windowShare   = 8
+)
+
+// leaseWindow finds consecutive free slots: as many as were asked for, or, for
+// 0, as many as fit.
+func (m *model) leaseWindow(asked int) (first uint32, window int, err error) {
+	if asked < 0 || asked > m.layout.Slots {
+		return 0, 0, fmt.Errorf("%w: window of %d slots, the ring has %d; ask for fewer, or raise the model's slots", status.ErrRingFull, asked, m.layout.Slots)
+	}
+	window = asked
+	if asked == 0 {
+		window = min(max(m.windows.free()/windowShare, 1), defaultWindow)
+	}
+	for ; ; window /= 2 {
+		if first, ok := m.windows.lease(window); ok {
+			return first, window, nil
+		}
+		if asked > 0 || window <= 1 {
+			break
+		}
+	}
+	help := "raise the model's slots, or let clients have smaller windows"
+	if asked > 1 {
+		help = "ask for a smaller window (0: what fits), or raise the model's slots"
+	}
+	return 0, 0, fmt.Errorf("%w: %d wanted in a row; %d clients have all but %d of %d slots; %s",
+		status.ErrRingFull, max(asked, 1), len(m.clients), m.windows.free(), m.layout.Slots, help)
 }
 
 // firstGen is the generation before the client's first.
@@ -153,9 +184,13 @@ func (m *model) enqueue(c *clientSession, e *shm.Commit) {
 // request is what the batcher needs to know of the request at head.
 func (m *model) request(head uint32) batcher.Request {
 	info := &m.slots[head]
+	dims := info.commit.Dims
+	if m.cfg.Ragged {
+		dims = batcher.Dims{} // all sizes are one shape
+	}
 	return batcher.Request{
 		ID: batcher.RequestID(head), Client: batcher.ClientID(info.client.first), Rows: int(info.commit.Rows), Level: int(info.commit.Level),
-		Arrived: batcher.Time(info.commit.Committed), Deadline: deadlineOf(&info.commit), Dims: info.commit.Dims, Alone: info.attempts > 0,
+		Arrived: batcher.Time(info.commit.Committed), Deadline: deadlineOf(&info.commit), Dims: dims, Alone: info.attempts > 0,
 	}
 }
 

@@ -291,6 +291,9 @@ func (b *Broker) attach(p *peer, req *control.Request) (_ *control.Reply, _ []in
 			return nil, nil, nil, err
 		}
 		info.Depth, info.WorkerID = w.depth, uint32(w.id)
+		if info.Notes = differences(req.Policy, &info.Policy); len(info.Notes) > 0 {
+			m.log.Warn("worker asked for another policy than the model has", "worker", w.label(), "pid", w.pid, "differences", info.Notes)
+		}
 		left = func(why string) { m.workerLost(w, why) }
 	}
 	info.SessionSize = p.seg.Size()
@@ -339,7 +342,17 @@ func (b *Broker) modelFor(req *control.Request) (*model, error) {
 	if err != nil {
 		return nil, err
 	}
+	if req.Policy == nil {
+		req.Policy = &control.Policy{}
+	}
+	ragged := req.Policy.Ragged
+	if ragged && req.Worker.Pad != "" {
+		return nil, fmt.Errorf("%w: a ragged worker has no padding: each request lies in its own sizes", status.ErrInvalid)
+	}
 	if m != nil {
+		if m.cfg.Ragged && !ragged {
+			return nil, fmt.Errorf("%w: %q is ragged: its batches mix sizes, and this worker did not ask for that (ragged)", status.ErrInvalid, req.Model)
+		}
 		if !sig.Equal(&m.cfg.Signature) {
 			return nil, fmt.Errorf("%w: %q is %s, the worker serves %s", status.ErrSignatureMismatch, req.Model, &m.cfg.Signature, &sig)
 		}
@@ -347,6 +360,7 @@ func (b *Broker) modelFor(req *control.Request) (*model, error) {
 	}
 	mc := ModelConfig{Name: req.Model, Signature: sig}
 	mc.Slots, mc.Lease, mc.Policy = fromPolicy(req.Policy)
+	mc.Ragged, mc.MaxAttempts = ragged, req.Policy.MaxAttempts
 	if m, err = b.newModel(mc); err != nil {
 		return nil, err
 	}

@@ -50,6 +50,13 @@ func (m *model) dispatch(d *batcher.Dispatch) {
 	mail, reqs := w.box.At(w.posted)
 	*mail = shm.Mail{Batch: uint64(d.Batch), Dispatched: m.b.now, Requests: uint32(len(d.Requests)), Rows: uint32(d.Rows), PadTo: uint32(d.PadTo), Dims: d.Dims}
 	p := w.newMail()
+	if m.cfg.Ragged {
+		for _, id := range d.Requests {
+			for i, n := range m.slots[id].commit.Dims {
+				mail.Dims[i] = max(mail.Dims[i], n)
+			}
+		}
+	}
 	p.batch, p.number, p.posted = uint64(d.Batch), w.posted, m.b.now
 	for i, id := range d.Requests {
 		head := uint32(id)

@@ -168,7 +168,7 @@ func (m *model) orphan(q mailed, p *mail, taken bool) int {
 	if taken {
 		info.attempts++
 	}
-	if info.attempts >= maxAttempts {
+	if info.attempts >= m.cfg.MaxAttempts {
 		m.batcher.Ended(id)
 		m.end(q.head, status.ErrWorkerDied, fmt.Sprintf("%d workers died running this request", info.attempts), false)
 		m.free(q.head)
