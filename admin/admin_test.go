@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -22,6 +23,16 @@ func soon(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// socketOf is a path in a folder that a broker takes.
+func socketOf(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, "broker.sock")
 }
 
 var signature = func() tensor.Signature {
@@ -66,7 +77,7 @@ func attach(t *testing.T, socket, model string) *worker.Worker {
 }
 
 func TestModelsAreListedByNameWithSignatureAndPolicy(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
+	socket := socketOf(t)
 	start(t, socket, broker.ModelConfig{Name: "b", Signature: signature}, broker.ModelConfig{Name: "a", Signature: signature})
 	defer attach(t, socket, "b").Close()
 	a := admin.New(socket)
@@ -87,7 +98,7 @@ func TestModelsAreListedByNameWithSignatureAndPolicy(t *testing.T) {
 }
 
 func TestSettingsAreTakenWholeOrNotAtAll(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
+	socket := socketOf(t)
 	start(t, socket, broker.ModelConfig{Name: "m", Signature: signature})
 	a := admin.New(socket)
 	before, err := a.Models(soon(t))
@@ -107,7 +118,7 @@ func TestSettingsAreTakenWholeOrNotAtAll(t *testing.T) {
 }
 
 func TestPingAndStatsTellWhoAnswers(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
+	socket := socketOf(t)
 	a := admin.New(socket)
 	if _, err := a.Ping(soon(t)); !errors.Is(err, status.ErrNoBroker) {
 		t.Errorf("without a broker: %v", err)
@@ -164,7 +175,7 @@ func (w *watcher) nothingMore(what string) {
 }
 
 func TestAChangeOfTheModelsEndsTheWait(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
+	socket := socketOf(t)
 	start(t, socket, broker.ModelConfig{Name: "m", Signature: signature})
 	w := &watcher{t: t, a: admin.New(socket)}
 	w.during("the first call returns at once", func() {})
@@ -185,7 +196,7 @@ func TestAChangeOfTheModelsEndsTheWait(t *testing.T) {
 }
 
 func TestAWaitEndsWithItsBrokerAndTheNextBrokerCountsOtherwise(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
+	socket := socketOf(t)
 	stop := start(t, socket)
 	a := admin.New(socket)
 	known := changesNow(t, a)
@@ -207,7 +218,7 @@ func TestAWaitEndsWithItsBrokerAndTheNextBrokerCountsOtherwise(t *testing.T) {
 
 // One who waits is one connection, and gives it back when it goes.
 func TestWhoStopsWaitingLeavesNothingInTheBroker(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
+	socket := socketOf(t)
 	b, err := broker.New(broker.Config{Socket: socket, MaxClients: 3, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
