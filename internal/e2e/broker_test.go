@@ -12,10 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -165,7 +164,7 @@ func TestAPolicyThatIsSetDuringADrainDoesNotMakeItWait(t *testing.T) {
 	h.queued(1)
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
-	if _, err := attach.CallOnce(t.Context(), h.socket, &control.Request{Op: control.OpSet, Model: m.Name, Set: map[string]string{"lease": "20s"}}); err != nil {
+	if err := admin.New(h.socket).Set(t.Context(), m.Name, map[string]string{"lease": "20s"}); err != nil {
 		t.Fatal(err)
 	}
 	h.newWorker(job{Model: m})

@@ -12,9 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // patience is how long anything may take here before it counts as stuck.
@@ -115,7 +116,7 @@ func (h *host) newWorker(j job) *proc {
 }
 
 // workerStats is what the statistics say of a worker.
-func (h *host) workerStats(model string, p *proc) (*broker.WorkerStats, error) {
+func (h *host) workerStats(model string, p *proc) (*stats.Worker, error) {
 	ws := h.model(model).Workers
 	for i := range ws {
 		if ws[i].Pid == p.Pid() {
@@ -147,37 +148,35 @@ func (h *host) tryDial(opts ...client.Option) (*client.Client, error) {
 	return client.Dial(ctx, "m", append(opts, client.WithSocket(h.socket))...)
 }
 
-func (h *host) stats() *broker.Stats {
+func (h *host) stats() *stats.Broker {
 	h.t.Helper()
 	return statsOf(h.t, h.socket)
 }
 
 // model is the statistics of one model, zero if the broker has none of that
 // name.
-func (h *host) model(name string) broker.ModelStats {
+func (h *host) model(name string) stats.Model {
 	h.t.Helper()
 	return modelOf(h.t, h.socket, name)
 }
 
-func statsOf(t *testing.T, socket string) *broker.Stats {
+func statsOf(t *testing.T, socket string) *stats.Broker {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	s, err := testbed.Stats(ctx, socket)
+	s, err := admin.New(socket).Stats(ctx)
 	if err != nil {
 		t.Fatalf("stats: %v", err)
 	}
 	return s
 }
 
-func modelOf(t *testing.T, socket, name string) broker.ModelStats {
+func modelOf(t *testing.T, socket, name string) stats.Model {
 	t.Helper()
-	for _, m := range statsOf(t, socket).Models {
-		if m.Name == name {
-			return m
-		}
+	if m := statsOf(t, socket).Model(name); m != nil {
+		return *m
 	}
-	return broker.ModelStats{}
+	return stats.Model{}
 }
 
 // eventually waits until f is content.

@@ -9,12 +9,12 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -89,7 +89,7 @@ func (r *ring) dial(opts ...client.Option) *client.Client {
 	return c
 }
 
-func (r *ring) model(name string) broker.ModelStats {
+func (r *ring) model(name string) stats.Model {
 	r.t.Helper()
 	return modelOf(r.t, r.socket, name)
 }
@@ -97,7 +97,7 @@ func (r *ring) model(name string) broker.ModelStats {
 // set changes a key of the model's policy.
 func (r *ring) set(key, value string) {
 	r.t.Helper()
-	if _, err := attach.CallOnce(r.t.Context(), r.socket, &control.Request{Op: control.OpSet, Model: "m", Set: map[string]string{key: value}}); err != nil {
+	if err := admin.New(r.socket).Set(r.t.Context(), "m", map[string]string{key: value}); err != nil {
 		r.t.Fatal(err)
 	}
 }

@@ -1,8 +1,6 @@
 package testbed
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -10,8 +8,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // BrokerJob is the job of PlayBroker.
@@ -61,33 +58,9 @@ func PlayBroker(c *Child) error {
 	return c.Tell("drained", nil)
 }
 
-// Stats asks the broker on a socket.
-func Stats(ctx context.Context, socket string) (*broker.Stats, error) {
-	rep, err := attach.CallOnce(ctx, socket, &control.Request{Op: control.OpStats})
-	if err != nil {
-		return nil, err
-	}
-	s := &broker.Stats{}
-	return s, json.Unmarshal(rep.Stats, s)
-}
-
-// ModelStats are those of one model.
-func ModelStats(ctx context.Context, socket, model string) (*broker.ModelStats, error) {
-	s, err := Stats(ctx, socket)
-	if err != nil {
-		return nil, err
-	}
-	for i := range s.Models {
-		if s.Models[i].Name == model {
-			return &s.Models[i], nil
-		}
-	}
-	return nil, fmt.Errorf("the broker has no model %q", model)
-}
-
 // Settled is an error if a model that nobody uses any longer has something
 // left: a client, a slot in use, a request without an end or with two.
-func Settled(m *broker.ModelStats) error {
+func Settled(m *stats.Model) error {
 	ended := uint64(0)
 	for _, n := range m.Ended {
 		ended += n
