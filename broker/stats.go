@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/histogram"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -21,8 +22,8 @@ type Stats struct {
 	Draining bool         `json:"draining"`
 	Models   []ModelStats `json:"models"`
 
-	Processes []ProcessStats `json:"processes"` // the workers that the broker started
-	MPS       string         `json:"mps"`
+	Processes []supervise.Process `json:"processes"` // the workers that the broker started
+	MPS       string              `json:"mps"`
 }
 
 // ModelStats is one model's part.
@@ -142,7 +143,7 @@ func (b *Broker) snapshot() Stats {
 		m.touch()
 		s.Models = append(s.Models, m.snapshot())
 	}
-	s.Processes, s.MPS = b.super.snapshot()
+	s.Processes, s.MPS = b.super.Snapshot()
 	slices.SortFunc(s.Models, func(x, y ModelStats) int { return strings.Compare(x.Name, y.Name) })
 	return s
 }
@@ -196,7 +197,7 @@ func (w *workerSession) snapshot() WorkerStats {
 	}
 	return WorkerStats{
 		ID: int(w.id), Name: w.label(), Pid: w.pid, GPU: w.info.GPU, State: state, SinceS: time.Since(w.since).Seconds(),
-		InFlight: len(w.mails), Batches: w.batches, BusyS: w.busy.Seconds(), Restarts: max(w.model.b.super.restarts(w.pid), w.restarts),
+		InFlight: len(w.mails), Batches: w.batches, BusyS: w.busy.Seconds(), Restarts: max(w.model.b.super.Restarts(w.pid), w.restarts),
 	}
 }
 

@@ -1,4 +1,11 @@
-package broker
+// Package supervise runs worker processes: it starts those that a
+// configuration declares, logs what they print, starts them again when they
+// end, and ends them, with all that they started, when it is stopped. It can
+// have them share GPUs through MPS (mps.go).
+//
+// It does not know the broker. The broker tells it what only the broker can
+// see: that a process attached (Attached), or left with a batch (Left).
+package supervise
 
 import (
 	"fmt"
@@ -7,18 +14,19 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// WorkerConfig declares worker processes that the broker starts, watches and
-// restarts: [[model.worker]] in the configuration file.
-type WorkerConfig struct {
+// Worker declares worker processes to start, watch and start again:
+// [[model.worker]] in the configuration file.
+type Worker struct {
 	Command   []string
 	Instances int               // processes; default 1
 	GPUs      []int             // instance i gets GPUs[i modulo their number]; none: all are visible
-	Env       map[string]string // on top of the broker's own environment
+	Env       map[string]string // on top of our own environment
 	// ThreadPercentage is the share of a GPU's multiprocessors that each
 	// process may use under MPS; 0 for all.
 	ThreadPercentage int
@@ -38,7 +46,9 @@ const (
 	steadyTime   = 10 * time.Second
 )
 
-func (w *WorkerConfig) fill() error {
+// Fill puts defaults where the declaration left something open, and refuses
+// what cannot be.
+func (w *Worker) Fill() error {
 	if w.Instances == 0 {
 		w.Instances = 1
 	}
@@ -68,53 +78,64 @@ func (w *WorkerConfig) fill() error {
 	return nil
 }
 
-// supervisor runs the declared worker processes. It is no part of the loop:
-// a worker that it starts attaches like any other.
-type supervisor struct {
+// Group is the workers that belong to one model, or to none if they say
+// themselves what they serve.
+type Group struct {
+	Model   string
+	Workers []Worker
+}
+
+// Supervisor runs declared worker processes. Its methods may be called from
+// any goroutine.
+type Supervisor struct {
 	log    *slog.Logger
 	socket string
 	mps    *mps // nil unless asked for
 
-	mu      sync.Mutex
-	procs   []*process
-	stopped bool
-	running sync.WaitGroup
+	mu       sync.Mutex
+	procs    []*process
+	attached map[int]attached // by pid: the workers that the broker has
+	stopped  bool
+	running  sync.WaitGroup
 }
 
-func newSupervisor(cfg *Config) *supervisor {
-	return &supervisor{log: cfg.Logger, socket: cfg.Socket}
+type attached struct {
+	group    int // its process group
+	sessions int // one process may serve several models
 }
 
-// start brings MPS up if it is wanted, then the workers of all models. It
-// does not wait for any of them: the broker serves meanwhile.
-func (s *supervisor) start(cfg *Config) {
+// New makes a supervisor whose workers find their broker at socket.
+func New(log *slog.Logger, socket string) *Supervisor {
+	return &Supervisor{log: log, socket: socket, attached: map[int]attached{}}
+}
+
+// Start brings MPS up if it is wanted, then the workers. It does not wait for
+// any of them.
+func (s *Supervisor) Start(mps bool, groups ...Group) {
 	s.running.Add(1)
 	go func() {
 		defer s.running.Done()
-		if cfg.MPS {
-			m := startMPS(s.log, cfg.Socket)
+		if mps {
+			m := startMPS(s.log, s.socket)
 			s.mu.Lock()
 			s.mps = m
 			s.mu.Unlock()
 		}
-		for _, m := range cfg.Models {
-			s.startModel(&m)
-		}
-		for i := range cfg.Workers {
-			s.startWorkers("", i, &cfg.Workers[i])
+		for _, g := range groups {
+			s.Add(g)
 		}
 	}()
 }
 
-// startModel starts the workers that a model declares.
-func (s *supervisor) startModel(m *ModelConfig) {
-	for i := range m.Workers {
-		s.startWorkers(m.Name, i, &m.Workers[i])
+// Add starts workers beside those that run.
+func (s *Supervisor) Add(g Group) {
+	for i := range g.Workers {
+		s.startWorkers(g.Model, i, &g.Workers[i])
 	}
 }
 
 // startWorkers starts the instances of the n-th declaration of a model.
-func (s *supervisor) startWorkers(model string, n int, w *WorkerConfig) {
+func (s *Supervisor) startWorkers(model string, n int, w *Worker) {
 	label := model
 	if label == "" {
 		label = "worker"
@@ -123,7 +144,7 @@ func (s *supervisor) startWorkers(model string, n int, w *WorkerConfig) {
 		label += "." + strconv.Itoa(n)
 	}
 	for i := range w.Instances {
-		p := &process{s: s, name: fmt.Sprintf("%s-%d", label, i), model: model, cfg: w, gpu: -1, stop: make(chan struct{})}
+		p := &process{s: s, name: fmt.Sprintf("%s-%d", label, i), model: model, cfg: w, gpu: -1, stop: make(chan struct{}), lostBatch: make(chan struct{}, 1)}
 		if len(w.GPUs) > 0 {
 			p.gpu = w.GPUs[i%len(w.GPUs)]
 		}
@@ -143,7 +164,7 @@ func (s *supervisor) startWorkers(model string, n int, w *WorkerConfig) {
 }
 
 // environment is what a worker process gets to know.
-func (s *supervisor) environment(p *process) []string {
+func (s *Supervisor) environment(p *process) []string {
 	env := append(os.Environ(), "RINGBATCH_SOCKET="+s.socket, "RINGBATCH_WORKER_NAME="+p.name)
 	if p.model != "" {
 		env = append(env, "RINGBATCH_MODEL="+p.model)
@@ -164,8 +185,8 @@ func (s *supervisor) environment(p *process) []string {
 	return env
 }
 
-// stop tells all workers to end.
-func (s *supervisor) stop() {
+// Stop tells all workers to end.
+func (s *Supervisor) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.stopped {
@@ -176,14 +197,14 @@ func (s *supervisor) stop() {
 	}
 }
 
-// wait returns when the last worker has ended, and MPS after it.
-func (s *supervisor) wait() {
+// Wait returns when the last worker has ended, and MPS after it.
+func (s *Supervisor) Wait() {
 	s.running.Wait()
 	s.mps.stop()
 }
 
-// ProcessStats is one supervised worker process.
-type ProcessStats struct {
+// Process is the state of one worker process, for the statistics.
+type Process struct {
 	Name     string  `json:"name"`
 	Model    string  `json:"model,omitempty"`
 	Pid      int     `json:"pid"`   // 0 while it does not run
@@ -195,24 +216,63 @@ type ProcessStats struct {
 	Command  string  `json:"command"`
 }
 
-func (s *supervisor) snapshot() (list []ProcessStats, mps string) {
+// Snapshot is the state of all processes, and of MPS.
+func (s *Supervisor) Snapshot() (list []Process, mps string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list = []ProcessStats{} // in JSON a list, also when it is empty
+	list = []Process{} // in JSON a list, also when it is empty
 	for _, p := range s.procs {
 		list = append(list, p.snapshot())
 	}
 	return list, s.mps.String()
 }
 
-// restarts is how often the process with this pid was started again.
-func (s *supervisor) restarts(pid int) int {
+// Attached says that the process with this pid attached to the broker as a
+// worker. It may be one of ours, in the group of one of ours (run by a shell),
+// or none.
+func (s *Supervisor) Attached(pid int) {
+	group, _ := syscall.Getpgid(pid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range s.procs {
-		if p.pid == pid {
-			return p.restarts
+	s.attached[pid] = attached{group, s.attached[pid].sessions + 1}
+}
+
+// Left says that an attached worker is gone, and whether it had begun a batch.
+// Then the batch may be what killed it, which is no reason to let the next
+// request wait for a back-off: it is started again at once.
+func (s *Supervisor) Left(pid int, withBatch bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.find(pid); p != nil && withBatch {
+		select {
+		case p.lostBatch <- struct{}{}:
+		default:
 		}
 	}
+	if a := s.attached[pid]; a.sessions > 1 {
+		s.attached[pid] = attached{a.group, a.sessions - 1}
+	} else {
+		delete(s.attached, pid)
+	}
+}
+
+// Restarts is how often the process of an attached worker was started again.
+func (s *Supervisor) Restarts(pid int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.find(pid); p != nil {
+		return p.restarts
+	}
 	return 0
+}
+
+// find is the process of an attached worker, or nil. The mutex is held.
+func (s *Supervisor) find(pid int) *process {
+	a, ok := s.attached[pid]
+	for _, p := range s.procs {
+		if ok && (p.life == pid || p.life == a.group) {
+			return p
+		}
+	}
+	return nil
 }
