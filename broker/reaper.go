@@ -134,6 +134,9 @@ func (m *model) workerDead(w *workerSession, why string) {
 	}
 	w.mails = nil
 	m.workers[w.id] = nil
+	if m.workerCount() == 0 {
+		m.b.changes.note()
+	}
 	w.close(m.b)
 	m.stats.lost++
 	if w.name != "" {

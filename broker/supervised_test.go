@@ -18,6 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -109,10 +110,10 @@ func (s *supervised) end() {
 	}
 }
 
-func (s *supervised) stats() Stats { return s.b.Snapshot() }
+func (s *supervised) stats() stats.Broker { return s.b.Snapshot() }
 
 // until waits for a condition.
-func (s *supervised) until(what string, ok func(Stats) bool) Stats {
+func (s *supervised) until(what string, ok func(stats.Broker) bool) stats.Broker {
 	s.t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		st := s.stats()
@@ -133,8 +134,8 @@ func worker() supervise.Worker {
 	return supervise.Worker{Command: []string{self}, Env: map[string]string{roleEnv: "worker"}}
 }
 
-func attached(n int) func(Stats) bool {
-	return func(st Stats) bool { return len(st.Models) == 1 && len(st.Models[0].Workers) == n }
+func attached(n int) func(stats.Broker) bool {
+	return func(st stats.Broker) bool { return len(st.Models) == 1 && len(st.Models[0].Workers) == n }
 }
 
 func TestADeclaredWorkerIsStartedAttachesAndIsStartedAgain(t *testing.T) {
@@ -143,7 +144,7 @@ func TestADeclaredWorkerIsStartedAttachesAndIsStartedAgain(t *testing.T) {
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	st := s.until("another one attaches", func(st Stats) bool {
+	st := s.until("another one attaches", func(st stats.Broker) bool {
 		return attached(1)(st) && st.Models[0].Workers[0].Pid != first
 	})
 	p, w := st.Processes[0], st.Models[0].Workers[0]

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -203,24 +204,11 @@ func (s *Supervisor) Wait() {
 	s.mps.stop()
 }
 
-// Process is the state of one worker process, for the statistics.
-type Process struct {
-	Name     string  `json:"name"`
-	Model    string  `json:"model,omitempty"`
-	Pid      int     `json:"pid"`   // 0 while it does not run
-	State    string  `json:"state"` // running, waiting (to be started again), stopped
-	GPU      *int    `json:"gpu,omitempty"`
-	Restarts int     `json:"restarts"`
-	SinceS   float64 `json:"since_s"`            // in this state
-	LastEnd  string  `json:"last_end,omitempty"` // why it ended last
-	Command  string  `json:"command"`
-}
-
 // Snapshot is the state of all processes, and of MPS.
-func (s *Supervisor) Snapshot() (list []Process, mps string) {
+func (s *Supervisor) Snapshot() (list []stats.Process, mps string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list = []Process{} // in JSON a list, also when it is empty
+	list = []stats.Process{} // in JSON a list, also when it is empty
 	for _, p := range s.procs {
 		list = append(list, p.snapshot())
 	}

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // roleEnv makes the test binary, run again by the supervisor, a worker
@@ -102,13 +104,13 @@ func (s *supervised) end() {
 	s.Wait()
 }
 
-func (s *supervised) processes() []Process {
+func (s *supervised) processes() []stats.Process {
 	list, _ := s.Snapshot()
 	return list
 }
 
 // until waits for a condition.
-func (s *supervised) until(what string, ok func([]Process) bool) []Process {
+func (s *supervised) until(what string, ok func([]stats.Process) bool) []stats.Process {
 	s.t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		list := s.processes()
@@ -122,8 +124,8 @@ func (s *supervised) until(what string, ok func([]Process) bool) []Process {
 }
 
 // says is the condition that n processes run and the log has this text n times.
-func (s *supervised) says(text string, n int) func([]Process) bool {
-	return func(list []Process) bool {
+func (s *supervised) says(text string, n int) func([]stats.Process) bool {
+	return func(list []stats.Process) bool {
 		for _, p := range list {
 			if p.State != "running" {
 				return false
@@ -161,9 +163,9 @@ func TestDeclaredWorkersAreStartedWithTheirEnvironment(t *testing.T) {
 }
 
 // nextLife waits until the first process runs as another one than pid.
-func (s *supervised) nextLife(pid int) Process {
+func (s *supervised) nextLife(pid int) stats.Process {
 	s.t.Helper()
-	return s.until("the next life", func(list []Process) bool {
+	return s.until("the next life", func(list []stats.Process) bool {
 		return len(list) > 0 && list[0].State == "running" && list[0].Pid != pid
 	})[0]
 }
@@ -189,7 +191,7 @@ func TestAWorkerThatIsKilledIsStartedAgain(t *testing.T) {
 
 func TestAWorkerThatKeepsFailingIsStartedLessAndLessOften(t *testing.T) {
 	s := start(t, false, role("broken"))
-	s.until("four lives", func(list []Process) bool { return len(list) == 1 && list[0].Restarts >= 3 })
+	s.until("four lives", func(list []stats.Process) bool { return len(list) == 1 && list[0].Restarts >= 3 })
 	log := s.log.String()
 	for _, want := range []string{"cannot go on", "exit status 7", "in=100ms", "in=200ms", "in=400ms"} {
 		if !strings.Contains(log, want) {
@@ -210,14 +212,14 @@ func TestAWorkerThatDiesWithABatchIsStartedAgainAtOnce(t *testing.T) {
 				pid = s.nextLife(pid).Pid
 				worker := pid
 				if kind != "child" {
-					s.until("the shell has run it", func([]Process) bool { worker = childOf(pid); return worker != 0 })
+					s.until("the shell has run it", func([]stats.Process) bool { worker = childOf(pid); return worker != 0 })
 				}
 				s.Attached(worker)
 				if err := syscall.Kill(worker, syscall.SIGKILL); err != nil {
 					t.Fatal(err)
 				}
 				if life%2 == 1 { // the supervisor saw it first
-					s.until("it sees the death", func(list []Process) bool { return list[0].Pid != pid })
+					s.until("it sees the death", func(list []stats.Process) bool { return list[0].Pid != pid })
 				}
 				s.Left(worker, true)
 			}
@@ -239,7 +241,7 @@ func childOf(pid int) int {
 
 func TestACommandThatDoesNotExistIsReported(t *testing.T) {
 	s := start(t, false, Worker{Command: []string{"/no/such/worker"}})
-	list := s.until("a failed start", func(list []Process) bool { return len(list) == 1 && list[0].LastEnd != "" })
+	list := s.until("a failed start", func(list []stats.Process) bool { return len(list) == 1 && list[0].LastEnd != "" })
 	if p := list[0]; p.State == "running" || !strings.Contains(p.LastEnd, "no such file") {
 		t.Errorf("%+v", p)
 	}
@@ -270,7 +272,7 @@ func TestNothingThatAWorkerStartedOutlivesIt(t *testing.T) {
 			w := role(kind)
 			w.StopTime = 300 * time.Millisecond
 			s := start(t, false, w)
-			list := s.until("its child ignores SIGTERM", func(list []Process) bool {
+			list := s.until("its child ignores SIGTERM", func(list []stats.Process) bool {
 				return len(list) == 1 && list[0].Pid != 0 && strings.Contains(s.log.String(), "ignoring") && strings.Contains(s.log.String(), "child ")
 			})
 			if kind == "parent" {
@@ -286,7 +288,7 @@ func TestNothingThatAWorkerStartedOutlivesIt(t *testing.T) {
 				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 				return err != nil || strings.Contains(string(stat), ") Z ")
 			}
-			s.until("the first child is gone", func([]Process) bool { return gone() })
+			s.until("the first child is gone", func([]stats.Process) bool { return gone() })
 		})
 	}
 }
