@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -20,7 +21,7 @@ type Broker struct {
 	loops     []*loop
 	models    *registry
 	listener  *listener
-	super     *supervisor
+	super     *supervise.Supervisor
 	conns     conns
 	reloading sync.Mutex // one Reload at a time
 	offenders offenders
@@ -37,7 +38,7 @@ func New(cfg Config) (_ *Broker, err error) {
 		return nil, fmt.Errorf("%w: loops is %d, must be 1..%d", status.ErrInvalid, cfg.Loops, MaxLoops)
 	}
 	for i := range cfg.Workers {
-		if err := cfg.Workers[i].fill(); err != nil {
+		if err := cfg.Workers[i].Fill(); err != nil {
 			return nil, err
 		}
 	}
@@ -51,13 +52,13 @@ func New(cfg Config) (_ *Broker, err error) {
 		}
 	}()
 	for range cfg.Loops {
-		l, err := newLoop(b.log, b.offenders.add)
+		l, err := newLoop(b.log, b)
 		if err != nil {
 			return nil, err
 		}
 		b.loops = append(b.loops, l)
 	}
-	b.models = newRegistry(b.loops)
+	b.models = newRegistry(b.epoch, b.loops)
 	for _, mc := range cfg.Models {
 		m, mine, err := b.models.reserve(mc.Name)
 		switch {
@@ -76,7 +77,7 @@ func New(cfg Config) (_ *Broker, err error) {
 	if b.listener, err = listen(cfg.Socket, cfg.OpenFolder); err != nil {
 		return nil, err
 	}
-	b.super = newSupervisor(&b.cfg)
+	b.super = supervise.New(b.log, cfg.Socket)
 	b.log.Info("broker listening", "socket", cfg.Socket, "pid", os.Getpid(), "epoch", b.epoch, "loops", cfg.Loops)
 	return b, nil
 }
@@ -88,9 +89,9 @@ func (b *Broker) Socket() string { return b.cfg.Socket }
 // new ones get ErrDraining, for at most Config.DrainTime. It returns nil
 // after a clean drain.
 func (b *Broker) Serve(ctx context.Context) error {
-	defer b.super.wait()
+	defer b.super.Wait()
 	defer b.release()
-	defer b.super.stop() // before release: workers are told to end, not left to look for a broker
+	defer b.super.Stop() // before release: workers are told to end, not left to look for a broker
 	drained := make(chan struct{}, len(b.loops))
 	failed := make(chan error, len(b.loops))
 	var running sync.WaitGroup
@@ -109,7 +110,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 		}
 	}()
 	go b.accept()
-	b.super.start(&b.cfg)
+	b.super.Start(b.cfg.MPS, b.declaredWorkers()...)
 	select {
 	case <-ctx.Done():
 	case err := <-failed:
@@ -133,6 +134,32 @@ func (b *Broker) Serve(ctx context.Context) error {
 	}
 	b.log.Info("drained")
 	return nil
+}
+
+// declaredWorkers are the processes to start, each model's and those that
+// belong to none.
+func (b *Broker) declaredWorkers() []supervise.Group {
+	groups := []supervise.Group{{Workers: b.cfg.Workers}}
+	for _, m := range b.cfg.Models {
+		groups = append(groups, supervise.Group{Model: m.Name, Workers: m.Workers})
+	}
+	return groups
+}
+
+func (b *Broker) offended(pid int) { b.offenders.add(pid) }
+
+func (b *Broker) workerCame(pid int, first bool) {
+	b.super.Attached(pid)
+	if first {
+		b.models.changes.note()
+	}
+}
+
+func (b *Broker) workerLeft(pid int, withBatch, last bool) {
+	b.super.Left(pid, withBatch)
+	if last {
+		b.models.changes.note()
+	}
 }
 
 // release gives everything back: nothing of a broker outlives it. Its loops

@@ -93,7 +93,7 @@ func (s *stage) drainDone(w *workerSession) {
 	case err != nil:
 		s.log.Warn("worker disconnected: it broke the protocol", "worker", w.label(), "pid", w.pid, "reason", err)
 		s.stats.offenders++
-		s.loop.offended(w.pid)
+		s.loop.outside.offended(w.pid)
 		w.broken = true
 		s.evict(w, "it broke the protocol")
 	case w.quarantined && !w.dying && len(w.mails) == 0:

@@ -99,7 +99,7 @@ func (r *ring) readCommits(c *clientSession) {
 		if err != nil {
 			r.log.Warn("client disconnected: it broke the protocol", "client", c.label(), "pid", c.pid, "reason", err)
 			r.stage.stats.offenders++
-			r.loop.offended(c.pid)
+			r.loop.outside.offended(c.pid)
 			r.clientLeft(c, err.Error())
 			return
 		}

@@ -134,6 +134,10 @@ func (b *Broker) converse(c *net.UnixConn) {
 			time.Sleep(b.offenders.pause(int(cred.Pid)))
 			b.serveSession(c, cred, &req)
 			return
+		case control.OpWatch:
+			if !b.watch(c, req.Since) {
+				return
+			}
 		default:
 			rep := b.answer(&req)
 			if control.Send(c, time.Now().Add(replyTime), rep) != nil {
@@ -163,6 +167,7 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 	switch req.Op {
 	case control.OpPing:
 	case control.OpModels:
+		rep.Changes = b.models.changes.now() // before the list: what changes from now on is news
 		for _, m := range b.models.list() {
 			m.do(func() { rep.Models = append(rep.Models, m.line()) })
 		}

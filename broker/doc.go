@@ -28,6 +28,9 @@
 // state only by functions posted to their loop. What costs time that grows with
 // a peer's numbers, making a ring or a session, is done before.
 //
+// Beside it: package supervise runs declared worker processes, package
+// configfile reads the configuration file.
+//
 // Errors of New, Reload and the configuration are named ones of package status;
 // compare with errors.Is: ErrInvalid (of the configuration), ErrBrokerRunning
 // (somebody serves the socket), ErrForbidden (others could reach its folder),

@@ -54,18 +54,25 @@ type loop struct {
 	// The world outside, replaced by the simulation.
 	clock    func() int64
 	killPeer func(*peer) error
-	offended func(pid int) // a peer broke the protocol
-	drained  func()        // nothing is left to drain; called once
+	drained  func() // nothing is left to drain; called once
+	outside  outside
 }
 
-func newLoop(log *slog.Logger, offended func(pid int)) (*loop, error) {
+// outside is whom a loop tells of its peers. Nothing of it waits for a loop.
+type outside interface {
+	offended(pid int)                         // a peer broke the protocol
+	workerCame(pid int, first bool)           // first: its model had none before
+	workerLeft(pid int, withBatch, last bool) // withBatch: one that it had begun
+}
+
+func newLoop(log *slog.Logger, out outside) (*loop, error) {
 	p, err := newPoller()
 	if err != nil {
 		return nil, err
 	}
 	return &loop{
 		poller: p, log: log, rings: map[*ring]struct{}{}, now: shm.Now(), ended: make(chan struct{}),
-		clock: shm.Now, killPeer: (*peer).kill, offended: offended, drained: func() {},
+		clock: shm.Now, killPeer: (*peer).kill, outside: out, drained: func() {},
 	}, nil
 }
 

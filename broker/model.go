@@ -60,15 +60,9 @@ func (m *model) do(f func()) bool {
 
 // line is the model as OpModels lists it.
 func (m *model) line() control.Model {
-	workers := 0
-	for _, w := range m.stage.workers {
-		if w != nil {
-			workers++
-		}
-	}
 	sig := &m.ring.layout.Signature
 	return control.Model{
 		Name: m.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
-		Policy: m.stage.cfg.policyMessage(), Workers: workers, Clients: len(m.ring.clients),
+		Policy: m.stage.cfg.policyMessage(), Workers: m.stage.present, Clients: len(m.ring.clients),
 	}
 }

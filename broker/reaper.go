@@ -92,7 +92,7 @@ func (s *stage) workerDead(w *workerSession, why string) {
 	taken := w.box.Taken.Load()
 	w.gone = true
 	s.batcher.WorkerGone(w.id)
-	requeued := 0
+	requeued, withBatch := 0, len(w.mails) > 0 && w.mails[0].number < taken
 	for _, p := range w.mails {
 		for _, q := range p.requests {
 			requeued += s.orphan(q, p, p.number < taken)
@@ -100,6 +100,8 @@ func (s *stage) workerDead(w *workerSession, why string) {
 	}
 	s.setMails(w, nil)
 	s.workers[w.id] = nil
+	s.present--
+	s.loop.outside.workerLeft(w.pid, withBatch, s.present == 0)
 	w.close(s.loop)
 	s.stats.lost++
 	if w.name != "" {

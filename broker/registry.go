@@ -29,10 +29,11 @@ type registry struct {
 	loops    []*loop
 	load     map[*loop]int // rings, and their sessions
 	draining bool
+	changes  changes
 }
 
-func newRegistry(loops []*loop) *registry {
-	return &registry{models: map[string]*model{}, loops: loops, load: map[*loop]int{}}
+func newRegistry(epoch uint64, loops []*loop) *registry {
+	return &registry{models: map[string]*model{}, loops: loops, load: map[*loop]int{}, changes: changes{count: epoch}}
 }
 
 // take finds a model and keeps it from being forgotten until leave.
@@ -105,6 +106,7 @@ func (g *registry) publish(m *model, dynamic bool) {
 		g.join(m)
 	}
 	g.endMaking(m)
+	g.changes.note()
 }
 
 // abandon gives the name of a model that could not be made free again.
@@ -133,6 +135,7 @@ func (g *registry) leave(m *model) {
 	if m.dynamic && m.users == 0 {
 		delete(g.models, m.name)
 		g.load[m.loop]--
+		g.changes.note()
 		m.loop.post(func() { m.loop.forget(m.ring) })
 	}
 }

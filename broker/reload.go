@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -53,7 +54,7 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			})
 			finish = append(finish, func() {
 				b.models.publish(m, false)
-				b.super.startModel(&mc)
+				b.super.Add(supervise.Group{Model: mc.Name, Workers: mc.Workers})
 			})
 			continue
 		}
@@ -71,7 +72,7 @@ func (b *Broker) Reload(cfg Config) (err error) {
 		})
 		finish = append(finish, func() {
 			if adopted { // workers of known models stay as they run
-				b.super.startModel(&mc)
+				b.super.Add(supervise.Group{Model: mc.Name, Workers: mc.Workers})
 			}
 			b.models.leave(m)
 		})
@@ -129,7 +130,7 @@ func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 	cfg.fill()
 	cfg.Workers = slices.Clone(cfg.Workers)
 	for i := range cfg.Workers {
-		if err := cfg.Workers[i].fill(); err != nil {
+		if err := cfg.Workers[i].Fill(); err != nil {
 			return nil, err
 		}
 	}
@@ -143,7 +144,7 @@ func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 		{"drain_time", cfg.DrainTime == b.cfg.DrainTime},
 		{"max_clients", cfg.MaxClients == b.cfg.MaxClients},
 		{"mps", cfg.MPS == b.cfg.MPS},
-		{"worker", slices.EqualFunc(cfg.Workers, b.cfg.Workers, func(x, y WorkerConfig) bool { return reflect.DeepEqual(x, y) })},
+		{"worker", slices.EqualFunc(cfg.Workers, b.cfg.Workers, func(x, y supervise.Worker) bool { return reflect.DeepEqual(x, y) })},
 	} {
 		if !c.same {
 			keys = append(keys, c.key)

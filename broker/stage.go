@@ -20,6 +20,7 @@ type stage struct {
 
 	batcher *batcher.Batcher
 	workers []*workerSession // by worker id; nil where unused
+	present int              // workers that are there
 	busy    []*workerSession // those that have a batch, in any order
 
 	// What the loop has to know of it; see settled.

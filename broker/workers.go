@@ -120,6 +120,8 @@ func (s *stage) attachWorker(p *peer, info control.WorkerInfo, desc batcher.Work
 		s.workers = append(s.workers, nil)
 	}
 	s.workers[i] = w
+	s.present++
+	s.loop.outside.workerCame(w.pid, s.present == 1)
 	w.id = batcher.WorkerID(i)
 	desc.ID = w.id
 	w.desc = desc

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -68,16 +69,16 @@ func newHost(seed int64, loops, rings int) (*host, error) {
 	h := &host{rng: rand.New(rand.NewPCG(uint64(seed), 7)), now: int64(time.Hour)}
 	cfg := Config{Socket: "simulated", Memory: shm.NewHeap(), Logger: slog.New(slog.DiscardHandler)}
 	cfg.fill()
-	h.b = &Broker{cfg: cfg, log: cfg.Logger, epoch: 1, started: time.Now()}
+	h.b = &Broker{cfg: cfg, log: cfg.Logger, super: supervise.New(cfg.Logger, cfg.Socket), epoch: 1, started: time.Now()}
 	for range loops {
-		l, err := newLoop(h.b.log, h.b.offenders.add)
+		l, err := newLoop(h.b.log, h.b)
 		if err != nil {
 			return nil, err
 		}
 		l.now, l.clock, l.killPeer = h.now, func() int64 { return h.now }, h.kill
 		h.b.loops = append(h.b.loops, l)
 	}
-	h.b.models = newRegistry(h.b.loops)
+	h.b.models = newRegistry(1, h.b.loops)
 	for range rings {
 		if err := h.addWorld(); err != nil {
 			return nil, err
