@@ -21,6 +21,7 @@ type Config struct {
 	OpenFolder  bool          // accept a socket folder that others may enter
 	DrainTime   time.Duration // how long Serve lets accepted requests finish; default 30 s, negative: not at all
 	MaxClients  int           // connections at once; default 4096
+	Loops       int           // goroutines that serve the models, each some of them; default: see DefaultLoops
 	Models      []ModelConfig
 	Workers     []supervise.Worker // processes to start whose models they declare themselves
 	MPS         bool               // have the GPU workers that the broker starts share GPUs through MPS
@@ -69,6 +70,9 @@ func (c *Config) fill() {
 	}
 	if c.MaxClients == 0 {
 		c.MaxClients = DefaultMaxClients
+	}
+	if c.Loops == 0 {
+		c.Loops = DefaultLoops()
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
