@@ -182,6 +182,8 @@ static int read_policy(rb_reader r, rb_session *s)
 			continue;
 		if (rb_is(key, bytes, "wait_time_ns") && !rb_get_int(&value, &s->wait_time))
 			return malformed("wait time");
+		if (rb_is(key, bytes, "ragged") && !rb_get_bool(&value, &s->ragged))
+			return malformed("policy");
 		if (rb_is(key, bytes, "levels")) {
 			if (!rb_get_array(&value, &n))
 				return malformed("levels");

@@ -43,7 +43,7 @@ rb_taken *rb_work_spare(rb_work *w)
 		return NULL;
 	}
 	b->worker = w;
-	b->shown = (rb_batch){.worker = w->handle, .base = w->session.planes.at, .request = b->member, .slot = b->slot, .run = b->run, .place = w->batches};
+	b->shown = (rb_batch){.worker = w->handle, .base = w->session.planes.at, .request = b->member, .slot = b->slot, .run = b->run, .place = w->batches, .ragged = w->session.ragged};
 	w->batch[w->batches++] = b;
 	return b;
 }
@@ -233,6 +233,22 @@ static int request_of(rb_taken *b, uint32_t i)
 	return i < b->shown.requests ? RB_OK : rb_fail(RB_ERR_INVALID, "%s: request %u of a batch of %u", rb_status_text(RB_ERR_INVALID), i, b->shown.requests);
 }
 
+/* Whether the rows of a column may differ in shape. */
+static bool ragged(const rb_taken *b, int side, const rb_tensor *t) { return side == RB_INPUT && t->variable && b->shown.requests > 1 && b->shown.ragged; }
+
+static int no_shape(const rb_tensor *t) { return rb_fail(RB_ERR_SHAPE, "%s: the batch is ragged: take \"%s\" row by row", rb_status_text(RB_ERR_SHAPE), t->name); }
+
+/* The request that a row belongs to. */
+static uint32_t owner(const rb_taken *b, uint32_t i)
+{
+	uint32_t low = 0, high = b->shown.requests;
+	while (high - low > 1) {
+		uint32_t middle = (low + high) / 2;
+		*(b->member[middle].row <= i ? &low : &high) = middle;
+	}
+	return low;
+}
+
 static int run(rb_taken *b, int side, uint32_t k, uint32_t i, rb_view *v)
 {
 	const rb_tensor *t;
@@ -242,6 +258,8 @@ static int run(rb_taken *b, int side, uint32_t k, uint32_t i, rb_view *v)
 		return status;
 	if (i >= b->shown.runs)
 		return rb_fail(RB_ERR_INVALID, "%s: run %u of a batch of %u", rb_status_text(RB_ERR_INVALID), i, b->shown.runs);
+	if (ragged(b, side, t))
+		return no_shape(t);
 	rb_fill_view(v, t, dims, b->shown.base, b->run[i].slot, b->run[i].rows);
 	return RB_OK;
 }
@@ -255,6 +273,8 @@ static int row(rb_taken *b, int side, uint32_t k, uint32_t i, void **data, uint6
 		return status;
 	if (i >= b->shown.rows)
 		return rb_fail(RB_ERR_ROWS, "%s: row %u of a batch of %u; padding has no memory", rb_status_text(RB_ERR_ROWS), i, b->shown.rows);
+	if (ragged(b, side, t))
+		dims = b->member[owner(b, i)].dims + (dims - b->shown.dims);
 	*data = b->shown.base + t->offset + b->slot[i] * t->stride;
 	*bytes = rb_row_bytes(t, dims);
 	return RB_OK;
@@ -275,8 +295,6 @@ static int shape(rb_taken *b, uint32_t i, uint32_t k, uint64_t out[RB_MAX_RANK])
 	return RB_OK;
 }
 
-#define LEAST_SIZE (RB_GO_LAYOUT_VERSION >= 2 ? 0u : 1u)
-
 /* Sets the sizes of some rows' outputs. */
 static int set_dims(rb_taken *b, uint32_t first, uint32_t rows, const uint32_t *dims, uint32_t ndims)
 {
@@ -284,8 +302,8 @@ static int set_dims(rb_taken *b, uint32_t first, uint32_t rows, const uint32_t *
 	if (ndims != l->dims[RB_OUTPUT])
 		return rb_fail(RB_ERR_SHAPE, "%s: the outputs have %u variable dimensions, %u sizes were given", rb_status_text(RB_ERR_SHAPE), l->dims[RB_OUTPUT], ndims);
 	for (uint32_t i = 0; i < ndims; i++)
-		if (dims[i] < LEAST_SIZE || dims[i] > l->most[RB_OUTPUT][i])
-			return rb_fail(RB_ERR_SHAPE, "%s: variable output dimension %u is %u..%u, got %u", rb_status_text(RB_ERR_SHAPE), i, LEAST_SIZE, l->most[RB_OUTPUT][i], dims[i]);
+		if (dims[i] > l->most[RB_OUTPUT][i])
+			return rb_fail(RB_ERR_SHAPE, "%s: variable output dimension %u is 0..%u, got %u", rb_status_text(RB_ERR_SHAPE), i, l->most[RB_OUTPUT][i], dims[i]);
 	for (uint32_t j = 0; ndims && j < rows; j++)
 		memcpy(b->dims[first + j], dims, ndims * sizeof *dims);
 	return RB_OK;
@@ -295,6 +313,13 @@ static int set_output_dims(rb_taken *b, uint32_t i, const uint32_t *dims, uint32
 {
 	int status = request_of(b, i);
 	return status ? status : set_dims(b, b->member[i].row, b->member[i].rows, dims, ndims);
+}
+
+static int set_row_dims(rb_taken *b, uint32_t i, const uint32_t *dims, uint32_t ndims)
+{
+	if (i >= b->shown.rows)
+		return rb_fail(RB_ERR_ROWS, "%s: row %u of a batch of %u", rb_status_text(RB_ERR_ROWS), i, b->shown.rows);
+	return set_dims(b, i, 1, dims, ndims);
 }
 
 static int fail_one(rb_taken *b, uint32_t i, const char *text)
@@ -313,6 +338,8 @@ static int gather(rb_taken *b, int side, uint32_t k, void *to, uint64_t bytes)
 	int status = column(b, side, k, &t, &dims);
 	if (status)
 		return status;
+	if (ragged(b, side, t))
+		return no_shape(t);
 	uint64_t size = rb_row_bytes(t, dims), need = size * b->shown.pad_to;
 	if (bytes < need)
 		return rb_fail(RB_ERR_SIZE, "%s: %u rows of %llu bytes, the buffer has %llu", rb_status_text(RB_ERR_SIZE), b->shown.pad_to, (unsigned long long)size, (unsigned long long)bytes);
@@ -370,6 +397,13 @@ int rb_batch_set_output_dims(rb_batch *batch, uint32_t i, const uint32_t *dims, 
 	if (ndims && !dims)
 		return rb_missing();
 	WITH(batch, set_output_dims(b, i, dims, ndims));
+}
+
+int rb_batch_set_row_dims(rb_batch *batch, uint32_t i, const uint32_t *dims, uint32_t ndims)
+{
+	if (ndims && !dims)
+		return rb_missing();
+	WITH(batch, set_row_dims(b, i, dims, ndims));
 }
 
 int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint64_t bytes)

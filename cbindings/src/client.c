@@ -5,7 +5,6 @@
 
 #include "client.h"
 
-#define DEFAULT_WINDOW 8
 #define FIRST_RETRY (5 * MILLISECOND)
 #define LAST_RETRY (500 * MILLISECOND)
 #define LOOK_EVERY (5 * MILLISECOND) /* at the socket, by who claims */
@@ -249,7 +248,7 @@ int rb_connect(const char *model, const rb_connect_options *given, rb_client *cl
 	c->pending.fd = c->notify_fd = c->poke_fd = -1;
 	c->own_from = 1;
 	c->delay = FIRST_RETRY;
-	c->window_wanted = o.window ? o.window : DEFAULT_WINDOW;
+	c->window_wanted = o.window;
 	c->model = strdup(model);
 	c->name = strdup(o.name ? o.name : "");
 	pthread_mutex_init(&c->mu, NULL);

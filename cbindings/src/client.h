@@ -84,7 +84,7 @@ typedef struct rb_link {
 struct rb_conn {
 	char *model, *name;
 	char socket[4096];
-	uint32_t window_wanted;
+	uint32_t window_wanted; /* 0: the broker chooses */
 	bool sized; /* no variable dimensions: whole requests in one call */
 	uint32_t inputs, outputs;
 	_Atomic uint32_t window, max_batch; /* of the latest attachment */

@@ -100,6 +100,7 @@ bool rb_get_array(rb_reader *r, uint32_t *n);
 bool rb_get_text(rb_reader *r, const char **text, uint32_t *bytes); /* a string, or bytes */
 bool rb_get_uint(rb_reader *r, uint64_t *n);
 bool rb_get_int(rb_reader *r, int64_t *n);
+bool rb_get_bool(rb_reader *r, bool *b);
 bool rb_skip_value(rb_reader *r);
 static inline bool rb_is(const char *key, uint32_t bytes, const char *name)
 {
@@ -163,6 +164,7 @@ typedef struct rb_session {
 	char model[RB_MAX_NAME_BYTES + 1];
 	uint32_t levels;
 	int64_t wait_time;
+	bool ragged;
 	uint32_t *bucket[RB_DIMS], buckets[RB_DIMS]; /* per variable input dimension: sizes, and how many */
 	char *notes;                                  /* the broker's remarks, a line each; may be NULL */
 } rb_session;

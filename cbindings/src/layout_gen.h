@@ -1,7 +1,7 @@
 /* Generated from Go's package shm: go test ./shm -run CLibrary -update */
 #ifndef RB_LAYOUT_GEN_H
 #define RB_LAYOUT_GEN_H
-#define RB_GO_LAYOUT_VERSION 0x1ull
+#define RB_GO_LAYOUT_VERSION 0x2ull
 #define RB_GO_MAGIC 0x48435442474e4952ull
 #define RB_GO_KIND_PLANES 0x1ull
 #define RB_GO_HELD_BIT 0x100ull

@@ -207,6 +207,14 @@ static bool integer(rb_reader *r, uint64_t *n, bool *negative)
 	return true;
 }
 
+bool rb_get_bool(rb_reader *r, bool *b)
+{
+	if (r->at == r->end || (*r->at != 0xc2 && *r->at != 0xc3))
+		return false;
+	*b = *r->at++ == 0xc3;
+	return true;
+}
+
 bool rb_get_uint(rb_reader *r, uint64_t *n)
 {
 	bool negative;

@@ -48,16 +48,13 @@ static int bad_rows(rb_conn *c, uint32_t rows)
 	return rb_fail(RB_ERR_ROWS, "%s: a request has 1..%u rows (this client's window), got %u", rb_status_text(RB_ERR_ROWS), c->window, rows);
 }
 
-/* The smallest size that a variable dimension may have. */
-#define LEAST_SIZE (RB_GO_LAYOUT_VERSION >= 2 ? 0u : 1u)
-
 static int set_dims(const rb_layout *l, rb_slot *s, const uint32_t *dims, uint32_t ndims)
 {
 	if (ndims != l->dims[RB_INPUT])
 		return rb_fail(RB_ERR_SHAPE, "%s: the inputs have %u variable dimensions, %u sizes were given", rb_status_text(RB_ERR_SHAPE), l->dims[RB_INPUT], ndims);
 	for (uint32_t i = 0; i < ndims; i++) {
-		if (dims[i] < LEAST_SIZE || dims[i] > l->most[RB_INPUT][i])
-			return rb_fail(RB_ERR_SHAPE, "%s: variable input dimension %u is %u..%u, got %u", rb_status_text(RB_ERR_SHAPE), i, LEAST_SIZE, l->most[RB_INPUT][i], dims[i]);
+		if (dims[i] > l->most[RB_INPUT][i])
+			return rb_fail(RB_ERR_SHAPE, "%s: variable input dimension %u is 0..%u, got %u", rb_status_text(RB_ERR_SHAPE), i, l->most[RB_INPUT][i], dims[i]);
 		s->dims[i] = dims[i];
 	}
 	return RB_OK;
@@ -313,6 +310,29 @@ int rb_req_release(rb_conn *c, const rb_req *r)
 	return RB_OK;
 }
 
+/* The sizes of one row's outputs, as the worker reported them; believed only as
+ * far as the slot goes. */
+static void row_dims(const rb_req *r, uint32_t row, uint32_t dims[RB_DIMS])
+{
+	const rb_layout *l = &r->link->session.layout;
+	rb_record record;
+	rb_read_once(&record, &r->link->session.board.records[r->link->first + r->at + row], sizeof record);
+	for (uint32_t i = 0; i < l->dims[RB_OUTPUT]; i++)
+		dims[i] = record.dims[i] < l->most[RB_OUTPUT][i] ? record.dims[i] : l->most[RB_OUTPUT][i];
+}
+
+/* Whether all rows have an output's sizes in common. */
+static bool same_size(const rb_req *r, const rb_tensor *t, uint32_t dims_at, const uint32_t *dims)
+{
+	uint32_t other[RB_DIMS], count = (uint32_t)__builtin_popcount(t->variable);
+	for (uint32_t row = 1; count && row < rb_req_slot(r)->rows; row++) {
+		row_dims(r, row, other);
+		if (memcmp(other + dims_at, dims + dims_at, count * sizeof *dims))
+			return false;
+	}
+	return true;
+}
+
 static int view(const rb_req *r, int side, uint32_t k, rb_view *v)
 {
 	const rb_tensor *t;
@@ -329,12 +349,27 @@ static int view(const rb_req *r, int side, uint32_t k, rb_view *v)
 	} else {
 		if ((status = rb_req_poll(r)))
 			return status;
-		rb_record record;
-		rb_read_once(&record, &r->link->session.board.records[r->link->first + r->at], sizeof record);
-		for (uint32_t i = 0; i < l->dims[RB_OUTPUT]; i++) /* believed only as far as the slot goes */
-			dims[i] = record.dims[i] < l->most[RB_OUTPUT][i] ? record.dims[i] : l->most[RB_OUTPUT][i];
+		row_dims(r, 0, dims);
+		if (!same_size(r, t, dims_at, dims))
+			return rb_fail(RB_ERR_SHAPE, "%s: the rows of output \"%s\" differ in size; take them with rb_output_row", rb_status_text(RB_ERR_SHAPE), t->name);
 	}
 	rb_fill_view(v, t, dims + dims_at, r->link->session.planes.at, r->link->first + r->at, s->rows);
+	return RB_OK;
+}
+
+static int output_row(const rb_req *r, uint32_t k, uint32_t row, rb_view *v)
+{
+	const rb_tensor *t;
+	uint32_t dims_at, dims[RB_DIMS];
+	int status = rb_pick(&r->link->session.layout, RB_OUTPUT, k, &t, &dims_at);
+	if (!status)
+		status = rb_req_poll(r);
+	if (status)
+		return status;
+	if (row >= rb_req_slot(r)->rows)
+		return rb_fail(RB_ERR_ROWS, "%s: row %u of a request of %u", rb_status_text(RB_ERR_ROWS), row, rb_req_slot(r)->rows);
+	row_dims(r, row, dims);
+	rb_fill_view(v, t, dims + dims_at, r->link->session.planes.at, r->link->first + r->at + row, 1);
 	return RB_OK;
 }
 
@@ -405,6 +440,13 @@ int rb_output(rb_client client, uint64_t request, uint32_t k, rb_view *v)
 	if (!v)
 		return rb_missing();
 	STEP(client, request, view(&r, RB_OUTPUT, k, v));
+}
+
+int rb_output_row(rb_client client, uint64_t request, uint32_t k, uint32_t row, rb_view *v)
+{
+	if (!v)
+		return rb_missing();
+	STEP(client, request, output_row(&r, k, row, v));
 }
 
 static int set_priority(const rb_req *r, uint32_t level)

@@ -64,7 +64,11 @@ static void put_policy(rb_writer *w, const rb_worker_options *o)
 {
 	const uint32_t *size = o->buckets;
 	rb_put_string(w, "policy");
-	rb_put_map(w, 7);
+	rb_put_map(w, 9);
+	rb_put_string(w, "max_attempts");
+	rb_put_int(w, o->max_attempts);
+	rb_put_string(w, "ragged");
+	rb_put_bool(w, o->ragged);
 	rb_put_string(w, "max_batch_size");
 	rb_put_int(w, o->max_batch_size);
 	rb_put_string(w, "wait_time_ns");
@@ -234,6 +238,20 @@ int rb_worker_model(rb_worker id, rb_model *model)
 	*model = (rb_model){.inputs = s->layout.inputs, .outputs = s->layout.outputs, .max_batch_size = s->layout.max_batch, .slots = s->layout.slots,
 			    .levels = s->levels, .wait_time = s->wait_time};
 	memcpy(model->name, w->model, sizeof model->name);
+	rb_work_leave(e, w);
+	return RB_OK;
+}
+
+int rb_worker_notes(rb_worker id, const char **text)
+{
+	rb_entry *e;
+	rb_work *w;
+	if (!text)
+		return rb_missing();
+	int status = rb_work_use(id, &e, &w);
+	if (status)
+		return status;
+	*text = w->session.notes ? w->session.notes : "";
 	rb_work_leave(e, w);
 	return RB_OK;
 }
