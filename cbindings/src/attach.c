@@ -38,9 +38,9 @@ int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb
 	 * anything: its reply counts for more than a broken pipe. */
 	int error = rb_send_frame(fd, rb_min(deadline, rb_later(rb_now(), RB_CALL_TIMEOUT)), request->data, request->length);
 	if (error && error != EPIPE && error != ECONNRESET) {
+		status = error == ETIMEDOUT ? rb_no_answer(fd) : rb_fail(RB_ERR_BROKER_GONE, "%s: %s", rb_status_text(RB_ERR_BROKER_GONE), strerror(error));
 		close(fd);
-		return error == ETIMEDOUT ? rb_fail(RB_ERR_TIMEOUT, "the broker at %s did not answer: %s", socket, rb_status_text(RB_ERR_TIMEOUT))
-					  : rb_fail(RB_ERR_BROKER_GONE, "%s: %s", rb_status_text(RB_ERR_BROKER_GONE), strerror(error));
+		return status;
 	}
 	*a = (rb_attach){.fd = fd, .worker = worker, .deadline = rb_later(rb_now(), RB_CALL_TIMEOUT)};
 	return RB_OK;
@@ -332,9 +332,10 @@ int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupt
 {
 	/* A reply that has begun is read to its end; what has not is left to the next call. */
 	if (rb_await_readable(a->fd, rb_min(deadline, a->deadline), interrupted)) {
+		int status = rb_no_answer(a->fd);
 		if (rb_now() >= a->deadline)
 			rb_attach_cancel(a);
-		return rb_fail(RB_ERR_TIMEOUT, "the broker did not answer: %s", rb_status_text(RB_ERR_TIMEOUT));
+		return status;
 	}
 	rb_frame f;
 	reply p;

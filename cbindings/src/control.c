@@ -2,6 +2,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -24,6 +25,14 @@ int rb_await_readable(int fd, int64_t deadline, bool *interrupted)
 	if (error == EINTR && interrupted)
 		*interrupted = true;
 	return error ? RB_ERR_TIMEOUT : RB_OK;
+}
+
+int rb_no_answer(int fd)
+{
+	struct sockaddr_un a = {0};
+	socklen_t length = sizeof a - 1;
+	getpeername(fd, (struct sockaddr *)&a, &length);
+	return rb_fail(RB_ERR_TIMEOUT, "the broker at %s did not answer: %s", a.sun_path, rb_status_text(RB_ERR_TIMEOUT));
 }
 
 int rb_send_frame(int fd, int64_t deadline, const uint8_t *body, size_t bytes)
@@ -109,7 +118,7 @@ static int receive(int fd, int64_t deadline, void *to, size_t size, rb_frame *f,
 		if (error == EAGAIN)
 			error = await(fd, POLLIN, deadline);
 		if (error == ETIMEDOUT)
-			return rb_fail(RB_ERR_TIMEOUT, "the broker did not answer: %s", rb_status_text(RB_ERR_TIMEOUT));
+			return rb_no_answer(fd);
 		if (error && error != EINTR)
 			return broken(strerror(error));
 	}

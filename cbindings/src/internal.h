@@ -117,6 +117,8 @@ int rb_socket_path(const char *given, char *path, size_t size);
 int rb_dial(const char *socket, int64_t deadline, int *fd);
 /* Sends one frame. 0, or an errno. */
 int rb_send_frame(int fd, int64_t deadline, const uint8_t *body, size_t bytes);
+/* The error of a broker that is silent. */
+int rb_no_answer(int fd);
 /* Waits until the socket has something to read: RB_OK, RB_ERR_TIMEOUT; *interrupted by a signal's handler. */
 int rb_await_readable(int fd, int64_t deadline, bool *interrupted);
 
