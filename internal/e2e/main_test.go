@@ -23,6 +23,7 @@ type role struct {
 	AllowedUIDs []int       `json:",omitempty"`
 	OpenFolder  bool        `json:",omitempty"`
 	DrainMS     int         `json:",omitempty"`
+	MaxClients  int         `json:",omitempty"`
 
 	// Worker.
 	Name  string    `json:",omitempty"`

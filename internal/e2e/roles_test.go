@@ -65,7 +65,7 @@ func (r *role) play() int {
 }
 
 func (r *role) playBroker(ctx context.Context) error {
-	cfg := broker.Config{Socket: r.Socket, OpenFolder: r.OpenFolder, AllowedUIDs: r.AllowedUIDs, DrainTime: time.Duration(r.DrainMS) * time.Millisecond}
+	cfg := broker.Config{Socket: r.Socket, OpenFolder: r.OpenFolder, AllowedUIDs: r.AllowedUIDs, DrainTime: time.Duration(r.DrainMS) * time.Millisecond, MaxClients: r.MaxClients}
 	for _, m := range r.Models {
 		cfg.Models = append(cfg.Models, m.config())
 	}
