@@ -8,6 +8,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -24,9 +25,8 @@ func dialUntilRefused(h *host) (all []*client.Client, refused error) {
 }
 
 func TestOneConnectionTooManyIsRefusedByNameAndTheOthersWorkOn(t *testing.T) {
-	h := newHost(t, theModel)
-	h.broker.kill()
-	h.role.MaxClients = 6
+	h := idleHost(t, theModel)
+	h.job.MaxClients = 6
 	h.startBroker()
 	h.worker(theModel)
 	all, err := dialUntilRefused(h)
@@ -52,16 +52,15 @@ func TestOneConnectionTooManyIsRefusedByNameAndTheOthersWorkOn(t *testing.T) {
 		c.Close()
 	}
 	h.eventually("the broker has seen them leave", func() error {
-		_, err := admin.New(h.role.Socket).Ping(t.Context())
+		_, err := admin.New(h.socket).Ping(t.Context())
 		return err
 	})
 	h.settled()
 }
 
 func TestABrokerOutOfDescriptorsSaysSoAndServesThoseItHas(t *testing.T) {
-	h := newHost(t, theModel)
-	h.broker.kill()
-	h.role.Descriptors = 60
+	h := idleHost(t, theModel)
+	h.limits.Descriptors = 60
 	h.startBroker()
 	h.worker(theModel)
 	all, err := dialUntilRefused(h)
@@ -81,9 +80,8 @@ func TestABrokerOutOfDescriptorsSaysSoAndServesThoseItHas(t *testing.T) {
 // Connections that say nothing take every descriptor, so that the next one
 // cannot even be accepted.
 func TestABrokerThatCannotAcceptStillSaysWhy(t *testing.T) {
-	h := newHost(t, theModel)
-	h.broker.kill()
-	h.role.Descriptors = 60
+	h := idleHost(t, theModel)
+	h.limits.Descriptors = 60
 	h.startBroker()
 	h.worker(theModel)
 	c := h.dial(client.WithWindow(1))
@@ -95,8 +93,8 @@ func TestABrokerThatCannotAcceptStillSaysWhy(t *testing.T) {
 		silent = nil
 	}
 	defer hangUp()
-	for range 2 * h.role.Descriptors {
-		s, err := net.Dial("unix", h.role.Socket)
+	for range 2 * h.limits.Descriptors {
+		s, err := net.Dial("unix", h.socket)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -124,16 +122,16 @@ func TestAClientOutOfDescriptorsSaysThatItIsItsOwn(t *testing.T) {
 	h.worker(theModel)
 	refused, attached := 0, 0
 	for limit := 8; limit <= 20; limit++ {
-		p := start(t, role{Kind: "client", Socket: h.role.Socket, Model: theModel, Do: "read", Descriptors: limit})
-		switch line := <-p.lines; {
-		case line == "read":
+		p := h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: "read"}, Limits: testbed.Limits{Descriptors: limit}})
+		switch err := p.Expect("read", nil, patience); {
+		case err == nil:
 			attached++
-		case errorSays(line, status.ErrNoDescriptors) && strings.Contains(line, "this process"):
+		case strings.Contains(err.Error(), status.ErrNoDescriptors.Error()+": it is this process"):
 			refused++
 		default:
-			t.Errorf("with %d descriptors it said %q", limit, line)
+			t.Errorf("with %d descriptors: %v", limit, err)
 		}
-		p.kill()
+		p.Kill()
 	}
 	if refused == 0 || attached == 0 {
 		t.Errorf("%d clients were refused, %d attached: the limits are not around what a client needs", refused, attached)
