@@ -15,7 +15,7 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # What runs under the race detector: everything that shares memory between
 # goroutines. Processes that share mappings are blind to it; the same rules
 # run there on heap-backed segments.
-RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e
+RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed
 
 .PHONY: build demo test check unit race bindings python fuzz model-check chaos chaos-short soak clean help
 
@@ -52,16 +52,16 @@ model-check: ## the protocol's model, exhaustively; its mutants must be caught
 	bash docs/model/check.sh
 
 chaos: ## kill campaigns on real processes, at full length
-	@mkdir -p bin && go build -o bin/chaos ./internal/chaos
+	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
 	./bin/chaos
 
 chaos-short: ## the same in a minute or two
-	@mkdir -p bin && go build -o bin/chaos ./internal/chaos
+	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
 	./bin/chaos --short
 
 SOAK ?= 20m
 soak: ## everything at once at low intensity for SOAK, with a plot
-	@mkdir -p bin && go build -o bin/chaos ./internal/chaos
+	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
 	./bin/chaos --soak $(SOAK) --out .
 
 FUZZTIME ?= 10s
