@@ -13,7 +13,7 @@ class Error(Exception):
 
     status: int = -1
     retryable: bool = False  # the same request may succeed if sent again
-    retry_attach: bool = False  # a worker that could not attach should try again
+    retry_attach: bool = False  # a worker that could not attach for this reason tries again
 
 
 # BEGIN statuses: written by `go generate ./status` from status/table.go
