@@ -18,6 +18,7 @@ type Spec struct {
 	Role    string
 	Job     any      // given to the role
 	Command []string // instead of a role
+	Output  *os.File // of the command, instead of its log
 
 	Procs  int               // GOMAXPROCS; 0: Go's default
 	Env    []string          // more of the environment
@@ -57,6 +58,15 @@ func (b *Bed) Start(s Spec) (*Process, error) {
 		return nil, err
 	}
 	return p, p.Send(order{s.Limits, job}) // not under the lock, which is taken to find out why it failed
+}
+
+// StartReady starts a process and waits until it is ready.
+func (b *Bed) StartReady(s Spec) (*Process, error) {
+	all, err := b.StartAll(1, func(int) Spec { return s })
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
 }
 
 // StartAll starts n processes and waits until all are ready.
@@ -113,6 +123,9 @@ func (b *Bed) command(p *Process, s *Spec) (err error) {
 	p.cmd.Env = append(p.cmd.Env, s.Env...)
 	p.cmd.ExtraFiles = s.Files
 	p.cmd.Stderr = &p.log
+	if s.Output != nil {
+		p.cmd.Stdout, p.cmd.Stderr = s.Output, s.Output
+	}
 	p.log.each = s.OnLog
 	p.cmd.SysProcAttr = attr
 	p.cmd.WaitDelay = time.Second // a grandchild may keep the pipes

@@ -13,6 +13,10 @@ class Error(Exception):
 
     status: int = -1
     retryable: bool = False  # the same request may succeed if sent again
+    retry_attach: bool = False  # a worker that could not attach for this reason tries again
+
+
+# BEGIN statuses: written by `go generate ./status` from status/table.go
 
 
 class Failed(Error):
@@ -69,6 +73,7 @@ class Draining(Error, ConnectionError):
 
     status = 9
     retryable = True
+    retry_attach = True
 
 
 class BrokerGone(Error, ConnectionError):
@@ -76,6 +81,7 @@ class BrokerGone(Error, ConnectionError):
 
     status = 10
     retryable = True
+    retry_attach = True
 
 
 class NoBroker(Error, ConnectionError):
@@ -83,6 +89,7 @@ class NoBroker(Error, ConnectionError):
 
     status = 11
     retryable = True
+    retry_attach = True
 
 
 class UnknownModel(Error, LookupError):
@@ -113,6 +120,7 @@ class NoMemory(Error, MemoryError):
     """The kernel refused the memory."""
 
     status = 16
+    retry_attach = True
 
 
 class SignatureMismatch(Error):
@@ -126,6 +134,7 @@ class RingFull(Error):
 
     status = 18
     retryable = True
+    retry_attach = True
 
 
 class BrokerRunning(Error):
@@ -223,6 +232,7 @@ class Timeout(Error, TimeoutError):
     """The caller's wait ended before the request did."""
 
     status = 34
+    retry_attach = True
 
 
 class Forked(Error, RuntimeError):
@@ -236,6 +246,67 @@ class NoGPU(Error):
 
     status = 36
 
+
+class TooManyConnections(Error, ConnectionError):
+    """The broker serves as many connections as it may."""
+
+    status = 37
+    retryable = True
+    retry_attach = True
+
+
+class NoDescriptors(Error, OSError):
+    """The broker or this process has no file descriptor left."""
+
+    status = 38
+    retryable = True
+    retry_attach = True
+
+
+__all__ = [
+    "BrokerGone",
+    "BrokerRunning",
+    "Canceled",
+    "Closed",
+    "Committed",
+    "DType",
+    "Draining",
+    "Error",
+    "Expired",
+    "Failed",
+    "Forbidden",
+    "Forked",
+    "ForkedClient",
+    "Full",
+    "Invalid",
+    "Layout",
+    "NoBroker",
+    "NoDescriptors",
+    "NoGPU",
+    "NoLevel",
+    "NoMemory",
+    "NotCommitted",
+    "NotDone",
+    "OutputTooSmall",
+    "Protocol",
+    "QueueFull",
+    "QueueTimeout",
+    "Released",
+    "RingFull",
+    "Rows",
+    "Shape",
+    "SignatureMismatch",
+    "Size",
+    "Timeout",
+    "TooLarge",
+    "TooManyConnections",
+    "UnknownModel",
+    "Version",
+    "WorkerDied",
+    "WorkerHung",
+]
+
+# END statuses
 
 ForkedClient = Forked
 
