@@ -33,17 +33,17 @@
  *   clients and workers, RB_ERR_RELEASED for requests.
  * - A pointer that a function needs and that is NULL, and a flag that it does
  *   not have, is RB_ERR_INVALID; nothing is done then.
- * - A process that was forked after the library was loaded gets RB_ERR_FORKED
- *   from every function, at once, and nothing is done; also by those that
- *   close or release. The slots' memory is not mapped in such a child. A
- *   process that never loaded the library may fork freely: load it after.
+ * - Fork: a child may use its parent's clients. At the first use it attaches for
+ *   itself, with a window of its own, and the parent is undisturbed. Requests,
+ *   workers and batches are the parent's: RB_ERR_FORKED. The slots' memory is
+ *   not shared with the child; it finds zeros there.
  * - Threads: a client may be used by many threads at once, a request or a
  *   worker by one thread at a time.
- * - Signals do not end a wait: to look at a flag that a handler sets, wait with
- *   a timeout. No function may be called in a handler. A handler that is
- *   installed after rb_connect or rb_worker_attach must have SA_ONSTACK (those
- *   that are there already are given it: do not install one in another thread
- *   meanwhile), and no more than 24 KiB of stack.
+ * - Signals: a wait with a timeout (not a negative one) ends as if that were
+ *   over when a handler has run in its thread, so that the caller can look what
+ *   it was for. No function may be called in a handler. The library has no
+ *   handler and changes no mask; its only thread, which rb_client_fd starts,
+ *   takes no signals.
  */
 #ifndef RINGBATCH_H
 #define RINGBATCH_H
@@ -55,7 +55,7 @@
 extern "C" {
 #endif
 
-#define RB_ABI_VERSION 1
+#define RB_ABI_VERSION 2
 
 #if defined(__GNUC__)
 #define RB_API __attribute__((visibility("default")))

@@ -93,7 +93,7 @@ static int take_fds(struct msghdr *m, rb_frame *f)
 	if (!(m->msg_flags & MSG_CTRUNC))
 		return RB_OK;
 	if (f->nfds < RB_MAX_FDS) /* there was room for them here */
-		return rb_fail(RB_ERR_NO_MEMORY, "%s: the kernel kept some descriptors back: too many open files", rb_status_text(RB_ERR_NO_MEMORY));
+		return rb_fail(RB_ERR_NO_DESCRIPTORS, "%s: it is this process that has none: too many open files", rb_status_text(RB_ERR_NO_DESCRIPTORS));
 	return rb_fail(RB_ERR_PROTOCOL, "%s: more than %d descriptors", rb_status_text(RB_ERR_PROTOCOL), RB_MAX_FDS);
 }
 

@@ -83,7 +83,7 @@ int rb_dial(const char *path, int64_t deadline, int *out)
 	case EACCES: case EPERM:
 		return rb_fail(RB_ERR_FORBIDDEN, "%s: %s: %s", rb_status_text(RB_ERR_FORBIDDEN), path, strerror(error));
 	case EMFILE: case ENFILE: /* not the broker's fault */
-		return rb_fail(RB_ERR_NO_MEMORY, "%s: too many open files", rb_status_text(RB_ERR_NO_MEMORY));
+		return rb_fail(RB_ERR_NO_DESCRIPTORS, "%s: it is this process that has none: too many open files", rb_status_text(RB_ERR_NO_DESCRIPTORS));
 	case EAGAIN: case EINTR:
 		return rb_say(RB_ERR_TIMEOUT);
 	}

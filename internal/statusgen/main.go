@@ -26,7 +26,7 @@ var targets = []struct {
 }{
 	{"status/codes.go", goConstants},
 	{"cbindings/ringbatch.h", cEnum},
-	{"cbindings/status.c", cTable},
+	{"cbindings/src/status.c", cTable},
 	{"python/ringbatch/errors.py", pythonClasses},
 	{"docs/errors.md", markdown},
 }

@@ -10,7 +10,6 @@ import array
 import ctypes
 import os
 import sys
-import threading
 import time
 from ctypes import addressof, c_uint32, c_uint64, c_void_p
 from typing import Any, Callable
@@ -19,7 +18,7 @@ import numpy as np
 
 from . import _structs as c
 from . import errors
-from ._library import FOREVER_NS, SLICE_NS, check, check_fork, last_error, load
+from ._library import FOREVER_NS, SLICE_NS, check, last_error, load
 from ._tensors import Signature, Tensor
 from ._views import Mapping, strided
 
@@ -110,7 +109,6 @@ class Core:
         self._pool: list[Scratch] = []
         self._rb_infer, self._rb_submit, self._rb_collect = self.lib.rb_infer_prepared, self.lib.rb_submit_prepared, self.lib.rb_collect_prepared
         self._mapping: Mapping | None = None
-        self._mapping_lock = threading.Lock()
 
     @property
     def info(self) -> c.Model:
@@ -142,7 +140,6 @@ class Core:
             raise self.error(status)
 
     def error(self, status: int) -> errors.Error:
-        check_fork()
         if self.closed:
             return errors.Closed(f"the connection to {self.name} was closed")
         return last_error(self.lib, status)
@@ -192,8 +189,7 @@ class Core:
         if m is None or m.attachment != r.attachment:
             out = c.Map()
             self.check(self.lib.rb_request_map(self.handle, r.id, addressof(out)))
-            with self._mapping_lock:
-                m = self._mapping = Mapping(self.lib, out)
+            m = self._mapping = Mapping(self.lib, out)
         return m
 
     def present_mapping(self) -> Mapping:
@@ -215,8 +211,8 @@ class Core:
 
         All it needs is in one place, its defaults: where many processes take
         turns on few cores, caches are cold, and each object looked at costs
-        more than the step it is for. Whether the process was forked or the
-        client closed is left to the library, which looks in any case.
+        more than the step it is for. Whether the client was closed is left to
+        the library, which looks in any case.
         """
         if not self.single:
             return lambda _x: None

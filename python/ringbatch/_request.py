@@ -11,9 +11,9 @@ import numpy as np
 from . import _structs as c
 from . import errors
 from ._core import Core, nanoseconds
-from ._library import check_fork
+from ._library import Process
 from ._tensors import Tensor
-from ._views import Life, View, _committed, _released
+from ._views import Life, View, _committed, _parents, _released
 
 
 class Timing(NamedTuple):
@@ -70,7 +70,7 @@ class Request:
         self._core = core
         self._single = rows is None
         self._r = core.claim(1 if rows is None else rows, _dims(core, shapes or {}), nanoseconds(timeout))
-        self._released = False
+        self._released, self._generation = False, Process.generation
         self._mapping = core.mapping(self._r)
         self._in, self._out = Life(self._mapping), Life(self._mapping)
         self._made: tuple[dict, dict] = {}, {}
@@ -113,7 +113,8 @@ class Request:
         return life.view(rows[0, ...] if self._single else rows)
 
     def _check(self) -> None:
-        check_fork()
+        if self._generation != Process.generation:
+            raise _parents()
         if self._released:
             raise errors.Released("the request was released")
 

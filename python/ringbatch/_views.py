@@ -23,7 +23,7 @@ import numpy as np
 
 from . import _structs as c
 from . import errors
-from ._library import Process, check_fork
+from ._library import Process
 from ._tensors import Tensor
 
 
@@ -71,10 +71,11 @@ def strided(memory: Any, dtype: np.dtype, offset: int, stride: int, shape: tuple
 class Life:
     """How long some views may be used."""
 
-    __slots__ = ("_memory", "_views", "error")
+    __slots__ = ("_memory", "_views", "error", "generation")
 
     def __init__(self, mapping: Mapping) -> None:
         self.error: Callable[[], errors.Error] | None = None
+        self.generation = Process.generation
         self._memory = mapping.memory
         self._views: list[View] = []
 
@@ -95,6 +96,10 @@ def _released() -> errors.Error:
     return errors.Released("this array belonged to a request or batch that is over; copy what you want to keep")
 
 
+def _parents() -> errors.Error:
+    return errors.Forked("this request and its arrays are the parent process's: a forked child takes its own, model.request()")
+
+
 def _committed() -> errors.Error:
     return errors.Committed("the request was committed: its inputs belong to the worker now")
 
@@ -106,9 +111,8 @@ _QUIET = frozenset(("__class__", "__dict__", "__array_finalize__", "__array_prio
 
 def _check(array: Any) -> None:
     life = _get(array, "_life")
-    if life is not None and (life.error is not None or Process.forked):
-        check_fork()
-        raise life.error()
+    if life is not None and (life.error is not None or life.generation != Process.generation):
+        raise _parents() if life.error is None else life.error()
 
 
 def _plain(value: Any) -> Any:
@@ -177,13 +181,13 @@ class View(np.ndarray):
 
     def __repr__(self) -> str:
         life = _get(self, "_life")
-        if life is not None and (life.error is not None or Process.forked):
+        if life is not None and (life.error is not None or life.generation != Process.generation):
             return "<ringbatch view that is over>"
         return repr(_get(self, "view")(np.ndarray))
 
     def __str__(self) -> str:
         life = _get(self, "_life")
-        if life is not None and (life.error is not None or Process.forked):
+        if life is not None and (life.error is not None or life.generation != Process.generation):
             return repr(self)
         return str(_get(self, "view")(np.ndarray))
     __hash__ = None  # type: ignore[assignment]
