@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import threading
 import time
 from collections import deque
@@ -92,7 +93,7 @@ def submit_split(model: Model, todo: list[Piece], timeout: float | None, priorit
     for i, piece in enumerate(todo):
         if whole.done():  # one has failed: the rest is of no use
             break
-        model._submit(piece, len(piece[0]), next(left), priority).add_done_callback(lambda part, i=i: arrived(i, part))
+        model._submit(piece, len(piece[0]), next(left), priority).add_done_callback(functools.partial(arrived, i))
     return whole
 
 

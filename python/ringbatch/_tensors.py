@@ -48,6 +48,17 @@ class Tensor:
         bits = " (the bits of bfloat16)" if self.kind == "bf16" else ""
         return f"{self.dtype}{bits} of shape {_shape(dims)}, or rows of it"
 
+    @property
+    def expected_row(self) -> str:
+        """For messages: what one row is."""
+        return f"{self.dtype} of shape {_shape(tuple(f'0..{d}' if i in self.variable else d for i, d in enumerate(self.shape)))}"
+
+    def holds(self, shape: tuple[int, ...]) -> bool:
+        """Whether a row may have this shape."""
+        return len(shape) == len(self.shape) and all(
+            0 <= d <= most if i in self.variable else d == most for i, (d, most) in enumerate(zip(shape, self.shape))
+        )
+
     def actual(self, dims: Sequence[int]) -> tuple[int, ...]:
         """The shape of a row, given the sizes of all variable dimensions of its side."""
         if not self.variable:
@@ -60,9 +71,7 @@ class Tensor:
     def rows_of(self, shape: tuple[int, ...]) -> int:
         """-1 for one item of this tensor, n for n rows of it; raises otherwise."""
         for rows, row in ((-1, shape), (shape[0] if shape else 0, shape[1:])):
-            if len(row) == len(self.shape) and all(
-                0 <= d <= most if i in self.variable else d == most for i, (d, most) in enumerate(zip(row, self.shape))
-            ):
+            if self.holds(row):
                 if rows == 0:
                     raise errors.Rows(f"input {self.name!r}: expected at least one row, got shape {_shape(shape)}")
                 return rows
@@ -144,6 +153,7 @@ class Signature:
         self.input_names, self.output_names = [t.name for t in inputs], [t.name for t in outputs]
         self.variable_inputs = sum(len(t.variable) for t in inputs)
         self.variable_outputs = sum(len(t.variable) for t in outputs)
+        self.output_maxima = tuple(t.shape[i] for t in outputs for i in t.variable)
         self.sized = self.variable_inputs + self.variable_outputs == 0
         self.single = self.sized and len(inputs) == len(outputs) == 1
 
