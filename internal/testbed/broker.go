@@ -17,6 +17,7 @@ type BrokerJob struct {
 	AllowedUIDs []int
 	OpenFolder  bool
 	DrainTime   time.Duration
+	MaxClients  int
 	Models      []Model
 	Log         string // a file, instead of standard error
 	Journal     bool   // log everything, as JSON; otherwise warnings
@@ -24,11 +25,7 @@ type BrokerJob struct {
 
 // PlayBroker is the broker proper, as `ringbatch broker` runs it. It tells
 // "drained" when SIGTERM has let it finish what it had accepted.
-func PlayBroker(c *Child) error {
-	var job BrokerJob
-	if err := c.Job(&job); err != nil {
-		return err
-	}
+func PlayBroker(c *Child, job BrokerJob) error {
 	log := io.Writer(os.Stderr)
 	if job.Log != "" {
 		f, err := os.OpenFile(job.Log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
@@ -41,7 +38,7 @@ func PlayBroker(c *Child) error {
 	if job.Journal {
 		handler = slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})
 	}
-	cfg := broker.Config{Socket: job.Socket, AllowedUIDs: job.AllowedUIDs, OpenFolder: job.OpenFolder, DrainTime: job.DrainTime, Logger: slog.New(handler)}
+	cfg := broker.Config{Socket: job.Socket, AllowedUIDs: job.AllowedUIDs, OpenFolder: job.OpenFolder, DrainTime: job.DrainTime, MaxClients: job.MaxClients, Logger: slog.New(handler)}
 	for _, m := range job.Models {
 		cfg.Models = append(cfg.Models, m.Config())
 	}
