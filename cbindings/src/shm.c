@@ -72,7 +72,8 @@ void rb_board_ring(rb_board *b, uint32_t slot)
 {
 	atomic_fetch_add(&b->bells[slot].count, 1);
 	/* Always: a client's board is read-only to it, so it cannot say whether it
-	 * is parked. Two, as docs/protocol.md allows that many threads there. */
+	 * is parked. Two: who else may read the board and waits there does not take
+	 * the wake-up away just by being first. */
 	rb_futex_wake(&b->bells[slot].count, 2, false);
 }
 

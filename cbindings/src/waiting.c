@@ -1,5 +1,5 @@
 /*
- * Waiting. The bell of a window is one futex word, and a ring wakes two. So of
+ * Waiting. The bell of a window is one futex word for one waiter. So of
  * all threads that wait on one client, one is the leader and parks on the bell;
  * the others follow, each on a word of its own slot. A leader whose own request
  * has ended hands the lead to a follower. A single waiter is always the leader:
