@@ -49,11 +49,11 @@ func (s *Spin) Over() {
 	}
 }
 
-// Anew tells that what the owner waits for may come from now on: what came
-// before does not count as waiting.
-func (s *Spin) Anew() {
+// Anew tells that what the owner waits for could come only from that moment
+// on: what was before does not count as waiting.
+func (s *Spin) Anew(from int64) {
 	if s.since != 0 {
-		s.since = Now()
+		s.since = max(s.since, from)
 	}
 }
 
