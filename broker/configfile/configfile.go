@@ -38,6 +38,7 @@ type file struct {
 	OpenFolder bool          `toml:"open_folder"`
 	DrainTime  *fileDuration `toml:"drain_time"`
 	MaxClients fileCount     `toml:"max_clients"`
+	Loops      fileCount     `toml:"loops"`
 	MPS        bool          `toml:"mps"`
 	Models     []fileModel   `toml:"model"`
 	Workers    []fileWorker  `toml:"worker"`
@@ -141,7 +142,7 @@ func Parse(text string) (broker.Config, error) {
 	if unknown := meta.Undecoded(); len(unknown) > 0 {
 		return broker.Config{}, fmt.Errorf("%w: unknown key %q", status.ErrInvalid, unknown[0].String())
 	}
-	cfg := broker.Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: int(f.MaxClients), MPS: f.MPS}
+	cfg := broker.Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: int(f.MaxClients), Loops: int(f.Loops), MPS: f.MPS}
 	if f.DrainTime != nil && cfg.DrainTime == 0 {
 		cfg.DrainTime = -1 // asked for, not left open
 	}
