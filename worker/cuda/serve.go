@@ -97,6 +97,9 @@ func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program) 
 func (s *server) run(ctx context.Context) error {
 	for {
 		if len(s.busy) == 0 {
+			if err := ctx.Err(); err != nil { // also where batches keep coming
+				return err
+			}
 			b, err := s.w.Next(ctx)
 			if err != nil {
 				return err
