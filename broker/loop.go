@@ -39,15 +39,16 @@ type loop struct {
 	now   int64  // when this round began
 	round uint64 // its number
 
-	dirty    []*stage         // to decide at the end of this round
-	timers   timers           // by when they are due
-	spinning []*stage         // may be worth spinning for
-	unread   []*clientSession // to be read again in the next round
-	reading  []*clientSession // unread of the round before
-	active   int              // stages with something queued or running
-	draining bool
-	stopping bool
-	ended    chan struct{} // closed when the loop has ended
+	dirty      []*stage         // to decide at the end of this round
+	timers     timers           // by when they are due
+	spinning   []*stage         // may be worth spinning for
+	unread     []*clientSession // to be read again in the next round
+	reading    []*clientSession // unread of the round before
+	active     int              // stages with something queued or running
+	draining   bool
+	drainSince int64
+	stopping   bool
+	ended      chan struct{} // closed when the loop has ended
 
 	work loopStats
 
@@ -172,7 +173,7 @@ func (l *loop) forget(r *ring) {
 
 // drain lets what was accepted finish. New requests are refused.
 func (l *loop) drain() {
-	l.draining = true
+	l.draining, l.drainSince = true, l.now
 	for r := range l.rings {
 		l.hurry(r.stage)
 	}

@@ -43,6 +43,7 @@ type slotInfo struct {
 	batch      uint64         // running, held
 	dispatched int64
 	attempts   int // workers it was given to that died of it
+	hangs      int // those of them that outlived their lease with it
 }
 
 // check says whether a commit is legal by the books, and changes nothing. A

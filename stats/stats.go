@@ -96,13 +96,16 @@ type Worker struct {
 
 // Process is one worker process that the broker started.
 type Process struct {
-	Name     string  `json:"name"`
-	Model    string  `json:"model,omitempty"`
-	Pid      int     `json:"pid"`   // 0 while it does not run
-	State    string  `json:"state"` // running, waiting (to be started again), stopped
-	GPU      *int    `json:"gpu,omitempty"`
-	Restarts int     `json:"restarts"`
-	SinceS   float64 `json:"since_s"`            // in this state
-	LastEnd  string  `json:"last_end,omitempty"` // why it ended last
-	Command  string  `json:"command"`
+	Name     string `json:"name"`
+	Model    string `json:"model,omitempty"`
+	Pid      int    `json:"pid"`   // 0 while it does not run
+	State    string `json:"state"` // running, waiting (to be started again), stopped
+	GPU      *int   `json:"gpu,omitempty"`
+	Restarts int    `json:"restarts"`
+	// Attached tells that it has attached, in this life or another.
+	Attached     bool    `json:"attached"`
+	FailedStarts int     `json:"failed_starts"`      // lives in a row that ended before they attached
+	SinceS       float64 `json:"since_s"`            // in this state
+	LastEnd      string  `json:"last_end,omitempty"` // why it ended last
+	Command      string  `json:"command"`
 }
