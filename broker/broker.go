@@ -51,8 +51,8 @@ func New(cfg Config) (_ *Broker, err error) {
 			b.release()
 		}
 	}()
-	for range cfg.Loops {
-		l, err := newLoop(b.log, b)
+	for i := range cfg.Loops {
+		l, err := newLoop(i, b.log, b)
 		if err != nil {
 			return nil, err
 		}
