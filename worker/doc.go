@@ -21,9 +21,10 @@
 // A worker must not write into inputs: a batch that outlives its worker is
 // run again from the same bytes.
 //
-// Errors of Serve and Attach are named ones of package shm; compare with
+// Errors of Serve and Attach are named ones of package status; compare with
 // errors.Is: ErrNoBroker, ErrForbidden (this uid may not connect), ErrVersion
 // and ErrLayout (other layout version or geometry), ErrSignatureMismatch (the
 // model exists with other tensors), ErrInvalid (of the configuration),
-// ErrNoMemory, ErrDraining and ErrBrokerGone.
+// ErrNoMemory, ErrNoDescriptors, ErrTooManyConnections, ErrDraining and
+// ErrBrokerGone.
 package worker
