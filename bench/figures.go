@@ -2,16 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
 	"strconv"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // medianOf leaves its argument alone.
@@ -53,19 +51,13 @@ func pause(ctx context.Context, d time.Duration) error {
 }
 
 // modelStats asks the broker what it counted for a model.
-func modelStats(ctx context.Context, socket, model string) (*broker.ModelStats, error) {
-	reply, err := attach.CallOnce(ctx, socket, &control.Request{Op: control.OpStats})
+func modelStats(ctx context.Context, socket, model string) (*stats.Model, error) {
+	s, err := admin.New(socket).Stats(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("ask the broker for its statistics: %w", err)
 	}
-	var s broker.Stats
-	if err := json.Unmarshal(reply.Stats, &s); err != nil {
-		return nil, fmt.Errorf("read the broker's statistics: %w", err)
-	}
-	for i := range s.Models {
-		if s.Models[i].Name == model {
-			return &s.Models[i], nil
-		}
+	if m := s.Model(model); m != nil {
+		return m, nil
 	}
 	return nil, fmt.Errorf("the broker does not know model %q", model)
 }

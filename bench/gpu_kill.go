@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,11 +12,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // --suite=kill: what clients notice when one of several workers is killed
@@ -241,22 +240,18 @@ func (r *killReport) rate(from, to int) float64 {
 }
 
 // awaitWorkers waits until n workers are attached, none of them with pid not.
-func awaitWorkers(ctx context.Context, socket string, n, not int) (*broker.ModelStats, error) {
+func awaitWorkers(ctx context.Context, socket string, n, not int) (*stats.Model, error) {
 	for end := time.Now().Add(startTime); time.Now().Before(end); {
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
 			return nil, err
 		}
-		rep, err := attach.CallOnce(ctx, socket, &control.Request{Op: control.OpStats})
+		s, err := admin.New(socket).Stats(ctx)
 		if err != nil {
 			continue
 		}
-		var s broker.Stats
-		if err := json.Unmarshal(rep.Stats, &s); err != nil {
-			return nil, err
-		}
 		for i := range s.Models {
 			ws := s.Models[i].Workers
-			if len(ws) == n && !slices.ContainsFunc(ws, func(w broker.WorkerStats) bool { return w.Pid == not || w.State == "dying" }) {
+			if len(ws) == n && !slices.ContainsFunc(ws, func(w stats.Worker) bool { return w.Pid == not || w.State == "dying" }) {
 				return &s.Models[i], nil
 			}
 		}

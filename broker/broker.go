@@ -36,6 +36,7 @@ type Broker struct {
 
 	conns     conns
 	offenders offenders
+	changes   changes
 }
 
 // New checks the configuration, takes the socket and makes the declared
@@ -54,6 +55,7 @@ func New(cfg Config) (*Broker, error) {
 		cfg: cfg, log: cfg.Logger, epoch: uint64(time.Now().UnixNano()), started: time.Now(),
 		models: map[string]*model{}, now: shm.Now(), stopped: make(chan struct{}), clock: shm.Now, killPeer: (*peer).kill,
 	}
+	b.changes.count = b.epoch
 	var err error
 	if b.loop, err = newLoop(); err != nil {
 		return nil, err
@@ -195,6 +197,7 @@ func (b *Broker) maybeForget(m *model) {
 	}
 	if b.models[m.cfg.Name] == m {
 		delete(b.models, m.cfg.Name)
+		b.changes.note()
 		b.dirty = slices.DeleteFunc(b.dirty, func(d *model) bool { return d == m })
 		m.dirty = true // so that nothing marks it again
 		m.close()

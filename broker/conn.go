@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -136,6 +137,10 @@ func (b *Broker) converse(c *net.UnixConn) {
 			time.Sleep(b.offenders.pause(int(cred.Pid)))
 			b.serveSession(c, cred, &req)
 			return
+		case control.OpWatch:
+			if !b.watch(c, req.Since) {
+				return
+			}
 		default:
 			rep := b.answer(&req)
 			if control.Send(c, time.Now().Add(replyTime), rep) != nil {
@@ -166,9 +171,9 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 	switch req.Op {
 	case control.OpPing:
 	case control.OpModels:
-		ok = b.do(func() { rep.Models = b.listModels() })
+		ok = b.do(func() { rep.Models, rep.Changes = b.listModels(), b.changes.now() })
 	case control.OpStats:
-		var s Stats
+		var s stats.Broker
 		if ok = b.do(func() { s = b.snapshot() }); ok {
 			rep.Stats, err = json.Marshal(&s)
 		}
@@ -191,15 +196,9 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 func (b *Broker) listModels() []control.Model {
 	var list []control.Model
 	for _, m := range b.models {
-		workers := 0
-		for _, w := range m.workers {
-			if w != nil {
-				workers++
-			}
-		}
 		list = append(list, control.Model{
 			Name: m.cfg.Name, Inputs: tensor.SpecTexts(m.cfg.Signature.Inputs), Outputs: tensor.SpecTexts(m.cfg.Signature.Outputs),
-			Policy: m.cfg.policyMessage(), Workers: workers, Clients: len(m.clients),
+			Policy: m.cfg.policyMessage(), Workers: m.workerCount(), Clients: len(m.clients),
 		})
 	}
 	return list
@@ -352,5 +351,6 @@ func (b *Broker) modelFor(req *control.Request) (*model, error) {
 	}
 	m.dynamic = true
 	b.models[req.Model] = m
+	b.changes.note()
 	return m, nil
 }

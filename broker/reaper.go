@@ -133,6 +133,9 @@ func (m *model) workerDead(w *workerSession, why string) {
 	}
 	w.mails = nil
 	m.workers[w.id] = nil
+	if m.workerCount() == 0 {
+		m.b.changes.note()
+	}
 	w.close(m.b)
 	m.stats.lost++
 	if w.name != "" {

@@ -80,6 +80,9 @@ func (b *Broker) reload(cfg Config) (err error) {
 		}
 		undo = append(undo, func() { _ = m.reconfigure(before) })
 	}
+	if len(added) > 0 {
+		b.changes.note()
+	}
 	for _, m := range added { // workers of known models stay as they run
 		m.dynamic = false
 		b.super.startModel(&m.cfg)

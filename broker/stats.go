@@ -8,87 +8,9 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/histogram"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
-
-// Stats is everything the broker counts; as JSON it is what `ringbatch stats
-// --json` prints. Keys are only ever added.
-type Stats struct {
-	Pid      int          `json:"pid"`
-	Socket   string       `json:"socket"`
-	Epoch    uint64       `json:"epoch"`
-	UptimeS  float64      `json:"uptime_s"`
-	Draining bool         `json:"draining"`
-	Models   []ModelStats `json:"models"`
-
-	Processes []ProcessStats `json:"processes"` // the workers that the broker started
-	MPS       string         `json:"mps"`
-}
-
-// ModelStats is one model's part.
-type ModelStats struct {
-	Name         string  `json:"name"`
-	Signature    string  `json:"signature"`
-	Slots        int     `json:"slots"`
-	SlotsFree    int     `json:"slots_free"` // not leased to a client
-	MaxBatchSize int     `json:"max_batch_size"`
-	WaitTimeMS   float64 `json:"wait_time_ms"`
-	UptimeS      float64 `json:"uptime_s"`
-
-	Clients     int               `json:"clients"`
-	QueueLength int               `json:"queue_length"` // requests
-	QueueRows   int               `json:"queue_rows"`
-	Requests    uint64            `json:"requests"` // accepted commits
-	Ended       map[string]uint64 `json:"ended"`    // by status
-	Requeued    uint64            `json:"requeued"`
-	Batches     uint64            `json:"batches"`
-	Rows        uint64            `json:"rows"`
-	BatchSize   BatchSizeStats    `json:"batch_size"`
-	Reasons     map[string]uint64 `json:"dispatch_reasons"`
-	Latency     LatencyStats      `json:"latency_ms"`
-
-	WorkersLost uint64        `json:"workers_lost"`
-	WorkersHung uint64        `json:"workers_hung"`
-	Offenders   uint64        `json:"offenders"` // peers thrown out for breaking the protocol
-	Workers     []WorkerStats `json:"workers"`
-}
-
-// BatchSizeStats is in rows.
-type BatchSizeStats struct {
-	Avg       float64        `json:"avg"`
-	Histogram map[int]uint64 `json:"histogram"`
-}
-
-// LatencyStats splits the time a request spends between commit and answer.
-type LatencyStats struct {
-	Queue    Percentiles `json:"queue"`    // commit → dispatch
-	Dispatch Percentiles `json:"dispatch"` // dispatch → the worker starts
-	Compute  Percentiles `json:"compute"`  // the worker's function
-	Total    Percentiles `json:"total"`    // commit → answered
-}
-
-// Percentiles are in milliseconds.
-type Percentiles struct {
-	Avg float64 `json:"avg"`
-	P50 float64 `json:"p50"`
-	P90 float64 `json:"p90"`
-	P99 float64 `json:"p99"`
-	Max float64 `json:"max"`
-}
-
-// WorkerStats is one worker.
-type WorkerStats struct {
-	ID       int     `json:"id"`
-	Name     string  `json:"name"`
-	Pid      int     `json:"pid"`
-	GPU      string  `json:"gpu,omitempty"`
-	State    string  `json:"state"` // idle, busy, dying, quarantined
-	SinceS   float64 `json:"since_s"`
-	InFlight int     `json:"in_flight"` // batches
-	Batches  uint64  `json:"batches"`
-	BusyS    float64 `json:"busy_s"`
-	Restarts int     `json:"restarts"` // of workers of this name, before this one
-}
 
 // modelStats is the running count.
 type modelStats struct {
@@ -125,14 +47,14 @@ func (s *modelStats) finished(info *slotInfo, st status.Code, started, finished 
 
 // Snapshot is the present state, as `ringbatch stats` shows it. It may be
 // called from any goroutine while Serve runs; after that it is empty.
-func (b *Broker) Snapshot() (s Stats) {
+func (b *Broker) Snapshot() (s stats.Broker) {
 	b.do(func() { s = b.snapshot() })
 	return s
 }
 
 // snapshot is Snapshot on the loop.
-func (b *Broker) snapshot() Stats {
-	s := Stats{Pid: os.Getpid(), Socket: b.cfg.Socket, Epoch: b.epoch, UptimeS: time.Since(b.started).Seconds(), Draining: b.draining, Models: []ModelStats{}}
+func (b *Broker) snapshot() stats.Broker {
+	s := stats.Broker{Pid: os.Getpid(), Socket: b.cfg.Socket, Epoch: b.epoch, UptimeS: time.Since(b.started).Seconds(), Draining: b.draining, Models: []stats.Model{}}
 	for _, m := range b.models {
 		for _, w := range m.workers { // what they finished unseen
 			if w != nil {
@@ -143,20 +65,20 @@ func (b *Broker) snapshot() Stats {
 		s.Models = append(s.Models, m.snapshot())
 	}
 	s.Processes, s.MPS = b.super.snapshot()
-	slices.SortFunc(s.Models, func(x, y ModelStats) int { return strings.Compare(x.Name, y.Name) })
+	slices.SortFunc(s.Models, func(x, y stats.Model) int { return strings.Compare(x.Name, y.Name) })
 	return s
 }
 
-func (m *model) snapshot() ModelStats {
+func (m *model) snapshot() stats.Model {
 	st := &m.stats
-	s := ModelStats{
+	s := stats.Model{
 		Name: m.cfg.Name, Signature: m.cfg.Signature.String(), Slots: m.layout.Slots, SlotsFree: m.windows.free(),
 		MaxBatchSize: m.cfg.Policy.MaxBatchSize, WaitTimeMS: ms(m.cfg.Policy.WaitTime), UptimeS: time.Since(m.since).Seconds(),
 		Clients: len(m.clients), QueueLength: m.batcher.Queued(), QueueRows: m.batcher.QueuedRows(),
 		Requests: st.requests, Ended: map[string]uint64{}, Requeued: st.requeued, Batches: st.batches, Rows: st.rows,
-		BatchSize: BatchSizeStats{Histogram: map[int]uint64{}}, Reasons: map[string]uint64{},
-		WorkersLost: st.lost, WorkersHung: st.hung, Offenders: st.offenders, Workers: []WorkerStats{},
-		Latency: LatencyStats{percentiles(&st.queue), percentiles(&st.dispatch), percentiles(&st.compute), percentiles(&st.total)},
+		BatchSize: stats.BatchSize{Histogram: map[int]uint64{}}, Reasons: map[string]uint64{},
+		WorkersLost: st.lost, WorkersHung: st.hung, Offenders: st.offenders, Workers: []stats.Worker{},
+		Latency: stats.Latency{Queue: percentiles(&st.queue), Dispatch: percentiles(&st.dispatch), Compute: percentiles(&st.compute), Total: percentiles(&st.total)},
 	}
 	for i, n := range st.byStatus {
 		if n > 0 {
@@ -184,7 +106,7 @@ func (m *model) snapshot() ModelStats {
 	return s
 }
 
-func (w *workerSession) snapshot() WorkerStats {
+func (w *workerSession) snapshot() stats.Worker {
 	state := "idle"
 	switch {
 	case w.quarantined:
@@ -194,14 +116,14 @@ func (w *workerSession) snapshot() WorkerStats {
 	case len(w.mails) > 0:
 		state = "busy"
 	}
-	return WorkerStats{
+	return stats.Worker{
 		ID: int(w.id), Name: w.label(), Pid: w.pid, GPU: w.info.GPU, State: state, SinceS: time.Since(w.since).Seconds(),
 		InFlight: len(w.mails), Batches: w.batches, BusyS: w.busy.Seconds(), Restarts: max(w.model.b.super.restarts(w.pid), w.restarts),
 	}
 }
 
-func percentiles(h *histogram.Histogram) Percentiles {
-	return Percentiles{Avg: ms(h.Mean()), P50: ms(h.Quantile(0.5)), P90: ms(h.Quantile(0.9)), P99: ms(h.Quantile(0.99)), Max: ms(h.Max())}
+func percentiles(h *histogram.Histogram) stats.Percentiles {
+	return stats.Percentiles{Avg: ms(h.Mean()), P50: ms(h.Quantile(0.5)), P90: ms(h.Quantile(0.9)), P99: ms(h.Quantile(0.99)), Max: ms(h.Max())}
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -182,23 +183,10 @@ func (s *supervisor) wait() {
 	s.mps.stop()
 }
 
-// ProcessStats is one supervised worker process.
-type ProcessStats struct {
-	Name     string  `json:"name"`
-	Model    string  `json:"model,omitempty"`
-	Pid      int     `json:"pid"`   // 0 while it does not run
-	State    string  `json:"state"` // running, waiting (to be started again), stopped
-	GPU      *int    `json:"gpu,omitempty"`
-	Restarts int     `json:"restarts"`
-	SinceS   float64 `json:"since_s"`            // in this state
-	LastEnd  string  `json:"last_end,omitempty"` // why it ended last
-	Command  string  `json:"command"`
-}
-
-func (s *supervisor) snapshot() (list []ProcessStats, mps string) {
+func (s *supervisor) snapshot() (list []stats.Process, mps string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list = []ProcessStats{} // in JSON a list, also when it is empty
+	list = []stats.Process{} // in JSON a list, also when it is empty
 	for _, p := range s.procs {
 		list = append(list, p.snapshot())
 	}

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // process is one worker process over all its lives.
@@ -207,8 +209,8 @@ func (p *process) set(state string, pid int, why string) {
 }
 
 // snapshot is called with the supervisor's mutex held.
-func (p *process) snapshot() ProcessStats {
-	s := ProcessStats{Name: p.name, Model: p.model, Pid: p.pid, State: p.state, Restarts: p.restarts, LastEnd: p.lastEnd, Command: strings.Join(p.cfg.Command, " ")}
+func (p *process) snapshot() stats.Process {
+	s := stats.Process{Name: p.name, Model: p.model, Pid: p.pid, State: p.state, Restarts: p.restarts, LastEnd: p.lastEnd, Command: strings.Join(p.cfg.Command, " ")}
 	if s.State == "" {
 		s.State = "waiting"
 	} else {

@@ -19,6 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -137,10 +138,10 @@ func (s *supervised) end() {
 	}
 }
 
-func (s *supervised) stats() Stats { return s.b.Snapshot() }
+func (s *supervised) stats() stats.Broker { return s.b.Snapshot() }
 
 // until waits for a condition.
-func (s *supervised) until(what string, ok func(Stats) bool) Stats {
+func (s *supervised) until(what string, ok func(stats.Broker) bool) stats.Broker {
 	s.t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		st := s.stats()
@@ -161,8 +162,8 @@ func role(name string) WorkerConfig {
 	return WorkerConfig{Command: []string{self}, Env: map[string]string{roleEnv: name}}
 }
 
-func attached(n int) func(Stats) bool {
-	return func(st Stats) bool { return len(st.Models) == 1 && len(st.Models[0].Workers) == n }
+func attached(n int) func(stats.Broker) bool {
+	return func(st stats.Broker) bool { return len(st.Models) == 1 && len(st.Models[0].Workers) == n }
 }
 
 func TestDeclaredWorkersAreStartedWithTheirEnvironment(t *testing.T) {
@@ -191,7 +192,7 @@ func TestAWorkerThatIsKilledIsStartedAgain(t *testing.T) {
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	st := s.until("another one attaches", func(st Stats) bool {
+	st := s.until("another one attaches", func(st stats.Broker) bool {
 		return attached(1)(st) && st.Models[0].Workers[0].Pid != first
 	})
 	p, w := st.Processes[0], st.Models[0].Workers[0]
@@ -202,7 +203,7 @@ func TestAWorkerThatIsKilledIsStartedAgain(t *testing.T) {
 
 func TestAWorkerThatKeepsFailingIsStartedLessAndLessOften(t *testing.T) {
 	s := supervise(t, nil, role("broken"))
-	s.until("four lives", func(st Stats) bool { return len(st.Processes) == 1 && st.Processes[0].Restarts >= 3 })
+	s.until("four lives", func(st stats.Broker) bool { return len(st.Processes) == 1 && st.Processes[0].Restarts >= 3 })
 	log := s.log.String()
 	for _, want := range []string{"cannot go on", "exit status 7", "in=100ms", "in=200ms", "in=400ms"} {
 		if !strings.Contains(log, want) {
@@ -213,7 +214,7 @@ func TestAWorkerThatKeepsFailingIsStartedLessAndLessOften(t *testing.T) {
 
 func TestACommandThatDoesNotExistIsReported(t *testing.T) {
 	s := supervise(t, nil, WorkerConfig{Command: []string{"/no/such/worker"}})
-	st := s.until("a failed start", func(st Stats) bool { return len(st.Processes) == 1 && st.Processes[0].LastEnd != "" })
+	st := s.until("a failed start", func(st stats.Broker) bool { return len(st.Processes) == 1 && st.Processes[0].LastEnd != "" })
 	if p := st.Processes[0]; p.State == "running" || !strings.Contains(p.LastEnd, "no such file") {
 		t.Errorf("%+v", p)
 	}
@@ -223,7 +224,7 @@ func TestWorkersEndWithTheBroker(t *testing.T) {
 	stubborn := role("stubborn")
 	stubborn.StopTime = 300 * time.Millisecond
 	s := supervise(t, nil, role("worker"), stubborn)
-	st := s.until("both run", func(st Stats) bool {
+	st := s.until("both run", func(st stats.Broker) bool {
 		return attached(1)(st) && strings.Contains(s.log.String(), "ignoring SIGTERM")
 	})
 	s.end()
@@ -245,13 +246,13 @@ func TestNothingThatAWorkerStartedOutlivesIt(t *testing.T) {
 			w := role(kind)
 			w.StopTime = 300 * time.Millisecond
 			s := supervise(t, nil, w)
-			st := s.until("its child ignores SIGTERM", func(st Stats) bool {
+			st := s.until("its child ignores SIGTERM", func(st stats.Broker) bool {
 				return len(st.Processes) == 1 && st.Processes[0].Pid != 0 && strings.Contains(s.log.String(), "ignoring") && strings.Contains(s.log.String(), "child ")
 			})
 			if kind == "parent" {
 				_ = syscall.Kill(st.Processes[0].Pid, syscall.SIGKILL)
 			}
-			s.until("the next life", func(st Stats) bool { return st.Processes[0].Restarts > 0 && st.Processes[0].State == "running" })
+			s.until("the next life", func(st stats.Broker) bool { return st.Processes[0].Restarts > 0 && st.Processes[0].State == "running" })
 			_, rest, _ := strings.Cut(s.log.String(), "child ")
 			pid, err := strconv.Atoi(strings.Fields(rest)[0])
 			if err != nil {
@@ -261,7 +262,7 @@ func TestNothingThatAWorkerStartedOutlivesIt(t *testing.T) {
 				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 				return err != nil || strings.Contains(string(stat), ") Z ")
 			}
-			s.until("the first child is gone", func(Stats) bool { return gone() })
+			s.until("the first child is gone", func(stats.Broker) bool { return gone() })
 		})
 	}
 }

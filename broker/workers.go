@@ -96,6 +96,9 @@ func (m *model) attachWorker(p *peer, info control.WorkerInfo) (*workerSession, 
 		m.workers = append(m.workers, nil)
 	}
 	m.workers[w.id] = w
+	if m.workerCount() == 1 {
+		m.b.changes.note()
+	}
 	desc.ID = w.id
 	w.desc = desc
 	m.batcher.WorkerReady(desc)
@@ -103,6 +106,15 @@ func (m *model) attachWorker(p *peer, info control.WorkerInfo) (*workerSession, 
 	m.touch()
 	m.log.Info("worker attached", "worker", w.label(), "id", w.id, "pid", w.pid, "gpu", info.GPU)
 	return w, nil
+}
+
+func (m *model) workerCount() (n int) {
+	for _, w := range m.workers {
+		if w != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // drainAllDone is drainDone for every worker that has a batch.

@@ -10,9 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -217,10 +216,10 @@ func rbgo_reap(id C.uint64_t, out *C.uint64_t, most C.uint32_t, count *C.uint32_
 func rbgo_stats(at *C.char, timeout C.int64_t, out **C.char, msg *C.char) C.int {
 	ctx, cancel := bounded(timeout)
 	defer cancel()
-	rep, err := attach.CallOnce(ctx, control.SocketPath(socket(at)), &control.Request{Op: control.OpStats})
+	raw, err := admin.New(socket(at)).StatsJSON(ctx)
 	if err != nil {
 		return result(err, msg)
 	}
-	*out = C.CString(string(rep.Stats))
+	*out = C.CString(string(raw))
 	return C.RB_OK
 }

@@ -2,36 +2,30 @@ package client_test
 
 import (
 	"context"
-	"encoding/json"
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-func stats(t *testing.T, r *ring) broker.ModelStats {
+func modelStats(t *testing.T, r *ring) *stats.Model {
 	t.Helper()
-	rep, err := attach.CallOnce(soon(t), r.socket, &control.Request{Op: control.OpStats})
+	s, err := admin.New(r.socket).Stats(soon(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var s broker.Stats
-	if err := json.Unmarshal(rep.Stats, &s); err != nil {
-		t.Fatal(err)
-	}
-	return s.Models[0]
+	return &s.Models[0]
 }
 
 func waitQueued(t *testing.T, r *ring, n int) {
 	t.Helper()
 	end := time.Now().Add(patience)
-	for stats(t, r).QueueLength != n {
+	for modelStats(t, r).QueueLength != n {
 		if time.Now().After(end) {
-			t.Fatalf("%d queued, expected %d", stats(t, r).QueueLength, n)
+			t.Fatalf("%d queued, expected %d", modelStats(t, r).QueueLength, n)
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -75,7 +69,7 @@ func TestWhatIsCanceledInTheQueueNeverReachesAWorker(t *testing.T) {
 	}
 	b.Complete()
 	expect(t, "the other", kept.Wait(soon(t)), nil)
-	if s := stats(t, r); s.Rows != 1 || s.Ended["Canceled"] != 1 {
+	if s := modelStats(t, r); s.Rows != 1 || s.Ended["Canceled"] != 1 {
 		t.Errorf("%d rows, ended %v", s.Rows, s.Ended)
 	}
 }
@@ -108,7 +102,7 @@ func TestWhatIsCanceledInAPostedBatchIsTakenOut(t *testing.T) {
 	running := next(t, w)
 	// A second, full batch is posted while the first runs.
 	second := []client.Request{commitOne(t, c, 0), commitOne(t, c, 0)}
-	posted := func() bool { s := stats(t, r); return s.Batches == 2 }
+	posted := func() bool { s := modelStats(t, r); return s.Batches == 2 }
 	for end := time.Now().Add(patience); !posted(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the second batch was not posted")
@@ -229,7 +223,7 @@ func TestAnAnswerThatRacesWithItsDeadlineIsNoOffence(t *testing.T) {
 		expect(t, "release", req.Release(), nil)
 		cancel()
 	}
-	if s := stats(t, r); s.Offenders != 0 || s.Clients != 1 {
+	if s := modelStats(t, r); s.Offenders != 0 || s.Clients != 1 {
 		t.Errorf("%d offenders, %d clients", s.Offenders, s.Clients)
 	}
 	t.Logf("%d of 400 in time", ok)

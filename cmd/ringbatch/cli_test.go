@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // cli is the built command with a broker of its own.
@@ -85,9 +85,9 @@ func (c *cli) run(args ...string) (string, int) {
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-func (c *cli) stats() broker.Stats {
+func (c *cli) stats() stats.Broker {
 	out, _ := c.run("stats", "--json")
-	var s broker.Stats
+	var s stats.Broker
 	if err := json.Unmarshal([]byte(out), &s); err != nil {
 		c.t.Fatalf("stats --json: %v\n%s", err, out)
 	}

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/cgroup"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
@@ -150,9 +150,9 @@ func checkFolder(given string) finding {
 func checkBroker(ctx context.Context, given string) finding {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	rep, err := attach.CallOnce(ctx, control.SocketPath(given), &control.Request{Op: control.OpPing})
+	b, err := admin.New(given).Ping(ctx)
 	if err == nil {
-		return finding{What: "broker", State: "ok", Detail: fmt.Sprintf("runs, pid %d", rep.Pid)}
+		return finding{What: "broker", State: "ok", Detail: fmt.Sprintf("runs, pid %d", b.Pid)}
 	}
 	if errors.Is(err, status.ErrNoBroker) {
 		return finding{"broker", "note", "none is running", "start one: ringbatch broker"}

@@ -7,11 +7,11 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // printProcesses shows the worker processes that the broker started.
-func printProcesses(s *broker.Stats) {
+func printProcesses(s *stats.Broker) {
 	if len(s.Processes) == 0 {
 		return
 	}

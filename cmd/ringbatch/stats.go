@@ -7,13 +7,14 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 func runStats(ctx context.Context, args []string) error {
@@ -30,7 +31,7 @@ func runStats(ctx context.Context, args []string) error {
 			return err
 		}
 		if f.NArg() == 1 {
-			s.Models = slices.DeleteFunc(s.Models, func(m broker.ModelStats) bool { return m.Name != f.Arg(0) })
+			s.Models = slices.DeleteFunc(s.Models, func(m stats.Model) bool { return m.Name != f.Arg(0) })
 			if len(s.Models) == 0 {
 				return fmt.Errorf("the broker has no model %q", f.Arg(0))
 			}
@@ -56,19 +57,19 @@ func runStats(ctx context.Context, args []string) error {
 	}
 }
 
-func fetchStats(ctx context.Context, socket string) ([]byte, *broker.Stats, error) {
-	rep, err := attach.CallOnce(ctx, control.SocketPath(socket), &control.Request{Op: control.OpStats})
+func fetchStats(ctx context.Context, socket string) ([]byte, *stats.Broker, error) {
+	raw, err := admin.New(socket).StatsJSON(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	var s broker.Stats
-	if err := json.Unmarshal(rep.Stats, &s); err != nil {
+	var s stats.Broker
+	if err := json.Unmarshal(raw, &s); err != nil {
 		return nil, nil, fmt.Errorf("statistics: %w", err)
 	}
-	return rep.Stats, &s, nil
+	return raw, &s, nil
 }
 
-func printStats(s *broker.Stats) {
+func printStats(s *stats.Broker) {
 	state := ""
 	if s.Draining {
 		state = ", draining"
@@ -83,7 +84,7 @@ func printStats(s *broker.Stats) {
 	printProcesses(s)
 }
 
-func printModel(m *broker.ModelStats) {
+func printModel(m *stats.Model) {
 	fmt.Printf("\n%s   %s\n", m.Name, m.Signature)
 	fmt.Printf("  max_batch_size %d, wait_time %.3g ms; %d clients, %d of %d slots free\n", m.MaxBatchSize, m.WaitTimeMS, m.Clients, m.SlotsFree, m.Slots)
 	fmt.Printf("  queue %d requests (%d rows); %d requests, %d batches, %.1f rows a batch\n", m.QueueLength, m.QueueRows, m.Requests, m.Batches, m.BatchSize.Avg)
@@ -96,7 +97,7 @@ func printModel(m *broker.ModelStats) {
 	fmt.Fprintln(w, "  ms\tavg\tp50\tp90\tp99\tmax\t")
 	for _, row := range []struct {
 		name string
-		p    broker.Percentiles
+		p    stats.Percentiles
 	}{{"queue", m.Latency.Queue}, {"dispatch", m.Latency.Dispatch}, {"compute", m.Latency.Compute}, {"total", m.Latency.Total}} {
 		fmt.Fprintf(w, "  %s\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t\n", row.name, row.p.Avg, row.p.P50, row.p.P90, row.p.P99, row.p.Max)
 	}
@@ -120,7 +121,7 @@ func printModel(m *broker.ModelStats) {
 }
 
 // printSizes draws the batch-size histogram.
-func printSizes(m *broker.ModelStats) {
+func printSizes(m *stats.Model) {
 	var most uint64
 	var sizes []int
 	for size, n := range m.BatchSize.Histogram {
@@ -161,36 +162,31 @@ func runModels(ctx context.Context, args []string) error {
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
 	}
-	rep, err := attach.CallOnce(ctx, control.SocketPath(*socket), &control.Request{Op: control.OpModels})
+	models, err := admin.New(*socket).Models(ctx)
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(rep.Models, func(x, y control.Model) int { return strings.Compare(x.Name, y.Name) })
 	if *asJSON {
 		type line struct {
-			Name            string   `json:"name"`
-			Inputs, Outputs []string `json:"-"`
-			Signature       string   `json:"signature"`
-			MaxBatchSize    int      `json:"max_batch_size"`
-			Workers         int      `json:"workers"`
-			Clients         int      `json:"clients"`
+			Name         string `json:"name"`
+			Signature    string `json:"signature"`
+			MaxBatchSize int    `json:"max_batch_size"`
+			Workers      int    `json:"workers"`
+			Clients      int    `json:"clients"`
 		}
 		lines := []line{}
-		for _, m := range rep.Models {
-			lines = append(lines, line{Name: m.Name, Signature: signature(m), MaxBatchSize: m.Policy.MaxBatchSize, Workers: m.Workers, Clients: m.Clients})
+		for _, m := range models {
+			size, _ := strconv.Atoi(m.Policy["max_batch_size"])
+			lines = append(lines, line{Name: m.Name, Signature: m.Signature.String(), MaxBatchSize: size, Workers: m.Workers, Clients: m.Clients})
 		}
 		return json.NewEncoder(os.Stdout).Encode(lines)
 	}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "model\tsignature\tmax batch\tworkers\tclients")
-	for _, m := range rep.Models {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\n", m.Name, signature(m), m.Policy.MaxBatchSize, m.Workers, m.Clients)
+	for _, m := range models {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\n", m.Name, m.Signature.String(), m.Policy["max_batch_size"], m.Workers, m.Clients)
 	}
 	return w.Flush()
-}
-
-func signature(m control.Model) string {
-	return strings.Join(m.Inputs, " ") + " -> " + strings.Join(m.Outputs, " ")
 }
 
 func runSet(ctx context.Context, args []string) error {
@@ -208,7 +204,7 @@ func runSet(ctx context.Context, args []string) error {
 		}
 		pairs[key] = value
 	}
-	if _, err := attach.CallOnce(ctx, control.SocketPath(*socket), &control.Request{Op: control.OpSet, Model: f.Arg(0), Set: pairs}); err != nil {
+	if err := admin.New(*socket).Set(ctx, f.Arg(0), pairs); err != nil {
 		return err
 	}
 	fmt.Println("changed")

@@ -66,6 +66,9 @@ func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 // become the error.
 func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.Reply, []int, error) {
 	deadline := time.Now().Add(callTimeout)
+	if req.Op == control.OpWatch {
+		deadline = deadline.Add(control.WatchTime)
+	}
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	req.Version = control.Version
 	var rep control.Reply

@@ -9,9 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // host is a broker with its workers and honest clients, as processes.
@@ -223,21 +222,15 @@ func (h *host) endLoads(allowed ...string) (sum tally) {
 }
 
 // stats asks the broker.
-func (h *host) stats() (broker.ModelStats, error) {
+func (h *host) stats() (stats.Model, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	c, err := attach.Dial(ctx, h.r.socket())
+	s, err := admin.New(h.r.socket()).Stats(ctx)
 	if err != nil {
-		return broker.ModelStats{}, err
+		return stats.Model{}, err
 	}
-	defer c.Close()
-	rep, _, err := attach.Call(ctx, c, &control.Request{Op: control.OpStats})
-	if err != nil {
-		return broker.ModelStats{}, err
-	}
-	var s broker.Stats
-	if err := json.Unmarshal(rep.Stats, &s); err != nil || len(s.Models) != 1 {
-		return broker.ModelStats{}, fmt.Errorf("statistics: %v, %d models", err, len(s.Models))
+	if len(s.Models) != 1 {
+		return stats.Model{}, fmt.Errorf("statistics of %d models", len(s.Models))
 	}
 	return s.Models[0], nil
 }
@@ -246,7 +239,7 @@ func (h *host) stats() (broker.ModelStats, error) {
 // empty and that it has as many descriptors as at first.
 func (h *host) settled(before vitals) {
 	r := h.r
-	var s broker.ModelStats
+	var s stats.Model
 	var err error
 	var now vitals
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {

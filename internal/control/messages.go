@@ -6,8 +6,14 @@
 // client or worker stays open: its end is the peer's end.
 package control
 
+import "time"
+
 // Version of the messages. A peer of another version is refused.
 const Version = 1
+
+// WatchTime is how long the broker leaves OpWatch without an answer: the peer
+// then learns that the broker is still there, and asks again.
+const WatchTime = 30 * time.Second
 
 // Op says what a Request asks for.
 type Op string
@@ -19,6 +25,7 @@ const (
 	OpStats  Op = "stats"  // everything the broker counts
 	OpSet    Op = "set"    // change a model's policy
 	OpPing   Op = "ping"   // is anybody there
+	OpWatch  Op = "watch"  // wait until the models change
 )
 
 // Request is what a peer sends.
@@ -34,6 +41,8 @@ type Request struct {
 	Policy *Policy     `msgpack:"policy,omitempty"`
 	// OpSet: key=value pairs, taken whole or not at all.
 	Set map[string]string `msgpack:"set,omitempty"`
+	// OpWatch: the value of Reply.Changes that the peer knows.
+	Since uint64 `msgpack:"since,omitempty"`
 }
 
 // WorkerInfo is what a worker tells about itself.
@@ -80,7 +89,8 @@ type Reply struct {
 
 	Attached *Attached `msgpack:"attached,omitempty"`
 	Models   []Model   `msgpack:"models,omitempty"`
-	Stats    []byte    `msgpack:"stats,omitempty"` // JSON, as docs/stats.md
+	Stats    []byte    `msgpack:"stats,omitempty"`   // JSON, as docs/stats.md
+	Changes  uint64    `msgpack:"changes,omitempty"` // OpModels, OpWatch: grows whenever the models change
 }
 
 // Attached describes the segments whose descriptors come with the reply.

@@ -14,10 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -183,7 +182,7 @@ func TestAPolicyThatIsSetDuringADrainDoesNotMakeItWait(t *testing.T) {
 	h.queued(1)
 	h.broker.signal(syscall.SIGTERM)
 	h.draining()
-	if _, err := attach.CallOnce(t.Context(), h.role.Socket, &control.Request{Op: control.OpSet, Model: m.Name, Set: map[string]string{"lease": "20s"}}); err != nil {
+	if err := admin.New(h.role.Socket).Set(t.Context(), m.Name, map[string]string{"lease": "20s"}); err != nil {
 		t.Fatal(err)
 	}
 	start(t, role{Kind: "worker", Socket: h.role.Socket, Model: m})

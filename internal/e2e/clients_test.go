@@ -9,9 +9,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -123,7 +122,7 @@ func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
 
 func TestARequestEndsAfterTheMostTimeOfItsLevelAlsoWhileItRuns(t *testing.T) {
 	r := inProcess(t, shm.NewHeap(), modelSpec{Name: "m", Slots: 16, MaxBatch: 8, LeaseMS: 60_000})
-	if _, err := attach.CallOnce(t.Context(), r.socket, &control.Request{Op: control.OpSet, Model: "m", Set: map[string]string{"max_timeout": "50ms"}}); err != nil {
+	if err := admin.New(r.socket).Set(t.Context(), "m", map[string]string{"max_timeout": "50ms"}); err != nil {
 		t.Fatal(err)
 	}
 	taken, through := make(chan struct{}), make(chan struct{})

@@ -15,10 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // patience is how long anything may take here before it counts as stuck.
@@ -95,16 +94,12 @@ func (h *host) dial(opts ...client.Option) *client.Client {
 	return c
 }
 
-func (h *host) stats() broker.Stats {
+func (h *host) stats() *stats.Broker {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	rep, err := attach.CallOnce(ctx, h.role.Socket, &control.Request{Op: control.OpStats})
+	s, err := admin.New(h.role.Socket).Stats(ctx)
 	if err != nil {
-		h.t.Fatalf("stats: %v", err)
-	}
-	var s broker.Stats
-	if err := json.Unmarshal(rep.Stats, &s); err != nil {
 		h.t.Fatalf("stats: %v", err)
 	}
 	return s
@@ -112,14 +107,12 @@ func (h *host) stats() broker.Stats {
 
 // model is the statistics of one model, zero if the broker has none of that
 // name.
-func (h *host) model(name string) broker.ModelStats {
+func (h *host) model(name string) stats.Model {
 	h.t.Helper()
-	for _, m := range h.stats().Models {
-		if m.Name == name {
-			return m
-		}
+	if m := h.stats().Model(name); m != nil {
+		return *m
 	}
-	return broker.ModelStats{}
+	return stats.Model{}
 }
 
 // eventually waits until f is content.

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,11 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -91,24 +90,18 @@ func (r *ring) dial(opts ...client.Option) *client.Client {
 	return c
 }
 
-func (r *ring) model(name string) broker.ModelStats {
+func (r *ring) model(name string) stats.Model {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	rep, err := attach.CallOnce(ctx, r.socket, &control.Request{Op: control.OpStats})
+	s, err := admin.New(r.socket).Stats(ctx)
 	if err != nil {
 		r.t.Fatalf("stats: %v", err)
 	}
-	var s broker.Stats
-	if err := json.Unmarshal(rep.Stats, &s); err != nil {
-		r.t.Fatalf("stats: %v", err)
+	if m := s.Model(name); m != nil {
+		return *m
 	}
-	for _, m := range s.Models {
-		if m.Name == name {
-			return m
-		}
-	}
-	return broker.ModelStats{}
+	return stats.Model{}
 }
 
 func (r *ring) eventually(what string, f func() error) {

@@ -1,0 +1,146 @@
+// Package admin asks a broker about itself and changes its policies: what the
+// commands `ringbatch models`, `stats`, `set` and `doctor` do, for Go
+// programs.
+//
+//	a := admin.New("")                  // the default socket
+//	list, err := a.Models(ctx)
+//	s, err := a.Stats(ctx)
+//	err = a.Set(ctx, "resnet50", map[string]string{"wait_time": "3ms"})
+//
+// A program that follows the broker's models waits for changes instead of
+// asking again and again:
+//
+//	var known uint64
+//	for {
+//		now, err := a.Changed(ctx, known)
+//		if err != nil {
+//			return err // ctx has ended, or the broker has gone: try again later
+//		}
+//		known = now
+//		list, err := a.Models(ctx)
+//		…
+//	}
+//
+// Errors are those of package status (compare with errors.Is), or the
+// context's own.
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Client calls one broker. Each call makes a connection of its own, so a
+// Client holds nothing, needs no Close, outlives a restart of the broker, and
+// may be used from many goroutines at once.
+type Client struct{ socket string }
+
+// New returns a client of the broker at this socket. An empty path means
+// $RINGBATCH_SOCKET, or else the user's default. New connects to nothing.
+func New(socket string) *Client { return &Client{control.SocketPath(socket)} }
+
+// Socket is the path that the client connects to.
+func (c *Client) Socket() string { return c.socket }
+
+// Broker is who answered a Ping.
+type Broker struct {
+	Pid   int
+	Epoch uint64 // another one after each restart
+}
+
+// Ping returns who serves the socket.
+func (c *Client) Ping(ctx context.Context) (Broker, error) {
+	rep, err := c.call(ctx, &control.Request{Op: control.OpPing})
+	if err != nil {
+		return Broker{}, err
+	}
+	return Broker{Pid: rep.Pid, Epoch: rep.Epoch}, nil
+}
+
+// Model is one of the broker's models.
+type Model struct {
+	Name      string
+	Signature tensor.Signature
+	// Policy holds every setting by its key, as text: the keys and values of
+	// docs/configuration.md.
+	Policy  map[string]string
+	Workers int // attached now
+	Clients int // attached now
+}
+
+// Models lists the broker's models, sorted by name.
+func (c *Client) Models(ctx context.Context) ([]Model, error) {
+	rep, err := c.call(ctx, &control.Request{Op: control.OpModels})
+	if err != nil {
+		return nil, err
+	}
+	list := make([]Model, 0, len(rep.Models))
+	for i := range rep.Models {
+		m := &rep.Models[i]
+		sig, err := tensor.ParseSignature(m.Inputs, m.Outputs)
+		if err != nil {
+			return nil, fmt.Errorf("model %q: %w", m.Name, err)
+		}
+		list = append(list, Model{Name: m.Name, Signature: sig, Policy: policyTexts(&m.Policy), Workers: m.Workers, Clients: m.Clients})
+	}
+	slices.SortFunc(list, func(x, y Model) int { return strings.Compare(x.Name, y.Name) })
+	return list, nil
+}
+
+// Stats returns everything the broker counts.
+func (c *Client) Stats(ctx context.Context) (*stats.Broker, error) {
+	raw, err := c.StatsJSON(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s := new(stats.Broker)
+	if err := json.Unmarshal(raw, s); err != nil {
+		return nil, fmt.Errorf("statistics: %w", err)
+	}
+	return s, nil
+}
+
+// StatsJSON is Stats as the broker sent it: a newer broker may count more than
+// package stats of this build knows.
+func (c *Client) StatsJSON(ctx context.Context) ([]byte, error) {
+	rep, err := c.call(ctx, &control.Request{Op: control.OpStats})
+	if err != nil {
+		return nil, err
+	}
+	return rep.Stats, nil
+}
+
+// Set changes settings of a model's policy while it runs: all of them, or none
+// if one is refused. Keys and values are those of Model.Policy.
+func (c *Client) Set(ctx context.Context, model string, settings map[string]string) error {
+	_, err := c.call(ctx, &control.Request{Op: control.OpSet, Model: model, Set: settings})
+	return err
+}
+
+// Changed waits until a model has appeared or gone, has got its first worker
+// or lost its last, since the count that an earlier call returned. With 0 it
+// returns at once. It returns the count to ask with the next time; that of
+// another broker, after a restart, is always another one.
+func (c *Client) Changed(ctx context.Context, since uint64) (now uint64, err error) {
+	for {
+		rep, err := c.call(ctx, &control.Request{Op: control.OpWatch, Since: since})
+		if err != nil {
+			return 0, err
+		}
+		if rep.Changes != since {
+			return rep.Changes, nil
+		}
+	}
+}
+
+func (c *Client) call(ctx context.Context, req *control.Request) (*control.Reply, error) {
+	return attach.CallOnce(ctx, c.socket, req)
+}

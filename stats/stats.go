@@ -1,0 +1,108 @@
+// Package stats is what a broker counts, as plain data. As JSON it is what
+// `ringbatch stats --json` prints; docs/stats.md tells what each key means.
+// Keys are only ever added.
+//
+// The broker fills these types; package admin fetches them.
+package stats
+
+// Broker is everything that one broker counts.
+type Broker struct {
+	Pid      int     `json:"pid"`
+	Socket   string  `json:"socket"`
+	Epoch    uint64  `json:"epoch"`
+	UptimeS  float64 `json:"uptime_s"`
+	Draining bool    `json:"draining"`
+	Models   []Model `json:"models"` // sorted by name
+
+	Processes []Process `json:"processes"` // the workers that the broker started
+	MPS       string    `json:"mps"`
+}
+
+// Model returns the part of one model, or nil if the broker has none of that
+// name.
+func (b *Broker) Model(name string) *Model {
+	for i := range b.Models {
+		if b.Models[i].Name == name {
+			return &b.Models[i]
+		}
+	}
+	return nil
+}
+
+// Model is one model's part.
+type Model struct {
+	Name         string  `json:"name"`
+	Signature    string  `json:"signature"`
+	Slots        int     `json:"slots"`
+	SlotsFree    int     `json:"slots_free"` // not leased to a client
+	MaxBatchSize int     `json:"max_batch_size"`
+	WaitTimeMS   float64 `json:"wait_time_ms"`
+	UptimeS      float64 `json:"uptime_s"`
+
+	Clients     int               `json:"clients"`
+	QueueLength int               `json:"queue_length"` // requests
+	QueueRows   int               `json:"queue_rows"`
+	Requests    uint64            `json:"requests"` // accepted commits
+	Ended       map[string]uint64 `json:"ended"`    // by status
+	Requeued    uint64            `json:"requeued"`
+	Batches     uint64            `json:"batches"`
+	Rows        uint64            `json:"rows"`
+	BatchSize   BatchSize         `json:"batch_size"`
+	Reasons     map[string]uint64 `json:"dispatch_reasons"`
+	Latency     Latency           `json:"latency_ms"`
+
+	WorkersLost uint64   `json:"workers_lost"`
+	WorkersHung uint64   `json:"workers_hung"`
+	Offenders   uint64   `json:"offenders"` // peers thrown out for breaking the protocol
+	Workers     []Worker `json:"workers"`
+}
+
+// BatchSize is in rows.
+type BatchSize struct {
+	Avg       float64        `json:"avg"`
+	Histogram map[int]uint64 `json:"histogram"`
+}
+
+// Latency splits the time a request spends between commit and answer.
+type Latency struct {
+	Queue    Percentiles `json:"queue"`    // commit → dispatch
+	Dispatch Percentiles `json:"dispatch"` // dispatch → the worker starts
+	Compute  Percentiles `json:"compute"`  // the worker's function
+	Total    Percentiles `json:"total"`    // commit → answered
+}
+
+// Percentiles are in milliseconds.
+type Percentiles struct {
+	Avg float64 `json:"avg"`
+	P50 float64 `json:"p50"`
+	P90 float64 `json:"p90"`
+	P99 float64 `json:"p99"`
+	Max float64 `json:"max"`
+}
+
+// Worker is one attached worker.
+type Worker struct {
+	ID       int     `json:"id"`
+	Name     string  `json:"name"`
+	Pid      int     `json:"pid"`
+	GPU      string  `json:"gpu,omitempty"`
+	State    string  `json:"state"` // idle, busy, dying, quarantined
+	SinceS   float64 `json:"since_s"`
+	InFlight int     `json:"in_flight"` // batches
+	Batches  uint64  `json:"batches"`
+	BusyS    float64 `json:"busy_s"`
+	Restarts int     `json:"restarts"` // of workers of this name, before this one
+}
+
+// Process is one worker process that the broker started.
+type Process struct {
+	Name     string  `json:"name"`
+	Model    string  `json:"model,omitempty"`
+	Pid      int     `json:"pid"`   // 0 while it does not run
+	State    string  `json:"state"` // running, waiting (to be started again), stopped
+	GPU      *int    `json:"gpu,omitempty"`
+	Restarts int     `json:"restarts"`
+	SinceS   float64 `json:"since_s"`            // in this state
+	LastEnd  string  `json:"last_end,omitempty"` // why it ended last
+	Command  string  `json:"command"`
+}
