@@ -54,6 +54,7 @@ const (
 	bodyPatience     = 10 * time.Second  // a body may take, beyond what its rate gives it
 	leastRate        = 1 << 20           // bytes a second
 	sweepInterval    = time.Second       // how often slow connections are looked for
-	modelsInterval   = time.Second       // how often the broker is asked for its models
+	modelsInterval   = 5 * time.Second   // the broker is asked for its models that often, and when they change
+	noBrokerInterval = 250 * time.Millisecond // while there is none
 	lookupInterval   = 100 * time.Millisecond // at most that often because of an unknown model
 )

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -46,14 +48,30 @@ type model struct {
 
 // modelInfo is what may change while the model stays.
 type modelInfo struct {
-	name            string
-	signature       tensor.Signature
-	maxBatchSize    int
-	preferred       []int
-	waitTime        time.Duration
-	preserveOrder   bool
-	levels, default_ int
-	workers         int
+	policy       map[string]string // as docs/configuration.md
+	maxBatchSize int
+	workers      int
+}
+
+func newModelInfo(b *admin.Model) *modelInfo {
+	i := &modelInfo{policy: b.Policy, workers: b.Workers}
+	i.maxBatchSize = max(1, i.number("max_batch_size"))
+	return i
+}
+
+// number of a policy's setting; 0 where it has none.
+func (i *modelInfo) number(key string) int {
+	n, _ := strconv.Atoi(i.policy[key])
+	return n
+}
+
+// levels counts the priority levels.
+func (i *modelInfo) levels() int {
+	n := 0
+	for i.policy["max_queue."+strconv.Itoa(n)] != "" {
+		n++
+	}
+	return max(1, n)
 }
 
 func newModels(g *Gateway) *models {
@@ -66,14 +84,19 @@ func newModels(g *Gateway) *models {
 
 // watch keeps the list up to date until ctx ends.
 func (m *models) watch(ctx context.Context) {
-	t := time.NewTicker(modelsInterval)
-	defer t.Stop()
-	for {
-		m.refresh(ctx)
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
+	var known uint64
+	for ctx.Err() == nil {
+		changed, cancel := context.WithTimeout(ctx, modelsInterval)
+		now, err := m.g.admin.Changed(changed, known)
+		cancel()
+		m.refresh(ctx) // also when nothing was told: a policy may have been set
+		if err == nil {
+			known = now
+		} else if !errors.Is(err, context.DeadlineExceeded) { // no broker
+			select {
+			case <-ctx.Done():
+			case <-time.After(noBrokerInterval):
+			}
 		}
 	}
 }
@@ -87,7 +110,7 @@ func (m *models) refresh(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	list, err := listModels(ctx, m.g.cfg.Socket)
+	list, err := m.g.admin.Models(ctx)
 	m.asked = time.Now()
 	m.broker.Store(&err)
 	if err != nil {
@@ -96,16 +119,16 @@ func (m *models) refresh(ctx context.Context) {
 	old := *m.byName.Load()
 	next := make(map[string]*model, len(list))
 	for i := range list {
-		info := &list[i]
-		if len(m.g.cfg.Models) > 0 && !slices.Contains(m.g.cfg.Models, info.name) {
+		b := &list[i]
+		if len(m.g.cfg.Models) > 0 && !slices.Contains(m.g.cfg.Models, b.Name) {
 			continue
 		}
-		k := old[info.name]
-		if k == nil || !k.sig.Equal(&info.signature) {
-			k = &model{g: m.g, name: info.name, sig: info.signature, variableInputs: tensor.VariableDims(info.signature.Inputs)}
+		k := old[b.Name]
+		if k == nil || !k.sig.Equal(&b.Signature) {
+			k = &model{g: m.g, name: b.Name, sig: b.Signature, variableInputs: tensor.VariableDims(b.Signature.Inputs)}
 		}
-		k.info.Store(info)
-		next[info.name] = k
+		k.info.Store(newModelInfo(b))
+		next[b.Name] = k
 	}
 	m.byName.Store(&next)
 	for name, k := range old {
