@@ -14,6 +14,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
@@ -64,7 +65,7 @@ func supervisedBrokerRole(c *child) error {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	b, err := broker.New(broker.Config{Socket: job.Socket, Logger: log, MPS: true, Workers: []broker.WorkerConfig{{Command: job.Command, Instances: job.Instances}}})
+	b, err := broker.New(broker.Config{Socket: job.Socket, Logger: log, MPS: true, Workers: []supervise.Worker{{Command: job.Command, Instances: job.Instances}}})
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -19,7 +20,7 @@ type Broker struct {
 	epoch    uint64
 	loop     *loop
 	listener *listener
-	super    *supervisor
+	super    *supervise.Supervisor
 	started  time.Time
 
 	// Only the loop touches these.
@@ -47,7 +48,7 @@ func New(cfg Config) (*Broker, error) {
 		return nil, fmt.Errorf("%w: max_clients is %d, must be positive", status.ErrInvalid, cfg.MaxClients)
 	}
 	for i := range cfg.Workers {
-		if err := cfg.Workers[i].fill(); err != nil {
+		if err := cfg.Workers[i].Fill(); err != nil {
 			return nil, err
 		}
 	}
@@ -78,7 +79,7 @@ func New(cfg Config) (*Broker, error) {
 		b.release()
 		return nil, err
 	}
-	b.super = newSupervisor(&b.cfg)
+	b.super = supervise.New(b.log, cfg.Socket)
 	b.log.Info("broker listening", "socket", cfg.Socket, "pid", os.Getpid(), "epoch", b.epoch)
 	return b, nil
 }
@@ -90,11 +91,11 @@ func (b *Broker) Socket() string { return b.cfg.Socket }
 // new ones get ErrDraining, for at most Config.DrainTime. It returns nil
 // after a clean drain.
 func (b *Broker) Serve(ctx context.Context) error {
-	defer b.super.wait()
+	defer b.super.Wait()
 	defer b.release()
-	defer b.super.stop() // before release: workers are told to end, not left to look for a broker
+	defer b.super.Stop() // before release: workers are told to end, not left to look for a broker
 	go b.accept()
-	b.super.start(&b.cfg)
+	b.super.Start(b.cfg.MPS, b.declaredWorkers()...)
 	stop := context.AfterFunc(ctx, func() { b.loop.post(b.drain) })
 	defer stop()
 	drainUntil := never
@@ -117,6 +118,16 @@ func (b *Broker) Serve(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// declaredWorkers are the processes to start, each model's and those that
+// belong to none.
+func (b *Broker) declaredWorkers() []supervise.Group {
+	groups := []supervise.Group{{Workers: b.cfg.Workers}}
+	for _, m := range b.cfg.Models {
+		groups = append(groups, supervise.Group{Model: m.Name, Workers: m.Workers})
+	}
+	return groups
 }
 
 // lookOut is until when it pays to look out for commits: a free worker waits

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -21,10 +22,10 @@ type Config struct {
 	DrainTime   time.Duration // how long Serve lets accepted requests finish; default 30 s, negative: not at all
 	MaxClients  int           // connections at once; default 4096
 	Models      []ModelConfig
-	Workers     []WorkerConfig // processes to start whose models they declare themselves
-	MPS         bool           // have the GPU workers that the broker starts share GPUs through MPS
-	Logger      *slog.Logger   // default: slog.Default()
-	Memory      shm.Memory     // default: shm.Memfd; tests use shm.Heap
+	Workers     []supervise.Worker // processes to start whose models they declare themselves
+	MPS         bool               // have the GPU workers that the broker starts share GPUs through MPS
+	Logger      *slog.Logger       // default: slog.Default()
+	Memory      shm.Memory         // default: shm.Memfd; tests use shm.Heap
 }
 
 // ModelConfig declares a model: its tensors, its size and its policy.
@@ -36,7 +37,7 @@ type ModelConfig struct {
 	// killed, and the batch goes to another. Default 30 s.
 	Lease   time.Duration
 	Policy  batcher.Config
-	Workers []WorkerConfig // processes to start for it
+	Workers []supervise.Worker // processes to start for it
 }
 
 // LevelPolicy is the queue policy of one priority level.
@@ -77,6 +78,9 @@ func (c *Config) fill() {
 	}
 }
 
+// Layout is the memory that the model will take, or why it cannot be.
+func (m ModelConfig) Layout() (*shm.Layout, error) { return m.fill() }
+
 // fill puts defaults where the declaration left something open, and computes
 // the layout.
 func (m *ModelConfig) fill() (*shm.Layout, error) {
@@ -115,7 +119,7 @@ func (m *ModelConfig) fill() (*shm.Layout, error) {
 		m.Slots = min(max(m.Slots, minBatches*m.Policy.MaxBatchSize), shm.MaxSlots)
 	}
 	for i := range m.Workers {
-		if err := m.Workers[i].fill(); err != nil {
+		if err := m.Workers[i].Fill(); err != nil {
 			return fail(err)
 		}
 	}

@@ -17,7 +17,10 @@
 // The control plane (listen.go, conn.go) runs in goroutines of its own and
 // reaches the state only by functions posted to the loop.
 //
-// Errors of New, Reload and the configuration are named ones of package shm;
+// Beside it: package supervise runs declared worker processes, package
+// configfile reads the configuration file.
+//
+// Errors of New, Reload and the configuration are named ones of package status;
 // compare with errors.Is: ErrInvalid (of the configuration), ErrBrokerRunning
 // (somebody serves the socket), ErrForbidden (others could reach its folder),
 // ErrNoMemory (a ring does not fit), and of Reload also ErrSignatureMismatch

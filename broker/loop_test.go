@@ -80,7 +80,7 @@ func TestALoopThatWasClosedRingsNobody(t *testing.T) {
 }
 
 func TestABrokerAnswersItsOwnProcessFromAnyGoroutine(t *testing.T) {
-	s := supervise(t, nil)
+	s := serve(t, nil)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Add(1)

@@ -126,6 +126,7 @@ func (m *model) workerDead(w *workerSession, why string) {
 	w.gone = true
 	m.batcher.WorkerGone(w.id)
 	requeued := 0
+	m.b.super.Left(w.pid, len(w.mails) > 0 && w.mails[0].number < taken)
 	for _, p := range w.mails {
 		for _, q := range p.requests {
 			requeued += m.orphan(q, p, p.number < taken)

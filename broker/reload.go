@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -85,7 +86,7 @@ func (b *Broker) reload(cfg Config) (err error) {
 	}
 	for _, m := range added { // workers of known models stay as they run
 		m.dynamic = false
-		b.super.startModel(&m.cfg)
+		b.super.Add(supervise.Group{Model: m.cfg.Name, Workers: m.cfg.Workers})
 	}
 	for name, m := range b.models {
 		if !named[name] && !m.dynamic {
@@ -104,7 +105,7 @@ func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 	cfg.fill()
 	cfg.Workers = slices.Clone(cfg.Workers)
 	for i := range cfg.Workers {
-		if err := cfg.Workers[i].fill(); err != nil {
+		if err := cfg.Workers[i].Fill(); err != nil {
 			return nil, err
 		}
 	}
@@ -118,7 +119,7 @@ func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 		{"drain_time", cfg.DrainTime == b.cfg.DrainTime},
 		{"max_clients", cfg.MaxClients == b.cfg.MaxClients},
 		{"mps", cfg.MPS == b.cfg.MPS},
-		{"worker", slices.EqualFunc(cfg.Workers, b.cfg.Workers, func(x, y WorkerConfig) bool { return reflect.DeepEqual(x, y) })},
+		{"worker", slices.EqualFunc(cfg.Workers, b.cfg.Workers, func(x, y supervise.Worker) bool { return reflect.DeepEqual(x, y) })},
 	} {
 		if !c.same {
 			keys = append(keys, c.key)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
@@ -15,7 +16,7 @@ import (
 // A worker may declare a model before the file does: from then on the model is
 // the file's, with its workers, and does not go with the one that was first.
 func TestAReloadedFileTakesOverAModelThatAWorkerDeclared(t *testing.T) {
-	s := supervise(t, func(c *Config) { c.Models = nil })
+	s := serve(t, func(c *Config) { c.Models = nil })
 	first, err := attach.Open(context.Background(), s.b.Socket(), shm.Memfd{}, &control.Request{
 		Op: control.OpWorker, Model: "m", Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1},
 	})
@@ -27,7 +28,7 @@ func TestAReloadedFileTakesOverAModelThatAWorkerDeclared(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg := s.b.cfg
-	cfg.Models = []ModelConfig{{Name: "m", Signature: sig, Workers: []WorkerConfig{role("worker")}}}
+	cfg.Models = []ModelConfig{{Name: "m", Signature: sig, Workers: []supervise.Worker{worker()}}}
 	if err := s.b.Reload(cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -43,12 +44,12 @@ func TestAReloadedFileTakesOverAModelThatAWorkerDeclared(t *testing.T) {
 }
 
 func TestAReloadNamesWhatTakesARestart(t *testing.T) {
-	s := supervise(t, nil)
+	s := serve(t, nil)
 	cfg := s.b.cfg
 	cfg.AllowedUIDs, cfg.DrainTime, cfg.MaxClients = []int{1001}, time.Minute, 3
-	cfg.Workers = []WorkerConfig{role("worker")}
+	cfg.Workers = []supervise.Worker{worker()}
 	m := cfg.Models[0]
-	m.Slots, m.Workers = 128, []WorkerConfig{role("worker")}
+	m.Slots, m.Workers = 128, []supervise.Worker{worker()}
 	cfg.Models = []ModelConfig{m}
 	if err := s.b.Reload(cfg); err != nil {
 		t.Fatal(err)

@@ -100,7 +100,7 @@ func (m *ModelConfig) setKey(key, value string) error {
 	case "max_timeout":
 		lp.MaxTimeout, err = ParseDuration(value)
 	case "on_timeout":
-		lp.OnTimeout, err = parseAction(value)
+		lp.OnTimeout, err = ParseAction(value)
 	default:
 		return bad("not a key that can change while the model runs; these can: " + strings.Join(SettableKeys, ", "))
 	}
@@ -140,7 +140,8 @@ func parseInts(s string) ([]int, error) {
 	return list, nil
 }
 
-func parseAction(s string) (batcher.TimeoutAction, error) {
+// ParseAction reads what happens to a request that waited for too long.
+func ParseAction(s string) (batcher.TimeoutAction, error) {
 	switch s {
 	case "reject":
 		return batcher.Reject, nil

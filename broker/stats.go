@@ -64,7 +64,7 @@ func (b *Broker) snapshot() stats.Broker {
 		m.touch()
 		s.Models = append(s.Models, m.snapshot())
 	}
-	s.Processes, s.MPS = b.super.snapshot()
+	s.Processes, s.MPS = b.super.Snapshot()
 	slices.SortFunc(s.Models, func(x, y stats.Model) int { return strings.Compare(x.Name, y.Name) })
 	return s
 }
@@ -118,7 +118,7 @@ func (w *workerSession) snapshot() stats.Worker {
 	}
 	return stats.Worker{
 		ID: int(w.id), Name: w.label(), Pid: w.pid, GPU: w.info.GPU, State: state, SinceS: time.Since(w.since).Seconds(),
-		InFlight: len(w.mails), Batches: w.batches, BusyS: w.busy.Seconds(), Restarts: max(w.model.b.super.restarts(w.pid), w.restarts),
+		InFlight: len(w.mails), Batches: w.batches, BusyS: w.busy.Seconds(), Restarts: max(w.model.b.super.Restarts(w.pid), w.restarts),
 	}
 }
 

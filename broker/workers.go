@@ -103,6 +103,7 @@ func (m *model) attachWorker(p *peer, info control.WorkerInfo) (*workerSession, 
 	w.desc = desc
 	m.batcher.WorkerReady(desc)
 	m.stats.attached++
+	m.b.super.Attached(w.pid)
 	m.touch()
 	m.log.Info("worker attached", "worker", w.label(), "id", w.id, "pid", w.pid, "gpu", info.GPU)
 	return w, nil

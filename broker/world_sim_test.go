@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -57,7 +58,7 @@ func newWorld(seed int64) (*world, error) {
 	s := &world{rng: rand.New(rand.NewPCG(uint64(seed), 7)), now: int64(time.Hour)}
 	cfg := Config{Socket: "simulated", Memory: shm.NewHeap(), Logger: slog.New(slog.DiscardHandler)}
 	cfg.fill()
-	s.b = &Broker{cfg: cfg, log: cfg.Logger, epoch: 1, started: time.Now(), now: s.now, models: map[string]*model{}, stopped: make(chan struct{}),
+	s.b = &Broker{cfg: cfg, log: cfg.Logger, super: supervise.New(cfg.Logger, cfg.Socket), epoch: 1, started: time.Now(), now: s.now, models: map[string]*model{}, stopped: make(chan struct{}),
 		clock: func() int64 { return s.now }, killPeer: s.kill}
 	var err error
 	if s.b.loop, err = newLoop(); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/broker/configfile"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -45,7 +46,7 @@ func runBroker(ctx context.Context, args []string) error {
 	load := func() (broker.Config, error) {
 		var cfg broker.Config
 		if *config != "" {
-			if cfg, err = broker.LoadConfig(*config); err != nil {
+			if cfg, err = configfile.Load(*config); err != nil {
 				return cfg, err
 			}
 		}

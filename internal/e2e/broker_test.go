@@ -3,10 +3,8 @@ package e2e
 import (
 	"context"
 	"errors"
-	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -17,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -61,7 +60,7 @@ func TestABrokerKilledUnderLoadIsFoundAgainByItsPeers(t *testing.T) {
 			}
 			return nil
 		})
-		h.broker.kill()
+		h.broker.Kill()
 		h.startBroker() // on the socket that the dead one left
 		h.eventually("all are back", func() error {
 			if m := h.model("m"); len(m.Workers) != 2 || m.Clients != 1 {
@@ -74,7 +73,7 @@ func TestABrokerKilledUnderLoadIsFoundAgainByItsPeers(t *testing.T) {
 	close(stop)
 	h.wait(&wg)
 	c.Close()
-	h.before = usage{fds: h.before.fds, maps: 2, threads: h.before.threads}
+	h.before.Maps = 2
 	h.settled()
 	if gone.Load() == 0 {
 		t.Error("no request noticed that the broker was killed three times")
@@ -89,7 +88,7 @@ func TestRequestsOfADeadBrokerEndWithBrokerGone(t *testing.T) {
 		all = append(all, askLater(background(t), c, cmdAnswer, 0))
 	}
 	h.queued(8)
-	h.broker.kill()
+	h.broker.Kill()
 	for _, a := range all {
 		a.ends(t, client.ErrBrokerGone)
 	}
@@ -112,61 +111,44 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 		}
 		return nil
 	})
-	h.broker.signal(syscall.SIGTERM)
+	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
 	askLater(background(t), c, cmdAnswer, 0).ends(t, client.ErrDraining)
 	if _, err := h.tryDial(); !errors.Is(err, client.ErrDraining) {
 		t.Errorf("a new client of a draining broker: %v", err)
 	}
-	w.signal(syscall.SIGUSR1)
+	w.Signal(syscall.SIGUSR1)
 	for _, a := range accepted {
 		a.ends(t, nil)
 	}
-	h.broker.expect("drained")
-	if err := h.broker.wait(); err != nil {
-		t.Errorf("broker: %v", err)
-	}
+	h.drained()
 	c.Close()
 }
 
-// draining waits until the broker says so.
-func (h *host) draining() {
-	h.t.Helper()
-	h.eventually("it is draining", func() error {
-		if !h.stats().Draining {
-			return errors.New("not yet")
-		}
-		return nil
-	})
-}
-
 // A service manager that signals a whole group ends the workers together with
-// the broker; whoever starts them again must be let in.
+// the broker; those that are started again must be let in.
 func TestAWorkerThatComesDuringADrainFinishesWhatWasAccepted(t *testing.T) {
 	h := newHost(t, theModel)
 	c := h.dial()
 	accepted := askLater(background(t), c, cmdAnswer, 0)
 	h.queued(1)
-	h.broker.signal(syscall.SIGTERM)
+	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
-	start(t, role{Kind: "worker", Socket: h.role.Socket, Model: theModel})
+	h.newWorker(job{Model: theModel})
 	accepted.ends(t, nil)
-	h.broker.expect("drained")
-	if err := h.broker.wait(); err != nil {
-		t.Errorf("broker: %v", err)
-	}
+	h.drained()
 	c.Close()
 }
 
-func TestADrainDoesNotWaitForCompany(t *testing.T) {
+func TestADrainDoesNotWaitForOtherRequestsToBatchWith(t *testing.T) {
 	m := theModel
-	m.WaitMS = 60_000
+	m.Wait = time.Minute
 	h := newHost(t, m)
 	h.worker(m)
 	c, other := h.dial(), h.dial() // who could join, and does not
 	a := askLater(context.Background(), c, cmdAnswer, 0)
 	h.queued(1)
-	h.broker.signal(syscall.SIGTERM)
+	h.broker.Signal(syscall.SIGTERM)
 	a.ends(t, nil)
 	h.broker.expect("drained")
 	c.Close()
@@ -175,17 +157,17 @@ func TestADrainDoesNotWaitForCompany(t *testing.T) {
 
 func TestAPolicyThatIsSetDuringADrainDoesNotMakeItWait(t *testing.T) {
 	m := theModel
-	m.WaitMS = 60_000
+	m.Wait = time.Minute
 	h := newHost(t, m)
 	c, other := h.dial(), h.dial()
 	a := askLater(context.Background(), c, cmdAnswer, 0)
 	h.queued(1)
-	h.broker.signal(syscall.SIGTERM)
+	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
-	if err := admin.New(h.role.Socket).Set(t.Context(), m.Name, map[string]string{"lease": "20s"}); err != nil {
+	if err := admin.New(h.socket).Set(t.Context(), m.Name, map[string]string{"lease": "20s"}); err != nil {
 		t.Fatal(err)
 	}
-	start(t, role{Kind: "worker", Socket: h.role.Socket, Model: m})
+	h.newWorker(job{Model: m})
 	a.ends(t, nil)
 	h.broker.expect("drained")
 	c.Close()
@@ -193,9 +175,8 @@ func TestAPolicyThatIsSetDuringADrainDoesNotMakeItWait(t *testing.T) {
 }
 
 func TestADrainEndsWhenItsTimeIsOver(t *testing.T) {
-	h := newHost(t, theModel)
-	h.broker.kill()
-	h.role.DrainMS = 200
+	h := idleHost(t, theModel)
+	h.job.DrainTime = 200 * time.Millisecond
 	h.startBroker()
 	c := h.dial()
 	never := askLater(background(t), c, cmdAnswer, 0) // no worker will come
@@ -207,17 +188,14 @@ func TestADrainEndsWhenItsTimeIsOver(t *testing.T) {
 
 func TestASecondBrokerOnTheSameSocketIsRefused(t *testing.T) {
 	h := newHost(t, theModel)
-	if _, err := broker.New(broker.Config{Socket: h.role.Socket}); !errors.Is(err, status.ErrBrokerRunning) {
+	if _, err := broker.New(broker.Config{Socket: h.socket}); !errors.Is(err, status.ErrBrokerRunning) {
 		t.Errorf("a second broker: %v", err)
 	}
-	second := start(t, h.role)
-	if err := second.wait(); err == nil {
-		t.Error("a second broker served")
-	}
+	h.launch().refused(status.ErrBrokerRunning)
 	w, c := h.worker(theModel), h.dial()
 	works(t, c, 3) // the first was not disturbed
 	c.Close()
-	w.kill()
+	w.Kill()
 	h.settled()
 	h.stop()
 }
@@ -225,26 +203,26 @@ func TestASecondBrokerOnTheSameSocketIsRefused(t *testing.T) {
 // A cleaner of temporary files may take socket and lock from a running broker.
 func TestABrokerThatEndsLeavesTheSocketOfAnotherAlone(t *testing.T) {
 	h := newHost(t, theModel)
-	for _, f := range []string{h.role.Socket, h.role.Socket + ".lock"} {
+	for _, f := range []string{h.socket, h.socket + ".lock"} {
 		if err := os.Remove(f); err != nil {
 			t.Fatal(err)
 		}
 	}
 	first := h.broker
 	h.startBroker()
-	first.signal(syscall.SIGTERM)
-	if err := first.wait(); err != nil {
+	first.Signal(syscall.SIGTERM)
+	if err := first.end(); err != nil {
 		t.Errorf("the first broker: %v", err)
 	}
-	h.worker(theModel).kill()
+	h.worker(theModel).Kill()
 	h.settled()
 	h.stop()
 }
 
 func TestTheSocketOfAKilledBrokerIsTakenOver(t *testing.T) {
 	h := newHost(t, theModel)
-	h.broker.kill()
-	if _, err := os.Lstat(h.role.Socket); err != nil {
+	h.broker.Kill()
+	if _, err := os.Lstat(h.socket); err != nil {
 		t.Fatalf("no stale socket to take over: %v", err)
 	}
 	if _, err := h.tryDial(); !errors.Is(err, client.ErrNoBroker) {
@@ -253,16 +231,15 @@ func TestTheSocketOfAKilledBrokerIsTakenOver(t *testing.T) {
 	// Of many that try at once, exactly one gets it.
 	var all []*proc
 	for range 5 {
-		all = append(all, start(t, h.role))
+		all = append(all, h.launch())
 	}
 	served := 0
 	for _, p := range all {
-		line := <-p.lines
-		if line == "listening" {
+		if err := p.Expect("ready", nil, patience); err == nil {
 			served++
 			h.broker = p
-		} else if p.wait() == nil {
-			t.Errorf("a refused broker ended well: %s", line)
+		} else if p.end() == nil {
+			t.Errorf("a refused broker ended well: %v", err)
 		}
 	}
 	if served != 1 {
@@ -295,28 +272,28 @@ func TestAFileThatIsNoSocketIsNotTouched(t *testing.T) {
 
 func TestASocketOnWhichSomebodyAnswersIsNotTakenOver(t *testing.T) {
 	h := newHost(t, theModel)
-	if err := os.Remove(h.role.Socket + ".lock"); err != nil { // as a cleaner of old files would
+	if err := os.Remove(h.socket + ".lock"); err != nil { // as a cleaner of old files would
 		t.Fatal(err)
 	}
-	if _, err := broker.New(broker.Config{Socket: h.role.Socket}); !errors.Is(err, status.ErrBrokerRunning) {
+	if _, err := broker.New(broker.Config{Socket: h.socket}); !errors.Is(err, status.ErrBrokerRunning) {
 		t.Errorf("a second broker: %v", err)
 	}
 	w, c := h.worker(theModel), h.dial()
 	works(t, c, 3) // the first was not disturbed
 	c.Close()
-	w.kill()
+	w.Kill()
 	h.settled()
 	h.stop()
 
-	other, err := net.Listen("unix", h.role.Socket)
+	other, err := net.Listen("unix", h.socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if _, err := broker.New(broker.Config{Socket: h.role.Socket}); !errors.Is(err, status.ErrBrokerRunning) {
+	if _, err := broker.New(broker.Config{Socket: h.socket}); !errors.Is(err, status.ErrBrokerRunning) {
 		t.Errorf("a broker on another program's socket: %v", err)
 	}
-	if _, err := net.Dial("unix", h.role.Socket); err != nil {
+	if _, err := net.Dial("unix", h.socket); err != nil {
 		t.Errorf("the other program lost its socket: %v", err)
 	}
 }
@@ -326,62 +303,36 @@ func TestOtherUsersAreRefusedUnlessListed(t *testing.T) {
 		t.Skip("needs root to become somebody else")
 	}
 	const nobody = 65534
-	h := newHost(t, theModel)
-	h.broker.kill()
-	h.role.OpenFolder = true
-	if err := os.Chmod(h.dir, 0o755); err != nil {
+	h := idleHost(t, theModel)
+	h.job.OpenFolder = true
+	if err := os.Chmod(h.bed.Dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	exe := filepath.Join(h.dir, "e2e") // where others may run it
-	copyFile(t, exe, os.Args[0])
-	asNobody := func(c *exec.Cmd) {
-		c.Path, c.Dir = exe, "/"
-		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	asNobody := func(role, do string) *proc {
+		return h.start(testbed.Spec{Role: role, Job: job{Socket: h.socket, Model: theModel, Do: do}, UID: nobody})
 	}
-	other := role{Kind: "client", Socket: h.role.Socket, Model: theModel, Do: "read"}
 
 	h.startBroker()
 	h.worker(theModel)
-	p := start(t, other, asNobody)
-	if line := <-p.lines; line != "error: dial m: "+client.ErrForbidden.Error()+": uid 65534 is not on its list" {
-		t.Errorf("uid %d was told %q", nobody, line)
-	}
+	asNobody("client", "read").refused(client.ErrForbidden, "uid 65534 is not on its list")
 	h.stop()
 
-	h.role.AllowedUIDs = []int{nobody}
+	h.job.AllowedUIDs = []int{nobody}
 	h.startBroker()
 	h.worker(theModel)
-	p = start(t, other, asNobody)
+	p := asNobody("client", "read")
 	p.expect("read")
-	board := start(t, role{Kind: "damage", Do: "board", Socket: h.role.Socket, Model: theModel}, asNobody)
+	board := asNobody("damage", "board")
 	board.expect("mprotect refused")
 	board.expect("open refused") // a read-only descriptor stays one
 	board.expect("truncate refused")
-	p.kill()
+	p.Kill()
 	h.settled()
 	h.stop()
 
-	h.role.OpenFolder = false
-	refused := start(t, h.role)
-	if err := refused.wait(); err == nil {
+	h.job.OpenFolder = false
+	if err := h.launch().end(); err == nil {
 		t.Error("a broker served in a folder that others may enter")
-	}
-}
-
-func copyFile(t *testing.T, to, from string) {
-	t.Helper()
-	src, err := os.Open(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer src.Close()
-	dst, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = io.Copy(dst, src)
-	if err := errors.Join(err, dst.Close()); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -390,10 +341,13 @@ func TestAnIdleBrokerSleeps(t *testing.T) {
 	h.worker(theModel)
 	c := h.dial()
 	works(t, c, 10)
-	before := cpuTime(t, h.broker.pid())
+	before, err := testbed.CPUTime(h.broker.Pid())
+	if err != nil {
+		t.Fatal(err)
+	}
 	time.Sleep(500 * time.Millisecond)
-	if used := cpuTime(t, h.broker.pid()) - before; used > 100*time.Millisecond {
-		t.Errorf("used %v of CPU in half a second of nothing", used)
+	if after, err := testbed.CPUTime(h.broker.Pid()); err != nil || after-before > 100*time.Millisecond {
+		t.Errorf("used %v of CPU in half a second of nothing: %v", after-before, err)
 	}
 	c.Close()
 	h.settled()

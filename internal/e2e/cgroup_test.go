@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 // group is a memory cgroup of a test's own.
@@ -24,8 +25,8 @@ type group struct {
 }
 
 // newGroup makes a group of mib MiB, 0 being no limit. It is removed when the
-// test ends; processes that joined it must have ended by then, as those of
-// start have.
+// test ends; processes that joined it must have ended by then, as those of a
+// host that was made later have.
 func newGroup(t *testing.T, mib int) *group {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -97,28 +98,26 @@ func (g *group) nobodyWasKilled() {
 	}
 }
 
-// playBallast holds Window MiB of memory until it is killed.
-func (r *role) playBallast() error {
-	mem, err := unix.Mmap(-1, 0, r.Window<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // the race detector would double the heap's
+// playBallast holds some MiB of memory until it is killed.
+func playBallast(c *testbed.Child) error {
+	var mib int
+	if err := c.Job(&mib); err != nil {
+		return err
+	}
+	mem, err := unix.Mmap(-1, 0, mib<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // the race detector would double the heap's
 	if err != nil {
 		return err
 	}
 	for i := 0; i < len(mem); i += os.Getpagesize() {
 		mem[i] = 1
 	}
-	return stay("holding")
+	return stay(c, "holding")
 }
 
 // sized is a model whose ring takes mib MiB, an eighth of it a row and its
 // answer.
-func sized(name string, mib int) modelSpec {
-	return modelSpec{Name: name, Slots: 8, MaxBatch: 4, WaitMS: 1, LeaseMS: 20_000, Width: mib << 20 / 8 / 8 / 2}
-}
-
-// register starts a worker that declares a model; its first line tells of a
-// refusal.
-func (h *host) register(m modelSpec) *proc {
-	return start(h.t, role{Kind: "worker", Socket: h.role.Socket, Model: m, Group: h.role.Group})
+func sized(name string, mib int) testbed.Model {
+	return testbed.Model{Name: name, Slots: 8, MaxBatch: 4, Wait: time.Millisecond, Lease: 20 * time.Second, Width: mib << 20 / 8 / 8 / 2}
 }
 
 func TestABrokerInASmallMemoryCgroupRefusesWhatDoesNotFitAndServesTheRest(t *testing.T) {
@@ -134,20 +133,16 @@ func TestABrokerInASmallMemoryCgroupRefusesWhatDoesNotFitAndServesTheRest(t *tes
 	} {
 		t.Run(what, func(t *testing.T) {
 			limited, joined := make(t)
-			h := newHost(t, theModel)
-			h.broker.kill()
-			h.role.Group = joined.dir
+			h := idleHost(t, theModel)
+			h.limits.Group = joined.dir
 			h.startBroker()
 
-			line := h.register(sized("large", 512)).firstLine()
-			if !errorSays(line, client.ErrNoMemory) || !strings.Contains(line, "memory cgroup "+limited.dir) {
-				t.Errorf("a worker that declares too much was told %q", line)
-			}
+			h.newWorker(job{Model: sized("large", 512)}).refused(client.ErrNoMemory, "memory cgroup "+limited.dir)
 			w, c := h.worker(theModel), h.dial()
 			works(t, c, 20)
 			fits := sized("small", 16)
-			h.workerIn(fits)
-			small, err := client.Dial(background(t), "small", client.WithSocket(h.role.Socket), client.WithWindow(8))
+			h.worker(fits)
+			small, err := client.Dial(background(t), "small", client.WithSocket(h.socket), client.WithWindow(8))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -156,73 +151,49 @@ func TestABrokerInASmallMemoryCgroupRefusesWhatDoesNotFitAndServesTheRest(t *tes
 			}
 			small.Close()
 			c.Close()
-			w.kill()
+			w.Kill()
 			limited.nobodyWasKilled()
 			h.stop()
 
-			h.role.Models = append(h.role.Models, sized("large", 512))
-			refused := start(t, h.role)
-			if line := refused.firstLine(); !errorSays(line, client.ErrNoMemory) {
-				t.Errorf("a broker that was configured with too much said %q", line)
-			}
-			if err := refused.wait(); err == nil || refused.cmd.ProcessState.ExitCode() != 1 {
-				t.Errorf("it ended with %v", refused.cmd.ProcessState)
-			}
+			h.job.Models = append(h.job.Models, sized("large", 512))
+			configured := h.launch()
+			configured.refused(client.ErrNoMemory)
+			configured.exits(1)
 			limited.nobodyWasKilled()
 		})
 	}
 }
 
-// firstLine is what the process says first: nothing if it has nothing to say
-// soon, or ends before.
-func (p *proc) firstLine() string {
-	select {
-	case line := <-p.lines:
-		return line
-	case <-time.After(patience):
-		return ""
+// exits waits for the end of the process, which must have that status.
+func (p *proc) exits(status int) {
+	p.t.Helper()
+	if _ = p.end(); p.State().ExitCode() != status {
+		p.t.Errorf("%s ended with %v", p, p.State())
 	}
-}
-
-// workerIn is worker in the broker's group.
-func (h *host) workerIn(m modelSpec) *proc {
-	h.t.Helper()
-	p := h.register(m)
-	h.eventually("worker attached", func() error {
-		if len(h.model(m.Name).Workers) == 0 {
-			return errors.New("no worker")
-		}
-		return nil
-	})
-	return p
 }
 
 func TestMemoryThatOthersOfTheGroupUseCounts(t *testing.T) {
 	g := newGroup(t, 160)
-	h := newHost(t, theModel)
-	h.broker.kill()
-	h.role.Group = g.dir
+	h := idleHost(t, theModel)
+	h.limits.Group = g.dir
 	h.startBroker()
-	ballast := start(t, role{Kind: "ballast", Group: g.dir, Window: 80})
+	ballast := h.start(testbed.Spec{Role: "ballast", Job: 80, Limits: h.limits})
 	ballast.expect("holding")
 	m := sized("m2", 96)
-	if line := h.register(m).firstLine(); !errorSays(line, client.ErrNoMemory) {
-		t.Errorf("with 80 of 160 MiB in use, a worker that declares 96 was told %q", line)
-	}
-	ballast.kill()
-	h.workerIn(m)
+	h.newWorker(job{Model: m}).refused(client.ErrNoMemory) // 80 of 160 MiB are in use
+	ballast.Kill()
+	h.worker(m)
 	g.nobodyWasKilled()
 }
 
 func TestARingOfNoGivenSizeIsMadeToFitTheGroup(t *testing.T) {
 	g := newGroup(t, 96)
-	h := newHost(t)
-	h.broker.kill()
-	h.role.Group = g.dir
+	h := idleHost(t)
+	h.limits.Group = g.dir
 	h.startBroker()
 	m := sized("m", 16)
 	m.Slots, m.MaxBatch = 0, 1 // 2 MiB each: elsewhere there would be 512
-	h.workerIn(m)
+	h.worker(m)
 	if n := h.model("m").Slots; n < 8 || n > 24 {
 		t.Errorf("%d slots of 2 MiB in a group of 96", n)
 	}
@@ -235,19 +206,15 @@ func TestAClientInASmallMemoryCgroupIsToldNoMemory(t *testing.T) {
 	h := newHost(t, m)
 	h.worker(m)
 	with := func(window int) *proc {
-		return start(t, role{Kind: "client", Socket: h.role.Socket, Model: m, Do: "read", Window: window, Group: g.dir})
+		return h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: m, Do: "read", Window: window}, Limits: testbed.Limits{Group: g.dir}})
 	}
-	p := with(4)
-	if line := p.firstLine(); !errorSays(line, client.ErrNoMemory) {
-		t.Errorf("with a window of 128 MiB it said %q", line)
-	}
-	if err := p.wait(); err == nil || p.cmd.ProcessState.ExitCode() != 1 {
-		t.Errorf("it ended with %v", p.cmd.ProcessState)
-	}
+	large := with(4) // 128 MiB
+	large.refused(client.ErrNoMemory)
+	large.exits(1)
 	for range 3 { // the pages of the first are there for the others, though they fill the group
 		p := with(1)
 		p.expect("read")
-		p.kill()
+		p.Kill()
 		h.eventually("its window is back", func() error {
 			if m := h.model("m"); m.SlotsFree != m.Slots {
 				return fmt.Errorf("%d of %d slots are free", m.SlotsFree, m.Slots)

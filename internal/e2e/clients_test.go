@@ -8,9 +8,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
-	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -28,12 +29,12 @@ func TestAClientKilledAtAnyMomentLeavesNothingBehind(t *testing.T) {
 				if running {
 					w.expect("slow")
 				}
-				victim.kill()
+				victim.Kill()
 				works(t, other, 4)
 			}
 			other.Close()
 			h.settled()
-			w.kill()
+			w.Kill()
 			h.settled()
 			h.stop()
 		})
@@ -44,15 +45,15 @@ func TestAClientThatForkedAndDiedIsNoticedWhileItsChildKeepsTheConnection(t *tes
 	h := newHost(t, theModel)
 	h.worker(theModel)
 	c := h.client("fork")
-	pid, err := strconv.Atoi(c.expect("forked"))
-	if err != nil {
+	var pid int
+	if err := c.Expect("forked", &pid, patience); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}()
 	c.expect("read")
-	c.kill()
+	c.Kill()
 	h.settled()
 	if _, err := os.Stat("/proc/" + strconv.Itoa(pid)); err != nil {
 		t.Error("the child that should hold the connection is gone")
@@ -88,7 +89,7 @@ func TestWhatADepartedClientHadQueuedIsCanceled(t *testing.T) {
 // looks for that only when there is something to do. A client that has another
 // slot for its next request must not seem to have two in flight meanwhile.
 func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
-	r := inProcess(t, shm.NewHeap(), modelSpec{Name: "m", Slots: 16, MaxBatch: 8, WaitMS: 60_000, LeaseMS: 120_000})
+	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Wait: time.Minute, Lease: 2 * time.Minute})
 	r.worker(2, obey)
 	c := r.dial()
 	const n = 30
@@ -121,26 +122,25 @@ func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
 }
 
 func TestARequestEndsAfterTheMostTimeOfItsLevelAlsoWhileItRuns(t *testing.T) {
-	r := inProcess(t, shm.NewHeap(), modelSpec{Name: "m", Slots: 16, MaxBatch: 8, LeaseMS: 60_000})
-	if err := admin.New(r.socket).Set(t.Context(), "m", map[string]string{"max_timeout": "50ms"}); err != nil {
-		t.Fatal(err)
-	}
-	taken, through := make(chan struct{}), make(chan struct{})
+	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Lease: time.Minute})
+	release := make(chan struct{})
 	r.worker(1, func(ctx context.Context, b *worker.Batch) error {
-		close(taken)
-		<-through
+		<-release
 		return obey(ctx, b)
 	})
-	defer close(through)
+	defer close(release)
 	c := r.dial()
-	a := askLater(background(t), c, cmdAnswer, 0)
-	select {
-	case <-taken:
-	case err := <-a:
-		t.Skipf("this machine was too slow to run it in time: %v", err)
+	defer c.Close()
+	for most := 50 * time.Millisecond; ; most *= 2 {
+		r.set("max_timeout", most.String())
+		askLater(background(t), c, cmdAnswer, 0).ends(t, client.ErrExpired)
+		if r.model("m").Batches == 1 {
+			return // it ended while the worker had it
+		}
+		if most > patience { // on a slow machine it ended before: then the next one has twice the time
+			t.Fatal("the worker never got a request")
+		}
 	}
-	a.ends(t, client.ErrExpired)
-	c.Close()
 }
 
 func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
@@ -156,10 +156,7 @@ func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
 	second := h.dial(client.WithWindow(24))
 	works(t, first, 60)
 	works(t, second, 60)
-	victim := start(t, role{Kind: "client", Socket: h.role.Socket, Model: theModel, Do: "read", Window: 1})
-	if line := <-victim.lines; line == "read" {
-		t.Error("a client got a window in a full ring")
-	}
+	h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: "read", Window: 1}}).refused(client.ErrRingFull)
 	first.Close()
 	h.eventually("room again", func() error {
 		c, err := h.tryDial(client.WithWindow(40))

@@ -2,11 +2,13 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"os/signal"
 	"syscall"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,17 +22,17 @@ const (
 // playClock sets the machine's clock forth and back. It is a process of its
 // own so that the clock is put right whatever becomes of the test: it ends by
 // itself, and before that at SIGTERM.
-func (r *role) playClock(ctx context.Context) error {
+func playClock(c *testbed.Child) error {
+	ctx := c.Context()
 	// Nothing may keep us from putting the clock right: no signal meant for
 	// the test, no reader that is gone, no busier process.
 	signal.Ignore(syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, -10)
 	clock := newWallClock()
 	if err := clock.set(0); err != nil {
-		say("clock_settime: %v", err)
-		return nil
+		return fmt.Errorf("clock_settime: %w", err)
 	}
-	say("jumping")
+	_ = c.Tell("jumping", nil)
 	defer clock.putRight()
 	for i := 0; i < jumps && ctx.Err() == nil; i++ {
 		by := jump

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
@@ -39,7 +39,7 @@ var timedRequests = []timedRequest{
 	{"answered at once, without one", func(_ *testing.T, m map[string]*client.Client) error {
 		return ask(context.Background(), m["quick"], cmdAnswer, 0, 1)
 	}, nil, 0, 2 * time.Second},
-	{"waiting for company for wait_time", func(_ *testing.T, m map[string]*client.Client) error {
+	{"waiting for others to batch with, for wait_time", func(_ *testing.T, m map[string]*client.Client) error {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
 		return ask(ctx, m["patient"], cmdAnswer, 0, 1)
@@ -82,11 +82,11 @@ func TestJumpsOfTheWallClockMoveNoDeadline(t *testing.T) {
 	if os.Getenv(clockEnv) == "" {
 		t.Skipf("sets the clock of the whole machine a minute forth and back, several times: only with %s=1", clockEnv)
 	}
-	specs := []modelSpec{
-		{Name: "quick", Slots: 64, MaxBatch: 8, WaitMS: 1, LeaseMS: 5000},
-		{Name: "patient", Slots: 64, MaxBatch: 8, WaitMS: 300, LeaseMS: 5000},
-		{Name: "slow", Slots: 64, MaxBatch: 1, WaitMS: 1, LeaseMS: 5000},
-		{Name: "unserved", Slots: 64, MaxBatch: 8, WaitMS: 1, LeaseMS: 5000},
+	specs := []testbed.Model{
+		{Name: "quick", Slots: 64, MaxBatch: 8, Wait: time.Millisecond, Lease: 5 * time.Second},
+		{Name: "patient", Slots: 64, MaxBatch: 8, Wait: 300 * time.Millisecond, Lease: 5 * time.Second},
+		{Name: "slow", Slots: 64, MaxBatch: 1, Wait: time.Millisecond, Lease: 5 * time.Second},
+		{Name: "unserved", Slots: 64, MaxBatch: 8, Wait: time.Millisecond, Lease: 5 * time.Second},
 	}
 	h := newHost(t, specs...)
 	models := map[string]*client.Client{}
@@ -96,13 +96,13 @@ func TestJumpsOfTheWallClockMoveNoDeadline(t *testing.T) {
 		}
 		models[m.Name] = h.dialModel(m.Name)
 	}
-	company := h.dialModel("patient") // that never comes: without it nobody would be waited for
+	other := h.dialModel("patient") // that sends nothing: without it nobody would be waited for
 	if t.Failed() {
 		t.FailNow()
 	}
 	works(t, models["quick"], 10)
 
-	clock := startClock(t)
+	clock := h.startClock()
 	var wg sync.WaitGroup
 	for _, r := range timedRequests {
 		wg.Add(1)
@@ -120,7 +120,7 @@ func TestJumpsOfTheWallClockMoveNoDeadline(t *testing.T) {
 	}()
 	h.wait(&wg)
 	clock.check()
-	company.Close()
+	other.Close()
 
 	for _, m := range specs {
 		if s := h.model(m.Name); s.WorkersLost+s.WorkersHung > 0 {
@@ -130,12 +130,8 @@ func TestJumpsOfTheWallClockMoveNoDeadline(t *testing.T) {
 	}
 	h.eventually("every request was ended once", func() error {
 		for _, m := range h.stats().Models {
-			ended := uint64(0)
-			for _, n := range m.Ended {
-				ended += n
-			}
-			if ended != m.Requests || m.SlotsFree != m.Slots {
-				return fmt.Errorf("%s: %d requests, of which ended %v; %d slots free", m.Name, m.Requests, m.Ended, m.SlotsFree)
+			if err := testbed.Settled(&m); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -165,7 +161,7 @@ func (h *host) dialModel(name string) *client.Client {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	c, err := client.Dial(ctx, name, client.WithSocket(h.role.Socket), client.WithWindow(4))
+	c, err := client.Dial(ctx, name, client.WithSocket(h.socket), client.WithWindow(4))
 	if err != nil {
 		h.t.Errorf("dial %s: %v", name, err)
 		return nil
@@ -184,30 +180,21 @@ type jumpingClock struct {
 	watched, ended chan struct{}
 }
 
-// startClock has the clock jump until that process is through.
-func startClock(t *testing.T) *jumpingClock {
-	t.Helper()
-	c := &jumpingClock{t: t, began: time.Now(), watched: make(chan struct{}), ended: make(chan struct{})}
-	c.proc = start(t, role{Kind: "clock"})
-	t.Cleanup(func() { // before it is killed: it must have put the clock right
-		c.proc.signal(syscall.SIGTERM)
-		_ = c.proc.wait()
+// startClock has the clock jump until that process is done.
+func (h *host) startClock() *jumpingClock {
+	h.t.Helper()
+	c := &jumpingClock{t: h.t, began: time.Now(), watched: make(chan struct{}), ended: make(chan struct{})}
+	c.proc = h.start(testbed.Spec{Role: "clock"})
+	h.t.Cleanup(func() { // before it is killed: it must have put the clock right
+		c.proc.Signal(syscall.SIGTERM)
+		_ = c.proc.end()
 	})
-	if line := <-c.proc.lines; line != "jumping" {
-		t.Skipf("the clock cannot be set here: %s", line)
-	}
+	c.proc.expect("jumping") // it was asked for: where the clock cannot be set, the test fails
 	go c.watch()
 	return c
 }
 
-func (c *jumpingClock) running() bool {
-	select {
-	case <-c.proc.done:
-		return false
-	default:
-		return true
-	}
-}
+func (c *jumpingClock) running() bool { return c.proc.Running() }
 
 // off is by how much the wall clock is off, measured by the monotonic one.
 func (c *jumpingClock) off() time.Duration {
@@ -232,8 +219,8 @@ func (c *jumpingClock) check() {
 	c.t.Helper()
 	<-c.watched
 	c.t.Logf("the clock went %v forth and %v back, and is off by %v now", c.forth, c.back, c.off())
-	if c.proc.err != nil || c.forth < 59*time.Second || c.back > -59*time.Second {
-		c.t.Errorf("the clock went %v forth and %v back: %v", c.forth, c.back, c.proc.err)
+	if c.proc.end() != nil || c.forth < 59*time.Second || c.back > -59*time.Second {
+		c.t.Errorf("the clock went %v forth and %v back: %v", c.forth, c.back, c.proc.State())
 	}
 	if off := c.off().Abs(); off > time.Second {
 		c.t.Errorf("the clock is off by %v", off)

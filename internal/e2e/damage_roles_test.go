@@ -2,78 +2,49 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand"
-	"os"
-	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// forkSleeper starts a child that inherits this process's connections to
-// brokers and sleeps.
-func forkSleeper() (int, error) {
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return 0, err
-	}
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return 0, err
-	}
-	files := []uintptr{null.Fd(), null.Fd(), null.Fd()} // not ours: the test reads them to their end
-	for _, e := range entries {
-		fd, _ := strconv.Atoi(e.Name())
-		if to, _ := os.Readlink("/proc/self/fd/" + e.Name()); fd > 2 && strings.HasPrefix(to, "socket:") {
-			files = append(files, uintptr(fd))
-		}
-	}
-	if len(files) == 3 {
-		return 0, fmt.Errorf("no connection to inherit")
-	}
-	text, _ := json.Marshal(role{Kind: "damage", Do: "sleep"})
-	return syscall.ForkExec("/proc/self/exe", []string{"sleeper"}, &syscall.ProcAttr{
-		Env: []string{roleEnv + "=" + string(text)}, Files: files,
-	})
-}
-
 // playDamage attaches as a client would, then breaks every rule it can.
-func (r *role) playDamage() error {
-	if r.Do == "sleep" {
-		time.Sleep(time.Minute)
-		return nil
+func playDamage(c *testbed.Child) error {
+	var j job
+	if err := c.Job(&j); err != nil {
+		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	say := func(what string) { _ = c.Tell(what, nil) }
+	ctx, cancel := context.WithTimeout(c.Context(), 20*time.Second)
 	defer cancel()
-	switch r.Do {
+	switch j.Do {
 	case "board":
-		return r.tryBoard(ctx)
+		return j.tryBoard(ctx, say)
 	case "chatter":
-		return r.chatter(ctx)
+		return j.chatter(ctx, say)
 	}
-	req := &control.Request{Op: control.OpClient, Model: r.Model.Name, Window: r.Window}
-	if strings.HasPrefix(r.Do, "worker") {
-		m := r.Model
+	req := &control.Request{Op: control.OpClient, Model: j.Model.Name, Window: j.Window}
+	if strings.HasPrefix(j.Do, "worker") {
+		m := j.Model
 		req = &control.Request{Op: control.OpWorker, Model: m.Name, Worker: &control.WorkerInfo{
-			Inputs: tensor.SpecTexts(m.signature().Inputs), Outputs: tensor.SpecTexts(m.signature().Outputs), Depth: 2}}
+			Inputs: tensor.SpecTexts(m.Signature().Inputs), Outputs: tensor.SpecTexts(m.Signature().Outputs), Depth: 2}}
 	}
-	s, err := attach.Open(ctx, r.Socket, shm.Memfd{}, req)
+	s, err := attach.Open(ctx, j.Socket, shm.Memfd{}, req)
 	if err != nil {
 		return err
 	}
 	say("attached")
-	rng := rand.New(rand.NewSource(r.Seed))
+	rng := rand.New(rand.NewSource(j.Seed))
 	words := s.Words.Bytes()
-	switch r.Do {
+	switch j.Do {
 	case "planes":
 		// Every byte of the payload, the header page included; then it
 		// behaves.
@@ -93,7 +64,7 @@ func (r *role) playDamage() error {
 		// Believable words, garbage in the entries.
 		fill(rng, words[4096:])
 		tail := (*[8]byte)(words[64:72])
-		tail[0] = byte(1 + rng.Intn(r.Window))
+		tail[0] = byte(1 + rng.Intn(j.Window))
 		s.Doorbell.Ring()
 	case "tail":
 		words[71] = 0xff
@@ -105,13 +76,13 @@ func (r *role) playDamage() error {
 }
 
 // chatter speaks on a connection that only its end should be heard of.
-func (r *role) chatter(ctx context.Context) error {
-	c, err := attach.Dial(ctx, r.Socket)
+func (j *job) chatter(ctx context.Context, say func(string)) error {
+	c, err := attach.Dial(ctx, j.Socket)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	_, fds, err := attach.Call(ctx, c, &control.Request{Op: control.OpClient, Model: r.Model.Name, Window: 1})
+	_, fds, err := attach.Call(ctx, c, &control.Request{Op: control.OpClient, Model: j.Model.Name, Window: 1})
 	if err != nil {
 		return err
 	}
@@ -146,13 +117,13 @@ func gone(s *attach.Session) bool {
 }
 
 // tryBoard asks for more rights to the board than a client has.
-func (r *role) tryBoard(ctx context.Context) error {
-	c, err := attach.Dial(ctx, r.Socket)
+func (j *job) tryBoard(ctx context.Context, say func(string)) error {
+	c, err := attach.Dial(ctx, j.Socket)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	rep, fds, err := attach.Call(ctx, c, &control.Request{Op: control.OpClient, Model: r.Model.Name, Window: 1})
+	rep, fds, err := attach.Call(ctx, c, &control.Request{Op: control.OpClient, Model: j.Model.Name, Window: 1})
 	if err != nil {
 		return err
 	}

@@ -5,14 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 func damage(h *host, do string, seed int64) *proc {
-	m := theModel
-	return start(h.t, role{Kind: "damage", Socket: h.role.Socket, Model: m, Do: do, Window: 8, Seed: seed})
+	return h.start(testbed.Spec{Role: "damage", Job: job{Socket: h.socket, Model: theModel, Do: do, Window: 8, Seed: seed}})
 }
 
 func TestAClientThatWritesGarbageIsThrownOutAndHarmsNobody(t *testing.T) {
@@ -34,7 +35,7 @@ func TestAClientThatWritesGarbageIsThrownOutAndHarmsNobody(t *testing.T) {
 		for seed := range int64(4) {
 			p := damage(h, do, seed)
 			p.expect("thrown out")
-			if err := p.wait(); err != nil {
+			if err := p.end(); err != nil {
 				t.Errorf("%s: %v", do, err)
 			}
 		}
@@ -57,18 +58,18 @@ func TestAClientThatSpoilsThePayloadSpoilsNothingElse(t *testing.T) {
 	before := h.dial()
 	p := damage(h, "planes", 1)
 	p.expect("done")
-	if err := p.wait(); err != nil {
+	if err := p.end(); err != nil {
 		t.Error(err)
 	}
 	works(t, before, 20)
 	after := h.dial() // the header it overwrote is not what others go by
 	works(t, after, 20)
 	second := h.worker(theModel)
-	w.kill()
+	w.Kill()
 	works(t, after, 20)
 	before.Close()
 	after.Close()
-	second.kill()
+	second.Kill()
 	h.settled()
 }
 
@@ -78,7 +79,7 @@ func TestAClientCannotWriteTheBoardOrShrinkASegment(t *testing.T) {
 	p.expect("mmap refused")
 	p.expect("mprotect refused")
 	p.expect("truncate refused")
-	if err := p.wait(); err != nil {
+	if err := p.end(); err != nil {
 		t.Error(err)
 	}
 	h.settled()
@@ -104,23 +105,20 @@ func TestAWorkerThatWritesGarbageIsKilledAndItsRequestsGoToAnother(t *testing.T)
 			}
 			works(t, c, 10)
 			c.Close()
-			_ = p.wait()
+			_ = p.end()
 			h.settled()
 		})
 	}
 }
 
 func TestAModelLargerThanTheMachineIsRefused(t *testing.T) {
-	huge := modelSpec{Name: "m", Slots: 1 << 20, MaxBatch: 1, Width: 1 << 22}
-	_, err := broker.New(broker.Config{Socket: t.TempDir() + "/s", OpenFolder: true, Models: []broker.ModelConfig{huge.config()}})
+	huge := testbed.Model{Name: "m", Slots: 1 << 20, MaxBatch: 1, Width: 1 << 22}
+	_, err := broker.New(broker.Config{Socket: t.TempDir() + "/s", OpenFolder: true, Models: []broker.ModelConfig{huge.Config()}})
 	if !errors.Is(err, client.ErrNoMemory) {
 		t.Errorf("declared: %v", err)
 	}
 	h := newHost(t)
-	p := start(t, role{Kind: "worker", Socket: h.role.Socket, Model: huge})
-	if line := <-p.lines; !errorSays(line, client.ErrNoMemory) {
-		t.Errorf("a worker that declares it was told %q", line)
-	}
+	h.newWorker(job{Model: huge}).refused(client.ErrNoMemory)
 	h.settled()
 	if n := len(h.stats().Models); n != 0 {
 		t.Errorf("%d models are left", n)
@@ -128,17 +126,13 @@ func TestAModelLargerThanTheMachineIsRefused(t *testing.T) {
 }
 
 // big is larger than what a limited process below may map.
-var big = modelSpec{Name: "m", Slots: 64, MaxBatch: 8, WaitMS: 1, LeaseMS: 20_000, Width: 1 << 20} // 8 MiB a row
+var big = testbed.Model{Name: "m", Slots: 64, MaxBatch: 8, Wait: time.Millisecond, Lease: 20 * time.Second, Width: 1 << 20} // 8 MiB a row
 
 func TestAClientThatIsRefusedTheMemorySaysSo(t *testing.T) {
 	h := newHost(t, big)
-	p := start(t, role{Kind: "client", Socket: h.role.Socket, Model: big, Do: "read", AddressMiB: 700})
-	if line := <-p.lines; !errorSays(line, client.ErrNoMemory) {
-		t.Errorf("it said %q", line)
-	}
-	if err := p.wait(); err == nil {
-		t.Error("it ended well")
-	}
+	p := h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: big, Do: "read"}, Limits: testbed.Limits{AddressMiB: 700}})
+	p.refused(client.ErrNoMemory)
+	p.exits(1)
 	h.worker(big)
 	c := h.dial(client.WithWindow(2))
 	if err := askSized(background(t), c, big.Width, cmdAnswer, 0, 1); err != nil {
@@ -149,16 +143,12 @@ func TestAClientThatIsRefusedTheMemorySaysSo(t *testing.T) {
 }
 
 func TestABrokerThatIsRefusedTheMemoryRefusesTheModelAndServesOthers(t *testing.T) {
-	h := newHost(t, theModel)
-	h.broker.kill()
-	h.role.AddressMiB = 700
+	h := idleHost(t, theModel)
+	h.limits.AddressMiB = 700
 	h.startBroker()
 	other := big
 	other.Name = "big"
-	p := start(t, role{Kind: "worker", Socket: h.role.Socket, Model: other})
-	if line := <-p.lines; !errorSays(line, client.ErrNoMemory) {
-		t.Errorf("the worker was told %q", line)
-	}
+	h.newWorker(job{Model: other}).refused(client.ErrNoMemory)
 	h.worker(theModel)
 	c := h.dial()
 	works(t, c, 5)
@@ -166,17 +156,13 @@ func TestABrokerThatIsRefusedTheMemoryRefusesTheModelAndServesOthers(t *testing.
 	h.settled()
 	h.stop()
 
-	h.role.Models = append(h.role.Models, other)
-	refused := start(t, h.role)
-	if line := <-refused.lines; !errorSays(line, client.ErrNoMemory) {
-		t.Errorf("the broker said %q", line)
-	}
+	h.job.Models = append(h.job.Models, other)
+	h.launch().refused(client.ErrNoMemory)
 }
 
 func TestABrokerOutOfDescriptorsSaysSoAndServesThoseItHas(t *testing.T) {
-	h := newHost(t, theModel)
-	h.broker.kill()
-	h.role.Descriptors = 60
+	h := idleHost(t, theModel)
+	h.limits.Descriptors = 60
 	h.startBroker()
 	h.worker(theModel)
 	var all []*client.Client

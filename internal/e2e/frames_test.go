@@ -2,8 +2,6 @@ package e2e
 
 import (
 	"encoding/binary"
-	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -33,7 +31,7 @@ func TestACostlyControlFrameIsRefusedAtOnceWithAReason(t *testing.T) {
 	h := newHost(t, theModel)
 	w, c := h.worker(theModel), h.dial()
 	works(t, c, 3)
-	before := peakMemory(t, h.broker.pid())
+	before := usageOf(t, h.broker.Pid()).Peak
 	for what, body := range costlyFrames() {
 		for range 5 {
 			start := time.Now()
@@ -51,18 +49,18 @@ func TestACostlyControlFrameIsRefusedAtOnceWithAReason(t *testing.T) {
 	}
 	// A frame is read into a buffer that doubles; garbage of a few of them
 	// may be there at once.
-	more := peakMemory(t, h.broker.pid()) - before
+	more := usageOf(t, h.broker.Pid()).Peak - before
 	t.Logf("the broker took %d MiB at most", more>>20)
 	if more > 40<<20 {
 		t.Errorf("the broker took %d MiB for frames of 1 MiB", more>>20)
 	}
 	works(t, c, 3)
 	c.Close()
-	w.kill()
+	w.Kill()
 	h.settled()
 }
 
-// Who writes a client in another language begins with one of these.
+// The first tries of a client in another language look like these.
 func TestAControlFrameOfOtherTypesIsRefusedWithAReason(t *testing.T) {
 	h := newHost(t, theModel)
 	for what, body := range map[string]string{
@@ -84,7 +82,7 @@ func TestAControlFrameOfOtherTypesIsRefusedWithAReason(t *testing.T) {
 
 // sendRaw sends a frame with any body and returns what the broker answers.
 func sendRaw(h *host, body string) (rep control.Reply, err error) {
-	conn, err := attach.Dial(h.t.Context(), h.role.Socket)
+	conn, err := attach.Dial(h.t.Context(), h.socket)
 	if err != nil {
 		return rep, err
 	}
@@ -96,20 +94,4 @@ func sendRaw(h *host, body string) (rep control.Reply, err error) {
 	}
 	_, err = control.Receive(conn, time.Now().Add(patience), &rep)
 	return rep, err
-}
-
-// peakMemory is the most a process has ever had resident, in bytes.
-func peakMemory(t *testing.T, pid int) (bytes int64) {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if n, _ := fmt.Sscanf(line, "VmHWM: %d kB", &bytes); n == 1 {
-			return bytes << 10
-		}
-	}
-	t.Fatalf("no VmHWM in %s", text)
-	return 0
 }

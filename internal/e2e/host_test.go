@@ -1,14 +1,11 @@
 package e2e
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -17,6 +14,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/stats"
 )
 
@@ -26,90 +24,156 @@ const patience = 30 * time.Second
 // host is a broker process with what belongs to it.
 type host struct {
 	t      *testing.T
-	dir    string
-	role   role // the broker's
+	bed    *testbed.Bed
+	socket string
+	job    testbed.BrokerJob
+	limits testbed.Limits // of the broker and of those that join it
 	broker *proc
-	before usage // of the broker, when nobody is attached
-	mine   usage // of this process, before the test
+	before testbed.Usage // of the broker, when nobody is attached
+	mine   testbed.Usage // of this process, before the test
 }
 
 // theModel is what most tests use: declared by configuration, so that it
 // stays when everybody leaves.
-var theModel = modelSpec{Name: "m", Slots: 64, MaxBatch: 8, WaitMS: 1, LeaseMS: 20_000}
+var theModel = testbed.Model{Name: "m", Slots: 64, MaxBatch: 8, Wait: time.Millisecond, Lease: 20 * time.Second}
 
-// newHost starts a broker and, when the test ends, checks that nothing is
-// left behind in it.
-func newHost(t *testing.T, models ...modelSpec) *host {
+// newHost starts a broker and, when the test ends, leaves nothing behind.
+func newHost(t *testing.T, models ...testbed.Model) *host {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "rb")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := &host{t: t, dir: dir, mine: usageOf(t, os.Getpid())}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	h.role = role{Kind: "broker", Socket: filepath.Join(dir, "b.sock"), Models: models}
+	h := idleHost(t, models...)
 	h.startBroker()
 	return h
 }
 
+// idleHost is a host whose broker has not been started.
+func idleHost(t *testing.T, models ...testbed.Model) *host {
+	t.Helper()
+	h := &host{t: t, mine: usageOf(t, os.Getpid())}
+	bed, err := testbed.New(context.Background()) // not the test's, which ends before its clean-up
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(bed.Close)
+	h.bed, h.socket = bed, bed.Path("b.sock")
+	h.job = testbed.BrokerJob{Socket: h.socket, Models: models}
+	return h
+}
+
+func usageOf(t *testing.T, pid int) testbed.Usage {
+	t.Helper()
+	u, err := testbed.UsageOf(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+// start runs this binary in a role. Its log is shown if the test failed.
+func (h *host) start(s testbed.Spec) *proc {
+	h.t.Helper()
+	p, err := h.bed.Start(s)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() {
+		if h.t.Failed() {
+			h.t.Logf("--- %s:\n%s", p, p.Log())
+		}
+	})
+	return &proc{p, h.t}
+}
+
+// launch starts a broker as this host's is, and does not wait for it.
+func (h *host) launch() *proc {
+	h.t.Helper()
+	return h.start(testbed.Spec{Role: "broker", Job: h.job, Limits: h.limits})
+}
+
 func (h *host) startBroker() {
 	h.t.Helper()
-	h.broker = start(h.t, h.role)
-	h.broker.expect("listening")
-	h.before = usageOf(h.t, h.broker.pid())
+	h.broker = h.launch()
+	h.broker.expect("ready")
+	h.before = usageOf(h.t, h.broker.Pid())
 }
 
 // worker starts a worker and waits until the broker has it.
-func (h *host) worker(m modelSpec) *proc { return h.workerThat("", m) }
+func (h *host) worker(m testbed.Model) *proc { return h.workerThat("", m) }
 
 // workerThat starts a worker with a habit; one that works "patiently" stops
 // in the middle of a slow request until it gets SIGUSR1.
-func (h *host) workerThat(do string, m modelSpec) *proc {
+func (h *host) workerThat(do string, m testbed.Model) *proc {
 	h.t.Helper()
-	p := start(h.t, role{Kind: "worker", Socket: h.role.Socket, Model: m, Do: do})
-	h.eventually("worker attached", func() error {
-		for _, w := range h.model(m.Name).Workers {
-			if w.Pid == p.pid() {
-				return nil
-			}
-		}
-		return fmt.Errorf("worker %d is not there", p.pid())
-	})
+	p := h.newWorker(job{Model: m, Do: do})
+	h.eventually("worker attached", func() error { _, err := h.workerStats(m.Name, p); return err })
 	return p
 }
 
+// newWorker starts a worker and does not wait for it.
+func (h *host) newWorker(j job) *proc {
+	h.t.Helper()
+	j.Socket = h.socket
+	return h.start(testbed.Spec{Role: "worker", Job: j, Limits: testbed.Limits{Group: h.limits.Group}})
+}
+
+// workerStats is what the statistics say of a worker.
+func (h *host) workerStats(model string, p *proc) (*stats.Worker, error) {
+	ws := h.model(model).Workers
+	for i := range ws {
+		if ws[i].Pid == p.Pid() {
+			return &ws[i], nil
+		}
+	}
+	return nil, fmt.Errorf("%s is not attached", p)
+}
+
+// client starts one that goes as far as told.
 func (h *host) client(do string) *proc {
-	return start(h.t, role{Kind: "client", Socket: h.role.Socket, Model: modelSpec{Name: "m"}, Do: do})
+	return h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: do}})
 }
 
 // dial attaches this process as a client; the caller closes it.
 func (h *host) dial(opts ...client.Option) *client.Client {
 	h.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	c, err := client.Dial(ctx, "m", append([]client.Option{client.WithSocket(h.role.Socket), client.WaitForModel()}, opts...)...)
+	c, err := h.tryDial(append(opts, client.WaitForModel())...)
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	return c
 }
 
-func (h *host) stats() *stats.Broker {
-	h.t.Helper()
+// tryDial dials once.
+func (h *host) tryDial(opts ...client.Option) (*client.Client, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	s, err := admin.New(h.role.Socket).Stats(ctx)
-	if err != nil {
-		h.t.Fatalf("stats: %v", err)
-	}
-	return s
+	return client.Dial(ctx, "m", append(opts, client.WithSocket(h.socket))...)
+}
+
+func (h *host) stats() *stats.Broker {
+	h.t.Helper()
+	return statsOf(h.t, h.socket)
 }
 
 // model is the statistics of one model, zero if the broker has none of that
 // name.
 func (h *host) model(name string) stats.Model {
 	h.t.Helper()
-	if m := h.stats().Model(name); m != nil {
+	return modelOf(h.t, h.socket, name)
+}
+
+func statsOf(t *testing.T, socket string) *stats.Broker {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	s, err := admin.New(socket).Stats(ctx)
+	if err != nil {
+		t.Fatalf("stats: %v", err)
+	}
+	return s
+}
+
+func modelOf(t *testing.T, socket, name string) stats.Model {
+	t.Helper()
+	if m := statsOf(t, socket).Model(name); m != nil {
 		return *m
 	}
 	return stats.Model{}
@@ -123,16 +187,8 @@ func (h *host) eventually(what string, f func() error) {
 
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
-	end := time.Now().Add(patience)
-	for {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		time.Sleep(2 * time.Millisecond)
+	if err := testbed.Eventually(patience, f); err != nil {
+		t.Fatalf("%s: %v", what, err)
 	}
 }
 
@@ -150,168 +206,6 @@ func (h *host) wait(wg *sync.WaitGroup) {
 	}
 }
 
-// settled waits until the broker has no client, and checks that every slot is
-// back, every accepted request was ended once, and that the broker holds no
-// descriptor, mapping or thread more than before anybody came. Workers that
-// are still attached are accounted for.
-func (h *host) settled() {
-	h.t.Helper()
-	h.eventually("everything is given back", func() error {
-		workers := 0
-		for _, m := range h.stats().Models {
-			ended := uint64(0)
-			for _, n := range m.Ended {
-				ended += n
-			}
-			workers += len(m.Workers)
-			if m.Clients != 0 || m.SlotsFree != m.Slots || m.QueueLength != 0 || m.Requests != ended {
-				return fmt.Errorf("%s: %d clients, %d of %d slots free, %d queued, %d requests of which ended %v",
-					m.Name, m.Clients, m.SlotsFree, m.Slots, m.QueueLength, m.Requests, m.Ended)
-			}
-		}
-		// A worker: connection, pidfd, doorbell; and its session.
-		want := h.before
-		want.fds += 3 * workers
-		want.maps += workers
-		return usageOf(h.t, h.broker.pid()).within(want)
-	})
-	h.eventually("this process has nothing left", func() error { return usageOf(h.t, os.Getpid()).within(h.mine) })
-}
-
-// stop ends the broker by SIGTERM and expects a clean drain.
-func (h *host) stop() {
-	h.t.Helper()
-	h.broker.signal(syscall.SIGTERM)
-	h.broker.expect("drained")
-	if err := h.broker.wait(); err != nil {
-		h.t.Errorf("broker: %v", err)
-	}
-	for _, name := range []string{h.role.Socket} {
-		if _, err := os.Lstat(name); !os.IsNotExist(err) {
-			h.t.Errorf("%s is still there: %v", name, err)
-		}
-	}
-}
-
-// proc is a child process.
-type proc struct {
-	t     *testing.T
-	what  string
-	cmd   *exec.Cmd
-	lines chan string
-	done  chan struct{}
-	err   error
-	log   lockedBuffer
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// start runs this binary in a role. It is killed when the test ends, and its
-// log is shown if the test failed.
-func start(t *testing.T, r role, change ...func(*exec.Cmd)) *proc {
-	t.Helper()
-	text, err := json.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &proc{t: t, what: strings.TrimSpace(r.Kind + " " + r.Do), lines: make(chan string, 1024), done: make(chan struct{})}
-	p.cmd = exec.Command(os.Args[0])
-	p.cmd.Env = append(os.Environ(), roleEnv+"="+string(text), "GORACE=atexit_sleep_ms=0") // -race: leave at once
-	p.cmd.Stderr = &p.log
-	p.cmd.WaitDelay = time.Second
-	for _, f := range change {
-		f(p.cmd)
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		for sc := bufio.NewScanner(out); sc.Scan(); {
-			p.lines <- sc.Text()
-		}
-		close(p.lines)
-		p.err = p.cmd.Wait()
-		close(p.done)
-	}()
-	t.Cleanup(func() {
-		p.kill()
-		if t.Failed() {
-			t.Logf("--- %s (pid %d):\n%s", p.what, p.pid(), p.log.String())
-		}
-	})
-	return p
-}
-
-func (p *proc) pid() int { return p.cmd.Process.Pid }
-
-func (p *proc) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) }
-
-// kill ends the process and waits for its end.
-func (p *proc) kill() {
-	p.signal(syscall.SIGKILL)
-	<-p.done
-}
-
-// wait waits for its end.
-func (p *proc) wait() error {
-	p.t.Helper()
-	select {
-	case <-p.done:
-		return p.err
-	case <-time.After(patience):
-		p.t.Fatalf("%s (pid %d) does not end", p.what, p.pid())
-		return nil
-	}
-}
-
-// expect waits for a line that begins with text, and returns the rest of it.
-func (p *proc) expect(text string) string {
-	p.t.Helper()
-	end := time.After(patience)
-	for {
-		select {
-		case line, ok := <-p.lines:
-			if !ok {
-				p.t.Fatalf("%s (pid %d) ended before it said %q\n%s", p.what, p.pid(), text, p.log.String())
-			}
-			if rest, ok := strings.CutPrefix(line, text); ok {
-				return strings.TrimSpace(rest)
-			}
-			if strings.HasPrefix(line, "error: ") {
-				p.t.Fatalf("%s (pid %d) said %q, not %q", p.what, p.pid(), line, text)
-			}
-		case <-end:
-			p.t.Fatalf("%s (pid %d) never said %q\n%s", p.what, p.pid(), text, p.log.String())
-		}
-	}
-}
-
-// tryDial dials once.
-func (h *host) tryDial(opts ...client.Option) (*client.Client, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	return client.Dial(ctx, "m", append([]client.Option{client.WithSocket(h.role.Socket)}, opts...)...)
-}
-
 // queued waits until that many requests wait in the broker's queue.
 func (h *host) queued(n int) {
 	h.t.Helper()
@@ -321,4 +215,89 @@ func (h *host) queued(n int) {
 		}
 		return nil
 	})
+}
+
+// settled waits until the broker has no client, and checks that every slot is
+// back, every accepted request was ended once, and that the broker holds no
+// descriptor, mapping or thread more than before anybody came. Workers that
+// are still attached are accounted for.
+func (h *host) settled() {
+	h.t.Helper()
+	h.eventually("everything is given back", func() error {
+		workers := 0
+		for _, m := range h.stats().Models {
+			workers += len(m.Workers)
+			if err := testbed.Settled(&m); err != nil {
+				return err
+			}
+		}
+		return usageOf(h.t, h.broker.Pid()).Within(h.before.WithWorkers(workers))
+	})
+	h.eventually("this process has nothing left", func() error { return usageOf(h.t, os.Getpid()).Within(h.mine) })
+}
+
+// draining waits until the broker says so.
+func (h *host) draining() {
+	h.t.Helper()
+	h.eventually("it is draining", func() error {
+		if !h.stats().Draining {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+}
+
+// drained expects that the broker finishes what it had accepted, and ends.
+func (h *host) drained() {
+	h.t.Helper()
+	h.broker.expect("drained")
+	if err := h.broker.end(); err != nil {
+		h.t.Errorf("broker: %v", err)
+	}
+}
+
+// stop ends the broker by SIGTERM.
+func (h *host) stop() {
+	h.t.Helper()
+	h.broker.Signal(syscall.SIGTERM)
+	h.drained()
+	if _, err := os.Lstat(h.socket); !os.IsNotExist(err) {
+		h.t.Errorf("%s is still there: %v", h.socket, err)
+	}
+}
+
+// proc is a child process of a test.
+type proc struct {
+	*testbed.Process
+	t *testing.T
+}
+
+// end waits for its end and returns its exit status as an error.
+func (p *proc) end() error {
+	p.t.Helper()
+	err := p.Wait(patience)
+	if errors.Is(err, testbed.ErrRunning) {
+		p.t.Fatalf("%s does not end", p)
+	}
+	return err
+}
+
+// expect waits for a message of that name.
+func (p *proc) expect(name string) {
+	p.t.Helper()
+	if err := p.Expect(name, nil, patience); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// refused expects that the process's first word is that error, whose text has
+// these parts.
+func (p *proc) refused(want error, parts ...string) {
+	p.t.Helper()
+	err := p.Expect("a refusal", nil, patience)
+	for _, part := range append(parts, want.Error()) {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			p.t.Errorf("%s was told %v, not %q", p, err, part)
+		}
+	}
 }

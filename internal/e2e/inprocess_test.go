@@ -3,17 +3,16 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/worker"
@@ -30,7 +29,7 @@ type ring struct {
 	wg     sync.WaitGroup
 }
 
-func inProcess(t *testing.T, mem shm.Memory, models ...modelSpec) *ring {
+func inProcess(t *testing.T, mem shm.Memory, models ...testbed.Model) *ring {
 	t.Helper()
 	if mem == nil {
 		mem = shm.Memfd{}
@@ -42,7 +41,7 @@ func inProcess(t *testing.T, mem shm.Memory, models ...modelSpec) *ring {
 	r := &ring{t: t, socket: filepath.Join(dir, "b.sock"), mem: mem, done: make(chan error, 1)}
 	cfg := broker.Config{Socket: r.socket, Memory: mem, Logger: slog.New(slog.DiscardHandler)}
 	for _, m := range models {
-		cfg.Models = append(cfg.Models, m.config())
+		cfg.Models = append(cfg.Models, m.Config())
 	}
 	b, err := broker.New(cfg)
 	if err != nil {
@@ -70,7 +69,7 @@ func (r *ring) worker(depth int, fn worker.Func) (leave func()) {
 	go func() {
 		defer r.wg.Done()
 		defer close(left)
-		err := worker.Serve(ctx, worker.Config{Model: "m", Signature: theModel.signature(), Socket: r.socket, Depth: depth, Memory: r.mem}, fn)
+		err := worker.Serve(ctx, worker.Config{Model: "m", Signature: theModel.Signature(), Socket: r.socket, Depth: depth, Memory: r.mem}, fn)
 		if err != nil && !errors.Is(err, context.Canceled) {
 			r.t.Errorf("worker: %v", err)
 		}
@@ -92,16 +91,15 @@ func (r *ring) dial(opts ...client.Option) *client.Client {
 
 func (r *ring) model(name string) stats.Model {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	s, err := admin.New(r.socket).Stats(ctx)
-	if err != nil {
-		r.t.Fatalf("stats: %v", err)
+	return modelOf(r.t, r.socket, name)
+}
+
+// set changes a key of the model's policy.
+func (r *ring) set(key, value string) {
+	r.t.Helper()
+	if err := admin.New(r.socket).Set(r.t.Context(), "m", map[string]string{key: value}); err != nil {
+		r.t.Fatal(err)
 	}
-	if m := s.Model(name); m != nil {
-		return *m
-	}
-	return stats.Model{}
 }
 
 func (r *ring) eventually(what string, f func() error) {
@@ -112,16 +110,8 @@ func (r *ring) eventually(what string, f func() error) {
 // settled waits until every slot is back and every request has ended once.
 func (r *ring) settled() {
 	r.t.Helper()
-	start := time.Now()
 	r.eventually("everything is given back", func() error {
-		m, ended := r.model("m"), uint64(0)
-		for _, n := range m.Ended {
-			ended += n
-		}
-		if m.Clients != 0 || m.SlotsFree != m.Slots || m.QueueLength != 0 || m.Requests != ended {
-			return fmt.Errorf("after %v: %d clients, %d of %d slots free, %d queued, %d requests of which ended %v, workers %+v",
-				time.Since(start), m.Clients, m.SlotsFree, m.Slots, m.QueueLength, m.Requests, m.Ended, m.Workers)
-		}
-		return nil
+		m := r.model("m")
+		return testbed.Settled(&m)
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -63,7 +64,7 @@ func TestRandomSchedulesEndEveryRequestOnceAndRightly(t *testing.T) {
 
 func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 	rng := rand.New(rand.NewSource(seed))
-	m := modelSpec{Name: "m", Slots: 256, MaxBatch: 1 + rng.Intn(12), WaitMS: 1, LeaseMS: 20_000}
+	m := testbed.Model{Name: "m", Slots: 256, MaxBatch: 1 + rng.Intn(12), Wait: time.Millisecond, Lease: 20 * time.Second}
 	r := inProcess(t, shm.NewHeap(), m)
 	exp := &expected{ends: map[string]int{}, t: t}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -143,7 +144,7 @@ func unsteady(seed int64) worker.Func {
 }
 
 // randomRequests runs requests until the client's life ends.
-func randomRequests(life context.Context, c *client.Client, m modelSpec, rng *rand.Rand, exp *expected) {
+func randomRequests(life context.Context, c *client.Client, m testbed.Model, rng *rand.Rand, exp *expected) {
 	for life.Err() == nil {
 		rows := 1 + rng.Intn(min(3, c.Model().Window, m.MaxBatch))
 		ctx, cancel := life, context.CancelFunc(func() {})
@@ -192,7 +193,7 @@ func giveUp(ctx context.Context, c *client.Client, rows int, exp *expected) {
 // followers, with deadlines and cancellations that hit each of them at any
 // moment. A watchdog looks for one that takes too long.
 func TestNoWaitIsForgotten(t *testing.T) {
-	m := modelSpec{Name: "m", Slots: 64, MaxBatch: 16, LeaseMS: 20_000}
+	m := testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: 20 * time.Second}
 	r := inProcess(t, shm.NewHeap(), m)
 	r.worker(2, obey)
 	c := r.dial(client.WithWindow(64))

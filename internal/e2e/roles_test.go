@@ -3,88 +3,20 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-func (r *role) play() int {
-	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
-	if r.Group != "" {
-		if err := os.WriteFile(r.Group+"/cgroup.procs", []byte("0"), 0o644); err != nil { // 0: whoever writes
-			say("error: %v", err)
-			return 2
-		}
-	}
-	if r.AddressMiB > 0 {
-		if err := limitAddressSpace(r.AddressMiB); err != nil {
-			say("error: %v", err)
-			return 2
-		}
-	}
-	if n := uint64(r.Descriptors); n > 0 {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}); err != nil {
-			say("error: %v", err)
-			return 2
-		}
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	var err error
-	switch r.Kind {
-	case "broker":
-		err = r.playBroker(ctx)
-	case "worker":
-		err = r.playWorker(ctx)
-	case "client":
-		err = r.playClient(ctx)
-	case "damage":
-		err = r.playDamage()
-	case "ballast":
-		err = r.playBallast()
-	case "clock":
-		err = r.playClock(ctx)
-	default:
-		err = fmt.Errorf("no role %q", r.Kind)
-	}
-	if err != nil {
-		say("error: %v", err)
-		return 1
-	}
-	return 0
-}
-
-func (r *role) playBroker(ctx context.Context) error {
-	cfg := broker.Config{Socket: r.Socket, OpenFolder: r.OpenFolder, AllowedUIDs: r.AllowedUIDs, DrainTime: time.Duration(r.DrainMS) * time.Millisecond}
-	for _, m := range r.Models {
-		cfg.Models = append(cfg.Models, m.config())
-	}
-	b, err := broker.New(cfg)
-	if err != nil {
-		return err
-	}
-	say("listening")
-	if err := b.Serve(ctx); err != nil {
-		return err
-	}
-	say("drained")
-	return nil
-}
-
-// The model of these tests: a row is some numbers, the first a command to the
-// worker, the second unlike any other request's; the answer is 3·x + 7 + j.
-const width = 16
-
+// The first number of a row is a command to the worker.
 const (
 	cmdAnswer = 0
 	cmdPoison = 0x0dead // the worker dies of it
@@ -93,58 +25,47 @@ const (
 	cmdFail   = 0x0fa11 // the worker fails this request alone
 )
 
-func (m modelSpec) signature() tensor.Signature {
-	n := m.Width
-	if n == 0 {
-		n = width
+func playWorker(c *testbed.Child) error {
+	var j job
+	if err := c.Job(&j); err != nil {
+		return err
 	}
-	return tensor.Signature{
-		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.I64, Shape: []int{n}}},
-		Outputs: []tensor.Spec{{Name: "y", DType: tensor.I64, Shape: []int{n}}},
+	w := obedient{say: func(what string) { _ = c.Tell(what, nil) }}
+	if j.Do == "patiently" {
+		w.patience = make(chan os.Signal, 1)
+		signal.Notify(w.patience, syscall.SIGUSR1)
 	}
+	cfg := j.Model.WorkerConfig(j.Socket)
+	cfg.Name = j.Name
+	return worker.Serve(c.Context(), cfg, w.obey)
 }
 
-func (m modelSpec) config() broker.ModelConfig {
-	return broker.ModelConfig{
-		Name: m.Name, Signature: m.signature(), Slots: m.Slots, Lease: time.Duration(m.LeaseMS) * time.Millisecond,
-		Policy: batcher.Config{MaxBatchSize: m.MaxBatch, WaitTime: time.Duration(m.WaitMS) * time.Millisecond},
-	}
+// obedient is a worker that answers, or does what a row commands.
+type obedient struct {
+	say      func(string)
+	patience chan os.Signal // if not nil, a slow request waits for one
 }
 
-func answer(x int64, j int) int64 { return 3*x + 7 + int64(j) }
-
-func (r *role) playWorker(ctx context.Context) error {
-	m := r.Model
-	if r.Do == "patiently" {
-		patiently = make(chan os.Signal, 1)
-		signal.Notify(patiently, syscall.SIGUSR1)
-	}
-	return worker.Serve(ctx, worker.Config{
-		Model: m.Name, Signature: m.signature(), Socket: r.Socket, Name: r.Name, Depth: r.Depth,
-		Policy: worker.Policy{MaxBatchSize: m.MaxBatch, WaitTime: time.Duration(m.WaitMS) * time.Millisecond, Slots: m.Slots, Lease: time.Duration(m.LeaseMS) * time.Millisecond},
-	}, obey)
+// obey is for workers in this process, which are asked for nothing strange.
+func obey(ctx context.Context, b *worker.Batch) error {
+	return (&obedient{say: func(string) {}}).obey(ctx, b)
 }
 
-// patiently, in a worker that should wait in the middle of a slow request, is
-// told when to go on (SIGUSR1).
-var patiently chan os.Signal
-
-// obey is the workers' function: it answers, or does what a row commands.
-func obey(_ context.Context, b *worker.Batch) error {
+func (w *obedient) obey(_ context.Context, b *worker.Batch) error {
 	for i := range b.Rows() {
 		x := worker.Row[int64](b.Input(0), i)
 		switch x[0] {
 		case cmdPoison:
-			say("poisoned")
+			w.say("poisoned")
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		case cmdHang:
-			say("hanging")
+			w.say("hanging")
 			select {}
 		case cmdSlow:
-			say("slow")
-			if patiently != nil {
-				<-patiently
+			w.say("slow")
+			if w.patience != nil {
+				<-w.patience
 			}
 			time.Sleep(time.Duration(x[2]) * time.Millisecond)
 		case cmdFail:
@@ -156,7 +77,7 @@ func obey(_ context.Context, b *worker.Batch) error {
 		}
 		y := worker.Row[int64](b.Output(0), i)
 		for j := range x {
-			y[j] = answer(x[j], j)
+			y[j] = testbed.Answer(x[j], j)
 		}
 	}
 	return nil
@@ -164,26 +85,31 @@ func obey(_ context.Context, b *worker.Batch) error {
 
 // playClient goes as far as told, says so, and stays there until it is
 // killed.
-func (r *role) playClient(ctx context.Context) error {
+func playClient(c *testbed.Child) error {
+	var j job
+	if err := c.Job(&j); err != nil {
+		return err
+	}
+	ctx := c.Context()
 	dial, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	opts := []client.Option{client.WithSocket(r.Socket)}
-	if r.Window > 0 {
-		opts = append(opts, client.WithWindow(r.Window))
+	opts := []client.Option{client.WithSocket(j.Socket)}
+	if j.Window > 0 {
+		opts = append(opts, client.WithWindow(j.Window))
 	}
-	c, err := client.Dial(dial, r.Model.Name, opts...)
+	conn, err := client.Dial(dial, j.Model.Name, opts...)
 	if err != nil {
 		return err
 	}
-	if r.Do == "attach" {
-		return stay("attach")
+	if j.Do == "attach" {
+		return stay(c, "attach")
 	}
-	req, err := c.Claim(ctx, 1)
+	req, err := conn.Claim(ctx, 1)
 	if err != nil {
 		return err
 	}
-	if r.Do == "claim" {
-		return stay("claim")
+	if j.Do == "claim" {
+		return stay(c, "claim")
 	}
 	view, err := req.Input("x")
 	if err != nil {
@@ -194,12 +120,12 @@ func (r *role) playClient(ctx context.Context) error {
 		return err
 	}
 	clear(x)
-	switch r.Do {
+	switch j.Do {
 	case "write":
 		for k := 0; ; k++ { // killed in the middle of it
 			x[k%len(x)]++
 			if k == len(x) {
-				say("write")
+				_ = c.Tell("write", nil)
 			}
 		}
 	case "wait":
@@ -208,38 +134,47 @@ func (r *role) playClient(ctx context.Context) error {
 	if err := req.Commit(ctx); err != nil {
 		return err
 	}
-	if r.Do == "wait" {
-		say("wait")
+	if j.Do == "wait" {
+		_ = c.Tell("wait", nil)
 	}
 	if err := req.Wait(ctx); err != nil {
 		return err
 	}
-	if r.Do == "fork" {
-		// A child that keeps the connection open, and outlives us.
+	if j.Do == "fork" {
 		pid, err := forkSleeper()
 		if err != nil {
 			return err
 		}
-		say("forked %d", pid)
+		_ = c.Tell("forked", pid)
 	}
-	return stay("read")
+	return stay(c, "read")
 }
 
-func stay(stage string) error {
-	say("%s", stage)
+func stay(c *testbed.Child, stage string) error {
+	_ = c.Tell(stage, nil)
 	select {}
 }
 
-// limitAddressSpace refuses this process more than mib beyond what it has.
-func limitAddressSpace(mib int) error {
-	var size, rest uint64
-	text, err := os.ReadFile("/proc/self/statm")
+// forkSleeper starts a child that inherits this process's connections to
+// brokers, and outlives it.
+func forkSleeper() (int, error) {
+	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if _, err := fmt.Sscan(string(text), &size, &rest); err != nil {
-		return err
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return 0, err
 	}
-	limit := size*uint64(os.Getpagesize()) + uint64(mib)<<20
-	return unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: limit, Max: limit})
+	files := []uintptr{null.Fd(), null.Fd(), null.Fd()} // not ours: the test reads them to their end
+	for _, e := range entries {
+		fd, _ := strconv.Atoi(e.Name())
+		if to, _ := os.Readlink("/proc/self/fd/" + e.Name()); fd > 2 && strings.HasPrefix(to, "socket:") {
+			files = append(files, uintptr(fd))
+		}
+	}
+	if len(files) == 3 {
+		return 0, fmt.Errorf("no connection to inherit")
+	}
+	return syscall.ForkExec("/bin/sleep", []string{"sleep", "60"}, &syscall.ProcAttr{Files: files})
 }

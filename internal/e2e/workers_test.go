@@ -11,14 +11,9 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
-
-func background(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
-	return ctx
-}
 
 func TestTheRequestsOfAKilledWorkerAreAnsweredByAnother(t *testing.T) {
 	h := newHost(t, theModel)
@@ -27,7 +22,7 @@ func TestTheRequestsOfAKilledWorkerAreAnsweredByAnother(t *testing.T) {
 	slow := askLater(background(t), c, cmdSlow, 1)
 	first.expect("slow")
 	second := h.worker(theModel)
-	first.kill()
+	first.Kill()
 	second.expect("slow") // the same request, from the same bytes
 	slow.ends(t, nil)
 	works(t, c, 20)
@@ -38,15 +33,15 @@ func TestTheRequestsOfAKilledWorkerAreAnsweredByAnother(t *testing.T) {
 	}
 }
 
-func TestRestartsAreCountedForWhoeverFollowsNotForWhoeverStays(t *testing.T) {
+func TestRestartsAreCountedForTheWorkerThatFollowsNotForTheOneThatStays(t *testing.T) {
 	h := newHost(t, theModel)
 	attach := func() *proc {
-		p := start(t, role{Kind: "worker", Socket: h.role.Socket, Model: theModel, Name: "twin"})
-		h.eventually("it is attached", func() error { _, err := h.restartsOf(p); return err })
+		p := h.newWorker(job{Model: theModel, Name: "twin"})
+		h.eventually("it is attached", func() error { _, err := h.workerStats("m", p); return err })
 		return p
 	}
 	stays, goes := attach(), attach()
-	goes.kill()
+	goes.Kill()
 	h.eventually("one is left", func() error {
 		if n := len(h.model("m").Workers); n != 1 {
 			return fmt.Errorf("%d workers", n)
@@ -55,21 +50,11 @@ func TestRestartsAreCountedForWhoeverFollowsNotForWhoeverStays(t *testing.T) {
 	})
 	follows := attach()
 	for p, want := range map[*proc]int{stays: 0, follows: 1} {
-		if n, err := h.restartsOf(p); n != want || err != nil {
-			t.Errorf("%d restarts, not %d, %v", n, want, err)
+		if w, err := h.workerStats("m", p); err != nil || w.Restarts != want {
+			t.Errorf("%+v, %v: want %d restarts", w, err, want)
 		}
 	}
 	h.settled()
-}
-
-// restartsOf is what the statistics say of a worker.
-func (h *host) restartsOf(p *proc) (int, error) {
-	for _, w := range h.model("m").Workers {
-		if w.Pid == p.pid() {
-			return w.Restarts, nil
-		}
-	}
-	return 0, fmt.Errorf("worker %d is not there", p.pid())
 }
 
 func TestWithoutAWorkerRequestsWaitForOneOrForTheirDeadline(t *testing.T) {
@@ -81,7 +66,7 @@ func TestWithoutAWorkerRequestsWaitForOneOrForTheirDeadline(t *testing.T) {
 	defer cancel()
 	patient, hasty := askLater(ctx, c, cmdSlow, 1), askLater(short, c, cmdSlow, 1)
 	first.expect("slow")
-	first.kill()
+	first.Kill()
 	hasty.ends(t, client.ErrExpired)
 	select {
 	case err := <-patient:
@@ -99,14 +84,14 @@ func TestAModelThatAWorkerDeclaredOutlivesItForItsClients(t *testing.T) {
 	first := h.worker(theModel)
 	c := h.dial()
 	works(t, c, 3)
-	first.kill()
+	first.Kill()
 	waiting := askLater(background(t), c, cmdAnswer, 0)
 	h.queued(1)
 	second := h.worker(theModel)
 	waiting.ends(t, nil)
 	c.Close()
-	second.signal(syscall.SIGTERM)
-	if err := second.wait(); err != nil {
+	second.Signal(syscall.SIGTERM)
+	if err := second.end(); err != nil {
 		t.Errorf("worker: %v", err)
 	}
 	h.eventually("the model is forgotten", func() error {
@@ -144,8 +129,8 @@ func TestAWorkerThatIsToldToStopFinishesAndIsNotKilled(t *testing.T) {
 	}
 	for range 5 { // under load: it must not run for ever because there is always a next batch
 		w := h.worker(theModel)
-		w.signal(syscall.SIGTERM)
-		if err := w.wait(); err != nil {
+		w.Signal(syscall.SIGTERM)
+		if err := w.end(); err != nil {
 			t.Errorf("worker: %v", err)
 		}
 	}
@@ -160,16 +145,16 @@ func TestAWorkerThatIsToldToStopFinishesAndIsNotKilled(t *testing.T) {
 
 func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing.T) {
 	m := theModel
-	m.LeaseMS = 1000
+	m.Lease = time.Second
 	h := newHost(t, m)
 	first := h.worker(m)
 	c := h.dial()
-	// It hangs whoever runs it: the third worker's death ends it.
+	// It hangs every worker that runs it: the third one's death ends it.
 	hang := askLater(background(t), c, cmdHang, 0)
 	for w := first; ; {
 		w.expect("hanging")
 		next := h.worker(m)
-		if err := w.wait(); err == nil {
+		if err := w.end(); err == nil {
 			t.Error("a hung worker ended well")
 		}
 		w = next
@@ -188,7 +173,7 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 
 func TestAPoisonousInputFailsAloneAndItsNeighboursSucceed(t *testing.T) {
 	m := theModel
-	m.WaitMS = 20 // so that they share a batch
+	m.Wait = 20 * time.Millisecond // so that they share a batch
 	h := newHost(t, m)
 	stop := make(chan struct{})
 	var keeper sync.WaitGroup
@@ -196,9 +181,9 @@ func TestAPoisonousInputFailsAloneAndItsNeighboursSucceed(t *testing.T) {
 	go func() { // as a supervisor would
 		defer keeper.Done()
 		for {
-			w := start(t, role{Kind: "worker", Socket: h.role.Socket, Model: m})
+			w := h.newWorker(job{Model: m})
 			select {
-			case <-w.done:
+			case <-w.Ended():
 			case <-stop:
 				return
 			}
@@ -227,7 +212,7 @@ func TestAPoisonousInputFailsAloneAndItsNeighboursSucceed(t *testing.T) {
 
 func TestAWorkerMayFailOneRequestOfABatch(t *testing.T) {
 	m := theModel
-	m.WaitMS = 20
+	m.Wait = 20 * time.Millisecond
 	h := newHost(t, m)
 	h.worker(m)
 	c := h.dial()
@@ -240,8 +225,8 @@ func TestAWorkerMayFailOneRequestOfABatch(t *testing.T) {
 }
 
 // A broker and a worker in one process: the broker cannot kill itself.
-func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsThrough(t *testing.T) {
-	r := inProcess(t, nil, modelSpec{Name: "m", Slots: 16, MaxBatch: 1, LeaseMS: 1000})
+func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
+	r := inProcess(t, nil, testbed.Model{Name: "m", Slots: 16, MaxBatch: 1, Lease: time.Second})
 	release := make(chan struct{})
 	entered := make(chan struct{}, 16)
 	r.worker(2, func(ctx context.Context, b *worker.Batch) error {
@@ -272,9 +257,9 @@ func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsThrough(t *testing.T
 	r.settled()
 }
 
-func TestAQuarantinedWorkerThatHangsUpIsForgottenOnceItIsThrough(t *testing.T) {
-	r := inProcess(t, nil, modelSpec{Name: "m", Slots: 16, MaxBatch: 1, LeaseMS: 1000})
-	w, err := worker.Attach(background(t), worker.Config{Model: "m", Signature: theModel.signature(), Socket: r.socket})
+func TestAQuarantinedWorkerThatHangsUpIsForgottenOnceItIsDone(t *testing.T) {
+	r := inProcess(t, nil, testbed.Model{Name: "m", Slots: 16, MaxBatch: 1, Lease: time.Second})
+	w, err := worker.Attach(background(t), worker.Config{Model: "m", Signature: theModel.Signature(), Socket: r.socket})
 	if err != nil {
 		t.Fatal(err)
 	}

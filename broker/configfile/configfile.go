@@ -1,4 +1,5 @@
-package broker
+// Package configfile reads the broker's configuration file (TOML).
+package configfile
 
 import (
 	"fmt"
@@ -9,7 +10,9 @@ import (
 
 	"github.com/BurntSushi/toml"
 
+	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -29,7 +32,7 @@ import (
 //	command = ["ringbatch", "torch", "resnet50.jit"]
 //	instances = 3
 //	gpus = [0]
-type fileConfig struct {
+type file struct {
 	Socket     string        `toml:"socket"`
 	AllowUIDs  []int         `toml:"allow_uids"`
 	OpenFolder bool          `toml:"open_folder"`
@@ -49,15 +52,15 @@ type fileWorker struct {
 	StopTime         *fileDuration     `toml:"stop_time"`
 }
 
-func (f *fileWorker) worker() (WorkerConfig, error) {
-	w := WorkerConfig{
+func (f *fileWorker) worker() (supervise.Worker, error) {
+	w := supervise.Worker{
 		Command: f.Command, Instances: int(f.Instances), GPUs: f.GPUs, Env: f.Env,
 		ThreadPercentage: int(f.ThreadPercentage), StopTime: f.StopTime.value(),
 	}
 	if f.StopTime != nil && w.StopTime == 0 {
 		return w, fmt.Errorf("%w: stop_time is 0, must be positive", status.ErrInvalid)
 	}
-	return w, w.fill()
+	return w, w.Fill()
 }
 
 type fileModel struct {
@@ -88,7 +91,7 @@ type fileLevel struct {
 type fileDuration time.Duration
 
 func (d *fileDuration) UnmarshalTOML(v any) error {
-	t, err := ParseDuration(fmt.Sprint(v))
+	t, err := broker.ParseDuration(fmt.Sprint(v))
 	*d = fileDuration(t)
 	return err
 }
@@ -112,57 +115,57 @@ func (c *fileCount) UnmarshalTOML(v any) error {
 	return nil
 }
 
-// LoadConfig reads a configuration file. Unknown keys are errors: a misspelt
+// Load reads a configuration file. Unknown keys are errors: a misspelt
 // wait_time must not pass as "default".
-func LoadConfig(path string) (Config, error) {
+func Load(path string) (broker.Config, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return Config{}, fmt.Errorf("configuration: %w", err)
+		return broker.Config{}, fmt.Errorf("configuration: %w", err)
 	}
-	cfg, err := ParseConfig(string(text))
+	cfg, err := Parse(string(text))
 	if err != nil {
-		return Config{}, fmt.Errorf("configuration %s: %w", path, err)
+		return broker.Config{}, fmt.Errorf("configuration %s: %w", path, err)
 	}
 	return cfg, nil
 }
 
-// ParseConfig reads the text of a configuration file.
-func ParseConfig(text string) (Config, error) {
-	var f fileConfig
+// Parse reads the text of a configuration file.
+func Parse(text string) (broker.Config, error) {
+	var f file
 	meta, err := toml.Decode(text, &f)
 	if err != nil {
-		return Config{}, fmt.Errorf("%w: %v", status.ErrInvalid, err)
+		return broker.Config{}, fmt.Errorf("%w: %v", status.ErrInvalid, err)
 	}
 	if unknown := meta.Undecoded(); len(unknown) > 0 {
-		return Config{}, fmt.Errorf("%w: unknown key %q", status.ErrInvalid, unknown[0].String())
+		return broker.Config{}, fmt.Errorf("%w: unknown key %q", status.ErrInvalid, unknown[0].String())
 	}
-	cfg := Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: int(f.MaxClients), MPS: f.MPS}
+	cfg := broker.Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: int(f.MaxClients), MPS: f.MPS}
 	if f.DrainTime != nil && cfg.DrainTime == 0 {
 		cfg.DrainTime = -1 // asked for, not left open
 	}
 	for i := range f.Models {
 		m, err := f.Models[i].model()
 		if err != nil {
-			return Config{}, fmt.Errorf("model %q: %w", f.Models[i].Name, err)
+			return broker.Config{}, fmt.Errorf("model %q: %w", f.Models[i].Name, err)
 		}
 		cfg.Models = append(cfg.Models, m)
 	}
 	for i := range f.Workers {
 		w, err := f.Workers[i].worker()
 		if err != nil {
-			return Config{}, err
+			return broker.Config{}, err
 		}
 		cfg.Workers = append(cfg.Workers, w)
 	}
 	return cfg, nil
 }
 
-func (f *fileModel) model() (ModelConfig, error) {
+func (f *fileModel) model() (broker.ModelConfig, error) {
 	sig, err := tensor.ParseSignature(f.Inputs, f.Outputs)
 	if err != nil {
-		return ModelConfig{}, err
+		return broker.ModelConfig{}, err
 	}
-	m := ModelConfig{Name: f.Name, Signature: sig, Slots: int(f.Slots), Lease: f.Lease.value(), Policy: batcher.Config{
+	m := broker.ModelConfig{Name: f.Name, Signature: sig, Slots: int(f.Slots), Lease: f.Lease.value(), Policy: batcher.Config{
 		MaxBatchSize: int(f.MaxBatchSize), WaitTime: f.WaitTime.value(), PreferredSizes: f.Preferred, DefaultLevel: f.DefaultLevel,
 		Ageing: f.Ageing.value(), PreserveOrder: f.PreserveOrder,
 	}}
@@ -175,7 +178,7 @@ func (f *fileModel) model() (ModelConfig, error) {
 	for _, l := range f.Levels {
 		lp := batcher.LevelPolicy{MaxQueue: l.MaxQueue, DefaultTimeout: l.DefaultTimeout.value(), MaxTimeout: l.MaxTimeout.value()}
 		if l.OnTimeout != "" {
-			if lp.OnTimeout, err = parseAction(l.OnTimeout); err != nil {
+			if lp.OnTimeout, err = broker.ParseAction(l.OnTimeout); err != nil {
 				return m, fmt.Errorf("%w: on_timeout %q: %v", status.ErrInvalid, l.OnTimeout, err)
 			}
 		}

@@ -1,4 +1,4 @@
-package broker
+package supervise
 
 import (
 	"bytes"

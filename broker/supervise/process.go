@@ -1,4 +1,4 @@
-package broker
+package supervise
 
 import (
 	"bufio"
@@ -29,14 +29,18 @@ import (
 //
 // The supervisor's mutex guards what snapshot reads.
 type process struct {
-	s     *supervisor
+	s     *Supervisor
 	name  string
 	model string
-	cfg   *WorkerConfig
+	cfg   *Worker
 	gpu   int           // -1: whatever is visible
 	stop  chan struct{} // closed by the supervisor
+	// lostBatch gets a word when a worker of this life died with a batch; the
+	// broker may see the death before or after we do.
+	lostBatch chan struct{}
 
-	pid      int
+	pid      int // 0 while it does not run
+	life     int // the pid of its present or last life
 	state    string
 	since    time.Time
 	restarts int
@@ -67,9 +71,12 @@ func (p *process) run() {
 		case <-p.stop:
 			p.set("stopped", 0, why)
 			return
+		case <-p.lostBatch:
+			p.s.log.Info("it died with a batch: starting it again at once", "worker", p.name)
+			backoff = firstBackoff
 		case <-time.After(backoff):
+			backoff = min(2*backoff, lastBackoff)
 		}
-		backoff = min(2*backoff, lastBackoff)
 		p.s.mu.Lock()
 		p.restarts++
 		p.s.mu.Unlock()
@@ -94,6 +101,10 @@ func (p *process) live() (group int, why string, stopped bool) {
 
 	if err := cmd.Start(); err != nil {
 		return 0, err.Error(), false
+	}
+	select {
+	case <-p.lostBatch: // of the life before
+	default:
 	}
 	p.set("running", cmd.Process.Pid, "")
 	p.s.log.Info("worker process started", "worker", p.name, "pid", cmd.Process.Pid, "command", strings.Join(p.cfg.Command, " "))
@@ -203,6 +214,9 @@ func (p *process) set(state string, pid int, why string) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
 	p.state, p.pid, p.since = state, pid, time.Now()
+	if pid != 0 {
+		p.life = pid
+	}
 	if why != "" {
 		p.lastEnd = why
 	}

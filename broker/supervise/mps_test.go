@@ -1,4 +1,4 @@
-package broker
+package supervise
 
 import (
 	"os"
@@ -37,17 +37,15 @@ func installFakeMPS(t *testing.T) string {
 	return book
 }
 
-func withMPS(cfg *Config) { cfg.MPS = true }
-
 func TestAPrivateMPSDaemonIsStartedForTheWorkersAndStoppedAfterThem(t *testing.T) {
 	book := installFakeMPS(t)
 	w := role("worker")
 	w.ThreadPercentage = 40
-	s := supervise(t, withMPS, w)
-	st := s.until("the worker attaches", attached(1))
-	pipe := filepath.Join(filepath.Dir(s.b.Socket()), "mps-b", "pipe")
-	if st.MPS != "own daemon, pipe "+pipe {
-		t.Error(st.MPS)
+	s := start(t, true, w)
+	s.until("the worker works", s.says("msg=working", 1))
+	pipe := filepath.Join(filepath.Dir(s.socket), "mps-b", "pipe")
+	if _, mps := s.Snapshot(); mps != "own daemon, pipe "+pipe {
+		t.Error(mps)
 	}
 	if log := s.log.String(); !strings.Contains(log, "pipe "+pipe+" percentage 40") {
 		t.Errorf("the worker was not told:\n%s", log)
@@ -71,9 +69,10 @@ func TestARunningMPSDaemonIsUsedAndLeftAlone(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(pipe, "control"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := supervise(t, withMPS, role("worker"))
-	if st := s.until("the worker attaches", attached(1)); st.MPS != "daemon of the system, pipe "+pipe {
-		t.Error(st.MPS)
+	s := start(t, true, role("worker"))
+	s.until("the worker works", s.says("msg=working", 1))
+	if _, mps := s.Snapshot(); mps != "daemon of the system, pipe "+pipe {
+		t.Error(mps)
 	}
 	s.end()
 	if text, _ := os.ReadFile(book); strings.Contains(string(text), "started") || strings.Contains(string(text), "quit") {
@@ -84,9 +83,10 @@ func TestARunningMPSDaemonIsUsedAndLeftAlone(t *testing.T) {
 func TestWithoutMPSTheBrokerSaysSoAndGoesOn(t *testing.T) {
 	t.Run("not installed", func(t *testing.T) {
 		t.Setenv("PATH", t.TempDir())
-		s := supervise(t, withMPS, role("worker"))
-		if st := s.until("the worker attaches", attached(1)); st.MPS != "not available: nvidia-cuda-mps-control is not installed here" {
-			t.Error(st.MPS)
+		s := start(t, true, role("worker"))
+		s.until("the worker works", s.says("msg=working", 1))
+		if _, mps := s.Snapshot(); mps != "not available: nvidia-cuda-mps-control is not installed here" {
+			t.Error(mps)
 		}
 		if !strings.Contains(s.log.String(), "no MPS: GPU workers will take turns") {
 			t.Error(s.log)
@@ -95,9 +95,10 @@ func TestWithoutMPSTheBrokerSaysSoAndGoesOn(t *testing.T) {
 	t.Run("does not start", func(t *testing.T) {
 		installFakeMPS(t)
 		t.Setenv("FAKE_MPS_BROKEN", "1")
-		s := supervise(t, withMPS, role("worker"))
-		if st := s.until("the worker attaches", attached(1)); !strings.HasPrefix(st.MPS, "not available: nvidia-cuda-mps-control -d") {
-			t.Error(st.MPS)
+		s := start(t, true, role("worker"))
+		s.until("the worker works", s.says("msg=working", 1))
+		if _, mps := s.Snapshot(); !strings.HasPrefix(mps, "not available: nvidia-cuda-mps-control -d") {
+			t.Error(mps)
 		}
 	})
 }

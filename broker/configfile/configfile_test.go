@@ -1,0 +1,76 @@
+package configfile
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/status"
+)
+
+const plainModel = "[[model]]\nname = \"m\"\ninputs = [\"x:f32[4]\"]\noutputs = [\"y:f32[4]\"]\n"
+
+func TestAZeroThatIsWrittenDownIsNotTakenForTheDefault(t *testing.T) {
+	cfg, err := Parse("drain_time = 0\n" + plainModel + "wait_time = 0\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.DrainTime >= 0 || cfg.Models[0].Policy.WaitTime >= 0 { // 0 is the default
+		t.Errorf("%v, %v", cfg.DrainTime, cfg.Models[0].Policy.WaitTime)
+	}
+	if _, err := Parse(plainModel + "lease = 0\n"); !errors.Is(err, status.ErrInvalid) {
+		t.Errorf("lease = 0: %v", err)
+	}
+}
+
+func TestADurationIsANumber(t *testing.T) {
+	for _, key := range []string{"wait_time", "lease", "ageing"} {
+		for _, value := range []string{"nan", "-nan", "inf", "-1", "true", "[1]", "\"soon\""} {
+			if _, err := Parse(plainModel + key + " = " + value + "\n"); !errors.Is(err, status.ErrInvalid) {
+				t.Errorf("%s = %s: %v", key, value, err)
+			}
+		}
+	}
+}
+
+func TestACountIsOneOrMore(t *testing.T) {
+	for _, text := range []string{"max_clients = 0\n" + plainModel, plainModel + "slots = 0\n", plainModel + "max_batch_size = 0\n", plainModel + "max_batch_size = 1.5\n", plainModel + "[[model.worker]]\ncommand = [\"w\"]\ninstances = 0\n"} {
+		if _, err := Parse(text); !errors.Is(err, status.ErrInvalid) {
+			t.Errorf("%s\n%v", text, err)
+		}
+	}
+}
+
+func TestWorkerTablesAreRead(t *testing.T) {
+	cfg, err := Parse(`
+mps = true
+[[worker]]
+command = ["own"]
+[[model]]
+name = "m"
+inputs = ["x:f32[4]"]
+outputs = ["y:f32[4]"]
+[[model.worker]]
+command = ["a", "b"]
+instances = 3
+gpus = [0, 1]
+env = { K = "v" }
+thread_percentage = 33
+stop_time = "2s"
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := cfg.Models[0].Workers[0]
+	if !cfg.MPS || len(cfg.Workers) != 1 || w.Command[1] != "b" || w.Instances != 3 || w.GPUs[1] != 1 || w.Env["K"] != "v" ||
+		w.ThreadPercentage != 33 || w.StopTime != 2*time.Second {
+		t.Errorf("%+v", cfg)
+	}
+	for _, bad := range []string{"instances = 2", `command = ["a"]` + "\ninstances = -1", `command = ["a"]` + "\nthread_percentage = 101", `command = ["a"]` + "\ngpus = [-1]",
+		// 0 would pass as the default; A=B is no name.
+		`command = ["a"]` + "\nthread_percentage = 0", `command = ["a"]` + "\nstop_time = 0", `command = ["a"]` + "\nenv = { \"A=B\" = \"c\" }"} {
+		if _, err := Parse("[[worker]]\n" + bad); err == nil {
+			t.Errorf("accepted %q", bad)
+		}
+	}
+}

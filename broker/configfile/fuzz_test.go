@@ -1,0 +1,38 @@
+package configfile
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/ringbatch/ringbatch/status"
+)
+
+func FuzzParse(f *testing.F) {
+	for _, text := range []string{
+		"",
+		"socket = \"/run/ringbatch/broker.sock\"\nallow_uids = [1000]\nopen_folder = true\ndrain_time = \"5s\"\nmax_clients = 9\n",
+		"[[model]]\nname = \"m\"\ninputs = [\"x:f32[3,224,224]\"]\noutputs = [\"y:f32[1000]\"]\nmax_batch_size = 32\nwait_time = \"5ms\"\n",
+		"[[model]]\nname = \"m\"\ninputs = [\"x:i32[<=512]\"]\noutputs = [\"y:f32[2]\"]\nslots = 99999999999\nlease = \"-1s\"\n",
+		"[[model]]\nname = \"m\"\ninputs = [\"x:f32[1]\"]\noutputs = [\"y:f32[1]\"]\n[[model.worker]]\ncommand = [\"w\"]\ninstances = 3\ngpus = [0]\n",
+		"[[model]]\nname = 7\n",
+	} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		cfg, err := Parse(text)
+		if err != nil {
+			return
+		}
+		// What was accepted has a layout, or a named reason why not.
+		for i := range cfg.Models {
+			layout, err := cfg.Models[i].Layout()
+			var s status.Code
+			if err != nil && !errors.As(err, &s) {
+				t.Fatalf("unnamed error: %v", err)
+			}
+			if err == nil && (layout.PlanesSize < 0 || layout.BoardSize < 0) {
+				t.Fatalf("layout of %d and %d bytes", layout.PlanesSize, layout.BoardSize)
+			}
+		}
+	})
+}

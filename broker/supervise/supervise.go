@@ -1,0 +1,266 @@
+// Package supervise runs worker processes: it starts those that a
+// configuration declares, logs what they print, starts them again when they
+// end, and ends them, with all that they started, when it is stopped. It can
+// have them share GPUs through MPS (mps.go).
+//
+// It does not know the broker. The broker tells it what only the broker can
+// see: that a process attached (Attached), or left with a batch (Left).
+package supervise
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// Worker declares worker processes to start, watch and start again:
+// [[model.worker]] in the configuration file.
+type Worker struct {
+	Command   []string
+	Instances int               // processes; default 1
+	GPUs      []int             // instance i gets GPUs[i modulo their number]; none: all are visible
+	Env       map[string]string // on top of our own environment
+	// ThreadPercentage is the share of a GPU's multiprocessors that each
+	// process may use under MPS; 0 for all.
+	ThreadPercentage int
+	StopTime         time.Duration // between SIGTERM and SIGKILL; default 10 s
+}
+
+// Limits and defaults of supervision.
+const (
+	maxInstances = 256
+
+	DefaultStopTime = 10 * time.Second
+
+	// A process that ends is started again after firstBackoff; the wait
+	// doubles up to lastBackoff, and starts anew once it ran for steadyTime.
+	firstBackoff = 100 * time.Millisecond
+	lastBackoff  = 10 * time.Second
+	steadyTime   = 10 * time.Second
+)
+
+// Fill puts defaults where the declaration left something open, and refuses
+// what cannot be.
+func (w *Worker) Fill() error {
+	if w.Instances == 0 {
+		w.Instances = 1
+	}
+	if w.StopTime == 0 {
+		w.StopTime = DefaultStopTime
+	}
+	switch {
+	case len(w.Command) == 0 || w.Command[0] == "":
+		return fmt.Errorf("%w: worker without a command", status.ErrInvalid)
+	case w.Instances < 1 || w.Instances > maxInstances:
+		return fmt.Errorf("%w: %d instances of a worker, must be 1..%d", status.ErrInvalid, w.Instances, maxInstances)
+	case w.ThreadPercentage < 0 || w.ThreadPercentage > 100:
+		return fmt.Errorf("%w: thread_percentage is %d, must be 1..100", status.ErrInvalid, w.ThreadPercentage)
+	case w.StopTime < 0:
+		return fmt.Errorf("%w: stop_time is %v, must be positive", status.ErrInvalid, w.StopTime)
+	}
+	for _, g := range w.GPUs {
+		if g < 0 {
+			return fmt.Errorf("%w: GPU number %d", status.ErrInvalid, g)
+		}
+	}
+	for k, v := range w.Env { // the kernel would see another name, or refuse every start
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(v, "\x00") {
+			return fmt.Errorf("%w: env %q=%q of a worker", status.ErrInvalid, k, v)
+		}
+	}
+	return nil
+}
+
+// Group is the workers that belong to one model, or to none if they say
+// themselves what they serve.
+type Group struct {
+	Model   string
+	Workers []Worker
+}
+
+// Supervisor runs declared worker processes. Its methods may be called from
+// any goroutine.
+type Supervisor struct {
+	log    *slog.Logger
+	socket string
+	mps    *mps // nil unless asked for
+
+	mu       sync.Mutex
+	procs    []*process
+	attached map[int]attached // by pid: the workers that the broker has
+	stopped  bool
+	running  sync.WaitGroup
+}
+
+type attached struct {
+	group    int // its process group
+	sessions int // one process may serve several models
+}
+
+// New makes a supervisor whose workers find their broker at socket.
+func New(log *slog.Logger, socket string) *Supervisor {
+	return &Supervisor{log: log, socket: socket, attached: map[int]attached{}}
+}
+
+// Start brings MPS up if it is wanted, then the workers. It does not wait for
+// any of them.
+func (s *Supervisor) Start(mps bool, groups ...Group) {
+	s.running.Add(1)
+	go func() {
+		defer s.running.Done()
+		if mps {
+			m := startMPS(s.log, s.socket)
+			s.mu.Lock()
+			s.mps = m
+			s.mu.Unlock()
+		}
+		for _, g := range groups {
+			s.Add(g)
+		}
+	}()
+}
+
+// Add starts workers beside those that run.
+func (s *Supervisor) Add(g Group) {
+	for i := range g.Workers {
+		s.startWorkers(g.Model, i, &g.Workers[i])
+	}
+}
+
+// startWorkers starts the instances of the n-th declaration of a model.
+func (s *Supervisor) startWorkers(model string, n int, w *Worker) {
+	label := model
+	if label == "" {
+		label = "worker"
+	}
+	if n > 0 {
+		label += "." + strconv.Itoa(n)
+	}
+	for i := range w.Instances {
+		p := &process{s: s, name: fmt.Sprintf("%s-%d", label, i), model: model, cfg: w, gpu: -1, stop: make(chan struct{}), lostBatch: make(chan struct{}, 1)}
+		if len(w.GPUs) > 0 {
+			p.gpu = w.GPUs[i%len(w.GPUs)]
+		}
+		s.mu.Lock()
+		if s.stopped {
+			s.mu.Unlock()
+			return
+		}
+		s.procs = append(s.procs, p)
+		s.running.Add(1)
+		s.mu.Unlock()
+		go func() {
+			defer s.running.Done()
+			p.run()
+		}()
+	}
+}
+
+// environment is what a worker process gets to know.
+func (s *Supervisor) environment(p *process) []string {
+	env := append(os.Environ(), "RINGBATCH_SOCKET="+s.socket, "RINGBATCH_WORKER_NAME="+p.name)
+	if p.model != "" {
+		env = append(env, "RINGBATCH_MODEL="+p.model)
+	}
+	if p.gpu >= 0 {
+		env = append(env, "CUDA_VISIBLE_DEVICES="+strconv.Itoa(p.gpu))
+	}
+	s.mu.Lock()
+	mps := s.mps
+	s.mu.Unlock()
+	env = append(env, mps.environment()...)
+	if n := p.cfg.ThreadPercentage; n > 0 && mps.active() {
+		env = append(env, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="+strconv.Itoa(n))
+	}
+	for k, v := range p.cfg.Env {
+		env = append(env, k+"="+v)
+	}
+	return env
+}
+
+// Stop tells all workers to end.
+func (s *Supervisor) Stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.stopped {
+		s.stopped = true
+		for _, p := range s.procs {
+			close(p.stop)
+		}
+	}
+}
+
+// Wait returns when the last worker has ended, and MPS after it.
+func (s *Supervisor) Wait() {
+	s.running.Wait()
+	s.mps.stop()
+}
+
+// Snapshot is the state of all processes, and of MPS.
+func (s *Supervisor) Snapshot() (list []stats.Process, mps string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list = []stats.Process{} // in JSON a list, also when it is empty
+	for _, p := range s.procs {
+		list = append(list, p.snapshot())
+	}
+	return list, s.mps.String()
+}
+
+// Attached says that the process with this pid attached to the broker as a
+// worker. It may be one of ours, in the group of one of ours (run by a shell),
+// or none.
+func (s *Supervisor) Attached(pid int) {
+	group, _ := syscall.Getpgid(pid)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.attached[pid] = attached{group, s.attached[pid].sessions + 1}
+}
+
+// Left says that an attached worker is gone, and whether it had begun a batch.
+// Then the batch may be what killed it, which is no reason to let the next
+// request wait for a back-off: it is started again at once.
+func (s *Supervisor) Left(pid int, withBatch bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.find(pid); p != nil && withBatch {
+		select {
+		case p.lostBatch <- struct{}{}:
+		default:
+		}
+	}
+	if a := s.attached[pid]; a.sessions > 1 {
+		s.attached[pid] = attached{a.group, a.sessions - 1}
+	} else {
+		delete(s.attached, pid)
+	}
+}
+
+// Restarts is how often the process of an attached worker was started again.
+func (s *Supervisor) Restarts(pid int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.find(pid); p != nil {
+		return p.restarts
+	}
+	return 0
+}
+
+// find is the process of an attached worker, or nil. The mutex is held.
+func (s *Supervisor) find(pid int) *process {
+	a, ok := s.attached[pid]
+	for _, p := range s.procs {
+		if ok && (p.life == pid || p.life == a.group) {
+			return p
+		}
+	}
+	return nil
+}

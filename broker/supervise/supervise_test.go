@@ -1,0 +1,294 @@
+package supervise
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/stats"
+)
+
+// roleEnv makes the test binary, run again by the supervisor, a worker
+// process of a certain kind.
+const roleEnv = "RINGBATCH_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleEnv); role != "" {
+		playRole(role)
+	}
+	os.Exit(m.Run())
+}
+
+func playRole(role string) {
+	fmt.Println("role", role, "gpu", os.Getenv("CUDA_VISIBLE_DEVICES"), "pipe", os.Getenv("CUDA_MPS_PIPE_DIRECTORY"),
+		"percentage", os.Getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), "name", os.Getenv("RINGBATCH_WORKER_NAME"))
+	switch role {
+	case "worker": // ends on SIGTERM
+		end := make(chan os.Signal, 1)
+		signal.Notify(end, syscall.SIGTERM)
+		fmt.Println("working")
+		<-end
+	case "stubborn": // does not end when asked to
+		signal.Ignore(syscall.SIGTERM)
+		fmt.Println("ignoring SIGTERM")
+		time.Sleep(time.Hour)
+	case "parent", "deserter": // has a child that does not end when asked to; the deserter leaves it
+		child := exec.Command("/bin/sh", "-c", "trap '' TERM; echo ignoring; sleep 1000; :")
+		child.Stdout = os.Stdout
+		if err := child.Start(); err != nil {
+			os.Exit(3)
+		}
+		fmt.Println("child", child.Process.Pid, "end")
+		if role == "parent" {
+			time.Sleep(time.Hour)
+		}
+		time.Sleep(500 * time.Millisecond) // for it to ignore SIGTERM
+	case "broken":
+		fmt.Println("cannot go on")
+		os.Exit(7)
+	}
+	os.Exit(0)
+}
+
+// supervised is a supervisor with the workers of one model.
+type supervised struct {
+	*Supervisor
+	t   *testing.T
+	log *lockedBuffer
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func start(t *testing.T, mps bool, workers ...Worker) *supervised {
+	t.Helper()
+	for i := range workers {
+		if err := workers[i].Fill(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log := &lockedBuffer{}
+	s := &supervised{New(slog.New(slog.NewTextHandler(log, nil)), filepath.Join(t.TempDir(), "b.sock")), t, log}
+	s.Start(mps, Group{"m", workers})
+	t.Cleanup(s.end)
+	return s
+}
+
+// end stops the supervisor and waits for it.
+func (s *supervised) end() {
+	s.Stop()
+	s.Wait()
+}
+
+func (s *supervised) processes() []stats.Process {
+	list, _ := s.Snapshot()
+	return list
+}
+
+// until waits for a condition.
+func (s *supervised) until(what string, ok func([]stats.Process) bool) []stats.Process {
+	s.t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		list := s.processes()
+		if ok(list) {
+			return list
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("%s: never happened; processes %+v\n%s", what, list, s.log)
+		}
+	}
+}
+
+// says is the condition that n processes run and the log has this text n times.
+func (s *supervised) says(text string, n int) func([]stats.Process) bool {
+	return func(list []stats.Process) bool {
+		for _, p := range list {
+			if p.State != "running" {
+				return false
+			}
+		}
+		return len(list) >= n && strings.Count(s.log.String(), text) >= n
+	}
+}
+
+func role(name string) Worker {
+	self, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	return Worker{Command: []string{self}, Env: map[string]string{roleEnv: name}}
+}
+
+func TestDeclaredWorkersAreStartedWithTheirEnvironment(t *testing.T) {
+	w := role("worker")
+	w.Instances, w.GPUs, w.ThreadPercentage = 3, []int{4, 5}, 40
+	s := start(t, false, w)
+	for i, p := range s.until("three workers work", s.says("msg=working", 3)) {
+		if p.State != "running" || p.Pid == 0 || p.GPU == nil || *p.GPU != []int{4, 5, 4}[i] || p.Model != "m" {
+			t.Errorf("process %d: %+v", i, p)
+		}
+	}
+	for _, want := range []string{"gpu 4 pipe", "gpu 5 pipe", "name m-0", "name m-2"} {
+		if !strings.Contains(s.log.String(), want) {
+			t.Errorf("the log lacks %q:\n%s", want, s.log)
+		}
+	}
+	if strings.Contains(s.log.String(), "percentage 40") {
+		t.Error("a thread percentage was given without MPS")
+	}
+}
+
+// nextLife waits until the first process runs as another one than pid.
+func (s *supervised) nextLife(pid int) stats.Process {
+	s.t.Helper()
+	return s.until("the next life", func(list []stats.Process) bool {
+		return len(list) > 0 && list[0].State == "running" && list[0].Pid != pid
+	})[0]
+}
+
+func TestAWorkerThatIsKilledIsStartedAgain(t *testing.T) {
+	s := start(t, false, role("worker"))
+	first := s.nextLife(0).Pid
+	s.Attached(first)
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	p := s.nextLife(first)
+	s.Left(first, false)
+	s.Attached(p.Pid)
+	if p.Restarts != 1 || s.Restarts(p.Pid) != 1 || p.LastEnd != "killed by killed" {
+		t.Errorf("process %+v, restarts %d", p, s.Restarts(p.Pid))
+	}
+	s.Left(p.Pid, false)
+	if len(s.attached) != 0 {
+		t.Errorf("it remembers %v", s.attached)
+	}
+}
+
+func TestAWorkerThatKeepsFailingIsStartedLessAndLessOften(t *testing.T) {
+	s := start(t, false, role("broken"))
+	s.until("four lives", func(list []stats.Process) bool { return len(list) == 1 && list[0].Restarts >= 3 })
+	log := s.log.String()
+	for _, want := range []string{"cannot go on", "exit status 7", "in=100ms", "in=200ms", "in=400ms"} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the log lacks %q:\n%s", want, log)
+		}
+	}
+}
+
+// With the usual back-off seven lives would wait for 100 ms, 200 ms ... 6.4 s.
+func TestAWorkerThatDiesWithABatchIsStartedAgainAtOnce(t *testing.T) {
+	shell := role("worker") // the shell is our child, the worker is in its group
+	shell.Command = []string{"/bin/sh", "-c", shell.Command[0] + "; true"}
+	for kind, w := range map[string]Worker{"child": role("worker"), "run by a shell": shell} {
+		t.Run(kind, func(t *testing.T) {
+			s := start(t, false, w)
+			pid := 0
+			for life := range 7 {
+				pid = s.nextLife(pid).Pid
+				worker := pid
+				if kind != "child" {
+					s.until("the shell has run it", func([]stats.Process) bool { worker = childOf(pid); return worker != 0 })
+				}
+				s.Attached(worker)
+				if err := syscall.Kill(worker, syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+				if life%2 == 1 { // the supervisor saw it first
+					s.until("it sees the death", func(list []stats.Process) bool { return list[0].Pid != pid })
+				}
+				s.Left(worker, true)
+			}
+			s.nextLife(pid)
+			if log := s.log.String(); strings.Contains(log, "in=200ms") || strings.Count(log, "at once") == 0 {
+				t.Errorf("it was made to wait:\n%s", log)
+			}
+		})
+	}
+}
+
+// childOf is a child of a process, 0 if it has none.
+func childOf(pid int) int {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	first, _, _ := strings.Cut(string(text), " ")
+	child, _ := strconv.Atoi(first)
+	return child
+}
+
+func TestACommandThatDoesNotExistIsReported(t *testing.T) {
+	s := start(t, false, Worker{Command: []string{"/no/such/worker"}})
+	list := s.until("a failed start", func(list []stats.Process) bool { return len(list) == 1 && list[0].LastEnd != "" })
+	if p := list[0]; p.State == "running" || !strings.Contains(p.LastEnd, "no such file") {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestWorkersEndWithTheirSupervisor(t *testing.T) {
+	stubborn := role("stubborn")
+	stubborn.StopTime = 300 * time.Millisecond
+	s := start(t, false, role("worker"), stubborn)
+	s.until("one works", s.says("msg=working", 1))
+	list := s.until("the other one ignores SIGTERM", s.says("ignoring SIGTERM", 1))
+	s.end()
+	for _, p := range list {
+		if err := syscall.Kill(p.Pid, 0); err != syscall.ESRCH {
+			t.Errorf("process %s (%d) still there: %v", p.Name, p.Pid, err)
+		}
+	}
+	if log := s.log.String(); strings.Count(log, "killing it") != 1 || strings.Contains(log, "starting it again") {
+		t.Error(log)
+	}
+}
+
+// A shell that is killed must not leave the worker it ran, nor a worker its
+// children: each life would add to them.
+func TestNothingThatAWorkerStartedOutlivesIt(t *testing.T) {
+	for _, kind := range []string{"parent", "deserter"} {
+		t.Run(kind, func(t *testing.T) {
+			w := role(kind)
+			w.StopTime = 300 * time.Millisecond
+			s := start(t, false, w)
+			list := s.until("its child ignores SIGTERM", func(list []stats.Process) bool {
+				return len(list) == 1 && list[0].Pid != 0 && strings.Contains(s.log.String(), "ignoring") && strings.Contains(s.log.String(), "child ")
+			})
+			if kind == "parent" {
+				_ = syscall.Kill(list[0].Pid, syscall.SIGKILL)
+			}
+			s.nextLife(list[0].Pid)
+			_, rest, _ := strings.Cut(s.log.String(), "child ")
+			pid, err := strconv.Atoi(strings.Fields(rest)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			gone := func() bool { // a killed one may wait for init
+				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+				return err != nil || strings.Contains(string(stat), ") Z ")
+			}
+			s.until("the first child is gone", func([]stats.Process) bool { return gone() })
+		})
+	}
+}

@@ -1,0 +1,181 @@
+package broker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/supervise"
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// roleEnv makes the test binary, run again by the supervisor, a worker
+// process that attaches and ends on SIGTERM.
+const roleEnv = "RINGBATCH_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(roleEnv) == "" {
+		os.Exit(m.Run())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	s, err := attach.Open(ctx, control.SocketPath(""), shm.Memfd{}, &control.Request{
+		Op: control.OpWorker, Model: os.Getenv("RINGBATCH_MODEL"), Name: os.Getenv("RINGBATCH_WORKER_NAME"),
+		Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1},
+	})
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(3)
+	}
+	<-ctx.Done()
+	s.Close()
+}
+
+// supervised is a broker with one model and the workers given.
+type supervised struct {
+	t      *testing.T
+	b      *Broker
+	log    *lockedBuffer
+	stop   context.CancelFunc
+	served chan error
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func serve(t *testing.T, change func(*Config), workers ...supervise.Worker) *supervised {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "rb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &supervised{t: t, log: &lockedBuffer{}, served: make(chan error, 1)}
+	sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{
+		Socket: filepath.Join(dir, "s", "b.sock"), DrainTime: time.Second, Logger: slog.New(slog.NewTextHandler(s.log, nil)),
+		Models: []ModelConfig{{Name: "m", Signature: sig, Slots: 64, Workers: workers}},
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	if s.b, err = New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s.stop = cancel
+	go func() { s.served <- s.b.Serve(ctx) }()
+	t.Cleanup(func() { s.end(); os.RemoveAll(dir) })
+	return s
+}
+
+// end stops the broker and waits for it.
+func (s *supervised) end() {
+	s.stop()
+	select {
+	case err := <-s.served:
+		s.served <- err
+	case <-time.After(20 * time.Second):
+		s.t.Fatal("the broker does not end")
+	}
+}
+
+func (s *supervised) stats() stats.Broker { return s.b.Snapshot() }
+
+// until waits for a condition.
+func (s *supervised) until(what string, ok func(stats.Broker) bool) stats.Broker {
+	s.t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		st := s.stats()
+		if ok(st) {
+			return st
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("%s: never happened; processes %+v\n%s", what, st.Processes, s.log)
+		}
+	}
+}
+
+func worker() supervise.Worker {
+	self, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	return supervise.Worker{Command: []string{self}, Env: map[string]string{roleEnv: "worker"}}
+}
+
+func attached(n int) func(stats.Broker) bool {
+	return func(st stats.Broker) bool { return len(st.Models) == 1 && len(st.Models[0].Workers) == n }
+}
+
+func TestADeclaredWorkerIsStartedAttachesAndIsStartedAgain(t *testing.T) {
+	s := serve(t, nil, worker())
+	first := s.until("the worker attaches", attached(1)).Processes[0].Pid
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	st := s.until("another one attaches", func(st stats.Broker) bool {
+		return attached(1)(st) && st.Models[0].Workers[0].Pid != first
+	})
+	p, w := st.Processes[0], st.Models[0].Workers[0]
+	if p.Restarts != 1 || w.Restarts != 1 || p.Pid != w.Pid || st.MPS != "off" {
+		t.Errorf("process %+v, worker %+v, MPS %s", p, w, st.MPS)
+	}
+	s.end()
+	if err := syscall.Kill(p.Pid, 0); err != syscall.ESRCH {
+		t.Errorf("it outlives its broker: %v", err)
+	}
+}
+
+func TestLimitsThatLetNobodyInAreRefused(t *testing.T) {
+	if b, err := New(Config{Socket: t.TempDir() + "/s/b", MaxClients: -1}); !errors.Is(err, status.ErrInvalid) {
+		t.Errorf("max_clients -1: %v", err)
+		if b != nil {
+			b.release()
+		}
+	}
+}
+
+func TestAReloadThatDeclaresAModelTwiceIsRefusedWhole(t *testing.T) {
+	s := serve(t, nil)
+	for _, again := range []string{"m", "new"} {
+		m := s.b.cfg.Models[0]
+		m.Name, m.Policy.MaxBatchSize = again, 8
+		if err := s.b.Reload(Config{Models: []ModelConfig{m, m}}); !errors.Is(err, status.ErrInvalid) {
+			t.Errorf("%s twice: %v", again, err)
+		}
+	}
+	if st := s.stats(); len(st.Models) != 1 || st.Models[0].MaxBatchSize != DefaultMaxBatchSize {
+		t.Errorf("it changed something: %+v", st.Models)
+	}
+}

@@ -1,0 +1,100 @@
+package testbed
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+)
+
+// Roles are what a process of the bed can be, by name.
+type Roles map[string]func(*Child) error
+
+// Child is a process of the bed, seen from inside.
+type Child struct {
+	ctx      context.Context
+	job      json.RawMessage
+	commands chan json.RawMessage
+	mu       sync.Mutex
+	out      *json.Encoder
+}
+
+// Play is the whole life of a process that a bed started; in any other it
+// does nothing. A role ends by returning, at the latest when its parent is
+// gone; what it returns is told to the parent.
+func Play(roles Roles) {
+	if name, ok := os.LookupEnv(roleEnv); ok {
+		os.Exit(play(name, roles[name]))
+	}
+}
+
+func play(name string, role func(*Child) error) int {
+	if role == nil {
+		fmt.Fprintf(os.Stderr, "no role %q\n", name)
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	c := &Child{ctx: ctx, commands: make(chan json.RawMessage), out: json.NewEncoder(os.Stdout)}
+	in := json.NewDecoder(os.Stdin)
+	var o order
+	err := in.Decode(&o)
+	if err == nil {
+		err = o.Limits.apply()
+	}
+	if err == nil {
+		c.job = o.Job
+		go c.listen(in)
+		err = role(c)
+	}
+	if err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		_ = c.out.Encode(message{Error: err.Error()})
+		return 1
+	}
+	return 0
+}
+
+func (c *Child) listen(in *json.Decoder) {
+	for {
+		var m json.RawMessage
+		if err := in.Decode(&m); err != nil {
+			if err != io.EOF {
+				fmt.Fprintln(os.Stderr, "commands:", err)
+			}
+			os.Exit(3) // nobody is left to play for
+		}
+		c.commands <- m
+	}
+}
+
+// Context ends at SIGTERM.
+func (c *Child) Context() context.Context { return c.ctx }
+
+// Job is what the process should do.
+func (c *Child) Job(into any) error { return json.Unmarshal(c.job, into) }
+
+// Commands are what comes after the job.
+func (c *Child) Commands() <-chan json.RawMessage { return c.commands }
+
+// Next waits for a command.
+func (c *Child) Next(into any) error { return json.Unmarshal(<-c.commands, into) }
+
+// Tell sends a message of that name to the parent.
+func (c *Child) Tell(name string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.out.Encode(message{Name: name, Data: data})
+}
+
+// Ready says that the child is set up.
+func (c *Child) Ready() error { return c.Tell("ready", nil) }

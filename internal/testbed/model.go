@@ -1,0 +1,76 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// Model is what the rigs serve: a row of numbers, of which the first may be a
+// command to the worker, and an answer that depends on every one of them and
+// on its place.
+type Model struct {
+	Name        string
+	Slots       int
+	MaxBatch    int
+	Wait, Lease time.Duration
+	Width       int // numbers of a row; default Width
+}
+
+// Width is how many numbers a row has unless the model says otherwise.
+const Width = 16
+
+// Answer is what a worker makes of the number x at place j of a row.
+func Answer(x int64, j int) int64 { return x*0x9e3779b9 + int64(j)*0x85ebca6b + x>>7 }
+
+// Signature has one input, x, and one output, y.
+func (m Model) Signature() tensor.Signature {
+	n := m.Width
+	if n == 0 {
+		n = Width
+	}
+	return tensor.Signature{
+		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.I64, Shape: []int{n}}},
+		Outputs: []tensor.Spec{{Name: "y", DType: tensor.I64, Shape: []int{n}}},
+	}
+}
+
+// Config declares the model to a broker.
+func (m Model) Config() broker.ModelConfig {
+	return broker.ModelConfig{Name: m.Name, Signature: m.Signature(), Slots: m.Slots, Lease: m.Lease,
+		Policy: batcher.Config{MaxBatchSize: m.MaxBatch, WaitTime: m.Wait}}
+}
+
+// WorkerConfig is that of a worker which declares the model.
+func (m Model) WorkerConfig(socket string) worker.Config {
+	return worker.Config{Socket: socket, Model: m.Name, Signature: m.Signature(),
+		Policy: worker.Policy{MaxBatchSize: m.MaxBatch, WaitTime: m.Wait, Slots: m.Slots, Lease: m.Lease}}
+}
+
+// ErrWrongBytes is an answer that is not the model's.
+var ErrWrongBytes = errors.New("wrong bytes")
+
+// Ask sends rows of that width and checks every number of the answer.
+func Ask(ctx context.Context, c *client.Client, x []int64, width int) error {
+	outs, err := c.Infer(ctx, x)
+	if err != nil {
+		return err
+	}
+	y, err := tensor.As[int64](outs[0])
+	if err != nil {
+		return err
+	}
+	for i := range x {
+		if want := Answer(x[i], i%width); y[i] != want {
+			return fmt.Errorf("%w: row %d, element %d is %d, not %d", ErrWrongBytes, i/width, i%width, y[i], want)
+		}
+	}
+	return nil
+}

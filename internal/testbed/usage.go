@@ -1,0 +1,84 @@
+package testbed
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Usage is what a process has of what must not be left behind.
+type Usage struct {
+	FDs     int // but pipes, epolls and pidfds of children, which Go's runtime has when it likes
+	Maps    int // mappings of our shared memory
+	Threads int
+	RSS     int64 // bytes
+	Peak    int64 // the most RSS ever
+}
+
+// UsageOf looks at a process.
+func UsageOf(pid int) (u Usage, err error) {
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		return u, err
+	}
+	for _, e := range fds {
+		to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, e.Name()))
+		switch {
+		case to == "", strings.HasPrefix(to, "pipe:"), strings.Contains(to, "eventpoll"):
+		case pid == os.Getpid() && strings.Contains(to, "pidfd"):
+		default:
+			u.FDs++
+		}
+	}
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return u, err
+	}
+	u.Maps = strings.Count(string(maps), "memfd:ringbatch-")
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return u, err
+	}
+	for line := range strings.Lines(string(status)) {
+		_, _ = fmt.Sscanf(line, "Threads: %d", &u.Threads)
+		if n, _ := fmt.Sscanf(line, "VmRSS: %d kB", &u.RSS); n == 1 {
+			u.RSS <<= 10
+		}
+		if n, _ := fmt.Sscanf(line, "VmHWM: %d kB", &u.Peak); n == 1 {
+			u.Peak <<= 10
+		}
+	}
+	return u, nil
+}
+
+// spareThreads is how many idle threads the Go runtime may have kept.
+const spareThreads = 24
+
+// Within is an error if the process has more than it had before.
+func (u Usage) Within(before Usage) error {
+	if u.FDs > before.FDs || u.Maps > before.Maps || u.Threads > before.Threads+spareThreads {
+		return fmt.Errorf("%d descriptors, %d mappings, %d threads; %d, %d and %d before", u.FDs, u.Maps, u.Threads, before.FDs, before.Maps, before.Threads)
+	}
+	return nil
+}
+
+// WithWorkers is what a broker has with n workers more.
+func (u Usage) WithWorkers(n int) Usage {
+	u.FDs += 3 * n // connection, pidfd, doorbell
+	u.Maps += n    // its session
+	return u
+}
+
+// CPUTime is the CPU time, user and system, that a process has used so far:
+// its CPU clock, which counts nanoseconds where /proc counts ticks.
+func CPUTime(pid int) (time.Duration, error) {
+	const schedClock = 2
+	var ts unix.Timespec
+	if err := unix.ClockGettime(int32(^pid)<<3|schedClock, &ts); err != nil {
+		return 0, fmt.Errorf("CPU clock of process %d: %w", pid, err)
+	}
+	return time.Duration(ts.Nano()), nil
+}
