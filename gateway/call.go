@@ -19,8 +19,11 @@ import (
 //     send, or are written into the caller's shared memory
 //  5. release gives the slots back
 type call struct {
-	model *model
-	id    string
+	model  *model
+	caller *caller
+	// onFilled is called when the sources have been read, if it is set.
+	onFilled func()
+	id       string
 
 	inputs  []input
 	outputs []output // what is asked for; after check: what will be answered
@@ -34,7 +37,9 @@ type call struct {
 
 	request client.Request // whose slots the outputs lie in
 	claimed bool
-	joined  int // bytes of the budget that joined outputs take
+	taken   int // bytes of the budget
+
+	callerBytes int // counted as the caller's
 
 	began, filled, ended time.Time // for the statistics
 	queue, compute       time.Duration
@@ -136,7 +141,7 @@ func (c *call) matchInputs(sig *tensor.Signature) error {
 
 func (c *call) checkInput(spec *tensor.Spec, in *input) error {
 	if in.dtype != spec.DType {
-		return fmt.Errorf("%w: input %q is %s, got %s", status.ErrDType, in.name, typeName(spec.DType), typeName(in.dtype))
+		return fmt.Errorf("%w: input %q is %s, got %s", status.ErrDType, in.name, TypeName(spec.DType), TypeName(in.dtype))
 	}
 	wrong := func() error {
 		return fmt.Errorf("%w: input %q has shape %v, got %v", status.ErrShape, in.name, wireShape(spec), in.shape)

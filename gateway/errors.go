@@ -109,3 +109,14 @@ func textOf(err error) string {
 	}
 	return text
 }
+
+var (
+	errSlowBody    = refuse(http.StatusRequestTimeout, codes.DeadlineExceeded, "the body comes too slowly: less than %d KiB a second", leastRate>>10)
+	errBuffersFull = errors.New("the gateway's buffers are full")
+	errDraining    = refuse(http.StatusServiceUnavailable, codes.Unavailable, "the gateway is shutting down")
+)
+
+func isTimeout(err error) bool {
+	var t interface{ Timeout() bool }
+	return errors.As(err, &t) && t.Timeout()
+}

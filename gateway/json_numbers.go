@@ -5,6 +5,7 @@ import (
 	"math"
 	"strconv"
 
+	"github.com/ringbatch/ringbatch/internal/half"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -56,7 +57,7 @@ func (n *numbers) readFull(p []byte) error {
 			return badRequest("data has fewer elements than the shape needs")
 		}
 		if !putNumber(p, n.dtype, w) {
-			return badRequest("data has an element %q, which is no %s", w[:min(len(w), 32)], typeName(n.dtype))
+			return badRequest("data has an element %q, which is no %s", w[:min(len(w), 32)], TypeName(n.dtype))
 		}
 	}
 	return nil
@@ -91,7 +92,7 @@ func putNumber(p []byte, d tensor.DType, w []byte) bool {
 			binary.LittleEndian.PutUint32(p, math.Float32bits(float32(v)))
 			return true
 		}
-		bits, err := toHalf(d, float32(v))
+		bits, err := half.Bits(d, float32(v))
 		binary.LittleEndian.PutUint16(p, bits)
 		return err == nil
 	case tensor.F64:
@@ -146,7 +147,7 @@ func appendNumber(b []byte, d tensor.DType, p []byte) []byte {
 	case tensor.F64:
 		bits, v = 64, math.Float64frombits(binary.LittleEndian.Uint64(p))
 	default:
-		v = float64(fromHalf(d, binary.LittleEndian.Uint16(p)))
+		v = float64(half.Float32(d, binary.LittleEndian.Uint16(p)))
 	}
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return append(b, "null"...)

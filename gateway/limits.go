@@ -44,17 +44,17 @@ const (
 	streamWindow         = 1 << 20 // bytes that a peer may send ahead, per stream
 	connectionWindow     = 4 << 20 // and per connection
 
-	headerTimeout    = 10 * time.Second  // to send the headers, or to shake hands
-	idleTimeout      = 2 * time.Minute   // between requests of an HTTP connection
-	grpcIdleTimeout  = 10 * time.Minute  // of a gRPC connection without calls
-	keepaliveTime    = 30 * time.Second  // silence after which a gRPC peer is pinged
-	keepaliveTimeout = 10 * time.Second  // and in which it has to answer
-	budgetPatience   = 10 * time.Second  // a connection may stand still while the buffers are full
-	answerPatience   = 30 * time.Second  // a caller may take to read its answer, beyond what its rate gives it
-	bodyPatience     = 10 * time.Second  // a body may take, beyond what its rate gives it
-	leastRate        = 1 << 20           // bytes a second
-	sweepInterval    = time.Second       // how often slow connections are looked for
-	modelsInterval   = 5 * time.Second   // the broker is asked for its models that often, and when they change
+	headerTimeout    = 10 * time.Second       // to send the headers, or to shake hands
+	idleTimeout      = 2 * time.Minute        // between requests of an HTTP connection
+	grpcIdleTimeout  = 10 * time.Minute       // of a gRPC connection without calls
+	keepaliveTime    = 30 * time.Second       // silence after which a gRPC peer is pinged
+	keepaliveTimeout = 10 * time.Second       // and in which it has to answer
+	budgetPatience   = 10 * time.Second       // a connection may stand still while the buffers are full
+	answerPatience   = 30 * time.Second       // a caller may take to read its answer, beyond what its rate gives it
+	bodyPatience     = 10 * time.Second       // a body may take, beyond what its rate gives it
+	leastRate        = 1 << 20                // bytes a second
+	sweepInterval    = time.Second            // how often slow connections are looked for
+	modelsInterval   = 5 * time.Second        // the broker is asked for its models that often, and when they change
 	noBrokerInterval = 250 * time.Millisecond // while there is none
 	lookupInterval   = 100 * time.Millisecond // at most that often because of an unknown model
 )

@@ -29,7 +29,7 @@ func (k *model) metadata() *oip.ModelMetadataResponse {
 	side := func(specs []tensor.Spec) (list []*oip.ModelMetadataResponse_TensorMetadata) {
 		for i := range specs {
 			list = append(list, &oip.ModelMetadataResponse_TensorMetadata{
-				Name: specs[i].Name, Datatype: typeName(specs[i].DType), Shape: wireShape(&specs[i]),
+				Name: specs[i].Name, Datatype: TypeName(specs[i].DType), Shape: wireShape(&specs[i]),
 			})
 		}
 		return list

@@ -156,6 +156,17 @@ func (m *models) get(ctx context.Context, name, version string) (*model, error) 
 	return nil, fmt.Errorf("%w: no model %q is served here", status.ErrUnknownModel, name)
 }
 
+// named is get, without making strings of what is known.
+func (m *models) named(ctx context.Context, name, version []byte) (*model, error) {
+	if k := (*m.byName.Load())[string(name)]; k != nil && (len(version) == 0 || string(version) == modelVersion) {
+		return k, nil
+	}
+	return m.get(ctx, string(name[:min(len(name), maxRegionName)]), string(version[:min(len(version), maxRegionName)]))
+}
+
+// isCurrent tells whether this is still the model of its name.
+func (m *models) isCurrent(k *model) bool { return (*m.byName.Load())[k.name] == k }
+
 // list is every model, by name.
 func (m *models) list() []*model {
 	var all []*model

@@ -34,7 +34,7 @@ type regions struct {
 type region struct {
 	name, key    string
 	offset, size int64
-	owner        string
+	owner        owner
 	file         *os.File
 	device, node uint64 // what the file is, by whatever name
 
@@ -59,7 +59,7 @@ func (r *regions) allowed(who *caller) error {
 	switch {
 	case !r.on:
 		return errRegionsOff
-	case !who.local:
+	case !who.isLocal():
 		return refuse(http.StatusForbidden, codes.PermissionDenied, "system shared memory is for callers on this host")
 	}
 	return nil

@@ -234,6 +234,9 @@ func (c *call) finishSources() error {
 			}
 		}
 	}
+	if c.onFilled != nil {
+		c.onFilled()
+	}
 	return nil
 }
 
@@ -261,7 +264,7 @@ func (c *call) take(n int) error {
 	if err := c.model.g.budget.take(n); err != nil {
 		return err
 	}
-	c.joined += n
+	c.taken += n
 	return nil
 }
 
@@ -337,9 +340,13 @@ func (c *call) release() {
 		_ = c.request.Release()
 		c.claimed = false
 	}
-	if c.joined > 0 {
-		c.model.g.budget.giveBack(c.joined)
-		c.joined = 0
+	if c.taken > 0 {
+		c.model.g.budget.giveBack(c.taken)
+		c.taken = 0
+	}
+	if c.callerBytes > 0 {
+		c.model.g.callers.giveBack(c.caller.use, c.callerBytes)
+		c.callerBytes = 0
 	}
 	c.releaseRegions()
 }

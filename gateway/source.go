@@ -30,7 +30,25 @@ func (s *bytesSource) readFull(p []byte) error {
 var errShort = fmt.Errorf("%w: fewer bytes than the shape needs", status.ErrSize)
 
 // bodySource is an HTTP body: what it reads goes from the socket into the slot.
-type bodySource struct{ r io.Reader }
+type bodySource struct {
+	r    io.Reader
+	open bool // only its end tells how long it is
+}
+
+func (s *bodySource) finish() error {
+	if !s.open {
+		return nil
+	}
+	var one [1]byte
+	n, err := io.ReadFull(s.r, one[:])
+	if n > 0 {
+		return badRequest("the body goes on after its tensors")
+	}
+	if !errors.Is(err, io.EOF) {
+		return bodyError(err)
+	}
+	return nil
+}
 
 func (s *bodySource) readFull(p []byte) error {
 	if len(p) == 0 {

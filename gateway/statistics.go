@@ -13,10 +13,10 @@ import (
 // counters of one model: the requests that came in by this gateway. What
 // became of them in batches the broker counts, for all clients together.
 type counters struct {
-	ok, failed                               atomic.Uint64
-	okNS, failedNS                           atomic.Uint64
-	queueNS, inputNS, computeNS, outputNS    atomic.Uint64
-	lastMS                                   atomic.Uint64
+	ok, failed                            atomic.Uint64
+	okNS, failedNS                        atomic.Uint64
+	queueNS, inputNS, computeNS, outputNS atomic.Uint64
+	lastMS                                atomic.Uint64
 }
 
 // count adds a call that has ended.

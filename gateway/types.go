@@ -18,7 +18,8 @@ var configTypes = [...]oip.DataType{
 	tensor.F32: oip.DataType_TYPE_FP32, tensor.F64: oip.DataType_TYPE_FP64,
 }
 
-func typeName(d tensor.DType) string {
+// TypeName is what the protocol calls an element type.
+func TypeName(d tensor.DType) string {
 	if int(d) < len(typeNames) {
 		return typeNames[d]
 	}

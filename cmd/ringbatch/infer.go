@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/half"
 	"github.com/ringbatch/ringbatch/internal/npy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -256,7 +257,7 @@ func encode(d tensor.DType, numbers []string) ([]byte, error) {
 			if err != nil {
 				return bad(err)
 			}
-			bits, err := toHalf(d, float32(v))
+			bits, err := half.Bits(d, float32(v))
 			if err != nil {
 				return bad(err)
 			}
@@ -353,7 +354,7 @@ func decode(t tensor.Tensor) any {
 	case tensor.F16, tensor.BF16:
 		out := make(jsonFloats[float32], len(t.Data)/2)
 		for i := range out {
-			out[i] = fromHalf(t.DType, binary.LittleEndian.Uint16(t.Data[2*i:]))
+			out[i] = half.Float32(t.DType, binary.LittleEndian.Uint16(t.Data[2*i:]))
 		}
 		return out
 	}
