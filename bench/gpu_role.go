@@ -1,10 +1,11 @@
-package main
+package bench
 
 import (
 	"context"
 	"fmt"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -20,7 +21,7 @@ type serveFunc func(worker.Config) (pid int, wait func() error, err error)
 const startTime = 3 * time.Minute
 
 // serveByItself is ready when the broker knows the worker.
-func serveByItself(c *child, job *workerJob, m *openModel) error {
+func serveByItself(c *testbed.Child, job *workerJob, m *openModel) error {
 	wait := job.WaitTime
 	if wait == 0 {
 		wait = -1 // zero would ask for the default
@@ -53,7 +54,7 @@ func endedEarly(err error) error {
 	return err
 }
 
-func awaitWorker(socket string, pid int, c *child) error {
+func awaitWorker(socket string, pid int, c *testbed.Child) error {
 	for end := time.Now().Add(startTime); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		st, err := modelStats(background, socket, modelName)
 		if err != nil {
@@ -61,7 +62,7 @@ func awaitWorker(socket string, pid int, c *child) error {
 		}
 		for _, w := range st.Workers {
 			if w.Pid == pid {
-				return c.ready()
+				return c.Ready()
 			}
 		}
 	}

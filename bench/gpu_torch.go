@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"bufio"
@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -68,7 +69,7 @@ func openTorch(j modelJob) (*openModel, error) {
 			wait := cfg.WaitTime.Seconds()
 			cmd := python(append(args, "--name", cfg.Model, "--socket", cfg.Socket, "--max_batch_size", strconv.Itoa(cfg.MaxBatchSize),
 				"--slots", strconv.Itoa(cfg.Slots), "--wait_time", strconv.FormatFloat(max(0, wait), 'g', -1, 64)))
-			said := &tail{} // what it says last is why it ended
+			said := &testbed.Tail{} // what it says last is why it ended
 			cmd.Stdout, cmd.Stderr = os.Stderr, io.MultiWriter(os.Stderr, said)
 			if err := cmd.Start(); err != nil {
 				return 0, nil, err

@@ -115,11 +115,11 @@ func TestASocketThatCannotBeIsRefusedByName(t *testing.T) {
 }
 
 func TestWindowsAreLeasedLowestFirstAndComeBack(t *testing.T) {
-	w := windows{make([]bool, 10)}
+	w := newWindows(10)
 	a, _ := w.lease(4)
 	b, _ := w.lease(4)
-	if _, ok := w.lease(3); ok || a != 0 || b != 4 || w.free() != 2 {
-		t.Errorf("windows at %d and %d, %d free", a, b, w.free())
+	if _, ok := w.lease(3); ok || a != 0 || b != 4 || w.free != 2 {
+		t.Errorf("windows at %d and %d, %d free", a, b, w.free)
 	}
 	w.giveBack(a, 4)
 	if c, ok := w.lease(3); !ok || c != 0 {

@@ -4,18 +4,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/control"
-	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -167,41 +164,25 @@ func (b *Broker) refusal(err error) *control.Reply {
 func (b *Broker) answer(req *control.Request) *control.Reply {
 	rep := b.reply()
 	var err error
-	ok := true
 	switch req.Op {
 	case control.OpPing:
 	case control.OpModels:
-		ok = b.do(func() { rep.Models, rep.Changes = b.listModels(), b.changes.now() })
+		rep.Changes = b.models.changes.now() // before the list: what changes from now on is news
+		for _, m := range b.models.list() {
+			m.do(func() { rep.Models = append(rep.Models, m.line()) })
+		}
 	case control.OpStats:
-		var s stats.Broker
-		if ok = b.do(func() { s = b.snapshot() }); ok {
-			rep.Stats, err = json.Marshal(&s)
-		}
+		s := b.Snapshot()
+		rep.Stats, err = json.Marshal(&s)
 	case control.OpSet:
-		if !b.do(func() { err = b.set(req.Model, req.Set) }) {
-			ok = false
-		}
+		err = b.set(req.Model, req.Set)
 	default:
 		err = fmt.Errorf("%w: unknown operation %q", status.ErrInvalid, req.Op)
-	}
-	if !ok {
-		err = status.ErrDraining
 	}
 	if err != nil {
 		return b.refusal(err)
 	}
 	return rep
-}
-
-func (b *Broker) listModels() []control.Model {
-	var list []control.Model
-	for _, m := range b.models {
-		list = append(list, control.Model{
-			Name: m.cfg.Name, Inputs: tensor.SpecTexts(m.cfg.Signature.Inputs), Outputs: tensor.SpecTexts(m.cfg.Signature.Outputs),
-			Policy: m.cfg.policyMessage(), Workers: m.workerCount(), Clients: len(m.clients),
-		})
-	}
-	return list
 }
 
 // serveSession attaches a client or a worker and stays until it is gone.
@@ -211,24 +192,14 @@ func (b *Broker) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Re
 	if len(p.name) > tensor.MaxNameBytes {
 		p.name = p.name[:tensor.MaxNameBytes]
 	}
-	var (
-		rep  *control.Reply
-		fds  []int
-		err  error
-		left func(why string)
-	)
-	if !b.do(func() { rep, fds, left, err = b.attach(p, req) }) {
-		closeFD(p.pidfd)
-		_ = control.Send(c, time.Now().Add(replyTime), b.refusal(status.ErrDraining))
-		return
-	}
+	a, err := b.attach(p, req)
 	if err != nil {
-		closeFD(p.pidfd)
+		p.discard()
 		_ = control.Send(c, time.Now().Add(replyTime), b.refusal(err))
 		return
 	}
-	err = control.Send(c, time.Now().Add(replyTime), rep, fds...)
-	control.CloseFDs(fds)
+	err = control.Send(c, time.Now().Add(replyTime), a.reply, a.fds...)
+	control.CloseFDs(a.fds)
 	why := "it hung up"
 	if err != nil {
 		why = "it did not take the attach reply"
@@ -240,63 +211,98 @@ func (b *Broker) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Re
 			why = "it spoke after attaching"
 		}
 	}
-	b.do(func() { left(why) })
+	a.model.loop.do(func() { a.left(why) })
 }
 
 var errDescriptors = fmt.Errorf("%w: out of file descriptors; raise the broker's limit (ulimit -n)", status.ErrNoMemory)
 
-// attach runs on the loop. The descriptors it returns are the caller's.
-func (b *Broker) attach(p *peer, req *control.Request) (_ *control.Reply, _ []int, _ func(string), err error) {
-	// A worker may come to a model that it knows even then: what was accepted
-	// has to finish, also when the workers got the broker's SIGTERM too.
-	if b.draining && (req.Op == control.OpClient || b.models[req.Model] == nil) {
-		return nil, nil, nil, status.ErrDraining
-	}
+// attachment is a session that has begun.
+type attachment struct {
+	model *model
+	reply *control.Reply
+	fds   []int            // for the peer; to be closed once they were sent
+	left  func(why string) // to be called on the model's loop
+}
+
+// attach finds or makes the model, opens the session, and has the model's loop
+// take it. Only the last step is done on that loop. On an error what p has is
+// still the caller's.
+func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error) {
 	m, err := b.modelFor(req)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
-	info := &control.Attached{
-		Model: m.cfg.Name, Inputs: tensor.SpecTexts(m.cfg.Signature.Inputs), Outputs: tensor.SpecTexts(m.cfg.Signature.Outputs),
-		Slots: m.layout.Slots, MaxBatch: m.layout.MaxBatch, Geometry: m.layout.Geometry,
-		PlanesSize: m.layout.PlanesSize, BoardSize: m.layout.BoardSize, Policy: m.cfg.policyMessage(),
-	}
-	board := m.bseg.FD()
-	if req.Op == control.OpClient {
-		board = m.boardRO
-	}
-	fds := []int{dup(m.planes.FD()), dup(board)} // first: a refusal needs the connection
 	defer func() {
 		if err != nil {
-			control.CloseFDs(fds)
+			b.models.leave(m) // the session would have
 		}
 	}()
-	if fds[0] < 0 || fds[1] < 0 {
-		b.maybeForget(m)
-		return nil, nil, nil, errDescriptors
-	}
-	var left func(string)
+	var desc batcher.Worker
 	if req.Op == control.OpClient {
-		c, err := m.attachClient(p, req.Window)
+		err = m.ring.openClient(p, req.Window)
+	} else {
+		desc, err = m.stage.openWorker(p, req.Worker)
+	}
+	if err != nil {
+		return nil, err
+	}
+	a = &attachment{model: m, reply: b.reply()}
+	if !m.loop.do(func() { err = a.begin(p, req, desc) }) {
+		err = status.ErrDraining
+	}
+	return a, err
+}
+
+// begin is the part of attach that runs on the model's loop.
+func (a *attachment) begin(p *peer, req *control.Request, desc batcher.Worker) (err error) {
+	r, s := a.model.ring, a.model.stage
+	board := r.bseg.FD()
+	if req.Op == control.OpClient {
+		board = r.boardRO
+		if r.loop.draining {
+			return status.ErrDraining
+		}
+	}
+	a.fds = []int{dup(r.planes.FD()), dup(board)}
+	defer func() {
 		if err != nil {
-			return nil, nil, nil, err
+			control.CloseFDs(a.fds)
+		}
+	}()
+	if a.fds[0] < 0 || a.fds[1] < 0 {
+		return errDescriptors
+	}
+	sig := &r.layout.Signature
+	info := &control.Attached{
+		Model: a.model.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
+		Slots: r.layout.Slots, MaxBatch: r.layout.MaxBatch, Geometry: r.layout.Geometry,
+		PlanesSize: r.layout.PlanesSize, BoardSize: r.layout.BoardSize, SessionSize: p.seg.Size(), Policy: s.cfg.policyMessage(),
+	}
+	if req.Op == control.OpClient {
+		c, err := r.attachClient(p, req.Window)
+		if err != nil {
+			return err
 		}
 		info.FirstSlot, info.Window, info.FirstGen = c.first, c.window, c.firstGen()
-		left = func(why string) { m.clientLeft(c, why) }
+		a.left = func(why string) { r.clientLeft(c, why) }
 	} else {
-		w, err := m.attachWorker(p, *req.Worker)
+		if s.cfg.Ragged && !req.Policy.Ragged {
+			return fmt.Errorf("%w: %q is ragged: its batches mix sizes, and this worker did not ask for that (ragged)", status.ErrInvalid, a.model.name)
+		}
+		w, err := s.attachWorker(p, *req.Worker, desc)
 		if err != nil {
-			b.maybeForget(m)
-			return nil, nil, nil, err
+			return err
 		}
 		info.Depth, info.WorkerID = w.depth, uint32(w.id)
-		left = func(why string) { m.workerLost(w, why) }
+		if info.Notes = differences(req.Policy, &info.Policy); len(info.Notes) > 0 {
+			s.log.Warn("worker asked for another policy than the model has", "worker", w.label(), "pid", w.pid, "differences", info.Notes)
+		}
+		a.left = func(why string) { s.workerLost(w, why) }
 	}
-	info.SessionSize = p.seg.Size()
-	rep := b.reply()
-	rep.Attached = info
+	a.reply.Attached = info
 	session, doorbell := p.takeFDs()
-	return rep, append(fds, session, doorbell), left, nil
+	a.fds = append(a.fds, session, doorbell)
+	return nil
 }
 
 // dup lets a connection's goroutine send a descriptor that the loop may close
@@ -309,27 +315,14 @@ func dup(fd int) int {
 	return n
 }
 
-// unknownModel also says which there are: most often the name has a typo.
-func (b *Broker) unknownModel(name string) error {
-	const most = 10
-	there := slices.Sorted(maps.Keys(b.models))
-	switch {
-	case len(there) == 0:
-		return fmt.Errorf("%w: %q; there are none", status.ErrUnknownModel, name)
-	case len(there) > most:
-		there = append(there[:most], "…")
-	}
-	return fmt.Errorf("%w: %q; there are %s", status.ErrUnknownModel, name, strings.Join(there, ", "))
-}
-
-// modelFor finds the model, or makes it if a worker declares it.
+// modelFor finds the model, or makes it if a worker declares it. It stays
+// until the caller, or the session that it begins, leaves it.
 func (b *Broker) modelFor(req *control.Request) (*model, error) {
-	m := b.models[req.Model]
 	if req.Op == control.OpClient {
-		if m == nil {
-			return nil, b.unknownModel(req.Model)
+		if b.models.drains() {
+			return nil, status.ErrDraining
 		}
-		return m, nil
+		return b.models.take(req.Model)
 	}
 	if req.Worker == nil {
 		return nil, fmt.Errorf("%w: worker without a signature", status.ErrInvalid)
@@ -338,19 +331,46 @@ func (b *Broker) modelFor(req *control.Request) (*model, error) {
 	if err != nil {
 		return nil, err
 	}
-	if m != nil {
-		if !sig.Equal(&m.cfg.Signature) {
-			return nil, fmt.Errorf("%w: %q is %s, the worker serves %s", status.ErrSignatureMismatch, req.Model, &m.cfg.Signature, &sig)
-		}
-		return m, nil
+	if req.Policy == nil {
+		req.Policy = &control.Policy{}
 	}
-	mc := ModelConfig{Name: req.Model, Signature: sig}
-	mc.Slots, mc.Lease, mc.Policy = fromPolicy(req.Policy)
-	if m, err = b.newModel(mc); err != nil {
+	if req.Policy.Ragged && req.Worker.Pad != "" {
+		return nil, fmt.Errorf("%w: a ragged worker has no padding: each request lies in its own sizes", status.ErrInvalid)
+	}
+	// A worker may come to a model that is there even while the broker drains:
+	// what was accepted has to finish, also when the workers got the broker's
+	// SIGTERM too.
+	m, mine, err := b.models.reserve(req.Model)
+	if err != nil {
 		return nil, err
 	}
-	m.dynamic = true
-	b.models[req.Model] = m
-	b.changes.note()
+	if mine {
+		mc := ModelConfig{Name: req.Model, Signature: sig}
+		mc.Slots, mc.Lease, mc.Policy = fromPolicy(req.Policy)
+		mc.Ragged, mc.MaxAttempts = req.Policy.Ragged, req.Policy.MaxAttempts
+		if err := b.make(m, mc); err != nil {
+			b.models.abandon(m)
+			return nil, err
+		}
+		b.models.publish(m, true)
+		return m, nil
+	}
+	if want := &m.ring.layout.Signature; !sig.Equal(want) {
+		b.models.leave(m)
+		return nil, fmt.Errorf("%w: %q is %s, the worker serves %s", status.ErrSignatureMismatch, req.Model, want, &sig)
+	}
 	return m, nil
+}
+
+// make builds a reserved model and has a loop adopt it; to be published then.
+func (b *Broker) make(m *model, mc ModelConfig) error {
+	if err := m.build(b, mc); err != nil {
+		return err
+	}
+	b.models.place(m)
+	if !m.loop.do(func() { m.loop.adopt(m.ring) }) {
+		m.ring.close()
+		return status.ErrDraining
+	}
+	return nil
 }

@@ -24,16 +24,16 @@ func TestAWordThatAWorkerDamagedIsRepaired(t *testing.T) {
 			c.commit()
 			for len(w.batches) == 0 {
 				s.now += 1_000_000
-				s.round()
+				s.round(s.l)
 				w.take()
 			}
 			slot := w.batches[0].reqs[0].Slot
-			s.m.board.Repair(slot, garbage.Generation(), garbage.Status(), garbage.Held())
+			s.r.board.Repair(slot, garbage.Generation(), garbage.Status(), garbage.Held())
 			w.batches[0].wrote, w.batches[0].ended = len(w.batches[0].reqs), len(w.batches[0].reqs)
 			w.work() // done
-			s.m.touch()
-			s.b.settle()
-			if word := s.m.board.Word(slot); word.Generation() != c.slots[slot-c.sess.first].gen || word.Status() != status.ErrFailed {
+			s.st.touch()
+			s.l.settle()
+			if word := s.r.board.Word(slot); word.Generation() != c.slots[slot-c.sess.first].gen || word.Status() != status.ErrFailed {
 				t.Errorf("the client sees %v", word)
 			}
 		})

@@ -6,70 +6,70 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// touch marks the model for a decision at the end of this round of the loop.
-func (m *model) touch() {
-	if !m.dirty {
-		m.dirty = true
-		m.b.dirty = append(m.b.dirty, m)
-	}
-}
-
 // decide asks the batcher what to do now and does it.
-func (m *model) decide() {
-	m.dirty = false
+func (s *stage) decide() {
 	for {
-		m.drainAllDone()
-		m.expireRunning()
-		d := m.batcher.Decide(batcher.Time(m.b.now))
+		s.catchUp()
+		s.expireRunning()
+		d := s.batcher.Decide(batcher.Time(s.loop.now))
 		for i := range d.Ended {
-			m.endQueued(&d.Ended[i])
+			s.endQueued(&d.Ended[i])
 		}
 		for i := range d.Dispatches {
-			m.dispatch(&d.Dispatches[i])
+			s.dispatch(&d.Dispatches[i])
 		}
-		m.wake = int64(d.Wake)
-		if !m.armDone() {
-			return
+		s.wake = int64(d.Wake)
+		if !s.armDone() {
+			break
 		}
-		m.b.now = m.b.clock()
+		s.loop.now = s.loop.clock()
 	}
+	s.settled()
 }
 
-func (m *model) endQueued(e *batcher.End) {
-	s := status.ErrExpired
+func (s *stage) endQueued(e *batcher.End) {
+	code := status.ErrExpired
 	if e.Why == batcher.TimedOut {
-		s = status.ErrQueueTimeout
+		code = status.ErrQueueTimeout
 	}
-	m.end(uint32(e.ID), s, "", false)
-	m.free(uint32(e.ID))
+	s.ring.end(uint32(e.ID), code, "", false)
+	s.ring.free(uint32(e.ID))
 }
 
 // dispatch posts a batch to its worker: slot indices, never bytes.
-func (m *model) dispatch(d *batcher.Dispatch) {
-	w := m.workers[d.Worker]
+func (s *stage) dispatch(d *batcher.Dispatch) {
+	w, now := s.workers[d.Worker], s.loop.now
 	mail, reqs := w.box.At(w.posted)
-	*mail = shm.Mail{Batch: uint64(d.Batch), Dispatched: m.b.now, Requests: uint32(len(d.Requests)), Rows: uint32(d.Rows), PadTo: uint32(d.PadTo), Dims: d.Dims}
+	*mail = shm.Mail{Batch: uint64(d.Batch), Dispatched: now, Requests: uint32(len(d.Requests)), Rows: uint32(d.Rows), PadTo: uint32(d.PadTo), Dims: d.Dims}
 	p := w.newMail()
-	p.batch, p.number, p.posted = uint64(d.Batch), w.posted, m.b.now
+	p.batch, p.number, p.posted = uint64(d.Batch), w.posted, now
+	if s.cfg.Ragged {
+		for _, id := range d.Requests {
+			for i, n := range s.ring.slots[id].commit.Dims {
+				mail.Dims[i] = max(mail.Dims[i], n)
+			}
+		}
+	}
 	for i, id := range d.Requests {
 		head := uint32(id)
-		info := &m.slots[head]
-		m.setState(head, running)
-		info.worker, info.batch, info.dispatched = w, uint64(d.Batch), m.b.now
+		info := &s.ring.slots[head]
+		s.ring.setState(head, running)
+		info.worker, info.batch, info.dispatched = w, uint64(d.Batch), now
 		reqs[i] = shm.MailRequest{
 			Slot: head, Gen: info.gen, Rows: info.commit.Rows, Bell: info.client.first,
 			Deadline: info.commit.Deadline, Committed: info.commit.Committed, Dims: info.commit.Dims,
 		}
 		p.requests = append(p.requests, mailed{head, info.gen})
 		if info.commit.Deadline > 0 {
-			m.runningDeadline = min(m.runningDeadline, info.commit.Deadline)
+			s.runningDeadline = min(s.runningDeadline, info.commit.Deadline)
 		}
 	}
-	w.mails = append(w.mails, p)
-	if len(w.mails) == 1 {
-		w.running = m.b.now
+	if len(w.mails) == 0 {
+		w.running = now
+		s.leaseEnd = min(s.leaseEnd, now+int64(s.cfg.Lease))
 	}
-	m.stats.dispatched(d)
+	s.setMails(w, append(w.mails, p))
+	s.stats.dispatched(d)
 	w.box.Post(w.posted)
 	w.posted++
 }
@@ -77,13 +77,13 @@ func (m *model) dispatch(d *batcher.Dispatch) {
 // armDone asks busy workers to ring when they are done, but only if somebody
 // waits for that; otherwise the next commit finds their message in time, and
 // a lone request costs one wake-up less. True if something came in meanwhile.
-func (m *model) armDone() bool {
-	if m.batcher.Queued() == 0 && !m.b.draining && m.held == 0 {
+func (s *stage) armDone() bool {
+	if s.batcher.Queued() == 0 && !s.loop.draining && s.ring.held == 0 {
 		return false
 	}
 	more := false
-	for _, w := range m.workers {
-		if w != nil && len(w.mails) > 0 && !w.broken && !w.done.Arm() {
+	for _, w := range s.busy {
+		if !w.broken && !w.done.Arm() {
 			more = true
 		}
 	}
@@ -93,38 +93,51 @@ func (m *model) armDone() bool {
 // expireRunning releases the callers of running requests whose deadline has
 // passed. runningDeadline is never later than the earliest of them, so the
 // search is rare.
-func (m *model) expireRunning() {
-	if m.b.now < m.runningDeadline {
+func (s *stage) expireRunning() {
+	now := s.loop.now
+	if now < s.runningDeadline {
 		return
 	}
-	m.runningDeadline = never
-	for _, w := range m.workers {
-		if w == nil {
-			continue
-		}
+	s.runningDeadline = never
+	for _, w := range s.busy {
 		for _, p := range w.mails {
 			for _, q := range p.requests {
-				info := &m.slots[q.head]
-				if !m.has(q, p.batch) || info.state != running || info.commit.Deadline == 0 {
+				info := &s.ring.slots[q.head]
+				if !s.ring.has(q, p.batch) || info.state != running || info.commit.Deadline == 0 {
 					continue
 				}
-				if info.commit.Deadline <= m.b.now {
-					m.endRunning(q.head, status.ErrExpired)
+				if info.commit.Deadline <= now {
+					s.ring.endRunning(q.head, status.ErrExpired)
 				} else {
-					m.runningDeadline = min(m.runningDeadline, info.commit.Deadline)
+					s.runningDeadline = min(s.runningDeadline, info.commit.Deadline)
 				}
 			}
 		}
 	}
 }
 
-// nextTimer is when this model needs the loop even if nothing happens.
-func (m *model) nextTimer() int64 {
-	t := min(m.wake, m.runningDeadline)
-	for _, w := range m.workers {
-		if w != nil && len(w.mails) > 0 && !w.dying && !w.quarantined {
-			t = min(t, w.running+int64(m.cfg.Lease))
+// checkLeases kills the workers whose running batch takes for too long.
+// leaseEnd is never later than the earliest end of a lease, so it is rarely
+// asked for.
+func (s *stage) checkLeases() {
+	if s.loop.now < s.leaseEnd {
+		return
+	}
+	s.leaseEnd = never
+	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out
+		w := s.busy[i]
+		if w.dying || w.quarantined {
+			continue
+		}
+		if s.loop.now >= w.running+int64(s.cfg.Lease) {
+			if s.drainDone(w); len(w.mails) > 0 && s.loop.now >= w.running+int64(s.cfg.Lease) {
+				s.stats.hung++
+				s.kill(w, hungReason)
+				continue
+			}
+		}
+		if len(w.mails) > 0 {
+			s.leaseEnd = min(s.leaseEnd, w.running+int64(s.cfg.Lease))
 		}
 	}
-	return t
 }

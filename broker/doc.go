@@ -1,21 +1,32 @@
 // Package broker is the only one who decides. It owns the segments, leases
 // windows of slots to clients, takes their commits, forms batches with
-// package batcher, posts them to workers, and cleans up after whoever dies.
+// package batcher, posts them to workers, and cleans up after those who die.
 //
 //	b, err := broker.New(broker.Config{})
 //	err = b.Serve(ctx) // until ctx ends; then it drains
 //
-// How a request passes through, stage by stage, each in the file named:
+// A model is a ring with a stage. The ring (ring.go, windows.go, slots.go,
+// clients.go) is memory and the books about it: it knows whose a slot is and
+// what is legal. The stage (stage.go, dispatch.go, workers.go, reaper.go) is a
+// batcher with its workers: it decides when and where a request runs. Each
+// ring belongs to one of a few loops, which share nothing.
 //
-//  1. loop.go      one goroutine owns all state and sleeps in epoll
-//  2. clients.go   a client's doorbell rings: its commits are read, checked
-//     against the private books (slots.go), and given to the batcher
-//  3. dispatch.go  the batcher decides; batches are posted to workers
-//  4. workers.go   a worker's "done" frees slots and makes room for the next
-//  5. reaper.go    death, hanging and leaving, of clients and workers
+// How a request goes, step by step, each in the file named:
 //
-// The control plane (listen.go, conn.go) runs in goroutines of its own and
-// reaches the state only by functions posted to the loop.
+//  1. loop.go      its ring's loop is woken (poller.go) and runs a round
+//  2. clients.go   the client that rang has its turn: its commits are read
+//  3. catchup.go   the books follow what workers have done meanwhile
+//  4. slots.go     the commit is checked against the books
+//  5. stage.go     it is given to the batcher
+//  6. dispatch.go  the batcher decides; batches are posted to workers
+//  7. catchup.go   a worker's "done" frees slots and makes room for the next
+//
+// On the side, reaper.go: death, hanging and leaving of workers.
+//
+// The control plane (listen.go, conn.go) runs in goroutines of its own. It
+// finds and makes models in the registry (registry.go), and reaches their
+// state only by functions posted to their loop. What costs time that grows with
+// a peer's numbers, making a ring or a session, is done before.
 //
 // Beside it: package supervise runs declared worker processes, package
 // configfile reads the configuration file.

@@ -47,8 +47,8 @@ func FuzzCommit(f *testing.F) {
 			t.Skip(err)
 		}
 		defer s.close()
-		s.m.dynamic = false
-		c, err := s.m.attachClient(s.peer("fuzz"), 4)
+		s.b.models.setDynamic(s.m, false)
+		c, err := s.attach("fuzz", 4)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,11 +63,11 @@ func FuzzCommit(f *testing.F) {
 			}
 			ring.Push(&e)
 			data = data[64:]
-			s.m.readCommits(c)
-			s.b.settle()
+			s.r.readCommits(c)
+			s.l.settle()
 		}
-		s.m.clientLeft(c, "fuzz")
-		s.b.settle()
+		s.r.clientLeft(c, "fuzz")
+		s.l.settle()
 		s.books()
 	})
 }

@@ -1,200 +1,216 @@
 package broker
 
 import (
-	"errors"
-	"fmt"
-	"math"
-	"sync"
-	"time"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
+	"log/slog"
+	"runtime"
+	"slices"
 
 	"github.com/ringbatch/ringbatch/shm"
 )
 
-// loop is the broker's heart: one goroutine that owns all state, woken by
-// doorbells (eventfds), deaths (pidfds), posted functions, and time.
+// MaxLoops bounds Config.Loops.
+const MaxLoops = 64
+
+// DefaultLoops is one loop for every two cores, eight at most. A loop at its
+// limit takes a core, and those who keep it there, clients and workers, take
+// at least another; more loops than that would only take cores from them. Nor
+// may all of the Go scheduler's processors be held by loops that sleep for
+// microseconds (shm.Parker). Idle loops cost nothing.
+func DefaultLoops() int { return min(max(1, runtime.GOMAXPROCS(0)/2), 8) }
+
+// loop serves some of the rings: one goroutine that owns all of their state.
+// Loops share nothing. Everybody else reaches a ring by functions posted to its
+// loop.
+//
+// A round:
+//
+//  1. wait: spin while that pays, then park (poller.go)
+//  2. begin: those whose turn ended before their ring was empty
+//  3. turns of the peers that rang, deaths
+//  4. settle: posted functions, timers that are due, and a decision for every
+//     stage that something happened to
+//
+// It costs what is due, not what exists: idle rings are on none of its lists.
 type loop struct {
-	epfd    int
-	wake    shm.Doorbell // rung by post
-	sources []source
-	unused  []int32 // indices of sources to use again
-	events  [128]unix.EpollEvent
-	parker  shm.Parker
-	spin    shm.Spin
+	*poller
+	log   *slog.Logger
+	rings map[*ring]struct{}
 
-	mu     sync.Mutex
-	posts  []func()
-	closed bool
+	now   int64  // when this round began
+	round uint64 // its number
+
+	dirty    []*stage         // to decide at the end of this round
+	timers   timers           // by when they are due
+	spinning []*stage         // may be worth spinning for
+	unread   []*clientSession // to be read again in the next round
+	reading  []*clientSession // unread of the round before
+	active   int              // stages with something queued or running
+	draining bool
+	stopping bool
+	ended    chan struct{} // closed when the loop has ended
+
+	work loopStats
+
+	// The world outside, replaced by the simulation.
+	clock    func() int64
+	killPeer func(*peer) error
+	drained  func() // nothing is left to drain; called once
+	outside  outside
 }
 
-// source is something the loop watches. Its generation tells an event of
-// this source from a late one of its predecessor at the same index.
-type source struct {
-	fd         int
-	generation int32
-	fire       func()
+// outside is whom a loop tells of its peers. Nothing of it waits for a loop.
+type outside interface {
+	offended(pid int)                         // a peer broke the protocol
+	workerCame(pid int, first bool)           // first: its model had none before
+	workerLeft(pid int, withBatch, last bool) // withBatch: one that it had begun
 }
 
-func newLoop() (*loop, error) {
-	epfd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+func newLoop(log *slog.Logger, out outside) (*loop, error) {
+	p, err := newPoller()
 	if err != nil {
-		return nil, fmt.Errorf("epoll: %w", err)
-	}
-	l := &loop{epfd: epfd, spin: shm.Spin{Limit: int64(shm.LeastSpin)}}
-	if l.wake, err = shm.NewDoorbell(); err != nil {
-		_ = unix.Close(epfd)
-		return nil, fmt.Errorf("eventfd: %w", err)
-	}
-	if _, err := l.watch(int(l.wake), func() {}); err != nil {
-		l.close()
 		return nil, err
 	}
-	return l, nil
+	return &loop{
+		poller: p, log: log, rings: map[*ring]struct{}{}, now: shm.Now(), ended: make(chan struct{}),
+		clock: shm.Now, killPeer: (*peer).kill, outside: out, drained: func() {},
+	}, nil
 }
 
-func (l *loop) close() {
-	l.mu.Lock()
-	l.closed = true
-	l.mu.Unlock()
-	l.wake.Close()
-	_ = unix.Close(l.epfd)
-}
-
-// watch calls fire, on the loop, whenever fd becomes readable anew (edge
-// triggered: an eventfd need not be read).
-func (l *loop) watch(fd int, fire func()) (int32, error) {
-	var i int32
-	if n := len(l.unused); n > 0 {
-		i, l.unused = l.unused[n-1], l.unused[:n-1]
-	} else {
-		i = int32(len(l.sources))
-		l.sources = append(l.sources, source{})
-	}
-	s := &l.sources[i]
-	s.fd, s.fire = fd, fire
-	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&0xffffffff, Fd: i, Pad: s.generation}
-	if err := unix.EpollCtl(l.epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
-		l.unused = append(l.unused, i)
-		return -1, fmt.Errorf("watch descriptor: %w", err)
-	}
-	return i, nil
-}
-
-// unwatch forgets a source; its descriptor stays the caller's to close.
-func (l *loop) unwatch(i int32) {
-	if i < 0 {
-		return
-	}
-	s := &l.sources[i]
-	_ = unix.EpollCtl(l.epfd, unix.EPOLL_CTL_DEL, s.fd, nil)
-	s.generation++
-	s.fd, s.fire = -1, nil
-	l.unused = append(l.unused, i)
-}
-
-// post runs f on the loop, soon. It may be called from any goroutine, also
-// after the loop was closed: then nobody runs f, and the descriptor that would
-// be rung may be somebody else's by now.
-func (l *loop) post(f func()) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return
-	}
-	l.posts = append(l.posts, f)
-	if len(l.posts) == 1 {
-		l.wake.Ring()
-	}
-}
-
-func (l *loop) runPosts() {
-	l.mu.Lock()
-	posts := l.posts
-	l.posts = nil
-	l.mu.Unlock()
-	for _, f := range posts {
-		f()
-	}
-}
-
-// sleep waits for events until the given time (Now's clock), calls woke, and
-// fires them. Before it parks it looks out for them until lookOut, unless that
-// is 0, and while looking out does find them.
-func (l *loop) sleep(until, lookOut int64, woke func()) (err error) {
-	n := 0
-	if lookOut > 0 {
-		l.spin.Until(func() bool {
-			n, err = epollPwait2(l.epfd, l.events[:], 0, true)
-			return n > 0 || err != nil // an error comes again below, if it is one
-		}, min(until, lookOut))
-	}
-	if n <= 0 {
-		n, err = l.epollWait(l.events[:], until)
-	}
-	if err != nil {
-		return err
-	}
-	if n > 0 {
-		l.spin.Over()
-	}
-	woke()
-	for _, ev := range l.events[:n] {
-		if s := &l.sources[ev.Fd]; s.fire != nil && s.generation == ev.Pad {
-			s.fire()
+// run serves until stop was posted.
+func (l *loop) run() error {
+	defer close(l.ended)
+	for !l.stopping {
+		until := l.timers.next()
+		if len(l.unread) > 0 {
+			until = l.now // they have waited for the others, not for time
 		}
+		if err := l.wait(until, l.spinUntil(), l.begin); err != nil {
+			return err
+		}
+		l.settle()
 	}
 	return nil
 }
 
-const never = int64(1<<63 - 1)
-
-// epollWait is epoll_pwait2: epoll's own wait rounds to milliseconds, which
-// is longer than some wait times.
-func (l *loop) epollWait(events []unix.EpollEvent, until int64) (n int, err error) {
-	d := time.Duration(math.MaxInt64)
-	if until != never {
-		d = time.Duration(max(0, until-shm.Now()))
+// begin starts a round.
+func (l *loop) begin() {
+	l.now = l.clock()
+	l.round++
+	l.reading, l.unread = l.unread, l.reading[:0]
+	for _, c := range l.reading {
+		c.unread = false
+		l.work.turns++
+		c.ring.readCommits(c)
 	}
-	l.parker.Sleep(d, func(raw bool, d time.Duration) { n, err = epollPwait2(l.epfd, events, d, raw) })
-	switch {
-	case errors.Is(err, unix.EINTR):
-		return 0, nil
-	case errors.Is(err, unix.ENOSYS): // kernels before 5.11
-		return epollWaitMillis(l.epfd, events, until)
-	}
-	return n, err
 }
 
-// epollPwait2 waits for at most d; raw as in shm.Parker.
-func epollPwait2(epfd int, events []unix.EpollEvent, d time.Duration, raw bool) (int, error) {
-	var ts *unix.Timespec
-	if d != math.MaxInt64 {
-		t := unix.NsecToTimespec(int64(d))
-		ts = &t
+// settle ends a round: what its events and the time have made possible is done.
+func (l *loop) settle() {
+	l.runPosts()
+	for l.timers.next() <= l.now {
+		s := l.timers[0]
+		l.timers.set(s, never)
+		l.work.timers++
+		s.checkLeases()
+		s.touch()
 	}
-	var n uintptr
-	var e unix.Errno
-	if raw {
-		n, _, e = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
-	} else {
-		n, _, e = unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
+	for len(l.dirty) > 0 {
+		s := l.dirty[len(l.dirty)-1]
+		l.dirty = l.dirty[:len(l.dirty)-1]
+		l.work.decisions++
+		s.decide()
 	}
-	if e != 0 {
-		return 0, fmt.Errorf("epoll_pwait2: %w", e)
+	if l.draining && l.active == 0 && l.drained != nil {
+		l.drained()
+		l.drained = nil
 	}
-	return int(n), nil
 }
 
-func epollWaitMillis(epfd int, events []unix.EpollEvent, until int64) (int, error) {
-	ms := -1
-	if until != never {
-		ms = int((max(0, until-shm.Now()) + 999_999) / 1_000_000)
+// spinUntil is until when it pays to spin for commits: see stage.waitsForMore.
+func (l *loop) spinUntil() int64 {
+	t := int64(0)
+	l.spinning = slices.DeleteFunc(l.spinning, func(s *stage) bool {
+		until := s.arrived + int64(shm.LeastSpin)
+		if s.spins = s.waitsForMore(); s.spins {
+			t = max(t, until)
+			s.spins = until > l.now
+		}
+		return !s.spins
+	})
+	return t
+}
+
+// readAgain gives a client another turn in the next round.
+func (l *loop) readAgain(c *clientSession) {
+	c.unread = true
+	l.unread = append(l.unread, c)
+}
+
+// adopt takes a ring and its stage over, forget gives them back for good.
+func (l *loop) adopt(r *ring) {
+	l.rings[r] = struct{}{}
+	if l.draining {
+		l.hurry(r.stage)
 	}
-	n, err := unix.EpollWait(epfd, events, ms)
-	if errors.Is(err, unix.EINTR) {
-		return 0, nil
+}
+
+func (l *loop) forget(r *ring) {
+	s := r.stage
+	delete(l.rings, r)
+	l.timers.set(s, never)
+	is := func(x *stage) bool { return x == s }
+	l.dirty = slices.DeleteFunc(l.dirty, is)
+	l.spinning = slices.DeleteFunc(l.spinning, is)
+	s.dirty = true // so that nothing marks it again
+	if s.active {
+		l.active--
 	}
-	return n, err
+	s.close()
+	r.close()
+	r.log.Info("model forgotten: its last worker and client left")
+}
+
+// drain lets what was accepted finish. New requests are refused.
+func (l *loop) drain() {
+	l.draining = true
+	for r := range l.rings {
+		l.hurry(r.stage)
+	}
+}
+
+func (l *loop) hurry(s *stage) { _ = s.apply(s.cfg.Policy) } // it was in force before, so it fits
+
+// stop ends the loop after this round.
+func (l *loop) stop() { l.stopping = true }
+
+// do runs f on the loop and waits for it; false if the loop has ended.
+func (l *loop) do(f func()) bool {
+	done := make(chan struct{})
+	l.post(func() { f(); close(done) })
+	select {
+	case <-done:
+		return true
+	case <-l.ended:
+	}
+	select {
+	case <-done: // in its last round
+		return true
+	default:
+		return false
+	}
+}
+
+// releaseRings gives back all that the loop serves. It must have ended.
+func (l *loop) releaseRings() {
+	for r := range l.rings {
+		r.stage.close()
+		r.close()
+	}
+}
+
+// loopStats counts what a loop did.
+type loopStats struct {
+	decisions uint64 // of stages
+	timers    uint64 // that were due
+	turns     uint64 // beyond the first of a round
 }

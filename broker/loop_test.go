@@ -12,10 +12,10 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// A loop that looks out before it parks must miss nothing that one that
-// parks at once sees: an event, a post, the time.
-func TestALoopThatLooksOutSeesEventsPostsAndTime(t *testing.T) {
-	l, err := newLoop()
+// A loop that spins before it parks must miss nothing that one that parks at
+// once sees: an event, a post, the time.
+func TestALoopThatSpinsSeesEventsPostsAndTime(t *testing.T) {
+	l, err := newPoller()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,8 +29,8 @@ func TestALoopThatLooksOutSeesEventsPostsAndTime(t *testing.T) {
 	if _, err := l.watch(int(bell), func() { fired++ }); err != nil {
 		t.Fatal(err)
 	}
-	// In turns after short waits, after which it looks out, and long ones,
-	// after which it does not.
+	// In turns after short waits, after which it spins, and long ones, after
+	// which it does not.
 	for i, wait := range []time.Duration{0, 0, 5 * time.Millisecond, 0, 0, 5 * time.Millisecond} {
 		before, until := fired, shm.Now()+int64(time.Minute)
 		if wait == 0 {
@@ -38,8 +38,8 @@ func TestALoopThatLooksOutSeesEventsPostsAndTime(t *testing.T) {
 		} else {
 			until = shm.Now() + int64(wait)
 		}
-		for fired == before && shm.Now() < until { // a sleep may end early
-			if err := l.sleep(until, shm.Now()+int64(shm.LeastSpin), func() {}); err != nil {
+		for fired == before && shm.Now() < until { // a wait may end early
+			if err := l.wait(until, shm.Now()+int64(shm.LeastSpin), func() {}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -50,14 +50,14 @@ func TestALoopThatLooksOutSeesEventsPostsAndTime(t *testing.T) {
 	posted := false
 	l.post(func() { posted = true })
 	for !posted {
-		if err := l.sleep(never, never, l.runPosts); err != nil {
+		if err := l.wait(never, never, l.runPosts); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
 func TestALoopThatWasClosedRingsNobody(t *testing.T) {
-	l, err := newLoop()
+	l, err := newPoller()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,11 +59,11 @@ func (p *peer) label() string {
 }
 
 // open makes the session segment and the doorbell, and the peer's end of it.
-func (p *peer) open(m *model, kind shm.Kind, size int64) (err error) {
-	if p.seg, err = m.b.cfg.Memory.Create("session", size); err != nil {
+func (p *peer) open(r *ring, kind shm.Kind, size int64) (err error) {
+	if p.seg, err = r.memory.Create("session", size); err != nil {
 		return err
 	}
-	m.layout.WriteHeader(p.seg, kind, m.b.epoch)
+	r.layout.WriteHeader(p.seg, kind, r.epoch)
 	if p.doorbell, err = shm.NewDoorbell(); err == nil {
 		if p.theirs = dup(int(p.doorbell)); p.theirs >= 0 {
 			return nil
@@ -82,14 +82,17 @@ func (p *peer) takeFDs() (session, doorbell int) {
 	return p.seg.TakeFD(), doorbell
 }
 
-// listen has the loop call rung when the peer rings, and died when its
-// process ends.
-func (p *peer) listen(b *Broker, rung, died func()) (err error) {
-	if p.watches[0], err = b.loop.watch(int(p.doorbell), rung); err != nil {
+// watch has the loop call rung when the peer rings, and died when its process
+// ends.
+func (p *peer) watch(l *loop, rung, died func()) (err error) {
+	if p.watches[0], err = l.watch(int(p.doorbell), rung); err != nil {
 		return err
 	}
 	if p.pidfd >= 0 && p.pid != os.Getpid() {
-		p.watches[1], err = b.loop.watch(p.pidfd, died)
+		if p.watches[1], err = l.watch(p.pidfd, died); err != nil {
+			l.unwatch(p.watches[0])
+			p.watches[0] = -1
+		}
 	}
 	return err
 }
@@ -112,10 +115,18 @@ func (p *peer) kill() error {
 
 // close gives everything of the session back. The connection's goroutine
 // notices that its connection was closed.
-func (p *peer) close(b *Broker) {
-	b.loop.unwatch(p.watches[0])
-	b.loop.unwatch(p.watches[1])
-	p.watches = [2]int32{-1, -1}
+func (p *peer) close(l *loop) {
+	for i, w := range p.watches {
+		l.unwatch(w)
+		p.watches[i] = -1
+	}
+	p.discard()
+	_ = p.conn.Close()
+}
+
+// discard gives back what a peer has that no loop watches; not its connection,
+// which a refusal needs.
+func (p *peer) discard() {
 	if p.doorbell >= 0 {
 		p.doorbell.Close()
 		p.doorbell = -1
@@ -127,7 +138,6 @@ func (p *peer) close(b *Broker) {
 	closeFD(p.theirs)
 	closeFD(p.pidfd)
 	p.theirs, p.pidfd = -1, -1
-	_ = p.conn.Close()
 }
 
 func closeFD(fd int) {

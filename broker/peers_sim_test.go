@@ -46,7 +46,7 @@ const (
 func stamp(slot, gen uint32) int64 { return int64(slot)<<32 | int64(gen) }
 
 func (s *world) value(p *shm.Plane, slot uint32) *int64 {
-	v, err := tensor.As[int64](tensor.Tensor{DType: tensor.I64, Shape: []int{1, 1}, Data: p.Row(s.m.planes.Bytes(), slot)})
+	v, err := tensor.As[int64](tensor.Tensor{DType: tensor.I64, Shape: []int{1, 1}, Data: p.Row(s.r.planes.Bytes(), slot)})
 	if err != nil {
 		s.fail("view: %v", err)
 	}
@@ -87,9 +87,9 @@ func (c *simClient) leave(how string) {
 		c.s.note("%s %s", c.name, how)
 	}
 	c.dead = true
-	c.s.tell(c.name+" is gone", func() { c.s.m.clientLeft(c.sess, "simulated") })
+	c.s.tell(c.name+" is gone", func() { c.s.r.clientLeft(c.sess, "simulated") })
 	if c.s.chance(0.3) { // both its connection and its pidfd tell
-		c.s.tell(c.name+" is gone (again)", func() { c.s.m.clientLeft(c.sess, "simulated") })
+		c.s.tell(c.name+" is gone (again)", func() { c.s.r.clientLeft(c.sess, "simulated") })
 	}
 }
 
@@ -104,7 +104,7 @@ func (c *simClient) push(e *shm.Commit) {
 	}
 	if (ring || c.s.chance(0.05)) && !c.rung { // also rings that nobody needs
 		c.rung = true
-		c.s.tell(c.name+" rings", func() { c.rung = false; c.s.m.readCommits(c.sess) })
+		c.s.tell(c.name+" rings", func() { c.rung = false; c.s.r.readCommits(c.sess) })
 	}
 }
 
@@ -139,7 +139,7 @@ func (c *simClient) commit() {
 		e.Deadline = x.deadline
 	}
 	for i := range rows {
-		*s.value(&s.m.layout.Inputs[0], slot+uint32(i)) = stamp(slot, x.gen)
+		*s.value(&s.r.layout.Inputs[0], slot+uint32(i)) = stamp(slot, x.gen)
 	}
 	s.accepted++
 	s.note("%s commits slot %d generation %d rows %d", c.name, slot, x.gen, rows)
@@ -161,7 +161,7 @@ func (c *simClient) cancel() {
 // look is what a woken leader does: the bell first, then the words.
 func (c *simClient) look() {
 	s := c.s
-	bell := s.m.board.Bell(c.sess.first)
+	bell := s.r.board.Bell(c.sess.first)
 	c.reap()
 	if c.asleep && bell.Count.Load() == c.seen {
 		return // parked: nobody rang
@@ -174,7 +174,7 @@ func (c *simClient) look() {
 		if x.state != simCommitted {
 			continue
 		}
-		w := s.m.board.Word(slot)
+		w := s.r.board.Word(slot)
 		if w.Generation() != x.gen {
 			continue
 		}
@@ -194,7 +194,7 @@ func (c *simClient) check(slot uint32, x *simSlot, w shm.Word) {
 	switch w.Status() {
 	case status.OK:
 		for i := range uint32(x.rows) {
-			if got := *s.value(&s.m.layout.Outputs[0], slot+i); got != stamp(slot, x.gen) {
+			if got := *s.value(&s.r.layout.Outputs[0], slot+i); got != stamp(slot, x.gen) {
 				s.fail("%s reads %x from slot %d generation %d", c.name, got, slot+i, x.gen)
 			}
 		}
@@ -207,7 +207,7 @@ func (c *simClient) check(slot uint32, x *simSlot, w shm.Word) {
 			s.fail("%s: slot %d was canceled by nobody", c.name, slot)
 		}
 	case status.ErrFailed, status.ErrInvalid:
-		s.fail("%s: slot %d ended with %v: %s", c.name, slot, w.Status(), s.m.board.Reason(slot))
+		s.fail("%s: slot %d ended with %v: %s", c.name, slot, w.Status(), s.r.board.Reason(slot))
 	}
 }
 
@@ -218,7 +218,7 @@ func (c *simClient) reap() {
 		if x.state != simAbandoned {
 			continue
 		}
-		if w := c.s.m.board.Word(c.sess.first + uint32(i)); w.Generation() == x.gen && !w.Held() {
+		if w := c.s.r.board.Word(c.sess.first + uint32(i)); w.Generation() == x.gen && !w.Held() {
 			c.free(i)
 		}
 	}
@@ -239,8 +239,8 @@ func (c *simClient) scribble() {
 	s.note("%s pushes garbage %+v", c.name, e)
 	c.ring.Push(&e)
 	c.dead = true // what it thinks of its slots is worthless from here on
-	s.tell(c.name+" rings", func() { s.m.readCommits(c.sess) })
-	s.tell(c.name+" is gone", func() { s.m.clientLeft(c.sess, "simulated") })
+	s.tell(c.name+" rings", func() { s.r.readCommits(c.sess) })
+	s.tell(c.name+" is gone", func() { s.r.clientLeft(c.sess, "simulated") })
 }
 
 func (s *world) quiet() bool {
@@ -259,15 +259,15 @@ func (s *world) quiet() bool {
 
 func (s *world) unfinished() string {
 	var t strings.Builder
-	for i := range s.m.slots {
-		if x := &s.m.slots[i]; x.state != idle {
+	for i := range s.r.slots {
+		if x := &s.r.slots[i]; x.state != idle {
 			fmt.Fprintf(&t, "slot %d is %v generation %d; ", i, x.state, x.gen)
 		}
 	}
 	for _, c := range s.clients {
 		for i := range c.slots {
 			if x := &c.slots[i]; !c.dead && !c.sess.left && x.state != simFree {
-				fmt.Fprintf(&t, "%s waits for slot %d generation %d (word: %v); ", c.name, c.sess.first+uint32(i), x.gen, s.m.board.Word(c.sess.first+uint32(i)))
+				fmt.Fprintf(&t, "%s waits for slot %d generation %d (word: %v); ", c.name, c.sess.first+uint32(i), x.gen, s.r.board.Word(c.sess.first+uint32(i)))
 			}
 		}
 	}
@@ -276,28 +276,28 @@ func (s *world) unfinished() string {
 			fmt.Fprintf(&t, "%s has %d mails, holds %d, dead %v; ", w.name, len(w.sess.mails), len(w.batches), w.dead)
 		}
 	}
-	fmt.Fprintf(&t, "queued %d, held %d, %d events", s.m.batcher.Queued(), s.m.held, len(s.events))
+	fmt.Fprintf(&t, "queued %d, held %d, %d events", s.st.batcher.Queued(), s.r.held, len(s.events))
 	return t.String()
 }
 
 // books checks that nothing is left when all clients are gone.
 func (s *world) books() {
-	for i := range s.m.slots {
-		if s.m.slots[i].state != idle {
-			s.fail("slot %d is %v at the end", i, s.m.slots[i].state)
+	for i := range s.r.slots {
+		if s.r.slots[i].state != idle {
+			s.fail("slot %d is %v at the end", i, s.r.slots[i].state)
 		}
 	}
-	if s.m.held != 0 || len(s.m.clients) != 0 || s.m.batcher.Queued() != 0 {
-		s.fail("%d held, %d clients, %d queued at the end", s.m.held, len(s.m.clients), s.m.batcher.Queued())
+	if s.r.held != 0 || len(s.r.clients) != 0 || s.st.batcher.Queued() != 0 {
+		s.fail("%d held, %d clients, %d queued at the end", s.r.held, len(s.r.clients), s.st.batcher.Queued())
 	}
-	if free := s.m.windows.free(); free != s.m.layout.Slots {
-		s.fail("%d of %d slots are free at the end", free, s.m.layout.Slots)
+	if free := s.r.windows.free; free != s.r.layout.Slots {
+		s.fail("%d of %d slots are free at the end", free, s.r.layout.Slots)
 	}
 	var ends uint64
-	for _, n := range s.m.stats.byStatus {
+	for _, n := range s.st.stats.byStatus {
 		ends += n
 	}
-	if ends != s.m.stats.requests {
-		s.fail("%d requests were accepted, %d ends counted", s.m.stats.requests, ends)
+	if ends != s.st.stats.requests {
+		s.fail("%d requests were accepted, %d ends counted", s.st.stats.requests, ends)
 	}
 }

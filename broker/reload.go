@@ -14,83 +14,72 @@ import (
 // models change, new models appear. Models that it no longer names, sizes and
 // signatures stay as they are; what would take a restart is named in the log.
 // It is taken whole or refused whole.
-func (b *Broker) Reload(cfg Config) error {
-	err := error(status.ErrDraining)
-	b.do(func() { err = b.reload(cfg) })
-	return err
-}
-
-func (b *Broker) reload(cfg Config) (err error) {
-	if b.draining { // new workers would have nothing to do
+func (b *Broker) Reload(cfg Config) (err error) {
+	if b.models.drains() { // new workers would have nothing to do
 		return status.ErrDraining
 	}
-	var undo []func()
-	var added []*model
-	named := map[string]bool{}
+	b.reloading.Lock()
+	defer b.reloading.Unlock()
 	stays, err := b.restartFor(&cfg)
 	if err != nil {
 		return err
 	}
+	var undo, finish []func()
 	defer func() {
 		if err != nil {
-			for _, f := range undo {
-				f()
-			}
+			finish = undo
+		}
+		for _, f := range finish {
+			f()
 		}
 	}()
+	named := map[string]bool{}
 	for _, mc := range cfg.Models {
 		if named[mc.Name] {
 			return fmt.Errorf("%w: model %q is declared twice", status.ErrInvalid, mc.Name)
 		}
 		named[mc.Name] = true
-		m := b.models[mc.Name]
-		if m == nil {
-			if m, err = b.newModel(mc); err != nil {
+		m, mine, err := b.models.reserve(mc.Name)
+		if err != nil {
+			return err
+		}
+		if mine {
+			if err := b.make(m, mc); err != nil {
+				b.models.abandon(m)
 				return err
 			}
-			b.models[mc.Name] = m
-			undo = append(undo, func() { delete(b.models, mc.Name); m.close() })
-			added = append(added, m)
+			undo = append(undo, func() {
+				b.models.abandon(m)
+				m.loop.post(func() { m.loop.forget(m.ring) })
+			})
+			finish = append(finish, func() {
+				b.models.publish(m, false)
+				b.super.Add(supervise.Group{Model: mc.Name, Workers: mc.Workers})
+			})
 			continue
 		}
-		slots := mc.Slots
-		if _, err = mc.fill(); err != nil {
+		changes, restore, err := b.reloadKnown(m, mc)
+		if err != nil {
+			b.models.leave(m)
 			return err
 		}
-		if !mc.Signature.Equal(&m.cfg.Signature) {
-			return fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it", status.ErrSignatureMismatch, mc.Name, &m.cfg.Signature)
-		}
-		before := m.cfg
-		next := before
-		next.Policy, next.Lease = mc.Policy, mc.Lease
-		next.Policy.Buckets = before.Policy.Buckets // clients have laid their inputs out by these
-		if m.dynamic {                              // a worker was quicker than the file, which is new to it all the same
-			next.Workers = mc.Workers
-			added = append(added, m)
-		} else if !reflect.DeepEqual(mc.Workers, m.cfg.Workers) {
-			stays = append(stays, mc.Name+".worker")
-		}
-		if slots != 0 && slots != m.cfg.Slots {
-			stays = append(stays, mc.Name+".slots")
-		}
-		if !slices.EqualFunc(mc.Policy.Buckets, before.Policy.Buckets, slices.Equal) {
-			stays = append(stays, mc.Name+".buckets")
-		}
-		if err = m.reconfigure(next); err != nil {
-			return err
-		}
-		undo = append(undo, func() { _ = m.reconfigure(before) })
+		stays = append(stays, changes...)
+		adopted := b.models.setDynamic(m, false) // a worker was quicker than the file, which is new to it all the same
+		undo = append(undo, func() {
+			restore()
+			b.models.setDynamic(m, adopted)
+			b.models.leave(m)
+		})
+		finish = append(finish, func() {
+			if adopted { // workers of known models stay as they run
+				b.super.Add(supervise.Group{Model: mc.Name, Workers: mc.Workers})
+			}
+			b.models.leave(m)
+		})
 	}
-	if len(added) > 0 {
-		b.changes.note()
-	}
-	for _, m := range added { // workers of known models stay as they run
-		m.dynamic = false
-		b.super.Add(supervise.Group{Model: m.cfg.Name, Workers: m.cfg.Workers})
-	}
-	for name, m := range b.models {
-		if !named[name] && !m.dynamic {
-			stays = append(stays, name+" (no longer named)")
+	for _, m := range b.models.list() {
+		if !named[m.name] && !b.models.isDynamic(m) {
+			stays = append(stays, m.name+" (no longer named)")
 		}
 	}
 	if len(stays) > 0 {
@@ -98,6 +87,42 @@ func (b *Broker) reload(cfg Config) (err error) {
 		b.log.Warn("configuration: these changes take a restart of the broker", "changes", strings.Join(stays, ", "))
 	}
 	return nil
+}
+
+// reloadKnown gives a model that is there its policy anew. It names what the
+// declaration changes that takes a restart.
+func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore func(), err error) {
+	slots := mc.Slots
+	if _, err := mc.fill(); err != nil {
+		return nil, nil, err
+	}
+	if sig := &m.ring.layout.Signature; !mc.Signature.Equal(sig) {
+		return nil, nil, fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it", status.ErrSignatureMismatch, mc.Name, sig)
+	}
+	dynamic := b.models.isDynamic(m)
+	var was ModelConfig
+	if !m.do(func() {
+		was = m.stage.cfg
+		next := was
+		next.Policy, next.Lease = mc.Policy, mc.Lease
+		next.Policy.Buckets = was.Policy.Buckets // clients have laid their inputs out by these
+		if dynamic {
+			next.Workers = mc.Workers
+		}
+		err = m.stage.reconfigure(next)
+	}) {
+		err = status.ErrDraining
+	}
+	if !dynamic && !reflect.DeepEqual(mc.Workers, was.Workers) {
+		stays = append(stays, mc.Name+".worker")
+	}
+	if slots != 0 && slots != was.Slots {
+		stays = append(stays, mc.Name+".slots")
+	}
+	if !slices.EqualFunc(mc.Policy.Buckets, was.Policy.Buckets, slices.Equal) {
+		stays = append(stays, mc.Name+".buckets")
+	}
+	return stays, func() { m.do(func() { _ = m.stage.reconfigure(was) }) }, err
 }
 
 // restartFor names what a configuration changes besides its models.
@@ -118,6 +143,7 @@ func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 		{"open_folder", cfg.OpenFolder == b.cfg.OpenFolder},
 		{"drain_time", cfg.DrainTime == b.cfg.DrainTime},
 		{"max_clients", cfg.MaxClients == b.cfg.MaxClients},
+		{"loops", cfg.Loops == b.cfg.Loops},
 		{"mps", cfg.MPS == b.cfg.MPS},
 		{"worker", slices.EqualFunc(cfg.Workers, b.cfg.Workers, func(x, y supervise.Worker) bool { return reflect.DeepEqual(x, y) })},
 	} {

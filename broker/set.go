@@ -17,45 +17,44 @@ var SettableKeys = []string{"wait_time", "max_batch_size", "preferred_batch_size
 
 // set changes a model's policy, whole or not at all.
 func (b *Broker) set(name string, pairs map[string]string) error {
-	m := b.models[name]
-	if m == nil {
-		return b.unknownModel(name)
+	m, err := b.models.take(name)
+	if err != nil {
+		return err
 	}
-	next := m.cfg
+	defer b.models.leave(m)
+	if !m.do(func() { err = m.stage.set(pairs) }) {
+		return status.ErrDraining
+	}
+	return err
+}
+
+func (s *stage) set(pairs map[string]string) error {
+	next := s.cfg
 	next.Policy.Levels = slices.Clone(next.Policy.Levels)
 	for key, value := range pairs {
 		if err := next.setKey(key, value); err != nil {
 			return err
 		}
 	}
-	return m.reconfigure(next)
+	return s.reconfigure(next)
 }
 
 // reconfigure takes a new policy into force, or refuses it.
-func (m *model) reconfigure(next ModelConfig) error {
-	if next.Policy.MaxBatchSize > m.layout.MaxBatch {
-		return fmt.Errorf("%w: max_batch_size is %d, the ring was made for %d", status.ErrInvalid, next.Policy.MaxBatchSize, m.layout.MaxBatch)
+func (s *stage) reconfigure(next ModelConfig) error {
+	if most := s.ring.layout.MaxBatch; next.Policy.MaxBatchSize > most {
+		return fmt.Errorf("%w: max_batch_size is %d, the ring was made for %d", status.ErrInvalid, next.Policy.MaxBatchSize, most)
 	}
 	if next.Lease <= 0 {
 		return fmt.Errorf("%w: lease is %v, must be positive", status.ErrInvalid, next.Lease)
 	}
-	if err := m.apply(next.Policy); err != nil {
+	if err := s.apply(next.Policy); err != nil {
 		return fmt.Errorf("%w: %w", status.ErrInvalid, err)
 	}
-	m.cfg = next
-	m.touch()
-	m.log.Info("policy changed", "max_batch_size", next.Policy.MaxBatchSize, "wait_time", next.Policy.WaitTime,
+	s.cfg = next
+	s.leaseEnd = s.loop.now // to be looked at anew
+	s.log.Info("policy changed", "max_batch_size", next.Policy.MaxBatchSize, "wait_time", next.Policy.WaitTime,
 		"preferred_batch_sizes", next.Policy.PreferredSizes, "lease", next.Lease)
 	return nil
-}
-
-// apply gives the batcher its policy. While the broker drains nobody can join
-// any more: what waits for company goes out at once.
-func (m *model) apply(p batcher.Config) error {
-	if m.b.draining {
-		p.WaitTime = 0
-	}
-	return m.batcher.SetConfig(p)
 }
 
 // setKey changes one value; "max_queue.2" means that of level 2.

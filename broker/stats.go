@@ -2,8 +2,6 @@ package broker
 
 import (
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
@@ -12,8 +10,8 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// modelStats is the running count.
-type modelStats struct {
+// stageStats is the running count.
+type stageStats struct {
 	requests, requeued, batches, rows uint64
 	attached, lost, hung, offenders   uint64
 	byStatus                          [64]uint64
@@ -23,21 +21,21 @@ type modelStats struct {
 	deaths                            map[string]int // by worker name
 }
 
-func (s *modelStats) init(maxBatch int) {
+func (s *stageStats) init(maxBatch int) {
 	s.sizes = make([]uint64, maxBatch+1)
 	s.deaths = map[string]int{}
 }
 
-func (s *modelStats) ended(st status.Code) { s.byStatus[st%64]++ }
+func (s *stageStats) ended(st status.Code) { s.byStatus[st%64]++ }
 
-func (s *modelStats) dispatched(d *batcher.Dispatch) {
+func (s *stageStats) dispatched(d *batcher.Dispatch) {
 	s.batches++
 	s.rows += uint64(d.Rows)
 	s.sizes[min(d.Rows, len(s.sizes)-1)]++
 	s.reasons[d.Why%8]++
 }
 
-func (s *modelStats) finished(info *slotInfo, st status.Code, started, finished int64) {
+func (s *stageStats) finished(info *slotInfo, st status.Code, started, finished int64) {
 	s.ended(st)
 	s.queue.Add(time.Duration(info.dispatched - info.commit.Committed))
 	s.dispatch.Add(time.Duration(started - info.dispatched))
@@ -46,35 +44,33 @@ func (s *modelStats) finished(info *slotInfo, st status.Code, started, finished 
 }
 
 // Snapshot is the present state, as `ringbatch stats` shows it. It may be
-// called from any goroutine while Serve runs; after that it is empty.
-func (b *Broker) Snapshot() (s stats.Broker) {
-	b.do(func() { s = b.snapshot() })
-	return s
-}
-
-// snapshot is Snapshot on the loop.
-func (b *Broker) snapshot() stats.Broker {
-	s := stats.Broker{Pid: os.Getpid(), Socket: b.cfg.Socket, Epoch: b.epoch, UptimeS: time.Since(b.started).Seconds(), Draining: b.draining, Models: []stats.Model{}}
-	for _, m := range b.models {
-		for _, w := range m.workers { // what they finished unseen
-			if w != nil {
-				m.drainDone(w)
-			}
+// called from any goroutine while Serve runs; after that it has no models.
+// Every model is asked for itself, so that no loop is held up by others'.
+func (b *Broker) Snapshot() stats.Broker {
+	s := stats.Broker{Pid: os.Getpid(), Socket: b.cfg.Socket, Epoch: b.epoch, UptimeS: time.Since(b.started).Seconds(), Draining: b.models.drains(), Models: []stats.Model{}}
+	for _, m := range b.models.list() {
+		var ms stats.Model
+		if !m.do(func() { ms = m.stage.snapshot() }) {
+			continue
 		}
-		m.touch()
-		s.Models = append(s.Models, m.snapshot())
+		for i := range ms.Workers {
+			w := &ms.Workers[i]
+			w.Restarts = max(w.Restarts, b.super.Restarts(w.Pid))
+		}
+		s.Models = append(s.Models, ms)
 	}
 	s.Processes, s.MPS = b.super.Snapshot()
-	slices.SortFunc(s.Models, func(x, y stats.Model) int { return strings.Compare(x.Name, y.Name) })
 	return s
 }
 
-func (m *model) snapshot() stats.Model {
-	st := &m.stats
-	s := stats.Model{
-		Name: m.cfg.Name, Signature: m.cfg.Signature.String(), Slots: m.layout.Slots, SlotsFree: m.windows.free(),
-		MaxBatchSize: m.cfg.Policy.MaxBatchSize, WaitTimeMS: ms(m.cfg.Policy.WaitTime), UptimeS: time.Since(m.since).Seconds(),
-		Clients: len(m.clients), QueueLength: m.batcher.Queued(), QueueRows: m.batcher.QueuedRows(),
+func (s *stage) snapshot() stats.Model {
+	s.touch()
+	s.catchUp() // what they finished unseen
+	st, r := &s.stats, s.ring
+	out := stats.Model{
+		Name: s.cfg.Name, Signature: s.cfg.Signature.String(), Slots: r.layout.Slots, SlotsFree: r.windows.free,
+		MaxBatchSize: s.cfg.Policy.MaxBatchSize, WaitTimeMS: ms(s.cfg.Policy.WaitTime), UptimeS: time.Since(s.since).Seconds(),
+		Clients: len(r.clients), QueueLength: s.batcher.Queued(), QueueRows: s.batcher.QueuedRows(),
 		Requests: st.requests, Ended: map[string]uint64{}, Requeued: st.requeued, Batches: st.batches, Rows: st.rows,
 		BatchSize: stats.BatchSize{Histogram: map[int]uint64{}}, Reasons: map[string]uint64{},
 		WorkersLost: st.lost, WorkersHung: st.hung, Offenders: st.offenders, Workers: []stats.Worker{},
@@ -82,28 +78,28 @@ func (m *model) snapshot() stats.Model {
 	}
 	for i, n := range st.byStatus {
 		if n > 0 {
-			s.Ended[status.Code(i).Name()] = n
+			out.Ended[status.Code(i).Name()] = n
 		}
 	}
 	for rows, n := range st.sizes {
 		if n > 0 {
-			s.BatchSize.Histogram[rows] = n
+			out.BatchSize.Histogram[rows] = n
 		}
 	}
 	if st.batches > 0 {
-		s.BatchSize.Avg = float64(st.rows) / float64(st.batches)
+		out.BatchSize.Avg = float64(st.rows) / float64(st.batches)
 	}
 	for i, n := range st.reasons {
 		if n > 0 {
-			s.Reasons[batcher.Reason(i).String()] = n
+			out.Reasons[batcher.Reason(i).String()] = n
 		}
 	}
-	for _, w := range m.workers {
+	for _, w := range s.workers {
 		if w != nil {
-			s.Workers = append(s.Workers, w.snapshot())
+			out.Workers = append(out.Workers, w.snapshot())
 		}
 	}
-	return s
+	return out
 }
 
 func (w *workerSession) snapshot() stats.Worker {
@@ -118,7 +114,7 @@ func (w *workerSession) snapshot() stats.Worker {
 	}
 	return stats.Worker{
 		ID: int(w.id), Name: w.label(), Pid: w.pid, GPU: w.info.GPU, State: state, SinceS: time.Since(w.since).Seconds(),
-		InFlight: len(w.mails), Batches: w.batches, BusyS: w.busy.Seconds(), Restarts: max(w.model.b.super.Restarts(w.pid), w.restarts),
+		InFlight: len(w.mails), Batches: w.batches, BusyS: w.computed.Seconds(), Restarts: w.restarts,
 	}
 }
 

@@ -66,7 +66,7 @@ func (b *Broker) watch(c *net.UnixConn, since uint64) bool {
 	over := time.NewTimer(control.WatchTime)
 	defer over.Stop()
 	select {
-	case <-b.changes.after(since):
+	case <-b.models.changes.after(since):
 	case <-over.C:
 	case <-spoke:
 		return false
@@ -76,6 +76,6 @@ func (b *Broker) watch(c *net.UnixConn, since uint64) bool {
 		return false
 	}
 	rep := b.reply()
-	rep.Changes = b.changes.now()
+	rep.Changes = b.models.changes.now()
 	return control.Send(c, time.Now().Add(replyTime), rep) == nil
 }

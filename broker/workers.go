@@ -2,6 +2,7 @@ package broker
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
@@ -13,7 +14,7 @@ import (
 // workerSession is one attached worker.
 type workerSession struct {
 	*peer
-	model  *model
+	stage  *stage
 	id     batcher.WorkerID
 	info   control.WorkerInfo
 	desc   batcher.Worker
@@ -21,7 +22,8 @@ type workerSession struct {
 	box    *shm.Mailbox
 	done   shm.Consumer[shm.Done]
 	posted uint64  // mails ever posted
-	mails  []*mail // posted and not done, oldest first; at most depth
+	mails  []*mail // posted and not done, oldest first; at most depth; changed by setMails only
+	at     int     // place in stage.busy while there are mails
 	spare  []*mail
 	// running is since when the oldest mail has been the one that runs: the
 	// lease counts from here.
@@ -33,7 +35,7 @@ type workerSession struct {
 	gone        bool
 
 	batches  uint64
-	busy     time.Duration
+	computed time.Duration
 	restarts int // workers of its name that had gone before it came
 }
 
@@ -57,167 +59,75 @@ func (w *workerSession) newMail() *mail {
 	return &mail{}
 }
 
-// attachWorker makes the session of a worker whose signature was checked.
-func (m *model) attachWorker(p *peer, info control.WorkerInfo) (*workerSession, error) {
-	if info.Depth < 1 || info.Depth > shm.MaxMailDepth {
-		return nil, fmt.Errorf("%w: depth %d, must be 1..%d", status.ErrInvalid, info.Depth, shm.MaxMailDepth)
+// setMails says which mails a worker has, and keeps the list of the busy ones.
+func (s *stage) setMails(w *workerSession, mails []*mail) {
+	had, has := len(w.mails) > 0, len(mails) > 0
+	w.mails = mails
+	switch {
+	case has && !had:
+		w.at = len(s.busy)
+		s.busy = append(s.busy, w)
+	case had && !has:
+		last := s.busy[len(s.busy)-1]
+		s.busy[w.at], last.at = last, w.at
+		s.busy = s.busy[:len(s.busy)-1]
 	}
-	desc := batcher.Worker{Weight: max(1, info.Weight), MaxInFlight: info.Depth, PadTo: info.PadTo}
-	switch info.Pad {
+}
+
+// describe checks what a worker says about itself.
+func (s *stage) describe(info *control.WorkerInfo) (desc batcher.Worker, err error) {
+	if info.Depth < 1 || info.Depth > shm.MaxMailDepth {
+		return desc, fmt.Errorf("%w: depth %d, must be 1..%d", status.ErrInvalid, info.Depth, shm.MaxMailDepth)
+	}
+	desc = batcher.Worker{Weight: max(1, info.Weight), MaxInFlight: info.Depth, PadTo: info.PadTo}
+	switch most := s.ring.layout.MaxBatch; info.Pad {
 	case "":
 	case "fixed":
 		desc.Pad = batcher.PadFixed
-		if info.PadTo < m.layout.MaxBatch || info.PadTo > shm.MaxBatchRows {
-			return nil, fmt.Errorf("%w: pad_to is %d, must be max_batch_size (%d) or more", status.ErrInvalid, info.PadTo, m.layout.MaxBatch)
+		if info.PadTo < most || info.PadTo > shm.MaxBatchRows {
+			return desc, fmt.Errorf("%w: pad_to is %d, must be max_batch_size (%d) or more", status.ErrInvalid, info.PadTo, most)
 		}
 	case "preferred":
 		desc.Pad = batcher.PadPreferred
 	default:
-		return nil, fmt.Errorf("%w: pad is %q, must be fixed or preferred", status.ErrInvalid, info.Pad)
+		return desc, fmt.Errorf("%w: pad is %q, must be fixed or preferred", status.ErrInvalid, info.Pad)
 	}
-	if err := p.open(m, shm.KindWorker, shm.WorkerSegmentSize(info.Depth, m.layout.MaxBatch)); err != nil {
-		return nil, err
+	return desc, nil
+}
+
+// openWorker makes the session of a worker whose signature was checked, before
+// it is attached: not on the loop, since what it costs grows with the depth.
+func (s *stage) openWorker(p *peer, info *control.WorkerInfo) (batcher.Worker, error) {
+	desc, err := s.describe(info)
+	if err == nil {
+		err = p.open(s.ring, shm.KindWorker, shm.WorkerSegmentSize(info.Depth, s.ring.layout.MaxBatch))
 	}
-	w := &workerSession{peer: p, model: m, info: info, depth: info.Depth, restarts: m.stats.deaths[p.name]}
-	w.box = shm.NewMailbox(p.seg, info.Depth, m.layout.MaxBatch)
+	return desc, err
+}
+
+// attachWorker takes a worker whose session is open among those that get
+// batches. On an error the session is still the caller's.
+func (s *stage) attachWorker(p *peer, info control.WorkerInfo, desc batcher.Worker) (*workerSession, error) {
+	w := &workerSession{peer: p, stage: s, info: info, depth: info.Depth, restarts: s.stats.deaths[p.name]}
+	w.box = shm.NewMailbox(p.seg, info.Depth, s.ring.layout.MaxBatch)
 	w.done = shm.NewConsumer(shm.DoneRing(p.seg, info.Depth))
-	if err := p.listen(m.b, m.touch, func() { m.workerDied(w) }); err != nil {
-		p.close(m.b)
+	if err := p.watch(s.loop, s.touch, func() { s.workerDied(w) }); err != nil {
 		return nil, err
 	}
-	w.id = batcher.WorkerID(len(m.workers))
-	for i, other := range m.workers {
-		if other == nil {
-			w.id = batcher.WorkerID(i)
-			break
-		}
+	i := slices.Index(s.workers, nil)
+	if i < 0 {
+		i = len(s.workers)
+		s.workers = append(s.workers, nil)
 	}
-	if int(w.id) == len(m.workers) {
-		m.workers = append(m.workers, nil)
-	}
-	m.workers[w.id] = w
-	if m.workerCount() == 1 {
-		m.b.changes.note()
-	}
+	s.workers[i] = w
+	s.present++
+	s.loop.outside.workerCame(w.pid, s.present == 1)
+	w.id = batcher.WorkerID(i)
 	desc.ID = w.id
 	w.desc = desc
-	m.batcher.WorkerReady(desc)
-	m.stats.attached++
-	m.b.super.Attached(w.pid)
-	m.touch()
-	m.log.Info("worker attached", "worker", w.label(), "id", w.id, "pid", w.pid, "gpu", info.GPU)
+	s.batcher.WorkerReady(desc)
+	s.stats.attached++
+	s.touch()
+	s.log.Info("worker attached", "worker", w.label(), "id", w.id, "pid", w.pid, "gpu", info.GPU)
 	return w, nil
-}
-
-func (m *model) workerCount() (n int) {
-	for _, w := range m.workers {
-		if w != nil {
-			n++
-		}
-	}
-	return n
-}
-
-// drainAllDone is drainDone for every worker that has a batch.
-func (m *model) drainAllDone() {
-	for _, w := range m.workers {
-		if w != nil && len(w.mails) > 0 {
-			m.drainDone(w)
-		}
-	}
-}
-
-// drainDone reads the worker's "done" messages. The worker may be gone after
-// it.
-//
-// In docs/model: DrainDone, FinishRequest.
-func (m *model) drainDone(w *workerSession) {
-	if w.broken {
-		return
-	}
-	n, err := w.done.Pending()
-	if n == 0 && err == nil {
-		return
-	}
-	for range n {
-		var d shm.Done
-		w.done.Take(&d)
-		if err = m.finish(w, &d); err != nil {
-			break
-		}
-	}
-	w.done.Give()
-	switch {
-	case err != nil:
-		m.log.Warn("worker disconnected: it broke the protocol", "worker", w.label(), "pid", w.pid, "reason", err)
-		m.stats.offenders++
-		m.b.offenders.add(w.pid)
-		w.broken = true
-		m.evict(w, "it broke the protocol")
-	case w.quarantined && !w.dying && len(w.mails) == 0:
-		m.recover(w)
-	}
-}
-
-// finish takes one batch off a worker's hands.
-func (m *model) finish(w *workerSession, d *shm.Done) error {
-	for i, p := range w.mails {
-		if p.batch != d.Batch {
-			continue
-		}
-		w.mails = append(w.mails[:i], w.mails[i+1:]...)
-		started := min(max(d.Started, p.posted), m.b.now)
-		finished := min(max(d.Finished, started), m.b.now)
-		for _, q := range p.requests {
-			m.finishRequest(q, p.batch, started, finished)
-		}
-		w.running = finished
-		w.batches++
-		w.busy += time.Duration(finished - started)
-		m.batcher.BatchDone(w.id, batcher.BatchID(p.batch))
-		w.spare = append(w.spare, p)
-		return nil
-	}
-	return fmt.Errorf("%w: done with batch %d, which it does not have", status.ErrProtocol, d.Batch)
-}
-
-// has reports whether a mailed request still is what its batch was given: it
-// may have ended early, and its slots may be part of another request.
-func (m *model) has(q mailed, batch uint64) bool {
-	info := &m.slots[q.head]
-	return info.head == q.head && info.gen == q.gen && info.batch == batch && (info.state == running || info.state == held)
-}
-
-// finishRequest frees the slots of one request of a finished batch, unless
-// they have moved on already (see endedEarly).
-func (m *model) finishRequest(q mailed, batch uint64, started, finished int64) {
-	info := &m.slots[q.head]
-	if !m.has(q, batch) {
-		return
-	}
-	if info.worker.dying || info.worker.quarantined { // the batcher has forgotten which batches it had
-		m.batcher.Ended(batcher.RequestID(q.head))
-	}
-	if info.state == held {
-		m.reclaim(q.head)
-		return
-	}
-	switch w := m.board.Word(q.head); {
-	case w.Generation() != q.gen:
-		// The worker says it is done but never answered: somebody must.
-		m.end(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
-	default:
-		m.stats.finished(info, w.Status(), started, finished)
-	}
-	m.free(q.head)
-}
-
-// reclaim gives the slots of a request that ended early back to its client.
-func (m *model) reclaim(head uint32) {
-	info := &m.slots[head]
-	if !info.client.left {
-		m.board.Reclaim(head, info.gen)
-		m.board.Ring(info.client.first)
-	}
-	m.free(head)
 }

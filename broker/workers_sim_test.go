@@ -61,8 +61,8 @@ func (w *simWorker) act() {
 		w.work()
 	case w.closing:
 		w.dead = true
-		s.tell(w.name+" hangs up", func() { s.m.workerLost(w.sess, "simulated") })
-		s.tell(w.name+" is dead", func() { s.m.workerDied(w.sess) })
+		s.tell(w.name+" hangs up", func() { s.st.workerLost(w.sess, "simulated") })
+		s.tell(w.name+" is dead", func() { s.st.workerDied(w.sess) })
 	default:
 		w.take()
 	}
@@ -72,9 +72,9 @@ func (w *simWorker) die(how string) {
 	w.s.note("%s %s", w.name, how)
 	w.dead = true
 	if w.s.chance(0.5) {
-		w.s.tell(w.name+" hangs up", func() { w.s.m.workerLost(w.sess, "simulated") })
+		w.s.tell(w.name+" hangs up", func() { w.s.st.workerLost(w.sess, "simulated") })
 	}
-	w.s.tell(w.name+" is dead", func() { w.s.m.workerDied(w.sess) })
+	w.s.tell(w.name+" is dead", func() { w.s.st.workerDied(w.sess) })
 }
 
 // take is Worker.Next: the bell first, then the mailbox; then it parks.
@@ -95,7 +95,7 @@ func (w *simWorker) take() {
 	w.box.Taken.Store(w.next)
 	b := &simBatch{id: mail.Batch}
 	for _, q := range reqs[:mail.Requests] {
-		if word := w.s.m.board.Word(q.Slot); int32(q.Gen-word.Generation()) > 0 {
+		if word := w.s.r.board.Word(q.Slot); int32(q.Gen-word.Generation()) > 0 {
 			b.reqs = append(b.reqs, q)
 		}
 	}
@@ -114,7 +114,7 @@ func (w *simWorker) work() {
 		b.wrote++
 	case b.ended < len(b.reqs):
 		q := &b.reqs[b.ended]
-		won := s.m.board.End(q.Slot, q.Gen, status.OK, false)
+		won := s.r.board.End(q.Slot, q.Gen, status.OK, false)
 		s.note("%s ends slot %d generation %d: %v", w.name, q.Slot, q.Gen, won)
 		b.ended++
 		if !s.calm && s.chance(0.02) {
@@ -122,7 +122,7 @@ func (w *simWorker) work() {
 			return
 		}
 		if b.ended == len(b.reqs) || b.reqs[b.ended].Bell != q.Bell {
-			s.m.board.Ring(q.Bell)
+			s.r.board.Ring(q.Bell)
 		}
 	default:
 		w.batches = append(w.batches[:at], w.batches[at+1:]...)
@@ -142,23 +142,23 @@ func (w *simWorker) work() {
 func (w *simWorker) ring(ring bool) {
 	if (ring || w.s.chance(0.05)) && !w.rung {
 		w.rung = true
-		w.s.tell(w.name+" rings", func() { w.rung = false; w.s.m.touch() })
+		w.s.tell(w.name+" rings", func() { w.rung = false; w.s.st.touch() })
 	}
 }
 
 // write is where two owners of one slot would meet.
 func (w *simWorker) write(q *shm.MailRequest) {
 	s := w.s
-	info := &s.m.slots[q.Slot]
+	info := &s.r.slots[q.Slot]
 	if info.gen != q.Gen || info.worker != w.sess || info.state != running && info.state != held {
 		s.fail("%s writes into slot %d for generation %d, which is %v generation %d", w.name, q.Slot, q.Gen, info.state, info.gen)
 	}
 	for i := range q.Rows {
-		in := *s.value(&s.m.layout.Inputs[0], q.Slot+i)
+		in := *s.value(&s.r.layout.Inputs[0], q.Slot+i)
 		if !info.client.left && in != stamp(q.Slot, q.Gen) {
 			s.fail("%s finds %x as input of slot %d generation %d", w.name, in, q.Slot+i, q.Gen)
 		}
-		*s.value(&s.m.layout.Outputs[0], q.Slot+i) = stamp(q.Slot, q.Gen)
+		*s.value(&s.r.layout.Outputs[0], q.Slot+i) = stamp(q.Slot, q.Gen)
 	}
 }
 

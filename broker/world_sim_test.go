@@ -14,23 +14,33 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// world is one simulated run: the real core of a broker on a clock of our
-// own, and peers that act in the order that a seed chooses. Nothing in it
-// depends on real time or on a goroutine, so a seed replays exactly.
+// host is one simulated run: some loops of a broker on a clock of our own, the
+// real registry, and a world for each ring. Nothing in it depends on real time
+// or on a goroutine, so a seed replays exactly.
+type host struct {
+	rng    *rand.Rand
+	now    int64
+	b      *Broker
+	worlds []*world
+	calm   bool // no more faults: everything must come to an end
+	trace  []string
+}
+
+// world is one ring of a host, and peers that act in the order that the seed
+// chooses.
 type world struct {
-	rng     *rand.Rand
-	now     int64
-	b       *Broker
+	*host
+	l       *loop
 	m       *model
+	r       *ring
+	st      *stage
 	clients []*simClient
 	workers []*simWorker
 	events  []*event // what the kernel will tell the broker, in any order
-	calm    bool     // no more faults: everything must come to an end
 	words   []shm.Word
 	leased  []int // how often each slot's window was leased, to know a Reset
 
 	accepted, ended int
-	trace           []string
 }
 
 // event is a doorbell, a death or a hang-up under way to the broker.
@@ -43,60 +53,98 @@ type event struct {
 // violation is what a broken promise panics with.
 type violation string
 
-func (s *world) fail(format string, a ...any) { panic(violation(fmt.Sprintf(format, a...))) }
+func (s *host) fail(format string, a ...any) { panic(violation(fmt.Sprintf(format, a...))) }
 
-func (s *world) note(format string, a ...any) {
+func (s *host) note(format string, a ...any) {
 	if len(s.trace) > 4000 {
 		s.trace = s.trace[2000:]
 	}
 	s.trace = append(s.trace, fmt.Sprintf("%9d µs  ", s.now/1000)+fmt.Sprintf(format, a...))
 }
 
-func (s *world) chance(p float64) bool { return s.rng.Float64() < p }
+func (s *host) chance(p float64) bool { return s.rng.Float64() < p }
 
-func newWorld(seed int64) (*world, error) {
-	s := &world{rng: rand.New(rand.NewPCG(uint64(seed), 7)), now: int64(time.Hour)}
+// newHost makes a host with so many loops and rings.
+func newHost(seed int64, loops, rings int) (*host, error) {
+	h := &host{rng: rand.New(rand.NewPCG(uint64(seed), 7)), now: int64(time.Hour)}
 	cfg := Config{Socket: "simulated", Memory: shm.NewHeap(), Logger: slog.New(slog.DiscardHandler)}
 	cfg.fill()
-	s.b = &Broker{cfg: cfg, log: cfg.Logger, super: supervise.New(cfg.Logger, cfg.Socket), epoch: 1, started: time.Now(), now: s.now, models: map[string]*model{}, stopped: make(chan struct{}),
-		clock: func() int64 { return s.now }, killPeer: s.kill}
-	var err error
-	if s.b.loop, err = newLoop(); err != nil {
+	h.b = &Broker{cfg: cfg, log: cfg.Logger, super: supervise.New(cfg.Logger, cfg.Socket), epoch: 1, started: time.Now()}
+	for range loops {
+		l, err := newLoop(h.b.log, h.b)
+		if err != nil {
+			return nil, err
+		}
+		l.now, l.clock, l.killPeer = h.now, func() int64 { return h.now }, h.kill
+		h.b.loops = append(h.b.loops, l)
+	}
+	h.b.models = newRegistry(1, h.b.loops)
+	for range rings {
+		if err := h.addWorld(); err != nil {
+			return nil, err
+		}
+	}
+	return h, nil
+}
+
+// newWorld is a host with one ring.
+func newWorld(seed int64) (*world, error) {
+	h, err := newHost(seed, 1, 1)
+	if err != nil {
 		return nil, err
 	}
-	mc := ModelConfig{Name: "sim", Slots: 8 + s.rng.IntN(9), Lease: time.Duration(5+s.rng.IntN(20)) * time.Millisecond, Signature: tensor.Signature{
+	return h.worlds[0], nil
+}
+
+// addWorld makes a ring whose size and policy the seed chooses.
+func (h *host) addWorld() error {
+	mc := ModelConfig{Slots: 8 + h.rng.IntN(9), Lease: time.Duration(5+h.rng.IntN(20)) * time.Millisecond}
+	mc.Policy = batcher.Config{MaxBatchSize: 1 + h.rng.IntN(6), WaitTime: time.Duration(h.rng.IntN(3000)) * time.Microsecond, PreserveOrder: h.chance(0.2)}
+	if h.chance(0.3) {
+		mc.Policy.Levels = []batcher.LevelPolicy{{MaxQueue: 1 + h.rng.IntN(8)}, {DefaultTimeout: time.Duration(1+h.rng.IntN(8)) * time.Millisecond, OnTimeout: batcher.TimeoutAction(h.rng.IntN(2))}}
+		mc.Policy.DefaultLevel = h.rng.IntN(2)
+	}
+	s, err := h.add(mc)
+	if err == nil {
+		h.b.models.setDynamic(s.m, h.chance(0.5))
+	}
+	return err
+}
+
+// add makes a ring whose rows are one number each.
+func (h *host) add(mc ModelConfig) (*world, error) {
+	mc.Name = fmt.Sprintf("sim%d", len(h.worlds))
+	mc.Signature = tensor.Signature{
 		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.I64, Shape: []int{1}}},
 		Outputs: []tensor.Spec{{Name: "y", DType: tensor.I64, Shape: []int{1}}},
-	}}
-	mc.Policy = batcher.Config{MaxBatchSize: 1 + s.rng.IntN(6), WaitTime: time.Duration(s.rng.IntN(3000)) * time.Microsecond, PreserveOrder: s.chance(0.2)}
-	if s.chance(0.3) {
-		mc.Policy.Levels = []batcher.LevelPolicy{{MaxQueue: 1 + s.rng.IntN(8)}, {DefaultTimeout: time.Duration(1+s.rng.IntN(8)) * time.Millisecond, OnTimeout: batcher.TimeoutAction(s.rng.IntN(2))}}
-		mc.Policy.DefaultLevel = s.rng.IntN(2)
 	}
-	if s.m, err = s.b.newModel(mc); err != nil {
+	m, _, err := h.b.models.reserve(mc.Name)
+	if err != nil {
 		return nil, err
 	}
-	s.m.dynamic = s.chance(0.5)
-	s.b.models[mc.Name] = s.m
-	s.words = make([]shm.Word, s.m.layout.Slots)
-	s.leased = make([]int, s.m.layout.Slots)
+	if err := m.build(h.b, mc); err != nil {
+		return nil, err
+	}
+	h.b.models.place(m)
+	m.loop.adopt(m.ring)
+	h.b.models.publish(m, false)
+	s := &world{host: h}
+	s.l, s.m, s.r, s.st = m.loop, m, m.ring, m.stage
+	s.words = make([]shm.Word, s.r.layout.Slots)
+	s.leased = make([]int, s.r.layout.Slots)
+	h.worlds = append(h.worlds, s)
 	return s, nil
 }
 
-func (s *world) close() {
-	for _, m := range s.b.models {
-		for c := range m.clients {
-			c.close(s.b)
-		}
-		for _, w := range m.workers {
-			if w != nil {
-				w.close(s.b)
-			}
-		}
-		m.close()
+func (h *host) close() {
+	for _, l := range h.b.loops {
+		l.releaseRings()
+		l.close()
 	}
-	s.b.loop.close()
 }
+
+// forgotten tells that the ring is gone, with its last peer.
+func (s *world) forgotten() bool { return s.r.closed }
 
 // peer makes a connection that leads nowhere.
 func (s *world) peer(name string) *peer {
@@ -112,10 +160,22 @@ func (s *world) tell(what string, f func()) {
 	s.events = append(s.events, &event{s.now + delay, what, f})
 }
 
-// round is one round of the broker's loop: some of what is due is delivered,
-// in any order, then the round settles.
-func (s *world) round() {
-	s.b.now = s.now
+// round is one round of a loop: some of what is due is delivered to each of
+// its rings, in any order, then the round settles.
+func (h *host) round(l *loop) {
+	l.begin()
+	for _, s := range h.worlds {
+		if s.l == l {
+			s.deliver()
+		}
+	}
+	l.settle()
+	for _, s := range h.worlds {
+		s.watchWords()
+	}
+}
+
+func (s *world) deliver() {
 	var later []*event
 	s.rng.Shuffle(len(s.events), func(i, j int) { s.events[i], s.events[j] = s.events[j], s.events[i] })
 	due := s.events
@@ -130,18 +190,16 @@ func (s *world) round() {
 		s.watchWords()
 	}
 	s.events = append(later, s.events...)
-	s.b.settle()
-	s.watchWords()
 }
 
 // watchWords checks that every generation ends once: a word only moves to a
 // later generation, or loses its held mark.
 func (s *world) watchWords() {
-	if s.b.models["sim"] == nil {
-		return // forgotten, its board is gone
+	if s.forgotten() {
+		return // its board is gone
 	}
 	for i := range s.words {
-		was, is := s.words[i], s.m.board.Word(uint32(i))
+		was, is := s.words[i], s.r.board.Word(uint32(i))
 		if was == is {
 			continue
 		}
@@ -155,27 +213,47 @@ func (s *world) watchWords() {
 }
 
 // kill is the broker's SIGKILL.
-func (s *world) kill(p *peer) error {
-	for _, w := range s.workers {
-		if w.sess.peer != p {
-			continue
+func (h *host) kill(p *peer) error {
+	for _, s := range h.worlds {
+		for _, w := range s.workers {
+			if w.sess.peer != p {
+				continue
+			}
+			if w.unkillable {
+				return fmt.Errorf("not permitted")
+			}
+			s.note("%s is sent SIGKILL", p.name)
+			w.killed = true
+			return nil
 		}
-		if w.unkillable {
-			return fmt.Errorf("not permitted")
-		}
-		s.note("%s is sent SIGKILL", p.name)
-		w.killed = true
-		return nil
 	}
-	s.fail("broker kills somebody who is no worker")
+	h.fail("broker kills somebody who is no worker")
 	return nil
 }
 
+// attach is what a connection does for a client.
+func (s *world) attach(name string, window int) (*clientSession, error) {
+	p := s.peer(name)
+	if _, err := s.b.models.take(s.m.name); err != nil {
+		return nil, err
+	}
+	err := s.r.openClient(p, window)
+	if err == nil {
+		var c *clientSession
+		if c, err = s.r.attachClient(p, window); err == nil {
+			return c, nil
+		}
+		p.discard()
+	}
+	s.b.models.leave(s.m)
+	return nil, err
+}
+
 func (s *world) attachClient() {
-	window := 1 + s.rng.IntN(min(6, s.m.layout.Slots))
-	s.b.now = s.now
-	name := fmt.Sprintf("client%d", len(s.clients))
-	sess, err := s.m.attachClient(s.peer(name), window)
+	window := 1 + s.rng.IntN(min(6, s.r.layout.Slots))
+	s.l.now = s.now
+	name := fmt.Sprintf("client%d of %s", len(s.clients), s.m.name)
+	sess, err := s.attach(name, window)
 	if err != nil {
 		return // no room
 	}
@@ -184,26 +262,34 @@ func (s *world) attachClient() {
 	for i := range c.slots {
 		c.slots[i].gen = sess.firstGen()
 		s.leased[int(sess.first)+i]++
-		s.words[int(sess.first)+i] = s.m.board.Word(sess.first + uint32(i))
+		s.words[int(sess.first)+i] = s.r.board.Word(sess.first + uint32(i))
 	}
 	s.clients = append(s.clients, c)
 	s.note("%s attaches, window %d+%d", name, sess.first, window)
-	s.b.settle()
+	s.l.settle()
 }
 
 func (s *world) attachWorker() {
-	s.b.now = s.now
-	name := fmt.Sprintf("worker%d", len(s.workers))
+	s.l.now = s.now
+	if _, err := s.b.models.take(s.m.name); err != nil {
+		s.fail("%v", err)
+	}
+	name := fmt.Sprintf("worker%d of %s", len(s.workers), s.m.name)
 	depth := 1 + s.rng.IntN(3)
-	sess, err := s.m.attachWorker(s.peer(name), control.WorkerInfo{Depth: depth, Weight: 1})
+	p, info := s.peer(name), control.WorkerInfo{Depth: depth, Weight: 1}
+	desc, err := s.st.openWorker(p, &info)
+	if err != nil {
+		s.fail("open worker: %v", err)
+	}
+	sess, err := s.st.attachWorker(p, info, desc)
 	if err != nil {
 		s.fail("attach worker: %v", err)
 	}
-	w := &simWorker{s: s, name: name, sess: sess, box: shm.NewMailbox(sess.seg, depth, s.m.layout.MaxBatch),
+	w := &simWorker{s: s, name: name, sess: sess, box: shm.NewMailbox(sess.seg, depth, s.r.layout.MaxBatch),
 		done: shm.Producer[shm.Done]{Ring: shm.DoneRing(sess.seg, depth)}, unkillable: s.chance(0.1), garbage: s.chance(0.05)}
 	s.workers = append(s.workers, w)
 	s.note("%s attaches, depth %d", name, depth)
-	s.b.settle()
+	s.l.settle()
 }
 
 func (s *world) liveWorkers() (n int) {
@@ -236,18 +322,24 @@ func (s *world) step() {
 		s.workers[s.rng.IntN(len(s.workers))].act()
 	}
 	s.watchWords()
-	if s.chance(0.3) || s.b.nextTimer() <= s.now {
-		s.round()
+	if s.chance(0.3) || s.l.timers.next() <= s.now || len(s.l.unread) > 0 {
+		s.round(s.l)
 	}
 }
 
 // run plays a seed to its end and checks the promises.
-func (s *world) run() {
-	s.attachWorker()
-	s.attachClient()
-	for range 100 + s.rng.IntN(900) {
-		if s.b.models["sim"] == nil {
-			return // its last peer left
+func (h *host) run() {
+	for _, s := range h.worlds {
+		s.attachWorker()
+		s.attachClient()
+	}
+	for range (100 + h.rng.IntN(900)) * len(h.worlds) {
+		s := h.worlds[h.rng.IntN(len(h.worlds))]
+		if s.forgotten() {
+			if len(h.worlds) == 1 {
+				return // its last peer left
+			}
+			continue
 		}
 		if s.liveClients() < 3 && s.chance(0.1) {
 			s.attachClient()
@@ -257,16 +349,18 @@ func (s *world) run() {
 		}
 		s.step()
 	}
-	s.finish()
+	h.calm = true
+	h.note("from here on without faults")
+	for _, s := range h.worlds {
+		s.finish()
+	}
 }
 
 // finish lets everything come to its end without faults, and looks whether
 // anything is left.
 func (s *world) finish() {
-	s.calm = true
-	s.note("from here on without faults")
 	for i := 0; !s.quiet(); i++ {
-		if s.b.models["sim"] == nil {
+		if s.forgotten() {
 			return
 		}
 		if i == 20000 {
@@ -282,13 +376,16 @@ func (s *world) finish() {
 			c.leave("closes")
 		}
 	}
-	for i := 0; len(s.events) > 0 || s.m.held > 0 || s.m.batcher.Queued() > 0; i++ {
+	for i := 0; len(s.events) > 0 || s.r.held > 0 || s.st.batcher.Queued() > 0; i++ {
 		if i == 20000 {
 			s.fail("does not come to an end after the clients left: %s", s.unfinished())
 		}
 		s.step()
 	}
-	s.m.touch()
-	s.round()
+	if s.forgotten() {
+		return
+	}
+	s.st.touch()
+	s.round(s.l)
 	s.books()
 }

@@ -38,6 +38,7 @@ type file struct {
 	OpenFolder bool          `toml:"open_folder"`
 	DrainTime  *fileDuration `toml:"drain_time"`
 	MaxClients fileCount     `toml:"max_clients"`
+	Loops      fileCount     `toml:"loops"`
 	MPS        bool          `toml:"mps"`
 	Models     []fileModel   `toml:"model"`
 	Workers    []fileWorker  `toml:"worker"`
@@ -77,6 +78,8 @@ type fileModel struct {
 	Levels        []fileLevel         `toml:"priority"`
 	Buckets       map[string][]uint32 `toml:"buckets"`
 	PreserveOrder bool                `toml:"preserve_order"`
+	MaxAttempts   fileCount           `toml:"max_attempts"`
+	Ragged        bool                `toml:"ragged"`
 	Workers       []fileWorker        `toml:"worker"`
 }
 
@@ -139,7 +142,7 @@ func Parse(text string) (broker.Config, error) {
 	if unknown := meta.Undecoded(); len(unknown) > 0 {
 		return broker.Config{}, fmt.Errorf("%w: unknown key %q", status.ErrInvalid, unknown[0].String())
 	}
-	cfg := broker.Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: int(f.MaxClients), MPS: f.MPS}
+	cfg := broker.Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: int(f.MaxClients), Loops: int(f.Loops), MPS: f.MPS}
 	if f.DrainTime != nil && cfg.DrainTime == 0 {
 		cfg.DrainTime = -1 // asked for, not left open
 	}
@@ -165,7 +168,7 @@ func (f *fileModel) model() (broker.ModelConfig, error) {
 	if err != nil {
 		return broker.ModelConfig{}, err
 	}
-	m := broker.ModelConfig{Name: f.Name, Signature: sig, Slots: int(f.Slots), Lease: f.Lease.value(), Policy: batcher.Config{
+	m := broker.ModelConfig{Name: f.Name, Signature: sig, Slots: int(f.Slots), Lease: f.Lease.value(), MaxAttempts: int(f.MaxAttempts), Ragged: f.Ragged, Policy: batcher.Config{
 		MaxBatchSize: int(f.MaxBatchSize), WaitTime: f.WaitTime.value(), PreferredSizes: f.Preferred, DefaultLevel: f.DefaultLevel,
 		Ageing: f.Ageing.value(), PreserveOrder: f.PreserveOrder,
 	}}

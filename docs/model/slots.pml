@@ -355,7 +355,7 @@ inline Free(k) {
     fi
 }
 
-/* Reclaim: the worker is through with a slot whose request ended before. */
+/* Reclaim: the worker is done with a slot whose request ended before. */
 inline Reclaim(k) {
     if
     :: !left[owner(k)] ->
@@ -435,6 +435,15 @@ inline TakeBack(w) {
 inline ArmStore(word, pending) { word = (pending == 0 -> NEXT : (pending == 1 -> LAST : NEVER)) }
 inline ArmLoad(pending) { more = more || pending > 0 }
 
+/* Follow: the worker answered before its "done" was read; the board says so. */
+inline Follow(k) {
+    if :: by[k] == 0 -> DrainDone(0) :: else -> DrainDone(1) fi;
+    if
+    :: (state[k] == RUNNING || state[k] == HELD) && board[k].gen == gen[k] && !board[k].held -> Free(k)
+    :: else
+    fi
+}
+
 inline ReadCommit(c) {
     e = commits[c].entry[0]; s = slotof(e); commits[c].n--;
     commits[c].entry[0] = commits[c].entry[1]; commits[c].entry[1] = commits[c].entry[2];
@@ -442,16 +451,8 @@ inline ReadCommit(c) {
     commits[c].entry[4] = commits[c].entry[5]; commits[c].entry[5] = 0;
     if
     :: kindof(e) == COMMIT ->
-        if
-        :: state[s] != IDLE ->                              /* endedEarly */
-            if :: by[s] == 0 -> DrainDone(0) :: else -> DrainDone(1) fi;
-            if
-            :: state[s] != IDLE -> assert((state[s] == RUNNING || state[s] == HELD) && board[s].gen == gen[s] && !board[s].held); Free(s)
-            :: else
-            fi
-        :: else
-        fi;
-        assert(genof(e) == gen[s] + 1);
+        if :: state[s] == RUNNING || state[s] == HELD -> Follow(s) :: else fi;
+        assert(state[s] == IDLE && genof(e) == gen[s] + 1);         /* check */
         gen[s] = genof(e); state[s] = QUEUED; attempts[s] = 0
     :: kindof(e) == CANCEL && gen[s] == genof(e) && state[s] == QUEUED ->
         End(s, gen[s], false, false, won); Ring(c); Free(s)

@@ -21,7 +21,7 @@ type Process struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
 	in    sync.Mutex // one command at a time
-	log   tail
+	log   Tail
 
 	essential bool
 	ending    atomic.Bool   // it was told to end
@@ -131,6 +131,13 @@ func (p *Process) Wait(d time.Duration) error {
 
 // State is how it ended; only for a process that has.
 func (p *Process) State() *os.ProcessState { return p.cmd.ProcessState }
+
+// Killed reports whether it ended by SIGKILL; only for a process that has
+// ended.
+func (p *Process) Killed() bool {
+	w, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && w.Signaled() && w.Signal() == syscall.SIGKILL
+}
 
 func (p *Process) String() string { return fmt.Sprintf("%s (process %d)", p.name, p.Pid()) }
 

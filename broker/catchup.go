@@ -1,0 +1,156 @@
+package broker
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// Here, and only here, the books follow what living workers wrote. A worker
+// answers its client first and tells the broker after, so a client may act on
+// an answer that the broker has not heard of. Therefore the broker catches up
+// before it judges a commit, and before it decides.
+
+// fewWorkers is how many busy workers are asked each time a client is read;
+// more of them are asked once per round.
+const fewWorkers = 16
+
+// catchUp reads what the workers that have batches say they are done with.
+func (s *stage) catchUp() {
+	if s.caughtUp == s.loop.round && len(s.busy) > fewWorkers {
+		return
+	}
+	s.caughtUp = s.loop.round
+	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out
+		s.drainDone(s.busy[i])
+	}
+}
+
+// catchUpWith is for a client's commit: the slots it uses again, and its last
+// request, which most often is what this one follows upon.
+func (r *ring) catchUpWith(c *clientSession, e *shm.Commit) {
+	if c.owns(e) {
+		for s := e.Slot; s < e.Slot+r.rowsOf(e); s++ {
+			if r.slots[s].state != idle {
+				r.follow(r.slots[s].head)
+			}
+		}
+	}
+	if r.slots[c.last].state != idle {
+		r.follow(r.slots[c.last].head)
+	}
+}
+
+// follow frees a request that its worker has answered, whether that worker's
+// "done" is there already or only the word on the board. (A held one can be
+// such a one too: then the worker was quicker than what wanted to end it.)
+//
+// In docs/model: Follow in ReadCommit.
+func (r *ring) follow(head uint32) {
+	info := &r.slots[head]
+	if info.state != running && info.state != held {
+		return
+	}
+	gen := info.gen
+	if info.stage.drainDone(info.worker); info.state != running && info.state != held || info.gen != gen {
+		return
+	}
+	w := r.board.Word(head)
+	if w.Generation() != gen || w.Held() {
+		return
+	}
+	if info.state == running { // the end of a held one was counted
+		info.stage.stats.ended(w.Status())
+	}
+	info.stage.batcher.Ended(batcher.RequestID(head))
+	r.free(head)
+}
+
+// drainDone reads the worker's "done" messages. The worker may be gone after
+// it.
+//
+// In docs/model: DrainDone, FinishRequest.
+func (s *stage) drainDone(w *workerSession) {
+	if w.broken {
+		return
+	}
+	n, err := w.done.Pending()
+	if n == 0 && err == nil {
+		return
+	}
+	for range n {
+		var d shm.Done
+		w.done.Take(&d)
+		if err = s.finish(w, &d); err != nil {
+			break
+		}
+	}
+	w.done.Give()
+	switch {
+	case err != nil:
+		s.log.Warn("worker disconnected: it broke the protocol", "worker", w.label(), "pid", w.pid, "reason", err)
+		s.stats.offenders++
+		s.loop.outside.offended(w.pid)
+		w.broken = true
+		s.evict(w, "it broke the protocol")
+	case w.quarantined && !w.dying && len(w.mails) == 0:
+		s.recover(w)
+	}
+}
+
+// finish takes one batch off a worker's hands.
+func (s *stage) finish(w *workerSession, d *shm.Done) error {
+	for i, p := range w.mails {
+		if p.batch != d.Batch {
+			continue
+		}
+		s.setMails(w, append(w.mails[:i], w.mails[i+1:]...))
+		started := min(max(d.Started, p.posted), s.loop.now)
+		finished := min(max(d.Finished, started), s.loop.now)
+		for _, q := range p.requests {
+			s.finishRequest(q, p.batch, started, finished)
+		}
+		w.running = finished
+		w.batches++
+		w.computed += time.Duration(finished - started)
+		s.batcher.BatchDone(w.id, batcher.BatchID(p.batch))
+		w.spare = append(w.spare, p)
+		return nil
+	}
+	return fmt.Errorf("%w: done with batch %d, which it does not have", status.ErrProtocol, d.Batch)
+}
+
+// has reports whether a mailed request still is what its batch was given: it
+// may have ended early, and its slots may be part of another request.
+func (r *ring) has(q mailed, batch uint64) bool {
+	info := &r.slots[q.head]
+	return info.head == q.head && info.gen == q.gen && info.batch == batch && (info.state == running || info.state == held)
+}
+
+// finishRequest frees the slots of one request of a finished batch, unless
+// they have moved on already (see follow).
+func (s *stage) finishRequest(q mailed, batch uint64, started, finished int64) {
+	r := s.ring
+	info := &r.slots[q.head]
+	if !r.has(q, batch) {
+		return
+	}
+	if info.worker.dying || info.worker.quarantined { // the batcher has forgotten which batches it had
+		s.batcher.Ended(batcher.RequestID(q.head))
+	}
+	if info.state == held {
+		r.reclaim(q.head)
+		return
+	}
+	switch w := r.board.Word(q.head); {
+	case w.Generation() != q.gen:
+		// The worker says it is done but never answered: somebody must.
+		r.end(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
+	default:
+		s.stats.finished(info, w.Status(), started, finished)
+	}
+	r.free(q.head)
+}

@@ -1,0 +1,200 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// poller is how a loop waits: for doorbells (eventfds), deaths (pidfds), posted
+// functions, and time, all in one epoll set.
+type poller struct {
+	epfd    int
+	wake    shm.Doorbell // rung by post
+	sources []source
+	unused  []int32 // indices of sources to use again
+	events  [128]unix.EpollEvent
+	parker  shm.Parker
+	spin    shm.Spin
+
+	mu     sync.Mutex
+	posts  []func()
+	closed bool
+}
+
+// source is something a loop watches. Its generation tells an event of
+// this source from a late one of its predecessor at the same index.
+type source struct {
+	fd         int
+	generation int32
+	fire       func()
+}
+
+func newPoller() (*poller, error) {
+	epfd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("epoll: %w", err)
+	}
+	p := &poller{epfd: epfd, spin: shm.Spin{Limit: int64(shm.LeastSpin)}}
+	if p.wake, err = shm.NewDoorbell(); err != nil {
+		_ = unix.Close(epfd)
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	if _, err := p.watch(int(p.wake), func() {}); err != nil {
+		p.close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *poller) close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.wake.Close()
+	_ = unix.Close(p.epfd)
+}
+
+// watch calls fire, on the loop, whenever fd becomes readable anew (edge
+// triggered: an eventfd need not be read).
+func (p *poller) watch(fd int, fire func()) (int32, error) {
+	var i int32
+	if n := len(p.unused); n > 0 {
+		i, p.unused = p.unused[n-1], p.unused[:n-1]
+	} else {
+		i = int32(len(p.sources))
+		p.sources = append(p.sources, source{})
+	}
+	s := &p.sources[i]
+	s.fd, s.fire = fd, fire
+	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&0xffffffff, Fd: i, Pad: s.generation}
+	if err := unix.EpollCtl(p.epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+		p.unused = append(p.unused, i)
+		return -1, fmt.Errorf("watch descriptor: %w", err)
+	}
+	return i, nil
+}
+
+// unwatch forgets a source; its descriptor stays the caller's to close.
+func (p *poller) unwatch(i int32) {
+	if i < 0 {
+		return
+	}
+	s := &p.sources[i]
+	_ = unix.EpollCtl(p.epfd, unix.EPOLL_CTL_DEL, s.fd, nil)
+	s.generation++
+	s.fd, s.fire = -1, nil
+	p.unused = append(p.unused, i)
+}
+
+// post runs f on the loop, soon. It may be called from any goroutine, also
+// after the loop was closed: then nobody runs f, and the descriptor that would
+// be rung may be somebody else's by now.
+func (p *poller) post(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	p.posts = append(p.posts, f)
+	if len(p.posts) == 1 {
+		p.wake.Ring()
+	}
+}
+
+func (p *poller) runPosts() {
+	p.mu.Lock()
+	posts := p.posts
+	p.posts = nil
+	p.mu.Unlock()
+	for _, f := range posts {
+		f()
+	}
+}
+
+// wait waits for events until the given time (Now's clock), calls woke, and
+// fires them. Before it parks it spins until spinUntil, unless that is 0, and
+// while spinning does find events.
+func (p *poller) wait(until, spinUntil int64, woke func()) (err error) {
+	n := 0
+	if spinUntil > 0 {
+		p.spin.Until(func() bool {
+			n, err = epollPwait2(p.epfd, p.events[:], 0, true)
+			return n > 0 || err != nil // an error comes again below, if it is one
+		}, min(until, spinUntil))
+	}
+	if n <= 0 {
+		n, err = p.epollWait(p.events[:], until)
+	}
+	if err != nil {
+		return err
+	}
+	if n > 0 {
+		p.spin.Over()
+	}
+	woke()
+	for _, ev := range p.events[:n] {
+		if s := &p.sources[ev.Fd]; s.fire != nil && s.generation == ev.Pad {
+			s.fire()
+		}
+	}
+	return nil
+}
+
+const never = int64(1<<63 - 1)
+
+// epollWait is epoll_pwait2: epoll's own wait rounds to milliseconds, which
+// is longer than some wait times.
+func (p *poller) epollWait(events []unix.EpollEvent, until int64) (n int, err error) {
+	d := time.Duration(math.MaxInt64)
+	if until != never {
+		d = time.Duration(max(0, until-shm.Now()))
+	}
+	p.parker.Sleep(d, func(raw bool, d time.Duration) { n, err = epollPwait2(p.epfd, events, d, raw) })
+	switch {
+	case errors.Is(err, unix.EINTR):
+		return 0, nil
+	case errors.Is(err, unix.ENOSYS): // kernels before 5.11
+		return epollWaitMillis(p.epfd, events, until)
+	}
+	return n, err
+}
+
+// epollPwait2 waits for at most d; raw as in shm.Parker.
+func epollPwait2(epfd int, events []unix.EpollEvent, d time.Duration, raw bool) (int, error) {
+	var ts *unix.Timespec
+	if d != math.MaxInt64 {
+		t := unix.NsecToTimespec(int64(d))
+		ts = &t
+	}
+	var n uintptr
+	var e unix.Errno
+	if raw {
+		n, _, e = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
+	} else {
+		n, _, e = unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
+	}
+	if e != 0 {
+		return 0, fmt.Errorf("epoll_pwait2: %w", e)
+	}
+	return int(n), nil
+}
+
+func epollWaitMillis(epfd int, events []unix.EpollEvent, until int64) (int, error) {
+	ms := -1
+	if until != never {
+		ms = int((max(0, until-shm.Now()) + 999_999) / 1_000_000)
+	}
+	n, err := unix.EpollWait(epfd, events, ms)
+	if errors.Is(err, unix.EINTR) {
+		return 0, nil
+	}
+	return n, err
+}

@@ -1,0 +1,194 @@
+package broker
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// registry knows the models by name, and spreads them over the loops. Its lock
+// is its own: nobody waits for a loop while holding it, and a loop takes it
+// only when a session has ended.
+//
+// A name is free, being made, or there:
+//
+//	      reserve           publish
+//	free ─────────► making ─────────► there
+//	 ▲                 │ abandon        │ leave of the last session, if dynamic
+//	 └─────────────────┴────────────────┘
+//
+// Who wants a name that is being made waits until it no longer is. Who has
+// taken a model (take, reserve) keeps it from being forgotten until it leaves.
+type registry struct {
+	mu       sync.Mutex
+	models   map[string]*model
+	loops    []*loop
+	load     map[*loop]int // rings, and their sessions
+	draining bool
+	changes  changes
+}
+
+func newRegistry(epoch uint64, loops []*loop) *registry {
+	return &registry{models: map[string]*model{}, loops: loops, load: map[*loop]int{}, changes: changes{count: epoch}}
+}
+
+// take finds a model and keeps it from being forgotten until leave.
+func (g *registry) take(name string) (*model, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if m := g.wait(name); m != nil {
+		g.join(m)
+		return m, nil
+	}
+	return nil, g.unknown(name)
+}
+
+// reserve is take, but a name that is free becomes the caller's to make: then
+// mine is true, and it must publish or abandon the model.
+func (g *registry) reserve(name string) (m *model, mine bool, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if m = g.wait(name); m != nil {
+		g.join(m)
+		return m, false, nil
+	}
+	if g.draining {
+		return nil, false, status.ErrDraining
+	}
+	m = &model{name: name, made: make(chan struct{})}
+	g.models[name] = m
+	return m, true, nil
+}
+
+// wait finds a model that is not being made, nil if there is none.
+func (g *registry) wait(name string) *model {
+	for {
+		m := g.models[name]
+		if m == nil || m.made == nil {
+			return m
+		}
+		made := m.made
+		g.mu.Unlock()
+		<-made
+		g.mu.Lock()
+	}
+}
+
+func (g *registry) join(m *model) {
+	m.users++
+	g.load[m.loop]++
+}
+
+// place chooses the loop with the least to do for a model that was built.
+func (g *registry) place(m *model) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	least := g.loops[0]
+	for _, l := range g.loops {
+		if g.load[l] < g.load[least] {
+			least = l
+		}
+	}
+	g.load[least]++
+	m.serveOn(least)
+}
+
+// publish lets everybody have a model that its loop has adopted. A dynamic
+// one is taken already, for the worker that declared it.
+func (g *registry) publish(m *model, dynamic bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if m.dynamic = dynamic; dynamic {
+		g.join(m)
+	}
+	g.endMaking(m)
+	g.changes.note()
+}
+
+// abandon gives the name of a model that could not be made free again.
+func (g *registry) abandon(m *model) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.models, m.name)
+	if m.loop != nil {
+		g.load[m.loop]--
+	}
+	g.endMaking(m)
+}
+
+func (g *registry) endMaking(m *model) {
+	close(m.made)
+	m.made = nil
+}
+
+// leave tells that one who had taken the model no longer needs it. A model
+// that a worker declared is forgotten with the last.
+func (g *registry) leave(m *model) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	m.users--
+	g.load[m.loop]--
+	if m.dynamic && m.users == 0 {
+		delete(g.models, m.name)
+		g.load[m.loop]--
+		g.changes.note()
+		m.loop.post(func() { m.loop.forget(m.ring) })
+	}
+}
+
+// setDynamic says whether a model goes with its last session, and returns
+// what held until now. The caller has taken it.
+func (g *registry) setDynamic(m *model, dynamic bool) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	was := m.dynamic
+	m.dynamic = dynamic
+	return was
+}
+
+func (g *registry) isDynamic(m *model) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return m.dynamic
+}
+
+// list is every model that is there, by name.
+func (g *registry) list() []*model {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.DeleteFunc(g.sorted(), func(m *model) bool { return m.made != nil })
+}
+
+func (g *registry) sorted() []*model {
+	return slices.SortedFunc(maps.Values(g.models), func(x, y *model) int { return strings.Compare(x.name, y.name) })
+}
+
+// drain refuses new models from now on.
+func (g *registry) drain() {
+	g.mu.Lock()
+	g.draining = true
+	g.mu.Unlock()
+}
+
+func (g *registry) drains() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.draining
+}
+
+// unknown also says which models there are: most often the name has a typo.
+func (g *registry) unknown(name string) error {
+	const most = 10
+	there := slices.Sorted(maps.Keys(g.models))
+	switch {
+	case len(there) == 0:
+		return fmt.Errorf("%w: %q; there are none", status.ErrUnknownModel, name)
+	case len(there) > most:
+		there = append(there[:most], "…")
+	}
+	return fmt.Errorf("%w: %q; there are %s", status.ErrUnknownModel, name, strings.Join(there, ", "))
+}

@@ -1,0 +1,125 @@
+package broker
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// ring is the memory of one model and the broker's books about it: segments,
+// board, windows, slots, and the clients that commit into them. It knows when
+// a request is legal and who owns a slot; when and where it runs is its stage's
+// business. Only its loop touches it.
+type ring struct {
+	loop    *loop
+	log     *slog.Logger
+	memory  shm.Memory
+	epoch   uint64
+	layout  *shm.Layout
+	planes  *shm.Segment
+	bseg    *shm.Segment
+	boardRO int // descriptor of the board that cannot be mapped for writing
+	board   *shm.Board
+	closed  bool
+
+	slots   []slotInfo
+	windows windows
+	clients map[*clientSession]struct{}
+	held    int // requests that ended while a worker had them
+
+	// stage is where a commit goes first. (A pipeline would have more of them,
+	// over the same slots: slotInfo.stage says which one has a request, and a
+	// stage that is done with it would hand it on where it now frees it.)
+	stage *stage
+
+	// vacated is called each time a session has ended for good: a client's
+	// window is free again, or a worker is gone.
+	vacated func()
+}
+
+// newRing makes the segments. It may take a while, and is not done on a loop
+// that serves others.
+func newRing(name string, layout *shm.Layout, memory shm.Memory, epoch uint64, log *slog.Logger) (*ring, error) {
+	r := &ring{
+		log: log, memory: memory, epoch: epoch, layout: layout, boardRO: -1,
+		slots: make([]slotInfo, layout.Slots), windows: newWindows(layout.Slots), clients: map[*clientSession]struct{}{},
+	}
+	err := checkMemory(layout.PlanesSize + layout.BoardSize)
+	if err != nil {
+		return nil, fmt.Errorf("model %q: %w; lower its slots (now %d of %d bytes)", name, err, layout.Slots, layout.SlotBytes())
+	}
+	if r.planes, err = memory.Create("planes-"+name, layout.PlanesSize); err == nil {
+		if r.bseg, err = memory.Create("board-"+name, layout.BoardSize); err == nil {
+			r.boardRO, err = r.bseg.ReadOnlyFD()
+		}
+	}
+	if err != nil {
+		r.close()
+		return nil, fmt.Errorf("model %q: %w", name, err)
+	}
+	layout.WriteHeader(r.planes, shm.KindPlanes, epoch)
+	layout.WriteHeader(r.bseg, shm.KindBoard, epoch)
+	r.board = shm.NewBoard(layout, r.bseg)
+	return r, nil
+}
+
+// close gives the memory back, and the sessions of those who are still there.
+func (r *ring) close() {
+	r.closed = true
+	for c := range r.clients {
+		c.close(r.loop)
+	}
+	if r.planes != nil {
+		r.planes.Close()
+	}
+	if r.bseg != nil {
+		r.bseg.Close()
+	}
+	closeFD(r.boardRO)
+	r.boardRO = -1
+}
+
+// end tells a request's client how it ended. held says that a worker may
+// still write into its slots.
+func (r *ring) end(head uint32, s status.Code, reason string, held bool) {
+	info := &r.slots[head]
+	if reason != "" {
+		r.board.SetReason(head, reason)
+	}
+	if !r.board.End(head, info.gen, s, held) {
+		if w := r.board.Word(head); w.Generation() == info.gen {
+			s = w.Status() // its worker was quicker
+		} else {
+			r.log.Warn("a word of the board was damaged", "slot", head, "word", w.String(), "generation", info.gen)
+			r.board.Repair(head, info.gen, s, held)
+		}
+	}
+	info.stage.stats.ended(s)
+	if !info.client.left {
+		r.board.Ring(info.client.first)
+	}
+}
+
+// endRunning releases the caller of a request that a worker has: the slots are
+// held until that worker is done with its batch.
+//
+// In docs/model: EndRunning.
+func (r *ring) endRunning(head uint32, s status.Code) {
+	r.end(head, s, "", true)
+	r.setState(head, held)
+	r.held++
+}
+
+// reclaim gives the slots of a request that ended early back to its client.
+//
+// In docs/model: Reclaim.
+func (r *ring) reclaim(head uint32) {
+	info := &r.slots[head]
+	if !info.client.left {
+		r.board.Reclaim(head, info.gen)
+		r.board.Ring(info.client.first)
+	}
+	r.free(head)
+}
