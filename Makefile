@@ -64,6 +64,14 @@ soak: ## everything at once at low intensity for SOAK, with a plot
 	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
 	./bin/chaos --soak $(SOAK) --out .
 
+# protoc comes with the Python package grpcio-tools; the plugins are pinned.
+proto: ## regenerate the gateway's messages from gateway/oip/inference.proto
+	@test -x build/proto/bin/python || { python3 -m venv build/proto && build/proto/bin/pip install -q grpcio-tools==1.76.0; }
+	GOBIN=$(CURDIR)/build/proto/bin go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
+	GOBIN=$(CURDIR)/build/proto/bin go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
+	cd gateway/oip && PATH=$(CURDIR)/build/proto/bin:$$PATH $(CURDIR)/build/proto/bin/python -m grpc_tools.protoc -I . \
+	  --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative inference.proto
+
 FUZZTIME ?= 10s
 fuzz: ## every decoder, FUZZTIME each
 	@grep -rlE '^func Fuzz' --include=*_test.go . | while read -r file; do \

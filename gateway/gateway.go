@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -49,6 +50,7 @@ type Config struct {
 	Other   http.Handler // whatever is not the protocol's; default: 404
 	Logger  *slog.Logger
 	Started func(httpAddr, grpcAddr net.Addr) // the doors are open
+	Memory  shm.Memory                        // default: shm.Memfd; tests use shm.Heap
 }
 
 // Addresses that are served unless told otherwise.
@@ -124,6 +126,9 @@ func (c *Config) fill() {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
+	}
+	if c.Memory == nil {
+		c.Memory = shm.Memfd{}
 	}
 }
 

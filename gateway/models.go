@@ -153,7 +153,7 @@ func (m *models) get(ctx context.Context, name, version string) (*model, error) 
 	if err := *m.broker.Load(); err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("%w: no model %q is served here", status.ErrUnknownModel, name)
+	return nil, refuse(http.StatusNotFound, codes.NotFound, "no model %q is served here", name)
 }
 
 // named is get, without making strings of what is known.
@@ -218,7 +218,7 @@ func (l *lane) client(ctx context.Context, k *model, window int) (*client.Client
 func (k *model) dial(ctx context.Context, window int) (*client.Client, error) {
 	least := min(window, k.info.Load().maxBatchSize)
 	for {
-		c, err := client.Dial(ctx, k.name, client.WithSocket(k.g.cfg.Socket), client.WithName("gateway"), client.WithWindow(window))
+		c, err := client.Dial(ctx, k.name, client.WithSocket(k.g.cfg.Socket), client.WithName("gateway"), client.WithWindow(window), client.WithMemory(k.g.cfg.Memory))
 		if err == nil || !errors.Is(err, status.ErrRingFull) || window <= least {
 			return c, err
 		}
