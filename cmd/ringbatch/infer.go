@@ -154,7 +154,7 @@ func shapeOf(spec *tensor.Spec, bytes int, given []int) ([]int, error) {
 	case len(given) > 0:
 		// Checked before its sizes are multiplied. It has no data yet.
 		t := tensor.Tensor{DType: spec.DType, Shape: append([]int{1}, given...)}
-		if _, _, err := tensor.CheckInput(spec, &t, nil); !errors.Is(err, status.ErrSize) {
+		if _, _, err := tensor.CheckInput(spec, &t, nil); err != nil && !errors.Is(err, status.ErrSize) {
 			return nil, err
 		}
 		row = given
@@ -165,7 +165,10 @@ func shapeOf(spec *tensor.Spec, bytes int, given []int) ([]int, error) {
 	for _, d := range row {
 		size *= d
 	}
-	if bytes == 0 || bytes%size != 0 {
+	if size == 0 && bytes == 0 {
+		return append([]int{1}, row...), nil
+	}
+	if bytes == 0 || size == 0 || bytes%size != 0 {
 		return nil, fmt.Errorf("%w: a row of %s takes %d values, got %d%s", status.ErrSize, spec, size/spec.DType.Size(), bytes/spec.DType.Size(), hint)
 	}
 	return append([]int{bytes / size}, row...), nil

@@ -67,7 +67,7 @@ func TestTheShapeOfTypedNumbersIsChecked(t *testing.T) {
 		{[]int{1, 3}, nil, ""}, // two rows
 		{[]int{4, 3}, status.ErrSize, ""},
 		{[]int{5, 3}, status.ErrShape, ""},
-		{[]int{0, 3}, status.ErrShape, ""},
+		{[]int{0, 3}, status.ErrSize, "0 values, got 6"},
 		{[]int{2}, status.ErrShape, ""},
 		{[]int{1 << 62, 1 << 62}, status.ErrShape, ""}, // whose product is 0
 	} {

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from ctypes import addressof, c_size_t, c_uint32, c_uint64
+from ctypes import addressof, c_char_p, c_size_t, c_uint32, c_uint64
 from typing import Protocol
 
 from . import _structs as c
@@ -52,6 +52,8 @@ def worker_options(
     preferred_sizes: Sequence[int] = (),
     buckets: Sequence[Sequence[int]] = (),
     preserve_order: bool = False,
+    max_attempts: int = 0,
+    ragged: bool = False,
     name: str | None = None,
     gpu: str | None = None,
     socket: str | os.PathLike[str] | None = None,
@@ -62,7 +64,8 @@ def worker_options(
     o.max_batch_size, o.slots, o.lease = max_batch_size, slots, int(lease * 1e9)
     o.wait_time = 0 if wait_time is None else (int(wait_time * 1e9) or -1)
     o.depth, o.weight, o.pad_to, o.pad_preferred, o.preserve_order = depth, weight, pad_to, pad_preferred, preserve_order
-    o.name, o.gpu, o.socket = encode(name), encode(gpu), encode(socket)
+    o.max_attempts, o.ragged = max_attempts, ragged
+    o.name, o.gpu, o.socket = encode(name or os.environ.get("RINGBATCH_WORKER_NAME")), encode(gpu), encode(socket)
     o.preferred_sizes, o.preferred_count = (c_uint32 * len(preferred_sizes))(*preferred_sizes), len(preferred_sizes)
     if not all(isinstance(sizes, Collection) for sizes in buckets):
         raise errors.Invalid(f"buckets is a list of sizes for each variable input dimension, as in [[128, 512]]; got {buckets!r}")
@@ -99,6 +102,11 @@ class RingBatch(Rows):
         """The sizes of the variable dimensions of request i's outputs."""
         sizes = (c_uint32 * len(dims))(*dims)
         check(self._lib, self._lib.rb_batch_set_output_dims(self._at, i, addressof(sizes), len(dims)))
+
+    def set_row_dims(self, row: int, dims: Sequence[int]) -> None:
+        """The same for one row."""
+        sizes = (c_uint32 * len(dims))(*dims)
+        check(self._lib, self._lib.rb_batch_set_row_dims(self._at, row, addressof(sizes), len(dims)))
 
     def fail(self, i: int, error: BaseException | str) -> None:
         check(self._lib, self._lib.rb_batch_fail(self._at, i, _reason(error)))
@@ -142,6 +150,10 @@ class Ring:
         #: Stays mapped until the last array over it is gone.
         self.mapping = Mapping(lib, m)
         self.mapping.offsets.update((t, t.offset) for t in self.signature.inputs + self.signature.outputs)
+        notes = c_char_p()
+        check(lib, lib.rb_worker_notes(self._handle, addressof(notes)))
+        for note in (notes.value or b"").decode().splitlines():
+            log.warning("model %s has another policy than this worker: %s", model, note)
         self._next = c_size_t()
         self._next_at = addressof(self._next)
         # The usual case: all rows of the model have one shape.

@@ -8,13 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from . import _structs as c
-from . import errors
 from ._batch import Batch, Buffers
 from ._core import encode
 from ._ring import Ring, RingBatch, keep_attached, run, worker_options
 from ._tensors import Spec, signature
-
-_RETURNED = "the worker's function returned something and wrote no output: batch.outputs[name][...] = result"
 
 
 def worker(
@@ -33,35 +30,47 @@ def worker(
     preferred_sizes: Sequence[int] = (),
     buckets: Sequence[Sequence[int]] = (),
     preserve_order: bool = False,
+    max_attempts: int = 0,
+    ragged: bool = False,
+    debug: bool | None = None,
     name: str | None = None,
     gpu: str | None = None,
 ) -> Callable[[Callable[[Batch], Any]], Worker]:
     """Makes a function of batches a worker of a model.
+
+    The function writes ``batch.outputs[name][...]``, or returns the output (of
+    several a dict): an array of all rows, or a list of rows where sizes vary.
 
     inputs, outputs: for each tensor its type and the shape of one row, as in
         ``{"x": ("float32", (3, 224, 224))}``; ``"<=512"`` is a dimension that
         each request has its own size of. ``"bfloat16"`` travels as uint16.
     max_batch_size: rows of a batch; wait_time: seconds that the oldest request
         waits for others to batch with (0: not at all). These and slots, lease,
-        preferred_sizes, buckets and preserve_order declare the model if the
-        broker does not know it yet; left out, the broker's defaults hold.
+        preferred_sizes, buckets, preserve_order, max_attempts (workers that may
+        die running a request) and ragged declare the model if the broker does
+        not know it yet; left out, the broker's defaults hold.
+    ragged: requests of different sizes share a batch, without padding: an input
+        of variable size is then a list with a view of each row.
+    debug: fail requests whose outputs were not written; without it
+        $RINGBATCH_DEBUG counts.
     depth: batches handed over at once. weight: share of the work.
     pad_to, pad_preferred: have batches padded with rows of zeros.
     """
     o = worker_options(
         max_batch_size=max_batch_size, wait_time=wait_time, slots=slots, lease=lease, depth=depth, weight=weight, pad_to=pad_to,
-        pad_preferred=pad_preferred, preferred_sizes=preferred_sizes, buckets=buckets, preserve_order=preserve_order, name=name, gpu=gpu,
+        pad_preferred=pad_preferred, preferred_sizes=preferred_sizes, buckets=buckets, preserve_order=preserve_order,
+        max_attempts=max_attempts, ragged=ragged, name=name, gpu=gpu,
     )  # fmt: skip
     text = signature(inputs, outputs)
-    return lambda function: Worker(function, model, text, o)
+    return lambda function: Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug)
 
 
 class Worker:
     """A function with the model it serves. Calling it calls the function."""
 
-    def __init__(self, function: Callable[[Batch], Any], model: str, text: str, options: c.WorkerOptions) -> None:
+    def __init__(self, function: Callable[[Batch], Any], model: str, text: str, options: c.WorkerOptions, debug: bool = False) -> None:
         self.function, self.model, self.signature = function, model, text
-        self._options = options
+        self._options, self._debug = options, debug
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(self, name, getattr(function, name, None))
 
@@ -82,7 +91,7 @@ class Worker:
         o.socket = encode(socket)
         keep_attached(
             lambda: Ring(self.model, self.signature, o),
-            lambda ring: run(ring, [FunctionLane(ring, self.function)], ended),
+            lambda ring: run(ring, [FunctionLane(ring, self.function, self._debug)], ended),
             ended,
             wait,
         )
@@ -91,15 +100,16 @@ class Worker:
 class FunctionLane:
     """Runs a function of batches: a batch is done as soon as it is submitted."""
 
-    def __init__(self, ring: Ring, function: Callable[[Batch], Any]) -> None:
-        self._ring, self._function = ring, function
+    def __init__(self, ring: Ring, function: Callable[[Batch], Any], debug: bool) -> None:
+        self._ring, self._function, self._debug = ring, function, debug
         self._buffers = Buffers()
         self._batch: Batch | None = None
 
     def submit(self, batch: RingBatch) -> None:
-        b = self._batch = Batch(self._ring, self._buffers, batch)
-        if self._function(b) is not None and not b._used_outputs:
-            raise errors.Invalid(_RETURNED)
+        b = self._batch = Batch(self._ring, self._buffers, batch, self._debug)
+        result = self._function(b)
+        if result is not None:
+            b._take(result)
         b._finish()
 
     def done(self) -> bool:
