@@ -32,16 +32,18 @@ var meanings = map[status.Code]meaning{
 	status.ErrBrokerGone:   {http.StatusServiceUnavailable, codes.Unavailable},
 
 	// Connecting.
-	status.ErrNoBroker:          {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrUnknownModel:      {http.StatusNotFound, codes.NotFound},
-	status.ErrVersion:           {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrLayout:            {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrForbidden:         {http.StatusServiceUnavailable, codes.Unavailable}, // the gateway may not, not the caller
-	status.ErrNoMemory:          {http.StatusServiceUnavailable, codes.ResourceExhausted},
-	status.ErrSignatureMismatch: {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrRingFull:          {http.StatusTooManyRequests, codes.ResourceExhausted},
-	status.ErrBrokerRunning:     {http.StatusInternalServerError, codes.Internal},
-	status.ErrProtocol:          {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrNoBroker:           {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrUnknownModel:       {http.StatusNotFound, codes.NotFound},
+	status.ErrVersion:            {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrLayout:             {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrForbidden:          {http.StatusServiceUnavailable, codes.Unavailable}, // the gateway may not, not the caller
+	status.ErrNoMemory:           {http.StatusServiceUnavailable, codes.ResourceExhausted},
+	status.ErrSignatureMismatch:  {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrRingFull:           {http.StatusTooManyRequests, codes.ResourceExhausted},
+	status.ErrBrokerRunning:      {http.StatusInternalServerError, codes.Internal},
+	status.ErrProtocol:           {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrTooManyConnections: {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrNoDescriptors:      {http.StatusServiceUnavailable, codes.Unavailable},
 
 	// Using.
 	status.ErrInvalid:        {http.StatusBadRequest, codes.InvalidArgument},
