@@ -11,11 +11,11 @@ import (
 
 // call is one inference, in the steps that it goes through:
 //
-//  1. http_infer.go or codec.go reads what is asked for: names, types,
+//  1. http_infer.go or grpc_codec.go reads what is asked for: names, types,
 //     shapes, parameters, and where each input's bytes come from
 //  2. check compares that with the model's signature
 //  3. run claims slots, fills them from the sources, commits and waits
-//  4. the outputs are views of slot memory, for http_infer.go or codec.go to
+//  4. the outputs are views of slot memory, for http_infer.go or grpc_codec.go to
 //     send, or are written into the caller's shared memory
 //  5. release gives the slots back
 type call struct {

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/internal/codec"
 )
 
 // appendAnswer writes the JSON of an answer; binary tells how many bytes of
@@ -57,27 +57,19 @@ func (c *call) mostJSONBytes() int {
 	n := 0
 	for i := range c.outputs {
 		if o := &c.outputs[i]; o.region.region == nil && !c.isBinary(o) {
-			n += o.size / o.dtype.Size() * mostDigits[o.dtype]
+			n += o.size / o.dtype.Size() * codec.MaxJSONBytes(o.dtype)
 		}
 	}
 	return n
 }
 
-// mostDigits is the longest that one element can be in JSON, with its comma.
-var mostDigits = [...]int{tensor.Bool: 6, tensor.U8: 4, tensor.I8: 5, tensor.I16: 7, tensor.I32: 12, tensor.I64: 21,
-	tensor.F16: 16, tensor.BF16: 28, tensor.F32: 28, tensor.F64: 32}
-
 func appendData(b []byte, o *output) []byte {
 	b = append(b, '[')
-	size, first := o.dtype.Size(), true
-	for _, p := range o.parts {
-		for ; len(p) > 0; p = p[size:] {
-			if !first {
-				b = append(b, ',')
-			}
-			first = false
-			b = appendNumber(b, o.dtype, p)
+	for i, p := range o.parts {
+		if i > 0 && len(p) > 0 {
+			b = append(b, ',')
 		}
+		b = codec.AppendJSON(b, o.dtype, p, false)
 	}
 	return append(b, ']')
 }

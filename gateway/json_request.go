@@ -3,6 +3,7 @@ package gateway
 import (
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/codec"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -102,7 +103,7 @@ func (c *call) readInput(s *scanner, body *bodySource) (binary int) {
 	ways := 0
 	if data != nil {
 		ways++
-		in.src = &numbers{scanner: scanner{text: data}, dtype: in.dtype}
+		in.src = jsonSource{codec.NewReader(data, in.dtype, in.shape)}
 	}
 	if size >= 0 {
 		ways++

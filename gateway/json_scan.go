@@ -213,6 +213,7 @@ func (s *scanner) skipValue(depth int) {
 		case s.err != nil:
 		case isNumber(w):
 		case string(w) == "true", string(w) == "false", string(w) == "null":
+		case string(w) == "NaN", string(w) == "Infinity", string(w) == "-Infinity": // many write them
 		default:
 			s.fail("bad value " + strconv.Quote(string(w[:min(len(w), 32)])))
 		}

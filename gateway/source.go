@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/mem"
 
+	"github.com/ringbatch/ringbatch/internal/codec"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -73,6 +74,17 @@ func bodyError(err error) error {
 		return err
 	}
 	return badRequest("reading the body: %v", err)
+}
+
+// jsonSource is an input whose elements are written in JSON: they are read
+// straight into the slot.
+type jsonSource struct{ *codec.Reader }
+
+func (s jsonSource) readFull(p []byte) error { return s.Fill(p) }
+
+func (s jsonSource) finish() error {
+	_, err := s.End()
+	return err
 }
 
 // spans is a piece of a gRPC message, wherever the transport has its parts.

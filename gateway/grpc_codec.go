@@ -12,16 +12,16 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// codec leaves the tensors of inference requests where the transport has put
+// rpcCodec leaves the tensors of inference requests where the transport has put
 // them, and takes those of answers from the slots. Everything else goes the
 // usual way.
-type codec struct{ usual encoding.CodecV2 }
+type rpcCodec struct{ usual encoding.CodecV2 }
 
-func newCodec() codec { return codec{encoding.GetCodecV2(encproto.Name)} }
+func newCodec() rpcCodec { return rpcCodec{encoding.GetCodecV2(encproto.Name)} }
 
-func (c codec) Name() string { return encproto.Name }
+func (c rpcCodec) Name() string { return encproto.Name }
 
-func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+func (c rpcCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	if m, ok := v.(*message); ok {
 		data.Ref()
 		m.data = data
@@ -30,7 +30,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.usual.Unmarshal(data, v)
 }
 
-func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+func (c rpcCodec) Marshal(v any) (mem.BufferSlice, error) {
 	if a, ok := v.(*rpcAnswer); ok {
 		return a.marshal(), nil
 	}
