@@ -33,6 +33,31 @@ func TestTheRequestsOfAKilledWorkerAreAnsweredByAnother(t *testing.T) {
 	}
 }
 
+func TestAWorkerRunsSeveralBatchesAtOnceAndAnotherRunsThemAllIfItIsKilled(t *testing.T) {
+	const atOnce = 4
+	m := theModel
+	m.MaxBatch = 1
+	h := newHost(t, m)
+	first := h.newWorker(job{Model: m, Do: "patiently", AtOnce: atOnce})
+	c := h.dial()
+	var all []asking
+	for range atOnce {
+		all = append(all, askLater(background(t), c, cmdSlow, 1))
+	}
+	for range all {
+		first.expect("slow") // and none of the others has ended: nobody sent a signal
+	}
+	second := h.newWorker(job{Model: m, AtOnce: atOnce})
+	h.eventually("the second is attached", func() error { _, err := h.workerStats("m", second); return err })
+	first.Kill()
+	for _, a := range all {
+		a.ends(t, nil)
+	}
+	works(t, c, 20)
+	c.Close()
+	h.settled()
+}
+
 func TestRestartsAreCountedForTheWorkerThatFollowsNotForTheOneThatStays(t *testing.T) {
 	h := newHost(t, theModel)
 	attach := func() *proc {
@@ -149,7 +174,8 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 	h := newHost(t, m)
 	first := h.worker(m)
 	c := h.dial()
-	// It hangs every worker that runs it: the third one's death ends it.
+	// It hangs every worker that runs it: the second one's death ends it, long
+	// before it has had as many attempts as a request that kills them at once.
 	hang := askLater(background(t), c, cmdHang, 0)
 	for w := first; ; {
 		w.expect("hanging")
@@ -158,7 +184,7 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 			t.Error("a hung worker ended well")
 		}
 		w = next
-		if len(hang) > 0 || h.model("m").WorkersHung == 3 {
+		if len(hang) > 0 || h.model("m").WorkersHung == 2 {
 			break
 		}
 	}
@@ -166,7 +192,7 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 	works(t, c, 10)
 	c.Close()
 	h.settled()
-	if m := h.model("m"); m.WorkersHung != 3 || m.Requeued != 2 {
+	if m := h.model("m"); m.WorkersHung != 2 || m.Requeued != 1 {
 		t.Errorf("%d workers hung, %d requests requeued", m.WorkersHung, m.Requeued)
 	}
 }
