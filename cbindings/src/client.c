@@ -139,13 +139,14 @@ int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool 
 			return RB_OK;
 		uint32_t seen = c->change;
 		pthread_mutex_lock(&c->mu);
-		bool mine = !c->attaching && !c->live && !c->final && now >= c->next_try && !(tried && !may_wait);
+		/* Who does not wait leaves it to the reaper, if there is one. */
+		bool mine = !c->attaching && !c->live && !c->final && now >= c->next_try && (may_wait || (!tried && !c->reaping));
 		int64_t next = c->attaching ? INT64_MAX : c->next_try;
 		c->attaching |= mine;
 		pthread_mutex_unlock(&c->mu);
 		if (mine) {
 			rb_link *l = NULL;
-			/* Who does not wait still gives the broker a moment; the next one goes on with what was begun. */
+			/* The next one goes on with what was begun. */
 			int status = attach(c, rb_min(may_wait ? until : INT64_MAX, now + 100 * MILLISECOND), &l, interrupted);
 			pthread_mutex_lock(&c->mu);
 			attached(c, status, l);
@@ -158,13 +159,10 @@ int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool 
 			continue;
 		if (!may_wait || rb_now() >= until || (*interrupted && until != INT64_MAX)) {
 			pthread_mutex_lock(&c->mu);
-			int why = c->why;
-			if (why)
-				rb_fail(RB_ERR_BROKER_GONE, "%s: attaching again: %s", rb_status_text(RB_ERR_BROKER_GONE), c->why_text);
-			else
-				rb_say(RB_ERR_BROKER_GONE);
+			int status = !c->why ? rb_fail(RB_ERR_TIMEOUT, "%s: attaching", rb_status_text(RB_ERR_TIMEOUT))
+					     : rb_fail(RB_ERR_BROKER_GONE, "%s: attaching again: %s", rb_status_text(RB_ERR_BROKER_GONE), c->why_text);
 			pthread_mutex_unlock(&c->mu);
-			return RB_ERR_BROKER_GONE;
+			return status;
 		}
 	}
 }
@@ -349,7 +347,7 @@ int rb_client_map(rb_client client, rb_map *out)
 	ENTER(client);
 	rb_link *l;
 	bool interrupted = false;
-	int status = rb_conn_link(c, 0, false, &l, &interrupted);
+	int status = rb_conn_link(c, rb_later(rb_now(), RB_CALL_TIMEOUT), true, &l, &interrupted);
 	if (!status)
 		status = rb_link_map(l, out);
 	LEAVE(status);

@@ -110,7 +110,42 @@ int rb_collect(rb_client client, uint64_t request, void *const *outputs)
 	return status;
 }
 
-_Static_assert(sizeof(rb_inference) == 56, "other languages know it word by word");
+_Static_assert(sizeof(rb_inference) == 64, "other languages know it word by word");
 int rb_infer_prepared(rb_inference *i) { return i ? rb_infer(i->client, i->rows, i->inputs, i->outputs, i->timeout, i->slice, &i->request) : rb_missing(); }
 int rb_submit_prepared(rb_inference *i) { return i ? rb_submit(i->client, i->rows, i->inputs, i->timeout, i->flags, &i->request) : rb_missing(); }
 int rb_collect_prepared(const rb_inference *i) { return i ? rb_collect(i->client, i->request, i->outputs) : rb_missing(); }
+
+int rb_claim_prepared(rb_inference *i)
+{
+	if (!i)
+		return rb_missing();
+	rb_entry *entry = rb_table_enter(&rb_clients, i->client);
+	if (!entry)
+		return rb_say(RB_ERR_CLOSED);
+	rb_req r;
+	int status = rb_req_claim(entry->value, i->rows, NULL, 0, i->slice, &r);
+	if (!status) {
+		i->request = rb_req_id(&r);
+		i->slot = r.link->first + r.at;
+		i->attachment = r.link->number;
+	}
+	rb_table_leave(entry);
+	return status;
+}
+
+int rb_run_prepared(const rb_inference *i)
+{
+	if (!i)
+		return rb_missing();
+	rb_entry *entry = rb_table_enter(&rb_clients, i->client);
+	if (!entry)
+		return rb_say(RB_ERR_CLOSED);
+	rb_req r;
+	int status = rb_req_find(entry->value, i->request, &r);
+	if (!status)
+		status = rb_req_commit(entry->value, &r, 1, i->timeout, 0);
+	if (!status)
+		status = rb_req_wait(entry->value, &r, rb_until(i->slice, i->slice < 0 ? 0 : rb_now()));
+	rb_table_leave(entry);
+	return status;
+}

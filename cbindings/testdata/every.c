@@ -300,6 +300,19 @@ static void in_one_call(void)
 		WANT(RB_OK, rb_collect_prepared(&prepared));
 		CHECK(y[3] == 2 * x[3]);
 	}
+	rb_inference step = {.client = c, .slice = 10 * second, .rows = 1};
+	rb_view view;
+	WANT(RB_OK, rb_claim_prepared(&step));
+	WANT(RB_OK, rb_input(c, step.request, 0, &view));
+	memcpy(view.data, x, view.bytes);
+	WANT(RB_OK, rb_run_prepared(&step));
+	WANT(RB_ERR_COMMITTED, rb_run_prepared(&step));
+	WANT(RB_OK, rb_output(c, step.request, 0, &view));
+	CHECK(((float *)view.data)[3] == 2 * x[3]);
+	WANT(RB_OK, rb_release(c, step.request));
+	WANT(RB_ERR_RELEASED, rb_run_prepared(&step));
+	WANT(RB_ERR_INVALID, rb_claim_prepared(NULL));
+	WANT(RB_ERR_INVALID, rb_run_prepared(NULL));
 	x[0] = -1;
 	WANT(RB_ERR_FAILED, rb_infer(c, 1, in, out, 0, 10 * second, &r));
 	CHECK(strcmp(rb_error(), "minus one is refused") == 0);

@@ -77,6 +77,8 @@ class Inference(Structure):
         ("request", c_uint64),
         ("rows", c_uint32),
         ("flags", c_uint32),
+        ("slot", c_uint32),
+        ("attachment", c_uint32),
     ]
 
 
@@ -177,6 +179,8 @@ PROTOTYPES = {
     "rb_infer_prepared": (c_int, [_address]),
     "rb_submit_prepared": (c_int, [_address]),
     "rb_collect_prepared": (c_int, [_address]),
+    "rb_claim_prepared": (c_int, [_address]),
+    "rb_run_prepared": (c_int, [_address]),
     "rb_submit": (c_int, [_client, c_uint32, _address, c_int64, c_uint32, _address]),
     "rb_collect": (c_int, [_client, _request, _address]),
     "rb_client_fd": (c_int, [_client, _address]),

@@ -43,6 +43,7 @@ class Mapping:
         self.memory = (ctypes.c_uint8 * m.bytes).from_address(m.base)
         weakref.finalize(self.memory, lib.rb_map_release, m.id).atexit = False
         self._planes: dict[Tensor, np.ndarray] = {}
+        self._rows: dict[tuple[Tensor, int], np.ndarray] = {}  # of the slots that were used
 
     def plane(self, t: Tensor) -> np.ndarray:
         """All slots of a tensor of fixed shape (and what else lies behind them)."""
@@ -52,6 +53,13 @@ class Mapping:
             plane = np.ndarray(((self.bytes - offset) // t.stride, *t.shape), t.dtype, self.memory, offset)
             self._planes[t] = plane
         return plane
+
+    def row(self, t: Tensor, slot: int) -> np.ndarray:
+        """One slot of a tensor of fixed shape."""
+        row = self._rows.get((t, slot))
+        if row is None:
+            row = self._rows[(t, slot)] = self.plane(t)[slot, ...]
+        return row
 
     def rows(self, t: Tensor, slot: int, rows: int, shape: tuple[int, ...]) -> np.ndarray:
         """Some consecutive slots of a tensor, with rows of the given shape."""
