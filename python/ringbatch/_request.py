@@ -117,7 +117,7 @@ class Request:
             raise _committed()
         t = self._core.signature.inputs[k]
         if self._in is None:
-            self._in = Life(self._mapping)
+            self._in = Life(self._mapping.memory)
         shape = self._core.input_shapes(self._id)[k] if t.variable else t.shape
         return self._view(self._in, self._core.lib.rb_input, k, t, shape)
 
@@ -128,7 +128,7 @@ class Request:
             self._ok = True
         t = self._core.signature.outputs[k]
         if self._out is None:
-            self._out = Life(self._mapping)
+            self._out = Life(self._mapping.memory)
         shape = self._core.output_shapes(self._id, k, self._rows) if t.variable else t.shape
         if isinstance(shape, list):  # rows that differ in size have no array in common
             self._locate(self._first_row, k, t)
