@@ -40,8 +40,8 @@
  * - Threads: a client may be used by many threads at once, a request or a
  *   worker by one thread at a time.
  * - Signals: a wait with a timeout (not a negative one) ends as if that were
- *   over when a handler has run in its thread, so that the caller can look what
- *   it was for. No function may be called in a handler. The library has no
+ *   over when a handler has run in its thread, 20 ms after it began, so that the
+ *   caller can look what it was for. No function may be called in a handler. The library has no
  *   handler and changes no mask; its only thread, which rb_client_fd starts,
  *   takes no signals.
  */

@@ -131,6 +131,7 @@ static void attached(rb_conn *c, int status, rb_link *l)
 
 int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool *interrupted)
 {
+	int64_t start = rb_now();
 	for (bool tried = false;; tried = true) {
 		int64_t now = rb_now();
 		if (c->final)
@@ -157,7 +158,9 @@ int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool 
 		}
 		if (c->live || c->final)
 			continue;
-		if (!may_wait || rb_now() >= until || (*interrupted && until != INT64_MAX)) {
+		if (*interrupted)
+			until = rb_interrupted(until, start);
+		if (!may_wait || rb_now() >= until) {
 			pthread_mutex_lock(&c->mu);
 			int status = !c->why ? rb_fail(RB_ERR_TIMEOUT, "%s: attaching", rb_status_text(RB_ERR_TIMEOUT))
 					     : rb_fail(RB_ERR_BROKER_GONE, "%s: attaching again: %s", rb_status_text(RB_ERR_BROKER_GONE), c->why_text);
@@ -243,7 +246,9 @@ int rb_connect(const char *model, const rb_connect_options *given, rb_client *cl
 	rb_conn *c = calloc(1, sizeof *c);
 	if (!c)
 		return rb_say(RB_ERR_NO_MEMORY);
-	c->pending.fd = c->notify_fd = c->poke_fd = -1;
+	c->notify_fd = -1;
+	c->poke_fd = -1;
+	c->pending.fd = -1;
 	c->own_from = 1;
 	c->delay = FIRST_RETRY;
 	c->window_wanted = o.window;

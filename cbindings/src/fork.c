@@ -30,7 +30,8 @@ void rb_conn_in_child(void *conn, rb_entry *e)
 		if (!l->parents)
 			zero_pages(&planes);
 		l->session.planes = planes;
-		l->parents = l->dead = true;
+		l->parents = true;
+		l->dead = true;
 	}
 	c->live = NULL;
 	c->attaching = c->reaping = false;

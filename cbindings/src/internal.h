@@ -239,6 +239,19 @@ int rb_map_new(rb_map *out, rb_segment *planes, uint32_t attachment, void *owner
 /* What a flag may not be. */
 int rb_check_flags(uint32_t flags, uint32_t all);
 
+/*
+ * A wait that a signal's handler has interrupted goes on until it has lasted so
+ * long, and then ends as if its timeout were over: the caller can look what the
+ * signal was for. Not at once, so that handlers that come often, and wait for
+ * something themselves, do not pile up.
+ */
+#define INTERRUPTED_AFTER (20 * MILLISECOND)
+
+static inline int64_t rb_interrupted(int64_t until, int64_t start)
+{
+	return until == INT64_MAX ? until : rb_min(until, start + INTERRUPTED_AFTER);
+}
+
 /* A timeout of the caller as a point in time; negative is never. */
 static inline int64_t rb_until(int64_t timeout, int64_t now) { return timeout < 0 ? INT64_MAX : rb_later(now, timeout); }
 

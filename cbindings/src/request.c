@@ -126,7 +126,7 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 		uint32_t at;
 		pthread_mutex_lock(&l->mu);
 		bool taken = rb_link_take(l, rows, &at);
-		if (taken || now >= until || (interrupted && until != INT64_MAX)) {
+		if (taken || now >= until) {
 			pthread_mutex_unlock(&l->mu);
 			if (taken)
 				return begin(l, at, rows, dims, ndims, start, now, r);
@@ -141,6 +141,8 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 		start = start ? start : now;
 		if (!dead)
 			interrupted |= rb_futex_wait(&l->room, seen, rb_min(until - now, slice), true) == EINTR;
+		if (interrupted)
+			until = rb_interrupted(until, start);
 		now = rb_now();
 		pthread_mutex_lock(&l->mu);
 		l->claimers--;

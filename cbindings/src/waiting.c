@@ -136,7 +136,7 @@ static int lead(rb_link *l, uint32_t at, int64_t until)
 				l->usual += (end - start - l->usual) / 8;
 			break;
 		}
-		if (now >= until || status) {
+		if (now >= until) {
 			status = RB_ERR_TIMEOUT;
 			break;
 		}
@@ -156,8 +156,8 @@ static int lead(rb_link *l, uint32_t at, int64_t until)
 			if (rb_session_gone(&l->session)) /* nobody will ring any more */
 				rb_conn_lost(l->client, l);
 		}
-		if (error == EINTR && until != INT64_MAX) /* let the caller look what the signal was for */
-			status = RB_ERR_TIMEOUT;
+		if (error == EINTR)
+			until = rb_interrupted(until, start);
 	}
 	rb_link_resign(l);
 	return status ? rb_say(status) : RB_OK;
@@ -166,8 +166,7 @@ static int lead(rb_link *l, uint32_t at, int64_t until)
 int rb_link_await(rb_link *l, uint32_t at, int64_t until)
 {
 	_Atomic uint32_t *wake = &l->slots[at].wake;
-	int64_t now = 0;
-	int error = 0;
+	int64_t start = rb_now(), now = start;
 	while (!rb_link_ended(l, at)) {
 		pthread_mutex_lock(&l->mu);
 		if (!l->leading) {
@@ -182,14 +181,14 @@ int rb_link_await(rb_link *l, uint32_t at, int64_t until)
 		pthread_mutex_unlock(&l->mu);
 		/* Who pokes may have looked before we were listed. */
 		if (!rb_link_over(l, at)) {
-			now = rb_now();
-			error = rb_futex_wait(wake, seen, rb_min(until - now, SECOND), true);
+			if (rb_futex_wait(wake, seen, rb_min(until - now, SECOND), true) == EINTR)
+				until = rb_interrupted(until, start);
 			now = rb_now();
 		}
 		pthread_mutex_lock(&l->mu);
 		if (BIT(l->follow, at)) /* nobody took us off the list */
 			unfollow(l, at);
-		bool ended = rb_link_ended(l, at), over = now >= until || (error == EINTR && until != INT64_MAX);
+		bool ended = rb_link_ended(l, at), over = now >= until;
 		if (ended || over)
 			promote(l); /* perhaps it was the lead that we were woken for: pass it on */
 		pthread_mutex_unlock(&l->mu);

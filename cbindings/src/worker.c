@@ -378,8 +378,8 @@ int rb_worker_next(rb_worker id, int64_t timeout, rb_batch **batch)
 	int status = rb_work_use(id, &e, &w);
 	if (status)
 		return status;
-	int64_t until = rb_until(timeout, timeout ? rb_now() : 0);
-	for (bool interrupted = false;;) {
+	int64_t start = timeout ? rb_now() : 0, until = rb_until(timeout, start);
+	for (;;) {
 		uint32_t seen = w->mail->bell;
 		if ((status = try_next(w, &b)))
 			break;
@@ -388,7 +388,7 @@ int rb_worker_next(rb_worker id, int64_t timeout, rb_batch **batch)
 			break;
 		}
 		int64_t now = timeout ? rb_now() : until;
-		if (now >= until || interrupted) {
+		if (now >= until) {
 			status = nothing(w);
 			break;
 		}
@@ -399,7 +399,8 @@ int rb_worker_next(rb_worker id, int64_t timeout, rb_batch **batch)
 			status = rb_say(RB_ERR_BROKER_GONE);
 			break;
 		}
-		interrupted = error == EINTR && timeout > 0; /* let the caller look what the signal was for */
+		if (error == EINTR)
+			until = rb_interrupted(until, start);
 	}
 	rb_work_leave(e, w);
 	return status;
