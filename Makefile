@@ -52,16 +52,16 @@ model-check: ## the protocol's model, exhaustively; its mutants must be caught
 	bash docs/model/check.sh
 
 chaos: ## kill campaigns on real processes, at full length
-	@mkdir -p bin && go build -o bin/chaos ./internal/chaos
+	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
 	./bin/chaos
 
 chaos-short: ## the same in a minute or two
-	@mkdir -p bin && go build -o bin/chaos ./internal/chaos
+	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
 	./bin/chaos --short
 
 SOAK ?= 20m
 soak: ## everything at once at low intensity for SOAK, with a plot
-	@mkdir -p bin && go build -o bin/chaos ./internal/chaos
+	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
 	./bin/chaos --soak $(SOAK) --out .
 
 FUZZTIME ?= 10s

@@ -28,8 +28,11 @@ func (c *clientSession) owns(e *shm.Commit) bool {
 // openClient makes the session of a client, before it is attached: not on the
 // loop, since what it costs grows with the window.
 func (r *ring) openClient(p *peer, window int) error {
-	if window < 1 || window > r.layout.Slots {
-		return fmt.Errorf("%w: window of %d slots, the ring has %d", status.ErrRingFull, window, r.layout.Slots)
+	if window < 0 || window > r.layout.Slots {
+		return fmt.Errorf("%w: window of %d slots, the ring has %d; ask for fewer, or raise the model's slots", status.ErrRingFull, window, r.layout.Slots)
+	}
+	if window == 0 { // chosen later, and as small a session does for every window up to this
+		window = defaultWindow
 	}
 	return p.open(r, shm.KindClient, shm.ClientSegmentSize(window))
 }
@@ -37,9 +40,9 @@ func (r *ring) openClient(p *peer, window int) error {
 // attachClient leases a window to a client whose session is open. On an error
 // the session is still the caller's.
 func (r *ring) attachClient(p *peer, window int) (*clientSession, error) {
-	first, ok := r.windows.lease(window)
-	if !ok {
-		return nil, fmt.Errorf("%w: %d slots wanted, %d of %d are free", status.ErrRingFull, window, r.windows.free, r.layout.Slots)
+	first, window, err := r.leaseWindow(window)
+	if err != nil {
+		return nil, err
 	}
 	c := &clientSession{peer: p, ring: r, first: first, window: window, last: first}
 	c.commits = shm.NewConsumer(shm.CommitRing(p.seg, window))
@@ -64,6 +67,37 @@ func (r *ring) attachClient(p *peer, window int) (*clientSession, error) {
 	c.commits.Arm()
 	r.log.Debug("client attached", "client", c.label(), "pid", c.pid, "window", window, "first", first)
 	return c, nil
+}
+
+// A client that leaves its window open gets defaultWindow slots, but not more
+// than a share of those that are free: in a ring of few large slots the first
+// clients leave something for the later ones.
+const (
+	defaultWindow = 8
+	windowShare   = 8
+)
+
+// leaseWindow finds consecutive free slots: as many as were asked for, or, for
+// 0, as many as fit.
+func (r *ring) leaseWindow(asked int) (first uint32, window int, err error) {
+	window = asked
+	if asked == 0 {
+		window = min(max(r.windows.free/windowShare, 1), defaultWindow)
+	}
+	for ; ; window /= 2 {
+		if first, ok := r.windows.lease(window); ok {
+			return first, window, nil
+		}
+		if asked > 0 || window <= 1 {
+			break
+		}
+	}
+	help := "raise the model's slots, or let clients have smaller windows"
+	if asked > 1 {
+		help = "ask for a smaller window (0: what fits), or raise the model's slots"
+	}
+	return 0, 0, fmt.Errorf("%w: %d wanted in a row; %d clients have all but %d of %d slots; %s",
+		status.ErrRingFull, max(asked, 1), len(r.clients), r.windows.free, r.layout.Slots, help)
 }
 
 // firstGen is the generation before the client's first.

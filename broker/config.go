@@ -36,7 +36,13 @@ type ModelConfig struct {
 	Slots     int // rows the ring holds; default: DefaultSlotBytes worth, within limits
 	// Lease is how long a batch may run before its worker counts as hung, is
 	// killed, and the batch goes to another. Default 30 s.
-	Lease   time.Duration
+	Lease time.Duration
+	// MaxAttempts is how many workers may die running a request before it ends
+	// as WorkerDied; default 3.
+	MaxAttempts int
+	// Ragged has requests of different sizes share a batch: each lies in its
+	// own sizes, and its workers must have asked for that.
+	Ragged  bool
 	Policy  batcher.Config
 	Workers []supervise.Worker // processes to start for it
 }
@@ -60,7 +66,7 @@ const (
 	DefaultRingBytes = 1 << 30
 	minBatches       = 8
 
-	maxAttempts = 3 // the first try and two more
+	DefaultMaxAttempts = 3 // the first try and two more
 )
 
 func (c *Config) fill() {
@@ -105,8 +111,17 @@ func (m *ModelConfig) fill() (*shm.Layout, error) {
 	if m.Lease < 0 {
 		return fail(fmt.Errorf("%w: lease is %v, must be positive", status.ErrInvalid, m.Lease))
 	}
+	if m.MaxAttempts == 0 {
+		m.MaxAttempts = DefaultMaxAttempts
+	}
+	if m.MaxAttempts < 1 {
+		return fail(fmt.Errorf("%w: max_attempts is %d, must be at least 1", status.ErrInvalid, m.MaxAttempts))
+	}
 	if err := m.Signature.Validate(); err != nil {
 		return fail(err)
+	}
+	if m.Ragged && len(m.Policy.Buckets) > 0 {
+		return fail(fmt.Errorf("%w: a ragged model has no buckets: each request lies in its own sizes", status.ErrInvalid))
 	}
 	if n := tensor.VariableDims(m.Signature.Inputs); len(m.Policy.Buckets) > n {
 		return fail(fmt.Errorf("%w: buckets for %d variable dimensions, the inputs have %d", status.ErrInvalid, len(m.Policy.Buckets), n))
@@ -165,7 +180,7 @@ func (m *ModelConfig) policyMessage() control.Policy {
 	p := control.Policy{
 		MaxBatchSize: m.Policy.MaxBatchSize, WaitTime: int64(m.Policy.WaitTime), Slots: m.Slots, Lease: int64(m.Lease),
 		Preferred: m.Policy.PreferredSizes, DefaultLevel: m.Policy.DefaultLevel, Ageing: int64(m.Policy.Ageing),
-		Buckets: m.Policy.Buckets, PreserveOrder: m.Policy.PreserveOrder,
+		Buckets: m.Policy.Buckets, PreserveOrder: m.Policy.PreserveOrder, Ragged: m.Ragged, MaxAttempts: m.MaxAttempts,
 	}
 	for _, l := range m.Policy.Levels {
 		p.Levels = append(p.Levels, control.Level{

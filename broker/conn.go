@@ -286,11 +286,17 @@ func (a *attachment) begin(p *peer, req *control.Request, desc batcher.Worker) (
 		info.FirstSlot, info.Window, info.FirstGen = c.first, c.window, c.firstGen()
 		a.left = func(why string) { r.clientLeft(c, why) }
 	} else {
+		if s.cfg.Ragged && !req.Policy.Ragged {
+			return fmt.Errorf("%w: %q is ragged: its batches mix sizes, and this worker did not ask for that (ragged)", status.ErrInvalid, a.model.name)
+		}
 		w, err := s.attachWorker(p, *req.Worker, desc)
 		if err != nil {
 			return err
 		}
 		info.Depth, info.WorkerID = w.depth, uint32(w.id)
+		if info.Notes = differences(req.Policy, &info.Policy); len(info.Notes) > 0 {
+			s.log.Warn("worker asked for another policy than the model has", "worker", w.label(), "pid", w.pid, "differences", info.Notes)
+		}
 		a.left = func(why string) { s.workerLost(w, why) }
 	}
 	a.reply.Attached = info
@@ -325,6 +331,12 @@ func (b *Broker) modelFor(req *control.Request) (*model, error) {
 	if err != nil {
 		return nil, err
 	}
+	if req.Policy == nil {
+		req.Policy = &control.Policy{}
+	}
+	if req.Policy.Ragged && req.Worker.Pad != "" {
+		return nil, fmt.Errorf("%w: a ragged worker has no padding: each request lies in its own sizes", status.ErrInvalid)
+	}
 	// A worker may come to a model that is there even while the broker drains:
 	// what was accepted has to finish, also when the workers got the broker's
 	// SIGTERM too.
@@ -335,6 +347,7 @@ func (b *Broker) modelFor(req *control.Request) (*model, error) {
 	if mine {
 		mc := ModelConfig{Name: req.Model, Signature: sig}
 		mc.Slots, mc.Lease, mc.Policy = fromPolicy(req.Policy)
+		mc.Ragged, mc.MaxAttempts = req.Policy.Ragged, req.Policy.MaxAttempts
 		if err := b.make(m, mc); err != nil {
 			b.models.abandon(m)
 			return nil, err

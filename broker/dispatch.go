@@ -43,6 +43,13 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 	*mail = shm.Mail{Batch: uint64(d.Batch), Dispatched: now, Requests: uint32(len(d.Requests)), Rows: uint32(d.Rows), PadTo: uint32(d.PadTo), Dims: d.Dims}
 	p := w.newMail()
 	p.batch, p.number, p.posted = uint64(d.Batch), w.posted, now
+	if s.cfg.Ragged {
+		for _, id := range d.Requests {
+			for i, n := range s.ring.slots[id].commit.Dims {
+				mail.Dims[i] = max(mail.Dims[i], n)
+			}
+		}
+	}
 	for i, id := range d.Requests {
 		head := uint32(id)
 		info := &s.ring.slots[head]

@@ -66,7 +66,7 @@ func (r *ring) check(c *clientSession, e *shm.Commit) error {
 	n := 0
 	for _, t := range r.layout.Signature.Inputs {
 		for _, v := range t.Variable {
-			if d := e.Dims[n]; d < 1 || int64(d) > int64(t.Shape[v]) {
+			if d := e.Dims[n]; int64(d) > int64(t.Shape[v]) {
 				return bad("variable dimension %d is %d, at most %d", n, d, t.Shape[v])
 			}
 			n++

@@ -145,9 +145,13 @@ func (s *stage) withdraw(head uint32) { s.batcher.Cancel(batcher.RequestID(head)
 // request is what the batcher needs to know of the request at head.
 func (s *stage) request(head uint32) batcher.Request {
 	info := &s.ring.slots[head]
+	dims := info.commit.Dims
+	if s.cfg.Ragged {
+		dims = batcher.Dims{} // all sizes are one shape
+	}
 	return batcher.Request{
 		ID: batcher.RequestID(head), Client: batcher.ClientID(info.client.first), Rows: int(info.commit.Rows), Level: int(info.commit.Level),
-		Arrived: batcher.Time(info.commit.Committed), Deadline: deadlineOf(&info.commit), Dims: info.commit.Dims, Alone: info.attempts > 0,
+		Arrived: batcher.Time(info.commit.Committed), Deadline: deadlineOf(&info.commit), Dims: dims, Alone: info.attempts > 0,
 	}
 }
 

@@ -60,12 +60,19 @@ func (h *workerHandle) spare() *batchHandle {
 	runs := (*C.rb_run)(C.calloc(C.size_t(n), C.sizeof_rb_run))
 	c.request, c.slot, c.run = requests, slots, runs
 	c.worker, c.base = C.rb_worker(h.id), (*C.uint8_t)(h.Planes().AddressOf(0))
-	c.place = C.uint32_t(len(h.batches))
+	c.place, c.ragged = C.uint32_t(len(h.batches)), flag(h.Policy().Ragged)
 	v := &batchHandle{
 		c: c, requests: unsafe.Slice(requests, n), slots: unsafe.Slice((*uint32)(slots), n), runs: unsafe.Slice(runs, n),
 	}
 	h.batches = append(h.batches, v)
 	return v
+}
+
+func flag(b bool) C.uint32_t {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func (v *batchHandle) free() {
@@ -117,6 +124,9 @@ func rbgo_batch_run(c *C.rb_batch, side C.int, k, i C.uint32_t, out *C.rb_view, 
 		if int64(i) >= int64(len(v.b.Runs())) {
 			return fmt.Errorf("%w: run %d of a batch of %d", status.ErrInvalid, i, len(v.b.Runs()))
 		}
+		if side == C.RB_INPUT && v.b.Ragged() && v.b.Len() > 1 && len(col.Spec().Variable) > 0 {
+			return fmt.Errorf("%w: the batch is ragged: take %q row by row", status.ErrShape, col.Spec().Name)
+		}
 		fillView(out, col.Run(int(i)))
 		return nil
 	})
@@ -133,7 +143,7 @@ func rbgo_batch_row(c *C.rb_batch, side C.int, k, i C.uint32_t, data *unsafe.Poi
 			return fmt.Errorf("%w: row %d of a batch of %d; padding has no memory", status.ErrRows, i, v.b.Rows())
 		}
 		row := col.Bytes(int(i))
-		*data, *bytes = unsafe.Pointer(&row[0]), C.uint64_t(len(row))
+		*data, *bytes = unsafe.Pointer(unsafe.SliceData(row)), C.uint64_t(len(row))
 		return nil
 	})
 }
@@ -161,12 +171,25 @@ func rbgo_batch_set_output_dims(c *C.rb_batch, i C.uint32_t, dims *C.uint32_t, n
 		if err := v.check(i); err != nil {
 			return err
 		}
-		var sizes []int
-		for _, d := range list[uint32](dims, ndims) {
-			sizes = append(sizes, int(d))
-		}
-		return v.b.SetOutputDims(int(i), sizes...)
+		return v.b.SetOutputDims(int(i), sizes(dims, ndims)...)
 	})
+}
+
+//export rbgo_batch_set_row_dims
+func rbgo_batch_set_row_dims(c *C.rb_batch, row C.uint32_t, dims *C.uint32_t, ndims C.uint32_t, msg *C.char) C.int {
+	return withBatch(c, msg, func(v *batchHandle) error {
+		if int64(row) >= int64(v.b.Rows()) {
+			return fmt.Errorf("%w: row %d of a batch of %d", status.ErrRows, row, v.b.Rows())
+		}
+		return v.b.SetRowDims(int(row), sizes(dims, ndims)...)
+	})
+}
+
+func sizes(dims *C.uint32_t, ndims C.uint32_t) (all []int) {
+	for _, d := range list[uint32](dims, ndims) {
+		all = append(all, int(d))
+	}
+	return all
 }
 
 //export rbgo_batch_fail

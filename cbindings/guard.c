@@ -132,6 +132,12 @@ int rb_claim(rb_client c, uint32_t rows, const uint32_t *dims, uint32_t ndims, i
 
 int rb_input(rb_client c, uint64_t r, uint32_t k, rb_view *v) { return GIVEN(v, rbgo_view(c, r, RB_INPUT, k, v, message())); }
 int rb_output(rb_client c, uint64_t r, uint32_t k, rb_view *v) { return GIVEN(v, rbgo_view(c, r, RB_OUTPUT, k, v, message())); }
+
+int rb_output_row(rb_client c, uint64_t r, uint32_t k, uint32_t row, rb_view *v)
+{
+	return GIVEN(v, rbgo_output_row(c, r, k, row, v, message()));
+}
+
 int rb_set_priority(rb_client c, uint64_t r, uint32_t level) { return GUARDED(rbgo_set_priority(c, r, level, message())); }
 
 int rb_commit(rb_client c, uint64_t r, int64_t timeout, uint32_t flags)
@@ -184,6 +190,7 @@ int rb_worker_attach(const char *model, const char *signature, const rb_worker_o
 }
 
 int rb_worker_close(rb_worker w) { return GUARDED(rbgo_worker_close(w, message())); }
+int rb_worker_notes(rb_worker w, const char **text) { return GIVEN(text, rbgo_worker_notes(w, (char **)text, message())); }
 int rb_worker_model(rb_worker w, rb_model *m) { return GIVEN(m, rbgo_worker_model(w, m, message())); }
 int rb_worker_map(rb_worker w, rb_map *m) { return GIVEN(m, rbgo_worker_map(w, m, message())); }
 
@@ -212,6 +219,11 @@ int rb_batch_shape(const rb_batch *b, uint32_t i, uint32_t k, uint64_t shape[RB_
 int rb_batch_set_output_dims(rb_batch *b, uint32_t i, const uint32_t *dims, uint32_t ndims)
 {
 	return GIVEN(b && (dims || !ndims), rbgo_batch_set_output_dims(b, i, (uint32_t *)dims, ndims, message()));
+}
+
+int rb_batch_set_row_dims(rb_batch *b, uint32_t row, const uint32_t *dims, uint32_t ndims)
+{
+	return GIVEN(b && (dims || !ndims), rbgo_batch_set_row_dims(b, row, (uint32_t *)dims, ndims, message()));
 }
 
 int rb_batch_fail(rb_batch *b, uint32_t i, const char *text) { return GIVEN(b, rbgo_batch_fail(b, i, (char *)text, message())); }

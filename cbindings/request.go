@@ -75,6 +75,24 @@ func rbgo_view(id, req C.uint64_t, side C.int, k C.uint32_t, out *C.rb_view, msg
 	return result(err, msg)
 }
 
+//export rbgo_output_row
+func rbgo_output_row(id, req C.uint64_t, k, row C.uint32_t, out *C.rb_view, msg *C.char) C.int {
+	h, err := enter(id)
+	if err != nil {
+		return result(err, msg)
+	}
+	defer h.leave()
+	p, _, err := plane(h.layout, C.RB_OUTPUT, k)
+	if err != nil {
+		return result(err, msg)
+	}
+	t, err := h.RequestByID(uint64(req)).OutputRow(p.Spec.Name, int(row))
+	if err == nil {
+		fillView(out, t)
+	}
+	return result(err, msg)
+}
+
 //export rbgo_set_priority
 func rbgo_set_priority(id, req C.uint64_t, level C.uint32_t, msg *C.char) C.int {
 	return with(id, req, msg, func(r client.Request) error { return r.SetPriority(int(level)) })

@@ -200,7 +200,7 @@ typedef uint64_t rb_client; /* 0 is none */
 /* Set size = sizeof(rb_connect_options), zero the rest, then fill in. */
 typedef struct rb_connect_options {
 	uint32_t size;
-	uint32_t window;     /* slots: rows in use at once; 0: the default, 8 */
+	uint32_t window;     /* slots: rows in use at once; 0: the broker chooses, 8 or fewer */
 	const char *socket;  /* NULL: $RINGBATCH_SOCKET, or the user's runtime folder */
 	const char *name;    /* for the broker's log and statistics; may be NULL */
 	int64_t timeout;     /* of connecting; 0: 10 s */
@@ -244,8 +244,12 @@ RB_API int rb_claim(rb_client client, uint32_t rows, const uint32_t *dims, uint3
  * bucket; what is beyond the size that was claimed is zero already: leave it. */
 RB_API int rb_input(rb_client client, uint64_t request, uint32_t k, rb_view *view);
 
-/* The k-th output of a request that ended well: read here, until released. */
+/* The k-th output of a request that ended well: read here, until released. Rows
+ * that differ in size have no view in common: RB_ERR_SHAPE. */
 RB_API int rb_output(rb_client client, uint64_t request, uint32_t k, rb_view *view);
+
+/* One row of it, in the row's own size. */
+RB_API int rb_output_row(rb_client client, uint64_t request, uint32_t k, uint32_t row, rb_view *view);
 
 /* Priority level, 0 being the most urgent. Before rb_commit. */
 RB_API int rb_set_priority(rb_client client, uint64_t request, uint32_t level);
@@ -361,12 +365,18 @@ typedef struct rb_worker_options {
 	 * sizes for the i-th, all of them one after the other in buckets. */
 	const uint32_t *bucket_counts;
 	const uint32_t *buckets;
+	uint32_t max_attempts;    /* workers that may die running a request before it ends as RB_ERR_WORKER_DIED */
+	uint32_t ragged;          /* 1: requests of different sizes share a batch; not with buckets or padding */
 } rb_worker_options;
 
 /* signature: inputs, "->", outputs, each name:dtype[dims] and separated by
  * blanks: "x:f32[3,224,224] -> y:f32[1000]"; a variable dimension is "<=512".
  * The worker is the caller's until rb_worker_close. */
 RB_API int rb_worker_attach(const char *model, const char *signature, const rb_worker_options *options, rb_worker *worker);
+
+/* How the model's policy differs from what this worker asked for, one line
+ * each; "" if it does not. The library owns the text, until rb_worker_close. */
+RB_API int rb_worker_notes(rb_worker worker, const char **text);
 
 /* Batches that were taken and not completed fail. */
 RB_API int rb_worker_close(rb_worker worker);
@@ -397,11 +407,12 @@ typedef struct rb_batch {
 	uint8_t *base;                            /* of the mapping */
 	uint32_t requests, rows, runs;            /* how many */
 	uint32_t pad_to;                          /* rows the model should see: rows, or more if padding was asked for */
-	uint32_t dims[RB_MAX_VARIABLE_DIMS];      /* sizes of the inputs' variable dimensions that all rows share */
+	uint32_t dims[RB_MAX_VARIABLE_DIMS];      /* sizes of the inputs' variable dimensions that all rows share; ragged: the largest of each */
 	const rb_member *request;                 /* requests long */
 	const uint32_t *slot;                     /* rows long: the slot of each row */
 	const rb_run *run;                        /* runs long */
 	uint32_t place;                           /* the library's own */
+	uint32_t ragged;                          /* 1: each request lies in its own sizes (rb_batch_row, rb_batch_shape) */
 } rb_batch;
 
 /* Takes the next batch; RB_ERR_TIMEOUT if none comes, RB_ERR_BROKER_GONE when
@@ -410,18 +421,23 @@ typedef struct rb_batch {
  * timeout of 0 that is a prefetch of the next batch. */
 RB_API int rb_worker_next(rb_worker worker, int64_t timeout, rb_batch **batch);
 
-/* Run i of the k-th tensor: rows in place. */
+/* Run i of the k-th tensor: rows in place. RB_ERR_SHAPE for a variable input
+ * of a ragged batch of several requests: its rows have no shape in common. */
 RB_API int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_view *view);
 
-/* Row i of the k-th tensor. Padding rows have no memory: RB_ERR_ROWS. */
+/* Row i of the k-th tensor; of a ragged batch in its own size, which may be 0
+ * bytes. Padding rows have no memory: RB_ERR_ROWS. */
 RB_API int rb_batch_row(const rb_batch *batch, int side, uint32_t k, uint32_t i, void **data, uint64_t *bytes);
 
 /* The true shape of request i's rows in the k-th input: rank numbers. */
 RB_API int rb_batch_shape(const rb_batch *batch, uint32_t i, uint32_t k, uint64_t shape[RB_MAX_RANK]);
 
-/* The actual sizes of the variable dimensions of request i's outputs, in
- * order; without it they are the maximum. */
+/* The actual sizes, 0 included, of the variable dimensions of request i's
+ * outputs, in order, for all its rows; without it they are the maximum. */
 RB_API int rb_batch_set_output_dims(rb_batch *batch, uint32_t i, const uint32_t *dims, uint32_t ndims);
+
+/* The same for one row of the batch. */
+RB_API int rb_batch_set_row_dims(rb_batch *batch, uint32_t row, const uint32_t *dims, uint32_t ndims);
 
 /* Ends request i with RB_ERR_FAILED and this text (its first 1024 bytes);
  * its neighbours are left alone. */

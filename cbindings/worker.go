@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -22,6 +23,7 @@ type workerHandle struct {
 	model   string
 	using   sync.Mutex // one thread at a time; never waited for
 	batches []*batchHandle
+	notes   *C.char
 
 	mu    sync.Mutex
 	holds int // maps that are held, plus one until it is closed
@@ -64,7 +66,7 @@ func rbgo_worker_attach(model, signature *C.char, o *C.rb_worker_options, out *C
 	if err != nil {
 		return result(err, msg)
 	}
-	h := &workerHandle{Worker: w, model: cfg.Model, holds: 1}
+	h := &workerHandle{Worker: w, model: cfg.Model, holds: 1, notes: C.CString(strings.Join(w.Notes(), "\n"))}
 	h.using.Lock()
 	h.id = workers.put(h)
 	h.using.Unlock()
@@ -84,7 +86,7 @@ func workerConfig(model, signature string, given *C.rb_worker_options) (cfg work
 		Model: model, Socket: socket(o.socket), Name: text(o.name), GPU: text(o.gpu), Depth: int(o.depth), Weight: int(o.weight),
 		Policy: worker.Policy{
 			MaxBatchSize: int(o.max_batch_size), WaitTime: time.Duration(o.wait_time), Slots: int(o.slots),
-			Lease: time.Duration(o.lease), PreserveOrder: o.preserve_order != 0,
+			Lease: time.Duration(o.lease), PreserveOrder: o.preserve_order != 0, MaxAttempts: int(o.max_attempts), Ragged: o.ragged != 0,
 		},
 	}
 	if cfg.Buckets, err = buckets(&o); err != nil {
@@ -145,7 +147,19 @@ func rbgo_worker_close(id C.uint64_t, msg *C.char) C.int {
 	for _, b := range h.batches {
 		b.free()
 	}
+	C.free(unsafe.Pointer(h.notes))
 	h.drop()
+	return C.RB_OK
+}
+
+//export rbgo_worker_notes
+func rbgo_worker_notes(id C.uint64_t, out **C.char, msg *C.char) C.int {
+	h, err := use(id)
+	if err != nil {
+		return result(err, msg)
+	}
+	defer h.using.Unlock()
+	*out = h.notes
 	return C.RB_OK
 }
 

@@ -68,7 +68,7 @@ type Option func(*options)
 func WithSocket(path string) Option { return func(o *options) { o.socket = path } }
 
 // WithWindow asks for that many slots: the rows that this client may have in
-// use at once. The default is DefaultWindow.
+// use at once. By default (0) the broker chooses: 8, or fewer in a small ring.
 func WithWindow(slots int) Option { return func(o *options) { o.window = slots } }
 
 // WithName names this client in the broker's log and statistics.
@@ -85,9 +85,6 @@ func WithTiming() Option { return func(o *options) { o.timing = true } }
 // WithMemory replaces shared memory, for tests.
 func WithMemory(m shm.Memory) Option { return func(o *options) { o.memory = m } }
 
-// DefaultWindow is the window that Dial asks for unless told otherwise.
-const DefaultWindow = 8
-
 // Re-attaching backs off between these.
 const (
 	firstRetry = 5 * time.Millisecond
@@ -97,13 +94,13 @@ const (
 // Dial attaches to a model of the broker. The context bounds the dialling,
 // not the client's life.
 func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
-	o := options{window: DefaultWindow, memory: shm.Memfd{}}
+	o := options{memory: shm.Memfd{}}
 	for _, f := range opts {
 		f(&o)
 	}
 	o.socket = control.SocketPath(o.socket)
-	if o.window < 1 || o.window > shm.MaxSlots {
-		return nil, fmt.Errorf("%w: window of %d slots, must be 1..%d", status.ErrInvalid, o.window, shm.MaxSlots)
+	if o.window < 0 || o.window > shm.MaxSlots {
+		return nil, fmt.Errorf("%w: window of %d slots, must be 0 (what fits)..%d", status.ErrInvalid, o.window, shm.MaxSlots)
 	}
 	c := &Client{model: model, opts: o, change: make(chan struct{}), done: make(chan struct{})}
 	delay := firstRetry

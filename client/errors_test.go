@@ -39,7 +39,7 @@ func TestDialNamesWhatIsWrong(t *testing.T) {
 	}
 	expect(t, "no broker", dial("m", client.WithSocket(r.socket+"x")), client.ErrNoBroker)
 	expect(t, "unknown model", dial("n"), client.ErrUnknownModel)
-	expect(t, "no slots", dial("m", client.WithWindow(0)), client.ErrInvalid)
+	expect(t, "fewer slots than none", dial("m", client.WithWindow(-1)), client.ErrInvalid)
 	expect(t, "too many slots", dial("m", client.WithWindow(33)), client.ErrRingFull)
 	expect(t, "all slots", dial("m", client.WithWindow(32)), nil)
 

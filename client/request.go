@@ -144,8 +144,8 @@ func (l *link) setDims(s *slot, dims []int) error {
 	n := 0
 	for _, t := range inputs {
 		for _, v := range t.Variable {
-			if dims[n] < 1 || dims[n] > t.Shape[v] {
-				return fmt.Errorf("%w: input %q dimension %d is 1..%d, got %d", status.ErrShape, t.Name, v, t.Shape[v], dims[n])
+			if dims[n] < 0 || dims[n] > t.Shape[v] {
+				return fmt.Errorf("%w: input %q dimension %d is 0..%d, got %d", status.ErrShape, t.Name, v, t.Shape[v], dims[n])
 			}
 			s.dims[n] = uint32(dims[n])
 			n++

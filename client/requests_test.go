@@ -139,7 +139,7 @@ func TestTheMoreUrgentGoesFirst(t *testing.T) {
 	m.Policy.Levels = make([]batcher.LevelPolicy, 3)
 	r := newRing(t, m)
 	order := make(chan float32, 10)
-	c := r.dial()
+	c := r.dial(client.WithWindow(8))
 	w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem, Depth: 1})
 	if err != nil {
 		t.Fatal(err)

@@ -66,12 +66,16 @@ func (r *ring) start() {
 }
 
 // work serves the model until the returned function is called.
-func (r *ring) work(fn worker.Func) (leave func()) {
+func (r *ring) work(fn worker.Func) (leave func()) { return r.workAs(worker.Config{}, fn) }
+
+// workAs is work with a configuration of its own.
+func (r *ring) workAs(cfg worker.Config, fn worker.Func) (leave func()) {
+	cfg.Model, cfg.Signature, cfg.Socket, cfg.Memory = "m", r.model.Signature, r.socket, r.mem
 	ctx, cancel := context.WithCancel(context.Background())
 	left := make(chan struct{})
 	go func() {
 		defer close(left)
-		if err := worker.Serve(ctx, worker.Config{Model: "m", Signature: r.model.Signature, Socket: r.socket, Memory: r.mem}, fn); err != nil {
+		if err := worker.Serve(ctx, cfg, fn); err != nil {
 			r.t.Errorf("worker: %v", err)
 		}
 	}()

@@ -2,6 +2,7 @@ package client
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -25,7 +26,7 @@ func (r Request) Input(name string) (tensor.Tensor, error) {
 	for i := range l.Inputs {
 		p := &l.Inputs[i]
 		if p.Spec.Name == name {
-			return r.view(p, s, dims[:], at), nil
+			return r.view(p, 0, s.rows, dims[:], at), nil
 		}
 		at += len(p.Spec.Variable)
 	}
@@ -33,23 +34,64 @@ func (r Request) Input(name string) (tensor.Tensor, error) {
 }
 
 // Output is the view of an output tensor's rows, in place: valid after Wait
-// returned nil and until Release.
+// returned nil and until Release. Rows that differ in size have no view in
+// common: then it is ErrShape, and OutputRow gives them one by one.
 func (r Request) Output(name string) (tensor.Tensor, error) {
 	s, err := r.doneSlot()
 	if err != nil {
 		return tensor.Tensor{}, err
 	}
+	p, at, err := r.outputPlane(name)
+	if err != nil {
+		return tensor.Tensor{}, err
+	}
+	own := func(row uint32) []uint32 {
+		dims := r.rowDims(row)
+		return dims[at : at+len(p.Spec.Variable)]
+	}
+	if first := own(0); len(first) > 0 {
+		for row := uint32(1); row < s.rows; row++ {
+			if !slices.Equal(own(row), first) {
+				return tensor.Tensor{}, fmt.Errorf("%w: the rows of output %q differ in size; take them with OutputRow", status.ErrShape, name)
+			}
+		}
+	}
+	dims := r.rowDims(0)
+	return r.view(p, 0, s.rows, dims[:], at), nil
+}
+
+// OutputRow is one row of an output tensor, in place, in the row's own size.
+func (r Request) OutputRow(name string, row int) (tensor.Tensor, error) {
+	s, err := r.doneSlot()
+	if err != nil {
+		return tensor.Tensor{}, err
+	}
+	p, at, err := r.outputPlane(name)
+	if err != nil {
+		return tensor.Tensor{}, err
+	}
+	if row < 0 || row >= int(s.rows) {
+		return tensor.Tensor{}, fmt.Errorf("%w: row %d of a request of %d", status.ErrRows, row, s.rows)
+	}
+	dims := r.rowDims(uint32(row))
+	return r.view(p, uint32(row), 1, dims[:], at), nil
+}
+
+func (r Request) outputPlane(name string) (p *shm.Plane, dimsAt int, err error) {
 	l := r.link.session.Layout
-	dims := clampDims(l.Outputs, r.link.board.Record(r.link.first+r.at).Dims)
-	at := 0
 	for i := range l.Outputs {
 		p := &l.Outputs[i]
 		if p.Spec.Name == name {
-			return r.view(p, s, dims[:], at), nil
+			return p, dimsAt, nil
 		}
-		at += len(p.Spec.Variable)
+		dimsAt += len(p.Spec.Variable)
 	}
-	return tensor.Tensor{}, fmt.Errorf("%w: no output %q; the model has %s", status.ErrInvalid, name, &l.Signature)
+	return nil, 0, fmt.Errorf("%w: no output %q; the model has %s", status.ErrInvalid, name, &l.Signature)
+}
+
+// rowDims are the sizes of one row's outputs, believed as far as the slot goes.
+func (r Request) rowDims(row uint32) [tensor.MaxVariableDims]uint32 {
+	return clampDims(r.link.session.Layout.Outputs, r.link.board.Record(r.link.first+r.at+row).Dims)
 }
 
 // InputBytes is the memory of the k-th input's rows: the quickest way in for
@@ -91,12 +133,13 @@ func (r Request) doneSlot() (*slot, error) {
 	return s, nil
 }
 
-func (r Request) view(p *shm.Plane, s *slot, dims []uint32, at int) tensor.Tensor {
+// view is some rows of the request's, from the given one on.
+func (r Request) view(p *shm.Plane, row, rows uint32, dims []uint32, at int) tensor.Tensor {
 	l := r.link
-	shape := append([]int{int(s.rows)}, p.Spec.Actual(dims, at)...)
+	shape := append([]int{int(rows)}, p.Spec.Actual(dims, at)...)
 	return tensor.Tensor{
 		Name: p.Spec.Name, DType: p.Spec.DType, Shape: shape, Stride: int(p.Stride),
-		Data: p.Rows(l.session.Planes.Bytes(), l.first+r.at, int(s.rows)),
+		Data: p.Rows(l.session.Planes.Bytes(), l.first+r.at+row, int(rows)),
 	}
 }
 

@@ -60,8 +60,9 @@ type Bell struct {
 	_     [60]byte
 }
 
-// Record is written by the worker before the word: when things happened, and
-// the actual sizes of the outputs' variable dimensions.
+// Record is written by the worker before the word. Times and reason are those
+// of the request that begins in this slot; Dims, the actual sizes of the
+// outputs' variable dimensions, are those of this slot's own row.
 type Record struct {
 	Dispatched int64
 	Started    int64

@@ -5,7 +5,7 @@ import "time"
 // Specification: part of the protocol, the same for every peer in every
 // language. Changing one of these means a new LayoutVersion.
 const (
-	LayoutVersion = 1
+	LayoutVersion = 2
 
 	ReasonBytes  = 1024 // room for the text of a failure, per slot
 	MaxSlots     = 1 << 20

@@ -18,7 +18,7 @@ type Spec struct {
 	DType DType  `msgpack:"dtype"`
 	Shape []int  `msgpack:"shape"` // the maximum size of each dimension
 	// Variable lists, ascending, which dimensions carry each request's
-	// actual size (1..Shape[i]); the others are fixed.
+	// actual size (0..Shape[i]); the others are fixed.
 	Variable []int `msgpack:"variable,omitempty"`
 }
 

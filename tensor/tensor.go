@@ -42,7 +42,7 @@ func (t Tensor) RowBytes() int {
 
 // Contiguous reports whether the rows follow one another without a gap.
 func (t Tensor) Contiguous() bool {
-	return t.Rows() <= 1 || t.Stride == 0 || t.Stride == t.RowBytes()
+	return t.Rows() <= 1 || t.Stride == 0 || t.Stride == t.RowBytes() || t.RowBytes() == 0
 }
 
 // Row is one row as a tensor of its own.
@@ -116,8 +116,8 @@ func CheckInput(spec *Spec, t *Tensor, dims []uint32) (rows int, _ []uint32, err
 		got := t.Shape[i+1]
 		if v < len(spec.Variable) && spec.Variable[v] == i {
 			v++
-			if got < 1 || got > max {
-				return 0, dims, fmt.Errorf("%w: input %q dimension %d is 1..%d, got %d", status.ErrShape, spec.Name, i, max, got)
+			if got < 0 || got > max {
+				return 0, dims, fmt.Errorf("%w: input %q dimension %d is 0..%d, got %d", status.ErrShape, spec.Name, i, max, got)
 			}
 			dims = append(dims, uint32(got))
 		} else if got != max {

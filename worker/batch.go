@@ -26,7 +26,7 @@ type Batch struct {
 	completed bool
 
 	order   []uint64                         // scratch of sorting
-	outDims [][tensor.MaxVariableDims]uint32 // by request; only of models with variable outputs
+	outDims [][tensor.MaxVariableDims]uint32 // by row; only of models with variable outputs
 	reasons map[int]string                   // of failed requests
 }
 
@@ -49,7 +49,7 @@ func newBatch(w *Worker) *Batch {
 	n := w.MaxBatchSize()
 	b := &Batch{w: w, mails: make([]shm.MailRequest, 0, n), reqs: make([]request, 0, n), slots: make([]uint32, 0, n), runs: make([]Run, 0, n), order: make([]uint64, 0, n)}
 	if tensor.VariableDims(w.session.Layout.Signature.Outputs) > 0 {
-		b.outDims = make([][tensor.MaxVariableDims]uint32, n)
+		b.outDims = make([][tensor.MaxVariableDims]uint32, 0, n)
 	}
 	return b
 }
@@ -60,7 +60,7 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 	m := *mail
 	layout, board := b.w.session.Layout, b.w.session.Board
 	b.id, b.mailed, b.dims, b.padTo, b.completed, b.reasons = m.Batch, m.Dispatched, m.Dims, int(m.PadTo), false, nil
-	b.reqs, b.slots, b.runs, b.order = b.reqs[:0], b.slots[:0], b.runs[:0], b.order[:0]
+	b.reqs, b.slots, b.runs, b.order, b.outDims = b.reqs[:0], b.slots[:0], b.runs[:0], b.order[:0], b.outDims[:0]
 	if int(m.Requests) > len(reqs) {
 		return fmt.Errorf("%w: mail of %d requests", status.ErrProtocol, m.Requests)
 	}
@@ -78,15 +78,15 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 	for _, key := range b.order {
 		i := uint32(key)
 		q := &b.mails[i]
-		if b.outDims != nil {
-			b.outDims[len(b.reqs)] = outputMaxima(layout)
-		}
 		b.reqs = append(b.reqs, request{slot: q.Slot, gen: q.Gen, rows: q.Rows, bell: q.Bell, row: uint32(len(b.slots)), mail: i})
 		for s := q.Slot; s < q.Slot+q.Rows; s++ {
 			if n := len(b.slots); n > 0 && b.slots[n-1]+1 == s {
 				b.runs[len(b.runs)-1].Rows++
 			} else {
 				b.runs = append(b.runs, Run{Slot: s, Row: n, Rows: 1})
+			}
+			if b.outDims != nil {
+				b.outDims = append(b.outDims, outputMaxima(layout))
 			}
 			b.slots = append(b.slots, s)
 		}
@@ -130,8 +130,21 @@ func (b *Batch) Runs() []Run { return b.runs }
 func (b *Batch) Slots() []uint32 { return b.slots }
 
 // Dims are the sizes of the inputs' variable dimensions that all rows share,
-// in signature order.
+// in signature order; in a ragged batch the largest of each.
 func (b *Batch) Dims() []uint32 { return b.dims[:] }
+
+// Ragged tells that each request lies in its own sizes (InputShape), not in
+// shared ones.
+func (b *Batch) Ragged() bool { return b.w.session.Info.Policy.Ragged }
+
+// requestOf finds the request that a row belongs to.
+func (b *Batch) requestOf(row int) int {
+	i, exact := slices.BinarySearchFunc(b.reqs, row, func(q request, row int) int { return int(q.row) - row })
+	if exact {
+		return i
+	}
+	return i - 1
+}
 
 // Layout is where everything of the model lies.
 func (b *Batch) Layout() *shm.Layout { return b.w.session.Layout }
@@ -159,29 +172,53 @@ func (r Request) Dims() []uint32 { return r.dims[:] }
 // the column; the rest is zero.
 func (b *Batch) InputShape(i, k int) []int {
 	inputs := b.w.session.Layout.Inputs
+	return inputs[k].Spec.Actual(b.mails[b.reqs[i].mail].Dims[:], dimsAt(inputs, k))
+}
+
+// dimsAt is where the sizes of the k-th tensor begin among those of its side.
+func dimsAt(planes []shm.Plane, k int) int {
 	at := 0
 	for j := range k {
-		at += len(inputs[j].Spec.Variable)
+		at += len(planes[j].Spec.Variable)
 	}
-	return inputs[k].Spec.Actual(b.mails[b.reqs[i].mail].Dims[:], at)
+	return at
 }
 
 // SetOutputDims tells the actual sizes of the variable dimensions of request
-// i's outputs, in signature order; without it they are the maximum. Its client
-// reads each row in that shape, without gaps from the row's start.
+// i's outputs, in signature order, for all its rows; without it they are the
+// maximum. Its client reads each row in that shape, without gaps from the row's
+// start.
 func (b *Batch) SetOutputDims(i int, dims ...int) error {
+	sizes, err := b.checkOutputDims(dims)
+	for row := b.reqs[i].row; err == nil && row < b.reqs[i].row+b.reqs[i].rows; row++ {
+		b.outDims[row] = sizes
+	}
+	return err
+}
+
+// SetRowDims is SetOutputDims for one row of the batch: three images in one
+// request may have three numbers of boxes.
+func (b *Batch) SetRowDims(row int, dims ...int) error {
+	sizes, err := b.checkOutputDims(dims)
+	if err == nil {
+		b.outDims[row] = sizes
+	}
+	return err
+}
+
+func (b *Batch) checkOutputDims(dims []int) (sizes [tensor.MaxVariableDims]uint32, err error) {
 	want := tensor.VariableDims(b.w.session.Layout.Signature.Outputs)
 	if len(dims) != want {
-		return fmt.Errorf("%w: the outputs have %d variable dimensions, %d sizes were given", status.ErrShape, want, len(dims))
+		return sizes, fmt.Errorf("%w: the outputs have %d variable dimensions, %d sizes were given", status.ErrShape, want, len(dims))
 	}
 	most := outputMaxima(b.w.session.Layout)
 	for j, d := range dims {
-		if d < 1 || d > int(most[j]) {
-			return fmt.Errorf("%w: variable output dimension %d is 1..%d, got %d", status.ErrShape, j, most[j], d)
+		if d < 0 || d > int(most[j]) {
+			return sizes, fmt.Errorf("%w: variable output dimension %d is 0..%d, got %d", status.ErrShape, j, most[j], d)
 		}
-		b.outDims[i][j] = uint32(d)
+		sizes[j] = uint32(d)
 	}
-	return nil
+	return sizes, nil
 }
 
 // Fail ends the i-th request with err, and leaves its neighbours alone.
@@ -205,7 +242,8 @@ func (b *Batch) FailAll(err error) {
 // Complete answers the clients and gives the batch back. The batch must not
 // be used after it.
 //
-//  1. for each request: record, then its word (SYNC POINT "completion")
+//  1. for each request: its rows' sizes and its record, then its word (SYNC
+//     POINT "completion")
 //  2. one ring per client: rows are sorted by slot and windows don't
 //     interleave, so a client's requests are neighbours
 //  3. the broker learns that this worker has room again
@@ -229,7 +267,9 @@ func (b *Batch) Complete() {
 			rec := board.Record(q.slot)
 			rec.Dispatched, rec.Started, rec.Finished, rec.ReasonLen = b.mailed, b.started, done.Finished, 0
 			if b.outDims != nil {
-				rec.Dims = b.outDims[i]
+				for k := range q.rows {
+					board.Record(q.slot + k).Dims = b.outDims[q.row+k]
+				}
 			}
 			if q.status != status.OK {
 				board.SetReason(q.slot, b.reasons[i])

@@ -14,6 +14,7 @@ type Column struct {
 	plane *shm.Plane
 	shape []int // of a row, bucketed where the model declares buckets; the maximum for outputs
 	side  int   // 0 input, 1 output
+	k     int   // which of its side
 }
 
 // Input is the k-th input.
@@ -45,37 +46,49 @@ func (b *Batch) column(planes []shm.Plane, k, side int) Column {
 	p := &planes[k]
 	shape := p.Spec.Shape
 	if side == 0 && len(p.Spec.Variable) > 0 {
-		at := 0
-		for j := range k {
-			at += len(planes[j].Spec.Variable)
-		}
-		shape = p.Spec.Actual(b.dims[:], at)
+		shape = p.Spec.Actual(b.dims[:], dimsAt(planes, k))
 	}
-	return Column{b, p, shape, side}
+	return Column{b, p, shape, side, k}
 }
 
 // Spec describes the tensor.
 func (c Column) Spec() *tensor.Spec { return &c.plane.Spec }
 
-// RowShape is the shape of a row in this batch.
+// RowShape is the shape that all rows have in this batch; for an input of a
+// ragged batch the smallest that holds each of them.
 func (c Column) RowShape() []int { return c.shape }
 
 // RowBytes is the bytes of one row in this batch's shape.
-func (c Column) RowBytes() int {
+func (c Column) RowBytes() int { return c.bytesOf(c.shape) }
+
+func (c Column) bytesOf(shape []int) int {
 	n := c.plane.Spec.DType.Size()
-	for _, d := range c.shape {
+	for _, d := range shape {
 		n *= d
 	}
 	return n
 }
 
-// Bytes is row i in place. Rows from Batch.Rows() up to PadTo() are padding:
+// ragged tells that the rows of this column may differ in shape.
+func (c Column) ragged() bool {
+	return c.side == 0 && len(c.plane.Spec.Variable) > 0 && len(c.b.reqs) > 1 && c.b.Ragged()
+}
+
+// shapeOf is the shape of row i.
+func (c Column) shapeOf(i int) []int {
+	if c.ragged() && i < len(c.b.slots) {
+		return c.b.InputShape(c.b.requestOf(i), c.k)
+	}
+	return c.shape
+}
+
+// Bytes is row i in place, in its own size if the batch is ragged. Rows from Batch.Rows() up to PadTo() are padding:
 // zero for inputs, a private scratch for outputs.
 func (c Column) Bytes(i int) []byte {
 	if i >= len(c.b.slots) {
 		return c.b.w.padding(c.side, c.RowBytes())
 	}
-	return c.plane.Row(c.b.w.session.Planes.Bytes(), c.b.slots[i])[:c.RowBytes()]
+	return c.plane.Row(c.b.w.session.Planes.Bytes(), c.b.slots[i])[:c.bytesOf(c.shapeOf(i))]
 }
 
 // padding is a row that belongs to nobody.
@@ -89,7 +102,7 @@ func (w *Worker) padding(side, size int) []byte {
 // Row is row i in place, as elements. It panics if T is not the tensor's
 // element type: that is a mistake in the worker, and fails the batch.
 func Row[T tensor.Element](c Column, i int) []T {
-	t := tensor.Tensor{Name: c.plane.Spec.Name, DType: c.plane.Spec.DType, Shape: append([]int{1}, c.shape...), Data: c.Bytes(i)}
+	t := tensor.Tensor{Name: c.plane.Spec.Name, DType: c.plane.Spec.DType, Shape: append([]int{1}, c.shapeOf(i)...), Data: c.Bytes(i)}
 	return must[T](t)
 }
 
@@ -104,7 +117,7 @@ func must[T tensor.Element](t tensor.Tensor) []T {
 // Contiguous is all rows as one tensor, if they lie one after the other
 // without a gap (and nothing is padded).
 func (c Column) Contiguous() (tensor.Tensor, bool) {
-	if len(c.b.runs) != 1 || c.b.padTo > len(c.b.slots) {
+	if len(c.b.runs) != 1 || c.b.padTo > len(c.b.slots) || c.ragged() {
 		return tensor.Tensor{}, false
 	}
 	t := c.Run(0)
@@ -118,7 +131,8 @@ func (c Column) RunBytes(i int) []byte {
 }
 
 // Run is the rows of the batch's i-th run (see Batch.Runs) as one tensor;
-// contiguous unless variable dimensions leave gaps between rows.
+// contiguous unless variable dimensions leave gaps between rows. Not for the
+// variable inputs of a ragged batch: those go row by row (Bytes, Row).
 func (c Column) Run(i int) tensor.Tensor {
 	r := c.b.runs[i]
 	return tensor.Tensor{

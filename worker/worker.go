@@ -50,6 +50,10 @@ type Policy struct {
 	PreferredSizes []int
 	Buckets        [][]uint32 // per variable input dimension
 	PreserveOrder  bool
+	MaxAttempts    int // workers that may die running a request before it ends as WorkerDied
+	// Ragged has requests of different sizes share a batch, each in its own
+	// sizes. Not with Buckets or padding.
+	Ragged bool
 }
 
 // Worker is one attachment. It belongs to one goroutine at a time; end the
@@ -94,7 +98,7 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 		},
 		Policy: &control.Policy{
 			MaxBatchSize: cfg.MaxBatchSize, WaitTime: int64(cfg.WaitTime), Slots: cfg.Slots, Lease: int64(cfg.Lease),
-			Preferred: cfg.PreferredSizes, Buckets: cfg.Buckets, PreserveOrder: cfg.PreserveOrder,
+			Preferred: cfg.PreferredSizes, Buckets: cfg.Buckets, PreserveOrder: cfg.PreserveOrder, MaxAttempts: cfg.MaxAttempts, Ragged: cfg.Ragged,
 		},
 	})
 	if err != nil {
@@ -162,6 +166,10 @@ func (w *Worker) MaxBatchSize() int { return w.session.Info.MaxBatch }
 
 // Policy is the model's, as the broker has it.
 func (w *Worker) Policy() control.Policy { return w.session.Info.Policy }
+
+// Notes are how the model's policy differs from what this worker asked for,
+// one sentence each.
+func (w *Worker) Notes() []string { return w.session.Info.Notes }
 
 // ID is the worker's number with its broker.
 func (w *Worker) ID() uint32 { return w.session.Info.WorkerID }

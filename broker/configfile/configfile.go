@@ -77,6 +77,8 @@ type fileModel struct {
 	Levels        []fileLevel         `toml:"priority"`
 	Buckets       map[string][]uint32 `toml:"buckets"`
 	PreserveOrder bool                `toml:"preserve_order"`
+	MaxAttempts   fileCount           `toml:"max_attempts"`
+	Ragged        bool                `toml:"ragged"`
 	Workers       []fileWorker        `toml:"worker"`
 }
 
@@ -165,7 +167,7 @@ func (f *fileModel) model() (broker.ModelConfig, error) {
 	if err != nil {
 		return broker.ModelConfig{}, err
 	}
-	m := broker.ModelConfig{Name: f.Name, Signature: sig, Slots: int(f.Slots), Lease: f.Lease.value(), Policy: batcher.Config{
+	m := broker.ModelConfig{Name: f.Name, Signature: sig, Slots: int(f.Slots), Lease: f.Lease.value(), MaxAttempts: int(f.MaxAttempts), Ragged: f.Ragged, Policy: batcher.Config{
 		MaxBatchSize: int(f.MaxBatchSize), WaitTime: f.WaitTime.value(), PreferredSizes: f.Preferred, DefaultLevel: f.DefaultLevel,
 		Ageing: f.Ageing.value(), PreserveOrder: f.PreserveOrder,
 	}}

@@ -93,6 +93,13 @@ static void serve_words(rb_batch *b)
 		uint32_t dims[1] = {(uint32_t)shape[0]}, none[2] = {1, 1};
 		WANT(RB_ERR_SHAPE, rb_batch_set_output_dims(b, i, none, 2));
 		WANT(RB_OK, rb_batch_set_output_dims(b, i, dims, 1));
+		for (uint32_t n = 1; n < b->request[i].rows; n++) { /* each further row is one shorter */
+			dims[0]--;
+			WANT(RB_OK, rb_batch_set_row_dims(b, b->request[i].row + n, dims, 1));
+		}
+		WANT(RB_ERR_ROWS, rb_batch_set_row_dims(b, b->rows, dims, 1));
+		WANT(RB_ERR_INVALID, rb_batch_set_row_dims(NULL, 0, dims, 1));
+		WANT(RB_ERR_INVALID, rb_batch_set_row_dims(b, 0, NULL, 1));
 	}
 }
 
@@ -123,6 +130,10 @@ static void *run_worker(void *arg)
 		WANT(RB_OK, rb_worker_attach("words", "t:i32[<=64] -> u:i32[<=64]", &o, &w));
 	else
 		WANT(RB_OK, rb_worker_attach("double", "x:f32[4] -> y:f32[4]", &o, &w));
+	const char *notes;
+	WANT(RB_OK, rb_worker_notes(w, &notes));
+	CHECK(strcmp(notes, "") == 0);
+	WANT(RB_ERR_INVALID, rb_worker_notes(w, NULL));
 	rb_model m;
 	WANT(RB_OK, rb_worker_model(w, &m));
 	CHECK(m.inputs == 1 && m.outputs == 1 && m.max_batch_size == 4 && m.slots == 256 && m.wait_time == second / 1000);
@@ -401,8 +412,21 @@ static void variable_dims(void)
 		((int32_t *)v.data)[i] = 10 + i;
 	WANT(RB_OK, rb_commit(c, r.id, 0, 0));
 	WANT(RB_OK, rb_wait(c, r.id, 10 * second));
+	WANT(RB_ERR_SHAPE, rb_output(c, r.id, 0, &v)); /* the second row is shorter */
+	WANT(RB_OK, rb_output_row(c, r.id, 0, 0, &v));
+	CHECK(v.shape[0] == 1 && v.shape[1] == 5 && ((int32_t *)v.data)[4] == 14);
+	WANT(RB_OK, rb_output_row(c, r.id, 0, 1, &v));
+	CHECK(v.shape[1] == 4);
+	WANT(RB_ERR_ROWS, rb_output_row(c, r.id, 0, 2, &v));
+	WANT(RB_ERR_INVALID, rb_output_row(c, r.id, 1, 0, &v));
+	WANT(RB_ERR_INVALID, rb_output_row(c, r.id, 0, 0, NULL));
+	WANT(RB_OK, rb_release(c, r.id));
+	dims[0] = 0;
+	WANT(RB_OK, rb_claim(c, 1, dims, 1, 10 * second, &r));
+	WANT(RB_OK, rb_commit(c, r.id, 0, 0));
+	WANT(RB_OK, rb_wait(c, r.id, 10 * second));
 	WANT(RB_OK, rb_output(c, r.id, 0, &v));
-	CHECK(v.shape[1] == 5 && ((int32_t *)v.data)[4] == 14);
+	CHECK(v.shape[0] == 1 && v.shape[1] == 0);
 	WANT(RB_OK, rb_close(c));
 }
 

@@ -1,99 +1,115 @@
-package main
+package chaos
 
 import (
-	"context"
-	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
 // hostilePeer lets one process attach again and again and break every rule,
 // beside honest clients that should not notice.
 func hostilePeer(r *run) error {
-	h, err := r.startHost(role{}, 2)
+	h, err := r.startHost(r.brokerJob(), 2, testbed.Limits{})
 	if err != nil {
 		return err
 	}
-	before := vitalsOf(h.broker.pid())
-	if err := h.load(role{Load: 4, Pause: 2000}); err != nil {
+	if err := h.load(loadJob{Load: 4, Pause: 2000}); err != nil {
 		return err
 	}
-	quiet := h.p99Over(func() { time.Sleep(3 * time.Second) })
+	quiet, err := h.windowOver(func() { time.Sleep(3 * time.Second) })
+	if err != nil {
+		return err
+	}
 	least := 6 // seconds, so that every attack has its turn
-	if r.events >= 10_000_000 {
+	long := r.events >= 10_000_000
+	if long {
 		least = 120
 	}
-	p, err := spawn(role{Kind: "hostile", Socket: r.socket(), Seed: r.seed(), Events: r.events, After: least}, nil, nil)
+	p, err := r.bed.Start(testbed.Spec{Role: "hostile", Job: hostileJob{r.socket(), r.seed(), r.events, least}, Procs: 2})
 	if err != nil {
 		return err
 	}
-	_ = unix.Setpriority(unix.PRIO_PROCESS, p.pid(), 19) // it shall break rules, not just take the CPU
-	attacked := h.p99Over(func() {
-		for !p.wait(200 * time.Millisecond) {
-			var n int
-			_, _ = fmt.Sscanf(p.last(), "mutations %d", &n)
-			r.progress(n)
+	_ = unix.Setpriority(unix.PRIO_PROCESS, p.Pid(), 19) // it shall break rules, not just take the CPU
+	var mutations int
+	attacked, err := h.windowOver(func() {
+		for p.Wait(200*time.Millisecond) == testbed.ErrRunning {
+			p.Latest("mutations", &mutations)
+			r.progress(mutations)
 		}
 	})
-	_ = p.stdin.Close()
-	var mutations int
-	if n, _ := fmt.Sscanf(p.last(), "mutations %d", &mutations); n != 1 {
-		return fmt.Errorf("hostile process: %s", p.last())
+	if err != nil {
+		return err
 	}
-	select {
-	case <-h.broker.ended:
-		r.fail("the broker died")
-		return nil
-	default:
-	}
-	out := h.log.count("client disconnected: it broke the protocol") + h.log.count("worker disconnected: it broke the protocol")
+	p.Latest("mutations", &mutations)
+	r.check(p.Wait(0) == nil, "the hostile process did not come to its end: %v", p.Expect("nothing", nil, 0))
+	r.check(h.broker.Running(), "the broker died: %v", h.broker.State())
+	out := h.log.count("client disconnected: it broke the protocol", "worker disconnected: it broke the protocol")
 	fmt.Printf("   %d mutations; %d times disconnected with a reason in the log; honest p99 %v alone, %v under attack\n",
-		mutations, out, quiet.Round(time.Microsecond), attacked.Round(time.Microsecond))
+		mutations, out, quiet.P99.Round(time.Microsecond), attacked.P99.Round(time.Microsecond))
 	r.check(mutations >= r.events, "only %d mutations", mutations)
 	r.check(out > 0, "the offender was never disconnected")
-	bound := 2*quiet + time.Millisecond
-	if least < 60 { // too short to tell an attack from a busy machine, but not from a lost wake-up
-		bound = 2*quiet + 200*time.Millisecond
+	r.check(attacked.P99 <= 2*quiet.P99+lostWake, "honest p99 rose from %v to %v: wake-ups are lost", quiet.P99, attacked.P99)
+	switch {
+	case !long:
+		r.notJudged("whether honest requests got slower: the run is too short to tell an attack from a busy machine")
+	case min(quiet.N, attacked.N) < enough:
+		r.notJudged("whether honest requests got slower: there were %d and %d", quiet.N, attacked.N)
+	default:
+		r.check(attacked.P99 <= 2*quiet.P99+time.Millisecond, "honest p99 rose from %v to %v", quiet.P99, attacked.P99)
 	}
-	r.check(attacked <= bound, "honest p99 rose from %v to %v", quiet, attacked)
 	h.endLoads()
-	h.settled(before)
+	h.settled()
 	return nil
 }
 
-// p99Over is the first load's p99 while something happens.
-func (h *host) p99Over(something func()) time.Duration {
-	load := h.loads[0]
-	load.signal(unix.SIGUSR1)
+// lostWake is what no busy machine adds to a p99, but a wake-up that is lost
+// does.
+const lostWake = 200 * time.Millisecond
+
+// windowOver is what the first load sees while something happens.
+func (h *host) windowOver(something func()) (window, error) {
+	if _, err := h.window(); err != nil {
+		return window{}, err
+	}
 	something()
-	time.Sleep(300 * time.Millisecond) // until it has told
-	return load.tally().P99
+	return h.window()
 }
 
-// hostile attaches, breaks rules until it is thrown out, and starts again.
-func (ro *role) hostile(ctx context.Context) error {
-	rng := rand.New(rand.NewPCG(ro.Seed, 4))
+// hostileJob is that of a process that breaks every rule.
+type hostileJob struct {
+	Socket  string
+	Seed    uint64
+	Events  int
+	Seconds int // at least
+}
+
+// playHostile attaches, breaks rules until it is thrown out, and starts again.
+func playHostile(c *testbed.Child) error {
+	var job hostileJob
+	if err := c.Job(&job); err != nil {
+		return err
+	}
+	ctx := c.Context()
+	rng := rand.New(rand.NewPCG(job.Seed, 4))
 	mutations := 0
-	end := time.Now().Add(time.Duration(ro.After) * time.Second)
-	for shown := time.Now(); (mutations < ro.Events || time.Now().Before(end)) && ctx.Err() == nil; {
+	end := time.Now().Add(time.Duration(job.Seconds) * time.Second)
+	for shown := time.Now(); (mutations < job.Events || time.Now().Before(end)) && ctx.Err() == nil; {
 		if time.Since(shown) > 200*time.Millisecond {
 			shown = time.Now()
-			say("mutations %d", mutations)
+			_ = c.Tell("mutations", mutations)
 		}
 		if rng.IntN(200) == 0 {
-			mutations += ro.speakNonsense(rng)
+			mutations += speakNonsense(job.Socket, rng)
 			continue
 		}
-		s, err := attach.Open(ctx, ro.Socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: modelName, Window: 1 + rng.IntN(8)})
+		s, err := attach.Open(ctx, job.Socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: theModel.Name, Window: 1 + rng.IntN(8)})
 		if err != nil {
 			return fmt.Errorf("attach: %w", err)
 		}
@@ -108,8 +124,7 @@ func (ro *role) hostile(ctx context.Context) error {
 		<-gone
 		s.Close()
 	}
-	say("mutations %d", mutations)
-	return nil
+	return c.Tell("mutations", mutations)
 }
 
 func open(c chan struct{}) bool {
@@ -119,151 +134,4 @@ func open(c chan struct{}) bool {
 	default:
 		return true
 	}
-}
-
-// attacks return how many words they changed.
-var attacks = []func(*attach.Session, *rand.Rand) int{scribbleAll, scribbleAll, scribbleEntries, believable, cancelFlood, punchHole, floodBell, stealWakes, scribbleWindow}
-
-// scribbleAll writes random words over the whole session.
-func scribbleAll(s *attach.Session, rng *rand.Rand) int {
-	mem := s.Words.Bytes()
-	const n = 1 << 16
-	for range n {
-		binary.NativeEndian.PutUint64(mem[rng.IntN(len(mem)/8)*8:], rng.Uint64()>>rng.IntN(64))
-	}
-	return n
-}
-
-// scribbleEntries leaves header and words alone, and moves the tail by a
-// believable number.
-func scribbleEntries(s *attach.Session, rng *rand.Rand) int {
-	mem := s.Words.Bytes()
-	n := (len(mem) - 4096) / 8
-	for i := range n {
-		binary.NativeEndian.PutUint64(mem[4096+i*8:], rng.Uint64()>>rng.IntN(64))
-	}
-	binary.NativeEndian.PutUint64(mem[64:], uint64(rng.IntN(8)))
-	return n + 1
-}
-
-// believable commits entries of which one field is wrong.
-func believable(s *attach.Session, rng *rand.Rand) int {
-	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(s.Words, s.Info.Window)}
-	e := shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: s.Info.FirstSlot, Gen: s.Info.FirstGen + 1, Committed: shm.Now()}
-	switch rng.IntN(7) {
-	case 0:
-		e.Slot += uint32(s.Info.Window)
-	case 1:
-		e.Rows = rng.Uint32()
-	case 2:
-		e.Gen = rng.Uint32()
-	case 3:
-		e.Dims[rng.IntN(len(e.Dims))] = rng.Uint32()
-	case 4:
-		e.Kind = shm.CommitKind(rng.Uint32())
-	case 5:
-		e.Level = int8(rng.Uint32())
-	case 6:
-		e.Deadline, e.Committed = -rng.Int64(), -rng.Int64()
-	}
-	ring.Push(&e)
-	return 1
-}
-
-// cancelFlood sends cancels that mean nothing, as fast as it can.
-func cancelFlood(s *attach.Session, _ *rand.Rand) int {
-	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(s.Words, s.Info.Window)}
-	n := 0
-	for end := shm.Now() + int64(5*time.Millisecond); shm.Now() < end; n++ {
-		if wake, _ := ring.Push(&shm.Commit{Kind: shm.KindCancel, Slot: s.Info.FirstSlot, Gen: s.Info.FirstGen}); wake {
-			s.Doorbell.Ring()
-		}
-	}
-	return n
-}
-
-// punchHole takes the memory of the session away.
-func punchHole(s *attach.Session, rng *rand.Rand) int {
-	mem := s.Words.Bytes()
-	_ = unix.Madvise(mem, unix.MADV_REMOVE)
-	return scribbleAll(s, rng)
-}
-
-// floodBell rings the doorbell as loud and as often as it can.
-func floodBell(s *attach.Session, _ *rand.Rand) int {
-	var most [8]byte
-	binary.NativeEndian.PutUint64(most[:], 1<<64-2)
-	_, _ = unix.Write(int(s.Doorbell), most[:])
-	for range 1000 {
-		var b [8]byte
-		_, _ = unix.Read(int(s.Doorbell), b[:])
-		s.Doorbell.Ring()
-	}
-	return 1000
-}
-
-// scribbleWindow spoils its own rows while they are being read.
-func scribbleWindow(s *attach.Session, rng *rand.Rand) int {
-	n := 0
-	for _, planes := range [][]shm.Plane{s.Layout.Inputs, s.Layout.Outputs} {
-		for i := range planes {
-			rows := planes[i].Rows(s.Planes.Bytes(), s.Info.FirstSlot, s.Info.Window)
-			for j := 0; j+8 <= len(rows); j += 8 {
-				binary.NativeEndian.PutUint64(rows[j:], rng.Uint64())
-				n++
-			}
-		}
-	}
-	return n
-}
-
-const futexRequeue = 3
-
-// stealWakes moves whoever waits on a bell of the board to the bell of its
-// own window, where nobody will wake him.
-func stealWakes(s *attach.Session, _ *rand.Rand) int {
-	mine := unsafe.Pointer(&s.Board.Bell(s.Info.FirstSlot).Count)
-	for slot := range uint32(s.Layout.Slots) {
-		theirs := unsafe.Pointer(&s.Board.Bell(slot).Count)
-		if theirs != mine {
-			_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(theirs), futexRequeue, 0, 1000, uintptr(mine), 0)
-		}
-	}
-	time.Sleep(2 * time.Millisecond)
-	return s.Layout.Slots
-}
-
-// speakNonsense talks to the socket as nobody should.
-func (ro *role) speakNonsense(rng *rand.Rand) int {
-	connections := 1
-	if rng.IntN(10) == 0 {
-		connections = 1000
-	}
-	var all []net.Conn
-	for range connections {
-		c, err := net.Dial("unix", ro.Socket)
-		if err != nil {
-			break
-		}
-		all = append(all, c)
-		var frame [64]byte
-		for i := range frame {
-			frame[i] = byte(rng.Uint32())
-		}
-		switch rng.IntN(5) {
-		case 0: // half a message
-			binary.LittleEndian.PutUint32(frame[:], 1000)
-		case 1: // a giant length
-			binary.LittleEndian.PutUint32(frame[:], 1<<31)
-		case 2, 3: // four thousand million elements
-			binary.LittleEndian.PutUint32(frame[:], 60)
-			copy(frame[4:], "\x81\xa6policy\x81\xa6levels\xdd\xff\xff\xff\xff")
-		}
-		_ = c.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
-		_, _ = c.Write(frame[:64-rng.IntN(2)*rng.IntN(60)])
-	}
-	for _, c := range all {
-		_ = c.Close()
-	}
-	return len(all)
 }

@@ -1,158 +1,155 @@
-package main
+package chaos
 
 import (
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
-// The bound that a death may take to be noticed and cleaned up.
+// reclaimBound is what docs/reliability.md promises: so long a death may take
+// to be noticed and cleaned up.
 const reclaimBound = 50 * time.Millisecond
-
-// parallel runs n events, a few at a time.
-func (r *run) parallel(n, width int, event func()) {
-	var next, done atomic.Int64
-	var wg sync.WaitGroup
-	for range width {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for next.Add(1) <= int64(n) {
-				event()
-				r.progress(int(done.Add(1)))
-			}
-		}()
-	}
-	wg.Wait()
-}
 
 var clientLabels = []string{"dial", "claim", "write", "commit", "wait", "read", "release", "random", "random", "random"}
 
+var workerLabels = []string{"taken", "half-written", "before word", "word to done", "after done", "random"}
+
+// dies starts a victim and waits until it is dead; it says when that was.
+func (r *run) dies(role string, job victimJob) (pid int, at time.Time, ok bool) {
+	p, err := r.victim(role, job)
+	if err != nil {
+		r.fail("victim: %v", err)
+		return 0, at, false
+	}
+	defer r.bed.End(p)
+	if p.Wait(30*time.Second) == testbed.ErrRunning {
+		r.fail("a %s that should die at %q lives\n%s", role, job.Label, p.Log())
+		return 0, at, false
+	}
+	var nanos int64
+	if !p.Latest("dying", &nanos) {
+		r.fail("a %s that should die at %q ended: %v", role, job.Label, p.Expect("dying", nil, 0))
+		return 0, at, false
+	}
+	return p.Pid(), time.Unix(0, nanos), true
+}
+
 func killClients(r *run) error {
-	h, err := r.startHost(role{}, 2)
+	h, err := r.startHost(r.brokerJob(), 2, testbed.Limits{})
 	if err != nil {
 		return err
 	}
-	before := vitalsOf(h.broker.pid())
-	if err := h.load(role{Load: 4, Pause: 4000}); err != nil {
+	if err := h.load(loadJob{Load: 4, Pause: 4000}); err != nil {
 		return err
 	}
-	r.parallel(r.events, 3, func() {
+	const reclaim = "reclaim of a dead client's window"
+	var early atomic.Int64
+	r.untilEnough(reclaim, func() {
 		label := clientLabels[r.intn(len(clientLabels))]
-		p, err := spawn(role{Kind: "client", Socket: r.socket(), Label: label, Seed: r.seed(), After: r.intn(3)}, nil, nil)
-		if err != nil {
-			r.fail("victim: %v", err)
+		pid, died, ok := r.dies("client", victimJob{Label: label, After: r.intn(3)})
+		if !ok {
 			return
 		}
-		if !p.wait(20 * time.Second) {
-			r.fail("a client that should die at %q lives: %s", label, p.last())
-			p.end()
+		if label == "dial" && !h.log.has("client attached", pid) {
+			early.Add(1) // its window, if it has one, is counted below
+			r.pass()
 			return
 		}
-		_ = p.stdin.Close()
-		if p.death().IsZero() {
-			r.fail("a client that should die at %q ended: %s", label, p.last())
-			return
-		}
-		if _, attached := h.log.wait("client attached", p.pid(), 0); !attached {
-			r.pass() // it died before
-			return
-		}
-		at, ok := h.log.wait("window returned", p.pid(), 5*time.Second)
+		at, ok := h.log.wait("window returned", pid, 5*time.Second)
 		if !ok {
 			r.fail("the window of a client killed at %q did not return", label)
 			return
 		}
-		r.span("reclaim of a dead client's window", at.Sub(p.death()))
+		r.span(reclaim, died, at)
 		r.pass()
 	})
 	h.endLoads()
-	h.settled(before)
-	r.inTime("reclaim of a dead client's window", reclaimBound)
+	h.settled()
+	attached, returned := h.log.count("client attached"), h.log.count("window returned")
+	r.check(attached == returned, "%d clients attached, %d windows returned", attached, returned)
+	fmt.Printf("   %d clients died while they dialed, before they had a window\n", early.Load())
+	r.inTime(reclaim, reclaimBound)
 	return nil
 }
 
-var workerLabels = []string{"taken", "half-written", "before word", "word to done", "after done", "random"}
-
 func killWorkers(r *run) error {
-	h, err := r.startHost(role{}, 1) // one that lives
+	h, err := r.startHost(r.brokerJob(), 1, testbed.Limits{}) // one that lives
 	if err != nil {
 		return err
 	}
-	before := vitalsOf(h.broker.pid())
 	for range 2 {
-		if err := h.load(role{Load: 12, Pause: 1000}); err != nil {
+		if err := h.load(loadJob{Load: 12, Pause: 1000}); err != nil {
 			return err
 		}
 	}
-	r.parallel(r.events, 3, func() {
+	const requeue = "requeue of a dead worker's batch"
+	r.untilEnough(requeue, func() {
 		label := workerLabels[r.intn(len(workerLabels))]
-		p, err := spawn(role{Kind: "worker", Socket: r.socket(), Label: label, Seed: r.seed(), After: r.intn(8)}, func([]byte) {}, nil)
-		if err != nil {
-			r.fail("victim: %v", err)
+		pid, died, ok := r.dies("worker", victimJob{Label: label, After: r.intn(8)})
+		if !ok {
 			return
 		}
-		if !p.wait(30 * time.Second) {
-			r.fail("a worker that should die at %q lives: %s", label, p.last())
-			p.end()
-			return
-		}
-		_ = p.stdin.Close()
-		if p.death().IsZero() {
-			r.fail("a worker that should die at %q ended: %s", label, p.last())
-			return
-		}
-		at, ok := h.log.wait("worker left", p.pid(), 5*time.Second)
+		at, ok := h.log.wait("worker left", pid, 5*time.Second)
 		if !ok {
 			r.fail("the broker did not notice the death of a worker at %q", label)
 			return
 		}
-		r.span("requeue of a dead worker's batch", at.Sub(p.death()))
+		r.span(requeue, died, at)
 		r.pass()
 	})
 	h.endLoads("WorkerDied")
-	h.settled(before)
-	r.inTime("requeue of a dead worker's batch", reclaimBound)
+	h.settled()
+	r.inTime(requeue, reclaimBound)
 	return nil
 }
 
-// stopWorkers stops workers for longer or shorter than their lease.
+// stopWorkers stops workers for longer than their lease. One that had a batch
+// is killed; one that had none goes on as if nothing had happened.
 func stopWorkers(r *run) error {
 	const lease = 80 * time.Millisecond
-	h, err := r.startHost(role{Lease: int(lease / time.Millisecond)}, 1)
+	job := r.brokerJob()
+	job.Models[0].Lease = lease
+	h, err := r.startHost(job, 0, testbed.Limits{})
 	if err != nil {
 		return err
 	}
-	before := vitalsOf(h.broker.pid())
-	if err := h.load(role{Load: 12, Pause: 1000}); err != nil {
+	keep := h.keepWorkers(1) // a busy machine can make any worker outlive that lease
+	defer keep()
+	if err := h.load(loadJob{Load: 12, Pause: 1000}); err != nil {
 		return err
 	}
 	killed := atomic.Int64{}
 	r.parallel(r.events, 3, func() {
-		p, err := h.worker(role{Seed: r.seed()})
+		p, err := r.victim("worker", victimJob{})
 		if err != nil {
 			r.fail("worker: %v", err)
 			return
 		}
-		defer p.end()
-		if !p.said("attached", 10*time.Second) {
-			r.fail("worker does not attach: %s", p.last())
+		defer r.bed.End(p)
+		if err := p.Expect("attached", nil, 10*time.Second); err != nil {
+			r.fail("worker does not attach: %v", err)
 			return
 		}
 		time.Sleep(time.Duration(r.intn(20)) * time.Millisecond)
-		p.signal(syscall.SIGSTOP)
+		p.Signal(syscall.SIGSTOP)
 		time.Sleep(lease + time.Duration(r.intn(int(lease))))
-		p.signal(syscall.SIGCONT)
-		if p.wait(time.Duration(r.intn(100)) * time.Millisecond) {
-			killed.Add(1) // it had a batch: the broker did not wait for it
+		p.Signal(syscall.SIGCONT)
+		_ = p.Wait(time.Duration(r.intn(100)) * time.Millisecond)
+		err = p.Stop(10 * time.Second)
+		if p.Killed() {
+			_, ok := h.log.wait("worker killed", p.Pid(), 5*time.Second)
+			r.check(ok, "a stopped worker was killed, but not by the broker")
+			killed.Add(1)
+			return
 		}
-		r.pass()
+		r.check(err == nil, "a stopped worker ended with %v\n%s", err, p.Log())
 	})
 	h.endLoads("WorkerDied")
 	fmt.Printf("   %d of the stopped workers had a batch and were killed by the broker\n", killed.Load())
 	r.check(killed.Load() > 0, "no worker was killed for outliving its lease")
-	h.settled(before)
+	h.settled()
 	return nil
 }

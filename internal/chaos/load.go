@@ -1,22 +1,18 @@
-package main
+package chaos
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"os/signal"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/histogram"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
-	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // tally is what a process of honest clients has seen.
@@ -27,8 +23,22 @@ type tally struct {
 	Wrong    []string       // wrong bytes, or an error without a name
 	Late     []string       // ended more than 100 ms after its deadline
 	Stood    time.Duration  // how long the whole machine stood still, in all
-	P50, P99 time.Duration  // since the last mark (SIGUSR1)
-	Max      time.Duration
+}
+
+func (t *tally) add(u *tally) {
+	t.OK += u.OK
+	t.Poisoned += u.Poisoned
+	t.Stood = max(t.Stood, u.Stood)
+	for name, n := range u.Named {
+		t.Named[name] += n
+	}
+}
+
+// window is what a process of honest clients has seen since it was last asked.
+type window struct {
+	N             uint64
+	OK            int // since it began
+	P50, P99, Max time.Duration
 }
 
 const (
@@ -36,28 +46,37 @@ const (
 	grace    = 100 * time.Millisecond // and how late its end may come
 )
 
-// load sends requests from several goroutines until told to stop, and checks
-// every answer. It says a tally every 200 ms.
-func (ro *role) load(ctx context.Context) error {
+// loadJob is that of a process of honest clients.
+type loadJob struct {
+	Socket string
+	Seed   uint64
+	Load   int     // goroutines
+	Pause  int     // microseconds between requests, about
+	Poison float64 // share of poisonous requests
+}
+
+// playLoad sends requests from several goroutines until it is told to stop,
+// and checks every answer. Its last message is the tally; to every command it
+// tells a window.
+func playLoad(child *testbed.Child) error {
+	var job loadJob
+	if err := child.Job(&job); err != nil {
+		return err
+	}
+	ctx := child.Context()
 	dial, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	c, err := client.Dial(dial, modelName, client.WithSocket(ro.Socket), client.WithWindow(2*ro.Load), client.WaitForModel())
+	c, err := client.Dial(dial, theModel.Name, client.WithSocket(job.Socket), client.WithWindow(2*job.Load), client.WaitForModel())
 	if err != nil {
 		return err
 	}
+	_ = child.Ready()
 	var (
 		mu sync.Mutex
 		t  = tally{Named: map[string]int{}}
 		h  histogram.Histogram
 		wg sync.WaitGroup
 	)
-	report := func() {
-		mu.Lock()
-		defer mu.Unlock()
-		t.P50, t.P99, t.Max = h.Quantile(0.5), h.Quantile(0.99), h.Max()
-		text, _ := json.Marshal(&t)
-		say("%s", text)
-	}
 	var stood atomic.Int64
 	go func() { // a sleep that lasts longer than grace: nobody ran, not even the clock's watcher
 		for {
@@ -68,82 +87,69 @@ func (ro *role) load(ctx context.Context) error {
 			}
 		}
 	}()
-	for k := range ro.Load {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			rng := rand.New(rand.NewPCG(ro.Seed, uint64(k)))
-			x := make([]int64, width)
+	for k := range job.Load {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(job.Seed, uint64(k)))
+			x := make([]int64, testbed.Width)
 			for id := int64(1); ctx.Err() == nil; id++ {
 				for j := range x {
 					x[j] = rng.Int64()
 				}
 				x[0], x[1] = cmdAnswer, id<<8|int64(k)
-				poison := rng.Float64() < ro.Poison
+				poison := rng.Float64() < job.Poison
 				if poison {
 					x[0] = cmdPoison
 				}
 				start, before := time.Now(), stood.Load()
-				err := ro.ask(c, x)
+				err := ask(c, x)
 				took := time.Since(start)
 				mu.Lock()
 				t.Stood = time.Duration(stood.Load())
 				t.count(err, took, t.Stood-time.Duration(before), poison)
 				h.Add(took)
 				mu.Unlock()
-				if ro.Pause > 0 {
-					time.Sleep(time.Duration(ro.Pause/2+rng.IntN(ro.Pause)) * time.Microsecond)
+				if job.Pause > 0 {
+					time.Sleep(time.Duration(job.Pause/2+rng.IntN(job.Pause)) * time.Microsecond)
 				}
 			}
-		}()
+		})
 	}
-	mark := make(chan os.Signal, 1)
-	signal.Notify(mark, syscall.SIGUSR1)
 	ended := make(chan struct{})
 	go func() { wg.Wait(); close(ended) }()
-	for tick := time.NewTicker(200 * time.Millisecond); ; {
+	for {
 		select {
-		case <-tick.C:
-			report()
-			continue
-		case <-mark:
+		case <-child.Commands():
 			mu.Lock()
+			w := window{h.Count(), t.OK, h.Quantile(0.5), h.Quantile(0.99), h.Max()}
 			h = histogram.Histogram{}
 			mu.Unlock()
-			continue
+			if err := child.Tell("window", w); err != nil {
+				return err
+			}
 		case <-ended:
+			return errors.Join(child.Tell("tally", &t), c.Close())
 		}
-		report()
-		return c.Close()
 	}
 }
 
-// errBytes is a wrong answer.
-var errBytes = errors.New("wrong bytes")
+// window asks the first load what it has seen since it was last asked.
+func (h *host) window() (w window, err error) {
+	if err := h.loads[0].Send("window"); err != nil {
+		return w, err
+	}
+	return w, h.loads[0].Expect("window", &w, 10*time.Second)
+}
 
-func (ro *role) ask(c *client.Client, x []int64) error {
+func ask(c *client.Client, x []int64) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	outs, err := c.Infer(ctx, x)
-	if err != nil {
-		return err
-	}
-	y, err := tensor.As[int64](outs[0])
-	if err != nil {
-		return err
-	}
-	for j := range x {
-		if y[j] != answer(x[j], j) {
-			return fmt.Errorf("%w: element %d of request %d is %d", errBytes, j, x[1], y[j])
-		}
-	}
-	return nil
+	return testbed.Ask(ctx, c, x, testbed.Width)
 }
 
 func (t *tally) count(err error, took, stood time.Duration, poison bool) {
 	var s status.Code
 	switch {
-	case errors.Is(err, errBytes):
+	case errors.Is(err, testbed.ErrWrongBytes):
 		t.Wrong = append(t.Wrong, err.Error())
 	case poison && errors.Is(err, status.ErrWorkerDied):
 		t.Poisoned++

@@ -1,11 +1,7 @@
-package main
+package chaos
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"io"
-	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/signal"
@@ -15,248 +11,238 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// The model: a row of numbers, the first a command, the second unlike any
-// other request's. The answer depends on every one of them and on its place.
-const (
-	modelName = "chaos"
-	width     = 16
-	slots     = 512
-	maxBatch  = 8
+// Roles are what a process of the campaigns can be.
+func Roles() testbed.Roles {
+	return testbed.Roles{
+		"broker":  deaf(testbed.PlayBroker),
+		"worker":  deaf(playWorker),
+		"client":  deaf(playClient),
+		"load":    deaf(playLoad),
+		"hostile": deaf(playHostile),
+		"ping":    playPing,
+	}
+}
 
+// deaf lets a role survive the storm of signals: it hears them, and does
+// nothing.
+func deaf(role func(*testbed.Child) error) func(*testbed.Child) error {
+	return func(c *testbed.Child) error {
+		signal.Notify(make(chan os.Signal, 1), unix.SIGUSR1, unix.SIGCHLD, unix.SIGPROF)
+		return role(c)
+	}
+}
+
+// The first number of a row is a command to the worker.
+const (
 	cmdAnswer = 0
 	cmdPoison = 0xdead // the worker dies of it
 )
 
-var signature = tensor.Signature{
-	Inputs:  []tensor.Spec{{Name: "x", DType: tensor.I64, Shape: []int{width}}},
-	Outputs: []tensor.Spec{{Name: "y", DType: tensor.I64, Shape: []int{width}}},
+// victimJob is that of a worker or client that dies at a step, unless it has
+// no label.
+type victimJob struct {
+	Socket string
+	Label  string // the step
+	Seed   uint64
+	After  int // requests or batches before that
 }
 
-func answer(x int64, j int) int64 { return x*0x9e3779b9 + int64(j)*0x85ebca6b + x>>7 }
-
-func play(text string) int {
-	var ro role
-	if err := json.Unmarshal([]byte(text), &ro); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 2
+// victim starts one; on this host if the job names no other.
+func (r *run) victim(role string, job victimJob) (*testbed.Process, error) {
+	job.Socket = r.socket()
+	if job.Seed == 0 {
+		job.Seed = r.seed()
 	}
-	if ro.Files > 0 {
-		lim := unix.Rlimit{Cur: uint64(ro.Files), Max: uint64(ro.Files)}
-		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGUSR1, syscall.SIGCHLD, syscall.SIGPROF) // heard, and nothing more
-	go func() {                                                                               // whoever started us is gone
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		os.Exit(3)
-	}()
-	var err error
-	switch ro.Kind {
-	case "broker":
-		err = ro.broker(ctx)
-	case "worker":
-		err = ro.worker(ctx)
-	case "client":
-		err = ro.client(ctx)
-	case "load":
-		err = ro.load(ctx)
-	case "hostile":
-		err = ro.hostile(ctx)
-	case "ping":
-		err = ro.ping(ctx)
-	default:
-		err = fmt.Errorf("no role %q", ro.Kind)
-	}
-	if err != nil {
-		say("error: %v", err)
-		return 1
-	}
-	return 0
+	return r.bed.Start(testbed.Spec{Role: role, Job: job, Procs: 2})
 }
 
-func say(format string, a ...any) { fmt.Printf(format+"\n", a...) }
+// player is a victim, seen from inside.
+type player struct {
+	*testbed.Child
+	victimJob
+	rng *rand.Rand
+}
 
-// die ends this process as if somebody had pulled its plug, and says when.
-func die() {
-	say("dying %d", time.Now().UnixNano())
+func newPlayer(c *testbed.Child) (*player, error) {
+	p := &player{Child: c}
+	err := c.Job(&p.victimJob)
+	p.rng = rand.New(rand.NewPCG(p.Seed, 2))
+	return p, err
+}
+
+// die ends this process as a power cut would, and says when.
+func (p *player) die() {
+	_ = p.Tell("dying", time.Now().UnixNano())
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {}
 }
 
-// dieSoon dies at some instruction of whatever comes next.
-func dieSoon(d time.Duration) {
+// dieWithin dies at some instruction of what comes next.
+func (p *player) dieWithin(most time.Duration) {
+	d := p.rng.Int64N(int64(most))
 	go func() {
 		runtime.LockOSThread()
-		for end := shm.Now() + int64(d); shm.Now() < end; {
+		for end := shm.Now() + d; shm.Now() < end; {
 		}
-		die()
+		p.die()
 	}()
 }
 
-func (ro *role) broker(ctx context.Context) error {
-	log := io.Writer(os.Stderr)
-	if ro.Log != "" {
-		f, err := os.OpenFile(ro.Log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
-		if err != nil {
-			return err
-		}
-		log = f
-	}
-	lease := time.Duration(ro.Lease) * time.Millisecond
-	b, err := broker.New(broker.Config{
-		Socket: ro.Socket, AllowedUIDs: ro.UIDs, OpenFolder: ro.Open, DrainTime: 5 * time.Second,
-		Logger: slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Models: []broker.ModelConfig{{Name: modelName, Signature: signature, Slots: slots, Lease: lease,
-			Policy: batcher.Config{MaxBatchSize: maxBatch, WaitTime: 300 * time.Microsecond}}},
-	})
+// playWorker serves some batches, then dies at its label.
+func playWorker(c *testbed.Child) error {
+	p, err := newPlayer(c)
 	if err != nil {
 		return err
 	}
-	say("listening")
-	return b.Serve(ctx)
-}
-
-// worker serves some batches, then dies at its label.
-func (ro *role) worker(ctx context.Context) error {
-	rng := rand.New(rand.NewPCG(ro.Seed, 2))
-	for {
-		w, err := worker.Attach(ctx, worker.Config{Model: modelName, Signature: signature, Socket: ro.Socket, Depth: 2})
+	ctx := c.Context()
+	for ctx.Err() == nil {
+		cfg := theModel.WorkerConfig(p.Socket)
+		w, err := worker.Attach(ctx, cfg)
 		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
 			time.Sleep(5 * time.Millisecond)
 			continue
 		}
-		say("attached")
+		_ = c.Tell("attached", nil)
 		for {
 			b, err := w.Next(ctx)
 			if err != nil {
 				break
 			}
 			label := ""
-			if ro.Label != "" {
-				if ro.After--; ro.After < 0 {
-					label = ro.Label
+			if p.Label != "" {
+				if p.After--; p.After < 0 {
+					label = p.Label
 				}
 			}
-			ro.compute(b, label, rng)
+			p.compute(b, label)
 		}
 		w.Close()
-		if ctx.Err() != nil {
-			return nil
-		}
 	}
+	return nil
 }
 
-func (ro *role) compute(b *worker.Batch, label string, rng *rand.Rand) {
+func (p *player) compute(b *worker.Batch, label string) {
 	switch label {
 	case "taken":
-		die()
+		p.die()
 	case "random":
-		dieSoon(time.Duration(rng.IntN(200_000)))
+		p.dieWithin(200 * time.Microsecond)
 	}
 	for i := range b.Rows() {
 		x := worker.Row[int64](b.Input(0), i)
 		if x[0] == cmdPoison {
-			die()
+			p.die()
 		}
 		y := worker.Row[int64](b.Output(0), i)
 		for j := range x {
-			y[j] = answer(x[j], j)
-			if label == "half-written" && j == width/2 {
-				die()
+			y[j] = testbed.Answer(x[j], j)
+			if label == "half-written" && j == len(x)/2 {
+				p.die()
 			}
 		}
 	}
 	switch label {
 	case "before word":
-		die()
+		p.die()
 	case "word to done":
-		dieSoon(time.Duration(rng.IntN(20_000)))
+		p.dieWithin(20 * time.Microsecond)
 	}
 	b.Complete()
 	if label == "after done" {
-		die()
+		p.die()
 	}
 }
 
-// client runs some requests, then dies at its label.
-func (ro *role) client(ctx context.Context) error {
-	rng := rand.New(rand.NewPCG(ro.Seed, 3))
-	if ro.Label == "dial" {
-		dieSoon(time.Duration(rng.IntN(400_000)))
-	}
-	c, err := client.Dial(ctx, modelName, client.WithSocket(ro.Socket), client.WithWindow(1+rng.IntN(8)), client.WaitForModel())
+// playClient runs some requests, then dies at its label.
+func playClient(c *testbed.Child) error {
+	p, err := newPlayer(c)
 	if err != nil {
 		return err
 	}
-	at := func(step string) {
-		if ro.After < 0 && step == ro.Label {
-			die()
-		}
+	if p.Label == "dial" {
+		p.dieWithin(400 * time.Microsecond)
+	}
+	ctx := c.Context()
+	conn, err := client.Dial(ctx, theModel.Name, client.WithSocket(p.Socket), client.WithWindow(1+p.rng.IntN(8)), client.WaitForModel())
+	if err != nil {
+		return err
 	}
 	for id := int64(0); ; id++ {
-		if ro.After--; ro.After < 0 && ro.Label == "random" {
-			dieSoon(time.Duration(rng.IntN(1_500_000)))
+		if p.After--; p.After < 0 && p.Label == "random" {
+			p.dieWithin(1500 * time.Microsecond)
 		}
-		req, err := c.Claim(ctx, 1+rng.IntN(min(c.Model().Window, 3)))
-		if err != nil {
+		if err := p.request(ctx, conn, id); err != nil {
 			return err
 		}
-		at("claim")
-		view, err := req.Input("x")
-		if err != nil {
-			return err
-		}
-		x, err := tensor.As[int64](view)
-		if err != nil {
-			return err
-		}
-		for j := range x {
-			x[j] = id + int64(j)
-			if j%width == 0 {
-				x[j] = cmdAnswer
-			}
-			if j == len(x)/2 {
-				at("write")
-			}
-		}
-		if err := req.Commit(ctx); err != nil {
-			return err
-		}
-		at("commit")
-		if ro.After < 0 && ro.Label == "wait" {
-			dieSoon(time.Duration(rng.IntN(300_000)))
-		}
-		if err := req.Wait(ctx); err != nil {
-			return err
-		}
-		at("read")
-		if err := req.Release(); err != nil {
-			return err
-		}
-		at("release")
 	}
 }
 
-// ping asks whether this user may connect.
-func (ro *role) ping(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	c, err := client.Dial(ctx, modelName, client.WithSocket(ro.Socket))
+// request is one of a client, step by step.
+func (p *player) request(ctx context.Context, c *client.Client, id int64) error {
+	at := func(step string) {
+		if p.After < 0 && step == p.Label {
+			p.die()
+		}
+	}
+	req, err := c.Claim(ctx, 1+p.rng.IntN(min(c.Model().Window, 3)))
 	if err != nil {
 		return err
 	}
-	say("attached")
-	return c.Close()
+	at("claim")
+	view, err := req.Input("x")
+	if err != nil {
+		return err
+	}
+	x, err := tensor.As[int64](view)
+	if err != nil {
+		return err
+	}
+	for j := range x {
+		x[j] = id + int64(j)
+		if j%testbed.Width == 0 {
+			x[j] = cmdAnswer
+		}
+		if j == len(x)/2 {
+			at("write")
+		}
+	}
+	if err := req.Commit(ctx); err != nil {
+		return err
+	}
+	at("commit")
+	if p.After < 0 && p.Label == "wait" {
+		p.dieWithin(300 * time.Microsecond)
+	}
+	if err := req.Wait(ctx); err != nil {
+		return err
+	}
+	at("read")
+	if err := req.Release(); err != nil {
+		return err
+	}
+	at("release")
+	return nil
+}
+
+// playPing asks whether this user may connect to a socket.
+func playPing(c *testbed.Child) error {
+	var socket string
+	if err := c.Job(&socket); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(c.Context(), 5*time.Second)
+	defer cancel()
+	conn, err := client.Dial(ctx, theModel.Name, client.WithSocket(socket))
+	if err != nil {
+		return err
+	}
+	_ = c.Tell("attached", nil)
+	return conn.Close()
 }

@@ -1,64 +1,85 @@
-package main
+package chaos
 
 import (
+	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
-	"sort"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
-// run is one campaign under way: its random numbers, its host and its score.
+// score counts checks.
+type score struct{ passed, failed, unjudged int }
+
+func (s *score) add(t score) {
+	s.passed += t.passed
+	s.failed += t.failed
+	s.unjudged += t.unjudged
+}
+
+func (s score) String() string {
+	text := fmt.Sprintf("%d passed, %d failed", s.passed, s.failed)
+	if s.unjudged > 0 {
+		text += fmt.Sprintf(", %d not judged", s.unjudged)
+	}
+	return text
+}
+
+// run is one campaign under way: its random numbers, its processes and its
+// score.
 type run struct {
 	name   string
 	events int
-	dir    string
-	host   *host
+	ctx    context.Context
+	bed    *testbed.Bed
+	stalls stalls
+	start  time.Time
 
-	mu             sync.Mutex
-	rng            *rand.Rand
-	passed, failed int
-	done           int
-	shown          time.Time
-	start          time.Time
-	spans          map[string][]time.Duration
+	mu    sync.Mutex
+	rng   *rand.Rand
+	score score
+	shown time.Time
+	spans map[string][]time.Duration
 }
 
-func newRun(name string, seed uint64, events int) *run {
-	dir, err := os.MkdirTemp("", "ringbatch-chaos-")
+func newRun(ctx context.Context, name string, seed uint64, events int) (*run, error) {
+	bed, err := testbed.New(ctx)
 	if err != nil {
-		panic(err)
+		return nil, err
 	}
 	salt := uint64(0)
 	for _, c := range name {
 		salt = salt*31 + uint64(c)
 	}
-	return &run{name: name, events: events, dir: dir, start: time.Now(), shown: time.Now(),
+	r := &run{name: name, events: events, ctx: ctx, bed: bed, start: time.Now(), shown: time.Now(),
 		rng: rand.New(rand.NewPCG(seed, salt)), spans: map[string][]time.Duration{}}
+	r.stalls.watch()
+	return r, nil
 }
 
-func (r *run) socket() string { return filepath.Join(r.dir, "broker.sock") }
+func (r *run) socket() string { return r.bed.Path("broker.sock") }
 
-// close ends what is left of the host and reports.
+// close ends what is left of the processes and reports.
 func (r *run) close() {
-	if r.host != nil {
-		r.host.close()
-	}
-	_ = os.RemoveAll(r.dir)
-	names := make([]string, 0, len(r.spans))
-	for name := range r.spans {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	for _, name := range names {
+	r.bed.Close()
+	r.stalls.end()
+	for _, name := range slices.Sorted(maps.Keys(r.spans)) {
 		d := r.spans[name]
-		sort.Slice(d, func(i, j int) bool { return d[i] < d[j] })
-		q := func(p float64) time.Duration { return d[min(len(d)-1, int(p*float64(len(d))))].Round(time.Microsecond) }
-		fmt.Printf("   %s: n %d, p50 %v, p99 %v, max %v\n", name, len(d), q(0.5), q(0.99), q(1))
+		slices.Sort(d)
+		fmt.Printf("   %s: n %d, p50 %v, p99 %v, max %v\n", name, len(d),
+			quantile(d, 50).Round(time.Microsecond), quantile(d, 99).Round(time.Microsecond), quantile(d, 100).Round(time.Microsecond))
 	}
-	fmt.Printf("   %s: %d passed, %d failed in %v\n", r.name, r.passed, r.failed, time.Since(r.start).Round(time.Second))
+	fmt.Printf("   %s: %s in %v\n", r.name, r.score, time.Since(r.start).Round(time.Second))
+}
+
+// quantile of sorted figures: that which percent of them do not exceed.
+func quantile(d []time.Duration, percent int) time.Duration {
+	return d[max(0, (len(d)*percent+99)/100-1)]
 }
 
 func (r *run) intn(n int) int {
@@ -73,64 +94,95 @@ func (r *run) seed() uint64 {
 	return r.rng.Uint64()
 }
 
-func (r *run) pass() { r.score(true, "") }
+func (r *run) pass() { r.check(true, "") }
 
-func (r *run) fail(format string, a ...any) { r.score(false, fmt.Sprintf(format, a...)) }
+func (r *run) fail(format string, a ...any) { r.check(false, format, a...) }
 
 // check passes or fails.
 func (r *run) check(ok bool, format string, a ...any) {
-	if ok {
-		r.pass()
-	} else {
-		r.fail(format, a...)
-	}
-}
-
-func (r *run) score(ok bool, what string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if ok {
-		r.passed++
-		return
-	}
-	if r.failed++; r.failed <= 20 {
-		fmt.Printf("   FAILED: %s\n", what)
+	switch {
+	case r.ctx.Err() != nil: // everything is being ended
+	case ok:
+		r.score.passed++
+	default:
+		if r.score.failed++; r.score.failed <= 20 {
+			fmt.Printf("   FAILED: %s\n", fmt.Sprintf(format, a...))
+		}
 	}
 }
 
-func (r *run) span(name string, d time.Duration) {
+// notJudged counts a check for which there is not enough to go by.
+func (r *run) notJudged(format string, a ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.spans[name] = append(r.spans[name], d)
+	r.score.unjudged++
+	fmt.Printf("   not judged: %s\n", fmt.Sprintf(format, a...))
 }
 
-// inTime checks that 99 % of what was measured stays within a bound; in a
-// short run 90 % within ten times as much: a busy machine must not fail it,
-// only something that is stuck.
+// span keeps how long something took.
+func (r *run) span(name string, from, to time.Time) {
+	if r.stalls.between(from, to) {
+		name += ", while the machine stood still"
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.spans[name] = append(r.spans[name], to.Sub(from))
+}
+
+// enough is how many samples a p99 takes.
+const enough = 100
+
+// few reports whether there are too few of them to judge.
+func (r *run) few(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.spans[name]) < enough
+}
+
+// inTime checks that 99 % of what was measured stays within a bound.
 func (r *run) inTime(name string, bound time.Duration) {
-	r.mu.Lock()
-	d := append([]time.Duration(nil), r.spans[name]...)
-	r.mu.Unlock()
-	if len(d) == 0 {
+	if r.few(name) {
+		r.notJudged("%s: %d samples are too few for a p99", name, len(r.spans[name]))
 		return
 	}
-	sort.Slice(d, func(i, j int) bool { return d[i] < d[j] })
-	percent := 99
-	if len(d) < 1000 {
-		percent, bound = 90, 10*bound
+	d := slices.Sorted(slices.Values(r.spans[name]))
+	got := quantile(d, 99)
+	r.check(got <= bound, "%s: p99 is %v, at most %v allowed", name, got, bound)
+}
+
+// parallel runs n events, a few at a time.
+func (r *run) parallel(n, width int, event func()) {
+	var next, done atomic.Int64
+	var wg sync.WaitGroup
+	for range width {
+		wg.Go(func() {
+			for next.Add(1) <= int64(n) && r.ctx.Err() == nil {
+				event()
+				r.progress(int(done.Add(1)))
+			}
+		})
 	}
-	got := d[min(len(d)-1, len(d)*percent/100)]
-	r.check(got <= bound, "%s: p%d is %v, at most %v allowed", name, percent, got, bound)
+	wg.Wait()
+}
+
+// untilEnough runs the campaign's events, and then more if that left too few
+// samples to judge.
+func (r *run) untilEnough(samples string, event func()) {
+	r.parallel(r.events, 3, event)
+	for more := 0; more < 3 && r.few(samples) && r.events >= enough; more++ {
+		r.parallel(enough, 3, event)
+	}
 }
 
 // progress shows, now and then, how far a campaign is.
 func (r *run) progress(done int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.done = done
 	if time.Since(r.shown) < 5*time.Second {
 		return
 	}
 	r.shown = time.Now()
-	fmt.Printf("   %s: %d of %d, %d passed, %d failed, %v\n", r.name, done, r.events, r.passed, r.failed, time.Since(r.start).Round(time.Second))
+	fmt.Printf("   %s: %d of %d, %s, %v\n", r.name, done, r.events, r.score, time.Since(r.start).Round(time.Second))
 }

@@ -69,6 +69,8 @@ type Policy struct {
 	Ageing        int64      `msgpack:"ageing_ns,omitempty"`
 	Buckets       [][]uint32 `msgpack:"buckets,omitempty"` // per variable input dimension, in signature order
 	PreserveOrder bool       `msgpack:"preserve_order,omitempty"`
+	MaxAttempts   int        `msgpack:"max_attempts,omitempty"`
+	Ragged        bool       `msgpack:"ragged,omitempty"` // requests of different sizes share a batch
 }
 
 // Level is the queue policy of one priority level.
@@ -110,6 +112,7 @@ type Attached struct {
 	Depth       int      `msgpack:"depth"`     // worker: mails it may hold
 	WorkerID    uint32   `msgpack:"worker_id"`
 	Policy      Policy   `msgpack:"policy"`
+	Notes       []string `msgpack:"notes,omitempty"` // worker: how the policy differs from what it asked for
 }
 
 // Model is one line of OpModels.

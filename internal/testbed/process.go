@@ -132,6 +132,13 @@ func (p *Process) Wait(d time.Duration) error {
 // State is how it ended; only for a process that has.
 func (p *Process) State() *os.ProcessState { return p.cmd.ProcessState }
 
+// Killed reports whether it ended by SIGKILL; only for a process that has
+// ended.
+func (p *Process) Killed() bool {
+	w, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && w.Signaled() && w.Signal() == syscall.SIGKILL
+}
+
 func (p *Process) String() string { return fmt.Sprintf("%s (process %d)", p.name, p.Pid()) }
 
 // Send gives the process its next command.

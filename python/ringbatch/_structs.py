@@ -105,6 +105,8 @@ class WorkerOptions(Structure):
         ("bucket_dims", c_uint32),
         ("bucket_counts", POINTER(c_uint32)),
         ("buckets", POINTER(c_uint32)),
+        ("max_attempts", c_uint32),
+        ("ragged", c_uint32),
     ]
 
 
@@ -136,6 +138,7 @@ class Batch(Structure):
         ("slot", POINTER(c_uint32)),
         ("run", POINTER(Run)),
         ("place", c_uint32),
+        ("ragged", c_uint32),
     ]
 
 
@@ -160,6 +163,7 @@ PROTOTYPES = {
     "rb_claim": (c_int, [_client, c_uint32, _address, c_uint32, c_int64, _address]),
     "rb_input": (c_int, [_client, _request, c_uint32, _address]),
     "rb_output": (c_int, [_client, _request, c_uint32, _address]),
+    "rb_output_row": (c_int, [_client, _request, c_uint32, c_uint32, _address]),
     "rb_set_priority": (c_int, [_client, _request, c_uint32]),
     "rb_commit": (c_int, [_client, _request, c_int64, c_uint32]),
     "rb_commit_all": (c_int, [_client, _address, c_uint32, c_int64, c_uint32]),
@@ -179,6 +183,7 @@ PROTOTYPES = {
     "rb_reap": (c_int, [_client, _address, c_uint32, _address]),
     "rb_worker_attach": (c_int, [c_char_p, c_char_p, _address, _address]),
     "rb_worker_close": (c_int, [_worker]),
+    "rb_worker_notes": (c_int, [_worker, _address]),
     "rb_worker_model": (c_int, [_worker, _address]),
     "rb_worker_tensor": (c_int, [_worker, c_int, c_uint32, _address]),
     "rb_worker_map": (c_int, [_worker, _address]),
@@ -187,6 +192,7 @@ PROTOTYPES = {
     "rb_batch_row": (c_int, [_address, c_int, c_uint32, c_uint32, _address, _address]),
     "rb_batch_shape": (c_int, [_address, c_uint32, c_uint32, _address]),
     "rb_batch_set_output_dims": (c_int, [_address, c_uint32, _address, c_uint32]),
+    "rb_batch_set_row_dims": (c_int, [_address, c_uint32, _address, c_uint32]),
     "rb_batch_fail": (c_int, [_address, c_uint32, c_char_p]),
     "rb_batch_fail_all": (c_int, [_address, c_char_p]),
     "rb_batch_complete": (c_int, [_address]),

@@ -97,7 +97,7 @@ func MirrorDims(b *worker.Batch, variable int) error {
 		if err := b.SetOutputDims(i, dims...); err != nil {
 			return err
 		}
-		if !slices.Equal(b.Request(i).Dims(), b.Dims()) {
+		if !b.Ragged() && !slices.Equal(b.Request(i).Dims(), b.Dims()) {
 			for k := range b.Layout().Outputs {
 				unpad(b, i, k)
 			}

@@ -1,0 +1,54 @@
+// Command chaos breaks things on purpose: it starts a broker, workers and
+// clients as processes of their own, kills, stops and poisons them from a
+// seed, and checks that every request still ends once, in time, with the
+// right bytes or a named error, and that nothing is left behind.
+//
+//	chaos                    every campaign, at full length
+//	chaos --short            the same in under a minute
+//	chaos --only clients,workers --seed 7
+//	chaos --soak 20m         all of it at once, at low intensity, with a plot
+//
+// Its last line is "chaos: N passed, M failed", with the number of checks that
+// could not be judged, if there are any; it exits with 1 if M > 0.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/ringbatch/ringbatch/internal/chaos"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+)
+
+func main() {
+	testbed.Play(chaos.Roles())
+	o := chaos.Options{}
+	flag.Uint64Var(&o.Seed, "seed", 1, "seed of every random choice")
+	flag.BoolVar(&o.Short, "short", false, "a minute's worth of each")
+	only := flag.String("only", "", "campaigns, separated by commas; default all: "+strings.Join(chaos.Names(), ", "))
+	flag.Float64Var(&o.Scale, "scale", 1, "multiply the number of events")
+	flag.DurationVar(&o.Soak, "soak", 0, "run everything at once at low intensity for this long, instead of the campaigns")
+	flag.StringVar(&o.Out, "out", "", "with --soak: folder for soak.svg and soak.md")
+	flag.Parse()
+	if *only != "" {
+		o.Only = strings.Split(*only, ",")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	failed, err := chaos.Run(ctx, o)
+	switch {
+	case ctx.Err() != nil:
+		fmt.Fprintln(os.Stderr, "chaos: interrupted; every process was ended")
+		os.Exit(130)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		os.Exit(2)
+	case failed > 0:
+		os.Exit(1)
+	}
+}

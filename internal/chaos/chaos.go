@@ -1,0 +1,92 @@
+// Package chaos is the kill campaigns of cmd/chaos, on real processes.
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// campaign is one way of breaking things.
+type campaign struct {
+	name  string
+	about string
+	full  int // events at full length
+	short int
+	run   func(*run) error
+}
+
+var campaigns = []campaign{
+	{"clients", "SIGKILL of clients at labelled steps and at random", 10000, 150, killClients},
+	{"workers", "SIGKILL of workers in the middle of batches", 5000, 120, killWorkers},
+	{"stops", "SIGSTOP of workers past their lease, then SIGCONT", 500, 12, stopWorkers},
+	{"brokers", "SIGKILL of the broker under load, and its restart", 500, 8, killBrokers},
+	{"poison", "1 to 10 % of the inputs kill the worker that runs them; events are batches", 2000, 60, poisonBatches},
+	{"hostile", "an attached process that breaks every rule; events are mutations", 100_000_000, 2_000_000, hostilePeer},
+	{"signals", "SIGURG, SIGPROF, SIGUSR1 and SIGCHLD at kHz; events are signals", 100_000, 5_000, signalStorm},
+	{"limits", "no descriptors for the broker, no disk for its log", 2, 2, limits},
+	{"access", "who may connect, with real users", 5, 5, access},
+}
+
+// Names are those of the campaigns.
+func Names() (names []string) {
+	for _, c := range campaigns {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+// Options choose what is run.
+type Options struct {
+	Seed  uint64
+	Short bool
+	Only  []string // campaigns; none: all
+	Scale float64  // multiplies the number of events
+	Soak  time.Duration
+	Out   string // folder for the soak's files
+}
+
+// Run runs campaigns, or the soak, and returns how many checks failed.
+func Run(ctx context.Context, o Options) (failed int, err error) {
+	for _, name := range o.Only {
+		if !slices.Contains(Names(), name) {
+			return 0, fmt.Errorf("no campaign %q; there are %s", name, strings.Join(Names(), ", "))
+		}
+	}
+	var all score
+	start := time.Now()
+	if o.Soak > 0 {
+		all, err = soak(ctx, o)
+	} else {
+		all, err = runCampaigns(ctx, o)
+	}
+	if err == nil && ctx.Err() == nil {
+		fmt.Printf("chaos: %s in %v (seed %d)\n", all, time.Since(start).Round(time.Second), o.Seed)
+	}
+	return all.failed, err
+}
+
+func runCampaigns(ctx context.Context, o Options) (all score, err error) {
+	for _, c := range campaigns {
+		if len(o.Only) > 0 && !slices.Contains(o.Only, c.name) {
+			continue
+		}
+		events := c.full
+		if o.Short {
+			events = c.short
+		}
+		r, err := newRun(ctx, c.name, o.Seed, max(1, int(float64(events)*o.Scale)))
+		if err != nil {
+			return all, err
+		}
+		fmt.Printf("== %s: %s (%d events, seed %d)\n", c.name, c.about, r.events, o.Seed)
+		if err := c.run(r); err != nil {
+			r.fail("campaign: %v", err)
+		}
+		r.close()
+		all.add(r.score)
+	}
+	return all, nil
+}
