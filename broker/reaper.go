@@ -137,7 +137,7 @@ func (s *stage) orphan(q mailed, p *mail, taken bool) int {
 	if taken {
 		info.attempts++
 	}
-	if info.attempts >= s.cfg.MaxAttempts {
+	if info.attempts >= s.settings.MaxAttempts {
 		s.batcher.Ended(id)
 		s.ring.end(q.head, status.ErrWorkerDied, fmt.Sprintf("%d workers died running this request", info.attempts), false)
 		s.ring.free(q.head)

@@ -28,6 +28,8 @@ var (
 		duration(1), func(at *place) *time.Duration { return &at.s.Lease })
 	MaxAttempts = row(Key{Name: "max_attempts", Default: "3", Live: true, Help: "how often a request is tried before it fails, where workers die of it"},
 		number(1, 100), func(at *place) *int { return &at.s.MaxAttempts })
+	Ragged = row(Key{Name: "ragged", Default: "false", Help: "requests of different sizes share a batch, each in its own; workers must ask for it; not with buckets or padding"},
+		boolean, func(at *place) *bool { return &at.s.Ragged })
 	PreserveOrder = row(Key{Name: "preserve_order", Default: "false", Live: true, Help: "keep each client's requests in order"},
 		boolean, func(at *place) *bool { return &at.s.PreserveOrder })
 	DefaultPriority = row(Key{Name: "default_priority", Default: "0", Live: true, Help: "the level of requests that name none"},

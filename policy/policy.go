@@ -127,7 +127,45 @@ func (p Policy) Live() (live, fixed Policy) {
 
 // Resolve is the policy in force for a model with these inputs: what p asks
 // for, defaults for the rest. Errors wrap status.ErrInvalid and name the key.
-func (p Policy) Resolve(inputs []tensor.Spec) (s Settings, err error) {
+func (p Policy) Resolve(inputs []tensor.Spec) (Settings, error) {
+	s, err := p.parse(inputs)
+	if err == nil {
+		err = s.Validate()
+	}
+	return s, err
+}
+
+// Check refuses keys and values that cannot be, without a look at whether they
+// go together.
+func (p Policy) Check(inputs []tensor.Spec) error {
+	_, err := p.parse(inputs)
+	return err
+}
+
+// Difference is a setting that is not as it was asked for.
+type Difference struct{ Name, Is, Asked string }
+
+func (d Difference) String() string { return fmt.Sprintf("%s is %s, asked for was %s", d.Name, d.Is, d.Asked) }
+
+// Differences are the settings that p asks to be other than they are. Its
+// errors are those of Check.
+func (p Policy) Differences(are *Settings, inputs []tensor.Spec) (list []Difference, err error) {
+	s, err := p.parse(inputs)
+	if err != nil {
+		return nil, err
+	}
+	is, asked := are.Policy(inputs), s.Policy(inputs)
+	for _, e := range asked.entries() {
+		_, all := p[e.base]
+		if _, one := p[e.name()]; (one || all) && is[e.name()] != e.text {
+			list = append(list, Difference{e.name(), is[e.name()], e.text})
+		}
+	}
+	return list, nil
+}
+
+// parse is Resolve without the look at the whole.
+func (p Policy) parse(inputs []tensor.Spec) (s Settings, err error) {
 	entries := p.entries()
 	for _, e := range entries {
 		if e.key == nil {
@@ -148,7 +186,7 @@ func (p Policy) Resolve(inputs []tensor.Spec) (s Settings, err error) {
 			return s, fmt.Errorf("%w: %s=%s: %w", status.ErrInvalid, e.name(), e.text, err)
 		}
 	}
-	return s, s.Validate()
+	return s, nil
 }
 
 // entry is one setting of a policy, with its key found.

@@ -34,6 +34,7 @@ type Settings struct {
 	Slots         int           // rows the ring holds; 0: not asked for, as many as fit
 	Lease         time.Duration // how long a batch may run before its worker counts as hung
 	MaxAttempts   int           // workers that may die of a request before it fails
+	Ragged        bool          // requests of different sizes share a batch
 }
 
 // Level is the queue policy of one priority level.
@@ -53,7 +54,12 @@ const (
 	Delay                // it is let through after everything that has not timed out
 )
 
-func (a Action) String() string { return [...]string{"reject", "delay"}[a] }
+func (a Action) String() string {
+	if a == Delay {
+		return "delay"
+	}
+	return "reject"
+}
 
 // Limits of settings. They bound memory, not policy: a batch larger than
 // MaxRows or a model with more levels than MaxLevels is a typing error.
@@ -111,7 +117,7 @@ func (s *Settings) Validate() error {
 	}
 	for i, l := range s.Levels {
 		if l.MaxQueue < 0 || l.OnTimeout > Delay {
-			return refuse("priority level %d is %+v", i, l)
+			return refuse("max_queue.%d is %d and on_timeout.%d is %d", i, l.MaxQueue, i, uint8(l.OnTimeout))
 		}
 	}
 	if len(s.PreferredBatchSizes) > MaxPreferred {
@@ -122,6 +128,9 @@ func (s *Settings) Validate() error {
 	}
 	if len(s.Buckets) > tensor.MaxVariableDims {
 		return refuse("buckets for %d dimensions, at most %d", len(s.Buckets), tensor.MaxVariableDims)
+	}
+	if s.Ragged && len(s.Buckets) > 0 {
+		return refuse("a ragged model has no buckets: each request lies in its own sizes")
 	}
 	for i, sizes := range s.Buckets {
 		if len(sizes) > MaxBuckets {
