@@ -22,7 +22,7 @@ RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./i
 build: ## the commands, into bin/
 	@mkdir -p bin
 	go build -o bin/ringbatch ./cmd/ringbatch
-	go build -o bin/bench ./bench
+	go build -o bin/bench ./cmd/bench
 
 demo: build ## what batching wins on this machine, in under a minute
 	./bin/bench --demo

@@ -17,8 +17,8 @@ cuda-build: cuda-toolchain ## the ringbatch command with GPU workers, bin/ringba
 	$(CUDA_GO) build -tags cuda -o bin/ringbatch-cuda ./cmd/ringbatch
 
 cuda-vet: cuda-toolchain
-	$(CUDA_GO) vet -tags cuda ./worker/cuda/... ./cmd/ringbatch/... ./bench/...
-	$(CUDA_ENV) $(STATICCHECK) -tags cuda ./worker/cuda/... ./cmd/ringbatch/... ./bench/...
+	$(CUDA_GO) vet -tags cuda ./worker/cuda/... ./cmd/... ./bench/...
+	$(CUDA_ENV) $(STATICCHECK) -tags cuda ./worker/cuda/... ./cmd/... ./bench/...
 
 cuda-test: cuda-toolchain ## tests that need no GPU; those that do skip themselves
 	$(CUDA_GO) test -tags cuda ./worker/cuda/... ./cmd/ringbatch/...
@@ -32,7 +32,7 @@ cuda-ptx-check: cuda-toolchain ## fails if a kernel and its PTX differ
 .PHONY: gpu-bundle
 gpu-bundle: cuda-toolchain ## what hack/gpu-run.sh needs on a machine with a GPU, into build/gpu
 	$(CUDA_GO) build -tags cuda -o build/gpu/ringbatch ./cmd/ringbatch
-	$(CUDA_GO) build -tags cuda -o build/gpu/bench ./bench
+	$(CUDA_GO) build -tags cuda -o build/gpu/bench ./cmd/bench
 	$(CUDA_GO) test -tags cuda -c -o build/gpu/cuda.test ./worker/cuda
 	CGO_ENABLED=1 go build -buildmode=c-shared -o build/gpu/libringbatch.so ./cbindings
 

@@ -1,7 +1,6 @@
-package main
+package bench
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -9,15 +8,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 // TestMain lets the test binary be a process of the fleet, as the benchmark
 // itself is.
 func TestMain(m *testing.M) {
-	if role := os.Getenv(roleEnv); role != "" {
-		os.Exit(runRole(role))
-	}
+	testbed.Play(Roles())
 	os.Exit(m.Run())
 }
 
@@ -28,7 +26,7 @@ func TestAShortRunReportsEverything(t *testing.T) {
 	dir := t.TempDir()
 	js, svg := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.svg")
 	var out strings.Builder
-	err := run(t.Context(), strings.Fields("--model_type=affine --worker_num=3 --worker_batch=2 --in_flight=2 --max_batch_size=8 --wait_time=1ms --duration=0.2 --warmup=0.1 --max_windows=3 --json="+js+" --plot="+svg), &out)
+	err := Run(t.Context(), strings.Fields("--model_type=affine --worker_num=3 --worker_batch=2 --in_flight=2 --max_batch_size=8 --wait_time=1ms --duration=0.2 --warmup=0.1 --max_windows=3 --json="+js+" --plot="+svg), &out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +60,7 @@ func written(t *testing.T, path string) (r result) {
 func TestProducersThatWriteAheadHaveOneRequestInFlight(t *testing.T) {
 	var out strings.Builder
 	js := filepath.Join(t.TempDir(), "r.json")
-	err := run(t.Context(), strings.Fields("--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --worker_num=3 --max_batch_size=8 --wait_time=1ms --write_ahead --duration=0.2 --warmup=0.1 --max_windows=3 --bound=false --json="+js), &out)
+	err := Run(t.Context(), strings.Fields("--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --worker_num=3 --max_batch_size=8 --wait_time=1ms --write_ahead --duration=0.2 --warmup=0.1 --max_windows=3 --bound=false --json="+js), &out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +75,7 @@ func TestProducersThatWriteAheadHaveOneRequestInFlight(t *testing.T) {
 
 func TestAnOpenLoopSweepHasAPointForEachConcurrency(t *testing.T) {
 	var out strings.Builder
-	err := run(t.Context(), strings.Fields("--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --rate=200 --concurrency_range=1:2 --duration=0.2 --warmup=0 --max_windows=3 --bound=false"), &out)
+	err := Run(t.Context(), strings.Fields("--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --rate=200 --concurrency_range=1:2 --duration=0.2 --warmup=0 --max_windows=3 --bound=false"), &out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +86,7 @@ func TestAnOpenLoopSweepHasAPointForEachConcurrency(t *testing.T) {
 
 func TestTheTransportSuiteRuns(t *testing.T) {
 	var out strings.Builder
-	err := run(t.Context(), strings.Fields("--suite=transport --only=latency,small,large,in_flight --rounds=1 --round=100ms --requests=30000"), &out)
+	err := Run(t.Context(), strings.Fields("--suite=transport --only=latency,small,large,in_flight --rounds=1 --round=100ms --requests=30000"), &out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,29 +94,6 @@ func TestTheTransportSuiteRuns(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %s in:\n%s", want, out.String())
 		}
-	}
-}
-
-func TestAnInterruptEndsEveryProcess(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	f, err := newFleet(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	broker, _, err := f.startBroker("b.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cancel()
-	if err := broker.receive(nil); !errors.Is(err, errInterrupted) {
-		t.Errorf("waiting for it gave %v", err)
-	}
-	f.close()
-	if broker.cmd.ProcessState == nil {
-		t.Error("the broker was not reaped")
-	}
-	if _, err := os.Stat(f.dir); !os.IsNotExist(err) {
-		t.Errorf("the folder is left: %v", err)
 	}
 }
 
@@ -131,56 +106,14 @@ func TestAWorkerThatDiesEndsTheRunWithItsReason(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.close()
+	defer f.Close()
 	s, err := f.serve(&o.cfg, newProgress())
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = s.workers[0].cmd.Process.Kill()
+	s.workers[0].Kill()
 	if _, err := s.through(1, nil, newProgress()); err == nil || !strings.Contains(err.Error(), "model worker") {
 		t.Errorf("got %v", err)
-	}
-}
-
-// A worker may notice the end of its broker, and say so, before it is told to
-// end itself.
-func TestAllAreMarkedAsEndingBeforeTheFirstEnds(t *testing.T) {
-	broker, worker := &proc{}, &proc{}
-	marked := false
-	broker.stdin = closer(func() { marked = worker.ending.Load() })
-	worker.stdin = closer(func() {})
-	for _, p := range []*proc{broker, worker} {
-		p.waited.Do(func() {}) // there is no process to wait for
-	}
-	endAll([]*proc{broker, worker})
-	if !marked {
-		t.Error("the worker was not marked when the broker ended")
-	}
-}
-
-type closer func()
-
-func (c closer) Write(b []byte) (int, error) { return len(b), nil }
-func (c closer) Close() error                { c(); return nil }
-
-func TestAProcessThatEndsBeforeItHasItsJobIsAnError(t *testing.T) {
-	f, err := newFleet(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	over := make(chan error, 1)
-	go func() { // more than a pipe holds, for one who does not read it
-		_, err := f.start(spawn{role: "no such role", job: strings.Repeat("x", 1<<20)})
-		over <- err
-	}()
-	select {
-	case err := <-over:
-		if err == nil || !strings.Contains(err.Error(), "no such role") {
-			t.Errorf("got %v", err)
-		}
-		f.close()
-	case <-time.After(time.Minute):
-		t.Fatal("nobody noticed")
 	}
 }
 
@@ -191,7 +124,7 @@ func TestAReportThatCannotBePrintedIsAnError(t *testing.T) {
 	}
 	defer full.Close()
 	js := filepath.Join(t.TempDir(), "r.json")
-	err = run(t.Context(), strings.Fields("--model_type=echo --worker_num=1 --bound=false --duration=0.1 --warmup=0 --max_windows=3 --json="+js), full)
+	err = Run(t.Context(), strings.Fields("--model_type=echo --worker_num=1 --bound=false --duration=0.1 --warmup=0 --max_windows=3 --json="+js), full)
 	if !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("got %v", err)
 	}
@@ -205,12 +138,9 @@ func TestAProcessThatFailsSaysWhy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.close()
-	_, err = f.start(spawn{role: "model worker", job: workerJob{Model: modelJob{Type: "mlp", Path: "/nowhere/w.safetensors"}}})
+	defer f.Close()
+	_, err = f.StartReady(testbed.Spec{Role: "model worker", Job: workerJob{Model: modelJob{Type: "mlp", Path: "/nowhere/w.safetensors"}}})
 	if err == nil || !strings.Contains(err.Error(), "/nowhere/w.safetensors") {
-		t.Errorf("got %v", err)
-	}
-	if _, err := f.start(spawn{role: "no such role"}); err == nil || !strings.Contains(err.Error(), "no such role") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -44,7 +44,7 @@ func runDemo(ctx context.Context, cfg *config, say *progress) (*demoReport, erro
 	if err != nil {
 		return r, err
 	}
-	defer f.close()
+	defer f.Close()
 	bound, err := f.startBound(cfg, say)
 	if err != nil {
 		return r, err

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/stats"
 )
 
@@ -44,7 +45,7 @@ func big(v float64) string {
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
-		return errInterrupted
+		return testbed.ErrInterrupted
 	case <-time.After(d):
 		return nil
 	}

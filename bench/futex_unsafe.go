@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
@@ -63,7 +64,7 @@ type futexRound struct {
 	Raw   bool
 }
 
-func futexPingRole(c *child) error {
+func futexPingRole(c *testbed.Child) error {
 	ping, pong, err := mapWords()
 	if err != nil {
 		return err
@@ -79,7 +80,7 @@ func futexPingRole(c *child) error {
 	})
 }
 
-func futexPongRole(c *child) error {
+func futexPongRole(c *testbed.Child) error {
 	ping, pong, err := mapWords()
 	if err != nil {
 		return err
@@ -94,30 +95,18 @@ func futexPongRole(c *child) error {
 	})
 }
 
-func futexRole(c *child, core int, run func(futexRound, []int64)) error {
+func futexRole(c *testbed.Child, core int, run func(futexRound, []int64)) error {
 	debug.SetGCPercent(-1)
 	runtime.LockOSThread()
 	if err := pinTo(core); err != nil {
 		return err
 	}
-	if err := c.next(&struct{}{}); err != nil {
-		return err
-	}
-	if err := c.ready(); err != nil {
-		return err
-	}
-	for {
-		var r futexRound
-		if err := c.next(&r); err != nil {
-			return err
-		}
+	return testbed.Serve(c, func(r futexRound) (int64, error) {
 		ns := make([]int64, r.Trips)
 		run(r, ns)
 		slices.Sort(ns)
-		if err := c.tell(ns[len(ns)/2]); err != nil {
-			return err
-		}
-	}
+		return ns[len(ns)/2], nil
+	})
 }
 
 // pinTo keeps this thread on the n-th core that the process may use (on the

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"cmp"
@@ -16,6 +16,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
 )
@@ -59,11 +60,7 @@ type supervisedJob struct {
 	Instances int
 }
 
-func supervisedBrokerRole(c *child) error {
-	var job supervisedJob
-	if err := c.next(&job); err != nil {
-		return err
-	}
+func supervisedBrokerRole(c *testbed.Child, job supervisedJob) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	b, err := broker.New(broker.Config{Socket: job.Socket, Logger: log, MPS: true, Workers: []supervise.Worker{{Command: job.Command, Instances: job.Instances}}})
 	if err != nil {
@@ -71,14 +68,14 @@ func supervisedBrokerRole(c *child) error {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	if err := c.ready(); err != nil {
+	if err := c.Ready(); err != nil {
 		return err
 	}
-	go func() { <-c.commands; stop() }()
+	go func() { <-c.Commands(); stop() }()
 	if err := b.Serve(ctx); err != nil {
 		return err
 	}
-	return c.tell(nil)
+	return c.Tell("result", nil)
 }
 
 // steadyJob is a producer that runs until it is told to stop.
@@ -89,11 +86,7 @@ type steadyReport struct {
 	Errors  map[string]int64
 }
 
-func steadyProducerRole(c *child) error {
-	var job steadyJob
-	if err := c.next(&job); err != nil {
-		return err
-	}
+func steadyProducerRole(c *testbed.Child, job steadyJob) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTime)
 	defer cancel()
 	conn, err := client.Dial(ctx, job.Model, client.WithSocket(job.Socket), client.WithWindow(job.Rows), client.WaitForModel())
@@ -101,16 +94,16 @@ func steadyProducerRole(c *child) error {
 		return err
 	}
 	p := &producer{job: job.producerJob, conn: conn, inputs: randomInputs(conn, job.producerJob)}
-	if err := c.ready(); err != nil {
+	if err := c.Ready(); err != nil {
 		return err
 	}
-	<-c.commands
+	<-c.Commands()
 	r := steadyReport{Errors: map[string]int64{}}
 	start := shm.Now()
 	for {
 		select {
-		case <-c.commands:
-			return c.tell(r)
+		case <-c.Commands():
+			return c.Tell("result", r)
 		default:
 		}
 		if _, err := p.exchange(background, shm.Now()); err != nil {
@@ -134,14 +127,14 @@ func runKill(ctx context.Context, cfg *config, say *progress) (*killReport, erro
 	if err != nil {
 		return nil, err
 	}
-	defer f.close()
-	socket := f.path("kill.sock")
+	defer f.Close()
+	socket := f.Path("kill.sock")
 	command, err := torchCommand(cfg)
 	if err != nil {
 		return nil, err
 	}
 	say.line("starting the broker, which starts %d workers", cfg.ModelNum)
-	b, err := f.start(spawn{role: "supervised broker", job: supervisedJob{socket, command, cfg.ModelNum}})
+	b, err := f.StartReady(testbed.Spec{Role: "supervised broker", Job: supervisedJob{socket, command, cfg.ModelNum}})
 	if err != nil {
 		return nil, err
 	}
@@ -149,15 +142,15 @@ func runKill(ctx context.Context, cfg *config, say *progress) (*killReport, erro
 	if err != nil {
 		return nil, err
 	}
-	ps, err := f.startAll(cfg.WorkerNum, func(i int) spawn {
-		return spawn{role: "steady producer", procs: 2, job: steadyJob{producerJob{
+	ps, err := f.StartAll(cfg.WorkerNum, func(i int) testbed.Spec {
+		return testbed.Spec{Role: "steady producer", Procs: 2, Job: steadyJob{producerJob{
 			Socket: socket, Model: modelName, Rows: cfg.WorkerBatch, InFlight: 1, Seed: uint64(i)}}}
 	})
 	if err != nil {
 		return nil, err
 	}
 	for _, p := range ps {
-		if err := p.send("go"); err != nil {
+		if err := p.Send("go"); err != nil {
 			return nil, err
 		}
 	}
@@ -184,20 +177,20 @@ func runKill(ctx context.Context, cfg *config, say *progress) (*killReport, erro
 	}
 	r := &killReport{Config: cfg, Errors: map[string]int64{}, AttachedS: (attached - killed).Seconds(), Requeued: last.Requeued}
 	for _, p := range ps {
-		if err := p.send("stop"); err != nil {
+		if err := p.Send("stop"); err != nil {
 			return nil, err
 		}
 	}
 	for _, p := range ps {
 		var s steadyReport
-		if err := p.receive(&s); err != nil {
+		if err := p.Receive(&s); err != nil {
 			return nil, err
 		}
 		r.add(&s)
 	}
 	r.judge(killed, attached)
-	_ = b.send("stop")
-	_ = b.receive(nil)
+	_ = b.Send("stop")
+	_ = b.Receive(nil)
 	return r, nil
 }
 

@@ -1,10 +1,11 @@
-package main
+package bench
 
 import (
 	"context"
 	"fmt"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -21,7 +22,7 @@ type serveFunc func(worker.Config) (pid int, wait func() error, err error)
 const startTime = 3 * time.Minute
 
 // serveByItself is ready when the broker knows the worker.
-func serveByItself(c *child, job *workerJob, m *openModel) error {
+func serveByItself(c *testbed.Child, job *workerJob, m *openModel) error {
 	pid, run, err := m.Serve(worker.Config{
 		Socket: job.Socket, Model: modelName, Policy: policy.New(policy.MaxBatchSize(job.MaxBatch), policy.WaitTime(job.WaitTime), policy.Slots(job.Slots)),
 	})
@@ -50,7 +51,7 @@ func endedEarly(err error) error {
 	return err
 }
 
-func awaitWorker(socket string, pid int, c *child) error {
+func awaitWorker(socket string, pid int, c *testbed.Child) error {
 	for end := time.Now().Add(startTime); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		st, err := modelStats(background, socket, modelName)
 		if err != nil {
@@ -58,7 +59,7 @@ func awaitWorker(socket string, pid int, c *child) error {
 		}
 		for _, w := range st.Workers {
 			if w.Pid == pid {
-				return c.ready()
+				return c.Ready()
 			}
 		}
 	}

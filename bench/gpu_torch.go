@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"bufio"
@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -66,7 +67,7 @@ func openTorch(j modelJob) (*openModel, error) {
 		},
 		Serve: func(cfg worker.Config) (int, func() error, error) {
 			cmd := python(append(args, "--name", cfg.Model, "--socket", cfg.Socket, "--policy", cfg.Policy.String()))
-			said := &tail{} // what it says last is why it ended
+			said := &testbed.Tail{} // what it says last is why it ended
 			cmd.Stdout, cmd.Stderr = os.Stderr, io.MultiWriter(os.Stderr, said)
 			if err := cmd.Start(); err != nil {
 				return 0, nil, err

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -8,15 +8,16 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
 // crowd is the processes of one measurement: those that report windows, and
 // those whose CPU time is watched.
 type crowd struct {
-	reporters []*proc
-	groups    [3][]*proc // broker, producers, workers
-	socket    string     // of the broker, "" if there is none
+	reporters []*testbed.Process
+	groups    [3][]*testbed.Process // broker, producers, workers
+	socket    string                // of the broker, "" if there is none
 }
 
 // usage of everybody so far.
@@ -32,7 +33,7 @@ func (c *crowd) usage(ctx context.Context) (usage, error) {
 	if u.others, err = machineTime(); err != nil {
 		return u, err
 	}
-	own, err := cpuTime(os.Getpid())
+	own, err := testbed.CPUTime(os.Getpid())
 	if err != nil {
 		return u, err
 	}
@@ -55,17 +56,17 @@ func (c *crowd) run(f *fleet, warmup, length time.Duration) (*window, error) {
 	o := windowOrder{Start: start, Begin: start + int64(warmup)}
 	o.End = o.Begin + int64(length)
 	for _, p := range c.reporters {
-		if err := p.send(o); err != nil {
+		if err := p.Send(o); err != nil {
 			return nil, err
 		}
 	}
 	w := newWindow()
 	var before usage
 	for i, at := range []int64{o.Begin, o.End} {
-		if err := pause(f.ctx, time.Duration(at-shm.Now())); err != nil {
+		if err := pause(f.Context(), time.Duration(at-shm.Now())); err != nil {
 			return nil, err
 		}
-		u, err := c.usage(f.ctx)
+		u, err := c.usage(f.Context())
 		if err != nil {
 			return nil, err
 		}
@@ -77,11 +78,11 @@ func (c *crowd) run(f *fleet, warmup, length time.Duration) (*window, error) {
 	}
 	for _, p := range c.reporters {
 		var r windowReport
-		if err := p.receive(&r); err != nil {
+		if err := p.Receive(&r); err != nil {
 			return nil, err
 		}
 		if err := w.addReport(&r); err != nil {
-			return nil, fmt.Errorf("read the latencies of %s: %w", p.role, err)
+			return nil, fmt.Errorf("read the latencies of %s: %w", p.Name(), err)
 		}
 	}
 	return w, nil
@@ -123,8 +124,8 @@ type serving struct {
 	f       *fleet
 	cfg     *config
 	socket  string
-	broker  *proc
-	workers []*proc
+	broker  *testbed.Process
+	workers []*testbed.Process
 }
 
 func (f *fleet) serve(cfg *config, say *progress) (*serving, error) {
@@ -135,34 +136,34 @@ func (f *fleet) serve(cfg *config, say *progress) (*serving, error) {
 		return nil, err
 	}
 	job := workerJob{Socket: s.socket, Model: cfg.model(), MaxBatch: cfg.MaxBatchSize, WaitTime: cfg.WaitTime.d(), Slots: cfg.slots()}
-	s.workers, err = f.startAll(cfg.ModelNum, func(int) spawn { return spawn{role: "model worker", job: job, procs: 2} })
+	s.workers, err = f.StartAll(cfg.ModelNum, func(int) testbed.Spec { return testbed.Spec{Role: "model worker", Job: job, Procs: 2} })
 	if err != nil {
 		return nil, err
 	}
 	for _, p := range s.workers {
-		p.mustNotSpeak()
+		p.Essential()
 	}
 	return s, nil
 }
 
 // end stops them.
-func (s *serving) end() { s.f.end(append([]*proc{s.broker}, s.workers...)...) }
+func (s *serving) end() { s.f.End(append([]*testbed.Process{s.broker}, s.workers...)...) }
 
 // through measures that many producers through the broker, in turns with the
 // bound, if there is one.
 func (s *serving) through(producers int, bound *bound, say *progress) (*result, error) {
 	cfg := s.cfg
 	say.line("starting %d producers", producers)
-	ps, err := s.f.startAll(producers, func(i int) spawn {
+	ps, err := s.f.StartAll(producers, func(i int) testbed.Spec {
 		job := cfg.producer()
 		job.Socket, job.Rate, job.Seed = s.socket, cfg.Rate/float64(producers), uint64(cfg.Seed)<<20+uint64(i)
-		return spawn{role: "producer", procs: 2, job: job}
+		return testbed.Spec{Role: "producer", Procs: 2, Job: job}
 	})
 	if err != nil {
 		return nil, err
 	}
-	defer s.f.end(ps...)
-	c := crowd{reporters: ps, groups: [3][]*proc{{s.broker}, ps, s.workers}, socket: s.socket}
+	defer s.f.End(ps...)
+	c := crowd{reporters: ps, groups: [3][]*testbed.Process{{s.broker}, ps, s.workers}, socket: s.socket}
 	return c.watch(s.f, cfg, fmt.Sprintf("%d producers", producers), bound, say)
 }
 
@@ -171,11 +172,11 @@ func (s *serving) through(producers int, bound *bound, say *progress) (*result, 
 func (f *fleet) startAlone(cfg *config, processes, rows int, say *progress) (*crowd, error) {
 	say.line("loading the model in %d processes", processes)
 	job := aloneJob{Model: cfg.model(), Rows: rows}
-	ps, err := f.startAll(processes, func(int) spawn { return spawn{role: "alone", job: job, procs: 2} })
+	ps, err := f.StartAll(processes, func(int) testbed.Spec { return testbed.Spec{Role: "alone", Job: job, Procs: 2} })
 	if err != nil {
 		return nil, err
 	}
-	return &crowd{reporters: ps, groups: [3][]*proc{nil, ps, nil}}, nil
+	return &crowd{reporters: ps, groups: [3][]*testbed.Process{nil, ps, nil}}, nil
 }
 
 // alone measures such processes.
@@ -184,7 +185,7 @@ func (f *fleet) alone(cfg *config, processes, rows int, bound *bound, say *progr
 	if err != nil {
 		return nil, err
 	}
-	defer f.end(c.reporters...)
+	defer f.End(c.reporters...)
 	r, err := c.watch(f, cfg, fmt.Sprintf("%d processes on their own, batch %d", processes, rows), bound, say)
 	if err != nil {
 		return nil, err

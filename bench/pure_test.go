@@ -1,10 +1,9 @@
-package main
+package bench
 
 import (
 	"encoding/json"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 )
@@ -120,17 +119,6 @@ func TestTheMedianIsTheMiddle(t *testing.T) {
 		if got := medianOf(c.v); got != c.want || !slices.Equal(c.v, before) {
 			t.Errorf("median of %v is %v, want %v", before, got, c.want)
 		}
-	}
-}
-
-func TestTheTailKeepsTheEnd(t *testing.T) {
-	var l tail
-	for range 1000 {
-		_, _ = l.Write([]byte("some line\n"))
-	}
-	_, _ = l.Write([]byte("the last one\n"))
-	if s := l.String(); len(s) > tailBytes || !strings.HasSuffix(s, "the last one") {
-		t.Errorf("%d bytes, ending in %q", len(s), s[max(0, len(s)-20):])
 	}
 }
 

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 // Latencies are recorded in nanoseconds, to three digits.
@@ -96,22 +97,12 @@ func (r *recorder) result() (*windowReport, error) {
 	return &r.report, nil
 }
 
-// eachWindow runs load for every window that the parent orders.
-func (c *child) eachWindow(load func(*recorder)) error {
-	for {
-		var o windowOrder
-		if err := c.next(&o); err != nil {
-			return err
-		}
+// eachWindow is ready, and runs load for every window that the parent orders.
+func eachWindow(c *testbed.Child, load func(*recorder)) error {
+	return testbed.Serve(c, func(o windowOrder) (*windowReport, error) {
 		r := newRecorder(o)
 		sleepUntil(o.Start)
 		load(r)
-		w, err := r.result()
-		if err != nil {
-			return err
-		}
-		if err := c.tell(w); err != nil {
-			return err
-		}
-	}
+		return r.result()
+	})
 }

@@ -1,9 +1,10 @@
-package main
+package bench
 
 import (
 	"context"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -21,11 +22,7 @@ type echoJob struct {
 	Slots    int
 }
 
-func echoWorkerRole(c *child) error {
-	var job echoJob
-	if err := c.next(&job); err != nil {
-		return err
-	}
+func echoWorkerRole(c *testbed.Child, job echoJob) error {
 	sig, err := tensor.ParseSignature(job.Inputs, job.Outputs)
 	if err != nil {
 		return err
@@ -38,7 +35,7 @@ func echoWorkerRole(c *child) error {
 	if err != nil {
 		return err
 	}
-	if err := c.ready(); err != nil {
+	if err := c.Ready(); err != nil {
 		return err
 	}
 	for {

@@ -1,10 +1,11 @@
-package main
+package bench
 
 import (
 	"context"
 	"fmt"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
@@ -31,11 +32,7 @@ func (j *modelJob) load() (*openModel, error) {
 }
 
 // modelWorkerRole serves the model on one thread.
-func modelWorkerRole(c *child) error {
-	var job workerJob
-	if err := c.next(&job); err != nil {
-		return err
-	}
+func modelWorkerRole(c *testbed.Child, job workerJob) error {
 	m, err := job.Model.load()
 	if err != nil {
 		return err
@@ -52,7 +49,7 @@ func modelWorkerRole(c *child) error {
 	if err != nil {
 		return err
 	}
-	if err := c.ready(); err != nil {
+	if err := c.Ready(); err != nil {
 		return err
 	}
 	for {
@@ -74,21 +71,14 @@ type aloneJob struct {
 	Rows  int
 }
 
-func aloneRole(c *child) error {
-	var job aloneJob
-	if err := c.next(&job); err != nil {
-		return err
-	}
+func aloneRole(c *testbed.Child, job aloneJob) error {
 	m, err := job.Model.load()
 	if err != nil {
 		return err
 	}
 	run := m.Alone(job.Rows)
 	run()
-	if err := c.ready(); err != nil {
-		return err
-	}
-	return c.eachWindow(func(r *recorder) {
+	return eachWindow(c, func(r *recorder) {
 		for now := shm.Now(); now < r.window.End; {
 			start := now
 			run()

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -35,21 +36,14 @@ func (j producerJob) window() int {
 
 // producerRole sends requests without copies beyond the one that writes the
 // input: claim, write in place, commit, wait, read in place, release.
-func producerRole(c *child) error {
-	var job producerJob
-	if err := c.next(&job); err != nil {
-		return err
-	}
+func producerRole(c *testbed.Child, job producerJob) error {
 	ctx := context.Background()
 	conn, err := client.Dial(ctx, job.Model, client.WithSocket(job.Socket), client.WithWindow(job.window()))
 	if err != nil {
 		return err
 	}
-	if err := c.ready(); err != nil {
-		return err
-	}
 	p := &producer{job: job, conn: conn, inputs: randomInputs(conn, job)}
-	return c.eachWindow(func(r *recorder) {
+	return eachWindow(c, func(r *recorder) {
 		if job.Rate > 0 {
 			p.openLoop(ctx, r)
 		} else {

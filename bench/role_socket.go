@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"fmt"
@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
@@ -98,12 +99,8 @@ type netSocket struct{ net.Conn }
 func (s netSocket) read(b []byte) error  { _, err := io.ReadFull(s.Conn, b); return err }
 func (s netSocket) write(b []byte) error { _, err := s.Conn.Write(b); return err }
 
-func socketServerRole(c *child) error {
+func socketServerRole(c *testbed.Child, job socketJob) error {
 	debug.SetGCPercent(-1)
-	var job socketJob
-	if err := c.next(&job); err != nil {
-		return err
-	}
 	var wg sync.WaitGroup
 	for i := range job.Conns {
 		s, err := openSocket(job.Kind, 3+i)
@@ -119,47 +116,31 @@ func socketServerRole(c *child) error {
 			}
 		})
 	}
-	if err := c.ready(); err != nil {
+	if err := c.Ready(); err != nil {
 		return err
 	}
 	wg.Wait()
 	return nil
 }
 
-func socketClientRole(c *child) error {
+func socketClientRole(c *testbed.Child, job socketJob) error {
 	debug.SetGCPercent(-1)
-	var job socketJob
-	if err := c.next(&job); err != nil {
-		return err
-	}
 	s, err := openSocket(job.Kind, 3)
 	if err != nil {
 		return err
 	}
-	if err := c.ready(); err != nil {
-		return err
-	}
-	for {
-		var o socketOrder
-		if err := c.next(&o); err != nil {
-			return err
-		}
-		before, err := cpuTime(os.Getpid())
+	return testbed.Serve(c, func(o socketOrder) (r transportResult, err error) {
+		before, err := testbed.CPUTime(os.Getpid())
 		if err != nil {
-			return err
+			return r, err
 		}
-		n, err := socketStream(s, o)
-		if err != nil {
-			return err
+		if r.Requests, err = socketStream(s, o); err != nil {
+			return r, err
 		}
-		after, err := cpuTime(os.Getpid())
-		if err != nil {
-			return err
-		}
-		if err := c.tell(transportResult{Requests: n, CPU: int64(after - before)}); err != nil {
-			return err
-		}
-	}
+		after, err := testbed.CPUTime(os.Getpid())
+		r.CPU = int64(after - before)
+		return r, err
+	})
 }
 
 // socketStream is transport.stream over a socket.

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -43,11 +44,7 @@ type transportResult struct {
 	CPU      int64 // nanoseconds of CPU time of this process, from the start on
 }
 
-func transportRole(c *child) error {
-	var job transportJob
-	if err := c.next(&job); err != nil {
-		return err
-	}
+func transportRole(c *testbed.Child, job transportJob) error {
 	ctx := context.Background()
 	t := transport{job: job}
 	for range job.Sessions {
@@ -60,23 +57,14 @@ func transportRole(c *child) error {
 			return err
 		}
 	}
-	if err := c.ready(); err != nil {
-		return err
-	}
-	for {
-		var o transportOrder
-		if err := c.next(&o); err != nil {
-			return err
-		}
+	return testbed.Serve(c, func(o transportOrder) (transportResult, error) {
 		debug.FreeOSMemory() // start clean, so that no collection falls into the measurement
 		r, err := t.run(ctx, o)
 		if err != nil {
-			return fmt.Errorf("%s: %w", o.Do, err)
+			err = fmt.Errorf("%s: %w", o.Do, err)
 		}
-		if err := c.tell(r); err != nil {
-			return err
-		}
-	}
+		return r, err
+	})
 }
 
 type transport struct {
@@ -93,7 +81,7 @@ func (t *transport) run(ctx context.Context, o transportOrder) (transportResult,
 	}
 	input := pattern(t.sessions[0])
 	sleepUntil(o.Start)
-	before, err := cpuTime(os.Getpid())
+	before, err := testbed.CPUTime(os.Getpid())
 	if err != nil {
 		return transportResult{}, err
 	}
@@ -101,7 +89,7 @@ func (t *transport) run(ctx context.Context, o transportOrder) (transportResult,
 	if err != nil {
 		return res, err
 	}
-	after, err := cpuTime(os.Getpid())
+	after, err := testbed.CPUTime(os.Getpid())
 	res.CPU = int64(after - before)
 	return res, err
 }

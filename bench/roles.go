@@ -1,87 +1,41 @@
-package main
+package bench
 
 import (
-	"encoding/json"
-	"fmt"
-	"io"
-	"os"
-	"os/signal"
-	"sync"
-	"syscall"
+	"context"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
-// child is a process of the fleet, seen from inside.
-type child struct {
-	commands chan json.RawMessage
-	mu       sync.Mutex
-	out      *json.Encoder
-}
-
-// roles are what a process of the fleet can be.
-func roles() map[string]func(*child) error {
-	return map[string]func(*child) error{
-		"broker":        brokerRole,
-		"echo worker":   echoWorkerRole,
-		"transport":     transportRole,
+// Roles are what a process of the benchmark can be.
+func Roles() testbed.Roles {
+	return testbed.Roles{
+		"broker":        testbed.With(testbed.PlayBroker), // its models are declared by their workers
+		"echo worker":   testbed.With(echoWorkerRole),
+		"transport":     testbed.With(transportRole),
 		"futex ping":    futexPingRole,
 		"futex pong":    futexPongRole,
-		"socket server": socketServerRole,
-		"socket client": socketClientRole,
-		"model worker":  modelWorkerRole,
-		"alone":         aloneRole,
-		"producer":      producerRole,
+		"socket server": testbed.With(socketServerRole),
+		"socket client": testbed.With(socketClientRole),
+		"model worker":  testbed.With(modelWorkerRole),
+		"alone":         testbed.With(aloneRole),
+		"producer":      testbed.With(producerRole),
 
-		"supervised broker": supervisedBrokerRole,
-		"steady producer":   steadyProducerRole,
+		"supervised broker": testbed.With(supervisedBrokerRole),
+		"steady producer":   testbed.With(steadyProducerRole),
 	}
 }
 
-// runRole is the whole life of a child. It ends when its parent closes its
-// standard input, or dies.
-func runRole(name string) int {
-	signal.Ignore(syscall.SIGINT)
-	_ = os.WriteFile("/proc/self/comm", []byte("bench "+name), 0) // for top and perf
-	c := &child{commands: make(chan json.RawMessage), out: json.NewEncoder(os.Stdout)}
-	role := roles()[name]
-	if role == nil {
-		fmt.Fprintf(os.Stderr, "no role %q\n", name)
-		return 2
-	}
-	go c.listen()
-	if err := role(c); err != nil {
-		_ = c.out.Encode(answer{Error: err.Error()})
-		return 1
-	}
-	return 0
+// fleet is all processes of one benchmark.
+type fleet struct{ *testbed.Bed }
+
+func newFleet(ctx context.Context) (*fleet, error) {
+	bed, err := testbed.New(ctx)
+	return &fleet{bed}, err
 }
 
-func (c *child) listen() {
-	in := json.NewDecoder(os.Stdin)
-	for {
-		var m json.RawMessage
-		if err := in.Decode(&m); err != nil {
-			if err != io.EOF {
-				fmt.Fprintln(os.Stderr, "commands:", err)
-			}
-			os.Exit(0)
-		}
-		c.commands <- m
-	}
+// startBroker starts one on a socket of the fleet's folder.
+func (f *fleet) startBroker(name string) (*testbed.Process, string, error) {
+	socket := f.Path(name)
+	p, err := f.StartReady(testbed.Spec{Role: "broker", Job: testbed.BrokerJob{Socket: socket}})
+	return p, socket, err
 }
-
-// next waits for a command.
-func (c *child) next(into any) error { return json.Unmarshal(<-c.commands, into) }
-
-// tell answers.
-func (c *child) tell(v any) error {
-	data, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.out.Encode(answer{Data: data})
-}
-
-// ready says that the child is set up.
-func (c *child) ready() error { return c.tell(nil) }

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -10,7 +10,7 @@ func runSingle(ctx context.Context, cfg *config, say *progress) (*result, error)
 	if err != nil {
 		return nil, err
 	}
-	defer f.close()
+	defer f.Close()
 	bound, err := f.startBound(cfg, say)
 	if err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func runSweep(ctx context.Context, cfg *config, say *progress) (*sweep, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.close()
+	defer f.Close()
 	bound, err := f.startBound(cfg, say)
 	if err != nil {
 		return nil, err

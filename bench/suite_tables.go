@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -56,7 +56,7 @@ func runTables(ctx context.Context, cfg *config, say *progress) (*tablesReport, 
 	if err != nil {
 		return r, err
 	}
-	defer f.close()
+	defer f.Close()
 	for _, fill := range []func(*fleet, *progress) error{r.fillProcesses, r.fillDynamic, r.fillSweeps} {
 		if err := fill(f, say); err != nil {
 			return r, err

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
@@ -90,10 +91,10 @@ func runTransport(ctx context.Context, o transportOptions, say *progress) (*tran
 			return suite, err
 		}
 		err = parts[name](f, o, say, r)
-		f.close()
+		f.Close()
 		if err != nil {
 			if ctx.Err() != nil {
-				err = errInterrupted
+				err = testbed.ErrInterrupted
 			}
 			return suite, fmt.Errorf("%s: %w", name, err)
 		}
@@ -120,8 +121,8 @@ func (r *transportReport) print(w io.Writer) {
 
 // echo describes a broker with echo workers, ready for producers.
 type echo struct {
-	broker  *proc
-	workers []*proc
+	broker  *testbed.Process
+	workers []*testbed.Process
 	socket  string
 }
 
@@ -132,16 +133,16 @@ func (f *fleet) startEcho(workers int, job echoJob) (echo, error) {
 		return e, err
 	}
 	job.Socket = e.socket
-	e.workers, err = f.startAll(workers, func(int) spawn { return spawn{role: "echo worker", job: job, procs: 2} })
+	e.workers, err = f.StartAll(workers, func(int) testbed.Spec { return testbed.Spec{Role: "echo worker", Job: job, Procs: 2} })
 	return e, err
 }
 
 // startTransport starts producers, each with its own sessions.
-func (f *fleet) startTransport(n int, job transportJob) ([]*proc, error) {
-	return f.startAll(n, func(i int) spawn {
+func (f *fleet) startTransport(n int, job transportJob) ([]*testbed.Process, error) {
+	return f.StartAll(n, func(i int) testbed.Spec {
 		j := job
 		j.Seed = uint64(i + 1)
-		return spawn{role: "transport", job: j, procs: 2}
+		return testbed.Spec{Role: "transport", Job: j, Procs: 2}
 	})
 }
 
@@ -149,22 +150,22 @@ func (f *fleet) startTransport(n int, job transportJob) ([]*proc, error) {
 const leadTime = 30 * time.Millisecond
 
 // together gives all producers the same order with a common start and end.
-func together(procs []*proc, o transportOrder, d time.Duration) ([]transportResult, error) {
+func together(procs []*testbed.Process, o transportOrder, d time.Duration) ([]transportResult, error) {
 	o.Start = shm.Now() + int64(leadTime)
 	o.Until = o.Start + int64(d)
 	return orderAll[transportResult](procs, o)
 }
 
 // orderAll sends one command to all and gathers their answers.
-func orderAll[R any](procs []*proc, order any) ([]R, error) {
+func orderAll[R any](procs []*testbed.Process, order any) ([]R, error) {
 	for _, p := range procs {
-		if err := p.send(order); err != nil {
+		if err := p.Send(order); err != nil {
 			return nil, err
 		}
 	}
 	results := make([]R, len(procs))
 	for i, p := range procs {
-		if err := p.receive(&results[i]); err != nil {
+		if err := p.Receive(&results[i]); err != nil {
 			return nil, err
 		}
 	}

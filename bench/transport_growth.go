@@ -1,8 +1,10 @@
-package main
+package bench
 
 import (
 	"fmt"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 // growthFigures: CPU time per request with one attached client and with 256,
@@ -45,7 +47,7 @@ func measureGrowth(f *fleet, o transportOptions, say *progress, r *transportRepo
 			return g, err
 		}
 		g.clients, err = f.startTransport(processes, transportJob{Socket: e.socket, Model: name, Window: 8, Sessions: clients / processes})
-		g.serving = [][]*proc{{e.broker}, e.workers}
+		g.serving = [][]*testbed.Process{{e.broker}, e.workers}
 		return g, err
 	}
 	one, err := start("one", 1, 1)
@@ -89,8 +91,8 @@ func (p growthPoint) String() string {
 // growthRun is one of the set-ups.
 type growthRun struct {
 	point   growthPoint
-	serving [][]*proc // broker, workers
-	clients []*proc
+	serving [][]*testbed.Process // broker, workers
+	clients []*testbed.Process
 
 	totals, medians []float64
 	parts           [3][]float64

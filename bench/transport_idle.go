@@ -1,7 +1,9 @@
-package main
+package bench
 
 import (
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 // idleFigures: a broker, 2 workers and 16 clients with nothing to do.
@@ -31,8 +33,8 @@ func measureIdle(f *fleet, o transportOptions, say *progress, r *transportReport
 	if _, err := together(clients, transportOrder{Do: "latency", Count: 100}, 0); err != nil {
 		return err
 	}
-	groups := [][]*proc{{e.broker}, e.workers, clients}
-	if err := pause(f.ctx, idleSettle); err != nil {
+	groups := [][]*testbed.Process{{e.broker}, e.workers, clients}
+	if err := pause(f.Context(), idleSettle); err != nil {
 		return err
 	}
 	before, err := groupTimes(groups)
@@ -41,7 +43,7 @@ func measureIdle(f *fleet, o transportOptions, say *progress, r *transportReport
 	}
 	start := time.Now()
 	say.line("idle: watching for %v", o.Idle)
-	if err := pause(f.ctx, o.Idle); err != nil {
+	if err := pause(f.Context(), o.Idle); err != nil {
 		return err
 	}
 	after, err := groupTimes(groups)
@@ -58,7 +60,7 @@ func measureIdle(f *fleet, o transportOptions, say *progress, r *transportReport
 	return nil
 }
 
-func groupTimes(groups [][]*proc) ([]time.Duration, error) {
+func groupTimes(groups [][]*testbed.Process) ([]time.Duration, error) {
 	sums := make([]time.Duration, len(groups))
 	for i, g := range groups {
 		var err error

@@ -1,12 +1,9 @@
-package main
+package bench
 
 import (
-	"bufio"
-	"fmt"
-	"os"
-	"strconv"
-	"strings"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 // inFlightFigures: 10,000 requests in flight from one process.
@@ -61,19 +58,19 @@ func measureInFlight(f *fleet, o transportOptions, say *progress, r *transportRe
 				inFlightRequests, big(float64(o.Requests)), big(fig.RequestsPerS))
 			return nil
 		case <-tick.C:
-			n, err := threads(p.pid())
+			u, err := testbed.UsageOf(p.Pid())
 			if err != nil {
-				return p.lost(err)
+				continue // it has ended: the other side of this select tells why
 			}
-			fig.Threads = max(fig.Threads, n)
-			m, err := modelStats(f.ctx, e.socket, "flight")
+			fig.Threads = max(fig.Threads, u.Threads)
+			m, err := modelStats(f.Context(), e.socket, "flight")
 			if err != nil {
 				return err
 			}
 			if m.Requests != answered {
 				answered, moved = m.Requests, time.Now()
 			}
-			say.line("in flight: %s of %s requests, %d threads", big(float64(answered)), big(float64(o.Requests)), n)
+			say.line("in flight: %s of %s requests, %d threads", big(float64(answered)), big(float64(o.Requests)), u.Threads)
 			if time.Since(moved) > stallTime {
 				fig.LostWakeUps = true
 				r.check("in_flight", float64(fig.Threads), "< 64", false, "a wake-up was lost: nothing has moved for %v after %s of %s requests", stallTime, big(float64(answered)), big(float64(o.Requests)))
@@ -81,19 +78,4 @@ func measureInFlight(f *fleet, o transportOptions, say *progress, r *transportRe
 			}
 		}
 	}
-}
-
-// threads is how many OS threads a process has.
-func threads(pid int) (int, error) {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	for sc := bufio.NewScanner(f); sc.Scan(); {
-		if n, ok := strings.CutPrefix(sc.Text(), "Threads:"); ok {
-			return strconv.Atoi(strings.TrimSpace(n))
-		}
-	}
-	return 0, fmt.Errorf("process %d: no thread count", pid)
 }

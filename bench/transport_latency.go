@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,11 +29,11 @@ func measureLatency(f *fleet, o transportOptions, say *progress, r *transportRep
 		return err
 	}
 	defer page.Close()
-	pong, err := f.start(spawn{role: "futex pong", job: struct{}{}, files: []*os.File{page}})
+	pong, err := f.StartReady(testbed.Spec{Role: "futex pong", Files: []*os.File{page}})
 	if err != nil {
 		return err
 	}
-	ping, err := f.start(spawn{role: "futex ping", job: struct{}{}, files: []*os.File{page}})
+	ping, err := f.StartReady(testbed.Spec{Role: "futex ping", Files: []*os.File{page}})
 	if err != nil {
 		return err
 	}
@@ -45,7 +46,7 @@ func measureLatency(f *fleet, o transportOptions, say *progress, r *transportRep
 		return err
 	}
 	futex := func(raw bool) (float64, error) {
-		ns, err := orderAll[int64]([]*proc{pong, ping}, futexRound{latencyRequests, raw})
+		ns, err := orderAll[int64]([]*testbed.Process{pong, ping}, futexRound{latencyRequests, raw})
 		if err != nil {
 			return 0, err
 		}

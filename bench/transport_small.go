@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
@@ -46,9 +47,9 @@ func measureSmall(f *fleet, o transportOptions, say *progress, r *transportRepor
 	if err != nil {
 		return err
 	}
-	serving := [][]*proc{{e.broker}, e.workers}
+	serving := [][]*testbed.Process{{e.broker}, e.workers}
 	kinds := []string{"stream", "seqpacket", "net"}
-	sockets := map[string][]*proc{}
+	sockets := map[string][]*testbed.Process{}
 	for _, kind := range kinds {
 		if sockets[kind], err = f.startSockets(kind, smallProducers); err != nil {
 			return err
@@ -93,7 +94,7 @@ func measureSmall(f *fleet, o transportOptions, say *progress, r *transportRepor
 	for i, rate := range ours {
 		fig.Rounds = append(fig.Rounds, rate/theirs[fig.SocketKind][i])
 	}
-	if m, err := modelStats(f.ctx, e.socket, "small"); err == nil {
+	if m, err := modelStats(f.Context(), e.socket, "small"); err == nil {
 		fig.BatchAvg = m.BatchSize.Avg
 	}
 	fig.RequestsPerS, fig.RowsPerS = medianOf(ours), medianOf(rows)
@@ -110,7 +111,7 @@ func measureSmall(f *fleet, o transportOptions, say *progress, r *transportRepor
 
 // streamRate is rows per second in requests of so many, and CPU microseconds
 // per row of each group that serves and, last, of the producers.
-func streamRate(serving [][]*proc, producers []*proc, rows int, d time.Duration) (rate float64, used []float64, err error) {
+func streamRate(serving [][]*testbed.Process, producers []*testbed.Process, rows int, d time.Duration) (rate float64, used []float64, err error) {
 	return rateOf(serving, d, func() ([]transportResult, error) {
 		return together(producers, transportOrder{Do: "stream", Rows: rows}, d)
 	})
@@ -118,15 +119,15 @@ func streamRate(serving [][]*proc, producers []*proc, rows int, d time.Duration)
 
 // socketRate is the same for a socket server, the first process, and its
 // clients.
-func socketRate(procs []*proc, d time.Duration) (rate float64, used []float64, err error) {
-	return rateOf([][]*proc{procs[:1]}, d, func() ([]transportResult, error) {
+func socketRate(procs []*testbed.Process, d time.Duration) (rate float64, used []float64, err error) {
+	return rateOf([][]*testbed.Process{procs[:1]}, d, func() ([]transportResult, error) {
 		o := socketOrder{InFlight: smallInFlight, Start: shm.Now() + int64(leadTime)}
 		o.Until = o.Start + int64(d)
 		return orderAll[transportResult](procs[1:], o)
 	})
 }
 
-func rateOf(serving [][]*proc, d time.Duration, run func() ([]transportResult, error)) (rate float64, used []float64, err error) {
+func rateOf(serving [][]*testbed.Process, d time.Duration, run func() ([]transportResult, error)) (rate float64, used []float64, err error) {
 	before, err := groupTimes(serving)
 	if err != nil {
 		return 0, nil, err
@@ -145,7 +146,7 @@ func rateOf(serving [][]*proc, d time.Duration, run func() ([]transportResult, e
 }
 
 // startSockets starts a server (the first process) and n clients.
-func (f *fleet) startSockets(kind string, n int) ([]*proc, error) {
+func (f *fleet) startSockets(kind string, n int) ([]*testbed.Process, error) {
 	typ := unix.SOCK_STREAM
 	if kind == "seqpacket" {
 		typ = unix.SOCK_SEQPACKET
@@ -164,18 +165,18 @@ func (f *fleet) startSockets(kind string, n int) ([]*proc, error) {
 		servers = append(servers, os.NewFile(uintptr(pair[0]), "server end"))
 		clients = append(clients, os.NewFile(uintptr(pair[1]), "client end"))
 	}
-	server := spawn{role: "socket server", job: socketJob{kind, n}, files: servers, env: rawEnv}
+	server := testbed.Spec{Role: "socket server", Job: socketJob{kind, n}, Files: servers, Env: rawEnv}
 	if kind != "net" {
-		server.procs = n + 2
+		server.Procs = n + 2
 	}
-	p, err := f.start(server)
+	p, err := f.StartReady(server)
 	if err != nil {
 		return nil, err
 	}
-	rest, err := f.startAll(n, func(i int) spawn {
-		return spawn{role: "socket client", job: socketJob{kind, 1}, procs: 2, files: clients[i : i+1], env: rawEnv}
+	rest, err := f.StartAll(n, func(i int) testbed.Spec {
+		return testbed.Spec{Role: "socket client", Job: socketJob{kind, 1}, Procs: 2, Files: clients[i : i+1], Env: rawEnv}
 	})
-	return append([]*proc{p}, rest...), err
+	return append([]*testbed.Process{p}, rest...), err
 }
 
 // rawEnv keeps Go's scheduler from interrupting threads that block in raw

@@ -147,6 +147,7 @@ func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 		{"open_folder", cfg.OpenFolder == b.cfg.OpenFolder},
 		{"drain_time", cfg.DrainTime == b.cfg.DrainTime},
 		{"max_clients", cfg.MaxClients == b.cfg.MaxClients},
+		{"loops", cfg.Loops == b.cfg.Loops},
 		{"mps", cfg.MPS == b.cfg.MPS},
 		{"worker", slices.EqualFunc(cfg.Workers, b.cfg.Workers, func(x, y supervise.Worker) bool { return reflect.DeepEqual(x, y) })},
 	} {

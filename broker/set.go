@@ -19,7 +19,8 @@ func (b *Broker) set(name string, p policy.Policy) error {
 	defer b.models.leave(m)
 	if !m.do(func() {
 		next := m.stage.cfg
-		next.Policy = p.Over(next.Policy)
+		// With their number, so that the name of a level that is not there makes none.
+		next.Policy = p.Over(policy.New(policy.Priorities(m.stage.settings.LevelCount())).Over(next.Policy))
 		err = m.stage.reconfigure(next)
 	}) {
 		return status.ErrDraining

@@ -7,9 +7,9 @@ import (
 	"net"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -96,33 +96,44 @@ func newWorld(seed int64) (*world, error) {
 	return h.worlds[0], nil
 }
 
+// addWorld makes a ring whose size and policy the seed chooses.
 func (h *host) addWorld() error {
-	s := &world{host: h}
-	mc := ModelConfig{Name: fmt.Sprintf("sim%d", len(h.worlds)), Slots: 8 + s.rng.IntN(9), Lease: time.Duration(5+s.rng.IntN(20)) * time.Millisecond, Signature: tensor.Signature{
+	mc := ModelConfig{Policy: policy.New(policy.Slots(8+h.rng.IntN(9)), policy.Lease(time.Duration(5+h.rng.IntN(20))*time.Millisecond),
+		policy.MaxBatchSize(1+h.rng.IntN(6)), policy.WaitTime(time.Duration(h.rng.IntN(3000))*time.Microsecond), policy.PreserveOrder(h.chance(0.2)))}
+	if h.chance(0.3) {
+		mc.Policy = policy.New(policy.MaxQueue(1+h.rng.IntN(8)).At(0), policy.DefaultTimeout(time.Duration(1+h.rng.IntN(8))*time.Millisecond).At(1),
+			policy.OnTimeout(policy.Action(h.rng.IntN(2))).At(1), policy.DefaultPriority(h.rng.IntN(2))).Over(mc.Policy)
+	}
+	s, err := h.add(mc)
+	if err == nil {
+		h.b.models.setDynamic(s.m, h.chance(0.5))
+	}
+	return err
+}
+
+// add makes a ring whose rows are one number each.
+func (h *host) add(mc ModelConfig) (*world, error) {
+	mc.Name = fmt.Sprintf("sim%d", len(h.worlds))
+	mc.Signature = tensor.Signature{
 		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.I64, Shape: []int{1}}},
 		Outputs: []tensor.Spec{{Name: "y", DType: tensor.I64, Shape: []int{1}}},
-	}}
-	mc.Policy = batcher.Config{MaxBatchSize: 1 + s.rng.IntN(6), WaitTime: time.Duration(s.rng.IntN(3000)) * time.Microsecond, PreserveOrder: s.chance(0.2)}
-	if s.chance(0.3) {
-		mc.Policy.Levels = []batcher.LevelPolicy{{MaxQueue: 1 + s.rng.IntN(8)}, {DefaultTimeout: time.Duration(1+s.rng.IntN(8)) * time.Millisecond, OnTimeout: batcher.TimeoutAction(s.rng.IntN(2))}}
-		mc.Policy.DefaultLevel = s.rng.IntN(2)
 	}
 	m, _, err := h.b.models.reserve(mc.Name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := m.build(h.b, mc); err != nil {
-		return err
+		return nil, err
 	}
 	h.b.models.place(m)
 	m.loop.adopt(m.ring)
 	h.b.models.publish(m, false)
-	h.b.models.setDynamic(m, s.chance(0.5))
+	s := &world{host: h}
 	s.l, s.m, s.r, s.st = m.loop, m, m.ring, m.stage
 	s.words = make([]shm.Word, s.r.layout.Slots)
 	s.leased = make([]int, s.r.layout.Slots)
 	h.worlds = append(h.worlds, s)
-	return nil
+	return s, nil
 }
 
 func (h *host) close() {

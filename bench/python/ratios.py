@@ -10,7 +10,7 @@ baseline     64 producers with 602,112-byte inputs and a model that does nothing
 
 The two sides of a ratio take turns, and the median of the rounds counts: the
 machine's other load then hits both. Needs the installed package and, for the
-Go producer, Go, or --goproducer with what `go build ./bench/python/goproducer`
+Go producer, Go, or --goproducer with what `go build ./cmd/goproducer`
 made elsewhere.
 """
 
@@ -62,7 +62,7 @@ def python_worker(name: str, inputs: tuple, outputs: tuple, wait: float, slots: 
 
 def go_producer(folder: str) -> str:
     path = os.path.join(folder, "goproducer")
-    subprocess.run(["go", "build", "-o", path, "./bench/python/goproducer"], cwd=REPOSITORY, check=True)
+    subprocess.run(["go", "build", "-o", path, "./cmd/goproducer"], cwd=REPOSITORY, check=True)
     return path
 
 

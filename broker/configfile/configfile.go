@@ -39,6 +39,7 @@ type file struct {
 	OpenFolder bool          `toml:"open_folder"`
 	DrainTime  *fileDuration `toml:"drain_time"`
 	MaxClients fileCount     `toml:"max_clients"`
+	Loops      fileCount     `toml:"loops"`
 	MPS        bool          `toml:"mps"`
 	Models     []fileModel   `toml:"model"`
 	Workers    []fileWorker  `toml:"worker"`
@@ -132,7 +133,7 @@ func Parse(text string) (broker.Config, error) {
 	if _, err := toml.Decode(text, &tables); err != nil {
 		return broker.Config{}, fmt.Errorf("%w: %v", status.ErrInvalid, err)
 	}
-	cfg := broker.Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: int(f.MaxClients), MPS: f.MPS}
+	cfg := broker.Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: int(f.MaxClients), Loops: int(f.Loops), MPS: f.MPS}
 	if f.DrainTime != nil && cfg.DrainTime == 0 {
 		cfg.DrainTime = -1 // asked for, not left open
 	}
@@ -210,5 +211,5 @@ func text(value any) string {
 	for i, v := range list {
 		texts[i] = fmt.Sprint(v)
 	}
-	return strings.Join(texts, ",")
+	return "[" + strings.Join(texts, ",") + "]" // not to pass as a single value
 }

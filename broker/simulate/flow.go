@@ -94,7 +94,7 @@ func (w *world) serve(d *batcher.Dispatch) {
 	}
 	x.given = append(x.given, append(ids, d.Requests...))
 	seen := x.freeAt + batcher.Time(w.cfg.Hop)
-	w.events.push(event{at: seen, kind: batchSeenDone, worker: d.Worker, batch: d.Batch})
+	w.events.push(event{at: seen, kind: batchSeenDone, worker: d.Worker, batch: d.Batch, started: start})
 
 	w.stats.batch(d, seen)
 	for _, id := range d.Requests {

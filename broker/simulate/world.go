@@ -117,7 +117,7 @@ func (w *world) handle(e event) {
 	case commitSeen:
 		w.arrive(e)
 	case batchSeenDone:
-		w.b.BatchDone(e.worker, e.batch, e.started, e.finished)
+		w.b.BatchDone(e.worker, e.batch, e.started, e.at-batcher.Time(w.cfg.Hop))
 		x := &w.workers[e.worker]
 		ids := x.given[0]
 		copy(x.given, x.given[1:])

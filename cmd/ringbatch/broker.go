@@ -27,6 +27,7 @@ func runBroker(ctx context.Context, args []string) error {
 	allow := f.IntSlice("allow_uid", nil, "also let this user connect (repeatable); this user always may")
 	open := f.Bool("open_folder", false, "accept a socket folder that others may enter; the uid list then decides alone")
 	drain := f.Duration("drain_time", broker.DefaultDrainTime, "how long accepted requests may take to finish after SIGTERM")
+	loops := f.Int("loops", 0, "loops that serve the models, each some of them (default: one for every two cores, 8 at most)")
 	mps := f.Bool("mps", false, "let the GPU workers that the broker starts share GPUs through MPS: use a running daemon or start a private one")
 	level := f.String("log_level", "info", "debug, info, warn or error")
 	if err := parse(f, args, 0, 0); err != nil {
@@ -61,6 +62,11 @@ func runBroker(ctx context.Context, args []string) error {
 		cfg.AllowedUIDs = append(cfg.AllowedUIDs, *allow...)
 		cfg.OpenFolder = cfg.OpenFolder || *open
 		cfg.MPS = cfg.MPS || *mps
+		if f.Changed("loops") {
+			if cfg.Loops = *loops; *loops < 1 { // 0 would leave it to the default
+				return cfg, fmt.Errorf("%w: --loops must be 1..%d", errUsage, broker.MaxLoops)
+			}
+		}
 		if f.Changed("drain_time") {
 			if cfg.DrainTime = *drain; *drain <= 0 {
 				cfg.DrainTime = -1 // 0 would leave it to the default

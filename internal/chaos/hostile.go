@@ -91,11 +91,7 @@ type hostileJob struct {
 }
 
 // playHostile attaches, breaks rules until it is thrown out, and starts again.
-func playHostile(c *testbed.Child) error {
-	var job hostileJob
-	if err := c.Job(&job); err != nil {
-		return err
-	}
+func playHostile(c *testbed.Child, job hostileJob) error {
 	ctx := c.Context()
 	rng := rand.New(rand.NewPCG(job.Seed, 4))
 	mutations := 0

@@ -58,11 +58,7 @@ type loadJob struct {
 // playLoad sends requests from several goroutines until it is told to stop,
 // and checks every answer. Its last message is the tally; to every command it
 // tells a window.
-func playLoad(child *testbed.Child) error {
-	var job loadJob
-	if err := child.Job(&job); err != nil {
-		return err
-	}
+func playLoad(child *testbed.Child, job loadJob) error {
 	ctx := child.Context()
 	dial, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()

@@ -21,12 +21,12 @@ import (
 // Roles are what a process of the campaigns can be.
 func Roles() testbed.Roles {
 	return testbed.Roles{
-		"broker":  deaf(testbed.PlayBroker),
-		"worker":  deaf(playWorker),
-		"client":  deaf(playClient),
-		"load":    deaf(playLoad),
-		"hostile": deaf(playHostile),
-		"ping":    playPing,
+		"broker":  deaf(testbed.With(testbed.PlayBroker)),
+		"worker":  deaf(testbed.With(playWorker)),
+		"client":  deaf(testbed.With(playClient)),
+		"load":    deaf(testbed.With(playLoad)),
+		"hostile": deaf(testbed.With(playHostile)),
+		"ping":    testbed.With(playPing),
 	}
 }
 
@@ -70,11 +70,8 @@ type player struct {
 	rng *rand.Rand
 }
 
-func newPlayer(c *testbed.Child) (*player, error) {
-	p := &player{Child: c}
-	err := c.Job(&p.victimJob)
-	p.rng = rand.New(rand.NewPCG(p.Seed, 2))
-	return p, err
+func newPlayer(c *testbed.Child, job victimJob) *player {
+	return &player{c, job, rand.New(rand.NewPCG(job.Seed, 2))}
 }
 
 // die ends this process as a power cut would, and says when.
@@ -96,11 +93,8 @@ func (p *player) dieWithin(most time.Duration) {
 }
 
 // playWorker serves some batches, then dies at its label.
-func playWorker(c *testbed.Child) error {
-	p, err := newPlayer(c)
-	if err != nil {
-		return err
-	}
+func playWorker(c *testbed.Child, job victimJob) error {
+	p := newPlayer(c, job)
 	ctx := c.Context()
 	for ctx.Err() == nil {
 		cfg := theModel.WorkerConfig(p.Socket)
@@ -161,11 +155,8 @@ func (p *player) compute(b *worker.Batch, label string) {
 }
 
 // playClient runs some requests, then dies at its label.
-func playClient(c *testbed.Child) error {
-	p, err := newPlayer(c)
-	if err != nil {
-		return err
-	}
+func playClient(c *testbed.Child, job victimJob) error {
+	p := newPlayer(c, job)
 	if p.Label == "dial" {
 		p.dieWithin(400 * time.Microsecond)
 	}
@@ -232,11 +223,7 @@ func (p *player) request(ctx context.Context, c *client.Client, id int64) error 
 }
 
 // playPing asks whether this user may connect to a socket.
-func playPing(c *testbed.Child) error {
-	var socket string
-	if err := c.Job(&socket); err != nil {
-		return err
-	}
+func playPing(c *testbed.Child, socket string) error {
 	ctx, cancel := context.WithTimeout(c.Context(), 5*time.Second)
 	defer cancel()
 	conn, err := client.Dial(ctx, theModel.Name, client.WithSocket(socket))

@@ -99,11 +99,7 @@ func (g *group) nobodyWasKilled() {
 }
 
 // playBallast holds some MiB of memory until it is killed.
-func playBallast(c *testbed.Child) error {
-	var mib int
-	if err := c.Job(&mib); err != nil {
-		return err
-	}
+func playBallast(c *testbed.Child, mib int) error {
 	mem, err := unix.Mmap(-1, 0, mib<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // the race detector would double the heap's
 	if err != nil {
 		return err

@@ -17,11 +17,7 @@ import (
 )
 
 // playDamage attaches as a client would, then breaks every rule it can.
-func playDamage(c *testbed.Child) error {
-	var j job
-	if err := c.Job(&j); err != nil {
-		return err
-	}
+func playDamage(c *testbed.Child, j job) error {
 	say := func(what string) { _ = c.Tell(what, nil) }
 	ctx, cancel := context.WithTimeout(c.Context(), 20*time.Second)
 	defer cancel()

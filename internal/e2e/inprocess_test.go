@@ -31,6 +31,12 @@ type ring struct {
 
 func inProcess(t *testing.T, mem shm.Memory, models ...testbed.Model) *ring {
 	t.Helper()
+	return onLoops(t, mem, 0, models...)
+}
+
+// onLoops is inProcess with so many loops; 0 is the default.
+func onLoops(t *testing.T, mem shm.Memory, loops int, models ...testbed.Model) *ring {
+	t.Helper()
 	if mem == nil {
 		mem = shm.Memfd{}
 	}
@@ -39,7 +45,7 @@ func inProcess(t *testing.T, mem shm.Memory, models ...testbed.Model) *ring {
 		t.Fatal(err)
 	}
 	r := &ring{t: t, socket: filepath.Join(dir, "b.sock"), mem: mem, done: make(chan error, 1)}
-	cfg := broker.Config{Socket: r.socket, Memory: mem, Logger: slog.New(slog.DiscardHandler)}
+	cfg := broker.Config{Socket: r.socket, Memory: mem, Loops: loops, Logger: slog.New(slog.DiscardHandler)}
 	for _, m := range models {
 		cfg.Models = append(cfg.Models, m.Config())
 	}

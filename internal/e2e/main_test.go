@@ -11,11 +11,11 @@ import (
 
 func TestMain(m *testing.M) {
 	testbed.Play(testbed.Roles{
-		"broker":  testbed.PlayBroker,
-		"worker":  playWorker,
-		"client":  playClient,
-		"damage":  playDamage,
-		"ballast": playBallast,
+		"broker":  testbed.With(testbed.PlayBroker),
+		"worker":  testbed.With(playWorker),
+		"client":  testbed.With(playClient),
+		"damage":  testbed.With(playDamage),
+		"ballast": testbed.With(playBallast),
 		"clock":   playClock,
 	})
 	// The Go runtime's own descriptors, before anything is counted.

@@ -25,11 +25,7 @@ const (
 	cmdFail   = 0x0fa11 // the worker fails this request alone
 )
 
-func playWorker(c *testbed.Child) error {
-	var j job
-	if err := c.Job(&j); err != nil {
-		return err
-	}
+func playWorker(c *testbed.Child, j job) error {
 	w := obedient{say: func(what string) { _ = c.Tell(what, nil) }}
 	if j.Do == "patiently" {
 		w.patience = make(chan os.Signal, 1)
@@ -85,11 +81,7 @@ func (w *obedient) obey(_ context.Context, b *worker.Batch) error {
 
 // playClient goes as far as told, says so, and stays there until it is
 // killed.
-func playClient(c *testbed.Child) error {
-	var j job
-	if err := c.Job(&j); err != nil {
-		return err
-	}
+func playClient(c *testbed.Child, j job) error {
 	ctx := c.Context()
 	dial, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()

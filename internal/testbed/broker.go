@@ -24,11 +24,7 @@ type BrokerJob struct {
 
 // PlayBroker is the broker proper, as `ringbatch broker` runs it. It tells
 // "drained" when SIGTERM has let it finish what it had accepted.
-func PlayBroker(c *Child) error {
-	var job BrokerJob
-	if err := c.Job(&job); err != nil {
-		return err
-	}
+func PlayBroker(c *Child, job BrokerJob) error {
 	log := io.Writer(os.Stderr)
 	if job.Log != "" {
 		f, err := os.OpenFile(job.Log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)

@@ -14,6 +14,17 @@ import (
 // Roles are what a process of the bed can be, by name.
 type Roles map[string]func(*Child) error
 
+// With makes a role of a function that takes its job.
+func With[J any](play func(*Child, J) error) func(*Child) error {
+	return func(c *Child) error {
+		var job J
+		if err := json.Unmarshal(c.job, &job); err != nil {
+			return fmt.Errorf("read the job: %w", err)
+		}
+		return play(c, job)
+	}
+}
+
 // Child is a process of the bed, seen from inside.
 type Child struct {
 	ctx      context.Context
@@ -76,9 +87,6 @@ func (c *Child) listen(in *json.Decoder) {
 // Context ends at SIGTERM.
 func (c *Child) Context() context.Context { return c.ctx }
 
-// Job is what the process should do.
-func (c *Child) Job(into any) error { return json.Unmarshal(c.job, into) }
-
 // Commands are what comes after the job.
 func (c *Child) Commands() <-chan json.RawMessage { return c.commands }
 
@@ -98,3 +106,23 @@ func (c *Child) Tell(name string, v any) error {
 
 // Ready says that the child is set up.
 func (c *Child) Ready() error { return c.Tell("ready", nil) }
+
+// Serve says that the child is ready, and then answers every command.
+func Serve[C, R any](c *Child, answer func(C) (R, error)) error {
+	if err := c.Ready(); err != nil {
+		return err
+	}
+	for {
+		var command C
+		if err := c.Next(&command); err != nil {
+			return err
+		}
+		r, err := answer(command)
+		if err != nil {
+			return err
+		}
+		if err := c.Tell("answer", r); err != nil {
+			return err
+		}
+	}
+}

@@ -27,8 +27,8 @@ func (l *lines) Write(b []byte) (int, error) {
 // tailBytes is how much of its log a process keeps.
 const tailBytes = 64 << 10
 
-// tail keeps the end of a log, and passes its lines on.
-type tail struct {
+// Tail keeps the end of a log, and passes its lines on.
+type Tail struct {
 	each func(line []byte)
 	out  lines
 
@@ -36,7 +36,7 @@ type tail struct {
 	end []byte
 }
 
-func (t *tail) Write(b []byte) (int, error) {
+func (t *Tail) Write(b []byte) (int, error) {
 	if t.each != nil {
 		t.out.each = t.each
 		_, _ = t.out.Write(b)
@@ -50,7 +50,7 @@ func (t *tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func (t *tail) String() string {
+func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return string(bytes.TrimSpace(t.end))

@@ -21,7 +21,7 @@ type Process struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
 	in    sync.Mutex // one command at a time
-	log   tail
+	log   Tail
 
 	essential bool
 	ending    atomic.Bool   // it was told to end

@@ -59,6 +59,15 @@ func (b *Bed) Start(s Spec) (*Process, error) {
 	return p, p.Send(order{s.Limits, job}) // not under the lock, which is taken to find out why it failed
 }
 
+// StartReady starts a process and waits until it is ready.
+func (b *Bed) StartReady(s Spec) (*Process, error) {
+	all, err := b.StartAll(1, func(int) Spec { return s })
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
+}
+
 // StartAll starts n processes and waits until all are ready.
 func (b *Bed) StartAll(n int, spec func(i int) Spec) ([]*Process, error) {
 	all := make([]*Process, n)

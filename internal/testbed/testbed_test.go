@@ -17,7 +17,7 @@ func TestMain(m *testing.M) {
 	Play(Roles{
 		"stay":   func(c *Child) error { _ = c.Ready(); select {} },
 		"fail":   func(*Child) error { return errors.New("nothing works") },
-		"echo":   echo,
+		"echo":   With(echo),
 		"parent": parent,
 		"polite": func(c *Child) error { _ = c.Ready(); <-c.Context().Done(); return c.Tell("bye", nil) },
 	})
@@ -25,13 +25,12 @@ func TestMain(m *testing.M) {
 }
 
 // echo gives its job and then every command back.
-func echo(c *Child) error {
-	var text string
-	for err := c.Job(&text); ; err = c.Next(&text) {
-		if err != nil {
+func echo(c *Child, text string) error {
+	for {
+		_ = c.Tell("echo", text)
+		if err := c.Next(&text); err != nil {
 			return err
 		}
-		_ = c.Tell("echo", text)
 	}
 }
 
@@ -205,5 +204,16 @@ func TestTheLatestMessageIsSeen(t *testing.T) {
 	}
 	if p.Latest("no such name", nil) {
 		t.Error("a message that was never sent")
+	}
+}
+
+func TestTheTailKeepsTheEnd(t *testing.T) {
+	var l Tail
+	for range tailBytes {
+		_, _ = l.Write([]byte("some line\n"))
+	}
+	_, _ = l.Write([]byte("the last one\n"))
+	if s := l.String(); len(s) > tailBytes || !strings.HasSuffix(s, "the last one") {
+		t.Errorf("%d bytes, ending in %q", len(s), s[max(0, len(s)-20):])
 	}
 }

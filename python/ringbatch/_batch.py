@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import traceback
 from collections.abc import Sequence
-from ctypes import addressof, c_uint32
 from typing import NamedTuple
 
 import numpy as np
 
-from . import _structs as c
 from . import errors
-from ._library import check
 from ._request import Columns
-from ._tensors import Signature, Tensor
-from ._views import Life, Mapping, _released
-
-_REASON_BYTES = 1024  # room for the text of a failure
+from ._ring import Ring, RingBatch
+from ._tensors import Tensor
+from ._views import Life, _released
 
 
 class Run(NamedTuple):
@@ -59,20 +54,24 @@ class Buffers:
 class Batch:
     """Some requests to be run together.
 
+    A *request* is what one client sent and what is answered, or fails, alone;
+    it has one row or more. A *row* is one item of every tensor, without the
+    batch dimension. The arrays are of rows; ``requests`` says which rows are
+    whose, ``len(batch)`` counts requests and ``batch.rows`` rows.
+
     ``inputs[name]`` and ``outputs[name]`` have all rows of the batch: views
     into shared memory if the rows lie one after the other there, otherwise
     copies in arrays of our own (outputs are put in place at the end). To do
     without the copy use :attr:`runs`, :meth:`input_run` and :meth:`output_run`.
     """
 
-    def __init__(self, lib: ctypes.CDLL, sig: Signature, mapping: Mapping, buffers: Buffers, batch: int) -> None:
-        self._lib, self._sig, self._mapping, self._buffers = lib, sig, mapping, buffers
-        self._at = batch
-        self._b = c.Batch.from_address(batch)
-        self._life = Life(mapping)
+    def __init__(self, ring: Ring, buffers: Buffers, batch: RingBatch) -> None:
+        self._sig, self._mapping, self._buffers = ring.signature, ring.mapping, buffers
+        self._raw, self._b = batch, batch.c
+        self._life = Life(ring.mapping)
         self._scatter: list[tuple[Tensor, np.ndarray]] = []
         self._output_dims: dict[int, tuple[int, ...]] = {}  # by request
-        self.rows: int = self._b.rows
+        self.rows: int = batch.rows
         #: Rows of the arrays: ``rows``, or more if the worker asked for padding.
         self.padded: int = self._b.pad_to
         # Whether anybody has asked for an output, to write it.
@@ -107,13 +106,12 @@ class Batch:
 
     @property
     def runs(self) -> list[Run]:
-        return [Run(r.slot, r.row, r.rows) for r in self._b.run[: self._b.runs]]
+        return [Run(*r) for r in self._raw.runs]
 
     @property
     def slots(self) -> np.ndarray:
         """The slot of each row, for those who gather by index."""
-        pointer = ctypes.cast(self._b.slot, ctypes.POINTER(c_uint32 * max(1, self.rows)))
-        return np.array(pointer.contents[: self.rows], np.intp)
+        return np.array((ctypes.c_uint32 * self.rows).from_address(self._raw.slots_at), np.intp)
 
     def input_run(self, name: str, i: int) -> np.ndarray:
         """Run i of an input, in place."""
@@ -130,10 +128,10 @@ class Batch:
 
     def _run(self, side: list[Tensor], name: str, i: int) -> np.ndarray:
         t = _find(side, name)
-        if not 0 <= i < self._b.runs:
-            raise errors.Invalid(f"run {i} of a batch of {self._b.runs}")
-        r = self._b.run[i]
-        return self._life.view(self._mapping.rows(t, r.slot, r.rows, self._shape(t, side)))
+        if not 0 <= i < len(self._raw.runs):
+            raise errors.Invalid(f"run {i} of a batch of {len(self._raw.runs)}")
+        slot, _, rows = self._raw.runs[i]
+        return self._life.view(self._mapping.rows(t, slot, rows, self._shape(t, side)))
 
     def _shape(self, t: Tensor, side: list[Tensor]) -> tuple[int, ...]:
         """Of a row: what the batch's inputs share; the maximum for outputs."""
@@ -142,7 +140,7 @@ class Batch:
     @property
     def contiguous(self) -> bool:
         """Whether the arrays are the shared memory itself."""
-        return self._b.runs == 1 and self.padded == self.rows
+        return len(self._raw.runs) == 1 and self.padded == self.rows
 
     def _input(self, k: int) -> np.ndarray:
         t = self._sig.inputs[k]
@@ -150,8 +148,8 @@ class Batch:
         if self.contiguous:
             return self._run(self._sig.inputs, t.name, 0)
         array = self._buffers.get("input", t, self.padded, shape)
-        for r in self._b.run[: self._b.runs]:
-            array[r.row : r.row + r.rows] = self._mapping.rows(t, r.slot, r.rows, shape)
+        for slot, row, rows in self._raw.runs:
+            array[row : row + rows] = self._mapping.rows(t, slot, rows, shape)
         array[self.rows :] = 0
         return array
 
@@ -170,22 +168,21 @@ class Batch:
         They have been written, or will be, from the beginning of each
         dimension on: ``outputs[name][row, :h, :w]``.
         """
-        sizes = (c_uint32 * len(dims))(*dims)
-        check(self._lib, self._lib.rb_batch_set_output_dims(self._at, i, addressof(sizes), len(dims)))
+        self._raw.set_output_dims(i, dims)
         self._output_dims[i] = dims
 
     def fail(self, i: int, error: BaseException | str) -> None:
         """Ends request i as Failed; its neighbours are left alone."""
-        check(self._lib, self._lib.rb_batch_fail(self._at, i, _reason(error)))
+        self._raw.fail(i, error)
 
     def fail_all(self, error: BaseException | str) -> None:
         """Ends every request that has not failed yet."""
-        check(self._lib, self._lib.rb_batch_fail_all(self._at, _reason(error)))
+        self._raw.fail_all(error)
 
     def _put_in_place(self) -> None:
         for t, array in self._scatter:
-            for r in self._b.run[: self._b.runs]:
-                self._mapping.rows(t, r.slot, r.rows, t.shape)[...] = array[r.row : r.row + r.rows]
+            for slot, row, rows in self._raw.runs:
+                self._mapping.rows(t, slot, rows, t.shape)[...] = array[row : row + rows]
 
     def _pack(self) -> None:
         """Moves outputs together that are smaller than their maximum in an inner dimension: clients find them without gaps."""
@@ -201,13 +198,15 @@ class Batch:
                     part = whole[tuple(slice(0, d) for d in shape)].copy()
                     whole.reshape(-1)[: part.size] = part.reshape(-1)
 
-    def complete(self) -> None:
-        """Answers the clients; the batch and its arrays are over."""
+    def _finish(self) -> None:
+        """Puts the outputs where the clients will look for them."""
         self._put_in_place()
         if self._output_dims:
             self._pack()
+
+    def _end(self) -> None:
+        """The arrays are over."""
         self._life.end(_released)
-        check(self._lib, self._lib.rb_batch_complete(self._at))
 
 
 def _find(side: Sequence[Tensor], name: str) -> Tensor:
@@ -215,14 +214,3 @@ def _find(side: Sequence[Tensor], name: str) -> Tensor:
         if t.name == name:
             return t
     raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(t.name for t in side)}")
-
-
-def _reason(error: BaseException | str) -> bytes:
-    """The text of a failure; of a long traceback its end, which says most."""
-    text = str(error)
-    if isinstance(error, BaseException):
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).strip()
-    raw = text.replace("\0", " ").encode("utf-8", "replace")
-    if len(raw) <= _REASON_BYTES:
-        return raw
-    return b"..." + raw[3 - _REASON_BYTES :].decode("utf-8", "ignore").encode()

@@ -20,16 +20,22 @@ from typing import Any
 
 import torch
 
+from ._ring import Lost, RingBatch, Rows
 from ._torch_move import Mover
-from ._torch_ring import Plane, Rows
+from ._torch_planes import Plane
+
+# So many runs of rows are copied one by one, which takes no multiprocessors
+# from the batch that computes. More are gathered by a kernel: with 32 runs
+# that is quicker. Where between the two the line is was not measured.
+FEW_RUNS = 8
 
 # While a batch is on the device it is looked at this often at least. A
 # blocking wait in the driver wakes up later than that.
 POLL_NS = 20_000
 
-# Shortly before a batch should be through it is looked at all the time, from
-# a quarter of its time, at most this, before to as much after: as long as a
-# worker without a batch looks out for one (worker/spin.go).
+# Shortly before a batch should be done it is looked at all the time, from a
+# quarter of its time, at most this, before to as much after: as long as a
+# worker without a batch spins (spinFor in worker/batch.go).
 MOST_SPIN_NS = 1_000_000
 
 
@@ -40,7 +46,6 @@ class Lane:
         self.engine = engine
         device, most = engine.device, engine.max_rows
         self.inputs = [torch.zeros(most * math.prod(shape), dtype=dtype, device=device) for dtype, shape in engine.specs]
-        self.rows: Rows | None = None
         self.began = 0  # when it was given its batch
         self.keep: list[torch.Tensor] = []  # results must live until the device has written them
         if device.type == "cuda":
@@ -52,25 +57,37 @@ class Lane:
     def view(self, k: int, rows: int, shape: tuple[int, ...]) -> torch.Tensor:
         return self.inputs[k][: rows * math.prod(shape)].view(rows, *shape)
 
-    def submit(self, rows: Rows) -> None:
+    def submit(self, batch: RingBatch) -> None:
         """Queues everything of a batch. The compute stream is the current one."""
-        self.rows, self.began = rows, time.monotonic_ns()
+        try:
+            sizes = self.start(batch)
+        except Exception:
+            self.engine.check()  # what was queued before the error must end: it may write into the batch's slots
+            raise
+        if sizes:
+            for i in range(batch.c.requests):
+                batch.set_output_dims(i, sizes)
+
+    def start(self, rows: Rows) -> list[int]:
+        """Queues some rows; gives the sizes of the outputs' variable dimensions."""
+        self.began = time.monotonic_ns()
         e = self.engine
         if e.device.type != "cuda":
-            self._on_cpu(rows)
-            return
-        ctypes.memmove(self.slots_at, rows.slots, 4 * rows.rows)
+            return self._on_cpu(rows)
+        ctypes.memmove(self.slots_at, rows.slots_at, 4 * rows.rows)
+        few = len(rows.runs) <= FEW_RUNS
         for plane, to, shape in zip(e.inputs, self.inputs_at, rows.shapes):
             size = math.prod(shape) * plane.host.element_size()
-            if rows.runs and size == plane.stride:
+            if few and size == plane.stride:
                 for slot, row, n in rows.runs:
                     e.mover.copy(e.copies_at, to + row * size, plane.base + slot * size, n * size)
             else:
                 e.mover.gather(e.copies_at, to, plane.base, plane.stride, self.slots_at, size, rows.rows)
         self.arrived.record(e.copies)
         e.computing.wait_event(self.arrived)
-        self._write(self._compute(rows), rows)
+        sizes = self._write(self._compute(rows), rows)
         self.finished.record(e.computing)
+        return sizes
 
     def _compute(self, rows: Rows) -> list[torch.Tensor]:
         e = self.engine
@@ -81,7 +98,7 @@ class Lane:
         graph.replay()
         return outputs
 
-    def _write(self, outputs: list[torch.Tensor], rows: Rows) -> None:
+    def _write(self, outputs: list[torch.Tensor], rows: Rows) -> list[int]:
         e = self.engine
         for plane, flat in zip(e.outputs, self._flat(outputs, rows)):
             self.keep.append(flat)
@@ -90,39 +107,53 @@ class Lane:
                 e.mover.copy(e.computing_at, plane.base + rows.runs[0][0] * size, flat.data_ptr(), size * rows.rows)
             else:
                 e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self.slots_at, size, rows.rows)
+        return self._sizes(outputs)
 
     def _flat(self, outputs: list[torch.Tensor], rows: Rows) -> list[torch.Tensor]:
         """The outputs as the ring wants them, a row each."""
-        planes = self.engine.outputs
-        rows.output_dims = [y.shape[1 + i] for plane, y in zip(planes, outputs) for i in plane.variable]
-        return [y[: rows.rows].to(plane.host.dtype).reshape(rows.rows, -1).contiguous() for plane, y in zip(planes, outputs)]
+        return [y[: rows.rows].to(plane.host.dtype).reshape(rows.rows, -1).contiguous() for plane, y in zip(self.engine.outputs, outputs)]
 
-    def _on_cpu(self, rows: Rows) -> None:
+    def _sizes(self, outputs: list[torch.Tensor]) -> list[int]:
+        return [y.shape[1 + i] for plane, y in zip(self.engine.outputs, outputs) for i in plane.variable]
+
+    def _on_cpu(self, rows: Rows) -> list[int]:
         e = self.engine
-        slots = torch.tensor((ctypes.c_uint32 * rows.rows).from_address(rows.slots), dtype=torch.int64)
+        slots = torch.tensor((ctypes.c_uint32 * rows.rows).from_address(rows.slots_at), dtype=torch.int64)
         xs = [self.view(k, rows.rows, shape) for k, shape in enumerate(rows.shapes)]
         for plane, x in zip(e.inputs, xs):
             flat = x.view(rows.rows, -1)
             torch.index_select(plane.host[:, : flat.shape[1]], 0, slots, out=flat)
-        for plane, flat in zip(e.outputs, self._flat(e.compute(xs), rows)):
+        ys = e.compute(xs)
+        for plane, flat in zip(e.outputs, self._flat(ys, rows)):
             plane.host[:, : flat.shape[1]].index_copy_(0, slots, flat)
+        return self._sizes(ys)
 
     def done(self) -> bool:
-        return self.engine.device.type != "cuda" or self.finished.query()
+        if self.engine.device.type != "cuda":
+            return True
+        try:
+            return self.finished.query()
+        except RuntimeError as e:
+            raise lost(e) from e
 
     def wait(self) -> None:
         while not self.done():
-            if self.engine.patience(self):
+            if self.patience():
                 time.sleep(POLL_NS / 1e9)
             else:
                 os.sched_yield()
 
-    def release(self) -> Rows:
-        """Gives back the batch that is through."""
-        rows, self.rows, self.keep = self.rows, None, []
-        assert rows is not None
+    def patience(self) -> int:
+        """How long to leave the device alone, nanoseconds; 0 shortly before the batch should be done."""
+        e = self.engine
+        spin = min(e.took // 4, MOST_SPIN_NS)
+        left = max(self.began, e.last) + e.took - time.monotonic_ns()
+        return 0 if -spin < left < spin else POLL_NS
+
+    def release(self) -> None:
+        """The batch is done: its results may go."""
+        self.keep = []
         self.engine.ended(self)
-        return rows
 
     def capture(self, sizes: list[int], pool: Any) -> None:
         """Records the model once per batch size, over this lane's buffers."""
@@ -172,11 +203,13 @@ class Engine:
         if any(p.variable for p in inputs + outputs):
             self.graph_sizes = []  # recorded for the largest shape only
 
-    def patience(self, lane: Lane) -> int:
-        """How long to leave the device alone, nanoseconds; 0 shortly before the lane should be through."""
-        spin = min(self.took // 4, MOST_SPIN_NS)
-        left = max(lane.began, self.last) + self.took - time.monotonic_ns()
-        return 0 if -spin < left < spin else POLL_NS
+    def check(self) -> None:
+        """Waits for the device, which is lost if that fails."""
+        if self.device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError as e:
+                raise lost(e) from e
 
     def ended(self, lane: Lane) -> None:
         now = time.monotonic_ns()
@@ -222,6 +255,15 @@ class Engine:
             graph.replay()
             if not agree(replayed, self.compute(xs)):
                 raise ValueError("what was recorded gives other results than the module")
+
+
+def lost(e: RuntimeError) -> Lost:
+    return Lost(f"the GPU or its context was lost; this worker must be started again ({failure(e)})")
+
+
+def failure(e: BaseException) -> str:
+    """What went wrong, in one line."""
+    return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else 'no message'}"
 
 
 def agree(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:

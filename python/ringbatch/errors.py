@@ -13,6 +13,7 @@ class Error(Exception):
 
     status: int = -1
     retryable: bool = False  # the same request may succeed if sent again
+    retry_attach: bool = False  # a worker that could not attach for this reason tries again
 
 
 class Failed(Error):
@@ -69,6 +70,7 @@ class Draining(Error, ConnectionError):
 
     status = 9
     retryable = True
+    retry_attach = True
 
 
 class BrokerGone(Error, ConnectionError):
@@ -76,6 +78,7 @@ class BrokerGone(Error, ConnectionError):
 
     status = 10
     retryable = True
+    retry_attach = True
 
 
 class NoBroker(Error, ConnectionError):
@@ -83,6 +86,7 @@ class NoBroker(Error, ConnectionError):
 
     status = 11
     retryable = True
+    retry_attach = True
 
 
 class UnknownModel(Error, LookupError):
@@ -113,6 +117,7 @@ class NoMemory(Error, MemoryError):
     """The kernel refused the memory."""
 
     status = 16
+    retry_attach = True
 
 
 class SignatureMismatch(Error):
@@ -126,6 +131,7 @@ class RingFull(Error):
 
     status = 18
     retryable = True
+    retry_attach = True
 
 
 class BrokerRunning(Error):
@@ -223,6 +229,7 @@ class Timeout(Error, TimeoutError):
     """The caller's wait ended before the request did."""
 
     status = 34
+    retry_attach = True
 
 
 class Forked(Error, RuntimeError):

@@ -30,8 +30,7 @@ import re
 import signal
 import sys
 import threading
-import time
-from collections import deque
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable
@@ -39,19 +38,13 @@ from typing import Any, Callable
 import torch
 
 from . import errors
-from ._torch_lanes import Engine, Lane, agree
-from ._torch_ring import DTYPES, NAMES, Plane, Ring, Rows
+from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
+from ._torch_lanes import Engine, agree, failure
+from ._torch_planes import DTYPES, NAMES, Plane, Planes
 
 __all__ = ["Lost", "serve"]
 
-# How long a look into the mailbox may take when nothing is on the device.
-IDLE_NS = 50_000_000
-
 DEFAULT_MAX_BATCH = 32  # the broker's, where nobody says otherwise
-
-
-class Lost(RuntimeError):
-    """The GPU or its context is gone: only a new process can go on."""
 
 
 def serve(
@@ -68,14 +61,16 @@ def serve(
     freeze: bool = True,
     depth: int = 2,
     stop: threading.Event | None = None,
+    wait: float = 10.0,
     **options: Any,
 ) -> None:
     """Attaches to the broker as a worker and runs the module until stop is set.
 
     inputs and outputs are texts like "x:f32[3,224,224]", one row each; without
     outputs the module is run once to find out. options are those of a worker:
-    max_batch_size, wait_time (nanoseconds), slots, lease, socket, name, weight.
-    When the broker is restarted the worker attaches again.
+    max_batch_size, wait_time and lease (seconds), slots, socket, name, weight.
+    wait: seconds to wait for a broker that is not there yet. When the broker
+    is restarted the worker attaches again.
 
     cuda_graphs: True or False, or None: a torch.nn.Module is recorded if that
     works and gives the same results. freeze: TorchScript may fold and fuse
@@ -91,35 +86,31 @@ def serve(
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "torch"))
     if where.type == "cuda":
         options.setdefault("gpu", f"{where.index} {torch.cuda.get_device_name(where)}")
+    policy = worker_options(depth=depth, **options)
     short_sleeps()
-    stop = stop or threading.Event()
+    ended = stop or threading.Event()
     specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
     # Before attaching: a worker that is still warming up would hold batches.
     engine = Engine(compute, specs, options.get("max_batch_size") or DEFAULT_MAX_BATCH, where, depth, cuda_graphs)
     _settle()
-    delay, attached = 0.01, False
-    while not stop.is_set():
+
+    def attached(ring: Ring) -> None:
+        nonlocal engine
+        if ring.max_batch_size > engine.max_rows:  # the broker knows the model by larger batches
+            engine = Engine(compute, specs, ring.max_batch_size, where, depth, cuda_graphs)
+        planes = Planes(ring, where)
+        engine.bind(planes.inputs, planes.outputs)
+        print(f"serving {model}: {signature} on {options.get('gpu', where)}", flush=True)
         try:
-            ring = Ring(model, signature, where, depth=depth, **options)
-        except (errors.NoBroker, errors.BrokerGone, errors.Draining):
-            if not attached and delay > 5:
-                raise
-            time.sleep(delay)
-            delay = min(2 * delay, 1.0 if attached else 10.0)
-            continue
-        delay, attached = 0.01, True
-        try:
-            if ring.max_batch_size > engine.max_rows:  # the broker knows the model by larger batches
-                engine = Engine(compute, specs, ring.max_batch_size, where, depth, cuda_graphs)
-            engine.bind(ring.inputs, ring.outputs)
-            print(f"serving {model}: {signature} on {options.get('gpu', where)}", flush=True)
             with engine.current():
-                _run(ring, engine, stop)
-        except errors.BrokerGone:
-            print("broker went away, attaching again", flush=True)
+                run(ring, engine.lanes, ended)
         finally:
+            engine.bind([], [])
             if not isinstance(sys.exc_info()[1], Lost):
-                ring.close()
+                engine.check()  # the device is done with the memory
+                planes.close()
+
+    keep_attached(lambda: Ring(model, signature, policy), attached, ended, wait)
 
 
 def short_sleeps() -> None:
@@ -140,55 +131,6 @@ def _device(given: str | torch.device | None) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise errors.NoGPU("no GPU here: PyTorch sees none")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-
-
-def _run(ring: Ring, engine: Engine, stop: threading.Event) -> None:
-    """Goes round until told to stop: take a batch if a lane is free, answer what is through."""
-    free, busy = list(engine.lanes), deque[Lane]()
-    while busy or not stop.is_set():
-        if free and not stop.is_set():
-            patience = engine.patience(busy[0]) if busy else IDLE_NS
-            rows = ring.next(patience)
-            if rows is not None:
-                lane = free.pop()
-                try:
-                    lane.submit(rows)
-                    busy.append(lane)
-                except Exception as e:  # whatever the module raises fails its batch alone
-                    ring.complete(rows, _failure(e))
-                    _check_device(engine)
-                    lane.release()
-                    free.append(lane)
-                continue
-            if not patience:
-                os.sched_yield()
-        elif busy:
-            _guard(ring, busy, busy[0].wait)
-        while busy and _guard(ring, busy, busy[0].done):
-            lane = busy.popleft()
-            ring.complete(lane.release())
-            free.append(lane)
-
-
-def _guard(ring: Ring, busy: deque[Lane], look: Callable[[], Any]) -> Any:
-    """An error from the device fails the oldest batch; the others run elsewhere."""
-    try:
-        return look()
-    except RuntimeError as e:
-        ring.complete(busy[0].release(), _failure(e))
-        raise Lost(f"the GPU or its context was lost; this worker must be started again ({_failure(e)})") from e
-
-
-def _check_device(engine: Engine) -> None:
-    if engine.device.type == "cuda":
-        try:
-            torch.cuda.synchronize(engine.device)
-        except RuntimeError as e:
-            raise Lost(f"the GPU or its context was lost; this worker must be started again ({_failure(e)})") from e
-
-
-def _failure(e: BaseException) -> str:
-    return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else 'no message'}"
 
 
 Compute = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -232,7 +174,7 @@ def _prepare(
             if not agree(frozen(xs), plain(xs)):
                 raise ValueError("that gives other results")
     except (RuntimeError, AttributeError, ValueError) as e:  # it changes its parameters, or was frozen before, or …
-        print(f"serving the module as it is, not frozen: {_failure(e)}", file=sys.stderr)
+        print(f"serving the module as it is, not frozen: {failure(e)}", file=sys.stderr)
         return plain
     return frozen
 
@@ -288,23 +230,25 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
     def plane(text: str) -> Plane:
         _, dtype, shape, variable = parse_spec(text)
         host = torch.rand((slots, int(torch.Size(shape).numel()))).to(dtype)
-        return Plane(shape, variable, host.pin_memory() if device.type == "cuda" else host)
+        return Plane(variable, host.pin_memory() if device.type == "cuda" else host)
 
-    planes = [plane(s) for s in inputs]
-    results = [plane(s) for s in _infer_outputs(compute, inputs, device)]
-    engine = Engine(compute, [(p.host.dtype, p.shape) for p in planes], rows, device, depth, graphs)
-    engine.bind(planes, results)
+    specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
+    engine = Engine(compute, specs, rows, device, depth, graphs)
+    engine.bind([plane(s) for s in inputs], [plane(s) for s in _infer_outputs(compute, inputs, device)])
     _settle()
+    shapes = [shape for _, shape in specs]
+    batches = [Rows(rows, numbers[n * rows :].data_ptr(), [(n * rows, 0, rows)], shapes) for n in range(depth)]
     with engine.current():
-        for n, lane in enumerate(engine.lanes):
-            lane.submit(Rows(rows, numbers[n * rows :].data_ptr(), [(n * rows, 0, rows)], [p.shape for p in planes]))
+        for lane, batch in zip(engine.lanes, batches):
+            lane.start(batch)
         while True:
-            for lane in engine.lanes:
+            for lane, batch in zip(engine.lanes, batches):
                 if not go_on():
                     return
                 lane.wait()
                 done()
-                lane.submit(lane.release())
+                lane.release()
+                lane.start(batch)
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -322,7 +266,7 @@ def _arguments() -> argparse.ArgumentParser:
     p.add_argument("--no_freeze", action="store_false", dest="freeze", help="leave the module as it is: fold and fuse no operations")
     p.add_argument("--depth", type=int, default=2, help="batches in flight (default 2)")
     p.add_argument("--max_batch_size", type=int, default=0, help="most rows of a batch (default 32)")
-    p.add_argument("--wait_time", type=float, default=None, metavar="SECONDS", help="how long the oldest request waits for company (default 0.002)")
+    p.add_argument("--wait_time", type=float, default=None, metavar="SECONDS", help="how long the oldest request waits for others (default 0.002)")
     p.add_argument("--slots", type=int, default=0, help="rows the ring holds")
     p.add_argument("--lease", type=float, default=0, metavar="SECONDS", help="how long a batch may run (default 30)")
     p.add_argument("--socket", help="the broker's control socket")
@@ -332,6 +276,7 @@ def _arguments() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     a = _arguments().parse_args(argv)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.jit")  # TorchScript is what was asked for
     how: dict[str, Any] = dict(
         half=a.half, bfloat16=a.bfloat16, channels_last=a.channels_last, cuda_graphs=a.cuda_graphs, freeze=a.freeze, depth=a.depth, device=a.device,
     )  # fmt: skip
@@ -343,15 +288,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         stop = threading.Event()
         for s in (signal.SIGINT, signal.SIGTERM):
             signal.signal(s, lambda *_: stop.set())
-        policy: dict[str, Any] = dict(max_batch_size=a.max_batch_size, slots=a.slots, lease=int(a.lease * 1e9))
-        if a.wait_time is not None:
-            policy["wait_time"] = int(a.wait_time * 1e9) or -1
-        if a.socket:
-            policy["socket"] = a.socket
+        policy: dict[str, Any] = dict(max_batch_size=a.max_batch_size, slots=a.slots, lease=a.lease, wait_time=a.wait_time, socket=a.socket)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or a.file.stem
         serve(module, name, inputs=a.input, outputs=a.output, stop=stop, **how, **policy)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
-        print(f"ringbatch torch: {_failure(e)}", file=sys.stderr)
+        print(f"ringbatch torch: {failure(e)}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,4 +1,7 @@
-package main
+// Package bench measures ringbatch; cmd/bench is its command, docs/benchmark.md
+// its manual. It starts a broker, model workers and producers as processes of
+// their own, loads them, and reports what came out, beside the upper bound.
+package bench
 
 import (
 	"context"
@@ -7,37 +10,22 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/pflag"
 )
 
-func main() {
-	if role := os.Getenv(roleEnv); role != "" {
-		os.Exit(runRole(role))
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
-	switch {
-	case err == nil, errors.Is(err, pflag.ErrHelp):
-	case errors.Is(err, errInterrupted):
-		fmt.Fprintln(os.Stderr, "bench: interrupted; every process was ended")
-		os.Exit(130)
-	default:
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
-	}
-}
-
-// report is whatever a run produced.
+// report is what a run produced.
 type report interface{ print(io.Writer) }
 
-func run(ctx context.Context, args []string, out io.Writer) error {
+// Run is the whole program: it measures what the flags ask for and writes the
+// report to out.
+func Run(ctx context.Context, args []string, out io.Writer) error {
 	o := options{}
 	f := o.flags()
 	if err := f.Parse(args); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return nil
+		}
 		return err
 	}
 	if f.NArg() > 0 {

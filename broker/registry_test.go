@@ -1,0 +1,246 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+func openFDs(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// everybody has peers of all kinds come and go at a broker with several loops:
+// workers that declare the same few models, clients, admins. It ends when ctx
+// does, or the broker.
+type everybody struct {
+	s   *supervised
+	mem shm.Memory
+	wg  sync.WaitGroup
+
+	mu   sync.Mutex
+	seen map[string]int // how attachments and calls ended
+}
+
+func (e *everybody) note(what string, err error) {
+	var code status.Code
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return // the test is over
+	case errors.As(err, &code):
+		what += " " + code.Name()
+	case err != nil:
+		what += " " + err.Error()
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.seen[what]++
+}
+
+func (e *everybody) run(ctx context.Context, n int, act func(ctx context.Context, rng *rand.Rand)) {
+	for i := range n {
+		e.wg.Add(1)
+		go func() {
+			defer e.wg.Done()
+			for rng := rand.New(rand.NewPCG(uint64(i), uint64(n))); ctx.Err() == nil; {
+				act(ctx, rng)
+			}
+		}()
+	}
+}
+
+func (e *everybody) attach(ctx context.Context, rng *rand.Rand, what string, req *control.Request) {
+	a, err := attach.Open(ctx, e.s.b.Socket(), e.mem, req)
+	e.note(what, err)
+	if err == nil {
+		time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond)
+		a.Close()
+	}
+}
+
+// start lets them loose on models d0 … d2, which exist only while somebody is
+// there, and m, which is declared.
+func (e *everybody) start(ctx context.Context) {
+	name := func(rng *rand.Rand) string {
+		return []string{"d0", "d1", "d2", "m"}[rng.IntN(4)]
+	}
+	e.run(ctx, 4, func(ctx context.Context, rng *rand.Rand) {
+		e.attach(ctx, rng, "worker", &control.Request{Op: control.OpWorker, Model: name(rng),
+			Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1 + rng.IntN(3)}})
+	})
+	e.run(ctx, 4, func(ctx context.Context, rng *rand.Rand) {
+		e.attach(ctx, rng, "client", &control.Request{Op: control.OpClient, Model: name(rng), Window: 1 + rng.IntN(8)})
+	})
+	e.run(ctx, 1, func(ctx context.Context, rng *rand.Rand) { // refused each time, and none of it may stay
+		e.attach(ctx, rng, "other", &control.Request{Op: control.OpWorker, Model: name(rng),
+			Worker: &control.WorkerInfo{Inputs: []string{"x:f32[5]"}, Outputs: []string{"y:f32[4]"}, Depth: -1}})
+	})
+	e.run(ctx, 1, func(ctx context.Context, rng *rand.Rand) {
+		_, err := attach.CallOnce(ctx, e.s.b.Socket(), &control.Request{Op: control.OpSet, Model: name(rng), Policy: map[string]string{"wait_time": "1ms"}})
+		e.note("set", err)
+		e.s.b.Snapshot()
+		_, err = attach.CallOnce(ctx, e.s.b.Socket(), &control.Request{Op: control.OpModels})
+		e.note("models", err)
+	})
+	e.run(ctx, 1, func(_ context.Context, rng *rand.Rand) {
+		cfg := e.s.b.cfg // as it is, so that nothing is taken over; sometimes refused, after models were taken
+		cfg.Models = slices.Clone(cfg.Models)
+		if rng.IntN(2) == 0 {
+			more := cfg.Models[0]
+			more.Name = name(rng)
+			bad := more
+			bad.Name, bad.Policy = "bad", policy.Policy{"slots": "-1"}
+			cfg.Models = append(cfg.Models, more, bad)
+		}
+		e.note("reload", e.s.b.Reload(cfg))
+		time.Sleep(time.Millisecond)
+	})
+}
+
+func newEverybody(t *testing.T) *everybody {
+	e := &everybody{mem: shm.NewHeap(), seen: map[string]int{}}
+	e.s = serve(t, func(c *Config) { c.Loops, c.Memory = 3, e.mem })
+	return e
+}
+
+// Attaching, declaring, forgetting, reading the configuration anew and asking
+// go on at once, over several loops. Afterwards what was there at first is there.
+func TestModelsComeAndGoWhileEverybodyAttaches(t *testing.T) {
+	before := openFDs(t)
+	e := newEverybody(t)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	e.start(ctx)
+	e.wg.Wait()
+	e.s.until("only the declared model is left, and it is empty", func(st stats.Broker) bool {
+		return len(st.Models) == 1 && st.Models[0].Name == "m" && st.Models[0].Clients == 0 && len(st.Models[0].Workers) == 0 && st.Models[0].SlotsFree == 64
+	})
+	e.s.b.models.mu.Lock()
+	if n := e.s.b.models.models["m"].users; n != 0 {
+		t.Errorf("%d users of m are left", n)
+	}
+	load := 0
+	for _, n := range e.s.b.models.load {
+		load += n
+	}
+	if load != 1 {
+		t.Errorf("the loops' load is %v with one ring and nobody there", e.s.b.models.load)
+	}
+	e.s.b.models.mu.Unlock()
+	rings := 0
+	for _, l := range e.s.b.loops {
+		l.do(func() { rings += len(l.rings) })
+	}
+	if rings != 1 {
+		t.Errorf("the loops still have %d rings", rings)
+	}
+	t.Log(e.seen)
+	if e.seen["worker"] == 0 || e.seen["client"] == 0 || e.seen["other SignatureMismatch"] == 0 || e.seen["reload Invalid"] == 0 || e.seen["set"] == 0 {
+		t.Errorf("something never happened: %v", e.seen)
+	}
+	e.s.end()
+	for end := time.Now().Add(10 * time.Second); openFDs(t) > before && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if after := openFDs(t); after > before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}
+
+// expectedEnds are what a peer may be told while models come and go and the
+// broker drains.
+var expectedEnds = []string{"Draining", "NoBroker", "BrokerGone", "UnknownModel", "RingFull", "SignatureMismatch", "Invalid"}
+
+// A drain comes in the middle of all that: everybody gets an answer or an end
+// of the connection, and the broker ends.
+func TestABrokerDrainsWhileEverybodyAttaches(t *testing.T) {
+	for i := range 5 {
+		e := newEverybody(t)
+		ctx, cancel := context.WithCancel(context.Background())
+		e.start(ctx)
+		time.Sleep(time.Duration(20*i) * time.Millisecond)
+		e.s.stop()
+		e.s.end()
+		cancel()
+		e.wg.Wait()
+		if err := <-e.s.served; err != nil {
+			t.Errorf("the broker ended with %v", err)
+		}
+		e.s.served <- nil
+		for what := range e.seen {
+			if what == "worker" || what == "client" || what == "models" || what == "set" || what == "reload" {
+				continue
+			}
+			if _, code, _ := strings.Cut(what, " "); !slices.Contains(expectedEnds, code) {
+				t.Errorf("unexpected: %s", what)
+			}
+		}
+	}
+}
+
+// Two workers declare a model at the same time: one makes it, the other
+// waits for that; if the first cannot, the second does.
+func TestAModelIsMadeByOneAndAwaitedByOthers(t *testing.T) {
+	s := serve(t, func(c *Config) { c.Loops = 2 })
+	g := s.b.models
+	m, mine, err := g.reserve("x")
+	if err != nil || !mine {
+		t.Fatal(mine, err)
+	}
+	got := make(chan bool)
+	for range 3 {
+		go func() {
+			_, mine, err := g.reserve("x")
+			if err != nil {
+				t.Error(err)
+			}
+			got <- mine
+		}()
+	}
+	select {
+	case <-got:
+		t.Fatal("a model that is being made was given away")
+	case <-time.After(20 * time.Millisecond):
+	}
+	g.abandon(m)
+	if !<-got {
+		t.Error("nobody makes the model that was abandoned")
+	}
+	g.mu.Lock()
+	m = g.models["x"]
+	g.mu.Unlock()
+	if err := s.b.make(m, ModelConfig{Signature: s.b.cfg.Models[0].Signature, Name: "x", Policy: policy.New(policy.Slots(64))}); err != nil {
+		t.Fatal(err)
+	}
+	g.publish(m, true)
+	for range 2 {
+		if <-got {
+			t.Error("it was made again")
+		}
+	}
+	for range 3 {
+		g.leave(m)
+	}
+	if _, err := g.take("x"); !errors.Is(err, status.ErrUnknownModel) {
+		t.Errorf("after the last has left: %v", err)
+	}
+	s.until("its ring is gone", func(stats.Broker) bool { closed := false; m.loop.do(func() { closed = m.ring.closed }); return closed })
+}

@@ -1,0 +1,319 @@
+package broker
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// booksOf is everything that the broker knows of a ring, and all memory that it
+// shares.
+func booksOf(s *world) (slots []slotInfo, memory [][]byte, rest string) {
+	memory = [][]byte{bytes.Clone(s.r.bseg.Bytes()), bytes.Clone(s.r.planes.Bytes())}
+	for _, c := range s.clients {
+		if !c.sess.left {
+			memory = append(memory, bytes.Clone(c.sess.seg.Bytes()))
+		}
+		pending, _ := c.sess.commits.Pending()
+		rest += fmt.Sprintln(c.sess.busy, c.sess.last, c.sess.left, c.sess.unread, pending)
+	}
+	for _, w := range s.workers {
+		if !w.sess.gone {
+			memory = append(memory, bytes.Clone(w.sess.seg.Bytes()))
+		}
+		pending, _ := w.sess.done.Pending()
+		rest += fmt.Sprintln(w.sess.mails, w.sess.running, w.sess.dying, w.sess.broken, w.sess.gone, pending)
+	}
+	b, st := s.st.batcher, &s.st.stats
+	rest += fmt.Sprintln(s.r.windows, s.r.held, len(s.r.clients), b.Queued(), b.QueuedRows(), b.IdleWorkers(), b.Joinable(),
+		st.requests, st.byStatus, st.batches, st.requeued, st.offenders, st.lost, s.st.dirty, len(s.l.dirty))
+	return slices.Clone(s.r.slots), memory, rest
+}
+
+// A commit may be judged at any moment, legal or not, while workers have
+// answered, died, or written nonsense that nobody has read yet.
+func TestTheCheckOfACommitChangesNothing(t *testing.T) {
+	legal, illegal := 0, 0
+	for seed := range int64(60) {
+		s, err := newWorld(1000 + seed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.attachWorker()
+		s.attachClient()
+		for range 300 {
+			s.step()
+			if s.forgotten() {
+				break
+			}
+			if s.liveWorkers() == 0 {
+				s.attachWorker()
+			}
+			i := slices.IndexFunc(s.clients, func(c *simClient) bool { return !c.dead && !c.sess.left })
+			if i < 0 {
+				s.attachClient()
+				continue
+			}
+			c := s.clients[i].sess
+			e := shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: uint32(s.rng.IntN(4)), Slot: c.first + uint32(s.rng.IntN(c.window+1))}
+			e.Gen = s.r.slots[min(int(e.Slot), len(s.r.slots)-1)].gen + uint32(s.rng.IntN(5)/2)
+			slots, memory, rest := booksOf(s)
+			first, second := s.r.check(c, &e), s.r.check(c, &e)
+			if fmt.Sprint(first) != fmt.Sprint(second) {
+				t.Fatalf("seed %d: the first time %v, the second %v", seed, first, second)
+			}
+			if first == nil {
+				legal++
+			} else {
+				illegal++
+			}
+			slots2, memory2, rest2 := booksOf(s)
+			if !slices.Equal(slots, slots2) || !slices.EqualFunc(memory, memory2, bytes.Equal) || rest != rest2 {
+				t.Fatalf("seed %d: the check of %+v (%v) changed the books:\n%s\n%s", seed, e, first, rest, rest2)
+			}
+		}
+		s.close()
+	}
+	if legal < 100 || illegal < 100 {
+		t.Errorf("%d legal and %d illegal commits: the test does not test", legal, illegal)
+	}
+}
+
+// quietModel has no other clock than the loop's rounds: it does not wait, and
+// its lease is long.
+var quietModel = ModelConfig{Policy: policy.New(policy.Slots(64), policy.Lease(time.Hour), policy.MaxBatchSize(4), policy.WaitTime(0))}
+
+// served lets a client commit n requests one after the other, each answered.
+func served(t *testing.T, s *world, n int) {
+	t.Helper()
+	c, w := s.clients[0], s.workers[0]
+	for range n {
+		x := &c.slots[0]
+		x.gen++
+		x.state, x.rows = simCommitted, 1
+		*s.value(&s.r.layout.Inputs[0], c.sess.first) = stamp(c.sess.first, x.gen)
+		c.ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: c.sess.first, Gen: x.gen, Committed: s.now})
+		s.l.begin()
+		s.r.readCommits(c.sess)
+		s.l.settle()
+		w.asleep = false
+		w.take()
+		if len(w.batches) != 1 {
+			t.Fatalf("%d batches came", len(w.batches))
+		}
+		for len(w.batches) > 0 {
+			w.work()
+		}
+		s.now += int64(time.Millisecond)
+	}
+}
+
+func TestAThousandIdleModelsCostARoundNothing(t *testing.T) {
+	work := map[int]loopStats{}
+	for _, models := range []int{1, 1000} {
+		h, err := newHost(1, 1, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.calm = true
+		for range models {
+			if _, err := h.add(quietModel); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, s := range h.worlds { // each has been in use
+			s.attachWorker()
+			s.attachClient()
+			s.workers[0].garbage, s.clients[0].garbage = false, false
+			served(t, s, 1)
+		}
+		s := h.worlds[0]
+		s.st.touch()
+		h.round(s.l)
+		before := s.l.work
+		served(t, s, 100)
+		after := s.l.work
+		work[models] = loopStats{after.decisions - before.decisions, after.timers - before.timers, after.turns - before.turns}
+		if len(s.l.dirty) > 0 || len(s.l.spinning) > 0 || len(s.l.unread) > 0 {
+			t.Errorf("%d stages to decide, %d to spin for, %d clients to read after the rounds", len(s.l.dirty), len(s.l.spinning), len(s.l.unread))
+		}
+		h.close()
+	}
+	if work[1] != work[1000] || work[1].decisions != 100 {
+		t.Errorf("100 requests took %+v beside nobody, %+v beside 999 idle models", work[1], work[1000])
+	}
+}
+
+// Entries that come to nothing are legal (a cancel may come after the end), so
+// a client could send them for ever. It must not keep the loop from others.
+func TestAClientThatNeverStopsHasOneTurnPerRound(t *testing.T) {
+	h, err := newHost(1, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	h.calm = true
+	const window = 4096
+	flooded, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(window), policy.Lease(time.Hour), policy.MaxBatchSize(8))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := h.add(quietModel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other.attachWorker()
+	other.attachClient()
+	other.workers[0].garbage = false
+	c, err := flooded.attach("flood", window)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, window)}
+	pushed := 0
+	flood := func() {
+		for {
+			if _, full := ring.Push(&shm.Commit{Kind: shm.KindCancel, Rows: 1, Slot: c.first}); full {
+				return
+			}
+			pushed++
+		}
+	}
+	flood()
+	h.worlds[0].l.begin()
+	flooded.r.readCommits(c)
+	flooded.l.settle()
+	for range 100 {
+		flood()
+		if pending, _ := c.commits.Pending(); !c.unread || pending != pushed-int(1+c.ring.loop.work.turns)*leastTurn {
+			t.Fatalf("%d of %d entries are left after %d turns", pending, pushed, 1+c.ring.loop.work.turns)
+		}
+		flooded.r.readCommits(c) // its doorbell, which it may ring as often as it likes
+		before := flooded.l.work.turns
+		served(t, other, 1) // in one round
+		if turns := flooded.l.work.turns - before; turns != 1 {
+			t.Fatalf("%d turns in a round", turns)
+		}
+	}
+	for c.unread { // it stops, and its ring is read to the end
+		h.round(flooded.l)
+	}
+	if pending, err := c.commits.Pending(); pending != 0 || err != nil || c.left {
+		t.Errorf("%d entries left, %v, thrown out: %v", pending, err, c.left)
+	}
+}
+
+// A request that is larger than any batch ends at once, and costs the loop no
+// look at each of its slots.
+func TestARequestLargerThanAnyBatchEndsAtOnce(t *testing.T) {
+	h, err := newHost(1, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	s, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(1024), policy.MaxBatchSize(8))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := s.attach("large", 1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, 1024)}
+	for gen := uint32(1); gen < 4; gen++ {
+		ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1024, Slot: c.first, Gen: c.firstGen() + 1, Committed: s.now})
+		s.l.begin()
+		s.r.readCommits(c)
+		s.l.settle()
+		if w := s.r.board.Word(c.first); w.Status() != status.ErrTooLarge || w.Held() || c.busy != 0 || c.left {
+			t.Fatalf("the client sees %v, %d busy, thrown out: %v", w, c.busy, c.left)
+		}
+	}
+}
+
+// More busy workers than are asked for every client are asked once per round,
+// and nothing they finish is lost.
+func TestManyBusyWorkersAreAskedOncePerRound(t *testing.T) {
+	h, err := newHost(1, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	h.calm = true
+	mc := quietModel
+	mc.Policy = policy.New(policy.MaxBatchSize(1)).Over(mc.Policy)
+	s, err := h.add(mc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range fewWorkers + 4 {
+		s.attachWorker()
+	}
+	c, err := s.attach("client", 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, 64)}
+	gens := make([]uint32, 64)
+	for range 50 {
+		for slot := range uint32(fewWorkers + 4) {
+			gens[slot]++
+			ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: c.first + slot, Gen: gens[slot], Committed: s.now})
+			*s.value(&s.r.layout.Inputs[0], c.first+slot) = stamp(c.first+slot, gens[slot])
+		}
+		s.l.begin()
+		s.r.readCommits(c)
+		s.l.settle()
+		if len(s.st.busy) != fewWorkers+4 {
+			t.Fatalf("%d workers are busy", len(s.st.busy))
+		}
+		for _, w := range s.workers {
+			w.asleep = false
+			for w.take(); len(w.batches) > 0; {
+				w.work()
+			}
+		}
+	}
+	s.st.touch()
+	h.round(s.l)
+	if len(s.st.busy) != 0 || c.busy != 0 || s.st.stats.byStatus[status.OK] != 50*(fewWorkers+4) {
+		t.Errorf("%d workers and %d requests busy, %v", len(s.st.busy), c.busy, s.st.stats.byStatus)
+	}
+}
+
+// Models go to the loop with the fewest rings and sessions.
+func TestModelsGoToTheLoopWithTheLeastToDo(t *testing.T) {
+	h, err := newHost(1, 3, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	for range 4 {
+		if _, err := h.add(quietModel); err != nil {
+			t.Fatal(err)
+		}
+	}
+	on := func(i int) int { return slices.Index(h.b.loops, h.worlds[i].l) }
+	if on(0) != 0 || on(1) != 1 || on(2) != 2 || on(3) != 0 {
+		t.Fatalf("models are on loops %d %d %d %d", on(0), on(1), on(2), on(3))
+	}
+	s := h.worlds[1]
+	for range 3 {
+		s.attachWorker()
+	}
+	h.worlds[2].attachClient()
+	for range 2 {
+		if _, err := h.add(quietModel); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if on(4) != 0 || on(5) != 2 {
+		t.Errorf("with loads 2, 4, 2 models went to loops %d and %d", on(4), on(5))
+	}
+}

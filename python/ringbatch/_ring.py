@@ -1,0 +1,283 @@
+"""A worker's attachment to a ring, and the loop that serves its batches.
+
+Everything here is addresses and NumPy arrays. What computes (a function of
+NumPy arrays, PyTorch, another engine) is a :class:`Lane`: room for one batch.
+
+1. :func:`keep_attached` attaches, and again after each restart of the broker
+2. :class:`Ring` is one attachment: the tensors, their memory, the next batch
+3. :func:`run` puts batches onto free lanes and answers those that are done
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from ctypes import addressof, c_size_t, c_uint32, c_uint64
+from typing import Protocol
+
+from . import _structs as c
+from . import errors
+from ._core import encode, tensors
+from ._library import SLICE_NS, check, last_error, load
+from ._tensors import Signature
+from ._views import Mapping
+
+log = logging.getLogger("ringbatch")
+
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.01, 1.0
+_TIMEOUT = errors.Timeout.status
+_REASON_BYTES = 1024  # room for the text of a failure
+
+
+class Lost(RuntimeError):
+    """What computes is gone (a GPU, its context): only a new process can go on."""
+
+
+def worker_options(
+    *,
+    max_batch_size: int = 0,
+    wait_time: float | None = None,
+    slots: int = 0,
+    lease: float = 0.0,
+    depth: int = 0,
+    weight: int = 0,
+    pad_to: int = 0,
+    pad_preferred: bool = False,
+    preferred_sizes: Sequence[int] = (),
+    buckets: Sequence[Sequence[int]] = (),
+    preserve_order: bool = False,
+    name: str | None = None,
+    gpu: str | None = None,
+    socket: str | os.PathLike[str] | None = None,
+) -> c.WorkerOptions:
+    """The keywords that all workers share, for C. Times are seconds."""
+    o = c.WorkerOptions()
+    o.size = ctypes.sizeof(o)
+    o.max_batch_size, o.slots, o.lease = max_batch_size, slots, int(lease * 1e9)
+    o.wait_time = 0 if wait_time is None else (int(wait_time * 1e9) or -1)
+    o.depth, o.weight, o.pad_to, o.pad_preferred, o.preserve_order = depth, weight, pad_to, pad_preferred, preserve_order
+    o.name, o.gpu, o.socket = encode(name), encode(gpu), encode(socket)
+    o.preferred_sizes, o.preferred_count = (c_uint32 * len(preferred_sizes))(*preferred_sizes), len(preferred_sizes)
+    if not all(isinstance(sizes, Collection) for sizes in buckets):
+        raise errors.Invalid(f"buckets is a list of sizes for each variable input dimension, as in [[128, 512]]; got {buckets!r}")
+    flat = [n for sizes in buckets for n in sizes]
+    o.bucket_dims, o.bucket_counts = len(buckets), (c_uint32 * len(buckets))(*map(len, buckets))
+    o.buckets = (c_uint32 * len(flat))(*flat)
+    return o
+
+
+class Rows:
+    """The rows of a batch: which slots they are, and the shapes they have in the inputs."""
+
+    __slots__ = ("rows", "runs", "shapes", "slots_at")
+
+    def __init__(self, rows: int, slots_at: int, runs: list[tuple[int, int, int]], shapes: list[tuple[int, ...]]) -> None:
+        self.rows = rows
+        self.slots_at = slots_at  # address of the slot number of each row, 32 bits each, ascending
+        self.runs = runs  # of neighbouring slots: slot, row, rows
+        self.shapes = shapes  # of a row in each input
+
+
+class RingBatch(Rows):
+    """A batch of a ring. Requests are what is answered; each has one row or more."""
+
+    __slots__ = ("_at", "_lib", "c")
+
+    def __init__(self, ring: Ring, at: int) -> None:
+        self._lib, self._at = ring.lib, at
+        self.c = b = c.Batch.from_address(at)
+        flat = (c_uint32 * (3 * b.runs)).from_address(addressof(b.run.contents))[:]
+        super().__init__(b.rows, addressof(b.slot.contents), list(zip(flat[::3], flat[1::3], flat[2::3])), ring.row_shapes(b.dims))
+
+    def set_output_dims(self, i: int, dims: Sequence[int]) -> None:
+        """The sizes of the variable dimensions of request i's outputs."""
+        sizes = (c_uint32 * len(dims))(*dims)
+        check(self._lib, self._lib.rb_batch_set_output_dims(self._at, i, addressof(sizes), len(dims)))
+
+    def fail(self, i: int, error: BaseException | str) -> None:
+        check(self._lib, self._lib.rb_batch_fail(self._at, i, _reason(error)))
+
+    def fail_all(self, error: BaseException | str) -> None:
+        """Fails every request that has not failed yet."""
+        check(self._lib, self._lib.rb_batch_fail_all(self._at, _reason(error)))
+
+    def complete(self) -> None:
+        """Answers the clients; the batch is over."""
+        check(self._lib, self._lib.rb_batch_complete(self._at))
+
+
+def _reason(error: BaseException | str) -> bytes:
+    """The text of a failure; of a long traceback its end, which says most."""
+    text = str(error)
+    if isinstance(error, BaseException):
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).strip()
+    raw = text.replace("\0", " ").encode("utf-8", "replace")
+    if len(raw) <= _REASON_BYTES:
+        return raw
+    return b"..." + raw[3 - _REASON_BYTES :].decode("utf-8", "ignore").encode()
+
+
+class Ring:
+    """One attachment to a broker. One thread at a time uses it."""
+
+    def __init__(self, model: str, signature: str, options: c.WorkerOptions) -> None:
+        self.lib = lib = load()
+        out = c_uint64()
+        check(lib, lib.rb_worker_attach(model.encode(), signature.encode(), addressof(options), addressof(out)))
+        self._handle = out.value
+        info, m = c.Model(), c.Map()
+        check(lib, lib.rb_worker_model(self._handle, addressof(info)))
+        check(lib, lib.rb_worker_map(self._handle, addressof(m)))
+        self.model, self.slots, self.max_batch_size = model, int(info.slots), int(info.max_batch_size)
+        self.signature = Signature(
+            tensors(lib, lib.rb_worker_tensor, self._handle, c.INPUT, info.inputs),
+            tensors(lib, lib.rb_worker_tensor, self._handle, c.OUTPUT, info.outputs),
+        )
+        #: Stays mapped until the last array over it is gone.
+        self.mapping = Mapping(lib, m)
+        self.mapping.offsets.update((t, t.offset) for t in self.signature.inputs + self.signature.outputs)
+        self._next = c_size_t()
+        self._next_at = addressof(self._next)
+        # The usual case: all rows of the model have one shape.
+        self._shapes = None if self.signature.variable_inputs else [t.shape for t in self.signature.inputs]
+
+    def row_shapes(self, dims: Sequence[int]) -> list[tuple[int, ...]]:
+        """The shape of a row in each input, where the variable dimensions have these sizes."""
+        return self._shapes or [t.actual(dims) for t in self.signature.inputs]
+
+    def next(self, timeout_ns: int) -> RingBatch | None:
+        """The next batch, or None if none comes in time; raises BrokerGone."""
+        status = self.lib.rb_worker_next(self._handle, timeout_ns, self._next_at)
+        if status == 0:
+            return RingBatch(self, self._next.value)
+        if status == _TIMEOUT:
+            return None
+        raise last_error(self.lib, status)
+
+    def close(self) -> None:
+        """Detaches. Batches that were taken and not completed fail."""
+        self.lib.rb_worker_close(self._handle)
+
+
+def keep_attached(attach: Callable[[], Ring], serve: Callable[[Ring], None], stop: threading.Event, wait: float = 0.0) -> None:
+    """Attaches and serves until stop is set; attaches again when the broker is restarted.
+
+    wait: seconds to wait for a broker that is not there at first. One that
+    was there is waited for without end. An error that trying again would not
+    mend (``retry_attach`` is False: another version, another signature, …)
+    ends it.
+    """
+    patience, delay = time.monotonic() + wait, 0.0
+    while not stop.wait(delay):
+        delay = min(max(2 * delay, _FIRST_RETRY_S), _LAST_RETRY_S)
+        try:
+            ring = attach()
+        except errors.Error as e:
+            if isinstance(e, (errors.BrokerGone, errors.Draining)):  # it is being restarted just now
+                patience = float("inf")
+            if not e.retry_attach or time.monotonic() + delay > patience:
+                raise
+            continue
+        patience, attached = float("inf"), time.monotonic()
+        try:
+            serve(ring)
+        except errors.BrokerGone:
+            log.info("broker went away, attaching %s again", ring.model)
+        except Lost:
+            raise  # not closed: a batch that a device may still write to must not be answered
+        except BaseException:
+            ring.close()
+            raise
+        ring.close()
+        if time.monotonic() - attached > _LAST_RETRY_S:
+            delay = _FIRST_RETRY_S
+
+
+class Lane(Protocol):
+    """Room for one batch. What it raises fails the batch; Lost ends the process."""
+
+    def submit(self, batch: RingBatch) -> None:
+        """Starts a batch; it may be done when this returns."""
+
+    def done(self) -> bool:
+        """Whether the batch is done."""
+
+    def wait(self) -> None:
+        """Waits until it is."""
+
+    def patience(self) -> int:
+        """How long to look for another batch before asking again whether this one is done, nanoseconds."""
+
+    def release(self) -> None:
+        """The batch is about to be answered, done or failed: forget it."""
+
+
+def run(ring: Ring, lanes: Sequence[Lane], stop: threading.Event) -> None:
+    """Takes a batch when a lane is free and answers what is done, in order, until stop is set.
+
+    What is on a lane by then is finished first; also when the broker goes,
+    which raises BrokerGone.
+    """
+    free, busy = list(lanes), deque[tuple[Lane, RingBatch]]()
+    gone: errors.BrokerGone | None = None
+    while busy or not (stop.is_set() or gone):
+        if free and not (stop.is_set() or gone):
+            patience = busy[0][0].patience() if busy else SLICE_NS
+            try:
+                batch = ring.next(patience)
+            except errors.BrokerGone as e:
+                gone = e
+                continue
+            if batch is not None:
+                lane = free.pop()
+                if _submit(lane, batch):
+                    busy.append((lane, batch))
+                else:
+                    free.append(lane)
+                continue
+            if not patience:
+                os.sched_yield()
+        elif busy:
+            _watch(*busy[0], busy[0][0].wait)
+        while busy and _watch(*busy[0], busy[0][0].done):
+            lane, batch = busy.popleft()
+            lane.release()
+            batch.complete()
+            free.append(lane)
+    if gone:
+        raise gone
+
+
+def _submit(lane: Lane, batch: RingBatch) -> bool:
+    """False if the batch failed and was answered."""
+    try:
+        lane.submit(batch)
+        return True
+    except BaseException as e:
+        if isinstance(e, Exception):
+            log.exception("a batch of %d rows failed", batch.rows)
+        _fail(lane, batch, e)
+        if isinstance(e, Lost) or not isinstance(e, Exception):
+            raise
+        return False
+
+
+def _watch(lane: Lane, batch: RingBatch, look: Callable[[], bool | None]) -> bool | None:
+    """A lane that is lost fails the oldest batch, likely its cause; the others run elsewhere."""
+    try:
+        return look()
+    except Lost as e:
+        _fail(lane, batch, e)
+        raise
+
+
+def _fail(lane: Lane, batch: RingBatch, e: BaseException) -> None:
+    lane.release()
+    batch.fail_all(e)
+    batch.complete()

@@ -1,0 +1,56 @@
+"""The ring's memory as torch sees it: pinned, its planes as tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from . import errors
+from ._ring import Ring
+from ._tensors import _DTYPES as NAMES
+from ._tensors import Tensor
+
+# By rb_dtype, as NAMES.
+DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+          torch.float16, torch.bfloat16, torch.float32, torch.float64)  # fmt: skip
+
+
+@dataclass
+class Plane:
+    """One tensor of the model, over all slots of the ring, a row per slot."""
+
+    variable: tuple[int, ...]  # its variable dimensions
+    host: torch.Tensor  # [slots, elements]; the GPU knows it by the same address
+
+    def __post_init__(self) -> None:
+        self.base, self.stride = self.host.data_ptr(), self.host.stride(0) * self.host.element_size()  # in bytes
+
+
+class Planes:
+    """All tensors of a ring, in memory that a GPU may read and write in place."""
+
+    def __init__(self, ring: Ring, device: torch.device) -> None:
+        self._base = 0
+        if device.type == "cuda":
+            # Once for the whole ring; from then on copies are asynchronous
+            # and kernels reach it directly.
+            base, size = ring.mapping.base, ring.mapping.bytes
+            status = int(torch.cuda.cudart().cudaHostRegister(base, size, 3))  # portable, mapped
+            if status != 0:
+                raise errors.NoMemory(f"cudaHostRegister of {size >> 20} MiB: error {status}")
+            self._base = base
+        self.inputs, self.outputs = ([_plane(ring, t) for t in side] for side in (ring.signature.inputs, ring.signature.outputs))
+
+    def close(self) -> None:
+        """Unpins the memory. Nothing on the device may use it any more."""
+        if self._base:
+            torch.cuda.cudart().cudaHostUnregister(self._base)
+            self._base = 0
+
+
+def _plane(ring: Ring, t: Tensor) -> Plane:
+    count = math.prod(t.shape)
+    host = torch.frombuffer(ring.mapping.memory, dtype=DTYPES[NAMES.index(t.kind)], count=ring.slots * count, offset=t.offset)
+    return Plane(t.variable, host.view(ring.slots, count))

@@ -1,0 +1,174 @@
+"""The runtime under every worker: attaching, lanes, answers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import broker_at, serving
+from ringbatch._ring import Lost, Ring, RingBatch, keep_attached, run, worker_options
+
+ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
+TEXT = "x:f32[4] -> y:f32[4]"
+DECLARED = ("--model", "m", "--input", "x:f32[4]", "--max_batch_size", "1", "--wait_time", "0s")
+
+
+class Slow:
+    """A lane that computes in a thread of its own once it is let go."""
+
+    def __init__(self, ring: Ring, open: threading.Event, poison: float | None = None) -> None:
+        self.ring, self.open, self.poison = ring, open, poison
+        self.submitted = 0
+        self.thread: threading.Thread | None = None
+
+    def submit(self, batch: RingBatch) -> None:
+        self.submitted += 1
+        (x,), (y,) = self.ring.signature.inputs, self.ring.signature.outputs
+        source = np.concatenate([self.ring.mapping.rows(x, slot, n, x.shape) for slot, _, n in batch.runs])
+        if self.poison is not None and (source == self.poison).any():
+            raise Lost("it took the device with it")
+
+        def compute() -> None:
+            self.open.wait(20)
+            for slot, row, n in batch.runs:
+                self.ring.mapping.rows(y, slot, n, y.shape)[...] = source[row : row + n] + 1
+
+        self.thread = threading.Thread(target=compute)
+        self.thread.start()
+
+    def done(self) -> bool:
+        return self.thread is not None and not self.thread.is_alive()
+
+    def wait(self) -> None:
+        assert self.thread is not None
+        self.thread.join()
+
+    def patience(self) -> int:
+        return 100_000
+
+    def release(self) -> None:
+        self.thread = None
+
+
+@pytest.fixture
+def folder(tmp_path):
+    os.chmod(tmp_path, 0o700)
+    return str(tmp_path / "b.sock")
+
+
+def in_thread(function):
+    """Runs it in a thread; gives the thread and a list that gets what it raised."""
+    raised: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            function()
+        except BaseException as e:
+            raised.append(e)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    return thread, raised
+
+
+def x(v):
+    return np.full(4, v, "float32")
+
+
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_lanes_hold_several_batches_and_answer_them(folder):
+    stop, open, lanes = threading.Event(), threading.Event(), []
+    options = worker_options(depth=2, socket=folder)
+
+    def serve(ring: Ring) -> None:
+        lanes.extend(Slow(ring, open) for _ in range(2))
+        run(ring, lanes, stop)
+
+    with broker_at(folder, *DECLARED, "--output", "y:f32[4]"):
+        thread, raised = in_thread(lambda: keep_attached(lambda: Ring("m", TEXT, options), serve, stop))
+        with rb.connect("m", socket=folder, wait=20) as m:
+            futures = [m.submit(x(i)) for i in range(6)]
+            until(lambda: len(lanes) == 2 and all(lane.submitted for lane in lanes))  # both at once: none is done yet
+            stop.set()  # what is on a lane is finished first
+            open.set()
+            thread.join(20)
+            assert not thread.is_alive() and not raised
+            assert [(f.result(20) == i + 1).all() for i, f in enumerate(futures[:2])] == [True, True]
+
+
+def test_a_lost_lane_fails_its_batch_and_ends_the_worker(folder):
+    stop, open = threading.Event(), threading.Event()
+    options = worker_options(depth=1, socket=folder)
+    attached: list[Ring] = []
+
+    def serve(ring: Ring) -> None:
+        attached.append(ring)
+        run(ring, [Slow(ring, open, poison=13)], stop)
+
+    with broker_at(folder, *DECLARED, "--output", "y:f32[4]"):
+        open.set()
+        thread, raised = in_thread(lambda: keep_attached(lambda: Ring("m", TEXT, options), serve, stop))
+        with rb.connect("m", socket=folder, wait=20) as m:
+            assert (m(x(1)) == 2).all()
+            with pytest.raises(rb.Failed, match="it took the device with it"):
+                m(x(13))
+        thread.join(20)
+        assert [type(e) for e in raised] == [Lost]
+        attached[0].close()  # keep_attached has not: a device might still write
+
+
+def test_a_worker_outlasts_a_restart_of_its_broker(folder):
+    @rb.worker("m", **ONE, wait_time=0)
+    def double(batch):
+        batch.outputs["y"][...] = 2 * batch.inputs["x"]
+
+    with broker_at(folder) as broker:
+        with serving(double, folder), rb.connect("m", socket=folder, wait=20) as m:
+            assert (m(x(1)) == 2).all()
+            broker.kill()
+            broker.wait(20)
+            os.unlink(folder)
+            with broker_at(folder), rb.connect("m", socket=folder, wait=20) as again:
+                assert (again(x(2)) == 4).all()
+
+
+def test_an_error_that_trying_again_would_not_mend_ends_the_worker(folder):
+    @rb.worker("m", **ONE)
+    def idle(batch):
+        pass
+
+    with broker_at(folder) as broker:
+        thread, raised = in_thread(lambda: idle.run(socket=folder, wait=20))
+        with rb.connect("m", socket=folder, wait=20):
+            pass
+        broker.kill()
+        broker.wait(20)
+    os.unlink(folder)
+    with broker_at(folder, *DECLARED, "--output", "z:f32[5]"):  # the same name, another signature
+        thread.join(20)
+        assert [type(e) for e in raised] == [rb.SignatureMismatch]
+
+
+def test_a_broker_that_is_not_there_is_waited_for_as_long_as_asked(folder):
+    @rb.worker("m", **ONE)
+    def idle(batch):
+        pass
+
+    with pytest.raises(rb.NoBroker):
+        idle.run(socket=folder, wait=0.2)
+    thread, raised = in_thread(lambda: idle.run(socket=folder, wait=20))
+    with broker_at(folder), rb.connect("m", socket=folder, wait=20):
+        assert thread.is_alive() and not raised
+    with broker_at(folder, *DECLARED, "--output", "z:f32[5]"):  # ends it
+        thread.join(20)
+        assert not thread.is_alive()
