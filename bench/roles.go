@@ -12,6 +12,8 @@ func Roles() testbed.Roles {
 		"broker":        testbed.With(testbed.PlayBroker), // its models are declared by their workers
 		"echo worker":   testbed.With(echoWorkerRole),
 		"transport":     testbed.With(transportRole),
+		"flood":         testbed.With(floodRole),
+		"idle models":   testbed.With(idleModelsRole),
 		"futex ping":    futexPingRole,
 		"futex pong":    futexPongRole,
 		"socket server": testbed.With(socketServerRole),

@@ -17,7 +17,7 @@ import (
 // so that it means the same on every machine.
 
 // transportParts are the measurements, in the order they run.
-var transportParts = []string{"latency", "small", "large", "idle", "growth", "in_flight"}
+var transportParts = []string{"latency", "small", "large", "idle", "growth", "in_flight", "loops"}
 
 // transportSuite is the JSON of the suite.
 type transportSuite struct {
@@ -35,12 +35,17 @@ type transportReport struct {
 	IdleCPUPercent float64 `json:"idle_cpu_percent,omitempty"`
 	CPUGrowthRatio float64 `json:"cpu_growth_ratio,omitempty"`
 
+	FourModelsRatio float64 `json:"four_models_ratio,omitempty"`
+	HostileRatio    float64 `json:"hostile_ratio,omitempty"`
+	IdleModelsRatio float64 `json:"idle_models_ratio,omitempty"`
+
 	Latency  *latencyFigures  `json:"latency,omitempty"`
 	Small    *smallFigures    `json:"small,omitempty"`
 	Large    *largeFigures    `json:"large,omitempty"`
 	Idle     *idleFigures     `json:"idle,omitempty"`
 	Growth   *growthFigures   `json:"growth,omitempty"`
 	InFlight *inFlightFigures `json:"in_flight,omitempty"`
+	Loops    *loopsFigures    `json:"loops,omitempty"`
 
 	Checks []check `json:"checks"`
 }
@@ -80,7 +85,7 @@ func runTransport(ctx context.Context, o transportOptions, say *progress) (*tran
 	suite := &transportSuite{"transport", r}
 	parts := map[string]func(*fleet, transportOptions, *progress, *transportReport) error{
 		"latency": measureLatency, "small": measureSmall, "large": measureLarge,
-		"idle": measureIdle, "growth": measureGrowth, "in_flight": measureInFlight,
+		"idle": measureIdle, "growth": measureGrowth, "in_flight": measureInFlight, "loops": measureLoops,
 	}
 	for _, name := range transportParts {
 		if len(o.Only) > 0 && !slices.Contains(o.Only, name) {

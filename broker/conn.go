@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -27,14 +28,24 @@ const (
 
 // accept takes connections until the listener closes.
 func (b *Broker) accept() {
+	defer b.listener.useReserve()
 	for {
 		c, err := b.listener.AcceptUnix()
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			b.log.Warn("accept failed", "error", err) // out of descriptors, most likely
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case shm.OutOfDescriptors(err) && b.listener.reserve != nil:
+			b.listener.useReserve()
+			continue
+		case err != nil:
+			b.log.Warn("accept failed", "error", err)
 			time.Sleep(50 * time.Millisecond)
+			continue
+		case b.listener.reserve == nil && !b.listener.refillReserve():
+			b.log.Warn("connection refused: no file descriptors; raise the limit of open files (ulimit -n, LimitNOFILE)")
+			_ = control.Send(c, time.Now().Add(replyTime), b.refusal(errDescriptors)) // fits into the socket's empty buffer
+			_ = c.Close()
+			b.listener.refillReserve()
 			continue
 		}
 		if !b.conns.add(c) {
@@ -111,7 +122,7 @@ func (b *Broker) converse(c *net.UnixConn) {
 	}
 	if n := b.conns.count(); n > b.cfg.MaxClients {
 		b.log.Warn("connection refused: too many", "pid", cred.Pid, "connections", n)
-		refuse(fmt.Errorf("%w: here it is the broker that is full: %d connections, max_clients is %d", status.ErrRingFull, n, b.cfg.MaxClients))
+		refuse(fmt.Errorf("%w: max_clients is %d", status.ErrTooManyConnections, b.cfg.MaxClients))
 		return
 	}
 	for {
@@ -216,7 +227,7 @@ func (b *Broker) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Re
 	a.model.loop.do(func() { a.left(why) })
 }
 
-var errDescriptors = fmt.Errorf("%w: out of file descriptors; raise the broker's limit (ulimit -n)", status.ErrNoMemory)
+var errDescriptors = fmt.Errorf("%w: it is the broker that has none", status.ErrNoDescriptors)
 
 // attachment is a session that has begun.
 type attachment struct {

@@ -21,6 +21,11 @@ type listener struct {
 	lock *os.File
 	path string
 	file os.FileInfo // the socket at path
+
+	// reserve is a descriptor to give up when there is no other: with it a
+	// peer can still be accepted, and told so. nil while it is given up. It
+	// belongs to the goroutine that accepts.
+	reserve *os.File
 }
 
 // MaxSocketPath is what a Unix socket's address holds, less the suffix that
@@ -87,7 +92,22 @@ func listen(path string, openFolder bool) (*listener, error) {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	st, _ := os.Lstat(path)
-	return &listener{l, lock, path, st}, nil
+	ln := &listener{UnixListener: l, lock: lock, path: path, file: st}
+	ln.refillReserve()
+	return ln, nil
+}
+
+func (l *listener) useReserve() {
+	_ = l.reserve.Close()
+	l.reserve = nil
+}
+
+func (l *listener) refillReserve() (ok bool) {
+	f, err := os.Open(os.DevNull)
+	if err == nil {
+		l.reserve = f
+	}
+	return err == nil
 }
 
 // answers tells whether a socket is in use though its lock is free: by another

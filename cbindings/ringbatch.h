@@ -72,51 +72,55 @@ extern "C" {
 
 /* The same numbers and names as the Go errors and the Python exceptions. */
 typedef enum rb_status {
+	/* BEGIN statuses: written by `go generate ./status` from status/table.go */
 	RB_OK = 0,
 
 	/* a request's end */
-	RB_ERR_FAILED = 1,         /* the model failed this request; the text says why */
-	RB_ERR_EXPIRED = 2,        /* its deadline passed */
-	RB_ERR_CANCELED = 3,       /* its client canceled it */
-	RB_ERR_QUEUE_FULL = 4,     /* its priority level's queue is full */
-	RB_ERR_QUEUE_TIMEOUT = 5,  /* it waited for longer than its priority level allows */
-	RB_ERR_TOO_LARGE = 6,      /* more rows than max_batch_size */
-	RB_ERR_WORKER_DIED = 7,    /* every worker that ran it died */
-	RB_ERR_WORKER_HUNG = 8,    /* its worker outlived its lease and could not be killed */
-	RB_ERR_DRAINING = 9,       /* the broker is shutting down */
-	RB_ERR_BROKER_GONE = 10,   /* the broker went away; safe to retry */
+	RB_ERR_FAILED = 1,        /* the model's function failed this request; the text says why */
+	RB_ERR_EXPIRED = 2,       /* its deadline passed */
+	RB_ERR_CANCELED = 3,      /* its client canceled it */
+	RB_ERR_QUEUE_FULL = 4,    /* its priority level's queue is full */
+	RB_ERR_QUEUE_TIMEOUT = 5, /* it waited for longer than its priority level allows */
+	RB_ERR_TOO_LARGE = 6,     /* more rows than max_batch_size */
+	RB_ERR_WORKER_DIED = 7,   /* it was in a batch that killed its worker, every time it was tried */
+	RB_ERR_WORKER_HUNG = 8,   /* its worker outlived its lease and could not be killed */
+	RB_ERR_DRAINING = 9,      /* the broker is shutting down and takes no new requests */
+	RB_ERR_BROKER_GONE = 10,  /* the broker went away; safe to retry */
 
 	/* connecting */
-	RB_ERR_NO_BROKER = 11,          /* nothing listens on the socket */
-	RB_ERR_UNKNOWN_MODEL = 12,      /* the broker has no model of that name */
-	RB_ERR_VERSION = 13,            /* the peer speaks another layout version */
-	RB_ERR_LAYOUT = 14,             /* segment geometry does not match its description */
-	RB_ERR_FORBIDDEN = 15,          /* this user may not use this broker */
-	RB_ERR_NO_MEMORY = 16,          /* the kernel refused the memory */
-	RB_ERR_SIGNATURE_MISMATCH = 17, /* the model exists with another signature */
-	RB_ERR_RING_FULL = 18,          /* no window of that many slots is free */
-	RB_ERR_BROKER_RUNNING = 19,     /* another broker serves this socket */
-	RB_ERR_PROTOCOL = 20,           /* a peer broke the protocol */
+	RB_ERR_NO_BROKER = 11,            /* nothing listens on the socket */
+	RB_ERR_UNKNOWN_MODEL = 12,        /* the broker has no model of that name */
+	RB_ERR_VERSION = 13,              /* the peer speaks another layout version */
+	RB_ERR_LAYOUT = 14,               /* segment geometry does not match its description */
+	RB_ERR_FORBIDDEN = 15,            /* this uid may not use this broker */
+	RB_ERR_NO_MEMORY = 16,            /* the kernel refused the memory */
+	RB_ERR_SIGNATURE_MISMATCH = 17,   /* the model exists with another signature */
+	RB_ERR_RING_FULL = 18,            /* no window of that many slots is free for a new client */
+	RB_ERR_BROKER_RUNNING = 19,       /* another broker serves this socket */
+	RB_ERR_PROTOCOL = 20,             /* a peer broke the protocol and was disconnected */
+	RB_ERR_TOO_MANY_CONNECTIONS = 37, /* the broker serves as many connections as it may */
+	RB_ERR_NO_DESCRIPTORS = 38,       /* the broker or this process has no file descriptor left */
 
 	/* using */
-	RB_ERR_INVALID = 21,          /* an argument is not acceptable */
-	RB_ERR_DTYPE = 22,            /* another element type */
-	RB_ERR_SHAPE = 23,            /* another shape */
-	RB_ERR_ROWS = 24,             /* wrong number of rows */
-	RB_ERR_SIZE = 25,             /* wrong byte length */
+	RB_ERR_INVALID = 21,          /* an argument or configuration value is not acceptable */
+	RB_ERR_DTYPE = 22,            /* tensor has another element type */
+	RB_ERR_SHAPE = 23,            /* tensor has another shape */
+	RB_ERR_ROWS = 24,             /* inputs disagree on rows, or rows outside 1..max */
+	RB_ERR_SIZE = 25,             /* byte length does not fit the shape */
 	RB_ERR_OUTPUT_TOO_SMALL = 26, /* the caller's buffer cannot hold the output */
 	RB_ERR_FULL = 27,             /* every slot of the client's window is in use */
 	RB_ERR_CLOSED = 28,           /* the client or worker was closed */
-	RB_ERR_RELEASED = 29,         /* the request was released */
+	RB_ERR_RELEASED = 29,         /* the request was released; its views are gone */
 	RB_ERR_COMMITTED = 30,        /* the request was committed already */
 	RB_ERR_NOT_COMMITTED = 31,    /* the request was not committed yet */
 	RB_ERR_NOT_DONE = 32,         /* the request has not ended yet */
 	RB_ERR_NO_LEVEL = 33,         /* no such priority level */
-	RB_ERR_TIMEOUT = 34,          /* the caller's wait ended first */
-	RB_ERR_FORKED = 35,           /* this process is a fork of the one that loaded the library */
+	RB_ERR_TIMEOUT = 34,          /* the caller's wait ended before the request did */
+	RB_ERR_FORKED = 35,           /* this process is a fork of the one that connected */
 	RB_ERR_NO_GPU = 36,           /* this needs a GPU and there is none */
 
-	RB_STATUS_COUNT = 37 /* not a status */
+	RB_STATUS_COUNT = 39 /* not a status */
+	/* END statuses */
 } rb_status;
 
 /* Name of a status as in docs/errors.md ("QueueFull"), its general text, and

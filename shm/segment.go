@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -84,13 +85,23 @@ func (s *Segment) Close() {
 	})
 }
 
+// OutOfDescriptors reports whether a system call failed because the process or
+// the machine has no file descriptor left.
+func OutOfDescriptors(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
+}
+
 // Memfd is shared memory proper: anonymous, sealed, gone with its last user.
 type Memfd struct{}
 
 func (Memfd) Create(name string, size int64) (*Segment, error) {
 	fd, err := unix.MemfdCreate("ringbatch-"+name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return nil, fmt.Errorf("%w: memfd_create: %v", status.ErrNoMemory, err)
+		code := status.ErrNoMemory
+		if OutOfDescriptors(err) {
+			code = status.ErrNoDescriptors
+		}
+		return nil, fmt.Errorf("%w: memfd_create: %v", code, err)
 	}
 	if err := unix.Ftruncate(fd, size); err != nil {
 		_ = unix.Close(fd)

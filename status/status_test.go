@@ -2,28 +2,13 @@ package status
 
 import (
 	"errors"
-	"fmt"
-	"os"
-	"strings"
 	"testing"
 )
-
-func TestDocumentationListsEveryStatus(t *testing.T) {
-	doc, err := os.ReadFile("../docs/errors.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, s := range All() {
-		if line := fmt.Sprintf("| %d | %s | %s |", uint8(s), s.Name(), s.Error()); !strings.Contains(string(doc), line+"\n") {
-			t.Errorf("docs/errors.md lacks the line\n%s", line)
-		}
-	}
-}
 
 func TestEveryStatusHasANameAndAText(t *testing.T) {
 	seen := map[string]bool{}
 	for _, s := range All() {
-		if s.Name() == "" || s.Error() == "" || seen[s.Name()] || !s.Valid() {
+		if s.Name() == "" || s.Error() == "" || (s != OK && s.Meaning() == "") || seen[s.Name()] || !s.Valid() {
 			t.Errorf("status %d: name %q, text %q", s, s.Name(), s.Error())
 		}
 		seen[s.Name()] = true
@@ -33,5 +18,18 @@ func TestEveryStatusHasANameAndAText(t *testing.T) {
 	}
 	if !errors.Is(error(ErrFull), ErrFull) || !ErrFull.Retryable() || ErrShape.Retryable() {
 		t.Error("a status does not compare as an error")
+	}
+}
+
+func TestAWorkerTriesAgainOnlyWhereNobodyHasToChangeAnything(t *testing.T) {
+	for _, s := range []Code{ErrVersion, ErrLayout, ErrSignatureMismatch, ErrForbidden, ErrInvalid, Code(200)} {
+		if s.RetryAttach() {
+			t.Errorf("a worker would try for ever after %s", s.Name())
+		}
+	}
+	for _, s := range []Code{ErrNoBroker, ErrBrokerGone, ErrDraining, ErrTooManyConnections, ErrNoDescriptors} {
+		if !s.RetryAttach() {
+			t.Errorf("a worker would not outlast a restart of its broker: %s", s.Name())
+		}
 	}
 }

@@ -134,7 +134,7 @@ void no_descriptors(void)
 		rb_client c;
 		status = rb_connect("double", &o, &c);
 		CHECK(setrlimit(RLIMIT_NOFILE, &all) == 0);
-		WANT(RB_ERR_NO_MEMORY, status);
+		WANT(RB_ERR_NO_DESCRIPTORS, status);
 		CHECK(strstr(rb_error(), "too many open files"));
 	}
 }

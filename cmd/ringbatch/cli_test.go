@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -10,15 +11,29 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/stats"
 )
 
-// cli is the built command with a broker of its own.
+// commandEnv makes the test binary be the command: nothing needs to be built.
+const commandEnv = "RINGBATCH_TEST_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(commandEnv) != "" {
+		main()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// cli is the command with a broker of its own.
 type cli struct {
 	t      *testing.T
 	bin    string
+	bed    *testbed.Bed
 	config string
-	broker *exec.Cmd
+	broker *testbed.Process
 }
 
 const firstConfig = `
@@ -32,43 +47,35 @@ wait_time = "5ms"
 `
 
 func startCLI(t *testing.T) *cli {
-	dir := shortDir(t)
-	c := &cli{t: t, bin: filepath.Join(dir, "ringbatch"), config: filepath.Join(dir, "ringbatch.toml")}
-	if out, err := exec.Command("go", "build", "-o", c.bin, ".").CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
-	t.Setenv("RINGBATCH_SOCKET", filepath.Join(dir, "private", "b.sock"))
-	c.write(firstConfig)
-	c.broker = exec.Command(c.bin, "broker", "--config", c.config, "--log_level", "warn")
-	if err := c.broker.Start(); err != nil {
+	bed, err := testbed.New(context.Background())
+	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(bed.Close)
+	c := &cli{t: t, bin: os.Args[0], bed: bed, config: bed.Path("ringbatch.toml")}
+	t.Setenv(commandEnv, "1")
+	t.Setenv("RINGBATCH_SOCKET", bed.Path("private/b.sock"))
+	c.write(firstConfig)
+	c.broker = c.start("broker", "--config", c.config, "--log_level", "warn")
 	t.Cleanup(func() { c.ends(c.broker) })
 	c.until("the broker answers", func() bool { _, code := c.run("stats"); return code == 0 })
 	return c
 }
 
-// shortDir is a private folder whose name leaves room for that of a socket;
-// t.TempDir's has the test's name in it.
-func shortDir(t *testing.T) string {
-	dir, err := os.MkdirTemp("", "rb")
+// start runs the command beside the test; it does not outlive it.
+func (c *cli) start(args ...string) *testbed.Process {
+	c.t.Helper()
+	p, err := c.bed.Start(testbed.Spec{Command: append([]string{c.bin}, args...)})
 	if err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
+	return p
 }
 
-// killed ends a process that a failed test would leave behind.
-func killed(t *testing.T, cmd *exec.Cmd) {
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-}
-
-// ends stops a broker, which does so cleanly.
-func (c *cli) ends(broker *exec.Cmd) {
-	_ = broker.Process.Signal(syscall.SIGTERM)
-	if err := broker.Wait(); err != nil {
-		c.t.Errorf("broker: %v", err)
+// ends stops a broker or a worker, which does so cleanly.
+func (c *cli) ends(p *testbed.Process) {
+	if err := p.Stop(time.Minute); err != nil {
+		c.t.Errorf("%s: %v\n%s", p, err, p.Log())
 	}
 }
 
@@ -107,8 +114,6 @@ func (c *cli) until(what string, ok func() bool) {
 
 func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 	c := startCLI(t)
-	wait := func() float64 { return c.stats().Models[0].WaitTimeMS }
-
 	if out, code := c.run("set", "affine", "wait_time=3ms", "max_batch_size=16", "max_queue=100"); code != 0 {
 		t.Fatalf("set: %d\n%s", code, out)
 	}
@@ -119,7 +124,7 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 		if out, code := c.run("set", "affine", "lease=9s", bad); code != 1 || !strings.Contains(out, "invalid") {
 			t.Errorf("set %s: status %d\n%s", bad, code, out)
 		}
-		if models, err := admin.New(c.socket).Models(t.Context()); err != nil || models[0].Policy["lease"] != "30s" || models[0].Policy["wait_time"] != "3ms" {
+		if models, err := admin.New("").Models(t.Context()); err != nil || models[0].Policy["lease"] != "30s" || models[0].Policy["wait_time"] != "3ms" {
 			t.Fatalf("a refused set changed something: %v, %v", models, err)
 		}
 	}
@@ -128,13 +133,13 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 	}
 
 	c.write(strings.Replace(firstConfig, "5ms", "7ms", 1) + "[[model]]\nname = \"second\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
-	_ = c.broker.Process.Signal(syscall.SIGHUP)
-	c.until("the reloaded configuration is in force", func() bool { return wait() == 7 && len(c.stats().Models) == 2 })
+	c.broker.Signal(syscall.SIGHUP)
+	c.until("the reloaded configuration is in force", func() bool { return c.stats().Models[0].WaitTimeMS == 7 && len(c.stats().Models) == 2 })
 
 	// Refused whole: the third model is fine, the change of the first is not.
 	c.write(strings.Replace(firstConfig, "max_batch_size = 32\nslots = 32", "max_batch_size = 64", 1) + "[[model]]\nname = \"third\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
-	_ = c.broker.Process.Signal(syscall.SIGHUP)
-	time.Sleep(200 * time.Millisecond)
+	c.broker.Signal(syscall.SIGHUP)
+	c.until("the broker has refused it", func() bool { return strings.Contains(c.broker.Log(), "configuration refused") })
 	if s := c.stats(); len(s.Models) != 2 || s.Models[0].WaitTimeMS != 7 {
 		t.Errorf("a refused configuration changed something: %+v", s.Models)
 	}
@@ -199,21 +204,16 @@ func TestStatisticsAreWholeOrAnError(t *testing.T) {
 
 func TestAnEarlySIGHUPDoesNotEndTheBroker(t *testing.T) {
 	c := startCLI(t)
-	dir := shortDir(t)
-	pipe, socket := filepath.Join(dir, "config"), filepath.Join(dir, "b.sock")
+	pipe, socket := c.bed.Path("config"), c.bed.Path("b.sock")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	b := exec.Command(c.bin, "broker", "--config", pipe, "--socket", socket)
-	if err := b.Start(); err != nil {
-		t.Fatal(err)
-	}
-	killed(t, b)
+	b := c.start("broker", "--config", pipe, "--socket", socket)
 	f, err := os.OpenFile(pipe, os.O_WRONLY, 0) // returns when the broker has begun to read
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = b.Process.Signal(syscall.SIGHUP)
+	b.Signal(syscall.SIGHUP)
 	_, _ = f.WriteString(firstConfig)
 	f.Close()
 	c.until("it answers", func() bool { _, code := c.run("stats", "--socket", socket); return code == 0 })
@@ -222,13 +222,10 @@ func TestAnEarlySIGHUPDoesNotEndTheBroker(t *testing.T) {
 
 func TestAWorkerAnswersWhatIsTyped(t *testing.T) {
 	c := startCLI(t)
-	w := exec.Command(c.bin, "worker", "--model", "affine", "--scale", "2", "--offset", "1", "--input", "x:f32[4]")
-	if err := w.Start(); err != nil {
-		t.Fatal(err)
-	}
+	w := c.start("worker", "--model", "affine", "--scale", "2", "--offset", "1", "--input", "x:f32[4]")
 	t.Cleanup(func() {
-		_ = w.Process.Signal(os.Interrupt)
-		if err := w.Wait(); err != nil {
+		w.Signal(syscall.SIGINT)
+		if err := w.Wait(time.Minute); err != nil {
 			t.Errorf("worker: %v", err)
 		}
 	})

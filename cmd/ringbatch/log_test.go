@@ -3,11 +3,11 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 // stuck is a reader that does not read until it is told to.
@@ -47,11 +47,10 @@ func TestALogThatNobodyReadsLosesLinesAndSaysHowMany(t *testing.T) {
 
 // brokerInto starts a second broker whose log goes into a pipe, from which
 // the caller may read.
-func (c *cli) brokerInto(config string) (b *exec.Cmd, socket string, log *os.File) {
+func (c *cli) brokerInto(config string) (b *testbed.Process, socket string, log *os.File) {
 	c.t.Helper()
-	dir := shortDir(c.t)
-	file := filepath.Join(dir, "c.toml")
-	socket = filepath.Join(dir, "b.sock")
+	file := c.bed.Path("c.toml")
+	socket = c.bed.Path("b.sock")
 	log, w, err := os.Pipe()
 	if err != nil {
 		c.t.Fatal(err)
@@ -61,12 +60,10 @@ func (c *cli) brokerInto(config string) (b *exec.Cmd, socket string, log *os.Fil
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		c.t.Fatal(err)
 	}
-	b = exec.Command(c.bin, "broker", "--config", file, "--socket", socket)
-	b.Stdout, b.Stderr = w, w
-	if err := b.Start(); err != nil {
+	b, err = c.bed.Start(testbed.Spec{Command: []string{c.bin, "broker", "--config", file, "--socket", socket}, Output: w})
+	if err != nil {
 		c.t.Fatal(err)
 	}
-	killed(c.t, b)
 	return b, socket, log
 }
 
@@ -75,7 +72,7 @@ func TestABrokerOutlivesTheReaderOfItsLog(t *testing.T) {
 	b, socket, log := c.brokerInto("")
 	log.Close() // before it logs that it listens, or after
 	c.until("it answers", func() bool { _, code := c.run("stats", "--socket", socket); return code == 0 })
-	_ = b.Process.Signal(syscall.SIGHUP) // of which it logs the outcome, too
+	b.Signal(syscall.SIGHUP) // of which it logs the outcome, too
 	c.until("it still answers", func() bool { _, code := c.run("stats", "--socket", socket); return code == 0 })
 	c.ends(b)
 }

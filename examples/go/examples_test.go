@@ -1,56 +1,50 @@
 package examples
 
 import (
-	"context"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 func TestTheExamplesRunTogether(t *testing.T) {
-	dir := t.TempDir()
-	socket := filepath.Join(dir, "private", "broker.sock")
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	t.Cleanup(cancel) // last: after the processes were stopped
-	start := func(pkg string, args ...string) *exec.Cmd {
-		bin := filepath.Join(dir, filepath.Base(pkg))
-		if out, err := exec.CommandContext(ctx, "go", "build", "-o", bin, pkg).CombinedOutput(); err != nil {
-			t.Fatalf("build %s: %v\n%s", pkg, err, out)
-		}
-		cmd := exec.CommandContext(ctx, bin, args...)
-		cmd.Env = append(os.Environ(), "RINGBATCH_SOCKET="+socket)
-		return cmd
+	bed, err := testbed.New(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	background := func(cmd *exec.Cmd) {
-		if err := cmd.Start(); err != nil {
+	t.Cleanup(bed.Close)
+	if out, err := exec.Command("go", "build", "-o", bed.Dir, "./worker", "./producer", "../../cmd/ringbatch").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	socket := bed.Path("private/broker.sock")
+	start := func(name string, args ...string) *testbed.Process {
+		p, err := bed.Start(testbed.Spec{Command: append([]string{bed.Path(name)}, args...), Env: []string{"RINGBATCH_SOCKET=" + socket}})
+		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() {
-			_ = cmd.Process.Signal(os.Interrupt)
-			if err := cmd.Wait(); err != nil {
-				t.Errorf("%s: %v", cmd.Path, err)
-			}
-		})
+		return p
 	}
-	worker, producer := start("./worker"), start("./producer")
-	background(start("../../cmd/ringbatch", "broker", "--log_level", "warn"))
-	for range 200 {
-		if _, err := os.Stat(socket); err == nil {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
+	broker := start("ringbatch", "broker", "--log_level", "warn")
+	if err := testbed.Eventually(time.Minute, func() error { _, err := os.Stat(socket); return err }); err != nil {
+		t.Fatal(err)
 	}
-	background(worker)
-	out, err := producer.CombinedOutput()
-	if err != nil {
-		t.Fatalf("producer: %v\n%s", err, out)
+	worker, producer := start("worker"), start("producer")
+	if err := producer.Wait(time.Minute); err != nil {
+		t.Errorf("producer: %v", err)
 	}
 	for _, want := range []string{"simple: [2 4 6 8]", "in place 3: [60 62 64 66]"} {
-		if !strings.Contains(string(out), want) {
-			t.Errorf("the producer did not print %q:\n%s", want, out)
+		if !strings.Contains(producer.Log(), want) {
+			t.Errorf("the producer did not print %q:\n%s", want, producer.Log())
+		}
+	}
+	for _, p := range []*testbed.Process{worker, broker} {
+		p.Signal(syscall.SIGINT) // Ctrl-C ends them well
+		if err := p.Wait(time.Minute); err != nil {
+			t.Errorf("%s: %v\n%s", p, err, p.Log())
 		}
 	}
 }

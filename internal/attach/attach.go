@@ -50,8 +50,8 @@ func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 		if errors.Is(err, os.ErrPermission) {
 			return nil, fmt.Errorf("%w: %s: %v", status.ErrForbidden, socket, err)
 		}
-		if errors.Is(err, unix.EMFILE) { // not the broker's fault
-			return nil, fmt.Errorf("%w: %v", status.ErrNoMemory, err)
+		if shm.OutOfDescriptors(err) {
+			return nil, fmt.Errorf("%w: it is this process that has none: %v", status.ErrNoDescriptors, err)
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -87,11 +87,10 @@ func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.
 	}
 	if err != nil {
 		control.CloseFDs(fds)
-		code := status.ErrBrokerGone
-		if errors.Is(err, unix.EMFILE) {
-			code = status.ErrNoMemory
+		if shm.OutOfDescriptors(err) {
+			return nil, nil, fmt.Errorf("%w: it is this process that has none: %v", status.ErrNoDescriptors, err)
 		}
-		return nil, nil, fmt.Errorf("%w: %s: %v", code, req.Op, err)
+		return nil, nil, fmt.Errorf("%w: %s: %v", status.ErrBrokerGone, req.Op, err)
 	}
 	if rep.Code != 0 {
 		control.CloseFDs(fds)

@@ -159,29 +159,3 @@ func TestABrokerThatIsRefusedTheMemoryRefusesTheModelAndServesOthers(t *testing.
 	h.job.Models = append(h.job.Models, other)
 	h.launch().refused(client.ErrNoMemory)
 }
-
-func TestABrokerOutOfDescriptorsSaysSoAndServesThoseItHas(t *testing.T) {
-	h := idleHost(t, theModel)
-	h.limits.Descriptors = 60
-	h.startBroker()
-	h.worker(theModel)
-	var all []*client.Client
-	for {
-		c, err := h.tryDial(client.WithWindow(1))
-		if err != nil {
-			if !errors.Is(err, client.ErrNoMemory) {
-				t.Errorf("after %d clients: %v", len(all), err)
-			}
-			break
-		}
-		all = append(all, c)
-	}
-	if len(all) < 4 {
-		t.Errorf("only %d clients", len(all))
-	}
-	for _, c := range all {
-		works(t, c, 2)
-		c.Close()
-	}
-	h.settled()
-}

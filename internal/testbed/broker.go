@@ -17,6 +17,7 @@ type BrokerJob struct {
 	AllowedUIDs []int
 	OpenFolder  bool
 	DrainTime   time.Duration
+	MaxClients  int
 	Models      []Model
 	Log         string // a file, instead of standard error
 	Journal     bool   // log everything, as JSON; otherwise warnings
@@ -37,7 +38,7 @@ func PlayBroker(c *Child, job BrokerJob) error {
 	if job.Journal {
 		handler = slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})
 	}
-	cfg := broker.Config{Socket: job.Socket, AllowedUIDs: job.AllowedUIDs, OpenFolder: job.OpenFolder, DrainTime: job.DrainTime, Logger: slog.New(handler)}
+	cfg := broker.Config{Socket: job.Socket, AllowedUIDs: job.AllowedUIDs, OpenFolder: job.OpenFolder, DrainTime: job.DrainTime, MaxClients: job.MaxClients, Logger: slog.New(handler)}
 	for _, m := range job.Models {
 		cfg.Models = append(cfg.Models, m.Config())
 	}

@@ -18,6 +18,7 @@ type Spec struct {
 	Role    string
 	Job     any      // given to the role
 	Command []string // instead of a role
+	Output  *os.File // of the command, instead of its log
 
 	Procs  int               // GOMAXPROCS; 0: Go's default
 	Env    []string          // more of the environment
@@ -122,6 +123,9 @@ func (b *Bed) command(p *Process, s *Spec) (err error) {
 	p.cmd.Env = append(p.cmd.Env, s.Env...)
 	p.cmd.ExtraFiles = s.Files
 	p.cmd.Stderr = &p.log
+	if s.Output != nil {
+		p.cmd.Stdout, p.cmd.Stderr = s.Output, s.Output
+	}
 	p.log.each = s.OnLog
 	p.cmd.SysProcAttr = attr
 	p.cmd.WaitDelay = time.Second // a grandchild may keep the pipes

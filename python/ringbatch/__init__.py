@@ -24,6 +24,7 @@ A worker::
 docs/python.md is the manual.
 """
 
+from . import errors
 from ._batch import Batch, Item, Run
 from ._client import Model, connect, stats
 from ._library import binary_path, library_path
@@ -32,97 +33,20 @@ from ._serve import serve
 from ._tensors import Tensor
 from ._views import View
 from ._worker import Worker, worker
-from .errors import (
-    BrokerGone,
-    BrokerRunning,
-    Canceled,
-    Closed,
-    Committed,
-    Draining,
-    DType,
-    Error,
-    Expired,
-    Failed,
-    Forbidden,
-    Forked,
-    ForkedClient,
-    Full,
-    Invalid,
-    Layout,
-    NoBroker,
-    NoGPU,
-    NoLevel,
-    NoMemory,
-    NotCommitted,
-    NotDone,
-    OutputTooSmall,
-    Protocol,
-    QueueFull,
-    QueueTimeout,
-    Released,
-    RingFull,
-    Rows,
-    Shape,
-    SignatureMismatch,
-    Size,
-    Timeout,
-    TooLarge,
-    UnknownModel,
-    Version,
-    WorkerDied,
-    WorkerHung,
-)
+from .errors import *  # noqa: F403
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
-    "BrokerGone",
-    "BrokerRunning",
-    "Canceled",
-    "Closed",
-    "Committed",
-    "DType",
-    "Draining",
-    "Error",
-    "Expired",
-    "Failed",
-    "Forbidden",
-    "Forked",
-    "ForkedClient",
-    "Full",
-    "Invalid",
     "Item",
-    "Layout",
     "Model",
-    "NoBroker",
-    "NoGPU",
-    "NoLevel",
-    "NoMemory",
-    "NotCommitted",
-    "NotDone",
-    "OutputTooSmall",
-    "Protocol",
-    "QueueFull",
-    "QueueTimeout",
-    "Released",
     "Request",
-    "RingFull",
-    "Rows",
     "Run",
-    "Shape",
-    "SignatureMismatch",
-    "Size",
     "Tensor",
-    "Timeout",
     "Timing",
-    "TooLarge",
-    "UnknownModel",
-    "Version",
     "View",
     "Worker",
-    "WorkerDied",
-    "WorkerHung",
     "binary_path",
     "connect",
     "library_path",
@@ -130,3 +54,4 @@ __all__ = [
     "stats",
     "worker",
 ]
+__all__ += errors.__all__

@@ -16,6 +16,9 @@ class Error(Exception):
     retry_attach: bool = False  # a worker that could not attach for this reason tries again
 
 
+# BEGIN statuses: written by `go generate ./status` from status/table.go
+
+
 class Failed(Error):
     """The model's function failed this request; the text says why."""
 
@@ -243,6 +246,67 @@ class NoGPU(Error):
 
     status = 36
 
+
+class TooManyConnections(Error, ConnectionError):
+    """The broker serves as many connections as it may."""
+
+    status = 37
+    retryable = True
+    retry_attach = True
+
+
+class NoDescriptors(Error, OSError):
+    """The broker or this process has no file descriptor left."""
+
+    status = 38
+    retryable = True
+    retry_attach = True
+
+
+__all__ = [
+    "BrokerGone",
+    "BrokerRunning",
+    "Canceled",
+    "Closed",
+    "Committed",
+    "DType",
+    "Draining",
+    "Error",
+    "Expired",
+    "Failed",
+    "Forbidden",
+    "Forked",
+    "ForkedClient",
+    "Full",
+    "Invalid",
+    "Layout",
+    "NoBroker",
+    "NoDescriptors",
+    "NoGPU",
+    "NoLevel",
+    "NoMemory",
+    "NotCommitted",
+    "NotDone",
+    "OutputTooSmall",
+    "Protocol",
+    "QueueFull",
+    "QueueTimeout",
+    "Released",
+    "RingFull",
+    "Rows",
+    "Shape",
+    "SignatureMismatch",
+    "Size",
+    "Timeout",
+    "TooLarge",
+    "TooManyConnections",
+    "UnknownModel",
+    "Version",
+    "WorkerDied",
+    "WorkerHung",
+]
+
+# END statuses
 
 ForkedClient = Forked
 

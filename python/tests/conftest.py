@@ -24,13 +24,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @contextlib.contextmanager
-def broker_at(socket: str, *flags: str):
-    p = subprocess.Popen([rb.binary_path(), "broker", "--socket", socket, "--log_level", "error", "--drain_time", "1s", *flags])
+def running(*args: str):
+    """The ringbatch command beside the tests."""
+    p = subprocess.Popen([rb.binary_path(), *args], stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 20
-        while not os.path.exists(socket):
-            assert p.poll() is None and time.monotonic() < deadline, "the broker did not start"
-            time.sleep(0.005)
         yield p
     finally:
         p.terminate()
@@ -38,13 +35,17 @@ def broker_at(socket: str, *flags: str):
 
 
 @contextlib.contextmanager
-def go_worker(socket: str, *flags: str):
-    p = subprocess.Popen([rb.binary_path(), "worker", "--socket", socket, *flags], stdout=subprocess.DEVNULL)
-    try:
+def broker_at(socket: str, *flags: str):
+    with running("broker", "--socket", socket, "--log_level", "error", "--drain_time", "1s", *flags) as p:
+        deadline = time.monotonic() + 20
+        while not os.path.exists(socket):
+            assert p.poll() is None and time.monotonic() < deadline, "the broker did not start"
+            time.sleep(0.005)
         yield p
-    finally:
-        p.terminate()
-        p.wait(20)
+
+
+def go_worker(socket: str, *flags: str):
+    return running("worker", "--socket", socket, *flags)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,223 @@
+// Statusgen writes the table of package status out for Go, C, Python and the
+// documentation. Run it with
+//
+//	go generate ./status
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"go/format"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// targets are the files with a generated part: everything between the line
+// that contains `begin` and the one that contains `end`.
+var targets = []struct {
+	path  string
+	write func(*bytes.Buffer)
+}{
+	{"status/codes.go", goConstants},
+	{"cbindings/ringbatch.h", cEnum},
+	{"cbindings/status.c", cTable},
+	{"python/ringbatch/errors.py", pythonClasses},
+	{"docs/errors.md", markdown},
+}
+
+const (
+	begin = "BEGIN statuses: written by `go generate ./status`"
+	end   = "END statuses"
+)
+
+func main() {
+	root, err := moduleRoot()
+	if err == nil {
+		err = generate(root, os.WriteFile)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "statusgen:", err)
+		os.Exit(1)
+	}
+}
+
+// generate calls write for each file whose generated part is not up to date.
+func generate(root string, write func(path string, text []byte, mode os.FileMode) error) error {
+	for _, t := range targets {
+		path := filepath.Join(root, t.path)
+		old, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		text, err := replace(old, t.write)
+		if err == nil && strings.HasSuffix(t.path, ".go") {
+			text, err = format.Source(text)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", t.path, err)
+		}
+		if !bytes.Equal(old, text) {
+			if err := write(path, text, 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// replace writes the part between the markers anew.
+func replace(old []byte, write func(*bytes.Buffer)) ([]byte, error) {
+	before, rest, found := bytes.Cut(old, []byte(begin))
+	marker, rest, more := bytes.Cut(rest, []byte("\n"))
+	at := bytes.Index(rest, []byte(end))
+	if !found || !more || at < 0 {
+		return nil, fmt.Errorf("no lines with %q and %q", begin, end)
+	}
+	at = bytes.LastIndexByte(rest[:at], '\n') + 1 // the marker's own line stays
+	var out bytes.Buffer
+	out.Write(before)
+	out.WriteString(begin)
+	out.Write(marker)
+	out.WriteByte('\n')
+	write(&out)
+	out.Write(rest[at:])
+	return out.Bytes(), nil
+}
+
+func moduleRoot() (string, error) {
+	dir, err := os.Getwd()
+	for err == nil {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("no go.mod above the working directory")
+		}
+		dir = filepath.Dir(dir)
+	}
+	return "", err
+}
+
+// byGroup lists the statuses besides OK, group by group.
+func byGroup() []status.Code {
+	order := []status.Group{status.Ends, status.Connecting, status.Using}
+	list := status.All()[1:]
+	slices.SortStableFunc(list, func(x, y status.Code) int {
+		return cmp.Compare(slices.Index(order, x.Group()), slices.Index(order, y.Group()))
+	})
+	return list
+}
+
+// grouped writes a line for each status, with a comment before each group and
+// the statuses' own comments below one another.
+func grouped(out *bytes.Buffer, open, shut string, line func(status.Code) string) {
+	list := byGroup()
+	for i, s := range list {
+		if i == 0 || s.Group() != list[i-1].Group() {
+			fmt.Fprintf(out, "\n\t%s%s%s\n", open, s.Group(), shut)
+		}
+		width := 0
+		for _, other := range list {
+			if other.Group() == s.Group() {
+				width = max(width, len(line(other)))
+			}
+		}
+		fmt.Fprintf(out, "\t%-*s %s%s%s\n", width, line(s), open, s.Meaning(), shut)
+	}
+}
+
+func goConstants(out *bytes.Buffer) {
+	out.WriteString("\tOK Code = 0\n")
+	grouped(out, "// ", "", func(s status.Code) string { return fmt.Sprintf("Err%s Code = %d", s.Name(), uint8(s)) })
+}
+
+// constant is a status's name in C: QueueFull becomes RB_ERR_QUEUE_FULL.
+func constant(s status.Code) string {
+	if s == 0 {
+		return "RB_OK"
+	}
+	var b strings.Builder
+	b.WriteString("RB_ERR_")
+	lower := false
+	for _, r := range s.Name() {
+		upper := r >= 'A' && r <= 'Z'
+		if upper && lower {
+			b.WriteByte('_')
+		}
+		lower = !upper
+		b.WriteRune(r)
+	}
+	return strings.ToUpper(b.String())
+}
+
+func cEnum(out *bytes.Buffer) {
+	out.WriteString("\tRB_OK = 0,\n")
+	grouped(out, "/* ", " */", func(s status.Code) string { return fmt.Sprintf("%s = %d,", constant(s), uint8(s)) })
+	fmt.Fprintf(out, "\n\tRB_STATUS_COUNT = %d /* not a status */\n", len(status.All()))
+}
+
+func cTable(out *bytes.Buffer) {
+	for _, s := range status.All() {
+		flag := 0
+		if s.Retryable() {
+			flag = 1
+		}
+		fmt.Fprintf(out, "\t[%s] = {%s, %s, %d},\n", constant(s), strconv.Quote(s.Name()), strconv.Quote(s.Error()), flag)
+	}
+}
+
+// pythonKind is Python's own word for an error, where it has one: code that
+// catches that catches ours too.
+var pythonKind = map[string]string{
+	"Expired": "TimeoutError", "QueueTimeout": "TimeoutError", "Timeout": "TimeoutError",
+	"Draining": "ConnectionError", "BrokerGone": "ConnectionError", "NoBroker": "ConnectionError", "TooManyConnections": "ConnectionError",
+	"NoDescriptors": "OSError", "Forbidden": "PermissionError", "NoMemory": "MemoryError", "UnknownModel": "LookupError",
+	"Version": "RuntimeError", "Closed": "RuntimeError", "Released": "RuntimeError", "Forked": "RuntimeError",
+	"DType": "TypeError", "TooLarge": "ValueError", "Invalid": "ValueError", "Shape": "ValueError",
+	"Rows": "ValueError", "Size": "ValueError", "NoLevel": "ValueError",
+}
+
+func pythonClasses(out *bytes.Buffer) {
+	for _, s := range status.All()[1:] {
+		bases := "Error"
+		if kind := pythonKind[s.Name()]; kind != "" {
+			bases += ", " + kind
+		}
+		m := s.Meaning()
+		fmt.Fprintf(out, "\n\nclass %s(%s):\n    \"\"\"%s%s.\"\"\"\n\n    status = %d\n", s.Name(), bases, strings.ToUpper(m[:1]), m[1:], uint8(s))
+		if s.Retryable() {
+			out.WriteString("    retryable = True\n")
+		}
+		if s.RetryAttach() {
+			out.WriteString("    retry_attach = True\n")
+		}
+	}
+	names := []string{"Error", "ForkedClient"}
+	for _, s := range status.All()[1:] {
+		names = append(names, s.Name())
+	}
+	slices.Sort(names)
+	out.WriteString("\n\n__all__ = [\n")
+	for _, name := range names {
+		fmt.Fprintf(out, "    %q,\n", name)
+	}
+	out.WriteString("]\n\n")
+}
+
+func markdown(out *bytes.Buffer) {
+	out.WriteString("\n| number | name | meaning | worth retrying |\n|---|---|---|---|\n")
+	for _, s := range status.All() {
+		again := ""
+		if s.Retryable() {
+			again = "yes"
+		}
+		fmt.Fprintf(out, "| %d | %s | %s | %s |\n", uint8(s), s.Name(), s.Error(), again)
+	}
+	out.WriteByte('\n')
+}
