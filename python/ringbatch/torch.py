@@ -275,7 +275,7 @@ def _arguments() -> argparse.ArgumentParser:
     return p
 
 
-def _settings(flags: Sequence[str]) -> dict[str, str]:
+def _settings(flags: Sequence[str]) -> dict[str, Any]:
     """Flags that are not ours: --key=value, --key value, or --key for true."""
     settings: dict[str, str] = {}
     key = ""
