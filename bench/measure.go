@@ -82,7 +82,7 @@ func (c *crowd) run(f *fleet, warmup, length time.Duration) (*window, error) {
 			return nil, err
 		}
 		if err := w.addReport(&r); err != nil {
-			return nil, fmt.Errorf("read the latencies of %s: %w", p.Name(), err)
+			return nil, fmt.Errorf("read the latencies of %s: %w", p, err)
 		}
 	}
 	return w, nil

@@ -51,8 +51,8 @@ func New(cfg Config) (_ *Broker, err error) {
 			b.release()
 		}
 	}()
-	for range cfg.Loops {
-		l, err := newLoop(b.log, b)
+	for i := range cfg.Loops {
+		l, err := newLoop(i, b.log, b)
 		if err != nil {
 			return nil, err
 		}
@@ -122,11 +122,18 @@ func (b *Broker) Serve(ctx context.Context) error {
 		l.post(l.drain)
 	}
 	over := time.After(b.cfg.DrainTime)
-	for range b.loops {
+	look := time.NewTicker(unservedPoll)
+	defer look.Stop()
+	for left := len(b.loops); left > 0; {
 		select {
 		case <-drained:
+			left--
 		case err := <-failed:
 			return err
+		case <-look.C:
+			for _, l := range b.loops {
+				l.post(func() { l.endUnserved(b.super.MayServe) })
+			}
 		case <-over:
 			b.log.Warn("drain time is over, requests are left unfinished")
 			return nil

@@ -32,15 +32,16 @@ func (s *stage) catchUp() {
 // catchUpWith is for a client's commit: the slots it uses again, and its last
 // request, which most often is what this one follows upon.
 func (r *ring) catchUpWith(c *clientSession, e *shm.Commit) {
-	if c.owns(e) {
-		for s := e.Slot; s < e.Slot+r.rowsOf(e); s++ {
-			if r.slots[s].state != idle {
-				r.follow(r.slots[s].head)
-			}
-		}
-	}
 	if r.slots[c.last].state != idle {
 		r.follow(r.slots[c.last].head)
+	}
+	if !c.owns(e) {
+		return
+	}
+	for s := e.Slot; s < e.Slot+r.rowsOf(e); s++ {
+		if r.slots[s].state != idle {
+			r.follow(r.slots[s].head)
+		}
 	}
 }
 

@@ -163,7 +163,7 @@ func (r *ring) readCommit(c *clientSession, e *shm.Commit) error {
 // enter takes a checked commit into the books and gives it to the stage.
 func (r *ring) enter(c *clientSession, e *shm.Commit) {
 	info := &r.slots[e.Slot]
-	info.gen, info.commit, info.client, info.stage, info.attempts = e.Gen, *e, c, r.stage, 0
+	info.gen, info.commit, info.client, info.stage, info.attempts, info.hangs = e.Gen, *e, c, r.stage, 0, 0
 	info.commit.Rows = r.rowsOf(e)
 	r.setState(e.Slot, queued)
 	c.busy++

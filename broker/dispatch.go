@@ -132,6 +132,7 @@ func (s *stage) checkLeases() {
 		if s.loop.now >= w.running+int64(s.settings.Lease) {
 			if s.drainDone(w); len(w.mails) > 0 && s.loop.now >= w.running+int64(s.settings.Lease) {
 				s.stats.hung++
+				w.hung = true
 				s.kill(w, hungReason)
 				continue
 			}

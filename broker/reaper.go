@@ -61,6 +61,10 @@ func (s *stage) kill(w *workerSession, why string) {
 	}
 }
 
+// maxHangs is how many workers a request may hang. Each costs its caller a
+// whole lease: the second hears of it, whatever max_attempts says.
+const maxHangs = 2
+
 const hungReason = "it outlived its lease"
 
 // recover takes a quarantined worker back that finished after all, unless it
@@ -95,12 +99,17 @@ func (s *stage) workerDead(w *workerSession, why string) {
 	requeued, withBatch := 0, len(w.mails) > 0 && w.mails[0].number < taken
 	for _, p := range w.mails {
 		for _, q := range p.requests {
+			if w.hung && p == w.mails[0] {
+				s.ring.slots[q.head].hangs++
+			}
 			requeued += s.orphan(q, p, p.number < taken)
 		}
 	}
 	s.setMails(w, nil)
 	s.workers[w.id] = nil
-	s.present--
+	if s.present--; s.present == 0 {
+		s.vacant = s.loop.now
+	}
 	s.loop.outside.workerLeft(w.pid, withBatch, s.present == 0)
 	w.close(s.loop)
 	s.stats.lost++
@@ -137,9 +146,13 @@ func (s *stage) orphan(q mailed, p *mail, taken bool) int {
 	if taken {
 		info.attempts++
 	}
-	if info.attempts >= s.settings.MaxAttempts {
+	if info.attempts >= s.settings.MaxAttempts || info.hangs >= maxHangs {
+		reason := fmt.Sprintf("%d workers died running this request", info.attempts)
+		if info.hangs >= maxHangs {
+			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v", info.hangs, s.settings.Lease)
+		}
 		s.batcher.Ended(id)
-		s.ring.end(q.head, status.ErrWorkerDied, fmt.Sprintf("%d workers died running this request", info.attempts), false)
+		s.ring.end(q.head, status.ErrWorkerDied, reason, false)
 		s.ring.free(q.head)
 		return 0
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -115,7 +116,7 @@ func served(t *testing.T, s *world, n int) {
 }
 
 func TestAThousandIdleModelsCostARoundNothing(t *testing.T) {
-	work := map[int]loopStats{}
+	work := map[int]stats.Loop{}
 	for _, models := range []int{1, 1000} {
 		h, err := newHost(1, 1, 0)
 		if err != nil {
@@ -139,13 +140,13 @@ func TestAThousandIdleModelsCostARoundNothing(t *testing.T) {
 		before := s.l.work
 		served(t, s, 100)
 		after := s.l.work
-		work[models] = loopStats{after.decisions - before.decisions, after.timers - before.timers, after.turns - before.turns}
+		work[models] = stats.Loop{Decisions: after.Decisions - before.Decisions, Timers: after.Timers - before.Timers, Turns: after.Turns - before.Turns}
 		if len(s.l.dirty) > 0 || len(s.l.spinning) > 0 || len(s.l.unread) > 0 {
 			t.Errorf("%d stages to decide, %d to spin for, %d clients to read after the rounds", len(s.l.dirty), len(s.l.spinning), len(s.l.unread))
 		}
 		h.close()
 	}
-	if work[1] != work[1000] || work[1].decisions != 100 {
+	if work[1] != work[1000] || work[1].Decisions != 100 {
 		t.Errorf("100 requests took %+v beside nobody, %+v beside 999 idle models", work[1], work[1000])
 	}
 }
@@ -191,13 +192,13 @@ func TestAClientThatNeverStopsHasOneTurnPerRound(t *testing.T) {
 	flooded.l.settle()
 	for range 100 {
 		flood()
-		if pending, _ := c.commits.Pending(); !c.unread || pending != pushed-int(1+c.ring.loop.work.turns)*leastTurn {
-			t.Fatalf("%d of %d entries are left after %d turns", pending, pushed, 1+c.ring.loop.work.turns)
+		if pending, _ := c.commits.Pending(); !c.unread || pending != pushed-int(1+c.ring.loop.work.Turns)*leastTurn {
+			t.Fatalf("%d of %d entries are left after %d turns", pending, pushed, 1+c.ring.loop.work.Turns)
 		}
 		flooded.r.readCommits(c) // its doorbell, which it may ring as often as it likes
-		before := flooded.l.work.turns
+		before := flooded.l.work.Turns
 		served(t, other, 1) // in one round
-		if turns := flooded.l.work.turns - before; turns != 1 {
+		if turns := flooded.l.work.Turns - before; turns != 1 {
 			t.Fatalf("%d turns in a round", turns)
 		}
 	}

@@ -43,6 +43,7 @@ type slotInfo struct {
 	batch      uint64         // running, held
 	dispatched int64
 	attempts   int // workers it was given to that died of it
+	hangs      int // those of them that outlived their lease with it
 }
 
 // check says whether a commit is legal by the books, and changes nothing. A
@@ -96,7 +97,9 @@ func (r *ring) free(head uint32) {
 	if info.state == held {
 		r.held--
 	}
-	r.setState(head, idle)
+	for s := head; s < head+info.commit.Rows; s++ {
+		r.slots[s].state = idle
+	}
 	info.stage, info.worker, info.client, info.attempts = nil, nil, nil, 0
 	if c.busy--; c.left && c.busy == 0 {
 		r.returnWindow(c)

@@ -24,6 +24,7 @@ type stage struct {
 	batcher *batcher.Batcher
 	workers []*workerSession // by worker id; nil where unused
 	present int              // workers that are there
+	vacant  int64            // since when there is none; 0 if there never was one
 	busy    []*workerSession // those that have a batch, in any order
 
 	// What the loop has to know of it; see settled.

@@ -32,6 +32,7 @@ type workerSession struct {
 	quarantined bool // hung, and could not be killed
 	broken      bool // wrote nonsense; its ring is not read any more
 	hungUp      bool // its connection has ended
+	hung        bool // outlived its lease, and was killed for that
 	gone        bool
 
 	batches  uint64

@@ -132,7 +132,7 @@ func unknown(name string) error {
 	all := Names(func(Key) bool { return true })
 	near := ""
 	slices.SortStableFunc(all, func(x, y string) int { return distance(name, x) - distance(name, y) })
-	if distance(name, all[0]) <= 1+len(name)/4 {
+	if distance(name, all[0]) <= 1+len(name)/3 {
 		near = fmt.Sprintf(" (did you mean %s?)", all[0])
 	}
 	slices.Sort(all)

@@ -45,6 +45,11 @@ type process struct {
 	since    time.Time
 	restarts int
 	lastEnd  string
+
+	sessions     int  // attachments of the present life
+	came         bool // it has attached, in this life or another
+	failedStarts int  // lives in a row that ended before they attached
+	begun        bool // this life has attached
 }
 
 // run keeps the process alive until it is told to stop. It keeps a thread to
@@ -61,6 +66,7 @@ func (p *process) run() {
 			backoff = firstBackoff
 		}
 		p.set("waiting", 0, why)
+		p.lifeOver(stopped)
 		p.endRest(group, stopped)
 		if stopped {
 			p.set("stopped", 0, why)
@@ -222,9 +228,19 @@ func (p *process) set(state string, pid int, why string) {
 	}
 }
 
+// lifeOver counts lives that ended before they attached.
+func (p *process) lifeOver(stopped bool) {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	if !p.begun && !stopped {
+		p.failedStarts++
+	}
+	p.begun, p.sessions = false, 0
+}
+
 // snapshot is called with the supervisor's mutex held.
 func (p *process) snapshot() stats.Process {
-	s := stats.Process{Name: p.name, Model: p.model, Pid: p.pid, State: p.state, Restarts: p.restarts, LastEnd: p.lastEnd, Command: strings.Join(p.cfg.Command, " ")}
+	s := stats.Process{Name: p.name, Model: p.model, Pid: p.pid, State: p.state, Restarts: p.restarts, Attached: p.came, FailedStarts: p.failedStarts, LastEnd: p.lastEnd, Command: strings.Join(p.cfg.Command, " ")}
 	if s.State == "" {
 		s.State = "waiting"
 	} else {

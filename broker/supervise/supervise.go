@@ -45,6 +45,10 @@ const (
 	firstBackoff = 100 * time.Millisecond
 	lastBackoff  = 10 * time.Second
 	steadyTime   = 10 * time.Second
+
+	// After so many lives in a row that ended before they attached, nobody
+	// counts on a process any more.
+	hopelessStarts = 5
 )
 
 // Fill puts defaults where the declaration left something open, and refuses
@@ -223,6 +227,24 @@ func (s *Supervisor) Attached(pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.attached[pid] = attached{group, s.attached[pid].sessions + 1}
+	if p := s.find(pid); p != nil {
+		p.sessions++
+		p.came, p.begun, p.failedStarts = true, true, 0
+	}
+}
+
+// MayServe says whether one of the processes can still become a worker of the
+// model: it was declared for it, or for none in particular and has not attached
+// yet. Those that keep failing to start do not count.
+func (s *Supervisor) MayServe(model string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.procs {
+		if p.sessions == 0 && p.failedStarts < hopelessStarts && p.state != "stopped" && (p.model == model || p.model == "") {
+			return true
+		}
+	}
+	return false
 }
 
 // Left says that an attached worker is gone, and whether it had begun a batch.
@@ -231,10 +253,13 @@ func (s *Supervisor) Attached(pid int) {
 func (s *Supervisor) Left(pid int, withBatch bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p := s.find(pid); p != nil && withBatch {
-		select {
-		case p.lostBatch <- struct{}{}:
-		default:
+	if p := s.find(pid); p != nil {
+		p.sessions = max(0, p.sessions-1)
+		if withBatch {
+			select {
+			case p.lostBatch <- struct{}{}:
+			default:
+			}
 		}
 	}
 	if a := s.attached[pid]; a.sessions > 1 {

@@ -239,6 +239,31 @@ func childOf(pid int) int {
 	return child
 }
 
+func TestLivesThatEndBeforeTheyAttachAreCounted(t *testing.T) {
+	s := start(t, false, role("broken"))
+	s.until("it has failed twice", func(p []stats.Process) bool { return len(p) == 1 && p[0].FailedStarts >= 2 && !p[0].Attached })
+	if !s.MayServe("m") || s.MayServe("other") {
+		t.Error("a worker of m that is being started again may serve m, and nothing else")
+	}
+}
+
+func TestAWorkerThatHasAttachedIsNoFailedStart(t *testing.T) {
+	s := start(t, false, role("worker"))
+	p := s.until("it runs", s.says("msg=working", 1))[0]
+	if !s.MayServe("m") {
+		t.Error("a worker that is about to attach may serve its model")
+	}
+	s.Attached(p.Pid)
+	if s.MayServe("m") {
+		t.Error("one that is attached is there: nobody waits for it")
+	}
+	_ = syscall.Kill(p.Pid, syscall.SIGKILL)
+	p = s.until("it was started again", func(p []stats.Process) bool { return p[0].Restarts == 1 && p[0].Pid != 0 })[0]
+	if p.FailedStarts != 0 || !p.Attached {
+		t.Errorf("one that had attached: %+v", p)
+	}
+}
+
 func TestACommandThatDoesNotExistIsReported(t *testing.T) {
 	s := start(t, false, Worker{Command: []string{"/no/such/worker"}})
 	list := s.until("a failed start", func(list []stats.Process) bool { return len(list) == 1 && list[0].LastEnd != "" })

@@ -3,20 +3,18 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/codec"
 	"github.com/ringbatch/ringbatch/internal/npy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -153,7 +151,7 @@ func shapeOf(spec *tensor.Spec, bytes int, given []int) ([]int, error) {
 	case len(given) > 0:
 		// Checked before its sizes are multiplied. It has no data yet.
 		t := tensor.Tensor{DType: spec.DType, Shape: append([]int{1}, given...)}
-		if _, _, err := tensor.CheckInput(spec, &t, nil); !errors.Is(err, status.ErrSize) {
+		if _, _, err := tensor.CheckInput(spec, &t, nil); err != nil && !errors.Is(err, status.ErrSize) {
 			return nil, err
 		}
 		row = given
@@ -164,7 +162,10 @@ func shapeOf(spec *tensor.Spec, bytes int, given []int) ([]int, error) {
 	for _, d := range row {
 		size *= d
 	}
-	if bytes == 0 || bytes%size != 0 {
+	if size == 0 && bytes == 0 {
+		return append([]int{1}, row...), nil
+	}
+	if bytes == 0 || size == 0 || bytes%size != 0 {
 		return nil, fmt.Errorf("%w: a row of %s takes %d values, got %d%s", status.ErrSize, spec, size/spec.DType.Size(), bytes/spec.DType.Size(), hint)
 	}
 	return append([]int{bytes / size}, row...), nil
@@ -185,7 +186,11 @@ func readInput(spec *tensor.Spec, file string) (tensor.Tensor, error) {
 	}
 	r := bufio.NewReader(f)
 	if start, _ := r.Peek(len(npy.Magic)); string(start) == npy.Magic {
-		return readNPY(spec, file, r)
+		t, err := codec.ReadNPY(r, spec, maxInputFile)
+		if err != nil {
+			return t, fmt.Errorf("%s: %w", file, err)
+		}
+		return t, nil
 	}
 	if filepath.Ext(file) == ".npy" {
 		return tensor.Tensor{}, fmt.Errorf("%s: %w", file, npy.ErrFormat)
@@ -194,73 +199,13 @@ func readInput(spec *tensor.Spec, file string) (tensor.Tensor, error) {
 	return tensor.Tensor{Name: spec.Name, DType: spec.DType, Data: data}, err
 }
 
-// readNPY accepts the shape with or without the row dimension.
-func readNPY(spec *tensor.Spec, file string, r io.Reader) (tensor.Tensor, error) {
-	a, err := npy.Read(r, maxInputFile)
-	if err != nil {
-		return tensor.Tensor{}, fmt.Errorf("%s: %w", file, err)
-	}
-	dt, err := tensor.ParseDType(a.DType)
-	if err != nil {
-		return tensor.Tensor{}, err
-	}
-	if spec.DType == tensor.BF16 && dt == tensor.I16 { // NumPy has no bfloat16
-		dt = tensor.BF16
-	}
-	shape := a.Shape
-	if len(shape) == len(spec.Shape) {
-		shape = append([]int{1}, shape...)
-	}
-	return tensor.Tensor{Name: spec.Name, DType: dt, Shape: shape, Data: a.Data}, nil
-}
-
-// encode writes numbers as elements of a dtype.
+// encode writes typed numbers as elements of a dtype.
 func encode(d tensor.DType, numbers []string) ([]byte, error) {
-	var out []byte
-	le := binary.LittleEndian
-	for _, text := range numbers {
-		bad := func(err error) ([]byte, error) {
-			return nil, fmt.Errorf("%w: %q is not a %s: %v", status.ErrDType, text, d, err)
-		}
-		switch d {
-		case tensor.F32, tensor.F64:
-			v, err := strconv.ParseFloat(text, d.Size()*8)
-			if err != nil {
-				return bad(err)
-			}
-			if d == tensor.F32 {
-				out = le.AppendUint32(out, math.Float32bits(float32(v)))
-			} else {
-				out = le.AppendUint64(out, math.Float64bits(v))
-			}
-		case tensor.U8:
-			v, err := strconv.ParseUint(text, 10, 8)
-			if err != nil {
-				return bad(err)
-			}
-			out = append(out, byte(v))
-		case tensor.I8, tensor.I16, tensor.I32, tensor.I64:
-			v, err := strconv.ParseInt(text, 10, d.Size()*8)
-			if err != nil {
-				return bad(err)
-			}
-			out = append(out, le.AppendUint64(nil, uint64(v))[:d.Size()]...)
-		case tensor.Bool:
-			v, err := strconv.ParseBool(text)
-			if err != nil {
-				return bad(err)
-			}
-			out = append(out, map[bool]byte{true: 1}[v])
-		case tensor.F16, tensor.BF16:
-			v, err := strconv.ParseFloat(text, 32)
-			if err != nil {
-				return bad(err)
-			}
-			bits, err := toHalf(d, float32(v))
-			if err != nil {
-				return bad(err)
-			}
-			out = le.AppendUint16(out, bits)
+	size := d.Size()
+	out := make([]byte, size*len(numbers))
+	for i, text := range numbers {
+		if err := codec.Put(out[i*size:], d, []byte(text)); err != nil {
+			return nil, err
 		}
 	}
 	return out, nil
@@ -282,8 +227,15 @@ func outputFiles(sig *tensor.Signature, outs []string) (map[string]string, error
 	return files, nil
 }
 
+// printed is an output in --json.
+type printed struct {
+	Data  json.RawMessage `json:"data"`
+	DType string          `json:"dtype"`
+	Shape []int           `json:"shape"`
+}
+
 func writeOutputs(sig *tensor.Signature, r client.Request, files map[string]string, asJSON bool) error {
-	result := map[string]any{}
+	result := map[string]printed{}
 	for _, spec := range sig.Outputs {
 		view, err := r.Output(spec.Name)
 		if err != nil {
@@ -293,15 +245,15 @@ func writeOutputs(sig *tensor.Signature, r client.Request, files map[string]stri
 		if err := tensor.Copy(t, view); err != nil {
 			return err
 		}
-		if file, ok := files[spec.Name]; ok {
+		switch file, ok := files[spec.Name]; {
+		case ok:
 			if err := writeNPY(file, t); err != nil {
 				return err
 			}
-			continue
-		}
-		result[spec.Name] = map[string]any{"dtype": t.DType.String(), "shape": t.Shape, "data": decode(t)}
-		if !asJSON {
-			fmt.Printf("%s %s%v\n%s\n", t.Name, t.DType, t.Shape, brief(decode(t)))
+		case asJSON:
+			result[spec.Name] = printed{jsonList(t), t.DType.String(), t.Shape}
+		default:
+			fmt.Printf("%s %s%v\n%s\n", t.Name, t.DType, t.Shape, brief(t))
 		}
 	}
 	if asJSON {
@@ -310,65 +262,36 @@ func writeOutputs(sig *tensor.Signature, r client.Request, files map[string]stri
 	return nil
 }
 
+func jsonList(t tensor.Tensor) json.RawMessage {
+	return append(codec.AppendJSON([]byte{'['}, t.DType, t.Data, false), ']')
+}
+
 func writeNPY(file string, t tensor.Tensor) error {
 	f, err := os.Create(file)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	dt := t.DType
-	if dt == tensor.BF16 {
-		dt = tensor.I16
-	}
-	if err := npy.Write(f, npy.Array{DType: dt.String(), Shape: t.Shape, Data: t.Data}); err != nil {
+	if err := codec.WriteNPY(f, t); err != nil {
 		return err
 	}
 	return f.Close()
 }
 
-// decode gives the elements as something that prints and encodes well.
-func decode(t tensor.Tensor) any {
-	switch t.DType {
-	case tensor.F32:
-		v, _ := tensor.As[float32](t)
-		return jsonFloats[float32](v)
-	case tensor.F64:
-		v, _ := tensor.As[float64](t)
-		return jsonFloats[float64](v)
-	case tensor.I32:
-		v, _ := tensor.As[int32](t)
-		return v
-	case tensor.I64:
-		v, _ := tensor.As[int64](t)
-		return v
-	case tensor.I16:
-		v, _ := tensor.As[int16](t)
-		return v
-	case tensor.I8:
-		v, _ := tensor.As[int8](t)
-		return v
-	case tensor.Bool:
-		v, _ := tensor.As[bool](t)
-		return v
-	case tensor.F16, tensor.BF16:
-		out := make(jsonFloats[float32], len(t.Data)/2)
-		for i := range out {
-			out[i] = fromHalf(t.DType, binary.LittleEndian.Uint16(t.Data[2*i:]))
-		}
-		return out
-	}
-	out := make([]int, len(t.Data)) // u8: JSON would make base64 of bytes
-	for i, b := range t.Data {
-		out[i] = int(b)
-	}
-	return out
-}
-
 // brief cuts long outputs for people; --json and --out give all of it.
-func brief(v any) string {
-	s := strings.Trim(fmt.Sprint(v), "[]")
-	if fields := strings.Fields(s); len(fields) > 64 {
-		return strings.Join(fields[:64], " ") + fmt.Sprintf(" … (%d values; --json or --out for all)", len(fields))
+func brief(t tensor.Tensor) string {
+	const most = 64
+	size := t.DType.Size()
+	n := len(t.Data) / size
+	var b []byte
+	for i := range min(n, most) {
+		if i > 0 {
+			b = append(b, ' ')
+		}
+		b = codec.Append(b, t.DType, t.Data[i*size:])
 	}
-	return s
+	if n > most {
+		b = fmt.Appendf(b, " … (%d values; --json or --out for all)", n)
+	}
+	return string(b)
 }

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
-	"math"
 	"strconv"
 	"strings"
 
@@ -35,25 +33,4 @@ func numbersLast(f *pflag.FlagSet, args []string) []string {
 		}
 	}
 	return append(append(flags, "--"), rest...)
-}
-
-// jsonFloats are numbers for JSON, which has no word for those that are none:
-// they become the strings that most readers of numbers know.
-type jsonFloats[T float32 | float64] []T
-
-func (v jsonFloats[T]) MarshalJSON() ([]byte, error) {
-	all := make([]any, len(v))
-	for i, x := range v {
-		switch f := float64(x); {
-		case math.IsNaN(f):
-			all[i] = "NaN"
-		case math.IsInf(f, 1):
-			all[i] = "Infinity"
-		case math.IsInf(f, -1):
-			all[i] = "-Infinity"
-		default:
-			all[i] = x
-		}
-	}
-	return json.Marshal(all)
 }

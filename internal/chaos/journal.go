@@ -53,14 +53,6 @@ func (j *journal) count(msgs ...string) (n int) {
 	return n
 }
 
-// has reports whether the broker has logged msg about pid.
-func (j *journal) has(msg string, pid int) bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	_, ok := j.when[entryKey{msg, pid}]
-	return ok
-}
-
 // wait waits until the broker has logged msg about pid, and says when it did.
 func (j *journal) wait(msg string, pid int, d time.Duration) (time.Time, bool) {
 	timer := time.AfterFunc(d, func() { j.mu.Lock(); j.cond.Broadcast(); j.mu.Unlock() })

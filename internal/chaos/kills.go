@@ -53,7 +53,7 @@ func killClients(r *run) error {
 		if !ok {
 			return
 		}
-		if label == "dial" && !h.log.has("client attached", pid) {
+		if _, attached := h.log.wait("client attached", pid, 0); label == "dial" && !attached {
 			early.Add(1) // its window, if it has one, is counted below
 			r.pass()
 			return
@@ -121,35 +121,42 @@ func stopWorkers(r *run) error {
 	if err := h.load(loadJob{Load: 12, Pause: 1000}); err != nil {
 		return err
 	}
-	killed := atomic.Int64{}
+	var killed atomic.Int64
 	r.parallel(r.events, 3, func() {
-		p, err := r.victim("worker", victimJob{})
-		if err != nil {
-			r.fail("worker: %v", err)
-			return
-		}
-		defer r.bed.End(p)
-		if err := p.Expect("attached", nil, 10*time.Second); err != nil {
-			r.fail("worker does not attach: %v", err)
-			return
-		}
-		time.Sleep(time.Duration(r.intn(20)) * time.Millisecond)
-		p.Signal(syscall.SIGSTOP)
-		time.Sleep(lease + time.Duration(r.intn(int(lease))))
-		p.Signal(syscall.SIGCONT)
-		_ = p.Wait(time.Duration(r.intn(100)) * time.Millisecond)
-		err = p.Stop(10 * time.Second)
-		if p.Killed() {
-			_, ok := h.log.wait("worker killed", p.Pid(), 5*time.Second)
-			r.check(ok, "a stopped worker was killed, but not by the broker")
+		if r.stopped(h, lease+time.Duration(r.intn(int(lease)))) {
 			killed.Add(1)
-			return
 		}
-		r.check(err == nil, "a stopped worker ended with %v\n%s", err, p.Log())
 	})
 	h.endLoads("WorkerDied")
 	fmt.Printf("   %d of the stopped workers had a batch and were killed by the broker\n", killed.Load())
 	r.check(killed.Load() > 0, "no worker was killed for outliving its lease")
 	h.settled()
 	return nil
+}
+
+// stopped stops a worker for a while, and checks that it then goes on and ends
+// well, or was killed by the broker; it says whether it was.
+func (r *run) stopped(h *host, d time.Duration) (killed bool) {
+	p, err := r.victim("worker", victimJob{})
+	if err != nil {
+		r.fail("worker: %v", err)
+		return false
+	}
+	defer r.bed.End(p)
+	if err := p.Expect("attached", nil, 10*time.Second); err != nil {
+		r.fail("worker does not attach: %v", err)
+		return false
+	}
+	time.Sleep(time.Duration(r.intn(20)) * time.Millisecond)
+	p.Signal(syscall.SIGSTOP)
+	time.Sleep(d)
+	p.Signal(syscall.SIGCONT)
+	_ = p.Wait(time.Duration(r.intn(100)) * time.Millisecond)
+	if err := p.Stop(10 * time.Second); !p.Killed() {
+		r.check(err == nil, "a stopped worker ended with %v\n%s", err, p.Log())
+		return false
+	}
+	_, ok := h.log.wait("worker killed", p.Pid(), 5*time.Second)
+	r.check(ok, "a stopped worker was killed, but not by the broker")
+	return true
 }

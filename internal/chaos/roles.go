@@ -14,7 +14,6 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
-	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -169,57 +168,27 @@ func playClient(c *testbed.Child, job victimJob) error {
 		if p.After--; p.After < 0 && p.Label == "random" {
 			p.dieWithin(1500 * time.Microsecond)
 		}
-		if err := p.request(ctx, conn, id); err != nil {
+		rows := 1 + p.rng.IntN(min(conn.Model().Window, 3))
+		x := make([]int64, rows*testbed.Width)
+		for j := range x {
+			x[j] = id + int64(j)
+			if j%testbed.Width == 0 {
+				x[j] = cmdAnswer
+			}
+		}
+		err := testbed.StepByStep(ctx, conn, rows, x, func(step string) {
+			switch {
+			case p.After >= 0:
+			case step == p.Label:
+				p.die()
+			case step == testbed.StepCommit && p.Label == "wait":
+				p.dieWithin(300 * time.Microsecond)
+			}
+		})
+		if err != nil {
 			return err
 		}
 	}
-}
-
-// request is one of a client, step by step.
-func (p *player) request(ctx context.Context, c *client.Client, id int64) error {
-	at := func(step string) {
-		if p.After < 0 && step == p.Label {
-			p.die()
-		}
-	}
-	req, err := c.Claim(ctx, 1+p.rng.IntN(min(c.Model().Window, 3)))
-	if err != nil {
-		return err
-	}
-	at("claim")
-	view, err := req.Input("x")
-	if err != nil {
-		return err
-	}
-	x, err := tensor.As[int64](view)
-	if err != nil {
-		return err
-	}
-	for j := range x {
-		x[j] = id + int64(j)
-		if j%testbed.Width == 0 {
-			x[j] = cmdAnswer
-		}
-		if j == len(x)/2 {
-			at("write")
-		}
-	}
-	if err := req.Commit(ctx); err != nil {
-		return err
-	}
-	at("commit")
-	if p.After < 0 && p.Label == "wait" {
-		p.dieWithin(300 * time.Microsecond)
-	}
-	if err := req.Wait(ctx); err != nil {
-		return err
-	}
-	at("read")
-	if err := req.Release(); err != nil {
-		return err
-	}
-	at("release")
-	return nil
 }
 
 // playPing asks whether this user may connect to a socket.

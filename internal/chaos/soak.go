@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/testbed"
@@ -61,7 +60,7 @@ func (r *run) soak(d time.Duration) (samples []sample, err error) {
 	every := max(time.Second, d/240)
 	kills := 0
 	for next := time.Now().Add(every); time.Now().Before(end); time.Sleep(time.Duration(r.intn(800)) * time.Millisecond) {
-		if err := r.mishap(); err != nil {
+		if err := r.mishap(h); err != nil {
 			return samples, err
 		}
 		kills++
@@ -88,7 +87,7 @@ func (r *run) soak(d time.Duration) (samples []sample, err error) {
 }
 
 // mishap is one thing that goes wrong.
-func (r *run) mishap() error {
+func (r *run) mishap(h *host) error {
 	switch k := r.intn(20); {
 	case k < 11:
 		_, _, ok := r.dies("client", victimJob{Label: clientLabels[r.intn(len(clientLabels))], After: r.intn(3)})
@@ -104,20 +103,8 @@ func (r *run) mishap() error {
 		defer r.bed.End(p)
 		err = p.Wait(20 * time.Second)
 		r.check(err == nil, "a hostile process: %v\n%s", err, p.Log())
-	default: // a worker is stopped past its lease
-		p, err := r.victim("worker", victimJob{})
-		if err != nil {
-			return err
-		}
-		defer r.bed.End(p)
-		if err := p.Expect("attached", nil, 10*time.Second); err != nil {
-			return err
-		}
-		p.Signal(syscall.SIGSTOP)
-		time.Sleep(soakLease + 200*time.Millisecond)
-		p.Signal(syscall.SIGCONT)
-		err = p.Stop(10 * time.Second)
-		r.check(err == nil || p.Killed(), "a stopped worker ended with %v\n%s", err, p.Log())
+	default:
+		r.stopped(h, soakLease+200*time.Millisecond)
 	}
 	return nil
 }

@@ -186,6 +186,19 @@ func TestADrainEndsWhenItsTimeIsOver(t *testing.T) {
 	c.Close()
 }
 
+func TestADrainDoesNotWaitForModelsThatHaveNoWorkerAndGetNone(t *testing.T) {
+	h := idleHost(t, theModel)
+	h.job.DrainTime = time.Hour
+	h.startBroker()
+	c := h.dial()
+	never := askLater(background(t), c, cmdAnswer, 0)
+	h.queued(1)
+	h.broker.Signal(syscall.SIGTERM)
+	never.ends(t, client.ErrDraining)
+	h.broker.expect("drained")
+	c.Close()
+}
+
 func TestASecondBrokerOnTheSameSocketIsRefused(t *testing.T) {
 	h := newHost(t, theModel)
 	if _, err := broker.New(broker.Config{Socket: h.socket}); !errors.Is(err, status.ErrBrokerRunning) {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/testbed"
-	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -96,50 +95,25 @@ func playClient(c *testbed.Child, j job) error {
 	if j.Do == "attach" {
 		return stay(c, "attach")
 	}
-	req, err := conn.Claim(ctx, 1)
-	if err != nil {
-		return err
-	}
-	if j.Do == "claim" {
-		return stay(c, "claim")
-	}
-	view, err := req.Input("x")
-	if err != nil {
-		return err
-	}
-	x, err := tensor.As[int64](view)
-	if err != nil {
-		return err
-	}
-	clear(x)
-	switch j.Do {
-	case "write":
-		for k := 0; ; k++ { // killed in the middle of it
-			x[k%len(x)]++
-			if k == len(x) {
-				_ = c.Tell("write", nil)
-			}
-		}
-	case "wait":
-		x[0], x[2] = cmdSlow, 100
-	}
-	if err := req.Commit(ctx); err != nil {
-		return err
-	}
+	x := []int64{cmdAnswer, 0, 100}
 	if j.Do == "wait" {
-		_ = c.Tell("wait", nil)
+		x[0] = cmdSlow
 	}
-	if err := req.Wait(ctx); err != nil {
-		return err
-	}
-	if j.Do == "fork" {
-		pid, err := forkSleeper()
-		if err != nil {
-			return err
+	return testbed.StepByStep(ctx, conn, 1, x, func(step string) {
+		switch {
+		case step == testbed.StepCommit && j.Do == "wait":
+			_ = c.Tell("wait", nil)
+		case step == testbed.StepRead && j.Do == "fork":
+			pid, err := forkSleeper()
+			if err != nil {
+				panic(err)
+			}
+			_ = c.Tell("forked", pid)
+			_ = stay(c, step)
+		case step == j.Do, step == testbed.StepRead:
+			_ = stay(c, step)
 		}
-		_ = c.Tell("forked", pid)
-	}
-	return stay(c, "read")
+	})
 }
 
 func stay(c *testbed.Child, stage string) error {

@@ -76,9 +76,6 @@ func (p *Process) reap() {
 // Pid is the number of the process.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
-// Name is its role, or its command.
-func (p *Process) Name() string { return p.name }
-
 // Log is the end of what it wrote to standard error.
 func (p *Process) Log() string { return p.log.String() }
 

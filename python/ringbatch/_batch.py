@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import _unwritten as unwritten
 from . import errors
 from ._request import Columns
 from ._ring import Ring, RingBatch
@@ -63,19 +64,26 @@ class Batch:
     into shared memory if the rows lie one after the other there, otherwise
     copies in arrays of our own (outputs are put in place at the end). To do
     without the copy use :attr:`runs`, :meth:`input_run` and :meth:`output_run`.
+
+    With ``ragged=True`` an input of variable size is a list: one view for each
+    row, in the row's own size.
     """
 
-    def __init__(self, ring: Ring, buffers: Buffers, batch: RingBatch) -> None:
+    def __init__(self, ring: Ring, buffers: Buffers, batch: RingBatch, debug: bool = False) -> None:
         self._sig, self._mapping, self._buffers = ring.signature, ring.mapping, buffers
         self._raw, self._b = batch, batch.c
         self._life = Life(ring.mapping)
+        self._debug = debug
+        if debug:
+            for t in self._sig.outputs:
+                for slot, _, rows in batch.runs:
+                    unwritten.mark(self._mapping.rows(t, slot, rows, t.shape))
         self._scatter: list[tuple[Tensor, np.ndarray]] = []
-        self._output_dims: dict[int, tuple[int, ...]] = {}  # by request
+        self._row_dims: dict[int, Sequence[int]] = {}  # sizes of the outputs' variable dimensions, where they were told
         self.rows: int = batch.rows
         #: Rows of the arrays: ``rows``, or more if the worker asked for padding.
         self.padded: int = self._b.pad_to
-        # Whether anybody has asked for an output, to write it.
-        self._used_outputs = False
+        self._asked: set[str] = set()  # outputs that somebody wanted to write
         self._made: tuple[dict, dict] = {}, {}
 
     @property
@@ -119,7 +127,7 @@ class Batch:
 
     def output_run(self, name: str, i: int) -> np.ndarray:
         """Run i of an output, in place. Do not mix with ``outputs[name]``."""
-        self._used_outputs = True
+        self._asked.add(name)
         return self._run(self._sig.outputs, name, i)
 
     def input_shape(self, i: int, name: str) -> tuple[int, ...]:
@@ -128,6 +136,8 @@ class Batch:
 
     def _run(self, side: list[Tensor], name: str, i: int) -> np.ndarray:
         t = _find(side, name)
+        if t.variable and side is self._sig.inputs and self.ragged:
+            raise errors.Shape(f"the batch is ragged: the rows of {name!r} have no array in common; inputs[{name!r}] is a list of them")
         if not 0 <= i < len(self._raw.runs):
             raise errors.Invalid(f"run {i} of a batch of {len(self._raw.runs)}")
         slot, _, rows = self._raw.runs[i]
@@ -142,8 +152,15 @@ class Batch:
         """Whether the arrays are the shared memory itself."""
         return len(self._raw.runs) == 1 and self.padded == self.rows
 
-    def _input(self, k: int) -> np.ndarray:
+    @property
+    def ragged(self) -> bool:
+        """Whether requests of different sizes share this batch."""
+        return bool(self._b.ragged)
+
+    def _input(self, k: int) -> Any:
         t = self._sig.inputs[k]
+        if t.variable and self.ragged:
+            return self._exact_rows(t)
         shape = self._shape(t, self._sig.inputs)
         if self.contiguous:
             return self._run(self._sig.inputs, t.name, 0)
@@ -153,23 +170,58 @@ class Batch:
         array[self.rows :] = 0
         return array
 
+    def _exact_rows(self, t: Tensor) -> list[np.ndarray]:
+        """A view of each row, in place and in its own size."""
+        views: list[np.ndarray] = []
+        for m in self._b.request[: self._b.requests]:
+            rows = self._life.view(self._mapping.rows(t, self._b.slot[m.row], m.rows, t.actual(m.dims)))
+            views += (self._life.view(rows[i]) for i in range(m.rows))
+        return views
+
     def _output(self, k: int) -> np.ndarray:
         t = self._sig.outputs[k]
-        self._used_outputs = True
+        self._asked.add(t.name)
         if self.contiguous:
             return self._run(self._sig.outputs, t.name, 0)
         array = self._buffers.get("output", t, self.padded, t.shape)
+        if self._debug:
+            unwritten.mark(array)
         self._scatter.append((t, array))
         return array
 
+    def request_of(self, row: int) -> int:
+        """The index in ``requests`` of the request that a row belongs to."""
+        for i, m in enumerate(self._b.request[: self._b.requests]):
+            if m.row <= row < m.row + m.rows:
+                return i
+        raise errors.Invalid(f"row {row} of a batch of {self.rows}")
+
     def set_output_dims(self, i: int, *dims: int) -> None:
-        """The actual sizes of the variable dimensions of request i's outputs.
+        """The actual sizes of the variable dimensions of request i's outputs, for all its rows.
 
         They have been written, or will be, from the beginning of each
-        dimension on: ``outputs[name][row, :h, :w]``.
+        dimension on: ``outputs[name][row, :h, :w]``. 0 is a size. Sizes that
+        the outputs cannot have fail request i, and no other.
         """
-        self._raw.set_output_dims(i, dims)
-        self._output_dims[i] = dims
+        if not 0 <= i < self._b.requests:
+            raise errors.Invalid(f"request {i} of a batch of {self._b.requests}")
+        m = self._b.request[i]
+        self._set_dims(range(m.row, m.row + m.rows), i, dims)
+
+    def set_row_dims(self, row: int, *dims: int) -> None:
+        """The same for one row: three images in one request have three numbers of boxes."""
+        self._set_dims([row], self.request_of(row), dims)
+
+    def _set_dims(self, rows: Iterable[int], i: int, dims: Sequence[int]) -> None:
+        if len(dims) != self._sig.variable_outputs:
+            raise errors.Shape(f"the outputs have {self._sig.variable_outputs} variable dimensions, {len(dims)} sizes were given")
+        for n, (d, most) in enumerate(zip(dims, self._sig.output_maxima)):
+            if not 0 <= d <= most:
+                self.fail(i, errors.Shape(f"variable output dimension {n} is 0..{most}, got {d}"))
+                return
+        for row in rows:
+            self._raw.set_row_dims(row, dims)
+            self._row_dims[row] = tuple(dims)
 
     def fail(self, i: int, error: BaseException | str) -> None:
         """Ends request i as Failed; its neighbours are left alone."""
@@ -189,24 +241,103 @@ class Batch:
         for t in self._sig.outputs:
             if not any(t.variable):  # none, or only the first dimension
                 continue
-            for i, dims in self._output_dims.items():
-                shape, item = t.actual(dims), self._b.request[i]
+            for row, dims in self._row_dims.items():
+                shape = t.actual(dims)
                 if shape[1:] == t.shape[1:]:
                     continue
-                for row in range(item.row, item.row + item.rows):
-                    whole = self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0]
-                    part = whole[tuple(slice(0, d) for d in shape)].copy()
-                    whole.reshape(-1)[: part.size] = part.reshape(-1)
+                whole = self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0]
+                part = whole[_corner(shape)].copy()
+                whole.reshape(-1)[: part.size] = part.reshape(-1)
+
+    # -- what the function returned
+
+    def _take(self, result: Any) -> None:
+        """Writes what was returned, as far as the function has not asked for that output to write it itself."""
+        names = self._sig.output_names
+        if isinstance(result, Mapping):
+            unknown = result.keys() - set(names)
+            if unknown:
+                raise errors.Invalid(f"the function returned {', '.join(sorted(map(str, unknown)))}; the outputs are {', '.join(names)}")
+            returned = dict(result)
+        elif isinstance(result, tuple) and len(result) == len(names) > 1:
+            returned = dict(zip(names, result))
+        elif len(names) == 1:
+            returned = {names[0]: result}
+        elif self._asked:
+            return
+        else:
+            raise errors.Invalid(f"the function returned {type(result).__name__}; return a dict with {', '.join(names)}, or write batch.outputs[name][...]")
+        for k, t in enumerate(self._sig.outputs):
+            if t.name in returned and t.name not in self._asked:
+                self._write(k, t, returned[t.name])
+
+    def _write(self, k: int, t: Tensor, value: Any) -> None:
+        if t.variable and isinstance(value, (list, tuple)):  # each row in its own size
+            if len(value) != self.rows:
+                raise errors.Rows(f"output {t.name!r}: a batch of {self.rows} rows, got a list of {len(value)}")
+            for row, part in enumerate(value):
+                self._write_row(k, t, row, _as_array(part))
+            return
+        array = _as_array(value)
+        if array.ndim != 1 + len(t.shape) or len(array) not in (self.rows, self.padded):
+            raise errors.Shape(f"output {t.name!r}: expected {self.rows} rows of {t.expected_row}; got shape {array.shape}")
+        if not t.variable:
+            if array.shape[1:] != t.shape:
+                raise errors.Shape(f"output {t.name!r}: expected rows of {t.expected_row}; got shape {array.shape}")
+            self.outputs[t.name][: len(array)] = _same_kind(t, array)
+            return
+        for row in range(self.rows):
+            self._write_row(k, t, row, array[row])
+
+    def _write_row(self, k: int, t: Tensor, row: int, part: np.ndarray) -> None:
+        """One row in its own size; one that does not fit fails its request, and no other."""
+        try:
+            if not t.holds(part.shape):
+                raise errors.Shape(f"output {t.name!r}: expected a row of {t.expected_row}; got shape {part.shape}")
+            self.outputs[t.name][row][_corner(part.shape)] = _same_kind(t, part)
+        except (errors.Shape, errors.DType) as e:
+            self.fail(self.request_of(row), e)
+            return
+        dims = list(self._row_dims.get(row, self._sig.output_maxima))
+        dims[t.dims_at : t.dims_at + len(t.variable)] = (part.shape[i] for i in t.variable)
+        self._set_dims([row], 0, dims)
+
+    # -- the end
 
     def _finish(self) -> None:
         """Puts the outputs where the clients will look for them."""
         self._put_in_place()
-        if self._output_dims:
+        if self._debug:
+            self._fail_unwritten()
+        if self._row_dims:
             self._pack()
+
+    def _fail_unwritten(self) -> None:
+        for t in self._sig.outputs:
+            for row in range(self.rows):
+                shape = t.actual(self._row_dims.get(row, self._sig.output_maxima))
+                if unwritten.seen(self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0][_corner(shape)]):
+                    self.fail(self.request_of(row), f"output {t.name!r} of this request was not written, or not all of it")
 
     def _end(self) -> None:
         """The arrays are over."""
         self._life.end(_released)
+
+
+def _corner(shape: tuple[int, ...]) -> tuple[Any, ...]:
+    return (*(slice(0, d) for d in shape), ...)
+
+
+def _as_array(value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):  # a tensor of PyTorch, perhaps on a GPU, perhaps with gradients
+        value = value.detach().cpu()
+    return np.asarray(value)
+
+
+def _same_kind(t: Tensor, array: np.ndarray) -> np.ndarray:
+    if array.size and not np.can_cast(array.dtype, t.dtype, "same_kind"):
+        raise errors.DType(f"output {t.name!r} is {t.dtype}, the function returned {array.dtype}")
+    return array
 
 
 def _find(side: Sequence[Tensor], name: str) -> Tensor:

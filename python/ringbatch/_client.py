@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import addressof, c_size_t, string_at
 from typing import Any, Callable
 
@@ -17,20 +17,19 @@ import numpy as np
 from . import _structs as c
 from . import errors
 from ._completions import Completions
-from ._core import Core, encode, nanoseconds
+from ._core import Core, Rows, encode, nanoseconds
 from ._library import Process, check, check_fork, load
 from ._request import Request
+from ._split import gather_split, pieces, run_split, submit_split
 from ._tensors import Tensor
 from ._views import Mapping as SharedMapping
-
-DEFAULT_WINDOW = 8
 
 
 def connect(
     model: str,
     *,
     socket: str | os.PathLike[str] | None = None,
-    window: int = DEFAULT_WINDOW,
+    window: int | None = None,
     name: str | None = None,
     wait: float = 0.0,
     cast: bool = False,
@@ -38,7 +37,8 @@ def connect(
     """Connects to a model of the broker on this host.
 
     socket: the broker's; default $RINGBATCH_SOCKET or the user's runtime folder.
-    window: how many rows may be in use at once.
+    window: how many rows may be in use at once; without it 8, or fewer where
+        the model's ring is small.
     name: for the broker's log and statistics.
     wait: seconds to wait for a broker or model that is not there yet.
     cast: convert inputs to the model's types where that is of the same kind
@@ -99,7 +99,7 @@ class Model:
 
     @property
     def window(self) -> int:
-        return self._core.window
+        return int(self._core.info.window)
 
     @property
     def wait_time(self) -> float:
@@ -122,23 +122,37 @@ class Model:
 
     # -- one at a time
 
-    def __call__(self, *inputs: Any, timeout: float | None = None, **named: Any) -> Any:
+    def __call__(
+        self, *inputs: Any, timeout: float | None = None, priority: int | None = None, split: bool = True, **named: Any
+    ) -> Any:
         """Runs one item, or some rows; arrays in, arrays out.
 
         Inputs come in the model's order or by name. One output is returned as
         an array, several as a dict. A single item gives single items back.
+        Rows of an output that differ in size come as a list of arrays.
+
+        priority: the level, 0 being the most urgent; without it the model's default.
+        split: more rows than a request may have go as several requests.
         """
-        if timeout is None and len(inputs) == 1 and not named:
+        if timeout is None and priority is None and len(inputs) == 1 and not named:
             y = self._one(inputs[0])
             if y is not None:
                 return y
         self._check()
         arrays, rows = self._arrays(inputs, named)
-        if self._core.signature.sized and all(a.flags.c_contiguous for a in arrays):
+        if split and 1 < rows > self._most:
+            return self._give(run_split(self, pieces(arrays, rows, self._most), timeout, priority), False)
+        if priority is None and self._core.signature.sized and all(a.flags.c_contiguous for a in arrays):
             return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout)), rows < 0)
         with self._filled(arrays, rows, timeout) as req:
-            req.run(timeout)
-            return self._give([np.array(v) for v in req.outputs.values()], False)
+            req.run(timeout, priority=priority)
+            return self._give(req._copies(), False)
+
+    @property
+    def _most(self) -> int:
+        """The rows that a request may have."""
+        info = self._core.info
+        return min(info.max_batch_size, info.window)
 
     infer = __call__
 
@@ -180,12 +194,16 @@ class Model:
             raise
         return req
 
-    def _give(self, outs: list[np.ndarray], single: bool) -> Any:
+    def _give(self, outs: Sequence[Rows], single: bool) -> Any:
         if single:
-            outs = [o[0] for o in outs]
+            return self._give([o[0] for o in outs], False)
         if self._many_outputs:
             return {t.name: o for t, o in zip(self._core.signature.outputs, outs)}
         return outs[0]
+
+    def _as_list(self, given: Any) -> list[Rows]:
+        """What _give has made of it, back."""
+        return list(given.values()) if self._many_outputs else [given]
 
     # -- without copies
 
@@ -202,20 +220,28 @@ class Model:
 
     # -- many in flight
 
-    def submit(self, *inputs: Any, timeout: float | None = None, **named: Any) -> concurrent.futures.Future:
+    def submit(
+        self, *inputs: Any, timeout: float | None = None, priority: int | None = None, split: bool = True, **named: Any
+    ) -> concurrent.futures.Future:
         """Sends one item, or some rows, and returns a Future at once.
 
-        While the window is full it waits: that is the back-pressure.
+        While the window is full it waits: that is the back-pressure. The
+        keywords are those of a call.
         """
         self._check()
         arrays, rows = self._arrays(inputs, named)
+        if split and 1 < rows > self._most:
+            return submit_split(self, pieces(arrays, rows, self._most), timeout, priority)
+        return self._submit(arrays, rows, timeout, priority)
+
+    def _submit(self, arrays: list[np.ndarray], rows: int, timeout: float | None, priority: int | None) -> concurrent.futures.Future:
         completions = self._ready()
         completions.watch_by_thread()
         future: concurrent.futures.Future = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            sent = self._send(arrays, rows, nanoseconds(timeout))
+            sent = self._send(arrays, rows, timeout, priority)
             if sent:
                 break
             # Collecting what has ended makes room, also if this is the
@@ -229,12 +255,14 @@ class Model:
         completions.add(sent, (future, None, self._reader(rows)))
         return future
 
-    async def ainfer(self, *inputs: Any, timeout: float | None = None, **named: Any) -> Any:
-        """Runs one item, or some rows, in asyncio: no thread waits."""
+    async def ainfer(
+        self, *inputs: Any, timeout: float | None = None, priority: int | None = None, split: bool = True, **named: Any
+    ) -> Any:
+        """Runs one item, or some rows, in asyncio: no thread waits. The keywords are those of a call."""
         core = self._core
         if Process.forked or core.closed:
             self._check()
-        quick = core.single and len(inputs) == 1 and not named
+        quick = core.single and priority is None and len(inputs) == 1 and not named
         if quick:
             x = inputs[0]
             quick = type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._shape and x.flags.c_contiguous
@@ -242,7 +270,10 @@ class Model:
             read: Callable[[int], Any] = core.collect_one
         else:
             arrays, rows = self._arrays(inputs, named)
+            if split and 1 < rows > self._most:
+                return await gather_split(self, pieces(arrays, rows, self._most), timeout, priority)
             read = self._reader(rows)
+        held = core.signature.sized and priority is None
         loop = asyncio.get_running_loop()
         completions = self._completions or self._ready()
         completions.watch_by_loop(loop)
@@ -250,7 +281,7 @@ class Model:
         while True:
             # Where shapes are fixed the request is held back and committed
             # together with what else this turn of the loop sends.
-            sent = core.submit_one(x, c.HOLD) if quick else self._send(arrays, rows, nanoseconds(timeout), c.HOLD)
+            sent = core.submit_one(x, c.HOLD) if quick else self._send(arrays, rows, timeout, priority, c.HOLD)
             if sent:
                 break
             if deadline is not None:
@@ -260,7 +291,7 @@ class Model:
             await completions.wait_for_room(loop)
             self._check()
         future = loop.create_future()
-        if core.signature.sized:
+        if held:
             completions.commit_soon(loop, sent, (future, loop, read), nanoseconds(timeout))
         else:
             completions.add(sent, (future, loop, read))
@@ -277,19 +308,20 @@ class Model:
                     self._completions = Completions(self._core)
         return self._completions
 
-    def _send(self, arrays: list[np.ndarray], rows: int, timeout_ns: int, flags: int = c.NOTIFY) -> int:
+    def _send(self, arrays: list[np.ndarray], rows: int, timeout: float | None, priority: int | None, flags: int = c.NOTIFY) -> int:
         """Sends a request whose end will be told; 0 if there is no room."""
         core = self._core
-        if core.signature.sized:
-            return core.submit([np.ascontiguousarray(a) for a in arrays], abs(rows), timeout_ns, flags)
+        if core.signature.sized and priority is None:
+            return core.submit([np.ascontiguousarray(a) for a in arrays], abs(rows), nanoseconds(timeout), flags)
         try:
             req = self._filled(arrays, rows, 1e-9)
         except errors.Full:
             return 0
-        status = core.lib.rb_commit(core.handle, req._r.id, timeout_ns, c.NOTIFY)
-        if status:
+        try:
+            req._commit(timeout, priority, c.NOTIFY)
+        except BaseException:
             req.release()
-            core.check(status)
+            raise
         return req._detach()
 
     def _reader(self, rows: int) -> Callable[[int], Any]:
@@ -299,7 +331,7 @@ class Model:
             return core.collect_one
         if core.signature.sized:
             return lambda request: self._give(core.collect(request, abs(rows)), rows < 0)
-        return lambda request: self._give(core.take(request), rows < 0)
+        return lambda request: self._give(core.take(request, abs(rows)), rows < 0)
 
     # -- the end
 

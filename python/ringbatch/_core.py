@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from ctypes import addressof, c_uint32, c_uint64, c_void_p
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
 import numpy as np
 
@@ -25,6 +25,10 @@ from ._views import Mapping, strided
 
 _FULL = errors.Full.status
 _TIMEOUT = errors.Timeout.status
+_SHAPE = errors.Shape.status
+
+# Rows of an output: an array, or a list of one array per row where rows differ in size.
+Rows = Union[np.ndarray, list[np.ndarray]]
 
 # Between tries to reach a broker or model that is not there yet.
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.005, 0.2
@@ -93,14 +97,13 @@ def address(a: np.ndarray) -> int:
 
 
 class Core:
-    def __init__(self, model: str, socket: str | os.PathLike[str] | None, window: int, name: str | None, wait: float) -> None:
+    def __init__(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: float) -> None:
         self.lib = load()
         self.name = model
         self.closed = False
         self.handle = self._connect(model, socket, window, name, wait)
         self._info = info = c.Model()
         self.check(self.lib.rb_client_model(self.handle, addressof(info)))
-        self.window: int = info.window
         self.signature = Signature(
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.INPUT, info.inputs),
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.OUTPUT, info.outputs),
@@ -120,10 +123,10 @@ class Core:
             self._info = info
         return self._info
 
-    def _connect(self, model: str, socket: str | os.PathLike[str] | None, window: int, name: str | None, wait: float) -> int:
-        if not 1 <= window <= _MOST_WINDOW:  # to C 0 is the default, and a larger one is not what was asked for
+    def _connect(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: float) -> int:
+        if window is not None and not 1 <= window <= _MOST_WINDOW:  # to C 0 is what fits, and a larger one is not what was asked for
             raise errors.Invalid(f"window is 1..{_MOST_WINDOW} rows, got {window}")
-        o = c.ConnectOptions(ctypes.sizeof(c.ConnectOptions), window, encode(socket), encode(name), _CONNECT_TIMEOUT_NS)
+        o = c.ConnectOptions(ctypes.sizeof(c.ConnectOptions), window or 0, encode(socket), encode(name), _CONNECT_TIMEOUT_NS)
         out = c_uint64()
         deadline, delay = time.monotonic() + wait, _FIRST_RETRY_S
         while True:
@@ -158,7 +161,7 @@ class Core:
     def claim(self, rows: int, dims: list[int], timeout_ns: int) -> c.Request:
         """Waits for room in the window, for timeout_ns at most."""
         if not 0 <= rows < 1 << 32:  # C would see another number
-            raise errors.Rows(f"a request has 1..{self.window} rows (this client's window), got {rows}")
+            raise errors.Rows(f"a request has 1..{self.info.window} rows (this client's window), got {rows}")
         r = c.Request()
         sizes = (c_uint32 * len(dims))(*dims)
         left = timeout_ns or FOREVER_NS
@@ -354,31 +357,38 @@ class Core:
 
     # -- requests of models with variable dimensions
 
-    def take(self, request: int) -> list[np.ndarray]:
+    def take(self, request: int, rows: int) -> list[Rows]:
         """Copies of the outputs of a request that has ended; it is released in any case."""
         try:
             self.check(self.lib.rb_poll(self.handle, request))
-            outs = []
+            outs: list[Rows] = []
             v = c.View()
             for k, t in enumerate(self.signature.outputs):
-                self.check(self.lib.rb_output(self.handle, request, k, addressof(v)))
-                memory = (ctypes.c_uint8 * v.bytes).from_address(v.data)
-                outs.append(np.array(strided(memory, t.dtype, 0, v.stride, tuple(v.shape[: v.rank]))))
+                status = self.lib.rb_output(self.handle, request, k, addressof(v))
+                if status == _SHAPE:
+                    outs.append([_copy(t, self._row(request, k, row, v))[0] for row in range(rows)])
+                else:
+                    self.check(status)
+                    outs.append(_copy(t, v))
             return outs
         finally:
             self.release(request)
 
-    def output_shapes(self, request: int) -> list[tuple[int, ...]]:
-        """The actual shapes of the outputs' rows."""
-        shapes = []
+    def _row(self, request: int, k: int, row: int, v: c.View) -> c.View:
+        self.check(self.lib.rb_output_row(self.handle, request, k, row, addressof(v)))
+        return v
+
+    def output_shapes(self, request: int, k: int, rows: int) -> tuple[int, ...] | list[tuple[int, ...]]:
+        """The actual shape of the k-th output's rows; a list of shapes if they differ."""
+        t = self.signature.outputs[k]
+        if not t.variable:
+            return t.shape
         v = c.View()
-        for k, t in enumerate(self.signature.outputs):
-            if t.variable:
-                self.check(self.lib.rb_output(self.handle, request, k, addressof(v)))
-                shapes.append(tuple(v.shape[1 : v.rank]))
-            else:
-                shapes.append(t.shape)
-        return shapes
+        status = self.lib.rb_output(self.handle, request, k, addressof(v))
+        if status == _SHAPE:
+            return [tuple(self._row(request, k, row, v).shape[1 : v.rank]) for row in range(rows)]
+        self.check(status)
+        return tuple(v.shape[1 : v.rank])
 
     def input_shapes(self, request: int) -> list[tuple[int, ...]]:
         """The shapes of the inputs' rows: rounded up to the model's buckets."""
@@ -391,6 +401,11 @@ class Core:
             else:
                 shapes.append(t.shape)
         return shapes
+
+
+def _copy(t: Tensor, v: c.View) -> np.ndarray:
+    memory = (ctypes.c_uint8 * v.bytes).from_address(v.data)
+    return np.array(strided(memory, t.dtype, 0, v.stride, tuple(v.shape[: v.rank])))
 
 
 def tensors(lib: Any, function: Any, handle: int, side: int, count: int) -> list[Tensor]:

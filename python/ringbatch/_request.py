@@ -82,7 +82,10 @@ class Request:
 
     @property
     def outputs(self) -> Mapping[str, np.ndarray]:
-        """Where to read, by name; once the request has ended."""
+        """Where to read, by name; once the request has ended.
+
+        Of rows that differ in size it is a list of arrays.
+        """
         return Columns(self._core.signature.output_names, self._output, self._made[1])
 
     @property
@@ -97,20 +100,31 @@ class Request:
             raise self._in.error()
         return self._view(self._in, self._core.lib.rb_input, k, t, shape)
 
-    def _output(self, k: int) -> View:
+    def _output(self, k: int) -> Any:
         self._check()
         t = self._core.signature.outputs[k]
         status = self._core.lib.rb_poll(self._core.handle, self._r.id)
         self._core.check(status)
-        return self._view(self._out, self._core.lib.rb_output, k, t, self._core.output_shapes(self._r.id)[k])
+        shape = self._core.output_shapes(self._r.id, k, self._r.rows)
+        if isinstance(shape, list):  # rows that differ in size have no array in common
+            self._locate(self._first_row, k, t)
+            return [self._out.view(self._mapping.rows(t, self._r.slot + row, 1, own)[0]) for row, own in enumerate(shape)]
+        return self._view(self._out, self._first_row, k, t, shape)
+
+    def _first_row(self, handle: int, request: int, k: int, view: int) -> int:
+        return self._core.lib.rb_output_row(handle, request, k, 0, view)
 
     def _view(self, life: Life, where: Any, k: int, t: Tensor, shape: tuple[int, ...]) -> View:
+        self._locate(where, k, t)
+        rows = self._mapping.rows(t, self._r.slot, self._r.rows, shape)
+        return life.view(rows[0, ...] if self._single else rows)
+
+    def _locate(self, where: Any, k: int, t: Tensor) -> None:
+        """Has the mapping know where the tensor lies."""
         if t not in self._mapping.offsets:
             v = c.View()
             self._core.check(where(self._core.handle, self._r.id, k, addressof(v)))
             self._mapping.offsets[t] = v.data - self._mapping.base - self._r.slot * t.stride
-        rows = self._mapping.rows(t, self._r.slot, self._r.rows, shape)
-        return life.view(rows[0, ...] if self._single else rows)
 
     def _check(self) -> None:
         check_fork()
@@ -119,12 +133,15 @@ class Request:
 
     def commit(self, timeout: float | None = None, *, priority: int | None = None) -> Request:
         """Hands the request over. With a timeout it ends as Expired then, wherever it is."""
+        return self._commit(timeout, priority, 0)
+
+    def _commit(self, timeout: float | None, priority: int | None, flags: int) -> Request:
         self._check()
         if priority is not None:
             if not 0 <= priority < 1 << 32:  # C would see another number
                 raise errors.NoLevel(f"{priority}, the model has 0..{self._core.info.levels - 1}")
             self._core.check(self._core.lib.rb_set_priority(self._core.handle, self._r.id, priority))
-        self._core.check(self._core.lib.rb_commit(self._core.handle, self._r.id, nanoseconds(timeout), 0))
+        self._core.check(self._core.lib.rb_commit(self._core.handle, self._r.id, nanoseconds(timeout), flags))
         self._in.end(_committed)
         self._made[0].clear()
         return self
@@ -138,6 +155,10 @@ class Request:
     def run(self, timeout: float | None = None, *, priority: int | None = None) -> Request:
         """Commits and waits."""
         return self.commit(timeout, priority=priority).wait()
+
+    def _copies(self) -> list[Any]:
+        """The outputs, for those who keep them."""
+        return [[np.array(row) for row in v] if isinstance(v, list) else np.array(v) for v in self.outputs.values()]
 
     def done(self) -> bool:
         """Whether the request has ended; raises if it ended badly."""

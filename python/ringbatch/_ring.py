@@ -18,7 +18,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from ctypes import addressof, c_size_t, c_uint32, c_uint64
+from ctypes import addressof, c_char_p, c_size_t, c_uint32, c_uint64
 from typing import Any, Protocol
 
 from . import _structs as c
@@ -54,7 +54,7 @@ def worker_options(
     o = c.WorkerOptions()
     o.size = ctypes.sizeof(o)
     o.depth, o.weight, o.pad_to, o.pad_preferred = depth, weight, pad_to, pad_preferred
-    o.name, o.gpu, o.socket = encode(name), encode(gpu), encode(socket)
+    o.name, o.gpu, o.socket = encode(name or os.environ.get("RINGBATCH_WORKER_NAME")), encode(gpu), encode(socket)
     o.policy = encode(policy_text(policy))
     return o
 
@@ -106,6 +106,11 @@ class RingBatch(Rows):
         sizes = (c_uint32 * len(dims))(*dims)
         check(self._lib, self._lib.rb_batch_set_output_dims(self._at, i, addressof(sizes), len(dims)))
 
+    def set_row_dims(self, row: int, dims: Sequence[int]) -> None:
+        """The same for one row."""
+        sizes = (c_uint32 * len(dims))(*dims)
+        check(self._lib, self._lib.rb_batch_set_row_dims(self._at, row, addressof(sizes), len(dims)))
+
     def fail(self, i: int, error: BaseException | str) -> None:
         check(self._lib, self._lib.rb_batch_fail(self._at, i, _reason(error)))
 
@@ -148,6 +153,10 @@ class Ring:
         #: Stays mapped until the last array over it is gone.
         self.mapping = SharedMapping(lib, m)
         self.mapping.offsets.update((t, t.offset) for t in self.signature.inputs + self.signature.outputs)
+        notes = c_char_p()
+        check(lib, lib.rb_worker_notes(self._handle, addressof(notes)))
+        for note in (notes.value or b"").decode().splitlines():
+            log.warning("model %s has another policy than this worker: %s", model, note)
         self._next = c_size_t()
         self._next_at = addressof(self._next)
         # The usual case: all rows of the model have one shape.

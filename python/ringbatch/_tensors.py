@@ -44,9 +44,20 @@ class Tensor:
     @property
     def expected(self) -> str:
         """For messages: what an array has to be."""
-        dims = tuple(f"1..{d}" if i in self.variable else d for i, d in enumerate(self.shape))
+        dims = tuple(f"0..{d}" if i in self.variable else d for i, d in enumerate(self.shape))
         bits = " (the bits of bfloat16)" if self.kind == "bf16" else ""
         return f"{self.dtype}{bits} of shape {_shape(dims)}, or rows of it"
+
+    @property
+    def expected_row(self) -> str:
+        """For messages: what one row is."""
+        return f"{self.dtype} of shape {_shape(tuple(f'0..{d}' if i in self.variable else d for i, d in enumerate(self.shape)))}"
+
+    def holds(self, shape: tuple[int, ...]) -> bool:
+        """Whether a row may have this shape."""
+        return len(shape) == len(self.shape) and all(
+            0 <= d <= most if i in self.variable else d == most for i, (d, most) in enumerate(zip(shape, self.shape))
+        )
 
     def actual(self, dims: Sequence[int]) -> tuple[int, ...]:
         """The shape of a row, given the sizes of all variable dimensions of its side."""
@@ -60,9 +71,7 @@ class Tensor:
     def rows_of(self, shape: tuple[int, ...]) -> int:
         """-1 for one item of this tensor, n for n rows of it; raises otherwise."""
         for rows, row in ((-1, shape), (shape[0] if shape else 0, shape[1:])):
-            if len(row) == len(self.shape) and all(
-                1 <= d <= most if i in self.variable else d == most for i, (d, most) in enumerate(zip(row, self.shape))
-            ):
+            if self.holds(row):
                 if rows == 0:
                     raise errors.Rows(f"input {self.name!r}: expected at least one row, got shape {_shape(shape)}")
                 return rows
@@ -71,15 +80,43 @@ class Tensor:
     def convert(self, value: Any, cast: bool) -> np.ndarray:
         """The array that a caller passed, with this tensor's type or an error."""
         getattr(value, "dtype", None)  # a view that is over raises here; as a plain array it would only be empty
-        array = np.asarray(value)
+        array = self._array(value)
         if array.dtype == self.dtype:
             return array
+        if array.size == 0 and isinstance(value, (list, tuple)):  # an empty list has no type of its own
+            return array.astype(self.dtype)
         if cast and np.can_cast(array.dtype, self.dtype, "same_kind"):
             return array.astype(self.dtype)
         advice = f"Nothing is converted silently: pass x.astype({self.dtype.name!r}), or connect with cast=True"
         if cast:
             advice = "cast=True converts only to a type of the same kind"
         raise errors.DType(f"input {self.name!r}: expected {self.expected}; got {array.dtype} of shape {_shape(array.shape)}. {advice}")
+
+
+    def _array(self, value: Any) -> np.ndarray:
+        """The caller's value as an array of whatever type it has."""
+        if isinstance(value, np.ma.MaskedArray):
+            raise errors.Invalid(f"input {self.name!r}: a masked array, and the mask would be lost; pass x.filled(...) of it")
+        if self.kind == "u8":
+            if isinstance(value, bytes):
+                return np.frombuffer(value, np.uint8)
+            if isinstance(value, (list, tuple)) and value and all(isinstance(v, (bytes, bytearray, memoryview)) for v in value):
+                value = [np.frombuffer(v, np.uint8) for v in value]
+        try:
+            array = np.asarray(value)
+        except ValueError as e:
+            if isinstance(value, (list, tuple)):
+                raise self._ragged() from e
+            raise
+        if array.dtype == object and isinstance(value, (list, tuple)):  # NumPy before 1.24 makes no error of it
+            raise self._ragged()
+        return array
+
+    def _ragged(self) -> errors.Shape:
+        return errors.Shape(
+            f"input {self.name!r}: expected {self.expected}; got a list of rows that differ in size. "
+            "The rows of a request have one size: send one request for each (model.submit), they still share a batch where the model allows it"
+        )
 
 
 def _shape(dims: Sequence[Any]) -> str:
@@ -116,6 +153,7 @@ class Signature:
         self.input_names, self.output_names = [t.name for t in inputs], [t.name for t in outputs]
         self.variable_inputs = sum(len(t.variable) for t in inputs)
         self.variable_outputs = sum(len(t.variable) for t in outputs)
+        self.output_maxima = tuple(t.shape[i] for t in outputs for i in t.variable)
         self.sized = self.variable_inputs + self.variable_outputs == 0
         self.single = self.sized and len(inputs) == len(outputs) == 1
 

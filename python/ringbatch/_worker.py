@@ -8,13 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from . import _structs as c
-from . import errors
 from ._batch import Batch, Buffers
 from ._core import encode
 from ._ring import Ring, RingBatch, keep_attached, run, worker_options
 from ._tensors import Spec, signature
-
-_RETURNED = "the worker's function returned something and wrote no output: batch.outputs[name][...] = result"
 
 
 def worker(
@@ -26,11 +23,15 @@ def worker(
     weight: int = 0,
     pad_to: int = 0,
     pad_preferred: bool = False,
+    debug: bool | None = None,
     name: str | None = None,
     gpu: str | None = None,
     **policy: Any,
 ) -> Callable[[Callable[[Batch], Any]], Worker]:
     """Makes a function of batches a worker of a model.
+
+    The function writes ``batch.outputs[name][...]``, or returns the output (of
+    several a dict): an array of all rows, or a list of rows where sizes vary.
 
     inputs, outputs: for each tensor its type and the shape of one row, as in
         ``{"x": ("float32", (3, 224, 224))}``; ``"<=512"`` is a dimension that
@@ -40,21 +41,25 @@ def worker(
         of them. A time is seconds as a number or a text like ``"5ms"``. Of one
         priority level, or one input: ``max_queue={1: 100}``,
         ``buckets={"tokens.0": [64, 512]}``. The broker refuses what it does
-        not know.
+        not know. With ``ragged=True`` requests of different sizes share a batch,
+        without padding: an input of variable size is then a list with a view of
+        each row.
+    debug: fail requests whose outputs were not written; without it
+        $RINGBATCH_DEBUG counts.
     depth: batches handed over at once. weight: share of the work.
     pad_to, pad_preferred: have batches padded with rows of zeros.
     """
     o = worker_options(depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, name=name, gpu=gpu, **policy)
     text = signature(inputs, outputs)
-    return lambda function: Worker(function, model, text, o)
+    return lambda function: Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug)
 
 
 class Worker:
     """A function with the model it serves. Calling it calls the function."""
 
-    def __init__(self, function: Callable[[Batch], Any], model: str, text: str, options: c.WorkerOptions) -> None:
+    def __init__(self, function: Callable[[Batch], Any], model: str, text: str, options: c.WorkerOptions, debug: bool = False) -> None:
         self.function, self.model, self.signature = function, model, text
-        self._options = options
+        self._options, self._debug = options, debug
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(self, name, getattr(function, name, None))
 
@@ -75,7 +80,7 @@ class Worker:
         o.socket = encode(socket)
         keep_attached(
             lambda: Ring(self.model, self.signature, o),
-            lambda ring: run(ring, [FunctionLane(ring, self.function)], ended),
+            lambda ring: run(ring, [FunctionLane(ring, self.function, self._debug)], ended),
             ended,
             wait,
         )
@@ -84,15 +89,16 @@ class Worker:
 class FunctionLane:
     """Runs a function of batches: a batch is done as soon as it is submitted."""
 
-    def __init__(self, ring: Ring, function: Callable[[Batch], Any]) -> None:
-        self._ring, self._function = ring, function
+    def __init__(self, ring: Ring, function: Callable[[Batch], Any], debug: bool) -> None:
+        self._ring, self._function, self._debug = ring, function, debug
         self._buffers = Buffers()
         self._batch: Batch | None = None
 
     def submit(self, batch: RingBatch) -> None:
-        b = self._batch = Batch(self._ring, self._buffers, batch)
-        if self._function(b) is not None and not b._used_outputs:
-            raise errors.Invalid(_RETURNED)
+        b = self._batch = Batch(self._ring, self._buffers, batch, self._debug)
+        result = self._function(b)
+        if result is not None:
+            b._take(result)
         b._finish()
 
     def done(self) -> bool:

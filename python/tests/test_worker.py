@@ -184,10 +184,9 @@ def test_variable_dimensions_and_buckets(socket):
             assert req.inputs["t"].shape == (8,)  # the bucket
             req.inputs["t"][:5] = 1
             assert req.run().outputs["u"].tolist() == [2] * 5
-        for bad in (np.zeros(0, "int32"), np.zeros(65, "int32")):
-            with pytest.raises((rb.Shape, rb.Rows)):
-                m(bad)
-        with pytest.raises(rb.Shape, match=r"1\.\.64"):
+        with pytest.raises(rb.Shape):
+            m(np.zeros(65, "int32"))
+        with pytest.raises(rb.Shape, match=r"0\.\.64"):
             m(np.zeros((2, 65), "int32"))
 
 
@@ -239,23 +238,20 @@ def test_outputs_with_inner_variable_dimensions(socket, pad_to):
                     assert (out["n"] == [[h, w], [w, h]]).all()
 
 
-def test_outputs_that_are_returned_or_assigned_and_not_written(socket):
-    @rb.worker("returns", **ONE, max_batch_size=4, wait_time=0)
-    def returns(batch):
-        if batch.inputs["x"][0, 0] == 1:
-            return batch.inputs["x"] + 1
+def test_outputs_that_are_assigned_and_not_written(socket):
+    @rb.worker("assigns", **ONE, max_batch_size=4, wait_time=0)
+    def assigns(batch):
         if batch.inputs["x"][0, 0] == 2:
             batch.outputs["y"] = batch.inputs["x"] + 1
         if batch.inputs["x"][0, 0] == 3:
             return np.add(batch.inputs["x"], 1, out=batch.output_run("y", 0))
         return np.add(batch.inputs["x"], 1, out=batch.outputs["y"])
 
-    with serving(returns, socket), rb.connect("returns", socket=socket, wait=10) as m:
+    with serving(assigns, socket), rb.connect("assigns", socket=socket, wait=10) as m:
         for good in (0, 3):
             assert (m(np.full(4, good, "float32")) == good + 1).all()
-        for bad, says in ((1, r"batch\.outputs\[name\]\[\.\.\.\] = result"), (2, r"\['y'\]\[\.\.\.\] = value")):
-            with pytest.raises(rb.Failed, match=says):
-                m(np.full(4, bad, "float32"))
+        with pytest.raises(rb.Failed, match=r"\['y'\]\[\.\.\.\] = value"):
+            m(np.full(4, 2, "float32"))
         with m.request() as req, pytest.raises(TypeError, match=r"\['x'\]\[\.\.\.\] = value"):
             req.inputs["x"] = np.zeros(4, "float32")
 

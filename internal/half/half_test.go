@@ -1,4 +1,4 @@
-package main
+package half
 
 import (
 	"math"
@@ -10,10 +10,10 @@ import (
 func TestEveryHalfIsReadAndTyped(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.F16, tensor.BF16} {
 		for bits := range 1 << 16 {
-			v := fromHalf(d, uint16(bits))
-			got, err := toHalf(d, v)
+			v := Float32(d, uint16(bits))
+			got, err := Bits(d, v)
 			if v != v { // any NaN will do
-				if v = fromHalf(d, got); v == v || err != nil {
+				if v = Float32(d, got); v == v || err != nil {
 					t.Errorf("%s %04x: NaN became %v, %v", d, bits, v, err)
 				}
 			} else if int(got) != bits || err != nil {
@@ -47,12 +47,12 @@ func TestHalvesAreRoundedToTheNearestAndThenToEven(t *testing.T) {
 		{tensor.BF16, 1 + 3.0/256, 0x3f82},
 		{tensor.BF16, float32(math.Inf(1)), 0x7f80},
 	} {
-		if got, err := toHalf(c.d, c.v); got != c.bits || err != nil {
+		if got, err := Bits(c.d, c.v); got != c.bits || err != nil {
 			t.Errorf("%s of %v: %04x, not %04x, %v", c.d, c.v, got, c.bits, err)
 		}
 	}
 	for d, v := range map[tensor.DType]float32{tensor.F16: 65520, tensor.BF16: math.MaxFloat32} {
-		if bits, err := toHalf(d, v); err == nil {
+		if bits, err := Bits(d, v); err == nil {
 			t.Errorf("%s of %v is %04x", d, v, bits)
 		}
 	}

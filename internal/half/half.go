@@ -1,4 +1,6 @@
-package main
+// Package half has the element types that Go does not have, f16 and bf16, as
+// numbers to read and to write.
+package half
 
 import (
 	"errors"
@@ -7,10 +9,8 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// The element types that Go does not have, as numbers to type and to print.
-
-// toHalf is the f16 or bf16 nearest to v.
-func toHalf(d tensor.DType, v float32) (uint16, error) {
+// Bits is the f16 or bf16 nearest to v.
+func Bits(d tensor.DType, v float32) (uint16, error) {
 	all := math.Float32bits(v)
 	sign, size := uint16(all>>16)&0x8000, math.Abs(float64(v))
 	infinite := uint64(0x7c00)
@@ -38,7 +38,8 @@ func toHalf(d tensor.DType, v float32) (uint16, error) {
 	return sign | uint16(bits), nil
 }
 
-func fromHalf(d tensor.DType, bits uint16) float32 {
+// Float32 is the number that such bits stand for.
+func Float32(d tensor.DType, bits uint16) float32 {
 	if d == tensor.BF16 {
 		return math.Float32frombits(uint32(bits) << 16)
 	}

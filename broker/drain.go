@@ -1,0 +1,41 @@
+package broker
+
+import (
+	"time"
+
+	"github.com/ringbatch/ringbatch/status"
+)
+
+const (
+	// workerGrace is how long a drain waits for a worker of a model that has
+	// none: a service manager that signals a whole group ends the workers with
+	// the broker, and those that are started again must be let in.
+	workerGrace = 3 * time.Second
+	// unservedPoll is how often it looks for such models.
+	unservedPoll = 100 * time.Millisecond
+)
+
+// endUnserved ends what waits in models that have no worker and get none. Its
+// callers may send it again, to another broker.
+func (l *loop) endUnserved(mayServe func(model string) bool) {
+	for r := range l.rings {
+		s := r.stage
+		since := max(s.vacant, l.drainSince)
+		if s.present == 0 && s.batcher.Queued() > 0 && l.now >= since+int64(workerGrace) && !mayServe(s.cfg.Name) {
+			s.log.Warn("no worker is there to finish what was accepted: it ends as Draining", "requests", s.batcher.Queued())
+			s.refuseQueued(status.ErrDraining)
+		}
+	}
+}
+
+// refuseQueued ends everything that waits.
+func (s *stage) refuseQueued(code status.Code) {
+	s.touch()
+	for i := range s.ring.slots {
+		if info := &s.ring.slots[i]; info.state == queued && info.head == uint32(i) && info.stage == s {
+			s.withdraw(info.head)
+			s.ring.end(info.head, code, "", false)
+			s.ring.free(info.head)
+		}
+	}
+}

@@ -1,0 +1,173 @@
+// Package codec turns the elements of tensors into text and back: numbers that
+// were typed, JSON, and .npy files. It works on raw little-endian bytes, as
+// they lie in a slot, and makes no values in between.
+package codec
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+
+	"github.com/ringbatch/ringbatch/internal/half"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+var le = binary.LittleEndian
+
+// Put writes the element that text names into p, which has the dtype's size.
+// Floats may be anything that strconv reads, also NaN and Inf; a bool is true,
+// false, 1 or 0. A number that the dtype cannot hold is an error.
+func Put(p []byte, d tensor.DType, text []byte) error {
+	if why := put(p, d, text); why != nil {
+		const most = 32 // of a text that may be anything
+		return fmt.Errorf("%w: %.*q is not a %s: %w", status.ErrDType, most, text, d, why)
+	}
+	return nil
+}
+
+var (
+	errSyntax = errors.New("invalid syntax")
+	errRange  = errors.New("value out of range")
+)
+
+func put(p []byte, d tensor.DType, text []byte) error {
+	switch d {
+	case tensor.Bool:
+		switch string(text) {
+		case "true", "1":
+			p[0] = 1
+		case "false", "0":
+			p[0] = 0
+		default:
+			return errors.New("want true, false, 1 or 0")
+		}
+		return nil
+	case tensor.F16, tensor.BF16, tensor.F32, tensor.F64:
+		return putFloat(p, d, text)
+	}
+	v, err := parseInt(text)
+	if err != nil {
+		return err
+	}
+	switch d {
+	case tensor.U8:
+		if v != int64(uint8(v)) {
+			return errRange
+		}
+		p[0] = uint8(v)
+	case tensor.I8:
+		if v != int64(int8(v)) {
+			return errRange
+		}
+		p[0] = uint8(v)
+	case tensor.I16:
+		if v != int64(int16(v)) {
+			return errRange
+		}
+		le.PutUint16(p, uint16(v))
+	case tensor.I32:
+		if v != int64(int32(v)) {
+			return errRange
+		}
+		le.PutUint32(p, uint32(v))
+	case tensor.I64:
+		le.PutUint64(p, uint64(v))
+	default:
+		return errors.New("unknown dtype")
+	}
+	return nil
+}
+
+func putFloat(p []byte, d tensor.DType, text []byte) error {
+	bits := 32
+	if d == tensor.F64 {
+		bits = 64
+	}
+	v, err := strconv.ParseFloat(string(text), bits)
+	if err != nil {
+		return errors.Unwrap(err) // without the text, which may be long
+	}
+	switch d {
+	case tensor.F64:
+		le.PutUint64(p, math.Float64bits(v))
+	case tensor.F32:
+		le.PutUint32(p, math.Float32bits(float32(v)))
+	default:
+		h, err := half.Bits(d, float32(v))
+		if err != nil {
+			return err
+		}
+		le.PutUint16(p, h)
+	}
+	return nil
+}
+
+// parseInt reads a whole number in base 10.
+func parseInt(text []byte) (int64, error) {
+	digits := text
+	if len(digits) > 0 && (digits[0] == '-' || digits[0] == '+') {
+		digits = digits[1:]
+	}
+	if len(digits) == 0 {
+		return 0, errSyntax
+	}
+	n := uint64(0)
+	for _, c := range digits {
+		switch {
+		case c < '0' || c > '9':
+			return 0, errSyntax
+		case n > math.MaxUint64/10-1: // far above what fits
+			return 0, errRange
+		}
+		n = n*10 + uint64(c-'0')
+	}
+	switch {
+	case text[0] == '-' && n <= 1<<63:
+		return -int64(n), nil
+	case text[0] != '-' && n < 1<<63:
+		return int64(n), nil
+	}
+	return 0, errRange
+}
+
+// Append writes the element at the start of p as text: floats as the shortest
+// number that reads as the same one, or NaN, Infinity, -Infinity.
+func Append(b []byte, d tensor.DType, p []byte) []byte {
+	switch d {
+	case tensor.Bool:
+		return strconv.AppendBool(b, p[0] != 0)
+	case tensor.U8:
+		return strconv.AppendUint(b, uint64(p[0]), 10)
+	case tensor.I8:
+		return strconv.AppendInt(b, int64(int8(p[0])), 10)
+	case tensor.I16:
+		return strconv.AppendInt(b, int64(int16(le.Uint16(p))), 10)
+	case tensor.I32:
+		return strconv.AppendInt(b, int64(int32(le.Uint32(p))), 10)
+	case tensor.I64:
+		return strconv.AppendInt(b, int64(le.Uint64(p)), 10)
+	case tensor.F32:
+		return appendFloat(b, float64(math.Float32frombits(le.Uint32(p))), 32)
+	case tensor.F64:
+		return appendFloat(b, math.Float64frombits(le.Uint64(p)), 64)
+	}
+	return appendFloat(b, float64(half.Float32(d, le.Uint16(p))), 32)
+}
+
+func appendFloat(b []byte, v float64, bits int) []byte {
+	form := byte('f')
+	switch abs := math.Abs(v); {
+	case v != v:
+		return append(b, "NaN"...)
+	case math.IsInf(v, 1):
+		return append(b, "Infinity"...)
+	case math.IsInf(v, -1):
+		return append(b, "-Infinity"...)
+	case abs != 0 && (abs < 1e-6 || abs >= 1e21): // as encoding/json does
+		form = 'e'
+	}
+	return strconv.AppendFloat(b, v, form, -1, bits)
+}

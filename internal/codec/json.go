@@ -1,0 +1,282 @@
+package codec
+
+import (
+	"fmt"
+
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Reader reads the elements of one tensor from a JSON array, flat or nested as
+// the tensor's shape is. It never allocates but for an error.
+//
+// JSON has no NaN and no infinities. For a float, what others write instead is
+// read: NaN, Infinity and -Infinity, with or without quotes. null is refused:
+// it is more often a missing value than a number.
+type Reader struct {
+	text  []byte
+	at    int
+	dtype tensor.DType
+	shape []int
+
+	nested  bool
+	started bool
+	depth   int   // lists that are open
+	items   []int // of each open list, so far
+	room    [8 + 1]int
+	read    int // elements so far
+}
+
+// NewReader reads the array that text begins with. shape has the rows first;
+// the Reader keeps it and the text.
+func NewReader(text []byte, d tensor.DType, shape []int) *Reader {
+	r := &Reader{text: text, dtype: d, shape: shape}
+	r.items = r.room[:]
+	if len(shape) > len(r.items) {
+		r.items = make([]int, len(shape))
+	}
+	return r
+}
+
+// Fill reads as many elements as fit into p: into each slot in its turn, where
+// rows do not follow one another in memory.
+func (r *Reader) Fill(p []byte) error {
+	size := r.dtype.Size()
+	for ; len(p) >= size; p = p[size:] {
+		word, err := r.next()
+		if err != nil {
+			return err
+		}
+		if word == nil {
+			return fmt.Errorf("%w: %d elements, the shape %v has more", status.ErrSize, r.read, r.shape)
+		}
+		if err := r.put(p, word); err != nil {
+			return fmt.Errorf("element %d: %w", r.read, err)
+		}
+		r.read++
+	}
+	return nil
+}
+
+// End makes sure that the array ends here, and returns how many bytes of the
+// text it took.
+func (r *Reader) End() (int, error) {
+	word, err := r.next()
+	if err != nil {
+		return r.at, err
+	}
+	if word != nil {
+		return r.at, fmt.Errorf("%w: more than %d elements, which is what the shape %v has", status.ErrSize, r.read, r.shape)
+	}
+	return r.at, nil
+}
+
+// put is Put for what JSON allows.
+func (r *Reader) put(p, word []byte) error {
+	switch r.dtype {
+	case tensor.F16, tensor.BF16, tensor.F32, tensor.F64:
+		switch string(word) {
+		case "NaN", "Infinity", "-Infinity":
+			return Put(p, r.dtype, word)
+		}
+		if !isNumber(word) {
+			return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, word, r.dtype, errSyntax)
+		}
+	case tensor.Bool: // Put knows its words
+	default:
+		if !isNumber(word) {
+			return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, word, r.dtype, errSyntax)
+		}
+	}
+	return Put(p, r.dtype, word)
+}
+
+// next is the next element's text, nil at the end of the array.
+func (r *Reader) next() ([]byte, error) {
+	if r.started && r.depth == 0 {
+		return nil, nil
+	}
+	if r.started && r.items[r.depth-1] > 0 {
+		if done, err := r.endItem(); done || err != nil {
+			return nil, err
+		}
+	}
+	for {
+		switch c := r.peek(); {
+		case c == '[':
+			if r.started && r.items[r.depth-1] == 0 && r.depth == 1 && r.read == 0 {
+				r.nested = true
+			}
+			if r.started && (!r.nested || r.depth == len(r.shape)) || len(r.shape) == 0 {
+				return nil, r.bad("a list too deep")
+			}
+			if r.started {
+				r.items[r.depth-1]++
+			}
+			r.at++
+			r.items[r.depth] = 0
+			r.depth++
+			r.started = true
+		case !r.started:
+			return nil, r.bad("expected a list")
+		case c == ']' && r.items[r.depth-1] == 0: // an empty list
+			if done, err := r.endItem(); done || err != nil {
+				return nil, err
+			}
+		case c == 0:
+			return nil, r.bad("the text ends inside the list")
+		default:
+			if r.nested && r.depth != len(r.shape) {
+				return nil, fmt.Errorf("%w: an element in %d lists, the shape %v has %d dimensions", status.ErrShape, r.depth, r.shape, len(r.shape))
+			}
+			r.items[r.depth-1]++
+			return r.word()
+		}
+	}
+}
+
+// endItem goes on after an item: past a comma, and out of the lists that end
+// here. It tells whether the outermost one has.
+func (r *Reader) endItem() (done bool, err error) {
+	for {
+		switch r.peek() {
+		case ',':
+			if r.items[r.depth-1] == 0 {
+				return false, r.bad("a comma before the first element")
+			}
+			r.at++
+			if c := r.peek(); c == ']' || c == ',' {
+				return false, r.bad("expected an element")
+			}
+			return false, nil
+		case ']':
+			n := r.items[r.depth-1]
+			if r.nested && n != r.shape[r.depth-1] {
+				return false, fmt.Errorf("%w: a list of %d, the shape is %v", status.ErrShape, n, r.shape)
+			}
+			r.at++
+			r.depth--
+			if r.depth == 0 {
+				return true, nil
+			}
+		case 0:
+			return false, r.bad("the text ends inside the list")
+		default:
+			return false, r.bad("expected ',' or ']'")
+		}
+	}
+}
+
+// peek is the next byte that is not white space, 0 at the end.
+func (r *Reader) peek() byte {
+	for r.at < len(r.text) {
+		switch c := r.text[r.at]; c {
+		case ' ', '\t', '\n', '\r':
+			r.at++
+		default:
+			return c
+		}
+	}
+	return 0
+}
+
+// word reads what stands up to the next separator, without its quotes.
+func (r *Reader) word() ([]byte, error) {
+	quoted := r.text[r.at] == '"'
+	if quoted {
+		r.at++
+	}
+	from := r.at
+	for r.at < len(r.text) {
+		switch r.text[r.at] {
+		case '"':
+			if !quoted {
+				return nil, r.bad("a quote in a number")
+			}
+			word := r.text[from:r.at]
+			r.at++
+			if s := string(word); s != "NaN" && s != "Infinity" && s != "-Infinity" {
+				return nil, fmt.Errorf("%w: element %d is the string %.32q", status.ErrDType, r.read, word)
+			}
+			return word, nil
+		case ',', ']', '[', ' ', '\t', '\n', '\r', '{', '}', ':':
+			if !quoted {
+				if r.at == from {
+					return nil, r.bad("expected a number")
+				}
+				return r.text[from:r.at], nil
+			}
+		}
+		r.at++
+	}
+	return nil, r.bad("the text ends inside the list")
+}
+
+func (r *Reader) bad(what string) error {
+	return fmt.Errorf("%w: JSON: %s at byte %d", status.ErrInvalid, what, r.at)
+}
+
+// isNumber reports whether a word is a number as JSON writes them.
+func isNumber(w []byte) bool {
+	i := 0
+	digits := func() bool {
+		from := i
+		for i < len(w) && w[i] >= '0' && w[i] <= '9' {
+			i++
+		}
+		return i > from
+	}
+	if i < len(w) && w[i] == '-' {
+		i++
+	}
+	if i < len(w) && w[i] == '0' {
+		i++
+	} else if !digits() {
+		return false
+	}
+	if i < len(w) && w[i] == '.' {
+		if i++; !digits() {
+			return false
+		}
+	}
+	if i < len(w) && (w[i] == 'e' || w[i] == 'E') {
+		if i++; i < len(w) && (w[i] == '+' || w[i] == '-') {
+			i++
+		}
+		if !digits() {
+			return false
+		}
+	}
+	return i == len(w)
+}
+
+// AppendJSON writes the elements of data as JSON, with commas between them and
+// without the list around them, so that rows that lie apart can follow one
+// another. What JSON has no number for becomes "NaN", "Infinity" or
+// "-Infinity", which a Reader reads, or null if asked for.
+func AppendJSON(b []byte, d tensor.DType, data []byte, null bool) []byte {
+	size := d.Size()
+	for i := 0; i+size <= len(data); i += size {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		from := len(b)
+		b = Append(b, d, data[i:])
+		if last := b[len(b)-1]; (last == 'N' || last == 'y') && d != tensor.Bool { // NaN, Infinity
+			word := string(b[from:])
+			if b = b[:from]; null {
+				b = append(b, "null"...)
+			} else {
+				b = append(append(append(b, '"'), word...), '"')
+			}
+		}
+	}
+	return b
+}
+
+// MaxJSONBytes is an upper bound for what AppendJSON writes for one element,
+// with its comma.
+func MaxJSONBytes(d tensor.DType) int { return mostDigits[d] }
+
+var mostDigits = [...]int{tensor.Bool: 6, tensor.U8: 4, tensor.I8: 5, tensor.I16: 7, tensor.I32: 12, tensor.I64: 21,
+	tensor.F16: 25, tensor.BF16: 25, tensor.F32: 25, tensor.F64: 26}

@@ -1,0 +1,249 @@
+"""What a worker's function may answer: nothing found, sizes per row, returned arrays, ragged batches."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import python, serving
+
+ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
+FIND = {"inputs": {"x": ("int32", (6,))}, "outputs": {"found": ("int32", ("<=6",)), "twice": ("int32", ("<=6", 2))}}
+
+
+def wanted(x):
+    return [v for v in x if v]
+
+
+@pytest.mark.parametrize("pad_to", [0, 8])  # outputs in place, and put in place at the end
+def test_nothing_found_is_an_answer_and_each_row_has_its_own_number(socket, pad_to):
+    @rb.worker(f"find{pad_to}", **FIND, max_batch_size=8, wait_time=0.002, pad_to=pad_to)
+    def find(batch):
+        for row in range(batch.rows):
+            hits = wanted(batch.inputs["x"][row].tolist())
+            batch.outputs["found"][row, : len(hits)] = hits
+            batch.outputs["twice"][row, : len(hits)] = np.array(hits)[:, None]
+            batch.set_row_dims(row, len(hits), len(hits))
+
+    rng = np.random.default_rng(1)
+    with serving(find, socket), rb.connect(find.model, socket=socket, wait=10, window=16) as m:
+        assert m(np.zeros(6, "int32"))["found"].shape == (0,) and m(np.zeros(6, "int32"))["twice"].shape == (0, 2)
+        images = rng.integers(0, 2, (3, 6), dtype="int32")
+        images[0], images[1, 0] = 0, 1
+        for out in (m(images), m.submit(images).result(20)):
+            assert [o.tolist() for o in out["found"]] == [wanted(x) for x in images.tolist()]
+            assert [len(o) for o in out["twice"]] == [len(wanted(x)) for x in images.tolist()]
+        same = m(np.ones((3, 6), "int32"))["found"]
+        assert isinstance(same, np.ndarray) and same.shape == (3, 6)
+        with m.request(rows=3) as req:
+            req.inputs["x"][...] = images
+            views = req.run(timeout=10).outputs["found"]
+            assert [v.tolist() for v in views] == [wanted(x) for x in images.tolist()]
+        with pytest.raises(rb.Released):
+            views[2].sum()
+        futures = [(x, m.submit(x)) for x in rng.integers(0, 2, (100, 6), dtype="int32")]
+        assert all(f.result(20)["found"].tolist() == wanted(x.tolist()) for x, f in futures)
+
+
+def test_an_empty_input_is_one(socket):
+    @rb.worker("count", inputs={"t": ("int32", ("<=9",))}, outputs={"n": ("int64", ())}, wait_time=0)
+    def count(batch):
+        return np.full(batch.rows, batch.inputs["t"].shape[1])
+
+    with serving(count, socket), rb.connect("count", socket=socket, wait=10) as m:
+        assert m(np.zeros(0, "int32")) == 0 and m([]) == 0 and m(np.zeros(9, "int32")) == 9
+        assert m(np.zeros((2, 0), "int32")).tolist() == [0, 0]
+        with m.request(shapes={"t": (0,)}) as req:
+            assert req.inputs["t"].shape == (0,) and req.run(timeout=10).outputs["n"] == 0
+        with pytest.raises(rb.Shape, match=r"0\.\.9"):
+            m(np.zeros(10, "int32"))
+
+
+def test_an_error_about_one_request_fails_that_request_alone(socket):
+    together = threading.Barrier(3)
+
+    @rb.worker("sizes", inputs={"x": ("int32", ())}, outputs={"y": ("int32", ("<=4",))}, max_batch_size=3, wait_time=20)
+    def sizes(batch):
+        assert len(batch) == 3
+        batch.outputs["y"][...] = 7
+        for i, r in enumerate(batch.requests):
+            batch.set_output_dims(i, int(batch.inputs["x"][r.row]))
+
+    @rb.worker("rows", inputs={"x": ("int32", ())}, outputs={"y": ("int32", ("<=4",))}, max_batch_size=3, wait_time=20)
+    def rows(batch):
+        return [np.full(n, 7, "int32") for n in batch.inputs["x"]]
+
+    def ask(model, n, results):
+        with rb.connect(model, socket=socket, wait=10, window=1) as m:
+            together.wait(20)
+            try:
+                results[n] = m(np.int32(n)).tolist()
+            except rb.Failed as e:
+                results[n] = str(e)
+
+    for worker in (sizes, rows):
+        with serving(worker, socket):
+            results: dict = {}
+            threads = [threading.Thread(target=ask, args=(worker.model, n, results)) for n in (0, 3, 99)]
+            [t.start() for t in threads]
+            [t.join(30) for t in threads]
+            assert results[0] == [] and results[3] == [7, 7, 7]
+            assert "0..4" in results[99] and "99" in results[99]
+
+
+def test_a_function_may_return_its_outputs(socket):
+    @rb.worker("one", **ONE, max_batch_size=8, wait_time=0.001, pad_to=8)
+    def one(batch):
+        x = batch.inputs["x"]
+        kind = int(x[0, 0])
+        if kind == 1:
+            return {"y": x + 1}
+        if kind == 2:
+            return x[: batch.rows] + 1  # without the padding
+        if kind == 3:
+            return (x + 1).astype("float64")  # of the same kind
+        if kind == 4:
+            return x[:, :3]
+        if kind == 5:
+            return {"z": x}
+        if kind == 6:
+            return (x + 1).astype("complex64")
+        if kind == 7:
+            batch.outputs["y"][...] = x + 1
+            return "done"  # it has written: what else it says does not matter
+        return x + 1
+
+    with serving(one, socket), rb.connect("one", socket=socket, wait=10) as m:
+        for kind in (0, 1, 2, 3, 7):
+            for x in (np.full(4, kind, "float32"), np.full((3, 4), kind, "float32")):
+                assert (m(x) == x + 1).all()
+        for kind, says in ((4, r"expected rows of float32 of shape \(4,\)"), (5, "returned z; the outputs are y"), (6, "complex64")):
+            with pytest.raises(rb.Failed, match=says):
+                m(np.full(4, kind, "float32"))
+
+    @rb.worker("two", inputs=ONE["inputs"], outputs={"a": ("float32", (4,)), "b": ("float32", ())}, wait_time=0)
+    def two(batch):
+        x = batch.inputs["x"]
+        if x[0, 0] == 0:
+            return x, x.sum(1)
+        if x[0, 0] == 1:
+            batch.outputs["a"][...] = x
+            return {"b": x.sum(1)}
+        return x
+
+    with serving(two, socket), rb.connect("two", socket=socket, wait=10) as m:
+        for v in (0, 1):
+            out = m(np.full(4, v, "float32"))
+            assert (out["a"] == v).all() and out["b"] == 4 * v
+        with pytest.raises(rb.Failed, match="return a dict with a, b"):
+            m(np.full(4, 2, "float32"))
+
+
+def test_requests_of_different_sizes_share_a_ragged_batch(socket):
+    seen = []
+
+    @rb.worker(
+        "ragged", inputs={"jpeg": ("uint8", ("<=4000",)), "k": ("int32", ())}, outputs={"back": ("uint8", ("<=4000",))},
+        max_batch_size=8, wait_time=20, ragged=True,
+    )  # fmt: skip
+    def ragged(batch):
+        files = batch.inputs["jpeg"]
+        seen.append([len(f) for f in files])
+        assert batch.ragged and len(files) == batch.rows and batch.inputs["k"].shape == (batch.rows,)
+        assert [f.nbytes for f in files] == [batch.input_shape(batch.request_of(i), "jpeg")[0] for i in range(batch.rows)]
+        with pytest.raises(rb.Shape, match="ragged"):
+            batch.input_run("jpeg", 0)
+        return [f[::-1] for f in files]
+
+    sizes = (0, 3, 4000, 17, 17, 1234, 1, 999)
+    files = [os.urandom(n) for n in sizes]
+    with serving(ragged, socket), rb.connect("ragged", socket=socket, wait=10, window=16) as m:
+        with rb.connect("ragged", socket=socket):  # could join, so that only a full batch goes out
+            futures = [m.submit(f, np.int32(i)) for i, f in enumerate(files)]
+            for f, future in zip(files, futures):
+                assert future.result(20).tobytes() == f[::-1]
+        assert seen == [list(sizes)] or sorted(seen[0]) == sorted(sizes)
+
+        @rb.worker("ragged", inputs={"jpeg": ("uint8", ("<=4000",)), "k": ("int32", ())}, outputs={"back": ("uint8", ("<=4000",))})
+        def plain(batch):
+            pass
+
+        with pytest.raises(rb.Invalid, match="ragged"):
+            plain.run(socket=socket)
+
+
+def test_a_ragged_model_has_neither_buckets_nor_padding(socket):
+    for extra in ({"buckets": [[8, 64]]}, {"pad_to": 64}):
+
+        @rb.worker("never", inputs={"t": ("int32", ("<=64",))}, outputs={"n": ("int64", ())}, ragged=True, **extra)
+        def never(batch):
+            pass
+
+        with pytest.raises(rb.Invalid, match="its own sizes"):
+            never.run(socket=socket)
+
+
+@pytest.mark.parametrize("pad_to", [0, 4])
+def test_debug_finds_outputs_that_were_not_written(socket, pad_to):
+    @rb.worker(f"lazy{pad_to}", **ONE, max_batch_size=4, wait_time=0, pad_to=pad_to, debug=True)
+    def lazy(batch):
+        kind = int(batch.inputs["x"][0, 0])
+        if kind == 1:
+            batch.outputs["y"][:, :3] = 1
+        elif kind == 2:
+            batch.outputs["y"][...] = 1
+
+    with serving(lazy, socket), rb.connect(lazy.model, socket=socket, wait=10) as m:
+        assert (m(np.full(4, 2, "float32")) == 1).all()
+        for kind in (0, 1):
+            with pytest.raises(rb.Failed, match="output 'y' of this request was not written"):
+                m(np.full(4, kind, "float32"))
+        assert (m(np.full(4, 2, "float32")) == 1).all()
+
+
+def test_a_worker_is_told_that_the_model_has_another_policy(socket, caplog):
+    @rb.worker("policed", **ONE, max_batch_size=8, wait_time=0.001)
+    def first(batch):
+        return batch.inputs["x"]
+
+    @rb.worker("policed", **ONE, max_batch_size=4, wait_time=0.001)
+    def second(batch):
+        return batch.inputs["x"]
+
+    with serving(first, socket), rb.connect("policed", socket=socket, wait=10) as m:
+        stop = threading.Event()
+        thread = threading.Thread(target=second.run, kwargs={"socket": socket, "stop": stop})
+        with caplog.at_level(logging.WARNING, "ringbatch"):
+            thread.start()
+            for _ in range(200):
+                if len(m.stats()["workers"]) == 2:
+                    break
+                stop.wait(0.02)
+            stop.set()
+            thread.join(10)
+        assert [r.message for r in caplog.records] == ["model policed has another policy than this worker: max_batch_size is 8, this worker asked for 4"]
+
+
+def test_a_python_worker_has_the_name_of_its_environment(socket):
+    out = python(
+        """
+        import threading
+        @rb.worker("named", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
+        def named(batch):
+            return batch.inputs["x"]
+        stop = threading.Event()
+        thread = threading.Thread(target=named.run, kwargs={"stop": stop})
+        thread.start()
+        with rb.connect("named", wait=10) as m:
+            print([w["name"] for w in m.stats()["workers"]])
+        stop.set()
+        thread.join()
+        """,
+        socket=socket,
+        RINGBATCH_WORKER_NAME="camera 3",
+    )
+    assert out == "['camera 3']"

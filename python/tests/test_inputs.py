@@ -1,0 +1,141 @@
+"""What a caller may pass: bytes, lists, many rows, a priority; and what is refused in words."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import threading
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import broker_at, serving
+
+BYTES = {"inputs": {"b": ("uint8", ("<=64",))}, "outputs": {"n": ("int64", ()), "b": ("uint8", ("<=64",))}}
+
+
+@pytest.fixture(scope="module")
+def lengths(socket):
+    @rb.worker("lengths", **BYTES, max_batch_size=4, wait_time=0)
+    def worker(batch):
+        b = batch.inputs["b"]
+        return {"n": np.full(batch.rows, b.shape[1]), "b": b}
+
+    with serving(worker, socket), rb.connect("lengths", socket=socket, wait=10) as m:
+        yield m
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_are_a_u8_input(lengths, kind):
+    out = lengths(kind(b"\xff\xd8jpeg"))
+    assert out["n"] == 6 and out["b"].tobytes() == b"\xff\xd8jpeg"
+    assert lengths.submit(kind(b"")).result(10)["n"] == 0
+    assert lengths([kind(b"ab"), kind(b"cd")])["b"].tolist() == [[97, 98], [99, 100]]
+
+
+def test_masked_arrays_and_ragged_lists_get_a_clear_error(lengths, echo):
+    with rb.connect("echo", socket=echo) as m, pytest.raises(rb.Invalid, match=r"'x': a masked array.*x\.filled"):
+        m(np.ma.masked_array(np.zeros(16, "float32"), mask=np.arange(16) < 3))
+    for ragged in ([b"ab", b"c"], [[1, 2], [3]], [np.zeros(3, "uint8"), np.zeros(4, "uint8")]):
+        with pytest.raises(rb.Shape, match=r"'b'.*a list of rows that differ in size.*model\.submit"):
+            lengths(ragged)
+
+
+def test_more_rows_than_a_request_may_have_are_split_and_joined(echo):
+    x = np.arange(100 * 16, dtype="float32").reshape(100, 16)
+    for window in (7, 40):  # fewer than max_batch_size, which is 32, and more
+        with rb.connect("echo", socket=echo, window=window) as m:
+            for y in (m(x), m(x, timeout=10), m(x[:, ::-1])[:, ::-1], m(np.asfortranarray(x), priority=0), m.submit(x).result(20), asyncio.run(m.ainfer(x))):
+                assert y.shape == x.shape and (y == x).all()
+            for call in (lambda: m(x, split=False), lambda: m.submit(x, split=False), lambda: asyncio.run(m.ainfer(x, split=False))):
+                with pytest.raises(rb.TooLarge, match="100 rows, at most 32"):
+                    call()
+            if window == 7:
+                with pytest.raises(rb.Rows, match="this client's window"):
+                    m(x[:8], split=False)
+            with pytest.raises((rb.Expired, rb.Full)):
+                m(x, timeout=1e-9)
+            assert (m(x[0]) == x[0]).all()  # nothing is left behind in the window
+
+
+def test_pieces_of_different_sizes_are_joined_to_a_list(lengths, socket):
+    @rb.worker("firsts", inputs={"x": ("int32", ())}, outputs={"y": ("int32", ("<=9",))}, max_batch_size=4, wait_time=0)
+    def firsts(batch):
+        return [np.arange(n, dtype="int32") for n in batch.inputs["x"]]
+
+    x = np.arange(10, dtype="int32")
+    with serving(firsts, socket), rb.connect("firsts", socket=socket, wait=10) as m:
+        for y in (m(x), m.submit(x).result(10), asyncio.run(m.ainfer(x))):
+            assert [r.tolist() for r in y] == [list(range(min(n, 9))) if n < 10 else None for n in x]
+
+
+def test_a_failure_of_one_piece_is_that_of_the_whole(socket):
+    @rb.worker("picky-piece", inputs={"x": ("int32", ())}, outputs={"y": ("int32", ())}, max_batch_size=4, wait_time=0)
+    def picky(batch):
+        if (batch.inputs["x"] == 5).any():
+            raise ValueError("five")
+        return batch.inputs["x"]
+
+    x = np.arange(40, dtype="int32")
+    with serving(picky, socket), rb.connect("picky-piece", socket=socket, wait=10) as m:
+        for call in (lambda: m(x), lambda: m.submit(x).result(10), lambda: asyncio.run(m.ainfer(x))):
+            with pytest.raises(rb.Failed, match="five"):
+                call()
+        assert (m(x[8:]) == x[8:]).all()
+
+
+def test_priority_of_every_kind_of_call():
+    """A worker that is kept busy finds the urgent ones first, whoever sent them how."""
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        path, config = os.path.join(folder, "b.sock"), os.path.join(folder, "b.toml")
+        with open(config, "w") as f:
+            f.write('[[model]]\nname = "levels"\ninputs = ["x:i32[]"]\noutputs = ["y:i32[]"]\nmax_batch_size = 1\ndefault_priority = 1\n')
+            f.write("[[model.priority]]\n[[model.priority]]\n[[model.priority]]\n")
+        order, go = [], threading.Event()
+
+        @rb.worker("levels", inputs={"x": ("i32", ())}, outputs={"y": ("i32", ())}, depth=1)
+        def worker(batch):
+            order.append(int(batch.inputs["x"][0]))
+            go.wait(20)
+            return batch.inputs["x"]
+
+        async def all_at_once(m):
+            return await asyncio.gather(*(m.ainfer(np.int32(10 * p + 2), priority=p) for p in (2, 1, 0)))
+
+        with broker_at(path, "--config", config), serving(worker, path), rb.connect("levels", socket=path, wait=10, window=32) as m:
+            blocker = m.submit(np.int32(99))
+            while not order:
+                go.wait(0.01)
+            futures = [m.submit(np.int32(10 * p), priority=p) for p in (2, 1, 0)]
+            threads = [threading.Thread(target=m, args=(np.int32(10 * p + 1),), kwargs={"priority": p}) for p in (2, 1, 0)]
+            threads.append(threading.Thread(target=lambda: asyncio.run(all_at_once(m))))
+            [t.start() for t in threads]
+            while m.stats()["queue_length"] < 9:
+                go.wait(0.01)
+            go.set()
+            [f.result(20) for f in [blocker, *futures]]
+            [t.join(20) for t in threads]
+            assert [n // 10 for n in order] == [9, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+            for call in (lambda: m(np.int32(1), priority=3), lambda: m.submit(np.int32(1), priority=-1), lambda: asyncio.run(m.ainfer(np.int32(1), priority=7))):
+                with pytest.raises(rb.NoLevel):
+                    call()
+
+
+def test_clients_without_a_window_of_their_own_share_a_ring_of_few_large_slots(socket):
+    frame = (3, 1080, 1920)
+
+    @rb.worker("frames", inputs={"frame": ("uint8", frame)}, outputs={"mean": ("float32", ())}, max_batch_size=8, slots=64, wait_time=0)
+    def frames(batch):
+        return batch.inputs["frame"].reshape(batch.rows, -1)[:, 0]
+
+    with serving(frames, socket):
+        clients = [rb.connect("frames", socket=socket, wait=10) for _ in range(12)]
+        assert clients[0].window == 8 and all(1 <= m.window <= 8 for m in clients)
+        for i, m in enumerate(clients):
+            assert m(np.full(frame, i, "uint8")) == i
+        with pytest.raises(rb.RingFull, match=r"smaller window \(0: what fits\), or raise the model's slots"):
+            rb.connect("frames", socket=socket, window=60)
+        for m in clients:
+            m.close()
