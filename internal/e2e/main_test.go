@@ -39,5 +39,6 @@ type job struct {
 	Do     string `json:",omitempty"`
 	Window int    `json:",omitempty"`
 	Name   string `json:",omitempty"` // of a worker
+	AtOnce int    `json:",omitempty"` // batches that a worker runs at once
 	Seed   int64  `json:",omitempty"`
 }
