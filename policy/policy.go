@@ -145,8 +145,6 @@ func (p Policy) Check(inputs []tensor.Spec) error {
 // Difference is a setting that is not as it was asked for.
 type Difference struct{ Name, Is, Asked string }
 
-func (d Difference) String() string { return fmt.Sprintf("%s is %s, asked for was %s", d.Name, d.Is, d.Asked) }
-
 // Differences are the settings that p asks to be other than they are. Its
 // errors are those of Check.
 func (p Policy) Differences(are *Settings, inputs []tensor.Spec) (list []Difference, err error) {
