@@ -15,7 +15,7 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # What runs under the race detector: everything that shares memory between
 # goroutines. Processes that share mappings are blind to it; the same rules
 # run there on heap-backed segments.
-RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed
+RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway
 
 .PHONY: build demo test check unit race bindings python fuzz model-check chaos chaos-short soak clean help
 
@@ -63,6 +63,14 @@ SOAK ?= 20m
 soak: ## everything at once at low intensity for SOAK, with a plot
 	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
 	./bin/chaos --soak $(SOAK) --out .
+
+# protoc comes with the Python package grpcio-tools; the plugins are pinned.
+proto: ## regenerate the gateway's messages from gateway/oip/inference.proto
+	@test -x build/proto/bin/python || { python3 -m venv build/proto && build/proto/bin/pip install -q grpcio-tools==1.81.1; }
+	GOBIN=$(CURDIR)/build/proto/bin go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
+	GOBIN=$(CURDIR)/build/proto/bin go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
+	cd gateway/oip && PATH=$(CURDIR)/build/proto/bin:$$PATH $(CURDIR)/build/proto/bin/python -m grpc_tools.protoc -I . \
+	  --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative inference.proto
 
 FUZZTIME ?= 10s
 fuzz: ## every decoder, FUZZTIME each

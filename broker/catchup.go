@@ -18,11 +18,15 @@ import (
 // more of them are asked once per round.
 const fewWorkers = 16
 
+// catchUpForClient is catchUp before a client is read.
+func (s *stage) catchUpForClient() {
+	if s.caughtUp != s.loop.round || len(s.busy) <= fewWorkers {
+		s.catchUp()
+	}
+}
+
 // catchUp reads what the workers that have batches say they are done with.
 func (s *stage) catchUp() {
-	if s.caughtUp == s.loop.round && len(s.busy) > fewWorkers {
-		return
-	}
 	s.caughtUp = s.loop.round
 	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out
 		s.drainDone(s.busy[i])
@@ -32,15 +36,16 @@ func (s *stage) catchUp() {
 // catchUpWith is for a client's commit: the slots it uses again, and its last
 // request, which most often is what this one follows upon.
 func (r *ring) catchUpWith(c *clientSession, e *shm.Commit) {
-	if c.owns(e) {
-		for s := e.Slot; s < e.Slot+r.rowsOf(e); s++ {
-			if r.slots[s].state != idle {
-				r.follow(r.slots[s].head)
-			}
-		}
-	}
 	if r.slots[c.last].state != idle {
 		r.follow(r.slots[c.last].head)
+	}
+	if !c.owns(e) {
+		return
+	}
+	for s := e.Slot; s < e.Slot+r.rowsOf(e); s++ {
+		if r.slots[s].state != idle {
+			r.follow(r.slots[s].head)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // MaxLoops bounds Config.Loops.
@@ -36,8 +37,9 @@ type loop struct {
 	log   *slog.Logger
 	rings map[*ring]struct{}
 
-	now   int64  // when this round began
-	round uint64 // its number
+	number int
+	now    int64  // when this round began
+	round  uint64 // its number
 
 	dirty      []*stage         // to decide at the end of this round
 	timers     timers           // by when they are due
@@ -50,7 +52,7 @@ type loop struct {
 	stopping   bool
 	ended      chan struct{} // closed when the loop has ended
 
-	work loopStats
+	work stats.Loop
 
 	// The world outside, replaced by the simulation.
 	clock    func() int64
@@ -66,13 +68,14 @@ type outside interface {
 	workerLeft(pid int, withBatch, last bool) // withBatch: one that it had begun
 }
 
-func newLoop(log *slog.Logger, out outside) (*loop, error) {
+func newLoop(number int, log *slog.Logger, out outside) (*loop, error) {
 	p, err := newPoller()
 	if err != nil {
 		return nil, err
 	}
+	p.yields = number >= DefaultLoops()
 	return &loop{
-		poller: p, log: log, rings: map[*ring]struct{}{}, now: shm.Now(), ended: make(chan struct{}),
+		poller: p, number: number, log: log, rings: map[*ring]struct{}{}, now: shm.Now(), ended: make(chan struct{}),
 		clock: shm.Now, killPeer: (*peer).kill, outside: out, drained: func() {},
 	}, nil
 }
@@ -100,7 +103,7 @@ func (l *loop) begin() {
 	l.reading, l.unread = l.unread, l.reading[:0]
 	for _, c := range l.reading {
 		c.unread = false
-		l.work.turns++
+		l.work.Turns++
 		c.ring.readCommits(c)
 	}
 }
@@ -111,14 +114,14 @@ func (l *loop) settle() {
 	for l.timers.next() <= l.now {
 		s := l.timers[0]
 		l.timers.set(s, never)
-		l.work.timers++
+		l.work.Timers++
 		s.checkLeases()
 		s.touch()
 	}
 	for len(l.dirty) > 0 {
 		s := l.dirty[len(l.dirty)-1]
 		l.dirty = l.dirty[:len(l.dirty)-1]
-		l.work.decisions++
+		l.work.Decisions++
 		s.decide()
 	}
 	if l.draining && l.active == 0 && l.drained != nil {
@@ -168,7 +171,6 @@ func (l *loop) forget(r *ring) {
 	}
 	s.close()
 	r.close()
-	r.log.Info("model forgotten: its last worker and client left")
 }
 
 // drain lets what was accepted finish. New requests are refused.
@@ -183,6 +185,13 @@ func (l *loop) hurry(s *stage) { _ = s.apply(s.cfg.Policy) } // it was in force 
 
 // stop ends the loop after this round.
 func (l *loop) stop() { l.stopping = true }
+
+// snapshot is what the loop did, and for how many models.
+func (l *loop) snapshot() stats.Loop {
+	s := l.work
+	s.Models, s.Rounds = len(l.rings), l.round
+	return s
+}
 
 // do runs f on the loop and waits for it; false if the loop has ended.
 func (l *loop) do(f func()) bool {
@@ -207,11 +216,4 @@ func (l *loop) releaseRings() {
 		r.stage.close()
 		r.close()
 	}
-}
-
-// loopStats counts what a loop did.
-type loopStats struct {
-	decisions uint64 // of stages
-	timers    uint64 // that were due
-	turns     uint64 // beyond the first of a round
 }

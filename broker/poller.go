@@ -23,6 +23,7 @@ type poller struct {
 	events  [128]unix.EpollEvent
 	parker  shm.Parker
 	spin    shm.Spin
+	yields  bool // never sleeps past the Go scheduler; see shm.Parker
 
 	mu     sync.Mutex
 	posts  []func()
@@ -157,7 +158,11 @@ func (p *poller) epollWait(events []unix.EpollEvent, until int64) (n int, err er
 	if until != never {
 		d = time.Duration(max(0, until-shm.Now()))
 	}
-	p.parker.Sleep(d, func(raw bool, d time.Duration) { n, err = epollPwait2(p.epfd, events, d, raw) })
+	if p.yields {
+		n, err = epollPwait2(p.epfd, events, d, false)
+	} else {
+		p.parker.Sleep(d, func(raw bool, d time.Duration) { n, err = epollPwait2(p.epfd, events, d, raw) })
+	}
 	switch {
 	case errors.Is(err, unix.EINTR):
 		return 0, nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -115,7 +116,7 @@ func served(t *testing.T, s *world, n int) {
 }
 
 func TestAThousandIdleModelsCostARoundNothing(t *testing.T) {
-	work := map[int]loopStats{}
+	work := map[int]stats.Loop{}
 	for _, models := range []int{1, 1000} {
 		h, err := newHost(1, 1, 0)
 		if err != nil {
@@ -139,13 +140,13 @@ func TestAThousandIdleModelsCostARoundNothing(t *testing.T) {
 		before := s.l.work
 		served(t, s, 100)
 		after := s.l.work
-		work[models] = loopStats{after.decisions - before.decisions, after.timers - before.timers, after.turns - before.turns}
+		work[models] = stats.Loop{Decisions: after.Decisions - before.Decisions, Timers: after.Timers - before.Timers, Turns: after.Turns - before.Turns}
 		if len(s.l.dirty) > 0 || len(s.l.spinning) > 0 || len(s.l.unread) > 0 {
 			t.Errorf("%d stages to decide, %d to spin for, %d clients to read after the rounds", len(s.l.dirty), len(s.l.spinning), len(s.l.unread))
 		}
 		h.close()
 	}
-	if work[1] != work[1000] || work[1].decisions != 100 {
+	if work[1] != work[1000] || work[1].Decisions != 100 {
 		t.Errorf("100 requests took %+v beside nobody, %+v beside 999 idle models", work[1], work[1000])
 	}
 }
@@ -191,13 +192,13 @@ func TestAClientThatNeverStopsHasOneTurnPerRound(t *testing.T) {
 	flooded.l.settle()
 	for range 100 {
 		flood()
-		if pending, _ := c.commits.Pending(); !c.unread || pending != pushed-int(1+c.ring.loop.work.turns)*leastTurn {
-			t.Fatalf("%d of %d entries are left after %d turns", pending, pushed, 1+c.ring.loop.work.turns)
+		if pending, _ := c.commits.Pending(); !c.unread || pending != pushed-int(1+c.ring.loop.work.Turns)*leastTurn {
+			t.Fatalf("%d of %d entries are left after %d turns", pending, pushed, 1+c.ring.loop.work.Turns)
 		}
 		flooded.r.readCommits(c) // its doorbell, which it may ring as often as it likes
-		before := flooded.l.work.turns
+		before := flooded.l.work.Turns
 		served(t, other, 1) // in one round
-		if turns := flooded.l.work.turns - before; turns != 1 {
+		if turns := flooded.l.work.Turns - before; turns != 1 {
 			t.Fatalf("%d turns in a round", turns)
 		}
 	}
@@ -238,7 +239,8 @@ func TestARequestLargerThanAnyBatchEndsAtOnce(t *testing.T) {
 }
 
 // More busy workers than are asked for every client are asked once per round,
-// and nothing they finish is lost.
+// and nothing they finish is lost, also what they finish while the round goes
+// on and others wait for them.
 func TestManyBusyWorkersAreAskedOncePerRound(t *testing.T) {
 	h, err := newHost(1, 1, 0)
 	if err != nil {
@@ -252,27 +254,17 @@ func TestManyBusyWorkersAreAskedOncePerRound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range fewWorkers + 4 {
+	const workers, window = fewWorkers + 4, 64
+	for range workers {
 		s.attachWorker()
+		s.workers[len(s.workers)-1].garbage = false
 	}
-	c, err := s.attach("client", 64)
+	c, err := s.attach("client", window)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, 64)}
-	gens := make([]uint32, 64)
-	for range 50 {
-		for slot := range uint32(fewWorkers + 4) {
-			gens[slot]++
-			ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: c.first + slot, Gen: gens[slot], Committed: s.now})
-			*s.value(&s.r.layout.Inputs[0], c.first+slot) = stamp(c.first+slot, gens[slot])
-		}
-		s.l.begin()
-		s.r.readCommits(c)
-		s.l.settle()
-		if len(s.st.busy) != fewWorkers+4 {
-			t.Fatalf("%d workers are busy", len(s.st.busy))
-		}
+	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, window)}
+	work := func() {
 		for _, w := range s.workers {
 			w.asleep = false
 			for w.take(); len(w.batches) > 0; {
@@ -280,10 +272,21 @@ func TestManyBusyWorkersAreAskedOncePerRound(t *testing.T) {
 			}
 		}
 	}
-	s.st.touch()
-	h.round(s.l)
-	if len(s.st.busy) != 0 || c.busy != 0 || s.st.stats.byStatus[status.OK] != 50*(fewWorkers+4) {
-		t.Errorf("%d workers and %d requests busy, %v", len(s.st.busy), c.busy, s.st.stats.byStatus)
+	for gen := uint32(1); gen <= 20; gen++ {
+		for slot := c.first; slot < c.first+window; slot++ { // more than the workers can hold
+			ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: slot, Gen: gen, Committed: s.now})
+			*s.value(&s.r.layout.Inputs[0], slot) = stamp(slot, gen)
+		}
+		for first := true; first || c.busy > 0; first = false {
+			s.l.begin()
+			s.r.readCommits(c)
+			work() // after they were asked
+			s.st.touch()
+			s.l.settle()
+		}
+	}
+	if len(s.st.busy) != 0 || s.st.stats.byStatus[status.OK] != 20*window {
+		t.Errorf("%d workers busy, %v", len(s.st.busy), s.st.stats.byStatus)
 	}
 }
 

@@ -97,7 +97,9 @@ func (r *ring) free(head uint32) {
 	if info.state == held {
 		r.held--
 	}
-	r.setState(head, idle)
+	for s := head; s < head+info.commit.Rows; s++ {
+		r.slots[s].state = idle
+	}
 	info.stage, info.worker, info.client, info.attempts = nil, nil, nil, 0
 	if c.busy--; c.left && c.busy == 0 {
 		r.returnWindow(c)

@@ -47,7 +47,7 @@ func (s *stageStats) finished(info *slotInfo, st status.Code, started, finished 
 // called from any goroutine while Serve runs; after that it has no models.
 // Every model is asked for itself, so that no loop is held up by others'.
 func (b *Broker) Snapshot() stats.Broker {
-	s := stats.Broker{Pid: os.Getpid(), Socket: b.cfg.Socket, Epoch: b.epoch, UptimeS: time.Since(b.started).Seconds(), Draining: b.models.drains(), Models: []stats.Model{}}
+	s := stats.Broker{Pid: os.Getpid(), Socket: b.cfg.Socket, Epoch: b.epoch, UptimeS: time.Since(b.started).Seconds(), Draining: b.models.drains(), Models: []stats.Model{}, Loops: []stats.Loop{}}
 	for _, m := range b.models.list() {
 		var ms stats.Model
 		if !m.do(func() { ms = m.stage.snapshot() }) {
@@ -59,6 +59,9 @@ func (b *Broker) Snapshot() stats.Broker {
 		}
 		s.Models = append(s.Models, ms)
 	}
+	for _, l := range b.loops {
+		l.do(func() { s.Loops = append(s.Loops, l.snapshot()) })
+	}
 	s.Processes, s.MPS = b.super.Snapshot()
 	return s
 }
@@ -69,7 +72,7 @@ func (s *stage) snapshot() stats.Model {
 	st, r := &s.stats, s.ring
 	out := stats.Model{
 		Name: s.cfg.Name, Signature: s.cfg.Signature.String(), Slots: r.layout.Slots, SlotsFree: r.windows.free,
-		MaxBatchSize: s.cfg.Policy.MaxBatchSize, WaitTimeMS: ms(s.cfg.Policy.WaitTime), UptimeS: time.Since(s.since).Seconds(),
+		MaxBatchSize: s.cfg.Policy.MaxBatchSize, WaitTimeMS: ms(s.cfg.Policy.WaitTime), UptimeS: time.Since(s.since).Seconds(), Loop: s.loop.number,
 		Clients: len(r.clients), QueueLength: s.batcher.Queued(), QueueRows: s.batcher.QueuedRows(),
 		Requests: st.requests, Ended: map[string]uint64{}, Requeued: st.requeued, Batches: st.batches, Rows: st.rows,
 		BatchSize: stats.BatchSize{Histogram: map[int]uint64{}}, Reasons: map[string]uint64{},

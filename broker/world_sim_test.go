@@ -70,8 +70,8 @@ func newHost(seed int64, loops, rings int) (*host, error) {
 	cfg := Config{Socket: "simulated", Memory: shm.NewHeap(), Logger: slog.New(slog.DiscardHandler)}
 	cfg.fill()
 	h.b = &Broker{cfg: cfg, log: cfg.Logger, super: supervise.New(cfg.Logger, cfg.Socket), epoch: 1, started: time.Now()}
-	for range loops {
-		l, err := newLoop(h.b.log, h.b)
+	for i := range loops {
+		l, err := newLoop(i, h.b.log, h.b)
 		if err != nil {
 			return nil, err
 		}

@@ -16,7 +16,12 @@ import "time"
 // then (without a timeout FUTEX_WAIT would be restarted).
 //
 // A Parker belongs to one sleeper at a time. The zero value is ready.
-type Parker struct{ long bool }
+type Parker struct {
+	// Polite is set where other goroutines of the process have work to do
+	// meanwhile: then it never holds a P.
+	Polite bool
+	long   bool
+}
 
 const (
 	shortSleep = 200 * time.Microsecond
@@ -31,7 +36,7 @@ const (
 // looks whether there is a reason to sleep on.
 func (p *Parker) Sleep(d time.Duration, sleep func(raw bool, d time.Duration)) {
 	start := Now()
-	if p.long {
+	if p.long || p.Polite {
 		sleep(false, d)
 	} else {
 		sleep(true, min(d, rawSlice))

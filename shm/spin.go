@@ -6,15 +6,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Spin looks out for a moment before its owner parks: waking a parked thread
-// takes longer than everything else on the way of a request, and a core that
+// Spin spins for a moment before its owner parks: waking a parked thread takes
+// longer than everything else on the way of a request, and a core that
 // slept runs a model's first steps more slowly.
 //
 // It does so only while that pays, which the last wait tells; so an owner
 // without traffic parks at once. It yields the core to whoever else wants it.
 // The zero value does not spin before Limit is set.
 type Spin struct {
-	Limit int64 // how long it looks out, nanoseconds
+	Limit int64 // how long it spins, nanoseconds
 	since int64 // when the owner began to wait, on Now's clock; 0 if it does not
 	pays  bool  // the last wait was shorter than the limit
 }
@@ -49,11 +49,11 @@ func (s *Spin) Over() {
 	}
 }
 
-// Anew tells that what the owner waits for may come from now on: what came
-// before does not count as waiting.
-func (s *Spin) Anew() {
+// Anew tells that what the owner waits for could come only from that moment
+// on: what was before does not count as waiting.
+func (s *Spin) Anew(from int64) {
 	if s.since != 0 {
-		s.since = Now()
+		s.since = max(s.since, from)
 	}
 }
 

@@ -43,7 +43,7 @@ func TestASpinEndsWithTheCallersTime(t *testing.T) {
 
 func TestWhatWasBeforeAnewDoesNotCountAsWaiting(t *testing.T) {
 	s := Spin{Limit: int64(time.Minute), since: Now() - int64(time.Hour)}
-	s.Anew()
+	s.Anew(Now())
 	s.Over()
 	if !s.pays {
 		t.Error("it came right after, and spinning does not pay")

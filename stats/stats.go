@@ -13,6 +13,7 @@ type Broker struct {
 	UptimeS  float64 `json:"uptime_s"`
 	Draining bool    `json:"draining"`
 	Models   []Model `json:"models"` // sorted by name
+	Loops    []Loop  `json:"loops"`
 
 	Processes []Process `json:"processes"` // the workers that the broker started
 	MPS       string    `json:"mps"`
@@ -38,6 +39,7 @@ type Model struct {
 	MaxBatchSize int     `json:"max_batch_size"`
 	WaitTimeMS   float64 `json:"wait_time_ms"`
 	UptimeS      float64 `json:"uptime_s"`
+	Loop         int     `json:"loop"` // which of Broker.Loops serves it
 
 	Clients     int               `json:"clients"`
 	QueueLength int               `json:"queue_length"` // requests
@@ -55,6 +57,15 @@ type Model struct {
 	WorkersHung uint64   `json:"workers_hung"`
 	Offenders   uint64   `json:"offenders"` // peers thrown out for breaking the protocol
 	Workers     []Worker `json:"workers"`
+}
+
+// Loop is one of the loops that serve the models, each some of them.
+type Loop struct {
+	Models    int    `json:"models"`
+	Rounds    uint64 `json:"rounds"`    // times it was awake
+	Decisions uint64 `json:"decisions"` // of a model's batcher
+	Timers    uint64 `json:"timers"`    // that were due
+	Turns     uint64 `json:"turns"`     // of clients that had more to be read than one turn takes
 }
 
 // BatchSize is in rows.

@@ -1,33 +1,43 @@
 package worker
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
-	"time"
+	"sync"
+	"sync/atomic"
 
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Batch is some requests to be run together. Its rows are sorted by slot, so
-// that neighbours in memory are neighbours here.
+// Batch is some requests to be run together: Len requests of Rows rows in all
+// (see the package's documentation for the two). Its rows are sorted by slot,
+// so that neighbours in memory are neighbours here.
+//
+// Several goroutines may share a batch, as long as no two write the same row
+// and none uses it after Complete.
 type Batch struct {
-	w         *Worker
-	id        uint64
-	started   int64
-	mailed    int64
-	dims      [tensor.MaxVariableDims]uint32
-	mails     []shm.MailRequest // the mail's requests, copied: the broker may post over them
-	reqs      []request         // sorted by slot
-	slots     []uint32          // slot of each row
-	runs      []Run
-	padTo     int
-	completed bool
+	w       *Worker
+	id      uint64
+	started int64
+	mailed  int64
+	dims    [tensor.MaxVariableDims]uint32
+	mails   []shm.MailRequest // the mail's requests, copied: the broker may post over them
+	reqs    []request         // sorted by slot
+	slots   []uint32          // slot of each row
+	runs    []Run
+	padTo   int
+	padding [2][]byte // a row of inputs, of outputs, that belongs to nobody; nil unless the worker asked for padding
 
 	order   []uint64                         // scratch of sorting
 	outDims [][tensor.MaxVariableDims]uint32 // by row; only of models with variable outputs
-	reasons map[int]string                   // of failed requests
+
+	ended   atomic.Bool    // it is being answered, or was
+	kept    bool           // Serve recycles it, not Complete
+	mu      sync.Mutex     // guards reasons, and status of reqs
+	reasons map[int]string // of failed requests
 }
 
 // request is what answering needs; the rest of its mail is at mails[mail].
@@ -51,6 +61,12 @@ func newBatch(w *Worker) *Batch {
 	if tensor.VariableDims(w.session.Layout.Signature.Outputs) > 0 {
 		b.outDims = make([][tensor.MaxVariableDims]uint32, 0, n)
 	}
+	if w.pads {
+		for side, planes := range [][]shm.Plane{w.session.Layout.Inputs, w.session.Layout.Outputs} {
+			largest := slices.MaxFunc(planes, func(a, b shm.Plane) int { return cmp.Compare(a.Stride, b.Stride) })
+			b.padding[side] = make([]byte, largest.Stride)
+		}
+	}
 	return b
 }
 
@@ -59,7 +75,7 @@ func newBatch(w *Worker) *Batch {
 func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 	m := *mail
 	layout, board := b.w.session.Layout, b.w.session.Board
-	b.id, b.mailed, b.dims, b.padTo, b.completed, b.reasons = m.Batch, m.Dispatched, m.Dims, int(m.PadTo), false, nil
+	b.id, b.mailed, b.dims, b.padTo, b.reasons = m.Batch, m.Dispatched, m.Dims, int(m.PadTo), nil
 	b.reqs, b.slots, b.runs, b.order, b.outDims = b.reqs[:0], b.slots[:0], b.runs[:0], b.order[:0], b.outDims[:0]
 	if int(m.Requests) > len(reqs) {
 		return fmt.Errorf("%w: mail of %d requests", status.ErrProtocol, m.Requests)
@@ -70,7 +86,7 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 		if int64(q.Slot)+int64(q.Rows) > int64(layout.Slots) || int(q.Bell) >= layout.Slots {
 			return fmt.Errorf("%w: mail names slot %d of %d", status.ErrProtocol, q.Slot, layout.Slots)
 		}
-		if w := board.Word(q.Slot); int32(q.Gen-w.Generation()) > 0 {
+		if isOpen(board, q.Slot, q.Gen) {
 			b.order = append(b.order, uint64(q.Slot)<<32|uint64(i))
 		}
 	}
@@ -98,6 +114,11 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 	return nil
 }
 
+// isOpen tells that a request has not ended: answered, canceled or expired.
+func isOpen(board *shm.Board, slot, gen uint32) bool {
+	return int32(gen-board.Word(slot).Generation()) > 0
+}
+
 func outputMaxima(l *shm.Layout) (dims [tensor.MaxVariableDims]uint32) {
 	n := 0
 	for _, p := range l.Outputs {
@@ -112,10 +133,11 @@ func outputMaxima(l *shm.Layout) (dims [tensor.MaxVariableDims]uint32) {
 // ID is the batch's number with its model.
 func (b *Batch) ID() uint64 { return b.id }
 
-// Len is the number of requests.
+// Len is the number of requests: what Request, Fail and SetOutputDims count by.
 func (b *Batch) Len() int { return len(b.reqs) }
 
-// Rows is the number of rows of all requests.
+// Rows is the number of rows of all requests: what columns and Slots count by.
+// It is at least Len.
 func (b *Batch) Rows() int { return len(b.slots) }
 
 // PadTo is the number of rows the model should see: Rows, or more where the
@@ -220,83 +242,3 @@ func (b *Batch) checkOutputDims(dims []int) (sizes [tensor.MaxVariableDims]uint3
 	}
 	return sizes, nil
 }
-
-// Fail ends the i-th request with err, and leaves its neighbours alone.
-func (b *Batch) Fail(i int, err error) {
-	if b.reasons == nil {
-		b.reasons = map[int]string{}
-	}
-	b.reqs[i].status, b.reasons[i] = status.ErrFailed, err.Error()
-}
-
-// FailAll ends every request of the batch with err, other than those that
-// failed already.
-func (b *Batch) FailAll(err error) {
-	for i := range b.reqs {
-		if b.reqs[i].status == status.OK {
-			b.Fail(i, err)
-		}
-	}
-}
-
-// Complete answers the clients and gives the batch back. The batch must not
-// be used after it.
-//
-//  1. for each request: its rows' sizes and its record, then its word (SYNC
-//     POINT "completion")
-//  2. one ring per client: rows are sorted by slot and windows don't
-//     interleave, so a client's requests are neighbours
-//  3. the broker learns that this worker has room again
-//
-// In docs/model: Complete, then the push of Done.
-func (b *Batch) Complete() {
-	if b.completed {
-		return
-	}
-	b.completed = true
-	board := b.w.session.Board
-	done := shm.Done{Batch: b.id, Started: b.started, Finished: shm.Now()}
-	for i := range b.reqs {
-		q := &b.reqs[i]
-		if q.status != status.OK {
-			done.Failed++
-		}
-		// Somebody else may have ended it meanwhile (expired, canceled); then
-		// record and reason are no longer ours to write.
-		if w := board.Word(q.slot); int32(q.gen-w.Generation()) > 0 {
-			rec := board.Record(q.slot)
-			rec.Dispatched, rec.Started, rec.Finished, rec.ReasonLen = b.mailed, b.started, done.Finished, 0
-			if b.outDims != nil {
-				for k := range q.rows {
-					board.Record(q.slot + k).Dims = b.outDims[q.row+k]
-				}
-			}
-			if q.status != status.OK {
-				board.SetReason(q.slot, b.reasons[i])
-			}
-			board.End(q.slot, q.gen, q.status, false)
-		}
-		if i+1 == len(b.reqs) || b.reqs[i+1].bell != q.bell {
-			board.Ring(q.bell)
-		}
-	}
-	b.w.spin.Limit = spinFor(done.Finished - done.Started)
-	b.w.spin.Anew() // the clients may come back; with several batches in flight it ran out of mails long before
-	ring, full := b.w.done.Push(&done)
-	if full {
-		panic("ringbatch: done ring is full") // cannot happen: it has room for twice the depth
-	}
-	if ring {
-		b.w.session.Doorbell.Ring()
-	}
-	b.w.taken = slices.DeleteFunc(b.w.taken, func(t *Batch) bool { return t == b })
-	b.w.free = append(b.w.free, b)
-}
-
-// spinFor is how long a worker looks out for the next batch after one that
-// took so long: a quarter of that, within bounds. All in nanoseconds.
-func spinFor(took int64) int64 {
-	return min(max(took/4, int64(shm.LeastSpin)), int64(mostSpin))
-}
-
-const mostSpin = time.Millisecond

@@ -82,21 +82,14 @@ func (c Column) shapeOf(i int) []int {
 	return c.shape
 }
 
-// Bytes is row i in place, in its own size if the batch is ragged. Rows from Batch.Rows() up to PadTo() are padding:
-// zero for inputs, a private scratch for outputs.
+// Bytes is row i in place, in its own size if the batch is ragged. Rows from
+// Batch.Rows() up to PadTo() are padding: zero for inputs, a scratch of this
+// batch for outputs.
 func (c Column) Bytes(i int) []byte {
 	if i >= len(c.b.slots) {
-		return c.b.w.padding(c.side, c.RowBytes())
+		return c.b.padding[c.side][:c.RowBytes()]
 	}
 	return c.plane.Row(c.b.w.session.Planes.Bytes(), c.b.slots[i])[:c.bytesOf(c.shapeOf(i))]
-}
-
-// padding is a row that belongs to nobody.
-func (w *Worker) padding(side, size int) []byte {
-	if len(w.zeros[side]) < size {
-		w.zeros[side] = make([]byte, size)
-	}
-	return w.zeros[side][:size]
 }
 
 // Row is row i in place, as elements. It panics if T is not the tensor's

@@ -2,84 +2,88 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime/debug"
-	"time"
-
-	"github.com/ringbatch/ringbatch/status"
+	"sync"
 )
 
 // Func runs one batch: it reads the inputs and writes the outputs in place.
 // An error, or a panic, fails the batch's requests with its text, and the
-// worker goes on. Single requests fail by Batch.Fail.
+// worker goes on. Single requests fail by Batch.Fail. The batch is completed
+// when Func returns.
+//
+// ctx ends when the worker is to stop. The batch is waited for all the same.
 type Func func(ctx context.Context, b *Batch) error
 
-// Re-attaching backs off between these.
-const (
-	firstRetry = 10 * time.Millisecond
-	lastRetry  = time.Second
-)
-
 // Serve attaches and runs fn for every batch until ctx ends, attaching again
-// whenever the broker is restarted. A batch that is running when ctx ends is
-// finished first. Serve returns nil after ctx ended, or the reason why it
-// could not attach at first.
+// whenever the broker is restarted (see KeepAttached). With cfg.Concurrency
+// several calls run at once, each in a goroutine of its own, and complete in
+// any order. Batches that are running when ctx ends are finished first. Serve
+// returns nil after ctx ended, or the error that ended it.
 func Serve(ctx context.Context, cfg Config, fn Func) error {
-	w, err := Attach(ctx, cfg)
-	if errors.Is(err, status.ErrBrokerGone) || errors.Is(err, status.ErrDraining) { // it is being restarted just now
-		w, err = reattach(ctx, cfg)
-	}
-	for {
-		if ctx.Err() != nil && err != nil {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		w.serve(ctx, fn)
-		w.Close()
-		if ctx.Err() != nil {
-			return nil
-		}
-		slog.Info("broker went away, attaching again", "model", cfg.Model)
-		w, err = reattach(ctx, cfg)
-	}
+	return KeepAttached(ctx, cfg, func(ctx context.Context, w *Worker) error { return w.serve(ctx, max(1, cfg.Concurrency), fn) })
 }
 
-func reattach(ctx context.Context, cfg Config) (*Worker, error) {
-	for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(delay):
-		}
-		w, err := Attach(ctx, cfg)
-		if err == nil || errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrForbidden) {
-			return w, err
-		}
-	}
+// server runs batches on several goroutines. They take turns at the mailbox:
+// the one that took a batch runs it, another waits for the next.
+type server struct {
+	w    *Worker
+	fn   Func
+	turn sync.Mutex // at the mailbox
+	err  error      // why there are no more batches; guarded by turn
 }
 
-// serve runs batches until the broker goes or ctx ends.
-func (w *Worker) serve(ctx context.Context, fn Func) {
+func (w *Worker) serve(ctx context.Context, goroutines int, fn Func) error {
 	stop := context.AfterFunc(ctx, w.poke) // once, not for every batch
 	defer stop()
-	for ctx.Err() == nil {
-		b, err := w.await(ctx)
-		if err != nil {
+	// A taker that spins, or sleeps past the scheduler, could keep the others
+	// from the core they need to finish.
+	w.parker.Polite = goroutines > 1
+	s := &server{w: w, fn: fn}
+	var others sync.WaitGroup
+	for range goroutines - 1 {
+		others.Go(func() { s.run(ctx) })
+	}
+	s.run(ctx)
+	others.Wait()
+	return s.err
+}
+
+func (s *server) run(ctx context.Context) {
+	for {
+		b := s.take(ctx)
+		if b == nil {
 			return
 		}
-		if err := run(ctx, b, fn); err != nil {
+		if err := call(ctx, b, s.fn); err != nil {
 			b.FailAll(err)
 		}
 		b.Complete()
+		s.w.recycle(b)
 	}
 }
 
-// run calls fn and turns a panic into an error.
-func run(ctx context.Context, b *Batch, fn Func) (err error) {
+// take waits for its turn and for a batch; nil if there will be none.
+func (s *server) take(ctx context.Context) *Batch {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	if s.err == nil {
+		s.err = ctx.Err()
+	}
+	if s.err != nil {
+		return nil
+	}
+	var b *Batch
+	if b, s.err = s.w.await(ctx, math.MaxInt64); b != nil {
+		b.kept = true // even if fn completes it by itself, it is ours until fn returns
+	}
+	return b
+}
+
+// call calls fn and turns a panic into an error.
+func call(ctx context.Context, b *Batch, fn Func) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			slog.Error("worker function panicked", "panic", p, "stack", string(debug.Stack()))

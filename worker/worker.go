@@ -2,9 +2,9 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,9 +25,17 @@ type Config struct {
 
 	Socket string // the broker's; default as for clients
 	Name   string // for logs and statistics
-	Depth  int    // batches handed over at once, running one included; default 2
+	Depth  int    // batches handed over at once, running ones included; default 2, or Concurrency + 1
 	Weight int    // share of the work relative to other workers; default 1
 	GPU    string // where it computes, for statistics
+
+	// Concurrency is how many batches Serve runs at once, each in a goroutine
+	// of its own; default 1.
+	Concurrency int
+
+	// WaitForBroker is how long Serve and KeepAttached wait for a broker that
+	// is not there at first.
+	WaitForBroker time.Duration
 
 	// Pad asks for batches padded to PadTo rows ("fixed"), or to the next
 	// preferred size ("preferred"). Padding rows are zero, private, and never
@@ -56,23 +64,30 @@ type Policy struct {
 	Ragged bool
 }
 
-// Worker is one attachment. It belongs to one goroutine at a time; end the
-// context of a Next to stop it from another.
+// Worker is one attachment. Taking batches (Next, TryNext, NextFor) and closing
+// belong to one goroutine at a time; batches may be completed by any. End the
+// context of a Next to stop it from another goroutine.
 type Worker struct {
 	session *attach.Session
-	mail    *shm.Mailbox
-	done    shm.Producer[shm.Done]
-	parker  shm.Parker
-	spin    shm.Spin
-	next    uint64 // number of the mail to take next
+	pads    bool // asked for padding
 	gone    atomic.Bool
 	watch   sync.WaitGroup
-	free    []*Batch // not in use
-	taken   []*Batch // not completed yet
-	zeros   [2][]byte
-	pads    bool // asked for padding
 
-	mu     sync.Mutex // guards the mapping against a late poke
+	// Of the goroutine that takes batches.
+	mail   *shm.Mailbox
+	parker shm.Parker
+	spin   shm.Spin
+	next   uint64 // number of the mail to take next
+
+	// What completing a batch tells that goroutine, nanoseconds.
+	spinFor  atomic.Int64 // how long to spin for the next batch
+	answered atomic.Int64 // when it was, on shm.Now's clock
+
+	mu     sync.Mutex // guards what follows, and the mapping against a late poke
+	done   shm.Producer[shm.Done]
+	free   []*Batch   // not in use
+	taken  []*Batch   // not completed yet
+	idle   *sync.Cond // taken is empty
 	closed bool
 }
 
@@ -85,7 +100,10 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 		return nil, fmt.Errorf("worker %s: %w", cfg.Model, err)
 	}
 	if cfg.Depth == 0 {
-		cfg.Depth = DefaultDepth
+		cfg.Depth = min(max(DefaultDepth, cfg.Concurrency+1), shm.MaxMailDepth)
+	}
+	if cfg.Concurrency < 0 || cfg.Concurrency > cfg.Depth {
+		return nil, fmt.Errorf("worker %s: %w: concurrency %d, must be 0..%d (the depth)", cfg.Model, status.ErrInvalid, cfg.Concurrency, cfg.Depth)
 	}
 	if cfg.Memory == nil {
 		cfg.Memory = shm.Memfd{}
@@ -110,41 +128,62 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 		mail:    shm.NewMailbox(s.Words, s.Info.Depth, s.Info.MaxBatch),
 		done:    shm.Producer[shm.Done]{Ring: shm.DoneRing(s.Words, s.Info.Depth)},
 	}
-	w.watch.Add(1)
-	go func() {
-		defer w.watch.Done()
+	w.idle = sync.NewCond(&w.mu)
+	w.watch.Go(func() {
 		s.Gone()
 		w.gone.Store(true)
 		w.poke()
-	}()
+	})
 	return w, nil
 }
 
 // Close detaches. Batches that were taken and not completed fail first; what
-// the broker had handed over beyond those goes to other workers.
+// the broker had handed over beyond those goes to other workers. Their memory
+// is unmapped: no goroutine may use a batch any more.
 func (w *Worker) Close() {
+	w.mu.Lock()
+	closed := w.closed
+	w.mu.Unlock()
+	if closed {
+		return
+	}
 	w.Leave()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.closed {
-		w.closed = true
-		w.session.Close()
-	}
+	w.closed = true
+	w.session.Close()
 }
 
 // Leave is Close without unmapping: views into the batches' memory stay
 // readable until Close.
 func (w *Worker) Leave() {
-	for len(w.taken) > 0 {
-		b := w.taken[0]
-		b.FailAll(errClosed)
-		b.Complete()
+	w.mu.Lock()
+	left := slices.Clone(w.taken)
+	w.mu.Unlock()
+	for _, b := range left {
+		if b.end() {
+			b.FailAll(errClosed)
+			b.answer()
+		}
 	}
+	w.mu.Lock()
+	for len(w.taken) > 0 { // another goroutine is in the midst of completing it
+		w.idle.Wait()
+	}
+	w.mu.Unlock()
 	w.session.HangUp()
 	w.watch.Wait()
 }
 
-var errClosed = errors.New("the worker was closed before it ran this request")
+// Abandon makes Close do nothing: the memory stays mapped and batches that
+// were taken stay unanswered. It is for a worker whose device may still write
+// into them. The process must end then; the broker has its batches run again
+// elsewhere.
+func (w *Worker) Abandon() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+}
 
 // poke makes Next look around, from whatever goroutine.
 func (w *Worker) poke() {
@@ -174,6 +213,9 @@ func (w *Worker) Notes() []string { return w.session.Info.Notes }
 // ID is the worker's number with its broker.
 func (w *Worker) ID() uint32 { return w.session.Info.WorkerID }
 
+// Depth is how many batches may be taken and not completed.
+func (w *Worker) Depth() int { return w.session.Info.Depth }
+
 // Next takes the next batch, waiting until ctx ends. It may be called again
 // before the batch before it is completed, as far as the depth goes. The
 // error matches ErrBrokerGone when the broker went away.
@@ -185,11 +227,18 @@ func (w *Worker) Next(ctx context.Context) (*Batch, error) {
 		stop := context.AfterFunc(ctx, w.poke)
 		defer stop()
 	}
-	return w.await(ctx)
+	return w.await(ctx, math.MaxInt64)
 }
 
-// await is Next for a caller that pokes the worker when ctx ends.
-func (w *Worker) await(ctx context.Context) (*Batch, error) {
+// NextFor is Next for at most d: ErrTimeout if no batch comes. It allocates
+// nothing and sets no timer.
+func (w *Worker) NextFor(d time.Duration) (*Batch, error) {
+	return w.await(context.Background(), shm.Now()+int64(d))
+}
+
+// await is Next until a time on shm.Now's clock, for a caller that pokes the
+// worker when ctx ends.
+func (w *Worker) await(ctx context.Context, until int64) (*Batch, error) {
 	for {
 		seen := w.mail.Bell.Load()
 		if b, err := w.TryNext(); b != nil || err != nil {
@@ -198,8 +247,12 @@ func (w *Worker) await(ctx context.Context) (*Batch, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if !w.spin.Until(w.awake, math.MaxInt64) {
-			w.mail.Wait(&w.parker, seen, w.next, time.Hour)
+		left := until - shm.Now()
+		if left <= 0 {
+			return nil, status.ErrTimeout
+		}
+		if w.parker.Polite || !w.spin.Until(w.awake, until) {
+			w.mail.Wait(&w.parker, seen, w.next, time.Duration(left))
 		}
 	}
 }
@@ -209,6 +262,8 @@ func (w *Worker) awake() bool { return w.mail.Tail.Load() != w.next || w.gone.Lo
 
 // TryNext takes the next batch if there is one, else returns nil.
 func (w *Worker) TryNext() (*Batch, error) {
+	w.spin.Limit = w.spinFor.Load()
+	w.spin.Anew(w.answered.Load())
 	for {
 		// SYNC POINT "mail", acquire side.
 		if w.mail.Tail.Load() == w.next {
@@ -231,15 +286,27 @@ func (w *Worker) take() (*Batch, error) {
 	mail, reqs := w.mail.At(w.next)
 	w.next++
 	w.mail.Taken.Store(w.next)
-	var b *Batch
-	if n := len(w.free); n > 0 {
-		b, w.free = w.free[n-1], w.free[:n-1]
-	} else {
-		b = newBatch(w)
-	}
+	b := w.blank()
 	if err := b.read(mail, reqs); err != nil {
 		return nil, err
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.taken = append(w.taken, b)
 	return b, nil
+}
+
+// blank is a batch that is not in use.
+func (w *Worker) blank() *Batch {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := len(w.free)
+	if n == 0 {
+		return newBatch(w)
+	}
+	b := w.free[n-1]
+	w.free = w.free[:n-1]
+	b.kept = false
+	b.ended.Store(false)
+	return b
 }

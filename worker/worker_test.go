@@ -28,42 +28,76 @@ var sig = tensor.Signature{
 	Outputs: []tensor.Spec{{Name: "y", DType: tensor.I32, Shape: []int{2}}},
 }
 
-// ring is a broker in this process, on heap memory. Only full batches go out,
-// because somebody who could join is always attached and silent.
+// ring is a broker in this process, on heap memory.
 type ring struct {
 	t      *testing.T
 	socket string
 	mem    *shm.Heap
 	client *client.Client
+	broker broker.Config
+	stop   func()
 }
 
+// newRing has a broker that sends out only full batches, because somebody who
+// could join is always attached and silent.
 func newRing(t *testing.T, maxBatch int) *ring {
+	t.Helper()
+	return ringThatWaits(t, maxBatch, time.Hour)
+}
+
+// newEagerRing has a broker that sends out small batches too.
+func newEagerRing(t *testing.T, maxBatch int) *ring {
+	t.Helper()
+	return ringThatWaits(t, maxBatch, 200*time.Microsecond)
+}
+
+func ringThatWaits(t *testing.T, maxBatch int, wait time.Duration) *ring {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rb")
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := &ring{t: t, socket: filepath.Join(dir, "s"), mem: shm.NewHeap()}
-	b, err := broker.New(broker.Config{
-		Socket: r.socket, Memory: r.mem, Logger: slog.New(slog.DiscardHandler), DrainTime: time.Millisecond,
-		Models: []broker.ModelConfig{{Name: "m", Signature: sig, Slots: 64, Policy: batcher.Config{MaxBatchSize: maxBatch, WaitTime: time.Hour}}},
+	r.broker = quietBroker(r.socket, r.mem, sig, maxBatch)
+	r.broker.Models[0].Policy.WaitTime = wait
+	r.start()
+	t.Cleanup(func() {
+		r.stop()
+		_ = os.RemoveAll(dir)
 	})
+	r.dial() // the silent one
+	r.client = r.dial()
+	return r
+}
+
+func quietBroker(socket string, mem shm.Memory, s tensor.Signature, maxBatch int) broker.Config {
+	return broker.Config{
+		Socket: socket, Memory: mem, Logger: slog.New(slog.DiscardHandler), DrainTime: time.Millisecond,
+		Models: []broker.ModelConfig{{Name: "m", Signature: s, Slots: 128, Policy: batcher.Config{MaxBatchSize: maxBatch, WaitTime: time.Hour}}},
+	}
+}
+
+func (r *ring) start() {
+	r.t.Helper()
+	b, err := broker.New(r.broker)
 	if err != nil {
-		t.Fatal(err)
+		r.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- b.Serve(ctx) }()
-	t.Cleanup(func() {
+	r.stop = func() {
 		cancel()
 		if err := <-ended; err != nil {
-			t.Errorf("broker: %v", err)
+			r.t.Errorf("broker: %v", err)
 		}
-		_ = os.RemoveAll(dir)
-	})
-	r.dial()
-	r.client = r.dial()
-	return r
+	}
+}
+
+func (r *ring) restart() {
+	r.t.Helper()
+	r.stop()
+	r.start()
 }
 
 func (r *ring) dial() *client.Client {

@@ -35,6 +35,7 @@ func commands() []command {
 		{"worker", "serve a built-in model", runWorker},
 		{"torch", "serve a TorchScript file with PyTorch", runTorch},
 		{"infer", "send one request, for trying", runInfer},
+		{"gateway", "open a network door to the models: HTTP and gRPC", runGateway},
 		{"stats", "show what the broker counts", runStats},
 		{"models", "list the broker's models", runModels},
 		{"set", "change a model's batching policy while it runs", runSet},

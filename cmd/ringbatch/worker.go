@@ -3,15 +3,12 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
 
-	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cpu"
@@ -41,7 +38,7 @@ func runWorker(ctx context.Context, args []string) error {
 	pad := f.String("pad", "", "pad batches: fixed (to --pad_to rows) or preferred (to the next preferred size)")
 	padTo := f.Int("pad_to", 0, "with --pad fixed: rows, at least max_batch_size")
 	weight := f.Int("weight", 1, "share of the work relative to other workers")
-	wait4 := f.Duration("wait_for_broker", 0, "wait that long for a broker that is not there yet")
+	waitForBroker := f.Duration("wait_for_broker", 0, "wait that long for a broker that is not there yet")
 	gpu := gpuFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
@@ -72,6 +69,7 @@ func runWorker(ctx context.Context, args []string) error {
 		cfg.Model = cmp.Or(os.Getenv("RINGBATCH_MODEL"), *kind)
 	}
 	cfg.Name = cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), cfg.Name)
+	cfg.WaitForBroker = *waitForBroker
 	cfg.MaxBatchSize, cfg.Slots, cfg.Lease = *batch, *slots, *lease
 	cfg.PreferredSizes, cfg.PreserveOrder = *preferred, *preserve
 	if *wait != "" {
@@ -83,18 +81,7 @@ func runWorker(ctx context.Context, args []string) error {
 	if m.Note != "" {
 		fmt.Println("note:", m.Note)
 	}
-	deadline := time.Now().Add(*wait4)
-	for {
-		err = serve(ctx, cfg)
-		if !errors.Is(err, status.ErrNoBroker) || time.Now().After(deadline) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+	return serve(ctx, cfg)
 }
 
 // inVain refuses a flag that the chosen model would not look at.

@@ -25,6 +25,7 @@ var targets = []struct {
 	write func(*bytes.Buffer)
 }{
 	{"status/codes.go", goConstants},
+	{"client/errors.go", clientErrors},
 	{"cbindings/ringbatch.h", cEnum},
 	{"cbindings/status.c", cTable},
 	{"python/ringbatch/errors.py", pythonClasses},
@@ -137,6 +138,10 @@ func goConstants(out *bytes.Buffer) {
 	grouped(out, "// ", "", func(s status.Code) string { return fmt.Sprintf("Err%s Code = %d", s.Name(), uint8(s)) })
 }
 
+func clientErrors(out *bytes.Buffer) {
+	grouped(out, "// ", "", func(s status.Code) string { return fmt.Sprintf("Err%s = status.Err%[1]s", s.Name()) })
+}
+
 // constant is a status's name in C: QueueFull becomes RB_ERR_QUEUE_FULL.
 func constant(s status.Code) string {
 	if s == 0 {
@@ -211,13 +216,10 @@ func pythonClasses(out *bytes.Buffer) {
 }
 
 func markdown(out *bytes.Buffer) {
-	out.WriteString("\n| number | name | meaning | worth retrying |\n|---|---|---|---|\n")
+	out.WriteString("\n| number | name | meaning | send again? | attach again? |\n|---|---|---|---|---|\n")
+	yes := map[bool]string{true: "yes"}
 	for _, s := range status.All() {
-		again := ""
-		if s.Retryable() {
-			again = "yes"
-		}
-		fmt.Fprintf(out, "| %d | %s | %s | %s |\n", uint8(s), s.Name(), s.Error(), again)
+		fmt.Fprintf(out, "| %d | %s | %s | %s | %s |\n", uint8(s), s.Name(), s.Error(), yes[s.Retryable()], yes[s.RetryAttach()])
 	}
 	out.WriteByte('\n')
 }

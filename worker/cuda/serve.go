@@ -12,12 +12,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
 // While a batch is on the GPU its worker looks again and again whether it is
-// through, and whether another one came for a free lane: some times at once,
+// done, and whether another one came for a free lane: some times at once,
 // then at this interval. A thread that blocks in the driver would see neither
 // the mailbox nor a second lane.
 const (
@@ -44,51 +43,14 @@ func Serve(ctx context.Context, cfg worker.Config, m *Model) error {
 	if cfg.GPU == "" {
 		cfg.GPU = fmt.Sprintf("%d %s", m.options.Device, d.name)
 	}
-	if cfg.Depth == 0 {
-		cfg.Depth = worker.DefaultDepth
-	}
-	w, err := worker.Attach(ctx, cfg)
-	for {
-		if err != nil {
-			return err
+	// On this goroutine, which has the device's context on its thread.
+	return worker.KeepAttached(ctx, cfg, func(ctx context.Context, w *worker.Worker) error {
+		err := serveAttached(ctx, w, d, p)
+		if errors.Is(err, ErrLost) {
+			w.Abandon() // a batch that may still be written to must not be answered
 		}
-		err = serveAttached(ctx, w, d, p, cfg.Depth)
-		if err != nil && !errors.Is(err, status.ErrBrokerGone) {
-			if errors.Is(err, ErrLost) {
-				return err // w stays open: a batch that may still be written to must not be answered
-			}
-			w.Close()
-			return err
-		}
-		w.Close()
-		if ctx.Err() != nil {
-			return nil
-		}
-		slog.Info("broker went away, attaching again", "model", cfg.Model)
-		if w, err = reattach(ctx, cfg); ctx.Err() != nil {
-			return nil
-		}
-	}
-}
-
-// Attaching again backs off between these.
-const (
-	firstRetry = 10 * time.Millisecond
-	lastRetry  = time.Second
-)
-
-func reattach(ctx context.Context, cfg worker.Config) (*worker.Worker, error) {
-	for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(delay):
-		}
-		w, err := worker.Attach(ctx, cfg)
-		if err == nil || errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrForbidden) {
-			return w, err
-		}
-	}
+		return err
+	})
 }
 
 // server runs the batches of one attachment. A lane is in exactly one of free
@@ -100,7 +62,7 @@ type server struct {
 	polls      int // since something happened last
 }
 
-func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, lanes int) error {
+func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program) error {
 	start := time.Now()
 	r, err := openRing(w.Layout(), w.Planes())
 	if err != nil {
@@ -113,7 +75,7 @@ func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, 
 		}
 		_ = r.close()
 	}()
-	for range lanes {
+	for range w.Depth() {
 		l, err := newLane(d, r, p.inPlace())
 		if err != nil {
 			return err
@@ -131,15 +93,15 @@ func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, 
 //
 //  1. nothing on the GPU: wait for a batch
 //  2. a lane is free: take a batch if there is one
-//  3. answer what is through
+//  3. answer what is done
 func (s *server) run(ctx context.Context) error {
 	for {
 		if len(s.busy) == 0 {
+			if err := ctx.Err(); err != nil { // also where batches keep coming
+				return err
+			}
 			b, err := s.w.Next(ctx)
 			if err != nil {
-				if ctx.Err() != nil {
-					return nil
-				}
 				return err
 			}
 			if err := s.submit(b); err != nil {
@@ -153,7 +115,7 @@ func (s *server) run(ctx context.Context) error {
 		}
 		if len(s.free) > 0 && ctx.Err() == nil {
 			// That the broker is gone shows again in Next, once the GPU is
-			// through with what it has.
+			// done with what it has.
 			if b, err := s.w.TryNext(); err == nil && b != nil {
 				if err := s.submit(b); err != nil {
 					return err
@@ -181,7 +143,7 @@ func (s *server) submit(b *worker.Batch) error {
 	return s.fail(b, err)
 }
 
-// reap answers the batches that are through.
+// reap answers the batches that are done.
 func (s *server) reap() (any bool, err error) {
 	for i := 0; i < len(s.busy); {
 		l := s.busy[i]

@@ -1,0 +1,67 @@
+package broker
+
+import (
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// BenchmarkRound is what a loop itself spends on a request: 8 clients commit 16
+// each, one worker answers. It must not allocate.
+func BenchmarkRound(b *testing.B) {
+	const clients, inFlight = 8, 16
+	h, err := newHost(1, 1, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer h.close()
+	h.calm = true
+	s, err := h.add(ModelConfig{Slots: clients * inFlight, Lease: time.Hour, Policy: batcher.Config{MaxBatchSize: clients * inFlight / 2, WaitTime: -1}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	s.attachWorker()
+	w := s.workers[0]
+	var sessions []*clientSession
+	var rings []shm.Producer[shm.Commit]
+	for range clients {
+		c, err := s.attach("client", inFlight)
+		if err != nil {
+			b.Fatal(err)
+		}
+		sessions = append(sessions, c)
+		rings = append(rings, shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, inFlight)})
+	}
+	e := shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1}
+	b.ReportAllocs()
+	for n := 0; n < b.N; n += clients * inFlight {
+		e.Gen++
+		e.Committed = s.now
+		for i, c := range sessions {
+			for slot := range uint32(inFlight) {
+				e.Slot = c.first + slot
+				rings[i].Push(&e)
+			}
+		}
+		s.l.begin()
+		for _, c := range sessions {
+			s.r.readCommits(c)
+		}
+		s.l.settle()
+		for w.next < w.box.Tail.Load() {
+			mail, reqs := w.box.At(w.next)
+			w.next++
+			w.box.Taken.Store(w.next)
+			for _, q := range reqs[:mail.Requests] {
+				s.r.board.End(q.Slot, q.Gen, status.OK, false)
+			}
+			w.done.Push(&shm.Done{Batch: mail.Batch, Started: s.now, Finished: s.now})
+			s.st.touch()
+			s.l.settle()
+		}
+		s.now += int64(time.Millisecond)
+	}
+}

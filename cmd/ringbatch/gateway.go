@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+func runGateway(ctx context.Context, args []string) error {
+	f := flags("gateway", "", "Open a network door to the broker's models: Open Inference Protocol (KServe v2) with Triton's\nextensions, over HTTP and gRPC. Only callers on this host are served unless told otherwise.",
+		`  ringbatch gateway
+  ringbatch gateway --system_shared_memory
+  ringbatch gateway --http 0.0.0.0:8000 --grpc off --tls_cert cert.pem --tls_key key.pem --token_file tokens
+`)
+	var cfg gateway.Config
+	socket := socketFlag(f)
+	f.StringVar(&cfg.HTTP, "http", gateway.DefaultHTTP, "address of the HTTP door, or off")
+	f.StringVar(&cfg.GRPC, "grpc", gateway.DefaultGRPC, "address of the gRPC door, or off")
+	f.StringSliceVar(&cfg.Models, "model", nil, "serve this model only (repeatable; default: all)")
+	f.StringVar(&cfg.CertFile, "tls_cert", "", "serve TLS with this certificate (PEM; read again when it changes)")
+	f.StringVar(&cfg.KeyFile, "tls_key", "", "and this key")
+	f.StringVar(&cfg.ClientCAFile, "client_ca", "", "callers have to show a certificate of these authorities (PEM)")
+	f.StringVar(&cfg.TokenFile, "token_file", "", "callers have to show one of these bearer tokens: lines of a name and a token")
+	f.BoolVar(&cfg.Insecure, "insecure", false, "serve other hosts without TLS and tokens: something else guards the address")
+	f.BoolVar(&cfg.SystemSharedMemory, "system_shared_memory", false, "callers on this host may pass tensors in POSIX shared memory")
+	f.IntVar(&cfg.MaxMessageBytes, "max_message_bytes", gateway.DefaultMaxMessageBytes, "largest HTTP body or gRPC message")
+	f.IntVar(&cfg.MaxBufferedBytes, "max_buffered_bytes", gateway.DefaultMaxBufferedBytes, "most bytes of requests in the gateway's own memory")
+	f.IntVar(&cfg.MaxConnections, "max_connections", gateway.DefaultMaxConnections, "most connections of each door")
+	f.IntVar(&cfg.CallerRequests, "caller_requests", gateway.DefaultCallerRequests, "most requests that one caller has in flight")
+	f.IntVar(&cfg.CallerBytes, "caller_bytes", gateway.DefaultCallerBytes, "most bytes that one caller has in flight")
+	f.IntVar(&cfg.Window, "window", 0, "slots to ask for, per model (default: 64 MiB worth, at most 512)")
+	f.DurationVar(&cfg.ClaimWait, "claim_wait", gateway.DefaultClaimWait, "how long a request without a deadline waits for room in the ring")
+	f.DurationVar(&cfg.DrainDelay, "drain_delay", 0, "after SIGTERM, how long readiness is false before requests are refused")
+	f.DurationVar(&cfg.DrainTime, "drain_time", gateway.DefaultDrainTime, "and how long accepted requests may take to finish")
+	level := f.String("log_level", "info", "debug, info, warn or error")
+	if err := parse(f, args, 0, 0); err != nil {
+		return err
+	}
+	log, written, err := newLogger(*level, os.Stderr)
+	if err != nil {
+		return err
+	}
+	defer written.end()
+	cfg.Socket, cfg.Logger, cfg.Version = *socket, log, version
+	cfg.Started = func(web, rpc net.Addr) { greet(ctx, &cfg, web, rpc) }
+	g, err := gateway.New(cfg)
+	if err != nil {
+		return err
+	}
+	return g.Serve(ctx)
+}
+
+// greet says where the doors are, and a line to try.
+func greet(ctx context.Context, cfg *gateway.Config, web, rpc net.Addr) {
+	if rpc != nil {
+		fmt.Printf("grpc %s\n", rpc)
+	}
+	if web == nil {
+		return
+	}
+	fmt.Printf("http %s\n", web)
+	scheme, extra := "http", ""
+	if cfg.CertFile != "" {
+		scheme, extra = "https", " --cacert "+cfg.CertFile
+	}
+	if cfg.ClientCAFile != "" {
+		extra += " --cert CERT --key KEY"
+	}
+	if cfg.TokenFile != "" {
+		extra += " -H 'Authorization: Bearer TOKEN'"
+	}
+	path, data := "/v2", ""
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	models, err := admin.New(cfg.Socket).Models(ctx)
+	if err != nil {
+		fmt.Printf("no broker answers yet (%v)\n", err)
+	}
+	for i := range models {
+		if data = example(&models[i].Signature); data != "" {
+			path = "/v2/models/" + models[i].Name + "/infer"
+			break
+		}
+	}
+	if data != "" {
+		data = " -d '" + data + "'"
+	}
+	fmt.Printf("try: curl%s %s://%s%s%s\n", extra, scheme, web, path, data)
+}
+
+// example is a request of one row of zeros, if that is short enough to type.
+func example(sig *tensor.Signature) string {
+	var inputs []string
+	for i := range sig.Inputs {
+		spec := &sig.Inputs[i]
+		shape, n := []string{"1"}, 1
+		for d, size := range spec.Shape {
+			for _, v := range spec.Variable {
+				if v == d {
+					size = 1
+				}
+			}
+			shape, n = append(shape, fmt.Sprint(size)), n*size
+		}
+		if n > 64 {
+			return ""
+		}
+		zero := "0"
+		if spec.DType == tensor.Bool {
+			zero = "false"
+		}
+		zeros := strings.TrimSuffix(strings.Repeat(zero+",", n), ",")
+		inputs = append(inputs, fmt.Sprintf(`{"name":"%s","datatype":"%s","shape":[%s],"data":[%s]}`, spec.Name, gateway.TypeName(spec.DType), strings.Join(shape, ","), zeros))
+	}
+	return `{"inputs":[` + strings.Join(inputs, ",") + `]}`
+}

@@ -1,0 +1,227 @@
+package gateway
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// call is one inference, in the steps that it goes through:
+//
+//  1. http_infer.go or grpc_codec.go reads what is asked for: names, types,
+//     shapes, parameters, and where each input's bytes come from
+//  2. check compares that with the model's signature
+//  3. run claims slots, fills them from the sources, commits and waits
+//  4. the outputs are views of slot memory, for http_infer.go or grpc_codec.go to
+//     send, or are written into the caller's shared memory
+//  5. release gives the slots back
+type call struct {
+	model  *model
+	caller *caller
+	// onFilled is called when the sources have been read, if it is set.
+	onFilled func()
+	id       string
+
+	inputs  []input
+	outputs []output // what is asked for; after check: what will be answered
+
+	level   int           // priority level, -1 the model's default
+	timeout time.Duration // 0 none
+	binary  bool          // HTTP: outputs are binary unless they say otherwise
+
+	rows int
+	dims []int // the inputs' variable sizes, in signature order
+
+	request client.Request // whose slots the outputs lie in
+	claimed bool
+	taken   int // bytes of the budget
+
+	callerBytes int // counted as the caller's
+
+	began, filled, ended time.Time // for the statistics
+	queue, compute       time.Duration
+}
+
+// input is one input tensor as the caller gives it.
+type input struct {
+	name  string
+	dtype tensor.DType
+	shape []int // rows first
+	src   source
+	size  int // bytes the source has; -1: it knows itself when it is through
+	index int // in the signature
+
+	region regionUse // if it lies in shared memory
+}
+
+// output is one output tensor as the caller wants it.
+type output struct {
+	name   string
+	index  int // in the signature
+	region regionUse
+	form   outputForm
+
+	dtype tensor.DType
+	shape []int    // rows first
+	parts [][]byte // its bytes
+	size  int
+}
+
+// outputForm is how an HTTP caller wants an output.
+type outputForm uint8
+
+const (
+	formDefault outputForm = iota
+	formBinary
+	formJSON
+)
+
+// check compares the call with the signature; after it the numbers in the call
+// can be trusted.
+func (c *call) check() error {
+	sig := &c.model.sig
+	if err := c.matchInputs(sig); err != nil {
+		return err
+	}
+	c.dims = c.dims[:0]
+	c.rows = 0
+	for k := range sig.Inputs {
+		var in *input
+		for i := range c.inputs {
+			if c.inputs[i].index == k {
+				in = &c.inputs[i]
+			}
+		}
+		if err := c.checkInput(&sig.Inputs[k], in); err != nil {
+			return err
+		}
+		if k > 0 && in.shape[0] != c.rows {
+			return fmt.Errorf("%w: input %q has %d rows, %q has %d", status.ErrRows, in.name, in.shape[0], sig.Inputs[0].Name, c.rows)
+		}
+		c.rows = in.shape[0]
+	}
+	if c.level >= 0 {
+		if n := c.model.info.Load().levels(); c.level >= n {
+			return fmt.Errorf("%w: priority %d, the model has 1..%d", status.ErrNoLevel, c.level+1, n)
+		}
+	}
+	if err := c.matchOutputs(sig); err != nil {
+		return err
+	}
+	return c.checkRegions()
+}
+
+// matchInputs finds each input's place in the signature.
+func (c *call) matchInputs(sig *tensor.Signature) error {
+	for i := range c.inputs {
+		in := &c.inputs[i]
+		in.index = -1
+		for k := range sig.Inputs {
+			if sig.Inputs[k].Name == in.name {
+				in.index = k
+			}
+		}
+		if in.index < 0 {
+			return badRequest("model %q has no input %q; it is %s", c.model.name, in.name, sig)
+		}
+		for j := range i {
+			if c.inputs[j].index == in.index {
+				return badRequest("input %q is given twice", in.name)
+			}
+		}
+	}
+	if len(c.inputs) != len(sig.Inputs) {
+		return badRequest("model %q takes %d inputs, %d were given; it is %s", c.model.name, len(sig.Inputs), len(c.inputs), sig)
+	}
+	return nil
+}
+
+func (c *call) checkInput(spec *tensor.Spec, in *input) error {
+	if in.dtype != spec.DType {
+		return fmt.Errorf("%w: input %q is %s, got %s", status.ErrDType, in.name, TypeName(spec.DType), TypeName(in.dtype))
+	}
+	wrong := func() error {
+		return fmt.Errorf("%w: input %q has shape %v, got %v", status.ErrShape, in.name, wireShape(spec), in.shape)
+	}
+	if len(in.shape) != len(spec.Shape)+1 {
+		return wrong()
+	}
+	if rows := in.shape[0]; rows < 1 || rows > maxRows {
+		return fmt.Errorf("%w: input %q has %d rows, must be 1..%d", status.ErrRows, in.name, rows, maxRows)
+	}
+	bytes, v := spec.DType.Size(), 0
+	for i, most := range spec.Shape {
+		got := in.shape[i+1]
+		if v < len(spec.Variable) && spec.Variable[v] == i {
+			v++
+			if got < 0 || got > most {
+				return fmt.Errorf("%w: input %q: dimension %d is at most %d, got %v", status.ErrShape, in.name, i+1, most, in.shape)
+			}
+			c.dims = append(c.dims, got)
+		} else if got != most {
+			return wrong()
+		}
+		bytes *= got
+	}
+	if need := bytes * in.shape[0]; in.size >= 0 && in.size != need {
+		return fmt.Errorf("%w: input %q of shape %v takes %d bytes, got %d", status.ErrSize, in.name, in.shape, need, in.size)
+	} else if need > c.model.g.cfg.MaxMessageBytes {
+		return tooLarge(int64(need), c.model.g.cfg.MaxMessageBytes)
+	}
+	return nil
+}
+
+// matchOutputs finds what will be answered; all of them if none was named.
+func (c *call) matchOutputs(sig *tensor.Signature) error {
+	if len(c.outputs) == 0 {
+		for k := range sig.Outputs {
+			o := c.addOutput()
+			o.name, o.index = sig.Outputs[k].Name, k
+		}
+		return nil
+	}
+	for i := range c.outputs {
+		o := &c.outputs[i]
+		o.index = -1
+		for k := range sig.Outputs {
+			if sig.Outputs[k].Name == o.name {
+				o.index = k
+			}
+		}
+		if o.index < 0 {
+			return badRequest("model %q has no output %q; it is %s", c.model.name, o.name, sig)
+		}
+		for j := range i {
+			if c.outputs[j].index == o.index {
+				return badRequest("output %q is asked for twice", o.name)
+			}
+		}
+	}
+	return nil
+}
+
+// addInput and addOutput reuse the memory of earlier calls.
+func (c *call) addInput() *input {
+	if len(c.inputs) < cap(c.inputs) {
+		c.inputs = c.inputs[:len(c.inputs)+1]
+		in := &c.inputs[len(c.inputs)-1]
+		*in = input{shape: in.shape[:0], size: -1}
+		return in
+	}
+	c.inputs = append(c.inputs, input{size: -1})
+	return &c.inputs[len(c.inputs)-1]
+}
+
+func (c *call) addOutput() *output {
+	if len(c.outputs) < cap(c.outputs) {
+		c.outputs = c.outputs[:len(c.outputs)+1]
+		o := &c.outputs[len(c.outputs)-1]
+		*o = output{shape: o.shape[:0], parts: o.parts[:0]}
+		return o
+	}
+	c.outputs = append(c.outputs, output{})
+	return &c.outputs[len(c.outputs)-1]
+}

@@ -1,0 +1,59 @@
+package gateway
+
+import (
+	"net/http"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+)
+
+// callers keeps what each caller has in flight, over all its connections.
+type callers struct {
+	mostRequests, mostBytes int64
+
+	mu     sync.Mutex
+	byName map[string]*usage
+}
+
+// join finds the usage of a name; leave ends it.
+func (c *callers) join(name string) *usage {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	u := c.byName[name]
+	if u == nil {
+		u = &usage{}
+		c.byName[name] = u
+	}
+	u.holders++
+	return u
+}
+
+func (c *callers) leave(name string, u *usage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if u.holders--; u.holders == 0 {
+		delete(c.byName, name)
+	}
+}
+
+// begin counts a request, or refuses it.
+func (c *callers) begin(u *usage) error {
+	if u.requests.Add(1) > c.mostRequests {
+		u.requests.Add(-1)
+		return refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "this caller has %d requests in flight, no more are taken", c.mostRequests)
+	}
+	return nil
+}
+
+func (c *callers) end(u *usage) { u.requests.Add(-1) }
+
+// take counts bytes of a request, or refuses them.
+func (c *callers) take(u *usage, n int) error {
+	if u.bytes.Add(int64(n)) > c.mostBytes {
+		u.bytes.Add(-int64(n))
+		return refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "this caller has %d MiB in flight, no more is taken", c.mostBytes>>20)
+	}
+	return nil
+}
+
+func (c *callers) giveBack(u *usage, n int) { u.bytes.Add(-int64(n)) }

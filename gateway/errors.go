@@ -1,0 +1,124 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// meaning is how an error looks on the two protocols.
+type meaning struct {
+	http int
+	grpc codes.Code
+}
+
+// meanings of every named error. A test fails for one that is missing.
+var meanings = map[status.Code]meaning{
+	// A request's end.
+	status.ErrFailed:       {http.StatusInternalServerError, codes.Internal},
+	status.ErrExpired:      {http.StatusGatewayTimeout, codes.DeadlineExceeded},
+	status.ErrCanceled:     {499, codes.Canceled}, // nobody is left to read it
+	status.ErrQueueFull:    {http.StatusTooManyRequests, codes.ResourceExhausted},
+	status.ErrQueueTimeout: {http.StatusGatewayTimeout, codes.DeadlineExceeded},
+	status.ErrTooLarge:     {http.StatusRequestEntityTooLarge, codes.InvalidArgument},
+	status.ErrWorkerDied:   {http.StatusInternalServerError, codes.Internal}, // this input kills workers: not to be retried
+	status.ErrWorkerHung:   {http.StatusInternalServerError, codes.Internal},
+	status.ErrDraining:     {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrBrokerGone:   {http.StatusServiceUnavailable, codes.Unavailable},
+
+	// Connecting.
+	status.ErrNoBroker:           {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrUnknownModel:       {http.StatusNotFound, codes.NotFound},
+	status.ErrVersion:            {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrLayout:             {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrForbidden:          {http.StatusServiceUnavailable, codes.Unavailable}, // the gateway may not, not the caller
+	status.ErrNoMemory:           {http.StatusServiceUnavailable, codes.ResourceExhausted},
+	status.ErrSignatureMismatch:  {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrRingFull:           {http.StatusTooManyRequests, codes.ResourceExhausted},
+	status.ErrBrokerRunning:      {http.StatusInternalServerError, codes.Internal},
+	status.ErrProtocol:           {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrTooManyConnections: {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrNoDescriptors:      {http.StatusServiceUnavailable, codes.Unavailable},
+
+	// Using.
+	status.ErrInvalid:        {http.StatusBadRequest, codes.InvalidArgument},
+	status.ErrDType:          {http.StatusBadRequest, codes.InvalidArgument},
+	status.ErrShape:          {http.StatusBadRequest, codes.InvalidArgument},
+	status.ErrRows:           {http.StatusBadRequest, codes.InvalidArgument},
+	status.ErrSize:           {http.StatusBadRequest, codes.InvalidArgument},
+	status.ErrOutputTooSmall: {http.StatusBadRequest, codes.InvalidArgument},
+	status.ErrFull:           {http.StatusTooManyRequests, codes.ResourceExhausted},
+	status.ErrClosed:         {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrReleased:       {http.StatusInternalServerError, codes.Internal},
+	status.ErrCommitted:      {http.StatusInternalServerError, codes.Internal},
+	status.ErrNotCommitted:   {http.StatusInternalServerError, codes.Internal},
+	status.ErrNotDone:        {http.StatusInternalServerError, codes.Internal},
+	status.ErrNoLevel:        {http.StatusBadRequest, codes.InvalidArgument},
+	status.ErrTimeout:        {http.StatusGatewayTimeout, codes.DeadlineExceeded},
+	status.ErrForked:         {http.StatusInternalServerError, codes.Internal},
+	status.ErrNoGPU:          {http.StatusServiceUnavailable, codes.Unavailable},
+}
+
+// refusal is an error of the gateway itself.
+type refusal struct {
+	meaning
+	text string
+}
+
+func (r *refusal) Error() string { return r.text }
+
+func refuse(http int, grpc codes.Code, format string, args ...any) error {
+	return &refusal{meaning{http, grpc}, fmt.Sprintf(format, args...)}
+}
+
+func badRequest(format string, args ...any) error {
+	return refuse(http.StatusBadRequest, codes.InvalidArgument, format, args...)
+}
+
+// meaningOf finds how to say an error.
+func meaningOf(err error) meaning {
+	var r *refusal
+	if errors.As(err, &r) {
+		return r.meaning
+	}
+	var code status.Code
+	if errors.As(err, &code) {
+		// A full window is told by its name; that a context ended while
+		// waiting for it is the lesser news.
+		if m, ok := meanings[code]; ok {
+			return m
+		}
+	}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return meanings[status.ErrExpired]
+	case errors.Is(err, context.Canceled):
+		return meanings[status.ErrCanceled]
+	}
+	return meaning{http.StatusInternalServerError, codes.Internal}
+}
+
+// textOf is what both protocols say.
+func textOf(err error) string {
+	text := err.Error()
+	if len(text) > maxTextBytes {
+		text = text[:maxTextBytes] + "…"
+	}
+	return text
+}
+
+var (
+	errSlowBody    = refuse(http.StatusRequestTimeout, codes.DeadlineExceeded, "the body comes too slowly: less than %d KiB a second", leastRate>>10)
+	errBuffersFull = errors.New("the gateway's buffers are full")
+	errDraining    = refuse(http.StatusServiceUnavailable, codes.Unavailable, "the gateway is shutting down")
+)
+
+func isTimeout(err error) bool {
+	var t interface{ Timeout() bool }
+	return errors.As(err, &t) && t.Timeout()
+}

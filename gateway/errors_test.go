@@ -1,0 +1,216 @@
+package gateway
+
+import (
+	"bytes"
+	"compress/gzip"
+	"compress/zlib"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	rpcstatus "google.golang.org/grpc/status"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+func TestEveryNamedErrorHasAMeaningOnBothProtocols(t *testing.T) {
+	for _, code := range status.All() {
+		m, ok := meanings[code]
+		if code == status.OK {
+			continue
+		}
+		if !ok {
+			t.Errorf("%s has none", code.Name())
+			continue
+		}
+		if m.http < 400 || m.http > 599 || m.grpc == codes.OK || m.grpc == codes.Unknown {
+			t.Errorf("%s: %d, %s", code.Name(), m.http, m.grpc)
+		}
+		if got := meaningOf(fmt.Errorf("doing: %w", code)); got != m {
+			t.Errorf("%s wrapped is %v", code.Name(), got)
+		}
+		// Load tools and proxies retry these by themselves.
+		retried := m.http == 429 || m.http == 503
+		if retried && !code.Retryable() && m.grpc != codes.Unavailable && m.grpc != codes.ResourceExhausted {
+			t.Errorf("%s may be retried over HTTP only", code.Name())
+		}
+	}
+	for err, want := range map[error]int{context.DeadlineExceeded: 504, context.Canceled: 499, errors.New("whatever"): 500} {
+		if m := meaningOf(err); m.http != want {
+			t.Errorf("%v: %d", err, m.http)
+		}
+	}
+}
+
+const goodInput = `{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}`
+
+func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.MaxMessageBytes = 1 << 20 }, m)
+	r.worker(m, double)
+	input := func(text string) string { return `{"inputs":[` + text + `]}` }
+	for _, c := range []struct {
+		name, body, reason string
+		status             int
+	}{
+		{"nothing", ``, "JSON", 400},
+		{"no JSON", `hello`, "JSON", 400},
+		{"half a JSON", `{"inputs":[`, "JSON", 400},
+		{"something after it", input(goodInput) + `x`, "follows", 400},
+		{"deep nesting", `{"a":` + strings.Repeat("[", 10_000) + strings.Repeat("]", 10_000) + `}`, "deep", 400},
+		{"deep data", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":` + strings.Repeat("[", 1000) + `1` + strings.Repeat("]", 1000) + `}`), "deep", 400},
+		{"no input", `{"inputs":[]}`, "takes 1 inputs", 400},
+		{"an unknown input", input(`{"name":"z","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}`), `no input "z"`, 400},
+		{"an input twice", input(goodInput + `,` + goodInput), "twice", 400},
+		{"another type", input(`{"name":"x","shape":[1,4],"datatype":"INT32","data":[1,2,3,4]}`), "FP32", 400},
+		{"an unknown type", input(`{"name":"x","shape":[1,4],"datatype":"FP31","data":[1,2,3,4]}`), "FP31", 400},
+		{"a type that no ring has", input(`{"name":"x","shape":[1,4],"datatype":"BYTES","data":["a"]}`), "BYTES", 400},
+		{"another shape", input(`{"name":"x","shape":[1,5],"datatype":"FP32","data":[1,2,3,4,5]}`), "shape", 400},
+		{"no rows dimension", input(`{"name":"x","shape":[4],"datatype":"FP32","data":[1,2,3,4]}`), "[-1 4]", 400},
+		{"no rows", input(`{"name":"x","shape":[0,4],"datatype":"FP32","data":[]}`), "rows", 400},
+		{"negative rows", input(`{"name":"x","shape":[-1,4],"datatype":"FP32","data":[]}`), "shape", 400},
+		{"endless rows", input(`{"name":"x","shape":[999999999999,4],"datatype":"FP32","data":[]}`), "rows", 400},
+		{"too few elements", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3]}`), "has more", 400},
+		{"too many elements", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4,5]}`), "more", 400},
+		{"words", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,true]}`), "true", 400},
+		{"texts", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,"4"]}`), "string", 400},
+		{"numbers that JSON has not", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,0x4]}`), "0x4", 400},
+		{"no bytes at all", input(`{"name":"x","shape":[1,4],"datatype":"FP32"}`), "one way", 400},
+		{"bytes in two ways", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4],"parameters":{"binary_data_size":16}}`), "one way", 400},
+		{"binary without a length", input(`{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}`), headerLength, 400},
+		{"an unknown output", `{"inputs":[` + goodInput + `],"outputs":[{"name":"z"}]}`, `no output "z"`, 400},
+		{"an output twice", `{"inputs":[` + goodInput + `],"outputs":[{"name":"y"},{"name":"y"}]}`, "twice", 400},
+		{"classification", `{"inputs":[` + goodInput + `],"outputs":[{"name":"y","parameters":{"classification":3}}]}`, "classification", 400},
+		{"an unknown priority", `{"parameters":{"priority":7},"inputs":[` + goodInput + `]}`, "priority", 400},
+		{"shared memory that is off", input(`{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"shared_memory_region":"r","shared_memory_byte_size":16}}`), "--system_shared_memory", 403},
+		{"too large", `{"inputs":[` + goodInput + `],"x":"` + strings.Repeat("x", 1<<20) + `"}`, "at most", 413},
+	} {
+		a := r.infer("double", c.body)
+		if a.status != c.status || !strings.Contains(a.Error, c.reason) {
+			t.Errorf("%s: %d %q", c.name, a.status, a.Error)
+		}
+	}
+	for _, c := range []struct {
+		name, length, body, reason string
+		status                     int
+	}{
+		{"a length that is none", "x", "{}", "no length", 400},
+		{"a negative length", "-1", "{}", "no length", 400},
+		{"a length beyond the body", "3", "{}", "3", 400},
+		{"an endless length", "99999999999999999", "{}", "99999999999999999", 400},
+		{"rows that are not whole", "0", "12345", "whole rows", 400},
+		{"more bytes than announced", "2", "{}xx", "announced", 400},
+		{"fewer bytes than announced", "100", `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}         `[:100], "announced", 400},
+		{"tensors of another size than their shape", "100", `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":12}}]}         `[:100] + "123456789012", "16 bytes", 400},
+		{"a negative size", "100", `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":-2}}]}         `[:100], "one way", 400},
+	} {
+		a := r.post("/v2/models/double/infer", map[string]string{headerLength: c.length}, []byte(c.body))
+		if a.status != c.status || !strings.Contains(a.Error, c.reason) {
+			t.Errorf("%s: %d %q", c.name, a.status, a.Error)
+		}
+	}
+	if a := r.infer("nothing", "{}"); a.status != 404 || !strings.Contains(a.Error, `"nothing"`) {
+		t.Errorf("an unknown model: %d %q", a.status, a.Error)
+	}
+	if a := r.post("/v2/models/double/versions/7/infer", nil, nil); a.status != 404 || !strings.Contains(a.Error, "version") {
+		t.Errorf("an unknown version: %d %q", a.status, a.Error)
+	}
+	if a := r.post("/v2/models/double/versions/1/infer", nil, []byte(input(goodInput))); a.status != 200 {
+		t.Errorf("the version that there is: %d %q", a.status, a.Error)
+	}
+	if a := r.infer("double", `{"parameters":{"whatever":[1,{"a":null}]},"unknown":7,"inputs":[`+strings.Replace(goodInput, `"data"`, `"parameters":{"nobody":"knows"},"data"`, 1)+`]}`); a.status != 200 {
+		t.Errorf("unknown parameters: %d %q", a.status, a.Error)
+	}
+	r.idle()
+}
+
+func TestABadMessageIsAnsweredWithItsReason(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, nil, m)
+	r.worker(m, double)
+	c := r.client()
+	good := floats(1, 2, 3, 4)
+	x := func(shape ...int64) []*oip.ModelInferRequest_InferInputTensor {
+		return []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", shape...)}
+	}
+	for _, k := range []struct {
+		name, reason string
+		code         codes.Code
+		req          *oip.ModelInferRequest
+	}{
+		{"an unknown model", `"nothing"`, codes.NotFound, &oip.ModelInferRequest{ModelName: "nothing"}},
+		{"an unknown version", "version", codes.NotFound, &oip.ModelInferRequest{ModelName: "double", ModelVersion: "7"}},
+		{"no input", "takes 1 inputs", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double"}},
+		{"no bytes", "too few", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4)}},
+		{"bytes too many", "more than", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4), RawInputContents: [][]byte{good, good}}},
+		{"another size", "16 bytes", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4), RawInputContents: [][]byte{good[:15]}}},
+		{"another shape", "shape", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 5), RawInputContents: [][]byte{good}}},
+		{"a negative shape", "shape", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(-1, 4), RawInputContents: [][]byte{good}}},
+		{"shared memory that is off", "--system_shared_memory", codes.PermissionDenied, &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "FP32", Shape: []int64{1, 4},
+			Parameters: map[string]*oip.InferParameter{"shared_memory_region": {ParameterChoice: &oip.InferParameter_StringParam{StringParam: "r"}}, "shared_memory_byte_size": {ParameterChoice: &oip.InferParameter_Int64Param{Int64Param: 16}}}}}}},
+	} {
+		_, err := c.ModelInfer(soon(t), k.req)
+		if s, _ := rpcstatus.FromError(err); s.Code() != k.code || !strings.Contains(s.Message(), k.reason) {
+			t.Errorf("%s: %v", k.name, err)
+		}
+	}
+	r.idle()
+}
+
+func TestTheModelsOwnErrorIsToldOnBothProtocols(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, nil, m)
+	r.worker(m, func(context.Context, *worker.Batch) error { return errors.New("the cat is on the keyboard") })
+	a := r.infer("double", `{"inputs":[`+goodInput+`]}`)
+	_, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, 3, 4)}})
+	s, _ := rpcstatus.FromError(err)
+	if a.status != 500 || s.Code() != codes.Internal || a.Error != s.Message() || !strings.Contains(a.Error, "cat") {
+		t.Errorf("%d %q, %v", a.status, a.Error, err)
+	}
+	r.idle()
+}
+
+func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.MaxMessageBytes = 1 << 20 }, m)
+	r.worker(m, double)
+	pack := map[string]func(io.Writer) io.WriteCloser{
+		"gzip":    func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },
+		"deflate": func(w io.Writer) io.WriteCloser { return zlib.NewWriter(w) },
+	}
+	for name, writer := range pack {
+		squeeze := func(b []byte) []byte {
+			var out bytes.Buffer
+			w := writer(&out)
+			_, _ = w.Write(b)
+			w.Close()
+			return out.Bytes()
+		}
+		header := map[string]string{"Content-Encoding": name}
+		if a := r.post("/v2/models/double/infer", header, squeeze([]byte(`{"inputs":[`+goodInput+`]}`))); a.status != 200 {
+			t.Errorf("%s: %d %q", name, a.status, a.Error)
+		}
+		head := `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}`
+		header[headerLength] = fmt.Sprint(len(head))
+		if a := r.post("/v2/models/double/infer", header, squeeze(append([]byte(head), floats(1, 2, 3, 4)...))); a.status != 200 {
+			t.Errorf("%s, binary: %d %q", name, a.status, a.Error)
+		}
+		if a := r.post("/v2/models/double/infer", header, squeeze(append([]byte(head), floats(1, 2, 3, 4, 5)...))); a.status != 400 {
+			t.Errorf("%s, too much: %d %q", name, a.status, a.Error)
+		}
+		delete(header, headerLength)
+		if a := r.post("/v2/models/double/infer", header, squeeze(make([]byte, 100<<20))); a.status != 413 {
+			t.Errorf("%s, a bomb: %d %q", name, a.status, a.Error)
+		}
+		if a := r.post("/v2/models/double/infer", header, []byte("no such thing")); a.status != 400 {
+			t.Errorf("%s, rubbish: %d %q", name, a.status, a.Error)
+		}
+	}
+	r.idle()
+}

@@ -1,0 +1,332 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// Config is how a gateway runs. The zero value serves every model of the
+// user's broker to callers on this host.
+type Config struct {
+	Socket string // the broker's; default as everywhere
+	HTTP   string // address; "" is DefaultHTTP, "off" none
+	GRPC   string // address; "" is DefaultGRPC, "off" none
+
+	// Who may call. Addresses other than loopback need TLS with client
+	// certificates, or tokens, or Insecure.
+	CertFile, KeyFile string
+	ClientCAFile      string   // callers have to show a certificate of one of these
+	TokenFile         string   // callers have to show one of these tokens
+	Insecure          bool     // serve anybody who reaches the address
+	Models            []string // serve these only
+
+	SystemSharedMemory bool // callers on this host may register regions
+
+	MaxMessageBytes  int
+	MaxBufferedBytes int
+	MaxConnections   int
+	CallerRequests   int
+	CallerBytes      int
+	Window           int // slots to ask the broker for, per model; default by the size of a row
+
+	ClaimWait  time.Duration // how long a request without a deadline waits for room
+	DrainDelay time.Duration // how long readiness is false before new requests are refused
+	DrainTime  time.Duration // how long accepted requests may take to finish
+
+	Version string       // told in the server's metadata
+	Other   http.Handler // whatever is not the protocol's; default: 404
+	Logger  *slog.Logger
+	Started func(httpAddr, grpcAddr net.Addr) // the doors are open
+	Memory  shm.Memory                        // default: shm.Memfd; tests use shm.Heap
+}
+
+// Addresses that are served unless told otherwise.
+const (
+	DefaultHTTP = "127.0.0.1:8000"
+	DefaultGRPC = "127.0.0.1:8001"
+	Off         = "off"
+)
+
+// Gateway is the network door of one broker.
+type Gateway struct {
+	cfg     Config
+	log     *slog.Logger
+	admin   *admin.Client
+	models  *models
+	regions *regions
+	callers *callers
+	budget  budget
+	secrets *secrets
+
+	draining           atomic.Int32 // drainState
+	inFlight           atomic.Int64
+	refusedConnections atomic.Int64
+	sweeps             sweeps
+}
+
+const (
+	notDraining = iota
+	notReady    // readiness is false, requests are still taken
+	refusing    // they are not any more
+)
+
+// New checks the configuration and reads its files.
+func New(cfg Config) (*Gateway, error) {
+	cfg.fill()
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	g := &Gateway{cfg: cfg, log: cfg.Logger, admin: admin.New(cfg.Socket), regions: newRegions(cfg.SystemSharedMemory)}
+	g.callers = &callers{mostRequests: int64(cfg.CallerRequests), mostBytes: int64(cfg.CallerBytes), byName: map[string]*usage{}}
+	g.budget.most = int64(cfg.MaxBufferedBytes)
+	g.models = newModels(g)
+	var err error
+	if g.secrets, err = loadSecrets(g); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+func (c *Config) fill() {
+	for _, d := range []struct {
+		value *int
+		other int
+	}{
+		{&c.MaxMessageBytes, DefaultMaxMessageBytes}, {&c.MaxBufferedBytes, DefaultMaxBufferedBytes}, {&c.MaxConnections, DefaultMaxConnections},
+		{&c.CallerRequests, DefaultCallerRequests}, {&c.CallerBytes, DefaultCallerBytes},
+	} {
+		if *d.value == 0 {
+			*d.value = d.other
+		}
+	}
+	if c.HTTP == "" {
+		c.HTTP = DefaultHTTP
+	}
+	if c.GRPC == "" {
+		c.GRPC = DefaultGRPC
+	}
+	if c.ClaimWait == 0 {
+		c.ClaimWait = DefaultClaimWait
+	}
+	if c.DrainTime == 0 {
+		c.DrainTime = DefaultDrainTime
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Memory == nil {
+		c.Memory = shm.Memfd{}
+	}
+}
+
+func (c *Config) check() error {
+	if c.HTTP == Off && c.GRPC == Off {
+		return fmt.Errorf("%w: a gateway with neither HTTP nor gRPC", status.ErrInvalid)
+	}
+	for _, n := range []int{c.MaxMessageBytes, c.MaxBufferedBytes, c.MaxConnections, c.CallerRequests, c.CallerBytes} {
+		if n < 0 {
+			return fmt.Errorf("%w: a limit of %d", status.ErrInvalid, n)
+		}
+	}
+	if (c.CertFile == "") != (c.KeyFile == "") {
+		return fmt.Errorf("%w: TLS needs both a certificate and its key", status.ErrInvalid)
+	}
+	if c.ClientCAFile != "" && c.CertFile == "" {
+		return fmt.Errorf("%w: client certificates need TLS: a certificate and key of the gateway's own", status.ErrInvalid)
+	}
+	for _, address := range []string{c.HTTP, c.GRPC} {
+		if err := c.checkAddress(address); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkAddress keeps the doors closed: only what is on this host, unless
+// callers show who they are.
+func (c *Config) checkAddress(address string) error {
+	if address == Off || c.Insecure {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("%w: address %q: %v", status.ErrInvalid, address, err)
+	}
+	ip := net.ParseIP(host)
+	if host == "localhost" || ip != nil && ip.IsLoopback() {
+		return nil
+	}
+	if c.CertFile != "" && (c.ClientCAFile != "" || c.TokenFile != "") {
+		return nil
+	}
+	return fmt.Errorf("%w: %s can be reached from other hosts: give --tls_cert and --tls_key, and --client_ca or --token_file, or say --insecure if something else guards it (a network policy, a mesh, a proxy)", status.ErrInvalid, address)
+}
+
+// Serve opens the doors and serves until ctx ends; then it drains.
+func (g *Gateway) Serve(ctx context.Context) error {
+	var httpListener, grpcListener *listener
+	open := func(address string) (*listener, error) {
+		if address == Off {
+			return nil, nil
+		}
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			return nil, err
+		}
+		return newListener(l, g), nil
+	}
+	var err error
+	if httpListener, err = open(g.cfg.HTTP); err != nil {
+		return err
+	}
+	if grpcListener, err = open(g.cfg.GRPC); err != nil {
+		if httpListener != nil {
+			httpListener.Close()
+		}
+		return err
+	}
+	life, stop := context.WithCancel(context.Background())
+	defer stop()
+	go g.models.watch(life)
+	failed := make(chan error, 2)
+	var web *http.Server
+	var rpc *grpc.Server
+	var httpAddr, grpcAddr net.Addr
+	if httpListener != nil {
+		httpAddr = httpListener.Addr()
+		web = g.newHTTP(httpListener)
+		go func() { failed <- g.serveHTTP(web, httpListener) }()
+	}
+	if grpcListener != nil {
+		grpcAddr = grpcListener.Addr()
+		rpc = g.newGRPC(grpcListener)
+		go func() { failed <- rpc.Serve(grpcListener) }()
+	}
+	go g.sweep(life, httpListener, grpcListener)
+	if g.cfg.Started != nil {
+		g.cfg.Started(httpAddr, grpcAddr)
+	}
+	select {
+	case <-ctx.Done():
+		err = g.drain(web, rpc)
+	case err = <-failed:
+		if errors.Is(err, http.ErrServerClosed) {
+			err = nil
+		}
+	}
+	if web != nil {
+		web.Close()
+	}
+	if rpc != nil {
+		rpc.Stop()
+	}
+	for _, k := range g.models.list() {
+		k.close()
+	}
+	g.regions.closeAll()
+	return err
+}
+
+// drain first says that it is not ready, so that nobody sends anything new
+// here, and then lets accepted requests finish.
+func (g *Gateway) drain(web *http.Server, rpc *grpc.Server) error {
+	g.draining.Store(notReady)
+	g.log.Info("draining: not ready any more", "delay", g.cfg.DrainDelay, "in_flight", g.inFlight.Load())
+	time.Sleep(g.cfg.DrainDelay)
+	g.draining.Store(refusing)
+	ctx, cancel := context.WithTimeout(context.Background(), g.cfg.DrainTime)
+	defer cancel()
+	ended := make(chan error, 2)
+	go func() {
+		if web != nil {
+			ended <- web.Shutdown(ctx)
+			return
+		}
+		ended <- nil
+	}()
+	go func() {
+		if rpc != nil {
+			rpc.GracefulStop()
+		}
+		ended <- nil
+	}()
+	for range 2 {
+		select {
+		case err := <-ended:
+			if err != nil {
+				return fmt.Errorf("draining: %d requests did not finish in %v", g.inFlight.Load(), g.cfg.DrainTime)
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("draining: %d requests did not finish in %v", g.inFlight.Load(), g.cfg.DrainTime)
+		}
+	}
+	return nil
+}
+
+// begin admits an inference of a caller; end follows.
+func (g *Gateway) begin(who *caller) error {
+	if g.draining.Load() == refusing {
+		return errDraining
+	}
+	if err := g.callers.begin(who.use); err != nil {
+		return err
+	}
+	g.inFlight.Add(1)
+	return nil
+}
+
+func (g *Gateway) end(who *caller) {
+	g.callers.end(who.use)
+	g.inFlight.Add(-1)
+}
+
+// ready is nil if requests are welcome.
+func (g *Gateway) ready() error {
+	if g.draining.Load() != notDraining {
+		return errDraining
+	}
+	return *g.models.broker.Load()
+}
+
+func (g *Gateway) modelReady(k *model) error {
+	if err := g.ready(); err != nil {
+		return err
+	}
+	if !k.ready() {
+		return refuse(http.StatusServiceUnavailable, codes.Unavailable, "model %q has no worker", k.name)
+	}
+	return nil
+}
+
+// sweep looks for slow connections and for files that changed.
+func (g *Gateway) sweep(ctx context.Context, listeners ...*listener) {
+	t := time.NewTicker(sweepInterval)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-t.C:
+			for _, l := range listeners {
+				if l != nil {
+					l.sweep(now)
+				}
+			}
+			g.sweeps.look(now)
+			g.secrets.reload()
+		}
+	}
+}

@@ -1,0 +1,174 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/experimental"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	rpcpeer "google.golang.org/grpc/peer"
+	rpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+)
+
+// rpcDoor is the gRPC side of the protocol.
+type rpcDoor struct {
+	oip.UnimplementedGRPCInferenceServiceServer
+	g *Gateway
+}
+
+func (g *Gateway) newGRPC(l *listener) *grpc.Server {
+	l.budget = true
+	options := []grpc.ServerOption{
+		grpc.ForceServerCodecV2(newCodec()),
+		grpc.Creds(rpcCredentials{g.tlsConfig("h2")}),
+		grpc.MaxRecvMsgSize(g.cfg.MaxMessageBytes),
+		grpc.MaxSendMsgSize(1<<31 - 1),
+		grpc.MaxConcurrentStreams(streamsPerConnection),
+		grpc.MaxHeaderListSize(maxURLHeaderBytes),
+		grpc.InitialWindowSize(streamWindow),
+		grpc.InitialConnWindowSize(connectionWindow),
+		grpc.SharedWriteBuffer(true),
+		grpc.ConnectionTimeout(headerTimeout),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: grpcIdleTimeout, Time: keepaliveTime, Timeout: keepaliveTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveTimeout, PermitWithoutStream: true}),
+		experimental.BufferPool(&countingPool{mem.DefaultBufferPool(), &g.budget}),
+		grpc.ChainUnaryInterceptor(g.intercept),
+	}
+	if g.cfg.TokenFile != "" { // before a message is read
+		options = append(options, grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
+			_, err := g.rpcCaller(ctx, info.Header)
+			return ctx, rpcError(err)
+		}))
+	}
+	s := grpc.NewServer(options...)
+	door := &rpcDoor{g: g}
+	service := oip.GRPCInferenceService_ServiceDesc
+	service.Methods = slices.Clone(service.Methods)
+	for i := range service.Methods {
+		if service.Methods[i].MethodName == "ModelInfer" {
+			service.Methods[i].Handler = func(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+				return door.infer(ctx, decode)
+			}
+		}
+	}
+	service.Streams = slices.Clone(service.Streams)
+	for i := range service.Streams {
+		if service.Streams[i].StreamName == "ModelStreamInfer" {
+			service.Streams[i].Handler = func(_ any, s grpc.ServerStream) error { return door.inferStream(s) }
+		}
+	}
+	s.RegisterService(&service, door)
+	return s
+}
+
+// rpcError says an error as gRPC does.
+func rpcError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return rpcstatus.Error(meaningOf(err).grpc, textOf(err))
+}
+
+// intercept stands before everything but inference.
+func (g *Gateway) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	rep, err := next(ctx, req)
+	return rep, rpcError(err)
+}
+
+// rpcCaller finds out who calls.
+func (g *Gateway) rpcCaller(ctx context.Context, header metadata.MD) (*caller, error) {
+	p, ok := rpcpeer.FromContext(ctx)
+	if !ok {
+		return nil, errors.New("a call without a peer")
+	}
+	info, ok := p.AuthInfo.(*rpcAuth)
+	if !ok {
+		return nil, errors.New("a call without a connection")
+	}
+	authorization := ""
+	if g.cfg.TokenFile != "" {
+		if v := header.Get("authorization"); len(v) > 0 {
+			authorization = v[0]
+		}
+	}
+	return g.identify(info.conn, authorization, info.tls)
+}
+
+// rpcCall is who calls, and over what.
+func (g *Gateway) rpcCall(ctx context.Context) (*caller, *conn, error) {
+	var header metadata.MD
+	if g.cfg.TokenFile != "" {
+		header, _ = metadata.FromIncomingContext(ctx)
+	}
+	who, err := g.rpcCaller(ctx, header)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, _ := rpcpeer.FromContext(ctx)
+	return who, p.AuthInfo.(*rpcAuth).conn, nil
+}
+
+// rpcCredentials make the connection known to the calls, with TLS or without.
+type rpcCredentials struct{ config *tls.Config }
+
+type rpcAuth struct {
+	credentials.CommonAuthInfo
+	conn *conn
+	tls  *tls.ConnectionState
+}
+
+func (*rpcAuth) AuthType() string { return "ringbatch" }
+
+func (c rpcCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	auth := &rpcAuth{conn: raw.(*conn)}
+	if c.config == nil {
+		auth.SecurityLevel = credentials.NoSecurity
+		return raw, auth, nil
+	}
+	t := tls.Server(raw, c.config)
+	if err := t.Handshake(); err != nil {
+		raw.Close()
+		return nil, nil, err
+	}
+	state := t.ConnectionState()
+	auth.SecurityLevel, auth.tls = credentials.PrivacyAndIntegrity, &state
+	return t, auth, nil
+}
+
+func (rpcCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("these are a server's credentials")
+}
+
+func (rpcCredentials) Info() credentials.ProtocolInfo            { return credentials.ProtocolInfo{} }
+func (c rpcCredentials) Clone() credentials.TransportCredentials { return c }
+func (rpcCredentials) OverrideServerName(string) error           { return nil }
+
+// countingPool counts what messages take on their way.
+type countingPool struct {
+	mem.BufferPool
+	budget *budget
+}
+
+func (p *countingPool) Get(n int) *[]byte {
+	b := p.BufferPool.Get(n)
+	p.budget.used.Add(int64(cap(*b)))
+	return b
+}
+
+func (p *countingPool) Put(b *[]byte) {
+	p.budget.used.Add(-int64(cap(*b)))
+	p.BufferPool.Put(b)
+}
+
+var messages = sync.Pool{New: func() any { return new(message) }}

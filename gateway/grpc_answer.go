@@ -1,0 +1,204 @@
+package gateway
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// rpcAnswer is a ModelInferResponse, or with stream a ModelStreamInferResponse.
+// Large tensors are sent from the slots: the transport tells by freeing their
+// buffers when it is done with them, and then the call ends.
+type rpcAnswer struct {
+	g       *Gateway
+	conn    *conn
+	head    []byte // everything, or everything up to the first large tensor
+	tails   [][]byte
+	inPlace [][]byte // large tensors; tails[i] follows inPlace[i]
+	call    *call    // nil if nothing is in place
+	left    atomic.Int32
+	until   time.Time
+}
+
+// Tensors below this size are copied into the message. (The transport does not
+// tell about buffers of up to 1 KiB.)
+const inPlaceBytes = 8 << 10
+
+// encode makes the answer of a call that went well, and ends the call, at once
+// or when its tensors have been sent.
+func (c *call) encode(conn *conn, stream bool) (*rpcAnswer, error) {
+	a := &rpcAnswer{g: c.model.g, conn: conn}
+	for i := range c.outputs {
+		if o := &c.outputs[i]; o.region.region != nil {
+			if err := o.write(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	head := make([]byte, 0, 128+c.smallBytes())
+	if stream {
+		head = protowire.AppendTag(head, 2, protowire.BytesType)
+		head = protowire.AppendVarint(head, uint64(c.messageSize()))
+	}
+	head = c.appendMeta(head)
+	for i := range c.outputs {
+		o := &c.outputs[i]
+		head = protowire.AppendTag(head, 6, protowire.BytesType)
+		if o.region.region != nil { // one entry for each output all the same
+			head = append(head, 0)
+			continue
+		}
+		head = protowire.AppendVarint(head, uint64(o.size))
+		for _, p := range o.parts {
+			if len(p) < inPlaceBytes {
+				head = append(head, p...)
+				continue
+			}
+			if a.inPlace == nil {
+				a.head = head
+			} else {
+				a.tails = append(a.tails, head)
+			}
+			a.inPlace = append(a.inPlace, p[:len(p):len(p)])
+			head = nil
+		}
+	}
+	if a.inPlace == nil {
+		a.head = head
+		return a, nil
+	}
+	a.tails = append(a.tails, head)
+	a.call = c
+	size := 0
+	for _, p := range a.inPlace {
+		size += len(p)
+	}
+	a.until = time.Now().Add(answerTime(size))
+	a.left.Store(int32(len(a.inPlace)))
+	a.g.sweeps.add(a)
+	return a, nil
+}
+
+// appendMeta writes the fields of a ModelInferResponse up to its tensors.
+func (c *call) appendMeta(b []byte) []byte {
+	text := func(field protowire.Number, s string) {
+		b = protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
+	}
+	text(1, c.model.name)
+	text(2, modelVersion)
+	if c.id != "" {
+		text(3, c.id)
+	}
+	for i := range c.outputs {
+		o := &c.outputs[i]
+		dims := 0
+		for _, d := range o.shape {
+			dims += protowire.SizeVarint(uint64(d))
+		}
+		datatype := TypeName(o.dtype)
+		size := 3 + protowire.SizeBytes(len(o.name)) + protowire.SizeBytes(len(datatype)) + protowire.SizeBytes(dims)
+		b = protowire.AppendVarint(protowire.AppendTag(b, 5, protowire.BytesType), uint64(size))
+		text(1, o.name)
+		text(2, datatype)
+		b = protowire.AppendVarint(protowire.AppendTag(b, 3, protowire.BytesType), uint64(dims))
+		for _, d := range o.shape {
+			b = protowire.AppendVarint(b, uint64(d))
+		}
+	}
+	return b
+}
+
+// messageSize is the length of the ModelInferResponse.
+func (c *call) messageSize() int {
+	n := len(c.appendMeta(nil))
+	for i := range c.outputs {
+		if o := &c.outputs[i]; o.region.region != nil {
+			n += 2
+		} else {
+			n += 1 + protowire.SizeBytes(o.size)
+		}
+	}
+	return n
+}
+
+func (c *call) smallBytes() int {
+	n := 64 * len(c.outputs)
+	for i := range c.outputs {
+		if o := &c.outputs[i]; o.region.region == nil && o.size < 2*inPlaceBytes {
+			n += o.size
+		}
+	}
+	return n
+}
+
+// marshal gives the transport the message.
+func (a *rpcAnswer) marshal() mem.BufferSlice {
+	out := mem.BufferSlice{mem.SliceBuffer(a.head)}
+	for i := range a.inPlace {
+		out = append(out, mem.NewBuffer(&a.inPlace[i], a))
+		if len(a.tails[i]) > 0 {
+			out = append(out, mem.SliceBuffer(a.tails[i]))
+		}
+	}
+	return out
+}
+
+// discard is for an answer that nobody will send.
+func (a *rpcAnswer) discard() {
+	for i := range a.inPlace {
+		a.Put(&a.inPlace[i])
+	}
+}
+
+// Get is there because mem.BufferPool asks for it.
+func (a *rpcAnswer) Get(int) *[]byte { panic("gateway: an answer is no pool") }
+
+// Put is how the transport says that it is done with a tensor.
+func (a *rpcAnswer) Put(*[]byte) {
+	if a.left.Add(-1) == 0 {
+		a.g.sweeps.remove(a)
+		a.call.count(nil)
+		a.call.done()
+	}
+}
+
+// sweeps are the answers that lie in slots until their callers read them.
+type sweeps struct {
+	mu      sync.Mutex
+	answers map[*rpcAnswer]struct{}
+}
+
+func (s *sweeps) add(a *rpcAnswer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.answers == nil {
+		s.answers = map[*rpcAnswer]struct{}{}
+	}
+	s.answers[a] = struct{}{}
+}
+
+func (s *sweeps) remove(a *rpcAnswer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.answers, a)
+}
+
+// look hangs up on those who don't read: only that makes the transport let go
+// of the slots.
+func (s *sweeps) look(now time.Time) {
+	s.mu.Lock()
+	var slow []*rpcAnswer
+	for a := range s.answers {
+		if now.After(a.until) {
+			slow = append(slow, a)
+		}
+	}
+	s.mu.Unlock()
+	for _, a := range slow {
+		a.g.log.Warn("a caller does not read its answer, hung up", "address", a.conn.peer.remote)
+		a.conn.Close()
+	}
+}

@@ -1,0 +1,146 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+)
+
+// infer answers ModelInfer.
+func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (any, error) {
+	m := messages.Get().(*message)
+	if err := decode(m); err != nil {
+		messages.Put(m)
+		return nil, err
+	}
+	a, err := d.run(ctx, m, false)
+	if err != nil {
+		return nil, rpcError(err)
+	}
+	return a, nil
+}
+
+// run does one inference, and frees its message.
+func (d *rpcDoor) run(ctx context.Context, m *message, stream bool) (*rpcAnswer, error) {
+	freed := false
+	free := func() {
+		if !freed {
+			freed = true
+			m.free()
+			messages.Put(m)
+		}
+	}
+	defer free()
+	who, conn, err := d.g.rpcCall(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.g.begin(who); err != nil {
+		return nil, err
+	}
+	defer d.g.end(who)
+	if err := m.split(); err != nil {
+		return nil, err
+	}
+	k, err := d.g.models.named(ctx, m.model, m.version)
+	if err != nil {
+		return nil, err
+	}
+	c := newCall()
+	c.model, c.caller = k, who
+	a, err := d.runCall(ctx, c, m, free, conn, stream)
+	if err != nil || a.call == nil {
+		c.count(err)
+		c.done()
+	}
+	return a, err
+}
+
+func (d *rpcDoor) runCall(ctx context.Context, c *call, m *message, free func(), conn *conn, stream bool) (*rpcAnswer, error) {
+	if err := c.takeFromCaller(m.data.Len()); err != nil {
+		return nil, err
+	}
+	if err := c.readMessage(m); err != nil {
+		return nil, err
+	}
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	c.onFilled = free // the transport can have its buffers back while we wait
+	if err := c.run(ctx); err != nil {
+		return nil, err
+	}
+	return c.encode(conn, stream)
+}
+
+// streamDepth is how many requests of one stream are under way at once.
+const streamDepth = 64
+
+// inferStream answers ModelStreamInfer: requests are under way together, their
+// answers come one by one in the order of the requests.
+//
+//  1. this goroutine receives requests and starts each
+//  2. a place in line waits for each answer, in order
+//  3. a second goroutine sends them
+func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
+	ctx, cancel := context.WithCancel(s.Context())
+	defer cancel()
+	line := make(chan chan any, streamDepth)
+	sent := make(chan error, 1)
+	go func() {
+		var err error
+		for place := range line {
+			if a := <-place; err == nil {
+				err = s.SendMsg(a)
+			} else if a, ok := a.(*rpcAnswer); ok {
+				a.discard()
+			}
+			if err != nil {
+				cancel()
+			}
+		}
+		sent <- err
+	}()
+	var err error
+	for {
+		m := messages.Get().(*message)
+		if err = s.RecvMsg(m); err != nil {
+			messages.Put(m)
+			break
+		}
+		place := make(chan any, 1)
+		line <- place
+		go func() {
+			id := "" // an error is told with the request's id
+			if m.split() == nil {
+				id = string(m.id[:min(len(m.id), maxIDBytes)])
+			}
+			m.reset()
+			a, err := d.run(ctx, m, true)
+			if err != nil {
+				place <- streamError(id, err)
+				return
+			}
+			place <- a
+		}()
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	} else {
+		cancel()
+	}
+	close(line)
+	if failed := <-sent; err == nil {
+		err = failed
+	}
+	return err
+}
+
+func streamError(id string, err error) proto.Message {
+	return &oip.ModelStreamInferResponse{ErrorMessage: textOf(err), InferResponse: &oip.ModelInferResponse{Id: id}}
+}

@@ -1,0 +1,105 @@
+package gateway
+
+import (
+	"context"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+)
+
+// Everything but inference.
+
+func (d *rpcDoor) ServerLive(context.Context, *oip.ServerLiveRequest) (*oip.ServerLiveResponse, error) {
+	return &oip.ServerLiveResponse{Live: true}, nil
+}
+
+func (d *rpcDoor) ServerReady(context.Context, *oip.ServerReadyRequest) (*oip.ServerReadyResponse, error) {
+	return &oip.ServerReadyResponse{Ready: d.g.ready() == nil}, nil
+}
+
+func (d *rpcDoor) ModelReady(ctx context.Context, r *oip.ModelReadyRequest) (*oip.ModelReadyResponse, error) {
+	k, err := d.g.models.get(ctx, r.Name, r.Version)
+	if err != nil {
+		return nil, err
+	}
+	return &oip.ModelReadyResponse{Ready: d.g.modelReady(k) == nil}, nil
+}
+
+func (d *rpcDoor) ServerMetadata(context.Context, *oip.ServerMetadataRequest) (*oip.ServerMetadataResponse, error) {
+	return d.g.serverMetadata(), nil
+}
+
+func (d *rpcDoor) ModelMetadata(ctx context.Context, r *oip.ModelMetadataRequest) (*oip.ModelMetadataResponse, error) {
+	k, err := d.g.models.get(ctx, r.Name, r.Version)
+	if err != nil {
+		return nil, err
+	}
+	return k.metadata(), nil
+}
+
+func (d *rpcDoor) ModelConfig(ctx context.Context, r *oip.ModelConfigRequest) (*oip.ModelConfigResponse, error) {
+	k, err := d.g.models.get(ctx, r.Name, r.Version)
+	if err != nil {
+		return nil, err
+	}
+	return &oip.ModelConfigResponse{Config: k.config()}, nil
+}
+
+func (d *rpcDoor) ModelStatistics(ctx context.Context, r *oip.ModelStatisticsRequest) (*oip.ModelStatisticsResponse, error) {
+	return d.g.statistics(ctx, r.Name, r.Version)
+}
+
+func (d *rpcDoor) RepositoryIndex(context.Context, *oip.RepositoryIndexRequest) (*oip.RepositoryIndexResponse, error) {
+	return d.g.index(), nil
+}
+
+func (d *rpcDoor) RepositoryModelLoad(context.Context, *oip.RepositoryModelLoadRequest) (*oip.RepositoryModelLoadResponse, error) {
+	return nil, errNoLoading
+}
+
+func (d *rpcDoor) RepositoryModelUnload(context.Context, *oip.RepositoryModelUnloadRequest) (*oip.RepositoryModelUnloadResponse, error) {
+	return nil, errNoLoading
+}
+
+func (d *rpcDoor) SystemSharedMemoryStatus(ctx context.Context, r *oip.SystemSharedMemoryStatusRequest) (*oip.SystemSharedMemoryStatusResponse, error) {
+	who, _, err := d.g.rpcCall(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list, err := d.g.regions.status(who, r.Name)
+	if err != nil {
+		return nil, err
+	}
+	all := &oip.SystemSharedMemoryStatusResponse{Regions: map[string]*oip.SystemSharedMemoryStatusResponse_RegionStatus{}}
+	for _, k := range list {
+		all.Regions[k.name] = k.message()
+	}
+	return all, nil
+}
+
+func (d *rpcDoor) SystemSharedMemoryRegister(ctx context.Context, r *oip.SystemSharedMemoryRegisterRequest) (*oip.SystemSharedMemoryRegisterResponse, error) {
+	who, _, err := d.g.rpcCall(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &oip.SystemSharedMemoryRegisterResponse{}, d.g.regions.register(who, r.Name, r.Key, r.Offset, r.ByteSize)
+}
+
+func (d *rpcDoor) SystemSharedMemoryUnregister(ctx context.Context, r *oip.SystemSharedMemoryUnregisterRequest) (*oip.SystemSharedMemoryUnregisterResponse, error) {
+	who, _, err := d.g.rpcCall(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &oip.SystemSharedMemoryUnregisterResponse{}, d.g.regions.unregister(who, r.Name)
+}
+
+func (d *rpcDoor) CudaSharedMemoryStatus(context.Context, *oip.CudaSharedMemoryStatusRequest) (*oip.CudaSharedMemoryStatusResponse, error) {
+	return &oip.CudaSharedMemoryStatusResponse{}, nil
+}
+
+func (d *rpcDoor) CudaSharedMemoryRegister(context.Context, *oip.CudaSharedMemoryRegisterRequest) (*oip.CudaSharedMemoryRegisterResponse, error) {
+	return nil, errNoCUDA
+}
+
+func (d *rpcDoor) CudaSharedMemoryUnregister(context.Context, *oip.CudaSharedMemoryUnregisterRequest) (*oip.CudaSharedMemoryUnregisterResponse, error) {
+	return &oip.CudaSharedMemoryUnregisterResponse{}, nil
+}

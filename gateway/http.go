@@ -1,0 +1,194 @@
+package gateway
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// headerLength tells where the JSON of a binary body ends.
+const headerLength = "Inference-Header-Content-Length"
+
+// httpDoor is the REST side of the protocol.
+type httpDoor struct{ g *Gateway }
+
+func (d httpDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	path := strings.Split(strings.TrimPrefix(r.URL.EscapedPath(), "/"), "/")
+	for i, p := range path {
+		if strings.IndexByte(p, '%') >= 0 {
+			path[i], _ = url.PathUnescape(p)
+		}
+	}
+	if n := len(path); n > 1 && path[n-1] == "" {
+		path = path[:n-1]
+	}
+	who, err := d.g.identify(connOf(r.Context()), r.Header.Get("Authorization"), r.TLS)
+	if err == nil || isProbe(path) { // whether it lives may be asked by everybody
+		if len(path) > 2 && path[len(path)-1] == "infer" && r.Method == http.MethodPost {
+			err = d.infer(w, r, who, path)
+		} else {
+			err = d.ask(w, r, who, path)
+		}
+	}
+	if err != nil {
+		writeError(w, err)
+	}
+}
+
+func isProbe(path []string) bool { return len(path) > 1 && path[0] == "v2" && path[1] == "health" }
+
+// errNoPath is a path, or a method on it, that means nothing here.
+var errNoPath = errors.New("no such path")
+
+// ask answers everything but inference.
+func (d httpDoor) ask(w http.ResponseWriter, r *http.Request, who *caller, path []string) error {
+	if path[0] != "v2" {
+		return d.other(w, r)
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, maxSmallBody)
+	var err error
+	switch path = path[1:]; {
+	case len(path) == 0:
+		writeMessage(w, d.g.serverMetadata())
+	case path[0] == "health":
+		err = d.health(w, path[1:])
+	case path[0] == "models" && len(path) == 2 && path[1] == "stats":
+		err = d.stats(w, r, "", "")
+	case path[0] == "models" && len(path) > 1:
+		err = d.model(w, r, path[1:])
+	case path[0] == "repository":
+		err = d.repository(w, r, path[1:])
+	case path[0] == "systemsharedmemory" || path[0] == "cudasharedmemory":
+		err = d.sharedMemory(w, r, who, path)
+	default:
+		err = errNoPath
+	}
+	if errors.Is(err, errNoPath) {
+		return d.other(w, r)
+	}
+	return err
+}
+
+// other is whatever else the gateway's owner has put on this port.
+func (d httpDoor) other(w http.ResponseWriter, r *http.Request) error {
+	if d.g.cfg.Other != nil {
+		d.g.cfg.Other.ServeHTTP(w, r)
+		return nil
+	}
+	return refuse(http.StatusNotFound, 5, "%s %s: no such path", r.Method, r.URL.Path)
+}
+
+func (d httpDoor) health(w http.ResponseWriter, path []string) error {
+	switch {
+	case len(path) == 1 && path[0] == "live":
+		w.WriteHeader(http.StatusOK)
+	case len(path) == 1 && path[0] == "ready":
+		if err := d.g.ready(); err != nil {
+			return err
+		}
+		w.WriteHeader(http.StatusOK)
+	default:
+		return errNoPath
+	}
+	return nil
+}
+
+// model is NAME[/versions/VERSION][/ready|config|stats].
+func (d httpDoor) model(w http.ResponseWriter, r *http.Request, path []string) error {
+	name, version, path := modelPath(path)
+	k, err := d.g.models.get(r.Context(), name, version)
+	if err != nil {
+		return err
+	}
+	switch {
+	case len(path) == 0:
+		writeMessage(w, k.metadata())
+	case len(path) > 1:
+		return errNoPath
+	case path[0] == "ready":
+		if err := d.g.modelReady(k); err != nil {
+			return err
+		}
+		w.WriteHeader(http.StatusOK)
+	case path[0] == "config":
+		writeMessage(w, k.config())
+	case path[0] == "stats":
+		return d.stats(w, r, name, version)
+	default:
+		return errNoPath
+	}
+	return nil
+}
+
+// modelPath splits what follows /v2/models/.
+func modelPath(path []string) (name, version string, rest []string) {
+	name, rest = path[0], path[1:]
+	if len(rest) > 1 && rest[0] == "versions" {
+		return name, rest[1], rest[2:]
+	}
+	return name, "", rest
+}
+
+func (d httpDoor) stats(w http.ResponseWriter, r *http.Request, name, version string) error {
+	s, err := d.g.statistics(r.Context(), name, version)
+	if err == nil {
+		writeMessage(w, s)
+	}
+	return err
+}
+
+// repository is index, or models/NAME/load|unload.
+func (d httpDoor) repository(w http.ResponseWriter, r *http.Request, path []string) error {
+	switch {
+	case len(path) == 1 && path[0] == "index":
+		b := []byte{'['}
+		for i, m := range d.g.index().Models {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = appendMessage(b, m)
+		}
+		writeJSON(w, append(b, ']'))
+		return nil
+	case len(path) == 3 && path[0] == "models" && (path[2] == "load" || path[2] == "unload"):
+		return errNoLoading
+	}
+	return errNoPath
+}
+
+func writeMessage(w http.ResponseWriter, m proto.Message) { writeJSON(w, appendMessage(nil, m)) }
+
+func writeJSON(w http.ResponseWriter, b []byte) {
+	h := w.Header()
+	h["Content-Type"] = typeJSON
+	h["Content-Length"] = []string{strconv.Itoa(len(b))}
+	_, _ = w.Write(b)
+}
+
+var (
+	typeJSON   = []string{"application/json"}
+	typeBinary = []string{"application/octet-stream"}
+)
+
+// writeError says an error as Triton does.
+func writeError(w http.ResponseWriter, err error) {
+	m := meaningOf(err)
+	b := append(appendString([]byte(`{"error":`), textOf(err)), '}')
+	h := w.Header()
+	h["Content-Type"] = typeJSON
+	h["Content-Length"] = []string{strconv.Itoa(len(b))}
+	switch m.http {
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+		h.Set("Retry-After", "1")
+	case http.StatusUnauthorized:
+		h.Set("WWW-Authenticate", "Bearer")
+	case http.StatusRequestTimeout:
+		h.Set("Connection", "close")
+	}
+	w.WriteHeader(m.http)
+	_, _ = w.Write(b)
+}

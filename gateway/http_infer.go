@@ -1,0 +1,299 @@
+package gateway
+
+import (
+	"compress/gzip"
+	"compress/zlib"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// infer answers POST /v2/models/NAME[/versions/VERSION]/infer.
+func (d httpDoor) infer(w http.ResponseWriter, r *http.Request, who *caller, path []string) error {
+	if len(path) < 4 || path[0] != "v2" || path[1] != "models" {
+		return d.other(w, r)
+	}
+	name, version, rest := modelPath(path[2:])
+	if len(rest) != 1 {
+		return d.other(w, r)
+	}
+	if err := d.g.begin(who); err != nil {
+		return err
+	}
+	defer d.g.end(who)
+	k, err := d.g.models.get(r.Context(), name, version)
+	if err != nil {
+		return err
+	}
+	b := bodies.Get().(*body)
+	defer b.done()
+	c := newCall()
+	defer c.done()
+	c.model, c.caller = k, who
+	err = d.inferCall(w, r, c, b)
+	c.count(err)
+	return err
+}
+
+// inferCall reads the request, runs it, and writes the answer.
+func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c *call, b *body) error {
+	if err := c.takeFromCaller(max(0, int(r.ContentLength))); err != nil {
+		return err
+	}
+	conn := connOf(r.Context())
+	conn.beginBody(c.began)
+	defer conn.endBody()
+	if err := b.open(d.g, r); err != nil {
+		return err
+	}
+	defer b.close()
+	if err := b.read(c, r.Header.Get(headerLength)); err != nil {
+		return err
+	}
+	if err := c.check(); err != nil {
+		return err
+	}
+	c.onFilled = conn.bodyRead // from here on it is not the caller who is slow
+	if err := c.run(r.Context()); err != nil {
+		return err
+	}
+	return c.writeHTTP(w, conn, b)
+}
+
+// writeHTTP sends the answer: its JSON, and then the tensors from the slots.
+func (c *call) writeHTTP(w http.ResponseWriter, conn *conn, b *body) error {
+	for i := range c.outputs {
+		if o := &c.outputs[i]; o.region.region != nil {
+			if err := o.write(); err != nil {
+				return err
+			}
+		}
+	}
+	if n := c.mostJSONBytes(); n > smallBuffer {
+		if err := c.take(n); err != nil {
+			return err
+		}
+	}
+	text, binary := c.appendAnswer(b.text[:0])
+	b.text = text
+	h := w.Header()
+	h["Content-Type"] = typeJSON
+	if binary > 0 {
+		h["Content-Type"] = typeBinary
+		h[headerLength] = []string{strconv.Itoa(len(text))}
+	}
+	h["Content-Length"] = []string{strconv.Itoa(len(text) + binary)}
+	conn.beginAnswer(c.ended, len(text)+binary)
+	defer conn.endAnswer()
+	if binary > 0 && binary <= smallAnswer { // one write
+		for i := range c.outputs {
+			if o := &c.outputs[i]; o.region.region == nil && c.isBinary(o) {
+				for _, p := range o.parts {
+					text = append(text, p...)
+				}
+			}
+		}
+		b.text, binary = text, 0
+	}
+	if _, err := w.Write(text); err != nil {
+		return nil // nobody is left to be told
+	}
+	for i := range c.outputs {
+		if o := &c.outputs[i]; binary > 0 && o.region.region == nil && c.isBinary(o) {
+			for _, p := range o.parts {
+				if _, err := w.Write(p); err != nil {
+					return nil
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Up to here copying an answer costs less than another system call.
+const smallAnswer = 4 << 10
+
+// body is a request's body, with memory for its JSON and that of the answer.
+type body struct {
+	g      *Gateway
+	source bodySource
+	length int64 // of the body, decompressed; -1 unknown
+	text   []byte
+	taken  int // bytes of the budget
+	unzip  io.Closer
+}
+
+var bodies = sync.Pool{New: func() any { return new(body) }}
+
+func (b *body) open(g *Gateway, r *http.Request) error {
+	b.g, b.length = g, r.ContentLength
+	b.source.r = r.Body
+	if b.length > int64(g.cfg.MaxMessageBytes) {
+		return tooLarge(b.length, g.cfg.MaxMessageBytes)
+	}
+	switch e := r.Header.Get("Content-Encoding"); strings.ToLower(e) {
+	case "", "identity":
+	case "gzip":
+		z, err := gzip.NewReader(r.Body)
+		if err != nil {
+			return badRequest("the body is no gzip: %v", err)
+		}
+		b.source.r, b.unzip, b.length = z, z, -1
+	case "deflate":
+		z, err := zlib.NewReader(r.Body)
+		if err != nil {
+			return badRequest("the body is no deflate: %v", err)
+		}
+		b.source.r, b.unzip, b.length = z, z, -1
+	default:
+		return refuse(http.StatusUnsupportedMediaType, 3, "Content-Encoding %q: gzip and deflate are known", e)
+	}
+	if b.length < 0 {
+		b.source.r, b.source.open = &limited{b.source.r, int64(g.cfg.MaxMessageBytes), g.cfg.MaxMessageBytes}, true
+	}
+	return nil
+}
+
+func (b *body) close() {
+	if b.unzip != nil {
+		b.unzip.Close()
+	}
+	if b.taken > 0 {
+		b.g.budget.giveBack(b.taken)
+	}
+	b.source, b.unzip, b.taken = bodySource{}, nil, 0
+}
+
+func (b *body) done() {
+	if cap(b.text) > smallBuffer {
+		b.text = nil
+	}
+	bodies.Put(b)
+}
+
+// limited is a body of unknown length.
+type limited struct {
+	r    io.Reader
+	left int64
+	most int
+}
+
+func (l *limited) Read(p []byte) (int, error) {
+	if l.left == 0 {
+		var one [1]byte
+		n, err := l.r.Read(one[:])
+		if n > 0 {
+			return 0, tooLarge(int64(l.most)+1, l.most)
+		}
+		return 0, err
+	}
+	n, err := l.r.Read(p[:min(int64(len(p)), l.left)])
+	l.left -= int64(n)
+	return n, err
+}
+
+// read reads the JSON; what follows stays in the body.
+func (b *body) read(c *call, header string) error {
+	if header == "" {
+		if err := b.readAll(); err != nil {
+			return err
+		}
+		_, err := c.readJSON(b.text, nil)
+		return err
+	}
+	n, err := strconv.ParseInt(header, 10, 64)
+	switch {
+	case err != nil || n < 0:
+		return badRequest("header %s: %q is no length", headerLength, header)
+	case b.length >= 0 && n > b.length:
+		return badRequest("header %s: %d, the body has %d bytes", headerLength, n, b.length)
+	case n > int64(b.g.cfg.MaxMessageBytes):
+		return tooLarge(n, b.g.cfg.MaxMessageBytes)
+	case n == 0:
+		return b.rawInput(c)
+	}
+	if err := b.grow(int(n)); err != nil {
+		return err
+	}
+	if err := b.source.readFull(b.text); err != nil {
+		return err
+	}
+	binary, err := c.readJSON(b.text, &b.source)
+	if err == nil && b.length >= 0 && n+int64(binary) != b.length {
+		err = badRequest("%d bytes of JSON and %d of tensors are announced, the body has %d", n, binary, b.length)
+	}
+	return err
+}
+
+// rawInput is a body that is one tensor and nothing else.
+func (b *body) rawInput(c *call) error {
+	if len(c.model.sig.Inputs) != 1 || len(c.model.sig.Inputs[0].Variable) > 0 {
+		return badRequest("a body without JSON is for models with one input of a fixed shape; this is %s", &c.model.sig)
+	}
+	spec := &c.model.sig.Inputs[0]
+	size := b.length
+	if size < 0 || size%int64(spec.RowBytes()) != 0 {
+		return badRequest("the body is to be whole rows of %d bytes, and as long as its Content-Length says", spec.RowBytes())
+	}
+	in := c.addInput()
+	in.name, in.dtype, in.src, in.size = spec.Name, spec.DType, &b.source, int(size)
+	in.shape = append(append(in.shape, int(size)/spec.RowBytes()), spec.Shape...)
+	c.binary = true
+	return nil
+}
+
+// grow makes the text n bytes long; what is large is counted first.
+func (b *body) grow(n int) error {
+	if n > smallBuffer {
+		if err := b.g.budget.take(n - b.taken); err != nil {
+			return err
+		}
+		b.taken = n
+	}
+	if cap(b.text) < n {
+		b.text = make([]byte, n)
+	}
+	b.text = b.text[:n]
+	return nil
+}
+
+// readAll reads a body that is JSON as a whole.
+func (b *body) readAll() error {
+	if b.length >= 0 {
+		if err := b.grow(int(b.length)); err != nil {
+			return err
+		}
+		return b.source.readFull(b.text)
+	}
+	b.text = b.text[:0]
+	for {
+		if len(b.text) == cap(b.text) {
+			n := len(b.text)
+			more := append([]byte(nil), b.text...)
+			if err := b.grow(max(4<<10, 2*n)); err != nil {
+				return err
+			}
+			b.text = b.text[:copy(b.text, more)]
+		}
+		n, err := b.source.r.Read(b.text[len(b.text):cap(b.text)])
+		b.text = b.text[:len(b.text)+n]
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return bodyError(err)
+		}
+	}
+}
+
+// takeFromCaller counts a request's bytes as its caller's.
+func (c *call) takeFromCaller(n int) error {
+	if err := c.model.g.callers.take(c.caller.use, n); err != nil {
+		return err
+	}
+	c.callerBytes = n
+	return nil
+}

@@ -1,0 +1,139 @@
+package gateway
+
+import (
+	"encoding/json"
+	"strconv"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/ringbatch/ringbatch/internal/codec"
+)
+
+// appendAnswer writes the JSON of an answer; binary tells how many bytes of
+// tensors follow it.
+func (c *call) appendAnswer(b []byte) (_ []byte, binary int) {
+	b = append(b, '{')
+	if c.id != "" {
+		b = append(appendString(append(b, `"id":`...), c.id), ',')
+	}
+	b = appendString(append(b, `"model_name":`...), c.model.name)
+	b = append(b, `,"model_version":"`+modelVersion+`","outputs":[`...)
+	for i := range c.outputs {
+		o := &c.outputs[i]
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendString(append(b, `{"name":`...), o.name)
+		b = append(append(b, `,"datatype":"`...), TypeName(o.dtype)...)
+		b = append(b, `","shape":[`...)
+		for j, d := range o.shape {
+			if j > 0 {
+				b = append(b, ',')
+			}
+			b = strconv.AppendInt(b, int64(d), 10)
+		}
+		b = append(b, ']')
+		switch {
+		case o.region.region != nil: // no parameters: load tools stumble over them
+		case c.isBinary(o):
+			b = strconv.AppendInt(append(b, `,"parameters":{"binary_data_size":`...), int64(o.size), 10)
+			b = append(b, '}')
+			binary += o.size
+		default:
+			b = appendData(append(b, `,"data":`...), o)
+		}
+		b = append(b, '}')
+	}
+	return append(b, ']', '}'), binary
+}
+
+func (c *call) isBinary(o *output) bool {
+	return o.form == formBinary || o.form == formDefault && c.binary
+}
+
+// mostJSONBytes is an upper bound for the JSON of an answer's tensors.
+func (c *call) mostJSONBytes() int {
+	n := 0
+	for i := range c.outputs {
+		if o := &c.outputs[i]; o.region.region == nil && !c.isBinary(o) {
+			n += o.size / o.dtype.Size() * codec.MaxJSONBytes(o.dtype)
+		}
+	}
+	return n
+}
+
+func appendData(b []byte, o *output) []byte {
+	b = append(b, '[')
+	for i, p := range o.parts {
+		if i > 0 && len(p) > 0 {
+			b = append(b, ',')
+		}
+		b = codec.AppendJSON(b, o.dtype, p, false)
+	}
+	return append(b, ']')
+}
+
+// appendString writes a JSON string.
+func appendString(b []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			text, _ := json.Marshal(s)
+			return append(b, text...)
+		}
+	}
+	return append(append(append(b, '"'), s...), '"')
+}
+
+// appendMessage writes a message of the protocol as Triton writes it over
+// HTTP: every field, numbers as numbers, enumerations by name.
+func appendMessage(b []byte, m proto.Message) []byte {
+	return appendReflected(b, m.ProtoReflect())
+}
+
+func appendReflected(b []byte, m protoreflect.Message) []byte {
+	b = append(b, '{')
+	fields := m.Descriptor().Fields()
+	first := true
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if f.Kind() == protoreflect.MessageKind && !f.IsList() && !m.Has(f) {
+			continue
+		}
+		if !first {
+			b = append(b, ',')
+		}
+		first = false
+		b = append(appendString(b, string(f.Name())), ':')
+		v := m.Get(f)
+		if !f.IsList() {
+			b = appendValue(b, f, v)
+			continue
+		}
+		b = append(b, '[')
+		for j := range v.List().Len() {
+			if j > 0 {
+				b = append(b, ',')
+			}
+			b = appendValue(b, f, v.List().Get(j))
+		}
+		b = append(b, ']')
+	}
+	return append(b, '}')
+}
+
+func appendValue(b []byte, f protoreflect.FieldDescriptor, v protoreflect.Value) []byte {
+	switch f.Kind() {
+	case protoreflect.MessageKind:
+		return appendReflected(b, v.Message())
+	case protoreflect.EnumKind:
+		return appendString(b, string(f.Enum().Values().ByNumber(v.Enum()).Name()))
+	case protoreflect.StringKind:
+		return appendString(b, v.String())
+	case protoreflect.BoolKind:
+		return strconv.AppendBool(b, v.Bool())
+	case protoreflect.Uint64Kind:
+		return strconv.AppendUint(b, v.Uint(), 10)
+	}
+	return strconv.AppendInt(b, v.Int(), 10)
+}

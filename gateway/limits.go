@@ -1,0 +1,60 @@
+package gateway
+
+import "time"
+
+// Everything that a caller can make the gateway hold is bounded here. What an
+// operator may want to change is a field of Config; these are its defaults.
+const (
+	// DefaultMaxMessageBytes bounds an HTTP body or a gRPC message, with the
+	// tensors in it.
+	DefaultMaxMessageBytes = 256 << 20
+	// DefaultMaxBufferedBytes bounds what all the callers together have in
+	// the gateway's own memory: JSON bodies, gRPC messages on their way into
+	// slots, answers that were joined. Binary HTTP bodies are not in it, they
+	// go straight into slots.
+	DefaultMaxBufferedBytes = 1 << 30
+	// DefaultMaxConnections is per listener.
+	DefaultMaxConnections = 1024
+	// DefaultCallerRequests is how many requests one caller may have in
+	// flight; DefaultCallerBytes how many bytes of inputs.
+	DefaultCallerRequests = 1024
+	DefaultCallerBytes    = 1 << 30
+	// DefaultClaimWait is how long a request without a deadline waits for
+	// room in the ring, or for a broker that is being restarted.
+	DefaultClaimWait = 5 * time.Second
+	// DefaultDrainTime is how long accepted requests may take to finish.
+	DefaultDrainTime = 30 * time.Second
+)
+
+const (
+	maxURLHeaderBytes = 64 << 10 // request line and headers, HTTP and HTTP/2
+	maxSmallBody      = 1 << 20  // of anything but an inference request
+	maxJSONDepth      = 32
+	maxRegions        = 1024    // shared-memory regions registered at once
+	maxRegionName     = 256     // bytes
+	maxIDBytes        = 4 << 10 // of a request's id, which is echoed
+	maxRows           = 1 << 20 // of one request, before it is split
+	maxTextBytes      = 1 << 10 // of an error's text
+
+	// A request's own bytes up to here are not counted in the budget: they
+	// live in buffers that each connection has anyway.
+	smallBuffer = 64 << 10
+
+	streamsPerConnection = 256     // gRPC and HTTP/2
+	streamWindow         = 1 << 20 // bytes that a peer may send ahead, per stream
+	connectionWindow     = 4 << 20 // and per connection
+
+	headerTimeout    = 10 * time.Second       // to send the headers, or to shake hands
+	idleTimeout      = 2 * time.Minute        // between requests of an HTTP connection
+	grpcIdleTimeout  = 10 * time.Minute       // of a gRPC connection without calls
+	keepaliveTime    = 30 * time.Second       // silence after which a gRPC peer is pinged
+	keepaliveTimeout = 10 * time.Second       // and in which it has to answer
+	budgetPatience   = 10 * time.Second       // a connection may stand still while the buffers are full
+	answerPatience   = 30 * time.Second       // a caller may take to read its answer, beyond what its rate gives it
+	bodyPatience     = 10 * time.Second       // a body may take, beyond what its rate gives it
+	leastRate        = 1 << 20                // bytes a second
+	sweepInterval    = time.Second            // how often slow connections are looked for
+	modelsInterval   = 5 * time.Second        // the broker is asked for its models that often, and when they change
+	noBrokerInterval = 250 * time.Millisecond // while there is none
+	lookupInterval   = 100 * time.Millisecond // at most that often because of an unknown model
+)

@@ -1,0 +1,190 @@
+package gateway
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// listener bounds the connections and knows them all.
+type listener struct {
+	net.Listener
+	g      *Gateway
+	most   int
+	full   []byte // what is said to one too many
+	budget bool   // stop reading while the buffers are full
+
+	mu    sync.Mutex
+	conns map[*conn]struct{}
+}
+
+func newListener(l net.Listener, g *Gateway) *listener {
+	return &listener{Listener: l, g: g, most: g.cfg.MaxConnections, conns: map[*conn]struct{}{}}
+}
+
+// Accept never gives more connections than allowed; those beyond are hung up
+// on at once, so that they do not wait for one that never ends.
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		nc, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		c := &conn{Conn: nc, l: l}
+		c.peer.local, c.peer.remote = addrPort(nc.LocalAddr()), addrPort(nc.RemoteAddr())
+		l.mu.Lock()
+		if len(l.conns) >= l.most {
+			l.mu.Unlock()
+			if len(l.full) > 0 {
+				_ = nc.SetWriteDeadline(time.Now().Add(time.Second))
+				_, _ = nc.Write(l.full)
+			}
+			nc.Close()
+			l.g.refusedConnections.Add(1)
+			continue
+		}
+		c.bodyRead = c.endBody
+		c.who = caller{peer: &c.peer, use: l.g.callers.join(c.peer.address())}
+		l.conns[c] = struct{}{}
+		l.mu.Unlock()
+		return c, nil
+	}
+}
+
+func addrPort(a net.Addr) netip.AddrPort {
+	if t, ok := a.(*net.TCPAddr); ok {
+		return t.AddrPort()
+	}
+	return netip.AddrPort{}
+}
+
+func (p *peer) address() string { return "address " + p.remote.Addr().Unmap().String() }
+
+// sweep ends what takes too long.
+func (l *listener) sweep(now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := range l.conns {
+		c.sweep(now)
+	}
+}
+
+// conn is a connection whose slowness is noticed without a timer per request.
+type conn struct {
+	net.Conn
+	l    *listener
+	peer peer
+	who  caller // without a token
+
+	// Of the body that is being read (HTTP): since when, and what has come.
+	bodySince, bodyGot atomic.Int64
+	bodyRead           func() // endBody
+	// Of the answer that is being written (HTTP): until when it has to be.
+	answerUntil atomic.Int64
+
+	shown      atomic.Pointer[shown]
+	identities struct {
+		sync.Mutex
+		use  map[string]*usage
+		gone bool
+	}
+
+	closed sync.Once
+}
+
+func (c *conn) Read(p []byte) (int, error) {
+	if c.l.budget {
+		if err := c.l.g.waitForBudget(); err != nil {
+			return 0, err
+		}
+	}
+	n, err := c.Conn.Read(p)
+	if c.bodySince.Load() != 0 {
+		c.bodyGot.Add(int64(n))
+	}
+	return n, err
+}
+
+func (c *conn) Close() error {
+	c.closed.Do(func() {
+		c.l.mu.Lock()
+		delete(c.l.conns, c)
+		c.l.mu.Unlock()
+		c.l.g.callers.leave(c.peer.address(), c.who.use)
+		c.identities.Lock()
+		defer c.identities.Unlock()
+		for name, u := range c.identities.use {
+			c.l.g.callers.leave(name, u)
+		}
+		c.identities.use, c.identities.gone = nil, true
+	})
+	return c.Conn.Close()
+}
+
+// beginBody and endBody stand around the reading of a body.
+func (c *conn) beginBody(now time.Time) {
+	c.bodyGot.Store(0)
+	c.bodySince.Store(now.UnixNano())
+}
+
+func (c *conn) endBody() { c.bodySince.Store(0) }
+
+// beginAnswer and endAnswer stand around the writing of an answer.
+func (c *conn) beginAnswer(now time.Time, size int) {
+	c.answerUntil.Store(now.Add(answerTime(size)).UnixNano())
+}
+
+func (c *conn) endAnswer() { c.answerUntil.Store(0) }
+
+// answerTime is how long a caller may take to read an answer: it keeps slots
+// of the ring for that long.
+func answerTime(size int) time.Duration {
+	return answerPatience + time.Duration(size)*time.Second/leastRate
+}
+
+func (c *conn) sweep(now time.Time) {
+	if until := c.answerUntil.Load(); until != 0 && now.UnixNano() > until {
+		c.l.g.log.Warn("a caller does not read its answer, hung up", "address", c.peer.remote)
+		_ = c.SetWriteDeadline(time.Unix(1, 0))
+	}
+	if since := c.bodySince.Load(); since != 0 {
+		allowed := bodyPatience + time.Duration(c.bodyGot.Load())*time.Second/leastRate
+		if now.Sub(time.Unix(0, since)) > allowed {
+			_ = c.SetReadDeadline(time.Unix(1, 0)) // the handler finds out, and answers
+		}
+	}
+}
+
+// waitForBudget holds a connection up while the buffers are full; one that
+// waits for too long is given up, which makes room for the others.
+func (g *Gateway) waitForBudget() error {
+	if !g.budget.full() {
+		return nil
+	}
+	deadline := time.Now().Add(budgetPatience)
+	for g.budget.full() {
+		if time.Now().After(deadline) {
+			return errBuffersFull
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return nil
+}
+
+type connKey struct{}
+
+// withConn puts a connection into its requests' contexts.
+func withConn(ctx context.Context, nc net.Conn) context.Context {
+	if t, ok := nc.(interface{ NetConn() net.Conn }); ok { // TLS around it
+		nc = t.NetConn()
+	}
+	return context.WithValue(ctx, connKey{}, nc.(*conn))
+}
+
+func connOf(ctx context.Context) *conn {
+	c, _ := ctx.Value(connKey{}).(*conn)
+	return c
+}

@@ -1,0 +1,88 @@
+package gateway
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Both protocols answer these messages: gRPC as they are, HTTP as JSON.
+
+const (
+	serverName   = "ringbatch"
+	platform     = "ringbatch"
+	modelVersion = "1" // a ring has one version of its model
+)
+
+func (g *Gateway) serverMetadata() *oip.ServerMetadataResponse {
+	extensions := []string{"binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"}
+	if g.regions.on {
+		extensions = append(extensions, "system_shared_memory")
+	}
+	return &oip.ServerMetadataResponse{Name: serverName, Version: g.cfg.Version, Extensions: extensions}
+}
+
+func (k *model) metadata() *oip.ModelMetadataResponse {
+	side := func(specs []tensor.Spec) (list []*oip.ModelMetadataResponse_TensorMetadata) {
+		for i := range specs {
+			list = append(list, &oip.ModelMetadataResponse_TensorMetadata{
+				Name: specs[i].Name, Datatype: TypeName(specs[i].DType), Shape: wireShape(&specs[i]),
+			})
+		}
+		return list
+	}
+	return &oip.ModelMetadataResponse{Name: k.name, Versions: []string{modelVersion}, Platform: platform, Inputs: side(k.sig.Inputs), Outputs: side(k.sig.Outputs)}
+}
+
+func (k *model) config() *oip.ModelConfig {
+	info := k.info.Load()
+	c := &oip.ModelConfig{
+		Name: k.name, Platform: platform, Backend: platform, MaxBatchSize: int32(info.maxBatchSize),
+		DynamicBatching:        k.batching(info),
+		ModelTransactionPolicy: &oip.ModelTransactionPolicy{},
+	}
+	if info.workers > 0 {
+		c.InstanceGroup = []*oip.ModelInstanceGroup{{Name: k.name, Count: int32(info.workers), Kind: oip.ModelInstanceGroup_KIND_MODEL}}
+	}
+	for i := range k.sig.Inputs {
+		spec := &k.sig.Inputs[i]
+		c.Input = append(c.Input, &oip.ModelInput{Name: spec.Name, DataType: configTypes[spec.DType], Dims: rowShape(spec)})
+	}
+	for i := range k.sig.Outputs {
+		spec := &k.sig.Outputs[i]
+		c.Output = append(c.Output, &oip.ModelOutput{Name: spec.Name, DataType: configTypes[spec.DType], Dims: rowShape(spec)})
+	}
+	return c
+}
+
+// batching tells the policy in Triton's words.
+func (k *model) batching(info *modelInfo) *oip.ModelDynamicBatching {
+	b := &oip.ModelDynamicBatching{PreserveOrdering: info.policy["preserve_order"] == "true"}
+	if d, err := time.ParseDuration(info.policy["wait_time"]); err == nil && d > 0 {
+		b.MaxQueueDelayMicroseconds = uint64(d.Microseconds())
+	}
+	for _, text := range strings.FieldsFunc(info.policy["preferred_batch_sizes"], func(r rune) bool { return r == ',' || r == ' ' }) {
+		if n, err := strconv.Atoi(text); err == nil {
+			b.PreferredBatchSize = append(b.PreferredBatchSize, int32(n))
+		}
+	}
+	if n := info.levels(); n > 1 { // Triton counts them from 1
+		b.PriorityLevels, b.DefaultPriorityLevel = uint64(n), uint64(info.number("default_level")+1)
+	}
+	return b
+}
+
+func (g *Gateway) index() *oip.RepositoryIndexResponse {
+	all := &oip.RepositoryIndexResponse{}
+	for _, k := range g.models.list() {
+		m := &oip.RepositoryIndexResponse_ModelIndex{Name: k.name, Version: modelVersion, State: "READY"}
+		if !k.ready() {
+			m.State, m.Reason = "UNAVAILABLE", "no worker is attached"
+		}
+		all.Models = append(all.Models, m)
+	}
+	return all
+}

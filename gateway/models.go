@@ -1,0 +1,273 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// models is what the broker has, as far as the gateway may serve it. Models
+// come and go while the gateway runs; looking one up takes no lock.
+type models struct {
+	g      *Gateway
+	byName atomic.Pointer[map[string]*model]
+	broker atomic.Pointer[error] // why the broker could not be asked; nil in it: it answered
+
+	asking sync.Mutex // who asks the broker
+	asked  time.Time
+}
+
+// model is one model, for as long as its signature stays the same.
+type model struct {
+	g    *Gateway
+	name string
+	sig  tensor.Signature
+	info atomic.Pointer[modelInfo]
+
+	variableInputs int // variable dimensions of all the inputs
+	counts         counters
+
+	// Requests of one row have a client of their own: beside them, one that
+	// wants many consecutive slots would wait long.
+	single, many lane
+}
+
+// modelInfo is what may change while the model stays.
+type modelInfo struct {
+	policy       map[string]string // as docs/configuration.md
+	maxBatchSize int
+	workers      int
+}
+
+func newModelInfo(b *admin.Model) *modelInfo {
+	i := &modelInfo{policy: b.Policy, workers: b.Workers}
+	i.maxBatchSize = max(1, i.number("max_batch_size"))
+	return i
+}
+
+// number of a policy's setting; 0 where it has none.
+func (i *modelInfo) number(key string) int {
+	n, _ := strconv.Atoi(i.policy[key])
+	return n
+}
+
+// levels counts the priority levels.
+func (i *modelInfo) levels() int {
+	n := 0
+	for i.policy["max_queue."+strconv.Itoa(n)] != "" {
+		n++
+	}
+	return max(1, n)
+}
+
+func newModels(g *Gateway) *models {
+	m := &models{g: g}
+	m.byName.Store(&map[string]*model{})
+	never := error(status.ErrNoBroker)
+	m.broker.Store(&never)
+	return m
+}
+
+// watch keeps the list up to date until ctx ends.
+func (m *models) watch(ctx context.Context) {
+	var known uint64
+	for ctx.Err() == nil {
+		changed, cancel := context.WithTimeout(ctx, modelsInterval)
+		now, err := m.g.admin.Changed(changed, known)
+		cancel()
+		m.refresh(ctx) // also when nothing was told: a policy may have been set
+		if err == nil {
+			known = now
+		} else if !errors.Is(err, context.DeadlineExceeded) { // no broker
+			select {
+			case <-ctx.Done():
+			case <-time.After(noBrokerInterval):
+			}
+		}
+	}
+}
+
+// refresh asks the broker, unless it was asked a moment ago.
+func (m *models) refresh(ctx context.Context) {
+	m.asking.Lock()
+	defer m.asking.Unlock()
+	if time.Since(m.asked) < lookupInterval {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	list, err := m.g.admin.Models(ctx)
+	m.asked = time.Now()
+	m.broker.Store(&err)
+	if err != nil {
+		return // what was served is served again when the broker is back
+	}
+	old := *m.byName.Load()
+	next := make(map[string]*model, len(list))
+	for i := range list {
+		b := &list[i]
+		if len(m.g.cfg.Models) > 0 && !slices.Contains(m.g.cfg.Models, b.Name) {
+			continue
+		}
+		k := old[b.Name]
+		if k == nil || !k.sig.Equal(&b.Signature) {
+			k = &model{g: m.g, name: b.Name, sig: b.Signature, variableInputs: tensor.VariableDims(b.Signature.Inputs)}
+		}
+		k.info.Store(newModelInfo(b))
+		next[b.Name] = k
+	}
+	m.byName.Store(&next)
+	for name, k := range old {
+		if next[name] != k {
+			go k.close()
+		}
+	}
+}
+
+// get finds a model that may be asked for by that name and version.
+func (m *models) get(ctx context.Context, name, version string) (*model, error) {
+	if version != "" && version != modelVersion {
+		return nil, refuse(http.StatusNotFound, codes.NotFound, "model %q has version %s only, not %q", name, modelVersion, version)
+	}
+	if k := (*m.byName.Load())[name]; k != nil {
+		return k, nil
+	}
+	m.refresh(ctx) // it may have come this moment
+	if k := (*m.byName.Load())[name]; k != nil {
+		return k, nil
+	}
+	if err := *m.broker.Load(); err != nil {
+		return nil, err
+	}
+	return nil, refuse(http.StatusNotFound, codes.NotFound, "no model %q is served here", name)
+}
+
+// named is get, without making strings of what is known.
+func (m *models) named(ctx context.Context, name, version []byte) (*model, error) {
+	if k := (*m.byName.Load())[string(name)]; k != nil && (len(version) == 0 || string(version) == modelVersion) {
+		return k, nil
+	}
+	return m.get(ctx, string(name[:min(len(name), maxRegionName)]), string(version[:min(len(version), maxRegionName)]))
+}
+
+// isCurrent tells whether this is still the model of its name.
+func (m *models) isCurrent(k *model) bool { return (*m.byName.Load())[k.name] == k }
+
+// list is every model, by name.
+func (m *models) list() []*model {
+	var all []*model
+	for _, k := range *m.byName.Load() {
+		all = append(all, k)
+	}
+	slices.SortFunc(all, func(x, y *model) int { return strings.Compare(x.name, y.name) })
+	return all
+}
+
+// ready tells whether a request would find a worker.
+func (k *model) ready() bool {
+	return *k.g.models.broker.Load() == nil && k.info.Load().workers > 0
+}
+
+func (k *model) close() {
+	k.single.close()
+	k.many.close()
+}
+
+// lane is a client of one model, dialled when it is first needed.
+type lane struct {
+	live   atomic.Pointer[client.Client]
+	mu     sync.Mutex
+	closed bool
+}
+
+// client gives the lane's client.
+func (l *lane) client(ctx context.Context, k *model, window int) (*client.Client, error) {
+	if c := l.live.Load(); c != nil {
+		return c, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c := l.live.Load(); c != nil {
+		return c, nil
+	}
+	if l.closed {
+		return nil, fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.name)
+	}
+	c, err := k.dial(ctx, window)
+	if err == nil {
+		l.live.Store(c)
+	}
+	return c, err
+}
+
+// dial asks for a large window and takes a smaller one where the ring is full.
+func (k *model) dial(ctx context.Context, window int) (*client.Client, error) {
+	least := min(window, k.info.Load().maxBatchSize)
+	for {
+		c, err := client.Dial(ctx, k.name, client.WithSocket(k.g.cfg.Socket), client.WithName("gateway"), client.WithWindow(window), client.WithMemory(k.g.cfg.Memory))
+		if err == nil || !errors.Is(err, status.ErrRingFull) || window <= least {
+			return c, err
+		}
+		window = max(least, window/2)
+	}
+}
+
+// forget drops a client that will not come back: the model changed.
+func (l *lane) forget(c *client.Client) {
+	if l.live.CompareAndSwap(c, nil) {
+		go c.Close()
+	}
+}
+
+func (l *lane) close() {
+	l.mu.Lock()
+	l.closed = true
+	c := l.live.Swap(nil)
+	l.mu.Unlock()
+	if c != nil {
+		_ = c.Close()
+	}
+}
+
+// lane of a request of that many rows, and the window that it is dialled with.
+func (k *model) lane(rows int) (*lane, int) {
+	info := k.info.Load()
+	if k.g.cfg.Window > 0 {
+		if rows == 1 {
+			return &k.single, k.g.cfg.Window
+		}
+		return &k.many, max(k.g.cfg.Window, info.maxBatchSize)
+	}
+	row := 1
+	for _, side := range [][]tensor.Spec{k.sig.Inputs, k.sig.Outputs} {
+		for _, spec := range side {
+			row += spec.RowBytes()
+		}
+	}
+	// The window's memory is touched when it is attached.
+	window := min(max(windowBytes/row, 2*info.maxBatchSize), maxWindow)
+	if rows == 1 {
+		return &k.single, window
+	}
+	return &k.many, max(window, 4*info.maxBatchSize)
+}
+
+// Windows that the gateway asks for by itself.
+const (
+	windowBytes = 64 << 20
+	maxWindow   = 512 // slots
+)

@@ -1,0 +1,324 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+const patience = 30 * time.Second
+
+// rig is a broker, workers and a gateway in this process, and callers over
+// real sockets.
+type rig struct {
+	t      *testing.T
+	socket string
+	mem    shm.Memory
+	g      *Gateway
+	http   string // base of URLs
+	grpc   string
+	stop   func() error // drains the gateway
+	broker func()       // ends the broker
+}
+
+func soon(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func signature(t testing.TB, inputs, outputs []string) tensor.Signature {
+	t.Helper()
+	sig, err := tensor.ParseSignature(inputs, outputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sig
+}
+
+// model is what a rig's broker declares.
+func modelConfig(t testing.TB, name string, inputs, outputs []string) broker.ModelConfig {
+	m := broker.ModelConfig{Name: name, Signature: signature(t, inputs, outputs)}
+	m.Policy.MaxBatchSize, m.Policy.WaitTime, m.Slots = 8, -1, 64
+	return m
+}
+
+// newRig starts everything but workers.
+func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *rig {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, socket: filepath.Join(dir, "b.sock"), mem: shm.NewHeap()}
+	r.startBroker(models...)
+	cfg := Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem, DrainTime: 10 * time.Second}
+	if change != nil {
+		change(&cfg)
+	}
+	started := make(chan struct{})
+	cfg.Started = func(web, rpc net.Addr) {
+		if web != nil {
+			r.http = "http://" + web.String()
+		}
+		if rpc != nil {
+			r.grpc = rpc.String()
+		}
+		close(started)
+	}
+	g, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.g = g
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- g.Serve(ctx) }()
+	select {
+	case <-started:
+	case err := <-served:
+		t.Fatal(err)
+	}
+	var ended error
+	done := false
+	r.stop = func() error {
+		if !done {
+			done = true
+			cancel()
+			ended = <-served
+		}
+		return ended
+	}
+	t.Cleanup(func() { _ = r.stop() })
+	for _, m := range models {
+		r.eventually("the model is known", func() error {
+			_, err := g.models.get(soon(t), m.Name, "")
+			return err
+		})
+	}
+	return r
+}
+
+func (r *rig) startBroker(models ...broker.ModelConfig) {
+	r.t.Helper()
+	b, err := broker.New(broker.Config{Socket: r.socket, Models: models, Memory: r.mem, DrainTime: time.Second, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- b.Serve(ctx) }()
+	done := false
+	r.broker = func() {
+		if !done {
+			done = true
+			cancel()
+			<-served
+		}
+	}
+	r.t.Cleanup(r.broker)
+}
+
+// worker serves a declared model until the test ends, or leave is called.
+func (r *rig) worker(m broker.ModelConfig, fn worker.Func) (leave func()) {
+	r.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		err := worker.Serve(ctx, worker.Config{Model: m.Name, Signature: m.Signature, Socket: r.socket, Memory: r.mem}, fn)
+		if err != nil && !errors.Is(err, context.Canceled) && ctx.Err() == nil {
+			r.t.Logf("worker: %v", err)
+		}
+	}()
+	leave = func() { cancel(); <-left }
+	r.t.Cleanup(leave)
+	return leave
+}
+
+// echo gives each output the bytes of the input of its place.
+func echo(_ context.Context, b *worker.Batch) error {
+	for k := range b.Layout().Outputs {
+		for i := range b.Rows() {
+			copy(b.Output(k).Bytes(i), b.Input(k).Bytes(i))
+		}
+	}
+	return nil
+}
+
+// sameSize is echo for one input and output whose second dimension varies: the
+// output is as large as what the worker sees, which may be a bucket.
+func sameSize(ctx context.Context, b *worker.Batch) error {
+	for i := range b.Len() {
+		if err := b.SetOutputDims(i, b.Input(0).RowShape()[1]); err != nil {
+			return err
+		}
+	}
+	return echo(ctx, b)
+}
+
+func (r *rig) eventually(what string, f func() error) {
+	r.t.Helper()
+	var err error
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if err = f(); err == nil {
+			return
+		}
+	}
+	r.t.Fatalf("%s: %v", what, err)
+}
+
+func (r *rig) stats(model string) *stats.Model {
+	r.t.Helper()
+	s, err := admin.New(r.socket).Stats(soon(r.t))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return s.Model(model)
+}
+
+// idle waits until no slot of the gateway's is in use and nothing is counted.
+func (r *rig) idle() {
+	r.t.Helper()
+	r.eventually("everything is given back", func() error {
+		if n := r.g.inFlight.Load(); n != 0 {
+			return fmt.Errorf("%d in flight", n)
+		}
+		if n := r.g.budget.used.Load(); n != 0 {
+			return fmt.Errorf("%d bytes of the budget", n)
+		}
+		for _, k := range r.g.models.list() {
+			for _, l := range []*lane{&k.single, &k.many} {
+				c := l.live.Load()
+				if c == nil {
+					continue
+				}
+				if err := wholeWindow(c.Model().Window, min(c.Model().Window, c.Model().MaxBatchSize), k, l); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// wholeWindow claims every slot of a lane, in requests of a batch each.
+func wholeWindow(window, most int, k *model, l *lane) error {
+	c := l.live.Load()
+	dims := make([]int, k.variableInputs)
+	for i := range dims {
+		dims[i] = 1
+	}
+	for left := window; left > 0; {
+		n := min(left, most)
+		q, err := c.TryClaim(n, dims...)
+		if err != nil {
+			return fmt.Errorf("%d of %d slots of %s are not free: %w", left, window, k.name, err)
+		}
+		defer q.Release()
+		left -= n
+	}
+	return nil
+}
+
+func (r *rig) client(opts ...grpc.DialOption) oip.GRPCInferenceServiceClient {
+	r.t.Helper()
+	c, err := grpc.NewClient(r.grpc, append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.MaxCallSendMsgSize(1<<30))}, opts...)...)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { c.Close() })
+	return oip.NewGRPCInferenceServiceClient(c)
+}
+
+// answer is what an HTTP caller gets.
+type httpAnswer struct {
+	status  int
+	header  http.Header
+	Error   string `json:"error"`
+	ID      string `json:"id"`
+	Model   string `json:"model_name"`
+	Outputs []struct {
+		Name       string
+		Datatype   string
+		Shape      []int
+		Data       []any
+		Parameters map[string]any
+	}
+	raw []byte // what follows the JSON
+}
+
+// post sends a body and reads the answer.
+func (r *rig) post(path string, header map[string]string, body []byte) *httpAnswer {
+	r.t.Helper()
+	req, err := http.NewRequestWithContext(soon(r.t), http.MethodPost, r.http+path, bytes.NewReader(body))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for k, v := range header {
+		req.Header.Set(k, v)
+	}
+	return r.do(req)
+}
+
+func (r *rig) do(req *http.Request) *httpAnswer {
+	r.t.Helper()
+	rep, err := http.DefaultClient.Do(req)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer rep.Body.Close()
+	all, err := io.ReadAll(rep.Body)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	a := &httpAnswer{status: rep.StatusCode, header: rep.Header}
+	if text := rep.Header.Get(headerLength); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n > len(all) {
+			r.t.Fatalf("%s: %q of %d bytes", headerLength, text, len(all))
+		}
+		all, a.raw = all[:n], all[n:]
+	}
+	if len(all) > 0 && all[0] == '{' {
+		if err := json.Unmarshal(all, a); err != nil {
+			r.t.Fatalf("%s: %v", all, err)
+		}
+	}
+	return a
+}
+
+// infer posts JSON to a model.
+func (r *rig) infer(model, body string) *httpAnswer {
+	r.t.Helper()
+	return r.post("/v2/models/"+model+"/infer", nil, []byte(body))
+}
+
+// inferBinary posts JSON and the tensors after it.
+func (r *rig) inferBinary(model, head string, tensors ...[]byte) *httpAnswer {
+	r.t.Helper()
+	return r.post("/v2/models/"+model+"/infer", map[string]string{headerLength: strconv.Itoa(len(head))}, append([]byte(head), bytes.Join(tensors, nil)...))
+}

@@ -1,0 +1,352 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// run does the inference of a checked call; after it the outputs can be read
+// until release. When ctx ends, the request ends in the ring too.
+func (c *call) run(ctx context.Context) error {
+	if c.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.timeout)
+		defer cancel()
+	}
+	lane, window := c.model.lane(c.rows)
+	for attempt := 0; ; attempt++ {
+		cl, err := c.dial(ctx, lane, window)
+		if err != nil {
+			return err
+		}
+		m := cl.Model()
+		most := min(m.MaxBatchSize, m.Window, c.model.info.Load().maxBatchSize)
+		if c.rows <= most {
+			err = c.runWhole(ctx, cl)
+		} else {
+			err = c.runSplit(ctx, cl, most)
+		}
+		// The client of a model that came back as another one is of no use
+		// any more; nothing was read from the sources yet.
+		if attempt == 0 && c.filled.IsZero() && (errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed)) {
+			lane.forget(cl)
+			if !c.model.g.models.isCurrent(c.model) {
+				return fmt.Errorf("%w: model %q has changed, ask for its metadata again", status.ErrSignatureMismatch, c.model.name)
+			}
+			continue
+		}
+		return err
+	}
+}
+
+func (c *call) dial(ctx context.Context, lane *lane, window int) (*client.Client, error) {
+	if cl := lane.live.Load(); cl != nil {
+		return cl, nil
+	}
+	// Not bound to one caller's context: others wait for the same client.
+	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.model.g.cfg.ClaimWait)
+	defer cancel()
+	return lane.client(wait, c.model, window)
+}
+
+// claim takes slots, waiting for them as long as the caller would.
+func (c *call) claim(ctx context.Context, cl *client.Client, rows int) (client.Request, error) {
+	r, err := cl.TryClaim(rows, c.dims...)
+	if err == nil || !errors.Is(err, status.ErrFull) && !errors.Is(err, status.ErrBrokerGone) {
+		return r, err
+	}
+	wait, cancel := context.WithTimeout(ctx, c.model.g.cfg.ClaimWait)
+	defer cancel()
+	return cl.Claim(wait, rows, c.dims...)
+}
+
+// runWhole is a request of at most a batch: its outputs stay in the slots.
+func (c *call) runWhole(ctx context.Context, cl *client.Client) error {
+	r, err := c.claim(ctx, cl, c.rows)
+	if err != nil {
+		return err
+	}
+	c.request, c.claimed = r, true
+	if err := c.send(ctx, r, c.rows); err != nil {
+		return err
+	}
+	if err := c.finishSources(); err != nil {
+		return err
+	}
+	if err := r.Commit(ctx); err != nil {
+		return err
+	}
+	if err := r.Wait(ctx); err != nil {
+		return err
+	}
+	c.ended = time.Now()
+	c.addTiming(r)
+	for i := range c.outputs {
+		if err := c.outputs[i].view(&c.model.sig, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runSplit cuts a request of more rows than a batch into several, and joins
+// their outputs in memory of the gateway's own.
+//
+// It never waits for slots while it could get some back by finishing a part:
+// two of these cannot wait for one another.
+func (c *call) runSplit(ctx context.Context, cl *client.Client, most int) (err error) {
+	if len(c.inputs) > 1 {
+		if err := c.bufferBodies(); err != nil { // their bytes come one input after the other
+			return err
+		}
+	}
+	var parts []client.Request
+	defer func() {
+		for _, r := range parts {
+			_ = r.Release()
+		}
+	}()
+	finish := func() error {
+		r := parts[0]
+		if err := r.Wait(ctx); err != nil {
+			return err
+		}
+		c.addTiming(r)
+		for i := range c.outputs {
+			if err := c.join(&c.outputs[i], r); err != nil {
+				return err
+			}
+		}
+		parts = parts[1:]
+		return r.Release()
+	}
+	for from := 0; from < c.rows || len(parts) > 0; {
+		if from == c.rows {
+			if err := finish(); err != nil {
+				return err
+			}
+			continue
+		}
+		n := min(most, c.rows-from)
+		r, err := cl.TryClaim(n, c.dims...)
+		switch {
+		case err == nil:
+		case errors.Is(err, status.ErrFull) && len(parts) > 0:
+			if err := finish(); err != nil {
+				return err
+			}
+			continue
+		default:
+			if r, err = c.claim(ctx, cl, n); err != nil {
+				return err
+			}
+		}
+		parts = append(parts, r)
+		if err := c.send(ctx, r, n); err != nil {
+			return err
+		}
+		if from += n; from == c.rows {
+			if err := c.finishSources(); err != nil {
+				return err
+			}
+		}
+		if err := r.Commit(ctx); err != nil {
+			return err
+		}
+	}
+	c.ended = time.Now()
+	return nil
+}
+
+// send fills the slots of r from the sources, in the order of the body.
+func (c *call) send(ctx context.Context, r client.Request, rows int) error {
+	if c.level >= 0 {
+		if err := r.SetPriority(c.level); err != nil {
+			return err
+		}
+	}
+	for i := range c.inputs {
+		if err := c.fill(r, &c.inputs[i], rows); err != nil {
+			return err
+		}
+	}
+	if c.filled = time.Now(); ctx.Err() != nil { // a slow body may have outlived its deadline
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+func (c *call) fill(r client.Request, in *input, rows int) error {
+	spec := &c.model.sig.Inputs[in.index]
+	if len(spec.Variable) == 0 {
+		p, err := r.InputBytes(in.index)
+		if err != nil {
+			return err
+		}
+		if len(p) == rows*spec.RowBytes() { // no gaps between rows
+			return in.src.readFull(p)
+		}
+	}
+	view, err := r.Input(in.name)
+	if err != nil {
+		return err
+	}
+	actual := in.shape[1:]
+	size := spec.DType.Size()
+	for _, d := range actual {
+		size *= d
+	}
+	if slices.Equal(actual, view.Shape[1:]) {
+		if view.Contiguous() {
+			return in.src.readFull(view.Data[:rows*size])
+		}
+		for i := range rows {
+			if err := in.src.readFull(view.Row(i).Data[:size]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	row := make([]byte, size) // smaller than its bucket
+	for i := range rows {
+		if err := in.src.readFull(row); err != nil {
+			return err
+		}
+		to := view.Row(i)
+		tensor.CopyCorner(to.Data, row, to.Shape[1:], actual, spec.DType.Size())
+	}
+	return nil
+}
+
+// finishSources asks those sources that count by themselves whether that was all.
+func (c *call) finishSources() error {
+	for i := range c.inputs {
+		if s, ok := c.inputs[i].src.(interface{ finish() error }); ok {
+			if err := s.finish(); err != nil {
+				return fmt.Errorf("input %q: %w", c.inputs[i].name, err)
+			}
+		}
+	}
+	if c.onFilled != nil {
+		c.onFilled()
+	}
+	return nil
+}
+
+// bufferBodies reads what is still in an HTTP body into memory.
+func (c *call) bufferBodies() error {
+	for i := range c.inputs {
+		in := &c.inputs[i]
+		if _, ok := in.src.(*bodySource); !ok {
+			continue
+		}
+		if err := c.take(in.size); err != nil {
+			return err
+		}
+		all := make(bytesSource, in.size)
+		if err := in.src.readFull(all); err != nil {
+			return err
+		}
+		in.src = &all
+	}
+	return nil
+}
+
+// take counts bytes of the gateway's own memory, until release.
+func (c *call) take(n int) error {
+	if err := c.model.g.budget.take(n); err != nil {
+		return err
+	}
+	c.taken += n
+	return nil
+}
+
+// view makes an output of r's rows readable in place.
+func (o *output) view(sig *tensor.Signature, r client.Request) error {
+	spec := &sig.Outputs[o.index]
+	o.dtype = spec.DType
+	if len(spec.Variable) == 0 {
+		p, err := r.OutputBytes(o.index)
+		if err != nil {
+			return err
+		}
+		if len(p) == r.Rows()*spec.RowBytes() {
+			o.shape = append(append(o.shape[:0], r.Rows()), spec.Shape...)
+			o.parts, o.size = append(o.parts[:0], p), len(p)
+			return nil
+		}
+	}
+	t, err := r.Output(spec.Name)
+	if err != nil {
+		return err
+	}
+	o.shape, o.size = append(o.shape[:0], t.Shape...), t.Rows()*t.RowBytes()
+	o.parts = o.parts[:0]
+	if t.Contiguous() {
+		o.parts = append(o.parts, t.Data[:o.size])
+		return nil
+	}
+	for i := range t.Rows() {
+		o.parts = append(o.parts, t.Row(i).Data[:t.RowBytes()])
+	}
+	return nil
+}
+
+// join appends an output of a part of the call.
+func (c *call) join(o *output, r client.Request) error {
+	var part output
+	part.index = o.index
+	if err := part.view(&c.model.sig, r); err != nil {
+		return err
+	}
+	if o.dtype == 0 { // the first part
+		spec := &c.model.sig.Outputs[o.index]
+		most := c.rows * spec.RowBytes()
+		if err := c.take(most); err != nil {
+			return err
+		}
+		o.dtype, o.shape, o.size = part.dtype, append(o.shape[:0], part.shape...), 0
+		o.shape[0] = 0
+		o.parts = append(o.parts[:0], make([]byte, 0, c.rows*part.size/r.Rows()))
+	}
+	if !slices.Equal(o.shape[1:], part.shape[1:]) {
+		return fmt.Errorf("%w: output %q has rows of shape %v and of shape %v: ask for fewer rows at once", status.ErrShape, o.name, o.shape[1:], part.shape[1:])
+	}
+	for _, p := range part.parts {
+		o.parts[0] = append(o.parts[0], p...)
+	}
+	o.shape[0] += part.shape[0]
+	o.size += part.size
+	return nil
+}
+
+func (c *call) addTiming(r client.Request) {
+	if t, err := r.Timing(); err == nil {
+		c.queue += t.Claim + t.Queue + t.Dispatch
+		c.compute += t.Compute
+	}
+}
+
+// release gives everything back. The outputs must not be read any more.
+func (c *call) release() {
+	if c.claimed {
+		_ = c.request.Release()
+		c.claimed = false
+	}
+	if c.taken > 0 {
+		c.model.g.budget.giveBack(c.taken)
+		c.taken = 0
+	}
+	if c.callerBytes > 0 {
+		c.model.g.callers.giveBack(c.caller.use, c.callerBytes)
+		c.callerBytes = 0
+	}
+	c.releaseRegions()
+}

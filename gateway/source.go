@@ -1,0 +1,111 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"google.golang.org/grpc/mem"
+
+	"github.com/ringbatch/ringbatch/internal/codec"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// source gives an input's bytes, in order, into slot memory.
+type source interface {
+	readFull(p []byte) error
+}
+
+// bytesSource is memory that is at hand.
+type bytesSource []byte
+
+func (s *bytesSource) readFull(p []byte) error {
+	if len(p) > len(*s) {
+		return errShort
+	}
+	*s = (*s)[copy(p, *s):]
+	return nil
+}
+
+// errShort cannot happen where sizes were checked, but never pads with rubbish.
+var errShort = fmt.Errorf("%w: fewer bytes than the shape needs", status.ErrSize)
+
+// bodySource is an HTTP body: what it reads goes from the socket into the slot.
+type bodySource struct {
+	r    io.Reader
+	open bool // only its end tells how long it is
+}
+
+func (s *bodySource) finish() error {
+	if !s.open {
+		return nil
+	}
+	var one [1]byte
+	n, err := io.ReadFull(s.r, one[:])
+	if n > 0 {
+		return badRequest("the body goes on after its tensors")
+	}
+	if !errors.Is(err, io.EOF) {
+		return bodyError(err)
+	}
+	return nil
+}
+
+func (s *bodySource) readFull(p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	_, err := io.ReadFull(s.r, p)
+	return bodyError(err)
+}
+
+// bodyError names what went wrong with a body.
+func bodyError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return badRequest("the body ends early")
+	case isTimeout(err):
+		return errSlowBody
+	}
+	var r *refusal
+	if errors.As(err, &r) {
+		return err
+	}
+	return badRequest("reading the body: %v", err)
+}
+
+// jsonSource is an input whose elements are written in JSON: they are read
+// straight into the slot.
+type jsonSource struct{ *codec.Reader }
+
+func (s jsonSource) readFull(p []byte) error { return s.Fill(p) }
+
+func (s jsonSource) finish() error {
+	_, err := s.End()
+	return err
+}
+
+// spans is a piece of a gRPC message, wherever the transport has its parts.
+type spans struct {
+	parts []mem.Buffer // the part in which it begins, and the following
+	at    int          // where in the first of them
+	size  int
+}
+
+func (s *spans) readFull(p []byte) error {
+	if len(p) > s.size {
+		return errShort
+	}
+	s.size -= len(p)
+	for len(p) > 0 {
+		part := s.parts[0].ReadOnlyData()
+		n := copy(p, part[s.at:])
+		p = p[n:]
+		if s.at += n; s.at == len(part) {
+			s.parts, s.at = s.parts[1:], 0
+		}
+	}
+	return nil
+}

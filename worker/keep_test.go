@@ -1,0 +1,221 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// tried says for every status whether a worker tries again after attaching
+// ended with it. A new status is put here on purpose, or the test fails.
+var tried = map[status.Code]bool{
+	status.ErrNoBroker: true, status.ErrBrokerGone: true, status.ErrDraining: true, status.ErrTimeout: true,
+	status.ErrRingFull: true, status.ErrNoMemory: true, status.ErrTooManyConnections: true, status.ErrNoDescriptors: true,
+
+	status.ErrVersion: false, status.ErrLayout: false, status.ErrProtocol: false, status.ErrSignatureMismatch: false,
+	status.ErrUnknownModel: false, status.ErrForbidden: false, status.ErrInvalid: false, status.ErrDType: false,
+	status.ErrShape: false, status.ErrRows: false, status.ErrSize: false, status.ErrTooLarge: false, status.ErrNoLevel: false,
+	status.ErrOutputTooSmall: false, status.ErrNoGPU: false, status.ErrForked: false, status.ErrClosed: false, status.ErrBrokerRunning: false,
+
+	status.ErrFailed: false, status.ErrExpired: false, status.ErrCanceled: false, status.ErrQueueFull: false, status.ErrQueueTimeout: false,
+	status.ErrWorkerDied: false, status.ErrWorkerHung: false, status.ErrFull: false, status.ErrReleased: false, status.ErrCommitted: false,
+	status.ErrNotCommitted: false, status.ErrNotDone: false,
+}
+
+// refusing is a broker that answers every attach with one status.
+func refusing(t *testing.T, code status.Code) (socket string, asked *atomic.Int32) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "rb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket, asked = filepath.Join(dir, "s"), new(atomic.Int32)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close(); os.RemoveAll(dir) })
+	go func() {
+		for {
+			c, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			var req control.Request
+			fds, _ := control.Receive(c, time.Now().Add(patience), &req)
+			control.CloseFDs(fds)
+			asked.Add(1)
+			_ = control.Send(c, time.Now().Add(patience), &control.Reply{Version: control.Version, Code: uint8(code), Message: "no: " + code.Name()})
+			c.Close()
+		}
+	}()
+	return socket, asked
+}
+
+func TestEveryStatusEndsAWorkerOrIsTriedAgain(t *testing.T) {
+	for _, code := range status.All() {
+		again, ok := tried[code]
+		if code == status.OK {
+			continue
+		}
+		if !ok {
+			t.Errorf("%s: say above whether a worker that attaches tries again after it, and in the table of package status", code.Name())
+			continue
+		}
+		t.Run(code.Name(), func(t *testing.T) {
+			t.Parallel()
+			socket, asked := refusing(t, code)
+			ctx, cancel := context.WithCancel(soon(t))
+			defer cancel()
+			cfg := worker.Config{Model: "m", Signature: sig, Socket: socket, WaitForBroker: 2 * patience}
+			served := make(chan error, 1)
+			go func() { served <- worker.Serve(ctx, cfg, nil) }()
+			if !again {
+				if err := <-served; !errors.Is(err, code) || asked.Load() != 1 {
+					t.Errorf("ended with %v after %d tries", err, asked.Load())
+				}
+				return
+			}
+			for asked.Load() < 3 && ctx.Err() == nil {
+				select {
+				case err := <-served:
+					t.Fatalf("ended with %v after %d tries", err, asked.Load())
+				case <-time.After(time.Millisecond):
+				}
+			}
+			cancel()
+			if err := <-served; err != nil {
+				t.Errorf("after its context had ended: %v", err)
+			}
+		})
+	}
+}
+
+func TestABrokerOfAnotherVersionEndsTheWorker(t *testing.T) {
+	dir, err := os.MkdirTemp("", "rb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "s"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		c, err := l.AcceptUnix()
+		if err == nil {
+			_ = control.Send(c, time.Now().Add(patience), &control.Reply{Version: control.Version + 1})
+			c.Close()
+		}
+	}()
+	err = worker.Serve(soon(t), worker.Config{Model: "m", Signature: sig, Socket: l.Addr().String(), WaitForBroker: patience}, nil)
+	if !errors.Is(err, status.ErrVersion) {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+func TestABrokerThatWasNeverThereIsWaitedForAsLongAsAsked(t *testing.T) {
+	dir, err := os.MkdirTemp("", "rb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	cfg := worker.Config{Model: "m", Signature: sig, Socket: filepath.Join(dir, "s"), WaitForBroker: 100 * time.Millisecond}
+	began := time.Now()
+	err = worker.Serve(soon(t), cfg, nil)
+	if !errors.Is(err, status.ErrNoBroker) || time.Since(began) < cfg.WaitForBroker/2 {
+		t.Errorf("after %v: %v", time.Since(began), err)
+	}
+}
+
+// A broker that is restarted is attached to again; one that came back with
+// another idea of the model ends the worker.
+func TestAWorkerOutlastsARestartAndEndsWhenItsModelBecameAnother(t *testing.T) {
+	dir, err := os.MkdirTemp("", "rb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	socket, mem := filepath.Join(dir, "s"), shm.NewHeap()
+	start := func(s tensor.Signature) (stop func()) {
+		b, err := broker.New(quietBroker(socket, mem, s, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error, 1)
+		go func() { ended <- b.Serve(ctx) }()
+		return func() {
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	served := make(chan error, 1)
+	stop := start(sig)
+	go func() {
+		cfg := worker.Config{Model: "m", Signature: sig, Socket: socket, Memory: mem}
+		served <- worker.Serve(soon(t), cfg, func(context.Context, *worker.Batch) error { return nil })
+	}()
+	for range 3 {
+		c, err := client.Dial(soon(t), "m", client.WithSocket(socket), client.WithMemory(mem))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Infer(soon(t), []int32{1, 2}); err != nil {
+			t.Error(err)
+		}
+		c.Close()
+		stop()
+		stop = start(sig)
+	}
+	stop()
+	stop = start(tensor.Signature{Inputs: sig.Inputs, Outputs: []tensor.Spec{{Name: "z", DType: tensor.F32, Shape: []int{1}}}})
+	defer stop()
+	if err := <-served; !errors.Is(err, status.ErrSignatureMismatch) {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+func TestAnAbandonedBatchIsNotAnswered(t *testing.T) {
+	r := newRing(t, 1)
+	var w *worker.Worker
+	lost := errors.New("lost")
+	reqs := r.commit(1)
+	err := worker.KeepAttached(soon(t), r.config(1), func(ctx context.Context, attached *worker.Worker) error {
+		w = attached
+		next(t, w)
+		w.Abandon()
+		return lost
+	})
+	if !errors.Is(err, lost) {
+		t.Errorf("KeepAttached: %v", err)
+	}
+	if err := reqs[0].Wait(ended()); !errors.Is(err, context.Canceled) {
+		t.Errorf("it was answered: %v", err)
+	}
+	w.Leave() // for this test; else only the end of the process would free it
+	ends(t, reqs[0], client.ErrFailed)
+}
+
+// ended is a context that has.
+func ended() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}

@@ -1,0 +1,76 @@
+package worker
+
+import (
+	"context"
+	"time"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// watchEvery is how often a batch's context looks whether anybody still waits:
+// a cancellation is a word in shared memory and wakes no worker.
+const watchEvery = 5 * time.Millisecond
+
+// Waiting tells whether anybody still waits for request i: not after it was
+// canceled, has expired, or lost its broker.
+func (b *Batch) Waiting(i int) bool {
+	q := &b.reqs[i]
+	return !b.w.gone.Load() && isOpen(b.w.session.Board, q.slot, q.gen)
+}
+
+func (b *Batch) anyWaiting() bool {
+	for i := range b.reqs {
+		if b.Waiting(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// Deadline is when the last of the requests expires; false if one of them
+// never does.
+func (b *Batch) Deadline() (time.Time, bool) {
+	last := int64(0)
+	for i := range b.reqs {
+		d := b.mails[b.reqs[i].mail].Deadline
+		if d == 0 {
+			return time.Time{}, false
+		}
+		last = max(last, d)
+	}
+	return time.Now().Add(time.Duration(last - shm.Now())), true
+}
+
+// Context is for work that can be given up, such as a call to another host: it
+// ends with parent, at the batch's Deadline, and shortly after nobody waits
+// for any of the requests any more, with the cause ErrCanceled. Call cancel
+// before the batch is completed.
+func (b *Batch) Context(parent context.Context) (ctx context.Context, cancel context.CancelFunc) {
+	ctx, give := context.WithCancelCause(parent)
+	release := func() {}
+	if at, ok := b.Deadline(); ok {
+		ctx, release = context.WithDeadline(ctx, at)
+	}
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		tick := time.NewTicker(watchEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				if !b.anyWaiting() {
+					give(status.ErrCanceled)
+				}
+			}
+		}
+	}()
+	return ctx, func() {
+		give(context.Canceled)
+		release()
+		<-watched
+	}
+}
