@@ -210,6 +210,60 @@ func TestAClientThatNeverStopsHasOneTurnPerRound(t *testing.T) {
 	}
 }
 
+// However many there are of such clients, a round has an end, and each of them
+// has its turn.
+func TestManyClientsThatNeverStopTakeTurns(t *testing.T) {
+	h, err := newHost(1, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	const clients, window = 3 * furtherTurns, 64
+	s, err := h.add(ModelConfig{Slots: clients * window, Policy: batcher.Config{MaxBatchSize: 8}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*clientSession
+	var rings []shm.Producer[shm.Commit]
+	for range clients {
+		c, err := s.attach("flood", window)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, rings = append(all, c), append(rings, shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, window)})
+	}
+	pushed := make([]int, clients)
+	flood := func() {
+		for i, c := range all {
+			for {
+				if _, full := rings[i].Push(&shm.Commit{Kind: shm.KindCancel, Rows: 1, Slot: c.first}); full {
+					break
+				}
+				pushed[i]++
+			}
+		}
+	}
+	flood()
+	s.l.begin()
+	for _, c := range all {
+		s.r.readCommits(c)
+	}
+	s.l.settle()
+	for range 9 { // three full circles
+		flood()
+		before := s.l.work.Turns
+		h.round(s.l)
+		if turns := s.l.work.Turns - before; turns != furtherTurns {
+			t.Fatalf("%d turns in a round", turns)
+		}
+	}
+	for i, c := range all {
+		if left, _ := c.commits.Pending(); pushed[i]-left != 4*leastTurn {
+			t.Errorf("client %d: %d entries read", i, pushed[i]-left)
+		}
+	}
+}
+
 // A request that is larger than any batch ends at once, and costs the loop no
 // look at each of its slots.
 func TestARequestLargerThanAnyBatchEndsAtOnce(t *testing.T) {

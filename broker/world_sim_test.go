@@ -71,7 +71,7 @@ func newHost(seed int64, loops, rings int) (*host, error) {
 	cfg.fill()
 	h.b = &Broker{cfg: cfg, log: cfg.Logger, super: supervise.New(cfg.Logger, cfg.Socket), epoch: 1, started: time.Now()}
 	for i := range loops {
-		l, err := newLoop(i, h.b.log, h.b)
+		l, err := newLoop(i, h.b)
 		if err != nil {
 			return nil, err
 		}

@@ -34,7 +34,7 @@ func TestADurationIsANumber(t *testing.T) {
 }
 
 func TestACountIsOneOrMore(t *testing.T) {
-	for _, text := range []string{"max_clients = 0\n" + plainModel, plainModel + "slots = 0\n", plainModel + "max_batch_size = 0\n", plainModel + "max_batch_size = 1.5\n", plainModel + "[[model.worker]]\ncommand = [\"w\"]\ninstances = 0\n"} {
+	for _, text := range []string{"max_clients = 0\n" + plainModel, "loops = 0\n" + plainModel, plainModel + "slots = 0\n", plainModel + "max_batch_size = 0\n", plainModel + "max_batch_size = 1.5\n", plainModel + "[[model.worker]]\ncommand = [\"w\"]\ninstances = 0\n"} {
 		if _, err := Parse(text); !errors.Is(err, status.ErrInvalid) {
 			t.Errorf("%s\n%v", text, err)
 		}
