@@ -161,62 +161,6 @@ static int read_side(rb_reader r, rb_layout *l, uint32_t *count)
 	return RB_OK;
 }
 
-/* Of the policy a client needs the buckets, how many levels there are, and the wait time. */
-static int read_policy(rb_reader r, rb_session *s)
-{
-	uint32_t pairs, bytes, n;
-	const char *key;
-	s->levels = 1;
-	if (!r.at)
-		return RB_OK;
-	if (!rb_get_map(&r, &pairs))
-		return malformed("policy");
-	while (pairs--) {
-		if (!rb_get_text(&r, &key, &bytes))
-			return malformed("policy");
-		rb_reader value = r;
-		if (!rb_skip_value(&r))
-			return malformed("policy");
-		value.end = r.at;
-		if (value.at < value.end && *value.at == 0xc0)
-			continue;
-		if (rb_is(key, bytes, "wait_time_ns") && !rb_get_int(&value, &s->wait_time))
-			return malformed("wait time");
-		if (rb_is(key, bytes, "ragged") && !rb_get_bool(&value, &s->ragged))
-			return malformed("policy");
-		if (rb_is(key, bytes, "levels")) {
-			if (!rb_get_array(&value, &n))
-				return malformed("levels");
-			s->levels = n ? n : 1;
-		}
-		if (!rb_is(key, bytes, "buckets"))
-			continue;
-		uint32_t lists;
-		if (!rb_get_array(&value, &lists))
-			return malformed("buckets");
-		for (uint32_t i = 0; i < lists && i < RB_DIMS; i++) {
-			if (value.at < value.end && *value.at == 0xc0) {
-				value.at++;
-				continue;
-			}
-			if (!rb_get_array(&value, &n))
-				return malformed("buckets");
-			free(s->bucket[i]);
-			s->buckets[i] = 0;
-			s->bucket[i] = calloc(n ? n : 1, sizeof(uint32_t));
-			if (!s->bucket[i])
-				return rb_say(RB_ERR_NO_MEMORY);
-			for (; s->buckets[i] < n; s->buckets[i]++) {
-				uint64_t size;
-				if (!rb_get_uint(&value, &size) || i >= s->layout.dims[RB_INPUT] || size > s->layout.most[RB_INPUT][i])
-					return malformed("buckets");
-				s->bucket[i][s->buckets[i]] = (uint32_t)size;
-			}
-		}
-	}
-	return RB_OK;
-}
-
 static int read_notes(rb_reader r, rb_session *s)
 {
 	uint32_t n, bytes;
@@ -284,7 +228,7 @@ static int check_reply(const reply *p, rb_session *s, bool worker)
 	if (size != p->session_size)
 		return rb_fail(RB_ERR_LAYOUT, "%s: session segment of %" PRIu64 " bytes, expected %" PRIu64, rb_status_text(RB_ERR_LAYOUT), p->session_size, size);
 	s->epoch = p->epoch;
-	status = read_policy(p->policy, s);
+	status = rb_read_policy(p->policy, s);
 	return status ? status : read_notes(p->notes, s);
 }
 

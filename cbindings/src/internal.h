@@ -5,6 +5,7 @@
  *   tensor.c layout.c  tensor, shm/layout: signatures, where everything lies
  *   segment.c cgroup.c shm/segment, shm/populate, internal/cgroup
  *   msgpack.c control.c socket.c   internal/control: messages, frames, descriptors
+ *   policy.c           policy: only what travels
  *   attach.c           internal/attach: call the broker, check everything, map it
  *   client.c link.c request.c views.c waiting.c infer.c notify.c   client
  *   worker.c batch.c   worker
@@ -85,7 +86,6 @@ void rb_put_array(rb_writer *w, uint32_t n);
 void rb_put_text(rb_writer *w, const char *text, size_t bytes);
 void rb_put_string(rb_writer *w, const char *text);
 void rb_put_int(rb_writer *w, int64_t n);
-void rb_put_bool(rb_writer *w, bool b);
 
 /* A place in a message that rb_check_message has walked over. */
 typedef struct rb_reader {
@@ -99,8 +99,6 @@ bool rb_get_map(rb_reader *r, uint32_t *pairs);
 bool rb_get_array(rb_reader *r, uint32_t *n);
 bool rb_get_text(rb_reader *r, const char **text, uint32_t *bytes); /* a string, or bytes */
 bool rb_get_uint(rb_reader *r, uint64_t *n);
-bool rb_get_int(rb_reader *r, int64_t *n);
-bool rb_get_bool(rb_reader *r, bool *b);
 bool rb_skip_value(rb_reader *r);
 static inline bool rb_is(const char *key, uint32_t bytes, const char *name)
 {
@@ -170,6 +168,11 @@ typedef struct rb_session {
 	uint32_t *bucket[RB_DIMS], buckets[RB_DIMS]; /* per variable input dimension: sizes, and how many */
 	char *notes;                                  /* the broker's remarks, a line each; may be NULL */
 } rb_session;
+
+/* policy.c: the policy that a worker asks for, "key=value key=value", as a key and its value. */
+int rb_put_policy(rb_writer *w, const char *text);
+/* The model's, from the broker's reply; after the layout. */
+int rb_read_policy(rb_reader r, rb_session *s);
 
 /* A call under way: made by rb_attach_begin, continued by rb_attach_end. */
 typedef struct rb_attach {

@@ -40,7 +40,6 @@ void rb_put_text(rb_writer *w, const char *text, size_t bytes)
 
 void rb_put_string(rb_writer *w, const char *text) { rb_put_text(w, text, strlen(text)); }
 void rb_put_int(rb_writer *w, int64_t n) { n >= 0 && n < 128 ? put_head(w, (uint8_t)n, 0, 0) : put_head(w, 0xd3, (uint64_t)n, 8); }
-void rb_put_bool(rb_writer *w, bool b) { put_head(w, b ? 0xc3 : 0xc2, 0, 0); }
 
 /* ---- reading ------------------------------------------------------------ */
 
@@ -207,26 +206,8 @@ static bool integer(rb_reader *r, uint64_t *n, bool *negative)
 	return true;
 }
 
-bool rb_get_bool(rb_reader *r, bool *b)
-{
-	if (r->at == r->end || (*r->at != 0xc2 && *r->at != 0xc3))
-		return false;
-	*b = *r->at++ == 0xc3;
-	return true;
-}
-
 bool rb_get_uint(rb_reader *r, uint64_t *n)
 {
 	bool negative;
 	return integer(r, n, &negative) && !negative;
-}
-
-bool rb_get_int(rb_reader *r, int64_t *n)
-{
-	uint64_t u;
-	bool negative;
-	if (!integer(r, &u, &negative) || (!negative && u > INT64_MAX))
-		return false;
-	*n = (int64_t)u;
-	return true;
 }

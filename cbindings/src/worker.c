@@ -46,52 +46,6 @@ static void put_side(rb_writer *w, const char *key, const rb_tensor *t, uint32_t
 	}
 }
 
-static int check_options(const rb_worker_options *o)
-{
-	uint64_t total = 0;
-	if (o->preferred_count && !o->preferred_sizes)
-		return rb_fail(RB_ERR_INVALID, "%s: preferred_count is %u, preferred_sizes is NULL", rb_status_text(RB_ERR_INVALID), o->preferred_count);
-	if ((o->bucket_dims && !o->bucket_counts) || o->bucket_dims > RB_DIMS)
-		return rb_fail(RB_ERR_INVALID, "%s: bucket_dims is %u", rb_status_text(RB_ERR_INVALID), o->bucket_dims);
-	for (uint32_t i = 0; i < o->bucket_dims; i++)
-		total += o->bucket_counts[i];
-	if ((total && !o->buckets) || total > UINT32_MAX)
-		return rb_fail(RB_ERR_INVALID, "%s: bucket_counts add up to %llu", rb_status_text(RB_ERR_INVALID), (unsigned long long)total);
-	return RB_OK;
-}
-
-static void put_policy(rb_writer *w, const rb_worker_options *o)
-{
-	const uint32_t *size = o->buckets;
-	rb_put_string(w, "policy");
-	rb_put_map(w, 9);
-	rb_put_string(w, "max_attempts");
-	rb_put_int(w, o->max_attempts);
-	rb_put_string(w, "ragged");
-	rb_put_bool(w, o->ragged);
-	rb_put_string(w, "max_batch_size");
-	rb_put_int(w, o->max_batch_size);
-	rb_put_string(w, "wait_time_ns");
-	rb_put_int(w, o->wait_time);
-	rb_put_string(w, "slots");
-	rb_put_int(w, o->slots);
-	rb_put_string(w, "lease_ns");
-	rb_put_int(w, o->lease);
-	rb_put_string(w, "preserve_order");
-	rb_put_bool(w, o->preserve_order);
-	rb_put_string(w, "preferred_batch_sizes");
-	rb_put_array(w, o->preferred_count);
-	for (uint32_t i = 0; i < o->preferred_count; i++)
-		rb_put_int(w, o->preferred_sizes[i]);
-	rb_put_string(w, "buckets");
-	rb_put_array(w, o->bucket_dims);
-	for (uint32_t i = 0; i < o->bucket_dims; i++) {
-		rb_put_array(w, o->bucket_counts[i]);
-		for (uint32_t j = 0; j < o->bucket_counts[i]; j++)
-			rb_put_int(w, *size++);
-	}
-}
-
 static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options *o)
 {
 	rb_put_string(w, "worker");
@@ -126,9 +80,10 @@ static int attach(const char *model, const char *signature, const rb_worker_opti
 	if (!status) {
 		rb_begin_request(&w, 2, "worker", model, o->name);
 		put_worker(&w, &l, o);
-		put_policy(&w, o);
-		status = rb_attach_begin(&a, path, until, &w, true);
+		status = rb_put_policy(&w, o->policy);
 	}
+	if (!status)
+		status = rb_attach_begin(&a, path, until, &w, true);
 	if (!status) {
 		do
 			status = rb_attach_end(&a, until, s, &interrupted);
@@ -158,14 +113,11 @@ int rb_worker_attach(const char *model, const char *signature, const rb_worker_o
 	if (given && given->size != sizeof *given)
 		return rb_fail(RB_ERR_VERSION, "%s: rb_worker_options.size is %u, expected %zu", rb_status_text(RB_ERR_VERSION), given->size, sizeof *given);
 	rb_worker_options o = given ? *given : (rb_worker_options){0};
-	int status = check_options(&o);
-	if (status)
-		return status;
 	rb_watch_forks();
 	rb_work *w = calloc(1, sizeof *w);
 	if (!w)
 		return rb_say(RB_ERR_NO_MEMORY);
-	status = attach(model, signature, &o, &w->session);
+	int status = attach(model, signature, &o, &w->session);
 	if (status) {
 		free(w);
 		return status;
