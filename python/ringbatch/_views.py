@@ -223,4 +223,4 @@ class View(np.ndarray):
     __hash__ = None  # type: ignore[assignment]
 
 
-_life_of: Callable[[Any], Life | None] = View._life.__get__  # type: ignore[attr-defined]
+_life_of: Any = View.__dict__["_life"].__get__
