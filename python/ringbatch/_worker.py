@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Callable
 
 from . import _structs as c
+from . import errors
 from ._batch import Batch, Buffers
 from ._core import encode
 from ._ring import Ring, RingBatch, keep_attached, run, worker_options
@@ -75,15 +76,38 @@ class Worker:
         wait: seconds to wait for a broker that is not there yet. When the
         broker is restarted the worker attaches again by itself.
         """
-        ended = stop or threading.Event()
+        self._serve(socket, stop or threading.Event(), wait)
+
+    def _serve(
+        self, socket: str | os.PathLike[str] | None, ended: threading.Event, wait: float, attached: Callable[[], None] | None = None
+    ) -> None:
+        """attached is called each time it has attached."""
+        function = self._made()  # before attaching: a worker that is still loading its model would hold batches
         o = c.WorkerOptions.from_buffer_copy(self._options)
         o.socket = encode(socket)
+
+        def serve(ring: Ring) -> None:
+            if attached is not None:
+                attached()
+            run(ring, [FunctionLane(ring, function, self._debug)], ended)
+
         keep_attached(
             lambda: Ring(self.model, self.signature, o),
-            lambda ring: run(ring, [FunctionLane(ring, self.function, self._debug)], ended),
+            serve,
             ended,
             wait,
         )
+
+    def _made(self) -> Callable[[Batch], Any]:
+        """What is called with batches; of a class an instance, set up."""
+        made = self.function() if isinstance(self.function, type) else self.function
+        setup = getattr(made, "setup", None)
+        if callable(setup):
+            setup()
+        call = made if callable(made) else getattr(made, "forward", None)
+        if not callable(call):
+            raise errors.Invalid(f"{self.function!r} has neither __call__(self, batch) nor forward(self, batch)")
+        return call
 
 
 class FunctionLane:
