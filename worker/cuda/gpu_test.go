@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/mlp"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -116,25 +118,18 @@ func host(t *testing.T, name string, o Options, policy worker.Policy) (*client.C
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "rb") // t.TempDir can be too long for a socket
+	b, err := testbed.StartLocal(broker.Config{DrainTime: time.Second, Logger: slog.Default()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	socket := filepath.Join(dir, "s", "b.sock")
-	b, err := broker.New(broker.Config{Socket: socket, DrainTime: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	socket := b.Socket()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	served := make(chan error, 1)
-	wg.Add(2)
-	go func() { defer wg.Done(); _ = b.Serve(ctx) }()
-	go func() {
-		defer wg.Done()
+	wg.Go(func() {
 		served <- Serve(ctx, worker.Config{Model: "m", Signature: m.Signature, Socket: socket, Policy: policy}, m)
-	}()
-	t.Cleanup(func() { cancel(); wg.Wait(); os.RemoveAll(dir) })
+	})
+	t.Cleanup(func() { cancel(); wg.Wait(); _ = b.Close() })
 	dial, stop := context.WithTimeout(ctx, 30*time.Second)
 	defer stop()
 	c, err := client.Dial(dial, "m", client.WithSocket(socket), client.WithWindow(64), client.WaitForModel())
