@@ -185,7 +185,7 @@ func (r Request) SetPriority(level int) error {
 	if s.state != slotClaimed {
 		return status.ErrCommitted
 	}
-	if levels := max(1, len(r.link.session.Info.Policy.Levels)); level < 0 || level >= levels {
+	if levels := r.link.session.Settings.LevelCount(); level < 0 || level >= levels {
 		return fmt.Errorf("%w: %d, the model has 0..%d", status.ErrNoLevel, level, levels-1)
 	}
 	s.level = int8(level)

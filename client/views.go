@@ -158,7 +158,7 @@ func (l *link) clearPadding(s *slot, at int) {
 // padded is the request's sizes rounded up to the declared buckets.
 func (l *link) padded(s *slot) [tensor.MaxVariableDims]uint32 {
 	dims := s.dims
-	for i, sizes := range l.session.Info.Policy.Buckets {
+	for i, sizes := range l.session.Settings.Buckets {
 		if i < len(dims) {
 			dims[i] = tensor.Bucket(sizes, dims[i])
 		}
