@@ -185,7 +185,7 @@ func (l *loop) drain() {
 	}
 }
 
-func (l *loop) hurry(s *stage) { _ = s.apply(s.cfg.Policy) } // it was in force before, so it fits
+func (l *loop) hurry(s *stage) { _ = s.apply(s.settings) } // it was in force before, so it fits
 
 // stop ends the loop after this round.
 func (l *loop) stop() { l.stopping = true }

@@ -9,6 +9,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -49,7 +50,7 @@ func TestAReloadNamesWhatTakesARestart(t *testing.T) {
 	cfg.AllowedUIDs, cfg.DrainTime, cfg.MaxClients, cfg.Loops = []int{1001}, time.Minute, 3, s.b.cfg.Loops+1
 	cfg.Workers = []supervise.Worker{worker()}
 	m := cfg.Models[0]
-	m.Slots, m.Workers = 128, []supervise.Worker{worker()}
+	m.Policy, m.Workers = policy.New(policy.Slots(128)), []supervise.Worker{worker()}
 	cfg.Models = []ModelConfig{m}
 	if err := s.b.Reload(cfg); err != nil {
 		t.Fatal(err)

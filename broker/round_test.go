@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
@@ -88,7 +88,7 @@ func TestTheCheckOfACommitChangesNothing(t *testing.T) {
 
 // quietModel has no other clock than the loop's rounds: it does not wait, and
 // its lease is long.
-var quietModel = ModelConfig{Slots: 64, Lease: time.Hour, Policy: batcher.Config{MaxBatchSize: 4, WaitTime: -1}}
+var quietModel = ModelConfig{Policy: policy.New(policy.Slots(64), policy.Lease(time.Hour), policy.MaxBatchSize(4), policy.WaitTime(0))}
 
 // served lets a client commit n requests one after the other, each answered.
 func served(t *testing.T, s *world, n int) {
@@ -161,7 +161,7 @@ func TestAClientThatNeverStopsHasOneTurnPerRound(t *testing.T) {
 	defer h.close()
 	h.calm = true
 	const window = 4096
-	flooded, err := h.add(ModelConfig{Slots: window, Lease: time.Hour, Policy: batcher.Config{MaxBatchSize: 8}})
+	flooded, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(window), policy.Lease(time.Hour), policy.MaxBatchSize(8))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +219,7 @@ func TestManyClientsThatNeverStopTakeTurns(t *testing.T) {
 	}
 	defer h.close()
 	const clients, window = 3 * furtherTurns, 64
-	s, err := h.add(ModelConfig{Slots: clients * window, Policy: batcher.Config{MaxBatchSize: 8}})
+	s, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(clients*window), policy.MaxBatchSize(8))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +272,7 @@ func TestARequestLargerThanAnyBatchEndsAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h.close()
-	s, err := h.add(ModelConfig{Slots: 1024, Policy: batcher.Config{MaxBatchSize: 8}})
+	s, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(1024), policy.MaxBatchSize(8))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -303,7 +303,7 @@ func TestManyBusyWorkersAreAskedOncePerRound(t *testing.T) {
 	defer h.close()
 	h.calm = true
 	mc := quietModel
-	mc.Policy.MaxBatchSize = 1
+	mc.Policy = policy.New(policy.MaxBatchSize(1)).Over(mc.Policy)
 	s, err := h.add(mc)
 	if err != nil {
 		t.Fatal(err)

@@ -15,8 +15,8 @@ func TestAZeroThatIsWrittenDownIsNotTakenForTheDefault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cfg.DrainTime >= 0 || cfg.Models[0].Policy.WaitTime >= 0 { // 0 is the default
-		t.Errorf("%v, %v", cfg.DrainTime, cfg.Models[0].Policy.WaitTime)
+	if cfg.DrainTime >= 0 || cfg.Models[0].Policy["wait_time"] != "0" {
+		t.Errorf("%v, %v", cfg.DrainTime, cfg.Models[0].Policy)
 	}
 	if _, err := Parse(plainModel + "lease = 0\n"); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("lease = 0: %v", err)
