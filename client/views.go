@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/ringbatch/ringbatch/internal/pad"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -160,7 +161,7 @@ func (l *link) padded(s *slot) [tensor.MaxVariableDims]uint32 {
 	dims := s.dims
 	for i, sizes := range l.session.Settings.Buckets {
 		if i < len(dims) {
-			dims[i] = tensor.Bucket(sizes, dims[i])
+			dims[i] = pad.Bucket(sizes, dims[i])
 		}
 	}
 	return dims

@@ -101,22 +101,26 @@ func joined[T int | uint32](list []T) string {
 	return strings.Join(texts, ",")
 }
 
-var boolean = kind[bool]{"bool", func(text string) (bool, error) {
-	v, err := strconv.ParseBool(text)
-	if err != nil {
-		return false, errors.New("must be true or false")
-	}
-	return v, nil
-}, strconv.FormatBool}
-
-var action = kind[Action]{"reject or delay", func(text string) (Action, error) {
-	for _, a := range []Action{Reject, Delay} {
-		if a.String() == text {
-			return a, nil
+func boolean() kind[bool] {
+	return kind[bool]{"bool", func(text string) (bool, error) {
+		v, err := strconv.ParseBool(text)
+		if err != nil {
+			return false, errors.New("must be true or false")
 		}
-	}
-	return 0, errors.New("must be reject or delay")
-}, Action.String}
+		return v, nil
+	}, strconv.FormatBool}
+}
+
+func action() kind[Action] {
+	return kind[Action]{"reject or delay", func(text string) (Action, error) {
+		for _, a := range []Action{Reject, Delay} {
+			if a.String() == text {
+				return a, nil
+			}
+		}
+		return 0, errors.New("must be reject or delay")
+	}, Action.String}
+}
 
 // Buckets lie in the order of the inputs' variable dimensions, and are named
 // "INPUT.DIMENSION".

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/policy"
-	"github.com/ringbatch/ringbatch/status"
 )
 
 func mustNew(t *testing.T, settings policy.Settings) *Batcher {
@@ -113,37 +112,6 @@ func TestArriveNamesWhatIsWrong(t *testing.T) {
 	}
 	if b.Queued() != 1 || b.QueuedRows() != 2 || b.QueuedAt(0) != 1 || b.QueuedAt(1) != 0 {
 		t.Errorf("a refusal changed something")
-	}
-}
-
-func TestABadPolicyIsRefusedByTheNameOfItsField(t *testing.T) {
-	for want, settings := range map[string]policy.Settings{
-		"max_batch_size is 0, must be 1..1048576":                          {},
-		"priority has 64 levels, at most 63":                               {MaxBatchSize: 1, Levels: make([]policy.Level, 64)},
-		"priority[0].max_queue is -1, must be at least 0 (0: no limit)":    {MaxBatchSize: 1, Levels: []policy.Level{{MaxQueue: -1}}},
-		"priority[0].max_timeout is -1ns, must be 0..24h0m0s":              {MaxBatchSize: 1, Levels: []policy.Level{{MaxTimeout: -1}}},
-		"priority[0].on_timeout is 2, must be reject or delay":             {MaxBatchSize: 1, Levels: []policy.Level{{OnTimeout: 2}}},
-		"preferred_batch_sizes has 1025 entries, at most 1024":             {MaxBatchSize: 1, PreferredBatchSizes: make([]int, 1025)},
-		"buckets has 9 dimensions, at most 8":                              {MaxBatchSize: 1, Buckets: make([][]uint32, 9)},
-		"buckets[0][0] is 0, must be ascending and at least 1":             {MaxBatchSize: 1, Buckets: [][]uint32{{0}}},
-		"buckets[0] has 4097 entries, at most 4096":                        {MaxBatchSize: 1, Buckets: [][]uint32{make([]uint32, 4097)}},
-		"default_priority is 1, must be 0..0":                              {MaxBatchSize: 1, DefaultPriority: 1},
-		"wait_time is 24h0m0.000000001s, must be 0..24h0m0s":               {MaxBatchSize: 1, WaitTime: 24*time.Hour + 1},
-		"preferred_batch_sizes[0] is 3, more than max_batch_size 2":        {MaxBatchSize: 2, PreferredBatchSizes: []int{3}},
-		"preferred_batch_sizes[1] is 1, must be ascending and at least 1":  {MaxBatchSize: 2, PreferredBatchSizes: []int{1, 1}},
-		"ageing is -1ns, must be 0..24h0m0s":                               {MaxBatchSize: 2, Ageing: -1},
-		"priority[1].default_timeout is 48h0m0s, must be 0..24h0m0s":       {MaxBatchSize: 2, Levels: []policy.Level{{}, {DefaultTimeout: 48 * time.Hour}}},
-		"default_priority is -1, must be 0..0":                             {MaxBatchSize: 2, DefaultPriority: -1},
-		"max_batch_size is 1048577, must be 1..1048576":                    {MaxBatchSize: 1<<20 + 1},
-		"priority[0].default_timeout is -1ns, must be 0..24h0m0s":          {MaxBatchSize: 2, Levels: []policy.Level{{DefaultTimeout: -1}}},
-		"buckets[1][1] is 3, must be ascending and at least 1":             {MaxBatchSize: 2, Buckets: [][]uint32{nil, {4, 3}}},
-		"preferred_batch_sizes[0] is -1, must be ascending and at least 1": {MaxBatchSize: 2, PreferredBatchSizes: []int{-1}},
-		"priority[0].max_timeout is 24h0m0.000000001s, must be 0..24h0m0s": {MaxBatchSize: 2, Levels: []policy.Level{{MaxTimeout: 24*time.Hour + 1}}},
-	} {
-		_, err := New(settings)
-		if !errors.Is(err, status.ErrInvalid) || err.Error() != status.ErrInvalid.Error()+": "+want {
-			t.Errorf("%v, want %s", err, want)
-		}
 	}
 }
 
