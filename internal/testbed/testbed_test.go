@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -109,6 +110,9 @@ func TestAnInterruptEndsEveryProcess(t *testing.T) {
 	if err := p.Receive(nil); err != nil {
 		t.Fatal(err)
 	}
+	if pids, err := Children(); err != nil || !slices.Contains(pids, p.Pid()) {
+		t.Errorf("children: %v, %v", pids, err)
+	}
 	interrupt()
 	if err := p.Receive(nil); !errors.Is(err, ErrInterrupted) {
 		t.Errorf("waiting for it gave %v", err)
@@ -117,8 +121,8 @@ func TestAnInterruptEndsEveryProcess(t *testing.T) {
 		t.Errorf("starting another gave %v", err)
 	}
 	b.Close()
-	if p.Running() {
-		t.Error("it was not reaped")
+	if pids, err := Children(); err != nil || len(pids) > 0 {
+		t.Errorf("processes are left: %v, %v", pids, err)
 	}
 	if _, err := os.Stat(b.Dir); !os.IsNotExist(err) {
 		t.Errorf("the folder is left: %v", err)
@@ -215,5 +219,17 @@ func TestTheTailKeepsTheEnd(t *testing.T) {
 	_, _ = l.Write([]byte("the last one\n"))
 	if s := l.String(); len(s) > tailBytes || !strings.HasSuffix(s, "the last one") {
 		t.Errorf("%d bytes, ending in %q", len(s), s[max(0, len(s)-20):])
+	}
+}
+
+func TestTheMachinesCPUTimeLeavesIdlingOut(t *testing.T) {
+	got, err := parseMachineTime("cpu  100 10 50 9000 800 1 2 7 0 0")
+	if err != nil || got != 1700*time.Millisecond {
+		t.Errorf("%v, %v; want 1.7s", got, err)
+	}
+	for _, line := range []string{"", "cpu0 1 2 3 4 5 6 7 8", "cpu 1 2", "cpu a b c d e f g h"} {
+		if _, err := parseMachineTime(line); err == nil {
+			t.Errorf("%q was accepted", line)
+		}
 	}
 }

@@ -3,10 +3,9 @@ package testbed
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Usage is what a process has of what must not be left behind.
@@ -72,13 +71,22 @@ func (u Usage) WithWorkers(n int) Usage {
 	return u
 }
 
-// CPUTime is the CPU time, user and system, that a process has used so far:
-// its CPU clock, which counts nanoseconds where /proc counts ticks.
-func CPUTime(pid int) (time.Duration, error) {
-	const schedClock = 2
-	var ts unix.Timespec
-	if err := unix.ClockGettime(int32(^pid)<<3|schedClock, &ts); err != nil {
-		return 0, fmt.Errorf("CPU clock of process %d: %w", pid, err)
+// Children are the processes that this one has started and that are still
+// there.
+func Children() (pids []int, err error) {
+	files, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil {
+		return nil, err
 	}
-	return time.Duration(ts.Nano()), nil
+	for _, file := range files {
+		text, _ := os.ReadFile(file) // a thread may have ended
+		for _, pid := range strings.Fields(string(text)) {
+			n, err := strconv.Atoi(pid)
+			if err != nil {
+				return nil, err
+			}
+			pids = append(pids, n)
+		}
+	}
+	return pids, nil
 }
