@@ -156,7 +156,7 @@ func (c *Client) keep(life context.Context, l *link) {
 	defer close(c.done)
 	for {
 		l.session.Gone()
-		c.set(nil, nil) // first: whoever learns that the link is dead does not find it here
+		c.set(nil, nil) // first: a caller that learns that the link is dead does not find it here
 		l.fail()
 		l.drop()
 		delay := firstRetry

@@ -245,7 +245,7 @@ func (l *link) ended(i uint32) bool {
 		return false
 	}
 	s.state = slotEnded
-	// Woken once for many: the clock was read by whoever woke.
+	// Woken once for many: the clock was read by the one who woke.
 	if s.seen = l.woke.Load(); s.seen < s.committed { // nobody had to wait
 		s.seen = shm.Now()
 	}

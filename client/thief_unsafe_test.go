@@ -18,7 +18,7 @@ import (
 const futexRequeue = 3
 
 // steal takes every wake-up of the board away until the test ends: it moves
-// whoever waits on another's bell to its own, which nobody rings.
+// the one who waits on another's bell to its own, which nobody rings.
 func (r *ring) steal(t *testing.T) {
 	t.Helper()
 	s, err := attach.Open(t.Context(), r.socket, r.mem, &control.Request{Op: control.OpClient, Model: "m", Window: 1})

@@ -6,7 +6,7 @@ array from doing harm:
 1. What is handed out is a :class:`View`, an ndarray that asks its
    :class:`Life` before every use; so does every slice of it. After the end
    each use raises.
-2. The arrays that were handed out lose their memory at the end: whoever takes
+2. The arrays that were handed out lose their memory at the end: who takes
    one as a plain ndarray then (``np.asarray``) finds it empty.
 3. Plain arrays and tensors that were made of it *before* the end
    (``np.asarray``, ``torch.from_numpy``) keep the whole mapping alive. Late
