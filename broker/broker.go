@@ -119,7 +119,10 @@ func (b *Broker) Serve(ctx context.Context) error {
 	b.log.Info("draining")
 	b.models.drain()
 	for _, l := range b.loops {
-		l.post(l.drain)
+		l.do(l.drain)
+	}
+	for _, l := range b.loops {
+		l.do(func() {}) // the round in which it was told to drain has ended
 	}
 	over := time.After(b.cfg.DrainTime)
 	look := time.NewTicker(unservedPoll)
@@ -135,6 +138,9 @@ func (b *Broker) Serve(ctx context.Context) error {
 				l.post(func() { l.endUnserved(b.super.MayServe) })
 			}
 		case <-over:
+			if len(drained) == left { // there was no time, and none was needed
+				continue
+			}
 			b.log.Warn("drain time is over, requests are left unfinished")
 			return nil
 		}

@@ -18,11 +18,15 @@ import (
 // more of them are asked once per round.
 const fewWorkers = 16
 
+// catchUpForClient is catchUp before a client is read.
+func (s *stage) catchUpForClient() {
+	if s.caughtUp != s.loop.round || len(s.busy) <= fewWorkers {
+		s.catchUp()
+	}
+}
+
 // catchUp reads what the workers that have batches say they are done with.
 func (s *stage) catchUp() {
-	if s.caughtUp == s.loop.round && len(s.busy) > fewWorkers {
-		return
-	}
 	s.caughtUp = s.loop.round
 	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out
 		s.drainDone(s.busy[i])

@@ -121,7 +121,7 @@ func (r *ring) readCommits(c *clientSession) {
 	// What workers have finished is read first: otherwise a client that sends
 	// its next request with the answer would seem to have one more in flight,
 	// and from then on could join, and wait for itself.
-	r.stage.catchUp()
+	r.stage.catchUpForClient()
 	for turn := min(max(leastTurn, r.layout.MaxBatch), mostTurn); turn > 0; {
 		n, err := c.commits.Pending()
 		for ; n > 0 && turn > 0 && err == nil; n-- {

@@ -171,7 +171,6 @@ func (l *loop) forget(r *ring) {
 	}
 	s.close()
 	r.close()
-	r.log.Info("model forgotten: its last worker and client left")
 }
 
 // drain lets what was accepted finish. New requests are refused.

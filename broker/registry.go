@@ -136,7 +136,10 @@ func (g *registry) leave(m *model) {
 		delete(g.models, m.name)
 		g.load[m.loop]--
 		g.changes.note()
-		m.loop.post(func() { m.loop.forget(m.ring) })
+		m.loop.post(func() {
+			m.loop.forget(m.ring)
+			m.ring.log.Info("model forgotten: its last worker and client left")
+		})
 	}
 }
 

@@ -7,41 +7,56 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// The named errors of a client. Compare with errors.Is; the text of the error
-// says more.
+// The named errors, which are those of package status: compare with errors.Is.
+// The text of an error says more. ErrExpired also matches
+// context.DeadlineExceeded, ErrCanceled also context.Canceled.
 const (
-	ErrFailed            = status.ErrFailed            // the model failed this request; Error() is its reason
-	ErrExpired           = status.ErrExpired           // the deadline passed; also matches context.DeadlineExceeded
-	ErrCanceled          = status.ErrCanceled          // canceled; also matches context.Canceled
-	ErrQueueFull         = status.ErrQueueFull         // the priority level's queue is full
-	ErrQueueTimeout      = status.ErrQueueTimeout      // waited for longer than the priority level allows
-	ErrTooLarge          = status.ErrTooLarge          // more rows than max_batch_size
-	ErrWorkerDied        = status.ErrWorkerDied        // every worker that ran it died
-	ErrWorkerHung        = status.ErrWorkerHung        // its worker hung and could not be killed
-	ErrDraining          = status.ErrDraining          // the broker is shutting down
-	ErrBrokerGone        = status.ErrBrokerGone        // the broker went away; the client re-attaches by itself, retry
-	ErrNoBroker          = status.ErrNoBroker          // nothing listens on the socket
-	ErrUnknownModel      = status.ErrUnknownModel      // no such model
-	ErrVersion           = status.ErrVersion           // other layout version
-	ErrLayout            = status.ErrLayout            // segment geometry mismatch
-	ErrForbidden         = status.ErrForbidden         // this uid may not connect
-	ErrNoMemory          = status.ErrNoMemory          // the kernel refused the memory
-	ErrSignatureMismatch = status.ErrSignatureMismatch // after a broker restart the model has another signature
-	ErrRingFull          = status.ErrRingFull          // no window of that size is free
-	ErrDType             = status.ErrDType             // wrong element type
-	ErrShape             = status.ErrShape             // wrong shape
-	ErrRows              = status.ErrRows              // wrong number of rows
-	ErrSize              = status.ErrSize              // wrong byte length
-	ErrOutputTooSmall    = status.ErrOutputTooSmall    // the buffer given for an output cannot hold it
-	ErrFull              = status.ErrFull              // every slot of the window is in use
-	ErrClosed            = status.ErrClosed            // the client was closed
-	ErrReleased          = status.ErrReleased          // the request was released
-	ErrCommitted         = status.ErrCommitted         // the request was committed already
-	ErrNotCommitted      = status.ErrNotCommitted      // the request was not committed yet
-	ErrNotDone           = status.ErrNotDone           // the request has not ended yet
-	ErrNoLevel           = status.ErrNoLevel           // no such priority level
-	ErrInvalid           = status.ErrInvalid           // an argument is not acceptable
-	ErrTimeout           = status.ErrTimeout           // WaitFor's time was over before the request was
+	// BEGIN statuses: written by `go generate ./status` from status/table.go
+
+	// a request's end
+	ErrFailed       = status.ErrFailed       // the model's function failed this request; the text says why
+	ErrExpired      = status.ErrExpired      // its deadline passed
+	ErrCanceled     = status.ErrCanceled     // its client canceled it
+	ErrQueueFull    = status.ErrQueueFull    // its priority level's queue is full
+	ErrQueueTimeout = status.ErrQueueTimeout // it waited for longer than its priority level allows
+	ErrTooLarge     = status.ErrTooLarge     // more rows than max_batch_size
+	ErrWorkerDied   = status.ErrWorkerDied   // it was in a batch that killed its worker, every time it was tried
+	ErrWorkerHung   = status.ErrWorkerHung   // its worker outlived its lease and could not be killed
+	ErrDraining     = status.ErrDraining     // the broker is shutting down and takes no new requests
+	ErrBrokerGone   = status.ErrBrokerGone   // the broker went away; safe to retry
+
+	// connecting
+	ErrNoBroker           = status.ErrNoBroker           // nothing listens on the socket
+	ErrUnknownModel       = status.ErrUnknownModel       // the broker has no model of that name
+	ErrVersion            = status.ErrVersion            // the peer speaks another layout version
+	ErrLayout             = status.ErrLayout             // segment geometry does not match its description
+	ErrForbidden          = status.ErrForbidden          // this uid may not use this broker
+	ErrNoMemory           = status.ErrNoMemory           // the kernel refused the memory
+	ErrSignatureMismatch  = status.ErrSignatureMismatch  // the model exists with another signature
+	ErrRingFull           = status.ErrRingFull           // no window of that many slots is free for a new client
+	ErrBrokerRunning      = status.ErrBrokerRunning      // another broker serves this socket
+	ErrProtocol           = status.ErrProtocol           // a peer broke the protocol and was disconnected
+	ErrTooManyConnections = status.ErrTooManyConnections // the broker serves as many connections as it may
+	ErrNoDescriptors      = status.ErrNoDescriptors      // the broker or this process has no file descriptor left
+
+	// using
+	ErrInvalid        = status.ErrInvalid        // an argument or configuration value is not acceptable
+	ErrDType          = status.ErrDType          // tensor has another element type
+	ErrShape          = status.ErrShape          // tensor has another shape
+	ErrRows           = status.ErrRows           // inputs disagree on rows, or rows outside 1..max
+	ErrSize           = status.ErrSize           // byte length does not fit the shape
+	ErrOutputTooSmall = status.ErrOutputTooSmall // the caller's buffer cannot hold the output
+	ErrFull           = status.ErrFull           // every slot of the client's window is in use
+	ErrClosed         = status.ErrClosed         // the client or worker was closed
+	ErrReleased       = status.ErrReleased       // the request was released; its views are gone
+	ErrCommitted      = status.ErrCommitted      // the request was committed already
+	ErrNotCommitted   = status.ErrNotCommitted   // the request was not committed yet
+	ErrNotDone        = status.ErrNotDone        // the request has not ended yet
+	ErrNoLevel        = status.ErrNoLevel        // no such priority level
+	ErrTimeout        = status.ErrTimeout        // the caller's wait ended before the request did
+	ErrForked         = status.ErrForked         // this process is a fork of the one that connected
+	ErrNoGPU          = status.ErrNoGPU          // this needs a GPU and there is none
+	// END statuses
 )
 
 // ended is the error of a request that ended other than well.

@@ -67,6 +67,8 @@ func (r *run) socket() string { return r.bed.Path("broker.sock") }
 // close ends what is left of the processes and reports.
 func (r *run) close() {
 	r.bed.Close()
+	left, err := testbed.Children()
+	r.check(err == nil && len(left) == 0, "processes are left behind: %v, %v", left, err)
 	r.stalls.end()
 	for _, name := range slices.Sorted(maps.Keys(r.spans)) {
 		d := r.spans[name]

@@ -69,13 +69,19 @@ func onLoops(t *testing.T, mem shm.Memory, loops int, models ...testbed.Model) *
 
 // worker serves until the returned function is called, or the test ends.
 func (r *ring) worker(depth int, fn worker.Func) (leave func()) {
+	return r.serve(worker.Config{Depth: depth}, fn)
+}
+
+// serve is worker with a configuration.
+func (r *ring) serve(cfg worker.Config, fn worker.Func) (leave func()) {
+	cfg.Model, cfg.Signature, cfg.Socket, cfg.Memory = "m", theModel.Signature(), r.socket, r.mem
 	ctx, cancel := context.WithCancel(context.Background())
 	r.wg.Add(1)
 	left := make(chan struct{})
 	go func() {
 		defer r.wg.Done()
 		defer close(left)
-		err := worker.Serve(ctx, worker.Config{Model: "m", Signature: theModel.Signature(), Socket: r.socket, Depth: depth, Memory: r.mem}, fn)
+		err := worker.Serve(ctx, cfg, fn)
 		if err != nil && !errors.Is(err, context.Canceled) {
 			r.t.Errorf("worker: %v", err)
 		}

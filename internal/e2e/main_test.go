@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -23,7 +24,12 @@ func TestMain(m *testing.M) {
 		r.Close()
 		w.Close()
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if left, err := testbed.Children(); err != nil || len(left) > 0 {
+		fmt.Printf("processes are left behind: %v, %v\n", left, err)
+		code = 1
+	}
+	os.Exit(code)
 }
 
 // job is what a child process should do; most need only a part of it.
@@ -33,5 +39,6 @@ type job struct {
 	Do     string `json:",omitempty"`
 	Window int    `json:",omitempty"`
 	Name   string `json:",omitempty"` // of a worker
+	AtOnce int    `json:",omitempty"` // batches that a worker runs at once
 	Seed   int64  `json:",omitempty"`
 }

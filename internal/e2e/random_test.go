@@ -87,7 +87,7 @@ func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 			defer wg.Done()
 			rng := rand.New(rand.NewSource(seed*100 + int64(k)))
 			for ctx.Err() == nil {
-				leave := r.worker(1+rng.Intn(3), unsteady(rng.Int63()))
+				leave := r.serve(worker.Config{Concurrency: 1 + rng.Intn(6)}, unsteady(rng.Int63()))
 				time.Sleep(time.Duration(rng.Intn(40)) * time.Millisecond)
 				leave()
 			}
@@ -131,8 +131,8 @@ func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 
 // unsteady answers in random time, and out of the blue by error or panic.
 func unsteady(seed int64) worker.Func {
-	rng := rand.New(rand.NewSource(seed))
 	return func(ctx context.Context, b *worker.Batch) error {
+		rng := rand.New(rand.NewSource(seed + int64(b.ID()))) // batches may run at once
 		switch rng.Intn(20) {
 		case 0:
 			time.Sleep(time.Duration(rng.Intn(4)) * time.Millisecond)

@@ -31,7 +31,7 @@ func playWorker(c *testbed.Child, j job) error {
 		signal.Notify(w.patience, syscall.SIGUSR1)
 	}
 	cfg := j.Model.WorkerConfig(j.Socket)
-	cfg.Name = j.Name
+	cfg.Name, cfg.Concurrency = j.Name, j.AtOnce
 	return worker.Serve(c.Context(), cfg, w.obey)
 }
 

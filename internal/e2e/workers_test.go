@@ -33,6 +33,31 @@ func TestTheRequestsOfAKilledWorkerAreAnsweredByAnother(t *testing.T) {
 	}
 }
 
+func TestAWorkerRunsSeveralBatchesAtOnceAndAnotherRunsThemAllIfItIsKilled(t *testing.T) {
+	const atOnce = 4
+	m := theModel
+	m.MaxBatch = 1
+	h := newHost(t, m)
+	first := h.newWorker(job{Model: m, Do: "patiently", AtOnce: atOnce})
+	c := h.dial()
+	var all []asking
+	for range atOnce {
+		all = append(all, askLater(background(t), c, cmdSlow, 1))
+	}
+	for range all {
+		first.expect("slow") // and none of the others has ended: nobody sent a signal
+	}
+	second := h.newWorker(job{Model: m, AtOnce: atOnce})
+	h.eventually("the second is attached", func() error { _, err := h.workerStats("m", second); return err })
+	first.Kill()
+	for _, a := range all {
+		a.ends(t, nil)
+	}
+	works(t, c, 20)
+	c.Close()
+	h.settled()
+}
+
 func TestRestartsAreCountedForTheWorkerThatFollowsNotForTheOneThatStays(t *testing.T) {
 	h := newHost(t, theModel)
 	attach := func() *proc {

@@ -25,6 +25,7 @@ var targets = []struct {
 	write func(*bytes.Buffer)
 }{
 	{"status/codes.go", goConstants},
+	{"client/errors.go", clientErrors},
 	{"cbindings/ringbatch.h", cEnum},
 	{"cbindings/status.c", cTable},
 	{"python/ringbatch/errors.py", pythonClasses},
@@ -135,6 +136,10 @@ func grouped(out *bytes.Buffer, open, shut string, line func(status.Code) string
 func goConstants(out *bytes.Buffer) {
 	out.WriteString("\tOK Code = 0\n")
 	grouped(out, "// ", "", func(s status.Code) string { return fmt.Sprintf("Err%s Code = %d", s.Name(), uint8(s)) })
+}
+
+func clientErrors(out *bytes.Buffer) {
+	grouped(out, "// ", "", func(s status.Code) string { return fmt.Sprintf("Err%s = status.Err%[1]s", s.Name()) })
 }
 
 // constant is a status's name in C: QueueFull becomes RB_ERR_QUEUE_FULL.

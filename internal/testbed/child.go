@@ -39,6 +39,7 @@ type Child struct {
 // gone; what it returns is told to the parent.
 func Play(roles Roles) {
 	if name, ok := os.LookupEnv(roleEnv); ok {
+		_ = os.Unsetenv(roleEnv) // the role is this process's, not its children's
 		os.Exit(play(name, roles[name]))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -109,6 +110,9 @@ func TestAnInterruptEndsEveryProcess(t *testing.T) {
 	if err := p.Receive(nil); err != nil {
 		t.Fatal(err)
 	}
+	if pids, err := Children(); err != nil || !slices.Contains(pids, p.Pid()) {
+		t.Errorf("children: %v, %v", pids, err)
+	}
 	interrupt()
 	if err := p.Receive(nil); !errors.Is(err, ErrInterrupted) {
 		t.Errorf("waiting for it gave %v", err)
@@ -117,8 +121,8 @@ func TestAnInterruptEndsEveryProcess(t *testing.T) {
 		t.Errorf("starting another gave %v", err)
 	}
 	b.Close()
-	if p.Running() {
-		t.Error("it was not reaped")
+	if pids, err := Children(); err != nil || len(pids) > 0 {
+		t.Errorf("processes are left: %v, %v", pids, err)
 	}
 	if _, err := os.Stat(b.Dir); !os.IsNotExist(err) {
 		t.Errorf("the folder is left: %v", err)

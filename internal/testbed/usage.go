@@ -3,6 +3,8 @@ package testbed
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -70,6 +72,26 @@ func (u Usage) WithWorkers(n int) Usage {
 	u.FDs += 3 * n // connection, pidfd, doorbell
 	u.Maps += n    // its session
 	return u
+}
+
+// Children are the processes that this one has started and that are still
+// there.
+func Children() (pids []int, err error) {
+	files, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		text, _ := os.ReadFile(file) // a thread may have ended
+		for _, pid := range strings.Fields(string(text)) {
+			n, err := strconv.Atoi(pid)
+			if err != nil {
+				return nil, err
+			}
+			pids = append(pids, n)
+		}
+	}
+	return pids, nil
 }
 
 // CPUTime is the CPU time, user and system, that a process has used so far:

@@ -1,0 +1,203 @@
+package broker
+
+import (
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+	"golang.org/x/sys/unix"
+)
+
+// serveSession attaches a client or a worker and stays until it is gone.
+func (b *Broker) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Request) {
+	p := newPeer(c, cred)
+	p.name = req.Name
+	if len(p.name) > tensor.MaxNameBytes {
+		p.name = p.name[:tensor.MaxNameBytes]
+	}
+	a, err := b.attach(p, req)
+	if err != nil {
+		p.discard()
+		_ = control.Send(c, time.Now().Add(replyTime), b.refusal(err))
+		return
+	}
+	err = control.Send(c, time.Now().Add(replyTime), a.reply, a.fds...)
+	control.CloseFDs(a.fds)
+	why := "it hung up"
+	if err != nil {
+		why = "it did not take the attach reply"
+	} else {
+		_ = c.SetReadDeadline(time.Time{})
+		var one [1]byte
+		if n, _ := c.Read(one[:]); n > 0 {
+			b.log.Warn("peer disconnected: it spoke after attaching", "pid", p.pid)
+			why = "it spoke after attaching"
+		}
+	}
+	a.model.loop.do(func() { a.left(why) })
+}
+
+var errDescriptors = fmt.Errorf("%w: it is the broker that has none", status.ErrNoDescriptors)
+
+// attachment is a session that has begun.
+type attachment struct {
+	model *model
+	reply *control.Reply
+	fds   []int            // for the peer; to be closed once they were sent
+	left  func(why string) // to be called on the model's loop
+}
+
+// attach finds or makes the model, opens the session, and has the model's loop
+// take it. Only the last step is done on that loop. On an error what p has is
+// still the caller's.
+func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error) {
+	m, err := b.modelFor(req)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			b.models.leave(m) // the session would have
+		}
+	}()
+	var desc batcher.Worker
+	if req.Op == control.OpClient {
+		err = m.ring.openClient(p, req.Window)
+	} else {
+		desc, err = m.stage.openWorker(p, req.Worker)
+	}
+	if err != nil {
+		return nil, err
+	}
+	a = &attachment{model: m, reply: b.reply()}
+	if !m.loop.do(func() { err = a.begin(p, req, desc) }) {
+		err = status.ErrDraining
+	}
+	return a, err
+}
+
+// begin is the part of attach that runs on the model's loop.
+func (a *attachment) begin(p *peer, req *control.Request, desc batcher.Worker) (err error) {
+	r, s := a.model.ring, a.model.stage
+	board := r.bseg.FD()
+	if req.Op == control.OpClient {
+		board = r.boardRO
+		if r.loop.draining {
+			return status.ErrDraining
+		}
+	}
+	a.fds = []int{dup(r.planes.FD()), dup(board)}
+	defer func() {
+		if err != nil {
+			control.CloseFDs(a.fds)
+		}
+	}()
+	if a.fds[0] < 0 || a.fds[1] < 0 {
+		return errDescriptors
+	}
+	sig := &r.layout.Signature
+	info := &control.Attached{
+		Model: a.model.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
+		Slots: r.layout.Slots, MaxBatch: r.layout.MaxBatch, Geometry: r.layout.Geometry,
+		PlanesSize: r.layout.PlanesSize, BoardSize: r.layout.BoardSize, SessionSize: p.seg.Size(), Policy: s.cfg.policyMessage(),
+	}
+	if req.Op == control.OpClient {
+		c, err := r.attachClient(p, req.Window)
+		if err != nil {
+			return err
+		}
+		info.FirstSlot, info.Window, info.FirstGen = c.first, c.window, c.firstGen()
+		a.left = func(why string) { r.clientLeft(c, why) }
+	} else {
+		if s.cfg.Ragged && !req.Policy.Ragged {
+			return fmt.Errorf("%w: %q is ragged: its batches mix sizes, and this worker did not ask for that (ragged)", status.ErrInvalid, a.model.name)
+		}
+		w, err := s.attachWorker(p, *req.Worker, desc)
+		if err != nil {
+			return err
+		}
+		info.Depth, info.WorkerID = w.depth, uint32(w.id)
+		if info.Notes = differences(req.Policy, &info.Policy); len(info.Notes) > 0 {
+			s.log.Warn("worker asked for another policy than the model has", "worker", w.label(), "pid", w.pid, "differences", info.Notes)
+		}
+		a.left = func(why string) { s.workerLost(w, why) }
+	}
+	a.reply.Attached = info
+	session, doorbell := p.takeFDs()
+	a.fds = append(a.fds, session, doorbell)
+	return nil
+}
+
+// dup lets a connection's goroutine send a descriptor that the loop may close
+// at any time.
+func dup(fd int) int {
+	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// modelFor finds the model, or makes it if a worker declares it. It stays
+// until the caller, or the session that it begins, leaves it.
+func (b *Broker) modelFor(req *control.Request) (*model, error) {
+	if req.Op == control.OpClient {
+		if b.models.drains() {
+			return nil, status.ErrDraining
+		}
+		return b.models.take(req.Model)
+	}
+	if req.Worker == nil {
+		return nil, fmt.Errorf("%w: worker without a signature", status.ErrInvalid)
+	}
+	sig, err := tensor.ParseSignature(req.Worker.Inputs, req.Worker.Outputs)
+	if err != nil {
+		return nil, err
+	}
+	if req.Policy == nil {
+		req.Policy = &control.Policy{}
+	}
+	if req.Policy.Ragged && req.Worker.Pad != "" {
+		return nil, fmt.Errorf("%w: a ragged worker has no padding: each request lies in its own sizes", status.ErrInvalid)
+	}
+	// A worker may come to a model that is there even while the broker drains:
+	// what was accepted has to finish, also when the workers got the broker's
+	// SIGTERM too.
+	m, mine, err := b.models.reserve(req.Model)
+	if err != nil {
+		return nil, err
+	}
+	if mine {
+		mc := ModelConfig{Name: req.Model, Signature: sig}
+		mc.Slots, mc.Lease, mc.Policy = fromPolicy(req.Policy)
+		mc.Ragged, mc.MaxAttempts = req.Policy.Ragged, req.Policy.MaxAttempts
+		if err := b.make(m, mc); err != nil {
+			b.models.abandon(m)
+			return nil, err
+		}
+		b.models.publish(m, true)
+		return m, nil
+	}
+	if want := &m.ring.layout.Signature; !sig.Equal(want) {
+		b.models.leave(m)
+		return nil, fmt.Errorf("%w: %q is %s, the worker serves %s", status.ErrSignatureMismatch, req.Model, want, &sig)
+	}
+	return m, nil
+}
+
+// make builds a reserved model and has a loop adopt it; to be published then.
+func (b *Broker) make(m *model, mc ModelConfig) error {
+	if err := m.build(b, mc); err != nil {
+		return err
+	}
+	b.models.place(m)
+	if !m.loop.do(func() { m.loop.adopt(m.ring) }) {
+		m.ring.close()
+		return status.ErrDraining
+	}
+	return nil
+}
