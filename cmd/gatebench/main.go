@@ -48,6 +48,7 @@ type options struct {
 	rounds  int
 	callers int
 	only    string
+	size    string
 }
 
 func main() {
@@ -57,6 +58,7 @@ func main() {
 	pflag.IntVar(&o.rounds, "rounds", 5, "turns of each")
 	pflag.IntVar(&o.callers, "callers", 32, "callers at once")
 	pflag.StringVar(&o.only, "only", "", "http or grpc")
+	pflag.StringVar(&o.size, "size", "", "small or large")
 	pflag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -132,7 +134,8 @@ func run(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
-	b, g := server{name: "bare"}, server{name: "gateway"}
+	pid := func(i int) int { return running[i].Process.Pid }
+	b, g := server{name: "bare", pids: []int{pid(2)}}, server{name: "gateway", pids: []int{pid(3), pid(0), pid(1)}}
 	for _, s := range []struct {
 		out *lines
 		to  *server
@@ -155,8 +158,12 @@ func run(ctx context.Context, o *options) error {
 	return nil
 }
 
-// server is where one of the two listens.
-type server struct{ name, http, grpc string }
+// server is where one of the two listens, and the processes that it is.
+type server struct {
+	name, http, grpc string
+	pids             []int
+	spent            string // CPU time per request, of each process
+}
 
 func (s *server) address(protocol string) string {
 	if protocol == "http" {

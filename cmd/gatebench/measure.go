@@ -13,6 +13,9 @@ import (
 // measure prints every ratio of one protocol.
 func measure(ctx context.Context, o *options, protocol string, bare, gate *server) error {
 	for _, s := range sizes {
+		if o.size != "" && o.size != s.model {
+			continue
+		}
 		rates, err := closedLoop(ctx, o, protocol, s, bare, gate)
 		if err != nil {
 			return err
@@ -22,6 +25,7 @@ func measure(ctx context.Context, o *options, protocol string, bare, gate *serve
 			aim, unit, scale = aimLarge, "MB/s", float64(4*s.elements)/1e6
 		}
 		report(fmt.Sprintf("%s, %s, %d callers: gateway %.0f, bare %.0f %s", protocol, s.name, o.callers, rates[1]*scale, rates[0]*scale, unit), rates[1]/rates[0], aim, false)
+		fmt.Printf("    CPU per request: bare %s; gateway, broker, worker %s\n", bare.spent, gate.spent)
 		if err := oneCaller(ctx, o, protocol, s, bare, gate); err != nil {
 			return err
 		}
@@ -62,18 +66,22 @@ func closedLoop(ctx context.Context, o *options, protocol string, s size, server
 		}
 	}
 	all := make([][]float64, len(servers))
+	books := make([]cpuBook, len(servers))
 	for range o.rounds {
 		for i := range servers {
+			books[i].begin(servers[i].pids)
 			rate, err := turn(ctx, callers[i], time.Duration(o.seconds*float64(time.Second)))
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", servers[i].name, err)
 			}
+			books[i].end(rate * o.seconds)
 			all[i] = append(all[i], rate)
 		}
 	}
 	rates := make([]float64, len(servers))
 	for i := range all {
 		rates[i] = median(all[i])
+		servers[i].spent = books[i].String()
 	}
 	return rates, nil
 }
