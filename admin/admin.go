@@ -5,7 +5,7 @@
 //	a := admin.New("")                  // the default socket
 //	list, err := a.Models(ctx)
 //	s, err := a.Stats(ctx)
-//	err = a.Set(ctx, "resnet50", map[string]string{"wait_time": "3ms"})
+//	err = a.Set(ctx, "resnet50", policy.New(policy.WaitTime(3*time.Millisecond)))
 //
 // A program that follows the broker's models waits for changes instead of
 // asking again and again:
@@ -34,6 +34,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -69,11 +70,9 @@ func (c *Client) Ping(ctx context.Context) (Broker, error) {
 type Model struct {
 	Name      string
 	Signature tensor.Signature
-	// Policy holds every setting by its key, as text: the keys and values of
-	// docs/configuration.md.
-	Policy  map[string]string
-	Workers int // attached now
-	Clients int // attached now
+	Policy    policy.Policy // every setting
+	Workers   int           // attached now
+	Clients   int           // attached now
 }
 
 // Models lists the broker's models, sorted by name.
@@ -89,7 +88,7 @@ func (c *Client) Models(ctx context.Context) ([]Model, error) {
 		if err != nil {
 			return nil, fmt.Errorf("model %q: %w", m.Name, err)
 		}
-		list = append(list, Model{Name: m.Name, Signature: sig, Policy: policyTexts(&m.Policy), Workers: m.Workers, Clients: m.Clients})
+		list = append(list, Model{Name: m.Name, Signature: sig, Policy: m.Policy, Workers: m.Workers, Clients: m.Clients})
 	}
 	slices.SortFunc(list, func(x, y Model) int { return strings.Compare(x.Name, y.Name) })
 	return list, nil
@@ -119,9 +118,9 @@ func (c *Client) StatsJSON(ctx context.Context) ([]byte, error) {
 }
 
 // Set changes settings of a model's policy while it runs: all of them, or none
-// if one is refused. Keys and values are those of Model.Policy.
-func (c *Client) Set(ctx context.Context, model string, settings map[string]string) error {
-	_, err := c.call(ctx, &control.Request{Op: control.OpSet, Model: model, Set: settings})
+// if one is refused.
+func (c *Client) Set(ctx context.Context, model string, settings policy.Policy) error {
+	_, err := c.call(ctx, &control.Request{Op: control.OpSet, Model: model, Policy: settings})
 	return err
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -22,12 +23,8 @@ const startTime = 3 * time.Minute
 
 // serveByItself is ready when the broker knows the worker.
 func serveByItself(c *testbed.Child, job *workerJob, m *openModel) error {
-	wait := job.WaitTime
-	if wait == 0 {
-		wait = -1 // zero would ask for the default
-	}
 	pid, run, err := m.Serve(worker.Config{
-		Socket: job.Socket, Model: modelName, Policy: worker.Policy{MaxBatchSize: job.MaxBatch, WaitTime: wait, Slots: job.Slots},
+		Socket: job.Socket, Model: modelName, Policy: policy.New(policy.MaxBatchSize(job.MaxBatch), policy.WaitTime(job.WaitTime), policy.Slots(job.Slots)),
 	})
 	if err != nil {
 		return err

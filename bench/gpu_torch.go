@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -66,9 +67,11 @@ func openTorch(j modelJob) (*openModel, error) {
 			return torchAlone(append(args, "--depth", cmp.Or(os.Getenv("BOUND_LANES"), "1"), "--alone", strconv.Itoa(rows)))
 		},
 		Serve: func(cfg worker.Config) (int, func() error, error) {
-			wait := cfg.WaitTime.Seconds()
-			cmd := python(append(args, "--name", cfg.Model, "--socket", cfg.Socket, "--max_batch_size", strconv.Itoa(cfg.MaxBatchSize),
-				"--slots", strconv.Itoa(cfg.Slots), "--wait_time", strconv.FormatFloat(max(0, wait), 'g', -1, 64)))
+			args := append(slices.Clone(args), "--name", cfg.Model, "--socket", cfg.Socket)
+			for key, value := range cfg.Policy {
+				args = append(args, "--"+key+"="+value)
+			}
+			cmd := python(args)
 			said := &testbed.Tail{} // what it says last is why it ended
 			cmd.Stdout, cmd.Stderr = os.Stderr, io.MultiWriter(os.Stderr, said)
 			if err := cmd.Start(); err != nil {

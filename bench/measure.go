@@ -30,7 +30,7 @@ func (c *crowd) usage(ctx context.Context) (usage, error) {
 		}
 	}
 	var err error
-	if u.others, err = machineTime(); err != nil {
+	if u.others, err = testbed.MachineTime(); err != nil {
 		return u, err
 	}
 	own, err := testbed.CPUTime(os.Getpid())

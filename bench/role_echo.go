@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -26,14 +27,10 @@ func echoWorkerRole(c *testbed.Child, job echoJob) error {
 	if err != nil {
 		return err
 	}
-	wait := job.WaitTime
-	if wait == 0 {
-		wait = -1 // zero would ask for the default
-	}
 	ctx := context.Background()
 	w, err := worker.Attach(ctx, worker.Config{
 		Socket: job.Socket, Model: job.Model, Signature: sig,
-		Policy: worker.Policy{MaxBatchSize: job.MaxBatch, WaitTime: wait, Slots: job.Slots},
+		Policy: policy.New(policy.MaxBatchSize(job.MaxBatch), policy.WaitTime(job.WaitTime), policy.Slots(job.Slots)),
 	})
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -40,14 +41,10 @@ func modelWorkerRole(c *testbed.Child, job workerJob) error {
 		return serveByItself(c, &job, m)
 	}
 	m.Alone(job.MaxBatch)() // scratch and caches are as they will be
-	wait := job.WaitTime
-	if wait == 0 {
-		wait = -1 // zero would ask for the default
-	}
 	ctx := context.Background()
 	w, err := worker.Attach(ctx, worker.Config{
 		Socket: job.Socket, Model: modelName, Signature: m.Signature,
-		Policy: worker.Policy{MaxBatchSize: job.MaxBatch, WaitTime: wait, Slots: job.Slots},
+		Policy: policy.New(policy.MaxBatchSize(job.MaxBatch), policy.WaitTime(job.WaitTime), policy.Slots(job.Slots)),
 	})
 	if err != nil {
 		return err

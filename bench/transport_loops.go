@@ -10,6 +10,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
@@ -261,7 +262,7 @@ func idleModelsRole(c *testbed.Child, job idleModelsJob) error {
 	defer func() { runtime.KeepAlive(sessions) }()
 	for i := range job.Models {
 		s, err := attach.Open(c.Context(), job.Socket, shm.Memfd{}, &control.Request{
-			Op: control.OpWorker, Model: fmt.Sprint("idle", i), Policy: &control.Policy{Slots: 32, MaxBatchSize: 4},
+			Op: control.OpWorker, Model: fmt.Sprint("idle", i), Policy: policy.New(policy.Slots(32), policy.MaxBatchSize(4)),
 			Worker: &control.WorkerInfo{Inputs: []string{"x:u8[64]"}, Outputs: []string{"y:u8[64]"}, Depth: 1},
 		})
 		if err != nil {

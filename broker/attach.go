@@ -3,10 +3,12 @@ package broker
 import (
 	"fmt"
 	"net"
+	"strconv"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"golang.org/x/sys/unix"
@@ -103,7 +105,7 @@ func (a *attachment) begin(p *peer, req *control.Request, desc batcher.Worker) (
 	info := &control.Attached{
 		Model: a.model.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
 		Slots: r.layout.Slots, MaxBatch: r.layout.MaxBatch, Geometry: r.layout.Geometry,
-		PlanesSize: r.layout.PlanesSize, BoardSize: r.layout.BoardSize, SessionSize: p.seg.Size(), Policy: s.cfg.policyMessage(),
+		PlanesSize: r.layout.PlanesSize, BoardSize: r.layout.BoardSize, SessionSize: p.seg.Size(), Policy: s.settings.Policy(sig.Inputs),
 	}
 	if req.Op == control.OpClient {
 		c, err := r.attachClient(p, req.Window)
@@ -113,7 +115,11 @@ func (a *attachment) begin(p *peer, req *control.Request, desc batcher.Worker) (
 		info.FirstSlot, info.Window, info.FirstGen = c.first, c.window, c.firstGen()
 		a.left = func(why string) { r.clientLeft(c, why) }
 	} else {
-		if s.cfg.Ragged && !req.Policy.Ragged {
+		differences, err := policy.Policy(req.Policy).Differences(&s.settings, sig.Inputs)
+		if err != nil {
+			return err
+		}
+		if s.settings.Ragged && !asksForRagged(req.Policy) {
 			return fmt.Errorf("%w: %q is ragged: its batches mix sizes, and this worker did not ask for that (ragged)", status.ErrInvalid, a.model.name)
 		}
 		w, err := s.attachWorker(p, *req.Worker, desc)
@@ -121,7 +127,10 @@ func (a *attachment) begin(p *peer, req *control.Request, desc batcher.Worker) (
 			return err
 		}
 		info.Depth, info.WorkerID = w.depth, uint32(w.id)
-		if info.Notes = differences(req.Policy, &info.Policy); len(info.Notes) > 0 {
+		for _, d := range differences {
+			info.Notes = append(info.Notes, fmt.Sprintf("%s is %s, this worker asked for %s", d.Name, d.Is, d.Asked))
+		}
+		if len(info.Notes) > 0 {
 			s.log.Warn("worker asked for another policy than the model has", "worker", w.label(), "pid", w.pid, "differences", info.Notes)
 		}
 		a.left = func(why string) { s.workerLost(w, why) }
@@ -158,10 +167,7 @@ func (b *Broker) modelFor(req *control.Request) (*model, error) {
 	if err != nil {
 		return nil, err
 	}
-	if req.Policy == nil {
-		req.Policy = &control.Policy{}
-	}
-	if req.Policy.Ragged && req.Worker.Pad != "" {
+	if asksForRagged(req.Policy) && req.Worker.Pad != "" {
 		return nil, fmt.Errorf("%w: a ragged worker has no padding: each request lies in its own sizes", status.ErrInvalid)
 	}
 	// A worker may come to a model that is there even while the broker drains:
@@ -172,9 +178,7 @@ func (b *Broker) modelFor(req *control.Request) (*model, error) {
 		return nil, err
 	}
 	if mine {
-		mc := ModelConfig{Name: req.Model, Signature: sig}
-		mc.Slots, mc.Lease, mc.Policy = fromPolicy(req.Policy)
-		mc.Ragged, mc.MaxAttempts = req.Policy.Ragged, req.Policy.MaxAttempts
+		mc := ModelConfig{Name: req.Model, Signature: sig, Policy: req.Policy}
 		if err := b.make(m, mc); err != nil {
 			b.models.abandon(m)
 			return nil, err
@@ -187,6 +191,12 @@ func (b *Broker) modelFor(req *control.Request) (*model, error) {
 		return nil, fmt.Errorf("%w: %q is %s, the worker serves %s", status.ErrSignatureMismatch, req.Model, want, &sig)
 	}
 	return m, nil
+}
+
+// asksForRagged reads one key of a policy that may be wrong otherwise.
+func asksForRagged(p policy.Policy) bool {
+	ragged, err := strconv.ParseBool(p["ragged"])
+	return err == nil && ragged
 }
 
 // make builds a reserved model and has a loop adopt it; to be published then.

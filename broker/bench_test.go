@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -19,7 +19,7 @@ func BenchmarkRound(b *testing.B) {
 	}
 	defer h.close()
 	h.calm = true
-	s, err := h.add(ModelConfig{Slots: clients * inFlight, Lease: time.Hour, Policy: batcher.Config{MaxBatchSize: clients * inFlight / 2, WaitTime: -1}})
+	s, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(clients*inFlight), policy.Lease(time.Hour), policy.MaxBatchSize(clients*inFlight/2), policy.WaitTime(0))})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -52,7 +52,7 @@ func New(cfg Config) (_ *Broker, err error) {
 		}
 	}()
 	for i := range cfg.Loops {
-		l, err := newLoop(i, b.log, b)
+		l, err := newLoop(i, b)
 		if err != nil {
 			return nil, err
 		}

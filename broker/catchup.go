@@ -121,7 +121,7 @@ func (s *stage) finish(w *workerSession, d *shm.Done) error {
 		w.running = finished
 		w.batches++
 		w.computed += time.Duration(finished - started)
-		s.batcher.BatchDone(w.id, batcher.BatchID(p.batch))
+		s.batcher.BatchDone(w.id, batcher.BatchID(p.batch), batcher.Time(started), batcher.Time(finished))
 		w.spare = append(w.spare, p)
 		return nil
 	}

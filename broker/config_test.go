@@ -5,11 +5,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -27,7 +27,7 @@ func spec(t *testing.T, text string) tensor.Spec {
 func TestAModelThatCannotBeIsRefusedByName(t *testing.T) {
 	good := func() ModelConfig {
 		return ModelConfig{
-			Name: "m", Slots: 16, Policy: batcher.Config{MaxBatchSize: 4},
+			Name: "m", Policy: policy.New(policy.Slots(16), policy.MaxBatchSize(4)),
 			Signature: tensor.Signature{Inputs: []tensor.Spec{spec(t, "x:f32[<=8,2]")}, Outputs: []tensor.Spec{spec(t, "y:f32[2]")}},
 		}
 	}
@@ -47,20 +47,12 @@ func TestAModelThatCannotBeIsRefusedByName(t *testing.T) {
 		"a name with blanks":         func(m *ModelConfig) { m.Name = "a b" },
 		"a long name":                func(m *ModelConfig) { m.Name = strings.Repeat("n", tensor.MaxNameBytes+1) },
 		"no signature":               func(m *ModelConfig) { m.Signature = tensor.Signature{} },
-		"fewer slots than a batch":   func(m *ModelConfig) { m.Slots = 3 },
-		"too many slots":             func(m *ModelConfig) { m.Slots = shm.MaxSlots + 1 },
-		"negative slots":             func(m *ModelConfig) { m.Slots = -1 },
-		"negative batch":             func(m *ModelConfig) { m.Policy.MaxBatchSize = -1 },
-		"a huge batch":               func(m *ModelConfig) { m.Policy.MaxBatchSize, m.Slots = shm.MaxBatchRows+1, 0 },
-		"negative lease":             func(m *ModelConfig) { m.Lease = -time.Second },
-		"descending preferred sizes": func(m *ModelConfig) { m.Policy.PreferredSizes = []int{4, 2} },
-		"preferred beyond a batch":   func(m *ModelConfig) { m.Policy.PreferredSizes = []int{5} },
-		"no such default level":      func(m *ModelConfig) { m.Policy.DefaultLevel = 1 },
-		"negative queue":             func(m *ModelConfig) { m.Policy.Levels = []batcher.LevelPolicy{{MaxQueue: -1}} },
-		"buckets too many":           func(m *ModelConfig) { m.Policy.Buckets = [][]uint32{{8}, {2}} },
-		"descending buckets":         func(m *ModelConfig) { m.Policy.Buckets = [][]uint32{{8, 4}} },
-		"buckets below the maximum":  func(m *ModelConfig) { m.Policy.Buckets = [][]uint32{{4}} },
-		"buckets beyond the maximum": func(m *ModelConfig) { m.Policy.Buckets = [][]uint32{{4, 16}} },
+		"fewer slots than a batch":   func(m *ModelConfig) { m.Policy["slots"] = "3" },
+		"too many slots":             func(m *ModelConfig) { m.Policy["slots"] = strconv.Itoa(shm.MaxSlots + 1) },
+		"a huge batch":               func(m *ModelConfig) { m.Policy = policy.New(policy.MaxBatchSize(shm.MaxBatchRows + 1)) },
+		"descending preferred sizes": func(m *ModelConfig) { m.Policy["preferred_batch_sizes"] = "4,2" },
+		"an unknown key":             func(m *ModelConfig) { m.Policy["wait_tme"] = "1" },
+		"buckets below the maximum":  func(m *ModelConfig) { m.Policy["buckets.x.0"] = "4" },
 	} {
 		m := good()
 		change(&m)

@@ -133,7 +133,7 @@ func (b *Broker) converse(c *net.UnixConn) {
 			return
 		}
 		if req.Version != control.Version {
-			refuse(fmt.Errorf("%w: you speak control version %d, the broker %d", status.ErrVersion, req.Version, control.Version))
+			refuse(fmt.Errorf("%w: %s", status.ErrVersion, control.VersionAdvice("the broker", control.Version, "this program", req.Version)))
 			return
 		}
 		switch req.Op {
@@ -182,7 +182,7 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 		s := b.Snapshot()
 		rep.Stats, err = json.Marshal(&s)
 	case control.OpSet:
-		err = b.set(req.Model, req.Set)
+		err = b.set(req.Model, req.Policy)
 	default:
 		err = fmt.Errorf("%w: unknown operation %q", status.ErrInvalid, req.Op)
 	}

@@ -43,7 +43,7 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 	*mail = shm.Mail{Batch: uint64(d.Batch), Dispatched: now, Requests: uint32(len(d.Requests)), Rows: uint32(d.Rows), PadTo: uint32(d.PadTo), Dims: d.Dims}
 	p := w.newMail()
 	p.batch, p.number, p.posted = uint64(d.Batch), w.posted, now
-	if s.cfg.Ragged {
+	if s.settings.Ragged {
 		for _, id := range d.Requests {
 			for i, n := range s.ring.slots[id].commit.Dims {
 				mail.Dims[i] = max(mail.Dims[i], n)
@@ -66,7 +66,7 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 	}
 	if len(w.mails) == 0 {
 		w.running = now
-		s.leaseEnd = min(s.leaseEnd, now+int64(s.cfg.Lease))
+		s.leaseEnd = min(s.leaseEnd, now+int64(s.settings.Lease))
 	}
 	s.setMails(w, append(w.mails, p))
 	s.stats.dispatched(d)
@@ -129,8 +129,8 @@ func (s *stage) checkLeases() {
 		if w.dying || w.quarantined {
 			continue
 		}
-		if s.loop.now >= w.running+int64(s.cfg.Lease) {
-			if s.drainDone(w); len(w.mails) > 0 && s.loop.now >= w.running+int64(s.cfg.Lease) {
+		if s.loop.now >= w.running+int64(s.settings.Lease) {
+			if s.drainDone(w); len(w.mails) > 0 && s.loop.now >= w.running+int64(s.settings.Lease) {
 				s.stats.hung++
 				w.hung = true
 				s.kill(w, hungReason)
@@ -138,7 +138,7 @@ func (s *stage) checkLeases() {
 			}
 		}
 		if len(w.mails) > 0 {
-			s.leaseEnd = min(s.leaseEnd, w.running+int64(s.cfg.Lease))
+			s.leaseEnd = min(s.leaseEnd, w.running+int64(s.settings.Lease))
 		}
 	}
 }

@@ -7,23 +7,6 @@ import (
 	"github.com/ringbatch/ringbatch/shm"
 )
 
-func FuzzSetKey(f *testing.F) {
-	for _, key := range SettableKeys {
-		f.Add(key, "5")
-		f.Add(key+".0", "1.5s")
-	}
-	f.Add("preferred_batch_sizes", "[1, 2,4]")
-	f.Add("wait_time", "1e300")
-	f.Add("max_queue.-1", "1")
-	f.Fuzz(func(t *testing.T, key, value string) {
-		m := ModelConfig{Name: "m"}
-		_ = m.setKey(key, value)
-		if m.Policy.WaitTime < 0 || m.Lease < 0 || m.Policy.Ageing < 0 {
-			t.Fatalf("%s=%s made %+v", key, value, m)
-		}
-	})
-}
-
 // FuzzCommit lets a client commit any bytes: it is served or thrown out, and
 // when it is gone nothing of it is left.
 func FuzzCommit(f *testing.F) {

@@ -1,7 +1,6 @@
 package broker
 
 import (
-	"log/slog"
 	"runtime"
 	"slices"
 
@@ -34,7 +33,6 @@ func DefaultLoops() int { return min(max(1, runtime.GOMAXPROCS(0)/2), 8) }
 // It costs what is due, not what exists: idle rings are on none of its lists.
 type loop struct {
 	*poller
-	log   *slog.Logger
 	rings map[*ring]struct{}
 
 	number int
@@ -44,8 +42,8 @@ type loop struct {
 	dirty      []*stage         // to decide at the end of this round
 	timers     timers           // by when they are due
 	spinning   []*stage         // may be worth spinning for
-	unread     []*clientSession // to be read again in the next round
-	reading    []*clientSession // unread of the round before
+	unread     []*clientSession // to be read again, in this order
+	reading    []*clientSession // those of them whose turn is in this round
 	active     int              // stages with something queued or running
 	draining   bool
 	drainSince int64
@@ -68,14 +66,14 @@ type outside interface {
 	workerLeft(pid int, withBatch, last bool) // withBatch: one that it had begun
 }
 
-func newLoop(number int, log *slog.Logger, out outside) (*loop, error) {
+func newLoop(number int, out outside) (*loop, error) {
 	p, err := newPoller()
 	if err != nil {
 		return nil, err
 	}
 	p.yields = number >= DefaultLoops()
 	return &loop{
-		poller: p, number: number, log: log, rings: map[*ring]struct{}{}, now: shm.Now(), ended: make(chan struct{}),
+		poller: p, number: number, rings: map[*ring]struct{}{}, now: shm.Now(), ended: make(chan struct{}),
 		clock: shm.Now, killPeer: (*peer).kill, outside: out, drained: func() {},
 	}, nil
 }
@@ -96,11 +94,17 @@ func (l *loop) run() error {
 	return nil
 }
 
+// furtherTurns is how many of those that had a turn already have another one in
+// a round. With the events that one wait takes it bounds the whole round.
+const furtherTurns = 64
+
 // begin starts a round.
 func (l *loop) begin() {
 	l.now = l.clock()
 	l.round++
-	l.reading, l.unread = l.unread, l.reading[:0]
+	n := min(len(l.unread), furtherTurns)
+	l.reading = append(l.reading[:0], l.unread[:n]...)
+	l.unread = append(l.unread[:0], l.unread[n:]...)
 	for _, c := range l.reading {
 		c.unread = false
 		l.work.Turns++
@@ -181,7 +185,7 @@ func (l *loop) drain() {
 	}
 }
 
-func (l *loop) hurry(s *stage) { _ = s.apply(s.cfg.Policy) } // it was in force before, so it fits
+func (l *loop) hurry(s *stage) { _ = s.apply(s.settings) } // it was in force before, so it fits
 
 // stop ends the loop after this round.
 func (l *loop) stop() { l.stopping = true }

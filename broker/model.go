@@ -5,7 +5,6 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/control"
-	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -25,23 +24,23 @@ type model struct {
 
 // build makes the ring and the stage, away from any loop.
 func (m *model) build(b *Broker, cfg ModelConfig) error {
-	layout, err := cfg.fill()
+	settings, layout, err := cfg.Resolve()
 	if err != nil {
 		return err
 	}
-	bat, err := batcher.New(cfg.Policy)
+	bat, err := batcher.New(settings)
 	if err != nil {
-		return fmt.Errorf("model %q: %w: %w", cfg.Name, status.ErrInvalid, err)
+		return fmt.Errorf("model %q: %w", cfg.Name, err)
 	}
 	r, err := newRing(cfg.Name, layout, b.cfg.Memory, b.epoch, b.log.With("model", cfg.Name))
 	if err != nil {
 		return err
 	}
 	r.vacated = func() { b.models.leave(m) }
-	r.stage = newStage(r, cfg, bat)
+	r.stage = newStage(r, cfg, settings, bat)
 	m.ring, m.stage = r, r.stage
 	r.log.Info("model ready", "signature", layout.Signature.String(), "slots", layout.Slots,
-		"max_batch_size", cfg.Policy.MaxBatchSize, "wait_time", cfg.Policy.WaitTime, "bytes", layout.PlanesSize)
+		"max_batch_size", settings.MaxBatchSize, "wait_time", settings.WaitTime, "bytes", layout.PlanesSize)
 	return nil
 }
 
@@ -63,6 +62,6 @@ func (m *model) line() control.Model {
 	sig := &m.ring.layout.Signature
 	return control.Model{
 		Name: m.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
-		Policy: m.stage.cfg.policyMessage(), Workers: m.stage.present, Clients: len(m.ring.clients),
+		Policy: m.stage.settings.Policy(sig.Inputs), Workers: m.stage.present, Clients: len(m.ring.clients),
 	}
 }

@@ -146,10 +146,10 @@ func (s *stage) orphan(q mailed, p *mail, taken bool) int {
 	if taken {
 		info.attempts++
 	}
-	if info.attempts >= s.cfg.MaxAttempts || info.hangs >= maxHangs {
+	if info.attempts >= s.settings.MaxAttempts || info.hangs >= maxHangs {
 		reason := fmt.Sprintf("%d workers died running this request", info.attempts)
 		if info.hangs >= maxHangs {
-			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v", info.hangs, s.cfg.Lease)
+			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v", info.hangs, s.settings.Lease)
 		}
 		s.batcher.Ended(id)
 		s.ring.end(q.head, status.ErrWorkerDied, reason, false)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
@@ -93,7 +94,7 @@ func (e *everybody) start(ctx context.Context) {
 			Worker: &control.WorkerInfo{Inputs: []string{"x:f32[5]"}, Outputs: []string{"y:f32[4]"}, Depth: -1}})
 	})
 	e.run(ctx, 1, func(ctx context.Context, rng *rand.Rand) {
-		_, err := attach.CallOnce(ctx, e.s.b.Socket(), &control.Request{Op: control.OpSet, Model: name(rng), Set: map[string]string{"wait_time": "1ms"}})
+		_, err := attach.CallOnce(ctx, e.s.b.Socket(), &control.Request{Op: control.OpSet, Model: name(rng), Policy: map[string]string{"wait_time": "1ms"}})
 		e.note("set", err)
 		e.s.b.Snapshot()
 		_, err = attach.CallOnce(ctx, e.s.b.Socket(), &control.Request{Op: control.OpModels})
@@ -106,7 +107,7 @@ func (e *everybody) start(ctx context.Context) {
 			more := cfg.Models[0]
 			more.Name = name(rng)
 			bad := more
-			bad.Name, bad.Slots = "bad", -1
+			bad.Name, bad.Policy = "bad", policy.Policy{"slots": "-1"}
 			cfg.Models = append(cfg.Models, more, bad)
 		}
 		e.note("reload", e.s.b.Reload(cfg))
@@ -226,7 +227,7 @@ func TestAModelIsMadeByOneAndAwaitedByOthers(t *testing.T) {
 	g.mu.Lock()
 	m = g.models["x"]
 	g.mu.Unlock()
-	if err := s.b.make(m, ModelConfig{Signature: s.b.cfg.Models[0].Signature, Name: "x", Slots: 64}); err != nil {
+	if err := s.b.make(m, ModelConfig{Signature: s.b.cfg.Models[0].Signature, Name: "x", Policy: policy.New(policy.Slots(64))}); err != nil {
 		t.Fatal(err)
 	}
 	g.publish(m, true)

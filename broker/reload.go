@@ -92,22 +92,32 @@ func (b *Broker) Reload(cfg Config) (err error) {
 // reloadKnown gives a model that is there its policy anew. It names what the
 // declaration changes that takes a restart.
 func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore func(), err error) {
-	slots := mc.Slots
-	if _, err := mc.fill(); err != nil {
+	if _, _, err := mc.Resolve(); err != nil {
 		return nil, nil, err
 	}
-	if sig := &m.ring.layout.Signature; !mc.Signature.Equal(sig) {
+	sig := &m.ring.layout.Signature
+	if !mc.Signature.Equal(sig) {
 		return nil, nil, fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it", status.ErrSignatureMismatch, mc.Name, sig)
 	}
 	dynamic := b.models.isDynamic(m)
+	live, fixed := mc.Policy.Live()
 	var was ModelConfig
 	if !m.do(func() {
 		was = m.stage.cfg
 		next := was
-		next.Policy, next.Lease = mc.Policy, mc.Lease
-		next.Policy.Buckets = was.Policy.Buckets // clients have laid their inputs out by these
+		_, before := was.Policy.Live()
+		next.Policy = live.Over(before)
 		if dynamic {
 			next.Workers = mc.Workers
+		}
+		changed, _ := fixed.Differences(&m.stage.settings, sig.Inputs) // Resolve has found no error
+		for _, d := range changed {
+			stays = append(stays, mc.Name+"."+d.Name)
+		}
+		for name := range before {
+			if _, kept := fixed[name]; !kept {
+				stays = append(stays, mc.Name+"."+name)
+			}
 		}
 		err = m.stage.reconfigure(next)
 	}) {
@@ -115,12 +125,6 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 	}
 	if !dynamic && !reflect.DeepEqual(mc.Workers, was.Workers) {
 		stays = append(stays, mc.Name+".worker")
-	}
-	if slots != 0 && slots != was.Slots {
-		stays = append(stays, mc.Name+".slots")
-	}
-	if !slices.EqualFunc(mc.Policy.Buckets, was.Policy.Buckets, slices.Equal) {
-		stays = append(stays, mc.Name+".buckets")
 	}
 	return stays, func() { m.do(func() { _ = m.stage.reconfigure(was) }) }, err
 }

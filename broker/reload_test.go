@@ -9,6 +9,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -46,10 +47,10 @@ func TestAReloadedFileTakesOverAModelThatAWorkerDeclared(t *testing.T) {
 func TestAReloadNamesWhatTakesARestart(t *testing.T) {
 	s := serve(t, nil)
 	cfg := s.b.cfg
-	cfg.AllowedUIDs, cfg.DrainTime, cfg.MaxClients = []int{1001}, time.Minute, 3
+	cfg.AllowedUIDs, cfg.DrainTime, cfg.MaxClients, cfg.Loops = []int{1001}, time.Minute, 3, s.b.cfg.Loops+1
 	cfg.Workers = []supervise.Worker{worker()}
 	m := cfg.Models[0]
-	m.Slots, m.Workers = 128, []supervise.Worker{worker()}
+	m.Policy, m.Workers = policy.New(policy.Slots(128)), []supervise.Worker{worker()}
 	cfg.Models = []ModelConfig{m}
 	if err := s.b.Reload(cfg); err != nil {
 		t.Fatal(err)
@@ -59,7 +60,7 @@ func TestAReloadNamesWhatTakesARestart(t *testing.T) {
 	if err := s.b.Reload(cfg); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`changes="allow_uids, drain_time, m.slots, m.worker, max_clients, worker"`, `changes="m (no longer named)"`} {
+	for _, want := range []string{`changes="allow_uids, drain_time, loops, m.slots, m.worker, max_clients, worker"`, `changes="m (no longer named)"`} {
 		if !strings.Contains(s.log.String(), want) {
 			t.Errorf("the log lacks %s:\n%s", want, s.log)
 		}

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
@@ -88,7 +88,7 @@ func TestTheCheckOfACommitChangesNothing(t *testing.T) {
 
 // quietModel has no other clock than the loop's rounds: it does not wait, and
 // its lease is long.
-var quietModel = ModelConfig{Slots: 64, Lease: time.Hour, Policy: batcher.Config{MaxBatchSize: 4, WaitTime: -1}}
+var quietModel = ModelConfig{Policy: policy.New(policy.Slots(64), policy.Lease(time.Hour), policy.MaxBatchSize(4), policy.WaitTime(0))}
 
 // served lets a client commit n requests one after the other, each answered.
 func served(t *testing.T, s *world, n int) {
@@ -161,7 +161,7 @@ func TestAClientThatNeverStopsHasOneTurnPerRound(t *testing.T) {
 	defer h.close()
 	h.calm = true
 	const window = 4096
-	flooded, err := h.add(ModelConfig{Slots: window, Lease: time.Hour, Policy: batcher.Config{MaxBatchSize: 8}})
+	flooded, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(window), policy.Lease(time.Hour), policy.MaxBatchSize(8))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,6 +210,60 @@ func TestAClientThatNeverStopsHasOneTurnPerRound(t *testing.T) {
 	}
 }
 
+// However many there are of such clients, a round has an end, and each of them
+// has its turn.
+func TestManyClientsThatNeverStopTakeTurns(t *testing.T) {
+	h, err := newHost(1, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	const clients, window = 3 * furtherTurns, 64
+	s, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(clients*window), policy.MaxBatchSize(8))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*clientSession
+	var rings []shm.Producer[shm.Commit]
+	for range clients {
+		c, err := s.attach("flood", window)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, rings = append(all, c), append(rings, shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, window)})
+	}
+	pushed := make([]int, clients)
+	flood := func() {
+		for i, c := range all {
+			for {
+				if _, full := rings[i].Push(&shm.Commit{Kind: shm.KindCancel, Rows: 1, Slot: c.first}); full {
+					break
+				}
+				pushed[i]++
+			}
+		}
+	}
+	flood()
+	s.l.begin()
+	for _, c := range all {
+		s.r.readCommits(c)
+	}
+	s.l.settle()
+	for range 9 { // three full circles
+		flood()
+		before := s.l.work.Turns
+		h.round(s.l)
+		if turns := s.l.work.Turns - before; turns != furtherTurns {
+			t.Fatalf("%d turns in a round", turns)
+		}
+	}
+	for i, c := range all {
+		if left, _ := c.commits.Pending(); pushed[i]-left != 4*leastTurn {
+			t.Errorf("client %d: %d entries read", i, pushed[i]-left)
+		}
+	}
+}
+
 // A request that is larger than any batch ends at once, and costs the loop no
 // look at each of its slots.
 func TestARequestLargerThanAnyBatchEndsAtOnce(t *testing.T) {
@@ -218,7 +272,7 @@ func TestARequestLargerThanAnyBatchEndsAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h.close()
-	s, err := h.add(ModelConfig{Slots: 1024, Policy: batcher.Config{MaxBatchSize: 8}})
+	s, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(1024), policy.MaxBatchSize(8))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +303,7 @@ func TestManyBusyWorkersAreAskedOncePerRound(t *testing.T) {
 	defer h.close()
 	h.calm = true
 	mc := quietModel
-	mc.Policy.MaxBatchSize = 1
+	mc.Policy = policy.New(policy.MaxBatchSize(1)).Over(mc.Policy)
 	s, err := h.add(mc)
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -17,6 +18,8 @@ type stage struct {
 	ring *ring
 	log  *slog.Logger
 	cfg  ModelConfig
+
+	settings policy.Settings // cfg.Policy in force
 
 	batcher *batcher.Batcher
 	workers []*workerSession // by worker id; nil where unused
@@ -41,11 +44,11 @@ type stage struct {
 	stats stageStats
 }
 
-func newStage(r *ring, cfg ModelConfig, b *batcher.Batcher) *stage {
+func newStage(r *ring, cfg ModelConfig, settings policy.Settings, b *batcher.Batcher) *stage {
 	s := &stage{
-		ring: r, log: r.log, cfg: cfg, batcher: b, timer: -1, wake: never, runningDeadline: never, leaseEnd: never, since: time.Now(),
+		ring: r, log: r.log, cfg: cfg, settings: settings, batcher: b, timer: -1, wake: never, runningDeadline: never, leaseEnd: never, since: time.Now(),
 	}
-	s.stats.init(cfg.Policy.MaxBatchSize)
+	s.stats.init(settings.MaxBatchSize)
 	return s
 }
 
@@ -91,12 +94,12 @@ func (s *stage) waitsForMore() bool { return s.batcher.Queued() > 0 && s.batcher
 
 // apply gives the batcher its policy. While the broker drains nobody can join
 // any more: what waits for other requests goes out at once.
-func (s *stage) apply(p batcher.Config) error {
+func (s *stage) apply(p policy.Settings) error {
 	if s.loop.draining {
 		p.WaitTime = 0
 	}
 	s.touch()
-	return s.batcher.SetConfig(p)
+	return s.batcher.SetPolicy(p)
 }
 
 func (s *stage) clientJoined(c *clientSession) {
@@ -128,7 +131,7 @@ func (s *stage) arrive(head, rows uint32) status.Code {
 	// A commit from the future, or from long ago, would bend the wait time of
 	// others; the client's clock is ours, so this is only damage.
 	e.Committed = min(max(e.Committed, now-int64(maxClockSkew)), now)
-	if at := s.cfg.Policy.Deadline(int(e.Level), batcher.Time(e.Committed), deadlineOf(e)); at != batcher.Never {
+	if at := batcher.DeadlineOf(&s.settings, int(e.Level), batcher.Time(e.Committed), deadlineOf(e)); at != batcher.Never {
 		e.Deadline = int64(at)
 	}
 	switch {
@@ -147,7 +150,7 @@ func (s *stage) withdraw(head uint32) { s.batcher.Cancel(batcher.RequestID(head)
 func (s *stage) request(head uint32) batcher.Request {
 	info := &s.ring.slots[head]
 	dims := info.commit.Dims
-	if s.cfg.Ragged {
+	if s.settings.Ragged {
 		dims = batcher.Dims{} // all sizes are one shape
 	}
 	return batcher.Request{

@@ -72,7 +72,7 @@ func (s *stage) snapshot() stats.Model {
 	st, r := &s.stats, s.ring
 	out := stats.Model{
 		Name: s.cfg.Name, Signature: s.cfg.Signature.String(), Slots: r.layout.Slots, SlotsFree: r.windows.free,
-		MaxBatchSize: s.cfg.Policy.MaxBatchSize, WaitTimeMS: ms(s.cfg.Policy.WaitTime), UptimeS: time.Since(s.since).Seconds(), Loop: s.loop.number,
+		MaxBatchSize: s.settings.MaxBatchSize, WaitTimeMS: ms(s.settings.WaitTime), UptimeS: time.Since(s.since).Seconds(), Loop: s.loop.number,
 		Clients: len(r.clients), QueueLength: s.batcher.Queued(), QueueRows: s.batcher.QueuedRows(),
 		Requests: st.requests, Ended: map[string]uint64{}, Requeued: st.requeued, Batches: st.batches, Rows: st.rows,
 		BatchSize: stats.BatchSize{Histogram: map[int]uint64{}}, Reasons: map[string]uint64{},

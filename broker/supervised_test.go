@@ -17,6 +17,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
@@ -84,7 +85,7 @@ func serve(t *testing.T, change func(*Config), workers ...supervise.Worker) *sup
 	}
 	cfg := Config{
 		Socket: filepath.Join(dir, "s", "b.sock"), DrainTime: time.Second, Logger: slog.New(slog.NewTextHandler(s.log, nil)),
-		Models: []ModelConfig{{Name: "m", Signature: sig, Slots: 64, Workers: workers}},
+		Models: []ModelConfig{{Name: "m", Signature: sig, Policy: policy.New(policy.Slots(64)), Workers: workers}},
 	}
 	if change != nil {
 		change(&cfg)
@@ -170,12 +171,12 @@ func TestAReloadThatDeclaresAModelTwiceIsRefusedWhole(t *testing.T) {
 	s := serve(t, nil)
 	for _, again := range []string{"m", "new"} {
 		m := s.b.cfg.Models[0]
-		m.Name, m.Policy.MaxBatchSize = again, 8
+		m.Name, m.Policy = again, policy.New(policy.MaxBatchSize(8))
 		if err := s.b.Reload(Config{Models: []ModelConfig{m, m}}); !errors.Is(err, status.ErrInvalid) {
 			t.Errorf("%s twice: %v", again, err)
 		}
 	}
-	if st := s.stats(); len(st.Models) != 1 || st.Models[0].MaxBatchSize != DefaultMaxBatchSize {
+	if st := s.stats(); len(st.Models) != 1 || st.Models[0].MaxBatchSize != 32 {
 		t.Errorf("it changed something: %+v", st.Models)
 	}
 }

@@ -80,7 +80,7 @@ func (s *stage) describe(info *control.WorkerInfo) (desc batcher.Worker, err err
 	if info.Depth < 1 || info.Depth > shm.MaxMailDepth {
 		return desc, fmt.Errorf("%w: depth %d, must be 1..%d", status.ErrInvalid, info.Depth, shm.MaxMailDepth)
 	}
-	desc = batcher.Worker{Weight: max(1, info.Weight), MaxInFlight: info.Depth, PadTo: info.PadTo}
+	desc = batcher.Worker{Weight: max(1, info.Weight), Depth: info.Depth, PadTo: info.PadTo}
 	switch most := s.ring.layout.MaxBatch; info.Pad {
 	case "":
 	case "fixed":

@@ -7,9 +7,9 @@ import (
 	"net"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -71,7 +71,7 @@ func newHost(seed int64, loops, rings int) (*host, error) {
 	cfg.fill()
 	h.b = &Broker{cfg: cfg, log: cfg.Logger, super: supervise.New(cfg.Logger, cfg.Socket), epoch: 1, started: time.Now()}
 	for i := range loops {
-		l, err := newLoop(i, h.b.log, h.b)
+		l, err := newLoop(i, h.b)
 		if err != nil {
 			return nil, err
 		}
@@ -98,11 +98,11 @@ func newWorld(seed int64) (*world, error) {
 
 // addWorld makes a ring whose size and policy the seed chooses.
 func (h *host) addWorld() error {
-	mc := ModelConfig{Slots: 8 + h.rng.IntN(9), Lease: time.Duration(5+h.rng.IntN(20)) * time.Millisecond}
-	mc.Policy = batcher.Config{MaxBatchSize: 1 + h.rng.IntN(6), WaitTime: time.Duration(h.rng.IntN(3000)) * time.Microsecond, PreserveOrder: h.chance(0.2)}
+	mc := ModelConfig{Policy: policy.New(policy.Slots(8+h.rng.IntN(9)), policy.Lease(time.Duration(5+h.rng.IntN(20))*time.Millisecond),
+		policy.MaxBatchSize(1+h.rng.IntN(6)), policy.WaitTime(time.Duration(h.rng.IntN(3000))*time.Microsecond), policy.PreserveOrder(h.chance(0.2)))}
 	if h.chance(0.3) {
-		mc.Policy.Levels = []batcher.LevelPolicy{{MaxQueue: 1 + h.rng.IntN(8)}, {DefaultTimeout: time.Duration(1+h.rng.IntN(8)) * time.Millisecond, OnTimeout: batcher.TimeoutAction(h.rng.IntN(2))}}
-		mc.Policy.DefaultLevel = h.rng.IntN(2)
+		mc.Policy = policy.New(policy.MaxQueue(1+h.rng.IntN(8)).At(0), policy.DefaultTimeout(time.Duration(1+h.rng.IntN(8))*time.Millisecond).At(1),
+			policy.OnTimeout(policy.Action(h.rng.IntN(2))).At(1), policy.DefaultPriority(h.rng.IntN(2))).Over(mc.Policy)
 	}
 	s, err := h.add(mc)
 	if err == nil {

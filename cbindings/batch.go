@@ -60,7 +60,7 @@ func (h *workerHandle) spare() *batchHandle {
 	runs := (*C.rb_run)(C.calloc(C.size_t(n), C.sizeof_rb_run))
 	c.request, c.slot, c.run = requests, slots, runs
 	c.worker, c.base = C.rb_worker(h.id), (*C.uint8_t)(h.Planes().AddressOf(0))
-	c.place, c.ragged = C.uint32_t(len(h.batches)), flag(h.Policy().Ragged)
+	c.place, c.ragged = C.uint32_t(len(h.batches)), flag(h.Settings().Ragged)
 	v := &batchHandle{
 		c: c, requests: unsafe.Slice(requests, n), slots: unsafe.Slice((*uint32)(slots), n), runs: unsafe.Slice(runs, n),
 	}

@@ -55,7 +55,7 @@
 extern "C" {
 #endif
 
-#define RB_ABI_VERSION 1
+#define RB_ABI_VERSION 2
 
 #if defined(__GNUC__)
 #define RB_API __attribute__((visibility("default")))
@@ -344,9 +344,7 @@ RB_API int rb_reap(rb_client client, uint64_t *requests, uint32_t max, uint32_t 
 
 typedef uint64_t rb_worker; /* 0 is none */
 
-/* Set size = sizeof(rb_worker_options), zero the rest, then fill in. The
- * policy (from max_batch_size on) declares the model if the broker does not
- * know it yet; zero takes the broker's defaults. */
+/* Set size = sizeof(rb_worker_options), zero the rest, then fill in. */
 typedef struct rb_worker_options {
 	uint32_t size;
 	uint32_t depth;           /* batches handed over at once; 0: the default, 2 */
@@ -357,20 +355,12 @@ typedef struct rb_worker_options {
 	uint32_t weight;          /* share of the work relative to other workers; 0: 1 */
 	uint32_t pad_to;          /* pad every batch to that many rows; 0: no */
 	uint32_t pad_preferred;   /* 1: pad to the next preferred size */
-	uint32_t max_batch_size;
-	int64_t wait_time;        /* negative: no waiting */
-	uint32_t slots;
-	uint32_t preserve_order;  /* 1: batches keep the order of arrival */
-	int64_t lease;            /* how long a batch may run before its worker counts as hung */
-	const uint32_t *preferred_sizes;
-	uint32_t preferred_count;
-	uint32_t bucket_dims;     /* length of bucket_counts */
-	/* Buckets of the variable input dimensions, in order: bucket_counts[i]
-	 * sizes for the i-th, all of them one after the other in buckets. */
-	const uint32_t *bucket_counts;
-	const uint32_t *buckets;
-	uint32_t max_attempts;    /* workers that may die running a request before it ends as RB_ERR_WORKER_DIED */
-	uint32_t ragged;          /* 1: requests of different sizes share a batch; not with buckets or padding */
+	uint32_t reserved;        /* 0 */
+	/* How to declare the model if the broker does not know it yet: key=value
+	 * pairs with blanks or line ends between them, "max_batch_size=32
+	 * wait_time=5ms". docs/configuration.md has the keys; what is left out, or
+	 * NULL, takes the broker's defaults. */
+	const char *policy;
 } rb_worker_options;
 
 /* signature: inputs, "->", outputs, each name:dtype[dims] and separated by

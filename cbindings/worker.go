@@ -5,12 +5,11 @@ import "C"
 
 import (
 	"fmt"
-	"math"
 	"strings"
 	"sync"
-	"time"
 	"unsafe"
 
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -84,19 +83,9 @@ func workerConfig(model, signature string, given *C.rb_worker_options) (cfg work
 	}
 	cfg = worker.Config{
 		Model: model, Socket: socket(o.socket), Name: text(o.name), GPU: text(o.gpu), Depth: int(o.depth), Weight: int(o.weight),
-		Policy: worker.Policy{
-			MaxBatchSize: int(o.max_batch_size), WaitTime: time.Duration(o.wait_time), Slots: int(o.slots),
-			Lease: time.Duration(o.lease), PreserveOrder: o.preserve_order != 0, MaxAttempts: int(o.max_attempts), Ragged: o.ragged != 0,
-		},
 	}
-	if cfg.Buckets, err = buckets(&o); err != nil {
+	if cfg.Policy, err = policy.Parse(text(o.policy)); err != nil {
 		return cfg, 0, err
-	}
-	if o.preferred_sizes == nil && o.preferred_count > 0 {
-		return cfg, 0, fmt.Errorf("%w: preferred_count is %d, preferred_sizes is NULL", status.ErrInvalid, o.preferred_count)
-	}
-	for _, n := range list[uint32](o.preferred_sizes, o.preferred_count) {
-		cfg.PreferredSizes = append(cfg.PreferredSizes, int(n))
 	}
 	switch {
 	case o.pad_to != 0:
@@ -113,26 +102,6 @@ func workerConfig(model, signature string, given *C.rb_worker_options) (cfg work
 	}
 	cfg.Signature, err = tensor.ParseSignature(strings.Fields(inputs), strings.Fields(outputs))
 	return cfg, o.timeout, err
-}
-
-func buckets(o *C.rb_worker_options) (all [][]uint32, err error) {
-	if o.bucket_counts == nil && o.bucket_dims > 0 || o.bucket_dims > tensor.MaxVariableDims {
-		return nil, fmt.Errorf("%w: bucket_dims is %d, for bucket_counts at %p", status.ErrInvalid, o.bucket_dims, o.bucket_counts)
-	}
-	total := uint64(0)
-	counts := list[uint32](o.bucket_counts, o.bucket_dims)
-	for _, n := range counts {
-		total += uint64(n)
-	}
-	if o.buckets == nil && total > 0 || total > math.MaxUint32 {
-		return nil, fmt.Errorf("%w: bucket_counts add up to %d, for buckets at %p", status.ErrInvalid, total, o.buckets)
-	}
-	sizes := list[uint32](o.buckets, C.uint32_t(total))
-	for _, n := range counts {
-		all = append(all, append([]uint32(nil), sizes[:n]...))
-		sizes = sizes[n:]
-	}
-	return all, nil
 }
 
 //export rbgo_worker_close
@@ -170,10 +139,10 @@ func rbgo_worker_model(id C.uint64_t, out *C.rb_model, msg *C.char) C.int {
 		return result(err, msg)
 	}
 	defer h.using.Unlock()
-	l, p := h.Layout(), h.Policy()
+	l, p := h.Layout(), h.Settings()
 	*out = C.rb_model{
 		inputs: C.uint32_t(len(l.Inputs)), outputs: C.uint32_t(len(l.Outputs)), max_batch_size: C.uint32_t(h.MaxBatchSize()),
-		slots: C.uint32_t(l.Slots), levels: C.uint32_t(max(1, len(p.Levels))), wait_time: C.int64_t(p.WaitTime),
+		slots: C.uint32_t(l.Slots), levels: C.uint32_t(p.LevelCount()), wait_time: C.int64_t(p.WaitTime),
 	}
 	fillName(out.name[:], h.model)
 	return C.RB_OK

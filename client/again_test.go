@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 // "The broker went away; retry" alone would send somebody whose model is no
@@ -37,7 +38,7 @@ func TestAClientThatCannotAttachAgainSaysWhy(t *testing.T) {
 	}
 	says(client.ErrNoBroker)
 	was := r.model
-	r.model.Slots = 8
+	r.model.Policy = asks(policy.Slots(8))
 	r.start()
 	says(client.ErrRingFull)
 	r.stop()
@@ -102,7 +103,7 @@ func TestAClientLearnsThePolicyOfTheBrokerThatCameBack(t *testing.T) {
 	most := c.Model().MaxBatchSize
 	for _, batch := range []int{most / 2, 16} { // fewer, then more than the first
 		r.stop()
-		r.model.Policy.MaxBatchSize = batch
+		r.model.Policy = asks(policy.MaxBatchSize(batch))
 		r.start()
 		for end := time.Now().Add(patience); c.Model().MaxBatchSize != batch && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -93,7 +94,7 @@ func TestADeadlineIsKeptInTheQueueWithoutAWorker(t *testing.T) {
 
 func TestWhatIsCanceledInAPostedBatchIsTakenOut(t *testing.T) {
 	m := plain(t)
-	m.Policy.MaxBatchSize, m.Policy.WaitTime = 2, time.Hour
+	m.Policy = asks(policy.MaxBatchSize(2), policy.WaitTime(time.Hour))
 	r := newRing(t, m)
 	r.dial() // somebody who could join: only full batches go out
 	c := r.dial(client.WithWindow(8))

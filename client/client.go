@@ -231,9 +231,8 @@ func (c *Client) use(l *link) {
 }
 
 // Close detaches. What is in flight ends with ErrClosed or ErrBrokerGone;
-// views of requests that were not released yet stay valid until they are: the
-// window is given back with the last of them, lest the next client that gets
-// it finds our goroutines writing there.
+// views of requests that were not released yet stay valid until they are. The
+// window goes back to the broker with the last of them.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	l := c.link

@@ -23,6 +23,14 @@
 // When the broker is restarted, requests in flight end with ErrBrokerGone,
 // and the client attaches again by itself: Claim waits for it.
 //
-// Every error that a caller may act on is one of the named errors of this
-// package; compare with errors.Is.
+// Every error that a caller may act on is one of the named errors below, which
+// are those of package status; compare with errors.Is. Whether sending the same
+// request again may help is one question for all of them:
+//
+//	var code status.Code
+//	if errors.As(err, &code) && code.Retryable() {
+//		…
+//	}
+//
+// Package admin lists the models and the statistics of a broker.
 package client

@@ -6,17 +6,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-func policy(maxBatch int) batcher.Config {
-	return batcher.Config{MaxBatchSize: maxBatch, WaitTime: time.Millisecond}
+// asks is the policy of most models here, and what more there is to ask for.
+func asks(more ...policy.Setting) policy.Policy {
+	return policy.New(more...).Over(policy.New(policy.MaxBatchSize(8), policy.WaitTime(time.Millisecond), policy.Slots(32)))
 }
 
 func expect(t *testing.T, what string, got error, want ...error) {
@@ -244,7 +245,7 @@ func TestFailuresCarryTheirReason(t *testing.T) {
 
 func TestAFullQueueAndALongWaitInItAreNamed(t *testing.T) {
 	m := plain(t)
-	m.Policy.Levels = []batcher.LevelPolicy{{MaxQueue: 1, DefaultTimeout: 50 * time.Millisecond}, {}}
+	m.Policy = asks(policy.MaxQueue(1).At(0), policy.DefaultTimeout(50*time.Millisecond).At(0), policy.Priorities(2))
 	r := newRing(t, m) // no worker
 	c := r.dial()
 	first := commitOne(t, c, 0)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 
+	"github.com/ringbatch/ringbatch/internal/pad"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -115,7 +116,7 @@ func (c *Client) Fill(ctx context.Context, inputs ...any) (Request, error) {
 	for i := range tensors {
 		view, err := r.Input(specs[i].Name)
 		if err == nil {
-			err = tensor.CopyPadded(view, tensors[i])
+			err = pad.Copy(view, tensors[i])
 		}
 		if err != nil {
 			_ = r.Release()

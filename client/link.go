@@ -4,7 +4,6 @@ import (
 	"math/bits"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/shm"
@@ -110,7 +109,7 @@ func (l *link) model() Model {
 	a := &l.session.Info
 	return Model{
 		Name: a.Model, Signature: l.session.Layout.Signature, MaxBatchSize: a.MaxBatch, Window: a.Window,
-		WaitTime: time.Duration(a.Policy.WaitTime), Levels: max(1, len(a.Policy.Levels)), Slots: a.Slots,
+		WaitTime: l.session.Settings.WaitTime, Levels: l.session.Settings.LevelCount(), Slots: a.Slots,
 	}
 }
 

@@ -25,10 +25,10 @@ type Request struct {
 // the context's. For a model with variable dimensions, dims are the actual
 // sizes of all inputs' variable dimensions in signature order.
 //
-// Who waits for many rows can wait long beside many who want few: whoever finds
-// enough free slots takes them, since one who holds slots while claiming more
-// must not have to wait for another who waits for those. Large requests want a
-// client of their own.
+// A Claim of many rows can starve beside many Claims of few: free slots go to
+// the first Claim that they are enough for. (Otherwise a goroutine that holds
+// slots while it claims more could wait for one that waits for those slots.)
+// Give large requests a client of their own.
 func (c *Client) Claim(ctx context.Context, rows int, dims ...int) (Request, error) {
 	return c.claim(ctx, true, rows, dims)
 }
@@ -185,7 +185,7 @@ func (r Request) SetPriority(level int) error {
 	if s.state != slotClaimed {
 		return status.ErrCommitted
 	}
-	if levels := max(1, len(r.link.session.Info.Policy.Levels)); level < 0 || level >= levels {
+	if levels := r.link.session.Settings.LevelCount(); level < 0 || level >= levels {
 		return fmt.Errorf("%w: %d, the model has 0..%d", status.ErrNoLevel, level, levels-1)
 	}
 	s.level = int8(level)

@@ -10,17 +10,17 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
 func TestVariableSizesArePaddedToTheirBucketAndKnownToTheWorker(t *testing.T) {
 	m := broker.ModelConfig{
-		Signature: signature(t, []string{"x:i32[<=8,2]", "k:u8[<=4]"}, []string{"y:i64[<=8]", "z:i32[]"}), Slots: 32, Policy: policy(8),
+		Signature: signature(t, []string{"x:i32[<=8,2]", "k:u8[<=4]"}, []string{"y:i64[<=8]", "z:i32[]"}), Policy: asks(),
 	}
-	m.Policy.Buckets = [][]uint32{{4, 8}, nil}
+	m.Policy = asks(policy.Buckets("x", 0, 4, 8))
 	r := newRing(t, m)
 	// y[i] = sum of row i of x, as many as x has; z = rows of zeros it was padded with.
 	r.work(func(_ context.Context, b *worker.Batch) error {
@@ -89,7 +89,7 @@ func TestVariableSizesArePaddedToTheirBucketAndKnownToTheWorker(t *testing.T) {
 
 func TestARequestOfSeveralRowsStaysTogether(t *testing.T) {
 	m := plain(t)
-	m.Policy.WaitTime = 5 * time.Millisecond
+	m.Policy = asks(policy.WaitTime(5 * time.Millisecond))
 	r := newRing(t, m)
 	r.work(func(ctx context.Context, b *worker.Batch) error {
 		rows := 0
@@ -135,8 +135,7 @@ func TestARequestOfSeveralRowsStaysTogether(t *testing.T) {
 
 func TestTheMoreUrgentGoesFirst(t *testing.T) {
 	m := plain(t)
-	m.Policy.MaxBatchSize = 1
-	m.Policy.Levels = make([]batcher.LevelPolicy, 3)
+	m.Policy = asks(policy.MaxBatchSize(1), policy.Priorities(3))
 	r := newRing(t, m)
 	order := make(chan float32, 10)
 	c := r.dial(client.WithWindow(8))

@@ -119,7 +119,7 @@ func signature(t *testing.T, inputs, outputs []string) (sig tensor.Signature) {
 
 // plain is y = 2x over four numbers.
 func plain(t *testing.T) broker.ModelConfig {
-	return broker.ModelConfig{Signature: signature(t, []string{"x:f32[4]"}, []string{"y:f32[4]"}), Slots: 32, Policy: policy(8)}
+	return broker.ModelConfig{Signature: signature(t, []string{"x:f32[4]"}, []string{"y:f32[4]"}), Policy: asks()}
 }
 
 func double(_ context.Context, b *worker.Batch) error {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -34,9 +35,8 @@ func found(_ context.Context, b *worker.Batch) error {
 }
 
 func TestNothingIsASizeOfInputsAndOutputs(t *testing.T) {
-	for _, buckets := range [][][]uint32{nil, {{4, 8}}} {
-		m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[<=8]"}, []string{"y:i32[<=8]"}), Slots: 32, Policy: policy(8)}
-		m.Policy.Buckets = buckets
+	for _, more := range [][]policy.Setting{nil, {policy.Buckets("x", 0, 4, 8)}} {
+		m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[<=8]"}, []string{"y:i32[<=8]"}), Policy: asks(more...)}
 		r := newRing(t, m)
 		r.work(found)
 		c := r.dial()
@@ -54,7 +54,7 @@ func TestNothingIsASizeOfInputsAndOutputs(t *testing.T) {
 }
 
 func TestEachRowOfARequestHasItsOwnOutputSize(t *testing.T) {
-	m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[4]"}, []string{"y:i32[<=4]"}), Slots: 32, Policy: policy(8)}
+	m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[4]"}, []string{"y:i32[<=4]"}), Policy: asks()}
 	r := newRing(t, m)
 	r.work(found)
 	c := r.dial()
@@ -90,14 +90,14 @@ func TestEachRowOfARequestHasItsOwnOutputSize(t *testing.T) {
 }
 
 func TestRequestsOfDifferentSizesShareARaggedBatch(t *testing.T) {
-	m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[<=8]", "k:u8[<=2,2]"}, []string{"y:i32[<=8]"}), Slots: 64, Ragged: true, Policy: policy(8)}
-	m.Policy.WaitTime = patience // a batch goes out when it is full: all sizes are in one
+	m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[<=8]", "k:u8[<=2,2]"}, []string{"y:i32[<=8]"}), Policy: asks(policy.Slots(64), policy.Ragged(true), policy.WaitTime(patience))}
+	// A batch goes out when it is full: all sizes are in one.
 	r := newRing(t, m)
 	if _, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem}); !errors.Is(err, client.ErrInvalid) {
 		t.Errorf("a worker that did not ask for ragged batches: %v", err)
 	}
 	sizes := make(chan int, 8)
-	r.workAs(worker.Config{Policy: worker.Policy{Ragged: true}}, func(ctx context.Context, b *worker.Batch) error {
+	r.workAs(worker.Config{Policy: policy.New(policy.Ragged(true))}, func(ctx context.Context, b *worker.Batch) error {
 		for i := range b.Len() {
 			q := b.Request(i)
 			if n := len(worker.Row[int32](b.Input(0), q.Row)); n != b.InputShape(i, 0)[0] || n != int(q.Dims()[0]) {
@@ -145,7 +145,7 @@ func TestRequestsOfDifferentSizesShareARaggedBatch(t *testing.T) {
 }
 
 func TestSizesBeyondTheMaximumAreRefusedByName(t *testing.T) {
-	m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[<=8]"}, []string{"y:i32[<=8]"}), Slots: 32, Policy: policy(8)}
+	m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[<=8]"}, []string{"y:i32[<=8]"}), Policy: asks()}
 	r := newRing(t, m)
 	errs := make(chan error, 4)
 	r.work(func(ctx context.Context, b *worker.Batch) error {
@@ -169,7 +169,7 @@ func TestSizesBeyondTheMaximumAreRefusedByName(t *testing.T) {
 
 func TestWindowsThatAreLeftOpenFitTheRing(t *testing.T) {
 	m := plain(t)
-	m.Slots = 64
+	m.Policy = asks(policy.Slots(64))
 	r := newRing(t, m)
 	r.work(double)
 	first := r.dial()
@@ -199,7 +199,7 @@ func TestWindowsThatAreLeftOpenFitTheRing(t *testing.T) {
 
 func TestAWindowThatIsAskedForIsGivenWholeOrRefusedWithWhatHelps(t *testing.T) {
 	m := plain(t)
-	m.Slots = 64
+	m.Policy = asks(policy.Slots(64))
 	r := newRing(t, m)
 	for range 8 {
 		if n := r.dial(client.WithWindow(7)).Model().Window; n != 7 {
@@ -215,21 +215,21 @@ func TestAWindowThatIsAskedForIsGivenWholeOrRefusedWithWhatHelps(t *testing.T) {
 func TestAWorkerIsToldHowThePolicyDiffersFromItsOwn(t *testing.T) {
 	m := plain(t)
 	r := newRing(t, m)
-	attach := func(p worker.Policy) []string {
-		w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem, Policy: p})
+	attach := func(p ...policy.Setting) []string {
+		w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem, Policy: policy.New(p...)})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer w.Close()
 		return w.Notes()
 	}
-	if notes := attach(worker.Policy{}); len(notes) > 0 {
+	if notes := attach(); len(notes) > 0 {
 		t.Errorf("a worker that asked for nothing is told %q", notes)
 	}
-	if notes := attach(worker.Policy{MaxBatchSize: 8, Slots: 32}); len(notes) > 0 {
+	if notes := attach(policy.MaxBatchSize(8), policy.Slots(32)); len(notes) > 0 {
 		t.Errorf("a worker that asked for what there is is told %q", notes)
 	}
-	notes := attach(worker.Policy{MaxBatchSize: 4, WaitTime: 7 * time.Millisecond})
+	notes := attach(policy.MaxBatchSize(4), policy.WaitTime(7*time.Millisecond))
 	if len(notes) != 2 || notes[0] != "max_batch_size is 8, this worker asked for 4" || !strings.Contains(notes[1], "this worker asked for 7ms") {
 		t.Errorf("the differences are %q", notes)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/ringbatch/ringbatch/internal/pad"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -158,9 +159,9 @@ func (l *link) clearPadding(s *slot, at int) {
 // padded is the request's sizes rounded up to the declared buckets.
 func (l *link) padded(s *slot) [tensor.MaxVariableDims]uint32 {
 	dims := s.dims
-	for i, sizes := range l.session.Info.Policy.Buckets {
+	for i, sizes := range l.session.Settings.Buckets {
 		if i < len(dims) {
-			dims[i] = tensor.Bucket(sizes, dims[i])
+			dims[i] = pad.Bucket(sizes, dims[i])
 		}
 	}
 	return dims

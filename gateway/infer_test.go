@@ -268,7 +268,7 @@ func TestMoreRowsThanABatchAreSplitAndJoined(t *testing.T) {
 func TestVariableDimensionsWorkWithAndWithoutBuckets(t *testing.T) {
 	plain := modelConfig(t, "plain", []string{"x:i16[2,<=5]"}, []string{"y:i16[2,<=5]"})
 	bucketed := modelConfig(t, "bucketed", []string{"x:i16[2,<=5]"}, []string{"y:i16[2,<=5]"})
-	bucketed.Policy.Buckets = [][]uint32{{2, 5}}
+	bucketed.Policy["buckets.x.1"] = "2,5"
 	r := newRig(t, nil, plain, bucketed)
 	r.worker(plain, sameSize)
 	r.worker(bucketed, sameSize)

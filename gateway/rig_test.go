@@ -22,6 +22,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -62,7 +63,7 @@ func signature(t testing.TB, inputs, outputs []string) tensor.Signature {
 // model is what a rig's broker declares.
 func modelConfig(t testing.TB, name string, inputs, outputs []string) broker.ModelConfig {
 	m := broker.ModelConfig{Name: name, Signature: signature(t, inputs, outputs)}
-	m.Policy.MaxBatchSize, m.Policy.WaitTime, m.Slots = 8, -1, 64
+	m.Policy = policy.New(policy.MaxBatchSize(8), policy.WaitTime(0), policy.Slots(64))
 	return m
 }
 

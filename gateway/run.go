@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/pad"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -220,7 +221,7 @@ func (c *call) fill(r client.Request, in *input, rows int) error {
 			return err
 		}
 		to := view.Row(i)
-		tensor.CopyCorner(to.Data, row, to.Shape[1:], actual, spec.DType.Size())
+		pad.Corner(to.Data, row, to.Shape[1:], actual, spec.DType.Size())
 	}
 	return nil
 }

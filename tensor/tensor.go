@@ -48,7 +48,7 @@ func (t Tensor) Contiguous() bool {
 // Row is one row as a tensor of its own.
 func (t Tensor) Row(i int) Tensor {
 	if i < 0 || i >= t.Rows() {
-		panic(fmt.Sprintf("shm: row %d of a tensor of %d rows", i, t.Rows()))
+		panic(fmt.Sprintf("tensor: row %d of a tensor of %d rows", i, t.Rows()))
 	}
 	size, stride := t.RowBytes(), t.Stride
 	if stride == 0 {

@@ -157,7 +157,7 @@ func (b *Batch) Dims() []uint32 { return b.dims[:] }
 
 // Ragged tells that each request lies in its own sizes (InputShape), not in
 // shared ones.
-func (b *Batch) Ragged() bool { return b.w.session.Info.Policy.Ragged }
+func (b *Batch) Ragged() bool { return b.w.session.Settings.Ragged }
 
 // requestOf finds the request that a row belongs to.
 func (b *Batch) requestOf(row int) int {

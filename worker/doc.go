@@ -2,7 +2,7 @@
 // whole batches.
 //
 //	sig := tensor.Signature{Inputs: …, Outputs: …}
-//	err := worker.Serve(ctx, worker.Config{Model: "double", Signature: sig, Policy: worker.Policy{MaxBatchSize: 32}},
+//	err := worker.Serve(ctx, worker.Config{Model: "double", Signature: sig, Policy: policy.New(policy.MaxBatchSize(32))},
 //		func(ctx context.Context, b *worker.Batch) error {
 //			for i := range b.Rows() {
 //				x, y := worker.Row[float32](b.Input(0), i), worker.Row[float32](b.Output(0), i)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -43,25 +44,11 @@ type Config struct {
 	Pad   string
 	PadTo int
 
-	Policy
+	// Policy declares the model where this worker is the first to name it; what
+	// it leaves open takes the broker's defaults.
+	Policy policy.Policy
 
 	Memory shm.Memory // for tests
-}
-
-// Policy declares the model where this worker is the first to name it; zero
-// values take the broker's defaults.
-type Policy struct {
-	MaxBatchSize   int
-	WaitTime       time.Duration // negative: no waiting
-	Slots          int
-	Lease          time.Duration // how long a batch may run before its worker counts as hung
-	PreferredSizes []int
-	Buckets        [][]uint32 // per variable input dimension
-	PreserveOrder  bool
-	MaxAttempts    int // workers that may die running a request before it ends as WorkerDied
-	// Ragged has requests of different sizes share a batch, each in its own
-	// sizes. Not with Buckets or padding.
-	Ragged bool
 }
 
 // Worker is one attachment. Taking batches (Next, TryNext, NextFor) and closing
@@ -114,10 +101,7 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 			Inputs: tensor.SpecTexts(cfg.Signature.Inputs), Outputs: tensor.SpecTexts(cfg.Signature.Outputs),
 			Depth: cfg.Depth, Weight: cfg.Weight, Pad: cfg.Pad, PadTo: cfg.PadTo, GPU: cfg.GPU,
 		},
-		Policy: &control.Policy{
-			MaxBatchSize: cfg.MaxBatchSize, WaitTime: int64(cfg.WaitTime), Slots: cfg.Slots, Lease: int64(cfg.Lease),
-			Preferred: cfg.PreferredSizes, Buckets: cfg.Buckets, PreserveOrder: cfg.PreserveOrder, MaxAttempts: cfg.MaxAttempts, Ragged: cfg.Ragged,
-		},
+		Policy: cfg.Policy,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("worker %s: %w", cfg.Model, err)
@@ -203,8 +187,8 @@ func (w *Worker) Planes() *shm.Segment { return w.session.Planes }
 // MaxBatchSize is the most rows a batch can have.
 func (w *Worker) MaxBatchSize() int { return w.session.Info.MaxBatch }
 
-// Policy is the model's, as the broker has it.
-func (w *Worker) Policy() control.Policy { return w.session.Info.Policy }
+// Settings are the model's policy in force when this worker attached.
+func (w *Worker) Settings() policy.Settings { return w.session.Settings }
 
 // Notes are how the model's policy differs from what this worker asked for,
 // one sentence each.

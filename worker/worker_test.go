@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -59,7 +59,7 @@ func ringThatWaits(t *testing.T, maxBatch int, wait time.Duration) *ring {
 	}
 	r := &ring{t: t, socket: filepath.Join(dir, "s"), mem: shm.NewHeap()}
 	r.broker = quietBroker(r.socket, r.mem, sig, maxBatch)
-	r.broker.Models[0].Policy.WaitTime = wait
+	r.broker.Models[0].Policy["wait_time"] = policy.FormatDuration(wait)
 	r.start()
 	t.Cleanup(func() {
 		r.stop()
@@ -73,7 +73,7 @@ func ringThatWaits(t *testing.T, maxBatch int, wait time.Duration) *ring {
 func quietBroker(socket string, mem shm.Memory, s tensor.Signature, maxBatch int) broker.Config {
 	return broker.Config{
 		Socket: socket, Memory: mem, Logger: slog.New(slog.DiscardHandler), DrainTime: time.Millisecond,
-		Models: []broker.ModelConfig{{Name: "m", Signature: s, Slots: 128, Policy: batcher.Config{MaxBatchSize: maxBatch, WaitTime: time.Hour}}},
+		Models: []broker.ModelConfig{{Name: "m", Signature: s, Policy: policy.New(policy.Slots(128), policy.MaxBatchSize(maxBatch), policy.WaitTime(time.Hour))}},
 	}
 }
 
@@ -330,12 +330,12 @@ func TestAttachNamesWhatIsWrong(t *testing.T) {
 		{"too much depth", change(func(c *worker.Config) { c.Depth = shm.MaxMailDepth + 1 }), status.ErrInvalid},
 		{"unknown padding", change(func(c *worker.Config) { c.Pad = "some" }), status.ErrInvalid},
 		{"padding below a batch", change(func(c *worker.Config) { c.Pad, c.PadTo = "fixed", 1 }), status.ErrInvalid},
-		{"a bad model", change(func(c *worker.Config) { c.Model, c.MaxBatchSize = "n", -1 }), status.ErrInvalid},
+		{"a bad model", change(func(c *worker.Config) { c.Model, c.Policy = "n", policy.New(policy.MaxBatchSize(-1)) }), status.ErrInvalid},
 		{"no name", change(func(c *worker.Config) { c.Model = "" }), status.ErrInvalid},
-		{"fewer slots than a batch", change(func(c *worker.Config) { c.Model, c.Slots, c.MaxBatchSize = "n", 4, 8 }), status.ErrInvalid},
-		{"preferred beyond a batch", change(func(c *worker.Config) { c.Model, c.PreferredSizes = "n", []int{99} }), status.ErrInvalid},
-		{"negative lease", change(func(c *worker.Config) { c.Model, c.Lease = "n", -1 }), status.ErrInvalid},
-		{"buckets without a variable dimension", change(func(c *worker.Config) { c.Model, c.Buckets = "n", [][]uint32{{1}} }), status.ErrInvalid},
+		{"fewer slots than a batch", change(func(c *worker.Config) { c.Model, c.Policy = "n", policy.New(policy.Slots(4), policy.MaxBatchSize(8)) }), status.ErrInvalid},
+		{"preferred beyond a batch", change(func(c *worker.Config) { c.Model, c.Policy = "n", policy.New(policy.PreferredBatchSizes([]int{99})) }), status.ErrInvalid},
+		{"negative lease", change(func(c *worker.Config) { c.Model, c.Policy = "n", policy.New(policy.Lease(-1)) }), status.ErrInvalid},
+		{"buckets without a variable dimension", change(func(c *worker.Config) { c.Model, c.Policy = "n", policy.New(policy.Buckets("x", 0, 1)) }), status.ErrInvalid},
 	} {
 		if err := worker.Serve(soon(t), c.cfg, nil); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, expected %v", c.what, err, c.want)

@@ -3,7 +3,6 @@ package batcher
 import (
 	"errors"
 	"math"
-	"time"
 )
 
 // Time is a point on a monotonic clock, in nanoseconds. The batcher only
@@ -38,7 +37,7 @@ type Request struct {
 	ID       RequestID
 	Client   ClientID
 	Rows     int  // 1..MaxBatchSize, never split
-	Level    int  // priority level, 0 is the most urgent; DefaultLevel asks for Config.DefaultLevel
+	Level    int  // priority level, 0 is the most urgent; DefaultLevel asks for Settings.DefaultPriority
 	Arrived  Time // when the client committed it; the wait time counts from here
 	Deadline Time // when it ends wherever it is; Never if none
 	Dims     Dims
@@ -51,53 +50,13 @@ type Request struct {
 // DefaultLevel as Request.Level means "the model's default level".
 const DefaultLevel = -1
 
-// Config is a model's policy. The zero value of each field but MaxBatchSize
-// is the simple case: no waiting, one level, no preferred sizes.
-type Config struct {
-	MaxBatchSize int           // rows
-	WaitTime     time.Duration // how long the oldest waiting request may wait for company
-	// PreferredSizes are row counts, ascending, ≤ MaxBatchSize. A batch goes
-	// out as soon as the largest of them that is ready can be packed exactly;
-	// otherwise it waits for one until the wait time is over.
-	PreferredSizes []int
-	Levels         []LevelPolicy // one per priority level; nil means one level without limits
-	DefaultLevel   int
-	// Ageing, if positive, lifts a waiting request by one level each time it
-	// has waited that long, so that a lower level cannot starve for ever.
-	Ageing time.Duration
-	// Buckets[i], if not empty, lists ascending sizes that variable dimension
-	// i is rounded up to when requests are grouped.
-	Buckets [][]uint32
-	// PreserveOrder keeps each client's requests in commit order: requests of
-	// one client run in at most one batch at a time, and never overtake
-	// each other, whatever their level and shape.
-	PreserveOrder bool
-}
-
-// LevelPolicy is the queue policy of one priority level.
-type LevelPolicy struct {
-	MaxQueue       int           // requests waiting at this level; 0 = no limit
-	DefaultTimeout time.Duration // queue time after which OnTimeout applies; 0 = none
-	MaxTimeout     time.Duration // upper limit for a request's own time budget (Deadline-Arrived); 0 = none
-	OnTimeout      TimeoutAction
-}
-
-// TimeoutAction says what happens to a request that waited for longer than
-// its level's timeout.
-type TimeoutAction uint8
-
-const (
-	Reject TimeoutAction = iota // it ends with TimedOut
-	Delay                       // it is let through after everything that has not timed out
-)
-
 // Worker describes one worker when it attaches.
 type Worker struct {
-	ID          WorkerID
-	Weight      int     // share of the work relative to other workers; 0 means 1
-	MaxInFlight int     // batches it may hold at once, running and prefetched; 0 means 1
-	Pad         Padding // padding it asks for
-	PadTo       int     // with PadFixed: the size, ≥ the batch
+	ID     WorkerID
+	Weight int     // share of the work relative to other workers; 0 means 1
+	Depth  int     // batches it may hold at once, running and prefetched; 0 means 1
+	Pad    Padding // padding it asks for
+	PadTo  int     // with PadFixed: the size, ≥ the batch
 }
 
 // Padding is what a worker with a static engine asks for.

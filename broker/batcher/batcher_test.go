@@ -7,11 +7,13 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
 )
 
-func mustNew(t *testing.T, cfg Config) *Batcher {
+func mustNew(t *testing.T, settings policy.Settings) *Batcher {
 	t.Helper()
-	b, err := New(cfg)
+	b, err := New(settings)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -19,7 +21,7 @@ func mustNew(t *testing.T, cfg Config) *Batcher {
 }
 
 func TestAPeakIsForgottenAfterTwoPeriods(t *testing.T) {
-	b := mustNew(t, Config{MaxBatchSize: 8, WaitTime: time.Second})
+	b := mustNew(t, policy.Settings{MaxBatchSize: 8, WaitTime: time.Second})
 	b.WorkerReady(Worker{})
 	one := func(id RequestID) {
 		if err := b.Arrive(0, Request{ID: id, Rows: 1, Deadline: Never}); err != nil {
@@ -29,7 +31,7 @@ func TestAPeakIsForgottenAfterTwoPeriods(t *testing.T) {
 	for id := range RequestID(4) {
 		one(id)
 	}
-	b.BatchDone(0, b.Decide(0).Dispatches[0].Batch) // four have ended
+	b.BatchDone(0, b.Decide(0).Dispatches[0].Batch, 0, 0) // four have ended
 	waits := 0
 	for range 100 {
 		one(0)
@@ -38,7 +40,7 @@ func TestAPeakIsForgottenAfterTwoPeriods(t *testing.T) {
 			b.Cancel(0)
 			continue
 		}
-		b.BatchDone(0, b.lastBatch)
+		b.BatchDone(0, b.lastBatch, 0, 0)
 	}
 	if want := 2*peakPeriod - 4; waits != want {
 		t.Errorf("waited %d times, want %d", waits, want)
@@ -46,7 +48,7 @@ func TestAPeakIsForgottenAfterTwoPeriods(t *testing.T) {
 }
 
 func TestALowerLevelIsNotStarvedForEverWithAgeing(t *testing.T) {
-	b := mustNew(t, Config{MaxBatchSize: 1, Levels: make([]LevelPolicy, 4), Ageing: 100})
+	b := mustNew(t, policy.Settings{MaxBatchSize: 1, Levels: make([]policy.Level, 4), Ageing: 100})
 	b.WorkerReady(Worker{})
 	now := Time(0)
 	arrive := func(id RequestID, level int) {
@@ -59,7 +61,7 @@ func TestALowerLevelIsNotStarvedForEverWithAgeing(t *testing.T) {
 	for ; now < 10_000; now += 10 {
 		arrive(RequestID(2+now/5), 0)
 		arrive(RequestID(3+now/5), 0)
-		b.BatchDone(0, b.lastBatch)
+		b.BatchDone(0, b.lastBatch, 0, 0)
 		for _, d := range b.Decide(now).Dispatches {
 			if d.Requests[0] == 0 {
 				// Lifted three times it is level 0; then only what arrived
@@ -75,7 +77,7 @@ func TestALowerLevelIsNotStarvedForEverWithAgeing(t *testing.T) {
 }
 
 func TestARequeuedRequestWithoutARecordIsStillQueued(t *testing.T) {
-	b := mustNew(t, Config{MaxBatchSize: 4})
+	b := mustNew(t, policy.Settings{MaxBatchSize: 4})
 	b.WorkerReady(Worker{})
 	if err := b.Arrive(0, Request{ID: 7, Rows: 1, Deadline: Never}); err != nil {
 		t.Fatal(err)
@@ -86,14 +88,14 @@ func TestARequeuedRequestWithoutARecordIsStillQueued(t *testing.T) {
 	if d := b.Decide(0); len(d.Dispatches) != 1 || d.Dispatches[0].Requests[0] != 9 || d.Dispatches[0].Why != Retry {
 		t.Fatalf("%+v", d)
 	}
-	b.BatchDone(0, 1)
+	b.BatchDone(0, 1, 0, 0)
 	if d := b.Decide(0); len(d.Dispatches) != 1 || !slices.Equal(d.Dispatches[0].Requests, []RequestID{8, 7}) {
 		t.Fatalf("%+v", d)
 	}
 }
 
 func TestArriveNamesWhatIsWrong(t *testing.T) {
-	b := mustNew(t, Config{MaxBatchSize: 2})
+	b := mustNew(t, policy.Settings{MaxBatchSize: 2})
 	if err := b.Arrive(0, Request{Rows: 2, Deadline: Never}); err != nil {
 		t.Fatal(err)
 	}
@@ -113,50 +115,19 @@ func TestArriveNamesWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestABadPolicyIsRefusedByTheNameOfItsField(t *testing.T) {
-	for want, cfg := range map[string]Config{
-		"max_batch_size is 0, must be 1..1048576":                          {},
-		"priority has 64 levels, at most 63":                               {MaxBatchSize: 1, Levels: make([]LevelPolicy, 64)},
-		"priority[0].max_queue is -1, must be at least 0 (0: no limit)":    {MaxBatchSize: 1, Levels: []LevelPolicy{{MaxQueue: -1}}},
-		"priority[0].max_timeout is -1ns, must be 0..24h0m0s":              {MaxBatchSize: 1, Levels: []LevelPolicy{{MaxTimeout: -1}}},
-		"priority[0].on_timeout is 2, must be reject or delay":             {MaxBatchSize: 1, Levels: []LevelPolicy{{OnTimeout: 2}}},
-		"preferred_batch_sizes has 1025 entries, at most 1024":             {MaxBatchSize: 1, PreferredSizes: make([]int, 1025)},
-		"buckets has 9 dimensions, at most 8":                              {MaxBatchSize: 1, Buckets: make([][]uint32, 9)},
-		"buckets[0][0] is 0, must be ascending and at least 1":             {MaxBatchSize: 1, Buckets: [][]uint32{{0}}},
-		"buckets[0] has 4097 entries, at most 4096":                        {MaxBatchSize: 1, Buckets: [][]uint32{make([]uint32, 4097)}},
-		"default_priority is 1, must be 0..0":                              {MaxBatchSize: 1, DefaultLevel: 1},
-		"wait_time is 24h0m0.000000001s, must be 0..24h0m0s":               {MaxBatchSize: 1, WaitTime: 24*time.Hour + 1},
-		"preferred_batch_sizes[0] is 3, more than max_batch_size 2":        {MaxBatchSize: 2, PreferredSizes: []int{3}},
-		"preferred_batch_sizes[1] is 1, must be ascending and at least 1":  {MaxBatchSize: 2, PreferredSizes: []int{1, 1}},
-		"ageing is -1ns, must be 0..24h0m0s":                               {MaxBatchSize: 2, Ageing: -1},
-		"priority[1].default_timeout is 48h0m0s, must be 0..24h0m0s":       {MaxBatchSize: 2, Levels: []LevelPolicy{{}, {DefaultTimeout: 48 * time.Hour}}},
-		"default_priority is -1, must be 0..0":                             {MaxBatchSize: 2, DefaultLevel: -1},
-		"max_batch_size is 1048577, must be 1..1048576":                    {MaxBatchSize: 1<<20 + 1},
-		"priority[0].default_timeout is -1ns, must be 0..24h0m0s":          {MaxBatchSize: 2, Levels: []LevelPolicy{{DefaultTimeout: -1}}},
-		"buckets[1][1] is 3, must be ascending and at least 1":             {MaxBatchSize: 2, Buckets: [][]uint32{nil, {4, 3}}},
-		"preferred_batch_sizes[0] is -1, must be ascending and at least 1": {MaxBatchSize: 2, PreferredSizes: []int{-1}},
-		"priority[0].max_timeout is 24h0m0.000000001s, must be 0..24h0m0s": {MaxBatchSize: 2, Levels: []LevelPolicy{{MaxTimeout: 24*time.Hour + 1}}},
-	} {
-		_, err := New(cfg)
-		if !errors.Is(err, ErrConfig) || err.Error() != ErrConfig.Error()+": "+want {
-			t.Errorf("%v, want %s", err, want)
-		}
-	}
-}
-
 func TestTheConfigIsACopyOnTheWayInAndOut(t *testing.T) {
-	in := Config{MaxBatchSize: 4, PreferredSizes: []int{2}, Levels: make([]LevelPolicy, 1), Buckets: [][]uint32{{1}}}
+	in := policy.Settings{MaxBatchSize: 4, PreferredBatchSizes: []int{2}, Levels: make([]policy.Level, 1), Buckets: [][]uint32{{1}}}
 	b := mustNew(t, in)
-	in.PreferredSizes[0], in.Buckets[0][0], in.Levels[0].MaxQueue = 3, 3, 3
-	out := b.Config()
-	out.PreferredSizes[0], out.Buckets[0][0], out.Levels[0].MaxQueue = 4, 4, 4
-	if c := b.Config(); c.PreferredSizes[0] != 2 || c.Buckets[0][0] != 1 || c.Levels[0].MaxQueue != 0 {
+	in.PreferredBatchSizes[0], in.Buckets[0][0], in.Levels[0].MaxQueue = 3, 3, 3
+	out := b.Settings()
+	out.PreferredBatchSizes[0], out.Buckets[0][0], out.Levels[0].MaxQueue = 4, 4, 4
+	if c := b.Settings(); c.PreferredBatchSizes[0] != 2 || c.Buckets[0][0] != 1 || c.Levels[0].MaxQueue != 0 {
 		t.Errorf("the caller's slices are shared: %+v", c)
 	}
 }
 
 func TestShapesAreRecycled(t *testing.T) {
-	b := mustNew(t, Config{MaxBatchSize: 4, WaitTime: time.Hour})
+	b := mustNew(t, policy.Settings{MaxBatchSize: 4, WaitTime: time.Hour})
 	for i := range uint32(100_000) {
 		r := Request{ID: RequestID(i % 10), Rows: 1, Deadline: Never, Dims: Dims{i, i + 1}}
 		if err := b.Arrive(0, r); err != nil {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 // load keeps a fixed number of requests queued: each step finishes the oldest
@@ -19,8 +21,8 @@ type load struct {
 	spare  [][]RequestID
 }
 
-func newLoad(tb testing.TB, cfg Config, workers, queued int, refill func(RequestID) Request) *load {
-	b, err := New(cfg)
+func newLoad(tb testing.TB, settings policy.Settings, workers, queued int, refill func(RequestID) Request) *load {
+	b, err := New(settings)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -29,7 +31,7 @@ func newLoad(tb testing.TB, cfg Config, workers, queued int, refill func(Request
 		l.arrive(tb, RequestID(id))
 	}
 	for w := range workers {
-		b.WorkerReady(Worker{ID: WorkerID(w), MaxInFlight: 2})
+		b.WorkerReady(Worker{ID: WorkerID(w), Depth: 2})
 	}
 	l.decide()
 	for range 4 * queued { // until every array has its final size
@@ -71,7 +73,7 @@ func (l *load) step(tb testing.TB) int {
 	copy(l.queue, l.queue[1:])
 	copy(l.sent, l.sent[1:])
 	l.queue, l.sent = l.queue[:len(l.queue)-1], l.sent[:len(l.sent)-1]
-	l.b.BatchDone(done.Worker, done.Batch)
+	l.b.BatchDone(done.Worker, done.Batch, 0, 0)
 	l.decide()
 	for _, id := range ids {
 		l.arrive(tb, id)
@@ -84,39 +86,39 @@ func (l *load) step(tb testing.TB) int {
 // loads are the situations in which a request must cost less than 1 µs and
 // allocate nothing.
 var loads = []struct {
-	name   string
-	cfg    Config
-	refill func(id RequestID) Request
+	name     string
+	settings policy.Settings
+	refill   func(id RequestID) Request
 }{
-	{"simple", Config{MaxBatchSize: 32, WaitTime: time.Millisecond},
+	{"simple", policy.Settings{MaxBatchSize: 32, WaitTime: time.Millisecond},
 		func(id RequestID) Request { return Request{Client: ClientID(id % 64), Rows: 1} }},
-	{"1000 clients", Config{MaxBatchSize: 32, WaitTime: time.Millisecond},
+	{"1000 clients", policy.Settings{MaxBatchSize: 32, WaitTime: time.Millisecond},
 		func(id RequestID) Request { return Request{Client: ClientID(id % 1000), Rows: 1} }},
-	{"10000 shapes", Config{MaxBatchSize: 32, WaitTime: time.Millisecond},
+	{"10000 shapes", policy.Settings{MaxBatchSize: 32, WaitTime: time.Millisecond},
 		func(id RequestID) Request {
 			return Request{Client: ClientID(id % 64), Rows: 1, Dims: Dims{uint32(id) + 1, 7}}
 		}},
-	{"shapes come and go", Config{MaxBatchSize: 32, WaitTime: time.Millisecond}, newShapes()},
-	{"deadlines", Config{MaxBatchSize: 32, WaitTime: time.Millisecond},
+	{"shapes come and go", policy.Settings{MaxBatchSize: 32, WaitTime: time.Millisecond}, newShapes()},
+	{"deadlines", policy.Settings{MaxBatchSize: 32, WaitTime: time.Millisecond},
 		func(id RequestID) Request {
 			return Request{Client: ClientID(id % 64), Rows: 1, Deadline: Time(time.Second) + Time(id*7919%1000)*Time(time.Millisecond)}
 		}},
-	{"short deadlines", Config{MaxBatchSize: 32, WaitTime: 20 * time.Millisecond},
+	{"short deadlines", policy.Settings{MaxBatchSize: 32, WaitTime: 20 * time.Millisecond},
 		func(id RequestID) Request {
 			return Request{Client: ClientID(id % 64), Rows: 1, Deadline: Time(4*time.Millisecond) + Time(id*7919%1000)*Time(10*time.Microsecond)}
 		}},
-	{"levels and ageing", Config{MaxBatchSize: 32, WaitTime: time.Millisecond, Ageing: 300 * time.Microsecond,
-		Levels: make([]LevelPolicy, 8)},
+	{"levels and ageing", policy.Settings{MaxBatchSize: 32, WaitTime: time.Millisecond, Ageing: 300 * time.Microsecond,
+		Levels: make([]policy.Level, 8)},
 		func(id RequestID) Request { return Request{Client: ClientID(id % 64), Rows: 1, Level: int(id % 8)} }},
-	{"timeouts that delay", Config{MaxBatchSize: 32, WaitTime: time.Millisecond,
-		Levels: []LevelPolicy{{DefaultTimeout: 500 * time.Microsecond, OnTimeout: Delay}, {}}},
+	{"timeouts that delay", policy.Settings{MaxBatchSize: 32, WaitTime: time.Millisecond,
+		Levels: []policy.Level{{DefaultTimeout: 500 * time.Microsecond, OnTimeout: policy.Delay}, {}}},
 		func(id RequestID) Request { return Request{Client: ClientID(id % 64), Rows: 1, Level: int(id % 2)} }},
-	{"rows and preferred sizes", Config{MaxBatchSize: 32, WaitTime: time.Millisecond, PreferredSizes: []int{8, 16}},
+	{"rows and preferred sizes", policy.Settings{MaxBatchSize: 32, WaitTime: time.Millisecond, PreferredBatchSizes: []int{8, 16}},
 		func(id RequestID) Request { return Request{Client: ClientID(id % 64), Rows: int(1 + id%3)} }},
-	{"preserve order", Config{MaxBatchSize: 32, WaitTime: time.Millisecond, PreserveOrder: true},
+	{"preserve order", policy.Settings{MaxBatchSize: 32, WaitTime: time.Millisecond, PreserveOrder: true},
 		func(id RequestID) Request { return Request{Client: ClientID(id % 1000), Rows: 1} }},
-	{"everything", Config{MaxBatchSize: 32, WaitTime: time.Millisecond, Ageing: 300 * time.Microsecond,
-		Levels: make([]LevelPolicy, 4), PreferredSizes: []int{8, 16}, Buckets: [][]uint32{{64, 128, 256, 512, 1024}}},
+	{"everything", policy.Settings{MaxBatchSize: 32, WaitTime: time.Millisecond, Ageing: 300 * time.Microsecond,
+		Levels: make([]policy.Level, 4), PreferredBatchSizes: []int{8, 16}, Buckets: [][]uint32{{64, 128, 256, 512, 1024}}},
 		func(id RequestID) Request {
 			return Request{Client: ClientID(id % 1000), Rows: int(1 + id%3), Level: int(id % 4),
 				Deadline: Time(time.Second) + Time(id*7919%1000)*Time(time.Millisecond), Dims: Dims{uint32(1 + id%1000)}}
@@ -136,7 +138,7 @@ func BenchmarkRequest(b *testing.B) {
 	for _, x := range loads {
 		for _, queued := range []int{100, 10_000} {
 			b.Run(fmt.Sprintf("%s/queued=%d", x.name, queued), func(b *testing.B) {
-				l := newLoad(b, x.cfg, 2, queued, x.refill)
+				l := newLoad(b, x.settings, 2, queued, x.refill)
 				b.ReportAllocs()
 				b.ResetTimer()
 				for n := 0; n < b.N; {
@@ -153,7 +155,7 @@ func TestNothingIsAllocatedPerRequestInSteadyState(t *testing.T) {
 	}
 	for _, x := range loads {
 		t.Run(x.name, func(t *testing.T) {
-			l := newLoad(t, x.cfg, 2, 1000, x.refill)
+			l := newLoad(t, x.settings, 2, 1000, x.refill)
 			if allocs := testing.AllocsPerRun(2000, func() { l.step(t) }); allocs != 0 {
 				t.Errorf("%v allocations per batch", allocs)
 			}

@@ -1,5 +1,7 @@
 package batcher
 
+import "github.com/ringbatch/ringbatch/policy"
+
 // Decide finds everything that can be done at now, in five stages:
 //
 //  1. end or delay the requests whose deadline or timeout has passed
@@ -46,7 +48,7 @@ func (b *Batcher) passDeadlines(now Time) {
 		case r.deadline <= r.timeout:
 			b.endWaiting(id)
 			b.out.Ended = append(b.out.Ended, End{id, Expired})
-		case b.cfg.level(int(r.level)).OnTimeout == Reject:
+		case b.settings.Level(int(r.level)).OnTimeout == policy.Reject:
 			b.endWaiting(id)
 			b.out.Ended = append(b.out.Ended, End{id, TimedOut})
 		default:
@@ -61,7 +63,7 @@ func (b *Batcher) delay(id RequestID) {
 	r := &b.requests[id]
 	b.changes.remove(uint32(id))
 	c := &b.clients[r.client]
-	if b.cfg.PreserveOrder {
+	if b.settings.PreserveOrder {
 		b.hold(c)
 		b.unlinkOrder(id)
 	} else {
@@ -75,7 +77,7 @@ func (b *Batcher) delay(id RequestID) {
 	if r.deadline != Never {
 		b.changes.add(uint32(id), r.deadline, r.seq)
 	}
-	if b.cfg.PreserveOrder {
+	if b.settings.PreserveOrder {
 		b.linkOrder(id)
 		b.release(c)
 	} else {
@@ -112,7 +114,7 @@ func (b *Batcher) feedIdle(now Time) bool {
 		return false
 	}
 	sh := &b.shapes.shapes[s]
-	limit, why := b.cfg.MaxBatchSize, Nobody
+	limit, why := b.settings.MaxBatchSize, Nobody
 	switch {
 	case sh.full:
 		why = Full
@@ -137,13 +139,13 @@ func (b *Batcher) feedBusy(now Time) bool {
 	if !b.shapes.shapes[s].full {
 		return false
 	}
-	b.dispatch(WorkerID(b.roomy.min().id), s, b.cfg.MaxBatchSize, Full, now)
+	b.dispatch(WorkerID(b.roomy.min().id), s, b.settings.MaxBatchSize, Full, now)
 	return true
 }
 
 // firstReady is the shape that the next idle worker gets, or -1.
 func (b *Batcher) firstReady(now Time) int32 {
-	if len(b.cfg.PreferredSizes) > 0 {
+	if len(b.settings.PreferredBatchSizes) > 0 {
 		b.refreshPreferred(now)
 	}
 	if b.joinable == 0 {

@@ -7,7 +7,7 @@ func (b *Batcher) dispatch(w WorkerID, s int32, limit int, why Reason, now Time)
 	slot, x := b.newBatch()
 	before := len(b.ids)
 	rows := b.pack(s, slot, int32(limit), now)
-	if b.cfg.PreserveOrder {
+	if b.settings.PreserveOrder {
 		for id := x.requests.head; id != none; id = b.inQueue[id].next {
 			b.hold(&b.clients[b.requests[id].client])
 		}
@@ -71,7 +71,8 @@ func (b *Batcher) handOver(w WorkerID, slot int32, d Dispatch) {
 	x := &b.workers[w]
 	d.Worker = w
 	d.Batch = b.batches[slot].id
-	d.PadTo = b.cfg.padTo(&x.Worker, d.Rows)
+	b.batches[slot].rows, b.batches[slot].dims = d.Rows, d.Dims
+	d.PadTo = padTo(&b.settings, &x.Worker, d.Rows)
 	x.batches = append(x.batches, slot)
 	x.pass += int64(d.Rows) * passScale / int64(x.Weight)
 	b.fileWorker(w)

@@ -20,7 +20,7 @@
 // one of these holds; the first that does names the batch and its size:
 //
 //	Full       the queue fills MaxBatchSize, or the next request does not fit
-//	Preferred  packing reaches one of PreferredSizes exactly; the largest counts
+//	Preferred  packing reaches one of PreferredBatchSizes exactly; the largest counts
 //	Deadline   the ready time of any waiting request of the shape has passed
 //	Nobody     no client is left who could join
 //
@@ -35,7 +35,7 @@
 // for each answer never waits for itself, and an attached client that is idle
 // could always join.
 //
-// 4. A busy worker with room (MaxInFlight) gets only full batches: the others
+// 4. A busy worker with room (Depth) gets only full batches: the others
 // wait for an idle worker and keep growing. It gets none while a worker is
 // idle, and none that would overtake a batch which goes before it (rule 5) but
 // is not full; otherwise full batches could keep all workers busy for ever and
@@ -73,13 +73,13 @@
 //
 // # Where it is
 //
-//	batcher.go    the types: Request, Config, Worker, Decisions
+//	batcher.go    the types: Request, Worker, Decisions; settings.go what follows from a policy
 //	events.go     Arrive, Requeue, Cancel, Ended
 //	clients.go    who could join
 //	workers.go    whose turn it is; BatchDone
 //	decide.go     Decide, stage by stage; dispatch.go packs a batch
 //	queue.go      the queues; filing.go finds the shape that goes first
-//	preferred.go  preferred sizes; order.go PreserveOrder; setconfig.go changes
+//	preferred.go  preferred sizes; order.go PreserveOrder; setpolicy.go changes
 //	shapes.go, requests.go, timers.go, heap.go   the structures underneath
 //
 // The scripts in testdata show each rule at work. reference_test.go has the

@@ -7,12 +7,12 @@ package batcher
 // A client that sends a request counts as joined.
 func (b *Batcher) Arrive(now Time, r Request) error {
 	if r.Level == DefaultLevel {
-		r.Level = b.cfg.DefaultLevel
+		r.Level = b.settings.DefaultPriority
 	}
-	if r.Level < 0 || r.Level >= b.cfg.levelCount() {
+	if r.Level < 0 || r.Level >= b.settings.LevelCount() {
 		return ErrNoLevel
 	}
-	if r.Rows > b.cfg.MaxBatchSize {
+	if r.Rows > b.settings.MaxBatchSize {
 		return ErrTooLarge
 	}
 	if r.Rows < 1 {
@@ -21,17 +21,17 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	if b.stateOf(r.ID) != unknown {
 		return ErrInUse
 	}
-	if len(b.cfg.Buckets) > 0 {
+	if len(b.settings.Buckets) > 0 {
 		var err error
-		if r.Dims, err = b.cfg.bucket(r.Dims); err != nil {
+		if r.Dims, err = bucket(&b.settings, r.Dims); err != nil {
 			return err
 		}
 	}
 	r.Arrived = min(r.Arrived, now)
-	r.Deadline = b.cfg.Deadline(r.Level, r.Arrived, r.Deadline)
+	r.Deadline = DeadlineOf(&b.settings, r.Level, r.Arrived, r.Deadline)
 	timeout := Never
-	if len(b.cfg.Levels) > 0 {
-		policy := &b.cfg.Levels[r.Level]
+	if len(b.settings.Levels) > 0 {
+		policy := &b.settings.Levels[r.Level]
 		if policy.DefaultTimeout > 0 {
 			timeout = r.Arrived + Time(policy.DefaultTimeout)
 		}
@@ -63,8 +63,8 @@ func (b *Batcher) Requeue(now Time, r Request) {
 	if b.stateOf(r.ID) == waiting {
 		return
 	}
-	if len(b.cfg.Buckets) > 0 {
-		if dims, err := b.cfg.bucket(r.Dims); err == nil {
+	if len(b.settings.Buckets) > 0 {
+		if dims, err := bucket(&b.settings, r.Dims); err == nil {
 			r.Dims = dims
 		}
 	}
@@ -89,11 +89,11 @@ func (b *Batcher) Requeue(now Time, r Request) {
 // requeueUnknown is Requeue for a request that is not in the books, for
 // example after its Ended: it becomes the very first of its level.
 func (b *Batcher) requeueUnknown(now Time, r Request, x *request, c *client) {
-	if r.Level < 0 || r.Level >= b.cfg.levelCount() {
-		r.Level = b.cfg.DefaultLevel
+	if r.Level < 0 || r.Level >= b.settings.LevelCount() {
+		r.Level = b.settings.DefaultPriority
 	}
 	r.Rows = max(1, r.Rows)
-	r.Alone = r.Alone || r.Rows > b.cfg.MaxBatchSize
+	r.Alone = r.Alone || r.Rows > b.settings.MaxBatchSize
 	r.Arrived = min(r.Arrived, now)
 	b.clientStarts(c)
 	b.frontSeq--
@@ -128,7 +128,7 @@ func (b *Batcher) endWaiting(id RequestID) {
 	b.withdraw(id)
 	r.state = unknown
 	b.clientEnds(c)
-	if b.cfg.PreserveOrder {
+	if b.settings.PreserveOrder {
 		b.release(c)
 	}
 }
@@ -141,7 +141,7 @@ func (b *Batcher) endRunning(id RequestID) {
 	r.state = unknown
 	if ours {
 		b.clientEnds(c)
-		if b.cfg.PreserveOrder {
+		if b.settings.PreserveOrder {
 			b.release(c)
 		}
 	}

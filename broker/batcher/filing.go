@@ -1,6 +1,10 @@
 package batcher
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/ringbatch/ringbatch/policy"
+)
 
 // Which shape goes first (rule 5) must not cost a look at every shape. So each
 // shape is filed, once per level at which it has requests, in up to three
@@ -35,7 +39,7 @@ func (c *class) remove(level uint8, s int32) {
 // heads has a bit for each level whose list has another head now.
 func (b *Batcher) refile(s int32, heads uint64) {
 	sh := &b.shapes.shapes[s]
-	full := int(sh.rows) >= b.cfg.MaxBatchSize
+	full := int(sh.rows) >= b.settings.MaxBatchSize
 	ready := full || sh.due > 0 || sh.preferred > 0
 	if full != sh.full || ready != sh.ready {
 		sh.full, sh.ready = full, ready
@@ -75,7 +79,7 @@ func (b *Batcher) first(c *class, now Time) int32 {
 	if c.occupied == 0 {
 		return -1
 	}
-	if b.cfg.Ageing == 0 || c.occupied&(c.occupied-1) == 0 {
+	if b.settings.Ageing == 0 || c.occupied&(c.occupied-1) == 0 {
 		return int32(c.heaps[bits.TrailingZeros64(c.occupied)].min().id)
 	}
 	best, bestRank, bestSeq := int32(-1), 0, int64(0)
@@ -93,8 +97,8 @@ func (b *Batcher) first(c *class, now Time) int32 {
 // rank is the level of a request now: its base level, lifted by one for each
 // Ageing that it has waited. Ageing must be set.
 func (b *Batcher) rank(base uint8, since, now Time) int {
-	lifted := (now - since) / Time(b.cfg.Ageing)
-	return max(0, int(base)-int(min(lifted, MaxLevels+1)))
+	lifted := (now - since) / Time(b.settings.Ageing)
+	return max(0, int(base)-int(min(lifted, policy.MaxLevels+1)))
 }
 
 // firstLevel is the list of shape s that holds the first request of its queue.
@@ -102,7 +106,7 @@ func (b *Batcher) rank(base uint8, since, now Time) int {
 func (b *Batcher) firstLevel(s int32, now Time) uint8 {
 	levels := b.shapes.shapes[s].levels
 	first := uint8(bits.TrailingZeros64(levels))
-	if b.cfg.Ageing == 0 || levels&(levels-1) == 0 {
+	if b.settings.Ageing == 0 || levels&(levels-1) == 0 {
 		return first
 	}
 	r := &b.requests[b.list(s, first).head]

@@ -37,7 +37,7 @@ func (b *Batcher) release(c *client) {
 // mayFollow says whether next belongs to the run that ends just before it.
 func (b *Batcher) mayFollow(c *client, next RequestID) bool {
 	last, r := &b.requests[c.runEnd], &b.requests[next]
-	return int(c.runRows) < b.cfg.MaxBatchSize &&
+	return int(c.runRows) < b.settings.MaxBatchSize &&
 		!last.alone && !r.alone &&
 		last.shape == r.shape && last.base <= r.base && last.seq < r.seq
 }

@@ -3,6 +3,8 @@ package batcher
 import (
 	"math/bits"
 	"slices"
+
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 // Preferred sizes: for each shape that is not full, the largest preferred size
@@ -12,7 +14,7 @@ import (
 // markStale notes that the queue of shape s changed. A shape stays on the list
 // while it is recycled, so it is never on it twice.
 func (b *Batcher) markStale(s int32) {
-	if len(b.cfg.PreferredSizes) == 0 {
+	if len(b.settings.PreferredBatchSizes) == 0 {
 		return
 	}
 	if sh := &b.shapes.shapes[s]; !sh.stale {
@@ -45,7 +47,7 @@ func (b *Batcher) refreshPreferred(now Time) {
 
 func (b *Batcher) preferredRows(s int32, now Time) int32 {
 	sh := &b.shapes.shapes[s]
-	sizes := b.cfg.PreferredSizes
+	sizes := b.settings.PreferredBatchSizes
 	if sh.full || int(sh.rows) < sizes[0] {
 		return 0
 	}
@@ -64,13 +66,13 @@ func (b *Batcher) preferredRows(s int32, now Time) int32 {
 // walk is shorter than a batch. If ageing may change the order later, and with
 // it the result, it sets the shape's timer in Batcher.reorders.
 func (b *Batcher) walkPreferred(s int32, now Time) (best int32) {
-	var at [MaxLevels + 1]RequestID
+	var at [policy.MaxLevels + 1]RequestID
 	levels := b.shapes.shapes[s].levels
 	for l := levels; l != 0; l &= l - 1 {
 		level := uint8(bits.TrailingZeros64(l))
 		at[level] = b.list(s, level).head
 	}
-	ageing := Time(b.cfg.Ageing)
+	ageing := Time(b.settings.Ageing)
 	reorder := ageing > 0 && levels&(levels-1) != 0
 	next := Never
 	rows, size := int32(0), 0
@@ -78,10 +80,10 @@ func (b *Batcher) walkPreferred(s int32, now Time) (best int32) {
 		level := b.firstOf(levels, &at, now)
 		r := &b.requests[at[level]]
 		rows += r.rows
-		for size < len(b.cfg.PreferredSizes) && b.cfg.PreferredSizes[size] < int(rows) {
+		for size < len(b.settings.PreferredBatchSizes) && b.settings.PreferredBatchSizes[size] < int(rows) {
 			size++
 		}
-		if size < len(b.cfg.PreferredSizes) && b.cfg.PreferredSizes[size] == int(rows) {
+		if size < len(b.settings.PreferredBatchSizes) && b.settings.PreferredBatchSizes[size] == int(rows) {
 			best = rows
 		}
 		if reorder && b.rank(level, r.since, now) > 0 {
@@ -98,9 +100,9 @@ func (b *Batcher) walkPreferred(s int32, now Time) (best int32) {
 }
 
 // firstOf is firstLevel for a walk that has got to the requests in at.
-func (b *Batcher) firstOf(levels uint64, at *[MaxLevels + 1]RequestID, now Time) uint8 {
+func (b *Batcher) firstOf(levels uint64, at *[policy.MaxLevels + 1]RequestID, now Time) uint8 {
 	first := uint8(bits.TrailingZeros64(levels))
-	if b.cfg.Ageing == 0 {
+	if b.settings.Ageing == 0 {
 		return first
 	}
 	r := &b.requests[at[first]]

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 // book checks what the rules promise, whatever schedules a batch: no request
@@ -11,7 +13,7 @@ import (
 // maximum, urgency and arrival order hold within a shape, nothing waits in
 // vain. It knows requests and batches only from what it was told.
 type book struct {
-	cfg       Config
+	settings  policy.Settings
 	requests  []*booked // by id; nil if there is none
 	workers   map[WorkerID]*bookedWorker
 	batches   int // dispatched and not done
@@ -33,11 +35,11 @@ type bookedWorker struct {
 	batches []BatchID
 }
 
-func newBook(cfg Config, ids int) *book {
-	return &book{cfg: cfg, requests: make([]*booked, ids), workers: map[WorkerID]*bookedWorker{}}
+func newBook(settings policy.Settings, ids int) *book {
+	return &book{settings: settings, requests: make([]*booked, ids), workers: map[WorkerID]*bookedWorker{}}
 }
 
-func (b *book) setConfig(cfg Config) { b.cfg = cfg }
+func (b *book) setPolicy(settings policy.Settings) { b.settings = settings }
 
 // freeID is a random id that no request has.
 func (b *book) freeID(rng *rand.Rand) (RequestID, bool) {
@@ -64,10 +66,10 @@ func (b *book) someBatch(rng *rand.Rand) (WorkerID, BatchID, bool) {
 
 func (b *book) arrived(now Time, r Request) {
 	if r.Level == DefaultLevel {
-		r.Level = b.cfg.DefaultLevel
+		r.Level = b.settings.DefaultPriority
 	}
-	r.Dims, _ = b.cfg.bucket(r.Dims)
-	policy := b.cfg.level(r.Level)
+	r.Dims, _ = bucket(&b.settings, r.Dims)
+	policy := b.settings.Level(r.Level)
 	timeout := Never
 	if policy.DefaultTimeout > 0 {
 		timeout = r.Arrived + Time(policy.DefaultTimeout)
@@ -189,7 +191,7 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 		return fmt.Errorf("worker %d is not attached", d.Worker)
 	case len(d.Requests) == 0:
 		return fmt.Errorf("is empty")
-	case len(w.batches) >= max(1, w.MaxInFlight):
+	case len(w.batches) >= max(1, w.Depth):
 		return fmt.Errorf("worker %d holds %d batches already", d.Worker, len(w.batches))
 	case len(w.batches) > 0 && d.Why != Full:
 		return fmt.Errorf("worker %d is busy and got a batch that is %v", d.Worker, d.Why)
@@ -197,7 +199,7 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 		return fmt.Errorf("worker %d is busy and another is idle", d.Worker)
 	case d.PadTo < d.Rows:
 		return fmt.Errorf("padded to %d rows, has %d", d.PadTo, d.Rows)
-	case d.Why == Preferred && !slices.Contains(b.cfg.PreferredSizes, d.Rows):
+	case d.Why == Preferred && !slices.Contains(b.settings.PreferredBatchSizes, d.Rows):
 		return fmt.Errorf("%d rows are no preferred size", d.Rows)
 	}
 	rows := 0
@@ -214,7 +216,7 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 		case r.Alone && len(d.Requests) > 1:
 			return fmt.Errorf("request %d wants to be alone", id)
 		}
-		if b.cfg.PreserveOrder {
+		if b.settings.PreserveOrder {
 			if err := b.keepsOrder(r, d.Batch); err != nil {
 				return err
 			}
@@ -226,10 +228,10 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 		rows += r.Rows
 		last = r
 	}
-	if rows != d.Rows || rows > b.cfg.MaxBatchSize {
-		return fmt.Errorf("has %d rows, says %d, maximum %d", rows, d.Rows, b.cfg.MaxBatchSize)
+	if rows != d.Rows || rows > b.settings.MaxBatchSize {
+		return fmt.Errorf("has %d rows, says %d, maximum %d", rows, d.Rows, b.settings.MaxBatchSize)
 	}
-	if b.strictOrder() && !b.cfg.PreserveOrder && !last.Alone {
+	if b.strictOrder() && !b.settings.PreserveOrder && !last.Alone {
 		for _, r := range b.requests {
 			if r != nil && r.running == 0 && !r.Alone && r.Dims == d.Dims && b.before(r, last) {
 				return fmt.Errorf("request %d went before %d", last.ID, r.ID)
@@ -251,7 +253,7 @@ func (b *book) idle() bool {
 }
 
 // strictOrder says whether level and commit alone determine the order.
-func (b *book) strictOrder() bool { return b.cfg.Ageing == 0 }
+func (b *book) strictOrder() bool { return b.settings.Ageing == 0 }
 
 func (b *book) before(x, y *booked) bool {
 	switch {
@@ -297,20 +299,20 @@ func (b *book) nothingWaitsInVain(now Time) error {
 		if r.Deadline <= now {
 			return fmt.Errorf("request %d waits at %d after its deadline %d", r.ID, now, r.Deadline)
 		}
-		if !idle || (b.cfg.PreserveOrder && (runs[r.Client] || !b.firstOfClient(r))) {
+		if !idle || (b.settings.PreserveOrder && (runs[r.Client] || !b.firstOfClient(r))) {
 			continue
 		}
 		if r.Alone {
 			return fmt.Errorf("request %d wants to be alone and a worker is idle", r.ID)
 		}
-		ready := r.Arrived + Time(b.cfg.WaitTime)
+		ready := r.Arrived + Time(b.settings.WaitTime)
 		if r.Deadline != Never {
 			ready = min(ready, r.Arrived+(r.Deadline-r.Arrived)/2)
 		}
 		if ready <= now {
 			return fmt.Errorf("request %d waits at %d, was ready at %d and a worker is idle", r.ID, now, ready)
 		}
-		if rows[r.Dims] += r.Rows; rows[r.Dims] >= b.cfg.MaxBatchSize {
+		if rows[r.Dims] += r.Rows; rows[r.Dims] >= b.settings.MaxBatchSize {
 			return fmt.Errorf("%d rows of shape %v wait and a worker is idle", rows[r.Dims], r.Dims)
 		}
 	}

@@ -1,5 +1,7 @@
 package batcher
 
+import "github.com/ringbatch/ringbatch/policy"
+
 // The books of a waiting request have two layers:
 //
 //	admit / withdraw   it waits / no longer waits: counts, client, timers
@@ -23,7 +25,7 @@ func (b *Batcher) admit(now Time, id RequestID, dims *Dims) {
 	if at := min(r.deadline, r.timeout); at != Never {
 		b.changes.add(uint32(id), at, r.seq)
 	}
-	if b.cfg.PreserveOrder {
+	if b.settings.PreserveOrder {
 		r.held = true
 		b.linkOrder(id)
 		b.release(&b.clients[r.client])
@@ -43,7 +45,7 @@ func (b *Batcher) withdraw(id RequestID) {
 func (b *Batcher) withdrawUnfiled(id RequestID) (heads uint64) {
 	r := &b.requests[id]
 	c := &b.clients[r.client]
-	if b.cfg.PreserveOrder {
+	if b.settings.PreserveOrder {
 		b.unlinkOrder(id)
 		if !r.held {
 			b.shortenRun(c, id)
@@ -73,9 +75,9 @@ func (b *Batcher) withdrawUnfiled(id RequestID) (heads uint64) {
 // its deadline, or at the queue timeout that would reject it.
 func (b *Batcher) setReadyTimer(now Time, id RequestID) {
 	r := &b.requests[id]
-	wait := Time(b.cfg.WaitTime)
+	wait := Time(b.settings.WaitTime)
 	budget := r.deadline
-	if r.timeout < budget && b.cfg.level(int(r.level)).OnTimeout == Reject {
+	if r.timeout < budget && b.settings.Level(int(r.level)).OnTimeout == policy.Reject {
 		budget = r.timeout
 	}
 	if budget != Never {

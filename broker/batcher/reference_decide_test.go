@@ -3,6 +3,8 @@ package batcher
 import (
 	"cmp"
 	"slices"
+
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 func (c *refClient) end() {
@@ -28,9 +30,9 @@ func (b *reference) someoneCouldJoin() bool {
 
 // readyAt is when r stops waiting for company.
 func (b *reference) readyAt(r *refRequest) Time {
-	wait := Time(b.cfg.WaitTime)
+	wait := Time(b.settings.WaitTime)
 	budget := r.Deadline
-	if b.cfg.level(r.Level).OnTimeout == Reject {
+	if b.settings.Level(r.Level).OnTimeout == policy.Reject {
 		budget = min(budget, r.timeout)
 	}
 	if budget != Never {
@@ -41,10 +43,10 @@ func (b *reference) readyAt(r *refRequest) Time {
 
 // rank is r's level now: its own, lifted by one for each Ageing waited.
 func (b *reference) rank(r *refRequest, now Time) int {
-	if b.cfg.Ageing == 0 {
+	if b.settings.Ageing == 0 {
 		return r.base
 	}
-	return max(0, r.base-int((now-r.since)/Time(b.cfg.Ageing)))
+	return max(0, r.base-int((now-r.since)/Time(b.settings.Ageing)))
 }
 
 func (b *reference) Decide(now Time) *Decisions {
@@ -81,13 +83,13 @@ func (b *reference) endOrDelayOne(now Time) bool {
 	case first.Deadline <= first.timeout:
 		b.Cancel(first.ID)
 		b.out.Ended = append(b.out.Ended, End{first.ID, Expired})
-	case b.cfg.level(first.Level).OnTimeout == Reject:
+	case b.settings.Level(first.Level).OnTimeout == policy.Reject:
 		b.Cancel(first.ID)
 		b.out.Ended = append(b.out.Ended, End{first.ID, TimedOut})
 	default:
 		b.nextSeq++
 		b.lastSince = max(b.lastSince, first.timeout)
-		first.base, first.seq, first.since, first.timeout = b.cfg.levelCount(), b.nextSeq, b.lastSince, Never
+		first.base, first.seq, first.since, first.timeout = b.settings.LevelCount(), b.nextSeq, b.lastSince, Never
 	}
 	return true
 }
@@ -95,7 +97,7 @@ func (b *reference) endOrDelayOne(now Time) bool {
 // eligible is what may be dispatched: everything, or with PreserveOrder what
 // would not overtake or run beside an earlier request of its client.
 func (b *reference) eligible() []*refRequest {
-	if !b.cfg.PreserveOrder {
+	if !b.settings.PreserveOrder {
 		return slices.Clone(b.waiting)
 	}
 	last := map[*refClient]*refRequest{}
@@ -169,15 +171,15 @@ func (b *reference) dispatchOne(now Time) bool {
 func (b *reference) ready(queue []*refRequest, now Time) (n int, why Reason, ok bool) {
 	rows, preferred, due := 0, 0, false
 	for i, r := range queue {
-		if rows+r.Rows > b.cfg.MaxBatchSize {
+		if rows+r.Rows > b.settings.MaxBatchSize {
 			return i, Full, true
 		}
 		rows += r.Rows
-		if slices.Contains(b.cfg.PreferredSizes, rows) {
+		if slices.Contains(b.settings.PreferredBatchSizes, rows) {
 			preferred = i + 1
 		}
 		due = due || now >= b.readyAt(r)
-		if rows == b.cfg.MaxBatchSize {
+		if rows == b.settings.MaxBatchSize {
 			return i + 1, Full, true
 		}
 	}
@@ -197,7 +199,7 @@ func (b *reference) ready(queue []*refRequest, now Time) (n int, why Reason, ok 
 func (b *reference) chooseWorker(idle bool) *refWorker {
 	var best *refWorker
 	for _, w := range b.workers {
-		if len(w.batches) < w.MaxInFlight && (len(w.batches) == 0) == idle {
+		if len(w.batches) < w.Depth && (len(w.batches) == 0) == idle {
 			if best == nil || cmp.Or(cmp.Compare(w.pass, best.pass), cmp.Compare(w.ID, best.ID)) < 0 {
 				best = w
 			}
@@ -216,8 +218,8 @@ func (b *reference) dispatch(w *refWorker, requests []*refRequest, why Reason) {
 		b.waiting = slices.DeleteFunc(b.waiting, func(x *refRequest) bool { return x == r })
 		b.running = append(b.running, r)
 	}
-	d.PadTo = b.cfg.padTo(&w.Worker, d.Rows)
-	w.batches = append(w.batches, d.Batch)
+	d.PadTo = padTo(&b.settings, &w.Worker, d.Rows)
+	w.batches, w.dispatches = append(w.batches, d.Batch), append(w.dispatches, d)
 	w.pass += int64(d.Rows) << 16 / int64(w.Weight)
 	b.out.Dispatches = append(b.out.Dispatches, d)
 }

@@ -4,13 +4,15 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 // reference is the slow, obviously right scheduler: every rule written down as
 // directly as it can be, with slices, sorting and searching from the start at
 // every step. The random schedules compare the Batcher with it.
 type reference struct {
-	cfg       Config
+	settings  policy.Settings
 	waiting   []*refRequest // in commit order
 	running   []*refRequest
 	clients   map[ClientID]*refClient
@@ -18,6 +20,7 @@ type reference struct {
 	nextSeq   int64
 	lastSince Time
 	lastBatch BatchID
+	lastRun   Run
 	out       Decisions
 }
 
@@ -26,7 +29,7 @@ type refRequest struct {
 	seq, firstSeq     int64
 	since, firstSince Time
 	timeout           Time // Never once it has timed out or was requeued
-	base              int  // its level; levelCount() once delayed
+	base              int  // its level; LevelCount() once delayed
 	batch             BatchID
 	client            *refClient
 }
@@ -39,40 +42,41 @@ type refClient struct {
 
 type refWorker struct {
 	Worker
-	pass    int64
-	batches []BatchID
+	pass       int64
+	batches    []BatchID
+	dispatches []Dispatch // of these batches
 }
 
-func newReference(cfg Config) (*reference, error) {
-	if err := cfg.Validate(); err != nil {
+func newReference(settings policy.Settings) (*reference, error) {
+	if err := settings.Validate(); err != nil {
 		return nil, err
 	}
-	return &reference{cfg: cfg.clone(), clients: map[ClientID]*refClient{}}, nil
+	return &reference{settings: settings.Clone(), clients: map[ClientID]*refClient{}}, nil
 }
 
-func (b *reference) Config() Config { return b.cfg.clone() }
+func (b *reference) Settings() policy.Settings { return b.settings.Clone() }
 
-func (b *reference) SetConfig(cfg Config) error {
-	if err := cfg.Validate(); err != nil {
+func (b *reference) SetPolicy(settings policy.Settings) error {
+	if err := settings.Validate(); err != nil {
 		return err
 	}
 	for _, r := range slices.Concat(b.waiting, b.running) {
-		if r.Rows > cfg.MaxBatchSize {
-			return refuse("max_batch_size is %d, but a request of %d rows is in flight", cfg.MaxBatchSize, r.Rows)
+		if r.Rows > settings.MaxBatchSize {
+			return refuse("max_batch_size is %d, but a request of %d rows is in flight", settings.MaxBatchSize, r.Rows)
 		}
-		if r.Level >= cfg.levelCount() {
-			return refuse("priority has %d levels, but a request of level %d is in flight", cfg.levelCount(), r.Level)
+		if r.Level >= settings.LevelCount() {
+			return refuse("priorities is %d, but a request of level %d is in flight", settings.LevelCount(), r.Level)
 		}
 	}
-	if len(b.waiting)+len(b.running) > 0 && fmt.Sprint(cfg.Buckets) != fmt.Sprint(b.cfg.Buckets) {
+	if len(b.waiting)+len(b.running) > 0 && fmt.Sprint(settings.Buckets) != fmt.Sprint(b.settings.Buckets) {
 		return refuse("buckets cannot change while requests are in flight")
 	}
 	for _, r := range b.waiting {
-		if r.base == b.cfg.levelCount() {
-			r.base = cfg.levelCount()
+		if r.base == b.settings.LevelCount() {
+			r.base = settings.LevelCount()
 		}
 	}
-	b.cfg = cfg.clone()
+	b.settings = settings.Clone()
 	return nil
 }
 
@@ -98,7 +102,7 @@ func (b *reference) ClientLeft(c ClientID) []RequestID {
 }
 
 func (b *reference) WorkerReady(w Worker) {
-	w.Weight, w.MaxInFlight = max(1, w.Weight), max(1, w.MaxInFlight)
+	w.Weight, w.Depth = max(1, w.Weight), max(1, w.Depth)
 	for _, old := range b.workers {
 		if old.ID == w.ID {
 			old.Worker = w
@@ -120,17 +124,17 @@ func (b *reference) WorkerGone(w WorkerID) {
 
 func (b *reference) Arrive(now Time, r Request) error {
 	if r.Level == DefaultLevel {
-		r.Level = b.cfg.DefaultLevel
+		r.Level = b.settings.DefaultPriority
 	}
-	if r.Level < 0 || r.Level >= b.cfg.levelCount() {
+	if r.Level < 0 || r.Level >= b.settings.LevelCount() {
 		return ErrNoLevel
 	}
-	if r.Rows > b.cfg.MaxBatchSize {
+	if r.Rows > b.settings.MaxBatchSize {
 		return ErrTooLarge
 	}
 	r.Arrived = min(r.Arrived, now)
-	policy := b.cfg.level(r.Level)
-	dims, err := b.cfg.bucket(r.Dims)
+	policy := b.settings.Level(r.Level)
+	dims, err := bucket(&b.settings, r.Dims)
 	if err != nil {
 		return err
 	}
@@ -186,13 +190,14 @@ func (b *reference) Cancel(id RequestID) bool {
 	return false
 }
 
-func (b *reference) BatchDone(w WorkerID, batch BatchID) {
+func (b *reference) BatchDone(w WorkerID, batch BatchID, started, finished Time) {
 	for _, x := range b.workers {
 		i := slices.Index(x.batches, batch)
 		if x.ID != w || i < 0 {
 			continue
 		}
-		x.batches = slices.Delete(x.batches, i, i+1)
+		b.lastRun = Run{w, x.dispatches[i].Rows, x.dispatches[i].Dims, started, max(started, finished)}
+		x.batches, x.dispatches = slices.Delete(x.batches, i, i+1), slices.Delete(x.dispatches, i, i+1)
 		b.running = slices.DeleteFunc(b.running, func(r *refRequest) bool {
 			if r.batch == batch {
 				r.client.end()
@@ -210,6 +215,8 @@ func (b *reference) Ended(id RequestID) {
 		return r.ID == id
 	})
 }
+
+func (b *reference) LastRun() Run { return b.lastRun }
 
 func (b *reference) Queued() int { return len(b.waiting) }
 

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 var (
@@ -60,13 +62,13 @@ func TestRandomSchedulesAreDecidedAsTheReferenceDoes(t *testing.T) {
 
 // schedule is one random schedule in progress.
 type schedule struct {
-	rng  *rand.Rand
-	log  func(string, ...any)
-	cfg  Config
-	fast *Batcher
-	slow *reference
-	book *book // what the promises need to know
-	now  Time
+	rng      *rand.Rand
+	log      func(string, ...any)
+	settings policy.Settings
+	fast     *Batcher
+	slow     *reference
+	book     *book // what the promises need to know
+	now      Time
 }
 
 func runSchedule(seed uint64, log func(string, ...any)) (err error) {
@@ -80,18 +82,18 @@ func runSchedule(seed uint64, log func(string, ...any)) (err error) {
 		log = func(string, ...any) {}
 	}
 	rng := rand.New(rand.NewPCG(seed, 0x5eed))
-	s := &schedule{rng: rng, log: log, now: Time(rng.IntN(5)), cfg: randomConfig(rng)}
-	log("config %+v", s.cfg)
-	if s.fast, err = New(s.cfg); err != nil {
+	s := &schedule{rng: rng, log: log, now: Time(rng.IntN(5)), settings: randomSettings(rng)}
+	log("config %+v", s.settings)
+	if s.fast, err = New(s.settings); err != nil {
 		return err
 	}
-	if s.slow, err = newReference(s.cfg); err != nil {
+	if s.slow, err = newReference(s.settings); err != nil {
 		return err
 	}
-	s.book = newBook(s.cfg, 24)
+	s.book = newBook(s.settings, 24)
 	steps := 20 + rng.IntN(30)
 	if seed%500 == 0 { // now and then a long queue
-		s.book = newBook(s.cfg, 200)
+		s.book = newBook(s.settings, 200)
 		steps = 400
 	}
 	for range steps {
@@ -107,35 +109,35 @@ func runSchedule(seed uint64, log func(string, ...any)) (err error) {
 	return s.drain()
 }
 
-func randomConfig(rng *rand.Rand) Config {
-	cfg := Config{MaxBatchSize: 1 + rng.IntN(8), WaitTime: time.Duration(rng.IntN(20))}
+func randomSettings(rng *rand.Rand) policy.Settings {
+	settings := policy.Settings{MaxBatchSize: 1 + rng.IntN(8), WaitTime: time.Duration(rng.IntN(20))}
 	if rng.IntN(3) == 0 {
-		cfg.WaitTime = 0
+		settings.WaitTime = 0
 	}
 	if rng.IntN(2) == 0 {
-		for size := 1; size <= cfg.MaxBatchSize; size++ {
+		for size := 1; size <= settings.MaxBatchSize; size++ {
 			if rng.IntN(3) == 0 {
-				cfg.PreferredSizes = append(cfg.PreferredSizes, size)
+				settings.PreferredBatchSizes = append(settings.PreferredBatchSizes, size)
 			}
 		}
 	}
 	if rng.IntN(2) == 0 {
 		for range 1 + rng.IntN(4) {
-			cfg.Levels = append(cfg.Levels, randomLevel(rng))
+			settings.Levels = append(settings.Levels, randomLevel(rng))
 		}
-		cfg.DefaultLevel = rng.IntN(len(cfg.Levels))
+		settings.DefaultPriority = rng.IntN(len(settings.Levels))
 		if rng.IntN(2) == 0 {
-			cfg.Ageing = time.Duration(1 + rng.IntN(20))
+			settings.Ageing = time.Duration(1 + rng.IntN(20))
 		}
 	}
 	if rng.IntN(3) == 0 {
-		cfg.Buckets = [][]uint32{{2, 4}, nil, {3}}[:1+rng.IntN(3)]
+		settings.Buckets = [][]uint32{{2, 4}, nil, {3}}[:1+rng.IntN(3)]
 	}
-	cfg.PreserveOrder = rng.IntN(3) == 0
-	return cfg
+	settings.PreserveOrder = rng.IntN(3) == 0
+	return settings
 }
 
-func randomLevel(rng *rand.Rand) (l LevelPolicy) {
+func randomLevel(rng *rand.Rand) (l policy.Level) {
 	if rng.IntN(4) == 0 {
 		l.MaxQueue = 1 + rng.IntN(4)
 	}
@@ -145,7 +147,7 @@ func randomLevel(rng *rand.Rand) (l LevelPolicy) {
 	if rng.IntN(4) == 0 {
 		l.MaxTimeout = time.Duration(1 + rng.IntN(40))
 	}
-	l.OnTimeout = TimeoutAction(rng.IntN(2))
+	l.OnTimeout = policy.Action(rng.IntN(2))
 	return l
 }
 
@@ -155,12 +157,12 @@ func (s *schedule) event() error {
 	case k < 18:
 		return s.arrive()
 	case k < 25:
-		s.batchDone()
+		return s.batchDone()
 	case k < 29:
 		s.now += Time(1 + s.rng.IntN(10))
 	case k < 31:
 		w := Worker{
-			ID: WorkerID(s.rng.IntN(3)), Weight: s.rng.IntN(4), MaxInFlight: s.rng.IntN(4),
+			ID: WorkerID(s.rng.IntN(3)), Weight: s.rng.IntN(4), Depth: s.rng.IntN(4),
 			Pad: Padding(s.rng.IntN(3)), PadTo: s.rng.IntN(10),
 		}
 		s.log("worker ready %+v", w)
@@ -177,7 +179,7 @@ func (s *schedule) event() error {
 	case k == 33 && s.rng.IntN(3) == 0:
 		return s.clientLeft(ClientID(s.rng.IntN(4)))
 	case k == 34 && s.rng.IntN(3) == 0:
-		return s.setConfig()
+		return s.setPolicy()
 	case k < 36:
 		id := RequestID(s.rng.IntN(len(s.book.requests)))
 		got, want := s.fast.Cancel(id), s.slow.Cancel(id)
@@ -206,13 +208,13 @@ func (s *schedule) arrive() error {
 		Arrived: s.now - Time(s.rng.IntN(3)), Deadline: Never, Alone: s.rng.IntN(25) == 0,
 	}
 	if s.rng.IntN(2) == 0 {
-		r.Rows = 1 + s.rng.IntN(s.cfg.MaxBatchSize)
+		r.Rows = 1 + s.rng.IntN(s.settings.MaxBatchSize)
 	}
 	if s.rng.IntN(50) == 0 {
-		r.Rows = s.cfg.MaxBatchSize + 1
+		r.Rows = s.settings.MaxBatchSize + 1
 	}
 	if s.rng.IntN(3) == 0 {
-		r.Level = s.rng.IntN(s.cfg.levelCount())
+		r.Level = s.rng.IntN(s.settings.LevelCount())
 	}
 	if s.rng.IntN(3) == 0 {
 		r.Deadline = r.Arrived + Time(s.rng.IntN(40))
@@ -231,15 +233,21 @@ func (s *schedule) arrive() error {
 	return nil
 }
 
-func (s *schedule) batchDone() {
+func (s *schedule) batchDone() error {
 	w, id, ok := s.book.someBatch(s.rng)
 	if !ok {
-		return
+		return nil
 	}
-	s.log("batch %d done by %d", id, w)
-	s.fast.BatchDone(w, id)
-	s.slow.BatchDone(w, id)
+	started := s.now - Time(s.rng.IntN(20))
+	finished := started + Time(s.rng.IntN(20)) - 2 // a clock may be wrong
+	s.log("batch %d done by %d, ran from %d to %d", id, w, started, finished)
+	s.fast.BatchDone(w, id, started, finished)
+	s.slow.BatchDone(w, id, started, finished)
 	s.book.batchDone(w, id)
+	if got, want := s.fast.LastRun(), s.slow.LastRun(); got != want {
+		return fmt.Errorf("LastRun is %+v, reference %+v", got, want)
+	}
+	return nil
 }
 
 func (s *schedule) workerGone(w WorkerID) {
@@ -279,19 +287,19 @@ func (s *schedule) clientLeft(c ClientID) error {
 	return nil
 }
 
-func (s *schedule) setConfig() error {
-	cfg := randomConfig(s.rng)
+func (s *schedule) setPolicy() error {
+	settings := randomSettings(s.rng)
 	if s.rng.IntN(2) == 0 {
-		cfg.Buckets = s.cfg.Buckets
+		settings.Buckets = s.settings.Buckets
 	}
-	got, want := s.fast.SetConfig(cfg), s.slow.SetConfig(cfg)
-	s.log("config %+v: %v", cfg, got)
+	got, want := s.fast.SetPolicy(settings), s.slow.SetPolicy(settings)
+	s.log("config %+v: %v", settings, got)
 	if (got == nil) != (want == nil) {
-		return fmt.Errorf("SetConfig is %v, reference %v", got, want)
+		return fmt.Errorf("SetPolicy is %v, reference %v", got, want)
 	}
 	if got == nil {
-		s.cfg = cfg
-		s.book.setConfig(cfg)
+		s.settings = settings
+		s.book.setPolicy(settings)
 	}
 	return nil
 }
@@ -299,7 +307,7 @@ func (s *schedule) setConfig() error {
 func (s *schedule) decide() error {
 	got, want := s.fast.Decide(s.now), s.slow.Decide(s.now)
 	s.log("%d: decide %+v", s.now, *got)
-	if err := sameDecisions(got, want, s.cfg); err != nil {
+	if err := sameDecisions(got, want, s.settings); err != nil {
 		return err
 	}
 	if a, b := s.fast.Queued(), s.slow.Queued(); a != b {
@@ -311,7 +319,7 @@ func (s *schedule) decide() error {
 	return s.book.decided(s.now, got)
 }
 
-func sameDecisions(got, want *Decisions, cfg Config) error {
+func sameDecisions(got, want *Decisions, settings policy.Settings) error {
 	var diff []string
 	if !slices.Equal(got.Ended, want.Ended) {
 		diff = append(diff, fmt.Sprintf("ended %v, reference %v", got.Ended, want.Ended))
@@ -330,7 +338,7 @@ func sameDecisions(got, want *Decisions, cfg Config) error {
 	}
 	// With preferred sizes the Batcher also wakes when ageing may have changed
 	// the order, which the reference does not foresee.
-	mayWakeEarlier := cfg.Ageing > 0 && len(cfg.PreferredSizes) > 0
+	mayWakeEarlier := settings.Ageing > 0 && len(settings.PreferredBatchSizes) > 0
 	if got.Wake > want.Wake || (got.Wake < want.Wake && !mayWakeEarlier) {
 		diff = append(diff, fmt.Sprintf("wake %v, reference %v", got.Wake, want.Wake))
 	}
@@ -351,7 +359,9 @@ func (s *schedule) drain() error {
 		wake := s.fast.out.Wake
 		switch {
 		case s.book.batches > 0:
-			s.batchDone()
+			if err := s.batchDone(); err != nil {
+				return err
+			}
 		case len(s.book.workers) == 0:
 			w := Worker{ID: 1}
 			s.fast.WorkerReady(w)

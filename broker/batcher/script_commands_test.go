@@ -1,10 +1,12 @@
 package batcher
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // command makes one event happen; it says only what went wrong.
@@ -16,20 +18,23 @@ func (s *script) command(line string) {
 	}
 	switch words[0] {
 	case "config":
-		s.cfg = Config{}
-		s.change(o)
-		b, err := New(s.cfg)
+		s.policy = policy.Policy{"wait_time": "0"}
+		settings, err := s.change(o)
+		if err == nil {
+			s.b, err = New(settings)
+		}
 		if err != nil {
 			s.say("%v", err)
-			return
 		}
-		s.b = b
 	case "set":
-		before := s.cfg.clone()
-		s.change(o)
-		if err := s.b.SetConfig(s.cfg); err != nil {
+		before := s.policy
+		settings, err := s.change(o)
+		if err == nil {
+			err = s.b.SetPolicy(settings)
+		}
+		if err != nil {
 			s.say("%v", err)
-			s.cfg = before
+			s.policy = before
 		}
 	case "at":
 		s.now = commandTime(name)
@@ -57,7 +62,10 @@ func (s *script) command(line string) {
 		s.b.Requeue(s.now, r)
 	case "done":
 		id := BatchID(number(name))
-		s.b.BatchDone(s.holders[id], id)
+		s.b.BatchDone(s.holders[id], id, s.now-Time(o.duration("ran")), s.now)
+	case "last":
+		r := s.b.LastRun()
+		s.say("w%d ran %d rows for %v", r.Worker, r.Rows, time.Duration(r.Finished-r.Started))
 	case "count":
 		s.say("%d requests, %d rows, %d could join", s.b.Queued(), s.b.QueuedRows(), s.b.Joinable())
 	default:
@@ -103,61 +111,19 @@ func (s *script) arrive(names []string, o options) {
 	}
 }
 
-// change applies the given options to the configuration.
-func (s *script) change(o options) {
-	c := &s.cfg
-	for key, value := range o {
-		switch key {
-		case "max":
-			c.MaxBatchSize = o.int(key)
-		case "wait":
-			c.WaitTime = o.duration(key)
-		case "prefer":
-			c.PreferredSizes = nil
-			for _, n := range o.numbers(key) {
-				c.PreferredSizes = append(c.PreferredSizes, int(n))
-			}
-		case "levels":
-			c.Levels = append(c.Levels, make([]LevelPolicy, o.int(key))...)[:o.int(key)]
-		case "default_level":
-			c.DefaultLevel = o.int(key)
-		case "ageing":
-			c.Ageing = o.duration(key)
-		case "preserve_order":
-			c.PreserveOrder = value == "yes"
-		case "buckets": // of the first dimension
-			c.Buckets = [][]uint32{nil}
-			for _, n := range o.numbers(key) {
-				c.Buckets[0] = append(c.Buckets[0], uint32(n))
-			}
-		default:
-			if !strings.HasPrefix(key, "level") {
-				panic("no such option: " + key)
-			}
-		}
+// change takes the given keys into the policy. A model of scripts has one
+// variable dimension, x.0, as large as its largest bucket.
+func (s *script) change(o options) (policy.Settings, error) {
+	s.policy = policy.Policy(o).Over(s.policy)
+	x := tensor.Spec{Name: "x", Shape: []int{1}, Variable: []int{0}}
+	if sizes := s.policy["buckets.x.0"]; sizes != "" {
+		x.Shape[0] = int(number(sizes[strings.LastIndex(sizes, ",")+1:]))
 	}
-	for i := range c.Levels { // level0=max_queue:3,timeout:5ms,max_timeout:9ms,delay
-		for _, word := range strings.Split(o[fmt.Sprintf("level%d", i)], ",") {
-			key, value, _ := strings.Cut(word, ":")
-			l := &c.Levels[i]
-			switch key {
-			case "max_queue":
-				l.MaxQueue = int(number(value))
-			case "timeout":
-				l.DefaultTimeout, _ = time.ParseDuration(value)
-			case "max_timeout":
-				l.MaxTimeout, _ = time.ParseDuration(value)
-			case "delay":
-				l.OnTimeout = Delay
-			case "reject":
-				l.OnTimeout = Reject
-			}
-		}
-	}
+	return s.policy.Resolve([]tensor.Spec{x})
 }
 
 func describedWorker(name string, o options) Worker {
-	w := Worker{ID: workerID(name), Weight: o.int("weight"), MaxInFlight: o.int("in_flight")}
+	w := Worker{ID: workerID(name), Weight: o.int("weight"), Depth: o.int("depth")}
 	switch {
 	case o["pad"] == "preferred":
 		w.Pad = PadPreferred

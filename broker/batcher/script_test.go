@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 var update = flag.Bool("update", false, "rewrite the expected output in testdata/*.txt")
@@ -81,7 +83,7 @@ func (s *script) play(t *testing.T, text string) string {
 // script is the state of one script: the batcher and the names of things.
 type script struct {
 	b        *Batcher
-	cfg      Config
+	policy   policy.Policy
 	now      Time
 	names    []string             // of requests, by id
 	requests map[string]Request   // by name
@@ -243,15 +245,6 @@ func (o options) duration(key string) time.Duration {
 		panic(err)
 	}
 	return d
-}
-
-func (o options) numbers(key string) (list []uint64) {
-	if o.has(key) && o[key] != "none" {
-		for _, x := range strings.Split(o[key], ",") {
-			list = append(list, number(x))
-		}
-	}
-	return list
 }
 
 func number(text string) uint64 {

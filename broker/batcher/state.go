@@ -1,5 +1,7 @@
 package batcher
 
+import "github.com/ringbatch/ringbatch/policy"
+
 // Batcher is the state of one model's queue. Make one with New.
 //
 // Requests, clients and workers live in arrays indexed by their ids; lists and
@@ -7,8 +9,8 @@ package batcher
 // elements and allocates nothing once the arrays are as long as the largest
 // id.
 type Batcher struct {
-	cfg   Config
-	ranks int // base levels: the configured ones, and one behind them for delayed requests
+	settings policy.Settings
+	ranks    int // base levels: the configured ones, and one behind them for delayed requests
 
 	requests []request // by RequestID
 	clients  []client  // by ClientID
@@ -45,22 +47,23 @@ type Batcher struct {
 	frontSeq  int64 // of requests requeued without a record: below all others, decreasing
 	lastSince Time
 	lastBatch BatchID
+	lastRun   Run
 
 	out       Decisions
 	ids       []RequestID // backs Dispatch.Requests
 	cancelled []RequestID // backs ClientLeft
 }
 
-// New makes an empty batcher. The error wraps ErrConfig and names the field of
-// cfg that is out of its range.
-func New(cfg Config) (*Batcher, error) {
-	if err := cfg.Validate(); err != nil {
+// New makes an empty batcher. The error wraps status.ErrInvalid and names the field of
+// settings that is out of its range.
+func New(settings policy.Settings) (*Batcher, error) {
+	if err := settings.Validate(); err != nil {
 		return nil, err
 	}
 	b := &Batcher{
-		cfg:    cfg.clone(),
-		shapes: newShapeTable(),
-		alone:  emptyList,
+		settings: settings.Clone(),
+		shapes:   newShapeTable(),
+		alone:    emptyList,
 	}
 	b.sizeLevels()
 	return b, nil
@@ -69,7 +72,7 @@ func New(cfg Config) (*Batcher, error) {
 // sizeLevels makes room for the configured number of levels. Nothing may be in
 // a queue.
 func (b *Batcher) sizeLevels() {
-	b.ranks = b.cfg.levelCount() + 1
+	b.ranks = b.settings.LevelCount() + 1
 	b.lists = b.lists[:0:0]
 	b.orders = b.orders[:0:0]
 	b.lists = b.listsFor(len(b.shapes.shapes))
@@ -89,7 +92,7 @@ func (b *Batcher) QueuedRows() int { return b.queuedRows }
 // QueuedAt is the number of waiting requests that asked for level. Ageing and
 // timeouts do not change what it asked for.
 func (b *Batcher) QueuedAt(level int) int {
-	if level < 0 || level >= b.cfg.levelCount() {
+	if level < 0 || level >= b.settings.LevelCount() {
 		return 0
 	}
 	return b.queuedAt[level]
@@ -105,5 +108,5 @@ func (b *Batcher) Joinable() int { return b.joinable }
 // never exceeds the largest number of requests that waited at once, plus one.
 func (b *Batcher) Shapes() int { return len(b.shapes.shapes) }
 
-// Config is a copy of the present policy.
-func (b *Batcher) Config() Config { return b.cfg.clone() }
+// policy.Settings is a copy of the present policy.
+func (b *Batcher) Settings() policy.Settings { return b.settings.Clone() }

@@ -23,12 +23,22 @@ const passScale = 1 << 16
 type batch struct {
 	id       BatchID
 	requests list
+	rows     int
+	dims     Dims
+}
+
+// Run is what is known of a batch that was run, for a policy to learn from.
+type Run struct {
+	Worker            WorkerID
+	Rows              int
+	Dims              Dims // its shape
+	Started, Finished Time // by the worker's word, bounded by the caller
 }
 
 // WorkerReady tells that w attached, or that it changed its description.
 func (b *Batcher) WorkerReady(w Worker) {
 	w.Weight = max(1, w.Weight)
-	w.MaxInFlight = max(1, w.MaxInFlight)
+	w.Depth = max(1, w.Depth)
 	b.workers = grown(b.workers, int(w.ID))
 	x := &b.workers[w.ID]
 	if !x.attached {
@@ -68,10 +78,10 @@ func (b *Batcher) WorkerGone(w WorkerID) {
 	b.roomy.remove(uint32(w))
 }
 
-// BatchDone tells that w has finished batch: its place is free again, and
-// those of the batch's requests that have not ended yet end now. It does
-// nothing if w does not hold the batch.
-func (b *Batcher) BatchDone(w WorkerID, id BatchID) {
+// BatchDone tells that w has finished batch, and when it ran: its place is free
+// again, and those of the batch's requests that have not ended yet end now. It
+// does nothing if w does not hold the batch.
+func (b *Batcher) BatchDone(w WorkerID, id BatchID, started, finished Time) {
 	if int(w) >= len(b.workers) {
 		return
 	}
@@ -85,12 +95,16 @@ func (b *Batcher) BatchDone(w WorkerID, id BatchID) {
 			b.endRunning(r)
 			r = next
 		}
+		b.lastRun = Run{w, b.batches[slot].rows, b.batches[slot].dims, started, max(started, finished)}
 		b.freeBatches = append(b.freeBatches, slot)
 		x.batches = slices.Delete(x.batches, i, i+1)
 		b.fileWorker(w)
 		return
 	}
 }
+
+// LastRun is the batch of the last BatchDone.
+func (b *Batcher) LastRun() Run { return b.lastRun }
 
 // fileWorker puts w where Decide looks for it: among the idle ones, among the
 // busy ones with room for another batch, or nowhere.
@@ -101,7 +115,7 @@ func (b *Batcher) fileWorker(w WorkerID) {
 	case n == 0:
 		b.roomy.remove(id)
 		b.idle.set(id, x.pass, int64(w))
-	case n < x.MaxInFlight:
+	case n < x.Depth:
 		b.idle.remove(id)
 		b.roomy.set(id, x.pass, int64(w))
 	default:

@@ -5,14 +5,15 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/BurntSushi/toml"
 
 	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/broker/supervise"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -64,37 +65,19 @@ func (f *fileWorker) worker() (supervise.Worker, error) {
 	return w, w.Fill()
 }
 
+// fileModel is what a model has besides its policy, whose keys are the rest.
 type fileModel struct {
-	Name          string              `toml:"name"`
-	Inputs        []string            `toml:"inputs"`
-	Outputs       []string            `toml:"outputs"`
-	Slots         fileCount           `toml:"slots"`
-	MaxBatchSize  fileCount           `toml:"max_batch_size"`
-	WaitTime      *fileDuration       `toml:"wait_time"`
-	Lease         *fileDuration       `toml:"lease"`
-	Preferred     []int               `toml:"preferred_batch_sizes"`
-	Ageing        *fileDuration       `toml:"ageing"`
-	DefaultLevel  int                 `toml:"default_priority"`
-	Levels        []fileLevel         `toml:"priority"`
-	Buckets       map[string][]uint32 `toml:"buckets"`
-	PreserveOrder bool                `toml:"preserve_order"`
-	MaxAttempts   fileCount           `toml:"max_attempts"`
-	Ragged        bool                `toml:"ragged"`
-	Workers       []fileWorker        `toml:"worker"`
-}
-
-type fileLevel struct {
-	MaxQueue       int           `toml:"max_queue"`
-	DefaultTimeout *fileDuration `toml:"default_timeout"`
-	MaxTimeout     *fileDuration `toml:"max_timeout"`
-	OnTimeout      string        `toml:"on_timeout"`
+	Name    string       `toml:"name"`
+	Inputs  []string     `toml:"inputs"`
+	Outputs []string     `toml:"outputs"`
+	Workers []fileWorker `toml:"worker"`
 }
 
 // fileDuration is written "5ms" or as a number of seconds.
 type fileDuration time.Duration
 
 func (d *fileDuration) UnmarshalTOML(v any) error {
-	t, err := broker.ParseDuration(fmt.Sprint(v))
+	t, err := policy.ParseDuration(fmt.Sprint(v))
 	*d = fileDuration(t)
 	return err
 }
@@ -139,15 +122,23 @@ func Parse(text string) (broker.Config, error) {
 	if err != nil {
 		return broker.Config{}, fmt.Errorf("%w: %v", status.ErrInvalid, err)
 	}
-	if unknown := meta.Undecoded(); len(unknown) > 0 {
-		return broker.Config{}, fmt.Errorf("%w: unknown key %q", status.ErrInvalid, unknown[0].String())
+	for _, key := range meta.Undecoded() {
+		if len(key) < 2 || key[0] != "model" || key[1] == "worker" { // others are settings of a policy
+			return broker.Config{}, fmt.Errorf("%w: unknown key %q", status.ErrInvalid, key.String())
+		}
+	}
+	var tables struct {
+		Models []map[string]any `toml:"model"`
+	}
+	if _, err := toml.Decode(text, &tables); err != nil {
+		return broker.Config{}, fmt.Errorf("%w: %v", status.ErrInvalid, err)
 	}
 	cfg := broker.Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: int(f.MaxClients), Loops: int(f.Loops), MPS: f.MPS}
 	if f.DrainTime != nil && cfg.DrainTime == 0 {
 		cfg.DrainTime = -1 // asked for, not left open
 	}
 	for i := range f.Models {
-		m, err := f.Models[i].model()
+		m, err := f.Models[i].model(tables.Models[i])
 		if err != nil {
 			return broker.Config{}, fmt.Errorf("model %q: %w", f.Models[i].Name, err)
 		}
@@ -163,29 +154,10 @@ func Parse(text string) (broker.Config, error) {
 	return cfg, nil
 }
 
-func (f *fileModel) model() (broker.ModelConfig, error) {
-	sig, err := tensor.ParseSignature(f.Inputs, f.Outputs)
-	if err != nil {
-		return broker.ModelConfig{}, err
-	}
-	m := broker.ModelConfig{Name: f.Name, Signature: sig, Slots: int(f.Slots), Lease: f.Lease.value(), MaxAttempts: int(f.MaxAttempts), Ragged: f.Ragged, Policy: batcher.Config{
-		MaxBatchSize: int(f.MaxBatchSize), WaitTime: f.WaitTime.value(), PreferredSizes: f.Preferred, DefaultLevel: f.DefaultLevel,
-		Ageing: f.Ageing.value(), PreserveOrder: f.PreserveOrder,
-	}}
-	if f.WaitTime != nil && m.Policy.WaitTime == 0 {
-		m.Policy.WaitTime = -1 // asked for, not left open
-	}
-	if f.Lease != nil && m.Lease == 0 {
-		return m, fmt.Errorf("%w: lease is 0, must be positive", status.ErrInvalid)
-	}
-	for _, l := range f.Levels {
-		lp := batcher.LevelPolicy{MaxQueue: l.MaxQueue, DefaultTimeout: l.DefaultTimeout.value(), MaxTimeout: l.MaxTimeout.value()}
-		if l.OnTimeout != "" {
-			if lp.OnTimeout, err = broker.ParseAction(l.OnTimeout); err != nil {
-				return m, fmt.Errorf("%w: on_timeout %q: %v", status.ErrInvalid, l.OnTimeout, err)
-			}
-		}
-		m.Policy.Levels = append(m.Policy.Levels, lp)
+func (f *fileModel) model(table map[string]any) (m broker.ModelConfig, err error) {
+	m = broker.ModelConfig{Name: f.Name, Policy: settings(table)}
+	if m.Signature, err = tensor.ParseSignature(f.Inputs, f.Outputs); err != nil {
+		return m, err
 	}
 	for i := range f.Workers {
 		w, err := f.Workers[i].worker()
@@ -194,31 +166,50 @@ func (f *fileModel) model() (broker.ModelConfig, error) {
 		}
 		m.Workers = append(m.Workers, w)
 	}
-	m.Policy.Buckets, err = placeBuckets(&sig, f.Buckets)
+	_, err = m.Policy.Resolve(m.Signature.Inputs)
 	return m, err
 }
 
-// placeBuckets puts buckets named "tensor.dimension" into signature order.
-func placeBuckets(sig *tensor.Signature, named map[string][]uint32) ([][]uint32, error) {
-	if len(named) == 0 {
-		return nil, nil
-	}
-	var placed [][]uint32
-	var known []string
-	found := 0
-	for _, t := range sig.Inputs {
-		for _, v := range t.Variable {
-			key := fmt.Sprintf("%s.%d", t.Name, v)
-			known = append(known, key)
-			sizes, ok := named[key]
-			if ok {
-				found++
+// settings are the texts of a model's table. A table in it holds parts of a
+// key, as [model.buckets] does; the tables of [[model.priority]] hold the
+// settings of one level each.
+func settings(table map[string]any) policy.Policy {
+	p := policy.Policy{}
+	for key, value := range table {
+		switch key {
+		case "name", "inputs", "outputs", "worker":
+			continue
+		case "priority":
+			if levels, ok := value.([]map[string]any); ok {
+				p["priorities"] = strconv.Itoa(len(levels))
+				for i, level := range levels {
+					for key, value := range level {
+						p[fmt.Sprintf("%s.%d", key, i)] = text(value)
+					}
+				}
+				continue
 			}
-			placed = append(placed, sizes)
 		}
+		if parts, ok := value.(map[string]any); ok {
+			for part, value := range parts {
+				p[key+"."+part] = text(value)
+			}
+			continue
+		}
+		p[key] = text(value)
 	}
-	if found != len(named) {
-		return nil, fmt.Errorf("%w: buckets are declared for variable input dimensions only, which are %s", status.ErrInvalid, strings.Join(known, ", "))
+	return p
+}
+
+// text is a value as a policy has it.
+func text(value any) string {
+	list, ok := value.([]any)
+	if !ok {
+		return fmt.Sprint(value)
 	}
-	return placed, nil
+	texts := make([]string, len(list))
+	for i, v := range list {
+		texts[i] = fmt.Sprint(v)
+	}
+	return "[" + strings.Join(texts, ",") + "]" // not to pass as a single value
 }

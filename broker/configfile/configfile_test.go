@@ -15,8 +15,8 @@ func TestAZeroThatIsWrittenDownIsNotTakenForTheDefault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cfg.DrainTime >= 0 || cfg.Models[0].Policy.WaitTime >= 0 { // 0 is the default
-		t.Errorf("%v, %v", cfg.DrainTime, cfg.Models[0].Policy.WaitTime)
+	if cfg.DrainTime >= 0 || cfg.Models[0].Policy["wait_time"] != "0" {
+		t.Errorf("%v, %v", cfg.DrainTime, cfg.Models[0].Policy)
 	}
 	if _, err := Parse(plainModel + "lease = 0\n"); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("lease = 0: %v", err)
@@ -34,7 +34,7 @@ func TestADurationIsANumber(t *testing.T) {
 }
 
 func TestACountIsOneOrMore(t *testing.T) {
-	for _, text := range []string{"max_clients = 0\n" + plainModel, plainModel + "slots = 0\n", plainModel + "max_batch_size = 0\n", plainModel + "max_batch_size = 1.5\n", plainModel + "[[model.worker]]\ncommand = [\"w\"]\ninstances = 0\n"} {
+	for _, text := range []string{"max_clients = 0\n" + plainModel, "loops = 0\n" + plainModel, plainModel + "slots = 0\n", plainModel + "max_batch_size = 0\n", plainModel + "max_batch_size = 1.5\n", plainModel + "[[model.worker]]\ncommand = [\"w\"]\ninstances = 0\n"} {
 		if _, err := Parse(text); !errors.Is(err, status.ErrInvalid) {
 			t.Errorf("%s\n%v", text, err)
 		}

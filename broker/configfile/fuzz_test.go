@@ -25,7 +25,7 @@ func FuzzParse(f *testing.F) {
 		}
 		// What was accepted has a layout, or a named reason why not.
 		for i := range cfg.Models {
-			layout, err := cfg.Models[i].Layout()
+			_, layout, err := cfg.Models[i].Resolve()
 			var s status.Code
 			if err != nil && !errors.As(err, &s) {
 				t.Fatalf("unnamed error: %v", err)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 // Arrivals is the process by which requests come: Poisson, Bursty, ClosedLoop
@@ -121,8 +122,8 @@ func (p Bursty) validate() error {
 	if p.On <= 0 || p.Off < 0 {
 		return bad("on is %v and off is %v, must be positive", p.On, p.Off)
 	}
-	if max(p.On, p.Off) > batcher.MaxDuration {
-		return bad("on is %v and off is %v, must be at most %v", p.On, p.Off, batcher.MaxDuration)
+	if max(p.On, p.Off) > policy.MaxDuration {
+		return bad("on is %v and off is %v, must be at most %v", p.On, p.Off, policy.MaxDuration)
 	}
 	if err := checkRate(p.Rate, p.Clients); err != nil {
 		return err
@@ -165,8 +166,8 @@ func (p ClosedLoop) validate() error {
 	if p.InFlight < 0 || p.InFlight > 100_000 {
 		return bad("in flight per client is %d, must be 1..100000", p.InFlight)
 	}
-	if p.Think < 0 || p.Think > batcher.MaxDuration {
-		return bad("think time is %v, must be 0..%v", p.Think, batcher.MaxDuration)
+	if p.Think < 0 || p.Think > policy.MaxDuration {
+		return bad("think time is %v, must be 0..%v", p.Think, policy.MaxDuration)
 	}
 	return checkClients(p.Clients)
 }

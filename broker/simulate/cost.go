@@ -17,7 +17,7 @@ import (
 // slope of the last two.
 type Cost []CostPoint
 
-// maxCost of a batch, so that a slope times batcher.MaxRows is a time.
+// maxCost of a batch, so that a slope times policy.MaxRows is a time.
 const maxCost = time.Hour
 
 func (c Cost) validate() error {

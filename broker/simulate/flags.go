@@ -6,32 +6,24 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 // config makes a Config of the flags; errors name the flag.
 func (f *flags) config() (cfg Config, err error) {
 	cfg = Config{
-		Policy: batcher.Config{
-			MaxBatchSize:   f.maxBatchSize,
-			WaitTime:       f.waitTime,
-			PreferredSizes: f.preferred,
-			DefaultLevel:   f.defaultLevel,
-			Ageing:         f.ageing,
-			PreserveOrder:  f.preserveOrder,
-		},
 		Load:     Load{Deadline: f.deadline, Shapes: f.shapes},
-		Workers:  Workers{Count: f.workers, MaxInFlight: f.maxInFlight, Sharing: f.sharing},
+		Workers:  Workers{Count: f.workers, Depth: f.depth, Sharing: f.sharing},
 		Hop:      f.hop,
 		Requests: f.requests,
 		Seed:     f.seed,
 	}
-	if f.workers < 1 || f.maxInFlight < 1 || f.shapes < 1 || f.inFlight < 1 {
-		return cfg, bad("--workers, --max_in_flight, --in_flight and --shapes must be at least 1")
+	if f.workers < 1 || f.depth < 1 || f.shapes < 1 || f.inFlight < 1 {
+		return cfg, bad("--workers, --depth, --in_flight and --shapes must be at least 1")
 	}
-	for _, step := range []func(*Config) error{f.setArrivals, f.setRows, f.setCost, f.setPadding, f.setLevels} {
+	for _, step := range []func(*Config) error{f.setArrivals, f.setRows, f.setCost, f.setPolicy, f.setPadding} {
 		if err := step(&cfg); err != nil {
 			return cfg, err
 		}
@@ -125,7 +117,7 @@ func (f *flags) setPadding(cfg *Config) error {
 		cfg.Workers.Pad = batcher.PadPreferred
 	default:
 		rows, err := strconv.Atoi(f.pad)
-		if err != nil || rows < f.maxBatchSize {
+		if err != nil || rows < cfg.Policy.MaxBatchSize {
 			return bad("--pad is %q, must be preferred, or rows of at least --max_batch_size", f.pad)
 		}
 		cfg.Workers.Pad, cfg.Workers.PadTo = batcher.PadFixed, rows
@@ -133,17 +125,20 @@ func (f *flags) setPadding(cfg *Config) error {
 	return nil
 }
 
-func (f *flags) setLevels(cfg *Config) error {
+func (f *flags) setPolicy(cfg *Config) error {
+	p, err := f.policy.Policy()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
 	given := 0
-	for _, text := range f.levels {
-		policy, share, err := parseLevel(text)
+	for i, text := range f.levels {
+		share, err := setLevel(p, i, text)
 		if err != nil {
 			return err
 		}
 		if share >= 0 {
 			given++
 		}
-		cfg.Policy.Levels = append(cfg.Policy.Levels, policy)
 		cfg.Load.LevelShares = append(cfg.Load.LevelShares, share)
 	}
 	if given != 0 && given != len(f.levels) {
@@ -152,42 +147,28 @@ func (f *flags) setLevels(cfg *Config) error {
 	if given == 0 {
 		cfg.Load.LevelShares = nil
 	}
+	if len(f.levels) > 0 {
+		p["priorities"] = strconv.Itoa(len(f.levels))
+	}
+	if cfg.Policy, err = p.Resolve(nil); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
 	return nil
 }
 
-// parseLevel reads "share=0.9,max_queue=500,default_timeout=50ms,on_timeout=delay". The
-// share is -1 if none is given.
-func parseLevel(text string) (l batcher.LevelPolicy, share float64, err error) {
+// setLevel reads "share=0.9,max_queue=500,default_timeout=50ms,on_timeout=delay"
+// into level i of a policy. The share is -1 if none is given.
+func setLevel(p policy.Policy, i int, text string) (share float64, err error) {
 	share = -1
 	for _, option := range strings.Split(text, ",") {
 		key, value, _ := strings.Cut(option, "=")
-		switch key {
-		case "share":
-			share, err = strconv.ParseFloat(value, 64)
-			if err == nil && !(share >= 0) {
-				err = bad("must be at least 0")
-			}
-		case "max_queue":
-			l.MaxQueue, err = strconv.Atoi(value)
-		case "default_timeout":
-			l.DefaultTimeout, err = time.ParseDuration(value)
-		case "max_timeout":
-			l.MaxTimeout, err = time.ParseDuration(value)
-		case "on_timeout":
-			switch value {
-			case "reject":
-				l.OnTimeout = batcher.Reject
-			case "delay":
-				l.OnTimeout = batcher.Delay
-			default:
-				err = bad("must be reject or delay")
-			}
-		default:
-			err = bad("no such option")
+		if key != "share" {
+			p[fmt.Sprintf("%s.%d", key, i)] = value
+			continue
 		}
-		if err != nil {
-			return l, share, bad("--priority %q: %s is not understood", text, option)
+		if share, err = strconv.ParseFloat(value, 64); err != nil || !(share >= 0) {
+			return share, bad("--priority %q: a share is a number, at least 0", text)
 		}
 	}
-	return l, share, nil
+	return share, nil
 }

@@ -21,12 +21,12 @@ func (w *world) arrive(e event) {
 		f.rows, f.level = entry.Rows, entry.Level
 	}
 	if f.level == batcher.DefaultLevel {
-		f.level = w.cfg.Policy.DefaultLevel
+		f.level = w.cfg.Policy.DefaultPriority
 	}
 	if w.cfg.Load.Deadline > 0 {
 		f.deadline = committed + batcher.Time(w.cfg.Load.Deadline)
 	}
-	f.deadline = w.cfg.Policy.Deadline(f.level, committed, f.deadline)
+	f.deadline = batcher.DeadlineOf(&w.cfg.Policy, f.level, committed, f.deadline)
 	r := batcher.Request{
 		ID: w.newID(), Client: e.client, Rows: f.rows, Level: f.level,
 		Arrived: committed, Deadline: f.deadline,
@@ -94,7 +94,7 @@ func (w *world) serve(d *batcher.Dispatch) {
 	}
 	x.given = append(x.given, append(ids, d.Requests...))
 	seen := x.freeAt + batcher.Time(w.cfg.Hop)
-	w.events.push(event{at: seen, kind: batchSeenDone, worker: d.Worker, batch: d.Batch})
+	w.events.push(event{at: seen, kind: batchSeenDone, worker: d.Worker, batch: d.Batch, started: start})
 
 	w.stats.batch(d, seen)
 	for _, id := range d.Requests {

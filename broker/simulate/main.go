@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/policyflag"
 	"github.com/spf13/pflag"
 )
 
@@ -51,32 +52,28 @@ Flags:
 
 // flags are the parsed command line.
 type flags struct {
-	arrivals             string
-	rate                 float64
-	on, off              time.Duration
-	clients, inFlight    int
-	think                time.Duration
-	trace                string
-	rows                 string
-	shapes               int
-	deadline             time.Duration
-	cost, costFile       string
-	workers, maxInFlight int
-	sharing              float64
-	pad                  string
-	hop                  time.Duration
-	maxBatchSize         int
-	waitTime, ageing     time.Duration
-	preferred            []int
-	levels               []string
-	defaultLevel         int
-	preserveOrder        bool
-	requests             int
-	seed                 uint64
-	json                 bool
-	plot                 string
-	help                 bool
-	set                  *pflag.FlagSet
+	arrivals          string
+	rate              float64
+	on, off           time.Duration
+	clients, inFlight int
+	think             time.Duration
+	trace             string
+	rows              string
+	shapes            int
+	deadline          time.Duration
+	cost, costFile    string
+	workers, depth    int
+	sharing           float64
+	pad               string
+	hop               time.Duration
+	policy            *policyflag.Flags
+	levels            []string
+	requests          int
+	seed              uint64
+	json              bool
+	plot              string
+	help              bool
+	set               *pflag.FlagSet
 }
 
 func newFlags() *flags {
@@ -105,17 +102,12 @@ func newFlags() *flags {
 	s.StringVar(&f.cost, "cost", "1=3.3ms,32=8.2ms", "time per batch size, as `points` between which it is interpolated")
 	s.StringVar(&f.costFile, "cost_file", "", "read the points from a CSV `file`: rows, then 8.2ms or seconds")
 	s.IntVar(&f.workers, "workers", 1, "number of workers")
-	s.IntVar(&f.maxInFlight, "max_in_flight", 1, "batches that a worker may hold, running and prefetched")
+	s.IntVar(&f.depth, "depth", 1, "batches that a worker may hold, running and prefetched")
 	s.Float64Var(&f.sharing, "sharing", 0, "`share` of its time that each other busy worker adds to a batch, as on one GPU")
 	s.StringVar(&f.pad, "pad", "", "pad batches to `rows`, or to the next preferred size (\"preferred\")")
 	s.DurationVar(&f.hop, "hop", 7*time.Microsecond, "transport from one process to the next; a request takes three")
-	s.IntVar(&f.maxBatchSize, "max_batch_size", 32, "rows of a full batch")
-	s.DurationVar(&f.waitTime, "wait_time", 2*time.Millisecond, "how long a request may wait for company")
-	s.IntSliceVar(&f.preferred, "preferred_batch_sizes", nil, "`rows` at which a batch is sent without waiting for more, ascending")
+	f.policy = policyflag.Add(s, "max_batch_size", "wait_time", "preferred_batch_sizes", "default_priority", "ageing", "preserve_order")
 	s.StringArrayVar(&f.levels, "priority", nil, "a priority level, most urgent first; `policy` of share=, max_queue=, default_timeout=, max_timeout=, on_timeout=reject|delay (repeat for each level)")
-	s.IntVar(&f.defaultLevel, "default_priority", 0, "level of requests in a trace that name none")
-	s.DurationVar(&f.ageing, "ageing", 0, "lift a waiting request by one level for each time of this length (0: never)")
-	s.BoolVar(&f.preserveOrder, "preserve_order", false, "keep each client's requests in order")
 	s.IntVar(&f.requests, "requests", 100_000, "number of requests to simulate")
 	s.Uint64Var(&f.seed, "seed", 1, "another seed is another run of chance")
 	s.BoolVar(&f.json, "json", false, "print the result as JSON")

@@ -48,8 +48,8 @@ func (r *Result) WriteText(w io.Writer, cfg *Config) error {
 func (c *Config) describe() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "max_batch_size %d, wait_time %v", c.Policy.MaxBatchSize, c.Policy.WaitTime)
-	if len(c.Policy.PreferredSizes) > 0 {
-		fmt.Fprintf(&b, ", preferred_batch_sizes %v", c.Policy.PreferredSizes)
+	if len(c.Policy.PreferredBatchSizes) > 0 {
+		fmt.Fprintf(&b, ", preferred_batch_sizes %v", c.Policy.PreferredBatchSizes)
 	}
 	if len(c.Policy.Levels) > 1 {
 		fmt.Fprintf(&b, ", %d levels", len(c.Policy.Levels))

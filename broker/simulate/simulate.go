@@ -19,11 +19,12 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 // Config describes one simulation.
 type Config struct {
-	Policy   batcher.Config
+	Policy   policy.Settings
 	Arrivals Arrivals
 	Load     Load
 	Workers  Workers
@@ -47,10 +48,10 @@ type Load struct {
 
 // Workers is what serves them.
 type Workers struct {
-	Count       int
-	MaxInFlight int // batches a worker may hold; 0 means 1
-	Pad         batcher.Padding
-	PadTo       int
+	Count int
+	Depth int // batches a worker may hold; 0 means 1
+	Pad   batcher.Padding
+	PadTo int
 	// Sharing says how much workers on one device slow each other down: a
 	// batch that starts while k other workers are busy takes 1 + k·Sharing
 	// times as long.
@@ -76,17 +77,17 @@ func (c *Config) validate() error {
 	if c.Requests < 1 || c.Requests > MaxRequests {
 		return bad("requests is %d, must be 1..%d", c.Requests, MaxRequests)
 	}
-	if c.Hop < 0 || c.Hop > batcher.MaxDuration {
-		return bad("hop is %v, must be 0..%v", c.Hop, batcher.MaxDuration)
+	if c.Hop < 0 || c.Hop > policy.MaxDuration {
+		return bad("hop is %v, must be 0..%v", c.Hop, policy.MaxDuration)
 	}
 	if c.Workers.Count < 1 || c.Workers.Count > 4096 {
 		return bad("workers is %d, must be 1..4096", c.Workers.Count)
 	}
-	if c.Workers.MaxInFlight < 0 {
-		return bad("max in flight per worker is %d, must be at least 1", c.Workers.MaxInFlight)
+	if c.Workers.Depth < 0 {
+		return bad("depth is %d, must be at least 1", c.Workers.Depth)
 	}
-	if c.Workers.PadTo > batcher.MaxRows {
-		return bad("batches are padded to %d rows, must be at most %d", c.Workers.PadTo, batcher.MaxRows)
+	if c.Workers.PadTo > policy.MaxRows {
+		return bad("batches are padded to %d rows, must be at most %d", c.Workers.PadTo, policy.MaxRows)
 	}
 	if !(c.Workers.Sharing >= 0 && c.Workers.Sharing <= maxSharing) { // so that NaN is out of range too
 		return bad("sharing is %v, must be 0..%d", c.Workers.Sharing, maxSharing)
@@ -103,15 +104,15 @@ func (c *Config) validate() error {
 	return c.Arrivals.validate()
 }
 
-func (l *Load) validate(policy *batcher.Config) error {
+func (l *Load) validate(p *policy.Settings) error {
 	if l.MinRows < 0 || l.MaxRows < l.MinRows {
 		return bad("rows per request are %d to %d, must be ascending and at least 1", l.MinRows, l.MaxRows)
 	}
-	if l.MaxRows > policy.MaxBatchSize {
-		return bad("requests have up to %d rows, max_batch_size is %d", l.MaxRows, policy.MaxBatchSize)
+	if l.MaxRows > p.MaxBatchSize {
+		return bad("requests have up to %d rows, max_batch_size is %d", l.MaxRows, p.MaxBatchSize)
 	}
-	if l.Deadline < 0 || l.Deadline > batcher.MaxDuration {
-		return bad("deadline is %v, must be 0..%v", l.Deadline, batcher.MaxDuration)
+	if l.Deadline < 0 || l.Deadline > policy.MaxDuration {
+		return bad("deadline is %v, must be 0..%v", l.Deadline, policy.MaxDuration)
 	}
 	if l.Shapes < 0 {
 		return bad("shapes is %d, must be at least 1", l.Shapes)
@@ -119,8 +120,8 @@ func (l *Load) validate(policy *batcher.Config) error {
 	if l.LevelShares == nil {
 		return nil
 	}
-	if len(l.LevelShares) != max(1, len(policy.Levels)) {
-		return bad("%d level shares for %d levels", len(l.LevelShares), max(1, len(policy.Levels)))
+	if len(l.LevelShares) != max(1, len(p.Levels)) {
+		return bad("%d level shares for %d levels", len(l.LevelShares), max(1, len(p.Levels)))
 	}
 	sum := 0.0
 	for _, share := range l.LevelShares {

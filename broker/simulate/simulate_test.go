@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 func mustRun(t *testing.T, cfg Config) *Result {
@@ -41,7 +42,7 @@ func TestWithoutBatchingItIsTheQueueOfTheTextbook(t *testing.T) {
 	}
 	for _, load := range []float64{0.3, 0.6, 0.8} {
 		r := mustRun(t, Config{
-			Policy:   batcher.Config{MaxBatchSize: 1},
+			Policy:   policy.Settings{MaxBatchSize: 1},
 			Arrivals: Poisson{Rate: load * 1000},
 			Workers:  Workers{Count: 1},
 			Cost:     mustCost(t, "1=1ms"),
@@ -60,7 +61,7 @@ func TestWithoutBatchingItIsTheQueueOfTheTextbook(t *testing.T) {
 
 func TestClientsThatWaitForAnswersFillEveryBatchOfABusyModel(t *testing.T) {
 	r := mustRun(t, Config{
-		Policy:   batcher.Config{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
+		Policy:   policy.Settings{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
 		Arrivals: ClosedLoop{Clients: 128},
 		Workers:  Workers{Count: 3},
 		Cost:     mustCost(t, "1=3.3ms,32=8.2ms"),
@@ -76,7 +77,7 @@ func TestClientsThatWaitForAnswersFillEveryBatchOfABusyModel(t *testing.T) {
 
 func TestALonelyClientNeverWaitsForCompany(t *testing.T) {
 	r := mustRun(t, Config{
-		Policy:   batcher.Config{MaxBatchSize: 32, WaitTime: time.Second},
+		Policy:   policy.Settings{MaxBatchSize: 32, WaitTime: time.Second},
 		Arrivals: ClosedLoop{Clients: 1, Think: time.Millisecond},
 		Workers:  Workers{Count: 1},
 		Cost:     mustCost(t, "1=3ms"),
@@ -93,7 +94,7 @@ func TestALonelyClientNeverWaitsForCompany(t *testing.T) {
 
 func TestATraceIsReplayedToTheLetter(t *testing.T) {
 	r := mustRun(t, Config{
-		Policy: batcher.Config{MaxBatchSize: 8, WaitTime: 1500 * time.Microsecond},
+		Policy: policy.Settings{MaxBatchSize: 8, WaitTime: 1500 * time.Microsecond},
 		Arrivals: Trace{Entries: []TraceEntry{ // the well-known example, X = 3 ms
 			{0, 4, batcher.DefaultLevel}, {0, 2, batcher.DefaultLevel}, {time.Millisecond, 2, batcher.DefaultLevel},
 			{2 * time.Millisecond, 6, batcher.DefaultLevel}, {2 * time.Millisecond, 2, batcher.DefaultLevel},
@@ -109,10 +110,10 @@ func TestATraceIsReplayedToTheLetter(t *testing.T) {
 
 func TestTheSameSeedGivesTheSameResult(t *testing.T) {
 	cfg := Config{
-		Policy:   batcher.Config{MaxBatchSize: 16, WaitTime: time.Millisecond, PreferredSizes: []int{4, 8}},
+		Policy:   policy.Settings{MaxBatchSize: 16, WaitTime: time.Millisecond, PreferredBatchSizes: []int{4, 8}},
 		Arrivals: Bursty{Rate: 9000, On: 20 * time.Millisecond, Off: 20 * time.Millisecond},
 		Load:     Load{MinRows: 1, MaxRows: 4, Shapes: 3, Deadline: 40 * time.Millisecond},
-		Workers:  Workers{Count: 2, MaxInFlight: 2, Sharing: 0.3},
+		Workers:  Workers{Count: 2, Depth: 2, Sharing: 0.3},
 		Cost:     mustCost(t, "1=3ms,16=6ms"),
 		Hop:      5 * time.Microsecond,
 		Requests: 20_000,
@@ -154,11 +155,11 @@ func TestEveryRequestEndsOnceUnderAnyPolicy(t *testing.T) {
 func randomSimulation(t *testing.T, seed uint64) Config {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	cfg := Config{
-		Policy: batcher.Config{
+		Policy: policy.Settings{
 			MaxBatchSize: 1 + rng.IntN(32), WaitTime: time.Duration(rng.IntN(5)) * time.Millisecond,
 			PreserveOrder: rng.IntN(4) == 0, Ageing: time.Duration(rng.IntN(3)) * 10 * time.Millisecond,
 		},
-		Workers:  Workers{Count: 1 + rng.IntN(4), MaxInFlight: rng.IntN(4), Sharing: rng.Float64()},
+		Workers:  Workers{Count: 1 + rng.IntN(4), Depth: rng.IntN(4), Sharing: rng.Float64()},
 		Cost:     mustCost(t, "1=3ms,32=8ms"),
 		Hop:      time.Duration(rng.IntN(20)) * time.Microsecond,
 		Requests: 500 + rng.IntN(1000),
@@ -169,7 +170,7 @@ func randomSimulation(t *testing.T, seed uint64) Config {
 		cfg.Load.Deadline = time.Duration(5+rng.IntN(50)) * time.Millisecond
 	}
 	if rng.IntN(2) == 0 {
-		cfg.Policy.Levels = []batcher.LevelPolicy{{MaxQueue: 20}, {DefaultTimeout: 20 * time.Millisecond, OnTimeout: batcher.TimeoutAction(rng.IntN(2))}}
+		cfg.Policy.Levels = []policy.Level{{MaxQueue: 20}, {DefaultTimeout: 20 * time.Millisecond, OnTimeout: policy.Action(rng.IntN(2))}}
 		cfg.Load.LevelShares = []float64{rng.Float64(), 1}
 	}
 	switch rng.IntN(3) {
@@ -189,7 +190,7 @@ func TestAMillionRequestsTakeSeconds(t *testing.T) {
 	}
 	start := time.Now()
 	mustRun(t, Config{
-		Policy:   batcher.Config{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
+		Policy:   policy.Settings{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
 		Arrivals: Poisson{Rate: 3500},
 		Workers:  Workers{Count: 1},
 		Cost:     mustCost(t, "1=3.3ms,32=8.2ms"),
@@ -206,7 +207,7 @@ func TestASimulationStopsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := Run(ctx, Config{
-		Policy: batcher.Config{MaxBatchSize: 1}, Arrivals: Poisson{Rate: 1}, Workers: Workers{Count: 1},
+		Policy: policy.Settings{MaxBatchSize: 1}, Arrivals: Poisson{Rate: 1}, Workers: Workers{Count: 1},
 		Cost: mustCost(t, "1=1ms"), Requests: 10,
 	})
 	if !errors.Is(err, context.Canceled) {
@@ -217,7 +218,7 @@ func TestASimulationStopsWithItsContext(t *testing.T) {
 func TestABadSimulationIsRefused(t *testing.T) {
 	good := func() Config {
 		return Config{
-			Policy: batcher.Config{MaxBatchSize: 4}, Arrivals: Poisson{Rate: 1}, Workers: Workers{Count: 1},
+			Policy: policy.Settings{MaxBatchSize: 4}, Arrivals: Poisson{Rate: 1}, Workers: Workers{Count: 1},
 			Cost: mustCost(t, "1=1ms"), Requests: 10,
 		}
 	}
@@ -226,7 +227,7 @@ func TestABadSimulationIsRefused(t *testing.T) {
 		"requests":       func(c *Config) { c.Requests = 0 },
 		"hop":            func(c *Config) { c.Hop = -1 },
 		"workers":        func(c *Config) { c.Workers.Count = 0 },
-		"in flight":      func(c *Config) { c.Workers.MaxInFlight = -1 },
+		"in flight":      func(c *Config) { c.Workers.Depth = -1 },
 		"sharing":        func(c *Config) { c.Workers.Sharing = -1 },
 		"cost":           func(c *Config) { c.Cost = nil },
 		"rows":           func(c *Config) { c.Load.MinRows, c.Load.MaxRows = 3, 2 },
@@ -260,7 +261,7 @@ func BenchmarkSimulatedRequest(b *testing.B) {
 	}
 	b.ReportAllocs()
 	if _, err := Run(b.Context(), Config{
-		Policy:   batcher.Config{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
+		Policy:   policy.Settings{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
 		Arrivals: Poisson{Rate: 3500}, Workers: Workers{Count: 1}, Cost: cost, Requests: b.N,
 	}); err != nil {
 		b.Fatal(err)
@@ -269,7 +270,7 @@ func BenchmarkSimulatedRequest(b *testing.B) {
 
 func TestTheMostTimeOfALevelIsADeadlineWhileItRunsToo(t *testing.T) {
 	r := mustRun(t, Config{
-		Policy:   batcher.Config{MaxBatchSize: 1, Levels: []batcher.LevelPolicy{{MaxTimeout: 5 * time.Millisecond}}},
+		Policy:   policy.Settings{MaxBatchSize: 1, Levels: []policy.Level{{MaxTimeout: 5 * time.Millisecond}}},
 		Arrivals: Trace{Entries: []TraceEntry{{0, 1, batcher.DefaultLevel}}}, Workers: Workers{Count: 1},
 		Cost: mustCost(t, "1=10ms"), Requests: 1,
 	})

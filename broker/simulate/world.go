@@ -73,7 +73,7 @@ func newWorld(cfg Config) (*world, error) {
 	}
 	for i := range w.workers {
 		b.WorkerReady(batcher.Worker{
-			ID: batcher.WorkerID(i), MaxInFlight: cfg.Workers.MaxInFlight,
+			ID: batcher.WorkerID(i), Depth: cfg.Workers.Depth,
 			Pad: cfg.Workers.Pad, PadTo: cfg.Workers.PadTo,
 		})
 	}
@@ -117,7 +117,7 @@ func (w *world) handle(e event) {
 	case commitSeen:
 		w.arrive(e)
 	case batchSeenDone:
-		w.b.BatchDone(e.worker, e.batch)
+		w.b.BatchDone(e.worker, e.batch, e.started, e.at-batcher.Time(w.cfg.Hop))
 		x := &w.workers[e.worker]
 		ids := x.given[0]
 		copy(x.given, x.given[1:])

@@ -106,26 +106,29 @@ static void serve_words(rb_batch *b)
 static void *run_worker(void *arg)
 {
 	int words = arg != NULL;
-	uint32_t sizes[] = {2, 4}, counts[] = {2}, buckets[] = {8, 64};
-	rb_worker_options o = {.size = sizeof o, .socket = socket_path, .name = "every", .max_batch_size = 4, .wait_time = second / 1000,
-			       .slots = 256, .preferred_sizes = words ? NULL : sizes, .preferred_count = words ? 0 : 2,
-			       .bucket_dims = words ? 1 : 0, .bucket_counts = counts, .buckets = buckets, .lease = 20 * second};
+	rb_worker_options o = {.size = sizeof o, .socket = socket_path, .name = "every",
+			       .policy = words ? "max_batch_size=4 wait_time=1ms\nslots=256  lease=20s buckets.t.0=8,64"
+					       : "max_batch_size=4 wait_time=0.001 slots=256 lease=20 preferred_batch_sizes=2,4"};
 	rb_worker w;
 	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f32[4]", &o, &w));
 	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f99[4] -> y:f32[4]", &o, &w));
 	WANT(RB_ERR_INVALID, rb_worker_attach(NULL, "x:f32[4] -> y:f32[4]", &o, &w));
 	WANT(RB_ERR_INVALID, rb_worker_attach("double", NULL, &o, &w));
 	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f32[4] -> y:f32[4]", &o, NULL));
-	uint32_t endless[] = {UINT32_MAX, 3};
-	rb_worker_options wrong[] = {
-		{.size = sizeof o, .socket = socket_path, .preferred_count = 1},
-		{.size = sizeof o, .socket = socket_path, .bucket_dims = 1, .buckets = buckets},
-		{.size = sizeof o, .socket = socket_path, .bucket_dims = 1, .bucket_counts = counts},
-		{.size = sizeof o, .socket = socket_path, .bucket_dims = 2, .bucket_counts = endless, .buckets = buckets},
-		{.size = sizeof o, .socket = socket_path, .bucket_dims = UINT32_MAX, .bucket_counts = counts, .buckets = buckets},
+	const char *wrong[][2] = { /* and what the message names */
+		{"max_batch_size", "key=value"},
+		{"=4", "key=value"},
+		{"slots=8 slots=8", "twice"},
+		{"wait_tme=1ms", "wait_time"},
+		{"wait_time=soon", "wait_time=soon"},
+		{"buckets=8", "buckets.INPUT.DIMENSION"},
+		{"buckets.t.1=8", "t.0"},
 	};
-	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
-		WANT(RB_ERR_INVALID, rb_worker_attach("wrong", "t:i32[<=64] -> u:i32[<=64]", &wrong[i], &w));
+	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+		rb_worker_options bad = {.size = sizeof bad, .socket = socket_path, .policy = wrong[i][0]};
+		WANT(RB_ERR_INVALID, rb_worker_attach("wrong", "t:i32[<=64] -> u:i32[<=64]", &bad, &w));
+		CHECK(strstr(rb_error(), wrong[i][1]) != NULL);
+	}
 	if (words)
 		WANT(RB_OK, rb_worker_attach("words", "t:i32[<=64] -> u:i32[<=64]", &o, &w));
 	else

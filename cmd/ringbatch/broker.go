@@ -6,12 +6,12 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/broker/configfile"
+	"github.com/ringbatch/ringbatch/internal/policyflag"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -105,73 +105,45 @@ func runBroker(ctx context.Context, args []string) error {
 
 // modelArgs are the flags that declare a single model.
 type modelArgs struct {
-	name           *string
-	inputs         *[]string
-	outputs        *[]string
-	batch          *int
-	wait           *string
-	slots          *int
-	lease          *time.Duration
-	preferred      *[]int
-	preserve       *bool
-	maxQueue       *int
-	defaultTimeout *time.Duration
+	name    *string
+	inputs  *[]string
+	outputs *[]string
+	policy  *policyflag.Flags
 }
 
 func modelFlags(f *pflag.FlagSet) *modelArgs {
 	return &modelArgs{
-		name:           f.String("model", "", "declare one model of this name"),
-		inputs:         f.StringArray("input", nil, "its input tensor, name:dtype[dims], like x:f32[3,224,224]; <=N is a variable dimension (repeatable)"),
-		outputs:        f.StringArray("output", nil, "its output tensor (repeatable)"),
-		batch:          f.Int("max_batch_size", broker.DefaultMaxBatchSize, "most rows of a batch"),
-		wait:           f.String("wait_time", broker.DefaultWaitTime.String(), "how long the oldest request waits for company (5ms, or seconds as a number)"),
-		slots:          f.Int("slots", 0, "rows the ring holds (default: as many as fit 1 GiB and half of what a memory cgroup leaves, at most 4096)"),
-		lease:          f.Duration("lease", broker.DefaultLease, "how long a batch may run before its worker counts as hung"),
-		preferred:      f.IntSlice("preferred_batch_sizes", nil, "batch sizes to wait for, like 8,16,32"),
-		preserve:       f.Bool("preserve_order", false, "keep each client's requests in order"),
-		maxQueue:       f.Int("max_queue", 0, "refuse requests when that many wait (0: no limit)"),
-		defaultTimeout: f.Duration("queue_timeout", 0, "end requests that wait for longer (0: never)"),
+		name:    f.String("model", "", "declare one model of this name"),
+		inputs:  f.StringArray("input", nil, "its input tensor, name:dtype[dims], like x:f32[3,224,224]; <=N is a variable dimension (repeatable)"),
+		outputs: f.StringArray("output", nil, "its output tensor (repeatable)"),
+		policy:  policyflag.Add(f),
 	}
 }
 
 // config is the declared model, if the flags name one.
 func (a *modelArgs) config(f *pflag.FlagSet) ([]broker.ModelConfig, error) {
 	if *a.name == "" {
-		for _, flag := range []string{"input", "output", "slots", "max_batch_size", "wait_time", "lease", "preferred_batch_sizes", "preserve_order", "max_queue", "queue_timeout"} {
-			if f.Changed(flag) {
-				return nil, fmt.Errorf("%w: --%s declares a model and needs --model", errUsage, flag)
+		flag := a.policy.Given()
+		for _, other := range []string{"input", "output"} {
+			if f.Changed(other) {
+				flag = other
 			}
 		}
+		if flag != "" {
+			return nil, fmt.Errorf("%w: --%s declares a model and needs --model", errUsage, flag)
+		}
 		return nil, nil
-	}
-	if *a.batch < 1 || *a.lease <= 0 { // a broker.ModelConfig means the default by 0
-		return nil, fmt.Errorf("%w: --max_batch_size and --lease must be more than 0", errUsage)
 	}
 	sig, err := tensor.ParseSignature(*a.inputs, *a.outputs)
 	if err != nil {
 		return nil, err
 	}
-	wait, err := parseWait(*a.wait)
-	if err != nil {
-		return nil, err
+	m := broker.ModelConfig{Name: *a.name, Signature: sig}
+	if m.Policy, err = a.policy.Policy(); err == nil {
+		_, err = m.Policy.Resolve(sig.Inputs)
 	}
-	m := broker.ModelConfig{Name: *a.name, Signature: sig, Slots: *a.slots, Lease: *a.lease}
-	m.Policy.MaxBatchSize, m.Policy.WaitTime = *a.batch, wait
-	m.Policy.PreferredSizes, m.Policy.PreserveOrder = *a.preferred, *a.preserve
-	if *a.maxQueue != 0 || *a.defaultTimeout != 0 {
-		m.Policy.Levels = append(m.Policy.Levels, broker.LevelPolicy{MaxQueue: *a.maxQueue, DefaultTimeout: *a.defaultTimeout})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errUsage, err)
 	}
 	return []broker.ModelConfig{m}, nil
-}
-
-// parseWait reads a wait time; an explicit zero means none.
-func parseWait(s string) (time.Duration, error) {
-	d, err := broker.ParseDuration(s)
-	if err != nil {
-		return 0, fmt.Errorf("%w: --wait_time: %v", errUsage, err)
-	}
-	if d == 0 {
-		return -1, nil
-	}
-	return d, nil
 }

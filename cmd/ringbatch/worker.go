@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/ringbatch/ringbatch/internal/policyflag"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cpu"
@@ -28,18 +29,13 @@ func runWorker(ctx context.Context, args []string) error {
 	inputs := f.StringArray("input", nil, "echo, affine: input tensor, name:dtype[dims] (repeatable; default x:f32[16])")
 	scale := f.Float64("scale", 1, "affine: a of y = a·x + b")
 	offset := f.Float64("offset", 0, "affine: b of y = a·x + b")
-	batch := f.Int("max_batch_size", 0, "most rows of a batch (default 32)")
-	wait := f.String("wait_time", "", "how long the oldest request waits for company (default 2ms)")
-	slots := f.Int("slots", 0, "rows the ring holds (default: as many as fit 1 GiB, at most 4096)")
-	lease := f.Duration("lease", 0, "how long a batch may run before this worker counts as hung (default 30s)")
 	depth := f.Int("depth", worker.DefaultDepth, "batches handed over at once")
-	preferred := f.IntSlice("preferred_batch_sizes", nil, "batch sizes to wait for, like 8,16,32")
-	preserve := f.Bool("preserve_order", false, "keep each client's requests in order")
 	pad := f.String("pad", "", "pad batches: fixed (to --pad_to rows) or preferred (to the next preferred size)")
 	padTo := f.Int("pad_to", 0, "with --pad fixed: rows, at least max_batch_size")
 	weight := f.Int("weight", 1, "share of the work relative to other workers")
 	waitForBroker := f.Duration("wait_for_broker", 0, "wait that long for a broker that is not there yet")
 	gpu := gpuFlags(f)
+	asked := policyflag.Add(f)
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
 	}
@@ -70,12 +66,11 @@ func runWorker(ctx context.Context, args []string) error {
 	}
 	cfg.Name = cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), cfg.Name)
 	cfg.WaitForBroker = *waitForBroker
-	cfg.MaxBatchSize, cfg.Slots, cfg.Lease = *batch, *slots, *lease
-	cfg.PreferredSizes, cfg.PreserveOrder = *preferred, *preserve
-	if *wait != "" {
-		if cfg.WaitTime, err = parseWait(*wait); err != nil {
-			return err
-		}
+	if cfg.Policy, err = asked.Policy(); err == nil {
+		err = cfg.Policy.Check(m.Signature.Inputs)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", errUsage, err)
 	}
 	fmt.Printf("serving %s: %s\n", cfg.Model, &m.Signature)
 	if m.Note != "" {

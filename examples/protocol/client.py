@@ -155,7 +155,7 @@ class Client:
     """One window of a model with one f32 input and output; for one thread."""
 
     def __init__(self, path: str, model: str, window: int) -> None:
-        self.sock, reply, fds = call(path, {"version": 1, "op": "client", "model": model, "name": "protocol", "window": window})
+        self.sock, reply, fds = call(path, {"version": 2, "op": "client", "model": model, "name": "protocol", "window": window})
         a, epoch = reply["attached"], reply["epoch"]
         slots, self.first, self.window = a["slots"], a["first_slot"], a["window"]
         tensors = f"{' '.join(a['inputs'])} -> {' '.join(a['outputs'])}"
@@ -270,7 +270,7 @@ def main(path: str, model: str, idle: str) -> None:
     slot = w.commit([0] * 4)
     w.cancel(slot)
     tell("cancel", lambda: w.wait(slot))
-    tell("version", lambda: call(path, {"version": 2, "op": "ping"}))
+    tell("version", lambda: call(path, {"version": 1, "op": "ping"}))
     tell("model", lambda: Client(path, "nobody's", 1))
     tell("window", lambda: Client(path, model, 1 << 20))
     w.generation[w.first] += 1  # skips one: the broker hangs up

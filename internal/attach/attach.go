@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -28,6 +29,7 @@ type Session struct {
 	Epoch    uint64
 	Broker   int // pid
 	Layout   *shm.Layout
+	Settings policy.Settings // the model's policy in force when we attached
 	Planes   *shm.Segment
 	BoardSeg *shm.Segment
 	Board    *shm.Board
@@ -96,7 +98,7 @@ func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.
 	}
 	if rep.Version != control.Version {
 		control.CloseFDs(fds)
-		return nil, nil, fmt.Errorf("%w: broker speaks control version %d, this build %d", status.ErrVersion, rep.Version, control.Version)
+		return nil, nil, fmt.Errorf("%w: %s", status.ErrVersion, control.VersionAdvice("the broker", rep.Version, "this program", control.Version))
 	}
 	return &rep, fds, nil
 }
@@ -169,6 +171,9 @@ func open(mem shm.Memory, op control.Op, rep *control.Reply, fds []int) (s *Sess
 	sig, err := tensor.ParseSignature(a.Inputs, a.Outputs)
 	if err != nil {
 		return s, err
+	}
+	if s.Settings, err = policy.Policy(a.Policy).Known().Resolve(sig.Inputs); err != nil {
+		return s, fmt.Errorf("%w: the policy of %s: %w", status.ErrProtocol, a.Model, err)
 	}
 	if s.Layout, err = shm.NewLayout(sig, a.Slots, a.MaxBatch); err != nil {
 		return s, err

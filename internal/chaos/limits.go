@@ -72,8 +72,7 @@ func fewDescriptors(r *run) error {
 		refused = err
 	}
 	fmt.Printf("   no descriptors: %d clients attached, then: %v\n", len(clients), refused)
-	var s status.Code
-	r.check(errors.As(refused, &s), "out of descriptors, but a client was told: %v", refused)
+	r.check(errors.Is(refused, status.ErrNoDescriptors), "out of descriptors, but a client was told: %v", refused)
 	for _, c := range clients {
 		_ = c.Close()
 	}

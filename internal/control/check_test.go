@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -14,10 +15,8 @@ import (
 func TestAFewBytesCannotAskForMuchMemory(t *testing.T) {
 	huge := "\xff\xff\xff\xff"
 	for what, body := range map[string]string{
-		"levels":    "\x81\xa6policy\x81\xa6levels\xdd" + huge,
-		"buckets":   "\x81\xa6policy\x81\xa7buckets\xdd" + huge,
+		"policy":    "\x81\xa6policy\xdf" + huge,
 		"inputs":    "\x81\xa6worker\x81\xa6inputs\xdd" + huge,
-		"set":       "\x81\xa3set\xdf" + huge,
 		"model":     "\x81\xa5model\xdb" + huge,
 		"stats":     "\x81\xa5stats\xc6" + huge,
 		"models":    "\x81\xa6models\xdd" + huge,
@@ -47,8 +46,6 @@ func wide(before, value string) string {
 }
 
 var wideRequests = map[string]string{
-	"levels":  wide("\x81\xa6policy\x81\xa6levels", "\xc0"),
-	"buckets": wide("\x81\xa6policy\x81\xa7buckets", "\x91\x01"),
 	"inputs":  wide("\x81\xa6worker\x81\xa6inputs", "\xa0"),
 	"unknown": wide("\x81\xa4what", "\x90"),
 }
@@ -66,9 +63,9 @@ func TestAFullFrameCannotAskForMuchMemory(t *testing.T) {
 }
 
 func TestARequestWithManyValuesIsRead(t *testing.T) {
-	r := Request{Op: OpWorker, Policy: &Policy{Buckets: make([][]uint32, 8)}}
-	for i := range r.Policy.Buckets {
-		r.Policy.Buckets[i] = make([]uint32, 4096)
+	r := Request{Op: OpWorker, Policy: map[string]string{}}
+	for i := range 30_000 {
+		r.Policy[strconv.Itoa(i)] = "1"
 	}
 	body, err := msgpack.Marshal(&r)
 	if err != nil {

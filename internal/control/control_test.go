@@ -41,8 +41,7 @@ func TestAFrameArrivesAsItWasSentWithItsDescriptors(t *testing.T) {
 	a, b := pair(t)
 	sent := Request{Version: Version, Op: OpWorker, Model: "m", Name: "n", Window: 3,
 		Worker: &WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[2]"}, Depth: 2, PadTo: 8, Pad: "fixed"},
-		Policy: &Policy{MaxBatchSize: 8, WaitTime: -1, Buckets: [][]uint32{{1, 2}, nil}, Levels: []Level{{MaxQueue: 4, Delay: true}}},
-		Set:    map[string]string{"k": strings.Repeat("v", 100_000)}}
+		Policy: map[string]string{"k": strings.Repeat("v", 100_000)}}
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -180,9 +179,9 @@ func TestTheSocketIsTheOneGivenOrNamedOrTheUsersOwn(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	for _, msg := range []any{
-		&Request{Version: 1, Op: OpClient, Model: "m", Window: 8},
-		&Request{Version: 1, Op: OpWorker, Worker: &WorkerInfo{Inputs: []string{"x:f32[4]"}}, Policy: &Policy{Buckets: [][]uint32{{1}}}},
-		&Request{Op: OpSet, Set: map[string]string{"a": "b"}},
+		&Request{Version: Version, Op: OpClient, Model: "m", Window: 8},
+		&Request{Version: Version, Op: OpWorker, Worker: &WorkerInfo{Inputs: []string{"x:f32[4]"}}, Policy: map[string]string{"buckets.x.0": "1"}},
+		&Request{Op: OpSet, Policy: map[string]string{"a": "b"}},
 		&Reply{Code: 3, Message: "no", Attached: &Attached{Model: "m", Inputs: []string{"x:f32[4]"}}, Models: []Model{{Name: "m"}}},
 	} {
 		body, err := msgpack.Marshal(msg)

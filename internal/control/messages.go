@@ -6,10 +6,22 @@
 // client or worker stays open: its end is the peer's end.
 package control
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Version of the messages. A peer of another version is refused.
-const Version = 1
+const Version = 2
+
+// VersionAdvice says what to do about two sides that speak different versions.
+func VersionAdvice(one string, version int, other string, otherVersion int) string {
+	older := one
+	if otherVersion < version {
+		older = other
+	}
+	return fmt.Sprintf("%s speaks control version %d, %s %d; bring %s up to date", one, version, other, otherVersion, older)
+}
 
 // WatchTime is how long the broker leaves OpWatch without an answer: the peer
 // then learns that the broker is still there, and asks again.
@@ -35,12 +47,12 @@ type Request struct {
 	Model   string `msgpack:"model,omitempty"`
 	Name    string `msgpack:"name,omitempty"`   // the peer's own name for itself, for logs and stats
 	Window  int    `msgpack:"window,omitempty"` // OpClient: slots wanted
-	// OpWorker: what it serves, and the policy to declare the model with if
-	// the broker does not know it yet.
+	// OpWorker: what it serves.
 	Worker *WorkerInfo `msgpack:"worker,omitempty"`
-	Policy *Policy     `msgpack:"policy,omitempty"`
-	// OpSet: key=value pairs, taken whole or not at all.
-	Set map[string]string `msgpack:"set,omitempty"`
+	// A policy.Policy, the keys asked for. OpWorker: to declare the model with
+	// if the broker does not know it yet. OpSet: what to change, whole or not
+	// at all.
+	Policy map[string]string `msgpack:"policy,omitempty"`
 	// OpWatch: the value of Reply.Changes that the peer knows.
 	Since uint64 `msgpack:"since,omitempty"`
 }
@@ -54,31 +66,6 @@ type WorkerInfo struct {
 	Pad     string   `msgpack:"pad,omitempty"` // "", "fixed", "preferred"
 	PadTo   int      `msgpack:"pad_to,omitempty"`
 	GPU     string   `msgpack:"gpu,omitempty"` // where it computes, for stats
-}
-
-// Policy is a model's batching policy and size as it travels. Zero values
-// ask for the broker's defaults.
-type Policy struct {
-	MaxBatchSize  int        `msgpack:"max_batch_size,omitempty"`
-	WaitTime      int64      `msgpack:"wait_time_ns,omitempty"`
-	Slots         int        `msgpack:"slots,omitempty"`
-	Lease         int64      `msgpack:"lease_ns,omitempty"`
-	Preferred     []int      `msgpack:"preferred_batch_sizes,omitempty"`
-	Levels        []Level    `msgpack:"levels,omitempty"`
-	DefaultLevel  int        `msgpack:"default_level,omitempty"`
-	Ageing        int64      `msgpack:"ageing_ns,omitempty"`
-	Buckets       [][]uint32 `msgpack:"buckets,omitempty"` // per variable input dimension, in signature order
-	PreserveOrder bool       `msgpack:"preserve_order,omitempty"`
-	MaxAttempts   int        `msgpack:"max_attempts,omitempty"`
-	Ragged        bool       `msgpack:"ragged,omitempty"` // requests of different sizes share a batch
-}
-
-// Level is the queue policy of one priority level.
-type Level struct {
-	MaxQueue       int   `msgpack:"max_queue,omitempty"`
-	DefaultTimeout int64 `msgpack:"default_timeout_ns,omitempty"`
-	MaxTimeout     int64 `msgpack:"max_timeout_ns,omitempty"`
-	Delay          bool  `msgpack:"delay,omitempty"` // on timeout: let through at the end, instead of reject
 }
 
 // Reply is the broker's answer.
@@ -97,30 +84,30 @@ type Reply struct {
 
 // Attached describes the segments whose descriptors come with the reply.
 type Attached struct {
-	Model       string   `msgpack:"model"`
-	Inputs      []string `msgpack:"inputs"`
-	Outputs     []string `msgpack:"outputs"`
-	Slots       int      `msgpack:"slots"`
-	MaxBatch    int      `msgpack:"max_batch"` // rows the segments were laid out for
-	Geometry    uint64   `msgpack:"geometry"`
-	PlanesSize  int64    `msgpack:"planes_size"`
-	BoardSize   int64    `msgpack:"board_size"`
-	SessionSize int64    `msgpack:"session_size"`
-	FirstSlot   uint32   `msgpack:"first_slot"` // client: its window
-	Window      int      `msgpack:"window"`
-	FirstGen    uint32   `msgpack:"first_gen"` // client: the generation before its first
-	Depth       int      `msgpack:"depth"`     // worker: mails it may hold
-	WorkerID    uint32   `msgpack:"worker_id"`
-	Policy      Policy   `msgpack:"policy"`
-	Notes       []string `msgpack:"notes,omitempty"` // worker: how the policy differs from what it asked for
+	Model       string            `msgpack:"model"`
+	Inputs      []string          `msgpack:"inputs"`
+	Outputs     []string          `msgpack:"outputs"`
+	Slots       int               `msgpack:"slots"`
+	MaxBatch    int               `msgpack:"max_batch"` // rows the segments were laid out for
+	Geometry    uint64            `msgpack:"geometry"`
+	PlanesSize  int64             `msgpack:"planes_size"`
+	BoardSize   int64             `msgpack:"board_size"`
+	SessionSize int64             `msgpack:"session_size"`
+	FirstSlot   uint32            `msgpack:"first_slot"` // client: its window
+	Window      int               `msgpack:"window"`
+	FirstGen    uint32            `msgpack:"first_gen"` // client: the generation before its first
+	Depth       int               `msgpack:"depth"`     // worker: mails it may hold
+	WorkerID    uint32            `msgpack:"worker_id"`
+	Policy      map[string]string `msgpack:"policy"`          // a policy.Policy, all keys
+	Notes       []string          `msgpack:"notes,omitempty"` // worker: how the policy differs from what it asked for
 }
 
 // Model is one line of OpModels.
 type Model struct {
-	Name    string   `msgpack:"name"`
-	Inputs  []string `msgpack:"inputs"`
-	Outputs []string `msgpack:"outputs"`
-	Policy  Policy   `msgpack:"policy"`
-	Workers int      `msgpack:"workers"`
-	Clients int      `msgpack:"clients"`
+	Name    string            `msgpack:"name"`
+	Inputs  []string          `msgpack:"inputs"`
+	Outputs []string          `msgpack:"outputs"`
+	Policy  map[string]string `msgpack:"policy"` // a policy.Policy, all keys
+	Workers int               `msgpack:"workers"`
+	Clients int               `msgpack:"clients"`
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // patience is how long anything may take here before it counts as stuck.
@@ -160,14 +161,17 @@ func (h *host) model(name string) stats.Model {
 	return modelOf(h.t, h.socket, name)
 }
 
-func statsOf(t *testing.T, socket string) *stats.Broker {
+func statsOf(t *testing.T, socket string) (s *stats.Broker) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	s, err := admin.New(socket).Stats(ctx)
-	if err != nil {
-		t.Fatalf("stats: %v", err)
-	}
+	eventually(t, "stats", func() (err error) {
+		s, err = admin.New(socket).Stats(ctx)
+		if err != nil && !errors.Is(err, status.ErrTooManyConnections) { // those that left may not have been noticed
+			t.Fatalf("stats: %v", err)
+		}
+		return err
+	})
 	return s
 }
 

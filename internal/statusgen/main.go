@@ -216,13 +216,10 @@ func pythonClasses(out *bytes.Buffer) {
 }
 
 func markdown(out *bytes.Buffer) {
-	out.WriteString("\n| number | name | meaning | worth retrying |\n|---|---|---|---|\n")
+	out.WriteString("\n| number | name | meaning | send again? | attach again? |\n|---|---|---|---|---|\n")
+	yes := map[bool]string{true: "yes"}
 	for _, s := range status.All() {
-		again := ""
-		if s.Retryable() {
-			again = "yes"
-		}
-		fmt.Fprintf(out, "| %d | %s | %s | %s |\n", uint8(s), s.Name(), s.Error(), again)
+		fmt.Fprintf(out, "| %d | %s | %s | %s | %s |\n", uint8(s), s.Name(), s.Error(), yes[s.Retryable()], yes[s.RetryAttach()])
 	}
 	out.WriteByte('\n')
 }

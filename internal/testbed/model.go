@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
-	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -44,14 +44,12 @@ func (m Model) Signature() tensor.Signature {
 
 // Config declares the model to a broker.
 func (m Model) Config() broker.ModelConfig {
-	return broker.ModelConfig{Name: m.Name, Signature: m.Signature(), Slots: m.Slots, Lease: m.Lease,
-		Policy: batcher.Config{MaxBatchSize: m.MaxBatch, WaitTime: m.Wait}}
+	return broker.ModelConfig{Name: m.Name, Signature: m.Signature(), Policy: m.policy()}
 }
 
 // WorkerConfig is that of a worker which declares the model.
 func (m Model) WorkerConfig(socket string) worker.Config {
-	return worker.Config{Socket: socket, Model: m.Name, Signature: m.Signature(),
-		Policy: worker.Policy{MaxBatchSize: m.MaxBatch, WaitTime: m.Wait, Slots: m.Slots, Lease: m.Lease}}
+	return worker.Config{Socket: socket, Model: m.Name, Signature: m.Signature(), Policy: m.policy()}
 }
 
 // ErrWrongBytes is an answer that is not the model's.
@@ -73,4 +71,23 @@ func Ask(ctx context.Context, c *client.Client, x []int64, width int) error {
 		}
 	}
 	return nil
+}
+
+// policy is what the model asks for; what is 0 is left open.
+func (m Model) policy() policy.Policy {
+	p := policy.Policy{}
+	for _, s := range []struct {
+		asked   bool
+		setting policy.Setting
+	}{
+		{m.MaxBatch != 0, policy.MaxBatchSize(m.MaxBatch)},
+		{m.Wait != 0, policy.WaitTime(m.Wait)},
+		{m.Slots != 0, policy.Slots(m.Slots)},
+		{m.Lease != 0, policy.Lease(m.Lease)},
+	} {
+		if s.asked {
+			p = policy.New(s.setting).Over(p)
+		}
+	}
+	return p
 }

@@ -6,9 +6,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Usage is what a process has of what must not be left behind.
@@ -92,15 +89,4 @@ func Children() (pids []int, err error) {
 		}
 	}
 	return pids, nil
-}
-
-// CPUTime is the CPU time, user and system, that a process has used so far:
-// its CPU clock, which counts nanoseconds where /proc counts ticks.
-func CPUTime(pid int) (time.Duration, error) {
-	const schedClock = 2
-	var ts unix.Timespec
-	if err := unix.ClockGettime(int32(^pid)<<3|schedClock, &ts); err != nil {
-		return 0, fmt.Errorf("CPU clock of process %d: %w", pid, err)
-	}
-	return time.Duration(ts.Nano()), nil
 }

@@ -1,33 +1,23 @@
-"""What runs in the processes that serve starts: a worker, or the broker."""
+"""A worker process: ``python -m ringbatch._child TARGET... -- ARGUMENTS...``.
+
+The broker's supervisor starts it, or serve itself where the broker is somebody
+else's. ARGUMENTS are those of the script that called serve.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import logging
 import os
-import runpy
 import signal
 import sys
 import threading
 
-from ._library import binary_path
-from ._serve import Reached, _stop_on_signals
-from ._worker import Worker
+from . import _targets
+from ._serve import ATTACHED_FD, PARENT, stop_on_signals
 
 _PDEATHSIG = 1
-
-
-def find(target: str) -> Worker:
-    """The worker that _serve._target named."""
-    kind, rest = target.split(":", 1)
-    where, name = rest.rsplit(":", 1)
-    if kind == "module":
-        return getattr(importlib.import_module(where), name)
-    try:
-        return runpy.run_path(where, run_name="__ringbatch_worker__")[name]
-    except Reached as reached:
-        return reached.run
+_WAIT_S = 10.0  # for the broker
 
 
 def die_with(parent: int) -> None:
@@ -37,15 +27,24 @@ def die_with(parent: int) -> None:
         sys.exit("the process that started this one is gone")
 
 
-def main(parent: str, socket: str, role: str, target: str = "") -> None:
-    die_with(int(parent))
-    if role == "broker":
-        os.execv(binary_path(), [binary_path(), "broker", *(["--socket", socket] if socket else [])])
+def main(arguments: list[str]) -> None:
+    parent, told = os.environ.get(PARENT), os.environ.get(ATTACHED_FD)
+    if parent:
+        die_with(int(parent))
+    at = arguments.index("--")
+    sys.argv = arguments[at + 1 :]  # the script sees what its parent was started with
     stop = threading.Event()
-    _stop_on_signals(stop)
-    find(target).run(socket=socket or None, stop=stop, wait=10.0)
+    stop_on_signals(stop)
+    worker = _targets.find(*arguments[:at])
+    stop_on_signals(stop)  # once more: the script may have installed its own
+    worker._serve(None, stop, _WAIT_S, (lambda: _tell(int(told))) if told else None)
+
+
+def _tell(fd: int) -> None:
+    """The parent wants to know that this one got as far as to attach."""
+    os.write(fd, b"1")
 
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

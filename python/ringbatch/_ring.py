@@ -17,16 +17,16 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import addressof, c_char_p, c_size_t, c_uint32, c_uint64
-from typing import Protocol
+from typing import Any, Protocol
 
 from . import _structs as c
 from . import errors
 from ._core import encode, tensors
 from ._library import SLICE_NS, check, last_error, load
 from ._tensors import Signature
-from ._views import Mapping
+from ._views import Mapping as SharedMapping
 
 log = logging.getLogger("ringbatch")
 
@@ -41,38 +41,41 @@ class Lost(RuntimeError):
 
 def worker_options(
     *,
-    max_batch_size: int = 0,
-    wait_time: float | None = None,
-    slots: int = 0,
-    lease: float = 0.0,
     depth: int = 0,
     weight: int = 0,
     pad_to: int = 0,
     pad_preferred: bool = False,
-    preferred_sizes: Sequence[int] = (),
-    buckets: Sequence[Sequence[int]] = (),
-    preserve_order: bool = False,
-    max_attempts: int = 0,
-    ragged: bool = False,
     name: str | None = None,
     gpu: str | None = None,
     socket: str | os.PathLike[str] | None = None,
+    **policy: Any,
 ) -> c.WorkerOptions:
-    """The keywords that all workers share, for C. Times are seconds."""
+    """The keywords that all workers share, for C. What is not a worker's own is a setting of the model's policy."""
     o = c.WorkerOptions()
     o.size = ctypes.sizeof(o)
-    o.max_batch_size, o.slots, o.lease = max_batch_size, slots, int(lease * 1e9)
-    o.wait_time = 0 if wait_time is None else (int(wait_time * 1e9) or -1)
-    o.depth, o.weight, o.pad_to, o.pad_preferred, o.preserve_order = depth, weight, pad_to, pad_preferred, preserve_order
-    o.max_attempts, o.ragged = max_attempts, ragged
+    o.depth, o.weight, o.pad_to, o.pad_preferred = depth, weight, pad_to, pad_preferred
     o.name, o.gpu, o.socket = encode(name or os.environ.get("RINGBATCH_WORKER_NAME")), encode(gpu), encode(socket)
-    o.preferred_sizes, o.preferred_count = (c_uint32 * len(preferred_sizes))(*preferred_sizes), len(preferred_sizes)
-    if not all(isinstance(sizes, Collection) for sizes in buckets):
-        raise errors.Invalid(f"buckets is a list of sizes for each variable input dimension, as in [[128, 512]]; got {buckets!r}")
-    flat = [n for sizes in buckets for n in sizes]
-    o.bucket_dims, o.bucket_counts = len(buckets), (c_uint32 * len(buckets))(*map(len, buckets))
-    o.buckets = (c_uint32 * len(flat))(*flat)
+    o.policy = encode(policy_text(policy))
     return o
+
+
+def policy_text(settings: Mapping[str, Any]) -> str:
+    """Settings as C takes them: key=value, one a line. The broker knows which keys there are, and reads the values."""
+    pairs = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping):  # parts of a key: of one input, of one priority level
+            pairs += [(f"{key}.{part}", v) for part, v in value.items()]
+        elif value is not None:
+            pairs.append((key, value))
+    return "\n".join(f"{key}={_value_text(value)}" for key, value in pairs)
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return "[" + ",".join(map(_value_text, value)) + "]"
+    return "".join(str(value).split())  # blanks separate pairs
 
 
 class Rows:
@@ -148,7 +151,7 @@ class Ring:
             tensors(lib, lib.rb_worker_tensor, self._handle, c.OUTPUT, info.outputs),
         )
         #: Stays mapped until the last array over it is gone.
-        self.mapping = Mapping(lib, m)
+        self.mapping = SharedMapping(lib, m)
         self.mapping.offsets.update((t, t.offset) for t in self.signature.inputs + self.signature.outputs)
         notes = c_char_p()
         check(lib, lib.rb_worker_notes(self._handle, addressof(notes)))

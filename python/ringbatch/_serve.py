@@ -1,97 +1,278 @@
-"""``serve``: a broker if there is none, worker processes, and their end.
+"""``serve``: one call that runs models, and ends them in good order.
 
-Each worker is a Python process of its own that imports the script anew: it
-has its own GIL, its own model and its own CUDA context, and nothing that the
-parent did can be in its way.
+::
+
+    no broker runs      serve ── starts ──► broker ── starts, watches ──► workers
+    one runs already    serve ── starts, watches ──► workers ──► that broker
+
+In the first case the broker supervises: at the end it refuses new requests,
+finishes what it accepted, and ends the workers last. In the second, when that
+broker goes, serve becomes the first.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import signal
+import socket as sockets
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from . import errors
+from . import _targets, errors
+from ._guests import Guest
 from ._library import binary_path
-from ._worker import Worker
+from ._targets import Reached, Served
 
 log = logging.getLogger("ringbatch")
 
 CHILD = "RINGBATCH_CHILD"  # set in worker processes
-_STOP_S = 30.0  # how long a process may take to finish its work at the end
-_QUICK_DEATH_S, _QUICK_DEATHS = 2.0, 5  # a worker that keeps dying at once is not restarted for ever
+PARENT = "RINGBATCH_PARENT"  # whose end is theirs
+ATTACHED_FD = "RINGBATCH_ATTACHED_FD"  # where they tell that they have attached
+
+_DRAIN_S = 30.0  # how long accepted requests may take to finish at the end
+_STOP_S = _DRAIN_S + 15.0  # then the workers end, and the broker
+_START_S = 10.0
+_FAILED_STARTS = 5  # of a worker that never attached: its script is broken
+_LOOK_S = 0.1
+_LOOK_FOR_BROKER_S = 1.0
 
 
-def serve(run: Worker, *, processes: int = 1, socket: str | None = None, broker: bool = True) -> None:
-    """Serves a model until Ctrl-C or SIGTERM, then stops everything it started.
+def serve(
+    run: Served | Sequence[Served],
+    *,
+    processes: int | Sequence[int] = 1,
+    socket: str | os.PathLike[str] | None = None,
+    broker: bool = True,
+) -> None:
+    """Serves models until Ctrl-C or SIGTERM, then stops everything it started.
 
-    processes: worker processes; 0 serves in this process and thread.
+    run: a function or class decorated with ``@ringbatch.worker``; a function
+        without arguments that makes one; an import path, ``"package.module:name"``;
+        or a list of these.
+    processes: worker processes of each, or a list with a number for each; 0
+        serves in this process.
     socket: the broker's; default $RINGBATCH_SOCKET or the user's runtime folder.
     broker: start one if none runs. It ends with serve.
 
     Worker processes import the module that defines the worker, or run the
-    script again up to this call. A worker that dies is started again.
+    script again up to this call, with the arguments it was started with. Only
+    they make instances of classes and call factories. A worker that dies is
+    started again.
     """
+    served = [run] if isinstance(run, (str, _targets.Worker)) or callable(run) else list(run)
     if os.environ.get(CHILD):
-        raise Reached(run)
-    if not isinstance(run, Worker):
-        raise errors.Invalid(f"serve wants a function decorated with @ringbatch.worker, got {run!r}")
-    target = _target(run) if processes > 0 else ""
-    stop = threading.Event()
-    restore = _stop_on_signals(stop)
-    started: list[Process] = []
+        raise Reached(served)
+    counts = [processes] * len(served) if isinstance(processes, int) else list(processes)
+    if not served or len(counts) != len(served) or any(n < 0 for n in counts):
+        raise errors.Invalid(f"serve: {len(served)} models and processes={processes!r}; give one number, or one for each")
+    for item in served:
+        _targets.check(item)
+    at = socket_path(socket)
+    commands = [_command(item, i) for i, item in enumerate(served) if counts[i]]
+    counts_of = [n for n in counts if n]
+    here = [item for item, n in zip(served, counts) if n == 0]
+    with stopping() as stop, in_threads(here, at, stop):
+        while not stop.is_set():
+            if broker and not broker_runs(at):
+                _host(commands, counts_of, at, stop)
+            else:
+                _guest(commands, counts_of, at, stop, broker)
+
+
+def _command(item: Served, index: int) -> list[str]:
+    return [sys.executable, "-m", "ringbatch._child", *_targets.describe(item, index), "--", *_targets.arguments()]
+
+
+def _environment(socket: str) -> dict[str, str]:
+    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    return {**os.environ, CHILD: "1", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGBATCH_SOCKET": socket}
+
+
+# -- in this process
+
+
+class Local:
+    """Workers that run in threads of this process."""
+
+    def __init__(self, failed: threading.Event) -> None:
+        self._failed = failed
+        self._stop = threading.Event()  # of their own: they go after the broker that has accepted requests for them
+        self._threads: list[threading.Thread] = []
+        self._failures: list[BaseException] = []
+
+    def start(self, items: Sequence[Served], socket: str) -> None:
+        for worker in [_targets.worker_of(item) for item in items]:
+            thread = threading.Thread(target=self._run, args=(worker, socket), name=f"ringbatch {worker.model}")
+            self._threads.append(thread)
+            thread.start()
+
+    def _run(self, worker: _targets.Worker, socket: str) -> None:
+        try:
+            worker.run(socket=socket, stop=self._stop, wait=_START_S)
+        except BaseException as e:
+            self._failures.append(e)
+            self._failed.set()
+
+    def check(self) -> None:
+        if self._failures:
+            raise self._failures[0]
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@contextlib.contextmanager
+def in_threads(items: Sequence[Served], socket: str, stop: threading.Event) -> Iterator[Local]:
+    local = Local(stop)
     try:
-        if broker and not broker_runs(socket):
-            started.append(Process("broker", ["broker"], socket))
-            _wait_for_broker(started[0], socket, stop)
-        if processes == 0:
-            run.run(socket=socket, stop=stop, wait=5.0)
-            return
-        workers = [Process(f"worker {i}", ["worker", target], socket) for i in range(processes)]
-        started += workers
-        while not stop.wait(0.1):
-            for p in started:
-                p.revive()
+        local.start(items, socket)
+        yield local
     finally:
-        for p in reversed(started):  # workers finish what they have, then the broker
-            if p.name != "broker":
-                p.terminate()
-        for p in reversed(started):
-            p.stop()
+        local.stop()
+    local.check()
+
+
+# -- a broker of our own, with the workers declared
+
+
+def _host(commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event) -> None:
+    """Until stop is set or the broker ends."""
+    config = "".join(f"[[worker]]\ncommand = {json.dumps(c, ensure_ascii=False)}\ninstances = {n}\n" for c, n in zip(commands, counts))
+    p = _start_broker(config, socket)
+    try:
+        if not _wait_for_broker(p, socket, stop):
+            return  # somebody else was quicker
+        _watch_starts(p, socket, stop)
+        while not stop.wait(_LOOK_S):
+            if p.poll() is not None:
+                log.warning("the broker ended with status %s, starting it again", p.returncode)
+                stop.wait(_LOOK_S)
+                return
+    finally:
+        # It refuses new requests, finishes what it accepted, and ends the
+        # workers: its own, and those in threads here, which see it go.
+        p.terminate()
+        try:
+            p.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            p.kill()
+            p.wait()
+
+
+# What lets the kernel end the broker with us, before it is the broker.
+_DIE_WITH_PARENT = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
+)
+
+
+def _start_broker(config: str, socket: str) -> subprocess.Popen:
+    """The configuration is memory that goes with the last process that has it."""
+    fd = os.memfd_create("ringbatch-serve")
+    try:
+        os.write(fd, config.encode())
+        command = [binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain_time", f"{_DRAIN_S:g}s"]
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command],
+            env=_environment(socket),
+            pass_fds=[fd],
+            start_new_session=True,  # Ctrl-C is for us: the broker has its own way to end
+        )
+    finally:
+        os.close(fd)
+
+
+def _wait_for_broker(p: subprocess.Popen, socket: str, stop: threading.Event) -> bool:
+    """False if it did not start because another one has."""
+    deadline = time.monotonic() + _START_S
+    while not stop.is_set():
+        if p.poll() is not None:
+            if broker_runs(socket):
+                return False
+            raise errors.NoBroker("the broker did not start; see its message above")
+        if broker_runs(socket):
+            return True
+        if time.monotonic() > deadline:
+            raise errors.NoBroker(f"the broker does not answer at {socket}")
+        stop.wait(0.02)
+    return True
+
+
+def _watch_starts(p: subprocess.Popen, socket: str, stop: threading.Event) -> None:
+    """Until every worker has attached once; raises if one cannot."""
+    while p.poll() is None and not stop.is_set():
+        started = _processes(socket)
+        for s in started:
+            if s["failed_starts"] >= _FAILED_STARTS and not s["attached"]:
+                raise errors.WorkerDied(
+                    f"{s['name']} ended {s['failed_starts']} times before it was ready ({s['last_end']}); see its messages above"
+                )
+        if started and all(s["attached"] for s in started):
+            return
+        stop.wait(0.2)
+
+
+def _processes(socket: str) -> list[dict[str, Any]]:
+    """By the command: this process does not load the library, and stays free to fork."""
+    answer = subprocess.run([binary_path(), "stats", "--json", "--socket", socket], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    return json.loads(answer.stdout).get("processes") or [] if answer.returncode == 0 else []
+
+
+# -- a broker of somebody else's
+
+
+def _guest(commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event, take_over: bool) -> None:
+    """Until stop is set or, if we would start one, the broker is gone."""
+    guests = [Guest(f"worker {i}", command, _environment(socket)) for command, n in zip(commands, counts) for i in range(n)]
+    there, look = True, 0.0
+    try:
+        while not stop.wait(_LOOK_S):
+            for guest in guests:
+                guest.revive()
+            look += _LOOK_S
+            if look < _LOOK_FOR_BROKER_S:
+                continue
+            look, was = 0.0, there
+            there = broker_runs(socket)
+            if was and not there:
+                if take_over:
+                    log.warning("the broker at %s is gone: starting one", socket)
+                    return
+                log.warning("the broker at %s is gone: waiting for one", socket)
+            elif there and not was:
+                log.warning("there is a broker at %s again", socket)
+    finally:
+        for guest in guests:
+            guest.terminate()
+        for guest in guests:
+            guest.stop()
+
+
+# -- signals, sockets
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set."""
+    stop = threading.Event()
+    restore = stop_on_signals(stop)
+    try:
+        yield stop
+    finally:
         restore()
 
 
-class Reached(BaseException):
-    """A worker process that runs the script again has come to serve: far enough."""
-
-    def __init__(self, run: Worker) -> None:
-        super().__init__("serve is not for worker processes")
-        self.run = run
-
-
-def broker_runs(socket: str | None) -> bool:
-    """Whether a broker answers. Asks by the command: this process stays free to fork."""
-    command = [binary_path(), "models"] + (["--socket", socket] if socket else [])
-    return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
-
-
-def _wait_for_broker(p: Process, socket: str | None, stop: threading.Event) -> None:
-    deadline = time.monotonic() + 10
-    while not stop.is_set() and not broker_runs(socket):
-        if p.ended() or time.monotonic() > deadline:
-            if broker_runs(socket):  # somebody else was quicker
-                return
-            raise errors.NoBroker("the broker did not start; see its message above")
-        stop.wait(0.02)
-
-
-def _stop_on_signals(stop: threading.Event) -> Any:
+def stop_on_signals(stop: threading.Event) -> Any:
     """Ctrl-C and SIGTERM set stop; gives the function that undoes this."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
@@ -103,61 +284,22 @@ def _stop_on_signals(stop: threading.Event) -> Any:
     return lambda: [signal.signal(s, h) for s, h in old.items()]
 
 
-class Process:
-    """A process that is started again when it dies, and dies with this one."""
+def socket_path(given: str | os.PathLike[str] | None) -> str:
+    """As docs/protocol.md says."""
+    if given or os.environ.get("RINGBATCH_SOCKET"):
+        return os.path.abspath(os.fspath(given) if given else os.environ["RINGBATCH_SOCKET"])
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return os.path.join(runtime, "ringbatch", "broker.sock")
+    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"ringbatch-{os.getuid()}", "broker.sock")
 
-    def __init__(self, name: str, role: list[str], socket: str | None) -> None:
-        self.name = name
-        self._command = [sys.executable, "-m", "ringbatch._child", str(os.getpid()), socket or "", *role]
-        self._deaths = 0
-        self._proven = False  # it has lived for a while before: what kills it now are requests, not its script
-        self._start()
 
-    def _start(self) -> None:
-        env = {**os.environ, CHILD: "1", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
-        self._born = time.monotonic()
-        self._p = subprocess.Popen(self._command, env=env, start_new_session=True)
-
-    def ended(self) -> bool:
-        return self._p.poll() is not None
-
-    def revive(self) -> None:
-        if not self.ended():
-            return
-        code = self._p.returncode
-        quick = time.monotonic() - self._born < _QUICK_DEATH_S
-        self._deaths = self._deaths + 1 if quick else 1
-        self._proven = self._proven or not quick
-        if self._deaths >= _QUICK_DEATHS and not self._proven:
-            raise errors.WorkerDied(f"{self.name} died {self._deaths} times right after its start (exit status {code})")
-        log.warning("%s ended with status %s, starting it again", self.name, code)
-        time.sleep(min(0.05 * self._deaths, 1.0))
-        self._start()
-
-    def terminate(self) -> None:
-        if not self.ended():
-            self._p.terminate()
-
-    def stop(self) -> None:
-        self.terminate()
+def broker_runs(socket: str) -> bool:
+    """Whether somebody listens. Without the library: this process stays free to fork."""
+    with sockets.socket(sockets.AF_UNIX) as s:
+        s.settimeout(5.0)
         try:
-            self._p.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._p.kill()
-            self._p.wait()
-
-
-def _target(run: Worker) -> str:
-    """How a new process finds the worker: file or module, and name."""
-    name: str | None = getattr(run, "__qualname__", None)
-    module = sys.modules.get(run.__module__)
-    if name is None or "<" in name or getattr(module, name, None) is not run:
-        raise errors.Invalid(
-            f"worker processes must be able to import {name!r}: define it at the top of a module, or serve with processes=0"
-        )
-    if run.__module__ != "__main__":
-        return f"module:{run.__module__}:{name}"
-    path = getattr(module, "__file__", None)
-    if path is None:
-        raise errors.Invalid("a worker of an interactive session has no file to import: serve with processes=0")
-    return f"file:{os.path.abspath(path)}:{name}"
+            s.connect(socket)
+        except OSError:
+            return False
+        return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_char, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_VARIABLE_DIMS = 8
 MAX_RANK = 8
 NOTIFY, HOLD = 1, 2
@@ -95,18 +95,8 @@ class WorkerOptions(Structure):
         ("weight", c_uint32),
         ("pad_to", c_uint32),
         ("pad_preferred", c_uint32),
-        ("max_batch_size", c_uint32),
-        ("wait_time", c_int64),
-        ("slots", c_uint32),
-        ("preserve_order", c_uint32),
-        ("lease", c_int64),
-        ("preferred_sizes", POINTER(c_uint32)),
-        ("preferred_count", c_uint32),
-        ("bucket_dims", c_uint32),
-        ("bucket_counts", POINTER(c_uint32)),
-        ("buckets", POINTER(c_uint32)),
-        ("max_attempts", c_uint32),
-        ("ragged", c_uint32),
+        ("reserved", c_uint32),
+        ("policy", c_char_p),
     ]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Callable
 
 from . import _structs as c
+from . import errors
 from ._batch import Batch, Buffers
 from ._core import encode
 from ._ring import Ring, RingBatch, keep_attached, run, worker_options
@@ -19,22 +20,14 @@ def worker(
     *,
     inputs: Mapping[str, Spec],
     outputs: Mapping[str, Spec],
-    max_batch_size: int = 0,
-    wait_time: float | None = None,
-    slots: int = 0,
-    lease: float = 0.0,
     depth: int = 0,
     weight: int = 0,
     pad_to: int = 0,
     pad_preferred: bool = False,
-    preferred_sizes: Sequence[int] = (),
-    buckets: Sequence[Sequence[int]] = (),
-    preserve_order: bool = False,
-    max_attempts: int = 0,
-    ragged: bool = False,
     debug: bool | None = None,
     name: str | None = None,
     gpu: str | None = None,
+    **policy: Any,
 ) -> Callable[[Callable[[Batch], Any]], Worker]:
     """Makes a function of batches a worker of a model.
 
@@ -44,23 +37,20 @@ def worker(
     inputs, outputs: for each tensor its type and the shape of one row, as in
         ``{"x": ("float32", (3, 224, 224))}``; ``"<=512"`` is a dimension that
         each request has its own size of. ``"bfloat16"`` travels as uint16.
-    max_batch_size: rows of a batch; wait_time: seconds that the oldest request
-        waits for others to batch with (0: not at all). These and slots, lease,
-        preferred_sizes, buckets, preserve_order, max_attempts (workers that may
-        die running a request) and ragged declare the model if the broker does
-        not know it yet; left out, the broker's defaults hold.
-    ragged: requests of different sizes share a batch, without padding: an input
-        of variable size is then a list with a view of each row.
+    policy: settings that declare the model if the broker does not know it yet,
+        as ``max_batch_size=32, wait_time=0.005``; docs/configuration.md has all
+        of them. A time is seconds as a number or a text like ``"5ms"``. Of one
+        priority level, or one input: ``max_queue={1: 100}``,
+        ``buckets={"tokens.0": [64, 512]}``. The broker refuses what it does
+        not know. With ``ragged=True`` requests of different sizes share a batch,
+        without padding: an input of variable size is then a list with a view of
+        each row.
     debug: fail requests whose outputs were not written; without it
         $RINGBATCH_DEBUG counts.
     depth: batches handed over at once. weight: share of the work.
     pad_to, pad_preferred: have batches padded with rows of zeros.
     """
-    o = worker_options(
-        max_batch_size=max_batch_size, wait_time=wait_time, slots=slots, lease=lease, depth=depth, weight=weight, pad_to=pad_to,
-        pad_preferred=pad_preferred, preferred_sizes=preferred_sizes, buckets=buckets, preserve_order=preserve_order,
-        max_attempts=max_attempts, ragged=ragged, name=name, gpu=gpu,
-    )  # fmt: skip
+    o = worker_options(depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, name=name, gpu=gpu, **policy)
     text = signature(inputs, outputs)
     return lambda function: Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug)
 
@@ -86,15 +76,38 @@ class Worker:
         wait: seconds to wait for a broker that is not there yet. When the
         broker is restarted the worker attaches again by itself.
         """
-        ended = stop or threading.Event()
+        self._serve(socket, stop or threading.Event(), wait)
+
+    def _serve(
+        self, socket: str | os.PathLike[str] | None, ended: threading.Event, wait: float, attached: Callable[[], None] | None = None
+    ) -> None:
+        """attached is called each time it has attached."""
+        function = self._made()  # before attaching: a worker that is still loading its model would hold batches
         o = c.WorkerOptions.from_buffer_copy(self._options)
         o.socket = encode(socket)
+
+        def serve(ring: Ring) -> None:
+            if attached is not None:
+                attached()
+            run(ring, [FunctionLane(ring, function, self._debug)], ended)
+
         keep_attached(
             lambda: Ring(self.model, self.signature, o),
-            lambda ring: run(ring, [FunctionLane(ring, self.function, self._debug)], ended),
+            serve,
             ended,
             wait,
         )
+
+    def _made(self) -> Callable[[Batch], Any]:
+        """What is called with batches; of a class an instance, set up."""
+        made = self.function() if isinstance(self.function, type) else self.function
+        setup = getattr(made, "setup", None)
+        if callable(setup):
+            setup()
+        call = made if callable(made) else getattr(made, "forward", None)
+        if not callable(call):
+            raise errors.Invalid(f"{self.function!r} has neither __call__(self, batch) nor forward(self, batch)")
+        return call
 
 
 class FunctionLane:

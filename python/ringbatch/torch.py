@@ -67,8 +67,8 @@ def serve(
     """Attaches to the broker as a worker and runs the module until stop is set.
 
     inputs and outputs are texts like "x:f32[3,224,224]", one row each; without
-    outputs the module is run once to find out. options are those of a worker:
-    max_batch_size, wait_time and lease (seconds), slots, socket, name, weight.
+    outputs the module is run once to find out. options are those of
+    ringbatch.worker, as max_batch_size=32, wait_time=0.005, and socket.
     wait: seconds to wait for a broker that is not there yet. When the broker
     is restarted the worker attaches again.
 
@@ -91,7 +91,7 @@ def serve(
     ended = stop or threading.Event()
     specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
     # Before attaching: a worker that is still warming up would hold batches.
-    engine = Engine(compute, specs, options.get("max_batch_size") or DEFAULT_MAX_BATCH, where, depth, cuda_graphs)
+    engine = Engine(compute, specs, int(options.get("max_batch_size") or DEFAULT_MAX_BATCH), where, depth, cuda_graphs)
     _settle()
 
     def attached(ring: Ring) -> None:
@@ -252,7 +252,12 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
 
 
 def _arguments() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="ringbatch torch", description="Serve a TorchScript file.")
+    p = argparse.ArgumentParser(
+        prog="ringbatch torch",
+        description="Serve a TorchScript file.",
+        epilog="Other flags are settings of the model's policy, which the broker reads: --max_batch_size=32 --wait_time=5ms",
+        allow_abbrev=False,
+    )
     p.add_argument("file", type=Path, help="the TorchScript file, as torch.jit.save writes it")
     p.add_argument("--input", action="append", required=True, metavar="SPEC", help="input tensor of one row, like 'x:f32[3,224,224]' (repeatable)")
     p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running the model once)")
@@ -265,17 +270,29 @@ def _arguments() -> argparse.ArgumentParser:
     p.add_argument("--no_cuda_graphs", action="store_false", dest="cuda_graphs", help="launch the model's kernels one by one")
     p.add_argument("--no_freeze", action="store_false", dest="freeze", help="leave the module as it is: fold and fuse no operations")
     p.add_argument("--depth", type=int, default=2, help="batches in flight (default 2)")
-    p.add_argument("--max_batch_size", type=int, default=0, help="most rows of a batch (default 32)")
-    p.add_argument("--wait_time", type=float, default=None, metavar="SECONDS", help="how long the oldest request waits for others (default 0.002)")
-    p.add_argument("--slots", type=int, default=0, help="rows the ring holds")
-    p.add_argument("--lease", type=float, default=0, metavar="SECONDS", help="how long a batch may run (default 30)")
     p.add_argument("--socket", help="the broker's control socket")
     p.add_argument("--alone", type=int, metavar="ROWS", help="no broker: run full batches of own data, one for each byte on standard input")
     return p
 
 
+def _settings(flags: Sequence[str]) -> dict[str, Any]:
+    """Flags that are not ours: --key=value, --key value, or --key for true."""
+    settings: dict[str, str] = {}
+    key = ""
+    for flag in flags:
+        if flag.startswith("--"):
+            key, _, value = flag[2:].partition("=")
+            key = key.replace("-", "_")
+            settings[key] = value or "true"
+        elif settings.get(key) == "true":
+            settings[key] = flag
+        else:
+            raise ValueError(f"{flag!r} belongs to no flag")
+    return settings
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    a = _arguments().parse_args(argv)
+    a, rest = _arguments().parse_known_args(argv)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.jit")  # TorchScript is what was asked for
     how: dict[str, Any] = dict(
         half=a.half, bfloat16=a.bfloat16, channels_last=a.channels_last, cuda_graphs=a.cuda_graphs, freeze=a.freeze, depth=a.depth, device=a.device,
@@ -288,9 +305,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         stop = threading.Event()
         for s in (signal.SIGINT, signal.SIGTERM):
             signal.signal(s, lambda *_: stop.set())
-        policy: dict[str, Any] = dict(max_batch_size=a.max_batch_size, slots=a.slots, lease=a.lease, wait_time=a.wait_time, socket=a.socket)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or a.file.stem
-        serve(module, name, inputs=a.input, outputs=a.output, stop=stop, **how, **policy)
+        serve(module, name, inputs=a.input, outputs=a.output, stop=stop, socket=a.socket, **how, **_settings(rest))
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         print(f"ringbatch torch: {failure(e)}", file=sys.stderr)
         return 1

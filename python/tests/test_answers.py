@@ -177,7 +177,7 @@ def test_requests_of_different_sizes_share_a_ragged_batch(socket):
 
 
 def test_a_ragged_model_has_neither_buckets_nor_padding(socket):
-    for extra in ({"buckets": [[8, 64]]}, {"pad_to": 64}):
+    for extra in ({"buckets": {"t.0": [8, 64]}}, {"pad_to": 64}):
 
         @rb.worker("never", inputs={"t": ("int32", ("<=64",))}, outputs={"n": ("int64", ())}, ragged=True, **extra)
         def never(batch):

@@ -160,7 +160,7 @@ def test_variable_dimensions_and_buckets(socket):
         outputs={"u": ("int32", ("<=64",)), "n": ("int64", ())},
         max_batch_size=8,
         wait_time=0.002,
-        buckets=[[8, 64]],
+        buckets={"t.0": [8, 64]},
     )
     def words(batch):
         t, u = batch.inputs["t"], batch.outputs["u"]
@@ -256,9 +256,39 @@ def test_outputs_that_are_assigned_and_not_written(socket):
             req.inputs["x"] = np.zeros(4, "float32")
 
 
-def test_buckets_are_lists_of_sizes():
-    with pytest.raises(rb.Invalid, match=r"as in \[\[128, 512\]\]"):
-        rb.worker("flat", inputs={"t": ("i32", ("<=512",))}, outputs={"y": ("f32", (1,))}, buckets=[128, 512])
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"wait_tme": 1}, r'unknown key "wait_tme" \(did you mean wait_time\?\); known are ageing, .*wait_time'),
+        ({"preferred_sizes": [2, 4]}, "did you mean preferred_batch_sizes"),
+        ({"wait_time": "soon"}, 'wait_time=soon: "soon" is not a duration: write 5ms, 1.5s, or seconds as a number'),
+        ({"wait_time": -1}, "wait_time=-1"),
+        ({"max_batch_size": 0}, "max_batch_size=0: must be a number, 1"),
+        ({"max_batch_size": 1.5}, "max_batch_size=1.5: must be a number"),
+        ({"buckets": [[8, 512]]}, "say which: buckets.INPUT.DIMENSION"),
+        ({"buckets": {"t.1": [512]}}, "no such variable dimension of an input; there are 1: t.0"),
+        ({"buckets": {"t.0": [8, 64]}}, "the last one must be the dimension's maximum, 512"),
+        ({"max_queue": {7: 1}, "priorities": 2}, "max_queue.7=1: no such priority level, the model has 0..1"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_the_broker(socket, settings, says):
+    worker = rb.worker("bad", inputs={"t": ("i32", ("<=512",))}, outputs={"y": ("f32", (1,))}, **settings)(lambda batch: None)
+    with pytest.raises(rb.Invalid, match=says):
+        worker.run(socket=socket)
+
+
+def test_settings_are_numbers_texts_lists_or_tables(socket):
+    @rb.worker(
+        "set", inputs={"t": ("i32", ("<=512",))}, outputs={"y": ("i32", (1,))}, max_batch_size="4", wait_time="3 ms", lease=20, slots=64,
+        preferred_batch_sizes=(2, 4), preserve_order=True, buckets={"t.0": [8, 512]}, max_queue={1: 100}, ageing=None,
+    )  # fmt: skip
+    def worker(batch):
+        batch.outputs["y"][...] = 1
+
+    with serving(worker, socket), rb.connect("set", socket=socket, wait=20) as m:
+        assert m.max_batch_size == 4 and m.wait_time == 0.003 and m._core.info.levels == 2 and m._core.info.slots == 64
+        with m.request(shapes={"t": (3,)}) as req:
+            assert req.inputs["t"].shape == (8,)
 
 
 def test_shapes_of_a_request_are_checked(socket):

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/pad"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -111,6 +112,6 @@ func unpad(b *worker.Batch, i, k int) {
 	out, from, to := b.Output(k), b.Input(k).RowShape(), b.InputShape(i, k)
 	q := b.Request(i)
 	for row := q.Row; row < q.Row+q.Rows; row++ {
-		tensor.CopyCorner(out.Bytes(row), out.Bytes(row), to, from, out.Spec().DType.Size())
+		pad.Corner(out.Bytes(row), out.Bytes(row), to, from, out.Spec().DType.Size())
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -40,7 +41,7 @@ func TestWhatWasPaddedToABucketComesBackInItsOwnShape(t *testing.T) {
 			t.Fatal(err)
 		}
 		cfg := worker.Config{Model: name, Signature: m.Signature, Socket: socket, Memory: mem}
-		cfg.Slots, cfg.Buckets = 64, [][]uint32{{2, 4}, {4}, {8}}
+		cfg.Policy = policy.New(policy.Slots(64), policy.Buckets("x", 0, 2, 4), policy.Buckets("x", 1, 4), policy.Buckets("k", 0, 8))
 		go func() { ended <- worker.Serve(ctx, cfg, m.Run) }()
 	}
 	for _, name := range []string{"echo", "affine"} {

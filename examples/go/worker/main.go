@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -25,7 +26,7 @@ func main() {
 			Outputs: []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{4}}},
 		},
 	}
-	cfg.MaxBatchSize = 32
+	cfg.Policy = policy.New(policy.MaxBatchSize(32))
 	err := worker.Serve(ctx, cfg, func(_ context.Context, b *worker.Batch) error {
 		for i := range b.Rows() {
 			x, y := worker.Row[float32](b.Input(0), i), worker.Row[float32](b.Output(0), i)

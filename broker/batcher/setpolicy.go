@@ -2,26 +2,30 @@ package batcher
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 )
 
-// SetConfig changes the policy while requests wait. It is refused whole, and
-// nothing changes, if cfg is not valid by itself or does not go with what is
-// in flight; the error wraps ErrConfig and names the field.
+// SetPolicy changes the policy while requests wait. It is refused whole, and
+// nothing changes, if settings is not valid by itself or does not go with what is
+// in flight; the error wraps status.ErrInvalid and names the field.
 //
 // Wait time, maximum, preferred sizes, ageing and order apply at once to what
 // waits, and so does what a level's timeout does; its queue limit and the times
 // themselves apply to what arrives from now on.
-func (b *Batcher) SetConfig(cfg Config) error {
-	if err := cfg.Validate(); err != nil {
+func (b *Batcher) SetPolicy(settings policy.Settings) error {
+	if err := settings.Validate(); err != nil {
 		return err
 	}
-	if err := b.fits(&cfg); err != nil {
+	if err := b.fits(&settings); err != nil {
 		return err
 	}
 	ids := b.emptyQueues()
 	delayed := b.ranks - 1
-	b.cfg = cfg.clone()
+	b.settings = settings.Clone()
 	b.sizeLevels()
 	for _, id := range ids {
 		if r := &b.requests[id]; int(r.base) == delayed {
@@ -32,8 +36,12 @@ func (b *Batcher) SetConfig(cfg Config) error {
 	return nil
 }
 
-// fits checks cfg against the requests in flight.
-func (b *Batcher) fits(cfg *Config) error {
+func refuse(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", status.ErrInvalid, fmt.Sprintf(format, args...))
+}
+
+// fits checks settings against the requests in flight.
+func (b *Batcher) fits(settings *policy.Settings) error {
 	inFlight := false
 	for i := range b.requests {
 		r := &b.requests[i]
@@ -41,14 +49,14 @@ func (b *Batcher) fits(cfg *Config) error {
 			continue
 		}
 		inFlight = true
-		if int(r.rows) > cfg.MaxBatchSize {
-			return refuse("max_batch_size is %d, but a request of %d rows is in flight", cfg.MaxBatchSize, r.rows)
+		if int(r.rows) > settings.MaxBatchSize {
+			return refuse("max_batch_size is %d, but a request of %d rows is in flight", settings.MaxBatchSize, r.rows)
 		}
-		if int(r.level) >= cfg.levelCount() {
-			return refuse("priority has %d levels, but a request of level %d is in flight", cfg.levelCount(), r.level)
+		if int(r.level) >= settings.LevelCount() {
+			return refuse("priorities is %d, but a request of level %d is in flight", settings.LevelCount(), r.level)
 		}
 	}
-	if inFlight && !slices.EqualFunc(cfg.Buckets, b.cfg.Buckets, slices.Equal[[]uint32]) {
+	if inFlight && !slices.EqualFunc(settings.Buckets, b.settings.Buckets, slices.Equal[[]uint32]) {
 		return refuse("buckets cannot change while requests are in flight")
 	}
 	return nil
@@ -91,14 +99,14 @@ func (b *Batcher) emptyQueues() []RequestID {
 func (b *Batcher) fillQueues(ids []RequestID) {
 	for _, id := range ids {
 		b.setReadyTimer(-Never, id)
-		if b.cfg.PreserveOrder {
+		if b.settings.PreserveOrder {
 			b.requests[id].held = true
 			b.linkOrder(id)
 		} else {
 			b.enter(id)
 		}
 	}
-	if b.cfg.PreserveOrder {
+	if b.settings.PreserveOrder {
 		for i := range b.clients {
 			b.release(&b.clients[i])
 		}

@@ -1,10 +1,13 @@
-package tensor
+// Package pad lays a row into the memory of a larger one: of the bucket that
+// its sizes were rounded up to.
+package pad
 
 import (
 	"fmt"
 	"slices"
 
 	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // Bucket rounds a size up to the next of the ascending sizes; a size beyond
@@ -18,10 +21,10 @@ func Bucket(sizes []uint32, n uint32) uint32 {
 	return n
 }
 
-// CopyPadded copies src into dst, whose rows may be larger in any dimension
+// Copy copies src into dst, whose rows may be larger in any dimension
 // (the bucket a shape was rounded up to); what src does not cover becomes
 // zero.
-func CopyPadded(dst, src Tensor) error {
+func Copy(dst, src tensor.Tensor) error {
 	if dst.DType != src.DType {
 		return fmt.Errorf("%w: tensor %q is %s, got %s", status.ErrDType, dst.Name, dst.DType, src.DType)
 	}
@@ -36,19 +39,19 @@ func CopyPadded(dst, src Tensor) error {
 		same = same && src.Shape[i] == d
 	}
 	if same {
-		return Copy(dst, src)
+		return tensor.Copy(dst, src)
 	}
 	for i := range dst.Rows() {
 		d, s := dst.Row(i), src.Row(i)
-		CopyCorner(d.Data, s.Data, dst.Shape[1:], src.Shape[1:], dst.DType.Size())
+		Corner(d.Data, s.Data, dst.Shape[1:], src.Shape[1:], dst.DType.Size())
 	}
 	return nil
 }
 
-// CopyCorner copies what two shapes of a row have in common, dimension by
+// Corner copies what two shapes of a row have in common, dimension by
 // dimension; what else dst has becomes zero. Both may be the same memory if to
 // is not larger in any dimension: nothing moves towards the end then.
-func CopyCorner(dst, src []byte, to, from []int, elem int) {
+func Corner(dst, src []byte, to, from []int, elem int) {
 	if len(to) == 0 {
 		copy(dst[:elem], src)
 		return
@@ -63,7 +66,7 @@ func CopyCorner(dst, src []byte, to, from []int, elem int) {
 		copy(dst[:n*ds], src)
 	} else {
 		for i := range n {
-			CopyCorner(dst[i*ds:(i+1)*ds], src[i*ss:(i+1)*ss], to[1:], from[1:], elem)
+			Corner(dst[i*ds:(i+1)*ds], src[i*ss:(i+1)*ss], to[1:], from[1:], elem)
 		}
 	}
 	clear(dst[n*ds : to[0]*ds])

@@ -1,0 +1,75 @@
+// Package policyflag gives a command a flag for each key of a policy.
+package policyflag
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/ringbatch/ringbatch/policy"
+)
+
+// Flags are those that Add made.
+type Flags struct {
+	set  *pflag.FlagSet
+	keys []policy.Key
+	more *[]string
+}
+
+// Add makes a flag for each of the named keys, or for all if none is named,
+// and --policy for the rest.
+func Add(f *pflag.FlagSet, names ...string) *Flags {
+	p := &Flags{set: f}
+	for _, k := range policy.Keys() {
+		if k.Sub != "" || len(names) > 0 && !slices.Contains(names, k.Name) {
+			continue
+		}
+		help := k.Help
+		if k.DefaultNote != "" {
+			help += " (default: " + k.DefaultNote + ")"
+		}
+		flag := f.VarPF(&text{value: k.Default, kind: k.Kind}, k.Name, "", help)
+		if k.Kind == "bool" {
+			flag.NoOptDefVal = "true"
+		}
+		p.keys = append(p.keys, k)
+	}
+	p.more = f.StringArray("policy", nil, "further settings as key=value, like 'max_queue.1=100 buckets.tokens.0=64,512' (repeatable)")
+	return p
+}
+
+// Policy is what the flags that were given ask for.
+func (p *Flags) Policy() (policy.Policy, error) {
+	asked, err := policy.Parse(strings.Join(*p.more, " "))
+	if err != nil {
+		return nil, fmt.Errorf("--policy: %w", err)
+	}
+	for _, k := range p.keys {
+		if p.set.Changed(k.Name) {
+			asked[k.Name] = p.set.Lookup(k.Name).Value.String()
+		}
+	}
+	return asked, nil
+}
+
+// Given is a flag that was given, or "".
+func (p *Flags) Given() string {
+	for _, k := range p.keys {
+		if p.set.Changed(k.Name) {
+			return k.Name
+		}
+	}
+	if p.set.Changed("policy") {
+		return "policy"
+	}
+	return ""
+}
+
+// text is a flag's value, not looked at before the whole policy is.
+type text struct{ value, kind string }
+
+func (t *text) String() string         { return t.value }
+func (t *text) Set(value string) error { t.value = value; return nil }
+func (t *text) Type() string           { return t.kind }

@@ -1,0 +1,72 @@
+package testbed
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/ringbatch/ringbatch/broker"
+)
+
+// Local is a broker in this process: for the race detector, which sees heap
+// memory only, and for examples.
+type Local struct {
+	Config broker.Config // may be changed while it is stopped
+	dir    string
+	cancel context.CancelFunc // nil while it is stopped
+	ended  chan error
+}
+
+// StartLocal serves until Close. Where cfg has none, the socket is in a folder
+// of its own and the log is silent.
+func StartLocal(cfg broker.Config) (*Local, error) {
+	dir, err := os.MkdirTemp("", "rb") // a test's own can be too long for a socket
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Socket == "" {
+		cfg.Socket = filepath.Join(dir, "b.sock")
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	l := &Local{Config: cfg, dir: dir}
+	if err := l.Start(); err != nil {
+		_ = os.RemoveAll(dir)
+		return nil, err
+	}
+	return l, nil
+}
+
+// Socket is the broker's.
+func (l *Local) Socket() string { return l.Config.Socket }
+
+// Start serves after Stop, with the same configuration.
+func (l *Local) Start() error {
+	b, err := broker.New(l.Config)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	l.cancel, l.ended = cancel, make(chan error, 1)
+	go func() { l.ended <- b.Serve(ctx) }()
+	return nil
+}
+
+// Stop ends the broker, as SIGTERM would.
+func (l *Local) Stop() error {
+	if l.cancel == nil {
+		return nil
+	}
+	l.cancel()
+	l.cancel = nil
+	return <-l.ended
+}
+
+// Close stops it and removes its folder.
+func (l *Local) Close() error {
+	err := l.Stop()
+	_ = os.RemoveAll(l.dir)
+	return err
+}

@@ -1,0 +1,163 @@
+package policy
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// The table. A row is the key's name, default, whether it may change while the
+// model runs, what it means, how its text is read, and where it is in force.
+// The functions make typed settings of it, for New.
+var (
+	MaxBatchSize = row(Key{Name: "max_batch_size", Default: "32", Live: true, Help: "most rows of a batch; while the model runs, at most what it was made for"},
+		number(1, MaxRows), func(at *place) *int { return &at.s.MaxBatchSize })
+	WaitTime = row(Key{Name: "wait_time", Default: "2ms", Live: true, Help: "how long the oldest request waits for others to batch with; 0: not at all"},
+		duration(0), func(at *place) *time.Duration { return &at.s.WaitTime })
+	PreferredBatchSizes = row(Key{Name: "preferred_batch_sizes", Live: true, Help: "rows at which a batch goes out without waiting for more, ascending"},
+		numbers[int](1, MaxRows, MaxPreferred), func(at *place) *[]int { return &at.s.PreferredBatchSizes })
+	Slots = row(Key{Name: "slots", DefaultNote: "4096, within 1 GiB and half of what a memory cgroup leaves", Help: "rows the ring holds"},
+		number(1, math.MaxInt32), func(at *place) *int { return &at.s.Slots })
+	Lease = row(Key{Name: "lease", Default: "30s", Live: true, Help: "how long a batch may run before its worker counts as hung and is killed"},
+		duration(1), func(at *place) *time.Duration { return &at.s.Lease })
+	MaxAttempts = row(Key{Name: "max_attempts", Default: "3", Live: true, Help: "how often a request is tried before it fails, where workers die of it"},
+		number(1, 100), func(at *place) *int { return &at.s.MaxAttempts })
+	Ragged = row(Key{Name: "ragged", Default: "false", Help: "requests of different sizes share a batch, each in its own; workers must ask for it; not with buckets or padding"},
+		boolean(), func(at *place) *bool { return &at.s.Ragged })
+	PreserveOrder = row(Key{Name: "preserve_order", Default: "false", Live: true, Help: "keep each client's requests in order"},
+		boolean(), func(at *place) *bool { return &at.s.PreserveOrder })
+	DefaultPriority = row(Key{Name: "default_priority", Default: "0", Live: true, Help: "the level of requests that name none"},
+		number(0, MaxLevels-1), func(at *place) *int { return &at.s.DefaultPriority })
+	Ageing = row(Key{Name: "ageing", Default: "0s", Live: true, Help: "a waiting request rises by one level each time; 0: never"},
+		duration(0), func(at *place) *time.Duration { return &at.s.Ageing })
+	MaxQueue = row(Key{Name: "max_queue", Default: "0", Live: true, PerLevel: true, Help: "requests that may wait; further ones end with QueueFull; 0: no limit"},
+		number(0, math.MaxInt32), func(at *place) *int { return &at.s.Levels[at.level].MaxQueue })
+	DefaultTimeout = row(Key{Name: "default_timeout", Default: "0s", Live: true, PerLevel: true, Help: "how long a request may wait before on_timeout applies; 0: for ever"},
+		duration(0), func(at *place) *time.Duration { return &at.s.Levels[at.level].DefaultTimeout })
+	MaxTimeout = row(Key{Name: "max_timeout", Default: "0s", Live: true, PerLevel: true, Help: "limit for a request's own deadline; 0: none"},
+		duration(0), func(at *place) *time.Duration { return &at.s.Levels[at.level].MaxTimeout })
+	OnTimeout = row(Key{Name: "on_timeout", Default: "reject", Live: true, PerLevel: true, Help: "reject ends a request that waited for too long, delay lets it through at the end"},
+		action(), func(at *place) *Action { return &at.s.Levels[at.level].OnTimeout })
+
+	prioritiesKey = add(&Key{Name: "priorities", Kind: "number", Default: "1", Live: true, Help: "number of priority levels, 0 the most urgent; if left out, as many as other keys name",
+		read:  func(*place, string) error { return nil }, // makeLevels has read it
+		write: func(at *place, put func(sub, text string)) { put("", strconv.Itoa(at.s.LevelCount())) }})
+	_ = add(&Key{Name: "buckets", Sub: "INPUT.DIMENSION", Kind: "list", Help: "sizes that a variable dimension of an input is rounded up to, ascending, the last one its maximum",
+		read: readBuckets, write: writeBuckets})
+)
+
+// Priorities is the number of priority levels.
+func Priorities(n int) Setting { return Setting{prioritiesKey.Name, strconv.Itoa(n)} }
+
+// Buckets are the sizes that a variable dimension of an input is rounded up to.
+func Buckets(input string, dimension int, sizes ...uint32) Setting {
+	return Setting{fmt.Sprintf("buckets.%s.%d", input, dimension), joined(sizes)}
+}
+
+// Key is a row of the table.
+type Key struct {
+	Name        string
+	Kind        string // of value: number, duration, list, bool, or the words it may be
+	Default     string // its text; "" for none
+	DefaultNote string // in words, where the default depends on something
+	Live        bool   // may it change while the model runs
+	PerLevel    bool   // name.N sets it for priority level N alone
+	Sub         string // what must follow the name after a dot, if anything
+	Help        string
+
+	read  func(at *place, text string) error
+	write func(at *place, put func(sub, text string))
+}
+
+func (k Key) isLive() bool { return k.Live }
+
+// place is where a value is in force.
+type place struct {
+	s      *Settings
+	level  int    // for keys that are PerLevel
+	sub    string // for keys that have a Sub
+	inputs []tensor.Spec
+}
+
+var table []*Key // filled by the rows above, and constant from then on
+
+func add(k *Key) *Key {
+	table = append(table, k)
+	return k
+}
+
+// row adds a row whose value has the type T, and returns the function that
+// makes a setting of it.
+func row[T any](k Key, kind kind[T], field func(at *place) *T) func(T) Setting {
+	k.Kind = kind.name
+	k.read = func(at *place, text string) (err error) {
+		v, err := kind.parse(text)
+		if err == nil {
+			*field(at) = v
+		}
+		return err
+	}
+	k.write = func(at *place, put func(sub, text string)) { put("", kind.format(*field(at))) }
+	add(&k)
+	return func(v T) Setting { return Setting{k.Name, kind.format(v)} }
+}
+
+// Keys are the rows of the table.
+func Keys() []Key {
+	list := make([]Key, len(table))
+	for i, k := range table {
+		list[i] = *k
+	}
+	return list
+}
+
+// Names are the names of the keys that which chooses.
+func Names(which func(Key) bool) (names []string) {
+	for _, k := range table {
+		if which(*k) {
+			names = append(names, k.Name)
+		}
+	}
+	return names
+}
+
+// unknown is the error for a key that the table does not have.
+func unknown(name string) error {
+	all := Names(func(Key) bool { return true })
+	near := ""
+	slices.SortStableFunc(all, func(x, y string) int { return distance(name, x) - distance(name, y) })
+	if distance(name, all[0]) <= 1+len(name)/3 {
+		near = fmt.Sprintf(" (did you mean %s?)", all[0])
+	}
+	slices.Sort(all)
+	return fmt.Errorf("%w: unknown key %q%s; known are %s", status.ErrInvalid, name, near, strings.Join(all, ", "))
+}
+
+// distance is how many letters to change, add or drop to make b of a.
+func distance(a, b string) int {
+	if len(a) > 2*len(b)+8 {
+		return len(a) // what a peer sent may be long
+	}
+	line := make([]int, len(b)+1)
+	for j := range line {
+		line[j] = j
+	}
+	for i := range len(a) {
+		corner := line[0]
+		line[0] = i + 1
+		for j := range len(b) {
+			next := min(line[j]+1, line[j+1]+1, corner+1)
+			if a[i] == b[j] {
+				next = corner
+			}
+			corner, line[j+1] = line[j+1], next
+		}
+	}
+	return line[len(b)]
+}

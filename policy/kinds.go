@@ -1,0 +1,171 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// kind is how values of a type are written. format is the one spelling that
+// we write; parse reads that and a few others that people use.
+type kind[T any] struct {
+	name   string
+	parse  func(text string) (T, error)
+	format func(T) string
+}
+
+func number(least, most int) kind[int] {
+	return kind[int]{"number", func(text string) (int, error) {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < least || n > most {
+			return 0, fmt.Errorf("must be a number, %d..%d", least, most)
+		}
+		return n, nil
+	}, strconv.Itoa}
+}
+
+// duration is at least so many nanoseconds.
+func duration(least time.Duration) kind[time.Duration] {
+	return kind[time.Duration]{"duration", func(text string) (time.Duration, error) {
+		d, err := ParseDuration(text)
+		if err == nil && (d < least || d > MaxDuration) {
+			if err = fmt.Errorf("must be at most %v", MaxDuration); d < least {
+				err = errors.New("must be more than 0")
+			}
+		}
+		return d, err
+	}, FormatDuration}
+}
+
+// ParseDuration reads 5ms, 1m30s, or seconds as a number: 0.005.
+func ParseDuration(text string) (time.Duration, error) {
+	if f, err := strconv.ParseFloat(text, 64); err == nil {
+		if !(f >= 0 && f <= 1e9) { // so that NaN is out of range too
+			return 0, fmt.Errorf("%s seconds are out of range", text)
+		}
+		return time.Duration(f*float64(time.Second) + 0.5), nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return 0, fmt.Errorf("%q is not a duration: write 5ms, 1.5s, or seconds as a number", text)
+	}
+	return d, nil
+}
+
+// FormatDuration writes a whole number with one unit, so that it is easily
+// read in any language: 5ms, 90s, 1500us.
+func FormatDuration(d time.Duration) string {
+	for _, unit := range []struct {
+		length time.Duration
+		name   string
+	}{{time.Second, "s"}, {time.Millisecond, "ms"}, {time.Microsecond, "us"}} {
+		if d%unit.length == 0 {
+			return strconv.FormatInt(int64(d/unit.length), 10) + unit.name
+		}
+	}
+	return strconv.FormatInt(int64(d), 10) + "ns"
+}
+
+// numbers are written 8,16,32.
+func numbers[T int | uint32](least, most T, count int) kind[[]T] {
+	return kind[[]T]{"list", func(text string) ([]T, error) {
+		text = strings.Trim(text, "[] ")
+		if text == "" {
+			return nil, nil
+		}
+		if strings.Count(text, ",") >= count {
+			return nil, fmt.Errorf("at most %d numbers", count)
+		}
+		var list []T
+		for _, field := range strings.Split(text, ",") {
+			n, err := strconv.ParseInt(strings.TrimSpace(field), 10, 64)
+			if err != nil || n < int64(least) || n > int64(most) {
+				return nil, fmt.Errorf("must be numbers, %d..%d, like 8,16,32", least, most)
+			}
+			list = append(list, T(n))
+		}
+		return list, nil
+	}, joined[T]}
+}
+
+func joined[T int | uint32](list []T) string {
+	texts := make([]string, len(list))
+	for i, n := range list {
+		texts[i] = strconv.FormatInt(int64(n), 10)
+	}
+	return strings.Join(texts, ",")
+}
+
+func boolean() kind[bool] {
+	return kind[bool]{"bool", func(text string) (bool, error) {
+		v, err := strconv.ParseBool(text)
+		if err != nil {
+			return false, errors.New("must be true or false")
+		}
+		return v, nil
+	}, strconv.FormatBool}
+}
+
+func action() kind[Action] {
+	return kind[Action]{"reject or delay", func(text string) (Action, error) {
+		for _, a := range []Action{Reject, Delay} {
+			if a.String() == text {
+				return a, nil
+			}
+		}
+		return 0, errors.New("must be reject or delay")
+	}, Action.String}
+}
+
+// Buckets lie in the order of the inputs' variable dimensions, and are named
+// "INPUT.DIMENSION".
+func readBuckets(at *place, text string) error {
+	sizes, err := numbers[uint32](1, 1<<32-1, MaxBuckets).parse(text)
+	if err != nil {
+		return err
+	}
+	names := variableDims(at.inputs)
+	i := slices.IndexFunc(names, func(d variableDim) bool { return d.name == at.sub })
+	if i < 0 {
+		var known []string
+		for _, d := range names {
+			known = append(known, d.name)
+		}
+		return fmt.Errorf("no such variable dimension of an input; there are %d: %s", len(known), strings.Join(known, ", "))
+	}
+	if n := len(sizes); n > 0 && sizes[n-1] != names[i].size {
+		return fmt.Errorf("the last one must be the dimension's maximum, %d", names[i].size)
+	}
+	for len(at.s.Buckets) < len(names) {
+		at.s.Buckets = append(at.s.Buckets, nil)
+	}
+	at.s.Buckets[i] = sizes
+	return nil
+}
+
+func writeBuckets(at *place, put func(sub, text string)) {
+	for i, d := range variableDims(at.inputs) {
+		if i < len(at.s.Buckets) && len(at.s.Buckets[i]) > 0 {
+			put(d.name, joined(at.s.Buckets[i]))
+		}
+	}
+}
+
+type variableDim struct {
+	name string // INPUT.DIMENSION
+	size uint32 // its maximum
+}
+
+func variableDims(inputs []tensor.Spec) (list []variableDim) {
+	for _, t := range inputs {
+		for _, v := range t.Variable {
+			list = append(list, variableDim{fmt.Sprintf("%s.%d", t.Name, v), uint32(t.Shape[v])})
+		}
+	}
+	return list
+}

@@ -1,0 +1,169 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Settings are a policy in force: a value for everything. The zero value of
+// each field but MaxBatchSize is the simple case: no waiting, one level, no
+// preferred sizes.
+type Settings struct {
+	MaxBatchSize int           // rows
+	WaitTime     time.Duration // how long the oldest waiting request waits for others to batch with
+	// PreferredBatchSizes are row counts, ascending, ≤ MaxBatchSize. A batch
+	// goes out as soon as the largest of them that is ready can be packed
+	// exactly; otherwise it waits for one until the wait time is over.
+	PreferredBatchSizes []int
+	Levels              []Level // one per priority level; none means one without limits
+	DefaultPriority     int     // the level of requests that name none
+	// Ageing, if positive, lifts a waiting request by one level each time it
+	// has waited that long, so that a lower level cannot starve for ever.
+	Ageing time.Duration
+	// Buckets[i], if not empty, lists ascending sizes that the i-th variable
+	// dimension of the inputs is rounded up to when requests are grouped.
+	Buckets [][]uint32
+	// PreserveOrder keeps each client's requests in commit order: requests of
+	// one client run in at most one batch at a time, and never overtake
+	// each other, whatever their level and shape.
+	PreserveOrder bool
+	Slots         int           // rows the ring holds; 0: not asked for, as many as fit
+	Lease         time.Duration // how long a batch may run before its worker counts as hung
+	MaxAttempts   int           // workers that may die of a request before it fails
+	Ragged        bool          // requests of different sizes share a batch
+}
+
+// Level is the queue policy of one priority level.
+type Level struct {
+	MaxQueue       int           // requests waiting at this level; 0 = no limit
+	DefaultTimeout time.Duration // queue time after which OnTimeout applies; 0 = none
+	MaxTimeout     time.Duration // upper limit for a request's own time budget (Deadline-Arrived); 0 = none
+	OnTimeout      Action
+}
+
+// Action says what happens to a request that waited for longer than its
+// level's timeout.
+type Action uint8
+
+const (
+	Reject Action = iota // it ends with QueueTimeout
+	Delay                // it is let through after everything that has not timed out
+)
+
+func (a Action) String() string {
+	if a == Delay {
+		return "delay"
+	}
+	return "reject"
+}
+
+// Limits of settings. They bound memory, not policy: a batch larger than
+// MaxRows or a model with more levels than MaxLevels is a typing error.
+const (
+	MaxRows      = 1 << 20
+	MaxLevels    = 63 // one bit of a word per level, and one for delayed requests
+	MaxPreferred = 1 << 10
+	MaxBuckets   = 1 << 12 // per variable dimension
+	MaxDuration  = 24 * time.Hour
+)
+
+// LevelCount is at least 1.
+func (s *Settings) LevelCount() int { return max(1, len(s.Levels)) }
+
+// Level is the queue policy of one level.
+func (s *Settings) Level(i int) Level {
+	if i < len(s.Levels) {
+		return s.Levels[i]
+	}
+	return Level{}
+}
+
+// Clone copies s and its slices, so that neither side sees later changes.
+func (s *Settings) Clone() Settings {
+	c := *s
+	c.PreferredBatchSizes = slices.Clone(c.PreferredBatchSizes)
+	c.Levels = slices.Clone(c.Levels)
+	c.Buckets = slices.Clone(c.Buckets)
+	for i := range c.Buckets {
+		c.Buckets[i] = slices.Clone(c.Buckets[i])
+	}
+	return c
+}
+
+func refuse(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", status.ErrInvalid, fmt.Sprintf(format, args...))
+}
+
+// Validate reports the first setting that does not go with the others, or is
+// out of its range.
+func (s *Settings) Validate() error {
+	if s.MaxBatchSize < 1 || s.MaxBatchSize > MaxRows {
+		return refuse("max_batch_size is %d, must be 1..%d", s.MaxBatchSize, MaxRows)
+	}
+	if n := s.LevelCount(); s.DefaultPriority < 0 || s.DefaultPriority >= n {
+		return refuse("default_priority is %d, must be 0..%d", s.DefaultPriority, n-1)
+	}
+	if len(s.Levels) > MaxLevels {
+		return refuse("%d priorities, at most %d", len(s.Levels), MaxLevels)
+	}
+	for _, d := range s.durations() {
+		if d.value < 0 || d.value > MaxDuration {
+			return refuse("%s is %v, must be 0..%v", d.name, d.value, MaxDuration)
+		}
+	}
+	for i, l := range s.Levels {
+		if l.MaxQueue < 0 || l.OnTimeout > Delay {
+			return refuse("max_queue.%d is %d and on_timeout.%d is %d", i, l.MaxQueue, i, uint8(l.OnTimeout))
+		}
+	}
+	if len(s.PreferredBatchSizes) > MaxPreferred {
+		return refuse("preferred_batch_sizes has %d entries, at most %d", len(s.PreferredBatchSizes), MaxPreferred)
+	}
+	if err := ascending("preferred_batch_sizes", s.PreferredBatchSizes, s.MaxBatchSize, "max_batch_size"); err != nil {
+		return err
+	}
+	if len(s.Buckets) > tensor.MaxVariableDims {
+		return refuse("buckets for %d dimensions, at most %d", len(s.Buckets), tensor.MaxVariableDims)
+	}
+	if s.Ragged && len(s.Buckets) > 0 {
+		return refuse("a ragged model has no buckets: each request lies in its own sizes")
+	}
+	for i, sizes := range s.Buckets {
+		if len(sizes) > MaxBuckets {
+			return refuse("%d buckets of variable dimension %d, at most %d", len(sizes), i, MaxBuckets)
+		}
+		if err := ascending("buckets", sizes, 1<<32-1, "the largest size"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type namedDuration struct {
+	name  string
+	value time.Duration
+}
+
+func (s *Settings) durations() []namedDuration {
+	list := []namedDuration{{"wait_time", s.WaitTime}, {"ageing", s.Ageing}, {"lease", s.Lease}}
+	for i, l := range s.Levels {
+		list = append(list, namedDuration{fmt.Sprintf("default_timeout.%d", i), l.DefaultTimeout}, namedDuration{fmt.Sprintf("max_timeout.%d", i), l.MaxTimeout})
+	}
+	return list
+}
+
+func ascending[T int | uint32](name string, sizes []T, most T, what string) error {
+	for i, size := range sizes {
+		if size < 1 || i > 0 && size <= sizes[i-1] {
+			return refuse("%s are %v, must ascend from 1 or more", name, sizes)
+		}
+		if size > most {
+			return refuse("%s are %v, more than %s %d", name, sizes, what, most)
+		}
+	}
+	return nil
+}

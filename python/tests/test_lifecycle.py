@@ -1,0 +1,341 @@
+"""One supervisor, one lifecycle: what serve starts, keeps and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import rb_wait
+from test_serve import wait_for_nobody
+
+PROLOGUE = """
+import os, sys, time
+import numpy as np
+import ringbatch as rb
+IO = {"inputs": {"x": ("float32", (1,))}, "outputs": {"y": ("float32", ())}}
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@contextlib.contextmanager
+def script(home, code: str, *arguments: str, name: str = "app.py", flags: tuple = (), **kwargs):
+    """A script that serves, until it is told to end."""
+    path, socket = home / name, str(home / "b.sock")
+    path.write_text(PROLOGUE + textwrap.dedent(code))
+    p = subprocess.Popen([sys.executable, *(flags or [str(path)]), *arguments], env={**os.environ, "RINGBATCH_SOCKET": socket}, cwd=home, text=True, **kwargs)
+    try:
+        yield p, socket
+    finally:
+        if p.poll() is None:
+            p.terminate()
+        p.communicate(timeout=60)
+
+
+def ask(m, value: float, **kwargs) -> float:
+    return float(m(np.full(1, value, "float32"), **kwargs))
+
+
+def broker_stats(socket: str) -> dict:
+    return json.loads(subprocess.check_output([rb.binary_path(), "stats", "--json", "--socket", socket]))
+
+
+def test_worker_processes_keep_the_scripts_arguments(home):
+    code = """
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--add", type=float)
+        parser.add_argument("--processes", type=int)
+        args = parser.parse_args()
+        del sys.argv[1:]  # what the script does to them is its own affair
+
+        @rb.worker("add", **IO, wait_time=0)
+        def run(batch):
+            return batch.inputs["x"][:, 0] + args.add
+
+        rb.serve(run, processes=args.processes)
+    """
+    with script(home, code, "--add", "2.5", "--processes", "2") as (_, socket), rb.connect("add", socket=socket, wait=30) as m:
+        assert ask(m, 1) == 3.5
+
+
+SLOW = """
+    @rb.worker("slow", **IO, max_batch_size=1, wait_time=0)
+    def run(batch):
+        time.sleep(0.2)
+        return batch.inputs["x"][:, 0]
+
+    rb.serve(run, processes=%d)
+    print("served", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("processes", [1, 0])
+def test_under_load_what_was_accepted_is_answered_and_the_rest_may_be_sent_again(home, how, processes):
+    with script(home, SLOW % processes, stdout=subprocess.PIPE) as (p, socket):
+        with rb.connect("slow", socket=socket, wait=30, window=16) as m, rb.connect("slow", socket=socket, window=1) as late:
+            accepted = [m.submit(np.full(1, i, "float32")) for i in range(10)]
+            while broker_stats(socket)["models"][0]["requests"] < 10:
+                time.sleep(0.01)
+            p.send_signal(how)
+            with pytest.raises(rb.Draining):
+                while True:
+                    rb.connect("slow", socket=socket, window=1).close()
+            with pytest.raises(rb.Draining) as refused:  # at once, while others still wait for their answers
+                ask(late, 0, timeout=5)
+            assert refused.value.retryable and not all(f.done() for f in accepted)
+            assert [float(f.result(20)) for f in accepted] == list(range(10))
+        assert p.communicate(timeout=30)[0] == "served\n" and p.returncode == 0
+        wait_for_nobody(socket)
+
+
+def test_nobodys_request_expires_because_the_service_ends(home):
+    code = SLOW.replace("0.2", "0.002") % 2
+    with script(home, code) as (p, socket):
+        ends: list = []
+
+        def load():
+            with rb.connect("slow", socket=socket, wait=30, window=8) as m:
+                while not ends or ends[-1] is None:
+                    try:
+                        ask(m, 1, timeout=5)
+                        ends.append(None)
+                    except rb.Error as e:
+                        ends.append(e)
+
+        threads = [threading.Thread(target=load) for _ in range(4)]
+        [t.start() for t in threads]
+        while len(ends) < 200:
+            time.sleep(0.01)
+        p.terminate()
+        [t.join(60) for t in threads]
+        assert p.wait(60) == 0
+        failed = [e for e in ends if e is not None]
+        assert failed and all(e.retryable for e in failed), failed
+
+
+POISON = """
+    @rb.worker("poison", **IO, max_batch_size=4, wait_time=0, max_attempts=%d)
+    def run(batch):
+        if (batch.inputs["x"] == 13).any():
+            os._exit(7)
+        return np.full(batch.rows, os.getpid(), "float32")
+
+    rb.serve(run, processes=1)
+"""
+
+
+def test_poisonous_requests_right_after_the_start_do_not_end_the_service(home):
+    with script(home, POISON % 0) as (p, socket), rb.connect("poison", socket=socket, wait=30) as m:
+        for _ in range(3):
+            with pytest.raises(rb.WorkerDied, match="3 workers died"):
+                ask(m, 13, timeout=60)
+            assert ask(m, 1, timeout=60) > 0
+        process = broker_stats(socket)["processes"][0]
+        assert process["restarts"] == 9 and process["failed_starts"] == 0 and p.poll() is None
+
+
+def test_how_often_a_request_is_tried_is_a_setting(home):
+    with script(home, POISON % 1) as (_, socket), rb.connect("poison", socket=socket, wait=30) as m:
+        before = ask(m, 1)
+        with pytest.raises(rb.WorkerDied, match="1 workers died"):
+            ask(m, 13, timeout=60)
+        assert ask(m, 1, timeout=60) != before
+        assert broker_stats(socket)["processes"][0]["restarts"] == 1
+
+
+def test_a_worker_that_cannot_start_ends_serve_with_its_message(home):
+    code = """
+        if os.environ.get("RINGBATCH_CHILD"):
+            raise RuntimeError("no weights here")
+        @rb.worker("broken", **IO)
+        def run(batch):
+            pass
+        try:
+            rb.serve(run)
+        except rb.WorkerDied as e:
+            print(e, flush=True)
+    """
+    with script(home, code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as (p, socket):
+        out, log = p.communicate(timeout=60)
+        assert "ended 5 times before it was ready" in out and "no weights here" in log
+        wait_for_nobody(socket)
+
+
+def test_a_second_serve_goes_on_when_the_first_and_its_broker_end(home):
+    first = """
+        @rb.worker("first", **IO, wait_time=0)
+        def run(batch):
+            return batch.inputs["x"][:, 0]
+        rb.serve(run)
+    """
+    with contextlib.ExitStack() as both:
+        a, socket = both.enter_context(script(home, first))
+        rb_wait(socket, "first")
+        b, _ = both.enter_context(script(home, first.replace("first", "second"), name="second.py", stderr=subprocess.PIPE))
+        m = both.enter_context(rb.connect("second", socket=socket, wait=30))
+        assert ask(m, 1) == 1
+        a.terminate()
+        assert a.wait(60) == 0
+        end = time.monotonic() + 60
+        while True:
+            try:
+                assert ask(m, 2, timeout=30) == 2
+                break
+            except rb.Error as e:
+                assert e.retryable and time.monotonic() < end
+                time.sleep(0.05)
+        b.terminate()
+        assert f"the broker at {socket} is gone: starting one" in b.communicate(timeout=60)[1]
+
+
+def test_a_guest_that_dies_is_started_again_and_one_that_cannot_start_is_given_up(home):
+    with script(home, SLOW % 1) as (_, socket):
+        rb_wait(socket, "slow")
+        with script(home, (POISON % 1).replace("processes=1", "processes=1, broker=False"), name="guest.py"), rb.connect("poison", socket=socket, wait=30) as m:
+            for _ in range(6):
+                with pytest.raises(rb.WorkerDied):
+                    ask(m, 13, timeout=60)
+            assert ask(m, 1, timeout=60) > 0
+        broken = """
+            if os.environ.get("RINGBATCH_CHILD"):
+                sys.exit(3)
+            @rb.worker("broken", **IO)
+            def run(batch):
+                pass
+            rb.serve(run)
+        """
+        with script(home, broken, name="broken.py", stderr=subprocess.PIPE) as (p, _):
+            assert "ended 5 times before it was ready (exit status 3)" in p.communicate(timeout=60)[1] and p.returncode != 0
+
+
+def test_several_models_in_one_script_each_with_its_number_of_processes(home):
+    code = """
+        @rb.worker("a", **IO, wait_time=0)
+        def a(batch):
+            return batch.inputs["x"][:, 0] + 1
+
+        @rb.worker("b", **IO, wait_time=0)
+        def b(batch):
+            return batch.inputs["x"][:, 0] + 2
+
+        rb.serve([a, b], processes=[2, 1])
+    """
+    with script(home, code) as (_, socket):
+        with rb.connect("a", socket=socket, wait=30) as a, rb.connect("b", socket=socket, wait=30) as b:
+            assert ask(a, 1) == 2 and ask(b, 1) == 3
+        while [len(m["workers"]) for m in sorted(broker_stats(socket)["models"], key=lambda m: m["name"])] != [2, 1]:
+            time.sleep(0.02)
+
+
+LOADS = {
+    "class": """
+        @rb.worker("net", **IO, wait_time=0)
+        class Net:
+            def setup(self):
+                load()
+            def __call__(self, batch):
+                return batch.inputs["x"][:, 0] * 2
+        rb.serve(Net, processes=2)
+    """,
+    "factory": """
+        def make():
+            load()
+            @rb.worker("net", **IO, wait_time=0)
+            def run(batch):
+                return batch.inputs["x"][:, 0] * 2
+            return run
+        rb.serve(make, processes=2)
+    """,
+    "import path": """
+        if "-" not in sys.argv:
+            with open("weights.py", "w") as f:
+                f.write(open(__file__).read().split("# --")[0])
+                f.write('load()\\n@rb.worker("net", **IO, wait_time=0)\\ndef run(batch):\\n    return batch.inputs["x"][:, 0] * 2\\n')
+        rb.serve("weights:run", processes=2)
+    """,
+    "instance inside main": """
+        class Net:
+            def setup(self):
+                load()
+            def forward(self, batch):
+                return batch.inputs["x"][:, 0] * 2
+        def main():
+            rb.serve(rb.worker("net", **IO, wait_time=0)(Net()), processes=2)
+        if __name__ == "__main__":
+            main()
+    """,
+    "function inside main": """
+        def main():
+            @rb.worker("net", **IO, wait_time=0)
+            def run(batch):
+                global loaded
+                if not loaded:
+                    load()
+                    loaded = True
+                return batch.inputs["x"][:, 0] * 2
+            rb.serve(run, processes=2)
+        loaded = False
+        if __name__ == "__main__":
+            main()
+    """,
+}
+
+
+@pytest.mark.parametrize("how", LOADS)
+def test_only_workers_load_the_model(home, how):
+    code = """
+        def load():
+            with open(os.environ["LOADED"], "a") as f:
+                f.write(f"{os.getpid()} ")
+        # --
+    """
+    os.environ["LOADED"] = str(home / "loaded")
+    with script(home, textwrap.dedent(code) + textwrap.dedent(LOADS[how])) as (p, socket):
+        with rb.connect("net", socket=socket, wait=30, window=16) as m:
+            assert ask(m, 21) == 42
+            while how == "function inside main" and len((home / "loaded").read_text().split()) < 2:
+                [f.result(20) for f in [m.submit(np.zeros(1, "float32")) for _ in range(16)]]
+        while len(broker_stats(socket)["models"][0]["workers"]) < 2:
+            time.sleep(0.02)
+        loaded = (home / "loaded").read_text().split()
+        assert len(loaded) == 2 and str(p.pid) not in loaded
+
+
+@pytest.mark.parametrize("flags, says", [(("-",), "standard input cannot be read twice"), (("-c",), "the command line cannot be read twice")])
+def test_a_script_that_cannot_be_run_again_is_refused_with_what_to_do(home, flags, says):
+    code = PROLOGUE + '@rb.worker("never", **IO)\ndef run(batch):\n    pass\nrb.serve(run)\n'
+    command = [sys.executable, *flags] + ([code] if flags == ("-c",) else [])
+    env = {**os.environ, "RINGBATCH_SOCKET": str(home / "b.sock")}
+    p = subprocess.run(command, input=code if flags == ("-",) else None, capture_output=True, text=True, env=env, timeout=60)
+    assert p.returncode != 0 and says in p.stderr and "write it to a file and run that" in p.stderr
+
+
+def test_a_script_run_by_its_module_name_works(home):
+    code = """
+        def main():
+            @rb.worker("mod", **IO, wait_time=0)
+            def run(batch):
+                return batch.inputs["x"][:, 0] + float(sys.argv[1])
+            rb.serve(run)
+        if __name__ == "__main__":
+            main()
+    """
+    with script(home, code, "5", flags=("-m", "app")) as (_, socket), rb.connect("mod", socket=socket, wait=30) as m:
+        assert ask(m, 1) == 6
