@@ -9,10 +9,12 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -26,9 +28,7 @@ func serveModels(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		cfg := worker.Config{Model: s.model, Signature: sig}
-		cfg.WaitTime, cfg.MaxBatchSize = -1, 32
-		cfg.WaitForBroker = 20e9
+		cfg := worker.Config{Model: s.model, Signature: sig, WaitForBroker: 20 * time.Second, Policy: policy.New(policy.MaxBatchSize(32), policy.WaitTime(0))}
 		go func() {
 			failed <- worker.Serve(ctx, cfg, func(_ context.Context, b *worker.Batch) error {
 				for i := range b.Rows() {
