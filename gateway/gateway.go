@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -119,6 +120,11 @@ func (c *Config) fill() {
 	}
 	if c.GRPC == "" {
 		c.GRPC = DefaultGRPC
+	}
+	for _, address := range []*string{&c.HTTP, &c.GRPC} {
+		if _, err := strconv.ParseUint(*address, 10, 16); err == nil { // a port of this host
+			*address = net.JoinHostPort("127.0.0.1", *address)
+		}
 	}
 	if c.ClaimWait == 0 {
 		c.ClaimWait = DefaultClaimWait
