@@ -4,41 +4,25 @@ import (
 	"context"
 	"fmt"
 	"log"
-	"log/slog"
-	"os"
-	"path/filepath"
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // serveDouble runs a broker with one model, as another process of the host
 // would. It returns the broker's socket.
 func serveDouble() (socket string, stop func()) {
-	dir, err := os.MkdirTemp("", "ringbatch")
-	if err != nil {
-		log.Fatal(err)
-	}
 	sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
 	if err != nil {
 		log.Fatal(err)
 	}
-	b, err := broker.New(broker.Config{
-		Socket: filepath.Join(dir, "broker.sock"), Logger: slog.New(slog.DiscardHandler),
-		Models: []broker.ModelConfig{{Name: "double", Signature: sig}},
-	})
+	b, err := testbed.StartLocal(broker.Config{Models: []broker.ModelConfig{{Name: "double", Signature: sig}}})
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- b.Serve(ctx) }()
-	return b.Socket(), func() {
-		cancel()
-		<-served
-		_ = os.RemoveAll(dir)
-	}
+	return b.Socket(), func() { _ = b.Close() }
 }
 
 func Example() {

@@ -16,7 +16,7 @@ import (
 // Config is how a broker runs. The zero value is a broker on the default
 // socket, for this user only, whose models are declared by their workers.
 type Config struct {
-	Socket      string        // default: see control.SocketPath
+	Socket      string        // default: $RINGBATCH_SOCKET, or broker.sock in the runtime folder of the user
 	AllowedUIDs []int         // who else may connect; this user always may
 	OpenFolder  bool          // accept a socket folder that others may enter
 	DrainTime   time.Duration // how long Serve lets accepted requests finish; default 30 s, negative: not at all

@@ -58,7 +58,7 @@ func TestAClientThatCannotAttachAgainSaysWhy(t *testing.T) {
 func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
 	r := newRing(t, plain(t))
 	r.stop()
-	r.drain = patience
+	r.broker.Config.DrainTime = patience
 	r.start()
 	busy := r.dial()
 	req, err := busy.Claim(soon(t), 1)

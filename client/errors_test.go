@@ -3,6 +3,9 @@ package client_test
 import (
 	"context"
 	"errors"
+	"net"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -73,18 +76,55 @@ func TestAnotherLayoutVersionIsNamed(t *testing.T) {
 	expect(t, "geometry", tamper(32, 1), client.ErrLayout)
 	expect(t, "magic", tamper(0, 1), client.ErrLayout)
 	expect(t, "nothing", tamper(0, 0), nil)
+}
 
-	c, err := attach.Dial(soon(t), r.socket)
+// A peer of another version is told so, and which side to bring up to date,
+// even where its messages cannot be read any more.
+func TestAnotherControlVersionIsNamedOnBothSides(t *testing.T) {
+	r := newRing(t, plain(t))
+	first := map[string]any{"version": 1, "op": "worker", "model": "m", "worker": map[string]any{"inputs": []string{"x:f32[4]"}, "outputs": []string{"y:f32[4]"}, "depth": 1},
+		"policy": map[string]any{"max_batch_size": 8, "wait_time_ns": -1, "levels": []any{map[string]any{"max_queue": 1}}}} // as version 1 wrote it
+	for _, x := range []struct {
+		req  any
+		says string
+	}{
+		{first, "the broker speaks control version 2, this program 1; bring this program up to date"},
+		{&control.Request{Version: control.Version + 1, Op: control.OpPing}, "bring the broker up to date"},
+	} {
+		c, err := attach.Dial(soon(t), r.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		var rep control.Reply
+		if err := control.Send(c, time.Now().Add(patience), x.req); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := control.Receive(c, time.Now().Add(patience), &rep); err != nil || status.Code(rep.Code) != client.ErrVersion || !strings.Contains(rep.Message, x.says) {
+			t.Errorf("the broker says %v, %+v", err, rep)
+		}
+	}
+
+	// A broker of version 1 cannot read our policy, and refuses it as damage.
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "old"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	var rep control.Reply
-	if err := control.Send(c, time.Now().Add(patience), &control.Request{Version: control.Version + 1, Op: control.OpPing}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := control.Receive(c, time.Now().Add(patience), &rep); err != nil || status.Code(rep.Code) != client.ErrVersion {
-		t.Errorf("control version: %v, %+v", err, rep)
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = control.Send(c.(*net.UnixConn), time.Now().Add(patience), map[string]any{"version": 1, "code": int(status.ErrProtocol), "message": "damaged frame"})
+			c.Close()
+		}
+	}()
+	_, err = client.Dial(soon(t), "m", client.WithSocket(l.Addr().String()))
+	expect(t, "an old broker", err, client.ErrVersion)
+	if err == nil || !strings.Contains(err.Error(), "bring the broker up to date") {
+		t.Error(err)
 	}
 }
 

@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log"
-	"log/slog"
-	"os"
-	"path/filepath"
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -17,17 +15,11 @@ import (
 // serveDouble runs a broker and a worker that doubles four numbers, as other
 // processes of the host would. It returns the broker's socket.
 func serveDouble() (socket string, stop func()) {
-	dir, err := os.MkdirTemp("", "ringbatch")
+	b, err := testbed.StartLocal(broker.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	b, err := broker.New(broker.Config{Socket: filepath.Join(dir, "broker.sock"), Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		log.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan error, 2)
-	go func() { served <- b.Serve(ctx) }()
+	served := make(chan error, 1)
 	work, leave := context.WithCancel(context.Background())
 	go func() {
 		served <- worker.Serve(work, worker.Config{
@@ -41,9 +33,7 @@ func serveDouble() (socket string, stop func()) {
 	return b.Socket(), func() {
 		leave()
 		<-served
-		cancel()
-		<-served
-		_ = os.RemoveAll(dir)
+		_ = b.Close()
 	}
 }
 

@@ -1,16 +1,13 @@
 package client_test
 
 import (
-	"cmp"
 	"context"
-	"log/slog"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -25,44 +22,40 @@ type ring struct {
 	model  broker.ModelConfig
 	socket string
 	mem    *shm.Heap
-	drain  time.Duration // 10 ms if it is zero
-	stop   func()
+	broker *testbed.Local
 }
 
 func newRing(t *testing.T, model broker.ModelConfig) *ring {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "rb")
+	model.Name = "m"
+	r := &ring{t: t, model: model, mem: shm.NewHeap()}
+	var err error
+	r.broker, err = testbed.StartLocal(broker.Config{Memory: r.mem, Models: []broker.ModelConfig{model}, DrainTime: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
-	model.Name = "m"
-	r := &ring{t: t, model: model, socket: filepath.Join(dir, "s"), mem: shm.NewHeap()}
-	r.start()
+	r.socket = r.broker.Socket()
 	t.Cleanup(func() {
-		r.stop()
-		_ = os.RemoveAll(dir)
+		if err := r.broker.Close(); err != nil {
+			t.Errorf("broker: %v", err)
+		}
 	})
 	return r
 }
 
-// start serves; stop ends it.
+// start serves again after stop, the model as it is now.
 func (r *ring) start() {
 	r.t.Helper()
-	b, err := broker.New(broker.Config{
-		Socket: r.socket, Memory: r.mem, Models: []broker.ModelConfig{r.model}, Logger: slog.New(slog.DiscardHandler), DrainTime: cmp.Or(r.drain, 10*time.Millisecond),
-	})
-	if err != nil {
+	r.broker.Config.Models = []broker.ModelConfig{r.model}
+	if err := r.broker.Start(); err != nil {
 		r.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		if err := b.Serve(ctx); err != nil {
-			r.t.Errorf("broker: %v", err)
-		}
-	}()
-	r.stop = func() { cancel(); <-ended }
+}
+
+func (r *ring) stop() {
+	if err := r.broker.Stop(); err != nil {
+		r.t.Errorf("broker: %v", err)
+	}
 }
 
 // work serves the model until the returned function is called.

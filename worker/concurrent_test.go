@@ -206,7 +206,7 @@ func TestABrokerThatGoesWhileBatchesRunIsAttachedToAgain(t *testing.T) {
 	}()
 	held := r.commit(1)
 	<-entered
-	r.restart()
+	r.restart(sig)
 	close(open)
 	ends(t, held[0], client.ErrBrokerGone)
 	askMany(t, r, 2, 2, 20)

@@ -5,34 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"log/slog"
-	"os"
-	"path/filepath"
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
 // exampleBroker runs a broker, as another process of the host would.
 func exampleBroker() (socket string, stop func()) {
-	dir, err := os.MkdirTemp("", "ringbatch")
+	b, err := testbed.StartLocal(broker.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	b, err := broker.New(broker.Config{Socket: filepath.Join(dir, "broker.sock"), Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		log.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- b.Serve(ctx) }()
-	return b.Socket(), func() {
-		cancel()
-		<-served
-		_ = os.RemoveAll(dir)
-	}
+	return b.Socket(), func() { _ = b.Close() }
 }
 
 var rootSignature = tensor.Signature{

@@ -10,10 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/control"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -35,8 +33,8 @@ var tried = map[status.Code]bool{
 	status.ErrNotCommitted: false, status.ErrNotDone: false,
 }
 
-// refusing is a broker that answers every attach with one status.
-func refusing(t *testing.T, code status.Code) (socket string, asked *atomic.Int32) {
+// refusing is a broker that answers every attach in the same way.
+func refusing(t *testing.T, reply control.Reply) (socket string, asked *atomic.Int32) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rb")
 	if err != nil {
@@ -58,7 +56,7 @@ func refusing(t *testing.T, code status.Code) (socket string, asked *atomic.Int3
 			fds, _ := control.Receive(c, time.Now().Add(patience), &req)
 			control.CloseFDs(fds)
 			asked.Add(1)
-			_ = control.Send(c, time.Now().Add(patience), &control.Reply{Version: control.Version, Code: uint8(code), Message: "no: " + code.Name()})
+			_ = control.Send(c, time.Now().Add(patience), &reply)
 			c.Close()
 		}
 	}()
@@ -77,7 +75,7 @@ func TestEveryStatusEndsAWorkerOrIsTriedAgain(t *testing.T) {
 		}
 		t.Run(code.Name(), func(t *testing.T) {
 			t.Parallel()
-			socket, asked := refusing(t, code)
+			socket, asked := refusing(t, control.Reply{Version: control.Version, Code: uint8(code), Message: "no: " + code.Name()})
 			ctx, cancel := context.WithCancel(soon(t))
 			defer cancel()
 			cfg := worker.Config{Model: "m", Signature: sig, Socket: socket, WaitForBroker: 2 * patience}
@@ -105,26 +103,10 @@ func TestEveryStatusEndsAWorkerOrIsTriedAgain(t *testing.T) {
 }
 
 func TestABrokerOfAnotherVersionEndsTheWorker(t *testing.T) {
-	dir, err := os.MkdirTemp("", "rb")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "s"), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	go func() {
-		c, err := l.AcceptUnix()
-		if err == nil {
-			_ = control.Send(c, time.Now().Add(patience), &control.Reply{Version: control.Version + 1})
-			c.Close()
-		}
-	}()
-	err = worker.Serve(soon(t), worker.Config{Model: "m", Signature: sig, Socket: l.Addr().String(), WaitForBroker: patience}, nil)
-	if !errors.Is(err, status.ErrVersion) {
-		t.Errorf("ended with %v", err)
+	socket, asked := refusing(t, control.Reply{Version: control.Version + 1})
+	err := worker.Serve(soon(t), worker.Config{Model: "m", Signature: sig, Socket: socket, WaitForBroker: patience}, nil)
+	if !errors.Is(err, status.ErrVersion) || asked.Load() != 1 {
+		t.Errorf("ended with %v after %d tries", err, asked.Load())
 	}
 }
 
@@ -145,48 +127,20 @@ func TestABrokerThatWasNeverThereIsWaitedForAsLongAsAsked(t *testing.T) {
 // A broker that is restarted is attached to again; one that came back with
 // another idea of the model ends the worker.
 func TestAWorkerOutlastsARestartAndEndsWhenItsModelBecameAnother(t *testing.T) {
-	dir, err := os.MkdirTemp("", "rb")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	socket, mem := filepath.Join(dir, "s"), shm.NewHeap()
-	start := func(s tensor.Signature) (stop func()) {
-		b, err := broker.New(quietBroker(socket, mem, s, 1))
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		ended := make(chan error, 1)
-		go func() { ended <- b.Serve(ctx) }()
-		return func() {
-			cancel()
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-		}
-	}
+	r := newEagerRing(t, 1)
 	served := make(chan error, 1)
-	stop := start(sig)
 	go func() {
-		cfg := worker.Config{Model: "m", Signature: sig, Socket: socket, Memory: mem}
-		served <- worker.Serve(soon(t), cfg, func(context.Context, *worker.Batch) error { return nil })
+		served <- worker.Serve(soon(t), r.config(1), func(context.Context, *worker.Batch) error { return nil })
 	}()
 	for range 3 {
-		c, err := client.Dial(soon(t), "m", client.WithSocket(socket), client.WithMemory(mem))
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := r.dial()
 		if _, err := c.Infer(soon(t), []int32{1, 2}); err != nil {
 			t.Error(err)
 		}
 		c.Close()
-		stop()
-		stop = start(sig)
+		r.restart(sig)
 	}
-	stop()
-	stop = start(tensor.Signature{Inputs: sig.Inputs, Outputs: []tensor.Spec{{Name: "z", DType: tensor.F32, Shape: []int{1}}}})
-	defer stop()
+	r.restart(tensor.Signature{Inputs: sig.Inputs, Outputs: []tensor.Spec{{Name: "z", DType: tensor.F32, Shape: []int{1}}}})
 	if err := <-served; !errors.Is(err, status.ErrSignatureMismatch) {
 		t.Errorf("ended with %v", err)
 	}

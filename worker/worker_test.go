@@ -4,15 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -31,11 +29,10 @@ var sig = tensor.Signature{
 // ring is a broker in this process, on heap memory.
 type ring struct {
 	t      *testing.T
+	broker *testbed.Local
 	socket string
 	mem    *shm.Heap
 	client *client.Client
-	broker broker.Config
-	stop   func()
 }
 
 // newRing has a broker that sends out only full batches, because somebody who
@@ -53,51 +50,36 @@ func newEagerRing(t *testing.T, maxBatch int) *ring {
 
 func ringThatWaits(t *testing.T, maxBatch int, wait time.Duration) *ring {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "rb")
+	r := &ring{t: t, mem: shm.NewHeap()}
+	var err error
+	r.broker, err = testbed.StartLocal(broker.Config{
+		Memory: r.mem, DrainTime: time.Millisecond,
+		Models: []broker.ModelConfig{{Name: "m", Signature: sig, Policy: policy.New(policy.Slots(128), policy.MaxBatchSize(maxBatch), policy.WaitTime(wait))}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &ring{t: t, socket: filepath.Join(dir, "s"), mem: shm.NewHeap()}
-	r.broker = quietBroker(r.socket, r.mem, sig, maxBatch)
-	r.broker.Models[0].Policy["wait_time"] = policy.FormatDuration(wait)
-	r.start()
 	t.Cleanup(func() {
-		r.stop()
-		_ = os.RemoveAll(dir)
+		if err := r.broker.Close(); err != nil {
+			t.Errorf("broker: %v", err)
+		}
 	})
+	r.socket = r.broker.Socket()
 	r.dial() // the silent one
 	r.client = r.dial()
 	return r
 }
 
-func quietBroker(socket string, mem shm.Memory, s tensor.Signature, maxBatch int) broker.Config {
-	return broker.Config{
-		Socket: socket, Memory: mem, Logger: slog.New(slog.DiscardHandler), DrainTime: time.Millisecond,
-		Models: []broker.ModelConfig{{Name: "m", Signature: s, Policy: policy.New(policy.Slots(128), policy.MaxBatchSize(maxBatch), policy.WaitTime(time.Hour))}},
-	}
-}
-
-func (r *ring) start() {
+// restart ends the broker and starts it again with models of that signature.
+func (r *ring) restart(s tensor.Signature) {
 	r.t.Helper()
-	b, err := broker.New(r.broker)
-	if err != nil {
+	if err := r.broker.Stop(); err != nil {
+		r.t.Errorf("broker: %v", err)
+	}
+	r.broker.Config.Models[0].Signature = s
+	if err := r.broker.Start(); err != nil {
 		r.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- b.Serve(ctx) }()
-	r.stop = func() {
-		cancel()
-		if err := <-ended; err != nil {
-			r.t.Errorf("broker: %v", err)
-		}
-	}
-}
-
-func (r *ring) restart() {
-	r.t.Helper()
-	r.stop()
-	r.start()
 }
 
 func (r *ring) dial() *client.Client {

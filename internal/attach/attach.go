@@ -92,13 +92,13 @@ func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.
 		}
 		return nil, nil, fmt.Errorf("%w: %s: %v", status.ErrBrokerGone, req.Op, err)
 	}
+	if rep.Version != control.Version { // whatever it says besides
+		control.CloseFDs(fds)
+		return nil, nil, fmt.Errorf("%w: %s", status.ErrVersion, control.VersionAdvice("the broker", rep.Version, "this program", control.Version))
+	}
 	if rep.Code != 0 {
 		control.CloseFDs(fds)
 		return &rep, nil, StatusError(status.Code(rep.Code), rep.Message)
-	}
-	if rep.Version != control.Version {
-		control.CloseFDs(fds)
-		return nil, nil, fmt.Errorf("%w: %s", status.ErrVersion, control.VersionAdvice("the broker", rep.Version, "this program", control.Version))
 	}
 	return &rep, fds, nil
 }

@@ -3,9 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"log/slog"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 
@@ -24,8 +21,6 @@ type ring struct {
 	t      *testing.T
 	socket string
 	mem    shm.Memory
-	stop   context.CancelFunc
-	done   chan error
 	wg     sync.WaitGroup
 }
 
@@ -40,29 +35,20 @@ func onLoops(t *testing.T, mem shm.Memory, loops int, models ...testbed.Model) *
 	if mem == nil {
 		mem = shm.Memfd{}
 	}
-	dir, err := os.MkdirTemp("", "rb")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &ring{t: t, socket: filepath.Join(dir, "b.sock"), mem: mem, done: make(chan error, 1)}
-	cfg := broker.Config{Socket: r.socket, Memory: mem, Loops: loops, Logger: slog.New(slog.DiscardHandler)}
+	cfg := broker.Config{Memory: mem, Loops: loops}
 	for _, m := range models {
 		cfg.Models = append(cfg.Models, m.Config())
 	}
-	b, err := broker.New(cfg)
+	b, err := testbed.StartLocal(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	r.stop = cancel
-	go func() { r.done <- b.Serve(ctx) }()
+	r := &ring{t: t, socket: b.Socket(), mem: mem}
 	t.Cleanup(func() {
 		r.wg.Wait()
-		cancel()
-		if err := <-r.done; err != nil {
+		if err := b.Close(); err != nil {
 			t.Errorf("broker: %v", err)
 		}
-		_ = os.RemoveAll(dir)
 	})
 	return r
 }

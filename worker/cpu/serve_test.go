@@ -2,15 +2,13 @@ package cpu
 
 import (
 	"context"
-	"log/slog"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -18,19 +16,13 @@ import (
 )
 
 func TestWhatWasPaddedToABucketComesBackInItsOwnShape(t *testing.T) {
-	dir, err := os.MkdirTemp("", "rb")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	socket, mem := filepath.Join(dir, "s"), shm.NewHeap()
-	b, err := broker.New(broker.Config{Socket: socket, Memory: mem, Logger: slog.New(slog.DiscardHandler)})
+	mem := shm.NewHeap()
+	b, err := testbed.StartLocal(broker.Config{Memory: mem})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 3)
-	go func() { ended <- b.Serve(ctx) }()
+	socket, ended := b.Socket(), make(chan error, 3)
 	inputs := []tensor.Spec{
 		{Name: "x", DType: tensor.I32, Shape: []int{4, 4, 2}, Variable: []int{0, 1}},
 		{Name: "k", DType: tensor.I64, Shape: []int{8}, Variable: []int{0}},
@@ -71,6 +63,7 @@ func TestWhatWasPaddedToABucketComesBackInItsOwnShape(t *testing.T) {
 		c.Close()
 	}
 	cancel()
+	ended <- b.Close()
 	for range 3 {
 		if err := <-ended; err != nil {
 			t.Error(err)

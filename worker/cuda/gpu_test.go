@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,6 +20,8 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/mlp"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -107,7 +110,7 @@ func runOnGPU(f cu.Function, v *vector) ([][]byte, error) {
 }
 
 // host runs a broker and a GPU worker, and dials.
-func host(t *testing.T, name string, o Options, policy worker.Policy) (*client.Client, <-chan error) {
+func host(t *testing.T, name string, o Options, settings policy.Policy) (*client.Client, <-chan error) {
 	t.Helper()
 	m, err := New(name, o)
 	if errors.Is(err, status.ErrNoGPU) {
@@ -116,25 +119,18 @@ func host(t *testing.T, name string, o Options, policy worker.Policy) (*client.C
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "rb") // t.TempDir can be too long for a socket
+	b, err := testbed.StartLocal(broker.Config{DrainTime: time.Second, Logger: slog.Default()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	socket := filepath.Join(dir, "s", "b.sock")
-	b, err := broker.New(broker.Config{Socket: socket, DrainTime: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	socket := b.Socket()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	served := make(chan error, 1)
-	wg.Add(2)
-	go func() { defer wg.Done(); _ = b.Serve(ctx) }()
-	go func() {
-		defer wg.Done()
-		served <- Serve(ctx, worker.Config{Model: "m", Signature: m.Signature, Socket: socket, Policy: policy}, m)
-	}()
-	t.Cleanup(func() { cancel(); wg.Wait(); os.RemoveAll(dir) })
+	wg.Go(func() {
+		served <- Serve(ctx, worker.Config{Model: "m", Signature: m.Signature, Socket: socket, Policy: settings}, m)
+	})
+	t.Cleanup(func() { cancel(); wg.Wait(); _ = b.Close() })
 	dial, stop := context.WithTimeout(ctx, 30*time.Second)
 	defer stop()
 	c, err := client.Dial(dial, "m", client.WithSocket(socket), client.WithWindow(64), client.WaitForModel())
@@ -152,7 +148,7 @@ func host(t *testing.T, name string, o Options, policy worker.Policy) (*client.C
 
 func TestEchoGivesEveryRowBack(t *testing.T) {
 	spec := tensor.Spec{Name: "x", DType: tensor.U8, Shape: []int{40001}}
-	c, _ := host(t, "echo", Options{Inputs: []tensor.Spec{spec}}, worker.Policy{MaxBatchSize: 16, WaitTime: time.Millisecond, Slots: 128})
+	c, _ := host(t, "echo", Options{Inputs: []tensor.Spec{spec}}, policy.New(policy.MaxBatchSize(16), policy.WaitTime(time.Millisecond), policy.Slots(128)))
 	var wg sync.WaitGroup
 	for i := range 48 {
 		wg.Add(1)
@@ -177,7 +173,7 @@ func TestEchoGivesEveryRowBack(t *testing.T) {
 
 func TestAffineIsTheCPUs(t *testing.T) {
 	spec := tensor.Spec{Name: "x", DType: tensor.F32, Shape: []int{7}}
-	c, _ := host(t, "affine", Options{Inputs: []tensor.Spec{spec}, Scale: 3, Offset: 0.5}, worker.Policy{MaxBatchSize: 8})
+	c, _ := host(t, "affine", Options{Inputs: []tensor.Spec{spec}, Scale: 3, Offset: 0.5}, policy.New(policy.MaxBatchSize(8)))
 	out, err := c.Infer(context.Background(), []float32{0, 1, 2, 3, 4, 5, 6})
 	if err != nil {
 		t.Fatal(err)
@@ -204,7 +200,7 @@ func TestPerceptronAgreesWithTheCPU(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			conn, _ := host(t, "mlp", Options{Sizes: c.sizes, Seed: 1, Precision: c.precision}, worker.Policy{MaxBatchSize: 40})
+			conn, _ := host(t, "mlp", Options{Sizes: c.sizes, Seed: 1, Precision: c.precision}, policy.New(policy.MaxBatchSize(40)))
 			for _, rows := range []int{1, 5, 32, 40} {
 				x, want := floats(uint64(rows), rows*reference.In()), make([]float32, rows*reference.Out())
 				reference.Forward(want, x, rows)
@@ -244,7 +240,7 @@ func TestAnIllegalAddressFailsTheBatchAndEndsTheWorker(t *testing.T) {
 	}
 	spec := []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{4}}}
 	out := []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{4}}}
-	c, served := host(t, "ptx", Options{PTX: path, Kernel: "bad", Signature: tensor.Signature{Inputs: spec, Outputs: out}}, worker.Policy{MaxBatchSize: 8})
+	c, served := host(t, "ptx", Options{PTX: path, Kernel: "bad", Signature: tensor.Signature{Inputs: spec, Outputs: out}}, policy.New(policy.MaxBatchSize(8)))
 	_, err := c.Infer(context.Background(), []float32{1, 2, 3, 4})
 	if !errors.Is(err, status.ErrFailed) || !strings.Contains(err.Error(), "CUDA_ERROR_ILLEGAL_ADDRESS") {
 		t.Errorf("the request ended with %v", err)
@@ -271,7 +267,7 @@ func TestTheExampleKernel(t *testing.T) {
 		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{64}}},
 		Outputs: []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{10}}},
 	}
-	c, _ := host(t, "ptx", Options{PTX: "../../examples/cuda/forward.ptx", Kernel: "forward", Weights: path, Signature: sig}, worker.Policy{MaxBatchSize: 32})
+	c, _ := host(t, "ptx", Options{PTX: "../../examples/cuda/forward.ptx", Kernel: "forward", Weights: path, Signature: sig}, policy.New(policy.MaxBatchSize(32)))
 	x := make([]float32, 3*64)
 	for i := range x {
 		x[i] = float32(1 + i/64)
