@@ -104,7 +104,7 @@ func (c *call) check() error {
 		c.rows = in.shape[0]
 	}
 	if c.level >= 0 {
-		if n := c.model.info.Load().levels(); c.level >= n {
+		if n := c.model.info.Load().settings.LevelCount(); c.level >= n {
 			return fmt.Errorf("%w: priority %d, the model has 1..%d", status.ErrNoLevel, c.level+1, n)
 		}
 	}
