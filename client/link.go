@@ -25,7 +25,6 @@ type link struct {
 	refs    atomic.Int64
 	dead    atomic.Bool  // the broker went away, or the client was closed
 	timing  bool         // measure Claim and Write
-	lent    bool         // a slot is lent; guarded by the express's Inside
 	woke    atomic.Int64 // when somebody last woke from the bell, on Now's clock
 
 	mu        sync.Mutex
@@ -39,7 +38,6 @@ type link struct {
 	room      chan struct{} // closed when Claim should look again; nil if nobody waits
 	wait      waiting
 	notify    watching
-	express   *shm.Express // a slot may be lent through it; nil if not, or no longer
 }
 
 type slotState uint8
@@ -55,7 +53,6 @@ const (
 	slotCommitted
 	slotEnded
 	slotAbandoned
-	slotLent // see express.go
 )
 
 type slot struct {
@@ -141,7 +138,6 @@ func (l *link) fail() {
 	l.kick()
 	l.wakeFollowers()
 	l.tellNotifierAll()
-	l.endExpress()
 }
 
 // take claims rows consecutive free slots, lowest first: the slots used last
@@ -227,12 +223,7 @@ func (l *link) reapAbandoned() {
 
 // push sends one entry to the broker. The caller holds mu.
 func (l *link) push(e *shm.Commit) (ring bool) {
-	var full bool
-	if l.express != nil {
-		ring, full = l.commits.PushShared(l.express, e)
-	} else {
-		ring, full = l.commits.Push(e)
-	}
+	ring, full := l.commits.Push(e)
 	if full {
 		// Cannot happen while both sides keep the protocol: the ring has room
 		// for everything that a window can have under way.
@@ -259,7 +250,7 @@ func (l *link) ended(i uint32) bool {
 		return false
 	}
 	s.state = slotEnded
-	// Woken once for many: the clock was read by whoever woke.
+	// Woken once for many: the clock was read by the one who woke.
 	if s.seen = l.woke.Load(); s.seen < s.committed { // nobody had to wait
 		s.seen = shm.Now()
 	}

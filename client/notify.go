@@ -288,7 +288,7 @@ func (l *link) reapWatched(ids []uint64) []uint64 {
 }
 
 // over is whether nobody will answer the watched request in slot i any more.
-// Unlike ended it leaves the slot's books alone: they belong to whoever waits.
+// Unlike ended it leaves the slot's books alone: they belong to the one who waits.
 func (l *link) over(i uint32) bool {
 	return l.board.Word(l.first+i).Generation() == l.gens[i] || l.dead.Load()
 }

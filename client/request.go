@@ -43,12 +43,6 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 	if info := c.info.Load(); rows < 1 || rows > info.Window || rows > info.MaxBatchSize {
 		return Request{}, info.badRows(rows)
 	}
-	waiting := false
-	defer func() {
-		if waiting {
-			c.claimers.Add(-1)
-		}
-	}()
 	var start int64
 	for {
 		l, err := c.current(ctx, wait)
@@ -57,16 +51,6 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 		}
 		l.mu.Lock()
 		at, ok := l.take(rows)
-		if x := l.express; !ok && x != nil {
-			if wait && !waiting {
-				waiting = true
-				c.claimers.Add(1) // before we look for a lent slot: nobody lends one from here on
-			}
-			l.mu.Unlock()
-			l.takeBack(x)
-			l.mu.Lock()
-			at, ok = l.take(rows)
-		}
 		if ok {
 			l.mu.Unlock()
 			s := &l.slots[at]

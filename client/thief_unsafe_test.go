@@ -19,7 +19,7 @@ import (
 const futexRequeue = 3
 
 // steal takes every wake-up of the board away until the test ends: it moves
-// whoever waits on another's bell to its own, which nobody rings.
+// the one who waits on another's bell to its own, which nobody rings.
 func (b *bench) steal(t *testing.T) {
 	t.Helper()
 	s, err := attach.Open(t.Context(), b.sock, b.mem, &control.Request{Op: control.OpClient, Model: "echo", Window: 1})

@@ -213,7 +213,7 @@ type Producer[T any] struct {
 // written.
 //
 // SYNC POINT "entry", release side: the entry, and everything written before
-// Push, is visible to whoever sees the new Tail.
+// Push, is visible to the one who sees the new Tail.
 //
 // In docs/model: Store, then RingIfArmed.
 func (p *Producer[T]) Push(e *T) (ring, full bool) {

@@ -1,10 +1,5 @@
-//go:build cgo
-
-/*
- * The names and texts of the statuses. A forked child must be able to print
- * its error without entering Go.
- */
-#include "ringbatch.h"
+/* The names and texts of the statuses. */
+#include "../ringbatch.h"
 
 #ifndef RB_VERSION
 #define RB_VERSION "0.1.0"
