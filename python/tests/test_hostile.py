@@ -22,7 +22,7 @@ import ringbatch as rb
 from conftest import broker_at, go_worker, serving
 
 
-class Ding(Exception):
+class Ding(BaseException):  # as KeyboardInterrupt
     pass
 
 
@@ -171,7 +171,8 @@ def test_no_exception_from_a_signals_handler_loses_a_connection_or_a_slot(echo):
     x = np.zeros(16, "f4")
 
     def connect() -> None:
-        rb.connect("echo", socket=echo, window=1)
+        with rb.connect("echo", socket=echo, window=1):
+            pass
 
     def request() -> None:
         with m.request():
