@@ -51,7 +51,7 @@ type input struct {
 	dtype tensor.DType
 	shape []int // rows first
 	src   source
-	size  int // bytes the source has; -1: it knows itself when it is through
+	size  int // bytes the source has; -1: it knows itself when it is done
 	index int // in the signature
 
 	region regionUse // if it lies in shared memory
@@ -104,7 +104,7 @@ func (c *call) check() error {
 		c.rows = in.shape[0]
 	}
 	if c.level >= 0 {
-		if n := c.model.info.Load().levels(); c.level >= n {
+		if n := c.model.info.Load().settings.LevelCount(); c.level >= n {
 			return fmt.Errorf("%w: priority %d, the model has 1..%d", status.ErrNoLevel, c.level+1, n)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -75,6 +76,7 @@ type Gateway struct {
 	inFlight           atomic.Int64
 	refusedConnections atomic.Int64
 	sweeps             sweeps
+	date               atomic.Pointer[string] // as HTTP writes it
 }
 
 const (
@@ -93,6 +95,7 @@ func New(cfg Config) (*Gateway, error) {
 	g.callers = &callers{mostRequests: int64(cfg.CallerRequests), mostBytes: int64(cfg.CallerBytes), byName: map[string]*usage{}}
 	g.budget.most = int64(cfg.MaxBufferedBytes)
 	g.models = newModels(g)
+	g.tellDate(time.Now())
 	var err error
 	if g.secrets, err = loadSecrets(g); err != nil {
 		return nil, err
@@ -117,6 +120,11 @@ func (c *Config) fill() {
 	}
 	if c.GRPC == "" {
 		c.GRPC = DefaultGRPC
+	}
+	for _, address := range []*string{&c.HTTP, &c.GRPC} {
+		if _, err := strconv.ParseUint(*address, 10, 16); err == nil { // a port of this host
+			*address = net.JoinHostPort("127.0.0.1", *address)
+		}
 	}
 	if c.ClaimWait == 0 {
 		c.ClaimWait = DefaultClaimWait
@@ -202,13 +210,13 @@ func (g *Gateway) Serve(ctx context.Context) error {
 	defer stop()
 	go g.models.watch(life)
 	failed := make(chan error, 2)
-	var web *http.Server
+	var web *webServer
 	var rpc *grpc.Server
 	var httpAddr, grpcAddr net.Addr
 	if httpListener != nil {
 		httpAddr = httpListener.Addr()
 		web = g.newHTTP(httpListener)
-		go func() { failed <- g.serveHTTP(web, httpListener) }()
+		go func() { failed <- web.serve() }()
 	}
 	if grpcListener != nil {
 		grpcAddr = grpcListener.Addr()
@@ -228,7 +236,7 @@ func (g *Gateway) Serve(ctx context.Context) error {
 		}
 	}
 	if web != nil {
-		web.Close()
+		web.close()
 	}
 	if rpc != nil {
 		rpc.Stop()
@@ -242,7 +250,7 @@ func (g *Gateway) Serve(ctx context.Context) error {
 
 // drain first says that it is not ready, so that nobody sends anything new
 // here, and then lets accepted requests finish.
-func (g *Gateway) drain(web *http.Server, rpc *grpc.Server) error {
+func (g *Gateway) drain(web *webServer, rpc *grpc.Server) error {
 	g.draining.Store(notReady)
 	g.log.Info("draining: not ready any more", "delay", g.cfg.DrainDelay, "in_flight", g.inFlight.Load())
 	time.Sleep(g.cfg.DrainDelay)
@@ -252,7 +260,7 @@ func (g *Gateway) drain(web *http.Server, rpc *grpc.Server) error {
 	ended := make(chan error, 2)
 	go func() {
 		if web != nil {
-			ended <- web.Shutdown(ctx)
+			ended <- web.shutdown(ctx)
 			return
 		}
 		ended <- nil
@@ -311,22 +319,40 @@ func (g *Gateway) modelReady(k *model) error {
 	return nil
 }
 
-// sweep looks for slow connections and for files that changed.
+// sweep looks for slow connections, for callers that have hung up, and for
+// files that changed.
 func (g *Gateway) sweep(ctx context.Context, listeners ...*listener) {
-	t := time.NewTicker(sweepInterval)
+	t := time.NewTicker(hangUpInterval)
 	defer t.Stop()
+	var last time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-t.C:
-			for _, l := range listeners {
-				if l != nil {
-					l.sweep(now)
+			each := func(do func(*listener)) {
+				for _, l := range listeners {
+					if l != nil {
+						do(l)
+					}
 				}
 			}
+			if g.inFlight.Load() > 0 {
+				each((*listener).lookForHangUps)
+			}
+			if now.Sub(last) < sweepInterval {
+				continue
+			}
+			last = now
+			each(func(l *listener) { l.sweep(now) })
+			g.tellDate(now)
 			g.sweeps.look(now)
 			g.secrets.reload()
 		}
 	}
+}
+
+func (g *Gateway) tellDate(now time.Time) {
+	date := now.UTC().Format(http.TimeFormat)
+	g.date.Store(&date)
 }

@@ -31,12 +31,8 @@ const inPlaceBytes = 8 << 10
 // or when its tensors have been sent.
 func (c *call) encode(conn *conn, stream bool) (*rpcAnswer, error) {
 	a := &rpcAnswer{g: c.model.g, conn: conn}
-	for i := range c.outputs {
-		if o := &c.outputs[i]; o.region.region != nil {
-			if err := o.write(); err != nil {
-				return nil, err
-			}
-		}
+	if err := c.writeRegions(); err != nil {
+		return nil, err
 	}
 	head := make([]byte, 0, 128+c.smallBytes())
 	if stream {

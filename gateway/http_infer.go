@@ -46,7 +46,7 @@ func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c *call, b *
 	conn := connOf(r.Context())
 	conn.beginBody(c.began)
 	defer conn.endBody()
-	if err := b.open(d.g, r); err != nil {
+	if err := b.open(d.g, r.Body, r.ContentLength, r.Header.Get("Content-Encoding")); err != nil {
 		return err
 	}
 	defer b.close()
@@ -65,12 +65,8 @@ func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c *call, b *
 
 // writeHTTP sends the answer: its JSON, and then the tensors from the slots.
 func (c *call) writeHTTP(w http.ResponseWriter, conn *conn, b *body) error {
-	for i := range c.outputs {
-		if o := &c.outputs[i]; o.region.region != nil {
-			if err := o.write(); err != nil {
-				return err
-			}
-		}
+	if err := c.writeRegions(); err != nil {
+		return err
 	}
 	if n := c.mostJSONBytes(); n > smallBuffer {
 		if err := c.take(n); err != nil {
@@ -88,29 +84,19 @@ func (c *call) writeHTTP(w http.ResponseWriter, conn *conn, b *body) error {
 	h["Content-Length"] = []string{strconv.Itoa(len(text) + binary)}
 	conn.beginAnswer(c.ended, len(text)+binary)
 	defer conn.endAnswer()
-	if binary > 0 && binary <= smallAnswer { // one write
-		for i := range c.outputs {
-			if o := &c.outputs[i]; o.region.region == nil && c.isBinary(o) {
-				for _, p := range o.parts {
-					text = append(text, p...)
-				}
+	if binary <= smallAnswer { // one write
+		c.eachBinary(func(p []byte) { text = append(text, p...) })
+		b.text = text
+	}
+	_, err := w.Write(text)
+	if binary > smallAnswer {
+		c.eachBinary(func(p []byte) {
+			if err == nil {
+				_, err = w.Write(p)
 			}
-		}
-		b.text, binary = text, 0
+		})
 	}
-	if _, err := w.Write(text); err != nil {
-		return nil // nobody is left to be told
-	}
-	for i := range c.outputs {
-		if o := &c.outputs[i]; binary > 0 && o.region.region == nil && c.isBinary(o) {
-			for _, p := range o.parts {
-				if _, err := w.Write(p); err != nil {
-					return nil
-				}
-			}
-		}
-	}
-	return nil
+	return nil // if it could not be written, nobody is left to be told
 }
 
 // Up to here copying an answer costs less than another system call.
@@ -128,28 +114,28 @@ type body struct {
 
 var bodies = sync.Pool{New: func() any { return new(body) }}
 
-func (b *body) open(g *Gateway, r *http.Request) error {
-	b.g, b.length = g, r.ContentLength
-	b.source.r = r.Body
+func (b *body) open(g *Gateway, r io.Reader, length int64, encoding string) error {
+	b.g, b.length = g, length
+	b.source.r = r
 	if b.length > int64(g.cfg.MaxMessageBytes) {
 		return tooLarge(b.length, g.cfg.MaxMessageBytes)
 	}
-	switch e := r.Header.Get("Content-Encoding"); strings.ToLower(e) {
+	switch strings.ToLower(encoding) {
 	case "", "identity":
 	case "gzip":
-		z, err := gzip.NewReader(r.Body)
+		z, err := gzip.NewReader(r)
 		if err != nil {
 			return badRequest("the body is no gzip: %v", err)
 		}
 		b.source.r, b.unzip, b.length = z, z, -1
 	case "deflate":
-		z, err := zlib.NewReader(r.Body)
+		z, err := zlib.NewReader(r)
 		if err != nil {
 			return badRequest("the body is no deflate: %v", err)
 		}
 		b.source.r, b.unzip, b.length = z, z, -1
 	default:
-		return refuse(http.StatusUnsupportedMediaType, 3, "Content-Encoding %q: gzip and deflate are known", e)
+		return refuse(http.StatusUnsupportedMediaType, 3, "Content-Encoding %q: gzip and deflate are known", encoding)
 	}
 	if b.length < 0 {
 		b.source.r, b.source.open = &limited{b.source.r, int64(g.cfg.MaxMessageBytes), g.cfg.MaxMessageBytes}, true

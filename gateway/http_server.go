@@ -1,17 +1,35 @@
 package gateway
 
 import (
+	"context"
+	"errors"
 	"net"
 	"net/http"
+	"sync"
+	"time"
 )
 
-// newHTTP makes the server of the REST side.
-func (g *Gateway) newHTTP(l *listener) *http.Server {
+// webServer is the REST side: sessions of our own for what is plain, and an
+// http.Server for the rest.
+type webServer struct {
+	g      *Gateway
+	l      *listener
+	usual  *http.Server
+	given  chan net.Conn // connections for the http.Server
+	closed chan struct{}
+	once   sync.Once
+
+	mu       sync.Mutex
+	sessions map[*session]struct{}
+}
+
+func (g *Gateway) newHTTP(l *listener) *webServer {
 	l.full = []byte("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n{\"error\":\"too many connections\"}")
 	if g.cfg.CertFile != "" {
 		l.full = nil
 	}
-	s := &http.Server{
+	s := &webServer{g: g, l: l, given: make(chan net.Conn), closed: make(chan struct{}), sessions: map[*session]struct{}{}}
+	s.usual = &http.Server{
 		Handler:           httpDoor{g},
 		TLSConfig:         g.tlsConfig("h2", "http/1.1"),
 		ReadHeaderTimeout: headerTimeout,
@@ -30,9 +48,116 @@ func (g *Gateway) newHTTP(l *listener) *http.Server {
 	return s
 }
 
-func (g *Gateway) serveHTTP(s *http.Server, l net.Listener) error {
-	if s.TLSConfig != nil {
-		return s.ServeTLS(l, "", "")
+// serve accepts connections until the server is closed.
+func (s *webServer) serve() error {
+	if s.usual.TLSConfig != nil { // encrypting costs more than sessions save
+		return s.usual.ServeTLS(s.l, "", "")
 	}
-	return s.Serve(l)
+	go func() { _ = s.usual.Serve((*givenListener)(s)) }()
+	for {
+		nc, err := s.l.Accept()
+		if err != nil {
+			select {
+			case <-s.closed:
+				return http.ErrServerClosed
+			default:
+			}
+			var t interface{ Temporary() bool } // out of descriptors, perhaps
+			if errors.As(err, &t) && t.Temporary() {
+				time.Sleep(10 * time.Millisecond)
+				continue
+			}
+			return err
+		}
+		c := nc.(*conn)
+		c.http = s
+		v := &session{door: httpDoor{s.g}, conn: c}
+		s.mu.Lock()
+		s.sessions[v] = struct{}{}
+		s.mu.Unlock()
+		go func() {
+			defer func() {
+				s.mu.Lock()
+				delete(s.sessions, v)
+				s.mu.Unlock()
+			}()
+			v.serve()
+		}()
+	}
 }
+
+// shutdown ends connections when they are idle, until all have ended or ctx has.
+func (s *webServer) shutdown(ctx context.Context) error {
+	s.once.Do(func() { close(s.closed) })
+	s.l.Close()
+	if err := s.usual.Shutdown(ctx); err != nil {
+		return err
+	}
+	for {
+		s.mu.Lock()
+		left := len(s.sessions)
+		for v := range s.sessions {
+			if v.state.CompareAndSwap(sessionIdle, sessionClosed) {
+				v.conn.Close()
+			}
+		}
+		s.mu.Unlock()
+		if left == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// close ends everything now.
+func (s *webServer) close() {
+	s.once.Do(func() { close(s.closed) })
+	s.l.Close()
+	s.usual.Close()
+	s.l.closeAll()
+}
+
+// give hands a connection to the http.Server.
+func (s *webServer) give(c *givenConn) {
+	select {
+	case s.given <- c:
+	case <-s.closed:
+		c.Close()
+	}
+}
+
+// givenListener is where the http.Server gets connections from.
+type givenListener webServer
+
+func (l *givenListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.given:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *givenListener) Close() error   { return nil }
+func (l *givenListener) Addr() net.Addr { return l.l.Addr() }
+
+// givenConn begins with what a session has read already.
+type givenConn struct {
+	*conn
+	ahead []byte
+}
+
+func (c *givenConn) Read(p []byte) (int, error) {
+	if len(c.ahead) > 0 {
+		n := copy(p, c.ahead)
+		c.ahead = c.ahead[n:]
+		return n, nil
+	}
+	return c.conn.Read(p)
+}
+
+func (c *givenConn) NetConn() net.Conn { return c.conn }

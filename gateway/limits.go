@@ -53,6 +53,8 @@ const (
 	answerPatience   = 30 * time.Second       // a caller may take to read its answer, beyond what its rate gives it
 	bodyPatience     = 10 * time.Second       // a body may take, beyond what its rate gives it
 	leastRate        = 1 << 20                // bytes a second
+	lingerTime       = 500 * time.Millisecond // for a caller to read an answer after which we hang up
+	hangUpInterval   = 50 * time.Millisecond  // how often callers that have hung up are looked for
 	sweepInterval    = time.Second            // how often slow connections are looked for
 	modelsInterval   = 5 * time.Second        // the broker is asked for its models that often, and when they change
 	noBrokerInterval = 250 * time.Millisecond // while there is none

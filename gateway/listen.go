@@ -2,11 +2,14 @@ package gateway
 
 import (
 	"context"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // listener bounds the connections and knows them all.
@@ -85,6 +88,12 @@ type conn struct {
 	// Of the answer that is being written (HTTP): until when it has to be.
 	answerUntil atomic.Int64
 
+	// Of a session: since when it waits for a request, and what to do when
+	// the caller hangs up meanwhile.
+	idleSince atomic.Int64
+	hungUp    atomic.Pointer[context.CancelFunc]
+	http      *webServer
+
 	shown      atomic.Pointer[shown]
 	identities struct {
 		sync.Mutex
@@ -145,7 +154,71 @@ func answerTime(size int) time.Duration {
 	return answerPatience + time.Duration(size)*time.Second/leastRate
 }
 
+// calm ends every watch over the connection.
+func (c *conn) calm() {
+	c.bodySince.Store(0)
+	c.answerUntil.Store(0)
+	c.idleSince.Store(0)
+}
+
+// linger closes the connection so that the caller can still read the answer:
+// closing it with something unread would make the kernel take the answer back.
+func (c *conn) linger() {
+	defer c.Close()
+	if t, ok := c.Conn.(*net.TCPConn); ok && t.CloseWrite() == nil {
+		_ = c.SetReadDeadline(time.Now().Add(lingerTime))
+		_, _ = io.CopyN(io.Discard, c.Conn, maxSmallBody)
+	}
+}
+
+// gone tells whether the caller has hung up, without reading.
+func (c *conn) gone() bool {
+	t, ok := c.Conn.(*net.TCPConn)
+	if !ok {
+		return false
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return true
+	}
+	gone := false
+	err = raw.Control(func(fd uintptr) {
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(poll, 0)
+		gone = err == nil && n > 0 && poll[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
+	})
+	return gone || err != nil
+}
+
+// lookForHangUps ends the requests of callers that have hung up. Nobody reads
+// from a session's connection while its request is under way.
+func (l *listener) lookForHangUps() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := range l.conns {
+		if cancel := c.hungUp.Load(); cancel != nil && c.bodySince.Load() == 0 && c.idleSince.Load() == 0 && c.gone() {
+			(*cancel)()
+		}
+	}
+}
+
+// closeAll hangs up on everybody.
+func (l *listener) closeAll() {
+	l.mu.Lock()
+	var all []*conn
+	for c := range l.conns {
+		all = append(all, c)
+	}
+	l.mu.Unlock()
+	for _, c := range all {
+		c.Close()
+	}
+}
+
 func (c *conn) sweep(now time.Time) {
+	if since := c.idleSince.Load(); since != 0 && now.Sub(time.Unix(0, since)) > idleTimeout {
+		_ = c.SetReadDeadline(time.Unix(1, 0))
+	}
 	if until := c.answerUntil.Load(); until != 0 && now.UnixNano() > until {
 		c.l.g.log.Warn("a caller does not read its answer, hung up", "address", c.peer.remote)
 		_ = c.SetWriteDeadline(time.Unix(1, 0))

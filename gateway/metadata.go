@@ -1,10 +1,6 @@
 package gateway
 
 import (
-	"strconv"
-	"strings"
-	"time"
-
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -40,7 +36,7 @@ func (k *model) metadata() *oip.ModelMetadataResponse {
 func (k *model) config() *oip.ModelConfig {
 	info := k.info.Load()
 	c := &oip.ModelConfig{
-		Name: k.name, Platform: platform, Backend: platform, MaxBatchSize: int32(info.maxBatchSize),
+		Name: k.name, Platform: platform, Backend: platform, MaxBatchSize: int32(info.settings.MaxBatchSize),
 		DynamicBatching:        k.batching(info),
 		ModelTransactionPolicy: &oip.ModelTransactionPolicy{},
 	}
@@ -60,17 +56,13 @@ func (k *model) config() *oip.ModelConfig {
 
 // batching tells the policy in Triton's words.
 func (k *model) batching(info *modelInfo) *oip.ModelDynamicBatching {
-	b := &oip.ModelDynamicBatching{PreserveOrdering: info.policy["preserve_order"] == "true"}
-	if d, err := time.ParseDuration(info.policy["wait_time"]); err == nil && d > 0 {
-		b.MaxQueueDelayMicroseconds = uint64(d.Microseconds())
+	s := info.settings
+	b := &oip.ModelDynamicBatching{PreserveOrdering: s.PreserveOrder, MaxQueueDelayMicroseconds: uint64(max(0, s.WaitTime).Microseconds())}
+	for _, n := range s.PreferredBatchSizes {
+		b.PreferredBatchSize = append(b.PreferredBatchSize, int32(n))
 	}
-	for _, text := range strings.FieldsFunc(info.policy["preferred_batch_sizes"], func(r rune) bool { return r == ',' || r == ' ' }) {
-		if n, err := strconv.Atoi(text); err == nil {
-			b.PreferredBatchSize = append(b.PreferredBatchSize, int32(n))
-		}
-	}
-	if n := info.levels(); n > 1 { // Triton counts them from 1
-		b.PriorityLevels, b.DefaultPriorityLevel = uint64(n), uint64(info.number("default_level")+1)
+	if n := s.LevelCount(); n > 1 { // Triton counts them from 1
+		b.PriorityLevels, b.DefaultPriorityLevel = uint64(n), uint64(s.DefaultPriority+1)
 	}
 	return b
 }

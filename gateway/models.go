@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -48,30 +48,17 @@ type model struct {
 
 // modelInfo is what may change while the model stays.
 type modelInfo struct {
-	policy       map[string]string // as docs/configuration.md
-	maxBatchSize int
-	workers      int
+	settings *policy.Settings
+	workers  int
 }
 
-func newModelInfo(b *admin.Model) *modelInfo {
-	i := &modelInfo{policy: b.Policy, workers: b.Workers}
-	i.maxBatchSize = max(1, i.number("max_batch_size"))
-	return i
-}
-
-// number of a policy's setting; 0 where it has none.
-func (i *modelInfo) number(key string) int {
-	n, _ := strconv.Atoi(i.policy[key])
-	return n
-}
-
-// levels counts the priority levels.
-func (i *modelInfo) levels() int {
-	n := 0
-	for i.policy["max_queue."+strconv.Itoa(n)] != "" {
-		n++
+func (m *models) newInfo(b *admin.Model) *modelInfo {
+	s, err := b.Policy.Resolve(b.Signature.Inputs)
+	if err != nil { // a broker of another release
+		m.g.log.Warn("the broker's policy is not understood, defaults are told instead", "model", b.Name, "error", err)
+		s, _ = policy.Policy{}.Resolve(b.Signature.Inputs)
 	}
-	return max(1, n)
+	return &modelInfo{settings: &s, workers: b.Workers}
 }
 
 func newModels(g *Gateway) *models {
@@ -127,7 +114,7 @@ func (m *models) refresh(ctx context.Context) {
 		if k == nil || !k.sig.Equal(&b.Signature) {
 			k = &model{g: m.g, name: b.Name, sig: b.Signature, variableInputs: tensor.VariableDims(b.Signature.Inputs)}
 		}
-		k.info.Store(newModelInfo(b))
+		k.info.Store(m.newInfo(b))
 		next[b.Name] = k
 	}
 	m.byName.Store(&next)
@@ -216,7 +203,7 @@ func (l *lane) client(ctx context.Context, k *model, window int) (*client.Client
 
 // dial asks for a large window and takes a smaller one where the ring is full.
 func (k *model) dial(ctx context.Context, window int) (*client.Client, error) {
-	least := min(window, k.info.Load().maxBatchSize)
+	least := min(window, k.info.Load().settings.MaxBatchSize)
 	for {
 		c, err := client.Dial(ctx, k.name, client.WithSocket(k.g.cfg.Socket), client.WithName("gateway"), client.WithWindow(window), client.WithMemory(k.g.cfg.Memory))
 		if err == nil || !errors.Is(err, status.ErrRingFull) || window <= least {
@@ -250,7 +237,7 @@ func (k *model) lane(rows int) (*lane, int) {
 		if rows == 1 {
 			return &k.single, k.g.cfg.Window
 		}
-		return &k.many, max(k.g.cfg.Window, info.maxBatchSize)
+		return &k.many, max(k.g.cfg.Window, info.settings.MaxBatchSize)
 	}
 	row := 1
 	for _, side := range [][]tensor.Spec{k.sig.Inputs, k.sig.Outputs} {
@@ -259,11 +246,11 @@ func (k *model) lane(rows int) (*lane, int) {
 		}
 	}
 	// The window's memory is touched when it is attached.
-	window := min(max(windowBytes/row, 2*info.maxBatchSize), maxWindow)
+	window := min(max(windowBytes/row, 2*info.settings.MaxBatchSize), maxWindow)
 	if rows == 1 {
 		return &k.single, window
 	}
-	return &k.many, max(window, 4*info.maxBatchSize)
+	return &k.many, max(window, 4*info.settings.MaxBatchSize)
 }
 
 // Windows that the gateway asks for by itself.

@@ -28,7 +28,7 @@ func (c *call) run(ctx context.Context) error {
 			return err
 		}
 		m := cl.Model()
-		most := min(m.MaxBatchSize, m.Window, c.model.info.Load().maxBatchSize)
+		most := min(m.MaxBatchSize, m.Window, c.model.info.Load().settings.MaxBatchSize)
 		if c.rows <= most {
 			err = c.runWhole(ctx, cl)
 		} else {

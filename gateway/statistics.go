@@ -2,12 +2,14 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // counters of one model: the requests that came in by this gateway. What
@@ -25,6 +27,9 @@ func (c *call) count(err error) {
 	now := time.Now()
 	total := uint64(now.Sub(c.began))
 	if err != nil {
+		if errors.Is(err, status.ErrDraining) { // until the broker is asked again
+			c.model.g.models.broker.Store(&err)
+		}
 		k.failed.Add(1)
 		k.failedNS.Add(total)
 		return

@@ -33,6 +33,9 @@ import (
 //	command = ["ringbatch", "torch", "resnet50.jit"]
 //	instances = 3
 //	gpus = [0]
+//
+//	[gateway]
+//	http = 8000
 type file struct {
 	Socket     string        `toml:"socket"`
 	AllowUIDs  []int         `toml:"allow_uids"`
@@ -43,6 +46,7 @@ type file struct {
 	MPS        bool          `toml:"mps"`
 	Models     []fileModel   `toml:"model"`
 	Workers    []fileWorker  `toml:"worker"`
+	Gateway    gatewayFlags  `toml:"gateway"`
 }
 
 type fileWorker struct {
@@ -148,6 +152,13 @@ func Parse(text string) (broker.Config, error) {
 		w, err := f.Workers[i].worker()
 		if err != nil {
 			return broker.Config{}, err
+		}
+		cfg.Workers = append(cfg.Workers, w)
+	}
+	if f.Gateway != nil {
+		w, err := f.Gateway.process()
+		if err != nil {
+			return broker.Config{}, fmt.Errorf("gateway: %w", err)
 		}
 		cfg.Workers = append(cfg.Workers, w)
 	}

@@ -2,6 +2,7 @@ package configfile
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -72,5 +73,25 @@ stop_time = "2s"
 		if _, err := Parse("[[worker]]\n" + bad); err == nil {
 			t.Errorf("accepted %q", bad)
 		}
+	}
+}
+
+func TestAGatewayIsAProcessWithTheFlagsOfItsTable(t *testing.T) {
+	cfg, err := Parse("[gateway]\nhttp = 8000\ngrpc = \"off\"\nsystem_shared_memory = true\nmodel = [\"a\", \"b\"]\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := cfg.Workers[0]
+	if got := strings.Join(w.Command[1:], " "); got != "gateway --grpc=off --http=8000 --model=a --model=b --system_shared_memory=true" || !w.Client || w.Name != Gateway {
+		t.Errorf("%+v", w)
+	}
+	if cfg, err = Parse("[gateway]\n"); err != nil || len(cfg.Workers) != 1 { // both doors, where they usually are
+		t.Errorf("%+v, %v", cfg.Workers, err)
+	}
+	if cfg, err = Parse(plainModel); err != nil || len(cfg.Workers) != 0 {
+		t.Errorf("%+v, %v", cfg.Workers, err)
+	}
+	if _, err := Parse("[gateway]\nhttp = { port = 1 }\n"); !errors.Is(err, status.ErrInvalid) {
+		t.Error(err)
 	}
 }

@@ -24,6 +24,7 @@ import (
 // Worker declares worker processes to start, watch and start again:
 // [[model.worker]] in the configuration file.
 type Worker struct {
+	Name      string // for logs and statistics; default: the model's
 	Command   []string
 	Instances int               // processes; default 1
 	GPUs      []int             // instance i gets GPUs[i modulo their number]; none: all are visible
@@ -32,6 +33,9 @@ type Worker struct {
 	// process may use under MPS; 0 for all.
 	ThreadPercentage int
 	StopTime         time.Duration // between SIGTERM and SIGKILL; default 10 s
+	// Client says that the process is no worker but uses the models, like a
+	// gateway: nobody counts on it to serve one.
+	Client bool
 }
 
 // Limits and defaults of supervision.
@@ -148,6 +152,9 @@ func (s *Supervisor) startWorkers(model string, n int, w *Worker) {
 	if n > 0 {
 		label += "." + strconv.Itoa(n)
 	}
+	if w.Name != "" {
+		label = w.Name
+	}
 	for i := range w.Instances {
 		p := &process{s: s, name: fmt.Sprintf("%s-%d", label, i), model: model, cfg: w, gpu: -1, stop: make(chan struct{}), lostBatch: make(chan struct{}, 1)}
 		if len(w.GPUs) > 0 {
@@ -240,7 +247,7 @@ func (s *Supervisor) MayServe(model string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.procs {
-		if p.sessions == 0 && p.failedStarts < hopelessStarts && p.state != "stopped" && (p.model == model || p.model == "") {
+		if !p.cfg.Client && p.sessions == 0 && p.failedStarts < hopelessStarts && p.state != "stopped" && (p.model == model || p.model == "") {
 			return true
 		}
 	}

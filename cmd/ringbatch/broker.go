@@ -50,6 +50,9 @@ func runBroker(ctx context.Context, args []string) error {
 			if cfg, err = configfile.Load(*config); err != nil {
 				return cfg, err
 			}
+			if err := checkGateway(cfg.Workers); err != nil {
+				return cfg, err
+			}
 		}
 		m, err := model.config(f)
 		if err != nil {

@@ -9,20 +9,41 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/broker/configfile"
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func runGateway(ctx context.Context, args []string) error {
+	cfg, level, err := gatewayConfig(args)
+	if err != nil {
+		return err
+	}
+	log, written, err := newLogger(level, os.Stderr)
+	if err != nil {
+		return err
+	}
+	defer written.end()
+	cfg.Logger, cfg.Version = log, version
+	cfg.Started = func(web, rpc net.Addr) { greet(ctx, &cfg, web, rpc) }
+	g, err := gateway.New(cfg)
+	if err != nil {
+		return err
+	}
+	return g.Serve(ctx)
+}
+
+// gatewayConfig reads the flags; those of [gateway] in a broker's file too.
+func gatewayConfig(args []string) (cfg gateway.Config, level string, err error) {
 	f := flags("gateway", "", "Open a network door to the broker's models: Open Inference Protocol (KServe v2) with Triton's\nextensions, over HTTP and gRPC. Only callers on this host are served unless told otherwise.",
 		`  ringbatch gateway
   ringbatch gateway --system_shared_memory
   ringbatch gateway --http 0.0.0.0:8000 --grpc off --tls_cert cert.pem --tls_key key.pem --token_file tokens
 `)
-	var cfg gateway.Config
 	socket := socketFlag(f)
-	f.StringVar(&cfg.HTTP, "http", gateway.DefaultHTTP, "address of the HTTP door, or off")
-	f.StringVar(&cfg.GRPC, "grpc", gateway.DefaultGRPC, "address of the gRPC door, or off")
+	f.StringVar(&cfg.HTTP, "http", gateway.DefaultHTTP, "address of the HTTP door, or a port on this host, or off")
+	f.StringVar(&cfg.GRPC, "grpc", gateway.DefaultGRPC, "address of the gRPC door, or a port on this host, or off")
 	f.StringSliceVar(&cfg.Models, "model", nil, "serve this model only (repeatable; default: all)")
 	f.StringVar(&cfg.CertFile, "tls_cert", "", "serve TLS with this certificate (PEM; read again when it changes)")
 	f.StringVar(&cfg.KeyFile, "tls_key", "", "and this key")
@@ -39,22 +60,29 @@ func runGateway(ctx context.Context, args []string) error {
 	f.DurationVar(&cfg.ClaimWait, "claim_wait", gateway.DefaultClaimWait, "how long a request without a deadline waits for room in the ring")
 	f.DurationVar(&cfg.DrainDelay, "drain_delay", 0, "after SIGTERM, how long readiness is false before requests are refused")
 	f.DurationVar(&cfg.DrainTime, "drain_time", gateway.DefaultDrainTime, "and how long accepted requests may take to finish")
-	level := f.String("log_level", "info", "debug, info, warn or error")
+	f.StringVar(&level, "log_level", "info", "debug, info, warn or error")
 	if err := parse(f, args, 0, 0); err != nil {
-		return err
+		return cfg, level, err
 	}
-	log, written, err := newLogger(*level, os.Stderr)
-	if err != nil {
-		return err
+	cfg.Socket = *socket
+	return cfg, level, nil
+}
+
+// checkGateway refuses a [gateway] that would not start.
+func checkGateway(workers []supervise.Worker) error {
+	for _, w := range workers {
+		if w.Name != configfile.Gateway || !w.Client {
+			continue
+		}
+		cfg, _, err := gatewayConfig(w.Command[2:])
+		if err == nil {
+			_, err = gateway.New(cfg)
+		}
+		if err != nil {
+			return fmt.Errorf("[gateway]: %w", err)
+		}
 	}
-	defer written.end()
-	cfg.Socket, cfg.Logger, cfg.Version = *socket, log, version
-	cfg.Started = func(web, rpc net.Addr) { greet(ctx, &cfg, web, rpc) }
-	g, err := gateway.New(cfg)
-	if err != nil {
-		return err
-	}
-	return g.Serve(ctx)
+	return nil
 }
 
 // greet says where the doors are, and a line to try.

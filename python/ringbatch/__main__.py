@@ -9,6 +9,7 @@ from ._library import binary_path
 
 
 def main() -> None:
+    os.environ["PYTHON"] = sys.executable  # what it starts in turn (ringbatch torch) has this interpreter's packages
     os.execv(binary_path(), ["ringbatch", *sys.argv[1:]])
 
 

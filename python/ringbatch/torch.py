@@ -32,12 +32,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Callable
 
 import torch
 
-from . import errors
+from . import _torch_cli, errors
 from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
 from ._torch_lanes import Engine, agree, failure
 from ._torch_planes import DTYPES, NAMES, Plane, Planes
@@ -217,7 +216,7 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
     """The upper bound: full batches from this process's own pinned memory, no broker.
 
     Before each batch is waited for go_on is asked, and ends everything by
-    returning False; done is called when it is through. As many batches are in
+    returning False; done is called when it is done. As many batches are in
     flight as a worker would have.
     """
     device = _device(o.pop("device", None))
@@ -251,48 +250,12 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
                 lane.start(batch)
 
 
-def _arguments() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        prog="ringbatch torch",
-        description="Serve a TorchScript file.",
-        epilog="Other flags are settings of the model's policy, which the broker reads: --max_batch_size=32 --wait_time=5ms",
-        allow_abbrev=False,
-    )
-    p.add_argument("file", type=Path, help="the TorchScript file, as torch.jit.save writes it")
-    p.add_argument("--input", action="append", required=True, metavar="SPEC", help="input tensor of one row, like 'x:f32[3,224,224]' (repeatable)")
-    p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running the model once)")
-    p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the file's)")
-    p.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
-    p.add_argument("--half", action="store_true", help="compute in float16")
-    p.add_argument("--bfloat16", action="store_true", help="compute in bfloat16")
-    p.add_argument("--channels_last", action="store_true", help="lay images out channels last")
-    p.add_argument("--cuda_graphs", action="store_true", default=None, help="record the model once per batch size and replay it (default: where that works)")
-    p.add_argument("--no_cuda_graphs", action="store_false", dest="cuda_graphs", help="launch the model's kernels one by one")
-    p.add_argument("--no_freeze", action="store_false", dest="freeze", help="leave the module as it is: fold and fuse no operations")
-    p.add_argument("--depth", type=int, default=2, help="batches in flight (default 2)")
-    p.add_argument("--socket", help="the broker's control socket")
-    p.add_argument("--alone", type=int, metavar="ROWS", help="no broker: run full batches of own data, one for each byte on standard input")
-    return p
-
-
-def _settings(flags: Sequence[str]) -> dict[str, Any]:
-    """Flags that are not ours: --key=value, --key value, or --key for true."""
-    settings: dict[str, str] = {}
-    key = ""
-    for flag in flags:
-        if flag.startswith("--"):
-            key, _, value = flag[2:].partition("=")
-            key = key.replace("-", "_")
-            settings[key] = value or "true"
-        elif settings.get(key) == "true":
-            settings[key] = flag
-        else:
-            raise ValueError(f"{flag!r} belongs to no flag")
-    return settings
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    a, rest = _arguments().parse_known_args(argv)
+    return serve_file(*_torch_cli.arguments(argv))
+
+
+def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
+    """What ``ringbatch torch`` does."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.jit")  # TorchScript is what was asked for
     how: dict[str, Any] = dict(
         half=a.half, bfloat16=a.bfloat16, channels_last=a.channels_last, cuda_graphs=a.cuda_graphs, freeze=a.freeze, depth=a.depth, device=a.device,
@@ -306,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for s in (signal.SIGINT, signal.SIGTERM):
             signal.signal(s, lambda *_: stop.set())
         name = a.name or os.environ.get("RINGBATCH_MODEL") or a.file.stem
-        serve(module, name, inputs=a.input, outputs=a.output, stop=stop, socket=a.socket, **how, **_settings(rest))
+        serve(module, name, inputs=a.input, outputs=a.output, stop=stop, socket=a.socket, **how, **settings)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         print(f"ringbatch torch: {failure(e)}", file=sys.stderr)
         return 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import re
@@ -9,10 +11,13 @@ import signal
 import socket as sockets
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 
+import numpy as np
 import pytest
+import ringbatch as rb
 from conftest import REPOSITORY, rb_wait
 from test_gunicorn import free_port, get
 
@@ -69,6 +74,76 @@ def test_gunicorn_app(served, flags):
     finally:
         p.terminate()
         assert p.wait(30) == 0
+
+
+@contextlib.contextmanager
+def server(folder, *command):
+    """An example that serves, with a broker of its own."""
+    folder.chmod(0o700)
+    env = {**os.environ, "RINGBATCH_SOCKET": str(folder / "b.sock")}
+    p = subprocess.Popen([sys.executable, *command], env=env)
+    try:
+        yield env
+    finally:
+        p.send_signal(signal.SIGINT)
+        assert p.wait(60) == 0
+
+
+def test_argparse_server(tmp_path):
+    with server(tmp_path, str(EXAMPLES / "argparse_server.py"), "--scale", "3", "--processes", "2") as env:
+        with rb.connect("scaled", socket=env["RINGBATCH_SOCKET"], wait=30) as m:
+            assert m(np.arange(4, dtype="float32")).tolist() == [0, 3, 6, 9]
+
+
+def test_fastapi_under_uvicorn_with_two_workers(served):
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("fastapi")
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES), "--workers", "2", "--port", str(port), "--log-level", "error", "fastapi_app:app"]
+    p = subprocess.Popen(command, env=served)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=httpx.HTTPTransport(retries=20), timeout=30) as c:
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    answer = c.post("/classify", json=[0.5] * 64)
+                    break
+                except httpx.TransportError:
+                    assert time.monotonic() < deadline and p.poll() is None
+                    time.sleep(0.1)
+            assert answer.status_code == 200 and 0 <= answer.json()["class"] < 10
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                assert {r.status_code for r in pool.map(lambda _: httpx.post(f"http://127.0.0.1:{port}/classify", json=[0.1] * 64, timeout=30), range(64))} == {200}
+            wrong = c.post("/classify", json=[1, 2, 3])
+            assert wrong.status_code == 400 and "expected" in wrong.json()["detail"]
+    finally:
+        p.terminate()
+        p.wait(60)
+
+
+def test_jpeg_server(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    files = []
+    for i, size in enumerate((8, 300, 41, 120)):
+        files.append(tmp_path / f"{i}.jpg")
+        image.new("RGB", (size, size), (10 * i, 100, 200)).save(files[-1])
+    files.append(tmp_path / "no.jpg")
+    files[-1].write_bytes(b"not a jpeg")
+    home = tmp_path / "run"
+    home.mkdir()
+    with server(home, str(EXAMPLES / "jpeg_server.py")) as env:
+        out = subprocess.check_output([sys.executable, str(EXAMPLES / "jpeg_server.py"), *map(str, files)], env=env, text=True, timeout=120).splitlines()
+    assert len(out) == 5 and "not a picture" in out[4]
+    for i, line in enumerate(out[:4]):
+        name, *rgb = line.split()
+        assert name == str(files[i]) and all(abs(int(got) - want) <= 3 for got, want in zip(rgb, (10 * i, 100, 200)))
+
+
+def test_a_detector_followed_by_a_recogniser(tmp_path):
+    with server(tmp_path, str(EXAMPLES / "detect_and_read.py")) as env:
+        out = subprocess.check_output([sys.executable, str(EXAMPLES / "detect_and_read.py"), "ask"], env=env, text=True, timeout=120)
+    assert out == f"{sum(i % 17 for i in range(24))} boxes in 24 images, 0 to 16 each, 0 images wrong\n"
 
 
 def test_simpledbi_example(tmp_path):

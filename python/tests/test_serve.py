@@ -189,3 +189,14 @@ def test_the_command():
     for command in ([sys.executable, "-m", "ringbatch", "version"], [rb.binary_path(), "version"]):
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("ringbatch ")
     assert subprocess.run([sys.executable, "-m", "ringbatch", "nonsense"], capture_output=True).returncode != 0
+
+
+def test_the_command_torch_explains_itself_without_torch_and_uses_the_interpreter_it_was_started_with(tmp_path):
+    (tmp_path / "python3").write_text("#!/bin/sh\necho another python >&2\nexit 9\n")
+    (tmp_path / "python3").chmod(0o700)
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch here')\n")
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    p = subprocess.run([sys.executable, "-m", "ringbatch", "torch", "--help"], capture_output=True, text=True, env=env)
+    assert p.returncode == 0 and "the TorchScript file" in p.stdout and "--channels_last" in p.stdout
+    p = subprocess.run([sys.executable, "-m", "ringbatch", "torch", "m.jit", "--input", "x:f32[1]"], capture_output=True, text=True, env=env)
+    assert p.returncode == 1 and "no torch here" in p.stderr and "another python" not in p.stderr

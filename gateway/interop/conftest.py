@@ -1,0 +1,97 @@
+"""A broker with workers and a gateway, as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RINGBATCH = ROOT / "bin" / "ringbatch"
+PERF = ROOT / "build" / "interop" / "perf"
+
+
+@dataclass
+class Doors:
+    """Where the gateway listens, and what it said when it started."""
+
+    http: str
+    grpc: str
+    greeting: str
+    socket: str
+
+
+class Processes:
+    """What was started, to be ended in the end."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.env = {**os.environ, "RINGBATCH_SOCKET": f"{folder}/broker.sock"}
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, *args: str) -> pathlib.Path:
+        log = pathlib.Path(self.folder) / f"{name}.log"
+        with log.open("wb") as out:
+            self.running.append(subprocess.Popen([RINGBATCH, *args], env=self.env, stdout=out, stderr=subprocess.STDOUT))
+        return log
+
+    def end(self) -> None:
+        for p in reversed(self.running):
+            p.send_signal(signal.SIGTERM)
+        for p in reversed(self.running):
+            try:
+                p.wait(20)
+            except subprocess.TimeoutExpired:
+                p.kill()
+
+
+def wait_for(log: pathlib.Path, pattern: str, seconds: float = 30) -> re.Match[str]:
+    """Wait until a process has written something."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := re.search(pattern, log.read_text()):
+            return found
+        time.sleep(0.05)
+    raise TimeoutError(f"{pattern!r} is not in {log}: {log.read_text()}")
+
+
+@pytest.fixture(scope="session")
+def doors() -> Iterator[Doors]:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o700)
+        p = Processes(folder)
+        try:
+            p.start("broker", "broker", "--log_level", "warn")
+            worker = ("worker", "--wait_for_broker", "20s", "--wait_time", "0")
+            p.start("affine", *worker, "--model", "affine", "--scale", "2", "--offset", "1", "--max_batch_size", "8")
+            p.start("image", *worker, "--model", "echo", "--name", "image", "--input", "x:f32[3,64,64]")
+            p.start("text", *worker, "--model", "echo", "--name", "text", "--input", "ids:i64[<=128]", "--input", "mask:bool[<=128]")
+            types = [f"--input={d}:{d}[3]" for d in ("bool", "u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64")]
+            p.start("types", *worker, "--model", "echo", "--name", "types", *types)
+            deadline = time.monotonic() + 30
+            while True:
+                out = subprocess.run([RINGBATCH, "models"], env=p.env, capture_output=True, text=True).stdout
+                if all(name in out for name in ("affine", "image", "text", "types")):
+                    break
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the models have not come: {out}")
+                time.sleep(0.1)
+            log = p.start("gateway", "gateway", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--system_shared_memory")
+            wait_for(log, r"try: .*\n")
+            text = log.read_text()
+            yield Doors(
+                http=re.search(r"^http (\S+)$", text, re.M)[1],  # type: ignore[index]
+                grpc=re.search(r"^grpc (\S+)$", text, re.M)[1],  # type: ignore[index]
+                greeting=text,
+                socket=p.env["RINGBATCH_SOCKET"],
+            )
+        finally:
+            p.end()

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# The gateway judged by programs that nobody here wrote: NVIDIA's tritonclient
+# (HTTP, gRPC, asyncio, system shared memory) and perf_analyzer. They live in
+# build/interop, and are installed once.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+root=$PWD/build/interop
+mkdir -p "$root"
+
+# tritonclient, the newest for this Python.
+want="tritonclient[all]==2.73.0 pytest==9.1.1"
+if [ "$(cat "$root/installed" 2>/dev/null)" != "$want" ]; then
+  python3 -m venv "$root/venv"
+  # shellcheck disable=SC2086
+  "$root/venv/bin/pip" install -q --disable-pip-version-check $want
+  echo "$want" > "$root/installed"
+fi
+
+# perf_analyzer comes in an older wheel of the same package. It wants the CUDA
+# runtime and libb64, even where neither is used.
+perf() {
+  mkdir -p "$root/perf" "$root/wheels"
+  "$root/venv/bin/pip" download -q --disable-pip-version-check --no-deps --only-binary=:all: --platform manylinux1_x86_64 -d "$root/wheels" tritonclient==2.51.0 || return 1
+  "$root/venv/bin/pip" download -q --disable-pip-version-check --no-deps -d "$root/wheels" nvidia-cuda-runtime-cu12==12.9.79 || return 1
+  "$root/venv/bin/python" - "$root" <<'PY' || return 1
+import pathlib, sys, zipfile
+root = pathlib.Path(sys.argv[1])
+for wheel in (root / "wheels").glob("*.whl"):
+    with zipfile.ZipFile(wheel) as z:
+        for name in z.namelist():
+            if name.endswith(("/bin/perf_analyzer", "/libcudart.so.12")):
+                (root / "perf" / pathlib.Path(name).name).write_bytes(z.read(name))
+PY
+  chmod +x "$root/perf/perf_analyzer"
+  if ! ldconfig -p | grep -q libb64.so.0d; then
+    (cd "$root/wheels" && { apt-get download -qq libb64-0d || { apt-get update -qq && apt-get download -qq libb64-0d; }; }) 2>/dev/null || return 1
+    dpkg -x "$root"/wheels/libb64-0d_*.deb "$root/wheels/libb64" && cp "$root"/wheels/libb64/usr/lib/*/libb64.so.0d "$root/perf/" || return 1
+  fi
+  LD_LIBRARY_PATH=$root/perf "$root/perf/perf_analyzer" --version >/dev/null 2>&1 || return 1
+}
+if [ ! -e "$root/perf/works" ]; then
+  if perf; then touch "$root/perf/works"; else echo "perf_analyzer cannot be installed here: its tests are SKIPPED"; fi
+fi
+
+mkdir -p bin
+go build -o bin/ringbatch ./cmd/ringbatch
+exec "$root/venv/bin/python" -m pytest -q -ra -p no:cacheprovider gateway/interop "$@"

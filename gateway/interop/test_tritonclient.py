@@ -1,0 +1,252 @@
+"""NVIDIA's client library, unmodified, against the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import queue
+import re
+import subprocess
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.grpc.aio as grpc_aio
+import tritonclient.http as http
+import tritonclient.http.aio as http_aio
+import tritonclient.utils.shared_memory as shm
+from conftest import Doors
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+KINDS = ["http", "grpc"]
+X = np.arange(32, dtype=np.float32).reshape(2, 16)
+
+
+def client(doors: Doors, kind: str):
+    if kind == "http":
+        return http.InferenceServerClient(doors.http, concurrency=8)
+    return grpc.InferenceServerClient(doors.grpc)
+
+
+def module(kind: str):
+    return {"http": http, "grpc": grpc}[kind]
+
+
+def given(kind: str, name: str, array: np.ndarray, **options):
+    t = module(kind).InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    t.set_data_from_numpy(array, **options)
+    return t
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_server_and_its_models_describe_themselves(doors: Doors, kind: str) -> None:
+    with client(doors, kind) as c:
+        assert c.is_server_live() and c.is_server_ready() and c.is_model_ready("affine")
+        options = {"as_json": True} if kind == "grpc" else {}
+        server = c.get_server_metadata(**options)
+        assert server["name"] == "ringbatch" and "binary_tensor_data" in server["extensions"]
+        about = c.get_model_metadata("affine", **options)
+        assert about["inputs"][0]["name"] == "x" and [int(d) for d in about["inputs"][0]["shape"]] == [-1, 16]
+        config = c.get_model_config("affine", **options)
+        config = config["config"] if kind == "grpc" else config
+        assert config["max_batch_size"] == 8 and config["input"][0]["data_type"] == "TYPE_FP32"
+        index = c.get_model_repository_index(**options)
+        models = index["models"] if kind == "grpc" else index
+        assert {m["name"] for m in models} == {"affine", "image", "text", "types"}
+        with pytest.raises(InferenceServerException, match="no model"):
+            c.get_model_metadata("nothing")
+        with pytest.raises(InferenceServerException, match="neither loads"):
+            c.load_model("affine")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_inference(doors: Doors, kind: str) -> None:
+    with client(doors, kind) as c:
+        got = c.infer("affine", [given(kind, "x", X)], request_id="seven", priority=1, timeout=10_000_000, parameters={"nobody": "knows"})
+        np.testing.assert_array_equal(got.as_numpy("y"), 2 * X + 1)
+        answer = got.get_response()
+        assert (answer["id"] if kind == "http" else answer.id) == "seven"
+
+
+def test_inputs_and_outputs_as_json(doors: Doors) -> None:
+    with client(doors, "http") as c:
+        got = c.infer("affine", [given("http", "x", X, binary_data=False)], outputs=[http.InferRequestedOutput("y", binary_data=False)])
+        np.testing.assert_array_equal(got.as_numpy("y"), 2 * X + 1)
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compressed_requests(doors: Doors, algorithm: str) -> None:
+    with client(doors, "http") as c:
+        got = c.infer("affine", [given("http", "x", X)], request_compression_algorithm=algorithm, response_compression_algorithm=algorithm)
+        np.testing.assert_array_equal(got.as_numpy("y"), 2 * X + 1)
+    with client(doors, "grpc") as g:
+        got = g.infer("affine", [given("grpc", "x", X)], compression_algorithm=algorithm)
+        np.testing.assert_array_equal(got.as_numpy("y"), 2 * X + 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_element_type(doors: Doors, kind: str) -> None:
+    arrays = {
+        "bool": np.array([[True, False, True]]),
+        "u8": np.array([[0, 7, 255]], np.uint8),
+        "i8": np.array([[-128, 0, 127]], np.int8),
+        "i16": np.array([[-32768, 0, 32767]], np.int16),
+        "i32": np.array([[-(2**31), 0, 2**31 - 1]], np.int32),
+        "i64": np.array([[-(2**63), 0, 2**63 - 1]], np.int64),
+        "f16": np.array([[0.5, -65504, np.inf]], np.float16),
+        "f32": np.array([[0.1, -1e30, np.nan]], np.float32),
+        "f64": np.array([[0.1, -1e300, np.inf]], np.float64),
+    }
+    with client(doors, kind) as c:
+        got = c.infer("types", [given(kind, n, a) for n, a in arrays.items()])
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(got.as_numpy(f"{name}_out"), array)
+        some = [module(kind).InferRequestedOutput("f16_out"), module(kind).InferRequestedOutput("bool_out")]
+        got = c.infer("types", [given(kind, n, a) for n, a in arrays.items()], outputs=some)
+        np.testing.assert_array_equal(got.as_numpy("f16_out"), arrays["f16"])
+        assert got.as_numpy("i8_out") is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_variable_dimensions_and_two_inputs(doors: Doors, kind: str) -> None:
+    with client(doors, kind) as c:
+        for n in (1, 17, 128):
+            ids = np.arange(3 * n, dtype=np.int64).reshape(3, n)
+            mask = ids % 2 == 0
+            got = c.infer("text", [given(kind, "mask", mask), given(kind, "ids", ids)])
+            np.testing.assert_array_equal(got.as_numpy("ids_out"), ids)
+            np.testing.assert_array_equal(got.as_numpy("mask_out"), mask)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_rows_than_a_batch_and_a_large_message(doors: Doors, kind: str) -> None:
+    with client(doors, kind) as c:
+        x = np.random.default_rng(1).random((100, 16), np.float32)
+        np.testing.assert_allclose(c.infer("affine", [given(kind, "x", x)]).as_numpy("y"), 2 * x + 1, rtol=1e-6)
+        x = np.random.default_rng(1).random((200, 3, 64, 64), np.float32)  # 9.8 MB
+        np.testing.assert_array_equal(c.infer("image", [given(kind, "x", x)]).as_numpy("y"), x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_at_once(doors: Doors, kind: str) -> None:
+    with client(doors, kind) as c:
+        answers: queue.Queue = queue.Queue()
+        for i in range(64):
+            x = np.full((1, 16), i, np.float32)
+            if kind == "http":
+                answers.put((i, c.async_infer("affine", [given(kind, "x", x)])))
+            else:
+                c.async_infer("affine", [given(kind, "x", x)], callback=lambda result, error, i=i: answers.put((i, result, error)))
+        for _ in range(64):
+            if kind == "http":
+                i, pending = answers.get()
+                got, error = pending.get_result(), None
+            else:
+                i, got, error = answers.get(timeout=20)
+            assert error is None
+            np.testing.assert_array_equal(got.as_numpy("y"), np.full((1, 16), 2 * i + 1, np.float32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_asyncio(doors: Doors, kind: str) -> None:
+    async def run() -> None:
+        c = http_aio.InferenceServerClient(doors.http) if kind == "http" else grpc_aio.InferenceServerClient(doors.grpc)
+        try:
+            xs = [np.full((1, 16), i, np.float32) for i in range(32)]
+            got = await asyncio.gather(*(c.infer("affine", [given(kind, "x", x)]) for x in xs))
+            for x, g in zip(xs, got):
+                np.testing.assert_array_equal(g.as_numpy("y"), 2 * x + 1)
+        finally:
+            await c.close()
+
+    asyncio.run(run())
+
+
+def test_a_stream_is_answered_one_by_one_in_order(doors: Doors) -> None:
+    with client(doors, "grpc") as c:
+        answers: queue.Queue = queue.Queue()
+        c.start_stream(lambda result, error: answers.put((result, error)))
+        for i in range(50):
+            shape = (1, 16) if i != 20 else (1, 15)
+            c.async_stream_infer("affine", [given("grpc", "x", np.full(shape, i, np.float32))], request_id=str(i))
+        for i in range(50):
+            got, error = answers.get(timeout=20)
+            if i == 20:
+                assert "shape" in str(error)
+                continue
+            assert error is None and got.get_response().id == str(i)
+            np.testing.assert_array_equal(got.as_numpy("y"), np.full((1, 16), 2 * i + 1, np.float32))
+        c.stop_stream()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_system_shared_memory(doors: Doors, kind: str) -> None:
+    given_region = shm.create_shared_memory_region("in", "/rb_interop_in", X.nbytes)
+    taken_region = shm.create_shared_memory_region("out", "/rb_interop_out", X.nbytes + 64)
+    try:
+        with client(doors, kind) as c:
+            c.unregister_system_shared_memory()
+            shm.set_shared_memory_region(given_region, [X])
+            c.register_system_shared_memory("in", "/rb_interop_in", X.nbytes)
+            c.register_system_shared_memory("out", "/rb_interop_out", X.nbytes + 64)
+            x = module(kind).InferInput("x", [2, 16], "FP32")
+            x.set_shared_memory("in", X.nbytes)
+            y = module(kind).InferRequestedOutput("y")
+            y.set_shared_memory("out", X.nbytes, offset=64)
+            got = c.infer("affine", [x], outputs=[y])
+            assert got.get_output("y") is not None
+            np.testing.assert_array_equal(shm.get_contents_as_numpy(taken_region, np.float32, [2, 16], offset=64), 2 * X + 1)
+            known = c.get_system_shared_memory_status(**({"as_json": True} if kind == "grpc" else {}))
+            names = set(known["regions"]) if kind == "grpc" else {r["name"] for r in known}
+            assert names == {"in", "out"}
+            with pytest.raises(InferenceServerException, match="already"):
+                c.register_system_shared_memory("in", "/rb_interop_in", X.nbytes)
+            with pytest.raises(InferenceServerException, match="out of range"):
+                c.register_system_shared_memory("far", "/rb_interop_in", 1 << 20)
+            far = module(kind).InferInput("x", [2, 16], "FP32")
+            far.set_shared_memory("in", X.nbytes, offset=4)
+            with pytest.raises(InferenceServerException, match="out of range"):
+                c.infer("affine", [far])
+            c.unregister_system_shared_memory("in")
+            c.unregister_system_shared_memory()
+            with pytest.raises(InferenceServerException, match="no shared-memory region"):
+                c.infer("affine", [x], outputs=[y])
+            with pytest.raises(InferenceServerException, match="CUDA shared memory is not supported"):
+                c.register_cuda_shared_memory("gpu", base64.b64encode(bytes(64)), 0, 64)
+    finally:
+        shm.destroy_shared_memory_region(given_region)
+        shm.destroy_shared_memory_region(taken_region)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_count_alike(doors: Doors, kind: str) -> None:
+    with client(doors, kind) as c:
+
+        def stats() -> dict:
+            s = c.get_inference_statistics("affine", **({"as_json": True} if kind == "grpc" else {}))
+            return s["model_stats"][0]["inference_stats"]
+
+        before = int(stats()["success"].get("count", 0))
+        for _ in range(5):
+            c.infer("affine", [given(kind, "x", X)])
+        after = stats()
+        counts = {int(after[k]["count"]) for k in ("success", "queue", "compute_input", "compute_infer", "compute_output")}
+        assert counts == {before + 5}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_are_the_clients_own_exceptions(doors: Doors, kind: str) -> None:
+    with client(doors, kind) as c:
+        with pytest.raises(InferenceServerException, match="FP32"):
+            c.infer("affine", [given(kind, "x", X.astype(np.float64))])
+        with pytest.raises(InferenceServerException, match="no input"):
+            c.infer("affine", [given(kind, "z", X)])
+        with pytest.raises(InferenceServerException, match="priority"):
+            c.infer("affine", [given(kind, "x", X)], priority=5)
+
+
+def test_the_line_that_it_prints_works(doors: Doors) -> None:
+    line = re.search(r"^try: (.*)$", doors.greeting, re.M)[1]  # type: ignore[index]
+    out = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout
+    assert json.loads(out)["outputs"][0]["data"] == [1] * 16

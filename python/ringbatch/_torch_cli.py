@@ -1,0 +1,77 @@
+"""The flags of ``ringbatch torch``. Without torch, so that --help works where it is not installed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Our own flags, and the settings of the model's policy."""
+    p = _parser()
+    own, rest = p.parse_known_args(argv)
+    try:
+        return own, _settings(rest)
+    except ValueError as e:
+        p.error(str(e))
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="ringbatch torch",
+        description="Serve a TorchScript file.",
+        epilog="Other flags are settings of the model's policy, which the broker reads: --max_batch_size=32 --wait_time=5ms",
+        allow_abbrev=False,
+    )
+    p.add_argument("file", type=Path, help="the TorchScript file, as torch.jit.save writes it")
+    p.add_argument("--input", action="append", required=True, metavar="SPEC", help="input tensor of one row, like 'x:f32[3,224,224]' (repeatable)")
+    p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running the model once)")
+    p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the file's)")
+    p.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
+    p.add_argument("--half", action="store_true", help="compute in float16")
+    p.add_argument("--bfloat16", action="store_true", help="compute in bfloat16")
+    p.add_argument("--channels_last", action="store_true", help="lay images out channels last")
+    p.add_argument("--cuda_graphs", action="store_true", default=None, help="record the model once per batch size and replay it (default: where that works)")
+    p.add_argument("--no_cuda_graphs", action="store_false", dest="cuda_graphs", help="launch the model's kernels one by one")
+    p.add_argument("--no_freeze", action="store_false", dest="freeze", help="leave the module as it is: fold and fuse no operations")
+    p.add_argument("--depth", type=int, default=2, help="batches in flight (default 2)")
+    p.add_argument("--socket", help="the broker's control socket")
+    p.add_argument("--alone", type=int, metavar="ROWS", help="no broker: run full batches of own data, one for each byte on standard input")
+    return p
+
+
+def _settings(flags: Sequence[str]) -> dict[str, str]:
+    """Flags that are not ours: --key=value, --key value, or --key for true."""
+    settings: dict[str, str] = {}
+    key = ""
+    for flag in flags:
+        if flag.startswith("--"):
+            key, _, value = flag[2:].partition("=")
+            key = key.replace("-", "_")
+            settings[key] = value or "true"
+        elif settings.get(key) == "true":
+            settings[key] = flag
+        else:
+            raise ValueError(f"{flag!r} belongs to no flag")
+    return settings
+
+
+def main() -> int:
+    parsed = arguments()
+    try:
+        from .torch import serve_file
+    except ModuleNotFoundError as e:
+        print(f"ringbatch torch: {e}: pip install 'ringbatch[torch]'", file=sys.stderr)
+        return 1
+    return serve_file(*parsed)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    # Not through the interpreter's end: after a lost context the driver's own
+    # clean-up can hang.
+    os._exit(status)
