@@ -34,7 +34,7 @@ gpu-bundle: cuda-toolchain ## what hack/gpu-run.sh needs on a machine with a GPU
 	$(CUDA_GO) build -tags cuda -o build/gpu/ringbatch ./cmd/ringbatch
 	$(CUDA_GO) build -tags cuda -o build/gpu/bench ./cmd/bench
 	$(CUDA_GO) test -tags cuda -c -o build/gpu/cuda.test ./worker/cuda
-	CGO_ENABLED=1 go build -buildmode=c-shared -o build/gpu/libringbatch.so ./cbindings
+	$(MAKE) -C cbindings BUILD=$(CURDIR)/build/gpu/c $(CURDIR)/build/gpu/c/libringbatch.so && cp build/gpu/c/libringbatch.so build/gpu/ && rm -r build/gpu/c
 
 .PHONY: cuda-check
 cuda-check: cuda-vet cuda-test cuda-ptx-check ## the tag cuda on a machine without a GPU

@@ -58,7 +58,7 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.IntVar(&c.MaxBatchSize, "max_batch_size", 32, "most rows of a batch")
 	f.IntVar(&c.ModelNum, "model_num", 1, "model worker processes")
 	c.WaitTime = seconds(5 * time.Millisecond)
-	f.Var(&c.WaitTime, "wait_time", "how long the oldest request waits for company: seconds as a number, or like 10ms")
+	f.Var(&c.WaitTime, "wait_time", "how long the oldest request waits for others to batch with: seconds as a number, or like 10ms")
 	f.BoolVar(&c.NoDynamicBatch, "no_dynamic_batch", false, "every producer runs the model by itself: the baseline")
 	f.StringVar(&c.ModelType, "model_type", "mlp", "the model: "+kindNames())
 	f.StringVar(&c.ModelPath, "model_path", "", "mlp, cuda-mlp: weights from this safetensors file; torch: the TorchScript file")

@@ -100,7 +100,7 @@ func (r *demoReport) sentence() string {
 		return ""
 	}
 	each, best := r.Lines[demoEach].result, r.Lines[demoWait].result
-	how := fmt.Sprintf("waiting at most %v for company", r.Config.WaitTime)
+	how := fmt.Sprintf("waiting at most %v for others to batch with", r.Config.WaitTime)
 	if now := r.Lines[demoNow].result; now.ItemsPerS > best.ItemsPerS {
 		best, how = now, "without waiting"
 	}

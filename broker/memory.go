@@ -14,7 +14,7 @@ import (
 
 // checkMemory refuses a ring that this machine could never back, or that the
 // broker's memory cgroup could not back now: asking is cheap, running into it
-// with clients attached is not. The pages are charged to whoever touches them
+// with clients attached is not. The pages are charged to the process that touches them
 // first, clients mostly; but where there is a limit they usually are in the
 // same container.
 func checkMemory(bytes int64) error {

@@ -1,4 +1,6 @@
-package main
+// Package cbindings tests the C library: a program that uses every function,
+// rightly and wrongly, as it is and under sanitizers.
+package cbindings
 
 import (
 	"context"
@@ -17,15 +19,15 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// The library and the programs that use it are built once for all tests.
-var built struct{ dir, plain, asan string }
+// What was built is kept for all tests.
+var built string
 
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "cbindings")
 	if err != nil {
 		panic(err)
 	}
-	built.dir = dir
+	built = dir
 	code := m.Run()
 	os.RemoveAll(dir)
 	os.Exit(code)
@@ -43,19 +45,38 @@ func run(t *testing.T, name string, args ...string) string {
 // sources are the program that uses the whole header.
 var sources = []string{"testdata/every.c", "testdata/misuse.c"}
 
-// program builds it against the library.
-func program(t *testing.T, flags ...string) string {
+// library builds and installs it, once, as a user would.
+func library(t *testing.T) (prefix string) {
 	t.Helper()
-	lib := filepath.Join(built.dir, "libringbatch.so")
-	if _, err := os.Stat(lib); err != nil {
-		run(t, "go", "build", "-buildmode=c-shared", "-o", lib, ".")
+	prefix = filepath.Join(built, "prefix")
+	if _, err := os.Stat(prefix); err != nil {
+		run(t, "make", "install", "BUILD="+filepath.Join(built, "objects"), "PREFIX="+prefix)
 	}
-	exe := filepath.Join(built.dir, "every"+strings.Join(flags, ""))
+	return prefix
+}
+
+// program builds it against the installed library.
+func program(t *testing.T) string {
+	t.Helper()
+	prefix := library(t)
+	exe := filepath.Join(built, "every")
 	if _, err := os.Stat(exe); err != nil {
-		args := slices.Concat([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I.", "-o", exe}, sources,
-			[]string{"-L" + built.dir, "-lringbatch", "-lpthread", "-Wl,-rpath," + built.dir}, flags)
-		run(t, "gcc", args...)
+		run(t, "cc", slices.Concat([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I" + prefix + "/include", "-o", exe}, sources,
+			[]string{"-L" + prefix + "/lib", "-lringbatch", "-pthread", "-Wl,-rpath," + prefix + "/lib"})...)
 	}
+	return exe
+}
+
+// sanitized builds program and library together with a sanitizer.
+func sanitized(t *testing.T, sanitizer string) string {
+	t.Helper()
+	library, err := filepath.Glob("src/*.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	exe := filepath.Join(built, "every-"+sanitizer)
+	run(t, "cc", slices.Concat([]string{"-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=" + sanitizer, "-fno-sanitize-recover=all", "-I.", "-pthread", "-o", exe},
+		sources, library)...)
 	return exe
 }
 
@@ -91,10 +112,14 @@ func TestCProgramUsesEveryFunction(t *testing.T) {
 }
 
 func TestCProgramUnderAddressSanitizer(t *testing.T) {
-	exe := program(t, "-fsanitize=address,undefined")
-	// The Go runtime takes SIGSEGV over and never frees its own memory.
-	env := []string{"ASAN_OPTIONS=handle_segv=0:detect_leaks=0:abort_on_error=0"}
-	execute(t, env, exe, startBroker(t), "3")
+	execute(t, nil, sanitized(t, "address,undefined"), startBroker(t), "3")
+}
+
+// Slots and words are also written by other processes, which no sanitizer
+// sees; what the threads of one client share it does. (It knows no child of
+// fork with threads.)
+func TestCProgramUnderThreadSanitizer(t *testing.T) {
+	execute(t, []string{"TSAN_OPTIONS=halt_on_error=1", "RB_NO_FORK=1"}, sanitized(t, "thread"), startBroker(t), "3")
 }
 
 func TestCProgramUnderValgrind(t *testing.T) {
@@ -105,7 +130,50 @@ func TestCProgramUnderValgrind(t *testing.T) {
 		t.Skip("no valgrind here")
 	}
 	execute(t, []string{"RB_SLOW=1"}, "valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite",
-		"--show-leak-kinds=definite", "--suppressions=testdata/go.supp", "--fair-sched=yes", program(t), startBroker(t), "1")
+		"--show-leak-kinds=definite", "--fair-sched=yes", "--child-silent-after-fork=yes", program(t), startBroker(t), "1")
+}
+
+func TestTheLibraryIsLight(t *testing.T) {
+	lib := filepath.Join(built, "light.so")
+	run(t, "strip", "-o", lib, filepath.Join(library(t), "lib", "libringbatch.so"))
+	info, err := os.Stat(lib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Size() > 300<<10 {
+		t.Errorf("the shared object has %d bytes", info.Size())
+	}
+	needed := regexp.MustCompile(`NEEDED.*\[(.*)\]`).FindAllStringSubmatch(run(t, "readelf", "-d", lib), -1)
+	for _, n := range needed {
+		if !strings.HasPrefix(n[1], "libc.so") && !strings.HasPrefix(n[1], "ld-linux") && !strings.HasPrefix(n[1], "libpthread") {
+			t.Errorf("it needs %s", n[1])
+		}
+	}
+}
+
+func TestPkgConfigAndTheStaticLibrary(t *testing.T) {
+	prefix := library(t)
+	pc, err := os.ReadFile(prefix + "/lib/pkgconfig/ringbatch.pc")
+	if err != nil || !strings.Contains(string(pc), "-I"+prefix+"/include") || !strings.Contains(string(pc), "-L"+prefix+"/lib") {
+		t.Errorf("%v\n%s", err, pc)
+	}
+	exe := filepath.Join(built, "static")
+	run(t, "cc", slices.Concat([]string{"-I" + prefix + "/include", "-o", exe}, sources, []string{prefix + "/lib/libringbatch.a", "-pthread"})...)
+	execute(t, nil, exe, startBroker(t), "1")
+}
+
+func TestCxxIncludesTheHeader(t *testing.T) {
+	if _, err := exec.LookPath("c++"); err != nil {
+		t.Skip("no C++ compiler here")
+	}
+	source := filepath.Join(built, "header.cc")
+	text := "#include <ringbatch.h>\nint main() { return rb_abi_version() == RB_ABI_VERSION ? 0 : 1; }\n"
+	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	prefix, exe := library(t), filepath.Join(built, "cxx")
+	run(t, "c++", "-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c++11", "-I"+prefix+"/include", "-o", exe, source, "-L"+prefix+"/lib", "-lringbatch", "-Wl,-rpath,"+prefix+"/lib")
+	run(t, exe)
 }
 
 func TestEveryFunctionOfTheHeaderIsUsedAndExported(t *testing.T) {
@@ -121,8 +189,7 @@ func TestEveryFunctionOfTheHeaderIsUsedAndExported(t *testing.T) {
 		}
 		source = append(source, text...)
 	}
-	program(t)
-	symbols := run(t, "nm", "-D", "--defined-only", filepath.Join(built.dir, "libringbatch.so"))
+	symbols := run(t, "nm", "-D", "--defined-only", filepath.Join(library(t), "lib", "libringbatch.so"))
 	functions := regexp.MustCompile(`(?m)^RB_API [^(]*?\*?(rb_\w+)\(`).FindAllStringSubmatch(string(header), -1)
 	if len(functions) < 40 {
 		t.Fatalf("the header declares only %d functions?", len(functions))

@@ -33,17 +33,17 @@
  *   clients and workers, RB_ERR_RELEASED for requests.
  * - A pointer that a function needs and that is NULL, and a flag that it does
  *   not have, is RB_ERR_INVALID; nothing is done then.
- * - A process that was forked after the library was loaded gets RB_ERR_FORKED
- *   from every function, at once, and nothing is done; also by those that
- *   close or release. The slots' memory is not mapped in such a child. A
- *   process that never loaded the library may fork freely: load it after.
+ * - Fork: a child may use its parent's clients. At the first use it attaches for
+ *   itself, with a window of its own, and the parent is undisturbed. Requests,
+ *   workers and batches are the parent's: RB_ERR_FORKED. The slots' memory is
+ *   not shared with the child; it finds zeros there.
  * - Threads: a client may be used by many threads at once, a request or a
  *   worker by one thread at a time.
- * - Signals do not end a wait: to look at a flag that a handler sets, wait with
- *   a timeout. No function may be called in a handler. A handler that is
- *   installed after rb_connect or rb_worker_attach must have SA_ONSTACK (those
- *   that are there already are given it: do not install one in another thread
- *   meanwhile), and no more than 24 KiB of stack.
+ * - Signals: a wait with a timeout (not a negative one) ends as if that were
+ *   over when a handler has run in its thread, 20 ms after it began, so that the
+ *   caller can look what it was for. No function may be called in a handler. The library has no
+ *   handler and changes no mask; its only thread, which rb_client_fd starts,
+ *   takes no signals.
  */
 #ifndef RINGBATCH_H
 #define RINGBATCH_H
@@ -90,7 +90,7 @@ typedef enum rb_status {
 	/* connecting */
 	RB_ERR_NO_BROKER = 11,            /* nothing listens on the socket */
 	RB_ERR_UNKNOWN_MODEL = 12,        /* the broker has no model of that name */
-	RB_ERR_VERSION = 13,              /* the peer speaks another layout version */
+	RB_ERR_VERSION = 13,              /* the peer speaks another version of the protocol */
 	RB_ERR_LAYOUT = 14,               /* segment geometry does not match its description */
 	RB_ERR_FORBIDDEN = 15,            /* this uid may not use this broker */
 	RB_ERR_NO_MEMORY = 16,            /* the kernel refused the memory */
@@ -239,8 +239,9 @@ typedef struct rb_request {
 
 /* Takes slots for a request of that many rows. dims are the actual sizes of
  * all inputs' variable dimensions, in order; NULL and 0 if there are none.
- * RB_ERR_FULL when the timeout ends first. The request is the caller's until
- * rb_release, rb_collect or rb_close. */
+ * RB_ERR_FULL when the timeout ends first; RB_ERR_TIMEOUT if it ends while
+ * attaching (in a forked child, or again after the broker's restart). The
+ * request is the caller's until rb_release, rb_collect or rb_close. */
 RB_API int rb_claim(rb_client client, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request);
 
 /* The k-th input of a request that is not committed yet: write here. Where the
@@ -299,9 +300,10 @@ RB_API int rb_request_timing(rb_client client, uint64_t request, rb_timing *timi
  * bytes are copied in or out before the call returns. */
 
 /* Claim, copy in, commit with `timeout` (0: none), wait at most `slice`, copy
- * out, release. If the slice, which is for all of that, ends first: RB_ERR_FULL
- * with *request 0 (nothing was sent), or RB_ERR_TIMEOUT with *request set; go
- * on with rb_wait and rb_collect, or rb_release it. */
+ * out, release. If the slice, which is for all of that, ends first: RB_ERR_FULL,
+ * or RB_ERR_TIMEOUT as of rb_claim, with *request 0 (nothing was sent), or
+ * RB_ERR_TIMEOUT with *request set; go on with rb_wait and rb_collect, or
+ * rb_release it. */
 RB_API int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice, uint64_t *request);
 
 /* The first half: claim without waiting (RB_ERR_FULL), copy in, commit. With
@@ -313,21 +315,29 @@ RB_API int rb_submit(rb_client client, uint32_t rows, const void *const *inputs,
  * failed. RB_ERR_NOT_DONE, and no release, while it is under way. */
 RB_API int rb_collect(rb_client client, uint64_t request, void *const *outputs);
 
-/* The three with their arguments in a structure that can be prepared once: for
- * languages in which each argument of a call costs. */
+/* The three, and two steps of a request without copies, with their arguments in
+ * a structure that can be prepared once: for languages in which each argument
+ * of a call costs. */
 typedef struct rb_inference {
 	rb_client client;
 	const void *const *inputs; /* infer, submit */
 	void *const *outputs;      /* infer, collect */
-	int64_t timeout;           /* infer, submit */
-	int64_t slice;             /* infer */
-	uint64_t request;          /* set by infer, and by submit if it returns RB_OK; taken by collect */
-	uint32_t rows;             /* infer, submit */
+	int64_t timeout;           /* infer, submit, run */
+	int64_t slice;             /* infer, claim, run */
+	uint64_t request;          /* set by infer, and by submit and claim if they return RB_OK; taken by collect and run */
+	uint32_t rows;             /* infer, submit, claim */
 	uint32_t flags;            /* submit */
+	uint32_t slot, attachment; /* set by claim, as in rb_request */
 } rb_inference;
 RB_API int rb_infer_prepared(rb_inference *inference);
 RB_API int rb_submit_prepared(rb_inference *inference);
 RB_API int rb_collect_prepared(const rb_inference *inference);
+
+/* rb_claim without dims, waiting for the slice at most. */
+RB_API int rb_claim_prepared(rb_inference *inference);
+/* rb_commit, then rb_wait for the slice at most: RB_ERR_TIMEOUT if it is under
+ * way then; go on with rb_wait. */
+RB_API int rb_run_prepared(const rb_inference *inference);
 
 /* ---- client: event loops ----------------------------------------------- */
 
@@ -422,6 +432,15 @@ RB_API int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i,
 /* Row i of the k-th tensor; of a ragged batch in its own size, which may be 0
  * bytes. Padding rows have no memory: RB_ERR_ROWS. */
 RB_API int rb_batch_row(const rb_batch *batch, int side, uint32_t k, uint32_t i, void **data, uint64_t *bytes);
+
+/* Copies all rows of the k-th tensor, one behind the other, and clears the
+ * padding behind them: pad_to rows in the batch's shape, RB_ERR_SIZE if the
+ * buffer is smaller. */
+RB_API int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint64_t bytes);
+
+/* The way back: copies rows of the k-th output, each of its largest size, to
+ * their slots. */
+RB_API int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes);
 
 /* The true shape of request i's rows in the k-th input: rank numbers. */
 RB_API int rb_batch_shape(const rb_batch *batch, uint32_t i, uint32_t k, uint64_t shape[RB_MAX_RANK]);

@@ -155,7 +155,7 @@ func TestARunningRequestReleasesItsCallerAtOnceAndItsSlotLater(t *testing.T) {
 			}()
 			select {
 			case err := <-claimed:
-				t.Errorf("claimed before the worker was through: %v", err)
+				t.Errorf("claimed before the worker was done: %v", err)
 			case <-time.After(50 * time.Millisecond):
 			}
 			b.Complete()

@@ -29,12 +29,6 @@ type Client struct {
 	err    error         // set once: closed, or the model is not what it was
 	why    error         // why it could not attach again; nil while there is a link
 
-	links    atomic.Pointer[[]*link] // attachments that may still have requests, see handle.go
-	attached uint32                  // how many there ever were
-	notifier atomic.Pointer[Notifier]
-	lender   *link        // whose slot is lent; guarded by the express's Inside
-	claimers atomic.Int32 // who wait in Claim, or are about to; raised under the link's mu
-
 	closing context.CancelFunc
 	done    chan struct{}
 }
@@ -51,13 +45,12 @@ type Model struct {
 }
 
 type options struct {
-	socket  string
-	window  int
-	name    string
-	wait    bool
-	timing  bool
-	memory  shm.Memory
-	express *shm.Express
+	socket string
+	window int
+	name   string
+	wait   bool
+	timing bool
+	memory shm.Memory
 }
 
 // Option changes how Dial connects.
@@ -154,9 +147,6 @@ func (c *Client) attach(ctx context.Context) (*link, error) {
 		return nil, err
 	}
 	l.timing = c.opts.timing
-	if l.express = c.opts.express; l.express != nil {
-		l.express.Reset()
-	}
 	return l, nil
 }
 
@@ -166,7 +156,7 @@ func (c *Client) keep(life context.Context, l *link) {
 	defer close(c.done)
 	for {
 		l.session.Gone()
-		c.set(nil, nil) // first: whoever learns that the link is dead does not find it here
+		c.set(nil, nil) // first: a caller that learns that the link is dead does not find it here
 		l.fail()
 		l.drop()
 		delay := firstRetry
@@ -225,7 +215,6 @@ func (c *Client) use(l *link) {
 	if l != nil {
 		info := l.model()
 		c.info.Store(&info)
-		c.remember(l)
 	}
 	c.live.Store(l)
 }
@@ -245,9 +234,6 @@ func (c *Client) Close() error {
 		l.session.StopWatching()
 	}
 	<-c.done
-	if n := c.notifier.Load(); n != nil {
-		n.close()
-	}
 	return nil
 }
 

@@ -21,11 +21,9 @@ type link struct {
 	board   *shm.Board
 	bell    *shm.Bell
 	first   uint32 // first slot of the window
-	number  uint32 // of this client's attachments, counted from 1
 	refs    atomic.Int64
 	dead    atomic.Bool  // the broker went away, or the client was closed
 	timing  bool         // measure Claim and Write
-	lent    bool         // a slot is lent; guarded by the express's Inside
 	woke    atomic.Int64 // when somebody last woke from the bell, on Now's clock
 
 	mu        sync.Mutex
@@ -38,8 +36,6 @@ type link struct {
 	abandoned []uint32      // released while a worker or the broker still has them
 	room      chan struct{} // closed when Claim should look again; nil if nobody waits
 	wait      waiting
-	notify    watching
-	express   *shm.Express // a slot may be lent through it; nil if not, or no longer
 }
 
 type slotState uint8
@@ -55,7 +51,6 @@ const (
 	slotCommitted
 	slotEnded
 	slotAbandoned
-	slotLent // see express.go
 )
 
 type slot struct {
@@ -64,7 +59,6 @@ type slot struct {
 	level  int8
 	held   bool // a worker may still write; decided together with status
 	cancel bool // the broker was told to cancel it
-	notify bool // its end is to be told through the notifier
 	rows   uint32
 	status status.Code // once ended
 	dims   [tensor.MaxVariableDims]uint32
@@ -136,12 +130,9 @@ func (l *link) fail() {
 	l.dead.Store(true)
 	l.mu.Lock()
 	l.wakeClaims()
-	l.wakeReaper()
 	l.mu.Unlock()
 	l.kick()
 	l.wakeFollowers()
-	l.tellNotifierAll()
-	l.endExpress()
 }
 
 // take claims rows consecutive free slots, lowest first: the slots used last
@@ -227,12 +218,7 @@ func (l *link) reapAbandoned() {
 
 // push sends one entry to the broker. The caller holds mu.
 func (l *link) push(e *shm.Commit) (ring bool) {
-	var full bool
-	if l.express != nil {
-		ring, full = l.commits.PushShared(l.express, e)
-	} else {
-		ring, full = l.commits.Push(e)
-	}
+	ring, full := l.commits.Push(e)
 	if full {
 		// Cannot happen while both sides keep the protocol: the ring has room
 		// for everything that a window can have under way.
@@ -259,7 +245,7 @@ func (l *link) ended(i uint32) bool {
 		return false
 	}
 	s.state = slotEnded
-	// Woken once for many: the clock was read by whoever woke.
+	// Woken once for many: the clock was read by the one who woke.
 	if s.seen = l.woke.Load(); s.seen < s.committed { // nobody had to wait
 		s.seen = shm.Now()
 	}

@@ -51,7 +51,7 @@ type input struct {
 	dtype tensor.DType
 	shape []int // rows first
 	src   source
-	size  int // bytes the source has; -1: it knows itself when it is through
+	size  int // bytes the source has; -1: it knows itself when it is done
 	index int // in the signature
 
 	region regionUse // if it lies in shared memory

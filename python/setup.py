@@ -1,6 +1,7 @@
 """Builds the shared library and the ringbatch command into the package.
 
-What the wheel then needs at run time is NumPy; Go is needed only here.
+The library is C, the command is Go. What the wheel then needs at run time is
+NumPy; the compilers are needed only here.
 """
 
 import os
@@ -21,22 +22,29 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 
 
-class BuildWithGo(build_py):
+class BuildNative(build_py):
     def run(self) -> None:
         super().run()
         native = Path(self.build_lib, "ringbatch", "_native").resolve()
         native.mkdir(parents=True, exist_ok=True)
         if not shutil.which("go") or not (REPOSITORY / "go.mod").exists():
-            sys.exit("building ringbatch needs Go and the whole repository: pip install ./python from its root")
-        self._go(native / "libringbatch.so", "./cbindings", "-buildmode=c-shared", cgo="1")
-        self._go(native / "ringbatch", "./cmd/ringbatch", cgo="0")
-        (native / "libringbatch.h").unlink()  # cgo's own; ours is the contract
+            sys.exit("building ringbatch needs a C compiler, Go and the whole repository: pip install ./python from its root")
+        self._library(native / "libringbatch.so")
+        self._go(native / "ringbatch", "./cmd/ringbatch")
         shutil.copy(REPOSITORY / "cbindings" / "ringbatch.h", native)
 
-    def _go(self, out: Path, package: str, *flags: str, cgo: str) -> None:
-        command = ["go", "build", "-trimpath", "-ldflags=-s -w", "-o", str(out), *flags, package]
+    def _library(self, out: Path) -> None:
+        sources = sorted(map(str, (REPOSITORY / "cbindings" / "src").glob("*.c")))
+        compiler = os.environ.get("CC", "cc").split()
+        flags = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread", "-s"]
+        self._run([*compiler, *flags, "-o", str(out), *sources])
+
+    def _go(self, out: Path, package: str) -> None:
+        self._run(["go", "build", "-trimpath", "-ldflags=-s -w", "-o", str(out), package], CGO_ENABLED="0")
+
+    def _run(self, command: list[str], **env: str) -> None:
         print(" ".join(command), flush=True)
-        subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "CGO_ENABLED": cgo}, check=True)
+        subprocess.run(command, cwd=REPOSITORY, env={**os.environ, **env}, check=True)
 
 
 class PlatformWheel(bdist_wheel):
@@ -50,4 +58,4 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-setup(cmdclass={"build_py": BuildWithGo, "bdist_wheel": PlatformWheel})
+setup(cmdclass={"build_py": BuildNative, "bdist_wheel": PlatformWheel})

@@ -18,9 +18,8 @@ func (b *Bell) Ring() {
 }
 
 // Wake wakes the waiter without ringing: for its own process, which tells it
-// by other means why. There may be two: the leader of the client's goroutines,
-// and a thread that sends through its Express. Both are of one process: if
-// one is being killed, so is the other.
+// by other means why. It wakes two: another process that may read the board and
+// waits there too does not take the wake-up away just by being first.
 func (b *Bell) Wake() { futexWakeUp(wordOf(&b.Count), 2) }
 
 // Wait parks until the bell's count is no longer seen, at most d and at most

@@ -29,7 +29,7 @@ import (
 
 // Word says how the request in a slot ended: generation, status, and whether
 // the slot is still held by a worker. Exactly one end counts for each
-// generation: whoever moves the word there first.
+// generation: the one who moves the word there first.
 //
 //	63          32 31        9   8    7      0
 //	+-------------+-----------+------+--------+

@@ -11,7 +11,7 @@ import (
 // slept runs a model's first steps more slowly.
 //
 // It does so only while that pays, which the last wait tells; so an owner
-// without traffic parks at once. It yields the core to whoever else wants it.
+// without traffic parks at once. It yields the core to others who want it.
 // The zero value does not spin before Limit is set.
 type Spin struct {
 	Limit int64 // how long it spins, nanoseconds

@@ -98,7 +98,7 @@ func (w *Worker) finished(b *Batch, done *shm.Done) {
 	w.answered.Store(done.Finished)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ring, full := w.done.Push(done) // a ring of one producer: whoever holds mu
+	ring, full := w.done.Push(done) // a ring of one producer: the holder of mu
 	if full {
 		panic("ringbatch: done ring is full") // cannot happen: it has room for twice the depth
 	}

@@ -36,7 +36,7 @@ func TestAPeakIsForgottenAfterTwoPeriods(t *testing.T) {
 	for range 100 {
 		one(0)
 		if len(b.Decide(0).Dispatches) == 0 {
-			waits++ // for its own company
+			waits++ // for other requests of its own client
 			b.Cancel(0)
 			continue
 		}

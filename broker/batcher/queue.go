@@ -70,7 +70,7 @@ func (b *Batcher) withdrawUnfiled(id RequestID) (heads uint64) {
 	return heads
 }
 
-// setReadyTimer computes when id stops waiting for company: after the wait
+// setReadyTimer computes when id stops waiting for others to batch with: after the wait
 // time, but never later than half of its own time budget. The budget ends at
 // its deadline, or at the queue timeout that would reject it.
 func (b *Batcher) setReadyTimer(now Time, id RequestID) {

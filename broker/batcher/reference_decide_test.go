@@ -28,7 +28,7 @@ func (b *reference) someoneCouldJoin() bool {
 	return false
 }
 
-// readyAt is when r stops waiting for company.
+// readyAt is when r stops waiting for others to batch with.
 func (b *reference) readyAt(r *refRequest) Time {
 	wait := Time(b.settings.WaitTime)
 	budget := r.Deadline

@@ -96,7 +96,7 @@ func (p *process) live() (group int, why string, stopped bool) {
 	cmd := exec.Command(p.cfg.Command[0], p.cfg.Command[1:]...)
 	cmd.Env = p.s.environment(p)
 	// A group of its own, so that Ctrl-C reaches only the broker, which then
-	// ends the worker when its requests are through.
+	// ends the worker when its requests are done.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	cmd.WaitDelay = time.Second // a grandchild that keeps the pipe open must not keep us
 	out, in := io.Pipe()

@@ -34,7 +34,7 @@ func newLogWriter(w io.Writer, lines int) *logWriter {
 		for line := range l.lines {
 			text = append(text, line...)
 			if line != nil && len(l.lines) > 0 && len(text) < logWrite {
-				continue // one write for many: otherwise whoever formats them is quicker
+				continue // one write for many: otherwise formatting them is quicker
 			}
 			if n := l.lost.Swap(0); n > 0 {
 				text = fmt.Appendf(text, "time=%s level=WARN msg=\"lines of the log were lost: it was not read quickly enough\" lines=%d\n",

@@ -130,7 +130,7 @@ inline End(k, number, isok, isheld, won) {
     }
 }
 
-/* Ring: add one, wake the one waiter that the word has. One step: whoever
+/* Ring: add one, wake the one waiter that the word has. One step: the one who
    waits between the two sees the new count and does not sleep. */
 inline Ring(c) {
 #ifdef ONE_BELL                         /* both clients wait on one word */
@@ -613,7 +613,7 @@ over:
     }
 }
 
-/* ---- whoever kills ---- */
+/* ---- the killer ---- */
 
 proctype Adversary() {
 end_adversary:

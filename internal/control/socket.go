@@ -31,7 +31,7 @@ func fallbackFolder() string {
 
 // CheckFolder refuses a socket in the fallback folder if that is not this
 // user's own: anybody can make one of that name first, and would be sent this
-// user's inputs. A folder that was chosen is trusted by whoever chose it.
+// user's inputs. A folder that was chosen is trusted by the one who chose it.
 func CheckFolder(socket string) error {
 	dir := filepath.Dir(socket)
 	if dir != fallbackFolder() {

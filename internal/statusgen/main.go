@@ -27,7 +27,7 @@ var targets = []struct {
 	{"status/codes.go", goConstants},
 	{"client/errors.go", clientErrors},
 	{"cbindings/ringbatch.h", cEnum},
-	{"cbindings/status.c", cTable},
+	{"cbindings/src/status.c", cTable},
 	{"python/ringbatch/errors.py", pythonClasses},
 	{"docs/errors.md", markdown},
 }

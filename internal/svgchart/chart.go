@@ -1,6 +1,6 @@
 // Package svgchart draws line and bar charts as SVG that a browser and a README
 // show as they are: axes with units, a legend, a title, no script, no font to
-// load. It is small on purpose; whoever needs more should export the numbers.
+// load. It is small on purpose; who needs more should export the numbers.
 //
 //	figure := svgchart.Figure{
 //		Title: "ResNet-50, 128 producers",

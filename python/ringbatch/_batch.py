@@ -72,7 +72,7 @@ class Batch:
     def __init__(self, ring: Ring, buffers: Buffers, batch: RingBatch, debug: bool = False) -> None:
         self._sig, self._mapping, self._buffers = ring.signature, ring.mapping, buffers
         self._raw, self._b = batch, batch.c
-        self._life = Life(ring.mapping)
+        self._life = Life(ring.mapping.memory)
         self._debug = debug
         if debug:
             for t in self._sig.outputs:

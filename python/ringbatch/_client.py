@@ -18,11 +18,21 @@ from . import _structs as c
 from . import errors
 from ._completions import Completions
 from ._core import Core, Rows, encode, nanoseconds
-from ._library import Process, check, check_fork, load
+from ._library import Process, check, load
 from ._request import Request
 from ._split import gather_split, pieces, run_split, submit_split
 from ._tensors import Tensor
 from ._views import Mapping as SharedMapping
+
+_making = threading.Lock()  # of completions
+
+
+def _in_child() -> None:
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def connect(
@@ -70,7 +80,6 @@ class Model:
         self._socket = socket
         self._cast = cast
         self._completions: Completions | None = None
-        self._lock = threading.Lock()
         sig = core.signature
         self._many_outputs = len(sig.outputs) > 1
         self._one = core.quick()
@@ -260,7 +269,7 @@ class Model:
     ) -> Any:
         """Runs one item, or some rows, in asyncio: no thread waits. The keywords are those of a call."""
         core = self._core
-        if Process.forked or core.closed:
+        if core.closed:
             self._check()
         quick = core.single and priority is None and len(inputs) == 1 and not named
         if quick:
@@ -275,7 +284,7 @@ class Model:
             read = self._reader(rows)
         held = core.signature.sized and priority is None
         loop = asyncio.get_running_loop()
-        completions = self._completions or self._ready()
+        completions = self._ready()
         completions.watch_by_loop(loop)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -302,11 +311,14 @@ class Model:
             raise
 
     def _ready(self) -> Completions:
-        if self._completions is None:
-            with self._lock:
-                if self._completions is None:
-                    self._completions = Completions(self._core)
-        return self._completions
+        """What serves submit and ainfer; a forked child has its own."""
+        ready = self._completions
+        if ready is None or ready.generation != Process.generation:
+            with _making:
+                ready = self._completions
+                if ready is None or ready.generation != Process.generation:
+                    ready = self._completions = Completions(self._core)
+        return ready
 
     def _send(self, arrays: list[np.ndarray], rows: int, timeout: float | None, priority: int | None, flags: int = c.NOTIFY) -> int:
         """Sends a request whose end will be told; 0 if there is no room."""
@@ -340,15 +352,14 @@ class Model:
         raise TypeError(f"a connection cannot be copied or pickled: call ringbatch.connect({self.name!r}) in the process that uses it")
 
     def _check(self) -> None:
-        check_fork()
         if self._core.closed:
             raise errors.Closed(f"the connection to {self.name} was closed")
 
     def close(self) -> None:
         """Disconnects. What is in flight ends with an error; views of requests are over."""
-        if Process.forked or self._core.closed:
+        if self._core.closed:
             return
-        if self._completions is not None:
+        if self._completions is not None and self._completions.generation == Process.generation:
             self._completions.close()
         self._core.close()
 

@@ -20,6 +20,7 @@ from typing import Any, Callable, Optional
 
 from . import errors
 from ._core import Core
+from ._library import Process
 
 _REAP = 256  # at most so many in one go
 _HOLD = 16  # at most so many; then the worker has something to do while the loop sends the rest
@@ -34,6 +35,7 @@ Waiter = tuple[Any, Optional[asyncio.AbstractEventLoop], Callable[[int], Any]]
 class Completions:
     def __init__(self, core: Core) -> None:
         self._core = core
+        self.generation = Process.generation
         self._lock = threading.Lock()
         self._waiters: dict[int, Waiter] = {}
         self._early: set[int] = set()  # ended before their waiter was listed

@@ -10,7 +10,6 @@ import array
 import ctypes
 import os
 import sys
-import threading
 import time
 from ctypes import addressof, c_uint32, c_uint64, c_void_p
 from typing import Any, Callable, Union
@@ -19,13 +18,14 @@ import numpy as np
 
 from . import _structs as c
 from . import errors
-from ._library import FOREVER_NS, SLICE_NS, check, check_fork, last_error, load
+from ._library import FOREVER_NS, SLICE_NS, check, last_error, load
 from ._tensors import Signature, Tensor
 from ._views import Mapping, strided
 
 _FULL = errors.Full.status
 _TIMEOUT = errors.Timeout.status
 _SHAPE = errors.Shape.status
+_NOT_SENT = (errors.Released.status, errors.Committed.status, errors.Closed.status, errors.Forked.status, errors.Invalid.status)
 
 # Rows of an output: an array, or a list of one array per row where rows differ in size.
 Rows = Union[np.ndarray, list[np.ndarray]]
@@ -52,7 +52,7 @@ def nanoseconds(timeout: float | None) -> int:
 class Scratch:
     """Room for the arguments of a call."""
 
-    __slots__ = ("call", "call_at", "inputs", "one", "one_at", "outputs", "words")
+    __slots__ = ("call", "call_at", "inputs", "one", "one_at", "outputs", "step", "step_at", "step_words", "words")
 
     def __init__(self, handle: int, signature: Signature) -> None:
         self.inputs = (c_void_p * len(signature.inputs))()
@@ -65,10 +65,18 @@ class Scratch:
         self.one = c.Inference.from_buffer(self.words)
         self.one.client, self.one.slice, self.one.rows = handle, SLICE_NS, 1
         self.one_at = addressof(self.one)
+        # For claiming and running one row without copies; slice and timeout change.
+        self.step_words = array.array("Q", bytes(ctypes.sizeof(c.Inference)))
+        self.step = c.Inference.from_buffer(self.step_words)
+        self.step.client, self.step.slice, self.step.rows = handle, SLICE_NS, 1
+        self.step_at = addressof(self.step)
 
 
-# The words of Inference: where the addresses of inputs and outputs are, and the request.
-_INPUTS, _OUTPUTS, _REQUEST = (field.offset // 8 for field in (c.Inference.inputs, c.Inference.outputs, c.Inference.request))
+# The words of Inference: where the addresses of inputs and outputs are, the
+# timeout, the request, and the slot (the lower half) with its attachment.
+_INPUTS, _OUTPUTS, TIMEOUT, REQUEST, SLOT = (
+    field.offset // 8 for field in (c.Inference.inputs, c.Inference.outputs, c.Inference.timeout, c.Inference.request, c.Inference.slot)
+)
 
 _SMALL_BYTES = 16 << 10  # what is not contiguous is made so first; a larger one is written to its slot as it is
 
@@ -108,12 +116,13 @@ class Core:
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.INPUT, info.inputs),
             tensors(self.lib, self.lib.rb_client_tensor, self.handle, c.OUTPUT, info.outputs),
         )
+        self.plain = not self.signature.variable_inputs
         self.single = _DATA_AT > 0 and self.signature.single
         # Not one for each thread: a signal's handler may call too, in the midst of a call.
         self._pool: list[Scratch] = []
+        self.rb_claim, self.rb_run, self.rb_release = self.lib.rb_claim_prepared, self.lib.rb_run_prepared, self.lib.rb_release
         self._rb_infer, self._rb_submit, self._rb_collect = self.lib.rb_infer_prepared, self.lib.rb_submit_prepared, self.lib.rb_collect_prepared
         self._mapping: Mapping | None = None
-        self._mapping_lock = threading.Lock()
 
     @property
     def info(self) -> c.Model:
@@ -145,7 +154,6 @@ class Core:
             raise self.error(status)
 
     def error(self, status: int) -> errors.Error:
-        check_fork()
         if self.closed:
             return errors.Closed(f"the connection to {self.name} was closed")
         return last_error(self.lib, status)
@@ -171,7 +179,7 @@ class Core:
             if status == 0:
                 return r
             left = deadline - time.monotonic_ns()
-            if status != _FULL or left <= 0:
+            if status not in (_FULL, _TIMEOUT) or left <= 0:
                 raise self.error(status)
 
     def wait(self, request: int, timeout_ns: int) -> None:
@@ -189,14 +197,38 @@ class Core:
     def release(self, request: int) -> None:
         self.lib.rb_release(self.handle, request)
 
-    def mapping(self, r: c.Request) -> Mapping:
+    def claim_one(self) -> tuple[int, int, int]:
+        """claim for one row of a model of fixed shapes: the request, its slot and its attachment."""
+        s = self.scratch()
+        status = self.rb_claim(s.step_at)
+        request, place = s.step_words[REQUEST], s.step_words[SLOT]
+        self._pool.append(s)
+        if status:
+            r = self.claim(1, [], 0)
+            return r.id, r.slot, r.attachment
+        return request, place & 0xFFFFFFFF, place >> 32
+
+    def run_one(self, request: int, timeout_ns: int, committed: Callable[[], None]) -> None:
+        """Commits, tells that, and waits for the end."""
+        s = self.scratch()
+        words = s.step_words
+        words[REQUEST], words[TIMEOUT] = request, timeout_ns
+        status = self.rb_run(s.step_at)
+        self._pool.append(s)
+        if status not in _NOT_SENT:
+            committed()
+        if status == _TIMEOUT:
+            self.wait(request, 0)
+        elif status:
+            raise self.error(status)
+
+    def mapping(self, request: int, attachment: int) -> Mapping:
         """The mapping that a request lies in; another one after a broker's restart."""
         m = self._mapping
-        if m is None or m.attachment != r.attachment:
+        if m is None or m.attachment != attachment:
             out = c.Map()
-            self.check(self.lib.rb_request_map(self.handle, r.id, addressof(out)))
-            with self._mapping_lock:
-                m = self._mapping = Mapping(self.lib, out)
+            self.check(self.lib.rb_request_map(self.handle, request, addressof(out)))
+            m = self._mapping = Mapping(self.lib, out)
         return m
 
     def present_mapping(self) -> Mapping:
@@ -218,8 +250,8 @@ class Core:
 
         All it needs is in one place, its defaults: where many processes take
         turns on few cores, caches are cold, and each object looked at costs
-        more than the step it is for. Whether the process was forked or the
-        client closed is left to the library, which looks in any case.
+        more than the step it is for. Whether the client was closed is left to
+        the library, which looks in any case.
         """
         if not self.single:
             return lambda _x: None
@@ -251,13 +283,13 @@ class Core:
             words = s.words
             words[_INPUTS] = id(x) + _DATA_AT
             words[_OUTPUTS] = id(y) + _DATA_AT
-            words[_REQUEST] = 0
+            words[REQUEST] = 0
             try:
                 status = infer(s.one_at)
                 if status:
                     self._unsliced(s.one, status, 0)
             except BaseException:  # perhaps a signal's handler raised it
-                self.release(words[_REQUEST])
+                self.release(words[REQUEST])
                 raise
             append(s)
             return y
@@ -284,14 +316,14 @@ class Core:
 
     def _unsliced(self, call: c.Inference, status: int, deadline: int) -> None:
         """Goes on where one slice of the call was not enough, or raises. The deadline counts if the call has a timeout."""
-        while status == _FULL:
+        while status == _FULL or (status == _TIMEOUT and not call.request):  # no slot yet, or not attached yet
             if call.timeout:
                 left = deadline - time.monotonic_ns()
                 if left <= 0:
                     break
                 call.timeout, call.slice = left, min(left, SLICE_NS)
             status = self._rb_infer(addressof(call))
-        if status == _TIMEOUT:
+        if status == _TIMEOUT and call.request:
             self.wait(call.request, 0)
             status = self._rb_collect(addressof(call))
         self.check(status)
@@ -310,7 +342,7 @@ class Core:
         self._pool.append(s)
         if status == 0:
             return request
-        if status == _FULL:
+        if status in (_FULL, _TIMEOUT):  # no slot yet, or not attached yet
             return 0
         raise self.error(status)
 

@@ -1,34 +1,32 @@
-"""The shared library: found at import, loaded at the first connection.
-
-Not loading it earlier is what lets a process import ringbatch and fork as it
-likes: only a process that has the library loaded must not fork and go on
-using it in the child.
-"""
+"""The shared library: found at import, loaded at the first use."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from pathlib import Path
 
 from . import errors
 from ._structs import ABI_VERSION, PROTOTYPES
 
+if not sys.platform.startswith("linux"):
+    raise ImportError(f"ringbatch runs on Linux only: it shares sealed memory (memfd) and futexes between processes, which {sys.platform} has not")
+
 _NATIVE = Path(__file__).with_name("_native")
 
 
 class Process:
-    """What fork has done to this process."""
+    """Which process this is: a forked child keeps what its parent had apart from its own."""
 
-    loaded = False
-    forked = False  # the library was loaded before the fork: it cannot be used
+    generation = 0
 
 
 def _in_child() -> None:
     global _lock
     _lock = threading.Lock()
-    Process.forked = Process.forked or Process.loaded
+    Process.generation += 1
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -47,18 +45,9 @@ def binary_path() -> str:
     return os.environ.get("RINGBATCH_BINARY") or str(_NATIVE / "ringbatch")
 
 
-def check_fork() -> None:
-    if Process.forked:
-        raise errors.Forked(
-            "this process was forked after ringbatch had connected in its parent: connect in the children "
-            "only, or start them by spawn or forkserver"
-        )
-
-
 def load() -> ctypes.CDLL:
     """Loads the library, once."""
     global _library
-    check_fork()
     if _library is not None:
         return _library
     with _lock:
@@ -67,7 +56,6 @@ def load() -> ctypes.CDLL:
                 lib = ctypes.CDLL(library_path())
             except OSError as e:
                 raise errors.Error(f"cannot load {library_path()}: {e}; reinstall ringbatch") from e
-            Process.loaded = True
             if lib.rb_abi_version() != ABI_VERSION:
                 raise errors.Version(f"{library_path()} has ABI version {lib.rb_abi_version()}, this package needs {ABI_VERSION}")
             for name, (result, arguments) in PROTOTYPES.items():
@@ -90,6 +78,7 @@ def check(lib: ctypes.CDLL, status: int) -> None:
         raise last_error(lib, status)
 
 
-# Blocking calls return at least this often, so that Python can handle signals.
+# Blocking calls return when a signal's handler has run, and at least this often
+# in case that was in another thread: so Python can handle signals.
 SLICE_NS = 50_000_000
 FOREVER_NS = 1 << 62

@@ -11,9 +11,9 @@ import numpy as np
 from . import _structs as c
 from . import errors
 from ._core import Core, nanoseconds
-from ._library import check_fork
+from ._library import Process
 from ._tensors import Tensor
-from ._views import Life, View, _committed, _released
+from ._views import Life, View, _committed, _parents, _released
 
 
 class Timing(NamedTuple):
@@ -66,19 +66,36 @@ class Request:
     time uses a request.
     """
 
+    __slots__ = (
+        "__weakref__", "_committed", "_core", "_generation", "_id", "_in", "_made_in", "_made_out", "_mapping", "_ok", "_out",
+        "_released", "_rows", "_single", "_slot",
+    )  # fmt: skip
+
     def __init__(self, core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout: float | None) -> None:
+        self._released = True
         self._core = core
         self._single = rows is None
-        self._r = core.claim(1 if rows is None else rows, _dims(core, shapes or {}), nanoseconds(timeout))
-        self._released = False
-        self._mapping = core.mapping(self._r)
-        self._in, self._out = Life(self._mapping), Life(self._mapping)
-        self._made: tuple[dict, dict] = {}, {}
+        if rows is None and timeout is None and core.plain and not shapes:
+            self._id, self._slot, attachment = core.claim_one()
+            self._rows = 1
+        else:
+            r = core.claim(1 if rows is None else rows, _dims(core, shapes or {}), nanoseconds(timeout))
+            self._id, self._slot, self._rows, attachment = r.id, r.slot, r.rows, r.attachment
+        self._released = self._committed = self._ok = False
+        self._generation = Process.generation
+        # Made when somebody asks for an array.
+        self._in: Life | None = None
+        self._out: Life | None = None
+        self._made_in: dict[str, Any] | None = None
+        self._made_out: dict[str, Any] | None = None
+        self._mapping = core.mapping(self._id, attachment)
 
     @property
     def inputs(self) -> Mapping[str, np.ndarray]:
         """Where to write, by name; until the request is committed."""
-        return Columns(self._core.signature.input_names, self._input, self._made[0])
+        if self._made_in is None:
+            self._made_in = {}
+        return Columns(self._core.signature.input_names, self._input, self._made_in)
 
     @property
     def outputs(self) -> Mapping[str, np.ndarray]:
@@ -86,48 +103,60 @@ class Request:
 
         Of rows that differ in size it is a list of arrays.
         """
-        return Columns(self._core.signature.output_names, self._output, self._made[1])
+        if self._made_out is None:
+            self._made_out = {}
+        return Columns(self._core.signature.output_names, self._output, self._made_out)
 
     @property
     def rows(self) -> int:
-        return self._r.rows
+        return self._rows
 
     def _input(self, k: int) -> View:
         self._check()
+        if self._committed:
+            raise _committed()
         t = self._core.signature.inputs[k]
-        shape = self._core.input_shapes(self._r.id)[k] if t.variable else t.shape
-        if self._in.error is not None:
-            raise self._in.error()
+        if self._in is None:
+            self._in = Life(self._mapping.memory)
+        shape = self._core.input_shapes(self._id)[k] if t.variable else t.shape
         return self._view(self._in, self._core.lib.rb_input, k, t, shape)
 
     def _output(self, k: int) -> Any:
         self._check()
+        if not self._ok:
+            self._core.check(self._core.lib.rb_poll(self._core.handle, self._id))
+            self._ok = True
         t = self._core.signature.outputs[k]
-        status = self._core.lib.rb_poll(self._core.handle, self._r.id)
-        self._core.check(status)
-        shape = self._core.output_shapes(self._r.id, k, self._r.rows)
+        if self._out is None:
+            self._out = Life(self._mapping.memory)
+        shape = self._core.output_shapes(self._id, k, self._rows) if t.variable else t.shape
         if isinstance(shape, list):  # rows that differ in size have no array in common
             self._locate(self._first_row, k, t)
-            return [self._out.view(self._mapping.rows(t, self._r.slot + row, 1, own)[0]) for row, own in enumerate(shape)]
+            return [self._out.view(self._mapping.rows(t, self._slot + row, 1, own)[0]) for row, own in enumerate(shape)]
         return self._view(self._out, self._first_row, k, t, shape)
 
     def _first_row(self, handle: int, request: int, k: int, view: int) -> int:
         return self._core.lib.rb_output_row(handle, request, k, 0, view)
 
     def _view(self, life: Life, where: Any, k: int, t: Tensor, shape: tuple[int, ...]) -> View:
-        self._locate(where, k, t)
-        rows = self._mapping.rows(t, self._r.slot, self._r.rows, shape)
+        mapping = self._mapping
+        if t not in mapping.offsets:
+            self._locate(where, k, t)
+        if self._single and not t.variable:
+            return life.view(mapping.row(t, self._slot))
+        rows = mapping.rows(t, self._slot, self._rows, shape)
         return life.view(rows[0, ...] if self._single else rows)
 
     def _locate(self, where: Any, k: int, t: Tensor) -> None:
         """Has the mapping know where the tensor lies."""
         if t not in self._mapping.offsets:
             v = c.View()
-            self._core.check(where(self._core.handle, self._r.id, k, addressof(v)))
-            self._mapping.offsets[t] = v.data - self._mapping.base - self._r.slot * t.stride
+            self._core.check(where(self._core.handle, self._id, k, addressof(v)))
+            self._mapping.offsets[t] = v.data - self._mapping.base - self._slot * t.stride
 
     def _check(self) -> None:
-        check_fork()
+        if self._generation != Process.generation:
+            raise _parents()
         if self._released:
             raise errors.Released("the request was released")
 
@@ -137,24 +166,41 @@ class Request:
 
     def _commit(self, timeout: float | None, priority: int | None, flags: int) -> Request:
         self._check()
+        self._set_priority(priority)
+        self._core.check(self._core.lib.rb_commit(self._core.handle, self._id, nanoseconds(timeout), flags))
+        self._end_inputs()
+        return self
+
+    def _set_priority(self, priority: int | None) -> None:
         if priority is not None:
             if not 0 <= priority < 1 << 32:  # C would see another number
                 raise errors.NoLevel(f"{priority}, the model has 0..{self._core.info.levels - 1}")
-            self._core.check(self._core.lib.rb_set_priority(self._core.handle, self._r.id, priority))
-        self._core.check(self._core.lib.rb_commit(self._core.handle, self._r.id, nanoseconds(timeout), flags))
-        self._in.end(_committed)
-        self._made[0].clear()
-        return self
+            self._core.check(self._core.lib.rb_set_priority(self._core.handle, self._id, priority))
+
+    def _end_inputs(self) -> None:
+        """They belong to the worker now."""
+        self._committed = True
+        if self._in is not None:
+            self._in.end(_committed)
+        if self._made_in:
+            self._made_in.clear()
 
     def wait(self, timeout: float | None = None) -> Request:
         """Waits for the request's end; raises what it ended with, or Timeout."""
         self._check()
-        self._core.wait(self._r.id, nanoseconds(timeout))
+        self._core.wait(self._id, nanoseconds(timeout))
+        self._ok = True
         return self
 
     def run(self, timeout: float | None = None, *, priority: int | None = None) -> Request:
         """Commits and waits."""
-        return self.commit(timeout, priority=priority).wait()
+        self._check()
+        if self._committed:
+            raise errors.Committed("the request was committed already")
+        self._set_priority(priority)
+        self._core.run_one(self._id, nanoseconds(timeout), self._end_inputs)
+        self._ok = True
+        return self
 
     def _copies(self) -> list[Any]:
         """The outputs, for those who keep them."""
@@ -163,7 +209,7 @@ class Request:
     def done(self) -> bool:
         """Whether the request has ended; raises if it ended badly."""
         self._check()
-        status = self._core.lib.rb_poll(self._core.handle, self._r.id)
+        status = self._core.lib.rb_poll(self._core.handle, self._id)
         if status == errors.NotDone.status:
             return False
         self._core.check(status)
@@ -172,14 +218,14 @@ class Request:
     def cancel(self) -> None:
         """Asks for the request's end: wait then raises Canceled."""
         self._check()
-        self._core.check(self._core.lib.rb_cancel(self._core.handle, self._r.id))
+        self._core.check(self._core.lib.rb_cancel(self._core.handle, self._id))
 
     @property
     def timing(self) -> Timing:
         """Where the time of an ended request went."""
         self._check()
         t = c.Timing()
-        self._core.check(self._core.lib.rb_request_timing(self._core.handle, self._r.id, addressof(t)))
+        self._core.check(self._core.lib.rb_request_timing(self._core.handle, self._id, addressof(t)))
         return Timing(*(getattr(t, name) / 1e9 for name in Timing._fields))
 
     def release(self) -> None:
@@ -190,11 +236,14 @@ class Request:
     def _detach(self) -> int:
         """Ends the views and leaves the request itself to the caller."""
         self._released = True
-        for life in (self._in, self._out):
-            life.end(_released)
-        for made in self._made:
-            made.clear()
-        return self._r.id
+        if self._in is not None:
+            self._in.end(_released)
+        if self._out is not None:
+            self._out.end(_released)
+        for made in (self._made_in, self._made_out):
+            if made:
+                made.clear()
+        return self._id
 
     def __enter__(self) -> Request:
         return self

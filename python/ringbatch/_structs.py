@@ -77,6 +77,8 @@ class Inference(Structure):
         ("request", c_uint64),
         ("rows", c_uint32),
         ("flags", c_uint32),
+        ("slot", c_uint32),
+        ("attachment", c_uint32),
     ]
 
 
@@ -167,6 +169,8 @@ PROTOTYPES = {
     "rb_infer_prepared": (c_int, [_address]),
     "rb_submit_prepared": (c_int, [_address]),
     "rb_collect_prepared": (c_int, [_address]),
+    "rb_claim_prepared": (c_int, [_address]),
+    "rb_run_prepared": (c_int, [_address]),
     "rb_submit": (c_int, [_client, c_uint32, _address, c_int64, c_uint32, _address]),
     "rb_collect": (c_int, [_client, _request, _address]),
     "rb_client_fd": (c_int, [_client, _address]),
@@ -183,6 +187,8 @@ PROTOTYPES = {
     "rb_batch_shape": (c_int, [_address, c_uint32, c_uint32, _address]),
     "rb_batch_set_output_dims": (c_int, [_address, c_uint32, _address, c_uint32]),
     "rb_batch_set_row_dims": (c_int, [_address, c_uint32, _address, c_uint32]),
+    "rb_batch_gather": (c_int, [_address, c_int, c_uint32, _address, c_uint64]),
+    "rb_batch_scatter": (c_int, [_address, c_uint32, _address, c_uint64]),
     "rb_batch_fail": (c_int, [_address, c_uint32, c_char_p]),
     "rb_batch_fail_all": (c_int, [_address, c_char_p]),
     "rb_batch_complete": (c_int, [_address]),

@@ -178,7 +178,7 @@ class Engine:
         self.inputs: list[Plane] = []
         self.outputs: list[Plane] = []
         self.graph_sizes: list[int] = []
-        self.took = self.last = 0  # how long the last batch took, and when it was through
+        self.took = self.last = 0  # how long the last batch took, and when it was done
         if device.type == "cuda":
             torch.cuda.set_device(device)  # streams, events and our kernels go by the current one
             # The copy stream goes first where both want the device.

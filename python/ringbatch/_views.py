@@ -6,7 +6,7 @@ array from doing harm:
 1. What is handed out is a :class:`View`, an ndarray that asks its
    :class:`Life` before every use; so does every slice of it. After the end
    each use raises.
-2. The arrays that were handed out lose their memory at the end: whoever takes
+2. The arrays that were handed out lose their memory at the end: who takes
    one as a plain ndarray then (``np.asarray``) finds it empty.
 3. Plain arrays and tensors that were made of it *before* the end
    (``np.asarray``, ``torch.from_numpy``) keep the whole mapping alive. Late
@@ -16,6 +16,7 @@ array from doing harm:
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from typing import Any, Callable
 
@@ -23,7 +24,6 @@ import numpy as np
 
 from . import _structs as c
 from . import errors
-from ._library import Process, check_fork
 from ._tensors import Tensor
 
 
@@ -43,6 +43,7 @@ class Mapping:
         self.memory = (ctypes.c_uint8 * m.bytes).from_address(m.base)
         weakref.finalize(self.memory, lib.rb_map_release, m.id).atexit = False
         self._planes: dict[Tensor, np.ndarray] = {}
+        self._rows: dict[tuple[Tensor, int], np.ndarray] = {}  # of the slots that were used
 
     def plane(self, t: Tensor) -> np.ndarray:
         """All slots of a tensor of fixed shape (and what else lies behind them)."""
@@ -52,6 +53,13 @@ class Mapping:
             plane = np.ndarray(((self.bytes - offset) // t.stride, *t.shape), t.dtype, self.memory, offset)
             self._planes[t] = plane
         return plane
+
+    def row(self, t: Tensor, slot: int) -> np.ndarray:
+        """One slot of a tensor of fixed shape."""
+        row = self._rows.get((t, slot))
+        if row is None:
+            row = self._rows[(t, slot)] = self.plane(t)[slot, ...]
+        return row
 
     def rows(self, t: Tensor, slot: int, rows: int, shape: tuple[int, ...]) -> np.ndarray:
         """Some consecutive slots of a tensor, with rows of the given shape."""
@@ -68,14 +76,26 @@ def strided(memory: Any, dtype: np.dtype, offset: int, stride: int, shape: tuple
     return np.ndarray(shape, dtype, memory, offset, (stride, *strides[: len(shape) - 1]))
 
 
+_present = object()  # this process; a forked child's is another
+
+
+def _in_child() -> None:
+    global _present
+    _present = object()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
 class Life:
     """How long some views may be used."""
 
-    __slots__ = ("_memory", "_views", "error")
+    __slots__ = ("_memory", "_views", "error", "lives_in")
 
-    def __init__(self, mapping: Mapping) -> None:
-        self.error: Callable[[], errors.Error] | None = None
-        self._memory = mapping.memory
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory  # stays mapped, also for who took the address of a view that has lost it since
+        self.error: Callable[[], errors.Error] = _parents  # why they are over, once lives_in is not this process
+        self.lives_in: object = _present
         self._views: list[View] = []
 
     def view(self, array: np.ndarray) -> View:
@@ -85,9 +105,9 @@ class Life:
         return v
 
     def end(self, error: Callable[[], errors.Error]) -> None:
-        self.error = error
+        self.error, self.lives_in = error, None
         for v in self._views:
-            _setstate(v, (1, (0,), _get(v, "dtype"), False, b""))
+            _setstate(v, _EMPTY)
         self._views.clear()
 
 
@@ -95,20 +115,29 @@ def _released() -> errors.Error:
     return errors.Released("this array belonged to a request or batch that is over; copy what you want to keep")
 
 
+def _parents() -> errors.Error:
+    return errors.Forked("this request and its arrays are the parent process's: a forked child takes its own, model.request()")
+
+
 def _committed() -> errors.Error:
     return errors.Committed("the request was committed: its inputs belong to the worker now")
 
 
 _get = np.ndarray.__getattribute__
+_getitem, _setitem = np.ndarray.__getitem__, np.ndarray.__setitem__
 _setstate: Any = np.ndarray.__setstate__
-_QUIET = frozenset(("__class__", "__dict__", "__array_finalize__", "__array_priority__", "_life"))
+_EMPTY = (1, (0,), np.dtype("u1"), False, b"")  # of an array that has lost its memory
+_QUIET = frozenset(("__class__", "__array_finalize__", "__array_priority__", "_life"))
+
+
+def _over(array: Any) -> bool:
+    life = _life_of(array)
+    return life is not None and life.lives_in is not _present
 
 
 def _check(array: Any) -> None:
-    life = _get(array, "_life")
-    if life is not None and (life.error is not None or Process.forked):
-        check_fork()
-        raise life.error()
+    if _over(array):
+        raise _life_of(array).error()
 
 
 def _plain(value: Any) -> Any:
@@ -124,25 +153,31 @@ def _plain(value: Any) -> Any:
 class View(np.ndarray):
     """An array in shared memory, valid until its request or batch is over."""
 
-    _life: Life | None = None
+    __slots__ = ("_life",)
+    _life: Life | None
 
     def __array_finalize__(self, parent: Any) -> None:
         # Copies are their own; slices share the life of what they are part of.
-        if isinstance(parent, View) and not _get(self, "flags").owndata:
-            self._life = _get(parent, "_life")
+        shares = isinstance(parent, View) and not _get(self, "flags").owndata
+        self._life = _life_of(parent) if shares else None
 
     def __getattribute__(self, name: str) -> Any:
         if name not in _QUIET:
             _check(self)
         return _get(self, name)
 
+    # These two are on the way of every request: the check stands here.
     def __getitem__(self, key: Any) -> Any:
-        _check(self)
-        return super().__getitem__(key)
+        life = _life_of(self)
+        if life is not None and life.lives_in is not _present:
+            raise life.error()
+        return _getitem(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        _check(self)
-        super().__setitem__(key, value)
+        life = _life_of(self)
+        if life is not None and life.lives_in is not _present:
+            raise life.error()
+        _setitem(self, key, value)
 
     def __len__(self) -> int:
         _check(self)
@@ -176,14 +211,16 @@ class View(np.ndarray):
         return np.array(self, subok=False).__reduce__()
 
     def __repr__(self) -> str:
-        life = _get(self, "_life")
-        if life is not None and (life.error is not None or Process.forked):
+        if _over(self):
             return "<ringbatch view that is over>"
         return repr(_get(self, "view")(np.ndarray))
 
     def __str__(self) -> str:
-        life = _get(self, "_life")
-        if life is not None and (life.error is not None or Process.forked):
+        if _over(self):
             return repr(self)
         return str(_get(self, "view")(np.ndarray))
+
     __hash__ = None  # type: ignore[assignment]
+
+
+_life_of: Any = View.__dict__["_life"].__get__

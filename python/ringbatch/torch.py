@@ -216,7 +216,7 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
     """The upper bound: full batches from this process's own pinned memory, no broker.
 
     Before each batch is waited for go_on is asked, and ends everything by
-    returning False; done is called when it is through. As many batches are in
+    returning False; done is called when it is done. As many batches are in
     flight as a worker would have.
     """
     device = _device(o.pop("device", None))

@@ -86,7 +86,7 @@ def test_a_failure_of_one_piece_is_that_of_the_whole(socket):
 
 
 def test_priority_of_every_kind_of_call():
-    """A worker that is kept busy finds the urgent ones first, whoever sent them how."""
+    """A worker that is kept busy finds the urgent ones first, by whichever call they were sent."""
     with tempfile.TemporaryDirectory(prefix="rb") as folder:
         os.chmod(folder, 0o700)
         path, config = os.path.join(folder, "b.sock"), os.path.join(folder, "b.toml")

@@ -13,7 +13,7 @@ import (
 
 // Alone runs a model without a broker, on full batches of its own pinned
 // memory, as many in flight as lanes: the upper bound of what a worker can
-// reach. Each call of run returns when one more batch is through. It must be
+// reach. Each call of run returns when one more batch is done. It must be
 // called on the goroutine that called Alone, which keeps its thread.
 func Alone(m *Model, rows, lanes int) (run func() error, err error) {
 	d, err := openDevice(m.options.Device)

@@ -116,7 +116,7 @@ func openDevice(number int) (d *device, err error) {
 
 // close destroys the context and with it everything that was made in it.
 func (d *device) close() {
-	_ = d.ctx.Destroy() // whatever it says, the process is through with it
+	_ = d.ctx.Destroy() // whatever it says, the process is done with it
 	runtime.UnlockOSThread()
 }
 

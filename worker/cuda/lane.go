@@ -161,7 +161,7 @@ func (l *lane) close() {
 }
 
 // submit queues everything of a batch: inputs, model, outputs, and the event
-// that says it is through.
+// that says it is done.
 func (l *lane) submit(b rows, p program) error {
 	l.batch = b
 	copy(l.slots, b.Slots())
@@ -217,7 +217,7 @@ func moveDims(rowBytes int64, rows int) dims {
 	return dims{gridX: int(min(units, moveBlocks)), block: moveThreads}
 }
 
-// done asks whether the batch is through. An error here came from a kernel or
+// done asks whether the batch is done. An error here came from a kernel or
 // a copy, and the context is lost with it.
 func (l *lane) done() (bool, error) {
 	err := checked("cuEventQuery", l.finished.Query())

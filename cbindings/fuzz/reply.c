@@ -1,0 +1,29 @@
+/* What a broker can reply to an attachment: any bytes. */
+#include "../src/attach.c"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	if (size < 1)
+		return 0;
+	bool worker = data[0] & 1;
+	rb_frame f = {.body = malloc(size), .bytes = (uint32_t)size - 1};
+	rb_session s = {.socket = -1, .doorbell = -1};
+	reply p;
+	memcpy(f.body, data + 1, size - 1);
+	s.layout.tensor = calloc(RB_GO_MAX_TENSORS, sizeof(rb_tensor));
+	if (!read_reply(&f, &p) && p.attached && !check_reply(&p, &s, worker)) {
+		/* What was accepted has to hang together: the last byte of everything lies inside. */
+		uint64_t end = RB_GO_SEGMENT_HEADER;
+		for (uint32_t k = 0; k < s.layout.inputs + s.layout.outputs; k++) {
+			const rb_tensor *t = &s.layout.tensor[k];
+			if (t->offset < end || t->offset + t->stride * s.layout.slots > s.layout.planes_size)
+				__builtin_trap();
+			end = t->offset + t->stride * s.layout.slots;
+		}
+		if (!worker && s.first_slot + s.window > s.layout.slots)
+			__builtin_trap();
+	}
+	rb_session_close(&s);
+	free(f.body);
+	return 0;
+}

@@ -1,0 +1,376 @@
+/*
+ * What a client and a worker do alike: call the broker, receive the segments,
+ * and check everything before using it. Nothing that a broker sends is
+ * believed: numbers are checked against one another before memory is touched.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+void rb_begin_request(rb_writer *w, uint32_t pairs, const char *op, const char *model, const char *name)
+{
+	rb_put_map(w, pairs + 4);
+	rb_put_string(w, "version");
+	rb_put_int(w, RB_GO_CONTROL_VERSION);
+	rb_put_string(w, "op");
+	rb_put_string(w, op);
+	rb_put_string(w, "model");
+	rb_put_string(w, model ? model : "");
+	rb_put_string(w, "name");
+	rb_put_string(w, name ? name : "");
+}
+
+int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker)
+{
+	a->fd = -1;
+	if (request->failed)
+		return rb_say(RB_ERR_NO_MEMORY);
+	int fd, status = rb_dial(socket, deadline, &fd);
+	if (status)
+		return status;
+	/* A broker that refuses us may have answered and hung up before it read
+	 * anything: its reply counts for more than a broken pipe. */
+	int error = rb_send_frame(fd, rb_min(deadline, rb_later(rb_now(), RB_CALL_TIMEOUT)), request->data, request->length);
+	if (error && error != EPIPE && error != ECONNRESET) {
+		status = error == ETIMEDOUT ? rb_no_answer(fd) : rb_fail(RB_ERR_BROKER_GONE, "%s: %s", rb_status_text(RB_ERR_BROKER_GONE), strerror(error));
+		close(fd);
+		return status;
+	}
+	*a = (rb_attach){.fd = fd, .worker = worker, .deadline = rb_later(rb_now(), RB_CALL_TIMEOUT)};
+	return RB_OK;
+}
+
+void rb_attach_cancel(rb_attach *a)
+{
+	if (a->fd >= 0)
+		close(a->fd);
+	a->fd = -1;
+}
+
+/* ---- the reply ---------------------------------------------------------- */
+
+typedef struct {
+	uint64_t code, version, epoch;
+	const char *message, *stats, *model;
+	uint32_t message_bytes, stats_bytes, model_bytes;
+	bool attached;
+	rb_reader inputs, outputs, policy; /* at the values; at is NULL if they are missing */
+	rb_reader notes;
+	uint64_t slots, max_batch, geometry, planes_size, board_size, session_size, first_slot, window, first_gen, depth;
+} reply;
+
+static int malformed(const char *what) { return rb_fail(RB_ERR_PROTOCOL, "%s: the reply's %s", rb_status_text(RB_ERR_PROTOCOL), what); }
+
+/* Reads attached, a map. */
+static bool read_attached(rb_reader *r, reply *p)
+{
+	const struct {
+		const char *key;
+		uint64_t *to;
+	} numbers[] = {
+		{"slots", &p->slots}, {"max_batch", &p->max_batch}, {"geometry", &p->geometry}, {"planes_size", &p->planes_size},
+		{"board_size", &p->board_size}, {"session_size", &p->session_size}, {"first_slot", &p->first_slot}, {"window", &p->window},
+		{"first_gen", &p->first_gen}, {"depth", &p->depth},
+	};
+	const struct {
+		const char *key;
+		rb_reader *to;
+	} values[] = {{"inputs", &p->inputs}, {"outputs", &p->outputs}, {"policy", &p->policy}, {"notes", &p->notes}};
+	uint32_t pairs, bytes;
+	const char *key;
+	if (!rb_get_map(r, &pairs))
+		return false;
+	p->attached = true;
+	while (pairs--) {
+		if (!rb_get_text(r, &key, &bytes))
+			return false;
+		rb_reader value = *r;
+		if (!rb_skip_value(r))
+			return false;
+		value.end = r->at;
+		if (rb_is(key, bytes, "model") && !rb_get_text(&value, &p->model, &p->model_bytes))
+			return false;
+		for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+			if (rb_is(key, bytes, numbers[i].key) && !rb_get_uint(&value, numbers[i].to))
+				return false;
+		for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+			if (rb_is(key, bytes, values[i].key))
+				*values[i].to = value;
+	}
+	return true;
+}
+
+static int read_reply(const rb_frame *f, reply *p)
+{
+	memset(p, 0, sizeof *p);
+	rb_reader r = {f->body, f->body + f->bytes};
+	uint32_t pairs, bytes;
+	const char *key;
+	if (!rb_check_message(f->body, f->bytes) || !rb_get_map(&r, &pairs))
+		return malformed("body is no message");
+	while (pairs--) {
+		bool good = rb_get_text(&r, &key, &bytes);
+		rb_reader value = r;
+		good = good && rb_skip_value(&r);
+		value.end = r.at;
+		if (good && rb_is(key, bytes, "code"))
+			good = rb_get_uint(&value, &p->code);
+		else if (good && rb_is(key, bytes, "version"))
+			good = rb_get_uint(&value, &p->version);
+		else if (good && rb_is(key, bytes, "epoch"))
+			good = rb_get_uint(&value, &p->epoch);
+		else if (good && rb_is(key, bytes, "message"))
+			good = rb_get_text(&value, &p->message, &p->message_bytes);
+		else if (good && rb_is(key, bytes, "stats") && value.at < value.end && *value.at != 0xc0)
+			good = rb_get_text(&value, &p->stats, &p->stats_bytes);
+		else if (good && rb_is(key, bytes, "attached") && value.at < value.end && *value.at != 0xc0)
+			good = read_attached(&value, p);
+		if (!good)
+			return malformed("values are of other kinds than expected");
+	}
+	if (p->code) {
+		int code = p->code < RB_STATUS_COUNT ? (int)p->code : RB_ERR_PROTOCOL;
+		return p->message_bytes ? rb_fail(code, "%.*s", (int)p->message_bytes, p->message) : rb_say(code);
+	}
+	if (p->version != RB_GO_CONTROL_VERSION)
+		return rb_fail(RB_ERR_VERSION, "%s: broker speaks control version %" PRIu64 ", this build %d", rb_status_text(RB_ERR_VERSION), p->version, (int)RB_GO_CONTROL_VERSION);
+	return RB_OK;
+}
+
+/* ---- checking and mapping ------------------------------------------------ */
+
+static int read_side(rb_reader r, rb_layout *l, uint32_t *count)
+{
+	uint32_t n, bytes;
+	const char *text;
+	if (!r.at || !rb_get_array(&r, &n) || n > RB_GO_MAX_TENSORS - l->inputs - l->outputs)
+		return malformed("list of tensors");
+	for (; n--; ++*count) {
+		if (!rb_get_text(&r, &text, &bytes))
+			return malformed("list of tensors");
+		int status = bytes ? rb_parse_tensor(text, bytes, &l->tensor[l->inputs + l->outputs]) : malformed("list of tensors");
+		if (status)
+			return status;
+	}
+	return RB_OK;
+}
+
+static int read_notes(rb_reader r, rb_session *s)
+{
+	uint32_t n, bytes;
+	const char *text;
+	size_t length = 0;
+	if (!r.at || (r.at < r.end && *r.at == 0xc0))
+		return RB_OK;
+	if (!rb_get_array(&r, &n) || !(s->notes = calloc(1, (size_t)(r.end - r.at) + 1)))
+		return malformed("notes");
+	while (n--) {
+		if (!rb_get_text(&r, &text, &bytes))
+			return malformed("notes");
+		length += (size_t)sprintf(s->notes + length, "%s%.*s", length ? "\n" : "", (int)bytes, text);
+	}
+	return RB_OK;
+}
+
+/* SYNC POINT "header", acquire side. */
+static int check_header(const rb_session *s, const rb_segment *segment, uint32_t kind)
+{
+	rb_header got, want = {.magic = RB_GO_MAGIC, .version = RB_GO_LAYOUT_VERSION, .kind = kind, .size = segment->bytes, .epoch = s->epoch,
+			       .geometry = s->layout.geometry, .slots = s->layout.slots, .max_batch = s->layout.max_batch};
+	if (atomic_load((_Atomic uint64_t *)(void *)segment->at) != RB_GO_MAGIC)
+		return rb_fail(RB_ERR_LAYOUT, "%s: not a ringbatch segment", rb_status_text(RB_ERR_LAYOUT));
+	rb_read_once(&got, segment->at, sizeof got);
+	if (got.version != RB_GO_LAYOUT_VERSION)
+		return rb_fail(RB_ERR_VERSION, "%s: segment has version %u, this build speaks %d", rb_status_text(RB_ERR_VERSION), got.version, (int)RB_GO_LAYOUT_VERSION);
+	if (memcmp(&got, &want, sizeof got))
+		return rb_fail(RB_ERR_LAYOUT, "%s: the header of %s's segment is not as expected", rb_status_text(RB_ERR_LAYOUT), s->model);
+	return RB_OK;
+}
+
+/* Compares everything that the reply says, before memory is mapped. */
+static int check_reply(const reply *p, rb_session *s, bool worker)
+{
+	rb_layout *l = &s->layout;
+	int status = read_side(p->inputs, l, &l->inputs);
+	if (!status)
+		status = read_side(p->outputs, l, &l->outputs);
+	if (status)
+		return status;
+	if (p->slots > UINT32_MAX || p->max_batch > UINT32_MAX || p->first_gen > UINT32_MAX)
+		return malformed("sizes");
+	if ((status = rb_layout_place(l, (uint32_t)p->slots, (uint32_t)p->max_batch)))
+		return status;
+	if (p->model_bytes > RB_MAX_NAME_BYTES)
+		return malformed("model");
+	memcpy(s->model, p->model ? p->model : "", p->model_bytes);
+	if (l->geometry != p->geometry || l->planes_size != p->planes_size || l->board_size != p->board_size)
+		return rb_fail(RB_ERR_LAYOUT, "%s: the broker lays %s out differently", rb_status_text(RB_ERR_LAYOUT), s->model);
+	uint64_t size;
+	if (worker) {
+		if (p->depth < 1 || p->depth > RB_GO_MAX_MAIL_DEPTH)
+			return rb_fail(RB_ERR_LAYOUT, "%s: mailbox depth %" PRIu64, rb_status_text(RB_ERR_LAYOUT), p->depth);
+		s->depth = (uint32_t)p->depth;
+		size = rb_worker_segment_size(s->depth, l->max_batch);
+	} else {
+		if (p->window < 1 || p->window > l->slots || p->first_slot > l->slots - p->window)
+			return rb_fail(RB_ERR_LAYOUT, "%s: window of %" PRIu64 " slots at %" PRIu64 " in a ring of %u", rb_status_text(RB_ERR_LAYOUT), p->window, p->first_slot, l->slots);
+		s->window = (uint32_t)p->window;
+		s->first_slot = (uint32_t)p->first_slot;
+		s->first_gen = (uint32_t)p->first_gen;
+		size = rb_client_segment_size(s->window);
+	}
+	if (size != p->session_size)
+		return rb_fail(RB_ERR_LAYOUT, "%s: session segment of %" PRIu64 " bytes, expected %" PRIu64, rb_status_text(RB_ERR_LAYOUT), p->session_size, size);
+	s->epoch = p->epoch;
+	status = rb_read_policy(p->policy, s);
+	return status ? status : read_notes(p->notes, s);
+}
+
+/* Checks and maps; the descriptors of f are taken over one by one. */
+static int open_session(rb_frame *f, const reply *p, rb_session *s, bool worker)
+{
+	if (!p->attached || f->nfds != RB_MAX_FDS)
+		return rb_fail(RB_ERR_PROTOCOL, "%s: attach reply has %d descriptors", rb_status_text(RB_ERR_PROTOCOL), f->nfds);
+	s->layout.tensor = calloc(RB_GO_MAX_TENSORS, sizeof(rb_tensor));
+	if (!s->layout.tensor)
+		return rb_say(RB_ERR_NO_MEMORY);
+	int status = check_reply(p, s, worker);
+	if (status)
+		return status;
+	rb_tensor *fit = realloc(s->layout.tensor, (s->layout.inputs + s->layout.outputs) * sizeof(rb_tensor));
+	s->layout.tensor = fit ? fit : s->layout.tensor;
+	s->doorbell = f->fds[--f->nfds];
+	const struct {
+		rb_segment *to;
+		uint64_t bytes;
+		bool writable;
+		uint32_t kind;
+	} segments[] = {
+		{&s->words, p->session_size, true, worker ? RB_KIND_WORKER : RB_KIND_CLIENT},
+		{&s->board_segment, p->board_size, worker, RB_KIND_BOARD},
+		{&s->planes, p->planes_size, true, RB_KIND_PLANES},
+	};
+	for (int i = 0; i < 3; i++) {
+		status = rb_segment_open(segments[i].to, f->fds[--f->nfds], segments[i].bytes, segments[i].writable);
+		/* Any client can write into the planes, so their header proves nothing. */
+		if (!status && segments[i].kind != RB_KIND_PLANES)
+			status = check_header(s, segments[i].to, segments[i].kind);
+		if (status)
+			return status;
+	}
+	uint8_t *b = s->board_segment.at;
+	s->board = (rb_board){
+		.bells = (void *)(b + RB_GO_SEGMENT_HEADER), .words = (void *)(b + s->layout.words_at),
+		.records = (void *)(b + s->layout.records_at), .reasons = (char *)(b + s->layout.reasons_at),
+	};
+	return RB_OK;
+}
+
+int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupted)
+{
+	/* A reply that has begun is read to its end; what has not is left to the next call. */
+	if (rb_await_readable(a->fd, rb_min(deadline, a->deadline), interrupted)) {
+		int status = rb_no_answer(a->fd);
+		if (rb_now() >= a->deadline)
+			rb_attach_cancel(a);
+		return status;
+	}
+	rb_frame f;
+	reply p;
+	memset(s, 0, sizeof *s);
+	s->doorbell = -1;
+	s->socket = a->fd;
+	int status = rb_receive_frame(a->fd, a->deadline, &f);
+	a->fd = -1;
+	if (!status)
+		status = read_reply(&f, &p);
+	if (!status)
+		status = open_session(&f, &p, s, a->worker);
+	rb_frame_free(&f);
+	if (status)
+		rb_session_close(s);
+	return status;
+}
+
+/* ---- an attached session -------------------------------------------------- */
+
+bool rb_session_gone(rb_session *s)
+{
+	struct pollfd p = {.fd = s->socket, .events = POLLRDHUP};
+	return p.fd < 0 || (poll(&p, 1, 0) > 0 && p.revents);
+}
+
+void rb_session_hang_up(rb_session *s)
+{
+	/* A forked child may have a copy of the socket: closing ours alone would not end the session. */
+	int fd = s->socket;
+	if (fd >= 0)
+		shutdown(fd, SHUT_RDWR);
+	rb_close_fd(&s->socket);
+}
+
+static void free_session(rb_session *s)
+{
+	rb_layout_free(&s->layout);
+	for (int i = 0; i < (int)RB_DIMS; i++) {
+		free(s->bucket[i]);
+		s->bucket[i] = NULL;
+		s->buckets[i] = 0;
+	}
+	free(s->notes);
+	s->notes = NULL;
+}
+
+void rb_session_close(rb_session *s)
+{
+	rb_session_hang_up(s);
+	rb_close_fd(&s->doorbell);
+	rb_segment_close(&s->planes);
+	rb_segment_close(&s->board_segment);
+	rb_segment_close(&s->words);
+	free_session(s);
+}
+
+void rb_session_disown(rb_session *s)
+{
+	rb_close_fd(&s->socket);
+	rb_close_fd(&s->doorbell);
+	s->planes.at = s->board_segment.at = s->words.at = NULL; /* not mapped here */
+}
+
+/* ---- statistics ------------------------------------------------------------ */
+
+int rb_stats(const char *socket, int64_t timeout, char **json)
+{
+	char path[4096];
+	rb_writer w = {0};
+	rb_attach a;
+	rb_frame f = {0};
+	reply p;
+	if (!json)
+		return rb_missing();
+	int64_t deadline = rb_until(timeout, rb_now());
+	int status = rb_socket_path(socket, path, sizeof path);
+	rb_begin_request(&w, 0, "stats", NULL, NULL);
+	if (!status)
+		status = rb_attach_begin(&a, path, deadline, &w, false);
+	free(w.data);
+	if (status)
+		return status;
+	status = rb_receive_frame(a.fd, rb_min(deadline, a.deadline), &f);
+	rb_attach_cancel(&a);
+	if (!status)
+		status = read_reply(&f, &p);
+	if (!status && !(*json = strndup(p.stats ? p.stats : "", p.stats_bytes)))
+		status = rb_say(RB_ERR_NO_MEMORY);
+	rb_frame_free(&f);
+	return status;
+}
+
+void rb_free(char *string) { free(string); }

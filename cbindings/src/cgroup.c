@@ -1,0 +1,147 @@
+/*
+ * How much memory the control groups of this process leave it. Both versions
+ * are read, also side by side. A limit binds everything below it, so every
+ * group from the process's own up to the root of what is mounted counts.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "internal.h"
+
+#define UNLIMITED (INT64_MAX - (1 << 20)) /* what version 1 writes for no limit, within a page */
+
+typedef struct {
+	const char *limits[2]; /* files; the lowest counts */
+	const char *used;
+	const char *idle[2]; /* lines of memory.stat: used, but only until somebody needs it */
+} version;
+
+static const version version1 = {{"memory.limit_in_bytes"}, "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
+/* Above memory.high nobody is killed, but everybody is made to wait. */
+static const version version2 = {{"memory.max", "memory.high"}, "memory.current", {"inactive_file", "active_file"}};
+
+static FILE *open_in(const char *folder, const char *name)
+{
+	char path[PATH_MAX + 64];
+	return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path ? fopen(path, "re") : NULL;
+}
+
+static bool read_number(const char *folder, const char *name, int64_t *n)
+{
+	FILE *f = open_in(folder, name);
+	long long value;
+	bool found = f && fscanf(f, "%lld", &value) == 1; /* "max" is no number */
+	if (f)
+		fclose(f);
+	if (found)
+		*n = value;
+	return found;
+}
+
+/* Reads one group's files; false if it has no limit. */
+static bool room(const version *v, const char *folder, int64_t *left, int64_t *limit)
+{
+	int64_t n, used;
+	*limit = UNLIMITED;
+	for (int i = 0; i < 2; i++)
+		if (v->limits[i] && read_number(folder, v->limits[i], &n))
+			*limit = rb_min(*limit, n);
+	if (*limit >= UNLIMITED || !read_number(folder, v->used, &used))
+		return false;
+	FILE *f = open_in(folder, "memory.stat");
+	char line[256], name[128];
+	long long value;
+	while (f && fgets(line, sizeof line, f))
+		if (sscanf(line, "%127s %lld", name, &value) == 2 && (!strcmp(name, v->idle[0]) || !strcmp(name, v->idle[1])))
+			used -= value;
+	if (f)
+		fclose(f);
+	*left = rb_max(0, *limit - rb_max(0, used));
+	return true;
+}
+
+static bool listed(const char *list, const char *name)
+{
+	size_t n = strlen(name);
+	for (const char *at = list; (at = strstr(at, name)); at += n)
+		if ((at == list || at[-1] == ',') && (at[n] == 0 || at[n] == ','))
+			return true;
+	return false;
+}
+
+/* The path of this process's group in a hierarchy, as /proc/self/cgroup has it. */
+static bool own_group(const version *v, char *path, size_t size)
+{
+	FILE *f = fopen("/proc/self/cgroup", "re");
+	char line[PATH_MAX + 256];
+	bool found = false;
+	while (f && !found && fgets(line, sizeof line, f)) { /* hierarchy:controllers:path */
+		char *controllers = strchr(line, ':'), *at = controllers ? strchr(controllers + 1, ':') : NULL;
+		if (!at)
+			continue;
+		*controllers++ = *at++ = 0;
+		at[strcspn(at, "\n")] = 0;
+		found = v == &version2 ? !strcmp(line, "0") && !*controllers : listed(controllers, "memory");
+		if (found)
+			found = snprintf(path, size, "%s", at) < (int)size;
+	}
+	if (f)
+		fclose(f);
+	return found;
+}
+
+/* Turns \040 into a blank, the one character that matters in a path. */
+static void unescape(char *s)
+{
+	for (char *at; (at = strstr(s, "\\040")); s = at + 1) {
+		*at = ' ';
+		memmove(at + 1, at + 4, strlen(at + 4) + 1);
+	}
+}
+
+bool rb_cgroup_room(int64_t *left, int64_t *limit, char *group, size_t size)
+{
+	bool limited = false;
+	FILE *f = fopen("/proc/self/mountinfo", "re");
+	char *line = NULL;
+	size_t length = 0;
+	while (f && getline(&line, &length, f) > 0) {
+		/* 36 35 98:0 /root /point rw,noatime master:1 - cgroup cgroup rw,memory */
+		char root[PATH_MAX], point[PATH_MAX], kind[64], options[512], path[PATH_MAX], folder[2 * PATH_MAX];
+		char *dash = strstr(line, " - ");
+		if (!dash || sscanf(line, "%*s %*s %*s %4095s %4095s", root, point) != 2 || sscanf(dash + 3, "%63s %*s %511s", kind, options) != 2)
+			continue;
+		const version *v = !strcmp(kind, "cgroup2") ? &version2 : !strcmp(kind, "cgroup") && listed(options, "memory") ? &version1 : NULL;
+		if (!v || !own_group(v, path, sizeof path))
+			continue;
+		unescape(root);
+		unescape(point);
+		/* A process that was started in a container sees its own group as the root of what is mounted. */
+		size_t above = strlen(root) - (root[strlen(root) - 1] == '/');
+		const char *below = strncmp(path, root, above) ? path : path + above;
+		if (!strncmp(below, "/..", 3)) /* it was moved out of what we see */
+			below = "";
+		snprintf(folder, sizeof folder, "%s%s", point, below);
+		for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--)
+			folder[n - 1] = 0;
+		for (;;) {
+			int64_t l, m;
+			if (room(v, folder, &l, &m) && (!limited || l < *left)) {
+				*left = l;
+				*limit = m;
+				snprintf(group, size, "%s", folder);
+				limited = true;
+			}
+			char *slash = strrchr(folder, '/');
+			if (strlen(folder) <= strlen(point) || !slash)
+				break;
+			*slash = 0;
+		}
+	}
+	free(line);
+	if (f)
+		fclose(f);
+	return limited;
+}

@@ -1,0 +1,194 @@
+/*
+ * A client: its connection to one model, and one link for each attachment.
+ *
+ *   rb_conn    what a handle stands for; lives from rb_connect to rb_close
+ *   rb_link    one attachment: one epoch of the broker, one window of slots
+ *   rb_slot    a slot of the window as its client sees it
+ */
+#ifndef RB_CLIENT_H
+#define RB_CLIENT_H
+
+#include "internal.h"
+
+/*
+ *	free -- claim --> claimed -- commit --> committed -- word on the board --> ended
+ *	 ^                   |                      |                               |
+ *	 +---- release ------+-- release (cancel, abandoned until the word) -- release
+ */
+enum rb_slot_state { RB_SLOT_FREE, RB_SLOT_CLAIMED, RB_SLOT_COMMITTED, RB_SLOT_ENDED, RB_SLOT_ABANDONED };
+
+typedef struct rb_slot {
+	_Atomic uint32_t handle; /* +1 at every claim and release: a stale number no longer matches */
+	_Atomic uint32_t wake;   /* a follower sleeps here, see waiting.c */
+	uint8_t state, status;   /* the status once ended */
+	int8_t level;
+	bool held;   /* a worker may still write; decided together with the status */
+	bool cancel; /* the broker was told to cancel it */
+	bool notify; /* its end is to be told through the notifier */
+	uint32_t rows;
+	uint32_t dims[RB_DIMS];
+	int64_t claim_took, claimed, committed, seen;
+} rb_slot;
+
+typedef struct rb_conn rb_conn;
+
+/*
+ * The window's free slots are kept here, privately: no other process claims
+ * from it. refs counts the claimed requests, the maps, and one for the client;
+ * the segments are unmapped when it falls to zero. The struct itself stays
+ * until the client is closed, so that a stale number finds it.
+ */
+typedef struct rb_link {
+	struct rb_link *next; /* an older one */
+	rb_conn *client;
+	rb_session session;
+	uint32_t first;  /* slot of the window */
+	uint32_t window; /* slots */
+	uint32_t number; /* of the client's attachments, counted from 1 */
+	_Atomic int64_t refs;
+	_Atomic uint32_t owners; /* of the struct: the client, and maps */
+	_Atomic bool dead;      /* the broker went away, or the client was closed */
+	bool parents;           /* of before the fork: not mapped here */
+	_Atomic int64_t woke;   /* when somebody last woke from the bell */
+	_Atomic int64_t looked; /* when somebody last looked at the socket */
+
+	pthread_mutex_t mu; /* guards what follows */
+	rb_producer commits;
+	rb_slot *slots;
+	uint32_t *gens;      /* generation of the last commit, by slot */
+	uint64_t *free;      /* bitmap: 1 = free */
+	uint32_t free_words; /* of each bitmap */
+	uint32_t lowest;     /* no word of free below this one has a bit set */
+	uint32_t nfree;
+	uint32_t *abandoned; /* released while a worker or the broker still has them */
+	uint32_t nabandoned;
+	_Atomic uint32_t room; /* who waits in claim sleeps here */
+	uint32_t claimers;     /* how many do */
+
+	/* waiting.c */
+	bool leading;
+	int64_t usual;    /* how long a leader waits; the leader's */
+	int stolen_waits; /* waits for which a thief of wake-ups is expected; the leader's */
+	uint64_t *follow; /* bitmap of slots with a follower */
+	uint32_t followers;
+	_Atomic uint64_t parked; /* odd while the leader is parked; +1 at each change */
+
+	/* notify.c */
+	uint64_t *watched; /* bitmap of slots */
+	uint32_t nwatched;
+	bool reaper_waits; /* for the lead, on turn */
+	bool reaper_idle;  /* it polls its descriptors, nothing is under way */
+	_Atomic uint32_t turn;
+} rb_link;
+
+struct rb_conn {
+	char *model, *name;
+	char socket[4096];
+	uint32_t window_wanted; /* 0: the broker chooses */
+	bool sized; /* no variable dimensions: whole requests in one call */
+	uint32_t inputs, outputs;
+	_Atomic uint32_t window, max_batch; /* of the latest attachment */
+
+	rb_link *_Atomic live;     /* NULL while there is no broker */
+	_Atomic int final;         /* set once: closed, or the model is not what it was */
+	_Atomic uint32_t change;   /* +1 whenever live or final changes; a futex */
+	_Atomic uint32_t own_from; /* attachments with lower numbers are the parent's */
+	rb_link *_Atomic links;    /* newest first */
+
+	pthread_mutex_t mu; /* guards what follows */
+	uint32_t attached;  /* how many attachments there ever were */
+	rb_model info;      /* of the latest */
+	rb_layout layout;   /* likewise; tensors only */
+	bool attaching;     /* a thread is at it; pending is its own */
+	rb_attach pending;
+	int64_t next_try, delay;
+	int why;            /* it could not attach again; 0 while there is a link */
+	char why_text[512];
+
+	/* notify.c */
+	_Atomic int notify_fd, poke_fd; /* -1: none */
+	bool reaping;
+	pthread_t reaper;
+	_Atomic bool closing;
+};
+
+/* client.c */
+/* The present link, held; NULL if there is none. */
+rb_link *rb_conn_live(rb_conn *c, int64_t now);
+/* The same, attaching again if need be, until the deadline at most. */
+int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool *interrupted);
+/* A broker that went away: ends everything in flight. */
+void rb_conn_lost(rb_conn *c, rb_link *l);
+
+/* link.c */
+rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status); /* takes the session over */
+void rb_link_free(rb_link *l);
+bool rb_link_hold(rb_link *l); /* false: it is gone already */
+void rb_link_drop(rb_link *l);
+/* A map of the link's tensors; takes a ref over. */
+int rb_link_map(rb_link *l, rb_map *out);
+void rb_link_disown(rb_link *l);
+void rb_link_fail(rb_link *l);
+/* Looks at the socket, if nobody has for a while. */
+bool rb_link_lost(rb_link *l, int64_t now, int64_t every);
+bool rb_link_take(rb_link *l, uint32_t rows, uint32_t *at);          /* the caller holds mu */
+void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows);      /* likewise */
+bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring); /* likewise */
+bool rb_link_ended(rb_link *l, uint32_t at);
+/* Nobody will answer the request any more; leaves the slot's books alone. */
+static inline bool rb_link_over(rb_link *l, uint32_t at)
+{
+	return rb_word_gen(rb_board_word(&l->session.board, l->first + at)) == l->gens[at] || l->dead;
+}
+
+/* request.c */
+typedef struct rb_req {
+	rb_link *link;
+	uint32_t at, handle;
+} rb_req;
+
+/* Finds a request by its number, or says why it is none. */
+int rb_req_find(rb_conn *c, uint64_t id, rb_req *r);
+uint64_t rb_req_id(const rb_req *r);
+int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r);
+int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, uint32_t flags);
+int rb_req_wait(rb_conn *c, const rb_req *r, int64_t until);
+int rb_req_poll(const rb_req *r);
+int rb_req_release(rb_conn *c, const rb_req *r);
+static inline rb_slot *rb_req_slot(const rb_req *r) { return &r->link->slots[r->at]; }
+static inline uint8_t *rb_req_rows(const rb_req *r, const rb_tensor *t) { return r->link->session.planes.at + t->offset + (r->link->first + r->at) * t->stride; }
+/* Sizes of a request's inputs, rounded up to the model's buckets. */
+void rb_link_padded(const rb_link *l, const rb_slot *s, uint32_t dims[RB_DIMS]);
+
+/* waiting.c */
+int rb_link_await(rb_link *l, uint32_t at, int64_t until);
+int64_t rb_link_first_slice(rb_link *l);
+void rb_link_wake_ended(rb_link *l);
+void rb_link_wake_followers(rb_link *l);
+void rb_link_kick(rb_link *l);
+void rb_link_resign(rb_link *l);
+
+/* How long a leader parks before it looks at the board by itself. */
+#define LEAST_SLICE (10 * MILLISECOND)
+#define STOLEN_SLICE (200 * MICROSECOND)
+#define MOST_SLICE (50 * MILLISECOND)
+#define STOLEN_AFTER MILLISECOND
+#define STOLEN_FOR 10000
+
+/* notify.c */
+int rb_notifier_start(rb_conn *c);
+void rb_notifier_stop(rb_conn *c);
+void rb_notifier_tell(rb_link *l);        /* rings if a watched request has ended; the caller holds mu */
+void rb_link_wake_reaper(rb_link *l);     /* there is something to wait for; the caller holds mu */
+void rb_link_watch(rb_link *l, uint32_t at);   /* the caller holds mu and commits it now */
+void rb_link_unwatch(rb_link *l, uint32_t at); /* the caller holds mu */
+
+/* fork.c */
+void rb_conn_in_child(void *conn, rb_entry *e);
+void rb_worker_in_child(void *worker, rb_entry *e);
+
+#define BIT(map, i) ((map)[(i) / 64] >> ((i) % 64) & 1)
+#define SET_BIT(map, i) ((map)[(i) / 64] |= UINT64_C(1) << ((i) % 64))
+#define CLEAR_BIT(map, i) ((map)[(i) / 64] &= ~(UINT64_C(1) << ((i) % 64)))
+
+#endif

@@ -1,0 +1,154 @@
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+/* Waits for the socket; 0, ETIMEDOUT or EINTR. */
+static int await(int fd, short events, int64_t deadline)
+{
+	int64_t left = deadline - rb_now();
+	struct pollfd p = {.fd = fd, .events = events};
+	if (left <= 0)
+		return ETIMEDOUT;
+	struct timespec t = {left / SECOND, left % SECOND};
+	int n = ppoll(&p, 1, &t, NULL);
+	return n > 0 ? 0 : n == 0 ? ETIMEDOUT : errno;
+}
+
+int rb_await_readable(int fd, int64_t deadline, bool *interrupted)
+{
+	int error = await(fd, POLLIN, deadline);
+	if (error == EINTR && interrupted)
+		*interrupted = true;
+	return error ? RB_ERR_TIMEOUT : RB_OK;
+}
+
+int rb_no_answer(int fd)
+{
+	struct sockaddr_un a = {0};
+	socklen_t length = sizeof a - 1;
+	getpeername(fd, (struct sockaddr *)&a, &length);
+	return rb_fail(RB_ERR_TIMEOUT, "the broker at %s did not answer: %s", a.sun_path, rb_status_text(RB_ERR_TIMEOUT));
+}
+
+int rb_send_frame(int fd, int64_t deadline, const uint8_t *body, size_t bytes)
+{
+	if (bytes > RB_GO_MAX_FRAME)
+		return EMSGSIZE;
+	uint8_t head[4] = {(uint8_t)bytes, (uint8_t)(bytes >> 8), (uint8_t)(bytes >> 16), (uint8_t)(bytes >> 24)};
+	struct iovec parts[2] = {{head, 4}, {(void *)body, bytes}};
+	struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
+	while (parts[0].iov_len + parts[1].iov_len) {
+		ssize_t n = sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+		int error = n < 0 ? errno : 0;
+		if (error == EAGAIN)
+			error = await(fd, POLLOUT, deadline);
+		if (error && error != EINTR)
+			return error;
+		for (int i = 0; i < 2 && n > 0; i++) { /* a short write of a stream socket */
+			size_t part = (size_t)n < parts[i].iov_len ? (size_t)n : parts[i].iov_len;
+			parts[i].iov_base = (uint8_t *)parts[i].iov_base + part;
+			parts[i].iov_len -= part;
+			n -= (ssize_t)part;
+		}
+	}
+	return 0;
+}
+
+static int broken(const char *why) { return rb_fail(RB_ERR_BROKER_GONE, "%s: %s", rb_status_text(RB_ERR_BROKER_GONE), why); }
+
+void rb_frame_close_fds(rb_frame *f)
+{
+	while (f->nfds > 0)
+		close(f->fds[--f->nfds]);
+}
+
+void rb_frame_free(rb_frame *f)
+{
+	rb_frame_close_fds(f);
+	free(f->body);
+	f->body = NULL;
+}
+
+/* Takes the descriptors out of a message. */
+static int take_fds(struct msghdr *m, rb_frame *f)
+{
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+			continue;
+		size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		for (size_t i = 0; i < n; i++) {
+			int fd;
+			memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+			if (f->nfds < RB_MAX_FDS)
+				f->fds[f->nfds++] = fd;
+			else
+				close(fd);
+		}
+	}
+	if (!(m->msg_flags & MSG_CTRUNC))
+		return RB_OK;
+	if (f->nfds < RB_MAX_FDS) /* there was room for them here */
+		return rb_fail(RB_ERR_NO_DESCRIPTORS, "%s: it is this process that has none: too many open files", rb_status_text(RB_ERR_NO_DESCRIPTORS));
+	return rb_fail(RB_ERR_PROTOCOL, "%s: more than %d descriptors", rb_status_text(RB_ERR_PROTOCOL), RB_MAX_FDS);
+}
+
+/* Reads up to size bytes into to, and what comes with them. */
+static int receive(int fd, int64_t deadline, void *to, size_t size, rb_frame *f, size_t *got)
+{
+	union {
+		char bytes[CMSG_SPACE(RB_MAX_FDS * sizeof(int))];
+		struct cmsghdr aligned;
+	} control;
+	struct iovec part = {to, size};
+	for (;;) {
+		struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+		ssize_t n = recvmsg(fd, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+		if (n > 0) {
+			*got = (size_t)n;
+			return take_fds(&m, f);
+		}
+		int error = n ? errno : 0;
+		if (n == 0)
+			return broken("the broker hung up");
+		if (error == EAGAIN)
+			error = await(fd, POLLIN, deadline);
+		if (error == ETIMEDOUT)
+			return rb_no_answer(fd);
+		if (error && error != EINTR)
+			return broken(strerror(error));
+	}
+}
+
+int rb_receive_frame(int fd, int64_t deadline, rb_frame *f)
+{
+	uint8_t head[4];
+	size_t have = 0, got, room = 0;
+	memset(f, 0, sizeof *f);
+	for (; have < 4; have += got) {
+		int status = receive(fd, deadline, head + have, 4 - have, f, &got);
+		if (status)
+			return status;
+	}
+	uint32_t size = head[0] | (uint32_t)head[1] << 8 | (uint32_t)head[2] << 16 | (uint32_t)head[3] << 24;
+	if (size == 0 || size > RB_GO_MAX_FRAME)
+		return rb_fail(RB_ERR_PROTOCOL, "%s: a frame of %u bytes", rb_status_text(RB_ERR_PROTOCOL), size);
+	for (; f->bytes < size; f->bytes += (uint32_t)got) {
+		if (f->bytes == room) { /* grows with what really arrives */
+			room = 4 * room + 4096;
+			uint8_t *more = realloc(f->body, room);
+			if (!more)
+				return rb_say(RB_ERR_NO_MEMORY);
+			f->body = more;
+		}
+		size_t left = size - f->bytes;
+		int status = receive(fd, deadline, f->body + f->bytes, left < room - f->bytes ? left : room - f->bytes, f, &got);
+		if (status)
+			return status;
+	}
+	return RB_OK;
+}

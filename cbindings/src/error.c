@@ -1,0 +1,115 @@
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "internal.h"
+
+#define MESSAGE_BYTES 2048
+
+/*
+ * Each thread's buffer for the text of an error, made at its first error. Not
+ * a __thread array: thread-local memory of a library that is loaded late must
+ * fit what the C library has left of its reserve, and in a Python process that
+ * has imported PyTorch that is less than 2 KiB ("cannot allocate memory in
+ * static TLS block").
+ */
+static __thread char *own_message;
+static pthread_key_t key;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* Destructors of other keys may come after this one, and call us again. */
+static void forget(void *text)
+{
+	own_message = NULL;
+	free(text);
+}
+
+static void make_key(void) { pthread_key_create(&key, forget); }
+
+static char *message(void)
+{
+	static char nobodys[MESSAGE_BYTES]; /* where there is no memory for one's own */
+	if (!own_message) {
+		pthread_once(&once, make_key);
+		own_message = calloc(1, MESSAGE_BYTES);
+		if (!own_message)
+			return nobodys;
+		pthread_setspecific(key, own_message); /* freed with the thread */
+	}
+	return own_message;
+}
+
+const char *rb_error(void) { return message(); }
+
+/* The bytes of the UTF-8 character at text; 0 if there is none. */
+static size_t character(const unsigned char *text, size_t left)
+{
+	unsigned char c = text[0];
+	size_t n = c < 0x80 ? 1 : c < 0xc2 ? 0 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf5 ? 4 : 0;
+	if (n > left)
+		return 0;
+	for (size_t i = 1; i < n; i++)
+		if ((text[i] & 0xc0) != 0x80)
+			return 0;
+	if (n >= 3) { /* overlong forms, surrogates, and beyond U+10FFFF */
+		unsigned second = text[1];
+		if ((c == 0xe0 && second < 0xa0) || (c == 0xed && second > 0x9f) || (c == 0xf0 && second < 0x90) || (c == 0xf4 && second > 0x8f))
+			return 0;
+	}
+	return n;
+}
+
+bool rb_valid_utf8(const char *text, size_t bytes)
+{
+	for (size_t n; bytes; text += n, bytes -= n)
+		if (!(n = character((const unsigned char *)text, bytes)))
+			return false;
+	return true;
+}
+
+/* Names and reasons come from elsewhere, perhaps cut; rb_error is UTF-8 all the same. */
+static void set_message(const char *text)
+{
+	char *to = message(), *end = to + MESSAGE_BYTES - 4;
+	size_t left = strlen(text);
+	while (left && to < end) {
+		size_t n = character((const unsigned char *)text, left);
+		if (n) {
+			memcpy(to, text, n);
+			to += n;
+		} else {
+			memcpy(to, "\xef\xbf\xbd", 3);
+			to += 3;
+			n = 1;
+		}
+		text += n;
+		left -= n;
+	}
+	*to = 0;
+}
+
+int rb_fail(int status, const char *format, ...)
+{
+	char text[MESSAGE_BYTES];
+	va_list args;
+	va_start(args, format);
+	vsnprintf(text, sizeof text, format, args);
+	va_end(args);
+	set_message(text);
+	return status;
+}
+
+int rb_say(int status)
+{
+	strcpy(message(), rb_status_text(status));
+	return status;
+}
+
+int rb_missing(void) { return rb_fail(RB_ERR_INVALID, "%s: a pointer that this function needs is NULL", rb_status_text(RB_ERR_INVALID)); }
+
+int rb_check_flags(uint32_t flags, uint32_t all)
+{
+	return flags & ~all ? rb_fail(RB_ERR_INVALID, "%s: flags %#x", rb_status_text(RB_ERR_INVALID), flags & ~all) : RB_OK;
+}
+
+int rb_abi_version(void) { return RB_ABI_VERSION; }

@@ -1,0 +1,64 @@
+/*
+ * Fork. A child has its parent's handles, but none of its sessions: at the
+ * first use it attaches for itself. The handler runs in the child before
+ * anything else does, and there is only one thread then. It does not free or
+ * allocate: it closes the child's copies of descriptors, makes locks new that a
+ * thread of the parent may hold, and marks the parent's links as such.
+ */
+#include <string.h>
+#include <sys/mman.h>
+
+#include "client.h"
+
+/* The parent's slots are not mapped here (MADV_DONTFORK). Arrays over them may
+ * still be around: they find zeros, and write where nobody looks. */
+static void zero_pages(rb_segment *s)
+{
+	if (s->at && mmap(s->at, s->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0) != (void *)s->at)
+		s->at = NULL;
+}
+
+void rb_conn_in_child(void *conn, rb_entry *e)
+{
+	rb_conn *c = conn;
+	e->users = 0;
+	pthread_mutex_init(&c->mu, NULL);
+	for (rb_link *l = c->links; l; l = l->next) {
+		rb_segment planes = l->session.planes;
+		pthread_mutex_init(&l->mu, NULL);
+		rb_session_disown(&l->session);
+		if (!l->parents)
+			zero_pages(&planes);
+		l->session.planes = planes;
+		l->parents = true;
+		l->dead = true;
+	}
+	c->live = NULL;
+	c->attaching = c->reaping = false;
+	rb_attach_cancel(&c->pending);
+	c->next_try = 0;
+	c->why = 0;
+	rb_close_fd(&c->notify_fd);
+	rb_close_fd(&c->poke_fd);
+}
+
+static void leave_map(void *map, rb_entry *e)
+{
+	(void)map;
+	e->users = 0;
+}
+
+static void in_child(void)
+{
+	rb_table_each(&rb_clients, rb_conn_in_child);
+	rb_table_each(&rb_workers, rb_worker_in_child);
+	rb_table_each(&rb_maps, leave_map);
+}
+
+static void watch(void) { pthread_atfork(NULL, NULL, in_child); }
+
+void rb_watch_forks(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, watch);
+}

@@ -1,0 +1,151 @@
+/* Whole requests in one call, for models without variable dimensions. */
+#include <string.h>
+
+#include "client.h"
+
+/* Whether the caller gave memory for every tensor of a side. */
+static int each(const void *const *pointers, uint32_t count, const char *what)
+{
+	if (!pointers)
+		return rb_fail(RB_ERR_INVALID, "%s: the %ss are NULL", rb_status_text(RB_ERR_INVALID), what);
+	for (uint32_t k = 0; k < count; k++)
+		if (!pointers[k])
+			return rb_fail(RB_ERR_INVALID, "%s: %s %u is NULL", rb_status_text(RB_ERR_INVALID), what, k);
+	return RB_OK;
+}
+
+static int submit(rb_conn *c, uint32_t rows, const void *const *inputs, int64_t timeout, int64_t claim_for, uint32_t flags, rb_req *r)
+{
+	if (!c->sized)
+		return rb_fail(RB_ERR_SHAPE, "%s: %s has variable dimensions; claim with their sizes", rb_status_text(RB_ERR_SHAPE), c->model);
+	int status = rb_check_flags(flags, RB_NOTIFY | RB_HOLD);
+	if (!status)
+		status = each(inputs, c->inputs, "input");
+	if (!status)
+		status = rb_req_claim(c, rows, NULL, 0, claim_for, r);
+	if (status)
+		return status;
+	const rb_tensor *t = r->link->session.layout.tensor;
+	for (uint32_t k = 0; k < c->inputs; k++)
+		memcpy(rb_req_rows(r, &t[k]), inputs[k], rows * t[k].stride);
+	if (flags & RB_HOLD)
+		return RB_OK;
+	status = rb_req_commit(c, r, 1, timeout, flags);
+	if (status)
+		rb_req_release(c, r);
+	return status;
+}
+
+static int collect(rb_conn *c, const rb_req *r, void *const *outputs)
+{
+	if (!c->sized)
+		return rb_fail(RB_ERR_SHAPE, "%s: %s has variable dimensions; read its outputs with rb_output", rb_status_text(RB_ERR_SHAPE), c->model);
+	int status = each((const void *const *)outputs, c->outputs, "output");
+	if (!status && (status = rb_req_poll(r)) && status != RB_ERR_NOT_DONE && status != RB_ERR_NOT_COMMITTED)
+		rb_req_release(c, r);
+	if (status)
+		return status;
+	const rb_tensor *t = rb_tensors_of(&r->link->session.layout, RB_OUTPUT);
+	uint32_t rows = rb_req_slot(r)->rows;
+	for (uint32_t k = 0; k < c->outputs; k++)
+		memcpy(outputs[k], rb_req_rows(r, &t[k]), rows * t[k].stride);
+	return rb_req_release(c, r);
+}
+
+static int infer(rb_conn *c, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice, uint64_t *request)
+{
+	rb_req r;
+	int status = each((const void *const *)outputs, c->outputs, "output"); /* before anything is sent */
+	int64_t until = rb_until(slice, rb_now());
+	if (!status)
+		status = submit(c, rows, inputs, timeout, slice, 0, &r);
+	if (status)
+		return status;
+	status = rb_req_wait(c, &r, until); /* waiting for slots counted */
+	if (status == RB_ERR_TIMEOUT) {
+		*request = rb_req_id(&r);
+		return status;
+	}
+	return collect(c, &r, outputs);
+}
+
+int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice, uint64_t *request)
+{
+	if (!request)
+		return rb_missing();
+	*request = 0;
+	rb_entry *entry = rb_table_enter(&rb_clients, client);
+	if (!entry)
+		return rb_say(RB_ERR_CLOSED);
+	int status = infer(entry->value, rows, inputs, outputs, timeout, slice, request);
+	rb_table_leave(entry);
+	return status;
+}
+
+int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, int64_t timeout, uint32_t flags, uint64_t *request)
+{
+	if (!request)
+		return rb_missing();
+	rb_entry *entry = rb_table_enter(&rb_clients, client);
+	if (!entry)
+		return rb_say(RB_ERR_CLOSED);
+	rb_req r;
+	int status = submit(entry->value, rows, inputs, timeout, 0, flags, &r);
+	if (!status)
+		*request = rb_req_id(&r);
+	rb_table_leave(entry);
+	return status;
+}
+
+int rb_collect(rb_client client, uint64_t request, void *const *outputs)
+{
+	rb_entry *entry = rb_table_enter(&rb_clients, client);
+	if (!entry)
+		return rb_say(RB_ERR_CLOSED);
+	rb_req r;
+	int status = rb_req_find(entry->value, request, &r);
+	if (!status)
+		status = collect(entry->value, &r, outputs);
+	rb_table_leave(entry);
+	return status;
+}
+
+_Static_assert(sizeof(rb_inference) == 64, "other languages know it word by word");
+int rb_infer_prepared(rb_inference *i) { return i ? rb_infer(i->client, i->rows, i->inputs, i->outputs, i->timeout, i->slice, &i->request) : rb_missing(); }
+int rb_submit_prepared(rb_inference *i) { return i ? rb_submit(i->client, i->rows, i->inputs, i->timeout, i->flags, &i->request) : rb_missing(); }
+int rb_collect_prepared(const rb_inference *i) { return i ? rb_collect(i->client, i->request, i->outputs) : rb_missing(); }
+
+int rb_claim_prepared(rb_inference *i)
+{
+	if (!i)
+		return rb_missing();
+	rb_entry *entry = rb_table_enter(&rb_clients, i->client);
+	if (!entry)
+		return rb_say(RB_ERR_CLOSED);
+	rb_req r;
+	int status = rb_req_claim(entry->value, i->rows, NULL, 0, i->slice, &r);
+	if (!status) {
+		i->request = rb_req_id(&r);
+		i->slot = r.link->first + r.at;
+		i->attachment = r.link->number;
+	}
+	rb_table_leave(entry);
+	return status;
+}
+
+int rb_run_prepared(const rb_inference *i)
+{
+	if (!i)
+		return rb_missing();
+	rb_entry *entry = rb_table_enter(&rb_clients, i->client);
+	if (!entry)
+		return rb_say(RB_ERR_CLOSED);
+	rb_req r;
+	int status = rb_req_find(entry->value, i->request, &r);
+	if (!status)
+		status = rb_req_commit(entry->value, &r, 1, i->timeout, 0);
+	if (!status)
+		status = rb_req_wait(entry->value, &r, rb_until(i->slice, i->slice < 0 ? 0 : rb_now()));
+	rb_table_leave(entry);
+	return status;
+}

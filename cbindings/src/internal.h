@@ -1,0 +1,261 @@
+/*
+ * What the files of the library share. The files mirror Go's packages:
+ *
+ *   shm.h shm.c        shm: words, rings, bells, clock
+ *   tensor.c layout.c  tensor, shm/layout: signatures, where everything lies
+ *   segment.c cgroup.c shm/segment, shm/populate, internal/cgroup
+ *   msgpack.c control.c socket.c   internal/control: messages, frames, descriptors
+ *   policy.c           policy: only what travels
+ *   attach.c           internal/attach: call the broker, check everything, map it
+ *   client.c link.c request.c views.c waiting.c infer.c notify.c   client
+ *   worker.c batch.c   worker
+ *   handles.c fork.c error.c status.c   what a C library needs besides
+ */
+#ifndef RB_INTERNAL_H
+#define RB_INTERNAL_H
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "../ringbatch.h"
+#include "shm.h"
+
+#define SECOND INT64_C(1000000000)
+#define MILLISECOND INT64_C(1000000)
+#define MICROSECOND INT64_C(1000)
+
+/* ---- errors ------------------------------------------------------------- */
+
+/* Leaves the text of an error for rb_error, and gives the status back. */
+int rb_fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* With the status's general text. */
+int rb_say(int status);
+int rb_missing(void); /* a pointer is NULL */
+
+/* ---- tensors and layout ------------------------------------------------- */
+
+/* Where everything of a model lies; follows from the signature, the slots and
+ * the maximum batch alone. */
+typedef struct rb_layout {
+	uint32_t inputs, outputs, slots, max_batch;
+	rb_tensor *tensor;                   /* inputs, then outputs */
+	uint8_t dims_at[RB_GO_MAX_TENSORS];  /* where each one's sizes begin among the variable dimensions of its side */
+	uint32_t dims[2];                    /* variable dimensions, by side */
+	uint32_t most[2][RB_DIMS];           /* their maxima */
+	uint64_t planes_size, board_size, geometry;
+	uint64_t words_at, records_at, reasons_at;
+} rb_layout;
+
+/* Reads one tensor's text, of so many bytes. */
+int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t);
+/* The way back; returns the length that it has or would have. */
+size_t rb_format_tensor(const rb_tensor *t, char *to, size_t room);
+/* Reads "x:f32[4] -> y:f32[2]" into l, without its places. */
+int rb_parse_signature(const char *text, rb_layout *l);
+/* Checks the tensors of l and computes everything else. */
+int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch);
+void rb_layout_free(rb_layout *l);
+uint64_t rb_dtype_size(uint32_t dtype);
+bool rb_valid_utf8(const char *text, size_t bytes);
+
+uint64_t rb_client_segment_size(uint32_t window);
+uint64_t rb_commit_ring_size(uint32_t window);
+uint64_t rb_done_ring_size(uint32_t depth);
+uint64_t rb_mails_at(uint32_t depth);
+uint64_t rb_mail_size(uint32_t max_batch);
+uint64_t rb_worker_segment_size(uint32_t depth, uint32_t max_batch);
+
+static inline const rb_tensor *rb_tensors_of(const rb_layout *l, int side) { return side == RB_INPUT ? l->tensor : l->tensor + l->inputs; }
+/* Picks a tensor, or says that there is none. */
+int rb_pick(const rb_layout *l, int side, uint32_t k, const rb_tensor **t, uint32_t *dims_at);
+/* A tensor's rows in shared memory, with the sizes of its side's variable dimensions. */
+void rb_fill_view(rb_view *v, const rb_tensor *t, const uint32_t *dims, uint8_t *base, uint32_t slot, uint32_t rows);
+/* The bytes of one row, likewise. */
+uint64_t rb_row_bytes(const rb_tensor *t, const uint32_t *dims);
+
+/* ---- msgpack ------------------------------------------------------------ */
+
+typedef struct rb_writer {
+	uint8_t *data;
+	size_t length, room;
+	bool failed; /* no memory */
+} rb_writer;
+
+void rb_put_map(rb_writer *w, uint32_t pairs);
+void rb_put_array(rb_writer *w, uint32_t n);
+void rb_put_text(rb_writer *w, const char *text, size_t bytes);
+void rb_put_string(rb_writer *w, const char *text);
+void rb_put_int(rb_writer *w, int64_t n);
+
+/* A place in a message that rb_check_message has walked over. */
+typedef struct rb_reader {
+	const uint8_t *at, *end;
+} rb_reader;
+
+/* Whether the bytes are one value, no deeper and no longer than they say. */
+bool rb_check_message(const uint8_t *data, size_t bytes);
+/* Each reads one value and moves on; false if it is of another kind. */
+bool rb_get_map(rb_reader *r, uint32_t *pairs);
+bool rb_get_array(rb_reader *r, uint32_t *n);
+bool rb_get_text(rb_reader *r, const char **text, uint32_t *bytes); /* a string, or bytes */
+bool rb_get_uint(rb_reader *r, uint64_t *n);
+bool rb_skip_value(rb_reader *r);
+static inline bool rb_is(const char *key, uint32_t bytes, const char *name)
+{
+	return __builtin_strlen(name) == bytes && !__builtin_memcmp(key, name, bytes);
+}
+
+/* ---- control: frames and sockets ---------------------------------------- */
+
+#define RB_MAX_FDS 4
+#define RB_CALL_TIMEOUT (10 * SECOND)
+
+/* Where the broker listens; size bytes of room. */
+int rb_socket_path(const char *given, char *path, size_t size);
+int rb_dial(const char *socket, int64_t deadline, int *fd);
+/* Sends one frame. 0, or an errno. */
+int rb_send_frame(int fd, int64_t deadline, const uint8_t *body, size_t bytes);
+/* The error of a broker that is silent. */
+int rb_no_answer(int fd);
+/* Waits until the socket has something to read: RB_OK, RB_ERR_TIMEOUT; *interrupted by a signal's handler. */
+int rb_await_readable(int fd, int64_t deadline, bool *interrupted);
+
+typedef struct rb_frame {
+	uint8_t *body;
+	uint32_t bytes;
+	int fds[RB_MAX_FDS];
+	int nfds;
+} rb_frame;
+
+/* Receives one: RB_OK, or a status whose text is set. The frame is the
+ * caller's to free in any case. */
+int rb_receive_frame(int fd, int64_t deadline, rb_frame *f);
+void rb_frame_free(rb_frame *f);
+void rb_frame_close_fds(rb_frame *f);
+
+/* ---- segments ----------------------------------------------------------- */
+
+typedef struct rb_segment {
+	uint8_t *at; /* NULL: not mapped */
+	uint64_t bytes;
+} rb_segment;
+
+/* Checks seals and size of a received memfd, maps it, and closes fd in any case. */
+int rb_segment_open(rb_segment *s, int fd, uint64_t bytes, bool writable);
+void rb_segment_close(rb_segment *s);
+/* Has the kernel back ranges with memory now. */
+typedef struct rb_range {
+	uint64_t offset, bytes;
+} rb_range;
+int rb_segment_populate(rb_segment *s, const rb_range *ranges, uint32_t count);
+/* What the memory cgroups of this process leave it; false if nothing is limited. */
+bool rb_cgroup_room(int64_t *left, int64_t *limit, char *group, size_t size);
+
+/* ---- attaching ---------------------------------------------------------- */
+
+/* One attachment: a connection and its mapped segments. */
+typedef struct rb_session {
+	rb_layout layout;
+	rb_segment planes, board_segment, words;
+	rb_board board;
+	_Atomic int socket, doorbell; /* -1: closed */
+	uint64_t epoch;
+	uint32_t first_slot, window, first_gen, depth;
+	char model[RB_MAX_NAME_BYTES + 1];
+	uint32_t levels;
+	int64_t wait_time;
+	bool ragged;
+	uint32_t *bucket[RB_DIMS], buckets[RB_DIMS]; /* per variable input dimension: sizes, and how many */
+	char *notes;                                  /* the broker's remarks, a line each; may be NULL */
+} rb_session;
+
+/* policy.c: the policy that a worker asks for, "key=value key=value", as a key and its value. */
+int rb_put_policy(rb_writer *w, const char *text);
+/* The model's, from the broker's reply; after the layout. */
+int rb_read_policy(rb_reader r, rb_session *s);
+
+/* A call under way: made by rb_attach_begin, continued by rb_attach_end. */
+typedef struct rb_attach {
+	int fd; /* -1: none is under way */
+	bool worker;
+	int64_t deadline; /* of the broker's reply */
+} rb_attach;
+
+int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker);
+/* Waits for the reply, until the deadline at most (RB_ERR_TIMEOUT: call again,
+ * or rb_attach_cancel), checks and maps. */
+int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupted);
+void rb_attach_cancel(rb_attach *a);
+
+/* Whether the broker has hung up. */
+bool rb_session_gone(rb_session *s);
+void rb_session_hang_up(rb_session *s);
+/* Hangs up and unmaps. */
+void rb_session_close(rb_session *s);
+/* In a forked child: forgets what is the parent's. */
+void rb_session_disown(rb_session *s);
+void rb_close_fd(_Atomic int *fd);
+
+/* A request's first keys: version, op, model, name. */
+void rb_begin_request(rb_writer *w, uint32_t pairs, const char *op, const char *model, const char *name);
+
+/* ---- handles ------------------------------------------------------------ */
+
+/*
+ * 63          32 31          0
+ * +-------------+-------------+
+ * | generation  | index       |   never 0: generations start at 1
+ * +-------------+-------------+
+ */
+typedef struct rb_entry {
+	_Atomic uint32_t gen;   /* of the handle that is open */
+	_Atomic uint32_t users; /* calls inside */
+	void *_Atomic value;    /* NULL: free */
+} rb_entry;
+
+typedef struct rb_table {
+	rb_entry *_Atomic chunk[24]; /* the k-th has 8 << k entries, and is never freed */
+} rb_table;
+
+extern rb_table rb_clients, rb_workers, rb_maps;
+
+/* Gives a value a number; 0 if there is no memory. */
+uint64_t rb_table_put(rb_table *t, void *value);
+/* Finds an open handle's entry and counts the caller in; NULL if it is closed. */
+rb_entry *rb_table_enter(rb_table *t, uint64_t id);
+static inline void rb_table_leave(rb_entry *e) { atomic_fetch_sub(&e->users, 1); }
+/* Makes the handle invalid: nobody enters any more. NULL if it is already. */
+rb_entry *rb_table_shut(rb_table *t, uint64_t id);
+/* Waits until all callers have left, and frees the entry. */
+void rb_table_remove(rb_entry *e);
+/* For fork: f for every open value, by the only thread there is. */
+void rb_table_each(rb_table *t, void (*f)(void *value, rb_entry *e));
+
+/* Takes care that this process and its children know of fork. */
+void rb_watch_forks(void);
+
+/* ---- maps --------------------------------------------------------------- */
+
+/* Gives out a hold on a mapping. */
+int rb_map_new(rb_map *out, rb_segment *planes, uint32_t attachment, void *owner, void (*release)(void *owner));
+
+/* What a flag may not be. */
+int rb_check_flags(uint32_t flags, uint32_t all);
+
+/*
+ * A wait that a signal's handler has interrupted goes on until it has lasted so
+ * long, and then ends as if its timeout were over: the caller can look what the
+ * signal was for. Not at once, so that handlers that come often, and wait for
+ * something themselves, do not pile up.
+ */
+#define INTERRUPTED_AFTER (20 * MILLISECOND)
+
+static inline int64_t rb_interrupted(int64_t until, int64_t start)
+{
+	return until == INT64_MAX ? until : rb_min(until, start + INTERRUPTED_AFTER);
+}
+
+/* A timeout of the caller as a point in time; negative is never. */
+static inline int64_t rb_until(int64_t timeout, int64_t now) { return timeout < 0 ? INT64_MAX : rb_later(now, timeout); }
+
+#endif

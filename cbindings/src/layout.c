@@ -1,0 +1,100 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "internal.h"
+
+static int check_side(rb_layout *l, int side, uint32_t count)
+{
+	const rb_tensor *t = rb_tensors_of(l, side);
+	for (uint32_t k = 0; k < count; k++) {
+		for (uint32_t j = 0; j < k; j++)
+			if (!strcmp(t[j].name, t[k].name))
+				return rb_fail(RB_ERR_INVALID, "%s: tensor \"%s\" appears twice", rb_status_text(RB_ERR_INVALID), t[k].name);
+		l->dims_at[&t[k] - l->tensor] = (uint8_t)l->dims[side];
+		for (uint32_t i = 0; i < t[k].rank; i++) {
+			if (!(t[k].variable >> i & 1))
+				continue;
+			if (l->dims[side] == RB_DIMS)
+				return rb_fail(RB_ERR_INVALID, "%s: more than %d variable dimensions on one side", rb_status_text(RB_ERR_INVALID), (int)RB_DIMS);
+			l->most[side][l->dims[side]++] = (uint32_t)t[k].shape[i];
+		}
+	}
+	return RB_OK;
+}
+
+/* FNV-1a 64 over everything that the layout depends on. */
+static uint64_t geometry(const rb_layout *l)
+{
+	char text[2048];
+	uint64_t h = UINT64_C(0xcbf29ce484222325);
+	int n = snprintf(text, sizeof text, "ringbatch %d slots=%u max_batch=%u", (int)RB_GO_LAYOUT_VERSION, l->slots, l->max_batch);
+	for (uint32_t k = 0;; k++) {
+		for (int i = 0; i < n; i++)
+			h = (h ^ (uint8_t)text[i]) * UINT64_C(0x100000001b3);
+		if (k == l->inputs + l->outputs)
+			return h;
+		n = sprintf(text, "%s ", k == l->inputs ? " ->" : "");
+		n += (int)rb_format_tensor(&l->tensor[k], text + n, sizeof text - 16);
+	}
+}
+
+int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch)
+{
+	if (!l->inputs || !l->outputs || l->inputs + l->outputs > RB_GO_MAX_TENSORS)
+		return rb_fail(RB_ERR_INVALID, "%s: a model needs at least one input and one output, %d tensors at most", rb_status_text(RB_ERR_INVALID), (int)RB_GO_MAX_TENSORS);
+	l->dims[0] = l->dims[1] = 0;
+	int status = check_side(l, RB_INPUT, l->inputs);
+	if (!status)
+		status = check_side(l, RB_OUTPUT, l->outputs);
+	if (status)
+		return status;
+	if (slots < 1 || slots > RB_GO_MAX_SLOTS)
+		return rb_fail(RB_ERR_INVALID, "%s: slots is %u, must be 1..%d", rb_status_text(RB_ERR_INVALID), slots, (int)RB_GO_MAX_SLOTS);
+	if (max_batch < 1 || max_batch > RB_GO_MAX_BATCH_ROWS)
+		return rb_fail(RB_ERR_INVALID, "%s: max_batch_size is %u, must be 1..%d", rb_status_text(RB_ERR_INVALID), max_batch, (int)RB_GO_MAX_BATCH_ROWS);
+	l->slots = slots;
+	l->max_batch = max_batch;
+	uint64_t at = RB_GO_SEGMENT_HEADER;
+	for (uint32_t k = 0; k < l->inputs + l->outputs; k++) {
+		rb_tensor *t = &l->tensor[k];
+		if (t->stride > ((uint64_t)INT64_MAX - at - RB_GO_PAGE) / slots)
+			return rb_fail(RB_ERR_INVALID, "%s: %u slots of %" PRIu64 " bytes do not fit an address space", rb_status_text(RB_ERR_INVALID), slots, t->stride);
+		t->offset = at;
+		at = rb_round_up(at + t->stride * slots, RB_GO_PAGE);
+	}
+	l->planes_size = at;
+	l->words_at = rb_round_up(RB_GO_SEGMENT_HEADER + (uint64_t)slots * sizeof(rb_bell), RB_GO_PAGE);
+	l->records_at = rb_round_up(l->words_at + (uint64_t)slots * 8, RB_GO_PAGE);
+	l->reasons_at = rb_round_up(l->records_at + (uint64_t)slots * sizeof(rb_record), RB_GO_PAGE);
+	l->board_size = rb_round_up(l->reasons_at + (uint64_t)slots * RB_GO_REASON_BYTES, RB_GO_PAGE);
+	l->geometry = geometry(l);
+	return RB_OK;
+}
+
+void rb_layout_free(rb_layout *l)
+{
+	free(l->tensor);
+	l->tensor = NULL;
+}
+
+static uint64_t power_of_two(uint64_t n)
+{
+	uint64_t p = 1;
+	while (p < n)
+		p *= 2;
+	return p;
+}
+
+uint64_t rb_commit_ring_size(uint32_t window) { return power_of_two(4 * (uint64_t)window); }
+uint64_t rb_client_segment_size(uint32_t window)
+{
+	return rb_round_up(RB_GO_SEGMENT_HEADER + rb_commit_ring_size(window) * sizeof(rb_commit_entry), RB_GO_PAGE);
+}
+uint64_t rb_done_ring_size(uint32_t depth) { return power_of_two(2 * (uint64_t)depth); }
+uint64_t rb_mails_at(uint32_t depth) { return rb_round_up(RB_GO_SEGMENT_HEADER + rb_done_ring_size(depth) * sizeof(rb_done_entry), RB_GO_CACHE_LINE); }
+uint64_t rb_mail_size(uint32_t max_batch) { return sizeof(rb_mail) + sizeof(rb_mail_request) * (uint64_t)max_batch; }
+uint64_t rb_worker_segment_size(uint32_t depth, uint32_t max_batch)
+{
+	return rb_round_up(rb_mails_at(depth) + depth * rb_mail_size(max_batch), RB_GO_PAGE);
+}

@@ -1,0 +1,227 @@
+#include <string.h>
+
+#include "client.h"
+
+rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status)
+{
+	uint32_t n = s->window, words = (n + 63) / 64, tensors = s->layout.inputs + s->layout.outputs;
+	rb_link *l = calloc(1, sizeof *l);
+	rb_range ranges[RB_GO_MAX_TENSORS];
+	*status = RB_OK;
+	if (l) {
+		l->slots = calloc(n, sizeof *l->slots);
+		l->gens = calloc(n, sizeof *l->gens);
+		l->abandoned = calloc(n, sizeof *l->abandoned);
+		l->free = calloc(words, 8);
+		l->follow = calloc(words, 8);
+		l->watched = calloc(words, 8);
+	}
+	if (!l || !l->slots || !l->gens || !l->abandoned || !l->free || !l->follow || !l->watched)
+		*status = rb_say(RB_ERR_NO_MEMORY);
+	/* Touch the window's pages now: a refusal is an error here instead of a
+	 * SIGBUS later, and no request pays for page faults. */
+	for (uint32_t k = 0; k < tensors; k++) {
+		const rb_tensor *t = &s->layout.tensor[k];
+		ranges[k] = (rb_range){t->offset + s->first_slot * t->stride, n * t->stride};
+	}
+	if (!*status)
+		*status = rb_segment_populate(&s->planes, ranges, tensors);
+	if (*status) {
+		rb_session_close(s);
+		rb_link_free(l);
+		return NULL;
+	}
+	l->client = c;
+	l->session = *s;
+	l->first = s->first_slot;
+	l->window = l->nfree = n;
+	l->free_words = words;
+	l->commits = (rb_producer){.words = (void *)(s->words.at + RB_GO_RING_WORDS), .entries = s->words.at + RB_GO_SEGMENT_HEADER,
+				   .entry_bytes = sizeof(rb_commit_entry), .capacity = rb_commit_ring_size(n)};
+	for (uint32_t i = 0; i < n; i++) {
+		l->gens[i] = s->first_gen;
+		SET_BIT(l->free, i);
+	}
+	l->refs = 1;
+	l->owners = 1;
+	l->looked = rb_now();
+	pthread_mutex_init(&l->mu, NULL);
+	return l;
+}
+
+void rb_link_free(rb_link *l)
+{
+	if (!l)
+		return;
+	free(l->slots);
+	free(l->gens);
+	free(l->abandoned);
+	free(l->free);
+	free(l->follow);
+	free(l->watched);
+	free(l);
+}
+
+bool rb_link_hold(rb_link *l)
+{
+	int64_t n = l->refs;
+	while (n > 0)
+		if (atomic_compare_exchange_weak(&l->refs, &n, n + 1))
+			return true;
+	return false;
+}
+
+void rb_link_drop(rb_link *l)
+{
+	if (atomic_fetch_sub(&l->refs, 1) == 1)
+		rb_session_close(&l->session);
+}
+
+void rb_link_disown(rb_link *l)
+{
+	if (atomic_fetch_sub(&l->owners, 1) == 1)
+		rb_link_free(l);
+}
+
+static void release_map(void *link)
+{
+	rb_link_drop(link);
+	rb_link_disown(link);
+}
+
+int rb_link_map(rb_link *l, rb_map *out)
+{
+	atomic_fetch_add(&l->owners, 1);
+	return rb_map_new(out, &l->session.planes, l->number, l, release_map);
+}
+
+/* Ends everything in flight: nobody will answer it any more. */
+void rb_link_fail(rb_link *l)
+{
+	l->dead = true;
+	pthread_mutex_lock(&l->mu);
+	atomic_fetch_add(&l->room, 1);
+	rb_futex_wake(&l->room, INT32_MAX, true);
+	rb_link_wake_reaper(l);
+	if (l->nwatched)
+		rb_eventfd_ring(l->client->notify_fd);
+	pthread_mutex_unlock(&l->mu);
+	rb_link_kick(l);
+	rb_link_wake_followers(l);
+}
+
+bool rb_link_lost(rb_link *l, int64_t now, int64_t every)
+{
+	if (l->dead)
+		return true;
+	if (now - atomic_load_explicit(&l->looked, memory_order_relaxed) < every)
+		return false;
+	atomic_store_explicit(&l->looked, now, memory_order_relaxed);
+	return rb_session_gone(&l->session);
+}
+
+/* Looks for rows consecutive free slots. */
+static bool find(rb_link *l, uint32_t rows, uint32_t *at)
+{
+	if (l->nfree < rows)
+		return false;
+	if (rows == 1) {
+		for (uint32_t w = l->lowest; w < l->free_words; w++)
+			if (l->free[w]) {
+				l->lowest = w;
+				*at = w * 64 + (uint32_t)__builtin_ctzll(l->free[w]);
+				return true;
+			}
+		return false;
+	}
+	uint32_t run = 0;
+	for (uint32_t i = l->lowest * 64; i < l->window; i++) {
+		run = BIT(l->free, i) ? run + 1 : 0;
+		if (run == rows) {
+			*at = i - rows + 1;
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Frees released slots whose word says that nobody else has them any more. */
+static void reap_abandoned(rb_link *l)
+{
+	uint32_t keep = 0;
+	for (uint32_t i = 0; i < l->nabandoned; i++) {
+		uint32_t at = l->abandoned[i];
+		uint64_t w = rb_board_word(&l->session.board, l->first + at);
+		if (rb_word_gen(w) == l->gens[at] && !rb_word_held(w)) {
+			l->slots[at].state = RB_SLOT_FREE;
+			rb_link_give_back(l, at, l->slots[at].rows);
+		} else {
+			l->abandoned[keep++] = at;
+		}
+	}
+	l->nabandoned = keep;
+}
+
+/* Lowest first: the slots used last are the warmest, and neighbours in time
+ * become neighbours in memory. */
+bool rb_link_take(rb_link *l, uint32_t rows, uint32_t *at)
+{
+	if (!find(l, rows, at)) {
+		if (!l->nabandoned)
+			return false;
+		reap_abandoned(l);
+		if (!find(l, rows, at))
+			return false;
+	}
+	for (uint32_t i = *at; i < *at + rows; i++)
+		CLEAR_BIT(l->free, i);
+	l->nfree -= rows;
+	return true;
+}
+
+void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows)
+{
+	for (uint32_t i = at; i < at + rows; i++)
+		SET_BIT(l->free, i);
+	if (at / 64 < l->lowest)
+		l->lowest = at / 64;
+	l->nfree += rows;
+	if (l->claimers) {
+		atomic_fetch_add(&l->room, 1);
+		rb_futex_wake(&l->room, INT32_MAX, true);
+	}
+}
+
+bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring)
+{
+	bool now = false, pushed = rb_push(&l->commits, e, &now);
+	*ring |= now;
+	return pushed;
+}
+
+/* Looks at the board whether the request has ended, and if so fixes its
+ * status: what was seen first counts, also when the broker dies between two
+ * looks. */
+bool rb_link_ended(rb_link *l, uint32_t at)
+{
+	rb_slot *s = &l->slots[at];
+	if (s->state != RB_SLOT_COMMITTED)
+		return true;
+	uint64_t w = rb_board_word(&l->session.board, l->first + at);
+	if (rb_word_gen(w) == l->gens[at]) {
+		s->status = rb_word_status(w);
+		s->held = rb_word_held(w);
+		if (s->status >= RB_STATUS_COUNT) /* a damaged worker wrote it */
+			s->status = RB_ERR_PROTOCOL;
+	} else if (l->dead) {
+		s->status = RB_ERR_BROKER_GONE;
+		s->held = true;
+	} else {
+		return false;
+	}
+	s->state = RB_SLOT_ENDED;
+	s->seen = atomic_load_explicit(&l->woke, memory_order_relaxed); /* woken once for many: the clock was read then */
+	if (s->seen < s->committed) /* nobody had to wait */
+		s->seen = rb_now();
+	return true;
+}

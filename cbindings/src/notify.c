@@ -1,0 +1,250 @@
+/*
+ * The notifier tells an event loop that requests have ended: its descriptor
+ * becomes readable, and rb_reap says which. One thread (the reaper) parks on
+ * the bell for it, however many requests are watched.
+ *
+ *  1. a commit with RB_NOTIFY puts the request on the watch list
+ *  2. the worker ends it and rings the window's bell
+ *  3. the reaper wakes, finds it ended and makes the descriptor readable
+ *  4. the event loop calls rb_reap, which takes it off the list
+ *
+ * It is the library's only thread, and there only if the descriptor was asked
+ * for. It also attaches again when the broker was restarted.
+ */
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "client.h"
+
+void rb_notifier_tell(rb_link *l)
+{
+	for (uint32_t w = 0; l->nwatched && w < l->free_words; w++)
+		for (uint64_t left = l->watched[w]; left; left &= left - 1)
+			if (rb_link_over(l, w * 64 + (uint32_t)__builtin_ctzll(left))) {
+				rb_eventfd_ring(l->client->notify_fd);
+				return;
+			}
+}
+
+void rb_link_watch(rb_link *l, uint32_t at)
+{
+	SET_BIT(l->watched, at);
+	l->nwatched++;
+	rb_link_wake_reaper(l);
+}
+
+void rb_link_unwatch(rb_link *l, uint32_t at)
+{
+	if (l->nwatched && BIT(l->watched, at)) {
+		CLEAR_BIT(l->watched, at);
+		l->nwatched--;
+	}
+}
+
+void rb_link_wake_reaper(rb_link *l)
+{
+	if (l->reaper_idle) {
+		l->reaper_idle = false;
+		rb_eventfd_ring(l->client->poke_fd);
+	}
+}
+
+/* Waits for the leader of the moment to resign. */
+static void take_lead(rb_link *l)
+{
+	pthread_mutex_lock(&l->mu);
+	while (l->leading) {
+		uint32_t seen = l->turn;
+		l->reaper_waits = true;
+		pthread_mutex_unlock(&l->mu);
+		rb_futex_wait(&l->turn, seen, SECOND, true);
+		pthread_mutex_lock(&l->mu);
+	}
+	l->leading = true;
+	l->reaper_waits = false;
+	pthread_mutex_unlock(&l->mu);
+}
+
+/*
+ * Sleeps while nothing is under way, and has not been for as long as it takes
+ * to park once: under load it is not worth it. Not on the bell: there a thief
+ * could keep it from hearing that something is.
+ */
+static bool idle(rb_conn *c, rb_link *l, int64_t slice)
+{
+	if (slice <= LEAST_SLICE)
+		return false;
+	pthread_mutex_lock(&l->mu);
+	l->reaper_idle = l->nwatched + l->followers == 0 && !l->dead && !c->closing;
+	bool sleep = l->reaper_idle;
+	pthread_mutex_unlock(&l->mu);
+	if (!sleep)
+		return false;
+	struct pollfd p[2] = {{.fd = c->poke_fd, .events = POLLIN}, {.fd = l->session.socket, .events = POLLRDHUP}};
+	poll(p, 2, -1);
+	uint64_t count;
+	if (p[0].revents && read(p[0].fd, &count, sizeof count) < 0) { /* somebody else was quicker: there is nothing to take */
+	}
+	pthread_mutex_lock(&l->mu);
+	l->reaper_idle = false;
+	pthread_mutex_unlock(&l->mu);
+	if (p[1].revents)
+		rb_conn_lost(c, l);
+	return true;
+}
+
+/* Whether a request that somebody waits for ended well after the reaper went to
+ * sleep, and well before it woke by itself. */
+static bool stolen(rb_link *l, int64_t parked, int64_t now)
+{
+	bool found = false;
+	pthread_mutex_lock(&l->mu);
+	for (uint32_t w = 0; w < l->free_words; w++)
+		for (uint64_t left = l->watched[w] | l->follow[w]; left; left &= left - 1) {
+			uint32_t at = w * 64 + (uint32_t)__builtin_ctzll(left);
+			uint64_t word = rb_board_word(&l->session.board, l->first + at);
+			rb_record r;
+			if (rb_word_gen(word) != l->gens[at] || rb_word_status(word) != RB_OK) /* only an answer's record is final */
+				continue;
+			rb_read_once(&r, &l->session.board.records[l->first + at], sizeof r);
+			found |= r.finished > parked && now - r.finished > STOLEN_AFTER;
+		}
+	pthread_mutex_unlock(&l->mu);
+	return found;
+}
+
+/* Leads for as long as the link lives. Like any leader it looks at the board by
+ * itself too: soon, and then each time after twice as long again. */
+static void reap_link(rb_conn *c, rb_link *l)
+{
+	_Atomic uint32_t *bell = &l->session.board.bells[l->first].count;
+	int64_t slice = LEAST_SLICE;
+	take_lead(l);
+	while (!l->dead && !c->closing) {
+		uint32_t seen = *bell;
+		rb_link_wake_ended(l);
+		if (idle(c, l, slice)) {
+			slice = rb_link_first_slice(l);
+			continue;
+		}
+		slice = rb_min(slice, MOST_SLICE);
+		int64_t parked = rb_now();
+		atomic_fetch_add(&l->parked, 1);
+		if (!l->dead && !c->closing) /* as in lead */
+			rb_futex_wait(bell, seen, slice, false);
+		atomic_fetch_add(&l->parked, 1);
+		int64_t now = rb_now();
+		l->woke = now;
+		bool slept = now - parked >= slice;
+		if (slept && rb_session_gone(&l->session))
+			rb_conn_lost(c, l);
+		if (slept && *bell == seen) { /* nobody rang */
+			slice *= 2;
+		} else {
+			if (slept && stolen(l, parked, now))
+				l->stolen_waits = STOLEN_FOR;
+			slice = rb_link_first_slice(l);
+		}
+	}
+	rb_link_resign(l);
+}
+
+static void *reap(void *conn)
+{
+	rb_conn *c = conn;
+	while (!c->closing) {
+		rb_link *l;
+		bool interrupted = false;
+		uint32_t seen = c->change;
+		if (rb_conn_link(c, rb_later(rb_now(), SECOND), true, &l, &interrupted) == RB_OK) {
+			reap_link(c, l);
+			rb_link_drop(l);
+		} else if (c->final && !c->closing) {
+			rb_futex_wait(&c->change, seen, SECOND, true);
+		}
+	}
+	return NULL;
+}
+
+int rb_notifier_start(rb_conn *c)
+{
+	int status = RB_OK;
+	pthread_mutex_lock(&c->mu);
+	if (c->notify_fd < 0) {
+		int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), poke = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+		sigset_t all, before;
+		c->poke_fd = poke;
+		c->notify_fd = fd;
+		/* No signal of the program's is delivered to the library's thread. */
+		sigfillset(&all);
+		pthread_sigmask(SIG_SETMASK, &all, &before);
+		c->reaping = fd >= 0 && poke >= 0 && !c->closing && !pthread_create(&c->reaper, NULL, reap, c);
+		pthread_sigmask(SIG_SETMASK, &before, NULL);
+		if (!c->reaping) {
+			rb_close_fd(&c->notify_fd);
+			rb_close_fd(&c->poke_fd);
+			status = rb_fail(RB_ERR_NO_MEMORY, "%s: a completion descriptor and its thread", rb_status_text(RB_ERR_NO_MEMORY));
+		}
+	}
+	pthread_mutex_unlock(&c->mu);
+	return status;
+}
+
+void rb_notifier_stop(rb_conn *c)
+{
+	if (!c->reaping)
+		return;
+	rb_eventfd_ring(c->poke_fd); /* the link is dead, it was kicked; but it may have been idle */
+	pthread_join(c->reaper, NULL);
+	c->reaping = false;
+	rb_close_fd(&c->notify_fd);
+	rb_close_fd(&c->poke_fd);
+}
+
+/* Appends the watched requests of a link that have ended; false if there is no room for more. */
+static bool reap_watched(rb_link *l, uint64_t *requests, uint32_t max, uint32_t *count)
+{
+	bool room = true;
+	pthread_mutex_lock(&l->mu);
+	for (uint32_t w = 0; room && l->nwatched && w < l->free_words; w++)
+		for (uint64_t left = l->watched[w]; left; left &= left - 1) {
+			uint32_t at = w * 64 + (uint32_t)__builtin_ctzll(left);
+			if (!rb_link_over(l, at))
+				continue;
+			if (*count == max) {
+				room = false;
+				break;
+			}
+			rb_link_unwatch(l, at);
+			requests[(*count)++] = rb_req_id(&(rb_req){l, at, l->slots[at].handle});
+		}
+	pthread_mutex_unlock(&l->mu);
+	return room;
+}
+
+int rb_reap(rb_client client, uint64_t *requests, uint32_t max, uint32_t *count)
+{
+	if (!count || (max && !requests))
+		return rb_missing();
+	rb_entry *entry = rb_table_enter(&rb_clients, client);
+	if (!entry)
+		return rb_say(RB_ERR_CLOSED);
+	rb_conn *c = entry->value;
+	int status = c->final == RB_ERR_CLOSED ? rb_say(RB_ERR_CLOSED) : rb_notifier_start(c);
+	uint64_t rung;
+	*count = 0;
+	if (!status) {
+		if (read(c->notify_fd, &rung, sizeof rung) < 0) { /* it was quiet; look all the same */
+		}
+		for (rb_link *l = c->links; l; l = l->next)
+			if (!l->parents && l->refs > 0 && !reap_watched(l, requests, max, count)) {
+				rb_eventfd_ring(c->notify_fd);
+				break;
+			}
+	}
+	rb_table_leave(entry);
+	return status;
+}

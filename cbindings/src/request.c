@@ -1,0 +1,521 @@
+/*
+ * Requests. Their numbers:
+ *
+ *	63      52 51    32 31      0
+ *	+---------+--------+--------+
+ *	| link    | slot   | handle |   never 0: a claimed slot's handle is odd
+ *	+---------+--------+--------+
+ *
+ * link is the attachment's number, slot is counted from the window's first.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "client.h"
+
+#define HANDLE_BITS 32
+#define SLOT_BITS 20
+#define LINK_MASK ((1u << (64 - HANDLE_BITS - SLOT_BITS)) - 1)
+_Static_assert(1 << SLOT_BITS >= RB_GO_MAX_SLOTS, "a window's slots fit");
+
+#define DEFAULT_LEVEL (-1)
+
+uint64_t rb_req_id(const rb_req *r)
+{
+	return (uint64_t)(r->link->number & LINK_MASK) << (HANDLE_BITS + SLOT_BITS) | (uint64_t)r->at << HANDLE_BITS | r->handle;
+}
+
+int rb_req_find(rb_conn *c, uint64_t id, rb_req *r)
+{
+	uint32_t number = (uint32_t)(id >> (HANDLE_BITS + SLOT_BITS)), at = (uint32_t)(id >> HANDLE_BITS) & ((1u << SLOT_BITS) - 1);
+	for (rb_link *l = c->links; l && id % 2; l = l->next) {
+		if ((l->number & LINK_MASK) != number || at >= l->window)
+			continue;
+		if (l->parents)
+			return rb_fail(RB_ERR_FORKED, "this request is the parent process's: a forked child claims its own");
+		*r = (rb_req){l, at, (uint32_t)id};
+		return atomic_load_explicit(&l->slots[at].handle, memory_order_acquire) == r->handle ? RB_OK : rb_say(RB_ERR_RELEASED);
+	}
+	return rb_say(RB_ERR_RELEASED);
+}
+
+/* ---- claim -------------------------------------------------------------------- */
+
+static int bad_rows(rb_conn *c, uint32_t rows)
+{
+	if (rows > c->max_batch)
+		return rb_fail(RB_ERR_TOO_LARGE, "%s: %u rows, at most %u", rb_status_text(RB_ERR_TOO_LARGE), rows, c->max_batch);
+	return rb_fail(RB_ERR_ROWS, "%s: a request has 1..%u rows (this client's window), got %u", rb_status_text(RB_ERR_ROWS), c->window, rows);
+}
+
+static int set_dims(const rb_layout *l, rb_slot *s, const uint32_t *dims, uint32_t ndims)
+{
+	if (ndims != l->dims[RB_INPUT])
+		return rb_fail(RB_ERR_SHAPE, "%s: the inputs have %u variable dimensions, %u sizes were given", rb_status_text(RB_ERR_SHAPE), l->dims[RB_INPUT], ndims);
+	for (uint32_t i = 0; i < ndims; i++) {
+		if (dims[i] > l->most[RB_INPUT][i])
+			return rb_fail(RB_ERR_SHAPE, "%s: variable input dimension %u is 0..%u, got %u", rb_status_text(RB_ERR_SHAPE), i, l->most[RB_INPUT][i], dims[i]);
+		s->dims[i] = dims[i];
+	}
+	return RB_OK;
+}
+
+void rb_link_padded(const rb_link *l, const rb_slot *s, uint32_t dims[RB_DIMS])
+{
+	memcpy(dims, s->dims, sizeof s->dims);
+	for (uint32_t i = 0; i < RB_DIMS; i++)
+		for (uint32_t j = 0; j < l->session.buckets[i]; j++)
+			if (dims[i] <= l->session.bucket[i][j]) {
+				dims[i] = l->session.bucket[i][j];
+				break;
+			}
+}
+
+/* Zeroes the inputs of a request that is smaller than its bucket. */
+static void clear_padding(const rb_req *r)
+{
+	uint32_t dims[RB_DIMS];
+	rb_slot *s = rb_req_slot(r);
+	const rb_layout *l = &r->link->session.layout;
+	if (!l->dims[RB_INPUT])
+		return;
+	rb_link_padded(r->link, s, dims);
+	if (!memcmp(dims, s->dims, sizeof dims))
+		return;
+	for (uint32_t k = 0; k < l->inputs; k++)
+		if (l->tensor[k].variable)
+			memset(rb_req_rows(r, &l->tensor[k]), 0, s->rows * l->tensor[k].stride);
+}
+
+/* Makes the slots that were taken a request. */
+static int begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t start, int64_t now, rb_req *r)
+{
+	rb_slot *s = &l->slots[at];
+	int status = ndims || l->session.layout.dims[RB_INPUT] ? set_dims(&l->session.layout, s, dims, ndims) : RB_OK;
+	if (status) {
+		pthread_mutex_lock(&l->mu);
+		rb_link_give_back(l, at, rows);
+		pthread_mutex_unlock(&l->mu);
+		rb_link_drop(l);
+		return status;
+	}
+	s->state = RB_SLOT_CLAIMED;
+	s->rows = rows;
+	s->level = DEFAULT_LEVEL;
+	s->notify = false;
+	s->claimed = now;
+	s->claim_took = start ? now - start : 0;
+	*r = (rb_req){l, at, atomic_fetch_add_explicit(&s->handle, 1, memory_order_release) + 1};
+	clear_padding(r);
+	return RB_OK;
+}
+
+int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r)
+{
+	int64_t now = rb_now(), until = rb_until(timeout, now), start = 0;
+	bool interrupted = false;
+	rb_link *l;
+	if (rows < 1 || rows > c->window || rows > c->max_batch)
+		return bad_rows(c, rows);
+	for (;;) {
+		if (!(l = rb_conn_live(c, now))) {
+			int status = rb_conn_link(c, until, timeout != 0, &l, &interrupted);
+			if (status)
+				return status;
+		}
+		uint32_t at;
+		pthread_mutex_lock(&l->mu);
+		bool taken = rb_link_take(l, rows, &at);
+		if (taken || now >= until) {
+			pthread_mutex_unlock(&l->mu);
+			if (taken)
+				return begin(l, at, rows, dims, ndims, start, now, r);
+			rb_link_drop(l);
+			return rb_say(RB_ERR_FULL);
+		}
+		uint32_t seen = l->room;
+		bool dead = l->dead;
+		int64_t slice = l->nabandoned ? MILLISECOND : MOST_SLICE; /* nobody tells when those come back */
+		l->claimers++;
+		pthread_mutex_unlock(&l->mu);
+		start = start ? start : now;
+		if (!dead)
+			interrupted |= rb_futex_wait(&l->room, seen, rb_min(until - now, slice), true) == EINTR;
+		if (interrupted)
+			until = rb_interrupted(until, start);
+		now = rb_now();
+		pthread_mutex_lock(&l->mu);
+		l->claimers--;
+		pthread_mutex_unlock(&l->mu);
+		rb_link_drop(l);
+	}
+}
+
+/* ---- commit ------------------------------------------------------------------- */
+
+/* What can be wrong with a request that is to be committed. */
+static int check_commit(rb_conn *c, const rb_req *r, uint32_t flags)
+{
+	if (rb_req_slot(r)->state != RB_SLOT_CLAIMED)
+		return rb_say(RB_ERR_COMMITTED);
+	if (flags & RB_NOTIFY && c->notify_fd < 0)
+		return rb_fail(RB_ERR_INVALID, "%s: this client has no notifier; call rb_client_fd first", rb_status_text(RB_ERR_INVALID));
+	return RB_OK;
+}
+
+int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, uint32_t flags)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		int status = check_commit(c, &r[i], flags);
+		if (status)
+			return status;
+	}
+	int64_t now = rb_now();
+	rb_commit_entry e = {.kind = RB_GO_KIND_COMMIT, .committed = now, .deadline = timeout > 0 ? rb_later(now, timeout) : 0};
+	for (uint32_t i = 0; i < count;) { /* those of one attachment together: the broker is woken once */
+		rb_link *l = r[i].link;
+		bool ring = false, full = false, twice = false;
+		pthread_mutex_lock(&l->mu);
+		for (; i < count && r[i].link == l; i++) {
+			rb_slot *s = rb_req_slot(&r[i]);
+			if (s->state != RB_SLOT_CLAIMED) { /* it is listed twice */
+				twice = true;
+				continue;
+			}
+			s->state = RB_SLOT_COMMITTED;
+			s->committed = now;
+			s->cancel = false;
+			e.level = s->level;
+			e.rows = s->rows;
+			e.slot = l->first + r[i].at;
+			e.gen = ++l->gens[r[i].at];
+			memcpy(e.dims, s->dims, sizeof e.dims);
+			s->notify = flags & RB_NOTIFY;
+			if (s->notify)
+				rb_link_watch(l, r[i].at);
+			full |= !rb_link_push(l, &e, &ring);
+		}
+		pthread_mutex_unlock(&l->mu);
+		if (ring)
+			rb_eventfd_ring(l->session.doorbell);
+		if (full) /* only a broker that breaks the protocol leaves no room */
+			rb_conn_lost(c, l);
+		if (flags & RB_NOTIFY && l->dead) /* it may have died before we were listed */
+			rb_eventfd_ring(c->notify_fd);
+		if (twice)
+			return rb_say(RB_ERR_COMMITTED);
+	}
+	return RB_OK;
+}
+
+/* ---- the end -------------------------------------------------------------------- */
+
+/* RB_OK, or how the request ended, with its reason. */
+static int outcome(const rb_req *r)
+{
+	int status = rb_req_slot(r)->status;
+	if (status != RB_ERR_FAILED && status != RB_ERR_WORKER_DIED)
+		return status ? rb_say(status) : RB_OK;
+	uint32_t slot = r->link->first + r->at;
+	char text[RB_GO_REASON_BYTES];
+	rb_record record;
+	rb_read_once(&record, &r->link->session.board.records[slot], sizeof record);
+	size_t n = record.reason_len < sizeof text ? record.reason_len : sizeof text;
+	memcpy(text, r->link->session.board.reasons + (size_t)slot * RB_GO_REASON_BYTES, n);
+	return n ? rb_fail(status, "%.*s", (int)n, text) : rb_say(status);
+}
+
+int rb_req_wait(rb_conn *c, const rb_req *r, int64_t until)
+{
+	(void)c;
+	if (rb_req_slot(r)->state == RB_SLOT_CLAIMED)
+		return rb_say(RB_ERR_NOT_COMMITTED);
+	if (!rb_link_ended(r->link, r->at)) {
+		int status = rb_link_await(r->link, r->at, until);
+		if (status)
+			return status;
+	}
+	return outcome(r);
+}
+
+int rb_req_poll(const rb_req *r)
+{
+	rb_link *l = r->link;
+	if (rb_req_slot(r)->state == RB_SLOT_CLAIMED)
+		return rb_say(RB_ERR_NOT_COMMITTED);
+	if (!rb_link_ended(l, r->at)) {
+		/* Who only polls has to learn from somewhere that the broker is gone. */
+		if (!rb_link_lost(l, rb_now(), MOST_SLICE))
+			return rb_say(RB_ERR_NOT_DONE);
+		rb_conn_lost(l->client, l);
+		rb_link_ended(l, r->at);
+	}
+	return outcome(r);
+}
+
+/* Tells the broker once. The caller holds mu. */
+static void push_cancel(rb_link *l, rb_slot *s, uint32_t at, bool *ring)
+{
+	if (s->cancel)
+		return;
+	s->cancel = true;
+	rb_commit_entry e = {.kind = RB_GO_KIND_CANCEL, .rows = s->rows, .slot = l->first + at, .gen = l->gens[at]};
+	rb_link_push(l, &e, ring);
+}
+
+static int cancel(const rb_req *r)
+{
+	rb_link *l = r->link;
+	bool ring = false;
+	if (rb_req_slot(r)->state == RB_SLOT_CLAIMED)
+		return rb_say(RB_ERR_NOT_COMMITTED);
+	if (rb_link_ended(l, r->at))
+		return RB_OK;
+	pthread_mutex_lock(&l->mu);
+	push_cancel(l, rb_req_slot(r), r->at, &ring);
+	pthread_mutex_unlock(&l->mu);
+	if (ring)
+		rb_eventfd_ring(l->session.doorbell);
+	return RB_OK;
+}
+
+int rb_req_release(rb_conn *c, const rb_req *r)
+{
+	(void)c;
+	rb_link *l = r->link;
+	rb_slot *s = rb_req_slot(r);
+	bool ended = rb_link_ended(l, r->at), ring = false; /* claimed counts as ended: nobody else has it */
+	uint32_t handle = r->handle;
+	pthread_mutex_lock(&l->mu);
+	if (!atomic_compare_exchange_strong(&s->handle, &handle, r->handle + 1)) {
+		pthread_mutex_unlock(&l->mu);
+		return rb_say(RB_ERR_RELEASED);
+	}
+	rb_link_unwatch(l, r->at);
+	if (s->state == RB_SLOT_CLAIMED || (ended && !s->held)) {
+		s->state = RB_SLOT_FREE;
+		rb_link_give_back(l, r->at, s->rows);
+	} else {
+		if (!ended)
+			push_cancel(l, s, r->at, &ring);
+		s->state = RB_SLOT_ABANDONED;
+		l->abandoned[l->nabandoned++] = r->at;
+		if (l->claimers) { /* they wait for something else now */
+			atomic_fetch_add(&l->room, 1);
+			rb_futex_wake(&l->room, INT32_MAX, true);
+		}
+	}
+	pthread_mutex_unlock(&l->mu);
+	if (ring)
+		rb_eventfd_ring(l->session.doorbell);
+	rb_link_drop(l);
+	return RB_OK;
+}
+
+/* The sizes of one row's outputs, as the worker reported them; believed only as
+ * far as the slot goes. */
+static void row_dims(const rb_req *r, uint32_t row, uint32_t dims[RB_DIMS])
+{
+	const rb_layout *l = &r->link->session.layout;
+	rb_record record;
+	rb_read_once(&record, &r->link->session.board.records[r->link->first + r->at + row], sizeof record);
+	for (uint32_t i = 0; i < l->dims[RB_OUTPUT]; i++)
+		dims[i] = record.dims[i] < l->most[RB_OUTPUT][i] ? record.dims[i] : l->most[RB_OUTPUT][i];
+}
+
+/* Whether all rows have an output's sizes in common. */
+static bool same_size(const rb_req *r, const rb_tensor *t, uint32_t dims_at, const uint32_t *dims)
+{
+	uint32_t other[RB_DIMS], count = (uint32_t)__builtin_popcount(t->variable);
+	for (uint32_t row = 1; count && row < rb_req_slot(r)->rows; row++) {
+		row_dims(r, row, other);
+		if (memcmp(other + dims_at, dims + dims_at, count * sizeof *dims))
+			return false;
+	}
+	return true;
+}
+
+static int view(const rb_req *r, int side, uint32_t k, rb_view *v)
+{
+	const rb_tensor *t;
+	uint32_t dims_at, dims[RB_DIMS];
+	rb_slot *s = rb_req_slot(r);
+	const rb_layout *l = &r->link->session.layout;
+	int status = rb_pick(l, side, k, &t, &dims_at);
+	if (status)
+		return status;
+	if (side == RB_INPUT) {
+		if (s->state != RB_SLOT_CLAIMED)
+			return rb_say(RB_ERR_COMMITTED);
+		rb_link_padded(r->link, s, dims);
+	} else {
+		if ((status = rb_req_poll(r)))
+			return status;
+		row_dims(r, 0, dims);
+		if (!same_size(r, t, dims_at, dims))
+			return rb_fail(RB_ERR_SHAPE, "%s: the rows of output \"%s\" differ in size; take them with rb_output_row", rb_status_text(RB_ERR_SHAPE), t->name);
+	}
+	rb_fill_view(v, t, dims + dims_at, r->link->session.planes.at, r->link->first + r->at, s->rows);
+	return RB_OK;
+}
+
+static int output_row(const rb_req *r, uint32_t k, uint32_t row, rb_view *v)
+{
+	const rb_tensor *t;
+	uint32_t dims_at, dims[RB_DIMS];
+	int status = rb_pick(&r->link->session.layout, RB_OUTPUT, k, &t, &dims_at);
+	if (!status)
+		status = rb_req_poll(r);
+	if (status)
+		return status;
+	if (row >= rb_req_slot(r)->rows)
+		return rb_fail(RB_ERR_ROWS, "%s: row %u of a request of %u", rb_status_text(RB_ERR_ROWS), row, rb_req_slot(r)->rows);
+	row_dims(r, row, dims);
+	rb_fill_view(v, t, dims + dims_at, r->link->session.planes.at, r->link->first + r->at + row, 1);
+	return RB_OK;
+}
+
+/* Where the time of a request that ended well went; of others what is known on
+ * this side only. */
+static int timing(const rb_req *r, rb_timing *t)
+{
+	rb_slot *s = rb_req_slot(r);
+	rb_record record;
+	if (s->state == RB_SLOT_CLAIMED || !rb_link_ended(r->link, r->at))
+		return rb_say(RB_ERR_NOT_DONE);
+	*t = (rb_timing){.claim = s->claim_took, .write = rb_max(0, s->committed - s->claimed)};
+	if (s->status) {
+		t->queue = rb_max(0, s->seen - s->committed);
+		return RB_OK;
+	}
+	rb_read_once(&record, &r->link->session.board.records[r->link->first + r->at], sizeof record);
+	int64_t times[] = {s->committed, record.dispatched, record.started, record.finished, s->seen}, *spans[] = {&t->queue, &t->dispatch, &t->compute, &t->wake};
+	for (int i = 0; i < 4; i++) {
+		int64_t span;
+		*spans[i] = __builtin_sub_overflow(times[i + 1], times[i], &span) ? 0 : rb_max(0, span);
+	}
+	return RB_OK;
+}
+
+/* ---- the functions of the header ------------------------------------------------- */
+
+/* One step of a request's life. */
+#define STEP(client, request, result)                                  \
+	do {                                                           \
+		rb_entry *entry = rb_table_enter(&rb_clients, client); \
+		if (!entry)                                            \
+			return rb_say(RB_ERR_CLOSED);                  \
+		rb_conn *c = entry->value;                             \
+		(void)c;                                               \
+		rb_req r;                                              \
+		int status = rb_req_find(c, request, &r);              \
+		if (!status)                                           \
+			status = (result);                             \
+		rb_table_leave(entry);                                 \
+		return status;                                         \
+	} while (0)
+
+int rb_claim(rb_client client, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request)
+{
+	if (!request || (ndims && !dims))
+		return rb_missing();
+	rb_entry *entry = rb_table_enter(&rb_clients, client);
+	if (!entry)
+		return rb_say(RB_ERR_CLOSED);
+	rb_req r;
+	int status = rb_req_claim(entry->value, rows, dims, ndims, timeout, &r);
+	if (!status)
+		*request = (rb_request){.id = rb_req_id(&r), .base = r.link->session.planes.at, .slot = r.link->first + r.at, .rows = rows, .attachment = r.link->number};
+	rb_table_leave(entry);
+	return status;
+}
+
+int rb_input(rb_client client, uint64_t request, uint32_t k, rb_view *v)
+{
+	if (!v)
+		return rb_missing();
+	STEP(client, request, view(&r, RB_INPUT, k, v));
+}
+
+int rb_output(rb_client client, uint64_t request, uint32_t k, rb_view *v)
+{
+	if (!v)
+		return rb_missing();
+	STEP(client, request, view(&r, RB_OUTPUT, k, v));
+}
+
+int rb_output_row(rb_client client, uint64_t request, uint32_t k, uint32_t row, rb_view *v)
+{
+	if (!v)
+		return rb_missing();
+	STEP(client, request, output_row(&r, k, row, v));
+}
+
+static int set_priority(const rb_req *r, uint32_t level)
+{
+	if (rb_req_slot(r)->state != RB_SLOT_CLAIMED)
+		return rb_say(RB_ERR_COMMITTED);
+	uint32_t levels = r->link->session.levels;
+	if (level >= levels || level > INT8_MAX)
+		return rb_fail(RB_ERR_NO_LEVEL, "%s: %u, the model has 0..%u", rb_status_text(RB_ERR_NO_LEVEL), level, levels - 1);
+	rb_req_slot(r)->level = (int8_t)level;
+	return RB_OK;
+}
+
+int rb_set_priority(rb_client client, uint64_t request, uint32_t level) { STEP(client, request, set_priority(&r, level)); }
+
+int rb_commit(rb_client client, uint64_t request, int64_t timeout, uint32_t flags)
+{
+	int bad = rb_check_flags(flags, RB_NOTIFY);
+	if (bad)
+		return bad;
+	STEP(client, request, rb_req_commit(c, &r, 1, timeout, flags));
+}
+
+int rb_commit_all(rb_client client, const uint64_t *requests, uint32_t count, int64_t timeout, uint32_t flags)
+{
+	if (count && !requests)
+		return rb_missing();
+	int status = rb_check_flags(flags, RB_NOTIFY);
+	if (status)
+		return status;
+	rb_entry *entry = rb_table_enter(&rb_clients, client);
+	if (!entry)
+		return rb_say(RB_ERR_CLOSED);
+	rb_req few[64], *all = count <= 64 ? few : malloc(count * sizeof *all);
+	if (!all)
+		status = rb_say(RB_ERR_NO_MEMORY);
+	for (uint32_t i = 0; i < count && !status; i++)
+		status = rb_req_find(entry->value, requests[i], &all[i]);
+	if (!status)
+		status = rb_req_commit(entry->value, all, count, timeout, flags);
+	if (all != few)
+		free(all);
+	rb_table_leave(entry);
+	return status;
+}
+
+int rb_wait(rb_client client, uint64_t request, int64_t timeout) { STEP(client, request, rb_req_wait(c, &r, rb_until(timeout, timeout < 0 ? 0 : rb_now()))); }
+int rb_poll(rb_client client, uint64_t request) { STEP(client, request, rb_req_poll(&r)); }
+int rb_cancel(rb_client client, uint64_t request) { STEP(client, request, cancel(&r)); }
+int rb_release(rb_client client, uint64_t request) { STEP(client, request, rb_req_release(c, &r)); }
+
+static int request_map(const rb_req *r, rb_map *out)
+{
+	atomic_fetch_add(&r->link->refs, 1); /* the request holds one already */
+	return rb_link_map(r->link, out);
+}
+
+int rb_request_map(rb_client client, uint64_t request, rb_map *out)
+{
+	if (!out)
+		return rb_missing();
+	STEP(client, request, request_map(&r, out));
+}
+
+int rb_request_timing(rb_client client, uint64_t request, rb_timing *t)
+{
+	if (!t)
+		return rb_missing();
+	STEP(client, request, timing(&r, t));
+}

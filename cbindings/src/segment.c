@@ -1,0 +1,93 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+static int check(int fd, uint64_t bytes)
+{
+	struct stat st = {0};
+	int seals = fcntl(fd, F_GET_SEALS);
+	if (seals < 0 || (seals & (int)RB_GO_SEALS) != (int)RB_GO_SEALS)
+		return rb_fail(RB_ERR_LAYOUT, "%s: segment is not a sealed memfd", rb_status_text(RB_ERR_LAYOUT));
+	if (fstat(fd, &st) || (uint64_t)st.st_size != bytes || bytes < RB_GO_SEGMENT_HEADER)
+		return rb_fail(RB_ERR_LAYOUT, "%s: segment has %lld bytes, expected %" PRIu64, rb_status_text(RB_ERR_LAYOUT), (long long)st.st_size, bytes);
+	return RB_OK;
+}
+
+int rb_segment_open(rb_segment *s, int fd, uint64_t bytes, bool writable)
+{
+	int status = check(fd, bytes);
+	if (!status) {
+		void *at = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+		if (at == MAP_FAILED) {
+			status = rb_fail(RB_ERR_NO_MEMORY, "%s: map %" PRIu64 " MiB: %s", rb_status_text(RB_ERR_NO_MEMORY), bytes >> 20, strerror(errno));
+		} else {
+			/* A forked child must not write into a slot that is its parent's; it attaches for itself. */
+			madvise(at, bytes, MADV_DONTFORK);
+			*s = (rb_segment){at, bytes};
+		}
+	}
+	close(fd); /* the mapping stays */
+	return status;
+}
+
+void rb_segment_close(rb_segment *s)
+{
+	if (s->at)
+		munmap(s->at, s->bytes);
+	s->at = NULL;
+}
+
+static uint64_t mebibytes(uint64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; }
+
+/* How much the kernel has not backed yet. Where it does not tell, nothing is missing. */
+static uint64_t missing(uint8_t *at, uint64_t bytes)
+{
+	unsigned char pages[4096];
+	uint64_t n = 0;
+	while (bytes) {
+		uint64_t part = bytes < sizeof pages * RB_GO_PAGE ? bytes : sizeof pages * RB_GO_PAGE;
+		if (mincore(at, part, pages))
+			return 0;
+		for (uint64_t i = 0; i < (part + RB_GO_PAGE - 1) / RB_GO_PAGE; i++)
+			n += pages[i] & 1 ? 0 : RB_GO_PAGE;
+		at += part;
+		bytes -= part;
+	}
+	return n;
+}
+
+/*
+ * Of a memory cgroup's limit the kernel gives no notice: it kills. So what is
+ * missing is compared with what the process's groups leave it, before any page
+ * is touched: those that are would stay, charged to the group, for as long as
+ * the ring lives.
+ */
+int rb_segment_populate(rb_segment *s, const rb_range *ranges, uint32_t count)
+{
+	uint64_t lacking = 0;
+	int64_t left, limit;
+	char group[512];
+	for (int touch = 0; touch < 2; touch++) {
+		for (uint32_t i = 0; i < count; i++) {
+			uint64_t from = ranges[i].offset / RB_GO_PAGE * RB_GO_PAGE, to = rb_round_up(ranges[i].offset + ranges[i].bytes, RB_GO_PAGE);
+			if (!touch)
+				lacking += missing(s->at + from, to - from);
+			else if (madvise(s->at + from, to - from, MADV_POPULATE_WRITE) && errno != EINVAL) /* kernels before 5.14 fault lazily */
+				return rb_fail(RB_ERR_NO_MEMORY, "%s: %" PRIu64 " MiB of shared memory: %s", rb_status_text(RB_ERR_NO_MEMORY), mebibytes(to - from), strerror(errno));
+		}
+		if (!touch && lacking && rb_cgroup_room(&left, &limit, group, sizeof group) && (int64_t)(lacking + lacking / 64) > left)
+			return rb_fail(RB_ERR_NO_MEMORY, "%s: %" PRIu64 " MiB of shared memory, the memory cgroup %s has %lld of %lld MiB left",
+				       rb_status_text(RB_ERR_NO_MEMORY), mebibytes(lacking), group, (long long)left >> 20, (long long)limit >> 20);
+	}
+	return RB_OK;
+}

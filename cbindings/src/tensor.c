@@ -1,0 +1,167 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "internal.h"
+
+#define MAX_ROW_BYTES (UINT64_C(1) << 36)
+
+static const struct {
+	const char *name, *other; /* NumPy's name is accepted too */
+	uint8_t bytes;
+} dtypes[] = {
+	[RB_BOOL] = {"bool", "bool", 1},
+	[RB_U8] = {"u8", "uint8", 1},
+	[RB_I8] = {"i8", "int8", 1},
+	[RB_I16] = {"i16", "int16", 2},
+	[RB_I32] = {"i32", "int32", 4},
+	[RB_I64] = {"i64", "int64", 8},
+	[RB_F16] = {"f16", "float16", 2},
+	[RB_BF16] = {"bf16", "bfloat16", 2},
+	[RB_F32] = {"f32", "float32", 4},
+	[RB_F64] = {"f64", "float64", 8},
+};
+
+uint64_t rb_dtype_size(uint32_t dtype) { return dtypes[dtype].bytes; }
+
+static int bad(const char *text, size_t bytes, const char *why)
+{
+	return rb_fail(RB_ERR_INVALID, "%s: tensor \"%.*s\": %s (want name:dtype[dims], like x:f32[3,224,224] or tokens:i32[<=512])",
+		       rb_status_text(RB_ERR_INVALID), (int)(bytes < 200 ? bytes : 200), text, why);
+}
+
+static bool blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+/* Whether a tensor may be called that. What of Unicode is printable the broker decides. */
+static bool valid_name(const char *name, size_t bytes)
+{
+	if (bytes == 0 || bytes > RB_MAX_NAME_BYTES || !rb_valid_utf8(name, bytes))
+		return false;
+	for (size_t i = 0; i < bytes; i++)
+		if ((unsigned char)name[i] <= ' ' || name[i] == 0x7f || strchr(":[],", name[i]))
+			return false;
+	return true;
+}
+
+int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
+{
+	memset(t, 0, sizeof *t);
+	const char *end = text + bytes, *colon = memchr(text, ':', bytes);
+	if (!colon)
+		return bad(text, bytes, "no colon");
+	const char *open = memchr(colon, '[', (size_t)(end - colon));
+	if (!open || end[-1] != ']')
+		return bad(text, bytes, "no [dims]");
+	if (!valid_name(text, (size_t)(colon - text)))
+		return bad(text, bytes, "a name has 1..128 bytes, printable, without : [ ] , or blanks");
+	memcpy(t->name, text, (size_t)(colon - text));
+	for (uint32_t d = RB_BOOL; d <= RB_F64; d++)
+		if (rb_is(colon + 1, (uint32_t)(open - colon - 1), dtypes[d].name) || rb_is(colon + 1, (uint32_t)(open - colon - 1), dtypes[d].other))
+			t->dtype = d;
+	if (!t->dtype)
+		return bad(text, bytes, "unknown dtype");
+	t->row_bytes = dtypes[t->dtype].bytes;
+	const char *at = open + 1, *last = end - 1;
+	while (at < last) {
+		if (t->rank == RB_MAX_RANK)
+			return bad(text, bytes, "more than 8 dimensions");
+		while (at < last && blank(*at))
+			at++;
+		if (last - at >= 2 && at[0] == '<' && at[1] == '=') {
+			t->variable |= 1u << t->rank;
+			for (at += 2; at < last && blank(*at);)
+				at++;
+		}
+		uint64_t n = 0;
+		const char *digits = at;
+		for (; at < last && *at >= '0' && *at <= '9' && n <= MAX_ROW_BYTES; at++)
+			n = 10 * n + (uint64_t)(*at - '0');
+		if (at == digits)
+			return bad(text, bytes, "a dimension is not a number");
+		while (at < last && blank(*at))
+			at++;
+		if (n < 1)
+			return bad(text, bytes, "a dimension is 0, must be at least 1");
+		if (n > MAX_ROW_BYTES / t->row_bytes)
+			return bad(text, bytes, "a row is larger than 68719476736 bytes");
+		if (t->variable >> t->rank & 1 && n > UINT32_MAX) /* sizes travel as u32 */
+			return bad(text, bytes, "a variable dimension is at most 4294967295");
+		t->shape[t->rank++] = n;
+		t->row_bytes *= n;
+		if (at < last && *at++ != ',')
+			return bad(text, bytes, "a dimension is not a number");
+		if (at == last && at[-1] == ',')
+			return bad(text, bytes, "a dimension is not a number");
+	}
+	t->stride = t->row_bytes;
+	return RB_OK;
+}
+
+size_t rb_format_tensor(const rb_tensor *t, char *to, size_t room)
+{
+	size_t n = (size_t)snprintf(to, room, "%s:%s[", t->name, dtypes[t->dtype].name);
+	for (uint32_t i = 0; i < t->rank; i++)
+		n += (size_t)snprintf(n < room ? to + n : NULL, n < room ? room - n : 0, "%s%s%llu", i ? "," : "", t->variable >> i & 1 ? "<=" : "",
+				      (unsigned long long)t->shape[i]);
+	return n + (size_t)snprintf(n < room ? to + n : NULL, n < room ? room - n : 0, "]");
+}
+
+/* Reads the tensors of one side, separated by blanks. */
+static int parse_side(const char *at, const char *end, rb_layout *l, uint32_t *count)
+{
+	for (;;) {
+		while (at < end && blank(*at))
+			at++;
+		if (at == end)
+			return RB_OK;
+		const char *from = at;
+		while (at < end && !blank(*at))
+			at++;
+		if (l->inputs + l->outputs == RB_GO_MAX_TENSORS)
+			return rb_fail(RB_ERR_INVALID, "%s: a model has at most %d tensors", rb_status_text(RB_ERR_INVALID), (int)RB_GO_MAX_TENSORS);
+		int status = rb_parse_tensor(from, (size_t)(at - from), &l->tensor[l->inputs + l->outputs]);
+		if (status)
+			return status;
+		++*count;
+	}
+}
+
+int rb_parse_signature(const char *text, rb_layout *l)
+{
+	memset(l, 0, sizeof *l);
+	const char *arrow = strstr(text, "->");
+	if (!arrow)
+		return rb_fail(RB_ERR_INVALID, "%s: signature \"%.200s\" has no \"->\"", rb_status_text(RB_ERR_INVALID), text);
+	l->tensor = calloc(RB_GO_MAX_TENSORS, sizeof *l->tensor);
+	if (!l->tensor)
+		return rb_say(RB_ERR_NO_MEMORY);
+	int status = parse_side(text, arrow, l, &l->inputs);
+	return status ? status : parse_side(arrow + 2, text + strlen(text), l, &l->outputs);
+}
+
+int rb_pick(const rb_layout *l, int side, uint32_t k, const rb_tensor **t, uint32_t *dims_at)
+{
+	if (side != RB_INPUT && side != RB_OUTPUT)
+		return rb_fail(RB_ERR_INVALID, "%s: side %d, must be RB_INPUT or RB_OUTPUT", rb_status_text(RB_ERR_INVALID), side);
+	uint32_t count = side == RB_INPUT ? l->inputs : l->outputs;
+	if (k >= count)
+		return rb_fail(RB_ERR_INVALID, "%s: tensor %u of %u", rb_status_text(RB_ERR_INVALID), k, count);
+	*t = rb_tensors_of(l, side) + k;
+	*dims_at = l->dims_at[*t - l->tensor];
+	return RB_OK;
+}
+
+uint64_t rb_row_bytes(const rb_tensor *t, const uint32_t *dims)
+{
+	uint64_t n = dtypes[t->dtype].bytes;
+	for (uint32_t i = 0; i < t->rank; i++)
+		n *= t->variable >> i & 1 ? *dims++ : t->shape[i];
+	return n;
+}
+
+void rb_fill_view(rb_view *v, const rb_tensor *t, const uint32_t *dims, uint8_t *base, uint32_t slot, uint32_t rows)
+{
+	*v = (rb_view){.data = base + t->offset + slot * t->stride, .bytes = rows * t->stride, .stride = t->stride, .dtype = t->dtype, .rank = 1 + t->rank};
+	v->shape[0] = rows;
+	for (uint32_t i = 0; i < t->rank; i++)
+		v->shape[1 + i] = t->variable >> i & 1 ? *dims++ : t->shape[i];
+}

@@ -1,0 +1,359 @@
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client.h"
+#include "worker.h"
+
+#define DEFAULT_DEPTH 2
+#define PARK_SLICE (50 * MILLISECOND)
+#define FOREVER (100 * 365 * 24 * 3600 * SECOND)
+
+int rb_work_use(rb_worker id, rb_entry **entry, rb_work **w)
+{
+	*entry = rb_table_enter(&rb_workers, id);
+	if (!*entry)
+		return rb_say(RB_ERR_CLOSED);
+	*w = (*entry)->value;
+	if ((*w)->parents) {
+		rb_table_leave(*entry);
+		return rb_fail(RB_ERR_FORKED, "this worker is the parent process's: a forked child attaches its own");
+	}
+	if (atomic_exchange(&(*w)->busy, true)) {
+		rb_table_leave(*entry);
+		return rb_fail(RB_ERR_INVALID, "%s: another thread is using this worker", rb_status_text(RB_ERR_INVALID));
+	}
+	return RB_OK;
+}
+
+void rb_work_leave(rb_entry *e, rb_work *w)
+{
+	w->busy = false;
+	rb_table_leave(e);
+}
+
+/* ---- attaching --------------------------------------------------------------- */
+
+static void put_side(rb_writer *w, const char *key, const rb_tensor *t, uint32_t count)
+{
+	rb_put_string(w, key);
+	rb_put_array(w, count);
+	for (uint32_t k = 0; k < count; k++) {
+		char text[1024];
+		rb_put_text(w, text, rb_format_tensor(&t[k], text, sizeof text));
+	}
+}
+
+static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options *o)
+{
+	rb_put_string(w, "worker");
+	rb_put_map(w, 7);
+	put_side(w, "inputs", l->tensor, l->inputs);
+	put_side(w, "outputs", l->tensor + l->inputs, l->outputs);
+	rb_put_string(w, "depth");
+	rb_put_int(w, o->depth ? o->depth : DEFAULT_DEPTH);
+	rb_put_string(w, "weight");
+	rb_put_int(w, o->weight);
+	rb_put_string(w, "pad");
+	rb_put_string(w, o->pad_to ? "fixed" : o->pad_preferred ? "preferred" : "");
+	rb_put_string(w, "pad_to");
+	rb_put_int(w, o->pad_to);
+	rb_put_string(w, "gpu");
+	rb_put_string(w, o->gpu ? o->gpu : "");
+}
+
+static int attach(const char *model, const char *signature, const rb_worker_options *o, rb_session *s)
+{
+	char path[4096];
+	rb_layout l;
+	rb_writer w = {0};
+	rb_attach a;
+	bool interrupted;
+	int64_t until = rb_until(o->timeout ? o->timeout : RB_CALL_TIMEOUT, rb_now());
+	int status = rb_parse_signature(signature, &l);
+	if (!status)
+		status = rb_layout_place(&l, 1, 1); /* for its checks */
+	if (!status)
+		status = rb_socket_path(o->socket, path, sizeof path);
+	if (!status) {
+		rb_begin_request(&w, 2, "worker", model, o->name);
+		put_worker(&w, &l, o);
+		status = rb_put_policy(&w, o->policy);
+	}
+	if (!status)
+		status = rb_attach_begin(&a, path, until, &w, true);
+	if (!status) {
+		do
+			status = rb_attach_end(&a, until, s, &interrupted);
+		while (status == RB_ERR_TIMEOUT && a.fd >= 0 && rb_now() < until);
+		rb_attach_cancel(&a);
+	}
+	free(w.data);
+	rb_layout_free(&l);
+	return status;
+}
+
+static void drop(void *worker)
+{
+	rb_work *w = worker;
+	if (atomic_fetch_sub(&w->holds, 1) > 1)
+		return;
+	rb_session_close(&w->session);
+	for (uint32_t i = 0; i < w->batches; i++)
+		rb_taken_free(w->batch[i]);
+	free(w);
+}
+
+int rb_worker_attach(const char *model, const char *signature, const rb_worker_options *given, rb_worker *worker)
+{
+	if (!model || !signature || !worker)
+		return rb_missing();
+	if (given && given->size != sizeof *given)
+		return rb_fail(RB_ERR_VERSION, "%s: rb_worker_options.size is %u, expected %zu", rb_status_text(RB_ERR_VERSION), given->size, sizeof *given);
+	rb_worker_options o = given ? *given : (rb_worker_options){0};
+	rb_watch_forks();
+	rb_work *w = calloc(1, sizeof *w);
+	if (!w)
+		return rb_say(RB_ERR_NO_MEMORY);
+	int status = attach(model, signature, &o, &w->session);
+	if (status) {
+		free(w);
+		return status;
+	}
+	rb_session *s = &w->session;
+	snprintf(w->model, sizeof w->model, "%s", model);
+	w->holds = 1;
+	w->pads = o.pad_to || o.pad_preferred;
+	w->mail = (void *)(s->words.at + RB_GO_MAIL_WORDS);
+	w->done = (rb_producer){.words = (void *)(s->words.at + RB_GO_RING_WORDS), .entries = s->words.at + RB_GO_SEGMENT_HEADER,
+				.entry_bytes = sizeof(rb_done_entry), .capacity = rb_done_ring_size(s->depth)};
+	w->busy = true;
+	w->handle = rb_table_put(&rb_workers, w);
+	if (!w->handle) {
+		drop(w);
+		return rb_say(RB_ERR_NO_MEMORY);
+	}
+	*worker = w->handle;
+	w->busy = false;
+	return RB_OK;
+}
+
+int rb_worker_close(rb_worker id)
+{
+	rb_entry *e;
+	rb_work *w;
+	int status = rb_work_use(id, &e, &w);
+	if (status == RB_ERR_FORKED && (e = rb_table_shut(&rb_workers, id))) { /* the child forgets it */
+		w = e->value;
+		rb_table_remove(e);
+		drop(w);
+		return RB_OK;
+	}
+	if (status)
+		return status;
+	rb_table_shut(&rb_workers, id);
+	for (uint32_t i = 0; i < w->batches; i++)
+		if (w->batch[i]->in_use) {
+			rb_taken_fail_all(w->batch[i], "the worker was closed before it ran this request");
+			rb_taken_complete(w->batch[i]);
+		}
+	rb_session_hang_up(&w->session);
+	rb_work_leave(e, w);
+	rb_table_remove(e);
+	drop(w);
+	return RB_OK;
+}
+
+void rb_worker_in_child(void *worker, rb_entry *e)
+{
+	rb_work *w = worker;
+	e->users = 0;
+	w->busy = false;
+	w->parents = true;
+	rb_session_disown(&w->session);
+}
+
+/* ---- about the model ------------------------------------------------------------ */
+
+int rb_worker_model(rb_worker id, rb_model *model)
+{
+	rb_entry *e;
+	rb_work *w;
+	if (!model)
+		return rb_missing();
+	int status = rb_work_use(id, &e, &w);
+	if (status)
+		return status;
+	const rb_session *s = &w->session;
+	*model = (rb_model){.inputs = s->layout.inputs, .outputs = s->layout.outputs, .max_batch_size = s->layout.max_batch, .slots = s->layout.slots,
+			    .levels = s->levels, .wait_time = s->wait_time};
+	memcpy(model->name, w->model, sizeof model->name);
+	rb_work_leave(e, w);
+	return RB_OK;
+}
+
+int rb_worker_notes(rb_worker id, const char **text)
+{
+	rb_entry *e;
+	rb_work *w;
+	if (!text)
+		return rb_missing();
+	int status = rb_work_use(id, &e, &w);
+	if (status)
+		return status;
+	*text = w->session.notes ? w->session.notes : "";
+	rb_work_leave(e, w);
+	return RB_OK;
+}
+
+int rb_worker_tensor(rb_worker id, int side, uint32_t k, rb_tensor *tensor)
+{
+	rb_entry *e;
+	rb_work *w;
+	const rb_tensor *t;
+	uint32_t dims_at;
+	if (!tensor)
+		return rb_missing();
+	int status = rb_work_use(id, &e, &w);
+	if (status)
+		return status;
+	status = rb_pick(&w->session.layout, side, k, &t, &dims_at);
+	if (!status)
+		*tensor = *t;
+	rb_work_leave(e, w);
+	return status;
+}
+
+int rb_worker_map(rb_worker id, rb_map *out)
+{
+	rb_entry *e;
+	rb_work *w;
+	if (!out)
+		return rb_missing();
+	int status = rb_work_use(id, &e, &w);
+	if (status)
+		return status;
+	atomic_fetch_add(&w->holds, 1);
+	status = rb_map_new(out, &w->session.planes, 0, w, drop);
+	rb_work_leave(e, w);
+	return status;
+}
+
+/* ---- the next batch ---------------------------------------------------------------- */
+
+#define LOOK_EVERY (5 * MILLISECOND) /* at the socket, by who does not wait */
+
+static int nothing(rb_work *w)
+{
+	int64_t now = rb_now();
+	if (now - w->looked < LOOK_EVERY)
+		return rb_say(RB_ERR_TIMEOUT);
+	w->looked = now;
+	return rb_say(rb_session_gone(&w->session) ? RB_ERR_BROKER_GONE : RB_ERR_TIMEOUT);
+}
+
+static bool has_mail(rb_work *w) { return atomic_load_explicit(&w->mail->tail, memory_order_acquire) != w->next; }
+
+/*
+ * Looks for mail for a moment before it parks: waking a parked thread takes
+ * longer than everything else on the way of a request. It does so only while
+ * that pays, which the last wait tells, and yields the core to others.
+ */
+static bool spin(rb_work *w, int64_t now, int64_t until)
+{
+	if (!w->waiting_since)
+		w->waiting_since = now;
+	if (!w->spin_pays)
+		return false;
+	for (int64_t end = rb_min(w->waiting_since + w->spin_for, until); now < end; now = rb_now()) {
+		if (has_mail(w))
+			return true;
+		sched_yield();
+	}
+	return false;
+}
+
+/* In docs/model: park. */
+static int park(rb_work *w, uint32_t seen, int64_t ns)
+{
+	int error = 0;
+	atomic_exchange(&w->mail->parked, 1); /* a full barrier, as in rb_push */
+	/* Store parked, then load tail; the broker stores tail, then loads parked:
+	 * one of us sees the other. */
+	if (!has_mail(w))
+		error = rb_futex_wait(&w->mail->bell, seen, ns, false);
+	atomic_store(&w->mail->parked, 0);
+	return error;
+}
+
+/* Takes the next mail, if there is one: a batch, or NULL. */
+static int try_next(rb_work *w, rb_taken **out)
+{
+	rb_session *s = &w->session;
+	*out = NULL;
+	/* SYNC POINT "mail", acquire side. */
+	while (has_mail(w)) {
+		if (w->waiting_since) {
+			w->spin_pays = rb_now() - w->waiting_since < w->spin_for;
+			w->waiting_since = 0;
+		}
+		if (w->taken > s->depth) /* only a broker that breaks the protocol hands over more */
+			return rb_fail(RB_ERR_PROTOCOL, "%s: more than %u batches at once", rb_status_text(RB_ERR_PROTOCOL), s->depth);
+		rb_taken *b = rb_work_spare(w);
+		if (!b)
+			return rb_say(RB_ERR_NO_MEMORY);
+		const uint8_t *mail = s->words.at + rb_mails_at(s->depth) + w->next % s->depth * rb_mail_size(s->layout.max_batch);
+		int status = rb_taken_read(b, mail);
+		atomic_store(&w->mail->taken, ++w->next);
+		if (status)
+			return status;
+		w->taken++;
+		b->in_use = true;
+		if (b->shown.requests) {
+			*out = b;
+			return RB_OK;
+		}
+		rb_taken_complete(b); /* all of it was canceled or has expired: nobody waits for it */
+	}
+	return RB_OK;
+}
+
+int rb_worker_next(rb_worker id, int64_t timeout, rb_batch **batch)
+{
+	rb_entry *e;
+	rb_work *w;
+	rb_taken *b;
+	if (!batch)
+		return rb_missing();
+	int status = rb_work_use(id, &e, &w);
+	if (status)
+		return status;
+	int64_t start = timeout ? rb_now() : 0, until = rb_until(timeout, start);
+	for (;;) {
+		uint32_t seen = w->mail->bell;
+		if ((status = try_next(w, &b)))
+			break;
+		if (b) {
+			*batch = &b->shown;
+			break;
+		}
+		int64_t now = timeout ? rb_now() : until;
+		if (now >= until) {
+			status = nothing(w);
+			break;
+		}
+		if (spin(w, now, until))
+			continue;
+		int error = park(w, seen, rb_min(until - now, PARK_SLICE));
+		if (error == ETIMEDOUT && !has_mail(w) && rb_session_gone(&w->session)) {
+			status = rb_say(RB_ERR_BROKER_GONE);
+			break;
+		}
+		if (error == EINTR)
+			until = rb_interrupted(until, start);
+	}
+	rb_work_leave(e, w);
+	return status;
+}

@@ -1,0 +1,62 @@
+/* A worker: one attachment to a model, and the batches that it has taken. */
+#ifndef RB_WORKER_H
+#define RB_WORKER_H
+
+#include "internal.h"
+
+/* What answering a request needs besides its rb_member. */
+typedef struct rb_answer {
+	uint32_t slot, gen, bell;
+	uint8_t status;
+	char *reason; /* of one that failed */
+} rb_answer;
+
+typedef struct rb_work rb_work;
+
+/* A batch as its caller sees it, and what lies behind. The arrays are
+ * allocated once, for the largest batch, and used again and again. */
+typedef struct rb_taken {
+	rb_batch shown;
+	rb_work *worker;
+	bool in_use;
+	int64_t mailed, started;
+	rb_mail_request *mails; /* the mail's requests, copied: the broker may post over them */
+	uint64_t *order;        /* scratch of sorting */
+	rb_member *member;
+	uint32_t *slot;
+	rb_run *run;
+	rb_answer *answer;           /* by request */
+	uint32_t (*dims)[RB_DIMS];   /* sizes of the outputs, by row; only of models with variable outputs */
+} rb_taken;
+
+struct rb_work {
+	rb_session session;
+	char model[RB_MAX_NAME_BYTES + 1];
+	uint64_t handle;
+	bool parents; /* of before a fork */
+	bool pads;    /* asked for padding */
+	_Atomic bool busy; /* one thread at a time; never waited for */
+	_Atomic uint32_t holds; /* maps, plus one until it is closed */
+	rb_mail_words *mail;
+	rb_producer done;
+	uint64_t next; /* number of the mail to take next */
+	uint32_t taken; /* batches not completed */
+	int64_t looked; /* when it last looked at the socket */
+	rb_taken *batch[RB_GO_MAX_MAIL_DEPTH + 1];
+	uint32_t batches;
+	/* Spinning before parking: how long, since when, and whether it paid last time. */
+	int64_t spin_for, waiting_since;
+	bool spin_pays;
+};
+
+/* Finds a worker and refuses a second thread. */
+int rb_work_use(rb_worker id, rb_entry **entry, rb_work **w);
+void rb_work_leave(rb_entry *e, rb_work *w);
+rb_taken *rb_work_spare(rb_work *w);
+/* Copies a mail, leaving out the requests that have ended meanwhile. */
+int rb_taken_read(rb_taken *b, const uint8_t *mail);
+void rb_taken_complete(rb_taken *b);
+void rb_taken_free(rb_taken *b);
+void rb_taken_fail_all(rb_taken *b, const char *text);
+
+#endif

@@ -1,0 +1,80 @@
+package shm
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+var update = flag.Bool("update", false, "write cbindings/src/layout_gen.h anew")
+
+const cLayout = "../cbindings/src/layout_gen.h"
+
+// TestTheCLibraryHasThisLayout keeps the C library's offsets those of this
+// package: the header is generated here, and C does not compile where its
+// structs differ from it.
+func TestTheCLibraryHasThisLayout(t *testing.T) {
+	want := cHeader()
+	if *update {
+		if err := os.WriteFile(cLayout, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(cLayout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s is not what the layout says; go test ./shm -run CLibrary -update", cLayout)
+	}
+}
+
+func cHeader() []byte {
+	var b bytes.Buffer
+	b.WriteString("/* Generated from Go's package shm: go test ./shm -run CLibrary -update */\n#ifndef RB_LAYOUT_GEN_H\n#define RB_LAYOUT_GEN_H\n")
+	for _, c := range []struct {
+		name  string
+		value uint64
+	}{
+		{"LAYOUT_VERSION", LayoutVersion}, {"MAGIC", magic}, {"KIND_PLANES", uint64(KindPlanes)},
+		{"HELD_BIT", uint64(heldBit)}, {"KIND_COMMIT", uint64(KindCommit)}, {"KIND_CANCEL", uint64(KindCancel)},
+		{"REASON_BYTES", ReasonBytes}, {"MAX_SLOTS", MaxSlots}, {"MAX_BATCH_ROWS", MaxBatchRows}, {"MAX_MAIL_DEPTH", MaxMailDepth},
+		{"PAGE", pageSize}, {"CACHE_LINE", cacheLine}, {"SEGMENT_HEADER", segmentHeader}, {"RING_WORDS", ringWordsAt}, {"MAIL_WORDS", mailWordsAt},
+		{"MAX_VARIABLE_DIMS", tensor.MaxVariableDims}, {"MAX_RANK", tensor.MaxRank}, {"MAX_TENSORS", tensor.MaxTensors}, {"MAX_NAME_BYTES", tensor.MaxNameBytes},
+		{"SEALS", seals}, {"CONTROL_VERSION", control.Version}, {"MAX_FRAME", control.MaxFrame},
+	} {
+		fmt.Fprintf(&b, "#define RB_GO_%s %#xull\n", c.name, c.value)
+	}
+	for _, s := range []any{header{}, Commit{}, Mail{}, MailRequest{}, Done{}, Record{}, ringWords{}, mailWords{}, Bell{}} {
+		typ := reflect.TypeOf(s)
+		name := upperSnake(typ.Name())
+		fmt.Fprintf(&b, "\n#define RB_GO_SIZE_%s %d\n", name, typ.Size())
+		for i := range typ.NumField() {
+			if f := typ.Field(i); f.Name != "_" {
+				fmt.Fprintf(&b, "#define RB_GO_AT_%s_%s %d\n", name, upperSnake(f.Name), f.Offset)
+			}
+		}
+	}
+	b.WriteString("\n#endif\n")
+	return b.Bytes()
+}
+
+// upperSnake is a Go name as C writes constants.
+func upperSnake(name string) string {
+	var b strings.Builder
+	for i, r := range name {
+		if i > 0 && unicode.IsUpper(r) {
+			b.WriteByte('_')
+		}
+		b.WriteRune(unicode.ToUpper(r))
+	}
+	return b.String()
+}
