@@ -90,7 +90,7 @@ typedef enum rb_status {
 	/* connecting */
 	RB_ERR_NO_BROKER = 11,            /* nothing listens on the socket */
 	RB_ERR_UNKNOWN_MODEL = 12,        /* the broker has no model of that name */
-	RB_ERR_VERSION = 13,              /* the peer speaks another layout version */
+	RB_ERR_VERSION = 13,              /* the peer speaks another version of the protocol */
 	RB_ERR_LAYOUT = 14,               /* segment geometry does not match its description */
 	RB_ERR_FORBIDDEN = 15,            /* this uid may not use this broker */
 	RB_ERR_NO_MEMORY = 16,            /* the kernel refused the memory */

@@ -28,7 +28,7 @@ const (
 	// connecting
 	ErrNoBroker           = status.ErrNoBroker           // nothing listens on the socket
 	ErrUnknownModel       = status.ErrUnknownModel       // the broker has no model of that name
-	ErrVersion            = status.ErrVersion            // the peer speaks another layout version
+	ErrVersion            = status.ErrVersion            // the peer speaks another version of the protocol
 	ErrLayout             = status.ErrLayout             // segment geometry does not match its description
 	ErrForbidden          = status.ErrForbidden          // this uid may not use this broker
 	ErrNoMemory           = status.ErrNoMemory           // the kernel refused the memory

@@ -20,7 +20,7 @@ const (
 	// connecting
 	ErrNoBroker           Code = 11 // nothing listens on the socket
 	ErrUnknownModel       Code = 12 // the broker has no model of that name
-	ErrVersion            Code = 13 // the peer speaks another layout version
+	ErrVersion            Code = 13 // the peer speaks another version of the protocol
 	ErrLayout             Code = 14 // segment geometry does not match its description
 	ErrForbidden          Code = 15 // this uid may not use this broker
 	ErrNoMemory           Code = 16 // the kernel refused the memory

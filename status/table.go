@@ -50,7 +50,7 @@ var table = [...]entry{
 
 	{Connecting, "NoBroker", "no broker is listening; start one with: ringbatch broker", "nothing listens on the socket", retryable | retryAttach},
 	{Connecting, "UnknownModel", "the broker has no such model; declare it, or start a worker that registers it", "the broker has no model of that name", 0},
-	{Connecting, "Version", "layout version mismatch; use the same ringbatch release on both sides", "the peer speaks another layout version", 0},
+	{Connecting, "Version", "version mismatch; use the same ringbatch release on both sides", "the peer speaks another version of the protocol", 0},
 	{Connecting, "Layout", "segment geometry does not match its description", "segment geometry does not match its description", 0},
 	{Connecting, "Forbidden", "this user may not use this broker", "this uid may not use this broker", 0},
 	{Connecting, "NoMemory", "the kernel refused the memory", "the kernel refused the memory", retryAttach},

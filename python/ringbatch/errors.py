@@ -99,7 +99,7 @@ class UnknownModel(Error, LookupError):
 
 
 class Version(Error, RuntimeError):
-    """The peer speaks another layout version."""
+    """The peer speaks another version of the protocol."""
 
     status = 13
 
