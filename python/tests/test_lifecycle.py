@@ -145,7 +145,7 @@ POISON = """
 
 
 def test_poisonous_requests_right_after_the_start_do_not_end_the_service(home):
-    with script(home, POISON % 0) as (p, socket), rb.connect("poison", socket=socket, wait=30) as m:
+    with script(home, POISON % 3) as (p, socket), rb.connect("poison", socket=socket, wait=30) as m:
         for _ in range(3):
             with pytest.raises(rb.WorkerDied, match="3 workers died"):
                 ask(m, 13, timeout=60)
