@@ -19,17 +19,6 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-func (r *rig) connect() net.Conn {
-	r.t.Helper()
-	c, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://"))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	_ = c.SetDeadline(time.Now().Add(patience))
-	r.t.Cleanup(func() { c.Close() })
-	return c
-}
-
 // A socket that its owner has closed is listed as root's.
 func TestACallerThatHungUpIsNobody(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
