@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -142,5 +143,5 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 }
 
 func streamError(id string, err error) proto.Message {
-	return &oip.ModelStreamInferResponse{ErrorMessage: textOf(err), InferResponse: &oip.ModelInferResponse{Id: id}}
+	return &oip.ModelStreamInferResponse{ErrorMessage: textOf(err), InferResponse: &oip.ModelInferResponse{Id: strings.ToValidUTF8(id, "?")}}
 }
