@@ -29,10 +29,6 @@ type Client struct {
 	err    error         // set once: closed, or the model is not what it was
 	why    error         // why it could not attach again; nil while there is a link
 
-	links    atomic.Pointer[[]*link] // attachments that may still have requests, see handle.go
-	attached uint32                  // how many there ever were
-	notifier atomic.Pointer[Notifier]
-
 	closing context.CancelFunc
 	done    chan struct{}
 }
@@ -219,7 +215,6 @@ func (c *Client) use(l *link) {
 	if l != nil {
 		info := l.model()
 		c.info.Store(&info)
-		c.remember(l)
 	}
 	c.live.Store(l)
 }
@@ -239,9 +234,6 @@ func (c *Client) Close() error {
 		l.session.StopWatching()
 	}
 	<-c.done
-	if n := c.notifier.Load(); n != nil {
-		n.close()
-	}
 	return nil
 }
 

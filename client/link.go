@@ -21,7 +21,6 @@ type link struct {
 	board   *shm.Board
 	bell    *shm.Bell
 	first   uint32 // first slot of the window
-	number  uint32 // of this client's attachments, counted from 1
 	refs    atomic.Int64
 	dead    atomic.Bool  // the broker went away, or the client was closed
 	timing  bool         // measure Claim and Write
@@ -37,7 +36,6 @@ type link struct {
 	abandoned []uint32      // released while a worker or the broker still has them
 	room      chan struct{} // closed when Claim should look again; nil if nobody waits
 	wait      waiting
-	notify    watching
 }
 
 type slotState uint8
@@ -61,7 +59,6 @@ type slot struct {
 	level  int8
 	held   bool // a worker may still write; decided together with status
 	cancel bool // the broker was told to cancel it
-	notify bool // its end is to be told through the notifier
 	rows   uint32
 	status status.Code // once ended
 	dims   [tensor.MaxVariableDims]uint32
@@ -133,11 +130,9 @@ func (l *link) fail() {
 	l.dead.Store(true)
 	l.mu.Lock()
 	l.wakeClaims()
-	l.wakeReaper()
 	l.mu.Unlock()
 	l.kick()
 	l.wakeFollowers()
-	l.tellNotifierAll()
 }
 
 // take claims rows consecutive free slots, lowest first: the slots used last

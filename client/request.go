@@ -61,7 +61,7 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 				l.drop()
 				return Request{}, err
 			}
-			s.state, s.rows, s.level, s.notify = slotClaimed, uint32(rows), defaultLevel, false
+			s.state, s.rows, s.level = slotClaimed, uint32(rows), defaultLevel
 			l.clearPadding(s, at)
 			s.claimed, s.claimTook = 0, 0
 			if l.timing {
@@ -180,28 +180,17 @@ func (r Request) SetPriority(level int) error {
 // from here on. The context's deadline, if it has one, becomes the request's:
 // it is enforced in the queue too, where expired requests are dropped.
 func (r Request) Commit(ctx context.Context) error {
-	if d, ok := ctx.Deadline(); ok {
-		return r.CommitUntil(max(1, shm.Until(d)))
-	}
-	return r.CommitUntil(0)
-}
-
-// CommitUntil is Commit with a deadline on shm.Now's clock; 0 is none.
-func (r Request) CommitUntil(deadline int64) error {
 	one := [1]Request{r}
-	return commit(one[:], deadline)
+	return CommitAll(ctx, one[:])
 }
 
 // CommitAll commits requests of one client together: the broker is woken
 // once for all of them. If one of them cannot be committed, none is.
 func CommitAll(ctx context.Context, requests []Request) error {
+	deadline := int64(0) // none
 	if d, ok := ctx.Deadline(); ok {
-		return commit(requests, max(1, shm.Until(d)))
+		deadline = max(1, shm.Until(d))
 	}
-	return commit(requests, 0)
-}
-
-func commit(requests []Request, deadline int64) error {
 	if len(requests) == 0 {
 		return nil
 	}
@@ -215,7 +204,7 @@ func commit(requests []Request, deadline int64) error {
 	}
 	l := requests[0].link
 	e := shm.Commit{Kind: shm.KindCommit, Deadline: deadline, Committed: shm.Now()}
-	ring, watched := false, false
+	ring := false
 	l.mu.Lock()
 	for i, r := range requests {
 		if l.slots[r.at].state != slotClaimed {
@@ -232,18 +221,11 @@ func commit(requests []Request, deadline int64) error {
 		s.committed, s.cancel = e.Committed, false
 		l.gens[r.at]++
 		e.Level, e.Rows, e.Slot, e.Gen, e.Dims = s.level, s.rows, l.first+r.at, l.gens[r.at], s.dims
-		if s.notify {
-			l.watch(r.at)
-			watched = true
-		}
 		ring = l.push(&e) || ring
 	}
 	l.mu.Unlock()
 	if ring {
 		l.session.Doorbell.Ring()
-	}
-	if watched && l.dead.Load() { // fail may have looked before we were listed
-		l.tellNotifierAll()
 	}
 	return nil
 }
@@ -352,7 +334,6 @@ func (r Request) Release() error {
 		l.mu.Unlock()
 		return status.ErrReleased
 	}
-	l.unwatch(r.at)
 	switch {
 	case s.state == slotClaimed || ended && !s.held:
 		s.state = slotFree

@@ -261,23 +261,3 @@ func TestViewsOutliveTheBrokerAndTheClientUntilTheyAreReleased(t *testing.T) {
 	expect(t, "release", req.Release(), nil)
 	expect(t, "release", req.Release(), client.ErrReleased)
 }
-
-func TestANumberThatNeverWasARequestIsRecognised(t *testing.T) {
-	r := newRing(t, plain(t))
-	r.work(double)
-	c := r.dial()
-	req, err := c.Claim(soon(t), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const slot = 1 << 32
-	id := req.ID()
-	for _, never := range []uint64{0, ^uint64(0), id - 1, id + 1, id + slot, id + slot - 1, id + 1<<20*slot} { // claimed or not, the one before and after
-		q := c.RequestByID(never)
-		expect(t, "poll", q.Poll(), client.ErrReleased)
-		expect(t, "release", q.Release(), client.ErrReleased)
-	}
-	expect(t, "commit", req.Commit(soon(t)), nil)
-	expect(t, "wait", req.Wait(soon(t)), nil)
-	expect(t, "release", req.Release(), nil)
-}

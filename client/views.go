@@ -126,7 +126,7 @@ func (r Request) doneSlot() (*slot, error) {
 		return nil, err
 	case s.state == slotClaimed:
 		return nil, status.ErrNotCommitted
-	case !r.link.ended(r.at): // the notifier may have told before anybody waited
+	case !r.link.ended(r.at):
 		return nil, status.ErrNotDone
 	case s.status != status.OK:
 		return nil, r.outcome(s)

@@ -15,15 +15,12 @@ import (
 // wait on one client, one is the leader and parks on the bell; the others
 // follow on channels. A leader whose own request has ended hands the lead to
 // a follower. A single waiter is always the leader: its wake-up is one futex
-// hop with no goroutine in between. A client with a Notifier has its reaper
-// for a leader instead (see notify.go).
+// hop with no goroutine in between.
 type waiting struct {
 	leading bool            // under link.mu
 	usual   time.Duration   // how long a leader waits; the leader's
 	robbed  int             // waits for which a thief is expected; the leader's
 	parker  shm.Parker      // the leader's
-	reaper  chan struct{}   // the reaper waits here for the lead; nil if none does
-	idle    chan struct{}   // the reaper, as the leader, has nothing to wait for; nil while it has. Under link.mu
 	follow  []uint64        // bitmap of slots with a follower, under link.mu
 	count   int             // bits set in follow
 	wake    []chan struct{} // by slot, made on first use
@@ -52,7 +49,6 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 		}
 		l.wait.follow[i/64] |= 1 << (i % 64)
 		l.wait.count++
-		l.wakeReaper()
 		l.mu.Unlock()
 		if l.ended(i) { // who pokes may have looked before we were listed
 			l.poke(i)
@@ -185,12 +181,10 @@ func (l *link) kick() {
 	}
 }
 
-// wakeEnded pokes the followers whose requests have ended, and rings the
-// notifier if a request that it watches has.
+// wakeEnded pokes the followers whose requests have ended.
 func (l *link) wakeEnded() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tellNotifier()
 	if l.wait.count == 0 {
 		return
 	}
@@ -230,15 +224,7 @@ func (l *link) poke(i uint32) {
 // promote makes some follower try for the lead, if there is no leader. The
 // caller holds mu.
 func (l *link) promote() {
-	if l.wait.leading {
-		return
-	}
-	if l.wait.reaper != nil {
-		close(l.wait.reaper)
-		l.wait.reaper = nil
-		return
-	}
-	if l.wait.count == 0 {
+	if l.wait.leading || l.wait.count == 0 {
 		return
 	}
 	for w, word := range l.wait.follow {

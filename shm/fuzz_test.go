@@ -28,7 +28,7 @@ func FuzzCheckHeader(f *testing.F) {
 		f.Fatal(err)
 	}
 	layout.WriteHeader(seg, KindBoard, 7)
-	const size = int(unsafe.Offsetof(Header{}.MaxBatch)) + 4 // what follows is reserved
+	const size = int(unsafe.Offsetof(header{}.MaxBatch)) + 4 // what follows is reserved
 	right := bytes.Clone(seg.Bytes()[:size])
 	f.Add(right)
 	for i := 0; i < size; i += 8 {

@@ -25,22 +25,22 @@ import (
 //
 //	0                                64                        4096
 //	+--------------------------------+------------ … ------------+
-//	| Header                         | words of this kind        |
+//	| header                         | words of this kind        |
 //	+--------------------------------+------------ … ------------+
-type Header struct {
+type header struct {
 	Magic    uint64
 	Version  uint32 // checked before anything else is believed
 	Kind     Kind
 	Size     uint64 // of the whole segment
 	Epoch    uint64 // of the broker that made it
-	Geometry uint64 // see Geometry
+	Geometry uint64 // see geometry
 	Slots    uint32
 	MaxBatch uint32 // rows
 	_        [16]byte
 }
 
-// Magic is "RINGBTCH" read as a little-endian number.
-const Magic uint64 = 0x484354_42474e4952
+// magic is "RINGBTCH" read as a little-endian number.
+const magic uint64 = 0x484354_42474e4952
 
 // Kind tells what a segment holds.
 type Kind uint32
@@ -98,7 +98,7 @@ func NewLayout(sig tensor.Signature, slots, maxBatch int) (*Layout, error) {
 	if maxBatch < 1 || maxBatch > MaxBatchRows {
 		return nil, fmt.Errorf("%w: max_batch_size is %d, must be 1..%d", status.ErrInvalid, maxBatch, MaxBatchRows)
 	}
-	l := &Layout{Signature: sig, Slots: slots, MaxBatch: maxBatch, Geometry: Geometry(&sig, slots, maxBatch)}
+	l := &Layout{Signature: sig, Slots: slots, MaxBatch: maxBatch, Geometry: geometry(&sig, slots, maxBatch)}
 	at := int64(segmentHeader)
 	place := func(specs []tensor.Spec) ([]Plane, error) {
 		planes := make([]Plane, len(specs))
@@ -155,8 +155,8 @@ func (p *Plane) Rows(planes []byte, slot uint32, n int) []byte {
 	return planes[off:end:end]
 }
 
-func (l *Layout) header(kind Kind, size int64, epoch uint64) Header {
-	return Header{Magic: Magic, Version: LayoutVersion, Kind: kind, Size: uint64(size), Epoch: epoch,
+func (l *Layout) header(kind Kind, size int64, epoch uint64) header {
+	return header{Magic: magic, Version: LayoutVersion, Kind: kind, Size: uint64(size), Epoch: epoch,
 		Geometry: l.Geometry, Slots: uint32(l.Slots), MaxBatch: uint32(l.MaxBatch)}
 }
 
@@ -166,8 +166,8 @@ func (l *Layout) header(kind Kind, size int64, epoch uint64) Header {
 func (l *Layout) WriteHeader(s *Segment, kind Kind, epoch uint64) {
 	h := l.header(kind, s.Size(), epoch)
 	h.Magic = 0
-	*at[Header](s.mem, 0) = h
-	at[atomic.Uint64](s.mem, 0).Store(Magic)
+	*at[header](s.mem, 0) = h
+	at[atomic.Uint64](s.mem, 0).Store(magic)
 }
 
 // CheckHeader is every peer's first read of a segment it was given.
@@ -177,10 +177,10 @@ func (l *Layout) CheckHeader(s *Segment, kind Kind, epoch uint64) error {
 	if s.Size() < segmentHeader {
 		return fmt.Errorf("%w: segment of %d bytes has no header", status.ErrLayout, s.Size())
 	}
-	if at[atomic.Uint64](s.mem, 0).Load() != Magic {
+	if at[atomic.Uint64](s.mem, 0).Load() != magic {
 		return fmt.Errorf("%w: not a ringbatch segment", status.ErrLayout)
 	}
-	got := *at[Header](s.mem, 0)
+	got := *at[header](s.mem, 0)
 	if got.Version != LayoutVersion {
 		return fmt.Errorf("%w: segment has version %d, this build speaks %d", status.ErrVersion, got.Version, LayoutVersion)
 	}
@@ -192,9 +192,9 @@ func (l *Layout) CheckHeader(s *Segment, kind Kind, epoch uint64) error {
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// Geometry is the fingerprint of everything that the layout of a model's
+// geometry is the fingerprint of everything that the layout of a model's
 // segments depends on: FNV-1a 64 over the text below.
-func Geometry(s *tensor.Signature, slots, maxBatch int) uint64 {
+func geometry(s *tensor.Signature, slots, maxBatch int) uint64 {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "ringbatch %d slots=%d max_batch=%d %s", LayoutVersion, slots, maxBatch, s)
 	return h.Sum64()

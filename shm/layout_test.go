@@ -67,7 +67,7 @@ func TestTheGeometryTellsEveryDifference(t *testing.T) {
 	base := testSignature(t, []string{"x:f32[4]"}, []string{"y:f32[2]"})
 	seen := map[uint64]string{}
 	add := func(what string, sig tensor.Signature, slots, batch int) {
-		g := Geometry(&sig, slots, batch)
+		g := geometry(&sig, slots, batch)
 		if other := seen[g]; other != "" {
 			t.Errorf("%s has the geometry of %s", what, other)
 		}
@@ -98,18 +98,18 @@ func TestAHeaderIsCheckedFieldByField(t *testing.T) {
 	}
 	for _, c := range []struct {
 		what   string
-		change func(*Header)
+		change func(*header)
 		want   error
 	}{
-		{"magic", func(h *Header) { h.Magic++ }, status.ErrLayout},
-		{"version", func(h *Header) { h.Version++; h.Geometry++ }, status.ErrVersion},
-		{"size", func(h *Header) { h.Size++ }, status.ErrLayout},
-		{"geometry", func(h *Header) { h.Geometry++ }, status.ErrLayout},
-		{"slots", func(h *Header) { h.Slots++ }, status.ErrLayout},
-		{"max batch", func(h *Header) { h.MaxBatch++ }, status.ErrLayout},
+		{"magic", func(h *header) { h.Magic++ }, status.ErrLayout},
+		{"version", func(h *header) { h.Version++; h.Geometry++ }, status.ErrVersion},
+		{"size", func(h *header) { h.Size++ }, status.ErrLayout},
+		{"geometry", func(h *header) { h.Geometry++ }, status.ErrLayout},
+		{"slots", func(h *header) { h.Slots++ }, status.ErrLayout},
+		{"max batch", func(h *header) { h.MaxBatch++ }, status.ErrLayout},
 	} {
 		l.WriteHeader(s, KindBoard, 77)
-		c.change(at[Header](s.mem, 0))
+		c.change(at[header](s.mem, 0))
 		if err := l.CheckHeader(s, KindBoard, 77); !errors.Is(err, c.want) {
 			t.Errorf("another %s: %v", c.what, err)
 		}

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Seals are set on every segment before its descriptor leaves the broker, so
+// seals are set on every segment before its descriptor leaves the broker, so
 // that no peer can shrink it under another's feet (SIGBUS) or unseal it.
-const Seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 // Access says how a peer maps a segment.
 type Access uint8
@@ -107,7 +107,7 @@ func (Memfd) Create(name string, size int64) (*Segment, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("%w: size segment %s to %d MiB: %v", status.ErrNoMemory, name, size>>20, err)
 	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, Seals); err != nil {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("seal segment %s: %w", name, err)
 	}
@@ -141,8 +141,8 @@ func (Memfd) Open(fd int, size int64, access Access) (*Segment, error) {
 }
 
 func checkSegmentFD(fd int, size int64) error {
-	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
-	if err != nil || seals&Seals != Seals {
+	set, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil || set&seals != seals {
 		return fmt.Errorf("%w: segment is not a sealed memfd", status.ErrLayout)
 	}
 	var st unix.Stat_t

@@ -14,14 +14,14 @@ import (
 //
 //	0      64          192            4096
 //	+------+-----------+------ … -----+----------- … -----------+
-//	|Header| RingWords |              | Commit × ring capacity  |
+//	|header| ringWords |              | Commit × ring capacity  |
 //	+------+-----------+------ … -----+----------- … -----------+
 //
 // Worker session:
 //
 //	0      64          192         384       4096
 //	+------+-----------+-----------+--- … ---+------ … -----+------- … -------+
-//	|Header| RingWords | MailWords |         | Done × ring  | mail × depth    |
+//	|header| ringWords | mailWords |         | Done × ring  | mail × depth    |
 //	+------+-----------+-----------+--- … ---+------ … -----+------- … -------+
 //	                                          a mail = Mail + MailRequest × max batch
 
@@ -75,8 +75,8 @@ type Done struct {
 	_        uint32
 }
 
-// RingWords steer one direction of a session.
-type RingWords struct {
+// ringWords steer one direction of a session.
+type ringWords struct {
 	// Written by the producer.
 	Tail atomic.Uint64 // entries ever pushed
 	_    [56]byte
@@ -86,8 +86,8 @@ type RingWords struct {
 	_       [48]byte
 }
 
-// MailWords steer a worker's mailbox.
-type MailWords struct {
+// mailWords steer a worker's mailbox.
+type mailWords struct {
 	// Written by the broker.
 	Tail atomic.Uint64 // mails ever posted
 	_    [48]byte
@@ -105,19 +105,19 @@ const (
 	mailWordsAt = 192
 )
 
-// CommitRingSize is the capacity of the ring for a window: a slot can have a
+// commitRingSize is the capacity of the ring for a window: a slot can have a
 // stale cancel, a commit and its cancel under way.
-func CommitRingSize(window int) int { return ceilPow2(4 * window) }
+func commitRingSize(window int) int { return ceilPow2(4 * window) }
 
 // ClientSegmentSize is the size of a client's session segment.
 func ClientSegmentSize(window int) int64 {
-	return roundUp(segmentHeader+int64(CommitRingSize(window))*64, pageSize)
+	return roundUp(segmentHeader+int64(commitRingSize(window))*64, pageSize)
 }
 
 // CommitRing views a client's session.
 func CommitRing(s *Segment, window int) Ring[Commit] {
-	n := CommitRingSize(window)
-	return Ring[Commit]{words: at[RingWords](s.mem, ringWordsAt), entries: array[Commit](s.mem, segmentHeader, n)}
+	n := commitRingSize(window)
+	return Ring[Commit]{words: at[ringWords](s.mem, ringWordsAt), entries: array[Commit](s.mem, segmentHeader, n)}
 }
 
 // doneRingSize has room for every mail's end.
@@ -136,12 +136,12 @@ func WorkerSegmentSize(depth, maxBatch int) int64 {
 
 // DoneRing views the worker-to-broker half of a worker's session.
 func DoneRing(s *Segment, depth int) Ring[Done] {
-	return Ring[Done]{words: at[RingWords](s.mem, ringWordsAt), entries: array[Done](s.mem, segmentHeader, doneRingSize(depth))}
+	return Ring[Done]{words: at[ringWords](s.mem, ringWordsAt), entries: array[Done](s.mem, segmentHeader, doneRingSize(depth))}
 }
 
 // Mailbox is the broker-to-worker half.
 type Mailbox struct {
-	*MailWords
+	*mailWords
 	depth int
 	mails []mailView
 }
@@ -153,7 +153,7 @@ type mailView struct {
 
 // NewMailbox views a worker's session.
 func NewMailbox(s *Segment, depth, maxBatch int) *Mailbox {
-	m := &Mailbox{MailWords: at[MailWords](s.mem, mailWordsAt), depth: depth, mails: make([]mailView, depth)}
+	m := &Mailbox{mailWords: at[mailWords](s.mem, mailWordsAt), depth: depth, mails: make([]mailView, depth)}
 	for i := range m.mails {
 		off := mailsAt(depth) + int64(i)*mailSize(maxBatch)
 		m.mails[i] = mailView{at[Mail](s.mem, off), array[MailRequest](s.mem, off+64, maxBatch)}
@@ -197,7 +197,7 @@ func ceilPow2(n int) int {
 // Ring is one direction of a session: a ring of fixed-size entries with one
 // producer and one consumer, each in its own process.
 type Ring[T any] struct {
-	words   *RingWords
+	words   *ringWords
 	entries []T
 }
 

@@ -123,7 +123,7 @@ func TestNoEntryIsSleptThrough(t *testing.T) {
 func TestAnImpossibleTailIsAnError(t *testing.T) {
 	s, _, c := newRing(t, 1)
 	for _, tail := range []uint64{5, 1 << 40, ^uint64(0)} {
-		at[RingWords](s.mem, ringWordsAt).Tail.Store(tail)
+		at[ringWords](s.mem, ringWordsAt).Tail.Store(tail)
 		if n, err := c.Pending(); !errors.Is(err, status.ErrProtocol) || n != 0 {
 			t.Errorf("tail %d: %d pending, %v", tail, n, err)
 		}

@@ -14,8 +14,8 @@ import (
 
 // Compile-time pins: the build fails if a struct drifts from the protocol.
 const (
-	_ = uint(unsafe.Sizeof(Header{}) - 64)
-	_ = uint(64 - unsafe.Sizeof(Header{}))
+	_ = uint(unsafe.Sizeof(header{}) - 64)
+	_ = uint(64 - unsafe.Sizeof(header{}))
 	_ = uint(unsafe.Sizeof(Commit{}) - 64)
 	_ = uint(64 - unsafe.Sizeof(Commit{}))
 	_ = uint(unsafe.Sizeof(Mail{}) - 64)
@@ -26,10 +26,10 @@ const (
 	_ = uint(32 - unsafe.Sizeof(Done{}))
 	_ = uint(unsafe.Sizeof(Record{}) - 64)
 	_ = uint(64 - unsafe.Sizeof(Record{}))
-	_ = uint(unsafe.Sizeof(RingWords{}) - 128)
-	_ = uint(128 - unsafe.Sizeof(RingWords{}))
-	_ = uint(unsafe.Sizeof(MailWords{}) - 192)
-	_ = uint(192 - unsafe.Sizeof(MailWords{}))
+	_ = uint(unsafe.Sizeof(ringWords{}) - 128)
+	_ = uint(128 - unsafe.Sizeof(ringWords{}))
+	_ = uint(unsafe.Sizeof(mailWords{}) - 192)
+	_ = uint(192 - unsafe.Sizeof(mailWords{}))
 	_ = uint(unsafe.Sizeof(Bell{}) - 64)
 	_ = uint(64 - unsafe.Sizeof(Bell{}))
 )

@@ -12,7 +12,7 @@ const (
 	ErrQueueFull    Code = 4  // its priority level's queue is full
 	ErrQueueTimeout Code = 5  // it waited for longer than its priority level allows
 	ErrTooLarge     Code = 6  // more rows than max_batch_size
-	ErrWorkerDied   Code = 7  // it was in a batch that killed its worker, every time it was tried
+	ErrWorkerDied   Code = 7  // it was in a batch that killed its worker, every time it was tried, or hung two of them
 	ErrWorkerHung   Code = 8  // its worker outlived its lease and could not be killed
 	ErrDraining     Code = 9  // the broker is shutting down and takes no new requests
 	ErrBrokerGone   Code = 10 // the broker went away; safe to retry
@@ -20,7 +20,7 @@ const (
 	// connecting
 	ErrNoBroker           Code = 11 // nothing listens on the socket
 	ErrUnknownModel       Code = 12 // the broker has no model of that name
-	ErrVersion            Code = 13 // the peer speaks another layout version
+	ErrVersion            Code = 13 // the peer speaks another version of the protocol
 	ErrLayout             Code = 14 // segment geometry does not match its description
 	ErrForbidden          Code = 15 // this uid may not use this broker
 	ErrNoMemory           Code = 16 // the kernel refused the memory

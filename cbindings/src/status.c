@@ -23,7 +23,7 @@ static const struct {
 	[RB_ERR_BROKER_GONE] = {"BrokerGone", "the broker went away; retry", 1},
 	[RB_ERR_NO_BROKER] = {"NoBroker", "no broker is listening; start one with: ringbatch broker", 1},
 	[RB_ERR_UNKNOWN_MODEL] = {"UnknownModel", "the broker has no such model; declare it, or start a worker that registers it", 0},
-	[RB_ERR_VERSION] = {"Version", "layout version mismatch; use the same ringbatch release on both sides", 0},
+	[RB_ERR_VERSION] = {"Version", "version mismatch; use the same ringbatch release on both sides", 0},
 	[RB_ERR_LAYOUT] = {"Layout", "segment geometry does not match its description", 0},
 	[RB_ERR_FORBIDDEN] = {"Forbidden", "this user may not use this broker", 0},
 	[RB_ERR_NO_MEMORY] = {"NoMemory", "the kernel refused the memory", 0},

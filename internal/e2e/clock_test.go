@@ -12,7 +12,6 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/testbed"
-	"github.com/ringbatch/ringbatch/shm"
 )
 
 // clockEnv asks for the test that sets this machine's clock.
@@ -60,7 +59,9 @@ var timedRequests = []timedRequest{
 			return err
 		}
 		defer r.Release()
-		if err := r.CommitUntil(shm.Now() + int64(250*time.Millisecond)); err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 250*time.Millisecond)
+		defer cancel()
+		if err := r.Commit(ctx); err != nil {
 			return err
 		}
 		return r.Wait(context.Background())
@@ -71,7 +72,7 @@ var timedRequests = []timedRequest{
 			return err
 		}
 		defer r.Release()
-		if err := r.CommitUntil(0); err != nil {
+		if err := r.Commit(context.Background()); err != nil {
 			return err
 		}
 		return r.WaitFor(120 * time.Millisecond)

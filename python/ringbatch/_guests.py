@@ -1,4 +1,4 @@
-"""A worker process that serve watches itself: where the broker is somebody else's."""
+"""Processes that serve watches itself: the gateway, and workers where the broker is somebody else's."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ _LAST_BACKOFF_S = 5.0
 class Guest:
     """Started again when it dies: at once if it had attached, with a back-off if it never does."""
 
-    def __init__(self, name: str, command: list[str], env: dict[str, str]) -> None:
+    def __init__(self, name: str, command: list[str], env: dict[str, str], ready_s: float | None = None) -> None:
         self.name = name
         self._command, self._env = command, env
+        self._ready_s = ready_s  # what does not tell that it is ready counts as such after that long
         self._failed_starts, self._proven, self._again_at = 0, False, 0.0
         self._start()
 
     def _start(self) -> None:
+        self._born = time.monotonic()
         self._attached, told = os.pipe()
         os.set_blocking(self._attached, False)
         env = {**self._env, "RINGBATCH_PARENT": str(os.getpid()), "RINGBATCH_ATTACHED_FD": str(told)}
@@ -54,6 +56,8 @@ class Guest:
         self._again_at = time.monotonic() + delay
 
     def _has_attached(self) -> bool:
+        if self._ready_s is not None:
+            return time.monotonic() - self._born > self._ready_s
         try:
             return bool(os.read(self._attached, 1))
         except BlockingIOError:

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Callable, Optional
 
 from . import _targets, errors
 from ._guests import Guest
@@ -43,6 +43,7 @@ _START_S = 10.0
 _FAILED_STARTS = 5  # of a worker that never attached: its script is broken
 _LOOK_S = 0.1
 _LOOK_FOR_BROKER_S = 1.0
+_LOOK_AT_STARTS_S = 0.5
 
 
 def serve(
@@ -51,6 +52,8 @@ def serve(
     processes: int | Sequence[int] = 1,
     socket: str | os.PathLike[str] | None = None,
     broker: bool = True,
+    http: int | str | None = None,
+    grpc: int | str | None = None,
 ) -> None:
     """Serves models until Ctrl-C or SIGTERM, then stops everything it started.
 
@@ -61,6 +64,8 @@ def serve(
         serves in this process.
     socket: the broker's; default $RINGBATCH_SOCKET or the user's runtime folder.
     broker: start one if none runs. It ends with serve.
+    http, grpc: also serve the network: a port of this host, or an address. See
+        docs/gateway.md; other hosts need TLS and tokens, and ``ringbatch gateway``.
 
     Worker processes import the module that defines the worker, or run the
     script again up to this call, with the arguments it was started with. Only
@@ -79,12 +84,13 @@ def serve(
     commands = [_command(item, i) for i, item in enumerate(served) if counts[i]]
     counts_of = [n for n in counts if n]
     here = [item for item, n in zip(served, counts) if n == 0]
+    door = _door(at, http, grpc)
     with stopping() as stop, in_threads(here, at, stop):
         while not stop.is_set():
             if broker and not broker_runs(at):
-                _host(commands, counts_of, at, stop)
+                _host(commands, counts_of, at, stop, door)
             else:
-                _guest(commands, counts_of, at, stop, broker)
+                _guest(commands, counts_of, at, stop, door, broker)
 
 
 def _command(item: Served, index: int) -> list[str]:
@@ -145,23 +151,32 @@ def in_threads(items: Sequence[Served], socket: str, stop: threading.Event) -> I
 # -- a broker of our own, with the workers declared
 
 
-def _host(commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event) -> None:
+def _host(commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event, door: Door) -> None:
     """Until stop is set or the broker ends."""
     config = "".join(f"[[worker]]\ncommand = {json.dumps(c, ensure_ascii=False)}\ninstances = {n}\n" for c, n in zip(commands, counts))
     p = _start_broker(config, socket)
+    gateway: Guest | None = None
     try:
         if not _wait_for_broker(p, socket, stop):
             return  # somebody else was quicker
-        _watch_starts(p, socket, stop)
+        gateway = door()
+        ready, look = not commands, time.monotonic()
         while not stop.wait(_LOOK_S):
+            if gateway is not None:
+                gateway.revive()
+            if not ready and time.monotonic() >= look:
+                ready, look = _all_attached(socket), time.monotonic() + _LOOK_AT_STARTS_S
             if p.poll() is not None:
                 log.warning("the broker ended with status %s, starting it again", p.returncode)
                 stop.wait(_LOOK_S)
                 return
     finally:
         # It refuses new requests, finishes what it accepted, and ends the
-        # workers: its own, and those in threads here, which see it go.
+        # workers: its own, and those in threads here, which see it go. The
+        # gateway does the same to its callers meanwhile.
         p.terminate()
+        if gateway is not None:
+            gateway.stop()
         try:
             p.wait(_STOP_S)
         except subprocess.TimeoutExpired:
@@ -176,14 +191,34 @@ _DIE_WITH_PARENT = (
 )
 
 
+Door = Callable[[], Optional[Guest]]
+_DOOR_READY_S = 5.0
+
+
+def _door(socket: str, http: int | str | None, grpc: int | str | None) -> Door:
+    """What starts the gateway, if one is wanted."""
+    if http is None and grpc is None:
+        return lambda: None
+    command = _with_us("gateway", "--socket", socket, "--http", _address(http), "--grpc", _address(grpc))
+    return lambda: Guest("gateway", command, dict(os.environ), _DOOR_READY_S)
+
+
+def _address(given: int | str | None) -> str:
+    return "off" if given is None else f"127.0.0.1:{given}" if isinstance(given, int) else given
+
+
+def _with_us(*arguments: str) -> list[str]:
+    """The ringbatch command, which the kernel ends with this process."""
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), binary_path(), *arguments]
+
+
 def _start_broker(config: str, socket: str) -> subprocess.Popen:
     """The configuration is memory that goes with the last process that has it."""
     fd = os.memfd_create("ringbatch-serve")
     try:
         os.write(fd, config.encode())
-        command = [binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain_time", f"{_DRAIN_S:g}s"]
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command],
+            _with_us("broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain_time", f"{_DRAIN_S:g}s"),
             env=_environment(socket),
             pass_fds=[fd],
             start_new_session=True,  # Ctrl-C is for us: the broker has its own way to end
@@ -208,18 +243,13 @@ def _wait_for_broker(p: subprocess.Popen, socket: str, stop: threading.Event) ->
     return True
 
 
-def _watch_starts(p: subprocess.Popen, socket: str, stop: threading.Event) -> None:
-    """Until every worker has attached once; raises if one cannot."""
-    while p.poll() is None and not stop.is_set():
-        started = _processes(socket)
-        for s in started:
-            if s["failed_starts"] >= _FAILED_STARTS and not s["attached"]:
-                raise errors.WorkerDied(
-                    f"{s['name']} ended {s['failed_starts']} times before it was ready ({s['last_end']}); see its messages above"
-                )
-        if started and all(s["attached"] for s in started):
-            return
-        stop.wait(0.2)
+def _all_attached(socket: str) -> bool:
+    """Whether every worker has attached once; raises if one cannot."""
+    started = _processes(socket)
+    for s in started:
+        if s["failed_starts"] >= _FAILED_STARTS and not s["attached"]:
+            raise errors.WorkerDied(f"{s['name']} ended {s['failed_starts']} times before it was ready ({s['last_end']}); see its messages above")
+    return bool(started) and all(s["attached"] for s in started)
 
 
 def _processes(socket: str) -> list[dict[str, Any]]:
@@ -231,9 +261,12 @@ def _processes(socket: str) -> list[dict[str, Any]]:
 # -- a broker of somebody else's
 
 
-def _guest(commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event, take_over: bool) -> None:
+def _guest(commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event, door: Door, take_over: bool) -> None:
     """Until stop is set or, if we would start one, the broker is gone."""
     guests = [Guest(f"worker {i}", command, _environment(socket)) for command, n in zip(commands, counts) for i in range(n)]
+    gateway = door()
+    if gateway is not None:
+        guests.append(gateway)
     there, look = True, 0.0
     try:
         while not stop.wait(_LOOK_S):

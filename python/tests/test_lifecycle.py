@@ -11,11 +11,14 @@ import sys
 import textwrap
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
 import ringbatch as rb
 from conftest import rb_wait
+from test_gunicorn import free_port
 from test_serve import wait_for_nobody
 
 PROLOGUE = """
@@ -97,6 +100,7 @@ def test_under_load_what_was_accepted_is_answered_and_the_rest_may_be_sent_again
             with pytest.raises(rb.Draining):
                 while True:
                     rb.connect("slow", socket=socket, window=1).close()
+            time.sleep(0.2)  # clients are refused a moment before requests are
             with pytest.raises(rb.Draining) as refused:  # at once, while others still wait for their answers
                 ask(late, 0, timeout=5)
             assert refused.value.retryable and not all(f.done() for f in accepted)
@@ -142,7 +146,7 @@ POISON = """
 
 
 def test_poisonous_requests_right_after_the_start_do_not_end_the_service(home):
-    with script(home, POISON % 0) as (p, socket), rb.connect("poison", socket=socket, wait=30) as m:
+    with script(home, POISON % 3) as (p, socket), rb.connect("poison", socket=socket, wait=30) as m:
         for _ in range(3):
             with pytest.raises(rb.WorkerDied, match="3 workers died"):
                 ask(m, 13, timeout=60)
@@ -325,6 +329,34 @@ def test_a_script_that_cannot_be_run_again_is_refused_with_what_to_do(home, flag
     env = {**os.environ, "RINGBATCH_SOCKET": str(home / "b.sock")}
     p = subprocess.run(command, input=code if flags == ("-",) else None, capture_output=True, text=True, env=env, timeout=60)
     assert p.returncode != 0 and says in p.stderr and "write it to a file and run that" in p.stderr
+
+
+def test_serve_opens_the_network_door_with_it_and_closes_it(home):
+    port = free_port()
+    code = """
+        @rb.worker("web", **IO, wait_time=0)
+        def run(batch):
+            return batch.inputs["x"][:, 0] + 1
+        rb.serve(run, http=int(sys.argv[1]))
+    """
+    body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [41]}]}
+    with script(home, code, str(port)) as (p, socket):
+        rb_wait(socket, "web")
+        end = time.monotonic() + 60
+        while True:
+            try:
+                request = urllib.request.Request(f"http://127.0.0.1:{port}/v2/models/web/infer", json.dumps(body).encode(), {"Content-Type": "application/json"})
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    assert json.load(answer)["outputs"][0]["data"] == [42]
+                break
+            except urllib.error.URLError:
+                assert time.monotonic() < end and p.poll() is None
+                time.sleep(0.05)
+        p.terminate()
+        assert p.wait(60) == 0
+        with pytest.raises(urllib.error.URLError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/live", timeout=5)
+        wait_for_nobody(socket)
 
 
 def test_a_script_run_by_its_module_name_works(home):
