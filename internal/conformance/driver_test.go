@@ -94,7 +94,9 @@ func (d *driver) do(line string) string {
 	case "reason":
 		return fmt.Sprint(r.WaitFor(0))
 	case "close":
-		d.client.ReleaseAll()
+		for _, r := range d.requests { // as rb_close does
+			_ = r.Release()
+		}
 		return name(d.client.Close())
 	case "attach":
 		return name(d.attach(rest))
