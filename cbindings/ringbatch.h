@@ -82,7 +82,7 @@ typedef enum rb_status {
 	RB_ERR_QUEUE_FULL = 4,    /* its priority level's queue is full */
 	RB_ERR_QUEUE_TIMEOUT = 5, /* it waited for longer than its priority level allows */
 	RB_ERR_TOO_LARGE = 6,     /* more rows than max_batch_size */
-	RB_ERR_WORKER_DIED = 7,   /* it was in a batch that killed its worker, every time it was tried */
+	RB_ERR_WORKER_DIED = 7,   /* it was in a batch that killed its worker, every time it was tried, or hung two of them */
 	RB_ERR_WORKER_HUNG = 8,   /* its worker outlived its lease and could not be killed */
 	RB_ERR_DRAINING = 9,      /* the broker is shutting down and takes no new requests */
 	RB_ERR_BROKER_GONE = 10,  /* the broker went away; safe to retry */

@@ -20,7 +20,7 @@ const (
 	ErrQueueFull    = status.ErrQueueFull    // its priority level's queue is full
 	ErrQueueTimeout = status.ErrQueueTimeout // it waited for longer than its priority level allows
 	ErrTooLarge     = status.ErrTooLarge     // more rows than max_batch_size
-	ErrWorkerDied   = status.ErrWorkerDied   // it was in a batch that killed its worker, every time it was tried
+	ErrWorkerDied   = status.ErrWorkerDied   // it was in a batch that killed its worker, every time it was tried, or hung two of them
 	ErrWorkerHung   = status.ErrWorkerHung   // its worker outlived its lease and could not be killed
 	ErrDraining     = status.ErrDraining     // the broker is shutting down and takes no new requests
 	ErrBrokerGone   = status.ErrBrokerGone   // the broker went away; safe to retry

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 
@@ -109,7 +110,9 @@ func textOf(err error) string {
 	if len(text) > maxTextBytes {
 		text = text[:maxTextBytes] + "…"
 	}
-	return text
+	// gRPC sends nothing else; a model's own text may be anything, and cutting
+	// may have left half a character.
+	return strings.ToValidUTF8(text, "?")
 }
 
 var (

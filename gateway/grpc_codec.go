@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/gzip" // callers may compress
@@ -47,6 +48,7 @@ type message struct {
 	parameters     [][]byte
 	id             []byte
 	raw            []spans
+	copied         int // bytes of the fields that did not lie in one piece
 }
 
 // free gives the transport's buffers back.
@@ -123,12 +125,13 @@ func (m *message) split() error {
 		case fieldOutputs:
 			m.outputs = append(m.outputs, cur.bytes(int(n)))
 		default:
-			cur.bytes(int(n))
+			cur.spans(int(n)) // without a copy
 		}
 		if cur.bad || len(m.inputs) > tensor.MaxTensors || len(m.outputs) > tensor.MaxTensors || len(m.parameters) > maxParameters {
 			return errMessage
 		}
 	}
+	m.copied = cur.copied
 	return nil
 }
 
@@ -139,6 +142,8 @@ type cursor struct {
 	parts mem.BufferSlice
 	at    int // in parts[0]
 	bad   bool
+
+	copied int
 }
 
 // settle steps to the next part that has something left.
@@ -189,6 +194,7 @@ func (c *cursor) bytes(n int) []byte {
 		return p[c.at-n : c.at : c.at]
 	}
 	out := make([]byte, n)
+	c.copied += n
 	s := c.spans(n)
 	_ = s.readFull(out)
 	return out
@@ -222,8 +228,8 @@ func fields(b []byte, each func(field protowire.Number, kind protowire.Type, num
 			number, n = protowire.ConsumeVarint(b)
 		case protowire.BytesType:
 			bytes, n = protowire.ConsumeBytes(b)
-		case protowire.Fixed64Type:
-			number, n = protowire.ConsumeFixed64(b)
+		case protowire.Fixed32Type, protowire.Fixed64Type:
+			number, n = consumeNumber(kind, b)
 		default:
 			n = protowire.ConsumeFieldValue(field, kind, b)
 		}
@@ -281,10 +287,15 @@ func (p *parameter) region(u *regionUse) {
 // readMessage is readJSON for gRPC. The message has been split, and stays
 // until the sources have been read.
 func (c *call) readMessage(m *message) error {
-	if len(m.id) > maxIDBytes {
-		return badRequest("an id of %d bytes", len(m.id))
+	if len(m.id) > maxIDBytes || !utf8.Valid(m.id) {
+		return badRequest("an id of %d bytes; it is to be text of at most %d", len(m.id), maxIDBytes)
 	}
 	c.id = string(m.id)
+	if m.copied > smallBuffer {
+		if err := c.take(m.copied); err != nil {
+			return err
+		}
+	}
 	for _, b := range m.parameters {
 		p, err := readParameter(b)
 		if err != nil {
@@ -313,7 +324,7 @@ func (c *call) readMessage(m *message) error {
 			if len(m.raw) > 0 {
 				return badRequest("input %q has contents, and the request raw_input_contents; it is to be one of them", in.name)
 			}
-			if err := in.readContents(contents); err != nil {
+			if err := c.readContents(in, contents); err != nil {
 				return err
 			}
 		case len(raw) == 0:

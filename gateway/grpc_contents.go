@@ -2,79 +2,128 @@ package gateway
 
 import (
 	"encoding/binary"
-	"math"
 
-	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // readContents takes an input's elements from the typed lists of the message:
-// the slow way, for callers that have no raw bytes.
-func (in *input) readContents(encoded []byte) error {
-	var c oip.InferTensorContents
-	if proto.Unmarshal(encoded, &c) != nil {
-		return errMessage
-	}
-	wrong := badRequest("input %q: the contents are not those of %s", in.name, TypeName(in.dtype))
-	le := binary.LittleEndian
-	var out bytesSource
-	n := 0
-	switch in.dtype {
-	case tensor.Bool:
-		n = len(c.BoolContents)
-		for _, v := range c.BoolContents {
-			b := byte(0)
-			if v {
-				b = 1
-			}
-			out = append(out, b)
-		}
-	case tensor.U8:
-		n = len(c.UintContents)
-		for _, v := range c.UintContents {
-			if v > math.MaxUint8 {
-				return wrong
-			}
-			out = append(out, byte(v))
-		}
-	case tensor.I8, tensor.I16, tensor.I32:
-		n = len(c.IntContents)
-		for _, v := range c.IntContents {
-			switch {
-			case in.dtype == tensor.I8 && v == int32(int8(v)):
-				out = append(out, byte(v))
-			case in.dtype == tensor.I16 && v == int32(int16(v)):
-				out = le.AppendUint16(out, uint16(v))
-			case in.dtype == tensor.I32:
-				out = le.AppendUint32(out, uint32(v))
-			default:
-				return wrong
-			}
-		}
-	case tensor.I64:
-		n = len(c.Int64Contents)
-		for _, v := range c.Int64Contents {
-			out = le.AppendUint64(out, uint64(v))
-		}
-	case tensor.F32:
-		n = len(c.Fp32Contents)
-		for _, v := range c.Fp32Contents {
-			out = le.AppendUint32(out, math.Float32bits(v))
-		}
-	case tensor.F64:
-		n = len(c.Fp64Contents)
-		for _, v := range c.Fp64Contents {
-			out = le.AppendUint64(out, math.Float64bits(v))
-		}
-	default:
+// the slow way, for callers that have no raw bytes. What it makes of them is
+// counted first, and never larger than the shape says: a list of small numbers
+// is many times as large in memory as in the message.
+func (c *call) readContents(in *input, encoded []byte) error {
+	list, kind, ok := contentsOf(in.dtype)
+	if !ok {
 		return badRequest("input %q: %s has to come in raw_input_contents", in.name, TypeName(in.dtype))
 	}
-	all := len(c.BoolContents) + len(c.UintContents) + len(c.IntContents) + len(c.Int64Contents) + len(c.Uint64Contents) + len(c.Fp32Contents) + len(c.Fp64Contents) + len(c.BytesContents)
-	if all != n {
-		return wrong
+	size, most := in.dtype.Size(), c.model.g.cfg.MaxMessageBytes
+	for _, d := range in.shape {
+		if d > 0 && size > most/d {
+			return badRequest("input %q of shape %v takes more than %d bytes", in.name, in.shape, most)
+		}
+		size *= d
+	}
+	if size > smallBuffer {
+		if err := c.take(size); err != nil {
+			return err
+		}
+	}
+	out := make(bytesSource, 0, size)
+	wrong := badRequest("input %q: the contents are not those of %s", in.name, TypeName(in.dtype))
+	add := func(v uint64) error {
+		if len(out) == size {
+			return badRequest("input %q: more contents than its shape %v has", in.name, in.shape)
+		}
+		var fits bool
+		if out, fits = appendElement(out, in.dtype, v); !fits {
+			return wrong
+		}
+		return nil
+	}
+	err := fields(encoded, func(field protowire.Number, got protowire.Type, number uint64, packed []byte) error {
+		switch {
+		case field != list && field <= lastContents:
+			if got == protowire.BytesType && len(packed) == 0 && field < lastContents {
+				return nil // an empty list
+			}
+			return wrong
+		case field != list: // of a later version
+			return nil
+		case got == kind:
+			return add(number)
+		case got != protowire.BytesType:
+			return errMessage
+		}
+		for len(packed) > 0 {
+			v, n := consumeNumber(kind, packed)
+			if n < 0 {
+				return errMessage
+			}
+			packed = packed[n:]
+			if err := add(v); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	in.src, in.size = &out, len(out)
 	return nil
+}
+
+const lastContents = 8 // bytes_contents
+
+// contentsOf is the field of InferTensorContents for an element type, and how
+// its elements are written.
+func contentsOf(d tensor.DType) (protowire.Number, protowire.Type, bool) {
+	switch d {
+	case tensor.Bool:
+		return 1, protowire.VarintType, true
+	case tensor.I8, tensor.I16, tensor.I32:
+		return 2, protowire.VarintType, true
+	case tensor.I64:
+		return 3, protowire.VarintType, true
+	case tensor.U8:
+		return 4, protowire.VarintType, true
+	case tensor.F32:
+		return 6, protowire.Fixed32Type, true
+	case tensor.F64:
+		return 7, protowire.Fixed64Type, true
+	}
+	return 0, 0, false
+}
+
+func consumeNumber(kind protowire.Type, b []byte) (uint64, int) {
+	switch kind {
+	case protowire.Fixed32Type:
+		v, n := protowire.ConsumeFixed32(b)
+		return uint64(v), n
+	case protowire.Fixed64Type:
+		return protowire.ConsumeFixed64(b)
+	}
+	return protowire.ConsumeVarint(b)
+}
+
+// appendElement writes a number as the ring has it; false if it does not fit.
+func appendElement(out []byte, d tensor.DType, v uint64) ([]byte, bool) {
+	le := binary.LittleEndian
+	switch n := int32(v); d {
+	case tensor.Bool:
+		if v != 0 {
+			v = 1
+		}
+		return append(out, byte(v)), true
+	case tensor.U8:
+		return append(out, byte(v)), v == uint64(byte(v))
+	case tensor.I8:
+		return append(out, byte(n)), n == int32(int8(n))
+	case tensor.I16:
+		return le.AppendUint16(out, uint16(n)), n == int32(int16(n))
+	case tensor.I32, tensor.F32:
+		return le.AppendUint32(out, uint32(v)), true
+	}
+	return le.AppendUint64(out, v), true
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -98,7 +99,7 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 			if a := <-place; err == nil {
 				err = s.SendMsg(a)
 			} else if a, ok := a.(*rpcAnswer); ok {
-				a.discard()
+				a.drop()
 			}
 			if err != nil {
 				cancel()
@@ -142,5 +143,5 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 }
 
 func streamError(id string, err error) proto.Message {
-	return &oip.ModelStreamInferResponse{ErrorMessage: textOf(err), InferResponse: &oip.ModelInferResponse{Id: id}}
+	return &oip.ModelStreamInferResponse{ErrorMessage: textOf(err), InferResponse: &oip.ModelInferResponse{Id: strings.ToValidUTF8(id, "?")}}
 }

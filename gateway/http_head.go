@@ -159,7 +159,7 @@ func isPlain(text []byte) bool {
 			return false
 		}
 	}
-	// A request for inference that is not simple is net/http's.
-	path, _, _ := bytes.Cut(line[bytes.IndexByte(line, ' ')+1:], []byte{' '})
-	return !bytes.HasSuffix(path, inferPath)
+	// A request for inference that is not simple is net/http's, however it is
+	// spelt: its answer may be too large to be collected.
+	return !bytes.Contains(line, inferPath) && bytes.IndexByte(line, '%') < 0
 }

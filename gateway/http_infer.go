@@ -40,13 +40,13 @@ func (d httpDoor) infer(w http.ResponseWriter, r *http.Request, who *caller, pat
 
 // inferCall reads the request, runs it, and writes the answer.
 func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c *call, b *body) error {
-	if err := c.takeFromCaller(max(0, int(r.ContentLength))); err != nil {
+	if err := c.admitBody(r.ContentLength); err != nil {
 		return err
 	}
 	conn := connOf(r.Context())
 	conn.beginBody(c.began)
 	defer conn.endBody()
-	if err := b.open(d.g, r.Body, r.ContentLength, r.Header.Get("Content-Encoding")); err != nil {
+	if err := b.open(c, r.Body, r.ContentLength, r.Header.Get("Content-Encoding")); err != nil {
 		return err
 	}
 	defer b.close()
@@ -114,12 +114,9 @@ type body struct {
 
 var bodies = sync.Pool{New: func() any { return new(body) }}
 
-func (b *body) open(g *Gateway, r io.Reader, length int64, encoding string) error {
-	b.g, b.length = g, length
+func (b *body) open(c *call, r io.Reader, length int64, encoding string) error {
+	b.g, b.length = c.model.g, length
 	b.source.r = r
-	if b.length > int64(g.cfg.MaxMessageBytes) {
-		return tooLarge(b.length, g.cfg.MaxMessageBytes)
-	}
 	switch strings.ToLower(encoding) {
 	case "", "identity":
 	case "gzip":
@@ -138,7 +135,7 @@ func (b *body) open(g *Gateway, r io.Reader, length int64, encoding string) erro
 		return refuse(http.StatusUnsupportedMediaType, 3, "Content-Encoding %q: gzip and deflate are known", encoding)
 	}
 	if b.length < 0 {
-		b.source.r, b.source.open = &limited{b.source.r, int64(g.cfg.MaxMessageBytes), g.cfg.MaxMessageBytes}, true
+		b.source.r, b.source.open = &limited{b.source.r, c, int64(b.g.cfg.MaxMessageBytes)}, true
 	}
 	return nil
 }
@@ -160,11 +157,12 @@ func (b *body) done() {
 	bodies.Put(b)
 }
 
-// limited is a body of unknown length.
+// limited is a body of unknown length: it is counted as the caller's when it
+// comes.
 type limited struct {
 	r    io.Reader
+	call *call
 	left int64
-	most int
 }
 
 func (l *limited) Read(p []byte) (int, error) {
@@ -172,12 +170,16 @@ func (l *limited) Read(p []byte) (int, error) {
 		var one [1]byte
 		n, err := l.r.Read(one[:])
 		if n > 0 {
-			return 0, tooLarge(int64(l.most)+1, l.most)
+			most := l.call.model.g.cfg.MaxMessageBytes
+			return 0, tooLarge(int64(most)+1, most)
 		}
 		return 0, err
 	}
 	n, err := l.r.Read(p[:min(int64(len(p)), l.left)])
 	l.left -= int64(n)
+	if full := l.call.takeFromCaller(n); full != nil {
+		return 0, full
+	}
 	return n, err
 }
 
@@ -275,11 +277,20 @@ func (b *body) readAll() error {
 	}
 }
 
-// takeFromCaller counts a request's bytes as its caller's.
+// admitBody counts a body that is as long as announced; -1 is a length that
+// only its end tells.
+func (c *call) admitBody(length int64) error {
+	if most := c.model.g.cfg.MaxMessageBytes; length > int64(most) {
+		return tooLarge(length, most)
+	}
+	return c.takeFromCaller(int(max(0, length)))
+}
+
+// takeFromCaller counts bytes of a request as its caller's, until release.
 func (c *call) takeFromCaller(n int) error {
 	if err := c.model.g.callers.take(c.caller.use, n); err != nil {
 		return err
 	}
-	c.callerBytes = n
+	c.callerBytes += n
 	return nil
 }

@@ -257,10 +257,10 @@ func (s *session) run(h *simpleHead, who *caller) error {
 }
 
 func (s *session) runCall(h *simpleHead, c *call, b *body) error {
-	if err := c.takeFromCaller(int(h.length)); err != nil {
+	if err := c.admitBody(h.length); err != nil {
 		return err
 	}
-	if err := b.open(c.model.g, &s.body, h.length, ""); err != nil {
+	if err := b.open(c, &s.body, h.length, ""); err != nil {
 		return err
 	}
 	defer b.close()

@@ -76,7 +76,7 @@ func (m *models) watch(ctx context.Context) {
 		changed, cancel := context.WithTimeout(ctx, modelsInterval)
 		now, err := m.g.admin.Changed(changed, known)
 		cancel()
-		m.refresh(ctx) // also when nothing was told: a policy may have been set
+		m.refreshSoon(ctx) // also when nothing was told: a policy may have been set
 		if err == nil {
 			known = now
 		} else if !errors.Is(err, context.DeadlineExceeded) { // no broker
@@ -88,6 +88,22 @@ func (m *models) watch(ctx context.Context) {
 	}
 }
 
+// refreshSoon asks the broker, if it was asked a moment ago then a moment later:
+// what has changed since must not be missed.
+func (m *models) refreshSoon(ctx context.Context) {
+	m.asking.Lock()
+	last := m.asked
+	m.asking.Unlock()
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(time.Until(last.Add(lookupInterval))):
+	}
+	m.asking.Lock()
+	defer m.asking.Unlock()
+	m.ask(ctx)
+}
+
 // refresh asks the broker, unless it was asked a moment ago.
 func (m *models) refresh(ctx context.Context) {
 	m.asking.Lock()
@@ -95,6 +111,13 @@ func (m *models) refresh(ctx context.Context) {
 	if time.Since(m.asked) < lookupInterval {
 		return
 	}
+	// What comes out is for everybody: a caller that is out of time, or has
+	// hung up, must not make it look as if the broker did not answer.
+	m.ask(context.WithoutCancel(ctx))
+}
+
+// ask asks the broker. The caller holds asking.
+func (m *models) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	list, err := m.g.admin.Models(ctx)

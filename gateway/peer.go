@@ -42,7 +42,10 @@ func socketUser(local, remote netip.AddrPort) (uint32, error) {
 	return 0, errNoSocket
 }
 
-var errNoSocket = errors.New("the kernel does not list its socket")
+var (
+	errNoSocket     = errors.New("the kernel does not list its socket")
+	errClosedSocket = errors.New("its socket is closed")
+)
 
 func findSocket(table string, local, remote netip.AddrPort) (uint32, error) {
 	f, err := os.Open(table)
@@ -55,15 +58,20 @@ func findSocket(table string, local, remote netip.AddrPort) (uint32, error) {
 	defer f.Close()
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
-		// sl local_address rem_address st tx:rx tr:when retrnsmt uid …
+		// sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode …
 		fields := strings.Fields(lines.Text())
-		if len(fields) < 8 {
+		if len(fields) < 10 {
 			continue
 		}
 		l, err1 := tableAddress(fields[1])
 		r, err2 := tableAddress(fields[2])
 		if err1 != nil || err2 != nil || l != unmapped(local) || r != unmapped(remote) {
 			continue
+		}
+		// A socket that its owner has closed belongs to nobody, which the
+		// kernel writes as user 0: nobody shall become root by hanging up.
+		if fields[9] == "0" {
+			return 0, errClosedSocket
 		}
 		uid, err := strconv.ParseUint(fields[7], 10, 32)
 		return uint32(uid), err

@@ -12,7 +12,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -208,7 +210,8 @@ func (r *rig) idle() {
 		if n := r.g.inFlight.Load(); n != 0 {
 			return fmt.Errorf("%d in flight", n)
 		}
-		if n := r.g.budget.used.Load(); n != 0 {
+		runtime.GC()                                      // what the transport dropped is counted until then
+		if n := r.g.budget.used.Load(); n > smallBuffer { // a connection that lives holds a frame
 			return fmt.Errorf("%d bytes of the budget", n)
 		}
 		for _, k := range r.g.models.list() {
@@ -322,4 +325,16 @@ func (r *rig) infer(model, body string) *httpAnswer {
 func (r *rig) inferBinary(model, head string, tensors ...[]byte) *httpAnswer {
 	r.t.Helper()
 	return r.post("/v2/models/"+model+"/infer", map[string]string{headerLength: strconv.Itoa(len(head))}, append([]byte(head), bytes.Join(tensors, nil)...))
+}
+
+// connect opens a connection to the HTTP door, to write what one likes.
+func (r *rig) connect() net.Conn {
+	r.t.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	_ = c.SetDeadline(time.Now().Add(patience))
+	r.t.Cleanup(func() { c.Close() })
+	return c
 }

@@ -12,7 +12,7 @@ const (
 	ErrQueueFull    Code = 4  // its priority level's queue is full
 	ErrQueueTimeout Code = 5  // it waited for longer than its priority level allows
 	ErrTooLarge     Code = 6  // more rows than max_batch_size
-	ErrWorkerDied   Code = 7  // it was in a batch that killed its worker, every time it was tried
+	ErrWorkerDied   Code = 7  // it was in a batch that killed its worker, every time it was tried, or hung two of them
 	ErrWorkerHung   Code = 8  // its worker outlived its lease and could not be killed
 	ErrDraining     Code = 9  // the broker is shutting down and takes no new requests
 	ErrBrokerGone   Code = 10 // the broker went away; safe to retry

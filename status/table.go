@@ -43,7 +43,7 @@ var table = [...]entry{
 	{Ends, "QueueFull", "the queue of this priority level is full", "its priority level's queue is full", retryable},
 	{Ends, "QueueTimeout", "the request waited in the queue for longer than its level allows", "it waited for longer than its priority level allows", 0},
 	{Ends, "TooLarge", "the request has more rows than max_batch_size", "more rows than max_batch_size", 0},
-	{Ends, "WorkerDied", "every worker that ran this request died", "it was in a batch that killed its worker, every time it was tried", 0},
+	{Ends, "WorkerDied", "every worker that ran this request died", "it was in a batch that killed its worker, every time it was tried, or hung two of them", 0},
 	{Ends, "WorkerHung", "the worker outlived its lease and could not be killed", "its worker outlived its lease and could not be killed", 0},
 	{Ends, "Draining", "the broker is shutting down and takes no new requests", "the broker is shutting down and takes no new requests", retryable | retryAttach},
 	{Ends, "BrokerGone", "the broker went away; retry", "the broker went away; safe to retry", retryable | retryAttach},

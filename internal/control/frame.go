@@ -119,7 +119,8 @@ func ofAnotherVersion(body []byte, msg any) bool {
 	var head struct {
 		Version int `msgpack:"version"`
 	}
-	if msgpack.Unmarshal(body, &head) != nil || head.Version < 1 || head.Version == Version {
+	isMap := body[0]&0xf0 == 0x80 || body[0] == 0xde || body[0] == 0xdf // a list would do for a struct as well
+	if !isMap || msgpack.Unmarshal(body, &head) != nil || head.Version < 1 || head.Version == Version {
 		return false
 	}
 	switch m := msg.(type) {

@@ -14,7 +14,7 @@ import sys
 import threading
 
 from . import _targets
-from ._serve import ATTACHED_FD, PARENT, stop_on_signals
+from ._serve import ATTACHED_FD, CHILD, PARENT, stop_on_signals
 
 _PDEATHSIG = 1
 _WAIT_S = 10.0  # for the broker
@@ -37,6 +37,8 @@ def main(arguments: list[str]) -> None:
     stop_on_signals(stop)
     worker = _targets.find(*arguments[:at])
     stop_on_signals(stop)  # once more: the script may have installed its own
+    for name in (CHILD, PARENT, ATTACHED_FD):  # what the worker starts in turn is no worker process of this serve
+        os.environ.pop(name, None)
     worker._serve(None, stop, _WAIT_S, (lambda: _tell(int(told))) if told else None)
 
 

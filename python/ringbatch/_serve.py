@@ -43,6 +43,7 @@ _START_S = 10.0
 _FAILED_STARTS = 5  # of a worker that never attached: its script is broken
 _LOOK_S = 0.1
 _LOOK_FOR_BROKER_S = 1.0
+_LOOK_AT_STARTS_S = 0.5
 
 
 def serve(
@@ -159,10 +160,12 @@ def _host(commands: list[list[str]], counts: list[int], socket: str, stop: threa
         if not _wait_for_broker(p, socket, stop):
             return  # somebody else was quicker
         gateway = door()
-        _watch_starts(p, socket, stop)
+        ready, look = not commands, time.monotonic()
         while not stop.wait(_LOOK_S):
             if gateway is not None:
                 gateway.revive()
+            if not ready and time.monotonic() >= look:
+                ready, look = _all_attached(socket), time.monotonic() + _LOOK_AT_STARTS_S
             if p.poll() is not None:
                 log.warning("the broker ended with status %s, starting it again", p.returncode)
                 stop.wait(_LOOK_S)
@@ -240,18 +243,13 @@ def _wait_for_broker(p: subprocess.Popen, socket: str, stop: threading.Event) ->
     return True
 
 
-def _watch_starts(p: subprocess.Popen, socket: str, stop: threading.Event) -> None:
-    """Until every worker has attached once; raises if one cannot."""
-    while p.poll() is None and not stop.is_set():
-        started = _processes(socket)
-        for s in started:
-            if s["failed_starts"] >= _FAILED_STARTS and not s["attached"]:
-                raise errors.WorkerDied(
-                    f"{s['name']} ended {s['failed_starts']} times before it was ready ({s['last_end']}); see its messages above"
-                )
-        if started and all(s["attached"] for s in started):
-            return
-        stop.wait(0.2)
+def _all_attached(socket: str) -> bool:
+    """Whether every worker has attached once; raises if one cannot."""
+    started = _processes(socket)
+    for s in started:
+        if s["failed_starts"] >= _FAILED_STARTS and not s["attached"]:
+            raise errors.WorkerDied(f"{s['name']} ended {s['failed_starts']} times before it was ready ({s['last_end']}); see its messages above")
+    return bool(started) and all(s["attached"] for s in started)
 
 
 def _processes(socket: str) -> list[dict[str, Any]]:

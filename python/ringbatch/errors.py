@@ -57,7 +57,7 @@ class TooLarge(Error, ValueError):
 
 
 class WorkerDied(Error):
-    """It was in a batch that killed its worker, every time it was tried."""
+    """It was in a batch that killed its worker, every time it was tried, or hung two of them."""
 
     status = 7
 

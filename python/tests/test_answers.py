@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import python, serving
+from conftest import broker_at, python, serving
 
 ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 FIND = {"inputs": {"x": ("int32", (6,))}, "outputs": {"found": ("int32", ("<=6",)), "twice": ("int32", ("<=6", 2))}}
@@ -205,7 +205,9 @@ def test_debug_finds_outputs_that_were_not_written(socket, pad_to):
         assert (m(np.full(4, 2, "float32")) == 1).all()
 
 
-def test_a_worker_is_told_that_the_model_has_another_policy(socket, caplog):
+def test_a_worker_is_told_that_the_model_has_another_policy_and_the_broker_logs_it(tmp_path, caplog, capfd):
+    tmp_path.chmod(0o700)
+    socket = str(tmp_path / "b.sock")
     @rb.worker("policed", **ONE, max_batch_size=8, wait_time=0.001)
     def first(batch):
         return batch.inputs["x"]
@@ -214,7 +216,7 @@ def test_a_worker_is_told_that_the_model_has_another_policy(socket, caplog):
     def second(batch):
         return batch.inputs["x"]
 
-    with serving(first, socket), rb.connect("policed", socket=socket, wait=10) as m:
+    with broker_at(socket, "--log_level", "warn"), serving(first, socket), rb.connect("policed", socket=socket, wait=10) as m:
         stop = threading.Event()
         thread = threading.Thread(target=second.run, kwargs={"socket": socket, "stop": stop})
         with caplog.at_level(logging.WARNING, "ringbatch"):
@@ -226,6 +228,7 @@ def test_a_worker_is_told_that_the_model_has_another_policy(socket, caplog):
             stop.set()
             thread.join(10)
         assert [r.message for r in caplog.records] == ["model policed has another policy than this worker: max_batch_size is 8, this worker asked for 4"]
+    assert "worker asked for another policy than the model has" in capfd.readouterr().err
 
 
 def test_a_python_worker_has_the_name_of_its_environment(socket):

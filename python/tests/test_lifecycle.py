@@ -100,6 +100,7 @@ def test_under_load_what_was_accepted_is_answered_and_the_rest_may_be_sent_again
             with pytest.raises(rb.Draining):
                 while True:
                     rb.connect("slow", socket=socket, window=1).close()
+            time.sleep(0.2)  # clients are refused a moment before requests are
             with pytest.raises(rb.Draining) as refused:  # at once, while others still wait for their answers
                 ask(late, 0, timeout=5)
             assert refused.value.retryable and not all(f.done() for f in accepted)
@@ -145,7 +146,7 @@ POISON = """
 
 
 def test_poisonous_requests_right_after_the_start_do_not_end_the_service(home):
-    with script(home, POISON % 0) as (p, socket), rb.connect("poison", socket=socket, wait=30) as m:
+    with script(home, POISON % 3) as (p, socket), rb.connect("poison", socket=socket, wait=30) as m:
         for _ in range(3):
             with pytest.raises(rb.WorkerDied, match="3 workers died"):
                 ask(m, 13, timeout=60)
