@@ -3,6 +3,7 @@ package gateway
 import (
 	"net/http"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc/codes"
 )
@@ -28,4 +29,14 @@ func (b *budget) full() bool { return b.used.Load() >= b.most }
 
 func tooLarge(n int64, most int) error {
 	return refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; the gateway takes %d at most", n, most)
+}
+
+// seldom does a thing at most once a second.
+type seldom struct{ last atomic.Int64 }
+
+func (s *seldom) Do(f func()) {
+	now, last := time.Now().UnixNano(), s.last.Load()
+	if now-last >= int64(time.Second) && s.last.CompareAndSwap(last, now) {
+		f()
+	}
 }

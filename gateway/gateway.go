@@ -52,7 +52,12 @@ type Config struct {
 	Logger  *slog.Logger
 	Started func(httpAddr, grpcAddr net.Addr) // the doors are open
 	Memory  shm.Memory                        // default: shm.Memfd; tests use shm.Heap
+
+	pace pace // tests are in a hurry
 }
+
+// pace is how long callers may take.
+type pace struct{ body, answer, idle, sweep time.Duration }
 
 // Addresses that are served unless told otherwise.
 const (
@@ -76,6 +81,7 @@ type Gateway struct {
 	inFlight           atomic.Int64
 	refusedConnections atomic.Int64
 	sweeps             sweeps
+	collect            seldom
 	date               atomic.Pointer[string] // as HTTP writes it
 }
 
@@ -134,6 +140,9 @@ func (c *Config) fill() {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
+	}
+	if c.pace == (pace{}) {
+		c.pace = pace{body: bodyPatience, answer: answerPatience, idle: idleTimeout, sweep: sweepInterval}
 	}
 	if c.Memory == nil {
 		c.Memory = shm.Memfd{}
@@ -340,13 +349,13 @@ func (g *Gateway) sweep(ctx context.Context, listeners ...*listener) {
 			if g.inFlight.Load() > 0 {
 				each((*listener).lookForHangUps)
 			}
-			if now.Sub(last) < sweepInterval {
+			if now.Sub(last) < g.cfg.pace.sweep {
 				continue
 			}
 			last = now
 			each(func(l *listener) { l.sweep(now) })
 			g.tellDate(now)
-			g.sweeps.look(now)
+			g.sweeps.look(g, now)
 			g.secrets.reload()
 		}
 	}

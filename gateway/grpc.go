@@ -43,7 +43,7 @@ func (g *Gateway) newGRPC(l *listener) *grpc.Server {
 		grpc.ConnectionTimeout(headerTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: grpcIdleTimeout, Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveTimeout, PermitWithoutStream: true}),
-		experimental.BufferPool(&countingPool{mem.DefaultBufferPool(), &g.budget}),
+		experimental.BufferPool(&countingPool{BufferPool: mem.DefaultBufferPool(), budget: &g.budget}),
 		grpc.ChainUnaryInterceptor(g.intercept),
 	}
 	if g.cfg.TokenFile != "" { // before a message is read
@@ -154,22 +154,5 @@ func (rpcCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Co
 func (rpcCredentials) Info() credentials.ProtocolInfo            { return credentials.ProtocolInfo{} }
 func (c rpcCredentials) Clone() credentials.TransportCredentials { return c }
 func (rpcCredentials) OverrideServerName(string) error           { return nil }
-
-// countingPool counts what messages take on their way.
-type countingPool struct {
-	mem.BufferPool
-	budget *budget
-}
-
-func (p *countingPool) Get(n int) *[]byte {
-	b := p.BufferPool.Get(n)
-	p.budget.used.Add(int64(cap(*b)))
-	return b
-}
-
-func (p *countingPool) Put(b *[]byte) {
-	p.budget.used.Add(-int64(cap(*b)))
-	p.BufferPool.Put(b)
-}
 
 var messages = sync.Pool{New: func() any { return new(message) }}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,7 +12,9 @@ import (
 
 // rpcAnswer is a ModelInferResponse, or with stream a ModelStreamInferResponse.
 // Large tensors are sent from the slots: the transport tells by freeing their
-// buffers when it is done with them, and then the call ends.
+// buffers when it is done with them, and then the call ends. It does not do so
+// for what it still had to send when a connection broke; then the garbage
+// collector tells, by the ticket that only those buffers hold.
 type rpcAnswer struct {
 	g       *Gateway
 	conn    *conn
@@ -72,7 +75,7 @@ func (c *call) encode(conn *conn, stream bool) (*rpcAnswer, error) {
 	for _, p := range a.inPlace {
 		size += len(p)
 	}
-	a.until = time.Now().Add(answerTime(size))
+	a.until = time.Now().Add(a.g.answerTime(size))
 	a.left.Store(int32(len(a.inPlace)))
 	a.g.sweeps.add(a)
 	return a, nil
@@ -130,11 +133,20 @@ func (c *call) smallBytes() int {
 	return n
 }
 
+// ticket is what the buffers of one answer have in common: as their pool, it
+// hears of each that is freed.
+type ticket struct{ answer *rpcAnswer }
+
 // marshal gives the transport the message.
 func (a *rpcAnswer) marshal() mem.BufferSlice {
 	out := mem.BufferSlice{mem.SliceBuffer(a.head)}
+	if a.inPlace == nil {
+		return out
+	}
+	t := &ticket{a}
+	runtime.AddCleanup(t, (*rpcAnswer).drop, a)
 	for i := range a.inPlace {
-		out = append(out, mem.NewBuffer(&a.inPlace[i], a))
+		out = append(out, mem.NewBuffer(&a.inPlace[i], t))
 		if len(a.tails[i]) > 0 {
 			out = append(out, mem.SliceBuffer(a.tails[i]))
 		}
@@ -142,23 +154,27 @@ func (a *rpcAnswer) marshal() mem.BufferSlice {
 	return out
 }
 
-// discard is for an answer that nobody will send.
-func (a *rpcAnswer) discard() {
-	for i := range a.inPlace {
-		a.Put(&a.inPlace[i])
+// Get is there because mem.BufferPool asks for it.
+func (*ticket) Get(int) *[]byte { panic("gateway: an answer is no pool") }
+
+// Put is how the transport says that it is done with a tensor.
+func (t *ticket) Put(*[]byte) {
+	if t.answer.left.Add(-1) == 0 {
+		t.answer.end()
 	}
 }
 
-// Get is there because mem.BufferPool asks for it.
-func (a *rpcAnswer) Get(int) *[]byte { panic("gateway: an answer is no pool") }
-
-// Put is how the transport says that it is done with a tensor.
-func (a *rpcAnswer) Put(*[]byte) {
-	if a.left.Add(-1) == 0 {
-		a.g.sweeps.remove(a)
-		a.call.count(nil)
-		a.call.done()
+// drop ends an answer that nobody sends any more.
+func (a *rpcAnswer) drop() {
+	if a.left.Swap(0) > 0 {
+		a.end()
 	}
+}
+
+func (a *rpcAnswer) end() {
+	a.g.sweeps.remove(a)
+	a.call.count(nil)
+	a.call.done()
 }
 
 // sweeps are the answers that lie in slots until their callers read them.
@@ -183,18 +199,24 @@ func (s *sweeps) remove(a *rpcAnswer) {
 }
 
 // look hangs up on those who don't read: only that makes the transport let go
-// of the slots.
-func (s *sweeps) look(now time.Time) {
+// of the slots. Of those who have hung up it may have forgotten something.
+func (s *sweeps) look(g *Gateway, now time.Time) {
 	s.mu.Lock()
 	var slow []*rpcAnswer
+	gone := false
 	for a := range s.answers {
-		if now.After(a.until) {
+		if a.conn.gone.Load() {
+			gone = true
+		} else if now.After(a.until) {
 			slow = append(slow, a)
 		}
 	}
 	s.mu.Unlock()
 	for _, a := range slow {
-		a.g.log.Warn("a caller does not read its answer, hung up", "address", a.conn.peer.remote)
+		g.log.Warn("a caller does not read its answer, hung up", "address", a.conn.peer.remote)
 		a.conn.Close()
+	}
+	if gone {
+		g.collect.Do(runtime.GC)
 	}
 }

@@ -99,7 +99,7 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 			if a := <-place; err == nil {
 				err = s.SendMsg(a)
 			} else if a, ok := a.(*rpcAnswer); ok {
-				a.discard()
+				a.drop()
 			}
 			if err != nil {
 				cancel()

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/http"
 	"sync"
@@ -36,6 +37,7 @@ func (g *Gateway) newHTTP(l *listener) *webServer {
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxURLHeaderBytes,
 		ConnContext:       withConn,
+		ErrorLog:          slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          streamsPerConnection,
 			MaxReceiveBufferPerConnection: connectionWindow,

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -102,6 +103,7 @@ type conn struct {
 	}
 
 	closed sync.Once
+	gone   atomic.Bool // it is closed
 }
 
 func (c *conn) Read(p []byte) (int, error) {
@@ -119,6 +121,7 @@ func (c *conn) Read(p []byte) (int, error) {
 
 func (c *conn) Close() error {
 	c.closed.Do(func() {
+		c.gone.Store(true)
 		c.l.mu.Lock()
 		delete(c.l.conns, c)
 		c.l.mu.Unlock()
@@ -143,15 +146,15 @@ func (c *conn) endBody() { c.bodySince.Store(0) }
 
 // beginAnswer and endAnswer stand around the writing of an answer.
 func (c *conn) beginAnswer(now time.Time, size int) {
-	c.answerUntil.Store(now.Add(answerTime(size)).UnixNano())
+	c.answerUntil.Store(now.Add(c.l.g.answerTime(size)).UnixNano())
 }
 
 func (c *conn) endAnswer() { c.answerUntil.Store(0) }
 
 // answerTime is how long a caller may take to read an answer: it keeps slots
 // of the ring for that long.
-func answerTime(size int) time.Duration {
-	return answerPatience + time.Duration(size)*time.Second/leastRate
+func (g *Gateway) answerTime(size int) time.Duration {
+	return g.cfg.pace.answer + time.Duration(size)*time.Second/leastRate
 }
 
 // calm ends every watch over the connection.
@@ -171,8 +174,8 @@ func (c *conn) linger() {
 	}
 }
 
-// gone tells whether the caller has hung up, without reading.
-func (c *conn) gone() bool {
+// hasHungUp tells whether the caller has, without reading.
+func (c *conn) hasHungUp() bool {
 	t, ok := c.Conn.(*net.TCPConn)
 	if !ok {
 		return false
@@ -196,7 +199,7 @@ func (l *listener) lookForHangUps() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for c := range l.conns {
-		if cancel := c.hungUp.Load(); cancel != nil && c.bodySince.Load() == 0 && c.idleSince.Load() == 0 && c.gone() {
+		if cancel := c.hungUp.Load(); cancel != nil && c.bodySince.Load() == 0 && c.idleSince.Load() == 0 && c.hasHungUp() {
 			(*cancel)()
 		}
 	}
@@ -216,7 +219,7 @@ func (l *listener) closeAll() {
 }
 
 func (c *conn) sweep(now time.Time) {
-	if since := c.idleSince.Load(); since != 0 && now.Sub(time.Unix(0, since)) > idleTimeout {
+	if since := c.idleSince.Load(); since != 0 && now.Sub(time.Unix(0, since)) > c.l.g.cfg.pace.idle {
 		_ = c.SetReadDeadline(time.Unix(1, 0))
 	}
 	if until := c.answerUntil.Load(); until != 0 && now.UnixNano() > until {
@@ -224,7 +227,7 @@ func (c *conn) sweep(now time.Time) {
 		_ = c.SetWriteDeadline(time.Unix(1, 0))
 	}
 	if since := c.bodySince.Load(); since != 0 {
-		allowed := bodyPatience + time.Duration(c.bodyGot.Load())*time.Second/leastRate
+		allowed := c.l.g.cfg.pace.body + time.Duration(c.bodyGot.Load())*time.Second/leastRate
 		if now.Sub(time.Unix(0, since)) > allowed {
 			_ = c.SetReadDeadline(time.Unix(1, 0)) // the handler finds out, and answers
 		}
@@ -237,6 +240,7 @@ func (g *Gateway) waitForBudget() error {
 	if !g.budget.full() {
 		return nil
 	}
+	g.collect.Do(runtime.GC) // what is counted may be garbage
 	deadline := time.Now().Add(budgetPatience)
 	for g.budget.full() {
 		if time.Now().After(deadline) {

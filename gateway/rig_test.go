@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"testing"
 	"time"
@@ -208,7 +209,8 @@ func (r *rig) idle() {
 		if n := r.g.inFlight.Load(); n != 0 {
 			return fmt.Errorf("%d in flight", n)
 		}
-		if n := r.g.budget.used.Load(); n != 0 {
+		runtime.GC()                                      // what the transport dropped is counted until then
+		if n := r.g.budget.used.Load(); n > smallBuffer { // a connection that lives holds a frame
 			return fmt.Errorf("%d bytes of the budget", n)
 		}
 		for _, k := range r.g.models.list() {

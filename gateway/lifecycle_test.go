@@ -1,0 +1,407 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	rpcstatus "google.golang.org/grpc/status"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// held is a worker that waits for a word before it answers.
+type held struct {
+	began chan int // rows of a batch
+	goOn  chan struct{}
+}
+
+func newHeld() *held { return &held{began: make(chan int, 1000), goOn: make(chan struct{})} }
+
+func (h *held) run(ctx context.Context, b *worker.Batch) error {
+	h.began <- b.Rows()
+	<-h.goOn
+	return double(ctx, b)
+}
+
+func doubleMessage() *oip.ModelInferRequest {
+	return &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, 3, 4)}}
+}
+
+// canceled waits until the broker has counted requests as canceled.
+func (r *rig) canceled(n uint64) {
+	r.t.Helper()
+	r.eventually("the request has ended in the ring", func() error {
+		if got := r.stats("double").Ended["Canceled"]; got != n {
+			return fmt.Errorf("%d canceled, not %d: %v", got, n, r.stats("double").Ended)
+		}
+		return nil
+	})
+}
+
+func TestACallerWhoHangsUpEndsItsRequestInTheRing(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, nil, m) // no worker: requests wait
+	body := `{"inputs":[` + goodInput + `]}`
+	for i, send := range []string{
+		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body),
+		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body), // by net/http
+	} {
+		c, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(c, send); err != nil {
+			t.Fatal(err)
+		}
+		r.eventually("it waits in the ring", func() error {
+			if n := r.stats("double").QueueLength; n != 1 {
+				return fmt.Errorf("%d wait", n)
+			}
+			return nil
+		})
+		c.Close()
+		r.canceled(uint64(i + 1))
+	}
+	ctx, cancel := context.WithCancel(soon(t))
+	time.AfterFunc(50*time.Millisecond, cancel)
+	if _, err := r.client().ModelInfer(ctx, doubleMessage()); rpcstatus.Code(err) != codes.Canceled {
+		t.Errorf("gRPC: %v", err)
+	}
+	r.canceled(3)
+	stream, err := r.client().ModelStreamInfer(soonCancel(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = stream
+	r.idle()
+}
+
+func soonCancel(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	time.AfterFunc(20*time.Millisecond, cancel)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestADeadlineEndsTheRequestInTheRing(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, nil, m)
+	a := r.infer("double", `{"parameters":{"timeout":50000},"inputs":[`+goodInput+`]}`)
+	if a.status != 504 {
+		t.Errorf("HTTP: %d %q", a.status, a.Error)
+	}
+	req := doubleMessage()
+	req.Parameters = map[string]*oip.InferParameter{"timeout": {ParameterChoice: &oip.InferParameter_Int64Param{Int64Param: 50_000}}}
+	if _, err := r.client().ModelInfer(soon(t), req); rpcstatus.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("gRPC parameter: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := r.client().ModelInfer(ctx, doubleMessage()); rpcstatus.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("gRPC deadline: %v", err)
+	}
+	r.eventually("nothing waits in the ring", func() error {
+		if n := r.stats("double").QueueLength; n != 0 {
+			return fmt.Errorf("%d wait", n)
+		}
+		return nil
+	})
+	r.idle()
+}
+
+func TestAPriorityReachesTheRing(t *testing.T) {
+	m := doubler(t)
+	for key, value := range policy.New(policy.Priorities(2), policy.MaxQueue(1).At(1)) {
+		m.Policy[key] = value
+	}
+	r := newRig(t, nil, m) // no worker: the second of level 1 finds its queue full
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.http+"/v2/models/double/infer", strings.NewReader(`{"parameters":{"priority":2},"inputs":[`+goodInput+`]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = http.DefaultClient.Do(req) }()
+	r.eventually("it waits", func() error {
+		if n := r.stats("double").QueueLength; n != 1 {
+			return fmt.Errorf("%d wait", n)
+		}
+		return nil
+	})
+	a := r.infer("double", `{"parameters":{"priority":2},"inputs":[`+goodInput+`]}`)
+	if a.status != 429 || a.header.Get("Retry-After") == "" {
+		t.Errorf("%d %q, Retry-After %q", a.status, a.Error, a.header.Get("Retry-After"))
+	}
+	if a := r.infer("double", `{"parameters":{"priority":3},"inputs":[`+goodInput+`]}`); a.status != 400 {
+		t.Errorf("no such level: %d %q", a.status, a.Error)
+	}
+}
+
+func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.Window, c.ClaimWait = 8, 50*time.Millisecond }, m) // no worker
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	c := r.client()
+	for range 8 {
+		go func() { _, _ = c.ModelInfer(ctx, doubleMessage()) }()
+	}
+	r.eventually("the window is full", func() error {
+		if n := r.stats("double").QueueLength; n != 8 {
+			return fmt.Errorf("%d wait", n)
+		}
+		return nil
+	})
+	if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 429 || a.header.Get("Retry-After") == "" {
+		t.Errorf("%d %q", a.status, a.Error)
+	}
+	if _, err := c.ModelInfer(soon(t), doubleMessage()); rpcstatus.Code(err) != codes.ResourceExhausted {
+		t.Error(err)
+	}
+	cancel()
+	r.idle()
+}
+
+func TestModelsComeAndGoWhileTheGatewayRuns(t *testing.T) {
+	r := newRig(t, nil)
+	if a := r.infer("double", "{}"); a.status != 404 {
+		t.Errorf("before: %d %q", a.status, a.Error)
+	}
+	m := doubler(t)
+	leave := r.worker(m, double) // declares it
+	r.eventually("it is served", func() error {
+		if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 200 {
+			return fmt.Errorf("%d %s", a.status, a.Error)
+		}
+		return nil
+	})
+	ready := func() int {
+		rep, err := http.Get(r.http + "/v2/models/double/ready")
+		if err != nil {
+			t.Fatal(err)
+		}
+		rep.Body.Close()
+		return rep.StatusCode
+	}
+	r.eventually("it is ready", func() error {
+		if got := ready(); got != 200 {
+			return fmt.Errorf("%d", got)
+		}
+		return nil
+	})
+	leave()
+	r.eventually("it is not ready without a worker", func() error {
+		if got := ready(); got != 503 && got != 404 {
+			return fmt.Errorf("%d", got)
+		}
+		return nil
+	})
+}
+
+func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.ClaimWait = 100 * time.Millisecond }, m)
+	r.worker(m, double)
+	if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 200 {
+		t.Fatalf("before: %d %q", a.status, a.Error)
+	}
+	r.broker()
+	if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 503 || a.header.Get("Retry-After") == "" {
+		t.Errorf("without a broker: %d %q", a.status, a.Error)
+	}
+	r.eventually("it is not ready", func() error {
+		rep, err := http.Get(r.http + "/v2/health/ready")
+		if err != nil {
+			return err
+		}
+		rep.Body.Close()
+		if rep.StatusCode != 503 {
+			return fmt.Errorf("%d", rep.StatusCode)
+		}
+		return nil
+	})
+	r.startBroker(m)
+	again := func(body string) func() error {
+		return func() error {
+			if a := r.infer("double", body); a.status != 200 {
+				return fmt.Errorf("%d %s", a.status, a.Error)
+			}
+			return nil
+		}
+	}
+	r.eventually("the same model is served again", again(`{"inputs":[`+goodInput+`]}`))
+	r.broker()
+	other := modelConfig(t, "double", []string{"x:f32[2]"}, []string{"y:f32[2]"})
+	r.startBroker(other)
+	r.worker(other, double)
+	r.eventually("the changed model is served", again(`{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}`))
+	r.idle()
+}
+
+func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.DrainDelay = 300 * time.Millisecond }, m)
+	h := newHeld()
+	r.worker(m, h.run)
+	c := r.client()
+	var wg sync.WaitGroup
+	results := make(chan error, 2)
+	wg.Add(2)
+	go func() {
+		defer wg.Done()
+		if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 200 {
+			results <- fmt.Errorf("HTTP: %d %s", a.status, a.Error)
+		}
+	}()
+	go func() {
+		defer wg.Done()
+		if _, err := c.ModelInfer(soon(t), doubleMessage()); err != nil {
+			results <- err
+		}
+	}()
+	<-h.began
+	r.eventually("both are under way", func() error {
+		if n := r.g.inFlight.Load(); n != 2 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	idle, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://")) // a connection without a request must not hold it up
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer idle.Close()
+	stopped := make(chan error, 1)
+	go func() { stopped <- r.stop() }()
+	r.eventually("readiness is false while requests are still taken", func() error {
+		rep, err := http.Get(r.http + "/v2/health/ready")
+		if err != nil {
+			return err
+		}
+		rep.Body.Close()
+		if rep.StatusCode != 503 {
+			return fmt.Errorf("%d", rep.StatusCode)
+		}
+		return nil
+	})
+	time.Sleep(400 * time.Millisecond) // past the delay: now it waits for the two
+	select {
+	case err := <-stopped:
+		t.Fatalf("it ended with requests under way: %v", err)
+	default:
+	}
+	close(h.goOn)
+	wg.Wait()
+	close(results)
+	for err := range results {
+		t.Error(err)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAStreamIsAnsweredInOrderAndAtOnce(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, nil, m)
+	r.worker(m, double)
+	s, err := r.client().ModelStreamInfer(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 200
+	go func() {
+		for i := range n {
+			req := doubleMessage()
+			req.Id = fmt.Sprint(i)
+			if i%10 == 3 {
+				req.Inputs[0].Shape[1] = 5
+			}
+			if err := s.Send(req); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+		_ = s.CloseSend()
+	}()
+	for i := range n {
+		rep, err := s.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := rep.InferResponse.GetId(); got != fmt.Sprint(i) {
+			t.Fatalf("answer %d is of request %s", i, got)
+		}
+		if (i%10 == 3) != (rep.ErrorMessage != "") {
+			t.Errorf("%d: %q", i, rep.ErrorMessage)
+		} else if rep.ErrorMessage == "" && !bytes.Equal(rep.InferResponse.RawOutputContents[0], floats(2, 4, 6, 8)) {
+			t.Errorf("%d: %v", i, rep)
+		}
+	}
+	if _, err := s.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("after the last: %v", err)
+	}
+	r.idle()
+}
+
+func TestLargeAnswersComeFromTheSlotsAndGiveThemBack(t *testing.T) {
+	m := modelConfig(t, "big", []string{"x:u8[300000]"}, []string{"y:u8[300000]"})
+	r := newRig(t, nil, m)
+	r.worker(m, echo)
+	x := make([]byte, 3*300_000)
+	for i := range x {
+		x[i] = byte(i * 7)
+	}
+	c := r.client()
+	ask := &oip.ModelInferRequest{ModelName: "big", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 3, 300_000)}, RawInputContents: [][]byte{x}}
+	for range 10 {
+		rep, err := c.ModelInfer(soon(t), ask)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(rep.RawOutputContents[0], x) {
+			t.Fatal("other bytes")
+		}
+		a := r.inferBinary("big", `{"inputs":[{"name":"x","shape":[3,300000],"datatype":"UINT8","parameters":{"binary_data_size":900000}}],"parameters":{"binary_data_output":true}}`, x)
+		if a.status != 200 || !bytes.Equal(a.raw, x) {
+			t.Fatalf("%d %s", a.status, a.Error)
+		}
+	}
+	s, err := c.ModelStreamInfer(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		if err := s.Send(ask); err != nil {
+			t.Fatal(err)
+		}
+		rep, err := s.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(rep.InferResponse.GetRawOutputContents()[0], x) {
+			t.Fatal("other bytes in a stream")
+		}
+	}
+	_ = s.CloseSend()
+	// Callers that leave while the answer is on its way.
+	for i := range 50 {
+		ctx, cancel := context.WithCancel(soon(t))
+		time.AfterFunc(time.Duration(i)*100*time.Microsecond, cancel)
+		_, _ = c.ModelInfer(ctx, ask)
+		cancel()
+	}
+	r.idle()
+}

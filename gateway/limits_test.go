@@ -1,0 +1,225 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	rpcstatus "google.golang.org/grpc/status"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+)
+
+// hurried makes patience short.
+func hurried(c *Config) {
+	c.pace = pace{body: 200 * time.Millisecond, answer: 200 * time.Millisecond, idle: 300 * time.Millisecond, sweep: 20 * time.Millisecond}
+}
+
+func (r *rig) connect() net.Conn {
+	r.t.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(patience))
+	return c
+}
+
+func TestASlowBodyIsCutWithItsReason(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, hurried, m)
+	r.worker(m, double)
+	head := `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}`
+	for name, start := range map[string]string{
+		"a body that never comes":    "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n",
+		"tensors that never come":    fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\n%s: %d\r\nContent-Length: %d\r\n\r\n%s1234", headerLength, len(head), len(head)+16, head),
+		"a head that never ends":     "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\n",
+		"chunks that never come":     "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n",
+		"a question without its end": "POST /v2/repository/index HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n",
+	} {
+		c := r.connect()
+		if _, err := io.WriteString(c, start); err != nil {
+			t.Fatal(err)
+		}
+		rep, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		text, _ := io.ReadAll(rep.Body)
+		if strings.HasPrefix(name, "a question") {
+			continue // it needs no body and is answered
+		}
+		if rep.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(text), "slowly") {
+			t.Errorf("%s: %d %s", name, rep.StatusCode, text)
+		}
+		if _, err := c.Read(make([]byte, 1)); err == nil {
+			t.Errorf("%s: the connection lives on", name)
+		}
+	}
+	r.idle()
+}
+
+func TestAnIdleConnectionIsClosed(t *testing.T) {
+	r := newRig(t, hurried)
+	c := r.connect()
+	if _, err := c.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestConnectionsBeyondTheLimitAreHungUpOnAndTheOthersServed(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.MaxConnections = 4 }, m)
+	r.worker(m, double)
+	var held []net.Conn
+	for range 4 {
+		held = append(held, r.connect())
+	}
+	r.eventually("four are accepted", func() error {
+		r.g.callers.mu.Lock()
+		defer r.g.callers.mu.Unlock()
+		for _, u := range r.g.callers.byName {
+			if u.holders == 4 {
+				return nil
+			}
+		}
+		return fmt.Errorf("%v", r.g.callers.byName)
+	})
+	for range 20 {
+		c := r.connect()
+		text, _ := io.ReadAll(c)
+		if len(text) > 0 && !strings.Contains(string(text), "too many connections") {
+			t.Errorf("%s", text)
+		}
+	}
+	body := `{"inputs":[` + goodInput + `]}`
+	fmt.Fprintf(held[0], "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	if rep, err := http.ReadResponse(bufio.NewReader(held[0]), nil); err != nil || rep.StatusCode != 200 {
+		t.Errorf("%v %v", rep, err)
+	}
+	for _, c := range held {
+		c.Close()
+	}
+	r.eventually("there is room again", func() error {
+		c := r.connect()
+		fmt.Fprint(c, "GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n")
+		rep, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err == nil && rep.StatusCode != 200 {
+			err = fmt.Errorf("%d", rep.StatusCode)
+		}
+		return err
+	})
+}
+
+func TestACallerHasALimitOfRequestsAndOfBytes(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.CallerRequests, c.CallerBytes = 2, 1000 }, m) // no worker
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	c := r.client()
+	if a := r.infer("double", strings.Repeat(" ", 2000)); a.status != 429 || !strings.Contains(a.Error, "in flight") {
+		t.Errorf("bytes: %d %q", a.status, a.Error)
+	}
+	for range 2 {
+		go func() { _, _ = c.ModelInfer(ctx, doubleMessage()) }()
+	}
+	r.eventually("two are under way", func() error {
+		if n := r.g.inFlight.Load(); n != 2 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 429 || a.header.Get("Retry-After") == "" {
+		t.Errorf("requests: %d %q", a.status, a.Error)
+	}
+	if _, err := c.ModelInfer(soon(t), doubleMessage()); rpcstatus.Code(err) != codes.ResourceExhausted {
+		t.Errorf("requests: %v", err)
+	}
+	cancel()
+	r.idle()
+}
+
+func TestAnAnswerThatNobodyReadsGivesItsSlotsBack(t *testing.T) {
+	m := modelConfig(t, "big", []string{"x:u8[8000000]"}, []string{"y:u8[8000000]"})
+	r := newRig(t, func(c *Config) { hurried(c); c.Window = 8 }, m)
+	r.worker(m, echo)
+	x := make([]byte, 8_000_000)
+	// HTTP: sends, and never reads.
+	head := `{"inputs":[{"name":"x","shape":[1,8000000],"datatype":"UINT8","parameters":{"binary_data_size":8000000}}],"parameters":{"binary_data_output":true}}`
+	c := r.connect()
+	_ = c.(*net.TCPConn).SetReadBuffer(4 << 10)
+	go func() {
+		fmt.Fprintf(c, "POST /v2/models/big/infer HTTP/1.1\r\nHost: h\r\n%s: %d\r\nContent-Length: %d\r\n\r\n%s", headerLength, len(head), len(head)+len(x), head)
+		_, _ = c.Write(x)
+	}()
+	// gRPC: a stream whose answers are not received fills its window.
+	s, err := r.client().ModelStreamInfer(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.Send(&oip.ModelInferRequest{ModelName: "big", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 1, 8_000_000)}, RawInputContents: [][]byte{x}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.eventually("they were answered", func() error {
+		if n := r.stats("big").Ended["OK"]; n < 2 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	r.idle()
+}
+
+func TestALongHeadIsRefused(t *testing.T) {
+	r := newRig(t, nil)
+	c := r.connect()
+	go func() {
+		fmt.Fprint(c, "GET /v2 HTTP/1.1\r\nHost: h\r\n")
+		for range 100 {
+			fmt.Fprintf(c, "X-Y: %s\r\n", strings.Repeat("z", 4000))
+		}
+		fmt.Fprint(c, "\r\n")
+	}()
+	rep, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil || rep.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("%v %v", rep, err)
+	}
+}
+
+func TestAMessageBeyondTheLimitIsRefused(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.MaxMessageBytes = 1 << 20 }, m)
+	r.worker(m, double)
+	req := doubleMessage()
+	req.Inputs[0].Shape[0], req.RawInputContents[0] = 1<<17, make([]byte, 2<<20)
+	if _, err := r.client().ModelInfer(soon(t), req); rpcstatus.Code(err) != codes.ResourceExhausted {
+		t.Error(err)
+	}
+	if a := r.post("/v2/models/double/infer", map[string]string{headerLength: "0"}, make([]byte, 2<<20)); a.status != 413 {
+		t.Errorf("%d %q", a.status, a.Error)
+	}
+	r.idle()
+}
+
+func TestTheBudgetOfBuffersIsKept(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.MaxBufferedBytes = 1 << 20 }, m)
+	r.worker(m, double)
+	if a := r.infer("double", strings.Repeat(" ", 2<<20)); a.status != 429 || !strings.Contains(a.Error, "buffers") {
+		t.Errorf("%d %q", a.status, a.Error)
+	}
+	if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 200 {
+		t.Errorf("%d %q", a.status, a.Error)
+	}
+	r.idle()
+}

@@ -1,0 +1,288 @@
+package gateway
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	rpcstatus "google.golang.org/grpc/status"
+
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// authority makes certificates.
+type authority struct {
+	t    *testing.T
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	a := &authority{t: t}
+	a.cert, a.key = a.make("authority")
+	return a
+}
+
+func (a *authority) make(name string) (*x509.Certificate, *ecdsa.PrivateKey) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	serial, _ := rand.Int(rand.Reader, big.NewInt(1<<62))
+	c := &x509.Certificate{SerialNumber: serial, Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IsCA: a.cert == nil, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign}
+	parent, signer := c, key
+	if a.cert != nil {
+		parent, signer = a.cert, a.key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, parent, key.Public(), signer)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	made, err := x509.ParseCertificate(der)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return made, key
+}
+
+// write puts a new certificate and its key into files.
+func (a *authority) write(name, certFile, keyFile string) tls.Certificate {
+	cert, key := a.make(name)
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})
+	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})
+	if certFile != "" {
+		for file, text := range map[string][]byte{certFile: certPEM, keyFile: keyPEM} {
+			if err := os.WriteFile(file, text, 0o600); err != nil {
+				a.t.Fatal(err)
+			}
+		}
+	}
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return pair
+}
+
+func (a *authority) pool() *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AddCert(a.cert)
+	return p
+}
+
+func (a *authority) file(path string) {
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), 0o600); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+func TestOtherHostsAreServedOnlyIfCallersShowWhoTheyAre(t *testing.T) {
+	dir := t.TempDir()
+	a := newAuthority(t)
+	cert, key, ca, tokens := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "a"), filepath.Join(dir, "t")
+	a.write("gateway", cert, key)
+	a.file(ca)
+	if err := os.WriteFile(tokens, []byte("me 0123456789abcdef\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		cfg Config
+		ok  bool
+	}{
+		{Config{HTTP: "127.0.0.1:0", GRPC: "[::1]:0"}, true},
+		{Config{HTTP: "localhost:0", GRPC: Off}, true},
+		{Config{HTTP: "8000", GRPC: "8001"}, true},
+		{Config{HTTP: "0.0.0.0:0"}, false},
+		{Config{HTTP: ":0"}, false},
+		{Config{GRPC: "[::]:0"}, false},
+		{Config{HTTP: "example.com:0"}, false},
+		{Config{HTTP: "0.0.0.0:0", TokenFile: tokens}, false}, // tokens in plain sight
+		{Config{HTTP: "0.0.0.0:0", CertFile: cert, KeyFile: key}, false},
+		{Config{HTTP: "0.0.0.0:0", CertFile: cert, KeyFile: key, TokenFile: tokens}, true},
+		{Config{HTTP: "0.0.0.0:0", CertFile: cert, KeyFile: key, ClientCAFile: ca}, true},
+		{Config{HTTP: "0.0.0.0:0", Insecure: true}, true},
+		{Config{CertFile: cert}, false},
+		{Config{ClientCAFile: ca}, false},
+		{Config{HTTP: Off, GRPC: Off}, false},
+		{Config{HTTP: "nonsense"}, false},
+		{Config{MaxConnections: -1}, false},
+	} {
+		_, err := New(c.cfg)
+		if (err == nil) != c.ok || err != nil && !errors.Is(err, status.ErrInvalid) {
+			t.Errorf("%+v: %v", c.cfg, err)
+		}
+	}
+	for _, text := range []string{"", "justoneword\n", "me short\n", "me 0123456789abcdef extra\n"} {
+		if err := os.WriteFile(tokens, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := New(Config{TokenFile: tokens}); !errors.Is(err, status.ErrInvalid) {
+			t.Errorf("tokens %q: %v", text, err)
+		}
+	}
+}
+
+func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
+	tokens := filepath.Join(t.TempDir(), "tokens")
+	write := func(text string) {
+		if err := os.WriteFile(tokens, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("# callers\nfirst first-token-0123456789\n")
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { hurried(c); c.TokenFile = tokens }, m)
+	r.worker(m, double)
+	c := r.client()
+	try := func(token string) (int, codes.Code) {
+		header := map[string]string{}
+		ctx := soon(t)
+		if token != "" {
+			header["Authorization"] = "Bearer " + token
+			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+		}
+		_, err := c.ModelInfer(ctx, doubleMessage())
+		return r.post("/v2/models/double/infer", header, []byte(`{"inputs":[`+goodInput+`]}`)).status, rpcstatus.Code(err)
+	}
+	for _, k := range []struct {
+		token string
+		http  int
+		grpc  codes.Code
+	}{{"", 401, codes.Unauthenticated}, {"wrong", 401, codes.Unauthenticated}, {"first-token-0123456789", 200, codes.OK}, {"first-token-012345678", 401, codes.Unauthenticated}} {
+		if h, g := try(k.token); h != k.http || g != k.grpc {
+			t.Errorf("%q: %d %s", k.token, h, g)
+		}
+	}
+	if rep, err := http.Get(r.http + "/v2/health/live"); err != nil || rep.StatusCode != 200 {
+		t.Errorf("probes need no token: %v %v", rep, err)
+	}
+	if rep, err := http.Get(r.http + "/v2/models/double"); err != nil || rep.StatusCode != 401 {
+		t.Errorf("metadata needs one: %v %v", rep, err)
+	}
+	write("second second-token-0123456789\n")
+	r.eventually("the second token counts", func() error {
+		if h, g := try("second-token-0123456789"); h != 200 || g != codes.OK {
+			return fmt.Errorf("%d %s", h, g)
+		}
+		return nil
+	})
+	if h, g := try("first-token-0123456789"); h != 401 || g != codes.Unauthenticated {
+		t.Errorf("the first one still counts: %d %s", h, g)
+	}
+	write("broken\n") // cannot be read: things stay as they are
+	time.Sleep(100 * time.Millisecond)
+	if h, g := try("second-token-0123456789"); h != 200 || g != codes.OK {
+		t.Errorf("after a broken file: %d %s", h, g)
+	}
+}
+
+func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T) {
+	dir := t.TempDir()
+	cert, key, ca := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "a")
+	server, callers := newAuthority(t), newAuthority(t)
+	server.write("first", cert, key)
+	callers.file(ca)
+	mine := callers.write("me", "", "")
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { hurried(c); c.CertFile, c.KeyFile, c.ClientCAFile = cert, key, ca }, m)
+	r.worker(m, double)
+	url := "https" + strings.TrimPrefix(r.http, "http") + "/v2/models/double/infer"
+	ask := func(certs ...tls.Certificate) (name string, err error) {
+		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: server.pool(), Certificates: certs}, ForceAttemptHTTP2: true}
+		defer transport.CloseIdleConnections()
+		rep, err := (&http.Client{Transport: transport}).Post(url, "", strings.NewReader(`{"inputs":[`+goodInput+`]}`))
+		if err != nil {
+			return "", err
+		}
+		defer rep.Body.Close()
+		text, _ := io.ReadAll(rep.Body)
+		if rep.StatusCode != 200 {
+			return "", fmt.Errorf("%d %s", rep.StatusCode, text)
+		}
+		return rep.TLS.PeerCertificates[0].Subject.CommonName, nil
+	}
+	rpc := func(certs ...tls.Certificate) error {
+		c := r.client(grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: server.pool(), Certificates: certs})))
+		_, err := c.ModelInfer(soon(t), doubleMessage())
+		return err
+	}
+	if name, err := ask(mine); err != nil || name != "first" {
+		t.Errorf("%q %v", name, err)
+	}
+	if err := rpc(mine); err != nil {
+		t.Error(err)
+	}
+	stranger := newAuthority(t).write("stranger", "", "")
+	for _, certs := range [][]tls.Certificate{nil, {stranger}} {
+		if _, err := ask(certs...); err == nil {
+			t.Error("HTTP: a stranger was served")
+		}
+		if err := rpc(certs...); err == nil {
+			t.Error("gRPC: a stranger was served")
+		}
+	}
+	if _, err := http.Get(r.http + "/v2"); err == nil {
+		if rep, _ := http.Get(r.http + "/v2"); rep.StatusCode == 200 {
+			t.Error("it was served without TLS")
+		}
+	}
+	server.write("second", cert, key)
+	r.eventually("the new certificate is shown", func() error {
+		name, err := ask(mine)
+		if err == nil && name != "second" {
+			err = errors.New(name)
+		}
+		return err
+	})
+	r.idle()
+}
+
+func TestOnlyListedModelsAreServed(t *testing.T) {
+	m, other := doubler(t), modelConfig(t, "secret", []string{"x:f32[4]"}, []string{"y:f32[4]"})
+	r := newRig(t, func(c *Config) { c.Models = []string{"double"} }, m)
+	r.worker(m, double)
+	r.worker(other, double)
+	if a := r.infer("secret", `{"inputs":[`+goodInput+`]}`); a.status != 404 {
+		t.Errorf("%d %q", a.status, a.Error)
+	}
+	req := doubleMessage()
+	req.ModelName = "secret"
+	if _, err := r.client().ModelInfer(context.Background(), req); rpcstatus.Code(err) != codes.NotFound {
+		t.Error(err)
+	}
+	for _, path := range []string{"/v2/models/secret", "/v2/models/secret/config", "/v2/models/secret/stats", "/v2/models/secret/ready"} {
+		if rep, err := http.Get(r.http + path); err != nil || rep.StatusCode != 404 {
+			t.Errorf("%s: %v %v", path, rep, err)
+		}
+	}
+	a := r.post("/v2/repository/index", nil, nil)
+	if a.status != 200 || strings.Contains(fmt.Sprint(a), "secret") {
+		t.Errorf("%+v", a)
+	}
+}
