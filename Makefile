@@ -17,7 +17,7 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # run there on heap-backed segments.
 RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway
 
-.PHONY: build demo test check unit race bindings python fuzz model-check chaos chaos-short soak clean help
+.PHONY: build demo test check unit race bindings python interop proto fuzz model-check chaos chaos-short soak clean help
 
 build: ## the commands, into bin/
 	@mkdir -p bin
@@ -27,7 +27,7 @@ build: ## the commands, into bin/
 demo: build ## what batching wins on this machine, in under a minute
 	./bin/bench --demo
 
-test: check unit race model-check cuda-check python chaos-short ## everything, about 5 minutes on 2 cores
+test: check unit race model-check cuda-check python interop chaos-short ## everything, about 5 minutes on 2 cores
 	@echo "all tests passed"
 
 check: ## formatting, vet, staticcheck
@@ -46,6 +46,9 @@ bindings: ## the C ABI: a C program that uses every function
 
 python: ## the Python package, from its wheel, in its own environment
 	./python/test.sh
+
+interop: ## the gateway, judged by tritonclient and perf_analyzer
+	./gateway/interop/test.sh
 
 model-check: ## the protocol's model, exhaustively; its mutants must be caught
 	@command -v spin >/dev/null || { apt-get update -qq && apt-get install -y -qq spin; } || { echo "install spin (Debian package spin) first"; exit 1; }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
 )
 
 // What was built is kept for all tests.
@@ -174,6 +175,43 @@ func TestCxxIncludesTheHeader(t *testing.T) {
 	prefix, exe := library(t), filepath.Join(built, "cxx")
 	run(t, "c++", "-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c++11", "-I"+prefix+"/include", "-o", exe, source, "-L"+prefix+"/lib", "-lringbatch", "-Wl,-rpath,"+prefix+"/lib")
 	run(t, exe)
+}
+
+// echo serves a model whose outputs are its inputs.
+func echo(t *testing.T, socket string) {
+	t.Helper()
+	sig, err := tensor.ParseSignature([]string{"x:f32[16]"}, []string{"y:f32[16]"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w, err := worker.Attach(ctx, worker.Config{Model: "echo", Signature: sig, Socket: socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = worker.Serve(ctx, worker.Config{Model: "echo", Signature: sig, Socket: socket}, func(_ context.Context, b *worker.Batch) error {
+			for i := range b.Rows() {
+				copy(b.Output(0).Bytes(i), b.Input(0).Bytes(i))
+			}
+			return nil
+		})
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+}
+
+func TestARustProgramBindsTheHeader(t *testing.T) {
+	if _, err := exec.LookPath("rustc"); err != nil {
+		t.Skip("no Rust here")
+	}
+	prefix, exe := library(t), filepath.Join(built, "rust")
+	run(t, "rustc", "-O", "--edition", "2021", "-o", exe, "../examples/rust/client.rs", "-L", prefix+"/lib", "-l", "ringbatch", "-C", "link-arg=-Wl,-rpath,"+prefix+"/lib")
+	socket := startBroker(t)
+	echo(t, socket)
+	execute(t, []string{"RINGBATCH_SOCKET=" + socket}, exe, "echo")
 }
 
 func TestEveryFunctionOfTheHeaderIsUsedAndExported(t *testing.T) {

@@ -38,7 +38,6 @@ func (g *Gateway) newGRPC(l *listener) *grpc.Server {
 		grpc.MaxHeaderListSize(maxURLHeaderBytes),
 		grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(connectionWindow),
-		grpc.SharedWriteBuffer(true),
 		grpc.NumStreamWorkers(32),
 		grpc.ConnectionTimeout(headerTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: grpcIdleTimeout, Time: keepaliveTime, Timeout: keepaliveTimeout}),

@@ -22,17 +22,6 @@ func hurried(c *Config) {
 	c.pace = pace{body: 200 * time.Millisecond, answer: 200 * time.Millisecond, idle: 300 * time.Millisecond, sweep: 20 * time.Millisecond}
 }
 
-func (r *rig) connect() net.Conn {
-	r.t.Helper()
-	c, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://"))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(patience))
-	return c
-}
-
 func TestASlowBodyIsCutWithItsReason(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, hurried, m)

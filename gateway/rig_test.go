@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -324,4 +325,16 @@ func (r *rig) infer(model, body string) *httpAnswer {
 func (r *rig) inferBinary(model, head string, tensors ...[]byte) *httpAnswer {
 	r.t.Helper()
 	return r.post("/v2/models/"+model+"/infer", map[string]string{headerLength: strconv.Itoa(len(head))}, append([]byte(head), bytes.Join(tensors, nil)...))
+}
+
+// connect opens a connection to the HTTP door, to write what one likes.
+func (r *rig) connect() net.Conn {
+	r.t.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	_ = c.SetDeadline(time.Now().Add(patience))
+	r.t.Cleanup(func() { c.Close() })
+	return c
 }

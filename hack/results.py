@@ -29,7 +29,7 @@ RUNS = {
     "cpu-1": "bin/bench --worker_num=1 --max_batch_size=32",
     "transport": "bin/bench --suite=transport",
     "python": "build/python-venv/bin/python bench/python/ratios.py",
-    "gateway": "bin/bench --suite=gateway",
+    "gateway": "bin/gatebench",
 }
 
 

@@ -3,6 +3,10 @@
     python bench/python/ratios.py [--json FILE] [--only NAME] [--rounds N] [--goproducer FILE]
 
 round_trip   a Python client's model(x) against the Go client's, 64 bytes, one at a time, a Go worker that echoes
+languages    one request at a time, 64 bytes, a Go worker that echoes: Go, C, model(x) and request()
+small        64 bytes through a Python worker that does nothing, against shared_memory + Queue + semaphore
+ways         request() against model(x), 64 and 602,112 bytes
+reading      64 producers with 602,112-byte inputs and a worker that reads them, against the same
 asyncio      32 requests in flight from one process against one at a time
 zero_copy    a 602,112-byte input through request(): the time beyond the assignment, and against a 64-byte input
 worker       rows/s of a Python worker that does nothing, batch 32, from 8 Go producers with 8 in flight each
@@ -83,6 +87,117 @@ def round_trip(rounds: int, go: str) -> dict:
             python_us.append(python_side())
             ratios.append(python_us[-1] / go_us[-1])
     return {"ratio": statistics.median(ratios), "want": "<= 1.5", "go_us": statistics.median(go_us), "python_us": statistics.median(python_us)}
+
+
+C_PROGRAM = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include "ringbatch.h"
+static int compare(const void *a, const void *b) { long x = *(long *)a, y = *(long *)b; return x < y ? -1 : x > y; }
+static long now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1000000000L + t.tv_nsec; }
+int main(int argc, char **argv) {
+	int n = argc > 1 ? atoi(argv[1]) : 1000;
+	float x[16] = {1}, y[16];
+	const void *in[] = {x}; void *out[] = {y};
+	uint64_t request; rb_client c;
+	long *took = malloc(n * sizeof *took);
+	if (rb_connect("echo", NULL, &c)) { fprintf(stderr, "%s\n", rb_error()); return 1; }
+	for (int i = 0; i < n; i++) { long from = now(); if (rb_infer(c, 1, in, out, 0, -1, &request)) return 1; took[i] = now() - from; }
+	qsort(took, n, sizeof *took, compare);
+	printf("%f\n", took[n / 2] / 1e3);
+	return rb_close(c);
+}
+"""
+
+
+def languages(rounds: int, go: str) -> dict:
+    """One request at a time through a Go worker: Go, C, and both ways of Python."""
+    calls = 4000
+    x = np.zeros(16, np.float32)
+    times: dict[str, list[float]] = {"go": [], "c": [], "model(x)": [], "request()": []}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "one.c").write_text(C_PROGRAM)
+        program, sources = os.path.join(folder, "one"), sorted(map(str, (REPOSITORY / "cbindings" / "src").glob("*.c")))
+        subprocess.run(["cc", "-O2", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", f"-I{REPOSITORY / 'cbindings'}", "-o", program, f"{folder}/one.c", *sources], check=True)
+        with running(rb.binary_path(), "worker", "--model", "echo", "--wait_time", "0s", "--wait_for_broker", "20s"), rb.connect("echo", wait=20) as m:
+
+            def two() -> None:
+                with m.request() as req:
+                    req.inputs["x"][...] = x
+                    req.run().outputs["y"]
+
+            def median(f) -> float:
+                took = []
+                for _ in range(calls):
+                    start = time.perf_counter_ns()
+                    f()
+                    took.append(time.perf_counter_ns() - start)
+                return statistics.median(took) / 1e3
+
+            for _ in range(rounds):
+                times["go"].append(json.loads(subprocess.check_output([go, "--model", "echo", "--calls", str(calls)]))["p50_us"])
+                times["c"].append(float(subprocess.check_output([program, str(calls)])))
+                times["model(x)"].append(median(lambda: m(x)))
+                times["request()"].append(median(two))
+    against = {name: statistics.median(a / b for a, b in zip(t, times["go"])) for name, t in times.items()}
+    return {"ratio": against["model(x)"], "want": "<= 1.1", "request": against["request()"], "c": against["c"], "want_c": "<= 0.9", "us": {k: statistics.median(v) for k, v in times.items()}}
+
+
+def rate_of(model: str, producers: int, way: str = "model", seconds: float = 2.0) -> float:
+    """In a process of its own, which forks its producers."""
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import producers; print(producers.measure({model!r}, {producers}, {seconds}, {way!r}))"
+    return float(subprocess.check_output([sys.executable, "-c", code]))
+
+
+def naive(producers: int, elements: int, outputs: int, wait: float, answers: str = "semaphore", seconds: float = 2.0) -> float:
+    flags = {"producers": producers, "elements": elements, "outputs": outputs, "wait_time": wait, "seconds": seconds, "answers": answers}
+    command = [sys.executable, str(HERE / "baseline.py"), *(f"--{k}={v}" for k, v in flags.items())]
+    return json.loads(subprocess.check_output(command))["requests_per_s"]
+
+
+def small(rounds: int, _go: str) -> dict:
+    """64 bytes through a Python worker that does nothing, against shared_memory + Queue + semaphore."""
+    one, eight, theirs_one, theirs_eight = [], [], [], []
+    with python_worker("tiny", (16,), (16,), 0, 256):
+        for _ in range(rounds):
+            one.append(rate_of("tiny", 1))
+            theirs_one.append(naive(1, 16, 16, 0))
+            eight.append(rate_of("tiny", 8))
+            theirs_eight.append(naive(8, 16, 16, 0))
+    return {
+        "ratio": statistics.median(b / a for a, b in zip(one, theirs_one)), "want": "<= 0.4 of the time, one client",
+        "eight_clients": statistics.median(a / b for a, b in zip(eight, theirs_eight)), "want_eight": ">= 4 x the requests/s",
+        "per_s": {"one": statistics.median(one), "theirs_one": statistics.median(theirs_one), "eight": statistics.median(eight), "theirs_eight": statistics.median(theirs_eight)},
+    }  # fmt: skip
+
+
+def ways(rounds: int, _go: str) -> dict:
+    """request() against model(x), requests/s through a Python worker that does nothing."""
+    found: dict[str, list[float]] = {}
+    with python_worker("tiny", (16,), (16,), 0, 256), python_worker("frames", (3, 224, 224), (1000,), 0.002, 256):
+        for _ in range(rounds):
+            for model, clients in (("tiny", 8), ("frames", 8), ("frames", 64)):
+                a, b = rate_of(model, clients, "request"), rate_of(model, clients)
+                found.setdefault(f"{'64' if model == 'tiny' else '602,112'} B x {clients}", []).append(a / b)
+    medians = {k: statistics.median(v) for k, v in found.items()}
+    return {"ratio": medians["64 B x 8"], "want": ">= 0.8 at 64 B, >= 1.1 at 602,112 B", "all": medians}
+
+
+def reading(rounds: int, _go: str) -> dict:
+    """64 producers x 602,112 bytes, a worker that reads every input: gathered together as a CPU model takes them."""
+    ours, theirs, alone = [], [], []
+    code = NOTHING.replace("    pass\n", "    batch.inputs[\"x\"]\n")
+    with running(sys.executable, "-c", code.format(name="read", inputs=(3, 224, 224), outputs=(1000,), wait=0.002, slots=256)):
+        for _ in range(rounds):
+            ours.append(rate_of("read", 64, seconds=3))
+            theirs.append(naive(64, 3 * 224 * 224, 1000, 0.002, seconds=3))
+            alone.append(naive(64, 3 * 224 * 224, 1000, 0.002, "none", seconds=3))
+    return {
+        "ratio": statistics.median(a / b for a, b in zip(ours, theirs)), "want": ">= 3",
+        "share_of_writing_alone": statistics.median(a / b for a, b in zip(ours, alone)),
+        "per_s": {"ours": statistics.median(ours), "theirs": statistics.median(theirs), "writing_alone": statistics.median(alone)},
+    }  # fmt: skip
 
 
 def asyncio_ratio(rounds: int, _go: str) -> dict:
@@ -194,7 +309,7 @@ def against_baseline(rounds: int, _go: str) -> dict:
     }  # fmt: skip
 
 
-MEASUREMENTS = {"round_trip": round_trip, "asyncio": asyncio_ratio, "zero_copy": zero_copy, "worker": worker_rate, "baseline": against_baseline}
+MEASUREMENTS = {"round_trip": round_trip, "languages": languages, "small": small, "ways": ways, "reading": reading, "asyncio": asyncio_ratio, "zero_copy": zero_copy, "worker": worker_rate, "baseline": against_baseline}
 
 
 def main() -> None:

@@ -56,6 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!l)
 		__builtin_trap();
 	l->number = 1;
+	l->refs++; /* the harness's own: the heap is not for munmap */
 	c.live = c.links = l;
 	rb_entry e = {.value = &c, .gen = 1};
 	rb_clients.chunk[0] = &e; /* handle 1 << 32 */

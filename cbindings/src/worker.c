@@ -299,7 +299,8 @@ static int try_next(rb_work *w, rb_taken **out)
 			w->spin_pays = rb_now() - w->waiting_since < w->spin_for;
 			w->waiting_since = 0;
 		}
-		if (w->taken > s->depth) /* only a broker that breaks the protocol hands over more */
+		/* Only a broker that breaks the protocol hands over more. */
+		if (w->taken > s->depth || atomic_load_explicit(&w->mail->tail, memory_order_relaxed) - w->next > s->depth)
 			return rb_fail(RB_ERR_PROTOCOL, "%s: more than %u batches at once", rb_status_text(RB_ERR_PROTOCOL), s->depth);
 		rb_taken *b = rb_work_spare(w);
 		if (!b)

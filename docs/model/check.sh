@@ -6,15 +6,17 @@
 #   check.sh full     the larger runs too; wants 6 GB of memory
 set -euo pipefail
 cd "$(dirname "$0")"
-model=$PWD/slots.pml
+models=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export model work
+export models work
 
 # one NAME EXPECTED FLAGS…: explores all states; EXPECTED is holds or caught.
+# Names that begin with waiting- are of waiting.pml, the others of slots.pml.
 one() {
-    local name=$1 expected=$2 dir=$work/$1
+    local name=$1 expected=$2 dir=$work/$1 model=$models/slots.pml
     shift 2
+    case $name in waiting-*) model=$models/waiting.pml ;; esac
     mkdir -p "$dir" && cd "$dir"
     spin -a "$@" "$model" >/dev/null
     gcc -O0 -DSAFETY -DNOFAIR -DVECTORSZ=2048 -o pan pan.c
@@ -43,7 +45,12 @@ runs() {
     echo "bell-read-after-the-words caught -DSEEN_LATE"
     echo "no-ring-after-death caught -DNO_RING_AFTER_DEATH -DREQUESTS0=0 -DWORKER_DEATHS=1"
     echo "expire-without-held caught -DNO_HELD -DREQUESTS0=0 -DREQUESTS1=2 -DEXPIRIES=1"
+    echo "waiting-two-threads holds -DTHREADS=2 -DREQUESTS=2"
+    echo "waiting-timeouts holds -DTHREADS=2 -DREQUESTS=1 -DTIMEOUTS=1"
+    echo "waiting-without-promotion caught -DNO_PROMOTE -DTHREADS=3"
+    echo "waiting-bell-after-the-words caught -DSEEN_LATE"
     [ "${1:-}" = full ] || return 0
+    echo "waiting-three-threads holds -DTHREADS=3 -DREQUESTS=1"
     echo "three-slots holds -DREQUESTS0=2 -DREQUESTS1=1"
     echo "worker-death holds -DREQUESTS0=1 -DREQUESTS1=1 -DWORKER_DEATHS=1"
     echo "client-death holds -DREQUESTS0=1 -DREQUESTS1=1 -DCLIENT_DEATHS=1"

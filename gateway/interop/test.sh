@@ -8,7 +8,7 @@ root=$PWD/build/interop
 mkdir -p "$root"
 
 # tritonclient, the newest for this Python.
-want="tritonclient[all]==2.73.0 pytest==9.1.1"
+want="tritonclient[all]==2.73.0 pytest==9.1.1 kubernetes-validate==1.37.0 jsonschema==4.26.0 pyyaml==6.0.3"
 if [ "$(cat "$root/installed" 2>/dev/null)" != "$want" ]; then
   python3 -m venv "$root/venv"
   # shellcheck disable=SC2086

@@ -78,7 +78,7 @@ class Batch:
             for t in self._sig.outputs:
                 for slot, _, rows in batch.runs:
                     unwritten.mark(self._mapping.rows(t, slot, rows, t.shape))
-        self._scatter: list[tuple[Tensor, np.ndarray]] = []
+        self._scatter: list[tuple[int, np.ndarray]] = []
         self._row_dims: dict[int, Sequence[int]] = {}  # sizes of the outputs' variable dimensions, where they were told
         self.rows: int = batch.rows
         #: Rows of the arrays: ``rows``, or more if the worker asked for padding.
@@ -150,7 +150,7 @@ class Batch:
     @property
     def contiguous(self) -> bool:
         """Whether the arrays are the shared memory itself."""
-        return len(self._raw.runs) == 1 and self.padded == self.rows
+        return self._b.runs == 1 and self.padded == self.rows
 
     @property
     def ragged(self) -> bool:
@@ -165,9 +165,7 @@ class Batch:
         if self.contiguous:
             return self._run(self._sig.inputs, t.name, 0)
         array = self._buffers.get("input", t, self.padded, shape)
-        for slot, row, rows in self._raw.runs:
-            array[row : row + rows] = self._mapping.rows(t, slot, rows, shape)
-        array[self.rows :] = 0
+        self._raw.gather(k, array.ctypes.data, array.nbytes)
         return array
 
     def _exact_rows(self, t: Tensor) -> list[np.ndarray]:
@@ -186,7 +184,7 @@ class Batch:
         array = self._buffers.get("output", t, self.padded, t.shape)
         if self._debug:
             unwritten.mark(array)
-        self._scatter.append((t, array))
+        self._scatter.append((k, array))
         return array
 
     def request_of(self, row: int) -> int:
@@ -232,9 +230,8 @@ class Batch:
         self._raw.fail_all(error)
 
     def _put_in_place(self) -> None:
-        for t, array in self._scatter:
-            for slot, row, rows in self._raw.runs:
-                self._mapping.rows(t, slot, rows, t.shape)[...] = array[row : row + rows]
+        for k, array in self._scatter:
+            self._raw.scatter(k, array.ctypes.data, array.nbytes)
 
     def _pack(self) -> None:
         """Moves outputs together that are smaller than their maximum in an inner dimension: clients find them without gaps."""

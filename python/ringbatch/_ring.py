@@ -93,13 +93,38 @@ class Rows:
 class RingBatch(Rows):
     """A batch of a ring. Requests are what is answered; each has one row or more."""
 
-    __slots__ = ("_at", "_lib", "c")
+    __slots__ = ("_at", "_lib", "_ring", "_runs", "c")
 
     def __init__(self, ring: Ring, at: int) -> None:
-        self._lib, self._at = ring.lib, at
+        self._ring, self._lib, self._at = ring, ring.lib, at
         self.c = b = c.Batch.from_address(at)
-        flat = (c_uint32 * (3 * b.runs)).from_address(addressof(b.run.contents))[:]
-        super().__init__(b.rows, addressof(b.slot.contents), list(zip(flat[::3], flat[1::3], flat[2::3])), ring.row_shapes(b.dims))
+        self.rows = b.rows
+        self._runs: list[tuple[int, int, int]] | None = None
+
+    # Made when asked for: a function that only takes the arrays needs none of them.
+
+    @property
+    def runs(self) -> list[tuple[int, int, int]]:  # type: ignore[override]
+        if self._runs is None:
+            flat = (c_uint32 * (3 * self.c.runs)).from_address(addressof(self.c.run.contents))[:]
+            self._runs = list(zip(flat[::3], flat[1::3], flat[2::3]))
+        return self._runs
+
+    @property
+    def slots_at(self) -> int:  # type: ignore[override]
+        return addressof(self.c.slot.contents)
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:  # type: ignore[override]
+        return self._ring.row_shapes(self.c.dims)
+
+    def gather(self, k: int, to: int, size: int) -> None:
+        """Copies the rows of the k-th input together, and zeros for the padding behind them; without the interpreter's lock."""
+        check(self._lib, self._lib.rb_batch_gather(self._at, c.INPUT, k, to, size))
+
+    def scatter(self, k: int, of: int, size: int) -> None:
+        """The way back, for the k-th output."""
+        check(self._lib, self._lib.rb_batch_scatter(self._at, k, of, size))
 
     def set_output_dims(self, i: int, dims: Sequence[int]) -> None:
         """The sizes of the variable dimensions of request i's outputs."""

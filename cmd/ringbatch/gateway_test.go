@@ -1,0 +1,55 @@
+package main
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/ringbatch/ringbatch/broker/configfile"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+func TestTheFileForKServeIsTakenAndAGatewayThatWouldNotStartIsNot(t *testing.T) {
+	cfg, err := configfile.Load("../../deploy/kserve/ringbatch.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := checkGateway(cfg.Workers); err != nil {
+		t.Error(err)
+	}
+	for text, want := range map[string]error{
+		"[gateway]\n": nil,
+		"[gateway]\nhttp = 8000\ndrain_delay = \"1s\"\n": nil,
+		"[gateway]\nhttpp = 8000\n":                      errUsage,
+		"[gateway]\nhttp = \"0.0.0.0:8000\"\n":           status.ErrInvalid,
+		"[gateway]\ntls_cert = \"/there/is/none.pem\"\n": status.ErrInvalid,
+	} {
+		cfg, err := configfile.Parse(text)
+		if err == nil {
+			err = checkGateway(cfg.Workers)
+		}
+		if !errors.Is(err, want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestTheExampleThatAGatewayPrintsIsShortOrNotThere(t *testing.T) {
+	for inputs, want := range map[string]string{
+		"x:f32[2]":         `{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[0,0]}]}`,
+		"b:bool[<=9]":      `{"inputs":[{"name":"b","datatype":"BOOL","shape":[1,1],"data":[false]}]}`,
+		"y:i8[]":           `{"inputs":[{"name":"y","datatype":"INT8","shape":[1],"data":[0]}]}`,
+		"x:f32[3,224,224]": "",
+	} {
+		sig, err := tensor.ParseSignature([]string{inputs}, []string{"y:f32[1]"})
+		if inputs == "y:i8[]" {
+			sig, err = tensor.ParseSignature([]string{inputs}, []string{"z:f32[1]"})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := example(&sig); got != want {
+			t.Errorf("%s: %s", inputs, got)
+		}
+	}
+}

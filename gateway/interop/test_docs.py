@@ -1,0 +1,44 @@
+"""What docs/gateway.md shows is run, and deploy/ is checked."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+from conftest import ROOT, Doors
+
+TEXT = (ROOT / "docs" / "gateway.md").read_text()
+
+
+def blocks(language: str, doors: Doors) -> list[str]:
+    found = re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.M | re.S)
+    assert found, language
+    return [b.replace("127.0.0.1:8000", doors.http).replace("127.0.0.1:8001", doors.grpc) for b in found]
+
+
+def test_the_curl_examples(doors: Doors) -> None:
+    as_json, raw = (subprocess.run(["bash", "-c", b], capture_output=True, check=True).stdout for b in blocks("sh", doors))
+    assert json.loads(as_json)["outputs"][0]["data"] == [2 * i + 1 for i in range(16)]
+    assert np.frombuffer(raw[-64:], np.float32).tolist() == [1] * 16
+
+
+def test_the_python_example(doors: Doors) -> None:
+    for block in blocks("python", doors):
+        subprocess.run([sys.executable, "-c", block], check=True)
+
+
+def test_the_go_example(doors: Doors, tmp_path: pathlib.Path) -> None:
+    for block in blocks("go", doors):
+        folder = ROOT / "build" / "interop" / "example"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "main.go").write_text(block)
+        out = subprocess.run(["go", "run", "./build/interop/example"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert out == "y [1 16] 64\n"
+
+
+def test_the_kserve_manifests() -> None:
+    subprocess.run([sys.executable, ROOT / "deploy" / "kserve" / "check.py"], check=True)

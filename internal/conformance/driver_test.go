@@ -1,0 +1,217 @@
+package conformance
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// driver does what testdata/driver.c does, with the Go packages.
+type driver struct {
+	client   *client.Client
+	requests [32]client.Request
+	worker   *worker.Worker
+	batch    *worker.Batch
+}
+
+func drive() {
+	var d driver
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+		fmt.Println(d.do(lines.Text()))
+	}
+}
+
+func name(err error) string {
+	var code status.Code
+	switch {
+	case err == nil:
+		return "OK"
+	case errors.As(err, &code):
+		return code.Name()
+	case errors.Is(err, context.DeadlineExceeded):
+		return "Timeout"
+	}
+	return err.Error()
+}
+
+func milliseconds(text string) time.Duration {
+	n, _ := strconv.Atoi(text)
+	if strings.HasPrefix(text, "-") {
+		return time.Hour
+	}
+	return time.Duration(n) * time.Millisecond
+}
+
+func (d *driver) do(line string) string {
+	what, rest, _ := strings.Cut(line, " ")
+	r := &d.requests[0]
+	if strings.HasPrefix(rest, "r") && len(rest) > 1 && rest[1] >= '0' && rest[1] <= '9' {
+		var at string
+		at, rest, _ = strings.Cut(rest[1:], " ")
+		n, _ := strconv.Atoi(at)
+		r = &d.requests[n%len(d.requests)]
+	}
+	n, _ := strconv.Atoi(rest)
+	switch what {
+	case "connect":
+		return name(d.connect(rest))
+	case "claim":
+		return name(d.claim(r, strings.Fields(rest)))
+	case "fill":
+		return name(d.fill(r, rest))
+	case "level":
+		return name(r.SetPriority(n))
+	case "commit":
+		ctx := context.Background()
+		if t := milliseconds(rest); t > 0 && t < time.Hour {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, t)
+			defer cancel()
+		}
+		return name(r.Commit(ctx))
+	case "wait":
+		return name(r.WaitFor(milliseconds(rest)))
+	case "poll":
+		return name(r.Poll())
+	case "cancel":
+		return name(r.Cancel())
+	case "release":
+		return name(r.Release())
+	case "out":
+		return d.out(r)
+	case "reason":
+		return fmt.Sprint(r.WaitFor(0))
+	case "close":
+		for _, r := range d.requests { // as rb_close does
+			_ = r.Release()
+		}
+		return name(d.client.Close())
+	case "attach":
+		return name(d.attach(rest))
+	case "next":
+		return d.next(milliseconds(rest))
+	case "answer":
+		return name(d.answer())
+	case "sizes":
+		return name(d.batch.SetOutputDims(0, n))
+	case "fail":
+		d.batch.FailAll(errors.New(rest))
+		d.batch.Complete()
+		return "OK"
+	case "detach":
+		d.worker.Close()
+		return "OK"
+	}
+	return "no command " + what
+}
+
+func (d *driver) connect(rest string) (err error) {
+	model, window, _ := strings.Cut(rest, " ")
+	n, _ := strconv.Atoi(window)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	d.client, err = client.Dial(ctx, model, client.WithWindow(n))
+	return err
+}
+
+func (d *driver) claim(r *client.Request, fields []string) error {
+	rows, _ := strconv.Atoi(fields[0])
+	var dims []int
+	for _, f := range fields[2:] {
+		n, _ := strconv.Atoi(f)
+		dims = append(dims, n)
+	}
+	got, err := d.client.TryClaim(rows, dims...)
+	if t := milliseconds(fields[1]); t > 0 && err != nil && (errors.Is(err, status.ErrFull) || errors.Is(err, status.ErrBrokerGone)) {
+		ctx, cancel := context.WithTimeout(context.Background(), t)
+		defer cancel()
+		got, err = d.client.Claim(ctx, rows, dims...)
+	}
+	if err == nil {
+		*r = got
+	}
+	return err
+}
+
+func (d *driver) fill(r *client.Request, text string) error {
+	value, _ := strconv.ParseFloat(text, 32)
+	x, err := r.Input(d.client.Model().Signature.Inputs[0].Name)
+	if err != nil {
+		return err
+	}
+	for i := range x.Rows() {
+		row, err := tensor.As[float32](x.Row(i))
+		if err != nil {
+			return err
+		}
+		for j := range row {
+			row[j] = float32(value)
+		}
+	}
+	return nil
+}
+
+func (d *driver) out(r *client.Request) string {
+	y, err := r.Output(d.client.Model().Signature.Outputs[0].Name)
+	if err != nil {
+		return name(err)
+	}
+	first := float32(0)
+	if y.Shape[1] > 0 {
+		row, err := tensor.As[float32](y.Row(0))
+		if err != nil {
+			return name(err)
+		}
+		first = row[0]
+	}
+	return fmt.Sprintf("OK %dx%d %g", y.Shape[0], y.Shape[1], first)
+}
+
+func (d *driver) attach(rest string) error {
+	parts := strings.SplitN(rest, "|", 3)
+	in, out, _ := strings.Cut(parts[1], "->")
+	sig, err := tensor.ParseSignature(strings.Fields(in), strings.Fields(out))
+	if err != nil {
+		return err
+	}
+	p := policy.Policy{}
+	if len(parts) == 3 {
+		if p, err = policy.Parse(parts[2]); err != nil {
+			return err
+		}
+	}
+	d.worker, err = worker.Attach(context.Background(), worker.Config{Model: parts[0], Signature: sig, Policy: p})
+	return err
+}
+
+func (d *driver) next(t time.Duration) string {
+	b, err := d.worker.NextFor(t)
+	if err != nil {
+		return name(err)
+	}
+	d.batch = b
+	return fmt.Sprintf("OK %d requests %d rows", b.Len(), b.Rows())
+}
+
+func (d *driver) answer() error {
+	for i := range d.batch.Rows() {
+		x, y := worker.Row[float32](d.batch.Input(0), i), worker.Row[float32](d.batch.Output(0), i)
+		for j := range min(len(x), len(y)) {
+			y[j] = x[j] + 1
+		}
+	}
+	d.batch.Complete()
+	return nil
+}

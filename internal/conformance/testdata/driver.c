@@ -1,0 +1,130 @@
+/*
+ * A client or worker that does what it is told on stdin, one command a line, and
+ * says what came of it on stdout. driver_test.go has the same in Go.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ringbatch.h"
+
+#define MS INT64_C(1000000)
+
+static rb_client client;
+static rb_worker worker;
+static rb_request request[32];
+static rb_batch *batch;
+
+static void say(int status) { printf("%s\n", rb_status_name(status)); }
+
+static int64_t timeout(const char *text) { return text[0] == '-' ? -1 : atoll(text) * MS; }
+
+/* Splits s at c; gives the part before, and s moves on. */
+static char *part(char **s, char c)
+{
+	char *from = *s ? *s : "", *at = *s ? strchr(*s, c) : NULL;
+	if (at)
+		*at++ = 0;
+	*s = at;
+	return from;
+}
+
+static void attach(char *rest)
+{
+	char *model = part(&rest, '|'), *signature = part(&rest, '|');
+	rb_worker_options o = {.size = sizeof o, .policy = rest};
+	say(rb_worker_attach(model, signature, &o, &worker));
+}
+
+static void connect_to(char *rest)
+{
+	char *model = part(&rest, ' ');
+	rb_connect_options o = {.size = sizeof o, .window = (uint32_t)atoi(part(&rest, ' ')), .timeout = 10000 * MS};
+	say(rb_connect(model, &o, &client));
+}
+
+static void claim(rb_request *r, char *rest)
+{
+	uint32_t rows = (uint32_t)strtoul(part(&rest, ' '), NULL, 10), dims[8], ndims = 0;
+	int64_t t = timeout(part(&rest, ' '));
+	while (rest && *rest)
+		dims[ndims++] = (uint32_t)atoi(part(&rest, ' '));
+	say(rb_claim(client, rows, dims, ndims, t, r));
+}
+
+static void fill(rb_request *r, float value)
+{
+	rb_view v;
+	int status = rb_input(client, r->id, 0, &v);
+	for (uint64_t row = 0; !status && row < v.shape[0]; row++)
+		for (uint64_t i = 0; i < v.shape[1]; i++)
+			((float *)((char *)v.data + row * v.stride))[i] = value;
+	say(status);
+}
+
+static void out(rb_request *r)
+{
+	rb_view v;
+	int status = rb_output(client, r->id, 0, &v);
+	if (status)
+		say(status);
+	else
+		printf("OK %llux%llu %g\n", (unsigned long long)v.shape[0], (unsigned long long)v.shape[1], v.shape[1] ? *(float *)v.data : 0);
+}
+
+/* Output = the first input's elements plus one, as far as there are some. */
+static void answer(void)
+{
+	void *x, *y;
+	uint64_t in, most;
+	for (uint32_t i = 0; i < batch->rows; i++) {
+		rb_batch_row(batch, RB_INPUT, 0, i, &x, &in);
+		rb_batch_row(batch, RB_OUTPUT, 0, i, &y, &most);
+		for (uint64_t j = 0; j < in / 4 && j < most / 4; j++)
+			((float *)y)[j] = ((float *)x)[j] + 1;
+	}
+	say(rb_batch_complete(batch));
+}
+
+static void next(char *rest)
+{
+	int status = rb_worker_next(worker, timeout(rest), &batch);
+	if (status)
+		say(status);
+	else
+		printf("OK %u requests %u rows\n", batch->requests, batch->rows);
+}
+
+int main(void)
+{
+	char line[4096];
+	while (fgets(line, sizeof line, stdin)) {
+		line[strcspn(line, "\n")] = 0;
+		char *rest = line, *what = part(&rest, ' ');
+		rb_request *r = &request[0];
+		if (rest && rest[0] == 'r' && rest[1] >= '0' && rest[1] <= '9')
+			r = &request[atoi(part(&rest, ' ') + 1) % 32];
+		uint32_t n = rest ? (uint32_t)atoi(rest) : 0;
+		if (!strcmp(what, "connect")) connect_to(rest);
+		else if (!strcmp(what, "claim")) claim(r, rest);
+		else if (!strcmp(what, "fill")) fill(r, (float)atof(rest));
+		else if (!strcmp(what, "level")) say(rb_set_priority(client, r->id, n));
+		else if (!strcmp(what, "commit")) say(rb_commit(client, r->id, timeout(rest), 0));
+		else if (!strcmp(what, "wait")) say(rb_wait(client, r->id, timeout(rest)));
+		else if (!strcmp(what, "poll")) say(rb_poll(client, r->id));
+		else if (!strcmp(what, "cancel")) say(rb_cancel(client, r->id));
+		else if (!strcmp(what, "release")) say(rb_release(client, r->id));
+		else if (!strcmp(what, "out")) out(r);
+		else if (!strcmp(what, "reason")) printf("%s\n", (rb_wait(client, r->id, 0), rb_error()));
+		else if (!strcmp(what, "close")) say(rb_close(client));
+		else if (!strcmp(what, "attach")) attach(rest);
+		else if (!strcmp(what, "next")) next(rest);
+		else if (!strcmp(what, "answer")) answer();
+		else if (!strcmp(what, "sizes")) say(rb_batch_set_output_dims(batch, 0, &n, 1));
+		else if (!strcmp(what, "fail")) say((rb_batch_fail_all(batch, rest), rb_batch_complete(batch)));
+		else if (!strcmp(what, "detach")) say(rb_worker_close(worker));
+		else printf("no command %s\n", what);
+		fflush(stdout);
+	}
+	return 0;
+}
