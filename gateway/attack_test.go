@@ -250,3 +250,85 @@ func TestUnpackedContentsAreReadAsPackedOnes(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 }
+
+func TestACallerIsNotSlowWhileItsPartsAreComputed(t *testing.T) {
+	m := modelConfig(t, "rows", []string{"x:f32[256]"}, []string{"y:f32[256]"})
+	r := newRig(t, func(c *Config) {
+		c.Window = 8 // one part at a time
+		c.pace = pace{body: time.Second, answer: patience, idle: patience, sweep: 10 * time.Millisecond}
+	}, m)
+	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
+		time.Sleep(300 * time.Millisecond)
+		return echo(ctx, b)
+	})
+	body := make([]byte, 64*1024)
+	head := fmt.Sprintf(`{"inputs":[{"name":"x","shape":[64,256],"datatype":"FP32","parameters":{"binary_data_size":%d}}],"parameters":{"binary_data_output":true}}`, len(body))
+	if a := r.inferBinary("rows", head, body); a.status != 200 || len(a.raw) != len(body) {
+		t.Errorf("%d %q, %d bytes", a.status, a.Error, len(a.raw))
+	}
+	r.idle()
+}
+
+func TestACallerMayHangUpWhileItWaitsForASlot(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.Window, c.ClaimWait = 1, 2*patience }, m)
+	begun, carryOn := make(chan struct{}, 8), make(chan struct{})
+	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
+		begun <- struct{}{}
+		<-carryOn
+		return double(ctx, b)
+	})
+	body := `{"inputs":[` + goodInput + `]}`
+	ask := func() net.Conn {
+		c := r.connect()
+		fmt.Fprintf(c, "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		return c
+	}
+	inFlight := func(want int64) func() error {
+		return func() error {
+			if n := r.g.inFlight.Load(); n != want {
+				return fmt.Errorf("%d are in flight", n)
+			}
+			return nil
+		}
+	}
+	first := ask()
+	<-begun
+	second := ask()
+	r.eventually("both are here", inFlight(2))
+	second.Close()
+	r.eventually("the second is gone", inFlight(1))
+	close(carryOn)
+	if rep, err := http.ReadResponse(bufio.NewReader(first), nil); err != nil || rep.StatusCode != 200 {
+		t.Errorf("the first: %v, %v", rep, err)
+	}
+	r.idle()
+}
+
+func TestAnAnswerThatWaitsForTheOneBeforeItIsNotGivenUp(t *testing.T) {
+	large := modelConfig(t, "large", []string{"x:f32[4]"}, []string{"y:f32[16384]"})
+	slow := doubler(t)
+	r := newRig(t, func(c *Config) {
+		c.pace = pace{body: patience, answer: 500 * time.Millisecond, idle: patience, sweep: 10 * time.Millisecond}
+	}, large, slow)
+	r.worker(large, func(context.Context, *worker.Batch) error { return nil })
+	r.worker(slow, func(ctx context.Context, b *worker.Batch) error {
+		time.Sleep(1500 * time.Millisecond)
+		return double(ctx, b)
+	})
+	s, err := r.client().ModelStreamInfer(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range []string{"double", "large"} {
+		if err := s.Send(&oip.ModelInferRequest{ModelName: model, Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, 3, 4)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, model := range []string{"double", "large"} {
+		if a, err := s.Recv(); err != nil || a.ErrorMessage != "" || a.InferResponse.ModelName != model {
+			t.Fatalf("%s: %v, %v", model, a, err)
+		}
+	}
+	r.idle()
+}

@@ -21,6 +21,7 @@ import (
 type call struct {
 	model  *model
 	caller *caller
+	conn   *conn // whose body the sources are in; nil for gRPC
 	// onFilled is called when the sources have been read, if it is set.
 	onFilled func()
 	id       string

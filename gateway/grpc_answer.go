@@ -71,13 +71,7 @@ func (c *call) encode(conn *conn, stream bool) (*rpcAnswer, error) {
 	}
 	a.tails = append(a.tails, head)
 	a.call = c
-	size := 0
-	for _, p := range a.inPlace {
-		size += len(p)
-	}
-	a.until = time.Now().Add(a.g.answerTime(size))
 	a.left.Store(int32(len(a.inPlace)))
-	a.g.sweeps.add(a)
 	return a, nil
 }
 
@@ -143,6 +137,14 @@ func (a *rpcAnswer) marshal() mem.BufferSlice {
 	if a.inPlace == nil {
 		return out
 	}
+	// The caller's time to read it begins here: in a stream it may have waited
+	// for the answers before it.
+	size := 0
+	for _, p := range a.inPlace {
+		size += len(p)
+	}
+	a.until = time.Now().Add(a.g.answerTime(size))
+	a.g.sweeps.add(a)
 	t := &ticket{a}
 	runtime.AddCleanup(t, (*rpcAnswer).drop, a)
 	for i := range a.inPlace {

@@ -56,7 +56,7 @@ func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c *call, b *
 	if err := c.check(); err != nil {
 		return err
 	}
-	c.onFilled = conn.bodyRead // from here on it is not the caller who is slow
+	c.conn, c.onFilled = conn, conn.bodyRead // from here on it is not the caller who is slow
 	if err := c.run(r.Context()); err != nil {
 		return err
 	}

@@ -270,7 +270,7 @@ func (s *session) runCall(h *simpleHead, c *call, b *body) error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	c.onFilled = s.conn.bodyRead
+	c.conn, c.onFilled = s.conn, s.conn.bodyRead
 	if err := c.run(s.ctx); err != nil {
 		return err
 	}

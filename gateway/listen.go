@@ -144,6 +144,17 @@ func (c *conn) beginBody(now time.Time) {
 
 func (c *conn) endBody() { c.bodySince.Store(0) }
 
+// pauseBody stops the body's clock while it is not the caller who keeps us
+// waiting; meanwhile it may hang up.
+func (c *conn) pauseBody() (resume func()) {
+	since, paused := c.bodySince.Swap(0), time.Now()
+	return func() {
+		if since != 0 {
+			c.bodySince.Store(since + int64(time.Since(paused)))
+		}
+	}
+}
+
 // beginAnswer and endAnswer stand around the writing of an answer.
 func (c *conn) beginAnswer(now time.Time, size int) {
 	c.answerUntil.Store(now.Add(c.l.g.answerTime(size)).UnixNano())

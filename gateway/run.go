@@ -51,6 +51,7 @@ func (c *call) dial(ctx context.Context, lane *lane, window int) (*client.Client
 	if cl := lane.live.Load(); cl != nil {
 		return cl, nil
 	}
+	defer c.pauseBody()()
 	// Not bound to one caller's context: others wait for the same client.
 	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.model.g.cfg.ClaimWait)
 	defer cancel()
@@ -63,9 +64,18 @@ func (c *call) claim(ctx context.Context, cl *client.Client, rows int) (client.R
 	if err == nil || !errors.Is(err, status.ErrFull) && !errors.Is(err, status.ErrBrokerGone) {
 		return r, err
 	}
+	defer c.pauseBody()()
 	wait, cancel := context.WithTimeout(ctx, c.model.g.cfg.ClaimWait)
 	defer cancel()
 	return cl.Claim(wait, rows, c.dims...)
+}
+
+// pauseBody: what is waited for now is not the rest of an HTTP body.
+func (c *call) pauseBody() (resume func()) {
+	if c.conn == nil {
+		return func() {}
+	}
+	return c.conn.pauseBody()
 }
 
 // runWhole is a request of at most a batch: its outputs stay in the slots.
@@ -115,6 +125,7 @@ func (c *call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 		}
 	}()
 	finish := func() error {
+		defer c.pauseBody()()
 		r := parts[0]
 		if err := r.Wait(ctx); err != nil {
 			return err

@@ -4,11 +4,13 @@
  * believed: numbers are checked against one another before memory is touched.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -232,6 +234,19 @@ static int check_reply(const reply *p, rb_session *s, bool worker)
 	return status ? status : read_notes(p->notes, s);
 }
 
+/* Whoever commits writes to it: that must neither block nor raise SIGPIPE, so
+ * it is no pipe, no socket and no terminal. */
+static int check_doorbell(int fd)
+{
+	struct stat st;
+	int flags = fcntl(fd, F_GETFL);
+	if (flags < 0 || fstat(fd, &st) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode) || S_ISCHR(st.st_mode) || S_ISDIR(st.st_mode))
+		return rb_fail(RB_ERR_LAYOUT, "%s: the doorbell is no eventfd", rb_status_text(RB_ERR_LAYOUT));
+	if (!(flags & O_NONBLOCK) && fcntl(fd, F_SETFL, flags | O_NONBLOCK))
+		return rb_fail(RB_ERR_LAYOUT, "%s: the doorbell would block", rb_status_text(RB_ERR_LAYOUT));
+	return RB_OK;
+}
+
 /* Checks and maps; the descriptors of f are taken over one by one. */
 static int open_session(rb_frame *f, const reply *p, rb_session *s, bool worker)
 {
@@ -246,6 +261,8 @@ static int open_session(rb_frame *f, const reply *p, rb_session *s, bool worker)
 	rb_tensor *fit = realloc(s->layout.tensor, (s->layout.inputs + s->layout.outputs) * sizeof(rb_tensor));
 	s->layout.tensor = fit ? fit : s->layout.tensor;
 	s->doorbell = f->fds[--f->nfds];
+	if ((status = check_doorbell(s->doorbell)))
+		return status;
 	const struct {
 		rb_segment *to;
 		uint64_t bytes;
@@ -274,7 +291,7 @@ static int open_session(rb_frame *f, const reply *p, rb_session *s, bool worker)
 
 int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupted)
 {
-	/* A reply that has begun is read to its end; what has not is left to the next call. */
+	/* A reply that has not begun is left to the next call; one that has comes whole, or not at all. */
 	if (rb_await_readable(a->fd, rb_min(deadline, a->deadline), interrupted)) {
 		int status = rb_no_answer(a->fd);
 		if (rb_now() >= a->deadline)
@@ -286,7 +303,7 @@ int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupt
 	memset(s, 0, sizeof *s);
 	s->doorbell = -1;
 	s->socket = a->fd;
-	int status = rb_receive_frame(a->fd, a->deadline, &f);
+	int status = rb_receive_frame(a->fd, rb_min(deadline, a->deadline), &f);
 	a->fd = -1;
 	if (!status)
 		status = read_reply(&f, &p);
@@ -335,13 +352,6 @@ void rb_session_close(rb_session *s)
 	rb_segment_close(&s->board_segment);
 	rb_segment_close(&s->words);
 	free_session(s);
-}
-
-void rb_session_disown(rb_session *s)
-{
-	rb_close_fd(&s->socket);
-	rb_close_fd(&s->doorbell);
-	s->planes.at = s->board_segment.at = s->words.at = NULL; /* not mapped here */
 }
 
 /* ---- statistics ------------------------------------------------------------ */

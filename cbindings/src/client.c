@@ -59,13 +59,16 @@ static void changed(rb_conn *c)
 static bool use(rb_conn *c, rb_link *l)
 {
 	rb_session *s = &l->session;
-	rb_tensor *copy = malloc((s->layout.inputs + s->layout.outputs) * sizeof *copy);
+	size_t bytes = (s->layout.inputs + s->layout.outputs) * sizeof(rb_tensor);
+	/* The same memory for every attachment: their number does not change, and a
+	 * child that is forked in the midst of this finds something to read. */
+	rb_tensor *copy = c->layout.tensor ? c->layout.tensor : calloc(1, bytes);
 	if (!copy)
 		return false;
-	memcpy(copy, s->layout.tensor, (s->layout.inputs + s->layout.outputs) * sizeof *copy);
-	rb_layout_free(&c->layout);
-	c->layout = s->layout;
-	c->layout.tensor = copy;
+	memcpy(copy, s->layout.tensor, bytes);
+	rb_layout whole = s->layout;
+	whole.tensor = copy;
+	c->layout = whole;
 	c->info = (rb_model){.inputs = s->layout.inputs, .outputs = s->layout.outputs, .max_batch_size = s->layout.max_batch, .slots = s->layout.slots,
 			     .window = s->window, .levels = s->levels, .wait_time = s->wait_time};
 	memcpy(c->info.name, s->model, sizeof c->info.name);
@@ -201,7 +204,7 @@ static void free_conn(rb_conn *c)
 
 static int first_attach(rb_conn *c, int64_t timeout, bool wait)
 {
-	int64_t until = rb_until(timeout, rb_now()), delay = FIRST_RETRY;
+	int64_t start = rb_now(), until = rb_until(timeout, start), delay = FIRST_RETRY;
 	int last = RB_OK;
 	char text[512];
 	rb_link *l;
@@ -218,10 +221,13 @@ static int first_attach(rb_conn *c, int64_t timeout, bool wait)
 			rb_link_free(l);
 			return rb_say(RB_ERR_NO_MEMORY);
 		}
+		if (status == RB_ERR_TIMEOUT && interrupted) {
+			until = rb_interrupted(until, start);
+			if (rb_now() < until)
+				continue;
+		}
 		if (status == RB_ERR_TIMEOUT && last)
 			return rb_fail(last, "%s", text);
-		if (status == RB_ERR_TIMEOUT && interrupted && rb_now() < until)
-			continue;
 		if (!wait || !worth_waiting(status))
 			return status;
 		last = status;
@@ -299,6 +305,8 @@ int rb_close(rb_client client)
 	rb_notifier_stop(c);
 	while (atomic_load(&e->users))
 		usleep(50);
+	rb_close_fd(&c->notify_fd); /* not before: who was inside may have been about to ring it */
+	rb_close_fd(&c->poke_fd);
 	release_all(c);
 	rb_table_remove(e);
 	free_conn(c);

@@ -184,8 +184,7 @@ void rb_link_watch(rb_link *l, uint32_t at);   /* the caller holds mu and commit
 void rb_link_unwatch(rb_link *l, uint32_t at); /* the caller holds mu */
 
 /* fork.c */
-void rb_conn_in_child(void *conn, rb_entry *e);
-void rb_worker_in_child(void *worker, rb_entry *e);
+void rb_link_in_child(void *link);
 
 #define BIT(map, i) ((map)[(i) / 64] >> ((i) % 64) & 1)
 #define SET_BIT(map, i) ((map)[(i) / 64] |= UINT64_C(1) << ((i) % 64))

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "client.h"
+#include "worker.h"
 
 /* The parent's slots are not mapped here (MADV_DONTFORK). Arrays over them may
  * still be around: they find zeros, and write where nobody looks. */
@@ -18,21 +19,40 @@ static void zero_pages(rb_segment *s)
 		s->at = NULL;
 }
 
-void rb_conn_in_child(void *conn, rb_entry *e)
+/* Forgets what is the parent's; once, as a grandchild inherits the zeros. */
+static void disown(rb_session *s)
+{
+	rb_close_fd(&s->socket);
+	rb_close_fd(&s->doorbell);
+	zero_pages(&s->planes);
+	s->board_segment.at = s->words.at = NULL;
+}
+
+void rb_link_in_child(void *link)
+{
+	rb_link *l = link;
+	pthread_mutex_init(&l->mu, NULL);
+	if (!l->parents)
+		disown(&l->session);
+	l->parents = true;
+	l->dead = true;
+}
+
+void rb_worker_in_child(void *worker)
+{
+	rb_work *w = worker;
+	w->busy = false;
+	if (!w->parents)
+		disown(&w->session);
+	w->parents = true;
+}
+
+static void conn_in_child(void *conn)
 {
 	rb_conn *c = conn;
-	e->users = 0;
 	pthread_mutex_init(&c->mu, NULL);
-	for (rb_link *l = c->links; l; l = l->next) {
-		rb_segment planes = l->session.planes;
-		pthread_mutex_init(&l->mu, NULL);
-		rb_session_disown(&l->session);
-		if (!l->parents)
-			zero_pages(&planes);
-		l->session.planes = planes;
-		l->parents = true;
-		l->dead = true;
-	}
+	for (rb_link *l = c->links; l; l = l->next)
+		rb_link_in_child(l);
 	c->live = NULL;
 	c->attaching = c->reaping = false;
 	rb_attach_cancel(&c->pending);
@@ -42,17 +62,11 @@ void rb_conn_in_child(void *conn, rb_entry *e)
 	rb_close_fd(&c->poke_fd);
 }
 
-static void leave_map(void *map, rb_entry *e)
-{
-	(void)map;
-	e->users = 0;
-}
-
 static void in_child(void)
 {
-	rb_table_each(&rb_clients, rb_conn_in_child);
-	rb_table_each(&rb_workers, rb_worker_in_child);
-	rb_table_each(&rb_maps, leave_map);
+	rb_table_in_child(&rb_clients, conn_in_child);
+	rb_table_in_child(&rb_workers, rb_worker_in_child);
+	rb_table_in_child(&rb_maps, rb_map_in_child); /* of clients and workers that were closed already */
 }
 
 static void watch(void) { pthread_atfork(NULL, NULL, in_child); }

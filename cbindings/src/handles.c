@@ -74,28 +74,31 @@ void rb_table_remove(rb_entry *e)
 	e->value = NULL;
 }
 
-void rb_table_each(rb_table *t, void (*f)(void *, rb_entry *))
+void rb_table_in_child(rb_table *t, void (*f)(void *))
 {
 	uint32_t size = FIRST_CHUNK;
 	for (int k = 0; k < 24 && t->chunk[k]; k++, size *= 2)
-		for (uint32_t i = 0; i < size; i++)
-			if (t->chunk[k][i].value)
-				f(t->chunk[k][i].value, &t->chunk[k][i]);
+		for (uint32_t i = 0; i < size; i++) {
+			rb_entry *e = &t->chunk[k][i];
+			e->users = 0; /* also of a free one: a stale handle counts its caller in for a moment */
+			if (e->value)
+				f(e->value);
+		}
 }
 
 /* ---- maps ------------------------------------------------------------------ */
 
 typedef struct {
 	void *owner;
-	void (*release)(void *);
+	void (*release)(void *), (*in_child)(void *);
 } map;
 
-int rb_map_new(rb_map *out, rb_segment *planes, uint32_t attachment, void *owner, void (*release)(void *))
+int rb_map_new(rb_map *out, rb_segment *planes, uint32_t attachment, void *owner, void (*release)(void *), void (*in_child)(void *))
 {
 	map *m = malloc(sizeof *m);
 	uint64_t id = 0;
 	if (m) {
-		*m = (map){owner, release};
+		*m = (map){owner, release, in_child};
 		id = rb_table_put(&rb_maps, m);
 	}
 	if (!id) {
@@ -105,6 +108,12 @@ int rb_map_new(rb_map *out, rb_segment *planes, uint32_t attachment, void *owner
 	}
 	*out = (rb_map){.id = id, .base = planes->at, .bytes = planes->bytes, .attachment = attachment};
 	return RB_OK;
+}
+
+void rb_map_in_child(void *of_parent)
+{
+	map *m = of_parent;
+	m->in_child(m->owner);
 }
 
 int rb_map_release(uint64_t id)

@@ -192,8 +192,6 @@ bool rb_session_gone(rb_session *s);
 void rb_session_hang_up(rb_session *s);
 /* Hangs up and unmaps. */
 void rb_session_close(rb_session *s);
-/* In a forked child: forgets what is the parent's. */
-void rb_session_disown(rb_session *s);
 void rb_close_fd(_Atomic int *fd);
 
 /* A request's first keys: version, op, model, name. */
@@ -228,16 +226,17 @@ static inline void rb_table_leave(rb_entry *e) { atomic_fetch_sub(&e->users, 1);
 rb_entry *rb_table_shut(rb_table *t, uint64_t id);
 /* Waits until all callers have left, and frees the entry. */
 void rb_table_remove(rb_entry *e);
-/* For fork: f for every open value, by the only thread there is. */
-void rb_table_each(rb_table *t, void (*f)(void *value, rb_entry *e));
+/* In a forked child: f for every value; nobody is inside of any entry any more. */
+void rb_table_in_child(rb_table *t, void (*f)(void *value));
+void rb_map_in_child(void *map);
 
 /* Takes care that this process and its children know of fork. */
 void rb_watch_forks(void);
 
 /* ---- maps --------------------------------------------------------------- */
 
-/* Gives out a hold on a mapping. */
-int rb_map_new(rb_map *out, rb_segment *planes, uint32_t attachment, void *owner, void (*release)(void *owner));
+/* Gives out a hold on a mapping; in_child makes its owner known as the parent's. */
+int rb_map_new(rb_map *out, rb_segment *planes, uint32_t attachment, void *owner, void (*release)(void *owner), void (*in_child)(void *owner));
 
 /* What a flag may not be. */
 int rb_check_flags(uint32_t flags, uint32_t all);

@@ -92,7 +92,7 @@ static void release_map(void *link)
 int rb_link_map(rb_link *l, rb_map *out)
 {
 	atomic_fetch_add(&l->owners, 1);
-	return rb_map_new(out, &l->session.planes, l->number, l, release_map);
+	return rb_map_new(out, &l->session.planes, l->number, l, release_map, rb_link_in_child);
 }
 
 /* Ends everything in flight: nobody will answer it any more. */

@@ -200,8 +200,6 @@ void rb_notifier_stop(rb_conn *c)
 	rb_eventfd_ring(c->poke_fd); /* the link is dead, it was kicked; but it may have been idle */
 	pthread_join(c->reaper, NULL);
 	c->reaping = false;
-	rb_close_fd(&c->notify_fd);
-	rb_close_fd(&c->poke_fd);
 }
 
 /* Appends the watched requests of a link that have ended; false if there is no room for more. */

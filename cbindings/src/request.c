@@ -124,6 +124,10 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 				return status;
 		}
 		uint32_t at;
+		if (rows > l->window || rows > l->session.layout.max_batch) { /* a restarted broker may have other limits */
+			rb_link_drop(l);
+			return bad_rows(c, rows);
+		}
 		pthread_mutex_lock(&l->mu);
 		bool taken = rb_link_take(l, rows, &at);
 		if (taken || now >= until) {

@@ -68,7 +68,8 @@ int rb_dial(const char *path, int64_t deadline, int *out)
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), error = errno;
 	if (fd >= 0) {
 		/* A listener whose queue is full lets connect wait for that long. */
-		struct timeval t = {left / SECOND, left % SECOND / MICROSECOND + 1};
+		left = rb_later(left, MICROSECOND - 1); /* rounded up: 0 would be for ever */
+		struct timeval t = {left / SECOND, left % SECOND / MICROSECOND};
 		setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
 		do
 			error = connect(fd, (struct sockaddr *)&a, sizeof a) ? errno : 0;

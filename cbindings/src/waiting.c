@@ -110,7 +110,7 @@ static int64_t true_end(rb_link *l, uint32_t at, int64_t start, int64_t now)
 	rb_read_once(&r, &l->session.board.records[l->first + at], sizeof r);
 	if (r.finished > start && now - r.finished > STOLEN_AFTER)
 		l->stolen_waits = STOLEN_FOR;
-	return r.finished;
+	return rb_min(r.finished, now); /* a damaged worker may write any number */
 }
 
 /*

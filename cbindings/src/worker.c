@@ -166,15 +166,6 @@ int rb_worker_close(rb_worker id)
 	return RB_OK;
 }
 
-void rb_worker_in_child(void *worker, rb_entry *e)
-{
-	rb_work *w = worker;
-	e->users = 0;
-	w->busy = false;
-	w->parents = true;
-	rb_session_disown(&w->session);
-}
-
 /* ---- about the model ------------------------------------------------------------ */
 
 int rb_worker_model(rb_worker id, rb_model *model)
@@ -236,7 +227,7 @@ int rb_worker_map(rb_worker id, rb_map *out)
 	if (status)
 		return status;
 	atomic_fetch_add(&w->holds, 1);
-	status = rb_map_new(out, &w->session.planes, 0, w, drop);
+	status = rb_map_new(out, &w->session.planes, 0, w, drop, rb_worker_in_child);
 	rb_work_leave(e, w);
 	return status;
 }
@@ -254,7 +245,8 @@ static int nothing(rb_work *w)
 	return rb_say(rb_session_gone(&w->session) ? RB_ERR_BROKER_GONE : RB_ERR_TIMEOUT);
 }
 
-static bool has_mail(rb_work *w) { return atomic_load_explicit(&w->mail->tail, memory_order_acquire) != w->next; }
+/* Not only acquire: park stores parked before this load. */
+static bool has_mail(rb_work *w) { return atomic_load(&w->mail->tail) != w->next; }
 
 /*
  * Looks for mail for a moment before it parks: waking a parked thread takes
@@ -293,8 +285,9 @@ static int try_next(rb_work *w, rb_taken **out)
 {
 	rb_session *s = &w->session;
 	*out = NULL;
-	/* SYNC POINT "mail", acquire side. */
-	while (has_mail(w)) {
+	/* SYNC POINT "mail", acquire side. No more than the mailbox holds in one go:
+	 * empty mails without end must not outlast the caller's timeout. */
+	for (uint32_t n = 0; n < s->depth && has_mail(w); n++) {
 		if (w->waiting_since) {
 			w->spin_pays = rb_now() - w->waiting_since < w->spin_for;
 			w->waiting_since = 0;

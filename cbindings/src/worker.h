@@ -59,4 +59,7 @@ void rb_taken_complete(rb_taken *b);
 void rb_taken_free(rb_taken *b);
 void rb_taken_fail_all(rb_taken *b, const char *text);
 
+/* fork.c */
+void rb_worker_in_child(void *worker);
+
 #endif

@@ -261,7 +261,11 @@ class Model:
                 raise errors.Full("every slot of this client's window is in use")
             timeout = left
             time.sleep(0.0002)
-        completions.add(sent, (future, None, self._reader(rows)))
+        try:
+            completions.add(sent, (future, None, self._reader(rows)))
+        except BaseException:  # perhaps a signal's handler raised it
+            completions.forget(sent)
+            raise
         return future
 
     async def ainfer(

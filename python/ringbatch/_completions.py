@@ -36,16 +36,19 @@ class Completions:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.generation = Process.generation
-        self._lock = threading.Lock()
+        # A signal's handler, or the garbage collector, may close the client in the midst of what holds it.
+        self._lock = threading.RLock()
         self._waiters: dict[int, Waiter] = {}
         self._early: set[int] = set()  # ended before their waiter was listed
+        self._undelivered: list[int] = []  # an exception from a signal's handler kept somebody from it
         # By loop: its own duplicate of the descriptor, closed by a finalizer.
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, weakref.finalize]] = weakref.WeakKeyDictionary()
         self._held: dict[tuple[asyncio.AbstractEventLoop, int], list[int]] = {}
         self._room: list[tuple[asyncio.AbstractEventLoop, asyncio.Future]] = []
         self._last_loop: Callable[[], Any] = lambda: None
         self._thread: threading.Thread | None = None
-        self._local = threading.local()
+        # Not one for each thread: a future's callback, or a signal's handler, may drain in the midst of it.
+        self._buffers: list[tuple[Any, c_uint32]] = []
         self._closed = False
         fd = c_int()
         core.check(core.lib.rb_client_fd(core.handle, addressof(fd)))
@@ -68,8 +71,9 @@ class Completions:
     def watch_by_thread(self) -> None:
         with self._lock:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, args=(os.dup(self._fd),), name="ringbatch", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, args=(os.dup(self._fd),), name="ringbatch", daemon=True)
+                thread.start()  # a signal's handler may raise in there
+                self._thread = thread
 
     def _run(self, fd: int) -> None:
         try:
@@ -116,6 +120,12 @@ class Completions:
             self._early.discard(request)
         self._deliver(request, waiter, None)
 
+    def forget(self, request: int) -> None:
+        """It was sent, but an exception kept its sender from waiting for it."""
+        self._waiters.pop(request, None)
+        self._core.release(request)
+        self._early.discard(request)
+
     def abandon(self, request: int) -> None:
         """Nobody waits for this one any more: cancel it."""
         if self._waiters.pop(request, None) is not None:
@@ -124,26 +134,42 @@ class Completions:
 
     def _drain(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Delivers everything that has ended."""
-        room = self._local
         try:
-            ids, count = room.ids, room.count
-        except AttributeError:
-            ids, count = room.ids, room.count = (c_uint64 * _REAP)(), c_uint32()
+            ids, count = self._buffers.pop()
+        except IndexError:
+            ids, count = (c_uint64 * _REAP)(), c_uint32()
         while not self._closed:
-            if self._core.lib.rb_reap(self._core.handle, addressof(ids), _REAP, addressof(count)):
-                return  # closed
-            for request in ids[: count.value]:
-                waiter = self._waiters.pop(request, None) or self._too_early(request)
-                if waiter is not None:
-                    self._deliver(request, waiter, loop)
+            count.value = 0
+            ended: list[int] | None = None
+            delivered = 0
+            try:
+                if self._core.lib.rb_reap(self._core.handle, addressof(ids), _REAP, addressof(count)):
+                    return  # closed
+                ended = ids[: count.value]
+                if self._undelivered:
+                    with self._lock:
+                        ended += self._undelivered
+                        self._undelivered = []
+                for request in ended:
+                    waiter = self._waiters.get(request) or self._too_early(request)
+                    if waiter is not None:
+                        self._deliver(request, waiter, loop)
+                        self._waiters.pop(request, None)
+                    delivered += 1
+            except BaseException:  # a signal's handler raised it; the library tells each request once
+                self._undelivered += ids[: count.value] if ended is None else ended[delivered:]
+                with contextlib.suppress(OSError):
+                    os.write(self._fd, (1).to_bytes(8, "little"))  # whoever watches goes on with them
+                raise
             if count.value < _REAP:
                 break
+        self._buffers.append((ids, count))
         if self._room:
             self.room()
 
     def _too_early(self, request: int) -> Waiter | None:
         with self._lock:
-            waiter = self._waiters.pop(request, None)
+            waiter = self._waiters.get(request)
             if waiter is None:
                 self._early.add(request)
             return waiter
@@ -156,6 +182,7 @@ class Completions:
             result = read(request)
         except Exception as e:
             error = e
+            self._core.release(request)  # a signal's handler may have raised it, before it was
         if loop is None or loop is here:
             _resolve(future, result, error)
         else:

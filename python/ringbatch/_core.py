@@ -108,8 +108,19 @@ class Core:
     def __init__(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: float) -> None:
         self.lib = load()
         self.name = model
+        # The library writes the handle here: it is known also if a signal's
+        # handler raises before the call has returned.
+        self._out = c_uint64()
         self.closed = False
-        self.handle = self._connect(model, socket, window, name, wait)
+        try:
+            self._connect(model, socket, window, name, wait)
+            self._learn()
+        except BaseException:
+            self.close()
+            raise
+
+    def _learn(self) -> None:
+        self.handle = self._out.value
         self._info = info = c.Model()
         self.check(self.lib.rb_client_model(self.handle, addressof(info)))
         self.signature = Signature(
@@ -132,22 +143,28 @@ class Core:
             self._info = info
         return self._info
 
-    def _connect(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: float) -> int:
+    def _connect(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: float) -> None:
         if window is not None and not 1 <= window <= _MOST_WINDOW:  # to C 0 is what fits, and a larger one is not what was asked for
             raise errors.Invalid(f"window is 1..{_MOST_WINDOW} rows, got {window}")
         o = c.ConnectOptions(ctypes.sizeof(c.ConnectOptions), window or 0, encode(socket), encode(name), _CONNECT_TIMEOUT_NS)
-        out = c_uint64()
-        deadline, delay = time.monotonic() + wait, _FIRST_RETRY_S
+        start, delay = time.monotonic(), _FIRST_RETRY_S
+        deadline = start + wait
         while True:
-            status = self.lib.rb_connect(model.encode(), addressof(o), addressof(out))
+            status = self.lib.rb_connect(model.encode(), addressof(o), addressof(self._out))
             if status == 0:
-                return out.value
+                return
             error = last_error(self.lib, status)
+            if status == _TIMEOUT and time.monotonic() < start + _CONNECT_TIMEOUT_NS / 1e9:
+                continue  # it was a signal
             waiting = isinstance(error, (errors.NoBroker, errors.UnknownModel, errors.BrokerGone, errors.Draining, errors.Timeout))
             if not waiting or time.monotonic() + delay > deadline:
                 raise error
             time.sleep(delay)
             delay = min(2 * delay, _LAST_RETRY_S)
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True):  # a signal's handler raised in the midst of closing
+            self.close()
 
     def check(self, status: int) -> None:
         if status:
@@ -161,7 +178,7 @@ class Core:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self.lib.rb_close(self.handle)
+            self.lib.rb_close(self._out.value)
             self._mapping = None
 
     # -- steps of a request
@@ -174,13 +191,17 @@ class Core:
         sizes = (c_uint32 * len(dims))(*dims)
         left = timeout_ns or FOREVER_NS
         deadline = time.monotonic_ns() + left
-        while True:
-            status = self.lib.rb_claim(self.handle, rows, addressof(sizes), len(dims), min(left, SLICE_NS), addressof(r))
-            if status == 0:
-                return r
-            left = deadline - time.monotonic_ns()
-            if status not in (_FULL, _TIMEOUT) or left <= 0:
-                raise self.error(status)
+        try:
+            while True:
+                status = self.lib.rb_claim(self.handle, rows, addressof(sizes), len(dims), min(left, SLICE_NS), addressof(r))
+                if status == 0:
+                    return r
+                left = deadline - time.monotonic_ns()
+                if status not in (_FULL, _TIMEOUT) or left <= 0:
+                    raise self.error(status)
+        except BaseException:  # perhaps a signal's handler raised it
+            self.release(r.id)
+            raise
 
     def wait(self, request: int, timeout_ns: int) -> None:
         """Waits for the end, in slices; Timeout if it does not come in time."""
@@ -200,13 +221,19 @@ class Core:
     def claim_one(self) -> tuple[int, int, int]:
         """claim for one row of a model of fixed shapes: the request, its slot and its attachment."""
         s = self.scratch()
-        status = self.rb_claim(s.step_at)
-        request, place = s.step_words[REQUEST], s.step_words[SLOT]
+        words = s.step_words
+        words[REQUEST] = request = 0
+        try:
+            if self.rb_claim(s.step_at) == 0:
+                request, place = words[REQUEST], words[SLOT]
+                self._pool.append(s)
+                return request, place & 0xFFFFFFFF, place >> 32
+        except BaseException:  # perhaps a signal's handler raised it
+            self.release(request or words[REQUEST])
+            raise
         self._pool.append(s)
-        if status:
-            r = self.claim(1, [], 0)
-            return r.id, r.slot, r.attachment
-        return request, place & 0xFFFFFFFF, place >> 32
+        r = self.claim(1, [], 0)
+        return r.id, r.slot, r.attachment
 
     def run_one(self, request: int, timeout_ns: int, committed: Callable[[], None]) -> None:
         """Commits, tells that, and waits for the end."""
@@ -226,15 +253,20 @@ class Core:
         """The mapping that a request lies in; another one after a broker's restart."""
         m = self._mapping
         if m is None or m.attachment != attachment:
-            out = c.Map()
-            self.check(self.lib.rb_request_map(self.handle, request, addressof(out)))
-            m = self._mapping = Mapping(self.lib, out)
+            m = self._mapping = self._map(self.lib.rb_request_map, self.handle, request)
         return m
 
     def present_mapping(self) -> Mapping:
+        return self._map(self.lib.rb_client_map, self.handle)
+
+    def _map(self, function: Any, *of: int) -> Mapping:
         out = c.Map()
-        self.check(self.lib.rb_client_map(self.handle, addressof(out)))
-        return Mapping(self.lib, out)
+        try:
+            self.check(function(*of, addressof(out)))
+            return Mapping(self.lib, out)
+        except BaseException:  # perhaps a signal's handler raised it
+            self.lib.rb_map_release(out.id)
+            raise
 
     # -- whole requests, for models of fixed shapes and contiguous arrays
 
@@ -335,13 +367,20 @@ class Core:
             s.inputs[k] = address(a)
         call = s.call
         call.rows, call.timeout, call.flags = rows, timeout_ns, flags
-        return self._sent(s, call, self._rb_submit(s.call_at))
+        return self._sent(s, call, s.call_at)
 
-    def _sent(self, s: Scratch, call: c.Inference, status: int) -> int:
-        request = call.request
+    def _sent(self, s: Scratch, call: c.Inference, at: int) -> int:
+        call.request = request = 0
+        try:
+            status = self._rb_submit(at)
+            if status == 0:
+                request = call.request
+                self._pool.append(s)
+                return request
+        except BaseException:  # perhaps a signal's handler raised it
+            self.release(request or call.request)
+            raise
         self._pool.append(s)
-        if status == 0:
-            return request
         if status in (_FULL, _TIMEOUT):  # no slot yet, or not attached yet
             return 0
         raise self.error(status)
@@ -356,7 +395,7 @@ class Core:
         s = self.scratch()
         s.words[_INPUTS] = id(x) + _DATA_AT
         s.one.flags = flags
-        return self._sent(s, s.one, self._rb_submit(s.one_at))
+        return self._sent(s, s.one, s.one_at)
 
     def collect_one(self, request: int) -> np.ndarray:
         s = self.scratch()

@@ -231,7 +231,11 @@ class Request:
     def release(self) -> None:
         """Gives the slots back; the views of this request are over."""
         if not self._released:
-            self._core.release(self._detach())
+            try:
+                self._detach()
+            finally:  # a signal's handler may raise in the midst of it, or at the start of any function of Python
+                core = self._core
+                core.rb_release(core.handle, self._id)
 
     def _detach(self) -> int:
         """Ends the views and leaves the request itself to the caller."""

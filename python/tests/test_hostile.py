@@ -1,0 +1,315 @@
+"""What arrives at the wrong moment: a broker that lies, signals whose handlers raise, forks after a close."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import os
+import signal
+import socket as sockets
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import broker_at, go_worker, serving
+
+
+class Ding(BaseException):  # as KeyboardInterrupt
+    pass
+
+
+def _ding(_number, _frame) -> None:
+    raise Ding
+
+
+@contextlib.contextmanager
+def dinging():
+    before = signal.signal(signal.SIGALRM, _ding)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def struck(after: float, use) -> None:
+    """Uses it until the handler has raised in the midst of it (in a destructor nobody hears of that)."""
+    try:
+        signal.setitimer(signal.ITIMER_REAL, after)
+        until = time.monotonic() + after + 0.01
+        while time.monotonic() < until:
+            use()
+    except Ding:
+        pass
+
+
+def python(code: str, *args: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code), *args], capture_output=True, text=True, timeout=timeout)
+
+
+def _frame(connection: sockets.socket) -> tuple[bytes, list[int]]:
+    data, fds = b"", array.array("i")
+    while len(data) < 4 or len(data) < 4 + struct.unpack("<I", data[:4])[0]:
+        part, ancillary, _, _ = connection.recvmsg(1 << 20, sockets.CMSG_SPACE(64))
+        assert part
+        data += part
+        for _, _, more in ancillary:
+            fds.frombytes(more)
+    return data, list(fds)
+
+
+@contextlib.contextmanager
+def between(broker: str, change):
+    """A broker in the middle, which changes what the real one answers."""
+    with tempfile.TemporaryDirectory(prefix="rb") as folder, sockets.socket(sockets.AF_UNIX) as listener, contextlib.ExitStack() as open_:
+        path = os.path.join(folder, "b.sock")
+        listener.bind(path)
+        listener.listen()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    ours = open_.enter_context(listener.accept()[0])
+                    theirs = open_.enter_context(sockets.socket(sockets.AF_UNIX))
+                    theirs.connect(broker)
+                    theirs.sendall(_frame(ours)[0])
+                    change(ours, *_frame(theirs))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield path
+        finally:
+            listener.shutdown(sockets.SHUT_RDWR)
+            thread.join(20)
+
+
+def test_a_doorbell_that_is_a_pipe_is_refused(echo):
+    """Ringing it would end the process: SIGPIPE."""
+
+    def change(ours: sockets.socket, data: bytes, fds: list[int]) -> None:
+        read, write = os.pipe()
+        os.close(read)
+        sockets.send_fds(ours, [data], [*fds[:3], write])
+        os.close(write)
+        for fd in fds:
+            os.close(fd)
+
+    code = """
+        import signal, sys
+        import numpy as np, ringbatch as rb
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        try:
+            m = rb.connect("echo", socket=sys.argv[1])
+            m(np.zeros(16, "f4"), timeout=1)
+        except rb.Error as e:
+            print(type(e).__name__, "doorbell" in str(e))
+    """
+    with between(echo, change) as path:
+        p = python(code, path)
+    assert (p.returncode, p.stdout) == (0, "Layout True\n"), p
+
+
+def test_a_reply_that_stops_in_its_midst_does_not_outlast_the_timeout(echo):
+    go_on = threading.Event()
+
+    def change(ours: sockets.socket, data: bytes, fds: list[int]) -> None:
+        ours.sendall(data[:10])
+        for fd in fds:
+            os.close(fd)
+        go_on.wait(60)
+
+    code = """
+        import sys, time
+        from ringbatch._library import load
+        from ringbatch import _structs as c
+        from ctypes import addressof, c_uint64, sizeof
+        lib, out = load(), c_uint64()
+        o = c.ConnectOptions(sizeof(c.ConnectOptions), 1, sys.argv[1].encode(), None, 200_000_000)
+        start = time.monotonic()
+        status = lib.rb_connect(b"echo", addressof(o), addressof(out))
+        print(status, time.monotonic() - start < 5)  # without the timeout it is 10 seconds
+    """
+    with between(echo, change) as path:
+        p = python(code, path)
+        go_on.set()
+    assert (p.returncode, p.stdout) == (0, f"{rb.Timeout.status} True\n"), p
+
+
+def test_a_signal_ends_connecting_to_a_broker_that_stands_still(echo):
+    go_on = threading.Event()
+
+    def change(ours: sockets.socket, data: bytes, fds: list[int]) -> None:
+        for fd in fds:
+            os.close(fd)
+        go_on.wait(60)
+
+    with between(echo, change) as path, dinging():
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        start = time.monotonic()
+        with pytest.raises(Ding):
+            rb.connect("echo", socket=path)
+        assert time.monotonic() - start < 4  # without the signal it is 5 seconds
+        go_on.set()
+
+
+def _clients(socket: str, model: str) -> int:
+    return next(m["clients"] for m in rb.stats(socket)["models"] if m["name"] == model)
+
+
+def test_no_exception_from_a_signals_handler_loses_a_connection_or_a_slot(echo):
+    """Wherever it strikes: connecting, claiming, mapping, sending."""
+    before = _clients(echo, "echo")
+    x = np.zeros(16, "f4")
+
+    def connect() -> None:
+        with rb.connect("echo", socket=echo, window=1):
+            pass
+
+    def request() -> None:
+        with m.request():
+            pass
+
+    def rows() -> None:
+        with m.request(rows=2):
+            pass
+
+    def submit() -> None:
+        m.submit(x)
+
+    with dinging():
+        for step in range(100):
+            struck(1e-5 * (step + 1), connect)
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while _clients(echo, "echo") > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert _clients(echo, "echo") == before
+
+    with rb.connect("echo", socket=echo, window=4) as m:
+        m.submit(x).result(20)  # its thread is there
+        with dinging():
+            for step in range(300):
+                struck(2e-6 * (step + 1), (request, rows, submit)[step % 3])
+        gc.collect()
+        with m.request(rows=4, timeout=20):
+            pass
+
+
+def test_every_future_ends_although_a_signals_handler_raises_in_submit(echo):
+    x = np.zeros(16, "f4")
+    futures = []
+    with rb.connect("echo", socket=echo, window=4) as m:
+        m.submit(x).result(20)
+        with dinging():
+            for step in range(300):
+                struck(1e-5 * (step % 50 + 10), lambda: futures.append(m.submit(x)))
+        # An answer that was just being read may be lost, but nobody waits for ever.
+        assert {type(f.exception(20)) for f in futures} <= {type(None), rb.Released, Ding}
+
+
+def test_closing_is_possible_in_the_midst_of_what_holds_the_lock(echo):
+    """As a signal's handler or the garbage collector would."""
+    code = """
+        import sys
+        import numpy as np, ringbatch as rb
+        m = rb.connect("echo", socket=sys.argv[1])
+        m.submit(np.zeros(16, "f4")).result(20)
+        c = m._completions
+        c._thread.join(0)
+        with c._lock:
+            m.close()
+        print("ok")
+    """
+    p = python(code, echo, timeout=20)
+    assert p.stdout == "ok\n", p
+
+
+def test_a_child_forked_after_the_close_does_not_unmap_what_is_not_its_own(echo):
+    """Its parent's arrays outlive the client; where they lay the child may have mapped something else."""
+    code = """
+        import ctypes, mmap, os, sys
+        import numpy as np, ringbatch as rb
+        m = rb.connect("echo", socket=sys.argv[1])
+        with m.request() as req:
+            plain = np.asarray(req.inputs["x"])
+        mapping = req._mapping
+        base, size = mapping.base, mapping.bytes
+        m.close()
+        del req, mapping
+        fds = len(os.listdir("/proc/self/fd"))
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                assert (plain == 0).all()                       # zeros, no crash
+                assert len(os.listdir("/proc/self/fd")) < fds   # the session's socket is the parent's alone
+                del plain, m
+                import gc; gc.collect()
+                code = 0
+            finally:
+                os._exit(code)
+        print(os.waitpid(pid, 0)[1])
+    """
+    p = python(code, echo)
+    assert (p.returncode, p.stdout) == (0, "0\n"), p
+
+
+def test_a_worker_forks_and_its_child_may_look_at_the_batch(socket):
+    seen: list[int] = []
+
+    @rb.worker("forker", inputs={"x": ("float32", (4,))}, outputs={"y": ("float32", (4,))}, wait_time=0)
+    def forker(batch) -> None:
+        plain = np.asarray(batch.input_run("x", 0))
+        pid = os.fork()
+        if pid == 0:
+            os._exit(int(plain.sum()))  # zeros, and no crash
+        seen.append(os.waitpid(pid, 0)[1])
+        batch.outputs["y"][...] = batch.inputs["x"]
+
+    with serving(forker, socket), rb.connect("forker", socket=socket, wait=10) as m:
+        m(np.ones(4, "f4"))
+    assert seen == [0]
+
+
+def test_a_claim_that_no_longer_fits_the_restarted_model_says_so():
+    """It would wait for ever for room that there cannot be."""
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        path = os.path.join(folder, "b.sock")
+        outcome: list[BaseException | None] = []
+        with contextlib.ExitStack() as first:
+            first.enter_context(broker_at(path))
+            first.enter_context(go_worker(path, "--model", "echo", "--max_batch_size", "8"))
+            m = rb.connect("echo", socket=path, window=8, wait=10)
+            held = m.request(rows=8)
+        assert not os.path.exists(path)
+
+        def claim() -> None:
+            try:
+                while True:
+                    try:
+                        m.request(rows=8, timeout=20)
+                        outcome.append(None)
+                        return
+                    except (rb.BrokerGone, rb.NoBroker):
+                        time.sleep(0.001)
+            except BaseException as e:
+                outcome.append(e)
+
+        thread = threading.Thread(target=claim)
+        thread.start()
+        with broker_at(path), go_worker(path, "--model", "echo", "--max_batch_size", "2"):
+            thread.join(30)
+            assert not thread.is_alive()
+            held.release()
+            m.close()
+        assert isinstance(outcome[0], rb.TooLarge), outcome
