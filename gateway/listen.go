@@ -181,7 +181,7 @@ func (c *conn) linger() {
 	defer c.Close()
 	if t, ok := c.Conn.(*net.TCPConn); ok && t.CloseWrite() == nil {
 		_ = c.SetReadDeadline(time.Now().Add(lingerTime))
-		_, _ = io.CopyN(io.Discard, c.Conn, maxSmallBody)
+		_, _ = io.Copy(io.Discard, c.Conn) // as much as comes in that time
 	}
 }
 
