@@ -159,7 +159,7 @@ class Completions:
             except BaseException:  # a signal's handler raised it; the library tells each request once
                 self._undelivered += ids[: count.value] if ended is None else ended[delivered:]
                 with contextlib.suppress(OSError):
-                    os.write(self._fd, (1).to_bytes(8, "little"))  # whoever watches goes on with them
+                    os.write(self._fd, (1).to_bytes(8, "little"))  # the watcher goes on with them
                 raise
             if count.value < _REAP:
                 break

@@ -271,7 +271,7 @@ class Core:
     # -- whole requests, for models of fixed shapes and contiguous arrays
 
     def scratch(self) -> Scratch:
-        """A free one; whoever is done with it appends it to the pool, unless the call failed."""
+        """A free one; who is done with it appends it to the pool, unless the call failed."""
         try:
             return self._pool.pop()
         except IndexError:
