@@ -23,6 +23,7 @@ build: ## the commands, into bin/
 	@mkdir -p bin
 	go build -o bin/ringbatch ./cmd/ringbatch
 	go build -o bin/bench ./cmd/bench
+	go build -o bin/gatebench ./cmd/gatebench
 
 demo: build ## what batching wins on this machine, in under a minute
 	./bin/bench --demo

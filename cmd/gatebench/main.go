@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -49,6 +50,8 @@ type options struct {
 	callers int
 	only    string
 	size    string
+	json    string
+	checks  []check
 }
 
 func main() {
@@ -59,6 +62,7 @@ func main() {
 	pflag.IntVar(&o.callers, "callers", 32, "callers at once")
 	pflag.StringVar(&o.only, "only", "", "http or grpc")
 	pflag.StringVar(&o.size, "size", "", "small or large")
+	pflag.StringVar(&o.json, "json", "", "write the results to this file")
 	pflag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -155,7 +159,19 @@ func run(ctx context.Context, o *options) error {
 			}
 		}
 	}
-	return nil
+	return o.write()
+}
+
+// write keeps the figures in the shape of bench's suites.
+func (o *options) write() error {
+	if o.json == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(map[string]any{"suite": "gateway", "gateway": map[string]any{"checks": o.checks}}, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(o.json, append(text, '\n'), 0o644)
 }
 
 // server is where one of the two listens, and the processes that it is.
