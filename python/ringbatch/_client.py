@@ -253,9 +253,10 @@ class Model:
             sent = self._send(arrays, rows, timeout, priority)
             if sent:
                 break
-            # Collecting what has ended makes room, also if this is the
-            # thread that should be collecting.
-            completions._drain(None)
+            # The thread that collects what has ended makes room; a future's
+            # callback that submits runs on it. No other thread does that: a
+            # signal's handler that raises would leave a future locked.
+            completions.drain_if_ours()
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise errors.Full("every slot of this client's window is in use")

@@ -1,7 +1,7 @@
 """Requests in flight: futures for threads and for asyncio.
 
-The C library makes one descriptor readable when requests have ended. Whoever
-watches it (an event loop, or the thread that serves ``submit``) reaps all that
+The C library makes one descriptor readable when requests have ended. Its
+watcher (an event loop, or the thread that serves ``submit``) reaps all that
 have ended and delivers each to the future that waits for it.
 """
 
@@ -84,6 +84,11 @@ class Completions:
                 self._drain(None)
         finally:
             os.close(fd)
+
+    def drain_if_ours(self) -> None:
+        """Collects what has ended if this is the thread that should."""
+        if threading.current_thread() is self._thread:
+            self._drain(None)
 
     # -- sending
 
