@@ -77,9 +77,9 @@ def number(v: object) -> str:
 def page() -> str:
     parts = ["# Results without a GPU", "", "Written by `hack/results.py write` from the JSON in [data](data); `hack/results.py measure` measures anew.",
              "What each figure means is in [../benchmark.md](../benchmark.md). GPU figures are in [gpu.md](gpu.md)."]  # fmt: skip
-    for name in RUNS:
+    for name in [n + cores for n in RUNS for cores in ("", "-16-cores")]:
         path = DATA / f"{name}.json"
-        if not path.exists():
+        if not path.exists() or name == "python-16-cores":  # python.md has that, with what was before
             continue
         kept = json.loads(path.read_text())
         r = kept["result"]
