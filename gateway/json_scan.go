@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"strconv"
 	"unicode/utf8"
+
+	"github.com/ringbatch/ringbatch/internal/codec"
 )
 
 // scanner walks over a JSON text that is in memory, without making values of
@@ -150,41 +152,6 @@ func (s *scanner) word() []byte {
 	return s.text[from:s.at]
 }
 
-// isNumber tells whether a word is a number as JSON writes them.
-func isNumber(w []byte) bool {
-	i := 0
-	digits := func() bool {
-		from := i
-		for i < len(w) && w[i] >= '0' && w[i] <= '9' {
-			i++
-		}
-		return i > from
-	}
-	if i < len(w) && w[i] == '-' {
-		i++
-	}
-	if i < len(w) && w[i] == '0' {
-		i++
-	} else if !digits() {
-		return false
-	}
-	if i < len(w) && w[i] == '.' {
-		i++
-		if !digits() {
-			return false
-		}
-	}
-	if i < len(w) && (w[i] == 'e' || w[i] == 'E') {
-		if i++; i < len(w) && (w[i] == '+' || w[i] == '-') {
-			i++
-		}
-		if !digits() {
-			return false
-		}
-	}
-	return i == len(w)
-}
-
 // skip steps over a value, checks it, and gives its text.
 func (s *scanner) skip() []byte {
 	s.peek()
@@ -211,7 +178,7 @@ func (s *scanner) skipValue(depth int) {
 	default:
 		switch w := s.word(); {
 		case s.err != nil:
-		case isNumber(w):
+		case codec.IsNumber(w):
 		case string(w) == "true", string(w) == "false", string(w) == "null":
 		case string(w) == "NaN", string(w) == "Infinity", string(w) == "-Infinity": // many write them
 		default:

@@ -79,12 +79,12 @@ func (r *Reader) put(p, word []byte) error {
 		case "NaN", "Infinity", "-Infinity":
 			return Put(p, r.dtype, word)
 		}
-		if !isNumber(word) {
+		if !IsNumber(word) {
 			return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, word, r.dtype, errSyntax)
 		}
 	case tensor.Bool: // Put knows its words
 	default:
-		if !isNumber(word) {
+		if !IsNumber(word) {
 			return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, word, r.dtype, errSyntax)
 		}
 	}
@@ -216,8 +216,8 @@ func (r *Reader) bad(what string) error {
 	return fmt.Errorf("%w: JSON: %s at byte %d", status.ErrInvalid, what, r.at)
 }
 
-// isNumber reports whether a word is a number as JSON writes them.
-func isNumber(w []byte) bool {
+// IsNumber reports whether a word is a number as JSON writes them.
+func IsNumber(w []byte) bool {
 	i := 0
 	digits := func() bool {
 		from := i
