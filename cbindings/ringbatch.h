@@ -326,14 +326,16 @@ typedef struct rb_inference {
 	int64_t slice;             /* infer, claim, run */
 	uint64_t request;          /* set by infer, and by submit and claim if they return RB_OK; taken by collect and run */
 	uint32_t rows;             /* infer, submit, claim */
-	uint32_t flags;            /* submit */
+	uint32_t flags;            /* submit, claim */
 	uint32_t slot, attachment; /* set by claim, as in rb_request */
 } rb_inference;
 RB_API int rb_infer_prepared(rb_inference *inference);
 RB_API int rb_submit_prepared(rb_inference *inference);
 RB_API int rb_collect_prepared(const rb_inference *inference);
 
-/* rb_claim without dims, waiting for the slice at most. */
+/* rb_claim without dims, waiting for the slice at most. With RB_AT_ONCE it does
+ * not wait for anything, not even to attach: RB_ERR_FULL where rb_claim would. */
+#define RB_AT_ONCE 4u
 RB_API int rb_claim_prepared(rb_inference *inference);
 /* rb_commit, then rb_wait for the slice at most: RB_ERR_TIMEOUT if it is under
  * way then; go on with rb_wait. */

@@ -10,10 +10,10 @@ import numpy as np
 
 from . import _unwritten as unwritten
 from . import errors
-from ._request import Columns
+from ._plain import Columns
 from ._ring import Ring, RingBatch
 from ._tensors import Tensor
-from ._views import Life, _released
+from ._views import Life, released
 
 
 class Run(NamedTuple):
@@ -89,12 +89,12 @@ class Batch:
     @property
     def inputs(self) -> Columns:
         """All rows of each input, by name."""
-        return Columns(self._sig.input_names, self._input, self._made[0])
+        return Columns(self._sig.input_index, self._input, self._made[0])
 
     @property
     def outputs(self) -> Columns:
         """All rows of each output, by name: write them."""
-        return Columns(self._sig.output_names, self._output, self._made[1])
+        return Columns(self._sig.output_index, self._output, self._made[1])
 
     @property
     def id(self) -> int:
@@ -318,7 +318,7 @@ class Batch:
 
     def _end(self) -> None:
         """The arrays are over."""
-        self._life.end(_released)
+        self._life.end(released)
 
 
 def _corner(shape: tuple[int, ...]) -> tuple[Any, ...]:
