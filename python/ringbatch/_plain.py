@@ -372,3 +372,20 @@ class Held:
     def __del__(self) -> None:
         if hasattr(self, "_r"):
             self.release()
+
+
+# -- a worker's batches
+
+
+def next_batch(worker: int, timeout_ns: int) -> tuple[int, int, int, int, int] | int | None:
+    """(address, requests, rows, runs, pad_to), None if none came; a number is the status of an error."""
+    out = ctypes.c_size_t()
+    status = load().rb_worker_next(worker, timeout_ns, addressof(out))
+    if status:
+        return None if status == _TIMEOUT else status
+    b = c.Batch.from_address(out.value)
+    return out.value, b.requests, b.rows, b.runs, b.pad_to
+
+
+def complete_batch(at: int) -> int:
+    return load().rb_batch_complete(at)

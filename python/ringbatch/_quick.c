@@ -785,21 +785,24 @@ static PyType_Spec held_spec = {"ringbatch._quick.Held", sizeof(Held), 0, Py_TPF
 
 /* ---- a worker's batches ---------------------------------------------------- */
 
-/* next_batch(worker, timeout_ns): its address, 0 if none came; a negative number is a status. */
+/* next_batch(worker, timeout_ns): (address, requests, rows, runs, pad_to), None if
+ * none came; a number is the status of an error. */
 static PyObject *next_batch(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	unsigned long long worker;
 	long long timeout;
-	rb_batch *batch = NULL;
+	rb_batch *b = NULL;
 	if (!PyArg_ParseTuple(args, "KL", &worker, &timeout))
 		return NULL;
-	int status = p_rb_worker_next(worker, 0, &batch); /* there may be one already */
+	int status = p_rb_worker_next(worker, 0, &b); /* there may be one already */
 	if (status == RB_ERR_TIMEOUT && timeout) {
 		Py_BEGIN_ALLOW_THREADS
-		status = p_rb_worker_next(worker, timeout, &batch);
+		status = p_rb_worker_next(worker, timeout, &b);
 		Py_END_ALLOW_THREADS
 	}
-	return status && status != RB_ERR_TIMEOUT ? PyLong_FromLong(-status) : PyLong_FromVoidPtr(status ? NULL : batch);
+	if (status == RB_ERR_TIMEOUT)
+		Py_RETURN_NONE;
+	return status ? PyLong_FromLong(status) : Py_BuildValue("KIIII", (unsigned long long)(uintptr_t)b, b->requests, b->rows, b->runs, b->pad_to);
 }
 
 static PyObject *complete_batch(PyObject *Py_UNUSED(module), PyObject *at)

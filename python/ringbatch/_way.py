@@ -17,7 +17,7 @@ from . import _library, _plain
 from ._views import committed, end_view, parents, released
 
 if TYPE_CHECKING:
-    from ._plain import Caller, Client, Held
+    from ._plain import Caller, Client, Held, complete_batch, next_batch
 
 
 def _quick() -> Any:
@@ -44,5 +44,6 @@ def _quick() -> Any:
 
 quick = _quick()
 if not TYPE_CHECKING:
-    Caller, Client, Held = (quick or _plain).Caller, (quick or _plain).Client, (quick or _plain).Held
+    _taken = quick or _plain
+    Caller, Client, Held, next_batch, complete_batch = _taken.Caller, _taken.Client, _taken.Held, _taken.next_batch, _taken.complete_batch
 _library.use(quick)
