@@ -110,7 +110,7 @@ func (w *workerSession) snapshot() stats.Worker {
 	switch {
 	case w.quarantined:
 		state = "quarantined"
-	case w.dying:
+	case w.dying || w.verdict > 0:
 		state = "dying"
 	case len(w.mails) > 0:
 		state = "busy"
