@@ -68,7 +68,7 @@ func (r *ring) follow(head uint32) {
 		return
 	}
 	if info.state == running { // the end of a held one was counted
-		info.stage.stats.ended(w.Status())
+		info.stage.stats.answered(info, w.Status(), r.loop.now)
 	}
 	info.stage.batcher.Ended(batcher.RequestID(head))
 	r.free(head)
@@ -123,6 +123,7 @@ func (s *stage) finish(w *workerSession, d *shm.Done) error {
 		}
 		w.batches++
 		w.computed += time.Duration(finished - started)
+		s.stats.seconds.computed(started, finished)
 		s.batcher.BatchDone(w.id, batcher.BatchID(p.batch), batcher.Time(started), batcher.Time(finished))
 		w.spare = append(w.spare, p)
 		return nil
