@@ -32,7 +32,7 @@ func TestRandomSchedulesAreDecidedAsTheReferenceDoes(t *testing.T) {
 		}
 		return
 	}
-	count := 100_000
+	count := 40_000
 	if testing.Short() || raceEnabled {
 		count = 5_000
 	}
