@@ -25,9 +25,9 @@ type workerSession struct {
 	mails  []*mail // posted and not done, oldest first; at most depth; changed by setMails only
 	at     int     // place in stage.busy while there are mails
 	spare  []*mail
-	// running is since when the oldest mail has been the one that runs: the
-	// lease counts from here.
-	running     int64
+	// verdict is until when a worker that hung up with a batch, and that we may
+	// not kill, has time to turn out dead; 0 if it need not.
+	verdict     int64
 	dying       bool // killed; its slots are safe once the kernel says it is dead
 	quarantined bool // hung, and could not be killed
 	broken      bool // wrote nonsense; its ring is not read any more
@@ -45,10 +45,14 @@ type mail struct {
 	batch    uint64
 	number   uint64
 	posted   int64
+	begun    int64 // from when its lease counts, as far as is known; see leaseOf
 	requests []mailed
 }
 
 type mailed struct{ head, gen uint32 }
+
+// forgotten says that the batcher no longer knows which batches it has.
+func (w *workerSession) forgotten() bool { return w.dying || w.quarantined || w.verdict > 0 }
 
 func (w *workerSession) newMail() *mail {
 	if n := len(w.spare); n > 0 {

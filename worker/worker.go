@@ -250,11 +250,15 @@ func (w *Worker) TryNext() (*Batch, error) {
 	w.spin.Anew(w.answered.Load())
 	for {
 		// SYNC POINT "mail", acquire side.
-		if w.mail.Tail.Load() == w.next {
+		tail := w.mail.Tail.Load()
+		if tail == w.next {
 			if w.gone.Load() {
 				return nil, status.ErrBrokerGone
 			}
 			return nil, nil
+		}
+		if tail-w.next > uint64(w.Depth()) { // only a broker that breaks the protocol hands over more
+			return nil, fmt.Errorf("%w: %d batches at once, %d fit", status.ErrProtocol, tail-w.next, w.Depth())
 		}
 		w.spin.Over()
 		b, err := w.take()
