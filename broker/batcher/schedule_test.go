@@ -162,7 +162,7 @@ func (s *schedule) event() error {
 		s.now += Time(1 + s.rng.IntN(10))
 	case k < 31:
 		w := Worker{
-			ID: WorkerID(s.rng.IntN(3)), Weight: s.rng.IntN(4), Depth: s.rng.IntN(4),
+			ID: WorkerID(s.rng.IntN(3)), Weight: s.rng.IntN(4), Lanes: s.rng.IntN(3), Depth: s.rng.IntN(4),
 			Pad: Padding(s.rng.IntN(3)), PadTo: s.rng.IntN(10),
 		}
 		s.log("worker ready %+v", w)
