@@ -126,7 +126,7 @@ func (s *stage) look(v *view) {
 			line := w.snapshot(len(w.mails) - unread)
 			line.Batches += uint64(unread)
 			if line.InFlight > 0 {
-				v.stats.seconds.computed(min(w.running, v.now), v.now)
+				v.stats.seconds.computed(min(w.mails[0].begun, v.now), v.now)
 			}
 			v.out.Workers = append(v.out.Workers, line)
 		}
@@ -216,7 +216,7 @@ func (w *workerSession) snapshot(inFlight int) stats.Worker {
 	switch {
 	case w.quarantined:
 		state = "quarantined"
-	case w.dying:
+	case w.dying || w.verdict > 0:
 		state = "dying"
 	case inFlight > 0:
 		state = "busy"

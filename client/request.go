@@ -64,7 +64,7 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 			}
 			s.state, s.rows, s.level = slotClaimed, uint32(rows), defaultLevel
 			l.clearPadding(s, at)
-			s.claimed, s.claimTook = 0, 0
+			s.claimed, s.claimTook, s.deadline = 0, 0, 0
 			if l.timing {
 				s.claimed = shm.Now()
 			}
@@ -177,6 +177,22 @@ func (r Request) SetPriority(level int) error {
 	return nil
 }
 
+// SetDeadline gives the request a deadline of its own, which counts instead of
+// the one of Commit's context; zero takes it away. Before Commit.
+func (r Request) SetDeadline(at time.Time) error {
+	s, err := r.slot()
+	if err != nil {
+		return err
+	}
+	if s.state != slotClaimed {
+		return status.ErrCommitted
+	}
+	if s.deadline = 0; !at.IsZero() {
+		s.deadline = max(1, shm.Until(at))
+	}
+	return nil
+}
+
 // Commit hands the request to the broker. The inputs belong to the worker
 // from here on. The context's deadline, if it has one, becomes the request's:
 // it is enforced in the queue too, where expired requests are dropped.
@@ -222,6 +238,9 @@ func CommitAll(ctx context.Context, requests []Request) error {
 		s.committed, s.cancel = e.Committed, false
 		l.gens[r.at]++
 		e.Level, e.Rows, e.Slot, e.Gen, e.Dims = s.level, s.rows, l.first+r.at, l.gens[r.at], s.dims
+		if e.Deadline = deadline; s.deadline != 0 {
+			e.Deadline = s.deadline
+		}
 		ring = l.push(&e) || ring
 	}
 	l.mu.Unlock()

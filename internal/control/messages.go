@@ -61,7 +61,8 @@ type Request struct {
 type WorkerInfo struct {
 	Inputs  []string `msgpack:"inputs"` // tensors as name:dtype[dims]
 	Outputs []string `msgpack:"outputs"`
-	Depth   int      `msgpack:"depth"` // batches it may hold
+	Depth   int      `msgpack:"depth"`           // batches it may hold
+	Lanes   int      `msgpack:"lanes,omitempty"` // batches it runs at once; 0 counts as 1
 	Weight  int      `msgpack:"weight,omitempty"`
 	Pad     string   `msgpack:"pad,omitempty"` // "", "fixed", "preferred"
 	PadTo   int      `msgpack:"pad_to,omitempty"`
