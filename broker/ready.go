@@ -41,7 +41,7 @@ func (s *stage) unfit(w *workerSession) string {
 	switch {
 	case w.quarantined:
 		return "outlived its lease and cannot be killed"
-	case w.dying || w.broken || w.hungUp:
+	case w.dying || w.broken || w.hungUp || w.verdict > 0:
 		return "is being replaced"
 	case len(w.mails) == 0:
 		return ""
@@ -53,7 +53,7 @@ func (s *stage) unfit(w *workerSession) string {
 	if longest := s.stats.compute.Max(); w.batches > 0 {
 		usual = min(usual, max(leastUnusual, unusualFactor*longest))
 	}
-	if took := time.Duration(s.loop.now - w.running); took > usual {
+	if took := time.Duration(s.loop.now - w.mails[0].begun); took > usual {
 		return fmt.Sprintf("has had a batch for %v", took.Round(100*time.Millisecond))
 	}
 	return ""
