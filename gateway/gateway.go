@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 
 	"github.com/ringbatch/ringbatch/admin"
@@ -83,6 +82,7 @@ type Gateway struct {
 
 	draining           atomic.Int32 // drainState
 	inFlight           atomic.Int64
+	pinged             pinged
 	refusedConnections atomic.Int64
 	sweeps             sweeps
 	collect            seldom
@@ -314,24 +314,6 @@ func (g *Gateway) begin(who *caller) error {
 func (g *Gateway) end(who *caller) {
 	g.callers.end(who.use)
 	g.inFlight.Add(-1)
-}
-
-// ready is nil if requests are welcome.
-func (g *Gateway) ready() error {
-	if g.draining.Load() != notDraining {
-		return errDraining
-	}
-	return *g.models.broker.Load()
-}
-
-func (g *Gateway) modelReady(k *model) error {
-	if err := g.ready(); err != nil {
-		return err
-	}
-	if !k.ready() {
-		return refuse(http.StatusServiceUnavailable, codes.Unavailable, "model %q has no worker", k.name)
-	}
-	return nil
 }
 
 // sweep looks for slow connections, for callers that have hung up, and for

@@ -9,7 +9,7 @@ import (
 // Everything but inference.
 
 func (d *rpcDoor) ServerLive(context.Context, *oip.ServerLiveRequest) (*oip.ServerLiveResponse, error) {
-	return &oip.ServerLiveResponse{Live: true}, nil
+	return &oip.ServerLiveResponse{Live: d.g.live() == nil}, nil
 }
 
 func (d *rpcDoor) ServerReady(context.Context, *oip.ServerReadyRequest) (*oip.ServerReadyResponse, error) {

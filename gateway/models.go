@@ -53,6 +53,8 @@ type model struct {
 type modelInfo struct {
 	settings *policy.Settings
 	workers  int
+	ready    int    // workers that can be counted on
+	notReady string // why there are none
 }
 
 func (m *models) newInfo(b *admin.Model) *modelInfo {
@@ -61,7 +63,7 @@ func (m *models) newInfo(b *admin.Model) *modelInfo {
 		m.g.log.Warn("the broker's policy is not understood, defaults are told instead", "model", b.Name, "error", err)
 		s, _ = policy.Policy{}.Resolve(b.Signature.Inputs)
 	}
-	return &modelInfo{settings: &s, workers: b.Workers}
+	return &modelInfo{settings: &s, workers: b.Workers, ready: b.Ready, notReady: b.NotReady}
 }
 
 func newModels(g *Gateway) *models {
@@ -191,9 +193,9 @@ func (m *models) list() []*model {
 	return all
 }
 
-// ready tells whether a request would find a worker.
+// ready tells whether a request would find a worker that can be counted on.
 func (k *model) ready() bool {
-	return *k.g.models.broker.Load() == nil && k.info.Load().workers > 0
+	return *k.g.models.broker.Load() == nil && k.info.Load().ready > 0
 }
 
 func (k *model) close() {
