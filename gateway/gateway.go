@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/shm"
@@ -41,6 +42,8 @@ type Config struct {
 	CallerRequests   int
 	CallerBytes      int
 	Window           int // slots to ask the broker for, per model; default by the size of a row
+
+	ReportLoad bool // answer every gRPC call with a load report, not only those of relays
 
 	ClaimWait  time.Duration // how long a request without a deadline waits for room
 	DrainDelay time.Duration // how long readiness is false before new requests are refused
@@ -75,6 +78,7 @@ type Gateway struct {
 	callers *callers
 	budget  budget
 	secrets *secrets
+	health  *health.Server
 
 	draining           atomic.Int32 // drainState
 	inFlight           atomic.Int64
@@ -100,6 +104,7 @@ func New(cfg Config) (*Gateway, error) {
 	g := &Gateway{cfg: cfg, log: cfg.Logger, admin: admin.New(cfg.Socket), regions: newRegions(cfg.SystemSharedMemory)}
 	g.callers = &callers{mostRequests: int64(cfg.CallerRequests), mostBytes: int64(cfg.CallerBytes), byName: map[string]*usage{}}
 	g.budget.most = int64(cfg.MaxBufferedBytes)
+	g.health = health.NewServer()
 	g.models = newModels(g)
 	g.tellDate(time.Now())
 	var err error
@@ -261,6 +266,7 @@ func (g *Gateway) Serve(ctx context.Context) error {
 // here, and then lets accepted requests finish.
 func (g *Gateway) drain(web *webServer, rpc *grpc.Server) error {
 	g.draining.Store(notReady)
+	g.tellHealth()
 	g.log.Info("draining: not ready any more", "delay", g.cfg.DrainDelay, "in_flight", g.inFlight.Load())
 	time.Sleep(g.cfg.DrainDelay)
 	g.draining.Store(refusing)

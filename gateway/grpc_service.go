@@ -33,6 +33,7 @@ func (d *rpcDoor) ModelMetadata(ctx context.Context, r *oip.ModelMetadataRequest
 	if err != nil {
 		return nil, err
 	}
+	tellSignature(ctx, k)
 	return k.metadata(), nil
 }
 

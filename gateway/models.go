@@ -44,6 +44,9 @@ type model struct {
 	// Requests of one row have a client of their own: beside them, one that
 	// wants many consecutive slots would wait long.
 	single, many lane
+	// So have the requests of relays: each of their messages claims many.
+	relayed lane
+	load    load
 }
 
 // modelInfo is what may change while the model stays.
@@ -125,6 +128,7 @@ func (m *models) ask(ctx context.Context) {
 	list, err := m.g.admin.Models(ctx)
 	m.asked = time.Now()
 	m.broker.Store(&err)
+	defer m.g.tellHealth()
 	if err != nil {
 		return // what was served is served again when the broker is back
 	}
@@ -197,6 +201,7 @@ func (k *model) ready() bool {
 func (k *model) close() {
 	k.single.close()
 	k.many.close()
+	k.relayed.close()
 }
 
 // lane is a client of one model, dialled when it is first needed.

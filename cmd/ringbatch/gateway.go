@@ -64,6 +64,7 @@ func gatewayConfig(args []string) (cfg gateway.Config, logs *logFlags, err error
 	f.IntVar(&cfg.CallerRequests, "caller_requests", gateway.DefaultCallerRequests, "most requests that one caller has in flight")
 	f.IntVar(&cfg.CallerBytes, "caller_bytes", gateway.DefaultCallerBytes, "most bytes that one caller has in flight")
 	f.IntVar(&cfg.Window, "window", 0, "slots to ask for, per model (default: 64 MiB worth, at most 512)")
+	f.BoolVar(&cfg.ReportLoad, "report_load", false, "tell every gRPC caller the model's load (ORCA), not only relays")
 	f.DurationVar(&cfg.ClaimWait, "claim_wait", gateway.DefaultClaimWait, "how long a request without a deadline waits for room in the ring")
 	f.DurationVar(&cfg.DrainDelay, "drain_delay", 0, "after SIGTERM, how long readiness is false before requests are refused")
 	f.DurationVar(&cfg.DrainTime, "drain_time", gateway.DefaultDrainTime, "and how long accepted requests may take to finish")
