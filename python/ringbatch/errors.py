@@ -263,6 +263,19 @@ class NoDescriptors(Error, OSError):
     retry_attach = True
 
 
+class Quota(Error):
+    """This user or process has as much of the broker as one may have; the text says of what, and which setting raises it."""
+
+    status = 39
+    retry_attach = True
+
+
+class Namespace(Error):
+    """The peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it."""
+
+    status = 40
+
+
 __all__ = [
     "BrokerGone",
     "BrokerRunning",
@@ -280,6 +293,7 @@ __all__ = [
     "Full",
     "Invalid",
     "Layout",
+    "Namespace",
     "NoBroker",
     "NoDescriptors",
     "NoGPU",
@@ -291,6 +305,7 @@ __all__ = [
     "Protocol",
     "QueueFull",
     "QueueTimeout",
+    "Quota",
     "Released",
     "RingFull",
     "Rows",
