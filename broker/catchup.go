@@ -94,6 +94,7 @@ func (s *stage) drainDone(w *workerSession) {
 		}
 	}
 	w.done.Give()
+	s.followLanes(w)
 	switch {
 	case err != nil:
 		s.log.Warn("worker disconnected: it broke the protocol", "worker", w.label(), "pid", w.pid, "reason", err)

@@ -29,10 +29,15 @@ func (s *stage) decide() {
 
 func (s *stage) endQueued(e *batcher.End) {
 	code := status.ErrExpired
-	if e.Why == batcher.TimedOut {
+	reason := ""
+	switch {
+	case e.Why == batcher.TimedOut:
 		code = status.ErrQueueTimeout
+	case s.present == 0: // says more than that time was short
+		reason = shm.ReasonNoWorker
+		s.ring.slots[e.ID].unserved = true
 	}
-	s.ring.end(uint32(e.ID), code, "", false)
+	s.ring.end(uint32(e.ID), code, reason, false)
 	s.ring.free(uint32(e.ID))
 }
 
@@ -50,9 +55,11 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 			}
 		}
 	}
+	mail.Level = uint32(s.settings.LevelCount() - 1)
 	for i, id := range d.Requests {
 		head := uint32(id)
 		info := &s.ring.slots[head]
+		mail.Level = min(mail.Level, uint32(s.levelOf(&info.commit)))
 		s.ring.setState(head, running)
 		info.worker, info.batch, info.dispatched = w, uint64(d.Batch), now
 		reqs[i] = shm.MailRequest{
@@ -69,6 +76,15 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 	s.stats.dispatched(d)
 	w.box.Post(w.posted)
 	w.posted++
+}
+
+// levelOf is the priority level of a commit that was accepted. (A policy that
+// has changed since may have fewer levels.)
+func (s *stage) levelOf(e *shm.Commit) int {
+	if e.Level < 0 {
+		return s.settings.DefaultPriority
+	}
+	return min(int(e.Level), s.settings.LevelCount()-1)
 }
 
 // armDone asks busy workers to ring when they are done, but only if somebody

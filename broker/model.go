@@ -67,10 +67,8 @@ func (m *model) policy() policy.Policy {
 	return m.stage.inForce.Load().Policy(m.ring.layout.Signature.Inputs)
 }
 
-// line is the model as OpModels lists it; false if it is no longer there.
-func (m *model) line() (line control.Model, there bool) {
-	there = m.do(func() { line.Workers, line.Clients = m.stage.present, len(m.ring.clients) })
+// line is the model as OpModels lists it, but for who is attached.
+func (m *model) line() control.Model {
 	sig := &m.ring.layout.Signature
-	line.Name, line.Inputs, line.Outputs, line.Policy = m.name, tensor.SpecTexts(sig.Inputs), tensor.SpecTexts(sig.Outputs), m.policy()
-	return line, there
+	return control.Model{Name: m.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs), Policy: m.policy()}
 }

@@ -81,6 +81,6 @@ func (r *refusals) close() {
 
 // answerAndClose does not wait: an answer fits into the socket's empty buffer.
 func answerAndClose(c *net.UnixConn, rep *control.Reply) {
-	_ = control.Send(c, time.Now().Add(time.Millisecond), rep)
+	_ = control.Send(c, time.Now().Add(replyTime), rep)
 	_ = c.Close()
 }

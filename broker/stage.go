@@ -145,6 +145,8 @@ func (s *stage) arrive(head, rows uint32) status.Code {
 		return status.ErrDraining
 	case rows != e.Rows:
 		return status.ErrTooLarge
+	case s.present == 0 && s.settings.NoWorker == policy.RefuseWithoutWorker:
+		return status.ErrNoWorker
 	}
 	return arriveStatus(s.batcher.Arrive(batcher.Time(now), s.request(head)))
 }

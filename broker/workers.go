@@ -79,12 +79,27 @@ func (s *stage) setMails(w *workerSession, mails []*mail) {
 	}
 }
 
+// followLanes takes over how many batches a worker wants to run at once, if it
+// has said so since it attached. Then that is all it gets: one that holds back
+// has no use for batches in advance.
+func (s *stage) followLanes(w *workerSession) {
+	lanes := min(int(w.box.Lanes.Load()), w.info.Depth)
+	if lanes <= 0 || w.desc.Lanes == lanes && w.desc.Depth == lanes || w.dying || w.quarantined || w.gone {
+		return
+	}
+	w.desc.Lanes, w.desc.Depth = lanes, lanes
+	s.batcher.WorkerReady(w.desc)
+}
+
 // describe checks what a worker says about itself.
 func (s *stage) describe(info *control.WorkerInfo) (desc batcher.Worker, err error) {
 	if info.Depth < 1 || info.Depth > shm.MaxMailDepth {
 		return desc, fmt.Errorf("%w: depth %d, must be 1..%d", status.ErrInvalid, info.Depth, shm.MaxMailDepth)
 	}
-	desc = batcher.Worker{Weight: max(1, info.Weight), Depth: info.Depth, PadTo: info.PadTo}
+	if info.Lanes < 0 || info.Lanes > info.Depth {
+		return desc, fmt.Errorf("%w: lanes %d, must be 0..%d (the depth)", status.ErrInvalid, info.Lanes, info.Depth)
+	}
+	desc = batcher.Worker{Weight: max(1, info.Weight), Lanes: max(1, info.Lanes), Depth: info.Depth, PadTo: info.PadTo}
 	switch most := s.ring.layout.MaxBatch; info.Pad {
 	case "":
 	case "fixed":

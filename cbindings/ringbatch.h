@@ -86,6 +86,7 @@ typedef enum rb_status {
 	RB_ERR_WORKER_HUNG = 8,   /* its worker outlived its lease and could not be killed */
 	RB_ERR_DRAINING = 9,      /* the broker is shutting down and takes no new requests */
 	RB_ERR_BROKER_GONE = 10,  /* the broker went away; safe to retry */
+	RB_ERR_NO_WORKER = 39,    /* no worker is attached, and the model's policy says no_worker=refuse */
 
 	/* connecting */
 	RB_ERR_NO_BROKER = 11,            /* nothing listens on the socket */
@@ -100,8 +101,8 @@ typedef enum rb_status {
 	RB_ERR_PROTOCOL = 20,             /* a peer broke the protocol and was disconnected */
 	RB_ERR_TOO_MANY_CONNECTIONS = 37, /* the broker serves as many connections as it may */
 	RB_ERR_NO_DESCRIPTORS = 38,       /* the broker or this process has no file descriptor left */
-	RB_ERR_QUOTA = 39,                /* this user or process has as much of the broker as one may have; the text says of what, and which setting raises it */
-	RB_ERR_NAMESPACE = 40,            /* the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it */
+	RB_ERR_QUOTA = 40,                /* this user or process has as much of the broker as one may have; the text says of what, and which setting raises it */
+	RB_ERR_NAMESPACE = 41,            /* the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it */
 
 	/* using */
 	RB_ERR_INVALID = 21,          /* an argument or configuration value is not acceptable */
@@ -121,7 +122,7 @@ typedef enum rb_status {
 	RB_ERR_FORKED = 35,           /* this process is a fork of the one that connected */
 	RB_ERR_NO_GPU = 36,           /* this needs a GPU and there is none */
 
-	RB_STATUS_COUNT = 41 /* not a status */
+	RB_STATUS_COUNT = 42 /* not a status */
 	/* END statuses */
 } rb_status;
 
