@@ -19,7 +19,7 @@ import (
 
 // hurried makes patience short.
 func hurried(c *Config) {
-	c.pace = pace{body: 200 * time.Millisecond, answer: 200 * time.Millisecond, idle: 300 * time.Millisecond, sweep: 20 * time.Millisecond}
+	c.pace = pace{body: 200 * time.Millisecond, answer: 200 * time.Millisecond, idle: 300 * time.Millisecond, sweep: 20 * time.Millisecond, rate: 64 << 20}
 }
 
 func TestASlowBodyIsCutWithItsReason(t *testing.T) {
