@@ -122,7 +122,11 @@ func (d httpDoor) health(w http.ResponseWriter, r *http.Request, path []string) 
 		return errNoPath
 	}
 	err := checkMethod(r, toRead)
-	if err == nil && path[0] == "ready" {
+	switch {
+	case err != nil:
+	case path[0] == "live":
+		err = d.g.live()
+	default:
 		err = d.g.ready()
 	}
 	if err == nil {
