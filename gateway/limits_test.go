@@ -139,7 +139,7 @@ func TestACallerHasALimitOfRequestsAndOfBytes(t *testing.T) {
 
 func TestAnAnswerThatNobodyReadsGivesItsSlotsBack(t *testing.T) {
 	m := modelConfig(t, "big", []string{"x:u8[8000000]"}, []string{"y:u8[8000000]"})
-	r := newRig(t, func(c *Config) { hurried(c); c.Window = 8 }, m)
+	r := newRig(t, func(c *Config) { hurried(c); c.pace.body, c.Window = patience, 8 }, m)
 	r.worker(m, echo)
 	x := make([]byte, 8_000_000)
 	// HTTP: sends, and never reads.
