@@ -17,7 +17,7 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # run there on heap-backed segments.
 RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway
 
-.PHONY: build demo test check unit race bindings python interop proto fuzz model-check chaos chaos-short soak clean help
+.PHONY: build demo test check unit race bindings python interop operate proto fuzz model-check chaos chaos-short soak clean help
 
 build: ## the commands, into bin/
 	@mkdir -p bin
@@ -50,6 +50,14 @@ python: ## the Python package, from its wheel, in its own environment
 
 interop: ## the gateway, judged by tritonclient and perf_analyzer
 	./gateway/interop/test.sh
+
+# What the operator's tests judge with: a real Prometheus (with promtool), a real
+# browser. Where they cannot be installed within a few minutes, they are left out.
+operate: ## metrics judged by promtool and Prometheus, the page by Chromium
+	@command -v prometheus >/dev/null && command -v chromium >/dev/null || { apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends prometheus chromium fonts-dejavu-core >/dev/null; } \
+	  || echo "left out: what needs prometheus and chromium, which cannot be installed here"
+	@if command -v prometheus >/dev/null && command -v chromium >/dev/null; then export RINGBATCH_TEST_ALL=1; fi; \
+	  go test -count=1 -run 'Prometheus|Metrics|Alert|Page|Unit' ./cmd/ringbatch ./gateway/console
 
 model-check: ## the protocol's model, exhaustively; its mutants must be caught
 	@command -v spin >/dev/null || { apt-get update -qq && apt-get install -y -qq spin; } || { echo "install spin (Debian package spin) first"; exit 1; }

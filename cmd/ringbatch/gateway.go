@@ -13,6 +13,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/configfile"
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/gateway/console"
 	"github.com/ringbatch/ringbatch/internal/sdnotify"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -28,6 +29,7 @@ func runGateway(ctx context.Context, args []string) error {
 	}
 	defer written.end()
 	cfg.Logger, cfg.Version = log, version
+	cfg.Other = console.New(console.Config{Socket: cfg.Socket, Logger: log})
 	manager := sdnotify.FromEnvironment()
 	cfg.Started = func(web, rpc net.Addr) {
 		greet(ctx, &cfg, web, rpc)
