@@ -173,7 +173,7 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 	var err error
 	switch req.Op {
 	case control.OpPing:
-		b.alive() // a broker whose loops do not answer is not there
+		b.Alive() // a broker whose loops do not answer is not there
 	case control.OpModels:
 		rep.Changes = b.models.changes.now() // before the list: what changes from now on is news
 		rep.Models, rep.Draining = b.listModels(), b.models.drains()

@@ -109,8 +109,8 @@ func (b *Broker) listModels() (list []control.Model) {
 	return list
 }
 
-// alive returns once every loop has answered.
-func (b *Broker) alive() {
+// Alive returns once every loop has answered. A loop that has ended counts.
+func (b *Broker) Alive() {
 	for _, l := range b.loops {
 		l.do(func() {})
 	}

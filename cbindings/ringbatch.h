@@ -327,14 +327,16 @@ typedef struct rb_inference {
 	int64_t slice;             /* infer, claim, run */
 	uint64_t request;          /* set by infer, and by submit and claim if they return RB_OK; taken by collect and run */
 	uint32_t rows;             /* infer, submit, claim */
-	uint32_t flags;            /* submit */
+	uint32_t flags;            /* submit, claim */
 	uint32_t slot, attachment; /* set by claim, as in rb_request */
 } rb_inference;
 RB_API int rb_infer_prepared(rb_inference *inference);
 RB_API int rb_submit_prepared(rb_inference *inference);
 RB_API int rb_collect_prepared(const rb_inference *inference);
 
-/* rb_claim without dims, waiting for the slice at most. */
+/* rb_claim without dims, waiting for the slice at most. With RB_AT_ONCE it does
+ * not wait for anything, not even to attach: RB_ERR_FULL where rb_claim would. */
+#define RB_AT_ONCE 4u
 RB_API int rb_claim_prepared(rb_inference *inference);
 /* rb_commit, then rb_wait for the slice at most: RB_ERR_TIMEOUT if it is under
  * way then; go on with rb_wait. */
@@ -366,7 +368,7 @@ typedef struct rb_worker_options {
 	uint32_t weight;          /* share of the work relative to other workers; 0: 1 */
 	uint32_t pad_to;          /* pad every batch to that many rows; 0: no */
 	uint32_t pad_preferred;   /* 1: pad to the next preferred size */
-	uint32_t reserved;        /* 0 */
+	uint32_t gather_threads;  /* of rb_batch_gather, for batches above 1 MiB, the caller's included; 0: half of the cores, at most 8 */
 	/* How to declare the model if the broker does not know it yet: key=value
 	 * pairs with blanks or line ends between them, "max_batch_size=32
 	 * wait_time=5ms". docs/configuration.md has the keys; what is left out, or
