@@ -18,6 +18,7 @@ type Spec struct {
 	Role    string
 	Job     any      // given to the role
 	Command []string // instead of a role
+	Program []string // instead of a role: a program that speaks as one does, but takes its job from its arguments
 	Output  *os.File // of the command, instead of its log
 
 	Procs  int               // GOMAXPROCS; 0: Go's default
@@ -92,7 +93,7 @@ func (s *Spec) name() string {
 	if s.Role != "" {
 		return s.Role
 	}
-	return filepath.Base(s.Command[0])
+	return filepath.Base(append(s.Command, s.Program...)[0])
 }
 
 // command prepares the start of p.
@@ -100,10 +101,14 @@ func (b *Bed) command(p *Process, s *Spec) (err error) {
 	// A group of its own, so that Ctrl-C reaches only the parent, which then
 	// ends the others; and an end with the parent, however that ends.
 	attr := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if s.Role == "" {
+	switch {
+	case len(s.Program) > 0:
+		p.cmd = exec.Command(s.Program[0], s.Program[1:]...)
+		p.cmd.Stdout = &lines{each: p.hear}
+	case s.Role == "":
 		p.cmd = exec.Command(s.Command[0], s.Command[1:]...)
 		p.cmd.Stdout = &p.log
-	} else {
+	default:
 		p.cmd = exec.Command("/proc/self/exe")
 		p.cmd.Args[0] = filepath.Base(os.Args[0]) + " " + s.Role // for ps
 		p.cmd.Stdout = &lines{each: p.hear}
