@@ -21,7 +21,7 @@ func runRelay(ctx context.Context, args []string) error {
 `)
 	var cfg relay.Config
 	socket := socketFlag(f)
-	var route, level string
+	var route string
 	f.StringVar(&cfg.Target, "to", "", "where it runs: HOST:PORT, several with commas between, or a gRPC target such as dns:///NAME:PORT")
 	f.StringVar(&cfg.Remote, "remote_model", "", "the model's name there (default: the same)")
 	f.StringVar(&route, "route", string(relay.LeastRequest), "which host gets the next batch: "+strings.Join(relay.Routes(), ", "))
@@ -39,7 +39,7 @@ func runRelay(ctx context.Context, args []string) error {
 	inputs := f.StringArray("input", nil, "how large variable dimensions of an input can be, name:dtype[<=N,…], where the far side does not say (repeatable)")
 	outputs := f.StringArray("output", nil, "the same for an output")
 	f.DurationVar(&cfg.WaitForBroker, "wait_for_broker", 0, "wait that long for a broker that is not there yet")
-	f.StringVar(&level, "log_level", "info", "debug, info, warn or error")
+	logs := addLogFlags(f)
 	asked := policyflag.Add(f)
 	if err := parse(f, args, 0, 1); err != nil {
 		return err
@@ -68,7 +68,7 @@ func runRelay(ctx context.Context, args []string) error {
 	if cfg.Policy, err = asked.Policy(); err != nil {
 		return fmt.Errorf("%w: %w", errUsage, err)
 	}
-	log, written, err := newLogger(level, os.Stderr)
+	log, written, err := logs.open(os.Stderr)
 	if err != nil {
 		return err
 	}
