@@ -70,6 +70,10 @@ func (w *world) decide() batcher.Time {
 	for i := range d.Dispatches {
 		w.serve(&d.Dispatches[i])
 	}
+	w.b.Learn(w.now)
+	if debugDecide != nil {
+		debugDecide(w.b)
+	}
 	return d.Wake
 }
 
@@ -154,3 +158,5 @@ func (w *world) result() *Result {
 	}
 	return r
 }
+
+var debugDecide func(*batcher.Batcher)
