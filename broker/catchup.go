@@ -68,7 +68,7 @@ func (r *ring) follow(head uint32) {
 		return
 	}
 	if info.state == running { // the end of a held one was counted
-		info.stage.stats.ended(w.Status())
+		info.stage.stats.answered(info, w.Status(), r.loop.now)
 	}
 	info.stage.batcher.Ended(batcher.RequestID(head))
 	r.free(head)
@@ -94,6 +94,7 @@ func (s *stage) drainDone(w *workerSession) {
 		}
 	}
 	w.done.Give()
+	s.followLanes(w)
 	switch {
 	case err != nil:
 		s.log.Warn("worker disconnected: it broke the protocol", "worker", w.label(), "pid", w.pid, "reason", err)
@@ -101,7 +102,7 @@ func (s *stage) drainDone(w *workerSession) {
 		s.loop.outside.offended(w.pid)
 		w.broken = true
 		s.evict(w, "it broke the protocol")
-	case w.quarantined && !w.dying && len(w.mails) == 0:
+	case (w.quarantined || w.verdict > 0) && !w.dying && len(w.mails) == 0:
 		s.recover(w)
 	}
 }
@@ -118,9 +119,12 @@ func (s *stage) finish(w *workerSession, d *shm.Done) error {
 		for _, q := range p.requests {
 			s.finishRequest(q, p.batch, started, finished)
 		}
-		w.running = finished
+		if i == 0 && len(w.mails) > 0 {
+			w.mails[0].begun = max(w.mails[0].begun, finished)
+		}
 		w.batches++
 		w.computed += time.Duration(finished - started)
+		s.stats.seconds.computed(started, finished)
 		s.batcher.BatchDone(w.id, batcher.BatchID(p.batch), batcher.Time(started), batcher.Time(finished))
 		w.spare = append(w.spare, p)
 		return nil
@@ -143,7 +147,7 @@ func (s *stage) finishRequest(q mailed, batch uint64, started, finished int64) {
 	if !r.has(q, batch) {
 		return
 	}
-	if info.worker.dying || info.worker.quarantined { // the batcher has forgotten which batches it had
+	if info.worker.forgotten() {
 		s.batcher.Ended(batcher.RequestID(q.head))
 	}
 	if info.state == held {

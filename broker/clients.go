@@ -165,6 +165,10 @@ func (r *ring) enter(c *clientSession, e *shm.Commit) {
 	info := &r.slots[e.Slot]
 	info.gen, info.commit, info.client, info.stage, info.attempts, info.hangs = e.Gen, *e, c, r.stage, 0, 0
 	info.commit.Rows = r.rowsOf(e)
+	if info.unserved { // the text is of the request before
+		info.unserved = false
+		r.board.SetReason(e.Slot, "")
+	}
 	r.setState(e.Slot, queued)
 	c.busy++
 	c.last = e.Slot

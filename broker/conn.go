@@ -173,11 +173,10 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 	var err error
 	switch req.Op {
 	case control.OpPing:
+		b.alive() // a broker whose loops do not answer is not there
 	case control.OpModels:
 		rep.Changes = b.models.changes.now() // before the list: what changes from now on is news
-		for _, m := range b.models.list() {
-			m.do(func() { rep.Models = append(rep.Models, m.line()) })
-		}
+		rep.Models, rep.Draining = b.listModels(), b.models.drains()
 	case control.OpStats:
 		s := b.Snapshot()
 		rep.Stats, err = json.Marshal(&s)

@@ -30,10 +30,15 @@ func (s *stage) decide() {
 
 func (s *stage) endQueued(e *batcher.End) {
 	code := status.ErrExpired
-	if e.Why == batcher.TimedOut {
+	reason := ""
+	switch {
+	case e.Why == batcher.TimedOut:
 		code = status.ErrQueueTimeout
+	case s.present == 0: // says more than that time was short
+		reason = shm.ReasonNoWorker
+		s.ring.slots[e.ID].unserved = true
 	}
-	s.ring.end(uint32(e.ID), code, "", false)
+	s.ring.end(uint32(e.ID), code, reason, false)
 	s.ring.free(uint32(e.ID))
 }
 
@@ -43,7 +48,7 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 	mail, reqs := w.box.At(w.posted)
 	*mail = shm.Mail{Batch: uint64(d.Batch), Dispatched: now, Requests: uint32(len(d.Requests)), Rows: uint32(d.Rows), PadTo: uint32(d.PadTo), Dims: d.Dims}
 	p := w.newMail()
-	p.batch, p.number, p.posted = uint64(d.Batch), w.posted, now
+	p.batch, p.number, p.posted, p.begun = uint64(d.Batch), w.posted, now, now
 	if s.settings.Ragged {
 		for _, id := range d.Requests {
 			for i, n := range s.ring.slots[id].commit.Dims {
@@ -51,9 +56,11 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 			}
 		}
 	}
+	mail.Level = uint32(s.settings.LevelCount() - 1)
 	for i, id := range d.Requests {
 		head := uint32(id)
 		info := &s.ring.slots[head]
+		mail.Level = min(mail.Level, uint32(s.levelOf(&info.commit)))
 		s.ring.setState(head, running)
 		info.worker, info.batch, info.dispatched = w, uint64(d.Batch), now
 		reqs[i] = shm.MailRequest{
@@ -65,14 +72,20 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 			s.runningDeadline = min(s.runningDeadline, info.commit.Deadline)
 		}
 	}
-	if len(w.mails) == 0 {
-		w.running = now
-		s.leaseEnd = min(s.leaseEnd, now+int64(s.settings.Lease))
-	}
+	s.leaseEnd = min(s.leaseEnd, now+int64(s.settings.Lease))
 	s.setMails(w, append(w.mails, p))
 	s.stats.dispatched(d)
 	w.box.Post(w.posted)
 	w.posted++
+}
+
+// levelOf is the priority level of a commit that was accepted. (A policy that
+// has changed since may have fewer levels.)
+func (s *stage) levelOf(e *shm.Commit) int {
+	if e.Level < 0 {
+		return s.settings.DefaultPriority
+	}
+	return min(int(e.Level), s.settings.LevelCount()-1)
 }
 
 // armDone asks busy workers to ring when they are done, but only if somebody
@@ -117,21 +130,36 @@ func (s *stage) expireRunning() {
 	}
 }
 
-// checkLeases kills the workers whose running batch takes for too long.
-// leaseEnd is never later than the earliest end of a lease, so it is rarely
-// asked for.
+// leaseOf is when the lease of a worker's oldest batch ends. It counts from the
+// dispatch, or from the end of the batch handed over before this one if that
+// came later, since a worker may run them one after the other. What was handed
+// over after it does not matter: a worker that runs several at once must not
+// hide a batch that hangs behind others that do not.
+func (s *stage) leaseOf(w *workerSession) int64 { return w.mails[0].begun + int64(s.settings.Lease) }
+
+// checkLeases kills the workers whose oldest batch takes for too long, and
+// decides about those that had time to turn out dead. leaseEnd is never later
+// than the earliest of these, so it is rarely asked for.
 func (s *stage) checkLeases() {
-	if s.loop.now < s.leaseEnd {
+	now := s.loop.now
+	if now < s.leaseEnd {
 		return
 	}
 	s.leaseEnd = never
 	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out
 		w := s.busy[i]
-		if w.dying || w.quarantined {
+		switch {
+		case w.dying || w.quarantined:
 			continue
-		}
-		if s.loop.now >= w.running+int64(s.settings.Lease) {
-			if s.drainDone(w); len(w.mails) > 0 && s.loop.now >= w.running+int64(s.settings.Lease) {
+		case w.verdict > 0:
+			if s.drainDone(w); !w.gone && now >= w.verdict {
+				s.quarantine(w, "it hung up with a batch, and its process lives")
+			} else if !w.gone {
+				s.leaseEnd = min(s.leaseEnd, w.verdict)
+			}
+			continue
+		case now >= s.leaseOf(w):
+			if s.drainDone(w); len(w.mails) > 0 && now >= s.leaseOf(w) {
 				s.stats.hung++
 				w.hung = true
 				s.kill(w, hungReason)
@@ -139,7 +167,7 @@ func (s *stage) checkLeases() {
 			}
 		}
 		if len(w.mails) > 0 {
-			s.leaseEnd = min(s.leaseEnd, w.running+int64(s.settings.Lease))
+			s.leaseEnd = min(s.leaseEnd, s.leaseOf(w))
 		}
 	}
 }

@@ -293,6 +293,9 @@ func (s *world) books() {
 	if free := s.r.windows.free; free != s.r.layout.Slots {
 		s.fail("%d of %d slots are free at the end", free, s.r.layout.Slots)
 	}
+	if s.r.rows != [4]int{idle: s.r.layout.Slots} {
+		s.fail("slots by state are %v at the end", s.r.rows)
+	}
 	var ends uint64
 	for _, n := range s.st.stats.byStatus {
 		ends += n

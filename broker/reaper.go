@@ -2,6 +2,7 @@ package broker
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/status"
@@ -38,18 +39,38 @@ func (s *stage) evict(w *workerSession, why string) {
 //
 // In docs/model: Kill; what follows the death is WorkerDead.
 func (s *stage) kill(w *workerSession, why string) {
+	if w.quarantined || w.verdict > 0 {
+		return
+	}
 	err := s.loop.killPeer(w.peer)
-	if err == nil {
+	switch {
+	case err == nil:
 		s.log.Warn("worker killed", "worker", w.label(), "pid", w.pid, "why", why)
 		w.dying = true
 		s.batcher.WorkerGone(w.id)
-		return
+	case w.hungUp && !w.hung:
+		// The end of its connection may be the first that we see of its death:
+		// the kernel closes a process's descriptors before it says that the
+		// process has ended. Death decides, and it is not far off if it is one.
+		w.verdict = s.loop.now + int64(deathTime)
+		s.leaseEnd = min(s.leaseEnd, w.verdict)
+		s.batcher.WorkerGone(w.id)
+		s.log.Warn("worker hung up with a batch and may not be killed; waiting for its end", "worker", w.label(), "pid", w.pid, "why", why, "error", err)
+	default:
+		s.quarantine(w, why+": "+err.Error())
 	}
-	if w.quarantined {
-		return
-	}
-	s.log.Error("worker cannot be killed; its slots are quarantined", "worker", w.label(), "pid", w.pid, "why", why, "error", err)
-	w.quarantined = true
+}
+
+// deathTime is how long the end of a process may come after the end of its
+// connection. A large core dump or address space is taken down before that
+// connection is.
+const deathTime = time.Second
+
+// quarantine gives up on a worker that may still write and cannot be killed:
+// its requests end, their slots stay as they are until it is done or dead.
+func (s *stage) quarantine(w *workerSession, why string) {
+	s.log.Error("worker cannot be killed; its slots are quarantined", "worker", w.label(), "pid", w.pid, "why", why)
+	w.quarantined, w.verdict = true, 0
 	s.batcher.WorkerGone(w.id)
 	for _, p := range w.mails {
 		for _, q := range p.requests {
@@ -67,10 +88,10 @@ const maxHangs = 2
 
 const hungReason = "it outlived its lease"
 
-// recover takes a quarantined worker back that finished after all, unless it
-// has left meanwhile.
+// recover takes a worker back that finished after all, unless it has left
+// meanwhile.
 func (s *stage) recover(w *workerSession) {
-	w.quarantined = false
+	w.quarantined, w.verdict = false, 0
 	if w.hungUp {
 		s.workerDead(w, "it finished and hung up")
 		return

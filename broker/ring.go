@@ -27,7 +27,8 @@ type ring struct {
 	slots   []slotInfo
 	windows windows
 	clients map[*clientSession]struct{}
-	held    int // requests that ended while a worker had them
+	held    int    // requests that ended while a worker had them
+	rows    [4]int // slots, by their state
 
 	// stage is where a commit goes first. (A pipeline would have more of them,
 	// over the same slots: slotInfo.stage says which one has a request, and a
@@ -46,6 +47,7 @@ func newRing(name string, layout *shm.Layout, memory shm.Memory, epoch uint64, l
 		log: log, memory: memory, epoch: epoch, layout: layout, boardRO: -1,
 		slots: make([]slotInfo, layout.Slots), windows: newWindows(layout.Slots), clients: map[*clientSession]struct{}{},
 	}
+	r.rows[idle] = layout.Slots
 	err := checkMemory(layout.PlanesSize + layout.BoardSize)
 	if err != nil {
 		return nil, fmt.Errorf("model %q: %w; lower its slots (now %d of %d bytes)", name, err, layout.Slots, layout.SlotBytes())

@@ -42,8 +42,9 @@ type slotInfo struct {
 	worker     *workerSession // running, held
 	batch      uint64         // running, held
 	dispatched int64
-	attempts   int // workers it was given to that died of it
-	hangs      int // those of them that outlived their lease with it
+	attempts   int  // workers it was given to that died of it
+	hangs      int  // those of them that outlived their lease with it
+	unserved   bool // the reason on the board is ours, and of the request before
 }
 
 // check says whether a commit is legal by the books, and changes nothing. A
@@ -97,6 +98,8 @@ func (r *ring) free(head uint32) {
 	if info.state == held {
 		r.held--
 	}
+	r.rows[info.state] -= int(info.commit.Rows)
+	r.rows[idle] += int(info.commit.Rows)
 	for s := head; s < head+info.commit.Rows; s++ {
 		r.slots[s].state = idle
 	}
@@ -108,7 +111,10 @@ func (r *ring) free(head uint32) {
 
 // setState marks all slots of a request.
 func (r *ring) setState(head uint32, st slotState) {
-	for s := head; s < head+r.slots[head].commit.Rows; s++ {
+	n := r.slots[head].commit.Rows
+	r.rows[r.slots[head].state] -= int(n)
+	r.rows[st] += int(n)
+	for s := head; s < head+n; s++ {
 		r.slots[s].state = st
 		r.slots[s].head = head
 	}

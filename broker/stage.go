@@ -61,9 +61,11 @@ func (s *stage) close() {
 	}
 }
 
-// touch marks the stage for a decision at the end of this round of the loop.
+// touch marks the stage for a decision at the end of this round of the loop. It
+// comes before whatever is counted in the round.
 func (s *stage) touch() {
 	if !s.dirty {
+		s.stats.roll(s.loop.now, s.present)
 		s.dirty = true
 		s.loop.dirty = append(s.loop.dirty, s)
 	}
@@ -139,6 +141,8 @@ func (s *stage) arrive(head, rows uint32) status.Code {
 		return status.ErrDraining
 	case rows != e.Rows:
 		return status.ErrTooLarge
+	case s.present == 0 && s.settings.NoWorker == policy.RefuseWithoutWorker:
+		return status.ErrNoWorker
 	}
 	return arriveStatus(s.batcher.Arrive(batcher.Time(now), s.request(head)))
 }

@@ -25,9 +25,9 @@ type workerSession struct {
 	mails  []*mail // posted and not done, oldest first; at most depth; changed by setMails only
 	at     int     // place in stage.busy while there are mails
 	spare  []*mail
-	// running is since when the oldest mail has been the one that runs: the
-	// lease counts from here.
-	running     int64
+	// verdict is until when a worker that hung up with a batch, and that we may
+	// not kill, has time to turn out dead; 0 if it need not.
+	verdict     int64
 	dying       bool // killed; its slots are safe once the kernel says it is dead
 	quarantined bool // hung, and could not be killed
 	broken      bool // wrote nonsense; its ring is not read any more
@@ -45,10 +45,14 @@ type mail struct {
 	batch    uint64
 	number   uint64
 	posted   int64
+	begun    int64 // from when its lease counts, as far as is known; see leaseOf
 	requests []mailed
 }
 
 type mailed struct{ head, gen uint32 }
+
+// forgotten says that the batcher no longer knows which batches it has.
+func (w *workerSession) forgotten() bool { return w.dying || w.quarantined || w.verdict > 0 }
 
 func (w *workerSession) newMail() *mail {
 	if n := len(w.spare); n > 0 {
@@ -75,12 +79,27 @@ func (s *stage) setMails(w *workerSession, mails []*mail) {
 	}
 }
 
+// followLanes takes over how many batches a worker wants to run at once, if it
+// has said so since it attached. Then that is all it gets: one that holds back
+// has no use for batches in advance.
+func (s *stage) followLanes(w *workerSession) {
+	lanes := min(int(w.box.Lanes.Load()), w.info.Depth)
+	if lanes <= 0 || w.desc.Lanes == lanes && w.desc.Depth == lanes || w.dying || w.quarantined || w.gone {
+		return
+	}
+	w.desc.Lanes, w.desc.Depth = lanes, lanes
+	s.batcher.WorkerReady(w.desc)
+}
+
 // describe checks what a worker says about itself.
 func (s *stage) describe(info *control.WorkerInfo) (desc batcher.Worker, err error) {
 	if info.Depth < 1 || info.Depth > shm.MaxMailDepth {
 		return desc, fmt.Errorf("%w: depth %d, must be 1..%d", status.ErrInvalid, info.Depth, shm.MaxMailDepth)
 	}
-	desc = batcher.Worker{Weight: max(1, info.Weight), Depth: info.Depth, PadTo: info.PadTo}
+	if info.Lanes < 0 || info.Lanes > info.Depth {
+		return desc, fmt.Errorf("%w: lanes %d, must be 0..%d (the depth)", status.ErrInvalid, info.Lanes, info.Depth)
+	}
+	desc = batcher.Worker{Weight: max(1, info.Weight), Lanes: max(1, info.Lanes), Depth: info.Depth, PadTo: info.PadTo}
 	switch most := s.ring.layout.MaxBatch; info.Pad {
 	case "":
 	case "fixed":

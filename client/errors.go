@@ -24,6 +24,7 @@ const (
 	ErrWorkerHung   = status.ErrWorkerHung   // its worker outlived its lease and could not be killed
 	ErrDraining     = status.ErrDraining     // the broker is shutting down and takes no new requests
 	ErrBrokerGone   = status.ErrBrokerGone   // the broker went away; safe to retry
+	ErrNoWorker     = status.ErrNoWorker     // no worker is attached, and the model's policy says no_worker=refuse
 
 	// connecting
 	ErrNoBroker           = status.ErrNoBroker           // nothing listens on the socket

@@ -64,6 +64,7 @@ type slot struct {
 	dims   [tensor.MaxVariableDims]uint32
 
 	claimTook, claimed, committed, seen int64 // on Now's clock
+	deadline                            int64 // of its own, 0 if none
 }
 
 func newLink(s *attach.Session) (*link, error) {

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -63,7 +64,7 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 			}
 			s.state, s.rows, s.level = slotClaimed, uint32(rows), defaultLevel
 			l.clearPadding(s, at)
-			s.claimed, s.claimTook = 0, 0
+			s.claimed, s.claimTook, s.deadline = 0, 0, 0
 			if l.timing {
 				s.claimed = shm.Now()
 			}
@@ -176,6 +177,22 @@ func (r Request) SetPriority(level int) error {
 	return nil
 }
 
+// SetDeadline gives the request a deadline of its own, which counts instead of
+// the one of Commit's context; zero takes it away. Before Commit.
+func (r Request) SetDeadline(at time.Time) error {
+	s, err := r.slot()
+	if err != nil {
+		return err
+	}
+	if s.state != slotClaimed {
+		return status.ErrCommitted
+	}
+	if s.deadline = 0; !at.IsZero() {
+		s.deadline = max(1, shm.Until(at))
+	}
+	return nil
+}
+
 // Commit hands the request to the broker. The inputs belong to the worker
 // from here on. The context's deadline, if it has one, becomes the request's:
 // it is enforced in the queue too, where expired requests are dropped.
@@ -221,6 +238,9 @@ func CommitAll(ctx context.Context, requests []Request) error {
 		s.committed, s.cancel = e.Committed, false
 		l.gens[r.at]++
 		e.Level, e.Rows, e.Slot, e.Gen, e.Dims = s.level, s.rows, l.first+r.at, l.gens[r.at], s.dims
+		if e.Deadline = deadline; s.deadline != 0 {
+			e.Deadline = s.deadline
+		}
 		ring = l.push(&e) || ring
 	}
 	l.mu.Unlock()
@@ -244,6 +264,10 @@ func (r Request) WaitFor(d time.Duration) error {
 	return r.wait(context.Background(), max(1, until))
 }
 
+// endGrace is how long Wait goes on when its context's deadline has passed: the
+// broker, which ends the request at the same moment, knows why.
+const endGrace = 2 * time.Millisecond
+
 func (r Request) wait(ctx context.Context, until int64) error {
 	s, err := r.slot()
 	if err != nil {
@@ -254,7 +278,9 @@ func (r Request) wait(ctx context.Context, until int64) error {
 	}
 	if !r.link.ended(r.at) {
 		if err := r.link.await(ctx, r.at, until); err != nil {
-			return fromContext(err)
+			if err = fromContext(err); !errors.Is(err, status.ErrExpired) || r.link.await(context.Background(), r.at, shm.Now()+int64(endGrace)) != nil {
+				return err
+			}
 		}
 	}
 	return r.outcome(s)
@@ -281,6 +307,11 @@ func (r Request) outcome(s *slot) error {
 		return nil
 	case status.ErrFailed, status.ErrWorkerDied:
 		return &ended{s.status, r.link.board.Reason(r.link.first + r.at)}
+	case status.ErrExpired:
+		if r.link.board.Reason(r.link.first+r.at) == shm.ReasonNoWorker {
+			return &ended{s.status, s.status.Error() + ": " + shm.ReasonNoWorker}
+		}
+		return &ended{status: s.status}
 	default:
 		return &ended{status: s.status}
 	}

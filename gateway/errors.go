@@ -31,6 +31,7 @@ var meanings = map[status.Code]meaning{
 	status.ErrWorkerHung:   {http.StatusInternalServerError, codes.Internal},
 	status.ErrDraining:     {http.StatusServiceUnavailable, codes.Unavailable},
 	status.ErrBrokerGone:   {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrNoWorker:     {http.StatusServiceUnavailable, codes.Unavailable},
 
 	// Connecting.
 	status.ErrNoBroker:           {http.StatusServiceUnavailable, codes.Unavailable},

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/shm"
@@ -42,6 +42,8 @@ type Config struct {
 	CallerRequests   int
 	CallerBytes      int
 	Window           int // slots to ask the broker for, per model; default by the size of a row
+
+	ReportLoad bool // answer every gRPC call with a load report, not only those of relays
 
 	ClaimWait  time.Duration // how long a request without a deadline waits for room
 	DrainDelay time.Duration // how long readiness is false before new requests are refused
@@ -76,9 +78,11 @@ type Gateway struct {
 	callers *callers
 	budget  budget
 	secrets *secrets
+	health  *health.Server
 
 	draining           atomic.Int32 // drainState
 	inFlight           atomic.Int64
+	pinged             pinged
 	refusedConnections atomic.Int64
 	sweeps             sweeps
 	collect            seldom
@@ -100,6 +104,7 @@ func New(cfg Config) (*Gateway, error) {
 	g := &Gateway{cfg: cfg, log: cfg.Logger, admin: admin.New(cfg.Socket), regions: newRegions(cfg.SystemSharedMemory)}
 	g.callers = &callers{mostRequests: int64(cfg.CallerRequests), mostBytes: int64(cfg.CallerBytes), byName: map[string]*usage{}}
 	g.budget.most = int64(cfg.MaxBufferedBytes)
+	g.health = health.NewServer()
 	g.models = newModels(g)
 	g.tellDate(time.Now())
 	var err error
@@ -261,6 +266,7 @@ func (g *Gateway) Serve(ctx context.Context) error {
 // here, and then lets accepted requests finish.
 func (g *Gateway) drain(web *webServer, rpc *grpc.Server) error {
 	g.draining.Store(notReady)
+	g.tellHealth()
 	g.log.Info("draining: not ready any more", "delay", g.cfg.DrainDelay, "in_flight", g.inFlight.Load())
 	time.Sleep(g.cfg.DrainDelay)
 	g.draining.Store(refusing)
@@ -308,24 +314,6 @@ func (g *Gateway) begin(who *caller) error {
 func (g *Gateway) end(who *caller) {
 	g.callers.end(who.use)
 	g.inFlight.Add(-1)
-}
-
-// ready is nil if requests are welcome.
-func (g *Gateway) ready() error {
-	if g.draining.Load() != notDraining {
-		return errDraining
-	}
-	return *g.models.broker.Load()
-}
-
-func (g *Gateway) modelReady(k *model) error {
-	if err := g.ready(); err != nil {
-		return err
-	}
-	if !k.ready() {
-		return refuse(http.StatusServiceUnavailable, codes.Unavailable, "model %q has no worker", k.name)
-	}
-	return nil
 }
 
 // sweep looks for slow connections, for callers that have hung up, and for

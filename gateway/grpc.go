@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/experimental"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
@@ -47,6 +48,9 @@ func (g *Gateway) newGRPC(l *listener) *grpc.Server {
 	}
 	if g.cfg.TokenFile != "" { // before a message is read
 		options = append(options, grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
+			if isHealthCheck(info.FullMethodName) {
+				return ctx, nil
+			}
 			_, err := g.rpcCaller(ctx, info.Header)
 			return ctx, rpcError(err)
 		}))
@@ -69,6 +73,7 @@ func (g *Gateway) newGRPC(l *listener) *grpc.Server {
 		}
 	}
 	s.RegisterService(&service, door)
+	healthpb.RegisterHealthServer(s, g.health)
 	return s
 }
 

@@ -55,6 +55,7 @@ func (d *rpcDoor) run(ctx context.Context, m *message, stream bool) (*rpcAnswer,
 	c := newCall()
 	c.model, c.caller = k, who
 	a, err := d.runCall(ctx, c, m, free, conn, stream)
+	c.reportLoad(ctx)
 	if err != nil || a.call == nil {
 		c.count(err)
 		c.done()

@@ -85,6 +85,9 @@ func (d httpDoor) other(w http.ResponseWriter, r *http.Request) error {
 func (d httpDoor) health(w http.ResponseWriter, path []string) error {
 	switch {
 	case len(path) == 1 && path[0] == "live":
+		if err := d.g.live(); err != nil {
+			return err
+		}
 		w.WriteHeader(http.StatusOK)
 	case len(path) == 1 && path[0] == "ready":
 		if err := d.g.ready(); err != nil {

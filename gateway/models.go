@@ -44,12 +44,17 @@ type model struct {
 	// Requests of one row have a client of their own: beside them, one that
 	// wants many consecutive slots would wait long.
 	single, many lane
+	// So have the requests of relays: each of their messages claims many.
+	relayed lane
+	load    load
 }
 
 // modelInfo is what may change while the model stays.
 type modelInfo struct {
 	settings *policy.Settings
 	workers  int
+	ready    int    // workers that can be counted on
+	notReady string // why there are none
 }
 
 func (m *models) newInfo(b *admin.Model) *modelInfo {
@@ -58,7 +63,7 @@ func (m *models) newInfo(b *admin.Model) *modelInfo {
 		m.g.log.Warn("the broker's policy is not understood, defaults are told instead", "model", b.Name, "error", err)
 		s, _ = policy.Policy{}.Resolve(b.Signature.Inputs)
 	}
-	return &modelInfo{settings: &s, workers: b.Workers}
+	return &modelInfo{settings: &s, workers: b.Workers, ready: b.Ready, notReady: b.NotReady}
 }
 
 func newModels(g *Gateway) *models {
@@ -123,6 +128,7 @@ func (m *models) ask(ctx context.Context) {
 	list, err := m.g.admin.Models(ctx)
 	m.asked = time.Now()
 	m.broker.Store(&err)
+	defer m.g.tellHealth()
 	if err != nil {
 		return // what was served is served again when the broker is back
 	}
@@ -187,14 +193,15 @@ func (m *models) list() []*model {
 	return all
 }
 
-// ready tells whether a request would find a worker.
+// ready tells whether a request would find a worker that can be counted on.
 func (k *model) ready() bool {
-	return *k.g.models.broker.Load() == nil && k.info.Load().workers > 0
+	return *k.g.models.broker.Load() == nil && k.info.Load().ready > 0
 }
 
 func (k *model) close() {
 	k.single.close()
 	k.many.close()
+	k.relayed.close()
 }
 
 // lane is a client of one model, dialled when it is first needed.

@@ -215,7 +215,7 @@ func (r *rig) idle() {
 			return fmt.Errorf("%d bytes of the budget", n)
 		}
 		for _, k := range r.g.models.list() {
-			for _, l := range []*lane{&k.single, &k.many} {
+			for _, l := range []*lane{&k.single, &k.many, &k.relayed} {
 				c := l.live.Load()
 				if c == nil {
 					continue

@@ -28,6 +28,8 @@ var (
 		duration(1), func(at *place) *time.Duration { return &at.s.Lease })
 	MaxAttempts = row(Key{Name: "max_attempts", Default: "3", Live: true, Help: "how often a request is tried before it fails, where workers die of it"},
 		number(1, 100), func(at *place) *int { return &at.s.MaxAttempts })
+	NoWorker = row(Key{Name: "no_worker", Default: "wait", Live: true, Help: "a request that comes while no worker is attached: wait for one until its deadline, or refuse it at once (NoWorker)"},
+		oneOf(WaitForWorker, RefuseWithoutWorker), func(at *place) *NoWorkerAction { return &at.s.NoWorker })
 	Ragged = row(Key{Name: "ragged", Default: "false", Help: "requests of different sizes share a batch, each in its own; workers must ask for it; not with buckets or padding"},
 		boolean(), func(at *place) *bool { return &at.s.Ragged })
 	PreserveOrder = row(Key{Name: "preserve_order", Default: "false", Live: true, Help: "keep each client's requests in order"},
@@ -43,7 +45,7 @@ var (
 	MaxTimeout = row(Key{Name: "max_timeout", Default: "0s", Live: true, PerLevel: true, Help: "limit for a request's own deadline; 0: none"},
 		duration(0), func(at *place) *time.Duration { return &at.s.Levels[at.level].MaxTimeout })
 	OnTimeout = row(Key{Name: "on_timeout", Default: "reject", Live: true, PerLevel: true, Help: "reject ends a request that waited for too long, delay lets it through at the end"},
-		action(), func(at *place) *Action { return &at.s.Levels[at.level].OnTimeout })
+		oneOf(Reject, Delay), func(at *place) *Action { return &at.s.Levels[at.level].OnTimeout })
 
 	prioritiesKey = add(&Key{Name: "priorities", Kind: "number", Default: "1", Live: true, Help: "number of priority levels, 0 the most urgent; if left out, as many as other keys name",
 		read:  func(*place, string) error { return nil }, // makeLevels has read it

@@ -35,6 +35,7 @@ type Settings struct {
 	Lease         time.Duration // how long a batch may run before its worker counts as hung
 	MaxAttempts   int           // workers that may die of a request before it fails
 	Ragged        bool          // requests of different sizes share a batch
+	NoWorker      NoWorkerAction
 }
 
 // Level is the queue policy of one priority level.
@@ -64,6 +65,22 @@ func (a Action) String() string {
 // Auto as Settings.WaitTime leaves the wait to the batcher, which learns what
 // pays.
 const Auto time.Duration = -1
+
+// NoWorkerAction says what happens to a request that comes while its model has
+// no worker.
+type NoWorkerAction uint8
+
+const (
+	WaitForWorker       NoWorkerAction = iota // it waits, until its deadline if it has one
+	RefuseWithoutWorker                       // it ends with NoWorker at once
+)
+
+func (a NoWorkerAction) String() string {
+	if a == RefuseWithoutWorker {
+		return "refuse"
+	}
+	return "wait"
+}
 
 // Limits of settings. They bound memory, not policy: a batch larger than
 // MaxRows or a model with more levels than MaxLevels is a typing error.

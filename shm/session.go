@@ -52,8 +52,8 @@ type Mail struct {
 	Dispatched int64
 	Requests   uint32
 	Rows       uint32
-	PadTo      uint32 // rows that the worker asked to see, ≥ Rows
-	_          uint32
+	PadTo      uint32                         // rows that the worker asked to see, ≥ Rows
+	Level      uint32                         // priority level of its most urgent request
 	Dims       [tensor.MaxVariableDims]uint32 // the shape they share (bucketed)
 }
 
@@ -96,7 +96,8 @@ type mailWords struct {
 	// Written by the worker.
 	Taken  atomic.Uint64 // mails ever taken: who is to blame if it dies
 	Parked atomic.Uint32 // 1 while it waits on Bell
-	_      [52]byte
+	Lanes  atomic.Uint32 // batches that it wants to run at once from now on; 0: as it said when it attached
+	_      [48]byte
 	_      [64]byte
 }
 

@@ -41,6 +41,16 @@ type Model struct {
 	UptimeS      float64 `json:"uptime_s"`
 	Loop         int     `json:"loop"` // which of Broker.Loops serves it
 
+	// Windows are the last 1, 10 and 60 whole seconds.
+	Windows []Window `json:"windows"`
+
+	// Rows of the ring, now: what waits, what a worker has, and what ended
+	// early while a worker still has it. The rest of the leased ones are the
+	// clients' to fill or to read.
+	SlotsQueued  int `json:"slots_queued"`
+	SlotsRunning int `json:"slots_running"`
+	SlotsHeld    int `json:"slots_held"`
+
 	Clients     int               `json:"clients"`
 	QueueLength int               `json:"queue_length"` // requests
 	QueueRows   int               `json:"queue_rows"`
@@ -52,11 +62,67 @@ type Model struct {
 	BatchSize   BatchSize         `json:"batch_size"`
 	Reasons     map[string]uint64 `json:"dispatch_reasons"`
 	Latency     Latency           `json:"latency_ms"`
+	Histograms  Histograms        `json:"latency_buckets"`
 
-	WorkersLost uint64   `json:"workers_lost"`
-	WorkersHung uint64   `json:"workers_hung"`
-	Offenders   uint64   `json:"offenders"` // peers thrown out for breaking the protocol
-	Workers     []Worker `json:"workers"`
+	WorkersAttached uint64   `json:"workers_attached"` // ever
+	WorkersLost     uint64   `json:"workers_lost"`
+	WorkersHung     uint64   `json:"workers_hung"`
+	Offenders       uint64   `json:"offenders"` // peers thrown out for breaking the protocol
+	Workers         []Worker `json:"workers"`
+}
+
+// Window is what happened in the last whole seconds.
+type Window struct {
+	Seconds      int           `json:"seconds"`
+	MeasuredS    int           `json:"measured_s"` // fewer while the model is younger than the window
+	RequestsPerS float64       `json:"requests_per_s"`
+	RowsPerS     float64       `json:"rows_per_s"`
+	BatchesPerS  float64       `json:"batches_per_s"`
+	FailedPerS   float64       `json:"failed_per_s"` // ended other than OK
+	Ended        uint64        `json:"ended"`        // requests, however they ended
+	Latency      WindowLatency `json:"latency_ms"`   // commit → answered
+	RowsPerBatch float64       `json:"rows_per_batch"`
+	Busy         float64       `json:"busy"` // share of the workers' time in which they computed, 0..1
+}
+
+// WindowLatency is in milliseconds.
+type WindowLatency struct {
+	P50 float64 `json:"p50"`
+	P99 float64 `json:"p99"`
+}
+
+// Window is the one of that many seconds; empty if it is not told.
+func (m *Model) Window(seconds int) Window {
+	for _, w := range m.Windows {
+		if w.Seconds == seconds {
+			return w
+		}
+	}
+	return Window{Seconds: seconds}
+}
+
+// Histograms are the parts of Latency with their counts, which add up over
+// models, brokers and time.
+type Histograms struct {
+	Queue    Histogram `json:"queue"`
+	Dispatch Histogram `json:"dispatch"`
+	Compute  Histogram `json:"compute"`
+	Total    Histogram `json:"total"`
+}
+
+// Histogram has 16 buckets per doubling, the same ones everywhere; those that
+// are empty are left out.
+type Histogram struct {
+	Count   uint64   `json:"count"`
+	SumS    float64  `json:"sum_s"`
+	Buckets []Bucket `json:"buckets"`
+}
+
+// Bucket counts durations of at most UpperS seconds that the bucket before it
+// does not.
+type Bucket struct {
+	UpperS float64 `json:"le_s"`
+	Count  uint64  `json:"n"`
 }
 
 // Loop is one of the loops that serve the models, each some of them.

@@ -16,6 +16,7 @@ const (
 	ErrWorkerHung   Code = 8  // its worker outlived its lease and could not be killed
 	ErrDraining     Code = 9  // the broker is shutting down and takes no new requests
 	ErrBrokerGone   Code = 10 // the broker went away; safe to retry
+	ErrNoWorker     Code = 39 // no worker is attached, and the model's policy says no_worker=refuse
 
 	// connecting
 	ErrNoBroker           Code = 11 // nothing listens on the socket

@@ -12,7 +12,9 @@ import (
 var errClosed = errors.New("the worker was closed before it ran this request")
 
 // Fail ends the i-th request with err when the batch completes, and leaves its
-// neighbours alone.
+// neighbours alone. Where err is one of the ways a request can end (a status of
+// the group status.Ends), the request ends so; else with ErrFailed. Its client
+// reads err's text after ErrFailed and ErrWorkerDied.
 func (b *Batch) Fail(i int, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -34,7 +36,16 @@ func (b *Batch) fail(i int, err error) {
 	if b.reasons == nil {
 		b.reasons = map[int]string{}
 	}
-	b.reqs[i].status, b.reasons[i] = status.ErrFailed, err.Error()
+	b.reqs[i].status, b.reasons[i] = endOf(err), err.Error()
+}
+
+// endOf is the status that a request ends with because of err.
+func endOf(err error) status.Code {
+	var code status.Code
+	if errors.As(err, &code) && code.Group() == status.Ends {
+		return code
+	}
+	return status.ErrFailed
 }
 
 // Complete answers the clients and gives the batch back, from any goroutine

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -23,6 +24,7 @@ type Batch struct {
 	id      uint64
 	started int64
 	mailed  int64
+	level   int
 	dims    [tensor.MaxVariableDims]uint32
 	mails   []shm.MailRequest // the mail's requests, copied: the broker may post over them
 	reqs    []request         // sorted by slot
@@ -76,6 +78,7 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 	m := *mail
 	layout, board := b.w.session.Layout, b.w.session.Board
 	b.id, b.mailed, b.dims, b.padTo, b.reasons = m.Batch, m.Dispatched, m.Dims, int(m.PadTo), nil
+	b.level = int(min(m.Level, policy.MaxLevels))
 	b.reqs, b.slots, b.runs, b.order, b.outDims = b.reqs[:0], b.slots[:0], b.runs[:0], b.order[:0], b.outDims[:0]
 	if int(m.Requests) > len(reqs) {
 		return fmt.Errorf("%w: mail of %d requests", status.ErrProtocol, m.Requests)
@@ -154,6 +157,19 @@ func (b *Batch) Slots() []uint32 { return b.slots }
 // Dims are the sizes of the inputs' variable dimensions that all rows share,
 // in signature order; in a ragged batch the largest of each.
 func (b *Batch) Dims() []uint32 { return b.dims[:] }
+
+// Level is the priority level of the batch's most urgent request, 0 being the
+// most urgent there is.
+func (b *Batch) Level() int { return b.level }
+
+// Dispatched is when the broker handed the batch over, on shm.Now's clock.
+func (b *Batch) Dispatched() int64 { return b.mailed }
+
+// Open tells that somebody still waits for request i: it was neither canceled
+// nor has its deadline passed.
+func (b *Batch) Open(i int) bool {
+	return isOpen(b.w.session.Board, b.reqs[i].slot, b.reqs[i].gen)
+}
 
 // Ragged tells that each request lies in its own sizes (InputShape), not in
 // shared ones.

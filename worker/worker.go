@@ -31,7 +31,8 @@ type Config struct {
 	GPU    string // where it computes, for statistics
 
 	// Concurrency is how many batches Serve runs at once, each in a goroutine
-	// of its own; default 1.
+	// of its own; default 1. The broker hands over a batch that is not full
+	// while fewer than that are running.
 	Concurrency int
 
 	// WaitForBroker is how long Serve and KeepAttached wait for a broker that
@@ -99,7 +100,7 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 		Op: control.OpWorker, Model: cfg.Model, Name: cfg.Name,
 		Worker: &control.WorkerInfo{
 			Inputs: tensor.SpecTexts(cfg.Signature.Inputs), Outputs: tensor.SpecTexts(cfg.Signature.Outputs),
-			Depth: cfg.Depth, Weight: cfg.Weight, Pad: cfg.Pad, PadTo: cfg.PadTo, GPU: cfg.GPU,
+			Depth: cfg.Depth, Lanes: cfg.Concurrency, Weight: cfg.Weight, Pad: cfg.Pad, PadTo: cfg.PadTo, GPU: cfg.GPU,
 		},
 		Policy: cfg.Policy,
 	})
@@ -200,6 +201,19 @@ func (w *Worker) ID() uint32 { return w.session.Info.WorkerID }
 // Depth is how many batches may be taken and not completed.
 func (w *Worker) Depth() int { return w.session.Info.Depth }
 
+// SetLanes tells the broker how many batches this worker wants to run at once
+// from now on, 1 … Depth: a worker that passes its batches on elsewhere knows
+// only then how many are welcome. More than that are not handed over; the
+// requests wait in the queue, where batches grow. The broker hears of it when
+// it next reads a batch's end.
+func (w *Worker) SetLanes(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.closed {
+		w.mail.Lanes.Store(uint32(min(max(n, 1), w.Depth())))
+	}
+}
+
 // Next takes the next batch, waiting until ctx ends. It may be called again
 // before the batch before it is completed, as far as the depth goes. The
 // error matches ErrBrokerGone when the broker went away.
@@ -250,11 +264,15 @@ func (w *Worker) TryNext() (*Batch, error) {
 	w.spin.Anew(w.answered.Load())
 	for {
 		// SYNC POINT "mail", acquire side.
-		if w.mail.Tail.Load() == w.next {
+		tail := w.mail.Tail.Load()
+		if tail == w.next {
 			if w.gone.Load() {
 				return nil, status.ErrBrokerGone
 			}
 			return nil, nil
+		}
+		if tail-w.next > uint64(w.Depth()) { // only a broker that breaks the protocol hands over more
+			return nil, fmt.Errorf("%w: %d batches at once, %d fit", status.ErrProtocol, tail-w.next, w.Depth())
 		}
 		w.spin.Over()
 		b, err := w.take()

@@ -54,6 +54,7 @@ const DefaultLevel = -1
 type Worker struct {
 	ID     WorkerID
 	Weight int     // share of the work relative to other workers; 0 means 1
+	Lanes  int     // batches it runs at once: it is idle while it holds fewer; 0 means 1
 	Depth  int     // batches it may hold at once, running and prefetched; 0 means 1
 	Pad    Padding // padding it asks for
 	PadTo  int     // with PadFixed: the size, ≥ the batch

@@ -16,7 +16,7 @@
 // Arrive calls. Packing takes requests in that order, never splits one, never
 // skips ahead: it stops at the first that does not fit.
 //
-// 2. A worker that is idle (holds no batch) gets a batch of a shape as soon as
+// 2. A worker that is idle (runs fewer batches than it has lanes, most have one) gets a batch of a shape as soon as
 // one of these holds; the first that does names the batch and its size:
 //
 //	Full       the queue fills MaxBatchSize, or the next request does not fit

@@ -216,7 +216,11 @@ func (l *learner) done(w WorkerID, id BatchID, finished Time) {
 		if p.id != id {
 			continue
 		}
-		took := finished - max(p.dispatched, x.freeAt)
+		from := p.dispatched
+		if x.Lanes <= 1 {
+			from = max(from, x.freeAt)
+		}
+		took := finished - from
 		if l.took == 0 {
 			l.took = float64(took)
 		}
@@ -225,7 +229,7 @@ func (l *learner) done(w WorkerID, id BatchID, finished Time) {
 			l.least = float64(took)
 		}
 		l.runs = grown(l.runs, maxRuns-1)
-		l.runs[l.ran%maxRuns] = pacedRun{w, max(p.dispatched, x.freeAt), finished}
+		l.runs[l.ran%maxRuns] = pacedRun{w, from, finished}
 		l.ran++
 		l.shapes[0].observe(p.rows, p.others, took)
 		if p.shape > 0 {

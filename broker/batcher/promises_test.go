@@ -199,11 +199,11 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 		return fmt.Errorf("worker %d is not attached", d.Worker)
 	case len(d.Requests) == 0:
 		return fmt.Errorf("is empty")
-	case len(w.batches) >= max(1, w.Depth):
+	case len(w.batches) >= max(1, w.Lanes, w.Depth):
 		return fmt.Errorf("worker %d holds %d batches already", d.Worker, len(w.batches))
-	case len(w.batches) > 0 && d.Why != Full:
+	case len(w.batches) >= max(1, w.Lanes) && d.Why != Full:
 		return fmt.Errorf("worker %d is busy and got a batch that is %v", d.Worker, d.Why)
-	case len(w.batches) > 0 && b.idle():
+	case len(w.batches) >= max(1, w.Lanes) && b.idle():
 		return fmt.Errorf("worker %d is busy and another is idle", d.Worker)
 	case d.PadTo < d.Rows:
 		return fmt.Errorf("padded to %d rows, has %d", d.PadTo, d.Rows)
@@ -253,7 +253,7 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 
 func (b *book) idle() bool {
 	for _, w := range b.workers {
-		if len(w.batches) == 0 {
+		if len(w.batches) < max(1, w.Lanes) {
 			return true
 		}
 	}

@@ -209,7 +209,7 @@ func (b *reference) ready(queue []*refRequest, now Time) (n int, why Reason, ok 
 func (b *reference) chooseWorker(idle bool) *refWorker {
 	var best *refWorker
 	for _, w := range b.workers {
-		if len(w.batches) < w.Depth && (len(w.batches) == 0) == idle {
+		if len(w.batches) < w.Depth && (len(w.batches) < w.Lanes) == idle {
 			if best == nil || cmp.Or(cmp.Compare(w.pass, best.pass), cmp.Compare(w.ID, best.ID)) < 0 {
 				best = w
 			}

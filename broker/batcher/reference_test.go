@@ -115,7 +115,8 @@ func (b *reference) ClientLeft(c ClientID) []RequestID {
 }
 
 func (b *reference) WorkerReady(w Worker) {
-	w.Weight, w.Depth = max(1, w.Weight), max(1, w.Depth)
+	w.Weight, w.Lanes = max(1, w.Weight), max(1, w.Lanes)
+	w.Depth = max(w.Lanes, w.Depth)
 	b.learner.workerReady(w)
 	for _, old := range b.workers {
 		if old.ID == w.ID {

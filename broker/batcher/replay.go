@@ -307,18 +307,24 @@ func (p *replay) dispatch(d *Dispatch) {
 	} else {
 		others--
 	}
-	start := max(p.now, x.freeAt)
+	start := p.now
+	if len(x.batches) >= max(1, p.from.workers[x.id].Lanes) {
+		start = max(start, x.freeAt)
+	}
 	end := start + p.cost(d.PadTo, int(d.Dims[0]), others)
-	x.freeAt = end
+	x.freeAt = max(x.freeAt, end)
 	p.busyTime += end - start
 	var ids []RequestID
 	if n := len(x.spare); n > 0 {
 		ids, x.spare = x.spare[n-1], x.spare[:n-1]
 	}
 	x.batches = append(x.batches, replayBatch{d.Batch, start, end, append(ids[:0], d.Requests...)})
+	for i := len(x.batches) - 1; i > 0 && x.batches[i].end < x.batches[i-1].end; i-- { // lanes overtake each other
+		x.batches[i], x.batches[i-1] = x.batches[i-1], x.batches[i]
+	}
 }
 
-// finish ends the oldest batch of a worker.
+// finish ends the batch of a worker that ends first.
 func (p *replay) finish(x *replayWorker) {
 	b := x.batches[0]
 	copy(x.batches, x.batches[1:])

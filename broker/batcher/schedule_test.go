@@ -18,7 +18,7 @@ import (
 
 var (
 	seedFlag      = flag.Uint64("seed", 0, "replay the random schedule with this seed, verbosely")
-	schedulesFlag = flag.Int("schedules", 0, "number of random schedules (default 100000; fewer with -short or -race)")
+	schedulesFlag = flag.Int("schedules", 0, "number of random schedules (default 40000; fewer with -short or -race)")
 )
 
 // Every random schedule is a sequence of events with a Decide after each few.
@@ -32,7 +32,7 @@ func TestRandomSchedulesAreDecidedAsTheReferenceDoes(t *testing.T) {
 		}
 		return
 	}
-	count := 100_000
+	count := 40_000
 	if testing.Short() || raceEnabled {
 		count = 5_000
 	}
@@ -180,7 +180,7 @@ func (s *schedule) event() error {
 		s.now += 1 + s.time(10)
 	case k < 31:
 		w := Worker{
-			ID: WorkerID(s.rng.IntN(3)), Weight: s.rng.IntN(4), Depth: s.rng.IntN(4),
+			ID: WorkerID(s.rng.IntN(3)), Weight: s.rng.IntN(4), Lanes: s.rng.IntN(3), Depth: s.rng.IntN(4),
 			Pad: Padding(s.rng.IntN(3)), PadTo: s.rng.IntN(10),
 		}
 		s.log("worker ready %+v", w)

@@ -123,7 +123,7 @@ func (s *script) change(o options) (policy.Settings, error) {
 }
 
 func describedWorker(name string, o options) Worker {
-	w := Worker{ID: workerID(name), Weight: o.int("weight"), Depth: o.int("depth")}
+	w := Worker{ID: workerID(name), Weight: o.int("weight"), Lanes: o.int("lanes"), Depth: o.int("depth")}
 	switch {
 	case o["pad"] == "preferred":
 		w.Pad = PadPreferred

@@ -38,7 +38,8 @@ type Run struct {
 // WorkerReady tells that w attached, or that it changed its description.
 func (b *Batcher) WorkerReady(w Worker) {
 	w.Weight = max(1, w.Weight)
-	w.Depth = max(1, w.Depth)
+	w.Lanes = max(1, w.Lanes)
+	w.Depth = max(w.Lanes, w.Depth)
 	b.workers = grown(b.workers, int(w.ID))
 	x := &b.workers[w.ID]
 	if !x.attached {
@@ -121,7 +122,7 @@ func (b *Batcher) fileWorker(w WorkerID) {
 	x := &b.workers[w]
 	id := uint32(w)
 	switch n := len(x.batches); {
-	case n == 0:
+	case n < x.Lanes:
 		b.roomy.remove(id)
 		b.idle.set(id, x.pass, int64(w))
 	case n < x.Depth:

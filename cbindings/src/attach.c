@@ -41,17 +41,17 @@ int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb
 	int error = rb_send_frame(fd, rb_min(deadline, rb_later(rb_now(), RB_CALL_TIMEOUT)), request->data, request->length);
 	if (error && error != EPIPE && error != ECONNRESET) {
 		status = error == ETIMEDOUT ? rb_no_answer(fd) : rb_fail(RB_ERR_BROKER_GONE, "%s: %s", rb_status_text(RB_ERR_BROKER_GONE), strerror(error));
-		close(fd);
+		rb_hang_up(fd, getpid());
 		return status;
 	}
-	*a = (rb_attach){.fd = fd, .worker = worker, .deadline = rb_later(rb_now(), RB_CALL_TIMEOUT)};
+	*a = (rb_attach){.fd = fd, .owner = getpid(), .worker = worker, .deadline = rb_later(rb_now(), RB_CALL_TIMEOUT)};
 	return RB_OK;
 }
 
 void rb_attach_cancel(rb_attach *a)
 {
 	if (a->fd >= 0)
-		close(a->fd);
+		rb_hang_up(a->fd, a->owner);
 	a->fd = -1;
 }
 
@@ -303,6 +303,7 @@ int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupt
 	memset(s, 0, sizeof *s);
 	s->doorbell = -1;
 	s->socket = a->fd;
+	s->owner = a->owner;
 	int status = rb_receive_frame(a->fd, rb_min(deadline, a->deadline), &f);
 	a->fd = -1;
 	if (!status)
@@ -325,11 +326,9 @@ bool rb_session_gone(rb_session *s)
 
 void rb_session_hang_up(rb_session *s)
 {
-	/* A forked child may have a copy of the socket: closing ours alone would not end the session. */
-	int fd = s->socket;
+	int fd = atomic_exchange(&s->socket, -1);
 	if (fd >= 0)
-		shutdown(fd, SHUT_RDWR);
-	rb_close_fd(&s->socket);
+		rb_hang_up(fd, s->owner);
 }
 
 static void free_session(rb_session *s)

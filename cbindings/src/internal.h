@@ -16,6 +16,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/types.h>
 
 #include "../ringbatch.h"
 #include "shm.h"
@@ -159,6 +160,7 @@ typedef struct rb_session {
 	rb_segment planes, board_segment, words;
 	rb_board board;
 	_Atomic int socket, doorbell; /* -1: closed */
+	pid_t owner;                  /* the process that attached: it alone may end the session */
 	uint64_t epoch;
 	uint32_t first_slot, window, first_gen, depth;
 	char model[RB_MAX_NAME_BYTES + 1];
@@ -177,6 +179,7 @@ int rb_read_policy(rb_reader r, rb_session *s);
 /* A call under way: made by rb_attach_begin, continued by rb_attach_end. */
 typedef struct rb_attach {
 	int fd; /* -1: none is under way */
+	pid_t owner;
 	bool worker;
 	int64_t deadline; /* of the broker's reply */
 } rb_attach;
@@ -193,6 +196,9 @@ void rb_session_hang_up(rb_session *s);
 /* Hangs up and unmaps. */
 void rb_session_close(rb_session *s);
 void rb_close_fd(_Atomic int *fd);
+/* Ends a connection for everybody who has it, also a forked child's copy; any
+ * process but its owner only closes its own descriptor. */
+void rb_hang_up(int fd, pid_t owner);
 
 /* A request's first keys: version, op, model, name. */
 void rb_begin_request(rb_writer *w, uint32_t pairs, const char *op, const char *model, const char *name);

@@ -91,6 +91,13 @@ int rb_dial(const char *path, int64_t deadline, int *out)
 	return rb_fail(RB_ERR_NO_BROKER, "%s (socket %s: %s)", rb_status_text(RB_ERR_NO_BROKER), path, strerror(error));
 }
 
+void rb_hang_up(int fd, pid_t owner)
+{
+	if (getpid() == owner)
+		shutdown(fd, SHUT_RDWR);
+	close(fd);
+}
+
 void rb_close_fd(_Atomic int *fd)
 {
 	/* Away first, then closed: its number may be another's at once. */

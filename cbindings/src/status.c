@@ -49,6 +49,7 @@ static const struct {
 	[RB_ERR_NO_GPU] = {"NoGPU", "no GPU here", 0},
 	[RB_ERR_TOO_MANY_CONNECTIONS] = {"TooManyConnections", "the broker has no connection free; raise its max_clients, or close clients that are not needed", 1},
 	[RB_ERR_NO_DESCRIPTORS] = {"NoDescriptors", "no file descriptor is free; raise the limit of open files (ulimit -n, LimitNOFILE)", 1},
+	[RB_ERR_NO_WORKER] = {"NoWorker", "no worker attached: nobody runs this model now; start one, or see ringbatch ready", 1},
 	/* END statuses */
 };
 

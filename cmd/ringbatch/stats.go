@@ -18,7 +18,7 @@ import (
 )
 
 func runStats(ctx context.Context, args []string) error {
-	f := flags("stats", " [MODEL]", "Show what the broker counts: per model queue, batches, batch sizes and latencies by stage;\nper worker its state.", "  ringbatch stats\n  ringbatch stats --json | jq '.models[0].latency_ms'\n  ringbatch stats --watch 1s\n")
+	f := flags("stats", " [MODEL]", "Show what the broker counts: per model the last 1, 10 and 60 seconds, then queue, batches,\nbatch sizes and latencies by stage since the start; per worker its state.", "  ringbatch stats\n  ringbatch stats --json | jq '.models[0].latency_ms'\n  ringbatch stats --watch 1s\n")
 	socket := socketFlag(f)
 	asJSON := f.Bool("json", false, "print JSON, as docs/stats.md describes it")
 	watch := f.Duration("watch", 0, "show again at this interval until Ctrl-C")
@@ -86,13 +86,14 @@ func printStats(s *stats.Broker) {
 
 func printModel(m *stats.Model) {
 	fmt.Printf("\n%s   %s\n", m.Name, m.Signature)
-	fmt.Printf("  max_batch_size %d, wait_time %.3g ms; %d clients, %d of %d slots free\n", m.MaxBatchSize, m.WaitTimeMS, m.Clients, m.SlotsFree, m.Slots)
-	fmt.Printf("  queue %d requests (%d rows); %d requests, %d batches, %.1f rows a batch\n", m.QueueLength, m.QueueRows, m.Requests, m.Batches, m.BatchSize.Avg)
+	printWindows(m)
+	fmt.Printf("  max_batch_size %d, wait_time %.3g ms; %d clients, %d of %d slots free, %d queued, %d running\n", m.MaxBatchSize, m.WaitTimeMS, m.Clients, m.SlotsFree, m.Slots, m.SlotsQueued, m.SlotsRunning)
+	fmt.Printf("  queue %d requests (%d rows); since the start %d requests, %d batches, %.1f rows a batch\n", m.QueueLength, m.QueueRows, m.Requests, m.Batches, m.BatchSize.Avg)
 	fmt.Printf("  ended: %s; sent out: %s", counts(m.Ended), counts(m.Reasons))
 	if m.Requeued+m.WorkersLost+m.WorkersHung+m.Offenders > 0 {
 		fmt.Printf("; requeued %d, workers lost %d, hung %d, offenders %d", m.Requeued, m.WorkersLost, m.WorkersHung, m.Offenders)
 	}
-	fmt.Print("\n\n")
+	fmt.Print("\n\n  since the start\n")
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "  ms\tavg\tp50\tp90\tp99\tmax\t")
 	for _, row := range []struct {
@@ -118,6 +119,17 @@ func printModel(m *stats.Model) {
 		fmt.Fprintf(w, "  %d\t%s\t%d\t%s\t%s\t%s\t%d\t%.0f %%\t%d\n", k.ID, k.Name, k.Pid, gpu, k.State, seconds(k.SinceS), k.Batches, 100*k.BusyS/max(k.SinceS, 1e-9), k.Restarts)
 	}
 	w.Flush()
+}
+
+// printWindows shows what happened lately.
+func printWindows(m *stats.Model) {
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "  last\trequests/s\trows/s\tp50 ms\tp99 ms\trows a batch\tbusy\tfailed/s\t")
+	for _, x := range m.Windows {
+		fmt.Fprintf(w, "  %d s\t%.1f\t%.1f\t%.3f\t%.3f\t%.1f\t%.0f %%\t%.1f\t\n", x.Seconds, x.RequestsPerS, x.RowsPerS, x.Latency.P50, x.Latency.P99, x.RowsPerBatch, 100*x.Busy, x.FailedPerS)
+	}
+	w.Flush()
+	fmt.Println()
 }
 
 // printSizes draws the batch-size histogram.

@@ -71,7 +71,7 @@ func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.
 	if req.Op == control.OpWatch {
 		deadline = deadline.Add(control.WatchTime)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	stop := context.AfterFunc(ctx, func() { hangUp(c) })
 	req.Version = control.Version
 	var rep control.Reply
 	// A broker that refuses us may have answered and hung up before it read
@@ -109,10 +109,21 @@ func CallOnce(ctx context.Context, socket string, req *control.Request) (*contro
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
+	defer hangUp(c)
 	rep, fds, err := Call(ctx, c, req)
 	control.CloseFDs(fds)
 	return rep, err
+}
+
+// hangUp ends a connection for everybody who has it. Closing this process's
+// descriptor alone would not: a child that was forked, or was given the
+// descriptor, keeps the connection open, and the broker would go on serving a
+// session that its owner has ended.
+func hangUp(c *net.UnixConn) {
+	if raw, err := c.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	}
+	_ = c.Close()
 }
 
 // StatusError is a status with the text that came with it.
@@ -139,12 +150,12 @@ func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Reque
 	}
 	rep, fds, err := Call(ctx, c, req)
 	if err != nil {
-		c.Close()
+		hangUp(c)
 		return nil, err
 	}
 	s, err := open(mem, req.Op, rep, fds)
 	if err != nil {
-		c.Close()
+		hangUp(c)
 		return nil, err
 	}
 	s.conn = c
@@ -237,11 +248,11 @@ func (s *Session) Gone() {
 // StopWatching makes Gone return while the connection stays.
 func (s *Session) StopWatching() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) }
 
-// HangUp closes the connection but keeps the mappings: the broker sees the
-// peer leave, views that are still in use stay valid.
+// HangUp ends the session but keeps the mappings: the broker sees the peer
+// leave, views that are still in use stay valid.
 func (s *Session) HangUp() {
 	if s.conn != nil {
-		_ = s.conn.Close()
+		hangUp(s.conn)
 	}
 }
 

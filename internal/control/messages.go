@@ -61,7 +61,8 @@ type Request struct {
 type WorkerInfo struct {
 	Inputs  []string `msgpack:"inputs"` // tensors as name:dtype[dims]
 	Outputs []string `msgpack:"outputs"`
-	Depth   int      `msgpack:"depth"` // batches it may hold
+	Depth   int      `msgpack:"depth"`           // batches it may hold
+	Lanes   int      `msgpack:"lanes,omitempty"` // batches it runs at once; 0 counts as 1
 	Weight  int      `msgpack:"weight,omitempty"`
 	Pad     string   `msgpack:"pad,omitempty"` // "", "fixed", "preferred"
 	PadTo   int      `msgpack:"pad_to,omitempty"`
@@ -78,8 +79,9 @@ type Reply struct {
 
 	Attached *Attached `msgpack:"attached,omitempty"`
 	Models   []Model   `msgpack:"models,omitempty"`
-	Stats    []byte    `msgpack:"stats,omitempty"`   // JSON, as docs/stats.md
-	Changes  uint64    `msgpack:"changes,omitempty"` // OpModels, OpWatch: grows whenever the models change
+	Stats    []byte    `msgpack:"stats,omitempty"`    // JSON, as docs/stats.md
+	Draining bool      `msgpack:"draining,omitempty"` // OpModels: it takes no new requests
+	Changes  uint64    `msgpack:"changes,omitempty"`  // OpModels, OpWatch: grows whenever the models change
 }
 
 // Attached describes the segments whose descriptors come with the reply.
@@ -110,4 +112,7 @@ type Model struct {
 	Policy  map[string]string `msgpack:"policy"` // a policy.Policy, all keys
 	Workers int               `msgpack:"workers"`
 	Clients int               `msgpack:"clients"`
+	// Workers that can be counted on; and why there are none.
+	ReadyWorkers int    `msgpack:"ready_workers"`
+	NotReady     string `msgpack:"not_ready,omitempty"`
 }

@@ -28,6 +28,7 @@ type host struct {
 	bed    *testbed.Bed
 	socket string
 	job    testbed.BrokerJob
+	uid    int            // of the broker, if it is not this process's
 	limits testbed.Limits // of the broker and of those that join it
 	broker *proc
 	before testbed.Usage // of the broker, when nobody is attached
@@ -87,7 +88,7 @@ func (h *host) start(s testbed.Spec) *proc {
 // launch starts a broker as this host's is, and does not wait for it.
 func (h *host) launch() *proc {
 	h.t.Helper()
-	return h.start(testbed.Spec{Role: "broker", Job: h.job, Limits: h.limits})
+	return h.start(testbed.Spec{Role: "broker", Job: h.job, Limits: h.limits, UID: h.uid})
 }
 
 func (h *host) startBroker() {

@@ -18,6 +18,8 @@ func TestMain(m *testing.M) {
 		"damage":  testbed.With(playDamage),
 		"ballast": testbed.With(playBallast),
 		"clock":   playClock,
+		"leaver":  testbed.With(playLeaver),
+		"quitter": testbed.With(playQuitter),
 	})
 	// The Go runtime's own descriptors, before anything is counted.
 	if r, w, err := os.Pipe(); err == nil {

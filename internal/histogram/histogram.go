@@ -13,9 +13,9 @@ const (
 	buckets = (64 - subBits) << subBits
 )
 
-// Histogram counts durations. The zero value is ready.
+// Histogram counts durations. The zero value is ready; a copy is another one.
 type Histogram struct {
-	counts [buckets]uint32
+	counts [buckets]uint64
 	n      uint64
 	sum    time.Duration
 	max    time.Duration
@@ -50,6 +50,9 @@ func upper(i int) uint64 {
 // Count is how many were added.
 func (h *Histogram) Count() uint64 { return h.n }
 
+// Sum is what they add up to.
+func (h *Histogram) Sum() time.Duration { return h.sum }
+
 // Mean is their average.
 func (h *Histogram) Mean() time.Duration {
 	if h.n == 0 {
@@ -68,9 +71,54 @@ func (h *Histogram) Quantile(q float64) time.Duration {
 	}
 	rank, seen := uint64(q*float64(h.n)), uint64(0)
 	for i, c := range h.counts {
-		if seen += uint64(c); seen > rank || seen == h.n {
+		if seen += c; seen > rank || seen == h.n {
 			return min(time.Duration(upper(i)), h.max)
 		}
 	}
 	return h.max
+}
+
+// Bucket is how many durations were at most Upper and more than the bucket
+// before it holds.
+type Bucket struct {
+	Upper time.Duration
+	Count uint64
+}
+
+// Buckets are those that are not empty, ascending.
+func (h *Histogram) Buckets() []Bucket {
+	list := []Bucket{}
+	for i, n := range h.counts {
+		if n > 0 {
+			list = append(list, Bucket{time.Duration(upper(i)), n})
+		}
+	}
+	return list
+}
+
+// Delta is what one bucket has grown by.
+type Delta struct {
+	bucket uint16
+	n      uint32
+}
+
+// Since appends what h has more than it had when before was copied from it.
+func (h *Histogram) Since(before *Histogram, list []Delta) []Delta {
+	for i, n := range h.counts {
+		if more := n - before.counts[i]; more > 0 {
+			list = append(list, Delta{uint16(i), uint32(min(more, 1<<32-1))})
+		}
+	}
+	return list
+}
+
+// Grow adds what Since found. Sum and maximum are then those of the buckets'
+// upper ends.
+func (h *Histogram) Grow(list []Delta) {
+	for _, d := range list {
+		h.counts[d.bucket] += uint64(d.n)
+		h.n += uint64(d.n)
+		h.sum += time.Duration(upper(int(d.bucket))) * time.Duration(d.n)
+		h.max = max(h.max, time.Duration(upper(int(d.bucket))))
+	}
 }

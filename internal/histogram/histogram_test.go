@@ -38,3 +38,25 @@ func TestEveryValueFallsIntoABucketThatContainsIt(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatAHistogramHasGrownByAddsUpToTheSameBuckets(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	var h, sum Histogram
+	for range 5 {
+		before := h
+		for range 1000 {
+			h.Add(time.Duration(r.ExpFloat64() * float64(time.Millisecond)))
+		}
+		sum.Grow(h.Since(&before, nil))
+	}
+	if !slices.Equal(h.Buckets(), sum.Buckets()) || h.Count() != sum.Count() {
+		t.Errorf("the parts add up to %v, the whole is %v", sum.Buckets(), h.Buckets())
+	}
+	var n uint64
+	for _, b := range h.Buckets() {
+		n += b.Count
+	}
+	if n != h.Count() {
+		t.Errorf("%d in buckets, %d in all", n, h.Count())
+	}
+}

@@ -213,7 +213,7 @@ func TestTheLatestMessageIsSeen(t *testing.T) {
 
 func TestTheTailKeepsTheEnd(t *testing.T) {
 	var l Tail
-	for range tailBytes {
+	for range tailBytes / 5 { // twice what it keeps
 		_, _ = l.Write([]byte("some line\n"))
 	}
 	_, _ = l.Write([]byte("the last one\n"))

@@ -263,6 +263,13 @@ class NoDescriptors(Error, OSError):
     retry_attach = True
 
 
+class NoWorker(Error):
+    """No worker is attached, and the model's policy says no_worker=refuse."""
+
+    status = 39
+    retryable = True
+
+
 __all__ = [
     "BrokerGone",
     "BrokerRunning",
@@ -285,6 +292,7 @@ __all__ = [
     "NoGPU",
     "NoLevel",
     "NoMemory",
+    "NoWorker",
     "NotCommitted",
     "NotDone",
     "OutputTooSmall",

@@ -11,6 +11,9 @@ import (
 // The kernels' arithmetic on the CPU: their sources, compiled by the host's
 // C++ compiler (kernels/host).
 func TestKernelsOnHost(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the kernels run in a process of their own, which the race detector does not see")
+	}
 	cxx, err := exec.LookPath("c++")
 	if err != nil {
 		t.Skip("no C++ compiler here")

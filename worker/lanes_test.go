@@ -1,0 +1,108 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+func TestABatchThatIsNotFullGoesToAWorkerWithAFreeLane(t *testing.T) {
+	r := newEagerRing(t, 8)
+	cfg := r.config(2)
+	cfg.Concurrency = 2
+	w := r.attach(cfg)
+	r.commit(1)
+	first := next(t, w)
+	r.commit(1)
+	next(t, w).Complete() // although the first one runs and this one could grow
+	first.Complete()
+}
+
+func TestAWorkerThatTakesLanesBackGetsNoMoreThanItAskedFor(t *testing.T) {
+	r := newEagerRing(t, 1)
+	cfg := r.config(4)
+	cfg.Concurrency = 4
+	w := r.attach(cfg)
+	r.commit(6)
+	b := next(t, w)
+	w.SetLanes(1)
+	b.Complete() // with this the broker learns of it
+	for range 3 {
+		next(t, w).Complete()
+	}
+	last := next(t, w)
+	if b, err := w.NextFor(50 * time.Millisecond); !errors.Is(err, status.ErrTimeout) {
+		t.Fatalf("a second batch while the only lane is taken: %v, %v", b, err)
+	}
+	last.Complete()
+	next(t, w).Complete()
+}
+
+func TestAFailureThatIsAStatusReachesTheClientAsThatStatus(t *testing.T) {
+	r := newEagerRing(t, 8)
+	w := r.attach(r.config(1))
+	for _, c := range []struct {
+		err  error
+		want status.Code
+		text string
+	}{
+		{fmt.Errorf("%w: two hosts died", status.ErrWorkerDied), status.ErrWorkerDied, "two hosts died"},
+		{status.ErrQueueFull, status.ErrQueueFull, ""},
+		{status.ErrShape, status.ErrFailed, status.ErrShape.Error()}, // no way for a request to end
+		{errors.New("no such word"), status.ErrFailed, "no such word"},
+	} {
+		q := r.commit(1)[0]
+		b := next(t, w)
+		b.Fail(0, c.err)
+		b.Complete()
+		err := q.Wait(soon(t))
+		if !errors.Is(err, c.want) || !strings.Contains(fmt.Sprint(err), c.text) {
+			t.Errorf("failed with %q: %v", c.err, err)
+		}
+	}
+}
+
+func TestABatchTellsItsLevelAndWhoStillWaits(t *testing.T) {
+	r := newRing(t, 2)
+	if err := admin.New(r.socket).Set(soon(t), "m", policy.New(policy.Priorities(3))); err != nil {
+		t.Fatal(err)
+	}
+	c := r.dial()
+	w := r.attach(r.config(1))
+	var reqs []client.Request
+	for _, level := range []int{2, 1} {
+		q, err := c.Claim(soon(t), 1)
+		if err == nil {
+			err = q.SetPriority(level)
+		}
+		if err == nil && level == 1 {
+			err = q.SetDeadline(time.Now().Add(20 * time.Millisecond))
+		}
+		if err == nil {
+			err = q.Commit(context.Background())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		reqs = append(reqs, q)
+	}
+	b := next(t, w)
+	if b.Level() != 1 {
+		t.Errorf("level %d, want that of the most urgent request, 1", b.Level())
+	}
+	if err := reqs[1].Wait(soon(t)); !errors.Is(err, status.ErrExpired) {
+		t.Errorf("a request with a deadline of its own: %v", err)
+	}
+	if open := []bool{b.Open(0), b.Open(1)}; open[0] == open[1] {
+		t.Errorf("one of two has expired, open are %v", open)
+	}
+	b.Complete()
+}
