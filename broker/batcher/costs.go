@@ -8,15 +8,16 @@ import (
 // costs is what batches of one shape were seen to take: a curve by the rows that
 // the worker saw, for each number of other workers that were busy.
 //
-// Each batch moves the point of its size a little. A single slow batch is cut
-// to size first. Three in a row that are all far off on the same side are news
-// about the machine, not about one size: then the level moves, and with it
-// every size that was not seen since.
+// Each batch moves the point of its size a little, and a single slow batch
+// hardly: it is cut to size first. Three in a row that are far off on the same
+// side are news about the machine: then all sizes go there at once but for those
+// that were seen to be right since the first of the three.
 type costs struct {
-	level  float64
-	curves [maxOthers + 1]curve
-	odd    int8       // batches in a row that were far off: >0 slower, <0 faster
-	off    [3]float64 // by how much, as logarithms
+	curves   [maxOthers + 1]curve
+	batches  uint32
+	odd      int        // batches in a row that were far off: >0 slower, <0 faster
+	off      [3]float64 // by how much, as logarithms
+	oddSince uint32     // the first of them
 }
 
 // curve is the time by size.
@@ -24,13 +25,17 @@ type curve struct {
 	points [sizeClasses]costPoint
 	seen   [(sizeClasses + 63) / 64]uint64 // bit i: points[i].count > 0
 	count  int
+	last   uint32 // the batch that it was seen with last
 }
 
 // costPoint is what one size takes.
 type costPoint struct {
 	rows  float32 // average, of a class that has several sizes
 	count uint32
-	time  float64 // nanoseconds, at level 1
+	time  float64 // nanoseconds
+	first uint32  // the batch that it was seen with first
+	last  uint32  // the batch that it was seen with last
+	side  int8    // where that was far off: >0 slower, <0 faster
 }
 
 const (
@@ -40,7 +45,9 @@ const (
 	sizeClasses = exactSizes + 8*16
 	maxOthers   = 7
 	farOff      = 0.26 // a logarithm: 1.3 times as long
+	veryFarOff  = 0.7  // twice as long
 	slowestGain = 0.1
+	trustedFor  = 500.0
 )
 
 func sizeClass(rows int) int {
@@ -60,28 +67,46 @@ func sizeOf(class int) int {
 	return 32<<octave + (eighth<<(octave+2) + 2<<octave)
 }
 
+// known says whether any batch was seen.
+func (c *costs) known() bool { return c.batches > 0 }
+
 // observe learns from one batch.
 func (c *costs) observe(rows, others int, took Time) {
 	if took <= 0 || rows < 1 {
 		return
 	}
-	if c.level == 0 {
-		c.level = 1
-	}
+	c.batches++
 	t := float64(took)
 	v := &c.curves[min(others, maxOthers)]
 	class := sizeClass(rows)
 	p := &v.points[class]
+	expected := p.time
+	if p.count == 0 && v.count > 0 {
+		expected = v.at(rows)
+	}
 	v.count++
+	v.last = c.batches
 	p.count++
+	p.last = c.batches
 	p.rows += (float32(rows) - p.rows) / float32(min(p.count, 16))
 	if p.count == 1 {
-		p.time = t / c.level
+		p.time, p.first = t, c.batches
 		v.seen[class/64] |= 1 << (class % 64)
+		// A new size is only guessed from others: it must be very far off.
+		if off := math.Log(t / expected); expected > 0 && math.Abs(off) > veryFarOff && c.isNews(off, int(math.Copysign(1, off))) {
+			c.move(median(c.off))
+		}
 		return
 	}
-	off := math.Log(t / (c.level * p.time))
-	if c.changedLevel(off) {
+	off := math.Log(t / expected)
+	p.side = 0
+	if math.Abs(off) > farOff {
+		p.side = int8(math.Copysign(1, off))
+	}
+	if p.side == 0 && p.first >= c.oddSince && c.odd != 0 {
+		// It is right because it is new, and tells nothing about the others.
+	} else if c.isNews(off, int(p.side)) {
+		c.move(median(c.off))
 		return
 	}
 	if p.count > 2 {
@@ -90,28 +115,37 @@ func (c *costs) observe(rows, others int, took Time) {
 	p.time *= math.Exp(off * max(1/float64(p.count), slowestGain))
 }
 
-// changedLevel notes by how much a batch was off, and moves the level if it was
-// the third in a row.
-func (c *costs) changedLevel(off float64) bool {
-	switch {
-	case off > farOff && c.odd >= 0:
-		c.odd++
-	case off < -farOff && c.odd <= 0:
-		c.odd--
-	case math.Abs(off) > farOff:
-		c.odd = int8(math.Copysign(1, off))
-	default:
-		c.odd = 0
+// isNews notes by how much a batch was off from what was known of its size, and
+// says whether it was the third in a row.
+func (c *costs) isNews(off float64, side int) bool {
+	if side == 0 || side*c.odd <= 0 {
+		c.odd, c.oddSince = 0, c.batches
+	}
+	if c.odd += side; c.odd == 0 {
 		return false
 	}
-	n := max(c.odd, -c.odd)
+	n := c.odd * side
 	c.off[n-1] = off
 	if n < 3 {
 		return false
 	}
 	c.odd = 0
-	c.level *= math.Exp(median(c.off))
 	return true
+}
+
+// move multiplies all that was not seen to be right since the first of the
+// batches that were off.
+func (c *costs) move(off float64) {
+	factor := math.Exp(off)
+	for j := range c.curves {
+		v := &c.curves[j]
+		for i := v.next(0); i >= 0; i = v.next(i + 1) {
+			if p := &v.points[i]; p.last < c.oddSince || float64(p.side)*off > 0 {
+				p.time *= factor
+				p.side = 0
+			}
+		}
+	}
 }
 
 func median(x [3]float64) float64 {
@@ -131,7 +165,9 @@ type costTable struct {
 // The curve of which most is known gives the form. Each of the others is that
 // times a factor, which is what the sizes that both have differ by on average,
 // and goes its own way where it was seen more than once or twice. Numbers of
-// others that were never seen lie on a straight line with the nearest two.
+// others that were never seen lie on a straight line with the nearest two. What
+// was not seen for long counts less and less, so that it is tried again: a
+// batch beside others may be slow no more, and nobody would notice.
 func (t *costTable) fill(c *costs, rows, others int) {
 	best := 0
 	for j := range c.curves {
@@ -144,7 +180,7 @@ func (t *costTable) fill(c *costs, rows, others int) {
 		return
 	}
 	for j := range c.curves {
-		t.factors[j] = c.curves[j].against(form)
+		t.factors[j] = math.Pow(c.curves[j].against(form), c.trust(j))
 	}
 	others = min(others, maxOthers)
 	for j := 0; j <= others; j++ {
@@ -156,12 +192,18 @@ func (t *costTable) fill(c *costs, rows, others int) {
 		for i := 0; i <= sizeClass(rows); i++ {
 			time := factor * form.at(sizeOf(i))
 			if p := &v.points[i]; p.count > 0 {
-				own := float64(p.count)
+				own := float64(min(p.count, 16)) * c.trust(j)
 				time = (own*p.time + 2*time) / (own + 2)
 			}
-			t.times[j][i] = Time(max(1, c.level*time))
+			t.times[j][i] = Time(max(1, time))
 		}
 	}
+}
+
+// trust in what is known of a number of others: half for each trustedFor batches
+// since it was seen.
+func (c *costs) trust(others int) float64 {
+	return math.Exp2(-float64(c.batches-c.curves[others].last) / trustedFor)
 }
 
 // of is what a batch of so many rows takes while so many others are busy.

@@ -289,7 +289,7 @@ func (l *learner) step(now Time) {
 			return
 		}
 		n := l.windowSize(now)
-		if n < fewRecords || l.shapes[0].level == 0 || l.count-l.begunAt < min(n/2, someRecords/2) {
+		if n < fewRecords || !l.shapes[0].known() || l.count-l.begunAt < min(n/2, someRecords/2) {
 			return
 		}
 		l.begin(now, n)
