@@ -99,9 +99,12 @@ func isStopped(pid int) bool {
 // listModels is what OpModels answers.
 func (b *Broker) listModels() (list []control.Model) {
 	for _, m := range b.models.list() {
-		var line control.Model
+		line := m.line()
 		var workers []fitness
-		if m.do(func() { line, workers = m.line(), m.stage.fitWorkers() }) {
+		if m.do(func() {
+			line.Workers, line.Clients = m.stage.present, len(m.ring.clients)
+			workers = m.stage.fitWorkers()
+		}) {
 			line.ReadyWorkers, line.NotReady = judge(workers)
 			list = append(list, line)
 		}
@@ -109,8 +112,8 @@ func (b *Broker) listModels() (list []control.Model) {
 	return list
 }
 
-// alive returns once every loop has answered.
-func (b *Broker) alive() {
+// Alive returns once every loop has answered. A loop that has ended counts.
+func (b *Broker) Alive() {
 	for _, l := range b.loops {
 		l.do(func() {})
 	}

@@ -32,7 +32,7 @@ func (l *learner) learned() (out Learned) {
 	out.Wait = time.Duration(l.wait)
 	for i := range l.waits.rungs {
 		if l.auto && l.waits.lately(i) {
-			out.Tried = append(out.Tried, TriedWait{rungWait(i), l.waits.score(i)})
+			out.Tried = append(out.Tried, TriedWait{rungWait(i), l.waits.mean(i)})
 		}
 	}
 	workers := 0

@@ -35,10 +35,8 @@ type replay struct {
 	workers   []replayWorker
 	costs     []costTable // by shape
 	busy      int
-	counted   int
 	sum, sum8 float64 // of the latencies, and of their eighth powers
-	busyTime  Time
-	sentAt    []Time // by record
+	sentAt    []Time  // by record
 }
 
 type replayClient struct {
@@ -200,7 +198,7 @@ func (p *replay) again(rung int) bool {
 	if p.phantom {
 		b.ClientJoined(ClientID(len(p.clients)))
 	}
-	p.busy, p.busyTime, p.counted, p.sum, p.sum8 = 0, 0, 0, 0, 0
+	p.busy, p.sum, p.sum8 = 0, 0, 0
 	for i := range p.workers {
 		x := &p.workers[i]
 		x.freeAt = p.start + x.busyFor
@@ -313,7 +311,6 @@ func (p *replay) dispatch(d *Dispatch) {
 	}
 	end := start + p.cost(d.PadTo, int(d.Dims[0]), others)
 	x.freeAt = max(x.freeAt, end)
-	p.busyTime += end - start
 	var ids []RequestID
 	if n := len(x.spare); n > 0 {
 		ids, x.spare = x.spare[n-1], x.spare[:n-1]
@@ -337,7 +334,6 @@ func (p *replay) finish(x *replayWorker) {
 		latency := b.end - p.sentAt[id]
 		if int(id) >= p.countFrom && int(id) < p.countTo {
 			x := float64(latency)
-			p.counted++
 			p.sum += x
 			p.sum8 += math.Pow(x, 8)
 		}
@@ -360,18 +356,8 @@ func (p *replay) cost(rows, shape, others int) Time {
 	return p.costs[shape].of(rows, others)
 }
 
-// tail is how much the tail counts beside the mean. The eighth root of the mean
-// eighth power is near p99, and steadier with few requests.
-const tail = 0.6
-
 // result is what the play found.
-func (p *replay) result() outcome {
-	if p.counted == 0 {
-		return outcome{}
-	}
-	n := float64(p.counted)
-	return outcome{cost: p.sum/n + tail*math.Pow(p.sum8/n, 1.0/8), busy: p.busyTime, requests: p.counted}
-}
+func (p *replay) result() outcome { return outcome{p.sum, p.sum8} }
 
 // busyFor is how long a worker was still busy at a time in the past.
 func (l *learner) busyFor(w WorkerID, at Time) Time {

@@ -7,10 +7,12 @@ import (
 )
 
 // waits is the ladder of waits that replays try, and what came of each. Rung 0
-// is no wait; the others go up by a fifth, four of them to the double.
+// is no wait; then come the round figures that people set, and two steps between
+// each and the next.
 type waits struct {
 	rungs      [rungs]rung
 	taken      int   // the rung in force
+	round      int   // the best of the round figures
 	queue      []int // rungs of the evaluation in progress
 	at         Time  // when it began
 	evaluation int   // its number
@@ -20,52 +22,72 @@ type waits struct {
 	high       Time    // lately
 }
 
-// rung is one wait: what requests cost with it, and what the same ones cost
+// rung is one wait: what became of requests with it, and of the same ones
 // without any wait, in all the last replays together.
 type rung struct {
-	with, without float64
+	with, without outcome
 	replays       float64 // how many
 	evaluation    int     // that tried it last
 	at            Time    // when that began
 }
 
-// outcome is what one replay found.
+// outcome is what became of requests.
 type outcome struct {
-	cost     float64 // what is to be small: the mean latency, and a little of the tail
-	busy     Time    // of all workers together
-	requests int
+	sum  float64 // of their latencies
+	sum8 float64 // of the eighth powers: its root is near p99, and steadier with few requests
+}
+
+func (o *outcome) add(kept float64, x outcome) {
+	o.sum, o.sum8 = o.sum*kept+x.sum, o.sum8*kept+x.sum8
+}
+
+// roundWaits are the round figures.
+var roundWaits = [...]time.Duration{
+	10 * time.Microsecond, 20 * time.Microsecond, 50 * time.Microsecond, 100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
+	time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond,
+	100 * time.Millisecond, 200 * time.Millisecond,
 }
 
 const (
-	rungs     = 88
-	firstRung = 10 * time.Microsecond
-	// forget is the time after which an older score counts for 1/e.
+	rungs = 1 + 3*len(roundWaits) - 2
+	// forget is the time after which what was found counts for 1/e.
 	forget = float64(1500 * time.Millisecond)
-	// luck is how far a score of one replay may be off.
+	// luck is how far the mean of one replay may be off.
 	luck = 0.03
+	// worseTail is how much worse the tail may be for a better mean.
+	worseTail = 1.04
 )
 
 func rungWait(i int) time.Duration {
 	if i == 0 {
 		return 0
 	}
-	return time.Duration(float64(firstRung) * math.Pow(2, float64(i-1)/4))
+	k, part := (i-1)/3, (i-1)%3
+	low := float64(roundWaits[k])
+	if part == 0 {
+		return roundWaits[k]
+	}
+	return time.Duration(low * math.Pow(float64(roundWaits[k+1])/low, float64(part)/3))
 }
 
-// rungOf is the rung nearest to a wait.
-func rungOf(wait Time) int {
-	if wait < Time(firstRung) {
-		return 1
+func isRound(i int) bool { return i == 0 || i%3 == 1 }
+
+// roundAbove is the first round rung that is not shorter than a wait.
+func roundAbove(wait Time) int {
+	for k, w := range roundWaits {
+		if Time(w) >= wait {
+			return 1 + 3*k
+		}
 	}
-	return min(rungs-1, 1+int(4*math.Log2(float64(wait)/float64(firstRung))+0.5))
+	return rungs - 1
 }
 
 // inForce is the wait that was chosen last.
 func (w *waits) inForce() Time { return Time(rungWait(w.taken)) }
 
 // plan chooses what to try with so many requests of so long a time: no wait,
-// what is in force and its neighbours, and in turn every fourth rung between low
-// and high. It says whether the load, or the machine, is another than before;
+// what is in force and its neighbours, and in turn the round figures between
+// low and high. It says whether the load, or the machine, is another than before;
 // then what was found before hardly counts, and all rungs come at once.
 func (w *waits) plan(now, low, high Time, requests int, span Time) (news bool) {
 	rate := float64(requests) / float64(max(1, span))
@@ -73,7 +95,9 @@ func (w *waits) plan(now, low, high Time, requests int, span Time) (news bool) {
 	if news {
 		for i := range w.rungs {
 			r := &w.rungs[i]
-			r.with, r.without, r.replays = r.with*0.01, r.without*0.01, r.replays*0.01
+			r.with.add(0.01, outcome{})
+			r.without.add(0.01, outcome{})
+			r.replays *= 0.01
 		}
 		w.rate, w.high = rate, high
 	}
@@ -85,15 +109,16 @@ func (w *waits) plan(now, low, high Time, requests int, span Time) (news bool) {
 	for i := w.taken - 1; w.taken > 0 && i <= w.taken+1; i++ {
 		w.add(i)
 	}
-	first := rungOf(low)
-	steps := (rungOf(high)-first)/4 + 1
+	first := roundAbove(low)
+	steps := (roundAbove(high)-first)/3 + 1
 	some := max(2, 1024/requests)
 	if news {
 		some = steps
 	}
+	w.add(w.round)
 	for range min(some, steps) {
 		w.turn++
-		w.add(first + 4*(w.turn%steps))
+		w.add(first + 3*(w.turn%steps))
 	}
 	return news
 }
@@ -124,31 +149,50 @@ func (w *waits) tried(o outcome) {
 	kept := math.Exp(-float64(w.at-r.at) / forget)
 	r.evaluation, r.at = w.evaluation, w.at
 	r.replays = r.replays*kept + 1
-	r.with = r.with*kept + o.cost*float64(o.requests)
-	r.without = r.without*kept + w.base.cost*float64(w.base.requests)
+	r.with.add(kept, o)
+	r.without.add(kept, w.base)
 }
 
-// choose takes the wait that did best lately. A score of few replays is partly
-// luck, and the best of many such scores mostly is: so what is in force goes
-// only for one that is better by more than that.
+// choose takes the best of the round figures, or another that is better in the
+// mean and hardly worse in the tail.
+//
+// The mean of a few replays is partly luck, and the best of many such means
+// mostly is: so what is in force goes only for one that is better by more than
+// that.
 func (w *waits) choose() {
-	best, bestScore := w.taken, w.score(w.taken)
+	best := w.mean(w.round)
 	for i := range w.rungs {
-		if !w.lately(i) {
-			continue
-		}
-		if score := w.score(i) * (1 + luck/math.Sqrt(w.rungs[i].replays)); i != w.taken && score < bestScore {
-			best, bestScore = i, score
+		if isRound(i) && w.lately(i) && i != w.round {
+			if mean := w.mean(i) * w.doubt(i); mean < best {
+				w.round, best = i, mean
+			}
 		}
 	}
-	w.taken = best
+	limit := worseTail * w.tail(w.round)
+	if w.tail(w.taken) > limit || w.mean(w.taken) > w.mean(w.round) {
+		w.taken = w.round
+	}
+	best = w.mean(w.taken)
+	for i := range w.rungs {
+		if w.lately(i) && i != w.taken && w.tail(i) < limit {
+			if mean := w.mean(i) * w.doubt(i); mean < best {
+				w.taken, best = i, mean
+			}
+		}
+	}
 }
 
-// score is what requests cost with a wait, as a multiple of what they cost
-// without.
-func (w *waits) score(i int) float64 { return w.rungs[i].with / w.rungs[i].without }
+// mean is the mean latency with a wait as a multiple of that without any.
+func (w *waits) mean(i int) float64 { return w.rungs[i].with.sum / w.rungs[i].without.sum }
+
+// tail is about the same for p99.
+func (w *waits) tail(i int) float64 {
+	return math.Pow(w.rungs[i].with.sum8/w.rungs[i].without.sum8, 1.0/8)
+}
+
+func (w *waits) doubt(i int) float64 { return 1 + luck/math.Sqrt(w.rungs[i].replays) }
 
 func (w *waits) lately(i int) bool {
 	r := &w.rungs[i]
-	return r.without > 0 && w.evaluation-r.evaluation < 6
+	return r.without.sum > 0 && w.evaluation-r.evaluation < 6
 }

@@ -44,7 +44,7 @@ func TestAutoIsHardlyWorseThanTheBestFixedWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := 0; i < len(cells); i += 61 {
+	for i := 0; i < len(cells); i += 67 {
 		t.Run(cells[i].name, func(t *testing.T) {
 			t.Parallel()
 			r, err := runCell(t.Context(), cells[i])
