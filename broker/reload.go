@@ -1,8 +1,8 @@
 package broker
 
 import (
+	"context"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -11,7 +11,8 @@ import (
 )
 
 // Reload takes a configuration read anew into force: the policies of known
-// models change, new models appear. Models that it no longer names, sizes and
+// models change, new models appear, worker processes become as declared, one by
+// one and without a gap (that goes on after Reload has returned). Models that it no longer names, sizes and
 // signatures stay as they are; what would take a restart is named in the log.
 // It is taken whole or refused whole.
 func (b *Broker) Reload(cfg Config) (err error) {
@@ -71,9 +72,7 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			b.models.leave(m)
 		})
 		finish = append(finish, func() {
-			if adopted { // workers of known models stay as they run
-				b.super.Add(supervise.Group{Model: mc.Name, Workers: mc.Workers})
-			}
+			b.applyWorkers(supervise.Group{Model: mc.Name, Workers: mc.Workers})
 			b.models.leave(m)
 		})
 	}
@@ -82,11 +81,28 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			stays = append(stays, m.name+" (no longer named)")
 		}
 	}
+	finish = append(finish, func() { b.applyWorkers(supervise.Group{Workers: cfg.Workers}) })
 	if len(stays) > 0 {
 		slices.Sort(stays)
 		b.log.Warn("configuration: these changes take a restart of the broker", "changes", strings.Join(stays, ", "))
 	}
 	return nil
+}
+
+// applyWorkers has processes run as they are declared now, after those of
+// earlier calls. It does not wait. Only Reload calls it.
+func (b *Broker) applyWorkers(g supervise.Group) {
+	before, done := b.applied, make(chan struct{})
+	b.applied = done
+	go func() {
+		defer close(done)
+		if before != nil {
+			<-before
+		}
+		if err := b.super.Apply(context.Background(), g); err != nil && !b.models.drains() {
+			b.log.Error("workers could not be changed as the configuration says; those that ran go on", "model", g.Model, "error", err)
+		}
+	}()
 }
 
 // reloadKnown gives a model that is there its policy anew. It names what the
@@ -99,7 +115,6 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 	if !mc.Signature.Equal(sig) {
 		return nil, nil, fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it", status.ErrSignatureMismatch, mc.Name, sig)
 	}
-	dynamic := b.models.isDynamic(m)
 	live, fixed := mc.Policy.Live()
 	var was ModelConfig
 	if !m.do(func() {
@@ -107,9 +122,7 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 		next := was
 		_, before := was.Policy.Live()
 		next.Policy = live.Over(before)
-		if dynamic {
-			next.Workers = mc.Workers
-		}
+		next.Workers = mc.Workers
 		changed, _ := fixed.Differences(&m.stage.settings, sig.Inputs) // Resolve has found no error
 		for _, d := range changed {
 			stays = append(stays, mc.Name+"."+d.Name)
@@ -122,9 +135,6 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 		err = m.stage.reconfigure(next)
 	}) {
 		err = status.ErrDraining
-	}
-	if !dynamic && !reflect.DeepEqual(mc.Workers, was.Workers) {
-		stays = append(stays, mc.Name+".worker")
 	}
 	return stays, func() { m.do(func() { _ = m.stage.reconfigure(was) }) }, err
 }
@@ -149,7 +159,6 @@ func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 		{"max_clients", cfg.MaxClients == b.cfg.MaxClients},
 		{"loops", cfg.Loops == b.cfg.Loops},
 		{"mps", cfg.MPS == b.cfg.MPS},
-		{"worker", slices.EqualFunc(cfg.Workers, b.cfg.Workers, func(x, y supervise.Worker) bool { return reflect.DeepEqual(x, y) })},
 	} {
 		if !c.same {
 			keys = append(keys, c.key)
