@@ -15,7 +15,7 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # What runs under the race detector: everything that shares memory between
 # goroutines. Processes that share mappings are blind to it; the same rules
 # run there on heap-backed segments.
-RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway
+RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway ./relay
 
 .PHONY: build demo test check unit race bindings python interop operate proto fuzz model-check chaos chaos-short soak clean help
 
@@ -63,17 +63,26 @@ model-check: ## the protocol's model, exhaustively; its mutants must be caught
 	@command -v spin >/dev/null || { apt-get update -qq && apt-get install -y -qq spin; } || { echo "install spin (Debian package spin) first"; exit 1; }
 	bash docs/model/check.sh
 
-chaos: ## kill campaigns on real processes, at full length
-	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
+# chaos, and beside it what it plays the C and the Python client with.
+.PHONY: chaos-build
+chaos-build: build
+	CGO_ENABLED=0 go build -o bin/chaos ./cmd/chaos
+	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so $(CURDIR)/build/c/libringbatch.a
+	$(CC) -O2 -std=c11 -D_GNU_SOURCE -Wall -Wextra -static -pthread -Icbindings -o bin/chaos-peer internal/chaos/peers/peer.c build/c/libringbatch.a
+	cp build/c/libringbatch.so bin/
+	rm -rf bin/python && mkdir bin/python && cp -r python/ringbatch bin/python/
+
+# A Python with NumPy: the one of the Python tests, where they have been run.
+export RINGBATCH_PYTHON ?= $(firstword $(wildcard $(CURDIR)/build/python-venv/bin/python) python3)
+
+chaos: chaos-build ## kill campaigns on real processes, at full length
 	./bin/chaos
 
-chaos-short: ## the same in a minute or two
-	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
+chaos-short: chaos-build ## the same in a minute or two
 	./bin/chaos --short
 
 SOAK ?= 20m
-soak: ## everything at once at low intensity for SOAK, with a plot
-	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
+soak: chaos-build ## everything at once at low intensity for SOAK, with a plot
 	./bin/chaos --soak $(SOAK) --out .
 
 # protoc comes with the Python package grpcio-tools; the plugins are pinned.

@@ -59,7 +59,10 @@ type Config struct {
 }
 
 // pace is how long callers may take.
-type pace struct{ body, answer, idle, sweep time.Duration }
+type pace struct {
+	body, answer, idle, sweep time.Duration
+	rate                      int // bytes a second that they have to reach
+}
 
 // Addresses that are served unless told otherwise.
 const (
@@ -78,6 +81,7 @@ type Gateway struct {
 	callers *callers
 	budget  budget
 	secrets *secrets
+	web     *webServer // nil without HTTP
 	health  *health.Server
 
 	draining           atomic.Int32 // drainState
@@ -147,7 +151,7 @@ func (c *Config) fill() {
 		c.Logger = slog.Default()
 	}
 	if c.pace == (pace{}) {
-		c.pace = pace{body: bodyPatience, answer: answerPatience, idle: idleTimeout, sweep: sweepInterval}
+		c.pace = pace{body: bodyPatience, answer: answerPatience, idle: idleTimeout, sweep: sweepInterval, rate: leastRate}
 	}
 	if c.Memory == nil {
 		c.Memory = shm.Memfd{}
@@ -224,13 +228,12 @@ func (g *Gateway) Serve(ctx context.Context) error {
 	defer stop()
 	go g.models.watch(life)
 	failed := make(chan error, 2)
-	var web *webServer
 	var rpc *grpc.Server
 	var httpAddr, grpcAddr net.Addr
 	if httpListener != nil {
 		httpAddr = httpListener.Addr()
-		web = g.newHTTP(httpListener)
-		go func() { failed <- web.serve() }()
+		g.web = g.newHTTP(httpListener)
+		go func() { failed <- g.web.serve() }()
 	}
 	if grpcListener != nil {
 		grpcAddr = grpcListener.Addr()
@@ -243,14 +246,14 @@ func (g *Gateway) Serve(ctx context.Context) error {
 	}
 	select {
 	case <-ctx.Done():
-		err = g.drain(web, rpc)
+		err = g.drain(rpc)
 	case err = <-failed:
 		if errors.Is(err, http.ErrServerClosed) {
 			err = nil
 		}
 	}
-	if web != nil {
-		web.close()
+	if g.web != nil {
+		g.web.close()
 	}
 	if rpc != nil {
 		rpc.Stop()
@@ -264,7 +267,7 @@ func (g *Gateway) Serve(ctx context.Context) error {
 
 // drain first says that it is not ready, so that nobody sends anything new
 // here, and then lets accepted requests finish.
-func (g *Gateway) drain(web *webServer, rpc *grpc.Server) error {
+func (g *Gateway) drain(rpc *grpc.Server) error {
 	g.draining.Store(notReady)
 	g.tellHealth()
 	g.log.Info("draining: not ready any more", "delay", g.cfg.DrainDelay, "in_flight", g.inFlight.Load())
@@ -274,8 +277,8 @@ func (g *Gateway) drain(web *webServer, rpc *grpc.Server) error {
 	defer cancel()
 	ended := make(chan error, 2)
 	go func() {
-		if web != nil {
-			ended <- web.shutdown(ctx)
+		if g.web != nil {
+			ended <- g.web.shutdown(ctx)
 			return
 		}
 		ended <- nil

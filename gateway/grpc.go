@@ -86,9 +86,19 @@ func rpcError(err error) error {
 }
 
 // intercept stands before everything but inference.
-func (g *Gateway) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+func (g *Gateway) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
+	defer g.guard(&err)
 	rep, err := next(ctx, req)
 	return rep, rpcError(err)
+}
+
+// guard, deferred, makes a panic the end of one call; grpc-go would end the
+// gateway.
+func (g *Gateway) guard(err *error) {
+	if fault := recover(); fault != nil {
+		g.logFault(fault)
+		*err = errFault
+	}
 }
 
 // rpcCaller finds out who calls.

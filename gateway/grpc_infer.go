@@ -13,7 +13,8 @@ import (
 )
 
 // infer answers ModelInfer.
-func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (any, error) {
+func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err error) {
+	defer d.g.guard(&err)
 	m := messages.Get().(*message)
 	if err := decode(m); err != nil {
 		messages.Put(m)
@@ -80,6 +81,25 @@ func (d *rpcDoor) runCall(ctx context.Context, c *call, m *message, free func(),
 	return c.encode(conn, stream)
 }
 
+// runOfStream is run for a request of a stream, where an error is an answer
+// too and is told with the request's id.
+func (d *rpcDoor) runOfStream(ctx context.Context, m *message) (answer any) {
+	var id string
+	var err error
+	defer func() {
+		if err != nil {
+			answer = streamError(id, err)
+		}
+	}()
+	defer d.g.guard(&err)
+	if m.split() == nil {
+		id = string(m.id[:min(len(m.id), maxIDBytes)])
+	}
+	m.reset()
+	answer, err = d.run(ctx, m, true)
+	return answer
+}
+
 // streamDepth is how many requests of one stream are under way at once.
 const streamDepth = 64
 
@@ -117,19 +137,7 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 		}
 		place := make(chan any, 1)
 		line <- place
-		go func() {
-			id := "" // an error is told with the request's id
-			if m.split() == nil {
-				id = string(m.id[:min(len(m.id), maxIDBytes)])
-			}
-			m.reset()
-			a, err := d.run(ctx, m, true)
-			if err != nil {
-				place <- streamError(id, err)
-				return
-			}
-			place <- a
-		}()
+		go func() { place <- d.runOfStream(ctx, m) }()
 	}
 	if errors.Is(err, io.EOF) {
 		err = nil

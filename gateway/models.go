@@ -206,29 +206,60 @@ func (k *model) close() {
 
 // lane is a client of one model, dialled when it is first needed.
 type lane struct {
-	live   atomic.Pointer[client.Client]
-	mu     sync.Mutex
-	closed bool
+	live    atomic.Pointer[client.Client]
+	mu      sync.Mutex
+	closed  bool
+	dialing *dialing // nil while nobody dials
 }
 
-// client gives the lane's client.
+// dialing is one attempt, for everybody who waits for it.
+type dialing struct {
+	done   chan struct{}
+	client *client.Client
+	err    error
+}
+
+// client gives the lane's client. The caller waits for it as long as it would;
+// the attempt itself is everybody's and goes on.
 func (l *lane) client(ctx context.Context, k *model, window int) (*client.Client, error) {
-	if c := l.live.Load(); c != nil {
-		return c, nil
-	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if c := l.live.Load(); c != nil {
-		return c, nil
+	c, d, gone := l.live.Load(), l.dialing, l.closed
+	if c == nil && d == nil && !gone {
+		d = &dialing{done: make(chan struct{})}
+		l.dialing = d
+		go l.dial(d, k, window)
 	}
-	if l.closed {
+	l.mu.Unlock()
+	switch {
+	case c != nil:
+		return c, nil
+	case gone:
 		return nil, fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.name)
 	}
+	select {
+	case <-d.done:
+		return d.client, d.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (l *lane) dial(d *dialing, k *model, window int) {
+	ctx, cancel := context.WithTimeout(context.Background(), k.g.cfg.ClaimWait)
+	defer cancel()
 	c, err := k.dial(ctx, window)
+	l.mu.Lock()
+	l.dialing = nil
+	if err == nil && l.closed {
+		go c.Close()
+		c, err = nil, fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.name)
+	}
 	if err == nil {
 		l.live.Store(c)
 	}
-	return c, err
+	l.mu.Unlock()
+	d.client, d.err = c, err
+	close(d.done)
 }
 
 // dial asks for a large window and takes a smaller one where the ring is full.

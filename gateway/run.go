@@ -58,10 +58,7 @@ func (c *call) dial(ctx context.Context, lane *lane, window int) (*client.Client
 		return cl, nil
 	}
 	defer c.pauseBody()()
-	// Not bound to one caller's context: others wait for the same client.
-	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.model.g.cfg.ClaimWait)
-	defer cancel()
-	return lane.client(wait, c.model, window)
+	return lane.client(ctx, c.model, window)
 }
 
 // claim takes slots, waiting for them as long as the caller would.
