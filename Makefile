@@ -15,15 +15,16 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # What runs under the race detector: everything that shares memory between
 # goroutines. Processes that share mappings are blind to it; the same rules
 # run there on heap-backed segments.
-RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway
+RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway ./relay
 
-.PHONY: build demo test check unit race bindings python interop proto fuzz model-check chaos chaos-short soak clean help
+.PHONY: build demo test check unit race bindings python interop operate proto fuzz model-check chaos chaos-short soak clean help
 
 build: ## the commands, into bin/
 	@mkdir -p bin
 	go build -o bin/ringbatch ./cmd/ringbatch
 	go build -o bin/bench ./cmd/bench
 	go build -o bin/gatebench ./cmd/gatebench
+	go build -o bin/relaybench ./cmd/relaybench
 
 demo: build ## what batching wins on this machine, in under a minute
 	./bin/bench --demo
@@ -51,21 +52,38 @@ python: ## the Python package, from its wheel, in its own environment
 interop: ## the gateway, judged by tritonclient and perf_analyzer
 	./gateway/interop/test.sh
 
+# What the operator's tests judge with: a real Prometheus (with promtool), a real
+# browser. Where they cannot be installed within a few minutes, they are left out.
+operate: ## metrics judged by promtool and Prometheus, the page by Chromium
+	@command -v prometheus >/dev/null && command -v chromium >/dev/null || { apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends prometheus chromium fonts-dejavu-core >/dev/null; } \
+	  || echo "left out: what needs prometheus and chromium, which cannot be installed here"
+	@if command -v prometheus >/dev/null && command -v chromium >/dev/null; then export RINGBATCH_TEST_ALL=1; fi; \
+	  go test -count=1 -run 'Prometheus|Metrics|Alert|Page|Unit' ./cmd/ringbatch ./gateway/console
+
 model-check: ## the protocol's model, exhaustively; its mutants must be caught
 	@command -v spin >/dev/null || { apt-get update -qq && apt-get install -y -qq spin; } || { echo "install spin (Debian package spin) first"; exit 1; }
 	bash docs/model/check.sh
 
-chaos: ## kill campaigns on real processes, at full length
-	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
+# chaos, and beside it what it plays the C and the Python client with.
+.PHONY: chaos-build
+chaos-build: build
+	CGO_ENABLED=0 go build -o bin/chaos ./cmd/chaos
+	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so $(CURDIR)/build/c/libringbatch.a
+	$(CC) -O2 -std=c11 -D_GNU_SOURCE -Wall -Wextra -static -pthread -Icbindings -o bin/chaos-peer internal/chaos/peers/peer.c build/c/libringbatch.a
+	cp build/c/libringbatch.so bin/
+	rm -rf bin/python && mkdir bin/python && cp -r python/ringbatch bin/python/
+
+# A Python with NumPy: the one of the Python tests, where they have been run.
+export RINGBATCH_PYTHON ?= $(firstword $(wildcard $(CURDIR)/build/python-venv/bin/python) python3)
+
+chaos: chaos-build ## kill campaigns on real processes, at full length
 	./bin/chaos
 
-chaos-short: ## the same in a minute or two
-	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
+chaos-short: chaos-build ## the same in a minute or two
 	./bin/chaos --short
 
 SOAK ?= 20m
-soak: ## everything at once at low intensity for SOAK, with a plot
-	@mkdir -p bin && go build -o bin/chaos ./cmd/chaos
+soak: chaos-build ## everything at once at low intensity for SOAK, with a plot
 	./bin/chaos --soak $(SOAK) --out .
 
 # protoc comes with the Python package grpcio-tools; the plugins are pinned.

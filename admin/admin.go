@@ -57,7 +57,7 @@ type Broker struct {
 	Epoch uint64 // another one after each restart
 }
 
-// Ping returns who serves the socket.
+// Ping returns who serves the socket, once its loops have answered: it lives.
 func (c *Client) Ping(ctx context.Context) (Broker, error) {
 	rep, err := c.call(ctx, &control.Request{Op: control.OpPing})
 	if err != nil {
@@ -73,25 +73,32 @@ type Model struct {
 	Policy    policy.Policy // every setting
 	Workers   int           // attached now
 	Clients   int           // attached now
+	Ready     int           // workers that can be counted on: see Ready
+	NotReady  string        // why there are none
 }
 
 // Models lists the broker's models, sorted by name.
 func (c *Client) Models(ctx context.Context) ([]Model, error) {
+	list, _, err := c.models(ctx)
+	return list, err
+}
+
+func (c *Client) models(ctx context.Context) ([]Model, *control.Reply, error) {
 	rep, err := c.call(ctx, &control.Request{Op: control.OpModels})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	list := make([]Model, 0, len(rep.Models))
 	for i := range rep.Models {
 		m := &rep.Models[i]
 		sig, err := tensor.ParseSignature(m.Inputs, m.Outputs)
 		if err != nil {
-			return nil, fmt.Errorf("model %q: %w", m.Name, err)
+			return nil, nil, fmt.Errorf("model %q: %w", m.Name, err)
 		}
-		list = append(list, Model{Name: m.Name, Signature: sig, Policy: m.Policy, Workers: m.Workers, Clients: m.Clients})
+		list = append(list, Model{Name: m.Name, Signature: sig, Policy: m.Policy, Workers: m.Workers, Clients: m.Clients, Ready: m.ReadyWorkers, NotReady: m.NotReady})
 	}
 	slices.SortFunc(list, func(x, y Model) int { return strings.Compare(x.Name, y.Name) })
-	return list, nil
+	return list, rep, nil
 }
 
 // Stats returns everything the broker counts.

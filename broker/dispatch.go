@@ -29,10 +29,15 @@ func (s *stage) decide() {
 
 func (s *stage) endQueued(e *batcher.End) {
 	code := status.ErrExpired
-	if e.Why == batcher.TimedOut {
+	reason := ""
+	switch {
+	case e.Why == batcher.TimedOut:
 		code = status.ErrQueueTimeout
+	case s.present == 0: // says more than that time was short
+		reason = shm.ReasonNoWorker
+		s.ring.slots[e.ID].unserved = true
 	}
-	s.ring.end(uint32(e.ID), code, "", false)
+	s.ring.end(uint32(e.ID), code, reason, false)
 	s.ring.free(uint32(e.ID))
 }
 

@@ -42,8 +42,9 @@ type slotInfo struct {
 	worker     *workerSession // running, held
 	batch      uint64         // running, held
 	dispatched int64
-	attempts   int // workers it was given to that died of it
-	hangs      int // those of them that outlived their lease with it
+	attempts   int  // workers it was given to that died of it
+	hangs      int  // those of them that outlived their lease with it
+	unserved   bool // the reason on the board is ours, and of the request before
 }
 
 // check says whether a commit is legal by the books, and changes nothing. A

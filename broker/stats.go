@@ -7,9 +7,11 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/histogram"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // stageStats is the running count. A copy of it is a count of its own, but for
@@ -101,6 +103,9 @@ type view struct {
 	out       stats.Model // but for what model computes
 	stats     stageStats
 	latencies []histogram.Delta // of all of stats.seconds.cells
+	settings  policy.Settings
+	inputs    []tensor.Spec
+	workers   []fitness
 }
 
 // look copies what a snapshot needs, and changes nothing. What workers have
@@ -112,6 +117,7 @@ func (s *stage) look(v *view) {
 	v.stats.sizes, v.stats.deaths = sizes, nil
 	copy(sizes, s.stats.sizes)
 	v.copySeconds()
+	v.settings, v.inputs, v.workers = s.settings, s.cfg.Signature.Inputs, s.fitWorkers()
 	v.out = stats.Model{
 		Name: s.cfg.Name, Signature: s.cfg.Signature.String(), Slots: r.layout.Slots, SlotsFree: r.windows.free,
 		MaxBatchSize: s.settings.MaxBatchSize, WaitTimeMS: ms(s.settings.WaitTime), UptimeS: time.Since(s.since).Seconds(), Loop: s.loop.number,
@@ -185,6 +191,8 @@ func (v *view) model() stats.Model {
 	out, st := v.out, &v.stats
 	out.Requests, out.Requeued, out.Batches, out.Rows = st.requests, st.requeued, st.batches, st.rows
 	out.WorkersAttached, out.WorkersLost, out.WorkersHung, out.Offenders = st.attached, st.lost, st.hung, st.offenders
+	out.Policy = v.settings.Policy(v.inputs)
+	out.ReadyWorkers, out.NotReady = judge(v.workers)
 	out.Windows = st.seconds.windows(v.now, len(out.Workers))
 	out.Latency = stats.Latency{Queue: percentiles(&st.queue), Dispatch: percentiles(&st.dispatch), Compute: percentiles(&st.compute), Total: percentiles(&st.total)}
 	out.Histograms = stats.Histograms{Queue: bucketsOf(&st.queue), Dispatch: bucketsOf(&st.dispatch), Compute: bucketsOf(&st.compute), Total: bucketsOf(&st.total)}

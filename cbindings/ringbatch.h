@@ -86,6 +86,7 @@ typedef enum rb_status {
 	RB_ERR_WORKER_HUNG = 8,   /* its worker outlived its lease and could not be killed */
 	RB_ERR_DRAINING = 9,      /* the broker is shutting down and takes no new requests */
 	RB_ERR_BROKER_GONE = 10,  /* the broker went away; safe to retry */
+	RB_ERR_NO_WORKER = 39,    /* no worker is attached, and the model's policy says no_worker=refuse */
 
 	/* connecting */
 	RB_ERR_NO_BROKER = 11,            /* nothing listens on the socket */
@@ -100,6 +101,8 @@ typedef enum rb_status {
 	RB_ERR_PROTOCOL = 20,             /* a peer broke the protocol and was disconnected */
 	RB_ERR_TOO_MANY_CONNECTIONS = 37, /* the broker serves as many connections as it may */
 	RB_ERR_NO_DESCRIPTORS = 38,       /* the broker or this process has no file descriptor left */
+	RB_ERR_QUOTA = 40,                /* this user or process has as much of the broker as one may have; the text says of what, and which setting raises it */
+	RB_ERR_NAMESPACE = 41,            /* the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it */
 
 	/* using */
 	RB_ERR_INVALID = 21,          /* an argument or configuration value is not acceptable */
@@ -119,7 +122,7 @@ typedef enum rb_status {
 	RB_ERR_FORKED = 35,           /* this process is a fork of the one that connected */
 	RB_ERR_NO_GPU = 36,           /* this needs a GPU and there is none */
 
-	RB_STATUS_COUNT = 39 /* not a status */
+	RB_STATUS_COUNT = 42 /* not a status */
 	/* END statuses */
 } rb_status;
 
@@ -326,14 +329,16 @@ typedef struct rb_inference {
 	int64_t slice;             /* infer, claim, run */
 	uint64_t request;          /* set by infer, and by submit and claim if they return RB_OK; taken by collect and run */
 	uint32_t rows;             /* infer, submit, claim */
-	uint32_t flags;            /* submit */
+	uint32_t flags;            /* submit, claim */
 	uint32_t slot, attachment; /* set by claim, as in rb_request */
 } rb_inference;
 RB_API int rb_infer_prepared(rb_inference *inference);
 RB_API int rb_submit_prepared(rb_inference *inference);
 RB_API int rb_collect_prepared(const rb_inference *inference);
 
-/* rb_claim without dims, waiting for the slice at most. */
+/* rb_claim without dims, waiting for the slice at most. With RB_AT_ONCE it does
+ * not wait for anything, not even to attach: RB_ERR_FULL where rb_claim would. */
+#define RB_AT_ONCE 4u
 RB_API int rb_claim_prepared(rb_inference *inference);
 /* rb_commit, then rb_wait for the slice at most: RB_ERR_TIMEOUT if it is under
  * way then; go on with rb_wait. */
@@ -365,7 +370,7 @@ typedef struct rb_worker_options {
 	uint32_t weight;          /* share of the work relative to other workers; 0: 1 */
 	uint32_t pad_to;          /* pad every batch to that many rows; 0: no */
 	uint32_t pad_preferred;   /* 1: pad to the next preferred size */
-	uint32_t reserved;        /* 0 */
+	uint32_t gather_threads;  /* of rb_batch_gather, for batches above 1 MiB, the caller's included; 0: half of the cores, at most 8 */
 	/* How to declare the model if the broker does not know it yet: key=value
 	 * pairs with blanks or line ends between them, "max_batch_size=32
 	 * wait_time=5ms". docs/configuration.md has the keys; what is left out, or

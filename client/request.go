@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -263,6 +264,10 @@ func (r Request) WaitFor(d time.Duration) error {
 	return r.wait(context.Background(), max(1, until))
 }
 
+// endGrace is how long Wait goes on when its context's deadline has passed: the
+// broker, which ends the request at the same moment, knows why.
+const endGrace = 2 * time.Millisecond
+
 func (r Request) wait(ctx context.Context, until int64) error {
 	s, err := r.slot()
 	if err != nil {
@@ -273,7 +278,9 @@ func (r Request) wait(ctx context.Context, until int64) error {
 	}
 	if !r.link.ended(r.at) {
 		if err := r.link.await(ctx, r.at, until); err != nil {
-			return fromContext(err)
+			if err = fromContext(err); !errors.Is(err, status.ErrExpired) || r.link.await(context.Background(), r.at, shm.Now()+int64(endGrace)) != nil {
+				return err
+			}
 		}
 	}
 	return r.outcome(s)
@@ -300,6 +307,11 @@ func (r Request) outcome(s *slot) error {
 		return nil
 	case status.ErrFailed, status.ErrWorkerDied:
 		return &ended{s.status, r.link.board.Reason(r.link.first + r.at)}
+	case status.ErrExpired:
+		if r.link.board.Reason(r.link.first+r.at) == shm.ReasonNoWorker {
+			return &ended{s.status, s.status.Error() + ": " + shm.ReasonNoWorker}
+		}
+		return &ended{status: s.status}
 	default:
 		return &ended{status: s.status}
 	}

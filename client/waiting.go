@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"math/bits"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -138,6 +139,9 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 			}
 			return nil
 		}
+		if letOthersRun(); l.ended(i) {
+			continue
+		}
 		l.wait.parked.Add(1)
 		// Parked first, then look; kick has its cause visible first, then
 		// looks at parked: one of us sees the other.
@@ -163,6 +167,24 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 		}
 	}
 }
+
+// letOthersRun lets goroutines run that are ready, before the leader parks a
+// thread and perhaps a P. In a busy process the answer has often come by then,
+// and those of others with it, without any wake-up.
+func letOthersRun() {
+	for range mostYields {
+		start := shm.Now()
+		runtime.Gosched()
+		if shm.Now()-start < int64(nobodyRan) {
+			return
+		}
+	}
+}
+
+const (
+	mostYields = 16
+	nobodyRan  = time.Microsecond // a yield that takes less than this found nobody who was ready
+)
 
 // resign hands the lead on.
 func (l *link) resign() {

@@ -209,28 +209,28 @@ func TestALinkCannotUnregisterARegion(t *testing.T) {
 }
 
 func TestTypedContentsAreNeverLargerThanTheirShape(t *testing.T) {
-	m := modelConfig(t, "wide", []string{"x:i64[1048576]"}, []string{"y:i64[1]"})
-	r := newRig(t, func(c *Config) { c.MaxBufferedBytes = 24 << 20 }, m)
+	m := modelConfig(t, "wide", []string{"x:i64[65536]"}, []string{"y:i64[1]"})
+	r := newRig(t, func(c *Config) { c.MaxBufferedBytes = 3 << 19 }, m)
 	r.worker(m, func(_ context.Context, b *worker.Batch) error { return nil })
 	c := r.client()
 	ask := func(shape []int64, contents *oip.InferTensorContents) error {
 		_, err := c.ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "wide", Inputs: []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "INT64", Shape: shape, Contents: contents}}})
 		return err
 	}
-	zeros := make([]int64, 1<<20) // a byte each on the wire
+	zeros := make([]int64, 1<<16) // a byte each on the wire
 	for _, k := range []struct {
 		name     string
 		shape    []int64
 		contents *oip.InferTensorContents
 		code     codes.Code
 	}{
-		{"as its shape", []int64{1, 1 << 20}, &oip.InferTensorContents{Int64Contents: zeros}, codes.OK},
-		{"more than the shape", []int64{1, 1 << 20}, &oip.InferTensorContents{Int64Contents: append(zeros, 1)}, codes.InvalidArgument},
-		{"fewer than the shape", []int64{1, 1 << 20}, &oip.InferTensorContents{Int64Contents: zeros[1:]}, codes.InvalidArgument},
-		{"more than the buffers have", []int64{4, 1 << 20}, &oip.InferTensorContents{Int64Contents: make([]int64, 4<<20)}, codes.ResourceExhausted},
+		{"as its shape", []int64{1, 1 << 16}, &oip.InferTensorContents{Int64Contents: zeros}, codes.OK},
+		{"more than the shape", []int64{1, 1 << 16}, &oip.InferTensorContents{Int64Contents: append(zeros, 1)}, codes.InvalidArgument},
+		{"fewer than the shape", []int64{1, 1 << 16}, &oip.InferTensorContents{Int64Contents: zeros[1:]}, codes.InvalidArgument},
+		{"more than the buffers have", []int64{4, 1 << 16}, &oip.InferTensorContents{Int64Contents: make([]int64, 4<<16)}, codes.ResourceExhausted},
 		{"an endless shape", []int64{1 << 40, 1 << 40}, &oip.InferTensorContents{Int64Contents: zeros[:1]}, codes.InvalidArgument},
-		{"a list of another type", []int64{1, 1 << 20}, &oip.InferTensorContents{IntContents: []int32{1}}, codes.InvalidArgument},
-		{"two lists", []int64{1, 1 << 20}, &oip.InferTensorContents{Int64Contents: zeros, BytesContents: [][]byte{{}}}, codes.InvalidArgument},
+		{"a list of another type", []int64{1, 1 << 16}, &oip.InferTensorContents{IntContents: []int32{1}}, codes.InvalidArgument},
+		{"two lists", []int64{1, 1 << 16}, &oip.InferTensorContents{Int64Contents: zeros, BytesContents: [][]byte{{}}}, codes.InvalidArgument},
 	} {
 		if s, _ := rpcstatus.FromError(ask(k.shape, k.contents)); s.Code() != k.code {
 			t.Errorf("%s: %v %s", k.name, s.Code(), s.Message())
@@ -255,10 +255,10 @@ func TestACallerIsNotSlowWhileItsPartsAreComputed(t *testing.T) {
 	m := modelConfig(t, "rows", []string{"x:f32[256]"}, []string{"y:f32[256]"})
 	r := newRig(t, func(c *Config) {
 		c.Window = 8 // one part at a time
-		c.pace = pace{body: time.Second, answer: patience, idle: patience, sweep: 10 * time.Millisecond}
+		c.pace = pace{body: 400 * time.Millisecond, answer: patience, idle: patience, sweep: 10 * time.Millisecond, rate: leastRate}
 	}, m)
 	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
-		time.Sleep(300 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond)
 		return echo(ctx, b)
 	})
 	body := make([]byte, 64*1024)
@@ -309,11 +309,11 @@ func TestAnAnswerThatWaitsForTheOneBeforeItIsNotGivenUp(t *testing.T) {
 	large := modelConfig(t, "large", []string{"x:f32[4]"}, []string{"y:f32[16384]"})
 	slow := doubler(t)
 	r := newRig(t, func(c *Config) {
-		c.pace = pace{body: patience, answer: 500 * time.Millisecond, idle: patience, sweep: 10 * time.Millisecond}
+		c.pace = pace{body: patience, answer: 200 * time.Millisecond, idle: patience, sweep: 10 * time.Millisecond, rate: leastRate}
 	}, large, slow)
 	r.worker(large, func(context.Context, *worker.Batch) error { return nil })
 	r.worker(slow, func(ctx context.Context, b *worker.Batch) error {
-		time.Sleep(1500 * time.Millisecond)
+		time.Sleep(600 * time.Millisecond)
 		return double(ctx, b)
 	})
 	s, err := r.client().ModelStreamInfer(soon(t))

@@ -38,7 +38,8 @@ type call struct {
 
 	request client.Request // whose slots the outputs lie in
 	claimed bool
-	taken   int // bytes of the budget
+	relayed relayed // of a relay's batch; empty otherwise
+	taken   int     // bytes of the budget
 
 	callerBytes int // counted as the caller's
 
@@ -104,12 +105,18 @@ func (c *call) check() error {
 		}
 		c.rows = in.shape[0]
 	}
+	if len(c.relayed.requests) > 0 { // the relay's host may have more levels
+		c.level = min(c.level, c.model.info.Load().settings.LevelCount()-1)
+	}
 	if c.level >= 0 {
 		if n := c.model.info.Load().settings.LevelCount(); c.level >= n {
 			return fmt.Errorf("%w: priority %d, the model has 1..%d", status.ErrNoLevel, c.level+1, n)
 		}
 	}
 	if err := c.matchOutputs(sig); err != nil {
+		return err
+	}
+	if err := c.checkRelayed(); err != nil {
 		return err
 	}
 	return c.checkRegions()
@@ -167,7 +174,11 @@ func (c *call) checkInput(spec *tensor.Spec, in *input) error {
 		}
 		bytes *= got
 	}
-	if need := bytes * in.shape[0]; in.size >= 0 && in.size != need {
+	need := bytes * in.shape[0]
+	if len(c.relayed.requests) > 0 && len(spec.Variable) > 0 {
+		need = c.relayed.bytesOf(&c.model.sig, in.index)
+	}
+	if in.size >= 0 && in.size != need {
 		return fmt.Errorf("%w: input %q of shape %v takes %d bytes, got %d", status.ErrSize, in.name, in.shape, need, in.size)
 	} else if need > c.model.g.cfg.MaxMessageBytes {
 		return tooLarge(int64(need), c.model.g.cfg.MaxMessageBytes)

@@ -28,6 +28,7 @@ func (c *call) done() {
 	c.model, c.caller, c.conn, c.onFilled, c.id, c.request = nil, nil, nil, nil, "", client.Request{}
 	c.inputs, c.outputs, c.dims = c.inputs[:0], c.outputs[:0], c.dims[:0]
 	c.timeout, c.binary, c.rows = 0, false, 0
+	c.relayed.reset()
 	c.filled, c.ended, c.queue, c.compute = time.Time{}, time.Time{}, 0, 0
 	calls.Put(c)
 }

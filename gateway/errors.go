@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime/debug"
 	"strings"
 
 	"google.golang.org/grpc/codes"
+	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -31,6 +33,7 @@ var meanings = map[status.Code]meaning{
 	status.ErrWorkerHung:   {http.StatusInternalServerError, codes.Internal},
 	status.ErrDraining:     {http.StatusServiceUnavailable, codes.Unavailable},
 	status.ErrBrokerGone:   {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrNoWorker:     {http.StatusServiceUnavailable, codes.Unavailable},
 
 	// Connecting.
 	status.ErrNoBroker:           {http.StatusServiceUnavailable, codes.Unavailable},
@@ -45,6 +48,8 @@ var meanings = map[status.Code]meaning{
 	status.ErrProtocol:           {http.StatusServiceUnavailable, codes.Unavailable},
 	status.ErrTooManyConnections: {http.StatusServiceUnavailable, codes.Unavailable},
 	status.ErrNoDescriptors:      {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrQuota:              {http.StatusServiceUnavailable, codes.ResourceExhausted},
+	status.ErrNamespace:          {http.StatusServiceUnavailable, codes.Unavailable},
 
 	// Using.
 	status.ErrInvalid:        {http.StatusBadRequest, codes.InvalidArgument},
@@ -68,13 +73,17 @@ var meanings = map[status.Code]meaning{
 // refusal is an error of the gateway itself.
 type refusal struct {
 	meaning
-	text string
+	text  string
+	allow string // HTTP: the methods that are
 }
 
 func (r *refusal) Error() string { return r.text }
 
+// GRPCStatus is how grpc-go finds out what to say.
+func (r *refusal) GRPCStatus() *rpcstatus.Status { return rpcstatus.New(r.grpc, r.text) }
+
 func refuse(http int, grpc codes.Code, format string, args ...any) error {
-	return &refusal{meaning{http, grpc}, fmt.Sprintf(format, args...)}
+	return &refusal{meaning: meaning{http, grpc}, text: fmt.Sprintf(format, args...)}
 }
 
 func badRequest(format string, args ...any) error {
@@ -118,8 +127,14 @@ func textOf(err error) string {
 var (
 	errSlowBody    = refuse(http.StatusRequestTimeout, codes.DeadlineExceeded, "the body comes too slowly: less than %d KiB a second", leastRate>>10)
 	errBuffersFull = errors.New("the gateway's buffers are full")
+	errFault       = refuse(http.StatusInternalServerError, codes.Internal, "a fault in the gateway; its log says more")
 	errDraining    = refuse(http.StatusServiceUnavailable, codes.Unavailable, "the gateway is shutting down")
 )
+
+// logFault writes down a panic that ended one request.
+func (g *Gateway) logFault(fault any) {
+	g.log.Error("a fault in the gateway ended one request", "fault", fault, "stack", string(debug.Stack()))
+}
 
 func isTimeout(err error) bool {
 	var t interface{ Timeout() bool }

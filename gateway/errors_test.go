@@ -178,7 +178,7 @@ func TestTheModelsOwnErrorIsToldOnBothProtocols(t *testing.T) {
 
 func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.MaxMessageBytes = 1 << 20 }, m)
+	r := newRig(t, func(c *Config) { c.MaxMessageBytes = 64 << 10 }, m)
 	r.worker(m, double)
 	pack := map[string]func(io.Writer) io.WriteCloser{
 		"gzip":    func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },
@@ -205,7 +205,7 @@ func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
 			t.Errorf("%s, too much: %d %q", name, a.status, a.Error)
 		}
 		delete(header, headerLength)
-		if a := r.post("/v2/models/double/infer", header, squeeze(make([]byte, 100<<20))); a.status != 413 {
+		if a := r.post("/v2/models/double/infer", header, squeeze(make([]byte, 1<<20))); a.status != 413 {
 			t.Errorf("%s, a bomb: %d %q", name, a.status, a.Error)
 		}
 		if a := r.post("/v2/models/double/infer", header, []byte("no such thing")); a.status != 400 {

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/shm"
@@ -43,6 +43,8 @@ type Config struct {
 	CallerBytes      int
 	Window           int // slots to ask the broker for, per model; default by the size of a row
 
+	ReportLoad bool // answer every gRPC call with a load report, not only those of relays
+
 	ClaimWait  time.Duration // how long a request without a deadline waits for room
 	DrainDelay time.Duration // how long readiness is false before new requests are refused
 	DrainTime  time.Duration // how long accepted requests may take to finish
@@ -57,7 +59,10 @@ type Config struct {
 }
 
 // pace is how long callers may take.
-type pace struct{ body, answer, idle, sweep time.Duration }
+type pace struct {
+	body, answer, idle, sweep time.Duration
+	rate                      int // bytes a second that they have to reach
+}
 
 // Addresses that are served unless told otherwise.
 const (
@@ -76,9 +81,12 @@ type Gateway struct {
 	callers *callers
 	budget  budget
 	secrets *secrets
+	web     *webServer // nil without HTTP
+	health  *health.Server
 
 	draining           atomic.Int32 // drainState
 	inFlight           atomic.Int64
+	pinged             pinged
 	refusedConnections atomic.Int64
 	sweeps             sweeps
 	collect            seldom
@@ -100,6 +108,7 @@ func New(cfg Config) (*Gateway, error) {
 	g := &Gateway{cfg: cfg, log: cfg.Logger, admin: admin.New(cfg.Socket), regions: newRegions(cfg.SystemSharedMemory)}
 	g.callers = &callers{mostRequests: int64(cfg.CallerRequests), mostBytes: int64(cfg.CallerBytes), byName: map[string]*usage{}}
 	g.budget.most = int64(cfg.MaxBufferedBytes)
+	g.health = health.NewServer()
 	g.models = newModels(g)
 	g.tellDate(time.Now())
 	var err error
@@ -142,7 +151,7 @@ func (c *Config) fill() {
 		c.Logger = slog.Default()
 	}
 	if c.pace == (pace{}) {
-		c.pace = pace{body: bodyPatience, answer: answerPatience, idle: idleTimeout, sweep: sweepInterval}
+		c.pace = pace{body: bodyPatience, answer: answerPatience, idle: idleTimeout, sweep: sweepInterval, rate: leastRate}
 	}
 	if c.Memory == nil {
 		c.Memory = shm.Memfd{}
@@ -219,13 +228,12 @@ func (g *Gateway) Serve(ctx context.Context) error {
 	defer stop()
 	go g.models.watch(life)
 	failed := make(chan error, 2)
-	var web *webServer
 	var rpc *grpc.Server
 	var httpAddr, grpcAddr net.Addr
 	if httpListener != nil {
 		httpAddr = httpListener.Addr()
-		web = g.newHTTP(httpListener)
-		go func() { failed <- web.serve() }()
+		g.web = g.newHTTP(httpListener)
+		go func() { failed <- g.web.serve() }()
 	}
 	if grpcListener != nil {
 		grpcAddr = grpcListener.Addr()
@@ -238,14 +246,14 @@ func (g *Gateway) Serve(ctx context.Context) error {
 	}
 	select {
 	case <-ctx.Done():
-		err = g.drain(web, rpc)
+		err = g.drain(rpc)
 	case err = <-failed:
 		if errors.Is(err, http.ErrServerClosed) {
 			err = nil
 		}
 	}
-	if web != nil {
-		web.close()
+	if g.web != nil {
+		g.web.close()
 	}
 	if rpc != nil {
 		rpc.Stop()
@@ -259,8 +267,9 @@ func (g *Gateway) Serve(ctx context.Context) error {
 
 // drain first says that it is not ready, so that nobody sends anything new
 // here, and then lets accepted requests finish.
-func (g *Gateway) drain(web *webServer, rpc *grpc.Server) error {
+func (g *Gateway) drain(rpc *grpc.Server) error {
 	g.draining.Store(notReady)
+	g.tellHealth()
 	g.log.Info("draining: not ready any more", "delay", g.cfg.DrainDelay, "in_flight", g.inFlight.Load())
 	time.Sleep(g.cfg.DrainDelay)
 	g.draining.Store(refusing)
@@ -268,8 +277,8 @@ func (g *Gateway) drain(web *webServer, rpc *grpc.Server) error {
 	defer cancel()
 	ended := make(chan error, 2)
 	go func() {
-		if web != nil {
-			ended <- web.shutdown(ctx)
+		if g.web != nil {
+			ended <- g.web.shutdown(ctx)
 			return
 		}
 		ended <- nil
@@ -308,24 +317,6 @@ func (g *Gateway) begin(who *caller) error {
 func (g *Gateway) end(who *caller) {
 	g.callers.end(who.use)
 	g.inFlight.Add(-1)
-}
-
-// ready is nil if requests are welcome.
-func (g *Gateway) ready() error {
-	if g.draining.Load() != notDraining {
-		return errDraining
-	}
-	return *g.models.broker.Load()
-}
-
-func (g *Gateway) modelReady(k *model) error {
-	if err := g.ready(); err != nil {
-		return err
-	}
-	if !k.ready() {
-		return refuse(http.StatusServiceUnavailable, codes.Unavailable, "model %q has no worker", k.name)
-	}
-	return nil
 }
 
 // sweep looks for slow connections, for callers that have hung up, and for

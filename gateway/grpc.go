@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/experimental"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
@@ -47,6 +48,9 @@ func (g *Gateway) newGRPC(l *listener) *grpc.Server {
 	}
 	if g.cfg.TokenFile != "" { // before a message is read
 		options = append(options, grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
+			if isHealthCheck(info.FullMethodName) {
+				return ctx, nil
+			}
 			_, err := g.rpcCaller(ctx, info.Header)
 			return ctx, rpcError(err)
 		}))
@@ -69,6 +73,7 @@ func (g *Gateway) newGRPC(l *listener) *grpc.Server {
 		}
 	}
 	s.RegisterService(&service, door)
+	healthpb.RegisterHealthServer(s, g.health)
 	return s
 }
 
@@ -81,9 +86,19 @@ func rpcError(err error) error {
 }
 
 // intercept stands before everything but inference.
-func (g *Gateway) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+func (g *Gateway) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
+	defer g.guard(&err)
 	rep, err := next(ctx, req)
 	return rep, rpcError(err)
+}
+
+// guard, deferred, makes a panic the end of one call; grpc-go would end the
+// gateway.
+func (g *Gateway) guard(err *error) {
+	if fault := recover(); fault != nil {
+		g.logFault(fault)
+		*err = errFault
+	}
 }
 
 // rpcCaller finds out who calls.

@@ -85,6 +85,7 @@ func (c *call) appendMeta(b []byte) []byte {
 	if c.id != "" {
 		text(3, c.id)
 	}
+	b = c.relayed.appendParameters(b)
 	for i := range c.outputs {
 		o := &c.outputs[i]
 		dims := 0

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -306,6 +307,10 @@ func (c *call) readMessage(m *message) error {
 			c.setPriority(p.number)
 		case "timeout":
 			c.setTimeout(p.number)
+		case relaywire.Requests:
+			if err := c.readRelayed(p.text); err != nil {
+				return err
+			}
 		}
 	}
 	raw := m.raw

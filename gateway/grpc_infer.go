@@ -13,7 +13,8 @@ import (
 )
 
 // infer answers ModelInfer.
-func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (any, error) {
+func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err error) {
+	defer d.g.guard(&err)
 	m := messages.Get().(*message)
 	if err := decode(m); err != nil {
 		messages.Put(m)
@@ -55,6 +56,7 @@ func (d *rpcDoor) run(ctx context.Context, m *message, stream bool) (*rpcAnswer,
 	c := newCall()
 	c.model, c.caller = k, who
 	a, err := d.runCall(ctx, c, m, free, conn, stream)
+	c.reportLoad(ctx)
 	if err != nil || a.call == nil {
 		c.count(err)
 		c.done()
@@ -77,6 +79,25 @@ func (d *rpcDoor) runCall(ctx context.Context, c *call, m *message, free func(),
 		return nil, err
 	}
 	return c.encode(conn, stream)
+}
+
+// runOfStream is run for a request of a stream, where an error is an answer
+// too and is told with the request's id.
+func (d *rpcDoor) runOfStream(ctx context.Context, m *message) (answer any) {
+	var id string
+	var err error
+	defer func() {
+		if err != nil {
+			answer = streamError(id, err)
+		}
+	}()
+	defer d.g.guard(&err)
+	if m.split() == nil {
+		id = string(m.id[:min(len(m.id), maxIDBytes)])
+	}
+	m.reset()
+	answer, err = d.run(ctx, m, true)
+	return answer
 }
 
 // streamDepth is how many requests of one stream are under way at once.
@@ -116,19 +137,7 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 		}
 		place := make(chan any, 1)
 		line <- place
-		go func() {
-			id := "" // an error is told with the request's id
-			if m.split() == nil {
-				id = string(m.id[:min(len(m.id), maxIDBytes)])
-			}
-			m.reset()
-			a, err := d.run(ctx, m, true)
-			if err != nil {
-				place <- streamError(id, err)
-				return
-			}
-			place <- a
-		}()
+		go func() { place <- d.runOfStream(ctx, m) }()
 	}
 	if errors.Is(err, io.EOF) {
 		err = nil

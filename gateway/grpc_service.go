@@ -9,7 +9,7 @@ import (
 // Everything but inference.
 
 func (d *rpcDoor) ServerLive(context.Context, *oip.ServerLiveRequest) (*oip.ServerLiveResponse, error) {
-	return &oip.ServerLiveResponse{Live: true}, nil
+	return &oip.ServerLiveResponse{Live: d.g.live() == nil}, nil
 }
 
 func (d *rpcDoor) ServerReady(context.Context, *oip.ServerReadyRequest) (*oip.ServerReadyResponse, error) {
@@ -33,6 +33,7 @@ func (d *rpcDoor) ModelMetadata(ctx context.Context, r *oip.ModelMetadataRequest
 	if err != nil {
 		return nil, err
 	}
+	tellSignature(ctx, k)
 	return k.metadata(), nil
 }
 

@@ -2,11 +2,14 @@ package gateway
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -39,10 +42,40 @@ func (d httpDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// serveGuarded is ServeHTTP for net/http, which ends the connection when there
+// is a fault, but says little about it.
+func (d httpDoor) serveGuarded(w http.ResponseWriter, r *http.Request) {
+	defer func() {
+		if fault := recover(); fault != nil {
+			if fault != http.ErrAbortHandler {
+				d.g.logFault(fault)
+			}
+			panic(http.ErrAbortHandler)
+		}
+	}()
+	d.ServeHTTP(w, r)
+}
+
 func isProbe(path []string) bool { return len(path) > 1 && path[0] == "v2" && path[1] == "health" }
 
-// errNoPath is a path, or a method on it, that means nothing here.
+// errNoPath is a path that means nothing here.
 var errNoPath = errors.New("no such path")
+
+// What is allowed where something is read, changed, or either.
+const (
+	toRead   = "GET, HEAD"
+	toChange = "POST"
+	toBoth   = toRead + ", " + toChange
+)
+
+// checkMethod refuses a method that a path does not have: a link or an image
+// must not change anything.
+func checkMethod(r *http.Request, allowed string) error {
+	if slices.Contains(strings.Split(allowed, ", "), r.Method) {
+		return nil
+	}
+	return &refusal{meaning{http.StatusMethodNotAllowed, codes.Unimplemented}, fmt.Sprintf("%s %s: it is to be %s", r.Method, r.URL.Path, allowed), allowed}
+}
 
 // ask answers everything but inference.
 func (d httpDoor) ask(w http.ResponseWriter, r *http.Request, who *caller, path []string) error {
@@ -53,9 +86,11 @@ func (d httpDoor) ask(w http.ResponseWriter, r *http.Request, who *caller, path 
 	var err error
 	switch path = path[1:]; {
 	case len(path) == 0:
-		writeMessage(w, d.g.serverMetadata())
+		if err = checkMethod(r, toRead); err == nil {
+			writeMessage(w, d.g.serverMetadata())
+		}
 	case path[0] == "health":
-		err = d.health(w, path[1:])
+		err = d.health(w, r, path[1:])
 	case path[0] == "models" && len(path) == 2 && path[1] == "stats":
 		err = d.stats(w, r, "", "")
 	case path[0] == "models" && len(path) > 1:
@@ -82,24 +117,34 @@ func (d httpDoor) other(w http.ResponseWriter, r *http.Request) error {
 	return refuse(http.StatusNotFound, 5, "%s %s: no such path", r.Method, r.URL.Path)
 }
 
-func (d httpDoor) health(w http.ResponseWriter, path []string) error {
-	switch {
-	case len(path) == 1 && path[0] == "live":
-		w.WriteHeader(http.StatusOK)
-	case len(path) == 1 && path[0] == "ready":
-		if err := d.g.ready(); err != nil {
-			return err
-		}
-		w.WriteHeader(http.StatusOK)
-	default:
+func (d httpDoor) health(w http.ResponseWriter, r *http.Request, path []string) error {
+	if len(path) != 1 || path[0] != "live" && path[0] != "ready" {
 		return errNoPath
 	}
-	return nil
+	err := checkMethod(r, toRead)
+	switch {
+	case err != nil:
+	case path[0] == "live":
+		err = d.g.live()
+	default:
+		err = d.g.ready()
+	}
+	if err == nil {
+		w.WriteHeader(http.StatusOK)
+	}
+	return err
 }
 
 // model is NAME[/versions/VERSION][/ready|config|stats].
 func (d httpDoor) model(w http.ResponseWriter, r *http.Request, path []string) error {
 	name, version, path := modelPath(path)
+	allowed := toRead
+	if len(path) == 1 && path[0] == "infer" {
+		allowed = toChange
+	}
+	if err := checkMethod(r, allowed); err != nil {
+		return err
+	}
 	k, err := d.g.models.get(r.Context(), name, version)
 	if err != nil {
 		return err
@@ -134,6 +179,9 @@ func modelPath(path []string) (name, version string, rest []string) {
 }
 
 func (d httpDoor) stats(w http.ResponseWriter, r *http.Request, name, version string) error {
+	if err := checkMethod(r, toRead); err != nil {
+		return err
+	}
 	s, err := d.g.statistics(r.Context(), name, version)
 	if err == nil {
 		writeMessage(w, s)
@@ -145,6 +193,9 @@ func (d httpDoor) stats(w http.ResponseWriter, r *http.Request, name, version st
 func (d httpDoor) repository(w http.ResponseWriter, r *http.Request, path []string) error {
 	switch {
 	case len(path) == 1 && path[0] == "index":
+		if err := checkMethod(r, toBoth); err != nil {
+			return err
+		}
 		b := []byte{'['}
 		for i, m := range d.g.index().Models {
 			if i > 0 {
@@ -155,6 +206,9 @@ func (d httpDoor) repository(w http.ResponseWriter, r *http.Request, path []stri
 		writeJSON(w, append(b, ']'))
 		return nil
 	case len(path) == 3 && path[0] == "models" && (path[2] == "load" || path[2] == "unload"):
+		if err := checkMethod(r, toChange); err != nil {
+			return err
+		}
 		return errNoLoading
 	}
 	return errNoPath
@@ -188,6 +242,11 @@ func writeError(w http.ResponseWriter, err error) {
 		h.Set("WWW-Authenticate", "Bearer")
 	case http.StatusRequestTimeout:
 		h.Set("Connection", "close")
+	case http.StatusMethodNotAllowed:
+		var r *refusal
+		if errors.As(err, &r) {
+			h.Set("Allow", r.allow)
+		}
 	}
 	w.WriteHeader(m.http)
 	_, _ = w.Write(b)

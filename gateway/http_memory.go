@@ -26,8 +26,12 @@ func (d httpDoor) sharedMemory(w http.ResponseWriter, r *http.Request, who *call
 	if len(path) != 1 {
 		return errNoPath
 	}
-	if path[0] != "status" && r.Method != http.MethodPost { // a link or an image must not change anything
-		return refuse(http.StatusMethodNotAllowed, codes.Unimplemented, "%s %s: it is to be POST", r.Method, r.URL.Path)
+	allowed := map[string]string{"status": toRead, "register": toChange, "unregister": toChange}[path[0]]
+	if allowed == "" {
+		return errNoPath
+	}
+	if err := checkMethod(r, allowed); err != nil {
+		return err
 	}
 	if kind == "cudasharedmemory" {
 		switch path[0] {

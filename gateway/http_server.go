@@ -31,7 +31,7 @@ func (g *Gateway) newHTTP(l *listener) *webServer {
 	}
 	s := &webServer{g: g, l: l, given: make(chan net.Conn), closed: make(chan struct{}), sessions: map[*session]struct{}{}}
 	s.usual = &http.Server{
-		Handler:           httpDoor{g},
+		Handler:           http.HandlerFunc(httpDoor{g}.serveGuarded),
 		TLSConfig:         g.tlsConfig("h2", "http/1.1"),
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
@@ -123,12 +123,13 @@ func (s *webServer) close() {
 	s.l.closeAll()
 }
 
-// give hands a connection to the http.Server.
-func (s *webServer) give(c *givenConn) {
+// give hands a connection to the http.Server, unless that takes none any more.
+func (s *webServer) give(c *givenConn) bool {
 	select {
 	case s.given <- c:
+		return true
 	case <-s.closed:
-		c.Close()
+		return false
 	}
 }
 

@@ -43,23 +43,6 @@ const (
 
 const headBytes = 4 << 10 // of a head that is simple, and of what is read ahead
 
-// sessionBody is what is left of the present request's body.
-type sessionBody struct {
-	in   *bufio.Reader
-	left int64
-}
-
-func (b *sessionBody) Read(p []byte) (int, error) {
-	if b.left == 0 {
-		return 0, io.EOF
-	}
-	n, err := b.in.Read(p[:min(int64(len(p)), b.left)])
-	if b.left -= int64(n); err == io.EOF && b.left > 0 {
-		err = io.ErrUnexpectedEOF
-	}
-	return n, err
-}
-
 var errGivenAway = errors.New("the connection is another's now")
 
 // serve answers requests until the connection ends or is another's.
@@ -76,7 +59,7 @@ func (s *session) serve() {
 			s.conn.Close()
 			return
 		}
-		err := s.request()
+		err := s.guarded()
 		s.conn.calm()
 		if errors.Is(err, errGivenAway) {
 			return
@@ -86,6 +69,19 @@ func (s *session) serve() {
 			return
 		}
 	}
+}
+
+// guarded is request; a fault in it ends this session, not the gateway.
+func (s *session) guarded() (err error) {
+	defer func() {
+		if fault := recover(); fault != nil {
+			s.door.g.logFault(fault)
+			if err = errLast; s.conn.answerUntil.Load() == 0 { // nothing was answered yet
+				err = s.answerError(errFault, true)
+			}
+		}
+	}()
+	return s.request()
 }
 
 // request answers one. An error ends the connection.
@@ -113,12 +109,17 @@ func (s *session) request() error {
 }
 
 // head waits for a whole head and gives it, without taking it; nil if it is
-// too long to be simple.
+// too long to be simple, or has an empty line that a bare LF begins, which
+// net/http takes for its end.
 func (s *session) head() ([]byte, error) {
 	for from := 0; ; {
 		b, _ := s.in.Peek(s.in.Buffered())
-		if i := bytes.Index(b[from:], headEnd); i >= 0 {
-			return b[:from+i+len(headEnd)], nil
+		end := bytes.Index(b[from:], headEnd)
+		if bare := bytes.Index(b[from:], bareEnd); bare >= 0 && (end < 0 || bare < end) {
+			return nil, nil
+		}
+		if end >= 0 {
+			return b[:from+end+len(headEnd)], nil
 		}
 		if from = max(0, len(b)-len(headEnd)); len(b) == headBytes {
 			return nil, nil
@@ -132,14 +133,19 @@ func (s *session) head() ([]byte, error) {
 	}
 }
 
-var headEnd = []byte("\r\n\r\n")
+// A head ends with an empty line. Where the line before it ends with a bare LF
+// the head is found here too, and refused by parse.
+var headEnd, bareEnd = []byte("\n\r\n"), []byte("\n\n")
 
 // giveAway hands the connection, with what was read ahead, to the http.Server.
 func (s *session) giveAway() error {
 	ahead, _ := s.in.Peek(s.in.Buffered())
 	s.conn.calm()
-	s.conn.hungUp.Store(nil)
-	s.conn.http.give(&givenConn{conn: s.conn, ahead: bytes.Clone(ahead)})
+	cancel := s.conn.hungUp.Swap(nil)
+	if !s.conn.http.give(&givenConn{conn: s.conn, ahead: bytes.Clone(ahead)}) {
+		s.conn.hungUp.Store(cancel)
+		return s.answerError(errDraining, true)
+	}
 	return errGivenAway
 }
 
@@ -230,7 +236,6 @@ func (s *session) infer(h *simpleHead) error {
 	if err == nil {
 		if err = s.door.g.begin(who); err == nil {
 			err = s.run(h, who)
-			s.door.g.end(who)
 		}
 	}
 	var failed *net.OpError
@@ -240,8 +245,10 @@ func (s *session) infer(h *simpleHead) error {
 	return err
 }
 
+// run does an inference that has begun, and ends it.
 func (s *session) run(h *simpleHead, who *caller) error {
 	g := s.door.g
+	defer g.end(who)
 	k, err := g.models.named(s.ctx, h.model, h.version)
 	if err != nil {
 		return err
@@ -271,6 +278,9 @@ func (s *session) runCall(h *simpleHead, c *call, b *body) error {
 		return err
 	}
 	c.conn, c.onFilled = s.conn, s.conn.bodyRead
+	if err := s.awaitBody(); err != nil {
+		return err
+	}
 	if err := c.run(s.ctx); err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 
 // hurried makes patience short.
 func hurried(c *Config) {
-	c.pace = pace{body: 200 * time.Millisecond, answer: 200 * time.Millisecond, idle: 300 * time.Millisecond, sweep: 20 * time.Millisecond}
+	c.pace = pace{body: 200 * time.Millisecond, answer: 200 * time.Millisecond, idle: 300 * time.Millisecond, sweep: 20 * time.Millisecond, rate: 64 << 20}
 }
 
 func TestASlowBodyIsCutWithItsReason(t *testing.T) {
@@ -139,7 +139,7 @@ func TestACallerHasALimitOfRequestsAndOfBytes(t *testing.T) {
 
 func TestAnAnswerThatNobodyReadsGivesItsSlotsBack(t *testing.T) {
 	m := modelConfig(t, "big", []string{"x:u8[8000000]"}, []string{"y:u8[8000000]"})
-	r := newRig(t, func(c *Config) { hurried(c); c.Window = 8 }, m)
+	r := newRig(t, func(c *Config) { hurried(c); c.pace.body, c.Window = patience, 8 }, m)
 	r.worker(m, echo)
 	x := make([]byte, 8_000_000)
 	// HTTP: sends, and never reads.

@@ -165,7 +165,7 @@ func (c *conn) endAnswer() { c.answerUntil.Store(0) }
 // answerTime is how long a caller may take to read an answer: it keeps slots
 // of the ring for that long.
 func (g *Gateway) answerTime(size int) time.Duration {
-	return g.cfg.pace.answer + time.Duration(size)*time.Second/leastRate
+	return g.cfg.pace.answer + time.Duration(size)*time.Second/time.Duration(g.cfg.pace.rate)
 }
 
 // calm ends every watch over the connection.
@@ -204,6 +204,19 @@ func (c *conn) hasHungUp() bool {
 	return gone || err != nil
 }
 
+// unread is what the kernel has of a body that is awaited: see awaitBody.
+func (c *conn) unread() (n int64) {
+	if t, ok := c.Conn.(*net.TCPConn); ok {
+		if raw, err := t.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) {
+				got, _ := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
+				n = int64(got)
+			})
+		}
+	}
+	return n
+}
+
 // lookForHangUps ends the requests of callers that have hung up. Nobody reads
 // from a session's connection while its request is under way.
 func (l *listener) lookForHangUps() {
@@ -238,8 +251,11 @@ func (c *conn) sweep(now time.Time) {
 		_ = c.SetWriteDeadline(time.Unix(1, 0))
 	}
 	if since := c.bodySince.Load(); since != 0 {
-		allowed := c.l.g.cfg.pace.body + time.Duration(c.bodyGot.Load())*time.Second/leastRate
-		if now.Sub(time.Unix(0, since)) > allowed {
+		took := now.Sub(time.Unix(0, since)) - c.l.g.cfg.pace.body
+		enough := func(got int64) bool {
+			return took <= time.Duration(got)*time.Second/time.Duration(c.l.g.cfg.pace.rate)
+		}
+		if got := c.bodyGot.Load(); !enough(got) && !enough(got+c.unread()) {
 			_ = c.SetReadDeadline(time.Unix(1, 0)) // the handler finds out, and answers
 		}
 	}

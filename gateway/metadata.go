@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -14,7 +15,7 @@ const (
 )
 
 func (g *Gateway) serverMetadata() *oip.ServerMetadataResponse {
-	extensions := []string{"binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"}
+	extensions := []string{"binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics", relaywire.Requests}
 	if g.regions.on {
 		extensions = append(extensions, "system_shared_memory")
 	}

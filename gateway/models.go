@@ -44,12 +44,17 @@ type model struct {
 	// Requests of one row have a client of their own: beside them, one that
 	// wants many consecutive slots would wait long.
 	single, many lane
+	// So have the requests of relays: each of their messages claims many.
+	relayed lane
+	load    load
 }
 
 // modelInfo is what may change while the model stays.
 type modelInfo struct {
 	settings *policy.Settings
 	workers  int
+	ready    int    // workers that can be counted on
+	notReady string // why there are none
 }
 
 func (m *models) newInfo(b *admin.Model) *modelInfo {
@@ -58,7 +63,7 @@ func (m *models) newInfo(b *admin.Model) *modelInfo {
 		m.g.log.Warn("the broker's policy is not understood, defaults are told instead", "model", b.Name, "error", err)
 		s, _ = policy.Policy{}.Resolve(b.Signature.Inputs)
 	}
-	return &modelInfo{settings: &s, workers: b.Workers}
+	return &modelInfo{settings: &s, workers: b.Workers, ready: b.Ready, notReady: b.NotReady}
 }
 
 func newModels(g *Gateway) *models {
@@ -123,6 +128,7 @@ func (m *models) ask(ctx context.Context) {
 	list, err := m.g.admin.Models(ctx)
 	m.asked = time.Now()
 	m.broker.Store(&err)
+	defer m.g.tellHealth()
 	if err != nil {
 		return // what was served is served again when the broker is back
 	}
@@ -187,41 +193,73 @@ func (m *models) list() []*model {
 	return all
 }
 
-// ready tells whether a request would find a worker.
+// ready tells whether a request would find a worker that can be counted on.
 func (k *model) ready() bool {
-	return *k.g.models.broker.Load() == nil && k.info.Load().workers > 0
+	return *k.g.models.broker.Load() == nil && k.info.Load().ready > 0
 }
 
 func (k *model) close() {
 	k.single.close()
 	k.many.close()
+	k.relayed.close()
 }
 
 // lane is a client of one model, dialled when it is first needed.
 type lane struct {
-	live   atomic.Pointer[client.Client]
-	mu     sync.Mutex
-	closed bool
+	live    atomic.Pointer[client.Client]
+	mu      sync.Mutex
+	closed  bool
+	dialing *dialing // nil while nobody dials
 }
 
-// client gives the lane's client.
+// dialing is one attempt, for everybody who waits for it.
+type dialing struct {
+	done   chan struct{}
+	client *client.Client
+	err    error
+}
+
+// client gives the lane's client. The caller waits for it as long as it would;
+// the attempt itself is everybody's and goes on.
 func (l *lane) client(ctx context.Context, k *model, window int) (*client.Client, error) {
-	if c := l.live.Load(); c != nil {
-		return c, nil
-	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if c := l.live.Load(); c != nil {
-		return c, nil
+	c, d, gone := l.live.Load(), l.dialing, l.closed
+	if c == nil && d == nil && !gone {
+		d = &dialing{done: make(chan struct{})}
+		l.dialing = d
+		go l.dial(d, k, window)
 	}
-	if l.closed {
+	l.mu.Unlock()
+	switch {
+	case c != nil:
+		return c, nil
+	case gone:
 		return nil, fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.name)
 	}
+	select {
+	case <-d.done:
+		return d.client, d.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (l *lane) dial(d *dialing, k *model, window int) {
+	ctx, cancel := context.WithTimeout(context.Background(), k.g.cfg.ClaimWait)
+	defer cancel()
 	c, err := k.dial(ctx, window)
+	l.mu.Lock()
+	l.dialing = nil
+	if err == nil && l.closed {
+		go c.Close()
+		c, err = nil, fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.name)
+	}
 	if err == nil {
 		l.live.Store(c)
 	}
-	return c, err
+	l.mu.Unlock()
+	d.client, d.err = c, err
+	close(d.done)
 }
 
 // dial asks for a large window and takes a smaller one where the ring is full.

@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -44,6 +45,9 @@ type rig struct {
 	grpc   string
 	stop   func() error // drains the gateway
 	broker func()       // ends the broker
+
+	mu      sync.Mutex
+	dialled []*grpc.ClientConn
 }
 
 func soon(t testing.TB) context.Context {
@@ -215,7 +219,7 @@ func (r *rig) idle() {
 			return fmt.Errorf("%d bytes of the budget", n)
 		}
 		for _, k := range r.g.models.list() {
-			for _, l := range []*lane{&k.single, &k.many} {
+			for _, l := range []*lane{&k.single, &k.many, &k.relayed} {
 				c := l.live.Load()
 				if c == nil {
 					continue
@@ -255,7 +259,20 @@ func (r *rig) client(opts ...grpc.DialOption) oip.GRPCInferenceServiceClient {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() { c.Close() })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.dialled = append(r.dialled, c)
 	return oip.NewGRPCInferenceServiceClient(c)
+}
+
+// hangUp ends the connections of all the clients so far.
+func (r *rig) hangUp() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.dialled {
+		c.Close()
+	}
+	http.DefaultClient.CloseIdleConnections()
 }
 
 // answer is what an HTTP caller gets.

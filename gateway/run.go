@@ -22,6 +22,10 @@ func (c *call) run(ctx context.Context) error {
 		defer cancel()
 	}
 	lane, window := c.model.lane(c.rows)
+	if len(c.relayed.requests) > 0 {
+		lane, window = c.model.relayedLane()
+	}
+	defer c.model.load.begin(c.rows)()
 	for attempt := 0; ; attempt++ {
 		cl, err := c.dial(ctx, lane, window)
 		if err != nil {
@@ -29,7 +33,9 @@ func (c *call) run(ctx context.Context) error {
 		}
 		m := cl.Model()
 		most := min(m.MaxBatchSize, m.Window, c.model.info.Load().settings.MaxBatchSize)
-		if c.rows <= most {
+		if len(c.relayed.requests) > 0 {
+			err = c.runRelayed(ctx, cl)
+		} else if c.rows <= most {
 			err = c.runWhole(ctx, cl)
 		} else {
 			err = c.runSplit(ctx, cl, most)
@@ -52,10 +58,7 @@ func (c *call) dial(ctx context.Context, lane *lane, window int) (*client.Client
 		return cl, nil
 	}
 	defer c.pauseBody()()
-	// Not bound to one caller's context: others wait for the same client.
-	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.model.g.cfg.ClaimWait)
-	defer cancel()
-	return lane.client(wait, c.model, window)
+	return lane.client(ctx, c.model, window)
 }
 
 // claim takes slots, waiting for them as long as the caller would.
@@ -352,6 +355,7 @@ func (c *call) release() {
 		_ = c.request.Release()
 		c.claimed = false
 	}
+	c.relayed.release()
 	if c.taken > 0 {
 		c.model.g.budget.giveBack(c.taken)
 		c.taken = 0

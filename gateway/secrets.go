@@ -25,6 +25,7 @@ type secrets struct {
 	g      *Gateway
 	now    atomic.Pointer[secretSet]
 	states map[string]fileState // only reload's
+	failed string               // why the last try did; only reload's
 }
 
 type secretSet struct {
@@ -80,16 +81,20 @@ func (s *secrets) changed() bool {
 }
 
 // reload reads the files again if one has changed; what cannot be read, in the
-// middle of a change perhaps, leaves things as they are.
+// middle of a change perhaps, leaves things as they are, and is tried again.
 func (s *secrets) reload() {
-	if !s.changed() {
+	if changed := s.changed(); !changed && s.failed == "" {
 		return
 	}
 	set, err := s.load()
 	if err != nil {
-		s.g.log.Error("certificates or tokens have changed and cannot be read; the old ones stay", "error", err)
+		if text := err.Error(); text != s.failed { // once, not with every try
+			s.failed = text
+			s.g.log.Error("certificates or tokens have changed and cannot be read; the old ones stay", "error", err)
+		}
 		return
 	}
+	s.failed = ""
 	s.now.Store(set)
 	s.g.log.Info("certificates or tokens have changed")
 }
@@ -181,11 +186,11 @@ func (g *Gateway) identify(c *conn, authorization string, state *tls.ConnectionS
 		who.identity = "certificate " + state.PeerCertificates[0].Subject.String()
 	}
 	if set.tokens != nil {
-		text, ok := strings.CutPrefix(authorization, "Bearer ")
-		if !ok {
+		scheme, text, _ := strings.Cut(authorization, " ")
+		if !strings.EqualFold(scheme, "Bearer") { // its case does not matter: RFC 9110, 11.1
 			return &c.who, errNoToken
 		}
-		name, ok := set.bearer(text)
+		name, ok := set.bearer(strings.TrimLeft(text, " "))
 		if !ok {
 			return &c.who, refuse(http.StatusUnauthorized, codes.Unauthenticated, "unknown bearer token")
 		}

@@ -185,6 +185,11 @@ func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 	if rep, err := http.Get(r.http + "/v2/models/double"); err != nil || rep.StatusCode != 401 {
 		t.Errorf("metadata needs one: %v %v", rep, err)
 	}
+	for scheme, want := range map[string]int{"bearer": 200, "BEARER": 200, "Basic": 401} {
+		if a := r.post("/v2/models/double/infer", map[string]string{"Authorization": scheme + " first-token-0123456789"}, []byte(`{"inputs":[`+goodInput+`]}`)); a.status != want {
+			t.Errorf("%s: %d", scheme, a.status)
+		}
+	}
 	write("second second-token-0123456789\n")
 	r.eventually("the second token counts", func() error {
 		if h, g := try("second-token-0123456789"); h != 200 || g != codes.OK {

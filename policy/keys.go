@@ -24,10 +24,12 @@ var (
 		numbers[int](1, MaxRows, MaxPreferred), func(at *place) *[]int { return &at.s.PreferredBatchSizes })
 	Slots = row(Key{Name: "slots", DefaultNote: "4096, within 1 GiB and half of what a memory cgroup leaves", Help: "rows the ring holds"},
 		number(1, math.MaxInt32), func(at *place) *int { return &at.s.Slots })
-	Lease = row(Key{Name: "lease", Default: "30s", Live: true, Help: "how long a batch may run before its worker counts as hung and is killed"},
-		duration(1), func(at *place) *time.Duration { return &at.s.Lease })
+	Lease = row(Key{Name: "lease", Default: "30s", Live: true, Help: "how long a batch may run before its worker counts as hung and is killed; 100ms at least"},
+		duration(MinLease), func(at *place) *time.Duration { return &at.s.Lease })
 	MaxAttempts = row(Key{Name: "max_attempts", Default: "3", Live: true, Help: "how often a request is tried before it fails, where workers die of it"},
 		number(1, 100), func(at *place) *int { return &at.s.MaxAttempts })
+	NoWorker = row(Key{Name: "no_worker", Default: "wait", Live: true, Help: "a request that comes while no worker is attached: wait for one until its deadline, or refuse it at once (NoWorker)"},
+		oneOf(WaitForWorker, RefuseWithoutWorker), func(at *place) *NoWorkerAction { return &at.s.NoWorker })
 	Ragged = row(Key{Name: "ragged", Default: "false", Help: "requests of different sizes share a batch, each in its own; workers must ask for it; not with buckets or padding"},
 		boolean(), func(at *place) *bool { return &at.s.Ragged })
 	PreserveOrder = row(Key{Name: "preserve_order", Default: "false", Live: true, Help: "keep each client's requests in order"},
@@ -43,7 +45,7 @@ var (
 	MaxTimeout = row(Key{Name: "max_timeout", Default: "0s", Live: true, PerLevel: true, Help: "limit for a request's own deadline; 0: none"},
 		duration(0), func(at *place) *time.Duration { return &at.s.Levels[at.level].MaxTimeout })
 	OnTimeout = row(Key{Name: "on_timeout", Default: "reject", Live: true, PerLevel: true, Help: "reject ends a request that waited for too long, delay lets it through at the end"},
-		action(), func(at *place) *Action { return &at.s.Levels[at.level].OnTimeout })
+		oneOf(Reject, Delay), func(at *place) *Action { return &at.s.Levels[at.level].OnTimeout })
 
 	prioritiesKey = add(&Key{Name: "priorities", Kind: "number", Default: "1", Live: true, Help: "number of priority levels, 0 the most urgent; if left out, as many as other keys name",
 		read:  func(*place, string) error { return nil }, // makeLevels has read it

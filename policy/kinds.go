@@ -35,7 +35,7 @@ func duration(least time.Duration) kind[time.Duration] {
 		d, err := ParseDuration(text)
 		if err == nil && (d < least || d > MaxDuration) {
 			if err = fmt.Errorf("must be at most %v", MaxDuration); d < least {
-				err = errors.New("must be more than 0")
+				err = fmt.Errorf("must be at least %v", least)
 			}
 		}
 		return d, err
@@ -111,15 +111,19 @@ func boolean() kind[bool] {
 	}, strconv.FormatBool}
 }
 
-func action() kind[Action] {
-	return kind[Action]{"reject or delay", func(text string) (Action, error) {
-		for _, a := range []Action{Reject, Delay} {
-			if a.String() == text {
-				return a, nil
-			}
+// oneOf are words.
+func oneOf[T fmt.Stringer](values ...T) kind[T] {
+	names := make([]string, len(values))
+	for i, v := range values {
+		names[i] = v.String()
+	}
+	words := strings.Join(names, " or ")
+	return kind[T]{words, func(text string) (v T, err error) {
+		if i := slices.Index(names, text); i >= 0 {
+			return values[i], nil
 		}
-		return 0, errors.New("must be reject or delay")
-	}, Action.String}
+		return v, errors.New("must be " + words)
+	}, T.String}
 }
 
 // Buckets lie in the order of the inputs' variable dimensions, and are named

@@ -60,7 +60,7 @@ func randomSettings(rng *rand.Rand) policy.Settings {
 		return time.Duration(rng.Int64N(int64(policy.MaxDuration)) >> rng.IntN(48))
 	}
 	s := policy.Settings{
-		MaxBatchSize: 1 + rng.IntN(1<<rng.IntN(20)), WaitTime: duration(), Lease: 1 + duration(), Ageing: duration(), PreserveOrder: rng.IntN(2) == 0,
+		MaxBatchSize: 1 + rng.IntN(1<<rng.IntN(20)), WaitTime: duration(), Lease: policy.MinLease + duration()/2, Ageing: duration(), PreserveOrder: rng.IntN(2) == 0,
 		Slots: 1 + rng.IntN(1<<20), MaxAttempts: 1 + rng.IntN(100), Levels: make([]policy.Level, 1+rng.IntN(policy.MaxLevels)),
 	}
 	s.PreferredBatchSizes = ascending(rng.IntN(4), s.MaxBatchSize)
@@ -102,9 +102,9 @@ func TestAnyPolicyIsWrittenAndReadBackAsItself(t *testing.T) {
 
 func TestTypedSettingsAndTextsAreTheSame(t *testing.T) {
 	typed := policy.New(policy.MaxBatchSize(32), policy.WaitTime(1500*time.Microsecond), policy.PreferredBatchSizes([]int{8, 16}), policy.Slots(64),
-		policy.Lease(20*time.Second), policy.MaxAttempts(2), policy.PreserveOrder(true), policy.Ragged(false), policy.Priorities(2), policy.DefaultPriority(1), policy.Ageing(time.Nanosecond),
+		policy.Lease(20*time.Second), policy.MaxAttempts(2), policy.PreserveOrder(true), policy.Ragged(false), policy.NoWorker(policy.RefuseWithoutWorker), policy.Priorities(2), policy.DefaultPriority(1), policy.Ageing(time.Nanosecond),
 		policy.MaxQueue(100), policy.MaxQueue(7).At(1), policy.DefaultTimeout(time.Minute), policy.MaxTimeout(time.Hour), policy.OnTimeout(policy.Delay).At(0), policy.Buckets("t", 0, 64, 512))
-	texts, err := policy.Parse(`max_batch_size=32 wait_time=0.0015 preferred_batch_sizes=8,16 slots=64 lease=20 max_attempts=2 preserve_order=true ragged=false
+	texts, err := policy.Parse(`max_batch_size=32 wait_time=0.0015 preferred_batch_sizes=8,16 slots=64 lease=20 max_attempts=2 preserve_order=true ragged=false no_worker=refuse
 		priorities=2 default_priority=1 ageing=1ns max_queue=100 max_queue.1=7 default_timeout=1m max_timeout=1h on_timeout.0=delay buckets.t.0=64,512`)
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +137,8 @@ func TestABadValueIsRefusedByTheNameOfItsKey(t *testing.T) {
 		"wait_time=nan":                       "out of range",
 		"wait_time=48h":                       "wait_time=48h: must be at most 24h0m0s",
 		"wait_time=[1]":                       "is not a duration",
-		"lease=0":                             "lease=0: must be more than 0",
+		"lease=1ns":                           "must be at least 100ms",
+		"lease=0":                             "lease=0: must be at least 100ms",
 		"max_attempts=0":                      "max_attempts=0: must be a number, 1..100",
 		"preserve_order=perhaps":              "must be true or false",
 		"on_timeout=wait":                     "must be reject or delay",

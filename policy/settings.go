@@ -35,6 +35,7 @@ type Settings struct {
 	Lease         time.Duration // how long a batch may run before its worker counts as hung
 	MaxAttempts   int           // workers that may die of a request before it fails
 	Ragged        bool          // requests of different sizes share a batch
+	NoWorker      NoWorkerAction
 }
 
 // Level is the queue policy of one priority level.
@@ -61,6 +62,22 @@ func (a Action) String() string {
 	return "reject"
 }
 
+// NoWorkerAction says what happens to a request that comes while its model has
+// no worker.
+type NoWorkerAction uint8
+
+const (
+	WaitForWorker       NoWorkerAction = iota // it waits, until its deadline if it has one
+	RefuseWithoutWorker                       // it ends with NoWorker at once
+)
+
+func (a NoWorkerAction) String() string {
+	if a == RefuseWithoutWorker {
+		return "refuse"
+	}
+	return "wait"
+}
+
 // Limits of settings. They bound memory, not policy: a batch larger than
 // MaxRows or a model with more levels than MaxLevels is a typing error.
 const (
@@ -69,6 +86,7 @@ const (
 	MaxPreferred = 1 << 10
 	MaxBuckets   = 1 << 12 // per variable dimension
 	MaxDuration  = 24 * time.Hour
+	MinLease     = 100 * time.Millisecond // a worker that is merely not scheduled is not killed
 )
 
 // LevelCount is at least 1.

@@ -1,13 +1,15 @@
-"""Builds the shared library and the ringbatch command into the package.
+"""Builds the shared library, the extension and the ringbatch command into the package.
 
-The library is C, the command is Go. What the wheel then needs at run time is
-NumPy; the compilers are needed only here.
+The library and the extension are C, the command is Go. What the wheel then
+needs at run time is NumPy; the compilers are needed only here. Without the
+extension (no headers of Python) the package takes ctypes instead.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import setup
@@ -30,14 +32,27 @@ class BuildNative(build_py):
         if not shutil.which("go") or not (REPOSITORY / "go.mod").exists():
             sys.exit("building ringbatch needs a C compiler, Go and the whole repository: pip install ./python from its root")
         self._library(native / "libringbatch.so")
+        self._extension(native.parent / "_quick.abi3.so")
         self._go(native / "ringbatch", "./cmd/ringbatch")
         shutil.copy(REPOSITORY / "cbindings" / "ringbatch.h", native)
 
     def _library(self, out: Path) -> None:
-        sources = sorted(map(str, (REPOSITORY / "cbindings" / "src").glob("*.c")))
+        self._cc(out, *sorted(map(str, (REPOSITORY / "cbindings" / "src").glob("*.c"))))
+
+    def _extension(self, out: Path) -> None:
+        """One for every CPython from 3.9 on (the limited API)."""
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            return  # has no limited API
+        headers = sysconfig.get_paths()["include"]
+        if not Path(headers, "Python.h").exists():
+            print(f"no Python.h in {headers}: building without the extension, the package will use ctypes", flush=True)
+            return
+        self._cc(out, f"-I{headers}", f"-I{REPOSITORY / 'cbindings'}", str(HERE / "ringbatch" / "_quick.c"))
+
+    def _cc(self, out: Path, *arguments: str) -> None:
         compiler = os.environ.get("CC", "cc").split()
         flags = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread", "-s"]
-        self._run([*compiler, *flags, "-o", str(out), *sources])
+        self._run([*compiler, *flags, "-o", str(out), *arguments])
 
     def _go(self, out: Path, package: str) -> None:
         self._run(["go", "build", "-trimpath", "-ldflags=-s -w", "-o", str(out), package], CGO_ENABLED="0")
@@ -48,7 +63,7 @@ class BuildNative(build_py):
 
 
 class PlatformWheel(bdist_wheel):
-    """One wheel for every Python 3 of this platform: nothing is compiled against Python."""
+    """One wheel for every Python 3 of this platform: the extension has the limited API, and is not needed."""
 
     def finalize_options(self) -> None:
         super().finalize_options()

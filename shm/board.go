@@ -134,7 +134,15 @@ func (b *Board) Repair(slot, gen uint32, s status.Code, held bool) {
 
 // Reset makes the word of every slot of a new window agree with its first
 // generation. Only the broker calls it, while nobody owns the window.
-func (b *Board) Reset(slot, gen uint32) { b.words[slot].Store(uint64(MakeWord(gen, status.OK, false))) }
+func (b *Board) Reset(slot, gen uint32) {
+	b.records[slot].ReasonLen = 0
+	b.words[slot].Store(uint64(MakeWord(gen, status.OK, false)))
+}
+
+// ReasonNoWorker is what the broker leaves with a request whose deadline passed
+// in the queue while the model had no worker. Other reasons of an expired
+// request mean nothing: its worker may be writing one.
+const ReasonNoWorker = "no worker attached"
 
 // Record is the slot's record; owned by the worker until End, by the client
 // after.

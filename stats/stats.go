@@ -5,6 +5,8 @@
 // The broker fills these types; package admin fetches them.
 package stats
 
+import "github.com/ringbatch/ringbatch/policy"
+
 // Broker is everything that one broker counts.
 type Broker struct {
 	Pid      int     `json:"pid"`
@@ -40,6 +42,13 @@ type Model struct {
 	WaitTimeMS   float64 `json:"wait_time_ms"`
 	UptimeS      float64 `json:"uptime_s"`
 	Loop         int     `json:"loop"` // which of Broker.Loops serves it
+
+	Policy policy.Policy `json:"policy"` // every setting that is in force
+
+	// ReadyWorkers can be counted on: they wait for work, or have begun a batch
+	// that does not take unusually long.
+	ReadyWorkers int    `json:"ready_workers"`
+	NotReady     string `json:"not_ready,omitempty"` // why there are none
 
 	// Windows are the last 1, 10 and 60 whole seconds.
 	Windows []Window `json:"windows"`

@@ -9,6 +9,8 @@ is over, concatenates the inputs, runs the model, and answers each:
 --answers token      the output goes into the block too, and a token through the Queue
 --answers semaphore  the output goes into the block, and a semaphore is released: the quickest
 --answers none       nothing is sent: what writing the inputs alone, in turns, takes
+--answers gather     nothing is sent, and every producer also copies another one's input to memory
+                     of its own: what writing the inputs and gathering them once takes
 
 Small, and as quick as each design allows: one process batches and computes, no
 input is pickled, and none is copied more often than np.concatenate needs.
@@ -33,15 +35,20 @@ def arrays(block: shared_memory.SharedMemory, elements: int, outputs: int) -> tu
     return x, y
 
 
-def producer(i: int, name: str, elements: int, outputs: int, seconds: float, answers: str, tasks, done, start, counts) -> None:
+def producer(i: int, name: str, next_name: str, elements: int, outputs: int, seconds: float, answers: str, tasks, done, start, counts) -> None:
     block = shared_memory.SharedMemory(name)
     x, y = arrays(block, elements, outputs)
     frame = np.random.rand(elements).astype(np.float32)
+    other = shared_memory.SharedMemory(next_name)
+    theirs, _ = arrays(other, elements, outputs)
+    gathered = np.zeros_like(theirs)
     start.wait()
-    wait = None if answers == "none" else done.acquire if answers == "semaphore" else done.get
+    wait = None if answers in ("none", "gather") else done.acquire if answers == "semaphore" else done.get
     n, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
         x[0] = frame
+        if answers == "gather":
+            gathered[0] = theirs[0]
         if wait is None:
             os.sched_yield()
         else:
@@ -51,8 +58,9 @@ def producer(i: int, name: str, elements: int, outputs: int, seconds: float, ans
                 y[0].copy()
         n += 1
     counts[i] = n
-    del x, y
+    del x, y, theirs
     block.close()
+    other.close()
 
 
 def model_process(names: list[str], elements: int, outputs: int, max_batch: int, wait: float, answers: str, tasks, done, stop) -> None:
@@ -92,13 +100,14 @@ def measure(producers: int, elements: int, outputs: int, max_batch: int, wait: f
     """Requests per second."""
     context = mp.get_context("fork")
     tasks, start, stop = context.Queue(), context.Event(), context.Event()
-    make = {"queue": context.Queue, "token": context.Queue, "semaphore": lambda: context.Semaphore(0), "none": lambda: None}[answers]
+    make = {"queue": context.Queue, "token": context.Queue, "semaphore": lambda: context.Semaphore(0), "none": lambda: None, "gather": lambda: None}[answers]
     done = [make() for _ in range(producers)]
     counts = context.Array("q", producers, lock=False)
     blocks = [shared_memory.SharedMemory(create=True, size=4 * (elements + outputs)) for _ in range(producers)]
     names = [b.name for b in blocks]
     processes = [
-        context.Process(target=producer, args=(i, names[i], elements, outputs, seconds, answers, tasks, done[i], start, counts)) for i in range(producers)
+        context.Process(target=producer, args=(i, names[i], names[(i + 1) % producers], elements, outputs, seconds, answers, tasks, done[i], start, counts))
+        for i in range(producers)
     ]
     model = context.Process(target=model_process, args=(names, elements, outputs, max_batch, wait, answers, tasks, done, stop))
     model.start()
@@ -126,7 +135,7 @@ if __name__ == "__main__":
     parser.add_argument("--max_batch_size", type=int, default=32)
     parser.add_argument("--wait_time", type=float, default=0.002)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--answers", choices=("queue", "token", "semaphore", "none"), default="queue")
+    parser.add_argument("--answers", choices=("queue", "token", "semaphore", "none", "gather"), default="queue")
     a = parser.parse_args()
     rate = measure(a.producers, a.elements, a.outputs, a.max_batch_size, a.wait_time, a.seconds, a.answers)
     print(json.dumps({"requests_per_s": rate}))

@@ -344,7 +344,8 @@ static int gather(rb_taken *b, int side, uint32_t k, void *to, uint64_t bytes)
 	if (bytes < need)
 		return rb_fail(RB_ERR_SIZE, "%s: %u rows of %llu bytes, the buffer has %llu", rb_status_text(RB_ERR_SIZE), b->shown.pad_to, (unsigned long long)size, (unsigned long long)bytes);
 	const uint8_t *plane = b->shown.base + t->offset;
-	for (uint32_t i = 0; i < b->shown.runs; i++) {
+	bool together = rb_gather_together(b->worker, plane, b->slot, b->shown.rows, size, t->stride, to);
+	for (uint32_t i = 0; i < b->shown.runs && !together; i++) {
 		const rb_run *r = &b->run[i];
 		uint8_t *at = (uint8_t *)to + r->row * size;
 		if (size == t->stride)

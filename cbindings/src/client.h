@@ -68,6 +68,7 @@ typedef struct rb_link {
 	/* waiting.c */
 	bool leading;
 	int64_t usual;    /* how long a leader waits; the leader's */
+	bool spin_pays;   /* the last leader waited for a moment only; the leader's */
 	int stolen_waits; /* waits for which a thief of wake-ups is expected; the leader's */
 	uint64_t *follow; /* bitmap of slots with a follower */
 	uint32_t followers;
@@ -174,6 +175,9 @@ void rb_link_resign(rb_link *l);
 #define MOST_SLICE (50 * MILLISECOND)
 #define STOLEN_AFTER MILLISECOND
 #define STOLEN_FOR 10000
+
+/* How long a leader spins before it parks: as Go's shm.LeastSpin. */
+#define SPIN (50 * MICROSECOND)
 
 /* notify.c */
 int rb_notifier_start(rb_conn *c);

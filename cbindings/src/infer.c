@@ -122,8 +122,13 @@ int rb_claim_prepared(rb_inference *i)
 	rb_entry *entry = rb_table_enter(&rb_clients, i->client);
 	if (!entry)
 		return rb_say(RB_ERR_CLOSED);
+	rb_conn *c = entry->value;
 	rb_req r;
-	int status = rb_req_claim(entry->value, i->rows, NULL, 0, i->slice, &r);
+	int status = rb_check_flags(i->flags, RB_AT_ONCE);
+	if (!status && i->flags & RB_AT_ONCE && !c->live)
+		status = rb_say(RB_ERR_FULL);
+	if (!status)
+		status = rb_req_claim(c, i->rows, NULL, 0, i->flags & RB_AT_ONCE ? 0 : i->slice, &r);
 	if (!status) {
 		i->request = rb_req_id(&r);
 		i->slot = r.link->first + r.at;

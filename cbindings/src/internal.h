@@ -8,7 +8,7 @@
  *   policy.c           policy: only what travels
  *   attach.c           internal/attach: call the broker, check everything, map it
  *   client.c link.c request.c views.c waiting.c infer.c notify.c   client
- *   worker.c batch.c   worker
+ *   worker.c batch.c gather.c   worker
  *   handles.c fork.c error.c status.c   what a C library needs besides
  */
 #ifndef RB_INTERNAL_H
@@ -180,6 +180,7 @@ int rb_read_policy(rb_reader r, rb_session *s);
 typedef struct rb_attach {
 	int fd; /* -1: none is under way */
 	pid_t owner;
+	int64_t asked; /* when */
 	bool worker;
 	int64_t deadline; /* of the broker's reply */
 } rb_attach;

@@ -214,11 +214,14 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 
 /* ---- the end -------------------------------------------------------------------- */
 
+/* What the broker leaves with a request whose deadline passed without a worker. */
+static const char NO_WORKER[] = "no worker attached";
+
 /* RB_OK, or how the request ended, with its reason. */
 static int outcome(const rb_req *r)
 {
 	int status = rb_req_slot(r)->status;
-	if (status != RB_ERR_FAILED && status != RB_ERR_WORKER_DIED)
+	if (status != RB_ERR_FAILED && status != RB_ERR_WORKER_DIED && status != RB_ERR_EXPIRED)
 		return status ? rb_say(status) : RB_OK;
 	uint32_t slot = r->link->first + r->at;
 	char text[RB_GO_REASON_BYTES];
@@ -226,6 +229,10 @@ static int outcome(const rb_req *r)
 	rb_read_once(&record, &r->link->session.board.records[slot], sizeof record);
 	size_t n = record.reason_len < sizeof text ? record.reason_len : sizeof text;
 	memcpy(text, r->link->session.board.reasons + (size_t)slot * RB_GO_REASON_BYTES, n);
+	if (status == RB_ERR_EXPIRED) { /* any other text may be a worker's, who is late */
+		bool unserved = n == sizeof NO_WORKER - 1 && !memcmp(text, NO_WORKER, n);
+		return unserved ? rb_fail(status, "%s: %s", rb_status_text(status), NO_WORKER) : rb_say(status);
+	}
 	return n ? rb_fail(status, "%.*s", (int)n, text) : rb_say(status);
 }
 

@@ -100,6 +100,7 @@ static void drop(void *worker)
 	rb_work *w = worker;
 	if (atomic_fetch_sub(&w->holds, 1) > 1)
 		return;
+	rb_crew_end(w);
 	rb_session_close(&w->session);
 	for (uint32_t i = 0; i < w->batches; i++)
 		rb_taken_free(w->batch[i]);
@@ -126,6 +127,7 @@ int rb_worker_attach(const char *model, const char *signature, const rb_worker_o
 	snprintf(w->model, sizeof w->model, "%s", model);
 	w->holds = 1;
 	w->pads = o.pad_to || o.pad_preferred;
+	w->gather_threads = o.gather_threads;
 	w->mail = (void *)(s->words.at + RB_GO_MAIL_WORDS);
 	w->done = (rb_producer){.words = (void *)(s->words.at + RB_GO_RING_WORDS), .entries = s->words.at + RB_GO_SEGMENT_HEADER,
 				.entry_bytes = sizeof(rb_done_entry), .capacity = rb_done_ring_size(s->depth)};
@@ -160,6 +162,7 @@ int rb_worker_close(rb_worker id)
 			rb_taken_complete(w->batch[i]);
 		}
 	rb_session_hang_up(&w->session);
+	rb_crew_end(w);
 	rb_work_leave(e, w);
 	rb_table_remove(e);
 	drop(w);

@@ -12,6 +12,7 @@ typedef struct rb_answer {
 } rb_answer;
 
 typedef struct rb_work rb_work;
+typedef struct rb_crew rb_crew; /* gather.c */
 
 /* A batch as its caller sees it, and what lies behind. The arrays are
  * allocated once, for the largest batch, and used again and again. */
@@ -47,6 +48,10 @@ struct rb_work {
 	/* Spinning before parking: how long, since when, and whether it paid last time. */
 	int64_t spin_for, waiting_since;
 	bool spin_pays;
+	/* Threads that gather; as many as were asked for, 0: as the cores allow. */
+	uint32_t gather_threads;
+	bool alone; /* there are none */
+	rb_crew *crew;
 };
 
 /* Finds a worker and refuses a second thread. */
@@ -58,6 +63,11 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail);
 void rb_taken_complete(rb_taken *b);
 void rb_taken_free(rb_taken *b);
 void rb_taken_fail_all(rb_taken *b, const char *text);
+
+/* gather.c */
+/* Copies rows together, with the crew's help; false if that is not worth it. */
+bool rb_gather_together(rb_work *w, const uint8_t *plane, const uint32_t *slot, uint32_t rows, uint64_t size, uint64_t stride, uint8_t *to);
+void rb_crew_end(rb_work *w);
 
 /* fork.c */
 void rb_worker_in_child(void *worker);

@@ -50,6 +50,7 @@ type options struct {
 	callers int
 	only    string
 	size    string
+	part    string
 	json    string
 	checks  []check
 }
@@ -62,6 +63,7 @@ func main() {
 	pflag.IntVar(&o.callers, "callers", 32, "callers at once")
 	pflag.StringVar(&o.only, "only", "", "http or grpc")
 	pflag.StringVar(&o.size, "size", "", "small or large")
+	pflag.StringVar(&o.part, "part", "", "closed, one or open")
 	pflag.StringVar(&o.json, "json", "", "write the results to this file")
 	pflag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -139,7 +141,7 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	pid := func(i int) int { return running[i].Process.Pid }
-	b, g := server{name: "bare", pids: []int{pid(2)}}, server{name: "gateway", pids: []int{pid(3), pid(0), pid(1)}}
+	b, g := server{name: "bare", pids: []int{pid(2), os.Getpid()}}, server{name: "gateway", pids: []int{pid(3), pid(0), pid(1), os.Getpid()}}
 	for _, s := range []struct {
 		out *lines
 		to  *server

@@ -16,6 +16,12 @@ func measure(ctx context.Context, o *options, protocol string, bare, gate *serve
 		if o.size != "" && o.size != s.model {
 			continue
 		}
+		if o.part == "one" {
+			if err := oneCaller(ctx, o, protocol, s, bare, gate); err != nil {
+				return err
+			}
+			continue
+		}
 		rates, err := closedLoop(ctx, o, protocol, s, bare, gate)
 		if err != nil {
 			return err
@@ -25,9 +31,14 @@ func measure(ctx context.Context, o *options, protocol string, bare, gate *serve
 			aim, unit, scale = aimLarge, "MB/s", float64(4*s.elements)/1e6
 		}
 		o.report(protocol+" "+s.name+", many callers", fmt.Sprintf("%s, %s, %d callers: gateway %.0f, bare %.0f %s", protocol, s.name, o.callers, rates[1]*scale, rates[0]*scale, unit), rates[1]/rates[0], aim, false)
-		fmt.Printf("    CPU per request: bare %s; gateway, broker, worker %s\n", bare.spent, gate.spent)
-		if err := oneCaller(ctx, o, protocol, s, bare, gate); err != nil {
-			return err
+		fmt.Printf("    CPU per request: bare, callers %s; gateway, broker, worker, callers %s\n", bare.spent, gate.spent)
+		if o.part == "closed" {
+			continue
+		}
+		if o.part == "" {
+			if err := oneCaller(ctx, o, protocol, s, bare, gate); err != nil {
+				return err
+			}
 		}
 		if err := openLoop(ctx, o, protocol, s, bare, gate, 0.8*rates[1]); err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/broker/configfile"
 	"github.com/ringbatch/ringbatch/internal/policyflag"
+	"github.com/ringbatch/ringbatch/internal/sdnotify"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -24,16 +25,17 @@ func runBroker(ctx context.Context, args []string) error {
 	socket := socketFlag(f)
 	config := f.String("config", "", "configuration file (TOML)")
 	model := modelFlags(f)
-	allow := f.IntSlice("allow_uid", nil, "also let this user connect (repeatable); this user always may")
+	allow := f.IntSlice("allow_uid", nil, "also let this user connect, and infer (repeatable)")
+	grants := f.StringArray("allow", nil, "also let a user, or a group after @, connect and do what is named: web=infer, @ml=infer,serve, 1001=infer,serve,administer (repeatable); this user may do everything")
 	open := f.Bool("open_folder", false, "accept a socket folder that others may enter; the uid list then decides alone")
 	drain := f.Duration("drain_time", broker.DefaultDrainTime, "how long accepted requests may take to finish after SIGTERM")
 	loops := f.Int("loops", 0, "loops that serve the models, each some of them (default: one for every two cores, 8 at most)")
 	mps := f.Bool("mps", false, "let the GPU workers that the broker starts share GPUs through MPS: use a running daemon or start a private one")
-	level := f.String("log_level", "info", "debug, info, warn or error")
+	logs := addLogFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
 	}
-	log, written, err := newLogger(*level, os.Stderr)
+	log, written, err := logs.open(os.Stderr)
 	if err != nil {
 		return err
 	}
@@ -63,6 +65,13 @@ func runBroker(ctx context.Context, args []string) error {
 			cfg.Socket = *socket
 		}
 		cfg.AllowedUIDs = append(cfg.AllowedUIDs, *allow...)
+		for _, text := range *grants {
+			g, err := configfile.ParseGrant(text)
+			if err != nil {
+				return cfg, fmt.Errorf("%w: --allow %s: %w", errUsage, text, err)
+			}
+			cfg.Grants = append(cfg.Grants, g)
+		}
 		cfg.OpenFolder = cfg.OpenFolder || *open
 		cfg.MPS = cfg.MPS || *mps
 		if f.Changed("loops") {
@@ -86,10 +95,14 @@ func runBroker(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	manager := sdnotify.FromEnvironment() // before a worker process could inherit it
+	serves := func() { manager.Ready(fmt.Sprintf("serves %s", b.Socket())) }
 	go func() {
 		for range hup {
+			manager.Reloading()
 			if *config == "" {
 				log.Warn("SIGHUP: nothing to reload, the broker runs without --config")
+				serves()
 				continue
 			}
 			cfg, err := load()
@@ -101,8 +114,12 @@ func runBroker(ctx context.Context, args []string) error {
 			} else {
 				log.Info("SIGHUP: configuration reloaded")
 			}
+			serves()
 		}
 	}()
+	serves()
+	go manager.Watchdog(ctx, b.Alive)
+	context.AfterFunc(ctx, manager.Stopping)
 	return b.Serve(ctx)
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -12,30 +13,52 @@ import (
 	"github.com/ringbatch/ringbatch/broker/configfile"
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/gateway/console"
+	"github.com/ringbatch/ringbatch/internal/sdnotify"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func runGateway(ctx context.Context, args []string) error {
-	cfg, level, err := gatewayConfig(args)
+	cfg, logs, err := gatewayConfig(args)
 	if err != nil {
 		return err
 	}
-	log, written, err := newLogger(level, os.Stderr)
+	log, written, err := logs.open(os.Stderr)
 	if err != nil {
 		return err
 	}
 	defer written.end()
 	cfg.Logger, cfg.Version = log, version
-	cfg.Started = func(web, rpc net.Addr) { greet(ctx, &cfg, web, rpc) }
+	cfg.Other = console.New(console.Config{Socket: cfg.Socket, Logger: log})
+	manager := sdnotify.FromEnvironment()
+	cfg.Started = func(web, rpc net.Addr) {
+		greet(ctx, &cfg, web, rpc)
+		manager.Ready("serves")
+	}
+	go manager.Watchdog(ctx, func() {})
+	context.AfterFunc(ctx, manager.Stopping)
 	g, err := gateway.New(cfg)
 	if err != nil {
 		return err
 	}
+	collectSeldom(int64(cfg.MaxBufferedBytes))
 	return g.Serve(ctx)
 }
 
+// collectSeldom makes the garbage collector run less often while the heap is
+// small, as it mostly is; with full buffers it takes no more than it would by
+// itself.
+func collectSeldom(buffers int64) {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400)
+	}
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(128<<20 + 2*buffers)
+	}
+}
+
 // gatewayConfig reads the flags; those of [gateway] in a broker's file too.
-func gatewayConfig(args []string) (cfg gateway.Config, level string, err error) {
+func gatewayConfig(args []string) (cfg gateway.Config, logs *logFlags, err error) {
 	f := flags("gateway", "", "Open a network door to the broker's models: Open Inference Protocol (KServe v2) with Triton's\nextensions, over HTTP and gRPC. Only callers on this host are served unless told otherwise.",
 		`  ringbatch gateway
   ringbatch gateway --system_shared_memory
@@ -57,15 +80,16 @@ func gatewayConfig(args []string) (cfg gateway.Config, level string, err error) 
 	f.IntVar(&cfg.CallerRequests, "caller_requests", gateway.DefaultCallerRequests, "most requests that one caller has in flight")
 	f.IntVar(&cfg.CallerBytes, "caller_bytes", gateway.DefaultCallerBytes, "most bytes that one caller has in flight")
 	f.IntVar(&cfg.Window, "window", 0, "slots to ask for, per model (default: 64 MiB worth, at most 512)")
+	f.BoolVar(&cfg.ReportLoad, "report_load", false, "tell every gRPC caller the model's load (ORCA), not only relays")
 	f.DurationVar(&cfg.ClaimWait, "claim_wait", gateway.DefaultClaimWait, "how long a request without a deadline waits for room in the ring")
 	f.DurationVar(&cfg.DrainDelay, "drain_delay", 0, "after SIGTERM, how long readiness is false before requests are refused")
 	f.DurationVar(&cfg.DrainTime, "drain_time", gateway.DefaultDrainTime, "and how long accepted requests may take to finish")
-	f.StringVar(&level, "log_level", "info", "debug, info, warn or error")
+	logs = addLogFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
-		return cfg, level, err
+		return cfg, logs, err
 	}
 	cfg.Socket = *socket
-	return cfg, level, nil
+	return cfg, logs, nil
 }
 
 // checkGateway refuses a [gateway] that would not start.
@@ -74,7 +98,10 @@ func checkGateway(workers []supervise.Worker) error {
 		if w.Name != configfile.Gateway || !w.Client {
 			continue
 		}
-		cfg, _, err := gatewayConfig(w.Command[2:])
+		cfg, logs, err := gatewayConfig(w.Command[2:])
+		if err == nil {
+			_, err = logs.handler()
+		}
 		if err == nil {
 			_, err = gateway.New(cfg)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
@@ -8,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 // logWriter writes the broker's log from a goroutine of its own: a reader that
@@ -26,7 +29,7 @@ const (
 	logFlushed = time.Second // how long the end waits for the reader
 )
 
-func newLogWriter(w io.Writer, lines int) *logWriter {
+func newLogWriter(w io.Writer, lines int, lostLines func(n int64) string) *logWriter {
 	l := &logWriter{lines: make(chan []byte, lines), ended: make(chan struct{})}
 	go func() {
 		defer close(l.ended)
@@ -37,8 +40,7 @@ func newLogWriter(w io.Writer, lines int) *logWriter {
 				continue // one write for many: otherwise formatting them is quicker
 			}
 			if n := l.lost.Swap(0); n > 0 {
-				text = fmt.Appendf(text, "time=%s level=WARN msg=\"lines of the log were lost: it was not read quickly enough\" lines=%d\n",
-					time.Now().Format("2006-01-02T15:04:05.000Z07:00"), n)
+				text = append(text, lostLines(n)...)
 			}
 			_, _ = w.Write(text)
 			if text = text[:0]; line == nil {
@@ -73,12 +75,43 @@ func (l *logWriter) end() {
 	}
 }
 
-// newLogger is the broker's log, to be ended.
-func newLogger(level string, w io.Writer) (*slog.Logger, *logWriter, error) {
-	var l slog.Level
-	if err := l.UnmarshalText([]byte(strings.ToUpper(level))); err != nil {
-		return nil, nil, fmt.Errorf("%w: --log_level is %q, must be debug, info, warn or error", errUsage, level)
+// logFlags are how a log is to be written.
+type logFlags struct{ level, format string }
+
+func addLogFlags(f *pflag.FlagSet) *logFlags {
+	l := &logFlags{}
+	f.StringVar(&l.level, "log_level", "info", "debug, info, warn or error")
+	f.StringVar(&l.format, "log_format", "text", "text or json: one object a line")
+	return l
+}
+
+// open makes the log, to be ended.
+func (l *logFlags) open(w io.Writer) (*slog.Logger, *logWriter, error) {
+	handler, err := l.handler()
+	if err != nil {
+		return nil, nil, err
 	}
-	writer := newLogWriter(w, logLines)
-	return slog.New(slog.NewTextHandler(writer, &slog.HandlerOptions{Level: l})), writer, nil
+	writer := newLogWriter(w, logLines, func(n int64) string {
+		var line bytes.Buffer
+		slog.New(handler(&line)).Warn("lines of the log were lost: it was not read quickly enough", "lines", n)
+		return line.String()
+	})
+	return slog.New(handler(writer)), writer, nil
+}
+
+// handler makes one that writes lines to w.
+func (l *logFlags) handler() (func(w io.Writer) slog.Handler, error) {
+	var o slog.HandlerOptions
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(strings.ToUpper(l.level))); err != nil {
+		return nil, fmt.Errorf("%w: --log_level is %q, must be debug, info, warn or error", errUsage, l.level)
+	}
+	o.Level = level
+	switch l.format {
+	case "text":
+		return func(w io.Writer) slog.Handler { return slog.NewTextHandler(w, &o) }, nil
+	case "json":
+		return func(w io.Writer) slog.Handler { return slog.NewJSONHandler(w, &o) }, nil
+	}
+	return nil, fmt.Errorf("%w: --log_format is %q, must be text or json", errUsage, l.format)
 }

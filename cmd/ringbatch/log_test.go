@@ -1,11 +1,13 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
@@ -27,7 +29,7 @@ func (s *stuck) Write(b []byte) (int, error) {
 
 func TestALogThatNobodyReadsLosesLinesAndSaysHowMany(t *testing.T) {
 	r := &stuck{entered: make(chan struct{}), read: make(chan struct{})}
-	l := newLogWriter(r, 2)
+	l := newLogWriter(r, 2, func(n int64) string { return fmt.Sprintf("lost=%d\n", n) })
 	line := func(i int) {
 		if n, err := fmt.Fprintf(l, "line %d\n", i); n != len("line 0\n") || err != nil {
 			t.Fatalf("%d, %v", n, err)
@@ -40,7 +42,7 @@ func TestALogThatNobodyReadsLosesLinesAndSaysHowMany(t *testing.T) {
 	}
 	close(r.read)
 	l.end()
-	if text := r.text.String(); !strings.HasPrefix(text, "line 0\nline 1\nline 2\ntime=") || !strings.HasSuffix(text, " lines=7\n") {
+	if text := r.text.String(); !strings.HasPrefix(text, "line 0\nline 1\nline 2\n") || !strings.HasSuffix(text, "lost=7\n") {
 		t.Errorf("the log is\n%s", text)
 	}
 }
@@ -90,4 +92,30 @@ func TestABrokerWhoseLogIsNotReadGoesOn(t *testing.T) {
 		}
 	}
 	c.ends(b)
+}
+
+func TestALogInJSONIsOneObjectALine(t *testing.T) {
+	var text strings.Builder
+	log, w, err := (&logFlags{level: "info", format: "json"}).open(&text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.Info("two\nlines", "model", "m", "wait", time.Second)
+	log.Debug("not asked for")
+	w.lost.Add(3)
+	log.Warn("then")
+	w.end()
+	lines := strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
+	for _, line := range lines {
+		var v map[string]any
+		if err := json.Unmarshal([]byte(line), &v); err != nil || v["msg"] == "" || v["time"] == "" || v["level"] == "" {
+			t.Errorf("%q: %v", line, err)
+		}
+	}
+	if len(lines) != 3 {
+		t.Errorf("%d lines:\n%s", len(lines), &text)
+	}
+	if _, _, err := (&logFlags{level: "info", format: "xml"}).open(&text); err == nil {
+		t.Error("a format that there is not was taken")
+	}
 }

@@ -68,7 +68,7 @@ func poisonBatches(r *run) error {
 		if err != nil {
 			return err
 		}
-		batches = int(s.Batches)
+		batches = int(s[0].Batches)
 		r.progress(batches)
 	}
 	sum := h.endLoads() // no innocent request may fail

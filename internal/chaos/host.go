@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
@@ -14,6 +15,10 @@ import (
 
 // theModel is what everybody uses here.
 var theModel = testbed.Model{Name: "chaos", Slots: 512, MaxBatch: 8, Wait: 300 * time.Microsecond, Lease: 10 * time.Second}
+
+// neighbour is another model on the same broker, whose clients should notice
+// nothing of what happens to the first.
+var neighbour = testbed.Model{Name: "neighbour", Slots: 128, MaxBatch: 8, Wait: 300 * time.Microsecond, Lease: 10 * time.Second}
 
 // host is a broker with its workers and honest clients, as processes.
 type host struct {
@@ -31,6 +36,13 @@ func (r *run) brokerJob() testbed.BrokerJob {
 	return testbed.BrokerJob{Socket: r.socket(), Models: []testbed.Model{theModel}, DrainTime: 5 * time.Second, Journal: true}
 }
 
+// withNeighbour is the same with a second model.
+func (r *run) withNeighbour() testbed.BrokerJob {
+	job := r.brokerJob()
+	job.Models = append(job.Models, neighbour)
+	return job
+}
+
 // startHost starts a broker and some workers that live.
 func (r *run) startHost(job testbed.BrokerJob, workers int, limits testbed.Limits) (*host, error) {
 	h := &host{r: r, log: newJournal()}
@@ -43,16 +55,21 @@ func (r *run) startHost(job testbed.BrokerJob, workers int, limits testbed.Limit
 		return nil, err
 	}
 	for range workers {
-		w, err := r.victim("worker", victimJob{})
-		if err != nil {
-			return nil, err
-		}
-		h.workers = append(h.workers, w)
-		if err := w.Expect("attached", nil, 10*time.Second); err != nil {
+		if err := h.addWorker(theModel); err != nil {
 			return nil, err
 		}
 	}
 	return h, nil
+}
+
+// addWorker starts a worker that lives.
+func (h *host) addWorker(m testbed.Model) error {
+	w, err := h.r.victim("worker", victimJob{Model: m})
+	if err != nil {
+		return err
+	}
+	h.workers = append(h.workers, w)
+	return w.Expect("attached", nil, 10*time.Second)
 }
 
 func (h *host) startBroker() (err error) {
@@ -99,12 +116,26 @@ func (h *host) keepWorkers(n int) (stop func()) {
 // load starts a process of honest clients.
 func (h *host) load(job loadJob) error {
 	job.Socket, job.Seed = h.r.socket(), h.r.seed()
-	p, err := h.r.bed.Start(testbed.Spec{Role: "load", Job: job, Procs: 2})
+	if job.Model == "" {
+		job.Model = theModel.Name
+	}
+	return h.addLoad(h.r.bed.Start(testbed.Spec{Role: "load", Job: job, Procs: 2}))
+}
+
+func (h *host) addLoad(p *testbed.Process, err error) error {
 	if err != nil {
 		return err
 	}
 	h.loads = append(h.loads, p)
 	return p.Expect("ready", nil, 20*time.Second)
+}
+
+// neighbourhood gives the second model a worker and honest clients.
+func (h *host) neighbourhood() error {
+	if err := h.addWorker(neighbour); err != nil {
+		return err
+	}
+	return h.load(loadJob{Model: neighbour.Name, Load: 4, Pause: 4000})
 }
 
 // endLoads stops the honest clients and checks what they saw. allowed are the
@@ -140,19 +171,22 @@ func (h *host) endLoads(allowed ...string) (sum tally) {
 	return sum
 }
 
-// stats asks the broker.
-func (h *host) stats() (*stats.Model, error) {
+// stats asks the broker; the first model is the one that things happen to.
+func (h *host) stats() ([]stats.Model, error) {
 	ctx, cancel := context.WithTimeout(h.r.ctx, 5*time.Second)
 	defer cancel()
-	s, err := admin.New(h.r.socket()).Stats(ctx)
+	s, err := admin.New(h.socket()).Stats(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if len(s.Models) != 1 {
-		return nil, fmt.Errorf("statistics of %d models", len(s.Models))
+	slices.SortFunc(s.Models, func(a, b stats.Model) int { return strings.Compare(a.Name, b.Name) })
+	if len(s.Models) == 0 || s.Models[0].Name != theModel.Name {
+		return nil, fmt.Errorf("no statistics of %s", theModel.Name)
 	}
-	return &s.Models[0], nil
+	return s.Models, nil
 }
+
+func (h *host) socket() string { return h.spec.Job.(testbed.BrokerJob).Socket }
 
 // memoryKept is how much more memory than at first the broker may have at
 // the end: Go returns it late.
@@ -163,24 +197,29 @@ const memoryKept = 32 << 20
 // mappings, threads and memory than at first.
 func (h *host) settled() {
 	r := h.r
-	var s *stats.Model
+	var all []stats.Model
 	var now testbed.Usage
 	err := testbed.Eventually(5*time.Second, func() (err error) {
-		if s, err = h.stats(); err != nil {
+		if all, err = h.stats(); err != nil {
 			return err
 		}
-		if err := testbed.Settled(s); err != nil {
-			return err
+		workers := 0
+		for i := range all {
+			if err := testbed.Settled(&all[i]); err != nil {
+				return err
+			}
+			workers += len(all[i].Workers)
 		}
 		if now, err = testbed.UsageOf(h.broker.Pid()); err != nil {
 			return err
 		}
-		return now.Within(h.before.WithWorkers(len(s.Workers)))
+		return now.Within(h.before.WithWorkers(workers))
 	})
 	r.check(err == nil, "the broker at the end: %v", err)
 	if err != nil {
 		return
 	}
+	s := &all[0]
 	r.check(now.RSS <= h.before.RSS+memoryKept, "the broker has %d MiB at the end, %d at first", now.RSS>>20, h.before.RSS>>20)
 	fmt.Printf("   broker at the end: %d requests, %d batches, %d requeued; fds %d → %d, threads %d → %d, RSS %d → %d MiB\n",
 		s.Requests, s.Batches, s.Requeued, h.before.FDs, now.FDs, h.before.Threads, now.Threads, h.before.RSS>>20, now.RSS>>20)

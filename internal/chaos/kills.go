@@ -37,19 +37,42 @@ func (r *run) dies(role string, job victimJob) (pid int, at time.Time, ok bool) 
 	return p.Pid(), time.Unix(0, nanos), true
 }
 
+// everyKind starts honest clients of every kind, those of another model, and
+// what has clients of each kind die.
+func (h *host) everyKind() (dies []func(step string, after int) (int, time.Time, bool), err error) {
+	for _, kind := range h.r.kinds() {
+		if err := h.loadOf(kind, 2, 8*time.Millisecond, patience); err != nil {
+			return nil, err
+		}
+		if kind == "go" {
+			dies = append(dies, func(step string, after int) (int, time.Time, bool) {
+				return h.r.dies("client", victimJob{Label: step, After: after})
+			})
+			continue
+		}
+		v, err := h.r.victims(kind, h.r.width)
+		if err != nil {
+			return nil, err
+		}
+		dies = append(dies, v.dies)
+	}
+	return dies, h.neighbourhood()
+}
+
 func killClients(r *run) error {
-	h, err := r.startHost(r.brokerJob(), 2, testbed.Limits{})
+	h, err := r.startHost(r.withNeighbour(), 2, testbed.Limits{})
 	if err != nil {
 		return err
 	}
-	if err := h.load(loadJob{Load: 4, Pause: 4000}); err != nil {
+	dies, err := h.everyKind()
+	if err != nil {
 		return err
 	}
 	const reclaim = "reclaim of a dead client's window"
 	var early atomic.Int64
 	r.untilEnough(reclaim, func() {
 		label := clientLabels[r.intn(len(clientLabels))]
-		pid, died, ok := r.dies("client", victimJob{Label: label, After: r.intn(3)})
+		pid, died, ok := dies[r.intn(len(dies))](label, r.intn(3))
 		if !ok {
 			return
 		}
@@ -76,14 +99,17 @@ func killClients(r *run) error {
 }
 
 func killWorkers(r *run) error {
-	h, err := r.startHost(r.brokerJob(), 1, testbed.Limits{}) // one that lives
+	h, err := r.startHost(r.withNeighbour(), 1, testbed.Limits{}) // one that lives
 	if err != nil {
 		return err
 	}
-	for range 2 {
-		if err := h.load(loadJob{Load: 12, Pause: 1000}); err != nil {
+	for _, kind := range r.kinds() {
+		if err := h.loadOf(kind, 8, 2*time.Millisecond, patience); err != nil {
 			return err
 		}
+	}
+	if err := h.neighbourhood(); err != nil {
+		return err
 	}
 	const requeue = "requeue of a dead worker's batch"
 	r.untilEnough(requeue, func() {
@@ -122,7 +148,7 @@ func stopWorkers(r *run) error {
 		return err
 	}
 	var killed atomic.Int64
-	r.parallel(r.events, 3, func() {
+	r.parallel(r.events, r.width, func() {
 		if r.stopped(h, lease+time.Duration(r.intn(int(lease)))) {
 			killed.Add(1)
 		}

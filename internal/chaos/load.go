@@ -23,12 +23,14 @@ type tally struct {
 	Wrong    []string       // wrong bytes, or an error without a name
 	Late     []string       // ended more than 100 ms after its deadline
 	Stood    time.Duration  // how long the whole machine stood still, in all
+	Slowest  time.Duration
 }
 
 func (t *tally) add(u *tally) {
 	t.OK += u.OK
 	t.Poisoned += u.Poisoned
 	t.Stood = max(t.Stood, u.Stood)
+	t.Slowest = max(t.Slowest, u.Slowest)
 	for name, n := range u.Named {
 		t.Named[name] += n
 	}
@@ -42,17 +44,19 @@ type window struct {
 }
 
 const (
-	patience = 5 * time.Second        // deadline of every request
+	patience = 5 * time.Second        // deadline of every request, unless its load has another
 	grace    = 100 * time.Millisecond // and how late its end may come
 )
 
 // loadJob is that of a process of honest clients.
 type loadJob struct {
-	Socket string
-	Seed   uint64
-	Load   int     // goroutines
-	Pause  int     // microseconds between requests, about
-	Poison float64 // share of poisonous requests
+	Socket  string
+	Model   string // default theModel
+	Seed    uint64
+	Load    int           // goroutines
+	Pause   int           // microseconds between requests, about
+	Poison  float64       // share of poisonous requests
+	Timeout time.Duration // default patience
 }
 
 // playLoad sends requests from several goroutines until it is told to stop,
@@ -62,11 +66,14 @@ func playLoad(child *testbed.Child, job loadJob) error {
 	ctx := child.Context()
 	dial, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	c, err := client.Dial(dial, theModel.Name, client.WithSocket(job.Socket), client.WithWindow(2*job.Load), client.WaitForModel())
+	c, err := client.Dial(dial, job.Model, client.WithSocket(job.Socket), client.WithWindow(2*job.Load), client.WaitForModel())
 	if err != nil {
 		return err
 	}
 	_ = child.Ready()
+	if job.Timeout == 0 {
+		job.Timeout = patience
+	}
 	var (
 		mu sync.Mutex
 		t  = tally{Named: map[string]int{}}
@@ -97,11 +104,11 @@ func playLoad(child *testbed.Child, job loadJob) error {
 					x[0] = cmdPoison
 				}
 				start, before := time.Now(), stood.Load()
-				err := ask(c, x)
+				err := askWithin(c, x, job.Timeout)
 				took := time.Since(start)
 				mu.Lock()
 				t.Stood = time.Duration(stood.Load())
-				t.count(err, took, t.Stood-time.Duration(before), poison)
+				t.count(err, took, job.Timeout+t.Stood-time.Duration(before), poison)
 				h.Add(took)
 				mu.Unlock()
 				if job.Pause > 0 {
@@ -136,13 +143,15 @@ func (h *host) window() (w window, err error) {
 	return w, h.loads[0].Expect("window", &w, 10*time.Second)
 }
 
-func ask(c *client.Client, x []int64) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+func ask(c *client.Client, x []int64) error { return askWithin(c, x, patience) }
+
+func askWithin(c *client.Client, x []int64, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	return testbed.Ask(ctx, c, x, testbed.Width)
 }
 
-func (t *tally) count(err error, took, stood time.Duration, poison bool) {
+func (t *tally) count(err error, took, allowed time.Duration, poison bool) {
 	var s status.Code
 	switch {
 	case errors.Is(err, testbed.ErrWrongBytes):
@@ -158,7 +167,8 @@ func (t *tally) count(err error, took, stood time.Duration, poison bool) {
 	default:
 		t.Wrong = append(t.Wrong, "unnamed: "+err.Error())
 	}
-	if took > patience+grace+stood {
+	t.Slowest = max(t.Slowest, took)
+	if took > allowed+grace {
 		t.Late = append(t.Late, fmt.Sprintf("%v: %v", took, err))
 	}
 }

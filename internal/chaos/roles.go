@@ -48,7 +48,8 @@ const (
 // no label.
 type victimJob struct {
 	Socket string
-	Label  string // the step
+	Model  testbed.Model // default theModel
+	Label  string        // the step
 	Seed   uint64
 	After  int // requests or batches before that
 }
@@ -56,6 +57,9 @@ type victimJob struct {
 // victim starts one; on this host if the job names no other.
 func (r *run) victim(role string, job victimJob) (*testbed.Process, error) {
 	job.Socket = r.socket()
+	if job.Model.Name == "" {
+		job.Model = theModel
+	}
 	if job.Seed == 0 {
 		job.Seed = r.seed()
 	}
@@ -96,7 +100,7 @@ func playWorker(c *testbed.Child, job victimJob) error {
 	p := newPlayer(c, job)
 	ctx := c.Context()
 	for ctx.Err() == nil {
-		cfg := theModel.WorkerConfig(p.Socket)
+		cfg := p.Model.WorkerConfig(p.Socket)
 		w, err := worker.Attach(ctx, cfg)
 		if err != nil {
 			time.Sleep(5 * time.Millisecond)
@@ -160,7 +164,7 @@ func playClient(c *testbed.Child, job victimJob) error {
 		p.dieWithin(400 * time.Microsecond)
 	}
 	ctx := c.Context()
-	conn, err := client.Dial(ctx, theModel.Name, client.WithSocket(p.Socket), client.WithWindow(1+p.rng.IntN(8)), client.WaitForModel())
+	conn, err := client.Dial(ctx, p.Model.Name, client.WithSocket(p.Socket), client.WithWindow(1+p.rng.IntN(8)), client.WaitForModel())
 	if err != nil {
 		return err
 	}

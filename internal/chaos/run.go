@@ -36,6 +36,7 @@ func (s score) String() string {
 type run struct {
 	name   string
 	events int
+	width  int // events at once
 	ctx    context.Context
 	bed    *testbed.Bed
 	stalls stalls
@@ -58,7 +59,7 @@ func newRun(ctx context.Context, name string, seed uint64, events int) (*run, er
 	for _, c := range name {
 		salt = salt*31 + uint64(c)
 	}
-	r := &run{name: name, events: events, ctx: ctx, bed: bed, start: time.Now(), shown: time.Now(),
+	r := &run{name: name, events: events, width: 3, ctx: ctx, bed: bed, start: time.Now(), shown: time.Now(),
 		rng: rand.New(rand.NewPCG(seed, salt)), spans: map[string][]time.Duration{}}
 	r.stalls.watch()
 	r.began = r.cpuTimes()
@@ -207,9 +208,9 @@ func (r *run) parallel(n, width int, event func()) {
 // untilEnough runs the campaign's events, and then more if that left too few
 // samples to judge.
 func (r *run) untilEnough(samples string, event func()) {
-	r.parallel(r.events, 3, event)
+	r.parallel(r.events, r.width, event)
 	for more := 0; more < 3 && r.few(samples) && r.events >= enough; more++ {
-		r.parallel(enough, 3, event)
+		r.parallel(enough, r.width, event)
 	}
 }
 

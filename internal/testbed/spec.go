@@ -18,6 +18,7 @@ type Spec struct {
 	Role    string
 	Job     any      // given to the role
 	Command []string // instead of a role
+	Program []string // instead of a role: a program that speaks as one does, but takes its job from its arguments
 	Output  *os.File // of the command, instead of its log
 
 	Procs  int               // GOMAXPROCS; 0: Go's default
@@ -25,6 +26,7 @@ type Spec struct {
 	Files  []*os.File        // descriptors 3, 4 …
 	OnLog  func(line []byte) // gets its standard error by lines
 	Limits Limits
+	Wrap   []string // a command that runs the role's binary, like unshare
 
 	// UID is another user to become, for which the binary is copied to where
 	// that user may run it. Only root can.
@@ -36,6 +38,7 @@ type Limits struct {
 	Group       string // folder of a control group to join
 	AddressMiB  int    // how much more address space it may have
 	Descriptors int    // how many descriptors it may have in all
+	Deny        []Denial
 }
 
 // roleEnv names the role of a process that was started by a bed.
@@ -90,7 +93,7 @@ func (s *Spec) name() string {
 	if s.Role != "" {
 		return s.Role
 	}
-	return filepath.Base(s.Command[0])
+	return filepath.Base(append(s.Command, s.Program...)[0])
 }
 
 // command prepares the start of p.
@@ -98,10 +101,14 @@ func (b *Bed) command(p *Process, s *Spec) (err error) {
 	// A group of its own, so that Ctrl-C reaches only the parent, which then
 	// ends the others; and an end with the parent, however that ends.
 	attr := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if s.Role == "" {
+	switch {
+	case len(s.Program) > 0:
+		p.cmd = exec.Command(s.Program[0], s.Program[1:]...)
+		p.cmd.Stdout = &lines{each: p.hear}
+	case s.Role == "":
 		p.cmd = exec.Command(s.Command[0], s.Command[1:]...)
 		p.cmd.Stdout = &p.log
-	} else {
+	default:
 		p.cmd = exec.Command("/proc/self/exe")
 		p.cmd.Args[0] = filepath.Base(os.Args[0]) + " " + s.Role // for ps
 		p.cmd.Stdout = &lines{each: p.hear}
@@ -109,6 +116,15 @@ func (b *Bed) command(p *Process, s *Spec) (err error) {
 	p.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0") // -race: end at once
 	if s.Role != "" {
 		p.cmd.Env = append(p.cmd.Env, roleEnv+"="+s.Role)
+	}
+	if len(s.Wrap) > 0 {
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		out := p.cmd.Stdout
+		p.cmd = exec.Command(s.Wrap[0], append(s.Wrap[1:len(s.Wrap):len(s.Wrap)], self)...)
+		p.cmd.Stdout, p.cmd.Env = out, append(os.Environ(), roleEnv+"="+s.Role)
 	}
 	if s.UID != 0 {
 		if p.cmd.Path, err = b.copySelf(); err != nil {
@@ -185,7 +201,9 @@ func (l *Limits) apply() error {
 		}
 	}
 	if n := uint64(l.Descriptors); n > 0 {
-		return unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n})
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}); err != nil {
+			return err
+		}
 	}
-	return nil
+	return deny(l.Deny)
 }

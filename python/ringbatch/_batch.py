@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
 from . import _unwritten as unwritten
 from . import errors
-from ._request import Columns
+from ._plain import Columns
 from ._ring import Ring, RingBatch
 from ._tensors import Tensor
-from ._views import Life, _released
+from ._views import Life, released
 
 
 class Run(NamedTuple):
@@ -52,6 +52,18 @@ class Buffers:
         return array[:rows]
 
 
+class _lazy:
+    """An attribute that is made at its first use; functools.cached_property takes a lock before Python 3.12."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make, self._name = make, make.__name__
+        self.__doc__ = make.__doc__
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        made = owner.__dict__[self._name] = self._make(owner)
+        return made
+
+
 class Batch:
     """Some requests to be run together.
 
@@ -71,30 +83,61 @@ class Batch:
 
     def __init__(self, ring: Ring, buffers: Buffers, batch: RingBatch, debug: bool = False) -> None:
         self._sig, self._mapping, self._buffers = ring.signature, ring.mapping, buffers
-        self._raw, self._b = batch, batch.c
-        self._life = Life(ring.mapping.memory)
+        self._raw = batch
         self._debug = debug
         if debug:
             for t in self._sig.outputs:
                 for slot, _, rows in batch.runs:
                     unwritten.mark(self._mapping.rows(t, slot, rows, t.shape))
-        self._scatter: list[tuple[int, np.ndarray]] = []
-        self._row_dims: dict[int, Sequence[int]] = {}  # sizes of the outputs' variable dimensions, where they were told
         self.rows: int = batch.rows
         #: Rows of the arrays: ``rows``, or more if the worker asked for padding.
-        self.padded: int = self._b.pad_to
-        self._asked: set[str] = set()  # outputs that somebody wanted to write
-        self._made: tuple[dict, dict] = {}, {}
+        self.padded: int = batch.pad_to
+
+    # Made when needed: a small batch is done before a handful of objects is made.
+
+    @_lazy
+    def _b(self) -> Any:
+        """The batch as C has it."""
+        return self._raw.c
+
+    @_lazy
+    def _life(self) -> Life:
+        return Life(self._mapping.memory)
+
+    @_lazy
+    def _scatter(self) -> list[tuple[int, np.ndarray]]:
+        return []
+
+    @_lazy
+    def _row_dims(self) -> dict[int, Sequence[int]]:
+        """Sizes of the outputs' variable dimensions, where they were told."""
+        return {}
+
+    @_lazy
+    def _asked(self) -> set[str]:
+        """Outputs that somebody wanted to write."""
+        return set()
+
+    # The columns are made anew each time, their arrays are not: a batch that is
+    # forgotten goes at once, without the help of the garbage collector.
+
+    @_lazy
+    def _made_in(self) -> dict[str, Any]:
+        return {}
+
+    @_lazy
+    def _made_out(self) -> dict[str, Any]:
+        return {}
 
     @property
     def inputs(self) -> Columns:
         """All rows of each input, by name."""
-        return Columns(self._sig.input_names, self._input, self._made[0])
+        return Columns(self._sig.input_index, self._input, self._made_in)
 
     @property
     def outputs(self) -> Columns:
         """All rows of each output, by name: write them."""
-        return Columns(self._sig.output_names, self._output, self._made[1])
+        return Columns(self._sig.output_index, self._output, self._made_out)
 
     @property
     def id(self) -> int:
@@ -102,7 +145,7 @@ class Batch:
 
     def __len__(self) -> int:
         """The number of requests."""
-        return self._b.requests
+        return self._raw.requests
 
     @property
     def requests(self) -> list[Item]:
@@ -150,7 +193,7 @@ class Batch:
     @property
     def contiguous(self) -> bool:
         """Whether the arrays are the shared memory itself."""
-        return self._b.runs == 1 and self.padded == self.rows
+        return self._raw.pieces == 1 and self.padded == self.rows
 
     @property
     def ragged(self) -> bool:
@@ -303,10 +346,12 @@ class Batch:
 
     def _finish(self) -> None:
         """Puts the outputs where the clients will look for them."""
-        self._put_in_place()
+        made = self.__dict__
+        if "_scatter" in made:
+            self._put_in_place()
         if self._debug:
             self._fail_unwritten()
-        if self._row_dims:
+        if "_row_dims" in made:
             self._pack()
 
     def _fail_unwritten(self) -> None:
@@ -318,7 +363,8 @@ class Batch:
 
     def _end(self) -> None:
         """The arrays are over."""
-        self._life.end(_released)
+        if "_life" in self.__dict__:
+            self._life.end(released)
 
 
 def _corner(shape: tuple[int, ...]) -> tuple[Any, ...]:

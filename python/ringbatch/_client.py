@@ -17,14 +17,16 @@ import numpy as np
 from . import _structs as c
 from . import errors
 from ._completions import Completions
-from ._core import Core, Rows, encode, nanoseconds
-from ._library import Process, check, load
-from ._request import Request
+from ._core import Core, Rows, encode
+from ._library import Process, check, load, nanoseconds
+from ._request import Request, claim
 from ._split import gather_split, pieces, run_split, submit_split
 from ._tensors import Tensor
 from ._views import Mapping as SharedMapping
+from ._way import Caller
 
 _making = threading.Lock()  # of completions
+_SMALL_BYTES = 16 << 10  # what is not contiguous is made so first; a larger one is written to its slot as it is
 
 
 def _in_child() -> None:
@@ -68,7 +70,7 @@ def stats(socket: str | os.PathLike[str] | None = None, timeout: float = 5.0) ->
         lib.rb_free(out.value)
 
 
-class Model:
+class Model(Caller):
     """A model of the broker. Threads may share it; processes connect their own.
 
     Call it with arrays, take a :meth:`request` to avoid copies, or have many
@@ -82,7 +84,6 @@ class Model:
         self._completions: Completions | None = None
         sig = core.signature
         self._many_outputs = len(sig.outputs) > 1
-        self._one = core.quick()
         # For a quick look at the only input of the common model.
         self._one_input = sig.sized and len(sig.inputs) == 1
         self._dtype, self._shape = sig.inputs[0].dtype, sig.inputs[0].shape
@@ -131,10 +132,10 @@ class Model:
 
     # -- one at a time
 
-    def __call__(
+    def infer(
         self, *inputs: Any, timeout: float | None = None, priority: int | None = None, split: bool = True, **named: Any
     ) -> Any:
-        """Runs one item, or some rows; arrays in, arrays out.
+        """Runs one item, or some rows; arrays in, arrays out. Calling the model is the same.
 
         Inputs come in the model's order or by name. One output is returned as
         an array, several as a dict. A single item gives single items back.
@@ -143,14 +144,11 @@ class Model:
         priority: the level, 0 being the most urgent; without it the model's default.
         split: more rows than a request may have go as several requests.
         """
-        if timeout is None and priority is None and len(inputs) == 1 and not named:
-            y = self._one(inputs[0])
-            if y is not None:
-                return y
         self._check()
         arrays, rows = self._arrays(inputs, named)
         if split and 1 < rows > self._most:
             return self._give(run_split(self, pieces(arrays, rows, self._most), timeout, priority), False)
+        arrays = [a if a.flags.c_contiguous or a.nbytes > _SMALL_BYTES else np.ascontiguousarray(a) for a in arrays]
         if priority is None and self._core.signature.sized and all(a.flags.c_contiguous for a in arrays):
             return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout)), rows < 0)
         with self._filled(arrays, rows, timeout) as req:
@@ -163,7 +161,7 @@ class Model:
         info = self._core.info
         return min(info.max_batch_size, info.window)
 
-    infer = __call__
+    _call = infer
 
     def _arrays(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[np.ndarray], int]:
         """The inputs in order, checked; rows is -1 for a single item."""
@@ -192,7 +190,7 @@ class Model:
         """A request with the inputs written: one copy, whatever their layout."""
         tensors = self._core.signature.inputs
         shapes = {t.name: a.shape if rows < 0 else a.shape[1:] for t, a in zip(tensors, arrays)}
-        req = Request(self._core, None if rows < 0 else rows, shapes, timeout)
+        req = claim(self._core, None if rows < 0 else rows, shapes, timeout)
         try:
             for t, a in zip(tensors, arrays):
                 view = req.inputs[t.name]
@@ -224,8 +222,10 @@ class Model:
         shapes: for inputs with variable dimensions, the shape of a row by name.
         timeout: how long to wait for room in the window.
         """
-        self._check()
-        return Request(self._core, rows, shapes, timeout)
+        core = self._core
+        if rows is None and timeout is None and shapes is None and core.plain:
+            return Request(core)
+        return claim(core, rows, shapes, timeout)
 
     # -- many in flight
 

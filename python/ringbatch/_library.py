@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from . import errors
 from ._structs import ABI_VERSION, PROTOTYPES
@@ -27,12 +28,21 @@ def _in_child() -> None:
     global _lock
     _lock = threading.Lock()
     Process.generation += 1
+    if _quick is not None:
+        _quick.forked()
 
 
 os.register_at_fork(after_in_child=_in_child)
 
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None
+_quick: Any = None
+
+
+def use(quick: Any) -> None:
+    """Has the extension use the library too, once it is loaded."""
+    global _quick
+    _quick = quick
 
 
 def library_path() -> str:
@@ -63,6 +73,8 @@ def load() -> ctypes.CDLL:
                     raise errors.Version(f"{library_path()} is older than this package: it has no {name}")
                 function = getattr(lib, name)
                 function.restype, function.argtypes = result, arguments
+            if _quick is not None:
+                _quick.load(os.fsencode(library_path()))
             _library = lib
     return _library
 
@@ -82,3 +94,12 @@ def check(lib: ctypes.CDLL, status: int) -> None:
 # in case that was in another thread: so Python can handle signals.
 SLICE_NS = 50_000_000
 FOREVER_NS = 1 << 62
+
+
+def nanoseconds(timeout: float | None) -> int:
+    """A timeout of Python (None: none) for the C side, where 0 is none."""
+    if timeout is None:
+        return 0
+    if timeout != timeout:
+        raise errors.Invalid("a timeout is a number of seconds, or None; got nan")
+    return max(1, int(min(timeout * 1e9, FOREVER_NS)))  # float("inf") is a timeout too

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from ctypes import addressof
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from . import _structs as c
 from . import errors
-from ._core import Core, nanoseconds
-from ._library import Process
-from ._tensors import Tensor
-from ._views import Life, View, _committed, _parents, _released
+from ._core import Core
+from ._library import nanoseconds
+from ._way import Held
 
 
 class Timing(NamedTuple):
@@ -27,179 +26,49 @@ class Timing(NamedTuple):
     wake: float
 
 
-class Columns(Mapping[str, np.ndarray]):
-    """The tensors of one side by name; arrays are made when asked for.
-
-    It refers to its request or batch but is not referred to by it: what is
-    forgotten goes at once, without the help of the garbage collector.
-    """
-
-    __slots__ = ("_made", "_make", "_names")
-
-    def __init__(self, names: list[str], make: Callable[[int], np.ndarray], made: dict[str, np.ndarray]) -> None:
-        self._names, self._make, self._made = names, make, made
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        made = self._made.get(name)
-        if made is None:
-            try:
-                k = self._names.index(name)
-            except ValueError:
-                raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(self._names)}") from None
-            made = self._made[name] = self._make(k)
-        return made
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        raise TypeError(f"the arrays are where they are: write into them, [{name!r}][...] = value")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-class Request:
+class Request(Held):
     """Slots of shared memory: write the inputs, run, read the outputs.
 
     Use it as a context manager: its end gives the slots back. One thread at a
-    time uses a request.
+    time uses a request. ``inputs``, ``outputs``, ``run`` and ``release`` are the
+    base's: the quick path.
     """
 
-    __slots__ = (
-        "__weakref__", "_committed", "_core", "_generation", "_id", "_in", "_made_in", "_made_out", "_mapping", "_ok", "_out",
-        "_released", "_rows", "_single", "_slot",
-    )  # fmt: skip
+    __slots__ = ("__weakref__",)
 
-    def __init__(self, core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout: float | None) -> None:
-        self._released = True
-        self._core = core
-        self._single = rows is None
-        if rows is None and timeout is None and core.plain and not shapes:
-            self._id, self._slot, attachment = core.claim_one()
-            self._rows = 1
-        else:
-            r = core.claim(1 if rows is None else rows, _dims(core, shapes or {}), nanoseconds(timeout))
-            self._id, self._slot, self._rows, attachment = r.id, r.slot, r.rows, r.attachment
-        self._released = self._committed = self._ok = False
-        self._generation = Process.generation
-        # Made when somebody asks for an array.
-        self._in: Life | None = None
-        self._out: Life | None = None
-        self._made_in: dict[str, Any] | None = None
-        self._made_out: dict[str, Any] | None = None
-        self._mapping = core.mapping(self._id, attachment)
+    _core: Core
 
     @property
-    def inputs(self) -> Mapping[str, np.ndarray]:
-        """Where to write, by name; until the request is committed."""
-        if self._made_in is None:
-            self._made_in = {}
-        return Columns(self._core.signature.input_names, self._input, self._made_in)
+    def _mapping(self) -> Any:
+        """The memory that it lies in."""
+        return self._core.mapping(self._id, self._attachment)
 
-    @property
-    def outputs(self) -> Mapping[str, np.ndarray]:
-        """Where to read, by name; once the request has ended.
+    def _fresh(self, k: int) -> Any:
+        """An array over the k-th tensor, outputs counted on from the inputs."""
+        return self._core.view(k, self._id, self._slot, self.rows, self._attachment, self._single)
 
-        Of rows that differ in size it is a list of arrays.
-        """
-        if self._made_out is None:
-            self._made_out = {}
-        return Columns(self._core.signature.output_names, self._output, self._made_out)
-
-    @property
-    def rows(self) -> int:
-        return self._rows
-
-    def _input(self, k: int) -> View:
-        self._check()
-        if self._committed:
-            raise _committed()
-        t = self._core.signature.inputs[k]
-        if self._in is None:
-            self._in = Life(self._mapping.memory)
-        shape = self._core.input_shapes(self._id)[k] if t.variable else t.shape
-        return self._view(self._in, self._core.lib.rb_input, k, t, shape)
-
-    def _output(self, k: int) -> Any:
-        self._check()
-        if not self._ok:
-            self._core.check(self._core.lib.rb_poll(self._core.handle, self._id))
-            self._ok = True
-        t = self._core.signature.outputs[k]
-        if self._out is None:
-            self._out = Life(self._mapping.memory)
-        shape = self._core.output_shapes(self._id, k, self._rows) if t.variable else t.shape
-        if isinstance(shape, list):  # rows that differ in size have no array in common
-            self._locate(self._first_row, k, t)
-            return [self._out.view(self._mapping.rows(t, self._slot + row, 1, own)[0]) for row, own in enumerate(shape)]
-        return self._view(self._out, self._first_row, k, t, shape)
-
-    def _first_row(self, handle: int, request: int, k: int, view: int) -> int:
-        return self._core.lib.rb_output_row(handle, request, k, 0, view)
-
-    def _view(self, life: Life, where: Any, k: int, t: Tensor, shape: tuple[int, ...]) -> View:
-        mapping = self._mapping
-        if t not in mapping.offsets:
-            self._locate(where, k, t)
-        if self._single and not t.variable:
-            return life.view(mapping.row(t, self._slot))
-        rows = mapping.rows(t, self._slot, self._rows, shape)
-        return life.view(rows[0, ...] if self._single else rows)
-
-    def _locate(self, where: Any, k: int, t: Tensor) -> None:
-        """Has the mapping know where the tensor lies."""
-        if t not in self._mapping.offsets:
-            v = c.View()
-            self._core.check(where(self._core.handle, self._id, k, addressof(v)))
-            self._mapping.offsets[t] = v.data - self._mapping.base - self._slot * t.stride
-
-    def _check(self) -> None:
-        if self._generation != Process.generation:
-            raise _parents()
-        if self._released:
-            raise errors.Released("the request was released")
+    def _no_tensor(self, side: int, name: object) -> NoReturn:
+        names = self._core.signature.output_names if side else self._core.signature.input_names
+        raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(names)}")
 
     def commit(self, timeout: float | None = None, *, priority: int | None = None) -> Request:
         """Hands the request over. With a timeout it ends as Expired then, wherever it is."""
         return self._commit(timeout, priority, 0)
 
     def _commit(self, timeout: float | None, priority: int | None, flags: int) -> Request:
-        self._check()
-        self._set_priority(priority)
-        self._core.check(self._core.lib.rb_commit(self._core.handle, self._id, nanoseconds(timeout), flags))
-        self._end_inputs()
+        if priority is not None:
+            self._set_priority(priority)
+        self.commit_in(nanoseconds(timeout), flags)
         return self
 
-    def _set_priority(self, priority: int | None) -> None:
-        if priority is not None:
-            if not 0 <= priority < 1 << 32:  # C would see another number
-                raise errors.NoLevel(f"{priority}, the model has 0..{self._core.info.levels - 1}")
-            self._core.check(self._core.lib.rb_set_priority(self._core.handle, self._id, priority))
-
-    def _end_inputs(self) -> None:
-        """They belong to the worker now."""
-        self._committed = True
-        if self._in is not None:
-            self._in.end(_committed)
-        if self._made_in:
-            self._made_in.clear()
+    def _set_priority(self, priority: int) -> None:
+        if not 0 <= priority < 1 << 32:  # C would see another number
+            raise errors.NoLevel(f"{priority}, the model has 0..{self._core.info.levels - 1}")
+        self._core.check(self._core.lib.rb_set_priority(self._core.handle, self._id, priority))
 
     def wait(self, timeout: float | None = None) -> Request:
         """Waits for the request's end; raises what it ended with, or Timeout."""
-        self._check()
-        self._core.wait(self._id, nanoseconds(timeout))
-        self._ok = True
-        return self
-
-    def run(self, timeout: float | None = None, *, priority: int | None = None) -> Request:
-        """Commits and waits."""
-        self._check()
-        if self._committed:
-            raise errors.Committed("the request was committed already")
-        self._set_priority(priority)
-        self._core.run_one(self._id, nanoseconds(timeout), self._end_inputs)
-        self._ok = True
+        self.wait_in(nanoseconds(timeout))
         return self
 
     def _copies(self) -> list[Any]:
@@ -208,7 +77,6 @@ class Request:
 
     def done(self) -> bool:
         """Whether the request has ended; raises if it ended badly."""
-        self._check()
         status = self._core.lib.rb_poll(self._core.handle, self._id)
         if status == errors.NotDone.status:
             return False
@@ -217,47 +85,23 @@ class Request:
 
     def cancel(self) -> None:
         """Asks for the request's end: wait then raises Canceled."""
-        self._check()
         self._core.check(self._core.lib.rb_cancel(self._core.handle, self._id))
 
     @property
     def timing(self) -> Timing:
         """Where the time of an ended request went."""
-        self._check()
         t = c.Timing()
         self._core.check(self._core.lib.rb_request_timing(self._core.handle, self._id, addressof(t)))
         return Timing(*(getattr(t, name) / 1e9 for name in Timing._fields))
 
-    def release(self) -> None:
-        """Gives the slots back; the views of this request are over."""
-        if not self._released:
-            try:
-                self._detach()
-            finally:  # a signal's handler may raise in the midst of it, or at the start of any function of Python
-                core = self._core
-                core.rb_release(core.handle, self._id)
 
-    def _detach(self) -> int:
-        """Ends the views and leaves the request itself to the caller."""
-        self._released = True
-        if self._in is not None:
-            self._in.end(_released)
-        if self._out is not None:
-            self._out.end(_released)
-        for made in (self._made_in, self._made_out):
-            if made:
-                made.clear()
-        return self._id
-
-    def __enter__(self) -> Request:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def __del__(self) -> None:
-        if getattr(self, "_released", True) is False:
-            self.release()
+def claim(core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout: float | None) -> Request:
+    """A request of one item (rows is None) or of some rows."""
+    if rows is None and timeout is None and not shapes and core.plain:
+        return Request(core)
+    if rows is not None and not 0 <= rows < 1 << 32:  # C would see another number
+        raise errors.Rows(f"a request has 1..{core.info.window} rows (this client's window), got {rows}")
+    return Request(core, 1 if rows is None else rows, tuple(_dims(core, shapes or {})), nanoseconds(timeout), rows is None)
 
 
 def _dims(core: Core, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from ctypes import addressof, c_char_p, c_size_t, c_uint32, c_uint64
+from ctypes import addressof, c_char_p, c_uint32, c_uint64
 from typing import Any, Protocol
 
 from . import _structs as c
@@ -27,11 +27,11 @@ from ._core import encode, tensors
 from ._library import SLICE_NS, check, last_error, load
 from ._tensors import Signature
 from ._views import Mapping as SharedMapping
+from ._way import complete_batch, next_batch
 
 log = logging.getLogger("ringbatch")
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.01, 1.0
-_TIMEOUT = errors.Timeout.status
 _REASON_BYTES = 1024  # room for the text of a failure
 
 
@@ -45,6 +45,7 @@ def worker_options(
     weight: int = 0,
     pad_to: int = 0,
     pad_preferred: bool = False,
+    gather_threads: int = 0,
     name: str | None = None,
     gpu: str | None = None,
     socket: str | os.PathLike[str] | None = None,
@@ -53,7 +54,7 @@ def worker_options(
     """The keywords that all workers share, for C. What is not a worker's own is a setting of the model's policy."""
     o = c.WorkerOptions()
     o.size = ctypes.sizeof(o)
-    o.depth, o.weight, o.pad_to, o.pad_preferred = depth, weight, pad_to, pad_preferred
+    o.depth, o.weight, o.pad_to, o.pad_preferred, o.gather_threads = depth, weight, pad_to, pad_preferred, gather_threads
     o.name, o.gpu, o.socket = encode(name or os.environ.get("RINGBATCH_WORKER_NAME")), encode(gpu), encode(socket)
     o.policy = encode(policy_text(policy))
     return o
@@ -93,15 +94,23 @@ class Rows:
 class RingBatch(Rows):
     """A batch of a ring. Requests are what is answered; each has one row or more."""
 
-    __slots__ = ("_at", "_lib", "_ring", "_runs", "c")
+    __slots__ = ("_at", "_c", "_lib", "_ring", "_runs", "pad_to", "pieces", "requests")
 
-    def __init__(self, ring: Ring, at: int) -> None:
+    def __init__(self, ring: Ring, at: int, requests: int, rows: int, pieces: int, pad_to: int) -> None:
         self._ring, self._lib, self._at = ring, ring.lib, at
-        self.c = b = c.Batch.from_address(at)
-        self.rows = b.rows
+        self.requests, self.rows, self.pad_to = requests, rows, pad_to
+        self.pieces = pieces  # how many runs there are
+        self._c: Any = None
         self._runs: list[tuple[int, int, int]] | None = None
 
     # Made when asked for: a function that only takes the arrays needs none of them.
+
+    @property
+    def c(self) -> Any:
+        """The batch as C has it."""
+        if self._c is None:
+            self._c = c.Batch.from_address(self._at)
+        return self._c
 
     @property
     def runs(self) -> list[tuple[int, int, int]]:  # type: ignore[override]
@@ -145,7 +154,7 @@ class RingBatch(Rows):
 
     def complete(self) -> None:
         """Answers the clients; the batch is over."""
-        check(self._lib, self._lib.rb_batch_complete(self._at))
+        check(self._lib, complete_batch(self._at))
 
 
 def _reason(error: BaseException | str) -> bytes:
@@ -182,8 +191,6 @@ class Ring:
         check(lib, lib.rb_worker_notes(self._handle, addressof(notes)))
         for note in (notes.value or b"").decode().splitlines():
             log.warning("model %s has another policy than this worker: %s", model, note)
-        self._next = c_size_t()
-        self._next_at = addressof(self._next)
         # The usual case: all rows of the model have one shape.
         self._shapes = None if self.signature.variable_inputs else [t.shape for t in self.signature.inputs]
 
@@ -193,12 +200,12 @@ class Ring:
 
     def next(self, timeout_ns: int) -> RingBatch | None:
         """The next batch, or None if none comes in time; raises BrokerGone."""
-        status = self.lib.rb_worker_next(self._handle, timeout_ns, self._next_at)
-        if status == 0:
-            return RingBatch(self, self._next.value)
-        if status == _TIMEOUT:
+        found = next_batch(self._handle, timeout_ns)
+        if found is None:
             return None
-        raise last_error(self.lib, status)
+        if type(found) is tuple:
+            return RingBatch(self, *found)
+        raise last_error(self.lib, found)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Detaches. Batches that were taken and not completed fail."""
@@ -292,6 +299,15 @@ def run(ring: Ring, lanes: Sequence[Lane], stop: threading.Event) -> None:
             free.append(lane)
     if gone:
         raise gone
+
+
+def run_one(ring: Ring, lane: Lane, stop: threading.Event) -> None:
+    """run for one lane whose batches are done when they are submitted: with nothing to watch meanwhile."""
+    while not stop.is_set():
+        batch = ring.next(SLICE_NS)
+        if batch is not None and _submit(lane, batch):
+            lane.release()
+            batch.complete()
 
 
 def _submit(lane: Lane, batch: RingBatch) -> bool:

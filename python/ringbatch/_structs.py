@@ -97,7 +97,7 @@ class WorkerOptions(Structure):
         ("weight", c_uint32),
         ("pad_to", c_uint32),
         ("pad_preferred", c_uint32),
-        ("reserved", c_uint32),
+        ("gather_threads", c_uint32),
         ("policy", c_char_p),
     ]
 

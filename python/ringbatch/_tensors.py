@@ -151,6 +151,8 @@ class Signature:
     def __init__(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         self.inputs, self.outputs = inputs, outputs
         self.input_names, self.output_names = [t.name for t in inputs], [t.name for t in outputs]
+        self.input_index = {name: k for k, name in enumerate(self.input_names)}
+        self.output_index = {name: k for k, name in enumerate(self.output_names)}
         self.variable_inputs = sum(len(t.variable) for t in inputs)
         self.variable_outputs = sum(len(t.variable) for t in outputs)
         self.output_maxima = tuple(t.shape[i] for t in outputs for i in t.variable)

@@ -94,7 +94,7 @@ class Life:
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory  # stays mapped, also for who took the address of a view that has lost it since
-        self.error: Callable[[], errors.Error] = _parents  # why they are over, once lives_in is not this process
+        self.error: Callable[[], errors.Error] = parents  # why they are over, once lives_in is not this process
         self.lives_in: object = _present
         self._views: list[View] = []
 
@@ -111,15 +111,30 @@ class Life:
         self._views.clear()
 
 
-def _released() -> errors.Error:
+def fresh(array: np.ndarray, memory: Any) -> View:
+    """A view with a life of its own, which end_view ends."""
+    v = array.view(View)
+    v._life = Life(memory)
+    return v
+
+
+def end_view(view: View | list[View], error: Callable[[], errors.Error]) -> None:
+    """Ends what fresh has made; also several in a list."""
+    for v in [view] if isinstance(view, View) else view:
+        life = _life_of(v)
+        life.error, life.lives_in = error, None
+        _setstate(v, _EMPTY)
+
+
+def released() -> errors.Error:
     return errors.Released("this array belonged to a request or batch that is over; copy what you want to keep")
 
 
-def _parents() -> errors.Error:
+def parents() -> errors.Error:
     return errors.Forked("this request and its arrays are the parent process's: a forked child takes its own, model.request()")
 
 
-def _committed() -> errors.Error:
+def committed() -> errors.Error:
     return errors.Committed("the request was committed: its inputs belong to the worker now")
 
 

@@ -11,7 +11,7 @@ from . import _structs as c
 from . import errors
 from ._batch import Batch, Buffers
 from ._core import encode
-from ._ring import Ring, RingBatch, keep_attached, run, worker_options
+from ._ring import Ring, RingBatch, keep_attached, run_one, worker_options
 from ._tensors import Spec, signature
 
 
@@ -24,6 +24,7 @@ def worker(
     weight: int = 0,
     pad_to: int = 0,
     pad_preferred: bool = False,
+    gather_threads: int = 0,
     debug: bool | None = None,
     name: str | None = None,
     gpu: str | None = None,
@@ -49,8 +50,12 @@ def worker(
         $RINGBATCH_DEBUG counts.
     depth: batches handed over at once. weight: share of the work.
     pad_to, pad_preferred: have batches padded with rows of zeros.
+    gather_threads: how many copy the rows of a batch above 1 MiB together; 0 is
+        half of the cores, at most 8.
     """
-    o = worker_options(depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, name=name, gpu=gpu, **policy)
+    o = worker_options(
+        depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, name=name, gpu=gpu, **policy
+    )
     text = signature(inputs, outputs)
     return lambda function: Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug)
 
@@ -89,7 +94,7 @@ class Worker:
         def serve(ring: Ring) -> None:
             if attached is not None:
                 attached()
-            run(ring, [FunctionLane(ring, function, self._debug)], ended)
+            run_one(ring, FunctionLane(ring, function, self._debug), ended)
 
         keep_attached(
             lambda: Ring(self.model, self.signature, o),

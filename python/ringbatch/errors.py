@@ -263,6 +263,26 @@ class NoDescriptors(Error, OSError):
     retry_attach = True
 
 
+class NoWorker(Error):
+    """No worker is attached, and the model's policy says no_worker=refuse."""
+
+    status = 39
+    retryable = True
+
+
+class Quota(Error):
+    """This user or process has as much of the broker as one may have; the text says of what, and which setting raises it."""
+
+    status = 40
+    retry_attach = True
+
+
+class Namespace(Error):
+    """The peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it."""
+
+    status = 41
+
+
 __all__ = [
     "BrokerGone",
     "BrokerRunning",
@@ -280,17 +300,20 @@ __all__ = [
     "Full",
     "Invalid",
     "Layout",
+    "Namespace",
     "NoBroker",
     "NoDescriptors",
     "NoGPU",
     "NoLevel",
     "NoMemory",
+    "NoWorker",
     "NotCommitted",
     "NotDone",
     "OutputTooSmall",
     "Protocol",
     "QueueFull",
     "QueueTimeout",
+    "Quota",
     "Released",
     "RingFull",
     "Rows",

@@ -1,0 +1,60 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// Ready returns nil if every one of these models, or of all models if none is
+// named, has a worker that can be counted on: one that waits for work, or has
+// begun a batch that does not take unusually long. Otherwise the error says
+// which has none, and why. A broker without models, or one that drains, is not
+// ready.
+func (c *Client) Ready(ctx context.Context, models ...string) error {
+	list, rep, err := c.models(ctx)
+	switch {
+	case err != nil:
+		return err
+	case rep.Draining:
+		return status.ErrDraining
+	case len(list) == 0:
+		return fmt.Errorf("%w: it has none yet", status.ErrUnknownModel)
+	}
+	var not []error
+	for _, name := range models {
+		if !slices.ContainsFunc(list, func(m Model) bool { return m.Name == name }) {
+			not = append(not, fmt.Errorf("%w: %q", status.ErrUnknownModel, name))
+		}
+	}
+	for i := range list {
+		if m := &list[i]; m.Ready == 0 && (len(models) == 0 || slices.Contains(models, m.Name)) {
+			not = append(not, fmt.Errorf("model %q is not ready: %s", m.Name, m.NotReady))
+		}
+	}
+	return errors.Join(not...)
+}
+
+// WaitReady waits until Ready is nil, or returns its last error when ctx ends.
+func (c *Client) WaitReady(ctx context.Context, models ...string) error {
+	const first, last = 5 * time.Millisecond, 250 * time.Millisecond
+	var why error
+	for delay := first; ; delay = min(2*delay, last) {
+		err := c.Ready(ctx, models...)
+		if err == nil {
+			return nil
+		}
+		if why == nil || ctx.Err() == nil { // not that the time is over
+			why = err
+		}
+		select {
+		case <-ctx.Done():
+			return why
+		case <-time.After(delay):
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package broker
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/internal/control"
+)
+
+// A model is ready when a worker can be counted on: it is attached, and it
+// waits for work, or has begun a batch that does not take unusually long. A
+// worker attaches when it has warmed up, so a new one counts.
+const (
+	// A batch takes unusually long once it has run for both of these.
+	leastUnusual  = time.Second
+	unusualFactor = 4 // times the longest batch that the model ever took
+)
+
+// fitness is what the loop tells of one worker.
+type fitness struct {
+	name  string
+	pid   int
+	unfit string // why it cannot be counted on; "": it can
+}
+
+// fitWorkers is called on the loop.
+func (s *stage) fitWorkers() []fitness {
+	list := make([]fitness, 0, s.present)
+	for _, w := range s.workers {
+		if w != nil {
+			list = append(list, fitness{w.label(), w.pid, s.unfit(w)})
+		}
+	}
+	return list
+}
+
+func (s *stage) unfit(w *workerSession) string {
+	switch {
+	case w.quarantined:
+		return "outlived its lease and cannot be killed"
+	case w.dying || w.broken || w.hungUp || w.verdict > 0:
+		return "is being replaced"
+	case len(w.mails) == 0:
+		return ""
+	}
+	if n, err := w.done.Pending(); err == nil && n >= len(w.mails) { // all answered, not read yet
+		return ""
+	}
+	usual := s.settings.Lease // its first batch may compile something
+	if longest := s.stats.compute.Max(); w.batches > 0 {
+		usual = min(usual, max(leastUnusual, unusualFactor*longest))
+	}
+	if took := time.Duration(s.loop.now - w.mails[0].begun); took > usual {
+		return fmt.Sprintf("has had a batch for %v", took.Round(100*time.Millisecond))
+	}
+	return ""
+}
+
+// judge counts the workers that can be counted on, and says why there are none.
+// It looks into /proc, and so is not called on a loop.
+func judge(workers []fitness) (ready int, why string) {
+	if len(workers) == 0 {
+		return 0, "no worker attached"
+	}
+	var unfit []string
+	for _, w := range workers {
+		if w.unfit == "" && isStopped(w.pid) {
+			w.unfit = "is stopped (SIGSTOP)"
+		}
+		if w.unfit == "" {
+			ready++
+		} else {
+			unfit = append(unfit, fmt.Sprintf("worker %s (pid %d) %s", w.name, w.pid, w.unfit))
+		}
+	}
+	if ready > 0 {
+		return ready, ""
+	}
+	const most = 3
+	if len(unfit) > most {
+		unfit = append(unfit[:most], fmt.Sprintf("%d more", len(workers)-most))
+	}
+	return 0, strings.Join(unfit, ", ")
+}
+
+// isStopped tells whether a process cannot answer because somebody stopped it.
+func isStopped(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	rest := bytes.TrimSpace(text[bytes.LastIndexByte(text, ')')+1:]) // its name may hold anything
+	return len(rest) > 0 && (rest[0] == 'T' || rest[0] == 't')
+}
+
+// listModels is what OpModels answers.
+func (b *Broker) listModels() (list []control.Model) {
+	for _, m := range b.models.list() {
+		line := m.line()
+		var workers []fitness
+		if m.do(func() {
+			line.Workers, line.Clients = m.stage.present, len(m.ring.clients)
+			workers = m.stage.fitWorkers()
+		}) {
+			line.ReadyWorkers, line.NotReady = judge(workers)
+			list = append(list, line)
+		}
+	}
+	return list
+}
+
+// Alive returns once every loop has answered. A loop that has ended counts.
+func (b *Broker) Alive() {
+	for _, l := range b.loops {
+		l.do(func() {})
+	}
+}

@@ -1,0 +1,37 @@
+package gateway
+
+import (
+	"strings"
+
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// The gRPC health service (grpc.health.v1): "" is the gateway, any other name
+// a model. It is for Envoy, Kubernetes and gRPC clients that watch; like HTTP's
+// probes it asks for no token.
+
+// tellHealth updates what those who watch are told: ready and modelReady of
+// what is known, without asking the broker.
+func (g *Gateway) tellHealth() {
+	broken := *g.models.broker.Load()
+	if g.draining.Load() != notDraining {
+		broken = errDraining
+	}
+	say := func(service string, well bool) {
+		state := healthpb.HealthCheckResponse_NOT_SERVING
+		if well && broken == nil {
+			state = healthpb.HealthCheckResponse_SERVING
+		}
+		g.health.SetServingStatus(service, state)
+	}
+	list := g.models.list()
+	all := len(list) > 0
+	for _, k := range list {
+		well := k.unready() == nil
+		all = all && well
+		say(k.name, well)
+	}
+	say("", all)
+}
+
+func isHealthCheck(method string) bool { return strings.HasPrefix(method, "/grpc.health.v1.Health/") }

@@ -1,0 +1,73 @@
+package gateway
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/ringbatch/ringbatch/internal/relaywire"
+)
+
+// load is how busy a model is with what comes by this gateway.
+type load struct {
+	rows     atomic.Int64 // in flight
+	answered atomic.Int64 // rows, ever
+
+	mu        sync.Mutex // guards what follows
+	since     time.Time
+	before    int64   // answered at since
+	perSecond float64 // over the last interval
+}
+
+// loadInterval is what the rate is an average of.
+const loadInterval = 500 * time.Millisecond
+
+// begin counts rows that are on their way; end has them answered.
+func (l *load) begin(rows int) (end func()) {
+	l.rows.Add(int64(rows))
+	return func() {
+		l.rows.Add(-int64(rows))
+		l.answered.Add(int64(rows))
+	}
+}
+
+func (l *load) rate(now time.Time) float64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if took := now.Sub(l.since); took > loadInterval {
+		n := l.answered.Load()
+		l.perSecond = float64(n-l.before) / took.Seconds()
+		l.since, l.before = now, n
+	}
+	return l.perSecond
+}
+
+// reportLoad sends the model's load with the answer, to whoever balances by
+// it: relays, and others if the gateway was told to.
+func (c *call) reportLoad(ctx context.Context) {
+	if len(c.relayed.requests) == 0 && !c.model.g.cfg.ReportLoad {
+		return
+	}
+	info := c.model.info.Load()
+	capacity := max(1, info.workers) * info.settings.MaxBatchSize
+	report := relaywire.Load{
+		Utilization: float64(c.model.load.rows.Load()+int64(c.rows)) / float64(capacity),
+		PerSecond:   c.model.load.rate(time.Now()),
+		Queue:       c.queue, Compute: c.compute,
+	}
+	if n := len(c.relayed.requests); n > 1 { // the sums of all of them
+		report.Queue, report.Compute = c.queue/time.Duration(n), c.compute/time.Duration(n)
+	}
+	// An error here means that nobody waits for the answer any more.
+	_ = grpc.SetTrailer(ctx, metadata.MD{relaywire.LoadTrailer: {string(report.Append(nil))}})
+}
+
+// tellSignature adds to a model's metadata what the protocol has no words for:
+// how large variable dimensions may be.
+func tellSignature(ctx context.Context, k *model) {
+	_ = grpc.SetHeader(ctx, metadata.Pairs(relaywire.SignatureHeader, k.sig.String()))
+}

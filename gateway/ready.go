@@ -1,0 +1,95 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// Anybody may ask for these, as often as they like: the broker is asked at most
+// every lookupInterval because of it.
+
+// ready is nil if every model that is served here would answer: the rule of
+// admin.Client.Ready.
+func (g *Gateway) ready() error {
+	if err := g.welcome(); err != nil {
+		return err
+	}
+	list := g.models.list()
+	if len(list) == 0 {
+		return refuse(http.StatusServiceUnavailable, codes.Unavailable, "the broker has no model yet")
+	}
+	for _, k := range list {
+		if err := k.unready(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// modelReady is ready for one model.
+func (g *Gateway) modelReady(k *model) error {
+	if err := g.welcome(); err != nil {
+		return err
+	}
+	return k.unready()
+}
+
+// welcome is nil if the broker answers and neither side drains.
+func (g *Gateway) welcome() error {
+	if g.draining.Load() != notDraining {
+		return errDraining
+	}
+	g.models.refresh(context.Background())
+	return *g.models.broker.Load()
+}
+
+func (k *model) unready() error {
+	if now := k.g.models.current(k); !now.ready() {
+		return refuse(http.StatusServiceUnavailable, codes.Unavailable, "model %q is not ready: %s", now.name, now.info.Load().notReady)
+	}
+	return nil
+}
+
+// current is the model of the same name as it is now: its signature may have
+// changed since k was looked up.
+func (m *models) current(k *model) *model {
+	if now := (*m.byName.Load())[k.name]; now != nil {
+		return now
+	}
+	return k
+}
+
+// pinged is whether the broker's loops answered when they were asked last.
+type pinged struct {
+	mu  sync.Mutex
+	at  time.Time
+	err error
+}
+
+// live is nil unless a broker is there whose loops do not answer. That there is
+// none makes the gateway not ready, and is nothing that its restart would mend.
+func (g *Gateway) live() error {
+	p := &g.pinged
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if time.Since(p.at) < lookupInterval {
+		return p.err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_, p.err = g.admin.Ping(ctx)
+	for _, fine := range []error{status.ErrNoBroker, status.ErrBrokerGone, status.ErrDraining} {
+		if errors.Is(p.err, fine) {
+			p.err = nil
+		}
+	}
+	p.at = time.Now()
+	return p.err
+}

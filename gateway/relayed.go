@@ -1,0 +1,444 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/relaywire"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// relayed is a relay's batch: one message whose rows are several requests. Each
+// becomes a request of this ring, with a deadline of its own, and ends by
+// itself. The requests of one message are committed together, so that they
+// find into one batch again.
+type relayed struct {
+	requests []relaywire.Request
+	parts    []relayedPart // one for each request
+	failed   []byte        // relaywire.Failed
+	sizes    []byte        // relaywire.Sizes
+}
+
+// relayedPart is one request of a relay's batch in this ring.
+type relayedPart struct {
+	request client.Request
+	state   partState
+	err     error
+	// What was copied out of its slots because others were needed: each
+	// output's rows, and their sizes.
+	outputs [][]byte
+	sizes   []byte
+}
+
+type partState uint8
+
+const (
+	partNone      partState = iota
+	partClaimed             // its slots are filled
+	partCommitted           // it is under way
+	partHeld                // it has ended well, its outputs are in its slots
+	partCopied              // its outputs are in outputs
+	partFailed              // with err
+)
+
+// readRelayed reads which rows are a request of their own.
+func (c *call) readRelayed(text []byte) (err error) {
+	if c.relayed.requests, err = relaywire.ParseRequests(c.relayed.requests[:0], text, c.model.variableInputs); err != nil {
+		return badRequest("%v", err)
+	}
+	return nil
+}
+
+func (c *call) checkRelayed() error {
+	if len(c.relayed.requests) == 0 {
+		return nil
+	}
+	rows := 0
+	for i := range c.relayed.requests {
+		rows += c.relayed.requests[i].Rows
+	}
+	if rows != c.rows {
+		return fmt.Errorf("%w: %s has %d rows, the inputs have %d", status.ErrRows, relaywire.Requests, rows, c.rows)
+	}
+	for i := range c.inputs {
+		if c.inputs[i].region.name != "" {
+			return badRequest("%s and shared memory are not for one request", relaywire.Requests)
+		}
+	}
+	return nil
+}
+
+// rowBytes is the size of a row of input k with these sizes; -1 if they are
+// larger than the model's.
+func rowBytes(sig *tensor.Signature, k int, dims []uint32) int {
+	at := 0
+	for j := range k {
+		at += len(sig.Inputs[j].Variable)
+	}
+	spec := &sig.Inputs[k]
+	size, v := spec.DType.Size(), 0
+	for d, most := range spec.Shape {
+		if v < len(spec.Variable) && spec.Variable[v] == d {
+			if int(dims[at+v]) > most {
+				return -1
+			}
+			most = int(dims[at+v])
+			v++
+		}
+		size *= most
+	}
+	return size
+}
+
+// bytesOf is the size of the k-th input in which each request lies in its own
+// sizes.
+func (r *relayed) bytesOf(sig *tensor.Signature, k int) (n int) {
+	for i := range r.requests {
+		q := &r.requests[i]
+		size := rowBytes(sig, k, q.Dims[:])
+		if size < 0 {
+			return -1
+		}
+		n += q.Rows * size
+	}
+	return n
+}
+
+// relayedLane is the client for relays' requests: they are many and small.
+func (k *model) relayedLane() (*lane, int) {
+	_, window := k.lane(2)
+	return &k.relayed, window
+}
+
+// runRelayed runs the requests of a relay's batch, in steps:
+//
+//  1. claim, fill: request by request, in the order of the message
+//  2. commit all of them together
+//  3. wait for each; what went wrong is that request's own
+//
+// A window with less room than the message needs makes it go on in pieces.
+func (c *call) runRelayed(ctx context.Context, cl *client.Client) error {
+	r := &c.relayed
+	r.release() // of an attempt before
+	r.parts = append(r.parts[:0], make([]relayedPart, len(r.requests))...)
+	now := time.Now()
+	first, committed := 0, 0 // not collected yet, not committed yet
+	for i := range r.requests {
+		q, part := &r.requests[i], &r.parts[i]
+		request, err := c.claimRelayed(ctx, cl, q, i, &first, &committed)
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed) {
+				return err
+			}
+			part.fail(err)
+			if err := c.skipRelayed(q); err != nil {
+				return err
+			}
+			continue
+		}
+		part.request, part.state = request, partClaimed
+		if q.Timeout > 0 {
+			if err := request.SetDeadline(now.Add(q.Timeout)); err != nil {
+				return err
+			}
+		}
+		if err := c.fillRelayed(ctx, request, q); err != nil {
+			return err
+		}
+	}
+	if c.filled.IsZero() { // every one was refused
+		c.filled = time.Now()
+	}
+	if err := c.finishSources(); err != nil {
+		return err
+	}
+	c.commitRelayed(ctx, committed, len(r.parts))
+	for i := range r.parts {
+		if err := c.waitRelayed(ctx, &r.parts[i]); err != nil {
+			return err
+		}
+	}
+	c.ended = time.Now()
+	return c.viewRelayed()
+}
+
+// claimRelayed takes slots for request i. It never waits for slots while it
+// could get some back by finishing a request before it.
+func (c *call) claimRelayed(ctx context.Context, cl *client.Client, q *relaywire.Request, i int, first, committed *int) (client.Request, error) {
+	dims := c.dims[:0]
+	for k := range c.model.variableInputs {
+		dims = append(dims, int(q.Dims[k]))
+	}
+	c.dims = dims
+	for {
+		request, err := cl.TryClaim(q.Rows, dims...)
+		if !errors.Is(err, status.ErrFull) {
+			if errors.Is(err, status.ErrBrokerGone) {
+				request, err = c.claim(ctx, cl, q.Rows)
+			}
+			return request, err
+		}
+		c.commitRelayed(ctx, *committed, i)
+		if *committed = i; *first == i {
+			return c.claim(ctx, cl, q.Rows)
+		}
+		part := &c.relayed.parts[*first]
+		*first++
+		if err := c.waitRelayed(ctx, part); err != nil {
+			return client.Request{}, err
+		}
+		if part.state == partHeld {
+			if err := c.copyOut(part); err != nil {
+				return client.Request{}, err
+			}
+		}
+	}
+}
+
+// fillRelayed writes one request's inputs.
+func (c *call) fillRelayed(ctx context.Context, r client.Request, q *relaywire.Request) error {
+	c.setShapes(q)
+	return c.send(ctx, r, q.Rows)
+}
+
+// setShapes makes the inputs' shapes those of one request.
+func (c *call) setShapes(q *relaywire.Request) {
+	if c.model.variableInputs == 0 {
+		return
+	}
+	at := 0
+	for k := range c.model.sig.Inputs {
+		for i := range c.inputs {
+			if in := &c.inputs[i]; in.index == k {
+				for v, d := range c.model.sig.Inputs[k].Variable {
+					in.shape[d+1] = int(q.Dims[at+v])
+				}
+			}
+		}
+		at += len(c.model.sig.Inputs[k].Variable)
+	}
+}
+
+// skipRelayed passes over the inputs of a request that got no slots.
+func (c *call) skipRelayed(q *relaywire.Request) error {
+	var scratch [4 << 10]byte
+	for i := range c.inputs {
+		in := &c.inputs[i]
+		for left := q.Rows * rowBytes(&c.model.sig, in.index, q.Dims[:]); left > 0; {
+			n := min(left, len(scratch))
+			if err := in.src.readFull(scratch[:n]); err != nil {
+				return err
+			}
+			left -= n
+		}
+	}
+	return nil
+}
+
+// commitRelayed hands parts[from:to] to the broker, which wakes once.
+func (c *call) commitRelayed(ctx context.Context, from, to int) {
+	list := make([]client.Request, 0, to-from)
+	for i := from; i < to; i++ {
+		if p := &c.relayed.parts[i]; p.state == partClaimed {
+			list = append(list, p.request)
+			p.state = partCommitted
+		}
+	}
+	if err := client.CommitAll(ctx, list); err != nil {
+		// Some of them were claimed before the broker was restarted.
+		for i := from; i < to; i++ {
+			if p := &c.relayed.parts[i]; p.state == partCommitted {
+				p.fail(fmt.Errorf("%w: %w", status.ErrBrokerGone, err))
+			}
+		}
+	}
+}
+
+// waitRelayed waits for one request. Its error is the call's: the others are
+// the request's own.
+func (c *call) waitRelayed(ctx context.Context, p *relayedPart) error {
+	if p.state != partCommitted {
+		return nil
+	}
+	err := p.request.Wait(ctx)
+	if err == nil {
+		p.state = partHeld
+		c.addTiming(p.request)
+		return nil
+	}
+	if ctx.Err() != nil { // the relay has hung up, or has no time left
+		return err
+	}
+	p.fail(err)
+	return nil
+}
+
+func (p *relayedPart) fail(err error) {
+	_ = p.request.Release()
+	p.request, p.state, p.err = client.Request{}, partFailed, err
+}
+
+// copyOut moves a request's outputs into the gateway's own memory, so that its
+// slots are free.
+func (c *call) copyOut(p *relayedPart) error {
+	for i := range c.outputs {
+		rows, sizes, err := c.rowsOf(p.request, &c.outputs[i], nil)
+		if err != nil {
+			return err
+		}
+		n := 0
+		for _, row := range rows {
+			n += len(row)
+		}
+		if err := c.take(n); err != nil {
+			return err
+		}
+		all := make([]byte, 0, n)
+		for _, row := range rows {
+			all = append(all, row...)
+		}
+		p.outputs = append(p.outputs, all)
+		if i == 0 {
+			p.sizes = sizes
+		}
+	}
+	err := p.request.Release()
+	p.request, p.state = client.Request{}, partCopied
+	return err
+}
+
+// rowsOf is an output of one request in place, in pieces, and the sizes of all
+// variable outputs of its rows.
+func (c *call) rowsOf(r client.Request, o *output, pieces [][]byte) ([][]byte, []byte, error) {
+	spec := &c.model.sig.Outputs[o.index]
+	if len(spec.Variable) == 0 {
+		var one output
+		one.index = o.index
+		if err := one.view(&c.model.sig, r); err != nil {
+			return nil, nil, err
+		}
+		pieces = append(pieces, one.parts...)
+	} else {
+		for row := range r.Rows() {
+			t, err := r.OutputRow(spec.Name, row)
+			if err != nil {
+				return nil, nil, err
+			}
+			pieces = append(pieces, t.Data[:t.RowBytes()])
+		}
+	}
+	sizes, err := c.sizesOf(r)
+	return pieces, sizes, err
+}
+
+// sizesOf writes the sizes of the variable outputs of a request's rows.
+func (c *call) sizesOf(r client.Request) (text []byte, err error) {
+	outputs := c.model.sig.Outputs
+	if tensor.VariableDims(outputs) == 0 {
+		return nil, nil
+	}
+	for row := range r.Rows() {
+		var dims []uint32
+		for k := range outputs {
+			t, err := r.OutputRow(outputs[k].Name, row)
+			if err != nil {
+				return nil, err
+			}
+			for _, v := range outputs[k].Variable {
+				dims = append(dims, uint32(t.Shape[v+1]))
+			}
+		}
+		text = relaywire.AppendSizes(text, false, row == 0, dims)
+	}
+	return text, nil
+}
+
+// viewRelayed makes the outputs of all requests readable, and tells which have
+// none.
+func (c *call) viewRelayed() error {
+	r := &c.relayed
+	for i := range c.outputs {
+		o := &c.outputs[i]
+		spec := &c.model.sig.Outputs[o.index]
+		o.dtype, o.shape, o.parts, o.size = spec.DType, append(append(o.shape[:0], c.rows), spec.Shape...), o.parts[:0], 0
+		for k := range r.parts {
+			p := &r.parts[k]
+			var sizes []byte
+			switch p.state {
+			case partHeld:
+				var err error
+				if o.parts, sizes, err = c.rowsOf(p.request, o, o.parts); err != nil {
+					return err
+				}
+			case partCopied:
+				o.parts, sizes = append(o.parts, p.outputs[i]), p.sizes
+			}
+			if i == 0 && len(sizes) > 0 {
+				if len(r.sizes) > 0 {
+					r.sizes = append(r.sizes, ';')
+				}
+				r.sizes = append(r.sizes, sizes...)
+			}
+		}
+		for _, part := range o.parts {
+			o.size += len(part)
+		}
+	}
+	for k := range r.parts {
+		if p := &r.parts[k]; p.state == partFailed {
+			r.failed = relaywire.AppendFailed(r.failed, k, nameOfEnd(p.err), textOf(p.err))
+		}
+	}
+	return nil
+}
+
+// nameOfEnd is the status that a relay hears of.
+func nameOfEnd(err error) string {
+	var code status.Code
+	switch {
+	case errors.As(err, &code):
+		return code.Name()
+	case errors.Is(err, context.DeadlineExceeded):
+		return status.ErrExpired.Name()
+	}
+	return status.ErrFailed.Name()
+}
+
+// appendParameters writes what the relay is told, if anything.
+func (r *relayed) appendParameters(b []byte) []byte {
+	for _, p := range []struct {
+		key   string
+		value []byte
+	}{{relaywire.Failed, r.failed}, {relaywire.Sizes, r.sizes}} {
+		if len(p.value) == 0 {
+			continue
+		}
+		value := protowire.AppendBytes(protowire.AppendTag(nil, 3, protowire.BytesType), p.value)
+		entry := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), p.key)
+		entry = protowire.AppendBytes(protowire.AppendTag(entry, 2, protowire.BytesType), value)
+		b = protowire.AppendBytes(protowire.AppendTag(b, 4, protowire.BytesType), entry)
+	}
+	return b
+}
+
+// release gives the slots back.
+func (r *relayed) release() {
+	for i := range r.parts {
+		if p := &r.parts[i]; p.state != partNone && p.state != partCopied && p.state != partFailed {
+			_ = p.request.Release()
+			p.state = partNone
+		}
+	}
+}
+
+// reset forgets everything but the memory.
+func (r *relayed) reset() {
+	clear(r.parts)
+	*r = relayed{requests: r.requests[:0], parts: r.parts[:0], failed: r.failed[:0], sizes: r.sizes[:0]}
+}

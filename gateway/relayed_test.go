@@ -1,0 +1,212 @@
+package gateway
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	rpcstatus "google.golang.org/grpc/status"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/relaywire"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// relayedCall sends rows of four bytes each as several requests.
+func relayedCall(requests string, rows ...uint32) *oip.ModelInferRequest {
+	var raw []byte
+	for _, v := range rows {
+		raw = binary.LittleEndian.AppendUint32(raw, v)
+	}
+	return &oip.ModelInferRequest{ModelName: "m",
+		Inputs:           []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "INT32", Shape: []int64{int64(len(rows)), 1}}},
+		RawInputContents: [][]byte{raw},
+		Parameters:       map[string]*oip.InferParameter{relaywire.Requests: {ParameterChoice: &oip.InferParameter_StringParam{StringParam: requests}}},
+	}
+}
+
+// picky fails requests whose first number is odd.
+func picky(ctx context.Context, b *worker.Batch) error {
+	for i := range b.Len() {
+		if v := worker.Row[int32](b.Input(0), b.Request(i).Row)[0]; v%2 != 0 {
+			b.Fail(i, fmt.Errorf("%d is odd", v))
+		}
+	}
+	return echo(ctx, b)
+}
+
+func TestARelaysRequestsRunInOneBatchAndFailAlone(t *testing.T) {
+	m := modelConfig(t, "m", []string{"x:i32[1]"}, []string{"y:i32[1]"})
+	r := newRig(t, nil, m)
+	var batches atomic.Int32
+	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
+		batches.Add(1)
+		return picky(ctx, b)
+	})
+	var trailer metadata.MD
+	rep, err := r.client().ModelInfer(soon(t), relayedCall("1;2@9000000;1;1", 2, 4, 6, 7, 8), grpc.Trailer(&trailer))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := batches.Load(); n != 1 {
+		t.Errorf("%d batches, want 1", n)
+	}
+	want := relayedCall("", 2, 4, 6, 8).RawInputContents
+	if !reflect.DeepEqual(rep.RawOutputContents, want) {
+		t.Errorf("answer %v, want %v", rep.RawOutputContents, want)
+	}
+	failed := rep.Parameters[relaywire.Failed].GetStringParam()
+	if !strings.HasPrefix(failed, "2 Failed ") || !strings.Contains(failed, "7 is odd") || strings.Count(failed, "\n") != 1 {
+		t.Errorf("failed: %q", failed)
+	}
+	load, ok := relaywire.ParseLoad([]byte(strings.Join(trailer.Get(relaywire.LoadTrailer), "")))
+	if !ok || load.Utilization <= 0 || load.Compute <= 0 {
+		t.Errorf("load report %+v, trailer %v", load, trailer)
+	}
+	r.idle()
+}
+
+func TestARelayedMessageLargerThanTheWindowGoesInPieces(t *testing.T) {
+	m := modelConfig(t, "m", []string{"x:i32[1]"}, []string{"y:i32[1]"})
+	m.Policy = policy.New(policy.MaxBatchSize(4), policy.WaitTime(0), policy.Slots(8))
+	r := newRig(t, func(c *Config) { c.Window = 4 }, m)
+	r.worker(m, picky)
+	for range 3 {
+		rep, err := r.client().ModelInfer(soon(t), relayedCall("1;2;1;5;1;4;1", 2, 3, 4, 6, 10, 10, 10, 10, 10, 8, 12, 14, 16, 18, 20))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := relayedCall("", 2, 6, 8, 12, 14, 16, 18, 20).RawInputContents
+		if !reflect.DeepEqual(rep.RawOutputContents, want) {
+			t.Errorf("answer %v, want %v", rep.RawOutputContents, want)
+		}
+		failed := rep.Parameters[relaywire.Failed].GetStringParam()
+		for _, line := range []string{"1 Failed ", "3 TooLarge "} {
+			if !strings.Contains(failed, line) {
+				t.Errorf("failed: %q, want %q", failed, line)
+			}
+		}
+	}
+	r.idle()
+}
+
+func TestARelayedRequestExpiresByItself(t *testing.T) {
+	m := modelConfig(t, "m", []string{"x:i32[1]"}, []string{"y:i32[1]"})
+	r := newRig(t, nil, m)
+	release := make(chan struct{})
+	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
+		<-release
+		return echo(ctx, b)
+	})
+	time.AfterFunc(100*time.Millisecond, func() { close(release) })
+	rep, err := r.client().ModelInfer(soon(t), relayedCall("1;1@10000", 2, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if failed := rep.Parameters[relaywire.Failed].GetStringParam(); !strings.HasPrefix(failed, "1 Expired ") {
+		t.Errorf("failed: %q", failed)
+	}
+	if want := relayedCall("", 2).RawInputContents; !reflect.DeepEqual(rep.RawOutputContents, want) {
+		t.Errorf("answer %v, want %v", rep.RawOutputContents, want)
+	}
+	r.idle()
+}
+
+func TestRelayedRequestsKeepTheirOwnSizes(t *testing.T) {
+	m := modelConfig(t, "m", []string{"x:u8[<=9]"}, []string{"y:u8[<=9]"})
+	r := newRig(t, nil, m)
+	r.worker(m, sameSizeEach)
+	call := &oip.ModelInferRequest{ModelName: "m",
+		Inputs:           []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "UINT8", Shape: []int64{4, 5}}},
+		RawInputContents: [][]byte{[]byte("abcde" + "fg" + "hi" + "jkl")},
+		Parameters:       relayedCall("1x5;2x2;1x3").Parameters,
+	}
+	rep, err := r.client().ModelInfer(soon(t), call)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(rep.RawOutputContents[0]); got != "abcdefghijkl" {
+		t.Errorf("answer %q", got)
+	}
+	if got := rep.Parameters[relaywire.Sizes].GetStringParam(); got != "5;2,2;3" {
+		t.Errorf("sizes %q", got)
+	}
+	var header metadata.MD
+	if _, err := r.client().ModelMetadata(soon(t), &oip.ModelMetadataRequest{Name: "m"}, grpc.Header(&header)); err != nil {
+		t.Fatal(err)
+	}
+	if got := header.Get(relaywire.SignatureHeader); !reflect.DeepEqual(got, []string{"x:u8[<=9] -> y:u8[<=9]"}) {
+		t.Errorf("signature %q", got)
+	}
+}
+
+// sameSizeEach is sameSize with each request's own size.
+func sameSizeEach(ctx context.Context, b *worker.Batch) error {
+	for i := range b.Len() {
+		if err := b.SetOutputDims(i, int(b.Request(i).Dims()[0])); err != nil {
+			return err
+		}
+	}
+	return echo(ctx, b)
+}
+
+func TestARelaysNonsenseIsRefused(t *testing.T) {
+	m := modelConfig(t, "m", []string{"x:i32[1]"}, []string{"y:i32[1]"})
+	r := newRig(t, nil, m)
+	r.worker(m, echo)
+	for text, why := range map[string]string{"1;1": "2 rows", "0": "number of rows", "2;1x7": "semicolon", "3@": "microseconds", "": "number of rows"} {
+		_, err := r.client().ModelInfer(soon(t), relayedCall(text, 1, 2, 3))
+		if rpcstatus.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), why) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	r.idle()
+}
+
+func TestHealthOfAModelIsToldAndFollowsItsWorkers(t *testing.T) {
+	m := modelConfig(t, "m", []string{"x:i32[1]"}, []string{"y:i32[1]"})
+	tokens := filepath.Join(t.TempDir(), "tokens")
+	if err := os.WriteFile(tokens, []byte("somebody 0123456789abcdef\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, func(c *Config) { c.TokenFile = tokens }, m) // probes need none
+	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	watch, err := healthpb.NewHealthClient(conn).Watch(soon(t), &healthpb.HealthCheckRequest{Service: "m"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func(want healthpb.HealthCheckResponse_ServingStatus) {
+		t.Helper()
+		for {
+			rep, err := watch.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if rep.Status == want {
+				return
+			}
+		}
+	}
+	next(healthpb.HealthCheckResponse_NOT_SERVING) // no worker yet
+	leave := r.worker(m, echo)
+	next(healthpb.HealthCheckResponse_SERVING)
+	leave()
+	next(healthpb.HealthCheckResponse_NOT_SERVING)
+}

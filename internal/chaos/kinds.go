@@ -1,0 +1,151 @@
+package chaos
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
+)
+
+// Kinds are the client libraries: what a Go client lives through, those of C
+// and Python must, too. Their roles are in the folder peers.
+var Kinds = []string{"go", "c", "python"}
+
+//go:embed peers/peer.py
+var peerScript []byte
+
+// peerKit is where the programs of the other kinds are: beside this one, as
+// make puts them there.
+type peerKit struct {
+	kinds []string // that can be played here
+	dir   string   // chaos-peer, libringbatch.so and the folder python
+	why   error    // a kind cannot be played
+}
+
+// pythonEnv names the interpreter of the Python client; it needs NumPy.
+const pythonEnv = "RINGBATCH_PYTHON"
+
+func python() string {
+	if p := os.Getenv(pythonEnv); p != "" {
+		return p
+	}
+	return "python3"
+}
+
+var findPeers = sync.OnceValue(func() peerKit {
+	self, err := os.Executable()
+	if err != nil {
+		return peerKit{kinds: Kinds[:1], why: err}
+	}
+	k := peerKit{kinds: Kinds[:1:1], dir: filepath.Dir(self)}
+	if _, err := os.Stat(filepath.Join(k.dir, "chaos-peer")); err != nil {
+		k.why = fmt.Errorf("no C client: %w (make bin/chaos builds it)", err)
+	} else {
+		k.kinds = append(k.kinds, "c")
+	}
+	try := exec.Command(python(), "-c", "import numpy, ringbatch; ringbatch._library.load()")
+	try.Env = append(os.Environ(), k.env()...)
+	if out, err := try.CombinedOutput(); err != nil {
+		k.why = errors.Join(k.why, fmt.Errorf("no Python client: %s: %w (it needs NumPy; $%s names another interpreter): %s", python(), err, pythonEnv, lastLine(out)))
+	} else {
+		k.kinds = append(k.kinds, "python")
+	}
+	return k
+})
+
+func lastLine(out []byte) string {
+	last := ""
+	l := &testbed.Tail{}
+	_, _ = l.Write(out)
+	last = l.String()
+	if i := len(last) - 200; i > 0 {
+		last = last[i:]
+	}
+	return last
+}
+
+func (k *peerKit) env() []string {
+	return []string{"PYTHONPATH=" + filepath.Join(k.dir, "python"), "RINGBATCH_LIBRARY=" + filepath.Join(k.dir, "libringbatch.so"), "PYTHONDONTWRITEBYTECODE=1"}
+}
+
+// kinds are those that this run plays; what is missing is said once.
+func (r *run) kinds() []string {
+	k := findPeers()
+	if k.why != nil {
+		r.notJudged("%v", k.why)
+	}
+	return k.kinds
+}
+
+// peer starts a program of another kind.
+func (r *run) peer(kind string, args ...string) (*testbed.Process, error) {
+	k := findPeers()
+	program := []string{filepath.Join(k.dir, "chaos-peer")}
+	if kind == "python" {
+		script := r.bed.Path("peer.py")
+		if _, err := os.Stat(script); err != nil {
+			if err := os.WriteFile(script, peerScript, 0o644); err != nil {
+				return nil, err
+			}
+		}
+		program = []string{python(), script}
+	}
+	return r.bed.Start(testbed.Spec{Program: append(program, args...), Env: k.env()})
+}
+
+// loadOf starts honest clients of a kind, with deadlines of their own.
+func (h *host) loadOf(kind string, threads int, pause, timeout time.Duration) error {
+	if kind == "go" {
+		return h.load(loadJob{Load: threads, Pause: int(pause.Microseconds()), Timeout: timeout})
+	}
+	return h.addLoad(h.r.peer(kind, "load", h.socket(), theModel.Name, strconv.Itoa(h.r.intn(1<<30)), strconv.Itoa(threads),
+		strconv.Itoa(int(pause.Microseconds())), strconv.Itoa(int(timeout.Milliseconds()))))
+}
+
+// victims are processes that fork clients which die, one at a time.
+type victims struct {
+	r    *run
+	kind string
+	idle chan *testbed.Process
+}
+
+func (r *run) victims(kind string, width int) (*victims, error) {
+	v := &victims{r, kind, make(chan *testbed.Process, width)}
+	for range width {
+		p, err := r.peer(kind, "victims", r.socket(), theModel.Name)
+		if err == nil {
+			err = p.Expect("ready", nil, 20*time.Second)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("victims of kind %s: %w", kind, err)
+		}
+		v.idle <- p
+	}
+	return v, nil
+}
+
+// dies has a client die at a step, and says which it was and when.
+func (v *victims) dies(step string, after int) (pid int, at time.Time, ok bool) {
+	p := <-v.idle
+	defer func() { v.idle <- p }()
+	var died struct {
+		Pid int
+		At  int64
+	}
+	err := p.Send(fmt.Sprintf("%s %d %d", step, after, v.r.intn(1<<30)))
+	if err == nil {
+		err = p.Expect("died", &died, 30*time.Second)
+	}
+	if err != nil || died.At == 0 {
+		v.r.fail("a %s client that should die at %q ended: %v\n%s", v.kind, step, err, p.Log())
+		return 0, at, false
+	}
+	return died.Pid, time.Unix(0, died.At), true
+}

@@ -1,0 +1,391 @@
+"""The way of a request over ctypes: what ``_quick.c`` does, for where it was not built.
+
+A handler of a signal may raise between any two steps here. So whatever the
+library claims it writes into a struct that somebody knows already: the object
+whose destructor gives it back, and :attr:`Client.owed`, for destructors in the
+midst of which a handler raises.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from ctypes import addressof, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+import numpy as np
+
+from . import _structs as c
+from . import errors
+from ._library import FOREVER_NS, SLICE_NS, Process, load, nanoseconds
+from ._views import committed, end_view, parents, released
+
+_FULL = errors.Full.status
+_TIMEOUT = errors.Timeout.status
+
+
+class Scratch:
+    """Room for the arguments of a call."""
+
+    __slots__ = ("call", "call_at", "inputs", "one", "one_at", "outputs", "words")
+
+    def __init__(self, handle: int, inputs: int, outputs: int) -> None:
+        self.inputs = (c_void_p * inputs)()
+        self.outputs = (c_void_p * outputs)()
+        self.call = c.Inference(handle, addressof(self.inputs), addressof(self.outputs), 0, SLICE_NS)
+        self.call_at = addressof(self.call)
+        # For one item of a model with one input and one output: the words of
+        # a struct, as assigning to its fields takes longer.
+        self.words = array.array("Q", bytes(ctypes.sizeof(c.Inference)))
+        self.one = c.Inference.from_buffer(self.words)
+        self.one.client, self.one.slice, self.one.rows = handle, SLICE_NS, 1
+        self.one_at = addressof(self.one)
+
+
+# The words of Inference: where the addresses of inputs and outputs are, and the request.
+_INPUTS, _OUTPUTS, _REQUEST = (field.offset // 8 for field in (c.Inference.inputs, c.Inference.outputs, c.Inference.request))
+
+
+def _data_at() -> int:
+    """Where in an ndarray the address of its elements is; 0 if that is not known.
+
+    It is the first field after the object's head: so says NumPy's C ABI, and
+    so it is tried here. To C such a field is an array of one address, so an
+    ndarray that is the only input can be passed as it is. Asking for the
+    address instead makes objects, and takes longer than the whole call.
+    """
+    if sys.implementation.name != "cpython":
+        return 0  # an id is not an address
+    a = np.zeros(1)
+    offset = object.__basicsize__
+    return offset if c_void_p.from_address(id(a) + offset).value == a.__array_interface__["data"][0] else 0
+
+
+_DATA_AT = _data_at()
+
+
+class Client:
+    """A connection: its handle, and whole requests of single items."""
+
+    handle = 0
+    closed = False
+
+    def __init__(self) -> None:
+        self._lib = load()
+        self._out = c_uint64()
+        #: Claimed, and not given back: by the address of the struct that has its number. See sweep.
+        self.owed: dict[int, tuple[weakref.ref, Any]] = {}
+        self._pool: list[Scratch] = []  # not one for each thread: a signal's handler may call too, in the midst of a call
+
+    def dial(self, model: bytes, socket: bytes | None, name: bytes | None, window: int, timeout_ns: int) -> int:
+        o = c.ConnectOptions(ctypes.sizeof(c.ConnectOptions), window, socket, name, timeout_ns)
+        status = self._lib.rb_connect(model, addressof(o), addressof(self._out))
+        self.handle = self._out.value
+        return status
+
+    def learn(
+        self, names: tuple[dict[str, int], dict[str, int]], fixed: tuple[bool, ...], plain: bool, dtype: Any, shape: tuple[int, ...], y: tuple[Any, ...]
+    ) -> None:
+        self.names, self.fixed, self.plain = names, fixed, plain
+        self.single = dtype is not None and _DATA_AT > 0
+        self._dtype, self._shape, self._y = dtype, shape, y
+
+    def error(self, status: int) -> errors.Error:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if not self.closed:
+            self._lib.rb_close(self._out.value)  # a second time is harmless: the handle is known to be closed
+            self.closed = True
+
+    def __del__(self) -> None:
+        if hasattr(self, "_out") and not self.closed:
+            self.close()
+
+    def sweep(self) -> None:
+        """Gives back what is claimed and nobody has: a handler raised in the midst of giving it back."""
+        for at, (owner, r) in list(self.owed.items()):
+            if owner() is None:
+                self._lib.rb_release(self.handle, r.id)
+                self.owed.pop(at, None)
+
+    def scratch(self) -> Scratch:
+        """A free one; who is done with it appends it to the pool, unless the call failed."""
+        try:
+            return self._pool.pop()
+        except IndexError:
+            return Scratch(self.handle, len(self.names[0]), len(self.names[1]))
+
+    def _fits(self, x: Any) -> bool:
+        return self.single and type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._shape and x.flags.c_contiguous
+
+    def one(self, x: Any) -> np.ndarray | None:
+        """model(x) for one item of a model with one input and one output; None if x is not just that."""
+        if not self._fits(x):
+            return None
+        s = self.scratch()
+        y = np.empty(*self._y)
+        words = s.words
+        words[_INPUTS] = id(x) + _DATA_AT
+        words[_OUTPUTS] = id(y) + _DATA_AT
+        words[_REQUEST] = 0
+        try:
+            status = self._lib.rb_infer_prepared(s.one_at)
+            while status == _FULL or (status == _TIMEOUT and not words[_REQUEST]):  # no slot yet, or not attached yet
+                self.sweep()
+                status = self._lib.rb_infer_prepared(s.one_at)
+            while status == _TIMEOUT:
+                status = self._lib.rb_wait(self.handle, words[_REQUEST], SLICE_NS)
+                if status != _TIMEOUT:
+                    status = self._lib.rb_collect_prepared(s.one_at)
+            if status:
+                raise self.error(status)
+        except BaseException:  # perhaps a signal's handler raised it
+            self._lib.rb_release(self.handle, words[_REQUEST])
+            raise
+        self._pool.append(s)
+        return y
+
+    def submit_one(self, x: np.ndarray, flags: int) -> int | None:
+        """Sends, without waiting for the end: the request's number; 0 if there is no room yet."""
+        if not self._fits(x):
+            return None
+        s = self.scratch()
+        s.words[_INPUTS] = id(x) + _DATA_AT
+        s.one.flags = flags
+        return self.sent(s, s.one, s.one_at)
+
+    def sent(self, s: Scratch, call: c.Inference, at: int) -> int:
+        call.request = request = 0
+        try:
+            status = self._lib.rb_submit_prepared(at)
+            if status == 0:
+                request = call.request
+                self._pool.append(s)
+                return request
+        except BaseException:  # perhaps a signal's handler raised it
+            self._lib.rb_release(self.handle, request or call.request)
+            raise
+        self._pool.append(s)
+        if status in (_FULL, _TIMEOUT):  # no slot yet, or not attached yet
+            self.sweep()
+            return 0
+        raise self.error(status)
+
+    def collect_one(self, request: int) -> np.ndarray:
+        """The output of one that has ended; it is released."""
+        s = self.scratch()
+        y = np.empty(*self._y)
+        s.words[_OUTPUTS] = id(y) + _DATA_AT
+        s.one.request = request
+        status = self._lib.rb_collect_prepared(s.one_at)
+        if status:
+            raise self.error(status)
+        self._pool.append(s)
+        return y
+
+
+class Caller:
+    """A model that is called."""
+
+    _core: Any
+
+    def _call(self, *inputs: Any, **named: Any) -> Any:
+        raise NotImplementedError
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        if len(inputs) == 1 and not named:
+            y = self._core.one(inputs[0])
+            if y is not None:
+                return y
+        return self._call(*inputs, **named)
+
+
+class Columns(Mapping[str, np.ndarray]):
+    """The tensors of one side by name; arrays are made when asked for.
+
+    It refers to its request or batch but is not referred to by it: what is
+    forgotten goes at once, without the help of the garbage collector.
+    """
+
+    __slots__ = ("_made", "_make", "_names")
+
+    def __init__(self, names: Mapping[str, int], make: Callable[[int], np.ndarray], made: dict[str, np.ndarray]) -> None:
+        self._names, self._make, self._made = names, make, made
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        made = self._made.get(name)
+        if made is None:
+            k = self._names.get(name)
+            if k is None:
+                raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(self._names)}")
+            made = self._made[name] = self._make(k)
+        return made
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise TypeError(f"the arrays are where they are: write into them, [{name!r}][...] = value")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Held:
+    """One claimed request and the arrays over it."""
+
+    __slots__ = ("_committed", "_core", "_generation", "_made", "_ok", "_r", "_released", "_single", "rows")
+
+    def __init__(self, core: Client, rows: int = 1, dims: tuple[int, ...] = (), timeout_ns: int = 0, single: bool = True) -> None:
+        self._released = self._committed = self._ok = False
+        self._core, self._single, self.rows = core, single, rows
+        self._generation = Process.generation
+        self._made: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        self._r = r = c.Request()
+        core.owed[addressof(r)] = weakref.ref(self), r
+        sizes = (c_uint32 * len(dims))(*dims)
+        left = timeout_ns or FOREVER_NS
+        deadline = time.monotonic_ns() + left
+        while True:
+            status = core._lib.rb_claim(core.handle, rows, addressof(sizes), len(dims), min(left, SLICE_NS), addressof(r))
+            if status == 0:
+                return
+            left = deadline - time.monotonic_ns()
+            if status not in (_FULL, _TIMEOUT) or left <= 0:
+                raise core.error(status)
+            core.sweep()
+
+    @property
+    def _id(self) -> int:
+        return self._r.id
+
+    @property
+    def _slot(self) -> int:
+        return self._r.slot
+
+    @property
+    def _attachment(self) -> int:
+        return self._r.attachment
+
+    def _fresh(self, k: int) -> Any:
+        raise NotImplementedError
+
+    def _set_priority(self, priority: int) -> None:
+        raise NotImplementedError
+
+    @property
+    def inputs(self) -> Mapping[str, np.ndarray]:
+        """Where to write, by name; until the request is committed."""
+        return Columns(self._core.names[0], self._input, self._made[0])
+
+    @property
+    def outputs(self) -> Mapping[str, np.ndarray]:
+        """Where to read, by name, once the request has ended; a list of arrays where rows differ in size."""
+        return Columns(self._core.names[1], self._output, self._made[1])
+
+    def _input(self, k: int) -> Any:
+        self._check()
+        if self._committed:
+            raise committed()
+        return self._fresh(k)
+
+    def _output(self, k: int) -> Any:
+        self._check()
+        if not self._ok:
+            status = self._core._lib.rb_poll(self._core.handle, self._id)
+            if status:
+                raise self._core.error(status)
+            self._ok = True
+        return self._fresh(k)
+
+    def _check(self) -> None:
+        if self._generation != Process.generation:
+            raise parents()
+        if self._released:
+            raise released()
+
+    def commit_in(self, timeout_ns: int, flags: int) -> None:
+        self._check()
+        status = self._core._lib.rb_commit(self._core.handle, self._id, timeout_ns, flags)
+        if status:
+            raise self._core.error(status)
+        self._committed = True
+        self._end(0, committed)
+
+    def _end(self, side: int, error: Callable[[], errors.Error]) -> None:
+        made = self._made[side]
+        for view in made.values():
+            end_view(view, error)
+        made.clear()
+
+    def wait_in(self, timeout_ns: int) -> None:
+        self._check()
+        core = self._core
+        left = timeout_ns or FOREVER_NS
+        deadline = time.monotonic_ns() + left
+        while True:
+            status = core._lib.rb_wait(core.handle, self._id, min(left, SLICE_NS))
+            if status == 0:
+                self._ok = True
+                return
+            left = deadline - time.monotonic_ns()
+            if status != _TIMEOUT or left <= 0:
+                raise core.error(status)
+
+    def run(self, timeout: float | None = None, *, priority: int | None = None) -> Any:
+        """Commits and waits."""
+        if priority is not None:
+            self._check()
+            self._set_priority(priority)
+        self.commit_in(nanoseconds(timeout), 0)
+        self.wait_in(0)
+        return self
+
+    def release(self) -> None:
+        """Gives the slots back; the views of this request are over."""
+        if not self._released:
+            try:
+                self._detach()
+            finally:  # a signal's handler may raise in the midst of it, or at the start of any function of Python
+                core = self._core
+                core._lib.rb_release(core.handle, self._r.id)
+                core.owed.pop(addressof(self._r), None)
+
+    def _detach(self) -> int:
+        """Ends the views and leaves the request itself to the caller."""
+        self._released = True
+        for side in (0, 1):
+            self._end(side, released)
+        return self._r.id
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_r"):
+            self.release()
+
+
+# -- a worker's batches
+
+
+def next_batch(worker: int, timeout_ns: int) -> tuple[int, int, int, int, int] | int | None:
+    """(address, requests, rows, runs, pad_to), None if none came; a number is the status of an error."""
+    out = ctypes.c_size_t()
+    status = load().rb_worker_next(worker, timeout_ns, addressof(out))
+    if status:
+        return None if status == _TIMEOUT else status
+    b = c.Batch.from_address(out.value)
+    return out.value, b.requests, b.rows, b.runs, b.pad_to
+
+
+def complete_batch(at: int) -> int:
+    return load().rb_batch_complete(at)
