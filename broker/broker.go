@@ -23,8 +23,11 @@ type Broker struct {
 	listener  *listener
 	super     *supervise.Supervisor
 	conns     conns
-	reloading sync.Mutex // one Reload at a time
+	reloading sync.Mutex    // one Reload at a time
+	applied   chan struct{} // closed when the processes are as the last Reload declared them; nil before the first
 	offenders offenders
+	users     *users
+	refusals  refusals
 }
 
 // New checks the configuration, takes the socket and makes the declared
@@ -42,7 +45,13 @@ func New(cfg Config) (_ *Broker, err error) {
 			return nil, err
 		}
 	}
-	b := &Broker{cfg: cfg, log: cfg.Logger, epoch: uint64(time.Now().UnixNano()), started: time.Now()}
+	if err := cfg.Limits.fill(cfg.MaxClients, cfg.shared()); err != nil {
+		return nil, err
+	}
+	if err := checkKernel(); err != nil {
+		return nil, err
+	}
+	b := &Broker{cfg: cfg, log: quietly(cfg.Logger), users: newUsers(cfg.Limits, cfg.MaxClients), epoch: uint64(time.Now().UnixNano()), started: time.Now()}
 	defer func() {
 		if err != nil {
 			for _, l := range b.loops {
@@ -159,21 +168,24 @@ func (b *Broker) declaredWorkers() []supervise.Group {
 	return groups
 }
 
-func (b *Broker) offended(pid int) { b.offenders.add(pid) }
+func (b *Broker) offended(p process) { b.offenders.add(p) }
 
-func (b *Broker) workerCame(pid int, first bool) {
+func (b *Broker) workerCame(pid int, first bool) (spare bool) {
 	b.super.Attached(pid)
 	if first {
 		b.models.changes.note()
 	}
+	return b.super.RoleOf(pid)
 }
 
-func (b *Broker) workerLeft(pid int, withBatch, last bool) {
-	b.super.Left(pid, withBatch)
+func (b *Broker) workerLeft(pid int, withBatch, last bool) (replace bool) {
 	if last {
 		b.models.changes.note()
 	}
+	return b.super.Left(pid, withBatch)
 }
+
+func (b *Broker) promoted(spare, lost int) { b.super.Promoted(spare, lost) }
 
 // release gives everything back: nothing of a broker outlives it. Its loops
 // have ended.
@@ -185,6 +197,7 @@ func (b *Broker) release() {
 		l.releaseRings()
 	}
 	b.conns.close()
+	b.refusals.close()
 	for _, l := range b.loops {
 		l.close()
 	}

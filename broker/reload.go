@@ -1,17 +1,20 @@
 package broker
 
 import (
+	"context"
 	"fmt"
 	"reflect"
 	"slices"
 	"strings"
 
 	"github.com/ringbatch/ringbatch/broker/supervise"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 )
 
 // Reload takes a configuration read anew into force: the policies of known
-// models change, new models appear. Models that it no longer names, sizes and
+// models change, new models appear, worker processes become as declared, one by
+// one and without a gap (that goes on after Reload has returned). Models that it no longer names, sizes and
 // signatures stay as they are; what would take a restart is named in the log.
 // It is taken whole or refused whole.
 func (b *Broker) Reload(cfg Config) (err error) {
@@ -71,9 +74,10 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			b.models.leave(m)
 		})
 		finish = append(finish, func() {
-			if adopted { // workers of known models stay as they run
-				b.super.Add(supervise.Group{Model: mc.Name, Workers: mc.Workers})
+			if adopted {
+				m.undeclare() // it is the configuration's now
 			}
+			b.applyWorkers(supervise.Group{Model: mc.Name, Workers: mc.Workers})
 			b.models.leave(m)
 		})
 	}
@@ -82,11 +86,28 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			stays = append(stays, m.name+" (no longer named)")
 		}
 	}
+	finish = append(finish, func() { b.applyWorkers(supervise.Group{Workers: cfg.Workers}) })
 	if len(stays) > 0 {
 		slices.Sort(stays)
 		b.log.Warn("configuration: these changes take a restart of the broker", "changes", strings.Join(stays, ", "))
 	}
 	return nil
+}
+
+// applyWorkers has processes run as they are declared now, after those of
+// earlier calls. It does not wait. Only Reload calls it.
+func (b *Broker) applyWorkers(g supervise.Group) {
+	before, done := b.applied, make(chan struct{})
+	b.applied = done
+	go func() {
+		defer close(done)
+		if before != nil {
+			<-before
+		}
+		if err := b.super.Apply(context.Background(), g); err != nil && !b.models.drains() {
+			b.log.Error("workers could not be changed as the configuration says; those that ran go on", "model", g.Model, "error", err)
+		}
+	}()
 }
 
 // reloadKnown gives a model that is there its policy anew. It names what the
@@ -99,18 +120,14 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 	if !mc.Signature.Equal(sig) {
 		return nil, nil, fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it", status.ErrSignatureMismatch, mc.Name, sig)
 	}
-	dynamic := b.models.isDynamic(m)
 	live, fixed := mc.Policy.Live()
 	var was ModelConfig
-	if !m.do(func() {
-		was = m.stage.cfg
-		next := was
-		_, before := was.Policy.Live()
-		next.Policy = live.Over(before)
-		if dynamic {
-			next.Workers = mc.Workers
-		}
-		changed, _ := fixed.Differences(&m.stage.settings, sig.Inputs) // Resolve has found no error
+	err = m.change(func(now ModelConfig, settings *policy.Settings) (ModelConfig, error) {
+		was, stays = now, nil
+		_, before := now.Policy.Live()
+		now.Policy = live.Over(before)
+		now.Workers = mc.Workers
+		changed, _ := fixed.Differences(settings, sig.Inputs) // Resolve has found no error
 		for _, d := range changed {
 			stays = append(stays, mc.Name+"."+d.Name)
 		}
@@ -119,19 +136,20 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 				stays = append(stays, mc.Name+"."+name)
 			}
 		}
-		err = m.stage.reconfigure(next)
-	}) {
-		err = status.ErrDraining
+		return now, nil
+	})
+	restore = func() {
+		_ = m.change(func(ModelConfig, *policy.Settings) (ModelConfig, error) { return was, nil })
 	}
-	if !dynamic && !reflect.DeepEqual(mc.Workers, was.Workers) {
-		stays = append(stays, mc.Name+".worker")
-	}
-	return stays, func() { m.do(func() { _ = m.stage.reconfigure(was) }) }, err
+	return stays, restore, err
 }
 
 // restartFor names what a configuration changes besides its models.
 func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 	cfg.fill()
+	if err := cfg.Limits.fill(cfg.MaxClients, cfg.shared()); err != nil {
+		return nil, err
+	}
 	cfg.Workers = slices.Clone(cfg.Workers)
 	for i := range cfg.Workers {
 		if err := cfg.Workers[i].Fill(); err != nil {
@@ -144,12 +162,13 @@ func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 	}{
 		{"socket", cfg.Socket == b.cfg.Socket},
 		{"allow_uids", slices.Equal(cfg.AllowedUIDs, b.cfg.AllowedUIDs)},
+		{"allow", reflect.DeepEqual(cfg.Grants, b.cfg.Grants)},
+		{"limits of users and processes", cfg.Limits == b.cfg.Limits},
 		{"open_folder", cfg.OpenFolder == b.cfg.OpenFolder},
 		{"drain_time", cfg.DrainTime == b.cfg.DrainTime},
 		{"max_clients", cfg.MaxClients == b.cfg.MaxClients},
 		{"loops", cfg.Loops == b.cfg.Loops},
 		{"mps", cfg.MPS == b.cfg.MPS},
-		{"worker", slices.EqualFunc(cfg.Workers, b.cfg.Workers, func(x, y supervise.Worker) bool { return reflect.DeepEqual(x, y) })},
 	} {
 		if !c.same {
 			keys = append(keys, c.key)

@@ -12,7 +12,7 @@ import (
 )
 
 // Version of the messages. A peer of another version is refused.
-const Version = 2
+const Version = 3
 
 // VersionAdvice says what to do about two sides that speak different versions.
 func VersionAdvice(one string, version int, other string, otherVersion int) string {
@@ -27,6 +27,10 @@ func VersionAdvice(one string, version int, other string, otherVersion int) stri
 // then learns that the broker is still there, and asks again.
 const WatchTime = 30 * time.Second
 
+// ChangeTime is how long the broker may take to change processes: each new one
+// has to load its model.
+const ChangeTime = time.Hour
+
 // Op says what a Request asks for.
 type Op string
 
@@ -38,6 +42,10 @@ const (
 	OpSet    Op = "set"    // change a model's policy
 	OpPing   Op = "ping"   // is anybody there
 	OpWatch  Op = "watch"  // wait until the models change
+
+	// These answer when they are done, within ChangeTime.
+	OpRestart Op = "restart" // replace a model's worker processes, one by one
+	OpScale   Op = "scale"   // run another number of them
 )
 
 // Request is what a peer sends.
@@ -53,6 +61,10 @@ type Request struct {
 	// if the broker does not know it yet. OpSet: what to change, whole or not
 	// at all.
 	Policy map[string]string `msgpack:"policy,omitempty"`
+	// OpScale: how many processes.
+	Instances int `msgpack:"instances,omitempty"`
+	// OpSet, OpScale: also keep it for when the broker starts again.
+	Save bool `msgpack:"save,omitempty"`
 	// OpWatch: the value of Reply.Changes that the peer knows.
 	Since uint64 `msgpack:"since,omitempty"`
 }
@@ -82,6 +94,9 @@ type Reply struct {
 	Stats    []byte    `msgpack:"stats,omitempty"`    // JSON, as docs/stats.md
 	Draining bool      `msgpack:"draining,omitempty"` // OpModels: it takes no new requests
 	Changes  uint64    `msgpack:"changes,omitempty"`  // OpModels, OpWatch: grows whenever the models change
+	// More says that the next frame goes on with the lists and bytes of this
+	// one: no reply is too long for a frame.
+	More bool `msgpack:"more,omitempty"`
 }
 
 // Attached describes the segments whose descriptors come with the reply.
@@ -100,6 +115,7 @@ type Attached struct {
 	FirstGen    uint32            `msgpack:"first_gen"` // client: the generation before its first
 	Depth       int               `msgpack:"depth"`     // worker: mails it may hold
 	WorkerID    uint32            `msgpack:"worker_id"`
+	Clock       int64             `msgpack:"clock"`           // the broker's CLOCK_MONOTONIC when it replied: the peer's must be the same clock
 	Policy      map[string]string `msgpack:"policy"`          // a policy.Policy, all keys
 	Notes       []string          `msgpack:"notes,omitempty"` // worker: how the policy differs from what it asked for
 }
