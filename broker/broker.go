@@ -24,6 +24,9 @@ type Broker struct {
 	super     *supervise.Supervisor
 	conns     conns
 	reloading sync.Mutex // one Reload at a time
+	handed    sync.Once
+	handedTo  chan struct{} // closed when another broker has the socket
+	applied   chan struct{} // closed when the processes are as the last Reload declared them; nil before the first
 	offenders offenders
 	users     *users
 	refusals  refusals
@@ -50,7 +53,7 @@ func New(cfg Config) (_ *Broker, err error) {
 	if err := checkKernel(); err != nil {
 		return nil, err
 	}
-	b := &Broker{cfg: cfg, log: quietly(cfg.Logger), users: newUsers(cfg.Limits, cfg.MaxClients), epoch: uint64(time.Now().UnixNano()), started: time.Now()}
+	b := &Broker{cfg: cfg, log: quietly(cfg.Logger), users: newUsers(cfg.Limits, cfg.MaxClients), epoch: uint64(time.Now().UnixNano()), started: time.Now(), handedTo: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			for _, l := range b.loops {
@@ -121,6 +124,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 	b.super.Start(b.cfg.MPS, b.declaredWorkers()...)
 	select {
 	case <-ctx.Done():
+	case <-b.handedTo:
 	case err := <-failed:
 		return err
 	}
@@ -169,19 +173,22 @@ func (b *Broker) declaredWorkers() []supervise.Group {
 
 func (b *Broker) offended(p process) { b.offenders.add(p) }
 
-func (b *Broker) workerCame(pid int, first bool) {
+func (b *Broker) workerCame(pid int, first bool) (spare bool) {
 	b.super.Attached(pid)
 	if first {
 		b.models.changes.note()
 	}
+	return b.super.RoleOf(pid)
 }
 
-func (b *Broker) workerLeft(pid int, withBatch, last bool) {
-	b.super.Left(pid, withBatch)
+func (b *Broker) workerLeft(pid int, withBatch, last bool) (replace bool) {
 	if last {
 		b.models.changes.note()
 	}
+	return b.super.Left(pid, withBatch)
 }
+
+func (b *Broker) promoted(spare, lost int) { b.super.Promoted(spare, lost) }
 
 // release gives everything back: nothing of a broker outlives it. Its loops
 // have ended.
