@@ -3,7 +3,9 @@ package chaos
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -40,12 +42,34 @@ func Names() (names []string) {
 
 // Options choose what is run.
 type Options struct {
-	Seed  uint64
-	Short bool
-	Only  []string // campaigns; none: all
-	Scale float64  // multiplies the number of events
-	Soak  time.Duration
-	Out   string // folder for the soak's files
+	Seed   uint64
+	Short  bool
+	Only   []string // campaigns; none: all
+	Scale  float64  // multiplies the number of events
+	Events int      // of each campaign, instead of its own number; 0: that
+	Width  int      // events at once, in campaigns of many; 0: 3
+	Soak   time.Duration
+	Out    string // folder for the soak's files
+	Report string // file for the results, as JSON
+}
+
+// Result is what a campaign came to.
+type Result struct {
+	Campaign                  string
+	Seed                      uint64
+	Events                    int // that really took place
+	Passed, Failed, NotJudged int
+	Answers                   int            // honest requests that got the right bytes
+	Named                     map[string]int // and those that ended with a named error
+	Spans                     map[string]Span
+	Failures                  []string
+	Seconds                   float64
+}
+
+// Span is how long something took, in milliseconds.
+type Span struct {
+	N             int
+	P50, P99, Max float64
 }
 
 // Run runs campaigns, or the soak, and returns how many checks failed.
@@ -57,18 +81,28 @@ func Run(ctx context.Context, o Options) (failed int, err error) {
 	}
 	var all score
 	start := time.Now()
+	var results []Result
 	if o.Soak > 0 {
-		all, err = soak(ctx, o)
+		all, results, err = soak(ctx, o)
 	} else {
-		all, err = runCampaigns(ctx, o)
+		all, results, err = runCampaigns(ctx, o)
 	}
 	if err == nil && ctx.Err() == nil {
+		if o.Report != "" {
+			text, err := json.Marshal(results)
+			if err != nil {
+				return all.failed, err
+			}
+			if err := os.WriteFile(o.Report, text, 0o644); err != nil {
+				return all.failed, err
+			}
+		}
 		fmt.Printf("chaos: %s in %v (seed %d)\n", all, time.Since(start).Round(time.Second), o.Seed)
 	}
 	return all.failed, err
 }
 
-func runCampaigns(ctx context.Context, o Options) (all score, err error) {
+func runCampaigns(ctx context.Context, o Options) (all score, results []Result, err error) {
 	for _, c := range campaigns {
 		if len(o.Only) > 0 && !slices.Contains(o.Only, c.name) {
 			continue
@@ -77,16 +111,22 @@ func runCampaigns(ctx context.Context, o Options) (all score, err error) {
 		if o.Short {
 			events = c.short
 		}
+		if o.Events > 0 {
+			events = o.Events
+		}
 		r, err := newRun(ctx, c.name, o.Seed, max(1, int(float64(events)*o.Scale)))
 		if err != nil {
-			return all, err
+			return all, results, err
+		}
+		if o.Width > 0 {
+			r.width = o.Width
 		}
 		fmt.Printf("== %s: %s (%d events, seed %d)\n", c.name, c.about, r.events, o.Seed)
 		if err := c.run(r); err != nil {
 			r.fail("campaign: %v", err)
 		}
-		r.close()
+		results = append(results, r.close(o.Seed))
 		all.add(r.score)
 	}
-	return all, nil
+	return all, results, nil
 }

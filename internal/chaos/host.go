@@ -154,6 +154,7 @@ func (h *host) endLoads(allowed ...string) (sum tally) {
 		sum.add(&t)
 	}
 	h.loads = nil
+	r.sum.add(&sum)
 	if sum.Stood > patience {
 		allowed = append(allowed, "Expired")
 	}
