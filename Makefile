@@ -15,7 +15,7 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # What runs under the race detector: everything that shares memory between
 # goroutines. Processes that share mappings are blind to it; the same rules
 # run there on heap-backed segments.
-RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway
+RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway ./relay
 
 .PHONY: build demo test check unit race bindings python interop operate proto fuzz model-check chaos chaos-short soak clean help
 

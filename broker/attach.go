@@ -4,29 +4,34 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"golang.org/x/sys/unix"
 )
 
 // serveSession attaches a client or a worker and stays until it is gone.
-func (b *Broker) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Request) {
-	p := newPeer(c, cred)
-	p.name = req.Name
-	if len(p.name) > tensor.MaxNameBytes {
-		p.name = p.name[:tensor.MaxNameBytes]
+func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Request) {
+	p, err := newPeer(c, cred, b.process)
+	if err != nil {
+		b.refuse(err)
+		return
 	}
+	p.name = req.Name
 	a, err := b.attach(p, req)
 	if err != nil {
 		p.discard()
-		_ = control.Send(c, time.Now().Add(replyTime), b.refusal(err))
+		b.refuse(err)
 		return
 	}
+	a.reply.Attached.Clock = shm.Now()
 	err = control.Send(c, time.Now().Add(replyTime), a.reply, a.fds...)
 	control.CloseFDs(a.fds)
 	why := "it hung up"
@@ -57,7 +62,7 @@ type attachment struct {
 // take it. Only the last step is done on that loop. On an error what p has is
 // still the caller's.
 func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error) {
-	m, err := b.modelFor(req)
+	m, err := b.modelFor(req, p.uid)
 	if err != nil {
 		return nil, err
 	}
@@ -75,11 +80,36 @@ func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error
 	if err != nil {
 		return nil, err
 	}
+	notes, err := m.differences(req)
+	if err != nil {
+		return nil, err
+	}
 	a = &attachment{model: m, reply: b.reply()}
 	if !m.loop.do(func() { err = a.begin(p, req, desc) }) {
 		err = status.ErrDraining
 	}
-	return a, err
+	if err != nil {
+		return nil, err
+	}
+	info := a.reply.Attached
+	info.Policy, info.Notes = m.policy(), notes
+	if len(notes) > 0 {
+		m.ring.log.Warn("worker asked for another policy than the model has", "worker", p.label(), "pid", p.pid, "differences", notes)
+	}
+	return a, nil
+}
+
+// differences are how the model's policy differs from what a worker asks for,
+// a sentence each.
+func (m *model) differences(req *control.Request) (notes []string, err error) {
+	if req.Op != control.OpWorker {
+		return nil, nil
+	}
+	list, err := policy.Policy(req.Policy).Differences(m.stage.inForce.Load(), m.ring.layout.Signature.Inputs)
+	for _, d := range list {
+		notes = append(notes, printable.Text(fmt.Sprintf("%s is %s, this worker asked for %s", d.Name, d.Is, d.Asked), 256))
+	}
+	return notes, err
 }
 
 // begin is the part of attach that runs on the model's loop.
@@ -105,7 +135,7 @@ func (a *attachment) begin(p *peer, req *control.Request, desc batcher.Worker) (
 	info := &control.Attached{
 		Model: a.model.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
 		Slots: r.layout.Slots, MaxBatch: r.layout.MaxBatch, Geometry: r.layout.Geometry,
-		PlanesSize: r.layout.PlanesSize, BoardSize: r.layout.BoardSize, SessionSize: p.seg.Size(), Policy: s.settings.Policy(sig.Inputs),
+		PlanesSize: r.layout.PlanesSize, BoardSize: r.layout.BoardSize, SessionSize: p.seg.Size(),
 	}
 	if req.Op == control.OpClient {
 		c, err := r.attachClient(p, req.Window)
@@ -115,10 +145,6 @@ func (a *attachment) begin(p *peer, req *control.Request, desc batcher.Worker) (
 		info.FirstSlot, info.Window, info.FirstGen = c.first, c.window, c.firstGen()
 		a.left = func(why string) { r.clientLeft(c, why) }
 	} else {
-		differences, err := policy.Policy(req.Policy).Differences(&s.settings, sig.Inputs)
-		if err != nil {
-			return err
-		}
 		if s.settings.Ragged && !asksForRagged(req.Policy) {
 			return fmt.Errorf("%w: %q is ragged: its batches mix sizes, and this worker did not ask for that (ragged)", status.ErrInvalid, a.model.name)
 		}
@@ -127,12 +153,6 @@ func (a *attachment) begin(p *peer, req *control.Request, desc batcher.Worker) (
 			return err
 		}
 		info.Depth, info.WorkerID = w.depth, uint32(w.id)
-		for _, d := range differences {
-			info.Notes = append(info.Notes, fmt.Sprintf("%s is %s, this worker asked for %s", d.Name, d.Is, d.Asked))
-		}
-		if len(info.Notes) > 0 {
-			s.log.Warn("worker asked for another policy than the model has", "worker", w.label(), "pid", w.pid, "differences", info.Notes)
-		}
 		a.left = func(why string) { s.workerLost(w, why) }
 	}
 	a.reply.Attached = info
@@ -153,7 +173,7 @@ func dup(fd int) int {
 
 // modelFor finds the model, or makes it if a worker declares it. It stays
 // until the caller, or the session that it begins, leaves it.
-func (b *Broker) modelFor(req *control.Request) (*model, error) {
+func (b *Broker) modelFor(req *control.Request, uid int) (*model, error) {
 	if req.Op == control.OpClient {
 		if b.models.drains() {
 			return nil, status.ErrDraining
@@ -179,7 +199,7 @@ func (b *Broker) modelFor(req *control.Request) (*model, error) {
 	}
 	if mine {
 		mc := ModelConfig{Name: req.Model, Signature: sig, Policy: req.Policy}
-		if err := b.make(m, mc); err != nil {
+		if err := b.declare(m, mc, uid); err != nil {
 			b.models.abandon(m)
 			return nil, err
 		}
@@ -191,6 +211,26 @@ func (b *Broker) modelFor(req *control.Request) (*model, error) {
 		return nil, fmt.Errorf("%w: %q is %s, the worker serves %s", status.ErrSignatureMismatch, req.Model, want, &sig)
 	}
 	return m, nil
+}
+
+// declare makes a reserved model that a worker of this user declares.
+func (b *Broker) declare(m *model, mc ModelConfig, uid int) error {
+	_, layout, err := mc.Resolve()
+	if err != nil {
+		return err
+	}
+	if err := checkRing(mc.Name, layout); err != nil {
+		return err
+	}
+	if err := b.users.declare(uid, layout.Slots, layout.PlanesSize); err != nil {
+		return fmt.Errorf("model %q: %w", mc.Name, err)
+	}
+	m.undeclare = sync.OnceFunc(func() { b.users.undeclare(uid, layout.Slots, layout.PlanesSize) })
+	if err := b.make(m, mc); err != nil {
+		m.undeclare()
+		return err
+	}
+	return nil
 }
 
 // asksForRagged reads one key of a policy that may be wrong otherwise.

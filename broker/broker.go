@@ -25,6 +25,8 @@ type Broker struct {
 	conns     conns
 	reloading sync.Mutex // one Reload at a time
 	offenders offenders
+	users     *users
+	refusals  refusals
 }
 
 // New checks the configuration, takes the socket and makes the declared
@@ -42,7 +44,13 @@ func New(cfg Config) (_ *Broker, err error) {
 			return nil, err
 		}
 	}
-	b := &Broker{cfg: cfg, log: cfg.Logger, epoch: uint64(time.Now().UnixNano()), started: time.Now()}
+	if err := cfg.Limits.fill(cfg.MaxClients, cfg.shared()); err != nil {
+		return nil, err
+	}
+	if err := checkKernel(); err != nil {
+		return nil, err
+	}
+	b := &Broker{cfg: cfg, log: quietly(cfg.Logger), users: newUsers(cfg.Limits, cfg.MaxClients), epoch: uint64(time.Now().UnixNano()), started: time.Now()}
 	defer func() {
 		if err != nil {
 			for _, l := range b.loops {
@@ -159,7 +167,7 @@ func (b *Broker) declaredWorkers() []supervise.Group {
 	return groups
 }
 
-func (b *Broker) offended(pid int) { b.offenders.add(pid) }
+func (b *Broker) offended(p process) { b.offenders.add(p) }
 
 func (b *Broker) workerCame(pid int, first bool) {
 	b.super.Attached(pid)
@@ -185,6 +193,7 @@ func (b *Broker) release() {
 		l.releaseRings()
 	}
 	b.conns.close()
+	b.refusals.close()
 	for _, l := range b.loops {
 		l.close()
 	}

@@ -99,7 +99,7 @@ func (s *stage) drainDone(w *workerSession) {
 	case err != nil:
 		s.log.Warn("worker disconnected: it broke the protocol", "worker", w.label(), "pid", w.pid, "reason", err)
 		s.stats.offenders++
-		s.loop.outside.offended(w.pid)
+		s.loop.outside.offended(w.process)
 		w.broken = true
 		s.evict(w, "it broke the protocol")
 	case (w.quarantined || w.verdict > 0) && !w.dying && len(w.mails) == 0:

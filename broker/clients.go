@@ -40,10 +40,11 @@ func (r *ring) openClient(p *peer, window int) error {
 // attachClient leases a window to a client whose session is open. On an error
 // the session is still the caller's.
 func (r *ring) attachClient(p *peer, window int) (*clientSession, error) {
-	first, window, err := r.leaseWindow(window)
+	first, window, err := r.leaseWindow(p.uid, window)
 	if err != nil {
 		return nil, err
 	}
+	r.leased[p.uid] += window
 	c := &clientSession{peer: p, ring: r, first: first, window: window, last: first}
 	c.commits = shm.NewConsumer(shm.CommitRing(p.seg, window))
 	// All slots of the window start from one generation, later than any that
@@ -59,7 +60,7 @@ func (r *ring) attachClient(p *peer, window int) (*clientSession, error) {
 		r.board.Reset(s, gen)
 	}
 	if err := p.watch(r.loop, func() { r.readCommits(c) }, func() { r.clientLeft(c, "its process ended") }); err != nil {
-		r.windows.giveBack(first, window)
+		r.takeBack(c)
 		return nil, err
 	}
 	r.clients[c] = struct{}{}
@@ -77,12 +78,17 @@ const (
 	windowShare   = 8
 )
 
-// leaseWindow finds consecutive free slots: as many as were asked for, or, for
-// 0, as many as fit.
-func (r *ring) leaseWindow(asked int) (first uint32, window int, err error) {
+// leaseWindow finds consecutive free slots for a user: as many as were asked
+// for, or, for 0, as many as fit.
+func (r *ring) leaseWindow(uid, asked int) (first uint32, window int, err error) {
 	window = asked
+	has, most := r.leased[uid], r.limits.share(r.layout.Slots)
 	if asked == 0 {
-		window = min(max(r.windows.free/windowShare, 1), defaultWindow)
+		window = min(max(min(r.windows.free, most-has)/windowShare, 1), defaultWindow)
+	}
+	if has+window > most && most < r.layout.Slots {
+		return 0, 0, fmt.Errorf("%w: uid %d has %d of %d slots, and %d more are wanted; one user may have %d (user_share is %d %%)",
+			status.ErrQuota, uid, has, r.layout.Slots, window, most, r.limits.UserShare)
 	}
 	for ; ; window /= 2 {
 		if first, ok := r.windows.lease(window); ok {
@@ -133,7 +139,7 @@ func (r *ring) readCommits(c *clientSession) {
 		if err != nil {
 			r.log.Warn("client disconnected: it broke the protocol", "client", c.label(), "pid", c.pid, "reason", err)
 			r.stage.stats.offenders++
-			r.loop.outside.offended(c.pid)
+			r.loop.outside.offended(c.process)
 			r.clientLeft(c, err.Error())
 			return
 		}
@@ -225,7 +231,15 @@ func (r *ring) clientLeft(c *clientSession, why string) {
 }
 
 func (r *ring) returnWindow(c *clientSession) {
-	r.windows.giveBack(c.first, c.window)
+	r.takeBack(c)
 	r.log.Debug("window returned", "client", c.label(), "pid", c.pid, "window", c.window)
 	r.vacated()
+}
+
+// takeBack frees a client's window.
+func (r *ring) takeBack(c *clientSession) {
+	r.windows.giveBack(c.first, c.window)
+	if r.leased[c.uid] -= c.window; r.leased[c.uid] == 0 {
+		delete(r.leased, c.uid)
+	}
 }

@@ -17,7 +17,9 @@ import (
 // socket, for this user only, whose models are declared by their workers.
 type Config struct {
 	Socket      string        // default: $RINGBATCH_SOCKET, or broker.sock in the runtime folder of the user
-	AllowedUIDs []int         // who else may connect; this user always may
+	AllowedUIDs []int         // who else may connect, and infer
+	Grants      []Grant       // who else may do what; this user may do everything
+	Limits      Limits        // how much of the broker one user or process may have
 	OpenFolder  bool          // accept a socket folder that others may enter
 	DrainTime   time.Duration // how long Serve lets accepted requests finish; default 30 s, negative: not at all
 	MaxClients  int           // connections at once; default 4096

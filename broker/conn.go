@@ -9,9 +9,14 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/printable"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // Limits of the control plane.
@@ -42,15 +47,48 @@ func (b *Broker) accept() {
 			b.listener.refillReserve()
 			continue
 		}
-		if !b.conns.add(c) {
-			_ = c.Close()
+		if !b.receive(c) {
 			return
 		}
-		go func() {
-			defer b.conns.remove(c)
-			b.converse(c)
-		}()
 	}
+}
+
+// receive decides about a new connection: it is refused here, or gets a
+// goroutine of its own. False if the broker has ended. Who is refused costs
+// little: no goroutine, and after the first few not even an answer.
+func (b *Broker) receive(c *net.UnixConn) bool {
+	refuse := func(uid uint32, err error) bool {
+		b.refusals.turnAway(c, uid, func() *control.Reply { return b.refusal(err) })
+		return true
+	}
+	cred, err := peerCred(c)
+	if err != nil {
+		b.log.Warn("connection refused", "error", err)
+		_ = c.Close()
+		return true
+	}
+	may := b.permissions(c, cred)
+	if may == 0 {
+		b.log.Warn("connection refused: uid not allowed", "uid", cred.Uid, "pid", cred.Pid)
+		return refuse(cred.Uid, fmt.Errorf("%w: uid %d is not on its list; the broker lets it in with --allow %d=infer, or [[allow]] in its configuration", status.ErrForbidden, cred.Uid, cred.Uid))
+	}
+	m, err := b.users.enter(int(cred.Uid), processOf(c, cred), may)
+	if err != nil {
+		b.log.Warn("connection refused: too many", "uid", cred.Uid, "pid", cred.Pid, "reason", err)
+		return refuse(cred.Uid, err)
+	}
+	if !b.conns.add(c) {
+		m.leave()
+		_ = c.Close()
+		return false
+	}
+	go func() {
+		defer b.conns.remove(c)
+		defer m.leave()
+		defer c.Close()
+		(&conversation{b, c, cred, may, m}).hold()
+	}()
+	return true
 }
 
 // conns are the open connections, so that none outlives the broker.
@@ -82,12 +120,6 @@ func (s *conns) remove(c *net.UnixConn) {
 	s.ended.Done()
 }
 
-func (s *conns) count() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.open)
-}
-
 // close hangs up on everybody and waits until the last goroutine has ended.
 func (s *conns) close() {
 	s.mu.Lock()
@@ -99,59 +131,113 @@ func (s *conns) close() {
 	s.ended.Wait()
 }
 
-// converse serves one connection: calls, or one attachment that lasts until
-// the peer hangs up.
-func (b *Broker) converse(c *net.UnixConn) {
-	defer c.Close()
-	refuse := func(err error) { _ = control.Send(c, time.Now().Add(replyTime), b.refusal(err)) }
-	cred, err := peerCred(c)
-	if err != nil {
-		b.log.Warn("connection refused", "error", err)
-		return
-	}
-	if !b.allowed(int(cred.Uid)) {
-		b.log.Warn("connection refused: uid not allowed", "uid", cred.Uid, "pid", cred.Pid)
-		refuse(fmt.Errorf("%w: uid %d is not on its list", status.ErrForbidden, cred.Uid))
-		return
-	}
-	if n := b.conns.count(); n > b.cfg.MaxClients {
-		b.log.Warn("connection refused: too many", "pid", cred.Pid, "connections", n)
-		refuse(fmt.Errorf("%w: max_clients is %d", status.ErrTooManyConnections, b.cfg.MaxClients))
-		return
-	}
+// conversation is one connection of a user who may have it.
+type conversation struct {
+	*Broker
+	conn *net.UnixConn
+	cred *unix.Ucred
+	may  Permissions
+	*member
+}
+
+// hold serves the connection: calls, or one attachment that lasts until the
+// peer hangs up.
+func (c *conversation) hold() {
 	for {
 		var req control.Request
-		fds, err := control.Receive(c, time.Now().Add(helloTime), &req)
-		control.CloseFDs(fds) // nobody sends us any
-		if err != nil {
-			if errors.Is(err, control.ErrFrame) || errors.Is(err, os.ErrDeadlineExceeded) {
-				b.log.Warn("connection dropped", "pid", cred.Pid, "reason", err)
-			}
-			if errors.Is(err, control.ErrFrame) {
-				refuse(fmt.Errorf("%w: %w", status.ErrProtocol, err))
-			}
+		err := control.ReceiveRequest(c.conn, time.Now().Add(helloTime), c.member, &req)
+		switch {
+		case errors.Is(err, control.ErrNoRoom):
+			c.log.Warn("connection dropped", "uid", c.cred.Uid, "pid", c.cred.Pid, "reason", err)
+			c.refuse(fmt.Errorf("%w: %w; try again", status.ErrQuota, err))
+			return
+		case errors.Is(err, control.ErrFrame):
+			c.log.Warn("connection dropped", "uid", c.cred.Uid, "pid", c.cred.Pid, "reason", err)
+			c.refuse(fmt.Errorf("%w: %w", status.ErrProtocol, err))
+			return
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			c.log.Warn("connection dropped", "uid", c.cred.Uid, "pid", c.cred.Pid, "reason", err)
+			return
+		case err != nil:
+			return
+		case req.Version != control.Version:
+			c.refuse(fmt.Errorf("%w: %s", status.ErrVersion, control.VersionAdvice("the broker", control.Version, "this program", req.Version)))
 			return
 		}
-		if req.Version != control.Version {
-			refuse(fmt.Errorf("%w: %s", status.ErrVersion, control.VersionAdvice("the broker", control.Version, "this program", req.Version)))
+		if err := checkTexts(&req); err != nil {
+			c.refuse(err)
+			return
+		}
+		if err := permit(c.cred.Uid, c.may, req.Op); err != nil {
+			c.log.Warn("request refused: not permitted", "uid", c.cred.Uid, "pid", c.cred.Pid, "operation", req.Op, "has", c.may)
+			if !c.refuse(err) {
+				return
+			}
+			continue
+		}
+		if lasts := req.Op == control.OpClient || req.Op == control.OpWorker || req.Op == control.OpWatch; lasts && c.calls != nil {
+			c.refuse(c.calls)
 			return
 		}
 		switch req.Op {
 		case control.OpClient, control.OpWorker:
-			time.Sleep(b.offenders.pause(int(cred.Pid)))
-			b.serveSession(c, cred, &req)
+			time.Sleep(c.offenders.pause(c.process))
+			c.serveSession(c.conn, c.cred, &req)
 			return
 		case control.OpWatch:
-			if !b.watch(c, req.Since) {
+			if !c.watch(c.conn, req.Since) {
 				return
 			}
 		default:
-			rep := b.answer(&req)
-			if control.Send(c, time.Now().Add(replyTime), rep) != nil {
+			if !c.send(c.answer(&req)) {
 				return
 			}
 		}
 	}
+}
+
+// send sends a reply. A long one takes its room, so that peers which do not
+// take their answers cost the broker no more than that.
+func (c *conversation) send(rep *control.Reply) bool {
+	if bytes := rep.Bytes(); bytes > 4<<10 {
+		if !c.Take(bytes) {
+			return c.refuse(fmt.Errorf("%w: too many long replies to this user are under way; take them, then ask again", status.ErrQuota))
+		}
+		defer c.Give(bytes)
+	}
+	return control.SendReply(c.conn, time.Now().Add(replyTime), rep) == nil
+}
+
+func (c *conversation) refuse(err error) bool {
+	return control.Send(c.conn, time.Now().Add(replyTime), c.refusal(err)) == nil
+}
+
+// maxTextBytes bounds what a peer calls itself and its device, wherever it is
+// shown.
+const maxTextBytes = tensor.MaxNameBytes
+
+// A policy's text: the longest list that it may have fits.
+const (
+	maxKeyBytes   = 2 * tensor.MaxNameBytes
+	maxValueBytes = 11 * policy.MaxBuckets
+)
+
+// checkTexts refuses names that are no names, and cuts and escapes the texts
+// that are only shown: they may end in a terminal.
+func checkTexts(req *control.Request) error {
+	if len(req.Model) > tensor.MaxNameBytes {
+		return fmt.Errorf("%w: a model's name of %d bytes, at most %d", status.ErrInvalid, len(req.Model), tensor.MaxNameBytes)
+	}
+	for key, value := range req.Policy {
+		if len(key) > maxKeyBytes || len(value) > maxValueBytes {
+			return fmt.Errorf("%w: the policy's %s has %d bytes, a key has at most %d and its value %d", status.ErrInvalid, printable.Text(key, maxTextBytes), len(key)+len(value), maxKeyBytes, maxValueBytes)
+		}
+	}
+	req.Name = printable.Text(req.Name, maxTextBytes)
+	if req.Worker != nil {
+		req.Worker.GPU = printable.Text(req.Worker.GPU, maxTextBytes)
+	}
+	return nil
 }
 
 func (b *Broker) reply() *control.Reply {
@@ -163,9 +249,13 @@ func (b *Broker) refusal(err error) *control.Reply {
 	rep := b.reply()
 	code := status.ErrInvalid
 	_ = errors.As(err, &code)
-	rep.Code, rep.Message = uint8(code), err.Error()
+	rep.Code, rep.Message = uint8(code), printable.Text(err.Error(), maxMessageBytes)
 	return rep
 }
+
+// maxMessageBytes is enough for every error of ours; what a peer sent may be
+// quoted in it, and is longer.
+const maxMessageBytes = 2 << 10
 
 // answer serves the calls that are not attachments.
 func (b *Broker) answer(req *control.Request) *control.Reply {

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -163,8 +162,4 @@ func peerCred(c *net.UnixConn) (cred *unix.Ucred, err error) {
 		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	})
 	return cred, errors.Join(cerr, err)
-}
-
-func (b *Broker) allowed(uid int) bool {
-	return uid == os.Getuid() || slices.Contains(b.cfg.AllowedUIDs, uid)
 }

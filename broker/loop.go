@@ -61,7 +61,7 @@ type loop struct {
 
 // outside is whom a loop tells of its peers. Nothing of it waits for a loop.
 type outside interface {
-	offended(pid int)                         // a peer broke the protocol
+	offended(process)                         // a peer broke the protocol
 	workerCame(pid int, first bool)           // first: its model had none before
 	workerLeft(pid int, withBatch, last bool) // withBatch: one that it had begun
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -15,6 +16,8 @@ type model struct {
 	loop  *loop
 	ring  *ring
 	stage *stage
+
+	undeclare func() // no longer counts for the user whose worker declared it
 
 	// Under the registry's lock:
 	made    chan struct{} // closed when it is no longer being made; see registry
@@ -36,6 +39,7 @@ func (m *model) build(b *Broker, cfg ModelConfig) error {
 	if err != nil {
 		return err
 	}
+	r.limits = b.cfg.Limits
 	r.vacated = func() { b.models.leave(m) }
 	r.stage = newStage(r, cfg, settings, bat)
 	m.ring, m.stage = r, r.stage
@@ -57,11 +61,14 @@ func (m *model) do(f func()) bool {
 	}) && there
 }
 
-// line is the model as OpModels lists it.
+// policy is the model's in force, as text. It is written away from the loop:
+// lists may be long.
+func (m *model) policy() policy.Policy {
+	return m.stage.inForce.Load().Policy(m.ring.layout.Signature.Inputs)
+}
+
+// line is the model as OpModels lists it, but for who is attached.
 func (m *model) line() control.Model {
 	sig := &m.ring.layout.Signature
-	return control.Model{
-		Name: m.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
-		Policy: m.stage.settings.Policy(sig.Inputs), Workers: m.stage.present, Clients: len(m.ring.clients),
-	}
+	return control.Model{Name: m.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs), Policy: m.policy()}
 }

@@ -10,7 +10,7 @@ import (
 // does not keep the broker from its work.
 type offenders struct {
 	mu   sync.Mutex
-	last map[int]time.Time // by pid
+	last map[process]time.Time
 }
 
 const (
@@ -18,26 +18,29 @@ const (
 	offenderPause  = 100 * time.Millisecond
 )
 
-func (o *offenders) add(pid int) {
+func (o *offenders) add(p process) {
+	if p == (process{}) { // one of many that look alike: the others did nothing
+		return
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := time.Now()
-	for p, t := range o.last {
+	for q, t := range o.last {
 		if now.Sub(t) > offenderMemory {
-			delete(o.last, p)
+			delete(o.last, q)
 		}
 	}
 	if o.last == nil {
-		o.last = map[int]time.Time{}
+		o.last = map[process]time.Time{}
 	}
-	o.last[pid] = now
+	o.last[p] = now
 }
 
 // pause is how long a process has to wait before it is attached.
-func (o *offenders) pause(pid int) time.Duration {
+func (o *offenders) pause(p process) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if t, ok := o.last[pid]; ok && time.Since(t) <= offenderMemory {
+	if t, ok := o.last[p]; ok && time.Since(t) <= offenderMemory {
 		return offenderPause
 	}
 	return 0

@@ -15,9 +15,10 @@ import (
 // peer is what clients and workers have in common: a process at the other end
 // of a connection, and a session segment shared with it.
 type peer struct {
-	conn  *net.UnixConn
-	pid   int
-	uid   int
+	conn *net.UnixConn
+	pid  int // 0 if it is in a PID namespace that ours is no parent of
+	uid  int
+	process
 	name  string
 	since time.Time
 
@@ -28,27 +29,18 @@ type peer struct {
 	watches  [2]int32 // doorbell, pidfd
 }
 
-// soPeerPidfd is SO_PEERPIDFD (Linux 6.5): the peer's pidfd without a race.
-const soPeerPidfd = 77
-
-func newPeer(conn *net.UnixConn, cred *unix.Ucred) *peer {
-	p := &peer{conn: conn, pid: int(cred.Pid), uid: int(cred.Uid), since: time.Now(), pidfd: -1, doorbell: -1, theirs: -1, watches: [2]int32{-1, -1}}
-	if raw, err := conn.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) {
-			if v, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, soPeerPidfd); err == nil {
-				p.pidfd = v
-			}
-		})
+// newPeer takes the process at the other end under watch. Without a pidfd its
+// death could go unnoticed while a child of it keeps the connection.
+func newPeer(conn *net.UnixConn, cred *unix.Ucred, who process) (*peer, error) {
+	p := &peer{conn: conn, pid: int(cred.Pid), uid: int(cred.Uid), process: who, since: time.Now(), pidfd: -1, doorbell: -1, theirs: -1, watches: [2]int32{-1, -1}}
+	fd, err := peerPidfd(conn, p.pid)
+	if shm.OutOfDescriptors(err) {
+		err = errDescriptors
 	}
-	if p.pidfd < 0 && p.pid > 0 {
-		if fd, err := unix.PidfdOpen(p.pid, 0); err == nil {
-			p.pidfd = fd
-		}
+	if err == nil {
+		p.pidfd = fd
 	}
-	if p.pidfd >= 0 {
-		unix.CloseOnExec(p.pidfd)
-	}
-	return p
+	return p, err
 }
 
 func (p *peer) label() string {

@@ -3,6 +3,7 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"sync"
 	"time"
@@ -23,6 +24,7 @@ type poller struct {
 	events  [128]unix.EpollEvent
 	parker  shm.Parker
 	spin    shm.Spin
+	coarse  bool // epoll_pwait2 is refused
 	yields  bool // never sleeps past the Go scheduler; see shm.Parker
 
 	mu     sync.Mutex
@@ -127,12 +129,12 @@ func (p *poller) wait(until, spinUntil int64, woke func()) (err error) {
 	n := 0
 	if spinUntil > 0 {
 		p.spin.Until(func() bool {
-			n, err = epollPwait2(p.epfd, p.events[:], 0, true)
+			n, err = p.epoll(0, true)
 			return n > 0 || err != nil // an error comes again below, if it is one
 		}, min(until, spinUntil))
 	}
 	if n <= 0 {
-		n, err = p.epollWait(p.events[:], until)
+		n, err = p.epollWait(until)
 	}
 	if err != nil {
 		return err
@@ -151,28 +153,39 @@ func (p *poller) wait(until, spinUntil int64, woke func()) (err error) {
 
 const never = int64(1<<63 - 1)
 
-// epollWait is epoll_pwait2: epoll's own wait rounds to milliseconds, which
-// is longer than some wait times.
-func (p *poller) epollWait(events []unix.EpollEvent, until int64) (n int, err error) {
+// epollWait parks until something happens or the time has come.
+func (p *poller) epollWait(until int64) (n int, err error) {
 	d := time.Duration(math.MaxInt64)
 	if until != never {
 		d = time.Duration(max(0, until-shm.Now()))
 	}
 	if p.yields {
-		n, err = epollPwait2(p.epfd, events, d, false)
+		n, err = p.epoll(d, false)
 	} else {
-		p.parker.Sleep(d, func(raw bool, d time.Duration) { n, err = epollPwait2(p.epfd, events, d, raw) })
+		p.parker.Sleep(d, func(raw bool, d time.Duration) { n, err = p.epoll(d, raw) })
 	}
-	switch {
-	case errors.Is(err, unix.EINTR):
+	if errors.Is(err, unix.EINTR) {
 		return 0, nil
-	case errors.Is(err, unix.ENOSYS): // kernels before 5.11
-		return epollWaitMillis(p.epfd, events, until)
 	}
 	return n, err
 }
 
-// epollPwait2 waits for at most d; raw as in shm.Parker.
+// epoll waits for at most d; raw as in shm.Parker. It is epoll_pwait2, since
+// epoll's own wait rounds to milliseconds, which is longer than some wait times;
+// the older call where the kernel (before 5.11) or a seccomp filter refuses the
+// newer one.
+func (p *poller) epoll(d time.Duration, raw bool) (int, error) {
+	if !p.coarse {
+		n, err := epollPwait2(p.epfd, p.events[:], d, raw)
+		if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
+			return n, err
+		}
+		p.coarse = true
+		slog.Warn("the kernel refuses epoll_pwait2: wait times are rounded up to milliseconds; it needs Linux 5.11, and in a container a seccomp profile that allows it", "error", err)
+	}
+	return epollPwait(p.epfd, p.events[:], d, raw)
+}
+
 func epollPwait2(epfd int, events []unix.EpollEvent, d time.Duration, raw bool) (int, error) {
 	var ts *unix.Timespec
 	if d != math.MaxInt64 {
@@ -192,14 +205,20 @@ func epollPwait2(epfd int, events []unix.EpollEvent, d time.Duration, raw bool) 
 	return int(n), nil
 }
 
-func epollWaitMillis(epfd int, events []unix.EpollEvent, until int64) (int, error) {
+func epollPwait(epfd int, events []unix.EpollEvent, d time.Duration, raw bool) (int, error) {
 	ms := -1
-	if until != never {
-		ms = int((max(0, until-shm.Now()) + 999_999) / 1_000_000)
+	if d != math.MaxInt64 {
+		ms = int(min((int64(d)+999_999)/1_000_000, math.MaxInt32))
 	}
-	n, err := unix.EpollWait(epfd, events, ms)
-	if errors.Is(err, unix.EINTR) {
-		return 0, nil
+	var n uintptr
+	var e unix.Errno
+	if raw {
+		n, _, e = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0)
+	} else {
+		n, _, e = unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0)
 	}
-	return n, err
+	if e != 0 {
+		return 0, fmt.Errorf("epoll_pwait: %w", e)
+	}
+	return int(n), nil
 }

@@ -99,9 +99,12 @@ func isStopped(pid int) bool {
 // listModels is what OpModels answers.
 func (b *Broker) listModels() (list []control.Model) {
 	for _, m := range b.models.list() {
-		var line control.Model
+		line := m.line()
 		var workers []fitness
-		if m.do(func() { line, workers = m.line(), m.stage.fitWorkers() }) {
+		if m.do(func() {
+			line.Workers, line.Clients = m.stage.present, len(m.ring.clients)
+			workers = m.stage.fitWorkers()
+		}) {
 			line.ReadyWorkers, line.NotReady = judge(workers)
 			list = append(list, line)
 		}

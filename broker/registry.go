@@ -59,7 +59,7 @@ func (g *registry) reserve(name string) (m *model, mine bool, err error) {
 	if g.draining {
 		return nil, false, status.ErrDraining
 	}
-	m = &model{name: name, made: make(chan struct{})}
+	m = &model{name: name, made: make(chan struct{}), undeclare: func() {}}
 	g.models[name] = m
 	return m, true, nil
 }
@@ -138,6 +138,7 @@ func (g *registry) leave(m *model) {
 		g.changes.note()
 		m.loop.post(func() {
 			m.loop.forget(m.ring)
+			m.undeclare()
 			m.ring.log.Info("model forgotten: its last worker and client left")
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/ringbatch/ringbatch/broker/supervise"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -72,6 +73,7 @@ func (b *Broker) Reload(cfg Config) (err error) {
 		})
 		finish = append(finish, func() {
 			if adopted { // workers of known models stay as they run
+				m.undeclare() // it is the configuration's now
 				b.super.Add(supervise.Group{Model: mc.Name, Workers: mc.Workers})
 			}
 			b.models.leave(m)
@@ -102,15 +104,14 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 	dynamic := b.models.isDynamic(m)
 	live, fixed := mc.Policy.Live()
 	var was ModelConfig
-	if !m.do(func() {
-		was = m.stage.cfg
-		next := was
-		_, before := was.Policy.Live()
-		next.Policy = live.Over(before)
+	err = m.change(func(now ModelConfig, settings *policy.Settings) (ModelConfig, error) {
+		was, stays = now, nil
+		_, before := now.Policy.Live()
+		now.Policy = live.Over(before)
 		if dynamic {
-			next.Workers = mc.Workers
+			now.Workers = mc.Workers
 		}
-		changed, _ := fixed.Differences(&m.stage.settings, sig.Inputs) // Resolve has found no error
+		changed, _ := fixed.Differences(settings, sig.Inputs) // Resolve has found no error
 		for _, d := range changed {
 			stays = append(stays, mc.Name+"."+d.Name)
 		}
@@ -119,19 +120,23 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 				stays = append(stays, mc.Name+"."+name)
 			}
 		}
-		err = m.stage.reconfigure(next)
-	}) {
-		err = status.ErrDraining
-	}
+		return now, nil
+	})
 	if !dynamic && !reflect.DeepEqual(mc.Workers, was.Workers) {
 		stays = append(stays, mc.Name+".worker")
 	}
-	return stays, func() { m.do(func() { _ = m.stage.reconfigure(was) }) }, err
+	restore = func() {
+		_ = m.change(func(ModelConfig, *policy.Settings) (ModelConfig, error) { return was, nil })
+	}
+	return stays, restore, err
 }
 
 // restartFor names what a configuration changes besides its models.
 func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 	cfg.fill()
+	if err := cfg.Limits.fill(cfg.MaxClients, cfg.shared()); err != nil {
+		return nil, err
+	}
 	cfg.Workers = slices.Clone(cfg.Workers)
 	for i := range cfg.Workers {
 		if err := cfg.Workers[i].Fill(); err != nil {
@@ -144,6 +149,8 @@ func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 	}{
 		{"socket", cfg.Socket == b.cfg.Socket},
 		{"allow_uids", slices.Equal(cfg.AllowedUIDs, b.cfg.AllowedUIDs)},
+		{"allow", reflect.DeepEqual(cfg.Grants, b.cfg.Grants)},
+		{"limits of users and processes", cfg.Limits == b.cfg.Limits},
 		{"open_folder", cfg.OpenFolder == b.cfg.OpenFolder},
 		{"drain_time", cfg.DrainTime == b.cfg.DrainTime},
 		{"max_clients", cfg.MaxClients == b.cfg.MaxClients},

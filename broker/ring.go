@@ -26,6 +26,8 @@ type ring struct {
 
 	slots   []slotInfo
 	windows windows
+	leased  map[int]int // slots, by user
+	limits  Limits
 	clients map[*clientSession]struct{}
 	held    int    // requests that ended while a worker had them
 	rows    [4]int // slots, by their state
@@ -46,11 +48,12 @@ func newRing(name string, layout *shm.Layout, memory shm.Memory, epoch uint64, l
 	r := &ring{
 		log: log, memory: memory, epoch: epoch, layout: layout, boardRO: -1,
 		slots: make([]slotInfo, layout.Slots), windows: newWindows(layout.Slots), clients: map[*clientSession]struct{}{},
+		leased: map[int]int{}, limits: Limits{UserShare: 100},
 	}
 	r.rows[idle] = layout.Slots
-	err := checkMemory(layout.PlanesSize + layout.BoardSize)
+	err := checkRing(name, layout)
 	if err != nil {
-		return nil, fmt.Errorf("model %q: %w; lower its slots (now %d of %d bytes)", name, err, layout.Slots, layout.SlotBytes())
+		return nil, err
 	}
 	if r.planes, err = memory.Create("planes-"+name, layout.PlanesSize); err == nil {
 		if r.bseg, err = memory.Create("board-"+name, layout.BoardSize); err == nil {
@@ -65,6 +68,14 @@ func newRing(name string, layout *shm.Layout, memory shm.Memory, epoch uint64, l
 	layout.WriteHeader(r.bseg, shm.KindBoard, epoch)
 	r.board = shm.NewBoard(layout, r.bseg)
 	return r, nil
+}
+
+// checkRing refuses a ring that there is no memory for.
+func checkRing(name string, layout *shm.Layout) error {
+	if err := checkMemory(layout.PlanesSize + layout.BoardSize); err != nil {
+		return fmt.Errorf("model %q: %w; lower its slots (now %d of %d bytes)", name, err, layout.Slots, layout.SlotBytes())
+	}
+	return nil
 }
 
 // close gives the memory back, and the sessions of those who are still there.

@@ -3,6 +3,7 @@ package broker
 import (
 	"fmt"
 
+	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -17,23 +18,48 @@ func (b *Broker) set(name string, p policy.Policy) error {
 		return err
 	}
 	defer b.models.leave(m)
-	if !m.do(func() {
-		next := m.stage.cfg
+	return m.change(func(now ModelConfig, settings *policy.Settings) (ModelConfig, error) {
 		// With their number, so that the name of a level that is not there makes none.
-		next.Policy = p.Over(policy.New(policy.Priorities(m.stage.settings.LevelCount())).Over(next.Policy))
-		err = m.stage.reconfigure(next)
-	}) {
-		return status.ErrDraining
+		now.Policy = p.Over(policy.New(policy.Priorities(settings.LevelCount())).Over(now.Policy))
+		return now, nil
+	})
+}
+
+// change makes another configuration of the present one and takes it into
+// force. Texts are read here, not on the loop, however long they are; if
+// somebody else was quicker, they are read again.
+func (m *model) change(edit func(now ModelConfig, settings *policy.Settings) (ModelConfig, error)) error {
+	for {
+		var now ModelConfig
+		var settings policy.Settings
+		var seen int
+		if !m.do(func() { now, settings, seen = m.stage.cfg, m.stage.settings, m.stage.changes }) {
+			return status.ErrDraining
+		}
+		next, err := edit(now, &settings)
+		if err != nil {
+			return err
+		}
+		force, err := next.Policy.Resolve(next.Signature.Inputs)
+		if err != nil {
+			return err
+		}
+		again := false
+		if !m.do(func() {
+			if again = m.stage.changes != seen; !again {
+				err = m.stage.reconfigure(next, force)
+			}
+		}) {
+			return status.ErrDraining
+		}
+		if !again {
+			return err
+		}
 	}
-	return err
 }
 
 // reconfigure takes a new policy into force, or refuses it.
-func (s *stage) reconfigure(next ModelConfig) error {
-	settings, err := next.Policy.Resolve(next.Signature.Inputs)
-	if err != nil {
-		return err
-	}
+func (s *stage) reconfigure(next ModelConfig, settings policy.Settings) error {
 	settings.Slots = s.settings.Slots
 	if most := s.ring.layout.MaxBatch; settings.MaxBatchSize > most {
 		return fmt.Errorf("%w: max_batch_size is %d, the ring was made for %d", status.ErrInvalid, settings.MaxBatchSize, most)
@@ -42,7 +68,9 @@ func (s *stage) reconfigure(next ModelConfig) error {
 		return err
 	}
 	s.cfg, s.settings = next, settings
+	s.changes++
+	s.inForce.Store(&settings)
 	s.leaseEnd = s.loop.now // to be looked at anew
-	s.log.Info("policy changed", "policy", next.Policy.String())
+	s.log.Info("policy changed", "policy", printable.Text(next.Policy.String(), 1024))
 	return nil
 }

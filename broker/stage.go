@@ -3,6 +3,7 @@ package broker
 import (
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
@@ -19,7 +20,9 @@ type stage struct {
 	log  *slog.Logger
 	cfg  ModelConfig
 
-	settings policy.Settings // cfg.Policy in force
+	settings policy.Settings                 // cfg.Policy in force
+	inForce  atomic.Pointer[policy.Settings] // a copy of it, for other goroutines
+	changes  int                             // how often cfg has changed
 
 	batcher *batcher.Batcher
 	workers []*workerSession // by worker id; nil where unused
@@ -48,6 +51,7 @@ func newStage(r *ring, cfg ModelConfig, settings policy.Settings, b *batcher.Bat
 	s := &stage{
 		ring: r, log: r.log, cfg: cfg, settings: settings, batcher: b, timer: -1, wake: never, runningDeadline: never, leaseEnd: never, since: time.Now(),
 	}
+	s.inForce.Store(&settings)
 	s.stats.init(settings.MaxBatchSize)
 	return s
 }

@@ -69,6 +69,7 @@ func newHost(seed int64, loops, rings int) (*host, error) {
 	h := &host{rng: rand.New(rand.NewPCG(uint64(seed), 7)), now: int64(time.Hour)}
 	cfg := Config{Socket: "simulated", Memory: shm.NewHeap(), Logger: slog.New(slog.DiscardHandler)}
 	cfg.fill()
+	cfg.Limits.UserShare = 100
 	h.b = &Broker{cfg: cfg, log: cfg.Logger, super: supervise.New(cfg.Logger, cfg.Socket), epoch: 1, started: time.Now()}
 	for i := range loops {
 		l, err := newLoop(i, h.b)
@@ -98,14 +99,15 @@ func newWorld(seed int64) (*world, error) {
 
 // addWorld makes a ring whose size and policy the seed chooses.
 func (h *host) addWorld() error {
-	mc := ModelConfig{Policy: policy.New(policy.Slots(8+h.rng.IntN(9)), policy.Lease(time.Duration(5+h.rng.IntN(20))*time.Millisecond),
-		policy.MaxBatchSize(1+h.rng.IntN(6)), policy.WaitTime(time.Duration(h.rng.IntN(3000))*time.Microsecond), policy.PreserveOrder(h.chance(0.2)))}
+	mc := ModelConfig{Policy: policy.New(policy.Slots(8+h.rng.IntN(9)), policy.MaxBatchSize(1+h.rng.IntN(6)), policy.WaitTime(time.Duration(h.rng.IntN(3000))*time.Microsecond), policy.PreserveOrder(h.chance(0.2)))}
 	if h.chance(0.3) {
 		mc.Policy = policy.New(policy.MaxQueue(1+h.rng.IntN(8)).At(0), policy.DefaultTimeout(time.Duration(1+h.rng.IntN(8))*time.Millisecond).At(1),
 			policy.OnTimeout(policy.Action(h.rng.IntN(2))).At(1), policy.DefaultPriority(h.rng.IntN(2))).Over(mc.Policy)
 	}
+	lease := time.Duration(5+h.rng.IntN(20)) * time.Millisecond // shorter than a policy allows: no process is ever off its core here
 	s, err := h.add(mc)
 	if err == nil {
+		s.st.settings.Lease = lease
 		h.b.models.setDynamic(s.m, h.chance(0.5))
 	}
 	return err

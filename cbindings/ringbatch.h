@@ -101,6 +101,8 @@ typedef enum rb_status {
 	RB_ERR_PROTOCOL = 20,             /* a peer broke the protocol and was disconnected */
 	RB_ERR_TOO_MANY_CONNECTIONS = 37, /* the broker serves as many connections as it may */
 	RB_ERR_NO_DESCRIPTORS = 38,       /* the broker or this process has no file descriptor left */
+	RB_ERR_QUOTA = 40,                /* this user or process has as much of the broker as one may have; the text says of what, and which setting raises it */
+	RB_ERR_NAMESPACE = 41,            /* the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it */
 
 	/* using */
 	RB_ERR_INVALID = 21,          /* an argument or configuration value is not acceptable */
@@ -120,7 +122,7 @@ typedef enum rb_status {
 	RB_ERR_FORKED = 35,           /* this process is a fork of the one that connected */
 	RB_ERR_NO_GPU = 36,           /* this needs a GPU and there is none */
 
-	RB_STATUS_COUNT = 40 /* not a status */
+	RB_STATUS_COUNT = 42 /* not a status */
 	/* END statuses */
 } rb_status;
 

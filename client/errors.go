@@ -39,6 +39,8 @@ const (
 	ErrProtocol           = status.ErrProtocol           // a peer broke the protocol and was disconnected
 	ErrTooManyConnections = status.ErrTooManyConnections // the broker serves as many connections as it may
 	ErrNoDescriptors      = status.ErrNoDescriptors      // the broker or this process has no file descriptor left
+	ErrQuota              = status.ErrQuota              // this user or process has as much of the broker as one may have; the text says of what, and which setting raises it
+	ErrNamespace          = status.ErrNamespace          // the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it
 
 	// using
 	ErrInvalid        = status.ErrInvalid        // an argument or configuration value is not acceptable

@@ -48,6 +48,8 @@ var meanings = map[status.Code]meaning{
 	status.ErrProtocol:           {http.StatusServiceUnavailable, codes.Unavailable},
 	status.ErrTooManyConnections: {http.StatusServiceUnavailable, codes.Unavailable},
 	status.ErrNoDescriptors:      {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrQuota:              {http.StatusServiceUnavailable, codes.ResourceExhausted},
+	status.ErrNamespace:          {http.StatusServiceUnavailable, codes.Unavailable},
 
 	// Using.
 	status.ErrInvalid:        {http.StatusBadRequest, codes.InvalidArgument},

@@ -24,8 +24,8 @@ var (
 		numbers[int](1, MaxRows, MaxPreferred), func(at *place) *[]int { return &at.s.PreferredBatchSizes })
 	Slots = row(Key{Name: "slots", DefaultNote: "4096, within 1 GiB and half of what a memory cgroup leaves", Help: "rows the ring holds"},
 		number(1, math.MaxInt32), func(at *place) *int { return &at.s.Slots })
-	Lease = row(Key{Name: "lease", Default: "30s", Live: true, Help: "how long a batch may run before its worker counts as hung and is killed"},
-		duration(1), func(at *place) *time.Duration { return &at.s.Lease })
+	Lease = row(Key{Name: "lease", Default: "30s", Live: true, Help: "how long a batch may run before its worker counts as hung and is killed; 100ms at least"},
+		duration(MinLease), func(at *place) *time.Duration { return &at.s.Lease })
 	MaxAttempts = row(Key{Name: "max_attempts", Default: "3", Live: true, Help: "how often a request is tried before it fails, where workers die of it"},
 		number(1, 100), func(at *place) *int { return &at.s.MaxAttempts })
 	NoWorker = row(Key{Name: "no_worker", Default: "wait", Live: true, Help: "a request that comes while no worker is attached: wait for one until its deadline, or refuse it at once (NoWorker)"},

@@ -35,7 +35,7 @@ func duration(least time.Duration) kind[time.Duration] {
 		d, err := ParseDuration(text)
 		if err == nil && (d < least || d > MaxDuration) {
 			if err = fmt.Errorf("must be at most %v", MaxDuration); d < least {
-				err = errors.New("must be more than 0")
+				err = fmt.Errorf("must be at least %v", least)
 			}
 		}
 		return d, err

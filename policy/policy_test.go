@@ -60,7 +60,7 @@ func randomSettings(rng *rand.Rand) policy.Settings {
 		return time.Duration(rng.Int64N(int64(policy.MaxDuration)) >> rng.IntN(48))
 	}
 	s := policy.Settings{
-		MaxBatchSize: 1 + rng.IntN(1<<rng.IntN(20)), WaitTime: duration(), Lease: 1 + duration(), Ageing: duration(), PreserveOrder: rng.IntN(2) == 0,
+		MaxBatchSize: 1 + rng.IntN(1<<rng.IntN(20)), WaitTime: duration(), Lease: policy.MinLease + duration()/2, Ageing: duration(), PreserveOrder: rng.IntN(2) == 0,
 		Slots: 1 + rng.IntN(1<<20), MaxAttempts: 1 + rng.IntN(100), Levels: make([]policy.Level, 1+rng.IntN(policy.MaxLevels)),
 	}
 	s.PreferredBatchSizes = ascending(rng.IntN(4), s.MaxBatchSize)
@@ -137,7 +137,8 @@ func TestABadValueIsRefusedByTheNameOfItsKey(t *testing.T) {
 		"wait_time=nan":                       "out of range",
 		"wait_time=48h":                       "wait_time=48h: must be at most 24h0m0s",
 		"wait_time=[1]":                       "is not a duration",
-		"lease=0":                             "lease=0: must be more than 0",
+		"lease=1ns":                           "must be at least 100ms",
+		"lease=0":                             "lease=0: must be at least 100ms",
 		"max_attempts=0":                      "max_attempts=0: must be a number, 1..100",
 		"preserve_order=perhaps":              "must be true or false",
 		"on_timeout=wait":                     "must be reject or delay",

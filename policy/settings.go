@@ -86,6 +86,7 @@ const (
 	MaxPreferred = 1 << 10
 	MaxBuckets   = 1 << 12 // per variable dimension
 	MaxDuration  = 24 * time.Hour
+	MinLease     = 100 * time.Millisecond // a worker that is merely not scheduled is not killed
 )
 
 // LevelCount is at least 1.

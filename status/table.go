@@ -79,6 +79,8 @@ var table = [...]entry{
 	{Connecting, "TooManyConnections", "the broker has no connection free; raise its max_clients, or close clients that are not needed", "the broker serves as many connections as it may", retryable | retryAttach},
 	{Connecting, "NoDescriptors", "no file descriptor is free; raise the limit of open files (ulimit -n, LimitNOFILE)", "the broker or this process has no file descriptor left", retryable | retryAttach},
 	{Ends, "NoWorker", "no worker attached: nobody runs this model now; start one, or see ringbatch ready", "no worker is attached, and the model's policy says no_worker=refuse", retryable},
+	{Connecting, "Quota", "this user or process has as much of the broker as one may have", "this user or process has as much of the broker as one may have; the text says of what, and which setting raises it", retryAttach},
+	{Connecting, "Namespace", "this process and the broker cannot serve each other across their namespaces", "the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it", 0},
 }
 
 const count = Code(len(table))

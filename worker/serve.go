@@ -23,7 +23,9 @@ type Func func(ctx context.Context, b *Batch) error
 // any order. Batches that are running when ctx ends are finished first. Serve
 // returns nil after ctx ended, or the error that ended it.
 func Serve(ctx context.Context, cfg Config, fn Func) error {
-	return KeepAttached(ctx, cfg, func(ctx context.Context, w *Worker) error { return w.serve(ctx, max(1, cfg.Concurrency), fn) })
+	return KeepAttached(ctx, cfg, func(ctx context.Context, w *Worker) error {
+		return w.ServeBatches(ctx, max(1, cfg.Concurrency), fn)
+	})
 }
 
 // server runs batches on several goroutines. They take turns at the mailbox:
@@ -35,7 +37,9 @@ type server struct {
 	err  error      // why there are no more batches; guarded by turn
 }
 
-func (w *Worker) serve(ctx context.Context, goroutines int, fn Func) error {
+// ServeBatches runs fn for every batch of one attachment, in as many goroutines,
+// until ctx ends or the broker goes away. Serve is KeepAttached and this.
+func (w *Worker) ServeBatches(ctx context.Context, goroutines int, fn Func) error {
 	stop := context.AfterFunc(ctx, w.poke) // once, not for every batch
 	defer stop()
 	// A taker that spins, or sleeps past the scheduler, could keep the others

@@ -39,14 +39,22 @@ import (
 type file struct {
 	Socket     string        `toml:"socket"`
 	AllowUIDs  []int         `toml:"allow_uids"`
+	Allow      []fileGrant   `toml:"allow"`
 	OpenFolder bool          `toml:"open_folder"`
 	DrainTime  *fileDuration `toml:"drain_time"`
 	MaxClients fileCount     `toml:"max_clients"`
 	Loops      fileCount     `toml:"loops"`
-	MPS        bool          `toml:"mps"`
-	Models     []fileModel   `toml:"model"`
-	Workers    []fileWorker  `toml:"worker"`
-	Gateway    gatewayFlags  `toml:"gateway"`
+
+	UserShare         fileCount `toml:"user_share"`
+	MaxProcessClients fileCount `toml:"max_process_clients"`
+	MaxUserModels     fileCount `toml:"max_user_models"`
+	MaxUserSlots      fileCount `toml:"max_user_slots"`
+	MaxUserBytes      int64     `toml:"max_user_bytes"`
+
+	MPS     bool         `toml:"mps"`
+	Models  []fileModel  `toml:"model"`
+	Workers []fileWorker `toml:"worker"`
+	Gateway gatewayFlags `toml:"gateway"`
 }
 
 type fileWorker struct {
@@ -138,6 +146,17 @@ func Parse(text string) (broker.Config, error) {
 		return broker.Config{}, fmt.Errorf("%w: %v", status.ErrInvalid, err)
 	}
 	cfg := broker.Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: int(f.MaxClients), Loops: int(f.Loops), MPS: f.MPS}
+	cfg.Limits = broker.Limits{
+		UserShare: int(f.UserShare), MaxProcessClients: int(f.MaxProcessClients), MaxUserModels: int(f.MaxUserModels),
+		MaxUserSlots: int(f.MaxUserSlots), MaxUserBytes: f.MaxUserBytes,
+	}
+	for i := range f.Allow {
+		g, err := f.Allow[i].grant()
+		if err != nil {
+			return broker.Config{}, fmt.Errorf("allow: %w", err)
+		}
+		cfg.Grants = append(cfg.Grants, g)
+	}
 	if f.DrainTime != nil && cfg.DrainTime == 0 {
 		cfg.DrainTime = -1 // asked for, not left open
 	}

@@ -36,6 +36,7 @@ int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb
 	int fd, status = rb_dial(socket, deadline, &fd);
 	if (status)
 		return status;
+	int64_t asked = rb_now();
 	/* A broker that refuses us may have answered and hung up before it read
 	 * anything: its reply counts for more than a broken pipe. */
 	int error = rb_send_frame(fd, rb_min(deadline, rb_later(rb_now(), RB_CALL_TIMEOUT)), request->data, request->length);
@@ -44,7 +45,7 @@ int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb
 		rb_hang_up(fd, getpid());
 		return status;
 	}
-	*a = (rb_attach){.fd = fd, .owner = getpid(), .worker = worker, .deadline = rb_later(rb_now(), RB_CALL_TIMEOUT)};
+	*a = (rb_attach){.fd = fd, .asked = asked, .owner = getpid(), .worker = worker, .deadline = rb_later(rb_now(), RB_CALL_TIMEOUT)};
 	return RB_OK;
 }
 
@@ -64,7 +65,8 @@ typedef struct {
 	bool attached;
 	rb_reader inputs, outputs, policy; /* at the values; at is NULL if they are missing */
 	rb_reader notes;
-	uint64_t slots, max_batch, geometry, planes_size, board_size, session_size, first_slot, window, first_gen, depth;
+	bool more;
+	uint64_t clock, slots, max_batch, geometry, planes_size, board_size, session_size, first_slot, window, first_gen, depth;
 } reply;
 
 static int malformed(const char *what) { return rb_fail(RB_ERR_PROTOCOL, "%s: the reply's %s", rb_status_text(RB_ERR_PROTOCOL), what); }
@@ -78,7 +80,7 @@ static bool read_attached(rb_reader *r, reply *p)
 	} numbers[] = {
 		{"slots", &p->slots}, {"max_batch", &p->max_batch}, {"geometry", &p->geometry}, {"planes_size", &p->planes_size},
 		{"board_size", &p->board_size}, {"session_size", &p->session_size}, {"first_slot", &p->first_slot}, {"window", &p->window},
-		{"first_gen", &p->first_gen}, {"depth", &p->depth},
+		{"first_gen", &p->first_gen}, {"depth", &p->depth}, {"clock", &p->clock},
 	};
 	const struct {
 		const char *key;
@@ -131,6 +133,8 @@ static int read_reply(const rb_frame *f, reply *p)
 			good = rb_get_text(&value, &p->message, &p->message_bytes);
 		else if (good && rb_is(key, bytes, "stats") && value.at < value.end && *value.at != 0xc0)
 			good = rb_get_text(&value, &p->stats, &p->stats_bytes);
+		else if (good && rb_is(key, bytes, "more"))
+			p->more = value.at < value.end && *value.at == 0xc3;
 		else if (good && rb_is(key, bytes, "attached") && value.at < value.end && *value.at != 0xc0)
 			good = read_attached(&value, p);
 		if (!good)
@@ -247,6 +251,17 @@ static int check_doorbell(int fd)
 	return RB_OK;
 }
 
+/* Refuses a broker whose CLOCK_MONOTONIC is another than ours: every deadline
+ * would be off by the difference. It told its time between our asking and now. */
+static int check_clock(const reply *p, int64_t asked)
+{
+	int64_t now = rb_now(), clock = (int64_t)p->clock;
+	if (clock >= asked && clock <= now)
+		return RB_OK;
+	return rb_fail(RB_ERR_NAMESPACE, "%s: the broker's monotonic clock is %" PRId64 " s away from this process's: they are in different time namespaces; start both in one",
+		       rb_status_text(RB_ERR_NAMESPACE), (clock - now) / SECOND);
+}
+
 /* Checks and maps; the descriptors of f are taken over one by one. */
 static int open_session(rb_frame *f, const reply *p, rb_session *s, bool worker)
 {
@@ -308,6 +323,8 @@ int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupt
 	a->fd = -1;
 	if (!status)
 		status = read_reply(&f, &p);
+	if (!status && p.attached)
+		status = check_clock(&p, a->asked);
 	if (!status)
 		status = open_session(&f, &p, s, a->worker);
 	rb_frame_free(&f);
@@ -355,6 +372,8 @@ void rb_session_close(rb_session *s)
 
 /* ---- statistics ------------------------------------------------------------ */
 
+#define MAX_STATS (256u << 20)
+
 int rb_stats(const char *socket, int64_t timeout, char **json)
 {
 	char path[4096];
@@ -372,13 +391,31 @@ int rb_stats(const char *socket, int64_t timeout, char **json)
 	free(w.data);
 	if (status)
 		return status;
-	status = rb_receive_frame(a.fd, rb_min(deadline, a.deadline), &f);
+	char *text = NULL;
+	size_t length = 0;
+	do { /* a long reply comes in several frames */
+		status = rb_receive_frame(a.fd, rb_min(deadline, a.deadline), &f);
+		if (!status)
+			status = read_reply(&f, &p);
+		if (!status && length + p.stats_bytes > MAX_STATS)
+			status = malformed("statistics are too long");
+		char *longer = status ? NULL : realloc(text, length + p.stats_bytes + 1);
+		if (!status && !longer)
+			status = rb_say(RB_ERR_NO_MEMORY);
+		if (!status) {
+			text = longer;
+			if (p.stats_bytes)
+				memcpy(text + length, p.stats, p.stats_bytes);
+			length += p.stats_bytes;
+			text[length] = 0;
+		}
+		rb_frame_free(&f);
+	} while (!status && p.more);
 	rb_attach_cancel(&a);
-	if (!status)
-		status = read_reply(&f, &p);
-	if (!status && !(*json = strndup(p.stats ? p.stats : "", p.stats_bytes)))
-		status = rb_say(RB_ERR_NO_MEMORY);
-	rb_frame_free(&f);
+	if (status)
+		free(text);
+	else
+		*json = text;
 	return status;
 }
 

@@ -180,6 +180,7 @@ int rb_read_policy(rb_reader r, rb_session *s);
 typedef struct rb_attach {
 	int fd; /* -1: none is under way */
 	pid_t owner;
+	int64_t asked; /* when */
 	bool worker;
 	int64_t deadline; /* of the broker's reply */
 } rb_attach;

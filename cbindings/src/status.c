@@ -50,6 +50,8 @@ static const struct {
 	[RB_ERR_TOO_MANY_CONNECTIONS] = {"TooManyConnections", "the broker has no connection free; raise its max_clients, or close clients that are not needed", 1},
 	[RB_ERR_NO_DESCRIPTORS] = {"NoDescriptors", "no file descriptor is free; raise the limit of open files (ulimit -n, LimitNOFILE)", 1},
 	[RB_ERR_NO_WORKER] = {"NoWorker", "no worker attached: nobody runs this model now; start one, or see ringbatch ready", 1},
+	[RB_ERR_QUOTA] = {"Quota", "this user or process has as much of the broker as one may have", 0},
+	[RB_ERR_NAMESPACE] = {"Namespace", "this process and the broker cannot serve each other across their namespaces", 0},
 	/* END statuses */
 };
 

@@ -25,7 +25,8 @@ func runBroker(ctx context.Context, args []string) error {
 	socket := socketFlag(f)
 	config := f.String("config", "", "configuration file (TOML)")
 	model := modelFlags(f)
-	allow := f.IntSlice("allow_uid", nil, "also let this user connect (repeatable); this user always may")
+	allow := f.IntSlice("allow_uid", nil, "also let this user connect, and infer (repeatable)")
+	grants := f.StringArray("allow", nil, "also let a user, or a group after @, connect and do what is named: web=infer, @ml=infer,serve, 1001=infer,serve,administer (repeatable); this user may do everything")
 	open := f.Bool("open_folder", false, "accept a socket folder that others may enter; the uid list then decides alone")
 	drain := f.Duration("drain_time", broker.DefaultDrainTime, "how long accepted requests may take to finish after SIGTERM")
 	loops := f.Int("loops", 0, "loops that serve the models, each some of them (default: one for every two cores, 8 at most)")
@@ -64,6 +65,13 @@ func runBroker(ctx context.Context, args []string) error {
 			cfg.Socket = *socket
 		}
 		cfg.AllowedUIDs = append(cfg.AllowedUIDs, *allow...)
+		for _, text := range *grants {
+			g, err := configfile.ParseGrant(text)
+			if err != nil {
+				return cfg, fmt.Errorf("%w: --allow %s: %w", errUsage, text, err)
+			}
+			cfg.Grants = append(cfg.Grants, g)
+		}
 		cfg.OpenFolder = cfg.OpenFolder || *open
 		cfg.MPS = cfg.MPS || *mps
 		if f.Changed("loops") {

@@ -37,6 +37,7 @@ func commands() []command {
 		{"infer", "send one request, for trying", runInfer},
 		{"gateway", "open a network door to the models: HTTP and gRPC", runGateway},
 		{"ready", "exit status 0 if models would answer", runReady},
+		{"relay", "serve a model that runs on other hosts", runRelay},
 		{"stats", "show what the broker counts", runStats},
 		{"models", "list the broker's models", runModels},
 		{"set", "change a model's batching policy while it runs", runSet},

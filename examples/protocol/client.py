@@ -155,8 +155,11 @@ class Client:
     """One window of a model with one f32 input and output; for one thread."""
 
     def __init__(self, path: str, model: str, window: int) -> None:
-        self.sock, reply, fds = call(path, {"version": 2, "op": "client", "model": model, "name": "protocol", "window": window})
+        asked = time.monotonic_ns()
+        self.sock, reply, fds = call(path, {"version": 3, "op": "client", "model": model, "name": "protocol", "window": window})
         a, epoch = reply["attached"], reply["epoch"]
+        if not asked <= a["clock"] <= time.monotonic_ns():
+            raise Error(LAYOUT, "the broker is in another time namespace: deadlines would be off")
         slots, self.first, self.window = a["slots"], a["first_slot"], a["window"]
         tensors = f"{' '.join(a['inputs'])} -> {' '.join(a['outputs'])}"
         planes, end = [], 4096  # offset and stride of each
@@ -246,6 +249,7 @@ class Client:
 
     def close(self) -> None:
         """Detaches. The mappings stay until the process ends."""
+        self.sock.shutdown(socket.SHUT_RDWR)  # a forked child may have a copy
         self.sock.close()
         os.close(self.doorbell)
 

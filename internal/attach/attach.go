@@ -77,7 +77,7 @@ func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.
 	// A broker that refuses us may have answered and hung up before it read
 	// anything: its reply counts for more than a broken pipe.
 	sent := control.Send(c, deadline, req)
-	fds, err := control.Receive(c, deadline, &rep)
+	fds, err := control.ReceiveReply(c, deadline, &rep)
 	if err != nil && sent != nil {
 		err = sent
 	}
@@ -148,7 +148,13 @@ func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Reque
 	if err != nil {
 		return nil, err
 	}
+	asked := shm.Now()
 	rep, fds, err := Call(ctx, c, req)
+	if err == nil {
+		if err = sameClock(rep.Attached, asked, shm.Now()); err != nil {
+			control.CloseFDs(fds)
+		}
+	}
 	if err != nil {
 		hangUp(c)
 		return nil, err
@@ -161,6 +167,16 @@ func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Reque
 	s.conn = c
 	_ = c.SetDeadline(time.Time{})
 	return s, nil
+}
+
+// sameClock refuses a broker whose CLOCK_MONOTONIC is another than ours: every
+// deadline would be off by the difference. It told its time between our asking
+// and now.
+func sameClock(a *control.Attached, asked, now int64) error {
+	if a == nil || a.Clock >= asked && a.Clock <= now {
+		return nil
+	}
+	return fmt.Errorf("%w: the broker's monotonic clock is %v away from this process's: they are in different time namespaces; start both in one", status.ErrNamespace, time.Duration(a.Clock-now))
 }
 
 // open checks and maps. It owns fds.

@@ -11,7 +11,7 @@ const (
 	// maxRequestValues is more than any request has that could be granted. A
 	// value of one byte becomes up to 80 bytes of decoded message, and it is
 	// the broker that would pay for them.
-	maxRequestValues = 1 << 16
+	maxRequestValues = 1 << 13
 )
 
 // check walks through a frame's body before it is decoded. The decoder

@@ -41,7 +41,7 @@ func TestAFewBytesCannotAskForMuchMemory(t *testing.T) {
 // wide is a message whose arrays are as long as a frame allows: each value
 // takes one byte there, and up to 80 once it is decoded.
 func wide(before, value string) string {
-	n := (MaxFrame - len(before) - 5) / len(value)
+	n := (MaxRequest - len(before) - 5) / len(value)
 	return before + "\xdd" + string(binary.BigEndian.AppendUint32(nil, uint32(n))) + strings.Repeat(value, n)
 }
 
@@ -64,7 +64,7 @@ func TestAFullFrameCannotAskForMuchMemory(t *testing.T) {
 
 func TestARequestWithManyValuesIsRead(t *testing.T) {
 	r := Request{Op: OpWorker, Policy: map[string]string{}}
-	for i := range 30_000 {
+	for i := range 4_000 {
 		r.Policy[strconv.Itoa(i)] = "1"
 	}
 	body, err := msgpack.Marshal(&r)

@@ -13,10 +13,18 @@ import (
 )
 
 const (
-	// MaxFrame bounds what a peer can make us buffer.
-	MaxFrame = 1 << 20
+	// MaxFrame bounds a reply's frame, MaxRequest a request: longer than any
+	// that could be granted.
+	MaxFrame   = 1 << 20
+	MaxRequest = 256 << 10
 	// MaxFDs is the most descriptors that one frame carries.
 	MaxFDs = 4
+)
+
+// A frame's buffer begins with firstBytes, and takes no room up to freeBytes.
+const (
+	firstBytes = 512
+	freeBytes  = 4 << 10
 )
 
 // ErrFrame is a length, depth or count outside the limits, or a body that is
@@ -80,23 +88,85 @@ func Receive(c *net.UnixConn, deadline time.Time, msg any) (fds []int, err error
 	if _, err := io.ReadFull(c, head[n:]); err != nil {
 		return fds, err
 	}
-	size := binary.LittleEndian.Uint32(head[:])
-	if size == 0 || size > MaxFrame {
-		return fds, fmt.Errorf("%w: %d bytes", ErrFrame, size)
-	}
-	body := make([]byte, 0, min(size, 4096)) // grows with what really arrives
-	buf := make([]byte, 4096)
-	for uint32(len(body)) < size {
-		n, err := c.Read(buf[:min(len(buf), int(size)-len(body))])
-		if err != nil {
-			return fds, err
-		}
-		body = append(body, buf[:n]...)
-	}
-	if err := Decode(body, msg); err != nil {
+	size := int64(binary.LittleEndian.Uint32(head[:]))
+	body, err := readBody(c, size, MaxFrame, nil)
+	if err != nil {
 		return fds, err
 	}
-	return fds, nil
+	return fds, Decode(body, msg)
+}
+
+// Room is memory that connections share: Take says whether there is so much of
+// it left, and what was taken is given back.
+type Room interface {
+	Take(bytes int) bool
+	Give(bytes int)
+}
+
+// ErrNoRoom is a request that came while others had all the room.
+var ErrNoRoom = errors.New("no room for a request of that size just now")
+
+// ReceiveRequest reads one request. Descriptors that come with it are not
+// received at all. A long one takes its room as its bytes arrive, until it was
+// decoded: peers that never finish cannot make us buffer more than that in all.
+func ReceiveRequest(c *net.UnixConn, deadline time.Time, room Room, req *Request) error {
+	_ = c.SetReadDeadline(deadline)
+	var head [4]byte
+	if _, err := io.ReadFull(c, head[:]); err != nil {
+		return err
+	}
+	taken := taken{room: room}
+	defer taken.giveBack()
+	body, err := readBody(c, int64(binary.LittleEndian.Uint32(head[:])), MaxRequest, &taken)
+	if err != nil {
+		return err
+	}
+	return Decode(body, req)
+}
+
+// taken is what a frame has taken of the room.
+type taken struct {
+	room  Room
+	bytes int
+}
+
+// enough takes what a buffer of that size needs. A short one is free: every
+// connection costs about as much by itself.
+func (t *taken) enough(bytes int) bool {
+	more := bytes - freeBytes - t.bytes
+	if more <= 0 {
+		return true
+	}
+	if !t.room.Take(more) {
+		return false
+	}
+	t.bytes += more
+	return true
+}
+
+func (t *taken) giveBack() { t.room.Give(t.bytes) }
+
+// readBody reads a frame's body into a buffer that grows with what arrives.
+func readBody(c *net.UnixConn, size, most int64, room *taken) ([]byte, error) {
+	if size == 0 || size > most {
+		return nil, fmt.Errorf("%w: %d bytes, must be 1..%d", ErrFrame, size, most)
+	}
+	var body []byte
+	for have := 0; int64(have) < size; {
+		if have == len(body) {
+			next := int(min(size, int64(max(firstBytes, 2*have))))
+			if room != nil && !room.enough(next) {
+				return nil, ErrNoRoom
+			}
+			body = append(make([]byte, 0, next), body...)[:next]
+		}
+		n, err := c.Read(body[have:])
+		if err != nil {
+			return nil, err
+		}
+		have += n
+	}
+	return body, nil
 }
 
 // Decode reads a frame's body.

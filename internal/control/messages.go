@@ -12,7 +12,7 @@ import (
 )
 
 // Version of the messages. A peer of another version is refused.
-const Version = 2
+const Version = 3
 
 // VersionAdvice says what to do about two sides that speak different versions.
 func VersionAdvice(one string, version int, other string, otherVersion int) string {
@@ -82,6 +82,9 @@ type Reply struct {
 	Stats    []byte    `msgpack:"stats,omitempty"`    // JSON, as docs/stats.md
 	Draining bool      `msgpack:"draining,omitempty"` // OpModels: it takes no new requests
 	Changes  uint64    `msgpack:"changes,omitempty"`  // OpModels, OpWatch: grows whenever the models change
+	// More says that the next frame goes on with the lists and bytes of this
+	// one: no reply is too long for a frame.
+	More bool `msgpack:"more,omitempty"`
 }
 
 // Attached describes the segments whose descriptors come with the reply.
@@ -100,6 +103,7 @@ type Attached struct {
 	FirstGen    uint32            `msgpack:"first_gen"` // client: the generation before its first
 	Depth       int               `msgpack:"depth"`     // worker: mails it may hold
 	WorkerID    uint32            `msgpack:"worker_id"`
+	Clock       int64             `msgpack:"clock"`           // the broker's CLOCK_MONOTONIC when it replied: the peer's must be the same clock
 	Policy      map[string]string `msgpack:"policy"`          // a policy.Policy, all keys
 	Notes       []string          `msgpack:"notes,omitempty"` // worker: how the policy differs from what it asked for
 }

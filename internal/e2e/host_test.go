@@ -29,6 +29,7 @@ type host struct {
 	socket string
 	job    testbed.BrokerJob
 	uid    int            // of the broker, if it is not this process's
+	wrap   []string       // what runs the broker's binary, if not the binary itself
 	limits testbed.Limits // of the broker and of those that join it
 	broker *proc
 	before testbed.Usage // of the broker, when nobody is attached
@@ -88,7 +89,7 @@ func (h *host) start(s testbed.Spec) *proc {
 // launch starts a broker as this host's is, and does not wait for it.
 func (h *host) launch() *proc {
 	h.t.Helper()
-	return h.start(testbed.Spec{Role: "broker", Job: h.job, Limits: h.limits, UID: h.uid})
+	return h.start(testbed.Spec{Role: "broker", Job: h.job, Limits: h.limits, UID: h.uid, Wrap: h.wrap})
 }
 
 func (h *host) startBroker() {

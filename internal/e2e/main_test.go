@@ -20,6 +20,8 @@ func TestMain(m *testing.M) {
 		"clock":   playClock,
 		"leaver":  testbed.With(playLeaver),
 		"quitter": testbed.With(playQuitter),
+		"setter":  testbed.With(playSetter),
+		"knocker": testbed.With(playKnocker),
 	})
 	// The Go runtime's own descriptors, before anything is counted.
 	if r, w, err := os.Pipe(); err == nil {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
@@ -121,15 +122,15 @@ func strangers(t *testing.T, models ...testbed.Model) (h *host, user int) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to become somebody else")
 	}
-	const broker, other = 54320, 54321
+	const owner, other = 54320, 54321
 	h = idleHost(t, models...)
 	if err := os.Chmod(h.bed.Dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chown(h.bed.Dir, broker, broker); err != nil {
+	if err := os.Chown(h.bed.Dir, owner, owner); err != nil {
 		t.Fatal(err)
 	}
-	h.uid = broker
+	h.uid = owner
 	h.job.OpenFolder = true
 	return h, other
 }
@@ -140,7 +141,7 @@ func TestTheBatchOfADeadWorkerOfAnotherUserIsRunAgain(t *testing.T) {
 	m := theModel
 	m.MaxBatch = 1
 	h, other := strangers(t, m)
-	h.job.AllowedUIDs = []int{0, other}
+	h.job.Grants = []broker.Grant{{UIDs: []int{0, other}, May: broker.MayInfer | broker.MayServe}}
 	h.startBroker()
 	quitter := h.start(testbed.Spec{Role: "quitter", Job: job{Socket: h.socket, Model: m}, UID: other})
 	quitter.expect("ready")

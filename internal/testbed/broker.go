@@ -18,6 +18,8 @@ type BrokerJob struct {
 	OpenFolder  bool
 	DrainTime   time.Duration
 	MaxClients  int
+	Grants      []broker.Grant
+	Limits      broker.Limits
 	Models      []Model
 	Log         string // a file, instead of standard error
 	Journal     bool   // log everything, as JSON; otherwise warnings
@@ -38,7 +40,7 @@ func PlayBroker(c *Child, job BrokerJob) error {
 	if job.Journal {
 		handler = slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})
 	}
-	cfg := broker.Config{Socket: job.Socket, AllowedUIDs: job.AllowedUIDs, OpenFolder: job.OpenFolder, DrainTime: job.DrainTime, MaxClients: job.MaxClients, Logger: slog.New(handler)}
+	cfg := broker.Config{Socket: job.Socket, AllowedUIDs: job.AllowedUIDs, OpenFolder: job.OpenFolder, DrainTime: job.DrainTime, MaxClients: job.MaxClients, Grants: job.Grants, Limits: job.Limits, Logger: slog.New(handler)}
 	for _, m := range job.Models {
 		cfg.Models = append(cfg.Models, m.Config())
 	}

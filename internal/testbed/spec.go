@@ -26,6 +26,7 @@ type Spec struct {
 	Files  []*os.File        // descriptors 3, 4 …
 	OnLog  func(line []byte) // gets its standard error by lines
 	Limits Limits
+	Wrap   []string // a command that runs the role's binary, like unshare
 
 	// UID is another user to become, for which the binary is copied to where
 	// that user may run it. Only root can.
@@ -37,6 +38,7 @@ type Limits struct {
 	Group       string // folder of a control group to join
 	AddressMiB  int    // how much more address space it may have
 	Descriptors int    // how many descriptors it may have in all
+	Deny        []Denial
 }
 
 // roleEnv names the role of a process that was started by a bed.
@@ -115,6 +117,15 @@ func (b *Bed) command(p *Process, s *Spec) (err error) {
 	if s.Role != "" {
 		p.cmd.Env = append(p.cmd.Env, roleEnv+"="+s.Role)
 	}
+	if len(s.Wrap) > 0 {
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		out := p.cmd.Stdout
+		p.cmd = exec.Command(s.Wrap[0], append(s.Wrap[1:len(s.Wrap):len(s.Wrap)], self)...)
+		p.cmd.Stdout, p.cmd.Env = out, append(os.Environ(), roleEnv+"="+s.Role)
+	}
 	if s.UID != 0 {
 		if p.cmd.Path, err = b.copySelf(); err != nil {
 			return err
@@ -190,7 +201,9 @@ func (l *Limits) apply() error {
 		}
 	}
 	if n := uint64(l.Descriptors); n > 0 {
-		return unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n})
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}); err != nil {
+			return err
+		}
 	}
-	return nil
+	return deny(l.Deny)
 }

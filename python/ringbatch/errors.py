@@ -270,6 +270,19 @@ class NoWorker(Error):
     retryable = True
 
 
+class Quota(Error):
+    """This user or process has as much of the broker as one may have; the text says of what, and which setting raises it."""
+
+    status = 40
+    retry_attach = True
+
+
+class Namespace(Error):
+    """The peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it."""
+
+    status = 41
+
+
 __all__ = [
     "BrokerGone",
     "BrokerRunning",
@@ -287,6 +300,7 @@ __all__ = [
     "Full",
     "Invalid",
     "Layout",
+    "Namespace",
     "NoBroker",
     "NoDescriptors",
     "NoGPU",
@@ -299,6 +313,7 @@ __all__ = [
     "Protocol",
     "QueueFull",
     "QueueTimeout",
+    "Quota",
     "Released",
     "RingFull",
     "Rows",

@@ -1,0 +1,461 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// connect opens a connection that the test closes at its end.
+func connect(t *testing.T, socket string) *net.UnixConn {
+	t.Helper()
+	c, err := attach.Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func TestFramesThatNeverEndCostTheBrokerABoundedSum(t *testing.T) {
+	h := newHost(t, theModel)
+	h.worker(theModel)
+	c := h.dial()
+	before := usageOf(t, h.broker.Pid()).Peak
+	frame := binary.LittleEndian.AppendUint32(nil, control.MaxRequest)
+	frame = append(frame, bytes.Repeat([]byte{0x90}, control.MaxRequest-1)...)
+	for range 400 { // 100 MiB
+		conn := connect(t, h.socket)
+		_ = conn.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)) // it may be refused before its last byte
+		_, _ = conn.Write(frame)
+	}
+	more := usageOf(t, h.broker.Pid()).Peak - before
+	t.Logf("the broker took %d MiB at most", more>>20)
+	if more > 64<<20 {
+		t.Errorf("the broker took %d MiB for frames that never ended", more>>20)
+	}
+	works(t, c, 5)
+	other := h.dial() // and short requests are read all the same
+	works(t, other, 5)
+	other.Close()
+	c.Close()
+}
+
+func TestALongFrameIsRefusedByNameWhileOthersHaveTheRoom(t *testing.T) {
+	h := newHost(t, theModel)
+	var held []*net.UnixConn
+	frame := binary.LittleEndian.AppendUint32(nil, control.MaxRequest)
+	frame = append(frame, bytes.Repeat([]byte{0x90}, control.MaxRequest-1)...)
+	for {
+		conn := connect(t, h.socket)
+		_ = conn.SetWriteDeadline(time.Now().Add(patience))
+		_, sent := conn.Write(frame)
+		var rep control.Reply
+		_, err := control.Receive(conn, time.Now().Add(20*time.Millisecond), &rep)
+		if errors.Is(err, os.ErrDeadlineExceeded) && sent == nil { // it waits for the rest
+			held = append(held, conn)
+			continue
+		}
+		if err != nil || status.Code(rep.Code) != status.ErrQuota {
+			t.Errorf("after %d frames: %d %q, %v", len(held), rep.Code, rep.Message, err)
+		}
+		break
+	}
+	if len(held) < 4 {
+		t.Errorf("only %d frames", len(held))
+	}
+}
+
+func TestAUserMayDoWhatItWasAllowedAndIsToldHowToGetMore(t *testing.T) {
+	h, other := strangers(t, theModel)
+	run := func(role, do string) *proc {
+		return h.start(testbed.Spec{Role: role, Job: job{Socket: h.socket, Model: theModel, Do: do}, UID: other})
+	}
+	with := func(may broker.Permissions, byGroup bool) {
+		g := broker.Grant{UIDs: []int{other}, May: may}
+		if byGroup {
+			g = broker.Grant{GIDs: []int{other}, May: may}
+		}
+		h.job.AllowedUIDs = nil
+		h.job.Grants = []broker.Grant{g, {UIDs: []int{0}, May: broker.MayInfer | broker.MayServe | broker.MayAdminister}}
+		h.startBroker()
+	}
+	needs := func(p *proc, permission string) {
+		t.Helper()
+		p.refused(status.ErrForbidden, "permission to "+permission, fmt.Sprintf("--allow %d=%s", other, permission))
+	}
+
+	h.job.AllowedUIDs = []int{other, 0}
+	h.startBroker()
+	needs(run("worker", ""), "serve")
+	needs(run("setter", ""), "administer")
+	run("client", "attach").expect("attach")
+	if err := admin.New(h.socket).Set(t.Context(), "m", policy.New(policy.Lease(time.Second))); !errors.Is(err, status.ErrForbidden) {
+		t.Errorf("root, who was only let in, set a policy: %v", err)
+	}
+	h.stop()
+
+	with(broker.MayServe, false)
+	run("worker", "").running(h)
+	needs(run("client", "attach"), "infer")
+	needs(run("setter", ""), "administer")
+	h.stop()
+
+	with(broker.MayAdminister, true)
+	run("setter", "").expect("set")
+	needs(run("worker", ""), "serve")
+	h.stop()
+
+	with(broker.MayInfer, true)
+	run("client", "attach").expect("attach")
+	needs(run("setter", ""), "administer")
+	h.stop()
+}
+
+// running waits until the broker has it as a worker.
+func (p *proc) running(h *host) {
+	p.t.Helper()
+	h.eventually("it serves", func() error { _, err := h.workerStats("m", p); return err })
+}
+
+// playSetter sets a policy.
+func playSetter(c *testbed.Child, j job) error {
+	if err := admin.New(j.Socket).Set(c.Context(), j.Model.Name, policy.New(policy.Lease(time.Minute))); err != nil {
+		return err
+	}
+	return c.Tell("set", nil)
+}
+
+func TestOneProcessCannotTakeEveryConnection(t *testing.T) {
+	h := idleHost(t, theModel)
+	h.job.MaxClients = 100
+	h.job.Limits.MaxProcessClients = 60
+	h.startBroker()
+	h.worker(theModel)
+	var held []*net.UnixConn
+	watch := func() error { // it stays for half a minute
+		conn := connect(t, h.socket)
+		_ = control.Send(conn, time.Now().Add(patience), &control.Request{Version: control.Version, Op: control.OpWatch, Since: 0})
+		var rep control.Reply
+		_, err := control.Receive(conn, time.Now().Add(patience), &rep)
+		if err == nil && rep.Code != 0 {
+			return attach.StatusError(status.Code(rep.Code), rep.Message)
+		}
+		_ = control.Send(conn, time.Now().Add(patience), &control.Request{Version: control.Version, Op: control.OpWatch, Since: rep.Changes})
+		held = append(held, conn)
+		return err
+	}
+	var err error
+	for err == nil && len(held) < 200 {
+		err = watch()
+	}
+	if !errors.Is(err, status.ErrTooManyConnections) || !strings.Contains(err.Error(), "max_process_clients is 60") || len(held) < 50 {
+		t.Errorf("after %d connections: %v", len(held), err)
+	}
+	h.client("attach").expect("attach") // another process gets in
+	if s := h.stats(); len(s.Models) != 1 {
+		t.Error("an administrator, of the process that has too many, is not answered")
+	}
+}
+
+func TestAUserIsRefusedByNameOnceItHasItsShare(t *testing.T) {
+	h, other := strangers(t, theModel)
+	h.job.MaxClients = 40
+	h.job.Limits.UserShare = 50
+	h.job.AllowedUIDs = []int{0}
+	h.job.Grants = []broker.Grant{{UIDs: []int{other}, May: broker.MayInfer | broker.MayServe}}
+	h.startBroker()
+	p := h.start(testbed.Spec{Role: "worker", Job: job{Socket: h.socket, Model: theModel}, UID: other})
+	p.running(h)
+	all, err := dialUntilRefused(h)
+	if !errors.Is(err, status.ErrTooManyConnections) || !strings.Contains(err.Error(), "user_share is 50") || len(all) != 20 {
+		t.Errorf("after %d connections: %v", len(all), err)
+	}
+	q := h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: "attach"}, UID: other})
+	q.expect("attach")
+	q.Kill()
+	for _, c := range all {
+		c.Close()
+	}
+	// The same of the ring's slots.
+	var c *client.Client
+	h.eventually("they are gone", func() (err error) { c, err = h.tryDial(client.WithWindow(32)); return err })
+	if _, err := h.tryDial(client.WithWindow(1)); !errors.Is(err, status.ErrQuota) || !strings.Contains(err.Error(), "user_share") {
+		t.Errorf("more than half of the ring: %v", err)
+	}
+	q = h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: "attach", Window: 16}, UID: other})
+	q.expect("attach")
+	q.Kill()
+	c.Close()
+}
+
+func TestTheModelsThatAUsersWorkersDeclareAreLimitedByName(t *testing.T) {
+	h := idleHost(t)
+	h.job.Limits = broker.Limits{MaxUserModels: 3, MaxUserSlots: 200, MaxUserBytes: 100 << 10}
+	h.startBroker()
+	declare := func(name string, slots, width int) (*worker.Worker, error) {
+		return worker.Attach(t.Context(), testbed.Model{Name: name, Slots: slots, MaxBatch: 1, Width: width}.WorkerConfig(h.socket))
+	}
+	keep := func(name string, slots int) *worker.Worker {
+		t.Helper()
+		w, err := declare(name, slots, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(w.Close)
+		return w
+	}
+	first := keep("a", 10)
+	keep("b", 10)
+	for _, bad := range []struct {
+		slots, width int
+		says         string
+	}{{190, 2, "max_user_slots is 200"}, {100, 1000, "max_user_bytes is 102400"}} {
+		if _, err := declare("c", bad.slots, bad.width); !errors.Is(err, status.ErrQuota) || !strings.Contains(err.Error(), bad.says) {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+	keep("c", 10)
+	if _, err := declare("d", 10, 2); !errors.Is(err, status.ErrQuota) || !strings.Contains(err.Error(), "max_user_models is 3") {
+		t.Errorf("one model more: %v", err)
+	}
+	first.Close()
+	h.eventually("there is room again", func() error {
+		w, err := declare("d", 10, 2)
+		if err == nil {
+			w.Close()
+		}
+		return err
+	})
+}
+
+func TestRepliesLongerThanAFrameArriveWhole(t *testing.T) {
+	sizes := make([]uint32, 4096)
+	for i := range sizes {
+		sizes[i] = 1 << 20
+		sizes[i] += uint32(i)
+	}
+	sig := tensor.Signature{
+		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.U8, Shape: []int{int(sizes[len(sizes)-1])}, Variable: []int{0}}},
+		Outputs: []tensor.Spec{{Name: "y", DType: tensor.U8, Shape: []int{1}}},
+	}
+	cfg := broker.Config{Memory: shm.NewHeap()}
+	cfg.Memory = shm.Memfd{}
+	const models = 250
+	for i := range models {
+		p := policy.New(policy.Slots(1), policy.MaxBatchSize(1))
+		if i < 50 {
+			p = policy.New(policy.Buckets("x", 0, sizes...)).Over(p)
+		}
+		cfg.Models = append(cfg.Models, broker.ModelConfig{Name: fmt.Sprint("m", i), Signature: sig, Policy: p})
+	}
+	l, err := testbed.StartLocal(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a := admin.New(l.Socket())
+	list, err := a.Models(t.Context())
+	if err != nil || len(list) != models || len(list[0].Policy["buckets.x.0"]) < 30_000 {
+		t.Errorf("%d models, %v", len(list), err)
+	}
+	raw, err := a.StatsJSON(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := a.Stats(t.Context())
+	if err != nil || len(s.Models) != models {
+		t.Errorf("statistics of %d bytes: %v", len(raw), err)
+	}
+	if len(raw) < control.MaxFrame/4 {
+		t.Errorf("statistics of %d bytes come in one frame", len(raw))
+	}
+}
+
+func TestWhatAPeerCallsItselfIsShownPrintableAndShort(t *testing.T) {
+	h := newHost(t, theModel)
+	w, err := worker.Attach(t.Context(), worker.Config{
+		Model: "m", Signature: theModel.Signature(), Socket: h.socket,
+		Name: "good\x1b[2J\nm: forged line\u202e", GPU: strings.Repeat("\x1b]0;x\a", 100_000/6),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	got := h.model("m").Workers[0]
+	if want := `good\x1b[2J\x0am: forged line\xe2\x80\xae`; got.Name != want {
+		t.Errorf("its name is shown as %q", got.Name)
+	}
+	if len(got.GPU) > tensor.MaxNameBytes || strings.ContainsAny(got.GPU, "\x1b\a") {
+		t.Errorf("its device is shown as %q", got.GPU)
+	}
+}
+
+func TestAStrangerWhoConnectsAllTheTimeFillsNoLog(t *testing.T) {
+	h, other := strangers(t, theModel)
+	h.job.AllowedUIDs = []int{0}
+	h.job.Log = h.bed.Path("log")
+	if err := os.WriteFile(h.job.Log, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	_ = os.Chmod(h.job.Log, 0o666)
+	h.startBroker()
+	p := h.start(testbed.Spec{Role: "knocker", Job: job{Socket: h.socket}, UID: other})
+	var refused int
+	if err := p.Expect("refused", &refused, patience); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.ReadFile(h.job.Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bytes.Count(log, []byte("uid not allowed"))
+	t.Logf("%d answers, %d lines of the log", refused, lines)
+	if lines == 0 || lines > 50 || refused == 0 {
+		t.Errorf("%d answers, %d lines of the log", refused, lines)
+	}
+}
+
+// playKnocker connects 2,000 times, as fast as it can, and counts the answers
+// to the first.
+func playKnocker(c *testbed.Child, j job) error {
+	refused := 0
+	for i := range 2000 {
+		conn, err := net.Dial("unix", j.Socket)
+		if err != nil {
+			return err
+		}
+		if i < 10 {
+			var rep control.Reply
+			if _, err := control.Receive(conn.(*net.UnixConn), time.Now().Add(patience), &rep); err != nil || status.Code(rep.Code) != status.ErrForbidden {
+				return fmt.Errorf("%d %q, %w", rep.Code, rep.Message, err)
+			}
+			refused++
+		}
+		conn.Close()
+	}
+	return c.Tell("refused", refused)
+}
+
+func TestASystemCallThatIsRefusedIsDoneWithoutOrNamed(t *testing.T) {
+	const soPeerPidfd = 77
+	noPidfd := testbed.Denial{Call: unix.SYS_PIDFD_OPEN, Errno: unix.EPERM}
+	noPeerPidfd := testbed.Denial{Call: unix.SYS_GETSOCKOPT, Option: soPeerPidfd, Errno: unix.ENOPROTOOPT}
+	for _, c := range []struct {
+		about   string
+		deny    []testbed.Denial
+		refuses string
+	}{
+		{"no epoll_pwait2 by seccomp", []testbed.Denial{{Call: unix.SYS_EPOLL_PWAIT2, Errno: unix.EPERM}}, ""},
+		{"no epoll_pwait2 by the kernel", []testbed.Denial{{Call: unix.SYS_EPOLL_PWAIT2, Errno: unix.ENOSYS}}, ""},
+		{"no pidfd_open, but the socket gives pidfds", []testbed.Denial{noPidfd}, ""},
+		{"a kernel whose sockets give no pidfds", []testbed.Denial{noPeerPidfd}, ""},
+		{"no pidfds at all by seccomp", []testbed.Denial{noPidfd, noPeerPidfd}, "pidfd_open"},
+		{"no pidfds at all by the kernel", []testbed.Denial{{Call: unix.SYS_PIDFD_OPEN, Errno: unix.ENOSYS}, noPeerPidfd}, "pidfd_open"},
+		{"no pidfd_send_signal", []testbed.Denial{{Call: unix.SYS_PIDFD_SEND_SIGNAL, Errno: unix.EPERM}}, "pidfd_send_signal"},
+	} {
+		t.Run(c.about, func(t *testing.T) {
+			h := idleHost(t, theModel)
+			h.limits.Deny = c.deny
+			if c.refuses != "" {
+				h.launch().refused(status.ErrInvalid, c.refuses, "seccomp")
+				return
+			}
+			h.startBroker()
+			first := h.workerThat("patiently", theModel)
+			c := h.dial()
+			slow := askLater(background(t), c, cmdSlow, 1)
+			first.expect("slow")
+			h.worker(theModel)
+			first.Kill() // its death is noticed
+			slow.ends(t, nil)
+			works(t, c, 5)
+			c.Close()
+			h.settled()
+		})
+	}
+}
+
+func TestPeersOfAnotherPIDNamespaceAreToldApart(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to make a namespace")
+	}
+	m := theModel
+	m.MaxBatch = 1
+	h := idleHost(t, m)
+	h.wrap = []string{"unshare", "--pid", "--kill-child=SIGKILL"}
+	h.startBroker()
+	first := h.newWorker(job{Model: m, Do: "patiently", Name: "first"})
+	c := h.dial()
+	slow := askLater(background(t), c, cmdSlow, 1)
+	first.expect("slow")
+	if s := h.model("m"); len(s.Workers) != 1 || s.Workers[0].Pid != 0 {
+		t.Fatalf("the broker sees its peers' numbers: %+v", s.Workers)
+	}
+	h.newWorker(job{Model: m, Name: "second"})
+	h.eventually("the second is there", func() error {
+		if n := len(h.model("m").Workers); n != 2 {
+			return fmt.Errorf("%d workers", n)
+		}
+		return nil
+	})
+	first.Kill()
+	slow.ends(t, nil)
+	// One that breaks the protocol waits; nobody else does.
+	bad := h.start(testbed.Spec{Role: "damage", Job: job{Socket: h.socket, Model: m, Do: "scribble", Window: 2, Seed: 1}})
+	bad.expect("attached")
+	h.eventually("it was thrown out", func() error {
+		if h.model("m").Offenders == 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	quick := 0
+	for range 10 { // an offender's pause is 100 ms each time
+		start := time.Now()
+		d := h.dial()
+		if time.Since(start) < 90*time.Millisecond {
+			quick++
+		}
+		d.Close()
+	}
+	if quick == 0 {
+		t.Error("an innocent process waits for an offender's sake")
+	}
+	works(t, c, 5)
+	c.Close()
+}
+
+func TestAPeerOfAnotherTimeNamespaceIsRefusedByName(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to make a namespace")
+	}
+	h := newHost(t, theModel)
+	for _, offset := range []string{"100000", "-1"} {
+		for _, role := range []string{"client", "worker"} {
+			p := h.start(testbed.Spec{Role: role, Job: job{Socket: h.socket, Model: theModel, Do: "attach"}, Wrap: []string{"unshare", "--time", "--monotonic", offset, "--fork", "--kill-child=SIGKILL"}})
+			p.refused(status.ErrNamespace, "time namespaces")
+		}
+	}
+	h.settled()
+}

@@ -1,0 +1,51 @@
+package printable_test
+
+import (
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/ringbatch/ringbatch/internal/printable"
+)
+
+func TestWhatDoesNotPrintIsEscaped(t *testing.T) {
+	for in, want := range map[string]string{
+		"":                 "",
+		"worker 1 (größe)": "worker 1 (größe)",
+		"a\x1b[31mb":       `a\x1b[31mb`,
+		"a\nb\r\t":         `a\x0ab\x0d\x09`,
+		"\xff\xfe":         `\xff\xfe`,
+		"right\u202eleft":  `right\xe2\x80\xaeleft`,
+		"\u2028":           `\xe2\x80\xa8`,
+		"\u009b31m":        `\xc2\x9b31m`,
+	} {
+		if got := printable.Text(in, 100); got != want {
+			t.Errorf("%q is shown as %q, not %q", in, got, want)
+		}
+	}
+}
+
+func TestALongTextIsCutBetweenCharacters(t *testing.T) {
+	for _, s := range []string{strings.Repeat("x", 200), strings.Repeat("ö", 200), strings.Repeat("\x00", 200), strings.Repeat("\xff", 200)} {
+		for most := 3; most < 150; most++ {
+			if got := printable.Text(s, most); len(got) > most || !strings.HasSuffix(got, "…") || !utf8.ValidString(got) {
+				t.Fatalf("%d bytes at most: %q", most, got)
+			}
+		}
+	}
+	if got := printable.Text(strings.Repeat("x", 128), 128); len(got) != 128 || strings.Contains(got, "…") {
+		t.Errorf("%q", got)
+	}
+}
+
+func FuzzText(f *testing.F) {
+	f.Add("a\x1b[0m", 10)
+	f.Fuzz(func(t *testing.T, s string, most int) {
+		most = 3 + max(0, most)%300
+		got := printable.Text(s, most)
+		if len(got) > most || strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) || !utf8.ValidString(got) {
+			t.Errorf("%q, at most %d: %q", s, most, got)
+		}
+	})
+}

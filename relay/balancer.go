@@ -1,0 +1,169 @@
+package relay
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/resolver"
+	rpcstatus "google.golang.org/grpc/status"
+)
+
+// The relay chooses the host of each call itself; all that is left for gRPC's
+// balancer is to keep a connection to every address that the resolver finds,
+// to tell how each of them is, and to send a call where its context says.
+
+// policyName is what the service configuration calls it.
+const policyName = "ringbatch_relay"
+
+var registerOnce sync.Once
+
+// register makes the balancer known to gRPC, whose registry is global. Which
+// relay a balancer belongs to is told by the credentials of its connection.
+func register() { registerOnce.Do(func() { balancer.Register(balancerBuilder{}) }) }
+
+type balancerBuilder struct{}
+
+func (balancerBuilder) Name() string { return policyName }
+
+func (balancerBuilder) Build(cc balancer.ClientConn, opts balancer.BuildOptions) balancer.Balancer {
+	b := &connections{cc: cc, all: map[string]*connection{}}
+	b.hosts = opts.DialCreds.(relayCredentials).hosts
+	return b
+}
+
+// connections are those of one relay.
+type connections struct {
+	cc    balancer.ClientConn
+	hosts *hosts
+	all   map[string]*connection // only gRPC's own, serialized, calls use it
+}
+
+type connection struct {
+	sub  balancer.SubConn
+	host *host
+}
+
+// nameOf is the address that a host is known by.
+func nameOf(e resolver.Endpoint) string {
+	var all []string
+	for _, a := range e.Addresses {
+		all = append(all, a.Addr)
+	}
+	return strings.Join(all, "|")
+}
+
+func (b *connections) UpdateClientConnState(s balancer.ClientConnState) error {
+	found := map[string]bool{}
+	for _, e := range s.ResolverState.Endpoints {
+		name := nameOf(e)
+		if name == "" || found[name] {
+			continue
+		}
+		found[name] = true
+		if b.all[name] != nil {
+			continue
+		}
+		c := &connection{host: b.hosts.add(name)}
+		sub, err := b.cc.NewSubConn(e.Addresses, balancer.NewSubConnOptions{StateListener: func(s balancer.SubConnState) { b.changed(c, s) }})
+		if err != nil {
+			return err
+		}
+		c.sub = sub
+		b.all[name] = c
+		sub.Connect()
+	}
+	for name, c := range b.all {
+		if !found[name] {
+			delete(b.all, name)
+			c.sub.Shutdown()
+			b.hosts.remove(c.host)
+		}
+	}
+	if len(found) == 0 {
+		b.hosts.unresolved("it has no address")
+		b.cc.UpdateState(balancer.State{ConnectivityState: connectivity.TransientFailure, Picker: picker{}})
+		return balancer.ErrBadResolverState
+	}
+	b.hosts.resolved()
+	b.cc.UpdateState(balancer.State{ConnectivityState: connectivity.Ready, Picker: picker{}})
+	return nil
+}
+
+// changed is how gRPC tells of a connection.
+func (b *connections) changed(c *connection, s balancer.SubConnState) {
+	switch s.ConnectivityState {
+	case connectivity.Ready:
+		c.host.connected(c.sub)
+	case connectivity.Idle:
+		c.host.disconnected(nil)
+		c.sub.Connect()
+	case connectivity.TransientFailure:
+		c.host.disconnected(s.ConnectionError)
+	case connectivity.Shutdown:
+		c.host.disconnected(nil)
+	}
+}
+
+func (b *connections) ResolverError(err error) {
+	b.hosts.unresolved(err.Error())
+	if len(b.all) == 0 {
+		b.cc.UpdateState(balancer.State{ConnectivityState: connectivity.TransientFailure, Picker: picker{}})
+	}
+}
+
+func (b *connections) UpdateSubConnState(balancer.SubConn, balancer.SubConnState) {}
+func (b *connections) ExitIdle()                                                  {}
+
+func (b *connections) Close() {
+	for _, c := range b.all {
+		c.sub.Shutdown()
+		b.hosts.remove(c.host)
+	}
+}
+
+// picker sends a call to the host in its context.
+type picker struct{}
+
+// route is where a call goes, in its context, and what became of it.
+type route struct {
+	host *host
+	sent atomic.Bool // bytes of it were sent: the host may have run it
+}
+
+type routeKey struct{}
+
+// to makes a context for a call to one host.
+func (r *route) to(ctx context.Context) context.Context {
+	return context.WithValue(ctx, routeKey{}, r)
+}
+
+func (picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
+	r, ok := info.Ctx.Value(routeKey{}).(*route)
+	if !ok {
+		return balancer.PickResult{}, rpcstatus.Error(codes.Unavailable, "a call without a host")
+	}
+	sub := r.host.connection()
+	if sub == nil {
+		return balancer.PickResult{}, rpcstatus.Error(codes.Unavailable, r.host.name+" is not connected")
+	}
+	return balancer.PickResult{SubConn: sub, Done: func(d balancer.DoneInfo) {
+		if d.BytesSent {
+			r.sent.Store(true)
+		}
+	}}, nil
+}
+
+// endpoints are a list of addresses, for gRPC's manual resolver.
+func endpoints(list []string) (all []resolver.Endpoint) {
+	for _, address := range slices.Compact(slices.Sorted(slices.Values(list))) {
+		host, _, _ := strings.Cut(address, ":")
+		all = append(all, resolver.Endpoint{Addresses: []resolver.Address{{Addr: address, ServerName: host}}})
+	}
+	return all
+}

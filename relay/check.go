@@ -1,0 +1,209 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	rpcstatus "google.golang.org/grpc/status"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/relaywire"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// checkHost looks after one connection: first whether the model is the same as
+// on the other hosts, then, for as long as the connection lives, whether the
+// host is well.
+func (r *relay) checkHost(ctx context.Context, h *host) {
+	known := false
+	for ctx.Err() == nil {
+		err := r.checkOnce(ctx, h, &known)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			h.well()
+		default:
+			code := rpcstatus.Code(err)
+			h.unwell(problem(err), code == codes.DeadlineExceeded)
+			known = known && code == codes.DeadlineExceeded
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(r.cfg.CheckInterval):
+		}
+	}
+}
+
+func (r *relay) checkOnce(ctx context.Context, h *host, known *bool) error {
+	ctx, cancel := context.WithTimeout((&route{host: h}).to(ctx), r.cfg.CheckTimeout)
+	defer cancel()
+	if !*known {
+		if err := r.checkModel(ctx, h); err != nil {
+			return err
+		}
+		*known = true
+	}
+	rep, err := r.service.ModelReady(ctx, &oip.ModelReadyRequest{Name: r.cfg.Remote})
+	if err == nil && !rep.Ready {
+		err = fmt.Errorf("model %q is not ready there", r.cfg.Remote)
+	}
+	return err
+}
+
+// checkModel asks what the host serves. The first host that answers decides
+// what the relay serves.
+func (r *relay) checkModel(ctx context.Context, h *host) error {
+	server, err := r.service.ServerMetadata(ctx, &oip.ServerMetadataRequest{})
+	if err != nil {
+		return err
+	}
+	var header metadata.MD
+	meta, err := r.service.ModelMetadata(ctx, &oip.ModelMetadataRequest{Name: r.cfg.Remote}, grpc.Header(&header))
+	if err != nil {
+		return err
+	}
+	config, err := r.service.ModelConfig(ctx, &oip.ModelConfigRequest{Name: r.cfg.Remote})
+	if err != nil {
+		return err
+	}
+	most := int(config.GetConfig().GetMaxBatchSize())
+	if most < 1 {
+		return fmt.Errorf("model %q takes no batches there (max_batch_size is 0): set it in its configuration", r.cfg.Remote)
+	}
+	sig, err := r.signatureOf(meta, header)
+	if err != nil {
+		return err
+	}
+	plain := !slices.Contains(server.Extensions, relaywire.Requests)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sig == nil {
+		r.sig, r.maxBatch = sig, most
+		close(r.known)
+	} else if !r.sig.Equal(sig) {
+		return fmt.Errorf("it serves %q as %s, the other hosts as %s: it is left out until they agree", r.cfg.Remote, sig, r.sig)
+	}
+	h.hosts.mu.Lock()
+	defer h.hosts.mu.Unlock()
+	if plain && !h.plain && strings.EqualFold(server.Name, "ringbatch") {
+		r.log.Warn("an older ringbatch: a request that fails there fails with its whole batch", "host", h.name, "version", server.Version)
+	}
+	h.plain, h.maxBatch = plain, most
+	return nil
+}
+
+// signatureOf reads the model's metadata.
+func (r *relay) signatureOf(meta *oip.ModelMetadataResponse, header metadata.MD) (*tensor.Signature, error) {
+	if text := header.Get(relaywire.SignatureHeader); len(text) > 0 {
+		inputs, outputs, ok := strings.Cut(text[0], " -> ")
+		if sig, err := tensor.ParseSignature(strings.Fields(inputs), strings.Fields(outputs)); ok && err == nil {
+			return &sig, nil
+		}
+	}
+	var sig tensor.Signature
+	for _, side := range []struct {
+		from  []*oip.ModelMetadataResponse_TensorMetadata
+		to    *[]tensor.Spec
+		given []tensor.Spec
+		flag  string
+	}{{meta.Inputs, &sig.Inputs, r.cfg.Inputs, "--input"}, {meta.Outputs, &sig.Outputs, r.cfg.Outputs, "--output"}} {
+		for _, t := range side.from {
+			spec, err := specOf(t, side.given, side.flag)
+			if err != nil {
+				return nil, err
+			}
+			*side.to = append(*side.to, spec)
+		}
+	}
+	if err := sig.Validate(); err != nil {
+		return nil, fmt.Errorf("its signature is none of a ring: %w", err)
+	}
+	return &sig, nil
+}
+
+// specOf is one tensor. What the far side leaves open, the user has to say.
+func specOf(t *oip.ModelMetadataResponse_TensorMetadata, given []tensor.Spec, flag string) (spec tensor.Spec, err error) {
+	d, ok := dtypes[t.Datatype]
+	if !ok {
+		return spec, fmt.Errorf("tensor %q is of type %s, which a ring has none of", t.Name, t.Datatype)
+	}
+	if len(t.Shape) == 0 || t.Shape[0] != -1 {
+		return spec, fmt.Errorf("tensor %q has shape %v: the first dimension is to be the batch", t.Name, t.Shape)
+	}
+	for i := range given {
+		if given[i].Name == t.Name {
+			if given[i].DType != d || len(given[i].Shape) != len(t.Shape)-1 {
+				return spec, fmt.Errorf("tensor %q is %s%v there, %s says %s", t.Name, t.Datatype, t.Shape, flag, given[i].String())
+			}
+			return given[i], nil
+		}
+	}
+	spec = tensor.Spec{Name: t.Name, DType: d}
+	for _, n := range t.Shape[1:] {
+		if n < 1 {
+			return spec, fmt.Errorf("tensor %q has shape %v: say how large it can be, with %s '%s:%s[<=N,…]'", t.Name, t.Shape, flag, t.Name, d)
+		}
+		spec.Shape = append(spec.Shape, int(n))
+	}
+	return spec, nil
+}
+
+// dtypes by the protocol's names.
+var dtypes = map[string]tensor.DType{
+	"BOOL": tensor.Bool, "UINT8": tensor.U8, "INT8": tensor.I8, "INT16": tensor.I16, "INT32": tensor.I32, "INT64": tensor.I64,
+	"FP16": tensor.F16, "BF16": tensor.BF16, "FP32": tensor.F32, "FP64": tensor.F64,
+}
+
+// problem is one sentence about a host whose check failed.
+func problem(err error) string {
+	s, ok := rpcstatus.FromError(err)
+	if !ok {
+		return err.Error()
+	}
+	switch s.Code() {
+	case codes.DeadlineExceeded:
+		return "it does not answer"
+	case codes.NotFound:
+		return "it does not serve the model: " + s.Message()
+	case codes.Unauthenticated, codes.PermissionDenied:
+		return "it refuses us: " + s.Message() + "; see --token_file and --tls_cert"
+	case codes.Unimplemented:
+		return "it does not speak the Open Inference Protocol: " + s.Message()
+	case codes.Unavailable:
+		return connectionProblem(errors.New(s.Message()))
+	}
+	return s.Message()
+}
+
+// connectionProblem is one sentence about a host that cannot be connected to.
+func connectionProblem(err error) string {
+	text := err.Error()
+	for _, known := range []struct{ has, say string }{
+		{"no such host", "there is no such host"},
+		{"connection refused", "nothing listens there"},
+		{"HTTP/1", "it answers HTTP/1, not gRPC: is that the gRPC port, or a balancer that does not pass HTTP/2 on?"},
+		{"malformed HTTP", "it does not answer gRPC: is that the gRPC port, or a balancer that does not pass HTTP/2 on?"},
+		{"certificate has expired", "its certificate has expired, or the clocks differ"},
+		{"certificate signed by unknown authority", "its certificate is of an authority that we don't know: give it with --tls_ca"},
+		{"certificate is valid for", "its certificate is for another name: see --server_name"},
+		{"cannot validate certificate for", "its certificate does not name this address: see --server_name"},
+		{"first record does not look like a TLS handshake", "it does not speak TLS"},
+		{"certificate required", "it wants a certificate of ours: give --tls_cert and --tls_key"},
+		{"expired certificate", "our certificate has expired: replace the file of --tls_cert"},
+		{"bad certificate", "it does not take our certificate"},
+		{"error reading server preface", "it hung up as gRPC began: is that the gRPC port, and does it want TLS?"},
+	} {
+		if strings.Contains(text, known.has) {
+			return known.say + " (" + strings.TrimPrefix(text, "connection error: desc = ") + ")"
+		}
+	}
+	return text
+}

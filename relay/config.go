@@ -1,0 +1,147 @@
+package relay
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Config is what a relay does.
+type Config struct {
+	Model  string // on this host
+	Remote string // its name on the far side; default: the same
+	Target string // host:port, several of them with commas between, or any gRPC target: dns:///…
+	Socket string // the broker's; default as everywhere
+	Name   string // for logs and statistics
+	Policy policy.Policy
+	// Inputs and Outputs say how large variable dimensions may be, where the
+	// far side does not: tensors of the signature with their maxima.
+	Inputs, Outputs []tensor.Spec
+
+	Route    Route // which host the next batch goes to
+	InFlight int   // most batches on the network at once, 1 … 64
+	Attempts int   // hosts that one batch is sent to at most
+
+	TLS        bool   // with the system's authorities, or those of CAFile
+	CAFile     string // authorities of the far side's certificate
+	CertFile   string // our own certificate, and
+	KeyFile    string // its key
+	ServerName string // what the far side's certificate is for, if not the target
+	TokenFile  string // the first token in it is shown with every call
+	Insecure   bool   // show the token without TLS
+
+	CheckInterval time.Duration // how often a host is asked whether it is well
+	CheckTimeout  time.Duration // and how long it may take to answer
+
+	WaitForBroker time.Duration
+	Logger        *slog.Logger
+	Started       func(sig *tensor.Signature) // the far side has told its signature
+	Memory        shm.Memory                  // for tests
+}
+
+// Route is a rule to choose a host by, among those that have room.
+type Route string
+
+// The routes.
+const (
+	RoundRobin   Route = "round_robin"   // in turn
+	LeastRequest Route = "least_request" // the one with the fewest batches on their way
+	Weighted     Route = "weighted"      // by the load that hosts report: rows a second at full use
+	Fill         Route = "fill"          // the first that has room: few hosts with full batches, the others rest
+)
+
+// Routes lists them.
+func Routes() []string {
+	return []string{string(LeastRequest), string(RoundRobin), string(Weighted), string(Fill)}
+}
+
+// Defaults.
+const (
+	DefaultInFlight      = 32
+	DefaultAttempts      = 3
+	DefaultCheckInterval = 300 * time.Millisecond
+	DefaultCheckTimeout  = time.Second
+)
+
+func (c *Config) fill() {
+	if c.Remote == "" {
+		c.Remote = c.Model
+	}
+	if c.Name == "" {
+		c.Name = "relay"
+	}
+	if c.Route == "" {
+		c.Route = LeastRequest
+	}
+	if c.InFlight == 0 {
+		c.InFlight = DefaultInFlight
+	}
+	if c.Attempts == 0 {
+		c.Attempts = DefaultAttempts
+	}
+	if c.CheckInterval == 0 {
+		c.CheckInterval = DefaultCheckInterval
+	}
+	if c.CheckTimeout == 0 {
+		c.CheckTimeout = DefaultCheckTimeout
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.CAFile != "" || c.CertFile != "" || c.ServerName != "" {
+		c.TLS = true
+	}
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.Model == "" || c.Target == "":
+		return fmt.Errorf("%w: a relay needs a model and a target", status.ErrInvalid)
+	case !slices.Contains(Routes(), string(c.Route)):
+		return fmt.Errorf("%w: no route %q; there are %s", status.ErrInvalid, c.Route, strings.Join(Routes(), ", "))
+	case c.InFlight < 1 || c.InFlight > shm.MaxMailDepth:
+		return fmt.Errorf("%w: %d batches in flight, must be 1..%d", status.ErrInvalid, c.InFlight, shm.MaxMailDepth)
+	case c.Attempts < 1:
+		return fmt.Errorf("%w: %d attempts", status.ErrInvalid, c.Attempts)
+	case (c.CertFile == "") != (c.KeyFile == ""):
+		return fmt.Errorf("%w: a certificate of our own needs its key, and the key its certificate", status.ErrInvalid)
+	case c.CheckInterval < 0 || c.CheckTimeout < 0:
+		return fmt.Errorf("%w: a check interval or timeout below zero", status.ErrInvalid)
+	case c.TokenFile != "" && !c.TLS && !c.Insecure && !c.onlyThisHost():
+		return fmt.Errorf("%w: the token would cross the network in plain sight: give --tls or --tls_ca, or say --insecure if something else guards it (a mesh, a tunnel)", status.ErrInvalid)
+	}
+	return nil
+}
+
+// onlyThisHost tells that the target is a list of addresses of this host.
+func (c *Config) onlyThisHost() bool {
+	for _, address := range c.list() {
+		host, _, err := net.SplitHostPort(address)
+		if ip := net.ParseIP(host); err != nil || host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+			return false
+		}
+	}
+	return len(c.list()) > 0
+}
+
+// list is the target as a list of addresses; nil if it is of another kind.
+func (c *Config) list() []string {
+	if strings.Contains(c.Target, "://") || strings.HasPrefix(c.Target, "unix:") {
+		return nil
+	}
+	var all []string
+	for _, address := range strings.Split(c.Target, ",") {
+		if address = strings.TrimSpace(address); address != "" {
+			all = append(all, address)
+		}
+	}
+	return all
+}

@@ -1,0 +1,318 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/balancer"
+
+	"github.com/ringbatch/ringbatch/internal/relaywire"
+)
+
+// hosts are the addresses of the target, and what is known of each.
+type hosts struct {
+	log      *slog.Logger
+	route    Route
+	inFlight int                          // most batches at once, of all hosts
+	check    func(context.Context, *host) // runs while a host is connected
+	onLanes  func(int)                    // how many batches are welcome has changed
+
+	mu      sync.Mutex // guards what follows, and the fields of every host
+	all     []*host    // by name
+	turn    int        // for round_robin and for ties
+	changed chan struct{}
+	why     string // the target could not be resolved
+	lanes   int
+}
+
+// host is one address.
+//
+//	           connected          check: well            a call is lost, check fails
+//	connecting ─────────► unknown ───────────► usable ─────────────────────► left ─┐
+//	    ▲                                        ▲        check: well              │
+//	    └──── disconnected, from anywhere ───────┴─────────────────────────────────┘
+type host struct {
+	hosts *hosts
+	name  string
+
+	sub    balancer.SubConn // nil while it is not connected
+	free   bool             // another balancer chooses: any connection will do
+	cancel context.CancelFunc
+	usable bool
+	said   string // why it is not, as it was logged
+
+	inFlight int
+	window   float64 // batches that it may have in flight
+	pass     float64 // of stride scheduling, for Weighted
+	load     relaywire.Load
+	calls    map[*call]struct{}
+
+	plain    bool // no ringbatch gateway: a batch fails as a whole
+	maxBatch int  // rows
+}
+
+func newHosts(log *slog.Logger, route Route, inFlight int) *hosts {
+	return &hosts{log: log, route: route, inFlight: inFlight, changed: make(chan struct{}), check: func(context.Context, *host) {}, onLanes: func(int) {}}
+}
+
+// Windows: what a host may have in flight before it has reported anything, and
+// how far that goes.
+const (
+	firstWindow = 2
+	leastWindow = 1
+)
+
+// add knows a new address.
+func (p *hosts) add(name string) *host {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h := &host{hosts: p, name: name, window: firstWindow, calls: map[*call]struct{}{}}
+	p.all = append(p.all, h)
+	slices.SortFunc(p.all, func(a, b *host) int { return strings.Compare(a.name, b.name) })
+	return h
+}
+
+// remove forgets an address that the target has no longer; what is in flight
+// there may finish.
+func (p *hosts) remove(h *host) {
+	h.disconnected(nil)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all = slices.DeleteFunc(p.all, func(x *host) bool { return x == h })
+	p.tell()
+}
+
+// tell wakes everybody who waits for a host, and says how many batches are
+// welcome. The caller holds mu.
+func (p *hosts) tell() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+	lanes := 0
+	for _, h := range p.all {
+		if h.usable {
+			lanes += int(h.window)
+		}
+	}
+	if lanes = min(max(lanes, 1), p.inFlight); lanes != p.lanes {
+		p.lanes = lanes
+		p.onLanes(lanes)
+	}
+}
+
+// wait is closed when something about the hosts changes.
+func (p *hosts) wait() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.changed
+}
+
+func (p *hosts) unresolved(why string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if why != p.why {
+		p.why = why
+		p.log.Warn("the target cannot be resolved, trying again", "error", why)
+	}
+}
+
+func (p *hosts) resolved() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.why = ""
+}
+
+// complaint says why no host can be used.
+func (p *hosts) complaint() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.all) == 0 {
+		if p.why != "" {
+			return errors.New(p.why)
+		}
+		return errors.New("no host of the target is known yet")
+	}
+	var all []error
+	for _, h := range p.all {
+		if h.said != "" {
+			all = append(all, fmt.Errorf("%s: %s", h.name, h.said))
+		}
+	}
+	if len(all) == 0 {
+		return errors.New("no host is connected yet")
+	}
+	return errors.Join(all...)
+}
+
+// connected tells that gRPC has a connection: whether the host is well has to
+// be found out.
+func (h *host) connected(sub balancer.SubConn) {
+	p := h.hosts
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h.cancel != nil {
+		h.cancel()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	h.sub, h.cancel = sub, cancel
+	go p.check(ctx, h)
+}
+
+// disconnected tells that the connection is gone; gRPC makes another one. Calls
+// that were on it end by themselves.
+func (h *host) disconnected(err error) {
+	p := h.hosts
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h.cancel != nil {
+		h.cancel()
+		h.cancel = nil
+	}
+	h.sub = nil
+	switch {
+	case err != nil:
+		h.leave(connectionProblem(err))
+	case h.usable:
+		h.leave("the connection ended")
+	}
+}
+
+func (h *host) connection() balancer.SubConn {
+	h.hosts.mu.Lock()
+	defer h.hosts.mu.Unlock()
+	return h.sub
+}
+
+// leave stops using the host and says why, once. The caller holds mu.
+func (h *host) leave(why string) {
+	h.usable, h.load = false, relaywire.Load{}
+	if h.said != why {
+		h.said = why
+		h.hosts.log.Warn("host left", "host", h.name, "reason", why)
+	}
+	h.hosts.tell()
+}
+
+// well takes the host among those that get batches.
+func (h *host) well() {
+	p := h.hosts
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h.usable || h.sub == nil && !h.free {
+		return
+	}
+	h.usable, h.window, h.pass = true, firstWindow, p.leastPass()
+	if h.said != "" {
+		p.log.Info("host is back", "host", h.name)
+		h.said = ""
+	}
+	p.tell()
+}
+
+// unwell stops using the host. If it does not answer at all, its calls are
+// given up, so that their batches can go elsewhere.
+func (h *host) unwell(why string, silent bool) {
+	p := h.hosts
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h.leave(why)
+	if silent {
+		for c := range h.calls {
+			c.cancel(errHostSilent)
+		}
+	}
+}
+
+var errHostSilent = errors.New("the host does not answer")
+
+// answered learns from what a host reports with an answer. Its window is what
+// keeps its workers busy with little waiting in its queue:
+//
+//	waited less than half as long as it was computed   one more, in as many answers as there are in flight
+//	waited longer than one and a half times            one tenth less
+func (h *host) answered(load relaywire.Load, reported bool) {
+	p := h.hosts
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := int(h.window)
+	if !reported { // it does not say: what it answers in time it may get more of
+		h.window = min(h.window+1/h.window, maxPlainWindow)
+	} else {
+		h.load = load
+		switch {
+		case load.Queue < load.Compute/2:
+			if float64(h.inFlight) >= h.window-1 { // else it would grow without being used
+				h.window = min(h.window+1/h.window, float64(p.inFlight))
+			}
+		case load.Queue > load.Compute*3/2:
+			h.window = max(h.window*0.9, leastWindow)
+		}
+	}
+	if int(h.window) != before {
+		p.tell()
+	}
+}
+
+// maxPlainWindow bounds what a server that reports nothing has in flight.
+const maxPlainWindow = 4
+
+// overloaded halves what a host may have in flight: it has refused a batch.
+func (h *host) overloaded() {
+	p := h.hosts
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h.window = max(h.window/2, leastWindow)
+	p.tell()
+}
+
+// call is one batch, or a part of it, that is on its way to a host.
+type call struct {
+	host   *host
+	cancel context.CancelCauseFunc
+}
+
+// begin counts a call; end follows.
+func (h *host) begin(cancel context.CancelCauseFunc) *call {
+	c := &call{h, cancel}
+	h.calls[c] = struct{}{}
+	h.inFlight++
+	return c
+}
+
+func (c *call) end() {
+	p := c.host.hosts
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(c.host.calls, c)
+	c.host.inFlight--
+	close(p.changed) // there is room
+	p.changed = make(chan struct{})
+}
+
+// state is for logs and tests.
+func (p *hosts) state() (usable int, lanes int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, h := range p.all {
+		if h.usable {
+			usable++
+		}
+	}
+	return usable, p.lanes
+}
+
+// pause waits for d, for a change of the hosts, or for the end of ctx.
+func (p *hosts) pause(ctx context.Context, d time.Duration, changed <-chan struct{}) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-changed:
+	case <-t.C:
+	}
+}

@@ -1,0 +1,222 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// relay is a running relay.
+type relay struct {
+	cfg     Config
+	log     *slog.Logger
+	conn    *grpc.ClientConn
+	service oip.GRPCInferenceServiceClient
+	codec   codec
+	hosts   *hosts
+	leases  atomic.Int64 // buffers of slots that the transport has
+	levels  int          // of the local model
+
+	mu       sync.Mutex
+	sig      *tensor.Signature // of the first host that told one
+	maxBatch int
+	known    chan struct{} // closed when sig is there
+	sendings map[*sending]struct{}
+}
+
+// Run relays until ctx ends. It returns nil then, or the error that ended it; a
+// target that does not answer is waited for.
+func Run(ctx context.Context, cfg Config) error {
+	cfg.fill()
+	if err := cfg.check(); err != nil {
+		return err
+	}
+	register()
+	r := &relay{cfg: cfg, log: cfg.Logger, codec: newCodec(), known: make(chan struct{}), sendings: map[*sending]struct{}{}}
+	r.hosts = newHosts(cfg.Logger, cfg.Route, cfg.InFlight)
+	if err := r.connect(); err != nil {
+		return err
+	}
+	defer r.conn.Close()
+	life, stop := context.WithCancel(context.Background())
+	defer stop()
+	go r.sweep(life)
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-r.known:
+	}
+	if cfg.Started != nil {
+		cfg.Started(r.sig)
+	}
+	_, lanes := r.hosts.state()
+	return worker.KeepAttached(ctx, worker.Config{
+		Model: cfg.Model, Signature: *r.sig, Socket: cfg.Socket, Name: cfg.Name, Depth: cfg.InFlight, Concurrency: max(1, min(lanes, cfg.InFlight)),
+		Policy: r.policy(), WaitForBroker: cfg.WaitForBroker, Memory: cfg.Memory,
+	}, r.serve)
+}
+
+// policy is the user's, with the far side's batch where that is left open.
+func (r *relay) policy() policy.Policy {
+	p := policy.New(policy.MaxBatchSize(r.maxBatch))
+	for key, value := range r.cfg.Policy {
+		p[key] = value
+	}
+	return p
+}
+
+func (r *relay) connect() error {
+	creds, err := transport(&r.cfg, r.hosts)
+	if err != nil {
+		return err
+	}
+	options := []grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}, MinConnectTimeout: 2 * time.Second}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.WithInitialWindowSize(1 << 20), grpc.WithInitialConnWindowSize(8 << 20),
+		grpc.WithIdleTimeout(0),
+		grpc.WithDisableRetry(), // ours knows which requests nobody waits for
+	}
+	if r.cfg.TokenFile != "" {
+		t, err := newToken(&r.cfg)
+		if err != nil {
+			return err
+		}
+		options = append(options, grpc.WithPerRPCCredentials(t))
+	}
+	target := r.cfg.Target
+	if list := r.cfg.list(); list != nil {
+		m := manual.NewBuilderWithScheme("list")
+		m.InitialState(resolver.State{Endpoints: endpoints(list)})
+		options = append(options, grpc.WithResolvers(m))
+		target = "list:///" + list[0]
+	}
+	r.hosts.check = r.checkHost
+	if strings.HasPrefix(target, "xds:") { // its control plane balances
+		h := r.hosts.add(target)
+		h.free = true
+		h.connected(nil)
+	} else {
+		options = append(options, grpc.WithDisableServiceConfig(), grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"`+policyName+`": {}}]}`))
+	}
+	if r.conn, err = grpc.NewClient(target, options...); err != nil {
+		return fmt.Errorf("target %q: %w", r.cfg.Target, err)
+	}
+	r.service = oip.NewGRPCInferenceServiceClient(r.conn)
+	r.conn.Connect()
+	return nil
+}
+
+// serve relays the batches of one attachment.
+func (r *relay) serve(ctx context.Context, w *worker.Worker) error {
+	settings := w.Settings()
+	r.levels = settings.LevelCount()
+	r.hosts.mu.Lock()
+	r.hosts.onLanes = w.SetLanes
+	w.SetLanes(max(1, r.hosts.lanes))
+	r.hosts.mu.Unlock()
+	// What was taken is finished when the relay is to stop; no host's silence
+	// makes that longer than the lease.
+	err := w.ServeBatches(ctx, r.cfg.InFlight, func(_ context.Context, b *worker.Batch) error {
+		(&trip{r, b, settings.Lease}).run(context.Background())
+		return nil
+	})
+	r.hosts.mu.Lock()
+	r.hosts.onLanes = func(int) {}
+	r.hosts.mu.Unlock()
+	r.settle(w)
+	return err
+}
+
+// settle waits until the transport has let go of the slots, which are unmapped
+// next.
+func (r *relay) settle(w *worker.Worker) {
+	for end := time.Now().Add(settleTime); r.leases.Load() > 0; time.Sleep(time.Millisecond) {
+		runtime.GC() // tells of what the transport forgot
+		if time.Now().After(end) {
+			r.log.Warn("the transport still has buffers of the ring, it stays mapped", "buffers", r.leases.Load())
+			w.Leave()
+			w.Abandon()
+			return
+		}
+	}
+}
+
+const settleTime = 5 * time.Second
+
+// sending is a call whose requests somebody should wait for.
+type sending struct {
+	b        *worker.Batch
+	requests []int
+	cancel   context.CancelCauseFunc
+}
+
+var errNobodyWaits = errors.New("nobody waits for it any more")
+
+// watch has a call canceled when its last request was canceled.
+func (r *relay) watch(s *sending) (done func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sendings[s] = struct{}{}
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.sendings, s)
+	}
+}
+
+// sweepInterval is how soon a host learns that nobody waits for a batch.
+const sweepInterval = 10 * time.Millisecond
+
+func (r *relay) sweep(ctx context.Context) {
+	t := time.NewTicker(sweepInterval)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		r.mu.Lock()
+		for s := range r.sendings {
+			open := false
+			for _, i := range s.requests {
+				open = open || s.b.Open(i)
+			}
+			if !open {
+				s.cancel(errNobodyWaits)
+			}
+		}
+		r.mu.Unlock()
+	}
+}
+
+// differs asks a host again what it serves, and leaves it if that is something
+// else.
+func (r *relay) differs(h *host) bool {
+	ctx, cancel := context.WithTimeout((&route{host: h}).to(context.Background()), r.cfg.CheckTimeout)
+	defer cancel()
+	err := r.checkModel(ctx, h)
+	if err != nil {
+		h.unwell(problem(err), false)
+	}
+	return err != nil
+}

@@ -1,0 +1,310 @@
+package relay
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+func TestABatchTravelsAsOneAndItsRequestsFailAlone(t *testing.T) {
+	sig := signature(t, "x:i32[1]", "y:i32[1]")
+	var batches, rows atomic.Int32
+	h := newHost(t, sig, func(ctx context.Context, b *worker.Batch) error {
+		batches.Add(1)
+		rows.Add(int32(b.Rows()))
+		return double(ctx, b)
+	}, nil)
+	l := newLocal(t, nil, h.address)
+	list := commit(t, l.dial(), 2, 4, 5, 6)
+	for i, want := range []int32{4, 8, 0, 12} {
+		err := list[i].Wait(soon(t))
+		if i == 2 {
+			if !errors.Is(err, status.ErrFailed) || !strings.Contains(err.Error(), "5 is odd") {
+				t.Errorf("the request that fails there: %v", err)
+			}
+			continue
+		}
+		if err != nil || number(t, list[i]) != want {
+			t.Errorf("request %d: %v", i, err)
+		}
+	}
+	if batches.Load() != 1 || rows.Load() != 4 {
+		t.Errorf("%d rows in %d batches there, want 4 in 1", rows.Load(), batches.Load())
+	}
+}
+
+func TestPriorityDeadlineAndStatusTravel(t *testing.T) {
+	sig := signature(t, "x:i32[1]", "y:i32[1]")
+	seen := make(chan [2]int64, 16)
+	h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
+		seen <- [2]int64{int64(b.Level()), b.Request(0).Deadline}
+		b.Fail(0, fmt.Errorf("%w: it killed two", status.ErrWorkerDied))
+		return nil
+	}, nil)
+	l := newLocal(t, nil, h.address)
+	q, err := l.dial().Claim(soon(t), 1)
+	if err == nil {
+		err = errors.Join(q.SetPriority(1), q.SetDeadline(time.Now().Add(patience)), q.Commit(soon(t)))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := q.Wait(soon(t)); !errors.Is(err, status.ErrWorkerDied) || !strings.Contains(err.Error(), "it killed two") {
+		t.Errorf("ended with %v", err)
+	}
+	if got := <-seen; got[0] != 1 || got[1] == 0 {
+		t.Errorf("level %d, deadline %d", got[0], got[1])
+	}
+}
+
+func TestWhatKilledAWorkerThereIsNotSentToAnotherHost(t *testing.T) {
+	sig := signature(t, "x:i32[1]", "y:i32[1]")
+	var runs atomic.Int32
+	deadly := func(_ context.Context, b *worker.Batch) error {
+		runs.Add(1)
+		return status.ErrWorkerDied
+	}
+	a, b := newHost(t, sig, deadly, nil), newHost(t, sig, deadly, nil)
+	l := newLocal(t, nil, a.address, b.address)
+	q := commit(t, l.dial(), 2)[0]
+	if err := q.Wait(soon(t)); !errors.Is(err, status.ErrWorkerDied) {
+		t.Errorf("ended with %v", err)
+	}
+	if n := runs.Load(); n != 1 {
+		t.Errorf("it was run %d times", n)
+	}
+}
+
+func TestCancellationTravels(t *testing.T) {
+	sig := signature(t, "x:i32[1]", "y:i32[1]")
+	gone, running := make(chan struct{}), make(chan struct{})
+	h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
+		close(running)
+		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if !b.Open(0) {
+				close(gone)
+				break
+			}
+		}
+		return nil
+	}, nil)
+	l := newLocal(t, nil, h.address)
+	q := commit(t, l.dial(), 2)[0]
+	<-running
+	if err := q.Cancel(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-gone:
+	case <-time.After(patience):
+		t.Fatal("the far side never heard of it")
+	}
+	if err := q.Wait(soon(t)); !errors.Is(err, status.ErrCanceled) {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+func TestLargeBatchesTravel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("moves 19 MB under the race detector")
+	}
+	const row = 602112
+	sig := signature(t, fmt.Sprintf("x:u8[%d]", row), fmt.Sprintf("y:u8[%d]", row))
+	h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
+		for i := range b.Rows() {
+			copy(b.Output(0).Bytes(i), b.Input(0).Bytes(i))
+		}
+		return nil
+	}, nil)
+	l := newLocal(t, func(c *Config) { c.Policy = policy.New(policy.MaxBatchSize(32), policy.Slots(64)) }, h.address)
+	c := l.dial()
+	var list []client.Request
+	for i := range 32 {
+		q, err := c.Claim(soon(t), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, _ := q.InputBytes(0)
+		for k := range in {
+			in[k] = byte(k*7 + i)
+		}
+		list = append(list, q)
+	}
+	if err := client.CommitAll(soon(t), list); err != nil {
+		t.Fatal(err)
+	}
+	for i, q := range list {
+		if err := q.Wait(soon(t)); err != nil {
+			t.Fatal(err)
+		}
+		out, err := q.OutputBytes(0)
+		if err != nil || len(out) != row {
+			t.Fatalf("request %d: %d bytes, %v", i, len(out), err)
+		}
+		for k := range out {
+			if out[k] != byte(k*7+i) {
+				t.Fatalf("request %d has another answer at byte %d", i, k)
+			}
+		}
+	}
+}
+
+func TestRequestsKeepTheirSizesOnTheWay(t *testing.T) {
+	sig := signature(t, "x:u8[<=9,2]", "y:u8[<=9,2]")
+	same := func(_ context.Context, b *worker.Batch) error {
+		for i := range b.Len() {
+			if err := b.SetOutputDims(i, int(b.Request(i).Dims()[0])); err != nil {
+				return err
+			}
+			for row := b.Request(i).Row; row < b.Request(i).Row+b.Request(i).Rows; row++ {
+				copy(b.Output(0).Bytes(row), b.Input(0).Bytes(row))
+			}
+		}
+		return nil
+	}
+	h := newHost(t, sig, same, nil)
+	for name, p := range map[string]policy.Policy{
+		"exact": policy.New(), "buckets": {"buckets.x.0": "4,9"}, "ragged": policy.New(policy.Ragged(true)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLocal(t, func(c *Config) { c.Policy = p }, h.address)
+			c := l.dial()
+			var all sync.WaitGroup
+			for n := range 9 {
+				all.Go(func() {
+					data := bytes.Repeat([]byte{byte('a' + n), byte('A' + n)}, n+1)
+					outs, err := c.Infer(soon(t), tensor.Of("x", data, 1, n+1, 2))
+					if err != nil || !bytes.Equal(outs[0].Data, data) {
+						t.Errorf("size %d: %v, %v", n+1, outs, err)
+					}
+				})
+			}
+			all.Wait()
+		})
+	}
+}
+
+func TestAHostThatGoesAwayIsLeftAndComesBack(t *testing.T) {
+	sig := signature(t, "x:i32[1]", "y:i32[1]")
+	a, b := newHost(t, sig, double, nil), newHost(t, sig, double, nil)
+	l := newLocal(t, nil, a.address, b.address)
+	c := l.dial()
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	for g := range 4 {
+		all.Go(func() {
+			for i := int32(0); ; i += 2 {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				q := commit(t, c, int32(g)*100000+i)[0]
+				if err := q.Wait(soon(t)); err != nil {
+					t.Errorf("a request was lost: %v", err)
+				} else if got := number(t, q); got != 2*(int32(g)*100000+i) {
+					t.Errorf("answer %d of %d", got, int32(g)*100000+i)
+				}
+				_ = q.Release()
+			}
+		})
+	}
+	for range 3 {
+		a.stop()
+		l.eventually("it is left", func() bool { return l.log.has("host left") })
+		a.serve(nil)
+		l.eventually("it is back", func() bool { return l.log.has("host is back") })
+	}
+	close(stop)
+	all.Wait()
+}
+
+func TestTheLocalBrokerMayBeRestarted(t *testing.T) {
+	sig := signature(t, "x:i32[1]", "y:i32[1]")
+	h := newHost(t, sig, double, nil)
+	l := newLocal(t, nil, h.address)
+	c := l.dial()
+	for range 3 {
+		l.eventually("it is answered", func() bool {
+			q, err := c.Claim(soon(t), 1)
+			if err != nil {
+				return false
+			}
+			defer q.Release()
+			return q.Commit(soon(t)) == nil && q.Wait(soon(t)) == nil
+		})
+		if err := errors.Join(l.broker.Stop(), l.broker.Start()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestAHostWithAnotherSignatureIsLeftOut(t *testing.T) {
+	var wrong atomic.Int32
+	a := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
+	l := newLocal(t, nil, a.address)
+	c := l.dial()
+	b := newHost(t, signature(t, "x:i32[2]", "y:i32[2]"), func(context.Context, *worker.Batch) error { wrong.Add(1); return nil }, nil)
+	l2 := newLocal(t, nil, a.address, b.address)
+	l2.eventually("it is said", func() bool { return l2.log.has("the other hosts as") || wrong.Load() > 0 })
+	for i := range int32(20) {
+		if err := commit(t, c, 2*i)[0].Wait(soon(t)); err != nil {
+			t.Error(err)
+		}
+	}
+	if wrong.Load() != 0 {
+		t.Error("a batch went to the wrong model")
+	}
+}
+
+func TestEachProblemOfAHostIsOneClearSentence(t *testing.T) {
+	old := httptest.NewServer(http.NotFoundHandler()) // a balancer that speaks HTTP/1
+	defer old.Close()
+	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	good := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
+	http1 := strings.TrimPrefix(old.URL, "http://")
+	l := newLocal(t, nil, good.address, "no-such-host.invalid:8001", "127.0.0.1:1", http1, mute.Addr().String())
+	if err := commit(t, l.dial(), 2)[0].Wait(soon(t)); err != nil {
+		t.Errorf("the good host: %v", err)
+	}
+	for _, want := range []string{"there is no such host", "nothing listens there", "is that the gRPC port"} {
+		l.eventually(want, func() bool { return l.log.has(want) })
+	}
+}
+
+func TestARelayThatCannotBeIsRefusedInOneSentence(t *testing.T) {
+	for _, c := range []struct {
+		cfg  Config
+		want string
+	}{
+		{Config{Model: "m"}, "a target"},
+		{Config{Model: "m", Target: "x:1", Route: "best"}, "least_request"},
+		{Config{Model: "m", Target: "x:1", InFlight: 65}, "1..64"},
+		{Config{Model: "m", Target: "x:1", TokenFile: "t"}, "plain sight"},
+		{Config{Model: "m", Target: "x:1", CertFile: "c"}, "its key"},
+		{Config{Model: "m", Target: "x:1", CAFile: "/no/such/file"}, "no such file"},
+	} {
+		if err := Run(soon(t), c.cfg); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v", c.cfg, err)
+		}
+	}
+}

@@ -1,0 +1,226 @@
+package relay
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+const patience = 30 * time.Second
+
+func soon(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// testHost is a broker, a gateway and workers in this process, as another host
+// would have them.
+type testHost struct {
+	t       *testing.T
+	broker  *testbed.Local
+	mem     *shm.Heap
+	address string
+	stop    func() // ends the gateway
+}
+
+func signature(t testing.TB, in, out string) tensor.Signature {
+	t.Helper()
+	sig, err := tensor.ParseSignature(strings.Fields(in), strings.Fields(out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sig
+}
+
+func newHost(t *testing.T, sig tensor.Signature, fn worker.Func, change func(*gateway.Config)) *testHost {
+	t.Helper()
+	h := &testHost{t: t, mem: shm.NewHeap()}
+	var err error
+	h.broker, err = testbed.StartLocal(broker.Config{Memory: h.mem, DrainTime: time.Millisecond, Models: []broker.ModelConfig{{
+		Name: "m", Signature: sig, Policy: policy.New(policy.MaxBatchSize(8), policy.WaitTime(0), policy.Slots(64), policy.Priorities(3)),
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	all.Go(func() {
+		_ = worker.Serve(ctx, worker.Config{Model: "m", Signature: sig, Socket: h.broker.Socket(), Memory: h.mem}, fn)
+	})
+	h.serve(change)
+	t.Cleanup(func() {
+		h.stop()
+		cancel()
+		all.Wait()
+		_ = h.broker.Close()
+	})
+	return h
+}
+
+// serve opens the gateway, at the same address as before if there was one.
+func (h *testHost) serve(change func(*gateway.Config)) {
+	h.t.Helper()
+	cfg := gateway.Config{Socket: h.broker.Socket(), HTTP: gateway.Off, GRPC: "127.0.0.1:0", Memory: h.mem, Logger: slog.New(slog.DiscardHandler), DrainTime: 50 * time.Millisecond}
+	if h.address != "" {
+		cfg.GRPC = h.address
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	started := make(chan struct{})
+	cfg.Started = func(_, rpc net.Addr) { h.address = rpc.String(); close(started) }
+	g, err := gateway.New(cfg)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- g.Serve(ctx) }()
+	select {
+	case <-started:
+	case err := <-ended:
+		h.t.Fatal(err)
+	}
+	var once sync.Once
+	h.stop = func() { once.Do(func() { cancel(); <-ended }) }
+}
+
+// local is this host: a broker, a relay and a client.
+type local struct {
+	t      *testing.T
+	broker *testbed.Local
+	mem    *shm.Heap
+	log    *testLog
+}
+
+// testLog keeps what the relay says.
+type testLog struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *testLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *testLog) has(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), text)
+}
+
+// newLocal starts a broker, and a relay to the hosts.
+func newLocal(t *testing.T, change func(*Config), addresses ...string) *local {
+	t.Helper()
+	l := &local{t: t, mem: shm.NewHeap(), log: &testLog{}}
+	var err error
+	if l.broker, err = testbed.StartLocal(broker.Config{Memory: l.mem, DrainTime: time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{Model: "m", Target: strings.Join(addresses, ","), Socket: l.broker.Socket(), Memory: l.mem, WaitForBroker: patience,
+		Logger: slog.New(slog.NewTextHandler(l.log, nil)), CheckInterval: 20 * time.Millisecond,
+		Policy: policy.New(policy.WaitTime(0), policy.Slots(64), policy.Priorities(3))}
+	if change != nil {
+		change(&cfg)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, cfg) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("relay: %v", err)
+		}
+		_ = l.broker.Close()
+		if t.Failed() {
+			t.Log(l.log.text.String())
+		}
+	})
+	return l
+}
+
+func (l *local) dial() *client.Client {
+	l.t.Helper()
+	c, err := client.Dial(soon(l.t), "m", client.WithSocket(l.broker.Socket()), client.WithMemory(l.mem), client.WithWindow(32), client.WaitForModel())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func (l *local) eventually(what string, f func() bool) {
+	l.t.Helper()
+	if err := testbed.Eventually(patience, func() error {
+		if !f() {
+			return errors.New("not yet")
+		}
+		return nil
+	}); err != nil {
+		l.t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// commit sends requests of one number each, together.
+func commit(t *testing.T, c *client.Client, numbers ...int32) (list []client.Request) {
+	t.Helper()
+	for _, v := range numbers {
+		q, err := c.Claim(soon(t), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, err := q.InputBytes(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		binary.LittleEndian.PutUint32(in, uint32(v))
+		list = append(list, q)
+	}
+	if err := client.CommitAll(context.Background(), list); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// number is a request's answer.
+func number(t *testing.T, q client.Request) int32 {
+	t.Helper()
+	out, err := q.OutputBytes(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int32(binary.LittleEndian.Uint32(out))
+}
+
+// double answers twice the number; odd ones fail alone.
+func double(_ context.Context, b *worker.Batch) error {
+	for i := range b.Len() {
+		for row := b.Request(i).Row; row < b.Request(i).Row+b.Request(i).Rows; row++ {
+			v := worker.Row[int32](b.Input(0), row)[0]
+			if v%2 != 0 {
+				b.Fail(i, fmt.Errorf("%d is odd", v))
+			}
+			worker.Row[int32](b.Output(0), row)[0] = 2 * v
+		}
+	}
+	return nil
+}

@@ -1,0 +1,121 @@
+package relay
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// relayCredentials are those of the connections, and say whose they are.
+type relayCredentials struct {
+	credentials.TransportCredentials
+	hosts *hosts
+}
+
+func (c relayCredentials) Clone() credentials.TransportCredentials {
+	return relayCredentials{c.TransportCredentials.Clone(), c.hosts}
+}
+
+// transport makes the credentials. Our own certificate is read again for every
+// connection, so that it can be replaced while the relay runs.
+func transport(cfg *Config, h *hosts) (credentials.TransportCredentials, error) {
+	if !cfg.TLS {
+		return relayCredentials{insecure.NewCredentials(), h}, nil
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: cfg.ServerName}
+	if cfg.CAFile != "" {
+		pem, err := os.ReadFile(cfg.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("authorities: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%w: %s has no certificate", status.ErrInvalid, cfg.CAFile)
+		}
+	}
+	if cfg.CertFile != "" {
+		load := func() (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
+			if err != nil {
+				return nil, fmt.Errorf("our certificate: %w", err)
+			}
+			return &pair, nil
+		}
+		if _, err := load(); err != nil {
+			return nil, err
+		}
+		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	}
+	return relayCredentials{credentials.NewTLS(c), h}, nil
+}
+
+// token is shown with every call; its file is read again when it changes.
+type token struct {
+	file   string
+	secure bool
+
+	mu       sync.Mutex
+	shown    string
+	looked   time.Time
+	modified time.Time
+}
+
+// tokenInterval is how often the file is looked at.
+const tokenInterval = time.Second
+
+func newToken(cfg *Config) (*token, error) {
+	t := &token{file: cfg.TokenFile, secure: cfg.TLS}
+	_, err := t.GetRequestMetadata(context.Background())
+	if err == nil && t.shown == "" {
+		err = fmt.Errorf("%w: %s has no token", status.ErrInvalid, t.file)
+	}
+	return t, err
+}
+
+// GetRequestMetadata is gRPC asking what to send.
+func (t *token) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if now := time.Now(); now.Sub(t.looked) > tokenInterval {
+		t.looked = now
+		info, err := os.Stat(t.file)
+		if err == nil && !info.ModTime().Equal(t.modified) {
+			var text []byte
+			if text, err = os.ReadFile(t.file); err == nil {
+				t.modified = info.ModTime()
+				if found := firstToken(string(text)); found != "" { // else in the middle of a change
+					t.shown = found
+				}
+			}
+		}
+		if err != nil && t.shown == "" {
+			return nil, fmt.Errorf("token: %w", err)
+		}
+	}
+	return map[string]string{"authorization": "Bearer " + t.shown}, nil
+}
+
+// RequireTransportSecurity lets gRPC hold it, too.
+func (t *token) RequireTransportSecurity() bool { return t.secure }
+
+// firstToken reads a file of tokens as the gateway's, lines of a name and a
+// token, or of a token alone.
+func firstToken(text string) string {
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) > 0 && !strings.HasPrefix(fields[0], "#") {
+			return fields[len(fields)-1]
+		}
+	}
+	return ""
+}
