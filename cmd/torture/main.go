@@ -47,7 +47,7 @@ func run() error {
 	parts := flag.String("parts", "", "parts, separated by commas; default all: "+strings.Join(names, ", "))
 	flag.StringVar(&o.Bin, "bin", filepath.Dir(self), "folder with chaos and the test binaries")
 	flag.StringVar(&o.Dir, "dir", "build/torture", "folder for the results")
-	flag.IntVar(&o.Jobs, "jobs", max(1, runtime.NumCPU()/2), "slices at once, of parts that can share the machine")
+	flag.IntVar(&o.Cores, "cores", runtime.NumCPU(), "how many cores to keep busy, with parts that can share the machine")
 	flag.DurationVar(&o.Limit, "limit", 0, "start nothing that would not end by then; 0: no limit")
 	flag.Float64Var(&o.Scale, "scale", 1, "multiply every target")
 	table := flag.String("table", "", "write the table to this file")

@@ -30,6 +30,15 @@ var campaigns = []campaign{
 	{"signals", "SIGURG, SIGPROF, SIGUSR1 and SIGCHLD at kHz; events are signals", 100_000, 5_000, signalStorm},
 	{"limits", "no descriptors for the broker, no disk for its log", 2, 2, limits},
 	{"access", "who may connect, with real users", 5, 5, access},
+	{"permissions", "who may infer, serve and administer, with real users; events are sets of permissions", 8, 8, permissions},
+	{"foreign", "deaths of workers of another user, the end of the socket before that of the process", 500, 24, foreignDeaths},
+	{"forks", "sessions that end in good order while a forked child keeps the connection", 192, 12, forkedChildren},
+	{"frames", "unfinished frames and slow senders, 800 connections each, the broker in a small memory cgroup", 24, 8, unfinishedFrames},
+	{"nuisances", "legal but costly: cancels, expired commits, huge rings, attach storms, long settings, idle connections, a refused user", 18, 3, annoy},
+	{"standstill", "SIGSTOP of the broker past the deadlines of Go, C and Python clients", 50, 3, standstill},
+	{"namespaces", "PID namespaces: deaths and an offender where numbers of processes mean nothing", 400, 30, namespaces},
+	{"texts", "long names, terminal escapes, forged lines, many models", 200, 60, peersTexts},
+	{"mishaps", "exceptions of signal handlers, closed event loops and raising callbacks in Python clients", 20, 2, pythonMishaps},
 }
 
 // Names are those of the campaigns.

@@ -115,7 +115,7 @@ func (h *host) keepWorkers(n int) (stop func()) {
 
 // load starts a process of honest clients.
 func (h *host) load(job loadJob) error {
-	job.Socket, job.Seed = h.r.socket(), h.r.seed()
+	job.Socket, job.Seed = h.socket(), h.r.seed()
 	if job.Model == "" {
 		job.Model = theModel.Name
 	}

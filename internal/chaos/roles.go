@@ -26,6 +26,11 @@ func Roles() testbed.Roles {
 		"load":    deaf(testbed.With(playLoad)),
 		"hostile": deaf(testbed.With(playHostile)),
 		"ping":    testbed.With(playPing),
+
+		"nuisance": deaf(testbed.With(playNuisance)),
+		"sender":   deaf(testbed.With(playSender)),
+		"forker":   deaf(testbed.With(playForker)),
+		"try":      testbed.With(playTry),
 	}
 }
 
@@ -129,6 +134,8 @@ func (p *player) compute(b *worker.Batch, label string) {
 	switch label {
 	case "taken":
 		p.die()
+	case "hangs up":
+		p.hangUpAndDie()
 	case "random":
 		p.dieWithin(200 * time.Microsecond)
 	}

@@ -17,9 +17,9 @@ import (
 type Part struct {
 	Name   string
 	Unit   string
-	Target int  // events in all
-	Slice  int  // events of one run
-	Alone  bool // it measures times, or is a load by itself: nothing runs beside it
+	Target int // events in all
+	Slice  int // events of one run
+	Cores  int // that a slice keeps busy; 0: it has the machine for itself
 	About  string
 
 	command func(s Slice) []string
@@ -36,16 +36,16 @@ type Slice struct {
 
 // Parts in the order in which they are run.
 var Parts = []Part{
-	{"clients", "client kills", 100_000, 5_000, false, "SIGKILL of Go, C and Python clients at labelled steps and at random", campaign("clients")},
-	{"workers", "worker kills", 50_000, 2_500, false, "SIGKILL of workers in the middle of batches", campaign("workers")},
-	{"brokers", "broker restarts", 5_000, 250, false, "SIGKILL of the broker under load, and its restart", campaign("brokers")},
-	{"stops", "stopped workers", 5_000, 500, false, "SIGSTOP of workers past their lease, then SIGCONT", campaign("stops")},
-	{"poison", "batches", 20_000, 2_000, false, "1 to 10 % of the inputs kill the worker that runs them", campaign("poison")},
-	{"simulation", "seeds", 1_000_000, 20_000, false, "the broker's core in simulated worlds: deaths, hangs, delays, nonsense", seeds("broker.test", "Simulated", "-seeds")},
-	{"schedules", "seeds", 1_000_000, 50_000, false, "the batcher against its reference", seeds("batcher.test", "RandomSchedules", "-schedules")},
-	{"signals", "signals", 1_000_000, 100_000, true, "SIGURG, SIGPROF, SIGUSR1 and SIGCHLD to everybody", campaign("signals")},
-	{"hostile", "mutations", 1_000_000_000, 250_000_000, true, "an attached process that breaks every rule", campaign("hostile")},
-	{"soak", "minutes", 120, 120, true, "everything at once, at low intensity", soak},
+	{"clients", "client kills", 100_000, 5_000, 2, "SIGKILL of Go, C and Python clients at labelled steps and at random", campaign("clients")},
+	{"workers", "worker kills", 50_000, 2_500, 2, "SIGKILL of workers in the middle of batches", campaign("workers")},
+	{"brokers", "broker restarts", 5_000, 250, 2, "SIGKILL of the broker under load, and its restart", campaign("brokers")},
+	{"stops", "stopped workers", 5_000, 500, 2, "SIGSTOP of workers past their lease, then SIGCONT", campaign("stops")},
+	{"poison", "batches", 20_000, 2_000, 2, "1 to 10 % of the inputs kill the worker that runs them", campaign("poison")},
+	{"simulation", "seeds", 1_000_000, 20_000, 1, "the broker's core in simulated worlds: deaths, hangs, delays, nonsense", seeds("broker.test", "Simulated", "-seeds")},
+	{"schedules", "seeds", 1_000_000, 50_000, 0, "the batcher against its reference", seeds("batcher.test", "RandomSchedules", "-schedules")},
+	{"signals", "signals", 1_000_000, 100_000, 0, "SIGURG, SIGPROF, SIGUSR1 and SIGCHLD to everybody", campaign("signals")},
+	{"hostile", "mutations", 1_000_000_000, 250_000_000, 0, "an attached process that breaks every rule", campaign("hostile")},
+	{"soak", "minutes", 120, 120, 0, "everything at once, at low intensity", soak},
 }
 
 func campaign(name string) func(Slice) []string {

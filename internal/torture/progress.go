@@ -60,17 +60,14 @@ func (t *torture) progress() string {
 		if todo > 0 {
 			now = append(now, fmt.Sprintf("%s: %d of %d %s", p.Name, p.Target-waiting-todo, p.Target, p.Unit))
 		}
-		switch jobs := t.Jobs; {
+		switch {
 		case todo+waiting == 0:
 		case p.Name == "soak":
 			rest += time.Duration(todo+waiting) * time.Minute
 		case rate == 0:
 			unknown++
 		default:
-			if p.Alone {
-				jobs = 1
-			}
-			rest += time.Duration(float64(todo+waiting) / rate / float64(jobs) * float64(time.Second))
+			rest += time.Duration(float64(todo+waiting) / rate / float64(t.jobs(p)) * float64(time.Second))
 		}
 	}
 	line := fmt.Sprintf("%v: %s; about %v left", time.Since(t.began).Round(time.Second), strings.Join(now, ", "), rest.Round(time.Second))

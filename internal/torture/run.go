@@ -24,7 +24,7 @@ type Options struct {
 	Parts   []Part
 	Bin     string        // folder with chaos and the test binaries
 	Dir     string        // folder for the results
-	Jobs    int           // slices at once
+	Cores   int           // to use
 	Limit   time.Duration // start no slice that would not end by then; 0: no limit
 	Scale   float64       // of every target; 1: the whole
 	Out     io.Writer
@@ -69,10 +69,7 @@ func Run(ctx context.Context, o Options) (failed int, err error) {
 	defer stop()
 	for i := range t.Parts {
 		p := &t.Parts[i]
-		jobs := t.Jobs
-		if p.Alone {
-			jobs = 1
-		}
+		jobs := t.jobs(p)
 		var wg sync.WaitGroup
 		errs := make(chan error, jobs)
 		for range jobs {
@@ -96,6 +93,14 @@ func Run(ctx context.Context, o Options) (failed int, err error) {
 		}
 	}
 	return t.failed, ctx.Err()
+}
+
+// jobs is how many slices of a part run at once.
+func (t *torture) jobs(p *Part) int {
+	if p.Cores == 0 {
+		return 1
+	}
+	return max(1, t.Cores/p.Cores)
 }
 
 // plan finds out what is left: slices of this commit that are done are not run
