@@ -45,6 +45,7 @@ func unfinishedFrames(r *run) error {
 	if err := h.load(loadJob{Load: 4, Pause: 2000}); err != nil {
 		return err
 	}
+	h.keeps = brokerRoom / 2
 	before, err := testbed.UsageOf(h.broker.Pid())
 	if err != nil {
 		return err
@@ -61,6 +62,9 @@ func unfinishedFrames(r *run) error {
 		r.check(h.broker.Running(), "%s: the broker died: %v", sendings[way].name, h.broker.State())
 		err = r.ping(r.socket(), 0)
 		r.check(err == nil, "%s: an honest client cannot attach: %v", sendings[way].name, err)
+		if !h.broker.Running() {
+			return fmt.Errorf("%s: the broker died: %v", sendings[way].name, h.broker.State())
+		}
 		now, err := testbed.UsageOf(h.broker.Pid())
 		if err != nil {
 			return err

@@ -39,7 +39,7 @@ func pythonMishaps(r *run) error {
 			Struck   map[string]int
 			Problems []string
 		}
-		err = p.Expect("result", &result, 60*time.Second)
+		err = p.Expect("result", &result, 40*time.Second)
 		r.check(err == nil, "%s: %v", args[0], err)
 		for _, what := range result.Problems {
 			r.fail("Python, %s %v: %s", args[0], result.Struck, what)

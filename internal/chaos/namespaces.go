@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -86,9 +87,15 @@ func (r *run) inNamespaces(ofBroker bool) error {
 			r.check(err == nil, "an honest client beside an offender: %v", err)
 		}
 	})
+	var out int
+	err = testbed.Eventually(5*time.Second, func() error {
+		if out = h.log.count("client disconnected: it broke the protocol"); out == 0 {
+			return errors.New("the offender was never disconnected")
+		}
+		return nil
+	})
+	r.check(err == nil, "%v", err)
 	r.bed.End(offender)
-	out := h.log.count("client disconnected: it broke the protocol")
-	r.check(out > 0, "the offender was never disconnected")
 	h.endLoads("WorkerDied") // not WorkerHung: the dead are known to be dead
 	h.settled()
 	fmt.Printf("   the broker in a namespace %v: %d workers and %d clients died, the offender was disconnected %d times\n", ofBroker, workers.Load(), clients.Load(), out)

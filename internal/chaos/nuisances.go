@@ -62,6 +62,7 @@ func annoy(r *run) error {
 	if err != nil {
 		return err
 	}
+	h.keeps = brokerTakes
 	if err := h.neighbourhood(); err != nil {
 		return err
 	}
@@ -207,9 +208,9 @@ func floodCancels(ctx context.Context, socket, model string, window int) (n int,
 	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(s.Words, s.Info.Window)}
 	for end := time.Now().Add(turn); time.Now().Before(end); {
 		for range 64 {
-			wake, ok := ring.Push(&shm.Commit{Kind: shm.KindCancel, Slot: s.Info.FirstSlot, Gen: s.Info.FirstGen})
-			if !ok {
-				break // full: the broker is behind
+			wake, full := ring.Push(&shm.Commit{Kind: shm.KindCancel, Slot: s.Info.FirstSlot, Gen: s.Info.FirstGen})
+			if full {
+				break // the broker is behind
 			}
 			if n++; wake {
 				s.Doorbell.Ring()
@@ -238,10 +239,13 @@ func floodCommits(ctx context.Context, socket string, rng *rand.Rand) (n int, er
 			}
 			gen[i]++
 			now := shm.Now()
-			if wake, ok := ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: slot, Gen: s.Info.FirstGen + gen[i], Deadline: now - 1, Committed: now}); ok {
-				if n++; wake {
-					s.Doorbell.Ring()
-				}
+			wake, full := ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: slot, Gen: s.Info.FirstGen + gen[i], Deadline: now - 1, Committed: now})
+			if full {
+				gen[i]--
+				break
+			}
+			if n++; wake {
+				s.Doorbell.Ring()
 			}
 		}
 	}
