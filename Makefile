@@ -24,6 +24,7 @@ build: ## the commands, into bin/
 	go build -o bin/ringbatch ./cmd/ringbatch
 	go build -o bin/bench ./cmd/bench
 	go build -o bin/gatebench ./cmd/gatebench
+	go build -o bin/relaybench ./cmd/relaybench
 
 demo: build ## what batching wins on this machine, in under a minute
 	./bin/bench --demo

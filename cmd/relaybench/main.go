@@ -1,0 +1,275 @@
+// Command relaybench measures what a relay reaches beside bare gRPC with the
+// same messages, in turns in one run, and what further hosts add. The hosts are
+// processes of this machine.
+//
+//	go build -o bin/ ./cmd/ringbatch ./cmd/relaybench && bin/relaybench
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// What it must reach: docs/relay.md.
+const (
+	aimLarge   = 0.75 // of bare gRPC's bytes/s, 32 × 602,112 bytes
+	aimSmall   = 5.0  // × the requests/s of 64 callers one by one, 64 bytes
+	aimLatency = 2.0  // × a bare unary call, one caller
+	aimTwo     = 1.9  // × the throughput of one host
+	aimFour    = 3.6
+)
+
+const (
+	largeBytes = 602112
+	smallBytes = 64
+	answer     = 4000 // bytes of an answer of the large model
+	batch      = 32
+	producers  = 64
+)
+
+type options struct {
+	seconds float64
+	rounds  int
+	only    string
+	json    string
+	checks  []check
+}
+
+type check struct {
+	Name     string  `json:"name"`
+	Measured float64 `json:"measured"`
+	Must     string  `json:"must"`
+	OK       bool    `json:"ok"`
+	Behind   string  `json:"behind"`
+}
+
+func main() {
+	o := options{}
+	role := pflag.String("role", "", "internal: bare or worker")
+	pflag.Float64Var(&o.seconds, "seconds", 1, "length of one turn")
+	pflag.IntVar(&o.rounds, "rounds", 5, "turns of each")
+	pflag.StringVar(&o.only, "only", "", "large, small, one or hosts")
+	pflag.StringVar(&o.json, "json", "", "write the results to this file")
+	pflag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	var err error
+	switch *role {
+	case "bare":
+		err = serveBare(ctx)
+	case "worker":
+		err = serveModels(ctx)
+	default:
+		err = run(ctx, &o)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "relaybench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o *options) error {
+	b, err := newBed(ctx)
+	if err != nil {
+		return err
+	}
+	defer b.close()
+	fmt.Printf("%d cores, %s, %d turns of %.1f s each\n\n", runtime.NumCPU(), runtime.Version(), o.rounds, o.seconds)
+	for _, part := range []struct {
+		name string
+		run  func(*options, *bed) error
+	}{{"large", large}, {"small", small}, {"one", oneCaller}, {"hosts", moreHosts}} {
+		if o.only != "" && o.only != part.name {
+			continue
+		}
+		if err := part.run(o, b); err != nil {
+			return fmt.Errorf("%s: %w", part.name, err)
+		}
+	}
+	if o.json == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(map[string]any{"suite": "relay", "relay": map[string]any{"checks": o.checks}}, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(o.json, append(text, '\n'), 0o644)
+}
+
+// report prints a figure and keeps it.
+func (o *options) report(name, behind string, got, aim float64, less bool) {
+	verdict, sign := "reached", "≥"
+	ok := got >= aim
+	if less {
+		sign, ok = "≤", got <= aim
+	}
+	if !ok {
+		verdict = "MISSED"
+	}
+	fmt.Printf("%-110s %.2f  (aim %s %.2f: %s)\n", behind, got, sign, aim, verdict)
+	o.checks = append(o.checks, check{name, got, fmt.Sprintf("%s %g", sign, aim), ok, behind})
+}
+
+// caller sends one request, or one message of several, and checks the answer.
+type caller func(ctx context.Context) error
+
+// turn runs the callers as fast as they can, and gives calls a second.
+func turn(ctx context.Context, callers []caller, d time.Duration) (float64, error) {
+	var n atomic.Int64
+	var stop atomic.Bool
+	failed := make(chan error, len(callers))
+	var all sync.WaitGroup
+	begin := time.Now()
+	for _, call := range callers {
+		all.Go(func() {
+			for !stop.Load() {
+				if err := call(ctx); err != nil {
+					failed <- err
+					return
+				}
+				n.Add(1)
+			}
+		})
+	}
+	var err error
+	select {
+	case <-time.After(d):
+	case err = <-failed:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	stop.Store(true)
+	all.Wait()
+	return float64(n.Load()) / time.Since(begin).Seconds(), err
+}
+
+// inTurns gives the medians of several sets of callers.
+func (o *options) inTurns(ctx context.Context, sets ...[]caller) ([]float64, error) {
+	all := make([][]float64, len(sets))
+	for round := range o.rounds + 1 {
+		for i := range sets {
+			d := time.Duration(o.seconds * float64(time.Second))
+			if round == 0 { // to warm up
+				d /= 3
+			}
+			rate, err := turn(ctx, sets[i], d)
+			if err != nil {
+				return nil, err
+			}
+			if round > 0 {
+				all[i] = append(all[i], rate)
+			}
+		}
+	}
+	medians := make([]float64, len(sets))
+	for i := range all {
+		medians[i] = median(all[i])
+	}
+	return medians, nil
+}
+
+func median(v []float64) float64 {
+	v = slices.Sorted(slices.Values(v))
+	return v[len(v)/2]
+}
+
+func large(o *options, b *bed) error {
+	ring, err := b.producers("large", producers, largeBytes, answer)
+	if err != nil {
+		return err
+	}
+	bare, err := b.bareCallers("large", 3, batch, largeBytes, answer)
+	if err != nil {
+		return err
+	}
+	rates, err := o.inTurns(b.ctx, bare, ring)
+	if err != nil {
+		return err
+	}
+	bareMB, ringMB := rates[0]*batch*largeBytes/1e6, rates[1]*largeBytes/1e6
+	o.report("large batches", fmt.Sprintf("602,112 bytes, batches of 32: relay %.0f MB/s, bare gRPC with the same messages %.0f MB/s", ringMB, bareMB), ringMB/bareMB, aimLarge, false)
+	return nil
+}
+
+func small(o *options, b *bed) error {
+	ring, err := b.producers("small", producers, smallBytes, smallBytes)
+	if err != nil {
+		return err
+	}
+	bare, err := b.bareCallers("small", producers, 1, smallBytes, smallBytes)
+	if err != nil {
+		return err
+	}
+	rates, err := o.inTurns(b.ctx, bare, ring)
+	if err != nil {
+		return err
+	}
+	o.report("small requests", fmt.Sprintf("64 bytes, 64 producers: relay %.0f requests/s, one by one over gRPC %.0f", rates[1], rates[0]), rates[1]/rates[0], aimSmall, false)
+	return nil
+}
+
+func oneCaller(o *options, b *bed) error {
+	ring, err := b.producers("small", 1, smallBytes, smallBytes)
+	if err != nil {
+		return err
+	}
+	bare, err := b.bareCallers("small", 1, 1, smallBytes, smallBytes)
+	if err != nil {
+		return err
+	}
+	sets, took := [][]caller{bare, ring}, make([][]float64, 2)
+	for round := range o.rounds + 1 {
+		for i := range sets {
+			var all []float64
+			for end := time.Now().Add(time.Duration(o.seconds * float64(time.Second) / 2)); time.Now().Before(end); {
+				begin := time.Now()
+				if err := sets[i][0](b.ctx); err != nil {
+					return err
+				}
+				all = append(all, time.Since(begin).Seconds()*1e6)
+			}
+			if round > 0 {
+				took[i] = append(took[i], median(all))
+			}
+		}
+	}
+	g, r := median(took[0]), median(took[1])
+	o.report("one caller", fmt.Sprintf("64 bytes, 1 caller: relay %.0f µs, bare unary call %.0f µs", r, g), r/g, aimLatency, true)
+	return nil
+}
+
+// moreHosts has a model that sleeps as long as a GPU would compute.
+func moreHosts(o *options, b *bed) error {
+	var rates []float64
+	for _, n := range []int{1, 2, 4} {
+		model := fmt.Sprintf("slow%d", n)
+		if err := b.relay(model, "slow", n); err != nil {
+			return err
+		}
+		ring, err := b.producers(model, 12*batch, smallBytes, smallBytes)
+		if err != nil {
+			return err
+		}
+		rate, err := o.inTurns(b.ctx, ring)
+		if err != nil {
+			return err
+		}
+		rates = append(rates, rate[0])
+	}
+	text := strings.TrimSpace(fmt.Sprintf("simulated cost, 20 ms a batch of 32: 1, 2, 4 hosts %.0f, %.0f, %.0f requests/s", rates[0], rates[1], rates[2]))
+	o.report("two hosts", text+"; two against one", rates[1]/rates[0], aimTwo, false)
+	o.report("four hosts", text+"; four against one", rates[2]/rates[0], aimFour, false)
+	return nil
+}
