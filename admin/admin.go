@@ -131,6 +131,28 @@ func (c *Client) Set(ctx context.Context, model string, settings policy.Policy) 
 	return err
 }
 
+// SetAndSave is Set that also holds when the broker is started again: it keeps
+// it beside its configuration file.
+func (c *Client) SetAndSave(ctx context.Context, model string, settings policy.Policy) error {
+	_, err := c.call(ctx, &control.Request{Op: control.OpSet, Model: model, Policy: settings, Save: true})
+	return err
+}
+
+// Restart replaces the worker processes of a model that the broker started,
+// one by one: each ends only after its successor has attached. It returns when
+// all are replaced, or at the first that does not come up.
+func (c *Client) Restart(ctx context.Context, model string) error {
+	_, err := c.call(ctx, &control.Request{Op: control.OpRestart, Model: model})
+	return err
+}
+
+// Scale has the broker run that many instances of a model's worker process. It
+// returns when they have attached, or ended. save as in SetAndSave.
+func (c *Client) Scale(ctx context.Context, model string, instances int, save bool) error {
+	_, err := c.call(ctx, &control.Request{Op: control.OpScale, Model: model, Instances: instances, Save: save})
+	return err
+}
+
 // Changed waits until a model has appeared or gone, has got its first worker
 // or lost its last, since the count that an earlier call returned. With 0 it
 // returns at once. It returns the count to ask with the next time; that of

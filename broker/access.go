@@ -22,7 +22,7 @@ type Permissions uint8
 const (
 	MayInfer      Permissions = 1 << iota // attach as a client
 	MayServe                              // attach as a worker, declare models
-	MayAdminister                         // change policies
+	MayAdminister                         // change policies and worker processes
 
 	mayAll = MayInfer | MayServe | MayAdminister
 )
@@ -114,7 +114,7 @@ func needs(op control.Op) Permissions {
 		return MayInfer
 	case control.OpWorker:
 		return MayServe
-	case control.OpSet:
+	case control.OpSet, control.OpRestart, control.OpScale:
 		return MayAdminister
 	}
 	return mayAll // any of them will do

@@ -23,7 +23,8 @@ type Broker struct {
 	listener  *listener
 	super     *supervise.Supervisor
 	conns     conns
-	reloading sync.Mutex // one Reload at a time
+	reloading sync.Mutex    // one Reload at a time
+	applied   chan struct{} // closed when the processes are as the last Reload declared them; nil before the first
 	offenders offenders
 	users     *users
 	refusals  refusals
@@ -169,19 +170,22 @@ func (b *Broker) declaredWorkers() []supervise.Group {
 
 func (b *Broker) offended(p process) { b.offenders.add(p) }
 
-func (b *Broker) workerCame(pid int, first bool) {
+func (b *Broker) workerCame(pid int, first bool) (spare bool) {
 	b.super.Attached(pid)
 	if first {
 		b.models.changes.note()
 	}
+	return b.super.RoleOf(pid)
 }
 
-func (b *Broker) workerLeft(pid int, withBatch, last bool) {
-	b.super.Left(pid, withBatch)
+func (b *Broker) workerLeft(pid int, withBatch, last bool) (replace bool) {
 	if last {
 		b.models.changes.note()
 	}
+	return b.super.Left(pid, withBatch)
 }
+
+func (b *Broker) promoted(spare, lost int) { b.super.Promoted(spare, lost) }
 
 // release gives everything back: nothing of a broker outlives it. Its loops
 // have ended.

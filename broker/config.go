@@ -28,7 +28,10 @@ type Config struct {
 	Workers     []supervise.Worker // processes to start whose models they declare themselves
 	MPS         bool               // have the GPU workers that the broker starts share GPUs through MPS
 	Logger      *slog.Logger       // default: slog.Default()
-	Memory      shm.Memory         // default: shm.Memfd; tests use shm.Heap
+	// Save keeps a change of a declared model for when the broker starts again.
+	// instances is 0 unless that is what changed. nil: nothing can be kept.
+	Save   func(model string, settings policy.Policy, instances int) error
+	Memory shm.Memory // default: shm.Memfd; tests use shm.Heap
 }
 
 // ModelConfig declares a model: its tensors and its policy.

@@ -271,7 +271,9 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 		s := b.Snapshot()
 		rep.Stats, err = json.Marshal(&s)
 	case control.OpSet:
-		err = b.set(req.Model, req.Policy)
+		err = b.setAndSave(req)
+	case control.OpRestart, control.OpScale:
+		err = b.changeWorkers(req)
 	default:
 		err = fmt.Errorf("%w: unknown operation %q", status.ErrInvalid, req.Op)
 	}

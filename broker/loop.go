@@ -60,9 +60,11 @@ type loop struct {
 
 // outside is whom a loop tells of its peers. Nothing of it waits for a loop.
 type outside interface {
-	offended(process)                         // a peer broke the protocol
-	workerCame(pid int, first bool)           // first: its model had none before
-	workerLeft(pid int, withBatch, last bool) // withBatch: one that it had begun
+	offended(process)                            // a peer broke the protocol
+	workerCame(pid int, first bool) (spare bool) // first: its model had none before; spare: it is to wait
+	// withBatch: one that it had begun; replace: a spare may take its place
+	workerLeft(pid int, withBatch, last bool) (replace bool)
+	promoted(spare, lost int) // pids
 }
 
 func newLoop(number int, out outside) (*loop, error) {

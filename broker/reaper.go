@@ -148,14 +148,31 @@ func (s *stage) workerDead(w *workerSession, why string) {
 	if s.present--; s.present == 0 {
 		s.vacant = s.loop.now
 	}
-	s.loop.outside.workerLeft(w.pid, withBatch, s.present == 0)
+	replace := s.loop.outside.workerLeft(w.pid, withBatch, s.present == 0)
 	w.close(s.loop)
 	s.stats.lost++
 	if w.name != "" {
 		s.stats.deaths[w.name]++
 	}
 	s.log.Info("worker left", "worker", w.label(), "id", w.id, "pid", w.pid, "why", why, "requeued", requeued)
+	if replace {
+		s.promote(w)
+	}
 	s.ring.vacated()
+}
+
+// promote lets a spare, if there is one, take the place of a worker that was
+// lost.
+func (s *stage) promote(lost *workerSession) {
+	for _, w := range s.workers {
+		if w != nil && w.reserve && !w.dying && !w.broken && !w.hungUp {
+			w.reserve = false
+			s.batcher.WorkerReady(w.desc)
+			s.loop.outside.promoted(w.pid, lost.pid)
+			s.log.Info("a spare takes its place", "worker", w.label(), "id", w.id, "pid", w.pid)
+			return
+		}
+	}
 }
 
 // orphan decides about one request of a dead worker's batch: answered before

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"fmt"
 	"reflect"
 	"slices"
@@ -12,7 +13,8 @@ import (
 )
 
 // Reload takes a configuration read anew into force: the policies of known
-// models change, new models appear. Models that it no longer names, sizes and
+// models change, new models appear, worker processes become as declared, one by
+// one and without a gap (that goes on after Reload has returned). Models that it no longer names, sizes and
 // signatures stay as they are; what would take a restart is named in the log.
 // It is taken whole or refused whole.
 func (b *Broker) Reload(cfg Config) (err error) {
@@ -72,10 +74,10 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			b.models.leave(m)
 		})
 		finish = append(finish, func() {
-			if adopted { // workers of known models stay as they run
+			if adopted {
 				m.undeclare() // it is the configuration's now
-				b.super.Add(supervise.Group{Model: mc.Name, Workers: mc.Workers})
 			}
+			b.applyWorkers(supervise.Group{Model: mc.Name, Workers: mc.Workers})
 			b.models.leave(m)
 		})
 	}
@@ -84,11 +86,28 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			stays = append(stays, m.name+" (no longer named)")
 		}
 	}
+	finish = append(finish, func() { b.applyWorkers(supervise.Group{Workers: cfg.Workers}) })
 	if len(stays) > 0 {
 		slices.Sort(stays)
 		b.log.Warn("configuration: these changes take a restart of the broker", "changes", strings.Join(stays, ", "))
 	}
 	return nil
+}
+
+// applyWorkers has processes run as they are declared now, after those of
+// earlier calls. It does not wait. Only Reload calls it.
+func (b *Broker) applyWorkers(g supervise.Group) {
+	before, done := b.applied, make(chan struct{})
+	b.applied = done
+	go func() {
+		defer close(done)
+		if before != nil {
+			<-before
+		}
+		if err := b.super.Apply(context.Background(), g); err != nil && !b.models.drains() {
+			b.log.Error("workers could not be changed as the configuration says; those that ran go on", "model", g.Model, "error", err)
+		}
+	}()
 }
 
 // reloadKnown gives a model that is there its policy anew. It names what the
@@ -101,16 +120,13 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 	if !mc.Signature.Equal(sig) {
 		return nil, nil, fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it", status.ErrSignatureMismatch, mc.Name, sig)
 	}
-	dynamic := b.models.isDynamic(m)
 	live, fixed := mc.Policy.Live()
 	var was ModelConfig
 	err = m.change(func(now ModelConfig, settings *policy.Settings) (ModelConfig, error) {
 		was, stays = now, nil
 		_, before := now.Policy.Live()
 		now.Policy = live.Over(before)
-		if dynamic {
-			now.Workers = mc.Workers
-		}
+		now.Workers = mc.Workers
 		changed, _ := fixed.Differences(settings, sig.Inputs) // Resolve has found no error
 		for _, d := range changed {
 			stays = append(stays, mc.Name+"."+d.Name)
@@ -122,9 +138,6 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 		}
 		return now, nil
 	})
-	if !dynamic && !reflect.DeepEqual(mc.Workers, was.Workers) {
-		stays = append(stays, mc.Name+".worker")
-	}
 	restore = func() {
 		_ = m.change(func(ModelConfig, *policy.Settings) (ModelConfig, error) { return was, nil })
 	}
@@ -156,7 +169,6 @@ func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 		{"max_clients", cfg.MaxClients == b.cfg.MaxClients},
 		{"loops", cfg.Loops == b.cfg.Loops},
 		{"mps", cfg.MPS == b.cfg.MPS},
-		{"worker", slices.EqualFunc(cfg.Workers, b.cfg.Workers, func(x, y supervise.Worker) bool { return reflect.DeepEqual(x, y) })},
 	} {
 		if !c.same {
 			keys = append(keys, c.key)

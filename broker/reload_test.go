@@ -60,12 +60,13 @@ func TestAReloadNamesWhatTakesARestart(t *testing.T) {
 	if err := s.b.Reload(cfg); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`changes="allow_uids, drain_time, loops, m.slots, m.worker, max_clients, worker"`, `changes="m (no longer named)"`} {
+	for _, want := range []string{`changes="allow_uids, drain_time, loops, m.slots, max_clients"`, `changes="m (no longer named)"`} {
 		if !strings.Contains(s.log.String(), want) {
 			t.Errorf("the log lacks %s:\n%s", want, s.log)
 		}
 	}
-	if st := s.stats(); len(st.Models) != 1 || len(st.Processes) != 0 {
+	<-s.b.applied
+	if st := s.stats(); len(st.Models) != 1 || len(st.Processes) != 1 || st.Processes[0].Model != "m" {
 		t.Errorf("%+v", st)
 	}
 }

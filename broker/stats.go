@@ -228,6 +228,8 @@ func (w *workerSession) snapshot(inFlight int) stats.Worker {
 		state = "dying"
 	case inFlight > 0:
 		state = "busy"
+	case w.reserve:
+		state = "spare"
 	}
 	return stats.Worker{
 		ID: int(w.id), Name: w.label(), Pid: w.pid, GPU: w.info.GPU, State: state, SinceS: time.Since(w.since).Seconds(),

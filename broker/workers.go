@@ -34,6 +34,7 @@ type workerSession struct {
 	hungUp      bool // its connection has ended
 	hung        bool // outlived its lease, and was killed for that
 	gone        bool
+	reserve     bool // a spare: gets no batches until it is promoted
 
 	batches  uint64
 	computed time.Duration
@@ -88,7 +89,9 @@ func (s *stage) followLanes(w *workerSession) {
 		return
 	}
 	w.desc.Lanes, w.desc.Depth = lanes, lanes
-	s.batcher.WorkerReady(w.desc)
+	if !w.reserve {
+		s.batcher.WorkerReady(w.desc)
+	}
 }
 
 // describe checks what a worker says about itself.
@@ -141,13 +144,15 @@ func (s *stage) attachWorker(p *peer, info control.WorkerInfo, desc batcher.Work
 	}
 	s.workers[i] = w
 	s.present++
-	s.loop.outside.workerCame(w.pid, s.present == 1)
+	w.reserve = s.loop.outside.workerCame(w.pid, s.present == 1)
 	w.id = batcher.WorkerID(i)
 	desc.ID = w.id
 	w.desc = desc
-	s.batcher.WorkerReady(desc)
+	if !w.reserve {
+		s.batcher.WorkerReady(desc)
+	}
 	s.stats.attached++
 	s.touch()
-	s.log.Info("worker attached", "worker", w.label(), "id", w.id, "pid", w.pid, "gpu", info.GPU)
+	s.log.Info("worker attached", "worker", w.label(), "id", w.id, "pid", w.pid, "gpu", info.GPU, "spare", w.reserve)
 	return w, nil
 }

@@ -116,6 +116,12 @@ func meaningOf(err error) meaning {
 // textOf is what both protocols say.
 func textOf(err error) string {
 	text := err.Error()
+	switch err { // of a wait that ended: the ring has a name for it
+	case context.DeadlineExceeded:
+		text = status.ErrExpired.Error()
+	case context.Canceled:
+		text = status.ErrCanceled.Error()
+	}
 	if len(text) > maxTextBytes {
 		text = text[:maxTextBytes] + "…"
 	}

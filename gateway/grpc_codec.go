@@ -302,15 +302,19 @@ func (c *call) readMessage(m *message) error {
 		if err != nil {
 			return err
 		}
-		switch string(p.key) {
-		case "priority":
-			c.setPriority(p.number)
-		case "timeout":
-			c.setTimeout(p.number)
-		case relaywire.Requests:
-			if err := c.readRelayed(p.text); err != nil {
-				return err
-			}
+		switch key := string(p.key); {
+		case key == relaywire.Requests:
+			err = c.readRelayed(p.text)
+		case key != "priority" && key != "timeout": // others may be anything
+		case p.isText:
+			err = badRequest("parameter %q is to be a number", key)
+		case key == "priority":
+			err = c.setPriority(p.number)
+		default:
+			err = c.setTimeout(p.number)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	raw := m.raw

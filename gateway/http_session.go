@@ -105,6 +105,9 @@ func (s *session) request() error {
 	if err != nil {
 		return s.answerError(badRequest("HTTP: %v", err), true)
 	}
+	if r.Host == "" { // net/http's server asks for it, too
+		return s.answerError(badRequest("HTTP: no header Host"), true)
+	}
 	return s.ask(r)
 }
 

@@ -42,9 +42,9 @@ func (c *call) readParameters(s *scanner) {
 	s.each(func(key []byte) {
 		switch string(key) {
 		case "priority":
-			c.setPriority(s.integer())
+			s.check(c.setPriority(s.integer()))
 		case "timeout":
-			c.setTimeout(s.integer())
+			s.check(c.setTimeout(s.integer()))
 		case "binary_data_output":
 			c.binary = s.boolean()
 		default:
@@ -55,17 +55,25 @@ func (c *call) readParameters(s *scanner) {
 
 // setPriority takes the protocol's number: 0 asks for the default, 1 is the
 // most urgent.
-func (c *call) setPriority(p int64) {
+func (c *call) setPriority(p int64) error {
+	if p < 0 {
+		return badRequest("priority %d: it is to be 0, the model's default, or 1 (the most urgent) and up", p)
+	}
 	if p > 0 {
 		c.level = int(min(p, 1<<30)) - 1
 	}
+	return nil
 }
 
 // setTimeout takes microseconds.
-func (c *call) setTimeout(us int64) {
-	if us > 0 && us < int64(1<<62/time.Microsecond) {
+func (c *call) setTimeout(us int64) error {
+	if us < 0 {
+		return badRequest("timeout %d: it is to be microseconds, or 0 for none", us)
+	}
+	if us < int64(1<<62/time.Microsecond) {
 		c.timeout = time.Duration(us) * time.Microsecond
 	}
+	return nil
 }
 
 // readInput gives the bytes that it has in the binary part of the body.

@@ -24,6 +24,13 @@ func (s *scanner) fail(what string) {
 	}
 }
 
+// check fails for what was read and may not be so.
+func (s *scanner) check(err error) {
+	if s.err == nil && err != nil {
+		s.err, s.at = err, len(s.text)
+	}
+}
+
 // peek is the next byte that is not white space; 0 at the end.
 func (s *scanner) peek() byte {
 	for s.at < len(s.text) {

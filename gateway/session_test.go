@@ -287,3 +287,61 @@ func TestAStormOfAbortedRequestsLeavesNothingBehind(t *testing.T) {
 		t.Errorf("afterwards: %d %s", a.status, a.Error)
 	}
 }
+
+func TestCallersWhoseBodiesComeSlowlyKeepNoSlots(t *testing.T) {
+	const size = 4 * leastAwaited
+	shape := fmt.Sprintf("u8[%d]", size)
+	m := modelConfig(t, "large", []string{"x:" + shape}, []string{"y:" + shape})
+	slots := runtime.GOMAXPROCS(0) + 1 // as many are read at once as there are cores
+	r := newRig(t, func(c *Config) {
+		c.Window = slots
+		c.pace = pace{body: 2 * patience, answer: patience, idle: patience, sweep: time.Second, rate: leastRate}
+	}, m)
+	r.worker(m, echo)
+	head := fmt.Sprintf("POST /v2/models/large/infer HTTP/1.1\r\nHost: h\r\n%s: 0\r\nContent-Length: %d\r\n\r\n", headerLength, size)
+	for range 2 * slots {
+		c := r.connect()
+		if _, err := io.WriteString(c, head+"only the beginning"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.eventually("they are under way", func() error {
+		if n := r.g.inFlight.Load(); n != int64(2*slots) {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	body := bytes.Repeat([]byte("a body that is there "), size)[:size]
+	if a := r.post("/v2/models/large/infer", map[string]string{headerLength: "0"}, body); a.status != 200 || !bytes.Equal(a.raw, body) {
+		t.Errorf("%d %s", a.status, a.Error)
+	}
+}
+
+func TestABodyThatTheKernelHasCountsAsCome(t *testing.T) {
+	m := modelConfig(t, "large", []string{"x:u8[262144]"}, []string{"y:u8[262144]"})
+	r := newRig(t, func(c *Config) {
+		c.pace = pace{body: 50 * time.Millisecond, answer: patience, idle: patience, sweep: 10 * time.Millisecond, rate: 1 << 17}
+	}, m)
+	r.worker(m, echo)
+	r.g.inFlight.Add(1000) // as if there were that many: bodies are awaited
+	defer r.g.inFlight.Add(-1000)
+	body := make([]byte, 262144)
+	c := r.connect()
+	fmt.Fprintf(c, "POST /v2/models/large/infer HTTP/1.1\r\nHost: h\r\n%s: 0\r\nContent-Length: %d\r\n\r\n", headerLength, len(body))
+	for len(body) > 0 { // four times as fast as it has to be, over half a second
+		if _, err := c.Write(body[:1<<15]); err != nil {
+			t.Fatal(err)
+		}
+		body = body[1<<15:]
+		time.Sleep(60 * time.Millisecond)
+	}
+	if status, text := r.hear(c); status != 200 {
+		t.Errorf("%d %.100s", status, text)
+	}
+	// And one that stops in the middle is cut.
+	c = r.connect()
+	fmt.Fprintf(c, "POST /v2/models/large/infer HTTP/1.1\r\nHost: h\r\n%s: 0\r\nContent-Length: 262144\r\n\r\n%s", headerLength, strings.Repeat("x", 1<<14))
+	if status, text := r.hear(c); status != 408 {
+		t.Errorf("%d %.100s", status, text)
+	}
+}

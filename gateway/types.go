@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"strings"
+
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -35,7 +37,7 @@ func parseType[S []byte | string](name S) (tensor.DType, error) {
 	}
 	switch string(name) {
 	case "UINT16", "UINT32", "UINT64", "BYTES":
-		return 0, badRequest("element type %s: a ring has none of it", string(name))
+		return 0, badRequest("element type %s: a ring has %s; text and images can be sent as UINT8", string(name), strings.Join(typeNames[tensor.Bool:], ", "))
 	}
 	return 0, badRequest("element type %q is unknown", string(name))
 }

@@ -172,7 +172,7 @@ type Worker struct {
 	Name     string  `json:"name"`
 	Pid      int     `json:"pid"`
 	GPU      string  `json:"gpu,omitempty"`
-	State    string  `json:"state"` // idle, busy, dying, quarantined
+	State    string  `json:"state"` // idle, busy, spare, dying, quarantined
 	SinceS   float64 `json:"since_s"`
 	InFlight int     `json:"in_flight"` // batches
 	Batches  uint64  `json:"batches"`
@@ -187,6 +187,7 @@ type Process struct {
 	Pid      int    `json:"pid"`   // 0 while it does not run
 	State    string `json:"state"` // running, waiting (to be started again), stopped
 	GPU      *int   `json:"gpu,omitempty"`
+	Spare    bool   `json:"spare,omitempty"` // kept warm, without batches, until one of its kind is lost
 	Restarts int    `json:"restarts"`
 	// Attached tells that it has attached, in this life or another.
 	Attached     bool    `json:"attached"`

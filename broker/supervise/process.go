@@ -29,16 +29,23 @@ import (
 //
 // The supervisor's mutex guards what snapshot reads.
 type process struct {
-	s     *Supervisor
-	name  string
-	model string
-	cfg   *Worker
-	gpu   int           // -1: whatever is visible
-	stop  chan struct{} // closed by the supervisor
+	s        *Supervisor
+	pool     *pool
+	name     string
+	instance int // in its pool
+	model    string
+	cfg      *Worker
+	gpu      int           // -1: whatever is visible
+	stop     chan struct{} // closed by tell
+	over     chan struct{} // closed when it has ended for good
+	attached chan struct{} // closed when it attaches for the first time
+	failed   chan struct{} // closed when a life has ended before it ever attached
 	// lostBatch gets a word when a worker of this life died with a batch; the
 	// broker may see the death before or after we do.
 	lostBatch chan struct{}
 
+	told     bool // to end for good
+	spare    bool
 	pid      int // 0 while it does not run
 	life     int // the pid of its present or last life
 	state    string
@@ -50,6 +57,14 @@ type process struct {
 	came         bool // it has attached, in this life or another
 	failedStarts int  // lives in a row that ended before they attached
 	begun        bool // this life has attached
+}
+
+// tell has the process end for good. The supervisor's mutex is held.
+func (p *process) tell() {
+	if !p.told {
+		p.told = true
+		close(p.stop)
+	}
 }
 
 // run keeps the process alive until it is told to stop. It keeps a thread to
@@ -233,14 +248,16 @@ func (p *process) lifeOver(stopped bool) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
 	if !p.begun && !stopped {
-		p.failedStarts++
+		if p.failedStarts++; p.failedStarts == 1 && !p.came {
+			close(p.failed)
+		}
 	}
 	p.begun, p.sessions = false, 0
 }
 
 // snapshot is called with the supervisor's mutex held.
 func (p *process) snapshot() stats.Process {
-	s := stats.Process{Name: p.name, Model: p.model, Pid: p.pid, State: p.state, Restarts: p.restarts, Attached: p.came, FailedStarts: p.failedStarts, LastEnd: p.lastEnd, Command: strings.Join(p.cfg.Command, " ")}
+	s := stats.Process{Name: p.name, Model: p.model, Pid: p.pid, State: p.state, Restarts: p.restarts, Attached: p.came, FailedStarts: p.failedStarts, LastEnd: p.lastEnd, Spare: p.spare, Command: strings.Join(p.cfg.Command, " ")}
 	if s.State == "" {
 		s.State = "waiting"
 	} else {

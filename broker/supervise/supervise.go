@@ -27,6 +27,7 @@ type Worker struct {
 	Name      string // for logs and statistics; default: the model's
 	Command   []string
 	Instances int               // processes; default 1
+	Spares    int               // further ones that are kept warm, to take the place of one that is lost
 	GPUs      []int             // instance i gets GPUs[i modulo their number]; none: all are visible
 	Env       map[string]string // on top of our own environment
 	// ThreadPercentage is the share of a GPU's multiprocessors that each
@@ -67,6 +68,8 @@ func (w *Worker) Fill() error {
 	switch {
 	case len(w.Command) == 0 || w.Command[0] == "":
 		return fmt.Errorf("%w: worker without a command", status.ErrInvalid)
+	case w.Spares < 0 || w.Spares > maxInstances:
+		return fmt.Errorf("%w: %d spares of a worker, must be 0..%d", status.ErrInvalid, w.Spares, maxInstances)
 	case w.Instances < 1 || w.Instances > maxInstances:
 		return fmt.Errorf("%w: %d instances of a worker, must be 1..%d", status.ErrInvalid, w.Instances, maxInstances)
 	case w.ThreadPercentage < 0 || w.ThreadPercentage > 100:
@@ -101,8 +104,11 @@ type Supervisor struct {
 	socket string
 	mps    *mps // nil unless asked for
 
+	changing sync.Mutex // one change of the pools at a time
+
 	mu       sync.Mutex
-	procs    []*process
+	pools    []*pool
+	procs    []*process       // of all pools, and those that are being replaced
 	attached map[int]attached // by pid: the workers that the broker has
 	stopped  bool
 	running  sync.WaitGroup
@@ -139,39 +145,7 @@ func (s *Supervisor) Start(mps bool, groups ...Group) {
 // Add starts workers beside those that run.
 func (s *Supervisor) Add(g Group) {
 	for i := range g.Workers {
-		s.startWorkers(g.Model, i, &g.Workers[i])
-	}
-}
-
-// startWorkers starts the instances of the n-th declaration of a model.
-func (s *Supervisor) startWorkers(model string, n int, w *Worker) {
-	label := model
-	if label == "" {
-		label = "worker"
-	}
-	if n > 0 {
-		label += "." + strconv.Itoa(n)
-	}
-	if w.Name != "" {
-		label = w.Name
-	}
-	for i := range w.Instances {
-		p := &process{s: s, name: fmt.Sprintf("%s-%d", label, i), model: model, cfg: w, gpu: -1, stop: make(chan struct{}), lostBatch: make(chan struct{}, 1)}
-		if len(w.GPUs) > 0 {
-			p.gpu = w.GPUs[i%len(w.GPUs)]
-		}
-		s.mu.Lock()
-		if s.stopped {
-			s.mu.Unlock()
-			return
-		}
-		s.procs = append(s.procs, p)
-		s.running.Add(1)
-		s.mu.Unlock()
-		go func() {
-			defer s.running.Done()
-			p.run()
-		}()
+		s.startPool(g.Model, i, &g.Workers[i])
 	}
 }
 
@@ -204,7 +178,7 @@ func (s *Supervisor) Stop() {
 	if !s.stopped {
 		s.stopped = true
 		for _, p := range s.procs {
-			close(p.stop)
+			p.tell()
 		}
 	}
 }
@@ -236,6 +210,9 @@ func (s *Supervisor) Attached(pid int) {
 	s.attached[pid] = attached{group, s.attached[pid].sessions + 1}
 	if p := s.find(pid); p != nil {
 		p.sessions++
+		if !p.came {
+			close(p.attached)
+		}
 		p.came, p.begun, p.failedStarts = true, true, 0
 	}
 }
@@ -256,12 +233,14 @@ func (s *Supervisor) MayServe(model string) bool {
 
 // Left says that an attached worker is gone, and whether it had begun a batch.
 // Then the batch may be what killed it, which is no reason to let the next
-// request wait for a back-off: it is started again at once.
-func (s *Supervisor) Left(pid int, withBatch bool) {
+// request wait for a back-off: it is started again at once. replace says that a
+// spare may take its place.
+func (s *Supervisor) Left(pid int, withBatch bool) (replace bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p := s.find(pid); p != nil {
 		p.sessions = max(0, p.sessions-1)
+		replace = !p.spare && !p.told
 		if withBatch {
 			select {
 			case p.lostBatch <- struct{}{}:
@@ -274,6 +253,7 @@ func (s *Supervisor) Left(pid int, withBatch bool) {
 	} else {
 		delete(s.attached, pid)
 	}
+	return replace
 }
 
 // Restarts is how often the process of an attached worker was started again.

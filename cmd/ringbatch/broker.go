@@ -55,6 +55,11 @@ func runBroker(ctx context.Context, args []string) error {
 			if err := checkGateway(cfg.Workers); err != nil {
 				return cfg, err
 			}
+			saved := configfile.NewSaved(*config)
+			if err := saved.Apply(&cfg); err != nil {
+				return cfg, err
+			}
+			cfg.Save = saved.Save
 		}
 		m, err := model.config(f)
 		if err != nil {

@@ -41,6 +41,8 @@ func commands() []command {
 		{"stats", "show what the broker counts", runStats},
 		{"models", "list the broker's models", runModels},
 		{"set", "change a model's batching policy while it runs", runSet},
+		{"restart", "replace a model's worker processes, one by one", runRestart},
+		{"scale", "run another number of a model's worker processes", runScale},
 		{"simulate", "play a batching policy against a virtual clock", runSimulate},
 		{"doctor", "check this machine, and say what to do", runDoctor},
 		{"version", "print the version", runVersion},

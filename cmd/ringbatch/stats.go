@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/stats"
 )
 
@@ -199,22 +198,4 @@ func runModels(ctx context.Context, args []string) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\n", m.Name, m.Signature.String(), m.Policy["max_batch_size"], m.Workers, m.Clients)
 	}
 	return w.Flush()
-}
-
-func runSet(ctx context.Context, args []string) error {
-	f := flags("set", " MODEL KEY=VALUE…", "Change a model's policy while it runs; all the values are taken, or none.\nKeys: "+strings.Join(policy.Names(func(k policy.Key) bool { return k.Live }), ", ")+".\nThose of a priority level take its number: max_queue.1=500.",
-		"  ringbatch set resnet50 wait_time=3ms max_batch_size=16\n")
-	socket := socketFlag(f)
-	if err := parse(f, args, 2, -1); err != nil {
-		return err
-	}
-	p, err := policy.Parse(strings.Join(f.Args()[1:], " "))
-	if err != nil {
-		return fmt.Errorf("%w: %w", errUsage, err)
-	}
-	if err := admin.New(*socket).Set(ctx, f.Arg(0), p); err != nil {
-		return err
-	}
-	fmt.Println("changed")
-	return nil
 }

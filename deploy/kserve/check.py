@@ -2,8 +2,11 @@
 
 KServe's kinds are custom resources, of which the package kubernetes-validate
 has no schemas. So their fields are checked against a schema of exactly those
-that are used here, written down from KServe's API reference; and the pod that
-they amount to is checked against Kubernetes' own schema.
+that are used here; and the pod that they amount to is checked against
+Kubernetes' own schema.
+
+With a folder of KServe's own definitions (config/crd/full of its repository)
+the manifests are checked against those too: check.py FOLDER.
 """
 
 from __future__ import annotations
@@ -66,6 +69,40 @@ SCHEMAS = {
 }
 
 
+def strict(schema: dict[str, object]) -> dict[str, object]:
+    """A definition's schema that refuses fields it does not know: Kubernetes would drop them."""
+    for key in ("properties", "patternProperties"):
+        for child in schema.get(key, {}).values():  # type: ignore[attr-defined]
+            strict(child)
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            strict(schema[key])  # type: ignore[arg-type]
+    if "properties" in schema and "additionalProperties" not in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        schema["additionalProperties"] = False
+    if schema.pop("x-kubernetes-int-or-string", None):
+        schema.pop("type", None)
+    return schema
+
+
+def check_definitions(folder: pathlib.Path, manifests: list[dict[str, object]]) -> None:
+    """Checks the manifests against KServe's own definitions."""
+    definitions = {d["spec"]["names"]["kind"]: d for d in map(yaml.safe_load, map(pathlib.Path.read_text, folder.glob("*.yaml"))) if "names" in d.get("spec", {})}
+    for manifest in manifests:
+        version = str(manifest["apiVersion"]).rpartition("/")[2]
+        served = {v["name"]: v["schema"]["openAPIV3Schema"] for v in definitions[manifest["kind"]]["spec"]["versions"] if v["served"]}
+        schema = served[version]
+        schema["properties"].pop("metadata")  # Kubernetes' own
+        schema = strict(schema)
+        manifest = {k: v for k, v in manifest.items() if k != "metadata"}
+        jsonschema.validate(manifest, schema)
+        try:  # a schema that lets everything pass would prove nothing
+            jsonschema.validate({**manifest, "spec": {**manifest["spec"], "misspelt": 1}}, schema)  # type: ignore[dict-item]
+            sys.exit(f"the definition of {manifest['kind']} takes a misspelt field")
+        except jsonschema.ValidationError:
+            pass
+    print("deploy/kserve: the manifests fit KServe's own definitions in", folder)
+
+
 def main() -> None:
     runtime = yaml.safe_load((HERE / "runtime.yaml").read_text())
     service = yaml.safe_load((HERE / "service.yaml").read_text())
@@ -93,6 +130,8 @@ def main() -> None:
     except kubernetes_validate.ValidationError:
         pass
     print("deploy/kserve: the KServe fields fit the schema here, the pod fits Kubernetes", KUBERNETES)
+    if len(sys.argv) > 1:
+        check_definitions(pathlib.Path(sys.argv[1]), [runtime, service])
 
 
 if __name__ == "__main__":

@@ -68,8 +68,11 @@ func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 // become the error.
 func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.Reply, []int, error) {
 	deadline := time.Now().Add(callTimeout)
-	if req.Op == control.OpWatch {
+	switch req.Op {
+	case control.OpWatch:
 		deadline = deadline.Add(control.WatchTime)
+	case control.OpRestart, control.OpScale:
+		deadline = deadline.Add(control.ChangeTime)
 	}
 	stop := context.AfterFunc(ctx, func() { hangUp(c) })
 	req.Version = control.Version

@@ -27,6 +27,10 @@ func VersionAdvice(one string, version int, other string, otherVersion int) stri
 // then learns that the broker is still there, and asks again.
 const WatchTime = 30 * time.Second
 
+// ChangeTime is how long the broker may take to change processes: each new one
+// has to load its model.
+const ChangeTime = time.Hour
+
 // Op says what a Request asks for.
 type Op string
 
@@ -38,6 +42,10 @@ const (
 	OpSet    Op = "set"    // change a model's policy
 	OpPing   Op = "ping"   // is anybody there
 	OpWatch  Op = "watch"  // wait until the models change
+
+	// These answer when they are done, within ChangeTime.
+	OpRestart Op = "restart" // replace a model's worker processes, one by one
+	OpScale   Op = "scale"   // run another number of them
 )
 
 // Request is what a peer sends.
@@ -53,6 +61,10 @@ type Request struct {
 	// if the broker does not know it yet. OpSet: what to change, whole or not
 	// at all.
 	Policy map[string]string `msgpack:"policy,omitempty"`
+	// OpScale: how many processes.
+	Instances int `msgpack:"instances,omitempty"`
+	// OpSet, OpScale: also keep it for when the broker starts again.
+	Save bool `msgpack:"save,omitempty"`
 	// OpWatch: the value of Reply.Changes that the peer knows.
 	Since uint64 `msgpack:"since,omitempty"`
 }

@@ -1,0 +1,57 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// setAndSave is OpSet.
+func (b *Broker) setAndSave(req *control.Request) error {
+	if err := b.checkSave(req); err != nil {
+		return err
+	}
+	if err := b.set(req.Model, req.Policy); err != nil || !req.Save {
+		return err
+	}
+	return b.save(req)
+}
+
+// changeWorkers is OpRestart and OpScale. It returns when the processes are as
+// they were asked to be.
+func (b *Broker) changeWorkers(req *control.Request) error {
+	if err := b.checkSave(req); err != nil {
+		return err
+	}
+	m, err := b.models.take(req.Model)
+	if err != nil {
+		return err
+	}
+	defer b.models.leave(m)
+	if req.Op == control.OpRestart {
+		b.log.Info("worker processes are replaced one by one", "model", req.Model)
+		return b.super.Restart(context.Background(), req.Model)
+	}
+	b.log.Info("number of worker processes changes", "model", req.Model, "instances", req.Instances)
+	if err := b.super.Scale(context.Background(), req.Model, req.Instances); err != nil || !req.Save {
+		return err
+	}
+	return b.save(req)
+}
+
+// checkSave refuses what could not be kept before it is done.
+func (b *Broker) checkSave(req *control.Request) error {
+	if req.Save && b.cfg.Save == nil {
+		return fmt.Errorf("%w: nothing can be saved: the broker runs without --config", status.ErrInvalid)
+	}
+	return nil
+}
+
+func (b *Broker) save(req *control.Request) error {
+	if err := b.cfg.Save(req.Model, req.Policy, req.Instances); err != nil {
+		return fmt.Errorf("changed, but not saved: %w", err)
+	}
+	return nil
+}

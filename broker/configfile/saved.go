@@ -1,0 +1,120 @@
+package configfile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/BurntSushi/toml"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// Saved is what `ringbatch set --save` and `scale --save` changed: a file beside
+// the configuration, which people write and no program does. It is read after
+// the configuration and wins over it.
+type Saved struct {
+	path string
+	mu   sync.Mutex
+}
+
+// NewSaved is the file that belongs to a configuration file.
+func NewSaved(config string) *Saved { return &Saved{path: config + ".saved"} }
+
+type savedFile struct {
+	Models []savedModel `toml:"model"`
+}
+
+type savedModel struct {
+	Name      string            `toml:"name"`
+	Instances int               `toml:"instances,omitempty"`
+	Policy    map[string]string `toml:"policy,omitempty"`
+}
+
+const savedHead = "# Written by ringbatch set --save and scale --save. It is read after the configuration\n# file that it lies beside, and wins over it; delete it to go back.\n\n"
+
+func (s *Saved) read() (f savedFile, err error) {
+	text, err := os.ReadFile(s.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return f, nil
+	}
+	if err == nil {
+		err = toml.Unmarshal(text, &f)
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: saved settings %s: %w", status.ErrInvalid, s.path, err)
+	}
+	return f, err
+}
+
+// Apply puts what was saved over a configuration. Models that are no longer
+// declared are left out.
+func (s *Saved) Apply(cfg *broker.Config) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f, err := s.read()
+	if err != nil {
+		return err
+	}
+	for _, saved := range f.Models {
+		for i := range cfg.Models {
+			m := &cfg.Models[i]
+			if m.Name != saved.Name {
+				continue
+			}
+			m.Policy = policy.Policy(saved.Policy).Over(m.Policy)
+			if _, err := m.Policy.Resolve(m.Signature.Inputs); err != nil {
+				return fmt.Errorf("model %q, with the saved settings of %s: %w", m.Name, s.path, err)
+			}
+			if saved.Instances > 0 && len(m.Workers) == 1 {
+				m.Workers[0].Instances = saved.Instances
+			}
+		}
+	}
+	return nil
+}
+
+// Save adds a change; the file is replaced whole or stays as it was.
+func (s *Saved) Save(model string, settings policy.Policy, instances int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f, err := s.read()
+	if err != nil {
+		return err
+	}
+	at := -1
+	for i := range f.Models {
+		if f.Models[i].Name == model {
+			at = i
+		}
+	}
+	if at < 0 {
+		at = len(f.Models)
+		f.Models = append(f.Models, savedModel{Name: model})
+	}
+	m := &f.Models[at]
+	m.Policy = settings.Over(m.Policy)
+	if instances > 0 {
+		m.Instances = instances
+	}
+	var text bytes.Buffer
+	text.WriteString(savedHead)
+	if err := toml.NewEncoder(&text).Encode(f); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(s.path), filepath.Base(s.path)+".*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) // nothing if it was moved
+	_, err = tmp.Write(text.Bytes())
+	if err = errors.Join(err, tmp.Chmod(0o644), tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), s.path)
+}

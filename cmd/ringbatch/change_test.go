@@ -1,0 +1,178 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/stats"
+)
+
+// served is a configuration with worker processes of the broker's own.
+func (c *cli) served(scale, instances, spares int) string {
+	text := fmt.Sprintf("%s\n[[model.worker]]\ncommand = [%q, \"worker\", \"--model\", \"affine\", \"--scale\", \"%d\", \"--input\", \"x:f32[4]\"]\ninstances = %d\n", firstConfig, c.bin, scale, instances)
+	if spares > 0 {
+		text += fmt.Sprintf("spares = %d\n", spares)
+	}
+	return text
+}
+
+// reload has the broker read another configuration.
+func (c *cli) reload(config string) {
+	c.write(config)
+	c.broker.Signal(syscall.SIGHUP)
+}
+
+// load sends requests until it is ended; each has to be answered, by a worker
+// that multiplies by one of the scales.
+type load struct {
+	t       *testing.T
+	stop    chan struct{}
+	done    sync.WaitGroup
+	answers atomic.Int64
+	last    atomic.Int64 // the scale that answered last
+}
+
+func (c *cli) load(callers int, options ...client.Option) *load {
+	c.t.Helper()
+	l := &load{t: c.t, stop: make(chan struct{})}
+	cl, err := client.Dial(c.t.Context(), "affine", append([]client.Option{client.WithWindow(callers)}, options...)...)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for range callers {
+		l.done.Go(func() {
+			for {
+				select {
+				case <-l.stop:
+					return
+				default:
+				}
+				var y [4]float32
+				if err := cl.InferInto(c.t.Context(), []any{y[:]}, []float32{1, 1, 1, 1}); err != nil {
+					c.t.Errorf("after %d answers: %v", l.answers.Load(), err)
+					return
+				}
+				l.answers.Add(1)
+				l.last.Store(int64(y[0]))
+			}
+		})
+	}
+	c.t.Cleanup(func() { l.end(); cl.Close() })
+	c.until("the load runs", func() bool { return l.answers.Load() > 0 || c.t.Failed() })
+	return l
+}
+
+func (l *load) end() {
+	select {
+	case <-l.stop:
+	default:
+		close(l.stop)
+	}
+	l.done.Wait()
+}
+
+// pids are those of the model's processes that run.
+func (c *cli) pids() (list []int) {
+	for _, p := range c.stats().Processes {
+		if p.State == "running" {
+			list = append(list, p.Pid)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+func TestWorkersAreRestartedScaledAndChangedUnderLoadWithoutALostRequest(t *testing.T) {
+	c := startCLI(t)
+	c.reload(c.served(2, 2, 0))
+	if out, code := c.run("ready", "affine", "--wait", "30s"); code != 0 {
+		t.Fatal(out)
+	}
+	c.until("both processes run", func() bool { return len(c.stats().Models[0].Workers) == 2 })
+	l := c.load(4)
+
+	before := c.pids()
+	if out, code := c.run("restart", "affine"); code != 0 {
+		t.Fatalf("restart: %d\n%s", code, out)
+	}
+	if after := c.pids(); len(after) != 2 || slices.ContainsFunc(after, func(p int) bool { return slices.Contains(before, p) }) {
+		t.Errorf("restart: processes %v became %v", before, after)
+	}
+	for _, n := range []int{4, 1} {
+		if out, code := c.run("scale", "affine", fmt.Sprint(n)); code != 0 {
+			t.Fatalf("scale: %d\n%s", code, out)
+		}
+		if got := c.pids(); len(got) != n {
+			t.Errorf("scale %d: processes %v", n, got)
+		}
+	}
+	c.reload(c.served(3, 2, 0)) // another command, another number
+	c.until("the changed command answers", func() bool { return l.last.Load() == 3 || t.Failed() })
+	c.until("both of the new ones run", func() bool { return len(c.pids()) == 2 })
+	c.reload(strings.Replace(c.served(3, 2, 0), `"--scale"`, `"--no_such_flag"`, 1)) // one that does not come up
+	c.until("that is said", func() bool { return strings.Contains(c.broker.Log(), "those that ran go on") })
+	n := l.answers.Load()
+	c.until("the old ones still answer", func() bool { return l.answers.Load() > n+100 || t.Failed() })
+	l.end()
+	if m := c.stats().Models[0]; m.Ended["OK"] != m.Requests || uint64(l.answers.Load()) != m.Requests {
+		t.Errorf("%d answers; the broker counts %v of %d", l.answers.Load(), m.Ended, m.Requests)
+	}
+}
+
+func TestASpareTakesThePlaceOfAKilledWorker(t *testing.T) {
+	c := startCLI(t)
+	c.reload(c.served(2, 1, 1))
+	worker := func(state string) (w stats.Worker) {
+		for _, w := range c.stats().Models[0].Workers {
+			if w.State == state || state == "serving" && w.State != "spare" {
+				return w
+			}
+		}
+		return w
+	}
+	c.until("one serves and one is spare", func() bool { return worker("serving").Pid > 0 && worker("spare").Pid > 0 })
+	l := c.load(2)
+	spare, served := worker("spare"), worker("serving")
+	if spare.Batches != 0 {
+		t.Errorf("the spare has run %d batches", spare.Batches)
+	}
+	if err := syscall.Kill(served.Pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c.until("the spare serves", func() bool { return worker("serving").Pid == spare.Pid })
+	n := l.answers.Load()
+	c.until("it answers", func() bool { return l.answers.Load() > n+100 || t.Failed() })
+	c.until("the other comes back as the spare", func() bool { w := worker("spare"); return w.Pid != 0 && w.Pid != spare.Pid && w.Pid != served.Pid })
+	l.end()
+}
+
+func TestWhatIsSavedSurvivesARestartOfTheBroker(t *testing.T) {
+	c := startCLI(t)
+	c.reload(c.served(2, 1, 0))
+	c.until("it is served", func() bool { return len(c.stats().Models[0].Workers) == 1 })
+	for _, args := range [][]string{{"set", "affine", "wait_time=9ms", "--save"}, {"set", "affine", "lease=7s"}, {"scale", "affine", "2", "--save"}} {
+		if out, code := c.run(args...); code != 0 {
+			t.Fatalf("%v: %d\n%s", args, code, out)
+		}
+	}
+	c.ends(c.broker)
+	c.broker = c.start("broker", "--config", c.config, "--log_level", "warn")
+	c.until("two workers attach", func() bool {
+		out, code := c.run("stats", "--json")
+		return code == 0 && strings.Contains(out, `"wait_time_ms": 9`) && len(c.stats().Models[0].Workers) == 2
+	})
+	if p := c.stats().Models[0].Policy; p["wait_time"] != "9ms" || p["lease"] != "30s" {
+		t.Errorf("after the restart: %v", p)
+	}
+	text, err := os.ReadFile(c.config + ".saved")
+	if err != nil || !strings.Contains(string(text), `wait_time = "9ms"`) || !strings.Contains(string(text), "instances = 2") {
+		t.Errorf("saved: %v\n%s", err, text)
+	}
+}
