@@ -24,6 +24,7 @@ func (s *stage) decide() {
 		}
 		s.loop.now = s.loop.clock()
 	}
+	s.batcher.Learn(batcher.Time(s.loop.now))
 	s.settled()
 }
 

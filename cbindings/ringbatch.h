@@ -183,7 +183,7 @@ typedef struct rb_model {
 	uint32_t slots;            /* of the whole ring */
 	uint32_t window;           /* client: rows it may have in use at once; worker: 0 */
 	uint32_t levels;           /* priority levels */
-	int64_t wait_time;
+	int64_t wait_time;         /* nanoseconds; -1: the broker chooses it */
 } rb_model;
 
 /* ---- the mapping ------------------------------------------------------- */

@@ -39,7 +39,7 @@ type Model struct {
 	Signature    tensor.Signature
 	MaxBatchSize int // rows
 	Window       int // slots this client may have in use at once
-	WaitTime     time.Duration
+	WaitTime     time.Duration // policy.Auto: the broker chooses it
 	Levels       int // priority levels
 	Slots        int // of the whole ring
 }

@@ -18,8 +18,8 @@ import (
 var (
 	MaxBatchSize = row(Key{Name: "max_batch_size", Default: "32", Live: true, Help: "most rows of a batch; while the model runs, at most what it was made for"},
 		number(1, MaxRows), func(at *place) *int { return &at.s.MaxBatchSize })
-	WaitTime = row(Key{Name: "wait_time", Default: "2ms", Live: true, Help: "how long the oldest request waits for others to batch with; 0: not at all"},
-		duration(0), func(at *place) *time.Duration { return &at.s.WaitTime })
+	WaitTime = row(Key{Name: "wait_time", Default: "auto", Live: true, Help: "how long the oldest request waits for others to batch with; 0: not at all; auto: as long as it pays (docs/batching.md)"},
+		durationOrAuto(), func(at *place) *time.Duration { return &at.s.WaitTime })
 	PreferredBatchSizes = row(Key{Name: "preferred_batch_sizes", Live: true, Help: "rows at which a batch goes out without waiting for more, ascending"},
 		numbers[int](1, MaxRows, MaxPreferred), func(at *place) *[]int { return &at.s.PreferredBatchSizes })
 	Slots = row(Key{Name: "slots", DefaultNote: "4096, within 1 GiB and half of what a memory cgroup leaves", Help: "rows the ring holds"},

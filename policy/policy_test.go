@@ -27,7 +27,7 @@ var inputs = []tensor.Spec{
 
 func TestTheDefaultsAreInForceWhereNothingIsSet(t *testing.T) {
 	s, err := policy.Policy(nil).Resolve(inputs)
-	want := policy.Settings{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond, Lease: 30 * time.Second, MaxAttempts: 3, Levels: make([]policy.Level, 1)}
+	want := policy.Settings{MaxBatchSize: 32, WaitTime: policy.Auto, Lease: 30 * time.Second, MaxAttempts: 3, Levels: make([]policy.Level, 1)}
 	if err != nil || !reflect.DeepEqual(s, want) {
 		t.Errorf("%+v, %v", s, err)
 	}
@@ -235,7 +235,7 @@ func TestSettingsMadeByHandAreChecked(t *testing.T) {
 		"on_timeout.0 is 2":                           level(policy.Level{OnTimeout: 2}),
 		"max_timeout.0 is -1ns":                       level(policy.Level{MaxTimeout: -1}),
 		"default_timeout.0 is 48h0m0s":                level(policy.Level{DefaultTimeout: 48 * time.Hour}),
-		"wait_time is -1ns":                           {MaxBatchSize: 1, WaitTime: -1},
+		"wait_time is -2ns":                           {MaxBatchSize: 1, WaitTime: -2},
 		"ageing is 24h0m0.000000001s":                 {MaxBatchSize: 1, Ageing: policy.MaxDuration + 1},
 		"default_priority is -1":                      {MaxBatchSize: 1, DefaultPriority: -1},
 		"preferred_batch_sizes has 1025 entries":      {MaxBatchSize: 1, PreferredBatchSizes: make([]int, 1025)},

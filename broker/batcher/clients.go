@@ -48,6 +48,9 @@ func (b *Batcher) ClientJoined(c ClientID) {
 	if cl := b.client(c); !cl.joined {
 		cl.joined = true
 		b.joinable++
+		if b.learner != nil {
+			b.learner.clientJoined(c)
+		}
 	}
 }
 
@@ -64,6 +67,9 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 		b.joinable--
 	}
 	cl.joined = false
+	if b.learner != nil {
+		b.learner.clientLeft(c)
+	}
 	for cl.waiting.head != none {
 		id := cl.waiting.head
 		b.cancelled = append(b.cancelled, id)

@@ -112,8 +112,10 @@ class Model(Caller):
         return int(self._core.info.window)
 
     @property
-    def wait_time(self) -> float:
-        return float(self._core.info.wait_time) / 1e9
+    def wait_time(self) -> float | None:
+        """Seconds; None if the broker chooses it (``wait_time="auto"``)."""
+        wait = int(self._core.info.wait_time)
+        return None if wait < 0 else wait / 1e9
 
     def __repr__(self) -> str:
         return f"<ringbatch model {self.name}: {self._core.signature}>"
