@@ -108,6 +108,18 @@ type view struct {
 	workers   []fitness
 }
 
+// learned takes over what the batcher has found out.
+func (v *view) learned(l batcher.Learned) {
+	out := stats.Learned{Costs: []stats.LearnedCost{}, Slowdown: l.Slowdown, Tried: []stats.TriedWait{}}
+	for _, c := range l.Costs {
+		out.Costs = append(out.Costs, stats.LearnedCost{Rows: c.Rows, MS: ms(c.Time), Batches: c.Batches})
+	}
+	for _, t := range l.Tried {
+		out.Tried = append(out.Tried, stats.TriedWait{WaitMS: ms(t.Wait), Latency: t.Latency})
+	}
+	v.out.WaitTimeMS, v.out.Learned = ms(l.Wait), out
+}
+
 // look copies what a snapshot needs, and changes nothing. What workers have
 // finished and the books have not followed yet is counted in the copy.
 func (s *stage) look(v *view) {
@@ -120,11 +132,12 @@ func (s *stage) look(v *view) {
 	v.settings, v.inputs, v.workers = s.settings, s.cfg.Signature.Inputs, s.fitWorkers()
 	v.out = stats.Model{
 		Name: s.cfg.Name, Signature: s.cfg.Signature.String(), Slots: r.layout.Slots, SlotsFree: r.windows.free,
-		MaxBatchSize: s.settings.MaxBatchSize, WaitTimeMS: ms(s.settings.WaitTime), UptimeS: time.Since(s.since).Seconds(), Loop: s.loop.number,
+		MaxBatchSize: s.settings.MaxBatchSize, WaitAuto: s.settings.WaitTime == policy.Auto, UptimeS: time.Since(s.since).Seconds(), Loop: s.loop.number,
 		Clients: len(r.clients), QueueLength: s.batcher.Queued(), QueueRows: s.batcher.QueuedRows(),
 		SlotsQueued: r.rows[queued], SlotsRunning: r.rows[running], SlotsHeld: r.rows[held],
 		Workers: make([]stats.Worker, 0, s.present),
 	}
+	v.learned(s.batcher.Learned())
 	v.stats.roll(v.now, s.present)
 	for _, w := range s.workers {
 		if w != nil {
@@ -172,7 +185,7 @@ func (s *stage) lookDone(w *workerSession, v *view) (batches int) {
 			if !s.ring.has(q, p.batch) {
 				continue
 			}
-			info, word := &s.ring.slots[q.head], s.ring.board.Word(q.head)
+			info, word := s.ring.slot(q.head), s.ring.board.Word(q.head)
 			switch {
 			case info.state == running && word.Generation() == q.gen:
 				v.stats.finished(info, word.Status(), started, finished)

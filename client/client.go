@@ -39,7 +39,7 @@ type Model struct {
 	Signature    tensor.Signature
 	MaxBatchSize int // rows
 	Window       int // slots this client may have in use at once
-	WaitTime     time.Duration
+	WaitTime     time.Duration // policy.Auto: the broker chooses it
 	Levels       int // priority levels
 	Slots        int // of the whole ring
 }
@@ -51,6 +51,9 @@ type options struct {
 	wait   bool
 	timing bool
 	memory shm.Memory
+
+	retry    bool
+	retryFor time.Duration
 }
 
 // Option changes how Dial connects.

@@ -42,6 +42,26 @@ func duration(least time.Duration) kind[time.Duration] {
 	}, FormatDuration}
 }
 
+// durationOrAuto is a duration, or the word for one that the batcher chooses.
+func durationOrAuto() kind[time.Duration] {
+	plain := duration(0)
+	return kind[time.Duration]{"duration or auto", func(text string) (time.Duration, error) {
+		if text == "auto" {
+			return Auto, nil
+		}
+		d, err := plain.parse(text)
+		if err != nil {
+			err = fmt.Errorf("%w, or auto", err)
+		}
+		return d, err
+	}, func(d time.Duration) string {
+		if d == Auto {
+			return "auto"
+		}
+		return plain.format(d)
+	}}
+}
+
 // ParseDuration reads 5ms, 1m30s, or seconds as a number: 0.005.
 func ParseDuration(text string) (time.Duration, error) {
 	if f, err := strconv.ParseFloat(text, 64); err == nil {

@@ -14,7 +14,7 @@ import (
 // preferred sizes.
 type Settings struct {
 	MaxBatchSize int           // rows
-	WaitTime     time.Duration // how long the oldest waiting request waits for others to batch with
+	WaitTime     time.Duration // how long the oldest waiting request waits for others to batch with; Auto: as long as it pays
 	// PreferredBatchSizes are row counts, ascending, ≤ MaxBatchSize. A batch
 	// goes out as soon as the largest of them that is ready can be packed
 	// exactly; otherwise it waits for one until the wait time is over.
@@ -32,6 +32,8 @@ type Settings struct {
 	// each other, whatever their level and shape.
 	PreserveOrder bool
 	Slots         int           // rows the ring holds; 0: not asked for, as many as fit
+	MaxWindow     int           // most slots of one client; 0: left to the broker
+	Private       bool          // slots are cleared before they change owner
 	Lease         time.Duration // how long a batch may run before its worker counts as hung
 	MaxAttempts   int           // workers that may die of a request before it fails
 	Ragged        bool          // requests of different sizes share a batch
@@ -61,6 +63,10 @@ func (a Action) String() string {
 	}
 	return "reject"
 }
+
+// Auto as Settings.WaitTime leaves the wait to the batcher, which learns what
+// pays.
+const Auto time.Duration = -1
 
 // NoWorkerAction says what happens to a request that comes while its model has
 // no worker.
@@ -167,7 +173,11 @@ type namedDuration struct {
 }
 
 func (s *Settings) durations() []namedDuration {
-	list := []namedDuration{{"wait_time", s.WaitTime}, {"ageing", s.Ageing}, {"lease", s.Lease}}
+	wait := s.WaitTime
+	if wait == Auto {
+		wait = 0
+	}
+	list := []namedDuration{{"wait_time", wait}, {"ageing", s.Ageing}, {"lease", s.Lease}}
 	for i, l := range s.Levels {
 		list = append(list, namedDuration{fmt.Sprintf("default_timeout.%d", i), l.DefaultTimeout}, namedDuration{fmt.Sprintf("max_timeout.%d", i), l.MaxTimeout})
 	}

@@ -39,7 +39,9 @@ type Model struct {
 	Slots        int     `json:"slots"`
 	SlotsFree    int     `json:"slots_free"` // not leased to a client
 	MaxBatchSize int     `json:"max_batch_size"`
-	WaitTimeMS   float64 `json:"wait_time_ms"`
+	WaitTimeMS   float64 `json:"wait_time_ms"` // in force now
+	WaitAuto     bool    `json:"wait_auto"`    // the batcher chooses it
+	Learned      Learned `json:"learned"`
 	UptimeS      float64 `json:"uptime_s"`
 	Loop         int     `json:"loop"` // which of Broker.Loops serves it
 
@@ -78,6 +80,32 @@ type Model struct {
 	WorkersHung     uint64   `json:"workers_hung"`
 	Offenders       uint64   `json:"offenders"` // peers thrown out for breaking the protocol
 	Workers         []Worker `json:"workers"`
+}
+
+// Learned is what the batcher has found out about the model.
+type Learned struct {
+	Costs []LearnedCost `json:"costs"` // what a batch takes, by its rows
+	// Slowdown is how many times as long it takes with 0, 1, 2 … other workers
+	// busy.
+	Slowdown []float64 `json:"slowdown"`
+	// Tried is what other waits would have done to the latency of the last
+	// requests, with wait_time auto.
+	Tried []TriedWait `json:"tried"`
+}
+
+// LearnedCost is what a batch of so many rows takes while no other worker is
+// busy, from the dispatch to its end.
+type LearnedCost struct {
+	Rows    int     `json:"rows"`
+	MS      float64 `json:"ms"`
+	Batches int     `json:"batches"` // seen
+}
+
+// TriedWait is a wait and the latency that it would have given, as a multiple of
+// that of no wait.
+type TriedWait struct {
+	WaitMS  float64 `json:"wait_ms"`
+	Latency float64 `json:"latency"`
 }
 
 // Window is what happened in the last whole seconds.

@@ -48,6 +48,9 @@ func (b *Batcher) ClientJoined(c ClientID) {
 	if cl := b.client(c); !cl.joined {
 		cl.joined = true
 		b.joinable++
+		if b.learner != nil {
+			b.learner.clientJoined(c)
+		}
 	}
 }
 
@@ -64,6 +67,9 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 		b.joinable--
 	}
 	cl.joined = false
+	if b.learner != nil {
+		b.learner.clientLeft(c)
+	}
 	for cl.waiting.head != none {
 		id := cl.waiting.head
 		b.cancelled = append(b.cancelled, id)
@@ -71,6 +77,19 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 		b.requests[id].state = unknown
 	}
 	*cl = client{generation: cl.generation + 1, waiting: emptyList, runEnd: none}
+	return b.cancelled
+}
+
+// CancelWaiting cancels up to most of c's waiting requests and returns them, in
+// commit order; the slice is reused by the next call. A client that leaves with
+// very many is parted with in pieces.
+func (b *Batcher) CancelWaiting(c ClientID, most int) []RequestID {
+	b.cancelled = b.cancelled[:0]
+	for cl := b.client(c); cl.waiting.head != none && len(b.cancelled) < most; {
+		id := cl.waiting.head
+		b.cancelled = append(b.cancelled, id)
+		b.Cancel(id)
+	}
 	return b.cancelled
 }
 

@@ -35,6 +35,11 @@ func (b *Batcher) Decide(now Time) *Decisions {
 	return &b.out
 }
 
+// Learn goes on with learning what pays (learn.go). It is called after what
+// Decide said was done, because it may take up to some 10 µs; if it is not
+// called, nothing is learned. now is as in Decide.
+func (b *Batcher) Learn(now Time) { b.learner.step(now) }
+
 // passDeadlines is stage 1.
 func (b *Batcher) passDeadlines(now Time) {
 	for {
@@ -106,7 +111,7 @@ func (b *Batcher) passReadyTimes(now Time) {
 func (b *Batcher) feedIdle(now Time) bool {
 	w := WorkerID(b.idle.min().id)
 	if b.alone.head != none {
-		b.dispatchAlone(w)
+		b.dispatchAlone(w, now)
 		return true
 	}
 	s := b.firstReady(now)

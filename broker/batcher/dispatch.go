@@ -17,7 +17,7 @@ func (b *Batcher) dispatch(w WorkerID, s int32, limit int, why Reason, now Time)
 		Rows:     rows,
 		Dims:     dims,
 		Why:      why,
-	})
+	}, now)
 }
 
 // pack moves requests of shape s to the batch slot: always the first of the
@@ -41,7 +41,7 @@ func (b *Batcher) pack(s, slot, limit int32, now Time) int {
 }
 
 // dispatchAlone gives w the oldest Alone request by itself.
-func (b *Batcher) dispatchAlone(w WorkerID) {
+func (b *Batcher) dispatchAlone(w WorkerID, now Time) {
 	id := b.alone.head
 	r := &b.requests[id]
 	dims := b.shapes.shapes[r.shape].dims
@@ -54,7 +54,7 @@ func (b *Batcher) dispatchAlone(w WorkerID) {
 		Rows:     int(r.rows),
 		Dims:     dims,
 		Why:      Retry,
-	})
+	}, now)
 }
 
 // start makes id, which was just withdrawn, a running request of a batch.
@@ -67,7 +67,7 @@ func (b *Batcher) start(r *request, x *batch, slot int32, id RequestID) {
 }
 
 // handOver gives the batch to w and tells the caller.
-func (b *Batcher) handOver(w WorkerID, slot int32, d Dispatch) {
+func (b *Batcher) handOver(w WorkerID, slot int32, d Dispatch, now Time) {
 	x := &b.workers[w]
 	d.Worker = w
 	d.Batch = b.batches[slot].id
@@ -77,4 +77,7 @@ func (b *Batcher) handOver(w WorkerID, slot int32, d Dispatch) {
 	x.pass += int64(d.Rows) * passScale / int64(x.Weight)
 	b.fileWorker(w)
 	b.out.Dispatches = append(b.out.Dispatches, d)
+	if b.learner != nil {
+		b.learner.dispatched(&d, now)
+	}
 }

@@ -52,6 +52,9 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	x.timeout = timeout
 	x.place(b.lastSeq, b.lastSince)
 	b.admit(now, r.ID, &r.Dims)
+	if b.learner != nil {
+		b.learner.arrived(&r)
+	}
 	return nil
 }
 
@@ -75,7 +78,7 @@ func (b *Batcher) Requeue(now Time, r Request) {
 		return
 	}
 	if x.client != r.Client || x.clientGen != c.generation {
-		b.endRunning(r.ID)
+		b.endRunning(r.ID, Never)
 		return
 	}
 	b.stopRunning(x, c, r.ID)
@@ -118,7 +121,7 @@ func (b *Batcher) Cancel(id RequestID) bool {
 // worker's place is free only with BatchDone.
 func (b *Batcher) Ended(id RequestID) {
 	if b.stateOf(id) == running {
-		b.endRunning(id)
+		b.endRunning(id, Never)
 	}
 }
 
@@ -128,18 +131,26 @@ func (b *Batcher) endWaiting(id RequestID) {
 	b.withdraw(id)
 	r.state = unknown
 	b.clientEnds(c)
+	if b.learner != nil {
+		b.learner.answered(id, r.client, Never)
+	}
 	if b.settings.PreserveOrder {
 		b.release(c)
 	}
 }
 
-func (b *Batcher) endRunning(id RequestID) {
+// endRunning ends a running request, whose client was answered at a time; Never
+// if that is not known.
+func (b *Batcher) endRunning(id RequestID, at Time) {
 	r := &b.requests[id]
 	c := &b.clients[r.client]
 	ours := r.clientGen == c.generation
 	b.stopRunning(r, c, id)
 	r.state = unknown
 	if ours {
+		if b.learner != nil {
+			b.learner.answered(id, r.client, at)
+		}
 		b.clientEnds(c)
 		if b.settings.PreserveOrder {
 			b.release(c)

@@ -28,6 +28,7 @@ type booked struct {
 	clientLeft     bool
 	queueTimeoutAt Time
 	delayed        bool
+	wait           Time // in force when it began to wait
 }
 
 type bookedWorker struct {
@@ -39,7 +40,14 @@ func newBook(settings policy.Settings, ids int) *book {
 	return &book{settings: settings, requests: make([]*booked, ids), workers: map[WorkerID]*bookedWorker{}}
 }
 
-func (b *book) setPolicy(settings policy.Settings) { b.settings = settings }
+func (b *book) setPolicy(settings policy.Settings, wait Time) {
+	b.settings = settings
+	for _, r := range b.requests {
+		if r != nil {
+			r.wait = wait
+		}
+	}
+}
 
 // freeID is a random id that no request has.
 func (b *book) freeID(rng *rand.Rand) (RequestID, bool) {
@@ -64,7 +72,7 @@ func (b *book) someBatch(rng *rand.Rand) (WorkerID, BatchID, bool) {
 	return 0, 0, false
 }
 
-func (b *book) arrived(now Time, r Request) {
+func (b *book) arrived(now Time, r Request, wait Time) {
 	if r.Level == DefaultLevel {
 		r.Level = b.settings.DefaultPriority
 	}
@@ -78,12 +86,12 @@ func (b *book) arrived(now Time, r Request) {
 		r.Deadline = min(r.Deadline, r.Arrived+Time(policy.MaxTimeout))
 	}
 	b.commits++
-	b.requests[r.ID] = &booked{Request: r, commit: b.commits, queueTimeoutAt: timeout}
+	b.requests[r.ID] = &booked{Request: r, commit: b.commits, queueTimeoutAt: timeout, wait: wait}
 }
 
-func (b *book) requeued(r Request) {
+func (b *book) requeued(r Request, wait Time) {
 	x := b.requests[r.ID]
-	x.running, x.Alone, x.queueTimeoutAt, x.delayed = 0, r.Alone, Never, false
+	x.running, x.Alone, x.queueTimeoutAt, x.delayed, x.wait = 0, r.Alone, Never, false, wait
 }
 
 func (b *book) ended(id RequestID) {
@@ -305,7 +313,7 @@ func (b *book) nothingWaitsInVain(now Time) error {
 		if r.Alone {
 			return fmt.Errorf("request %d wants to be alone and a worker is idle", r.ID)
 		}
-		ready := r.Arrived + Time(b.settings.WaitTime)
+		ready := r.Arrived + r.wait
 		if r.Deadline != Never {
 			ready = min(ready, r.Arrived+(r.Deadline-r.Arrived)/2)
 		}

@@ -76,6 +76,9 @@ func (b *Batcher) withdrawUnfiled(id RequestID) (heads uint64) {
 func (b *Batcher) setReadyTimer(now Time, id RequestID) {
 	r := &b.requests[id]
 	wait := Time(b.settings.WaitTime)
+	if b.learner != nil {
+		wait = b.learner.wait
+	}
 	budget := r.deadline
 	if r.timeout < budget && b.settings.Level(int(r.level)).OnTimeout == policy.Reject {
 		budget = r.timeout

@@ -7,6 +7,15 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
+// end ends a request, whose client was answered at a time; Never if that is not
+// known.
+func (b *reference) end(r *refRequest, at Time) {
+	if b.clients[r.Client] == r.client {
+		b.learner.answered(r.ID, r.Client, at)
+	}
+	r.client.end()
+}
+
 func (c *refClient) end() {
 	c.inFlight--
 	c.endings++
@@ -30,7 +39,7 @@ func (b *reference) someoneCouldJoin() bool {
 
 // readyAt is when r stops waiting for others to batch with.
 func (b *reference) readyAt(r *refRequest) Time {
-	wait := Time(b.settings.WaitTime)
+	wait := r.wait
 	budget := r.Deadline
 	if b.settings.Level(r.Level).OnTimeout == policy.Reject {
 		budget = min(budget, r.timeout)
@@ -51,6 +60,7 @@ func (b *reference) rank(r *refRequest, now Time) int {
 
 func (b *reference) Decide(now Time) *Decisions {
 	b.out = Decisions{Wake: Never}
+	b.now = now
 	for b.endOrDelayOne(now) {
 	}
 	for b.dispatchOne(now) {
@@ -222,4 +232,5 @@ func (b *reference) dispatch(w *refWorker, requests []*refRequest, why Reason) {
 	w.batches, w.dispatches = append(w.batches, d.Batch), append(w.dispatches, d)
 	w.pass += int64(d.Rows) << 16 / int64(w.Weight)
 	b.out.Dispatches = append(b.out.Dispatches, d)
+	b.learner.dispatched(&d, b.now)
 }

@@ -22,6 +22,8 @@ type reference struct {
 	lastBatch BatchID
 	lastRun   Run
 	out       Decisions
+	now       Time     // of the last Decide
+	learner   *learner // what it learns is tested elsewhere; here that both tell it the same
 }
 
 type refRequest struct {
@@ -32,6 +34,7 @@ type refRequest struct {
 	base              int  // its level; LevelCount() once delayed
 	batch             BatchID
 	client            *refClient
+	wait              Time // in force when it began to wait
 }
 
 type refClient struct {
@@ -51,7 +54,7 @@ func newReference(settings policy.Settings) (*reference, error) {
 	if err := settings.Validate(); err != nil {
 		return nil, err
 	}
-	return &reference{settings: settings.Clone(), clients: map[ClientID]*refClient{}}, nil
+	return &reference{settings: settings.Clone(), clients: map[ClientID]*refClient{}, learner: newLearner(&settings)}, nil
 }
 
 func (b *reference) Settings() policy.Settings { return b.settings.Clone() }
@@ -77,8 +80,14 @@ func (b *reference) SetPolicy(settings policy.Settings) error {
 		}
 	}
 	b.settings = settings.Clone()
+	b.learner.setPolicy(&settings)
+	for _, r := range b.waiting {
+		r.wait = b.learner.wait
+	}
 	return nil
 }
+
+func (b *reference) Learn(now Time) { b.learner.step(now) }
 
 func (b *reference) client(c ClientID) *refClient {
 	if b.clients[c] == nil {
@@ -87,7 +96,10 @@ func (b *reference) client(c ClientID) *refClient {
 	return b.clients[c]
 }
 
-func (b *reference) ClientJoined(c ClientID) { b.client(c).joined = true }
+func (b *reference) ClientJoined(c ClientID) {
+	b.client(c).joined = true
+	b.learner.clientJoined(c)
+}
 
 func (b *reference) ClientLeft(c ClientID) []RequestID {
 	var gone []RequestID
@@ -98,12 +110,14 @@ func (b *reference) ClientLeft(c ClientID) []RequestID {
 		return r.Client == c
 	})
 	delete(b.clients, c) // its running requests keep the old record
+	b.learner.clientLeft(c)
 	return gone
 }
 
 func (b *reference) WorkerReady(w Worker) {
 	w.Weight, w.Lanes = max(1, w.Weight), max(1, w.Lanes)
 	w.Depth = max(w.Lanes, w.Depth)
+	b.learner.workerReady(w)
 	for _, old := range b.workers {
 		if old.ID == w.ID {
 			old.Worker = w
@@ -120,6 +134,7 @@ func (b *reference) WorkerReady(w Worker) {
 }
 
 func (b *reference) WorkerGone(w WorkerID) {
+	b.learner.workerGone(w)
 	b.workers = slices.DeleteFunc(b.workers, func(x *refWorker) bool { return x.ID == w })
 }
 
@@ -160,7 +175,9 @@ func (b *reference) Arrive(now Time, r Request) error {
 	q.client.joined = true
 	q.client.inFlight++
 	q.client.peak = max(q.client.peak, q.client.inFlight)
+	q.wait = b.learner.wait
 	b.waiting = append(b.waiting, q)
+	b.learner.arrived(&r)
 	return nil
 }
 
@@ -172,7 +189,7 @@ func (b *reference) Requeue(now Time, r Request) {
 		b.running = slices.Delete(b.running, i, i+1)
 		q.batch, q.base, q.timeout = 0, q.Level, Never
 		q.seq, q.since = q.firstSeq, q.firstSince
-		q.Alone = r.Alone
+		q.Alone, q.wait = r.Alone, b.learner.wait
 		b.waiting = append(b.waiting, q)
 		slices.SortFunc(b.waiting, func(x, y *refRequest) int { return cmp.Compare(x.firstSeq, y.firstSeq) })
 		return
@@ -184,7 +201,7 @@ func (b *reference) Cancel(id RequestID) bool {
 	for i, r := range b.waiting {
 		if r.ID == id {
 			b.waiting = slices.Delete(b.waiting, i, i+1)
-			r.client.end()
+			b.end(r, Never)
 			return true
 		}
 	}
@@ -201,17 +218,18 @@ func (b *reference) BatchDone(w WorkerID, batch BatchID, started, finished Time)
 		x.batches, x.dispatches = slices.Delete(x.batches, i, i+1), slices.Delete(x.dispatches, i, i+1)
 		b.running = slices.DeleteFunc(b.running, func(r *refRequest) bool {
 			if r.batch == batch {
-				r.client.end()
+				b.end(r, max(started, finished))
 			}
 			return r.batch == batch
 		})
+		b.learner.done(w, batch, max(started, finished))
 	}
 }
 
 func (b *reference) Ended(id RequestID) {
 	b.running = slices.DeleteFunc(b.running, func(r *refRequest) bool {
 		if r.ID == id {
-			r.client.end()
+			b.end(r, Never)
 		}
 		return r.ID == id
 	})

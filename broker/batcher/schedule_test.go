@@ -69,6 +69,7 @@ type schedule struct {
 	slow     *reference
 	book     *book // what the promises need to know
 	now      Time
+	unit     Time // of time: one in which something is learned, or the smallest
 }
 
 func runSchedule(seed uint64, log func(string, ...any)) (err error) {
@@ -82,7 +83,11 @@ func runSchedule(seed uint64, log func(string, ...any)) (err error) {
 		log = func(string, ...any) {}
 	}
 	rng := rand.New(rand.NewPCG(seed, 0x5eed))
-	s := &schedule{rng: rng, log: log, now: Time(rng.IntN(5)), settings: randomSettings(rng)}
+	s := &schedule{rng: rng, log: log, unit: 1}
+	if seed%20 == 0 {
+		s.unit = Time(100 * time.Microsecond)
+	}
+	s.now, s.settings = s.time(5), s.randomSettings()
 	log("config %+v", s.settings)
 	if s.fast, err = New(s.settings); err != nil {
 		return err
@@ -95,6 +100,9 @@ func runSchedule(seed uint64, log func(string, ...any)) (err error) {
 	if seed%500 == 0 { // now and then a long queue
 		s.book = newBook(s.settings, 200)
 		steps = 400
+	}
+	if s.unit > 1 {
+		steps *= 4
 	}
 	for range steps {
 		for range 1 + rng.IntN(3) {
@@ -109,9 +117,18 @@ func runSchedule(seed uint64, log func(string, ...any)) (err error) {
 	return s.drain()
 }
 
-func randomSettings(rng *rand.Rand) policy.Settings {
-	settings := policy.Settings{MaxBatchSize: 1 + rng.IntN(8), WaitTime: time.Duration(rng.IntN(20))}
-	if rng.IntN(3) == 0 {
+// time is a random time below n units.
+func (s *schedule) time(n int) Time { return Time(s.rng.IntN(n)) * s.unit }
+
+func (s *schedule) duration(n int) time.Duration { return time.Duration(s.time(n)) }
+
+func (s *schedule) randomSettings() policy.Settings {
+	rng := s.rng
+	settings := policy.Settings{MaxBatchSize: 1 + rng.IntN(8), WaitTime: s.duration(20)}
+	switch {
+	case s.unit > 1 && rng.IntN(4) > 0:
+		settings.WaitTime = policy.Auto
+	case rng.IntN(3) == 0:
 		settings.WaitTime = 0
 	}
 	if rng.IntN(2) == 0 {
@@ -123,11 +140,11 @@ func randomSettings(rng *rand.Rand) policy.Settings {
 	}
 	if rng.IntN(2) == 0 {
 		for range 1 + rng.IntN(4) {
-			settings.Levels = append(settings.Levels, randomLevel(rng))
+			settings.Levels = append(settings.Levels, s.randomLevel())
 		}
 		settings.DefaultPriority = rng.IntN(len(settings.Levels))
 		if rng.IntN(2) == 0 {
-			settings.Ageing = time.Duration(1 + rng.IntN(20))
+			settings.Ageing = time.Duration(1 + s.time(20))
 		}
 	}
 	if rng.IntN(3) == 0 {
@@ -137,15 +154,16 @@ func randomSettings(rng *rand.Rand) policy.Settings {
 	return settings
 }
 
-func randomLevel(rng *rand.Rand) (l policy.Level) {
+func (s *schedule) randomLevel() (l policy.Level) {
+	rng := s.rng
 	if rng.IntN(4) == 0 {
 		l.MaxQueue = 1 + rng.IntN(4)
 	}
 	if rng.IntN(3) == 0 {
-		l.DefaultTimeout = time.Duration(1 + rng.IntN(30))
+		l.DefaultTimeout = time.Duration(1 + s.time(30))
 	}
 	if rng.IntN(4) == 0 {
-		l.MaxTimeout = time.Duration(1 + rng.IntN(40))
+		l.MaxTimeout = time.Duration(1 + s.time(40))
 	}
 	l.OnTimeout = policy.Action(rng.IntN(2))
 	return l
@@ -159,7 +177,7 @@ func (s *schedule) event() error {
 	case k < 25:
 		return s.batchDone()
 	case k < 29:
-		s.now += Time(1 + s.rng.IntN(10))
+		s.now += 1 + s.time(10)
 	case k < 31:
 		w := Worker{
 			ID: WorkerID(s.rng.IntN(3)), Weight: s.rng.IntN(4), Lanes: s.rng.IntN(3), Depth: s.rng.IntN(4),
@@ -205,7 +223,7 @@ func (s *schedule) arrive() error {
 	}
 	r := Request{
 		ID: id, Client: ClientID(s.rng.IntN(4)), Rows: 1, Level: s.rng.IntN(3) - 1,
-		Arrived: s.now - Time(s.rng.IntN(3)), Deadline: Never, Alone: s.rng.IntN(25) == 0,
+		Arrived: s.now - s.time(3), Deadline: Never, Alone: s.rng.IntN(25) == 0,
 	}
 	if s.rng.IntN(2) == 0 {
 		r.Rows = 1 + s.rng.IntN(s.settings.MaxBatchSize)
@@ -217,7 +235,7 @@ func (s *schedule) arrive() error {
 		r.Level = s.rng.IntN(s.settings.LevelCount())
 	}
 	if s.rng.IntN(3) == 0 {
-		r.Deadline = r.Arrived + Time(s.rng.IntN(40))
+		r.Deadline = r.Arrived + s.time(40)
 	}
 	if s.rng.IntN(3) == 0 {
 		r.Dims = Dims{uint32(s.rng.IntN(6)), 0, uint32(s.rng.IntN(2))}
@@ -228,7 +246,7 @@ func (s *schedule) arrive() error {
 		return fmt.Errorf("Arrive(%+v) is %v, reference %v", r, got, want)
 	}
 	if got == nil {
-		s.book.arrived(s.now, r)
+		s.book.arrived(s.now, r, s.fast.learner.wait)
 	}
 	return nil
 }
@@ -238,8 +256,8 @@ func (s *schedule) batchDone() error {
 	if !ok {
 		return nil
 	}
-	started := s.now - Time(s.rng.IntN(20))
-	finished := started + Time(s.rng.IntN(20)) - 2 // a clock may be wrong
+	started := s.now - s.time(20)
+	finished := started + s.time(20) - 2 // a clock may be wrong
 	s.log("batch %d done by %d, ran from %d to %d", id, w, started, finished)
 	s.fast.BatchDone(w, id, started, finished)
 	s.slow.BatchDone(w, id, started, finished)
@@ -272,7 +290,7 @@ func (s *schedule) workerGone(w WorkerID) {
 			s.log("requeue %+v", retry)
 			s.fast.Requeue(s.now, retry)
 			s.slow.Requeue(s.now, retry)
-			s.book.requeued(retry)
+			s.book.requeued(retry, s.fast.learner.wait)
 		}
 	}
 }
@@ -288,7 +306,7 @@ func (s *schedule) clientLeft(c ClientID) error {
 }
 
 func (s *schedule) setPolicy() error {
-	settings := randomSettings(s.rng)
+	settings := s.randomSettings()
 	if s.rng.IntN(2) == 0 {
 		settings.Buckets = s.settings.Buckets
 	}
@@ -299,7 +317,7 @@ func (s *schedule) setPolicy() error {
 	}
 	if got == nil {
 		s.settings = settings
-		s.book.setPolicy(settings)
+		s.book.setPolicy(settings, s.fast.learner.wait)
 	}
 	return nil
 }
@@ -316,7 +334,15 @@ func (s *schedule) decide() error {
 	if a, b := s.fast.QueuedRows(), s.slow.QueuedRows(); a != b {
 		return fmt.Errorf("QueuedRows is %d, reference %d", a, b)
 	}
-	return s.book.decided(s.now, got)
+	if err := s.book.decided(s.now, got); err != nil {
+		return err
+	}
+	s.fast.Learn(s.now)
+	s.slow.Learn(s.now)
+	if a, b := s.fast.learner.wait, s.slow.learner.wait; a != b {
+		return fmt.Errorf("waits for %v, reference %v", a, b)
+	}
+	return nil
 }
 
 func sameDecisions(got, want *Decisions, settings policy.Settings) error {

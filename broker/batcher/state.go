@@ -49,6 +49,8 @@ type Batcher struct {
 	lastBatch BatchID
 	lastRun   Run
 
+	learner *learner // nil in a replay, which learns nothing
+
 	out       Decisions
 	ids       []RequestID // backs Dispatch.Requests
 	cancelled []RequestID // backs ClientLeft
@@ -57,6 +59,14 @@ type Batcher struct {
 // New makes an empty batcher. The error wraps status.ErrInvalid and names the field of
 // settings that is out of its range.
 func New(settings policy.Settings) (*Batcher, error) {
+	b, err := newBatcher(settings)
+	if err == nil {
+		b.learner = newLearner(&settings)
+	}
+	return b, err
+}
+
+func newBatcher(settings policy.Settings) (*Batcher, error) {
 	if err := settings.Validate(); err != nil {
 		return nil, err
 	}

@@ -47,6 +47,9 @@ func (b *Batcher) WorkerReady(w Worker) {
 	}
 	x.Worker = w
 	b.fileWorker(w.ID)
+	if b.learner != nil {
+		b.learner.workerReady(w)
+	}
 }
 
 // smallestPass of the attached workers, 0 if there is none.
@@ -75,6 +78,9 @@ func (b *Batcher) WorkerGone(w WorkerID) {
 	}
 	x.batches = x.batches[:0]
 	x.attached = false
+	if b.learner != nil {
+		b.learner.workerGone(w)
+	}
 	b.idle.remove(uint32(w))
 	b.roomy.remove(uint32(w))
 }
@@ -93,10 +99,13 @@ func (b *Batcher) BatchDone(w WorkerID, id BatchID, started, finished Time) {
 		}
 		for r := b.batches[slot].requests.head; r != none; {
 			next := b.inQueue[r].next
-			b.endRunning(r)
+			b.endRunning(r, max(started, finished))
 			r = next
 		}
 		b.lastRun = Run{w, b.batches[slot].rows, b.batches[slot].dims, started, max(started, finished)}
+		if b.learner != nil {
+			b.learner.done(w, id, max(started, finished))
+		}
 		b.freeBatches = append(b.freeBatches, slot)
 		x.batches = slices.Delete(x.batches, i, i+1)
 		b.fileWorker(w)

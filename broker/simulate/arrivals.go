@@ -109,7 +109,11 @@ func (p Poisson) clients() int    { return or(p.Clients, defaultClients) }
 func (p Poisson) begin(w *world)  { p.committed(w, 0) }
 
 func (p Poisson) committed(w *world, _ batcher.ClientID) {
-	w.commitAt(w.commitTime+exponential(w.rng, 1e9/p.Rate), w.nextInTurn(p.clients()))
+	rate := p.Rate
+	if len(w.cfg.Phases) > 0 {
+		rate *= w.phase(w.commitTime).Rate
+	}
+	w.commitAt(w.commitTime+exponential(w.rng, 1e9/rate), w.nextInTurn(p.clients()))
 }
 
 func (p Poisson) answered(*world, batcher.ClientID, batcher.Time) {}

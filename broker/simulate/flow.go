@@ -70,6 +70,7 @@ func (w *world) decide() batcher.Time {
 	for i := range d.Dispatches {
 		w.serve(&d.Dispatches[i])
 	}
+	w.b.Learn(w.now)
 	return d.Wake
 }
 
@@ -79,6 +80,9 @@ func (w *world) serve(d *batcher.Dispatch) {
 	x := &w.workers[d.Worker]
 	start := max(w.now+batcher.Time(w.cfg.Hop), x.freeAt)
 	took := batcher.Time(w.cfg.Cost.Of(d.PadTo))
+	if len(w.cfg.Phases) > 0 {
+		took = batcher.Time(float64(took) * w.phase(start).Cost)
+	}
 	if w.cfg.Workers.Sharing > 0 {
 		took = batcher.Time(min(float64(took)*(1+w.cfg.Workers.Sharing*float64(w.othersBusy(start, x))), float64(endOfTime)))
 	}
@@ -100,6 +104,9 @@ func (w *world) serve(d *batcher.Dispatch) {
 	for _, id := range d.Requests {
 		f := &w.flights[id]
 		w.stats.answer(f, seen)
+		if w.answered != nil {
+			w.answered(f.committed, seen)
+		}
 		// A caller does not wait for longer than its deadline.
 		w.cfg.Arrivals.answered(w, f.client, min(seen, f.deadline))
 	}

@@ -72,6 +72,7 @@ type flags struct {
 	seed              uint64
 	json              bool
 	plot              string
+	grid              string
 	help              bool
 	set               *pflag.FlagSet
 }
@@ -112,6 +113,8 @@ func newFlags() *flags {
 	s.Uint64Var(&f.seed, "seed", 1, "another seed is another run of chance")
 	s.BoolVar(&f.json, "json", false, "print the result as JSON")
 	s.StringVar(&f.plot, "plot", "", "draw latencies and batch sizes into an SVG `file`")
+	s.StringVar(&f.grid, "grid", "", "hold wait_time auto against fixed waits in every cell of a `grid`, first or second, instead; 40,000 requests a cell unless --requests is given")
+	s.Lookup("grid").NoOptDefVal = "first"
 	s.BoolVarP(&f.help, "help", "h", false, "show this text")
 	return f
 }
@@ -129,6 +132,12 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if f.set.NArg() > 0 {
 		return usageError(stderr, fmt.Errorf("unexpected argument %q", f.set.Arg(0)))
 	}
+	if f.grid != "" {
+		if err := f.runGrid(ctx, stdout, stderr); err != nil {
+			return failure(stderr, err)
+		}
+		return exitOK
+	}
 	cfg, err := f.config()
 	if err != nil {
 		return failure(stderr, err)
@@ -142,6 +151,35 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return failure(stderr, err)
 	}
 	return exitOK
+}
+
+// runGrid is --grid.
+func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
+	plan, ok := gridPlans[f.grid]
+	if !ok {
+		return bad("--grid is %q, must be first or second", f.grid)
+	}
+	if !f.set.Changed("requests") {
+		f.requests = 40_000
+	}
+	cells, err := plan.cells(f.requests, f.seed)
+	if err != nil {
+		return err
+	}
+	results, err := runGrid(ctx, cells, func(done int) {
+		fmt.Fprintf(stderr, "\r%d of %d cells", done, len(cells))
+	})
+	fmt.Fprint(stderr, "\r\033[K")
+	if err != nil {
+		return err
+	}
+	g := newGridResult(f.grid, f.seed, f.requests, results)
+	if f.json {
+		e := json.NewEncoder(stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(g)
+	}
+	return g.WriteText(stdout)
 }
 
 func usageError(stderr io.Writer, err error) int {

@@ -17,7 +17,7 @@ func command(t *testing.T, args ...string) (code int, stdout, stderr string) {
 }
 
 func TestTheCommandPrintsAReportThatAPersonCanRead(t *testing.T) {
-	code, out, errs := command(t, "--requests", "5000", "--rate", "3000", "--priority", "share=1", "--priority", "share=9")
+	code, out, errs := command(t, "--requests", "5000", "--rate", "3000", "--wait_time", "2ms", "--priority", "share=1", "--priority", "share=9")
 	if code != 0 || errs != "" {
 		t.Fatalf("exit %d: %s", code, errs)
 	}

@@ -47,7 +47,7 @@ func (r *Result) WriteText(w io.Writer, cfg *Config) error {
 
 func (c *Config) describe() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "max_batch_size %d, wait_time %v", c.Policy.MaxBatchSize, c.Policy.WaitTime)
+	fmt.Fprintf(&b, "max_batch_size %d, wait_time %s", c.Policy.MaxBatchSize, c.Policy.Policy(nil)["wait_time"])
 	if len(c.Policy.PreferredBatchSizes) > 0 {
 		fmt.Fprintf(&b, ", preferred_batch_sizes %v", c.Policy.PreferredBatchSizes)
 	}

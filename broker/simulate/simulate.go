@@ -31,9 +31,19 @@ type Config struct {
 	Cost     Cost
 	// Hop is the time from one process to the next: client to broker, broker
 	// to worker, worker to client. Every request takes three.
-	Hop      time.Duration
+	Hop time.Duration
+	// Phases change the load or the cost in the middle of a run; each holds
+	// until the next begins.
+	Phases   []Phase
 	Requests int // how many are sent; a trace may have fewer
 	Seed     uint64
+}
+
+// Phase is a time in which Poisson arrivals come Rate times as often, and
+// batches take Cost times as long.
+type Phase struct {
+	From       time.Duration
+	Rate, Cost float64
 }
 
 // Load is what the requests look like.

@@ -29,6 +29,8 @@ type world struct {
 	traced     int          // Trace: entries scheduled
 
 	stats stats
+	// answered, if set, is told of each answer.
+	answered func(committed, answered batcher.Time)
 }
 
 // endOfTime is where the virtual clock stops, after 36 years: a few such times
@@ -110,6 +112,17 @@ func (w *world) run(ctx context.Context) error {
 		return errors.New("requests wait for ever") // a bug of the batcher
 	}
 	return nil
+}
+
+// phase is the one at a time.
+func (w *world) phase(at batcher.Time) Phase {
+	p := Phase{Rate: 1, Cost: 1}
+	for _, next := range w.cfg.Phases {
+		if batcher.Time(next.From) <= at {
+			p = next
+		}
+	}
+	return p
 }
 
 func (w *world) handle(e event) {

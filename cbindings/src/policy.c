@@ -147,7 +147,7 @@ int rb_read_policy(rb_reader r, rb_session *s)
 		if (!rb_get_text(&r, &key, &bytes) || !rb_get_text(&r, &text, &length))
 			return malformed("values", 6);
 		if (rb_is(key, bytes, "wait_time"))
-			s->wait_time = duration(text, length);
+			s->wait_time = rb_is(text, length, "auto") ? -1 : duration(text, length);
 		if (rb_is(key, bytes, "ragged"))
 			s->ragged = rb_is(text, length, "true");
 		if (rb_is(key, bytes, "priorities")) {

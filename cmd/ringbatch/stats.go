@@ -86,7 +86,7 @@ func printStats(s *stats.Broker) {
 func printModel(m *stats.Model) {
 	fmt.Printf("\n%s   %s\n", m.Name, m.Signature)
 	printWindows(m)
-	fmt.Printf("  max_batch_size %d, wait_time %.3g ms; %d clients, %d of %d slots free, %d queued, %d running\n", m.MaxBatchSize, m.WaitTimeMS, m.Clients, m.SlotsFree, m.Slots, m.SlotsQueued, m.SlotsRunning)
+	fmt.Printf("  max_batch_size %d, wait_time %s; %d clients, %d of %d slots free, %d queued, %d running\n", m.MaxBatchSize, waitText(m), m.Clients, m.SlotsFree, m.Slots, m.SlotsQueued, m.SlotsRunning)
 	fmt.Printf("  queue %d requests (%d rows); since the start %d requests, %d batches, %.1f rows a batch\n", m.QueueLength, m.QueueRows, m.Requests, m.Batches, m.BatchSize.Avg)
 	fmt.Printf("  ended: %s; sent out: %s", counts(m.Ended), counts(m.Reasons))
 	if m.Requeued+m.WorkersLost+m.WorkersHung+m.Offenders > 0 {
@@ -103,6 +103,7 @@ func printModel(m *stats.Model) {
 	}
 	w.Flush()
 	printSizes(m)
+	printLearned(m)
 	if len(m.Workers) == 0 {
 		fmt.Println("\n  no worker: requests wait until one registers or their deadline passes")
 		return

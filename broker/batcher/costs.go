@@ -1,0 +1,317 @@
+package batcher
+
+import (
+	"math"
+	"math/bits"
+)
+
+// costs is what batches of one shape were seen to take: a curve by the rows that
+// the worker saw, for each number of other workers that were busy.
+//
+// Each batch moves the point of its size a little, and a single slow batch
+// hardly: it is cut to size first. Three in a row that are far off on the same
+// side are news about the machine: then all sizes go there at once but for those
+// that were seen to be right since the first of the three.
+type costs struct {
+	curves   [maxOthers + 1]curve
+	batches  uint32
+	odd      int        // batches in a row that were far off: >0 slower, <0 faster
+	off      [3]float64 // by how much, as logarithms
+	oddSince uint32     // the first of them
+}
+
+// curve is the time by size.
+type curve struct {
+	points [sizeClasses]costPoint
+	seen   [(sizeClasses + 63) / 64]uint64 // bit i: points[i].count > 0
+	count  int
+	last   uint32 // the batch that it was seen with last
+}
+
+// costPoint is what one size takes.
+type costPoint struct {
+	rows  float32 // average, of a class that has several sizes
+	count uint32
+	time  float64 // nanoseconds
+	first uint32  // the batch that it was seen with first
+	last  uint32  // the batch that it was seen with last
+	side  int8    // where that was far off: >0 slower, <0 faster
+}
+
+const (
+	// Sizes up to exactSizes have a point of their own, larger ones share
+	// eight points between powers of two.
+	exactSizes  = 32
+	sizeClasses = exactSizes + 8*16
+	maxOthers   = 7
+	farOff      = 0.26 // a logarithm: 1.3 times as long
+	veryFarOff  = 0.7  // twice as long
+	slowestGain = 0.1
+	trustedFor  = 500.0
+)
+
+func sizeClass(rows int) int {
+	if rows <= exactSizes {
+		return max(rows, 1) - 1
+	}
+	octave := bits.Len(uint(rows-1)) - 6 // 33..64: 0
+	return min(exactSizes+8*octave+(rows-1-32<<octave)>>(octave+2), sizeClasses-1)
+}
+
+// sizeOf is about the size of a class.
+func sizeOf(class int) int {
+	if class < exactSizes {
+		return class + 1
+	}
+	octave, eighth := (class-exactSizes)/8, (class-exactSizes)%8
+	return 32<<octave + (eighth<<(octave+2) + 2<<octave)
+}
+
+// known says whether any batch was seen.
+func (c *costs) known() bool { return c.batches > 0 }
+
+// observe learns from one batch.
+func (c *costs) observe(rows, others int, took Time) {
+	if took <= 0 || rows < 1 {
+		return
+	}
+	c.batches++
+	t := float64(took)
+	v := &c.curves[min(others, maxOthers)]
+	class := sizeClass(rows)
+	p := &v.points[class]
+	expected := p.time
+	if p.count == 0 && v.count > 0 {
+		expected = v.at(rows)
+	}
+	v.count++
+	v.last = c.batches
+	p.count++
+	p.last = c.batches
+	p.rows += (float32(rows) - p.rows) / float32(min(p.count, 16))
+	if p.count == 1 {
+		p.time, p.first = t, c.batches
+		v.seen[class/64] |= 1 << (class % 64)
+		// A new size is only guessed from others: it must be very far off.
+		if off := math.Log(t / expected); expected > 0 && math.Abs(off) > veryFarOff && c.isNews(off, int(math.Copysign(1, off))) {
+			c.move(median(c.off))
+		}
+		return
+	}
+	off := math.Log(t / expected)
+	p.side = 0
+	if math.Abs(off) > farOff {
+		p.side = int8(math.Copysign(1, off))
+	}
+	if p.side == 0 && p.first >= c.oddSince && c.odd != 0 {
+		// It is right because it is new, and tells nothing about the others.
+	} else if c.isNews(off, int(p.side)) {
+		c.move(median(c.off))
+		return
+	}
+	if p.count > 2 {
+		off = max(-farOff, min(off, farOff))
+	}
+	p.time *= math.Exp(off * max(1/float64(p.count), slowestGain))
+}
+
+// isNews notes by how much a batch was off from what was known of its size, and
+// says whether it was the third in a row.
+func (c *costs) isNews(off float64, side int) bool {
+	if side == 0 || side*c.odd <= 0 {
+		c.odd, c.oddSince = 0, c.batches
+	}
+	if c.odd += side; c.odd == 0 {
+		return false
+	}
+	n := c.odd * side
+	c.off[n-1] = off
+	if n < 3 {
+		return false
+	}
+	c.odd = 0
+	return true
+}
+
+// move multiplies all that was not seen to be right since the first of the
+// batches that were off.
+func (c *costs) move(off float64) {
+	factor := math.Exp(off)
+	for j := range c.curves {
+		v := &c.curves[j]
+		for i := v.next(0); i >= 0; i = v.next(i + 1) {
+			if p := &v.points[i]; p.last < c.oddSince || float64(p.side)*off > 0 {
+				p.time *= factor
+				p.side = 0
+			}
+		}
+	}
+}
+
+func median(x [3]float64) float64 {
+	return max(min(x[0], x[1]), min(max(x[0], x[1]), x[2]))
+}
+
+// costTable is what batches are expected to take, for one replay: every size,
+// also those that were not seen, by the number of other busy workers.
+type costTable struct {
+	times   [maxOthers + 1][sizeClasses]Time
+	factors [maxOthers + 1]float64 // by other busy workers, against the curve that is known best
+	known   bool
+}
+
+// fill makes the table for batches of up to rows rows, and up to so many others.
+//
+// The curve of which most is known gives the form. Each of the others is that
+// times a factor, which is what the sizes that both have differ by on average,
+// and goes its own way where it was seen more than once or twice. Numbers of
+// others that were never seen lie on a straight line with the nearest two. What
+// was not seen for long counts less and less, so that it is tried again: a
+// batch beside others may be slow no more, and nobody would notice.
+func (t *costTable) fill(c *costs, rows, others int) {
+	best := 0
+	for j := range c.curves {
+		if c.curves[j].count > c.curves[best].count {
+			best = j
+		}
+	}
+	form := &c.curves[best]
+	if t.known = form.count > 0; !t.known {
+		return
+	}
+	for j := range c.curves {
+		t.factors[j] = math.Pow(c.curves[j].against(form), c.trust(j))
+	}
+	others = min(others, maxOthers)
+	for j := 0; j <= others; j++ {
+		v := &c.curves[j]
+		factor := t.factors[j]
+		if factor == 0 {
+			factor = between(&t.factors, j)
+		}
+		for i := 0; i <= sizeClass(rows); i++ {
+			time := factor * form.at(sizeOf(i))
+			if p := &v.points[i]; p.count > 0 {
+				own := float64(min(p.count, 16)) * c.trust(j)
+				time = (own*p.time + 2*time) / (own + 2)
+			}
+			t.times[j][i] = Time(max(1, time))
+		}
+	}
+}
+
+// trust in what is known of a number of others: half for each trustedFor batches
+// since it was seen.
+func (c *costs) trust(others int) float64 {
+	return math.Exp2(-float64(c.batches-c.curves[others].last) / trustedFor)
+}
+
+// of is what a batch of so many rows takes while so many others are busy.
+func (t *costTable) of(rows, others int) Time {
+	return t.times[min(others, maxOthers)][sizeClass(rows)]
+}
+
+// against is how many times as long v takes as form; 0 if it was never seen.
+func (v *curve) against(form *curve) float64 {
+	if v.count == 0 {
+		return 0
+	}
+	sum, weight := 0.0, 0.0
+	for i := v.next(0); i >= 0; i = v.next(i + 1) {
+		p := &v.points[i]
+		w := float64(min(p.count, 16))
+		sum += w * math.Log(p.time/form.at(int(p.rows+0.5)))
+		weight += w
+	}
+	return math.Exp(sum / weight)
+}
+
+// between is the factor of a number of others that was never seen.
+func between(factors *[maxOthers + 1]float64, others int) float64 {
+	near, far := -1, -1
+	for d := 1; d <= maxOthers; d++ {
+		for _, j := range [2]int{others - d, others + d} {
+			switch {
+			case j < 0 || j > maxOthers || factors[j] == 0:
+			case near < 0:
+				near = j
+			case far < 0:
+				far = j
+			}
+		}
+	}
+	if far < 0 {
+		return factors[near]
+	}
+	a, b := factors[near], factors[far]
+	return max(a+(b-a)*float64(others-near)/float64(far-near), min(a, b)*0.5)
+}
+
+// at is the time of a size, between the nearest sizes that were seen. Beyond
+// them the nearest two tell the slope; with only one, half of the time counts
+// as fixed and half as growing with the rows, until more is known. One size at
+// least must have been seen.
+func (v *curve) at(rows int) float64 {
+	class := sizeClass(rows)
+	if p := &v.points[class]; p.count > 0 && class < exactSizes {
+		return p.time
+	}
+	below, above := v.previous(class), v.next(class+1)
+	var a, b *costPoint
+	switch {
+	case below < 0:
+		a = &v.points[above]
+		if next := v.next(above + 1); next >= 0 {
+			b = &v.points[next]
+		}
+	case above < 0:
+		a = &v.points[below]
+		if next := v.previous(below - 1); next >= 0 {
+			a, b = &v.points[next], a
+		}
+	default:
+		a, b = &v.points[below], &v.points[above]
+	}
+	if b == nil {
+		return a.time * (0.5 + 0.5*float64(rows)/float64(a.rows))
+	}
+	slope := (b.time - a.time) / float64(b.rows-a.rows)
+	if below < 0 || above < 0 {
+		slope = max(slope, 0)
+	}
+	return max(a.time+slope*(float64(rows)-float64(a.rows)), min(a.time, b.time)*0.1)
+}
+
+// next is the first class from i on that was seen, or -1.
+func (v *curve) next(i int) int {
+	if i >= sizeClasses {
+		return -1
+	}
+	word := v.seen[i/64] >> (i % 64) << (i % 64)
+	for w := i / 64; ; {
+		if word != 0 {
+			return w*64 + bits.TrailingZeros64(word)
+		}
+		if w++; w == len(v.seen) {
+			return -1
+		}
+		word = v.seen[w]
+	}
+}
+
+// previous is the last class up to i that was seen, or -1.
+func (v *curve) previous(i int) int {
+	if i < 0 {
+		return -1
+	}
+	word := v.seen[i/64] << (63 - i%64) >> (63 - i%64)
+	for w := i / 64; ; {
+		if word != 0 {
+			return w*64 + 63 - bits.LeadingZeros64(word)
+		}
+		if w--; w < 0 {
+			return -1
+		}
+		word = v.seen[w]
+	}
+}

@@ -1,0 +1,343 @@
+package batcher
+
+import (
+	"math"
+	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
+)
+
+// With wait_time "auto" the batcher chooses the wait by trying: several times a
+// second it takes the requests of about the last second, plays them through a
+// second Batcher once for each of a few waits, with the batch times that it has
+// learned, and from then on waits as the best of them did. So whatever the
+// requests do (come evenly, in bursts, or each after the answer to the last),
+// whatever a batch costs and however many workers share it, the wait is the one
+// that would have been best a moment ago.
+//
+//	learn.go   what is remembered, and when to play it again
+//	costs.go   what a batch takes
+//	replay.go  one play through
+//	waits.go   which waits are tried, and which is taken
+//
+// It is as pure as the rest: all of it follows from the events and their times.
+type learner struct {
+	settings policy.Settings
+	auto     bool
+	wait     Time // in force
+
+	shapes  []shapeCosts // the first few shapes; [0] is all of them together
+	workers []workerPace // by WorkerID
+	clients []clientPace // by ClientID
+	joined  int          // clients that are there
+	busy    int          // workers that have a batch
+	took    float64      // by a batch lately, on average
+	least   float64      // by a batch lately, the quickest
+	runs    []pacedRun   // a ring of the latest batches
+	ran     int          // batches so far
+
+	records  []record // a ring of the latest requests
+	count    int      // requests so far
+	recordOf []int    // by RequestID: its number, as in count
+
+	waits      waits
+	replay     *replay
+	lastNow    Time
+	credit     float64
+	hurryUntil Time // there is news: learn faster
+	begun      Time // the evaluation in progress, or the last one
+	begunAt    int  // count then
+}
+
+type shapeCosts struct {
+	dims Dims
+	costs
+}
+
+// workerPace is what a worker holds.
+type workerPace struct {
+	Worker
+	here    bool
+	freeAt  Time // when it finished last
+	batches []pacedBatch
+}
+
+type pacedBatch struct {
+	id         BatchID
+	dispatched Time
+	rows       int // that the worker sees
+	others     int // workers that had a batch when this one was dispatched
+	shape      int
+}
+
+// pacedRun is when a worker was busy.
+type pacedRun struct {
+	worker   WorkerID
+	from, to Time
+}
+
+// clientPace is how a client sends.
+type clientPace struct {
+	sent, answered uint32
+	sentAt         Time // its last request
+	answeredAt     Time // its last answer; Never: since the last request, at an unknown time
+	joined         bool
+}
+
+// record is one request as it came.
+type record struct {
+	arrived                Time
+	client                 ClientID
+	rows                   int32
+	sent                   uint32 // requests of its client before this one
+	answered               uint32 // and how many of them were answered
+	level                  uint8
+	shape                  uint8
+	follows                bool // an answer came since the client's last request
+	sinceSend, sinceAnswer Time
+	latency                Time // 0 if not known
+}
+
+const (
+	maxRecords = 2048
+	maxRuns    = 2048
+	// maxLearnedShapes have batch times of their own.
+	maxLearnedShapes = 16
+)
+
+func newLearner(settings *policy.Settings) *learner {
+	l := &learner{shapes: make([]shapeCosts, 1), begun: math.MinInt64 / 2, lastNow: math.MinInt64 / 2}
+	l.setPolicy(settings)
+	return l
+}
+
+func (l *learner) setPolicy(settings *policy.Settings) {
+	l.settings = settings.Clone()
+	l.replay = nil
+	l.auto = settings.WaitTime == policy.Auto
+	if !l.auto {
+		l.wait = Time(settings.WaitTime)
+		return
+	}
+	l.wait = l.waits.inForce()
+	if l.records == nil {
+		l.records = make([]record, maxRecords)
+	}
+}
+
+func (l *learner) clientJoined(c ClientID) {
+	l.clients = grown(l.clients, int(c))
+	if p := &l.clients[c]; !p.joined {
+		*p = clientPace{joined: true}
+		l.joined++
+	}
+}
+
+func (l *learner) clientLeft(c ClientID) {
+	if int(c) < len(l.clients) && l.clients[c].joined {
+		l.clients[c].joined = false
+		l.joined--
+	}
+}
+
+// arrived remembers a request that was queued.
+func (l *learner) arrived(r *Request) {
+	if !l.auto {
+		return
+	}
+	l.clientJoined(r.Client)
+	c := &l.clients[r.Client]
+	x := record{
+		arrived: r.Arrived, client: r.Client, rows: int32(r.Rows), level: uint8(r.Level),
+		shape: uint8(l.shapeOf(&r.Dims)), sent: c.sent, answered: c.answered,
+	}
+	if c.sent > 0 {
+		x.sinceSend = max(0, r.Arrived-c.sentAt)
+		if x.follows = c.answered > 0 && c.answeredAt >= c.sentAt; x.follows {
+			x.sinceAnswer = max(0, r.Arrived-c.answeredAt) // 0 if it is not known when
+		}
+	}
+	c.sent++
+	c.sentAt = r.Arrived
+	l.records[l.count%maxRecords] = x
+	l.recordOf = grown(l.recordOf, int(r.ID))
+	l.recordOf[r.ID] = l.count
+	l.count++
+}
+
+// answered notes that a client has the answer to one of its requests, or will
+// get none.
+func (l *learner) answered(id RequestID, c ClientID, at Time) {
+	if l.auto && int(c) < len(l.clients) {
+		if int(id) < len(l.recordOf) && l.count-l.recordOf[id] < maxRecords && at != Never {
+			r := &l.records[l.recordOf[id]%maxRecords]
+			r.latency = max(1, at-r.arrived)
+		}
+		p := &l.clients[c]
+		if p.answered < p.sent {
+			p.answered++
+		}
+		p.answeredAt = at
+	}
+}
+
+func (l *learner) workerReady(w Worker) {
+	l.workers = grown(l.workers, int(w.ID))
+	x := &l.workers[w.ID]
+	x.Worker, x.here = w, true
+}
+
+func (l *learner) workerGone(w WorkerID) {
+	if int(w) < len(l.workers) && l.workers[w].here {
+		x := &l.workers[w]
+		if len(x.batches) > 0 {
+			l.busy--
+		}
+		*x = workerPace{batches: x.batches[:0]}
+	}
+}
+
+func (l *learner) dispatched(d *Dispatch, now Time) {
+	x := &l.workers[d.Worker]
+	others := l.busy
+	if len(x.batches) == 0 {
+		l.busy++
+	} else {
+		others--
+	}
+	x.batches = append(x.batches, pacedBatch{id: d.Batch, dispatched: now, rows: d.PadTo, others: others, shape: l.shapeOf(&d.Dims)})
+}
+
+// done learns what a batch took: from when the worker could begin with it.
+func (l *learner) done(w WorkerID, id BatchID, finished Time) {
+	x := &l.workers[w]
+	for i := range x.batches {
+		p := x.batches[i]
+		if p.id != id {
+			continue
+		}
+		from := p.dispatched
+		if x.Lanes <= 1 {
+			from = max(from, x.freeAt)
+		}
+		took := finished - from
+		if l.took == 0 {
+			l.took = float64(took)
+		}
+		l.took += (float64(took) - l.took) / 16
+		if l.least += (float64(took) - l.least) / 64; float64(took) < l.least || l.least == 0 {
+			l.least = float64(took)
+		}
+		l.runs = grown(l.runs, maxRuns-1)
+		l.runs[l.ran%maxRuns] = pacedRun{w, from, finished}
+		l.ran++
+		l.shapes[0].observe(p.rows, p.others, took)
+		if p.shape > 0 {
+			l.shapes[p.shape].observe(p.rows, p.others, took)
+		}
+		x.freeAt = max(x.freeAt, finished)
+		x.batches = append(x.batches[:i], x.batches[i+1:]...)
+		if len(x.batches) == 0 {
+			l.busy--
+		}
+		return
+	}
+}
+
+// shapeOf is the place of a shape in shapes; 0 for those that have none.
+func (l *learner) shapeOf(d *Dims) int {
+	if *d == (Dims{}) {
+		return 0
+	}
+	for i := 1; i < len(l.shapes); i++ {
+		if l.shapes[i].dims == *d {
+			return i
+		}
+	}
+	if len(l.shapes) > maxLearnedShapes {
+		return 0
+	}
+	l.shapes = append(l.shapes, shapeCosts{dims: *d})
+	return len(l.shapes) - 1
+}
+
+// The replay may take this share of the time, and so many steps at once.
+const (
+	stepEvery    = float64(8 * time.Microsecond) // a step takes about 0.15 µs: 2 %
+	maxSteps     = 64
+	hurry        = 4 // times as often for a second after news
+	evaluateEach = Time(10 * time.Millisecond)
+	remembered   = Time(time.Second)
+	fewRecords   = 16
+	someRecords  = 384
+)
+
+// step goes on with the replay for as long as may be now, and begins a new one
+// when it is time.
+func (l *learner) step(now Time) {
+	if !l.auto {
+		return
+	}
+	every := stepEvery
+	if now < l.hurryUntil {
+		every /= hurry
+	}
+	l.credit = min(l.credit+float64(now-l.lastNow)/every, maxSteps)
+	l.lastNow = now
+	if l.replay == nil || !l.replay.running {
+		if now < l.begun+evaluateEach || l.count-l.begunAt < fewRecords/2 {
+			return
+		}
+		n := l.windowSize(now)
+		if n < fewRecords || !l.shapes[0].known() || l.count-l.begunAt < min(n/2, someRecords/2) {
+			return
+		}
+		l.begin(now, n)
+	}
+	for ; l.credit >= 1; l.credit-- {
+		if l.replay.step() {
+			continue
+		}
+		l.waits.tried(l.replay.result())
+		if !l.replay.again(l.waits.next()) {
+			l.waits.choose()
+			l.wait = l.waits.inForce()
+			return
+		}
+	}
+}
+
+// windowSize is how many of the latest requests are played again: those of the
+// last second, some in any case, and at least enough for a few batches.
+func (l *learner) windowSize(now Time) int {
+	have := min(l.count, maxRecords)
+	n := 0
+	for n < have && (n < fewRecords || l.latest(n).arrived > now-remembered) {
+		n++
+		if n >= someRecords && n%64 == 0 {
+			span := now - l.latest(n-1).arrived
+			if span > 16*l.quickest() {
+				break
+			}
+		}
+	}
+	return n
+}
+
+// latest is the i-th last record, from 0.
+func (l *learner) latest(i int) *record { return &l.records[(l.count-1-i)%maxRecords] }
+
+// quickest is about what the smallest batch takes.
+func (l *learner) quickest() Time { return Time(max(1, l.least)) }
+
+func (l *learner) begin(now Time, n int) {
+	l.begun, l.begunAt = now, l.count
+	if l.replay == nil {
+		l.replay = newReplay(l)
+	}
+	l.replay.load(n)
+	if l.waits.plan(now, l.quickest()/64, Time(2.5*max(l.took, l.least)), n, now-l.latest(n-1).arrived) {
+		l.hurryUntil = now + remembered
+	}
+	l.replay.again(l.waits.next())
+}

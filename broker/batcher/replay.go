@@ -1,0 +1,374 @@
+package batcher
+
+import (
+	"math"
+	"slices"
+
+	"github.com/ringbatch/ringbatch/policy"
+)
+
+// replay plays remembered requests through a Batcher of its own, with one fixed
+// wait at a time.
+type replay struct {
+	from    *learner
+	batcher *Batcher
+	running bool
+
+	// What counts is the middle: it begins with nothing in flight, and ends
+	// with nothing behind.
+	countFrom, countTo int
+
+	window  []record
+	follow  []int32 // by record: the next one of the same client, or -1
+	first   []int32 // by client of the window: its first record
+	locals  []int32 // by ClientID: 1 + its number in the window; 0 for those not in it
+	named   []ClientID
+	closed  bool // clients send when they have their answer; otherwise when they please
+	phantom bool // a client is there that has not sent anything lately
+
+	// One play.
+	start     Time // of the window, on the replay's clock, which never goes back
+	now       Time
+	wake      Time
+	arrivals  minHeap // by client: when its next request comes
+	clients   []replayClient
+	workers   []replayWorker
+	costs     []costTable // by shape
+	busy      int
+	sum, sum8 float64 // of the latencies, and of their eighth powers
+	sentAt    []Time  // by record
+}
+
+type replayClient struct {
+	next               int32 // record, or -1
+	sentFirst          uint32
+	answered           uint32
+	sentAt, answeredAt Time
+	waits              bool // next comes after an answer that is not there yet
+}
+
+type replayWorker struct {
+	id      WorkerID
+	busyFor Time // when the window begins
+	away    bool // until freeAt: busy with what came before the window
+	freeAt  Time
+	batches []replayBatch
+	spare   [][]RequestID
+}
+
+type replayBatch struct {
+	id         BatchID
+	start, end Time
+	requests   []RequestID
+}
+
+func newReplay(l *learner) *replay {
+	s := l.settings.Clone()
+	s.Buckets = nil
+	for i := range s.Levels {
+		s.Levels[i] = policy.Level{}
+	}
+	s.WaitTime = 0
+	b, err := newBatcher(s)
+	if err != nil {
+		panic(err) // the settings are those of a batcher that runs
+	}
+	return &replay{from: l, batcher: b}
+}
+
+// load takes the latest n requests.
+func (p *replay) load(n int) {
+	p.window = p.window[:0]
+	for i := n - 1; i >= 0; i-- {
+		p.window = append(p.window, *p.from.latest(i))
+	}
+	slices.SortStableFunc(p.window, func(a, b record) int { return int(max(-1, min(1, a.arrived-b.arrived))) })
+	for _, c := range p.named {
+		p.locals[c] = 0
+	}
+	p.named = p.named[:0]
+	p.first = p.first[:0]
+	p.follow = append(p.follow[:0], make([]int32, n)...)
+	p.locals = grown(p.locals, len(p.from.clients)-1)
+	last := make([]int32, 0, 64)
+	for i := range p.window {
+		p.follow[i] = -1
+		c := p.window[i].client
+		if p.locals[c] == 0 {
+			p.named = append(p.named, c)
+			p.locals[c] = int32(len(p.named))
+			p.first = append(p.first, int32(i))
+			last = append(last, int32(i))
+		} else {
+			p.follow[last[p.locals[c]-1]] = int32(i)
+			last[p.locals[c]-1] = int32(i)
+		}
+		p.window[i].client = ClientID(p.locals[c] - 1)
+	}
+	p.countFrom, p.countTo = n/4, n-n/16
+	p.phantom = len(p.named) < p.from.joined
+	p.closed = p.feedback()
+	p.workers = p.workers[:0]
+	most := p.batcher.settings.MaxBatchSize
+	for i := range p.from.workers {
+		if x := &p.from.workers[i]; x.here {
+			p.workers = append(p.workers, replayWorker{id: WorkerID(i), busyFor: p.from.busyFor(WorkerID(i), p.window[0].arrived)})
+			most = max(most, x.PadTo)
+		}
+	}
+	for len(p.costs) < len(p.from.shapes) {
+		p.costs = append(p.costs, costTable{})
+	}
+	for i := range p.from.shapes {
+		p.costs[i].fill(&p.from.shapes[i].costs, most, len(p.workers)-1)
+	}
+	p.sentAt = append(p.sentAt[:0], make([]Time, n)...)
+}
+
+// feedback says whether clients send because they were answered. If so, a
+// longer latency makes a later request come later by as much: with up to k in
+// flight, the time from one request of a client to its k-th next goes with the
+// latency of the first. Where latencies are all alike, clients who wait for us
+// for most of the time count as such.
+func (p *replay) feedback() bool {
+	var n, sumL, sumG, sumLL, sumLG float64
+	for _, first := range p.first {
+		most := uint32(1)
+		for i := first; i >= 0; i = p.follow[i] {
+			most = max(most, p.window[i].sent-p.window[i].answered+1)
+		}
+		before := first
+		steps := uint32(0)
+		for i := first; i >= 0; i = p.follow[i] {
+			if steps < most {
+				steps++
+				continue
+			}
+			r := &p.window[before]
+			before = p.follow[before]
+			if r.latency == 0 {
+				continue
+			}
+			l, g := float64(r.latency), float64(p.window[i].arrived-r.arrived)
+			n++
+			sumL += l
+			sumG += g
+			sumLL += l * l
+			sumLG += l * g
+		}
+	}
+	if n < 4 {
+		return false
+	}
+	meanL, meanG := sumL/n, sumG/n
+	variance, covariance := sumLL/n-meanL*meanL, sumLG/n-meanL*meanG
+	prior := 0.0
+	if meanG < 2*meanL {
+		prior = 1
+	}
+	weight := meanL * meanL * 0.0025
+	return covariance+weight*prior > 0.5*(variance+weight)
+}
+
+// again begins a play with the wait of a rung. False for none.
+func (p *replay) again(rung int) bool {
+	p.running = rung >= 0
+	if !p.running {
+		return false
+	}
+	b := p.batcher
+	b.settings.WaitTime = rungWait(rung)
+	for i := range b.clients {
+		b.ClientLeft(ClientID(i))
+	}
+	for i := range b.workers {
+		b.WorkerGone(WorkerID(i))
+	}
+	p.start = p.now + 1
+	p.now = p.start
+	p.wake = Never
+	p.clients = append(p.clients[:0], make([]replayClient, len(p.named))...)
+	for i := range p.clients {
+		c := &p.clients[i]
+		c.next = p.first[i]
+		c.sentFirst = p.window[c.next].sent
+		b.ClientJoined(ClientID(i))
+		p.schedule(i)
+	}
+	if p.phantom {
+		b.ClientJoined(ClientID(len(p.clients)))
+	}
+	p.busy, p.sum, p.sum8 = 0, 0, 0
+	for i := range p.workers {
+		x := &p.workers[i]
+		x.freeAt = p.start + x.busyFor
+		if x.away = x.busyFor > 0; x.away {
+			p.busy++
+		} else {
+			b.WorkerReady(p.from.workers[x.id].Worker)
+		}
+	}
+	return true
+}
+
+// schedule sets when a client's next request comes, if that is known.
+func (p *replay) schedule(i int) {
+	c := &p.clients[i]
+	if c.next < 0 {
+		return
+	}
+	r := &p.window[c.next]
+	at := p.start + r.arrived - p.window[0].arrived
+	after := int32(r.answered - c.sentFirst) // answers since the window began, to what it has
+	if p.closed && r.sent != c.sentFirst {
+		if r.follows && after > 0 {
+			if c.waits = int32(c.answered) < after; c.waits {
+				return
+			}
+			at = c.answeredAt + r.sinceAnswer
+		} else if !r.follows {
+			at = c.sentAt + r.sinceSend
+		}
+	}
+	p.arrivals.set(uint32(i), int64(max(at, p.now)), int64(c.next))
+}
+
+// step plays what happens next. False: nothing is left.
+func (p *replay) step() bool {
+	at := p.wake
+	if !p.arrivals.empty() {
+		at = min(at, Time(p.arrivals.min().key))
+	}
+	for i := range p.workers {
+		if x := &p.workers[i]; x.away {
+			at = min(at, x.freeAt)
+		} else if len(x.batches) > 0 {
+			at = min(at, x.batches[0].end)
+		}
+	}
+	if at == Never {
+		p.running = false
+		return false
+	}
+	p.now = at
+	for i := range p.workers {
+		x := &p.workers[i]
+		if x.away && x.freeAt <= at {
+			x.away = false
+			p.busy--
+			p.batcher.WorkerReady(p.from.workers[x.id].Worker)
+		}
+		for len(x.batches) > 0 && x.batches[0].end <= at {
+			p.finish(x)
+		}
+	}
+	for !p.arrivals.empty() && Time(p.arrivals.min().key) <= at {
+		p.arrive(int(p.arrivals.min().id))
+	}
+	d := p.batcher.Decide(at)
+	for i := range d.Dispatches {
+		p.dispatch(&d.Dispatches[i])
+	}
+	p.wake = d.Wake
+	return true
+}
+
+func (p *replay) arrive(i int) {
+	p.arrivals.remove(uint32(i))
+	c := &p.clients[i]
+	id := c.next
+	r := &p.window[id]
+	c.next = p.follow[id]
+	c.sentAt = p.now
+	p.sentAt[id] = p.now
+	q := Request{ID: RequestID(id), Client: r.client, Rows: int(r.rows), Level: int(r.level), Arrived: p.now, Deadline: Never}
+	if r.shape > 0 {
+		q.Dims[0] = uint32(r.shape)
+	}
+	if err := p.batcher.Arrive(p.now, q); err != nil {
+		c.answered++ // it was possible then, under another policy
+		c.answeredAt = p.now
+	}
+	p.schedule(i)
+}
+
+func (p *replay) dispatch(d *Dispatch) {
+	x := &p.workers[0]
+	for i := range p.workers {
+		if p.workers[i].id == d.Worker {
+			x = &p.workers[i]
+		}
+	}
+	others := p.busy
+	if len(x.batches) == 0 {
+		p.busy++
+	} else {
+		others--
+	}
+	start := p.now
+	if len(x.batches) >= max(1, p.from.workers[x.id].Lanes) {
+		start = max(start, x.freeAt)
+	}
+	end := start + p.cost(d.PadTo, int(d.Dims[0]), others)
+	x.freeAt = max(x.freeAt, end)
+	var ids []RequestID
+	if n := len(x.spare); n > 0 {
+		ids, x.spare = x.spare[n-1], x.spare[:n-1]
+	}
+	x.batches = append(x.batches, replayBatch{d.Batch, start, end, append(ids[:0], d.Requests...)})
+	for i := len(x.batches) - 1; i > 0 && x.batches[i].end < x.batches[i-1].end; i-- { // lanes overtake each other
+		x.batches[i], x.batches[i-1] = x.batches[i-1], x.batches[i]
+	}
+}
+
+// finish ends the batch of a worker that ends first.
+func (p *replay) finish(x *replayWorker) {
+	b := x.batches[0]
+	copy(x.batches, x.batches[1:])
+	x.batches = x.batches[:len(x.batches)-1]
+	if len(x.batches) == 0 {
+		p.busy--
+	}
+	p.batcher.BatchDone(x.id, b.id, b.start, b.end)
+	for _, id := range b.requests {
+		latency := b.end - p.sentAt[id]
+		if int(id) >= p.countFrom && int(id) < p.countTo {
+			x := float64(latency)
+			p.sum += x
+			p.sum8 += math.Pow(x, 8)
+		}
+		i := int(p.window[id].client)
+		c := &p.clients[i]
+		c.answered++
+		c.answeredAt = b.end
+		if c.waits {
+			p.schedule(i)
+		}
+	}
+	x.spare = append(x.spare, b.requests)
+}
+
+// cost is what a batch is expected to take.
+func (p *replay) cost(rows, shape, others int) Time {
+	if !p.costs[shape].known {
+		shape = 0
+	}
+	return p.costs[shape].of(rows, others)
+}
+
+// result is what the play found.
+func (p *replay) result() outcome { return outcome{p.sum, p.sum8} }
+
+// busyFor is how long a worker was still busy at a time in the past.
+func (l *learner) busyFor(w WorkerID, at Time) Time {
+	for i := 1; i <= min(l.ran, maxRuns); i++ {
+		run := &l.runs[(l.ran-i)%maxRuns]
+		if run.worker != w {
+			continue
+		}
+		if run.from <= at {
+			return max(0, run.to-at)
+		}
+	}
+	return 0
+}

@@ -1,0 +1,198 @@
+package batcher
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// waits is the ladder of waits that replays try, and what came of each. Rung 0
+// is no wait; then come the round figures that people set, and two steps between
+// each and the next.
+type waits struct {
+	rungs      [rungs]rung
+	taken      int   // the rung in force
+	round      int   // the best of the round figures
+	queue      []int // rungs of the evaluation in progress
+	at         Time  // when it began
+	evaluation int   // its number
+	turn       int
+	base       outcome // of no wait, in it
+	rate       float64 // of requests, lately
+	high       Time    // lately
+}
+
+// rung is one wait: what became of requests with it, and of the same ones
+// without any wait, in all the last replays together.
+type rung struct {
+	with, without outcome
+	replays       float64 // how many
+	evaluation    int     // that tried it last
+	at            Time    // when that began
+}
+
+// outcome is what became of requests.
+type outcome struct {
+	sum  float64 // of their latencies
+	sum8 float64 // of the eighth powers: its root is near p99, and steadier with few requests
+}
+
+func (o *outcome) add(kept float64, x outcome) {
+	o.sum, o.sum8 = o.sum*kept+x.sum, o.sum8*kept+x.sum8
+}
+
+// roundWaits are the round figures.
+var roundWaits = [...]time.Duration{
+	10 * time.Microsecond, 20 * time.Microsecond, 50 * time.Microsecond, 100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
+	time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond,
+	100 * time.Millisecond, 200 * time.Millisecond,
+}
+
+const (
+	rungs = 1 + 3*len(roundWaits) - 2
+	// forget is the time after which what was found counts for 1/e.
+	forget = float64(1500 * time.Millisecond)
+	// luck is how far the mean of one replay may be off.
+	luck = 0.03
+	// worseTail is how much worse the tail may be for a better mean.
+	worseTail = 1.04
+)
+
+func rungWait(i int) time.Duration {
+	if i == 0 {
+		return 0
+	}
+	k, part := (i-1)/3, (i-1)%3
+	low := float64(roundWaits[k])
+	if part == 0 {
+		return roundWaits[k]
+	}
+	return time.Duration(low * math.Pow(float64(roundWaits[k+1])/low, float64(part)/3))
+}
+
+func isRound(i int) bool { return i == 0 || i%3 == 1 }
+
+// roundAbove is the first round rung that is not shorter than a wait.
+func roundAbove(wait Time) int {
+	for k, w := range roundWaits {
+		if Time(w) >= wait {
+			return 1 + 3*k
+		}
+	}
+	return rungs - 1
+}
+
+// inForce is the wait that was chosen last.
+func (w *waits) inForce() Time { return Time(rungWait(w.taken)) }
+
+// plan chooses what to try with so many requests of so long a time: no wait,
+// what is in force and its neighbours, and in turn the round figures between
+// low and high. It says whether the load, or the machine, is another than before;
+// then what was found before hardly counts, and all rungs come at once.
+func (w *waits) plan(now, low, high Time, requests int, span Time) (news bool) {
+	rate := float64(requests) / float64(max(1, span))
+	news = max(w.rate, rate) > 4*min(w.rate, rate) || max(w.high, high) > 2*min(w.high, high)
+	if news {
+		for i := range w.rungs {
+			r := &w.rungs[i]
+			r.with.add(0.01, outcome{})
+			r.without.add(0.01, outcome{})
+			r.replays *= 0.01
+		}
+		w.rate, w.high = rate, high
+	}
+	w.rate += (rate - w.rate) / 4
+	w.high += (high - w.high) / 4
+	w.at = now
+	w.evaluation++
+	w.queue = append(w.queue[:0], 0)
+	for i := w.taken - 1; w.taken > 0 && i <= w.taken+1; i++ {
+		w.add(i)
+	}
+	first := roundAbove(low)
+	steps := (roundAbove(high)-first)/3 + 1
+	some := max(2, 1024/requests)
+	if news {
+		some = steps
+	}
+	w.add(w.round)
+	for range min(some, steps) {
+		w.turn++
+		w.add(first + 3*(w.turn%steps))
+	}
+	return news
+}
+
+func (w *waits) add(i int) {
+	if i > 0 && i < rungs && !slices.Contains(w.queue, i) {
+		w.queue = append(w.queue, i)
+	}
+}
+
+// next is the rung to try, or -1.
+func (w *waits) next() int {
+	for _, i := range w.queue {
+		if w.rungs[i].evaluation != w.evaluation {
+			return i
+		}
+	}
+	return -1
+}
+
+// tried takes the outcome of the rung that next gave.
+func (w *waits) tried(o outcome) {
+	i := w.next()
+	if i == 0 {
+		w.base = o
+	}
+	r := &w.rungs[i]
+	kept := math.Exp(-float64(w.at-r.at) / forget)
+	r.evaluation, r.at = w.evaluation, w.at
+	r.replays = r.replays*kept + 1
+	r.with.add(kept, o)
+	r.without.add(kept, w.base)
+}
+
+// choose takes the best of the round figures, or another that is better in the
+// mean and hardly worse in the tail.
+//
+// The mean of a few replays is partly luck, and the best of many such means
+// mostly is: so what is in force goes only for one that is better by more than
+// that.
+func (w *waits) choose() {
+	best := w.mean(w.round)
+	for i := range w.rungs {
+		if isRound(i) && w.lately(i) && i != w.round {
+			if mean := w.mean(i) * w.doubt(i); mean < best {
+				w.round, best = i, mean
+			}
+		}
+	}
+	limit := worseTail * w.tail(w.round)
+	if w.tail(w.taken) > limit || w.mean(w.taken) > w.mean(w.round) {
+		w.taken = w.round
+	}
+	best = w.mean(w.taken)
+	for i := range w.rungs {
+		if w.lately(i) && i != w.taken && w.tail(i) < limit {
+			if mean := w.mean(i) * w.doubt(i); mean < best {
+				w.taken, best = i, mean
+			}
+		}
+	}
+}
+
+// mean is the mean latency with a wait as a multiple of that without any.
+func (w *waits) mean(i int) float64 { return w.rungs[i].with.sum / w.rungs[i].without.sum }
+
+// tail is about the same for p99.
+func (w *waits) tail(i int) float64 {
+	return math.Pow(w.rungs[i].with.sum8/w.rungs[i].without.sum8, 1.0/8)
+}
+
+func (w *waits) doubt(i int) float64 { return 1 + luck/math.Sqrt(w.rungs[i].replays) }
+
+func (w *waits) lately(i int) bool {
+	r := &w.rungs[i]
+	return r.without.sum > 0 && w.evaluation-r.evaluation < 6
+}

@@ -1,0 +1,125 @@
+package simulate
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/policy"
+)
+
+// meanAfter is the mean latency of requests that were committed in a part of
+// the run.
+func meanAfter(t *testing.T, cfg Config, wait, from, to time.Duration) float64 {
+	t.Helper()
+	cfg.Policy.WaitTime = wait
+	if err := cfg.validate(); err != nil {
+		t.Fatal(err)
+	}
+	w, err := newWorld(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum, n := 0.0, 0
+	w.answered = func(committed, answered batcher.Time) {
+		if committed >= batcher.Time(from) && committed < batcher.Time(to) {
+			sum += float64(answered - committed)
+			n++
+		}
+	}
+	if err := w.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n < 100 {
+		t.Fatalf("only %d requests from %v to %v", n, from, to)
+	}
+	return sum / float64(n)
+}
+
+// A few cells of very different kinds; `ringbatch simulate --grid` has the rest.
+func TestAutoIsHardlyWorseThanTheBestFixedWait(t *testing.T) {
+	plan := gridPlans["first"]
+	cells, err := plan.cells(20_000, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(cells); i += 67 {
+		t.Run(cells[i].name, func(t *testing.T) {
+			t.Parallel()
+			r, err := runCell(t.Context(), cells[i])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Miss {
+				t.Errorf("mean %.3f, p99 %.3f times that of %s", r.Mean, r.P99, r.BestWait)
+			}
+		})
+	}
+}
+
+// From one second after a step on, auto must be about as good as the wait that
+// is best from there on.
+func TestAutoIsBackOneSecondAfterAStep(t *testing.T) {
+	for name, step := range map[string]Phase{
+		"ten times the load":   {Rate: 10, Cost: 1},
+		"a tenth of the load":  {Rate: 0.1, Cost: 1},
+		"ten times the cost":   {Rate: 1, Cost: 10},
+		"a tenth of the cost":  {Rate: 1, Cost: 0.1},
+		"load up, cost down":   {Rate: 10, Cost: 0.1},
+		"three times the load": {Rate: 3, Cost: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := Config{
+				Policy: policy.Settings{MaxBatchSize: 32}, Workers: Workers{Count: 3}, Cost: mustCost(t, "1=5ms,32=5.5ms"),
+				Hop: 7 * time.Microsecond, Seed: 1,
+			}
+			rate := 0.08 * capacity(&cfg)
+			if step.Rate < 1 {
+				rate = 0.6 * capacity(&cfg)
+			}
+			cfg.Arrivals = Poisson{Rate: rate}
+			const before, after = 2 * time.Second, 3 * time.Second
+			step.From = before
+			cfg.Phases = []Phase{step}
+			cfg.Requests = int(rate * (before.Seconds() + step.Rate*after.Seconds()))
+			from, to := before+time.Second, before+after
+			best := math.Inf(1)
+			for _, wait := range gridWaits {
+				best = min(best, meanAfter(t, cfg, wait, from, to))
+			}
+			if auto := meanAfter(t, cfg, policy.Auto, from, to); auto > 1.05*best {
+				t.Errorf("%.3f times the best fixed wait", auto/best)
+			}
+		})
+	}
+}
+
+// A day in a minute: load and cost of it go up and down, with a busy noon.
+func TestOverADayAutoBeatsEveryFixedWait(t *testing.T) {
+	cfg := Config{
+		Policy: policy.Settings{MaxBatchSize: 32}, Workers: Workers{Count: 3}, Cost: mustCost(t, "1=5ms,32=5.5ms"),
+		Hop: 7 * time.Microsecond, Seed: 3,
+	}
+	const day = 40 * time.Second
+	base := capacity(&cfg)
+	total := 0.0
+	for hour := range 24 {
+		load := 0.02 + 0.8*math.Pow(math.Sin(math.Pi*float64(hour)/24), 4)
+		cost := 1.0
+		if hour < 8 { // at night the GPU is its own
+			cost = 0.4
+		}
+		cfg.Phases = append(cfg.Phases, Phase{From: day / 24 * time.Duration(hour), Rate: load, Cost: cost})
+		total += load * base * day.Seconds() / 24
+	}
+	cfg.Arrivals = Poisson{Rate: base}
+	cfg.Requests = int(total)
+	auto := meanAfter(t, cfg, policy.Auto, 0, day)
+	for _, wait := range gridWaits {
+		if fixed := meanAfter(t, cfg, wait, 0, day); auto >= fixed {
+			t.Errorf("auto has %.3f times the mean latency of %v", auto/fixed, wait)
+		}
+	}
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/ringbatch/ringbatch/stats"
+)
+
+func waitText(m *stats.Model) string {
+	if m.WaitAuto {
+		return fmt.Sprintf("auto, %.3g ms now", m.WaitTimeMS)
+	}
+	return fmt.Sprintf("%.3g ms", m.WaitTimeMS)
+}
+
+// printLearned says what the batcher has found out, in a few lines however much
+// that is.
+func printLearned(m *stats.Model) {
+	l := &m.Learned
+	if len(l.Costs) == 0 {
+		return
+	}
+	const most = 8
+	var parts []string
+	step := max(1, (len(l.Costs)+most-1)/most)
+	for i := 0; i < len(l.Costs); i += step {
+		parts = append(parts, fmt.Sprintf("%d rows %.3g ms", l.Costs[i].Rows, l.Costs[i].MS))
+	}
+	if last := len(l.Costs) - 1; last%step != 0 {
+		parts = append(parts, fmt.Sprintf("%d rows %.3g ms", l.Costs[last].Rows, l.Costs[last].MS))
+	}
+	fmt.Printf("\n  a batch takes: %s", strings.Join(parts, ", "))
+	if n := len(l.Slowdown); n > 1 {
+		fmt.Printf("; %.2f times as long with %d other busy", l.Slowdown[n-1], n-1)
+	}
+	fmt.Println()
+	if len(l.Tried) > 1 {
+		parts = parts[:0]
+		for _, t := range l.Tried {
+			parts = append(parts, fmt.Sprintf("%.3g ms %.2f", t.WaitMS, t.Latency))
+		}
+		fmt.Printf("  latency of the last requests with other waits, against none: %s\n", strings.Join(parts, ", "))
+	}
+}
