@@ -17,7 +17,7 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # run there on heap-backed segments.
 RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway ./relay
 
-.PHONY: build demo test check unit race bindings python interop operate proto fuzz model-check chaos chaos-short soak clean help envoy-test hosts-test hosts-short
+.PHONY: build demo test check unit race bindings python interop operate proto fuzz model-check weak-check chaos chaos-short soak clean help envoy-test hosts-test hosts-short
 
 build: ## the commands, into bin/
 	@mkdir -p bin
@@ -86,6 +86,9 @@ chaos-build: build
 
 # A Python with NumPy: the one of the Python tests, where they have been run.
 export RINGBATCH_PYTHON ?= $(firstword $(wildcard $(CURDIR)/build/python-venv/bin/python) python3)
+
+weak-check: ## the C half of every sync point under weaker memory models; wants genmc
+	docs/model/weak/check.sh
 
 chaos: chaos-build ## kill campaigns on real processes, at full length
 	./bin/chaos
