@@ -17,7 +17,7 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # run there on heap-backed segments.
 RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway ./relay
 
-.PHONY: build demo test check unit race bindings python interop operate proto fuzz model-check chaos chaos-short soak clean help envoy-test hosts-test hosts-short
+.PHONY: build demo test check unit race bindings python interop operate proto fuzz model-check weak-check chaos chaos-short soak clean help envoy-test hosts-test hosts-short
 
 build: ## the commands, into bin/
 	@mkdir -p bin
@@ -87,11 +87,25 @@ chaos-build: build
 # A Python with NumPy: the one of the Python tests, where they have been run.
 export RINGBATCH_PYTHON ?= $(firstword $(wildcard $(CURDIR)/build/python-venv/bin/python) python3)
 
+weak-check: ## the C half of every sync point under weaker memory models; wants genmc
+	docs/model/weak/check.sh
+
 chaos: chaos-build ## kill campaigns on real processes, at full length
 	./bin/chaos
 
 chaos-short: chaos-build ## the same in a minute or two
 	./bin/chaos --short
+
+# The weekly run. PARTS=clients,workers for some of it, LIMIT=1h for what fits;
+# it goes on where it was interrupted.
+.PHONY: torture torture-build
+torture-build: chaos-build
+	CGO_ENABLED=0 go build -ldflags "-X github.com/ringbatch/ringbatch/internal/torture.Commit=$$(git describe --always --abbrev=12 --dirty=+changes --exclude '*')" -o bin/torture ./cmd/torture
+	CGO_ENABLED=0 go test -c -o bin/broker.test ./broker
+	CGO_ENABLED=0 go test -c -o bin/batcher.test ./broker/batcher
+
+torture: torture-build ## the long runs: about three hours on 2 cores; writes docs/results/torture.md
+	./bin/torture --parts "$(PARTS)" --limit "$(or $(LIMIT),0)" --table docs/results/torture.md
 
 SOAK ?= 20m
 soak: chaos-build ## everything at once at low intensity for SOAK, with a plot
