@@ -40,6 +40,7 @@ func commands() []command {
 		{"gateway", "open a network door to the models: HTTP and gRPC", runGateway},
 		{"ready", "exit status 0 if models would answer", runReady},
 		{"relay", "serve a model that runs on other hosts", runRelay},
+		{"dashboard", "serve a page that shows the broker at work", runDashboard},
 		{"stats", "show what the broker counts", runStats},
 		{"models", "list the broker's models", runModels},
 		{"set", "change a model's batching policy while it runs", runSet},
