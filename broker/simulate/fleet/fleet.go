@@ -160,7 +160,6 @@ type world struct {
 	batches   int
 	rows      int
 	resent    int
-	used      float64
 	seconds   map[int64]int
 }
 
