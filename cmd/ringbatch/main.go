@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/pflag"
+
+	"github.com/ringbatch/ringbatch/internal/printable"
 )
 
 // command is one subcommand. run gets the arguments after its name.
@@ -67,7 +69,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "ringbatch:", err)
 		os.Exit(2)
 	default:
-		fmt.Fprintln(os.Stderr, "ringbatch:", err)
+		fmt.Fprintln(os.Stderr, "ringbatch:", printable.Lines(err.Error(), 16<<10)) // it may be a worker's text
 		os.Exit(1)
 	}
 }
