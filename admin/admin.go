@@ -31,6 +31,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
@@ -122,6 +123,33 @@ func (c *Client) StatsJSON(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	return rep.Stats, nil
+}
+
+// Batches are the batches of a model that workers have finished since the first
+// so many, as far as the broker remembers them.
+func (c *Client) Batches(ctx context.Context, model string, since uint64) (*stats.Batches, error) {
+	rep, err := c.call(ctx, &control.Request{Op: control.OpBatches, Model: model, Since: since})
+	if err != nil {
+		return nil, err
+	}
+	b := new(stats.Batches)
+	if err := json.Unmarshal(rep.Stats, b); err != nil {
+		return nil, fmt.Errorf("batches: %w", err)
+	}
+	return b, nil
+}
+
+// Trace records what happens to the requests of a model for so long.
+func (c *Client) Trace(ctx context.Context, model string, d time.Duration) (*stats.Trace, error) {
+	rep, err := c.call(ctx, &control.Request{Op: control.OpTrace, Model: model, Millis: int(d.Milliseconds())})
+	if err != nil {
+		return nil, err
+	}
+	t := new(stats.Trace)
+	if err := json.Unmarshal(rep.Stats, t); err != nil {
+		return nil, fmt.Errorf("trace: %w", err)
+	}
+	return t, nil
 }
 
 // Set changes settings of a model's policy while it runs: all of them, or none

@@ -152,8 +152,9 @@ func (s *stage) workerDead(w *workerSession, why string) {
 	w.close(s.loop)
 	s.stats.lost++
 	if w.name != "" {
-		s.stats.deaths[w.name]++
+		s.stats.died(w.name)
 	}
+	s.note("worker left", w)
 	s.log.Info("worker left", "worker", w.label(), "id", w.id, "pid", w.pid, "why", why, "requeued", requeued)
 	if replace {
 		s.promote(w)

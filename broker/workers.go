@@ -46,6 +46,7 @@ type mail struct {
 	batch    uint64
 	number   uint64
 	posted   int64
+	rows     uint32
 	begun    int64 // from when its lease counts, as far as is known; see leaseOf
 	requests []mailed
 }
@@ -153,6 +154,7 @@ func (s *stage) attachWorker(p *peer, info control.WorkerInfo, desc batcher.Work
 	}
 	s.stats.attached++
 	s.touch()
+	s.note("worker attached", w)
 	s.log.Info("worker attached", "worker", w.label(), "id", w.id, "pid", w.pid, "gpu", info.GPU, "spare", w.reserve)
 	return w, nil
 }
