@@ -29,31 +29,26 @@ class Ding(KeyboardInterrupt):  # what Ctrl-C raises; asyncio lets it pass
 
 only_ours = False
 
+armed = False
+
 def ding(_number, frame):
-    if not only_ours or f"{os.sep}ringbatch{os.sep}" in frame.f_code.co_filename:
+    global armed
+    if armed and (not only_ours or f"{os.sep}ringbatch{os.sep}" in frame.f_code.co_filename):
+        armed = False  # once: nothing is struck outside of struck
         raise Ding
 
-def calm():
-    while True:
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            time.sleep(0.002)  # what another thread of the process was given is still to come
-            return
-        except Ding:
-            pass
-
 def struck(use, times, every):
-    '''Uses it, and raises wherever it is, again and again.'''
+    '''Uses it until a handler has raised in the midst of it, so many times.'''
+    global armed
     for _ in range(times):
         try:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, every, every)
-                while True:
-                    use()
-            finally:
-                calm()
+            signal.setitimer(signal.ITIMER_REAL, every, every)
+            armed = True
+            while True:
+                use()
         except (Ding, RuntimeError):  # asyncio's, where it was struck
-            pass
+            armed = False
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 signal.signal(signal.SIGALRM, ding)
 sys.unraisablehook = lambda *_: None  # destructors are struck too
@@ -159,6 +154,8 @@ def still():
                 m(x)
                 m.submit(x).result(20)
                 broker.send_signal(signal.SIGSTOP)
+                while " T " not in open(f"/proc/{broker.pid}/stat").read():
+                    time.sleep(0.001)
                 try:
                     yield m
                 finally:
