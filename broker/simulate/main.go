@@ -107,7 +107,7 @@ func newFlags() *flags {
 	s.Float64Var(&f.sharing, "sharing", 0, "`share` of its time that each other busy worker adds to a batch, as on one GPU")
 	s.StringVar(&f.pad, "pad", "", "pad batches to `rows`, or to the next preferred size (\"preferred\")")
 	s.DurationVar(&f.hop, "hop", 7*time.Microsecond, "transport from one process to the next; a request takes three")
-	f.policy = policyflag.Add(s, "max_batch_size", "wait_time", "preferred_batch_sizes", "default_priority", "ageing", "preserve_order")
+	f.policy = policyflag.Add(s, "max_batch_size", "wait_time", "latency_goal", "preferred_batch_sizes", "default_priority", "ageing", "preserve_order")
 	s.StringArrayVar(&f.levels, "priority", nil, "a priority level, most urgent first; `policy` of share=, max_queue=, default_timeout=, max_timeout=, on_timeout=reject|delay (repeat for each level)")
 	s.IntVar(&f.requests, "requests", 100_000, "number of requests to simulate")
 	s.Uint64Var(&f.seed, "seed", 1, "another seed is another run of chance")
