@@ -17,7 +17,7 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # run there on heap-backed segments.
 RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway ./relay
 
-.PHONY: build demo test check unit race bindings python interop operate proto fuzz model-check chaos chaos-short soak clean help
+.PHONY: build demo test check unit race bindings python interop operate proto fuzz model-check weak-check chaos chaos-short soak clean help envoy-test hosts-test hosts-short
 
 build: ## the commands, into bin/
 	@mkdir -p bin
@@ -29,7 +29,7 @@ build: ## the commands, into bin/
 demo: build ## what batching wins on this machine, in under a minute
 	./bin/bench --demo
 
-test: check unit race model-check cuda-check python interop chaos-short ## everything, about 12 minutes on 2 cores
+test: check unit race model-check cuda-check python interop chaos-short envoy-test hosts-short ## everything, about 12 minutes on 2 cores
 	@echo "all tests passed"
 
 check: ## formatting, vet, staticcheck
@@ -60,6 +60,17 @@ operate: ## metrics judged by promtool and Prometheus, the page by Chromium
 	@if command -v prometheus >/dev/null && command -v chromium >/dev/null; then export RINGBATCH_TEST_ALL=1; fi; \
 	  go test -count=1 -run 'Prometheus|Metrics|Alert|Page|Unit' ./cmd/ringbatch ./gateway/console
 
+envoy-test: ## deploy/envoy with a real Envoy
+	./deploy/envoy/test.sh
+
+hosts-test: ## relays on a real network: hosts as network namespaces, killed, cut off and upgraded
+	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./cmd/hosts
+	./bin/hosts
+
+hosts-short: ## the same in a minute, for CI
+	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./cmd/hosts
+	./bin/hosts --short
+
 model-check: ## the protocol's model, exhaustively; its mutants must be caught
 	@command -v spin >/dev/null || { apt-get update -qq && apt-get install -y -qq spin; } || { echo "install spin (Debian package spin) first"; exit 1; }
 	bash docs/model/check.sh
@@ -75,6 +86,9 @@ chaos-build: build
 
 # A Python with NumPy: the one of the Python tests, where they have been run.
 export RINGBATCH_PYTHON ?= $(firstword $(wildcard $(CURDIR)/build/python-venv/bin/python) python3)
+
+weak-check: ## the C half of every sync point under weaker memory models; wants genmc
+	docs/model/weak/check.sh
 
 chaos: chaos-build ## kill campaigns on real processes, at full length
 	./bin/chaos

@@ -153,6 +153,13 @@ func (c *Client) Scale(ctx context.Context, model string, instances int, save bo
 	return err
 }
 
+// HandOver has the broker give its socket up for another one, which may then
+// be started, and drain: it finishes what it has accepted, and ends.
+func (c *Client) HandOver(ctx context.Context) error {
+	_, err := c.call(ctx, &control.Request{Op: control.OpHandOver})
+	return err
+}
+
 // Changed waits until a model has appeared or gone, has got its first worker
 // or lost its last, since the count that an earlier call returned. With 0 it
 // returns at once. It returns the count to ask with the next time; that of

@@ -73,7 +73,9 @@ func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error
 	}()
 	var desc batcher.Worker
 	if req.Op == control.OpClient {
-		err = m.ring.openClient(p, req.Window)
+		if err = m.checkWindow(req.Window); err == nil {
+			err = m.ring.openClient(p, req.Window)
+		}
 	} else {
 		desc, err = m.stage.openWorker(p, req.Worker)
 	}
@@ -85,7 +87,13 @@ func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error
 		return nil, err
 	}
 	a = &attachment{model: m, reply: b.reply()}
-	if !m.loop.do(func() { err = a.begin(p, req, desc) }) {
+	var c *clientSession
+	if req.Op == control.OpClient {
+		if c, err = m.reserve(p, req.Window); err != nil {
+			return nil, err
+		}
+	}
+	if !m.loop.do(func() { err = a.begin(p, c, req, desc) }) {
 		err = status.ErrDraining
 	}
 	if err != nil {
@@ -112,9 +120,27 @@ func (m *model) differences(req *control.Request) (notes []string, err error) {
 	return notes, err
 }
 
-// begin is the part of attach that runs on the model's loop.
-func (a *attachment) begin(p *peer, req *control.Request, desc batcher.Worker) (err error) {
+// reserve gets a client its window, made new.
+func (m *model) reserve(p *peer, window int) (c *clientSession, err error) {
+	books := newBooks(window)
+	if !m.loop.do(func() { c, err = m.ring.reserveWindow(p, window, books) }) {
+		err = status.ErrDraining
+	}
+	if err == nil {
+		c.resetWindow()
+	}
+	return c, err
+}
+
+// begin is the part of attach that runs on the model's loop. c is the client
+// that attaches, whose window returns if it cannot; nil for a worker.
+func (a *attachment) begin(p *peer, c *clientSession, req *control.Request, desc batcher.Worker) (err error) {
 	r, s := a.model.ring, a.model.stage
+	defer func() {
+		if err != nil && c != nil {
+			r.takeBack(c)
+		}
+	}()
 	board := r.bseg.FD()
 	if req.Op == control.OpClient {
 		board = r.boardRO
@@ -138,8 +164,7 @@ func (a *attachment) begin(p *peer, req *control.Request, desc batcher.Worker) (
 		PlanesSize: r.layout.PlanesSize, BoardSize: r.layout.BoardSize, SessionSize: p.seg.Size(),
 	}
 	if req.Op == control.OpClient {
-		c, err := r.attachClient(p, req.Window)
-		if err != nil {
+		if err := r.attachClient(c); err != nil {
 			return err
 		}
 		info.FirstSlot, info.Window, info.FirstGen = c.first, c.window, c.firstGen()

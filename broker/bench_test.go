@@ -48,7 +48,7 @@ func BenchmarkRound(b *testing.B) {
 		}
 		s.l.begin()
 		for _, c := range sessions {
-			s.r.readCommits(c)
+			s.r.rang(c)
 		}
 		s.l.settle()
 		for w.next < w.box.Tail.Load() {

@@ -23,7 +23,9 @@ type Broker struct {
 	listener  *listener
 	super     *supervise.Supervisor
 	conns     conns
-	reloading sync.Mutex    // one Reload at a time
+	reloading sync.Mutex // one Reload at a time
+	handed    sync.Once
+	handedTo  chan struct{} // closed when another broker has the socket
 	applied   chan struct{} // closed when the processes are as the last Reload declared them; nil before the first
 	offenders offenders
 	users     *users
@@ -51,7 +53,7 @@ func New(cfg Config) (_ *Broker, err error) {
 	if err := checkKernel(); err != nil {
 		return nil, err
 	}
-	b := &Broker{cfg: cfg, log: quietly(cfg.Logger), users: newUsers(cfg.Limits, cfg.MaxClients), epoch: uint64(time.Now().UnixNano()), started: time.Now()}
+	b := &Broker{cfg: cfg, log: quietly(cfg.Logger), users: newUsers(cfg.Limits, cfg.MaxClients), epoch: uint64(time.Now().UnixNano()), started: time.Now(), handedTo: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			for _, l := range b.loops {
@@ -122,6 +124,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 	b.super.Start(b.cfg.MPS, b.declaredWorkers()...)
 	select {
 	case <-ctx.Done():
+	case <-b.handedTo:
 	case err := <-failed:
 		return err
 	}

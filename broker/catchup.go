@@ -36,15 +36,15 @@ func (s *stage) catchUp() {
 // catchUpWith is for a client's commit: the slots it uses again, and its last
 // request, which most often is what this one follows upon.
 func (r *ring) catchUpWith(c *clientSession, e *shm.Commit) {
-	if r.slots[c.last].state != idle {
-		r.follow(r.slots[c.last].head)
+	if r.slot(c.last).state != idle {
+		r.follow(r.slot(c.last).head)
 	}
 	if !c.owns(e) {
 		return
 	}
 	for s := e.Slot; s < e.Slot+r.rowsOf(e); s++ {
-		if r.slots[s].state != idle {
-			r.follow(r.slots[s].head)
+		if r.slot(s).state != idle {
+			r.follow(r.slot(s).head)
 		}
 	}
 }
@@ -55,7 +55,7 @@ func (r *ring) catchUpWith(c *clientSession, e *shm.Commit) {
 //
 // In docs/model: Follow in ReadCommit.
 func (r *ring) follow(head uint32) {
-	info := &r.slots[head]
+	info := r.slot(head)
 	if info.state != running && info.state != held {
 		return
 	}
@@ -135,7 +135,7 @@ func (s *stage) finish(w *workerSession, d *shm.Done) error {
 // has reports whether a mailed request still is what its batch was given: it
 // may have ended early, and its slots may be part of another request.
 func (r *ring) has(q mailed, batch uint64) bool {
-	info := &r.slots[q.head]
+	info := r.slot(q.head)
 	return info.head == q.head && info.gen == q.gen && info.batch == batch && (info.state == running || info.state == held)
 }
 
@@ -143,7 +143,7 @@ func (r *ring) has(q mailed, batch uint64) bool {
 // they have moved on already (see follow).
 func (s *stage) finishRequest(q mailed, batch uint64, started, finished int64) {
 	r := s.ring
-	info := &r.slots[q.head]
+	info := r.slot(q.head)
 	if !r.has(q, batch) {
 		return
 	}

@@ -55,3 +55,15 @@ func (b *Broker) save(req *control.Request) error {
 	}
 	return nil
 }
+
+// handOver gives the socket and its lock up, so that another broker can have
+// them, and has Serve drain: what was accepted finishes here. Clients and
+// workers are disconnected after it, and find the other broker.
+func (b *Broker) handOver() {
+	b.handed.Do(func() {
+		b.log.Info("another broker takes over: the socket is given up")
+		b.models.drain()
+		b.listener.giveUp()
+		close(b.handedTo)
+	})
+}

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -10,14 +11,17 @@ import (
 // clientSession is one attached client.
 type clientSession struct {
 	*peer
-	ring    *ring
-	first   uint32 // its window
-	window  int
-	commits shm.Consumer[shm.Commit]
-	last    uint32 // where its last request began
-	busy    int    // requests queued, running or held
-	left    bool   // gone; the window returns when busy is zero
-	unread  bool   // its turn was over before its ring was empty: it has another next round
+	ring     *ring
+	first    uint32 // its window
+	window   int
+	commits  shm.Consumer[shm.Commit]
+	last     uint32 // where its last request began
+	busy     int    // requests queued, running or held
+	left     bool   // gone
+	returned bool   // its window is somebody else's
+	out      bool   // and nothing of it is queued: the window returns when busy is zero
+	unread   bool   // on its ring's list of those whose turn comes
+	latest   uint32 // the latest generation that it used
 }
 
 // owns says whether a commit's slots are all inside the client's window.
@@ -37,37 +41,63 @@ func (r *ring) openClient(p *peer, window int) error {
 	return p.open(r, shm.KindClient, shm.ClientSegmentSize(window))
 }
 
-// attachClient leases a window to a client whose session is open. On an error
+// Attaching takes three steps, so that none on the loop grows with the window:
+//
+//	reserveWindow  on the loop: the window is this client's, and nobody looks at it
+//	resetWindow    away from it
+//	attachClient   on the loop
+//
+// newBooks is made before, for a window of that size: it is not known which
+// chunks are missing, but how many can be.
+func newBooks(window int) (chunks [][]slotInfo) {
+	for n := chunkSlots; n < window+chunkSlots && window > chunkSlots; n += chunkSlots {
+		chunks = append(chunks, make([]slotInfo, chunkSlots))
+	}
+	return chunks
+}
+
+// reserveWindow leases a window to a client whose session is open. On an error
 // the session is still the caller's.
-func (r *ring) attachClient(p *peer, window int) (*clientSession, error) {
+func (r *ring) reserveWindow(p *peer, window int, chunks [][]slotInfo) (*clientSession, error) {
 	first, window, err := r.leaseWindow(p.uid, window)
 	if err != nil {
 		return nil, err
 	}
 	r.leased[p.uid] += window
-	c := &clientSession{peer: p, ring: r, first: first, window: window, last: first}
-	c.commits = shm.NewConsumer(shm.CommitRing(p.seg, window))
-	// All slots of the window start from one generation, later than any that
-	// a former owner used.
-	gen := r.slots[first].gen
-	for s := first; s < first+uint32(window); s++ {
-		if int32(r.slots[s].gen-gen) > 0 {
-			gen = r.slots[s].gen
+	for k := int(first) / chunkSlots; k <= (int(first)+window-1)/chunkSlots; k++ {
+		if r.books[k] != nil {
+			continue
+		}
+		if n := len(chunks); n > 0 {
+			r.books[k], chunks = chunks[n-1], chunks[:n-1]
+		} else {
+			r.books[k] = make([]slotInfo, chunkSlots)
 		}
 	}
-	for s := first; s < first+uint32(window); s++ {
-		r.slots[s] = slotInfo{gen: gen}
-		r.board.Reset(s, gen)
+	c := &clientSession{peer: p, ring: r, first: first, window: window, last: first, latest: r.base}
+	c.commits = shm.NewConsumer(shm.CommitRing(p.seg, window))
+	return c, nil
+}
+
+// resetWindow makes the slots new. All of them start from one generation, later
+// than any that a former owner used.
+func (c *clientSession) resetWindow() {
+	for s := c.first; s < c.first+uint32(c.window); s++ {
+		*c.ring.slot(s) = slotInfo{gen: c.latest}
+		c.ring.board.Reset(s, c.latest)
 	}
-	if err := p.watch(r.loop, func() { r.readCommits(c) }, func() { r.clientLeft(c, "its process ended") }); err != nil {
-		r.takeBack(c)
-		return nil, err
+}
+
+// attachClient takes a client with a window among those that may commit.
+func (r *ring) attachClient(c *clientSession) error {
+	if err := c.watch(r.loop, func() { r.rang(c) }, func() { r.clientLeft(c, "its process ended") }); err != nil {
+		return err
 	}
 	r.clients[c] = struct{}{}
 	r.stage.clientJoined(c)
 	c.commits.Arm()
-	r.log.Debug("client attached", "client", c.label(), "pid", c.pid, "window", window, "first", first)
-	return c, nil
+	r.log.Debug("client attached", "client", c.label(), "pid", c.pid, "window", c.window, "first", c.first)
+	return nil
 }
 
 // A client that leaves its window open gets defaultWindow slots, but not more
@@ -107,33 +137,57 @@ func (r *ring) leaseWindow(uid, asked int) (first uint32, window int, err error)
 }
 
 // firstGen is the generation before the client's first.
-func (c *clientSession) firstGen() uint32 { return c.ring.slots[c.first].gen }
+func (c *clientSession) firstGen() uint32 { return c.ring.slot(c.first).gen }
 
-// A client is read for one turn per round, so that one that never stops, or
-// whose entries come to nothing, does not keep the loop from the others. A turn
-// is as many rows as fill a batch, between these limits; an entry that is no
-// request counts as a row.
-const (
-	leastTurn = 128
-	mostTurn  = 1024
-)
+// clientTurn is how many rows a client is read for before the next one of its
+// ring is; an entry that is no request counts as a row.
+const clientTurn = 32
 
-// readCommits is one turn of a client.
-func (r *ring) readCommits(c *clientSession) {
-	if c.left || c.unread {
-		return
+// rang puts a client in line for its turn.
+func (r *ring) rang(c *clientSession) {
+	if !c.left {
+		r.enqueue(c)
 	}
+}
+
+// enqueue puts a client in line, and its ring.
+func (r *ring) enqueue(c *clientSession) {
+	if !c.unread {
+		c.unread = true
+		r.unread = append(r.unread, c)
+	}
+	r.loop.enqueue(r)
+}
+
+// visit gives the ring's clients turns, for rows in all, and returns for how many.
+func (r *ring) visit(rows int) (used int) {
+	for used < rows && len(r.unread) > 0 {
+		c := r.unread[0]
+		r.unread = slices.Delete(r.unread, 0, 1) // few, and it keeps the memory
+		c.unread = false
+		if c.left {
+			used += 1 + r.parting(c)
+		} else {
+			used += 1 + r.readCommits(c, clientTurn)
+		}
+	}
+	return used
+}
+
+// readCommits is one turn of a client. It returns how many rows were read; if
+// there are more, the client is in line again.
+func (r *ring) readCommits(c *clientSession, rows int) (used int) {
 	r.stage.touch()
 	// What workers have finished is read first: otherwise a client that sends
 	// its next request with the answer would seem to have one more in flight,
 	// and from then on could join, and wait for itself.
 	r.stage.catchUpForClient()
-	for turn := min(max(leastTurn, r.layout.MaxBatch), mostTurn); turn > 0; {
+	for used < rows {
 		n, err := c.commits.Pending()
-		for ; n > 0 && turn > 0 && err == nil; n-- {
+		for ; n > 0 && used < rows && err == nil; n-- {
 			var e shm.Commit
 			c.commits.Take(&e)
-			turn -= int(max(1, r.rowsOf(&e)))
+			used += int(max(1, r.rowsOf(&e)))
 			err = r.readCommit(c, &e)
 		}
 		if err != nil {
@@ -141,14 +195,15 @@ func (r *ring) readCommits(c *clientSession) {
 			r.stage.stats.offenders++
 			r.loop.outside.offended(c.process)
 			r.clientLeft(c, err.Error())
-			return
+			return used
 		}
 		c.commits.Give()
 		if n == 0 && c.commits.Arm() {
-			return
+			return used
 		}
 	}
-	r.loop.readAgain(c)
+	r.enqueue(c)
+	return used
 }
 
 func (r *ring) readCommit(c *clientSession, e *shm.Commit) error {
@@ -168,9 +223,12 @@ func (r *ring) readCommit(c *clientSession, e *shm.Commit) error {
 
 // enter takes a checked commit into the books and gives it to the stage.
 func (r *ring) enter(c *clientSession, e *shm.Commit) {
-	info := &r.slots[e.Slot]
+	info := r.slot(e.Slot)
 	info.gen, info.commit, info.client, info.stage, info.attempts, info.hangs = e.Gen, *e, c, r.stage, 0, 0
 	info.commit.Rows = r.rowsOf(e)
+	if int32(e.Gen-c.latest) > 0 {
+		c.latest = e.Gen
+	}
 	if info.unserved { // the text is of the request before
 		info.unserved = false
 		r.board.SetReason(e.Slot, "")
@@ -188,10 +246,10 @@ func (r *ring) enter(c *clientSession, e *shm.Commit) {
 // after the end is nothing; one for a slot or generation that never was is a
 // violation.
 func (r *ring) cancel(c *clientSession, e *shm.Commit) error {
-	if e.Slot < c.first || e.Slot >= c.first+uint32(c.window) || int32(e.Gen-r.slots[e.Slot].gen) > 0 {
+	if e.Slot < c.first || e.Slot >= c.first+uint32(c.window) || int32(e.Gen-r.slot(e.Slot).gen) > 0 {
 		return fmt.Errorf("%w: cancel of slot %d generation %d", status.ErrProtocol, e.Slot, e.Gen)
 	}
-	info := &r.slots[e.Slot]
+	info := r.slot(e.Slot)
 	if info.gen != e.Gen || info.state == idle || info.head != e.Slot {
 		return nil
 	}
@@ -207,27 +265,57 @@ func (r *ring) cancel(c *clientSession, e *shm.Commit) error {
 }
 
 // clientLeft cleans up after a client that closed, died, or was thrown out.
-// What it had queued is canceled; what runs keeps its slots until the worker
-// is done; then the window returns.
+// What it had queued is canceled, in turns if that is much; what runs keeps its
+// slots until the worker is done; then the window returns.
 //
 // In docs/model: ClientLeft.
 func (r *ring) clientLeft(c *clientSession, why string) {
 	if c.left {
 		return
 	}
-	r.stage.clientLeft(c)
-	for s := c.first; s < c.first+uint32(c.window); s++ {
-		if r.slots[s].state == running && r.slots[s].head == s {
-			r.endRunning(s, status.ErrCanceled)
-		}
+	r.stage.touch()
+	r.stage.catchUp() // what workers answered before it left counts
+	if c.left {       // thrown out by what they said
+		return
 	}
 	c.left = true
 	delete(r.clients, c)
 	c.close(r.loop)
 	r.log.Debug("client left", "client", c.label(), "pid", c.pid, "why", why)
-	if c.busy == 0 {
-		r.returnWindow(c)
+	r.stage.endRunningOf(c)
+	r.parting(c)
+}
+
+// partingTurn is how much of what a departed client had queued is canceled in
+// one go.
+const partingTurn = 256
+
+// parting is one turn of a client that has left. It returns how many requests
+// were canceled.
+func (r *ring) parting(c *clientSession) int {
+	n := r.stage.cancelSome(c, partingTurn)
+	if !c.out {
+		r.enqueue(c)
 	}
+	r.returnIfDone(c)
+	return n
+}
+
+// returnIfDone frees the window of a client that has left and has nothing under
+// way any more.
+func (r *ring) returnIfDone(c *clientSession) {
+	if !c.out || c.busy > 0 || c.returned {
+		return
+	}
+	c.returned = true
+	if !r.stage.settings.Private {
+		r.returnWindow(c)
+		return
+	}
+	r.clearing.Go(func() {
+		r.clear(c.first, c.window)
+		r.loop.post(func() { r.returnWindow(c) })
+	})
 }
 
 func (r *ring) returnWindow(c *clientSession) {
@@ -236,8 +324,25 @@ func (r *ring) returnWindow(c *clientSession) {
 	r.vacated()
 }
 
+// clear overwrites what a client's slots held: inputs, outputs, and what the
+// board says about its requests. Nobody uses them meanwhile, so it is not done
+// on the loop.
+func (r *ring) clear(first uint32, n int) {
+	for _, planes := range [][]shm.Plane{r.layout.Inputs, r.layout.Outputs} {
+		for i := range planes {
+			clear(planes[i].Rows(r.planes.Bytes(), first, n))
+		}
+	}
+	for s := first; s < first+uint32(n); s++ {
+		r.board.Clear(s)
+	}
+}
+
 // takeBack frees a client's window.
 func (r *ring) takeBack(c *clientSession) {
+	if int32(c.latest-r.base) > 0 {
+		r.base = c.latest
+	}
 	r.windows.giveBack(c.first, c.window)
 	if r.leased[c.uid] -= c.window; r.leased[c.uid] == 0 {
 		delete(r.leased, c.uid)

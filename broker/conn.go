@@ -272,6 +272,8 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 		rep.Stats, err = json.Marshal(&s)
 	case control.OpSet:
 		err = b.setAndSave(req)
+	case control.OpHandOver:
+		b.handOver()
 	case control.OpRestart, control.OpScale:
 		err = b.changeWorkers(req)
 	default:

@@ -36,7 +36,7 @@ func (s *stage) endQueued(e *batcher.End) {
 		code = status.ErrQueueTimeout
 	case s.present == 0: // says more than that time was short
 		reason = shm.ReasonNoWorker
-		s.ring.slots[e.ID].unserved = true
+		s.ring.slot(uint32(e.ID)).unserved = true
 	}
 	s.ring.end(uint32(e.ID), code, reason, false)
 	s.ring.free(uint32(e.ID))
@@ -51,7 +51,7 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 	p.batch, p.number, p.posted, p.begun = uint64(d.Batch), w.posted, now, now
 	if s.settings.Ragged {
 		for _, id := range d.Requests {
-			for i, n := range s.ring.slots[id].commit.Dims {
+			for i, n := range s.ring.slot(uint32(id)).commit.Dims {
 				mail.Dims[i] = max(mail.Dims[i], n)
 			}
 		}
@@ -59,7 +59,7 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 	mail.Level = uint32(s.settings.LevelCount() - 1)
 	for i, id := range d.Requests {
 		head := uint32(id)
-		info := &s.ring.slots[head]
+		info := s.ring.slot(head)
 		mail.Level = min(mail.Level, uint32(s.levelOf(&info.commit)))
 		s.ring.setState(head, running)
 		info.worker, info.batch, info.dispatched = w, uint64(d.Batch), now
@@ -68,6 +68,10 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 			Deadline: info.commit.Deadline, Committed: info.commit.Committed, Dims: info.commit.Dims,
 		}
 		p.requests = append(p.requests, mailed{head, info.gen})
+		if info.client.left { // it was about to be canceled
+			s.ring.endRunning(head, status.ErrCanceled)
+			continue
+		}
 		if info.commit.Deadline > 0 {
 			s.runningDeadline = min(s.runningDeadline, info.commit.Deadline)
 		}
@@ -116,7 +120,7 @@ func (s *stage) expireRunning() {
 	for _, w := range s.busy {
 		for _, p := range w.mails {
 			for _, q := range p.requests {
-				info := &s.ring.slots[q.head]
+				info := s.ring.slot(q.head)
 				if !s.ring.has(q, p.batch) || info.state != running || info.commit.Deadline == 0 {
 					continue
 				}

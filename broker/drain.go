@@ -31,11 +31,13 @@ func (l *loop) endUnserved(mayServe func(model string) bool) {
 // refuseQueued ends everything that waits.
 func (s *stage) refuseQueued(code status.Code) {
 	s.touch()
-	for i := range s.ring.slots {
-		if info := &s.ring.slots[i]; info.state == queued && info.head == uint32(i) && info.stage == s {
-			s.withdraw(info.head)
-			s.ring.end(info.head, code, "", false)
-			s.ring.free(info.head)
+	for c := range s.ring.clients {
+		for i := c.first; i < c.first+uint32(c.window); i++ {
+			if info := s.ring.slot(i); info.state == queued && info.head == i && info.stage == s {
+				s.withdraw(i)
+				s.ring.end(i, code, "", false)
+				s.ring.free(i)
+			}
 		}
 	}
 }

@@ -46,7 +46,7 @@ func FuzzCommit(f *testing.F) {
 			}
 			ring.Push(&e)
 			data = data[64:]
-			s.r.readCommits(c)
+			s.r.rang(c)
 			s.l.settle()
 		}
 		s.r.clientLeft(c, "fuzz")

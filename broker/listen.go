@@ -143,6 +143,12 @@ func checkFolder(dir string, open bool) error {
 	return nil
 }
 
+// giveUp lets another broker have the path: nobody can connect here any more.
+func (l *listener) giveUp() {
+	_ = l.UnixListener.Close()
+	_ = l.lock.Close()
+}
+
 func (l *listener) close() {
 	// If somebody cleaned socket and lock away, another broker's may be there.
 	if st, err := os.Lstat(l.path); err == nil && os.SameFile(st, l.file) {

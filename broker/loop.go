@@ -25,8 +25,8 @@ func DefaultLoops() int { return min(max(1, runtime.GOMAXPROCS(0)/2), 8) }
 // A round:
 //
 //  1. wait: spin while that pays, then park (poller.go)
-//  2. begin: those whose turn ended before their ring was empty
-//  3. turns of the peers that rang, deaths
+//  2. events: clients that rang are put in line; deaths
+//  3. turns of those in line
 //  4. settle: posted functions, timers that are due, and a decision for every
 //     stage that something happened to
 //
@@ -39,12 +39,11 @@ type loop struct {
 	now    int64  // when this round began
 	round  uint64 // its number
 
-	dirty      []*stage         // to decide at the end of this round
-	timers     timers           // by when they are due
-	spinning   []*stage         // may be worth spinning for
-	unread     []*clientSession // to be read again, in this order
-	reading    []*clientSession // those of them whose turn is in this round
-	active     int              // stages with something queued or running
+	dirty      []*stage // to decide at the end of this round
+	timers     timers   // by when they are due
+	spinning   []*stage // may be worth spinning for
+	waiting    []*ring  // whose clients have something to be read, in this order
+	active     int      // stages with something queued or running
 	draining   bool
 	drainSince int64
 	stopping   bool
@@ -85,7 +84,7 @@ func (l *loop) run() error {
 	defer close(l.ended)
 	for !l.stopping {
 		until := l.timers.next()
-		if len(l.unread) > 0 {
+		if len(l.waiting) > 0 || l.morePosts {
 			until = l.now // they have waited for the others, not for time
 		}
 		if err := l.wait(until, l.spinUntil(), l.begin); err != nil {
@@ -96,26 +95,49 @@ func (l *loop) run() error {
 	return nil
 }
 
-// furtherTurns is how many of those that had a turn already have another one in
-// a round. With the events that one wait takes it bounds the whole round.
-const furtherTurns = 64
-
 // begin starts a round.
 func (l *loop) begin() {
 	l.now = l.clock()
 	l.round++
-	n := min(len(l.unread), furtherTurns)
-	l.reading = append(l.reading[:0], l.unread[:n]...)
-	l.unread = append(l.unread[:0], l.unread[n:]...)
-	for _, c := range l.reading {
-		c.unread = false
-		l.work.Turns++
-		c.ring.readCommits(c)
+}
+
+// Turns. A ring is visited for as many rows as fill a batch, between these
+// limits, and then the next one is; all of a round's visits together end at
+// roundRows, and the next round goes on where this one stopped. So whoever has
+// little to say waits for one visit of each other ring that has something, and
+// inside its ring for one short turn of each other client, however much they
+// send and whatever it is.
+const (
+	leastVisit = 128
+	mostVisit  = 1024
+	roundRows  = 4096
+)
+
+// turns visits the rings in line.
+func (l *loop) turns() {
+	for n, rows := len(l.waiting), 0; n > 0 && rows < roundRows; n-- {
+		r := l.waiting[0]
+		l.waiting = slices.Delete(l.waiting, 0, 1)
+		r.inLine = false
+		rows += r.visit(min(max(leastVisit, r.layout.MaxBatch), mostVisit))
+		if len(r.unread) > 0 {
+			l.work.Turns++
+			l.enqueue(r)
+		}
+	}
+}
+
+// enqueue puts a ring in line.
+func (l *loop) enqueue(r *ring) {
+	if !r.inLine {
+		r.inLine = true
+		l.waiting = append(l.waiting, r)
 	}
 }
 
 // settle ends a round: what its events and the time have made possible is done.
 func (l *loop) settle() {
+	l.turns()
 	l.runPosts()
 	for l.timers.next() <= l.now {
 		s := l.timers[0]
@@ -150,12 +172,6 @@ func (l *loop) spinUntil() int64 {
 	return t
 }
 
-// readAgain gives a client another turn in the next round.
-func (l *loop) readAgain(c *clientSession) {
-	c.unread = true
-	l.unread = append(l.unread, c)
-}
-
 // adopt takes a ring and its stage over, forget gives them back for good.
 func (l *loop) adopt(r *ring) {
 	l.rings[r] = struct{}{}
@@ -175,8 +191,10 @@ func (l *loop) forget(r *ring) {
 	if s.active {
 		l.active--
 	}
+	l.waiting = slices.DeleteFunc(l.waiting, func(x *ring) bool { return x == r })
 	s.close()
-	r.close()
+	r.closed = true
+	go r.closeMemory() // nobody has it any more; giving back gigabytes takes a while
 }
 
 // drain lets what was accepted finish. New requests are refused.

@@ -6,6 +6,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -45,6 +46,28 @@ func (m *model) build(b *Broker, cfg ModelConfig) error {
 	m.ring, m.stage = r, r.stage
 	r.log.Info("model ready", "signature", layout.Signature.String(), "slots", layout.Slots,
 		"max_batch_size", settings.MaxBatchSize, "wait_time", settings.WaitTime, "bytes", layout.PlanesSize)
+	return nil
+}
+
+// maxWindow is the most slots that one client may have: what the policy says, or
+// seven eighths of the ring, so that something is left for others. More than
+// largeWindow only if a single batch has it: taking a window and giving it back
+// takes time.
+func (m *model) maxWindow() int {
+	l, most := m.ring.layout, m.stage.inForce.Load().MaxWindow
+	if most == 0 {
+		most = l.Slots - l.Slots/8
+	}
+	return min(max(most, l.MaxBatch), max(largeWindow, l.MaxBatch))
+}
+
+const largeWindow = 1 << 16
+
+// checkWindow refuses a window that is larger than one client may have.
+func (m *model) checkWindow(window int) error {
+	if most := m.maxWindow(); window > most && window <= m.ring.layout.Slots {
+		return fmt.Errorf("%w: a window of %d slots; one client of %q may have %d (max_window), the ring has %d", status.ErrQuota, window, m.name, most, m.ring.layout.Slots)
+	}
 	return nil
 }
 

@@ -112,9 +112,15 @@ func (p *peer) close(l *loop) {
 		l.unwatch(w)
 		p.watches[i] = -1
 	}
-	p.discard()
 	_ = p.conn.Close()
+	if p.seg != nil && p.seg.Size() > largeSession {
+		go p.discard() // giving back much memory takes a while
+		return
+	}
+	p.discard()
 }
+
+const largeSession = 1 << 20
 
 // discard gives back what a peer has that no loop watches; not its connection,
 // which a refusal needs.

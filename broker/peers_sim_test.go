@@ -104,7 +104,7 @@ func (c *simClient) push(e *shm.Commit) {
 	}
 	if (ring || c.s.chance(0.05)) && !c.rung { // also rings that nobody needs
 		c.rung = true
-		c.s.tell(c.name+" rings", func() { c.rung = false; c.s.r.readCommits(c.sess) })
+		c.s.tell(c.name+" rings", func() { c.rung = false; c.s.r.rang(c.sess) })
 	}
 }
 
@@ -239,7 +239,7 @@ func (c *simClient) scribble() {
 	s.note("%s pushes garbage %+v", c.name, e)
 	c.ring.Push(&e)
 	c.dead = true // what it thinks of its slots is worthless from here on
-	s.tell(c.name+" rings", func() { s.r.readCommits(c.sess) })
+	s.tell(c.name+" rings", func() { s.r.rang(c.sess) })
 	s.tell(c.name+" is gone", func() { s.r.clientLeft(c.sess, "simulated") })
 }
 
@@ -259,8 +259,11 @@ func (s *world) quiet() bool {
 
 func (s *world) unfinished() string {
 	var t strings.Builder
-	for i := range s.r.slots {
-		if x := &s.r.slots[i]; x.state != idle {
+	for i := range s.r.layout.Slots {
+		if s.r.books[i/chunkSlots] == nil {
+			continue
+		}
+		if x := s.r.slot(uint32(i)); x.state != idle {
 			fmt.Fprintf(&t, "slot %d is %v generation %d; ", i, x.state, x.gen)
 		}
 	}
@@ -282,9 +285,12 @@ func (s *world) unfinished() string {
 
 // books checks that nothing is left when all clients are gone.
 func (s *world) books() {
-	for i := range s.r.slots {
-		if s.r.slots[i].state != idle {
-			s.fail("slot %d is %v at the end", i, s.r.slots[i].state)
+	for i := range s.r.layout.Slots {
+		if s.r.books[i/chunkSlots] == nil {
+			continue
+		}
+		if x := s.r.slot(uint32(i)); x.state != idle {
+			s.fail("slot %d is %v at the end", i, x.state)
 		}
 	}
 	if s.r.held != 0 || len(s.r.clients) != 0 || s.st.batcher.Queued() != 0 {

@@ -27,9 +27,10 @@ type poller struct {
 	coarse  bool // epoll_pwait2 is refused
 	yields  bool // never sleeps past the Go scheduler; see shm.Parker
 
-	mu     sync.Mutex
-	posts  []func()
-	closed bool
+	mu        sync.Mutex
+	posts     []func()
+	morePosts bool // of the loop: posts are left for the next round
+	closed    bool
 }
 
 // source is something a loop watches. Its generation tells an event of
@@ -112,10 +113,18 @@ func (p *poller) post(f func()) {
 	}
 }
 
+// postsAtOnce is how many posted functions are run in one round: many peers that
+// attach or ask at once wait for one another, not the clients that are served.
+const postsAtOnce = 32
+
 func (p *poller) runPosts() {
 	p.mu.Lock()
 	posts := p.posts
-	p.posts = nil
+	if p.morePosts = len(posts) > postsAtOnce; p.morePosts {
+		posts, p.posts = posts[:postsAtOnce:postsAtOnce], posts[postsAtOnce:]
+	} else {
+		p.posts = nil
+	}
 	p.mu.Unlock()
 	for _, f := range posts {
 		f()

@@ -33,7 +33,7 @@ func TestAWorkerThatHasABatchForUnusuallyLongDoesNotCount(t *testing.T) {
 	x.gen++
 	c.ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: c.sess.first, Gen: x.gen, Committed: s.now})
 	s.l.begin()
-	s.r.readCommits(c.sess)
+	s.r.rang(c.sess)
 	s.l.settle()
 	for after, want := range map[time.Duration]int{0: 1, leastUnusual / 2: 1, 2 * leastUnusual: 0} {
 		if s.l.now = s.now + int64(after); ready() != want {

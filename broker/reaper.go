@@ -74,9 +74,26 @@ func (s *stage) quarantine(w *workerSession, why string) {
 	s.batcher.WorkerGone(w.id)
 	for _, p := range w.mails {
 		for _, q := range p.requests {
-			if s.ring.has(q, p.batch) && s.ring.slots[q.head].state == running {
+			if s.ring.has(q, p.batch) && s.ring.slot(q.head).state == running {
 				s.batcher.Ended(batcher.RequestID(q.head))
 				s.ring.endRunning(q.head, status.ErrWorkerHung)
+			}
+		}
+	}
+}
+
+// endRunningOf releases a client that left from what workers have of it. It
+// looks at what runs, which is less than a large window.
+func (s *stage) endRunningOf(c *clientSession) {
+	if c.busy == 0 {
+		return
+	}
+	for _, w := range s.busy {
+		for _, p := range w.mails {
+			for _, q := range p.requests {
+				if info := s.ring.slot(q.head); info.client == c && info.state == running && s.ring.has(q, p.batch) {
+					s.ring.endRunning(q.head, status.ErrCanceled)
+				}
 			}
 		}
 	}
@@ -121,7 +138,7 @@ func (s *stage) workerDead(w *workerSession, why string) {
 	for _, p := range w.mails {
 		for _, q := range p.requests {
 			if w.hung && p == w.mails[0] {
-				s.ring.slots[q.head].hangs++
+				s.ring.slot(q.head).hangs++
 			}
 			requeued += s.orphan(q, p, p.number < taken)
 		}
@@ -163,7 +180,7 @@ func (s *stage) promote(lost *workerSession) {
 //
 // In docs/model: Orphan.
 func (s *stage) orphan(q mailed, p *mail, taken bool) int {
-	info := &s.ring.slots[q.head]
+	info := s.ring.slot(q.head)
 	if !s.ring.has(q, p.batch) {
 		return 0
 	}

@@ -3,6 +3,7 @@ package broker
 import (
 	"fmt"
 	"log/slog"
+	"sync"
 
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -24,13 +25,18 @@ type ring struct {
 	board   *shm.Board
 	closed  bool
 
-	slots   []slotInfo
+	books   [][]slotInfo     // in chunks, made when a slot of them is leased; see slot
+	base    uint32           // generation from which the next client's slots start: later than any that a former one used
+	unread  []*clientSession // those whose turn comes, in this order
+	inLine  bool             // on its loop's list of rings to visit
 	windows windows
 	leased  map[int]int // slots, by user
 	limits  Limits
 	clients map[*clientSession]struct{}
 	held    int    // requests that ended while a worker had them
 	rows    [4]int // slots, by their state
+
+	clearing sync.WaitGroup // windows that are cleared before they are free
 
 	// stage is where a commit goes first. (A pipeline would have more of them,
 	// over the same slots: slotInfo.stage says which one has a request, and a
@@ -47,7 +53,7 @@ type ring struct {
 func newRing(name string, layout *shm.Layout, memory shm.Memory, epoch uint64, log *slog.Logger) (*ring, error) {
 	r := &ring{
 		log: log, memory: memory, epoch: epoch, layout: layout, boardRO: -1,
-		slots: make([]slotInfo, layout.Slots), windows: newWindows(layout.Slots), clients: map[*clientSession]struct{}{},
+		books: make([][]slotInfo, (layout.Slots+chunkSlots-1)/chunkSlots), windows: newWindows(layout.Slots), clients: map[*clientSession]struct{}{},
 		leased: map[int]int{}, limits: Limits{UserShare: 100},
 	}
 	r.rows[idle] = layout.Slots
@@ -84,6 +90,13 @@ func (r *ring) close() {
 	for c := range r.clients {
 		c.close(r.loop)
 	}
+	r.closeMemory()
+}
+
+// closeMemory may take long: it is the last who has the pages that gives them
+// back.
+func (r *ring) closeMemory() {
+	r.clearing.Wait()
 	if r.planes != nil {
 		r.planes.Close()
 	}
@@ -97,7 +110,7 @@ func (r *ring) close() {
 // end tells a request's client how it ended. held says that a worker may
 // still write into its slots.
 func (r *ring) end(head uint32, s status.Code, reason string, held bool) {
-	info := &r.slots[head]
+	info := r.slot(head)
 	if reason != "" {
 		r.board.SetReason(head, reason)
 	}
@@ -129,7 +142,7 @@ func (r *ring) endRunning(head uint32, s status.Code) {
 //
 // In docs/model: Reclaim.
 func (r *ring) reclaim(head uint32) {
-	info := &r.slots[head]
+	info := r.slot(head)
 	if !info.client.left {
 		r.board.Reclaim(head, info.gen)
 		r.board.Ring(info.client.first)

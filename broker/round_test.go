@@ -34,7 +34,7 @@ func booksOf(s *world) (slots []slotInfo, memory [][]byte, rest string) {
 	b, st := s.st.batcher, &s.st.stats
 	rest += fmt.Sprintln(s.r.windows, s.r.held, len(s.r.clients), b.Queued(), b.QueuedRows(), b.IdleWorkers(), b.Joinable(),
 		st.requests, st.byStatus, st.batches, st.requeued, st.offenders, st.lost, s.st.dirty, len(s.l.dirty))
-	return slices.Clone(s.r.slots), memory, rest
+	return slices.Concat(s.r.books...), memory, rest
 }
 
 // A commit may be judged at any moment, legal or not, while workers have
@@ -63,7 +63,7 @@ func TestTheCheckOfACommitChangesNothing(t *testing.T) {
 			}
 			c := s.clients[i].sess
 			e := shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: uint32(s.rng.IntN(4)), Slot: c.first + uint32(s.rng.IntN(c.window+1))}
-			e.Gen = s.r.slots[min(int(e.Slot), len(s.r.slots)-1)].gen + uint32(s.rng.IntN(5)/2)
+			e.Gen = s.r.slot(min(e.Slot, uint32(s.r.layout.Slots-1))).gen + uint32(s.rng.IntN(5)/2)
 			slots, memory, rest := booksOf(s)
 			first, second := s.r.check(c, &e), s.r.check(c, &e)
 			if fmt.Sprint(first) != fmt.Sprint(second) {
@@ -101,7 +101,7 @@ func served(t *testing.T, s *world, n int) {
 		*s.value(&s.r.layout.Inputs[0], c.sess.first) = stamp(c.sess.first, x.gen)
 		c.ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: c.sess.first, Gen: x.gen, Committed: s.now})
 		s.l.begin()
-		s.r.readCommits(c.sess)
+		s.r.rang(c.sess)
 		s.l.settle()
 		w.asleep = false
 		w.take()
@@ -141,8 +141,8 @@ func TestAThousandIdleModelsCostARoundNothing(t *testing.T) {
 		served(t, s, 100)
 		after := s.l.work
 		work[models] = stats.Loop{Decisions: after.Decisions - before.Decisions, Timers: after.Timers - before.Timers, Turns: after.Turns - before.Turns}
-		if len(s.l.dirty) > 0 || len(s.l.spinning) > 0 || len(s.l.unread) > 0 {
-			t.Errorf("%d stages to decide, %d to spin for, %d clients to read after the rounds", len(s.l.dirty), len(s.l.spinning), len(s.l.unread))
+		if len(s.l.dirty) > 0 || len(s.l.spinning) > 0 || len(s.l.waiting) > 0 {
+			t.Errorf("%d stages to decide, %d to spin for, %d rings to visit after the rounds", len(s.l.dirty), len(s.l.spinning), len(s.l.waiting))
 		}
 		h.close()
 	}
@@ -187,20 +187,17 @@ func TestAClientThatNeverStopsHasOneTurnPerRound(t *testing.T) {
 		}
 	}
 	flood()
-	h.worlds[0].l.begin()
-	flooded.r.readCommits(c)
-	flooded.l.settle()
-	for range 100 {
-		flood()
-		if pending, _ := c.commits.Pending(); !c.unread || pending != pushed-int(1+c.ring.loop.work.Turns)*leastTurn {
-			t.Fatalf("%d of %d entries are left after %d turns", pending, pushed, 1+c.ring.loop.work.Turns)
-		}
-		flooded.r.readCommits(c) // its doorbell, which it may ring as often as it likes
+	for round := range 100 {
+		flooded.r.rang(c) // its doorbell, which it may ring as often as it likes
 		before := flooded.l.work.Turns
 		served(t, other, 1) // in one round
 		if turns := flooded.l.work.Turns - before; turns != 1 {
-			t.Fatalf("%d turns in a round", turns)
+			t.Fatalf("%d visits in a round", turns)
 		}
+		if pending, _ := c.commits.Pending(); !c.unread || pushed-pending > (round+1)*(leastVisit+clientTurn) {
+			t.Fatalf("%d of %d entries are read after %d rounds", pushed-pending, pushed, round+1)
+		}
+		flood()
 	}
 	for c.unread { // it stops, and its ring is read to the end
 		h.round(flooded.l)
@@ -210,57 +207,179 @@ func TestAClientThatNeverStopsHasOneTurnPerRound(t *testing.T) {
 	}
 }
 
-// However many there are of such clients, a round has an end, and each of them
-// has its turn.
-func TestManyClientsThatNeverStopTakeTurns(t *testing.T) {
+// flooder is a client that sends cancels which come to nothing.
+type flooder struct {
+	*clientSession
+	ring   shm.Producer[shm.Commit]
+	pushed int
+}
+
+func newFlooder(t *testing.T, s *world, window int) *flooder {
+	t.Helper()
+	c, err := s.attach("flood", window)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &flooder{clientSession: c, ring: shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, window)}}
+}
+
+// flood fills its ring and rings.
+func (f *flooder) flood() {
+	for {
+		if _, full := f.ring.Push(&shm.Commit{Kind: shm.KindCancel, Rows: 1, Slot: f.first}); full {
+			break
+		}
+		f.pushed++
+	}
+	f.clientSession.ring.rang(f.clientSession)
+}
+
+func (f *flooder) read() int {
+	left, _ := f.commits.Pending()
+	return f.pushed - left
+}
+
+// However many there are of such clients, a round has an end, each of them has
+// its turn, and one that has little to say waits for one turn of each.
+func TestClientsOfAModelThatNeverStopTakeTurns(t *testing.T) {
 	h, err := newHost(1, 1, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer h.close()
-	const clients, window = 3 * furtherTurns, 64
-	s, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(clients*window), policy.MaxBatchSize(8))})
+	const clients, window = 100, 64
+	s, err := h.add(ModelConfig{Policy: policy.New(policy.Slots((clients+1)*window), policy.MaxBatchSize(8))})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var all []*clientSession
-	var rings []shm.Producer[shm.Commit]
+	var all []*flooder
 	for range clients {
-		c, err := s.attach("flood", window)
+		all = append(all, newFlooder(t, s, window))
+	}
+	modest := newFlooder(t, s, window)
+	asked, rounds := 0, 0
+	for round := range 10 * clients {
+		read := 0
+		for _, f := range all {
+			read -= f.read()
+			f.flood()
+		}
+		if modest.read() == modest.pushed && asked < 5 {
+			modest.ring.Push(&shm.Commit{Kind: shm.KindCancel, Rows: 1, Slot: modest.first})
+			modest.pushed++
+			s.r.rang(modest.clientSession)
+			asked, rounds = asked+1, round
+		}
+		h.round(s.l)
+		if modest.read() < modest.pushed && round-rounds > clients*clientTurn/leastVisit+1 {
+			t.Fatalf("one entry is not read after %d rounds", round-rounds)
+		}
+		for _, f := range all {
+			read += f.read()
+		}
+		if read > leastVisit+clientTurn {
+			t.Fatalf("%d entries in a round", read)
+		}
+	}
+	least, most := all[0].read(), all[0].read()
+	for _, f := range all {
+		least, most = min(least, f.read()), max(most, f.read())
+	}
+	if most-least > clientTurn || least == 0 || asked != 5 {
+		t.Errorf("between %d and %d entries of a client were read", least, most)
+	}
+}
+
+// The same between models of one loop, however many clients flood each of them.
+func TestModelsWhoseClientsNeverStopTakeTurns(t *testing.T) {
+	h, err := newHost(1, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	h.calm = true
+	const models, window = 50, 64
+	var all []*flooder
+	for i := range models {
+		s, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(10*window), policy.Lease(time.Hour), policy.MaxBatchSize(8))})
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, rings = append(all, c), append(rings, shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, window)})
+		for range 1 + 4*(i%2) { // more clients do not make a model's part larger
+			all = append(all, newFlooder(t, s, window))
+		}
 	}
-	pushed := make([]int, clients)
-	flood := func() {
-		for i, c := range all {
-			for {
-				if _, full := rings[i].Push(&shm.Commit{Kind: shm.KindCancel, Rows: 1, Slot: c.first}); full {
-					break
-				}
-				pushed[i]++
+	s, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(window), policy.MaxBatchSize(8))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	modest := newFlooder(t, s, 8)
+	l := s.l
+	for range 200 {
+		for _, f := range all {
+			f.flood()
+		}
+		modest.ring.Push(&shm.Commit{Kind: shm.KindCancel, Rows: 1, Slot: modest.first})
+		modest.pushed++
+		s.r.rang(modest.clientSession)
+		for rounds := 1; modest.read() < modest.pushed; rounds++ {
+			if rounds > models*(leastVisit+clientTurn)/roundRows+2 {
+				t.Fatalf("one entry is not read after %d rounds", rounds)
 			}
+			h.round(l)
 		}
 	}
-	flood()
-	s.l.begin()
-	for _, c := range all {
-		s.r.readCommits(c)
+	byModel := map[*ring]int{}
+	for _, f := range all {
+		byModel[f.clientSession.ring] += f.read()
 	}
-	s.l.settle()
-	for range 9 { // three full circles
-		flood()
-		before := s.l.work.Turns
+	least, most := int(1<<60), 0
+	for _, n := range byModel {
+		least, most = min(least, n), max(most, n)
+	}
+	if most-least > 2*(leastVisit+clientTurn) || least == 0 {
+		t.Errorf("between %d and %d entries of a model were read", least, most)
+	}
+}
+
+// A client that leaves with much in its queue, or has a large window, does not
+// hold the loop up either.
+func TestAClientThatLeavesWithALongQueueIsPartedWithInTurns(t *testing.T) {
+	h, err := newHost(1, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	h.calm = true
+	const window = 4000
+	s, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(window), policy.Lease(time.Hour), policy.MaxBatchSize(8))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newFlooder(t, s, window)
+	for i := range uint32(window) {
+		f.ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: f.first + i, Gen: 1, Committed: s.now})
+	}
+	s.r.rang(f.clientSession)
+	for f.unread {
 		h.round(s.l)
-		if turns := s.l.work.Turns - before; turns != furtherTurns {
-			t.Fatalf("%d turns in a round", turns)
-		}
 	}
-	for i, c := range all {
-		if left, _ := c.commits.Pending(); pushed[i]-left != 4*leastTurn {
-			t.Errorf("client %d: %d entries read", i, pushed[i]-left)
+	if f.busy != window {
+		t.Fatalf("%d requests wait", f.busy)
+	}
+	s.r.clientLeft(f.clientSession, "it hung up")
+	rounds := 0
+	for before := f.busy; f.busy > 0; before = f.busy {
+		if h.round(s.l); before-f.busy > 2*partingTurn {
+			t.Fatalf("%d requests were canceled in a round", before-f.busy)
 		}
+		rounds++
+	}
+	if free := s.r.windows.free; free != window || rounds < 5 {
+		t.Errorf("%d slots are free after %d rounds", free, rounds)
+	}
+	if got := s.st.stats.byStatus[status.ErrCanceled]; got != window {
+		t.Errorf("%d requests were canceled", got)
 	}
 }
 
@@ -284,7 +403,7 @@ func TestARequestLargerThanAnyBatchEndsAtOnce(t *testing.T) {
 	for gen := uint32(1); gen < 4; gen++ {
 		ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1024, Slot: c.first, Gen: c.firstGen() + 1, Committed: s.now})
 		s.l.begin()
-		s.r.readCommits(c)
+		s.r.rang(c)
 		s.l.settle()
 		if w := s.r.board.Word(c.first); w.Status() != status.ErrTooLarge || w.Held() || c.busy != 0 || c.left {
 			t.Fatalf("the client sees %v, %d busy, thrown out: %v", w, c.busy, c.left)
@@ -333,7 +452,7 @@ func TestManyBusyWorkersAreAskedOncePerRound(t *testing.T) {
 		}
 		for first := true; first || c.busy > 0; first = false {
 			s.l.begin()
-			s.r.readCommits(c)
+			s.r.rang(c)
 			work() // after they were asked
 			s.st.touch()
 			s.l.settle()

@@ -47,6 +47,13 @@ type slotInfo struct {
 	unserved   bool // the reason on the board is ours, and of the request before
 }
 
+// chunkSlots is how many slots' books are made at once. A ring may be declared
+// with a million slots; its books cost what its clients have.
+const chunkSlots = 1 << 8
+
+// slot is the books of a slot that somebody has, or had.
+func (r *ring) slot(i uint32) *slotInfo { return &r.books[i/chunkSlots][i%chunkSlots] }
+
 // check says whether a commit is legal by the books, and changes nothing. A
 // violation of the protocol is an error and costs the client its connection.
 // The books must have followed the board before: see catchup.go.
@@ -58,11 +65,11 @@ func (r *ring) check(c *clientSession, e *shm.Commit) error {
 		return bad("%d rows are outside the window %d+%d", e.Rows, c.first, c.window)
 	}
 	for s := e.Slot; s < e.Slot+r.rowsOf(e); s++ {
-		if r.slots[s].state != idle {
-			return bad("slot %d is %s", s, r.slots[s].state)
+		if r.slot(s).state != idle {
+			return bad("slot %d is %s", s, r.slot(s).state)
 		}
 	}
-	if want := r.slots[e.Slot].gen + 1; e.Gen != want {
+	if want := r.slot(e.Slot).gen + 1; e.Gen != want {
 		return bad("generation %d, expected %d", e.Gen, want)
 	}
 	n := 0
@@ -93,7 +100,7 @@ func (r *ring) rowsOf(e *shm.Commit) uint32 {
 
 // free returns a request's slots to their client (or to nobody, if it left).
 func (r *ring) free(head uint32) {
-	info := &r.slots[head]
+	info := r.slot(head)
 	c := info.client
 	if info.state == held {
 		r.held--
@@ -101,21 +108,20 @@ func (r *ring) free(head uint32) {
 	r.rows[info.state] -= int(info.commit.Rows)
 	r.rows[idle] += int(info.commit.Rows)
 	for s := head; s < head+info.commit.Rows; s++ {
-		r.slots[s].state = idle
+		r.slot(s).state = idle
 	}
 	info.stage, info.worker, info.client, info.attempts = nil, nil, nil, 0
-	if c.busy--; c.left && c.busy == 0 {
-		r.returnWindow(c)
-	}
+	c.busy--
+	r.returnIfDone(c)
 }
 
 // setState marks all slots of a request.
 func (r *ring) setState(head uint32, st slotState) {
-	n := r.slots[head].commit.Rows
-	r.rows[r.slots[head].state] -= int(n)
+	n := r.slot(head).commit.Rows
+	r.rows[r.slot(head).state] -= int(n)
 	r.rows[st] += int(n)
 	for s := head; s < head+n; s++ {
-		r.slots[s].state = st
-		r.slots[s].head = head
+		r.slot(s).state = st
+		r.slot(s).head = head
 	}
 }

@@ -113,15 +113,20 @@ func (s *stage) clientJoined(c *clientSession) {
 	s.touch()
 }
 
-// clientLeft ends what the client had queued. What workers answered before it
-// left counts.
-func (s *stage) clientLeft(c *clientSession) {
+// cancelSome ends up to most of what a client that left had queued, and
+// returns how many there were. With the last of them the batcher forgets it.
+func (s *stage) cancelSome(c *clientSession, most int) int {
 	s.touch()
-	s.catchUp()
-	for _, id := range s.batcher.ClientLeft(batcher.ClientID(c.first)) {
+	ids := s.batcher.CancelWaiting(batcher.ClientID(c.first), most)
+	for _, id := range ids {
 		s.stats.ended(status.ErrCanceled)
 		s.ring.free(uint32(id))
 	}
+	if len(ids) < most {
+		s.batcher.ClientLeft(batcher.ClientID(c.first))
+		c.out = true
+	}
+	return len(ids)
 }
 
 // maxClockSkew bounds how far back a commit may claim to have happened.
@@ -130,7 +135,7 @@ const maxClockSkew = time.Second
 // arrive takes the request at head into the queue, or says why not. rows is
 // what its client asked for.
 func (s *stage) arrive(head, rows uint32) status.Code {
-	e := &s.ring.slots[head].commit
+	e := &s.ring.slot(head).commit
 	now := s.loop.now
 	s.stats.requests++
 	s.arrived = now
@@ -156,7 +161,7 @@ func (s *stage) withdraw(head uint32) { s.batcher.Cancel(batcher.RequestID(head)
 
 // request is what the batcher needs to know of the request at head.
 func (s *stage) request(head uint32) batcher.Request {
-	info := &s.ring.slots[head]
+	info := s.ring.slot(head)
 	dims := info.commit.Dims
 	if s.settings.Ragged {
 		dims = batcher.Dims{} // all sizes are one shape

@@ -185,7 +185,7 @@ func (s *stage) lookDone(w *workerSession, v *view) (batches int) {
 			if !s.ring.has(q, p.batch) {
 				continue
 			}
-			info, word := &s.ring.slots[q.head], s.ring.board.Word(q.head)
+			info, word := s.ring.slot(q.head), s.ring.board.Word(q.head)
 			switch {
 			case info.state == running && word.Generation() == q.gen:
 				v.stats.finished(info, word.Status(), started, finished)

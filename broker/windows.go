@@ -1,35 +1,44 @@
 package broker
 
-// windows leases ranges of consecutive slots, lowest first.
+import "slices"
+
+// windows leases ranges of consecutive slots, lowest first. What it costs grows
+// with the number of gaps between clients, not with the ring.
 type windows struct {
-	used []bool
-	free int // slots that no client has
+	gaps []gap // ascending, none touching the next
+	free int   // slots that no client has
 }
 
-func newWindows(slots int) windows { return windows{make([]bool, slots), slots} }
+type gap struct{ first, n int }
+
+func newWindows(slots int) windows { return windows{[]gap{{0, slots}}, slots} }
 
 func (w *windows) lease(n int) (uint32, bool) {
-	run := 0
-	for i, used := range w.used {
-		if used {
-			run = 0
-			continue
-		}
-		if run++; run == n {
-			first := i - n + 1
-			for j := first; j <= i; j++ {
-				w.used[j] = true
-			}
-			w.free -= n
-			return uint32(first), true
-		}
+	i := slices.IndexFunc(w.gaps, func(g gap) bool { return g.n >= n })
+	if i < 0 {
+		return 0, false
 	}
-	return 0, false
+	first := w.gaps[i].first
+	if w.gaps[i].n == n {
+		w.gaps = slices.Delete(w.gaps, i, i+1)
+	} else {
+		w.gaps[i] = gap{first + n, w.gaps[i].n - n}
+	}
+	w.free -= n
+	return uint32(first), true
 }
 
 func (w *windows) giveBack(first uint32, n int) {
-	for i := range n {
-		w.used[int(first)+i] = false
-	}
+	g := gap{int(first), n}
+	i, _ := slices.BinarySearchFunc(w.gaps, g.first, func(x gap, first int) int { return x.first - first })
 	w.free += n
+	if i < len(w.gaps) && g.first+g.n == w.gaps[i].first { // the next one continues it
+		g.n += w.gaps[i].n
+		w.gaps = slices.Delete(w.gaps, i, i+1)
+	}
+	if i > 0 && w.gaps[i-1].first+w.gaps[i-1].n == g.first {
+		w.gaps[i-1].n += g.n
+		return
+	}
+	w.gaps = slices.Insert(w.gaps, i, g)
 }

@@ -149,7 +149,7 @@ func (w *simWorker) ring(ring bool) {
 // write is where two owners of one slot would meet.
 func (w *simWorker) write(q *shm.MailRequest) {
 	s := w.s
-	info := &s.r.slots[q.Slot]
+	info := s.r.slot(q.Slot)
 	if info.gen != q.Gen || info.worker != w.sess || info.state != running && info.state != held {
 		s.fail("%s writes into slot %d for generation %d, which is %v generation %d", w.name, q.Slot, q.Gen, info.state, info.gen)
 	}

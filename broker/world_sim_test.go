@@ -242,8 +242,12 @@ func (s *world) attach(name string, window int) (*clientSession, error) {
 	err := s.r.openClient(p, window)
 	if err == nil {
 		var c *clientSession
-		if c, err = s.r.attachClient(p, window); err == nil {
-			return c, nil
+		if c, err = s.r.reserveWindow(p, window, newBooks(window)); err == nil {
+			c.resetWindow()
+			if err = s.r.attachClient(c); err == nil {
+				return c, nil
+			}
+			s.r.takeBack(c)
 		}
 		p.discard()
 	}
@@ -324,7 +328,7 @@ func (s *world) step() {
 		s.workers[s.rng.IntN(len(s.workers))].act()
 	}
 	s.watchWords()
-	if s.chance(0.3) || s.l.timers.next() <= s.now || len(s.l.unread) > 0 {
+	if s.chance(0.3) || s.l.timers.next() <= s.now || len(s.l.waiting) > 0 {
 		s.round(s.l)
 	}
 }

@@ -356,6 +356,12 @@ RB_API int rb_client_fd(rb_client client, int *fd);
  * readable. *count is 0 if there is none. */
 RB_API int rb_reap(rb_client client, uint64_t *requests, uint32_t max, uint32_t *count);
 
+/* The same for a program that has a thread for it: waits until there is at least
+ * one, *count is 0 if the timeout ends first. That thread watches for all of them
+ * itself, and the library starts none. The first call, which may have a timeout
+ * of 0, comes before the first commit with RB_NOTIFY. One thread at a time. */
+RB_API int rb_reap_wait(rb_client client, int64_t timeout, uint64_t *requests, uint32_t max, uint32_t *count);
+
 /* ---- worker ------------------------------------------------------------ */
 
 typedef uint64_t rb_worker; /* 0 is none */

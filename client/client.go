@@ -51,6 +51,9 @@ type options struct {
 	wait   bool
 	timing bool
 	memory shm.Memory
+
+	retry    bool
+	retryFor time.Duration
 }
 
 // Option changes how Dial connects.

@@ -20,7 +20,7 @@ import (
 
 // asks is the policy of most models here, and what more there is to ask for.
 func asks(more ...policy.Setting) policy.Policy {
-	return policy.New(more...).Over(policy.New(policy.MaxBatchSize(8), policy.WaitTime(time.Millisecond), policy.Slots(32)))
+	return policy.New(more...).Over(policy.New(policy.MaxBatchSize(8), policy.WaitTime(time.Millisecond), policy.Slots(32), policy.MaxWindow(32)))
 }
 
 func expect(t *testing.T, what string, got error, want ...error) {

@@ -65,8 +65,12 @@ func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) er
 	})
 }
 
-// run sends a request and reads its outputs in place.
+// run sends a request, again if need be, and reads its outputs in place.
 func (c *Client) run(ctx context.Context, inputs []any, read func(Request) error) error {
+	return c.retrying(ctx, func(ctx context.Context) error { return c.once(ctx, inputs, read) })
+}
+
+func (c *Client) once(ctx context.Context, inputs []any, read func(Request) error) error {
 	r, err := c.Fill(ctx, inputs...)
 	if err != nil {
 		return err

@@ -36,6 +36,8 @@ type Settings struct {
 	// each other, whatever their level and shape.
 	PreserveOrder bool
 	Slots         int           // rows the ring holds; 0: not asked for, as many as fit
+	MaxWindow     int           // most slots of one client; 0: left to the broker
+	Private       bool          // slots are cleared before they change owner
 	Lease         time.Duration // how long a batch may run before its worker counts as hung
 	MaxAttempts   int           // workers that may die of a request before it fails
 	Ragged        bool          // requests of different sizes share a batch

@@ -271,7 +271,15 @@ func (t *trip) failed(ctx context.Context, h *host, requests []int, err error, s
 
 // refused tells that a host answered that it takes nothing: it has not run it.
 func refused(text string) bool {
-	return strings.Contains(text, "shutting down") || strings.Contains(text, "not ready") || strings.Contains(text, "no broker") || strings.Contains(text, "no healthy upstream")
+	for _, words := range []string{
+		"shutting down", "not ready", "no broker", // a gateway's
+		"no healthy upstream", "remote connection failure", "delayed connect error", // Envoy's: it reached no host
+	} {
+		if strings.Contains(text, words) {
+			return true
+		}
+	}
+	return false
 }
 
 // maxMessage is what gRPC can send at all.

@@ -52,9 +52,13 @@ func signature(t testing.TB, in, out string) tensor.Signature {
 func newHost(t *testing.T, sig tensor.Signature, fn worker.Func, change func(*gateway.Config)) *testHost {
 	t.Helper()
 	h := &testHost{t: t, mem: shm.NewHeap()}
+	slots := 2048 // a gateway asks for many
+	if sig.Inputs[0].RowBytes() > 1<<10 {
+		slots = 64
+	}
 	var err error
 	h.broker, err = testbed.StartLocal(broker.Config{Memory: h.mem, DrainTime: time.Millisecond, Models: []broker.ModelConfig{{
-		Name: "m", Signature: sig, Policy: policy.New(policy.MaxBatchSize(8), policy.WaitTime(0), policy.Slots(64), policy.Priorities(3)),
+		Name: "m", Signature: sig, Policy: policy.New(policy.MaxBatchSize(8), policy.WaitTime(0), policy.Slots(slots), policy.Priorities(3)),
 	}}})
 	if err != nil {
 		t.Fatal(err)

@@ -139,6 +139,13 @@ func (b *Board) Reset(slot, gen uint32) {
 	b.words[slot].Store(uint64(MakeWord(gen, status.OK, false)))
 }
 
+// Clear overwrites what the board says about a slot that nobody has, but for its
+// word.
+func (b *Board) Clear(slot uint32) {
+	b.records[slot] = Record{}
+	clear(b.reasons[int64(slot)*ReasonBytes : int64(slot+1)*ReasonBytes])
+}
+
 // ReasonNoWorker is what the broker leaves with a request whose deadline passed
 // in the queue while the model had no worker. Other reasons of an expired
 // request mean nothing: its worker may be writing one.

@@ -80,6 +80,19 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 	return b.cancelled
 }
 
+// CancelWaiting cancels up to most of c's waiting requests and returns them, in
+// commit order; the slice is reused by the next call. A client that leaves with
+// very many is parted with in pieces.
+func (b *Batcher) CancelWaiting(c ClientID, most int) []RequestID {
+	b.cancelled = b.cancelled[:0]
+	for cl := b.client(c); cl.waiting.head != none && len(b.cancelled) < most; {
+		id := cl.waiting.head
+		b.cancelled = append(b.cancelled, id)
+		b.Cancel(id)
+	}
+	return b.cancelled
+}
+
 // clientStarts counts one more request in flight.
 func (b *Batcher) clientStarts(c *client) {
 	before := c.couldJoin()

@@ -28,6 +28,7 @@ typedef struct rb_slot {
 	uint32_t rows;
 	uint32_t dims[RB_DIMS];
 	int64_t claim_took, claimed, committed, seen;
+	int64_t ends; /* not later than then: its deadline and END_GRACE; INT64_MAX if it has none */
 } rb_slot;
 
 typedef struct rb_conn rb_conn;
@@ -136,10 +137,14 @@ bool rb_link_take(rb_link *l, uint32_t rows, uint32_t *at);          /* the call
 void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows);      /* likewise */
 bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring); /* likewise */
 bool rb_link_ended(rb_link *l, uint32_t at);
+/* A request whose deadline has passed ends so much later at the latest, also if
+ * the broker, which ends it at the same moment and knows why, stands still. */
+#define END_GRACE (2 * MILLISECOND)
+static inline bool rb_link_expired(rb_link *l, uint32_t at) { return l->slots[at].ends != INT64_MAX && rb_now() >= l->slots[at].ends; }
 /* Nobody will answer the request any more; leaves the slot's books alone. */
 static inline bool rb_link_over(rb_link *l, uint32_t at)
 {
-	return rb_word_gen(rb_board_word(&l->session.board, l->first + at)) == l->gens[at] || l->dead;
+	return rb_word_gen(rb_board_word(&l->session.board, l->first + at)) == l->gens[at] || l->dead || rb_link_expired(l, at);
 }
 
 /* request.c */

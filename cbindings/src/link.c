@@ -216,6 +216,9 @@ bool rb_link_ended(rb_link *l, uint32_t at)
 	} else if (l->dead) {
 		s->status = RB_ERR_BROKER_GONE;
 		s->held = true;
+	} else if (rb_link_expired(l, at)) {
+		s->status = RB_ERR_EXPIRED;
+		s->held = true; /* until the broker says so too */
 	} else {
 		return false;
 	}

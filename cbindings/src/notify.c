@@ -9,7 +9,8 @@
  *  4. the event loop calls rb_reap, which takes it off the list
  *
  * It is the library's only thread, and there only if the descriptor was asked
- * for. It also attaches again when the broker was restarted.
+ * for. It also attaches again when the broker was restarted. A program that has
+ * a thread to spare for it does the same in rb_reap_wait, and the library none.
  */
 #include <poll.h>
 #include <signal.h>
@@ -73,7 +74,7 @@ static void take_lead(rb_link *l)
  * to park once: under load it is not worth it. Not on the bell: there a thief
  * could keep it from hearing that something is.
  */
-static bool idle(rb_conn *c, rb_link *l, int64_t slice)
+static bool idle(rb_conn *c, rb_link *l, int64_t slice, int64_t left)
 {
 	if (slice <= LEAST_SLICE)
 		return false;
@@ -84,7 +85,7 @@ static bool idle(rb_conn *c, rb_link *l, int64_t slice)
 	if (!sleep)
 		return false;
 	struct pollfd p[2] = {{.fd = c->poke_fd, .events = POLLIN}, {.fd = l->session.socket, .events = POLLRDHUP}};
-	poll(p, 2, -1);
+	poll(p, 2, (int)(rb_min(left, 3600 * SECOND) / MILLISECOND));
 	uint64_t count;
 	if (p[0].revents && read(p[0].fd, &count, sizeof count) < 0) { /* somebody else was quicker: there is nothing to take */
 	}
@@ -116,9 +117,22 @@ static bool stolen(rb_link *l, int64_t parked, int64_t now)
 	return found;
 }
 
-/* Leads for as long as the link lives. Like any leader it looks at the board by
- * itself too: soon, and then each time after twice as long again. */
-static void reap_link(rb_conn *c, rb_link *l)
+/* Whether a request that is watched has ended. */
+static bool any_over(rb_link *l)
+{
+	bool found = false;
+	pthread_mutex_lock(&l->mu);
+	for (uint32_t w = 0; l->nwatched && w < l->free_words; w++)
+		for (uint64_t left = l->watched[w]; left && !found; left &= left - 1)
+			found = rb_link_over(l, w * 64 + (uint32_t)__builtin_ctzll(left));
+	pthread_mutex_unlock(&l->mu);
+	return found;
+}
+
+/* Leads for as long as the link lives, or until then; in rb_reap_wait until
+ * there is something to tell. Like any leader it looks at the board by itself
+ * too: soon, and then each time after twice as long again. */
+static void reap_link(rb_conn *c, rb_link *l, int64_t until, bool once)
 {
 	_Atomic uint32_t *bell = &l->session.board.bells[l->first].count;
 	int64_t slice = LEAST_SLICE;
@@ -126,12 +140,15 @@ static void reap_link(rb_conn *c, rb_link *l)
 	while (!l->dead && !c->closing) {
 		uint32_t seen = *bell;
 		rb_link_wake_ended(l);
-		if (idle(c, l, slice)) {
+		int64_t parked = until == INT64_MAX && !once ? 0 : rb_now();
+		if (parked >= until || (once && any_over(l)))
+			break;
+		if (idle(c, l, slice, until - parked)) {
 			slice = rb_link_first_slice(l);
 			continue;
 		}
-		slice = rb_min(slice, MOST_SLICE);
-		int64_t parked = rb_now();
+		parked = rb_now();
+		slice = rb_max(rb_min(rb_min(slice, MOST_SLICE), until - parked), 1);
 		atomic_fetch_add(&l->parked, 1);
 		if (!l->dead && !c->closing) /* as in lead */
 			rb_futex_wait(bell, seen, slice, false);
@@ -160,7 +177,7 @@ static void *reap(void *conn)
 		bool interrupted = false;
 		uint32_t seen = c->change;
 		if (rb_conn_link(c, rb_later(rb_now(), SECOND), true, &l, &interrupted) == RB_OK) {
-			reap_link(c, l);
+			reap_link(c, l, INT64_MAX, false);
 			rb_link_drop(l);
 		} else if (c->final && !c->closing) {
 			rb_futex_wait(&c->change, seen, SECOND, true);
@@ -169,25 +186,36 @@ static void *reap(void *conn)
 	return NULL;
 }
 
+static int no_notifier(rb_conn *c)
+{
+	rb_close_fd(&c->notify_fd);
+	rb_close_fd(&c->poke_fd);
+	return rb_fail(RB_ERR_NO_MEMORY, "%s: a completion descriptor and its thread", rb_status_text(RB_ERR_NO_MEMORY));
+}
+
+/* The descriptors alone. The caller holds mu. */
+static int open_notifier(rb_conn *c)
+{
+	if (c->notify_fd >= 0)
+		return RB_OK;
+	c->poke_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	c->notify_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	return c->poke_fd >= 0 && c->notify_fd >= 0 ? RB_OK : no_notifier(c);
+}
+
 int rb_notifier_start(rb_conn *c)
 {
-	int status = RB_OK;
 	pthread_mutex_lock(&c->mu);
-	if (c->notify_fd < 0) {
-		int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), poke = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	int status = open_notifier(c);
+	if (!status && !c->reaping) {
 		sigset_t all, before;
-		c->poke_fd = poke;
-		c->notify_fd = fd;
 		/* No signal of the program's is delivered to the library's thread. */
 		sigfillset(&all);
 		pthread_sigmask(SIG_SETMASK, &all, &before);
-		c->reaping = fd >= 0 && poke >= 0 && !c->closing && !pthread_create(&c->reaper, NULL, reap, c);
+		c->reaping = !c->closing && !pthread_create(&c->reaper, NULL, reap, c);
 		pthread_sigmask(SIG_SETMASK, &before, NULL);
-		if (!c->reaping) {
-			rb_close_fd(&c->notify_fd);
-			rb_close_fd(&c->poke_fd);
-			status = rb_fail(RB_ERR_NO_MEMORY, "%s: a completion descriptor and its thread", rb_status_text(RB_ERR_NO_MEMORY));
-		}
+		if (!c->reaping)
+			status = no_notifier(c);
 	}
 	pthread_mutex_unlock(&c->mu);
 	return status;
@@ -223,6 +251,20 @@ static bool reap_watched(rb_link *l, uint64_t *requests, uint32_t max, uint32_t 
 	return room;
 }
 
+/* Which have ended, of all attachments. */
+static void reap_all(rb_conn *c, uint64_t *requests, uint32_t max, uint32_t *count)
+{
+	uint64_t rung;
+	*count = 0;
+	if (read(c->notify_fd, &rung, sizeof rung) < 0) { /* it was quiet; look all the same */
+	}
+	for (rb_link *l = c->links; l; l = l->next)
+		if (!l->parents && l->refs > 0 && !reap_watched(l, requests, max, count)) {
+			rb_eventfd_ring(c->notify_fd);
+			break;
+		}
+}
+
 int rb_reap(rb_client client, uint64_t *requests, uint32_t max, uint32_t *count)
 {
 	if (!count || (max && !requests))
@@ -232,16 +274,48 @@ int rb_reap(rb_client client, uint64_t *requests, uint32_t max, uint32_t *count)
 		return rb_say(RB_ERR_CLOSED);
 	rb_conn *c = entry->value;
 	int status = c->final == RB_ERR_CLOSED ? rb_say(RB_ERR_CLOSED) : rb_notifier_start(c);
-	uint64_t rung;
 	*count = 0;
-	if (!status) {
-		if (read(c->notify_fd, &rung, sizeof rung) < 0) { /* it was quiet; look all the same */
-		}
-		for (rb_link *l = c->links; l; l = l->next)
-			if (!l->parents && l->refs > 0 && !reap_watched(l, requests, max, count)) {
-				rb_eventfd_ring(c->notify_fd);
-				break;
-			}
+	if (!status)
+		reap_all(c, requests, max, count);
+	rb_table_leave(entry);
+	return status;
+}
+
+/* Waits until something may have ended, as the reaper does; if there is one, for its word. */
+static void watch(rb_conn *c, int64_t until, int64_t now)
+{
+	rb_link *l;
+	bool interrupted = false;
+	if (c->reaping) {
+		struct pollfd p = {.fd = c->notify_fd, .events = POLLIN};
+		poll(&p, 1, (int)(rb_min(until - now, 50 * MILLISECOND) / MILLISECOND));
+	} else if (rb_conn_link(c, rb_min(until, now + SECOND), true, &l, &interrupted) == RB_OK) {
+		reap_link(c, l, until, true);
+		rb_link_drop(l);
+	}
+}
+
+int rb_reap_wait(rb_client client, int64_t timeout, uint64_t *requests, uint32_t max, uint32_t *count)
+{
+	if (!count || !requests || !max)
+		return rb_missing();
+	rb_entry *entry = rb_table_enter(&rb_clients, client);
+	if (!entry)
+		return rb_say(RB_ERR_CLOSED);
+	rb_conn *c = entry->value;
+	pthread_mutex_lock(&c->mu);
+	int status = open_notifier(c);
+	pthread_mutex_unlock(&c->mu);
+	*count = 0;
+	for (int64_t now = rb_now(), until = rb_until(timeout, now); !status; now = rb_now()) {
+		if (c->final != RB_ERR_CLOSED)
+			reap_all(c, requests, max, count);
+		if (*count || now >= until)
+			break;
+		if (c->final)
+			status = rb_say(c->final);
+		else
+			watch(c, until, now);
 	}
 	rb_table_leave(entry);
 	return status;

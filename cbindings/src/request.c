@@ -188,6 +188,7 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 			}
 			s->state = RB_SLOT_COMMITTED;
 			s->committed = now;
+			s->ends = e.deadline ? rb_later(e.deadline, END_GRACE) : INT64_MAX;
 			s->cancel = false;
 			e.level = s->level;
 			e.rows = s->rows;

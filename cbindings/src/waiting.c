@@ -72,7 +72,7 @@ void rb_link_wake_ended(rb_link *l)
 	for (uint32_t w = 0; l->followers && w < l->free_words; w++)
 		for (uint64_t left = l->follow[w]; left; left &= left - 1) {
 			uint32_t at = w * 64 + (uint32_t)__builtin_ctzll(left);
-			if (rb_word_gen(rb_board_word(&l->session.board, l->first + at)) == l->gens[at])
+			if (rb_link_over(l, at))
 				poke(l, at);
 		}
 	pthread_mutex_unlock(&l->mu);
@@ -165,7 +165,7 @@ static int lead(rb_link *l, uint32_t at, int64_t until)
 		atomic_fetch_add(&l->parked, 1);
 		int error = 0;
 		if (!l->dead)
-			error = rb_futex_wait(bell, seen, rb_min(until - now, slice), false);
+			error = rb_futex_wait(bell, seen, rb_min(rb_min(until, l->slots[at].ends) - now, slice), false);
 		atomic_fetch_add(&l->parked, 1);
 		int64_t parked = now;
 		now = rb_now();
@@ -201,7 +201,7 @@ int rb_link_await(rb_link *l, uint32_t at, int64_t until)
 		pthread_mutex_unlock(&l->mu);
 		/* Who pokes may have looked before we were listed. */
 		if (!rb_link_over(l, at)) {
-			if (rb_futex_wait(wake, seen, rb_min(until - now, SECOND), true) == EINTR)
+			if (rb_futex_wait(wake, seen, rb_min(rb_min(until, l->slots[at].ends) - now, SECOND), true) == EINTR)
 				until = rb_interrupted(until, start);
 			now = rb_now();
 		}

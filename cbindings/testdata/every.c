@@ -335,6 +335,22 @@ static void in_one_call(void)
 
 	/* event loop: everything in flight, one descriptor */
 	WANT(RB_ERR_INVALID, rb_submit(c, 1, in, 0, RB_NOTIFY, &r)); /* not asked for yet */
+	/* the same by a thread of the program's, before the library has one */
+	for (int round = 0; round < 20; round++) {
+		uint64_t ids[4], done[3];
+		uint32_t n, got = 0;
+		WANT(RB_OK, rb_reap_wait(c, 0, done, 3, &n));
+		CHECK(n == 0);
+		for (int i = 0; i < 4; i++)
+			WANT(RB_OK, rb_submit(c, 1, in, 0, RB_NOTIFY, &ids[i]));
+		while (got < 4) {
+			WANT(RB_OK, rb_reap_wait(c, 10 * second, done, 3, &n));
+			CHECK(n > 0);
+			for (uint32_t i = 0; i < n; i++)
+				WANT(RB_OK, rb_collect(c, done[i], out));
+			got += n;
+		}
+	}
 	int fd;
 	WANT(RB_OK, rb_client_fd(c, &fd));
 	for (int round = 0; round < 20; round++) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -9,10 +10,12 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/broker/configfile"
 	"github.com/ringbatch/ringbatch/internal/policyflag"
 	"github.com/ringbatch/ringbatch/internal/sdnotify"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -31,6 +34,7 @@ func runBroker(ctx context.Context, args []string) error {
 	drain := f.Duration("drain_time", broker.DefaultDrainTime, "how long accepted requests may take to finish after SIGTERM")
 	loops := f.Int("loops", 0, "loops that serve the models, each some of them (default: one for every two cores, 8 at most)")
 	mps := f.Bool("mps", false, "let the GPU workers that the broker starts share GPUs through MPS: use a running daemon or start a private one")
+	takeOver := f.Bool("take_over", false, "take the socket over from the broker that has it, which finishes its requests and ends")
 	logs := addLogFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
@@ -95,6 +99,11 @@ func runBroker(ctx context.Context, args []string) error {
 	cfg, err := load()
 	if err != nil {
 		return err
+	}
+	if *takeOver { // only once this configuration is known to be good
+		if err := admin.New(cfg.Socket).HandOver(ctx); err != nil && !errors.Is(err, status.ErrNoBroker) {
+			return fmt.Errorf("take over: %w", err)
+		}
 	}
 	b, err := broker.New(cfg)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/stats"
@@ -175,4 +176,39 @@ func TestWhatIsSavedSurvivesARestartOfTheBroker(t *testing.T) {
 	if err != nil || !strings.Contains(string(text), `wait_time = "9ms"`) || !strings.Contains(string(text), "instances = 2") {
 		t.Errorf("saved: %v\n%s", err, text)
 	}
+}
+
+// brokerComesAndGoes has callers that retry see nothing of what happens to the
+// broker.
+func (c *cli) brokerComesAndGoes(what string, change func()) {
+	c.t.Helper()
+	w := c.start("worker", "--model", "affine", "--scale", "2", "--input", "x:f32[4]", "--wait_for_broker", "1m")
+	defer c.ends(w)
+	l := c.load(4, client.WithRetry(time.Minute))
+	for range 2 {
+		change()
+		n := l.answers.Load()
+		c.until("answers come again after "+what, func() bool { return l.answers.Load() > n+100 || c.t.Failed() })
+	}
+	l.end()
+}
+
+func TestARestartOrADeathOfTheBrokerIsAPauseForThoseWhoRetry(t *testing.T) {
+	c := startCLI(t)
+	again := func() {
+		c.broker = c.start("broker", "--config", c.config, "--log_level", "warn")
+	}
+	c.brokerComesAndGoes("SIGTERM", func() { c.ends(c.broker); again() })
+	c.brokerComesAndGoes("a take-over", func() {
+		old := c.broker
+		c.broker = c.start("broker", "--config", c.config, "--log_level", "warn", "--take_over")
+		if err := old.Wait(time.Minute); err != nil { // by itself, and well
+			t.Errorf("the old broker: %v\n%s", err, old.Log())
+		}
+	})
+	c.brokerComesAndGoes("kill -9", func() {
+		c.broker.Signal(syscall.SIGKILL)
+		_ = c.broker.Wait(time.Minute)
+		again()
+	})
 }

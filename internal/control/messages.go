@@ -46,6 +46,8 @@ const (
 	// These answer when they are done, within ChangeTime.
 	OpRestart Op = "restart" // replace a model's worker processes, one by one
 	OpScale   Op = "scale"   // run another number of them
+
+	OpHandOver Op = "handover" // give the socket up for another broker, and drain
 )
 
 // Request is what a peer sends.

@@ -22,6 +22,7 @@ type Model struct {
 	MaxBatch    int
 	Wait, Lease time.Duration
 	Width       int // numbers of a row; default Width
+	Private     bool
 }
 
 // Width is how many numbers a row has unless the model says otherwise.
@@ -84,6 +85,7 @@ func (m Model) policy() policy.Policy {
 		{m.Wait != 0, policy.WaitTime(m.Wait)},
 		{m.Slots != 0, policy.Slots(m.Slots)},
 		{m.Lease != 0, policy.Lease(m.Lease)},
+		{m.Private, policy.Private(true)},
 	} {
 		if s.asked {
 			p = policy.New(s.setting).Over(p)

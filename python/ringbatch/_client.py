@@ -14,7 +14,6 @@ from typing import Any, Callable
 
 import numpy as np
 
-from . import _structs as c
 from . import errors
 from ._completions import Completions
 from ._core import Core, Rows, encode
@@ -68,6 +67,14 @@ def stats(socket: str | os.PathLike[str] | None = None, timeout: float = 5.0) ->
         return json.loads(string_at(out.value))
     finally:
         lib.rb_free(out.value)
+
+
+def _left(deadline: float | None) -> float | None:
+    """What is left of the time to wait for room."""
+    left = None if deadline is None else deadline - time.monotonic()
+    if left is not None and left <= 0:
+        raise errors.Full("every slot of this client's window is in use")
+    return left
 
 
 class Model(Caller):
@@ -250,24 +257,19 @@ class Model(Caller):
         completions.watch_by_thread()
         future: concurrent.futures.Future = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
+        waiter = future, None, self._reader(rows)
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            sent = self._send(arrays, rows, timeout, priority)
-            if sent:
-                break
-            # The thread that collects what has ended makes room; a future's
-            # callback that submits runs on it. No other thread does that: a
-            # signal's handler that raises would leave a future locked.
-            completions.drain_if_ours()
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise errors.Full("every slot of this client's window is in use")
-            timeout = left
-            time.sleep(0.0002)
         try:
-            completions.add(sent, (future, None, self._reader(rows)))
+            while not self._send(completions.waiters, waiter, arrays, rows, timeout, priority):
+                # The thread that collects what has ended makes room; a future's
+                # callback that submits runs on it. No other thread does that: a
+                # signal's handler that raises would leave a future locked.
+                completions.drain_if_ours()
+                timeout = _left(deadline)
+                completions.sweep()
+                time.sleep(0.0002)
         except BaseException:  # perhaps a signal's handler raised it
-            completions.forget(sent)
+            completions.abandon(future)
             raise
         return future
 
@@ -283,38 +285,34 @@ class Model(Caller):
             x = inputs[0]
             quick = type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._shape and x.flags.c_contiguous
         if quick:
-            read: Callable[[int], Any] = core.collect_one
+            arrays, rows = [x], -1
         else:
             arrays, rows = self._arrays(inputs, named)
             if split and 1 < rows > self._most:
                 return await gather_split(self, pieces(arrays, rows, self._most), timeout, priority)
-            read = self._reader(rows)
-        held = core.signature.sized and priority is None
         loop = asyncio.get_running_loop()
         completions = self._ready()
         completions.watch_by_loop(loop)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            # Where shapes are fixed the request is held back and committed
-            # together with what else this turn of the loop sends.
-            sent = core.submit_one(x, c.HOLD) if quick else self._send(arrays, rows, timeout, priority, c.HOLD)
-            if sent:
-                break
-            if deadline is not None:
-                timeout = deadline - time.monotonic()
-                if timeout <= 0:
-                    raise errors.Full("every slot of this client's window is in use")
-            await completions.wait_for_room(loop)
-            self._check()
         future = loop.create_future()
-        if held:
-            completions.commit_soon(loop, sent, (future, loop, read), nanoseconds(timeout))
-        else:
-            completions.add(sent, (future, loop, read))
+        waiter = future, loop, core.collect_one if quick else self._reader(rows)
+        # Where shapes are fixed the request is held back and committed together
+        # with what else this turn of the loop sends.
+        held = core.signature.sized and priority is None
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
+            while True:
+                sent = self._send(completions.waiters, waiter, arrays, rows, timeout, priority, held)
+                if sent:
+                    break
+                timeout = _left(deadline)
+                completions.sweep()
+                await completions.wait_for_room(loop)
+                self._check()
+            if held:
+                completions.commit_soon(loop, sent, nanoseconds(timeout))
             return await future
-        except asyncio.CancelledError:
-            completions.abandon(sent)
+        except BaseException:  # canceled, or the loop is over, or a signal's handler raised
+            completions.abandon(future)
             raise
 
     def _ready(self) -> Completions:
@@ -327,21 +325,22 @@ class Model(Caller):
                     ready = self._completions = Completions(self._core)
         return ready
 
-    def _send(self, arrays: list[np.ndarray], rows: int, timeout: float | None, priority: int | None, flags: int = c.NOTIFY) -> int:
-        """Sends a request whose end will be told; 0 if there is no room."""
+    def _send(
+        self, waiters: dict[int, Any], waiter: Any, arrays: list[np.ndarray], rows: int, timeout: float | None, priority: int | None, hold: bool = False
+    ) -> int:
+        """Sends a request whose end will be told, and lists its waiter; 0 if there is no room. With hold it is not committed yet."""
         core = self._core
         if core.signature.sized and priority is None:
-            return core.submit([np.ascontiguousarray(a) for a in arrays], abs(rows), nanoseconds(timeout), flags)
+            whole = tuple([a if a.flags.c_contiguous and type(a) is np.ndarray else np.array(a, order="C", subok=False) for a in arrays])
+            return core.submit_into(waiters, waiter, whole, abs(rows), nanoseconds(timeout), hold)
         try:
             req = self._filled(arrays, rows, 1e-9)
         except errors.Full:
             return 0
-        try:
-            req._commit(timeout, priority, c.NOTIFY)
-        except BaseException:
-            req.release()
-            raise
-        return req._detach()
+        with req:
+            if priority is not None:
+                req._set_priority(priority)
+            return req.detach_into(waiters, waiter, nanoseconds(timeout))
 
     def _reader(self, rows: int) -> Callable[[int], Any]:
         """What makes the result of a request that has ended, and releases it."""
@@ -364,11 +363,14 @@ class Model(Caller):
 
     def close(self) -> None:
         """Disconnects. What is in flight ends with an error; views of requests are over."""
-        if self._core.closed:
-            return
-        if self._completions is not None and self._completions.generation == Process.generation:
-            self._completions.close()
+        completions = self._completions
+        if completions is not None and completions.generation != Process.generation:
+            completions = None  # the parent's
+        if completions is not None:
+            completions.close()
         self._core.close()
+        if completions is not None:
+            completions.end()
 
     def __enter__(self) -> Model:
         return self

@@ -1,8 +1,8 @@
 """Requests in flight: futures for threads and for asyncio.
 
-The C library makes one descriptor readable when requests have ended. Its
-watcher (an event loop, or the thread that serves ``submit``) reaps all that
-have ended and delivers each to the future that waits for it.
+What is sent is listed here with its future first, and committed then. Who
+watches (an event loop by the descriptor of the C library, or the thread that
+serves ``submit``) collects all that have ended and delivers each to its future.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
 import os
-import select
 import sys
 import threading
 import weakref
@@ -20,11 +20,14 @@ from typing import Any, Callable, Optional
 
 from . import errors
 from ._core import Core
-from ._library import Process
+from ._library import Process, load
+
+log = logging.getLogger("ringbatch")
 
 _REAP = 256  # at most so many in one go
 _HOLD = 16  # at most so many; then the worker has something to do while the loop sends the rest
 _ROOM_RETRY_S = 0.005  # slots may come back without anybody telling
+_WATCH_NS = 1_000_000_000  # so often the thread looks whether its client was forgotten
 
 
 # A future, the loop it belongs to (None: it is not asyncio's), and the function
@@ -38,63 +41,53 @@ class Completions:
         self.generation = Process.generation
         # A signal's handler, or the garbage collector, may close the client in the midst of what holds it.
         self._lock = threading.RLock()
-        self._waiters: dict[int, Waiter] = {}
-        self._early: set[int] = set()  # ended before their waiter was listed
-        self._undelivered: list[int] = []  # an exception from a signal's handler kept somebody from it
+        self.waiters: dict[int, Waiter] = {}
+        self._threads: list[int] = []  # collected by the thread, and not delivered yet
         # By loop: its own duplicate of the descriptor, closed by a finalizer.
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, weakref.finalize]] = weakref.WeakKeyDictionary()
         self._held: dict[tuple[asyncio.AbstractEventLoop, int], list[int]] = {}
         self._room: list[tuple[asyncio.AbstractEventLoop, asyncio.Future]] = []
         self._last_loop: Callable[[], Any] = lambda: None
         self._thread: threading.Thread | None = None
-        # Not one for each thread: a future's callback, or a signal's handler, may drain in the midst of it.
-        self._buffers: list[tuple[Any, c_uint32]] = []
         self._closed = False
-        fd = c_int()
-        core.check(core.lib.rb_client_fd(core.handle, addressof(fd)))
-        self._fd = fd.value
 
     # -- who watches
 
     def watch_by_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._last_loop() is loop:
             return
+        self.sweep()
         self._last_loop = weakref.ref(loop)
         if loop in self._loops:
             return
-        fd = os.dup(self._fd)
+        out = c_int()
+        self._core.check(self._core.lib.rb_client_fd(self._core.handle, addressof(out)))
+        fd = os.dup(out.value)
         closing = weakref.finalize(loop, os.close, fd)
         closing.atexit = False
         self._loops[loop] = fd, closing
-        loop.add_reader(fd, _drain_weakly, weakref.ref(self), weakref.ref(loop))
+        ended: list[int] = []  # collected by this loop, and not delivered yet
+        loop.add_reader(fd, _drain_weakly, weakref.ref(self), weakref.ref(loop), ended)
 
     def watch_by_thread(self) -> None:
         with self._lock:
             if self._thread is None and not self._closed:
-                thread = threading.Thread(target=self._run, args=(os.dup(self._fd),), name="ringbatch", daemon=True)
+                # From here on requests may be committed that are told.
+                self._core.check(_collect(self._core.handle, 0, self._threads))
+                thread = threading.Thread(target=_watch, args=(weakref.ref(self), self._core.handle), name="ringbatch", daemon=True)
                 thread.start()  # a signal's handler may raise in there
                 self._thread = thread
-
-    def _run(self, fd: int) -> None:
-        try:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            while not self._closed:
-                poll.poll()
-                self._drain(None)
-        finally:
-            os.close(fd)
 
     def drain_if_ours(self) -> None:
         """Collects what has ended if this is the thread that should."""
         if threading.current_thread() is self._thread:
-            self._drain(None)
+            _collect(self._core.handle, 0, self._threads)
+            self.deliver()
 
     # -- sending
 
-    def commit_soon(self, loop: asyncio.AbstractEventLoop, request: int, waiter: Waiter, timeout_ns: int) -> None:
+    def commit_soon(self, loop: asyncio.AbstractEventLoop, request: int, timeout_ns: int) -> None:
         """Commits at the end of this turn of the loop, or sooner, together with what else it sends."""
-        self._waiters[request] = waiter
         held = self._held.get((loop, timeout_ns))
         if held is None:
             held = self._held[(loop, timeout_ns)] = []
@@ -104,80 +97,63 @@ class Completions:
             self._commit(loop, timeout_ns)
 
     def _commit(self, loop: asyncio.AbstractEventLoop, timeout_ns: int) -> None:
-        requests = [r for r in self._held.pop((loop, timeout_ns), ()) if r in self._waiters]  # others were canceled
+        requests = [r for r in self._held.pop((loop, timeout_ns), ()) if r in self.waiters]  # others were canceled
         try:
             if requests:
                 self._core.commit_all(requests, timeout_ns)
         except errors.Error as e:
             for request in requests:
-                waiter = self._waiters.pop(request, None)
+                waiter = self.waiters.pop(request, None)
                 if waiter is not None:
                     self._core.release(request)
                     _resolve(waiter[0], None, e)
 
     # -- delivery
 
-    def add(self, request: int, waiter: Waiter) -> None:
-        with self._lock:
-            if request not in self._early:
-                self._waiters[request] = waiter
-                return
-            self._early.discard(request)
-        self._deliver(request, waiter, None)
-
-    def forget(self, request: int) -> None:
-        """It was sent, but an exception kept its sender from waiting for it."""
-        self._waiters.pop(request, None)
-        self._core.release(request)
-        self._early.discard(request)
-
-    def abandon(self, request: int) -> None:
+    def abandon(self, future: Any) -> None:
         """Nobody waits for this one any more: cancel it."""
-        if self._waiters.pop(request, None) is not None:
-            self._core.release(request)
-            self.room()
+        for request, waiter in self.waiters.copy().items():
+            if waiter[0] is future:
+                self._core.release(request)
+                self.waiters.pop(request, None)
+                self.room()
 
-    def _drain(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Delivers everything that has ended."""
+    def sweep(self) -> None:
+        """Cancels what a loop that was closed has left: nobody waits for it, and nobody collects it."""
+        for request, (_, loop, _) in self.waiters.copy().items():
+            if loop is not None and loop.is_closed():
+                self._core.release(request)
+                self.waiters.pop(request, None)
+
+    def drain(self, loop: asyncio.AbstractEventLoop, ended: list[int]) -> None:
+        """The loop's: delivers everything that has ended."""
+        if self._closed or not self._core.reap_into(ended):
+            return
+        # A signal's handler may raise anywhere: what was not delivered is still
+        # listed then, and delivered next time.
         try:
-            ids, count = self._buffers.pop()
-        except IndexError:
-            ids, count = (c_uint64 * _REAP)(), c_uint32()
-        while not self._closed:
-            count.value = 0
-            ended: list[int] | None = None
-            delivered = 0
-            try:
-                if self._core.lib.rb_reap(self._core.handle, addressof(ids), _REAP, addressof(count)):
-                    return  # closed
-                ended = ids[: count.value]
-                if self._undelivered:
-                    with self._lock:
-                        ended += self._undelivered
-                        self._undelivered = []
-                for request in ended:
-                    waiter = self._waiters.get(request) or self._too_early(request)
-                    if waiter is not None:
-                        self._deliver(request, waiter, loop)
-                        self._waiters.pop(request, None)
-                    delivered += 1
-            except BaseException:  # a signal's handler raised it; the library tells each request once
-                self._undelivered += ids[: count.value] if ended is None else ended[delivered:]
-                with contextlib.suppress(OSError):
-                    os.write(self._fd, (1).to_bytes(8, "little"))  # the watcher goes on with them
-                raise
-            if count.value < _REAP:
-                break
-        self._buffers.append((ids, count))
+            while ended:
+                request = ended[-1]
+                waiter = self.waiters.get(request)
+                if waiter is not None:
+                    self._deliver(request, waiter, loop)
+                    self.waiters.pop(request, None)
+                ended.pop()
+        except BaseException:
+            loop.call_soon(_drain_weakly, weakref.ref(self), weakref.ref(loop), ended)
+            raise
         if self._room:
             self.room()
 
-    def _too_early(self, request: int) -> Waiter | None:
-        with self._lock:
-            waiter = self._waiters.get(request)
-            if waiter is None:
-                self._early.add(request)
-            return waiter
+    def deliver(self) -> None:
+        """The thread's: no handler runs in it, but callbacks of futures do, which may submit and deliver in turn."""
+        while self._threads:
+            request = self._threads.pop()
+            waiter = self.waiters.pop(request, None)
+            if waiter is not None:
+                self._deliver(request, waiter, None)
+        if self._room:
+            self.room()
 
     def _deliver(self, request: int, waiter: Waiter, here: asyncio.AbstractEventLoop | None) -> None:
         future, loop, read = waiter
@@ -220,30 +196,57 @@ class Completions:
     # -- the end
 
     def close(self) -> None:
+        """Before the connection is closed: nothing is delivered any more."""
         with self._lock:
             self._closed = True
-            waiters, self._waiters = self._waiters, {}
         for loop, (fd, closing) in list(self._loops.items()):
             if loop is _running_loop():
                 _unwatch(loop, fd, closing)
             else:
                 with contextlib.suppress(RuntimeError):  # closed already
                     loop.call_soon_threadsafe(_unwatch, loop, fd, closing)
-        if self._thread is not None:
-            with contextlib.suppress(OSError):
-                os.write(self._fd, (1).to_bytes(8, "little"))
-            # While the interpreter ends, daemon threads stand still: from
-            # Python 3.13 on joining one would be for ever.
-            if self._thread is not threading.current_thread() and not sys.is_finalizing():
-                self._thread.join()
+
+    def end(self) -> None:
+        """After it was closed: what was in flight ends."""
+        # While the interpreter ends, daemon threads stand still: from Python
+        # 3.13 on joining one would be for ever.
+        if self._thread is not None and self._thread is not threading.current_thread() and not sys.is_finalizing():
+            self._thread.join()
         error = errors.Closed("the client was closed")
-        for future, its_loop, _ in waiters.values():
+        while self.waiters:
+            _, (future, its_loop, _) = self.waiters.popitem()
             if its_loop is None:
                 _resolve(future, None, error)
             else:
                 with contextlib.suppress(RuntimeError):
                     its_loop.call_soon_threadsafe(_resolve, future, None, error)
         self.room()
+
+
+def _collect(handle: int, timeout_ns: int, ended: list[int]) -> int:
+    """Appends what has ended, once there is something; the library's status."""
+    ids, count = (c_uint64 * _REAP)(), c_uint32()
+    status = load().rb_reap_wait(handle, timeout_ns, addressof(ids), _REAP, addressof(count))
+    ended += ids[: count.value]
+    return status
+
+
+def _watch(completions: weakref.ref, handle: int) -> None:
+    """The thread that serves submit. It keeps a client that was forgotten neither alive nor open."""
+    ended: list[int] = []
+    while True:
+        status = _collect(handle, _WATCH_NS, ended)
+        alive = completions()
+        if alive is None or status:
+            return  # forgotten, or closed
+        alive._threads += ended
+        ended.clear()
+        while alive._threads:
+            try:
+                alive.deliver()
+            except BaseException:  # a callback may raise SystemExit; the other futures have done nothing
+                log.exception("a callback of a future raised")
+        del alive
 
 
 def _resolve(future: Any, result: Any, error: BaseException | None) -> None:
@@ -257,11 +260,11 @@ def _resolve(future: Any, result: Any, error: BaseException | None) -> None:
         pass
 
 
-def _drain_weakly(completions: weakref.ref, loop: weakref.ref) -> None:
+def _drain_weakly(completions: weakref.ref, loop: weakref.ref, ended: list[int]) -> None:
     """The loop's callback: it keeps neither a forgotten client nor the loop alive."""
-    alive = completions()
-    if alive is not None:
-        alive._drain(loop())
+    alive, its = completions(), loop()
+    if alive is not None and its is not None:
+        alive.drain(its, ended)
 
 
 def _unwatch(loop: asyncio.AbstractEventLoop, fd: int, closing: weakref.finalize) -> None:

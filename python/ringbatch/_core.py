@@ -202,28 +202,6 @@ class Core(Client):
             status = self.lib.rb_collect_prepared(addressof(call))
         self.check(status)
 
-    def submit(self, arrays: list[np.ndarray], rows: int, timeout_ns: int, flags: int = c.NOTIFY) -> int:
-        """Sends and returns the request's number; 0 if there is no room."""
-        s = self._scratch()
-        for k, a in enumerate(arrays):
-            s.inputs[k] = address(a)
-        call = s.call
-        call.rows, call.timeout, call.flags = rows, timeout_ns, flags
-        call.request = request = 0
-        try:
-            status = self.lib.rb_submit_prepared(s.call_at)
-            if status == 0:
-                request = call.request
-                self._pool.append(s)
-                return request
-        except BaseException:  # perhaps a signal's handler raised it
-            self.release(request or call.request)
-            raise
-        self._pool.append(s)
-        if status in (_FULL, _TIMEOUT):  # no slot yet, or not attached yet
-            return 0
-        raise self.error(status)
-
     def commit_all(self, requests: list[int], timeout_ns: int) -> None:
         """Commits what was submitted with HOLD."""
         ids = (c_uint64 * len(requests))(*requests)

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from ctypes import addressof, c_uint32, c_uint64, c_void_p
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -68,20 +68,33 @@ def _data_at() -> int:
 _DATA_AT = _data_at()
 
 
+class _Owner:
+    """Lives as long as a call does; see Client.owed."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Client:
     """A connection: its handle, and whole requests of single items."""
 
     handle = 0
     closed = False
+    _opened: ClassVar[dict[int, tuple[weakref.ref, c_uint64]]] = {}  # as owed, for connections
 
     def __init__(self) -> None:
         self._lib = load()
         self._out = c_uint64()
         #: Claimed, and not given back: by the address of the struct that has its number. See sweep.
         self.owed: dict[int, tuple[weakref.ref, Any]] = {}
+        self._reaped = (c_uint64 * 64)(), c_uint32()
         self._pool: list[Scratch] = []  # not one for each thread: a signal's handler may call too, in the midst of a call
 
     def dial(self, model: bytes, socket: bytes | None, name: bytes | None, window: int, timeout_ns: int) -> int:
+        for at, (owner, out) in list(self._opened.items()):
+            if owner() is None:
+                self._lib.rb_close(out.value)
+                self._opened.pop(at, None)
+        self._opened[addressof(self._out)] = weakref.ref(self), self._out
         o = c.ConnectOptions(ctypes.sizeof(c.ConnectOptions), window, socket, name, timeout_ns)
         status = self._lib.rb_connect(model, addressof(o), addressof(self._out))
         self.handle = self._out.value
@@ -101,6 +114,7 @@ class Client:
         if not self.closed:
             self._lib.rb_close(self._out.value)  # a second time is harmless: the handle is known to be closed
             self.closed = True
+            self._opened.pop(addressof(self._out), None)
 
     def __del__(self) -> None:
         if hasattr(self, "_out") and not self.closed:
@@ -110,7 +124,7 @@ class Client:
         """Gives back what is claimed and nobody has: a handler raised in the midst of giving it back."""
         for at, (owner, r) in list(self.owed.items()):
             if owner() is None:
-                self._lib.rb_release(self.handle, r.id)
+                self._lib.rb_release(self.handle, r.id if isinstance(r, c.Request) else r.request)
                 self.owed.pop(at, None)
 
     def scratch(self) -> Scratch:
@@ -150,31 +164,55 @@ class Client:
         self._pool.append(s)
         return y
 
-    def submit_one(self, x: np.ndarray, flags: int) -> int | None:
-        """Sends, without waiting for the end: the request's number; 0 if there is no room yet."""
-        if not self._fits(x):
-            return None
+    def submit_into(self, waiters: dict[int, Any], waiter: Any, arrays: tuple[np.ndarray, ...], rows: int, timeout_ns: int, hold: bool) -> int:
+        """Sends and lists waiters[request] = waiter, before anybody can tell that it has ended; with hold it is not
+        committed yet. The request's number; 0 if there is no room yet."""
         s = self.scratch()
-        s.words[_INPUTS] = id(x) + _DATA_AT
-        s.one.flags = flags
-        return self.sent(s, s.one, s.one_at)
-
-    def sent(self, s: Scratch, call: c.Inference, at: int) -> int:
-        call.request = request = 0
-        try:
-            status = self._lib.rb_submit_prepared(at)
-            if status == 0:
-                request = call.request
-                self._pool.append(s)
-                return request
-        except BaseException:  # perhaps a signal's handler raised it
-            self._lib.rb_release(self.handle, request or call.request)
-            raise
-        self._pool.append(s)
+        for k, a in enumerate(arrays):
+            s.inputs[k] = a.__array_interface__["data"][0]
+        call = s.call
+        call.rows, call.timeout, call.flags, call.request = rows, 0, c.HOLD, 0
+        owner = _Owner()
+        self.owed[addressof(call)] = weakref.ref(owner), call
+        status = self._lib.rb_submit_prepared(s.call_at)
         if status in (_FULL, _TIMEOUT):  # no slot yet, or not attached yet
+            self.owed.pop(addressof(call), None)
+            self._pool.append(s)
             self.sweep()
             return 0
-        raise self.error(status)
+        if status:
+            raise self.error(status)
+        self._list_and_commit(call.request, waiters, waiter, timeout_ns, hold)
+        self.owed.pop(addressof(call), None)
+        self._pool.append(s)
+        return call.request
+
+    def _list_and_commit(self, request: int, waiters: dict[int, Any], waiter: Any, timeout_ns: int, hold: bool) -> None:
+        try:
+            waiters[request] = waiter
+            status = 0 if hold else self._lib.rb_commit(self.handle, request, timeout_ns, c.NOTIFY)
+            if status:
+                raise self.error(status)
+        except BaseException:  # perhaps a signal's handler raised it
+            waiters.pop(request, None)
+            self._lib.rb_release(self.handle, request)
+            raise
+
+    def reap_into(self, ended: list[int]) -> bool:
+        """Appends the numbers of the requests that have ended; False once the client is closed."""
+        ids, count = self._reaped
+        while True:
+            if not count.value:  # otherwise a handler raised before they were appended
+                status = self._lib.rb_reap(self.handle, addressof(ids), len(ids), addressof(count))
+                if status == errors.Closed.status:
+                    return False
+                if status:
+                    raise self.error(status)
+            n = count.value
+            ended += ids[:n]
+            count.value = 0
+            if n < len(ids):
+                return True
 
     def collect_one(self, request: int) -> np.ndarray:
         """The output of one that has ended; it is released."""
@@ -350,17 +388,24 @@ class Held:
         """Gives the slots back; the views of this request are over."""
         if not self._released:
             try:
-                self._detach()
+                self._let_go()
             finally:  # a signal's handler may raise in the midst of it, or at the start of any function of Python
                 core = self._core
                 core._lib.rb_release(core.handle, self._r.id)
                 core.owed.pop(addressof(self._r), None)
 
-    def _detach(self) -> int:
-        """Ends the views and leaves the request itself to the caller."""
+    def _let_go(self) -> None:
+        """Ends the views."""
         self._released = True
         for side in (0, 1):
             self._end(side, released)
+
+    def detach_into(self, waiters: dict[int, Any], waiter: Any, timeout_ns: int) -> int:
+        """Ends the arrays, and does with the request what submit_into does."""
+        self._check()
+        self._let_go()
+        self._core._list_and_commit(self._r.id, waiters, waiter, timeout_ns, False)
+        self._core.owed.pop(addressof(self._r), None)
         return self._r.id
 
     def __enter__(self) -> Any:

@@ -33,13 +33,14 @@
 #define SLICE INT64_C(50000000)
 #define MOST_DIMS RB_MAX_VARIABLE_DIMS
 #define MOST_RANK RB_MAX_RANK
+#define MOST_TENSORS 64
 
 /* ---- the library ----------------------------------------------------------- */
 
 /* The one that ctypes has loaded: its functions, by name. */
 #define FUNCTIONS(F)                                                                                                       \
-	F(rb_error) F(rb_connect) F(rb_close) F(rb_claim) F(rb_claim_prepared) F(rb_run_prepared) F(rb_commit) F(rb_wait) \
-	F(rb_poll) F(rb_release) F(rb_infer) F(rb_collect) F(rb_submit) F(rb_worker_next) F(rb_batch_complete)
+	F(rb_error) F(rb_connect) F(rb_close) F(rb_claim) F(rb_claim_prepared) F(rb_commit) F(rb_wait) \
+	F(rb_poll) F(rb_release) F(rb_infer) F(rb_collect) F(rb_submit) F(rb_reap) F(rb_worker_next) F(rb_batch_complete)
 #define DECLARE(name) static __typeof__(name) *p_##name;
 FUNCTIONS(DECLARE)
 
@@ -248,6 +249,26 @@ static int wait_for(Client *c, uint64_t request, int64_t timeout)
 	}
 }
 
+/* Lists a request that is claimed and filled, and commits it. It is either in
+ * waiters afterwards or released. */
+static PyObject *list_and_commit(Client *c, uint64_t request, PyObject *waiters, PyObject *waiter, int64_t timeout, int hold)
+{
+	PyObject *id = PyLong_FromUnsignedLongLong(request);
+	if (id && !PyDict_SetItem(waiters, id, waiter)) {
+		int status = hold ? RB_OK : p_rb_commit(c->handle, request, timeout, RB_NOTIFY);
+		if (!status)
+			return id;
+		raise_status(c, status);
+		PyObject *kind, *value, *trace;
+		PyErr_Fetch(&kind, &value, &trace);
+		PyDict_DelItem(waiters, id);
+		PyErr_Restore(kind, value, trace);
+	}
+	Py_XDECREF(id);
+	p_rb_release(c->handle, request);
+	return NULL;
+}
+
 /* model(x): the output, None if x is not just what the quick path takes. */
 static PyObject *one(Client *c, PyObject *x)
 {
@@ -282,24 +303,57 @@ static PyObject *one(Client *c, PyObject *x)
 	return NULL;
 }
 
-/* submit_one(x, flags): the request's number; 0 if there is no room yet. */
-static PyObject *client_submit_one(Client *c, PyObject *args)
+/* submit_into(waiters, waiter, arrays, rows, timeout_ns, hold): sends and lists
+ * waiters[request] = waiter, before anybody can tell that it has ended; with hold
+ * it is not committed yet. The request's number; 0 if there is no room yet. */
+static PyObject *client_submit_into(Client *c, PyObject *args)
 {
-	PyObject *x;
-	unsigned int flags;
+	PyObject *waiters, *waiter, *arrays;
+	unsigned int rows;
+	long long timeout;
+	int hold, status;
+	const void *in[MOST_TENSORS];
 	uint64_t request = 0;
-	if (!PyArg_ParseTuple(args, "OI", &x, &flags))
+	if (!PyArg_ParseTuple(args, "O!OO!ILp", &PyDict_Type, &waiters, &waiter, &PyTuple_Type, &arrays, &rows, &timeout, &hold))
 		return NULL;
-	if (!fits(c, x))
-		Py_RETURN_NONE;
-	const void *in[1] = {((Array *)x)->data};
-	int status;
+	Py_ssize_t count = PyTuple_Size(arrays);
+	for (Py_ssize_t i = 0; i < count; i++) {
+		Array *a = (Array *)PyTuple_GetItem(arrays, i);
+		if (count > MOST_TENSORS || Py_TYPE((PyObject *)a) != (PyTypeObject *)ndarray || !(a->flags & CONTIGUOUS)) {
+			PyErr_SetString(PyExc_TypeError, "contiguous arrays only");
+			return NULL;
+		}
+		in[i] = a->data;
+	}
 	Py_BEGIN_ALLOW_THREADS
-	status = p_rb_submit(c->handle, 1, in, 0, flags, &request);
+	status = p_rb_submit(c->handle, rows, in, 0, RB_HOLD, &request);
 	Py_END_ALLOW_THREADS
-	if (status && status != RB_ERR_FULL && status != RB_ERR_TIMEOUT)
+	if (status == RB_ERR_FULL || status == RB_ERR_TIMEOUT)
+		return PyLong_FromLong(0);
+	if (status)
 		return raise_status(c, status);
-	return PyLong_FromUnsignedLongLong(status ? 0 : request);
+	return list_and_commit(c, request, waiters, waiter, timeout, hold);
+}
+
+/* reap_into(ended): appends the numbers of the requests that have ended; False once the client is closed. */
+static PyObject *client_reap_into(Client *c, PyObject *ended)
+{
+	uint64_t ids[64];
+	uint32_t count;
+	do {
+		int status = p_rb_reap(c->handle, ids, 64, &count);
+		if (status == RB_ERR_CLOSED)
+			Py_RETURN_FALSE;
+		if (status)
+			return raise_status(c, status);
+		for (uint32_t i = 0; i < count; i++) {
+			PyObject *id = PyLong_FromUnsignedLongLong(ids[i]);
+			if (!id || PyList_Append(ended, id))
+				return NULL;
+			Py_DECREF(id);
+		}
+	} while (count == 64);
+	Py_RETURN_TRUE;
 }
 
 /* collect_one(request): the output of one that has ended; it is released. */
@@ -323,7 +377,8 @@ static PyMethodDef client_methods[] = {
 	{"dial", (PyCFunction)client_dial, METH_VARARGS, NULL},
 	{"learn", (PyCFunction)client_learn, METH_VARARGS, NULL},
 	{"one", (PyCFunction)one, METH_O, NULL},
-	{"submit_one", (PyCFunction)client_submit_one, METH_VARARGS, NULL},
+	{"submit_into", (PyCFunction)client_submit_into, METH_VARARGS, NULL},
+	{"reap_into", (PyCFunction)client_reap_into, METH_O, NULL},
 	{"collect_one", (PyCFunction)client_collect_one, METH_O, NULL},
 	{"close", (PyCFunction)client_close, METH_NOARGS, NULL},
 	{0},
@@ -540,12 +595,18 @@ static PyObject *held_release(Held *r, PyObject *Py_UNUSED(none))
 
 static PyObject *held_exit(Held *r, PyObject *Py_UNUSED(args)) { return held_release(r, NULL); }
 
-/* Ends the arrays and leaves the request itself to the caller: its number. */
-static PyObject *held_detach(Held *r, PyObject *Py_UNUSED(none))
+/* detach_into(waiters, waiter, timeout_ns): ends the arrays, and does with the request what submit_into does. */
+static PyObject *held_detach_into(Held *r, PyObject *args)
 {
-	if (!r->released && let_go(r))
+	PyObject *waiters, *waiter;
+	long long timeout;
+	if (!PyArg_ParseTuple(args, "O!OL", &PyDict_Type, &waiters, &waiter, &timeout) || !check(r))
 		return NULL;
-	return PyLong_FromUnsignedLongLong(r->id);
+	if (let_go(r)) {
+		p_rb_release(r->core->handle, r->id);
+		return NULL;
+	}
+	return list_and_commit(r->core, r->id, waiters, waiter, timeout, 0);
 }
 
 static PyObject *held_enter(Held *r, PyObject *Py_UNUSED(none))
@@ -611,9 +672,9 @@ static PyObject *held_run(Held *r, PyObject *args, PyObject *named)
 		return NULL;
 	if (!check(r))
 		return NULL;
-	rb_inference call = {.client = r->core->handle, .request = r->id, .slice = SLICE};
+	int64_t within = 0;
 	if (r->committed)
-		return raise_status(r->core, p_rb_run_prepared(&call)); /* it says so */
+		return raise_status(r->core, p_rb_commit(r->core->handle, r->id, 0, 0)); /* it says so */
 	if (priority != Py_None) {
 		PyObject *set = PyObject_CallMethod((PyObject *)r, "_set_priority", "O", priority);
 		if (!set)
@@ -624,12 +685,12 @@ static PyObject *held_run(Held *r, PyObject *args, PyObject *named)
 		PyObject *ns = PyObject_CallFunctionObjArgs(nanoseconds, timeout, NULL);
 		if (!ns)
 			return NULL;
-		call.timeout = PyLong_AsLongLong(ns);
+		within = PyLong_AsLongLong(ns);
 		Py_DECREF(ns);
 		if (PyErr_Occurred())
 			return NULL;
 	}
-	int status = p_rb_commit(r->core->handle, r->id, call.timeout, 0);
+	int status = p_rb_commit(r->core->handle, r->id, within, 0);
 	if (status)
 		return raise_status(r->core, status);
 	if (end_inputs(r))
@@ -752,7 +813,7 @@ static PyMethodDef held_methods[] = {
 	{"release", (PyCFunction)held_release, METH_NOARGS, "Gives the slots back; the views of this request are over."},
 	{"commit_in", (PyCFunction)held_commit, METH_VARARGS, NULL},
 	{"wait_in", (PyCFunction)held_wait, METH_O, NULL},
-	{"_detach", (PyCFunction)held_detach, METH_NOARGS, NULL},
+	{"detach_into", (PyCFunction)held_detach_into, METH_VARARGS, NULL},
 	{"__enter__", (PyCFunction)held_enter, METH_NOARGS, NULL},
 	{"__exit__", (PyCFunction)held_exit, METH_VARARGS, NULL},
 	{0},

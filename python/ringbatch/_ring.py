@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import threading
 import time
 import traceback
 from collections import deque
@@ -33,6 +32,14 @@ log = logging.getLogger("ringbatch")
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.01, 1.0
 _REASON_BYTES = 1024  # room for the text of a failure
+
+
+class Stop(Protocol):
+    """When to stop; a threading.Event, say."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float) -> bool: ...
 
 
 class Lost(RuntimeError):
@@ -212,7 +219,7 @@ class Ring:
         self.lib.rb_worker_close(self._handle)
 
 
-def keep_attached(attach: Callable[[], Ring], serve: Callable[[Ring], None], stop: threading.Event, wait: float = 0.0) -> None:
+def keep_attached(attach: Callable[[], Ring], serve: Callable[[Ring], None], stop: Stop, wait: float = 0.0) -> None:
     """Attaches and serves until stop is set; attaches again when the broker is restarted.
 
     wait: seconds to wait for a broker that is not there at first. One that
@@ -265,7 +272,7 @@ class Lane(Protocol):
         """The batch is about to be answered, done or failed: forget it."""
 
 
-def run(ring: Ring, lanes: Sequence[Lane], stop: threading.Event) -> None:
+def run(ring: Ring, lanes: Sequence[Lane], stop: Stop) -> None:
     """Takes a batch when a lane is free and answers what is done, in order, until stop is set.
 
     What is on a lane by then is finished first; also when the broker goes,
@@ -301,7 +308,7 @@ def run(ring: Ring, lanes: Sequence[Lane], stop: threading.Event) -> None:
         raise gone
 
 
-def run_one(ring: Ring, lane: Lane, stop: threading.Event) -> None:
+def run_one(ring: Ring, lane: Lane, stop: Stop) -> None:
     """run for one lane whose batches are done when they are submitted: with nothing to watch meanwhile."""
     while not stop.is_set():
         batch = ring.next(SLICE_NS)

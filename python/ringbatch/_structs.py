@@ -175,6 +175,7 @@ PROTOTYPES = {
     "rb_collect": (c_int, [_client, _request, _address]),
     "rb_client_fd": (c_int, [_client, _address]),
     "rb_reap": (c_int, [_client, _address, c_uint32, _address]),
+    "rb_reap_wait": (c_int, [_client, c_int64, _address, c_uint32, _address]),
     "rb_worker_attach": (c_int, [c_char_p, c_char_p, _address, _address]),
     "rb_worker_close": (c_int, [_worker]),
     "rb_worker_notes": (c_int, [_worker, _address]),

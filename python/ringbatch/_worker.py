@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
 from . import _structs as c
 from . import errors
 from ._batch import Batch, Buffers
 from ._core import encode
-from ._ring import Ring, RingBatch, keep_attached, run_one, worker_options
+from ._ring import Ring, RingBatch, Stop, keep_attached, run_one, worker_options
 from ._tensors import Spec, signature
+
+_LOOK_S = 0.05  # for Ctrl-C, while there is no broker
 
 
 def worker(
@@ -79,12 +84,15 @@ class Worker:
         """Serves in this process and thread until stop is set, or for ever.
 
         wait: seconds to wait for a broker that is not there yet. When the
-        broker is restarted the worker attaches again by itself.
+        broker is restarted the worker attaches again by itself. Ctrl-C lets the
+        batch that runs finish first; a second one does not.
         """
-        self._serve(socket, stop or threading.Event(), wait)
+        ending = Ending(stop or threading.Event())
+        with ending.on_ctrl_c():
+            self._serve(socket, ending, wait)
 
     def _serve(
-        self, socket: str | os.PathLike[str] | None, ended: threading.Event, wait: float, attached: Callable[[], None] | None = None
+        self, socket: str | os.PathLike[str] | None, ended: Stop, wait: float, attached: Callable[[], None] | None = None
     ) -> None:
         """attached is called each time it has attached."""
         function = self._made()  # before attaching: a worker that is still loading its model would hold batches
@@ -113,6 +121,41 @@ class Worker:
         if not callable(call):
             raise errors.Invalid(f"{self.function!r} has neither __call__(self, batch) nor forward(self, batch)")
         return call
+
+
+class Ending:
+    """When to stop: an event is set, or Ctrl-C was pressed."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop, self._interrupted = stop, False
+
+    def is_set(self) -> bool:
+        return self._interrupted or self._stop.is_set()
+
+    def wait(self, timeout: float) -> bool:
+        end = time.monotonic() + timeout
+        while not self.is_set() and (left := end - time.monotonic()) > 0:
+            self._stop.wait(min(left, _LOOK_S))
+        return self.is_set()
+
+    @contextlib.contextmanager
+    def on_ctrl_c(self) -> Iterator[None]:
+        """Where Ctrl-C would raise in the midst of a batch, and fail requests that have done nothing, it is noted and raised at the end."""
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            yield
+            return
+        signal.signal(signal.SIGINT, self._note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self._interrupted:
+            signal.default_int_handler(number, frame)
+        self._interrupted = True
 
 
 class FunctionLane:

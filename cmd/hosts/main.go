@@ -1,0 +1,87 @@
+// Command hosts tests relays on a real network on one machine: each host is a
+// network namespace with processes of its own, and hosts are killed, stopped,
+// cut off, slowed down and upgraded while two of them send requests.
+//
+//	go build -o bin/ ./cmd/ringbatch ./cmd/hosts && bin/hosts
+//
+// It needs root. Where namespaces cannot be made it says so and does nothing.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/pflag"
+)
+
+type options struct {
+	requests int
+	short    bool
+	only     []string
+	verbose  bool
+}
+
+func main() {
+	var o options
+	role := pflag.String("role", "", "internal: worker, producer or cable")
+	pflag.IntVar(&o.requests, "requests", 100_000, "requests of each campaign")
+	pflag.BoolVar(&o.short, "short", false, "few requests of a few campaigns, and no demand on the throughput")
+	pflag.StringSliceVar(&o.only, "only", nil, "these campaigns only: "+strings.Join(campaignNames(), ", "))
+	pflag.BoolVar(&o.verbose, "verbose", false, "show what the processes log")
+	r := roleFlags{}
+	r.add(pflag.CommandLine)
+	pflag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	var err error
+	switch *role {
+	case "worker":
+		err = serveModel(ctx, &r)
+	case "producer":
+		err = produce(ctx, &r)
+	case "cable":
+		err = runCable(ctx, &r)
+	default:
+		err = run(ctx, &o)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "hosts:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o *options) error {
+	if err := canMakeNamespaces(); err != nil {
+		fmt.Printf("hosts-test is left out: network namespaces cannot be made here (%v)\n", err)
+		return nil
+	}
+	if o.short {
+		o.requests = min(o.requests, 6000)
+	}
+	for _, name := range o.only {
+		if !slices.Contains(campaignNames(), name) {
+			return fmt.Errorf("no campaign %q; there are %s", name, strings.Join(campaignNames(), ", "))
+		}
+	}
+	var failed []error
+	passed := 0
+	for _, c := range campaigns {
+		if len(o.only) > 0 && !slices.Contains(o.only, c.name) || len(o.only) == 0 && o.short && !c.short {
+			continue
+		}
+		if err := c.play(ctx, o); err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", c.name, err))
+			fmt.Printf("%-10s FAILED: %v\n", c.name, err)
+			continue
+		}
+		passed++
+	}
+	fmt.Printf("%d passed, %d failed\n", passed, len(failed))
+	return errors.Join(failed...)
+}

@@ -1,0 +1,299 @@
+"""Exceptions from outside: a signal's handler that raises anywhere, Ctrl-C, a broker that stands still, a loop that is over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import broker_at, go_worker, python, rb_wait, serving
+
+x = np.zeros(16, "f4")
+
+
+# In processes of their own: pytest would be struck too.
+STORM = """
+import asyncio, contextlib, gc, signal
+
+class Ding(BaseException):  # as KeyboardInterrupt
+    pass
+
+def ding(_number, _frame):
+    raise Ding
+
+def calm():
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            time.sleep(0.002)  # what another thread of the process was given is still to come
+            return
+        except Ding:
+            pass
+
+def struck(use, times, every):
+    '''Uses it, and raises wherever it is, again and again.'''
+    for _ in range(times):
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, every, every)
+                while True:
+                    use()
+            finally:
+                calm()
+        except (Ding, RuntimeError):  # asyncio's, where it was struck
+            pass
+
+signal.signal(signal.SIGALRM, ding)
+sys.unraisablehook = lambda *_: None  # destructors are struck too
+"""
+
+
+@pytest.mark.parametrize("every", [0.0007, 0.002, 0.005])
+def test_a_storm_of_exceptions_leaves_no_connection_behind(echo, every):
+    code = f"""
+        def clients():
+            return next(m["clients"] for m in rb.stats()["models"] if m["name"] == "echo")
+
+        def connect():
+            with rb.connect("echo", window=1) as m:
+                m(x)
+
+        before = clients()
+        struck(connect, 60, {every})
+        gc.collect()
+        rb.connect("echo", window=1).close()  # ctypes: what a destructor was kept from closing is closed now
+        deadline = time.monotonic() + 20
+        while clients() > before and time.monotonic() < deadline:
+            time.sleep(0.02)
+        print(clients() - before)
+    """
+    assert python(STORM + textwrap.dedent(code), socket=echo) == "0"
+
+
+USES = {
+    "call": "m(x)",
+    "rows": "m(np.zeros((3, 16), 'f4'))",
+    "priority": "m(x, priority=0)",
+    "request": "with m.request() as req: req.inputs['x'][...] = x; req.run().outputs['y']",
+    "request of rows": "with m.request(rows=2) as req: req.inputs['x'][...] = 1; req.commit().wait()",
+    "submit": "m.submit(x)",
+    "submit with priority": "m.submit(x, priority=0)",
+    "ainfer": "asyncio.run(several())",
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_a_storm_of_exceptions_leaves_no_slot_behind(echo, use):
+    code = f"""
+        import logging
+        logging.disable()  # asyncio's complaints
+
+        async def several():
+            tasks = [asyncio.ensure_future(m.ainfer(x)) for _ in range(6)]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for t in tasks:
+                    t.cancel()
+
+        def use():
+            {use}
+
+        with rb.connect("echo", window=8) as m:
+            for every in (0.0003, 0.001, 0.004):
+                struck(use, 40, every)
+            gc.collect()
+            asyncio.run(m.ainfer(x))
+            with m.request(rows=8, timeout=20):  # the whole window
+                pass
+            assert m(x).shape == (16,)
+            print("fine")
+    """
+    assert python(STORM + textwrap.dedent(code), socket=echo) == "fine"
+
+
+def test_submit_has_one_thread_and_so_has_ainfer(echo):
+    code = """
+        import asyncio
+        def threads():
+            return len(os.listdir("/proc/self/task"))
+        before = threads()  # NumPy's may be among them
+        with rb.connect("echo") as m:
+            m(x)
+            with m.request() as req:
+                req.run()
+            assert threads() == before
+            m.submit(x).result(20)
+            assert threads() == before + 1, threads()
+        assert threads() == before
+        with rb.connect("echo") as m:
+            asyncio.run(m.ainfer(x))
+            assert threads() == before + 1, threads()
+        print("fine")
+    """
+    assert python(code, socket=echo) == "fine"
+
+
+@pytest.fixture
+def still():
+    """A broker with the model echo, and what stops it for a while."""
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        path = os.path.join(folder, "b.sock")
+        with broker_at(path) as broker, go_worker(path, "--model", "echo", "--wait_time", "0s"):
+            rb_wait(path, "echo")
+            with rb.connect("echo", socket=path, window=8, wait=10) as m:
+                m(x)
+                m.submit(x).result(20)
+                broker.send_signal(signal.SIGSTOP)
+                try:
+                    yield m
+                finally:
+                    broker.send_signal(signal.SIGCONT)
+
+
+def _wait(m: rb.Model) -> None:
+    with m.request() as req:
+        req.commit().wait(0.2)
+
+
+def _run(m: rb.Model) -> None:
+    with m.request() as req:
+        req.run(0.2)
+
+
+TIMEOUTS = {
+    "call": lambda m: m(x, timeout=0.2),
+    "rows": lambda m: m(np.zeros((2, 16), "f4"), timeout=0.2),
+    "priority": lambda m: m(x, timeout=0.2, priority=0),
+    "run": _run,
+    "wait": _wait,
+    "submit": lambda m: m.submit(x, timeout=0.2).result(20),
+    "ainfer": lambda m: asyncio.run(m.ainfer(x, timeout=0.2)),
+}
+
+
+def test_timeouts_end_at_their_time_while_the_broker_stands_still(still):
+    for name, use in TIMEOUTS.items():
+        start = time.monotonic()
+        with pytest.raises((rb.Expired, rb.Timeout)):
+            use(still)
+        took = time.monotonic() - start
+        assert 0.19 < took < 10, name  # without it they wait for as long as the broker does
+
+
+def test_a_loop_that_was_closed_in_the_midst_gives_its_slots_back(socket):
+    go_on = threading.Event()
+
+    @rb.worker("slowly", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
+    def slowly(batch) -> None:
+        go_on.wait(20)
+
+    with serving(slowly, socket), rb.connect("slowly", socket=socket, window=4, wait=10) as m:
+        loop = asyncio.new_event_loop()
+        tasks = [loop.create_task(m.ainfer(x)) for _ in range(4)]
+        loop.run_until_complete(asyncio.sleep(0.05))
+        for t in tasks:
+            t._log_destroy_pending = False
+        loop.close()
+        go_on.set()
+        assert asyncio.run(asyncio.wait_for(m.ainfer(x), 20)).shape == (16,)
+        with m.request(rows=4, timeout=20):
+            pass
+
+
+def test_a_coroutine_that_is_closed_gives_its_slot_back(echo):
+    with rb.connect("echo", socket=echo, window=1) as m:
+        loop = asyncio.new_event_loop()
+
+        async def begin() -> None:
+            coroutine = m.ainfer(x)
+            coroutine.send(None)  # sent, and waiting
+            coroutine.close()  # GeneratorExit
+
+        for _ in range(5):
+            loop.run_until_complete(begin())
+        loop.close()
+        with m.request(timeout=20):
+            pass
+
+
+def test_a_callback_that_exits_does_not_end_the_others(echo, caplog):
+    def leave(_future) -> None:
+        raise SystemExit(3)
+
+    with rb.connect("echo", socket=echo, window=4) as m:
+        for _ in range(5):
+            m.submit(x).add_done_callback(leave)
+        assert m.submit(x).result(20).shape == (16,)
+        deadline = time.monotonic() + 20
+        while "SystemExit" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert "SystemExit" in caplog.text
+
+
+WORKER = """
+import sys, time
+import ringbatch as rb
+
+@rb.worker("steady", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0, max_batch_size=4)
+def steady(batch):
+    time.sleep(0.003)
+    batch.outputs["y"][...] = batch.inputs["x"]
+
+try:
+    steady.run(socket=sys.argv[1], wait=20)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_on_a_worker_fails_no_request(socket):
+    """It finishes its batch; the others run the rest."""
+
+    def worker() -> subprocess.Popen:
+        return subprocess.Popen([sys.executable, "-c", textwrap.dedent(WORKER), socket], stdout=subprocess.PIPE, text=True)
+
+    workers = [worker(), worker()]
+    try:
+        with rb.connect("steady", socket=socket, window=16, wait=20) as m:
+            done, failures, stop = [0], [], threading.Event()
+
+            def call() -> None:
+                while not stop.is_set():
+                    try:
+                        m(x)
+                        done[0] += 1
+                    except rb.Error as e:
+                        failures.append(e)
+
+            threads = [threading.Thread(target=call) for _ in range(12)]
+            for t in threads:
+                t.start()
+            for _ in range(4):
+                seen = done[0]
+                while done[0] < seen + 40:
+                    time.sleep(0.005)
+                workers.append(worker())
+                first = workers.pop(0)
+                while len(next(n["workers"] for n in rb.stats(socket)["models"] if n["name"] == "steady")) < 3:
+                    time.sleep(0.01)
+                first.send_signal(signal.SIGINT)
+                assert first.communicate(timeout=20)[0] == "interrupted\n"
+            stop.set()
+            for t in threads:
+                t.join(20)
+            assert not failures, failures[:3]
+    finally:
+        for p in workers:
+            p.kill()
+            p.communicate()
