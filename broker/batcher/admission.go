@@ -16,6 +16,9 @@ func (l *learner) late(now Time, r *Request, queuedRows int) bool {
 	if due == Never || !l.shapes[0].known() {
 		return false
 	}
+	if queuedRows == 0 && l.busy < l.present() {
+		return false // if nothing ran any more, nothing could be learned: the first batch may have been the only slow one
+	}
 	l.refreshTable()
 	most := l.settings.MaxBatchSize
 	full := l.expected(most)

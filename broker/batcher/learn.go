@@ -156,10 +156,10 @@ func (l *learner) arrived(r *Request) {
 		l.rowEvery += (min(gap, float64(time.Second)) - l.rowEvery) / 32
 	}
 	l.rowAt = max(l.rowAt, r.Arrived)
+	l.clientJoined(r.Client)
 	if !l.auto {
 		return
 	}
-	l.clientJoined(r.Client)
 	c := &l.clients[r.Client]
 	x := record{
 		arrived: r.Arrived, client: r.Client, rows: int32(r.Rows), level: uint8(r.Level),

@@ -73,6 +73,7 @@ type flags struct {
 	json              bool
 	plot              string
 	grid              string
+	sweep             bool
 	help              bool
 	set               *pflag.FlagSet
 }
@@ -115,6 +116,7 @@ func newFlags() *flags {
 	s.StringVar(&f.plot, "plot", "", "draw latencies and batch sizes into an SVG `file`")
 	s.StringVar(&f.grid, "grid", "", "hold wait_time auto against fixed waits in every cell of a `grid`, first or second, instead; 40,000 requests a cell unless --requests is given")
 	s.Lookup("grid").NoOptDefVal = "first"
+	s.BoolVar(&f.sweep, "sweep", false, "mean latency against load for wait_time auto and fixed waits, as a table, and with --plot as a picture")
 	s.BoolVarP(&f.help, "help", "h", false, "show this text")
 	return f
 }
@@ -134,6 +136,12 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	if f.grid != "" {
 		if err := f.runGrid(ctx, stdout, stderr); err != nil {
+			return failure(stderr, err)
+		}
+		return exitOK
+	}
+	if f.sweep {
+		if err := f.runSweep(ctx, stdout); err != nil {
 			return failure(stderr, err)
 		}
 		return exitOK
