@@ -96,6 +96,17 @@ chaos: chaos-build ## kill campaigns on real processes, at full length
 chaos-short: chaos-build ## the same in a minute or two
 	./bin/chaos --short
 
+# The weekly run. PARTS=clients,workers for some of it, LIMIT=1h for what fits;
+# it goes on where it was interrupted.
+.PHONY: torture torture-build
+torture-build: chaos-build
+	CGO_ENABLED=0 go build -ldflags "-X github.com/ringbatch/ringbatch/internal/torture.Commit=$$(git describe --always --abbrev=12 --dirty=+changes --exclude '*')" -o bin/torture ./cmd/torture
+	CGO_ENABLED=0 go test -c -o bin/broker.test ./broker
+	CGO_ENABLED=0 go test -c -o bin/batcher.test ./broker/batcher
+
+torture: torture-build ## the long runs: about three hours on 2 cores; writes docs/results/torture.md
+	./bin/torture --parts "$(PARTS)" --limit "$(or $(LIMIT),0)" --table docs/results/torture.md
+
 SOAK ?= 20m
 soak: chaos-build ## everything at once at low intensity for SOAK, with a plot
 	./bin/chaos --soak $(SOAK) --out .

@@ -124,6 +124,20 @@ func (c *Client) StatsJSON(ctx context.Context) ([]byte, error) {
 	return rep.Stats, nil
 }
 
+// Batches are the batches of a model that workers have finished since the first
+// so many, as far as the broker remembers them.
+func (c *Client) Batches(ctx context.Context, model string, since uint64) (*stats.Batches, error) {
+	rep, err := c.call(ctx, &control.Request{Op: control.OpBatches, Model: model, Since: since})
+	if err != nil {
+		return nil, err
+	}
+	b := new(stats.Batches)
+	if err := json.Unmarshal(rep.Stats, b); err != nil {
+		return nil, fmt.Errorf("batches: %w", err)
+	}
+	return b, nil
+}
+
 // Set changes settings of a model's policy while it runs: all of them, or none
 // if one is refused.
 func (c *Client) Set(ctx context.Context, model string, settings policy.Policy) error {

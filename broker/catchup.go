@@ -125,6 +125,7 @@ func (s *stage) finish(w *workerSession, d *shm.Done) error {
 		w.batches++
 		w.computed += time.Duration(finished - started)
 		s.stats.seconds.computed(started, finished)
+		s.recent.add(batchRecord{worker: int32(w.id), rows: p.rows, requests: uint32(len(p.requests)), posted: p.posted, started: started, finished: finished})
 		s.batcher.BatchDone(w.id, batcher.BatchID(p.batch), batcher.Time(started), batcher.Time(finished))
 		w.spare = append(w.spare, p)
 		return nil

@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -272,6 +273,11 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 		rep.Stats, err = json.Marshal(&s)
 	case control.OpSet:
 		err = b.setAndSave(req)
+	case control.OpBatches:
+		var s stats.Batches
+		if s, err = b.batchesSince(req.Model, req.Since); err == nil {
+			rep.Stats, err = json.Marshal(&s)
+		}
 	case control.OpHandOver:
 		b.handOver()
 	case control.OpRestart, control.OpScale:

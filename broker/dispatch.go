@@ -48,7 +48,7 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 	mail, reqs := w.box.At(w.posted)
 	*mail = shm.Mail{Batch: uint64(d.Batch), Dispatched: now, Requests: uint32(len(d.Requests)), Rows: uint32(d.Rows), PadTo: uint32(d.PadTo), Dims: d.Dims}
 	p := w.newMail()
-	p.batch, p.number, p.posted, p.begun = uint64(d.Batch), w.posted, now, now
+	p.batch, p.number, p.posted, p.begun, p.rows = uint64(d.Batch), w.posted, now, now, uint32(d.Rows)
 	if s.settings.Ragged {
 		for _, id := range d.Requests {
 			for i, n := range s.ring.slot(uint32(id)).commit.Dims {

@@ -152,7 +152,7 @@ func (s *stage) workerDead(w *workerSession, why string) {
 	w.close(s.loop)
 	s.stats.lost++
 	if w.name != "" {
-		s.stats.deaths[w.name]++
+		s.stats.died(w.name)
 	}
 	s.log.Info("worker left", "worker", w.label(), "id", w.id, "pid", w.pid, "why", why, "requeued", requeued)
 	if replace {

@@ -43,8 +43,9 @@ type stage struct {
 	runningDeadline int64 // not later than the earliest deadline of a running request
 	leaseEnd        int64 // not later than the earliest end of a lease
 
-	since time.Time
-	stats stageStats
+	since  time.Time
+	stats  stageStats
+	recent recent
 }
 
 func newStage(r *ring, cfg ModelConfig, settings policy.Settings, b *batcher.Batcher) *stage {

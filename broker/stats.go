@@ -32,6 +32,18 @@ func (s *stageStats) init(maxBatch int) {
 	s.deaths = map[string]int{}
 }
 
+// maxDeaths bounds how many worker names are remembered. Workers whose names
+// never come again would fill it: then it starts anew.
+const maxDeaths = 1024
+
+// died counts a worker of that name.
+func (s *stageStats) died(name string) {
+	if _, known := s.deaths[name]; !known && len(s.deaths) >= maxDeaths {
+		clear(s.deaths)
+	}
+	s.deaths[name]++
+}
+
 func (s *stageStats) ended(st status.Code) { s.byStatus[st%64]++ }
 
 func (s *stageStats) dispatched(d *batcher.Dispatch) {

@@ -46,6 +46,7 @@ type mail struct {
 	batch    uint64
 	number   uint64
 	posted   int64
+	rows     uint32
 	begun    int64 // from when its lease counts, as far as is known; see leaseOf
 	requests []mailed
 }

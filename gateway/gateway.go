@@ -49,11 +49,12 @@ type Config struct {
 	DrainDelay time.Duration // how long readiness is false before new requests are refused
 	DrainTime  time.Duration // how long accepted requests may take to finish
 
-	Version string       // told in the server's metadata
-	Other   http.Handler // whatever is not the protocol's; default: 404
-	Logger  *slog.Logger
-	Started func(httpAddr, grpcAddr net.Addr) // the doors are open
-	Memory  shm.Memory                        // default: shm.Memfd; tests use shm.Heap
+	Version        string       // told in the server's metadata
+	AdminTokenFile string       // for Other: see gateway/console
+	Other          http.Handler // whatever is not the protocol's; default: 404
+	Logger         *slog.Logger
+	Started        func(httpAddr, grpcAddr net.Addr) // the doors are open
+	Memory         shm.Memory                        // default: shm.Memfd; tests use shm.Heap
 
 	pace pace // tests are in a hurry
 }

@@ -56,7 +56,11 @@ func (d httpDoor) serveGuarded(w http.ResponseWriter, r *http.Request) {
 	d.ServeHTTP(w, r)
 }
 
-func isProbe(path []string) bool { return len(path) > 1 && path[0] == "v2" && path[1] == "health" }
+// isProbe are the paths for which nobody has to show who they are: whether it
+// lives, and the page, which has no data in it.
+func isProbe(path []string) bool {
+	return len(path) > 1 && path[0] == "v2" && path[1] == "health" || len(path) == 1 && path[0] == "dashboard"
+}
 
 // errNoPath is a path that means nothing here.
 var errNoPath = errors.New("no such path")

@@ -105,6 +105,8 @@ func (c *Config) check() error {
 	switch {
 	case c.Model == "" || c.Target == "":
 		return fmt.Errorf("%w: a relay needs a model and a target", status.ErrInvalid)
+	case strings.HasPrefix(c.Target, "xds:"):
+		return fmt.Errorf("%w: xds targets are not built in: put Envoy between (deploy/envoy), or give dns:///NAME:PORT", status.ErrInvalid)
 	case !slices.Contains(Routes(), string(c.Route)):
 		return fmt.Errorf("%w: no route %q; there are %s", status.ErrInvalid, c.Route, strings.Join(Routes(), ", "))
 	case c.InFlight < 1 || c.InFlight > shm.MaxMailDepth:

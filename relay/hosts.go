@@ -42,7 +42,6 @@ type host struct {
 	name  string
 
 	sub    balancer.SubConn // nil while it is not connected
-	free   bool             // another balancer chooses: any connection will do
 	cancel context.CancelFunc
 	usable bool
 	said   string // why it is not, as it was logged
@@ -203,7 +202,7 @@ func (h *host) well() {
 	p := h.hosts
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if h.usable || h.sub == nil && !h.free {
+	if h.usable || h.sub == nil {
 		return
 	}
 	h.usable, h.window, h.pass = true, firstWindow, p.leastPass()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -110,13 +109,7 @@ func (r *relay) connect() error {
 		target = "list:///" + list[0]
 	}
 	r.hosts.check = r.checkHost
-	if strings.HasPrefix(target, "xds:") { // its control plane balances
-		h := r.hosts.add(target)
-		h.free = true
-		h.connected(nil)
-	} else {
-		options = append(options, grpc.WithDisableServiceConfig(), grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"`+policyName+`": {}}]}`))
-	}
+	options = append(options, grpc.WithDisableServiceConfig(), grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"`+policyName+`": {}}]}`))
 	if r.conn, err = grpc.NewClient(target, options...); err != nil {
 		return fmt.Errorf("target %q: %w", r.cfg.Target, err)
 	}

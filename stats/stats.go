@@ -224,3 +224,20 @@ type Process struct {
 	LastEnd      string  `json:"last_end,omitempty"` // why it ended last
 	Command      string  `json:"command"`
 }
+
+// Batches are batches that workers of a model have finished, oldest first.
+type Batches struct {
+	Count   uint64  `json:"count"`  // ever; what to ask with the next time
+	NowUS   int64   `json:"now_us"` // the broker's clock, in Unix microseconds, as all times here
+	Batches []Batch `json:"batches"`
+}
+
+// Batch is one of them.
+type Batch struct {
+	Worker     int   `json:"worker"` // Worker.ID
+	Rows       int   `json:"rows"`
+	Requests   int   `json:"requests"`
+	PostedUS   int64 `json:"posted_us"`
+	StartedUS  int64 `json:"started_us"`
+	FinishedUS int64 `json:"finished_us"`
+}

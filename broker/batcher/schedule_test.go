@@ -18,6 +18,7 @@ import (
 
 var (
 	seedFlag      = flag.Uint64("seed", 0, "replay the random schedule with this seed, verbosely")
+	firstFlag     = flag.Uint64("first_seed", 1, "the seed of the first random schedule")
 	schedulesFlag = flag.Int("schedules", 0, "number of random schedules (default 40000; fewer with -short or -race)")
 )
 
@@ -45,10 +46,11 @@ func TestRandomSchedulesAreDecidedAsTheReferenceDoes(t *testing.T) {
 	for range runtime.GOMAXPROCS(0) {
 		workers.Go(func() {
 			for failed.Load() < 5 {
-				seed := next.Add(1)
-				if seed > uint64(count) {
+				n := next.Add(1)
+				if n > uint64(count) {
 					return
 				}
+				seed := *firstFlag + n - 1
 				if err := runSchedule(seed, nil); err != nil {
 					failed.Add(1)
 					t.Errorf("seed %d: %v\nreplay: go test ./broker/batcher -run RandomSchedules -seed %d -v", seed, err, seed)

@@ -163,6 +163,7 @@ static void answer(rb_taken *b, uint32_t i, int64_t finished)
 void rb_taken_complete(rb_taken *b)
 {
 	rb_work *w = b->worker;
+	rb_crew_leave(w, b->slot); /* the slots are somebody else's from here on */
 	int64_t now = rb_now();
 	rb_done_entry done = {.batch = b->shown.id, .started = b->started, .finished = now};
 	for (uint32_t i = 0; i < b->shown.requests; i++) {
@@ -331,7 +332,8 @@ static int fail_one(rb_taken *b, uint32_t i, const char *text)
 }
 
 /* Copies the rows of a column, and clears the padding behind them. */
-static int gather(rb_taken *b, int side, uint32_t k, void *to, uint64_t bytes)
+/* The rows of a column, one behind the other in room of so many bytes. */
+static int rows_of(rb_taken *b, int side, uint32_t k, uint64_t bytes, rb_rows *r)
 {
 	const rb_tensor *t;
 	const uint32_t *dims;
@@ -340,21 +342,41 @@ static int gather(rb_taken *b, int side, uint32_t k, void *to, uint64_t bytes)
 		return status;
 	if (ragged(b, side, t))
 		return no_shape(t);
-	uint64_t size = rb_row_bytes(t, dims), need = size * b->shown.pad_to;
-	if (bytes < need)
+	uint64_t size = rb_row_bytes(t, dims);
+	if (bytes < size * b->shown.pad_to)
 		return rb_fail(RB_ERR_SIZE, "%s: %u rows of %llu bytes, the buffer has %llu", rb_status_text(RB_ERR_SIZE), b->shown.pad_to, (unsigned long long)size, (unsigned long long)bytes);
-	const uint8_t *plane = b->shown.base + t->offset;
-	bool together = rb_gather_together(b->worker, plane, b->slot, b->shown.rows, size, t->stride, to);
-	for (uint32_t i = 0; i < b->shown.runs && !together; i++) {
-		const rb_run *r = &b->run[i];
-		uint8_t *at = (uint8_t *)to + r->row * size;
-		if (size == t->stride)
-			memcpy(at, plane + r->slot * t->stride, r->rows * size);
-		else
-			for (uint32_t j = 0; j < r->rows; j++)
-				memcpy(at + j * size, plane + (r->slot + j) * t->stride, size);
-	}
-	memset((uint8_t *)to + b->shown.rows * size, 0, (b->shown.pad_to - b->shown.rows) * size);
+	*r = (rb_rows){.plane = b->shown.base + t->offset, .slot = b->slot, .count = b->shown.rows, .size = size, .stride = t->stride};
+	return RB_OK;
+}
+
+static int prefetch(rb_taken *b, uint32_t k, void *to, uint64_t bytes)
+{
+	rb_rows r;
+	int status = rows_of(b, RB_INPUT, k, bytes, &r);
+	if (!status)
+		rb_crew_begin(b->worker, &r, to);
+	return status;
+}
+
+static int gather(rb_taken *b, int side, uint32_t k, void *to, uint64_t bytes)
+{
+	rb_rows r;
+	int status = rows_of(b, side, k, bytes, &r);
+	if (status)
+		return status;
+	if (rb_crew_begin(b->worker, &r, to))
+		rb_crew_finish(b->worker);
+	else
+		for (uint32_t i = 0; i < b->shown.runs; i++) {
+			const rb_run *run = &b->run[i];
+			uint8_t *at = (uint8_t *)to + run->row * r.size;
+			if (r.size == r.stride)
+				memcpy(at, r.plane + run->slot * r.stride, run->rows * r.size);
+			else
+				for (uint32_t j = 0; j < run->rows; j++)
+					memcpy(at + j * r.size, r.plane + (run->slot + j) * r.stride, r.size);
+		}
+	memset((uint8_t *)to + r.count * r.size, 0, (b->shown.pad_to - r.count) * r.size);
 	return RB_OK;
 }
 
@@ -412,6 +434,13 @@ int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint6
 	if (!to)
 		return rb_missing();
 	WITH(batch, gather(b, side, k, to, bytes));
+}
+
+int rb_batch_prefetch(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes)
+{
+	if (!to)
+		return rb_missing();
+	WITH(batch, prefetch(b, k, to, bytes));
 }
 
 int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes)

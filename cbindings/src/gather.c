@@ -7,6 +7,9 @@
  *  1. the worker's thread describes the job, opens it and wakes the crew
  *  2. everybody takes parts of it until there are none left
  *  3. the worker's thread closes the job and waits for who is still inside
+ *
+ * With rb_batch_prefetch the crew begins alone, while the worker's thread runs
+ * and answers the batch before; 3 is then in rb_batch_gather.
  */
 #include <sched.h>
 #include <signal.h>
@@ -24,10 +27,9 @@ struct rb_crew {
 	_Atomic uint32_t round;  /* +1 for each job, and at the end; a futex */
 	_Atomic bool open, stop;
 	_Atomic uint32_t inside; /* helpers that look at the job */
-	/* The job: rows of size bytes, from their slots to one place. */
-	const uint8_t *plane;
-	const uint32_t *slot;
-	uint64_t size, stride, bytes;
+	/* The job. */
+	rb_rows rows;
+	uint64_t bytes;
 	uint8_t *to;
 	_Atomic uint64_t next; /* the first byte that nobody has taken */
 };
@@ -35,13 +37,14 @@ struct rb_crew {
 /* Takes parts until there are none left. */
 static void copy_parts(rb_crew *c)
 {
+	const rb_rows *r = &c->rows;
 	for (;;) {
 		uint64_t at = atomic_fetch_add(&c->next, PART), end = at + PART < c->bytes ? at + PART : c->bytes;
 		if (at >= c->bytes)
 			return;
 		while (at < end) {
-			uint64_t row = at / c->size, in_row = at % c->size, n = c->size - in_row < end - at ? c->size - in_row : end - at;
-			memcpy(c->to + at, c->plane + c->slot[row] * c->stride + in_row, n);
+			uint64_t row = at / r->size, in_row = at % r->size, n = r->size - in_row < end - at ? r->size - in_row : end - at;
+			memcpy(c->to + at, r->plane + r->slot[row] * r->stride + in_row, n);
 			at += n;
 		}
 	}
@@ -93,26 +96,45 @@ static rb_crew *crew_of(rb_work *w)
 	return w->crew = c;
 }
 
-bool rb_gather_together(rb_work *w, const uint8_t *plane, const uint32_t *slot, uint32_t rows, uint64_t size, uint64_t stride, uint8_t *to)
+/* Describes the job and wakes the crew. */
+static void open_job(rb_crew *c, const rb_rows *r, uint8_t *to)
 {
-	rb_crew *c = rows * size >= LEAST_BYTES ? crew_of(w) : NULL;
-	if (!c)
-		return false;
-	c->plane = plane;
-	c->slot = slot;
-	c->size = size;
-	c->stride = stride;
-	c->bytes = rows * size;
+	c->rows = *r;
+	c->bytes = r->count * r->size;
 	c->to = to;
 	c->next = 0;
 	c->open = true;
 	atomic_fetch_add(&c->round, 1);
-	uint64_t others = (c->bytes - 1) / PART; /* parts besides our own first one */
-	rb_futex_wake(&c->round, (int)(others < c->helpers ? others : c->helpers), true);
+	uint64_t parts = (c->bytes + PART - 1) / PART;
+	rb_futex_wake(&c->round, (int)(parts < c->helpers ? parts : c->helpers), true);
+}
+
+void rb_crew_finish(rb_work *w)
+{
+	rb_crew *c = w->crew;
+	if (!c || !c->open)
+		return;
 	copy_parts(c);
 	c->open = false;
 	while (c->inside)
 		sched_yield(); /* they have one part left each */
+}
+
+void rb_crew_leave(rb_work *w, const uint32_t *slot)
+{
+	if (w->crew && w->crew->open && w->crew->rows.slot == slot)
+		rb_crew_finish(w);
+}
+
+bool rb_crew_begin(rb_work *w, const rb_rows *r, uint8_t *to)
+{
+	rb_crew *c = r->count * r->size >= LEAST_BYTES ? crew_of(w) : NULL;
+	if (!c)
+		return false;
+	if (c->open && c->to == to && !memcmp(&c->rows, r, sizeof *r)) /* it has begun already */
+		return true;
+	rb_crew_finish(w);
+	open_job(c, r, to);
 	return true;
 }
 
@@ -122,6 +144,7 @@ void rb_crew_end(rb_work *w)
 	if (!c)
 		return;
 	w->crew = NULL;
+	c->open = false;
 	c->stop = true;
 	atomic_fetch_add(&c->round, 1);
 	rb_futex_wake(&c->round, INT32_MAX, true);

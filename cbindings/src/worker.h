@@ -65,8 +65,19 @@ void rb_taken_free(rb_taken *b);
 void rb_taken_fail_all(rb_taken *b, const char *text);
 
 /* gather.c */
-/* Copies rows together, with the crew's help; false if that is not worth it. */
-bool rb_gather_together(rb_work *w, const uint8_t *plane, const uint32_t *slot, uint32_t rows, uint64_t size, uint64_t stride, uint8_t *to);
+/* Rows of size bytes, by the numbers of their slots. */
+typedef struct rb_rows {
+	const uint8_t *plane;
+	const uint32_t *slot;
+	uint64_t count, size, stride;
+} rb_rows;
+
+/* Has the crew copy rows together; false if that is not worth it. */
+bool rb_crew_begin(rb_work *w, const rb_rows *r, uint8_t *to);
+/* Helps it until that is done. */
+void rb_crew_finish(rb_work *w);
+/* Finishes what was begun of the batch with these slots, if nobody has. */
+void rb_crew_leave(rb_work *w, const uint32_t *slot);
 void rb_crew_end(rb_work *w);
 
 /* fork.c */

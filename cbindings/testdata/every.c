@@ -159,6 +159,8 @@ static void *run_worker(void *arg)
 		WANT(RB_OK, status);
 		float gathered[64 * 4];
 		WANT(RB_ERR_SIZE, rb_batch_gather(b, RB_INPUT, 0, gathered, 3));
+		WANT(RB_ERR_SIZE, rb_batch_prefetch(b, 0, gathered, 3));
+		WANT(RB_OK, rb_batch_prefetch(b, 0, gathered, sizeof gathered));
 		WANT(RB_OK, rb_batch_gather(b, RB_INPUT, 0, gathered, sizeof gathered));
 		void *first;
 		uint64_t bytes;

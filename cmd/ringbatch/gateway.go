@@ -29,7 +29,7 @@ func runGateway(ctx context.Context, args []string) error {
 	}
 	defer written.end()
 	cfg.Logger, cfg.Version = log, version
-	cfg.Other = console.New(console.Config{Socket: cfg.Socket, Logger: log})
+	cfg.Other = console.New(console.Config{Socket: cfg.Socket, AdminTokenFile: cfg.AdminTokenFile})
 	manager := sdnotify.FromEnvironment()
 	cfg.Started = func(web, rpc net.Addr) {
 		greet(ctx, &cfg, web, rpc)
@@ -84,6 +84,7 @@ func gatewayConfig(args []string) (cfg gateway.Config, logs *logFlags, err error
 	f.DurationVar(&cfg.ClaimWait, "claim_wait", gateway.DefaultClaimWait, "how long a request without a deadline waits for room in the ring")
 	f.DurationVar(&cfg.DrainDelay, "drain_delay", 0, "after SIGTERM, how long readiness is false before requests are refused")
 	f.DurationVar(&cfg.DrainTime, "drain_time", gateway.DefaultDrainTime, "and how long accepted requests may take to finish")
+	f.StringVar(&cfg.AdminTokenFile, "admin_token_file", "", "settings can be changed on the page (/dashboard) with one of these tokens: lines of a name and a token")
 	logs = addLogFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
 		return cfg, logs, err

@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/pflag"
+
+	"github.com/ringbatch/ringbatch/internal/printable"
 )
 
 // command is one subcommand. run gets the arguments after its name.
@@ -38,6 +40,7 @@ func commands() []command {
 		{"gateway", "open a network door to the models: HTTP and gRPC", runGateway},
 		{"ready", "exit status 0 if models would answer", runReady},
 		{"relay", "serve a model that runs on other hosts", runRelay},
+		{"dashboard", "serve a page that shows the broker at work", runDashboard},
 		{"stats", "show what the broker counts", runStats},
 		{"models", "list the broker's models", runModels},
 		{"set", "change a model's batching policy while it runs", runSet},
@@ -65,7 +68,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "ringbatch:", err)
 		os.Exit(2)
 	default:
-		fmt.Fprintln(os.Stderr, "ringbatch:", err)
+		fmt.Fprintln(os.Stderr, "ringbatch:", printable.Lines(err.Error(), 16<<10)) // it may be a worker's text
 		os.Exit(1)
 	}
 }

@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func runStats(ctx context.Context, args []string) error {
@@ -116,7 +118,7 @@ func printModel(m *stats.Model) {
 		if gpu == "" {
 			gpu = "-"
 		}
-		fmt.Fprintf(w, "  %d\t%s\t%d\t%s\t%s\t%s\t%d\t%.0f %%\t%d\n", k.ID, k.Name, k.Pid, gpu, k.State, seconds(k.SinceS), k.Batches, 100*k.BusyS/max(k.SinceS, 1e-9), k.Restarts)
+		fmt.Fprintf(w, "  %d\t%s\t%d\t%s\t%s\t%s\t%d\t%.0f %%\t%d\n", k.ID, printable.Text(k.Name, tensor.MaxNameBytes), k.Pid, printable.Text(gpu, tensor.MaxNameBytes), k.State, seconds(k.SinceS), k.Batches, 100*k.BusyS/max(k.SinceS, 1e-9), k.Restarts)
 	}
 	w.Flush()
 }

@@ -7,7 +7,6 @@
 package console
 
 import (
-	"log/slog"
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,13 +17,17 @@ import (
 // Config is how a console runs.
 type Config struct {
 	Socket string // the broker's; default as everywhere
-	Logger *slog.Logger
-	More   []prometheus.Collector // told at /metrics too
+	// Changes on the page take one of the tokens of this file, lines of a name
+	// and a token. Without it the page is for reading only.
+	AdminTokenFile string
+	More           []prometheus.Collector // told at /metrics too
 }
 
 // New makes the console.
 func New(cfg Config) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", metricsHandler(admin.New(cfg.Socket), cfg.More...))
+	a := admin.New(cfg.Socket)
+	mux.Handle("GET /metrics", metricsHandler(a, cfg.More...))
+	(&api{admin: a, tokenFile: cfg.AdminTokenFile}).register(mux)
 	return mux
 }

@@ -40,5 +40,9 @@ def test_the_go_example(doors: Doors, tmp_path: pathlib.Path) -> None:
         assert out == "y [1 16] 64\n"
 
 
+def test_the_kubernetes_manifests() -> None:
+    subprocess.run([sys.executable, ROOT / "deploy" / "kubernetes" / "check.py"], check=True)
+
+
 def test_the_kserve_manifests() -> None:
     subprocess.run([sys.executable, ROOT / "deploy" / "kserve" / "check.py"], check=True)

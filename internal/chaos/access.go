@@ -61,6 +61,7 @@ func access(r *run) error {
 		}
 		r.bed.End(b)
 		fmt.Printf("   %s\n", c.about)
+		r.progress(i + 1)
 	}
 	return nil
 }

@@ -12,11 +12,16 @@ import (
 // the old one end with BrokerGone; clients and workers attach again by
 // themselves.
 func killBrokers(r *run) error {
-	h, err := r.startHost(r.brokerJob(), 2, testbed.Limits{})
+	h, err := r.startHost(r.withNeighbour(), 2, testbed.Limits{})
 	if err != nil {
 		return err
 	}
-	if err := h.load(loadJob{Load: 8, Pause: 2000}); err != nil {
+	for _, kind := range r.kinds() {
+		if err := h.loadOf(kind, 4, 3*time.Millisecond, patience); err != nil {
+			return err
+		}
+	}
+	if err := h.neighbourhood(); err != nil {
 		return err
 	}
 	dial, cancel := context.WithTimeout(r.ctx, 10*time.Second)

@@ -3,7 +3,9 @@ package chaos
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -28,6 +30,15 @@ var campaigns = []campaign{
 	{"signals", "SIGURG, SIGPROF, SIGUSR1 and SIGCHLD at kHz; events are signals", 100_000, 5_000, signalStorm},
 	{"limits", "no descriptors for the broker, no disk for its log", 2, 2, limits},
 	{"access", "who may connect, with real users", 5, 5, access},
+	{"permissions", "who may infer, serve and administer, with real users; events are sets of permissions", 8, 8, permissions},
+	{"foreign", "deaths of workers of another user, the end of the socket before that of the process", 500, 24, foreignDeaths},
+	{"forks", "sessions that end in good order while a forked child keeps the connection", 192, 12, forkedChildren},
+	{"frames", "unfinished frames and slow senders, 800 connections each, the broker in a small memory cgroup", 24, 8, unfinishedFrames},
+	{"nuisances", "legal but costly: cancels, expired commits, huge rings, attach storms, long settings, idle connections, a refused user", 18, 3, annoy},
+	{"standstill", "SIGSTOP of the broker past the deadlines of Go, C and Python clients", 50, 3, standstill},
+	{"namespaces", "PID namespaces: deaths and an offender where numbers of processes mean nothing", 400, 30, namespaces},
+	{"texts", "long names, terminal escapes, forged lines, many models", 200, 60, peersTexts},
+	{"mishaps", "exceptions of signal handlers, closed event loops and raising callbacks in Python clients", 20, 2, pythonMishaps},
 }
 
 // Names are those of the campaigns.
@@ -40,12 +51,34 @@ func Names() (names []string) {
 
 // Options choose what is run.
 type Options struct {
-	Seed  uint64
-	Short bool
-	Only  []string // campaigns; none: all
-	Scale float64  // multiplies the number of events
-	Soak  time.Duration
-	Out   string // folder for the soak's files
+	Seed   uint64
+	Short  bool
+	Only   []string // campaigns; none: all
+	Scale  float64  // multiplies the number of events
+	Events int      // of each campaign, instead of its own number; 0: that
+	Width  int      // events at once, in campaigns of many; 0: 3
+	Soak   time.Duration
+	Out    string // folder for the soak's files
+	Report string // file for the results, as JSON
+}
+
+// Result is what a campaign came to.
+type Result struct {
+	Campaign                  string
+	Seed                      uint64
+	Events                    int // that really took place
+	Passed, Failed, NotJudged int
+	Answers                   int            // honest requests that got the right bytes
+	Named                     map[string]int // and those that ended with a named error
+	Spans                     map[string]Span
+	Failures                  []string
+	Seconds                   float64
+}
+
+// Span is how long something took, in milliseconds.
+type Span struct {
+	N             int
+	P50, P99, Max float64
 }
 
 // Run runs campaigns, or the soak, and returns how many checks failed.
@@ -57,18 +90,28 @@ func Run(ctx context.Context, o Options) (failed int, err error) {
 	}
 	var all score
 	start := time.Now()
+	var results []Result
 	if o.Soak > 0 {
-		all, err = soak(ctx, o)
+		all, results, err = soak(ctx, o)
 	} else {
-		all, err = runCampaigns(ctx, o)
+		all, results, err = runCampaigns(ctx, o)
 	}
 	if err == nil && ctx.Err() == nil {
+		if o.Report != "" {
+			text, err := json.Marshal(results)
+			if err != nil {
+				return all.failed, err
+			}
+			if err := os.WriteFile(o.Report, text, 0o644); err != nil {
+				return all.failed, err
+			}
+		}
 		fmt.Printf("chaos: %s in %v (seed %d)\n", all, time.Since(start).Round(time.Second), o.Seed)
 	}
 	return all.failed, err
 }
 
-func runCampaigns(ctx context.Context, o Options) (all score, err error) {
+func runCampaigns(ctx context.Context, o Options) (all score, results []Result, err error) {
 	for _, c := range campaigns {
 		if len(o.Only) > 0 && !slices.Contains(o.Only, c.name) {
 			continue
@@ -77,16 +120,22 @@ func runCampaigns(ctx context.Context, o Options) (all score, err error) {
 		if o.Short {
 			events = c.short
 		}
+		if o.Events > 0 {
+			events = o.Events
+		}
 		r, err := newRun(ctx, c.name, o.Seed, max(1, int(float64(events)*o.Scale)))
 		if err != nil {
-			return all, err
+			return all, results, err
+		}
+		if o.Width > 0 {
+			r.width = o.Width
 		}
 		fmt.Printf("== %s: %s (%d events, seed %d)\n", c.name, c.about, r.events, o.Seed)
 		if err := c.run(r); err != nil {
 			r.fail("campaign: %v", err)
 		}
-		r.close()
+		results = append(results, r.close(o.Seed))
 		all.add(r.score)
 	}
-	return all, nil
+	return all, results, nil
 }

@@ -48,6 +48,7 @@ func hostilePeer(r *run) error {
 		return err
 	}
 	p.Latest("mutations", &mutations)
+	r.progress(mutations)
 	r.check(p.Wait(0) == nil, "the hostile process did not come to its end: %v", p.Expect("nothing", nil, 0))
 	r.check(h.broker.Running(), "the broker died: %v", h.broker.State())
 	out := h.log.count("client disconnected: it broke the protocol", "worker disconnected: it broke the protocol")

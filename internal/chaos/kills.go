@@ -135,7 +135,7 @@ func killWorkers(r *run) error {
 // stopWorkers stops workers for longer than their lease. One that had a batch
 // is killed; one that had none goes on as if nothing had happened.
 func stopWorkers(r *run) error {
-	const lease = 80 * time.Millisecond
+	const lease = 120 * time.Millisecond
 	job := r.brokerJob()
 	job.Models[0].Lease = lease
 	h, err := r.startHost(job, 0, testbed.Limits{})

@@ -46,6 +46,8 @@ func limits(r *run) error {
 	if err := fewDescriptors(r); err != nil {
 		return err
 	}
+	r.progress(1)
+	defer r.progress(2)
 	return fullDisk(r)
 }
 

@@ -26,6 +26,11 @@ func Roles() testbed.Roles {
 		"load":    deaf(testbed.With(playLoad)),
 		"hostile": deaf(testbed.With(playHostile)),
 		"ping":    testbed.With(playPing),
+
+		"nuisance": deaf(testbed.With(playNuisance)),
+		"sender":   deaf(testbed.With(playSender)),
+		"forker":   deaf(testbed.With(playForker)),
+		"try":      testbed.With(playTry),
 	}
 }
 
@@ -81,6 +86,7 @@ func newPlayer(c *testbed.Child, job victimJob) *player {
 func (p *player) die() {
 	_ = p.Tell("dying", time.Now().UnixNano())
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT_GROUP, 9, 0, 0) // the first process of a PID namespace cannot kill itself
 	select {}
 }
 
@@ -129,6 +135,8 @@ func (p *player) compute(b *worker.Batch, label string) {
 	switch label {
 	case "taken":
 		p.die()
+	case "hangs up":
+		p.hangUpAndDie()
 	case "random":
 		p.dieWithin(200 * time.Microsecond)
 	}

@@ -43,11 +43,14 @@ type run struct {
 	start  time.Time
 	began  cpuTimes
 
-	mu    sync.Mutex
-	rng   *rand.Rand
-	score score
-	shown time.Time
-	spans map[string][]time.Duration
+	mu       sync.Mutex
+	rng      *rand.Rand
+	score    score
+	shown    time.Time
+	done     int   // events so far
+	sum      tally // of all honest clients
+	failures []string
+	spans    map[string][]time.Duration
 }
 
 func newRun(ctx context.Context, name string, seed uint64, events int) (*run, error) {
@@ -60,7 +63,7 @@ func newRun(ctx context.Context, name string, seed uint64, events int) (*run, er
 		salt = salt*31 + uint64(c)
 	}
 	r := &run{name: name, events: events, width: 3, ctx: ctx, bed: bed, start: time.Now(), shown: time.Now(),
-		rng: rand.New(rand.NewPCG(seed, salt)), spans: map[string][]time.Duration{}}
+		rng: rand.New(rand.NewPCG(seed, salt)), spans: map[string][]time.Duration{}, sum: tally{Named: map[string]int{}}}
 	r.stalls.watch()
 	r.began = r.cpuTimes()
 	return r, nil
@@ -88,18 +91,24 @@ func (r *run) others() int {
 func (r *run) socket() string { return r.bed.Path("broker.sock") }
 
 // close ends what is left of the processes and reports.
-func (r *run) close() {
+func (r *run) close(seed uint64) Result {
 	r.bed.Close()
 	left, err := testbed.Children()
 	r.check(err == nil && len(left) == 0, "processes are left behind: %v, %v", left, err)
 	r.stalls.end()
+	result := Result{Campaign: r.name, Seed: seed, Events: r.done, Answers: r.sum.OK, Named: r.sum.Named, Spans: map[string]Span{}}
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	for _, name := range slices.Sorted(maps.Keys(r.spans)) {
 		d := r.spans[name]
 		slices.Sort(d)
+		result.Spans[name] = Span{len(d), ms(quantile(d, 50)), ms(quantile(d, 99)), ms(quantile(d, 100))}
 		fmt.Printf("   %s: n %d, p50 %v, p99 %v, max %v\n", name, len(d),
 			quantile(d, 50).Round(time.Microsecond), quantile(d, 99).Round(time.Microsecond), quantile(d, 100).Round(time.Microsecond))
 	}
 	fmt.Printf("   %s: %s in %v\n", r.name, r.score, time.Since(r.start).Round(time.Second))
+	result.Passed, result.Failed, result.NotJudged = r.score.passed, r.score.failed, r.score.unjudged
+	result.Failures, result.Seconds = r.failures, time.Since(r.start).Seconds()
+	return result
 }
 
 // quantile of sorted figures: that which percent of them do not exceed.
@@ -133,7 +142,8 @@ func (r *run) check(ok bool, format string, a ...any) {
 		r.score.passed++
 	default:
 		if r.score.failed++; r.score.failed <= 20 {
-			fmt.Printf("   FAILED: %s\n", fmt.Sprintf(format, a...))
+			r.failures = append(r.failures, fmt.Sprintf(format, a...))
+			fmt.Printf("   FAILED: %s\n", r.failures[len(r.failures)-1])
 		}
 	}
 }
@@ -193,6 +203,7 @@ func (r *run) inTime(name string, bound time.Duration) {
 // parallel runs n events, a few at a time.
 func (r *run) parallel(n, width int, event func()) {
 	var next, done atomic.Int64
+	done.Store(int64(r.done)) // there may have been others before
 	var wg sync.WaitGroup
 	for range width {
 		wg.Go(func() {
@@ -218,6 +229,7 @@ func (r *run) untilEnough(samples string, event func()) {
 func (r *run) progress(done int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.done = max(r.done, done)
 	if time.Since(r.shown) < 5*time.Second {
 		return
 	}

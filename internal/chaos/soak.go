@@ -21,10 +21,10 @@ type sample struct {
 
 // soak runs everything at once at low intensity: about one request in a
 // hundred meets a death. It plots what the broker and an honest client use.
-func soak(ctx context.Context, o Options) (score, error) {
+func soak(ctx context.Context, o Options) (score, []Result, error) {
 	r, err := newRun(ctx, "soak", o.Seed, int(o.Soak/time.Second))
 	if err != nil {
-		return score{}, err
+		return score{}, nil, err
 	}
 	samples, err := r.soak(o.Soak)
 	if err != nil {
@@ -40,8 +40,10 @@ func soak(ctx context.Context, o Options) (score, error) {
 			r.fail("%v", err)
 		}
 	}
-	r.close()
-	return r.score, nil
+	if len(samples) > 0 {
+		r.done = samples[len(samples)-1].kills
+	}
+	return r.score, []Result{r.close(o.Seed)}, nil
 }
 
 func (r *run) soak(d time.Duration) (samples []sample, err error) {

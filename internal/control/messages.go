@@ -35,13 +35,14 @@ const ChangeTime = time.Hour
 type Op string
 
 const (
-	OpClient Op = "client" // attach as a client of a model; descriptors: planes, board (read-only), session, doorbell
-	OpWorker Op = "worker" // attach as a worker of a model, declaring it if need be; descriptors: planes, board, session, doorbell
-	OpModels Op = "models" // list the models
-	OpStats  Op = "stats"  // everything the broker counts
-	OpSet    Op = "set"    // change a model's policy
-	OpPing   Op = "ping"   // is anybody there
-	OpWatch  Op = "watch"  // wait until the models change
+	OpClient  Op = "client"  // attach as a client of a model; descriptors: planes, board (read-only), session, doorbell
+	OpWorker  Op = "worker"  // attach as a worker of a model, declaring it if need be; descriptors: planes, board, session, doorbell
+	OpModels  Op = "models"  // list the models
+	OpStats   Op = "stats"   // everything the broker counts
+	OpSet     Op = "set"     // change a model's policy
+	OpBatches Op = "batches" // the last batches of a model, as JSON in Reply.Stats
+	OpPing    Op = "ping"    // is anybody there
+	OpWatch   Op = "watch"   // wait until the models change
 
 	// These answer when they are done, within ChangeTime.
 	OpRestart Op = "restart" // replace a model's worker processes, one by one
@@ -67,7 +68,8 @@ type Request struct {
 	Instances int `msgpack:"instances,omitempty"`
 	// OpSet, OpScale: also keep it for when the broker starts again.
 	Save bool `msgpack:"save,omitempty"`
-	// OpWatch: the value of Reply.Changes that the peer knows.
+	// OpWatch: the value of Reply.Changes that the peer knows. OpBatches: how many
+	// batches it knows of.
 	Since uint64 `msgpack:"since,omitempty"`
 }
 

@@ -34,6 +34,16 @@ func Text(s string, most int) string {
 	return b.String()
 }
 
+// Lines is Text for a text of several lines. All but the first are indented, so
+// that none passes for a line of the program that shows it.
+func Lines(s string, most int) string {
+	lines := strings.Split(s, "\n")
+	for i, line := range lines {
+		lines[i] = Text(line, most)
+	}
+	return strings.Join(lines, "\n  ")
+}
+
 func clean(s string) bool {
 	for i, r := range s {
 		if !shown(r, s[i:]) {

@@ -26,6 +26,12 @@ func TestWhatDoesNotPrintIsEscaped(t *testing.T) {
 	}
 }
 
+func TestFurtherLinesAreIndented(t *testing.T) {
+	if got, want := printable.Lines("it failed\nringbatch: all is well\x1b[0m", 100), "it failed\n  ringbatch: all is well\\x1b[0m"; got != want {
+		t.Errorf("%q, not %q", got, want)
+	}
+}
+
 func TestALongTextIsCutBetweenCharacters(t *testing.T) {
 	for _, s := range []string{strings.Repeat("x", 200), strings.Repeat("ö", 200), strings.Repeat("\x00", 200), strings.Repeat("\xff", 200)} {
 		for most := 3; most < 150; most++ {

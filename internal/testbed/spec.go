@@ -28,6 +28,9 @@ type Spec struct {
 	Limits Limits
 	Wrap   []string // a command that runs the role's binary, like unshare
 
+	// OwnPIDs gives it a PID namespace, whose first process it is. Only root can.
+	OwnPIDs bool
+
 	// UID is another user to become, for which the binary is copied to where
 	// that user may run it. Only root can.
 	UID int
@@ -132,6 +135,9 @@ func (b *Bed) command(p *Process, s *Spec) (err error) {
 		}
 		p.cmd.Dir = "/"
 		attr.Credential = &syscall.Credential{Uid: uint32(s.UID), Gid: uint32(s.UID)}
+	}
+	if s.OwnPIDs {
+		attr.Cloneflags = unix.CLONE_NEWPID
 	}
 	if s.Procs > 0 {
 		p.cmd.Env = append(p.cmd.Env, "GOMAXPROCS="+strconv.Itoa(s.Procs))

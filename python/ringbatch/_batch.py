@@ -81,6 +81,9 @@ class Batch:
     row, in the row's own size.
     """
 
+    _gathered: int | None = None  # the largest input that was gathered, if that is worth doing ahead
+    _gathered_bytes = 1 << 20  # as in the library
+
     def __init__(self, ring: Ring, buffers: Buffers, batch: RingBatch, debug: bool = False) -> None:
         self._sig, self._mapping, self._buffers = ring.signature, ring.mapping, buffers
         self._raw = batch
@@ -208,8 +211,17 @@ class Batch:
         if self.contiguous:
             return self._run(self._sig.inputs, t.name, 0)
         array = self._buffers.get("input", t, self.padded, shape)
-        self._raw.gather(k, array.ctypes.data, array.nbytes)
+        self._raw.gather(k, array.__array_interface__["data"][0], array.nbytes)
+        if array.nbytes > self._gathered_bytes:
+            self._gathered, self._gathered_bytes = k, array.nbytes
         return array
+
+    def _prefetch(self, k: int) -> None:
+        """Begins to gather the k-th input."""
+        t = self._sig.inputs[k]
+        if not self.contiguous and not (t.variable and self.ragged):
+            array = self._buffers.get("input", t, self.padded, self._shape(t, self._sig.inputs))
+            self._raw.prefetch(k, array.__array_interface__["data"][0], array.nbytes)
 
     def _exact_rows(self, t: Tensor) -> list[np.ndarray]:
         """A view of each row, in place and in its own size."""

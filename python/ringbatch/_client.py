@@ -44,6 +44,7 @@ def connect(
     name: str | None = None,
     wait: float = 0.0,
     cast: bool = False,
+    retry: bool | float = False,
 ) -> Model:
     """Connects to a model of the broker on this host.
 
@@ -54,8 +55,20 @@ def connect(
     wait: seconds to wait for a broker or model that is not there yet.
     cast: convert inputs to the model's types where that is of the same kind
         (float64 to float32); otherwise another type is an error.
+    retry: send a request again that ended for a reason that passes (the
+        broker is restarted, the queue is full, no worker is attached), within
+        its timeout; without one for so many seconds, or with True for ever.
+        It holds for calls, submit and ainfer, not for request(), whose views
+        are the caller's.
     """
-    return Model(Core(model, socket, window, name, wait), socket, cast)
+    core = Core(model, socket, window, name, wait)
+    if retry is False:
+        return Model(core, socket, cast)
+    from ._retry import RetryingModel
+
+    retrying = RetryingModel(core, socket, cast)
+    retrying._retry = None if retry is True else float(retry)
+    return retrying
 
 
 def stats(socket: str | os.PathLike[str] | None = None, timeout: float = 5.0) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import weakref
 from ctypes import addressof, c_int, c_uint32, c_uint64
 from typing import Any, Callable, Optional
 
+from . import _structs as c
 from . import errors
 from ._core import Core
 from ._library import Process, load
@@ -90,15 +91,16 @@ class Completions:
         """Commits at the end of this turn of the loop, or sooner, together with what else it sends."""
         held = self._held.get((loop, timeout_ns))
         if held is None:
+            loop.call_soon(self._commit, loop, timeout_ns)  # first: what is held is committed, whatever strikes here
             held = self._held[(loop, timeout_ns)] = []
-            loop.call_soon(self._commit, loop, timeout_ns)
         held.append(request)
         if len(held) == _HOLD:
             self._commit(loop, timeout_ns)
 
     def _commit(self, loop: asyncio.AbstractEventLoop, timeout_ns: int) -> None:
-        requests = [r for r in self._held.pop((loop, timeout_ns), ()) if r in self.waiters]  # others were canceled
+        requests: list[int] = []
         try:
+            requests = [r for r in self._held.pop((loop, timeout_ns), ()) if r in self.waiters]  # others were canceled
             if requests:
                 self._core.commit_all(requests, timeout_ns)
         except errors.Error as e:
@@ -107,6 +109,10 @@ class Completions:
                 if waiter is not None:
                     self._core.release(request)
                     _resolve(waiter[0], None, e)
+        except BaseException:  # a signal's handler raised it; what is committed already is left alone
+            for request in requests:
+                self._core.lib.rb_commit(self._core.handle, request, timeout_ns, c.NOTIFY)
+            raise
 
     # -- delivery
 
@@ -120,6 +126,8 @@ class Completions:
 
     def sweep(self) -> None:
         """Cancels what a loop that was closed has left: nobody waits for it, and nobody collects it."""
+        for key in [key for key in self._held.copy() if key[0].is_closed()]:
+            self._held.pop(key, None)
         for request, (_, loop, _) in self.waiters.copy().items():
             if loop is not None and loop.is_closed():
                 self._core.release(request)
@@ -127,11 +135,11 @@ class Completions:
 
     def drain(self, loop: asyncio.AbstractEventLoop, ended: list[int]) -> None:
         """The loop's: delivers everything that has ended."""
-        if self._closed or not self._core.reap_into(ended):
-            return
         # A signal's handler may raise anywhere: what was not delivered is still
         # listed then, and delivered next time.
         try:
+            if self._closed or not self._core.reap_into(ended):
+                return
             while ended:
                 request = ended[-1]
                 waiter = self.waiters.get(request)

@@ -138,6 +138,10 @@ class RingBatch(Rows):
         """Copies the rows of the k-th input together, and zeros for the padding behind them; without the interpreter's lock."""
         check(self._lib, self._lib.rb_batch_gather(self._at, c.INPUT, k, to, size))
 
+    def prefetch(self, k: int, to: int, size: int) -> None:
+        """Begins that, in threads of the library; gather with the same arguments finishes it."""
+        check(self._lib, self._lib.rb_batch_prefetch(self._at, k, to, size))
+
     def scatter(self, k: int, of: int, size: int) -> None:
         """The way back, for the k-th output."""
         check(self._lib, self._lib.rb_batch_scatter(self._at, k, of, size))
@@ -308,16 +312,43 @@ def run(ring: Ring, lanes: Sequence[Lane], stop: Stop) -> None:
         raise gone
 
 
-def run_one(ring: Ring, lane: Lane, stop: Stop) -> None:
-    """run for one lane whose batches are done when they are submitted: with nothing to watch meanwhile."""
-    while not stop.is_set():
-        batch = ring.next(SLICE_NS)
-        if batch is not None and _submit(lane, batch):
+class Prefetching(Protocol):
+    """A lane whose batches are done when they are submitted, and which may gather the next one's rows meanwhile."""
+
+    def submit(self, batch: RingBatch) -> None: ...
+
+    def release(self) -> None: ...
+
+    def wants_next(self, batch: RingBatch) -> bool:
+        """Whether to take the next batch before this one is submitted."""
+
+    def prefetch(self, batch: RingBatch) -> None:
+        """It comes next."""
+
+
+def run_one(ring: Ring, lane: Prefetching, stop: Stop) -> None:
+    """run for one such lane."""
+    ahead: RingBatch | None = None
+    gone: errors.BrokerGone | None = None
+    while ahead is not None or not (stop.is_set() or gone):
+        batch, ahead = ahead or ring.next(SLICE_NS), None
+        if batch is None:
+            continue
+        if lane.wants_next(batch) and not gone:
+            try:
+                ahead = ring.next(0)
+            except errors.BrokerGone as e:
+                gone = e
+            if ahead is not None:
+                lane.prefetch(ahead)
+        if _submit(lane, batch):
             lane.release()
             batch.complete()
+    if gone:
+        raise gone
 
 
-def _submit(lane: Lane, batch: RingBatch) -> bool:
+def _submit(lane: Lane | Prefetching, batch: RingBatch) -> bool:
     """False if the batch failed and was answered."""
     try:
         lane.submit(batch)
@@ -340,7 +371,7 @@ def _watch(lane: Lane, batch: RingBatch, look: Callable[[], bool | None]) -> boo
         raise
 
 
-def _fail(lane: Lane, batch: RingBatch, e: BaseException) -> None:
+def _fail(lane: Lane | Prefetching, batch: RingBatch, e: BaseException) -> None:
     lane.release()
     batch.fail_all(e)
     batch.complete()

@@ -189,6 +189,7 @@ PROTOTYPES = {
     "rb_batch_set_output_dims": (c_int, [_address, c_uint32, _address, c_uint32]),
     "rb_batch_set_row_dims": (c_int, [_address, c_uint32, _address, c_uint32]),
     "rb_batch_gather": (c_int, [_address, c_int, c_uint32, _address, c_uint64]),
+    "rb_batch_prefetch": (c_int, [_address, c_uint32, _address, c_uint64]),
     "rb_batch_scatter": (c_int, [_address, c_uint32, _address, c_uint64]),
     "rb_batch_fail": (c_int, [_address, c_uint32, c_char_p]),
     "rb_batch_fail_all": (c_int, [_address, c_char_p]),

@@ -159,28 +159,40 @@ class Ending:
 
 
 class FunctionLane:
-    """Runs a function of batches: a batch is done as soon as it is submitted."""
+    """Runs a function of batches: a batch is done as soon as it is submitted.
+
+    If the function of the batch before had its rows gathered, those of the next
+    are gathered while the function runs and its batch is answered; there are two
+    sets of arrays then, which take turns.
+    """
 
     def __init__(self, ring: Ring, function: Callable[[Batch], Any], debug: bool) -> None:
         self._ring, self._function, self._debug = ring, function, debug
-        self._buffers = Buffers()
+        self._buffers, self._others = Buffers(), Buffers()
         self._batch: Batch | None = None
+        self._next: Batch | None = None
+        self._gathered: int | None = None  # the input that the last function had gathered
+
+    def wants_next(self, batch: RingBatch) -> bool:
+        return self._gathered is not None
+
+    def prefetch(self, batch: RingBatch) -> None:
+        self._next = Batch(self._ring, self._others, batch, self._debug)
+        self._next._prefetch(self._gathered or 0)
 
     def submit(self, batch: RingBatch) -> None:
-        b = self._batch = Batch(self._ring, self._buffers, batch, self._debug)
+        b = self._next
+        if b is not None and b._raw is batch:
+            self._next = None
+            self._buffers, self._others = self._others, self._buffers
+        else:
+            b = Batch(self._ring, self._buffers, batch, self._debug)
+        self._batch = b
         result = self._function(b)
         if result is not None:
             b._take(result)
         b._finish()
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        pass
-
-    def patience(self) -> int:
-        return 0
+        self._gathered = b._gathered
 
     def release(self) -> None:
         if self._batch is not None:

@@ -24,11 +24,14 @@ x = np.zeros(16, "f4")
 STORM = """
 import asyncio, contextlib, gc, signal
 
-class Ding(BaseException):  # as KeyboardInterrupt
+class Ding(KeyboardInterrupt):  # what Ctrl-C raises; asyncio lets it pass
     pass
 
-def ding(_number, _frame):
-    raise Ding
+only_ours = False
+
+def ding(_number, frame):
+    if not only_ours or f"{os.sep}ringbatch{os.sep}" in frame.f_code.co_filename:
+        raise Ding
 
 def calm():
     while True:
@@ -96,6 +99,7 @@ def test_a_storm_of_exceptions_leaves_no_slot_behind(echo, use):
     code = f"""
         import logging
         logging.disable()  # asyncio's complaints
+        only_ours = "asyncio" in {use!r}  # asyncio itself does not survive everything
 
         async def several():
             tasks = [asyncio.ensure_future(m.ainfer(x)) for _ in range(6)]

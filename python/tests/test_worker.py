@@ -341,3 +341,38 @@ def test_stop_ends_an_idle_worker(socket):
     stop.set()
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_large_batches_are_gathered_by_several_threads_while_the_one_before_runs(socket):
+    """Whatever is gathered ahead: every row is its own request's."""
+    shapes: list[int] = []
+
+    @rb.worker("large", inputs={"x": ("float32", (1 << 16,)), "n": ("int32", (4,))}, outputs={"y": ("float32", (4,))}, max_batch_size=8, wait_time=0.005, gather_threads=3)
+    def large(batch) -> None:
+        a, n = batch.inputs["x"], batch.inputs["n"]
+        shapes.append(len(a))
+        for i in range(batch.rows):
+            batch.outputs["y"][i] = a[i, 0], a[i, 1 << 15], a[i, -1], n[i, 0]
+        if n[0, 1]:
+            raise ValueError("this batch fails, the next was being gathered")
+
+    wrong: list[object] = []
+
+    def call(m: rb.Model, k: int) -> None:
+        for i in range(25):
+            v, fails = 1000 * k + i, int(i % 9 == 8)
+            try:
+                y = m(np.full(1 << 16, v, "f4"), np.array([v, fails, 0, 0], "i4"))
+                if (y != v).any():
+                    wrong.append((v, y))
+            except rb.Failed:
+                pass
+
+    with serving(large, socket), rb.connect("large", socket=socket, window=32, wait=10) as m:
+        threads = [threading.Thread(target=call, args=(m, k)) for k in range(24)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert not wrong, wrong[:3]
+        assert max(shapes) > 4

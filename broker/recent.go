@@ -1,0 +1,65 @@
+package broker
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// recentBatches is how many of a model's last batches are remembered, for those
+// who want to see them form.
+const recentBatches = 1024
+
+// recent is the last batches that workers finished. Its memory is made with the
+// first of them.
+type recent struct {
+	ring  []batchRecord
+	count uint64 // ever
+}
+
+type batchRecord struct {
+	worker                    int32
+	rows, requests            uint32
+	posted, started, finished int64
+}
+
+func (r *recent) add(b batchRecord) {
+	if r.ring == nil {
+		r.ring = make([]batchRecord, recentBatches)
+	}
+	r.ring[r.count%recentBatches] = b
+	r.count++
+}
+
+// batchesSince are the batches of a model after the first so many, as far as
+// they are remembered.
+func (b *Broker) batchesSince(name string, since uint64) (stats.Batches, error) {
+	m, err := b.models.take(name)
+	if err != nil {
+		return stats.Batches{}, err
+	}
+	defer b.models.leave(m)
+	var records []batchRecord
+	var out stats.Batches
+	var now int64
+	if !m.do(func() {
+		r := &m.stage.recent
+		now = m.loop.now
+		first := max(min(since, r.count), r.count-min(r.count, recentBatches))
+		for i := first; i < r.count; i++ {
+			records = append(records, r.ring[i%recentBatches])
+		}
+		out.Count = r.count
+	}) {
+		return out, fmt.Errorf("%w: %q", status.ErrUnknownModel, name)
+	}
+	wall := time.Now().UnixMicro()
+	at := func(t int64) int64 { return wall - (now-t)/1000 }
+	out.NowUS, out.Batches = wall, make([]stats.Batch, len(records))
+	for i, r := range records {
+		out.Batches[i] = stats.Batch{Worker: int(r.worker), Rows: int(r.rows), Requests: int(r.requests), PostedUS: at(r.posted), StartedUS: at(r.started), FinishedUS: at(r.finished)}
+	}
+	return out, nil
+}

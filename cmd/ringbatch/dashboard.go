@@ -1,0 +1,34 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/ringbatch/ringbatch/gateway/console"
+)
+
+func runDashboard(ctx context.Context, args []string) error {
+	f := flags("dashboard", "", "Serve a page that shows the broker at work, and /metrics, on this host only. A gateway has both on\nits own port. From another host: ssh -L 8002:127.0.0.1:8002 HOST",
+		"  ringbatch dashboard\n  ringbatch dashboard --http 9000 --admin_token_file tokens\n")
+	socket := socketFlag(f)
+	port := f.Uint16("http", 8002, "port; 0: any that is free")
+	tokens := f.String("admin_token_file", "", "settings can be changed on the page with one of these tokens: lines of a name and a token")
+	if err := parse(f, args, 0, 0); err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", *port))
+	if err != nil {
+		return err
+	}
+	s := &http.Server{Handler: console.New(console.Config{Socket: *socket, AdminTokenFile: *tokens}), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
+	fmt.Printf("http://%s/dashboard\n", l.Addr())
+	context.AfterFunc(ctx, func() { _ = s.Close() })
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}

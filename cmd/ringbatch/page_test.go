@@ -1,0 +1,123 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/gateway/console"
+)
+
+// browse loads a page in a real browser, lets it run for a while of its own
+// time, and returns what became of it.
+func (c *cli) browse(address string, flags ...string) string {
+	c.t.Helper()
+	args := append([]string{"--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--user-data-dir=" + c.bed.Path("browser"), "--virtual-time-budget=4000"}, flags...)
+	cmd := exec.Command("chromium", append(args, address)...)
+	out, err := cmd.Output()
+	if err != nil {
+		c.t.Fatalf("chromium: %v\n%s", err, out)
+	}
+	return string(out)
+}
+
+// shown is a number of the page.
+func shown(t *testing.T, dom, key string) string {
+	t.Helper()
+	m := regexp.MustCompile(`data-key="` + key + `">([^<]*)<`).FindStringSubmatch(dom)
+	if m == nil {
+		t.Fatalf("the page does not show %s:\n%.3000s", key, dom)
+	}
+	return m[1]
+}
+
+func TestThePageShowsWhatStatsTells(t *testing.T) {
+	if !needs(t, "chromium") {
+		t.Skip()
+	}
+	c := startCLI(t)
+	base := c.gateway()
+	c.reload(c.served(2, 2, 0))
+	if out, code := c.run("ready", "--wait", "30s"); code != 0 {
+		t.Fatal(out)
+	}
+	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); { // into the window of 10 s
+		c.ask(200, 8)
+	}
+	dom := c.browse(base+"/dashboard", "--dump-dom")
+	m := c.stats().Models[0]
+	if got := shown(t, dom, "requests"); got != fmt.Sprint(m.Requests) {
+		t.Errorf("the page shows %s requests, stats %d", got, m.Requests)
+	}
+	if !strings.Contains(dom, fmt.Sprintf(">OK %d<", m.Ended["OK"])) {
+		t.Errorf("the page does not show %d requests that ended OK:\n%.3000s", m.Ended["OK"], dom)
+	}
+	for key, most := range map[string]float64{"requests_per_s": 1e9, "p99": m.Latency.Total.Max * 1.1, "rows_per_batch": 8} {
+		if v, err := strconv.ParseFloat(strings.Fields(shown(t, dom, key))[0], 64); err != nil || v <= 0 || v > most {
+			t.Errorf("the page shows %s = %v, %v", key, shown(t, dom, key), err)
+		}
+	}
+	for _, text := range []string{">ready<", "affine-0", "affine-1", "read-only"} {
+		if !strings.Contains(dom, text) {
+			t.Errorf("the page lacks %q", text)
+		}
+	}
+	if outside := regexp.MustCompile(`(?:src|href)="(https?:)?//`).FindString(dom); outside != "" {
+		t.Errorf("the page loads something from outside: %s", outside)
+	}
+}
+
+func TestThePageChangesThingsOnlyWithAToken(t *testing.T) {
+	c := startCLI(t)
+	const token = "0123456789abcdef"
+	file := c.bed.Path("tokens")
+	if err := os.WriteFile(file, []byte("# who may change things\nops "+token+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	locked, open := c.gateway(), c.gateway("--admin_token_file", file)
+	change := func(base, token, body string) (int, string) {
+		r, _ := http.NewRequest(http.MethodPost, base+"/dashboard/api/change", strings.NewReader(body))
+		r.Header.Set(console.AdminHeader, token)
+		rep, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer rep.Body.Close()
+		text, _ := io.ReadAll(rep.Body)
+		return rep.StatusCode, string(text)
+	}
+	const body = `{"Model":"affine","Settings":{"wait_time":"8ms","max_batch_size":"16"}}`
+	for _, try := range []struct {
+		base, token, body string
+		code              int
+		says              string
+	}{
+		{locked, token, body, 403, "--admin_token_file"},
+		{open, "", body, 403, "unknown token"},
+		{open, "0123456789abcdeF", body, 403, "unknown token"},
+		{open, token, `{"Model":"nobody","Settings":{"wait_time":"8ms"}}`, 400, "no such model"},
+		{open, token, `{"Model":"affine","Settings":{"wait_time":"soon"}}`, 400, "wait_time"},
+		{open, token, `{`, 400, "not understood"},
+		{open, token, `{"Model":"affine","Instances":2}`, 400, "starts no workers"},
+	} {
+		if code, text := change(try.base, try.token, try.body); code != try.code || !strings.Contains(text, try.says) {
+			t.Errorf("%s with %q: %d %q, want %d and %q", try.body, try.token, code, text, try.code, try.says)
+		}
+	}
+	if m := c.stats().Models[0]; m.WaitTimeMS != 5 {
+		t.Errorf("a refused change was taken: %v ms", m.WaitTimeMS)
+	}
+	if code, text := change(open, token, body); code != 200 {
+		t.Errorf("with the token: %d %s", code, text)
+	}
+	if m := c.stats().Models[0]; m.WaitTimeMS != 8 || m.MaxBatchSize != 16 {
+		t.Errorf("after the change: %v ms, %d rows", m.WaitTimeMS, m.MaxBatchSize)
+	}
+}

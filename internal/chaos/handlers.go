@@ -1,0 +1,56 @@
+package chaos
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
+)
+
+// pythonMishaps has exceptions strike Python clients where nobody expects
+// them: signal handlers that raise inside connect, close, request, submit and
+// calls; event loops that are closed, coroutines that are thrown away and
+// callbacks that raise, over requests that are under way. All slots,
+// connections and descriptors are back afterwards.
+func pythonMishaps(r *run) error {
+	if !slices.Contains(r.kinds(), "python") {
+		return nil
+	}
+	h, err := r.startHost(r.brokerJob(), 2, testbed.Limits{})
+	if err != nil {
+		return err
+	}
+	if err := h.load(loadJob{Load: 2, Pause: 2000}); err != nil {
+		return err
+	}
+	for i := range r.events {
+		args := []string{"signals", r.socket(), theModel.Name, strconv.Itoa(r.intn(1 << 30)), "2"}
+		if i%2 == 1 {
+			args = []string{"loops", r.socket(), theModel.Name, strconv.Itoa(r.intn(1 << 30)), "200"}
+		}
+		p, err := r.peer("python", args...)
+		if err != nil {
+			return err
+		}
+		var result struct {
+			Tries    int
+			Struck   map[string]int
+			Problems []string
+		}
+		err = p.Expect("result", &result, 40*time.Second)
+		r.check(err == nil, "%s: %v", args[0], err)
+		for _, what := range result.Problems {
+			r.fail("Python, %s %v: %s", args[0], result.Struck, what)
+		}
+		r.check(len(result.Problems) > 0 || err != nil || len(result.Struck) > 0, "%s: nothing was struck in %d tries", args[0], result.Tries)
+		fmt.Printf("   %s: %d tries, struck %v\n", args[0], result.Tries, result.Struck)
+		_ = p.Wait(10 * time.Second)
+		r.bed.End(p)
+		r.progress(i + 1)
+	}
+	h.endLoads()
+	h.settled()
+	return nil
+}
