@@ -31,6 +31,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
@@ -136,6 +137,19 @@ func (c *Client) Batches(ctx context.Context, model string, since uint64) (*stat
 		return nil, fmt.Errorf("batches: %w", err)
 	}
 	return b, nil
+}
+
+// Trace records what happens to the requests of a model for so long.
+func (c *Client) Trace(ctx context.Context, model string, d time.Duration) (*stats.Trace, error) {
+	rep, err := c.call(ctx, &control.Request{Op: control.OpTrace, Model: model, Millis: int(d.Milliseconds())})
+	if err != nil {
+		return nil, err
+	}
+	t := new(stats.Trace)
+	if err := json.Unmarshal(rep.Stats, t); err != nil {
+		return nil, fmt.Errorf("trace: %w", err)
+	}
+	return t, nil
 }
 
 // Set changes settings of a model's policy while it runs: all of them, or none

@@ -48,7 +48,7 @@ func (c *Client) WaitReady(ctx context.Context, models ...string) error {
 		if err == nil {
 			return nil
 		}
-		if why == nil || ctx.Err() == nil { // not that the time is over
+		if why == nil || ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) { // not that the time is over
 			why = err
 		}
 		select {

@@ -200,7 +200,7 @@ func (c *config) mostProducers() int {
 // slots is how large the ring must be: every producer's window, and never
 // less than a few batches.
 func (c *config) slots() int {
-	return max(c.mostProducers()*c.window(), 2*c.MaxBatchSize)
+	return max(c.mostProducers()*c.window(), 2*c.window(), 2*c.MaxBatchSize) // one client may not have all of them
 }
 
 // window is the slots of one producer.

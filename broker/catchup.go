@@ -69,6 +69,9 @@ func (r *ring) follow(head uint32) {
 	}
 	if info.state == running { // the end of a held one was counted
 		info.stage.stats.answered(info, w.Status(), r.loop.now)
+		if rec := info.stage.recorder; rec != nil { // when it began is not known
+			rec.add(info, w.Status(), info.dispatched, r.loop.now)
+		}
 	}
 	info.stage.batcher.Ended(batcher.RequestID(head))
 	r.free(head)
@@ -161,6 +164,9 @@ func (s *stage) finishRequest(q mailed, batch uint64, started, finished int64) {
 		r.end(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
 	default:
 		s.stats.finished(info, w.Status(), started, finished)
+		if s.recorder != nil {
+			s.recorder.add(info, w.Status(), started, finished)
+		}
 	}
 	r.free(q.head)
 }

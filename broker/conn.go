@@ -273,6 +273,11 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 		rep.Stats, err = json.Marshal(&s)
 	case control.OpSet:
 		err = b.setAndSave(req)
+	case control.OpTrace:
+		var s stats.Trace
+		if s, err = b.trace(req.Model, time.Duration(req.Millis)*time.Millisecond); err == nil {
+			rep.Stats, err = json.Marshal(&s)
+		}
 	case control.OpBatches:
 		var s stats.Batches
 		if s, err = b.batchesSince(req.Model, req.Since); err == nil {

@@ -50,18 +50,24 @@ func (m *model) build(b *Broker, cfg ModelConfig) error {
 }
 
 // maxWindow is the most slots that one client may have: what the policy says, or
-// seven eighths of the ring, so that something is left for others. More than
+// seven eighths of a ring that is not small, so that something is left for others. More than
 // largeWindow only if a single batch has it: taking a window and giving it back
 // takes time.
 func (m *model) maxWindow() int {
 	l, most := m.ring.layout, m.stage.inForce.Load().MaxWindow
 	if most == 0 {
-		most = l.Slots - l.Slots/8
+		most = l.Slots
+		if l.Slots > smallRing {
+			most -= l.Slots / 8
+		}
 	}
 	return min(max(most, l.MaxBatch), max(largeWindow, l.MaxBatch))
 }
 
-const largeWindow = 1 << 16
+const (
+	largeWindow = 1 << 16
+	smallRing   = 2 * defaultWindow
+)
 
 // checkWindow refuses a window that is larger than one client may have.
 func (m *model) checkWindow(window int) error {

@@ -154,6 +154,7 @@ func (s *stage) workerDead(w *workerSession, why string) {
 	if w.name != "" {
 		s.stats.died(w.name)
 	}
+	s.note("worker left", w)
 	s.log.Info("worker left", "worker", w.label(), "id", w.id, "pid", w.pid, "why", why, "requeued", requeued)
 	if replace {
 		s.promote(w)

@@ -46,6 +46,8 @@ type stage struct {
 	since  time.Time
 	stats  stageStats
 	recent recent
+
+	recorder *recorder // nil while it is off
 }
 
 func newStage(r *ring, cfg ModelConfig, settings policy.Settings, b *batcher.Batcher) *stage {

@@ -154,6 +154,7 @@ func (s *stage) attachWorker(p *peer, info control.WorkerInfo, desc batcher.Work
 	}
 	s.stats.attached++
 	s.touch()
+	s.note("worker attached", w)
 	s.log.Info("worker attached", "worker", w.label(), "id", w.id, "pid", w.pid, "gpu", info.GPU, "spare", w.reserve)
 	return w, nil
 }

@@ -37,11 +37,11 @@ type Client struct {
 type Model struct {
 	Name         string
 	Signature    tensor.Signature
-	MaxBatchSize int // rows
-	Window       int // slots this client may have in use at once
+	MaxBatchSize int           // rows
+	Window       int           // slots this client may have in use at once
 	WaitTime     time.Duration // policy.Auto: the broker chooses it
-	Levels       int // priority levels
-	Slots        int // of the whole ring
+	Levels       int           // priority levels
+	Slots        int           // of the whole ring
 }
 
 type options struct {

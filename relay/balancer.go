@@ -70,6 +70,7 @@ func (b *connections) UpdateClientConnState(s balancer.ClientConnState) error {
 			continue
 		}
 		c := &connection{host: b.hosts.add(name)}
+		//lint:ignore SA1019 there is no other way to connect; what is deprecated is several addresses
 		sub, err := b.cc.NewSubConn(e.Addresses, balancer.NewSubConnOptions{StateListener: func(s balancer.SubConnState) { b.changed(c, s) }})
 		if err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -57,7 +58,8 @@ type host struct {
 }
 
 func newHosts(log *slog.Logger, route Route, inFlight int) *hosts {
-	return &hosts{log: log, route: route, inFlight: inFlight, changed: make(chan struct{}), check: func(context.Context, *host) {}, onLanes: func(int) {}}
+	// Relays that begin at the same host would go round in step.
+	return &hosts{log: log, route: route, inFlight: inFlight, turn: rand.IntN(1 << 16), changed: make(chan struct{}), check: func(context.Context, *host) {}, onLanes: func(int) {}}
 }
 
 // Windows: what a host may have in flight before it has reported anything, and

@@ -47,9 +47,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 
 // message is a ModelInferRequest of some requests of a batch.
 type message struct {
-	parts   []part
-	leases  *atomic.Int64 // buffers that the transport still has of slots
-	pending atomic.Int32
+	parts  []part
+	leases *atomic.Int64 // buffers that the transport still has of slots
 }
 
 // part is memory of the message's own, or a piece of slots.
@@ -181,14 +180,6 @@ func inputs(b *worker.Batch, requests []int, k int) (pieces [][]byte, size int) 
 		size += len(p)
 	}
 	return pieces, size
-}
-
-// size is that of the tensors in slots, roughly the message's.
-func (m *message) size() (n int) {
-	for _, p := range m.parts {
-		n += len(p.bytes)
-	}
-	return n
 }
 
 // lease is what the buffers of one sending of a message have in common: as

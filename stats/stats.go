@@ -241,3 +241,34 @@ type Batch struct {
 	StartedUS  int64 `json:"started_us"`
 	FinishedUS int64 `json:"finished_us"`
 }
+
+// Trace is what happened to each request of a model that a worker answered in a
+// short time. Times are Unix microseconds.
+type Trace struct {
+	Model    string          `json:"model"`
+	FromUS   float64         `json:"from_us"`
+	ToUS     float64         `json:"to_us"`
+	Missed   int             `json:"missed"` // requests that there was no room for
+	Requests []TracedRequest `json:"requests"`
+	Notes    []TraceNote     `json:"notes"` // workers that came and went
+}
+
+// TracedRequest is one of them.
+type TracedRequest struct {
+	Client       string  `json:"client"`
+	ClientID     int     `json:"client_id"`
+	Worker       int     `json:"worker"`
+	Batch        uint64  `json:"batch"`
+	Rows         int     `json:"rows"`
+	End          string  `json:"end"`
+	CommittedUS  float64 `json:"committed_us"`
+	DispatchedUS float64 `json:"dispatched_us"`
+	StartedUS    float64 `json:"started_us"`
+	FinishedUS   float64 `json:"finished_us"`
+}
+
+// TraceNote is something that happened besides.
+type TraceNote struct {
+	AtUS float64 `json:"at_us"`
+	Text string  `json:"text"`
+}

@@ -101,7 +101,11 @@ func (c *campaign) play(ctx context.Context, o *options) error {
 	}
 	poison := c.poison
 	if poison > 0 && o.short {
-		poison = 1000
+		poison = 5000
+	}
+	deadline := "5s"
+	if o.short { // CI's machine may have other things to do
+		deadline = "20s"
 	}
 	var all sync.WaitGroup
 	reports := make([]*report, producerHosts)
@@ -109,7 +113,7 @@ func (c *campaign) play(ctx context.Context, o *options) error {
 	for i, h := range w.hosts[gpuHosts:] {
 		all.Go(func() {
 			n := o.requests / producerHosts
-			reports[i], errs[i] = h.produce("--count", fmt.Sprint(n), "--first", fmt.Sprint(i*n), "--poison", fmt.Sprint(poison))
+			reports[i], errs[i] = h.produce("--count", fmt.Sprint(n), "--first", fmt.Sprint(i*n), "--poison", fmt.Sprint(poison), "--deadline", deadline)
 		})
 	}
 	before := 3 * time.Second

@@ -42,6 +42,7 @@ func commands() []command {
 		{"relay", "serve a model that runs on other hosts", runRelay},
 		{"dashboard", "serve a page that shows the broker at work", runDashboard},
 		{"stats", "show what the broker counts", runStats},
+		{"trace", "record what happens to a model's requests, for Perfetto", runTrace},
 		{"models", "list the broker's models", runModels},
 		{"set", "change a model's batching policy while it runs", runSet},
 		{"restart", "replace a model's worker processes, one by one", runRestart},

@@ -71,6 +71,8 @@ func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.
 	switch req.Op {
 	case control.OpWatch:
 		deadline = deadline.Add(control.WatchTime)
+	case control.OpTrace:
+		deadline = deadline.Add(2 * time.Duration(req.Millis) * time.Millisecond)
 	case control.OpRestart, control.OpScale:
 		deadline = deadline.Add(control.ChangeTime)
 	}

@@ -41,6 +41,7 @@ const (
 	OpStats   Op = "stats"   // everything the broker counts
 	OpSet     Op = "set"     // change a model's policy
 	OpBatches Op = "batches" // the last batches of a model, as JSON in Reply.Stats
+	OpTrace   Op = "trace"   // record a model for Millis, as JSON in Reply.Stats
 	OpPing    Op = "ping"    // is anybody there
 	OpWatch   Op = "watch"   // wait until the models change
 
@@ -64,6 +65,8 @@ type Request struct {
 	// if the broker does not know it yet. OpSet: what to change, whole or not
 	// at all.
 	Policy map[string]string `msgpack:"policy,omitempty"`
+	// OpTrace: for how long.
+	Millis int `msgpack:"millis,omitempty"`
 	// OpScale: how many processes.
 	Instances int `msgpack:"instances,omitempty"`
 	// OpSet, OpScale: also keep it for when the broker starts again.

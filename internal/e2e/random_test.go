@@ -196,7 +196,7 @@ func TestNoWaitIsForgotten(t *testing.T) {
 	m := testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: 20 * time.Second}
 	r := inProcess(t, shm.NewHeap(), m)
 	r.worker(2, obey)
-	c := r.dial(client.WithWindow(64))
+	c := r.dial(client.WithWindow(56))
 	const waiters, stuck = 48, 5 * time.Second
 	var since [waiters]atomic.Int64 // when each began to wait; 0 if it does not
 	ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)

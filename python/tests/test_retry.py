@@ -13,7 +13,7 @@ import pytest
 import ringbatch as rb
 from conftest import broker_at, go_worker
 
-SHAPE = ("--model", "m", "--input", "x:f32[4]", "--output", "x:f32[4]", "--max_batch_size", "8", "--wait_time", "0")
+SHAPE = ("--model", "m", "--input", "x:f32[4]", "--output", "y:f32[4]", "--max_batch_size", "8", "--wait_time", "0")
 
 
 def test_a_killed_broker_is_a_pause_for_a_model_that_retries():

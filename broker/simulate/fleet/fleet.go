@@ -160,7 +160,6 @@ type world struct {
 	batches   int
 	rows      int
 	resent    int
-	used      float64
 	seconds   map[int64]int
 }
 
@@ -178,7 +177,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		// Clients are not modelled one by one: there are always others who could join.
 		lanes := max(1, cfg.Window*cfg.Hosts)
 		b.WorkerReady(batcher.Worker{Lanes: lanes, Depth: lanes})
-		w.fronts = append(w.fronts, front{b: b, wake: batcher.Never, inFlight: make([]int32, cfg.Hosts)})
+		w.fronts = append(w.fronts, front{b: b, wake: batcher.Never, inFlight: make([]int32, cfg.Hosts), turn: w.rng.IntN(cfg.Hosts)})
 	}
 	for i := range cfg.Hosts {
 		h := gpu{wake: batcher.Never, used: -1}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/stats"
+)
+
+func runTrace(ctx context.Context, args []string) error {
+	f := flags("trace", " MODEL", "Record what happens to each request of a model for a while: its time in the queue, on the way to\nthe worker, and in it; batches by worker; workers that come and go. --out is in the Chrome trace\nformat: open it at ui.perfetto.dev or in chrome://tracing.",
+		"  ringbatch trace resnet50 --seconds 5 --out trace.json\n  ringbatch trace resnet50 --slowest 20\n")
+	socket := socketFlag(f)
+	seconds := f.Float64("seconds", 5, "how long to record, at most 60")
+	out := f.String("out", "", "write the recording to this file")
+	slowest := f.Int("slowest", 0, "print so many of the slowest requests, and where their time went (default 10 without --out)")
+	if err := parse(f, args, 1, 1); err != nil {
+		return err
+	}
+	if *seconds <= 0 || *seconds > 60 {
+		return fmt.Errorf("%w: --seconds is %v, must be more than 0 and at most 60", errUsage, *seconds)
+	}
+	t, err := admin.New(*socket).Trace(ctx, f.Arg(0), time.Duration(*seconds*float64(time.Second)))
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%d requests in %.3g s", len(t.Requests), (t.ToUS-t.FromUS)/1e6)
+	if t.Missed > 0 {
+		fmt.Printf(", %d more that there was no room for", t.Missed)
+	}
+	fmt.Println()
+	if *out != "" {
+		if err := writeTrace(*out, t); err != nil {
+			return err
+		}
+		fmt.Printf("%s: open it at ui.perfetto.dev\n", *out)
+	} else if *slowest == 0 {
+		*slowest = 10
+	}
+	return printSlowest(t, *slowest)
+}
+
+func printSlowest(t *stats.Trace, n int) error {
+	list := slices.Clone(t.Requests)
+	slices.SortFunc(list, func(x, y stats.TracedRequest) int {
+		return cmp.Compare(y.FinishedUS-y.CommittedUS, x.FinishedUS-x.CommittedUS)
+	})
+	if list = list[:min(n, len(list))]; len(list) == 0 {
+		return nil
+	}
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "  ms in all\tqueue\thandover\tcompute\trows\tworker\tbatch\tend\tclient\t")
+	for _, r := range list {
+		ms := func(from, to float64) float64 { return (to - from) / 1e3 }
+		fmt.Fprintf(w, "  %.3f\t%.3f\t%.3f\t%.3f\t%d\t%d\t%d\t%s\t%s\t\n", ms(r.CommittedUS, r.FinishedUS), ms(r.CommittedUS, r.DispatchedUS), ms(r.DispatchedUS, r.StartedUS), ms(r.StartedUS, r.FinishedUS), r.Rows, r.Worker, r.Batch, r.End, r.Client)
+	}
+	return w.Flush()
+}
+
+// event is one line of the Chrome trace format.
+type event struct {
+	Name     string         `json:"name"`
+	Category string         `json:"cat,omitempty"`
+	Phase    string         `json:"ph"`
+	AtUS     float64        `json:"ts"`
+	LengthUS *float64       `json:"dur,omitempty"`
+	Process  int            `json:"pid"`
+	Thread   int            `json:"tid"`
+	ID       string         `json:"id,omitempty"`
+	Scope    string         `json:"s,omitempty"`
+	Args     map[string]any `json:"args,omitempty"`
+}
+
+// The two rows of tracks.
+const (
+	workersTrack = 1
+	clientsTrack = 2
+)
+
+// traceEvents: each batch a block on its worker's track; each request a nested
+// pair of spans beside those of its client, since many overlap.
+func traceEvents(t *stats.Trace) []event {
+	from := t.FromUS
+	list := []event{
+		{Name: "process_name", Phase: "M", Process: workersTrack, Args: map[string]any{"name": "workers of " + t.Model}},
+		{Name: "process_name", Phase: "M", Process: clientsTrack, Args: map[string]any{"name": "requests of " + t.Model}},
+	}
+	seen := map[uint64]int{} // batches, by where their event is
+	for i := range t.Requests {
+		r := &t.Requests[i]
+		if at, ok := seen[r.Batch]; ok {
+			args := list[at].Args
+			args["requests"], args["rows"] = args["requests"].(int)+1, args["rows"].(int)+r.Rows
+		} else {
+			length := r.FinishedUS - r.StartedUS
+			seen[r.Batch] = len(list)
+			list = append(list, event{Name: "batch", Phase: "X", AtUS: r.StartedUS - from, LengthUS: &length, Process: workersTrack, Thread: r.Worker, Args: map[string]any{"batch": r.Batch, "requests": 1, "rows": r.Rows}})
+		}
+		id := fmt.Sprint(i)
+		span := func(name string, from0, to float64, args map[string]any) {
+			list = append(list,
+				event{Name: name, Category: "request", Phase: "b", AtUS: from0 - from, Process: clientsTrack, Thread: r.ClientID, ID: id, Args: args},
+				event{Name: name, Category: "request", Phase: "e", AtUS: to - from, Process: clientsTrack, Thread: r.ClientID, ID: id})
+		}
+		span("request of "+r.Client, r.CommittedUS, r.FinishedUS, map[string]any{"rows": r.Rows, "batch": r.Batch, "worker": r.Worker, "end": r.End})
+		span("queue", r.CommittedUS, r.DispatchedUS, nil)
+		span("handover", r.DispatchedUS, r.StartedUS, nil)
+		span("compute", r.StartedUS, r.FinishedUS, nil)
+	}
+	for _, n := range t.Notes {
+		list = append(list, event{Name: n.Text, Phase: "i", AtUS: n.AtUS - from, Process: workersTrack, Scope: "p"})
+	}
+	return list
+}
+
+func writeTrace(path string, t *stats.Trace) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	w := bufio.NewWriter(f)
+	if err := json.NewEncoder(w).Encode(map[string]any{"displayTimeUnit": "ms", "traceEvents": traceEvents(t)}); err != nil {
+		return err
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	return f.Close()
+}
