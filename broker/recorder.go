@@ -11,7 +11,7 @@ import (
 // Limits of a recording: it lies in the broker's memory.
 const (
 	maxTraceTime     = time.Minute
-	maxTraceRequests = 1 << 17
+	maxTraceRequests = 1 << 15
 )
 
 // recorder is the flight recorder of one stage while it is on: what happened to

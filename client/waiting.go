@@ -14,11 +14,9 @@ import (
 // Waiting without a thread per waiter. The bell of a window is one futex
 // word, and a parked goroutine costs an OS thread. So of all goroutines that
 // wait on one client, one is the leader and parks on the bell; the others
-// follow on channels. A single waiter is always the leader: its wake-up is one
-// futex hop with no goroutine in between. A leader whose own request has ended
-// hands the lead to a follower; or, where there are cores to spare, to a
-// goroutine that does nothing else until nobody follows any more: a follower
-// has to be scheduled first, and meanwhile nobody would look.
+// follow on channels. A leader whose own request has ended hands the lead to
+// a follower. A single waiter is always the leader: its wake-up is one futex
+// hop with no goroutine in between.
 type waiting struct {
 	leading bool            // under link.mu
 	usual   time.Duration   // how long a leader waits; the leader's
@@ -127,7 +125,7 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 	}
 	for {
 		seen := l.bell.Count.Load()
-		_ = l.wakeEnded()
+		l.wakeEnded()
 		if l.ended(i) {
 			end := shm.Now()
 			if late && l.slots[i].status == status.OK { // the wake-up was stolen, or it did take long: the worker knows
@@ -188,57 +186,12 @@ const (
 	nobodyRan  = time.Microsecond // a yield that takes less than this found nobody who was ready
 )
 
-// resign hands the lead on. The leader still holds its request, and with it the
-// link.
+// resign hands the lead on.
 func (l *link) resign() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.wait.count > 0 && runtime.GOMAXPROCS(0) >= coresForReaper && !l.dead.Load() {
-		l.hold()
-		go l.reap()
-		return
-	}
 	l.wait.leading = false
 	l.promote()
-}
-
-// With fewer cores a goroutine that only leads costs more than it saves.
-const coresForReaper = 4
-
-// reap leads for those who follow, until nobody does.
-//
-// In docs/model: Look, then FUTEX_WAIT.
-func (l *link) reap() {
-	defer l.drop()
-	for {
-		seen := l.bell.Count.Load()
-		if left := l.wakeEnded(); left == 0 && l.retire() {
-			return
-		}
-		letOthersRun()
-		l.wait.parked.Add(1)
-		if !l.dead.Load() && l.bell.Count.Load() == seen {
-			slice := leastSlice
-			if l.wait.robbed > 0 {
-				l.wait.robbed--
-				slice = robbedSlice
-			}
-			l.bell.Wait(&l.wait.parker, seen, slice)
-			l.woke.Store(shm.Now())
-		}
-		l.wait.parked.Add(1)
-	}
-}
-
-// retire ends the lead if nobody follows.
-func (l *link) retire() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.wait.count > 0 {
-		return false
-	}
-	l.wait.leading = false
-	return true
 }
 
 // kick makes a parked leader look around. A futex wake that comes before the
@@ -250,13 +203,12 @@ func (l *link) kick() {
 	}
 }
 
-// wakeEnded pokes the followers whose requests have ended, and tells how many
-// are left.
-func (l *link) wakeEnded() (left int) {
+// wakeEnded pokes the followers whose requests have ended.
+func (l *link) wakeEnded() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.wait.count == 0 {
-		return 0
+		return
 	}
 	for w, word := range l.wait.follow {
 		for ; word != 0; word &= word - 1 {
@@ -267,7 +219,6 @@ func (l *link) wakeEnded() (left int) {
 			}
 		}
 	}
-	return l.wait.count
 }
 
 // wakeFollowers pokes all of them: the link is dead.

@@ -30,7 +30,6 @@ func (b *sessionBody) Read(p []byte) (int, error) {
 const (
 	leastAwaited = 64 << 10 // of a body that is shorter there is nothing to wait for
 	mostAwaited  = 1 << 20  // the kernel holds no more than that of each connection
-	perCore      = 4        // requests under way that leave cores to spare
 )
 
 // awaitBody parks until the kernel has the body, or mostAwaited of it. Then the
@@ -40,7 +39,7 @@ const (
 // comes instead, since that overlaps with the caller's writing.
 func (s *session) awaitBody() error {
 	n := min(s.body.left-int64(s.in.Buffered()), mostAwaited)
-	if n < leastAwaited || s.door.g.inFlight.Load() <= perCore*int64(runtime.GOMAXPROCS(0)) {
+	if n < leastAwaited || s.door.g.inFlight.Load() <= int64(runtime.GOMAXPROCS(0)) {
 		return nil
 	}
 	t, ok := s.conn.Conn.(*net.TCPConn)

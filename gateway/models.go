@@ -262,12 +262,14 @@ func (l *lane) dial(d *dialing, k *model, window int) {
 	close(d.done)
 }
 
-// dial asks for a large window and takes a smaller one where the ring is full.
+// dial asks for a large window and takes a smaller one where the ring is full,
+// or one client may not have as much.
 func (k *model) dial(ctx context.Context, window int) (*client.Client, error) {
 	least := min(window, k.info.Load().settings.MaxBatchSize)
 	for {
 		c, err := client.Dial(ctx, k.name, client.WithSocket(k.g.cfg.Socket), client.WithName("gateway"), client.WithWindow(window), client.WithMemory(k.g.cfg.Memory))
-		if err == nil || !errors.Is(err, status.ErrRingFull) || window <= least {
+		tooMany := errors.Is(err, status.ErrRingFull) || errors.Is(err, status.ErrQuota)
+		if err == nil || !tooMany || window <= least {
 			return c, err
 		}
 		window = max(least, window/2)

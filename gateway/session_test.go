@@ -293,7 +293,7 @@ func TestCallersWhoseBodiesComeSlowlyKeepNoSlots(t *testing.T) {
 	shape := fmt.Sprintf("u8[%d]", size)
 	m := modelConfig(t, "large", []string{"x:" + shape}, []string{"y:" + shape})
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
-	slots := perCore*2 + 1
+	slots := 2 + 1
 	r := newRig(t, func(c *Config) {
 		c.Window = slots
 		c.pace = pace{body: 2 * patience, answer: patience, idle: patience, sweep: time.Second, rate: leastRate}
