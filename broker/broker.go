@@ -30,6 +30,7 @@ type Broker struct {
 	offenders offenders
 	users     *users
 	refusals  refusals
+	answering chan struct{} // has a place for each call that is being answered
 }
 
 // New checks the configuration, takes the socket and makes the declared
@@ -53,7 +54,7 @@ func New(cfg Config) (_ *Broker, err error) {
 	if err := checkKernel(); err != nil {
 		return nil, err
 	}
-	b := &Broker{cfg: cfg, log: quietly(cfg.Logger), users: newUsers(cfg.Limits, cfg.MaxClients), epoch: uint64(time.Now().UnixNano()), started: time.Now(), handedTo: make(chan struct{})}
+	b := &Broker{cfg: cfg, log: quietly(cfg.Logger), users: newUsers(cfg.Limits, cfg.MaxClients), epoch: uint64(time.Now().UnixNano()), started: time.Now(), handedTo: make(chan struct{}), answering: make(chan struct{}, answersAtOnce)}
 	defer func() {
 		if err != nil {
 			for _, l := range b.loops {

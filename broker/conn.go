@@ -78,6 +78,7 @@ func (b *Broker) receive(c *net.UnixConn) bool {
 		b.log.Warn("connection refused: too many", "uid", cred.Uid, "pid", cred.Pid, "reason", err)
 		return refuse(cred.Uid, err)
 	}
+	_ = c.SetWriteBuffer(sendBuffer)
 	if !b.conns.add(c) {
 		m.leave()
 		_ = c.Close()
@@ -91,6 +92,15 @@ func (b *Broker) receive(c *net.UnixConn) bool {
 	}()
 	return true
 }
+
+const (
+	// sendBuffer bounds what the kernel keeps of replies that a peer does not
+	// take: it is charged to the broker's memory cgroup.
+	sendBuffer = 8 << 10
+	// answersAtOnce is how many calls are answered at a time: each makes some
+	// hundred kilobytes of garbage, and a thousand may come together.
+	answersAtOnce = 8
+)
 
 // conns are the open connections, so that none outlives the broker.
 type conns struct {
@@ -190,7 +200,10 @@ func (c *conversation) hold() {
 				return
 			}
 		default:
-			if !c.send(c.answer(&req)) {
+			c.answering <- struct{}{}
+			rep := c.answer(&req)
+			<-c.answering
+			if !c.send(rep) {
 				return
 			}
 		}

@@ -176,13 +176,14 @@ func (t *trip) sendGroup(ctx context.Context, c *call, requests []int, plain boo
 	defer done()
 	var trailer metadata.MD
 	rt, a := &route{host: c.host}, &answer{}
+	began := time.Now()
 	err := t.r.conn.Invoke(rt.to(ctx), oip.GRPCInferenceService_ModelInfer_FullMethodName, m, a,
 		grpc.ForceCodecV2(t.r.codec), grpc.Trailer(&trailer), grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(t.r.maxAnswer(t.b)))
 	load, reported := relaywire.ParseLoad([]byte(strings.Join(trailer.Get(relaywire.LoadTrailer), "")))
 	if err != nil {
 		return t.failed(ctx, c.host, requests, err, rt.sent.Load())
 	}
-	c.host.answered(load, reported)
+	c.host.answered(load, reported, time.Since(began))
 	defer a.free()
 	failed, err := a.write(t.b, requests)
 	if err != nil {

@@ -236,7 +236,10 @@ var errHostSilent = errors.New("the host does not answer")
 //
 //	waited less than half as long as it was computed   one more, in as many answers as there are in flight
 //	waited longer than one and a half times            one tenth less
-func (h *host) answered(load relaywire.Load, reported bool) {
+//
+// Where the way there takes longer than the computing, that counts instead: a
+// wait that the way hides is none.
+func (h *host) answered(load relaywire.Load, reported bool, took time.Duration) {
 	p := h.hosts
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -250,7 +253,7 @@ func (h *host) answered(load relaywire.Load, reported bool) {
 			if float64(h.inFlight) >= h.window-1 { // else it would grow without being used
 				h.window = min(h.window+1/h.window, float64(p.inFlight))
 			}
-		case load.Queue > load.Compute*3/2:
+		case load.Queue > max(load.Compute, took-load.Queue)*3/2:
 			h.window = max(h.window*0.9, leastWindow)
 		}
 	}

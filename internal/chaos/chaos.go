@@ -38,7 +38,7 @@ var campaigns = []campaign{
 	{"standstill", "SIGSTOP of the broker past the deadlines of Go, C and Python clients", 50, 3, standstill},
 	{"namespaces", "PID namespaces: deaths and an offender where numbers of processes mean nothing", 400, 30, namespaces},
 	{"texts", "long names, terminal escapes, forged lines, many models", 200, 60, peersTexts},
-	{"mishaps", "exceptions of signal handlers, closed event loops and raising callbacks in Python clients", 20, 2, pythonMishaps},
+	{"mishaps", "exceptions of signal handlers, closed event loops and raising callbacks in Python clients", 20, 1, pythonMishaps},
 }
 
 // Names are those of the campaigns.

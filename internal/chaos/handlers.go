@@ -26,9 +26,9 @@ func pythonMishaps(r *run) error {
 		return err
 	}
 	for i := range r.events {
-		args := []string{"signals", r.socket(), theModel.Name, strconv.Itoa(r.intn(1 << 30)), "2"}
+		args := []string{"loops", r.socket(), theModel.Name, strconv.Itoa(r.intn(1 << 30)), "200"}
 		if i%2 == 1 {
-			args = []string{"loops", r.socket(), theModel.Name, strconv.Itoa(r.intn(1 << 30)), "200"}
+			args = []string{"signals", r.socket(), theModel.Name, strconv.Itoa(r.intn(1 << 30)), "2"}
 		}
 		p, err := r.peer("python", args...)
 		if err != nil {

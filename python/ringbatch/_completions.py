@@ -132,6 +132,13 @@ class Completions:
             if loop is not None and loop.is_closed():
                 self._core.release(request)
                 self.waiters.pop(request, None)
+        for key in list(self._held):  # what was listed here kept the loop, and so its descriptor
+            if key[0].is_closed():
+                self._held.pop(key, None)
+        for loop, (_, closing) in list(self._loops.items()):
+            if loop.is_closed():
+                closing()
+                self._loops.pop(loop, None)
 
     def drain(self, loop: asyncio.AbstractEventLoop, ended: list[int]) -> None:
         """The loop's: delivers everything that has ended."""
