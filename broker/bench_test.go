@@ -1,12 +1,14 @@
 package broker
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // BenchmarkRound is what a loop itself spends on a request: 8 clients commit 16
@@ -63,5 +65,29 @@ func BenchmarkRound(b *testing.B) {
 			s.l.settle()
 		}
 		s.now += int64(time.Millisecond)
+	}
+}
+
+// What `private` costs when a client leaves: its window is cleared, away from
+// the loop.
+func BenchmarkClearingAWindow(b *testing.B) {
+	sig, err := tensor.ParseSignature([]string{"x:u8[602112]"}, []string{"y:f32[1000]"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	layout, err := shm.NewLayout(sig, 64, 8)
+	if err != nil {
+		b.Fatal(err)
+	}
+	r, err := newRing("m", layout, shm.Memfd{}, 1, slog.New(slog.DiscardHandler))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer r.close()
+	const window = 8
+	r.clear(0, window) // the pages are there
+	b.SetBytes(window * layout.SlotBytes())
+	for b.Loop() {
+		r.clear(0, window)
 	}
 }

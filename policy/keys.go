@@ -28,7 +28,7 @@ var (
 		number(1, math.MaxInt32), func(at *place) *int { return &at.s.Slots })
 	MaxWindow = row(Key{Name: "max_window", Default: "0", Live: true, Help: "most slots that one client may have, 65536 at most; a full batch in any case; 0: seven eighths of a ring of more than 16"},
 		number(0, math.MaxInt32), func(at *place) *int { return &at.s.MaxWindow })
-	Private = row(Key{Name: "private", Default: "false", Live: true, Help: "clear a client's slots when it leaves, before they are another's; costs about 0.2 ms per MiB of the window, not on the way of any request"},
+	Private = row(Key{Name: "private", Default: "false", Live: true, Help: "clear a client's slots when it leaves, before they are another's; costs about 0.3 ms per MiB of the window, not on the way of any request"},
 		boolean(), func(at *place) *bool { return &at.s.Private })
 	Lease = row(Key{Name: "lease", Default: "30s", Live: true, Help: "how long a batch may run before its worker counts as hung and is killed; 100ms at least"},
 		duration(MinLease), func(at *place) *time.Duration { return &at.s.Lease })
