@@ -240,6 +240,9 @@ func (l *link) ended(i uint32) bool {
 	switch {
 	case w.Generation() == l.gens[i]:
 		s.status, s.held = w.Status(), w.Held()
+		if !s.status.Valid() { // a damaged worker wrote it
+			s.status = status.ErrProtocol
+		}
 	case l.dead.Load():
 		s.status, s.held = status.ErrBrokerGone, true
 	default:

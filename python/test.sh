@@ -6,7 +6,7 @@ venv=${RINGBATCH_VENV:+$(realpath -m "$RINGBATCH_VENV")}
 cd "$(dirname "$0")"
 venv=${venv:-$(realpath -m ../build/python-venv)}
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "numpy>=1.22" pytest gunicorn fastapi uvicorn httpx pillow "setuptools>=64" wheel
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "numpy>=1.22" pytest pytest-timeout gunicorn fastapi uvicorn httpx pillow "setuptools>=64" wheel
 if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then # mypy needs that much
 	"$venv/bin/python" -m pip install --quiet --disable-pip-version-check ruff==0.17.4 mypy==2.4.1
 	"$venv/bin/ruff" check --quiet ringbatch
@@ -16,4 +16,12 @@ fi
 rm -rf build ringbatch.egg-info
 unset PYTHONPATH RINGBATCH_LIBRARY RINGBATCH_BINARY RINGBATCH_SOCKET || true
 cd tests
-exec "$venv/bin/python" -m pytest -c ../pyproject.toml --rootdir=. . "$@"
+pytest() { "$venv/bin/python" -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 "$@"; } # what takes longer hangs
+if [ $# -gt 0 ]; then
+	pytest . "$@"
+	exit
+fi
+pytest .
+echo "the same without the extension, over ctypes"
+export RINGBATCH_CTYPES=1
+pytest test_client.py test_views.py test_many.py test_hostile.py test_signals.py

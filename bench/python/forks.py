@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import urllib.request
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads end at the first fork, and are not ours to count
@@ -74,7 +75,12 @@ class Answers:
 
 def reap(pid: int) -> None:
     end = time.monotonic() + HANG_S
-    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            if status:
+                raise SystemExit(f"child {pid} ended with {status}; its error is above")
+            return
         if time.monotonic() > end:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
@@ -90,6 +96,8 @@ def forked(use) -> int:
         try:
             use()
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     return pid

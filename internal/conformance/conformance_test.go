@@ -8,7 +8,8 @@
 // Peers whose names begin with c are clients, with w workers; each is a process
 // of its own. "kill w1" ends one with SIGKILL, "stop broker" and "start broker"
 // restart the broker, "go c1 …" does not wait for the answer, which "answer c1 =
-// …" then looks at. "sh NAME" is a comment.
+// …" then looks at. "thief MODEL" and "damage MODEL STATUS" do what no peer
+// should (hostile_unsafe_test.go). A line that begins with # is a comment.
 package conformance
 
 import (
@@ -148,6 +149,8 @@ func play(t *testing.T, script, clients, workers string) {
 		case who == "kill":
 			_ = peers[what].cmd.Process.Kill()
 			_, _ = peers[what].cmd.Process.Wait()
+			continue
+		case hostile(t, b.Socket(), who, what):
 			continue
 		case who == "go":
 			waits = false

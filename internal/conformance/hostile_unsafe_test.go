@@ -1,0 +1,88 @@
+package conformance
+
+import (
+	"fmt"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+const (
+	futexRequeue = 3
+	slots        = 64 // of the scripts' models
+)
+
+// steal takes the wake-ups of all clients away until the test ends, as anybody
+// who may read the board can: it moves who waits on a bell to another one.
+func steal(t *testing.T, socket, model string) {
+	t.Helper()
+	s, err := attach.Open(t.Context(), socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: model, Window: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		mine := unsafe.Pointer(&s.Board.Bell(s.Info.FirstSlot).Count)
+		for {
+			for slot := range uint32(slots) {
+				if theirs := unsafe.Pointer(&s.Board.Bell(slot).Count); theirs != mine {
+					_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(theirs), futexRequeue, 0, 1000, uintptr(mine), 0)
+				}
+			}
+			select {
+			case <-stop:
+				return
+			case <-time.After(200 * time.Microsecond):
+			}
+		}
+	}()
+	t.Cleanup(func() { close(stop); <-ended; s.Close() })
+}
+
+// damage writes what a worker that lost its mind could: the end of whatever is
+// in flight, with that status, and a record of numbers that cannot be.
+func damage(t *testing.T, socket, model string, with status.Code) {
+	t.Helper()
+	s, err := attach.Open(t.Context(), socket, shm.Memfd{}, &control.Request{Op: control.OpWorker, Model: model,
+		Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for slot := range uint32(slots) {
+		r := s.Board.Record(slot)
+		*r = shm.Record{Dispatched: -1 << 63, Started: 1<<63 - 1, Finished: -1, ReasonLen: 1<<32 - 1}
+		for i := range r.Dims {
+			r.Dims[i] = 1<<32 - 1
+		}
+		s.Board.End(slot, s.Board.Word(slot).Generation()+1, with, false)
+		s.Board.Ring(slot)
+	}
+	t.Cleanup(func() { s.Close() })
+}
+
+// hostile does what no peer's driver can: "thief MODEL", "damage MODEL STATUS".
+func hostile(t *testing.T, socket, who, what string) bool {
+	t.Helper()
+	switch who {
+	case "thief":
+		steal(t, socket, what)
+	case "damage":
+		var model string
+		var with uint8
+		if _, err := fmt.Sscan(what, &model, &with); err != nil {
+			t.Fatal(err)
+		}
+		damage(t, socket, model, status.Code(with))
+	default:
+		return false
+	}
+	return true
+}
