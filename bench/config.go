@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -58,7 +59,7 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.IntVar(&c.MaxBatchSize, "max_batch_size", 32, "most rows of a batch")
 	f.IntVar(&c.ModelNum, "model_num", 1, "model worker processes")
 	c.WaitTime = seconds(5 * time.Millisecond)
-	f.Var(&c.WaitTime, "wait_time", "how long the oldest request waits for others to batch with: seconds as a number, or like 10ms")
+	f.Var(waitTime{&c.WaitTime}, "wait_time", "how long the oldest request waits for others to batch with: seconds as a number, like 10ms, or auto")
 	f.BoolVar(&c.NoDynamicBatch, "no_dynamic_batch", false, "every producer runs the model by itself: the baseline")
 	f.StringVar(&c.ModelType, "model_type", "mlp", "the model: "+kindNames())
 	f.StringVar(&c.ModelPath, "model_path", "", "mlp, cuda-mlp: weights from this safetensors file; torch: the TorchScript file")
@@ -124,7 +125,7 @@ func (c *config) validate() error {
 	switch {
 	case c.WorkerBatch < 1 || c.WorkerBatch > c.MaxBatchSize:
 		return fmt.Errorf("--worker_batch is %d, must be 1..%d: a request cannot have more rows than --max_batch_size", c.WorkerBatch, c.MaxBatchSize)
-	case c.WaitTime < 0 || c.WaitTime.d() > maxWaitTime:
+	case c.WaitTime.d() != policy.Auto && c.WaitTime < 0 || c.WaitTime.d() > maxWaitTime:
 		return fmt.Errorf("--wait_time is %v, must be 0..%v", c.WaitTime, maxWaitTime)
 	case c.Duration.d() < minWindow:
 		return fmt.Errorf("--duration is %v, must be at least %v", c.Duration, minWindow)

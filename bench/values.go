@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 // seconds is a duration given as a number of seconds or like 10ms. In JSON it
@@ -17,7 +19,12 @@ type seconds time.Duration
 
 func (s seconds) d() time.Duration { return time.Duration(s) }
 
-func (s seconds) String() string { return time.Duration(s).String() }
+func (s seconds) String() string {
+	if s.d() == policy.Auto {
+		return "auto"
+	}
+	return time.Duration(s).String()
+}
 
 func (s *seconds) Type() string { return "seconds" }
 
@@ -35,6 +42,17 @@ func (s *seconds) Set(text string) error {
 	}
 	*s = seconds(d)
 	return nil
+}
+
+// waitTime is the value of --wait_time: seconds, or auto.
+type waitTime struct{ *seconds }
+
+func (w waitTime) Set(text string) error {
+	if text == "auto" {
+		*w.seconds = seconds(policy.Auto)
+		return nil
+	}
+	return w.seconds.Set(text)
 }
 
 func (s seconds) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(s).Seconds()) }

@@ -105,7 +105,7 @@ func (s *stage) waitsForMore() bool { return s.batcher.Queued() > 0 && s.batcher
 // any more: what waits for other requests goes out at once.
 func (s *stage) apply(p policy.Settings) error {
 	if s.loop.draining {
-		p.WaitTime = 0
+		p.WaitTime, p.LatencyGoal = 0, 0
 	}
 	s.touch()
 	return s.batcher.SetPolicy(p)
@@ -194,6 +194,8 @@ func arriveStatus(err error) status.Code {
 		return status.ErrNoLevel
 	case errors.Is(err, batcher.ErrExpired):
 		return status.ErrExpired
+	case errors.Is(err, batcher.ErrLate):
+		return status.ErrOverloaded
 	case errors.Is(err, batcher.ErrTooLong):
 		return status.ErrShape
 	}

@@ -87,6 +87,7 @@ typedef enum rb_status {
 	RB_ERR_DRAINING = 9,      /* the broker is shutting down and takes no new requests */
 	RB_ERR_BROKER_GONE = 10,  /* the broker went away; safe to retry */
 	RB_ERR_NO_WORKER = 39,    /* no worker is attached, and the model's policy says no_worker=refuse */
+	RB_ERR_OVERLOADED = 42,   /* refused on arrival: it could not be answered within its deadline or latency_goal */
 
 	/* connecting */
 	RB_ERR_NO_BROKER = 11,            /* nothing listens on the socket */
@@ -122,7 +123,7 @@ typedef enum rb_status {
 	RB_ERR_FORKED = 35,           /* this process is a fork of the one that connected */
 	RB_ERR_NO_GPU = 36,           /* this needs a GPU and there is none */
 
-	RB_STATUS_COUNT = 42 /* not a status */
+	RB_STATUS_COUNT = 43 /* not a status */
 	/* END statuses */
 } rb_status;
 

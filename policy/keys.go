@@ -20,6 +20,8 @@ var (
 		number(1, MaxRows), func(at *place) *int { return &at.s.MaxBatchSize })
 	WaitTime = row(Key{Name: "wait_time", Default: "auto", Live: true, Help: "how long the oldest request waits for others to batch with; 0: not at all; auto: as long as it pays (docs/batching.md)"},
 		durationOrAuto(), func(at *place) *time.Duration { return &at.s.WaitTime })
+	LatencyGoal = row(Key{Name: "latency_goal", Default: "0s", Live: true, Help: "with wait_time auto: fill batches as far as p99 stays within this, and refuse what could not be answered within it (Overloaded); 0: none"},
+		duration(0), func(at *place) *time.Duration { return &at.s.LatencyGoal })
 	PreferredBatchSizes = row(Key{Name: "preferred_batch_sizes", Live: true, Help: "rows at which a batch goes out without waiting for more, ascending"},
 		numbers[int](1, MaxRows, MaxPreferred), func(at *place) *[]int { return &at.s.PreferredBatchSizes })
 	Slots = row(Key{Name: "slots", DefaultNote: "4096, within 1 GiB and half of what a memory cgroup leaves", Help: "rows the ring holds"},

@@ -15,6 +15,10 @@ import (
 type Settings struct {
 	MaxBatchSize int           // rows
 	WaitTime     time.Duration // how long the oldest waiting request waits for others to batch with; Auto: as long as it pays
+	// LatencyGoal, if positive, is what p99 should stay within: batches are
+	// filled as far as it allows, and what could not be answered within it is
+	// refused.
+	LatencyGoal time.Duration
 	// PreferredBatchSizes are row counts, ascending, ≤ MaxBatchSize. A batch
 	// goes out as soon as the largest of them that is ready can be packed
 	// exactly; otherwise it waits for one until the wait time is over.
@@ -139,6 +143,9 @@ func (s *Settings) Validate() error {
 			return refuse("%s is %v, must be 0..%v", d.name, d.value, MaxDuration)
 		}
 	}
+	if s.LatencyGoal > 0 && s.WaitTime != Auto {
+		return refuse("latency_goal chooses the wait by itself: it needs wait_time auto, not %v", s.WaitTime)
+	}
 	for i, l := range s.Levels {
 		if l.MaxQueue < 0 || l.OnTimeout > Delay {
 			return refuse("max_queue.%d is %d and on_timeout.%d is %d", i, l.MaxQueue, i, uint8(l.OnTimeout))
@@ -177,7 +184,7 @@ func (s *Settings) durations() []namedDuration {
 	if wait == Auto {
 		wait = 0
 	}
-	list := []namedDuration{{"wait_time", wait}, {"ageing", s.Ageing}, {"lease", s.Lease}}
+	list := []namedDuration{{"wait_time", wait}, {"latency_goal", s.LatencyGoal}, {"ageing", s.Ageing}, {"lease", s.Lease}}
 	for i, l := range s.Levels {
 		list = append(list, namedDuration{fmt.Sprintf("default_timeout.%d", i), l.DefaultTimeout}, namedDuration{fmt.Sprintf("max_timeout.%d", i), l.MaxTimeout})
 	}

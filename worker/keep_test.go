@@ -23,6 +23,7 @@ var tried = map[status.Code]bool{
 	status.ErrNoBroker: true, status.ErrBrokerGone: true, status.ErrDraining: true, status.ErrTimeout: true,
 	status.ErrRingFull: true, status.ErrNoMemory: true, status.ErrTooManyConnections: true, status.ErrNoDescriptors: true,
 	status.ErrQuota: true, status.ErrNamespace: false, status.ErrNoWorker: false,
+	status.ErrOverloaded: false,
 
 	status.ErrVersion: false, status.ErrLayout: false, status.ErrProtocol: false, status.ErrSignatureMismatch: false,
 	status.ErrUnknownModel: false, status.ErrForbidden: false, status.ErrInvalid: false, status.ErrDType: false,

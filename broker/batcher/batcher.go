@@ -130,4 +130,5 @@ var (
 	ErrExpired   = errors.New("deadline has passed already")
 	ErrNoRows    = errors.New("request has no rows")
 	ErrInUse     = errors.New("request id is in use")
+	ErrLate      = errors.New("request could not be answered in time")
 )

@@ -47,7 +47,7 @@ const (
 	farOff      = 0.26 // a logarithm: 1.3 times as long
 	veryFarOff  = 0.7  // twice as long
 	slowestGain = 0.1
-	trustedFor  = 500.0
+	trustedFor  = 5000.0
 )
 
 func sizeClass(rows int) int {
@@ -80,9 +80,9 @@ func (c *costs) observe(rows, others int, took Time) {
 	v := &c.curves[min(others, maxOthers)]
 	class := sizeClass(rows)
 	p := &v.points[class]
-	expected := p.time
-	if p.count == 0 && v.count > 0 {
-		expected = v.at(rows)
+	expected, doubt := p.time, veryFarOff
+	if p.count == 0 {
+		expected, doubt = c.foreseen(v, rows)
 	}
 	v.count++
 	v.last = c.batches
@@ -93,7 +93,7 @@ func (c *costs) observe(rows, others int, took Time) {
 		p.time, p.first = t, c.batches
 		v.seen[class/64] |= 1 << (class % 64)
 		// A new size is only guessed from others: it must be very far off.
-		if off := math.Log(t / expected); expected > 0 && math.Abs(off) > veryFarOff && c.isNews(off, int(math.Copysign(1, off))) {
+		if off := math.Log(t / expected); expected > 0 && math.Abs(off) > doubt && c.isNews(off, int(math.Copysign(1, off))) {
 			c.move(median(c.off))
 		}
 		return
@@ -280,6 +280,39 @@ func (v *curve) at(rows int) float64 {
 		slope = max(slope, 0)
 	}
 	return max(a.time+slope*(float64(rows)-float64(a.rows)), min(a.time, b.time)*0.1)
+}
+
+// foreseen is what a size that was not seen yet should take, by its own curve or
+// by that of which most is known, and how far off that may well be; 0 if nothing
+// tells.
+func (c *costs) foreseen(v *curve, rows int) (expected, doubt float64) {
+	if v.foresees(rows) {
+		return v.at(rows), veryFarOff
+	}
+	best := &c.curves[0]
+	for j := range c.curves {
+		if c.curves[j].count > best.count {
+			best = &c.curves[j]
+		}
+	}
+	if best.foresees(rows) {
+		return best.at(rows), 2 * veryFarOff // workers that share a GPU slow each other down
+	}
+	return 0, 0
+}
+
+// foresees says whether what is known tells of a size that was not seen yet:
+// three sizes at least, and none of them far away.
+func (v *curve) foresees(rows int) bool {
+	sizes := 0
+	for _, word := range v.seen {
+		sizes += bits.OnesCount64(word)
+	}
+	if sizes < 3 {
+		return false
+	}
+	least, most := v.points[v.next(0)].rows, v.points[v.previous(sizeClasses-1)].rows
+	return float32(rows) > least/2 && float32(rows) < 2*most
 }
 
 // next is the first class from i on that was seen, or -1.

@@ -42,6 +42,9 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	if r.Deadline <= now {
 		return ErrExpired
 	}
+	if b.learner != nil && b.learner.late(now, &r, b.queuedRows) {
+		return ErrLate
+	}
 
 	c := b.client(r.Client)
 	b.clientStarts(c)

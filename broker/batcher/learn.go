@@ -40,6 +40,14 @@ type learner struct {
 	count    int      // requests so far
 	recordOf []int    // by RequestID: its number, as in count
 
+	table        costTable // for late
+	tableAt      uint32
+	tableWorkers int
+	tableRows    int
+	free         []Time
+	rowEvery     float64 // nanoseconds between two rows that arrive, lately
+	rowAt        Time    // the last arrival
+
 	waits      waits
 	replay     *replay
 	lastNow    Time
@@ -114,6 +122,8 @@ func newLearner(settings *policy.Settings) *learner {
 func (l *learner) setPolicy(settings *policy.Settings) {
 	l.settings = settings.Clone()
 	l.replay = nil
+	l.table.known = false
+	l.waits.goal = Time(settings.LatencyGoal)
 	l.auto = settings.WaitTime == policy.Auto
 	if !l.auto {
 		l.wait = Time(settings.WaitTime)
@@ -142,10 +152,14 @@ func (l *learner) clientLeft(c ClientID) {
 
 // arrived remembers a request that was queued.
 func (l *learner) arrived(r *Request) {
+	if gap := float64(r.Arrived-l.rowAt) / float64(r.Rows); l.rowAt > 0 && gap >= 0 {
+		l.rowEvery += (min(gap, float64(time.Second)) - l.rowEvery) / 32
+	}
+	l.rowAt = max(l.rowAt, r.Arrived)
+	l.clientJoined(r.Client)
 	if !l.auto {
 		return
 	}
-	l.clientJoined(r.Client)
 	c := &l.clients[r.Client]
 	x := record{
 		arrived: r.Arrived, client: r.Client, rows: int32(r.Rows), level: uint8(r.Level),
@@ -336,8 +350,17 @@ func (l *learner) begin(now Time, n int) {
 		l.replay = newReplay(l)
 	}
 	l.replay.load(n)
-	if l.waits.plan(now, l.quickest()/64, Time(2.5*max(l.took, l.least)), n, now-l.latest(n-1).arrived) {
+	l.refreshTable()
+	if l.waits.plan(now, l.quickest()/64, l.longest(), n, now-l.latest(n-1).arrived, l.expected(l.settings.MaxBatchSize)) {
 		l.hurryUntil = now + remembered
 	}
 	l.replay.again(l.waits.next())
+}
+
+// longest is the longest wait that is worth a try.
+func (l *learner) longest() Time {
+	if l.waits.goal > 0 {
+		return l.waits.goal
+	}
+	return Time(2.5 * max(l.took, l.least))
 }

@@ -27,16 +27,18 @@ type replay struct {
 	phantom bool // a client is there that has not sent anything lately
 
 	// One play.
-	start     Time // of the window, on the replay's clock, which never goes back
-	now       Time
-	wake      Time
-	arrivals  minHeap // by client: when its next request comes
-	clients   []replayClient
-	workers   []replayWorker
-	costs     []costTable // by shape
-	busy      int
-	sum, sum8 float64 // of the latencies, and of their eighth powers
-	sentAt    []Time  // by record
+	start         Time // of the window, on the replay's clock, which never goes back
+	now           Time
+	wake          Time
+	arrivals      minHeap // by client: when its next request comes
+	clients       []replayClient
+	workers       []replayWorker
+	costs         []costTable // by shape
+	busy          int
+	sum, sum8     float64 // of the latencies, and of their eighth powers
+	busyTime      Time
+	counted, late int
+	sentAt        []Time // by record
 }
 
 type replayClient struct {
@@ -68,7 +70,7 @@ func newReplay(l *learner) *replay {
 	for i := range s.Levels {
 		s.Levels[i] = policy.Level{}
 	}
-	s.WaitTime = 0
+	s.WaitTime, s.LatencyGoal = 0, 0
 	b, err := newBatcher(s)
 	if err != nil {
 		panic(err) // the settings are those of a batcher that runs
@@ -106,6 +108,9 @@ func (p *replay) load(n int) {
 		p.window[i].client = ClientID(p.locals[c] - 1)
 	}
 	p.countFrom, p.countTo = n/4, n-n/16
+	for end := p.window[n-1].arrived - p.from.longest(); p.countTo > n*5/8 && p.window[p.countTo-1].arrived > end; {
+		p.countTo--
+	}
 	p.phantom = len(p.named) < p.from.joined
 	p.closed = p.feedback()
 	p.workers = p.workers[:0]
@@ -198,7 +203,7 @@ func (p *replay) again(rung int) bool {
 	if p.phantom {
 		b.ClientJoined(ClientID(len(p.clients)))
 	}
-	p.busy, p.sum, p.sum8 = 0, 0, 0
+	p.busy, p.sum, p.sum8, p.busyTime, p.counted, p.late = 0, 0, 0, 0, 0, 0
 	for i := range p.workers {
 		x := &p.workers[i]
 		x.freeAt = p.start + x.busyFor
@@ -311,6 +316,7 @@ func (p *replay) dispatch(d *Dispatch) {
 	}
 	end := start + p.cost(d.PadTo, int(d.Dims[0]), others)
 	x.freeAt = max(x.freeAt, end)
+	p.busyTime += end - start
 	var ids []RequestID
 	if n := len(x.spare); n > 0 {
 		ids, x.spare = x.spare[n-1], x.spare[:n-1]
@@ -336,6 +342,10 @@ func (p *replay) finish(x *replayWorker) {
 			x := float64(latency)
 			p.sum += x
 			p.sum8 += math.Pow(x, 8)
+			p.counted++
+			if latency > p.from.waits.goal {
+				p.late++
+			}
 		}
 		i := int(p.window[id].client)
 		c := &p.clients[i]
@@ -357,7 +367,9 @@ func (p *replay) cost(rows, shape, others int) Time {
 }
 
 // result is what the play found.
-func (p *replay) result() outcome { return outcome{p.sum, p.sum8} }
+func (p *replay) result() outcome {
+	return outcome{sum: p.sum, sum8: p.sum8, busy: float64(p.busyTime), late: float64(p.late) / float64(max(1, p.counted)), n: 1}
+}
 
 // busyFor is how long a worker was still busy at a time in the past.
 func (l *learner) busyFor(w WorkerID, at Time) Time {

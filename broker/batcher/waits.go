@@ -20,6 +20,8 @@ type waits struct {
 	base       outcome // of no wait, in it
 	rate       float64 // of requests, lately
 	high       Time    // lately
+	goal       Time    // latency_goal; 0: none
+	full       Time    // what a full batch was taken to last
 }
 
 // rung is one wait: what became of requests with it, and of the same ones
@@ -35,10 +37,14 @@ type rung struct {
 type outcome struct {
 	sum  float64 // of their latencies
 	sum8 float64 // of the eighth powers: its root is near p99, and steadier with few requests
+	busy float64 // what the workers spent on all of them
+	late float64 // of those that count, the share that took longer than the goal
+	n    float64 // replays
 }
 
 func (o *outcome) add(kept float64, x outcome) {
 	o.sum, o.sum8 = o.sum*kept+x.sum, o.sum8*kept+x.sum8
+	o.busy, o.late, o.n = o.busy*kept+x.busy, o.late*kept+x.late, o.n*kept+x.n
 }
 
 // roundWaits are the round figures.
@@ -87,11 +93,12 @@ func (w *waits) inForce() Time { return Time(rungWait(w.taken)) }
 
 // plan chooses what to try with so many requests of so long a time: no wait,
 // what is in force and its neighbours, and in turn the round figures between
-// low and high. It says whether the load, or the machine, is another than before;
+// low and high. It says whether the load, or what full batches take (full), is
+// another than before;
 // then what was found before hardly counts, and all rungs come at once.
-func (w *waits) plan(now, low, high Time, requests int, span Time) (news bool) {
+func (w *waits) plan(now, low, high Time, requests int, span, full Time) (news bool) {
 	rate := float64(requests) / float64(max(1, span))
-	news = max(w.rate, rate) > 4*min(w.rate, rate) || max(w.high, high) > 2*min(w.high, high)
+	news = max(w.rate, rate) > 4*min(w.rate, rate) || max(w.high, high) > 2*min(w.high, high) || max(w.full, full)*7 > min(w.full, full)*8
 	if news {
 		for i := range w.rungs {
 			r := &w.rungs[i]
@@ -99,7 +106,7 @@ func (w *waits) plan(now, low, high Time, requests int, span Time) (news bool) {
 			r.without.add(0.01, outcome{})
 			r.replays *= 0.01
 		}
-		w.rate, w.high = rate, high
+		w.rate, w.high, w.full = rate, high, full
 	}
 	w.rate += (rate - w.rate) / 4
 	w.high += (high - w.high) / 4
@@ -160,6 +167,10 @@ func (w *waits) tried(o outcome) {
 // mostly is: so what is in force goes only for one that is better by more than
 // that.
 func (w *waits) choose() {
+	if w.goal > 0 {
+		w.chooseForGoal()
+		return
+	}
 	best := w.mean(w.round)
 	for i := range w.rungs {
 		if isRound(i) && w.lately(i) && i != w.round {
@@ -181,6 +192,36 @@ func (w *waits) choose() {
 		}
 	}
 }
+
+// goalShare of the requests may take longer than the goal: less than one in a
+// hundred, because what was is not quite what will be.
+const goalShare = 0.008
+
+// chooseForGoal takes, of the waits with which p99 stays within the goal, the one
+// that leaves the workers most time for others. If there is none it takes the one
+// that comes nearest.
+func (w *waits) chooseForGoal() {
+	best, bestBusy := -1, 0.0
+	nearest := 0
+	for i := range w.rungs {
+		if !w.lately(i) {
+			continue
+		}
+		late, busy := w.lateShare(i), w.rungs[i].with.busy/w.rungs[i].without.busy
+		if late <= goalShare && (best < 0 || busy < bestBusy) {
+			best, bestBusy = i, busy
+		}
+		if late < w.lateShare(nearest) {
+			nearest = i
+		}
+	}
+	if best < 0 {
+		best = nearest
+	}
+	w.taken, w.round = best, best
+}
+
+func (w *waits) lateShare(i int) float64 { return w.rungs[i].with.late / w.rungs[i].with.n }
 
 // mean is the mean latency with a wait as a multiple of that without any.
 func (w *waits) mean(i int) float64 { return w.rungs[i].with.sum / w.rungs[i].without.sum }

@@ -73,6 +73,7 @@ type flags struct {
 	json              bool
 	plot              string
 	grid              string
+	sweep             bool
 	help              bool
 	set               *pflag.FlagSet
 }
@@ -107,7 +108,7 @@ func newFlags() *flags {
 	s.Float64Var(&f.sharing, "sharing", 0, "`share` of its time that each other busy worker adds to a batch, as on one GPU")
 	s.StringVar(&f.pad, "pad", "", "pad batches to `rows`, or to the next preferred size (\"preferred\")")
 	s.DurationVar(&f.hop, "hop", 7*time.Microsecond, "transport from one process to the next; a request takes three")
-	f.policy = policyflag.Add(s, "max_batch_size", "wait_time", "preferred_batch_sizes", "default_priority", "ageing", "preserve_order")
+	f.policy = policyflag.Add(s, "max_batch_size", "wait_time", "latency_goal", "preferred_batch_sizes", "default_priority", "ageing", "preserve_order")
 	s.StringArrayVar(&f.levels, "priority", nil, "a priority level, most urgent first; `policy` of share=, max_queue=, default_timeout=, max_timeout=, on_timeout=reject|delay (repeat for each level)")
 	s.IntVar(&f.requests, "requests", 100_000, "number of requests to simulate")
 	s.Uint64Var(&f.seed, "seed", 1, "another seed is another run of chance")
@@ -115,6 +116,7 @@ func newFlags() *flags {
 	s.StringVar(&f.plot, "plot", "", "draw latencies and batch sizes into an SVG `file`")
 	s.StringVar(&f.grid, "grid", "", "hold wait_time auto against fixed waits in every cell of a `grid`, first or second, instead; 40,000 requests a cell unless --requests is given")
 	s.Lookup("grid").NoOptDefVal = "first"
+	s.BoolVar(&f.sweep, "sweep", false, "mean latency against load for wait_time auto and fixed waits, as a table, and with --plot as a picture")
 	s.BoolVarP(&f.help, "help", "h", false, "show this text")
 	return f
 }
@@ -134,6 +136,12 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	if f.grid != "" {
 		if err := f.runGrid(ctx, stdout, stderr); err != nil {
+			return failure(stderr, err)
+		}
+		return exitOK
+	}
+	if f.sweep {
+		if err := f.runSweep(ctx, stdout); err != nil {
 			return failure(stderr, err)
 		}
 		return exitOK

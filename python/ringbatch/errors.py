@@ -283,6 +283,13 @@ class Namespace(Error):
     status = 41
 
 
+class Overloaded(Error):
+    """Refused on arrival: it could not be answered within its deadline or latency_goal."""
+
+    status = 42
+    retryable = True
+
+
 __all__ = [
     "BrokerGone",
     "BrokerRunning",
@@ -310,6 +317,7 @@ __all__ = [
     "NotCommitted",
     "NotDone",
     "OutputTooSmall",
+    "Overloaded",
     "Protocol",
     "QueueFull",
     "QueueTimeout",

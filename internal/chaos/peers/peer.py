@@ -135,6 +135,7 @@ def play_load(seed: str, threads: str, pause_us: str, timeout_ms: str) -> None:
     tell("ready")
     while not stopping.wait(1):
         pass
+    faulthandler.dump_traceback_later(8, exit=True)  # where a request hangs that should have ended
     for t in all:
         t.join()
     tell("tally", tally)

@@ -1,0 +1,88 @@
+package simulate
+
+import (
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
+)
+
+func goalConfig(t *testing.T, share float64, requests int) Config {
+	cfg := Config{
+		Policy:  policy.Settings{MaxBatchSize: 32, WaitTime: policy.Auto},
+		Workers: Workers{Count: 2}, Cost: mustCost(t, "1=3.3ms,32=8.2ms"), Hop: 7 * time.Microsecond, Requests: requests, Seed: 5,
+	}
+	cfg.Arrivals = Poisson{Rate: share * capacity(&cfg)}
+	return cfg
+}
+
+func busy(r *Result) (sum time.Duration) {
+	for _, w := range r.Workers {
+		sum += w.Busy
+	}
+	return sum
+}
+
+// Where a fixed wait keeps p99 within the goal, the goal does too, and leaves the
+// workers as much time for others.
+func TestALatencyGoalIsKeptWithAsLittleWorkAsTheBestFixedWait(t *testing.T) {
+	for _, share := range []float64{0.05, 0.2, 0.5} {
+		cfg := goalConfig(t, share, 40_000)
+		const goal = 20 * time.Millisecond
+		var best *Result
+		for _, wait := range gridWaits {
+			fixed := cfg
+			fixed.Policy.WaitTime = wait
+			r, err := Run(t.Context(), fixed)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Latency.P99 <= goal && (best == nil || busy(r) < busy(best)) {
+				best = r
+			}
+		}
+		if best == nil {
+			t.Fatalf("at %v no fixed wait keeps the goal: the test is wrong", share)
+		}
+		cfg.Policy.LatencyGoal = goal
+		r, err := Run(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Latency.P99 > goal || float64(busy(r)) > 1.05*float64(busy(best)) {
+			t.Errorf("at %v: p99 %v of a goal of %v, workers busy %.3f times as long as with the best fixed wait", share, r.Latency.P99, goal, float64(busy(r))/float64(busy(best)))
+		}
+	}
+}
+
+func TestUnderTwiceTheCapacityWhatIsAcceptedKeepsTheGoal(t *testing.T) {
+	cfg := goalConfig(t, 2, 60_000)
+	const goal = 25 * time.Millisecond
+	cfg.Policy.LatencyGoal = goal
+	r, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inTime := 0
+	for _, x := range r.latencies {
+		if x <= int64(goal) {
+			inTime++
+		}
+	}
+	done := float64(inTime) / r.Span.Seconds() / capacity(&cfg)
+	if r.Latency.P99 > goal || done < 0.9 {
+		t.Errorf("p99 %v of a goal of %v, %.3f of the capacity done in time, %d refused", r.Latency.P99, goal, done, r.Outcomes.Refused)
+	}
+}
+
+func TestARequestThatCannotMakeItsDeadlineIsRefusedWhenItArrives(t *testing.T) {
+	cfg := goalConfig(t, 2, 30_000)
+	cfg.Load.Deadline = 25 * time.Millisecond
+	r, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := r.Outcomes; o.Refused == 0 || o.Late+o.Expired > o.Completed/100 {
+		t.Errorf("%+v", o)
+	}
+}
