@@ -30,6 +30,7 @@ RUNS = {
     "transport": "bin/bench --suite=transport",
     "python": "build/python-venv/bin/python bench/python/ratios.py --rounds 3",
     "gateway": "bin/gatebench",
+    "relay": "bin/relaybench",
 }
 
 
