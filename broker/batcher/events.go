@@ -42,7 +42,7 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	if r.Deadline <= now {
 		return ErrExpired
 	}
-	if b.learner != nil && b.learner.late(now, &r, b.queuedRows) {
+	if b.learner != nil && b.learner.waits.goal > 0 && b.learner.late(now, &r, b.queuedRows) {
 		return ErrLate
 	}
 

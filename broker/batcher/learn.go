@@ -152,13 +152,15 @@ func (l *learner) clientLeft(c ClientID) {
 
 // arrived remembers a request that was queued.
 func (l *learner) arrived(r *Request) {
-	if gap := float64(r.Arrived-l.rowAt) / float64(r.Rows); l.rowAt > 0 && gap >= 0 {
-		l.rowEvery += (min(gap, float64(time.Second)) - l.rowEvery) / 32
-	}
-	l.rowAt = max(l.rowAt, r.Arrived)
-	l.clientJoined(r.Client)
 	if !l.auto {
 		return
+	}
+	l.clientJoined(r.Client)
+	if l.waits.goal > 0 {
+		if gap := float64(r.Arrived-l.rowAt) / float64(r.Rows); l.rowAt > 0 && gap >= 0 {
+			l.rowEvery += (min(gap, float64(time.Second)) - l.rowEvery) / 32
+		}
+		l.rowAt = max(l.rowAt, r.Arrived)
 	}
 	c := &l.clients[r.Client]
 	x := record{
