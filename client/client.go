@@ -50,6 +50,7 @@ type options struct {
 	name   string
 	wait   bool
 	timing bool
+	yields bool
 	memory shm.Memory
 
 	retry    bool
@@ -77,6 +78,11 @@ func WaitForModel() Option { return func(o *options) { o.wait = true } }
 // WithTiming makes Request.Timing tell Write too, at the price of
 // reading the clock once more per request.
 func WithTiming() Option { return func(o *options) { o.timing = true } }
+
+// WithYield lets other goroutines run before one parks to wait for an answer.
+// It is for servers, where many goroutines are ready at any time; elsewhere it
+// costs more than it saves.
+func WithYield() Option { return func(o *options) { o.yields = true } }
 
 // WithMemory replaces shared memory, for tests.
 func WithMemory(m shm.Memory) Option { return func(o *options) { o.memory = m } }
@@ -149,7 +155,7 @@ func (c *Client) attach(ctx context.Context) (*link, error) {
 		s.Close()
 		return nil, err
 	}
-	l.timing = c.opts.timing
+	l.timing, l.wait.yields = c.opts.timing, c.opts.yields
 	return l, nil
 }
 

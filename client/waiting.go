@@ -18,6 +18,7 @@ import (
 // a follower. A single waiter is always the leader: its wake-up is one futex
 // hop with no goroutine in between.
 type waiting struct {
+	yields  bool            // see WithYield
 	leading bool            // under link.mu
 	usual   time.Duration   // how long a leader waits; the leader's
 	robbed  int             // waits for which a thief is expected; the leader's
@@ -139,8 +140,10 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 			}
 			return nil
 		}
-		if letOthersRun(); l.ended(i) {
-			continue
+		if l.wait.yields {
+			if letOthersRun(); l.ended(i) {
+				continue
+			}
 		}
 		l.wait.parked.Add(1)
 		// Parked first, then look; kick has its cause visible first, then

@@ -267,7 +267,7 @@ func (l *lane) dial(d *dialing, k *model, window int) {
 func (k *model) dial(ctx context.Context, window int) (*client.Client, error) {
 	least := min(window, k.info.Load().settings.MaxBatchSize)
 	for {
-		c, err := client.Dial(ctx, k.name, client.WithSocket(k.g.cfg.Socket), client.WithName("gateway"), client.WithWindow(window), client.WithMemory(k.g.cfg.Memory))
+		c, err := client.Dial(ctx, k.name, client.WithSocket(k.g.cfg.Socket), client.WithName("gateway"), client.WithWindow(window), client.WithYield(), client.WithMemory(k.g.cfg.Memory))
 		tooMany := errors.Is(err, status.ErrRingFull) || errors.Is(err, status.ErrQuota)
 		if err == nil || !tooMany || window <= least {
 			return c, err
