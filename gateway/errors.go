@@ -34,6 +34,7 @@ var meanings = map[status.Code]meaning{
 	status.ErrDraining:     {http.StatusServiceUnavailable, codes.Unavailable},
 	status.ErrBrokerGone:   {http.StatusServiceUnavailable, codes.Unavailable},
 	status.ErrNoWorker:     {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrOverloaded:   {http.StatusTooManyRequests, codes.ResourceExhausted},
 
 	// Connecting.
 	status.ErrNoBroker:           {http.StatusServiceUnavailable, codes.Unavailable},

@@ -3,19 +3,20 @@ package batcher
 import "math"
 
 // late says whether a request that arrives now could not be answered in time
-// any more, by its deadline or by the latency goal. What it would wait for: the
-// batches that run, full batches of all that is queued, and its own.
+// any more, by the latency goal or by its own deadline. What it would wait for:
+// the batches that run, full batches of all that is queued, and its own.
+//
+// Only a model with a goal refuses early. Elsewhere a request with a short
+// deadline is tried, and ends as Expired: batch times are an estimate, and who
+// set no goal did not ask to have requests turned away by one.
 //
 // What is not known costs nothing; the rest is taken to last a little longer than
 // it did, so that what is taken is in time.
 func (l *learner) late(now Time, r *Request, queuedRows int) bool {
-	due := r.Deadline
-	if l.settings.LatencyGoal > 0 {
-		due = min(due, r.Arrived+Time(l.settings.LatencyGoal))
-	}
-	if due == Never || !l.shapes[0].known() {
+	if l.settings.LatencyGoal == 0 || !l.shapes[0].known() {
 		return false
 	}
+	due := min(r.Deadline, r.Arrived+Time(l.settings.LatencyGoal))
 	if queuedRows == 0 && l.busy < l.present() {
 		return false // if nothing ran any more, nothing could be learned: the first batch may have been the only slow one
 	}

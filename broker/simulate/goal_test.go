@@ -77,6 +77,7 @@ func TestUnderTwiceTheCapacityWhatIsAcceptedKeepsTheGoal(t *testing.T) {
 
 func TestARequestThatCannotMakeItsDeadlineIsRefusedWhenItArrives(t *testing.T) {
 	cfg := goalConfig(t, 2, 30_000)
+	cfg.Policy.WaitTime, cfg.Policy.LatencyGoal = policy.Auto, 50*time.Millisecond
 	cfg.Load.Deadline = 25 * time.Millisecond
 	r, err := Run(t.Context(), cfg)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/policyflag"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 )
 
 // Exit codes of Main.
@@ -174,10 +175,9 @@ func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	results, err := runGrid(ctx, cells, func(done int) {
-		fmt.Fprintf(stderr, "\r%d of %d cells", done, len(cells))
-	})
-	fmt.Fprint(stderr, "\r\033[K")
+	progress, end := progressLine(stderr)
+	results, err := runGrid(ctx, cells, func(done int) { progress("%d of %d cells", done, len(cells)) })
+	end()
 	if err != nil {
 		return err
 	}
@@ -234,4 +234,17 @@ func writePlot(name string, r *Result, cfg *Config) error {
 		return fmt.Errorf("plot: %w", err)
 	}
 	return nil
+}
+
+// progressLine writes over one line of a terminal, and nothing elsewhere.
+func progressLine(w io.Writer) (progress func(format string, a ...any), end func()) {
+	file, ok := w.(*os.File)
+	if ok {
+		_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+		ok = err == nil
+	}
+	if !ok {
+		return func(string, ...any) {}, func() {}
+	}
+	return func(format string, a ...any) { fmt.Fprintf(w, "\r"+format, a...) }, func() { fmt.Fprint(w, "\r\033[K") }
 }

@@ -31,10 +31,14 @@ type sample struct{ key, flag, toml, is, bad string }
 var samples = []sample{
 	{"max_batch_size", "16", "16", "16", "0"},
 	{"wait_time", "0.005", `"5ms"`, "5ms", "soon"},
+	{"latency_goal", "0.02", `"20ms"`, "20ms", "-1ms"},
 	{"preferred_batch_sizes", "8,16", "[8, 16]", "8,16", "x"},
 	{"slots", "64", "64", "64", "-1"},
+	{"max_window", "48", "48", "48", "-1"},
+	{"private", "true", "true", "true", "perhaps"},
 	{"lease", "90s", "90", "90s", "0"},
 	{"max_attempts", "2", "2", "2", "0"},
+	{"no_worker", "refuse", `"refuse"`, "refuse", "perhaps"},
 	{"ragged", "true", "true", "true", "perhaps"},
 	{"preserve_order", "true", "true", "true", "perhaps"},
 	{"priorities", "3", "3", "3", "64"},
@@ -274,7 +278,7 @@ func TestAReloadChangesWhatIsLiveAndNamesTheRest(t *testing.T) {
 	if err := h.broker.Reload(broker.Config{Socket: h.socket, Models: []broker.ModelConfig{declared("")}}); err != nil {
 		t.Fatal(err)
 	}
-	if p := h.inForce(); p["wait_time"] != "2ms" || p["priorities"] != "1" || p["max_batch_size"] != "16" {
+	if p := h.inForce(); p["wait_time"] != "auto" || p["priorities"] != "1" || p["max_batch_size"] != "16" {
 		t.Error(p)
 	}
 }

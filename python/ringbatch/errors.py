@@ -284,7 +284,7 @@ class Namespace(Error):
 
 
 class Overloaded(Error):
-    """Refused on arrival: it could not be answered within its deadline or latency_goal."""
+    """Refused on arrival by a model with a latency_goal: it could not be answered within that or its deadline."""
 
     status = 42
     retryable = True
