@@ -24,4 +24,4 @@ fi
 pytest .
 echo "the same without the extension, over ctypes"
 export RINGBATCH_CTYPES=1
-pytest test_client.py test_views.py test_many.py test_hostile.py test_signals.py
+pytest test_client.py test_views.py test_many.py test_hostile.py test_signals.py test_shared.py

@@ -58,17 +58,24 @@ class Completions:
         if self._last_loop() is loop:
             return
         self.sweep()
+        if loop not in self._loops:
+            self._add_loop(loop)
         self._last_loop = weakref.ref(loop)
-        if loop in self._loops:
-            return
+
+    def _add_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         out = c_int()
         self._core.check(self._core.lib.rb_client_fd(self._core.handle, addressof(out)))
         fd = os.dup(out.value)
         closing = weakref.finalize(loop, os.close, fd)
         closing.atexit = False
-        self._loops[loop] = fd, closing
         ended: list[int] = []  # collected by this loop, and not delivered yet
         loop.add_reader(fd, _drain_weakly, weakref.ref(self), weakref.ref(loop), ended)
+        self._loops[loop] = fd, closing  # last: a handler may raise before, and then it is not watched
+
+    def _watched(self) -> list[tuple[asyncio.AbstractEventLoop, int, weakref.finalize]]:
+        """The loops; other threads may add theirs meanwhile, which iterating over the dictionary itself does not survive."""
+        known = [(loop, self._loops.get(loop)) for loop in (ref() for ref in self._loops.keyrefs()) if loop is not None]
+        return [(loop, *entry) for loop, entry in known if entry is not None]
 
     def watch_by_thread(self) -> None:
         with self._lock:
@@ -135,7 +142,7 @@ class Completions:
         for key in list(self._held):  # what was listed here kept the loop, and so its descriptor
             if key[0].is_closed():
                 self._held.pop(key, None)
-        for loop, (_, closing) in list(self._loops.items()):
+        for loop, _, closing in self._watched():
             if loop.is_closed():
                 closing()
                 self._loops.pop(loop, None)
@@ -214,7 +221,7 @@ class Completions:
         """Before the connection is closed: nothing is delivered any more."""
         with self._lock:
             self._closed = True
-        for loop, (fd, closing) in list(self._loops.items()):
+        for loop, fd, closing in self._watched():
             if loop is _running_loop():
                 _unwatch(loop, fd, closing)
             else:
@@ -249,11 +256,13 @@ def _collect(handle: int, timeout_ns: int, ended: list[int]) -> int:
 def _watch(completions: weakref.ref, handle: int) -> None:
     """The thread that serves submit. It keeps a client that was forgotten neither alive nor open."""
     ended: list[int] = []
+    wait_ns = 0  # first what was collected before there was this thread
     while True:
-        status = _collect(handle, _WATCH_NS, ended)
+        status = _collect(handle, wait_ns, ended)
         alive = completions()
         if alive is None or status:
             return  # forgotten, or closed
+        wait_ns = _WATCH_NS
         alive._threads += ended
         ended.clear()
         while alive._threads:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import ctypes
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -68,6 +69,17 @@ def _data_at() -> int:
 _DATA_AT = _data_at()
 
 
+class _Reaped(threading.local):
+    """Where the library writes what has ended.
+
+    A thread's own: the loops of several threads collect at once. And it stays,
+    for the next time: a handler may raise before its numbers are taken.
+    """
+
+    def __init__(self) -> None:
+        self.ids, self.count = (c_uint64 * 64)(), c_uint32()
+
+
 class _Owner:
     """Lives as long as a call does; see Client.owed."""
 
@@ -86,7 +98,7 @@ class Client:
         self._out = c_uint64()
         #: Claimed, and not given back: by the address of the struct that has its number. See sweep.
         self.owed: dict[int, tuple[weakref.ref, Any]] = {}
-        self._reaped = (c_uint64 * 64)(), c_uint32()
+        self._reaped = _Reaped()
         self._pool: list[Scratch] = []  # not one for each thread: a signal's handler may call too, in the midst of a call
 
     def dial(self, model: bytes, socket: bytes | None, name: bytes | None, window: int, timeout_ns: int) -> int:
@@ -122,8 +134,11 @@ class Client:
 
     def sweep(self) -> None:
         """Gives back what is claimed and nobody has: a handler raised in the midst of giving it back."""
-        for at, (owner, r) in list(self.owed.items()):
-            if owner() is None:
+        for at, owes in list(self.owed.items()):
+            owner, r = owes
+            # Listed still, and by the one that is gone: meanwhile another thread may have handed
+            # its request on, and ended, and its struct may be another call's.
+            if owner() is None and self.owed.get(at) is owes:
                 self._lib.rb_release(self.handle, r.id if isinstance(r, c.Request) else r.request)
                 self.owed.pop(at, None)
 
@@ -182,10 +197,11 @@ class Client:
             return 0
         if status:
             raise self.error(status)
-        self._list_and_commit(call.request, waiters, waiter, timeout_ns, hold)
+        request = call.request  # from the pool another thread may take it, and write its own there
+        self._list_and_commit(request, waiters, waiter, timeout_ns, hold)
         self.owed.pop(addressof(call), None)
         self._pool.append(s)
-        return call.request
+        return request
 
     def _list_and_commit(self, request: int, waiters: dict[int, Any], waiter: Any, timeout_ns: int, hold: bool) -> None:
         try:
@@ -200,7 +216,7 @@ class Client:
 
     def reap_into(self, ended: list[int]) -> bool:
         """Appends the numbers of the requests that have ended; False once the client is closed."""
-        ids, count = self._reaped
+        ids, count = self._reaped.ids, self._reaped.count
         while True:
             if not count.value:  # otherwise a handler raised before they were appended
                 status = self._lib.rb_reap(self.handle, addressof(ids), len(ids), addressof(count))

@@ -44,7 +44,7 @@ def struck(use, times, every):
         try:
             signal.setitimer(signal.ITIMER_REAL, every, every)
             armed = True
-            while True:
+            while armed:  # in a destructor nobody hears of it
                 use()
         except (Ding, RuntimeError):  # asyncio's, where it was struck
             armed = False

@@ -57,7 +57,9 @@ class WrongBytes(Exception):
 
 
 def check(x: np.ndarray, y: np.ndarray) -> None:
-    if not np.array_equal(y, answer(x)):
+    # Not np.array_equal: it takes an exception of a signal's handler in its midst for "not equal".
+    expected = answer(x)
+    if y.shape != expected.shape or y.tobytes() != expected.tobytes():
         raise WrongBytes
 
 

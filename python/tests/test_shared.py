@@ -1,0 +1,148 @@
+"""Threads on one connection that come between two steps of each other."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import ctypes
+import os
+import tempfile
+import threading
+import time
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import broker_at, go_worker, rb_wait
+from ringbatch import _way
+
+over_ctypes = pytest.mark.skipif(_way.quick is not None, reason="of the way over ctypes: RINGBATCH_CTYPES=1")
+
+x = np.arange(16, dtype="float32")
+
+
+@pytest.fixture
+def core(echo):
+    """A connection whose ended requests nobody collects but the test."""
+    with rb.connect("echo", socket=echo, window=16) as m:
+        m._core.lib.rb_client_fd(m._core.handle, ctypes.addressof(ctypes.c_int()))
+        yield m._core
+
+
+@over_ctypes
+def test_what_one_thread_collects_stays_when_another_collects_at_once(core):
+    request = core.submit_into({}, object(), (x,), 1, 0, False)
+    core.wait(request, 0)
+    lib, both_have = core._lib, threading.Barrier(2)
+
+    class Library:
+        """Both threads have called it before one of them looks at what it gave."""
+
+        def rb_reap(self, *args: int) -> int:
+            status = lib.rb_reap(*args)
+            both_have.wait(20)
+            return status
+
+    ended: tuple[list[int], list[int]] = [], []
+    core._lib = Library()
+    try:
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(core.reap_into, ended)) == [True, True]
+    finally:
+        core._lib = lib
+    assert ended[0] + ended[1] == [request]
+
+
+@over_ctypes
+def test_a_request_that_was_handed_on_is_not_given_back_by_another_threads_sweep(core):
+    looked, handed_on = threading.Event(), threading.Event()
+
+    class Owed(dict):
+        def items(self):
+            now = list(super().items())
+            looked.set()
+            assert handed_on.wait(20)
+            return now
+
+    class Waiters(dict):
+        """Another thread begins to sweep in the midst of submit_into."""
+
+        def __setitem__(self, request, waiter):
+            super().__setitem__(request, waiter)
+            sweeper.start()
+            assert looked.wait(20)
+
+    core.owed = Owed(core.owed)
+    sweeper = threading.Thread(target=core.sweep)
+    request = core.submit_into(Waiters(), object(), (x,), 1, 0, False)
+    handed_on.set()
+    sweeper.join()
+    core.wait(request, 0)  # not Released
+    assert (core.collect_one(request) == x).all()
+
+
+@over_ctypes
+def test_a_requests_number_is_its_own_when_another_thread_uses_the_struct_next(core):
+    class Pool(list):
+        def append(self, scratch):
+            scratch.call.request = 0  # as the next one does at once
+            super().append(scratch)
+
+    core._pool, waiters = Pool(), {}
+    request = core.submit_into(waiters, object(), (x,), 1, 0, True)
+    assert [request] == list(waiters)
+    core.release(request)
+
+
+def test_a_loop_is_watched_although_an_exception_struck_when_it_was_first(echo, monkeypatch):
+    class Struck(Exception):
+        pass
+
+    def strike(*_: object) -> None:
+        raise Struck
+
+    async def twice(model: rb.Model) -> np.ndarray:
+        with monkeypatch.context() as m, pytest.raises(Struck):
+            m.setattr(asyncio.get_running_loop(), "add_reader", strike)
+            await model.ainfer(x)
+        return await asyncio.wait_for(model.ainfer(x), 20)
+
+    with rb.connect("echo", socket=echo) as model:
+        assert (asyncio.run(twice(model)) == x).all()
+
+
+def test_every_way_at_once_on_one_client_ends_also_when_workers_die():
+    def use(k: int, client: rb.Model, end: float) -> int:
+        async def coroutine() -> np.ndarray:
+            return await asyncio.wait_for(client.ainfer(x, timeout=5), 30)
+
+        def request() -> np.ndarray:
+            with client.request(timeout=5) as req:
+                req.inputs["x"][...] = x
+                return np.array(req.run(timeout=5).outputs["y"])
+
+        ways = [lambda: client(x, timeout=5), request, lambda: client.submit(x, timeout=5).result(30), lambda: asyncio.run(coroutine())]
+        right = 0
+        while time.monotonic() < end:
+            k += 1
+            try:
+                assert (ways[k % 4]() == x).all()
+                right += 1
+            except rb.Error:  # its worker died
+                pass
+        return right
+
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        socket = os.path.join(folder, "b.sock")
+        flags = "--model", "echo", "--wait_time", "200us"
+        with broker_at(socket), go_worker(socket, *flags):
+            rb_wait(socket, "echo")
+            with rb.connect("echo", socket=socket, window=6) as client, concurrent.futures.ThreadPoolExecutor(8) as pool:
+                end = time.monotonic() + 2
+                users = [pool.submit(use, k, client, end) for k in range(8)]
+                while time.monotonic() < end:
+                    with go_worker(socket, *flags) as victim:
+                        time.sleep(0.1)
+                        victim.kill()
+                assert all(user.result(60) for user in users)
