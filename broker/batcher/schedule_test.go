@@ -35,7 +35,7 @@ func TestRandomSchedulesAreDecidedAsTheReferenceDoes(t *testing.T) {
 	}
 	count := 40_000
 	if testing.Short() || raceEnabled {
-		count = 5_000
+		count = 1_000
 	}
 	if *schedulesFlag > 0 {
 		count = *schedulesFlag

@@ -42,6 +42,7 @@ func meanAfter(t *testing.T, cfg Config, wait, from, to time.Duration) float64 {
 // which some 5 % of all cells miss (docs/results/batching.md); this test is
 // about a change that makes it much worse.
 func TestAutoIsNowhereMuchWorseThanTheBestFixedWait(t *testing.T) {
+	notShort(t)
 	plan := gridPlans["first"]
 	cells, err := plan.cells(20_000, 1)
 	if err != nil {
@@ -64,6 +65,7 @@ func TestAutoIsNowhereMuchWorseThanTheBestFixedWait(t *testing.T) {
 // From one second after a step on, auto must be about as good as the wait that
 // is best from there on.
 func TestAutoIsBackOneSecondAfterAStep(t *testing.T) {
+	notShort(t)
 	for name, step := range map[string]Phase{
 		"ten times the load":   {Rate: 10, Cost: 1},
 		"a tenth of the load":  {Rate: 0.1, Cost: 1},
@@ -101,6 +103,7 @@ func TestAutoIsBackOneSecondAfterAStep(t *testing.T) {
 
 // A day in a minute: load and cost of it go up and down, with a busy noon.
 func TestOverADayAutoBeatsEveryFixedWait(t *testing.T) {
+	notShort(t)
 	cfg := Config{
 		Policy: policy.Settings{MaxBatchSize: 32}, Workers: Workers{Count: 3}, Cost: mustCost(t, "1=5ms,32=5.5ms"),
 		Hop: 7 * time.Microsecond, Seed: 3,
@@ -124,5 +127,14 @@ func TestOverADayAutoBeatsEveryFixedWait(t *testing.T) {
 		if fixed := meanAfter(t, cfg, wait, 0, day); auto >= fixed {
 			t.Errorf("auto has %.3f times the mean latency of %v", auto/fixed, wait)
 		}
+	}
+}
+
+// notShort leaves a simulation out of the race detector's run, which has
+// nothing to find in one goroutine and takes twenty times as long.
+func notShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("a long simulation")
 	}
 }

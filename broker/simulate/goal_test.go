@@ -26,6 +26,7 @@ func busy(r *Result) (sum time.Duration) {
 // Where a fixed wait keeps p99 within the goal, the goal does too, and leaves the
 // workers as much time for others.
 func TestALatencyGoalIsKeptWithAsLittleWorkAsTheBestFixedWait(t *testing.T) {
+	notShort(t)
 	for _, share := range []float64{0.05, 0.2, 0.5} {
 		cfg := goalConfig(t, share, 40_000)
 		const goal = 20 * time.Millisecond
@@ -56,6 +57,7 @@ func TestALatencyGoalIsKeptWithAsLittleWorkAsTheBestFixedWait(t *testing.T) {
 }
 
 func TestUnderTwiceTheCapacityWhatIsAcceptedKeepsTheGoal(t *testing.T) {
+	notShort(t)
 	cfg := goalConfig(t, 2, 60_000)
 	const goal = 25 * time.Millisecond
 	cfg.Policy.LatencyGoal = goal
@@ -76,6 +78,7 @@ func TestUnderTwiceTheCapacityWhatIsAcceptedKeepsTheGoal(t *testing.T) {
 }
 
 func TestARequestThatCannotMakeItsDeadlineIsRefusedWhenItArrives(t *testing.T) {
+	notShort(t)
 	cfg := goalConfig(t, 2, 30_000)
 	cfg.Policy.WaitTime, cfg.Policy.LatencyGoal = policy.Auto, 50*time.Millisecond
 	cfg.Load.Deadline = 25 * time.Millisecond
