@@ -33,7 +33,7 @@ test: check unit race model-check cuda-check python interop chaos-short envoy-te
 	@echo "all tests passed"
 
 check: ## formatting, vet, staticcheck
-	@test -z "$$(gofmt -l . | tee /dev/stderr)"
+	@bad=$$(gofmt -l .); [ -z "$$bad" ] || { echo "not formatted: $$bad" >&2; exit 1; }
 	go vet ./...
 	$(STATICCHECK) ./...
 
