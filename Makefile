@@ -29,7 +29,7 @@ build: ## the commands, into bin/
 demo: build ## what batching wins on this machine, in under a minute
 	./bin/bench --demo
 
-test: check unit race model-check cuda-check python interop chaos-short envoy-test hosts-short ## everything, about 12 minutes on 2 cores
+test: check unit race model-check cuda-check python interop chaos-short envoy-test hosts-short ## everything, about 16 minutes on 2 cores
 	@echo "all tests passed"
 
 check: ## formatting, vet, staticcheck

@@ -17,7 +17,7 @@ import (
 // Permissions are what a user may do. The broker's own user may do everything.
 type Permissions uint8
 
-// The permissions. Whoever has one of them may also ask who is there and how
+// The permissions. A user who has one of them may also ask who is there and how
 // they fare (ping, models, watch, stats).
 const (
 	MayInfer      Permissions = 1 << iota // attach as a client

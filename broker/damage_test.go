@@ -7,7 +7,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// A worker can write the board, so it can damage words. Whoever waits for
+// A worker can write the board, so it can damage words. A client that waits for
 // such a word is told by the broker.
 func TestAWordThatAWorkerDamagedIsRepaired(t *testing.T) {
 	for name, garbage := range map[string]shm.Word{"later": shm.MakeWord(9, status.OK, false), "much later": shm.MakeWord(1<<31, status.ErrFailed, true), "never": shm.MakeWord(0xffffffff, 77, true)} {

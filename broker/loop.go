@@ -103,7 +103,7 @@ func (l *loop) begin() {
 
 // Turns. A ring is visited for as many rows as fill a batch, between these
 // limits, and then the next one is; all of a round's visits together end at
-// roundRows, and the next round goes on where this one stopped. So whoever has
+// roundRows, and the next round goes on where this one stopped. So a client that has
 // little to say waits for one visit of each other ring that has something, and
 // inside its ring for one short turn of each other client, however much they
 // send and whatever it is.

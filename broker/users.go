@@ -162,7 +162,7 @@ func (m *member) leave() {
 	}
 }
 
-// Take and Give are the room for long requests and replies. Whoever has none of
+// Take and Give are the room for long requests and replies. A peer that has none of
 // it gets what it needs, if only others leave that much: a reply may be longer
 // than a user's part.
 func (m *member) Take(bytes int) bool {

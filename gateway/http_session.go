@@ -33,7 +33,7 @@ type session struct {
 	state atomic.Int32
 }
 
-// A session is idle between requests. Whoever changes that first, the session
+// A session is idle between requests. The first to change that, the session
 // or a shutdown, has it.
 const (
 	sessionIdle = iota

@@ -46,7 +46,7 @@ func (l *load) rate(now time.Time) float64 {
 	return l.perSecond
 }
 
-// reportLoad sends the model's load with the answer, to whoever balances by
+// reportLoad sends the model's load with the answer, to a caller that balances by
 // it: relays, and others if the gateway was told to.
 func (c *call) reportLoad(ctx context.Context) {
 	if len(c.relayed.requests) == 0 && !c.model.g.cfg.ReportLoad {

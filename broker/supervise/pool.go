@@ -311,7 +311,7 @@ func (s *Supervisor) startPool(model string, n int, cfg *Worker) {
 }
 
 // RoleOf tells whether an attached worker is to be kept warm, without batches,
-// until one of its kind is lost. Whoever comes first serves: a spare that
+// until one of its kind is lost. The first to come serves: a spare that
 // attaches while a worker is still missing changes roles with it.
 func (s *Supervisor) RoleOf(pid int) (spare bool) {
 	s.mu.Lock()

@@ -238,7 +238,7 @@ static int check_reply(const reply *p, rb_session *s, bool worker)
 	return status ? status : read_notes(p->notes, s);
 }
 
-/* Whoever commits writes to it: that must neither block nor raise SIGPIPE, so
+/* A client that commits writes to it: that must neither block nor raise SIGPIPE, so
  * it is no pipe, no socket and no terminal. */
 static int check_doorbell(int fd)
 {

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 // aims of issue and documentation alike: docs/gateway.md.
@@ -103,12 +104,12 @@ func run(ctx context.Context, o *options) error {
 			_ = c.Wait()
 		}
 	}()
-	start := func(name string, args ...string) (*lines, error) {
+	start := func(name string, args ...string) (*testbed.Printed, error) {
 		cmd := exec.CommandContext(ctx, name, args...)
 		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 		cmd.WaitDelay = 10 * time.Second
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		out := &lines{}
+		out := &testbed.Printed{}
 		cmd.Stdout, cmd.Stderr = out, os.Stderr
 		if err := cmd.Start(); err != nil {
 			return nil, err
@@ -143,11 +144,11 @@ func run(ctx context.Context, o *options) error {
 	pid := func(i int) int { return running[i].Process.Pid }
 	b, g := server{name: "bare", pids: []int{pid(2), os.Getpid()}}, server{name: "gateway", pids: []int{pid(3), pid(0), pid(1), os.Getpid()}}
 	for _, s := range []struct {
-		out *lines
+		out *testbed.Printed
 		to  *server
 	}{{bare, &b}, {gate, &g}} {
-		if s.to.http, err = s.out.find("http ", 20*time.Second); err == nil {
-			s.to.grpc, err = s.out.find("grpc ", 20*time.Second)
+		if s.to.http, err = s.out.Find("http ", 20*time.Second); err == nil {
+			s.to.grpc, err = s.out.Find("grpc ", 20*time.Second)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.to.name, err)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -70,7 +71,7 @@ func newBed(ctx context.Context) (b *bed, err error) {
 		if err != nil {
 			return nil, err
 		}
-		address, err := out.find("grpc ", 20*time.Second)
+		address, err := out.Find("grpc ", 20*time.Second)
 		if err != nil {
 			return nil, err
 		}
@@ -78,7 +79,7 @@ func newBed(ctx context.Context) (b *bed, err error) {
 	}
 	out, err := b.start("local", b.self, "--role", "bare")
 	if err == nil {
-		b.bare, err = out.find("grpc ", 20*time.Second)
+		b.bare, err = out.Find("grpc ", 20*time.Second)
 	}
 	for _, model := range []string{"large", "small"} {
 		if err == nil {
@@ -102,7 +103,7 @@ func (b *bed) close() {
 func (b *bed) socket(host string) string { return filepath.Join(b.dir, host, "b.sock") }
 
 // start runs a process of a host.
-func (b *bed) start(host, name string, args ...string) (*lines, error) {
+func (b *bed) start(host, name string, args ...string) (*testbed.Printed, error) {
 	if err := os.MkdirAll(filepath.Join(b.dir, host), 0o700); err != nil {
 		return nil, err
 	}
@@ -111,7 +112,7 @@ func (b *bed) start(host, name string, args ...string) (*lines, error) {
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	out := &lines{}
+	out := &testbed.Printed{}
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -125,7 +126,7 @@ func (b *bed) relay(model, remote string, n int) error {
 	out, err := b.start("local", b.ringbatch, "relay", model, "--remote_model", remote, "--to", strings.Join(b.hosts[:n], ","),
 		"--wait_for_broker", "20s", "--wait_time", "0", "--log_level", "error")
 	if err == nil {
-		_, err = out.find("relaying ", 20*time.Second)
+		_, err = out.Find("relaying ", 20*time.Second)
 	}
 	return err
 }

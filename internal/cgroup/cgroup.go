@@ -1,5 +1,5 @@
 // Package cgroup tells how much memory the control groups of this process
-// leave it. Whoever asks for more is not refused by the kernel but killed by
+// leave it. A process that asks for more is not refused by the kernel but killed by
 // it, or somebody else in the group is: so one has to know before.
 //
 // Both kinds are read, version 1 and version 2, also side by side. A limit

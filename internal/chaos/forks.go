@@ -78,7 +78,7 @@ func forkedChildren(r *run) error {
 		if len(pairs) < 32 && i+1 < r.events {
 			continue
 		}
-		time.Sleep(2 * lease) // whoever got a batch as a ghost would be killed by now
+		time.Sleep(2 * lease) // a worker that got a batch as a ghost would be killed by now
 		for _, p := range pairs {
 			r.check(p.parent.Running(), "the process of a %s that ended in good order was killed", p.who)
 			r.check(p.child != 0 && syscall.Kill(p.child, 0) == nil, "the child of a %s was killed", p.who)

@@ -1,4 +1,4 @@
-package main
+package testbed
 
 import (
 	"bytes"
@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// lines is what a process has printed so far.
-type lines struct {
+// Printed is what a process has printed so far.
+type Printed struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (l *lines) Write(p []byte) (int, error) {
+func (l *Printed) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-// find waits for a line that begins like that and gives its rest.
-func (l *lines) find(prefix string, patience time.Duration) (string, error) {
+// Find waits for a line that begins like that and gives its rest.
+func (l *Printed) Find(prefix string, patience time.Duration) (string, error) {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		l.mu.Lock()
 		text := l.text.String()
