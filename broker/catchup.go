@@ -68,13 +68,19 @@ func (r *ring) follow(head uint32) {
 		return
 	}
 	if info.state == running { // the end of a held one was counted
-		info.stage.stats.answered(info, w.Status(), r.loop.now)
-		if rec := info.stage.recorder; rec != nil { // when it began is not known
-			rec.add(info, w.Status(), info.dispatched, r.loop.now)
-		}
+		info.stage.answered(info, w.Status())
 	}
 	info.stage.batcher.Ended(batcher.RequestID(head))
 	r.free(head)
+}
+
+// answered counts a request whose worker has answered it but has not said when
+// it ran.
+func (s *stage) answered(info *slotInfo, st status.Code) {
+	s.stats.answered(info, st, s.loop.now)
+	if s.recorder != nil {
+		s.recorder.add(info, st, info.dispatched, s.loop.now)
+	}
 }
 
 // drainDone reads the worker's "done" messages. The worker may be gone after

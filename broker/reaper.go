@@ -193,7 +193,7 @@ func (s *stage) orphan(q mailed, p *mail, taken bool) int {
 	}
 	if w := s.ring.board.Word(q.head); w.Generation() == q.gen {
 		s.batcher.Ended(id)
-		s.stats.ended(w.Status())
+		s.answered(info, w.Status())
 		// The worker may have died between the answer and the ring.
 		s.ring.board.Ring(info.client.first)
 		s.ring.free(q.head)

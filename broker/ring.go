@@ -114,15 +114,16 @@ func (r *ring) end(head uint32, s status.Code, reason string, held bool) {
 	if reason != "" {
 		r.board.SetReason(head, reason)
 	}
-	if !r.board.End(head, info.gen, s, held) {
-		if w := r.board.Word(head); w.Generation() == info.gen {
-			s = w.Status() // its worker was quicker
-		} else {
-			r.log.Warn("a word of the board was damaged", "slot", head, "word", w.String(), "generation", info.gen)
-			r.board.Repair(head, info.gen, s, held)
-		}
+	switch ended, w := r.board.End(head, info.gen, s, held), r.board.Word(head); {
+	case ended:
+		info.stage.stats.ended(s)
+	case w.Generation() == info.gen: // its worker was quicker
+		info.stage.answered(info, w.Status())
+	default:
+		r.log.Warn("a word of the board was damaged", "slot", head, "word", w.String(), "generation", info.gen)
+		r.board.Repair(head, info.gen, s, held)
+		info.stage.stats.ended(s)
 	}
-	info.stage.stats.ended(s)
 	if !info.client.left {
 		r.board.Ring(info.client.first)
 	}

@@ -45,6 +45,9 @@ func TestASnapshotChangesNothing(t *testing.T) {
 			} else if ended < before {
 				t.Fatalf("seed %d: %d ends, the books have %d", seed, ended, before)
 			}
+			if ok, timed := m.Ended[status.OK.Name()], m.Histograms.Total.Count; ok > timed {
+				t.Fatalf("seed %d: %d requests were answered, the time of %d is known", seed, ok, timed)
+			}
 			if ended > m.Requests || m.SlotsRunning < 0 || m.SlotsHeld < 0 || m.SlotsQueued != m.QueueRows {
 				t.Fatalf("seed %d: %d of %d requests ended, %d slots run, %d are held, %d wait (%d rows)", seed, ended, m.Requests, m.SlotsRunning, m.SlotsHeld, m.SlotsQueued, m.QueueRows)
 			}
