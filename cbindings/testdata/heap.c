@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Client, broker and worker as threads of one process, with segments on the
  * heap: a thread sanitizer sees every access of all three, where in real use
