@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Two commands do everything on a fresh machine (Go, Python 3.9+ with venv, gcc):
 #
 #   make demo    build, and show on this machine's CPU what batching wins
@@ -35,7 +36,8 @@ demo-page: build ## the page of a broker under load, until Ctrl-C
 test: check unit race model-check cuda-check python interop chaos-short envoy-test hosts-short ## everything, about 16 minutes on 2 cores
 	@echo "all tests passed"
 
-check: ## formatting, vet, staticcheck
+check: ## licence lines, formatting, vet, staticcheck
+	./hack/spdx.py
 	@bad=$$(gofmt -l .); [ -z "$$bad" ] || { echo "not formatted: $$bad" >&2; exit 1; }
 	go vet ./...
 	$(STATICCHECK) ./...

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command ringbatch runs the broker and built-in workers, and asks them
 // things.
 package main
