@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package feed makes the inputs of requests that are sent only to load a model:
 // rows that the user gave, or rows made from the signature.
 package feed

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package profile measures what batches of a model take: by their rows, and by
 // how many of the model's workers are busy at the same time.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package progress is for commands that take minutes: one line on the terminal
 // that says what is going on, and output files that are known to be writable
 // before it begins.
