@@ -50,6 +50,7 @@ func commands() []command {
 		{"set", "change a model's batching policy while it runs", runSet},
 		{"restart", "replace a model's worker processes, one by one", runRestart},
 		{"scale", "run another number of a model's worker processes", runScale},
+		{"profile", "measure what batches of a running model take", runProfile},
 		{"demo", "show the page, with a load on a broker of its own", runDemo},
 		{"simulate", "play a batching policy against a virtual clock", runSimulate},
 		{"doctor", "check this machine, and say what to do", runDoctor},
