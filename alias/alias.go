@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package alias is a name that clients attach to instead of a model's: it stands
 // for one model, or for several, each with a share of the traffic. Versions of a
 // model are models of their own (resnet@1, resnet@2); an alias (resnet) says

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
@@ -8,6 +10,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 )
@@ -90,11 +93,11 @@ func (c *crowd) run(f *fleet, warmup, length time.Duration) (*window, error) {
 
 // watch runs windows until the last three agree, or there were enough; in
 // turns with the bound, if there is one.
-func (c *crowd) watch(f *fleet, cfg *config, what string, bound *bound, say *progress) (*result, error) {
+func (c *crowd) watch(f *fleet, cfg *config, what string, bound *bound, say *progress.Line) (*result, error) {
 	var windows []*window
 	var bounds boundWindows
 	var samples []sample
-	say.line("%s: warming up", what)
+	say.Say("%s: warming up", what)
 	warmup := cfg.Warmup.d()
 	for len(windows) < cfg.MaxWindows && !stable(samples, cfg.Stability) {
 		w, err := c.run(f, warmup, cfg.Duration.d())
@@ -102,7 +105,7 @@ func (c *crowd) watch(f *fleet, cfg *config, what string, bound *bound, say *pro
 			return nil, err
 		}
 		windows, samples = append(windows, w), append(samples, w.sample())
-		say.line("%s: window %d, %s items/s, %s ms", what, len(windows), big(w.itemsPerS), short(w.sample().Latency/1e6))
+		say.Say("%s: window %d, %s items/s, %s ms", what, len(windows), big(w.itemsPerS), short(w.sample().Latency/1e6))
 		warmup = min(cfg.Warmup.d(), max(rewarm, 2*time.Duration(w.sample().Latency)))
 		if bound == nil {
 			continue
@@ -128,8 +131,8 @@ type serving struct {
 	workers []*testbed.Process
 }
 
-func (f *fleet) serve(cfg *config, say *progress) (*serving, error) {
-	say.line("starting the broker and %d model processes", cfg.ModelNum)
+func (f *fleet) serve(cfg *config, say *progress.Line) (*serving, error) {
+	say.Say("starting the broker and %d model processes", cfg.ModelNum)
 	s := &serving{f: f, cfg: cfg}
 	var err error
 	if s.broker, s.socket, err = f.startBroker(fmt.Sprintf("%d.sock", shm.Now())); err != nil {
@@ -151,9 +154,9 @@ func (s *serving) end() { s.f.End(append([]*testbed.Process{s.broker}, s.workers
 
 // through measures that many producers through the broker, in turns with the
 // bound, if there is one.
-func (s *serving) through(producers int, bound *bound, say *progress) (*result, error) {
+func (s *serving) through(producers int, bound *bound, say *progress.Line) (*result, error) {
 	cfg := s.cfg
-	say.line("starting %d producers", producers)
+	say.Say("starting %d producers", producers)
 	ps, err := s.f.StartAll(producers, func(i int) testbed.Spec {
 		job := cfg.producer()
 		job.Socket, job.Rate, job.Seed = s.socket, cfg.Rate/float64(producers), uint64(cfg.Seed)<<20+uint64(i)
@@ -169,8 +172,8 @@ func (s *serving) through(producers int, bound *bound, say *progress) (*result, 
 
 // startAlone starts processes that run the model by themselves, each on
 // batches of its own rows.
-func (f *fleet) startAlone(cfg *config, processes, rows int, say *progress) (*crowd, error) {
-	say.line("loading the model in %d processes", processes)
+func (f *fleet) startAlone(cfg *config, processes, rows int, say *progress.Line) (*crowd, error) {
+	say.Say("loading the model in %d processes", processes)
 	job := aloneJob{Model: cfg.model(), Rows: rows}
 	ps, err := f.StartAll(processes, func(int) testbed.Spec { return testbed.Spec{Role: "alone", Job: job, Procs: 2} })
 	if err != nil {
@@ -180,7 +183,7 @@ func (f *fleet) startAlone(cfg *config, processes, rows int, say *progress) (*cr
 }
 
 // alone measures such processes.
-func (f *fleet) alone(cfg *config, processes, rows int, bound *bound, say *progress) (*result, error) {
+func (f *fleet) alone(cfg *config, processes, rows int, bound *bound, say *progress.Line) (*result, error) {
 	c, err := f.startAlone(cfg, processes, rows, say)
 	if err != nil {
 		return nil, err
