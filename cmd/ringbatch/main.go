@@ -52,6 +52,7 @@ func commands() []command {
 		{"scale", "run another number of a model's worker processes", runScale},
 		{"profile", "measure what batches of a running model take", runProfile},
 		{"demo", "show the page, with a load on a broker of its own", runDemo},
+		{"bench", "load a running model, and measure it", runBench},
 		{"simulate", "play a batching policy against a virtual clock", runSimulate},
 		{"doctor", "check this machine, and say what to do", runDoctor},
 		{"version", "print the version", runVersion},
