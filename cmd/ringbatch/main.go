@@ -53,6 +53,7 @@ func commands() []command {
 		{"alias", "have a name stand for a version of a model, or for a share of several", runAlias},
 		{"profile", "measure what batches of a running model take", runProfile},
 		{"demo", "show the page, with a load on a broker of its own", runDemo},
+		{"bench", "load a running model, and measure it", runBench},
 		{"simulate", "play a batching policy against a virtual clock", runSimulate},
 		{"doctor", "check this machine, and say what to do", runDoctor},
 		{"version", "print the version", runVersion},
