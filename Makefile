@@ -131,9 +131,9 @@ fuzz: ## every decoder, FUZZTIME each
 	    echo "== $$name in $$(dirname "$$file")"; go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")"; done; done
 
 clean: ## remove what was built
-	rm -rf bin build python/build python/dist
+	rm -rf bin build dist python/build python/dist
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
 
-include cuda.mk
+include cuda.mk packaging/packaging.mk
