@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package bench measures ringbatch; cmd/bench is its command, docs/benchmark.md
 // its manual. It starts a broker, model workers and producers as processes of
 // their own, loads them, and reports what came out, beside the upper bound.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package simulate drives the broker's batcher with a virtual clock: what would
 // this policy do to that load on a model which takes so long per batch size?
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package svgchart draws line and bar charts as SVG that a browser and a README
 // show as they are: axes with units, a legend, a title, no script, no font to
 // load. It is small on purpose; who needs more should export the numbers.
