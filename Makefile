@@ -18,7 +18,7 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # run there on heap-backed segments.
 RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway ./relay
 
-.PHONY: build demo demo-page test check unit race bindings python interop operate proto fuzz model-check weak-check chaos chaos-short soak clean help envoy-test hosts-test hosts-short
+.PHONY: build demo demo-page test check unit race bindings python interop operate proto fuzz model-check weak-check chaos chaos-short soak clean help envoy-test hosts-test hosts-short triton-test xds xds-test ray-test
 
 build: ## the commands, into bin/
 	@mkdir -p bin
@@ -67,6 +67,19 @@ operate: ## metrics judged by promtool and Prometheus, the page by Chromium
 
 envoy-test: ## deploy/envoy with a real Envoy
 	./deploy/envoy/test.sh
+
+triton-test: ## a relay to a real Triton server (installs 2 GB)
+	./deploy/triton/test.sh
+
+# xds:/// targets double the size of the program: it is built with them on request.
+xds: ## bin/ringbatch-xds, whose relay knows xds:/// targets
+	@mkdir -p bin && go build -tags xds -o bin/ringbatch-xds ./cmd/ringbatch
+
+xds-test: ## a relay whose hosts an xDS control plane names
+	@mkdir -p build && GRPC_XDS_BOOTSTRAP=$(CURDIR)/build/xds-bootstrap.json go test -tags xds -count=1 -run Xds ./relay
+
+ray-test: ## Ray Serve replicas as producers of their node's ring, on a simulated cluster of three nodes
+	./deploy/ray/test.sh
 
 hosts-test: ## relays on a real network: hosts as network namespaces, killed, cut off and upgraded
 	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./cmd/hosts

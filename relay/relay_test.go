@@ -375,7 +375,6 @@ func TestARelayThatCannotBeIsRefusedInOneSentence(t *testing.T) {
 	}{
 		{Config{Model: "m"}, "a target"},
 		{Config{Model: "m", Target: "x:1", Route: "best"}, "least_request"},
-		{Config{Model: "m", Target: "xds:///x"}, "put Envoy between"},
 		{Config{Model: "m", Target: "x:1", InFlight: 65}, "1..64"},
 		{Config{Model: "m", Target: "x:1", TokenFile: "t"}, "plain sight"},
 		{Config{Model: "m", Target: "x:1", CertFile: "c"}, "its key"},
