@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package top is `ringbatch top`: what the broker does, live in a terminal,
 // with the content of the page that the gateway serves.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package top
 
 // key is a key that was pressed: a printable character, or one of these.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package top
 
 // A table of texts. What does not fit is left out column by column, the least
