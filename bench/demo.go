@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
 // The demo: what a newcomer runs first. Five lines and one sentence.
@@ -40,7 +42,7 @@ const (
 	demoBound
 )
 
-func runDemo(ctx context.Context, cfg *config, say *progress) (*demoReport, error) {
+func runDemo(ctx context.Context, cfg *config, say *progress.Line) (*demoReport, error) {
 	r := &demoReport{Suite: "demo", Config: cfg, Note: cfg.note()}
 	f, err := newFleet(ctx)
 	if err != nil {

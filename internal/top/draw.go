@@ -174,7 +174,7 @@ func (v *view) details(width int) []*line {
 	if m.WaitAuto {
 		wait = "auto, now " + wait
 	}
-	state.add(plain, fmt.Sprintf("  wait %s  up to %d rows  ring %d slots", wait, m.MaxBatchSize, m.Slots))
+	state.add(plain, fmt.Sprintf("  wait %s  up to %s  ring of %s", wait, plural(m.MaxBatchSize, "row"), plural(m.Slots, "slot")))
 	lines := []*line{state, newLine(width).add(dim, m.Signature)}
 	lines = append(lines, v.workers(width, m)...)
 	lines = append(lines, ends(width, m))
@@ -276,7 +276,7 @@ func learned(width int, m *stats.Model) *line {
 	step := max(1, (len(m.Learned.Costs)+most-1)/most)
 	for i := 0; i < len(m.Learned.Costs); i += step {
 		c := m.Learned.Costs[i]
-		l.add(plain, fmt.Sprintf("%d rows %s ms  ", c.Rows, millis(c.MS)))
+		l.add(plain, fmt.Sprintf("%s %s ms  ", plural(c.Rows, "row"), millis(c.MS)))
 	}
 	return l
 }
@@ -346,6 +346,13 @@ func millis(x float64) string {
 }
 
 func percent(x float64) string { return fmt.Sprintf("%.0f %%", 100*x) }
+
+func plural(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
 
 func orDash(s string) string {
 	if s == "" {
