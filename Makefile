@@ -71,6 +71,12 @@ hosts-short: ## the same in a minute, for CI
 	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./cmd/hosts
 	./bin/hosts --short
 
+# ONLY="--only triton --only mosec" for some of them; ROUNDS, SECONDS for longer.
+.PHONY: peers
+peers: ## ringbatch against Triton, mosec, LitServe, Ray Serve, BentoML and others, each installed from PyPI
+	@mkdir -p build
+	python3 bench/peers/run.py $(ONLY) --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),2) --json build/peers.json --table build/peers.md --chart build/peers.svg
+
 model-check: ## the protocol's model, exhaustively; its mutants must be caught
 	@command -v spin >/dev/null || { apt-get update -qq && apt-get install -y -qq spin; } || { echo "install spin (Debian package spin) first"; exit 1; }
 	bash docs/model/check.sh
