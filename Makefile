@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Two commands do everything on a fresh machine (Go, Python 3.9+ with venv, gcc):
 #
 #   make demo    build, and show on this machine's CPU what batching wins
@@ -17,7 +18,7 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # run there on heap-backed segments.
 RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway ./relay
 
-.PHONY: build demo test check unit race bindings python interop operate proto fuzz model-check weak-check chaos chaos-short soak clean help envoy-test hosts-test hosts-short
+.PHONY: build demo demo-page test check unit race bindings python interop operate proto fuzz model-check weak-check chaos chaos-short soak clean help envoy-test hosts-test hosts-short
 
 build: ## the commands, into bin/
 	@mkdir -p bin
@@ -29,10 +30,14 @@ build: ## the commands, into bin/
 demo: build ## what batching wins on this machine, in under a minute
 	./bin/bench --demo
 
+demo-page: build ## the page of a broker under load, until Ctrl-C
+	./bin/ringbatch demo
+
 test: check unit race model-check cuda-check python interop chaos-short envoy-test hosts-short ## everything, about 16 minutes on 2 cores
 	@echo "all tests passed"
 
-check: ## formatting, vet, staticcheck
+check: ## licence lines, formatting, vet, staticcheck
+	./hack/spdx.py
 	@bad=$$(gofmt -l .); [ -z "$$bad" ] || { echo "not formatted: $$bad" >&2; exit 1; }
 	go vet ./...
 	$(STATICCHECK) ./...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The build tag cuda: make cuda-toolchain once, then the others.
 # Included by the Makefile.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package admin asks a broker about itself and changes its policies: what the
 // commands `ringbatch models`, `stats`, `set` and `doctor` do, for Go
 // programs.

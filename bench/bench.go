@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package bench measures ringbatch; cmd/bench is its command, docs/benchmark.md
 // its manual. It starts a broker, model workers and producers as processes of
 // their own, loads them, and reports what came out, beside the upper bound.
@@ -12,6 +14,8 @@ import (
 	"os"
 
 	"github.com/spf13/pflag"
+
+	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
 // report is what a run produced.
@@ -34,9 +38,9 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	if err := o.check(f); err != nil {
 		return err
 	}
-	say := newProgress()
+	say := progress.New()
 	r, err := o.run(ctx, say)
-	say.clear()
+	say.Clear()
 	w := &reportWriter{out: out}
 	if r != nil {
 		r.print(w)
@@ -78,7 +82,7 @@ func (w *reportWriter) Write(b []byte) (int, error) {
 
 // run does what the options ask for. A report can come with an error: what
 // was measured before it.
-func (o *options) run(ctx context.Context, say *progress) (report, error) {
+func (o *options) run(ctx context.Context, say *progress.Line) (report, error) {
 	switch {
 	case o.suite == "transport":
 		return runTransport(ctx, o.transport, say)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
@@ -9,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -107,12 +110,12 @@ func TestAWorkerThatDiesEndsTheRunWithItsReason(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	s, err := f.serve(&o.cfg, newProgress())
+	s, err := f.serve(&o.cfg, progress.New())
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.workers[0].Kill()
-	if _, err := s.through(1, nil, newProgress()); err == nil || !strings.Contains(err.Error(), "model worker") {
+	if _, err := s.through(1, nil, progress.New()); err == nil || !strings.Contains(err.Error(), "model worker") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -1,6 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/ringbatch/ringbatch/internal/progress"
+)
 
 // bound is what results are compared with, measured in turns with them:
 // machines drift, and a figure from another minute is worth little.
@@ -14,7 +20,7 @@ type bound struct {
 }
 
 // startBound starts those processes; nil if the bound is not wanted.
-func (f *fleet) startBound(cfg *config, say *progress) (*bound, error) {
+func (f *fleet) startBound(cfg *config, say *progress.Line) (*bound, error) {
 	if !cfg.Bound {
 		return nil, nil
 	}
@@ -33,13 +39,13 @@ func (f *fleet) startBound(cfg *config, say *progress) (*bound, error) {
 type boundWindows struct{ full, single []*window }
 
 // run measures the next window of each.
-func (b *bound) run(f *fleet, cfg *config, to *boundWindows, say *progress) error {
+func (b *bound) run(f *fleet, cfg *config, to *boundWindows, say *progress.Line) error {
 	w, err := b.full.run(f, rewarm, cfg.Duration.d())
 	if err != nil {
 		return fmt.Errorf("measure the bound: %w", err)
 	}
 	to.full = append(to.full, w)
-	say.line("bound: window %d, %s items/s", len(to.full), big(w.itemsPerS))
+	say.Say("bound: window %d, %s items/s", len(to.full), big(w.itemsPerS))
 	if b.single == nil {
 		return nil
 	}
@@ -47,7 +53,7 @@ func (b *bound) run(f *fleet, cfg *config, to *boundWindows, say *progress) erro
 		return fmt.Errorf("measure the model alone: %w", err)
 	}
 	to.single = append(to.single, w)
-	say.line("model alone: window %d, %s ms", len(to.single), short(w.sample().Latency/1e6))
+	say.Say("model alone: window %d, %s ms", len(to.single), short(w.sample().Latency/1e6))
 	return nil
 }
 
@@ -62,7 +68,7 @@ type boundResult struct {
 // boundOf makes a result of the bound's windows. As with the windows they are
 // compared with, the last three count.
 func boundOf(windows []*window) *boundResult {
-	r := summarize(windows, true)
+	r := summarize(windows, true, minWindows)
 	perItem := r.CPU.Client * r.Throughput / max(r.ItemsPerS, 1)
 	return &boundResult{ItemsPerS: r.ItemsPerS, Latency: r.Latency, CPU: perItem, Windows: r.Windows}
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
@@ -5,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
 // The demo: what a newcomer runs first. Five lines and one sentence.
@@ -38,7 +42,7 @@ const (
 	demoBound
 )
 
-func runDemo(ctx context.Context, cfg *config, say *progress) (*demoReport, error) {
+func runDemo(ctx context.Context, cfg *config, say *progress.Line) (*demoReport, error) {
 	r := &demoReport{Suite: "demo", Config: cfg, Note: cfg.note()}
 	f, err := newFleet(ctx)
 	if err != nil {

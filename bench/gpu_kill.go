@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
@@ -16,6 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
@@ -119,7 +122,7 @@ func steadyProducerRole(c *testbed.Child, job steadyJob) error {
 	}
 }
 
-func runKill(ctx context.Context, cfg *config, say *progress) (*killReport, error) {
+func runKill(ctx context.Context, cfg *config, say *progress.Line) (*killReport, error) {
 	if cfg.ModelType != "torch" || cfg.ModelNum < 2 {
 		return nil, fmt.Errorf("--suite=kill needs --model_type=torch and at least two of --model_num")
 	}
@@ -133,7 +136,7 @@ func runKill(ctx context.Context, cfg *config, say *progress) (*killReport, erro
 	if err != nil {
 		return nil, err
 	}
-	say.line("starting the broker, which starts %d workers", cfg.ModelNum)
+	say.Say("starting the broker, which starts %d workers", cfg.ModelNum)
 	b, err := f.StartReady(testbed.Spec{Role: "supervised broker", Job: supervisedJob{socket, command, cfg.ModelNum}})
 	if err != nil {
 		return nil, err
@@ -159,7 +162,7 @@ func runKill(ctx context.Context, cfg *config, say *progress) (*killReport, erro
 		return nil, err
 	}
 	victim := first.Workers[0].Pid
-	say.line("killing worker %d", victim)
+	say.Say("killing worker %d", victim)
 	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
 		return nil, fmt.Errorf("kill worker %d: %w", victim, err)
 	}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
@@ -8,16 +10,34 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
-// crowd is the processes of one measurement: those that report windows, and
-// those whose CPU time is watched.
+// crowd is who takes part in one measurement: those that report windows, and the
+// processes whose CPU time is watched.
 type crowd struct {
-	reporters []*testbed.Process
-	groups    [3][]*testbed.Process // broker, producers, workers
-	socket    string                // of the broker, "" if there is none
+	reporters []reporter
+	groups    [3]cpuGroup // broker, producers, workers
+	socket    string      // of the broker, "" if there is none
+	model     string
+	processes []*testbed.Process // that were started for it alone
+}
+
+// reporter loads for the windows that it is sent and reports on each: a process,
+// or a part of this one.
+type reporter interface {
+	Send(command any) error
+	Receive(into any) error
+	String() string
+}
+
+func reporters(processes []*testbed.Process) (list []reporter) {
+	for _, p := range processes {
+		list = append(list, p)
+	}
+	return list
 }
 
 // usage of everybody so far.
@@ -25,7 +45,7 @@ func (c *crowd) usage(ctx context.Context) (usage, error) {
 	u := usage{batches: map[int]uint64{}}
 	for i, g := range c.groups {
 		var err error
-		if u.cpu[i], err = cpuTimes(g); err != nil {
+		if u.cpu[i], err = g.time(); err != nil {
 			return u, err
 		}
 	}
@@ -33,16 +53,19 @@ func (c *crowd) usage(ctx context.Context) (usage, error) {
 	if u.others, err = testbed.MachineTime(); err != nil {
 		return u, err
 	}
-	own, err := testbed.CPUTime(os.Getpid())
-	if err != nil {
-		return u, err
+	u.others -= u.cpu[0] + u.cpu[1] + u.cpu[2]
+	if !c.groups[1].has(os.Getpid()) { // this process is not one of the producers
+		own, err := testbed.CPUTime(os.Getpid())
+		if err != nil {
+			return u, err
+		}
+		u.others -= own
 	}
-	u.others -= own + u.cpu[0] + u.cpu[1] + u.cpu[2]
 	u.span = time.Duration(shm.Now() * int64(runtime.NumCPU()))
 	if c.socket == "" {
 		return u, nil
 	}
-	m, err := modelStats(ctx, c.socket, modelName)
+	m, err := modelStats(ctx, c.socket, c.model)
 	if err != nil {
 		return u, err
 	}
@@ -90,19 +113,22 @@ func (c *crowd) run(f *fleet, warmup, length time.Duration) (*window, error) {
 
 // watch runs windows until the last three agree, or there were enough; in
 // turns with the bound, if there is one.
-func (c *crowd) watch(f *fleet, cfg *config, what string, bound *bound, say *progress) (*result, error) {
+func (c *crowd) watch(f *fleet, cfg *config, what string, bound *bound, say *progress.Line) (*result, error) {
 	var windows []*window
 	var bounds boundWindows
 	var samples []sample
-	say.line("%s: warming up", what)
+	say.Say("%s: warming up", what)
 	warmup := cfg.Warmup.d()
-	for len(windows) < cfg.MaxWindows && !stable(samples, cfg.Stability) {
+	for len(windows) < cfg.MaxWindows && (cfg.allWindows || !stable(samples, cfg.Stability)) {
 		w, err := c.run(f, warmup, cfg.Duration.d())
+		if err != nil && cfg.allWindows && len(windows) > 0 {
+			return summarize(windows, stable(samples, cfg.Stability), len(windows)), err
+		}
 		if err != nil {
 			return nil, err
 		}
 		windows, samples = append(windows, w), append(samples, w.sample())
-		say.line("%s: window %d, %s items/s, %s ms", what, len(windows), big(w.itemsPerS), short(w.sample().Latency/1e6))
+		say.Say("%s: window %d, %s items/s, %s ms", what, len(windows), big(w.itemsPerS), short(w.sample().Latency/1e6))
 		warmup = min(cfg.Warmup.d(), max(rewarm, 2*time.Duration(w.sample().Latency)))
 		if bound == nil {
 			continue
@@ -111,7 +137,11 @@ func (c *crowd) watch(f *fleet, cfg *config, what string, bound *bound, say *pro
 			return nil, err
 		}
 	}
-	r := summarize(windows, stable(samples, cfg.Stability))
+	counted := minWindows
+	if cfg.allWindows {
+		counted = len(windows)
+	}
+	r := summarize(windows, stable(samples, cfg.Stability), counted)
 	r.compare(&bounds)
 	return r, nil
 }
@@ -128,8 +158,8 @@ type serving struct {
 	workers []*testbed.Process
 }
 
-func (f *fleet) serve(cfg *config, say *progress) (*serving, error) {
-	say.line("starting the broker and %d model processes", cfg.ModelNum)
+func (f *fleet) serve(cfg *config, say *progress.Line) (*serving, error) {
+	say.Say("starting the broker and %d model processes", cfg.ModelNum)
 	s := &serving{f: f, cfg: cfg}
 	var err error
 	if s.broker, s.socket, err = f.startBroker(fmt.Sprintf("%d.sock", shm.Now())); err != nil {
@@ -151,9 +181,9 @@ func (s *serving) end() { s.f.End(append([]*testbed.Process{s.broker}, s.workers
 
 // through measures that many producers through the broker, in turns with the
 // bound, if there is one.
-func (s *serving) through(producers int, bound *bound, say *progress) (*result, error) {
+func (s *serving) through(producers int, bound *bound, say *progress.Line) (*result, error) {
 	cfg := s.cfg
-	say.line("starting %d producers", producers)
+	say.Say("starting %d producers", producers)
 	ps, err := s.f.StartAll(producers, func(i int) testbed.Spec {
 		job := cfg.producer()
 		job.Socket, job.Rate, job.Seed = s.socket, cfg.Rate/float64(producers), uint64(cfg.Seed)<<20+uint64(i)
@@ -163,29 +193,29 @@ func (s *serving) through(producers int, bound *bound, say *progress) (*result, 
 		return nil, err
 	}
 	defer s.f.End(ps...)
-	c := crowd{reporters: ps, groups: [3][]*testbed.Process{{s.broker}, ps, s.workers}, socket: s.socket}
+	c := crowd{reporters: reporters(ps), groups: [3]cpuGroup{cpuOf(s.broker), cpuOf(ps...), cpuOf(s.workers...)}, socket: s.socket, model: modelName}
 	return c.watch(s.f, cfg, fmt.Sprintf("%d producers", producers), bound, say)
 }
 
 // startAlone starts processes that run the model by themselves, each on
 // batches of its own rows.
-func (f *fleet) startAlone(cfg *config, processes, rows int, say *progress) (*crowd, error) {
-	say.line("loading the model in %d processes", processes)
+func (f *fleet) startAlone(cfg *config, processes, rows int, say *progress.Line) (*crowd, error) {
+	say.Say("loading the model in %d processes", processes)
 	job := aloneJob{Model: cfg.model(), Rows: rows}
 	ps, err := f.StartAll(processes, func(int) testbed.Spec { return testbed.Spec{Role: "alone", Job: job, Procs: 2} })
 	if err != nil {
 		return nil, err
 	}
-	return &crowd{reporters: ps, groups: [3][]*testbed.Process{nil, ps, nil}}, nil
+	return &crowd{reporters: reporters(ps), groups: [3]cpuGroup{1: cpuOf(ps...)}, processes: ps}, nil
 }
 
 // alone measures such processes.
-func (f *fleet) alone(cfg *config, processes, rows int, bound *bound, say *progress) (*result, error) {
+func (f *fleet) alone(cfg *config, processes, rows int, bound *bound, say *progress.Line) (*result, error) {
 	c, err := f.startAlone(cfg, processes, rows, say)
 	if err != nil {
 		return nil, err
 	}
-	defer f.End(c.reporters...)
+	defer f.End(c.processes...)
 	r, err := c.watch(f, cfg, fmt.Sprintf("%d processes on their own, batch %d", processes, rows), bound, say)
 	if err != nil {
 		return nil, err

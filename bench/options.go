@@ -1,18 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 )
 
 // options are all flags.
@@ -115,25 +114,11 @@ func (o *options) checkTransport(f *pflag.FlagSet) (err error) {
 	return o.checkOutputs()
 }
 
-// checkOutputs refuses files that could not be written after minutes of
-// measuring. They are neither made nor emptied yet: a run that is interrupted
-// leaves what was there.
+// checkOutputs refuses files that could not be written.
 func (o *options) checkOutputs() error {
 	for name, path := range map[string]string{"json": o.json, "plot": o.plot} {
-		if path == "" {
-			continue
-		}
-		st, err := os.Stat(path)
-		switch {
-		case err == nil && st.IsDir():
-			err = syscall.EISDIR
-		case err == nil:
-			err = unix.Access(path, unix.W_OK)
-		case errors.Is(err, fs.ErrNotExist):
-			err = unix.Access(filepath.Dir(path), unix.W_OK|unix.X_OK)
-		}
-		if err != nil {
-			return fmt.Errorf("--%s: %s cannot be written: %w", name, path, err)
+		if err := progress.CanWrite(path); err != nil {
+			return fmt.Errorf("--%s: %w", name, err)
 		}
 	}
 	return nil

@@ -1,11 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
 	"context"
+
+	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
 // runSingle measures one configuration, with its bound.
-func runSingle(ctx context.Context, cfg *config, say *progress) (*result, error) {
+func runSingle(ctx context.Context, cfg *config, say *progress.Line) (*result, error) {
 	f, err := newFleet(ctx)
 	if err != nil {
 		return nil, err
@@ -24,7 +28,7 @@ func runSingle(ctx context.Context, cfg *config, say *progress) (*result, error)
 }
 
 // measureOnce is one point: through the broker, or every producer on its own.
-func measureOnce(f *fleet, cfg *config, producers int, bound *bound, say *progress) (*result, error) {
+func measureOnce(f *fleet, cfg *config, producers int, bound *bound, say *progress.Line) (*result, error) {
 	if cfg.NoDynamicBatch {
 		return f.alone(cfg, producers, cfg.WorkerBatch, bound, say)
 	}
@@ -45,7 +49,7 @@ type sweep struct {
 }
 
 // runSweep measures one configuration with different numbers of producers.
-func runSweep(ctx context.Context, cfg *config, say *progress) (*sweep, error) {
+func runSweep(ctx context.Context, cfg *config, say *progress.Line) (*sweep, error) {
 	f, err := newFleet(ctx)
 	if err != nil {
 		return nil, err
@@ -80,7 +84,7 @@ func (s *sweep) meanBound() {
 }
 
 // sweepPoints keeps one broker and its workers for all points.
-func sweepPoints(f *fleet, cfg *config, counts []int, bound *bound, say *progress) ([]*result, error) {
+func sweepPoints(f *fleet, cfg *config, counts []int, bound *bound, say *progress.Line) ([]*result, error) {
 	measure := func(n int) (*result, error) { return measureOnce(f, cfg, n, bound, say) }
 	if !cfg.NoDynamicBatch {
 		s, err := f.serve(cfg, say)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
@@ -5,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
 // The tables suite: the three tables that people know from elsewhere, for
@@ -50,14 +54,14 @@ const (
 	tablesMostProducers = 128
 )
 
-func runTables(ctx context.Context, cfg *config, say *progress) (*tablesReport, error) {
+func runTables(ctx context.Context, cfg *config, say *progress.Line) (*tablesReport, error) {
 	r := &tablesReport{Suite: "tables", Config: cfg, Note: cfg.note()}
 	f, err := newFleet(ctx)
 	if err != nil {
 		return r, err
 	}
 	defer f.Close()
-	for _, fill := range []func(*fleet, *progress) error{r.fillProcesses, r.fillDynamic, r.fillSweeps} {
+	for _, fill := range []func(*fleet, *progress.Line) error{r.fillProcesses, r.fillDynamic, r.fillSweeps} {
 		if err := fill(f, say); err != nil {
 			return r, err
 		}
@@ -65,7 +69,7 @@ func runTables(ctx context.Context, cfg *config, say *progress) (*tablesReport, 
 	return r, nil
 }
 
-func (r *tablesReport) fillProcesses(f *fleet, say *progress) error {
+func (r *tablesReport) fillProcesses(f *fleet, say *progress.Line) error {
 	top := r.Config.MaxBatchSize
 	for _, c := range [][2]int{{1, 1}, {2, 1}, {4, 1}, {8, 1}, {1, max(1, top/4)}, {1, top}, {2, top}, {4, top}} {
 		res, err := f.alone(r.Config, c[0], c[1], nil, say)
@@ -77,7 +81,7 @@ func (r *tablesReport) fillProcesses(f *fleet, say *progress) error {
 	return nil
 }
 
-func (r *tablesReport) fillDynamic(f *fleet, say *progress) error {
+func (r *tablesReport) fillDynamic(f *fleet, say *progress.Line) error {
 	base := r.Config
 	for _, c := range []struct {
 		producers, models, batch int
@@ -115,7 +119,7 @@ func (r *tablesReport) best(processes int) (items float64) {
 	return items
 }
 
-func (r *tablesReport) fillSweeps(f *fleet, say *progress) error {
+func (r *tablesReport) fillSweeps(f *fleet, say *progress.Line) error {
 	counts := interval{2, 16, 2}
 	for _, c := range []struct {
 		name          string

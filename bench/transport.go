@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
@@ -8,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 )
@@ -80,10 +83,10 @@ func (o *transportOptions) validate() error {
 	return nil
 }
 
-func runTransport(ctx context.Context, o transportOptions, say *progress) (*transportSuite, error) {
+func runTransport(ctx context.Context, o transportOptions, say *progress.Line) (*transportSuite, error) {
 	r := &transportReport{Checks: []check{}}
 	suite := &transportSuite{"transport", r}
-	parts := map[string]func(*fleet, transportOptions, *progress, *transportReport) error{
+	parts := map[string]func(*fleet, transportOptions, *progress.Line, *transportReport) error{
 		"latency": measureLatency, "small": measureSmall, "large": measureLarge,
 		"idle": measureIdle, "growth": measureGrowth, "in_flight": measureInFlight, "loops": measureLoops,
 	}
@@ -103,7 +106,7 @@ func runTransport(ctx context.Context, o transportOptions, say *progress) (*tran
 			}
 			return suite, fmt.Errorf("%s: %w", name, err)
 		}
-		say.clear()
+		say.Clear()
 	}
 	return suite, nil
 }

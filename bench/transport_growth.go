@@ -1,9 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
 	"fmt"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -37,10 +40,10 @@ const (
 	growthRate    = 2000 // requests per second, all clients together
 )
 
-func measureGrowth(f *fleet, o transportOptions, say *progress, r *transportReport) error {
+func measureGrowth(f *fleet, o transportOptions, say *progress.Line, r *transportReport) error {
 	fig := &growthFigures{RatePerS: growthRate}
 	start := func(name string, clients, processes int) (growthRun, error) {
-		say.line("growth: starting %d clients", clients)
+		say.Say("growth: starting %d clients", clients)
 		g := growthRun{point: growthPoint{Clients: clients, Processes: processes}}
 		e, err := f.startEcho(1, echoJob{Model: name, Inputs: []string{"x:u8[64]"}, Outputs: []string{"y:u8[64]"}, MaxBatch: 32, Slots: 4096})
 		if err != nil {
@@ -63,7 +66,7 @@ func measureGrowth(f *fleet, o transportOptions, say *progress, r *transportRepo
 		return err
 	}
 	for round := range o.Rounds + 1 {
-		say.line("growth: round %d of %d", round+1, o.Rounds+1)
+		say.Say("growth: round %d of %d", round+1, o.Rounds+1)
 		for _, g := range []*growthRun{&one, &many, &apart} {
 			if err := g.round(2*o.Round, round > 0); err != nil {
 				return err

@@ -1,8 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -20,8 +23,8 @@ const (
 	idleSettle  = time.Second // after the last request
 )
 
-func measureIdle(f *fleet, o transportOptions, say *progress, r *transportReport) error {
-	say.line("idle: starting %d clients", idleClients)
+func measureIdle(f *fleet, o transportOptions, say *progress.Line, r *transportReport) error {
+	say.Say("idle: starting %d clients", idleClients)
 	e, err := f.startEcho(idleWorkers, echoJob{Model: "idle", Inputs: []string{"x:u8[64]"}, Outputs: []string{"y:u8[64]"}, MaxBatch: 32, WaitTime: time.Millisecond, Slots: 1024})
 	if err != nil {
 		return err
@@ -42,7 +45,7 @@ func measureIdle(f *fleet, o transportOptions, say *progress, r *transportReport
 		return err
 	}
 	start := time.Now()
-	say.line("idle: watching for %v", o.Idle)
+	say.Say("idle: watching for %v", o.Idle)
 	if err := pause(f.Context(), o.Idle); err != nil {
 		return err
 	}
@@ -63,8 +66,9 @@ func measureIdle(f *fleet, o transportOptions, say *progress, r *transportReport
 func groupTimes(groups [][]*testbed.Process) ([]time.Duration, error) {
 	sums := make([]time.Duration, len(groups))
 	for i, g := range groups {
+		group := cpuOf(g...)
 		var err error
-		if sums[i], err = cpuTimes(g); err != nil {
+		if sums[i], err = group.time(); err != nil {
 			return nil, err
 		}
 	}

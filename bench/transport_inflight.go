@@ -1,8 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -22,7 +25,7 @@ const (
 	stallTime = 20 * time.Second
 )
 
-func measureInFlight(f *fleet, o transportOptions, say *progress, r *transportReport) error {
+func measureInFlight(f *fleet, o transportOptions, say *progress.Line, r *transportReport) error {
 	e, err := f.startEcho(1, echoJob{Model: "flight", Inputs: []string{"x:u8[64]"}, Outputs: []string{"y:u8[64]"}, MaxBatch: 1024, Slots: 1 << 14})
 	if err != nil {
 		return err
@@ -70,7 +73,7 @@ func measureInFlight(f *fleet, o transportOptions, say *progress, r *transportRe
 			if m.Requests != answered {
 				answered, moved = m.Requests, time.Now()
 			}
-			say.line("in flight: %s of %s requests, %d threads", big(float64(answered)), big(float64(o.Requests)), u.Threads)
+			say.Say("in flight: %s of %s requests, %d threads", big(float64(answered)), big(float64(o.Requests)), u.Threads)
 			if time.Since(moved) > stallTime {
 				fig.LostWakeUps = true
 				r.check("in_flight", float64(fig.Threads), "< 64", false, "a wake-up was lost: nothing has moved for %v after %s of %s requests", stallTime, big(float64(answered)), big(float64(o.Requests)))

@@ -1,6 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
-import "time"
+import (
+	"time"
+
+	"github.com/ringbatch/ringbatch/internal/progress"
+)
 
 // largeFigures: 602,112-byte inputs (an image of 3×224×224 floats) with 4 KB
 // outputs, against the producers' own copies into the same slots.
@@ -22,7 +28,7 @@ const (
 	largeWait  = 2 * time.Millisecond
 )
 
-func measureLarge(f *fleet, o transportOptions, say *progress, r *transportReport) error {
+func measureLarge(f *fleet, o transportOptions, say *progress.Line, r *transportReport) error {
 	e, err := f.startEcho(1, echoJob{Model: "large", Inputs: []string{"x:u8[602112]"}, Outputs: []string{"y:u8[4096]"}, MaxBatch: largeBatch, WaitTime: largeWait, Slots: 2 * largeProducers * largeInFlight})
 	if err != nil {
 		return err
@@ -34,7 +40,7 @@ func measureLarge(f *fleet, o transportOptions, say *progress, r *transportRepor
 	fig := &largeFigures{Producers: largeProducers, InFlight: largeInFlight}
 	var through, copies []float64
 	for round := range o.Rounds + 1 {
-		say.line("large: round %d of %d", round+1, o.Rounds+1)
+		say.Say("large: round %d of %d", round+1, o.Rounds+1)
 		rs, err := together(producers, transportOrder{Do: "stream"}, o.Round)
 		if err != nil {
 			return err

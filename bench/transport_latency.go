@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
@@ -6,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"golang.org/x/sys/unix"
 )
@@ -23,7 +26,7 @@ type latencyFigures struct {
 
 const latencyRequests = 4000 // per round
 
-func measureLatency(f *fleet, o transportOptions, say *progress, r *transportReport) error {
+func measureLatency(f *fleet, o transportOptions, say *progress.Line, r *transportReport) error {
 	page, err := sharedPage()
 	if err != nil {
 		return err
@@ -55,7 +58,7 @@ func measureLatency(f *fleet, o transportOptions, say *progress, r *transportRep
 	fig := &latencyFigures{}
 	var requests, p99s, raws, gos []float64
 	for round := range 2*o.Rounds + 1 {
-		say.line("latency: round %d of %d", round+1, 2*o.Rounds+1)
+		say.Say("latency: round %d of %d", round+1, 2*o.Rounds+1)
 		rs, err := together(producers, transportOrder{Do: "latency", Count: latencyRequests}, 0)
 		if err != nil {
 			return err

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
@@ -9,6 +11,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -44,10 +47,10 @@ const (
 	loopsCores = 16
 )
 
-func measureLoops(f *fleet, o transportOptions, say *progress, r *transportReport) error {
+func measureLoops(f *fleet, o transportOptions, say *progress.Line, r *transportReport) error {
 	fig := &loopsFigures{Cores: runtime.NumCPU(), Loops: broker.DefaultLoops(), IdleModels: loopsIdle}
 	r.Loops = fig
-	for _, part := range []func(*fleet, transportOptions, *progress, *loopsFigures) error{fourModels, hostileNeighbour, idleModels} {
+	for _, part := range []func(*fleet, transportOptions, *progress.Line, *loopsFigures) error{fourModels, hostileNeighbour, idleModels} {
 		if err := part(f, o, say, fig); err != nil {
 			return err
 		}
@@ -77,14 +80,14 @@ func loopsModel(name string) echoJob {
 }
 
 // fourModels compares the requests/s of one model and of four.
-func fourModels(f *fleet, o transportOptions, say *progress, fig *loopsFigures) error {
+func fourModels(f *fleet, o transportOptions, say *progress.Line, fig *loopsFigures) error {
 	e, err := f.startEcho(1, loopsModel("loops"))
 	if err != nil {
 		return err
 	}
 	var all, one []*testbed.Process
 	for i := range loopsModels {
-		say.line("loops: starting model %d of %d", i+1, loopsModels)
+		say.Say("loops: starting model %d of %d", i+1, loopsModels)
 		name := "loops"
 		if i > 0 {
 			name += fmt.Sprint(i)
@@ -118,7 +121,7 @@ func fourModels(f *fleet, o transportOptions, say *progress, fig *loopsFigures) 
 
 // hostileNeighbour compares the p99 of a model while a client of another one is
 // quiet, and while it floods the broker.
-func hostileNeighbour(f *fleet, o transportOptions, say *progress, fig *loopsFigures) error {
+func hostileNeighbour(f *fleet, o transportOptions, say *progress.Line, fig *loopsFigures) error {
 	e, err := f.startEcho(1, loopsModel("flooded"))
 	if err != nil {
 		return err
@@ -163,8 +166,8 @@ func hostileNeighbour(f *fleet, o transportOptions, say *progress, fig *loopsFig
 
 // idleModels compares the p99 of a model that is alone with that of one among
 // many that do nothing, of another broker.
-func idleModels(f *fleet, o transportOptions, say *progress, fig *loopsFigures) error {
-	say.line("loops: starting %d idle models", loopsIdle)
+func idleModels(f *fleet, o transportOptions, say *progress.Line, fig *loopsFigures) error {
+	say.Say("loops: starting %d idle models", loopsIdle)
 	var clients [2][]*testbed.Process
 	for i, name := range []string{"alone", "among"} {
 		e, err := f.startEcho(1, loopsModel(name))
@@ -205,9 +208,9 @@ func (f *fleet) echoOn(socket, name string) error {
 }
 
 // inTurns runs the rounds of a comparison; the first does not count.
-func inTurns(what string, o transportOptions, say *progress, round func(counts bool) error) error {
+func inTurns(what string, o transportOptions, say *progress.Line, round func(counts bool) error) error {
 	for i := range o.Rounds + 1 {
-		say.line("%s: round %d of %d", what, i+1, o.Rounds+1)
+		say.Say("%s: round %d of %d", what, i+1, o.Rounds+1)
 		if err := round(i > 0); err != nil {
 			return err
 		}

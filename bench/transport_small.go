@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
@@ -7,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 )
@@ -38,7 +41,7 @@ const (
 	smallWorkers = 1
 )
 
-func measureSmall(f *fleet, o transportOptions, say *progress, r *transportReport) error {
+func measureSmall(f *fleet, o transportOptions, say *progress.Line, r *transportReport) error {
 	e, err := f.startEcho(smallWorkers, echoJob{Model: "small", Inputs: []string{"x:u8[64]"}, Outputs: []string{"y:u8[64]"}, MaxBatch: smallBatch, Slots: 4 * smallProducers * smallInFlight})
 	if err != nil {
 		return err
@@ -59,7 +62,7 @@ func measureSmall(f *fleet, o transportOptions, say *progress, r *transportRepor
 	var cpus [3][]float64 // broker, worker, producers
 	theirs, theirCPUs := map[string][]float64{}, map[string][]float64{}
 	for round := range o.Rounds + 1 {
-		say.line("small: round %d of %d", round+1, o.Rounds+1)
+		say.Say("small: round %d of %d", round+1, o.Rounds+1)
 		rate, used, err := streamRate(serving, producers, 1, o.Round)
 		if err != nil {
 			return err

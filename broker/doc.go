@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package broker is the only one who decides. It owns the segments, leases
 // windows of slots to clients, takes their commits, forms batches with
 // package batcher, posts them to workers, and cleans up after those who die.

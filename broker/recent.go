@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package broker
 
 import (
@@ -43,10 +45,10 @@ func (b *Broker) batchesSince(name string, since uint64) (stats.Batches, error) 
 	defer b.models.leave(m)
 	var records []batchRecord
 	var out stats.Batches
-	var now int64
+	var now, wall int64 // one moment on both clocks: lists of two calls go together
 	if !m.do(func() {
 		r := &m.stage.recent
-		now = m.loop.now
+		now, wall = m.loop.clock(), time.Now().UnixMicro()
 		first := max(min(since, r.count), r.count-min(r.count, recentBatches))
 		for i := first; i < r.count; i++ {
 			records = append(records, r.ring[i%recentBatches])
@@ -55,7 +57,6 @@ func (b *Broker) batchesSince(name string, since uint64) (stats.Batches, error) 
 	}) {
 		return out, fmt.Errorf("%w: %q", status.ErrUnknownModel, name)
 	}
-	wall := time.Now().UnixMicro()
 	at := func(t int64) int64 { return wall - (now-t)/1000 }
 	out.NowUS, out.Batches = wall, make([]stats.Batch, len(records))
 	for i, r := range records {

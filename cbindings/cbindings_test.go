@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cbindings tests the C library: a program that uses every function,
 // rightly and wrongly, as it is and under sanitizers.
 package cbindings

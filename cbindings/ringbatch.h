@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ringbatch.h: the C ABI of ringbatch, for producers (clients) and workers.
  *

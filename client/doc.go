@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package client is the producer's side of ringbatch.
 //
 // The simple case copies in and out:

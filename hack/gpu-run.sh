@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The GPU benchmark of docs/gpu.md, on a machine with an NVIDIA GPU and python3
 # with torch and torchvision; needs neither Go nor a network there.
 #

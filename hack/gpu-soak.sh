@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Does a PyTorch worker's memory grow on a GPU? Two models, four workers under
 # MPS, 24 producers, three kills, for eight minutes; needs python3 with torch and
 # torchvision, neither Go nor a network.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures, and writes docs/results/cpu.md from what was measured.
 
     hack/results.py measure [NAME…]   run the commands below, keep their JSON in docs/results/data (a quiet machine; half an hour)

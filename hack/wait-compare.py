@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Hold wait_time auto against fixed waits on real processes, in turns.
 
 Open loop at 5, 20, 50 and 80 % of what the model can do, one JSON per run and a

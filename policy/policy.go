@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package policy is how a model's requests are batched: every setting that a
 // model has, in one table of keys (keys.go). The configuration file, flags,
 // `ringbatch set`, the wire, C and Python all write a policy as texts by key

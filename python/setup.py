@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the shared library, the extension and the ringbatch command into the package.
 
 The library and the extension are C, the command is Go. What the wheel then

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Checks style and types of the package, installs the wheel into an environment
 # of its own and runs the tests and the examples against it. Arguments go to pytest.
 set -eu

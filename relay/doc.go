@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package relay is a worker whose model runs on other hosts: it takes batches
 // from this host's broker and sends each as one gRPC call of the Open Inference
 // Protocol, to a ringbatch gateway or to any other server of that protocol.

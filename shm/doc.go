@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package shm is the memory protocol between broker, clients and workers:
 // sealed segments, their layout, the board of ended requests, the rings and
 // mailboxes of a session, and the bells that wake those who wait.

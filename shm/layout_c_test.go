@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package shm
 
 import (
@@ -39,7 +41,7 @@ func TestTheCLibraryHasThisLayout(t *testing.T) {
 
 func cHeader() []byte {
 	var b bytes.Buffer
-	b.WriteString("/* Generated from Go's package shm: go test ./shm -run CLibrary -update */\n#ifndef RB_LAYOUT_GEN_H\n#define RB_LAYOUT_GEN_H\n")
+	b.WriteString("/* SPDX-License-Identifier: Apache-2.0 */\n/* Generated from Go's package shm: go test ./shm -run CLibrary -update */\n#ifndef RB_LAYOUT_GEN_H\n#define RB_LAYOUT_GEN_H\n")
 	for _, c := range []struct {
 		name  string
 		value uint64

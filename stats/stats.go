@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package stats is what a broker counts, as plain data. As JSON it is what
 // `ringbatch stats --json` prints; docs/stats.md tells what each key means.
 // Keys are only ever added.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tensor is what every user of ringbatch has in hand: element types,
 // tensors as views of memory, and the signature of a model.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package tensor
 
 // Specification: part of the protocol, the same for every peer in every

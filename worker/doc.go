@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package worker is the model's side of ringbatch: a function that is given
 // whole batches.
 //

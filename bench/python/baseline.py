@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The well-known Python way, for comparison.
 
 Every producer has a block of multiprocessing.shared_memory for its input. It

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forks of a process that is connected, of every kind that Python programs have.
 
     python bench/python/forks.py [--times 1000] [--at_once 4] [--only NAME]

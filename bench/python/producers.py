@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many Python producer processes on ringbatch, each one request at a time."""
 
 from __future__ import annotations

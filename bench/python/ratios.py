@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the Python package reaches, as ratios measured in one run.
 
     python bench/python/ratios.py [--json FILE] [--only NAME] [--rounds N] [--goproducer FILE]

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package batcher
 
 // peakPeriod is how many ended requests of a client one period of its peak

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package batcher
 
 // dispatch packs the queue of shape s, in order and up to limit rows, into a

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package batcher decides which waiting requests form the next batch, and for
 // whom. It is pure: (state, event, now) → decisions. It has no clock, no I/O
 // and no goroutine, so the broker (real time), the simulator (virtual time)

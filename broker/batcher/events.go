@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package batcher
 
 // Arrive queues a request. Its error is one of the Err values of this package;

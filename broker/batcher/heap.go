@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package batcher
 
 // minHeap is a 4-ary heap over small ids that knows where each id sits, so

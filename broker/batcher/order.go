@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package batcher
 
 // PreserveOrder. A client with nothing running has its run in the queues: the

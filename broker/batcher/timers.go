@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package batcher
 
 // timerQueue holds at most one point in time per small id and gives the

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package configfile reads the broker's configuration file (TOML).
 package configfile
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package simulate
 
 import (
@@ -73,34 +75,94 @@ func ParseCost(text string) (Cost, error) {
 	return c.sorted()
 }
 
-// ReadCost reads a CSV file: rows, then the time of a batch, as a duration
-// (8.2ms) or as a number of seconds. A first line of column names, empty lines
-// and lines that start with # are skipped.
-func ReadCost(r io.Reader) (Cost, error) {
-	var c Cost
+// ReadCosts reads a CSV file: rows, then the time of a batch, as a duration
+// (8.2ms) or as a number of seconds, then, if it was measured, how many workers
+// were busy, itself included; further columns are left alone. A first line of
+// column names, empty lines and lines that start with # are skipped. busy is the
+// cost with 1, 2 … other workers busy, empty if the file does not tell.
+func ReadCosts(r io.Reader) (alone Cost, busy []Cost, err error) {
+	byBusy := map[int]Cost{}
 	lines := bufio.NewScanner(r)
-	for n := 1; lines.Scan(); n++ {
+	for n, points := 1, 0; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
 		if line == "" || line[0] == '#' {
 			continue
 		}
-		rows, duration, found := strings.Cut(line, ",")
-		if !found {
-			return nil, bad("cost file, line %d: %q is not rows,time", n, line)
+		fields := strings.Split(line, ",")
+		if len(fields) < 2 {
+			return nil, nil, bad("cost file, line %d: %q is not rows,time", n, line)
 		}
-		p, err := parsePoint(rows, duration)
+		p, err := parsePoint(fields[0], fields[1])
 		if err != nil {
-			if len(c) == 0 && n == 1 {
+			if points == 0 && n == 1 {
 				continue // column names
 			}
-			return nil, fmt.Errorf("cost file, line %d: %w", n, err)
+			return nil, nil, fmt.Errorf("cost file, line %d: %w", n, err)
 		}
-		c = append(c, p)
+		k := 1
+		if len(fields) > 2 {
+			if k, err = strconv.Atoi(strings.TrimSpace(fields[2])); err != nil || k < 1 || k > maxWorkers {
+				return nil, nil, bad("cost file, line %d: %q is not a number of busy workers", n, fields[2])
+			}
+		}
+		byBusy[k] = append(byBusy[k], p)
+		points++
 	}
 	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("read cost file: %w", err)
+		return nil, nil, fmt.Errorf("read cost file: %w", err)
 	}
-	return c.sorted()
+	return costsOf(byBusy)
+}
+
+// costsOf orders costs by the number of busy workers. Where a number in between
+// was not measured, it lies between its neighbours.
+func costsOf(byBusy map[int]Cost) (alone Cost, busy []Cost, err error) {
+	most := 0
+	for k, c := range byBusy {
+		if byBusy[k], err = c.sorted(); err != nil {
+			return nil, nil, err
+		}
+		most = max(most, k)
+	}
+	if len(byBusy[1]) == 0 {
+		return nil, nil, bad("the cost has no points with one busy worker")
+	}
+	last := 1
+	for k := 2; k <= most; k++ {
+		c := byBusy[k]
+		if c == nil {
+			next := k
+			for byBusy[next] == nil {
+				next++
+			}
+			share := float64(k-last) / float64(next-last)
+			for _, p := range byBusy[last] {
+				p.Time += time.Duration(share * float64(byBusy[next].Of(p.Rows)-p.Time))
+				c = append(c, p)
+			}
+			byBusy[k] = c
+		}
+		last = k
+		busy = append(busy, c)
+	}
+	return byBusy[1], busy, nil
+}
+
+// took is the time of a batch of rows rows that starts while so many other
+// workers are busy.
+func (c *Config) took(rows, others int) float64 {
+	alone := float64(c.Cost.Of(rows))
+	n := len(c.Busy)
+	switch {
+	case others == 0:
+		return alone
+	case n == 0:
+		return alone * (1 + c.Workers.Sharing*float64(others))
+	case others <= n:
+		return float64(c.Busy[others-1].Of(rows))
+	}
+	// Each worker beyond those measured adds as much as those did on average.
+	return max(alone, alone+(float64(c.Busy[n-1].Of(rows))-alone)*float64(others)/float64(n))
 }
 
 func parsePoint(rowsText, timeText string) (p CostPoint, err error) {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package simulate
 
 import (
@@ -89,23 +91,21 @@ func (f *flags) setRows(cfg *Config) error {
 	return nil
 }
 
+// setCost reads points, or the file of them that --cost names.
 func (f *flags) setCost(cfg *Config) (err error) {
-	if f.costFile == "" {
+	if strings.Contains(f.cost, "=") {
 		if cfg.Cost, err = ParseCost(f.cost); err != nil {
 			return fmt.Errorf("--cost: %w", err)
 		}
 		return nil
 	}
-	if f.set.Changed("cost") {
-		return bad("--cost and --cost_file exclude each other")
-	}
-	file, err := os.Open(f.costFile)
+	file, err := os.Open(f.cost)
 	if err != nil {
-		return fmt.Errorf("--cost_file: %w", err)
+		return fmt.Errorf("--cost: neither points like 1=3.3ms,32=8.2ms nor a file: %w", err)
 	}
 	defer file.Close()
-	if cfg.Cost, err = ReadCost(file); err != nil {
-		return fmt.Errorf("--cost_file: %w", err)
+	if cfg.Cost, cfg.Busy, err = ReadCosts(file); err != nil {
+		return fmt.Errorf("--cost: %w", err)
 	}
 	return nil
 }

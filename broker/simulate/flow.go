@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package simulate
 
 import (
@@ -79,12 +81,13 @@ func (w *world) decide() batcher.Time {
 func (w *world) serve(d *batcher.Dispatch) {
 	x := &w.workers[d.Worker]
 	start := max(w.now+batcher.Time(w.cfg.Hop), x.freeAt)
-	took := batcher.Time(w.cfg.Cost.Of(d.PadTo))
+	others := 0
+	if w.cfg.Workers.Sharing > 0 || len(w.cfg.Busy) > 0 {
+		others = w.othersBusy(start, x)
+	}
+	took := batcher.Time(min(w.cfg.took(d.PadTo, others), float64(endOfTime)))
 	if len(w.cfg.Phases) > 0 {
 		took = batcher.Time(float64(took) * w.phase(start).Cost)
-	}
-	if w.cfg.Workers.Sharing > 0 {
-		took = batcher.Time(min(float64(took)*(1+w.cfg.Workers.Sharing*float64(w.othersBusy(start, x))), float64(endOfTime)))
 	}
 	x.freeAt = min(start+took, 2*endOfTime)
 	x.busy += took

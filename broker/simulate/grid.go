@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package simulate
 
 import (
@@ -163,7 +165,7 @@ func (p *gridPlan) cell(m gridModel, cost Cost, w gridWorkers, l gridLoad, rows,
 func capacity(cfg *Config) float64 {
 	best := 0.0
 	for k := 1; k <= cfg.Workers.Count; k++ {
-		took := cfg.Cost.Of(cfg.Policy.MaxBatchSize).Seconds() * (1 + cfg.Workers.Sharing*float64(k-1))
+		took := cfg.took(cfg.Policy.MaxBatchSize, k-1) / float64(time.Second)
 		best = max(best, float64(k*cfg.Policy.MaxBatchSize)/took)
 	}
 	return best / (float64(max(1, cfg.Load.MinRows)+max(1, cfg.Load.MaxRows)) / 2)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package simulate
 
 import (
@@ -31,13 +33,13 @@ func TestTheCostIsInterpolatedBetweenItsPoints(t *testing.T) {
 }
 
 func TestACostFileMayHaveColumnNamesAndSeconds(t *testing.T) {
-	c, err := ReadCost(strings.NewReader("rows,time\n# measured\n1,3.3ms\n\n32, 0.0082\n"))
+	c, _, err := ReadCosts(strings.NewReader("rows,time\n# measured\n1,3.3ms\n\n32, 0.0082\n"))
 	want := Cost{{1, 3300 * time.Microsecond}, {32, 8200 * time.Microsecond}}
 	if err != nil || !reflect.DeepEqual(c, want) {
 		t.Errorf("%v, %v", c, err)
 	}
 	for _, text := range []string{"", "1", "1,2ms\nx,3ms", "1,2ms\n1,3ms", "1,-2ms", "0,1ms", "rows,time\nrows,time"} {
-		if _, err := ReadCost(strings.NewReader(text)); !errors.Is(err, ErrConfig) {
+		if _, _, err := ReadCosts(strings.NewReader(text)); !errors.Is(err, ErrConfig) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -77,6 +79,33 @@ func TestATraceIsReadLineByLine(t *testing.T) {
 	} {
 		if _, err := ReadTrace("t", strings.NewReader(text)); !errors.Is(err, ErrConfig) || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+}
+
+func TestACostFileTellsWhatBusyWorkersDoToEachOther(t *testing.T) {
+	text := "rows,seconds,busy,low,high,batches\n1,0.002,1,0,0,9\n8,0.004,1,0,0,9\n1,0.004,3,0,0,9\n8,0.012,3,0,0,9\n"
+	alone, busy, err := ReadCosts(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{Cost: alone, Busy: busy}
+	for _, c := range []struct {
+		rows, others int
+		want         time.Duration
+	}{
+		{1, 0, 2 * time.Millisecond}, {8, 0, 4 * time.Millisecond},
+		{1, 1, 3 * time.Millisecond}, {8, 1, 8 * time.Millisecond}, // not measured: halfway
+		{1, 2, 4 * time.Millisecond}, {8, 2, 12 * time.Millisecond},
+		{8, 4, 20 * time.Millisecond}, // as much more for each as for those measured
+	} {
+		if got := time.Duration(cfg.took(c.rows, c.others)); got != c.want {
+			t.Errorf("%d rows beside %d others: %v, want %v", c.rows, c.others, got, c.want)
+		}
+	}
+	for _, text := range []string{"1,1ms,0", "1,1ms,x", "1,1ms,2", "1,1ms,1\n1,2ms,1", "1,1ms,99999999"} {
+		if _, _, err := ReadCosts(strings.NewReader(text)); !errors.Is(err, ErrConfig) {
+			t.Errorf("%q: %v", text, err)
 		}
 	}
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package simulate
 
 import (
@@ -46,7 +48,7 @@ Examples:
       --priority share=0.9,max_queue=500,default_timeout=50ms --ageing 100ms
 
   # a recorded load and measured costs
-  ringbatch simulate --trace requests.txt --cost_file costs.csv
+  ringbatch simulate --trace requests.txt --cost costs.csv
 
 Flags:
 `
@@ -62,7 +64,7 @@ type flags struct {
 	rows              string
 	shapes            int
 	deadline          time.Duration
-	cost, costFile    string
+	cost              string
 	workers, depth    int
 	sharing           float64
 	pad               string
@@ -102,8 +104,7 @@ func newFlags() *flags {
 	s.StringVar(&f.rows, "rows", "1", "rows per request, a `number` or a range like 1-4")
 	s.IntVar(&f.shapes, "shapes", 1, "number of different shapes; requests of different shapes share no batch")
 	s.DurationVar(&f.deadline, "deadline", 0, "time budget of each request (0: none)")
-	s.StringVar(&f.cost, "cost", "1=3.3ms,32=8.2ms", "time per batch size, as `points` between which it is interpolated")
-	s.StringVar(&f.costFile, "cost_file", "", "read the points from a CSV `file`: rows, then 8.2ms or seconds")
+	s.StringVar(&f.cost, "cost", "1=3.3ms,32=8.2ms", "time per batch size, as `points` between which it is interpolated, or the name of a CSV file of them: rows, then 8.2ms or seconds, then how many workers were busy; ringbatch profile writes one")
 	s.IntVar(&f.workers, "workers", 1, "number of workers")
 	s.IntVar(&f.depth, "depth", 1, "batches that a worker may hold, running and prefetched")
 	s.Float64Var(&f.sharing, "sharing", 0, "`share` of its time that each other busy worker adds to a batch, as on one GPU")

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package simulate
 
 import (
@@ -65,7 +67,7 @@ func TestTheCommandReplaysATraceWithMeasuredCosts(t *testing.T) {
 	if err := os.WriteFile(costs, []byte("rows,seconds\n1,0.003\n8,0.003\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	code, out, errs := command(t, "--trace", trace, "--cost_file", costs, "--max-batch-size", "8", "--wait_time", "1500us", "--hop", "0")
+	code, out, errs := command(t, "--trace", trace, "--cost", costs, "--max-batch-size", "8", "--wait_time", "1500us", "--hop", "0")
 	if code != 0 || !strings.Contains(out, "over 7ms") || !strings.Contains(out, "trace requests.txt, 5 requests") {
 		t.Errorf("exit %d: %s%s", code, out, errs)
 	}
@@ -109,8 +111,7 @@ func TestABadFlagIsNamedAndExitsWithTwo(t *testing.T) {
 		"--rows 0":                    `--rows is "0", must be a number or a range like 1-4`,
 		"--rows 4-x":                  `--rows is "4-x"`,
 		"--rows 40":                   "requests have up to 40 rows, max_batch_size is 32",
-		"--cost 1":                    `--cost: bad simulation: cost point "1" is not like 32=8.2ms`,
-		"--cost 1=1ms --cost_file x":  "--cost and --cost_file exclude each other",
+		"--cost 1=1ms,2":              `--cost: bad simulation: cost point "2" is not like 32=8.2ms`,
 		"--pad 8":                     `--pad is "8", must be preferred, or rows of at least --max_batch_size`,
 		"--priority x=1":              `unknown key "x"`,
 		"--priority share=1 --priority default_timeout=1s": "give a share= to every level or to none",
@@ -144,7 +145,7 @@ func TestABadFlagIsNamedAndExitsWithTwo(t *testing.T) {
 
 func TestAFileThatCannotBeUsedExitsWithOne(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing", "file")
-	for _, flag := range []string{"--trace", "--cost_file", "--plot"} {
+	for _, flag := range []string{"--trace", "--cost", "--plot"} {
 		code, _, errs := command(t, flag, missing, "--requests", "100")
 		if code != 1 || !strings.Contains(errs, "missing") {
 			t.Errorf("%s: exit %d: %s", flag, code, errs)

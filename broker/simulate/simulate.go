@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package simulate drives the broker's batcher with a virtual clock: what would
 // this policy do to that load on a model which takes so long per batch size?
 //
@@ -29,6 +31,9 @@ type Config struct {
 	Load     Load
 	Workers  Workers
 	Cost     Cost
+	// Busy is the cost with 1, 2 … other workers busy, where it was measured;
+	// without it Workers.Sharing counts.
+	Busy []Cost
 	// Hop is the time from one process to the next: client to broker, broker
 	// to worker, worker to client. Every request takes three.
 	Hop time.Duration
@@ -78,7 +83,10 @@ func bad(format string, args ...any) error {
 // MaxRequests bounds the memory of one simulation: 8 bytes for each latency.
 const MaxRequests = 1_000_000_000
 
-const maxSharing = 1000 // times as long for each other worker: a typing error
+const (
+	maxWorkers = 4096
+	maxSharing = 1000 // times as long for each other worker: a typing error
+)
 
 func (c *Config) validate() error {
 	if err := c.Policy.Validate(); err != nil {
@@ -90,8 +98,8 @@ func (c *Config) validate() error {
 	if c.Hop < 0 || c.Hop > policy.MaxDuration {
 		return bad("hop is %v, must be 0..%v", c.Hop, policy.MaxDuration)
 	}
-	if c.Workers.Count < 1 || c.Workers.Count > 4096 {
-		return bad("workers is %d, must be 1..4096", c.Workers.Count)
+	if c.Workers.Count < 1 || c.Workers.Count > maxWorkers {
+		return bad("workers is %d, must be 1..%d", c.Workers.Count, maxWorkers)
 	}
 	if c.Workers.Depth < 0 {
 		return bad("depth is %d, must be at least 1", c.Workers.Depth)
@@ -102,8 +110,13 @@ func (c *Config) validate() error {
 	if !(c.Workers.Sharing >= 0 && c.Workers.Sharing <= maxSharing) { // so that NaN is out of range too
 		return bad("sharing is %v, must be 0..%d", c.Workers.Sharing, maxSharing)
 	}
-	if err := c.Cost.validate(); err != nil {
-		return err
+	for _, cost := range append([]Cost{c.Cost}, c.Busy...) {
+		if err := cost.validate(); err != nil {
+			return err
+		}
+	}
+	if len(c.Busy) > 0 && c.Workers.Sharing > 0 {
+		return bad("the cost was measured with other workers busy: it says itself how much they slow each other down; leave --sharing out")
 	}
 	if err := c.Load.validate(&c.Policy); err != nil {
 		return err

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package supervise runs worker processes: it starts those that a
 // configuration declares, logs what they print, starts them again when they
 // end, and ends them, with all that they started, when it is stopped. It can

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What workers and the broker can write on the board, and into the words of a
  * client's session, at any moment: a client goes on and stays inside its memory.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a broker can post to a worker, and write on the board meanwhile: a worker
  * takes it or refuses it, and stays inside its memory.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a broker can reply to an attachment: any bytes. */
 #include "../src/attach.c"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a client and a worker do alike: call the broker, receive the segments,
  * and check everything before using it. Nothing that a broker sends is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How much memory the control groups of this process leave it. Both versions
  * are read, also side by side. A limit binds everything below it, so every

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Fork. A child has its parent's handles, but none of its sessions: at the
  * first use it attaches for itself. The handler runs in the child before

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Gathering: the rows of a batch, copied together for a model that reads them.
  * One thread copies what one core's memory bandwidth allows, and the clients

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Whole requests in one call, for models without variable dimensions. */
 #include <string.h>
 

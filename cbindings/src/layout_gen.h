@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Generated from Go's package shm: go test ./shm -run CLibrary -update */
 #ifndef RB_LAYOUT_GEN_H
 #define RB_LAYOUT_GEN_H

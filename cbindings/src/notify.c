@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The notifier tells an event loop that requests have ended: its descriptor
  * becomes readable, and rb_reap says which. One thread (the reaper) parks on

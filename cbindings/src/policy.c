@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A model's policy as it travels: texts by key. What keys there are and what
  * their texts mean is the broker's affair (Go's package policy); the library

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The memory protocol: what lies in the segments that broker, clients and
  * workers share. The pictures are in Go's package shm; docs/protocol.md tells

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The names and texts of the statuses. */
 #include "../ringbatch.h"
 

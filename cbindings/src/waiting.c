@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Waiting. The bell of a window is one futex word for one waiter. So of
  * all threads that wait on one client, one is the leader and parks on the bell;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A worker: one attachment to a model, and the batches that it has taken. */
 #ifndef RB_WORKER_H
 #define RB_WORKER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Uses every function of ringbatch.h, together with misuse.c, against the
  * broker at argv[1]. A worker thread and clients share this process. Exit

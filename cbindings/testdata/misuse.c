@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a program can do wrong, and what it does besides: the library answers
  * with an error and leaves the program's signals, threads and limits alone.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command bench measures ringbatch on this machine; see docs/benchmark.md.
 package main
 

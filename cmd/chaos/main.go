@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command chaos breaks things on purpose: it starts a broker, workers and
 // clients as processes of their own, kills, stops and poisons them from a
 // seed, and checks that every request still ends once, in time, with the

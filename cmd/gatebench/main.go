@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command gatebench measures what the gateway adds to the network: ratios
 // against a bare server of the same library that reads the same messages and
 // answers with as many bytes, in turns in one run.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command goproducer is the Go side of bench/python: a producer that sends one
 // model's worth of rows for a while and prints what it saw, as JSON.
 package main

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command hosts tests relays on a real network on one machine: each host is a
 // network namespace with processes of its own, and hosts are killed, stopped,
 // cut off, slowed down and upgraded while two of them send requests.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command relaybench measures what a relay reaches beside bare gRPC with the
 // same messages, in turns in one run, and what further hosts add. The hosts are
 // processes of this machine.

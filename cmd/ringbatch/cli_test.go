@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -92,8 +94,11 @@ func (c *cli) run(args ...string) (string, int) {
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-func (c *cli) stats() stats.Broker {
-	out, _ := c.run("stats", "--json")
+func (c *cli) stats() stats.Broker { return c.statsOf("") }
+
+// statsOf are those of a broker at another socket.
+func (c *cli) statsOf(socket string) stats.Broker {
+	out, _ := c.run("stats", "--json", "--socket", socket)
 	var s stats.Broker
 	if err := json.Unmarshal([]byte(out), &s); err != nil {
 		c.t.Fatalf("stats --json: %v\n%s", err, out)

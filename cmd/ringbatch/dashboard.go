@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -24,8 +26,13 @@ func runDashboard(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	s := &http.Server{Handler: console.New(console.Config{Socket: *socket, AdminTokenFile: *tokens}), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
 	fmt.Printf("http://%s/dashboard\n", l.Addr())
+	return serveConsole(ctx, l, *socket, *tokens)
+}
+
+// serveConsole serves the page until ctx ends.
+func serveConsole(ctx context.Context, l net.Listener, socket, tokens string) error {
+	s := &http.Server{Handler: console.New(console.Config{Socket: socket, AdminTokenFile: tokens}), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
 	context.AfterFunc(ctx, func() { _ = s.Close() })
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command ringbatch runs the broker and built-in workers, and asks them
 // things.
 package main
@@ -42,11 +44,15 @@ func commands() []command {
 		{"relay", "serve a model that runs on other hosts", runRelay},
 		{"dashboard", "serve a page that shows the broker at work", runDashboard},
 		{"stats", "show what the broker counts", runStats},
+		{"top", "show the broker at work, live in the terminal", runTop},
 		{"trace", "record what happens to a model's requests, for Perfetto", runTrace},
 		{"models", "list the broker's models", runModels},
 		{"set", "change a model's batching policy while it runs", runSet},
 		{"restart", "replace a model's worker processes, one by one", runRestart},
 		{"scale", "run another number of a model's worker processes", runScale},
+		{"profile", "measure what batches of a running model take", runProfile},
+		{"demo", "show the page, with a load on a broker of its own", runDemo},
+		{"bench", "load a running model, and measure it", runBench},
 		{"simulate", "play a batching policy against a virtual clock", runSimulate},
 		{"doctor", "check this machine, and say what to do", runDoctor},
 		{"version", "print the version", runVersion},

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -6,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -26,9 +29,11 @@ func runWorker(ctx context.Context, args []string) error {
 	socket := socketFlag(f)
 	kind := f.String("model", "", "the built-in model: "+strings.Join(cpu.Names(), ", "))
 	name := f.String("name", "", "serve it under this name (default: the model's)")
-	inputs := f.StringArray("input", nil, "echo, affine: input tensor, name:dtype[dims] (repeatable; default x:f32[16])")
+	inputs := f.StringArray("input", nil, "echo, affine, simulated: input tensor, name:dtype[dims] (repeatable; default x:f32[16])")
 	scale := f.Float64("scale", 1, "affine: a of y = a·x + b")
 	offset := f.Float64("offset", 0, "affine: b of y = a·x + b")
+	fixed := f.Duration("simulated_fixed", 3*time.Millisecond, "simulated: what a batch costs")
+	item := f.Duration("simulated_item", 100*time.Microsecond, "simulated: what each row adds")
 	depth := f.Int("depth", worker.DefaultDepth, "batches handed over at once")
 	pad := f.String("pad", "", "pad batches: fixed (to --pad_to rows) or preferred (to the next preferred size)")
 	padTo := f.Int("pad_to", 0, "with --pad fixed: rows, at least max_batch_size")
@@ -48,7 +53,7 @@ func runWorker(ctx context.Context, args []string) error {
 	if err := inVain(f, *kind); err != nil {
 		return err
 	}
-	o := cpu.Options{Scale: *scale, Offset: *offset}
+	o := cpu.Options{Scale: *scale, Offset: *offset, FixedCost: *fixed, ItemCost: *item}
 	for _, text := range *inputs {
 		spec, err := tensor.ParseSpec(text)
 		if err != nil {
@@ -87,7 +92,8 @@ func inVain(f *pflag.FlagSet, kind string) error {
 		who   string
 		flags []string
 	}{
-		{ptx || kind == "echo" || kind == "affine", "echo, affine and --ptx", []string{"input"}},
+		{ptx || kind == "echo" || kind == "affine" || kind == "simulated", "echo, affine, simulated and --ptx", []string{"input"}},
+		{kind == "simulated", "simulated", []string{"simulated_fixed", "simulated_item"}},
 		{kind == "affine", "affine", []string{"scale", "offset"}},
 		{mlpOnGPU, "mlp on a GPU (--gpu)", []string{"precision"}},
 		{ptx || mlpOnGPU, "mlp on a GPU (--gpu) and --ptx", []string{"weights"}},

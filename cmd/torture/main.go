@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command torture runs the long campaigns: what the tests do briefly, by the
 // hundred thousand, on real processes and in simulation. `make torture` builds
 // what it needs beside it, and runs it.

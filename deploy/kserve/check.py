@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks the manifests without a cluster.
 
 KServe's kinds are custom resources, of which the package kubernetes-validate

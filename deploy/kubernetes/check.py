@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks the manifests against Kubernetes' own schemas, without a cluster."""
 
 from __future__ import annotations

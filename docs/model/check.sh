@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Checks the model: the real protocol must hold in every run, and every mutant
 # must be caught. Needs spin and gcc.
 #

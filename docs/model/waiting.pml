@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Threads of one client that wait, in C (cbindings/src/waiting.c) and in Go
  * (client/waiting.go): one leads and parks on the window's bell, the others

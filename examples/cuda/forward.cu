@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ptx: forward.ptx compute_75
 //
 // Your own model as one CUDA kernel: a small classifier's last layer,

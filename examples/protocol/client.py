@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A client without the library: Python's standard library, and docs/protocol.md.
 
 It was written from that document and speaks to the broker by itself: socket, msgpack, shared

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server with options of its own: python argparse_server.py --scale 3 --processes 2
 
 Worker processes run this script again up to serve, with the same arguments.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server in plain asyncio: many connections, one process, no thread per request.
 
     python examples/python/asyncio_server.py [port]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A detector that finds 0 to 16 boxes, followed by a recogniser of what is in them.
 
     python detect_and_read.py         # serves both models

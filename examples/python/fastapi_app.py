@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FastAPI: python numpy_worker.py &  uvicorn --workers 2 fastapi_app:app
 
 Every uvicorn worker is a process with a connection of its own; their requests

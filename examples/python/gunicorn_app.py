@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A WSGI application for a pre-fork server, with or without --preload.
 
     gunicorn --chdir examples/python --workers 4 --preload gunicorn_app:app

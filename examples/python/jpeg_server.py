@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JPEG files of any length share a batch, without padding.
 
     python jpeg_server.py                  # serves

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker in NumPy: softmax(x @ w). Starts a broker if none runs.
 
     python examples/python/numpy_worker.py            # Ctrl-C ends everything

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Producer processes: each sends one item at a time, the broker makes batches of them.
 
     python examples/python/numpy_worker.py &

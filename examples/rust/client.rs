@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A client in Rust, bound to the C library by hand: only what it uses.
 //!
 //!     rustc -O examples/rust/client.rs -L cbindings/build -l ringbatch -o client

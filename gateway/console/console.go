@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package console is what an operator sees of a broker over HTTP: numbers for
 // Prometheus at /metrics, and a page at /dashboard. A gateway has it on its
 // port; `ringbatch dashboard` serves it alone.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A broker with workers and a gateway, as processes of their own."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The gateway judged by programs that nobody here wrote: NVIDIA's tritonclient
 # (HTTP, gRPC, asyncio, system shared memory) and perf_analyzer. They live in
 # build/interop, and are installed once.

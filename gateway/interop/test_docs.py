@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What docs/gateway.md shows is run, and deploy/ is checked."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVIDIA's load tool: it has to run to completion, however it asks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVIDIA's client library, unmodified, against the gateway."""
 
 from __future__ import annotations

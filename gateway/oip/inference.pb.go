@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The Open Inference Protocol (KServe v2) with Triton's extensions, as far as
 // the gateway speaks it. Names and field numbers are the protocol's: any
 // client of it talks to this service. Regenerate with `make proto`.

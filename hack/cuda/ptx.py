@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compiles CUDA C to PTX with NVRTC; needs no GPU.
 
     ptx.py [--check] TOOLCHAIN FOLDER…

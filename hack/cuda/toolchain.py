@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes build/cuda: what the build tag `cuda` needs on a machine without CUDA.
 
     include/        CUDA 12 headers and

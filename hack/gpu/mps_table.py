@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """ResNet-50 in 1, 2, 4 and 8 processes that feed themselves: mps_table.py FILE OUT.json
 
 Run once with and once without an MPS daemon ($CUDA_MPS_PIPE_DIRECTORY): batch

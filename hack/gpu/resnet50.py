@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes ResNet-50 with random weights as TorchScript: resnet50.py FILE"""
 
 import sys

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Workers under load for a while: are answers right, and does a worker's memory grow?
 
     soak.py --seconds 480 --device cuda --bundle build/gpu --out DIR     # hack/gpu-soak.sh

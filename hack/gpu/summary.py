@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The tables of docs/gpu.md from what gpu-run.sh left: summary.py FOLDER"""
 
 import json

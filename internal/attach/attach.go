@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package attach is what a client and a worker do alike: call the broker,
 // receive the segments, and check everything before using it.
 package attach

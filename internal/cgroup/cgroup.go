@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cgroup tells how much memory the control groups of this process
 // leave it. A process that asks for more is not refused by the kernel but killed by
 // it, or somebody else in the group is: so one has to know before.

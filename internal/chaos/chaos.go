@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package chaos is the kill campaigns of cmd/chaos, on real processes.
 package chaos
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package codec turns the elements of tensors into text and back: numbers that
 // were typed, JSON, and .npy files. It works on raw little-endian bytes, as
 // they lie in a slot, and makes no values in between.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package conformance runs the same behaviours against the Go and the C client
 // and worker: scripts in testdata, each with every pair of them.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package control is the control plane: msgpack messages in length-prefixed
 // frames over a Unix socket, with descriptors by SCM_RIGHTS. It is never on
 // the path of a request.

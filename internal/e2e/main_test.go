@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package e2e proves the promises that hold between processes: the test
 // binary runs itself again as broker, worker and client, and kills them.
 package e2e

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package half has the element types that Go does not have, f16 and bf16, as
 // numbers to read and to write.
 package half

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package histogram counts durations in buckets whose width grows with their
 // value: 16 per doubling, so a quantile is right within about 3 %. Histograms
 // of the same kind add up, between models and over time.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package mlp is a float32 multi-layer perceptron on which batching pays: its
 // weights are far larger than a core's caches, so one row costs a whole pass
 // over memory, and thirty-two rows cost little more.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package mlp
 
 // The packed weights of one layer, W[out][in], as they lie in memory and in the

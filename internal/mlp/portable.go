@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package mlp
 
 // The portable kernel: 4 columns, 1 or 2 rows. Eight sums, four weights, an input

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package npy reads and writes NumPy's .npy files: one array, in C order, little
 // endian, of a plain number type. What it can't represent faithfully it refuses
 // by name (see the Err variables); it never guesses and never trusts a length.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pad lays a row into the memory of a larger one: of the bucket that
 // its sizes were rounded up to.
 package pad

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package policyflag gives a command a flag for each key of a policy.
 package policyflag
 

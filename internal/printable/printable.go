@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package printable makes texts of peers fit to be shown: in a terminal, a log
 // or a page, where an escape sequence would do something and a line feed would
 // forge a line.

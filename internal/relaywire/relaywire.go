@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package relaywire is what a relay and a gateway say to one another beyond
 // the Open Inference Protocol: parameters of a ModelInfer whose rows are
 // several requests, and the load report that comes back. docs/relay.md has it

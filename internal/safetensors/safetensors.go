@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package safetensors reads and writes .safetensors files: named tensors with a
 // JSON header that says where each one lies.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sdnotify tells a service manager how a service is (sd_notify(3)): one
 // datagram of lines to the socket that $NOTIFY_SOCKET names. Without one, all
 // of it does nothing.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Statusgen writes the table of package status out for Go, C, Python and the
 // documentation. Run it with
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package svgchart draws line and bar charts as SVG that a browser and a README
 // show as they are: axes with units, a legend, a title, no script, no font to
 // load. It is small on purpose; who needs more should export the numbers.
@@ -55,6 +57,8 @@ type Line struct {
 	X, Y   []float64
 	Dashed bool // for bounds and targets
 	Points bool // mark each point
+	// Low and High, if given, are the ends of each point's interval.
+	Low, High []float64
 }
 
 // Bars is one series of bars.
@@ -122,6 +126,14 @@ func (c *Chart) check() error {
 	for _, l := range c.Lines {
 		if len(l.X) != len(l.Y) {
 			return fmt.Errorf("line %q has %d x and %d y", l.Name, len(l.X), len(l.Y))
+		}
+		if len(l.Low) != len(l.High) || l.Low != nil && len(l.Low) != len(l.X) {
+			return fmt.Errorf("line %q has %d points, and %d to %d ends of intervals", l.Name, len(l.X), len(l.Low), len(l.High))
+		}
+		for _, y := range append(l.Low[:len(l.Low):len(l.Low)], l.High...) {
+			if !drawable(y, c.YLog) {
+				return fmt.Errorf("line %q has an interval that ends at %g", l.Name, y)
+			}
 		}
 		for i := range l.X {
 			if !drawable(l.X[i], c.XLog) || !drawable(l.Y[i], c.YLog) {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package svgchart
 
 import (
@@ -27,8 +29,10 @@ func (c *Chart) draw(p *page, a area) {
 func (c *Chart) yRange() (lo, hi float64) {
 	lo, hi = math.Inf(1), math.Inf(-1)
 	for _, l := range c.Lines {
-		for _, y := range l.Y {
-			lo, hi = math.Min(lo, y), math.Max(hi, y)
+		for _, ys := range [][]float64{l.Y, l.Low, l.High} {
+			for _, y := range ys {
+				lo, hi = math.Min(lo, y), math.Max(hi, y)
+			}
 		}
 	}
 	for _, b := range c.Bars {
@@ -153,6 +157,9 @@ func (c *Chart) drawLines(p *page, x, y scale) {
 		}
 		hue := colour(len(c.Bars) + k)
 		p.polyline(xs, ys, hue, l.Dashed)
+		for i := range l.Low {
+			p.line(xs[i], y.at(l.Low[i]), xs[i], y.at(l.High[i]), hue)
+		}
 		if l.Points {
 			for i := range xs {
 				p.dot(xs[i], ys[i], hue, format(c.XFormat, l.X[i])+": "+format(c.YFormat, l.Y[i]))

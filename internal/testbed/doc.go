@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package testbed is the one rig under the end-to-end tests, the chaos
 // campaigns and the benchmark: it starts brokers, workers and clients as
 // processes of their own, by running the rig's own binary again in a role.

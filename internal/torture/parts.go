@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package torture runs the long campaigns of cmd/torture: everything that the
 // tests do briefly, by the hundred thousand.
 //

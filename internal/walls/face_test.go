@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package walls holds what no single package can: what packages may show.
 package walls
 

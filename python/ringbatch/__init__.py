@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ringbatch: many processes, single inferences, big batches; in shared memory.
 
 A producer::

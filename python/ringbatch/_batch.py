@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a worker's function is given: the rows of some requests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker process: ``python -m ringbatch._child TARGET... -- ARGUMENTS...``.
 
 The broker's supervisor starts it, or serve itself where the broker is somebody

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The producer's side: ``connect`` and the model that it gives."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests in flight: futures for threads and for asyncio.
 
 What is sent is listed here with its future first, and committed then. Who

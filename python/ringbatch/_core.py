@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A connection: the handle of the C library and what is known of its model.
 
 Nothing here refers to the objects that users hold, so that those can be

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that serve watches itself: the gateway, and workers where the broker is somebody else's."""
 
 from __future__ import annotations

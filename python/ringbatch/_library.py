@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shared library: found at import, loaded at the first use."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The way of a request over ctypes: what ``_quick.c`` does, for where it was not built.
 
 A handler of a signal may raise between any two steps here. So whatever the

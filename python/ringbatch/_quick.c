@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The quick path of a request, without ctypes: model(x), and request() with its
  * arrays, run and release. _plain.py is the same over ctypes, for where there

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One request, step by step and without copies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models whose requests are sent again when they ended for a reason that passes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker's attachment to a ring, and the loop that serves its batches.
 
 Everything here is addresses and NumPy arrays. What computes (a function of

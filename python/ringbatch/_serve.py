@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``serve``: one call that runs models, and ends them in good order.
 
 ::

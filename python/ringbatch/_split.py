@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """More rows than a request may have: several requests, and one result."""
 
 from __future__ import annotations

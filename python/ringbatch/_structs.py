@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The structs and functions of ringbatch.h, as ctypes sees them."""
 
 from __future__ import annotations

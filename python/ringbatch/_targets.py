@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What serve is given, and how a new process finds it again.
 
 A process of its own has nothing of its parent's: it imports a module, or runs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Descriptions of tensors, and the checks of what callers pass in."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flags of ``ringbatch torch``. Without torch, so that --help works where it is not installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches in flight on a device.
 
 A lane is room for one batch. While one computes, the inputs of the next are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves rows between the ring and the GPU, launched from Python.
 
 torch has kernels of its own that could (index_select, index_copy_), but they

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ring's memory as torch sees it: pinned, its planes as tensors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Debug mode: finds outputs that a worker did not write.
 
 Before the function runs, its outputs are filled with a pattern; what still has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays over shared memory that know when they are over.
 
 A slot belongs to its request, and a request ends. Three things keep a late

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of the two ways to the C library this process takes.
 
 ``_quick`` is an extension of CPython; ``_plain`` is the same over ctypes, for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model's side: a function that is given whole batches."""
 
 from __future__ import annotations

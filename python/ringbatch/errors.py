@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exceptions: one for each status, with the names of the Go errors.
 
 Where Python has a word for it the exception is also of that kind, so that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves a PyTorch module: whole batches straight from the ring.
 
     import ringbatch.torch

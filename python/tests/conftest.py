@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A broker and workers as processes of their own, for the tests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a worker's function may answer: nothing found, sizes per row, returned arrays, ragged batches."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that go without Go, through a slot that the client lends to C.
 
 After a first call of one row a slot is lent. These tests look at what happens

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fork just works: a child attaches for itself, its parent is undisturbed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gunicorn, which forks its workers: with and without preload."""
 
 from __future__ import annotations

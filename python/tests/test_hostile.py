@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What arrives at the wrong moment: a broker that lies, signals whose handlers raise, forks after a close."""
 
 from __future__ import annotations

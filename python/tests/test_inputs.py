@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a caller may pass: bytes, lists, many rows, a priority; and what is refused in words."""
 
 from __future__ import annotations

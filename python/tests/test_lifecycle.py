@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One supervisor, one lifecycle: what serve starts, keeps and ends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Threads, futures and asyncio on one connection."""
 
 from __future__ import annotations

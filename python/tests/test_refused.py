@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A broker, or a process, that has no room for one more connection."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """connect(retry=…): a restart of the broker is a pause."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runtime under every worker: attaching, lanes, answers."""
 
 from __future__ import annotations

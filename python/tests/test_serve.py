@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """serve, signals and the command."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Threads on one connection that come between two steps of each other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exceptions from outside: a signal's handler that raises anywhere, Ctrl-C, a broker that stands still, a loop that is over."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ringbatch.torch: served modules give what the module itself gives."""
 
 from __future__ import annotations

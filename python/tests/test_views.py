@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Views outlive nothing they should not: an error, never a crash."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cpu has the built-in models that run on the CPU, for trying,
 // testing and measuring.
 package cpu

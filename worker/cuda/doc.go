@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cuda is the GPU worker: models whose kernels run on an NVIDIA GPU
 // straight from and into the ring.
 //

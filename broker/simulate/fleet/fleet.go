@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package fleet plays many hosts against a virtual clock: producers' hosts whose
 // brokers batch and whose relays choose a GPU host for each batch, and GPU hosts
 // whose brokers batch again. Every broker's batcher is the code that runs.

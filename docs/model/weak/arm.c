@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A client that pushes and a broker that goes to sleep: one sees the other. */
 #include "world.h"
 

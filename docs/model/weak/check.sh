@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the library's own code for shared memory under GenMC, which explores every
 # execution that a memory model weaker than x86's allows: C11 as repaired (RC11),
 # and IMM, which is weaker than ARMv8 and POWER. Each program must hold in both,

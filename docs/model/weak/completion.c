@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* SYNC POINT "completion": who sees the word sees the output; a generation is
  * ended by one of two (here a worker and the broker that expires it); a client
  * that saw an old bell and an open word does not sleep through the ring. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* SYNC POINT "entry": who sees the new tail sees the entry and the input that
  * was written before it, also when the ring wraps; nothing is overwritten that
  * is still being read. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What every program here has: the library's own code for shared memory, as it
  * is compiled for users, and the other side of it. The broker is written in Go,

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Producer sends requests to the model of examples/go/worker: the simple way,
 // then without copies, several in flight.
 package main

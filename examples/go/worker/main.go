@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Worker serves a model of its own: it doubles numbers, a batch at a time.
 //
 //	ringbatch broker &

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* peer plays honest clients and victims of cmd/chaos with the C library, as
  * roles.go does with the Go one:
  *

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plays honest clients and victims of cmd/chaos with the Python package.
 
     peer.py load SOCKET MODEL SEED THREADS PAUSE_US TIMEOUT_MS   honest requests until SIGTERM

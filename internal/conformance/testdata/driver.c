@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A client or worker that does what it is told on stdin, one command a line, and
  * says what came of it on stdout. driver_test.go has the same in Go.

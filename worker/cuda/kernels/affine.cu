@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ptx: affine.ptx compute_75
 //
 // y = scale·x + offset, elementwise, rounded after the product as in Go.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // What all kernels share. A kernel takes only 8-byte parameters: pointers and
 // u64. So a launch is a list of 64-bit words, in Go as in the host tests.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ptx: dense.ptx compute_75
 // ptx: dense_bf16.ptx compute_80 -DRB_BF16
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ptx: move.ptx compute_75
 // ptx: ../../../python/ringbatch/_move.ptx compute_75
 //

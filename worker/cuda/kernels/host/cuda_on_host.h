@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Enough of CUDA to run the kernels on the CPU, for tests: a thread of the
 // device is a thread of the host, __syncthreads a barrier among those of a
 // block, and blocks run one after the other. Slow, and exact about what each

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs kernels on the CPU as told on standard input, for vectors_test.go:
 //
 //	name, NUL · u64 gridX, gridY, block, arguments

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestTheDemoServesThePageUnderLoadAndLeavesNothingBehind(t *testing.T) {
+	c := startCLI(t)
+	d := c.start("demo", "--http", "0")
+	page, socket := "", ""
+	c.until("it says where the page is", func() bool {
+		for _, line := range strings.Split(d.Log(), "\n") {
+			if strings.HasPrefix(line, "http://") {
+				page = line
+			}
+			if _, path, ok := strings.Cut(line, "--socket "); ok {
+				socket = path
+			}
+		}
+		return socket != ""
+	})
+	if text, code := get(t, page); code != 200 || !strings.Contains(text, "<title>ringbatch") {
+		t.Errorf("%s: %d", page, code)
+	}
+	c.until("both models answer", func() bool {
+		text, _ := get(t, page+"/api/stats")
+		return strings.Count(text, `"OK":`) == 2
+	})
+	var pids []int
+	for _, p := range c.statsOf(socket).Processes {
+		pids = append(pids, p.Pid)
+	}
+	if len(pids) != 3 {
+		t.Errorf("processes %v", pids)
+	}
+	d.Signal(syscall.SIGINT)
+	if err := d.Wait(time.Minute); err != nil {
+		t.Errorf("%v\n%s", err, d.Log())
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, 0); err == nil && stateOf(pid) != "Z" {
+			t.Errorf("process %d goes on", pid)
+		}
+	}
+}

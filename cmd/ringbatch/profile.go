@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/ringbatch/ringbatch/internal/feed"
+	"github.com/ringbatch/ringbatch/internal/profile"
+	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/internal/svgchart"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// interrupted is the exit status after Ctrl-C, as shells have it.
+const interrupted = exitCode(130)
+
+func runProfile(ctx context.Context, args []string) error {
+	f := flags("profile", " MODEL", "Measure what batches of a model take in its running workers: by their rows, and by how many workers\nare busy at once. While it measures, the model's wait_time is 0. Ctrl-C keeps what was measured.",
+		`  ringbatch profile resnet50 --out resnet50.csv --svg resnet50.svg
+  ringbatch profile resnet50 --in x=images.npy --sizes 1,8,16,32 --busy 1,3
+  ringbatch simulate --cost resnet50.csv --rate 2000 --workers 3
+`)
+	socket := socketFlag(f)
+	inputs := addFeedFlags(f)
+	sizes := f.IntSlice("sizes", nil, "batch sizes, in rows (default: 1, 2, 4 … max_batch_size)")
+	busy := f.IntSlice("busy", nil, "numbers of busy workers (default: 1, 2, 4 … all)")
+	seconds := f.Float64("seconds", 15, "about how long to measure; slow models take longer: a few batches of each kind are measured in any case")
+	out := f.String("out", "", "write the cost file that ringbatch simulate --cost reads (CSV)")
+	svg := f.String("svg", "", "draw it into this SVG file")
+	asJSON := f.Bool("json", false, "print JSON")
+	if err := parse(f, args, 1, 1); err != nil {
+		return err
+	}
+	if !(*seconds > 0 && *seconds <= 3600) {
+		return fmt.Errorf("%w: --seconds is %v, must be more than 0 and at most 3600", errUsage, *seconds)
+	}
+	for flag, path := range map[string]string{"out": *out, "svg": *svg} {
+		if err := progress.CanWrite(path); err != nil {
+			return fmt.Errorf("--%s: %w", flag, err)
+		}
+	}
+	say := progress.New()
+	p, err := profile.Measure(ctx, profile.Options{
+		Socket: *socket, Model: f.Arg(0), Feed: inputs.feed, Sizes: *sizes, Busy: *busy,
+		Time:     time.Duration(*seconds * float64(time.Second)),
+		Progress: func(share float64, doing string) { say.Say("%3.0f %%  %s", 100*share, doing) },
+	})
+	say.Clear()
+	if p == nil || len(p.Points) == 0 {
+		if errors.Is(err, context.Canceled) {
+			return fmt.Errorf("interrupted before anything was measured")
+		}
+		return err
+	}
+	if writeErr := writeProfile(p, *out, *svg, *asJSON); writeErr != nil {
+		return writeErr
+	}
+	if errors.Is(err, context.Canceled) {
+		return interrupted
+	}
+	return err
+}
+
+// writeProfile is also for what there is of an interrupted one.
+func writeProfile(p *profile.Profile, out, svg string, asJSON bool) error {
+	if out != "" {
+		if err := writeFile(out, p.WriteCost); err != nil {
+			return fmt.Errorf("--out: %w", err)
+		}
+	}
+	if svg != "" {
+		if err := writeFigure(svg, p.Figure()); err != nil {
+			return err
+		}
+	}
+	if asJSON {
+		return json.NewEncoder(os.Stdout).Encode(struct {
+			*profile.Profile
+			Verdict string `json:"verdict"`
+		}{p, p.Verdict()})
+	}
+	return p.WriteText(os.Stdout)
+}
+
+func writeFile(path string, write func(io.Writer) error) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	if err := write(file); err != nil {
+		file.Close()
+		return err
+	}
+	return file.Close()
+}
+
+func writeFigure(path string, figure *svgchart.Figure) error {
+	if err := writeFile(path, figure.Render); err != nil {
+		return fmt.Errorf("--svg: %w", err)
+	}
+	return nil
+}
+
+// feedFlags say which inputs requests have that only load a model.
+type feedFlags struct{ files *[]string }
+
+func addFeedFlags(f *pflag.FlagSet) *feedFlags {
+	return &feedFlags{f.StringArray("in", nil, "rows of an input, NAME=FILE.npy (repeatable; default: made from the signature, variable dimensions at their largest)")}
+}
+
+func (g *feedFlags) feed(sig *tensor.Signature) (*feed.Feed, error) {
+	var given []tensor.Tensor
+	for _, text := range *g.files {
+		name, file, ok := strings.Cut(text, "=")
+		if !ok {
+			return nil, fmt.Errorf("%w: --in %s: want NAME=FILE.npy", errUsage, text)
+		}
+		spec := &tensor.Spec{Name: name}
+		for i := range sig.Inputs {
+			if sig.Inputs[i].Name == name {
+				spec = &sig.Inputs[i]
+			}
+		}
+		t, err := readInput(spec, file)
+		if err != nil {
+			return nil, err
+		}
+		if t.Shape == nil {
+			return nil, fmt.Errorf("%w: --in %s: not an .npy file", status.ErrInvalid, text)
+		}
+		given = append(given, t)
+	}
+	return feed.New(sig, given, 1)
+}

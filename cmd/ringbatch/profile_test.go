@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/internal/profile"
+	"github.com/ringbatch/ringbatch/stats"
+)
+
+// simulated starts workers of a model whose batches take at least 2 ms and 1 ms
+// for each row.
+func (c *cli) simulated(workers int) {
+	c.t.Helper()
+	for range workers {
+		w := c.start("worker", "--model", "simulated", "--simulated_fixed", "2ms", "--simulated_item", "1ms", "--max_batch_size", "8", "--input", "x:i64[3]")
+		c.t.Cleanup(func() { c.ends(w) })
+	}
+	c.until("the workers are attached", func() bool { m := c.model("simulated"); return m != nil && len(m.Workers) == workers })
+}
+
+func (c *cli) model(name string) *stats.Model {
+	s := c.stats()
+	return s.Model(name)
+}
+
+func (c *cli) waitTime(model string) string { return c.model(model).Policy["wait_time"] }
+
+func TestAProfileIsWhatBatchesTakeAndTheSimulatorReadsIt(t *testing.T) {
+	c := startCLI(t)
+	c.simulated(2)
+	costs, svg := c.bed.Path("costs.csv"), c.bed.Path("costs.svg")
+	out, code := c.run("profile", "simulated", "--seconds", "1", "--sizes", "1,8", "--out", costs, "--svg", svg, "--json")
+	var p struct {
+		profile.Profile
+		Verdict string `json:"verdict"`
+	}
+	if err := json.Unmarshal([]byte(out), &p); err != nil || code != 0 {
+		t.Fatalf("status %d: %v\n%s", code, err, out)
+	}
+	least := map[int]float64{1: 3, 8: 10}
+	for _, x := range p.Points {
+		if x.MS < least[x.Rows] || x.Low > x.MS || x.High < x.MS || x.Batches < 3 {
+			t.Errorf("%+v cannot be", x)
+		}
+		delete(least, x.Rows)
+	}
+	if len(least) > 0 || !strings.Contains(p.Verdict, "atching") || p.Workers != 2 || p.Unfinished {
+		t.Errorf("%+v", p)
+	}
+	if out, code := c.run("simulate", "--cost", costs, "--workers", "2", "--max_batch_size", "8", "--rate", "100", "--requests", "1000"); code != 0 || !strings.Contains(out, "throughput") {
+		t.Errorf("simulate --cost: %d\n%s", code, out)
+	}
+	if text, err := os.ReadFile(svg); err != nil || !strings.Contains(string(text), "time of a batch") {
+		t.Errorf("--svg: %v", err)
+	}
+	if got := c.waitTime("simulated"); got != "auto" {
+		t.Errorf("wait_time is %s afterwards", got)
+	}
+}
+
+func TestAnInterruptedProfileKeepsWhatWasMeasured(t *testing.T) {
+	c := startCLI(t)
+	c.simulated(1)
+	costs := c.bed.Path("costs.csv")
+	p := c.start("profile", "simulated", "--seconds", "600", "--sizes", "1,8", "--out", costs)
+	c.until("some batches have run", func() bool { return c.model("simulated").Batches > 20 })
+	if got := c.waitTime("simulated"); got != "0s" {
+		t.Errorf("wait_time is %s while it measures", got)
+	}
+	p.Signal(syscall.SIGINT)
+	if err := p.Wait(time.Minute); err == nil || p.State().ExitCode() != 130 {
+		t.Errorf("%v\n%s", err, p.Log())
+	}
+	if text, err := os.ReadFile(costs); err != nil || !strings.Contains(string(text), "\n1,0.0") {
+		t.Errorf("the cost file: %v\n%s", err, text)
+	}
+	if got := c.waitTime("simulated"); got != "auto" {
+		t.Errorf("wait_time is %s afterwards", got)
+	}
+}
+
+func TestWhatCannotBeMeasuredIsSaidInASentence(t *testing.T) {
+	c := startCLI(t)
+	c.simulated(1)
+	text := c.bed.Path("text.npy")
+	if err := os.WriteFile(text, []byte("no numbers"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"profile", 2, "wrong number of arguments"},
+		{"profile affine", 1, "no worker that could be measured"},
+		{"profile nobody", 1, "ringbatch models lists those there are"},
+		{"profile simulated --seconds 0", 2, "must be more than 0"},
+		{"profile simulated --sizes 1,9", 1, "max_batch_size is 8"},
+		{"profile simulated --busy 2", 1, "the model has 1"},
+		{"profile simulated --in x=" + text, 1, "not a valid .npy file"},
+		{"profile simulated --in x", 2, "want NAME=FILE.npy"},
+		{"profile simulated --in z=/dev/null", 1, "not an .npy file"},
+		{"profile simulated --out /no/such/folder/x", 1, "cannot be written"},
+		{"profile simulated --socket " + c.bed.Path("private/none"), 1, "broker"},
+	} {
+		if out, code := c.run(strings.Fields(x.args)...); code != x.code || !strings.Contains(out, x.want) {
+			t.Errorf("%s: status %d, want %d and %q\n%s", x.args, code, x.code, x.want, out)
+		}
+	}
+}

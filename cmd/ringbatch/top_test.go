@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// shows waits until the screen has all of these texts.
+func (c *cli) shows(p *pty, what string, texts ...string) {
+	c.t.Helper()
+	ok := func() bool {
+		screen := p.text()
+		for _, text := range texts {
+			if !strings.Contains(screen, text) {
+				return false
+			}
+		}
+		return true
+	}
+	if waitFor(ok) != nil {
+		c.t.Fatalf("%s: the screen never shows %q:\n%s", what, texts, p.text())
+	}
+}
+
+func TestTopShowsTheBrokerLiveAndFollowsKeysSizesAndTheBroker(t *testing.T) {
+	c := startCLI(t)
+	second := "[[model]]\nname = \"second\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n"
+	c.reload(c.served(2, 2, 0) + second)
+	if out, code := c.run("ready", "affine", "--wait", "30s"); code != 0 {
+		t.Fatal(out)
+	}
+	c.ask(40, 4)
+	p := c.inTerminal(110, 30, "top", "--interval", "100ms")
+	m := c.stats().Models[0]
+	c.shows(p, "at first", "broker pid "+fmt.Sprint(c.broker.Pid()), "affine", "second", "affine-0 #", "affine-1 #", m.Signature, "OK 40", "running", "last 10 s", "1 of 2")
+	c.ask(10, 1)
+	c.shows(p, "after more requests", "OK 50")
+	p.press("j")
+	c.shows(p, "the other model", "2 of 2", "not ready: no worker attached", "x:u8[1] -> y:u8[1]")
+	p.press("\x1b[A")
+	c.shows(p, "back", "1 of 2", "affine-0 #")
+	p.press("sw")
+	c.shows(p, "sorted by requests/s, of another window", "sort: req/s", "req/s↓", "last 60 s")
+	p.press("?")
+	c.shows(p, "help", "any key goes back")
+	p.press("x")
+	c.shows(p, "the help has gone", "affine-0 #")
+
+	p.press("p")
+	c.shows(p, "paused", "PAUSED at ")
+	c.ask(10, 1)
+	p.press("p")
+	c.shows(p, "it goes on", "OK 60", "last 60 s")
+
+	p.resize(48, 12)
+	c.shows(p, "a small terminal", "affine", "more lines")
+	if lines := strings.Split(p.text(), "\n"); !strings.HasPrefix(lines[11], "q quit") {
+		t.Errorf("the foot is not the last line of 12:\n%s", p.text())
+	}
+	p.resize(110, 30)
+	c.shows(p, "a large one again", "affine-1 #", "restarts")
+
+	c.broker.Signal(syscall.SIGKILL)
+	_ = c.broker.Wait(time.Minute)
+	c.shows(p, "without a broker", "no answer since ", "affine-1 #")
+	c.broker = c.start("broker", "--config", c.config, "--log_level", "warn")
+	c.shows(p, "with another broker", "broker pid "+fmt.Sprint(c.broker.Pid()))
+	if strings.Contains(p.text(), "no answer") {
+		t.Errorf("it still says that there is none:\n%s", p.text())
+	}
+	p.press("q")
+	p.leaves("q")
+}
+
+func TestTopLeavesTheTerminalCleanHoweverItEnds(t *testing.T) {
+	c := startCLI(t)
+	for how, end := range map[string]func(*pty){
+		"q":       func(p *pty) { p.press("q") },
+		"Ctrl-C":  func(p *pty) { p.press("\x03") },
+		"SIGINT":  func(p *pty) { _ = p.cmd.Process.Signal(syscall.SIGINT) },
+		"SIGTERM": func(p *pty) { _ = p.cmd.Process.Signal(syscall.SIGTERM) },
+		"Ctrl-Z, and SIGTERM later": func(p *pty) {
+			p.press("\x1a")
+			c.until("it has stopped", func() bool { return stateOf(p.cmd.Process.Pid) == "T" })
+			if p.termios() != p.before || waitFor(func() bool { return !p.mode("?1049") }) != nil {
+				t.Error("while it is stopped, the terminal is not as it was")
+			}
+			_ = p.cmd.Process.Signal(syscall.SIGCONT)
+			c.until("it is back", func() bool { return p.mode("?1049") && p.termios() != p.before })
+			c.shows(p, "after SIGCONT", "affine")
+			_ = p.cmd.Process.Signal(syscall.SIGTERM)
+		},
+	} {
+		p := c.inTerminal(80, 24, "top", "affine")
+		c.shows(p, how, "affine", "q quit")
+		end(p)
+		p.leaves(how)
+	}
+	// A terminal that goes away takes it along.
+	p := c.inTerminal(80, 24, "top")
+	c.shows(p, "before the terminal goes", "affine")
+	p.master.Close()
+	select {
+	case <-p.ended:
+	case <-time.After(time.Minute):
+		t.Error("it outlives its terminal")
+	}
+	// Without a broker it waits for one.
+	p = c.inTerminal(80, 24, "top", "--socket", c.bed.Path("nobody.sock"))
+	c.shows(p, "no broker", "no answer from the broker", "no broker")
+	p.press("q")
+	p.leaves("q without a broker")
+}
+
+func TestTopSaysWhatToDoWhereThereIsNoTerminal(t *testing.T) {
+	c := startCLI(t)
+	if out, code := c.run("top"); code != 1 || !strings.Contains(out, "stats --watch") || strings.Contains(out, "\x1b") {
+		t.Errorf("top into a pipe: %d %q", code, out)
+	}
+	if out, code := c.run("top", "--interval", "1ms"); code != 2 || !strings.Contains(out, "at least 100ms") {
+		t.Errorf("top --interval 1ms: %d %q", code, out)
+	}
+}
+
+// stateOf is the state of a process, as /proc has it.
+func stateOf(pid int) string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return ""
+	}
+	_, after, _ := strings.Cut(string(text), ") ")
+	return after[:1]
+}

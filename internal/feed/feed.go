@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package feed makes the inputs of requests that are sent only to load a model:
+// rows that the user gave, or rows made from the signature.
+package feed
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Feed makes inputs.
+type Feed struct {
+	inputs []tensor.Tensor // at least one row each, all of one shape per input
+	dims   []int           // sizes of all variable dimensions
+}
+
+// New makes a feed for a signature. Inputs that are not given are random: normal
+// numbers where they are f32, otherwise whole numbers below 64 (or positive
+// numbers below 2), which are as good as tokens as they are as pixels. Their
+// variable dimensions have their largest size.
+func New(sig *tensor.Signature, given []tensor.Tensor, seed uint64) (*Feed, error) {
+	byName := map[string]tensor.Tensor{}
+	for _, t := range given {
+		byName[t.Name] = t
+	}
+	f := &Feed{}
+	var sizes []uint32
+	for i := range sig.Inputs {
+		spec := &sig.Inputs[i]
+		t, ok := byName[spec.Name]
+		delete(byName, spec.Name)
+		if !ok {
+			t = Random(spec, 1, seed+uint64(i)<<32)
+		}
+		var rows int
+		var err error
+		if rows, sizes, err = tensor.CheckInput(spec, &t, sizes); err != nil {
+			return nil, err
+		}
+		if rows < 1 {
+			return nil, fmt.Errorf("%w: input %q has no rows", status.ErrRows, spec.Name)
+		}
+		f.inputs = append(f.inputs, t)
+	}
+	for name := range byName {
+		return nil, fmt.Errorf("%w: no input %q; the model has %s", status.ErrInvalid, name, sig)
+	}
+	for _, n := range sizes {
+		f.dims = append(f.dims, int(n))
+	}
+	return f, nil
+}
+
+// Dims are the sizes of all variable dimensions, as Claim takes them.
+func (f *Feed) Dims() []int { return f.dims }
+
+// Rows are the inputs of a request of n rows: those there are, again and again.
+func (f *Feed) Rows(n int) []tensor.Tensor {
+	out := make([]tensor.Tensor, len(f.inputs))
+	for i, t := range f.inputs {
+		size := t.RowBytes()
+		data := make([]byte, 0, n*size)
+		for row := range n {
+			data = append(data, t.Row(row % t.Rows()).Data[:size]...)
+		}
+		out[i] = tensor.Tensor{Name: t.Name, DType: t.DType, Shape: append([]int{n}, t.Shape[1:]...), Data: data}
+	}
+	return out
+}
+
+// Random is rows of one input.
+func Random(spec *tensor.Spec, rows int, seed uint64) tensor.Tensor {
+	rnd := rand.New(rand.NewPCG(seed, 3))
+	n := rows * spec.RowElems()
+	shape := append([]int{rows}, spec.Shape...)
+	if spec.DType == tensor.F32 {
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = float32(rnd.NormFloat64())
+		}
+		return tensor.Of(spec.Name, x, shape...)
+	}
+	size := spec.DType.Size()
+	data := make([]byte, n*size)
+	for i := range n {
+		switch at := data[i*size:]; spec.DType {
+		case tensor.Bool:
+			at[0] = byte(rnd.IntN(2))
+		case tensor.F16, tensor.BF16, tensor.F64: // the exponent is in the last byte: at most 0x3f, below 2
+			for k := range size {
+				at[k] = byte(rnd.IntN(64))
+			}
+		default: // little-endian
+			at[0] = byte(rnd.IntN(64))
+		}
+	}
+	return tensor.Tensor{Name: spec.Name, DType: spec.DType, Shape: shape, Data: data}
+}

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package profile measures what batches of a model take: by their rows, and by
+// how many of the model's workers are busy at the same time.
+//
+// A batch of n rows is made by one request of n rows, k busy workers by k clients
+// that each send the next request when the last is answered, with no wait. What a
+// batch took, and who else was busy meanwhile, is read from the broker's record
+// of finished batches, from the worker's start to its end: neither the queue nor
+// the wake-ups are in it. A batch counts as what it was, whatever was asked for.
+package profile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/feed"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Options say what is measured.
+type Options struct {
+	Socket string
+	Model  string
+	Feed   func(*tensor.Signature) (*feed.Feed, error)
+	Sizes  []int         // rows; nil: powers of two up to max_batch_size, and that
+	Busy   []int         // numbers of busy workers; nil: 1, 2, 4 … and all
+	Time   time.Duration // about what measuring may take
+	// Progress is told how far it is, from 0 to 1.
+	Progress func(share float64, doing string)
+}
+
+// Profile is what was measured.
+type Profile struct {
+	Model        string  `json:"model"`
+	Workers      int     `json:"workers"`
+	MaxBatchSize int     `json:"max_batch_size"`
+	Points       []Point `json:"points"` // by busy, then by rows
+	// Unfinished tells that it was interrupted.
+	Unfinished bool `json:"unfinished,omitempty"`
+}
+
+// Point is what batches of one size took.
+type Point struct {
+	Rows    int     `json:"rows"`
+	Busy    int     `json:"busy"` // workers, this one included
+	MS      float64 `json:"ms"`   // median
+	Low     float64 `json:"ms_low"`
+	High    float64 `json:"ms_high"` // 95 % interval of the median
+	Batches int     `json:"batches"`
+}
+
+// rounds through all sizes: the machine's moods are shared by all of them, and an
+// interrupted run has something of each.
+const rounds = 3
+
+// leastBatches of one round count for something.
+const leastBatches = 3
+
+type cell struct{ rows, busy int }
+
+type run struct {
+	o       Options
+	admin   *admin.Client
+	feed    *feed.Feed
+	profile *Profile
+	samples map[cell][]float64 // milliseconds
+	clients []*client.Client
+	spread  time.Duration // of one cell and round
+}
+
+// Measure runs until everything is measured or ctx ends. What was measured until
+// then comes with the error.
+func Measure(ctx context.Context, o Options) (*Profile, error) {
+	r := &run{o: o, admin: admin.New(o.Socket), samples: map[cell][]float64{}}
+	cells, err := r.prepare(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer r.close()
+	restore, err := r.stopWaiting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer restore()
+	r.spread = o.Time / time.Duration(rounds*len(cells))
+	begin := time.Now()
+	for i := range rounds * len(cells) {
+		c := cells[i%len(cells)]
+		if o.Progress != nil {
+			o.Progress(float64(i)/float64(rounds*len(cells)), fmt.Sprintf("%d rows, %d busy; %v", c.rows, c.busy, left(begin, i, rounds*len(cells))))
+		}
+		if err = r.measure(ctx, c); err != nil {
+			break
+		}
+	}
+	r.profile.Unfinished = err != nil
+	r.summarize(cells)
+	return r.profile, err
+}
+
+// left is about how long it still takes.
+func left(begin time.Time, done, all int) string {
+	if done == 0 {
+		return "…"
+	}
+	d := time.Since(begin) / time.Duration(done) * time.Duration(all-done)
+	return d.Round(time.Second).String() + " left"
+}
+
+// prepare attaches, and lists what is to be measured.
+func (r *run) prepare(ctx context.Context) ([]cell, error) {
+	workers, err := Workers(ctx, r.admin, r.o.Model)
+	if err != nil {
+		return nil, err
+	}
+	first, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(1), client.WithName("ringbatch profile"))
+	if err != nil {
+		return nil, err
+	}
+	m := first.Model()
+	_ = first.Close()
+	if r.feed, err = r.o.Feed(&m.Signature); err != nil {
+		return nil, err
+	}
+	r.profile = &Profile{Model: r.o.Model, Workers: workers, MaxBatchSize: m.MaxBatchSize}
+	sizes, busy := r.o.Sizes, r.o.Busy
+	if sizes == nil {
+		sizes = Doubling(m.MaxBatchSize)
+	}
+	if busy == nil {
+		busy = Doubling(workers)
+	}
+	var cells []cell
+	for _, k := range busy {
+		if k < 1 || k > workers {
+			return nil, fmt.Errorf("%w: %d busy workers were asked for, the model has %d", status.ErrInvalid, k, workers)
+		}
+		for _, n := range sizes {
+			if n < 1 || n > m.MaxBatchSize {
+				return nil, fmt.Errorf("%w: batches of %d rows were asked for, the model's max_batch_size is %d", status.ErrInvalid, n, m.MaxBatchSize)
+			}
+			cells = append(cells, cell{n, k})
+		}
+	}
+	for range slices.Max(busy) {
+		c, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(slices.Max(sizes)), client.WithName("ringbatch profile"))
+		if err != nil {
+			r.close()
+			return nil, fmt.Errorf("%w; keeping %d workers busy with %d rows each takes that many slots besides those of other clients", err, slices.Max(busy), slices.Max(sizes))
+		}
+		r.clients = append(r.clients, c)
+	}
+	return cells, nil
+}
+
+// Workers is how many a model has; none is an error that says what to do.
+func Workers(ctx context.Context, a *admin.Client, model string) (int, error) {
+	s, err := a.Stats(ctx)
+	if err != nil {
+		return 0, err
+	}
+	m := s.Model(model)
+	if m == nil {
+		return 0, fmt.Errorf("%w: %q; ringbatch models lists those there are", status.ErrUnknownModel, model)
+	}
+	n := 0
+	for _, w := range m.Workers {
+		if w.State == "idle" || w.State == "busy" {
+			n++
+		}
+	}
+	if n == 0 {
+		return 0, fmt.Errorf("%w: model %q has no worker that could be measured: start one first", status.ErrNoWorker, model)
+	}
+	return n, nil
+}
+
+// Doubling is 1, 2, 4 … and n.
+func Doubling(n int) (list []int) {
+	for i := 1; i < n; i *= 2 {
+		list = append(list, i)
+	}
+	return append(list, n)
+}
+
+func (r *run) close() {
+	for _, c := range r.clients {
+		_ = c.Close()
+	}
+}
+
+// stopWaiting takes the wait away, and a goal that would refuse, while it is
+// measured. restore puts back what was there.
+func (r *run) stopWaiting(ctx context.Context) (restore func(), err error) {
+	models, err := r.admin.Models(ctx)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(models, func(m admin.Model) bool { return m.Name == r.o.Model })
+	if at < 0 {
+		return nil, fmt.Errorf("%w: %q", status.ErrUnknownModel, r.o.Model)
+	}
+	was := policy.Policy{}
+	for _, key := range []string{"wait_time", "latency_goal"} {
+		was[key] = models[at].Policy[key]
+	}
+	if err := r.admin.Set(ctx, r.o.Model, policy.Policy{"wait_time": "0", "latency_goal": "0"}); err != nil {
+		return nil, fmt.Errorf("measuring takes wait_time = 0 for its time: %w", err)
+	}
+	return func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_ = r.admin.Set(ctx, r.o.Model, was) // a broker that has gone has no policy
+	}, nil
+}
+
+// measure loads the model for one cell and one round.
+func (r *run) measure(ctx context.Context, c cell) error {
+	before, err := r.admin.Batches(ctx, r.o.Model, math.MaxInt64)
+	if err != nil {
+		return err
+	}
+	inputs := make([]any, 0, 4)
+	for _, t := range r.feed.Rows(c.rows) {
+		inputs = append(inputs, t)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	end := time.Now().Add(r.spread)
+	errs := make([]error, c.busy)
+	var wg sync.WaitGroup
+	for i := range c.busy {
+		wg.Go(func() {
+			for n := 0; errs[i] == nil && ctx.Err() == nil && (n <= leastBatches || time.Now().Before(end)); n++ {
+				errs[i] = once(ctx, r.clients[i], inputs)
+			}
+			if errs[i] != nil {
+				cancel()
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	read := r.follow(ctx, before.Count, done)
+	<-done
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, context.Canceled) {
+			return fmt.Errorf("batch of %d rows: %w", c.rows, err)
+		}
+	}
+	if read != nil {
+		return read
+	}
+	return ctx.Err()
+}
+
+func once(ctx context.Context, c *client.Client, inputs []any) error {
+	q, err := c.Fill(ctx, inputs...)
+	if err != nil {
+		return err
+	}
+	defer q.Release()
+	if err := q.Commit(context.WithoutCancel(ctx)); err != nil {
+		return err
+	}
+	return q.Wait(ctx)
+}
+
+// follow reads the broker's record until the load is over: it remembers only the
+// last thousand batches.
+func (r *run) follow(ctx context.Context, since uint64, done <-chan struct{}) error {
+	var run []stats.Batch // without a gap
+	for last := false; ; {
+		select {
+		case <-done:
+			last = true
+		case <-time.After(20 * time.Millisecond):
+		}
+		b, err := r.admin.Batches(context.WithoutCancel(ctx), r.o.Model, since)
+		if err != nil {
+			return err
+		}
+		if b.Count-since > uint64(len(b.Batches)) { // some were forgotten
+			r.count(run)
+			run = nil
+		}
+		since, run = b.Count, append(run, b.Batches...)
+		if last {
+			r.count(run)
+			return nil
+		}
+	}
+}
+
+// count files the batches of a run under what they were: the first and the last
+// of each worker are left out, since what ran beside them may not be in it.
+func (r *run) count(run []stats.Batch) {
+	edge := r.profile.Workers
+	for i := edge; i < len(run)-edge; i++ {
+		b := &run[i]
+		took := max(1, b.FinishedUS-b.StartedUS)
+		beside := int64(0)
+		for j := i - 1; j >= 0 && (run[j].FinishedUS > b.StartedUS || j >= i-4*edge); j-- { // nearly in the order of their ends
+			beside += overlap(b, &run[j])
+		}
+		for j := i + 1; j < len(run) && j <= i+4*edge; j++ {
+			beside += overlap(b, &run[j])
+		}
+		busy := 1 + int(float64(beside)/float64(took)+0.5)
+		at := cell{b.Rows, busy}
+		r.samples[at] = append(r.samples[at], float64(took)/1e3)
+	}
+}
+
+func overlap(a, b *stats.Batch) int64 {
+	if a.Worker == b.Worker {
+		return 0
+	}
+	return max(0, min(a.FinishedUS, b.FinishedUS)-max(a.StartedUS, b.StartedUS))
+}
+
+// summarize makes points of what was asked for, as far as it was seen.
+func (r *run) summarize(cells []cell) {
+	for _, c := range cells {
+		s := r.samples[c]
+		if len(s) < leastBatches {
+			continue
+		}
+		p := Point{Rows: c.rows, Busy: c.busy, Batches: len(s)}
+		p.MS, p.Low, p.High = medianInterval(s)
+		r.profile.Points = append(r.profile.Points, p)
+	}
+}

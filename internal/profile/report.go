@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package profile
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/simulate"
+	"github.com/ringbatch/ringbatch/internal/svgchart"
+)
+
+// WriteCost writes the CSV file that `ringbatch simulate --cost` reads.
+func (p *Profile) WriteCost(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# %s: %d worker(s), max_batch_size %d; the median batch and its 95 %% interval\n", p.Model, p.Workers, p.MaxBatchSize)
+	b.WriteString("# for: ringbatch simulate --cost THIS_FILE\n")
+	b.WriteString("# rows,seconds,busy workers,low,high,batches\n")
+	for _, x := range p.Points {
+		fmt.Fprintf(&b, "%d,%.9f,%d,%.9f,%.9f,%d\n", x.Rows, x.MS/1e3, x.Busy, x.Low/1e3, x.High/1e3, x.Batches)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// Costs are the points as the simulator takes them.
+func (p *Profile) Costs() (alone simulate.Cost, busy []simulate.Cost, err error) {
+	var b strings.Builder
+	if err := p.WriteCost(&b); err != nil {
+		return nil, nil, err
+	}
+	return simulate.ReadCosts(strings.NewReader(b.String()))
+}
+
+const barWidth = 32
+
+// WriteText writes a table with bars, and what follows from it.
+func (p *Profile) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %d worker(s), max_batch_size %d; time of a batch in the worker, median and its 95 %% interval (order statistics)\n", p.Model, p.Workers, p.MaxBatchSize)
+	if p.Unfinished {
+		b.WriteString("interrupted: this is what was measured until then\n")
+	}
+	longest := 0.0
+	for _, x := range p.Points {
+		longest = max(longest, x.MS)
+	}
+	busy := 0
+	for _, x := range p.Points {
+		if x.Busy != busy {
+			busy = x.Busy
+			fmt.Fprintf(&b, "\n%s\n%6s %9s %21s %9s %8s\n", busyText(busy), "rows", "ms", "95 % of the median", "rows/s", "batches")
+		}
+		fmt.Fprintf(&b, "%6d %9s %21s %9s %8d  %s\n", x.Rows, svgchart.Number(x.MS), svgchart.Number(x.Low)+" … "+svgchart.Number(x.High),
+			svgchart.Number(float64(x.Rows)/x.MS*1e3), x.Batches, strings.Repeat("█", max(1, int(x.MS/longest*barWidth+0.5))))
+	}
+	fmt.Fprintf(&b, "\n%s\n", p.Verdict())
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func busyText(busy int) string {
+	if busy == 1 {
+		return "one worker busy"
+	}
+	return fmt.Sprintf("%d workers busy", busy)
+}
+
+// find is the point of so many rows and busy workers.
+func (p *Profile) find(rows, busy int) *Point {
+	for i := range p.Points {
+		if x := &p.Points[i]; x.Rows == rows && x.Busy == busy {
+			return x
+		}
+	}
+	return nil
+}
+
+// pays is how much more a worker must do in batches before they are called worth
+// it.
+const pays = 1.1
+
+// Verdict says in a sentence whether batching pays, and in another what several
+// workers do to each other.
+func (p *Profile) Verdict() string {
+	one := p.find(1, 1)
+	var best *Point
+	for i := range p.Points {
+		if x := &p.Points[i]; x.Busy == 1 && (best == nil || float64(x.Rows)/x.MS > float64(best.Rows)/best.MS) {
+			best = x
+		}
+	}
+	if one == nil || best == nil {
+		return "Too little was measured to say whether batching pays."
+	}
+	gain := float64(best.Rows) / best.MS * one.MS
+	text := fmt.Sprintf("Batching hardly pays: in batches of %d a worker does %.2f × as much as with one row at a time; max_batch_size = 1 loses little.", best.Rows, gain)
+	if gain >= pays {
+		text = fmt.Sprintf("Batching pays: %d rows take %.2f × as long as one, so in batches of %d a worker does %.1f × as much.", best.Rows, best.MS/one.MS, best.Rows, gain)
+	}
+	most := p.Points[len(p.Points)-1].Busy
+	if full := p.find(best.Rows, most); most > 1 && full != nil {
+		text += fmt.Sprintf("\nWith %d workers busy such a batch takes %.2f × as long: together they do %.2f × as much as one.", most, full.MS/best.MS, float64(most)*best.MS/full.MS)
+	}
+	return text
+}
+
+// Shortest is what the quickest kind of batch takes.
+func (p *Profile) Shortest() time.Duration {
+	shortest := 0.0
+	for _, x := range p.Points {
+		if shortest == 0 || x.MS < shortest {
+			shortest = x.MS
+		}
+	}
+	return time.Duration(shortest * float64(time.Millisecond))
+}
+
+// Figure draws times and rows per second over the batch size.
+func (p *Profile) Figure() *svgchart.Figure {
+	times := svgchart.Chart{Title: "time of a batch", XLabel: "rows", YLabel: "milliseconds"}
+	rates := svgchart.Chart{Title: "rows per second of all busy workers", XLabel: "rows in a batch", YLabel: "rows per second"}
+	busy := 0
+	for _, x := range p.Points {
+		if x.Busy != busy {
+			busy = x.Busy
+			times.Lines = append(times.Lines, svgchart.Line{Name: busyText(busy), Points: true})
+			rates.Lines = append(rates.Lines, svgchart.Line{Name: busyText(busy), Points: true})
+		}
+		n := float64(x.Rows)
+		l := &times.Lines[len(times.Lines)-1]
+		l.X, l.Y, l.Low, l.High = append(l.X, n), append(l.Y, x.MS), append(l.Low, x.Low), append(l.High, x.High)
+		l = &rates.Lines[len(rates.Lines)-1]
+		l.X, l.Y = append(l.X, n), append(l.Y, float64(x.Busy)*n/x.MS*1e3)
+	}
+	return &svgchart.Figure{
+		Title:    "What batches of " + p.Model + " take",
+		Subtitle: "medians, and their 95 % intervals (upright lines)",
+		Charts:   []svgchart.Chart{times, rates},
+	}
+}
