@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a client calls each kind of server.
 
 KINDS[kind](address, size) is called once, before the clients are forked (what it
@@ -7,6 +8,7 @@ input, and returns the call: nothing in, the sum out.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
@@ -19,12 +21,12 @@ class Connection:
     and with as little Python as possible, so that servers are compared and not
     client libraries."""
 
-    def __init__(self, address: str, path: str, headers: dict[str, str], body: memoryview) -> None:
+    def __init__(self, address: str, path: str, headers: dict[str, str], before: bytes, body: memoryview) -> None:
         host, port = address.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=60)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        lines = [f"POST {path} HTTP/1.1", f"Host: {address}", *(f"{k}: {v}" for k, v in headers.items()), f"Content-Length: {len(body)}", "", ""]
-        self.head, self.body = "\r\n".join(lines).encode(), body
+        lines = [f"POST {path} HTTP/1.1", f"Host: {address}", *(f"{k}: {v}" for k, v in headers.items()), f"Content-Length: {len(before) + len(body)}", "", ""]
+        self.head, self.body = "\r\n".join(lines).encode() + before, body
         self.rest = b""
 
     def post(self) -> bytes:
@@ -38,7 +40,7 @@ class Connection:
         if b"transfer-encoding: chunked" in head:
             body, self.rest = self._chunks(data)
         else:
-            size = int(head.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
+            size = int(head.split(b"\r\ncontent-length:", 1)[1].split(b"\r\n", 1)[0])
             while len(data) < size:
                 data += self._more()
             body, self.rest = data[:size], data[size:]
@@ -65,19 +67,26 @@ class Connection:
                 return body, data
 
 
-def http(path: str, headers: dict[str, str] | None = None):
+def http(address: str, size: int):
     """The input's bytes as they are, and the four bytes of a float32 back."""
 
-    def kind(address: str, size: int):
-        at = path.format(size=size)
+    def make(x: np.ndarray):
+        c = Connection(address, "/inference", {"Content-Type": "application/octet-stream"}, b"", memoryview(x).cast("B"))
+        return lambda: struct.unpack("<f", c.post())[0]
 
-        def make(x: np.ndarray):
-            c = Connection(address, at, {"Content-Type": "application/octet-stream", **(headers or {})}, memoryview(x).cast("B"))
-            return lambda: struct.unpack("<f", c.post()[-4:])[0]  # the gateway has JSON before it
+    return make
 
-        return make
 
-    return kind
+def gateway(address: str, size: int):
+    """The Open Inference Protocol with binary tensors: a little JSON before the bytes."""
+    about = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, size // 4], "parameters": {"binary_data_size": size}}], "outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
+    before = json.dumps(about).encode()
+
+    def make(x: np.ndarray):
+        c = Connection(address, f"/v2/models/sum{size}/infer", {"Inference-Header-Content-Length": str(len(before))}, before, memoryview(x).cast("B"))
+        return lambda: struct.unpack("<f", c.post()[-4:])[0]
+
+    return make
 
 
 def ringbatch(address: str, size: int):
@@ -136,9 +145,9 @@ def triton_shm(address: str, size: int):
 
 
 KINDS = {
-    "http": http("/inference"),
+    "http": http,
     "ringbatch": ringbatch,
-    "gateway": http("/v2/models/sum{size}/infer", {"Inference-Header-Content-Length": "0"}),
+    "gateway": gateway,
     "triton_grpc": triton_grpc,
     "triton_shm": triton_shm,
 }

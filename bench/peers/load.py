@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clients of one server: processes that each send one request at a time.
 
     python load.py KIND ADDRESS --bytes 64 --clients 8 --seconds 2

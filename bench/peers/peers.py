@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The peers: what is installed for each, how its server is started, how it is called.
 
 A wait is how long a server's batcher waits for others to batch with. Each peer is

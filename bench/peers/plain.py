@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plain multiprocessing way: a block of shared memory for every client, a Queue
 to the model process, a semaphore back.
 

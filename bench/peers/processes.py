@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starting programs, and ending every one of them and of their children."""
 
 from __future__ import annotations

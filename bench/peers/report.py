@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run's results as a table (Markdown) and as a chart (SVG)."""
 
 from __future__ import annotations
@@ -68,6 +69,14 @@ def table(results: dict) -> str:
     for peer, why in results["failed"].items():
         lines.append(f"| {peer} | not measured: {why.replace('|', '/')} |" + " |" * (len(cells) - 1))
     return "\n".join(lines) + "\n"
+
+
+def dated(results: dict) -> str:
+    m = results["machine"]
+    return (
+        f"Measured {results['date']} at {results['commit']}: {m['cpu']}, {m['cores']} cores, {m['memory_gib']} GiB, Python {m['python']}; "
+        f"{results['rounds']} rounds of {results['seconds']:g} s; load average {results['load_before']:.1f} before, {results['load_after']:.1f} after."
+    )
 
 
 WIDTH, LABELS, ROW = 860, 330, 24

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ringbatch against what people use now: the same model, payloads and clients, in turns.
 
     make peers                                    # or:
@@ -231,7 +232,7 @@ def main() -> int:
     parser.add_argument("--bytes", type=int, action="append", help=f"payloads (default {SIZES})")
     parser.add_argument("--clients", type=int, action="append", help=f"client processes (default {CLIENTS})")
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--table", metavar="FILE", help="write the table, in Markdown")
+    parser.add_argument("--table", metavar="FILE", help="write the table, in Markdown; into the place for it, if the file has one (docs/peers.md)")
     parser.add_argument("--chart", metavar="FILE", help="write the chart, as SVG")
     parser.add_argument("--from", dest="earlier", metavar="FILE", help="an earlier run's JSON: table and chart of it")
     a = parser.parse_args()
@@ -249,14 +250,24 @@ def main() -> int:
     if a.json and not a.earlier:
         Path(a.json).write_text(json.dumps(results, indent=1) + "\n")
     if a.table:
-        Path(a.table).write_text(report.table(results))
+        put(Path(a.table), report.dated(results) + "\n\n" + report.table(results))
     if a.chart:
         Path(a.chart).write_text(report.chart(results))
     return 130 if results.get("interrupted") else 0
 
 
+def put(file: Path, table: str) -> None:
+    """Into a page's place for it, or as a file of its own."""
+    begin, end = "<!-- measured -->\n", "<!-- /measured -->"
+    old = file.read_text() if file.exists() else ""
+    if begin in old and end in old:
+        table = old.split(begin)[0] + begin + table + end + old.split(end)[1]
+    file.write_text(table)
+
+
 def run(a: argparse.Namespace) -> dict:
     processes.adopt()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell's & had it ignored
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the finally below
     chosen = [p for p in PEERS if not a.only or p.name in a.only or p.name == "ringbatch"]
     results: dict = {

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SimpleDBI's design, without its parts that this comparison does not use.
 
     python simpledbi.py --bytes 64 --clients 8 --seconds 2 --wait_ms 2

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BentoML: one service with one worker, adaptive batching on, bytes in and bytes out.
 
 Its own tensor type travels as JSON through the main service's door; a validator and

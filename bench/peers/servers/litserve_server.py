@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LitServe, bytes in and bytes out: the body is neither JSON nor a form."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """python mosec_server.py --port P --bytes B --wait SECONDS (the other flags are mosec's own)"""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ray Serve: one proxy, one replica, @serve.batch, bytes in and bytes out."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ringbatch, as it comes: a wait that it chooses itself."""
 
 import sys

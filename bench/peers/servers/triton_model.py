@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model, for Triton's Python backend, which hands over the requests of a batch."""
 
 import numpy as np
