@@ -27,8 +27,9 @@ build: ## the commands, into bin/
 	go build -o bin/gatebench ./cmd/gatebench
 	go build -o bin/relaybench ./cmd/relaybench
 
-demo: build ## what batching wins on this machine, in under a minute
+demo: build ## what batching wins on this machine, in half a minute
 	./bin/bench --demo
+	@echo "make demo-page shows a broker at work, live: http://127.0.0.1:8002/dashboard"
 
 demo-page: build ## the page of a broker under load, until Ctrl-C
 	./bin/ringbatch demo
