@@ -27,8 +27,9 @@ build: ## the commands, into bin/
 	go build -o bin/gatebench ./cmd/gatebench
 	go build -o bin/relaybench ./cmd/relaybench
 
-demo: build ## what batching wins on this machine, in under a minute
+demo: build ## what batching wins on this machine, in half a minute
 	./bin/bench --demo
+	@echo "make demo-page shows a broker at work, live: http://127.0.0.1:8002/dashboard"
 
 demo-page: build ## the page of a broker under load, until Ctrl-C
 	./bin/ringbatch demo
@@ -88,6 +89,12 @@ hosts-test: ## relays on a real network: hosts as network namespaces, killed, cu
 hosts-short: ## the same in a minute, for CI
 	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./cmd/hosts
 	./bin/hosts --short
+
+# ONLY="--only triton --only mosec" for some of them; ROUNDS, SECONDS for longer.
+.PHONY: peers
+peers: ## ringbatch against Triton, mosec, LitServe, Ray Serve, BentoML and others, each installed from PyPI
+	@mkdir -p build
+	python3 bench/peers/run.py $(ONLY) --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),2) --json build/peers.json --table build/peers.md --chart build/peers.svg
 
 model-check: ## the protocol's model, exhaustively; its mutants must be caught
 	@command -v spin >/dev/null || { apt-get update -qq && apt-get install -y -qq spin; } || { echo "install spin (Debian package spin) first"; exit 1; }
