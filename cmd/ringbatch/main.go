@@ -50,6 +50,7 @@ func commands() []command {
 		{"set", "change a model's batching policy while it runs", runSet},
 		{"restart", "replace a model's worker processes, one by one", runRestart},
 		{"scale", "run another number of a model's worker processes", runScale},
+		{"alias", "have a name stand for a version of a model, or for a share of several", runAlias},
 		{"profile", "measure what batches of a running model take", runProfile},
 		{"demo", "show the page, with a load on a broker of its own", runDemo},
 		{"bench", "load a running model, and measure it", runBench},
