@@ -54,6 +54,7 @@ func commands() []command {
 		{"profile", "measure what batches of a running model take", runProfile},
 		{"demo", "show the page, with a load on a broker of its own", runDemo},
 		{"bench", "load a running model, and measure it", runBench},
+		{"tune", "find how many workers and which batches serve a load best", runTune},
 		{"simulate", "play a batching policy against a virtual clock", runSimulate},
 		{"doctor", "check this machine, and say what to do", runDoctor},
 		{"completion", "print a completion script for a shell", runCompletion},
