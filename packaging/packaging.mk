@@ -3,7 +3,6 @@
 # What builds them is pinned in packaging/requirements.txt and installed into build/.
 
 RELEASE_VENV := $(CURDIR)/build/release-venv
-export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 $(RELEASE_VENV)/ready: packaging/requirements.txt
 	python3 -m venv $(RELEASE_VENV)
