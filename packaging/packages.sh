@@ -31,20 +31,25 @@ for arch in "$@"; do
 		mkdir -p "$stage"
 		cp -r build/packages/man "$stage/"
 		if [ "$arch" = "$(go env GOHOSTARCH)" ]; then cp build/packages/host/ringbatch "$stage/"; else go_command "$arch" "$stage/ringbatch"; fi
-		{ printf 'ringbatch, %s\n\n' https://github.com/ringbatch/ringbatch; cat LICENSE; } >"$stage/copyright"
-		gzip -9nc CHANGELOG.md >"$stage/changelog.gz"
 		if [ $format = deb ]; then
-			libdir=/usr/lib/$machine-linux-gnu zsh=/usr/share/zsh/vendor-completions libc='"libc6 (>= 2.17)"' dev=libringbatch-dev rpmarch=$arch
+			printf 'Copyright: 2026 the ringbatch authors, https://github.com/ringbatch/ringbatch\nLicense: Apache-2.0, see /usr/share/common-licenses/Apache-2.0\n' >"$stage/copyright"
+			printf 'ringbatch (%s-1) unstable; urgency=medium\n\n  * See https://github.com/ringbatch/ringbatch/blob/main/CHANGELOG.md\n\n -- %s  %s\n' "$package_version" \
+				"$(sed -n 's/^maintainer: //p' packaging/nfpm.yaml)" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$stage/changelog.gz"
+			doc='' somode=0644 changelog=changelog.Debian.gz
+			libdir=/usr/lib/$machine-linux-gnu zsh=/usr/share/zsh/vendor-completions libc='"libc6 (>= 2.17)"' dev=libringbatch-dev
 		else
-			libdir=/usr/lib64 zsh=/usr/share/zsh/site-functions libc='"glibc >= 2.17"' dev=ringbatch-devel rpmarch=$arch
+			cp LICENSE "$stage/copyright"
+			gzip -9nc CHANGELOG.md >"$stage/changelog.gz"
+			doc=doc somode=0755 changelog=CHANGELOG.md.gz
+			libdir=/usr/lib64 zsh=/usr/share/zsh/site-functions libc='"glibc >= 2.17"' dev=ringbatch-devel
 		fi
 		make -s -C cbindings BUILD="$PWD/$stage/c" CFLAGS="-O2 -ffile-prefix-map=$PWD=." CC="$venv/bin/python -m ziglang cc -target $machine-linux-gnu.2.17" \
 			AR="$venv/bin/python -m ziglang ar" LDFLAGS="-s -Wl,--build-id=none" PREFIX=/usr LIBDIR=$libdir DESTDIR="$PWD/$stage/root" install >/dev/null
 		for package in ringbatch $dev; do
 			template=packaging/nfpm$([ $package = ringbatch ] || echo -dev).yaml
 			license=/usr/share/$([ $format = deb ] && echo "doc/$package/copyright" || echo "licenses/$package/LICENSE")
-			sed -e "s|@ARCH@|$rpmarch|; s|@VERSION@|$package_version|; s|@DATE@|$(date -u -d "@$SOURCE_DATE_EPOCH" +%FT%TZ)|; s|@STAGE@|$stage|g; s|@ZSH@|$zsh|" \
-				-e "s|@LICENSE@|$license|; s|@LIBDIR@|$libdir|g; s|@ABI@|$abi|g; s|@LIBC@|$libc|; s|@DEV@|$dev|g" "$template" >"$stage/$package.yaml"
+			sed -e "s|@ARCH@|$arch|; s|@VERSION@|$package_version|; s|@DATE@|$(date -u -d "@$SOURCE_DATE_EPOCH" +%FT%TZ)|; s|@STAGE@|$stage|g; s|@ZSH@|$zsh|" \
+				-e "s|@LICENSE@|$license|; s|@LIBDIR@|$libdir|g; s|@ABI@|$abi|g; s|@LIBC@|$libc|; s|@DEV@|$dev|g; s|@DOC@|$doc|; s|@SOMODE@|$somode|; s|@CHANGELOG@|$changelog|" "$template" >"$stage/$package.yaml"
 			"$venv/bin/nfpm" package --config "$stage/$package.yaml" --packager $format --target "$out" | grep -v '^using' || true
 		done
 	done
