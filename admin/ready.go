@@ -12,8 +12,8 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Ready returns nil if every one of these models, or of all models if none is
-// named, has a worker that can be counted on: one that waits for work, or has
+// Ready returns nil if every one of these models (an alias counts as all that it
+// stands for), or of all models if none is named, has a worker that can be counted on: one that waits for work, or has
 // begun a batch that does not take unusually long. Otherwise the error says
 // which has none, and why. A broker without models, or one that drains, is not
 // ready.
@@ -27,6 +27,7 @@ func (c *Client) Ready(ctx context.Context, models ...string) error {
 	case len(list) == 0:
 		return fmt.Errorf("%w: it has none yet", status.ErrUnknownModel)
 	}
+	models = modelsOf(models, aliases(rep))
 	var not []error
 	for _, name := range models {
 		if !slices.ContainsFunc(list, func(m Model) bool { return m.Name == name }) {
@@ -39,6 +40,21 @@ func (c *Client) Ready(ctx context.Context, models ...string) error {
 		}
 	}
 	return errors.Join(not...)
+}
+
+// modelsOf are the names with those that are aliases replaced by what they stand
+// for: whichever of these a request goes to must answer it.
+func modelsOf(names []string, known []Alias) (models []string) {
+	for _, name := range names {
+		if i := slices.IndexFunc(known, func(a Alias) bool { return a.Name == name }); i >= 0 {
+			for _, t := range known[i].To {
+				models = append(models, t.Model)
+			}
+			continue
+		}
+		models = append(models, name)
+	}
+	return models
 }
 
 // WaitReady waits until Ready is nil, or returns its last error when ctx ends.

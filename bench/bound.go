@@ -68,7 +68,7 @@ type boundResult struct {
 // boundOf makes a result of the bound's windows. As with the windows they are
 // compared with, the last three count.
 func boundOf(windows []*window) *boundResult {
-	r := summarize(windows, true)
+	r := summarize(windows, true, minWindows)
 	perItem := r.CPU.Client * r.Throughput / max(r.ItemsPerS, 1)
 	return &boundResult{ItemsPerS: r.ItemsPerS, Latency: r.Latency, CPU: perItem, Windows: r.Windows}
 }

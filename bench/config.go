@@ -43,6 +43,8 @@ type config struct {
 	Seed           int64    `json:"seed"`
 	SimulatedFixed seconds  `json:"simulated_fixed,omitempty"`
 	SimulatedItem  seconds  `json:"simulated_item,omitempty"`
+
+	allWindows bool // all of MaxWindows are measured, and all count
 }
 
 // Limits of what is accepted.

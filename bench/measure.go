@@ -15,12 +15,29 @@ import (
 	"github.com/ringbatch/ringbatch/shm"
 )
 
-// crowd is the processes of one measurement: those that report windows, and
-// those whose CPU time is watched.
+// crowd is who takes part in one measurement: those that report windows, and the
+// processes whose CPU time is watched.
 type crowd struct {
-	reporters []*testbed.Process
-	groups    [3][]*testbed.Process // broker, producers, workers
-	socket    string                // of the broker, "" if there is none
+	reporters []reporter
+	groups    [3]cpuGroup // broker, producers, workers
+	socket    string      // of the broker, "" if there is none
+	model     string
+	processes []*testbed.Process // that were started for it alone
+}
+
+// reporter loads for the windows that it is sent and reports on each: a process,
+// or a part of this one.
+type reporter interface {
+	Send(command any) error
+	Receive(into any) error
+	String() string
+}
+
+func reporters(processes []*testbed.Process) (list []reporter) {
+	for _, p := range processes {
+		list = append(list, p)
+	}
+	return list
 }
 
 // usage of everybody so far.
@@ -28,7 +45,7 @@ func (c *crowd) usage(ctx context.Context) (usage, error) {
 	u := usage{batches: map[int]uint64{}}
 	for i, g := range c.groups {
 		var err error
-		if u.cpu[i], err = cpuTimes(g); err != nil {
+		if u.cpu[i], err = g.time(); err != nil {
 			return u, err
 		}
 	}
@@ -36,16 +53,19 @@ func (c *crowd) usage(ctx context.Context) (usage, error) {
 	if u.others, err = testbed.MachineTime(); err != nil {
 		return u, err
 	}
-	own, err := testbed.CPUTime(os.Getpid())
-	if err != nil {
-		return u, err
+	u.others -= u.cpu[0] + u.cpu[1] + u.cpu[2]
+	if !c.groups[1].has(os.Getpid()) { // this process is not one of the producers
+		own, err := testbed.CPUTime(os.Getpid())
+		if err != nil {
+			return u, err
+		}
+		u.others -= own
 	}
-	u.others -= own + u.cpu[0] + u.cpu[1] + u.cpu[2]
 	u.span = time.Duration(shm.Now() * int64(runtime.NumCPU()))
 	if c.socket == "" {
 		return u, nil
 	}
-	m, err := modelStats(ctx, c.socket, modelName)
+	m, err := modelStats(ctx, c.socket, c.model)
 	if err != nil {
 		return u, err
 	}
@@ -99,8 +119,11 @@ func (c *crowd) watch(f *fleet, cfg *config, what string, bound *bound, say *pro
 	var samples []sample
 	say.Say("%s: warming up", what)
 	warmup := cfg.Warmup.d()
-	for len(windows) < cfg.MaxWindows && !stable(samples, cfg.Stability) {
+	for len(windows) < cfg.MaxWindows && (cfg.allWindows || !stable(samples, cfg.Stability)) {
 		w, err := c.run(f, warmup, cfg.Duration.d())
+		if err != nil && cfg.allWindows && len(windows) > 0 {
+			return summarize(windows, stable(samples, cfg.Stability), len(windows)), err
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -114,7 +137,11 @@ func (c *crowd) watch(f *fleet, cfg *config, what string, bound *bound, say *pro
 			return nil, err
 		}
 	}
-	r := summarize(windows, stable(samples, cfg.Stability))
+	counted := minWindows
+	if cfg.allWindows {
+		counted = len(windows)
+	}
+	r := summarize(windows, stable(samples, cfg.Stability), counted)
 	r.compare(&bounds)
 	return r, nil
 }
@@ -166,7 +193,7 @@ func (s *serving) through(producers int, bound *bound, say *progress.Line) (*res
 		return nil, err
 	}
 	defer s.f.End(ps...)
-	c := crowd{reporters: ps, groups: [3][]*testbed.Process{{s.broker}, ps, s.workers}, socket: s.socket}
+	c := crowd{reporters: reporters(ps), groups: [3]cpuGroup{cpuOf(s.broker), cpuOf(ps...), cpuOf(s.workers...)}, socket: s.socket, model: modelName}
 	return c.watch(s.f, cfg, fmt.Sprintf("%d producers", producers), bound, say)
 }
 
@@ -179,7 +206,7 @@ func (f *fleet) startAlone(cfg *config, processes, rows int, say *progress.Line)
 	if err != nil {
 		return nil, err
 	}
-	return &crowd{reporters: ps, groups: [3][]*testbed.Process{nil, ps, nil}}, nil
+	return &crowd{reporters: reporters(ps), groups: [3]cpuGroup{1: cpuOf(ps...)}, processes: ps}, nil
 }
 
 // alone measures such processes.
@@ -188,7 +215,7 @@ func (f *fleet) alone(cfg *config, processes, rows int, bound *bound, say *progr
 	if err != nil {
 		return nil, err
 	}
-	defer f.End(c.reporters...)
+	defer f.End(c.processes...)
 	r, err := c.watch(f, cfg, fmt.Sprintf("%d processes on their own, batch %d", processes, rows), bound, say)
 	if err != nil {
 		return nil, err

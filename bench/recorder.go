@@ -5,6 +5,7 @@ package bench
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -36,6 +37,7 @@ type stages [len(stageNames)]int64 // nanoseconds
 // recorder gathers what one producer saw in one window: whatever ended in it.
 type recorder struct {
 	window windowOrder
+	quit   *atomic.Bool // nil, or set when the load is to end early
 	mu     sync.Mutex
 	hist   *hdrhistogram.Histogram
 	report windowReport
@@ -60,6 +62,11 @@ type windowOrder struct {
 
 func newRecorder(o windowOrder) *recorder {
 	return &recorder{window: o, hist: newHistogram(), report: windowReport{Nanos: o.End - o.Begin, Errors: map[string]int64{}}}
+}
+
+// over tells that the load of this window is to end.
+func (r *recorder) over(now int64) bool {
+	return now >= r.window.End || r.quit != nil && r.quit.Load()
 }
 
 func (r *recorder) counts(at int64) bool { return at >= r.window.Begin && at < r.window.End }

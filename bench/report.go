@@ -73,7 +73,7 @@ func (r *result) printStability(w io.Writer) {
 	if r.Stable {
 		fmt.Fprintf(w, "%-14s the last %d of %d windows of %v agree within %v %%\n", "stability", minWindows, len(r.Windows), c.Duration, c.Stability)
 	} else {
-		fmt.Fprintf(w, "%-14s NOT STABLE: the last %d of %d windows of %v do not agree within %v %%; try a longer --duration\n", "stability", minWindows, len(r.Windows), c.Duration, c.Stability)
+		fmt.Fprintf(w, "%-14s NOT STABLE: the last %d of %d windows of %v do not agree within %v %%; measure for longer\n", "stability", min(minWindows, len(r.Windows)), len(r.Windows), c.Duration, c.Stability)
 	}
 }
 

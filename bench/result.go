@@ -29,6 +29,17 @@ type result struct {
 	Windows      []float64        `json:"windows_items_per_s"` // all windows, the last three of which count
 	Requests     int64            `json:"requests"`            // measured
 	OtherCPU     float64          `json:"other_cpu_percent"`   // of the machine, used by others meanwhile
+
+	Each []Figures `json:"-"` // of all windows
+}
+
+// Result is one measured point.
+type Result = result
+
+// Figures are the main ones of a window.
+type Figures struct {
+	PerSecond     float64 // requests
+	MeanMS, P99MS float64
 }
 
 type latencies struct {
@@ -145,15 +156,16 @@ func merge(windows []*window) *window {
 	return m
 }
 
-// summarize turns windows into a result; the last three count.
-func summarize(windows []*window, isStable bool) *result {
-	m := merge(windows[max(0, len(windows)-minWindows):])
+// summarize turns windows into a result; the last so many count.
+func summarize(windows []*window, isStable bool, counted int) *result {
+	m := merge(windows[max(0, len(windows)-counted):])
 	r := &result{
 		Throughput: m.perSecond, ItemsPerS: m.itemsPerS, Requests: m.requests, Errors: m.errors, Stable: isStable,
 		Latency: m.latencies(), BatchSize: batchSizes{Histogram: m.used.batches},
 	}
 	for _, w := range windows {
 		r.Windows = append(r.Windows, w.itemsPerS)
+		r.Each = append(r.Each, Figures{PerSecond: w.perSecond, MeanMS: w.latencies().Avg, P99MS: w.latencies().P99})
 	}
 	n := float64(max(m.requests, 1))
 	at := func(i int) float64 { return float64(m.stages[i]) / n / 1e6 }

@@ -45,7 +45,7 @@ func TestWindowsOfManyProducersAddUp(t *testing.T) {
 	ms := time.Millisecond
 	w := windowOf(t, recorded(t, 2, 1*ms, 3*ms), recorded(t, 2, 8*ms))
 	w.addUsage(usage{batches: map[int]uint64{4: 1}}, usage{cpu: [3]time.Duration{3 * time.Microsecond, 6 * time.Microsecond, 9 * time.Microsecond}, batches: map[int]uint64{2: 1, 4: 2}})
-	r := summarize([]*window{w, w, w, w}, true)
+	r := summarize([]*window{w, w, w, w}, true, minWindows)
 	if r.Throughput != 3 || r.ItemsPerS != 6 || r.Requests != 9 {
 		t.Errorf("%v requests/s, %v items/s, %d requests; want 3, 6, 9", r.Throughput, r.ItemsPerS, r.Requests)
 	}
@@ -87,7 +87,7 @@ func TestTheJSONKeysAreTheDocumentedOnes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := summarize([]*window{windowOf(t, recorded(t, 1, time.Millisecond))}, false)
+	r := summarize([]*window{windowOf(t, recorded(t, 1, time.Millisecond))}, false, minWindows)
 	r.Config = &o.cfg
 	r.compare(&boundWindows{
 		full:   []*window{windowOf(t, recorded(t, 2, time.Millisecond))},

@@ -5,12 +5,13 @@ package bench
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/feed"
+	"github.com/ringbatch/ringbatch/internal/pad"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -45,19 +46,25 @@ func producerRole(c *testbed.Child, job producerJob) error {
 		return err
 	}
 	p := &producer{job: job, conn: conn, inputs: randomInputs(conn, job)}
-	return eachWindow(c, func(r *recorder) {
-		if job.Rate > 0 {
-			p.openLoop(ctx, r)
-		} else {
-			p.closedLoop(ctx, r)
-		}
-	})
+	return eachWindow(c, func(r *recorder) { p.load(ctx, r) })
+}
+
+func (p *producer) load(ctx context.Context, r *recorder) {
+	if p.job.Rate > 0 {
+		p.openLoop(ctx, r)
+	} else {
+		p.closedLoop(ctx, r)
+	}
 }
 
 type producer struct {
 	job    producerJob
 	conn   *client.Client
 	inputs [][]byte // a request's rows, per input tensor
+	// given are they where the model's own sizes decide how rows lie in a slot;
+	// dims are those sizes.
+	given []tensor.Tensor
+	dims  []int
 
 	windows int // open loops run so far
 }
@@ -66,7 +73,7 @@ type producer struct {
 // the next request.
 func (p *producer) closedLoop(ctx context.Context, rec *recorder) {
 	loop := func() {
-		for now := shm.Now(); now < rec.window.End; {
+		for now := shm.Now(); !rec.over(now); {
 			now = p.request(ctx, rec, now)
 		}
 	}
@@ -93,7 +100,7 @@ func (p *producer) openLoop(ctx context.Context, rec *recorder) {
 	for range p.job.InFlight {
 		places.Go(func() {
 			for at := range arrivals {
-				if shm.Now() >= end {
+				if rec.over(shm.Now()) {
 					unsent.Add(1)
 					continue
 				}
@@ -104,7 +111,7 @@ func (p *producer) openLoop(ctx context.Context, rec *recorder) {
 	// Every window has arrivals of its own; all of them follow from the seed.
 	s := newSchedule(rec.window.Start, p.job.Rate, p.job.Seed+uint64(p.windows)<<32)
 	p.windows++
-	for at := s.arrival(); at < end; at = s.arrival() {
+	for at := s.arrival(); at < end && !rec.over(shm.Now()); at = s.arrival() {
 		sleepUntil(at)
 		arrivals <- at
 	}
@@ -118,7 +125,7 @@ func (p *producer) openLoop(ctx context.Context, rec *recorder) {
 // inputs do not depend on the answers, such as a camera's.
 func (p *producer) loopAhead(ctx context.Context, rec *recorder) {
 	next, err := p.claim(ctx)
-	for now := shm.Now(); now < rec.window.End; {
+	for now := shm.Now(); !rec.over(now); {
 		committed := now
 		var st stages
 		if err == nil {
@@ -170,7 +177,7 @@ func (p *producer) failed(rec *recorder, at int64, err error) int64 {
 // exchange is one request, and where its time went. Waiting for a place among
 // those in flight counts as waiting to claim.
 func (p *producer) exchange(ctx context.Context, intended int64) (stages, error) {
-	r, err := p.conn.Claim(ctx, p.job.Rows)
+	r, err := p.conn.Claim(ctx, p.job.Rows, p.dims...)
 	if err != nil {
 		return stages{}, err
 	}
@@ -190,7 +197,7 @@ func (p *producer) exchange(ctx context.Context, intended int64) (stages, error)
 
 // claim is a request whose input is written.
 func (p *producer) claim(ctx context.Context) (client.Request, error) {
-	r, err := p.conn.Claim(ctx, p.job.Rows)
+	r, err := p.conn.Claim(ctx, p.job.Rows, p.dims...)
 	if err != nil {
 		return r, err
 	}
@@ -198,6 +205,15 @@ func (p *producer) claim(ctx context.Context) (client.Request, error) {
 }
 
 func (p *producer) write(r client.Request) error {
+	for _, t := range p.given {
+		dst, err := r.Input(t.Name)
+		if err == nil {
+			err = pad.Copy(dst, t)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	for k, rows := range p.inputs {
 		dst, err := r.InputBytes(k)
 		if err != nil {
@@ -217,26 +233,11 @@ func (p *producer) wait(ctx context.Context, r client.Request) (stages, error) {
 	return stages{0, 0, int64(t.Queue), int64(t.Dispatch), int64(t.Compute), int64(t.Wake)}, err
 }
 
-// randomInputs are rows for one request: normal numbers where the tensor is
-// f32, small bytes elsewhere.
-func randomInputs(c *client.Client, job producerJob) [][]byte {
-	rnd := rand.New(rand.NewPCG(job.Seed, 3))
-	var all [][]byte
-	for _, spec := range c.Model().Signature.Inputs {
-		n := job.Rows * spec.RowElems()
-		if spec.DType == tensor.F32 {
-			x := make([]float32, n)
-			for i := range x {
-				x[i] = float32(rnd.NormFloat64())
-			}
-			all = append(all, tensor.Of("", x, n).Data)
-			continue
-		}
-		b := make([]byte, n*spec.DType.Size())
-		for i := range b {
-			b[i] = byte(rnd.IntN(64))
-		}
-		all = append(all, b)
+// randomInputs are rows for one request.
+func randomInputs(c *client.Client, job producerJob) (all [][]byte) {
+	sig := c.Model().Signature
+	for i := range sig.Inputs {
+		all = append(all, feed.Random(&sig.Inputs[i], job.Rows, job.Seed+uint64(i)<<40).Data)
 	}
 	return all
 }

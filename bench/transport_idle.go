@@ -66,8 +66,9 @@ func measureIdle(f *fleet, o transportOptions, say *progress.Line, r *transportR
 func groupTimes(groups [][]*testbed.Process) ([]time.Duration, error) {
 	sums := make([]time.Duration, len(groups))
 	for i, g := range groups {
+		group := cpuOf(g...)
 		var err error
-		if sums[i], err = cpuTimes(g); err != nil {
+		if sums[i], err = group.time(); err != nil {
 			return nil, err
 		}
 	}

@@ -116,7 +116,7 @@ func needs(op control.Op) Permissions {
 		return MayInfer
 	case control.OpWorker:
 		return MayServe
-	case control.OpSet, control.OpRestart, control.OpScale, control.OpHandOver, control.OpTrace:
+	case control.OpSet, control.OpRestart, control.OpScale, control.OpAlias, control.OpHandOver, control.OpTrace:
 		return MayAdminister
 	}
 	return mayAll // any of them will do

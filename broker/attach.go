@@ -35,11 +35,13 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 	}
 	a.reply.Attached.Clock = shm.Now()
 	err = control.Send(c, time.Now().Add(replyTime), a.reply, a.fds...)
+	defer b.models.unfollow(a.follower)
 	control.CloseFDs(a.fds)
 	why := "it hung up"
 	if err != nil {
 		why = "it did not take the attach reply"
 	} else {
+		b.models.settle(a.follower)
 		_ = c.SetReadDeadline(time.Time{})
 		var one [1]byte
 		if n, _ := c.Read(one[:]); n > 0 {
@@ -54,22 +56,24 @@ var errDescriptors = fmt.Errorf("%w: it is the broker that has none", status.Err
 
 // attachment is a session that has begun.
 type attachment struct {
-	model *model
-	reply *control.Reply
-	fds   []int            // for the peer; to be closed once they were sent
-	left  func(why string) // to be called on the model's loop
+	model    *model
+	follower *follower // nil: it did not ask for an alias
+	reply    *control.Reply
+	fds      []int            // for the peer; to be closed once they were sent
+	left     func(why string) // to be called on the model's loop
 }
 
 // attach finds or makes the model, opens the session, and has the model's loop
 // take it. Only the last step is done on that loop. On an error what p has is
 // still the caller's.
 func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error) {
-	m, err := b.modelFor(req, p.uid)
+	m, f, err := b.modelFor(req, p)
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
+			b.models.unfollow(f)
 			b.models.leave(m) // the session would have
 		}
 	}()
@@ -88,7 +92,7 @@ func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error
 	if err != nil {
 		return nil, err
 	}
-	a = &attachment{model: m, reply: b.reply()}
+	a = &attachment{model: m, follower: f, reply: b.reply()}
 	var c *clientSession
 	if req.Op == control.OpClient {
 		if c, err = m.reserve(p, req.Window); err != nil {
@@ -200,13 +204,31 @@ func dup(fd int) int {
 
 // modelFor finds the model, or makes it if a worker declares it. It stays
 // until the caller, or the session that it begins, leaves it.
-func (b *Broker) modelFor(req *control.Request, uid int) (*model, error) {
+func (b *Broker) modelFor(req *control.Request, p *peer) (*model, *follower, error) {
 	if req.Op == control.OpClient {
 		if b.models.drains() {
-			return nil, status.ErrDraining
+			return nil, nil, status.ErrDraining
 		}
-		return b.models.take(req.Model)
+		signature, err := knownSignature(req)
+		if err != nil {
+			return nil, nil, err
+		}
+		return b.models.takeForClient(req.Model, signature, req.Follows, p.conn)
 	}
+	m, err := b.modelForWorker(req, p.uid)
+	return m, nil, err
+}
+
+// knownSignature is what a client was attached to before; "" if it was not.
+func knownSignature(req *control.Request) (string, error) {
+	if len(req.Inputs)+len(req.Outputs) == 0 {
+		return "", nil
+	}
+	sig, err := tensor.ParseSignature(req.Inputs, req.Outputs)
+	return sig.String(), err
+}
+
+func (b *Broker) modelForWorker(req *control.Request, uid int) (*model, error) {
 	if req.Worker == nil {
 		return nil, fmt.Errorf("%w: worker without a signature", status.ErrInvalid)
 	}

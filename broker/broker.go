@@ -88,6 +88,10 @@ func New(cfg Config) (_ *Broker, err error) {
 		m.loop.adopt(m.ring) // which does not run yet
 		b.models.publish(m, false)
 	}
+	if err := b.models.checkAliases(cfg.Aliases, nil); err != nil {
+		return nil, err
+	}
+	b.models.putAliases(cfg.Aliases)
 	if b.listener, err = listen(cfg.Socket, cfg.OpenFolder); err != nil {
 		return nil, err
 	}
@@ -180,6 +184,7 @@ func (b *Broker) workerCame(pid int, first bool) (spare bool) {
 	b.super.Attached(pid)
 	if first {
 		b.models.changes.note()
+		go b.models.evenOutAll() // not on the loop: it may move many clients
 	}
 	return b.super.RoleOf(pid)
 }
@@ -187,6 +192,7 @@ func (b *Broker) workerCame(pid int, first bool) (spare bool) {
 func (b *Broker) workerLeft(pid int, withBatch, last bool) (replace bool) {
 	if last {
 		b.models.changes.note()
+		go b.models.evenOutAll()
 	}
 	return b.super.Left(pid, withBatch)
 }

@@ -43,10 +43,12 @@ func (b *Broker) changeWorkers(req *control.Request) error {
 	return b.save(req)
 }
 
+var errNotSaved = fmt.Errorf("%w: nothing can be saved: the broker runs without --config", status.ErrInvalid)
+
 // checkSave refuses what could not be kept before it is done.
 func (b *Broker) checkSave(req *control.Request) error {
 	if req.Save && b.cfg.Save == nil {
-		return fmt.Errorf("%w: nothing can be saved: the broker runs without --config", status.ErrInvalid)
+		return errNotSaved
 	}
 	return nil
 }

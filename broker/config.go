@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/policy"
@@ -27,13 +28,16 @@ type Config struct {
 	MaxClients  int           // connections at once; default 4096
 	Loops       int           // goroutines that serve the models, each some of them; default: see DefaultLoops
 	Models      []ModelConfig
+	Aliases     []alias.Alias      // names that stand for models; those need not be there yet
 	Workers     []supervise.Worker // processes to start whose models they declare themselves
 	MPS         bool               // have the GPU workers that the broker starts share GPUs through MPS
 	Logger      *slog.Logger       // default: slog.Default()
 	// Save keeps a change of a declared model for when the broker starts again.
 	// instances is 0 unless that is what changed. nil: nothing can be kept.
-	Save   func(model string, settings policy.Policy, instances int) error
-	Memory shm.Memory // default: shm.Memfd; tests use shm.Heap
+	Save func(model string, settings policy.Policy, instances int) error
+	// SaveAlias does so with an alias; without targets, that it was removed.
+	SaveAlias func(alias.Alias) error
+	Memory    shm.Memory // default: shm.Memfd; tests use shm.Heap
 }
 
 // ModelConfig declares a model: its tensors and its policy.

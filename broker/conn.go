@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/policy"
@@ -244,6 +245,9 @@ func checkTexts(req *control.Request) error {
 	if len(req.Model) > tensor.MaxNameBytes {
 		return fmt.Errorf("%w: a model's name of %d bytes, at most %d", status.ErrInvalid, len(req.Model), tensor.MaxNameBytes)
 	}
+	if len(req.Targets) > alias.MaxTargets || len(req.Inputs)+len(req.Outputs) > tensor.MaxTensors {
+		return fmt.Errorf("%w: %d targets, %d tensors", status.ErrInvalid, len(req.Targets), len(req.Inputs)+len(req.Outputs))
+	}
 	for key, value := range req.Policy {
 		if len(key) > maxKeyBytes || len(value) > maxValueBytes {
 			return fmt.Errorf("%w: the policy's %s has %d bytes, a key has at most %d and its value %d", status.ErrInvalid, printable.Text(key, maxTextBytes), len(key)+len(value), maxKeyBytes, maxValueBytes)
@@ -282,6 +286,7 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 		b.Alive() // a broker whose loops do not answer is not there
 	case control.OpModels:
 		rep.Changes = b.models.changes.now() // before the list: what changes from now on is news
+		rep.Aliases = b.models.listAliases()
 		rep.Models, rep.Draining = b.listModels(), b.models.drains()
 	case control.OpStats:
 		s := b.Snapshot()
@@ -300,6 +305,8 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 		}
 	case control.OpHandOver:
 		b.handOver()
+	case control.OpAlias:
+		err = b.changeAlias(req)
 	case control.OpRestart, control.OpScale:
 		err = b.changeWorkers(req)
 	default:

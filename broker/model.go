@@ -15,10 +15,11 @@ import (
 // model is a ring with one stage, under a name, and the loop that serves it.
 // It lives in the registry.
 type model struct {
-	name  string
-	loop  *loop
-	ring  *ring
-	stage *stage
+	name      string
+	signature string // of the ring, as text
+	loop      *loop
+	ring      *ring
+	stage     *stage
 
 	undeclare func() // no longer counts for the user whose worker declared it
 
@@ -45,7 +46,7 @@ func (m *model) build(b *Broker, cfg ModelConfig) error {
 	r.limits = b.cfg.Limits
 	r.vacated = func() { b.models.leave(m) }
 	r.stage = newStage(r, cfg, settings, bat)
-	m.ring, m.stage = r, r.stage
+	m.ring, m.stage, m.signature = r, r.stage, layout.Signature.String()
 	r.log.Info("model ready", "signature", layout.Signature.String(), "slots", layout.Slots,
 		"max_batch_size", settings.MaxBatchSize, "wait_time", settings.WaitTime, "bytes", layout.PlanesSize)
 	return nil

@@ -149,6 +149,7 @@ func (s *stage) workerDead(w *workerSession, why string) {
 	s.workers[w.id] = nil
 	if s.present--; s.present == 0 {
 		s.vacant = s.loop.now
+		s.staffed.Store(false)
 	}
 	replace := s.loop.outside.workerLeft(w.pid, withBatch, s.present == 0)
 	w.close(s.loop)

@@ -28,6 +28,7 @@ import (
 type registry struct {
 	mu       sync.Mutex
 	models   map[string]*model
+	aliases  map[string]*aliasEntry // no name is in both
 	loops    []*loop
 	load     map[*loop]int // rings, and their sessions
 	draining bool
@@ -35,7 +36,7 @@ type registry struct {
 }
 
 func newRegistry(epoch uint64, loops []*loop) *registry {
-	return &registry{models: map[string]*model{}, loops: loops, load: map[*loop]int{}, changes: changes{count: epoch}}
+	return &registry{models: map[string]*model{}, aliases: map[string]*aliasEntry{}, loops: loops, load: map[*loop]int{}, changes: changes{count: epoch}}
 }
 
 // take finds a model and keeps it from being forgotten until leave.
@@ -60,6 +61,9 @@ func (g *registry) reserve(name string) (m *model, mine bool, err error) {
 	}
 	if g.draining {
 		return nil, false, status.ErrDraining
+	}
+	if e := g.aliases[name]; e != nil {
+		return nil, false, fmt.Errorf("%w: %q is an alias of %s; a model takes another name", status.ErrInvalid, name, &e.Alias)
 	}
 	m = &model{name: name, made: make(chan struct{}), undeclare: func() {}}
 	g.models[name] = m
@@ -189,6 +193,9 @@ func (g *registry) drains() bool {
 // unknown also says which models there are: most often the name has a typo.
 func (g *registry) unknown(name string) error {
 	const most = 10
+	if e := g.aliases[name]; e != nil {
+		return fmt.Errorf("%w: %q is an alias of %s; name a model", status.ErrUnknownModel, name, &e.Alias)
+	}
 	there := slices.Sorted(maps.Keys(g.models))
 	switch {
 	case len(there) == 0:

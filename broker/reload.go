@@ -29,6 +29,9 @@ func (b *Broker) Reload(cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := b.models.checkAliases(cfg.Aliases, cfg.Models); err != nil {
+		return err
+	}
 	var undo, finish []func()
 	defer func() {
 		if err != nil {
@@ -88,7 +91,7 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			stays = append(stays, m.name+" (no longer named)")
 		}
 	}
-	finish = append(finish, func() { b.applyWorkers(supervise.Group{Workers: cfg.Workers}) })
+	finish = append(finish, func() { b.models.putAliases(cfg.Aliases) }, func() { b.applyWorkers(supervise.Group{Workers: cfg.Workers}) })
 	if len(stays) > 0 {
 		slices.Sort(stays)
 		b.log.Warn("configuration: these changes take a restart of the broker", "changes", strings.Join(stays, ", "))

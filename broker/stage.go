@@ -29,6 +29,7 @@ type stage struct {
 	batcher *batcher.Batcher
 	workers []*workerSession // by worker id; nil where unused
 	present int              // workers that are there
+	staffed atomic.Bool      // there is one, for other goroutines
 	vacant  int64            // since when there is none; 0 if there never was one
 	busy    []*workerSession // those that have a batch, in any order
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/histogram"
 	"github.com/ringbatch/ringbatch/policy"
@@ -90,6 +91,13 @@ func (b *Broker) snapshotSelf() stats.Broker {
 	s := stats.Broker{
 		Pid: os.Getpid(), Socket: b.cfg.Socket, Epoch: b.epoch, UptimeS: time.Since(b.started).Seconds(), Draining: b.models.drains(),
 		Models: []stats.Model{}, Loops: []stats.Loop{},
+	}
+	for _, a := range b.models.listAliases() {
+		line := stats.Alias{Name: a.Name}
+		for _, t := range a.To {
+			line.To = append(line.To, stats.AliasTarget{Model: t.Model, SharePercent: alias.Share(t.Share).Percent(), Clients: t.Clients})
+		}
+		s.Aliases = append(s.Aliases, line)
 	}
 	for _, l := range b.loops {
 		l.do(func() { s.Loops = append(s.Loops, l.snapshot()) })

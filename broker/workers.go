@@ -147,6 +147,7 @@ func (s *stage) attachWorker(p *peer, info control.WorkerInfo, desc batcher.Work
 	}
 	s.workers[i] = w
 	s.present++
+	s.staffed.Store(true)
 	w.reserve = s.loop.outside.workerCame(w.pid, s.present == 1)
 	w.id = batcher.WorkerID(i)
 	desc.ID = w.id

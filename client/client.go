@@ -25,6 +25,8 @@ type Client struct {
 	live atomic.Pointer[link]  // the same as link, for those who only want that
 	info atomic.Pointer[Model] // of the latest link: a broker may come back with another policy
 
+	dialed *tensor.Signature // what Dial found: Claim is for this one
+
 	mu     sync.Mutex
 	link   *link         // nil while there is no broker
 	change chan struct{} // closed and replaced whenever link or err changes
@@ -32,7 +34,7 @@ type Client struct {
 	why    error         // why it could not attach again; nil while there is a link
 
 	closing context.CancelFunc
-	done    chan struct{}
+	done    sync.WaitGroup // the goroutines that watch its links
 }
 
 // Model describes what a client is attached to.
@@ -95,8 +97,14 @@ const (
 	lastRetry  = 500 * time.Millisecond
 )
 
-// Dial attaches to a model of the broker. The context bounds the dialling,
-// not the client's life.
+// Dial attaches to a model of the broker, or to an alias: then to one of the
+// models that it stands for, and to others whenever it stands for others. What
+// is claimed by then ends where it was claimed, so nothing is lost. The context
+// bounds the dialling, not the client's life.
+//
+// If the name stands for another signature later, Infer, InferInto and Fill go
+// on with what fits that; Claim, whose caller knows the tensors, and inputs that
+// do not fit get ErrSignatureMismatch, until it is the former one again.
 func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	o := options{memory: shm.Memfd{}}
 	for _, f := range opts {
@@ -106,7 +114,7 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	if o.window < 0 || o.window > shm.MaxSlots {
 		return nil, fmt.Errorf("%w: window of %d slots, must be 0 (what fits)..%d", status.ErrInvalid, o.window, shm.MaxSlots)
 	}
-	c := &Client{model: model, opts: o, change: make(chan struct{}), done: make(chan struct{})}
+	c := &Client{model: model, opts: o, change: make(chan struct{})}
 	delay := firstRetry
 	var last error // why it could not attach before
 	for {
@@ -116,6 +124,7 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 		}
 		if last = err; err == nil {
 			c.use(l)
+			c.dialed = &l.info.Signature
 			break
 		}
 		if !o.wait || !worthWaiting(err) {
@@ -130,7 +139,8 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	}
 	life, cancel := context.WithCancel(context.Background())
 	c.closing = cancel
-	go c.keep(life, c.link)
+	first := c.link
+	c.done.Go(func() { c.keep(life, first) })
 	return c, nil
 }
 
@@ -145,10 +155,18 @@ func worthWaiting(err error) bool {
 	return false
 }
 
+// attach attaches to the model that the name stands for now: to one of the
+// signature that the client has, if there is one.
 func (c *Client) attach(ctx context.Context) (*link, error) {
-	s, err := attach.Open(ctx, c.opts.socket, c.opts.memory, &control.Request{
-		Op: control.OpClient, Model: c.model, Name: c.opts.name, Window: c.opts.window,
-	})
+	req := control.Request{Op: control.OpClient, Model: c.model, Name: c.opts.name, Window: c.opts.window, Follows: true}
+	if info := c.info.Load(); info != nil {
+		req.Inputs, req.Outputs = tensor.SpecTexts(info.Signature.Inputs), tensor.SpecTexts(info.Signature.Outputs)
+	}
+	s, err := attach.Open(ctx, c.opts.socket, c.opts.memory, &req)
+	if errors.Is(err, status.ErrSignatureMismatch) {
+		req.Inputs, req.Outputs = nil, nil
+		s, err = attach.Open(ctx, c.opts.socket, c.opts.memory, &req)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -161,48 +179,84 @@ func (c *Client) attach(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// keep watches the connection and, when the broker goes, ends what was in
-// flight and attaches again: a new broker is a new epoch with new segments.
+// keep watches the connection. When the broker goes, it ends what was in
+// flight and attaches again: a new broker is a new epoch with new segments. When
+// the broker says that the client should attach again, it does so while the old
+// link goes on.
 func (c *Client) keep(life context.Context, l *link) {
-	defer close(c.done)
 	for {
-		l.session.Gone()
-		c.set(nil, nil) // first: a caller that learns that the link is dead does not find it here
-		l.fail()
-		l.drop()
-		delay := firstRetry
-		for l = nil; l == nil; {
-			next, err := c.attach(life)
-			switch {
-			case life.Err() != nil:
-				if next != nil {
-					next.drop()
-				}
-				return
-			case err == nil && !next.session.Layout.Signature.Equal(&c.info.Load().Signature):
-				next.drop()
-				c.set(nil, fmt.Errorf("%w: %s was %s", status.ErrSignatureMismatch, c.model, &c.info.Load().Signature))
-				return
-			case err == nil:
-				l = next
-			default:
-				c.mu.Lock()
-				c.why = err
-				c.mu.Unlock()
-				select {
-				case <-life.Done():
-					return
-				case <-time.After(delay):
-					delay = min(2*delay, lastRetry)
-				}
-			}
+		c.done.Go(l.watch)
+		var next *link
+		select {
+		case <-l.again:
+			next = c.attachUntil(life, l.gone)
+		case <-l.gone:
 		}
-		if !c.set(l, nil) { // closed meanwhile
+		if next == nil {
+			c.set(nil, nil) // first: a caller that learns that the link is dead does not find it here
 			l.fail()
 			l.drop()
+			if next = c.attachUntil(life, nil); next == nil {
+				return
+			}
+			l = nil
+		}
+		if !c.set(next, nil) { // closed meanwhile
+			next.fail()
+			next.drop()
+			if l != nil {
+				<-l.gone
+				l.fail()
+				l.drop()
+			}
 			return
 		}
+		if l != nil {
+			c.retire(life, l)
+		}
+		l = next
 	}
+}
+
+// attachUntil tries until it is attached again; nil if the client was closed, or
+// gone before.
+func (c *Client) attachUntil(life context.Context, gone <-chan struct{}) *link {
+	for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
+		l, err := c.attach(life)
+		if err == nil && life.Err() == nil {
+			return l
+		}
+		if err == nil {
+			l.drop()
+		}
+		if gone == nil {
+			c.mu.Lock()
+			c.why = err
+			c.mu.Unlock()
+		}
+		select {
+		case <-life.Done():
+			return nil
+		case <-gone:
+			return nil
+		case <-time.After(delay):
+		}
+	}
+}
+
+// retire lets a link end with the last of its requests.
+func (c *Client) retire(life context.Context, l *link) {
+	l.retire()
+	c.done.Go(func() {
+		select {
+		case <-l.gone: // all are released, or the broker has gone
+		case <-life.Done():
+			l.session.StopWatching()
+			<-l.gone
+		}
+		l.fail()
+		l.unretire()
+	})
 }
 
 // set publishes a new link or a final error; false if the client has its
@@ -224,8 +278,7 @@ func (c *Client) set(l *link, err error) bool {
 func (c *Client) use(l *link) {
 	c.link = l
 	if l != nil {
-		info := l.model()
-		c.info.Store(&info)
+		c.info.Store(l.info)
 	}
 	c.live.Store(l)
 }
@@ -244,8 +297,16 @@ func (c *Client) Close() error {
 	if l != nil {
 		l.session.StopWatching()
 	}
-	<-c.done
+	c.done.Wait()
 	return nil
+}
+
+// present is the model that requests go to now, or went to last.
+func (c *Client) present() *Model {
+	if l := c.live.Load(); l != nil {
+		return l.info
+	}
+	return c.info.Load()
 }
 
 // Model describes the model, as the broker has it that the client is, or was

@@ -4,8 +4,10 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
+	"runtime"
 
 	"github.com/ringbatch/ringbatch/internal/pad"
 	"github.com/ringbatch/ringbatch/status"
@@ -19,7 +21,7 @@ import (
 func (c *Client) Infer(ctx context.Context, inputs ...any) ([]tensor.Tensor, error) {
 	var outs []tensor.Tensor
 	err := c.run(ctx, inputs, func(r Request) error {
-		for _, spec := range c.info.Load().Signature.Outputs {
+		for _, spec := range r.link.info.Signature.Outputs {
 			view, err := r.Output(spec.Name)
 			if err != nil {
 				return err
@@ -40,11 +42,21 @@ func (c *Client) Infer(ctx context.Context, inputs ...any) ([]tensor.Tensor, err
 // output in signature order, each at least as large as the result, else
 // ErrOutputTooSmall.
 func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) error {
-	specs := c.info.Load().Signature.Outputs
-	if len(outputs) != len(specs) {
-		return fmt.Errorf("%w: the model has %d outputs, %d buffers were given", status.ErrInvalid, len(specs), len(outputs))
+	fits := func(sig *tensor.Signature) error {
+		if n := len(sig.Outputs); len(outputs) != n {
+			return c.misfit(sig, fmt.Errorf("%w: the model has %d outputs, %d buffers were given", status.ErrInvalid, n, len(outputs)))
+		}
+		return nil
+	}
+	if err := fits(&c.present().Signature); err != nil {
+		return err // before anything is sent
 	}
 	return c.run(ctx, inputs, func(r Request) error {
+		sig := &r.link.info.Signature
+		if err := fits(sig); err != nil {
+			return err
+		}
+		specs := sig.Outputs
 		for i, spec := range specs {
 			view, err := r.Output(spec.Name)
 			if err != nil {
@@ -52,7 +64,7 @@ func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) er
 			}
 			dst, err := bufferOf(&specs[i], outputs[i])
 			if err != nil {
-				return err
+				return c.misfit(sig, err)
 			}
 			need := view.Rows() * view.RowBytes()
 			if len(dst.Data) < need {
@@ -90,24 +102,44 @@ func (c *Client) once(ctx context.Context, inputs []any, read func(Request) erro
 // Fill is Claim with the inputs written: as many rows, and of such shapes, as
 // they have. They are given as to Infer.
 func (c *Client) Fill(ctx context.Context, inputs ...any) (Request, error) {
-	specs := c.info.Load().Signature.Inputs
+	for {
+		r, moved, err := c.fill(ctx, &c.present().Signature, inputs)
+		if !moved {
+			return r, err
+		}
+		runtime.Gosched() // the inputs may fit what the client has now
+	}
+}
+
+// misfit names an error of arguments that do not fit: if they did when the
+// client was dialled, it is the signature that has changed.
+func (c *Client) misfit(sig *tensor.Signature, err error) error {
+	if sig.Equal(c.dialed) {
+		return err
+	}
+	return fmt.Errorf("%w (%v)", c.changed(sig), err)
+}
+
+// fill is Fill for a signature; moved says that the client has another one now.
+func (c *Client) fill(ctx context.Context, sig *tensor.Signature, inputs []any) (r Request, moved bool, err error) {
+	specs := sig.Inputs
 	if len(inputs) != len(specs) {
-		return Request{}, fmt.Errorf("%w: the model has %d inputs, %d were given", status.ErrInvalid, len(specs), len(inputs))
+		return Request{}, false, c.misfit(sig, fmt.Errorf("%w: the model has %d inputs, %d were given", status.ErrInvalid, len(specs), len(inputs)))
 	}
 	tensors := make([]tensor.Tensor, len(inputs))
 	var sizes []uint32
 	rows := 0
 	for i := range inputs {
 		t, err := tensorOf(&specs[i], inputs[i])
-		if err != nil {
-			return Request{}, err
-		}
 		var n int
-		if n, sizes, err = tensor.CheckInput(&specs[i], &t, sizes); err != nil {
-			return Request{}, err
+		if err == nil {
+			n, sizes, err = tensor.CheckInput(&specs[i], &t, sizes)
+		}
+		if err != nil {
+			return Request{}, false, c.misfit(sig, err)
 		}
 		if i > 0 && n != rows {
-			return Request{}, fmt.Errorf("%w: input %q has %d rows, %q has %d", status.ErrRows, specs[i].Name, n, specs[0].Name, rows)
+			return Request{}, false, fmt.Errorf("%w: input %q has %d rows, %q has %d", status.ErrRows, specs[i].Name, n, specs[0].Name, rows)
 		}
 		rows, tensors[i] = n, t
 	}
@@ -115,9 +147,8 @@ func (c *Client) Fill(ctx context.Context, inputs ...any) (Request, error) {
 	for i, d := range sizes {
 		dims[i] = int(d)
 	}
-	r, err := c.Claim(ctx, rows, dims...)
-	if err != nil {
-		return r, err
+	if r, err = c.claim(ctx, true, sig, rows, dims); err != nil {
+		return r, errors.Is(err, status.ErrSignatureMismatch), err
 	}
 	for i := range tensors {
 		view, err := r.Input(specs[i].Name)
@@ -126,10 +157,10 @@ func (c *Client) Fill(ctx context.Context, inputs ...any) (Request, error) {
 		}
 		if err != nil {
 			_ = r.Release()
-			return r, err
+			return r, false, err
 		}
 	}
-	return r, nil
+	return r, false, nil
 }
 
 // tensorOf accepts a Tensor, or a slice that becomes rows of a fixed shape.

@@ -17,9 +17,14 @@ import (
 //
 // The window's free slots are kept here, privately: no other process claims
 // from it. refs counts the claimed requests plus one for the client; the
-// segments are unmapped when it falls to zero, so a view never dangles.
+// segments are unmapped when it falls to zero, so a view never dangles. A link
+// that is retired has the number retired instead of the client's one: nobody
+// claims from it any more, and it hangs up when its last request is released.
 type link struct {
 	session *attach.Session
+	info    *Model
+	again   chan struct{} // has one while the broker wants the client to attach again
+	gone    chan struct{} // closed when the connection has ended
 	board   *shm.Board
 	bell    *shm.Bell
 	first   uint32 // first slot of the window
@@ -84,6 +89,8 @@ func newLink(s *attach.Session) (*link, error) {
 	}
 	l := &link{
 		session: s,
+		again:   make(chan struct{}, 1),
+		gone:    make(chan struct{}),
 		board:   s.Board,
 		bell:    s.Board.Bell(s.Info.FirstSlot),
 		first:   s.Info.FirstSlot,
@@ -97,14 +104,15 @@ func newLink(s *attach.Session) (*link, error) {
 		l.gens[i] = s.Info.FirstGen
 		l.free[i/64] |= 1 << (i % 64)
 	}
+	l.info = l.model()
 	l.wait.init(n)
 	l.refs.Store(1)
 	return l, nil
 }
 
-func (l *link) model() Model {
+func (l *link) model() *Model {
 	a := &l.session.Info
-	return Model{
+	return &Model{
 		Name: a.Model, Signature: l.session.Layout.Signature, MaxBatchSize: a.MaxBatch, Window: a.Window,
 		WaitTime: l.session.Settings.WaitTime, Levels: l.session.Settings.LevelCount(), Slots: a.Slots,
 	}
@@ -114,7 +122,7 @@ func (l *link) hold() { l.refs.Add(1) }
 
 // tryHold is hold for a link that may be gone already.
 func (l *link) tryHold() bool {
-	for n := l.refs.Load(); n > 0; n = l.refs.Load() {
+	for n := l.refs.Load(); n > 0 && n < retired; n = l.refs.Load() {
 		if l.refs.CompareAndSwap(n, n+1) {
 			return true
 		}
@@ -123,9 +131,41 @@ func (l *link) tryHold() bool {
 }
 
 func (l *link) drop() {
-	if l.refs.Add(-1) == 0 {
+	switch l.refs.Add(-1) {
+	case 0:
+		l.session.Close()
+	case retired:
+		l.session.HangUp() // watch notices
+	}
+}
+
+// retired is more than a window can have requests.
+const retired = 1 << 40
+
+// retire takes the client's own hold off, and lets nobody else get one.
+func (l *link) retire() {
+	if l.refs.Add(retired-1) == retired {
+		l.session.HangUp()
+	}
+}
+
+// unretire is the end of a retired link: the segments go, or with its last
+// request.
+func (l *link) unretire() {
+	if l.refs.Add(-retired) == 0 {
 		l.session.Close()
 	}
+}
+
+// watch notes what the broker says until the connection ends.
+func (l *link) watch() {
+	l.session.Watch(func() {
+		select {
+		case l.again <- struct{}{}:
+		default:
+		}
+	})
+	close(l.gone)
 }
 
 // fail ends everything in flight: nobody will answer it any more.

@@ -33,16 +33,17 @@ type Request struct {
 // slots while it claims more could wait for one that waits for those slots.)
 // Give large requests a client of their own.
 func (c *Client) Claim(ctx context.Context, rows int, dims ...int) (Request, error) {
-	return c.claim(ctx, true, rows, dims)
+	return c.claim(ctx, true, c.dialed, rows, dims)
 }
 
 // TryClaim is Claim that never waits: a full window is ErrFull at once.
 func (c *Client) TryClaim(rows int, dims ...int) (Request, error) {
-	return c.claim(context.Background(), false, rows, dims)
+	return c.claim(context.Background(), false, c.dialed, rows, dims)
 }
 
-// claim is both; wait says whether it may.
-func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Request, error) {
+// claim is both; wait says whether it may. The request's tensors are those of
+// sig, or it is ErrSignatureMismatch.
+func (c *Client) claim(ctx context.Context, wait bool, sig *tensor.Signature, rows int, dims []int) (Request, error) {
 	if info := c.info.Load(); rows < 1 || rows > info.Window || rows > info.MaxBatchSize {
 		return Request{}, info.badRows(rows)
 	}
@@ -51,6 +52,14 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 		l, err := c.current(ctx, wait)
 		if err != nil {
 			return Request{}, err
+		}
+		if has := &l.info.Signature; has != sig && !has.Equal(sig) {
+			l.drop()
+			return Request{}, c.changed(has)
+		}
+		if rows > l.info.Window || rows > l.info.MaxBatchSize { // another attachment may have other limits
+			l.drop()
+			return Request{}, l.info.badRows(rows)
 		}
 		l.mu.Lock()
 		at, ok := l.take(rows)
@@ -110,6 +119,12 @@ func (c *Client) claim(ctx context.Context, wait bool, rows int, dims []int) (Re
 			return Request{}, err
 		}
 	}
+}
+
+// changed is the error of those who cannot do with the signature that the
+// client's name stands for now.
+func (c *Client) changed(now *tensor.Signature) error {
+	return fmt.Errorf("%w: %s is %s now, it was %s when this client was dialled", status.ErrSignatureMismatch, c.model, now, c.dialed)
 }
 
 // defaultLevel as a commit's level asks for the model's default.

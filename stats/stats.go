@@ -16,7 +16,8 @@ type Broker struct {
 	Epoch    uint64  `json:"epoch"`
 	UptimeS  float64 `json:"uptime_s"`
 	Draining bool    `json:"draining"`
-	Models   []Model `json:"models"` // sorted by name
+	Models   []Model `json:"models"`            // sorted by name
+	Aliases  []Alias `json:"aliases,omitempty"` // sorted by name
 	Loops    []Loop  `json:"loops"`
 
 	Processes []Process `json:"processes"` // the workers that the broker started
@@ -32,6 +33,20 @@ func (b *Broker) Model(name string) *Model {
 		}
 	}
 	return nil
+}
+
+// Alias is a name that stands for models, and what share of the traffic each
+// gets.
+type Alias struct {
+	Name string        `json:"name"`
+	To   []AliasTarget `json:"to"`
+}
+
+// AliasTarget is one of them.
+type AliasTarget struct {
+	Model        string  `json:"model"`
+	SharePercent float64 `json:"share_percent"`
+	Clients      int     `json:"clients"` // that attached to the alias, and have this model
 }
 
 // Model is one model's part.

@@ -36,6 +36,10 @@ import (
 //	instances = 3
 //	gpus = [0]
 //
+//	[alias]
+//	resnet = "resnet@2"
+//	bert = { "bert@1" = 90, "bert@2" = 10 }
+//
 //	[gateway]
 //	http = 8000
 type file struct {
@@ -56,6 +60,7 @@ type file struct {
 	MPS     bool         `toml:"mps"`
 	Models  []fileModel  `toml:"model"`
 	Workers []fileWorker `toml:"worker"`
+	Aliases fileAliases  `toml:"alias"`
 	Gateway gatewayFlags `toml:"gateway"`
 }
 
@@ -138,7 +143,8 @@ func Parse(text string) (broker.Config, error) {
 		return broker.Config{}, fmt.Errorf("%w: %v", status.ErrInvalid, err)
 	}
 	for _, key := range meta.Undecoded() {
-		if len(key) < 2 || key[0] != "model" || key[1] == "worker" { // others are settings of a policy
+		// Others are settings of a policy, or models of an alias.
+		if len(key) < 2 || key[0] != "alias" && key[0] != "model" || key[1] == "worker" && key[0] == "model" {
 			return broker.Config{}, fmt.Errorf("%w: unknown key %q", status.ErrInvalid, key.String())
 		}
 	}
@@ -169,6 +175,9 @@ func Parse(text string) (broker.Config, error) {
 			return broker.Config{}, fmt.Errorf("model %q: %w", f.Models[i].Name, err)
 		}
 		cfg.Models = append(cfg.Models, m)
+	}
+	if cfg.Aliases, err = f.Aliases.aliases(); err != nil {
+		return broker.Config{}, err
 	}
 	for i := range f.Workers {
 		w, err := f.Workers[i].worker()

@@ -17,7 +17,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Saved is what `ringbatch set --save` and `scale --save` changed: a file beside
+// Saved is what `ringbatch set --save`, `scale --save` and `alias --save` changed: a file beside
 // the configuration, which people write and no program does. It is read after
 // the configuration and wins over it.
 type Saved struct {
@@ -29,7 +29,13 @@ type Saved struct {
 func NewSaved(config string) *Saved { return &Saved{path: config + ".saved"} }
 
 type savedFile struct {
-	Models []savedModel `toml:"model"`
+	Models  []savedModel `toml:"model"`
+	Aliases []savedAlias `toml:"alias"`
+}
+
+type savedAlias struct {
+	Name string   `toml:"name"`
+	To   []string `toml:"to"` // model=percent; none: it was removed
 }
 
 type savedModel struct {
@@ -38,7 +44,7 @@ type savedModel struct {
 	Policy    map[string]string `toml:"policy,omitempty"`
 }
 
-const savedHead = "# Written by ringbatch set --save and scale --save. It is read after the configuration\n# file that it lies beside, and wins over it; delete it to go back.\n\n"
+const savedHead = "# Written by ringbatch set, scale and alias with --save. It is read after the configuration\n# file that it lies beside, and wins over it; delete it to go back.\n\n"
 
 func (s *Saved) read() (f savedFile, err error) {
 	text, err := os.ReadFile(s.path)
@@ -63,6 +69,9 @@ func (s *Saved) Apply(cfg *broker.Config) error {
 	if err != nil {
 		return err
 	}
+	if cfg.Aliases, err = f.applyAliases(cfg.Aliases); err != nil {
+		return fmt.Errorf("saved settings %s: %w", s.path, err)
+	}
 	for _, saved := range f.Models {
 		for i := range cfg.Models {
 			m := &cfg.Models[i]
@@ -81,29 +90,36 @@ func (s *Saved) Apply(cfg *broker.Config) error {
 	return nil
 }
 
-// Save adds a change; the file is replaced whole or stays as it was.
+// Save adds a change of a model.
 func (s *Saved) Save(model string, settings policy.Policy, instances int) error {
+	return s.edit(func(f *savedFile) {
+		at := -1
+		for i := range f.Models {
+			if f.Models[i].Name == model {
+				at = i
+			}
+		}
+		if at < 0 {
+			at = len(f.Models)
+			f.Models = append(f.Models, savedModel{Name: model})
+		}
+		m := &f.Models[at]
+		m.Policy = settings.Over(m.Policy)
+		if instances > 0 {
+			m.Instances = instances
+		}
+	})
+}
+
+// edit changes what is saved; the file is replaced whole or stays as it was.
+func (s *Saved) edit(change func(*savedFile)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f, err := s.read()
 	if err != nil {
 		return err
 	}
-	at := -1
-	for i := range f.Models {
-		if f.Models[i].Name == model {
-			at = i
-		}
-	}
-	if at < 0 {
-		at = len(f.Models)
-		f.Models = append(f.Models, savedModel{Name: model})
-	}
-	m := &f.Models[at]
-	m.Policy = settings.Over(m.Policy)
-	if instances > 0 {
-		m.Instances = instances
-	}
+	change(&f)
 	var text bytes.Buffer
 	text.WriteString(savedHead)
 	if err := toml.NewEncoder(&text).Encode(f); err != nil {

@@ -65,7 +65,7 @@ func runBroker(ctx context.Context, args []string) error {
 			if err := saved.Apply(&cfg); err != nil {
 				return cfg, err
 			}
-			cfg.Save = saved.Save
+			cfg.Save, cfg.SaveAlias = saved.Save, saved.SaveAlias
 		}
 		m, err := model.config(f)
 		if err != nil {

@@ -34,7 +34,14 @@ func runStats(ctx context.Context, args []string) error {
 			return err
 		}
 		if f.NArg() == 1 {
-			s.Models = slices.DeleteFunc(s.Models, func(m stats.Model) bool { return m.Name != f.Arg(0) })
+			wanted := map[string]bool{f.Arg(0): true}
+			s.Aliases = slices.DeleteFunc(s.Aliases, func(a stats.Alias) bool { return a.Name != f.Arg(0) })
+			for _, a := range s.Aliases {
+				for _, t := range a.To {
+					wanted[t.Model] = true
+				}
+			}
+			s.Models = slices.DeleteFunc(s.Models, func(m stats.Model) bool { return !wanted[m.Name] })
 			if len(s.Models) == 0 {
 				return fmt.Errorf("the broker has no model %q", f.Arg(0))
 			}
@@ -80,6 +87,15 @@ func printStats(s *stats.Broker) {
 	fmt.Printf("broker pid %d, up %s%s, %s\n", s.Pid, seconds(s.UptimeS), state, s.Socket)
 	if len(s.Models) == 0 {
 		fmt.Println("no models yet: start a worker, or declare one with --config or --model")
+	}
+	for _, a := range s.Aliases {
+		for i, t := range a.To {
+			name := "alias " + a.Name
+			if i > 0 {
+				name = ""
+			}
+			fmt.Printf("%-20s → %s  %v %%, %d clients\n", name, t.Model, t.SharePercent, t.Clients)
+		}
 	}
 	for i := range s.Models {
 		printModel(&s.Models[i])

@@ -259,11 +259,19 @@ func open(mem shm.Memory, op control.Op, rep *control.Reply, fds []int) (s *Sess
 
 // Gone blocks until the broker hangs up, the session is closed, or nobody
 // wants to know any more (StopWatching).
-func (s *Session) Gone() {
+func (s *Session) Gone() { s.Watch(func() {}) }
+
+// Watch is Gone that calls again each time the broker says that the client
+// should attach again.
+func (s *Session) Watch(again func()) {
 	var b [1]byte
 	for {
-		if _, err := s.conn.Read(b[:]); err != nil {
+		n, err := s.conn.Read(b[:])
+		if err != nil {
 			return
+		}
+		if n > 0 && b[0] == control.AttachAgain {
+			again()
 		}
 	}
 }

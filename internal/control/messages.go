@@ -51,6 +51,7 @@ const (
 	OpRestart Op = "restart" // replace a model's worker processes, one by one
 	OpScale   Op = "scale"   // run another number of them
 
+	OpAlias    Op = "alias"    // have a name stand for other models, or for none
 	OpHandOver Op = "handover" // give the socket up for another broker, and drain
 )
 
@@ -71,8 +72,16 @@ type Request struct {
 	Millis int `msgpack:"millis,omitempty"`
 	// OpScale: how many processes.
 	Instances int `msgpack:"instances,omitempty"`
-	// OpSet, OpScale: also keep it for when the broker starts again.
+	// OpSet, OpScale, OpAlias: also keep it for when the broker starts again.
 	Save bool `msgpack:"save,omitempty"`
+	// OpAlias: what Model stands for from now on; none: it is no alias any more.
+	Targets []AliasTarget `msgpack:"targets,omitempty"`
+	// OpClient: it attaches again when it reads AttachAgain.
+	Follows bool `msgpack:"follows,omitempty"`
+	// OpClient: the signature that it was attached to before, as tensors; it will
+	// not have another one. Empty: it takes any.
+	Inputs  []string `msgpack:"inputs,omitempty"`
+	Outputs []string `msgpack:"outputs,omitempty"`
 	// OpWatch: the value of Reply.Changes that the peer knows. OpBatches: how many
 	// batches it knows of.
 	Since uint64 `msgpack:"since,omitempty"`
@@ -100,6 +109,7 @@ type Reply struct {
 
 	Attached *Attached `msgpack:"attached,omitempty"`
 	Models   []Model   `msgpack:"models,omitempty"`
+	Aliases  []Alias   `msgpack:"aliases,omitempty"`  // OpModels
 	Stats    []byte    `msgpack:"stats,omitempty"`    // JSON, as docs/stats.md
 	Draining bool      `msgpack:"draining,omitempty"` // OpModels: it takes no new requests
 	Changes  uint64    `msgpack:"changes,omitempty"`  // OpModels, OpWatch: grows whenever the models change
@@ -127,6 +137,23 @@ type Attached struct {
 	Clock       int64             `msgpack:"clock"`           // the broker's CLOCK_MONOTONIC when it replied: the peer's must be the same clock
 	Policy      map[string]string `msgpack:"policy"`          // a policy.Policy, all keys
 	Notes       []string          `msgpack:"notes,omitempty"` // worker: how the policy differs from what it asked for
+}
+
+// AttachAgain is the byte that the broker sends a client that follows: it should
+// attach again, to the same name, while its session goes on, and then leave it.
+const AttachAgain = 'a'
+
+// Alias is a name that stands for models.
+type Alias struct {
+	Name string        `msgpack:"name"`
+	To   []AliasTarget `msgpack:"to"`
+}
+
+// AliasTarget is one of them.
+type AliasTarget struct {
+	Model   string `msgpack:"model"`
+	Share   int    `msgpack:"share"`             // hundredths of a percent
+	Clients int    `msgpack:"clients,omitempty"` // that attached to the alias and have this model
 }
 
 // Model is one line of OpModels.

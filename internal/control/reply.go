@@ -53,13 +53,13 @@ func cut(rep *Reply) (part, rest *Reply, err error) {
 	first.Stats, next.Stats = rep.Stats[:stats], rep.Stats[stats:]
 	first.Models, next.Models = rep.Models[:models], rep.Models[models:]
 	first.More = true
-	next.Attached = nil
+	next.Attached, next.Aliases = nil, nil
 	return &first, &next, nil
 }
 
 // Bytes is about how much memory a reply takes while it is sent.
 func (r *Reply) Bytes() int {
-	n := len(r.Stats)
+	n := len(r.Stats) + 512*len(r.Aliases)
 	for i := range r.Models {
 		m := &r.Models[i]
 		n += 256 + 64*len(m.Policy)

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/feed"
+	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/internal/svgchart"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Load is a load on a model that runs already, by clients in this process. What
+// comes out is what the benchmark measures of its own models.
+type Load struct {
+	Socket, Model string
+	Feed          func(*tensor.Signature) (*feed.Feed, error)
+	Clients       int     // connections
+	InFlight      int     // requests that each has in flight, at most with a Rate
+	Rows          int     // per request
+	Rate          float64 // requests per second of all together; 0: closed loop
+	Warmup        time.Duration
+	Window        time.Duration // what is measured at a time
+	Windows       int
+	Seed          int64
+}
+
+// Run loads the model. If ctx ends first, what was measured comes with the error.
+func (l *Load) Run(ctx context.Context, say *progress.Line) (*Result, error) {
+	f, err := newFleet(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	cfg, c, err := l.crowd(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer c.close()
+	r, err := c.watch(f, cfg, fmt.Sprintf("%d clients", l.Clients), nil, say)
+	if r != nil {
+		r.Config = cfg
+	}
+	return r, err
+}
+
+// Print writes the result as the benchmark does.
+func (r *Result) Print(w io.Writer) { r.print(w) }
+
+// Figure draws it as the benchmark does.
+func (r *Result) Figure() *svgchart.Figure { return r.figure() }
+
+// crowd attaches the clients.
+func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
+	s, err := admin.New(l.Socket).Stats(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := modelStats(ctx, l.Socket, l.Model)
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg := &config{
+		WorkerNum: l.Clients, WorkerBatch: l.Rows, MaxBatchSize: m.MaxBatchSize, ModelNum: len(m.Workers), WaitTime: seconds(policy.Auto),
+		ModelType: l.Model, Duration: seconds(l.Window), Warmup: seconds(l.Warmup), InFlight: l.InFlight, Rate: l.Rate,
+		Stability: 10, MaxWindows: l.Windows, Seed: l.Seed, allWindows: true,
+	}
+	if !m.WaitAuto {
+		cfg.WaitTime = seconds(m.WaitTimeMS * float64(time.Millisecond))
+	}
+	var workers []int
+	for _, w := range m.Workers {
+		if w.Pid > 0 {
+			workers = append(workers, w.Pid)
+		}
+	}
+	c := &crowd{groups: [3]cpuGroup{foreignCPU(s.Pid), foreignCPU(os.Getpid()), foreignCPU(workers...)}, socket: admin.New(l.Socket).Socket(), model: l.Model}
+	quit := new(atomic.Bool)
+	for i := range l.Clients {
+		p, err := l.attach(ctx, i)
+		if err != nil {
+			c.close()
+			return nil, nil, err
+		}
+		p.quit = quit
+		c.reporters = append(c.reporters, p)
+	}
+	return cfg, c, nil
+}
+
+func (l *Load) attach(ctx context.Context, i int) (*localProducer, error) {
+	job := producerJob{Model: l.Model, Rows: l.Rows, InFlight: l.InFlight, Rate: l.Rate / float64(l.Clients), Seed: uint64(l.Seed)<<20 + uint64(i)}
+	conn, err := client.Dial(ctx, l.Model, client.WithSocket(l.Socket), client.WithWindow(job.window()), client.WithName("ringbatch bench"))
+	if err != nil {
+		return nil, err
+	}
+	sig := conn.Model().Signature
+	rows, err := l.Feed(&sig)
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	p := &producer{job: job, conn: conn, dims: rows.Dims(), given: rows.Rows(l.Rows)}
+	if len(p.dims) == 0 { // rows lie in a slot as they are
+		for _, t := range p.given {
+			p.inputs = append(p.inputs, t.Data)
+		}
+		p.given = nil
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	return &localProducer{producer: p, ctx: ctx, cancel: cancel, reports: make(chan windowReport, 1), failures: make(chan error, 1)}, nil
+}
+
+// localProducer is a producer in this process.
+type localProducer struct {
+	*producer
+	ctx      context.Context
+	cancel   context.CancelFunc
+	quit     *atomic.Bool
+	running  bool // a window was sent and not received
+	reports  chan windowReport
+	failures chan error
+}
+
+func (p *localProducer) String() string { return "a client of " + p.job.Model }
+
+func (p *localProducer) Send(command any) error {
+	p.running = true
+	r := newRecorder(command.(windowOrder))
+	r.quit = p.quit
+	go func() {
+		sleepUntil(r.window.Start)
+		p.load(p.ctx, r)
+		report, err := r.result()
+		if err != nil {
+			p.failures <- err
+			return
+		}
+		p.reports <- *report
+	}()
+	return nil
+}
+
+func (p *localProducer) Receive(into any) error {
+	p.running = false
+	select {
+	case err := <-p.failures:
+		return err
+	case *into.(*windowReport) = <-p.reports:
+		return nil
+	}
+}
+
+// end detaches, and ends what is in flight.
+func (p *localProducer) end() {
+	p.cancel()
+	if p.running {
+		_ = p.Receive(new(windowReport))
+	}
+	_ = p.conn.Close()
+}
+
+// close ends the clients of this process.
+func (c *crowd) close() {
+	for _, r := range c.reporters {
+		if p, ok := r.(*localProducer); ok {
+			p.quit.Store(true)
+		}
+	}
+	for _, r := range c.reporters {
+		if p, ok := r.(*localProducer); ok {
+			p.end()
+		}
+	}
+}

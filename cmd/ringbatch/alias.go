@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"text/tabwriter"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/alias"
+	"github.com/ringbatch/ringbatch/internal/printable"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+func runAlias(ctx context.Context, args []string) error {
+	f := flags("alias", " [NAME [MODEL | MODEL=PERCENT…]]", "Have a name stand for a model, or for several with a share of the traffic each. Clients attach\nto the name, and follow by themselves when it stands for others: no request is lost. Without\narguments it lists the aliases.",
+		"  ringbatch alias resnet resnet@1                        # clients of resnet get resnet@1\n  ringbatch alias resnet resnet@1=90 resnet@2=10         # a canary\n  ringbatch alias resnet resnet@2 --save                 # the switch\n  ringbatch alias resnet --remove\n")
+	socket, save := socketFlag(f), saveFlag(f)
+	remove := f.Bool("remove", false, "forget the alias; attached clients stay with the model that they have")
+	force := f.Bool("force", false, "also if a model has no worker that would answer")
+	if err := parse(f, args, 0, -1); err != nil {
+		return err
+	}
+	a := admin.New(*socket)
+	switch {
+	case f.NArg() <= 1 && !*remove:
+		return listAliases(ctx, a, f.Arg(0))
+	case *remove && f.NArg() != 1:
+		return fmt.Errorf("%w: --remove takes the name of one alias", errUsage)
+	case *remove:
+		if err := a.RemoveAlias(ctx, f.Arg(0), *save); err != nil {
+			return err
+		}
+		fmt.Println("removed")
+		return nil
+	}
+	next, err := alias.Parse(f.Arg(0), f.Args()[1:]...)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errUsage, err)
+	}
+	if !*force {
+		var models []string
+		for _, t := range next.To {
+			models = append(models, t.Model)
+		}
+		if err := a.Ready(ctx, models...); err != nil {
+			return fmt.Errorf("nothing changed: %w (--force does it all the same)", err)
+		}
+	}
+	if err := a.SetAlias(ctx, next, *save); err != nil {
+		return err
+	}
+	fmt.Println("changed")
+	return nil
+}
+
+func listAliases(ctx context.Context, a *admin.Client, only string) error {
+	list, err := a.Aliases(ctx)
+	if err != nil {
+		return err
+	}
+	found := false
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "alias\tmodel\tshare\tclients")
+	for _, line := range list {
+		if only != "" && line.Name != only {
+			continue
+		}
+		found = true
+		for i, t := range line.To {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%d\n", printable.Text(line.Name, tensor.MaxNameBytes), printable.Text(t.Model, tensor.MaxNameBytes), t.Share, line.Clients[i])
+		}
+	}
+	if only != "" && !found {
+		return fmt.Errorf("there is no alias %q", only)
+	}
+	return w.Flush()
+}

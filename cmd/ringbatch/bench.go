@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/bench"
+	"github.com/ringbatch/ringbatch/internal/profile"
+	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+)
+
+func runBench(ctx context.Context, args []string) error {
+	f := flags("bench", " MODEL", "Load a model that runs, and print throughput, latency and where the time went. Closed loop: each\nclient sends its next request when one is answered. With --rate requests come at random (Poisson),\nwhatever the answers do, and latency counts from when a request should have been sent. Ctrl-C prints\nwhat was measured until then.",
+		`  ringbatch bench resnet50 --clients 64
+  ringbatch bench resnet50 --rate 500 --seconds 30 --in x=images.npy --json > result.json
+`)
+	l := bench.Load{}
+	f.StringVar(&l.Socket, "socket", "", "the broker's control socket (default: $RINGBATCH_SOCKET, else ringbatch/broker.sock in the user's runtime folder)")
+	inputs := addFeedFlags(f)
+	f.IntVar(&l.Clients, "clients", 8, "connections, all of this process")
+	f.IntVar(&l.InFlight, "in_flight", 0, "requests that each client has in flight, at most with --rate (default 1; 64 with --rate)")
+	f.IntVar(&l.Rows, "rows", 1, "rows per request")
+	f.Float64Var(&l.Rate, "rate", 0, "open loop: requests per second of all clients together (default: closed loop)")
+	seconds := f.Float64("seconds", 10, "how long to measure")
+	warmup := f.Float64("warmup", 1, "seconds of load before that")
+	f.Int64Var(&l.Seed, "seed", 1, "of inputs and arrival times")
+	svg := f.String("svg", "", "draw it into this SVG file")
+	asJSON := f.Bool("json", false, "print JSON, as docs/benchmark.md describes it")
+	if err := parse(f, args, 1, 1); err != nil {
+		return err
+	}
+	l.Model, l.Feed = f.Arg(0), inputs.feed
+	if l.InFlight == 0 {
+		l.InFlight = 1
+		if l.Rate > 0 {
+			l.InFlight = 64
+		}
+	}
+	for _, r := range []struct {
+		flag      string
+		got       float64
+		low, high float64
+	}{
+		{"clients", float64(l.Clients), 1, 4096}, {"in_flight", float64(l.InFlight), 1, 65536}, {"rows", float64(l.Rows), 1, 1 << 20},
+		{"rate", l.Rate, 0, 1e7}, {"seconds", *seconds, 0.3, 86400}, {"warmup", *warmup, 0, 3600},
+	} {
+		if !(r.got >= r.low && r.got <= r.high) {
+			return fmt.Errorf("%w: --%s is %v, must be %v..%v", errUsage, r.flag, r.got, r.low, r.high)
+		}
+	}
+	if err := progress.CanWrite(*svg); err != nil {
+		return fmt.Errorf("--svg: %w", err)
+	}
+	l.Warmup = time.Duration(*warmup * float64(time.Second))
+	l.Windows = max(3, int(*seconds))
+	l.Window = time.Duration(*seconds / float64(l.Windows) * float64(time.Second))
+	if _, err := profile.Workers(ctx, admin.New(l.Socket), l.Model); err != nil {
+		return err
+	}
+	say := progress.New()
+	r, err := l.Run(ctx, say)
+	say.Clear()
+	if r == nil {
+		if errors.Is(err, testbed.ErrInterrupted) || errors.Is(err, context.Canceled) {
+			return errors.New("interrupted before anything was measured")
+		}
+		return err
+	}
+	if *svg != "" {
+		if err := writeFigure(*svg, r.Figure()); err != nil {
+			return err
+		}
+	}
+	if *asJSON {
+		out := json.NewEncoder(os.Stdout)
+		out.SetIndent("", "  ")
+		if err := out.Encode(r); err != nil {
+			return err
+		}
+	} else {
+		r.Print(os.Stdout)
+	}
+	if errors.Is(err, testbed.ErrInterrupted) {
+		return interrupted
+	}
+	return err
+}

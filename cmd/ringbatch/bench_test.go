@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/bench"
+)
+
+func TestARunningModelIsLoadedInAClosedAndInAnOpenLoop(t *testing.T) {
+	c := startCLI(t)
+	c.simulated(1)
+	for _, load := range []string{"--clients 2 --in_flight 2 --rows 2 --seconds 0.3", "--rate 50 --clients 3 --seconds 1"} {
+		out, code := c.run(strings.Fields("bench simulated --warmup 0 --json " + load)...)
+		var r bench.Result
+		if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 {
+			t.Fatalf("%s: status %d: %v\n%s", load, code, err, out)
+		}
+		// Each batch takes at least 3 ms: less cannot be.
+		if r.Throughput <= 0 || r.Latency.P50 < 3 || r.Breakdown.Compute < 3 || len(r.BatchSize.Histogram) == 0 || r.CPU.Worker <= 0 {
+			t.Errorf("%s: %s", load, out)
+		}
+	}
+	if out, code := c.run("set", "simulated", "max_queue=1"); code != 0 {
+		t.Fatal(out)
+	}
+	out, code := c.run(strings.Fields("bench simulated --seconds 0.3 --warmup 0 --clients 20")...)
+	if code != 0 || !strings.Contains(out, "QueueFull") {
+		t.Errorf("what was refused has no name: status %d\n%s", code, out)
+	}
+}
+
+func TestAnInterruptedBenchmarkPrintsWhatThereIs(t *testing.T) {
+	c := startCLI(t)
+	c.simulated(1)
+	before := c.model("simulated").Requests
+	p := c.start("bench", "simulated", "--seconds", "3000", "--warmup", "0")
+	// Eight rows take 10 ms at least, so this takes 2 s, and a window is one long.
+	c.until("it has measured for some windows", func() bool { return c.model("simulated").Requests > before+1700 })
+	p.Signal(syscall.SIGINT)
+	if err := p.Wait(time.Minute); err == nil || p.State().ExitCode() != 130 || !strings.Contains(p.Log(), "throughput") {
+		t.Errorf("%v\n%s", err, p.Log())
+	}
+	c.until("its clients have gone", func() bool { return c.model("simulated").Clients == 0 })
+}
+
+func TestABenchmarkThatCannotWorkSaysSo(t *testing.T) {
+	c := startCLI(t)
+	for args, want := range map[string]string{
+		"bench affine":                            "no worker that could be measured",
+		"bench nobody":                            "ringbatch models lists those there are",
+		"bench affine --clients 0":                "must be 1..4096",
+		"bench affine --seconds 0":                "must be 0.3..86400",
+		"bench affine --rate -1":                  "must be 0..",
+		"bench affine --svg /no/such/folder/file": "cannot be written",
+	} {
+		if out, code := c.run(strings.Fields(args)...); code == 0 || !strings.Contains(out, want) {
+			t.Errorf("%s: status %d, want %q\n%s", args, code, want, out)
+		}
+	}
+}
