@@ -6,12 +6,15 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
-// The demo: what a newcomer runs first. Five lines and one sentence.
+// The demo: what a newcomer runs first. Three lines and one sentence.
 
 // demoReport is its JSON.
 type demoReport struct {
@@ -27,19 +30,18 @@ type demoLine struct {
 }
 
 const (
-	demoDuration  = 800 * time.Millisecond
+	demoDuration  = 600 * time.Millisecond
 	demoWarmup    = 400 * time.Millisecond
-	demoWindows   = 5
+	demoWindows   = 4
 	demoProducers = 32
 )
 
 // The lines, in order.
 const (
-	demoAlone = iota
+	_ = iota // alone
 	demoEach
-	demoNow
-	demoWait
-	demoBound
+	demoBatched
+	demoLines
 )
 
 func runDemo(ctx context.Context, cfg *config, say *progress.Line) (*demoReport, error) {
@@ -54,16 +56,13 @@ func runDemo(ctx context.Context, cfg *config, say *progress.Line) (*demoReport,
 		return r, err
 	}
 	n := cfg.WorkerNum
-	now := *cfg
-	now.WaitTime = 0
 	for _, l := range []struct {
 		name string
 		run  func() (*result, error)
 	}{
 		{"one process alone", func() (*result, error) { return f.alone(cfg, 1, 1, nil, say) }},
 		{fmt.Sprintf("%d processes, each on its own", n), func() (*result, error) { return f.alone(cfg, n, 1, nil, say) }},
-		{fmt.Sprintf("%d producers, ringbatch, no waiting", n), func() (*result, error) { return measureOnce(f, &now, n, bound, say) }},
-		{fmt.Sprintf("%d producers, ringbatch, wait %v", n, cfg.WaitTime), func() (*result, error) { return measureOnce(f, cfg, n, bound, say) }},
+		{fmt.Sprintf("%d processes through ringbatch", n), func() (*result, error) { return measureOnce(f, cfg, n, bound, say) }},
 	} {
 		res, err := l.run()
 		if err != nil {
@@ -71,53 +70,72 @@ func runDemo(ctx context.Context, cfg *config, say *progress.Line) (*demoReport,
 		}
 		r.Lines = append(r.Lines, demoLine{l.name, res})
 	}
-	r.Lines = append(r.Lines, demoLine{fmt.Sprintf("bound: full batches of %d, no producers", cfg.MaxBatchSize), r.meanBound()})
 	return r, nil
 }
 
-// meanBound is the bound as it was in turns with both lines of ringbatch.
-func (r *demoReport) meanBound() *result {
-	a, b := r.Lines[demoNow].Bound, r.Lines[demoWait].Bound
-	m := &result{ItemsPerS: (a.ItemsPerS + b.ItemsPerS) / 2, Latency: a.Latency, Stable: true}
-	m.Throughput = m.ItemsPerS / float64(r.Config.MaxBatchSize)
-	m.BatchSize.Avg = float64(r.Config.MaxBatchSize)
-	return m
-}
-
 func (r *demoReport) print(w io.Writer) {
-	fmt.Fprintf(w, "%s, %d model process(es)\n", r.Config.ModelType, r.Config.ModelNum)
 	if r.Note != "" {
 		fmt.Fprintf(w, "note: %s\n", r.Note)
 	}
-	fmt.Fprintf(w, "\n%-42s %9s %9s %9s %10s\n", "", "items/s", "avg ms", "p95 ms", "batch size")
+	fmt.Fprintf(w, "\n%-36s %10s %12s\n", "", "items/s", "latency")
 	for _, l := range r.Lines {
-		fmt.Fprintf(w, "%-42s %9s %9s %9s %10s%s\n", l.Name, big(l.ItemsPerS), short(l.Latency.Avg), short(l.Latency.P95), short(l.BatchSize.Avg), l.marks())
+		batches := ""
+		if size := math.Round(l.BatchSize.Avg); size > 1 {
+			batches = fmt.Sprintf("   in batches of %.0f", size)
+		}
+		fmt.Fprintf(w, "%-36s %10s %9s ms%s\n", l.Name, big(round(l.ItemsPerS)), twoDigits(round(l.Latency.Avg)), batches)
 	}
 	if s := r.sentence(); s != "" {
 		fmt.Fprintf(w, "\n%s\n", s)
 	}
+	if others := r.others(); others >= busyPercent {
+		fmt.Fprintf(w, "Other programs used up to %.0f %% of this machine meanwhile.\n", others)
+	}
+}
+
+// others is the most that other programs used during a line.
+func (r *demoReport) others() (most float64) {
+	for _, l := range r.Lines {
+		most = max(most, l.OtherCPU)
+	}
+	return most
+}
+
+// round keeps two digits: a second of a demo has no more.
+func round(v float64) float64 {
+	if v <= 0 {
+		return 0
+	}
+	unit := math.Pow(10, math.Floor(math.Log10(v))-1)
+	return math.Round(v/unit) * unit
+}
+
+// twoDigits are round's, without zeros behind the point.
+func twoDigits(v float64) string {
+	after := max(0, 1-int(math.Floor(math.Log10(max(v, 1e-9)))))
+	s := strconv.FormatFloat(v, 'f', after, 64)
+	if after > 0 {
+		s = strings.TrimRight(strings.TrimRight(s, "0"), ".")
+	}
+	return s
 }
 
 // sentence says what was won.
 func (r *demoReport) sentence() string {
-	if len(r.Lines) <= demoBound {
+	if len(r.Lines) < demoLines {
 		return ""
 	}
-	each, best := r.Lines[demoEach].result, r.Lines[demoWait].result
-	how := fmt.Sprintf("waiting at most %v for others to batch with", r.Config.WaitTime)
-	if now := r.Lines[demoNow].result; now.ItemsPerS > best.ItemsPerS {
-		best, how = now, "without waiting"
-	}
+	each, batched := r.Lines[demoEach].result, r.Lines[demoBatched].result
 	note := ""
 	if r.Note != "" {
 		note = " (simulated)"
 	}
 	share := "all" // more than the bound is noise of the machine
-	if best.RatioToBound < 1 {
-		share = fmt.Sprintf("%.0f %%", 100*best.RatioToBound)
+	if batched.RatioToBound < 0.995 {
+		share = fmt.Sprintf("%.0f %%", 100*batched.RatioToBound)
 	}
-	return fmt.Sprintf("Through ringbatch, %s, the same %d producers did %.1f times the work that they did each on its own, at %s of the latency, and %s of what the model can do at all%s.",
-		how, r.Config.WorkerNum, best.ItemsPerS/each.ItemsPerS, fraction(best.Latency.Avg/each.Latency.Avg), share, note)
+	return fmt.Sprintf("Batched, the same %d processes did %s times the work at %s of the latency: %s of what the model can do%s.",
+		r.Config.WorkerNum, twoDigits(round(batched.ItemsPerS/each.ItemsPerS)), fraction(batched.Latency.Avg/each.Latency.Avg), share, note)
 }
 
 func fraction(v float64) string {

@@ -108,21 +108,22 @@ func (r *tablesReport) figure() *svgchart.Figure {
 // figure of the demo: its lines as bars, under the bound.
 func (r *demoReport) figure() *svgchart.Figure {
 	n := r.Config.WorkerNum
-	names := []string{"1 process\nalone", fmt.Sprintf("%d processes,\neach on its own", n),
-		fmt.Sprintf("%d, ringbatch,\nno waiting", n), fmt.Sprintf("%d, ringbatch,\nwait up to %v", n, r.Config.WaitTime)}
-	var rates, tails []float64
-	for _, l := range r.Lines[:demoBound] {
-		rates, tails = append(rates, l.ItemsPerS), append(tails, l.Latency.P95)
+	names := []string{"1 process\nalone", fmt.Sprintf("%d processes,\neach on its own", n), fmt.Sprintf("%d processes\nthrough ringbatch", n)}
+	var rates, waits []float64
+	for _, l := range r.Lines {
+		rates, waits = append(rates, round(l.ItemsPerS)), append(waits, round(l.Latency.Avg))
 	}
-	bound := svgchart.Line{Name: "bound: the model fed with full batches by itself", Dashed: true, X: []float64{-0.5, float64(demoBound) - 0.5}}
-	rate := r.Lines[demoBound].ItemsPerS
-	bound.Y = []float64{rate, rate}
+	charts := []svgchart.Chart{
+		{Title: "throughput", YLabel: "items per second", Categories: names[:len(rates)], Bars: []svgchart.Bars{{Y: rates}}, BarLabels: true},
+		{Title: "latency", YLabel: "milliseconds", Categories: names[:len(rates)], Bars: []svgchart.Bars{{Y: waits}}, BarLabels: true},
+	}
+	if len(r.Lines) == demoLines && r.Lines[demoBatched].Bound != nil {
+		rate := round(r.Lines[demoBatched].Bound.ItemsPerS)
+		charts[0].Lines = []svgchart.Line{{Name: "what the model can do: full batches, no callers", Dashed: true, X: []float64{-0.5, demoLines - 0.5}, Y: []float64{rate, rate}}}
+	}
 	return &svgchart.Figure{
-		Title:    titled(fmt.Sprintf("One model, %d producers with one item each at a time", n), r.Note),
+		Title:    titled(fmt.Sprintf("One model, %d processes with one item each at a time", n), r.Note),
 		Subtitle: subtitle(r.Config, r.Note),
-		Charts: []svgchart.Chart{
-			{Title: "throughput", YLabel: "items per second", Categories: names, Bars: []svgchart.Bars{{Y: rates}}, Lines: []svgchart.Line{bound}, BarLabels: true},
-			{Title: "latency, 95th percentile", YLabel: "milliseconds", Categories: names, Bars: []svgchart.Bars{{Y: tails}}, BarLabels: true},
-		},
+		Charts:   charts,
 	}
 }

@@ -118,9 +118,8 @@ func TestCProgramUnderAddressSanitizer(t *testing.T) {
 	execute(t, nil, sanitized(t, "address,undefined"), startBroker(t), "3")
 }
 
-// Slots and words are also written by other processes, which no sanitizer
-// sees; what the threads of one client share it does. (It knows no child of
-// fork with threads.)
+// What the threads of one process share; heap_test.go has what processes do.
+// (The sanitizer knows no child of fork with threads.)
 func TestCProgramUnderThreadSanitizer(t *testing.T) {
 	execute(t, []string{"TSAN_OPTIONS=halt_on_error=1", "RB_NO_FORK=1"}, sanitized(t, "thread"), startBroker(t), "3")
 }

@@ -41,6 +41,7 @@ from . import _torch_cli, errors
 from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
 from ._torch_lanes import Engine, agree, failure
 from ._torch_planes import DTYPES, NAMES, Plane, Planes
+from ._worker import Ending
 
 __all__ = ["Lost", "serve"]
 
@@ -70,7 +71,8 @@ def serve(
     outputs the module is run once to find out. options are those of
     ringbatch.worker, as max_batch_size=32, wait_time=0.005, and socket.
     wait: seconds to wait for a broker that is not there yet. When the broker
-    is restarted the worker attaches again.
+    is restarted the worker attaches again. Ctrl-C lets the batches that run
+    finish first; a second one does not.
 
     cuda_graphs: True or False, or None: a torch.nn.Module is recorded if that
     works and gives the same results. freeze: TorchScript may fold and fuse
@@ -90,7 +92,7 @@ def serve(
         options.setdefault("gpu", f"{where.index} {torch.cuda.get_device_name(where)}")
     policy = worker_options(depth=depth, **options)
     short_sleeps()
-    ended = stop or threading.Event()
+    ended = Ending(stop or threading.Event())
     specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
     # Before attaching: a worker that is still warming up would hold batches.
     engine = Engine(compute, specs, int(options.get("max_batch_size") or DEFAULT_MAX_BATCH), where, depth, cuda_graphs)
@@ -112,7 +114,8 @@ def serve(
                 engine.check()  # the device is done with the memory
                 planes.close()
 
-    keep_attached(lambda: Ring(model, signature, policy), attached, ended, wait)
+    with ended.on_ctrl_c():
+        keep_attached(lambda: Ring(model, signature, policy), attached, ended, wait)
 
 
 def short_sleeps() -> None:

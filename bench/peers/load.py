@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of one server: processes that each send one request at a time.
+
+    python load.py KIND ADDRESS --bytes 64 --clients 8 --seconds 2
+
+Runs in the environment of the peer whose server it calls. Every client has an
+input of its own and checks every answer: the model sums its input, and all sums
+are whole numbers that float32 holds exactly. They begin together, once each was
+answered a few times; the first half second, and what is answered after the end,
+does not count. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import random
+import time
+
+import numpy as np
+
+WARM_UP = 5  # answers of each client before any counts
+LEAD_IN_S = 0.5  # of load before the clock starts: some servers learn how long to wait
+SAMPLES = 2000  # latencies of each client that are kept, taken evenly
+
+
+class Failed(Exception):
+    pass
+
+
+def payload(client: int, size: int) -> np.ndarray:
+    """Small whole numbers, so that every order of adding them has the same sum."""
+    return np.random.default_rng(client).integers(0, 16, size // 4).astype(np.float32)
+
+
+def client(i: int, make, size: int, seconds: float, ready, start, end, answers) -> None:
+    # A client that fails says so; it must not leave the others waiting.
+    told = False
+    try:
+        x = payload(i, size)
+        want = float(x.sum(dtype=np.float64))
+        call = make(x)
+        for _ in range(WARM_UP):
+            if call() != want:
+                raise ValueError("a wrong sum")
+        ready.release()
+        told = True
+        start.wait()
+        took, first, last = [], end.value - seconds, end.value
+        while True:
+            begin = time.monotonic()
+            got = call()
+            now = time.monotonic()
+            if got != want:
+                raise ValueError(f"a wrong sum: {got}, not {want}")
+            if now > last:
+                break
+            if now > first:
+                took.append(now - begin)
+        kept = took if len(took) <= SAMPLES else random.sample(took, SAMPLES)
+        answers.put((len(took), kept, None))
+    except BaseException as e:
+        answers.put((0, [], f"{type(e).__name__}: {e}"[:300]))
+        if not told:
+            ready.release()
+    finally:
+        answers.close()
+        answers.join_thread()
+        os._exit(0)  # client libraries with threads of their own do not all end well in a forked process
+
+
+def measure(make, size: int, clients: int, seconds: float) -> dict:
+    context = mp.get_context("fork")
+    ready, start, answers = context.Semaphore(0), context.Event(), context.Queue()
+    end = context.Value("d", 0.0, lock=False)
+    processes = [context.Process(target=client, args=(i, make, size, seconds, ready, start, end, answers), daemon=True) for i in range(clients)]
+    for p in processes:
+        p.start()
+    for _ in processes:
+        if not ready.acquire(timeout=60):
+            raise Failed("a client was not answered within a minute")
+    end.value = time.monotonic() + LEAD_IN_S + seconds
+    start.set()
+    found = [answers.get(timeout=LEAD_IN_S + seconds + 60) for _ in processes]
+    for p in processes:
+        p.join(10)
+    errors = [e for _, _, e in found if e]
+    if errors:
+        raise Failed(f"{len(errors)} of {clients} clients failed: {errors[0]}")
+    took = np.array([t for _, kept, _ in found for t in kept] or [float("nan")])
+    # A client with few answers keeps all of its latencies, one with many a sample
+    # of the same size: clients count alike.
+    return {
+        "requests_per_s": sum(n for n, _, _ in found) / seconds,
+        "p50_ms": float(np.percentile(took, 50)) * 1e3,
+        "p99_ms": float(np.percentile(took, 99)) * 1e3,
+    }
+
+
+def tell(measured) -> None:
+    """Prints what was measured, or why not."""
+    try:
+        print(json.dumps(measured()))
+    except Failed as e:
+        print(json.dumps({"error": str(e)}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind")
+    parser.add_argument("address")
+    parser.add_argument("--bytes", type=int, default=64)
+    parser.add_argument("--clients", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    a = parser.parse_args()
+    import calls
+
+    make = calls.KINDS[a.kind](a.address, a.bytes)
+    tell(lambda: measure(make, a.bytes, a.clients, a.seconds))
+
+
+if __name__ == "__main__":
+    main()

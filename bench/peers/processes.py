@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting programs, and ending every one of them and of their children."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt() -> None:
+    """Whatever our children leave behind becomes our child, so that it is found and ended."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants() -> list[int]:
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue  # it ended
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found, look = [], [os.getpid()]
+    while look:
+        mine = children.get(look.pop(), [])
+        found += mine
+        look += mine
+    return found
+
+
+def end_all(grace: float = 5.0) -> None:
+    """SIGTERM, and after the grace SIGKILL, to all that we started and all that that started."""
+    end = time.monotonic() + grace
+    told: set[int] = set()
+    while left := descendants():
+        late = time.monotonic() > end
+        for pid in left:
+            if late or pid not in told:
+                told.add(pid)
+                try:
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+                except ProcessLookupError:
+                    pass
+        time.sleep(0.05)
+        reap()
+    reap()
+
+
+def reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def start(arguments: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen:
+    """In a session of its own, so that Ctrl-C reaches us and we end it."""
+    with open(log, "ab") as out:
+        return subprocess.Popen(arguments, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)

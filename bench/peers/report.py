@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's results as a table (Markdown) and as a chart (SVG)."""
+
+from __future__ import annotations
+
+import statistics
+from html import escape
+
+OURS = "ringbatch"
+
+
+def cell(size: int, clients: int) -> str:
+    return f"{size}x{clients}"
+
+
+def rate(results: dict, peer: str, name: str) -> float | None:
+    """Median of the rounds."""
+    entry = results["peers"].get(peer, {}).get("cells", {}).get(name)
+    return statistics.median(r["requests_per_s"] for r in entry["rounds"]) if entry else None
+
+
+def latency(results: dict, peer: str, name: str) -> float | None:
+    entry = results["peers"].get(peer, {}).get("cells", {}).get(name)
+    return statistics.median(r["p50_ms"] for r in entry["rounds"]) if entry else None
+
+
+def ratio(results: dict, peer: str, name: str) -> float | None:
+    """ringbatch's Python client against the peer: the median of the rounds' own ratios."""
+    cells = [results["peers"].get(p, {}).get("cells", {}).get(name) for p in (OURS, peer)]
+    if not all(cells):
+        return None
+    pairs = zip(*([r["requests_per_s"] for r in c["rounds"]] for c in cells))
+    return statistics.median(a / b if b else float("inf") for a, b in pairs)
+
+
+def number(x: float) -> str:
+    """Three digits are what such a measurement has."""
+    digits = len(str(int(x)))
+    return f"{round(x, 3 - digits):,.0f}" if digits > 3 else f"{x:.0f}"
+
+
+def times(x: float) -> str:
+    return f"{x:.0f}" if x >= 10 else f"{x:.1f}"
+
+
+def ms(x: float) -> str:
+    return f"{x:.0f}" if x >= 10 else f"{x:.1f}" if x >= 1 else f"{x:.2f}"
+
+
+def table(results: dict) -> str:
+    """One table: requests/s, in brackets how many times as many ringbatch's Python client answered."""
+    cells = [(s, c) for s in results["sizes"] for c in results["clients"]]
+    lines = [
+        "| requests/s (ringbatch's Python client ÷ it); p50 | " + " | ".join(f"{s:,} B × {c}" for s, c in cells) + " |",
+        "|---|" + "---|" * len(cells),
+    ]
+    for peer, found in results["peers"].items():
+        row = []
+        for s, c in cells:
+            name = cell(s, c)
+            r, times_it, p50 = rate(results, peer, name), ratio(results, peer, name), latency(results, peer, name)
+            if r is None or p50 is None:
+                row.append("")
+            elif peer == OURS:
+                row.append(f"**{number(r)}**; {ms(p50)} ms")
+            else:
+                row.append(f"{number(r)} ({times(times_it)} ×); {ms(p50)} ms" if times_it else f"{number(r)}; {ms(p50)} ms")
+        lines.append(f"| {found['title']} | " + " | ".join(row) + " |")
+    for peer, why in results["failed"].items():
+        lines.append(f"| {peer} | not measured: {why.replace('|', '/')} |" + " |" * (len(cells) - 1))
+    return "\n".join(lines) + "\n"
+
+
+def dated(results: dict) -> str:
+    m = results["machine"]
+    return (
+        f"Measured {results['date']} at {results['commit']}: {m['cpu']}, {m['cores']} cores, {m['memory_gib']} GiB, Python {m['python']}; "
+        f"{results['rounds']} rounds of {results['seconds']:g} s; load average {results['load_before']:.1f} before, {results['load_after']:.1f} after."
+    )
+
+
+WIDTH, LABELS, ROW = 860, 330, 24
+OUR_COLOUR, THEIR_COLOUR, INK, FAINT = "#0072b2", "#9aa5b1", "#222222", "#555555"
+
+
+def chart(results: dict) -> str:
+    """Bars of the cells that people ask about: a small and a large payload, many clients."""
+    wanted = [(s, results["clients"][-1]) for s in results["sizes"]]
+    out: list[str] = []
+    y = 34
+
+    def text(x: float, at: float, what: str, size: int = 12, anchor: str = "start", colour: str = INK, bold: bool = False) -> None:
+        weight = ' font-weight="bold"' if bold else ""
+        out.append(f'<text x="{x:.1f}" y="{at:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}"{weight}>{escape(what)}</text>')
+
+    text(24, y, "The same model and clients, requests per second", 18, bold=True)
+    y += 20
+    m = results["machine"]
+    text(24, y, f"Python clients on the same host, one request at a time each; medians of {results['rounds']} rounds in turns; {m['cores']} cores, {results['date']}", colour=FAINT)
+    for size, clients in wanted:
+        name = cell(size, clients)
+        rows = sorted(((rate(results, p, name), p) for p in results["peers"] if rate(results, p, name)), reverse=True)
+        if not rows:
+            continue
+        y += 34
+        text(24, y, f"{clients} client{'s' * (clients > 1)}, {size:,} bytes each", 14, bold=True)
+        y += 12
+        room = WIDTH - LABELS - 150
+        for r, peer in rows:
+            width = max(1.0, room * r / rows[0][0])
+            colour = OUR_COLOUR if peer == OURS or peer.startswith("gateway") else THEIR_COLOUR
+            text(LABELS - 10, y + 16, results["peers"][peer]["title"], anchor="end", bold=peer == OURS)
+            against = ratio(results, peer, name)
+            label = number(r) + ("" if peer == OURS or not against else f"   (ringbatch {times(against)} ×)")
+            out.append(f'<rect x="{LABELS}" y="{y + 3}" width="{width:.1f}" height="{ROW - 7}" rx="2" fill="{colour}"/>')
+            text(LABELS + width + 8, y + 16, label)
+            y += ROW
+    y += 16
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}" font-family="Helvetica, Arial, sans-serif">'
+    return "\n".join([head, f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>', *out, "</svg>"]) + "\n"

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ringbatch against what people use now: the same model, payloads and clients, in turns.
+
+    make peers                                    # or:
+    python3 bench/peers/run.py [--only NAME]... [--rounds 3] [--seconds 2]
+            [--json FILE] [--table FILE] [--chart FILE] [--from FILE]
+
+Each peer is installed from PyPI into an environment of its own under build/peers
+(once; a gigabyte or two), started, loaded by client processes, and ended. In the
+first round each is tried with every wait of its own; the better one of each cell
+goes on. A peer that cannot be installed or started is named, and the rest goes on.
+The model sums its input: it reads every byte, and every answer is checked.
+
+--from draws table and chart of an earlier run's JSON, without measuring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import processes
+import report
+from peers import PEERS, REPOSITORY, Peer, Running
+
+HERE = Path(__file__).resolve().parent
+HOME = REPOSITORY / "build" / "peers"
+SIZES, CLIENTS = [64, 602112], [1, 8, 64]
+START_S, INSTALL_S = 120, 1800
+# Each model process has one thread to compute with, as each is one of many.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Failed(Exception):
+    """Of this peer; the others go on."""
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def wait_for(p: subprocess.Popen, what: str, limit: float) -> None:
+    """Waits, and shows that time passes."""
+    begin = time.monotonic()
+    while p.poll() is None:
+        took = time.monotonic() - begin
+        if took > limit:
+            p.kill()
+            raise Failed(f"{what} took more than {limit:.0f} s")
+        if sys.stdout.isatty():
+            print(f"\r  {what}, {took:.0f} s", end="", flush=True)
+        time.sleep(0.5)
+    if sys.stdout.isatty():
+        print("\r\033[K", end="")
+
+
+def venv_of(peer: Peer) -> Path:
+    return HOME / (peer.environment or peer.name) / "venv"
+
+
+def install(peer: Peer, commit: str) -> None:
+    """Once; ringbatch itself again after each change of the repository."""
+    venv = venv_of(peer)
+    mark = venv.parent / "installed"
+    want = "\n".join([*peer.requirements, commit if peer.local else ""])
+    if mark.exists() and mark.read_text() == want and not want.endswith("+changes"):
+        return
+    had = mark.exists() and mark.read_text().splitlines()[:-1] == want.splitlines()[:-1]
+    commands = []
+    if not had:
+        shutil.rmtree(venv.parent, ignore_errors=True)
+        venv.parent.mkdir(parents=True)
+        commands += [[sys.executable, "-m", "venv", str(venv)], [*pip(venv), *peer.requirements]]
+    if peer.local and commit not in fresh:
+        commands.append([*pip(venv), "--force-reinstall", "--no-deps", str(REPOSITORY / "python")])
+        fresh.add(commit)
+    if not commands:
+        return
+    say(f"installing {peer.name}: {' '.join(peer.requirements)}{', and this repository' if peer.local else ''}")
+    log = venv.parent / "install.log"
+    with open(log, "wb") as out:
+        for command in commands:
+            p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            wait_for(p, f"installing {peer.name}", INSTALL_S)
+            if p.returncode:
+                raise Failed(f"cannot be installed: {tail(log)}")
+    mark.write_text(want)
+
+
+fresh: set[str] = set()  # what this run built
+
+
+def pip(venv: Path) -> list[str]:
+    return [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+
+
+def tail(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " / ".join(lines[-3:])[-400:] or "it said nothing"
+
+
+def versions(peer: Peer) -> dict[str, str]:
+    code = "import sys, importlib.metadata as m; print('\\n'.join(n + ' ' + m.version(n) for n in sys.argv[1:]))"
+    out = subprocess.check_output([str(venv_of(peer) / "bin" / "python"), "-c", code, *peer.packages], text=True)
+    return dict(line.split() for line in out.splitlines())
+
+
+def free_ports(n: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+
+
+class Server:
+    """A peer, started with one wait. Ends with all of its processes."""
+
+    def __init__(self, peer: Peer, wait_ms: int) -> None:
+        self.peer, self.wait_ms = peer, wait_ms
+        self.folder = Path(tempfile.mkdtemp(prefix="peers"))  # short: socket paths have a limit
+        self.folder.chmod(0o700)
+        self.log = self.folder / "log"
+        self.log.touch()
+        self.running = Running(venv_of(peer), self.folder, free_ports(2), SIZES, wait_ms)
+
+    def __enter__(self) -> Server:
+        try:
+            started = [processes.start(c.arguments, {**os.environ, **ONE_THREAD, **c.environment}, self.log) for c in self.peer.start(self.running)]
+            end, last = time.monotonic() + START_S, ""
+            while started:  # until an answer is right
+                if any(p.poll() is not None for p in started):
+                    raise Failed(f"ended at its start: {tail(self.log)}")
+                try:
+                    self.load(SIZES[0], 1, 0.05)
+                    break
+                except Failed as e:
+                    last = str(e)
+                if time.monotonic() > end:
+                    raise Failed(f"did not answer within {START_S} s: {last} / {tail(self.log)}")
+            return self
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        processes.end_all()
+        for left in Path("/dev/shm").glob(f"{self.folder.name}*"):  # of Triton's Python backend, if it was killed
+            left.unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def load(self, size: int, clients: int, seconds: float) -> dict:
+        flags = ["--bytes", str(size), "--clients", str(clients), "--seconds", str(seconds)]
+        if self.peer.kind:
+            command = [self.running.python(), str(HERE / "load.py"), self.peer.kind, self.peer.address(self.running), *flags]
+        else:
+            command = [self.running.python(), str(HERE / f"{self.peer.name}.py"), *flags, "--wait_ms", str(self.wait_ms)]
+        p = subprocess.Popen(command, env={**os.environ, **ONE_THREAD}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            out, err = p.communicate(timeout=seconds + 150)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{size} bytes, {clients} clients: no end") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(p.pid, signal.SIGKILL)  # clients that are left
+            p.wait()
+        if p.returncode:
+            raise Failed(f"{size} bytes, {clients} clients: {err.strip()[-300:]}")
+        found = json.loads(out)
+        if "error" in found:
+            raise Failed(f"{size} bytes, {clients} clients: {found['error']}")
+        return found
+
+
+def measure(peers: list[Peer], rounds: int, seconds: float, results: dict) -> None:
+    """Fills results as it goes, so that what was measured is not lost by Ctrl-C."""
+    chosen: dict[str, dict[str, int]] = {p.name: {} for p in peers}
+    for r in range(rounds):
+        for peer in peers:
+            if peer.name in results["failed"]:
+                continue
+            cells = results["peers"].setdefault(peer.name, {"title": peer.title, "versions": versions(peer), "waits_ms": list(peer.waits_ms), "cells": {}})["cells"]
+            try:
+                tried: dict[str, dict[int, dict]] = {}
+                for wait in peer.waits_ms:
+                    wanted = [(s, c) for s in SIZES for c in CLIENTS if r == 0 or chosen[peer.name][report.cell(s, c)] == wait]
+                    if not wanted:
+                        continue
+                    with Server(peer, wait) as server:
+                        for size, clients in wanted:
+                            found = server.load(size, clients, seconds)
+                            tried.setdefault(report.cell(size, clients), {})[wait] = found
+                            waits = "" if wait < 0 else f", wait {wait} ms"
+                            say(f"round {r + 1}/{rounds}  {peer.name + waits:<24} {size:>7,} B x {clients:<2} {found['requests_per_s']:>9,.0f}/s  p50 {found['p50_ms']:.2f} ms")
+                for name, found_by in tried.items():
+                    best = max(found_by, key=lambda w: found_by[w]["requests_per_s"])
+                    chosen[peer.name][name] = best
+                    entry = cells.setdefault(name, {"wait_ms": best, "rounds": []})
+                    entry["rounds"].append(found_by[best])
+                    if r == 0 and len(found_by) > 1:
+                        entry["tried"] = {str(w): f["requests_per_s"] for w, f in found_by.items()}
+            except Failed as e:
+                say(f"{peer.name}: {e}")
+                results["failed"][peer.name] = str(e)
+                results["peers"].pop(peer.name, None)
+
+
+def machine() -> dict:
+    model = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), platform.machine())
+    return {"cpu": model, "cores": os.cpu_count(), "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30), "python": platform.python_version()}
+
+
+def main() -> int:
+    global SIZES, CLIENTS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [p.name for p in PEERS]
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"only this, and ringbatch to compare with (repeatable): {', '.join(names)}")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    parser.add_argument("--bytes", type=int, action="append", help=f"payloads (default {SIZES})")
+    parser.add_argument("--clients", type=int, action="append", help=f"client processes (default {CLIENTS})")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--table", metavar="FILE", help="write the table, in Markdown; into the place for it, if the file has one (docs/peers.md)")
+    parser.add_argument("--chart", metavar="FILE", help="write the chart, as SVG")
+    parser.add_argument("--from", dest="earlier", metavar="FILE", help="an earlier run's JSON: table and chart of it")
+    a = parser.parse_args()
+    if a.rounds < 1 or a.seconds <= 0 or any(b < 4 or b % 4 for b in a.bytes or []) or any(c < 1 for c in a.clients or []):
+        parser.error("--rounds and --clients are at least 1, --seconds more than 0, --bytes multiples of 4")
+    if a.earlier:
+        try:
+            results = json.loads(Path(a.earlier).read_text())
+        except (OSError, ValueError) as e:
+            parser.error(f"--from {a.earlier}: {e}")
+    else:
+        SIZES, CLIENTS = a.bytes or SIZES, a.clients or CLIENTS
+        results = run(a)
+    say("\n" + report.table(results))
+    if a.json and not a.earlier:
+        Path(a.json).write_text(json.dumps(results, indent=1) + "\n")
+    if a.table:
+        put(Path(a.table), report.dated(results) + "\n\n" + report.table(results))
+    if a.chart:
+        Path(a.chart).write_text(report.chart(results))
+    return 130 if results.get("interrupted") else 0
+
+
+def put(file: Path, table: str) -> None:
+    """Into a page's place for it, or as a file of its own."""
+    begin, end = "<!-- measured -->\n", "<!-- /measured -->"
+    old = file.read_text() if file.exists() else ""
+    if begin in old and end in old:
+        table = old.split(begin)[0] + begin + table + end + old.split(end)[1]
+    file.write_text(table)
+
+
+def run(a: argparse.Namespace) -> dict:
+    processes.adopt()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell's & had it ignored
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the finally below
+    chosen = [p for p in PEERS if not a.only or p.name in a.only or p.name == "ringbatch"]
+    results: dict = {
+        "date": datetime.date.today().isoformat(), "machine": machine(), "load_before": os.getloadavg()[0], "seconds": a.seconds, "rounds": a.rounds,
+        "sizes": SIZES, "clients": CLIENTS, "peers": {}, "failed": {},
+    }  # fmt: skip
+    commit = subprocess.run(["git", "describe", "--always", "--abbrev=12", "--dirty=+changes", "--exclude", "*"], cwd=REPOSITORY, capture_output=True, text=True)
+    results["commit"] = commit.stdout.strip()
+    try:
+        for peer in chosen:
+            try:
+                install(peer, results["commit"])
+            except Failed as e:
+                say(f"{peer.name}: {e}")
+                results["failed"][peer.name] = str(e)
+        measure(chosen, a.rounds, a.seconds, results)
+    except KeyboardInterrupt:
+        results["interrupted"] = True
+        say("\ninterrupted: what follows is what was measured until then")
+    finally:
+        processes.end_all()
+    results["load_after"] = os.getloadavg()[0]
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""bench/peers: what needs nothing from PyPI beyond NumPy."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+PEERS = Path(__file__).resolve().parents[2] / "bench" / "peers"
+sys.path.insert(0, str(PEERS))
+
+
+def results() -> dict:
+    def rounds(*rates: float) -> dict:
+        return {"wait_ms": 0, "rounds": [{"requests_per_s": r, "p50_ms": 0.5, "p99_ms": 2.0} for r in rates]}
+
+    return {
+        "date": "2026-01-01", "commit": "c", "machine": {"cpu": "p", "cores": 2, "memory_gib": 4, "python": "3"}, "load_before": 0, "load_after": 0,
+        "rounds": 3, "seconds": 1, "sizes": [64], "clients": [1, 8],
+        "peers": {
+            "ringbatch": {"title": "ringbatch", "versions": {}, "cells": {"64x1": rounds(1000, 3000, 2000), "64x8": rounds(9000, 9000, 9000)}},
+            "slow": {"title": "slow & steady", "versions": {}, "cells": {"64x1": rounds(100, 1000, 400), "64x8": rounds(12345, 12345, 12345)}},
+        },
+        "failed": {"gone": "cannot be installed: no such | thing"},
+    }  # fmt: skip
+
+
+def test_a_ratio_is_the_median_of_the_rounds_own_ratios():
+    import report
+
+    assert report.ratio(results(), "slow", "64x1") == 5  # of 10, 3 and 5
+    assert report.ratio(results(), "slow", "64x8") == pytest.approx(0.73, abs=0.01)  # where it loses, it says so
+    assert report.ratio(results(), "gone", "64x1") is None
+
+
+def test_the_table_names_a_peer_that_was_not_measured_and_why():
+    import report
+
+    lines = report.table(results()).splitlines()
+    assert lines[2] == "| ringbatch | **2,000**; 0.50 ms | **9,000**; 0.50 ms |"
+    assert lines[3] == "| slow & steady | 400 (5.0 ×); 0.50 ms | 12,300 (0.7 ×); 0.50 ms |"
+    assert lines[4] == "| gone | not measured: cannot be installed: no such / thing | |"
+    assert {line.count("|") for line in lines} == {4}
+
+
+def test_the_chart_is_xml_with_a_bar_for_each():
+    import report
+
+    chart = ElementTree.fromstring(report.chart(results()))
+    assert len(chart.findall("{*}rect")) == 1 + 2  # the ground, and two bars
+    assert any(t.text == "slow & steady" for t in chart.findall("{*}text"))
+
+
+def test_an_earlier_run_is_drawn_into_a_page_without_measuring(tmp_path):
+    (tmp_path / "r.json").write_text(json.dumps(results()))
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
+    subprocess.run([sys.executable, PEERS / "run.py", "--from", tmp_path / "r.json", "--table", page, "--chart", tmp_path / "c.svg"], check=True, timeout=60)
+    text = page.read_text()
+    assert text.startswith("before\n<!-- measured -->\nMeasured 2026-01-01") and text.endswith("<!-- /measured -->\nafter\n") and "old" not in text
+    bad = subprocess.run([sys.executable, PEERS / "run.py", "--from", tmp_path / "none.json"], capture_output=True, text=True, timeout=60)
+    assert bad.returncode == 2 and "none.json" in bad.stderr
+
+
+@pytest.mark.parametrize("program", ["plain.py", "simpledbi.py"])
+def test_our_versions_of_known_designs_answer_every_client_rightly(program):
+    flags = ["--clients", "3", "--bytes", "4096", "--seconds", "0.1", "--wait_ms", "1"]
+    found = json.loads(subprocess.check_output([sys.executable, PEERS / program, *flags], timeout=120, text=True))
+    assert found["requests_per_s"] > 0  # a wrong answer would be {"error": …}
+
+
+def test_a_client_that_gets_a_wrong_sum_fails_the_measurement():
+    code = "import load; load.tell(lambda: load.measure(lambda x: lambda: 1.5, 64, 2, 0.05))"
+    out = subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PEERS)}, timeout=120, text=True)
+    assert "2 of 2 clients failed: ValueError: a wrong sum" in json.loads(out)["error"]
+
+
+def test_whatever_was_started_is_ended_with_its_children():
+    code = """
+import os, signal, subprocess, sys, time
+import processes
+from pathlib import Path
+processes.adopt()
+# A child that starts a session of its own, ignores SIGTERM and outlives its parent.
+stubborn = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork() and os._exit(0); os.setsid(); print(os.getpid(), flush=True); time.sleep(60)"
+p = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, text=True)
+pid = int(p.stdout.readline())
+processes.end_all(grace=0.2)
+print(Path(f"/proc/{pid}").exists())
+"""
+    out = subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PEERS)}, timeout=60, text=True)
+    assert out == "False\n"
