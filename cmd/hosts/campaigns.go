@@ -106,7 +106,7 @@ func (c *campaign) play(ctx context.Context, o *options) error {
 	}
 	poison := c.poison
 	if poison > 0 && o.short {
-		poison = 5000
+		poison = 2000
 	}
 	deadline := "5s"
 	if o.short { // CI's machine may have other things to do

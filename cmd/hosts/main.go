@@ -66,7 +66,7 @@ func run(ctx context.Context, o *options) error {
 		return nil
 	}
 	if o.short {
-		o.requests = min(o.requests, 30_000) // so that some are left when the fault strikes
+		o.requests = min(o.requests, 10_000) // so that some are left when the fault strikes
 	}
 	for _, name := range o.only {
 		if !slices.Contains(campaignNames(), name) {
