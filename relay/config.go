@@ -20,7 +20,7 @@ import (
 type Config struct {
 	Model  string // on this host
 	Remote string // its name on the far side; default: the same
-	Target string // host:port, several of them with commas between, or any gRPC target: dns:///…
+	Target string // host:port, several of them with commas between, or any gRPC target: dns:///…, xds:///…
 	Socket string // the broker's; default as everywhere
 	Name   string // for logs and statistics
 	Policy policy.Policy
@@ -107,8 +107,10 @@ func (c *Config) check() error {
 	switch {
 	case c.Model == "" || c.Target == "":
 		return fmt.Errorf("%w: a relay needs a model and a target", status.ErrInvalid)
-	case strings.HasPrefix(c.Target, "xds:"):
-		return fmt.Errorf("%w: xds targets are not built in: put Envoy between (deploy/envoy), or give dns:///NAME:PORT", status.ErrInvalid)
+	case c.xds() && !xdsBuiltIn:
+		return fmt.Errorf("%w: this build knows no xds targets: build it with -tags xds, put Envoy between (deploy/envoy), or give dns:///NAME:PORT", status.ErrInvalid)
+	case c.xds() && c.Route != LeastRequest:
+		return fmt.Errorf("%w: route %s with an xds target: the control plane says how its hosts are chosen", status.ErrInvalid, c.Route)
 	case !slices.Contains(Routes(), string(c.Route)):
 		return fmt.Errorf("%w: no route %q; there are %s", status.ErrInvalid, c.Route, strings.Join(Routes(), ", "))
 	case c.InFlight < 1 || c.InFlight > shm.MaxMailDepth:
@@ -124,6 +126,9 @@ func (c *Config) check() error {
 	}
 	return nil
 }
+
+// xds tells that a control plane says where the hosts are.
+func (c *Config) xds() bool { return strings.HasPrefix(c.Target, "xds:") }
 
 // onlyThisHost tells that the target is a list of addresses of this host.
 func (c *Config) onlyThisHost() bool {

@@ -44,7 +44,9 @@ type host struct {
 	hosts *hosts
 	name  string
 
-	sub    balancer.SubConn // nil while it is not connected
+	balanced bool // it is all hosts of a target that gRPC balances itself
+
+	sub    balancer.SubConn // nil while it is not connected, or balanced
 	cancel context.CancelFunc
 	usable bool
 	said   string // why it is not, as it was logged
@@ -206,7 +208,7 @@ func (h *host) well() {
 	p := h.hosts
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if h.usable || h.sub == nil {
+	if h.usable || h.sub == nil && !h.balanced {
 		return
 	}
 	h.usable, h.window, h.pass = true, firstWindow, p.leastPass()

@@ -4,6 +4,7 @@ package relay
 
 import (
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,5 +31,71 @@ func TestAHostsWindowFollowsWhatItReports(t *testing.T) {
 		if (h.window > 4) != c.grows || (h.window < 4) != c.shrinks {
 			t.Errorf("%s: the window went from 4 to %.1f", c.name, h.window)
 		}
+	}
+}
+
+// usableHosts are hosts that can be chosen, by name.
+func usableHosts(route Route, names ...string) (*hosts, map[string]*host) {
+	p := newHosts(slog.New(slog.DiscardHandler), route, 32)
+	byName := map[string]*host{}
+	for _, name := range names {
+		h := p.add(name)
+		h.usable = true
+		byName[name] = h
+	}
+	return p, byName
+}
+
+func TestWeightedSendsByWhatHostsReportThatTheyCanDo(t *testing.T) {
+	p, all := usableHosts(Weighted, "a", "b", "c")
+	report := func(name string, perSecond, utilization float64) { // as it travels
+		load, ok := relaywire.ParseLoad((&relaywire.Load{PerSecond: perSecond, Utilization: utilization, Compute: time.Millisecond}).Append(nil))
+		all[name].answered(load, ok, time.Millisecond)
+	}
+	report("a", 300, 0.5) // could do 600
+	report("b", 200, 1)   // 200
+	got := map[string]int{}
+	send := func(n int) {
+		clear(got)
+		for range n {
+			c := p.choose(nil, nil)
+			got[c.host.name]++
+			c.end()
+		}
+	}
+	send(1200) // c has not reported: it counts as the mean of the others, 400
+	for name, want := range map[string]int{"a": 600, "b": 200, "c": 400} {
+		if n := got[name]; n < want-2 || n > want+2 {
+			t.Errorf("%s got %d of 1200, want %d", name, n, want)
+		}
+	}
+	report("a", 300, 1.5) // it has become slower than b
+	report("c", 200, 1)
+	send(600)
+	for _, name := range []string{"a", "b", "c"} {
+		if n := got[name]; n < 198 || n > 202 {
+			t.Errorf("%s got %d of 600 although all are alike", name, n)
+		}
+	}
+}
+
+func TestFillUsesAHostOnlyWhenThoseBeforeItAreFull(t *testing.T) {
+	p, all := usableHosts(Fill, "b", "a", "c")
+	all["a"].window, all["b"].window = 2, 1
+	var order []string
+	var calls []*call
+	for range 4 {
+		c := p.choose(nil, nil)
+		order, calls = append(order, c.host.name), append(calls, c)
+	}
+	if got := strings.Join(order, " "); got != "a a b c" {
+		t.Errorf("four batches went to %s, want a a b c", got)
+	}
+	calls[0].end()
+	if c := p.choose(nil, nil); c.host.name != "a" {
+		t.Errorf("a has room again, the next went to %s", c.host.name)
+	}
+	if c := p.choose([]*host{all["a"]}, nil); c.host.name == "a" {
+		t.Error("a batch went back to the host that it comes from")
 	}
 }

@@ -111,12 +111,19 @@ func (r *relay) connect() error {
 		target = "list:///" + list[0]
 	}
 	r.hosts.check = r.checkHost
-	options = append(options, grpc.WithDisableServiceConfig(), grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"`+policyName+`": {}}]}`))
+	if !r.cfg.xds() {
+		options = append(options, grpc.WithDisableServiceConfig(), grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"`+policyName+`": {}}]}`))
+	} else {
+		options = append(options, grpc.WithStatsHandler(sentHandler{}))
+	}
 	if r.conn, err = grpc.NewClient(target, options...); err != nil {
 		return fmt.Errorf("target %q: %w", r.cfg.Target, err)
 	}
 	r.service = oip.NewGRPCInferenceServiceClient(r.conn)
 	r.conn.Connect()
+	if r.cfg.xds() {
+		r.hosts.addBalanced(r.cfg.Target)
+	}
 	return nil
 }
 

@@ -10,13 +10,19 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -259,18 +265,87 @@ func TestTheLocalBrokerMayBeRestarted(t *testing.T) {
 func TestAHostWithAnotherSignatureIsLeftOut(t *testing.T) {
 	var wrong atomic.Int32
 	a := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
-	l := newLocal(t, nil, a.address)
-	c := l.dial()
 	b := newHost(t, signature(t, "x:i32[2]", "y:i32[2]"), func(context.Context, *worker.Batch) error { wrong.Add(1); return nil }, nil)
-	l2 := newLocal(t, nil, a.address, b.address)
-	l2.eventually("it is said", func() bool { return l2.log.has("the other hosts as") || wrong.Load() > 0 })
+	b.stop() // until the other has said what the model is
+	l := newLocal(t, nil, a.address, b.address)
+	c := l.dial()
+	b.serve(nil)
+	l.eventually("it is said", func() bool { return l.log.has("the other hosts as") })
 	for i := range int32(20) {
-		if err := commit(t, c, 2*i)[0].Wait(soon(t)); err != nil {
+		q := commit(t, c, 2*i)[0]
+		if err := q.Wait(soon(t)); err != nil {
 			t.Error(err)
 		}
+		_ = q.Release()
 	}
 	if wrong.Load() != 0 {
 		t.Error("a batch went to the wrong model")
+	}
+}
+
+// older is a gateway of a release that knows nothing of relays: it takes a batch
+// as one request.
+type older struct {
+	oip.UnimplementedGRPCInferenceServiceServer
+	behind oip.GRPCInferenceServiceClient // the host that it stands before
+}
+
+func (o older) ServerMetadata(ctx context.Context, r *oip.ServerMetadataRequest) (*oip.ServerMetadataResponse, error) {
+	m, err := o.behind.ServerMetadata(ctx, r)
+	if err == nil {
+		m.Extensions = slices.DeleteFunc(m.Extensions, func(s string) bool { return s == relaywire.Requests })
+		m.Version = "0.0.1"
+	}
+	return m, err
+}
+
+func (o older) ModelMetadata(ctx context.Context, r *oip.ModelMetadataRequest) (*oip.ModelMetadataResponse, error) {
+	return o.behind.ModelMetadata(ctx, r) // without the header
+}
+
+func (o older) ModelConfig(ctx context.Context, r *oip.ModelConfigRequest) (*oip.ModelConfigResponse, error) {
+	return o.behind.ModelConfig(ctx, r)
+}
+
+func (o older) ModelReady(ctx context.Context, r *oip.ModelReadyRequest) (*oip.ModelReadyResponse, error) {
+	return o.behind.ModelReady(ctx, r)
+}
+
+func (o older) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
+	if r.Parameters[relaywire.Requests] != nil {
+		return nil, errors.New("a parameter that an older release does not know")
+	}
+	return o.behind.ModelInfer(ctx, r)
+}
+
+func TestAnOlderGatewayIsServedWithWholeBatchesAndNamed(t *testing.T) {
+	h := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
+	conn, err := grpc.NewClient(h.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	oip.RegisterGRPCInferenceServiceServer(server, older{behind: oip.NewGRPCInferenceServiceClient(conn)})
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	l := newLocal(t, nil, listener.Addr().String())
+	c := l.dial()
+	for i, q := range commit(t, c, 2, 4, 6) {
+		if err := q.Wait(soon(t)); err != nil || number(t, q) != int32(4*(i+1)) {
+			t.Errorf("request %d: %v", i, err)
+		}
+		_ = q.Release()
+	}
+	if q := commit(t, c, 5)[0]; !strings.Contains(fmt.Sprint(q.Wait(soon(t))), "5 is odd") {
+		t.Error("its error does not travel")
+	}
+	if !l.log.has("an older ringbatch") || !l.log.has("0.0.1") {
+		t.Error("nothing says that it is older")
 	}
 }
 
@@ -300,7 +375,6 @@ func TestARelayThatCannotBeIsRefusedInOneSentence(t *testing.T) {
 	}{
 		{Config{Model: "m"}, "a target"},
 		{Config{Model: "m", Target: "x:1", Route: "best"}, "least_request"},
-		{Config{Model: "m", Target: "xds:///x"}, "put Envoy between"},
 		{Config{Model: "m", Target: "x:1", InFlight: 65}, "1..64"},
 		{Config{Model: "m", Target: "x:1", TokenFile: "t"}, "plain sight"},
 		{Config{Model: "m", Target: "x:1", CertFile: "c"}, "its key"},

@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -28,12 +29,39 @@ func (c relayCredentials) Clone() credentials.TransportCredentials {
 	return relayCredentials{c.TransportCredentials.Clone(), c.hosts}
 }
 
-// transport makes the credentials. Our own certificate is read again for every
-// connection, so that it can be replaced while the relay runs.
+// transport makes the credentials.
 func transport(cfg *Config, h *hosts) (credentials.TransportCredentials, error) {
 	if !cfg.TLS {
 		return relayCredentials{insecure.NewCredentials(), h}, nil
 	}
+	c, err := tlsConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return relayCredentials{fromFiles{credentials.NewTLS(c), cfg}, h}, nil
+}
+
+// fromFiles reads authorities and certificate again for every connection, so
+// that they can be replaced while the relay runs.
+type fromFiles struct {
+	credentials.TransportCredentials // as the files were at the start
+	cfg                              *Config
+}
+
+func (f fromFiles) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	c, err := tlsConfig(f.cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	return credentials.NewTLS(c).ClientHandshake(ctx, authority, conn)
+}
+
+func (f fromFiles) Clone() credentials.TransportCredentials {
+	return fromFiles{f.TransportCredentials.Clone(), f.cfg}
+}
+
+// tlsConfig reads the files.
+func tlsConfig(cfg *Config) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: cfg.ServerName}
 	if cfg.CAFile != "" {
 		pem, err := os.ReadFile(cfg.CAFile)
@@ -46,19 +74,13 @@ func transport(cfg *Config, h *hosts) (credentials.TransportCredentials, error) 
 		}
 	}
 	if cfg.CertFile != "" {
-		load := func() (*tls.Certificate, error) {
-			pair, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
-			if err != nil {
-				return nil, fmt.Errorf("our certificate: %w", err)
-			}
-			return &pair, nil
+		pair, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("our certificate: %w", err)
 		}
-		if _, err := load(); err != nil {
-			return nil, err
-		}
-		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+		c.Certificates = []tls.Certificate{pair}
 	}
-	return relayCredentials{credentials.NewTLS(c), h}, nil
+	return c, nil
 }
 
 // token is shown with every call; its file is read again when it changes.

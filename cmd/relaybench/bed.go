@@ -30,21 +30,23 @@ import (
 // bed is the processes: this host's broker and relays, four far hosts, and the
 // bare server.
 type bed struct {
-	ctx       context.Context
-	cancel    context.CancelFunc
-	dir       string
-	self      string
-	ringbatch string
-	running   []*exec.Cmd
-	hosts     []string // addresses of the far gateways
-	bare      string
-	ends      []func()
+	ctx        context.Context
+	cancel     context.CancelFunc
+	dir        string
+	self       string
+	ringbatch  string
+	running    []*exec.Cmd
+	kinds      map[*exec.Cmd]string // of the processes, for the account
+	hosts      []string             // addresses of the far gateways
+	bare       string
+	ends       []func()
+	relayFlags []string
 }
 
 const farHosts = 4
 
-func newBed(ctx context.Context) (b *bed, err error) {
-	b = &bed{}
+func newBed(ctx context.Context, o *options) (b *bed, err error) {
+	b = &bed{relayFlags: o.relayFlags, kinds: map[*exec.Cmd]string{}}
 	if b.dir, err = os.MkdirTemp("", "relaybench"); err != nil {
 		return nil, err
 	}
@@ -83,6 +85,9 @@ func newBed(ctx context.Context) (b *bed, err error) {
 	if err == nil {
 		b.bare, err = out.Find("grpc ", 20*time.Second)
 	}
+	if err == nil {
+		_, err = b.start("local", b.self, "--role", "local")
+	}
 	for _, model := range []string{"large", "small"} {
 		if err == nil {
 			err = b.relay(model, model, 1)
@@ -120,31 +125,41 @@ func (b *bed) start(host, name string, args ...string) (*testbed.Printed, error)
 		return nil, err
 	}
 	b.running = append(b.running, cmd)
+	what := args[0]
+	if what == "--role" {
+		what = args[1]
+	}
+	side := "local"
+	if host != "local" {
+		side = "far"
+	}
+	b.kinds[cmd] = side + " " + what
 	return out, nil
 }
 
 // relay serves a model of the first n hosts here.
 func (b *bed) relay(model, remote string, n int) error {
-	out, err := b.start("local", b.ringbatch, "relay", model, "--remote_model", remote, "--to", strings.Join(b.hosts[:n], ","),
-		"--wait_for_broker", "20s", "--wait_time", "0", "--log_level", "error")
+	args := []string{"relay", model, "--remote_model", remote, "--to", strings.Join(b.hosts[:n], ","),
+		"--wait_for_broker", "20s", "--log_level", "error"}
+	out, err := b.start("local", b.ringbatch, append(args, b.relayFlags...)...)
 	if err == nil {
 		_, err = out.Find("relaying ", 20*time.Second)
 	}
 	return err
 }
 
-// producers are clients of the ring here.
-func (b *bed) producers(model string, n, size, answered int) (list []caller, err error) {
+// producers are n clients of the ring here, each of so many goroutines.
+func (b *bed) producers(model string, n, goroutines, size, answered int) (list []caller, err error) {
 	wait, cancel := context.WithTimeout(b.ctx, 20*time.Second)
 	defer cancel()
 	input := bytes.Repeat([]byte{1, 2, 3, 4}, size/4)
 	for range n {
-		c, err := client.Dial(wait, model, client.WithSocket(b.socket("local")), client.WithWindow(1), client.WaitForModel())
+		c, err := client.Dial(wait, model, client.WithSocket(b.socket("local")), client.WithWindow(goroutines), client.WaitForModel())
 		if err != nil {
 			return nil, err
 		}
 		b.ends = append(b.ends, func() { c.Close() })
-		list = append(list, func(ctx context.Context) error {
+		call := func(ctx context.Context) error {
 			q, err := c.Claim(ctx, 1)
 			if err != nil {
 				return err
@@ -166,16 +181,20 @@ func (b *bed) producers(model string, n, size, answered int) (list []caller, err
 				err = errAnswer
 			}
 			return err
-		})
+		}
+		for range goroutines {
+			list = append(list, call)
+		}
 	}
 	return list, nil
 }
 
 var errAnswer = errors.New("not the answer")
 
-// bareCallers call the bare server with messages of so many rows.
-func (b *bed) bareCallers(model string, n, rows, size, answered int) (list []caller, err error) {
-	for range n { // each a producer with a connection of its own, as separate processes have
+// bareCallers call the bare server with messages of so many rows, over n
+// connections, each of so many goroutines.
+func (b *bed) bareCallers(model string, n, goroutines, rows, size, answered int) (list []caller, err error) {
+	for range n {
 		conn, err := grpc.NewClient(b.bare, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20), grpc.MaxCallSendMsgSize(64<<20)))
 		if err != nil {
 			return nil, err
@@ -185,13 +204,16 @@ func (b *bed) bareCallers(model string, n, rows, size, answered int) (list []cal
 		request := &oip.ModelInferRequest{ModelName: model,
 			Inputs:           []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "UINT8", Shape: []int64{int64(rows), int64(size)}}},
 			RawInputContents: [][]byte{bytes.Repeat([]byte{1, 2, 3, 4}, rows*size/4)}}
-		list = append(list, func(ctx context.Context) error {
+		call := func(ctx context.Context) error {
 			rep, err := service.ModelInfer(ctx, request)
 			if err == nil && (len(rep.RawOutputContents) != 1 || len(rep.RawOutputContents[0]) != rows*answered) {
 				err = errAnswer
 			}
 			return err
-		})
+		}
+		for range goroutines {
+			list = append(list, call)
+		}
 	}
 	return list, nil
 }
@@ -226,6 +248,23 @@ func (bareServer) ModelInfer(_ context.Context, r *oip.ModelInferRequest) (*oip.
 		RawOutputContents: [][]byte{r.RawInputContents[0][:rows*n]}}, nil
 }
 
+// begin answers with the beginning of the input.
+func begin(_ context.Context, b *worker.Batch) error {
+	for i := range b.Rows() {
+		copy(b.Output(0).Bytes(i), b.Input(0).Bytes(i))
+	}
+	return nil
+}
+
+// serveLocal is a worker of this host that does what the far one does.
+func serveLocal(ctx context.Context) error {
+	sig, err := tensor.ParseSignature([]string{fmt.Sprintf("x:u8[%d]", smallBytes)}, []string{fmt.Sprintf("y:u8[%d]", smallBytes)})
+	if err != nil {
+		return err
+	}
+	return worker.Serve(ctx, worker.Config{Model: localKind, Signature: sig, WaitForBroker: 20 * time.Second, Policy: policy.New(policy.MaxBatchSize(producers), policy.WaitTime(0))}, begin)
+}
+
 // serveModels is a far host's worker: the answer is the beginning of the input;
 // the model "slow" sleeps as long as a GPU would compute.
 func serveModels(ctx context.Context) error {
@@ -237,12 +276,6 @@ func serveModels(ctx context.Context) error {
 			return
 		}
 		failed <- worker.Serve(ctx, worker.Config{Model: name, Signature: sig, WaitForBroker: 20 * time.Second, Policy: policy.New(policy.MaxBatchSize(batch), policy.WaitTime(0))}, fn)
-	}
-	begin := func(_ context.Context, b *worker.Batch) error {
-		for i := range b.Rows() {
-			copy(b.Output(0).Bytes(i), b.Input(0).Bytes(i))
-		}
-		return nil
 	}
 	go serve("large", batch, fmt.Sprintf("x:u8[%d]", largeBytes), fmt.Sprintf("y:u8[%d]", answer), begin)
 	go serve("small", producers, fmt.Sprintf("x:u8[%d]", smallBytes), fmt.Sprintf("y:u8[%d]", smallBytes), begin)

@@ -42,11 +42,14 @@ const (
 )
 
 type options struct {
-	seconds float64
-	rounds  int
-	only    string
-	json    string
-	checks  []check
+	seconds    float64
+	rounds     int
+	only       string
+	json       string
+	explain    bool
+	relayFlags []string
+	perProcess int
+	checks     []check
 }
 
 type check struct {
@@ -59,11 +62,17 @@ type check struct {
 
 func main() {
 	o := options{}
-	role := pflag.String("role", "", "internal: bare or worker")
+	role := pflag.String("role", "", "internal: bare, worker, local or producer")
+	bare := pflag.String("bare", "", "internal: the bare server's address")
+	goroutines := pflag.Int("goroutines", 1, "internal: producers of this process")
+	dir := pflag.String("dir", "", "internal: where the sockets are")
 	pflag.Float64Var(&o.seconds, "seconds", 1, "length of one turn")
 	pflag.IntVar(&o.rounds, "rounds", 5, "turns of each")
 	pflag.StringVar(&o.only, "only", "", "large, small, one or hosts")
 	pflag.StringVar(&o.json, "json", "", "write the results to this file")
+	pflag.BoolVar(&o.explain, "explain", false, "small, one: print each turn, where its CPU time went and how full batches were")
+	pflag.IntVar(&o.perProcess, "per_process", 1, "small: producers that share a process, with one client or one connection between them")
+	pflag.StringSliceVar(&o.relayFlags, "relay_flags", nil, "further flags of the relays")
 	pflag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -73,6 +82,10 @@ func main() {
 		err = serveBare(ctx)
 	case "worker":
 		err = serveModels(ctx)
+	case "local":
+		err = serveLocal(ctx)
+	case "producer":
+		err = runProducer(ctx, *dir, *bare, *goroutines)
 	default:
 		err = run(ctx, &o)
 	}
@@ -83,7 +96,7 @@ func main() {
 }
 
 func run(ctx context.Context, o *options) error {
-	b, err := newBed(ctx)
+	b, err := newBed(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -188,11 +201,11 @@ func median(v []float64) float64 {
 }
 
 func large(o *options, b *bed) error {
-	ring, err := b.producers("large", producers, largeBytes, answer)
+	ring, err := b.producers("large", producers, 1, largeBytes, answer)
 	if err != nil {
 		return err
 	}
-	bare, err := b.bareCallers("large", 3, batch, largeBytes, answer)
+	bare, err := b.bareCallers("large", 3, 1, batch, largeBytes, answer)
 	if err != nil {
 		return err
 	}
@@ -206,49 +219,31 @@ func large(o *options, b *bed) error {
 }
 
 func small(o *options, b *bed) error {
-	ring, err := b.producers("small", producers, smallBytes, smallBytes)
+	list, err := b.producerProcesses(producers/o.perProcess, o.perProcess)
 	if err != nil {
 		return err
 	}
-	bare, err := b.bareCallers("small", producers, 1, smallBytes, smallBytes)
+	all, err := o.produceInTurns(b, list, bareKind, relayKind, localKind)
 	if err != nil {
 		return err
 	}
-	rates, err := o.inTurns(b.ctx, bare, ring)
-	if err != nil {
-		return err
-	}
-	o.report("small requests", fmt.Sprintf("64 bytes, 64 producers: relay %.0f requests/s, one by one over gRPC %.0f", rates[1], rates[0]), rates[1]/rates[0], aimSmall, false)
+	bare, relay, local := all[bareKind], all[relayKind], all[localKind]
+	o.report("small requests", fmt.Sprintf("64 bytes, 64 producer processes: relay %.0f requests/s, one by one over gRPC %.0f (a ring with its worker here: %.0f)",
+		relay.perSecond, bare.perSecond, local.perSecond), relay.perSecond/bare.perSecond, aimSmall, false)
 	return nil
 }
 
 func oneCaller(o *options, b *bed) error {
-	ring, err := b.producers("small", 1, smallBytes, smallBytes)
+	list, err := b.producerProcesses(1, 1)
 	if err != nil {
 		return err
 	}
-	bare, err := b.bareCallers("small", 1, 1, smallBytes, smallBytes)
+	all, err := o.produceInTurns(b, list, bareKind, relayKind, localKind)
 	if err != nil {
 		return err
 	}
-	sets, took := [][]caller{bare, ring}, make([][]float64, 2)
-	for round := range o.rounds + 1 {
-		for i := range sets {
-			var all []float64
-			for end := time.Now().Add(time.Duration(o.seconds * float64(time.Second) / 2)); time.Now().Before(end); {
-				begin := time.Now()
-				if err := sets[i][0](b.ctx); err != nil {
-					return err
-				}
-				all = append(all, time.Since(begin).Seconds()*1e6)
-			}
-			if round > 0 {
-				took[i] = append(took[i], median(all))
-			}
-		}
-	}
-	g, r := median(took[0]), median(took[1])
-	o.report("one caller", fmt.Sprintf("64 bytes, 1 caller: relay %.0f µs, bare unary call %.0f µs", r, g), r/g, aimLatency, true)
+	bare, relay, local := all[bareKind], all[relayKind], all[localKind]
+	o.report("one caller", fmt.Sprintf("64 bytes, 1 caller: relay %.0f µs, bare unary call %.0f µs (a ring with its worker here: %.0f µs)", relay.us, bare.us, local.us), relay.us/bare.us, aimLatency, true)
 	return nil
 }
 
@@ -260,7 +255,7 @@ func moreHosts(o *options, b *bed) error {
 		if err := b.relay(model, "slow", n); err != nil {
 			return err
 		}
-		ring, err := b.producers(model, 12*batch, smallBytes, smallBytes)
+		ring, err := b.producers(model, 12*batch, 1, smallBytes, smallBytes)
 		if err != nil {
 			return err
 		}
