@@ -141,6 +141,7 @@ func (r *run) prepare(ctx context.Context) ([]cell, error) {
 	if busy == nil {
 		busy = Doubling(workers)
 	}
+	sizes, busy = ascending(sizes), ascending(busy)
 	var cells []cell
 	for _, k := range busy {
 		if k < 1 || k > workers {
@@ -185,6 +186,9 @@ func Workers(ctx context.Context, a *admin.Client, model string) (int, error) {
 	}
 	return n, nil
 }
+
+// ascending sorts, and leaves out what is there twice.
+func ascending(list []int) []int { return slices.Compact(slices.Sorted(slices.Values(list))) }
 
 // Doubling is 1, 2, 4 … and n.
 func Doubling(n int) (list []int) {
@@ -281,6 +285,7 @@ func once(ctx context.Context, c *client.Client, inputs []any) error {
 // last thousand batches.
 func (r *run) follow(ctx context.Context, since uint64, done <-chan struct{}) error {
 	var run []stats.Batch // without a gap
+	torn := false         // there was a gap before it
 	for last := false; ; {
 		select {
 		case <-done:
@@ -292,29 +297,36 @@ func (r *run) follow(ctx context.Context, since uint64, done <-chan struct{}) er
 			return err
 		}
 		if b.Count-since > uint64(len(b.Batches)) { // some were forgotten
-			r.count(run)
-			run = nil
+			r.count(run, torn, true)
+			run, torn = nil, true
 		}
 		since, run = b.Count, append(run, b.Batches...)
 		if last {
-			r.count(run)
+			r.count(run, torn, false)
 			return nil
 		}
 	}
 }
 
-// count files the batches of a run under what they were: the first and the last
-// of each worker are left out, since what ran beside them may not be in it.
-func (r *run) count(run []stats.Batch) {
-	edge := r.profile.Workers
-	for i := edge; i < len(run)-edge; i++ {
+// count files the batches of a run under what they were. Beside a gap the last ones
+// of the workers are left out: what ran beside them may not be known.
+func (r *run) count(run []stats.Batch, gapBefore, gapAfter bool) {
+	edge := 2 * r.profile.Workers
+	first, end := 0, len(run)
+	if gapBefore {
+		first = edge
+	}
+	if gapAfter {
+		end -= edge
+	}
+	for i := first; i < end; i++ {
 		b := &run[i]
 		took := max(1, b.FinishedUS-b.StartedUS)
 		beside := int64(0)
-		for j := i - 1; j >= 0 && (run[j].FinishedUS > b.StartedUS || j >= i-4*edge); j-- { // nearly in the order of their ends
+		for j := i - 1; j >= 0 && (run[j].FinishedUS > b.StartedUS || j >= i-2*edge); j-- { // nearly in the order of their ends
 			beside += overlap(b, &run[j])
 		}
-		for j := i + 1; j < len(run) && j <= i+4*edge; j++ {
+		for j := i + 1; j < len(run) && j <= i+2*edge; j++ {
 			beside += overlap(b, &run[j])
 		}
 		busy := 1 + int(float64(beside)/float64(took)+0.5)

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/internal/tune"
+)
+
+func runTune(ctx context.Context, args []string) error {
+	f := flags("tune", "", "Find how many instances of a worker command, and which max_batch_size, serve a load best. Starts the\ncommand under a broker of its own, measures what batches take, simulates every setting, measures the\nbest few under real load in turns, and writes the configuration of the best one. Without --rate the\nbest is the one with the most requests per second, with it the one with the least mean latency.\nCtrl-C ends everything that was started and prints what was measured.",
+		`  ringbatch tune --worker 'python serve.py' --p99 20ms --out ringbatch.toml
+  ringbatch tune --worker 'ringbatch torch resnet50.jit --input x:f32[3,224,224]' --gpus 0 --mps --rate 2000
+`)
+	o := tune.Options{Say: progress.New()}
+	f.StringVar(&o.Command, "worker", "", "the worker's command; it must attach to $RINGBATCH_SOCKET, as workers do by default")
+	f.StringVar(&o.Model, "model", "", "which model to tune, if the command serves several")
+	f.DurationVar(&o.Goal.P99, "p99", 0, "p99 latency that must be kept")
+	f.Float64Var(&o.Goal.Rate, "rate", 0, "requests per second that must be served (default: as many as can be)")
+	f.IntSliceVar(&o.GPUs, "gpus", nil, "GPUs of the instances, in turn (CUDA_VISIBLE_DEVICES)")
+	f.BoolVar(&o.MPS, "mps", false, "try every setting with MPS, too")
+	f.IntSliceVar(&o.Instances, "instances", []int{1, 2, 3, 4}, "numbers of instances to try")
+	f.IntSliceVar(&o.Sizes, "batch_sizes", nil, "values of max_batch_size to try (default: 1, 2, 4 … what the worker asks for)")
+	inputs := addFeedFlags(f)
+	f.DurationVar(&o.AttachTime, "attach_time", 2*time.Minute, "how long an instance may take to come up")
+	f.DurationVar(&o.Profile, "profile_time", 12*time.Second, "about how long to measure what batches take")
+	f.DurationVar(&o.Window, "window", time.Second, "length of a measuring window; two make a turn")
+	f.IntVar(&o.Turns, "turns", 3, "turns in which each of the best few is measured")
+	f.BoolVar(&o.Full, "full", false, "then measure every setting as well, which takes several times as long, and say how good the choice was")
+	out := f.String("out", "", "write the configuration for ringbatch broker --config (TOML)")
+	svg := f.String("svg", "", "draw it into this SVG file")
+	asJSON := f.Bool("json", false, "print JSON")
+	if err := parse(f, args, 0, 0); err != nil {
+		return err
+	}
+	if err := checkTune(&o); err != nil {
+		return err
+	}
+	for flag, path := range map[string]string{"out": *out, "svg": *svg} {
+		if err := progress.CanWrite(path); err != nil {
+			return fmt.Errorf("--%s: %w", flag, err)
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	o.Program, o.Feed = []string{self}, inputs.feed
+	r, err := tune.Run(ctx, o)
+	o.Say.Clear()
+	if r != nil && len(r.Candidates)+len(r.Profiles) > 0 {
+		if writeErr := writeTuned(r, *out, *svg, *asJSON); writeErr != nil {
+			return writeErr
+		}
+	}
+	if errors.Is(err, context.Canceled) {
+		fmt.Fprintln(os.Stderr, "ringbatch: interrupted; every process was ended")
+		return interrupted
+	}
+	return err
+}
+
+func checkTune(o *tune.Options) error {
+	usage := func(format string, a ...any) error { return fmt.Errorf("%w: %s", errUsage, fmt.Sprintf(format, a...)) }
+	if strings.TrimSpace(o.Command) == "" {
+		return usage("--worker says which command serves the model")
+	}
+	for _, c := range []struct {
+		flag string
+		list []int
+		most int
+	}{{"instances", o.Instances, 64}, {"batch_sizes", o.Sizes, 1 << 16}} {
+		for _, n := range c.list {
+			if n < 1 || n > c.most {
+				return usage("--%s: %d is not a number of 1..%d", c.flag, n, c.most)
+			}
+		}
+	}
+	switch {
+	case o.Turns < 1 || o.Turns > 1000:
+		return usage("--turns is %d, must be 1..1000", o.Turns)
+	case len(o.Instances) == 0:
+		return usage("--instances names no number")
+	case o.Goal.P99 < 0 || !(o.Goal.Rate >= 0 && o.Goal.Rate <= 1e7):
+		return usage("--p99 and --rate must not be negative, nor --rate above 1e7")
+	case o.AttachTime <= 0 || o.Profile <= 0:
+		return usage("--attach_time and --profile_time must be positive")
+	case o.Window < 100*time.Millisecond || o.Window > time.Minute:
+		return usage("--window is %v, must be 100ms..1m", o.Window)
+	}
+	return nil
+}
+
+// writeTuned is also for what there is of an interrupted run.
+func writeTuned(r *tune.Report, out, svg string, asJSON bool) error {
+	if out != "" && r.Choice != nil {
+		if err := writeFile(out, func(w io.Writer) error { _, err := io.WriteString(w, r.TOML()); return err }); err != nil {
+			return fmt.Errorf("--out: %w", err)
+		}
+	}
+	if svg != "" {
+		if err := writeFigure(svg, r.Figure()); err != nil {
+			return err
+		}
+	}
+	if asJSON {
+		e := json.NewEncoder(os.Stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(r)
+	}
+	if err := r.WriteText(os.Stdout); err != nil {
+		return err
+	}
+	if out != "" && r.Choice != nil {
+		fmt.Printf("%s: ringbatch broker --config %s\n", out, out)
+	}
+	return nil
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/internal/tune"
+)
+
+// tuning is a place to tune in: the worker command writes down the number of each
+// of its processes, and temporary files have a folder of their own.
+type tuning struct {
+	*cli
+	pids, temp string
+}
+
+func startTuning(t *testing.T) *tuning {
+	bed, err := testbed.New(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(bed.Close)
+	t.Setenv(commandEnv, "1")
+	x := &tuning{&cli{t: t, bin: os.Args[0], bed: bed}, bed.Path("pids"), bed.Path("t")}
+	if err := os.Mkdir(x.temp, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", x.temp)
+	return x
+}
+
+// worker is a command whose batches take at least 2 ms and 1 ms for each row.
+func (x *tuning) worker() string {
+	return fmt.Sprintf("echo $$ >> %s; exec %s worker --model simulated --simulated_fixed 2ms --simulated_item 1ms --max_batch_size 8", x.pids, x.bin)
+}
+
+// quick are flags that make it short.
+var quick = []string{"--instances", "1", "--batch_sizes", "8", "--profile_time", "100ms", "--window", "100ms", "--turns", "1"}
+
+func (x *tuning) tune(args ...string) (string, int) {
+	return x.run(append(append([]string{"tune"}, quick...), args...)...)
+}
+
+// nothingIsLeft checks that all workers have ended, and the private folders too.
+func (x *tuning) nothingIsLeft() {
+	x.t.Helper()
+	text, _ := os.ReadFile(x.pids)
+	for _, pid := range strings.Fields(string(text)) {
+		if _, err := os.Stat(filepath.Join("/proc", pid)); err == nil {
+			x.t.Errorf("process %s is left", pid)
+		}
+	}
+	if left, _ := os.ReadDir(x.temp); len(left) > 0 {
+		x.t.Errorf("folders are left: %v", left)
+	}
+}
+
+func TestTuneFindsTheSettingAndWritesAConfigurationThatABrokerTakes(t *testing.T) {
+	x := startTuning(t)
+	config, svg := x.bed.Path("ringbatch.toml"), x.bed.Path("tune.svg")
+	out, code := x.run("tune", "--instances", "1,2", "--batch_sizes", "8", "--profile_time", "100ms", "--window", "100ms", "--turns", "1", "--worker", x.worker(), "--out", config, "--svg", svg, "--json", "--full")
+	var r tune.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 {
+		t.Fatalf("status %d: %v\n%s", code, err, out)
+	}
+	// By simulation two instances do twice as much as one, which is not measured.
+	if r.Choice == nil || *r.Choice != (tune.Setting{Instances: 2, MaxBatchSize: 8}) || len(r.Candidates) != 2 || r.Grid == nil || r.Grid.Settings != 2 || r.Grid.Ratio <= 0 {
+		t.Fatalf("%s", out)
+	}
+	for _, c := range r.Candidates {
+		if c.Predicted == nil || c.Measured != nil && (c.Measured.PerSecondLow > c.Measured.PerSecond || c.Measured.PerSecondHigh < c.Measured.PerSecond) {
+			t.Errorf("%+v", c)
+		}
+	}
+	x.nothingIsLeft()
+	if text, err := os.ReadFile(svg); err != nil || !strings.Contains(string(text), "ringbatch tune: simulated") {
+		t.Errorf("--svg: %v", err)
+	}
+
+	t.Setenv("RINGBATCH_SOCKET", x.bed.Path("private/b.sock"))
+	broker := x.start("broker", "--config", config, "--log_level", "warn")
+	defer x.ends(broker)
+	x.until("the broker answers", func() bool { _, code := x.run("stats"); return code == 0 })
+	x.until("its workers are attached", func() bool { m := x.model("simulated"); return m != nil && len(m.Workers) == 2 })
+	if m := x.model("simulated"); m.MaxBatchSize != 8 || !m.WaitAuto {
+		t.Errorf("%+v", m)
+	}
+}
+
+func TestTuneThatCannotWorkSaysWhyAndLeavesNothingRunning(t *testing.T) {
+	x := startTuning(t)
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{nil, 2, "--worker says which command"},
+		{[]string{"--worker", "x", "--instances", "0"}, 2, "is not a number of 1"},
+		{[]string{"--worker", "x", "--window", "1ms"}, 2, "must be 100ms"},
+		{[]string{"--worker", "x", "--out", "/no/such/folder/x"}, 1, "cannot be written"},
+		{[]string{"--worker", "/no/such/program"}, 1, "no such file"},
+		{[]string{"--worker", "echo it has no weights; exit 3"}, 1, "ends before it attaches"},
+		{[]string{"--worker", "echo it has no weights; exit 3"}, 1, "it has no weights"},
+		{[]string{"--worker", "echo $$ >> " + x.pids + "; exec sleep 1000", "--attach_time", "300ms"}, 1, "no worker attached within 300ms"},
+		{[]string{"--worker", x.worker(), "--p99", "1ms"}, 1, "--p99 1ms cannot be kept: the quickest batch alone takes"},
+		{[]string{"--worker", x.worker(), "--rate", "1000000"}, 1, "no setting serves 1e+06 requests/s"},
+		{[]string{"--worker", x.worker(), "--model", "another"}, 1, "the command serves simulated"},
+	} {
+		if out, code := x.tune(c.args...); code != c.code || !strings.Contains(out, c.want) {
+			t.Errorf("%q: status %d, want %d and %q\n%s", c.args, code, c.code, c.want, out)
+		}
+		x.nothingIsLeft()
+	}
+}
+
+func TestAnInterruptedTuneLeavesNothingRunningAndKeepsWhatWasMeasured(t *testing.T) {
+	x := startTuning(t)
+	workers := func() int {
+		text, _ := os.ReadFile(x.pids)
+		return len(strings.Fields(string(text)))
+	}
+	// batches is how many the private broker's workers have done.
+	batches := func() uint64 {
+		sockets, _ := filepath.Glob(filepath.Join(x.temp, "*", "broker.sock"))
+		for _, socket := range sockets {
+			if s, err := admin.New(socket).Stats(t.Context()); err == nil && s.Model("simulated") != nil {
+				return s.Model("simulated").Batches
+			}
+		}
+		return 0
+	}
+	for _, c := range []struct {
+		signal syscall.Signal
+		when   func() bool
+		says   string
+	}{
+		{syscall.SIGINT, func() bool { return workers() > 0 }, "every process was ended"},
+		{syscall.SIGTERM, func() bool { return batches() > 30 }, "atching"}, // whether it pays is known from so many
+	} {
+		p := x.start("tune", "--worker", x.worker(), "--instances", "1,2", "--batch_sizes", "1,8", "--profile_time", "1h")
+		x.until("it is under way", c.when)
+		p.Signal(c.signal)
+		if err := p.Wait(time.Minute); err == nil || p.State().ExitCode() != 130 || !strings.Contains(p.Log(), c.says) {
+			t.Errorf("%v\n%s", err, p.Log())
+		}
+		x.nothingIsLeft()
+	}
+	// Killed, it cannot clean up; its processes still end.
+	_ = os.Remove(x.pids)
+	p := x.start("tune", "--worker", x.worker(), "--instances", "2", "--profile_time", "1h")
+	x.until("workers have been started", func() bool { return workers() >= 2 })
+	p.Kill()
+	x.until("its workers have ended", func() bool {
+		text, _ := os.ReadFile(x.pids)
+		for _, pid := range strings.Fields(string(text)) {
+			if _, err := os.Stat(filepath.Join("/proc", pid)); err == nil {
+				return false
+			}
+		}
+		return true
+	})
+}

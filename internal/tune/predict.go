@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tune
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/simulate"
+	"github.com/ringbatch/ringbatch/internal/profile"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// What a prediction takes.
+const (
+	simulatedRequests = 4000
+	hop               = 15 * time.Microsecond
+	margin            = 0.9 // of the goal: what is simulated has no bad days
+)
+
+// clientsOf spreads requests in flight over connections.
+func clientsOf(inFlight int) (clients, each int) {
+	clients = min(inFlight, 32)
+	return clients, (inFlight + clients - 1) / clients
+}
+
+// openClients and openInFlight are those of an open loop.
+const (
+	openClients  = 16
+	openInFlight = 64
+)
+
+// predict simulates every setting.
+func (r *Report) predict(ctx context.Context, p *profile.Profile, mps bool, most int) ([]*Candidate, error) {
+	alone, busy, err := p.Costs()
+	if err != nil {
+		return nil, err
+	}
+	var list []*Candidate
+	for _, n := range ascending(r.options.Instances) {
+		if n > most {
+			continue
+		}
+		for _, size := range r.sizes() {
+			c := &Candidate{Setting: Setting{n, size, mps}}
+			if err := r.predictOne(ctx, c, simulate.Config{
+				Policy:  policy.Settings{MaxBatchSize: size, WaitTime: policy.Auto},
+				Workers: simulate.Workers{Count: n, Depth: worker.DefaultDepth},
+				Cost:    alone, Busy: busy, Hop: hop, Requests: simulatedRequests, Seed: 1,
+			}); err != nil {
+				return nil, err
+			}
+			list = append(list, c)
+		}
+	}
+	return list, nil
+}
+
+// predictOne simulates the load that the setting is to be measured with: that of
+// the rate, or a closed loop with as many requests in flight as do most within
+// the goal.
+func (r *Report) predictOne(ctx context.Context, c *Candidate, cfg simulate.Config) error {
+	if r.Goal.Rate > 0 {
+		cfg.Arrivals = simulate.Poisson{Rate: r.Goal.Rate, Clients: openClients}
+		f, err := simulated(ctx, cfg)
+		c.Predicted = f
+		return err
+	}
+	full := float64(c.Instances * c.MaxBatchSize)
+	shares := []float64{2}
+	if r.Goal.P99 > 0 {
+		shares = []float64{0.25, 0.5, 0.75, 1, 1.25, 1.5, 2}
+	}
+	for _, share := range shares {
+		inFlight := max(1, int(math.Round(share*full)))
+		clients, each := clientsOf(inFlight)
+		cfg.Arrivals = simulate.ClosedLoop{Clients: clients, InFlight: each}
+		f, err := simulated(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		if c.Predicted == nil || r.better(f, c.Predicted, margin) {
+			c.Predicted, c.InFlight = f, inFlight
+		}
+	}
+	return nil
+}
+
+func simulated(ctx context.Context, cfg simulate.Config) (*Figures, error) {
+	s, err := simulate.Run(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	ms := func(d time.Duration) float64 { return float64(d) / 1e6 }
+	return &Figures{PerSecond: s.RequestsPerSecond, MeanMS: ms(s.Latency.Avg), P99MS: ms(s.Latency.P99)}, nil
+}
+
+// served is the share of the rate that must be answered.
+const served = 0.97
+
+// keeps tells whether the goal is kept, with p99 within share of it.
+func (r *Report) keeps(f *Figures, share float64) bool {
+	return (r.Goal.P99 == 0 || f.P99MS <= share*float64(r.Goal.P99)/1e6) && f.PerSecond >= served*r.Goal.Rate
+}
+
+// score is what is compared: more is better.
+func (r *Report) score(f *Figures) float64 {
+	if r.Goal.Rate > 0 {
+		return 1 / max(f.MeanMS, 1e-9)
+	}
+	return f.PerSecond
+}
+
+// better tells whether a is the better one: what keeps the goal before what does
+// not, then by score; of those that do not keep it, the one that comes nearest.
+func (r *Report) better(a, b *Figures, share float64) bool {
+	ka, kb := r.keeps(a, share), r.keeps(b, share)
+	if ka != kb {
+		return ka
+	}
+	if !ka && r.Goal.P99 > 0 {
+		return a.P99MS < b.P99MS
+	}
+	return r.score(a) > r.score(b)
+}
+
+// mostFinalists are measured, and at most an eighth of all settings beyond the
+// first two: measuring is what takes time.
+const mostFinalists = 4
+
+// finalists are the settings that are worth measuring: the best batch size of the
+// best numbers of instances first, since it is between these that a simulation errs
+// most (it knows nothing of the CPU time of clients and broker), then the next best.
+func (r *Report) finalists(list []*Candidate) []*Candidate {
+	order := slices.Clone(list)
+	slices.SortStableFunc(order, func(a, b *Candidate) int {
+		switch {
+		case r.better(a.Predicted, b.Predicted, margin):
+			return -1
+		case r.better(b.Predicted, a.Predicted, margin):
+			return 1
+		}
+		return cmp.Compare(a.Instances, b.Instances)
+	})
+	most := min(mostFinalists, max(2, len(list)/8))
+	var chosen []*Candidate
+	for _, oneEach := range []bool{true, false} {
+		seen := map[int]bool{}
+		for _, c := range order {
+			near := r.score(c.Predicted) >= 0.8*r.score(order[0].Predicted) && r.keeps(c.Predicted, 1) == r.keeps(order[0].Predicted, 1)
+			if len(chosen) < most && (near || len(chosen) == 0) && !slices.Contains(chosen, c) && !(oneEach && seen[c.Instances]) {
+				chosen = append(chosen, c)
+			}
+			seen[c.Instances] = true
+		}
+	}
+	return chosen
+}

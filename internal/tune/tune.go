@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tune finds how many instances of a worker command, and which
+// max_batch_size, serve a load best:
+//
+//  1. a private broker starts the command and learns which model it serves;
+//  2. what batches take is measured (package profile), by rows and busy workers;
+//  3. every setting is simulated with that, and all but the best few are dropped;
+//  4. those are measured under real load, in turns.
+//
+// All processes belong to the private broker and end with it.
+package tune
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/ringbatch/ringbatch/bench"
+	"github.com/ringbatch/ringbatch/internal/feed"
+	"github.com/ringbatch/ringbatch/internal/profile"
+	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Options say what is tuned, and for what.
+type Options struct {
+	Program    []string // this program, to be started as a broker
+	Command    string   // of a worker
+	Model      string   // if it serves several
+	GPUs       []int
+	MPS        bool // try it with MPS, too
+	Instances  []int
+	Sizes      []int // max_batch_size; nil: 1, 2, 4 … what the worker asks for
+	Goal       Goal
+	Feed       func(*tensor.Signature) (*feed.Feed, error)
+	AttachTime time.Duration // for a worker to come up
+	Profile    time.Duration // what profiling may take
+	Window     time.Duration // of load, measured at a time
+	Turns      int           // in which each of the best is measured, with the others in between
+	Full       bool          // measure every setting, to judge the choice
+	Say        *progress.Line
+}
+
+// Goal is what is asked for. Without a rate the best setting is the one with the
+// most requests per second, with one it is the one with the least mean latency;
+// p99, if it is given, must be kept.
+type Goal struct {
+	P99  time.Duration `json:"p99_ns,omitempty"`
+	Rate float64       `json:"rate,omitempty"`
+}
+
+// Setting is one way to serve the model.
+type Setting struct {
+	Instances    int  `json:"instances"`
+	MaxBatchSize int  `json:"max_batch_size"`
+	MPS          bool `json:"mps,omitempty"`
+}
+
+func (s Setting) String() string {
+	text := fmt.Sprintf("%d × %d", s.Instances, s.MaxBatchSize)
+	if s.MPS {
+		text += " MPS"
+	}
+	return text
+}
+
+// Candidate is a setting and what is known of it.
+type Candidate struct {
+	Setting
+	InFlight  int       `json:"in_flight,omitempty"` // closed loop: requests
+	Predicted *Figures  `json:"predicted,omitempty"`
+	Measured  *Measured `json:"measured,omitempty"`
+	Note      string    `json:"note,omitempty"` // why it does not count
+
+	samples []bench.Figures
+	errors  map[string]int64
+}
+
+// Figures are the main ones.
+type Figures struct {
+	PerSecond float64 `json:"requests_per_s"`
+	MeanMS    float64 `json:"mean_ms"`
+	P99MS     float64 `json:"p99_ms"`
+}
+
+// Report is everything that was found out.
+type Report struct {
+	Command    string             `json:"command"`
+	Model      string             `json:"model"`
+	Goal       Goal               `json:"goal"`
+	Profiles   []*profile.Profile `json:"profiles"`
+	Candidates []*Candidate       `json:"candidates"`
+	Choice     *Setting           `json:"choice,omitempty"`
+	Seconds    float64            `json:"seconds"` // until the choice
+	Notes      []string           `json:"notes,omitempty"`
+	Unfinished bool               `json:"unfinished,omitempty"`
+	Grid       *Grid              `json:"grid,omitempty"`
+
+	options  *Options
+	declared declaration
+}
+
+// Grid is what measuring every setting gave, with --full.
+type Grid struct {
+	Settings int     `json:"settings"`
+	Seconds  float64 `json:"seconds"`
+	Best     Setting `json:"best"`
+	// Ratio is how much worse the choice is than the best: 1 is as good. Both were
+	// measured once more, in turns.
+	Ratio float64 `json:"ratio"`
+}
+
+// Run tunes. What was measured comes with an error, too.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	r := &Report{Command: o.Command, Goal: o.Goal, options: &o}
+	begin := time.Now()
+	if err := r.discover(ctx); err != nil {
+		return nil, err
+	}
+	for _, mps := range r.variants() {
+		if err := r.tune(ctx, mps, begin); err != nil {
+			r.finish(begin)
+			r.Unfinished = errors.Is(err, context.Canceled)
+			return r, err
+		}
+	}
+	r.finish(begin)
+	if o.Full {
+		if err := r.measureGrid(ctx); err != nil {
+			return r, err
+		}
+	}
+	return r, r.verdict()
+}
+
+// variants are with and without MPS.
+func (r *Report) variants() []bool {
+	if r.options.MPS {
+		return []bool{false, true}
+	}
+	return []bool{false}
+}
+
+func (r *Report) finish(begin time.Time) {
+	r.Choice = r.choose()
+	if r.Seconds == 0 {
+		r.Seconds = time.Since(begin).Seconds()
+	}
+}
+
+// tune profiles, predicts and verifies, with or without MPS.
+func (r *Report) tune(ctx context.Context, mps bool, begin time.Time) error {
+	b, err := startBroker(r.options, r.config(mps, 1, r.maxSize()))
+	if err != nil {
+		return err
+	}
+	defer b.stop()
+	most, err := r.scaleUp(ctx, b)
+	if err != nil {
+		return err
+	}
+	p, err := profile.Measure(ctx, profile.Options{
+		Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Sizes: r.sizes(), Busy: profile.Doubling(most), Time: r.options.Profile / time.Duration(len(r.variants())),
+		Progress: func(share float64, doing string) {
+			r.say(begin, "profile %3.0f %%: %s", 100*share, doing)
+		},
+	})
+	if p != nil && len(p.Points) > 0 {
+		r.Profiles = append(r.Profiles, p)
+	}
+	if err != nil {
+		return b.explain(err)
+	}
+	if err := r.checkGoal(p); err != nil {
+		return err
+	}
+	r.say(begin, "simulating")
+	list, err := r.predict(ctx, p, mps, most)
+	if err != nil {
+		return err
+	}
+	r.Candidates = append(r.Candidates, list...)
+	return r.verify(ctx, b, r.finalists(list), begin)
+}
+
+// checkGoal refuses a goal that a single batch does not keep.
+func (r *Report) checkGoal(p *profile.Profile) error {
+	if goal := r.Goal.P99; goal > 0 && p.Shortest() > goal {
+		return fmt.Errorf("--p99 %v cannot be kept: the quickest batch alone takes %v", goal, p.Shortest().Round(10*time.Microsecond))
+	}
+	return nil
+}
+
+func (r *Report) say(begin time.Time, format string, a ...any) {
+	r.options.Say.Say("%v  %s", time.Since(begin).Round(time.Second), fmt.Sprintf(format, a...))
+}
+
+// sizes are the batch sizes that are tried.
+func (r *Report) sizes() []int {
+	if len(r.options.Sizes) > 0 {
+		return ascending(r.options.Sizes)
+	}
+	return profile.Doubling(r.declared.maxBatchSize)
+}
+
+// ascending sorts, and leaves out what is there twice.
+func ascending(list []int) []int { return slices.Compact(slices.Sorted(slices.Values(list))) }
+
+func (r *Report) maxSize() int { return slices.Max(r.sizes()) }
+
+// scaleUp starts as many instances as are to be tried, or as many as come up.
+func (r *Report) scaleUp(ctx context.Context, b *private) (int, error) {
+	if err := b.awaitWorker(ctx, r.Model); err != nil {
+		return 0, err
+	}
+	up := 1
+	for _, n := range ascending(r.options.Instances) {
+		if n == 1 {
+			continue
+		}
+		if err := b.scale(ctx, r.Model, n); err != nil {
+			if ctx.Err() != nil {
+				return 0, ctx.Err()
+			}
+			r.Notes = append(r.Notes, fmt.Sprintf("%d instances do not come up: %v", n, b.explain(err)))
+			_ = b.scale(ctx, r.Model, up)
+			break
+		}
+		up = n
+	}
+	return up, nil
+}
+
+// verdict is why there is no recommendation, if there is none.
+func (r *Report) verdict() error {
+	if r.Choice != nil {
+		return nil
+	}
+	what := "no setting served the load without errors"
+	switch {
+	case r.Goal.Rate > 0 && r.Goal.P99 > 0:
+		what = fmt.Sprintf("no setting serves %g requests/s with p99 within %v", r.Goal.Rate, r.Goal.P99)
+	case r.Goal.Rate > 0:
+		what = fmt.Sprintf("no setting serves %g requests/s", r.Goal.Rate)
+	case r.Goal.P99 > 0:
+		what = fmt.Sprintf("no setting keeps p99 within %v", r.Goal.P99)
+	}
+	return errors.New(what + "; the table shows how near each one came")
+}

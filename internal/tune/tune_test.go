@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tune
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/bench"
+	"github.com/ringbatch/ringbatch/broker/configfile"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+func TestACommandIsWordsOrAShells(t *testing.T) {
+	for command, want := range map[string][]string{
+		"python serve.py --n 2":        {"python", "serve.py", "--n", "2"},
+		`python serve.py --name "a b"`: {"sh", "-c", `exec env python serve.py --name "a b"`},
+		"OMP_NUM_THREADS=1 python x":   {"sh", "-c", "exec env OMP_NUM_THREADS=1 python x"},
+		"cd models && exec python x":   {"sh", "-c", "cd models && exec python x"},
+	} {
+		if got := words(command); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", command, got, want)
+		}
+	}
+}
+
+// What the worker asks for besides what is tuned stays as it is.
+func TestTheConfigurationIsOneThatTheBrokerReads(t *testing.T) {
+	sig, err := tensor.ParseSignature([]string{"tokens:i32[<=512]"}, []string{"y:f32[2]"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked, err := policy.Policy{"max_queue": "50", "buckets.tokens.0": "64,512", "wait_time": "3ms", "max_batch_size": "32", "priorities": "2"}.Resolve(sig.Inputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Report{
+		options:    &Options{Command: `python "a\b" x="1"`, GPUs: []int{0, 1}},
+		declared:   declaration{"bert \"large\"", sig, asked.Policy(sig.Inputs), 32},
+		Choice:     &Setting{Instances: 3, MaxBatchSize: 16, MPS: true},
+		Goal:       Goal{P99: 20 * time.Millisecond},
+		Candidates: []*Candidate{{Setting: Setting{Instances: 3, MaxBatchSize: 16, MPS: true}, Measured: &Measured{}}},
+	}
+	cfg, err := configfile.Parse(r.TOML())
+	if err != nil {
+		t.Fatalf("%v\n%s", err, r.TOML())
+	}
+	m := cfg.Models[0]
+	got, err := m.Policy.Resolve(m.Signature.Inputs)
+	if err != nil || got.MaxBatchSize != 16 || got.WaitTime != policy.Auto || got.Level(1).MaxQueue != 50 || len(got.Buckets) == 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if w := m.Workers[0]; !cfg.MPS || w.Instances != 3 || !slices.Equal(w.GPUs, []int{0, 1}) || w.Command[2] != `exec env python "a\b" x="1"` || m.Name != `bert "large"` {
+		t.Errorf("%+v", cfg)
+	}
+}
+
+func measured(instances, size int, perSecond, mean, p99 float64) *Candidate {
+	c := &Candidate{Setting: Setting{Instances: instances, MaxBatchSize: size}, Predicted: &Figures{perSecond, mean, p99}}
+	c.add(&bench.Result{Each: []bench.Figures{{PerSecond: perSecond, MeanMS: mean, P99MS: p99}, {PerSecond: perSecond, MeanMS: mean, P99MS: p99}}})
+	return c
+}
+
+func TestTheChoiceKeepsTheGoalAndIsNoLargerThanItMustBe(t *testing.T) {
+	list := []*Candidate{
+		measured(1, 8, 500, 9, 15), measured(2, 8, 990, 9, 18), measured(3, 8, 1000, 10, 19), measured(4, 32, 2000, 14, 30),
+	}
+	for name, c := range map[string]struct {
+		goal Goal
+		want *Setting
+	}{
+		"most":                        {Goal{}, &Setting{Instances: 4, MaxBatchSize: 32}},
+		"most within the goal":        {Goal{P99: 20 * time.Millisecond}, &Setting{Instances: 2, MaxBatchSize: 8}}, // 3 do hardly more
+		"least latency":               {Goal{Rate: 600}, &Setting{Instances: 2, MaxBatchSize: 8}},
+		"least latency, small rate":   {Goal{Rate: 400}, &Setting{Instances: 1, MaxBatchSize: 8}},
+		"nothing":                     {Goal{P99: time.Millisecond}, nil},
+		"a rate that is out of reach": {Goal{Rate: 5000}, nil},
+	} {
+		r := &Report{Goal: c.goal, Candidates: list, options: &Options{}}
+		if got := r.choose(); (got == nil) != (c.want == nil) || got != nil && *got != *c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+	failed := measured(5, 32, 9000, 1, 1)
+	failed.add(&bench.Result{Each: failed.samples, Errors: map[string]int64{"WorkerDied": 1}})
+	r := &Report{Candidates: append(list, failed), options: &Options{}}
+	if got := r.choose(); *got != list[3].Setting {
+		t.Errorf("one whose workers die was chosen: %v", got)
+	}
+}
+
+func TestFinalistsAreTheBestOfEachNumberOfInstancesFirst(t *testing.T) {
+	var list []*Candidate
+	for n := 1; n <= 4; n++ {
+		for _, size := range []int{1, 2, 4, 8, 16, 32} {
+			list = append(list, measured(n, size, float64(100*n+size), 1, 1))
+		}
+	}
+	r := &Report{options: &Options{}}
+	got := r.finalists(list)
+	want := []Setting{{Instances: 4, MaxBatchSize: 32}, {Instances: 4, MaxBatchSize: 16}, {Instances: 4, MaxBatchSize: 8}} // 3 × 32 is predicted to be far behind
+	for i, c := range got {
+		if len(got) != len(want) || c.Setting != want[i] {
+			t.Fatalf("%v, want %v", got, want)
+		}
+	}
+}
+
+func TestTheIntervalOfAMeanIsStudents(t *testing.T) {
+	mean, low, high := meanInterval([]float64{9, 10, 11})
+	if mean != 10 || math.Abs(high-12.484) > 0.01 || math.Abs(low-7.516) > 0.01 {
+		t.Errorf("%v %v %v", mean, low, high)
+	}
+}

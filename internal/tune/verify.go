@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tune
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/bench"
+	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/policy"
+)
+
+// Measured is what a setting did under load: means over windows, and the 95 %
+// intervals of these means (Student's t).
+type Measured struct {
+	Figures
+	PerSecondLow  float64 `json:"requests_per_s_low"`
+	PerSecondHigh float64 `json:"requests_per_s_high"`
+	MeanLow       float64 `json:"mean_ms_low"`
+	MeanHigh      float64 `json:"mean_ms_high"`
+	Windows       int     `json:"windows"`
+}
+
+const (
+	windowsATurn  = 2
+	warmup        = 300 * time.Millisecond
+	hopelessAfter = 0.85 // of the best score after the first turn: not measured further
+)
+
+// verify measures settings under real load, in turns.
+func (r *Report) verify(ctx context.Context, b *private, list []*Candidate, begin time.Time) error {
+	phase, turns := time.Now(), r.options.Turns
+	for turn := range turns {
+		slices.SortStableFunc(list, func(a, b *Candidate) int { // to and fro: fewer changes of instances
+			if turn%2 == 0 {
+				return cmp.Compare(b.Instances, a.Instances)
+			}
+			return cmp.Compare(a.Instances, b.Instances)
+		})
+		for i, c := range list {
+			done := turn*len(list) + i
+			left := "…"
+			if done > 0 {
+				left = (time.Since(phase) / time.Duration(done) * time.Duration(turns*len(list)-done)).Round(time.Second).String() + " left"
+			}
+			r.say(begin, "measuring %s (%d of %d, turn %d of %d); %s", c.Setting, i+1, len(list), turn+1, turns, left)
+			if err := r.measure(ctx, b, c, turn); err != nil {
+				return err
+			}
+		}
+		list = r.hopeful(list)
+	}
+	return nil
+}
+
+// hopeful drops what is clearly worse than the best.
+func (r *Report) hopeful(list []*Candidate) []*Candidate {
+	best := 0.0
+	for _, c := range list {
+		if c.Measured != nil && c.Note == "" && r.keeps(&c.Measured.Figures, 1) {
+			best = max(best, r.score(&c.Measured.Figures))
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(list), func(c *Candidate) bool {
+		return c.Note != "" || c.Measured != nil && !r.options.Full && r.score(&c.Measured.Figures) < hopelessAfter*best
+	})
+}
+
+// measure is one turn of a setting.
+func (r *Report) measure(ctx context.Context, b *private, c *Candidate, turn int) error {
+	if err := b.scale(ctx, r.Model, c.Instances); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		c.Note = "does not come up: " + firstLine(err)
+		return nil
+	}
+	if err := admin.New(b.socket).Set(ctx, r.Model, policy.New(policy.MaxBatchSize(c.MaxBatchSize))); err != nil {
+		return b.explain(err)
+	}
+	l := bench.Load{
+		Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Rows: 1, Rate: r.Goal.Rate, Clients: openClients, InFlight: openInFlight,
+		Warmup: warmup, Window: r.options.Window, Windows: windowsATurn, Seed: int64(turn + 1),
+	}
+	if l.Rate == 0 {
+		l.Clients, l.InFlight = clientsOf(c.InFlight)
+	}
+	result, err := l.Run(ctx, &progress.Line{})
+	if result != nil {
+		c.add(result)
+	}
+	if errors.Is(err, testbed.ErrInterrupted) {
+		return context.Canceled
+	}
+	if err != nil {
+		return b.explain(err)
+	}
+	return nil
+}
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+// add counts another turn.
+func (c *Candidate) add(r *bench.Result) {
+	c.samples = append(c.samples, r.Each...)
+	if c.errors == nil {
+		c.errors = map[string]int64{}
+	}
+	for name, n := range r.Errors {
+		if name != "not_sent_in_time" { // that is the rate, which is judged by itself
+			c.errors[name] += n
+		}
+	}
+	if len(c.errors) > 0 {
+		c.Note = fmt.Sprintf("errors: %s", strings.Join(slices.Sorted(maps.Keys(c.errors)), ", "))
+	}
+	m := &Measured{Windows: len(c.samples)}
+	var rate, mean, p99 []float64
+	for _, s := range c.samples {
+		rate, mean, p99 = append(rate, s.PerSecond), append(mean, s.MeanMS), append(p99, s.P99MS)
+	}
+	m.PerSecond, m.PerSecondLow, m.PerSecondHigh = meanInterval(rate)
+	m.MeanMS, m.MeanLow, m.MeanHigh = meanInterval(mean)
+	m.P99MS, _, _ = meanInterval(p99)
+	c.Measured = m
+}
+
+// meanInterval is the mean and its 95 % interval.
+func meanInterval(v []float64) (mean, low, high float64) {
+	n := float64(len(v))
+	for _, x := range v {
+		mean += x / n
+	}
+	if len(v) < 2 {
+		return mean, mean, mean
+	}
+	sum := 0.0
+	for _, x := range v {
+		sum += (x - mean) * (x - mean)
+	}
+	half := student(len(v)-1) * math.Sqrt(sum/(n-1)/n)
+	return mean, mean - half, mean + half
+}
+
+// student is the 97.5 % quantile of Student's t distribution.
+func student(degrees int) float64 {
+	table := []float64{12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086}
+	if degrees <= len(table) {
+		return table[degrees-1]
+	}
+	return 1.96 + 2.4/float64(degrees)
+}
+
+// alike is within which two settings count as equally good: then the one with
+// fewer instances is chosen, and then the one with smaller batches, whose latency
+// is less, or at a given rate with larger ones, which have more to spare.
+const alike = 0.98
+
+// choose is the best of what was measured and kept the goal.
+func (r *Report) choose() *Setting {
+	var list []*Candidate
+	best := 0.0
+	for _, c := range r.Candidates {
+		if c.Measured != nil && c.Note == "" && r.keeps(&c.Measured.Figures, 1) {
+			list = append(list, c)
+			best = max(best, r.score(&c.Measured.Figures))
+		}
+	}
+	smaller := func(a, b *Candidate) int {
+		if r.Goal.Rate > 0 {
+			a, b = b, a
+		}
+		return cmp.Compare(a.MaxBatchSize, b.MaxBatchSize)
+	}
+	var choice *Candidate
+	for _, c := range list {
+		if r.score(&c.Measured.Figures) < alike*best {
+			continue
+		}
+		if choice == nil || cmp.Or(cmp.Compare(c.Instances, choice.Instances), smaller(c, choice)) < 0 {
+			choice = c
+		}
+	}
+	if choice == nil {
+		return nil
+	}
+	return &choice.Setting
+}
+
+func (r *Report) find(s Setting) *Candidate {
+	for _, c := range r.Candidates {
+		if c.Setting == s {
+			return c
+		}
+	}
+	return &Candidate{Setting: s}
+}
+
+// measureGrid measures every setting, and the choice against the best of them.
+func (r *Report) measureGrid(ctx context.Context) error {
+	if r.Choice == nil {
+		return r.verdict()
+	}
+	begin := time.Now()
+	grid := &Report{Command: r.Command, Model: r.Model, Goal: r.Goal, options: r.options, declared: r.declared}
+	for _, c := range r.Candidates {
+		grid.Candidates = append(grid.Candidates, &Candidate{Setting: c.Setting, InFlight: c.InFlight})
+	}
+	run := func(list []*Candidate) error {
+		for _, mps := range r.variants() {
+			of := slices.DeleteFunc(slices.Clone(list), func(c *Candidate) bool { return c.MPS != mps })
+			if len(of) == 0 {
+				continue
+			}
+			b, err := startBroker(r.options, r.config(mps, 1, r.maxSize()))
+			if err != nil {
+				return err
+			}
+			if err = b.awaitWorker(ctx, r.Model); err == nil {
+				err = grid.verify(ctx, b, of, begin)
+			}
+			b.stop()
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := run(grid.Candidates); err != nil {
+		return err
+	}
+	best := grid.choose()
+	if best == nil {
+		return errors.New("--full: no setting of the whole grid kept the goal")
+	}
+	r.Grid = &Grid{Settings: len(grid.Candidates), Seconds: time.Since(begin).Seconds(), Best: *best, Ratio: 1}
+	if *best == *r.Choice {
+		return nil
+	}
+	a, b := &Candidate{Setting: *r.Choice, InFlight: r.find(*r.Choice).InFlight}, &Candidate{Setting: *best, InFlight: r.find(*best).InFlight}
+	if err := run([]*Candidate{a, b}); err != nil {
+		return err
+	}
+	if a.Measured == nil || b.Measured == nil {
+		return errors.New("--full: the choice and the best of the grid could not be measured once more")
+	}
+	r.Grid.Ratio = r.score(&b.Measured.Figures) / r.score(&a.Measured.Figures)
+	return nil
+}
