@@ -476,7 +476,12 @@ RB_API int rb_batch_set_row_dims(rb_batch *batch, uint32_t row, const uint32_t *
  * its neighbours are left alone. */
 RB_API int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text);
 
-/* The same for every request of the batch that has not failed yet. */
+/* The same with another status that a request can end with (RB_ERR_FAILED …
+ * RB_ERR_BROKER_GONE, RB_ERR_NO_WORKER, RB_ERR_OVERLOADED; else RB_ERR_INVALID):
+ * for a worker that passes on what another server said. */
+RB_API int rb_batch_fail_as(rb_batch *batch, uint32_t i, int status, const char *text);
+
+/* rb_batch_fail for every request of the batch that has not failed yet. */
 RB_API int rb_batch_fail_all(rb_batch *batch, const char *text);
 
 /* Answers the clients and gives the batch back: *batch is gone. */

@@ -81,8 +81,8 @@ def main() -> None:
     try:
         for socket in sockets:
             env = {**os.environ, "RINGBATCH_SOCKET": socket}
-            processes.append(subprocess.Popen(["ringbatch", "broker", "--log_level", "error"], env=env))
-            processes.append(subprocess.Popen([sys.executable, str(HERE / "worker.py"), str(MILLISECONDS)], env=env))
+            # It starts the node's broker, too.
+            processes.append(subprocess.Popen([sys.executable, str(HERE / "worker.py"), str(MILLISECONDS)], env=env, stderr=subprocess.DEVNULL))
             cluster.add_node(num_cpus=2, object_store_memory=100 << 20, env_vars={"RINGBATCH_SOCKET": socket})
         ray.init(address=cluster.address, runtime_env={"env_vars": {"PYTHONPATH": str(HERE)}}, log_to_driver=False)
         kinds = {"ring": on_every_node(Classifier, "ring", 2), "plain": on_every_node(Plain, "plain", 1)}
@@ -109,7 +109,7 @@ def main() -> None:
         serve.shutdown()
         ray.shutdown()
         cluster.shutdown()
-        for p in reversed(processes):
+        for p in processes:
             p.terminate()
         for p in processes:
             p.wait()
