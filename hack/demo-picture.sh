@@ -18,10 +18,10 @@ for _ in $(seq 300); do
   sleep 0.1
 done
 [ -n "$url" ] || { echo "demo-picture: ringbatch demo did not start:" >&2; cat "$work/demo" >&2; exit 1; }
-echo "drawing $url for ${SECONDS_OF_LOAD:=25} s"
+echo "drawing $url for ${SECONDS_OF_LOAD:=60} s"
 # The page draws what it saw itself, so it is left open for a while: a browser that
 # is given that much real time, not virtual time, which would pass at once.
-"$browser" --headless=new --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$work/profile" --window-size=1200,"${HEIGHT:-980}" \
+"$browser" --headless=new --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$work/profile" --window-size=1200,"${HEIGHT:-410}" \
   --timeout=$((SECONDS_OF_LOAD * 1000)) --virtual-time-budget=$((SECONDS_OF_LOAD * 1000)) --screenshot="$work/page.png" "$url" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
 [ -s "$work/page.png" ] || { echo "demo-picture: no picture was made:" >&2; tail -5 "$work/log" >&2; exit 1; }
 mkdir -p "$(dirname "$picture")"
