@@ -4,25 +4,56 @@
 The library and the extension are C, the command is Go. What the wheel then
 needs at run time is NumPy; the compilers are needed only here. Without the
 extension (no headers of Python) the package takes ctypes instead.
+
+packaging/wheels.py builds the released wheels with it, by these variables:
+
+    CC                        a compiler for the machine and the glibc that the wheel is for
+    GOARCH                    the same machine, for Go
+    RINGBATCH_WHEEL_PLATFORM  what the wheel's name says of it
+    RINGBATCH_WHEEL_ABI=none  leave the extension out: for Pythons without the stable ABI
+
+The same files give the same bytes, wherever they lie.
 """
 
+from __future__ import annotations
+
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
-
-try:
-    from setuptools.command.bdist_wheel import bdist_wheel
-except ImportError:  # older setuptools
-    from wheel.bdist_wheel import bdist_wheel
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
+VERSION = REPOSITORY / "VERSION"
+EXTENSION = "_quick.abi3.so"
+NEEDS = "building ringbatch needs a C compiler, Go and the whole repository: pip install ./python from its root"
+
+
+class Progress:
+    """Says on the terminal what is being done: pip shows what a build prints only with -v."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        try:
+            self.terminal = None if sys.stderr.isatty() else open("/dev/tty", "w")  # noqa: SIM115 - open until the end
+        except OSError:  # nobody watches
+            self.terminal = None
+
+    def say(self, text: str, end: str = "\n") -> None:
+        line = f"ringbatch: {text}, {time.monotonic() - self.began:.0f} s"
+        if end == "\n":
+            print(line, flush=True)
+        if self.terminal:
+            self.terminal.write(f"\r\033[K  {line}{end}")
+            self.terminal.flush()
 
 
 class BuildNative(build_py):
@@ -31,47 +62,73 @@ class BuildNative(build_py):
         native = Path(self.build_lib, "ringbatch", "_native").resolve()
         native.mkdir(parents=True, exist_ok=True)
         if not shutil.which("go") or not (REPOSITORY / "go.mod").exists():
-            sys.exit("building ringbatch needs a C compiler, Go and the whole repository: pip install ./python from its root")
+            sys.exit(NEEDS)
+        self.progress = Progress()
         self._library(native / "libringbatch.so")
-        self._extension(native.parent / "_quick.abi3.so")
+        self._extension(native.parent / EXTENSION)
         self._go(native / "ringbatch", "./cmd/ringbatch")
         shutil.copy(REPOSITORY / "cbindings" / "ringbatch.h", native)
+        self.progress.say("built")
 
     def _library(self, out: Path) -> None:
-        self._cc(out, *sorted(map(str, (REPOSITORY / "cbindings" / "src").glob("*.c"))))
+        self.progress.say("C library")
+        version = VERSION.read_text(encoding="utf-8").strip()
+        self._cc(out, f'-DRB_VERSION="{version}"', *sorted(str(c.relative_to(REPOSITORY)) for c in (REPOSITORY / "cbindings" / "src").glob("*.c")))
 
     def _extension(self, out: Path) -> None:
         """One for every CPython from 3.9 on (the limited API)."""
-        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        out.unlink(missing_ok=True)
+        if sysconfig.get_config_var("Py_GIL_DISABLED") or os.environ.get("RINGBATCH_WHEEL_ABI") == "none":
             return  # has no limited API
         headers = sysconfig.get_paths()["include"]
         if not Path(headers, "Python.h").exists():
-            print(f"no Python.h in {headers}: building without the extension, the package will use ctypes", flush=True)
+            self.progress.say(f"no Python.h in {headers}: building without the extension, the package will use ctypes")
             return
-        self._cc(out, f"-I{headers}", f"-I{REPOSITORY / 'cbindings'}", str(HERE / "ringbatch" / "_quick.c"))
+        self.progress.say("extension")
+        self._cc(out, f"-I{headers}", "-Icbindings", str(Path("python", "ringbatch", "_quick.c")))
 
     def _cc(self, out: Path, *arguments: str) -> None:
-        compiler = os.environ.get("CC", "cc").split()
-        flags = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread", "-s"]
-        self._run([*compiler, *flags, "-o", str(out), *arguments])
+        compiler = shlex.split(os.environ.get("CC", "cc"))
+        flags = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread", "-s", "-Wl,--build-id=none"]
+        command = [*compiler, *flags, f"-ffile-prefix-map={REPOSITORY}=.", "-o", str(out), *arguments]
+        print(" ".join(command), flush=True)
+        subprocess.run(command, check=True, cwd=REPOSITORY)
 
     def _go(self, out: Path, package: str) -> None:
-        self._run(["go", "build", "-trimpath", "-ldflags=-s -w", "-o", str(out), package], CGO_ENABLED="0")
-
-    def _run(self, command: list[str], **env: str) -> None:
+        env = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": ""}
+        listed = subprocess.run(["go", "list", "-deps", package], cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, check=False)
+        packages = listed.stdout.count(b"\n")
+        self.progress.say(f"the command, {packages} Go packages (minutes the first time, seconds later)")
+        command = ["go", "build", "-v", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", str(out), package]
         print(" ".join(command), flush=True)
-        subprocess.run(command, cwd=REPOSITORY, env={**os.environ, **env}, check=True)
+        with subprocess.Popen(command, cwd=REPOSITORY, env=env, stderr=subprocess.PIPE, text=True) as go:
+            assert go.stderr
+            for done, line in enumerate(go.stderr, 1):
+                print(line, end="", flush=True)
+                self.progress.say(f"compiled {done} of at most {packages} Go packages", end="")
+        if go.returncode:
+            sys.exit(f"{' '.join(command)}: exit status {go.returncode}")
+
+
+class NativeDistribution(Distribution):
+    def has_ext_modules(self) -> bool:
+        return True  # it belongs to one kind of machine
 
 
 class PlatformWheel(bdist_wheel):
-    """One wheel for every Python 3 of this platform: the extension has the limited API, and is not needed."""
+    """One wheel for every CPython of this platform from 3.9 on, or for every Python 3 if the extension is left out."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = False
+    def get_tag(self) -> tuple[str, str, str]:
+        platform = os.environ.get("RINGBATCH_WHEEL_PLATFORM") or super().get_tag()[2]
+        if Path(self.bdist_dir, "ringbatch", EXTENSION).exists():
+            return "cp39", "abi3", platform
+        return "py3", "none", platform
 
-    def get_tag(self) -> tuple:
-        return "py3", "none", super().get_tag()[2]
 
-
-setup(cmdclass={"build_py": BuildNative, "bdist_wheel": PlatformWheel})
+if not VERSION.exists():
+    sys.exit(NEEDS)
+setup(
+    version=VERSION.read_text(encoding="utf-8").strip(),
+    distclass=NativeDistribution,
+    cmdclass={"build_py": BuildNative, "bdist_wheel": PlatformWheel},
+)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ringbatch/ringbatch"
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker/configfile"
 	"github.com/ringbatch/ringbatch/broker/supervise"
@@ -30,7 +31,7 @@ func runGateway(ctx context.Context, args []string) error {
 		return err
 	}
 	defer written.end()
-	cfg.Logger, cfg.Version = log, version
+	cfg.Logger, cfg.Version = log, ringbatch.Version()
 	cfg.Other = console.New(console.Config{Socket: cfg.Socket, AdminTokenFile: cfg.AdminTokenFile})
 	manager := sdnotify.FromEnvironment()
 	cfg.Started = func(web, rpc net.Addr) {

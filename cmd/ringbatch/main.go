@@ -57,6 +57,7 @@ func commands() []command {
 		{"tune", "find how many workers and which batches serve a load best", runTune},
 		{"simulate", "play a batching policy against a virtual clock", runSimulate},
 		{"doctor", "check this machine, and say what to do", runDoctor},
+		{"completion", "print a completion script for a shell", runCompletion},
 		{"version", "print the version", runVersion},
 	}
 }
@@ -93,7 +94,7 @@ func dispatch(ctx context.Context, args []string) error {
 	if args[0] == "--version" {
 		args[0] = "version"
 	}
-	for _, c := range commands() {
+	for _, c := range append(commands(), command{"manual", "", runManual}) { // the last is for packages
 		if c.name == args[0] {
 			return c.run(ctx, args[1:])
 		}
@@ -108,7 +109,7 @@ Usage: ringbatch COMMAND [flags]
 
 `)
 	for _, c := range commands() {
-		fmt.Fprintf(w, "  %-9s %s\n", c.name, c.brief)
+		fmt.Fprintf(w, "  %-10s %s\n", c.name, c.brief)
 	}
 	fmt.Fprint(w, `
 Each command explains its flags with --help. To try it, in three terminals:

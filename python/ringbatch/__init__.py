@@ -29,14 +29,13 @@ from . import errors
 from ._batch import Batch, Item, Run
 from ._client import Model, connect, stats
 from ._library import binary_path, library_path
+from ._library import version as _version
 from ._request import Request, Timing
 from ._serve import serve
 from ._tensors import Tensor
 from ._views import View
 from ._worker import Worker, worker
 from .errors import *  # noqa: F403
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Batch",
@@ -56,3 +55,9 @@ __all__ = [
     "worker",
 ]
 __all__ += errors.__all__
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        return _version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

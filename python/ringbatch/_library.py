@@ -80,6 +80,11 @@ def load() -> ctypes.CDLL:
     return _library
 
 
+def version() -> str:
+    """The library's, which is the package's."""
+    return str(load().rb_version().decode())
+
+
 def last_error(lib: ctypes.CDLL, status: int) -> errors.Error:
     """The exception for what the last call of this thread returned."""
     return errors.error_for(status, lib.rb_error().decode("utf-8", "replace"))

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// manualOf writes the manual of the real commands into a folder.
+func manualOf(t *testing.T) string {
+	t.Helper()
+	t.Setenv(commandEnv, "1")
+	t.Setenv("SOURCE_DATE_EPOCH", "86400")
+	folder := t.TempDir()
+	if out, err := exec.Command(os.Args[0], "manual", folder).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return folder
+}
+
+func fileIn(t *testing.T, folder, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(folder, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestTheManualIsWhatTheCommandsSay(t *testing.T) {
+	folder := manualOf(t)
+	t.Run("every command and flag is in its man page and the completions", func(t *testing.T) { everyFlagIsIn(t, folder) })
+	t.Run("bash completes commands and flags", func(t *testing.T) { bashCompletes(t, folder) })
+	t.Run("the other shells read their completions", func(t *testing.T) { otherShellsRead(t, folder) })
+}
+
+func everyFlagIsIn(t *testing.T, folder string) {
+	overview, bash := fileIn(t, folder, "ringbatch.1"), fileIn(t, folder, "ringbatch.bash")
+	zsh, fish := fileIn(t, folder, "ringbatch.zsh"), fileIn(t, folder, "ringbatch.fish")
+	for _, c := range commands() {
+		page := fileIn(t, folder, "ringbatch-"+c.name+".1")
+		if !strings.Contains(strings.ReplaceAll(page, `\-`, "-"), c.brief) || !strings.Contains(page, "1970-01-02") {
+			t.Errorf("the page of %s does not say what it is, and of when:\n%s", c.name, page)
+		}
+		if !strings.Contains(overview, `ringbatch\-`+c.name+" (1)") {
+			t.Errorf("ringbatch.1 does not name %s", c.name)
+		}
+		if c.name == "torch" {
+			continue // its flags are Python's to tell
+		}
+		help, err := exec.Command(os.Args[0], c.name, "--help").Output()
+		if err != nil {
+			t.Fatalf("%s --help: %v", c.name, err)
+		}
+		for _, found := range regexp.MustCompile(`(?m)^ {6}--([\w-]+)`).FindAllStringSubmatch(string(help), -1) {
+			flag := found[1]
+			if !strings.Contains(page, `\fB\-\-`+strings.ReplaceAll(flag, "-", `\-`)+`\fR`) {
+				t.Errorf("the page of %s has no --%s", c.name, flag)
+			}
+			if !strings.Contains(zsh, "*--"+flag+"[") || !strings.Contains(fish, "from "+c.name+"' -l "+flag+" ") {
+				t.Errorf("zsh or fish does not complete %s --%s", c.name, flag)
+			}
+			if !regexp.MustCompile(`(?m)^\t` + c.name + `\) flags='.*--` + flag + `[ ']`).MatchString(bash) {
+				t.Errorf("bash does not complete %s --%s", c.name, flag)
+			}
+		}
+	}
+}
+
+func bashCompletes(t *testing.T, folder string) {
+	script := filepath.Join(folder, "ringbatch.bash")
+	for line, want := range map[string]string{
+		"ringbatch bro":             "broker",
+		"ringbatch broker --take_o": "--take_over",
+		"ringbatch stats --js":      "--json",
+	} {
+		out, err := exec.Command("bash", "-c", `source "$1"; COMP_WORDS=($2); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _ringbatch; echo "${COMPREPLY[@]}"`, "bash", script, line).CombinedOutput()
+		if err != nil || strings.TrimSpace(string(out)) != want {
+			t.Errorf("%q is completed to %q (%v), want %q", line, out, err, want)
+		}
+	}
+}
+
+func otherShellsRead(t *testing.T, folder string) {
+	for _, shell := range []string{"zsh", "fish"} {
+		if _, err := exec.LookPath(shell); err != nil {
+			t.Logf("%s is not installed", shell)
+			continue
+		}
+		if out, err := exec.Command(shell, "-n", filepath.Join(folder, "ringbatch."+shell)).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v: %s", shell, err, out)
+		}
+	}
+}
+
+func TestAnUnknownShellIsRefusedWithTheKnownOnes(t *testing.T) {
+	t.Setenv(commandEnv, "1")
+	out, err := exec.Command(os.Args[0], "completion", "tcsh").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "bash, zsh, fish") {
+		t.Errorf("%v: %s", err, out)
+	}
+}

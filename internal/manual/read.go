@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package manual makes man pages and shell completions of what the commands
+// print with --help: they cannot say anything else.
+package manual
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// Manual is what a program says of itself.
+type Manual struct {
+	About    string // what it is, in a sentence
+	More     string // what stands below the commands
+	Commands []Command
+}
+
+// Command is one of its subcommands.
+type Command struct {
+	Name, Brief string
+	Usage       string // without the program: "stats [flags] [MODEL]"
+	About       string
+	Flags       []Flag
+	Examples    string
+}
+
+// TakesModel says that the command is given names of models.
+func (c *Command) TakesModel() bool { return strings.Contains(c.Usage, "MODEL") }
+
+// Flag is one flag of a command.
+type Flag struct {
+	Name, Value, Help string // Value is "" for a switch
+}
+
+var (
+	commandLine = regexp.MustCompile(`^  ([a-z]+) +(\S.*)$`)
+	flagLine    = regexp.MustCompile(`^ +(?:-\w, )?--([\w-]+)(?: (\S+(?: \S+)*))?(?:   ?\s*(\S.*))?$`)
+	moreOfFlag  = regexp.MustCompile(`^ {12,}(\S.*)$`)
+)
+
+// Read asks a program: run gives what it prints for the arguments. A command
+// whose help cannot be had here (it may need what is not installed) has its
+// brief alone.
+func Read(program string, run func(args ...string) (string, error)) (*Manual, error) {
+	text, err := run("--help")
+	if err != nil {
+		return nil, fmt.Errorf("%s --help: %w", program, err)
+	}
+	about, rest, found := strings.Cut(text, "\n\nUsage: ")
+	if !found {
+		return nil, fmt.Errorf("%s --help: no usage in %q", program, text)
+	}
+	m := &Manual{About: about}
+	_, rest, _ = strings.Cut(rest, "\n\n")
+	list, more, _ := strings.Cut(rest, "\n\n")
+	m.More = strings.TrimSpace(more)
+	for line := range strings.Lines(list) {
+		found := commandLine.FindStringSubmatch(strings.TrimRight(line, "\n"))
+		if found == nil {
+			return nil, fmt.Errorf("%s --help: what is the line %q?", program, line)
+		}
+		c := Command{Name: found[1], Brief: found[2], Usage: found[1]}
+		if help, err := run(c.Name, "--help"); err == nil {
+			c.read(program, help)
+		} else {
+			c.About = fmt.Sprintf("Its flags: %s %s --help.", program, c.Name)
+		}
+		m.Commands = append(m.Commands, c)
+	}
+	if len(m.Commands) == 0 {
+		return nil, fmt.Errorf("%s --help: no commands", program)
+	}
+	return m, nil
+}
+
+// read takes a command's help apart.
+func (c *Command) read(program, help string) {
+	var about, examples []string
+	into := &about
+	for line := range strings.Lines(help) {
+		line = strings.TrimRight(line, " \n")
+		indented := strings.HasPrefix(line, "  ")
+		switch flag := flagLine.FindStringSubmatch(line); {
+		case strings.HasPrefix(line, "Usage: "+program+" "):
+			c.Usage = strings.TrimPrefix(line, "Usage: "+program+" ")
+		case line == "Examples:":
+			into = &examples
+		case line == "Flags:":
+			into = &about
+		case flag != nil && into == &about:
+			c.Flags = append(c.Flags, Flag{Name: flag[1], Value: flag[2], Help: flag[3]})
+		case into == &about && len(c.Flags) > 0 && moreOfFlag.MatchString(line):
+			c.Flags[len(c.Flags)-1].Help += " " + strings.TrimSpace(line)
+		case line != "" && !indented && into == &examples:
+			into = &about
+			fallthrough
+		default:
+			*into = append(*into, line)
+		}
+	}
+	c.About = strings.TrimSpace(strings.Join(about, "\n"))
+	c.Examples = strings.Trim(strings.Join(examples, "\n"), "\n")
+}

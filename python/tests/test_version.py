@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One version: of the file VERSION, the package, its library and its command."""
+
+from __future__ import annotations
+
+import subprocess
+from importlib import metadata
+
+import ringbatch as rb
+from conftest import REPOSITORY
+
+
+def test_the_package_the_library_and_the_command_have_the_version_of_the_file():
+    version = (REPOSITORY / "VERSION").read_text(encoding="utf-8").strip()
+    assert metadata.version("ringbatch") == version
+    assert rb.__version__ == version  # which the library tells
+    assert subprocess.check_output([rb.binary_path(), "--version"], text=True).split()[:2] == ["ringbatch", version]
