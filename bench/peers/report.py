@@ -16,18 +16,18 @@ def cell(size: int, clients: int) -> str:
 def rate(results: dict, peer: str, name: str) -> float | None:
     """Median of the rounds."""
     entry = results["peers"].get(peer, {}).get("cells", {}).get(name)
-    return statistics.median(r["requests_per_s"] for r in entry["rounds"]) if entry else None
+    return statistics.median(r["requests_per_s"] for r in entry["rounds"]) if entry and entry["rounds"] else None
 
 
 def latency(results: dict, peer: str, name: str) -> float | None:
     entry = results["peers"].get(peer, {}).get("cells", {}).get(name)
-    return statistics.median(r["p50_ms"] for r in entry["rounds"]) if entry else None
+    return statistics.median(r["p50_ms"] for r in entry["rounds"]) if entry and entry["rounds"] else None
 
 
 def ratio(results: dict, peer: str, name: str) -> float | None:
     """ringbatch's Python client against the peer: the median of the rounds' own ratios."""
     cells = [results["peers"].get(p, {}).get("cells", {}).get(name) for p in (OURS, peer)]
-    if not all(cells):
+    if not all(c and c["rounds"] for c in cells):
         return None
     pairs = zip(*([r["requests_per_s"] for r in c["rounds"]] for c in cells))
     return statistics.median(a / b if b else float("inf") for a, b in pairs)
@@ -60,7 +60,7 @@ def table(results: dict) -> str:
             name = cell(s, c)
             r, times_it, p50 = rate(results, peer, name), ratio(results, peer, name), latency(results, peer, name)
             if r is None or p50 is None:
-                row.append("")
+                row.append("failed" if results["peers"][peer]["cells"].get(name, {}).get("failed") else "")
             elif peer == OURS:
                 row.append(f"**{number(r)}**; {ms(p50)} ms")
             else:

@@ -29,6 +29,22 @@ void rb_begin_request(rb_writer *w, uint32_t pairs, const char *op, const char *
 	rb_put_string(w, name ? name : "");
 }
 
+static void put_side(rb_writer *w, const char *key, const rb_tensor *t, uint32_t count)
+{
+	rb_put_string(w, key);
+	rb_put_array(w, count);
+	for (uint32_t k = 0; k < count; k++) {
+		char text[1024];
+		rb_put_text(w, text, rb_format_tensor(&t[k], text, sizeof text));
+	}
+}
+
+void rb_put_signature(rb_writer *w, const rb_layout *l)
+{
+	put_side(w, "inputs", l->tensor, l->inputs);
+	put_side(w, "outputs", l->tensor + l->inputs, l->outputs);
+}
+
 int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker)
 {
 	a->fd = -1;
@@ -336,10 +352,19 @@ int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupt
 
 /* ---- an attached session -------------------------------------------------- */
 
+short rb_session_events(rb_session *s) { return s->again ? POLLRDHUP : POLLRDHUP | POLLIN; }
+
+bool rb_session_judge(rb_session *s, short events)
+{
+	if (events & POLLIN) /* the byte stays where it is */
+		s->again = true;
+	return events & ~POLLIN;
+}
+
 bool rb_session_gone(rb_session *s)
 {
-	struct pollfd p = {.fd = s->socket, .events = POLLRDHUP};
-	return p.fd < 0 || (poll(&p, 1, 0) > 0 && p.revents);
+	struct pollfd p = {.fd = s->socket, .events = rb_session_events(s)};
+	return p.fd < 0 || (poll(&p, 1, 0) > 0 && rb_session_judge(s, p.revents));
 }
 
 void rb_session_hang_up(rb_session *s)

@@ -116,18 +116,18 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail)
 	return RB_OK;
 }
 
-static void fail(rb_taken *b, uint32_t i, const char *text)
+static void fail(rb_taken *b, uint32_t i, int status, const char *text)
 {
 	free(b->answer[i].reason);
 	b->answer[i].reason = strndup(text ? text : "", RB_GO_REASON_BYTES);
-	b->answer[i].status = RB_ERR_FAILED;
+	b->answer[i].status = status;
 }
 
 void rb_taken_fail_all(rb_taken *b, const char *text)
 {
 	for (uint32_t i = 0; i < b->shown.requests; i++)
 		if (!b->answer[i].status)
-			fail(b, i, text);
+			fail(b, i, RB_ERR_FAILED, text);
 }
 
 /* Writes record, reason and word of one request, unless somebody else has ended
@@ -324,11 +324,16 @@ static int set_row_dims(rb_taken *b, uint32_t i, const uint32_t *dims, uint32_t 
 	return set_dims(b, i, 1, dims, ndims);
 }
 
-static int fail_one(rb_taken *b, uint32_t i, const char *text)
+/* Whether a request can end with it. */
+static bool is_end(int status) { return (status >= RB_ERR_FAILED && status <= RB_ERR_BROKER_GONE) || status == RB_ERR_NO_WORKER || status == RB_ERR_OVERLOADED; }
+
+static int fail_one(rb_taken *b, uint32_t i, int as, const char *text)
 {
 	int status = request_of(b, i);
+	if (!status && !is_end(as))
+		status = rb_fail(RB_ERR_INVALID, "%s: no request ends with status %d", rb_status_text(RB_ERR_INVALID), as);
 	if (!status)
-		fail(b, i, text);
+		fail(b, i, as, text);
 	return status;
 }
 
@@ -451,6 +456,7 @@ int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t byt
 	WITH(batch, scatter(b, k, from, bytes));
 }
 
-int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text) { WITH(batch, fail_one(b, i, text)); }
+int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text) { WITH(batch, fail_one(b, i, RB_ERR_FAILED, text)); }
+int rb_batch_fail_as(rb_batch *batch, uint32_t i, int as, const char *text) { WITH(batch, fail_one(b, i, as, text)); }
 int rb_batch_fail_all(rb_batch *batch, const char *text) { WITH(batch, (rb_taken_fail_all(b, text), RB_OK)); }
 int rb_batch_complete(rb_batch *batch) { WITH(batch, (rb_taken_complete(b), RB_OK)); }

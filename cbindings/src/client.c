@@ -32,9 +32,13 @@ static int attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupte
 	rb_session s;
 	if (c->pending.fd < 0) {
 		rb_writer w = {0};
-		rb_begin_request(&w, 1, "client", c->model, c->name);
+		rb_begin_request(&w, c->attached ? 4 : 2, "client", c->model, c->name);
 		rb_put_string(&w, "window");
 		rb_put_int(&w, c->window_wanted);
+		rb_put_string(&w, "follows");
+		rb_put_true(&w);
+		if (c->attached) /* the caller has seen its tensors, and will not have others */
+			rb_put_signature(&w, &c->layout);
 		status = rb_attach_begin(&c->pending, c->socket, deadline, &w, false);
 		free(w.data);
 	}
@@ -42,7 +46,7 @@ static int attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupte
 		status = rb_attach_end(&c->pending, deadline, &s, interrupted);
 	if (!status && c->attached && !same_tensors(&s.layout, &c->layout)) {
 		rb_session_close(&s);
-		status = rb_fail(RB_ERR_SIGNATURE_MISMATCH, "%s: %s is not what it was before the broker's restart", rb_status_text(RB_ERR_SIGNATURE_MISMATCH), c->model);
+		status = rb_fail(RB_ERR_SIGNATURE_MISMATCH, "%s: %s is not what it was when this client connected", rb_status_text(RB_ERR_SIGNATURE_MISMATCH), c->model);
 	}
 	if (!status)
 		*link = rb_link_new(c, &s, &status);
@@ -54,6 +58,17 @@ static void changed(rb_conn *c)
 {
 	atomic_fetch_add(&c->change, 1);
 	rb_futex_wake(&c->change, INT32_MAX, true);
+}
+
+/* Another link, or none, instead of the present one, which ends with the last of
+ * its requests. */
+static void leave(rb_conn *c, rb_link *next)
+{
+	rb_link *before = atomic_exchange(&c->live, next);
+	if (before) {
+		c->left = true;
+		rb_link_drop(before);
+	}
 }
 
 /* Makes l the present link. The caller holds mu. */
@@ -79,7 +94,7 @@ static bool use(rb_conn *c, rb_link *l)
 	l->next = c->links;
 	c->links = l;
 	c->why = 0;
-	c->live = l;
+	leave(c, l);
 	return true;
 }
 
@@ -107,12 +122,6 @@ rb_link *rb_conn_live(rb_conn *c, int64_t now)
 	return NULL;
 }
 
-static int final_error(rb_conn *c)
-{
-	int status = c->final;
-	return status == RB_ERR_SIGNATURE_MISMATCH ? rb_fail(status, "%s", c->why_text) : rb_say(status);
-}
-
 /* What a try to attach has come to. The caller holds mu. */
 static void attached(rb_conn *c, int status, rb_link *l)
 {
@@ -127,10 +136,33 @@ static void attached(rb_conn *c, int status, rb_link *l)
 		c->why = status;
 		c->next_try = rb_now() + c->delay;
 		c->delay = rb_min(2 * c->delay, LAST_RETRY);
-		if (status == RB_ERR_SIGNATURE_MISMATCH && !c->final)
-			c->final = status;
+		if (status == RB_ERR_SIGNATURE_MISMATCH)
+			leave(c, NULL);
 	}
 	changed(c);
+}
+
+bool rb_conn_follow(rb_conn *c, rb_link *held, int64_t patience, bool *interrupted)
+{
+	int64_t now = rb_now();
+	pthread_mutex_lock(&c->mu);
+	bool mine = !c->attaching && !c->final && now >= c->next_try && c->live == held;
+	c->attaching |= mine;
+	pthread_mutex_unlock(&c->mu);
+	if (!mine)
+		return c->live != held;
+	rb_link *l = NULL;
+	int status = attach(c, rb_later(now, patience), &l, interrupted);
+	pthread_mutex_lock(&c->mu);
+	attached(c, status, l);
+	pthread_mutex_unlock(&c->mu);
+	if (c->live == held)
+		return false;
+	pthread_mutex_lock(&held->mu); /* the reaper is to serve the other one */
+	rb_link_wake_reaper(held);
+	pthread_mutex_unlock(&held->mu);
+	rb_link_kick(held);
+	return true;
 }
 
 int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool *interrupted)
@@ -139,7 +171,7 @@ int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool 
 	for (bool tried = false;; tried = true) {
 		int64_t now = rb_now();
 		if (c->final)
-			return final_error(c);
+			return rb_say(c->final);
 		if ((*link = rb_conn_live(c, now)))
 			return RB_OK;
 		uint32_t seen = c->change;
@@ -148,7 +180,11 @@ int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool 
 		bool mine = !c->attaching && !c->live && !c->final && now >= c->next_try && (may_wait || (!tried && !c->reaping));
 		int64_t next = c->attaching ? INT64_MAX : c->next_try;
 		c->attaching |= mine;
+		/* It may be again what it was: others try now and then. */
+		int refused = !mine && c->why == RB_ERR_SIGNATURE_MISMATCH ? rb_fail(c->why, "%s", c->why_text) : RB_OK;
 		pthread_mutex_unlock(&c->mu);
+		if (refused)
+			return refused;
 		if (mine) {
 			rb_link *l = NULL;
 			/* The next one goes on with what was begun. */
@@ -166,7 +202,8 @@ int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool 
 			until = rb_interrupted(until, start);
 		if (!may_wait || rb_now() >= until) {
 			pthread_mutex_lock(&c->mu);
-			int status = !c->why ? rb_fail(RB_ERR_TIMEOUT, "%s: attaching", rb_status_text(RB_ERR_TIMEOUT))
+			int status = c->why == RB_ERR_SIGNATURE_MISMATCH ? rb_fail(c->why, "%s", c->why_text)
+			             : !c->why ? rb_fail(RB_ERR_TIMEOUT, "%s: attaching", rb_status_text(RB_ERR_TIMEOUT))
 					     : rb_fail(RB_ERR_BROKER_GONE, "%s: attaching again: %s", rb_status_text(RB_ERR_BROKER_GONE), c->why_text);
 			pthread_mutex_unlock(&c->mu);
 			return status;
@@ -302,6 +339,11 @@ int rb_close(rb_client client)
 		rb_conn_lost(c, l);
 		rb_link_drop(l);
 	}
+	for (l = c->links; l; l = l->next) /* also who waits for requests of earlier attachments */
+		if (!l->parents && !l->dead && rb_link_hold(l)) {
+			rb_link_fail(l);
+			rb_link_drop(l);
+		}
 	changed(c);
 	rb_notifier_stop(c);
 	while (atomic_load(&e->users))
@@ -372,7 +414,7 @@ int rb_client_fd(rb_client client, int *fd)
 	if (!fd)
 		return rb_missing();
 	ENTER(client);
-	int status = c->final ? final_error(c) : rb_notifier_start(c);
+	int status = c->final ? rb_say(c->final) : rb_notifier_start(c);
 	if (!status)
 		*fd = c->notify_fd;
 	LEAVE(status);

@@ -93,7 +93,8 @@ struct rb_conn {
 	_Atomic uint32_t window, max_batch; /* of the latest attachment */
 
 	rb_link *_Atomic live;     /* NULL while there is no broker */
-	_Atomic int final;         /* set once: closed, or the model is not what it was */
+	_Atomic int final;         /* set once: closed */
+	_Atomic bool left;         /* a link that is no longer live may have requests that are watched */
 	_Atomic uint32_t change;   /* +1 whenever live or final changes; a futex */
 	_Atomic uint32_t own_from; /* attachments with lower numbers are the parent's */
 	rb_link *_Atomic links;    /* newest first */
@@ -120,6 +121,9 @@ struct rb_conn {
 rb_link *rb_conn_live(rb_conn *c, int64_t now);
 /* The same, attaching again if need be, until the deadline at most. */
 int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool *interrupted);
+/* Attaches again as the broker has said, while the link that the caller holds
+ * goes on. Takes at most so long; true if the client has another link then, or none. */
+bool rb_conn_follow(rb_conn *c, rb_link *held, int64_t patience, bool *interrupted);
 /* A broker that went away: ends everything in flight. */
 void rb_conn_lost(rb_conn *c, rb_link *l);
 
@@ -188,6 +192,7 @@ void rb_link_resign(rb_link *l);
 /* notify.c */
 int rb_notifier_start(rb_conn *c);
 void rb_notifier_stop(rb_conn *c);
+void rb_notifier_look(rb_conn *c);        /* has the reaper look at links that the client has left */
 void rb_notifier_tell(rb_link *l);        /* rings if a watched request has ended; the caller holds mu */
 void rb_link_wake_reaper(rb_link *l);     /* there is something to wait for; the caller holds mu */
 void rb_link_watch(rb_link *l, uint32_t at);   /* the caller holds mu and commits it now */

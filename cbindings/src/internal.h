@@ -88,6 +88,7 @@ void rb_put_array(rb_writer *w, uint32_t n);
 void rb_put_text(rb_writer *w, const char *text, size_t bytes);
 void rb_put_string(rb_writer *w, const char *text);
 void rb_put_int(rb_writer *w, int64_t n);
+void rb_put_true(rb_writer *w);
 
 /* A place in a message that rb_check_message has walked over. */
 typedef struct rb_reader {
@@ -162,6 +163,7 @@ typedef struct rb_session {
 	rb_board board;
 	_Atomic int socket, doorbell; /* -1: closed */
 	pid_t owner;                  /* the process that attached: it alone may end the session */
+	_Atomic bool again;           /* a client's: the broker has said that it should attach again */
 	uint64_t epoch;
 	uint32_t first_slot, window, first_gen, depth;
 	char model[RB_MAX_NAME_BYTES + 1];
@@ -193,7 +195,11 @@ int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupt
 void rb_attach_cancel(rb_attach *a);
 
 /* Whether the broker has hung up. */
+/* Whether the broker has hung up; notes that it wants the client to attach again. */
 bool rb_session_gone(rb_session *s);
+/* The same for who polls itself: what to poll for, and what came of it. */
+short rb_session_events(rb_session *s);
+bool rb_session_judge(rb_session *s, short events);
 void rb_session_hang_up(rb_session *s);
 /* Hangs up and unmaps. */
 void rb_session_close(rb_session *s);
@@ -203,6 +209,8 @@ void rb_close_fd(_Atomic int *fd);
 void rb_hang_up(int fd, pid_t owner);
 
 /* A request's first keys: version, op, model, name. */
+/* The tensors as two keys and their values. */
+void rb_put_signature(rb_writer *w, const rb_layout *l);
 void rb_begin_request(rb_writer *w, uint32_t pairs, const char *op, const char *model, const char *name);
 
 /* ---- handles ------------------------------------------------------------ */

@@ -85,7 +85,7 @@ static bool idle(rb_conn *c, rb_link *l, int64_t slice, int64_t left)
 	pthread_mutex_unlock(&l->mu);
 	if (!sleep)
 		return false;
-	struct pollfd p[2] = {{.fd = c->poke_fd, .events = POLLIN}, {.fd = l->session.socket, .events = POLLRDHUP}};
+	struct pollfd p[2] = {{.fd = c->poke_fd, .events = POLLIN}, {.fd = l->session.socket, .events = rb_session_events(&l->session)}};
 	poll(p, 2, (int)(rb_min(left, 3600 * SECOND) / MILLISECOND));
 	uint64_t count;
 	if (p[0].revents && read(p[0].fd, &count, sizeof count) < 0) { /* somebody else was quicker: there is nothing to take */
@@ -93,7 +93,7 @@ static bool idle(rb_conn *c, rb_link *l, int64_t slice, int64_t left)
 	pthread_mutex_lock(&l->mu);
 	l->reaper_idle = false;
 	pthread_mutex_unlock(&l->mu);
-	if (p[1].revents)
+	if (rb_session_judge(&l->session, p[1].revents))
 		rb_conn_lost(c, l);
 	return true;
 }
@@ -130,6 +130,32 @@ static bool any_over(rb_link *l)
 	return found;
 }
 
+/* Looks at the requests of links that the client has left, which have no leader
+ * of their own; true if any is watched still. over: one of them has ended. */
+static bool look_at_left(rb_conn *c, rb_link *present, bool *over)
+{
+	bool watched = false;
+	if (!c->left)
+		return false;
+	c->left = false; /* before we look: who leaves one meanwhile sets it again */
+	for (rb_link *l = c->links; l; l = l->next) {
+		if (l == present || l->parents || !rb_link_hold(l))
+			continue;
+		if (rb_link_lost(l, rb_now(), MOST_SLICE))
+			rb_conn_lost(c, l);
+		pthread_mutex_lock(&l->mu);
+		bool any = l->nwatched;
+		rb_notifier_tell(l);
+		pthread_mutex_unlock(&l->mu);
+		watched |= any;
+		*over |= any && any_over(l);
+		rb_link_drop(l);
+	}
+	if (watched)
+		c->left = true;
+	return watched;
+}
+
 /* Leads for as long as the link lives, or until then; in rb_reap_wait until
  * there is something to tell. Like any leader it looks at the board by itself
  * too: soon, and then each time after twice as long again. */
@@ -138,11 +164,16 @@ static void reap_link(rb_conn *c, rb_link *l, int64_t until, bool once)
 	_Atomic uint32_t *bell = &l->session.board.bells[l->first].count;
 	int64_t slice = LEAST_SLICE;
 	take_lead(l);
-	while (!l->dead && !c->closing) {
+	while (!l->dead && !c->closing && c->live == l) {
 		uint32_t seen = *bell;
+		bool over = false, interrupted = false;
+		if (l->session.again && rb_conn_follow(c, l, MILLISECOND, &interrupted))
+			break;
 		rb_link_wake_ended(l);
+		if (look_at_left(c, l, &over))
+			slice = rb_min(slice, MILLISECOND);
 		int64_t parked = until == INT64_MAX && !once ? 0 : rb_now();
-		if (parked >= until || (once && any_over(l)))
+		if (parked >= until || (once && (over || any_over(l))))
 			break;
 		if (idle(c, l, slice, until - parked)) {
 			slice = rb_link_first_slice(l);
@@ -180,11 +211,22 @@ static void *reap(void *conn)
 		if (rb_conn_link(c, rb_later(rb_now(), SECOND), true, &l, &interrupted) == RB_OK) {
 			reap_link(c, l, INT64_MAX, false);
 			rb_link_drop(l);
-		} else if (c->final && !c->closing) {
-			rb_futex_wait(&c->change, seen, SECOND, true);
+		} else if (!c->closing) {
+			rb_futex_wait(&c->change, seen, MOST_SLICE, true);
 		}
 	}
 	return NULL;
+}
+
+void rb_notifier_look(rb_conn *c)
+{
+	rb_link *l = c->live;
+	c->left = true;
+	rb_eventfd_ring(c->poke_fd); /* it may be idle */
+	if (l && rb_link_hold(l)) {
+		rb_link_kick(l);
+		rb_link_drop(l);
+	}
 }
 
 static int no_notifier(rb_conn *c)
@@ -287,12 +329,15 @@ static void watch(rb_conn *c, int64_t until, int64_t now)
 {
 	rb_link *l;
 	bool interrupted = false;
+	uint32_t seen = c->change;
 	if (c->reaping) {
 		struct pollfd p = {.fd = c->notify_fd, .events = POLLIN};
 		poll(&p, 1, (int)(rb_min(until - now, 50 * MILLISECOND) / MILLISECOND));
 	} else if (rb_conn_link(c, rb_min(until, now + SECOND), true, &l, &interrupted) == RB_OK) {
 		reap_link(c, l, until, true);
 		rb_link_drop(l);
+	} else {
+		rb_futex_wait(&c->change, seen, rb_max(1, rb_min(until - now, MOST_SLICE)), true);
 	}
 }
 

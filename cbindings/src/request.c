@@ -20,6 +20,7 @@
 _Static_assert(1 << SLOT_BITS >= RB_GO_MAX_SLOTS, "a window's slots fit");
 
 #define DEFAULT_LEVEL (-1)
+#define FOLLOW_WAIT (100 * MILLISECOND) /* for a broker that wants the client to attach again; the next claim goes on with it */
 
 uint64_t rb_req_id(const rb_req *r)
 {
@@ -124,6 +125,11 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 			if (status)
 				return status;
 		}
+		/* Who does not wait leaves it to the reaper, if there is one. */
+		if (l->session.again && (timeout || !c->reaping) && rb_conn_follow(c, l, rb_min(FOLLOW_WAIT, rb_max(until - now, MILLISECOND)), &interrupted)) {
+			rb_link_drop(l);
+			continue;
+		}
 		uint32_t at;
 		if (rows > l->window || rows > l->session.layout.max_batch) { /* a restarted broker may have other limits */
 			rb_link_drop(l);
@@ -208,6 +214,8 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 			rb_conn_lost(c, l);
 		if (flags & RB_NOTIFY && l->dead) /* it may have died before we were listed */
 			rb_eventfd_ring(c->notify_fd);
+		if (flags & RB_NOTIFY && c->live != l) /* nobody leads a link that the client has left */
+			rb_notifier_look(c);
 		if (twice)
 			return rb_say(RB_ERR_COMMITTED);
 	}

@@ -37,22 +37,11 @@ void rb_work_leave(rb_entry *e, rb_work *w)
 
 /* ---- attaching --------------------------------------------------------------- */
 
-static void put_side(rb_writer *w, const char *key, const rb_tensor *t, uint32_t count)
-{
-	rb_put_string(w, key);
-	rb_put_array(w, count);
-	for (uint32_t k = 0; k < count; k++) {
-		char text[1024];
-		rb_put_text(w, text, rb_format_tensor(&t[k], text, sizeof text));
-	}
-}
-
 static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options *o)
 {
 	rb_put_string(w, "worker");
 	rb_put_map(w, 7);
-	put_side(w, "inputs", l->tensor, l->inputs);
-	put_side(w, "outputs", l->tensor + l->inputs, l->outputs);
+	rb_put_signature(w, l);
 	rb_put_string(w, "depth");
 	rb_put_int(w, o->depth ? o->depth : DEFAULT_DEPTH);
 	rb_put_string(w, "weight");

@@ -57,11 +57,16 @@ static void serve_double(rb_batch *b)
 			WANT(RB_OK, rb_batch_fail(b, i, "minus one is refused"));
 		if (*(float *)row == -2)
 			WANT(RB_OK, rb_batch_fail_all(b, "the whole batch is refused"));
+		if (*(float *)row == -3)
+			WANT(RB_OK, rb_batch_fail_as(b, i, RB_ERR_QUEUE_FULL, "another server's queue is full"));
 	}
 	void *row;
 	uint64_t bytes;
 	WANT(RB_ERR_ROWS, rb_batch_row(b, RB_INPUT, 0, b->rows, &row, &bytes));
 	WANT(RB_ERR_INVALID, rb_batch_fail(b, b->requests, "nobody"));
+	WANT(RB_ERR_INVALID, rb_batch_fail_as(b, b->requests, RB_ERR_QUEUE_FULL, "nobody"));
+	WANT(RB_ERR_INVALID, rb_batch_fail_as(b, 0, RB_OK, "no failure"));
+	WANT(RB_ERR_INVALID, rb_batch_fail_as(b, 0, RB_ERR_SHAPE, "no end of a request"));
 
 	/* what must not be NULL */
 	rb_view v;
@@ -76,6 +81,7 @@ static void serve_double(rb_batch *b)
 	WANT(RB_ERR_INVALID, rb_batch_set_output_dims(NULL, 0, NULL, 0));
 	WANT(RB_ERR_INVALID, rb_batch_set_output_dims(b, 0, NULL, 1));
 	WANT(RB_ERR_INVALID, rb_batch_fail(NULL, 0, "nobody"));
+	WANT(RB_ERR_INVALID, rb_batch_fail_as(NULL, 0, RB_ERR_FAILED, "nobody"));
 	WANT(RB_ERR_INVALID, rb_batch_fail_all(NULL, "nobody"));
 	WANT(RB_ERR_INVALID, rb_batch_complete(NULL));
 }
@@ -322,6 +328,8 @@ static void in_one_call(void)
 	x[0] = -1;
 	WANT(RB_ERR_FAILED, rb_infer(c, 1, in, out, 0, 10 * second, &r));
 	CHECK(strcmp(rb_error(), "minus one is refused") == 0);
+	x[0] = -3;
+	WANT(RB_ERR_QUEUE_FULL, rb_infer(c, 1, in, out, 0, 10 * second, &r));
 	x[0] = -2;
 	WANT(RB_ERR_FAILED, rb_infer(c, 1, in, out, 0, 10 * second, &r));
 	CHECK(strcmp(rb_error(), "the whole batch is refused") == 0);

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // campaign is one fault while two hosts send.
@@ -30,17 +32,18 @@ type campaign struct {
 
 var campaigns = []*campaign{
 	{name: "none", short: true, healthy: 3},
-	{name: "kill", short: true, healthy: 2, fault: func(w *world) error { w.hosts[0].end(syscall.SIGKILL); return nil }, lasts: 5 * time.Second},
+	{name: "kill", short: true, healthy: 2, fault: func(w *world) error { w.hosts[0].end(syscall.SIGKILL); return nil },
+		mend: func(w *world) error { return w.hosts[0].reboot() }, lasts: 6 * time.Second},
 	{name: "stop", short: true, healthy: 2, fault: func(w *world) error { w.hosts[0].signal(syscall.SIGSTOP); return nil },
-		mend: func(w *world) error { w.hosts[0].signal(syscall.SIGCONT); return nil }, lasts: 5 * time.Second},
+		mend: func(w *world) error { w.hosts[0].signal(syscall.SIGCONT); return nil }, lasts: 6 * time.Second},
 	{name: "partition", healthy: 2, fault: func(w *world) error { return w.hosts[0].link(false) },
-		mend: func(w *world) error { return w.hosts[0].link(true) }, lasts: 5 * time.Second},
+		mend: func(w *world) error { return w.hosts[0].link(true) }, lasts: 6 * time.Second},
 	{name: "bad_link", healthy: 2, cable: true, fault: func(w *world) error { return w.cable("50ms 0.01") },
-		mend: func(w *world) error { return w.cable("0s 0") }, lasts: 5 * time.Second},
+		mend: func(w *world) error { return w.cable("0s 0") }, lasts: 6 * time.Second},
 	{name: "rolling", healthy: 2, fault: rollingUpgrade},
 	{name: "flapping", healthy: 2, fault: flap},
 	{name: "slow", healthy: 2.1, fault: func(w *world) error { w.hosts[0].processes["worker"].Process.Signal(syscall.SIGUSR1); return nil },
-		mend: func(w *world) error { return w.hosts[0].processes["worker"].Process.Signal(syscall.SIGUSR2) }, lasts: 5 * time.Second},
+		mend: func(w *world) error { return w.hosts[0].processes["worker"].Process.Signal(syscall.SIGUSR2) }, lasts: 6 * time.Second},
 	{name: "poison", short: true, healthy: 2, poison: 10_000},
 }
 
@@ -103,7 +106,7 @@ func (c *campaign) play(ctx context.Context, o *options) error {
 	}
 	poison := c.poison
 	if poison > 0 && o.short {
-		poison = 5000
+		poison = 2000
 	}
 	deadline := "5s"
 	if o.short { // CI's machine may have other things to do
@@ -118,7 +121,8 @@ func (c *campaign) play(ctx context.Context, o *options) error {
 			reports[i], errs[i] = h.produce("--count", fmt.Sprint(n), "--first", fmt.Sprint(i*n), "--poison", fmt.Sprint(poison), "--deadline", deadline)
 		})
 	}
-	before := 3 * time.Second
+	idle := newCanary(w.ctx)
+	before := 6 * time.Second
 	if o.short {
 		before = time.Second
 	}
@@ -145,7 +149,7 @@ func (c *campaign) play(ctx context.Context, o *options) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return c.judge(o, poison, reports, struck, mended)
+	return c.judge(o, poison, reports, idle, struck, mended)
 }
 
 // keepWorker starts the worker again when it dies of an input, as a broker's
@@ -167,21 +171,24 @@ func (h *host) keepWorker() {
 	}
 }
 
-// judge says whether nothing was lost, and how the throughput came back.
-func (c *campaign) judge(o *options, poison int, reports []*report, struck, mended time.Time) error {
-	ok, ended, wrong, late, poisoned := 0, 0, 0, 0, 0
+// judge says whether nothing was lost, and how the throughput came back. What is
+// lost, wrong or answered twice counts on any machine; what came too late counts
+// only where the machine let processes run.
+func (c *campaign) judge(o *options, poison int, reports []*report, idle *canary, struck, mended time.Time) error {
+	ok, ended, wrong, late, excused, poisoned := 0, 0, 0, 0, 0, 0
 	slowest := 0.0
-	failed := map[string]int{}
+	failed, why := map[string]int{}, ""
 	for _, r := range reports {
-		ok, wrong, late, poisoned, slowest = ok+r.OK, wrong+r.Wrong, late+r.Late, poisoned+r.Poisoned, max(slowest, r.Slowest)
+		ok, wrong, late, excused, poisoned, slowest = ok+r.OK, wrong+r.Wrong, late+r.Late, excused+r.Excused, poisoned+r.Poisoned, max(slowest, r.Slowest)
 		ended += r.OK + r.Wrong + r.Poisoned
 		for name, n := range r.Failed {
 			failed[name] += n
 			ended += n
+			why = r.Why[name]
 		}
 	}
 	sent := o.requests / producerHosts * producerHosts
-	var wrongs []string
+	var wrongs, notJudged []string
 	say := func(format string, args ...any) { wrongs = append(wrongs, fmt.Sprintf(format, args...)) }
 	if ended != sent {
 		say("%d of %d requests ended", ended, sent)
@@ -190,20 +197,31 @@ func (c *campaign) judge(o *options, poison int, reports []*report, struck, mend
 		say("%d wrong answers", wrong)
 	}
 	if late > 0 {
-		say("%d ended more than %v after their deadline", late, graceful)
+		say("%d ended more than %v, and what the machine itself was late, after their deadline", late, graceful)
 	}
-	if len(failed) > 0 {
-		say("failed: %v", failed)
+	worst := idle.since(idle.begin)
+	onlyExpired := len(failed) == 1 && failed[status.ErrExpired.Name()] > 0
+	switch {
+	case onlyExpired && worst > stoodStill:
+		notJudged = append(notJudged, fmt.Sprintf("%d expired while the machine stood still", failed[status.ErrExpired.Name()]))
+	case len(failed) > 0:
+		say("failed: %v (%s)", failed, why)
 	}
 	if poison > 0 && poisoned != sent/producerHosts/poison*producerHosts {
 		say("%d poisonous inputs failed, want %d", poisoned, sent/producerHosts/poison*producerHosts)
 	}
-	text := fmt.Sprintf("%-10s %d requests: %d right, %d wrong, %d late, %d poisoned, slowest %.2f s", c.name, sent, ok, wrong, late, poisoned, slowest)
+	text := fmt.Sprintf("%-10s %d requests: %d right, %d wrong, %d late, %d poisoned, slowest %.2f s; a process that sleeps woke up to %d ms late", c.name, sent, ok, wrong, late+excused, poisoned, slowest, worst.Milliseconds())
 	if share, known := c.throughput(reports, struck, mended); known {
 		text += fmt.Sprintf("; from 2 s after the fault on %.0f %% of the healthy hosts' throughput", 100*share)
-		if !o.short && share < 0.95 {
+		if slow := idle.still(struck.Add(-reference), mended.Add(recovery+reference), busy); slow > mostlyBusy {
+			notJudged = append(notJudged, fmt.Sprintf("throughput: the machine kept processes waiting for more than %v in %.0f %% of the time", busy, 100*slow))
+		} else if !o.short && share < 0.95 {
 			say("throughput %.0f %% of that of the healthy hosts, want 95", 100*share)
 		}
+	}
+	if len(notJudged) > 0 {
+		text += "; NOT JUDGED: " + strings.Join(notJudged, ", ")
+		o.notJudged++
 	}
 	fmt.Println(text)
 	if len(wrongs) > 0 {
@@ -212,20 +230,36 @@ func (c *campaign) judge(o *options, poison int, reports []*report, struck, mend
 	return nil
 }
 
+// When a machine is too busy to judge by the clock.
+const (
+	stoodStill = time.Second           // a process that slept could not run for so long
+	busy       = 20 * time.Millisecond // half of what a batch takes
+	mostlyBusy = 0.2                   // of the tenths of seconds
+)
+
+// Windows of the throughput: while the fault lasts, from recovery on, against
+// the reference before it and after its end.
+const (
+	recovery  = 2 * time.Second
+	reference = 3 * time.Second
+)
+
 // throughput from two seconds after the fault to its end, as a share of what the
-// healthy hosts did before it. Median tenths of seconds: this machine has other
-// things to do.
+// healthy hosts do in the same run, before it and after it: the machine may have
+// more to do at one time than at another.
 func (c *campaign) throughput(reports []*report, struck, mended time.Time) (float64, bool) {
-	if struck.IsZero() || mended.Sub(struck) < 3*time.Second {
+	if struck.IsZero() || mended.Sub(struck) < recovery+time.Second {
 		return 0, false
 	}
 	between := func(from, to time.Time) float64 {
 		var sums []int
-		for t := from; t.Before(to); t = t.Add(100 * time.Millisecond) {
+		for t := from; t.Before(to); t = t.Add(5 * tenth) { // a few batches each
 			sum := 0
 			for _, r := range reports {
-				if k := int(t.UnixMilli()-r.Begin) / 100; k >= 0 && k < len(r.Answers) {
-					sum += r.Answers[k]
+				for j := range 5 {
+					if k := int(t.UnixMilli()-r.Begin)/100 + j; k >= 0 && k < len(r.Answers) {
+						sum += r.Answers[k]
+					}
 				}
 			}
 			sums = append(sums, sum)
@@ -236,8 +270,11 @@ func (c *campaign) throughput(reports []*report, struck, mended time.Time) (floa
 		slices.Sort(sums)
 		return float64(sums[len(sums)/2])
 	}
-	was := between(struck.Add(-1500*time.Millisecond), struck)
-	is := between(struck.Add(2*time.Second), mended)
+	was := between(struck.Add(-reference), struck)
+	if after := between(mended.Add(recovery), mended.Add(recovery+reference)); after > 0 { // else the requests were all sent
+		was = (was + after) / 2
+	}
+	is := between(struck.Add(recovery), mended)
 	if was == 0 || is == 0 {
 		return 0, false
 	}

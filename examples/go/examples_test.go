@@ -3,6 +3,10 @@
 package examples
 
 import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"strings"
@@ -19,7 +23,7 @@ func TestTheExamplesRunTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(bed.Close)
-	if out, err := exec.Command("go", "build", "-o", bed.Dir, "./worker", "./producer", "../../cmd/ringbatch").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", bed.Dir, "./worker", "./producer", "./service", "../../cmd/ringbatch").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	socket := bed.Path("private/broker.sock")
@@ -43,10 +47,40 @@ func TestTheExamplesRunTogether(t *testing.T) {
 			t.Errorf("the producer did not print %q:\n%s", want, producer.Log())
 		}
 	}
-	for _, p := range []*testbed.Process{worker, broker} {
+	affine, service := start("ringbatch", "worker", "--model", "affine", "--scale", "2", "--offset", "1"), start("service", "--listen", "127.0.0.1:0")
+	askTheService(t, service)
+	for _, p := range []*testbed.Process{service, affine, worker, broker} {
 		p.Signal(syscall.SIGINT) // Ctrl-C ends them well
 		if err := p.Wait(time.Minute); err != nil {
 			t.Errorf("%s: %v\n%s", p, err, p.Log())
+		}
+	}
+}
+
+func askTheService(t *testing.T, service *testbed.Process) {
+	var address string
+	if err := testbed.Eventually(time.Minute, func() error {
+		_, after, found := strings.Cut(service.Log(), "listening on ")
+		if address, _, _ = strings.Cut(after, "\n"); !found || address == "" {
+			return errors.New("the service does not listen: " + service.Log())
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for body, want := range map[string]string{
+		"[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]": "200 [1,3,5,7,9,11,13,15,17,19,21,23,25,27,29,31]",
+		"[1,2]": "400 ",
+		"none":  "400 ",
+	} {
+		r, err := http.Post("http://"+address, "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(r.Body)
+		r.Body.Close()
+		if got := fmt.Sprint(r.StatusCode, " ", string(answer)); err != nil || !strings.HasPrefix(got, want) {
+			t.Errorf("%s was answered with %q, %v; not %q", body, got, err, want)
 		}
 	}
 }

@@ -9,7 +9,7 @@
 //
 // Peers whose names begin with c are clients, with w workers; each is a process
 // of its own. "kill w1" ends one with SIGKILL, "stop broker" and "start broker"
-// restart the broker, "go c1 …" does not wait for the answer, which "answer c1 =
+// restart the broker, "alias m m@2" has an alias stand for another model, "go c1 …" does not wait for the answer, which "answer c1 =
 // …" then looks at. "thief MODEL" and "damage MODEL STATUS" do what no peer
 // should (hostile_unsafe_test.go). A line that begins with # is a comment.
 package conformance
@@ -25,6 +25,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
@@ -145,6 +147,16 @@ func play(t *testing.T, script, clients, workers string) {
 			continue
 		case command == "start broker":
 			if err := b.Start(); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		case who == "alias":
+			fields := strings.Fields(what)
+			a, err := alias.Parse(fields[0], fields[1:]...)
+			if err == nil {
+				err = admin.New(b.Socket()).SetAlias(t.Context(), a, false)
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 			continue

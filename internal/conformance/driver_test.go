@@ -71,6 +71,8 @@ func (d *driver) do(line string) string {
 		return name(d.connect(rest))
 	case "claim":
 		return name(d.claim(r, strings.Fields(rest)))
+	case "moved":
+		return name(d.moved(rest))
 	case "fill":
 		return name(d.fill(r, rest))
 	case "level":
@@ -145,6 +147,24 @@ func (d *driver) claim(r *client.Request, fields []string) error {
 		*r = got
 	}
 	return err
+}
+
+// moved claims until a model of that name has the client, or no claim succeeds.
+func (d *driver) moved(to string) error {
+	for range 10000 {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		r, err := d.client.Claim(ctx, 1)
+		cancel()
+		if err != nil {
+			return err
+		}
+		_ = r.Release()
+		if d.client.Model().Name == to {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return nil
 }
 
 func (d *driver) fill(r *client.Request, text string) error {

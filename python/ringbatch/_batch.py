@@ -278,7 +278,8 @@ class Batch:
             self._row_dims[row] = tuple(dims)
 
     def fail(self, i: int, error: BaseException | str) -> None:
-        """Ends request i as Failed; its neighbours are left alone."""
+        """Ends request i as Failed, or as what the error says if that is an end of a request
+        (``ringbatch.QueueFull("…")``); its neighbours are left alone."""
         self._raw.fail(i, error)
 
     def fail_all(self, error: BaseException | str) -> None:

@@ -47,7 +47,12 @@ def connect(
     cast: bool = False,
     retry: bool | float = False,
 ) -> Model:
-    """Connects to a model of the broker on this host.
+    """Connects to a model of the broker on this host, or to an alias.
+
+    Of an alias the model is one that it stands for, and another one whenever it
+    stands for others: nothing is lost by that. If those have another signature,
+    calls whose arrays fit it go on; others, and request(), raise
+    SignatureMismatch.
 
     socket: the broker's; default $RINGBATCH_SOCKET or the user's runtime folder.
     window: how many rows may be in use at once; without it 8, or fewer where
@@ -63,13 +68,21 @@ def connect(
         are the caller's.
     """
     core = Core(model, socket, window, name, wait)
-    if retry is False:
+    follows = core.model != model  # it is an alias
+    if retry is False and not follows:
         return Model(core, socket, cast)
+    from ._follow import FollowingModel, RetryingFollowingModel
     from ._retry import RetryingModel
 
-    retrying = RetryingModel(core, socket, cast)
-    retrying._retry = None if retry is True else float(retry)
-    return retrying
+    made: Model
+    if retry is False:
+        made = FollowingModel(core, socket, cast)
+    else:
+        made = (RetryingFollowingModel if follows else RetryingModel)(core, socket, cast)
+        made._retry = None if retry is True else float(retry)
+    if isinstance(made, FollowingModel):
+        made._start(lambda: Core(model, socket, window, name, 0))
+    return made
 
 
 def stats(socket: str | os.PathLike[str] | None = None, timeout: float = 5.0) -> dict[str, Any]:
@@ -149,7 +162,7 @@ class Model(Caller):
     def stats(self) -> dict[str, Any]:
         """What the broker counts for this model."""
         for m in stats(self._socket).get("models", []):
-            if m.get("name") == self.name:
+            if m.get("name") == self._core.model:
                 return m
         raise errors.UnknownModel(f"the broker no longer has {self.name!r}")
 

@@ -69,6 +69,11 @@ class Core(Client):
         self._pool: list[Scratch] = []
 
     @property
+    def model(self) -> str:
+        """The model that the broker gave: another one than was asked for, if that is an alias."""
+        return bytes(self.info.name).decode()
+
+    @property
     def info(self) -> c.Model:
         """The model as the broker has it; as it was, once the client is closed."""
         info = c.Model()

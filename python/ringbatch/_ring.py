@@ -158,6 +158,8 @@ class RingBatch(Rows):
         check(self._lib, self._lib.rb_batch_set_row_dims(self._at, row, addressof(sizes), len(dims)))
 
     def fail(self, i: int, error: BaseException | str) -> None:
+        if isinstance(error, errors.Error) and self._lib.rb_batch_fail_as(self._at, i, error.status, _reason(error)) == 0:
+            return  # else that is nothing that a request ends with
         check(self._lib, self._lib.rb_batch_fail(self._at, i, _reason(error)))
 
     def fail_all(self, error: BaseException | str) -> None:

@@ -63,7 +63,7 @@ def test_an_earlier_run_is_drawn_into_a_page_without_measuring(tmp_path):
     page.write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
     subprocess.run([sys.executable, PEERS / "run.py", "--from", tmp_path / "r.json", "--table", page, "--chart", tmp_path / "c.svg"], check=True, timeout=60)
     text = page.read_text()
-    assert text.startswith("before\n<!-- measured -->\nMeasured 2026-01-01") and text.endswith("<!-- /measured -->\nafter\n") and "old" not in text
+    assert text.startswith("before\n<!-- measured -->\n![requests per second](c.svg)\n\nMeasured 2026-01-01") and text.endswith("<!-- /measured -->\nafter\n") and "old" not in text
     bad = subprocess.run([sys.executable, PEERS / "run.py", "--from", tmp_path / "none.json"], capture_output=True, text=True, timeout=60)
     assert bad.returncode == 2 and "none.json" in bad.stderr
 
@@ -96,3 +96,12 @@ print(Path(f"/proc/{pid}").exists())
 """
     out = subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PEERS)}, timeout=60, text=True)
     assert out == "False\n"
+
+
+def test_a_cell_that_failed_is_named_and_the_others_stay():
+    import report
+
+    r = results()
+    r["peers"]["slow"]["cells"]["64x8"] = {"wait_ms": 0, "rounds": [], "failed": "3 of 8 clients failed"}
+    assert report.table(r).splitlines()[3] == "| slow & steady | 400 (5.0 ×); 0.50 ms | failed |"
+    assert len(ElementTree.fromstring(report.chart(r)).findall("{*}rect")) == 1 + 1

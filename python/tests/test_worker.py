@@ -84,6 +84,10 @@ def test_failures_carry_the_traceback_and_the_worker_goes_on(socket):
                 batch.fail(i, "one is refused")
             if first == 2:
                 batch.fail(i, KeyError("two"))
+            if first == 4:
+                batch.fail(i, rb.QueueFull("another server's"))
+            if first == 5:
+                batch.fail(i, rb.Shape("no request ends with that"))
             if first == 3:
                 raise ValueError("three is too much " + "x" * 3000)
         batch.outputs["y"][...] = batch.inputs["x"]
@@ -98,6 +102,10 @@ def test_failures_carry_the_traceback_and_the_worker_goes_on(socket):
                 m(x(1))
             with pytest.raises(rb.Failed, match="KeyError: 'two'"):
                 m(x(2))
+            with pytest.raises(rb.QueueFull):
+                m(x(4))
+            with pytest.raises(rb.Failed, match="no request ends with that"):
+                m(x(5))
             with pytest.raises(rb.Failed) as e:
                 m(x(3))
             assert str(e.value).startswith("...") and str(e.value).endswith("x" * 100) and len(str(e.value)) <= 1024

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ringbatch.h"
 
@@ -51,6 +52,22 @@ static void claim(rb_request *r, char *rest)
 	while (rest && *rest)
 		dims[ndims++] = (uint32_t)atoi(part(&rest, ' '));
 	say(rb_claim(client, rows, dims, ndims, t, r));
+}
+
+/* Claims until a model of that name has the client, or no claim succeeds: says which. */
+static void moved(const char *to)
+{
+	rb_request r;
+	rb_model m = {0};
+	int status = RB_OK;
+	for (int i = 0; i < 10000 && !status && strcmp(m.name, to); i++) {
+		status = rb_claim(client, 1, NULL, 0, 1000 * MS, &r);
+		if (!status)
+			rb_release(client, r.id);
+		rb_client_model(client, &m);
+		usleep(1000);
+	}
+	say(status);
 }
 
 static void fill(rb_request *r, float value)
@@ -108,6 +125,7 @@ int main(void)
 		uint32_t n = rest ? (uint32_t)atoi(rest) : 0;
 		if (!strcmp(what, "connect")) connect_to(rest);
 		else if (!strcmp(what, "claim")) claim(r, rest);
+		else if (!strcmp(what, "moved")) moved(rest);
 		else if (!strcmp(what, "fill")) fill(r, (float)atof(rest));
 		else if (!strcmp(what, "level")) say(rb_set_priority(client, r->id, n));
 		else if (!strcmp(what, "commit")) say(rb_commit(client, r->id, timeout(rest), 0));

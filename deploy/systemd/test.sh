@@ -1,0 +1,82 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Boots a real systemd with these units, as root of a namespace of its own, and
+# uses them as an operator does. Wants root, systemd and overlayfs. Nothing outside
+# changes: the file system is an overlay over this machine's, with a /tmp, /run and
+# /dev of its own.
+#
+#   deploy/systemd/test.sh [FOLDER]     what it leaves behind for a look: FOLDER/log
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+[ "$(id -u)" = 0 ] || { echo "needs root"; exit 1; }
+systemd=$(ls /lib/systemd/systemd /usr/lib/systemd/systemd 2>/dev/null | head -1) || { echo "needs systemd"; exit 1; }
+
+if [ "${1:-}" != inside ]; then
+  folder=$(mkdir -p "${1:-$here/../../build/systemd}" && cd "${1:-$here/../../build/systemd}" && pwd)
+  rm -rf "$folder/up" "$folder/work" "$folder/root"; mkdir -p "$folder"/{up,work,root}
+  (cd "$here/../.." && go build -o "$folder/ringbatch" ./cmd/ringbatch)
+  code=0
+  unshare --mount --pid --fork --kill-child --cgroup --uts --ipc --net "$0" inside "$folder" "$systemd" >"$folder/console" 2>&1 || code=$?
+  cp "$folder/up/try/log" "$folder/log" 2>/dev/null || { tail -20 "$folder/console"; echo "systemd did not come up"; exit 1; }
+  cat "$folder/log"
+  rm -rf "$folder/up" "$folder/work" "$folder/root"
+  [ "$code" = 0 ] && echo "systemd: all as it should be" || { echo "systemd: it ended with $code"; exit 1; }
+  exit 0
+fi
+
+# The first process of the namespace: makes the root and becomes systemd.
+folder=$2
+root=$folder/root
+mount --make-rprivate /
+mount -t overlay overlay -o "lowerdir=/,upperdir=$folder/up,workdir=$folder/work" "$root"
+for place in tmp run dev; do mount -t tmpfs tmpfs "$root/$place"; done
+mount -t proc proc "$root/proc"
+mount -t sysfs sysfs "$root/sys"
+mount -t tmpfs tmpfs "$root/sys/fs/cgroup" 2>/dev/null || true
+mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
+for node in null:1:3 zero:1:5 full:1:7 random:1:8 urandom:1:9 tty:5:0; do
+  IFS=: read -r name major minor <<<"$node"
+  mknod -m 666 "$root/dev/$name" c "$major" "$minor"
+done
+mkdir "$root/dev/pts" "$root/dev/shm"
+mount -t devpts devpts -o newinstance,ptmxmode=666 "$root/dev/pts"
+ln -s pts/ptmx "$root/dev/ptmx"
+
+rm -rf "$root/etc/systemd/system"; mkdir -p "$root/etc/systemd/system" "$root/etc/ringbatch" "$root/try"
+install -m 755 "$folder/ringbatch" "$root/usr/bin/ringbatch"
+cp "$here"/*.service "$root/etc/systemd/system/"
+chroot "$root" useradd --system ringbatch 2>/dev/null || true
+cat >"$root/etc/ringbatch/ringbatch.toml" <<END
+[[model]]
+name = "affine"
+inputs = ["x:f32[4]"]
+outputs = ["y:f32[4]"]
+[[model.worker]]
+command = ["/usr/bin/ringbatch", "worker", "--model", "affine", "--scale", "2", "--input", "x:f32[4]"]
+END
+echo 'GATEWAY_FLAGS="--grpc off --http 127.0.0.1:8000"' >"$root/etc/ringbatch/gateway.env"
+echo 'WORKER_COMMAND="/usr/bin/ringbatch worker --model echo --wait_for_broker 1m"' >"$root/etc/ringbatch/worker-echo.env"
+chroot "$root" chown -R ringbatch /etc/ringbatch
+chmod 700 "$root/etc/ringbatch"
+# The watchdog of the unit waits 30 s; here it should not take so long.
+mkdir "$root/etc/systemd/system/ringbatch-broker.service.d"
+printf '[Service]\nWatchdogSec=2\n' >"$root/etc/systemd/system/ringbatch-broker.service.d/try.conf"
+install -m 755 "$here/try.sh" "$root/try/try.sh"
+cat >"$root/etc/systemd/system/try.service" <<END
+[Unit]
+DefaultDependencies=no
+After=dbus.socket
+[Service]
+Type=oneshot
+ExecStart=/try/try.sh
+StandardOutput=file:/try/log
+StandardError=inherit
+TimeoutStartSec=300
+END
+printf '[Unit]\nRequires=basic.target\nAfter=basic.target\nWants=try.service\n' >"$root/etc/systemd/system/try.target"
+# Of this machine's own boot nothing is wanted.
+for unit in systemd-udevd.service systemd-udev-trigger.service systemd-timesyncd.service systemd-networkd.service systemd-resolved.service systemd-logind.service getty.target systemd-journal-flush.service; do
+  ln -sf /dev/null "$root/etc/systemd/system/$unit"
+done
+exec chroot "$root" env -i container=ringbatch PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$3" --system --unit=try.target --log-target=console --show-status=no

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several cameras, one detector: frames are written where the detector reads them.
+
+    python examples/python/video_pipeline.py [cameras] [frames of each]
+
+Every camera is a process. It decodes its next frame while the last one is being
+looked at, straight into shared memory, and drops a frame that comes too late.
+"""
+
+import multiprocessing
+import os
+import sys
+import tempfile
+
+import numpy as np
+import ringbatch as rb
+
+HEIGHT, WIDTH = 120, 160
+
+
+@rb.worker("detect", inputs={"frame": ("uint8", (HEIGHT, WIDTH, 3))}, outputs={"box": ("int32", (4,))}, max_batch_size=16)
+def detect(batch):
+    bright = batch.inputs["frame"].max(axis=3) > 200  # (rows, height, width)
+    for row in range(batch.rows):
+        y, x = np.nonzero(bright[row])
+        batch.outputs["box"][row] = (x.min(), y.min(), x.max() + 1, y.max() + 1) if len(x) else (0, 0, 0, 0)
+
+
+def decode(number, into):
+    """Stands for a decoder that writes into memory it is given: a square that wanders."""
+    into[...] = 16
+    x, y = 3 * number % (WIDTH - 20), 2 * number % (HEIGHT - 20)
+    into[y : y + 20, x : x + 20] = 255
+    return x, y, x + 20, y + 20
+
+
+def camera(frames):
+    right = late = 0
+    with rb.connect("detect", window=2, wait=20) as model:  # one is written while the other is looked at
+        waiting = None
+        for number in range(frames):
+            request = model.request()
+            box = decode(number, request.inputs["frame"])
+            request.commit(timeout=5.0)
+            if waiting:
+                right, late = finish(*waiting, right, late)
+            waiting = request, box
+        right, late = finish(*waiting, right, late)
+    return right, late
+
+
+def finish(request, box, right, late):
+    with request:
+        try:
+            request.wait()
+        except rb.Expired:  # nobody wants it any more
+            return right, late + 1
+        return right + (tuple(request.outputs["box"]) == box), late
+
+
+def main():
+    cameras, frames = (int(a) for a in (*sys.argv[1:], 4, 50)[:2])
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("RINGBATCH_SOCKET", f"{folder}/broker.sock")
+        server = multiprocessing.Process(target=rb.serve, args=(detect,))
+        server.start()
+        with multiprocessing.Pool(cameras) as pool:
+            ends = pool.map(camera, [frames] * cameras)
+        seen = rb.stats()["models"][0]
+        server.terminate()
+        server.join()
+    print(f"{sum(r for r, _ in ends)} of {cameras * frames} frames seen rightly, {sum(late for _, late in ends)} too late, {seen['batches']} batches")
+
+
+if __name__ == "__main__":
+    main()

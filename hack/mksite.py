@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation as a site: build/site/html, from docs/ and from the sources.
+
+    python3 hack/mksite.py          # `make site` runs it where mkdocs is installed
+
+Copies docs/ to build/site/docs, writes the API reference of Go (go doc), C
+(ringbatch.h) and Python (docstrings) beside it, turns links that leave docs/ into
+links to the repository, and has mkdocs build it in strict mode: a broken link
+fails. Nothing of the site is fetched from other hosts when it is read.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import links
+
+ROOT = links.ROOT
+DOCS, BUILD = ROOT / "docs", ROOT / "build" / "site"
+REPOSITORY = "https://github.com/ringbatch/ringbatch"
+GO_PACKAGES = ["client", "worker", "tensor", "admin", "stats", "policy", "status", "broker"]
+
+
+def to_repository(page: Path, text: str) -> str:
+    """Links out of docs/ lead to the repository."""
+
+    def replace(m: re.Match) -> str:
+        link = m.group(1)
+        if links.OUTSIDE.match(link) or link.startswith(("#", "//")):
+            return m.group()
+        where, _, anchor = link.partition("#")
+        target = (page.parent / where).resolve()
+        if target.is_relative_to(DOCS) and target.is_file():
+            return m.group()
+        kind = "tree" if target.is_dir() else "blob"
+        url = f"{REPOSITORY}/{kind}/main/{target.relative_to(ROOT)}" + (f"#{anchor}" if anchor else "")
+        return m.group().replace(f"({link}", f"({url}")
+
+    pieces = re.split(r"(^```.*?^```[^\n]*$)", text, flags=re.S | re.M)
+    return "".join(p if p.startswith("```") else links.LINK.sub(replace, p) for p in pieces)
+
+
+def go_reference() -> str:
+    out = ["# Go reference", "", "What `go doc -all` says of each public package. Programs need `client` or `worker`, and mostly `tensor`.", ""]
+    for package in GO_PACKAGES:
+        text = subprocess.run(["go", "doc", "-all", f"./{package}"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        head, _, rest = text.partition("\n")
+        out += [f"## Package {package}", "", f"```go\n{head}\n```", ""]
+        out += go_text(rest)
+    return "\n".join(out)
+
+
+def go_text(text: str) -> list[str]:
+    """Declarations stand at the margin, their comments four spaces in. Comments of the package stand at the margin, too."""
+    intro, *sections = re.split(r"^(CONSTANTS|VARIABLES|FUNCTIONS|TYPES)$", text, flags=re.M)
+    out = ["```text", intro.strip(), "```", ""] if intro.strip() else []
+    for title, body in zip(sections[::2], sections[1::2]):
+        out += [f"### {title.capitalize()}", "", "```go", body.strip(), "```", ""]
+    return out
+
+
+def c_reference() -> str:
+    header = (ROOT / "cbindings" / "ringbatch.h").read_text()
+    intro, *sections = re.split(r"^/\* -{2,} (.+?) -{2,} \*/$", header, flags=re.M)
+    comment = re.search(r"/\*\n(.*?)\*/", intro, re.S)
+    out = ["# C reference", "", "The header `cbindings/ringbatch.h`, which is the contract. [The guide](../c-abi.md) says how to build with it.", ""]
+    out += ["```text", textwrap.dedent(re.sub(r"^ \* ?", "", comment.group(1), flags=re.M)).strip() if comment else "", "```", ""]
+    for title, body in zip(sections[::2], sections[1::2]):
+        out += [f"## {title.capitalize()}", "", "```c", body.split("#ifdef __cplusplus")[0].strip(), "```", ""]
+    return "\n".join(out)
+
+
+def python_reference() -> str:
+    """From the sources, without running them."""
+    package = ROOT / "python" / "ringbatch"
+    top = ast.parse((package / "__init__.py").read_text())
+    out = ["# Python reference", "", "[The guide](../python.md) explains; this lists.", ""]
+    for node in top.body:
+        if not isinstance(node, ast.ImportFrom) or not node.module or any(a.name == "*" for a in node.names):
+            continue
+        defined = {n.name: n for n in ast.parse((package / f"{node.module}.py").read_text()).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+        for name in sorted(a.asname or a.name for a in node.names):
+            if name in defined and not name.startswith("_"):
+                out += python_item(defined[name], f"ringbatch.{name}", "##")
+    errors = [n for n in ast.parse((package / "errors.py").read_text()).body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")]
+    out += ["## Errors", "", "| | is also | when |", "|---|---|---|"]
+    for n in errors:
+        bases = ", ".join(ast.unparse(b) for b in n.bases if ast.unparse(b) != "Error")
+        out.append(f"| `{n.name}` | {bases and f'`{bases}`'} | {' '.join((ast.get_docstring(n) or '').split()).replace('|', '/')} |")
+    return "\n".join([*out, ""])
+
+
+def python_item(node: ast.FunctionDef | ast.ClassDef, name: str, level: str) -> list[str]:
+    doc = ast.get_docstring(node) or ""
+    if isinstance(node, ast.FunctionDef):
+        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        return [f"{level} {name}", "", "```python", f"{node.name}({ast.unparse(node.args)}){returns}", "```", "", *fenced(doc)]
+    out = [f"{level} {name}", "", *fenced(doc)]
+    for member in node.body:
+        if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)) and not member.name.startswith("_") and not any(ast.unparse(d).endswith(".setter") for d in member.decorator_list):
+            is_property = any(ast.unparse(d) in ("property", "cached_property", "functools.cached_property") for d in member.decorator_list)
+            arguments = "" if is_property else f"({', '.join(ast.unparse(member.args).split(', ')[1:])})"
+            returns = f" -> {ast.unparse(member.returns)}" if member.returns else ""
+            about = " ".join(fenced(" ".join((ast.get_docstring(member) or "").split()).replace("::", ":"))).strip()
+            out += [f"- `{member.name}{arguments}{returns}`  ", f"  {about}", ""]
+    return out
+
+
+def fenced(doc: str) -> list[str]:
+    """A docstring's words as prose; where it has code, as it is."""
+    doc = re.sub(r":(?:attr|meth|func|class):`", "`", doc)
+    return (["```text", doc, "```", ""] if "::" in doc or "\n    " in doc else [doc, ""]) if doc else []
+
+
+def main() -> int:
+    if links.main():
+        return 1
+    source = BUILD / "docs"
+    shutil.rmtree(source, ignore_errors=True)
+    shutil.copytree(DOCS, source, ignore=shutil.ignore_patterns("model"))
+    for page in sorted(DOCS.rglob("*.md")):
+        if (copied := source / page.relative_to(DOCS)).exists():
+            copied.write_text(to_repository(page, page.read_text()))
+    (source / "reference").mkdir(exist_ok=True)
+    for name, make in {"go": go_reference, "c": c_reference, "python": python_reference}.items():
+        (source / "reference" / f"{name}.md").write_text(make())
+    return subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")], cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

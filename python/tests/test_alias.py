@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two versions of a model, and an alias that clients attach to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import threading
+import time
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import go_worker, rb_wait
+
+ONES = np.ones(16, "float32")
+
+
+def alias(socket: str, *args: str) -> str:
+    return subprocess.run([rb.binary_path(), "alias", "--socket", socket, *args], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def versions(socket):
+    """m@1 and m@2 multiply 16 numbers by 1 and 2, m@3 multiplies 8 by 3."""
+    with contextlib.ExitStack() as workers:
+        for scale, width in ((1, 16), (2, 16), (3, 8)):
+            name = f"m@{scale}"
+            what = ("--name", name, "--scale", str(scale), "--input", f"x:f32[{width}]", "--wait_time", "0")
+            workers.enter_context(go_worker(socket, "--model", "affine", *what))
+            rb_wait(socket, name)
+            while True:  # until it is ready
+                with contextlib.suppress(subprocess.CalledProcessError):
+                    alias(socket, "m", name)
+                    break
+        yield socket
+
+
+class Load:
+    """Calls of each kind until it is ended; every one has to be answered by a version."""
+
+    def __init__(self, socket: str, call) -> None:
+        self.answers: list[int] = [0, 0, 0]  # by scale
+        self.failures: list[BaseException] = []
+        self._stop = threading.Event()
+        self._model = rb.connect("m", socket=socket)
+        self._thread = threading.Thread(target=self._run, args=(call,))
+        self._thread.start()
+
+    def _run(self, call) -> None:
+        n = 0
+        try:
+            while not self._stop.is_set():
+                n = n % 1000 + 1
+                for y in call(self._model, n * ONES):
+                    scale = y[0] / n
+                    assert scale in (1, 2) and (y == scale * n).all(), (n, y)
+                    self.answers[int(scale)] += 1
+        except BaseException as e:
+            self.failures.append(e)
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._model.close()
+
+
+def calls(m, x):
+    return [m(x), *m(np.stack([x, x]))]
+
+
+def futures(m, x):
+    return [f.result(60) for f in [m.submit(x) for _ in range(6)]]
+
+
+def tasks(m, x):
+    async def several() -> list[np.ndarray]:
+        return list(await asyncio.gather(*(m.ainfer(x) for _ in range(6))))
+
+    return asyncio.run(several())
+
+
+def views(m, x):
+    with m.request() as req:
+        req.inputs["x"][...] = x
+        return [np.array(req.run().outputs["y"])]
+
+
+def test_a_switch_under_load_loses_no_request(versions):
+    alias(versions, "m", "m@1")
+    loads = [Load(versions, call) for call in (calls, futures, tasks, views)]
+    for i in range(8):
+        to = 2 - i % 2
+        alias(versions, "m", f"m@{to}")
+        before = [load.answers[to] for load in loads]
+        deadline = time.monotonic() + 60
+        while any(load.answers[to] < n + 20 for load, n in zip(loads, before)) and not any(load.failures for load in loads):
+            assert time.monotonic() < deadline, [load.answers for load in loads]
+            time.sleep(0.005)
+    for load in loads:
+        load.end()
+    assert [load.failures for load in loads] == [[], [], [], []]
+
+
+@pytest.mark.parametrize("retry", [False, 30.0])
+def test_a_model_follows_to_another_signature_if_its_arrays_fit(versions, retry):
+    alias(versions, "m", "m@1")
+    x, narrow = ONES, ONES[:8]
+    with rb.connect("m", socket=versions, retry=retry) as m, rb.connect("m", socket=versions) as by_hand:
+        assert (m(x) == x).all() and m.name == "m" and m.stats()["name"] == "m@1"
+        waiting = by_hand.request()
+        alias(versions, "m", "m@3")
+        with pytest.raises(rb.SignatureMismatch, match=r"x:f32\[8\]"):
+            while True:  # until it has moved
+                m(x)
+        assert (m(narrow) == 3).all()
+        assert (m.submit(narrow).result(30) == 3).all()
+        assert (asyncio.run(m.ainfer(narrow)) == 3).all()
+        assert m(np.ones((5, 8), "float32")).shape == (5, 8)
+        assert m.inputs[0].shape == (8,)
+        for call in (m, m.infer, lambda x: m.submit(x).result(30)):
+            with pytest.raises(rb.SignatureMismatch, match=r"it was x:f32\[16\]"):
+                call(x)
+        with pytest.raises(rb.SignatureMismatch):
+            asyncio.run(m.ainfer(x))
+        with pytest.raises(rb.SignatureMismatch):
+            while True:
+                by_hand.request().release()
+        with waiting:  # what was claimed before is answered by the version that it was claimed of
+            waiting.inputs["x"][...] = 5
+            assert (waiting.run().outputs["y"] == 5).all()
+        alias(versions, "m", "m@2")
+        deadline = time.monotonic() + 30
+        while True:  # until it has moved back
+            assert time.monotonic() < deadline
+            with contextlib.suppress(rb.SignatureMismatch):
+                assert (m(x) == 2).all()
+                break
+        while True:
+            assert time.monotonic() < deadline
+            with contextlib.suppress(rb.SignatureMismatch):
+                by_hand.request().release()
+                break
+
+
+def test_clients_are_shared_out(versions):
+    alias(versions, "m", "m@1=75", "m@2=25")
+    with contextlib.ExitStack() as clients:
+        models = [clients.enter_context(rb.connect("m", socket=versions)) for _ in range(8)]
+        assert sorted(float(m(ONES)[0]) for m in models) == [1] * 6 + [2] * 2
+        alias(versions, "m", "m@1=50", "m@2=50")
+        deadline = time.monotonic() + 30
+        while sorted(float(m(ONES)[0]) for m in models) != [1] * 4 + [2] * 4:
+            assert time.monotonic() < deadline

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the manuals show is run, or is taken from what is run."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import ringbatch as rb
+from conftest import REPOSITORY, rb_wait
+
+DOCS, EXAMPLES = REPOSITORY / "docs", REPOSITORY / "examples"
+pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="no manuals here")
+PAGES = sorted(p for p in [REPOSITORY / "README.md", *DOCS.glob("*.md"), *DOCS.glob("tutorials/*.md")] if p.exists())
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.S | re.M)
+    return [text for language, text in found if language in languages]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_python_block_is_python(page):
+    for text in blocks(page, "python"):
+        inside = "async def f(model, x):\n" + textwrap.indent(textwrap.dedent(text).replace("…", "..."), "    ")
+        ast.parse(inside, str(page))
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("tutorials/*.md")), ids=lambda p: p.stem)
+def test_a_tutorial_shows_lines_of_examples_that_the_tests_run(page):
+    linked = [(page.parent / link).resolve() for link in re.findall(r"\]\((\.\./\.\./examples/[^)]+)\)", page.read_text())]
+    sources = [f.read_text() for f in linked]
+    assert sources
+    for text in [*blocks(page, "python", "go", "toml"), *(t for t in blocks(page, "sh") if '"$ringbatch"' in t)]:
+        assert any(text in s for s in sources), f"{page.name} shows what no example has:\n{text}"
+
+
+@functools.cache
+def help_of(command: str = "") -> str:
+    p = subprocess.run([rb.binary_path(), *command.split(), "--help"], capture_output=True, text=True, timeout=60)
+    return p.stdout + p.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_command_that_a_page_shows_has_the_flags_it_shows(page):
+    commands = help_of()
+    for text in blocks(page, "sh", "console", ""):
+        for line in text.splitlines():
+            m = re.match(r"(?:\$ )?(?:bin/)?ringbatch(?:-cuda)? ([a-z]+)\b([^#|&]*)", line.strip())
+            if not m:
+                continue
+            assert re.search(rf"^  {m[1]}\b", commands, re.M), f"{page.name}: there is no `ringbatch {m[1]}`"
+            if m[1] in ("torch", "worker") and ("--gpu" in line or "--ptx" in line or m[1] == "torch"):
+                continue  # of another build, or of Python's command
+            known = help_of("simulate --hosts 1" if m[1] == "simulate" and "--hosts" in line else m[1])
+            for flag in re.findall(r"\s--([a-z_]+)", m[2]):
+                assert f"--{flag}" in known, f"{page.name}: `ringbatch {m[1]}` has no --{flag}"
+
+
+def test_the_readme_worker_serves_the_readme_producer(tmp_path):
+    worker, producer = blocks(REPOSITORY / "README.md", "python")[:2]
+    tmp_path.chmod(0o700)
+    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
+    (tmp_path / "worker.py").write_text(worker)
+    before = "import numpy as np\nimport ringbatch as rb\nx = frame = np.arange(4, dtype='float32')\n"
+    (tmp_path / "producer.py").write_text(before + producer + "        assert (y == 2 * x).all()\n")  # inside the last block, where the view is valid
+    p = subprocess.Popen([sys.executable, str(tmp_path / "worker.py")], env=env)
+    try:
+        rb_wait(env["RINGBATCH_SOCKET"], "double")
+        subprocess.run([sys.executable, str(tmp_path / "producer.py")], env=env, timeout=60, check=True)
+    finally:
+        p.terminate()
+        p.wait(60)
+
+
+def test_the_video_pipeline_sees_every_frame(tmp_path):
+    tmp_path.chmod(0o700)
+    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
+    out = subprocess.check_output([sys.executable, str(EXAMPLES / "python" / "video_pipeline.py"), "3", "8"], env=env, text=True, timeout=120)
+    right, late = map(int, re.match(r"(\d+) of 24 frames seen rightly, (\d+) too late", out).groups())
+    assert right + late == 24 and right > 0  # on a busy machine some are late; none is wrong
+
+
+def test_the_torch_service_answers_its_callers(tmp_path):
+    pytest.importorskip("torch")
+    tmp_path.chmod(0o700)
+    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
+    program = str(EXAMPLES / "python" / "torch_service.py")
+    p = subprocess.Popen([sys.executable, program], env=env)
+    try:
+        assert subprocess.check_output([sys.executable, program, "ask", "3"], env=env, text=True, timeout=200) == "3 answers\n"
+    finally:
+        p.terminate()
+        p.wait(60)
+
+
+def test_a_day_of_an_operator():
+    out = subprocess.run([str(EXAMPLES / "operations" / "day.sh"), rb.binary_path()], capture_output=True, text=True, timeout=200)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.count("0 2 4 6 8 10 12 14 16 18 20 22 24 26 28 30\n") == 2 and "restarted" in out.stdout
