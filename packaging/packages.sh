@@ -50,7 +50,7 @@ for arch in "$@"; do
 			license=/usr/share/$([ $format = deb ] && echo "doc/$package/copyright" || echo "licenses/$package/LICENSE")
 			sed -e "s|@ARCH@|$arch|; s|@VERSION@|$package_version|; s|@DATE@|$(date -u -d "@$SOURCE_DATE_EPOCH" +%FT%TZ)|; s|@STAGE@|$stage|g; s|@ZSH@|$zsh|" \
 				-e "s|@LICENSE@|$license|; s|@LIBDIR@|$libdir|g; s|@ABI@|$abi|g; s|@LIBC@|$libc|; s|@DEV@|$dev|g; s|@DOC@|$doc|; s|@SOMODE@|$somode|; s|@CHANGELOG@|$changelog|" "$template" >"$stage/$package.yaml"
-			"$venv/bin/nfpm" package --config "$stage/$package.yaml" --packager $format --target "$out" | grep -v '^using' || true
+			"$venv/bin/nfpm" package --config "$stage/$package.yaml" --packager $format --target "$out" >"$stage/nfpm.log" 2>&1 || { cat "$stage/nfpm.log" >&2; exit 1; }
 		done
 	done
 	install -m 755 "build/packages/$arch-deb/ringbatch" "$out/ringbatch-$version-linux-$arch"
