@@ -285,7 +285,7 @@ def test_ctrl_c_on_a_worker_fails_no_request(socket, program):
 
     workers = [worker(), worker()]
     try:
-        with rb.connect("steady", socket=socket, window=16, wait=20) as m:
+        with rb.connect("steady", socket=socket, window=16, wait=120) as m:  # PyTorch may take that long to load
             done, failures, stop = [0], [], threading.Event()
 
             def call() -> None:
