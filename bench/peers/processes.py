@@ -61,7 +61,8 @@ def reap() -> None:
         pass
 
 
-def start(arguments: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen:
-    """In a session of its own, so that Ctrl-C reaches us and we end it."""
-    with open(log, "ab") as out:
-        return subprocess.Popen(arguments, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+def start(arguments: list[str], environment: dict[str, str], out: object, err: object) -> subprocess.Popen:
+    """In a process group of its own, so that Ctrl-C reaches us and we end it; not in a
+    session of its own: Linux shares the cores out between sessions first (autogroup), and
+    a peer of many sessions would have more of them than one of few."""
+    return subprocess.Popen(arguments, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=os.setpgrp, text=True)
