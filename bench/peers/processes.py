@@ -53,6 +53,19 @@ def end_all(grace: float = 5.0) -> None:
     reap()
 
 
+def same_priority() -> None:
+    """Servers that start sessions of their own have them ranked as ours is, where that was raised."""
+    try:
+        mine = Path("/proc/self/autogroup").read_text().split()[-1]
+    except OSError:
+        return  # this kernel has none
+    for pid in descendants():
+        try:
+            Path(f"/proc/{pid}/autogroup").write_text(mine)
+        except OSError:
+            pass  # it ended; or only root may raise it, and then it is 0 for all
+
+
 def reap() -> None:
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:

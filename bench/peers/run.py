@@ -153,6 +153,7 @@ class Server:
                 if time.monotonic() > end:
                     raise Failed(f"did not answer within {START_S} s: {last} / {tail(self.log)}")
                 time.sleep(0.25)
+            processes.same_priority()
             return self
         except BaseException:
             self.__exit__()
