@@ -62,7 +62,7 @@ class Peer:
 
 def http_server(file: str) -> Callable[[Running], list[Command]]:
     def start(r: Running) -> list[Command]:
-        env = {"PEERS_PORT": str(r.ports[0]), "PEERS_WAIT_MS": str(r.wait_ms), "PEERS_TEMP": str(r.folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+        env = {"PEERS_PORT": str(r.ports[0]), "PEERS_WAIT_MS": str(r.wait_ms), "PEERS_TEMP": str(r.folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
         return [Command([r.python(), str(HERE / "servers" / file)], env)]
 
     return start
