@@ -37,6 +37,15 @@ func aliases(rep *control.Reply) []Alias {
 	return list
 }
 
+// ModelsAndAliases is Models and Aliases of one moment.
+func (c *Client) ModelsAndAliases(ctx context.Context) ([]Model, []Alias, error) {
+	list, rep, err := c.models(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return list, aliases(rep), nil
+}
+
 // SetAlias has a name stand for these models from now on: those who attach get
 // them, and clients that are attached to the name move by themselves. save as in
 // SetAndSave.

@@ -130,18 +130,18 @@ func Version(model string) string {
 	return ""
 }
 
-// Turn is the target of the n-th request: shares are kept over any run of
+// Turn is which target gets the n-th request: shares are kept over any run of
 // requests, and the requests of each target are spread evenly.
-func (a *Alias) Turn(n uint64) *Target {
+func (a *Alias) Turn(n uint64) int {
 	// Multiples of the golden ratio, modulo 1, fall evenly into any interval.
 	const golden = 0x9e3779b97f4a7c15
 	at := Share((n * golden >> 32) * uint64(Whole) >> 32)
 	for i := range a.To {
 		if at -= a.To[i].Share; at < 0 {
-			return &a.To[i]
+			return i
 		}
 	}
-	return &a.To[len(a.To)-1]
+	return len(a.To) - 1
 }
 
 // Seats is how many of n clients each target gets: nobody is moved between two

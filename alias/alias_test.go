@@ -57,7 +57,7 @@ func TestRequestsAreSharedExactlyAndSpreadEvenly(t *testing.T) {
 	for _, start := range []uint64{0, 1 << 40, math.MaxUint64 - 20000} {
 		got, gap, longest := map[string]int{}, 0, 0
 		for n := range uint64(40000) {
-			model := a.Turn(start + n).Model
+			model := a.To[a.Turn(start+n)].Model
 			got[model]++
 			if gap++; model == "b" {
 				longest, gap = max(longest, gap), 0

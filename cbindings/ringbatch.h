@@ -216,7 +216,13 @@ typedef struct rb_connect_options {
 	uint32_t wait;       /* 1: wait that long for a broker or model that is not there yet */
 } rb_connect_options;
 
-/* options may be NULL. The client is the caller's until rb_close. */
+/* options may be NULL. The client is the caller's until rb_close.
+ *
+ * model may be an alias: then the client has one of the models that it stands
+ * for, and another one, with another attachment, when it stands for others;
+ * rb_client_model tells which. Requests end in the attachment that they were
+ * claimed in. If all of these have another signature, rb_claim and what claims
+ * gives RB_ERR_SIGNATURE_MISMATCH, until one has the former. */
 RB_API int rb_connect(const char *model, const rb_connect_options *options, rb_client *client);
 
 /* Ends everything: calls of other threads return with RB_ERR_CLOSED or

@@ -55,7 +55,7 @@ func TestACallerOutOfTimeDoesNotMakeTheGatewayUnready(t *testing.T) {
 	time.Sleep(2 * lookupInterval) // the broker may be asked again
 	late, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := r.g.models.get(late, "nothing", ""); meaningOf(err).http != http.StatusNotFound {
+	if _, _, err := r.g.models.get(late, "nothing", ""); meaningOf(err).http != http.StatusNotFound {
 		t.Errorf("an unknown model: %v", err)
 	}
 	if err := r.g.ready(); err != nil {
@@ -91,7 +91,7 @@ func TestAChangeRightAfterALookIsNotMissed(t *testing.T) {
 
 func (r *rig) model(name string) *model {
 	r.t.Helper()
-	k, err := r.g.models.get(soon(r.t), name, "")
+	k, _, err := r.g.models.get(soon(r.t), name, "")
 	if err != nil {
 		r.t.Fatal(err)
 	}

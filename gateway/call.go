@@ -22,6 +22,7 @@ import (
 //  5. release gives the slots back
 type call struct {
 	model  *model
+	as     *route // the alias by which it was asked for; nil: none
 	caller *caller
 	conn   *conn // whose body the sources are in; nil for gRPC
 	// onFilled is called when the sources have been read, if it is set.

@@ -82,8 +82,8 @@ func (c *call) appendMeta(b []byte) []byte {
 	text := func(field protowire.Number, s string) {
 		b = protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
 	}
-	text(1, c.model.name)
-	text(2, modelVersion)
+	text(1, c.modelName())
+	text(2, c.modelVersion())
 	if c.id != "" {
 		text(3, c.id)
 	}

@@ -51,12 +51,12 @@ func (d *rpcDoor) run(ctx context.Context, m *message, stream bool) (*rpcAnswer,
 	if err := m.split(); err != nil {
 		return nil, err
 	}
-	k, err := d.g.models.named(ctx, m.model, m.version)
+	k, as, err := d.g.models.named(ctx, m.model, m.version)
 	if err != nil {
 		return nil, err
 	}
 	c := newCall()
-	c.model, c.caller = k, who
+	c.model, c.as, c.caller = k, as, who
 	a, err := d.runCall(ctx, c, m, free, conn, stream)
 	c.reportLoad(ctx)
 	if err != nil || a.call == nil {

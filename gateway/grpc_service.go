@@ -19,7 +19,7 @@ func (d *rpcDoor) ServerReady(context.Context, *oip.ServerReadyRequest) (*oip.Se
 }
 
 func (d *rpcDoor) ModelReady(ctx context.Context, r *oip.ModelReadyRequest) (*oip.ModelReadyResponse, error) {
-	k, err := d.g.models.get(ctx, r.Name, r.Version)
+	k, _, err := d.g.models.about(ctx, r.Name, r.Version)
 	if err != nil {
 		return nil, err
 	}
@@ -31,16 +31,16 @@ func (d *rpcDoor) ServerMetadata(context.Context, *oip.ServerMetadataRequest) (*
 }
 
 func (d *rpcDoor) ModelMetadata(ctx context.Context, r *oip.ModelMetadataRequest) (*oip.ModelMetadataResponse, error) {
-	k, err := d.g.models.get(ctx, r.Name, r.Version)
+	k, as, err := d.g.models.about(ctx, r.Name, r.Version)
 	if err != nil {
 		return nil, err
 	}
 	tellSignature(ctx, k)
-	return k.metadata(), nil
+	return k.metadata(as), nil
 }
 
 func (d *rpcDoor) ModelConfig(ctx context.Context, r *oip.ModelConfigRequest) (*oip.ModelConfigResponse, error) {
-	k, err := d.g.models.get(ctx, r.Name, r.Version)
+	k, _, err := d.g.models.about(ctx, r.Name, r.Version)
 	if err != nil {
 		return nil, err
 	}

@@ -33,6 +33,10 @@ func (g *Gateway) tellHealth() {
 		all = all && well
 		say(k.name, well)
 	}
+	for name, r := range *g.models.routes.Load() {
+		k := r.main()
+		say(name, k != nil && k.unready() == nil)
+	}
 	say("", all)
 }
 

@@ -151,13 +151,13 @@ func (d httpDoor) model(w http.ResponseWriter, r *http.Request, path []string) e
 	if err := checkMethod(r, allowed); err != nil {
 		return err
 	}
-	k, err := d.g.models.get(r.Context(), name, version)
+	k, as, err := d.g.models.about(r.Context(), name, version)
 	if err != nil {
 		return err
 	}
 	switch {
 	case len(path) == 0:
-		writeMessage(w, k.metadata())
+		writeMessage(w, k.metadata(as))
 	case len(path) > 1:
 		return errNoPath
 	case path[0] == "ready":

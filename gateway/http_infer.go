@@ -26,7 +26,7 @@ func (d httpDoor) infer(w http.ResponseWriter, r *http.Request, who *caller, pat
 		return err
 	}
 	defer d.g.end(who)
-	k, err := d.g.models.get(r.Context(), name, version)
+	k, as, err := d.g.models.get(r.Context(), name, version)
 	if err != nil {
 		return err
 	}
@@ -34,7 +34,7 @@ func (d httpDoor) infer(w http.ResponseWriter, r *http.Request, who *caller, pat
 	defer b.done()
 	c := newCall()
 	defer c.done()
-	c.model, c.caller = k, who
+	c.model, c.as, c.caller = k, as, who
 	err = d.inferCall(w, r, c, b)
 	c.count(err)
 	return err

@@ -254,7 +254,7 @@ func (s *session) infer(h *simpleHead) error {
 func (s *session) run(h *simpleHead, who *caller) error {
 	g := s.door.g
 	defer g.end(who)
-	k, err := g.models.named(s.ctx, h.model, h.version)
+	k, as, err := g.models.named(s.ctx, h.model, h.version)
 	if err != nil {
 		return err
 	}
@@ -262,7 +262,7 @@ func (s *session) run(h *simpleHead, who *caller) error {
 	defer b.done()
 	c := newCall()
 	defer c.done()
-	c.model, c.caller = k, who
+	c.model, c.as, c.caller = k, as, who
 	err = s.runCall(h, c, b)
 	c.count(err)
 	return err

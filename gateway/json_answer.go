@@ -19,8 +19,9 @@ func (c *call) appendAnswer(b []byte) (_ []byte, binary int) {
 	if c.id != "" {
 		b = append(appendString(append(b, `"id":`...), c.id), ',')
 	}
-	b = appendString(append(b, `"model_name":`...), c.model.name)
-	b = append(b, `,"model_version":"`+modelVersion+`","outputs":[`...)
+	b = appendString(append(b, `"model_name":`...), c.modelName())
+	b = appendString(append(b, `,"model_version":`...), c.modelVersion())
+	b = append(b, `,"outputs":[`...)
 	for i := range c.outputs {
 		o := &c.outputs[i]
 		if i > 0 {

@@ -3,6 +3,9 @@
 package gateway
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -24,7 +27,8 @@ func (g *Gateway) serverMetadata() *oip.ServerMetadataResponse {
 	return &oip.ServerMetadataResponse{Name: serverName, Version: g.cfg.Version, Extensions: extensions}
 }
 
-func (k *model) metadata() *oip.ModelMetadataResponse {
+// metadata tells of the model, by the alias that it was asked for by, if one is given.
+func (k *model) metadata(as *route) *oip.ModelMetadataResponse {
 	side := func(specs []tensor.Spec) (list []*oip.ModelMetadataResponse_TensorMetadata) {
 		for i := range specs {
 			list = append(list, &oip.ModelMetadataResponse_TensorMetadata{
@@ -33,7 +37,11 @@ func (k *model) metadata() *oip.ModelMetadataResponse {
 		}
 		return list
 	}
-	return &oip.ModelMetadataResponse{Name: k.name, Versions: []string{modelVersion}, Platform: platform, Inputs: side(k.sig.Inputs), Outputs: side(k.sig.Outputs)}
+	name, versions := k.name, []string{modelVersion}
+	if as != nil {
+		name, versions = as.Name, as.versions()
+	}
+	return &oip.ModelMetadataResponse{Name: name, Versions: versions, Platform: platform, Inputs: side(k.sig.Inputs), Outputs: side(k.sig.Outputs)}
 }
 
 func (k *model) config() *oip.ModelConfig {
@@ -72,12 +80,21 @@ func (k *model) batching(info *modelInfo) *oip.ModelDynamicBatching {
 
 func (g *Gateway) index() *oip.RepositoryIndexResponse {
 	all := &oip.RepositoryIndexResponse{}
-	for _, k := range g.models.list() {
-		m := &oip.RepositoryIndexResponse_ModelIndex{Name: k.name, Version: modelVersion, State: "READY"}
-		if !k.ready() {
+	add := func(name, version string, k *model) {
+		m := &oip.RepositoryIndexResponse_ModelIndex{Name: name, Version: version, State: "READY"}
+		if k == nil || !k.ready() {
 			m.State, m.Reason = "UNAVAILABLE", "no worker is attached"
 		}
 		all.Models = append(all.Models, m)
+	}
+	for _, k := range g.models.list() {
+		add(k.name, modelVersion, k)
+	}
+	routes := *g.models.routes.Load()
+	for _, name := range slices.Sorted(maps.Keys(routes)) {
+		for i, version := range routes[name].versions() {
+			add(name, version, routes[name].to[i])
+		}
 	}
 	return all
 }

@@ -27,7 +27,8 @@ import (
 type models struct {
 	g      *Gateway
 	byName atomic.Pointer[map[string]*model]
-	broker atomic.Pointer[error] // why the broker could not be asked; nil in it: it answered
+	routes atomic.Pointer[map[string]*route] // by alias
+	broker atomic.Pointer[error]             // why the broker could not be asked; nil in it: it answered
 
 	asking sync.Mutex // who asks the broker
 	asked  time.Time
@@ -71,6 +72,7 @@ func (m *models) newInfo(b *admin.Model) *modelInfo {
 func newModels(g *Gateway) *models {
 	m := &models{g: g}
 	m.byName.Store(&map[string]*model{})
+	m.routes.Store(&map[string]*route{})
 	never := error(status.ErrNoBroker)
 	m.broker.Store(&never)
 	return m
@@ -127,7 +129,7 @@ func (m *models) refresh(ctx context.Context) {
 func (m *models) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	list, err := m.g.admin.Models(ctx)
+	list, aliases, err := m.g.admin.ModelsAndAliases(ctx)
 	m.asked = time.Now()
 	m.broker.Store(&err)
 	defer m.g.tellHealth()
@@ -135,10 +137,10 @@ func (m *models) ask(ctx context.Context) {
 		return // what was served is served again when the broker is back
 	}
 	old := *m.byName.Load()
-	next := make(map[string]*model, len(list))
+	next, targets := make(map[string]*model, len(list)), m.targetsOf(aliases)
 	for i := range list {
 		b := &list[i]
-		if len(m.g.cfg.Models) > 0 && !slices.Contains(m.g.cfg.Models, b.Name) {
+		if !m.serves(b.Name) && !targets[b.Name] {
 			continue
 		}
 		k := old[b.Name]
@@ -149,6 +151,8 @@ func (m *models) ask(ctx context.Context) {
 		next[b.Name] = k
 	}
 	m.byName.Store(&next)
+	routes := m.newRoutes(aliases, next)
+	m.routes.Store(&routes)
 	for name, k := range old {
 		if next[name] != k {
 			go k.close()
@@ -156,28 +160,51 @@ func (m *models) ask(ctx context.Context) {
 	}
 }
 
-// get finds a model that may be asked for by that name and version.
-func (m *models) get(ctx context.Context, name, version string) (*model, error) {
-	if version != "" && version != modelVersion {
-		return nil, refuse(http.StatusNotFound, codes.NotFound, "model %q has version %s only, not %q", name, modelVersion, version)
+// get finds the model that a request for that name and version goes to, and the
+// alias if the name is one.
+func (m *models) get(ctx context.Context, name, version string) (*model, *route, error) {
+	return m.look(ctx, name, version, true)
+}
+
+func (m *models) look(ctx context.Context, name, version string, turn bool) (*model, *route, error) {
+	k, as := m.find(name, version, turn)
+	if k == nil {
+		m.refresh(ctx) // it may have come this moment
+		k, as = m.find(name, version, turn)
 	}
-	if k := (*m.byName.Load())[name]; k != nil {
-		return k, nil
-	}
-	m.refresh(ctx) // it may have come this moment
-	if k := (*m.byName.Load())[name]; k != nil {
-		return k, nil
+	if k != nil {
+		return k, as, nil
 	}
 	if err := *m.broker.Load(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return nil, refuse(http.StatusNotFound, codes.NotFound, "no model %q is served here", name)
+	if version != "" {
+		has := []string{modelVersion}
+		if r := (*m.routes.Load())[name]; r != nil {
+			has = r.versions()
+		} else if (*m.byName.Load())[name] == nil {
+			has = nil
+		}
+		if has != nil {
+			return nil, nil, refuse(http.StatusNotFound, codes.NotFound, "model %q has version %s only, not %q", name, strings.Join(has, ", "), version)
+		}
+	}
+	return nil, nil, refuse(http.StatusNotFound, codes.NotFound, "no model %q is served here", name)
 }
 
 // named is get, without making strings of what is known.
-func (m *models) named(ctx context.Context, name, version []byte) (*model, error) {
-	if k := (*m.byName.Load())[string(name)]; k != nil && (len(version) == 0 || string(version) == modelVersion) {
-		return k, nil
+func (m *models) named(ctx context.Context, name, version []byte) (*model, *route, error) {
+	if len(version) == 0 || string(version) == modelVersion {
+		if k := (*m.byName.Load())[string(name)]; k != nil {
+			return k, nil, nil
+		}
+	}
+	if len(version) == 0 {
+		if r := (*m.routes.Load())[string(name)]; r != nil {
+			if k := r.next(); k != nil {
+				return k, r, nil
+			}
+		}
 	}
 	return m.get(ctx, string(name[:min(len(name), maxRegionName)]), string(version[:min(len(version), maxRegionName)]))
 }

@@ -124,7 +124,7 @@ func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *r
 	t.Cleanup(func() { _ = r.stop() })
 	for _, m := range models {
 		r.eventually("the model is known", func() error {
-			_, err := g.models.get(soon(t), m.Name, "")
+			_, _, err := g.models.get(soon(t), m.Name, "")
 			return err
 		})
 	}
@@ -284,6 +284,7 @@ type httpAnswer struct {
 	Error   string `json:"error"`
 	ID      string `json:"id"`
 	Model   string `json:"model_name"`
+	Version string `json:"model_version"`
 	Outputs []struct {
 		Name       string
 		Datatype   string

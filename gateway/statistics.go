@@ -49,7 +49,7 @@ func (c *call) count(err error) {
 func (g *Gateway) statistics(ctx context.Context, name, version string) (*oip.ModelStatisticsResponse, error) {
 	list := g.models.list()
 	if name != "" {
-		k, err := g.models.get(ctx, name, version)
+		k, _, err := g.models.about(ctx, name, version)
 		if err != nil {
 			return nil, err
 		}

@@ -41,12 +41,13 @@ type bed struct {
 	bare       string
 	ends       []func()
 	relayFlags []string
+	producer   []string // the program of the producers of small requests, if not this one
 }
 
 const farHosts = 4
 
 func newBed(ctx context.Context, o *options) (b *bed, err error) {
-	b = &bed{relayFlags: o.relayFlags, kinds: map[*exec.Cmd]string{}}
+	b = &bed{relayFlags: o.relayFlags, producer: strings.Fields(o.producer), kinds: map[*exec.Cmd]string{}}
 	if b.dir, err = os.MkdirTemp("", "relaybench"); err != nil {
 		return nil, err
 	}

@@ -49,6 +49,7 @@ type options struct {
 	explain    bool
 	relayFlags []string
 	perProcess int
+	producer   string
 	checks     []check
 }
 
@@ -72,6 +73,7 @@ func main() {
 	pflag.StringVar(&o.json, "json", "", "write the results to this file")
 	pflag.BoolVar(&o.explain, "explain", false, "small, one: print each turn, where its CPU time went and how full batches were")
 	pflag.IntVar(&o.perProcess, "per_process", 1, "small: producers that share a process, with one client or one connection between them")
+	pflag.StringVar(&o.producer, "producer", "", "small, one: the producers' program and its arguments, e.g. \"python bench/python/relay_producer.py\"")
 	pflag.StringSliceVar(&o.relayFlags, "relay_flags", nil, "further flags of the relays")
 	pflag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -255,7 +257,7 @@ func moreHosts(o *options, b *bed) error {
 		if err := b.relay(model, "slow", n); err != nil {
 			return err
 		}
-		ring, err := b.producers(model, 12*batch, 1, smallBytes, smallBytes)
+		ring, err := b.producers(model, 12, batch, smallBytes, smallBytes)
 		if err != nil {
 			return err
 		}

@@ -37,7 +37,11 @@ const (
 
 func (b *bed) producerProcesses(n, goroutines int) (list []*producer, err error) {
 	for range n {
-		p := &producer{cmd: exec.CommandContext(b.ctx, b.self, "--role", "producer", "--dir", b.dir, "--bare", b.bare, "--goroutines", fmt.Sprint(goroutines))}
+		program := []string{b.self}
+		if len(b.producer) > 0 {
+			program = b.producer
+		}
+		p := &producer{cmd: exec.CommandContext(b.ctx, program[0], append(slices.Clone(program[1:]), "--role", "producer", "--dir", b.dir, "--bare", b.bare, "--goroutines", fmt.Sprint(goroutines))...)}
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		p.cmd.Stderr = os.Stderr
 		if p.in, err = p.cmd.StdinPipe(); err != nil {

@@ -24,14 +24,14 @@ func runRelay(ctx context.Context, args []string) error {
 	var cfg relay.Config
 	socket := socketFlag(f)
 	var route string
-	f.StringVar(&cfg.Target, "to", "", "where it runs: HOST:PORT, several with commas between, or a gRPC target such as dns:///NAME:PORT")
+	f.StringVar(&cfg.Target, "to", "", "where it runs: HOST:PORT, several with commas between, or a gRPC target such as dns:///NAME:PORT (xds:///NAME in builds with -tags xds)")
 	f.StringVar(&cfg.Remote, "remote_model", "", "the model's name there (default: the same)")
 	f.StringVar(&route, "route", string(relay.LeastRequest), "which host gets the next batch: "+strings.Join(relay.Routes(), ", "))
 	f.IntVar(&cfg.InFlight, "in_flight", relay.DefaultInFlight, "most batches on the network at once")
 	f.IntVar(&cfg.Attempts, "attempts", relay.DefaultAttempts, "hosts that one batch is sent to at most")
 	f.BoolVar(&cfg.TLS, "tls", false, "TLS, with this system's certificate authorities")
 	f.StringVar(&cfg.CAFile, "tls_ca", "", "TLS, with these authorities of the far side's certificate (PEM)")
-	f.StringVar(&cfg.CertFile, "tls_cert", "", "show this certificate of our own (PEM; read again for every connection)")
+	f.StringVar(&cfg.CertFile, "tls_cert", "", "show this certificate of our own (PEM; all three are read again for every connection)")
 	f.StringVar(&cfg.KeyFile, "tls_key", "", "and its key")
 	f.StringVar(&cfg.ServerName, "server_name", "", "the name in the far side's certificate, if it is not that of the target")
 	f.StringVar(&cfg.TokenFile, "token_file", "", "show the first bearer token of this file with every call (read again when it changes)")

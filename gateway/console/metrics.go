@@ -91,6 +91,9 @@ var (
 	waitTime      = newMetric(gauge, "model_wait_time_seconds", "How long the oldest request waits for others to batch with, as it is in force.", "model")
 	latencyGoal   = newMetric(gauge, "model_latency_goal_seconds", "Setting latency_goal, where it is set.", "model")
 
+	aliasShare   = newMetric(gauge, "alias_share_ratio", "Share of the traffic that an alias gives a model.", "alias", "model")
+	aliasClients = newMetric(gauge, "alias_clients", "Clients that attached to an alias, by the model that they have.", "alias", "model")
+
 	workerBusy    = newMetric(counter, "worker_busy_seconds_total", "Time that an attached worker computed.", "model", "worker", "gpu")
 	workerBatches = newMetric(counter, "worker_batches_total", "Batches that an attached worker finished.", "model", "worker", "gpu")
 
@@ -123,6 +126,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	put(draining, number(s.Draining))
 	for i := range s.Models {
 		collectModel(ch, put, &s.Models[i])
+	}
+	for _, a := range s.Aliases {
+		for _, t := range a.To {
+			put(aliasShare, t.SharePercent/100, a.Name, t.Model)
+			put(aliasClients, float64(t.Clients), a.Name, t.Model)
+		}
 	}
 	for _, p := range s.Processes {
 		put(processUp, number(p.State == "running"), p.Model, p.Name)

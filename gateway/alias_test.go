@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/alias"
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// times is a model that multiplies.
+func times(factor float32) worker.Func {
+	return func(_ context.Context, b *worker.Batch) error {
+		for i := range b.Rows() {
+			x, y := worker.Row[float32](b.Input(0), i), worker.Row[float32](b.Output(0), i)
+			for j := range x {
+				y[j] = factor * x[j]
+			}
+		}
+		return nil
+	}
+}
+
+// alias has m stand for other models.
+func (r *rig) alias(targets ...string) {
+	r.t.Helper()
+	a, err := alias.Parse("m", targets...)
+	if err == nil {
+		err = admin.New(r.socket).SetAlias(soon(r.t), a, false)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T) {
+	one, two := modelConfig(t, "m@1", []string{"x:f32[4]"}, []string{"y:f32[4]"}), modelConfig(t, "m@2", []string{"x:f32[4]"}, []string{"y:f32[4]"})
+	wide := modelConfig(t, "m@wide", []string{"x:f32[5]"}, []string{"y:f32[5]"})
+	r := newRig(t, nil, one, two, wide)
+	r.worker(one, times(1))
+	r.worker(two, times(2))
+	r.worker(wide, times(3))
+	r.alias("m@1")
+	good := `{"inputs":[` + goodInput + `]}`
+	r.eventually("the alias is served", func() error {
+		if a := r.infer("m", good); a.status != 200 {
+			return errors.New(a.Error)
+		}
+		return nil
+	})
+
+	var answers [4]atomic.Int64 // by version
+	var callers sync.WaitGroup
+	stop := make(chan struct{})
+	for range 4 {
+		callers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				a := r.infer("m", good)
+				if a.status != 200 || a.Model != "m" || len(a.Outputs) != 1 || fmt.Sprint(a.Outputs[0].Data[0]) != a.Version {
+					t.Errorf("%d %q: %s version %s: %v", a.status, a.Error, a.Model, a.Version, a.Outputs)
+					return
+				}
+				answers[int(a.Outputs[0].Data[0].(float64))].Add(1)
+			}
+		})
+	}
+	end := sync.OnceFunc(func() { close(stop); callers.Wait() })
+	defer end()
+	for i := range 6 {
+		to := 2 - i%2
+		r.alias(fmt.Sprintf("m@%d", to))
+		n := answers[to].Load()
+		r.eventually("the other version answers", func() error {
+			if answers[to].Load() < n+20 && !t.Failed() {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+	}
+	end()
+
+	r.alias("m@1=80", "m@2=20")
+	r.eventually("the share is known", func() error {
+		if as := (*r.g.models.routes.Load())["m"]; len(as.To) != 2 {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	var shares [4]int
+	for range 100 {
+		shares[int(r.infer("m", good).Outputs[0].Data[0].(float64))]++
+	}
+	if shares[2] < 19 || shares[2] > 21 {
+		t.Errorf("of 100 requests the versions got %v", shares)
+	}
+
+	// A version by its name, whether the alias stands for it or not.
+	for path, want := range map[string]string{"m/versions/1": "1", "m/versions/2": "2", "m@2": "1"} {
+		if a := r.post("/v2/models/"+path+"/infer", nil, []byte(good)); a.status != 200 || a.Version != want {
+			t.Errorf("%s: %d %q, version %s", path, a.status, a.Error, a.Version)
+		}
+	}
+	if a := r.post("/v2/models/m/versions/wide/infer", nil, []byte(good)); a.status != 400 || !strings.Contains(a.Error, "shape") {
+		t.Errorf("another signature: %d %q", a.status, a.Error)
+	}
+	if a := r.post("/v2/models/m/versions/7/infer", nil, []byte(good)); a.status != 404 || !strings.Contains(a.Error, "1, 2") {
+		t.Errorf("no such version: %d %q", a.status, a.Error)
+	}
+	meta, err := r.client().ModelMetadata(soon(t), &oip.ModelMetadataRequest{Name: "m"})
+	if err != nil || meta.Name != "m" || !slices.Equal(meta.Versions, []string{"1", "2"}) {
+		t.Errorf("metadata: %v, %v", meta, err)
+	}
+	if rep, err := r.client().ModelReady(soon(t), &oip.ModelReadyRequest{Name: "m"}); err != nil || !rep.Ready {
+		t.Errorf("ready: %v, %v", rep, err)
+	}
+}
