@@ -88,7 +88,7 @@ typedef enum rb_status {
 	RB_ERR_DRAINING = 9,      /* the broker is shutting down and takes no new requests */
 	RB_ERR_BROKER_GONE = 10,  /* the broker went away; safe to retry */
 	RB_ERR_NO_WORKER = 39,    /* no worker is attached, and the model's policy says no_worker=refuse */
-	RB_ERR_OVERLOADED = 42,   /* refused on arrival by a model with a latency_goal: it could not be answered within that or its deadline */
+	RB_ERR_OVERLOADED = 42,   /* refused on arrival: it could not be answered within its deadline or the model's latency_goal */
 
 	/* connecting */
 	RB_ERR_NO_BROKER = 11,            /* nothing listens on the socket */

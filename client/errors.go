@@ -27,7 +27,7 @@ const (
 	ErrDraining     = status.ErrDraining     // the broker is shutting down and takes no new requests
 	ErrBrokerGone   = status.ErrBrokerGone   // the broker went away; safe to retry
 	ErrNoWorker     = status.ErrNoWorker     // no worker is attached, and the model's policy says no_worker=refuse
-	ErrOverloaded   = status.ErrOverloaded   // refused on arrival by a model with a latency_goal: it could not be answered within that or its deadline
+	ErrOverloaded   = status.ErrOverloaded   // refused on arrival: it could not be answered within its deadline or the model's latency_goal
 
 	// connecting
 	ErrNoBroker           = status.ErrNoBroker           // nothing listens on the socket

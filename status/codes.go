@@ -19,7 +19,7 @@ const (
 	ErrDraining     Code = 9  // the broker is shutting down and takes no new requests
 	ErrBrokerGone   Code = 10 // the broker went away; safe to retry
 	ErrNoWorker     Code = 39 // no worker is attached, and the model's policy says no_worker=refuse
-	ErrOverloaded   Code = 42 // refused on arrival by a model with a latency_goal: it could not be answered within that or its deadline
+	ErrOverloaded   Code = 42 // refused on arrival: it could not be answered within its deadline or the model's latency_goal
 
 	// connecting
 	ErrNoBroker           Code = 11 // nothing listens on the socket

@@ -84,7 +84,7 @@ var table = [...]entry{
 	{Connecting, "Quota", "this user or process has as much of the broker as one may have", "this user or process has as much of the broker as one may have; the text says of what, and which setting raises it", retryAttach},
 	{Connecting, "Namespace", "this process and the broker cannot serve each other across their namespaces", "the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it", 0},
 
-	{Ends, "Overloaded", "the request could not be answered in time any more, as the model's latency_goal or its own deadline asks; retry later, or elsewhere", "refused on arrival by a model with a latency_goal: it could not be answered within that or its deadline", retryable},
+	{Ends, "Overloaded", "the request could not be answered in time any more, as the model's latency_goal or its own deadline asks; retry later, or elsewhere", "refused on arrival: it could not be answered within its deadline or the model's latency_goal", retryable},
 }
 
 const count = Code(len(table))

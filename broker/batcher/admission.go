@@ -2,15 +2,12 @@
 
 package batcher
 
-import "math"
-
 // late says whether a request that arrives now could not be answered in time
 // any more, by the latency goal or by its own deadline. What it would wait for:
 // the batches that run, full batches of all that is queued, and its own.
 //
-// Only a model with a goal refuses early. Elsewhere a request with a short
-// deadline is tried, and ends as Expired: batch times are an estimate, and who
-// set no goal did not ask to have requests turned away by one.
+// Only a model with a goal refuses by what batches are expected to take; elsewhere
+// a request is refused only if it is hopeless.
 //
 // What is not known costs nothing; the rest is taken to last a little longer than
 // it did, so that what is taken is in time.
@@ -25,42 +22,11 @@ func (l *learner) late(now Time, r *Request, queuedRows int) bool {
 	l.refreshTable()
 	most := l.settings.MaxBatchSize
 	full := l.expected(most)
-	l.free = l.free[:0]
-	for i := range l.workers {
-		x := &l.workers[i]
-		if !x.here {
-			continue
-		}
-		lanes := max(1, x.Lanes)
-		for j := range lanes {
-			at := Time(math.MinInt64)
-			for k := j; k < len(x.batches); k += lanes { // what this lane has, one after the other
-				p := &x.batches[k]
-				start := p.dispatched
-				if lanes == 1 {
-					start = max(start, x.freeAt)
-				}
-				at = max(at, start) + l.expected(p.rows)
-			}
-			l.free = append(l.free, max(at, now))
-		}
-		if len(l.free) >= maxFree {
-			break
-		}
-	}
+	l.freeTimes(now, l.expected)
 	if len(l.free) == 0 {
 		return false // when a worker comes is not known
 	}
-	before := queuedRows / most
-	if rounds := before / len(l.free); rounds > 0 { // every worker does as many
-		for i := range l.free {
-			l.free[i] += Time(rounds) * full
-		}
-		before %= len(l.free)
-	}
-	for range before {
-		l.free[l.first()] += full
-	}
+	l.occupy(queuedRows/most, full)
 	// Until then others join it.
 	start := l.free[l.first()]
 	rows := queuedRows%most + r.Rows

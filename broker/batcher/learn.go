@@ -35,8 +35,9 @@ type learner struct {
 	busy    int          // workers that have a batch
 	took    float64      // by a batch lately, on average
 	least   float64      // by a batch lately, the quickest
-	runs    []pacedRun   // a ring of the latest batches
-	ran     int          // batches so far
+	floor   floor
+	runs    []pacedRun // a ring of the latest batches
+	ran     int        // batches so far
 
 	records  []record // a ring of the latest requests
 	count    int      // requests so far
@@ -249,6 +250,7 @@ func (l *learner) done(w WorkerID, id BatchID, finished Time) {
 		l.runs = grown(l.runs, maxRuns-1)
 		l.runs[l.ran%maxRuns] = pacedRun{w, from, finished}
 		l.ran++
+		l.floor.observe(p.rows, took, finished)
 		l.shapes[0].observe(p.rows, p.others, took)
 		if p.shape > 0 {
 			l.shapes[p.shape].observe(p.rows, p.others, took)

@@ -166,7 +166,7 @@ func (b *reference) Arrive(now Time, r Request) error {
 	if policy.MaxQueue > 0 && b.QueuedAt(r.Level) >= policy.MaxQueue {
 		return ErrQueueFull
 	}
-	if b.learner.late(now, &r, b.QueuedRows()) {
+	if b.learner.late(now, &r, b.QueuedRows()) || b.learner.hopeless(now, &r, b.QueuedRows()) {
 		return ErrLate
 	}
 	q := &refRequest{Request: r, base: r.Level, timeout: Never, client: b.client(r.Client)}

@@ -92,3 +92,36 @@ func TestARequestThatCannotMakeItsDeadlineIsRefusedWhenItArrives(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 }
+
+// Without a goal, too: work that comes too late for its deadline is for nobody.
+func TestUnderTwiceTheCapacityDeadlinesAreKeptByRefusingOnArrival(t *testing.T) {
+	notShort(t)
+	for _, wait := range []time.Duration{policy.Auto, 2 * time.Millisecond} {
+		cfg := goalConfig(t, 2, 30_000)
+		cfg.Policy.WaitTime = wait
+		cfg.Load.Deadline = 30 * time.Millisecond
+		r, err := Run(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if done := r.RequestsPerSecond / capacity(&cfg); done < 0.9 {
+			t.Errorf("wait %v: %.3f of the capacity done in time: %+v", wait, done, r.Outcomes)
+		}
+	}
+}
+
+// What could be answered in time is not refused: with time for two batches nobody is.
+func TestWithinTheCapacityNobodyIsRefusedForADeadlineThatCanBeKept(t *testing.T) {
+	notShort(t)
+	for _, share := range []float64{0.1, 0.5, 0.8} {
+		cfg := goalConfig(t, share, 20_000)
+		cfg.Load.Deadline = 25 * time.Millisecond
+		r, err := Run(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Outcomes.Completed != 20_000 {
+			t.Errorf("at %v: %+v", share, r.Outcomes)
+		}
+	}
+}

@@ -150,7 +150,7 @@ func randomRequests(life context.Context, c *client.Client, m testbed.Model, rng
 	for life.Err() == nil {
 		rows := 1 + rng.Intn(min(3, c.Model().Window, m.MaxBatch))
 		ctx, cancel := life, context.CancelFunc(func() {})
-		allowed := []error{client.ErrFailed, client.ErrClosed, client.ErrBrokerGone, client.ErrCanceled, client.ErrExpired, client.ErrFull}
+		allowed := []error{client.ErrFailed, client.ErrClosed, client.ErrBrokerGone, client.ErrCanceled, client.ErrExpired, client.ErrOverloaded, client.ErrFull}
 		switch rng.Intn(6) {
 		case 0: // a short deadline
 			ctx, cancel = context.WithTimeout(context.Background(), time.Duration(rng.Intn(3000))*time.Microsecond)
@@ -219,7 +219,7 @@ func TestNoWaitIsForgotten(t *testing.T) {
 				err := ask(own, c, cmdAnswer, 0, 1)
 				since[g].Store(0)
 				end()
-				if err != nil && !errors.Is(err, client.ErrExpired) && !errors.Is(err, client.ErrFull) {
+				if err != nil && !errors.Is(err, client.ErrExpired) && !errors.Is(err, client.ErrOverloaded) && !errors.Is(err, client.ErrFull) {
 					t.Error(err)
 					return
 				}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/stats"
@@ -176,12 +177,29 @@ func (v *view) details(width int) []*line {
 	}
 	state.add(plain, fmt.Sprintf("  wait %s  up to %s  ring of %s", wait, plural(m.MaxBatchSize, "row"), plural(m.Slots, "slot")))
 	lines := []*line{state, newLine(width).add(dim, m.Signature)}
+	if names := v.aliases(m.Name); names != "" {
+		lines = append(lines, newLine(width).add(dim, "also called ").add(plain, names))
+	}
 	lines = append(lines, v.workers(width, m)...)
 	lines = append(lines, ends(width, m))
 	if l := learned(width, m); l != nil {
 		lines = append(lines, l)
 	}
 	return append(lines, v.processes(width, m.Name)...)
+}
+
+// aliases are the names that stand for the model, and the share that it has of
+// each.
+func (v *view) aliases(model string) string {
+	var names []string
+	for _, a := range v.now.Aliases {
+		for _, t := range a.To {
+			if t.Model == model {
+				names = append(names, fmt.Sprintf("%s (%.3g %%, %s)", a.Name, t.SharePercent, plural(t.Clients, "client")))
+			}
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 func (v *view) workers(width int, m *stats.Model) []*line {

@@ -122,6 +122,7 @@ func TestWhatPeersSayIsShownAsPrintableTextOnScreensOfEverySize(t *testing.T) {
 	}
 	s := broker(models...)
 	s.MPS = hostile
+	s.Aliases = []stats.Alias{{Name: hostile, To: []stats.AliasTarget{{Model: hostile, SharePercent: 10}}}}
 	s.Processes = []stats.Process{{Name: hostile, Model: hostile, State: hostile, LastEnd: hostile, Spare: true}}
 	v := newView(hostile, "")
 	v.take(snapshot{at: time.Now(), stats: s, model: hostile, batches: &stats.Batches{NowUS: 5e6, Batches: []stats.Batch{{Worker: 0, Rows: 1 << 30, StartedUS: -1 << 50, FinishedUS: 1 << 50}, {Worker: 1, StartedUS: 9, FinishedUS: 3}}}})
@@ -175,5 +176,15 @@ func TestAWorkersBusyShareAndBatchTimeAreThoseSinceTheLastLook(t *testing.T) {
 	}
 	if r := look(time.Second, 110, 6.5); r.busy != 0 || r.batches != 0 {
 		t.Errorf("idle: %+v", r)
+	}
+}
+
+func TestAModelIsShownWithTheNamesThatStandForIt(t *testing.T) {
+	s := broker(model("m-2", 1, 1, 1))
+	s.Aliases = []stats.Alias{{Name: "m", To: []stats.AliasTarget{{Model: "m-1", SharePercent: 90}, {Model: "m-2", SharePercent: 10, Clients: 1}}}}
+	v := newView("", "")
+	v.take(snapshot{at: time.Now(), stats: s})
+	if text := seen(t, v, 80, 20); !strings.Contains(text, "also called m (10 %, 1 client)\n") {
+		t.Error(text)
 	}
 }

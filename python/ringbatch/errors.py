@@ -285,7 +285,7 @@ class Namespace(Error):
 
 
 class Overloaded(Error):
-    """Refused on arrival by a model with a latency_goal: it could not be answered within that or its deadline."""
+    """Refused on arrival: it could not be answered within its deadline or the model's latency_goal."""
 
     status = 42
     retryable = True

@@ -55,7 +55,7 @@ def test_more_rows_than_a_request_may_have_are_split_and_joined(echo):
             if window == 7:
                 with pytest.raises(rb.Rows, match="this client's window"):
                     m(x[:8], split=False)
-            with pytest.raises((rb.Expired, rb.Full)):
+            with pytest.raises((rb.Expired, rb.Overloaded, rb.Full)):
                 m(x, timeout=1e-9)
             assert (m(x[0]) == x[0]).all()  # nothing is left behind in the window
 

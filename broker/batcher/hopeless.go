@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package batcher
+
+import "math"
+
+// floor is the least that batches took lately, by their size: in the present
+// period and the one before it. It is what no batch is expected to beat, where
+// costs (costs.go) are what a batch is expected to take.
+type floor struct {
+	times   [2][sizeClasses]Time // 0: none was seen
+	batches [2]int
+	longest [2]Time
+	from    Time // when the present period began
+}
+
+const (
+	floorPeriod = remembered
+	// floorBatches must have been seen before it counts: the first may be slow.
+	floorBatches = 16
+	// waitMargin is for what has to wait first: batches are hardly ever all as
+	// quick as the quickest, and under overload, where those that are taken are just
+	// within their deadlines, that would make all of them late.
+	waitMargin = 1.03
+)
+
+func (f *floor) observe(rows int, took, finished Time) {
+	f.turn(finished)
+	if took <= 0 || rows < 1 {
+		return
+	}
+	t := &f.times[0][sizeClass(rows)]
+	if *t == 0 || took < *t {
+		*t = took
+	}
+	f.longest[0] = max(f.longest[0], took)
+	f.batches[0]++
+}
+
+// turn begins a new period when it is time, and forgets both when nothing was
+// seen for that long.
+func (f *floor) turn(now Time) {
+	if now < f.from+floorPeriod {
+		return
+	}
+	f.times[1], f.batches[1], f.longest[1] = f.times[0], f.batches[0], f.longest[0]
+	if now >= f.from+2*floorPeriod {
+		f.times[1], f.batches[1], f.longest[1] = [sizeClasses]Time{}, 0, 0
+	}
+	f.times[0], f.batches[0], f.longest[0] = [sizeClasses]Time{}, 0, 0
+	f.from = now
+}
+
+func (f *floor) known(now Time) bool {
+	return f.batches[0]+f.batches[1] >= floorBatches && now < f.from+2*floorPeriod
+}
+
+// of is what a batch of so many rows takes at least: as much as the quickest of
+// some size that is not larger.
+func (f *floor) of(rows int) Time {
+	least := Time(0)
+	for i := range sizeClass(rows) + 1 {
+		t, before := f.times[0][i], f.times[1][i]
+		if t == 0 || before > 0 && before < t {
+			t = before
+		}
+		least = max(least, t)
+	}
+	return least
+}
+
+// hopeless says whether a request that arrives now cannot be answered by its
+// deadline, if every batch from now on is as quick as the quickest of the last
+// second or two, and less: what runs, what is queued before it, and its own. Then
+// it is refused at once instead of after it has waited. While nothing runs, nothing is
+// known after two seconds, and it is tried.
+func (l *learner) hopeless(now Time, r *Request, queuedRows int) bool {
+	f := &l.floor
+	if r.Deadline == Never || !f.known(now) {
+		return false
+	}
+	if len(l.settings.Levels) > 1 {
+		queuedRows = 0 // who goes before whom is another question
+	}
+	most := l.settings.MaxBatchSize
+	before := queuedRows / most
+	// Most have time enough, and are not looked at any closer.
+	if longest := max(f.longest[0], f.longest[1]); r.Deadline-now >= Time(before+2)*longest {
+		return false
+	}
+	l.freeTimes(now, f.of)
+	if len(l.free) == 0 {
+		return false // when a worker comes is not known
+	}
+	l.occupy(before, f.of(most))
+	start, rows := l.free[l.first()], r.Rows
+	if start == now {
+		return start+f.of(rows) > r.Deadline
+	}
+	switch {
+	case before > 0:
+		rows = most // others join it meanwhile
+	case len(l.shapes) == 1:
+		rows += queuedRows // they go out together
+	}
+	return now+Time(waitMargin*float64(start+f.of(min(rows, most))-now)) > r.Deadline
+}
+
+// freeTimes is when each lane of the workers has done what it holds, if a batch
+// takes what cost says: in l.free.
+func (l *learner) freeTimes(now Time, cost func(rows int) Time) {
+	l.free = l.free[:0]
+	for i := range l.workers {
+		x := &l.workers[i]
+		if !x.here {
+			continue
+		}
+		lanes := max(1, x.Lanes)
+		for j := range lanes {
+			at := Time(math.MinInt64)
+			for k := j; k < len(x.batches); k += lanes { // what this lane has, one after the other
+				p := &x.batches[k]
+				start := p.dispatched
+				if lanes == 1 {
+					start = max(start, x.freeAt)
+				}
+				at = max(at, start) + cost(p.rows)
+			}
+			l.free = append(l.free, max(at, now))
+		}
+		if len(l.free) >= maxFree {
+			break
+		}
+	}
+}
+
+// occupy gives so many batches of the same time to whoever is free first.
+func (l *learner) occupy(batches int, each Time) {
+	if rounds := batches / len(l.free); rounds > 0 { // every worker does as many
+		for i := range l.free {
+			l.free[i] += Time(rounds) * each
+		}
+		batches %= len(l.free)
+	}
+	for range batches {
+		l.free[l.first()] += each
+	}
+}
