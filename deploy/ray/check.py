@@ -12,6 +12,7 @@ ring, or if a node's ring had nothing to do.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -75,17 +76,21 @@ def stats(socket: str) -> dict:
 
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 5
-    folder = tempfile.TemporaryDirectory()
-    sockets = [f"{folder.name}/{n}.sock" for n in range(NODES)]
-    processes = []
-    cluster = Cluster()
-    try:
+    with contextlib.ExitStack() as ends:
+        folder = ends.enter_context(tempfile.TemporaryDirectory())
+        sockets = [f"{folder}/{n}.sock" for n in range(NODES)]
+        cluster = Cluster()
+        ends.callback(cluster.shutdown)
         for socket in sockets:
             env = {**os.environ, "RINGBATCH_SOCKET": socket}
             # It starts the node's broker, too.
-            processes.append(subprocess.Popen([sys.executable, str(HERE / "worker.py"), str(MILLISECONDS)], env=env, stderr=subprocess.DEVNULL))
+            worker = subprocess.Popen([sys.executable, str(HERE / "worker.py"), str(MILLISECONDS)], env=env, stderr=subprocess.DEVNULL)
+            ends.callback(worker.wait)
+            ends.callback(worker.terminate)
             cluster.add_node(num_cpus=2, object_store_memory=100 << 20, env_vars={"RINGBATCH_SOCKET": socket})
         ray.init(address=cluster.address, runtime_env={"env_vars": {"PYTHONPATH": str(HERE)}}, log_to_driver=False)
+        ends.callback(ray.shutdown)
+        ends.callback(serve.shutdown)
         kinds = {"ring": on_every_node(Classifier, "ring", 1), "ring2": on_every_node(Classifier, "ring2", 2), "plain": on_every_node(Plain, "plain", 1)}
 
         async def in_turns() -> dict[str, list[tuple[float, float, float]]]:
@@ -106,15 +111,6 @@ def main() -> None:
             assert s["clients"] == 3, "each node has the replicas that Ray placed there"
             assert s["requests"] > 0, "every node's ring has work"
             assert not sum(n for status, n in s["ended"].items() if status != "OK"), s["ended"]
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        cluster.shutdown()
-        for p in processes:
-            p.terminate()
-        for p in processes:
-            p.wait()
-        folder.cleanup()
 
 
 if __name__ == "__main__":
