@@ -53,7 +53,7 @@ def finish(request, box, right, late):
     with request:
         try:
             request.wait()
-        except rb.Expired:  # nobody wants it any more
+        except (rb.Expired, rb.Overloaded):  # nobody wants it any more
             return right, late + 1
         return right + (tuple(request.outputs["box"]) == box), late
 
