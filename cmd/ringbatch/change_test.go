@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/stats"
 )
@@ -119,6 +120,22 @@ func TestWorkersAreRestartedScaledAndChangedUnderLoadWithoutALostRequest(t *test
 	c.reload(c.served(3, 2, 0)) // another command, another number
 	c.until("the changed command answers", func() bool { return l.last.Load() == 3 || t.Failed() })
 	c.until("both of the new ones run", func() bool { return len(c.pids()) == 2 })
+	// Another environment, then another GPU.
+	env := strings.Replace(c.served(3, 2, 0), fmt.Sprintf("command = [%q,", c.bin), fmt.Sprintf(`command = ["sh", "-c", "shift 5; exec %s worker --model affine --scale $SCALE $@", "sh",`, c.bin), 1)
+	c.reload(env + "env = { SCALE = \"4\" }\n")
+	c.until("the command with the environment answers", func() bool { return l.last.Load() == 4 || t.Failed() })
+	c.reload(env + "env = { SCALE = \"5\" }\n")
+	c.until("the changed environment answers", func() bool { return l.last.Load() == 5 || t.Failed() })
+	c.reload(env + "env = { SCALE = \"5\" }\ngpus = [1]\n")
+	c.until("both have the other GPU", func() bool {
+		gpus := 0
+		for _, p := range c.stats().Processes {
+			if p.State == "running" && p.GPU != nil && *p.GPU == 1 {
+				gpus++
+			}
+		}
+		return gpus == 2 && len(c.pids()) == 2 || t.Failed()
+	})
 	c.reload(strings.Replace(c.served(3, 2, 0), `"--scale"`, `"--no_such_flag"`, 1)) // one that does not come up
 	c.until("that is said", func() bool { return strings.Contains(c.broker.Log(), "those that ran go on") })
 	n := l.answers.Load()
@@ -200,7 +217,16 @@ func TestARestartOrADeathOfTheBrokerIsAPauseForThoseWhoRetry(t *testing.T) {
 	again := func() {
 		c.broker = c.start("broker", "--config", c.config, "--log_level", "warn")
 	}
-	c.brokerComesAndGoes("SIGTERM", func() { c.ends(c.broker); again() })
+	waits := []string{"4ms", "3ms"}
+	c.brokerComesAndGoes("SIGTERM", func() {
+		if out, code := c.run("set", "affine", "wait_time="+waits[0], "--save"); code != 0 {
+			t.Errorf("set: %d\n%s", code, out)
+		}
+		c.ends(c.broker)
+		again()
+		c.until("what was saved is in force", func() bool { return c.savedWait() == waits[0] })
+		waits = waits[1:]
+	})
 	c.brokerComesAndGoes("a take-over", func() {
 		old := c.broker
 		c.broker = c.start("broker", "--config", c.config, "--log_level", "warn", "--take_over")
@@ -213,4 +239,13 @@ func TestARestartOrADeathOfTheBrokerIsAPauseForThoseWhoRetry(t *testing.T) {
 		_ = c.broker.Wait(time.Minute)
 		again()
 	})
+}
+
+// savedWait is the wait of the one model, "" while there is no broker.
+func (c *cli) savedWait() string {
+	models, err := admin.New("").Models(c.t.Context())
+	if err != nil || len(models) == 0 {
+		return ""
+	}
+	return models[0].Policy["wait_time"]
 }

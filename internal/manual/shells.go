@@ -38,7 +38,7 @@ func (m *Manual) bash(program string) string {
 
 _%[1]s_models() {
 	local name _
-	%[1]s models 2>/dev/null | while read -r name _; do printf '%%s\n' "$name"; done
+	%[1]s models 2>/dev/null | tail -n +2 | while read -r name _; do printf '%%s\n' "$name"; done
 }
 
 _%[1]s() {
@@ -84,7 +84,7 @@ func zshText(text string) string {
 
 func (m *Manual) zsh(program string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "#compdef %[1]s\n# zsh completion of %[1]s, made from its --help.\n\n_%[1]s_models() {\n\tlocal -a models\n\tmodels=(${${(f)\"$(%[1]s models 2>/dev/null)\"}%%%% *})\n\tcompadd -a models\n}\n\n_%[1]s() {\n\tlocal -a commands\n\tcommands=(\n", program)
+	fmt.Fprintf(&b, "#compdef %[1]s\n# zsh completion of %[1]s, made from its --help.\n\n_%[1]s_models() {\n\tlocal -a models\n\tmodels=(${${(f)\"$(%[1]s models 2>/dev/null | tail -n +2)\"}%%%% *})\n\tcompadd -a models\n}\n\n_%[1]s() {\n\tlocal -a commands\n\tcommands=(\n", program)
 	for _, c := range m.Commands {
 		fmt.Fprintf(&b, "\t\t'%s:%s'\n", c.Name, strings.ReplaceAll(c.Brief, `'`, `'\''`))
 	}
@@ -114,7 +114,7 @@ func fishText(text string) string {
 
 func (m *Manual) fish(program string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# fish completion of %[1]s, made from its --help.\n\nfunction __%[1]s_models\n\t%[1]s models 2>/dev/null | string replace -r ' .*' ''\nend\n\n", program)
+	fmt.Fprintf(&b, "# fish completion of %[1]s, made from its --help.\n\nfunction __%[1]s_models\n\t%[1]s models 2>/dev/null | tail -n +2 | string replace -r ' .*' ''\nend\n\n", program)
 	for _, c := range m.Commands {
 		fmt.Fprintf(&b, "complete -c %s -f -n __fish_use_subcommand -a %s -d %s\n", program, c.Name, fishText(c.Brief))
 		at := fmt.Sprintf("complete -c %s -n '__fish_seen_subcommand_from %s'", program, c.Name)
