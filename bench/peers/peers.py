@@ -62,7 +62,7 @@ class Peer:
 
 def http_server(file: str) -> Callable[[Running], list[Command]]:
     def start(r: Running) -> list[Command]:
-        env = {"PEERS_PORT": str(r.ports[0]), "PEERS_WAIT_MS": str(r.wait_ms), "PEERS_TEMP": str(r.folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+        env = {"PEERS_PORT": str(r.ports[0]), "PEERS_WAIT_MS": str(r.wait_ms), "PEERS_TEMP": str(r.folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
         return [Command([r.python(), str(HERE / "servers" / file)], env)]
 
     return start
@@ -129,7 +129,7 @@ PEERS = [
     Peer("ringbatch", "ringbatch, Python client", RINGBATCH, ["ringbatch", "numpy"], "ringbatch", ringbatch(False), socket_of, (-1,), local=True),
     Peer("gateway-http", "ringbatch gateway, HTTP", RINGBATCH, ["ringbatch"], "gateway", ringbatch(True), waits_ms=(-1,), environment="ringbatch", local=True),
     Peer("gateway-grpc", "ringbatch gateway, gRPC", RINGBATCH, ["ringbatch", "tritonclient"], "triton_grpc", ringbatch(True), lambda r: f"127.0.0.1:{r.ports[1]}", (-1,), "ringbatch", True),
-    Peer("plain", "multiprocessing: shared memory, Queue, semaphores", ["numpy"], ["numpy"], "", itself),
+    Peer("plain", "multiprocessing, shared memory", ["numpy"], ["numpy"], "", itself),
     Peer("simpledbi", "SimpleDBI's design", ["numpy"], ["numpy"], "", itself, environment="plain"),
     Peer("triton-shm", "Triton, gRPC + system shared memory", ["numpy", "nvidia-pytriton==0.7.0", TRITONCLIENT], ["nvidia-pytriton", "tritonclient"], "triton_shm", triton, environment="triton"),
     Peer("triton", "Triton, gRPC", ["numpy", "nvidia-pytriton==0.7.0", TRITONCLIENT], ["nvidia-pytriton", "tritonclient"], "triton_grpc", triton),

@@ -53,6 +53,19 @@ def end_all(grace: float = 5.0) -> None:
     reap()
 
 
+def same_priority() -> None:
+    """Servers that start sessions of their own have them ranked as ours is, where that was raised."""
+    try:
+        mine = Path("/proc/self/autogroup").read_text().split()[-1]
+    except OSError:
+        return  # this kernel has none
+    for pid in descendants():
+        try:
+            Path(f"/proc/{pid}/autogroup").write_text(mine)
+        except OSError:
+            pass  # it ended; or only root may raise it, and then it is 0 for all
+
+
 def reap() -> None:
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -61,7 +74,8 @@ def reap() -> None:
         pass
 
 
-def start(arguments: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen:
-    """In a session of its own, so that Ctrl-C reaches us and we end it."""
-    with open(log, "ab") as out:
-        return subprocess.Popen(arguments, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+def start(arguments: list[str], environment: dict[str, str], out: object, err: object) -> subprocess.Popen:
+    """In a process group of its own, so that Ctrl-C reaches us and we end it; not in a
+    session of its own: Linux shares the cores out between sessions first (autogroup), and
+    a peer of many sessions would have more of them than one of few."""
+    return subprocess.Popen(arguments, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=os.setpgrp, text=True)

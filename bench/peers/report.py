@@ -96,7 +96,8 @@ def chart(results: dict) -> str:
     text(24, y, "The same model and clients, requests per second", 18, bold=True)
     y += 20
     m = results["machine"]
-    text(24, y, f"Python clients on the same host, one request at a time each; medians of {results['rounds']} rounds in turns; {m['cores']} cores, {results['date']}", colour=FAINT)
+    busy = ", which others used too" if results["load_before"] > m["cores"] else ""
+    text(24, y, f"Python clients on the same host, one request at a time each; medians of {results['rounds']} rounds in turns; {m['cores']} cores{busy}; {results['date']}", colour=FAINT)
     for size, clients in wanted:
         name = cell(size, clients)
         rows = sorted(((rate(results, p, name), p) for p in results["peers"] if rate(results, p, name)), reverse=True)

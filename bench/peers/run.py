@@ -92,7 +92,7 @@ def install(peer: Peer, commit: str) -> None:
     log = venv.parent / "install.log"
     with open(log, "wb") as out:
         for command in commands:
-            p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            p = processes.start(command, dict(os.environ), out, out)
             wait_for(p, f"installing {peer.name}", INSTALL_S)
             if p.returncode:
                 raise Failed(f"cannot be installed: {tail(log)}")
@@ -138,7 +138,8 @@ class Server:
 
     def __enter__(self) -> Server:
         try:
-            started = [processes.start(c.arguments, {**os.environ, **ONE_THREAD, **c.environment}, self.log) for c in self.peer.start(self.running)]
+            with open(self.log, "ab") as log:
+                started = [processes.start(c.arguments, {**os.environ, **ONE_THREAD, **c.environment}, log, log) for c in self.peer.start(self.running)]
             end, last = time.monotonic() + START_S, ""
             while started:  # until an answer is right
                 if any(p.poll() is not None for p in started):
@@ -152,6 +153,7 @@ class Server:
                 if time.monotonic() > end:
                     raise Failed(f"did not answer within {START_S} s: {last} / {tail(self.log)}")
                 time.sleep(0.25)
+            processes.same_priority()
             return self
         except BaseException:
             self.__exit__()
@@ -179,7 +181,7 @@ class Server:
             command = [self.running.python(), str(HERE / "load.py"), self.peer.kind, self.peer.address(self.running), *flags]
         else:
             command = [self.running.python(), str(HERE / f"{self.peer.name}.py"), *flags, "--wait_ms", str(self.wait_ms)]
-        p = subprocess.Popen(command, env={**os.environ, **ONE_THREAD}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        p = processes.start(command, {**os.environ, **ONE_THREAD}, subprocess.PIPE, subprocess.PIPE)
         try:
             out, err = p.communicate(timeout=seconds + 150)
         except subprocess.TimeoutExpired:

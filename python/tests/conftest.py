@@ -90,7 +90,7 @@ def echo(socket):
 
 def rb_wait(socket: str, model: str) -> None:
     """Waits for a model without loading the library into this process."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120  # a Python worker's start, on a machine that others use
     while model.encode() not in subprocess.run([rb.binary_path(), "models", "--socket", socket], capture_output=True).stdout:
         assert time.monotonic() < deadline, f"{model} did not come"
         time.sleep(0.01)

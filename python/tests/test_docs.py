@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import functools
 import os
 import re
@@ -12,9 +13,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import REPOSITORY, rb_wait
+from conftest import REPOSITORY, rb_wait, serving
 
 DOCS, EXAMPLES = REPOSITORY / "docs", REPOSITORY / "examples"
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="no manuals here")
@@ -78,6 +80,25 @@ def test_the_readme_worker_serves_the_readme_producer(tmp_path):
     finally:
         p.terminate()
         p.wait(60)
+
+
+def test_the_producers_of_the_python_manual_are_answered(socket, monkeypatch):
+    connect, in_place, in_flight = blocks(DOCS / "python.md", "python")[:3]
+    monkeypatch.setenv("RINGBATCH_SOCKET", socket)
+
+    @rb.worker("resnet50", inputs={"x": ("float32", (3, 224, 224))}, outputs={"y": ("float32", (1000,))}, max_batch_size=32, slots=64)
+    def run(batch):
+        batch.outputs["y"][...] = batch.inputs["x"][:, 0, 0, :1]
+
+    program = "async def program(np, raw, mean, x):\n" + textwrap.indent(
+        connect + textwrap.indent(in_place, "    ") + "        assert y[0] == raw[0, 0, 0] - mean\n" + textwrap.indent(in_flight, "    ") + "    assert y[0] == future.result()[0] == x[0, 0, 0]\n", "    "
+    )
+    names: dict = {}
+    exec(compile(program, "docs/python.md", "exec"), names)
+    x = np.random.rand(3, 224, 224).astype("float32")
+    with serving(run, socket):
+        rb_wait(socket, "resnet50")
+        asyncio.run(names["program"](np, x, np.float32(0.5), x))
 
 
 def test_the_video_pipeline_sees_every_frame(tmp_path):
