@@ -25,6 +25,8 @@ A worker::
 docs/python.md is the manual.
 """
 
+from typing import TYPE_CHECKING
+
 from . import errors
 from ._batch import Batch, Item, Run
 from ._client import Model, connect, stats
@@ -56,8 +58,11 @@ __all__ = [
 ]
 __all__ += errors.__all__
 
+__version__: str  # the library's, asked when it is first wanted
 
-def __getattr__(name: str) -> str:
-    if name == "__version__":
-        return _version()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> str:
+        if name == "__version__":
+            return _version()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
