@@ -43,7 +43,7 @@ for arch in "$@"; do
 			doc=doc somode=0755 changelog=CHANGELOG.md.gz
 			libdir=/usr/lib64 zsh=/usr/share/zsh/site-functions libc='"glibc >= 2.17"' dev=ringbatch-devel
 		fi
-		make -s -C cbindings BUILD="$PWD/$stage/c" CFLAGS="-O2 -ffile-prefix-map=$PWD=." CC="$venv/bin/python -m ziglang cc -target $machine-linux-gnu.2.17" \
+		make -s -C cbindings BUILD="$PWD/$stage/c" CFLAGS="-O2 -g0 -ffile-prefix-map=$PWD=." CC="$venv/bin/python -m ziglang cc -target $machine-linux-gnu.2.17" \
 			AR="$venv/bin/python -m ziglang ar" LDFLAGS="-s -Wl,--build-id=none" PREFIX=/usr LIBDIR=$libdir DESTDIR="$PWD/$stage/root" install >/dev/null
 		for package in ringbatch $dev; do
 			template=packaging/nfpm$([ $package = ringbatch ] || echo -dev).yaml
