@@ -4,6 +4,7 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -220,7 +221,7 @@ func TestAnAnswerThatRacesWithItsDeadlineIsNoOffence(t *testing.T) {
 		expect(t, "commit", req.Commit(ctx), nil)
 		if err := req.Wait(soon(t)); err == nil {
 			ok++
-		} else {
+		} else if !errors.Is(err, client.ErrOverloaded) { // the broker knows by now what a batch takes
 			expect(t, "request", err, client.ErrExpired)
 		}
 		expect(t, "release", req.Release(), nil)
