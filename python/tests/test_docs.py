@@ -101,6 +101,23 @@ def test_the_producers_of_the_python_manual_are_answered(socket, monkeypatch):
         asyncio.run(names["program"](np, x, np.float32(0.5), x))
 
 
+def test_the_worker_of_the_python_manual_serves(tmp_path):
+    worker = blocks(DOCS / "python.md", "python")[3]
+    tmp_path.chmod(0o700)
+    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
+    before = "import numpy as np\nimport ringbatch as rb\n\n\ndef net(x):\n    return np.repeat(x[:, 0, 0, :1], 1000, axis=1)\n\n\n"
+    (tmp_path / "worker.py").write_text(before + worker)
+    p = subprocess.Popen([sys.executable, str(tmp_path / "worker.py")], env=env)
+    try:
+        rb_wait(env["RINGBATCH_SOCKET"], "resnet50")
+        x = np.random.rand(3, 224, 224).astype("float32")
+        with rb.connect("resnet50", socket=env["RINGBATCH_SOCKET"]) as m:
+            assert (m(x) == x[0, 0, 0]).all()
+    finally:
+        p.terminate()
+        p.wait(60)
+
+
 def test_the_video_pipeline_sees_every_frame(tmp_path):
     tmp_path.chmod(0o700)
     env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package configfile
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// What the manuals show is accepted. (Their users are not of this machine.)
+func TestEveryConfigurationOfTheManualsIsAccepted(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	users := strings.NewReplacer(`"web"`, `"root"`, `"ml"`, `"root"`, `"oncall"`, `"root"`)
+	block, found := regexp.MustCompile("(?ms)^```toml\n(.*?)^```$"), 0
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range block.FindAllStringSubmatch(string(text), -1) {
+			found++
+			if _, err := Parse(users.Replace(m[1])); err != nil {
+				t.Errorf("%s: %v, in\n%s", filepath.Base(page), err, m[1])
+			}
+		}
+	}
+	if found < 5 {
+		t.Errorf("%d blocks were found", found)
+	}
+}
