@@ -34,7 +34,7 @@ demo: build ## what batching wins on this machine, in half a minute
 demo-page: build ## the page of a broker under load, until Ctrl-C
 	./bin/ringbatch demo
 
-test: check unit race model-check cuda-check python interop chaos-short envoy-test hosts-short ## everything, about 16 minutes on 2 cores
+test: check unit race model-check cuda-check python interop chaos-short envoy-test hosts-short ## everything, about 18 minutes on 2 cores
 	@echo "all tests passed"
 
 check: ## licence lines, formatting, vet, staticcheck
