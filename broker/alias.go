@@ -228,7 +228,7 @@ func (g *registry) checkAlias(a *alias.Alias, isAlias func(string) bool, willBe 
 	return nil
 }
 
-// setAlias has a name stand for other models from now on. Whoever attaches gets
+// setAlias has a name stand for other models from now on. A client that attaches gets
 // the new ones, and those who are attached are told to move.
 func (g *registry) setAlias(a alias.Alias) error {
 	g.mu.Lock()

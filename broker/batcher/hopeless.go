@@ -134,7 +134,7 @@ func (l *learner) freeTimes(now Time, cost func(rows int) Time) {
 	}
 }
 
-// occupy gives so many batches of the same time to whoever is free first.
+// occupy gives so many batches of the same time to the lane that is free first.
 func (l *learner) occupy(batches int, each Time) {
 	if rounds := batches / len(l.free); rounds > 0 { // every worker does as many
 		for i := range l.free {

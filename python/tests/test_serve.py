@@ -49,7 +49,7 @@ def start(home, *arguments: str) -> tuple[subprocess.Popen, str]:
 
 
 def processes_using(socket: str) -> list[int]:
-    """Whoever has this socket in its environment and is not this process."""
+    """Processes that have this socket in their environment, without this one."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
