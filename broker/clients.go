@@ -281,6 +281,7 @@ func (r *ring) clientLeft(c *clientSession, why string) {
 		return
 	}
 	c.left = true
+	_, _ = c.commits.Pending() // SYNC POINT "leave": its window is another's soon
 	delete(r.clients, c)
 	c.close(r.loop)
 	r.log.Debug("client left", "client", c.label(), "pid", c.pid, "why", why)

@@ -133,10 +133,21 @@ func (l *link) tryHold() bool {
 func (l *link) drop() {
 	switch l.refs.Add(-1) {
 	case 0:
-		l.session.Close()
+		l.close()
 	case retired:
-		l.session.HangUp() // watch notices
+		l.hangUp() // watch notices
 	}
+}
+
+// hangUp gives the window back; nobody uses its slots any more.
+func (l *link) hangUp() {
+	l.commits.Leave()
+	l.session.HangUp()
+}
+
+func (l *link) close() {
+	l.commits.Leave()
+	l.session.Close()
 }
 
 // retired is more than a window can have requests.
@@ -145,7 +156,7 @@ const retired = 1 << 40
 // retire takes the client's own hold off, and lets nobody else get one.
 func (l *link) retire() {
 	if l.refs.Add(retired-1) == retired {
-		l.session.HangUp()
+		l.hangUp()
 	}
 }
 
@@ -153,7 +164,7 @@ func (l *link) retire() {
 // request.
 func (l *link) unretire() {
 	if l.refs.Add(-retired) == 0 {
-		l.session.Close()
+		l.close()
 	}
 }
 
