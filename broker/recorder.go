@@ -50,7 +50,7 @@ func (r *recorder) add(info *slotInfo, st status.Code, started, finished int64) 
 		r.missed++
 		return
 	}
-	r.requests = append(r.requests, recorded{info.commit.Committed, info.dispatched, started, finished, info.batch, info.client, int32(info.worker.id), info.commit.Rows, st})
+	r.requests = append(r.requests, recorded{info.arrived, info.dispatched, started, finished, info.batch, info.client, int32(info.worker.id), info.commit.Rows, st})
 }
 
 // note is something that is no request: a worker that came or went.
@@ -66,18 +66,18 @@ func (b *Broker) trace(name string, d time.Duration) (out stats.Trace, err error
 	if d <= 0 || d > maxTraceTime {
 		return out, fmt.Errorf("%w: a recording of %v, must be at most %v", status.ErrInvalid, d, maxTraceTime)
 	}
-	m, err := b.models.take(name)
+	m, st, err := b.models.takeStage(name)
 	if err != nil {
 		return out, err
 	}
 	defer b.models.leave(m)
 	mine := newRecorder()
 	if !m.do(func() {
-		if m.stage.recorder != nil {
+		if st.recorder != nil {
 			err = fmt.Errorf("%w: somebody is recording %q already; try again when that is over", status.ErrInvalid, name)
 			return
 		}
-		m.stage.recorder = mine
+		st.recorder = mine
 	}) || err != nil {
 		if err == nil {
 			err = status.ErrDraining
@@ -90,9 +90,9 @@ func (b *Broker) trace(name string, d time.Duration) (out stats.Trace, err error
 	}
 	var now int64
 	m.do(func() {
-		m.stage.touch()
-		m.stage.catchUp() // what is answered but not read yet is part of it
-		m.stage.recorder, now = nil, m.loop.now
+		st.touch()
+		st.catchUp() // what is answered but not read yet is part of it
+		st.recorder, now = nil, m.loop.now
 	})
 	wall := time.Now().UnixMicro()
 	at := func(t int64) float64 { return float64(wall) - float64(now-t)/1e3 }
