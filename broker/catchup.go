@@ -182,7 +182,7 @@ func (s *stage) finishRequest(q mailed, batch uint64, started, finished int64) {
 	}
 	switch w := r.board.Word(q.head); {
 	case w.Generation() == q.gen:
-		s.finished(info, w.Status(), started, finished)
+		s.finished(info, w.Status(), started, finished, false)
 	case s.next != nil:
 		s.handOn(q.head, started, finished)
 		return

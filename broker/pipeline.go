@@ -388,7 +388,7 @@ func (m *model) sum(whole stats.Model, stages []stats.Model) stats.Model {
 func (s *stage) handOn(head uint32, started, finished int64) {
 	r, n := s.ring, s.next
 	info := r.slot(head)
-	s.finished(info, status.OK, started, finished)
+	s.finished(info, status.OK, started, finished, true)
 	r.setState(head, queued)
 	info.stage, info.worker, info.attempts, info.hangs, info.arrived = n, nil, 0, 0, s.loop.now
 	n.touch()

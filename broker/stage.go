@@ -239,11 +239,11 @@ func (s *stage) ended(code status.Code) {
 	}
 }
 
-// finished counts a request that a worker of the stage is done with, and its
-// end if no stage follows.
-func (s *stage) finished(info *slotInfo, code status.Code, started, finished int64) {
+// finished counts a request that a worker of the stage is done with; goesOn says
+// that the next stage gets it.
+func (s *stage) finished(info *slotInfo, code status.Code, started, finished int64, goesOn bool) {
 	s.stats.finished(info, code, started, finished)
-	if s.ring.whole != nil && (s.next == nil || code != status.OK) {
+	if s.ring.whole != nil && !goesOn {
 		s.ring.whole.ended(code)
 		s.ring.whole.total.Add(time.Duration(finished - info.commit.Committed))
 	}

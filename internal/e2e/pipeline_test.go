@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand"
 	"os"
 	"os/signal"
 	"sync"
@@ -433,4 +434,73 @@ func TestWorkersDeclareAPipelineThatGoesWithTheLastOfThem(t *testing.T) {
 		return nil
 	})
 	h.settled()
+}
+
+// The random schedules of random_test.go through two stages.
+func TestRandomSchedulesThroughTwoStagesEndEveryRequestOnceAndRightly(t *testing.T) {
+	for seed := range int64(2) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			randomPipeline(t, seed, 400*time.Millisecond)
+		})
+	}
+}
+
+func randomPipeline(t *testing.T, seed int64, lasts time.Duration) {
+	rng := rand.New(rand.NewSource(seed))
+	m := testbed.Model{Name: "m", Slots: 256, MaxBatch: 1 + rng.Intn(12), Wait: time.Millisecond, Lease: 20 * time.Second, Stages: 2}
+	r := inProcess(t, shm.NewHeap(), m)
+	exp := &expected{ends: map[string]int{}, t: t}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() { // as long as told, and on a slow machine until enough has happened
+		for start := time.Now(); time.Since(start) < lasts || exp.count("ok") < 50 && ctx.Err() == nil; {
+			time.Sleep(5 * time.Millisecond)
+		}
+		cancel()
+	})
+	for stage := 1; stage <= 2; stage++ {
+		// One worker of each stage stays, another comes and goes.
+		r.serveAs(m.StageConfig(stage, r.socket), unsteadyAt(m, stage, seed))
+		wg.Go(func() {
+			rng := rand.New(rand.NewSource(seed*100 + int64(stage)))
+			for ctx.Err() == nil {
+				cfg := m.StageConfig(stage, r.socket)
+				cfg.Concurrency = 1 + rng.Intn(4)
+				leave := r.serveAs(cfg, unsteadyAt(m, stage, rng.Int63()))
+				time.Sleep(time.Duration(rng.Intn(40)) * time.Millisecond)
+				leave()
+			}
+		})
+	}
+	for k := range 3 {
+		wg.Go(func() { r.randomClients(ctx, m, seed, int64(k), exp) })
+	}
+	wg.Wait()
+	r.settled()
+	for stage := 1; stage <= 2; stage++ {
+		line := r.model("m/" + m.StageName(stage))
+		if err := testbed.Settled(&line); err != nil {
+			t.Error(err)
+		}
+	}
+	if exp.ends["ok"] == 0 {
+		t.Errorf("nothing succeeded in %v: %v", patience, exp.ends)
+	}
+	t.Log(exp.ends)
+}
+
+// unsteadyAt is unsteady for a stage.
+func unsteadyAt(m testbed.Model, stage int, seed int64) worker.Func {
+	return func(ctx context.Context, b *worker.Batch) error {
+		rng := rand.New(rand.NewSource(seed + int64(b.ID())))
+		switch rng.Intn(20) {
+		case 0:
+			time.Sleep(time.Duration(rng.Intn(4)) * time.Millisecond)
+		case 1:
+			return errors.New("out of the blue")
+		}
+		return (&obedient{say: func(string) {}}).obeyAt(m, stage, b)
+	}
 }
