@@ -84,8 +84,9 @@ func (b *Batch) answer() {
 		}
 		// Somebody else may have ended it meanwhile (expired, canceled); then
 		// record and reason are no longer ours to write.
-		if (q.status != status.OK || !handsOn) && isOpen(board, q.slot, q.gen) {
-			ended = true
+		mine := q.status != status.OK || !handsOn
+		ended = ended || mine
+		if mine && isOpen(board, q.slot, q.gen) {
 			rec := board.Record(q.slot)
 			rec.Dispatched, rec.Started, rec.Finished, rec.ReasonLen = b.mailed, b.started, done.Finished, 0
 			if b.outDims != nil {
@@ -99,7 +100,7 @@ func (b *Batch) answer() {
 			board.End(q.slot, q.gen, q.status, false)
 		}
 		if i+1 == len(b.reqs) || b.reqs[i+1].bell != q.bell {
-			if ended || !handsOn {
+			if ended {
 				board.Ring(q.bell)
 			}
 			ended = false
