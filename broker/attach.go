@@ -81,7 +81,7 @@ func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error
 	var desc batcher.Worker
 	if req.Op == control.OpClient {
 		if err = m.checkWindow(req.Window); err == nil {
-			err = m.ring.openClient(p, req.Window)
+			err = m.ring.openClient(p, req.Window, req.Times)
 		}
 	} else {
 		desc, err = s.openWorker(p, req.Worker)
@@ -184,6 +184,9 @@ func (a *attachment) begin(p *peer, c *clientSession, s *stage, req *control.Req
 		}
 	}
 	if s == nil {
+		if info.Times = req.Times; info.Times {
+			c.times = shm.NewClientTimes(p.seg, c.window)
+		}
 		if err := r.attachClient(c); err != nil {
 			return err
 		}

@@ -94,8 +94,10 @@ func (s *stage) answered(info *slotInfo, st status.Code) {
 		s.ring.whole.ended(st)
 		s.ring.whole.total.Add(time.Duration(s.loop.now - info.commit.Committed))
 	}
-	if s.recorder != nil {
-		s.recorder.add(info, st, info.dispatched, s.loop.now)
+	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered what nobody had
+		rec := s.ring.board.Record(info.head) // it wrote that before it answered
+		started := min(max(rec.Started, info.dispatched), s.loop.now)
+		s.record(info, st, started, min(max(rec.Finished, started), s.loop.now))
 	}
 }
 

@@ -247,8 +247,8 @@ func (s *stage) finished(info *slotInfo, code status.Code, started, finished int
 		s.ring.whole.ended(code)
 		s.ring.whole.total.Add(time.Duration(finished - info.commit.Committed))
 	}
-	if s.recorder != nil {
-		s.recorder.add(info, code, started, finished)
+	if s.recorder.takesMore() {
+		s.record(info, code, started, finished)
 	}
 }
 

@@ -81,6 +81,8 @@ type Request struct {
 	Targets []AliasTarget `msgpack:"targets,omitempty"`
 	// OpClient: it attaches again when it reads AttachAgain.
 	Follows bool `msgpack:"follows,omitempty"`
+	// OpClient: it tells the times of its requests while they are recorded.
+	Times bool `msgpack:"times,omitempty"`
 	// OpClient: the signature that it was attached to before, as tensors; it will
 	// not have another one. Empty: it takes any.
 	Inputs  []string `msgpack:"inputs,omitempty"`
@@ -154,6 +156,7 @@ type Attached struct {
 	FirstSlot   uint32            `msgpack:"first_slot"` // client: its window
 	Window      int               `msgpack:"window"`
 	FirstGen    uint32            `msgpack:"first_gen"` // client: the generation before its first
+	Times       bool              `msgpack:"times"`     // client: its session has room for its times
 	Depth       int               `msgpack:"depth"`     // worker: mails it may hold
 	WorkerID    uint32            `msgpack:"worker_id"`
 	HandsOn     bool              `msgpack:"hands_on,omitempty"` // worker: another stage follows, so it ends only the requests that fail
