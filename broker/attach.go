@@ -80,7 +80,7 @@ func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error
 	var desc batcher.Worker
 	if req.Op == control.OpClient {
 		if err = m.checkWindow(req.Window); err == nil {
-			err = m.ring.openClient(p, req.Window)
+			err = m.ring.openClient(p, req.Window, req.Times)
 		}
 	} else {
 		desc, err = m.stage.openWorker(p, req.Worker)
@@ -170,6 +170,9 @@ func (a *attachment) begin(p *peer, c *clientSession, req *control.Request, desc
 		PlanesSize: r.layout.PlanesSize, BoardSize: r.layout.BoardSize, SessionSize: p.seg.Size(),
 	}
 	if req.Op == control.OpClient {
+		if info.Times = req.Times; info.Times {
+			c.times = shm.NewClientTimes(p.seg, c.window)
+		}
 		if err := r.attachClient(c); err != nil {
 			return err
 		}

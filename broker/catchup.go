@@ -80,8 +80,10 @@ func (r *ring) follow(head uint32) {
 // it ran.
 func (s *stage) answered(info *slotInfo, st status.Code) {
 	s.stats.answered(info, st, s.loop.now)
-	if s.recorder != nil {
-		s.recorder.add(info, st, info.dispatched, s.loop.now)
+	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered what nobody had
+		rec := s.ring.board.Record(info.head) // it wrote that before it answered
+		started := min(max(rec.Started, info.dispatched), s.loop.now)
+		s.record(info, st, started, min(max(rec.Finished, started), s.loop.now))
 	}
 }
 
@@ -172,8 +174,8 @@ func (s *stage) finishRequest(q mailed, batch uint64, started, finished int64) {
 		r.end(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
 	default:
 		s.stats.finished(info, w.Status(), started, finished)
-		if s.recorder != nil {
-			s.recorder.add(info, w.Status(), started, finished)
+		if s.recorder.takesMore() {
+			s.record(info, w.Status(), started, finished)
 		}
 	}
 	r.free(q.head)

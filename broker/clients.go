@@ -17,13 +17,14 @@ type clientSession struct {
 	first    uint32 // its window
 	window   int
 	commits  shm.Consumer[shm.Commit]
-	last     uint32 // where its last request began
-	busy     int    // requests queued, running or held
-	left     bool   // gone
-	returned bool   // its window is somebody else's
-	out      bool   // and nothing of it is queued: the window returns when busy is zero
-	unread   bool   // on its ring's list of those whose turn comes
-	latest   uint32 // the latest generation that it used
+	times    shm.ClientTimes // read by the recorder
+	last     uint32          // where its last request began
+	busy     int             // requests queued, running or held
+	left     bool            // gone
+	returned bool            // its window is somebody else's
+	out      bool            // and nothing of it is queued: the window returns when busy is zero
+	unread   bool            // on its ring's list of those whose turn comes
+	latest   uint32          // the latest generation that it used
 }
 
 // owns says whether a commit's slots are all inside the client's window.
@@ -33,14 +34,14 @@ func (c *clientSession) owns(e *shm.Commit) bool {
 
 // openClient makes the session of a client, before it is attached: not on the
 // loop, since what it costs grows with the window.
-func (r *ring) openClient(p *peer, window int) error {
+func (r *ring) openClient(p *peer, window int, times bool) error {
 	if window < 0 || window > r.layout.Slots {
 		return fmt.Errorf("%w: window of %d slots, the ring has %d; ask for fewer, or raise the model's slots", status.ErrRingFull, window, r.layout.Slots)
 	}
 	if window == 0 { // chosen later, and as small a session does for every window up to this
 		window = defaultWindow
 	}
-	return p.open(r, shm.KindClient, shm.ClientSegmentSize(window))
+	return p.open(r, shm.KindClient, shm.ClientSegmentSize(window, times))
 }
 
 // Attaching takes three steps, so that none on the loop grows with the window:
@@ -96,6 +97,7 @@ func (r *ring) attachClient(c *clientSession) error {
 		return err
 	}
 	r.clients[c] = struct{}{}
+	c.times.Want(r.stage.recorder.takesMore())
 	r.stage.clientJoined(c)
 	c.commits.Arm()
 	r.log.Debug("client attached", "client", c.label(), "pid", c.pid, "window", c.window, "first", c.first)
@@ -226,6 +228,7 @@ func (r *ring) readCommit(c *clientSession, e *shm.Commit) error {
 // enter takes a checked commit into the books and gives it to the stage.
 func (r *ring) enter(c *clientSession, e *shm.Commit) {
 	info := r.slot(e.Slot)
+	r.stage.recorder.readBefore(c, e)
 	info.gen, info.commit, info.client, info.stage, info.attempts, info.hangs = e.Gen, *e, c, r.stage, 0, 0
 	info.commit.Rows = r.rowsOf(e)
 	if int32(e.Gen-c.latest) > 0 {
@@ -282,6 +285,7 @@ func (r *ring) clientLeft(c *clientSession, why string) {
 	}
 	c.left = true
 	_, _ = c.commits.Pending() // SYNC POINT "leave": its window is another's soon
+	r.stage.recorder.readLast(c)
 	delete(r.clients, c)
 	c.close(r.loop)
 	r.log.Debug("client left", "client", c.label(), "pid", c.pid, "why", why)

@@ -44,9 +44,10 @@ type slotInfo struct {
 	worker     *workerSession // running, held
 	batch      uint64         // running, held
 	dispatched int64
-	attempts   int  // workers it was given to that died of it
-	hangs      int  // those of them that outlived their lease with it
-	unserved   bool // the reason on the board is ours, and of the request before
+	attempts   int   // workers it was given to that died of it
+	hangs      int   // those of them that outlived their lease with it
+	unserved   bool  // the reason on the board is ours, and of the request before
+	traced     int32 // place in the recording of the request before; see recorder.readBefore
 }
 
 // chunkSlots is how many slots' books are made at once. A ring may be declared

@@ -241,7 +241,7 @@ func (s *world) attach(name string, window int) (*clientSession, error) {
 	if _, err := s.b.models.take(s.m.name); err != nil {
 		return nil, err
 	}
-	err := s.r.openClient(p, window)
+	err := s.r.openClient(p, window, false)
 	if err == nil {
 		var c *clientSession
 		if c, err = s.r.reserveWindow(p, window, newBooks(window)); err == nil {

@@ -35,6 +35,7 @@ type link struct {
 
 	mu        sync.Mutex
 	commits   shm.Producer[shm.Commit]
+	times     shm.ClientTimes
 	slots     []slot
 	gens      []uint32 // generation of the last commit, by slot
 	free      []uint64 // bitmap: 1 = free
@@ -65,6 +66,7 @@ type slot struct {
 	state  slotState
 	level  int8
 	held   bool // a worker may still write; decided together with status
+	traced bool // the broker records, and wants to know its times
 	cancel bool // the broker was told to cancel it
 	rows   uint32
 	status status.Code // once ended
@@ -99,6 +101,9 @@ func newLink(s *attach.Session) (*link, error) {
 		gens:    make([]uint32, n),
 		free:    make([]uint64, (n+63)/64),
 		nfree:   n,
+	}
+	if s.Info.Times {
+		l.times = shm.NewClientTimes(s.Words, n)
 	}
 	for i := range n {
 		l.gens[i] = s.Info.FirstGen
@@ -305,6 +310,9 @@ func (l *link) ended(i uint32) bool {
 	// Woken once for many: the clock was read by the one who woke.
 	if s.seen = l.woke.Load(); s.seen < s.committed { // nobody had to wait
 		s.seen = shm.Now()
+	}
+	if s.traced {
+		l.times.Of(i, l.gens[i]).Woken.Store(s.seen)
 	}
 	return true
 }

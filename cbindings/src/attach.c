@@ -82,7 +82,7 @@ typedef struct {
 	bool attached;
 	rb_reader inputs, outputs, policy; /* at the values; at is NULL if they are missing */
 	rb_reader notes;
-	bool more;
+	bool more, times;
 	uint64_t clock, slots, max_batch, geometry, planes_size, board_size, session_size, first_slot, window, first_gen, depth;
 } reply;
 
@@ -115,6 +115,8 @@ static bool read_attached(rb_reader *r, reply *p)
 		if (!rb_skip_value(r))
 			return false;
 		value.end = r->at;
+		if (rb_is(key, bytes, "times"))
+			p->times = value.at < value.end && *value.at == 0xc3;
 		if (rb_is(key, bytes, "model") && !rb_get_text(&value, &p->model, &p->model_bytes))
 			return false;
 		for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
@@ -246,7 +248,8 @@ static int check_reply(const reply *p, rb_session *s, bool worker)
 		s->window = (uint32_t)p->window;
 		s->first_slot = (uint32_t)p->first_slot;
 		s->first_gen = (uint32_t)p->first_gen;
-		size = rb_client_segment_size(s->window);
+		size = rb_client_segment_size(s->window, p->times);
+		s->times = p->times;
 	}
 	if (size != p->session_size)
 		return rb_fail(RB_ERR_LAYOUT, "%s: session segment of %" PRIu64 " bytes, expected %" PRIu64, rb_status_text(RB_ERR_LAYOUT), p->session_size, size);

@@ -32,10 +32,12 @@ static int attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupte
 	rb_session s;
 	if (c->pending.fd < 0) {
 		rb_writer w = {0};
-		rb_begin_request(&w, c->attached ? 4 : 2, "client", c->model, c->name);
+		rb_begin_request(&w, c->attached ? 5 : 3, "client", c->model, c->name);
 		rb_put_string(&w, "window");
 		rb_put_int(&w, c->window_wanted);
 		rb_put_string(&w, "follows");
+		rb_put_true(&w);
+		rb_put_string(&w, "times");
 		rb_put_true(&w);
 		if (c->attached) /* the caller has seen its tensors, and will not have others */
 			rb_put_signature(&w, &c->layout);

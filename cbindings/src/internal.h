@@ -60,7 +60,8 @@ void rb_layout_free(rb_layout *l);
 uint64_t rb_dtype_size(uint32_t dtype);
 bool rb_valid_utf8(const char *text, size_t bytes);
 
-uint64_t rb_client_segment_size(uint32_t window);
+uint64_t rb_times_at(uint32_t window);
+uint64_t rb_client_segment_size(uint32_t window, bool times);
 uint64_t rb_commit_ring_size(uint32_t window);
 uint64_t rb_done_ring_size(uint32_t depth);
 uint64_t rb_mails_at(uint32_t depth);
@@ -166,6 +167,7 @@ typedef struct rb_session {
 	_Atomic bool again;           /* a client's: the broker has said that it should attach again */
 	uint64_t epoch;
 	uint32_t first_slot, window, first_gen, depth;
+	bool times; /* a client's: there is room for those of its requests */
 	char model[RB_MAX_NAME_BYTES + 1];
 	uint32_t levels;
 	int64_t wait_time;

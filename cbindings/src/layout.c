@@ -88,9 +88,10 @@ static uint64_t power_of_two(uint64_t n)
 }
 
 uint64_t rb_commit_ring_size(uint32_t window) { return power_of_two(4 * (uint64_t)window); }
-uint64_t rb_client_segment_size(uint32_t window)
+uint64_t rb_times_at(uint32_t window) { return RB_GO_SEGMENT_HEADER + rb_commit_ring_size(window) * sizeof(rb_commit_entry); }
+uint64_t rb_client_segment_size(uint32_t window, bool times)
 {
-	return rb_round_up(RB_GO_SEGMENT_HEADER + rb_commit_ring_size(window) * sizeof(rb_commit_entry), RB_GO_PAGE);
+	return rb_round_up(rb_times_at(window) + (times ? 2 * (uint64_t)window * sizeof(rb_times) : 0), RB_GO_PAGE);
 }
 uint64_t rb_done_ring_size(uint32_t depth) { return power_of_two(2 * (uint64_t)depth); }
 uint64_t rb_mails_at(uint32_t depth) { return rb_round_up(RB_GO_SEGMENT_HEADER + rb_done_ring_size(depth) * sizeof(rb_done_entry), RB_GO_CACHE_LINE); }

@@ -220,7 +220,7 @@ func open(mem shm.Memory, op control.Op, rep *control.Reply, fds []int) (s *Sess
 		if a.Window < 1 || int64(a.FirstSlot)+int64(a.Window) > int64(a.Slots) {
 			return s, fmt.Errorf("%w: window of %d slots at %d in a ring of %d", status.ErrLayout, a.Window, a.FirstSlot, a.Slots)
 		}
-		kind, boardAccess, sessionSize = shm.KindClient, shm.ReadOnly, shm.ClientSegmentSize(a.Window)
+		kind, boardAccess, sessionSize = shm.KindClient, shm.ReadOnly, shm.ClientSegmentSize(a.Window, a.Times)
 	} else {
 		if a.Depth < 1 || a.Depth > shm.MaxMailDepth {
 			return s, fmt.Errorf("%w: mailbox depth %d", status.ErrLayout, a.Depth)

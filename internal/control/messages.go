@@ -78,6 +78,8 @@ type Request struct {
 	Targets []AliasTarget `msgpack:"targets,omitempty"`
 	// OpClient: it attaches again when it reads AttachAgain.
 	Follows bool `msgpack:"follows,omitempty"`
+	// OpClient: it tells the times of its requests while they are recorded.
+	Times bool `msgpack:"times,omitempty"`
 	// OpClient: the signature that it was attached to before, as tensors; it will
 	// not have another one. Empty: it takes any.
 	Inputs  []string `msgpack:"inputs,omitempty"`
@@ -132,6 +134,7 @@ type Attached struct {
 	FirstSlot   uint32            `msgpack:"first_slot"` // client: its window
 	Window      int               `msgpack:"window"`
 	FirstGen    uint32            `msgpack:"first_gen"` // client: the generation before its first
+	Times       bool              `msgpack:"times"`     // client: its session has room for its times
 	Depth       int               `msgpack:"depth"`     // worker: mails it may hold
 	WorkerID    uint32            `msgpack:"worker_id"`
 	Clock       int64             `msgpack:"clock"`           // the broker's CLOCK_MONOTONIC when it replied: the peer's must be the same clock

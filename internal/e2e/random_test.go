@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
@@ -95,6 +96,15 @@ func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 			}
 		}()
 	}
+	wg.Go(func() { // somebody records now and then
+		for ctx.Err() == nil {
+			if _, err := admin.New(r.socket).Trace(t.Context(), "m", 20*time.Millisecond); err != nil {
+				t.Errorf("trace: %v", err)
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
 	// Clients come and go too, each with many goroutines.
 	for k := range 4 {
 		wg.Add(1)
