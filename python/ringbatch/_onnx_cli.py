@@ -8,17 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._torch_cli import _settings
+from . import _flags
 
 
 def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, dict[str, str]]:
     """Our own flags, and the settings of the model's policy."""
-    p = _parser()
-    own, rest = p.parse_known_args(argv)
-    try:
-        return own, _settings(rest)
-    except ValueError as e:
-        p.error(str(e))
+    return _flags.parse(_parser(), argv)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -36,23 +31,12 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the file's)")
     p.add_argument("--provider", action="append", help="cpu, cuda or another of onnxruntime's; the first that can run an operation does (default cpu)")
     p.add_argument("--threads", type=int, default=0, help="threads of one operation (default: one per core)")
-    add_sizes(p)
+    _flags.add_sizes(p)
     p.add_argument("--no_check", action="store_false", dest="check", help="serve also a model whose rows give other results in a batch than alone")
     p.add_argument("--tolerance", type=float, help="how far results may differ, as a part of the largest number (default 0.001, with float16 outputs 0.02)")
     p.add_argument("--depth", type=int, default=2, help="batches handed over at once (default 2)")
     p.add_argument("--socket", help="the broker's control socket")
     return p
-
-
-def add_sizes(p: argparse.ArgumentParser) -> None:
-    """The flags for sizes that vary."""
-    p.add_argument(
-        "--lengths", metavar="NAME",
-        help="input of the model that takes the true sizes of padded rows; requests do not bring it (NAME=INPUT.DIMENSION where several sizes vary)",
-    )  # fmt: skip
-    p.add_argument("--mask", metavar="NAME", help="input of the model that takes their mask: one in true places, zero in padding")
-    p.add_argument("--pad", action="append", default=[], metavar="[INPUT=]VALUE", help="what padding is filled with (default 0)")
-    p.add_argument("--no_buckets", action="store_false", dest="buckets", help="don't round sizes up: only requests of equal size share a batch")
 
 
 def main() -> int:

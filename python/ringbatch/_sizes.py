@@ -23,6 +23,7 @@ import numpy as np
 
 from . import errors
 
+TOLERANCE, HALF_TOLERANCE = 1e-3, 2e-2  # of the largest number of a result; the latter where 16 bits are computed with
 LEAST_BUCKET = 16  # below that a row costs hardly less
 MOST_SHAPES = 256  # that are tried before serving; further ones come as they come
 
@@ -99,6 +100,10 @@ class Axes:
         """The buckets, as the broker takes them."""
         return {f"buckets.{name}": ",".join(map(str, a.buckets)) for a in self.axes if a.buckets for name in a.names}
 
+    def text(self) -> str:
+        """For people, behind other things."""
+        return "".join(f"; {', '.join(a.names)} rounded up to {', '.join(map(str, a.buckets))}" for a in self.axes if a.buckets)
+
     def largest(self) -> Point:
         return tuple(a.most for a in self.axes)
 
@@ -122,6 +127,10 @@ class Axes:
         """The way back."""
         sizes = [shape[d] for i, shape in zip(self.inputs, shapes) for d in i.variable]
         return tuple(max(sizes[c] for c in a.columns) for a in self.axes)
+
+    def axis_of(self, column: int) -> int:
+        """The axis of a variable dimension, counted over all inputs."""
+        return self._axis_of[column]
 
     def of_rows(self, sizes: np.ndarray) -> np.ndarray:
         """True sizes by axis, of true sizes by variable dimension; a row each."""

@@ -37,7 +37,6 @@ __all__ = ["serve"]
 
 DEFAULT_MAX_BATCH = 32  # the broker's, where nobody says otherwise
 CHECKED_ROWS = 3
-TOLERANCE, HALF_TOLERANCE = 1e-3, 2e-2  # of the largest number of a result
 
 
 def serve(
@@ -84,7 +83,7 @@ def serve(
     ended = Ending(stop or threading.Event())
 
     def attached(ring: Ring) -> None:
-        print(f"serving {name}: {p.signature} with {p.session.get_providers()[0]}{_buckets_text(p.axes)}", flush=True)
+        print(f"serving {name}: {p.signature} with {p.session.get_providers()[0]}{p.axes.text()}", flush=True)
         run_one(ring, SessionLane(ring, p.session, p.graph, p.outputs, p.axes, p.pads), ended)
 
     policy = worker_options(depth=depth, **options)
@@ -95,11 +94,6 @@ def serve(
 def _refuse_ragged(options: Mapping[str, Any]) -> None:
     if str(options.get("ragged", False)).lower() == "true":
         raise errors.Invalid("a graph is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
-
-
-def _buckets_text(axes: _sizes.Axes) -> str:
-    texts = [f"{', '.join(a.names)} rounded up to {', '.join(map(str, a.buckets))}" for a in axes.axes if a.buckets]
-    return "; " + "; ".join(texts) if texts else ""
 
 
 class Prepared(NamedTuple):
@@ -125,7 +119,7 @@ def prepare(
     runner = Runner(session, graph)
     pads = _sizes.pad_values(pad, graph.inputs)
     if tolerance is None:
-        tolerance = HALF_TOLERANCE if any(o.kind == "f16" for o in graph.outputs) else TOLERANCE
+        tolerance = _sizes.HALF_TOLERANCE if any(o.kind == "f16" for o in graph.outputs) else _sizes.TOLERANCE
     try:
         axes, outputs, note = _sizes.settle(runner, graph.inputs, graph.dtypes(), settings or {}, pad_sizes, pads, tolerance)
         if check:
