@@ -3,6 +3,7 @@
 package broker
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"time"
@@ -31,6 +32,9 @@ type Config struct {
 	Workers     []supervise.Worker // processes to start whose models they declare themselves
 	MPS         bool               // have the GPU workers that the broker starts share GPUs through MPS
 	Logger      *slog.Logger       // default: slog.Default()
+	// TakeOver, if there is one, has the broker that has Socket give it up. It is
+	// called when this one's workers have attached.
+	TakeOver func(context.Context) error
 	// Save keeps a change of a declared model for when the broker starts again.
 	// instances is 0 unless that is what changed. nil: nothing can be kept.
 	Save func(model string, settings policy.Policy, instances int) error

@@ -448,6 +448,12 @@ typedef struct rb_batch {
  * timeout of 0 that is a prefetch of the next batch. */
 RB_API int rb_worker_next(rb_worker worker, int64_t timeout, rb_batch **batch);
 
+/* Waits until rb_worker_next with a timeout of 0 would find something, and takes
+ * nothing: for programs with a loop of their own, which wait here in a second
+ * thread. That one thread may wait while another uses the worker's batches, but
+ * not while it calls rb_worker_next. */
+RB_API int rb_worker_wait(rb_worker worker, int64_t timeout);
+
 /* Run i of the k-th tensor: rows in place. RB_ERR_SHAPE for a variable input
  * of a ragged batch of several requests: its rows have no shape in common. */
 RB_API int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_view *view);

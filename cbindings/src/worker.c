@@ -312,6 +312,33 @@ static int try_next(rb_work *w, rb_taken **out)
 	return RB_OK;
 }
 
+int rb_worker_wait(rb_worker id, int64_t timeout)
+{
+	rb_entry *e = rb_table_enter(&rb_workers, id);
+	if (!e)
+		return rb_say(RB_ERR_CLOSED);
+	rb_work *w = e->value;
+	int status = w->parents ? rb_fail(RB_ERR_FORKED, "this worker is the parent process's: a forked child attaches its own") : RB_OK;
+	int64_t start = rb_now(), until = rb_until(timeout, start);
+	while (!status) {
+		uint32_t seen = w->mail->bell;
+		if (has_mail(w))
+			break;
+		int64_t now = rb_now();
+		if (now >= until) {
+			status = rb_say(rb_session_gone(&w->session) ? RB_ERR_BROKER_GONE : RB_ERR_TIMEOUT);
+			break;
+		}
+		int error = park(w, seen, rb_min(until - now, PARK_SLICE));
+		if (error == ETIMEDOUT && !has_mail(w) && rb_session_gone(&w->session))
+			status = rb_say(RB_ERR_BROKER_GONE);
+		if (error == EINTR)
+			until = rb_interrupted(until, start);
+	}
+	rb_table_leave(e);
+	return status;
+}
+
 int rb_worker_next(rb_worker id, int64_t timeout, rb_batch **batch)
 {
 	rb_entry *e;

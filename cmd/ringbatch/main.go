@@ -60,6 +60,7 @@ func commands() []command {
 		{"doctor", "check this machine, and say what to do", runDoctor},
 		{"completion", "print a completion script for a shell", runCompletion},
 		{"version", "print the version", runVersion},
+		{"licenses", "print the licences of what this command contains", runLicenses},
 	}
 }
 

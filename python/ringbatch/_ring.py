@@ -243,6 +243,13 @@ class Ring:
             return RingBatch(self, *found)
         raise last_error(self.lib, found)  # type: ignore[arg-type]
 
+    def wait(self, timeout_ns: int) -> bool:
+        """Whether next(0) would find a batch, in time; raises BrokerGone. A second thread may wait here, while the first does all but next."""
+        status = self.lib.rb_worker_wait(self._handle, timeout_ns)
+        if status in (0, errors.Timeout.status):
+            return status == 0
+        raise last_error(self.lib, status)
+
     def close(self) -> None:
         """Detaches. Batches that were taken and not completed fail."""
         self.lib.rb_worker_close(self._handle)
