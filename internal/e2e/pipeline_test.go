@@ -64,9 +64,15 @@ func (h *host) stages(m testbed.Model, do string) (list []*proc) {
 
 func (h *host) stage(m testbed.Model, k int, do string) *proc {
 	h.t.Helper()
-	p := h.start(testbed.Spec{Role: "stage", Job: job{Socket: h.socket, Model: m, Stage: k, Do: do}})
+	p := h.newStage(m, k, do)
 	h.eventually("worker attached", func() error { _, err := h.workerStats(m.Name+"/"+m.StageName(k), p); return err })
 	return p
+}
+
+// newStage does not wait for it: it may die of its first request.
+func (h *host) newStage(m testbed.Model, k int, do string) *proc {
+	h.t.Helper()
+	return h.start(testbed.Spec{Role: "stage", Job: job{Socket: h.socket, Model: m, Stage: k, Do: do}})
 }
 
 // tell sends a command to the worker of a stage.
@@ -138,7 +144,7 @@ func TestAPoisonousRequestOfALaterStageFailsThere(t *testing.T) {
 	for range 3 { // max_attempts, of that stage
 		all[1].expect("poisoned")
 		_ = all[1].end()
-		all[1] = h.stage(thePipeline, 2, "")
+		all[1] = h.newStage(thePipeline, 2, "")
 	}
 	poison.ends(t, client.ErrWorkerDied)
 	works(t, c, 10)
