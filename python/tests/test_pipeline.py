@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 import ringbatch as rb
+from conftest import REPOSITORY
 
 SERVER = """
 import os
@@ -104,3 +106,27 @@ rb.pipeline("p", [one, two], processes=0)
     env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
     done = subprocess.run([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, timeout=60)
     assert done.returncode == 0 and np.fromstring(done.stdout.decode().strip()[1:-1], sep=",").tolist() == [4, 6, 8, 10]
+
+
+def test_the_example_decodes_pictures_and_finds_their_classes(tmp_path):
+    example = REPOSITORY / "examples" / "python"
+    if not example.exists():
+        pytest.skip("no examples here")
+    image = pytest.importorskip("PIL.Image")
+    tmp_path.chmod(0o700)
+    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
+    names = []
+    for i in range(3):
+        pixels = np.random.default_rng(i).integers(0, 255, (90 + 10 * i, 120, 3)).astype(np.uint8)
+        names.append(str(tmp_path / f"{i}.jpg"))
+        image.fromarray(pixels).save(names[-1])
+    (tmp_path / "none.jpg").write_bytes(b"no picture")
+    p = subprocess.Popen([sys.executable, str(example / "image_pipeline.py")], env=env)
+    try:
+        out = subprocess.check_output([sys.executable, str(example / "image_pipeline.py"), *names, str(tmp_path / "none.jpg")], env=env, text=True, timeout=60)
+    finally:
+        p.send_signal(signal.SIGTERM)
+        assert p.wait(40) == 0
+    lines = out.splitlines()
+    assert all(re.fullmatch(rf"{re.escape(n)}( \d+){{5}}", line) for n, line in zip(names, lines)) and len(set(lines[:3])) == 3
+    assert "no picture: " in lines[3]
