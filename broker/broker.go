@@ -186,8 +186,8 @@ func (b *Broker) Serve(ctx context.Context) error {
 // belong to none.
 func (b *Broker) declaredWorkers() []supervise.Group {
 	groups := []supervise.Group{{Workers: b.cfg.Workers}}
-	for _, m := range b.cfg.Models {
-		groups = append(groups, supervise.Group{Model: m.Name, Workers: m.Workers})
+	for i := range b.cfg.Models {
+		groups = append(groups, b.cfg.Models[i].groups()...)
 	}
 	return groups
 }

@@ -27,7 +27,7 @@ func (b *Broker) changeWorkers(req *control.Request) error {
 	if err := b.checkSave(req); err != nil {
 		return err
 	}
-	m, err := b.models.take(req.Model)
+	m, _, err := b.models.takeStage(req.Model)
 	if err != nil {
 		return err
 	}
