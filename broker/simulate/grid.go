@@ -97,7 +97,7 @@ var gridPlans = map[string]gridPlan{
 			{name: "closed", clients: 16, inFlight: 1}, {name: "closed", clients: 128, inFlight: 1},
 			{name: "closed", clients: 40, inFlight: 1, think: 3}, {name: "closed", clients: 10, inFlight: 4, think: 0.3},
 		},
-	},	"third": {
+	}, "third": {
 		batch: 16,
 		models: []gridModel{
 			{"medium", "1=2.5ms,16=6ms"},
