@@ -39,6 +39,7 @@ test: check unit race model-check cuda-check python interop chaos-short envoy-te
 
 check: ## licence lines, formatting, vet, staticcheck
 	./hack/spdx.py
+	./hack/licences.py --check
 	@bad=$$(gofmt -l .); [ -z "$$bad" ] || { echo "not formatted: $$bad" >&2; exit 1; }
 	go vet ./...
 	$(STATICCHECK) ./...

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -19,18 +20,23 @@ const (
 // recorder is the flight recorder of one stage while it is on: what happened to
 // each request that a worker answered. While it is off it costs one comparison.
 type recorder struct {
+	began    int64
 	requests []recorded
-	missed   int // for want of room
+	over     bool // nothing more is taken, but times may still be read
+	missed   int  // for want of room
 	notes    []note
 }
 
 type recorded struct {
 	committed, dispatched, started, finished int64
+	asked, claimed, woken                    int64 // 0: not known
 	batch                                    uint64
 	client                                   *clientSession
+	slot, gen                                uint32
 	worker                                   int32
 	rows                                     uint32
 	status                                   status.Code
+	read                                     bool // the client's times
 }
 
 type note struct {
@@ -45,12 +51,84 @@ func newRecorder() *recorder {
 	return &recorder{requests: requests[:0]}
 }
 
-func (r *recorder) add(info *slotInfo, st status.Code, started, finished int64) {
+func (r *recorder) takesMore() bool { return r != nil && !r.over }
+
+// record takes down a request that its worker has answered.
+func (s *stage) record(info *slotInfo, st status.Code, started, finished int64) {
+	r := s.recorder
 	if len(r.requests) == maxTraceRequests {
-		r.missed++
+		if r.missed++; r.missed == 1 {
+			s.ring.wantTimes(false)
+		}
 		return
 	}
-	r.requests = append(r.requests, recorded{info.commit.Committed, info.dispatched, started, finished, info.batch, info.client, int32(info.worker.id), info.commit.Rows, st})
+	info.traced = int32(len(r.requests))
+	r.requests = append(r.requests, recorded{
+		committed: info.arrived, dispatched: info.dispatched, started: started, finished: finished,
+		batch: info.batch, client: info.client, slot: info.head, gen: info.gen, worker: int32(info.worker.id), rows: info.commit.Rows, status: st,
+	})
+}
+
+// wantTimes has the clients tell their times, or no longer.
+func (r *ring) wantTimes(on bool) {
+	for c := range r.clients {
+		c.times.Want(on)
+	}
+}
+
+// What a client tells of a request is read when there is the least to do for it:
+// when its slot's next commit comes, when the client leaves, and when the
+// recording ends. Without any of it the rest of the request is still there.
+
+// readBefore reads of the request that was in a commit's slot before.
+func (r *recorder) readBefore(c *clientSession, e *shm.Commit) {
+	if r == nil {
+		return
+	}
+	if i := int(c.ring.slot(e.Slot).traced); i < len(r.requests) {
+		if q := &r.requests[i]; q.client == c && q.slot == e.Slot && q.gen == e.Gen-1 {
+			r.readTimes(q)
+		}
+	}
+}
+
+// readTurn is for how many requests times are read in one go.
+const readTurn = 1024
+
+// readLast reads of what a client that leaves was answered last.
+func (r *recorder) readLast(c *clientSession) {
+	if r == nil {
+		return
+	}
+	for i := len(r.requests) - 1; i >= max(0, len(r.requests)-readTurn); i-- {
+		if r.requests[i].client == c {
+			r.readTimes(&r.requests[i])
+		}
+	}
+}
+
+// readTimes believes a client's times as far as they fit what the broker knows.
+func (r *recorder) readTimes(q *recorded) {
+	if q.read {
+		return
+	}
+	q.read = true
+	asked, claimed, woken, ok := q.client.times.Read(q.slot-q.client.first, q.gen)
+	if !ok {
+		return
+	}
+	l := q.client.ring.loop
+	now := l.now
+	if claimed > now || woken > now { // since the round began, if ever
+		now = l.clock()
+	}
+	if claimed >= r.began && claimed <= now {
+		q.claimed = min(claimed, q.committed) // a commit counts as of the round in which it was read
+		q.asked = min(max(asked, r.began), q.claimed)
+	}
+	if woken >= q.committed && woken <= now {
+		q.woken = max(woken, q.finished) // who wakes for many reads the clock once
+	}
 }
 
 // note is something that is no request: a worker that came or went.
@@ -66,18 +144,20 @@ func (b *Broker) trace(name string, d time.Duration) (out stats.Trace, err error
 	if d <= 0 || d > maxTraceTime {
 		return out, fmt.Errorf("%w: a recording of %v, must be at most %v", status.ErrInvalid, d, maxTraceTime)
 	}
-	m, err := b.models.take(name)
+	m, st, err := b.models.takeStage(name)
 	if err != nil {
 		return out, err
 	}
 	defer b.models.leave(m)
 	mine := newRecorder()
 	if !m.do(func() {
-		if m.stage.recorder != nil {
+		if st.recorder != nil {
 			err = fmt.Errorf("%w: somebody is recording %q already; try again when that is over", status.ErrInvalid, name)
 			return
 		}
-		m.stage.recorder = mine
+		mine.began = m.loop.now
+		st.recorder = mine
+		m.ring.wantTimes(true)
 	}) || err != nil {
 		if err == nil {
 			err = status.ErrDraining
@@ -88,18 +168,20 @@ func (b *Broker) trace(name string, d time.Duration) (out stats.Trace, err error
 	case <-time.After(d):
 	case <-m.loop.ended:
 	}
-	var now int64
-	m.do(func() {
-		m.stage.touch()
-		m.stage.catchUp() // what is answered but not read yet is part of it
-		m.stage.recorder, now = nil, m.loop.now
-	})
+	now := m.endRecording(st, mine)
 	wall := time.Now().UnixMicro()
 	at := func(t int64) float64 { return float64(wall) - float64(now-t)/1e3 }
+	known := func(t int64) float64 {
+		if t == 0 {
+			return 0
+		}
+		return at(t)
+	}
 	out = stats.Trace{Model: name, FromUS: at(now - int64(d)), ToUS: at(now), Missed: mine.missed, Requests: make([]stats.TracedRequest, len(mine.requests)), Notes: []stats.TraceNote{}}
 	for i, r := range mine.requests {
 		out.Requests[i] = stats.TracedRequest{
 			Client: r.client.label(), ClientID: int(r.client.first), Worker: int(r.worker), Batch: r.batch, Rows: int(r.rows), End: r.status.Name(),
+			AskedUS: known(r.asked), ClaimedUS: known(r.claimed), WokenUS: known(r.woken),
 			CommittedUS: at(r.committed), DispatchedUS: at(r.dispatched), StartedUS: at(r.started), FinishedUS: at(r.finished),
 		}
 	}
@@ -107,4 +189,26 @@ func (b *Broker) trace(name string, d time.Duration) (out stats.Trace, err error
 		out.Notes = append(out.Notes, stats.TraceNote{AtUS: at(n.at), Text: n.text})
 	}
 	return out, nil
+}
+
+// endRecording stops it, reads what clients have told by now, and says when that was.
+func (m *model) endRecording(s *stage, r *recorder) (now int64) {
+	now = shm.Now() // if the model has gone
+	m.do(func() {
+		s.touch()
+		s.catchUp() // what is answered but not read yet is part of it
+		r.over, now = true, m.loop.now
+		m.ring.wantTimes(false)
+	})
+	for from := 0; from < len(r.requests); from += readTurn {
+		m.do(func() {
+			for i := from; i < min(from+readTurn, len(r.requests)); i++ {
+				if q := &r.requests[i]; !q.client.left {
+					r.readTimes(q)
+				}
+			}
+		})
+	}
+	m.do(func() { s.recorder = nil })
+	return now
 }

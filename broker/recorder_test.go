@@ -8,22 +8,34 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 )
 
 // What the flight recorder costs the loop for each request, on and off, as CPU
 // time: that others use the machine does not matter.
 func BenchmarkRecorder(b *testing.B) {
+	seg, err := shm.Memfd{}.Create("session", shm.ClientSegmentSize(8, true))
+	if err != nil {
+		b.Fatal(err)
+	}
 	for name, recorder := range map[string]*recorder{"on": newRecorder(), "off": nil} {
 		b.Run(name, func(b *testing.B) {
-			info := &slotInfo{client: &clientSession{}, worker: &workerSession{}}
-			s := &stage{recorder: recorder}
+			l := &loop{}
+			r := &ring{loop: l, books: [][]slotInfo{make([]slotInfo, chunkSlots)}}
+			s := &stage{loop: l, ring: r, recorder: recorder}
+			c := &clientSession{ring: r, window: 8, times: shm.NewClientTimes(seg, 8)}
+			w := &workerSession{}
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			before := threadTime(b)
-			for range b.N {
-				if s.recorder != nil {
-					s.recorder.add(info, status.OK, 1, 2)
+			for i := range b.N {
+				e := shm.Commit{Slot: uint32(i) % 8, Gen: uint32(i/8) + 1}
+				info := r.slot(e.Slot)
+				s.recorder.readBefore(c, &e)
+				info.gen, info.head, info.client, info.worker = e.Gen, e.Slot, c, w
+				if s.recorder.takesMore() {
+					s.record(info, status.OK, 1, 2)
 					if len(s.recorder.requests) == maxTraceRequests {
 						s.recorder.requests = s.recorder.requests[:0]
 					}

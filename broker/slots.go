@@ -13,7 +13,7 @@ import (
 // shared memory are wishes; this says whether they are legal.
 //
 //	        commit           dispatch           done
-//	idle ────────────► queued ──────► running ──────► idle
+//	idle ────────────► queued ──────► running ──────► idle, or queued at the next stage
 //	 ▲                   │               │ expire, cancel, client left
 //	 └── cancel, expire ─┘               ▼
 //	                                   held ── done, or the worker's death ──► idle
@@ -43,10 +43,12 @@ type slotInfo struct {
 	stage      *stage         // which has it; not for idle
 	worker     *workerSession // running, held
 	batch      uint64         // running, held
+	arrived    int64          // at its stage
 	dispatched int64
-	attempts   int  // workers it was given to that died of it
-	hangs      int  // those of them that outlived their lease with it
-	unserved   bool // the reason on the board is ours, and of the request before
+	attempts   int   // workers it was given to that died of it
+	hangs      int   // those of them that outlived their lease with it
+	unserved   bool  // the reason on the board is ours, and of the request before
+	traced     int32 // place in the recording of the request before; see recorder.readBefore
 }
 
 // chunkSlots is how many slots' books are made at once. A ring may be declared

@@ -133,7 +133,7 @@ func (h *host) add(mc ModelConfig) (*world, error) {
 	m.loop.adopt(m.ring)
 	h.b.models.publish(m, false)
 	s := &world{host: h}
-	s.l, s.m, s.r, s.st = m.loop, m, m.ring, m.stage
+	s.l, s.m, s.r, s.st = m.loop, m, m.ring, m.ring.stages[0]
 	s.words = make([]shm.Word, s.r.layout.Slots)
 	s.leased = make([]int, s.r.layout.Slots)
 	h.worlds = append(h.worlds, s)
@@ -241,7 +241,7 @@ func (s *world) attach(name string, window int) (*clientSession, error) {
 	if _, err := s.b.models.take(s.m.name); err != nil {
 		return nil, err
 	}
-	err := s.r.openClient(p, window)
+	err := s.r.openClient(p, window, false)
 	if err == nil {
 		var c *clientSession
 		if c, err = s.r.reserveWindow(p, window, newBooks(window)); err == nil {

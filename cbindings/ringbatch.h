@@ -390,6 +390,10 @@ typedef struct rb_worker_options {
 	 * wait_time=5ms". docs/configuration.md has the keys; what is left out, or
 	 * NULL, takes the broker's defaults. */
 	const char *policy;
+	/* How to declare the pipeline that the model is a stage of
+	 * ("PIPELINE/STAGE"), if the broker does not know it yet: JSON, as
+	 * docs/pipelines.md tells. NULL: it does, or the model is none. */
+	const char *pipeline;
 } rb_worker_options;
 
 /* signature: inputs, "->", outputs, each name:dtype[dims] and separated by
@@ -443,6 +447,12 @@ typedef struct rb_batch {
  * again before the batch is completed, as far as the depth goes: with a
  * timeout of 0 that is a prefetch of the next batch. */
 RB_API int rb_worker_next(rb_worker worker, int64_t timeout, rb_batch **batch);
+
+/* Waits until rb_worker_next with a timeout of 0 would find something, and takes
+ * nothing: for programs with a loop of their own, which wait here in a second
+ * thread. That one thread may wait while another uses the worker's batches, but
+ * not while it calls rb_worker_next. */
+RB_API int rb_worker_wait(rb_worker worker, int64_t timeout);
 
 /* Run i of the k-th tensor: rows in place. RB_ERR_SHAPE for a variable input
  * of a ragged batch of several requests: its rows have no shape in common. */

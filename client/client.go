@@ -158,7 +158,7 @@ func worthWaiting(err error) bool {
 // attach attaches to the model that the name stands for now: to one of the
 // signature that the client has, if there is one.
 func (c *Client) attach(ctx context.Context) (*link, error) {
-	req := control.Request{Op: control.OpClient, Model: c.model, Name: c.opts.name, Window: c.opts.window, Follows: true}
+	req := control.Request{Op: control.OpClient, Model: c.model, Name: c.opts.name, Window: c.opts.window, Follows: true, Times: true}
 	if info := c.info.Load(); info != nil {
 		req.Inputs, req.Outputs = tensor.SpecTexts(info.Signature.Inputs), tensor.SpecTexts(info.Signature.Outputs)
 	}

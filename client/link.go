@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -35,6 +36,7 @@ type link struct {
 
 	mu        sync.Mutex
 	commits   shm.Producer[shm.Commit]
+	times     shm.ClientTimes
 	slots     []slot
 	gens      []uint32 // generation of the last commit, by slot
 	free      []uint64 // bitmap: 1 = free
@@ -65,6 +67,7 @@ type slot struct {
 	state  slotState
 	level  int8
 	held   bool // a worker may still write; decided together with status
+	traced bool // the broker records, and wants to know its times
 	cancel bool // the broker was told to cancel it
 	rows   uint32
 	status status.Code // once ended
@@ -100,6 +103,9 @@ func newLink(s *attach.Session) (*link, error) {
 		free:    make([]uint64, (n+63)/64),
 		nfree:   n,
 	}
+	if s.Info.Times {
+		l.times = shm.NewClientTimes(s.Words, n)
+	}
 	for i := range n {
 		l.gens[i] = s.Info.FirstGen
 		l.free[i/64] |= 1 << (i % 64)
@@ -113,9 +119,17 @@ func newLink(s *attach.Session) (*link, error) {
 func (l *link) model() *Model {
 	a := &l.session.Info
 	return &Model{
-		Name: a.Model, Signature: l.session.Layout.Signature, MaxBatchSize: a.MaxBatch, Window: a.Window,
+		Name: a.Model, Signature: l.session.Layout.Signature, MaxBatchSize: maxRows(a), Window: a.Window,
 		WaitTime: l.session.Settings.WaitTime, Levels: l.session.Settings.LevelCount(), Slots: a.Slots,
 	}
+}
+
+// maxRows is the most that a request may have.
+func maxRows(a *control.Attached) int {
+	if a.MaxRows > 0 {
+		return min(a.MaxRows, a.MaxBatch)
+	}
+	return a.MaxBatch
 }
 
 func (l *link) hold() { l.refs.Add(1) }
@@ -305,6 +319,9 @@ func (l *link) ended(i uint32) bool {
 	// Woken once for many: the clock was read by the one who woke.
 	if s.seen = l.woke.Load(); s.seen < s.committed { // nobody had to wait
 		s.seen = shm.Now()
+	}
+	if s.traced {
+		l.times.Of(i, l.gens[i]).Woken.Store(s.seen)
 	}
 	return true
 }

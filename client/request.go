@@ -76,7 +76,7 @@ func (c *Client) claim(ctx context.Context, wait bool, sig *tensor.Signature, ro
 			s.state, s.rows, s.level = slotClaimed, uint32(rows), defaultLevel
 			l.clearPadding(s, at)
 			s.claimed, s.claimTook, s.deadline = 0, 0, 0
-			if l.timing {
+			if s.traced = l.times.Wanted(); s.traced || l.timing {
 				s.claimed = shm.Now()
 			}
 			if start != 0 {
@@ -257,6 +257,11 @@ func CommitAll(ctx context.Context, requests []Request) error {
 		e.Level, e.Rows, e.Slot, e.Gen, e.Dims = s.level, s.rows, l.first+r.at, l.gens[r.at], s.dims
 		if e.Deadline = deadline; s.deadline != 0 {
 			e.Deadline = s.deadline
+		}
+		if s.traced {
+			t := l.times.Of(r.at, e.Gen)
+			t.Gen, t.Asked, t.Claimed = e.Gen, s.claimed-s.claimTook, s.claimed
+			t.Woken.Store(0)
 		}
 		ring = l.push(&e) || ring
 	}

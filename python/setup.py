@@ -85,7 +85,7 @@ class BuildNative(build_py):
             self.progress.say(f"no Python.h in {headers}: building without the extension, the package will use ctypes")
             return
         self.progress.say("extension")
-        self._cc(out, f"-I{headers}", "-Icbindings", str(Path("python", "ringbatch", "_quick.c")))
+        self._cc(out, f"-I{headers}", "-Icbindings", *sorted(str(c.relative_to(REPOSITORY)) for c in (HERE / "quick").glob("*.c")))
 
     def _cc(self, out: Path, *arguments: str) -> None:
         compiler = shlex.split(os.environ.get("CC", "cc"))

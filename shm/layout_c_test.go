@@ -49,13 +49,13 @@ func cHeader() []byte {
 		{"LAYOUT_VERSION", LayoutVersion}, {"MAGIC", magic}, {"KIND_PLANES", uint64(KindPlanes)},
 		{"HELD_BIT", uint64(heldBit)}, {"KIND_COMMIT", uint64(KindCommit)}, {"KIND_CANCEL", uint64(KindCancel)},
 		{"REASON_BYTES", ReasonBytes}, {"MAX_SLOTS", MaxSlots}, {"MAX_BATCH_ROWS", MaxBatchRows}, {"MAX_MAIL_DEPTH", MaxMailDepth},
-		{"PAGE", pageSize}, {"CACHE_LINE", cacheLine}, {"SEGMENT_HEADER", segmentHeader}, {"RING_WORDS", ringWordsAt}, {"MAIL_WORDS", mailWordsAt},
+		{"PAGE", pageSize}, {"CACHE_LINE", cacheLine}, {"SEGMENT_HEADER", segmentHeader}, {"RING_WORDS", ringWordsAt}, {"MAIL_WORDS", mailWordsAt}, {"RECORD_WORDS", recordWordsAt},
 		{"MAX_VARIABLE_DIMS", tensor.MaxVariableDims}, {"MAX_RANK", tensor.MaxRank}, {"MAX_TENSORS", tensor.MaxTensors}, {"MAX_NAME_BYTES", tensor.MaxNameBytes},
 		{"SEALS", seals}, {"CONTROL_VERSION", control.Version}, {"MAX_FRAME", control.MaxFrame},
 	} {
 		fmt.Fprintf(&b, "#define RB_GO_%s %#xull\n", c.name, c.value)
 	}
-	for _, s := range []any{header{}, Commit{}, Mail{}, MailRequest{}, Done{}, Record{}, ringWords{}, mailWords{}, Bell{}} {
+	for _, s := range []any{header{}, Commit{}, Mail{}, MailRequest{}, Done{}, Record{}, ringWords{}, mailWords{}, recordWords{}, Times{}, Bell{}} {
 		typ := reflect.TypeOf(s)
 		name := upperSnake(typ.Name())
 		fmt.Fprintf(&b, "\n#define RB_GO_SIZE_%s %d\n", name, typ.Size())

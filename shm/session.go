@@ -14,10 +14,11 @@ import (
 //
 // Client session:
 //
-//	0      64          192            4096
-//	+------+-----------+------ … -----+----------- … -----------+
-//	|header| ringWords |              | Commit × ring capacity  |
-//	+------+-----------+------ … -----+----------- … -----------+
+//	0      64          192           256       4096
+//	+------+-----------+-------------+--- … ---+----------- … -----------+----------- … -----------+
+//	|header| ringWords | recordWords |         | Commit × ring capacity  | Times × 2 × window      |
+//	+------+-----------+-------------+--- … ---+----------- … -----------+----------- … -----------+
+//	                                                                      times.go; if both sides know of it
 //
 // Worker session:
 //
@@ -112,9 +113,16 @@ const (
 // stale cancel, a commit and its cancel under way.
 func commitRingSize(window int) int { return ceilPow2(4 * window) }
 
-// ClientSegmentSize is the size of a client's session segment.
-func ClientSegmentSize(window int) int64 {
-	return roundUp(segmentHeader+int64(commitRingSize(window))*64, pageSize)
+func timesAt(window int) int64 { return segmentHeader + int64(commitRingSize(window))*64 }
+
+// ClientSegmentSize is the size of a client's session segment; times says
+// whether it has ClientTimes.
+func ClientSegmentSize(window int, times bool) int64 {
+	end := timesAt(window)
+	if times {
+		end += int64(window) * 64
+	}
+	return roundUp(end, pageSize)
 }
 
 // CommitRing views a client's session.

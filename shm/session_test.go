@@ -14,7 +14,7 @@ import (
 
 func newRing(t *testing.T, window int) (*Segment, *Producer[Commit], *Consumer[Commit]) {
 	t.Helper()
-	s := segments(t, ClientSegmentSize(window))["heap"]
+	s := segments(t, ClientSegmentSize(window, false))["heap"]
 	c := NewConsumer(CommitRing(s, window))
 	return s, &Producer[Commit]{Ring: CommitRing(s, window)}, &c
 }

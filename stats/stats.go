@@ -62,6 +62,10 @@ type Model struct {
 	UptimeS      float64 `json:"uptime_s"`
 	Loop         int     `json:"loop"` // which of Broker.Loops serves it
 
+	// Stages of a pipeline: the names of their lines, which follow this one. A
+	// stage counts what it is done with as ended, OK if it was handed on.
+	Stages []string `json:"stages,omitempty"`
+
 	Policy policy.Policy `json:"policy"` // every setting that is in force
 
 	// ReadyWorkers can be counted on: they wait for work, or have begun a batch
@@ -278,10 +282,13 @@ type TracedRequest struct {
 	Batch        uint64  `json:"batch"`
 	Rows         int     `json:"rows"`
 	End          string  `json:"end"`
+	AskedUS      float64 `json:"asked_us,omitempty"`   // the client began to look for slots; 0: it has not told
+	ClaimedUS    float64 `json:"claimed_us,omitempty"` // and had them; likewise
 	CommittedUS  float64 `json:"committed_us"`
 	DispatchedUS float64 `json:"dispatched_us"`
 	StartedUS    float64 `json:"started_us"`
 	FinishedUS   float64 `json:"finished_us"`
+	WokenUS      float64 `json:"woken_us,omitempty"` // the client saw the end; 0: it has not told
 }
 
 // TraceNote is something that happened besides.

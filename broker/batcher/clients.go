@@ -50,9 +50,9 @@ func (b *Batcher) ClientJoined(c ClientID) {
 	if cl := b.client(c); !cl.joined {
 		cl.joined = true
 		b.joinable++
-		if b.learner != nil {
-			b.learner.clientJoined(c)
-		}
+	}
+	if b.learner != nil {
+		b.learner.clientJoined(c) // also of one that is known by a request that was refused
 	}
 }
 

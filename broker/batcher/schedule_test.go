@@ -341,6 +341,9 @@ func (s *schedule) decide() error {
 	if err := s.book.decided(s.now, got); err != nil {
 		return err
 	}
+	if a, b := s.fast.learner.joined, s.slow.learner.joined; a != b {
+		return fmt.Errorf("learns from %d clients, reference %d", a, b)
+	}
 	s.fast.Learn(s.now)
 	s.slow.Learn(s.now)
 	if a, b := s.fast.learner.wait, s.slow.learner.wait; a != b {

@@ -32,10 +32,12 @@ static int attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupte
 	rb_session s;
 	if (c->pending.fd < 0) {
 		rb_writer w = {0};
-		rb_begin_request(&w, c->attached ? 4 : 2, "client", c->model, c->name);
+		rb_begin_request(&w, c->attached ? 5 : 3, "client", c->model, c->name);
 		rb_put_string(&w, "window");
 		rb_put_int(&w, c->window_wanted);
 		rb_put_string(&w, "follows");
+		rb_put_true(&w);
+		rb_put_string(&w, "times");
 		rb_put_true(&w);
 		if (c->attached) /* the caller has seen its tensors, and will not have others */
 			rb_put_signature(&w, &c->layout);
@@ -85,11 +87,11 @@ static bool use(rb_conn *c, rb_link *l)
 	rb_layout whole = s->layout;
 	whole.tensor = copy;
 	c->layout = whole;
-	c->info = (rb_model){.inputs = s->layout.inputs, .outputs = s->layout.outputs, .max_batch_size = s->layout.max_batch, .slots = s->layout.slots,
+	c->info = (rb_model){.inputs = s->layout.inputs, .outputs = s->layout.outputs, .max_batch_size = s->max_rows, .slots = s->layout.slots,
 			     .window = s->window, .levels = s->levels, .wait_time = s->wait_time};
 	memcpy(c->info.name, s->model, sizeof c->info.name);
 	c->window = s->window;
-	c->max_batch = s->layout.max_batch;
+	c->max_batch = s->max_rows;
 	l->number = ++c->attached;
 	l->next = c->links;
 	c->links = l;

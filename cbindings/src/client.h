@@ -26,6 +26,7 @@ typedef struct rb_slot {
 	bool held;   /* a worker may still write; decided together with the status */
 	bool cancel; /* the broker was told to cancel it */
 	bool notify; /* its end is to be told through the notifier */
+	bool traced; /* the broker records, and wants to know its times */
 	uint32_t rows;
 	uint32_t dims[RB_DIMS];
 	int64_t claim_took, claimed, committed, seen;
@@ -56,6 +57,8 @@ typedef struct rb_link {
 
 	pthread_mutex_t mu; /* guards what follows */
 	rb_producer commits;
+	rb_record_words *record; /* NULL: the broker does not ask for times */
+	rb_times *times;         /* two for each slot, by the generation's last bit */
 	rb_slot *slots;
 	uint32_t *gens;      /* generation of the last commit, by slot */
 	uint64_t *free;      /* bitmap: 1 = free */
@@ -142,6 +145,8 @@ bool rb_link_take(rb_link *l, uint32_t rows, uint32_t *at);          /* the call
 void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows);      /* likewise */
 bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring); /* likewise */
 bool rb_link_ended(rb_link *l, uint32_t at);
+static inline bool rb_link_recorded(const rb_link *l) { return l->record && atomic_load_explicit(&l->record->recording, memory_order_relaxed); }
+static inline rb_times *rb_link_times(rb_link *l, uint32_t at) { return &l->times[2 * at + l->gens[at] % 2]; }
 /* A request whose deadline has passed ends so much later at the latest, also if
  * the broker, which ends it at the same moment and knows why, stands still. */
 #define END_GRACE (2 * MILLISECOND)

@@ -39,6 +39,10 @@ rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status)
 	l->free_words = words;
 	l->commits = (rb_producer){.words = (void *)(s->words.at + RB_GO_RING_WORDS), .entries = s->words.at + RB_GO_SEGMENT_HEADER,
 				   .entry_bytes = sizeof(rb_commit_entry), .capacity = rb_commit_ring_size(n)};
+	if (s->times) {
+		l->record = (void *)(s->words.at + RB_GO_RECORD_WORDS);
+		l->times = (void *)(s->words.at + rb_times_at(n));
+	}
 	for (uint32_t i = 0; i < n; i++) {
 		l->gens[i] = s->first_gen;
 		SET_BIT(l->free, i);
@@ -227,5 +231,7 @@ bool rb_link_ended(rb_link *l, uint32_t at)
 	s->seen = atomic_load_explicit(&l->woke, memory_order_relaxed); /* woken once for many: the clock was read then */
 	if (s->seen < s->committed) /* nobody had to wait */
 		s->seen = rb_now();
+	if (s->traced)
+		atomic_store_explicit(&rb_link_times(l, at)->woken, s->seen, memory_order_relaxed);
 	return true;
 }

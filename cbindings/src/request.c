@@ -105,6 +105,7 @@ static int begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, u
 	s->rows = rows;
 	s->level = DEFAULT_LEVEL;
 	s->notify = false;
+	s->traced = rb_link_recorded(l);
 	s->claimed = now;
 	s->claim_took = start ? now - start : 0;
 	*r = (rb_req){l, at, atomic_fetch_add_explicit(&s->handle, 1, memory_order_release) + 1};
@@ -131,7 +132,7 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 			continue;
 		}
 		uint32_t at;
-		if (rows > l->window || rows > l->session.layout.max_batch) { /* a restarted broker may have other limits */
+		if (rows > l->window || rows > l->session.max_rows) { /* a restarted broker may have other limits */
 			rb_link_drop(l);
 			return bad_rows(c, rows);
 		}
@@ -205,6 +206,13 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 			s->notify = flags & RB_NOTIFY;
 			if (s->notify)
 				rb_link_watch(l, r[i].at);
+			if (s->traced) {
+				rb_times *t = rb_link_times(l, r[i].at);
+				t->gen = e.gen;
+				t->asked = s->claimed - s->claim_took;
+				t->claimed = s->claimed;
+				atomic_store_explicit(&t->woken, 0, memory_order_relaxed);
+			}
 			full |= !rb_link_push(l, &e, &ring);
 		}
 		pthread_mutex_unlock(&l->mu);

@@ -57,6 +57,12 @@ SAME_SIZE(rb_mail_words, MAIL_WORDS);
 SAME_PLACE(rb_mail_words, bell, MAIL_WORDS_BELL);
 SAME_PLACE(rb_mail_words, taken, MAIL_WORDS_TAKEN);
 SAME_PLACE(rb_mail_words, parked, MAIL_WORDS_PARKED);
+SAME_SIZE(rb_record_words, RECORD_WORDS);
+SAME_PLACE(rb_record_words, recording, RECORD_WORDS_RECORDING);
+SAME_SIZE(rb_times, TIMES);
+SAME_PLACE(rb_times, asked, TIMES_ASKED);
+SAME_PLACE(rb_times, claimed, TIMES_CLAIMED);
+SAME_PLACE(rb_times, woken, TIMES_WOKEN);
 SAME_SIZE(rb_bell, BELL);
 
 bool rb_board_end(rb_board *b, uint32_t slot, uint32_t gen, uint8_t status)

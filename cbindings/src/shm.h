@@ -84,6 +84,19 @@ typedef struct rb_mail_words {
 	uint8_t rest[116];
 } rb_mail_words;
 
+/* Tell a client whether its model is recorded; the broker's. */
+typedef struct rb_record_words {
+	_Atomic uint32_t recording;
+	uint8_t rest[60];
+} rb_record_words;
+
+/* What a client tells of a request meanwhile. */
+typedef struct rb_times {
+	uint32_t gen, zero;
+	int64_t asked, claimed; /* when it began to look for slots, and had them */
+	_Atomic int64_t woken;  /* when it saw the end */
+} rb_times;
+
 typedef struct rb_bell {
 	_Atomic uint32_t count;
 	uint8_t rest[60];

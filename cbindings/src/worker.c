@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <sched.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -68,8 +69,10 @@ static int attach(const char *model, const char *signature, const rb_worker_opti
 	if (!status)
 		status = rb_socket_path(o->socket, path, sizeof path);
 	if (!status) {
-		rb_begin_request(&w, 2, "worker", model, o->name);
+		rb_begin_request(&w, 3, "worker", model, o->name);
 		put_worker(&w, &l, o);
+		rb_put_string(&w, "pipeline");
+		rb_put_string(&w, o->pipeline ? o->pipeline : "");
 		status = rb_put_policy(&w, o->policy);
 	}
 	if (!status)
@@ -101,9 +104,11 @@ int rb_worker_attach(const char *model, const char *signature, const rb_worker_o
 {
 	if (!model || !signature || !worker)
 		return rb_missing();
-	if (given && given->size != sizeof *given)
+	if (given && given->size != sizeof *given && given->size != offsetof(rb_worker_options, pipeline)) /* as it was before there were pipelines */
 		return rb_fail(RB_ERR_VERSION, "%s: rb_worker_options.size is %u, expected %zu", rb_status_text(RB_ERR_VERSION), given->size, sizeof *given);
-	rb_worker_options o = given ? *given : (rb_worker_options){0};
+	rb_worker_options o = {0};
+	if (given)
+		memcpy(&o, given, given->size);
 	rb_watch_forks();
 	rb_work *w = calloc(1, sizeof *w);
 	if (!w)
@@ -305,6 +310,33 @@ static int try_next(rb_work *w, rb_taken **out)
 		rb_taken_complete(b); /* all of it was canceled or has expired: nobody waits for it */
 	}
 	return RB_OK;
+}
+
+int rb_worker_wait(rb_worker id, int64_t timeout)
+{
+	rb_entry *e = rb_table_enter(&rb_workers, id);
+	if (!e)
+		return rb_say(RB_ERR_CLOSED);
+	rb_work *w = e->value;
+	int status = w->parents ? rb_fail(RB_ERR_FORKED, "this worker is the parent process's: a forked child attaches its own") : RB_OK;
+	int64_t start = rb_now(), until = rb_until(timeout, start);
+	while (!status) {
+		uint32_t seen = w->mail->bell;
+		if (has_mail(w))
+			break;
+		int64_t now = rb_now();
+		if (now >= until) {
+			status = rb_say(rb_session_gone(&w->session) ? RB_ERR_BROKER_GONE : RB_ERR_TIMEOUT);
+			break;
+		}
+		int error = park(w, seen, rb_min(until - now, PARK_SLICE));
+		if (error == ETIMEDOUT && !has_mail(w) && rb_session_gone(&w->session))
+			status = rb_say(RB_ERR_BROKER_GONE);
+		if (error == EINTR)
+			until = rb_interrupted(until, start);
+	}
+	rb_table_leave(e);
+	return status;
 }
 
 int rb_worker_next(rb_worker id, int64_t timeout, rb_batch **batch)

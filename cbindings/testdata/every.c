@@ -160,7 +160,9 @@ static void *run_worker(void *arg)
 	rb_batch *b = NULL, *ahead;
 	uint64_t served = 0;
 	while (!stop) {
-		int status = rb_worker_next(w, second / 100, &b);
+		int status = rb_worker_wait(w, second / 100);
+		if (status == RB_OK)
+			status = rb_worker_next(w, 0, &b);
 		if (status == RB_ERR_TIMEOUT)
 			continue;
 		WANT(RB_OK, status);
@@ -195,6 +197,7 @@ static void *run_worker(void *arg)
 	WANT(RB_OK, rb_worker_close(w));
 	WANT(RB_ERR_CLOSED, rb_worker_close(w));
 	WANT(RB_ERR_CLOSED, rb_worker_next(w, 0, &b));
+	WANT(RB_ERR_CLOSED, rb_worker_wait(w, 0));
 	CHECK(map.base[4096] == map.base[4096]); /* still mapped */
 	WANT(RB_OK, rb_map_release(map.id));
 	WANT(RB_ERR_RELEASED, rb_map_release(map.id));

@@ -180,6 +180,7 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"stats", "--socket", "nowhere.sock"}, 1, "start one"},
 		{[]string{"broker", "--help"}, 0, "Examples"},
 		{[]string{"version"}, 0, "layout"},
+		{[]string{"licenses"}, 0, "google.golang.org/grpc"},
 		{[]string{"doctor"}, 0, "kernel"},
 		{[]string{"doctor", "--socket", "/tmp/" + strings.Repeat("x", 100)}, 1, "at most 99"},
 		{[]string{"doctor", "--socket", "/etc/passwd/b.sock"}, 1, "not a folder"},

@@ -38,6 +38,7 @@ func commands() []command {
 		{"broker", "run the broker of this host", runBroker},
 		{"worker", "serve a built-in model", runWorker},
 		{"torch", "serve a TorchScript file with PyTorch", runTorch},
+		{"onnx", "serve an ONNX file with ONNX Runtime", runOnnx},
 		{"infer", "send one request, for trying", runInfer},
 		{"gateway", "open a network door to the models: HTTP and gRPC", runGateway},
 		{"ready", "exit status 0 if models would answer", runReady},
@@ -59,6 +60,7 @@ func commands() []command {
 		{"doctor", "check this machine, and say what to do", runDoctor},
 		{"completion", "print a completion script for a shell", runCompletion},
 		{"version", "print the version", runVersion},
+		{"licenses", "print the licences of what this command contains", runLicenses},
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 )
 
 func runTrace(ctx context.Context, args []string) error {
-	f := flags("trace", " MODEL", "Record what happens to each request of a model for a while: its time in the queue, on the way to\nthe worker, and in it; batches by worker; workers that come and go. --out is in the Chrome trace\nformat: open it at ui.perfetto.dev or in chrome://tracing.",
+	f := flags("trace", " MODEL", "Record what happens to each request of a model for a while: until its client had slots for it and\nhad filled them, in the queue, on the way to the worker, in it, and until its client woke; batches by\nworker; workers that come and go. --out is in the Chrome trace format: open it at ui.perfetto.dev or in chrome://tracing.",
 		"  ringbatch trace resnet50 --seconds 5 --out trace.json\n  ringbatch trace resnet50 --slowest 20\n")
 	socket := socketFlag(f)
 	seconds := f.Float64("seconds", 5, "how long to record, at most 60")
@@ -50,19 +50,58 @@ func runTrace(ctx context.Context, args []string) error {
 	return printSlowest(t, *slowest)
 }
 
+// part is one stretch of a request's time.
+type part struct {
+	name     string
+	from, to float64
+	known    bool // the client tells some, and need not
+}
+
+// partsOf are in the order in which they follow one another.
+func partsOf(r *stats.TracedRequest) [6]part {
+	told, woke := r.ClaimedUS != 0, r.WokenUS != 0
+	return [6]part{
+		{"claim", r.AskedUS, r.ClaimedUS, told}, {"fill", r.ClaimedUS, r.CommittedUS, told},
+		{"queue", r.CommittedUS, r.DispatchedUS, true}, {"handover", r.DispatchedUS, r.StartedUS, true}, {"compute", r.StartedUS, r.FinishedUS, true},
+		{"wake", r.FinishedUS, r.WokenUS, woke},
+	}
+}
+
+// whole is from where to where a request is known.
+func whole(r *stats.TracedRequest) (from, to float64) {
+	from, to = r.CommittedUS, r.FinishedUS
+	if r.ClaimedUS != 0 {
+		from = r.AskedUS
+	}
+	if r.WokenUS != 0 {
+		to = r.WokenUS
+	}
+	return from, to
+}
+
 func printSlowest(t *stats.Trace, n int) error {
 	list := slices.Clone(t.Requests)
-	slices.SortFunc(list, func(x, y stats.TracedRequest) int {
-		return cmp.Compare(y.FinishedUS-y.CommittedUS, x.FinishedUS-x.CommittedUS)
-	})
+	length := func(r *stats.TracedRequest) float64 {
+		from, to := whole(r)
+		return to - from
+	}
+	slices.SortFunc(list, func(x, y stats.TracedRequest) int { return cmp.Compare(length(&y), length(&x)) })
 	if list = list[:min(n, len(list))]; len(list) == 0 {
 		return nil
 	}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "  ms in all\tqueue\thandover\tcompute\trows\tworker\tbatch\tend\tclient\t")
-	for _, r := range list {
-		ms := func(from, to float64) float64 { return (to - from) / 1e3 }
-		fmt.Fprintf(w, "  %.3f\t%.3f\t%.3f\t%.3f\t%d\t%d\t%d\t%s\t%s\t\n", ms(r.CommittedUS, r.FinishedUS), ms(r.CommittedUS, r.DispatchedUS), ms(r.DispatchedUS, r.StartedUS), ms(r.StartedUS, r.FinishedUS), r.Rows, r.Worker, r.Batch, r.End, r.Client)
+	fmt.Fprintln(w, "  ms in all\tclaim\tfill\tqueue\thandover\tcompute\twake\trows\tworker\tbatch\tend\tclient\t")
+	for i := range list {
+		r := &list[i]
+		fmt.Fprintf(w, "  %.3f\t", length(r)/1e3)
+		for _, p := range partsOf(r) {
+			if p.known {
+				fmt.Fprintf(w, "%.3f\t", (p.to-p.from)/1e3)
+			} else {
+				fmt.Fprint(w, "-\t")
+			}
+		}
+		fmt.Fprintf(w, "%d\t%d\t%d\t%s\t%s\t\n", r.Rows, r.Worker, r.Batch, r.End, r.Client)
 	}
 	return w.Flush()
 }
@@ -93,7 +132,8 @@ const (
 func traceEvents(t *stats.Trace) []event {
 	from := t.FromUS
 	for i := range t.Requests {
-		from = min(from, t.Requests[i].CommittedUS)
+		begun, _ := whole(&t.Requests[i])
+		from = min(from, begun)
 	}
 	list := []event{
 		{Name: "process_name", Phase: "M", Process: workersTrack, Args: map[string]any{"name": "workers of " + t.Model}},
@@ -109,16 +149,16 @@ func traceEvents(t *stats.Trace) []event {
 		end := func(name string, at float64) {
 			list = append(list, event{Name: name, Category: "request", Phase: "e", AtUS: at - from, Process: clientsTrack, ID: id})
 		}
-		whole := "request of " + r.Client
-		begin(whole, r.CommittedUS, map[string]any{"rows": r.Rows, "batch": r.Batch, "worker": r.Worker, "end": r.End})
-		for _, part := range []struct {
-			name     string
-			from, to float64
-		}{{"queue", r.CommittedUS, r.DispatchedUS}, {"handover", r.DispatchedUS, r.StartedUS}, {"compute", r.StartedUS, r.FinishedUS}} {
-			begin(part.name, part.from, nil)
-			end(part.name, part.to)
+		name := "request of " + r.Client
+		begun, ended := whole(r)
+		begin(name, begun, map[string]any{"rows": r.Rows, "batch": r.Batch, "worker": r.Worker, "end": r.End})
+		for _, p := range partsOf(r) {
+			if p.known {
+				begin(p.name, p.from, nil)
+				end(p.name, p.to)
+			}
 		}
-		end(whole, r.FinishedUS)
+		end(name, ended)
 	}
 	for _, n := range t.Notes {
 		list = append(list, event{Name: n.Text, Phase: "i", AtUS: max(0, n.AtUS-from), Process: workersTrack, Scope: "p"})

@@ -27,13 +27,15 @@ type traced struct {
 	}
 }
 
+const traceCallers = 4
+
 // trace records a model while it is asked.
 func (c *cli) trace(file string) (text string) {
 	c.t.Helper()
-	l := c.load(4)
+	l := c.load(traceCallers)
 	out, code := c.run("trace", "affine", "--seconds", "0.3", "--out", file, "--slowest", "3")
 	l.end()
-	if code != 0 || !strings.Contains(out, "handover") {
+	if code != 0 || !strings.Contains(strings.Join(strings.Fields(out), " "), "claim fill queue handover compute wake") {
 		c.t.Fatalf("trace: %d\n%s", code, out)
 	}
 	return out
@@ -103,6 +105,11 @@ func TestATraceHasEveryRequestAndItsPartsInTheChromeFormat(t *testing.T) {
 	if requests < 10 || batched != requests || parts["queue"] != requests || parts["handover"] != requests || parts["compute"] != requests {
 		t.Errorf("%d requests, %d in batches, parts %v", requests, batched, parts)
 	}
+	// At the beginning each of the callers may have claimed already, and at the
+	// end not have woken yet.
+	if parts["claim"] != parts["fill"] || parts["fill"] < requests-traceCallers || parts["wake"] < parts["fill"]-traceCallers {
+		t.Errorf("%d requests, parts %v", requests, parts)
+	}
 	if out, code := c.run("trace", "affine", "--seconds", "61"); code != 2 {
 		t.Errorf("61 s: %d\n%s", code, out)
 	}
@@ -167,7 +174,12 @@ func TestPerfettoReadsATraceWithoutComplaint(t *testing.T) {
 	if n := query("select sum(value) as n from stats where severity in ('error', 'data_loss')"); n != 0 {
 		t.Errorf("Perfetto complains %d times", n)
 	}
-	for name, want := range map[string]int{"request of": requests, "queue": requests, "handover": requests, "compute": requests} {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := func(name string) int { return bytes.Count(text, []byte(`"name":"`+name+`"`)) / 2 } // each begins and ends
+	for name, want := range map[string]int{"request of": requests, "fill": told("fill"), "wake": told("wake"), "queue": requests, "handover": requests, "compute": requests} {
 		if n := query("select count(*) as n from slice where name like '" + name + "%'"); n != want {
 			t.Errorf("Perfetto has %d %s, the trace %d requests", n, name, want)
 		}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a request over ctypes: what ``_quick.c`` does, for where it was not built.
+"""The way of a request over ctypes: what ``quick/*.c`` do, for where it was not built.
 
 A handler of a signal may raise between any two steps here. So whatever the
 library claims it writes into a struct that somebody knows already: the object

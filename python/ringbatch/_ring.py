@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import addressof, c_char_p, c_uint32, c_uint64
 from typing import Any, Protocol
 
+import numpy as np
+
 from . import _structs as c
 from . import errors
 from ._core import encode, tensors
@@ -90,13 +92,19 @@ def _value_text(value: Any) -> str:
 class Rows:
     """The rows of a batch: which slots they are, and the shapes they have in the inputs."""
 
-    __slots__ = ("rows", "runs", "shapes", "slots_at")
+    __slots__ = ("rows", "runs", "shapes", "sizes", "slots_at")
 
-    def __init__(self, rows: int, slots_at: int, runs: list[tuple[int, int, int]], shapes: list[tuple[int, ...]]) -> None:
+    def __init__(
+        self, rows: int, slots_at: int, runs: list[tuple[int, int, int]], shapes: list[tuple[int, ...]], sizes: np.ndarray | None = None
+    ) -> None:
         self.rows = rows
         self.slots_at = slots_at  # address of the slot number of each row, 32 bits each, ascending
         self.runs = runs  # of neighbouring slots: slot, row, rows
         self.shapes = shapes  # of a row in each input
+        self.sizes = sizes  # the true ones of the inputs' variable dimensions, for each row; None: rows are as their shapes say
+
+
+_MEMBER = np.dtype(c.Member)
 
 
 class RingBatch(Rows):
@@ -134,6 +142,20 @@ class RingBatch(Rows):
     @property
     def shapes(self) -> list[tuple[int, ...]]:  # type: ignore[override]
         return self._ring.row_shapes(self.c.dims)
+
+    @property
+    def sizes(self) -> np.ndarray | None:  # type: ignore[override]
+        n = self._ring.signature.variable_inputs
+        if not n:
+            return None
+        count = self.c.requests
+        members = np.frombuffer((c.Member * count).from_address(addressof(self.c.request.contents)), _MEMBER)
+        return np.repeat(members["dims"][:, :n], members["rows"], axis=0)
+
+    def set_rows_dims(self, dims: np.ndarray) -> None:
+        """The sizes of the variable dimensions of the outputs, for each row."""
+        for row, sizes in enumerate(dims.tolist()):
+            self.set_row_dims(row, sizes)
 
     def gather(self, k: int, to: int, size: int) -> None:
         """Copies the rows of the k-th input together, and zeros for the padding behind them; without the interpreter's lock."""
@@ -220,6 +242,13 @@ class Ring:
         if type(found) is tuple:
             return RingBatch(self, *found)
         raise last_error(self.lib, found)  # type: ignore[arg-type]
+
+    def wait(self, timeout_ns: int) -> bool:
+        """Whether next(0) would find a batch, in time; raises BrokerGone. A second thread may wait here, while the first does all but next."""
+        status = self.lib.rb_worker_wait(self._handle, timeout_ns)
+        if status in (0, errors.Timeout.status):
+            return status == 0
+        raise last_error(self.lib, status)
 
     def close(self) -> None:
         """Detaches. Batches that were taken and not completed fail."""

@@ -100,6 +100,7 @@ class WorkerOptions(Structure):
         ("pad_preferred", c_uint32),
         ("gather_threads", c_uint32),
         ("policy", c_char_p),
+        ("pipeline", c_char_p),
     ]
 
 
@@ -184,6 +185,7 @@ PROTOTYPES = {
     "rb_worker_tensor": (c_int, [_worker, c_int, c_uint32, _address]),
     "rb_worker_map": (c_int, [_worker, _address]),
     "rb_worker_next": (c_int, [_worker, c_int64, _address]),
+    "rb_worker_wait": (c_int, [_worker, c_int64]),
     "rb_batch_run": (c_int, [_address, c_int, c_uint32, c_uint32, _address]),
     "rb_batch_row": (c_int, [_address, c_int, c_uint32, c_uint32, _address, _address]),
     "rb_batch_shape": (c_int, [_address, c_uint32, c_uint32, _address]),

@@ -9,15 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import _flags
+
 
 def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, dict[str, str]]:
     """Our own flags, and the settings of the model's policy."""
-    p = _parser()
-    own, rest = p.parse_known_args(argv)
-    try:
-        return own, _settings(rest)
-    except ValueError as e:
-        p.error(str(e))
+    return _flags.parse(_parser(), argv)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,26 +35,11 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--cuda_graphs", action="store_true", default=None, help="record the model once per batch size and replay it (default: where that works)")
     p.add_argument("--no_cuda_graphs", action="store_false", dest="cuda_graphs", help="launch the model's kernels one by one")
     p.add_argument("--no_freeze", action="store_false", dest="freeze", help="leave the module as it is: fold and fuse no operations")
+    _flags.add_sizes(p)
     p.add_argument("--depth", type=int, default=2, help="batches in flight (default 2)")
     p.add_argument("--socket", help="the broker's control socket")
     p.add_argument("--alone", type=int, metavar="ROWS", help="no broker: run full batches of own data, one for each byte on standard input")
     return p
-
-
-def _settings(flags: Sequence[str]) -> dict[str, str]:
-    """Flags that are not ours: --key=value, --key value, or --key for true."""
-    settings: dict[str, str] = {}
-    key = ""
-    for flag in flags:
-        if flag.startswith("--"):
-            key, _, value = flag[2:].partition("=")
-            key = key.replace("-", "_")
-            settings[key] = value or "true"
-        elif settings.get(key) == "true":
-            settings[key] = flag
-        else:
-            raise ValueError(f"{flag!r} belongs to no flag")
-    return settings
 
 
 def main() -> int:

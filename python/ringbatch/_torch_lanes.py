@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import math
 import os
 import sys
@@ -19,9 +20,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from ._ring import Lost, RingBatch, Rows
+from ._sizes import FIXED, UNKNOWN, Axes, Output, Point
 from ._torch_move import Mover
 from ._torch_planes import Plane
 
@@ -39,6 +42,8 @@ POLL_NS = 20_000
 # worker without a batch spins (spinFor in worker/batch.go).
 MOST_SPIN_NS = 1_000_000
 
+MOST_GRAPHS = 128  # of a lane: further shapes have their kernels launched one by one
+
 
 class Lane:
     """Buffers for one batch. On the CPU everything happens at once."""
@@ -53,7 +58,9 @@ class Lane:
             self.slots = torch.zeros(most, dtype=torch.int32, pin_memory=True)  # the kernels read it in place
             self.slots_at, self.inputs_at = self.slots.data_ptr(), [x.data_ptr() for x in self.inputs]
             self.arrived, self.finished = torch.cuda.Event(), torch.cuda.Event()
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]] = {}
+        # The true sizes of padded rows, on their way to the buffer behind those of the inputs.
+        self.sizes = torch.zeros((most, len(engine.axes)), dtype=torch.int64, pin_memory=device.type == "cuda") if engine.sized else None
+        self.graphs: dict[tuple[int, Point], tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]] = {}
 
     def view(self, k: int, rows: int, shape: tuple[int, ...]) -> torch.Tensor:
         return self.inputs[k][: rows * math.prod(shape)].view(rows, *shape)
@@ -61,20 +68,20 @@ class Lane:
     def submit(self, batch: RingBatch) -> None:
         """Queues everything of a batch. The compute stream is the current one."""
         try:
-            sizes = self.start(batch)
+            dims = self.start(batch)
         except Exception:
             self.engine.check()  # what was queued before the error must end: it may write into the batch's slots
             raise
-        if sizes:
-            for i in range(batch.c.requests):
-                batch.set_output_dims(i, sizes)
+        if dims is not None:
+            batch.set_rows_dims(dims)
 
-    def start(self, rows: Rows) -> list[int]:
-        """Queues some rows; gives the sizes of the outputs' variable dimensions."""
+    def start(self, rows: Rows) -> np.ndarray | None:
+        """Queues some rows; gives the sizes of the outputs' variable dimensions for each."""
         self.began = time.monotonic_ns()
         e = self.engine
+        point, true = self._true_sizes(rows)
         if e.device.type != "cuda":
-            return self._on_cpu(rows)
+            return self._on_cpu(rows, true)
         ctypes.memmove(self.slots_at, rows.slots_at, 4 * rows.rows)
         few = len(rows.runs) <= FEW_RUNS
         for plane, to, shape in zip(e.inputs, self.inputs_at, rows.shapes):
@@ -84,50 +91,87 @@ class Lane:
                     e.mover.copy(e.copies_at, to + row * size, plane.base + slot * size, n * size)
             else:
                 e.mover.gather(e.copies_at, to, plane.base, plane.stride, self.slots_at, size, rows.rows)
+        if self.sizes is not None:
+            e.mover.copy(e.copies_at, self.inputs_at[-1], self.sizes.data_ptr(), rows.rows * self.sizes.stride(0) * 8)
         self.arrived.record(e.copies)
         e.computing.wait_event(self.arrived)
-        sizes = self._write(self._compute(rows), rows)
+        dims = self._write(self._compute(rows, point), rows, true)
         self.finished.record(e.computing)
-        return sizes
+        return dims
 
-    def _compute(self, rows: Rows) -> list[torch.Tensor]:
+    def _true_sizes(self, rows: Rows) -> tuple[Point, np.ndarray | None]:
+        """The sizes that the rows share, and their own; those are also put where the module's inputs are made of them."""
+        e = self.engine
+        if not e.axes:
+            return (), None
+        point = e.axes.point(rows.shapes)
+        true = np.broadcast_to(point, (rows.rows, len(point))) if rows.sizes is None else e.axes.of_rows(rows.sizes)
+        if self.sizes is not None:
+            self.sizes.numpy()[: rows.rows] = true
+        return point, true
+
+    def _compute(self, rows: Rows, point: Point) -> list[torch.Tensor]:
         e = self.engine
         size = next((s for s in e.graph_sizes if s >= rows.rows), 0)
-        if not size:
-            return e.compute([self.view(k, rows.rows, shape) for k, shape in enumerate(rows.shapes)])
-        graph, outputs = self.graphs[size]
+        recorded = self.graphs.get((size, point))
+        if recorded is None:
+            return e.compute(self._views(rows))
+        graph, outputs = recorded
         graph.replay()
         return outputs
 
-    def _write(self, outputs: list[torch.Tensor], rows: Rows) -> list[int]:
+    def _views(self, rows: Rows) -> list[torch.Tensor]:
+        """What the module is given: the inputs, and the true sizes if it wants them."""
+        views = [self.view(k, rows.rows, shape) for k, shape in enumerate(rows.shapes)]
+        return [*views, self.view(-1, rows.rows, (len(self.engine.axes),))] if self.sizes is not None else views
+
+    def _write(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
         e = self.engine
-        for plane, flat in zip(e.outputs, self._flat(outputs, rows)):
+        for plane, flat in zip(e.outputs, self._flat(outputs, rows, true)):
             self.keep.append(flat)
             size = flat.shape[1] * flat.element_size()
             if len(rows.runs) == 1 and size == plane.stride:
                 e.mover.copy(e.computing_at, plane.base + rows.runs[0][0] * size, flat.data_ptr(), size * rows.rows)
             else:
                 e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self.slots_at, size, rows.rows)
-        return self._sizes(outputs)
+        return self._dims(outputs, rows, true)
 
-    def _flat(self, outputs: list[torch.Tensor], rows: Rows) -> list[torch.Tensor]:
-        """The outputs as the ring wants them, a row each."""
-        return [y[: rows.rows].to(plane.host.dtype).reshape(rows.rows, -1).contiguous() for plane, y in zip(self.engine.outputs, outputs)]
+    def _flat(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> list[torch.Tensor]:
+        """The outputs as the ring wants them: a row each, and without the padding that is inside of it."""
+        flat = []
+        for plane, shape, y in zip(self.engine.outputs, self.engine.shapes, outputs):
+            y = y[: rows.rows].to(plane.host.dtype)
+            lines = y.reshape(rows.rows, -1).contiguous()
+            if true is not None and shape.known and not shape.prefix:
+                lines = torch.empty_like(lines)
+                for i, sizes in enumerate(true.tolist()):
+                    own = shape.shape(tuple(sizes))
+                    lines[i, : math.prod(own)] = y[i][tuple(map(slice, own))].reshape(-1)
+            flat.append(lines)
+        return flat
 
-    def _sizes(self, outputs: list[torch.Tensor]) -> list[int]:
-        return [y.shape[1 + i] for plane, y in zip(self.engine.outputs, outputs) for i in plane.variable]
+    def _dims(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
+        """Of each row: the sizes of the outputs' variable dimensions."""
+        columns = []
+        for shape, y in zip(self.engine.shapes, outputs):
+            for d in shape.variable:
+                follows = shape.follows[d]
+                columns.append(true[:, follows] if true is not None and follows != UNKNOWN else np.full(rows.rows, y.shape[1 + d]))
+        return np.stack(columns, axis=1) if columns else None
 
-    def _on_cpu(self, rows: Rows) -> list[int]:
+    def _on_cpu(self, rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
         e = self.engine
         slots = torch.tensor((ctypes.c_uint32 * rows.rows).from_address(rows.slots_at), dtype=torch.int64)
-        xs = [self.view(k, rows.rows, shape) for k, shape in enumerate(rows.shapes)]
+        xs = self._views(rows)
         for plane, x in zip(e.inputs, xs):
             flat = x.view(rows.rows, -1)
             torch.index_select(plane.host[:, : flat.shape[1]], 0, slots, out=flat)
+        if self.sizes is not None:
+            xs[-1].copy_(self.sizes[: rows.rows])
         ys = e.compute(xs)
-        for plane, flat in zip(e.outputs, self._flat(ys, rows)):
+        for plane, flat in zip(e.outputs, self._flat(ys, rows, true)):
             plane.host[:, : flat.shape[1]].index_copy_(0, slots, flat)
-        return self._sizes(ys)
+        return self._dims(ys, rows, true)
 
     def done(self) -> bool:
         if self.engine.device.type != "cuda":
@@ -156,15 +200,25 @@ class Lane:
         self.keep = []
         self.engine.ended(self)
 
+    def example(self, size: int, point: Point) -> list[torch.Tensor]:
+        """The buffers of so many rows, where the axes have these sizes."""
+        shapes = [shape for _, shape in self.engine.specs]
+        if self.engine.axes:
+            shapes[: len(self.engine.axes.inputs)] = self.engine.axes.shapes(point)
+        xs = [self.view(k, size, shape) for k, shape in enumerate(shapes)]
+        if self.sizes is not None:
+            xs[-1].copy_(torch.tensor(point).expand(size, -1))
+        return xs
+
     def capture(self, sizes: list[int], pool: Any) -> None:
-        """Records the model once per batch size, over this lane's buffers."""
+        """Records the model once per batch size and bucket, over this lane's buffers."""
         e = self.engine
-        for size in sizes:
+        for point, size in itertools.islice(itertools.product(e.points, sizes), MOST_GRAPHS):
             graph = torch.cuda.CUDAGraph()
-            xs = [self.view(k, size, shape) for k, (_, shape) in enumerate(e.specs)]
+            xs = self.example(size, point)
             with torch.cuda.graph(graph, pool=pool, stream=e.computing):
                 outputs = e.compute(xs)
-            self.graphs[size] = (graph, outputs)
+            self.graphs[size, point] = (graph, outputs)
 
 
 class Engine:
@@ -173,8 +227,16 @@ class Engine:
     def __init__(
         self, compute: Callable[[list[torch.Tensor]], list[torch.Tensor]], specs: list[tuple[torch.dtype, tuple[int, ...]]],
         max_rows: int, device: torch.device, lanes: int, graphs: bool | None,
+        axes: Axes | None = None, shapes: list[Output] | None = None, sized: bool = False,
     ) -> None:  # fmt: skip
-        """graphs: None records them where that works and gives the same results."""
+        """graphs: None records them where that works and gives the same results.
+
+        axes, shapes: the sizes that vary, and what the outputs make of them.
+        sized: compute takes the true sizes of the rows as one more input.
+        """
+        self.axes, self.shapes, self.sized = axes or Axes([], None), shapes or [], sized
+        self.points = self.axes.points()  # the sizes that will come
+        specs = [*specs, (torch.int64, (len(self.axes),))] if sized else specs
         self.compute, self.specs, self.max_rows, self.device = compute, specs, max_rows, device
         self.inputs: list[Plane] = []
         self.outputs: list[Plane] = []
@@ -201,8 +263,10 @@ class Engine:
     def bind(self, inputs: list[Plane], outputs: list[Plane]) -> None:
         """Says where the rows of batches lie."""
         self.inputs, self.outputs = inputs, outputs
-        if any(p.variable for p in inputs + outputs):
-            self.graph_sizes = []  # recorded for the largest shape only
+        if len(self.shapes) != len(outputs):
+            self.shapes = [Output(p.shape, tuple(UNKNOWN if d in p.variable else FIXED for d in range(len(p.shape)))) for p in outputs]
+        if not all(s.known for s in self.shapes):
+            self.graph_sizes = []  # what is recorded has outputs of one size
 
     def check(self) -> None:
         """Waits for the device, which is lost if that fails."""
@@ -220,13 +284,11 @@ class Engine:
         """Runs the sizes that will come, so that the first requests don't pay for it."""
         # TorchScript specialises on what it sees first, and compiles on the
         # second run: the full batch comes first, and each size several times.
-        for size in [s for s in reversed(sizes) for _ in range(3)]:
-            self.compute(self._example(size))
+        for point in self.points:
+            for size in [s for s in reversed(sizes) for _ in range(3)]:
+                self.compute(self.lanes[0].example(size, point))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    def _example(self, size: int) -> list[torch.Tensor]:
-        return [self.lanes[0].view(k, size, shape) for k, (_, shape) in enumerate(self.specs)]
 
     def _record(self, sizes: list[int], optional: bool) -> None:
         try:
@@ -248,11 +310,11 @@ class Engine:
     def _compare(self, sizes: list[int]) -> None:
         """Replays the smallest and the largest graph on random numbers: they must do what the module does."""
         for size in (sizes[0], sizes[-1]):
-            xs = self._example(size)
+            xs = self.lanes[0].example(size, self.points[0])
             for x in xs:
                 if x.is_floating_point():
                     x.copy_(torch.rand_like(x))
-            graph, replayed = self.lanes[0].graphs[size]
+            graph, replayed = self.lanes[0].graphs[size, self.points[0]]
             graph.replay()
             if not agree(replayed, self.compute(xs)):
                 raise ValueError("what was recorded gives other results than the module")

@@ -22,6 +22,7 @@ DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 class Plane:
     """One tensor of the model, over all slots of the ring, a row per slot."""
 
+    shape: tuple[int, ...]  # of a row, the largest
     variable: tuple[int, ...]  # its variable dimensions
     host: torch.Tensor  # [slots, elements]; the GPU knows it by the same address
 
@@ -54,4 +55,4 @@ class Planes:
 def _plane(ring: Ring, t: Tensor) -> Plane:
     count = math.prod(t.shape)
     host = torch.frombuffer(ring.mapping.memory, dtype=DTYPES[NAMES.index(t.kind)], count=ring.slots * count, offset=t.offset)
-    return Plane(t.variable, host.view(ring.slots, count))
+    return Plane(t.shape, t.variable, host.view(ring.slots, count))

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import os
 import signal
 import threading
@@ -13,6 +15,7 @@ from typing import Any, Callable
 
 from . import _structs as c
 from . import errors
+from ._async import DEFAULT_CONCURRENCY, MOST_CONCURRENCY, AsyncServing, is_async, own_loop
 from ._batch import Batch, Buffers
 from ._core import encode
 from ._ring import Ring, RingBatch, Stop, keep_attached, run_one, worker_options
@@ -27,6 +30,7 @@ def worker(
     inputs: Mapping[str, Spec],
     outputs: Mapping[str, Spec],
     depth: int = 0,
+    concurrency: int = 0,
     weight: int = 0,
     pad_to: int = 0,
     pad_preferred: bool = False,
@@ -40,6 +44,9 @@ def worker(
 
     The function writes ``batch.outputs[name][...]``, or returns the output (of
     several a dict): an array of all rows, or a list of rows where sizes vary.
+    It may be a coroutine function, ``async def run(batch)``: then several
+    batches are in flight in one process, and it may await other models
+    (``await recogniser.ainfer(crops)``).
 
     inputs, outputs: for each tensor its type and the shape of one row, as in
         ``{"x": ("float32", (3, 224, 224))}``; ``"<=512"`` is a dimension that
@@ -55,6 +62,7 @@ def worker(
     debug: fail requests whose outputs were not written; without it
         $RINGBATCH_DEBUG counts.
     depth: batches handed over at once. weight: share of the work.
+    concurrency: of a coroutine function, the batches in flight (default 4, at most 64).
     pad_to, pad_preferred: have batches padded with rows of zeros.
     gather_threads: how many copy the rows of a batch above 1 MiB together; 0 is
         half of the cores, at most 8.
@@ -63,7 +71,17 @@ def worker(
         depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, name=name, gpu=gpu, **policy
     )
     text = signature(inputs, outputs)
-    return lambda function: Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug)
+
+    def made(function: Callable[[Batch], Any]) -> Worker:
+        if not is_async(function) and concurrency:
+            raise errors.Invalid("concurrency is for coroutine functions (async def): others run one batch at a time; depth is how many are handed over")
+        if is_async(function):
+            if depth or not 0 <= concurrency <= MOST_CONCURRENCY:
+                raise errors.Invalid(f"a coroutine function has concurrency 1..{MOST_CONCURRENCY}, and as many batches are handed over: leave depth out")
+            o.depth = concurrency or DEFAULT_CONCURRENCY
+        return Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug)
+
+    return made
 
 
 class Worker:
@@ -72,8 +90,17 @@ class Worker:
     def __init__(self, function: Callable[[Batch], Any], model: str, text: str, options: c.WorkerOptions, debug: bool = False) -> None:
         self.function, self.model, self.signature = function, model, text
         self._options, self._debug = options, debug
+        self._keep: Any = options
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(self, name, getattr(function, name, None))
+
+    def as_stage(self, pipeline: str, declaration: str) -> Worker:
+        """The same as a stage of a pipeline, by the name that it has as a model."""
+        o = c.WorkerOptions.from_buffer_copy(self._options)
+        o.pipeline = encode(declaration)
+        stage = Worker(self.function, f"{pipeline}/{self.model}", self.signature, o, self._debug)
+        stage._keep = (self._options, o.pipeline)  # a copied structure does not hold its texts
+        return stage
 
     def __call__(self, batch: Batch) -> Any:
         return self.function(batch)
@@ -96,28 +123,32 @@ class Worker:
         self, socket: str | os.PathLike[str] | None, ended: Stop, wait: float, attached: Callable[[], None] | None = None
     ) -> None:
         """attached is called each time it has attached."""
-        function = self._made()  # before attaching: a worker that is still loading its model would hold batches
         o = c.WorkerOptions.from_buffer_copy(self._options)
         o.socket = encode(socket)
 
         def serve(ring: Ring) -> None:
             if attached is not None:
                 attached()
-            run_one(ring, FunctionLane(ring, function, self._debug), ended)
+            if loop is not None:
+                AsyncServing(ring, function, o.depth, self._debug).run(loop, ended)
+            else:
+                run_one(ring, FunctionLane(ring, function, self._debug), ended)
 
-        keep_attached(
-            lambda: Ring(self.model, self.signature, o),
-            serve,
-            ended,
-            wait,
-        )
+        with own_loop() if is_async(self.function) else contextlib.nullcontext() as loop:
+            function = self._made(loop)  # before attaching: a worker that is still loading its model would hold batches
+            keep_attached(lambda: Ring(self.model, self.signature, o), serve, ended, wait)
 
-    def _made(self) -> Callable[[Batch], Any]:
+    def _made(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[Batch], Any]:
         """What is called with batches; of a class an instance, set up."""
         made = self.function() if isinstance(self.function, type) else self.function
         setup = getattr(made, "setup", None)
         if callable(setup):
-            setup()
+            if inspect.iscoroutinefunction(setup):
+                if loop is None:
+                    raise errors.Invalid(f"{self.function!r}: setup is a coroutine function and what runs batches is none")
+                loop.run_until_complete(setup())
+            else:
+                setup()
         call = made if callable(made) else getattr(made, "forward", None)
         if not callable(call):
             raise errors.Invalid(f"{self.function!r} has neither __call__(self, batch) nor forward(self, batch)")

@@ -37,10 +37,11 @@ from typing import Any, Callable
 
 import torch
 
-from . import _torch_cli, errors
+from . import _sizes, _torch_cli, errors
 from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
 from ._torch_lanes import Engine, agree, failure
 from ._torch_planes import DTYPES, NAMES, Plane, Planes
+from ._torch_sizes import Compute, Module, declared, named_call, numpy_types, sized, torch_types
 from ._worker import Ending
 
 __all__ = ["Lost", "serve"]
@@ -60,6 +61,10 @@ def serve(
     channels_last: bool = False,
     cuda_graphs: bool | None = None,
     freeze: bool = True,
+    lengths: str | None = None,
+    mask: str | None = None,
+    pad: Sequence[str] | str | float = 0,
+    pad_sizes: bool = True,
     depth: int = 2,
     stop: threading.Event | None = None,
     wait: float = 10.0,
@@ -77,15 +82,39 @@ def serve(
     cuda_graphs: True or False, or None: a torch.nn.Module is recorded if that
     works and gives the same results. freeze: TorchScript may fold and fuse
     operations; again only if the results agree.
+
+    lengths, mask: the argument of the module that takes the true sizes of padded
+    rows (int64, one per row), or their mask (bool, true where a row is); requests
+    do not bring it. pad: what padding is filled with, or ["tokens=1"] for single
+    inputs. pad_sizes: round sizes up to buckets, powers of two unless buckets
+    says otherwise, if padded rows give the same results (docs/sizes.md).
     """
     if str(options.get("ragged", False)).lower() == "true":
         raise errors.Invalid("a module is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
     where = _device(device)
     if cuda_graphs is None and not isinstance(module, torch.nn.Module):
         cuda_graphs = False  # a function may do things that a replay would leave out
-    compute = _prepare(module, inputs, where, half, bfloat16, channels_last, freeze)
+    brought = list(map(_input, inputs))
+    plain = _sizes.Axes(brought, None)
+    extras, pads = _sizes.extras(plain, lengths, mask), _sizes.pad_values(pad, brought)
+    if plain and isinstance(module, torch.jit.ScriptModule):
+        torch.jit.set_fusion_strategy([("DYNAMIC", len(_sizes.Axes(brought, {}).points()))])  # don't compile anew for every size
+    compute, takes_sizes = _prepare(module, plain, where, half, bfloat16, channels_last, freeze, extras, pads)
+    tolerance = _sizes.HALF_TOLERANCE if half or bfloat16 or where.type == "cuda" else _sizes.TOLERANCE
+    tried = Module(compute, plain, takes_sizes, where)
+    axes, note = plain, ""
+    shapes: list[_sizes.Output] = []
+    if plain or outputs is None:
+        axes, shapes, note = _sizes.settle(tried, brought, numpy_types(brought), options, pad_sizes, pads, tolerance)
+    if note:
+        print(f"note: {note}", file=sys.stderr, flush=True)
     if outputs is None:
-        outputs = _infer_outputs(compute, inputs, where)
+        outputs = _output_texts(compute, shapes, brought, plain, takes_sizes, where)
+    elif shapes:
+        if len(shapes) != len(outputs):
+            raise errors.Invalid(f"the module gives {len(shapes)} outputs, and {len(outputs)} are declared")
+        shapes = [declared(name, shape, variable, o) for (name, _, shape, variable), o in zip(map(parse_spec, outputs), shapes)]
+    _sizes.add_buckets(options, axes)
     signature = f"{' '.join(inputs)} -> {' '.join(outputs)}"
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "torch"))
     if where.type == "cuda":
@@ -95,16 +124,16 @@ def serve(
     ended = Ending(stop or threading.Event())
     specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
     # Before attaching: a worker that is still warming up would hold batches.
-    engine = Engine(compute, specs, int(options.get("max_batch_size") or DEFAULT_MAX_BATCH), where, depth, cuda_graphs)
+    engine = Engine(compute, specs, int(options.get("max_batch_size") or DEFAULT_MAX_BATCH), where, depth, cuda_graphs, axes, shapes, takes_sizes)
     _settle()
 
     def attached(ring: Ring) -> None:
         nonlocal engine
         if ring.max_batch_size > engine.max_rows:  # the broker knows the model by larger batches
-            engine = Engine(compute, specs, ring.max_batch_size, where, depth, cuda_graphs)
+            engine = Engine(compute, specs, ring.max_batch_size, where, depth, cuda_graphs, axes, shapes, takes_sizes)
         planes = Planes(ring, where)
         engine.bind(planes.inputs, planes.outputs)
-        print(f"serving {model}: {signature} on {options.get('gpu', where)}", flush=True)
+        print(f"serving {model}: {signature} on {options.get('gpu', where)}{axes.text()}", flush=True)
         try:
             with engine.current():
                 run(ring, engine.lanes, ended)
@@ -138,13 +167,11 @@ def _device(given: str | torch.device | None) -> torch.device:
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
-Compute = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-
-
 def _prepare(
-    module: Callable[..., Any], inputs: Sequence[str], device: torch.device, half: bool, bfloat16: bool, channels_last: bool, freeze: bool
-) -> Compute:
-    """The module as a function of device tensors, in the precision asked for."""
+    module: Callable[..., Any], axes: _sizes.Axes, device: torch.device, half: bool, bfloat16: bool, channels_last: bool, freeze: bool,
+    extras: Sequence[_sizes.Extra] = (), pads: Sequence[float] = (),
+) -> tuple[Compute, bool]:  # fmt: skip
+    """The module as a function of device tensors, in the precision asked for; True if the true sizes of the rows follow its inputs."""
     dtype = torch.float16 if half else torch.bfloat16 if bfloat16 else None
     if isinstance(module, torch.nn.Module):
         placed: Any = module.eval().to(device)
@@ -154,34 +181,24 @@ def _prepare(
             placed = placed.to(memory_format=torch.channels_last)
         module = placed
 
-    def computing(module: Callable[..., Any]) -> Compute:
-        @torch.inference_mode()
-        def compute(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-            ready = []
-            for x in xs:
-                if dtype is not None and x.is_floating_point():
-                    x = x.to(dtype)
-                if channels_last and x.dim() == 4:
-                    x = x.contiguous(memory_format=torch.channels_last)
-                ready.append(x)
-            y = module(*ready)
-            return list(y) if isinstance(y, (tuple, list)) else [y]
+    def ready(x: torch.Tensor) -> torch.Tensor:
+        if dtype is not None and x.is_floating_point():
+            x = x.to(dtype)
+        return x.contiguous(memory_format=torch.channels_last) if channels_last and x.dim() == 4 else x
 
-        return compute
-
-    plain = computing(module)
+    plain, sized_too = sized(named_call(module, ready), axes, extras, pads)
     if not freeze or not isinstance(module, torch.jit.ScriptModule):
-        return plain
+        return plain, sized_too
     try:
-        frozen = computing(_frozen(module, device))
-        xs = _example(inputs, device)
+        frozen, _ = sized(named_call(_frozen(module, device), ready), axes, extras, pads)
+        xs = _example(axes, sized_too, device)
         for _ in range(3):  # TorchScript compiles on the second run
             if not agree(frozen(xs), plain(xs)):
                 raise ValueError("that gives other results")
     except (RuntimeError, AttributeError, ValueError) as e:  # it changes its parameters, or was frozen before, or …
         print(f"serving the module as it is, not frozen: {failure(e)}", file=sys.stderr)
-        return plain
-    return frozen
+        return plain, sized_too
+    return frozen, sized_too
 
 
 def _frozen(module: torch.jit.ScriptModule, device: torch.device) -> torch.jit.ScriptModule:
@@ -190,10 +207,11 @@ def _frozen(module: torch.jit.ScriptModule, device: torch.device) -> torch.jit.S
     return torch.jit.optimize_for_inference(frozen) if device.type == "cuda" else frozen
 
 
-def _example(inputs: Sequence[str], device: torch.device) -> list[torch.Tensor]:
-    """One row: random numbers, or zeros where an input is not floating-point."""
+def _example(axes: _sizes.Axes, sized: bool, device: torch.device) -> list[torch.Tensor]:
+    """One row of the largest size: random numbers, or zeros where an input is not floating-point."""
     make = {True: torch.rand, False: torch.zeros}
-    return [make[dtype.is_floating_point]((1, *shape), dtype=dtype, device=device) for _, dtype, shape, _ in map(parse_spec, inputs)]
+    xs = [make[t.is_floating_point]((1, *i.shape), dtype=t, device=device) for i, t in zip(axes.inputs, torch_types(axes.inputs))]
+    return [*xs, torch.tensor([axes.largest()], dtype=torch.int64, device=device)] if sized else xs
 
 
 def parse_spec(text: str) -> tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...]]:
@@ -206,15 +224,22 @@ def parse_spec(text: str) -> tuple[str, torch.dtype, tuple[int, ...], tuple[int,
     return m[1], DTYPES[NAMES.index(m[2])], shape, tuple(i for i, d in enumerate(dims) if d.startswith("<="))
 
 
-def _infer_outputs(compute: Compute, inputs: Sequence[str], device: torch.device) -> list[str]:
+def _input(text: str) -> _sizes.Input:
+    """Variable dimensions of one size go together: tokens:i64[<=512] and mask:i64[<=512] are as long as each other."""
+    name, dtype, shape, variable = parse_spec(text)
+    return _sizes.Input(name, NAMES[DTYPES.index(dtype)], shape, variable, tuple(f"<={shape[d]}" for d in variable))
+
+
+def _output_texts(
+    compute: Compute, shapes: Sequence[_sizes.Output], inputs: Sequence[_sizes.Input], axes: _sizes.Axes, sized: bool, device: torch.device
+) -> list[str]:
     """Runs one row. Floating-point outputs take the first input's type."""
-    first = parse_spec(inputs[0])[1]
-    ys = compute(_example(inputs, device))
+    first = torch_types(inputs[:1])[0]
+    ys = compute(_example(axes, sized, device))
     texts = []
-    for k, y in enumerate(ys):
+    for k, (y, shape) in enumerate(zip(ys, shapes)):
         dtype = first if y.is_floating_point() and first.is_floating_point else y.dtype
-        name = "y" if len(ys) == 1 else f"y{k}"
-        texts.append(f"{name}:{NAMES[DTYPES.index(dtype)]}[{','.join(map(str, y.shape[1:]))}]")
+        texts.append(shape.dims(NAMES[DTYPES.index(dtype)], "y" if len(ys) == 1 else f"y{k}"))
     return texts
 
 
@@ -228,18 +253,21 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
     device = _device(o.pop("device", None))
     depth, graphs = o.pop("depth", 2), o.pop("cuda_graphs", None)
     short_sleeps()
-    compute = _prepare(module, inputs, device, **o)
+    axes = _sizes.Axes(list(map(_input, inputs)), None)
+    compute, _ = _prepare(module, axes, device, **o)
     slots = depth * rows
     numbers = torch.arange(slots, dtype=torch.int32)
 
     def plane(text: str) -> Plane:
         _, dtype, shape, variable = parse_spec(text)
         host = torch.rand((slots, int(torch.Size(shape).numel()))).to(dtype)
-        return Plane(variable, host.pin_memory() if device.type == "cuda" else host)
+        return Plane(shape, variable, host.pin_memory() if device.type == "cuda" else host)
 
     specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
     engine = Engine(compute, specs, rows, device, depth, graphs)
-    engine.bind([plane(s) for s in inputs], [plane(s) for s in _infer_outputs(compute, inputs, device)])
+    largest = [_sizes.Output(tuple(y.shape[1:]), (_sizes.FIXED,) * (y.dim() - 1)) for y in compute(_example(axes, False, device))]
+    outputs = _output_texts(compute, largest, axes.inputs, axes, False, device)
+    engine.bind([plane(s) for s in inputs], [plane(s) for s in outputs])
     _settle()
     shapes = [shape for _, shape in specs]
     batches = [Rows(rows, numbers[n * rows :].data_ptr(), [(n * rows, 0, rows)], shapes) for n in range(depth)]
@@ -275,7 +303,8 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         for s in (signal.SIGINT, signal.SIGTERM):
             signal.signal(s, lambda *_: stop.set())
         name = a.name or os.environ.get("RINGBATCH_MODEL") or a.file.stem
-        serve(module, name, inputs=a.input, outputs=a.output, stop=stop, socket=a.socket, **how, **settings)
+        sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, **settings)
+        serve(module, name, inputs=a.input, outputs=a.output, stop=stop, socket=a.socket, **how, **sizes)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         print(f"ringbatch torch: {failure(e)}", file=sys.stderr)
         return 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from typing import Optional
 
 import numpy as np
 import pytest
@@ -98,6 +99,83 @@ def test_variable_dimensions_come_back_with_their_size(served):
         for n in (1, 4, 6):
             x = np.arange(n, dtype="float32")
             np.testing.assert_array_equal(np.array(c.infer(x)).reshape(-1), 2 * x)
+
+
+class Encoder(torch.nn.Module):
+    """Attention over what the mask leaves; without a mask over everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.attention = torch.nn.Embedding(50, 16), torch.nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, tokens, mask: Optional[torch.Tensor] = None):
+        x = self.table(tokens)
+        y, _ = self.attention(x, x, x, key_padding_mask=None if mask is None else ~mask)
+        states = x + y
+        if mask is None:
+            return states, states.mean(1)
+        return states, (states * mask.unsqueeze(2)).sum(1) / mask.sum(1, keepdim=True)
+
+
+LENGTHS = [1, 3, 15, 16, 17, 31, 40, 64, 5, 33]
+
+
+def ask_at_once(socket, model, rows):
+    """From one client, all in flight: they share batches."""
+    with rb.connect(model, socket=socket, wait=20) as c:
+        return [r.result() for r in [c.submit(x) for x in rows]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("script", [False, True])
+def test_lengths_that_vary_share_batches_and_come_back_as_if_alone(served, device, script, capfd):
+    torch.manual_seed(0)
+    net = Encoder().eval()
+    module = torch.jit.script(net) if script else net
+    socket = served(module, "enc", inputs=["tokens:i64[<=64]"], device=device, max_batch_size=8, mask="mask")
+    rows = [np.random.default_rng(n).integers(1, 50, n) for n in LENGTHS]
+    answers = ask_at_once(socket, "enc", rows)
+    assert "tokens:i64[<=64] -> y0:f32[<=64,16] y1:f32[16]" in (said := capfd.readouterr().out)
+    assert "tokens.0 rounded up to 16, 32, 64" in said
+    net = net.to("cpu")
+    for t, y in zip(rows, answers):
+        with torch.no_grad():
+            states, pooled = net(torch.from_numpy(t)[None])
+        np.testing.assert_allclose(np.array(y["y0"]).reshape(len(t), 16), states[0].numpy(), rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(np.array(y["y1"]).reshape(16), pooled[0].numpy(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_module_that_padding_disturbs_is_served_by_exact_sizes_and_says_so(served, capfd):
+    socket = served(Encoder(), "bare", inputs=["tokens:i64[<=64]"], device="cpu", max_batch_size=8)
+    assert len(ask_at_once(socket, "bare", [np.arange(n) % 50 for n in (3, 3, 20)])) == 3
+    said = capfd.readouterr()
+    assert "rounded up" not in said.out
+    assert "only requests of equal size share a batch: padded rows give other results" in said.err
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_worker_pads_and_tells_the_true_lengths(served, device):
+    """The varying size is not a row's first dimension, so that padding lies inside of rows."""
+
+    def sums(x, n):
+        return 2 * x, n.to(torch.int32), x.sum((1, 2))
+
+    socket = served(
+        sums, "sums", inputs=["x:f32[2,<=8]"], outputs=["y:f32[2,<=8]", "n:i32[]", "sum:f32[]"], device=device,
+        max_batch_size=4, lengths="n", pad=3, buckets={"x.1": [4, 8]},
+    )  # fmt: skip
+    rows = [np.arange(2 * n, dtype="float32").reshape(2, n) for n in (1, 3, 4, 5, 8)]
+    for x, y in zip(rows, ask_at_once(socket, "sums", rows)):
+        n = x.shape[1]
+        np.testing.assert_array_equal(np.array(y["y"]).reshape(2, n), 2 * x)
+        assert int(np.array(y["n"]).reshape(())) == n
+        assert float(np.array(y["sum"]).reshape(())) == x.sum() + 3 * 2 * ((4 if n <= 4 else 8) - n)
+
+
+def test_outputs_are_declared_as_they_come():
+    for outputs, message in ((["y:f32[8]"], "dimension 0 varies with the inputs"), (["y:f32[<=8]", "z:f32[1]"], "gives 1 outputs"), (["y:f32[<=8,1]"], "with 2 dimensions")):
+        with pytest.raises(rb.Invalid, match=message):
+            rt.serve(lambda x: x * 2, "m", inputs=["x:f32[<=8]"], outputs=outputs, device="cpu")
 
 
 class Counting(torch.nn.Module):

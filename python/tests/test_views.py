@@ -152,3 +152,29 @@ def test_late_tensor_like_users_do_not_crash(echo):
         socket=echo,
     )
     assert out == "fine"
+
+
+def test_a_request_that_was_never_made_is_over_and_nothing_else(echo):
+    """One whose __init__ refused its arguments has no slot to give back."""
+    said = python(
+        """
+        from ringbatch._request import Request
+        core = rb.connect("echo")._core
+        for wrong in ((), (None,), (core, "many"), (core, -1), (core, 1, (1, 2, 3) * 99)):
+            try:
+                Request(*wrong)
+            except Exception:
+                continue
+            print("made of", wrong)
+        never = Request.__new__(Request)
+        for use in (lambda: never.run(), lambda: never.inputs["x"], lambda: never.outputs["y"], lambda: never.commit(), lambda: never.wait(), lambda: never.release()):
+            try:
+                use()
+            except Exception:
+                pass
+        del never
+        print(float(rb.connect("echo")(x)[3]))
+        """,
+        socket=echo,
+    )
+    assert said == "3.0"

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A request that is claimed, and the arrays over it. */
+#include "quick.h"
+
+typedef struct {
+	PyObject_HEAD
+	Client *core;
+	unsigned long long id;
+	unsigned int slot, rows, attachment, generation;
+	char single, released, committed, ok;
+	PyObject **view; /* by tensor: what was handed out; NULL until the first one is */
+} Held;
+
+/* Ends the arrays from..to. One that nobody else holds stays as it is, for the
+ * next request in this slot; the others lose their memory. */
+static int end_views(Held *r, uint32_t from, uint32_t to, PyObject *error)
+{
+	int failed = 0;
+	Client *c = r->core;
+	for (uint32_t k = from; r->view && k < to; k++) {
+		PyObject *v = r->view[k];
+		if (!v)
+			continue;
+		r->view[k] = NULL;
+		if (Py_REFCNT(v) == 1 && r->single && PyTuple_GetItem(c->fixed, k) == Py_True && !c->closed && r->attachment == c->cached_attachment) {
+			uint64_t key = (uint64_t)r->slot * c->tensors + k;
+			PyObject *before = c->cache[key % CACHED].view;
+			c->cache[key % CACHED].key = key;
+			c->cache[key % CACHED].view = v;
+			Py_XDECREF(before);
+			continue;
+		}
+		PyObject *done = PyObject_CallFunctionObjArgs(end_view, v, error, NULL);
+		failed |= !done;
+		Py_XDECREF(done);
+		Py_DECREF(v);
+	}
+	return failed ? -1 : 0;
+}
+
+/* Whether it may be used. One whose __init__ failed, or never ran, has no core and no slot. */
+static PyObject *check(Held *r)
+{
+	if (r->core && r->generation != generation)
+		return raise_from(err_parents);
+	if (!r->core || r->released)
+		return raise_from(err_released);
+	return Py_None;
+}
+
+/* Held(core, rows=1, dims=(), timeout_ns=0, single=True): waits for room in the window. */
+static int held_init(Held *r, PyObject *args, PyObject *named)
+{
+	Client *c;
+	PyObject *dims = NULL;
+	long long rows = 1, timeout = 0;
+	int single = 1, status;
+	uint32_t sizes[MOST_DIMS];
+	Py_ssize_t ndims;
+	if ((named && PyDict_Size(named)) || !PyArg_ParseTuple(args, "O!|LOLp", client_type, &c, &rows, &dims, &timeout, &single))
+		return -1;
+	if (r->core) {
+		PyErr_SetString(PyExc_TypeError, "a request is made once");
+		return -1;
+	}
+	ndims = dims ? PyTuple_Size(dims) : 0;
+	if (ndims < 0 || ndims > MOST_DIMS || rows < 0 || rows > UINT32_MAX) {
+		if (!PyErr_Occurred())
+			raise_status(c, RB_ERR_ROWS);
+		return -1;
+	}
+	for (Py_ssize_t i = 0; i < ndims; i++) {
+		unsigned long long size = PyLong_AsUnsignedLongLong(PyTuple_GetItem(dims, i));
+		if (PyErr_Occurred())
+			return -1;
+		sizes[i] = size > UINT32_MAX ? UINT32_MAX : (uint32_t)size;
+	}
+	r->generation = generation;
+	r->released = 1;
+	rb_inference now = {.client = c->handle, .rows = (uint32_t)rows, .flags = RB_AT_ONCE};
+	status = ndims ? RB_ERR_FULL : p_rb_claim_prepared(&now);
+	if (!status) {
+		r->id = now.request;
+		r->slot = now.slot;
+		r->attachment = now.attachment;
+	} else {
+		rb_request taken;
+		struct timespec t;
+		clock_gettime(CLOCK_MONOTONIC, &t);
+		int64_t start = t.tv_sec * INT64_C(1000000000) + t.tv_nsec, left = timeout ? timeout : INT64_MAX;
+		for (;;) {
+			int64_t slice = left < SLICE ? left : SLICE;
+			Py_BEGIN_ALLOW_THREADS
+			status = p_rb_claim(c->handle, (uint32_t)rows, sizes, (uint32_t)ndims, slice, &taken);
+			Py_END_ALLOW_THREADS
+			if (status != RB_ERR_FULL && status != RB_ERR_TIMEOUT)
+				break;
+			clock_gettime(CLOCK_MONOTONIC, &t);
+			left = timeout ? timeout - (t.tv_sec * INT64_C(1000000000) + t.tv_nsec - start) : INT64_MAX;
+			if (left <= 0)
+				break;
+			if (PyErr_CheckSignals())
+				return -1;
+		}
+		if (status) {
+			raise_status(c, status);
+			return -1;
+		}
+		r->id = taken.id;
+		r->slot = taken.slot;
+		r->attachment = taken.attachment;
+	}
+	r->rows = (unsigned int)rows;
+	r->single = (char)single;
+	r->released = 0;
+	Py_INCREF(c);
+	r->core = c;
+	return 0;
+}
+
+static int let_go(Held *r)
+{
+	r->released = 1;
+	return r->core->names ? end_views(r, 0, r->core->tensors, err_released) : 0;
+}
+
+static PyObject *held_release(Held *r, PyObject *Py_UNUSED(none))
+{
+	if (r->core && !r->released) {
+		int failed = let_go(r); /* before the slot is somebody else's */
+		p_rb_release(r->core->handle, r->id);
+		if (failed)
+			return NULL;
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *held_exit(Held *r, PyObject *Py_UNUSED(args)) { return held_release(r, NULL); }
+
+/* detach_into(waiters, waiter, timeout_ns): ends the arrays, and does with the request what submit_into does. */
+static PyObject *held_detach_into(Held *r, PyObject *args)
+{
+	PyObject *waiters, *waiter;
+	long long timeout;
+	if (!PyArg_ParseTuple(args, "O!OL", &PyDict_Type, &waiters, &waiter, &timeout) || !check(r))
+		return NULL;
+	if (let_go(r)) {
+		p_rb_release(r->core->handle, r->id);
+		return NULL;
+	}
+	return list_and_commit(r->core, r->id, waiters, waiter, timeout, 0);
+}
+
+static PyObject *held_enter(Held *r, PyObject *Py_UNUSED(none))
+{
+	Py_INCREF(r);
+	return (PyObject *)r;
+}
+
+static void held_dealloc(Held *r)
+{
+	PyTypeObject *type = Py_TYPE(r);
+	PyObject *kind, *value, *trace;
+	PyErr_Fetch(&kind, &value, &trace);
+	Py_XDECREF(held_release(r, NULL));
+	PyErr_Restore(kind, value, trace);
+	PyMem_Free(r->view);
+	Py_XDECREF(r->core);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(r);
+	Py_DECREF(type);
+}
+
+/* Its inputs belong to the worker now. */
+static int end_inputs(Held *r)
+{
+	r->committed = 1;
+	return end_views(r, 0, r->core->inputs, err_committed);
+}
+
+/* commit_in(timeout_ns, flags) */
+static PyObject *held_commit(Held *r, PyObject *args)
+{
+	long long timeout;
+	unsigned int flags;
+	if (!PyArg_ParseTuple(args, "LI", &timeout, &flags) || !check(r))
+		return NULL;
+	int status = p_rb_commit(r->core->handle, r->id, timeout, flags);
+	if (status)
+		return raise_status(r->core, status);
+	if (end_inputs(r))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+/* wait_in(timeout_ns) */
+static PyObject *held_wait(Held *r, PyObject *number)
+{
+	long long timeout = PyLong_AsLongLong(number);
+	if (PyErr_Occurred() || !check(r))
+		return NULL;
+	int status = wait_for(r->core, r->id, timeout);
+	if (status)
+		return status < 0 ? NULL : raise_status(r->core, status);
+	r->ok = 1;
+	Py_RETURN_NONE;
+}
+
+/* run(timeout=None, *, priority=None): commits and waits. */
+static PyObject *held_run(Held *r, PyObject *args, PyObject *named)
+{
+	static char *names[] = {"timeout", "priority", NULL};
+	PyObject *timeout = Py_None, *priority = Py_None;
+	if ((named || PyTuple_Size(args)) && !PyArg_ParseTupleAndKeywords(args, named, "|O$O:run", names, &timeout, &priority))
+		return NULL;
+	if (!check(r))
+		return NULL;
+	int64_t within = 0;
+	if (r->committed)
+		return raise_status(r->core, p_rb_commit(r->core->handle, r->id, 0, 0)); /* it says so */
+	if (priority != Py_None) {
+		PyObject *set = PyObject_CallMethod((PyObject *)r, "_set_priority", "O", priority);
+		if (!set)
+			return NULL;
+		Py_DECREF(set);
+	}
+	if (timeout != Py_None) {
+		PyObject *ns = PyObject_CallFunctionObjArgs(nanoseconds, timeout, NULL);
+		if (!ns)
+			return NULL;
+		within = PyLong_AsLongLong(ns);
+		Py_DECREF(ns);
+		if (PyErr_Occurred())
+			return NULL;
+	}
+	int status = p_rb_commit(r->core->handle, r->id, within, 0);
+	if (status)
+		return raise_status(r->core, status);
+	if (end_inputs(r))
+		return NULL;
+	status = wait_for(r->core, r->id, 0);
+	if (status)
+		return status < 0 ? NULL : raise_status(r->core, status);
+	r->ok = 1;
+	return held_enter(r, NULL);
+}
+
+/* ---- its arrays ------------------------------------------------------------ */
+
+/* The arrays of one side, by name. It refers to its request but is not referred
+ * to by it: what is forgotten goes at once. */
+typedef struct {
+	PyObject_HEAD
+	Held *request;
+	int side;
+} Columns;
+
+static PyObject *columns_of(Held *r, void *side)
+{
+	if (!r->core)
+		return raise_from(err_released);
+	Columns *c = (Columns *)PyType_GenericAlloc((PyTypeObject *)columns_class, 0);
+	if (!c)
+		return NULL;
+	Py_INCREF(c->request = r);
+	c->side = side != NULL;
+	return (PyObject *)c;
+}
+
+static void columns_dealloc(Columns *c)
+{
+	PyTypeObject *type = Py_TYPE(c);
+	Py_XDECREF(c->request);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(c);
+	Py_DECREF(type);
+}
+
+static PyObject *names_of(Columns *c) { return c->request ? PyTuple_GetItem(c->request->core->names, c->side) : raise_from(err_released); }
+
+/* Whether an array may be handed out now. */
+static int may_hand_out(Held *r, uint32_t k)
+{
+	if (!check(r))
+		return 0;
+	if (k < r->core->inputs) {
+		if (r->committed)
+			raise_from(err_committed);
+		return !r->committed;
+	}
+	if (!r->ok) {
+		int status = p_rb_poll(r->core->handle, r->id);
+		if (status)
+			raise_status(r->core, status);
+		r->ok = !status;
+	}
+	return r->ok;
+}
+
+static PyObject *columns_get(Columns *columns, PyObject *name)
+{
+	PyObject *names = names_of(columns);
+	if (!names)
+		return NULL;
+	Held *r = columns->request;
+	Client *c = r->core;
+	PyObject *number = PyDict_GetItemWithError(names, name);
+	if (!number)
+		return PyErr_Occurred() ? NULL : PyObject_CallMethod((PyObject *)r, "_no_tensor", "iO", columns->side, name);
+	uint32_t k = (uint32_t)PyLong_AsUnsignedLong(number);
+	if (!may_hand_out(r, k))
+		return NULL;
+	if (!r->view && !(r->view = PyMem_Calloc(c->tensors, sizeof *r->view)))
+		return PyErr_NoMemory();
+	if (!r->view[k]) {
+		if (r->attachment != c->cached_attachment) {
+			forget_views(c);
+			c->cached_attachment = r->attachment;
+		}
+		uint64_t key = (uint64_t)r->slot * c->tensors + k;
+		if (r->single && c->cache[key % CACHED].view && c->cache[key % CACHED].key == key) {
+			r->view[k] = c->cache[key % CACHED].view;
+			c->cache[key % CACHED].view = NULL;
+		} else {
+			PyObject *v = PyObject_CallMethod((PyObject *)r, "_fresh", "I", k);
+			if (!v)
+				return NULL;
+			if (r->released || r->view[k]) { /* a handler of the user's was quicker */
+				Py_DECREF(v);
+				return raise_from(err_released);
+			}
+			r->view[k] = v;
+		}
+	}
+	Py_INCREF(r->view[k]);
+	return r->view[k];
+}
+
+static int columns_set(Columns *c, PyObject *name, PyObject *Py_UNUSED(value))
+{
+	(void)c;
+	PyErr_Format(PyExc_TypeError, "the arrays are where they are: write into them, [%R][...] = value", name);
+	return -1;
+}
+
+static Py_ssize_t columns_length(Columns *c)
+{
+	PyObject *names = names_of(c);
+	return names ? PyDict_Size(names) : -1;
+}
+
+static PyObject *columns_iter(Columns *c)
+{
+	PyObject *names = names_of(c);
+	return names ? PyObject_GetIter(names) : NULL;
+}
+
+static PyType_Slot columns_slots[] = {
+	{Py_tp_doc, "The arrays of one side of a request, by name; made when asked for."},
+	{Py_tp_dealloc, columns_dealloc},
+	{Py_mp_subscript, columns_get},
+	{Py_mp_ass_subscript, columns_set},
+	{Py_mp_length, columns_length},
+	{Py_tp_iter, columns_iter},
+	{0},
+};
+PyType_Spec columns_spec = {"ringbatch._quick.Columns", sizeof(Columns), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, columns_slots};
+
+static PyMethodDef held_methods[] = {
+	{"run", (PyCFunction)(void (*)(void))held_run, METH_VARARGS | METH_KEYWORDS, "Commits and waits."},
+	{"release", (PyCFunction)held_release, METH_NOARGS, "Gives the slots back; the views of this request are over."},
+	{"commit_in", (PyCFunction)held_commit, METH_VARARGS, NULL},
+	{"wait_in", (PyCFunction)held_wait, METH_O, NULL},
+	{"detach_into", (PyCFunction)held_detach_into, METH_VARARGS, NULL},
+	{"__enter__", (PyCFunction)held_enter, METH_NOARGS, NULL},
+	{"__exit__", (PyCFunction)held_exit, METH_VARARGS, NULL},
+	{0},
+};
+static PyMemberDef held_members[] = {
+	{"_core", T_OBJECT_EX, offsetof(Held, core), READONLY, NULL},
+	{"_id", T_ULONGLONG, offsetof(Held, id), READONLY, NULL},
+	{"_slot", T_UINT, offsetof(Held, slot), READONLY, NULL},
+	{"_attachment", T_UINT, offsetof(Held, attachment), READONLY, NULL},
+	{"_single", T_BOOL, offsetof(Held, single), READONLY, NULL},
+	{"_released", T_BOOL, offsetof(Held, released), READONLY, NULL},
+	{"rows", T_UINT, offsetof(Held, rows), READONLY, "The rows of this request."},
+	{0},
+};
+static PyGetSetDef held_fields[] = {
+	{"inputs", (getter)columns_of, NULL, "Where to write, by name; until the request is committed.", NULL},
+	{"outputs", (getter)columns_of, NULL, "Where to read, by name, once the request has ended; a list of arrays where rows differ in size.", (void *)1},
+	{0},
+};
+static PyType_Slot held_slots[] = {
+	{Py_tp_doc, "A claimed request."},
+	{Py_tp_init, held_init},
+	{Py_tp_dealloc, held_dealloc},
+	{Py_tp_methods, held_methods},
+	{Py_tp_members, held_members},
+	{Py_tp_getset, held_fields},
+	{0},
+};
+PyType_Spec held_spec = {"ringbatch._quick.Held", sizeof(Held), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, held_slots};

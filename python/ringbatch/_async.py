@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Coroutines of batches: several batches in flight in one process.
+
+One thread uses the ring and runs the coroutines; a second one only waits for
+mail, since a futex is nothing that asyncio could wait for:
+
+    this thread     next ── task A ──────────── task B … complete A   next …
+    "mail" thread        wait ────► there is one        wait ────►
+
+A batch whose broker is gone is of use to nobody: its coroutine is canceled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from . import errors
+from ._batch import Batch, Buffers
+from ._library import SLICE_NS, Process
+from ._ring import Ring, RingBatch, Stop
+
+log = logging.getLogger("ringbatch")
+
+DEFAULT_CONCURRENCY = 4
+MOST_CONCURRENCY = 64  # what a worker's mailbox may hold
+
+
+def is_async(function: Any) -> bool:
+    """Whether it is a coroutine function, or an object or class whose ``__call__`` or ``forward`` is one."""
+    if inspect.iscoroutinefunction(function):
+        return True
+    kind = function if isinstance(function, type) else type(function)
+    methods = (vars(base)[name] for name in ("__call__", "forward") for base in kind.__mro__ if name in vars(base))
+    return inspect.iscoroutinefunction(next(methods, None))
+
+
+@contextlib.contextmanager
+def own_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop of this thread's, for as long as it serves: what a coroutine connected or opened outlives a restart of the broker."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        yield loop
+    finally:
+        try:
+            left = asyncio.all_tasks(loop)  # what coroutines have started and not waited for
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+class AsyncServing:
+    """Serves one attachment: at most so many batches in flight at once."""
+
+    def __init__(self, ring: Ring, function: Callable[[Batch], Awaitable[Any]], concurrency: int, debug: bool) -> None:
+        self._ring, self._function, self._concurrency, self._debug = ring, function, concurrency, debug
+        self._running: dict[asyncio.Task[None], RingBatch] = {}
+        self._spare: list[Buffers] = []  # arrays of batches that are not contiguous: each batch in flight has its own
+        self._generation = Process.generation
+
+    def run(self, loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
+        """Until stop is set, and what runs is done; raises BrokerGone, and what a coroutine raises that is no Exception."""
+        self._mail = concurrent.futures.ThreadPoolExecutor(1, "ringbatch mail")
+        main = loop.create_task(self._serve(loop, stop))
+        try:
+            loop.run_until_complete(main)
+        except BaseException as e:  # the broker is gone, a second Ctrl-C, SystemExit in a coroutine, …
+            main.cancel()
+            if Process.generation == self._generation:
+                self._give_up(loop, e)
+            raise
+        finally:
+            self._mail.shutdown()
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
+        mail: asyncio.Future[bool] | None = None
+        while self._running or not stop.is_set():
+            if Process.generation != self._generation:
+                raise errors.Forked("this worker is the parent process's: a forked child attaches its own")
+            if mail is None or mail.done():
+                there, mail = mail is None or mail.result(), None  # result raises BrokerGone
+                room = len(self._running) < self._concurrency and not stop.is_set()
+                batch = self._ring.next(0) if there and room else None
+                if batch is not None:
+                    self._start(loop, batch)
+                    await asyncio.sleep(0)  # it runs up to its first wait before others are taken
+                    continue
+                if room or not there or not self._running:
+                    mail = loop.run_in_executor(self._mail, self._ring.wait, SLICE_NS)
+            waited_for: set[asyncio.Future[Any]] = {*self._running} | ({mail} if mail is not None else set())
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            for task in [t for t in self._running if t.done()]:
+                self._running.pop(task)
+                task.result()  # raises what no batch's failure may hide
+        if mail is not None:
+            mail.cancel()
+
+    def _start(self, loop: asyncio.AbstractEventLoop, batch: RingBatch) -> None:
+        self._running[loop.create_task(self._one(batch))] = batch
+
+    async def _one(self, raw: RingBatch) -> None:
+        """Runs one batch and answers it."""
+        buffers = self._spare.pop() if self._spare else Buffers()
+        batch = Batch(self._ring, buffers, raw, self._debug)
+        try:
+            result = await self._function(batch)
+            if result is not None:
+                batch._take(result)
+            batch._finish()
+            batch._end()
+        except BaseException as e:
+            if isinstance(e, Exception):
+                log.exception("a batch of %d rows failed", raw.rows)
+            batch._end()
+            raw.fail_all(e)
+            raw.complete()
+            if not isinstance(e, (Exception, asyncio.CancelledError)):
+                raise
+            return
+        finally:
+            self._spare.append(buffers)
+        raw.complete()
+
+    def _give_up(self, loop: asyncio.AbstractEventLoop, why: BaseException) -> None:
+        """Cancels what runs; the batches fail."""
+        running, self._running = self._running, {}
+        for task in running:
+            task.cancel(f"the batch is gone: {why!r}")
+        if running:
+            loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))

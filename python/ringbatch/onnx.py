@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves an ONNX file with ONNX Runtime: whole batches straight from the ring.
+
+    import ringbatch.onnx
+
+    ringbatch.onnx.serve("encoder.onnx", "encoder", dims={"seq": "<=512"}, max_batch_size=32)
+
+or from the command line:
+
+    ringbatch onnx encoder.onnx --dim seq='<=512'
+
+The graph says what the inputs and outputs are. Rows that lie one after the
+other are read and written in the ring, without a copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnxruntime as ort
+
+from . import _sizes, errors
+from ._onnx_graph import Graph, first_line, session_of
+from ._onnx_lane import Runner, SessionLane
+from ._ring import Lost, Ring, keep_attached, run_one, worker_options
+from ._worker import Ending
+
+__all__ = ["serve"]
+
+DEFAULT_MAX_BATCH = 32  # the broker's, where nobody says otherwise
+CHECKED_ROWS = 3
+
+
+def serve(
+    model: str | Path | bytes,
+    name: str,
+    *,
+    dims: Mapping[str, str] | None = None,
+    providers: Sequence[str] | None = None,
+    threads: int = 0,
+    lengths: str | None = None,
+    mask: str | None = None,
+    pad: Sequence[str] | str | float = 0,
+    pad_sizes: bool = True,
+    check: bool = True,
+    tolerance: float | None = None,
+    depth: int = 2,
+    stop: threading.Event | None = None,
+    wait: float = 10.0,
+    **options: Any,
+) -> None:
+    """Attaches to the broker as a worker and runs the model until stop is set.
+
+    dims: the largest size of each dimension that the graph leaves open, besides
+        the batch: ``{"seq": "<=512"}``, or ``{"seq": 128}`` if it never changes.
+        A dimension without a symbol is named by its place in a row: ``tokens.0``.
+    providers: of onnxruntime, the first that can run an operation does. threads: of
+        one operation; 0 is one per core.
+    lengths, mask: the input that takes the true sizes of padded rows, or their
+        mask. Requests do not bring it.
+    pad: what padding is filled with, or ``["tokens=1"]`` for single inputs.
+    pad_sizes: round sizes up to buckets, powers of two unless ``buckets`` says
+        otherwise, if padded rows give the same results.
+    check: refuse a model whose rows do not give in a batch what they give alone.
+    tolerance: of both, as a part of the largest number; default 0.001, or 0.02
+        where float16 is among the outputs.
+    options, wait, stop: as of ringbatch.worker and its run.
+    """
+    _refuse_ragged(options)
+    max_batch = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
+    p = prepare(model, dims or {}, providers, threads, lengths, mask, pad, pad_sizes, options, check and max_batch > 1, tolerance)
+    options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "onnx"))
+    _sizes.add_buckets(options, p.axes)
+    warm_up(p, max_batch)
+    ended = Ending(stop or threading.Event())
+
+    def attached(ring: Ring) -> None:
+        print(f"serving {name}: {p.signature} with {p.session.get_providers()[0]}{p.axes.text()}", flush=True)
+        run_one(ring, SessionLane(ring, p.session, p.graph, p.outputs, p.axes, p.pads), ended)
+
+    policy = worker_options(depth=depth, **options)
+    with ended.on_ctrl_c():
+        keep_attached(lambda: Ring(name, p.signature, policy), attached, ended, wait)
+
+
+def _refuse_ragged(options: Mapping[str, Any]) -> None:
+    if str(options.get("ragged", False)).lower() == "true":
+        raise errors.Invalid("a graph is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
+
+
+class Prepared(NamedTuple):
+    """A model that was looked at and tried."""
+
+    session: ort.InferenceSession
+    graph: Graph
+    runner: Runner
+    axes: _sizes.Axes
+    outputs: list[_sizes.Output]
+    pads: list[float]
+    signature: str
+
+
+def prepare(
+    model: str | Path | bytes, dims: Mapping[str, str], providers: Sequence[str] | None = None, threads: int = 0, lengths: str | None = None,
+    mask: str | None = None, pad: Sequence[str] | str | float = 0, pad_sizes: bool = True, settings: Mapping[str, Any] | None = None, check: bool = True,
+    tolerance: float | None = None,
+) -> Prepared:  # fmt: skip
+    """Loads a model, finds its signature and makes sure that it may be batched and padded."""
+    session = session_of(model, threads, providers)
+    graph = Graph(session, dims, lengths, mask)
+    runner = Runner(session, graph)
+    pads = _sizes.pad_values(pad, graph.inputs)
+    if tolerance is None:
+        tolerance = _sizes.HALF_TOLERANCE if any(o.kind == "f16" for o in graph.outputs) else _sizes.TOLERANCE
+    try:
+        axes, outputs, note = _sizes.settle(runner, graph.inputs, graph.dtypes(), settings or {}, pad_sizes, pads, tolerance)
+        if check:
+            _check(runner, graph, axes, tolerance)
+    except errors.Error:
+        raise
+    except Exception as e:
+        raise errors.Invalid(f"the model fails on rows of zeros and ones: {first_line(e)}") from None
+    if note:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    texts = [str(i) for i in graph.inputs], [o.dims(n.kind, n.public) for n, o in zip(graph.outputs, outputs)]
+    return Prepared(session, graph, runner, axes, outputs, pads, " -> ".join(map(" ".join, texts)))
+
+
+def _check(runner: Runner, graph: Graph, axes: _sizes.Axes, tolerance: float) -> None:
+    xs = _sizes.example(graph.inputs, axes.shapes(axes.largest()), graph.dtypes(), CHECKED_ROWS)
+    if not _sizes.rows_agree(runner, xs, tolerance):
+        raise errors.Invalid(
+            f"in a batch of {CHECKED_ROWS} the rows give other results than alone, by more than {tolerance:g} of the largest: rows of this model "
+            "depend on one another (or chance is in it). Serve single rows (--max_batch_size=1), allow more (--tolerance 0.05) or anything (--no_check)"
+        )
+
+
+def warm_up(p: Prepared, max_batch: int) -> None:
+    """Runs the shapes that will come, so that the first requests don't pay for it."""
+    rows = sorted({max_batch} | {2**i for i in range(max_batch.bit_length())}, reverse=True)
+    for point in p.axes.points():
+        xs = _sizes.example(p.graph.inputs, p.axes.shapes(point), p.graph.dtypes(), max_batch)
+        for n in rows:
+            p.runner.run([x[:n] for x in xs], None)
+
+
+def _dim(text: str) -> tuple[str, str]:
+    """seq=<=512, seq<=512 or seq=128."""
+    m = re.fullmatch(r"([^=<]+)=?((?:<=)?.*)", text)
+    if not m:
+        raise errors.Invalid(f"--dim {text}: want NAME='<=SIZE', or NAME=SIZE")
+    return m[1].strip(), m[2]
+
+
+def serve_file(a: argparse.Namespace, settings: dict[str, str]) -> int:
+    """What ``ringbatch onnx`` does."""
+    stop = threading.Event()
+    for s in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(s, lambda *_: stop.set())
+    try:
+        how: dict[str, Any] = dict(dims=dict(map(_dim, a.dim)), **settings)
+        serve(
+            a.file, a.name or os.environ.get("RINGBATCH_MODEL") or a.file.stem, providers=a.provider, threads=a.threads, lengths=a.lengths,
+            mask=a.mask, pad=a.pad, pad_sizes=a.buckets, check=a.check, tolerance=a.tolerance, depth=a.depth, stop=stop, socket=a.socket, **how,
+        )  # fmt: skip
+    except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
+        print(f"ringbatch onnx: {first_line(e)}", file=sys.stderr)
+        return 1
+    return 0

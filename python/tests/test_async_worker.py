@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that are coroutine functions: several batches in flight, and models that call models."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import broker_at, rb_wait, serving
+
+ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
+
+
+def full(value: float) -> np.ndarray:
+    return np.full(4, value, "float32")
+
+
+def test_several_batches_are_in_flight_in_one_process_and_no_more_than_allowed(socket):
+    running, most, together = 0, 0, None
+
+    @rb.worker("meet", **ONE, max_batch_size=1, wait_time=0, concurrency=3)
+    async def meet(batch):
+        nonlocal running, most, together
+        together = together or asyncio.Event()
+        running, most = running + 1, max(most, running + 1)
+        if running == 3:
+            together.set()
+        await together.wait()  # nobody gets on before three are here
+        await asyncio.sleep(0)
+        running -= 1
+        return 2 * batch.inputs["x"]
+
+    with serving(meet, socket), rb.connect("meet", socket=socket, wait=10, window=32) as m:
+        futures = [m.submit(full(i)) for i in range(30)]
+        assert [float(f.result(30)[0]) for f in futures] == [2.0 * i for i in range(30)]
+    assert most == 3
+
+
+def test_crops_of_different_requests_share_the_batches_of_the_second_model(socket):
+    sizes = []
+
+    @rb.worker("reader", **ONE, max_batch_size=16, wait_time=0)
+    def reader(batch):
+        sizes.append((len(batch), batch.rows))
+        return batch.inputs["x"] + 1
+
+    class Finder:
+        """Of each request as many crops as its first number says; answers their sum."""
+
+        async def setup(self):
+            self.reader = rb.connect("reader", socket=socket, wait=10)
+
+        async def __call__(self, batch):
+            return np.stack(await asyncio.gather(*map(self.read, batch.inputs["x"].copy())))
+
+        async def read(self, x):
+            crops = np.repeat(x[None], int(x[0]), 0)
+            return (await self.reader.ainfer(crops)).sum(0) if len(crops) else np.zeros(4, "float32")
+
+    finder = rb.worker("finder", **ONE, max_batch_size=4, wait_time=0, concurrency=4)(Finder)
+    with serving(reader, socket), serving(finder, socket), rb.connect("finder", socket=socket, wait=10, window=32) as m:
+        futures = [(i, m.submit(full(i % 5))) for i in range(60)]
+        for i, f in futures:
+            assert (f.result(30) == (i % 5) * (i % 5 + 1)).all()
+    assert any(requests > 1 for requests, _ in sizes)
+
+
+def test_a_coroutine_that_raises_fails_its_batch_and_others_go_on(socket):
+    @rb.worker("moody", **ONE, max_batch_size=1, concurrency=2)
+    async def moody(batch):
+        await asyncio.sleep(0)
+        x = batch.inputs["x"]
+        if x[0, 0] < 0:
+            raise ValueError("negative input")
+        if x[0, 0] == 7:
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+        if x[0, 0] == 8:
+            batch.fail(0, rb.QueueFull("not now"))
+            return None
+        batch.outputs["y"][...] = x
+
+    with serving(moody, socket), rb.connect("moody", socket=socket, wait=10) as m:
+        good = [m.submit(full(i)) for i in range(5)]
+        for bad, error, says in ((-1, rb.Failed, "ValueError: negative input"), (7, rb.Failed, "Cancelled"), (8, rb.QueueFull, "full")):
+            with pytest.raises(error, match=says):
+                m(full(bad))
+        assert [f.result(20)[0] for f in good] == [0, 1, 2, 3, 4]
+        assert m(full(3))[0] == 3
+
+
+def test_views_of_a_batch_are_over_when_its_coroutine_is(socket):
+    kept = []
+
+    @rb.worker("kept", **ONE, concurrency=2)
+    async def keep(batch):
+        kept.append(batch.inputs["x"])
+        return batch.inputs["x"]
+
+    with serving(keep, socket), rb.connect("kept", socket=socket, wait=10) as m:
+        m(full(1))
+        with pytest.raises(rb.Error):
+            kept[0] + 1
+
+
+def test_a_coroutine_whose_broker_is_gone_is_canceled_and_the_worker_attaches_again(tmp_path):
+    socket = str(tmp_path / "s" / "b.sock")
+    began, canceled, stop = threading.Event(), threading.Event(), threading.Event()
+
+    @rb.worker("long", **ONE, max_batch_size=1, concurrency=2)
+    async def long(batch):
+        if batch.inputs["x"][0, 0] == 0:
+            return batch.inputs["x"]
+        began.set()
+        try:
+            await asyncio.Event().wait()  # for ever
+        except asyncio.CancelledError:
+            canceled.set()
+            raise
+
+    with broker_at(socket) as broker:
+        thread = threading.Thread(target=lambda: long.run(socket=socket, stop=stop, wait=10))
+        thread.start()
+        with rb.connect("long", socket=socket, wait=20) as m:
+            lost = m.submit(full(1))
+            assert began.wait(20)
+            broker.kill()
+            with pytest.raises(rb.BrokerGone):
+                lost.result(20)
+            assert canceled.wait(20)
+    with broker_at(socket), rb.connect("long", socket=socket, wait=20) as m:
+        assert (m(full(0)) == 0).all()
+        stop.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+PROGRAM = """
+import asyncio, os
+import ringbatch as rb
+
+@rb.worker("slow", inputs={"x": ("float32", (4,))}, outputs={"y": ("float32", (4,))}, max_batch_size=1, wait_time=0, concurrency=2)
+async def slow(batch):
+    x = batch.inputs["x"].copy()
+    if x[0, 0] == 9:
+        os._exit(3)
+    if x[0, 0] == 8:
+        child = os.fork()
+        return os.WEXITSTATUS(os.waitpid(child, 0)[1]) + 0 * x if child else x
+    print("began", flush=True)
+    if x[0, 0] == 6:
+        await asyncio.Event().wait()
+    await asyncio.get_running_loop().run_in_executor(None, os.read, 0, 1)
+    return x
+
+try:
+    slow.run(wait=20)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+except rb.Forked:
+    os._exit(44)
+"""
+
+
+@pytest.fixture
+def program(socket):
+    p = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env={**os.environ, "RINGBATCH_SOCKET": socket}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    rb_wait(socket, "slow")
+    yield p
+    p.kill()
+    p.communicate()
+
+
+def test_ctrl_c_lets_what_is_in_flight_finish(socket, program):
+    with rb.connect("slow", socket=socket, wait=20) as m:
+        first = [m.submit(full(i)) for i in (1, 2)]
+        assert [program.stdout.readline() for _ in first] == ["began\n"] * 2
+        program.send_signal(signal.SIGINT)
+        program.stdin.write("..")
+        program.stdin.flush()
+        assert sorted(float(f.result(30)[0]) for f in first) == [1, 2]
+        assert program.wait(30) == 0
+        assert program.stdout.read() == "interrupted\n"
+
+
+def test_a_second_ctrl_c_fails_what_is_in_flight(socket, program):
+    with rb.connect("slow", socket=socket, wait=20) as m:
+        endless = m.submit(full(6))
+        assert program.stdout.readline() == "began\n"
+        while program.poll() is None:
+            program.send_signal(signal.SIGINT)
+            try:
+                program.wait(0.2)
+            except subprocess.TimeoutExpired:
+                pass
+        with pytest.raises(rb.Error):
+            endless.result(30)
+
+
+def test_the_batch_of_a_worker_that_dies_in_a_coroutine_runs_elsewhere(socket, program):
+    @rb.worker("slow", **ONE, max_batch_size=1, wait_time=0)
+    async def other(batch):
+        return batch.inputs["x"] + 1
+
+    with rb.connect("slow", socket=socket, wait=20) as m:
+        deadly = m.submit(full(9))
+        assert program.wait(30) == 3
+        with serving(other, socket):
+            assert deadly.result(30)[0] == 10
+
+
+def test_a_child_forked_in_a_coroutine_has_no_batch(socket, program):
+    with rb.connect("slow", socket=socket, wait=20) as m:
+        assert m(full(8))[0] == 44  # how the child ended; the parent answered
+
+
+@pytest.mark.parametrize(
+    ("options", "function", "says"),
+    [
+        ({"concurrency": 2}, lambda batch: None, "for coroutine functions"),
+        ({"concurrency": 65}, "async", "1..64"),
+        ({"depth": 3}, "async", "leave depth out"),
+    ],
+)
+def test_a_concurrency_that_cannot_be_is_refused(options, function, says):
+    async def run(batch):
+        pass
+
+    with pytest.raises(rb.Invalid, match=says):
+        rb.worker("m", **ONE, **options)(run if function == "async" else function)

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ringbatch.onnx: what comes back is what ONNX Runtime gives for the row alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import ringbatch as rb
+
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+import graphs  # noqa: E402
+from onnx import TensorProto as T  # noqa: E402
+from onnx import helper as h  # noqa: E402
+from ringbatch import _onnx_lane, _sizes  # noqa: E402
+from ringbatch import onnx as ro  # noqa: E402
+
+
+@pytest.fixture
+def serve(socket):
+    """Serves a file in a thread of this process."""
+    running = []
+
+    def start(path, name, **options) -> None:
+        stop = threading.Event()
+        thread = threading.Thread(target=ro.serve, args=(path, name), kwargs=dict(socket=socket, stop=stop, threads=1, **options))
+        thread.start()
+        running.append((stop, thread))
+
+    yield start
+    for stop, thread in running:
+        stop.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def alone(path, **feed):
+    return ort.InferenceSession(path).run(None, feed)
+
+
+def ask_at_once(socket, model, requests, clients=4):
+    """Sends requests from several clients, so that they share batches; gives the answers in order."""
+    got, failures = [None] * len(requests), []
+
+    def ask(first):
+        try:
+            with rb.connect(model, socket=socket, wait=20) as c:
+                pending = [(i, c.submit(**r) if isinstance(r := requests[i], dict) else c.submit(r)) for i in range(first, len(requests), clients)]
+                for i, r in pending:
+                    answer = r.result()
+                    got[i] = {k: np.array(v) for k, v in answer.items()} if isinstance(answer, dict) else np.array(answer)
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(clients)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not failures, failures
+    return got
+
+
+def test_the_graph_tells_the_signature_and_batches_give_what_rows_give_alone(serve, socket, tmp_path):
+    path = graphs.conv(tmp_path / "conv.onnx")
+    serve(path, "conv", max_batch_size=8)
+    x = np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype("float32")
+    want = alone(path, x=x)[0]
+    for y, z in zip(ask_at_once(socket, "conv", list(x)), want):
+        np.testing.assert_allclose(y.reshape(-1), z, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_one_request_are_read_and_written_in_the_ring(socket, tmp_path, monkeypatch):
+    path = graphs.conv(tmp_path / "conv.onnx")
+    lanes = []
+    monkeypatch.setattr(ro, "SessionLane", lambda *a: lanes.append(lane := _onnx_lane.SessionLane(*a)) or lane)
+    stop = threading.Event()
+    thread = threading.Thread(target=ro.serve, args=(path, "placed"), kwargs=dict(socket=socket, stop=stop, max_batch_size=8))
+    thread.start()
+    try:
+        x = np.random.default_rng(1).standard_normal((5, 3, 8, 8)).astype("float32")
+        with rb.connect("placed", socket=socket, wait=20) as c:
+            np.testing.assert_allclose(c.infer(x), alone(path, x=x)[0], rtol=1e-4, atol=1e-5)
+    finally:
+        stop.set()
+        thread.join(20)
+    assert lanes[0].in_place == 1
+
+
+LENGTHS = [1, 3, 15, 16, 17, 31, 40, 64, 5, 33]
+
+
+def texts(rng):
+    return [rng.integers(1, 50, n) for n in LENGTHS]
+
+
+@pytest.mark.parametrize("way", ["mask made by the worker", "mask sent by clients"])
+def test_lengths_that_vary_share_batches_and_come_back_as_if_alone(serve, socket, tmp_path, way):
+    path = graphs.encoder(tmp_path / "enc.onnx")
+    name, made = ("enc-made", {"mask": "mask"}) if "worker" in way else ("enc-sent", {})
+    serve(path, name, dims={"seq": "<=64"}, max_batch_size=8, **made)
+    tokens = texts(np.random.default_rng(2))
+    requests = [{"tokens": t} if made else {"tokens": t, "mask": np.ones(len(t), "int64")} for t in tokens]
+    for t, y in zip(tokens, ask_at_once(socket, name, requests)):
+        states, pooled = alone(path, tokens=t[None], mask=np.ones((1, len(t)), "int64"))
+        assert y["states"].reshape(-1, 16).shape == (len(t), 16)  # its own size, not the bucket's
+        np.testing.assert_allclose(y["states"].reshape(len(t), 16), states[0], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(y["pooled"].reshape(-1), pooled[0], rtol=1e-3, atol=1e-4)
+
+
+def test_powers_of_two_end_with_the_largest_size():
+    assert _sizes.powers_of_two(512) == (16, 32, 64, 128, 256, 512)
+    assert _sizes.powers_of_two(500) == (16, 32, 64, 128, 256, 500)
+    assert _sizes.powers_of_two(16) == (16,)
+    assert _sizes.powers_of_two(3) == (3,)
+
+
+def test_a_model_that_padding_disturbs_is_served_by_exact_sizes_and_says_so(tmp_path, capfd):
+    path = graphs.encoder(tmp_path / "bare.onnx", mask=False)
+    p = ro.prepare(path, {"seq": "<=64"})
+    assert not p.axes.settings()
+    assert "only requests of equal size share a batch: padded rows give other results" in capfd.readouterr().err
+    p = ro.prepare(path, {"seq": "<=64"}, settings={"buckets.tokens.0": "32,64"})  # what was asked for wins
+    assert p.axes.settings() == {"buckets.tokens.0": "32,64"}
+    assert "padded because buckets were asked for" in capfd.readouterr().err
+
+
+def test_without_buckets_sizes_come_as_they_are(serve, socket, tmp_path):
+    path = graphs.encoder(tmp_path / "bare.onnx", mask=False)
+    serve(path, "bare", dims={"seq": "<=64"}, max_batch_size=8)
+    tokens = texts(np.random.default_rng(3))
+    for t, y in zip(tokens, ask_at_once(socket, "bare", tokens)):
+        states, pooled = alone(path, tokens=t[None])
+        np.testing.assert_allclose(y["states"].reshape(len(t), 16), states[0], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(y["pooled"].reshape(-1), pooled[0], rtol=1e-3, atol=1e-4)
+
+
+def sizes_graph(path):
+    """x[2,n] → its numbers doubled, with the lengths that it was given, and the sum of everything, padding too."""
+    nodes = [h.make_node("Add", ["x", "x"], ["y"]), h.make_node("Identity", ["n"], ["told"]), h.make_node("ReduceSum", ["x", "axes"], ["sum"], keepdims=0)]
+    return graphs.save(path, nodes, {"x": (T.FLOAT, ["b", 2, "n"]), "n": (T.INT32, ["b"])},
+                       {"y": (T.FLOAT, ["b", 2, "n"]), "told": (T.INT32, ["b"]), "sum": (T.FLOAT, ["b"])}, {"axes": np.array([1, 2])})  # fmt: skip
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+def test_the_worker_pads_and_tells_the_true_lengths(serve, socket, tmp_path, pad):
+    """The varying size is not a row's first dimension, so that padding lies inside of rows."""
+    path = sizes_graph(tmp_path / "sizes.onnx")
+    name = f"sizes{pad}"
+    serve(path, name, dims={"n": "<=8"}, lengths="n", pad=pad, max_batch_size=4, buckets={"x.1": [4, 8]})
+    rows = [np.arange(2 * n, dtype="float32").reshape(2, n) for n in (1, 3, 4, 5, 8)]
+    for x, y in zip(rows, ask_at_once(socket, name, rows)):
+        n = x.shape[1]
+        np.testing.assert_array_equal(y["y"].reshape(2, n), 2 * x)
+        assert int(y["told"].reshape(())) == n
+        assert float(y["sum"].reshape(())) == x.sum() + pad * 2 * ((4 if n <= 4 else 8) - n)
+
+
+def test_a_size_that_follows_no_input_is_told_by_the_run(serve, socket, tmp_path):
+    """Every second element: half of a size that varies."""
+    nodes = [h.make_node("Slice", ["x", "from", "to", "axis", "step"], ["y"])]
+    consts = {"from": np.array([0]), "to": np.array([100]), "axis": np.array([1]), "step": np.array([2])}
+    path = graphs.save(tmp_path / "half.onnx", nodes, {"x": (T.FLOAT, ["b", "n"])}, {"y": (T.FLOAT, ["b", "half"])}, consts)
+    serve(path, "half", dims={"n": "<=10"}, max_batch_size=4)
+    with rb.connect("half", socket=socket, wait=20) as c:
+        for n in (1, 4, 7, 10):
+            x = np.arange(n, dtype="float32")
+            np.testing.assert_array_equal(np.array(c.infer(x)).reshape(-1), x[::2])
+
+
+def mixing(path):
+    """Each row minus the mean of the batch."""
+    nodes = [h.make_node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1), h.make_node("Sub", ["x", "m"], ["y"])]
+    return graphs.save(path, nodes, {"x": (T.FLOAT, ["b", 4])}, {"y": (T.FLOAT, ["b", 4])})
+
+
+def test_rows_that_depend_on_one_another_are_refused(tmp_path):
+    path = mixing(tmp_path / "mixing.onnx")
+    with pytest.raises(rb.Invalid, match="rows give other results than alone, by more than 0.001"):
+        ro.prepare(path, {})
+    ro.prepare(path, {}, check=False)
+
+
+def broken(tmp_path, what):
+    path = tmp_path / "m.onnx"
+    if what == "fixed":
+        return graphs.conv(path, batch=1)
+    if what == "nonsense":
+        path.write_bytes(b"nonsense")
+        return str(path)
+    if what == "string":
+        return graphs.save(path, [h.make_node("Identity", ["x"], ["y"])], {"x": (T.STRING, ["b", 2])}, {"y": (T.STRING, ["b", 2])})
+    if what == "scalar":
+        return graphs.save(path, [h.make_node("Add", ["x", "s"], ["y"])], {"x": (T.FLOAT, ["b", 2]), "s": (T.FLOAT, [])}, {"y": (T.FLOAT, ["b", 2])})
+    if what == "time first":
+        nodes = [h.make_node("Transpose", ["t"], ["u"], perm=[1, 0]), h.make_node("Add", ["x", "u"], ["y"])]
+        return graphs.save(path, nodes, {"x": (T.FLOAT, ["b", "n"]), "t": (T.FLOAT, ["n", "b"])}, {"y": (T.FLOAT, ["b", "n"])})
+    if what == "missing":
+        return str(path)
+    return graphs.encoder(path)
+
+
+@pytest.mark.parametrize(
+    "what, options, message",
+    [
+        ("fixed", {}, r"input 'x' has a fixed batch of 1, f32\[1,3,8,8\].*dynamic_axes={'x': {0: 'batch'}"),
+        ("nonsense", {}, "onnxruntime cannot load it"),
+        ("missing", {}, "no such file"),
+        ("string", {}, r"input 'x' is a tensor\(string\), which no ring holds"),
+        ("scalar", {}, "input 's' has no dimensions"),
+        ("time first", {"dims": {"n": "<=4"}}, "the batch must be the first dimension"),
+        ("encoder", {}, "leaves 'seq' open: say how large it gets, like --dim seq='<=512'"),
+        ("encoder", {"dims": {"seq": "many"}}, "--dim seq=many: want a largest size"),
+        ("encoder", {"dims": {"seq": "<=64", "len": "<=3"}}, "--dim len: the graph has no such open dimension; it has seq"),
+        ("encoder", {"dims": {"seq": "<=64"}, "mask": "msk"}, "--mask msk: the graph has no such input; it has tokens, mask"),
+        ("encoder", {"dims": {"seq": "<=64"}, "lengths": "mask"}, r"the graph wants i64\[batch,seq\] there, and lengths are \[batch\]"),
+        ("encoder", {"dims": {"seq": "8"}, "mask": "mask"}, "--mask mask: no size of this model varies"),
+        ("encoder", {"dims": {"seq": "<=64"}, "pad": "word=1"}, "--pad word=1: there is no input 'word'; there are tokens, mask"),
+        ("encoder", {"dims": {"seq": "<=64"}, "providers": ["tpu"]}, "--provider tpu: this onnxruntime has"),
+        ("encoder", {"dims": {"seq": "<=64"}, "settings": {"buckets.tokens.0": "a"}}, "want ascending sizes"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_what_to_do(tmp_path, what, options, message):
+    with pytest.raises(rb.Invalid, match=message):
+        ro.prepare(broken(tmp_path, what), **{"dims": {}, **options})
+
+
+def test_a_size_may_be_fixed(tmp_path):
+    p = ro.prepare(graphs.encoder(tmp_path / "e.onnx"), {"seq": "8"})
+    assert p.signature == "tokens:i64[8] mask:i64[8] -> states:f32[8,16] pooled:f32[16]"
+
+
+def test_the_command_serves_a_file(socket, tmp_path):
+    path = graphs.encoder(tmp_path / "words.onnx")
+    p = subprocess.Popen(
+        [rb.binary_path(), "onnx", path, "--dim", "seq=<=32", "--mask", "mask", "--max_batch_size=4", "--socket", socket],
+        env={**os.environ, "PYTHON": sys.executable}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert "serving words: tokens:i64[<=32] -> states:f32[<=32,16] pooled:f32[16] with CPUExecutionProvider; tokens.0 rounded up to 16, 32" in p.stdout.readline()
+        t = np.arange(20)
+        with rb.connect("words", socket=socket, wait=20) as c:
+            np.testing.assert_allclose(c.infer(t)["pooled"], alone(path, tokens=t[None], mask=np.ones((1, 20), "int64"))[1][0], rtol=1e-3, atol=1e-4)
+    finally:
+        p.terminate()
+        assert p.wait(20) == 0
+    p = subprocess.run([rb.binary_path(), "onnx", path], env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, check=False)
+    assert p.returncode == 1
+    assert p.stderr.startswith("ringbatch onnx: ")
+    assert "--dim seq='<=512'" in p.stderr

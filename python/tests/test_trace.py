@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recording knows of the requests of Python clients."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import python
+
+
+@pytest.mark.parametrize("way", ["", "1"])  # the extension, and ctypes
+def test_a_recording_has_when_python_claimed_and_woke(echo, tmp_path, way):
+    file = str(tmp_path / "trace.json")
+    python(
+        f"""
+        import subprocess
+        with rb.connect("echo") as model:
+            model(x)
+            trace = subprocess.Popen([rb.binary_path(), "trace", "echo", "--seconds", "0.3", "--out", {file!r}], stdout=subprocess.DEVNULL)
+            while trace.poll() is None:
+                model(x)
+                with model.request() as r:
+                    r.inputs["x"][:] = x
+                    r.run()
+            assert trace.returncode == 0
+        """,
+        socket=echo,
+        RINGBATCH_CTYPES=way,
+    )
+    with open(file) as f:
+        names = [e["name"] for e in json.load(f)["traceEvents"] if e["ph"] == "b"]
+    requests = names.count("queue")
+    # One may have been claimed when the recording began, and one not be seen when it ended.
+    assert requests > 0 and names.count("claim") == names.count("fill") >= requests - 2, names
+    assert names.count("wake") >= names.count("fill") - 1, names
+
+
+def test_the_slowest_requests_are_shown_with_where_their_time_went(echo):
+    out = python(
+        """
+        import subprocess
+        with rb.connect("echo") as model:
+            trace = subprocess.Popen([rb.binary_path(), "trace", "echo", "--seconds", "0.2"], stdout=subprocess.PIPE, text=True)
+            while trace.poll() is None:
+                model(x)
+            print(trace.stdout.read())
+        """,
+        socket=echo,
+    )
+    assert out.splitlines()[1].split()[3:9] == ["claim", "fill", "queue", "handover", "compute", "wake"], out
