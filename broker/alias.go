@@ -113,7 +113,7 @@ func (g *registry) takeForClient(name, signature string, follows bool, conn *net
 func (g *registry) fitting(e *aliasEntry, signature string) func(*alias.Target) bool {
 	fits := func(t *alias.Target, staffed bool) bool {
 		m := g.models[t.Model]
-		return m != nil && m.made == nil && (signature == "" || signature == m.signature) && (!staffed || m.stage.staffed.Load())
+		return m != nil && m.made == nil && (signature == "" || signature == m.signature) && (!staffed || m.staffed())
 	}
 	staffed := slices.ContainsFunc(e.To, func(t alias.Target) bool { return fits(&t, true) })
 	return func(t *alias.Target) bool { return fits(t, staffed) }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -67,7 +68,7 @@ type attachment struct {
 // take it. Only the last step is done on that loop. On an error what p has is
 // still the caller's.
 func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error) {
-	m, f, err := b.modelFor(req, p)
+	m, s, f, err := b.modelFor(req, p)
 	if err != nil {
 		return nil, err
 	}
@@ -83,12 +84,15 @@ func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error
 			err = m.ring.openClient(p, req.Window, req.Times)
 		}
 	} else {
-		desc, err = m.stage.openWorker(p, req.Worker)
+		desc, err = s.openWorker(p, req.Worker)
 	}
 	if err != nil {
 		return nil, err
 	}
-	notes, err := m.differences(req)
+	var notes []string
+	if s != nil {
+		notes, err = s.differences(req)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -99,27 +103,29 @@ func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error
 			return nil, err
 		}
 	}
-	if !m.loop.do(func() { err = a.begin(p, c, req, desc) }) {
+	if !m.loop.do(func() { err = a.begin(p, c, s, req, desc) }) {
 		err = status.ErrDraining
 	}
 	if err != nil {
 		return nil, err
 	}
 	info := a.reply.Attached
-	info.Policy, info.Notes = m.policy(), notes
+	if info.Policy, info.Notes = m.policy(), notes; s != nil {
+		info.Policy = s.policy()
+	}
 	if len(notes) > 0 {
 		m.ring.log.Warn("worker asked for another policy than the model has", "worker", p.label(), "pid", p.pid, "differences", notes)
 	}
 	return a, nil
 }
 
+// policy is the stage's in force, as text; see model.policy.
+func (s *stage) policy() policy.Policy { return s.inForce.Load().Policy(s.layout.Signature.Inputs) }
+
 // differences are how the model's policy differs from what a worker asks for,
 // a sentence each.
-func (m *model) differences(req *control.Request) (notes []string, err error) {
-	if req.Op != control.OpWorker {
-		return nil, nil
-	}
-	list, err := policy.Policy(req.Policy).Differences(m.stage.inForce.Load(), m.ring.layout.Signature.Inputs)
+func (s *stage) differences(req *control.Request) (notes []string, err error) {
+	list, err := policy.Policy(req.Policy).Differences(s.inForce.Load(), s.layout.Signature.Inputs)
 	for _, d := range list {
 		notes = append(notes, printable.Text(fmt.Sprintf("%s is %s, this worker asked for %s", d.Name, d.Is, d.Asked), 256))
 	}
@@ -139,9 +145,9 @@ func (m *model) reserve(p *peer, window int) (c *clientSession, err error) {
 }
 
 // begin is the part of attach that runs on the model's loop. c is the client
-// that attaches, whose window returns if it cannot; nil for a worker.
-func (a *attachment) begin(p *peer, c *clientSession, req *control.Request, desc batcher.Worker) (err error) {
-	r, s := a.model.ring, a.model.stage
+// that attaches, whose window returns if it cannot; s the stage of a worker.
+func (a *attachment) begin(p *peer, c *clientSession, s *stage, req *control.Request, desc batcher.Worker) (err error) {
+	r := a.model.ring
 	defer func() {
 		if err != nil && c != nil {
 			r.takeBack(c)
@@ -163,13 +169,21 @@ func (a *attachment) begin(p *peer, c *clientSession, req *control.Request, desc
 	if a.fds[0] < 0 || a.fds[1] < 0 {
 		return errDescriptors
 	}
-	sig := &r.layout.Signature
+	name, sig := a.model.name, &r.layout.Signature
+	if s != nil {
+		name, sig = s.cfg.Name, &s.layout.Signature
+	}
 	info := &control.Attached{
-		Model: a.model.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
+		Model: name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
 		Slots: r.layout.Slots, MaxBatch: r.layout.MaxBatch, Geometry: r.layout.Geometry,
 		PlanesSize: r.layout.PlanesSize, BoardSize: r.layout.BoardSize, SessionSize: p.seg.Size(),
 	}
-	if req.Op == control.OpClient {
+	if r.isPipeline {
+		for i := range r.layout.Planes {
+			info.Planes = append(info.Planes, r.layout.Planes[i].Spec.String())
+		}
+	}
+	if s == nil {
 		if info.Times = req.Times; info.Times {
 			c.times = shm.NewClientTimes(p.seg, c.window)
 		}
@@ -177,16 +191,21 @@ func (a *attachment) begin(p *peer, c *clientSession, req *control.Request, desc
 			return err
 		}
 		info.FirstSlot, info.Window, info.FirstGen = c.first, c.window, c.firstGen()
+		for _, s := range r.stages { // it goes through all of them
+			if s.most < r.layout.MaxBatch && (info.MaxRows == 0 || s.most < info.MaxRows) {
+				info.MaxRows = s.most
+			}
+		}
 		a.left = func(why string) { r.clientLeft(c, why) }
 	} else {
 		if s.settings.Ragged && !asksForRagged(req.Policy) {
-			return fmt.Errorf("%w: %q is ragged: its batches mix sizes, and this worker did not ask for that (ragged)", status.ErrInvalid, a.model.name)
+			return fmt.Errorf("%w: %q is ragged: its batches mix sizes, and this worker did not ask for that (ragged)", status.ErrInvalid, name)
 		}
 		w, err := s.attachWorker(p, *req.Worker, desc)
 		if err != nil {
 			return err
 		}
-		info.Depth, info.WorkerID = w.depth, uint32(w.id)
+		info.Depth, info.WorkerID, info.HandsOn = w.depth, uint32(w.id), s.next != nil
 		a.left = func(why string) { s.workerLost(w, why) }
 	}
 	a.reply.Attached = info
@@ -206,20 +225,22 @@ func dup(fd int) int {
 }
 
 // modelFor finds the model, or makes it if a worker declares it. It stays
-// until the caller, or the session that it begins, leaves it.
-func (b *Broker) modelFor(req *control.Request, p *peer) (*model, *follower, error) {
+// until the caller, or the session that it begins, leaves it. Of a worker it is
+// also the stage.
+func (b *Broker) modelFor(req *control.Request, p *peer) (*model, *stage, *follower, error) {
 	if req.Op == control.OpClient {
 		if b.models.drains() {
-			return nil, nil, status.ErrDraining
+			return nil, nil, nil, status.ErrDraining
 		}
 		signature, err := knownSignature(req)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
-		return b.models.takeForClient(req.Model, signature, req.Follows, p.conn)
+		m, f, err := b.models.takeForClient(req.Model, signature, req.Follows, p.conn)
+		return m, nil, f, err
 	}
-	m, err := b.modelForWorker(req, p.uid)
-	return m, nil, err
+	m, s, err := b.modelForWorker(req, p.uid)
+	return m, s, nil, err
 }
 
 // knownSignature is what a client was attached to before; "" if it was not.
@@ -231,38 +252,71 @@ func knownSignature(req *control.Request) (string, error) {
 	return sig.String(), err
 }
 
-func (b *Broker) modelForWorker(req *control.Request, uid int) (*model, error) {
+func (b *Broker) modelForWorker(req *control.Request, uid int) (*model, *stage, error) {
 	if req.Worker == nil {
-		return nil, fmt.Errorf("%w: worker without a signature", status.ErrInvalid)
+		return nil, nil, fmt.Errorf("%w: worker without a signature", status.ErrInvalid)
 	}
 	sig, err := tensor.ParseSignature(req.Worker.Inputs, req.Worker.Outputs)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if asksForRagged(req.Policy) && req.Worker.Pad != "" {
-		return nil, fmt.Errorf("%w: a ragged worker has no padding: each request lies in its own sizes", status.ErrInvalid)
+		return nil, nil, fmt.Errorf("%w: a ragged worker has no padding: each request lies in its own sizes", status.ErrInvalid)
 	}
 	// A worker may come to a model that is there even while the broker drains:
 	// what was accepted has to finish, also when the workers got the broker's
 	// SIGTERM too.
-	m, mine, err := b.models.reserve(req.Model)
+	m, s, err := b.takeForWorker(req, sig, uid)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if mine {
-		mc := ModelConfig{Name: req.Model, Signature: sig, Policy: req.Policy}
+	if want := &s.layout.Signature; !sig.Equal(want) {
+		b.models.leave(m)
+		return nil, nil, fmt.Errorf("%w: %q is %s, the worker serves %s", status.ErrSignatureMismatch, req.Model, want, &sig)
+	}
+	return m, s, nil
+}
+
+// takeForWorker finds the model or stage that a worker names, or makes it as the
+// worker declares it.
+func (b *Broker) takeForWorker(req *control.Request, sig tensor.Signature, uid int) (m *model, s *stage, err error) {
+	mc, stage, mine := ModelConfig{Name: req.Model, Signature: sig, Policy: req.Policy}, "", false
+	if req.Pipeline == "" {
+		m, s, mine, err = b.models.reserveStage(req.Model)
+	} else {
+		i := strings.LastIndexByte(req.Model, '/')
+		if i < 1 {
+			return nil, nil, fmt.Errorf("%w: %q: a worker of a pipeline names its stage, as PIPELINE/STAGE", status.ErrInvalid, req.Model)
+		}
+		stage = req.Model[i+1:]
+		if mc, err = parsePipeline(req.Model[:i], req.Pipeline); err != nil {
+			return nil, nil, err
+		}
+		m, mine, err = b.models.reserve(mc.Name)
+	}
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case mine:
 		if err := b.declare(m, mc, uid); err != nil {
 			b.models.abandon(m)
-			return nil, err
+			return nil, nil, err
 		}
 		b.models.publish(m, true)
-		return m, nil
-	}
-	if want := &m.ring.layout.Signature; !sig.Equal(want) {
+	case len(mc.Stages) > 0 && mc.shape() != m.shape:
 		b.models.leave(m)
-		return nil, fmt.Errorf("%w: %q is %s, the worker serves %s", status.ErrSignatureMismatch, req.Model, want, &sig)
+		return nil, nil, fmt.Errorf("%w: the pipeline %q is %s; the worker declares %s", status.ErrSignatureMismatch, mc.Name, m.shape, mc.shape())
 	}
-	return m, nil
+	switch {
+	case stage != "":
+		s, err = m.stageNamed(stage)
+	case s == nil:
+		s, err = m.only()
+	}
+	if err != nil {
+		b.models.leave(m)
+	}
+	return m, s, err
 }
 
 // declare makes a reserved model that a worker of this user declares.

@@ -27,6 +27,7 @@ type Broker struct {
 	conns     conns
 	reloading sync.Mutex // one Reload at a time
 	handed    sync.Once
+	listening chan struct{} // closed when this one has it
 	handedTo  chan struct{} // closed when another broker has the socket
 	applied   chan struct{} // closed when the processes are as the last Reload declared them; nil before the first
 	offenders offenders
@@ -56,7 +57,7 @@ func New(cfg Config) (_ *Broker, err error) {
 	if err := checkKernel(); err != nil {
 		return nil, err
 	}
-	b := &Broker{cfg: cfg, log: quietly(cfg.Logger), users: newUsers(cfg.Limits, cfg.MaxClients), epoch: uint64(time.Now().UnixNano()), started: time.Now(), handedTo: make(chan struct{}), answering: make(chan struct{}, answersAtOnce)}
+	b := &Broker{cfg: cfg, log: quietly(cfg.Logger), users: newUsers(cfg.Limits, cfg.MaxClients), epoch: uint64(time.Now().UnixNano()), started: time.Now(), listening: make(chan struct{}), handedTo: make(chan struct{}), answering: make(chan struct{}, answersAtOnce)}
 	defer func() {
 		if err != nil {
 			for _, l := range b.loops {
@@ -92,13 +93,22 @@ func New(cfg Config) (_ *Broker, err error) {
 		return nil, err
 	}
 	b.models.putAliases(cfg.Aliases)
-	if b.listener, err = listen(cfg.Socket, cfg.OpenFolder); err != nil {
-		return nil, err
-	}
 	b.super = supervise.New(b.log, cfg.Socket)
-	b.log.Info("broker listening", "socket", cfg.Socket, "pid", os.Getpid(), "epoch", b.epoch, "loops", cfg.Loops)
-	return b, nil
+	if cfg.TakeOver != nil {
+		b.listener, err = listenBeside(cfg.Socket, cfg.OpenFolder)
+	} else if b.listener, err = listen(cfg.Socket, cfg.OpenFolder); err == nil {
+		b.listens()
+	}
+	return b, err
 }
+
+func (b *Broker) listens() {
+	b.log.Info("broker listening", "socket", b.cfg.Socket, "pid", os.Getpid(), "epoch", b.epoch, "loops", b.cfg.Loops)
+	close(b.listening)
+}
+
+// Listening is closed once the broker has its socket.
+func (b *Broker) Listening() <-chan struct{} { return b.listening }
 
 // Socket is where the broker listens.
 func (b *Broker) Socket() string { return b.cfg.Socket }
@@ -128,7 +138,11 @@ func (b *Broker) Serve(ctx context.Context) error {
 		}
 	}()
 	go b.accept()
-	b.super.Start(b.cfg.MPS, b.declaredWorkers()...)
+	if b.cfg.TakeOver == nil {
+		b.super.Start(b.cfg.MPS, b.declaredWorkers()...)
+	} else if err := b.takeOver(ctx); err != nil {
+		return fmt.Errorf("take over: %w", err)
+	}
 	select {
 	case <-ctx.Done():
 	case <-b.handedTo:
@@ -172,8 +186,8 @@ func (b *Broker) Serve(ctx context.Context) error {
 // belong to none.
 func (b *Broker) declaredWorkers() []supervise.Group {
 	groups := []supervise.Group{{Workers: b.cfg.Workers}}
-	for _, m := range b.cfg.Models {
-		groups = append(groups, supervise.Group{Model: m.Name, Workers: m.Workers})
+	for i := range b.cfg.Models {
+		groups = append(groups, b.cfg.Models[i].groups()...)
 	}
 	return groups
 }

@@ -76,10 +76,24 @@ func (r *ring) follow(head uint32) {
 	r.free(head)
 }
 
+// catchUpForClient is stage.catchUpForClient for all stages.
+func (r *ring) catchUpForClient() {
+	for i, s := range r.stages {
+		if i == 0 || len(s.busy) > 0 {
+			s.touch()
+			s.catchUpForClient()
+		}
+	}
+}
+
 // answered counts a request whose worker has answered it but has not said when
 // it ran.
 func (s *stage) answered(info *slotInfo, st status.Code) {
 	s.stats.answered(info, st, s.loop.now)
+	if s.ring.whole != nil {
+		s.ring.whole.ended(st)
+		s.ring.whole.total.Add(time.Duration(s.loop.now - info.commit.Committed))
+	}
 	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered what nobody had
 		rec := s.ring.board.Record(info.head) // it wrote that before it answered
 		started := min(max(rec.Started, info.dispatched), s.loop.now)
@@ -153,8 +167,8 @@ func (r *ring) has(q mailed, batch uint64) bool {
 	return info.head == q.head && info.gen == q.gen && info.batch == batch && (info.state == running || info.state == held)
 }
 
-// finishRequest frees the slots of one request of a finished batch, unless
-// they have moved on already (see follow).
+// finishRequest frees the slots of one request of a finished batch, or hands
+// them on to the next stage, unless they have moved on already (see follow).
 func (s *stage) finishRequest(q mailed, batch uint64, started, finished int64) {
 	r := s.ring
 	info := r.slot(q.head)
@@ -169,14 +183,14 @@ func (s *stage) finishRequest(q mailed, batch uint64, started, finished int64) {
 		return
 	}
 	switch w := r.board.Word(q.head); {
-	case w.Generation() != q.gen:
+	case w.Generation() == q.gen:
+		s.finished(info, w.Status(), started, finished, false)
+	case s.next != nil:
+		s.handOn(q.head, started, finished)
+		return
+	default:
 		// The worker says it is done but never answered: somebody must.
 		r.end(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
-	default:
-		s.stats.finished(info, w.Status(), started, finished)
-		if s.recorder.takesMore() {
-			s.record(info, w.Status(), started, finished)
-		}
 	}
 	r.free(q.head)
 }

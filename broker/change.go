@@ -27,7 +27,7 @@ func (b *Broker) changeWorkers(req *control.Request) error {
 	if err := b.checkSave(req); err != nil {
 		return err
 	}
-	m, err := b.models.take(req.Model)
+	m, _, err := b.models.takeStage(req.Model)
 	if err != nil {
 		return err
 	}
@@ -60,6 +60,26 @@ func (b *Broker) save(req *control.Request) error {
 	return nil
 }
 
+// takeOver brings the workers up, and then has the broker that has the socket
+// give it up: while they start it serves. If one of them does not come up, the
+// socket stays where it is.
+func (b *Broker) takeOver(ctx context.Context) error {
+	workers := b.declaredWorkers()
+	b.log.Info("starting the workers before the socket is taken over", "socket", b.cfg.Socket)
+	if err := b.super.WarmUp(ctx, b.listener.beside, b.cfg.MPS, workers...); err != nil {
+		return fmt.Errorf("%w; the broker that runs was left alone", err)
+	}
+	if err := b.cfg.TakeOver(ctx); err != nil {
+		return err
+	}
+	if err := b.listener.take(true); err != nil {
+		return err
+	}
+	b.listens()
+	b.super.StartClients(workers...)
+	return nil
+}
+
 // handOver gives the socket and its lock up, so that another broker can have
 // them, and has Serve drain: what was accepted finishes here. Clients and
 // workers are disconnected after it, and find the other broker.
@@ -67,6 +87,7 @@ func (b *Broker) handOver() {
 	b.handed.Do(func() {
 		b.log.Info("another broker takes over: the socket is given up")
 		b.models.drain()
+		b.super.LeaveMPS()
 		b.listener.giveUp()
 		close(b.handedTo)
 	})

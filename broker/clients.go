@@ -97,8 +97,10 @@ func (r *ring) attachClient(c *clientSession) error {
 		return err
 	}
 	r.clients[c] = struct{}{}
-	c.times.Want(r.stage.recorder.takesMore())
-	r.stage.clientJoined(c)
+	c.times.Want(slices.ContainsFunc(r.stages, func(s *stage) bool { return s.recorder.takesMore() }))
+	for _, s := range r.stages {
+		s.clientJoined(c)
+	}
 	c.commits.Arm()
 	r.log.Debug("client attached", "client", c.label(), "pid", c.pid, "window", c.window, "first", c.first)
 	return nil
@@ -181,11 +183,10 @@ func (r *ring) visit(rows int) (used int) {
 // readCommits is one turn of a client. It returns how many rows were read; if
 // there are more, the client is in line again.
 func (r *ring) readCommits(c *clientSession, rows int) (used int) {
-	r.stage.touch()
 	// What workers have finished is read first: otherwise a client that sends
 	// its next request with the answer would seem to have one more in flight,
 	// and from then on could join, and wait for itself.
-	r.stage.catchUpForClient()
+	r.catchUpForClient()
 	for used < rows {
 		n, err := c.commits.Pending()
 		for ; n > 0 && used < rows && err == nil; n-- {
@@ -196,7 +197,7 @@ func (r *ring) readCommits(c *clientSession, rows int) (used int) {
 		}
 		if err != nil {
 			r.log.Warn("client disconnected: it broke the protocol", "client", c.label(), "pid", c.pid, "reason", err)
-			r.stage.stats.offenders++
+			r.stages[0].stats.offenders++
 			r.loop.outside.offended(c.process)
 			r.clientLeft(c, err.Error())
 			return used
@@ -228,8 +229,10 @@ func (r *ring) readCommit(c *clientSession, e *shm.Commit) error {
 // enter takes a checked commit into the books and gives it to the stage.
 func (r *ring) enter(c *clientSession, e *shm.Commit) {
 	info := r.slot(e.Slot)
-	r.stage.recorder.readBefore(c, e)
-	info.gen, info.commit, info.client, info.stage, info.attempts, info.hangs = e.Gen, *e, c, r.stage, 0, 0
+	for _, s := range r.stages {
+		s.recorder.readBefore(c, e)
+	}
+	info.gen, info.commit, info.client, info.stage, info.attempts, info.hangs = e.Gen, *e, c, r.stages[0], 0, 0
 	info.commit.Rows = r.rowsOf(e)
 	if int32(e.Gen-c.latest) > 0 {
 		c.latest = e.Gen
@@ -241,7 +244,10 @@ func (r *ring) enter(c *clientSession, e *shm.Commit) {
 	r.setState(e.Slot, queued)
 	c.busy++
 	c.last = e.Slot
-	if code := r.stage.arrive(e.Slot, e.Rows); code != status.OK {
+	if r.whole != nil {
+		r.whole.requests++
+	}
+	if code := r.stages[0].arrive(e.Slot, e.Rows); code != status.OK {
 		r.end(e.Slot, code, "", false)
 		r.free(e.Slot)
 	}
@@ -258,6 +264,7 @@ func (r *ring) cancel(c *clientSession, e *shm.Commit) error {
 	if info.gen != e.Gen || info.state == idle || info.head != e.Slot {
 		return nil
 	}
+	info.stage.touch()
 	switch info.state {
 	case queued:
 		info.stage.withdraw(e.Slot)
@@ -278,18 +285,24 @@ func (r *ring) clientLeft(c *clientSession, why string) {
 	if c.left {
 		return
 	}
-	r.stage.touch()
-	r.stage.catchUp() // what workers answered before it left counts
-	if c.left {       // thrown out by what they said
+	for _, s := range r.stages {
+		s.touch()
+		s.catchUp() // what workers answered before it left counts
+	}
+	if c.left { // thrown out by what they said
 		return
 	}
 	c.left = true
 	_, _ = c.commits.Pending() // SYNC POINT "leave": its window is another's soon
-	r.stage.recorder.readLast(c)
+	for _, s := range r.stages {
+		s.recorder.readLast(c)
+	}
 	delete(r.clients, c)
 	c.close(r.loop)
 	r.log.Debug("client left", "client", c.label(), "pid", c.pid, "why", why)
-	r.stage.endRunningOf(c)
+	for _, s := range r.stages {
+		s.endRunningOf(c)
+	}
 	r.parting(c)
 }
 
@@ -299,8 +312,13 @@ const partingTurn = 256
 
 // parting is one turn of a client that has left. It returns how many requests
 // were canceled.
-func (r *ring) parting(c *clientSession) int {
-	n := r.stage.cancelSome(c, partingTurn)
+func (r *ring) parting(c *clientSession) (n int) {
+	c.out = true
+	for _, s := range r.stages {
+		k, out := s.cancelSome(c, partingTurn-n)
+		n += k
+		c.out = c.out && out
+	}
 	if !c.out {
 		r.enqueue(c)
 	}
@@ -315,7 +333,7 @@ func (r *ring) returnIfDone(c *clientSession) {
 		return
 	}
 	c.returned = true
-	if !r.stage.settings.Private {
+	if !r.stages[0].settings.Private {
 		r.returnWindow(c)
 		return
 	}
@@ -335,10 +353,8 @@ func (r *ring) returnWindow(c *clientSession) {
 // board says about its requests. Nobody uses them meanwhile, so it is not done
 // on the loop.
 func (r *ring) clear(first uint32, n int) {
-	for _, planes := range [][]shm.Plane{r.layout.Inputs, r.layout.Outputs} {
-		for i := range planes {
-			clear(planes[i].Rows(r.planes.Bytes(), first, n))
-		}
+	for i := range r.layout.Planes {
+		clear(r.layout.Planes[i].Rows(r.planes.Bytes(), first, n))
 	}
 	for s := first; s < first+uint32(n); s++ {
 		r.board.Clear(s)

@@ -3,6 +3,7 @@
 package broker
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"time"
@@ -12,7 +13,6 @@ import (
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
-	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -32,6 +32,9 @@ type Config struct {
 	Workers     []supervise.Worker // processes to start whose models they declare themselves
 	MPS         bool               // have the GPU workers that the broker starts share GPUs through MPS
 	Logger      *slog.Logger       // default: slog.Default()
+	// TakeOver, if there is one, has the broker that has Socket give it up. It is
+	// called when this one's workers have attached.
+	TakeOver func(context.Context) error
 	// Save keeps a change of a declared model for when the broker starts again.
 	// instances is 0 unless that is what changed. nil: nothing can be kept.
 	Save func(model string, settings policy.Policy, instances int) error
@@ -46,6 +49,7 @@ type ModelConfig struct {
 	Signature tensor.Signature
 	Policy    policy.Policy      // what is not set takes its default
 	Workers   []supervise.Worker // processes to start for it
+	Stages    []StageConfig      // of a pipeline; Signature is what its clients see, Policy what its stages have in common
 }
 
 // Defaults; those of a policy are in its table.
@@ -83,38 +87,10 @@ func (c *Config) fill() {
 
 // Resolve is the policy in force, with the slots that the model gets, and the
 // memory that it will take; or why it cannot be.
-func (m *ModelConfig) Resolve() (s policy.Settings, l *shm.Layout, err error) {
-	if s, l, err = m.resolve(); err != nil {
+func (m *ModelConfig) Resolve() (policy.Settings, *shm.Layout, error) {
+	p, err := m.plan()
+	if err != nil {
 		err = fmt.Errorf("model %q: %w", m.Name, err)
 	}
-	return s, l, err
-}
-
-func (m *ModelConfig) resolve() (s policy.Settings, l *shm.Layout, err error) {
-	if !tensor.ValidName(m.Name) {
-		return s, nil, fmt.Errorf("%w: name must be 1..%d bytes, printable, without blanks", status.ErrInvalid, tensor.MaxNameBytes)
-	}
-	if err := m.Signature.Validate(); err != nil {
-		return s, nil, err
-	}
-	if s, err = m.Policy.Resolve(m.Signature.Inputs); err != nil {
-		return s, nil, err
-	}
-	for i := range m.Workers {
-		if err := m.Workers[i].Fill(); err != nil {
-			return s, nil, err
-		}
-	}
-	if s.Slots == 0 { // nobody asked for a number
-		if l, err = shm.NewLayout(m.Signature, 1, s.MaxBatchSize); err != nil {
-			return s, nil, err
-		}
-		s.Slots = int(min(DefaultSlots, defaultRingBytes()/max(1, l.SlotBytes())))
-		s.Slots = min(max(s.Slots, minBatches*s.MaxBatchSize), shm.MaxSlots)
-	}
-	if s.Slots < s.MaxBatchSize {
-		return s, nil, fmt.Errorf("%w: %d slots cannot hold a batch of %d", status.ErrInvalid, s.Slots, s.MaxBatchSize)
-	}
-	l, err = shm.NewLayout(m.Signature, s.Slots, s.MaxBatchSize)
-	return s, l, err
+	return p.settings, p.layout, err
 }

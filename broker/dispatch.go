@@ -53,7 +53,7 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 	p.batch, p.number, p.posted, p.begun, p.rows = uint64(d.Batch), w.posted, now, now, uint32(d.Rows)
 	if s.settings.Ragged {
 		for _, id := range d.Requests {
-			for i, n := range s.ring.slot(uint32(id)).commit.Dims {
+			for i, n := range s.sizes(s.ring.slot(uint32(id))) {
 				mail.Dims[i] = max(mail.Dims[i], n)
 			}
 		}
@@ -67,7 +67,7 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 		info.worker, info.batch, info.dispatched = w, uint64(d.Batch), now
 		reqs[i] = shm.MailRequest{
 			Slot: head, Gen: info.gen, Rows: info.commit.Rows, Bell: info.client.first,
-			Deadline: info.commit.Deadline, Committed: info.commit.Committed, Dims: info.commit.Dims,
+			Deadline: info.commit.Deadline, Committed: info.commit.Committed, Dims: s.sizes(info),
 		}
 		p.requests = append(p.requests, mailed{head, info.gen})
 		if info.client.left { // it was about to be canceled
@@ -95,10 +95,11 @@ func (s *stage) levelOf(e *shm.Commit) int {
 }
 
 // armDone asks busy workers to ring when they are done, but only if somebody
-// waits for that; otherwise the next commit finds their message in time, and
-// a lone request costs one wake-up less. True if something came in meanwhile.
+// waits for that, in this stage or to hand on to the next; otherwise the next
+// commit finds their message in time, and a lone request costs one wake-up
+// less. True if something came in meanwhile.
 func (s *stage) armDone() bool {
-	if s.batcher.Queued() == 0 && !s.loop.draining && s.ring.held == 0 {
+	if s.next == nil && s.batcher.Queued() == 0 && !s.loop.draining && s.ring.held == 0 {
 		return false
 	}
 	more := false

@@ -21,11 +21,12 @@ const (
 // callers may send it again, to another broker.
 func (l *loop) endUnserved(mayServe func(model string) bool) {
 	for r := range l.rings {
-		s := r.stage
-		since := max(s.vacant, l.drainSince)
-		if s.present == 0 && s.batcher.Queued() > 0 && l.now >= since+int64(workerGrace) && !mayServe(s.cfg.Name) {
-			s.log.Warn("no worker is there to finish what was accepted: it ends as Draining", "requests", s.batcher.Queued())
-			s.refuseQueued(status.ErrDraining)
+		for _, s := range r.stages {
+			since := max(s.vacant, l.drainSince)
+			if s.present == 0 && s.batcher.Queued() > 0 && l.now >= since+int64(workerGrace) && !mayServe(s.cfg.Name) {
+				s.log.Warn("no worker is there to finish what was accepted: it ends as Draining", "requests", s.batcher.Queued())
+				s.refuseQueued(status.ErrDraining)
+			}
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/status"
@@ -21,7 +22,13 @@ type listener struct {
 	*net.UnixListener
 	lock *os.File
 	path string
-	file os.FileInfo // the socket at path
+	file os.FileInfo // the socket
+
+	given atomic.Bool // the path is another broker's
+
+	// beside is another name of it, for workers that come before the path is
+	// taken; see Broker.takeOver. Without any it does not stay.
+	beside string
 
 	// reserve is a descriptor to give up when there is no other: with it a
 	// peer can still be accepted, and told so. nil while it is given up. It
@@ -31,12 +38,26 @@ type listener struct {
 
 // MaxSocketPath is what a Unix socket's address holds, less the suffix that
 // it is bound with at first.
-const MaxSocketPath = 107 - len(".4194304")
+const MaxSocketPath = 107 - len(".4194304+")
 
 // listen takes the socket. The lock file beside it is held (flock) for as
 // long as its broker lives, so a socket whose lock is free is stale and can
 // be taken over without a race.
 func listen(path string, openFolder bool) (*listener, error) {
+	l, err := listenBeside(path, openFolder)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.take(false); err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// listenBeside listens at a name of its own beside path, until take. Nobody can
+// connect at path before the socket's mode is right.
+func listenBeside(path string, openFolder bool) (*listener, error) {
 	if len(path) > MaxSocketPath {
 		return nil, fmt.Errorf("%w: socket path of %d bytes, at most %d: %s", status.ErrInvalid, len(path), MaxSocketPath, path)
 	}
@@ -47,38 +68,10 @@ func listen(path string, openFolder bool) (*listener, error) {
 	if err := checkFolder(dir, openFolder); err != nil {
 		return nil, err
 	}
-	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	beside := path + "." + strconv.Itoa(os.Getpid())
+	_ = os.Remove(beside)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: beside, Net: "unix"})
 	if err != nil {
-		return nil, fmt.Errorf("socket lock: %w", err)
-	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		pid, _ := os.ReadFile(lock.Name())
-		lock.Close()
-		return nil, fmt.Errorf("%w: %s (pid %s)", status.ErrBrokerRunning, path, strings.TrimSpace(string(pid)))
-	}
-	_ = lock.Truncate(0)
-	_, _ = lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
-	if st, err := os.Lstat(path); err == nil {
-		if st.Mode().Type() != os.ModeSocket {
-			lock.Close()
-			return nil, fmt.Errorf("%w: %s exists and is not a socket", status.ErrInvalid, path)
-		}
-		if answers(path) {
-			lock.Close()
-			return nil, fmt.Errorf("%w: somebody answers on %s", status.ErrBrokerRunning, path)
-		}
-		_ = os.Remove(path) // stale: its broker's lock was free
-	} else if !errors.Is(err, os.ErrNotExist) {
-		lock.Close()
-		return nil, fmt.Errorf("socket: %w", err)
-	}
-	// Bound under another name, given its mode, then moved into place: nobody
-	// can connect before the mode is right.
-	tmp := path + "." + strconv.Itoa(os.Getpid())
-	_ = os.Remove(tmp)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: tmp, Net: "unix"})
-	if err != nil {
-		lock.Close()
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	l.SetUnlinkOnClose(false)
@@ -86,16 +79,61 @@ func listen(path string, openFolder bool) (*listener, error) {
 	if openFolder {
 		mode = 0o666 // the uid list decides then
 	}
-	if err := errors.Join(os.Chmod(tmp, mode), os.Rename(tmp, path)); err != nil {
-		l.Close()
-		_ = os.Remove(tmp)
-		lock.Close()
+	ln := &listener{UnixListener: l, path: path, beside: beside}
+	if err = os.Chmod(beside, mode); err == nil {
+		ln.file, err = os.Lstat(beside)
+	}
+	if err != nil {
+		ln.close()
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	st, _ := os.Lstat(path)
-	ln := &listener{UnixListener: l, lock: lock, path: path, file: st}
 	ln.refillReserve()
 	return ln, nil
+}
+
+// take gets the path, from a broker that has given it up if over is true: then
+// somebody is always there, and the socket keeps its name beside it.
+func (l *listener) take(over bool) error {
+	lock, err := os.OpenFile(l.path+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fmt.Errorf("socket lock: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		pid, _ := os.ReadFile(lock.Name())
+		lock.Close()
+		return fmt.Errorf("%w: %s (pid %s)", status.ErrBrokerRunning, l.path, strings.TrimSpace(string(pid)))
+	}
+	_ = lock.Truncate(0)
+	_, _ = lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	if st, err := os.Lstat(l.path); err == nil {
+		if st.Mode().Type() != os.ModeSocket {
+			lock.Close()
+			return fmt.Errorf("%w: %s exists and is not a socket", status.ErrInvalid, l.path)
+		}
+		if !over && answers(l.path) {
+			lock.Close()
+			return fmt.Errorf("%w: somebody answers on %s", status.ErrBrokerRunning, l.path)
+		}
+	} else if !errors.Is(err, os.ErrNotExist) {
+		lock.Close()
+		return fmt.Errorf("socket: %w", err)
+	}
+	tmp := l.beside
+	if over {
+		tmp += "+"
+		_ = os.Remove(tmp)
+		err = os.Link(l.beside, tmp)
+	}
+	if err == nil {
+		err = os.Rename(tmp, l.path) // over the stale one
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+		lock.Close()
+		return fmt.Errorf("listen: %w", err)
+	}
+	l.lock = lock
+	return nil
 }
 
 func (l *listener) useReserve() {
@@ -145,17 +183,33 @@ func checkFolder(dir string, open bool) error {
 	return nil
 }
 
-// giveUp lets another broker have the path: nobody can connect here any more.
+// giveUp lets another broker have the path. Nobody can connect here any more
+// once it has, or soon: one of an older release takes no socket that answers.
 func (l *listener) giveUp() {
-	_ = l.UnixListener.Close()
+	l.given.Store(true)
 	_ = l.lock.Close()
+	go func() {
+		for end := time.Now().Add(giveUpTime); time.Now().Before(end) && l.isAt(l.path); {
+			time.Sleep(time.Millisecond)
+		}
+		_ = l.UnixListener.Close()
+	}()
+}
+
+const giveUpTime = 50 * time.Millisecond
+
+// isAt tells whether path still is this socket.
+func (l *listener) isAt(path string) bool {
+	st, err := os.Lstat(path)
+	return err == nil && os.SameFile(st, l.file)
 }
 
 func (l *listener) close() {
 	// If somebody cleaned socket and lock away, another broker's may be there.
-	if st, err := os.Lstat(l.path); err == nil && os.SameFile(st, l.file) {
+	if !l.given.Load() && l.isAt(l.path) {
 		_ = os.Remove(l.path)
 	}
+	_ = os.Remove(l.beside)
 	_ = l.UnixListener.Close()
 	_ = l.lock.Close()
 }

@@ -174,27 +174,28 @@ func (l *loop) spinUntil() int64 {
 	return t
 }
 
-// adopt takes a ring and its stage over, forget gives them back for good.
+// adopt takes a ring and its stages over, forget gives them back for good.
 func (l *loop) adopt(r *ring) {
 	l.rings[r] = struct{}{}
 	if l.draining {
-		l.hurry(r.stage)
+		l.hurry(r)
 	}
 }
 
 func (l *loop) forget(r *ring) {
-	s := r.stage
 	delete(l.rings, r)
-	l.timers.set(s, never)
-	is := func(x *stage) bool { return x == s }
+	is := func(x *stage) bool { return x.ring == r }
 	l.dirty = slices.DeleteFunc(l.dirty, is)
 	l.spinning = slices.DeleteFunc(l.spinning, is)
-	s.dirty = true // so that nothing marks it again
-	if s.active {
-		l.active--
-	}
 	l.waiting = slices.DeleteFunc(l.waiting, func(x *ring) bool { return x == r })
-	s.close()
+	for _, s := range r.stages {
+		l.timers.set(s, never)
+		s.dirty = true // so that nothing marks it again
+		if s.active {
+			l.active--
+		}
+		s.close()
+	}
 	r.closed = true
 	go r.closeMemory() // nobody has it any more; giving back gigabytes takes a while
 }
@@ -203,11 +204,15 @@ func (l *loop) forget(r *ring) {
 func (l *loop) drain() {
 	l.draining, l.drainSince = true, l.now
 	for r := range l.rings {
-		l.hurry(r.stage)
+		l.hurry(r)
 	}
 }
 
-func (l *loop) hurry(s *stage) { _ = s.apply(s.settings) } // it was in force before, so it fits
+func (l *loop) hurry(r *ring) {
+	for _, s := range r.stages {
+		_ = s.apply(s.settings) // it was in force before, so it fits
+	}
+}
 
 // stop ends the loop after this round.
 func (l *loop) stop() { l.stopping = true }
@@ -239,7 +244,9 @@ func (l *loop) do(f func()) bool {
 // releaseRings gives back all that the loop serves. It must have ended.
 func (l *loop) releaseRings() {
 	for r := range l.rings {
-		r.stage.close()
+		for _, s := range r.stages {
+			s.close()
+		}
 		r.close()
 	}
 }

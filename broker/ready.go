@@ -88,6 +88,23 @@ func judge(workers []fitness) (ready int, why string) {
 	return 0, strings.Join(unfit, ", ")
 }
 
+// judgeStages is judge for a model that may have several stages: it is as ready
+// as the one that is ready least.
+func (m *model) judgeStages(workers [][]fitness) (ready int, why string) {
+	for i, s := range m.ring.stages {
+		n, reason := judge(workers[i])
+		if i == 0 || n < ready {
+			ready = n
+		}
+		if n == 0 && why == "" {
+			if why = reason; m.isPipeline() {
+				why = "stage " + s.cfgName + ": " + reason
+			}
+		}
+	}
+	return ready, why
+}
+
 // isStopped tells whether a process cannot answer because somebody stopped it.
 func isStopped(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -102,12 +119,15 @@ func isStopped(pid int) bool {
 func (b *Broker) listModels() (list []control.Model) {
 	for _, m := range b.models.list() {
 		line := m.line()
-		var workers []fitness
+		var workers [][]fitness // by stage
 		if m.do(func() {
-			line.Workers, line.Clients = m.stage.present, len(m.ring.clients)
-			workers = m.stage.fitWorkers()
+			line.Clients = len(m.ring.clients)
+			for _, s := range m.ring.stages {
+				line.Workers += s.present
+				workers = append(workers, s.fitWorkers())
+			}
 		}) {
-			line.ReadyWorkers, line.NotReady = judge(workers)
+			line.ReadyWorkers, line.NotReady = m.judgeStages(workers)
 			list = append(list, line)
 		}
 	}

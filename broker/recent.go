@@ -38,7 +38,7 @@ func (r *recent) add(b batchRecord) {
 // batchesSince are the batches of a model after the first so many, as far as
 // they are remembered.
 func (b *Broker) batchesSince(name string, since uint64) (stats.Batches, error) {
-	m, err := b.models.take(name)
+	m, st, err := b.models.takeStage(name)
 	if err != nil {
 		return stats.Batches{}, err
 	}
@@ -47,7 +47,7 @@ func (b *Broker) batchesSince(name string, since uint64) (stats.Batches, error) 
 	var out stats.Batches
 	var now, wall int64 // one moment on both clocks: lists of two calls go together
 	if !m.do(func() {
-		r := &m.stage.recent
+		r := &st.recent
 		now, wall = m.loop.clock(), time.Now().UnixMicro()
 		first := max(min(since, r.count), r.count-min(r.count, recentBatches))
 		for i := first; i < r.count; i++ {

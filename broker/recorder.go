@@ -64,7 +64,7 @@ func (s *stage) record(info *slotInfo, st status.Code, started, finished int64) 
 	}
 	info.traced = int32(len(r.requests))
 	r.requests = append(r.requests, recorded{
-		committed: info.commit.Committed, dispatched: info.dispatched, started: started, finished: finished,
+		committed: info.arrived, dispatched: info.dispatched, started: started, finished: finished,
 		batch: info.batch, client: info.client, slot: info.head, gen: info.gen, worker: int32(info.worker.id), rows: info.commit.Rows, status: st,
 	})
 }
@@ -144,19 +144,19 @@ func (b *Broker) trace(name string, d time.Duration) (out stats.Trace, err error
 	if d <= 0 || d > maxTraceTime {
 		return out, fmt.Errorf("%w: a recording of %v, must be at most %v", status.ErrInvalid, d, maxTraceTime)
 	}
-	m, err := b.models.take(name)
+	m, st, err := b.models.takeStage(name)
 	if err != nil {
 		return out, err
 	}
 	defer b.models.leave(m)
 	mine := newRecorder()
 	if !m.do(func() {
-		if m.stage.recorder != nil {
+		if st.recorder != nil {
 			err = fmt.Errorf("%w: somebody is recording %q already; try again when that is over", status.ErrInvalid, name)
 			return
 		}
 		mine.began = m.loop.now
-		m.stage.recorder = mine
+		st.recorder = mine
 		m.ring.wantTimes(true)
 	}) || err != nil {
 		if err == nil {
@@ -168,7 +168,7 @@ func (b *Broker) trace(name string, d time.Duration) (out stats.Trace, err error
 	case <-time.After(d):
 	case <-m.loop.ended:
 	}
-	now := m.endRecording(mine)
+	now := m.endRecording(st, mine)
 	wall := time.Now().UnixMicro()
 	at := func(t int64) float64 { return float64(wall) - float64(now-t)/1e3 }
 	known := func(t int64) float64 {
@@ -192,11 +192,11 @@ func (b *Broker) trace(name string, d time.Duration) (out stats.Trace, err error
 }
 
 // endRecording stops it, reads what clients have told by now, and says when that was.
-func (m *model) endRecording(r *recorder) (now int64) {
+func (m *model) endRecording(s *stage, r *recorder) (now int64) {
 	now = shm.Now() // if the model has gone
 	m.do(func() {
-		m.stage.touch()
-		m.stage.catchUp() // what is answered but not read yet is part of it
+		s.touch()
+		s.catchUp() // what is answered but not read yet is part of it
 		r.over, now = true, m.loop.now
 		m.ring.wantTimes(false)
 	})
@@ -209,6 +209,6 @@ func (m *model) endRecording(r *recorder) (now int64) {
 			}
 		})
 	}
-	m.do(func() { m.stage.recorder = nil })
+	m.do(func() { s.recorder = nil })
 	return now
 }

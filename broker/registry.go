@@ -50,11 +50,59 @@ func (g *registry) take(name string) (*model, error) {
 	return nil, g.unknown(name)
 }
 
+// takeStage is take for the name of a model or of a stage of a pipeline
+// (PIPELINE/STAGE). A pipeline's own name is refused: it has several.
+func (g *registry) takeStage(name string) (*model, *stage, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	m, s, err := g.findStage(name)
+	if err == nil && m == nil {
+		err = g.unknown(name)
+	}
+	if err == nil {
+		g.join(m)
+	}
+	return m, s, err
+}
+
+// findStage is nil, nil, nil if there is no such model or pipeline.
+func (g *registry) findStage(name string) (*model, *stage, error) {
+	if m := g.wait(name); m != nil {
+		s, err := m.only()
+		return m, s, err
+	}
+	if i := strings.LastIndexByte(name, '/'); i > 0 {
+		if m := g.wait(name[:i]); m != nil && m.isPipeline() {
+			s, err := m.stageNamed(name[i+1:])
+			return m, s, err
+		}
+	}
+	return nil, nil, nil
+}
+
+// reserveStage is reserve for a worker, which may name a stage.
+func (g *registry) reserveStage(name string) (m *model, s *stage, mine bool, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if m, s, err = g.findStage(name); m != nil || err != nil {
+		if err == nil {
+			g.join(m)
+		}
+		return m, s, false, err
+	}
+	m, mine, err = g.reserveLocked(name)
+	return m, nil, mine, err
+}
+
 // reserve is take, but a name that is free becomes the caller's to make: then
 // mine is true, and it must publish or abandon the model.
 func (g *registry) reserve(name string) (m *model, mine bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	return g.reserveLocked(name)
+}
+
+func (g *registry) reserveLocked(name string) (m *model, mine bool, err error) {
 	if m = g.wait(name); m != nil {
 		g.join(m)
 		return m, false, nil

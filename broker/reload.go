@@ -62,7 +62,9 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			})
 			finish = append(finish, func() {
 				b.models.publish(m, false)
-				b.super.Add(supervise.Group{Model: mc.Name, Workers: mc.Workers})
+				for _, g := range mc.groups() {
+					b.super.Add(g)
+				}
 			})
 			continue
 		}
@@ -82,7 +84,9 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			if adopted {
 				m.undeclare() // it is the configuration's now
 			}
-			b.applyWorkers(supervise.Group{Model: mc.Name, Workers: mc.Workers})
+			for _, g := range mc.groups() {
+				b.applyWorkers(g)
+			}
 			b.models.leave(m)
 		})
 	}
@@ -115,24 +119,57 @@ func (b *Broker) applyWorkers(g supervise.Group) {
 	}()
 }
 
-// reloadKnown gives a model that is there its policy anew. It names what the
-// declaration changes that takes a restart.
+// reloadKnown gives a model that is there its policy anew, that of each stage.
+// It names what the declaration changes that takes a restart.
 func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore func(), err error) {
-	if _, _, err := mc.Resolve(); err != nil {
-		return nil, nil, err
+	p, err := mc.plan()
+	if err != nil {
+		return nil, nil, fmt.Errorf("model %q: %w", mc.Name, err)
 	}
-	sig := &m.ring.layout.Signature
-	if !mc.Signature.Equal(sig) {
-		return nil, nil, fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it", status.ErrSignatureMismatch, mc.Name, sig)
+	if mc.shape() != m.shape {
+		return nil, nil, fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it", status.ErrSignatureMismatch, mc.Name, m.shape)
 	}
+	var undo []func()
+	restore = func() {
+		for _, f := range undo {
+			f()
+		}
+	}
+	if m.isPipeline() {
+		stays = ringChanges(mc, m)
+	}
+	for i := range p.stages {
+		changes, back, err := m.reloadStage(m.ring.stages[i], p.stages[i].cfg)
+		if err != nil {
+			restore()
+			return nil, nil, err
+		}
+		stays, undo = append(stays, changes...), append(undo, back)
+	}
+	return stays, restore, nil
+}
+
+// ringChanges names the settings of a whole pipeline that a declaration changes.
+func ringChanges(mc ModelConfig, m *model) (names []string) {
+	changed, _ := mc.Policy.Differences(&m.settings, mc.Signature.Inputs) // plan has found no error
+	for _, d := range changed {
+		if checkStageKeys(policy.Policy{d.Name: d.Asked}) != nil {
+			names = append(names, mc.Name+"."+d.Name)
+		}
+	}
+	return names
+}
+
+// reloadStage is reloadKnown for one stage.
+func (m *model) reloadStage(s *stage, mc ModelConfig) (stays []string, restore func(), err error) {
 	live, fixed := mc.Policy.Live()
 	var was ModelConfig
-	err = m.change(func(now ModelConfig, settings *policy.Settings) (ModelConfig, error) {
+	err = m.change(s, func(now ModelConfig, settings *policy.Settings) (ModelConfig, error) {
 		was, stays = now, nil
 		_, before := now.Policy.Live()
 		now.Policy = live.Over(before)
 		now.Workers = mc.Workers
-		changed, _ := fixed.Differences(settings, sig.Inputs) // Resolve has found no error
+		changed, _ := fixed.Differences(settings, mc.Signature.Inputs) // plan has found no error
 		for _, d := range changed {
 			stays = append(stays, mc.Name+"."+d.Name)
 		}
@@ -144,7 +181,7 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 		return now, nil
 	})
 	restore = func() {
-		_ = m.change(func(ModelConfig, *policy.Settings) (ModelConfig, error) { return was, nil })
+		_ = m.change(s, func(ModelConfig, *policy.Settings) (ModelConfig, error) { return was, nil })
 	}
 	return stays, restore, err
 }

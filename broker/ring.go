@@ -40,10 +40,11 @@ type ring struct {
 
 	clearing sync.WaitGroup // windows that are cleared before they are free
 
-	// stage is where a commit goes first. (A pipeline would have more of them,
-	// over the same slots: slotInfo.stage says which one has a request, and a
-	// stage that is done with it would hand it on where it now frees it.)
-	stage *stage
+	// stages are where requests run, one after the other in the same slots; most
+	// models have one. slotInfo.stage says which one has a request.
+	stages     []*stage
+	isPipeline bool
+	whole      *stageStats // of a pipeline: what its clients see of it; else nil
 
 	// vacated is called each time a session has ended for good: a client's
 	// window is free again, or a worker is gone.
@@ -118,13 +119,13 @@ func (r *ring) end(head uint32, s status.Code, reason string, held bool) {
 	}
 	switch ended, w := r.board.End(head, info.gen, s, held), r.board.Word(head); {
 	case ended:
-		info.stage.stats.ended(s)
+		info.stage.ended(s)
 	case w.Generation() == info.gen: // its worker was quicker
 		info.stage.answered(info, w.Status())
 	default:
 		r.log.Warn("a word of the board was damaged", "slot", head, "word", w.String(), "generation", info.gen)
 		r.board.Repair(head, info.gen, s, held)
-		info.stage.stats.ended(s)
+		info.stage.ended(s)
 	}
 	if !info.client.left {
 		r.board.Ring(info.client.first)

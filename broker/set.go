@@ -15,12 +15,17 @@ func (b *Broker) set(name string, p policy.Policy) error {
 	if err := p.CheckLive(); err != nil {
 		return err
 	}
-	m, err := b.models.take(name)
+	m, s, err := b.models.takeStage(name)
 	if err != nil {
 		return err
 	}
 	defer b.models.leave(m)
-	return m.change(func(now ModelConfig, settings *policy.Settings) (ModelConfig, error) {
+	if m.isPipeline() {
+		if err := checkStageKeys(p); err != nil {
+			return err
+		}
+	}
+	return m.change(s, func(now ModelConfig, settings *policy.Settings) (ModelConfig, error) {
 		// With their number, so that the name of a level that is not there makes none.
 		now.Policy = p.Over(policy.New(policy.Priorities(settings.LevelCount())).Over(now.Policy))
 		return now, nil
@@ -30,12 +35,12 @@ func (b *Broker) set(name string, p policy.Policy) error {
 // change makes another configuration of the present one and takes it into
 // force. Texts are read here, not on the loop, however long they are; if
 // somebody else was quicker, they are read again.
-func (m *model) change(edit func(now ModelConfig, settings *policy.Settings) (ModelConfig, error)) error {
+func (m *model) change(s *stage, edit func(now ModelConfig, settings *policy.Settings) (ModelConfig, error)) error {
 	for {
 		var now ModelConfig
 		var settings policy.Settings
 		var seen int
-		if !m.do(func() { now, settings, seen = m.stage.cfg, m.stage.settings, m.stage.changes }) {
+		if !m.do(func() { now, settings, seen = s.cfg, s.settings, s.changes }) {
 			return status.ErrDraining
 		}
 		next, err := edit(now, &settings)
@@ -48,8 +53,8 @@ func (m *model) change(edit func(now ModelConfig, settings *policy.Settings) (Mo
 		}
 		again := false
 		if !m.do(func() {
-			if again = m.stage.changes != seen; !again {
-				err = m.stage.reconfigure(next, force)
+			if again = s.changes != seen; !again {
+				err = s.reconfigure(next, force)
 			}
 		}) {
 			return status.ErrDraining
@@ -63,7 +68,7 @@ func (m *model) change(edit func(now ModelConfig, settings *policy.Settings) (Mo
 // reconfigure takes a new policy into force, or refuses it.
 func (s *stage) reconfigure(next ModelConfig, settings policy.Settings) error {
 	settings.Slots = s.settings.Slots
-	if most := s.ring.layout.MaxBatch; settings.MaxBatchSize > most {
+	if most := s.most; settings.MaxBatchSize > most {
 		return fmt.Errorf("%w: max_batch_size is %d, the ring was made for %d", status.ErrInvalid, settings.MaxBatchSize, most)
 	}
 	if err := s.apply(settings); err != nil {

@@ -13,7 +13,7 @@ import (
 // shared memory are wishes; this says whether they are legal.
 //
 //	        commit           dispatch           done
-//	idle ────────────► queued ──────► running ──────► idle
+//	idle ────────────► queued ──────► running ──────► idle, or queued at the next stage
 //	 ▲                   │               │ expire, cancel, client left
 //	 └── cancel, expire ─┘               ▼
 //	                                   held ── done, or the worker's death ──► idle
@@ -43,6 +43,7 @@ type slotInfo struct {
 	stage      *stage         // which has it; not for idle
 	worker     *workerSession // running, held
 	batch      uint64         // running, held
+	arrived    int64          // at its stage
 	dispatched int64
 	attempts   int   // workers it was given to that died of it
 	hangs      int   // those of them that outlived their lease with it

@@ -17,10 +17,15 @@ import (
 // stage is where requests of a ring are batched and run: the batcher, the
 // workers with their leases, and what is counted. Only its loop touches it.
 type stage struct {
-	loop *loop
-	ring *ring
-	log  *slog.Logger
-	cfg  ModelConfig
+	loop    *loop
+	ring    *ring
+	next    *stage // of a pipeline: which gets what this one is done with; nil: it is the last
+	log     *slog.Logger
+	cfg     ModelConfig
+	cfgName string      // cfg.Name, for other goroutines
+	layout  *shm.Layout // of the ring, as its workers see it
+	dims    []int       // which of the sizes of a commit its inputs have
+	most    int         // rows of a batch that it was made for
 
 	settings policy.Settings                 // cfg.Policy in force
 	inForce  atomic.Pointer[policy.Settings] // a copy of it, for other goroutines
@@ -53,12 +58,16 @@ type stage struct {
 	recorder *recorder // nil while it is off
 }
 
-func newStage(r *ring, cfg ModelConfig, settings policy.Settings, b *batcher.Batcher) *stage {
+func newStage(r *ring, p *stagePlan, b *batcher.Batcher) *stage {
+	settings := p.settings
 	s := &stage{
-		ring: r, log: r.log, cfg: cfg, settings: settings, batcher: b, timer: -1, wake: never, runningDeadline: never, leaseEnd: never, since: time.Now(),
+		ring: r, log: r.log, cfg: p.cfg, cfgName: p.cfg.Name, layout: p.layout, dims: p.dims, most: settings.MaxBatchSize, settings: settings, batcher: b, timer: -1, wake: never, runningDeadline: never, leaseEnd: never, since: time.Now(),
 	}
 	s.inForce.Store(&settings)
 	s.stats.init(settings.MaxBatchSize)
+	if r.isPipeline {
+		s.log = r.log.With("stage", p.cfg.Name)
+	}
 	return s
 }
 
@@ -76,6 +85,9 @@ func (s *stage) close() {
 func (s *stage) touch() {
 	if !s.dirty {
 		s.stats.roll(s.loop.now, s.present)
+		if s.ring.whole != nil {
+			s.ring.whole.roll(s.loop.now, 0)
+		}
 		s.dirty = true
 		s.loop.dirty = append(s.loop.dirty, s)
 	}
@@ -120,19 +132,19 @@ func (s *stage) clientJoined(c *clientSession) {
 }
 
 // cancelSome ends up to most of what a client that left had queued, and
-// returns how many there were. With the last of them the batcher forgets it.
-func (s *stage) cancelSome(c *clientSession, most int) int {
+// returns how many there were, and whether these were the last. With the last
+// of them the batcher forgets it.
+func (s *stage) cancelSome(c *clientSession, most int) (n int, out bool) {
 	s.touch()
 	ids := s.batcher.CancelWaiting(batcher.ClientID(c.first), most)
 	for _, id := range ids {
-		s.stats.ended(status.ErrCanceled)
+		s.ended(status.ErrCanceled)
 		s.ring.free(uint32(id))
 	}
-	if len(ids) < most {
+	if out = len(ids) < most; out {
 		s.batcher.ClientLeft(batcher.ClientID(c.first))
-		c.out = true
 	}
-	return len(ids)
+	return len(ids), out
 }
 
 // maxClockSkew bounds how far back a commit may claim to have happened.
@@ -141,23 +153,53 @@ const maxClockSkew = time.Second
 // arrive takes the request at head into the queue, or says why not. rows is
 // what its client asked for.
 func (s *stage) arrive(head, rows uint32) status.Code {
-	e := &s.ring.slot(head).commit
-	now := s.loop.now
-	s.stats.requests++
-	s.arrived = now
+	info, now := s.ring.slot(head), s.loop.now
+	e := &info.commit
 	// A commit from the future, or from long ago, would bend the wait time of
 	// others; the client's clock is ours, so this is only damage.
 	e.Committed = min(max(e.Committed, now-int64(maxClockSkew)), now)
-	if at := batcher.DeadlineOf(&s.settings, int(e.Level), batcher.Time(e.Committed), deadlineOf(e)); at != batcher.Never {
-		e.Deadline = int64(at)
-	}
+	info.arrived = e.Committed
+	code := status.OK
 	switch {
 	case s.loop.draining:
-		return status.ErrDraining
+		code = status.ErrDraining
 	case rows != e.Rows:
+		code = status.ErrTooLarge
+	}
+	for n := s.next; n != nil && code == status.OK; n = n.next { // it could not get there
+		code = n.refuses(e)
+	}
+	if code != status.OK {
+		s.stats.requests++
+		s.arrived = now
+		return code
+	}
+	return s.take(head)
+}
+
+// refuses says why the stage cannot take such a request, whatever waits in it.
+func (s *stage) refuses(e *shm.Commit) status.Code {
+	switch {
+	case int(e.Rows) > s.settings.MaxBatchSize:
 		return status.ErrTooLarge
 	case s.present == 0 && s.settings.NoWorker == policy.RefuseWithoutWorker:
 		return status.ErrNoWorker
+	}
+	return status.OK
+}
+
+// take takes the request at head into the queue, from its client or from the
+// stage before, or says why not.
+func (s *stage) take(head uint32) status.Code {
+	info, now := s.ring.slot(head), s.loop.now
+	s.stats.requests++
+	s.arrived = now
+	e := &info.commit
+	if at := batcher.DeadlineOf(&s.settings, int(e.Level), batcher.Time(info.arrived), deadlineOf(e)); at != batcher.Never {
+		e.Deadline = int64(at)
+	}
+	if code := s.refuses(e); code != status.OK {
+		return code
 	}
 	return arriveStatus(s.batcher.Arrive(batcher.Time(now), s.request(head)))
 }
@@ -168,13 +210,45 @@ func (s *stage) withdraw(head uint32) { s.batcher.Cancel(batcher.RequestID(head)
 // request is what the batcher needs to know of the request at head.
 func (s *stage) request(head uint32) batcher.Request {
 	info := s.ring.slot(head)
-	dims := info.commit.Dims
+	dims := s.sizes(info)
 	if s.settings.Ragged {
 		dims = batcher.Dims{} // all sizes are one shape
 	}
 	return batcher.Request{
 		ID: batcher.RequestID(head), Client: batcher.ClientID(info.client.first), Rows: int(info.commit.Rows), Level: int(info.commit.Level),
-		Arrived: batcher.Time(info.commit.Committed), Deadline: deadlineOf(&info.commit), Dims: dims, Alone: info.attempts > 0,
+		Arrived: batcher.Time(info.arrived), Deadline: deadlineOf(&info.commit), Dims: dims, Alone: info.attempts > 0,
+	}
+}
+
+// sizes are those of the variable dimensions of the stage's inputs.
+func (s *stage) sizes(info *slotInfo) (dims batcher.Dims) {
+	if !s.ring.isPipeline {
+		return info.commit.Dims
+	}
+	for i, from := range s.dims {
+		dims[i] = info.commit.Dims[from]
+	}
+	return dims
+}
+
+// ended counts the end of a request that the stage has.
+func (s *stage) ended(code status.Code) {
+	s.stats.ended(code)
+	if s.ring.whole != nil {
+		s.ring.whole.ended(code)
+	}
+}
+
+// finished counts a request that a worker of the stage is done with; goesOn says
+// that the next stage gets it.
+func (s *stage) finished(info *slotInfo, code status.Code, started, finished int64, goesOn bool) {
+	s.stats.finished(info, code, started, finished)
+	if s.ring.whole != nil && !goesOn {
+		s.ring.whole.ended(code)
+		s.ring.whole.total.Add(time.Duration(finished - info.commit.Committed))
+	}
+	if s.recorder.takesMore() {
+		s.record(info, code, started, finished)
 	}
 }
 

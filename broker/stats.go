@@ -58,18 +58,18 @@ func (s *stageStats) dispatched(d *batcher.Dispatch) {
 
 func (s *stageStats) finished(info *slotInfo, st status.Code, started, finished int64) {
 	s.ended(st)
-	s.queue.Add(time.Duration(info.dispatched - info.commit.Committed))
+	s.queue.Add(time.Duration(info.dispatched - info.arrived))
 	s.dispatch.Add(time.Duration(started - info.dispatched))
 	s.compute.Add(time.Duration(finished - started))
-	s.total.Add(time.Duration(finished - info.commit.Committed))
+	s.total.Add(time.Duration(finished - info.arrived))
 }
 
 // answered counts a request whose worker has answered it but has not said when
 // it ran: now is the latest that it can have ended.
 func (s *stageStats) answered(info *slotInfo, st status.Code, now int64) {
 	s.ended(st)
-	s.queue.Add(time.Duration(info.dispatched - info.commit.Committed))
-	s.total.Add(time.Duration(now - info.commit.Committed))
+	s.queue.Add(time.Duration(info.dispatched - info.arrived))
+	s.total.Add(time.Duration(now - info.arrived))
 }
 
 // Snapshot is the present state, as `ringbatch stats` shows it. It may be
@@ -79,9 +79,7 @@ func (s *stageStats) answered(info *slotInfo, st status.Code, now int64) {
 func (b *Broker) Snapshot() stats.Broker {
 	s := b.snapshotSelf()
 	for _, m := range b.models.list() {
-		if ms, there := b.snapshotModel(m); there {
-			s.Models = append(s.Models, ms)
-		}
+		s.Models = append(s.Models, b.snapshotModel(m)...)
 	}
 	return s
 }
@@ -106,17 +104,37 @@ func (b *Broker) snapshotSelf() stats.Broker {
 	return s
 }
 
-func (b *Broker) snapshotModel(m *model) (stats.Model, bool) {
-	v := &view{stats: stageStats{sizes: make([]uint64, m.ring.layout.MaxBatch+1)}}
-	if !m.do(func() { m.stage.look(v) }) {
-		return stats.Model{}, false
+// snapshotModel is a line for a model, or none if it is gone. A pipeline has one
+// for the whole, as its clients see it, and then one for each stage.
+func (b *Broker) snapshotModel(m *model) (lines []stats.Model) {
+	var views []*view
+	for _, s := range m.ring.stages {
+		views = append(views, &view{stats: stageStats{sizes: make([]uint64, s.most+1)}})
 	}
-	ms := v.model()
-	for i := range ms.Workers {
-		w := &ms.Workers[i]
-		w.Restarts = max(w.Restarts, b.super.Restarts(w.Pid))
+	var whole view
+	if !m.do(func() {
+		for i, s := range m.ring.stages {
+			s.look(views[i])
+		}
+		if m.isPipeline() {
+			m.ring.look(&whole)
+		}
+	}) {
+		return nil
 	}
-	return ms, true
+	for _, v := range views {
+		lines = append(lines, v.model())
+		ms := &lines[len(lines)-1]
+		for i := range ms.Workers {
+			w := &ms.Workers[i]
+			w.Restarts = max(w.Restarts, b.super.Restarts(w.Pid))
+		}
+	}
+	if m.isPipeline() {
+		whole.settings, whole.inputs = *m.inForce(), m.ring.layout.Signature.Inputs
+		lines = append([]stats.Model{m.sum(whole.model(), lines)}, lines...)
+	}
+	return lines
 }
 
 // view is a stage as it was at one moment, copied on its loop.
@@ -158,6 +176,14 @@ func (s *stage) look(v *view) {
 		Clients: len(r.clients), QueueLength: s.batcher.Queued(), QueueRows: s.batcher.QueuedRows(),
 		SlotsQueued: r.rows[queued], SlotsRunning: r.rows[running], SlotsHeld: r.rows[held],
 		Workers: make([]stats.Worker, 0, s.present),
+	}
+	if r.isPipeline {
+		v.out.SlotsQueued, v.out.SlotsRunning, v.out.SlotsHeld = s.batcher.QueuedRows(), 0, 0
+		for _, w := range s.busy {
+			for _, p := range w.mails {
+				v.out.SlotsRunning += int(p.rows)
+			}
+		}
 	}
 	v.learned(s.batcher.Learned())
 	v.stats.roll(v.now, s.present)

@@ -106,7 +106,7 @@ func (s *stage) describe(info *control.WorkerInfo) (desc batcher.Worker, err err
 		return desc, fmt.Errorf("%w: lanes %d, must be 0..%d (the depth)", status.ErrInvalid, info.Lanes, info.Depth)
 	}
 	desc = batcher.Worker{Weight: max(1, info.Weight), Lanes: max(1, info.Lanes), Depth: info.Depth, PadTo: info.PadTo}
-	switch most := s.ring.layout.MaxBatch; info.Pad {
+	switch most := s.most; info.Pad {
 	case "":
 	case "fixed":
 		desc.Pad = batcher.PadFixed

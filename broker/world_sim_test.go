@@ -133,7 +133,7 @@ func (h *host) add(mc ModelConfig) (*world, error) {
 	m.loop.adopt(m.ring)
 	h.b.models.publish(m, false)
 	s := &world{host: h}
-	s.l, s.m, s.r, s.st = m.loop, m, m.ring, m.stage
+	s.l, s.m, s.r, s.st = m.loop, m, m.ring, m.ring.stages[0]
 	s.words = make([]shm.Word, s.r.layout.Slots)
 	s.leased = make([]int, s.r.layout.Slots)
 	h.worlds = append(h.worlds, s)

@@ -390,6 +390,10 @@ typedef struct rb_worker_options {
 	 * wait_time=5ms". docs/configuration.md has the keys; what is left out, or
 	 * NULL, takes the broker's defaults. */
 	const char *policy;
+	/* How to declare the pipeline that the model is a stage of
+	 * ("PIPELINE/STAGE"), if the broker does not know it yet: JSON, as
+	 * docs/pipelines.md tells. NULL: it does, or the model is none. */
+	const char *pipeline;
 } rb_worker_options;
 
 /* signature: inputs, "->", outputs, each name:dtype[dims] and separated by

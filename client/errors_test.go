@@ -90,7 +90,7 @@ func TestAnotherControlVersionIsNamedOnBothSides(t *testing.T) {
 		req  any
 		says string
 	}{
-		{first, "the broker speaks control version 3, this program 1; bring this program up to date"},
+		{first, "the broker speaks control version 4, this program 1; bring this program up to date"},
 		{&control.Request{Version: control.Version + 1, Op: control.OpPing}, "bring the broker up to date"},
 	} {
 		c, err := attach.Dial(soon(t), r.socket)

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -118,9 +119,17 @@ func newLink(s *attach.Session) (*link, error) {
 func (l *link) model() *Model {
 	a := &l.session.Info
 	return &Model{
-		Name: a.Model, Signature: l.session.Layout.Signature, MaxBatchSize: a.MaxBatch, Window: a.Window,
+		Name: a.Model, Signature: l.session.Layout.Signature, MaxBatchSize: maxRows(a), Window: a.Window,
 		WaitTime: l.session.Settings.WaitTime, Levels: l.session.Settings.LevelCount(), Slots: a.Slots,
 	}
+}
+
+// maxRows is the most that a request may have.
+func maxRows(a *control.Attached) int {
+	if a.MaxRows > 0 {
+		return min(a.MaxRows, a.MaxBatch)
+	}
+	return a.MaxBatch
 }
 
 func (l *link) hold() { l.refs.Add(1) }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math"
+	"slices"
+	"strings"
 	"sync/atomic"
 
 	"github.com/ringbatch/ringbatch/status"
@@ -64,7 +66,7 @@ type Plane struct {
 }
 
 // Layout says where everything of a model lies. It follows from the
-// signature, the slots and the maximum batch alone, so that every peer
+// tensors, the slots and the maximum batch alone, so that every peer
 // computes it for itself and compares the fingerprint.
 //
 //	planes segment                          board segment
@@ -78,10 +80,15 @@ type Plane struct {
 //	| out[0] |                              +---------------------+
 //	|  …     |                              (each on a multiple of 4096)
 //	+--------+
+//
+// The ring of a pipeline has planes for the tensors between its stages too, and
+// its clients and the workers of each stage see some of them as their inputs
+// and outputs: NewPipelineLayout, View.
 type Layout struct {
 	Signature       tensor.Signature
 	Slots, MaxBatch int
 	Inputs, Outputs []Plane
+	Planes          []Plane // all there are, in order; Inputs and Outputs are among them
 	PlanesSize      int64
 	BoardSize       int64
 	Geometry        uint64
@@ -94,32 +101,76 @@ func NewLayout(sig tensor.Signature, slots, maxBatch int) (*Layout, error) {
 	if err := sig.Validate(); err != nil {
 		return nil, err
 	}
+	l, err := place(slices.Concat(sig.Inputs, sig.Outputs), slots, maxBatch)
+	if err != nil {
+		return nil, err
+	}
+	l.Signature, l.Geometry = sig, geometry(sig.String(), slots, maxBatch)
+	l.Inputs, l.Outputs = l.Planes[:len(sig.Inputs):len(sig.Inputs)], l.Planes[len(sig.Inputs):]
+	return l, nil
+}
+
+// NewPipelineLayout is the layout of a ring with these planes, as one sees it
+// whose inputs and outputs are sig.
+func NewPipelineLayout(planes []tensor.Spec, sig tensor.Signature, slots, maxBatch int) (*Layout, error) {
+	if len(planes) > tensor.MaxTensors {
+		return nil, fmt.Errorf("%w: a pipeline of %d tensors, at most %d", status.ErrInvalid, len(planes), tensor.MaxTensors)
+	}
+	for i := range planes {
+		if slices.ContainsFunc(planes[:i], func(t tensor.Spec) bool { return t.Name == planes[i].Name }) {
+			return nil, fmt.Errorf("%w: tensor %q appears twice: in a pipeline each has a name of its own", status.ErrInvalid, planes[i].Name)
+		}
+	}
+	l, err := place(planes, slots, maxBatch)
+	if err != nil {
+		return nil, err
+	}
+	l.Geometry = geometry(strings.Join(tensor.SpecTexts(planes), " "), slots, maxBatch)
+	return l.View(sig)
+}
+
+// View is the same layout as one sees it whose inputs and outputs are others of
+// its planes.
+func (l *Layout) View(sig tensor.Signature) (*Layout, error) {
+	if err := sig.Validate(); err != nil {
+		return nil, err
+	}
+	v := *l
+	v.Signature = sig
+	find := func(side []tensor.Spec) (planes []Plane, err error) {
+		for _, t := range side {
+			i := slices.IndexFunc(l.Planes, func(p Plane) bool { return p.Spec.String() == t.String() })
+			if i < 0 {
+				return nil, fmt.Errorf("%w: the ring has no tensor %s", status.ErrLayout, t)
+			}
+			planes = append(planes, l.Planes[i])
+		}
+		return planes, nil
+	}
+	var err error
+	if v.Inputs, err = find(sig.Inputs); err == nil {
+		v.Outputs, err = find(sig.Outputs)
+	}
+	return &v, err
+}
+
+// place lays planes out one after the other, and the board.
+func place(specs []tensor.Spec, slots, maxBatch int) (*Layout, error) {
 	if slots < 1 || slots > MaxSlots {
 		return nil, fmt.Errorf("%w: slots is %d, must be 1..%d", status.ErrInvalid, slots, MaxSlots)
 	}
 	if maxBatch < 1 || maxBatch > MaxBatchRows {
 		return nil, fmt.Errorf("%w: max_batch_size is %d, must be 1..%d", status.ErrInvalid, maxBatch, MaxBatchRows)
 	}
-	l := &Layout{Signature: sig, Slots: slots, MaxBatch: maxBatch, Geometry: geometry(&sig, slots, maxBatch)}
+	l := &Layout{Slots: slots, MaxBatch: maxBatch, Planes: make([]Plane, len(specs))}
 	at := int64(segmentHeader)
-	place := func(specs []tensor.Spec) ([]Plane, error) {
-		planes := make([]Plane, len(specs))
-		for i, spec := range specs {
-			stride := int64(spec.RowBytes())
-			planes[i] = Plane{Spec: spec, Offset: at, Stride: stride}
-			if stride > (math.MaxInt64-at-pageSize)/int64(slots) {
-				return nil, fmt.Errorf("%w: %d slots of %d bytes do not fit an address space", status.ErrInvalid, slots, stride)
-			}
-			at = roundUp(at+stride*int64(slots), pageSize)
+	for i, spec := range specs {
+		stride := int64(spec.RowBytes())
+		l.Planes[i] = Plane{Spec: spec, Offset: at, Stride: stride}
+		if stride > (math.MaxInt64-at-pageSize)/int64(slots) {
+			return nil, fmt.Errorf("%w: %d slots of %d bytes do not fit an address space", status.ErrInvalid, slots, stride)
 		}
-		return planes, nil
-	}
-	var err error
-	if l.Inputs, err = place(sig.Inputs); err != nil {
-		return nil, err
-	}
-	if l.Outputs, err = place(sig.Outputs); err != nil {
-		return nil, err
+		at = roundUp(at+stride*int64(slots), pageSize)
 	}
 	l.PlanesSize = at
 
@@ -135,10 +186,7 @@ func NewLayout(sig tensor.Signature, slots, maxBatch int) (*Layout, error) {
 // SlotBytes is the payload of one slot over all planes.
 func (l *Layout) SlotBytes() int64 {
 	var n int64
-	for _, p := range l.Inputs {
-		n += p.Stride
-	}
-	for _, p := range l.Outputs {
+	for _, p := range l.Planes {
 		n += p.Stride
 	}
 	return n
@@ -196,8 +244,8 @@ func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
 // geometry is the fingerprint of everything that the layout of a model's
 // segments depends on: FNV-1a 64 over the text below.
-func geometry(s *tensor.Signature, slots, maxBatch int) uint64 {
+func geometry(tensors string, slots, maxBatch int) uint64 {
 	h := fnv.New64a()
-	fmt.Fprintf(h, "ringbatch %d slots=%d max_batch=%d %s", LayoutVersion, slots, maxBatch, s)
+	fmt.Fprintf(h, "ringbatch %d slots=%d max_batch=%d %s", LayoutVersion, slots, maxBatch, tensors)
 	return h.Sum64()
 }

@@ -62,6 +62,10 @@ type Model struct {
 	UptimeS      float64 `json:"uptime_s"`
 	Loop         int     `json:"loop"` // which of Broker.Loops serves it
 
+	// Stages of a pipeline: the names of their lines, which follow this one. A
+	// stage counts what it is done with as ended, OK if it was handed on.
+	Stages []string `json:"stages,omitempty"`
+
 	Policy policy.Policy `json:"policy"` // every setting that is in force
 
 	// ReadyWorkers can be counted on: they wait for work, or have begun a batch

@@ -5,6 +5,7 @@ package tensor
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -193,6 +194,23 @@ func (s *Signature) String() string {
 // Equal reports whether two signatures describe the same tensors in the same
 // order.
 func (s *Signature) Equal(o *Signature) bool { return s.String() == o.String() }
+
+// ParseSpecs reads tensors where those of known need only their names.
+func ParseSpecs(texts []string, known []Spec) (specs []Spec, err error) {
+	for _, text := range texts {
+		i := slices.IndexFunc(known, func(t Spec) bool { return t.Name == text })
+		if i >= 0 {
+			specs = append(specs, known[i])
+			continue
+		}
+		t, err := ParseSpec(text)
+		if err != nil {
+			return nil, err
+		}
+		specs = append(specs, t)
+	}
+	return specs, nil
+}
 
 // VariableDims counts the variable dimensions of a side.
 func VariableDims(side []Spec) int {

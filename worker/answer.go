@@ -67,14 +67,16 @@ func (b *Batch) end() bool { return b.ended.CompareAndSwap(false, true) }
 // answer ends the batch:
 //
 //  1. for each request: its rows' sizes and its record, then its word (SYNC
-//     POINT "completion")
+//     POINT "completion"). Where another stage follows, only for those that
+//     failed: the broker hands the others on.
 //  2. one ring per client: rows are sorted by slot and windows don't
 //     interleave, so a client's requests are neighbours
 //  3. the broker learns that this worker has room again
 func (b *Batch) answer() {
 	done := shm.Done{Batch: b.id, Started: b.started, Finished: shm.Now()}
-	board := b.w.session.Board
+	board, handsOn := b.w.session.Board, b.w.session.Info.HandsOn
 	b.mu.Lock()
+	ended := false // something of this client
 	for i := range b.reqs {
 		q := &b.reqs[i]
 		if q.status != status.OK {
@@ -82,7 +84,9 @@ func (b *Batch) answer() {
 		}
 		// Somebody else may have ended it meanwhile (expired, canceled); then
 		// record and reason are no longer ours to write.
-		if isOpen(board, q.slot, q.gen) {
+		mine := q.status != status.OK || !handsOn
+		ended = ended || mine
+		if mine && isOpen(board, q.slot, q.gen) {
 			rec := board.Record(q.slot)
 			rec.Dispatched, rec.Started, rec.Finished, rec.ReasonLen = b.mailed, b.started, done.Finished, 0
 			if b.outDims != nil {
@@ -96,7 +100,10 @@ func (b *Batch) answer() {
 			board.End(q.slot, q.gen, q.status, false)
 		}
 		if i+1 == len(b.reqs) || b.reqs[i+1].bell != q.bell {
-			board.Ring(q.bell)
+			if ended {
+				board.Ring(q.bell)
+			}
+			ended = false
 		}
 	}
 	b.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Config says what a worker serves. Where the broker knows the model already
+// Config says what a worker serves: a model, or a stage of a pipeline. Where the broker knows the model already
 // (from its configuration or from an earlier worker), the signature must
 // agree and the rest of the policy is the broker's.
 type Config struct {
@@ -50,6 +50,10 @@ type Config struct {
 	// Policy declares the model where this worker is the first to name it; what
 	// it leaves open takes the broker's defaults.
 	Policy policy.Policy
+
+	// Pipeline declares the pipeline that Model is a stage of (PIPELINE/STAGE),
+	// as JSON (docs/pipelines.md), where this worker is the first to name it.
+	Pipeline string
 
 	Memory shm.Memory // for tests
 }
@@ -104,7 +108,7 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 			Inputs: tensor.SpecTexts(cfg.Signature.Inputs), Outputs: tensor.SpecTexts(cfg.Signature.Outputs),
 			Depth: cfg.Depth, Lanes: cfg.Concurrency, Weight: cfg.Weight, Pad: cfg.Pad, PadTo: cfg.PadTo, GPU: cfg.GPU,
 		},
-		Policy: cfg.Policy,
+		Policy: cfg.Policy, Pipeline: cfg.Pipeline,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("worker %s: %w", cfg.Model, err)

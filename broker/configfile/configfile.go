@@ -36,6 +36,17 @@ import (
 //	instances = 3
 //	gpus = [0]
 //
+//	[[model]] # a pipeline
+//	name = "ocr"
+//	inputs = ["image:u8[224,224,3]"]
+//	[[model.stage]]
+//	name = "detect"
+//	inputs = ["image"]
+//	outputs = ["boxes:f32[16,4]"]
+//	max_batch_size = 8
+//	[[model.stage.worker]]
+//	command = ["python3", "detect.py"]
+//
 //	[alias]
 //	resnet = "resnet@2"
 //	bert = { "bert@1" = 90, "bert@2" = 10 }
@@ -87,6 +98,15 @@ func (f *fileWorker) worker() (supervise.Worker, error) {
 
 // fileModel is what a model has besides its policy, whose keys are the rest.
 type fileModel struct {
+	Name    string       `toml:"name"`
+	Inputs  []string     `toml:"inputs"`
+	Outputs []string     `toml:"outputs"`
+	Workers []fileWorker `toml:"worker"`
+	Stages  []fileStage  `toml:"stage"`
+}
+
+// fileStage is what a stage of a pipeline has besides its policy.
+type fileStage struct {
 	Name    string       `toml:"name"`
 	Inputs  []string     `toml:"inputs"`
 	Outputs []string     `toml:"outputs"`
@@ -144,7 +164,7 @@ func Parse(text string) (broker.Config, error) {
 	}
 	for _, key := range meta.Undecoded() {
 		// Others are settings of a policy, or models of an alias.
-		if len(key) < 2 || key[0] != "alias" && key[0] != "model" || key[1] == "worker" && key[0] == "model" {
+		if len(key) < 2 || key[0] != "alias" && key[0] != "model" || isWorkers(key) {
 			return broker.Config{}, fmt.Errorf("%w: unknown key %q", status.ErrInvalid, key.String())
 		}
 	}
@@ -196,20 +216,54 @@ func Parse(text string) (broker.Config, error) {
 	return cfg, nil
 }
 
+// isWorkers says that a key is of a model's or stage's worker, which has no
+// policy.
+func isWorkers(key toml.Key) bool {
+	return key[0] == "model" && (key[1] == "worker" || key[1] == "stage" && len(key) > 2 && key[2] == "worker")
+}
+
 func (f *fileModel) model(table map[string]any) (m broker.ModelConfig, err error) {
 	m = broker.ModelConfig{Name: f.Name, Policy: settings(table)}
+	if m.Workers, err = workers(f.Workers); err != nil {
+		return m, err
+	}
+	if len(f.Stages) > 0 {
+		return m, f.stages(table, &m)
+	}
 	if m.Signature, err = tensor.ParseSignature(f.Inputs, f.Outputs); err != nil {
 		return m, err
 	}
-	for i := range f.Workers {
-		w, err := f.Workers[i].worker()
-		if err != nil {
-			return m, err
-		}
-		m.Workers = append(m.Workers, w)
-	}
 	_, err = m.Policy.Resolve(m.Signature.Inputs)
 	return m, err
+}
+
+// stages makes a pipeline of m.
+func (f *fileModel) stages(table map[string]any, m *broker.ModelConfig) (err error) {
+	tables, _ := table["stage"].([]map[string]any)
+	for i := range f.Stages {
+		s := broker.StageConfig{Name: f.Stages[i].Name, Policy: settings(tables[i])}
+		if s.Workers, err = workers(f.Stages[i].Workers); err != nil {
+			return fmt.Errorf("stage %q: %w", s.Name, err)
+		}
+		m.Stages = append(m.Stages, s)
+	}
+	texts := func(i int) (inputs, outputs []string) { return f.Stages[i].Inputs, f.Stages[i].Outputs }
+	if err := m.ParseTensors(f.Inputs, f.Outputs, texts); err != nil {
+		return err
+	}
+	_, _, err = m.Resolve()
+	return err
+}
+
+func workers(declared []fileWorker) (list []supervise.Worker, err error) {
+	for i := range declared {
+		w, err := declared[i].worker()
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, w)
+	}
+	return list, nil
 }
 
 // settings are the texts of a model's table. A table in it holds parts of a
@@ -219,7 +273,7 @@ func settings(table map[string]any) policy.Policy {
 	p := policy.Policy{}
 	for key, value := range table {
 		switch key {
-		case "name", "inputs", "outputs", "worker":
+		case "name", "inputs", "outputs", "worker", "stage":
 			continue
 		case "priority":
 			if levels, ok := value.([]map[string]any); ok {

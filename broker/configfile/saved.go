@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/BurntSushi/toml"
@@ -75,6 +76,11 @@ func (s *Saved) Apply(cfg *broker.Config) error {
 	for _, saved := range f.Models {
 		for i := range cfg.Models {
 			m := &cfg.Models[i]
+			if name, stage, _ := strings.Cut(saved.Name, m.Name+"/"); name == "" && stage != "" {
+				if err := saved.applyToStage(m, stage); err != nil {
+					return fmt.Errorf("model %q, with the saved settings of %s: %w", saved.Name, s.path, err)
+				}
+			}
 			if m.Name != saved.Name {
 				continue
 			}
@@ -86,6 +92,24 @@ func (s *Saved) Apply(cfg *broker.Config) error {
 				m.Workers[0].Instances = saved.Instances
 			}
 		}
+	}
+	return nil
+}
+
+// applyToStage puts what was saved over a stage of a pipeline, if there is one of
+// that name.
+func (saved *savedModel) applyToStage(m *broker.ModelConfig, name string) error {
+	for i := range m.Stages {
+		s := &m.Stages[i]
+		if s.Name != name {
+			continue
+		}
+		s.Policy = policy.Policy(saved.Policy).Over(s.Policy)
+		if saved.Instances > 0 && len(s.Workers) == 1 {
+			s.Workers[0].Instances = saved.Instances
+		}
+		_, _, err := m.Resolve()
+		return err
 	}
 	return nil
 }

@@ -10,9 +10,11 @@
 package supervise
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -104,11 +106,12 @@ type Group struct {
 type Supervisor struct {
 	log    *slog.Logger
 	socket string
-	mps    *mps // nil unless asked for
 
 	changing sync.Mutex // one change of the pools at a time
 
 	mu       sync.Mutex
+	reach    string // where the next process finds the broker: socket, or for a while another name of it
+	mps      *mps   // nil unless asked for
 	pools    []*pool
 	procs    []*process       // of all pools, and those that are being replaced
 	attached map[int]attached // by pid: the workers that the broker has
@@ -123,7 +126,7 @@ type attached struct {
 
 // New makes a supervisor whose workers find their broker at socket.
 func New(log *slog.Logger, socket string) *Supervisor {
-	return &Supervisor{log: log, socket: socket, attached: map[int]attached{}}
+	return &Supervisor{log: log, socket: socket, reach: socket, attached: map[int]attached{}}
 }
 
 // Start brings MPS up if it is wanted, then the workers. It does not wait for
@@ -132,37 +135,91 @@ func (s *Supervisor) Start(mps bool, groups ...Group) {
 	s.running.Add(1)
 	go func() {
 		defer s.running.Done()
-		if mps {
-			m := startMPS(s.log, s.socket)
-			s.mu.Lock()
-			s.mps = m
-			s.mu.Unlock()
-		}
+		s.startMPS(mps)
 		for _, g := range groups {
 			s.Add(g)
 		}
 	}()
 }
 
+// WarmUp is Start that returns when every worker has attached, or with why one
+// will not. They find the broker at reach until StartClients is called, which
+// starts the rest.
+func (s *Supervisor) WarmUp(ctx context.Context, reach string, mps bool, groups ...Group) error {
+	s.mu.Lock()
+	s.reach = reach
+	s.mu.Unlock()
+	s.startMPS(mps)
+	for _, g := range groups {
+		s.add(g, false)
+	}
+	s.mu.Lock()
+	procs := slices.Clone(s.procs)
+	s.mu.Unlock()
+	for _, p := range procs {
+		if err := p.await(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// StartClients starts what WarmUp has left out: the processes that use models,
+// of which two would want the same ports.
+func (s *Supervisor) StartClients(groups ...Group) {
+	s.mu.Lock()
+	s.reach = s.socket
+	s.mu.Unlock()
+	for _, g := range groups {
+		s.add(g, true)
+	}
+}
+
+func (s *Supervisor) startMPS(wanted bool) {
+	if wanted {
+		m := startMPS(s.log, s.socket)
+		s.mu.Lock()
+		s.mps = m
+		s.mu.Unlock()
+	}
+}
+
+// LeaveMPS has its daemon outlive this supervisor: another one uses it.
+func (s *Supervisor) LeaveMPS() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mps != nil {
+		s.mps.own = false
+	}
+}
+
 // Add starts workers beside those that run.
 func (s *Supervisor) Add(g Group) {
+	s.add(g, false)
+	s.add(g, true)
+}
+
+// add starts a group's workers, or the clients among them.
+func (s *Supervisor) add(g Group, clients bool) {
 	for i := range g.Workers {
-		s.startPool(g.Model, i, &g.Workers[i])
+		if g.Workers[i].Client == clients {
+			s.startPool(g.Model, i, &g.Workers[i])
+		}
 	}
 }
 
 // environment is what a worker process gets to know.
 func (s *Supervisor) environment(p *process) []string {
-	env := append(os.Environ(), "RINGBATCH_SOCKET="+s.socket, "RINGBATCH_WORKER_NAME="+p.name)
+	s.mu.Lock()
+	mps, reach := s.mps, s.reach
+	s.mu.Unlock()
+	env := append(os.Environ(), "RINGBATCH_SOCKET="+reach, "RINGBATCH_WORKER_NAME="+p.name)
 	if p.model != "" {
 		env = append(env, "RINGBATCH_MODEL="+p.model)
 	}
 	if p.gpu >= 0 {
 		env = append(env, "CUDA_VISIBLE_DEVICES="+strconv.Itoa(p.gpu))
 	}
-	s.mu.Lock()
-	mps := s.mps
-	s.mu.Unlock()
 	env = append(env, mps.environment()...)
 	if n := p.cfg.ThreadPercentage; n > 0 && mps.active() {
 		env = append(env, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="+strconv.Itoa(n))

@@ -35,7 +35,7 @@ static void touch(const rb_view *v)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	rb_session s = {.socket = -1, .doorbell = -1, .window = 4, .first_slot = 2, .first_gen = 7, .levels = 2};
+	rb_session s = {.socket = -1, .doorbell = -1, .window = 4, .max_rows = 4, .first_slot = 2, .first_gen = 7, .levels = 2};
 	int pair[2], status;
 	script = data;
 	left = size;
@@ -45,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	s.socket = pair[0];
 	s.planes = (rb_segment){aligned_alloc(4096, s.layout.planes_size), s.layout.planes_size};
 	s.board_segment = (rb_segment){aligned_alloc(4096, s.layout.board_size), s.layout.board_size};
-	s.words = (rb_segment){aligned_alloc(4096, rb_client_segment_size(4)), rb_client_segment_size(4)};
+	s.words = (rb_segment){aligned_alloc(4096, rb_client_segment_size(4, false)), rb_client_segment_size(4, false)};
 	memset(s.board_segment.at, 0, s.board_segment.bytes);
 	memset(s.words.at, 0, s.words.bytes);
 	uint8_t *b = s.board_segment.at;

@@ -81,9 +81,9 @@ typedef struct {
 	uint32_t message_bytes, stats_bytes, model_bytes;
 	bool attached;
 	rb_reader inputs, outputs, policy; /* at the values; at is NULL if they are missing */
-	rb_reader notes;
-	bool more, times;
-	uint64_t clock, slots, max_batch, geometry, planes_size, board_size, session_size, first_slot, window, first_gen, depth;
+	rb_reader notes, planes;
+	bool more, times, hands_on;
+	uint64_t clock, slots, max_batch, geometry, planes_size, board_size, session_size, first_slot, window, first_gen, depth, max_rows;
 } reply;
 
 static int malformed(const char *what) { return rb_fail(RB_ERR_PROTOCOL, "%s: the reply's %s", rb_status_text(RB_ERR_PROTOCOL), what); }
@@ -97,12 +97,12 @@ static bool read_attached(rb_reader *r, reply *p)
 	} numbers[] = {
 		{"slots", &p->slots}, {"max_batch", &p->max_batch}, {"geometry", &p->geometry}, {"planes_size", &p->planes_size},
 		{"board_size", &p->board_size}, {"session_size", &p->session_size}, {"first_slot", &p->first_slot}, {"window", &p->window},
-		{"first_gen", &p->first_gen}, {"depth", &p->depth}, {"clock", &p->clock},
+		{"first_gen", &p->first_gen}, {"depth", &p->depth}, {"clock", &p->clock}, {"max_rows", &p->max_rows},
 	};
 	const struct {
 		const char *key;
 		rb_reader *to;
-	} values[] = {{"inputs", &p->inputs}, {"outputs", &p->outputs}, {"policy", &p->policy}, {"notes", &p->notes}};
+	} values[] = {{"inputs", &p->inputs}, {"outputs", &p->outputs}, {"policy", &p->policy}, {"notes", &p->notes}, {"planes", &p->planes}};
 	uint32_t pairs, bytes;
 	const char *key;
 	if (!rb_get_map(r, &pairs))
@@ -117,6 +117,8 @@ static bool read_attached(rb_reader *r, reply *p)
 		value.end = r->at;
 		if (rb_is(key, bytes, "times"))
 			p->times = value.at < value.end && *value.at == 0xc3;
+		if (rb_is(key, bytes, "hands_on"))
+			p->hands_on = value.at < value.end && *value.at == 0xc3;
 		if (rb_is(key, bytes, "model") && !rb_get_text(&value, &p->model, &p->model_bytes))
 			return false;
 		for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
@@ -186,6 +188,27 @@ static int read_side(rb_reader r, rb_layout *l, uint32_t *count)
 	return RB_OK;
 }
 
+/* Has the tensors lie among all planes of the ring, where the reply names these. */
+static int read_planes(rb_reader r, rb_layout *l)
+{
+	uint32_t n, bytes;
+	const char *text;
+	if (!r.at || (r.at < r.end && *r.at == 0xc0))
+		return RB_OK;
+	if (!rb_get_array(&r, &n) || n > RB_GO_MAX_TENSORS)
+		return malformed("list of planes");
+	rb_tensor *plane = calloc(n + 1, sizeof *plane);
+	if (!plane)
+		return rb_say(RB_ERR_NO_MEMORY);
+	int status = RB_OK;
+	for (uint32_t i = 0; i < n && !status; i++)
+		status = rb_get_text(&r, &text, &bytes) && bytes ? rb_parse_tensor(text, bytes, &plane[i]) : malformed("list of planes");
+	if (!status)
+		status = rb_layout_among(l, plane, n);
+	free(plane);
+	return status;
+}
+
 static int read_notes(rb_reader r, rb_session *s)
 {
 	uint32_t n, bytes;
@@ -229,8 +252,13 @@ static int check_reply(const reply *p, rb_session *s, bool worker)
 		return status;
 	if (p->slots > UINT32_MAX || p->max_batch > UINT32_MAX || p->first_gen > UINT32_MAX)
 		return malformed("sizes");
-	if ((status = rb_layout_place(l, (uint32_t)p->slots, (uint32_t)p->max_batch)))
+	status = rb_layout_place(l, (uint32_t)p->slots, (uint32_t)p->max_batch);
+	if (!status)
+		status = read_planes(p->planes, l);
+	if (status)
 		return status;
+	s->max_rows = p->max_rows && p->max_rows < l->max_batch ? (uint32_t)p->max_rows : l->max_batch;
+	s->hands_on = p->hands_on;
 	if (p->model_bytes > RB_MAX_NAME_BYTES)
 		return malformed("model");
 	memcpy(s->model, p->model ? p->model : "", p->model_bytes);

@@ -154,7 +154,9 @@ static void answer(rb_taken *b, uint32_t i, int64_t finished)
 }
 
 /*
- *  1. for each request: record, then its word (SYNC POINT "completion")
+ *  1. for each request: record, then its word (SYNC POINT "completion"); where
+ *     another stage follows, only for those that failed: the broker hands the
+ *     others on
  *  2. one ring per client: rows are sorted by slot and windows don't
  *     interleave, so a client's requests are neighbours
  *  3. the broker learns that this worker has room again
@@ -167,12 +169,19 @@ void rb_taken_complete(rb_taken *b)
 	rb_crew_leave(w, b->slot); /* the slots are somebody else's from here on */
 	int64_t now = rb_now();
 	rb_done_entry done = {.batch = b->shown.id, .started = b->started, .finished = now};
+	bool ended = false; /* something of this client */
 	for (uint32_t i = 0; i < b->shown.requests; i++) {
 		rb_answer *a = &b->answer[i];
 		done.failed += a->status != RB_OK;
-		answer(b, i, now);
-		if (i + 1 == b->shown.requests || b->answer[i + 1].bell != a->bell)
-			rb_board_ring(&w->session.board, a->bell);
+		if (a->status != RB_OK || !w->session.hands_on) {
+			answer(b, i, now);
+			ended = true;
+		}
+		if (i + 1 == b->shown.requests || b->answer[i + 1].bell != a->bell) {
+			if (ended)
+				rb_board_ring(&w->session.board, a->bell);
+			ended = false;
+		}
 		free(a->reason);
 		a->reason = NULL;
 	}

@@ -87,11 +87,11 @@ static bool use(rb_conn *c, rb_link *l)
 	rb_layout whole = s->layout;
 	whole.tensor = copy;
 	c->layout = whole;
-	c->info = (rb_model){.inputs = s->layout.inputs, .outputs = s->layout.outputs, .max_batch_size = s->layout.max_batch, .slots = s->layout.slots,
+	c->info = (rb_model){.inputs = s->layout.inputs, .outputs = s->layout.outputs, .max_batch_size = s->max_rows, .slots = s->layout.slots,
 			     .window = s->window, .levels = s->levels, .wait_time = s->wait_time};
 	memcpy(c->info.name, s->model, sizeof c->info.name);
 	c->window = s->window;
-	c->max_batch = s->layout.max_batch;
+	c->max_batch = s->max_rows;
 	l->number = ++c->attached;
 	l->next = c->links;
 	c->links = l;

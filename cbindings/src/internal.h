@@ -56,6 +56,8 @@ size_t rb_format_tensor(const rb_tensor *t, char *to, size_t room);
 int rb_parse_signature(const char *text, rb_layout *l);
 /* Checks the tensors of l and computes everything else. */
 int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch);
+/* For the ring of a pipeline, after rb_layout_place: the tensors of l are some of these planes. */
+int rb_layout_among(rb_layout *l, rb_tensor *plane, uint32_t planes);
 void rb_layout_free(rb_layout *l);
 uint64_t rb_dtype_size(uint32_t dtype);
 bool rb_valid_utf8(const char *text, size_t bytes);
@@ -167,7 +169,9 @@ typedef struct rb_session {
 	_Atomic bool again;           /* a client's: the broker has said that it should attach again */
 	uint64_t epoch;
 	uint32_t first_slot, window, first_gen, depth;
-	bool times; /* a client's: there is room for those of its requests */
+	uint32_t max_rows; /* of a request */
+	bool times;        /* a client's: there is room for those of its requests */
+	bool hands_on;     /* a worker's: another stage follows, so it ends only the requests that fail */
 	char model[RB_MAX_NAME_BYTES + 1];
 	uint32_t levels;
 	int64_t wait_time;

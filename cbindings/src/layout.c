@@ -24,8 +24,9 @@ static int check_side(rb_layout *l, int side, uint32_t count)
 	return RB_OK;
 }
 
-/* FNV-1a 64 over everything that the layout depends on. */
-static uint64_t geometry(const rb_layout *l)
+/* FNV-1a 64 over everything that the layout depends on. arrow is the tensor that
+ * "->" comes before. */
+static uint64_t geometry(const rb_layout *l, const rb_tensor *t, uint32_t count, uint32_t arrow)
 {
 	char text[2048];
 	uint64_t h = UINT64_C(0xcbf29ce484222325);
@@ -33,11 +34,49 @@ static uint64_t geometry(const rb_layout *l)
 	for (uint32_t k = 0;; k++) {
 		for (int i = 0; i < n; i++)
 			h = (h ^ (uint8_t)text[i]) * UINT64_C(0x100000001b3);
-		if (k == l->inputs + l->outputs)
+		if (k == count)
 			return h;
-		n = sprintf(text, "%s ", k == l->inputs ? " ->" : "");
-		n += (int)rb_format_tensor(&l->tensor[k], text + n, sizeof text - 16);
+		n = sprintf(text, "%s ", k == arrow ? " ->" : "");
+		n += (int)rb_format_tensor(&t[k], text + n, sizeof text - 16);
 	}
+}
+
+/* Lays tensors out one after the other. */
+static int place_planes(rb_layout *l, rb_tensor *t, uint32_t count)
+{
+	uint64_t at = RB_GO_SEGMENT_HEADER;
+	for (uint32_t k = 0; k < count; k++) {
+		if (t[k].stride > ((uint64_t)INT64_MAX - at - RB_GO_PAGE) / l->slots)
+			return rb_fail(RB_ERR_INVALID, "%s: %u slots of %" PRIu64 " bytes do not fit an address space", rb_status_text(RB_ERR_INVALID), l->slots, t[k].stride);
+		t[k].offset = at;
+		at = rb_round_up(at + t[k].stride * l->slots, RB_GO_PAGE);
+	}
+	l->planes_size = at;
+	return RB_OK;
+}
+
+static bool same_tensor(const rb_tensor *a, const rb_tensor *b)
+{
+	char x[1024], y[1024];
+	size_t n = rb_format_tensor(a, x, sizeof x);
+	return n == rb_format_tensor(b, y, sizeof y) && !memcmp(x, y, rb_min((int64_t)n, sizeof x - 1));
+}
+
+int rb_layout_among(rb_layout *l, rb_tensor *plane, uint32_t planes)
+{
+	int status = place_planes(l, plane, planes);
+	if (status)
+		return status;
+	for (uint32_t k = 0; k < l->inputs + l->outputs; k++) {
+		uint32_t i = 0;
+		while (i < planes && !same_tensor(&plane[i], &l->tensor[k]))
+			i++;
+		if (i == planes)
+			return rb_fail(RB_ERR_LAYOUT, "%s: the ring has no tensor \"%s\"", rb_status_text(RB_ERR_LAYOUT), l->tensor[k].name);
+		l->tensor[k].offset = plane[i].offset;
+	}
+	l->geometry = geometry(l, plane, planes, planes);
+	return RB_OK;
 }
 
 int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch)
@@ -56,20 +95,13 @@ int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch)
 		return rb_fail(RB_ERR_INVALID, "%s: max_batch_size is %u, must be 1..%d", rb_status_text(RB_ERR_INVALID), max_batch, (int)RB_GO_MAX_BATCH_ROWS);
 	l->slots = slots;
 	l->max_batch = max_batch;
-	uint64_t at = RB_GO_SEGMENT_HEADER;
-	for (uint32_t k = 0; k < l->inputs + l->outputs; k++) {
-		rb_tensor *t = &l->tensor[k];
-		if (t->stride > ((uint64_t)INT64_MAX - at - RB_GO_PAGE) / slots)
-			return rb_fail(RB_ERR_INVALID, "%s: %u slots of %" PRIu64 " bytes do not fit an address space", rb_status_text(RB_ERR_INVALID), slots, t->stride);
-		t->offset = at;
-		at = rb_round_up(at + t->stride * slots, RB_GO_PAGE);
-	}
-	l->planes_size = at;
+	if ((status = place_planes(l, l->tensor, l->inputs + l->outputs)))
+		return status;
 	l->words_at = rb_round_up(RB_GO_SEGMENT_HEADER + (uint64_t)slots * sizeof(rb_bell), RB_GO_PAGE);
 	l->records_at = rb_round_up(l->words_at + (uint64_t)slots * 8, RB_GO_PAGE);
 	l->reasons_at = rb_round_up(l->records_at + (uint64_t)slots * sizeof(rb_record), RB_GO_PAGE);
 	l->board_size = rb_round_up(l->reasons_at + (uint64_t)slots * RB_GO_REASON_BYTES, RB_GO_PAGE);
-	l->geometry = geometry(l);
+	l->geometry = geometry(l, l->tensor, l->inputs + l->outputs, l->inputs);
 	return RB_OK;
 }
 

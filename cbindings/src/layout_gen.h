@@ -23,7 +23,7 @@
 #define RB_GO_MAX_TENSORS 0x40ull
 #define RB_GO_MAX_NAME_BYTES 0x80ull
 #define RB_GO_SEALS 0x7ull
-#define RB_GO_CONTROL_VERSION 0x3ull
+#define RB_GO_CONTROL_VERSION 0x4ull
 #define RB_GO_MAX_FRAME 0x100000ull
 
 #define RB_GO_SIZE_HEADER 64

@@ -132,7 +132,7 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 			continue;
 		}
 		uint32_t at;
-		if (rows > l->window || rows > l->session.layout.max_batch) { /* a restarted broker may have other limits */
+		if (rows > l->window || rows > l->session.max_rows) { /* a restarted broker may have other limits */
 			rb_link_drop(l);
 			return bad_rows(c, rows);
 		}

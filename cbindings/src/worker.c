@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <sched.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -68,8 +69,10 @@ static int attach(const char *model, const char *signature, const rb_worker_opti
 	if (!status)
 		status = rb_socket_path(o->socket, path, sizeof path);
 	if (!status) {
-		rb_begin_request(&w, 2, "worker", model, o->name);
+		rb_begin_request(&w, 3, "worker", model, o->name);
 		put_worker(&w, &l, o);
+		rb_put_string(&w, "pipeline");
+		rb_put_string(&w, o->pipeline ? o->pipeline : "");
 		status = rb_put_policy(&w, o->policy);
 	}
 	if (!status)
@@ -101,9 +104,11 @@ int rb_worker_attach(const char *model, const char *signature, const rb_worker_o
 {
 	if (!model || !signature || !worker)
 		return rb_missing();
-	if (given && given->size != sizeof *given)
+	if (given && given->size != sizeof *given && given->size != offsetof(rb_worker_options, pipeline)) /* as it was before there were pipelines */
 		return rb_fail(RB_ERR_VERSION, "%s: rb_worker_options.size is %u, expected %zu", rb_status_text(RB_ERR_VERSION), given->size, sizeof *given);
-	rb_worker_options o = given ? *given : (rb_worker_options){0};
+	rb_worker_options o = {0};
+	if (given)
+		memcpy(&o, given, given->size);
 	rb_watch_forks();
 	rb_work *w = calloc(1, sizeof *w);
 	if (!w)

@@ -177,12 +177,12 @@ int main(int argc, char **argv)
 	MUST((doorbell = eventfd(0, EFD_NONBLOCK)) >= 0 && !socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) && !socketpair(AF_UNIX, SOCK_STREAM, 0, sockets + 2));
 	planes = heap(l.planes_size);
 	board_segment = heap(l.board_size);
-	client_words = heap(rb_client_segment_size(SLOTS));
+	client_words = heap(rb_client_segment_size(SLOTS, false));
 	worker_words = heap(rb_worker_segment_size(DEPTH, BATCH));
 	board = (rb_board){(void *)(board_segment.at + RB_GO_SEGMENT_HEADER), (void *)(board_segment.at + l.words_at), (void *)(board_segment.at + l.records_at),
 			   (char *)(board_segment.at + l.reasons_at)};
 
-	rb_session cs = {.window = SLOTS, .levels = 2};
+	rb_session cs = {.window = SLOTS, .max_rows = BATCH, .levels = 2};
 	use_heap(&cs, &client_words, sockets[0]);
 	static rb_conn c = {.notify_fd = -1, .poke_fd = -1, .pending.fd = -1, .own_from = 1, .window = SLOTS, .max_batch = BATCH, .inputs = 1, .outputs = 1, .socket = "/nonexistent", .model = "m", .name = ""};
 	pthread_mutex_init(&c.mu, NULL);

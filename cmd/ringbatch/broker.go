@@ -36,7 +36,7 @@ func runBroker(ctx context.Context, args []string) error {
 	drain := f.Duration("drain_time", broker.DefaultDrainTime, "how long accepted requests may take to finish after SIGTERM")
 	loops := f.Int("loops", 0, "loops that serve the models, each some of them (default: one for every two cores, 8 at most)")
 	mps := f.Bool("mps", false, "let the GPU workers that the broker starts share GPUs through MPS: use a running daemon or start a private one")
-	takeOver := f.Bool("take_over", false, "take the socket over from the broker that has it, which finishes its requests and ends")
+	takeOver := f.Bool("take_over", false, "start the workers, then take the socket over from the broker that has it, which finishes its requests and ends")
 	logs := addLogFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
@@ -102,9 +102,12 @@ func runBroker(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if *takeOver { // only once this configuration is known to be good
-		if err := admin.New(cfg.Socket).HandOver(ctx); err != nil && !errors.Is(err, status.ErrNoBroker) {
-			return fmt.Errorf("take over: %w", err)
+	if *takeOver {
+		cfg.TakeOver = func(ctx context.Context) error {
+			if err := admin.New(cfg.Socket).HandOver(ctx); err != nil && !errors.Is(err, status.ErrNoBroker) {
+				return err
+			}
+			return nil
 		}
 	}
 	b, err := broker.New(cfg)
@@ -115,6 +118,7 @@ func runBroker(ctx context.Context, args []string) error {
 	serves := func() { manager.Ready(fmt.Sprintf("serves %s", b.Socket())) }
 	go func() {
 		for range hup {
+			<-b.Listening() // who takes over starts what is declared first
 			manager.Reloading()
 			if *config == "" {
 				log.Warn("SIGHUP: nothing to reload, the broker runs without --config")
@@ -133,7 +137,10 @@ func runBroker(ctx context.Context, args []string) error {
 			serves()
 		}
 	}()
-	serves()
+	go func() {
+		<-b.Listening()
+		serves()
+	}()
 	go manager.Watchdog(ctx, b.Alive)
 	context.AfterFunc(ctx, manager.Stopping)
 	return b.Serve(ctx)

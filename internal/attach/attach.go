@@ -209,7 +209,7 @@ func open(mem shm.Memory, op control.Op, rep *control.Reply, fds []int) (s *Sess
 	if s.Settings, err = policy.Policy(a.Policy).Known().Resolve(sig.Inputs); err != nil {
 		return s, fmt.Errorf("%w: the policy of %s: %w", status.ErrProtocol, a.Model, err)
 	}
-	if s.Layout, err = shm.NewLayout(sig, a.Slots, a.MaxBatch); err != nil {
+	if s.Layout, err = layoutOf(a, sig); err != nil {
 		return s, err
 	}
 	if s.Layout.Geometry != a.Geometry || s.Layout.PlanesSize != a.PlanesSize || s.Layout.BoardSize != a.BoardSize {
@@ -255,6 +255,21 @@ func open(mem shm.Memory, op control.Op, rep *control.Reply, fds []int) (s *Sess
 	}
 	s.Board = shm.NewBoard(s.Layout, s.BoardSeg)
 	return s, nil
+}
+
+// layoutOf is where everything lies, as far as the reply tells.
+func layoutOf(a *control.Attached, sig tensor.Signature) (*shm.Layout, error) {
+	if len(a.Planes) == 0 {
+		return shm.NewLayout(sig, a.Slots, a.MaxBatch)
+	}
+	planes := make([]tensor.Spec, len(a.Planes))
+	for i, text := range a.Planes {
+		var err error
+		if planes[i], err = tensor.ParseSpec(text); err != nil {
+			return nil, err
+		}
+	}
+	return shm.NewPipelineLayout(planes, sig, a.Slots, a.MaxBatch)
 }
 
 // Gone blocks until the broker hangs up, the session is closed, or nobody

@@ -14,7 +14,7 @@ import (
 )
 
 // Version of the messages. A peer of another version is refused.
-const Version = 3
+const Version = 4
 
 // VersionAdvice says what to do about two sides that speak different versions.
 func VersionAdvice(one string, version int, other string, otherVersion int) string {
@@ -68,6 +68,9 @@ type Request struct {
 	// if the broker does not know it yet. OpSet: what to change, whole or not
 	// at all.
 	Policy map[string]string `msgpack:"policy,omitempty"`
+	// OpWorker of a stage, whose Model is PIPELINE/STAGE: a Pipeline as JSON, to
+	// declare it with if the broker does not know it yet. Empty: it does.
+	Pipeline string `msgpack:"pipeline,omitempty"`
 	// OpTrace: for how long.
 	Millis int `msgpack:"millis,omitempty"`
 	// OpScale: how many processes.
@@ -87,6 +90,23 @@ type Request struct {
 	// OpWatch: the value of Reply.Changes that the peer knows. OpBatches: how many
 	// batches it knows of.
 	Since uint64 `msgpack:"since,omitempty"`
+}
+
+// Pipeline is a model of several stages, as its workers declare it.
+type Pipeline struct {
+	Inputs  []string          `json:"inputs"` // what its clients write, and read
+	Outputs []string          `json:"outputs"`
+	Policy  map[string]string `json:"policy,omitempty"` // of all stages, and of the ring
+	Stages  []PipelineStage   `json:"stages"`
+}
+
+// PipelineStage is one of them. Its inputs are inputs of the pipeline or
+// outputs of stages before it.
+type PipelineStage struct {
+	Name    string            `json:"name"`
+	Inputs  []string          `json:"inputs"`
+	Outputs []string          `json:"outputs"`
+	Policy  map[string]string `json:"policy,omitempty"`
 }
 
 // WorkerInfo is what a worker tells about itself.
@@ -125,8 +145,10 @@ type Attached struct {
 	Model       string            `msgpack:"model"`
 	Inputs      []string          `msgpack:"inputs"`
 	Outputs     []string          `msgpack:"outputs"`
+	Planes      []string          `msgpack:"planes,omitempty"` // all tensors of the ring, in order, where these are not just the inputs and outputs
 	Slots       int               `msgpack:"slots"`
-	MaxBatch    int               `msgpack:"max_batch"` // rows the segments were laid out for
+	MaxBatch    int               `msgpack:"max_batch"`          // rows the segments were laid out for
+	MaxRows     int               `msgpack:"max_rows,omitempty"` // client: of one request, where that is less
 	Geometry    uint64            `msgpack:"geometry"`
 	PlanesSize  int64             `msgpack:"planes_size"`
 	BoardSize   int64             `msgpack:"board_size"`
@@ -137,9 +159,10 @@ type Attached struct {
 	Times       bool              `msgpack:"times"`     // client: its session has room for its times
 	Depth       int               `msgpack:"depth"`     // worker: mails it may hold
 	WorkerID    uint32            `msgpack:"worker_id"`
-	Clock       int64             `msgpack:"clock"`           // the broker's CLOCK_MONOTONIC when it replied: the peer's must be the same clock
-	Policy      map[string]string `msgpack:"policy"`          // a policy.Policy, all keys
-	Notes       []string          `msgpack:"notes,omitempty"` // worker: how the policy differs from what it asked for
+	HandsOn     bool              `msgpack:"hands_on,omitempty"` // worker: another stage follows, so it ends only the requests that fail
+	Clock       int64             `msgpack:"clock"`              // the broker's CLOCK_MONOTONIC when it replied: the peer's must be the same clock
+	Policy      map[string]string `msgpack:"policy"`             // a policy.Policy, all keys
+	Notes       []string          `msgpack:"notes,omitempty"`    // worker: how the policy differs from what it asked for
 }
 
 // AttachAgain is the byte that the broker sends a client that follows: it should
@@ -170,4 +193,6 @@ type Model struct {
 	// Workers that can be counted on; and why there are none.
 	ReadyWorkers int    `msgpack:"ready_workers"`
 	NotReady     string `msgpack:"not_ready,omitempty"`
+	// Of a pipeline: its stages, in order.
+	Stages []string `msgpack:"stages,omitempty"`
 }

@@ -62,7 +62,13 @@ func (r *ring) worker(depth int, fn worker.Func) (leave func()) {
 
 // serve is worker with a configuration.
 func (r *ring) serve(cfg worker.Config, fn worker.Func) (leave func()) {
-	cfg.Model, cfg.Signature, cfg.Socket, cfg.Memory = "m", theModel.Signature(), r.socket, r.mem
+	cfg.Model, cfg.Signature, cfg.Socket = "m", theModel.Signature(), r.socket
+	return r.serveAs(cfg, fn)
+}
+
+// serveAs is serve for a model, or a stage, that the configuration names.
+func (r *ring) serveAs(cfg worker.Config, fn worker.Func) (leave func()) {
+	cfg.Memory = r.mem
 	ctx, cancel := context.WithCancel(context.Background())
 	r.wg.Add(1)
 	left := make(chan struct{})

@@ -14,16 +14,18 @@ import (
 
 func TestMain(m *testing.M) {
 	testbed.Play(testbed.Roles{
-		"broker":  testbed.With(testbed.PlayBroker),
-		"worker":  testbed.With(playWorker),
-		"client":  testbed.With(playClient),
-		"damage":  testbed.With(playDamage),
-		"ballast": testbed.With(playBallast),
-		"clock":   playClock,
-		"leaver":  testbed.With(playLeaver),
-		"quitter": testbed.With(playQuitter),
-		"setter":  testbed.With(playSetter),
-		"knocker": testbed.With(playKnocker),
+		"broker":     testbed.With(testbed.PlayBroker),
+		"worker":     testbed.With(playWorker),
+		"stage":      testbed.With(playStage),
+		"evil stage": testbed.With(playEvilStage),
+		"client":     testbed.With(playClient),
+		"damage":     testbed.With(playDamage),
+		"ballast":    testbed.With(playBallast),
+		"clock":      playClock,
+		"leaver":     testbed.With(playLeaver),
+		"quitter":    testbed.With(playQuitter),
+		"setter":     testbed.With(playSetter),
+		"knocker":    testbed.With(playKnocker),
 	})
 	// The Go runtime's own descriptors, before anything is counted.
 	if r, w, err := os.Pipe(); err == nil {
@@ -47,4 +49,5 @@ type job struct {
 	Name   string `json:",omitempty"` // of a worker
 	AtOnce int    `json:",omitempty"` // batches that a worker runs at once
 	Seed   int64  `json:",omitempty"`
+	Stage  int    `json:",omitempty"` // of a pipeline that a worker serves
 }

@@ -110,27 +110,7 @@ func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			rng := rand.New(rand.NewSource(seed*1000 + int64(k)))
-			for ctx.Err() == nil {
-				c := r.dial(client.WithWindow(1 + rng.Intn(24)))
-				life, end := context.WithTimeout(ctx, time.Duration(rng.Intn(150))*time.Millisecond)
-				var in sync.WaitGroup
-				for g := range 1 + rng.Intn(20) {
-					in.Add(1)
-					go func() {
-						defer in.Done()
-						randomRequests(life, c, m, rand.New(rand.NewSource(seed*7+int64(1000*k+g))), exp)
-					}()
-				}
-				if rng.Intn(2) == 0 { // some are closed while requests are under way
-					in.Wait()
-				} else {
-					<-life.Done()
-				}
-				c.Close()
-				in.Wait()
-				end()
-			}
+			r.randomClients(ctx, m, seed, int64(k), exp)
 		}()
 	}
 	wg.Wait()
@@ -139,6 +119,31 @@ func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 		t.Errorf("nothing succeeded in %v: %v", patience, exp.ends)
 	}
 	t.Log(exp.ends)
+}
+
+// randomClients come and go, each with many goroutines, until ctx ends.
+func (r *ring) randomClients(ctx context.Context, m testbed.Model, seed, k int64, exp *expected) {
+	rng := rand.New(rand.NewSource(seed*1000 + k))
+	for ctx.Err() == nil {
+		c := r.dial(client.WithWindow(1 + rng.Intn(24)))
+		life, end := context.WithTimeout(ctx, time.Duration(rng.Intn(150))*time.Millisecond)
+		var in sync.WaitGroup
+		for g := range 1 + rng.Intn(20) {
+			in.Add(1)
+			go func() {
+				defer in.Done()
+				randomRequests(life, c, m, rand.New(rand.NewSource(seed*7+1000*k+int64(g))), exp)
+			}()
+		}
+		if rng.Intn(2) == 0 { // some are closed while requests are under way
+			in.Wait()
+		} else {
+			<-life.Done()
+		}
+		c.Close()
+		in.Wait()
+		end()
+	}
 }
 
 // unsteady answers in random time, and out of the blue by error or panic.

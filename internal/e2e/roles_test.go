@@ -51,33 +51,38 @@ func obey(ctx context.Context, b *worker.Batch) error {
 func (w *obedient) obey(_ context.Context, b *worker.Batch) error {
 	for i := range b.Rows() {
 		x := worker.Row[int64](b.Input(0), i)
-		switch x[0] {
-		case cmdPoison:
-			w.say("poisoned")
-			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		case cmdHang:
-			w.say("hanging")
-			select {}
-		case cmdSlow:
-			w.say("slow")
-			if w.patience != nil {
-				<-w.patience
-			}
-			time.Sleep(time.Duration(x[2]) * time.Millisecond)
-		case cmdFail:
-			for q := range b.Len() {
-				if req := b.Request(q); req.Row <= i && i < req.Row+req.Rows {
-					b.Fail(q, fmt.Errorf("told to fail %d", x[1]))
-				}
-			}
-		}
+		w.command(b, i, x)
 		y := worker.Row[int64](b.Output(0), i)
 		for j := range x {
 			y[j] = testbed.Answer(x[j], j)
 		}
 	}
 	return nil
+}
+
+// command does what row i of the batch commands.
+func (w *obedient) command(b *worker.Batch, i int, x []int64) {
+	switch x[0] {
+	case cmdPoison:
+		w.say("poisoned")
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	case cmdHang:
+		w.say("hanging")
+		select {}
+	case cmdSlow:
+		w.say("slow")
+		if w.patience != nil {
+			<-w.patience
+		}
+		time.Sleep(time.Duration(x[2]) * time.Millisecond)
+	case cmdFail:
+		for q := range b.Len() {
+			if req := b.Request(q); req.Row <= i && i < req.Row+req.Rows {
+				b.Fail(q, fmt.Errorf("told to fail %d", x[1]))
+			}
+		}
+	}
 }
 
 // playClient goes as far as told, says so, and stays there until it is
@@ -100,6 +105,9 @@ func playClient(c *testbed.Child, j job) error {
 	x := []int64{cmdAnswer, 0, 100}
 	if j.Do == "wait" {
 		x[0] = cmdSlow
+	}
+	if j.Stage > 0 {
+		x = append(x, int64(j.Stage))
 	}
 	return testbed.StepByStep(ctx, conn, 1, x, func(step string) {
 		switch {

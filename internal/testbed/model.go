@@ -25,6 +25,7 @@ type Model struct {
 	Wait, Lease time.Duration
 	Width       int // numbers of a row; default Width
 	Private     bool
+	Stages      int // of a pipeline; see pipeline.go
 }
 
 // Width is how many numbers a row has unless the model says otherwise.
@@ -47,7 +48,7 @@ func (m Model) Signature() tensor.Signature {
 
 // Config declares the model to a broker.
 func (m Model) Config() broker.ModelConfig {
-	return broker.ModelConfig{Name: m.Name, Signature: m.Signature(), Policy: m.policy()}
+	return broker.ModelConfig{Name: m.Name, Signature: m.Signature(), Policy: m.policy(), Stages: m.stages()}
 }
 
 // WorkerConfig is that of a worker which declares the model.

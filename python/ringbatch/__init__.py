@@ -32,6 +32,7 @@ from ._batch import Batch, Item, Run
 from ._client import Model, connect, stats
 from ._library import binary_path, library_path
 from ._library import version as _version
+from ._pipeline import pipeline
 from ._request import Request, Timing
 from ._serve import serve
 from ._tensors import Tensor
@@ -52,6 +53,7 @@ __all__ = [
     "binary_path",
     "connect",
     "library_path",
+    "pipeline",
     "serve",
     "stats",
     "worker",

@@ -36,7 +36,10 @@ def main(arguments: list[str]) -> None:
     sys.argv = arguments[at + 1 :]  # the script sees what its parent was started with
     stop = threading.Event()
     stop_on_signals(stop)
-    worker = _targets.find(*arguments[:at])
+    stage = arguments[0] == "stage"
+    worker = _targets.find(*arguments[3 if stage else 0 : at])
+    if stage:
+        worker = worker.as_stage(*arguments[1:3])
     stop_on_signals(stop)  # once more: the script may have installed its own
     for name in (CHILD, PARENT, ATTACHED_FD):  # what the worker starts in turn is no worker process of this serve
         os.environ.pop(name, None)

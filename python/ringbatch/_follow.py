@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Awaitable
 from typing import Any, Callable
 
 from . import errors
@@ -20,6 +19,13 @@ from ._retry import RetryingModel
 from ._tensors import Tensor
 
 _MISFITS = (errors.Shape, errors.DType, errors.Rows, errors.Size, errors.Invalid)
+_LOOK_TIME = 0.2  # for room in the window
+
+
+class _Further(Model):
+    """A connection to what the alias stands for, of another signature than the first."""
+
+    users = 0  # calls of it that are under way
 
 
 class FollowingModel(Model):
@@ -27,28 +33,68 @@ class FollowingModel(Model):
 
     def _start(self, again: Callable[[], Core]) -> None:
         self._again = again
-        self._making = threading.Lock()
-        self._now: Model | None = None  # of another signature; None: this one's own connection serves
-        self._left: list[Model] = []  # earlier ones: requests of theirs may be under way
+        self._making = threading.Lock()  # of a further connection
+        self._counting = threading.Lock()  # guards what follows
+        self._now: _Further | None = None  # None: this one's own connection serves
+        self._left: list[_Further] = []  # earlier ones, until what is under way there has ended
 
-    def _follow(self, now: Model | None) -> None:
+    def _hold(self) -> _Further | None:
+        """What serves now; to be released."""
+        if self._now is None:
+            return None
+        with self._counting:
+            now = self._now
+            if now is not None:
+                now.users += 1
+            return now
+
+    def _release(self, now: _Further | None, answer: Any = None) -> None:
+        """A call has ended, or will with its future."""
+        if now is None:
+            return
+        if isinstance(answer, concurrent.futures.Future):
+            answer.add_done_callback(lambda _: self._release(now))
+            return
+        with self._counting:
+            now.users -= 1
+
+    def _use(self, next_: _Further | None) -> None:
+        """Another one serves from now on; those that nobody uses any more are closed."""
+        with self._counting:
+            if self._now is not None:
+                self._left.append(self._now)
+            self._now = next_
+            over = [m for m in self._left if not m.users]
+            self._left = [m for m in self._left if m.users]
+        for m in over:
+            m.close()
+
+    def _follow(self, now: _Further | None) -> None:
         """The one that served so far has another signature than the alias."""
         with self._making:
-            if self._now is now:
-                self._check()
-                core = self._again()
-                if now is not None:
-                    self._left.append(now)
-                self._now = Model(core, self._socket, self._cast)
+            if self._now is not now:
+                return
+            self._check()
+            core = self._again()
+            # This one's own again; but if that has just said that it is not, it is only late.
+            if now is not None and str(core.signature) == str(self._core.signature):
+                core.close()
+                self._use(None)
+            else:
+                self._use(_Further(core, self._socket, self._cast))
 
-    def _back(self, now: Model) -> None:
-        """This one's own connection serves again."""
-        with self._making:
-            if self._now is now:
-                self._left.append(now)
-                self._now = None
+    @staticmethod
+    def _moved(model: Model) -> bool:
+        """Whether the alias has another signature than this connection: who claims learns it."""
+        try:
+            model.request(timeout=_LOOK_TIME).release()
+        except (errors.SignatureMismatch, errors.Closed):  # closed: somebody has followed already
+            return True
+        except errors.Error:
+            pass
+        return False
 
-    def _misfit(self, now: Model | None, error: errors.Error) -> errors.Error:
+    def _misfit(self, now: _Further | None, error: errors.Error) -> errors.Error:
         """What a call raises whose arrays do not fit: if the signature has changed, that."""
         was = self._core.signature
         if now is None or str(now._core.signature) == str(was):
@@ -57,22 +103,19 @@ class FollowingModel(Model):
 
     def _call_on(self, method: Callable[..., Any], inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         while True:
-            now = self._now
+            now, answer = self._hold(), None
             try:
-                return method(now or self, *inputs, **named)
+                try:
+                    answer = method(now or self, *inputs, **named)
+                finally:
+                    self._release(now, answer)
+                return answer
             except errors.SignatureMismatch:
-                self._follow(now)
-                continue
-            except _MISFITS as e:
-                error = self._misfit(now, e)
-                if now is None or error is e:
-                    raise error from None
-            try:  # perhaps the alias stands for the former signature again
-                answer = method(self, *inputs, **named)
-            except errors.SignatureMismatch:
-                raise error from None
-            self._back(now)
-            return answer
+                pass
+            except _MISFITS as e:  # perhaps they fit what the alias stands for now
+                if not self._moved(now or self):
+                    raise self._misfit(now, e) from None
+            self._follow(now)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return self._call_on(Model.__call__, inputs, named)
@@ -87,23 +130,18 @@ class FollowingModel(Model):
 
     async def ainfer(self, *inputs: Any, **named: Any) -> Any:
         while True:
-            now = self._now
-            answer: Awaitable[Any] = Model.ainfer(now or self, *inputs, **named)
+            now = self._hold()
             try:
-                return await answer
+                try:
+                    return await Model.ainfer(now or self, *inputs, **named)
+                finally:
+                    self._release(now)
             except errors.SignatureMismatch:
-                self._follow(now)
-                continue
-            except _MISFITS as e:
-                error = self._misfit(now, e)
-                if now is None or error is e:
-                    raise error from None
-            try:  # as in _call_on
-                result = await Model.ainfer(self, *inputs, **named)
-            except errors.SignatureMismatch:
-                raise error from None
-            self._back(now)
-            return result
+                pass
+            except _MISFITS as e:  # as in _call_on
+                if not self._moved(now or self):
+                    raise self._misfit(now, e) from None
+            self._follow(now)
 
     # -- about the model that it is now
 
@@ -116,7 +154,7 @@ class FollowingModel(Model):
         return list((self._now or self)._core.signature.outputs)
 
     def close(self) -> None:
-        with self._making:
+        with self._making, self._counting:
             others = [*self._left, *([self._now] if self._now else [])]
             self._left.clear()
         for other in others:

@@ -74,6 +74,19 @@ def serve(
     started again.
     """
     served = [run] if isinstance(run, (str, _targets.Worker)) or callable(run) else list(run)
+    serve_all(served, processes, socket, broker, http, grpc)
+
+
+def serve_all(
+    served: Sequence[Served],
+    processes: int | Sequence[int],
+    socket: str | os.PathLike[str] | None,
+    broker: bool,
+    http: int | str | None,
+    grpc: int | str | None,
+    pipeline: tuple[str, str] | None = None,
+) -> None:
+    """pipeline: its name and declaration, if these are its stages."""
     if os.environ.get(CHILD):
         raise Reached(served)
     counts = [processes] * len(served) if isinstance(processes, int) else list(processes)
@@ -82,9 +95,9 @@ def serve(
     for item in served:
         _targets.check(item)
     at = socket_path(socket)
-    commands = [_command(item, i) for i, item in enumerate(served) if counts[i]]
+    commands = [_command(item, i, pipeline) for i, item in enumerate(served) if counts[i]]
     counts_of = [n for n in counts if n]
-    here = [item for item, n in zip(served, counts) if n == 0]
+    here = [_targets.worker_of(item).as_stage(*pipeline) if pipeline else item for item, n in zip(served, counts) if n == 0]
     door = gateway_door(at, http, grpc)
     with stopping() as stop, in_threads(here, at, stop):
         run_commands(commands, counts_of, at, stop, door, broker)
@@ -101,8 +114,9 @@ def run_commands(
             _guest(commands, counts, at, stop, door, broker, ready_s)
 
 
-def _command(item: Served, index: int) -> list[str]:
-    return [sys.executable, "-m", "ringbatch._child", *_targets.describe(item, index), "--", *_targets.arguments()]
+def _command(item: Served, index: int, pipeline: tuple[str, str] | None) -> list[str]:
+    stage = ["stage", *pipeline] if pipeline else []
+    return [sys.executable, "-m", "ringbatch._child", *stage, *_targets.describe(item, index), "--", *_targets.arguments()]
 
 
 def _environment(socket: str) -> dict[str, str]:

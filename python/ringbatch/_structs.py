@@ -100,6 +100,7 @@ class WorkerOptions(Structure):
         ("pad_preferred", c_uint32),
         ("gather_threads", c_uint32),
         ("policy", c_char_p),
+        ("pipeline", c_char_p),
     ]
 
 

@@ -90,8 +90,17 @@ class Worker:
     def __init__(self, function: Callable[[Batch], Any], model: str, text: str, options: c.WorkerOptions, debug: bool = False) -> None:
         self.function, self.model, self.signature = function, model, text
         self._options, self._debug = options, debug
+        self._keep: Any = options
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(self, name, getattr(function, name, None))
+
+    def as_stage(self, pipeline: str, declaration: str) -> Worker:
+        """The same as a stage of a pipeline, by the name that it has as a model."""
+        o = c.WorkerOptions.from_buffer_copy(self._options)
+        o.pipeline = encode(declaration)
+        stage = Worker(self.function, f"{pipeline}/{self.model}", self.signature, o, self._debug)
+        stage._keep = (self._options, o.pipeline)  # a copied structure does not hold its texts
+        return stage
 
     def __call__(self, batch: Batch) -> Any:
         return self.function(batch)

@@ -153,3 +153,33 @@ def test_clients_are_shared_out(versions):
         deadline = time.monotonic() + 30
         while sorted(float(m(ONES)[0]) for m in models) != [1] * 4 + [2] * 4:
             assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("kind", [lambda m, x: m(x), lambda m, x: m.submit(x).result(30), lambda m, x: asyncio.run(m.ainfer(x))], ids=["call", "submit", "ainfer"])
+def test_a_signature_that_goes_back_and_forth_leaves_no_connections_behind(versions, kind):
+    alias(versions, "m", "m@1")
+
+    def answer(m: rb.Model, x: np.ndarray) -> float:
+        deadline = time.monotonic() + 60
+        while True:  # until it has moved
+            with contextlib.suppress(rb.SignatureMismatch, rb.Shape):
+                return float(kind(m, x)[0])
+            assert time.monotonic() < deadline
+
+    def clients() -> int:
+        return sum(m["clients"] for m in rb.stats(socket=versions)["models"] if m["name"].startswith("m@"))
+
+    with rb.connect("m", socket=versions) as m:
+        assert answer(m, ONES) == 1
+        threads, before = threading.active_count(), clients()
+        slow = m.submit(ONES)
+        for _ in range(5):
+            alias(versions, "m", "m@3")
+            assert answer(m, ONES[:8]) == 3
+            alias(versions, "m", "m@2")
+            assert answer(m, ONES) == 2
+        assert slow.result(30)[0] == 1
+        deadline = time.monotonic() + 60
+        while clients() > before + 1 or threading.active_count() > threads + 2:  # at most one more, of the other signature
+            assert time.monotonic() < deadline, (clients(), before, threading.enumerate())
+            time.sleep(0.01)

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package broker
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/supervise"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// StageConfig declares one stage of a pipeline. Its inputs are inputs of the
+// pipeline or outputs of stages before it; its outputs are new. Workers attach
+// to it as to a model whose name is PIPELINE/STAGE.
+type StageConfig struct {
+	Name      string
+	Signature tensor.Signature
+	Policy    policy.Policy // what is not set is as the pipeline's
+	Workers   []supervise.Worker
+}
+
+// MaxStages bounds the stages of a pipeline.
+const MaxStages = 16
+
+// ringKeys are the settings that concern memory, and how requests lie in it:
+// all stages have them in common.
+var ringKeys = []string{"slots", "max_window", "private", "ragged", "buckets", "priorities", "default_priority"}
+
+// plan is a model that could be made: its memory, and its stages.
+type plan struct {
+	layout   *shm.Layout // as clients see it
+	settings policy.Settings
+	stages   []stagePlan
+}
+
+type stagePlan struct {
+	cfg      ModelConfig // as if it were a model of its own
+	settings policy.Settings
+	layout   *shm.Layout // as its workers see it
+	dims     []int       // which of the sizes of a commit its inputs have
+}
+
+// plan checks a model of any kind.
+func (m *ModelConfig) plan() (p plan, err error) {
+	if !tensor.ValidName(m.Name) {
+		return p, fmt.Errorf("%w: name must be 1..%d bytes, printable, without blanks", status.ErrInvalid, tensor.MaxNameBytes)
+	}
+	if err := m.Signature.Validate(); err != nil {
+		return p, err
+	}
+	if p.settings, err = m.Policy.Resolve(m.Signature.Inputs); err != nil {
+		return p, err
+	}
+	if len(m.Stages) == 0 {
+		p.stages = []stagePlan{{cfg: *m, settings: p.settings}}
+	} else if p.stages, err = m.planStages(&p.settings); err != nil {
+		return p, err
+	}
+	most := 0
+	for i := range p.stages {
+		for k := range p.stages[i].cfg.Workers {
+			if err := p.stages[i].cfg.Workers[k].Fill(); err != nil {
+				return p, err
+			}
+		}
+		most = max(most, p.stages[i].settings.MaxBatchSize)
+	}
+	if p.settings.Slots == 0 { // nobody asked for a number
+		if p.layout, err = m.lay(1, most); err != nil {
+			return p, err
+		}
+		n := int(min(DefaultSlots, defaultRingBytes()/max(1, p.layout.SlotBytes())))
+		p.settings.Slots = min(max(n, minBatches*most), shm.MaxSlots)
+	}
+	if p.settings.Slots < most {
+		return p, fmt.Errorf("%w: %d slots cannot hold a batch of %d", status.ErrInvalid, p.settings.Slots, most)
+	}
+	if p.layout, err = m.lay(p.settings.Slots, most); err != nil {
+		return p, err
+	}
+	for i := range p.stages {
+		s := &p.stages[i]
+		s.settings.Slots = p.settings.Slots
+		if s.layout, err = p.layout.View(s.cfg.Signature); err != nil {
+			return p, err
+		}
+		s.dims = sizesOf(m.Signature.Inputs, s.cfg.Signature.Inputs)
+	}
+	return p, nil
+}
+
+// lay is the memory of the model. That of a pipeline begins with its inputs,
+// and goes on with what each stage writes.
+func (m *ModelConfig) lay(slots, most int) (*shm.Layout, error) {
+	if len(m.Stages) == 0 {
+		return shm.NewLayout(m.Signature, slots, most)
+	}
+	planes := slices.Clone(m.Signature.Inputs)
+	for i := range m.Stages {
+		planes = append(planes, m.Stages[i].Signature.Outputs...)
+	}
+	return shm.NewPipelineLayout(planes, m.Signature, slots, most)
+}
+
+// sizesOf says where the variable dimensions of some inputs are among those of
+// all.
+func sizesOf(all, some []tensor.Spec) (at []int) {
+	for _, t := range some {
+		n := 0
+		for _, from := range all {
+			for range from.Variable {
+				if from.Name == t.Name {
+					at = append(at, n)
+				}
+				n++
+			}
+		}
+	}
+	return at
+}
+
+// planStages checks how the stages follow one another, and makes each a model
+// of its own as far as its workers and its batcher are concerned.
+func (m *ModelConfig) planStages(ring *policy.Settings) (stages []stagePlan, err error) {
+	switch {
+	case len(m.Stages) > MaxStages:
+		return nil, fmt.Errorf("%w: %d stages, at most %d", status.ErrInvalid, len(m.Stages), MaxStages)
+	case len(m.Workers) > 0:
+		return nil, fmt.Errorf("%w: workers of a pipeline belong to its stages", status.ErrInvalid)
+	}
+	there := map[string]tensor.Spec{} // before the stage
+	for _, t := range m.Signature.Inputs {
+		there[t.Name] = t
+	}
+	for i := range m.Stages {
+		s := &m.Stages[i]
+		refuse := func(format string, a ...any) ([]stagePlan, error) {
+			return nil, fmt.Errorf("%w: stage %q: %s", status.ErrInvalid, s.Name, fmt.Sprintf(format, a...))
+		}
+		full := m.Name + "/" + s.Name
+		if !tensor.ValidName(full) || s.Name == "" || strings.Contains(s.Name, "/") {
+			return refuse("a stage's name has no / and no blanks, and with the pipeline's at most %d bytes", tensor.MaxNameBytes)
+		}
+		if slices.ContainsFunc(m.Stages[:i], func(o StageConfig) bool { return o.Name == s.Name }) {
+			return refuse("there are two of this name")
+		}
+		if err := s.Signature.Validate(); err != nil {
+			return nil, fmt.Errorf("stage %q: %w", s.Name, err)
+		}
+		for _, t := range s.Signature.Inputs {
+			if from, ok := there[t.Name]; !ok {
+				return refuse("it reads %q, which is neither an input of the pipeline nor written by a stage before it", t.Name)
+			} else if from.String() != t.String() {
+				return refuse("it reads %s, which is %s", t, from)
+			}
+		}
+		last := i == len(m.Stages)-1
+		for _, t := range s.Signature.Outputs {
+			if _, twice := there[t.Name]; twice {
+				return refuse("it writes %q, which is there before it: each tensor of a pipeline has a name of its own", t.Name)
+			}
+			if len(t.Variable) > 0 && !last {
+				return refuse("%s has a variable dimension: only inputs of the pipeline and outputs of its last stage may; give it its maximum size, and the true one in a tensor of its own", t)
+			}
+			there[t.Name] = t
+		}
+		if err := checkStageKeys(s.Policy); err != nil {
+			return nil, fmt.Errorf("stage %q: %w", s.Name, err)
+		}
+		p := stagePlan{cfg: ModelConfig{Name: full, Signature: s.Signature, Policy: s.Policy.Over(m.inherited(s)), Workers: s.Workers}}
+		if p.settings, err = p.cfg.Policy.Resolve(s.Signature.Inputs); err != nil {
+			return nil, fmt.Errorf("stage %q: %w", s.Name, err)
+		}
+		if p.settings.LevelCount() != ring.LevelCount() {
+			return refuse("it has %d priority levels, the pipeline %d", p.settings.LevelCount(), ring.LevelCount())
+		}
+		stages = append(stages, p)
+	}
+	return stages, m.checkOutputs(there)
+}
+
+func checkStageKeys(p policy.Policy) error {
+	for key := range p {
+		if name, _, _ := strings.Cut(key, "."); slices.Contains(ringKeys, name) {
+			return fmt.Errorf("%w: %s is a setting of the whole pipeline, and stays as it was declared", status.ErrInvalid, name)
+		}
+	}
+	return nil
+}
+
+// inherited is what a stage has of the pipeline's policy.
+func (m *ModelConfig) inherited(s *StageConfig) policy.Policy {
+	p := policy.Policy{}
+	for key, text := range m.Policy {
+		name, sub, _ := strings.Cut(key, ".")
+		switch name {
+		case "ragged":
+			if tensor.VariableDims(s.Signature.Inputs) == 0 {
+				continue
+			}
+		case "buckets":
+			if !slices.ContainsFunc(s.Signature.Inputs, func(t tensor.Spec) bool { return strings.HasPrefix(sub, t.Name+".") }) {
+				continue
+			}
+		}
+		p[key] = text
+	}
+	return p
+}
+
+// checkOutputs compares what clients are to get with what is there in the end.
+// The sizes of variable outputs are the last worker's word, in the order of its
+// outputs: so these are outputs of the pipeline, in the same order.
+func (m *ModelConfig) checkOutputs(there map[string]tensor.Spec) error {
+	last := m.Stages[len(m.Stages)-1].Signature.Outputs
+	for _, t := range m.Signature.Outputs {
+		if from, ok := there[t.Name]; !ok || from.String() != t.String() {
+			return fmt.Errorf("%w: no stage writes the output %s", status.ErrInvalid, t)
+		}
+		if slices.ContainsFunc(m.Signature.Inputs, func(in tensor.Spec) bool { return in.Name == t.Name }) {
+			return fmt.Errorf("%w: %q is an input and an output", status.ErrInvalid, t.Name)
+		}
+		if len(last) > 0 && t.Name == last[0].Name {
+			last = last[1:]
+		}
+	}
+	if len(last) > 0 {
+		return fmt.Errorf("%w: the last stage writes %s, which must be among the outputs, in the order of the stage's", status.ErrInvalid, last[0])
+	}
+	return nil
+}
+
+// maxPipelineBytes bounds the text of a declaration.
+const maxPipelineBytes = 64 << 10
+
+// parsePipeline reads what a worker declares.
+func parsePipeline(name, text string) (m ModelConfig, err error) {
+	if len(text) > maxPipelineBytes {
+		return m, fmt.Errorf("%w: a pipeline of %d bytes of text, at most %d", status.ErrInvalid, len(text), maxPipelineBytes)
+	}
+	var p control.Pipeline
+	d := json.NewDecoder(strings.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&p); err != nil {
+		return m, fmt.Errorf("%w: pipeline: %v", status.ErrInvalid, err)
+	}
+	if len(p.Stages) == 0 {
+		return m, fmt.Errorf("%w: a pipeline without stages", status.ErrInvalid)
+	}
+	m = ModelConfig{Name: name, Policy: p.Policy}
+	for _, s := range p.Stages {
+		m.Stages = append(m.Stages, StageConfig{Name: s.Name, Policy: s.Policy})
+	}
+	texts := func(i int) (inputs, outputs []string) { return p.Stages[i].Inputs, p.Stages[i].Outputs }
+	return m, m.ParseTensors(p.Inputs, p.Outputs, texts)
+}
+
+// ParseTensors reads the signatures of a pipeline and its stages, where a tensor
+// that is there already needs only its name. Without outputs it has those of its
+// last stage.
+func (m *ModelConfig) ParseTensors(inputs, outputs []string, stage func(i int) (inputs, outputs []string)) (err error) {
+	if m.Signature.Inputs, err = tensor.ParseSpecs(inputs, nil); err != nil {
+		return err
+	}
+	there := slices.Clone(m.Signature.Inputs)
+	for i := range m.Stages {
+		s := &m.Stages[i]
+		in, out := stage(i)
+		if s.Signature.Inputs, err = tensor.ParseSpecs(in, there); err == nil {
+			s.Signature.Outputs, err = tensor.ParseSpecs(out, nil)
+		}
+		if err != nil {
+			return fmt.Errorf("stage %q: %w", s.Name, err)
+		}
+		there = append(there, s.Signature.Outputs...)
+		m.Signature.Outputs = s.Signature.Outputs
+	}
+	if len(outputs) > 0 {
+		m.Signature.Outputs, err = tensor.ParseSpecs(outputs, there)
+	}
+	return err
+}
+
+// groups are the processes to start for a model, those of each stage by
+// themselves.
+func (m *ModelConfig) groups() []supervise.Group {
+	if len(m.Stages) == 0 {
+		return []supervise.Group{{Model: m.Name, Workers: m.Workers}}
+	}
+	var groups []supervise.Group
+	for i := range m.Stages {
+		groups = append(groups, supervise.Group{Model: m.Name + "/" + m.Stages[i].Name, Workers: m.Stages[i].Workers})
+	}
+	return groups
+}
+
+// stageNamed finds a stage of a pipeline.
+func (m *model) stageNamed(name string) (*stage, error) {
+	for _, s := range m.ring.stages {
+		if s.cfgName == m.name+"/"+name {
+			return s, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %q is a pipeline without a stage %q; its stages are %s", status.ErrUnknownModel, m.name, name, strings.Join(m.stageNames(), ", "))
+}
+
+// stageNames are those by which workers attach.
+func (m *model) stageNames() (names []string) {
+	for _, s := range m.ring.stages {
+		names = append(names, s.cfgName)
+	}
+	return names
+}
+
+// only is the stage of a model that is no pipeline.
+func (m *model) only() (*stage, error) {
+	if m.isPipeline() {
+		return nil, fmt.Errorf("%w: %q is a pipeline; name one of its stages: %s", status.ErrInvalid, m.name, strings.Join(m.stageNames(), ", "))
+	}
+	return m.ring.stages[0], nil
+}
+
+func (m *model) isPipeline() bool { return m.ring.isPipeline }
+
+// shape is what must agree where a pipeline is declared twice.
+func (m *ModelConfig) shape() string {
+	var b strings.Builder
+	b.WriteString(m.Signature.String())
+	for i := range m.Stages {
+		fmt.Fprintf(&b, "; %s: %s", m.Stages[i].Name, &m.Stages[i].Signature)
+	}
+	return b.String()
+}
+
+// look copies what a snapshot needs of the whole pipeline.
+func (r *ring) look(v *view) {
+	v.now = r.loop.now
+	v.stats = *r.whole
+	v.stats.sizes, v.stats.deaths = nil, nil
+	v.copySeconds()
+	v.stats.roll(v.now, 0)
+	v.out = stats.Model{
+		Slots: r.layout.Slots, SlotsFree: r.windows.free, Clients: len(r.clients), Loop: r.loop.number, UptimeS: time.Since(r.stages[0].since).Seconds(),
+		SlotsQueued: r.rows[queued], SlotsRunning: r.rows[running], SlotsHeld: r.rows[held], Workers: []stats.Worker{},
+	}
+}
+
+// sum completes the line of a pipeline with what its stages count. Batches are
+// theirs, and so are the workers.
+func (m *model) sum(whole stats.Model, stages []stats.Model) stats.Model {
+	whole.Name, whole.Signature, whole.Stages = m.name, m.signature, m.stageNames()
+	whole.MaxBatchSize = m.inForce().MaxBatchSize
+	whole.Learned = stats.Learned{Costs: []stats.LearnedCost{}, Tried: []stats.TriedWait{}}
+	whole.NotReady = ""
+	for i := range stages {
+		s := &stages[i]
+		if i == 0 || s.ReadyWorkers < whole.ReadyWorkers {
+			whole.ReadyWorkers = s.ReadyWorkers
+		}
+		if s.NotReady != "" && whole.NotReady == "" {
+			whole.NotReady = "stage " + s.Name + ": " + s.NotReady
+		}
+		whole.QueueLength += s.QueueLength
+		whole.QueueRows += s.QueueRows
+		whole.Requeued += s.Requeued
+		whole.WorkersAttached += s.WorkersAttached
+		whole.WorkersLost += s.WorkersLost
+		whole.WorkersHung += s.WorkersHung
+		whole.Offenders += s.Offenders
+	}
+	return whole
+}
+
+// handOn gives a request that a stage is done with to the next one, in the same
+// slots: nothing is copied, and its client waits on.
+//
+// The place in docs/model where it would be: FinishRequest, which frees the
+// slots where there is no next stage.
+func (s *stage) handOn(head uint32, started, finished int64) {
+	r, n := s.ring, s.next
+	info := r.slot(head)
+	s.finished(info, status.OK, started, finished, true)
+	r.setState(head, queued)
+	info.stage, info.worker, info.attempts, info.hangs, info.arrived = n, nil, 0, 0, s.loop.now
+	n.touch()
+	if code := n.take(head); code != status.OK {
+		r.end(head, code, "", false)
+		r.free(head)
+	}
+}

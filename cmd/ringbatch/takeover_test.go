@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+)
+
+// The workers of the broker that takes over start when they are let to, so that
+// it is seen who serves before, and who is attached after.
+func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
+	c := startCLI(t)
+	c.reload(c.served(2, 1, 0))
+	c.until("it is served", func() bool { return len(c.stats().Models[0].Workers) == 1 })
+	l := c.load(4, client.WithRetry(time.Minute))
+	old, pid := c.broker, c.stats().Pid
+	answersGoOn := func(what string) {
+		t.Helper()
+		n := l.answers.Load()
+		c.until(what, func() bool { return l.answers.Load() > n+100 || t.Failed() })
+	}
+
+	c.write(strings.Replace(c.served(3, 1, 0), `"--scale"`, `"--no_such_flag"`, 1))
+	broken := c.takesOver()
+	if err := broken.Wait(time.Minute); err == nil || !strings.Contains(broken.Log(), "left alone") {
+		t.Errorf("a broker whose worker does not start: %v\n%s", err, broken.Log())
+	}
+	answersGoOn("the old broker still answers")
+
+	start := c.bed.Path("start")
+	c.write(strings.Replace(c.served(3, 1, 0), fmt.Sprintf("command = [%q,", c.bin), fmt.Sprintf(`command = ["sh", "-c", "until [ -e %s ]; do sleep 0.01; done; exec %s $@", "sh",`, start, c.bin), 1))
+	c.broker = c.takesOver()
+	c.until("its worker starts", func() bool { return strings.Contains(c.broker.Log(), "worker process started") })
+	answersGoOn("the old broker answers while the worker starts")
+	if now := c.stats().Pid; now != pid || l.last.Load() != 2 {
+		t.Errorf("broker %d has the socket, not %d; scale %d answers", now, pid, l.last.Load())
+	}
+	if err := os.WriteFile(start, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.until("the new broker has the socket", func() bool {
+		s := c.stats()
+		if s.Pid == pid {
+			return false
+		}
+		if len(s.Models) != 1 || len(s.Models[0].Workers) != 1 {
+			t.Errorf("it has the socket, and no worker: %+v", s.Models)
+		}
+		return true
+	})
+	c.until("the new worker answers", func() bool { return l.last.Load() == 3 || t.Failed() })
+	if err := old.Wait(time.Minute); err != nil {
+		t.Errorf("the old broker: %v\n%s", err, old.Log())
+	}
+	if out, code := c.run("restart", "affine"); code != 0 { // the next process finds it at its usual place
+		t.Errorf("restart: %d\n%s", code, out)
+	}
+	answersGoOn("the restarted worker answers")
+	l.end()
+	c.ends(c.broker)
+	files, err := os.ReadDir(c.bed.Path("private"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if strings.HasPrefix(f.Name(), "b.sock") && f.Name() != "b.sock.lock" {
+			t.Errorf("%s was left behind", f.Name())
+		}
+	}
+}
+
+func (c *cli) takesOver() *testbed.Process {
+	return c.start("broker", "--config", c.config, "--log_level", "info", "--take_over")
+}
