@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
     sys.argv = arguments[at + 1 :]  # the script sees what its parent was started with
     stop = threading.Event()
     stop_on_signals(stop)
-    stage = arguments[0] == "stage"
+    stage = arguments[0] == "stage"  # then its pipeline's name and declaration
     worker = _targets.find(*arguments[3 if stage else 0 : at])
     if stage:
         worker = worker.as_stage(*arguments[1:3])
