@@ -173,6 +173,22 @@ def test_the_worker_pads_and_tells_the_true_lengths(served, device):
         assert float(np.array(y["sum"]).reshape(())) == x.sum() + 3 * 2 * ((4 if n <= 4 else 8) - n)
 
 
+def test_true_sizes_come_back_also_after_the_broker_was_restarted(tmp_path):
+    socket, stop = str(tmp_path / "s" / "b.sock"), threading.Event()
+    options = dict(socket=socket, stop=stop, inputs=["x:f32[<=64]"], device="cpu", wait=20)
+    thread = threading.Thread(target=rt.serve, args=(lambda x: x * 2, "twice"), kwargs=options)
+    thread.start()
+    try:
+        for _ in range(2):
+            with broker_at(socket):
+                x = np.arange(5, dtype="float32")
+                with rb.connect("twice", socket=socket, wait=20) as c:
+                    np.testing.assert_array_equal(np.array(c.infer(x)).reshape(-1), 2 * x)
+    finally:
+        stop.set()
+        thread.join(20)
+
+
 def test_outputs_are_declared_as_they_come():
     for outputs, message in ((["y:f32[8]"], "dimension 0 varies with the inputs"), (["y:f32[<=8]", "z:f32[1]"], "gives 1 outputs"), (["y:f32[<=8,1]"], "with 2 dimensions")):
         with pytest.raises(rb.Invalid, match=message):
