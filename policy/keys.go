@@ -58,7 +58,7 @@ var (
 	prioritiesKey = add(&Key{Name: "priorities", Kind: "number", Default: "1", Live: true, Help: "number of priority levels, 0 the most urgent; if left out, as many as other keys name",
 		read:  func(*place, string) error { return nil }, // makeLevels has read it
 		write: func(at *place, put func(sub, text string)) { put("", strconv.Itoa(at.s.LevelCount())) }})
-	_ = add(&Key{Name: "buckets", Sub: "INPUT.DIMENSION", Kind: "list", Help: "sizes that a variable dimension of an input is rounded up to, ascending, the last one its maximum",
+	_ = add(&Key{Name: "buckets", Sub: "INPUT.DIMENSION", Whole: "auto", Kind: "list", Help: "sizes that a variable dimension of an input is rounded up to, ascending, the last one its maximum; `buckets=auto`: powers of two from 16, for all of them",
 		read: readBuckets, write: writeBuckets})
 )
 
@@ -70,6 +70,10 @@ func Buckets(input string, dimension int, sizes ...uint32) Setting {
 	return Setting{fmt.Sprintf("buckets.%s.%d", input, dimension), joined(sizes)}
 }
 
+// AutoBuckets are powers of two from 16 up to the largest size, for every
+// variable dimension of the inputs that no other setting names.
+func AutoBuckets() Setting { return Setting{"buckets", "auto"} }
+
 // Key is a row of the table.
 type Key struct {
 	Name        string
@@ -79,6 +83,7 @@ type Key struct {
 	Live        bool   // may it change while the model runs
 	PerLevel    bool   // name.N sets it for priority level N alone
 	Sub         string // what must follow the name after a dot, if anything
+	Whole       string // the word that the name takes where nothing follows it
 	Help        string
 
 	read  func(at *place, text string) error

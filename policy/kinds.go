@@ -148,9 +148,29 @@ func oneOf[T fmt.Stringer](values ...T) kind[T] {
 	}, T.String}
 }
 
+// leastBucket is the smallest of the buckets that are made for a dimension:
+// below it a row costs hardly less. LEAST_BUCKET in python/ringbatch/_sizes.py.
+const leastBucket = 16
+
+// powersOfTwo are the buckets of a dimension for which none are named: from
+// leastBucket on, and the largest size itself.
+func powersOfTwo(largest uint32) (sizes []uint32) {
+	for size := uint32(leastBucket); size < largest && size > 0; size *= 2 {
+		sizes = append(sizes, size)
+	}
+	return append(sizes, largest)
+}
+
 // Buckets lie in the order of the inputs' variable dimensions, and are named
-// "INPUT.DIMENSION".
+// "INPUT.DIMENSION"; without a name they are those of all of them.
 func readBuckets(at *place, text string) error {
+	if at.sub == "" { // the word "auto", which the table has
+		at.s.Buckets = nil
+		for _, d := range variableDims(at.inputs) {
+			at.s.Buckets = append(at.s.Buckets, powersOfTwo(d.size))
+		}
+		return nil
+	}
 	sizes, err := numbers[uint32](1, 1<<32-1, MaxBuckets).parse(text)
 	if err != nil {
 		return err

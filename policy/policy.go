@@ -240,8 +240,8 @@ func (e *entry) read(s *Settings, inputs []tensor.Spec) error {
 		at.level, _ = levelNumber(e.sub) // makeLevels has checked it
 	case e.sub != "" && e.key.Sub == "":
 		return fmt.Errorf("%s has no parts", e.base)
-	case e.sub == "" && e.key.Sub != "":
-		return fmt.Errorf("say which: %s.%s", e.base, e.key.Sub)
+	case e.sub == "" && e.key.Sub != "" && e.text != e.key.Whole:
+		return fmt.Errorf("say which: %s.%s, or %s=%s", e.base, e.key.Sub, e.base, e.key.Whole)
 	}
 	return e.key.read(&at, e.text)
 }

@@ -35,6 +35,26 @@ func TestTheDefaultsAreInForceWhereNothingIsSet(t *testing.T) {
 	}
 }
 
+func TestAutomaticBucketsArePowersOfTwoAndNamedOnesWin(t *testing.T) {
+	odd := []tensor.Spec{{Name: "t", DType: tensor.I32, Shape: []int{500, 7, 1 << 31}, Variable: []int{0, 1, 2}}}
+	s, err := policy.New(policy.AutoBuckets(), policy.Buckets("t", 1, 3, 7)).Resolve(odd)
+	if err != nil || len(s.Buckets) != 3 || fmt.Sprint(s.Buckets[:2]) != "[[16 32 64 128 256 500] [3 7]]" {
+		t.Fatalf("%v, %v", s.Buckets, err)
+	}
+	if last := s.Buckets[2]; last[len(last)-1] != 1<<31 || last[len(last)-2] != 1<<30 {
+		t.Errorf("%v", last)
+	}
+	if text := s.Policy(odd)["buckets.t.0"]; text != "16,32,64,128,256,500" {
+		t.Errorf("peers are told %q", text)
+	}
+	if s, err := policy.New(policy.AutoBuckets()).Resolve(nil); err != nil || len(s.Buckets) != 0 {
+		t.Errorf("a model without variable dimensions: %v, %v", s.Buckets, err)
+	}
+	if _, err := policy.New(policy.AutoBuckets(), policy.Ragged(true)).Resolve(odd); !errors.Is(err, status.ErrInvalid) {
+		t.Errorf("ragged: %v", err)
+	}
+}
+
 func TestAZeroThatIsSetIsAZero(t *testing.T) {
 	s, err := policy.New(policy.WaitTime(0), policy.MaxQueue(0)).Resolve(nil)
 	if err != nil || s.WaitTime != 0 {

@@ -3,8 +3,10 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -259,4 +261,72 @@ func TestAnAliasThatCannotBeIsRefusedAndOneThatIsSavedSurvives(t *testing.T) {
 	if out := c.must("stats", "m"); !strings.Contains(out, "alias m") || !strings.Contains(out, "m@2  100 %") {
 		t.Errorf("stats: %s", out)
 	}
+}
+
+func TestMetricsAndTheRepositoryIndexTellWhatAnAliasStandsFor(t *testing.T) {
+	c := startCLI(t)
+	c.serveVersions("[alias]\nm = { \"m@1\" = 75, \"m@2\" = 25 }\n" + c.version("m@3", 3, 4) + "[model.worker.env]\nRINGBATCH_SOCKET = \"/nonexistent\"\n") // m@3's worker never comes
+	base := c.gateway()
+	for range 4 {
+		cl, err := client.Dial(t.Context(), "m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cl.Close() })
+	}
+	metrics := func(want map[string]float64) {
+		t.Helper()
+		text, _ := get(t, base+"/metrics")
+		for name, want := range want {
+			if got := value(t, text, "ringbatch_alias_"+name); got != want {
+				t.Errorf("%s is %v, want %v", name, got, want)
+			}
+		}
+		checkMetrics(t, text)
+	}
+	index := func(want string) { // eventually: the gateway hears of it
+		t.Helper()
+		c.until("the index says "+want, func() bool {
+			rep, err := http.Post(base+"/v2/repository/index", "application/json", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer rep.Body.Close()
+			var models []struct{ Name, Version, State string }
+			if err := json.NewDecoder(rep.Body).Decode(&models); err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			for _, m := range models {
+				if m.Name == "m" {
+					got += m.Version + " " + m.State + " "
+				}
+			}
+			return got == want
+		})
+	}
+	metrics(map[string]float64{
+		`share_ratio{alias="m",model="m@1"}`: 0.75, `share_ratio{alias="m",model="m@2"}`: 0.25,
+		`clients{alias="m",model="m@1"}`: 3, `clients{alias="m",model="m@2"}`: 1,
+	})
+	index("1 READY 2 READY ")
+	c.must("alias", "m", "m@2")
+	c.until("all have moved", func() bool {
+		for _, a := range c.stats().Aliases {
+			if a.Name == "m" && len(a.To) == 1 && a.To[0].Clients == 4 {
+				return true
+			}
+		}
+		return false
+	})
+	metrics(map[string]float64{`share_ratio{alias="m",model="m@2"}`: 1, `clients{alias="m",model="m@2"}`: 4})
+	if text, _ := get(t, base+"/metrics"); strings.Contains(text, `alias="m",model="m@1"`) {
+		t.Error("the metrics still have the former version")
+	}
+	index("2 READY ")
+	if out, code := c.run("alias", "m", "m@2=50", "m@3=50"); code != 1 {
+		t.Errorf("a version that would not answer: %d\n%s", code, out)
+	}
+	c.must("alias", "m", "m@2=50", "m@3=50", "--force")
+	index("2 READY 3 UNAVAILABLE ")
 }

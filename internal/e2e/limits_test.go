@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
@@ -140,12 +141,25 @@ func (p *proc) running(h *host) {
 	h.eventually("it serves", func() error { _, err := h.workerStats("m", p); return err })
 }
 
-// playSetter sets a policy.
+// playSetter sets a policy and an alias. Who may not do that may do nothing else
+// that changes something, or shows what others send.
 func playSetter(c *testbed.Child, j job) error {
-	if err := admin.New(j.Socket).Set(c.Context(), j.Model.Name, policy.New(policy.Lease(time.Minute))); err != nil {
-		return err
+	a, model := admin.New(j.Socket), j.Model.Name
+	err := a.Set(c.Context(), model, policy.New(policy.Lease(time.Minute)))
+	named, bad := alias.Parse("a", model)
+	changed := a.SetAlias(c.Context(), named, false)
+	if err == nil && bad == nil && changed == nil {
+		return c.Tell("set", nil)
 	}
-	return c.Tell("set", nil)
+	_, traced := a.Trace(c.Context(), model, time.Millisecond)
+	for what, other := range map[string]error{
+		"alias": changed, "trace": traced, "restart": a.Restart(c.Context(), model), "scale": a.Scale(c.Context(), model, 1, false), "handover": a.HandOver(c.Context()),
+	} {
+		if !errors.Is(other, status.ErrForbidden) {
+			return fmt.Errorf("set: %v, but %s: %v", err, what, other)
+		}
+	}
+	return err
 }
 
 func TestOneProcessCannotTakeEveryConnection(t *testing.T) {

@@ -342,7 +342,8 @@ def settle(
     up to powers of two where they name none.
     """
     given = given_buckets(settings)
-    axes = Axes(inputs, given if wanted or given else None)
+    asked = bool(given) or settings.get("buckets") == "auto"
+    axes = Axes(inputs, given if wanted or asked else None)
 
     def shapes(point: Point) -> list[tuple[int, ...]]:
         return [y.shape[1:] for y in model.run(example(inputs, axes.shapes(point), dtypes, 1), None)]
@@ -356,7 +357,7 @@ def settle(
         why = "padded rows give other results than unpadded ones"
     else:
         return axes, outputs, ""
-    if given:
+    if asked:
         return axes, outputs, f"{why}; they are padded because buckets were asked for"
     name = axes.axes[0].names[0]
     advice = (

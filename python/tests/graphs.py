@@ -24,8 +24,8 @@ def save(path, nodes, inputs, outputs, constants=None, opset: int = 17) -> str:
     return str(path)
 
 
-def conv(path, batch="batch") -> str:
-    """x[3,8,8] → convolution, relu, mean over the picture, linear → y[10]."""
+def conv(path, batch="batch", side: int = 8, channels: int = 8) -> str:
+    """x[3,side,side] → convolution, relu, mean over the picture, linear → y[10]."""
     rng = np.random.default_rng(0)
     nodes = [
         h.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
@@ -34,8 +34,8 @@ def conv(path, batch="batch") -> str:
         h.make_node("Flatten", ["p"], ["f"]),
         h.make_node("MatMul", ["f", "m"], ["y"]),
     ]
-    weights = {"w": rng.standard_normal((8, 3, 3, 3), "float32"), "m": rng.standard_normal((8, 10), "float32")}
-    return save(path, nodes, {"x": (T.FLOAT, [batch, 3, 8, 8])}, {"y": (T.FLOAT, [batch, 10])}, weights)
+    weights = {"w": rng.standard_normal((channels, 3, 3, 3), "float32"), "m": rng.standard_normal((channels, 10), "float32")}
+    return save(path, nodes, {"x": (T.FLOAT, [batch, 3, side, side])}, {"y": (T.FLOAT, [batch, 10])}, weights)
 
 
 def encoder(path, *, width: int = 16, layers: int = 1, mask: bool = True, words: int = 50) -> str:

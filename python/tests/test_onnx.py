@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 import ringbatch as rb
+from conftest import REPOSITORY, serving
 
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
@@ -118,6 +120,16 @@ def test_powers_of_two_end_with_the_largest_size():
     assert _sizes.powers_of_two(500) == (16, 32, 64, 128, 256, 500)
     assert _sizes.powers_of_two(16) == (16,)
     assert _sizes.powers_of_two(3) == (3,)
+
+
+def test_the_brokers_automatic_buckets_are_those_that_are_warmed_up(socket):
+    @rb.worker("auto-buckets", inputs={"t": ("int32", ("<=500",))}, outputs={"y": ("int32", ())}, buckets="auto")
+    def size(batch):
+        batch.outputs["y"][:] = batch.inputs["t"].shape[1]
+
+    with serving(size, socket), rb.connect("auto-buckets", socket=socket, wait=20) as c:
+        seen = {int(c.infer(np.zeros(n, "int32"))) for n in range(1, 501)}
+    assert tuple(sorted(seen)) == _sizes.powers_of_two(500)
 
 
 def test_a_model_that_padding_disturbs_is_served_by_exact_sizes_and_says_so(tmp_path, capfd):
@@ -228,6 +240,12 @@ def broken(tmp_path, what):
 def test_what_cannot_be_served_is_refused_with_what_to_do(tmp_path, what, options, message):
     with pytest.raises(rb.Invalid, match=message):
         ro.prepare(broken(tmp_path, what), **{"dims": {}, **options})
+
+
+def test_the_example_gives_what_each_text_gives_alone():
+    example = REPOSITORY / "examples" / "python" / "onnx_encoder.py"
+    out = subprocess.check_output([sys.executable, str(example)], text=True, timeout=120)
+    assert re.search(r"200 texts in \d+ batches, at most \de-0[5-9] from each alone", out)
 
 
 def test_a_size_may_be_fixed(tmp_path):
