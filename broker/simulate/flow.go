@@ -12,7 +12,7 @@ import (
 
 // arrive tells the batcher of a request, one hop after its commit.
 func (w *world) arrive(e event) {
-	committed := e.at - batcher.Time(w.cfg.Hop)
+	committed := e.started
 	w.stats.first = min(w.stats.first, committed)
 	f := flight{
 		committed: committed, deadline: batcher.Never, client: e.client,
@@ -105,7 +105,7 @@ func (w *world) decideAt(s *station) batcher.Time {
 // all that follows is known at once.
 func (w *world) serve(s *station, d *batcher.Dispatch) {
 	x := &s.workers[d.Worker]
-	start := max(w.now+batcher.Time(w.cfg.Hop), x.freeAt)
+	start := w.awake(max(w.now+batcher.Time(w.cfg.Hop), x.freeAt))
 	others := 0
 	if s.Workers.Sharing > 0 || len(s.Busy) > 0 {
 		others = s.othersBusy(start, x)
@@ -114,8 +114,8 @@ func (w *world) serve(s *station, d *batcher.Dispatch) {
 	if len(w.cfg.Phases) > 0 {
 		took = batcher.Time(float64(took) * w.phase(start).Cost)
 	}
-	x.freeAt = min(start+took, 2*endOfTime)
-	x.busy += took
+	x.freeAt = min(w.after(start, w.slowed(took)), 2*endOfTime)
+	x.busy += x.freeAt - start
 	x.total++
 	x.rows += d.Rows
 
@@ -125,8 +125,8 @@ func (w *world) serve(s *station, d *batcher.Dispatch) {
 		w.spare = w.spare[:n-1]
 	}
 	x.given = append(x.given, append(ids, d.Requests...))
-	seen := x.freeAt + batcher.Time(w.cfg.Hop)
-	w.events.push(event{at: seen, kind: batchSeenDone, stage: s.number, worker: d.Worker, batch: d.Batch, started: start})
+	seen := w.awake(x.freeAt + batcher.Time(w.cfg.Hop))
+	w.events.push(event{at: seen, kind: batchSeenDone, stage: s.number, worker: d.Worker, batch: d.Batch, started: start, finished: x.freeAt})
 
 	if w.stats.last = max(w.stats.last, seen); s.number == 0 {
 		w.stats.batch(d)

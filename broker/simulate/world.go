@@ -16,6 +16,7 @@ type world struct {
 	cfg     Config
 	stages  []*station
 	rng     *rand.Rand
+	luck    *rand.Rand // of Disturbances: the same whatever the policy draws
 	now     batcher.Time
 	events  eventQueue
 	flights []flight // by RequestID
@@ -67,6 +68,7 @@ func newWorld(cfg Config) (*world, error) {
 	w := &world{
 		cfg:   cfg,
 		rng:   rand.New(rand.NewPCG(cfg.Seed, 0x72696e67)),
+		luck:  rand.New(rand.NewPCG(cfg.Seed, 0x6c75636b)),
 		stats: newStats(&cfg),
 	}
 	sum := 0.0
@@ -104,7 +106,7 @@ func (w *world) run(ctx context.Context) error {
 		if n%4096 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		next := wake
+		next := w.awake(wake)
 		if !w.events.empty() {
 			next = min(next, w.events.first().at)
 		}
@@ -145,7 +147,7 @@ func (w *world) handle(e event) {
 		w.arrive(e)
 	case batchSeenDone:
 		s := w.stages[e.stage]
-		s.b.BatchDone(e.worker, e.batch, e.started, e.at-batcher.Time(w.cfg.Hop))
+		s.b.BatchDone(e.worker, e.batch, e.started, e.finished)
 		x := &s.workers[e.worker]
 		ids := x.given[0]
 		copy(x.given, x.given[1:])
@@ -167,7 +169,7 @@ func (w *world) commitAt(at batcher.Time, c batcher.ClientID) {
 	}
 	w.scheduled++
 	w.commitTime = at
-	w.events.push(event{at: at + batcher.Time(w.cfg.Hop), kind: commitSeen, client: c, number: uint32(w.scheduled)})
+	w.events.push(event{at: w.awake(at + batcher.Time(w.cfg.Hop)), kind: commitSeen, client: c, number: uint32(w.scheduled), started: at})
 }
 
 // nextInTurn spreads requests that belong to nobody over n clients.
