@@ -12,7 +12,7 @@ import (
 
 // arrive tells the batcher of a request, one hop after its commit.
 func (w *world) arrive(e event) {
-	committed := e.at - batcher.Time(w.cfg.Hop)
+	committed := e.started
 	w.stats.first = min(w.stats.first, committed)
 	f := flight{
 		committed: committed, deadline: batcher.Never, client: e.client,
@@ -80,7 +80,7 @@ func (w *world) decide() batcher.Time {
 // all that follows is known at once.
 func (w *world) serve(d *batcher.Dispatch) {
 	x := &w.workers[d.Worker]
-	start := max(w.now+batcher.Time(w.cfg.Hop), x.freeAt)
+	start := w.awake(max(w.now+batcher.Time(w.cfg.Hop), x.freeAt))
 	others := 0
 	if w.cfg.Workers.Sharing > 0 || len(w.cfg.Busy) > 0 {
 		others = w.othersBusy(start, x)
@@ -89,8 +89,8 @@ func (w *world) serve(d *batcher.Dispatch) {
 	if len(w.cfg.Phases) > 0 {
 		took = batcher.Time(float64(took) * w.phase(start).Cost)
 	}
-	x.freeAt = min(start+took, 2*endOfTime)
-	x.busy += took
+	x.freeAt = min(w.after(start, w.slowed(took)), 2*endOfTime)
+	x.busy += x.freeAt - start
 	x.total++
 	x.rows += d.Rows
 
@@ -100,8 +100,8 @@ func (w *world) serve(d *batcher.Dispatch) {
 		w.spare = w.spare[:n-1]
 	}
 	x.given = append(x.given, append(ids, d.Requests...))
-	seen := x.freeAt + batcher.Time(w.cfg.Hop)
-	w.events.push(event{at: seen, kind: batchSeenDone, worker: d.Worker, batch: d.Batch, started: start})
+	seen := w.awake(x.freeAt + batcher.Time(w.cfg.Hop))
+	w.events.push(event{at: seen, kind: batchSeenDone, worker: d.Worker, batch: d.Batch, started: start, finished: x.freeAt})
 
 	w.stats.batch(d, seen)
 	for _, id := range d.Requests {

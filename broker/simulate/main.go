@@ -116,7 +116,7 @@ func newFlags() *flags {
 	s.Uint64Var(&f.seed, "seed", 1, "another seed is another run of chance")
 	s.BoolVar(&f.json, "json", false, "print the result as JSON")
 	s.StringVar(&f.plot, "plot", "", "draw latencies and batch sizes into an SVG `file`")
-	s.StringVar(&f.grid, "grid", "", "hold wait_time auto against fixed waits in every cell of a `grid`, first or second, instead; 40,000 requests a cell unless --requests is given")
+	s.StringVar(&f.grid, "grid", "", "hold wait_time auto against fixed waits in every cell of a `grid`, first to fourth, instead; 40,000 requests a cell unless --requests is given")
 	s.Lookup("grid").NoOptDefVal = "first"
 	s.BoolVar(&f.sweep, "sweep", false, "mean latency against load for wait_time auto and fixed waits, as a table, and with --plot as a picture")
 	s.BoolVarP(&f.help, "help", "h", false, "show this text")
@@ -167,7 +167,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
 	plan, ok := gridPlans[f.grid]
 	if !ok {
-		return bad("--grid is %q, must be first or second", f.grid)
+		return bad("--grid is %q, must be first, second, third or fourth", f.grid)
 	}
 	if !f.set.Changed("requests") {
 		f.requests = 40_000

@@ -39,9 +39,11 @@ type Config struct {
 	Hop time.Duration
 	// Phases change the load or the cost in the middle of a run; each holds
 	// until the next begins.
-	Phases   []Phase
-	Requests int // how many are sent; a trace may have fewer
-	Seed     uint64
+	Phases []Phase
+	// Disturbances happen to every machine.
+	Disturbances Disturbances
+	Requests     int // how many are sent; a trace may have fewer
+	Seed         uint64
 }
 
 // Phase is a time in which Poisson arrivals come Rate times as often, and
@@ -49,6 +51,15 @@ type Config struct {
 type Phase struct {
 	From       time.Duration
 	Rate, Cost float64
+}
+
+// Disturbances are what goes wrong now and then, and is not the model's doing.
+type Disturbances struct {
+	// One batch in SlowOneIn takes SlowTimes as long; 0: none.
+	SlowOneIn int
+	SlowTimes float64
+	// Each StallEvery the whole machine stands still for StallFor; 0: never.
+	StallEvery, StallFor time.Duration
 }
 
 // Load is what the requests look like.
@@ -119,6 +130,9 @@ func (c *Config) validate() error {
 		return bad("the cost was measured with other workers busy: it says itself how much they slow each other down; leave --sharing out")
 	}
 	if err := c.Load.validate(&c.Policy); err != nil {
+		return err
+	}
+	if err := c.Disturbances.validate(); err != nil {
 		return err
 	}
 	if c.Arrivals == nil {

@@ -16,6 +16,7 @@ type world struct {
 	cfg     Config
 	b       *batcher.Batcher
 	rng     *rand.Rand
+	luck    *rand.Rand // of Disturbances: the same whatever the policy draws
 	now     batcher.Time
 	events  eventQueue
 	flights []flight // by RequestID
@@ -64,6 +65,7 @@ func newWorld(cfg Config) (*world, error) {
 		cfg:     cfg,
 		b:       b,
 		rng:     rand.New(rand.NewPCG(cfg.Seed, 0x72696e67)),
+		luck:    rand.New(rand.NewPCG(cfg.Seed, 0x6c75636b)),
 		workers: make([]simulatedWorker, cfg.Workers.Count),
 		stats:   newStats(&cfg),
 	}
@@ -94,7 +96,7 @@ func (w *world) run(ctx context.Context) error {
 		if n%4096 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		next := wake
+		next := w.awake(wake)
 		if !w.events.empty() {
 			next = min(next, w.events.first().at)
 		}
@@ -132,7 +134,7 @@ func (w *world) handle(e event) {
 	case commitSeen:
 		w.arrive(e)
 	case batchSeenDone:
-		w.b.BatchDone(e.worker, e.batch, e.started, e.at-batcher.Time(w.cfg.Hop))
+		w.b.BatchDone(e.worker, e.batch, e.started, e.finished)
 		x := &w.workers[e.worker]
 		ids := x.given[0]
 		copy(x.given, x.given[1:])
@@ -150,7 +152,7 @@ func (w *world) commitAt(at batcher.Time, c batcher.ClientID) {
 	}
 	w.scheduled++
 	w.commitTime = at
-	w.events.push(event{at: at + batcher.Time(w.cfg.Hop), kind: commitSeen, client: c, number: uint32(w.scheduled)})
+	w.events.push(event{at: w.awake(at + batcher.Time(w.cfg.Hop)), kind: commitSeen, client: c, number: uint32(w.scheduled), started: at})
 }
 
 // nextInTurn spreads requests that belong to nobody over n clients.

@@ -50,7 +50,7 @@ func everyFlagIsIn(t *testing.T, folder string) {
 		if !strings.Contains(overview, `ringbatch\-`+c.name+" (1)") {
 			t.Errorf("ringbatch.1 does not name %s", c.name)
 		}
-		if c.name == "torch" || c.name == "onnx" {
+		if c.name == "serve" || c.name == "torch" || c.name == "onnx" {
 			continue // their flags are Python's to tell
 		}
 		help, err := exec.Command(os.Args[0], c.name, "--help").Output()

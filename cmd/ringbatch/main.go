@@ -37,7 +37,8 @@ func commands() []command {
 	return []command{
 		{"broker", "run the broker of this host", runBroker},
 		{"worker", "serve a built-in model", runWorker},
-		{"torch", "serve a TorchScript file with PyTorch", runTorch},
+		{"serve", "serve a model file or a Python object, whatever it is", runServe},
+		{"torch", "serve a PyTorch model", runTorch},
 		{"onnx", "serve an ONNX file with ONNX Runtime", runOnnx},
 		{"infer", "send one request, for trying", runInfer},
 		{"gateway", "open a network door to the models: HTTP and gRPC", runGateway},

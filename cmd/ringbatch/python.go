@@ -13,7 +13,12 @@ import (
 	"syscall"
 )
 
-// runTorch serves a TorchScript file with PyTorch, whose flags Python knows.
+// runServe serves whatever a file or a Python object holds, whose flags Python knows.
+func runServe(_ context.Context, args []string) error {
+	return becomePython("serve", "numpy", args)
+}
+
+// runTorch serves a PyTorch model, whose flags Python knows.
 func runTorch(_ context.Context, args []string) error {
 	return becomePython("torch", "torch", args)
 }

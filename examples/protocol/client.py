@@ -157,7 +157,7 @@ class Client:
 
     def __init__(self, path: str, model: str, window: int) -> None:
         asked = time.monotonic_ns()
-        self.sock, reply, fds = call(path, {"version": 3, "op": "client", "model": model, "name": "protocol", "window": window})
+        self.sock, reply, fds = call(path, {"version": 4, "op": "client", "model": model, "name": "protocol", "window": window})
         a, epoch = reply["attached"], reply["epoch"]
         if not asked <= a["clock"] <= time.monotonic_ns():
             raise Error(LAYOUT, "the broker is in another time namespace: deadlines would be off")

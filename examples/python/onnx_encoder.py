@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An ONNX file served to texts of all lengths: pip install 'ringbatch[onnx]' onnx
 
-    python examples/python/onnx_encoder.py [FOLDER]
+    python examples/python/onnx_encoder.py
 
-Writes a small text encoder (random weights) into the folder, starts a broker and
+Writes a small text encoder (random weights) into a folder of its own, starts a broker and
 `ringbatch onnx` beside it, sends texts of 1..60 tokens at once and compares each
 answer with what ONNX Runtime gives for that text alone, unpadded.
 """
@@ -78,5 +78,5 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        main(sys.argv[1] if len(sys.argv) > 1 else made)
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        main(folder)

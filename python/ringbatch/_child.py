@@ -36,10 +36,10 @@ def main(arguments: list[str]) -> None:
     sys.argv = arguments[at + 1 :]  # the script sees what its parent was started with
     stop = threading.Event()
     stop_on_signals(stop)
-    if arguments[0] == "stage":  # then its pipeline's name and declaration
-        worker = _targets.find(*arguments[3:at]).as_stage(*arguments[1:3])
-    else:
-        worker = _targets.find(*arguments[:at])
+    pipeline = arguments[1:3] if arguments[0] == "stage" else []  # its name and declaration
+    worker = _targets.find(*arguments[3 if pipeline else 0 : at])
+    if pipeline:
+        worker = worker.as_stage(*pipeline)
     stop_on_signals(stop)  # once more: the script may have installed its own
     for name in (CHILD, PARENT, ATTACHED_FD):  # what the worker starts in turn is no worker process of this serve
         os.environ.pop(name, None)

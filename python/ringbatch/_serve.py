@@ -98,13 +98,20 @@ def serve_all(
     commands = [_command(item, i, pipeline) for i, item in enumerate(served) if counts[i]]
     counts_of = [n for n in counts if n]
     here = [_targets.worker_of(item).as_stage(*pipeline) if pipeline else item for item, n in zip(served, counts) if n == 0]
-    door = _door(at, http, grpc)
+    door = gateway_door(at, http, grpc)
     with stopping() as stop, in_threads(here, at, stop):
-        while not stop.is_set():
-            if broker and not broker_runs(at):
-                _host(commands, counts_of, at, stop, door)
-            else:
-                _guest(commands, counts_of, at, stop, door, broker)
+        run_commands(commands, counts_of, at, stop, door, broker)
+
+
+def run_commands(
+    commands: list[list[str]], counts: list[int], at: str, stop: threading.Event, door: Door, broker: bool, ready_s: float | None = None
+) -> None:
+    """Runs worker processes until stop is set. ready_s: they do not tell that they have attached, and count as such after that long."""
+    while not stop.is_set():
+        if broker and not broker_runs(at):
+            _host(commands, counts, at, stop, door)
+        else:
+            _guest(commands, counts, at, stop, door, broker, ready_s)
 
 
 def _command(item: Served, index: int, pipeline: tuple[str, str] | None) -> list[str]:
@@ -210,11 +217,11 @@ Door = Callable[[], Optional[Guest]]
 _DOOR_READY_S = 5.0
 
 
-def _door(socket: str, http: int | str | None, grpc: int | str | None) -> Door:
+def gateway_door(socket: str, http: int | str | None, grpc: int | str | None) -> Door:
     """What starts the gateway, if one is wanted."""
     if http is None and grpc is None:
         return lambda: None
-    command = _with_us("gateway", "--socket", socket, "--http", _address(http), "--grpc", _address(grpc))
+    command = _with_us(binary_path(), "gateway", "--socket", socket, "--http", _address(http), "--grpc", _address(grpc))
     return lambda: Guest("gateway", command, dict(os.environ), _DOOR_READY_S)
 
 
@@ -222,9 +229,9 @@ def _address(given: int | str | None) -> str:
     return "off" if given is None else f"127.0.0.1:{given}" if isinstance(given, int) else given
 
 
-def _with_us(*arguments: str) -> list[str]:
-    """The ringbatch command, which the kernel ends with this process."""
-    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), binary_path(), *arguments]
+def _with_us(*command: str) -> list[str]:
+    """A command, which the kernel ends with this process."""
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
 
 
 def _start_broker(config: str, socket: str) -> subprocess.Popen:
@@ -233,7 +240,7 @@ def _start_broker(config: str, socket: str) -> subprocess.Popen:
     try:
         os.write(fd, config.encode())
         return subprocess.Popen(
-            _with_us("broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain_time", f"{_DRAIN_S:g}s"),
+            _with_us(binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain_time", f"{_DRAIN_S:g}s"),
             env=_environment(socket),
             pass_fds=[fd],
             start_new_session=True,  # Ctrl-C is for us: the broker has its own way to end
@@ -276,9 +283,11 @@ def _processes(socket: str) -> list[dict[str, Any]]:
 # -- a broker of somebody else's
 
 
-def _guest(commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event, door: Door, take_over: bool) -> None:
+def _guest(commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event, door: Door, take_over: bool, ready_s: float | None) -> None:
     """Until stop is set or, if we would start one, the broker is gone."""
-    guests = [Guest(f"worker {i}", command, _environment(socket)) for command, n in zip(commands, counts) for i in range(n)]
+    if ready_s is not None:
+        commands = [_with_us(*command) for command in commands]  # no _child, which would see to that itself
+    guests = [Guest(f"worker {i}", command, _environment(socket), ready_s) for command, n in zip(commands, counts) for i in range(n)]
     gateway = door()
     if gateway is not None:
         guests.append(gateway)

@@ -7,7 +7,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from . import _flags
 
@@ -20,12 +19,13 @@ def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, di
 def _parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="ringbatch torch",
-        description="Serve a TorchScript file.",
+        description="Serve a PyTorch model: an exported program (.pt2), a TorchScript file, or a torch.nn.Module by its import path. "
+        "Loading a .pt2 file or importing a module can run any code in it: serve only what you trust.",
         epilog="Other flags are settings of the model's policy, which the broker reads: --max_batch_size=32 --wait_time=5ms",
         allow_abbrev=False,
     )
-    p.add_argument("file", type=Path, help="the TorchScript file, as torch.jit.save writes it")
-    p.add_argument("--input", action="append", required=True, metavar="SPEC", help="input tensor of one row, like 'x:f32[3,224,224]' (repeatable)")
+    p.add_argument("target", help="model.pt2 of torch.export.save, a file of torch.jit.save, or package.module:name, a module or a function that makes one")
+    p.add_argument("--input", action="append", metavar="SPEC", help="input tensor of one row, like 'x:f32[3,224,224]' (repeatable; .pt2 files tell theirs)")
     p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running the model once)")
     p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the file's)")
     p.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
@@ -35,8 +35,14 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--cuda_graphs", action="store_true", default=None, help="record the model once per batch size and replay it (default: where that works)")
     p.add_argument("--no_cuda_graphs", action="store_false", dest="cuda_graphs", help="launch the model's kernels one by one")
     p.add_argument("--no_freeze", action="store_false", dest="freeze", help="leave the module as it is: fold and fuse no operations")
+    p.add_argument(
+        "--compile", choices=("auto", "on", "off"), default="off",
+        help="torch.compile: auto takes it where results agree and a full batch is quicker, measured before serving; "
+        "needs a C++ compiler on the CPU. The code is kept in $TORCHINDUCTOR_CACHE_DIR, or ringbatch/torch in the user's cache folder (default off)",
+    )  # fmt: skip
     _flags.add_sizes(p)
     p.add_argument("--depth", type=int, default=2, help="batches in flight (default 2)")
+    p.add_argument("--processes", type=int, default=1, help="worker processes; one that dies is started again (default 1)")
     p.add_argument("--socket", help="the broker's control socket")
     p.add_argument("--alone", type=int, metavar="ROWS", help="no broker: run full batches of own data, one for each byte on standard input")
     return p

@@ -263,7 +263,7 @@ class Engine:
     def bind(self, inputs: list[Plane], outputs: list[Plane]) -> None:
         """Says where the rows of batches lie."""
         self.inputs, self.outputs = inputs, outputs
-        if len(self.shapes) != len(outputs):
+        if outputs and not self.shapes:
             self.shapes = [Output(p.shape, tuple(UNKNOWN if d in p.variable else FIXED for d in range(len(p.shape)))) for p in outputs]
         if not all(s.known for s in self.shapes):
             self.graph_sizes = []  # what is recorded has outputs of one size

@@ -12,9 +12,12 @@
         channels_last=True,
     )
 
-or, for a TorchScript file, from the command line:
+or from the command line, for an exported program, a TorchScript file, or what
+a function of yours makes:
 
+    ringbatch torch resnet50.pt2
     ringbatch torch resnet50.jit --input 'x:f32[3,224,224]' --half --channels_last
+    ringbatch torch mymodels.vision:resnet50 --input 'x:f32[3,224,224]' --processes 2
 
 The ring is registered as pinned memory once. Inputs are copied on a stream of
 their own while the batch before them computes; outputs are written in place.
@@ -37,8 +40,9 @@ from typing import Any, Callable
 
 import torch
 
-from . import _sizes, _torch_cli, errors
+from . import _sizes, _torch_cli, _torch_compile, _torch_load, errors
 from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
+from ._serve_targets import name_of, several
 from ._torch_lanes import Engine, agree, failure
 from ._torch_planes import DTYPES, NAMES, Plane, Planes
 from ._torch_sizes import Compute, Module, declared, named_call, numpy_types, sized, torch_types
@@ -61,6 +65,7 @@ def serve(
     channels_last: bool = False,
     cuda_graphs: bool | None = None,
     freeze: bool = True,
+    compile: str = "off",
     lengths: str | None = None,
     mask: str | None = None,
     pad: Sequence[str] | str | float = 0,
@@ -81,7 +86,9 @@ def serve(
 
     cuda_graphs: True or False, or None: a torch.nn.Module is recorded if that
     works and gives the same results. freeze: TorchScript may fold and fuse
-    operations; again only if the results agree.
+    operations; again only if the results agree. compile: "on" serves what
+    torch.compile makes of the module, "auto" if its results agree and it is
+    quicker for a full batch; the compiled code is kept for the next start.
 
     lengths, mask: the argument of the module that takes the true sizes of padded
     rows (int64, one per row), or their mask (bool, true where a row is); requests
@@ -99,7 +106,8 @@ def serve(
     extras, pads = _sizes.extras(plain, lengths, mask), _sizes.pad_values(pad, brought)
     if plain and isinstance(module, torch.jit.ScriptModule):
         torch.jit.set_fusion_strategy([("DYNAMIC", len(_sizes.Axes(brought, {}).points()))])  # don't compile anew for every size
-    compute, takes_sizes = _prepare(module, plain, where, half, bfloat16, channels_last, freeze, extras, pads)
+    most = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
+    compute, takes_sizes = _prepare(module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most)
     tolerance = _sizes.HALF_TOLERANCE if half or bfloat16 or where.type == "cuda" else _sizes.TOLERANCE
     tried = Module(compute, plain, takes_sizes, where)
     axes, note = plain, ""
@@ -124,7 +132,7 @@ def serve(
     ended = Ending(stop or threading.Event())
     specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
     # Before attaching: a worker that is still warming up would hold batches.
-    engine = Engine(compute, specs, int(options.get("max_batch_size") or DEFAULT_MAX_BATCH), where, depth, cuda_graphs, axes, shapes, takes_sizes)
+    engine = Engine(compute, specs, most, where, depth, cuda_graphs, axes, shapes, takes_sizes)
     _settle()
 
     def attached(ring: Ring) -> None:
@@ -169,11 +177,16 @@ def _device(given: str | torch.device | None) -> torch.device:
 
 def _prepare(
     module: Callable[..., Any], axes: _sizes.Axes, device: torch.device, half: bool, bfloat16: bool, channels_last: bool, freeze: bool,
-    extras: Sequence[_sizes.Extra] = (), pads: Sequence[float] = (),
+    extras: Sequence[_sizes.Extra] = (), pads: Sequence[float] = (), compile: str = "off", rows: int = 1,
 ) -> tuple[Compute, bool]:  # fmt: skip
     """The module as a function of device tensors, in the precision asked for; True if the true sizes of the rows follow its inputs."""
     dtype = torch.float16 if half else torch.bfloat16 if bfloat16 else None
-    if isinstance(module, torch.nn.Module):
+    if compile not in _torch_compile.MODES:
+        raise errors.Invalid(f"compile is {compile!r}, must be one of {', '.join(_torch_compile.MODES)}")
+    if _torch_load.is_exported(module):
+        if dtype is not None or channels_last:
+            raise errors.Invalid("an exported program keeps the precision and the layout that it was exported with: export it so")
+    elif isinstance(module, torch.nn.Module):
         placed: Any = module.eval().to(device)
         if dtype is not None:
             placed = placed.to(dtype)
@@ -187,6 +200,16 @@ def _prepare(
         return x.contiguous(memory_format=torch.channels_last) if channels_last and x.dim() == 4 else x
 
     plain, sized_too = sized(named_call(module, ready), axes, extras, pads)
+    if compile != "off" and not isinstance(module, torch.jit.ScriptModule):
+        examples = [_example(axes, sized_too, device, n) for n in sorted({rows, 1}, reverse=True)]
+
+        def compiled() -> Compute:
+            # dynamic: one for every number of rows, and none made in a request's way
+            return sized(named_call(torch.compile(module, dynamic=True), ready), axes, extras, pads)[0]
+
+        return _torch_compile.choose(compile, plain, compiled, examples, _torch_compile.tolerance(dtype)), sized_too
+    if compile != "off":
+        print("serving TorchScript, which cannot be compiled: export the module (.pt2), or name what makes it (package.module:name)", file=sys.stderr)
     if not freeze or not isinstance(module, torch.jit.ScriptModule):
         return plain, sized_too
     try:
@@ -207,11 +230,11 @@ def _frozen(module: torch.jit.ScriptModule, device: torch.device) -> torch.jit.S
     return torch.jit.optimize_for_inference(frozen) if device.type == "cuda" else frozen
 
 
-def _example(axes: _sizes.Axes, sized: bool, device: torch.device) -> list[torch.Tensor]:
-    """One row of the largest size: random numbers, or zeros where an input is not floating-point."""
+def _example(axes: _sizes.Axes, sized: bool, device: torch.device, rows: int = 1) -> list[torch.Tensor]:
+    """Rows of the largest size: random numbers, or zeros where an input is not floating-point."""
     make = {True: torch.rand, False: torch.zeros}
-    xs = [make[t.is_floating_point]((1, *i.shape), dtype=t, device=device) for i, t in zip(axes.inputs, torch_types(axes.inputs))]
-    return [*xs, torch.tensor([axes.largest()], dtype=torch.int64, device=device)] if sized else xs
+    xs = [make[t.is_floating_point]((rows, *i.shape), dtype=t, device=device) for i, t in zip(axes.inputs, torch_types(axes.inputs))]
+    return [*xs, torch.tensor([axes.largest()] * rows, dtype=torch.int64, device=device)] if sized else xs
 
 
 def parse_spec(text: str) -> tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...]]:
@@ -254,7 +277,7 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
     depth, graphs = o.pop("depth", 2), o.pop("cuda_graphs", None)
     short_sleeps()
     axes = _sizes.Axes(list(map(_input, inputs)), None)
-    compute, _ = _prepare(module, axes, device, **o)
+    compute, _ = _prepare(module, axes, device, rows=rows, **o)
     slots = depth * rows
     numbers = torch.arange(slots, dtype=torch.int32)
 
@@ -292,19 +315,23 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
     """What ``ringbatch torch`` does."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.jit")  # TorchScript is what was asked for
     how: dict[str, Any] = dict(
-        half=a.half, bfloat16=a.bfloat16, channels_last=a.channels_last, cuda_graphs=a.cuda_graphs, freeze=a.freeze, depth=a.depth, device=a.device,
+        half=a.half, bfloat16=a.bfloat16, channels_last=a.channels_last, cuda_graphs=a.cuda_graphs, freeze=a.freeze,
+        compile=a.compile, depth=a.depth, device=a.device,
     )  # fmt: skip
     try:
-        module = torch.jit.load(str(a.file), map_location=a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if a.processes > 1:
+            return several(a.processes, a.socket)
+        module, told = _torch_load.load(a.target, a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        inputs = _torch_load.inputs_of(a.target, told, a.input)
         if a.alone:
-            alone(module, a.input, a.alone, lambda: os.read(0, 1) != b"", lambda: os.write(1, b"."), **how)
+            alone(module, inputs, a.alone, lambda: os.read(0, 1) != b"", lambda: os.write(1, b"."), **how)
             return 0
         stop = threading.Event()
         for s in (signal.SIGINT, signal.SIGTERM):
             signal.signal(s, lambda *_: stop.set())
-        name = a.name or os.environ.get("RINGBATCH_MODEL") or a.file.stem
+        name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, **settings)
-        serve(module, name, inputs=a.input, outputs=a.output, stop=stop, socket=a.socket, **how, **sizes)
+        serve(module, name, inputs=inputs, outputs=a.output, stop=stop, socket=a.socket, **how, **sizes)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         print(f"ringbatch torch: {failure(e)}", file=sys.stderr)
         return 1

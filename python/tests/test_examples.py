@@ -152,3 +152,9 @@ def test_simpledbi_example(tmp_path):
     env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
     out = subprocess.check_output([sys.executable, str(EXAMPLES / "from_simpledbi.py"), "4", "20"], env=env, text=True, timeout=60)
     assert out.startswith("80 requests")
+
+
+def test_text_is_read_by_a_worker_that_calls_two_models(tmp_path):
+    with server(tmp_path, str(EXAMPLES / "read_text.py")) as env:
+        out = subprocess.check_output([sys.executable, str(EXAMPLES / "read_text.py"), "ask"], env=env, text=True, timeout=120)
+    assert re.match(r"[1-8] words: [a-z0-9]", out)

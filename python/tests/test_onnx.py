@@ -242,9 +242,9 @@ def test_what_cannot_be_served_is_refused_with_what_to_do(tmp_path, what, option
         ro.prepare(broken(tmp_path, what), **{"dims": {}, **options})
 
 
-def test_the_example_gives_what_each_text_gives_alone(tmp_path):
+def test_the_example_gives_what_each_text_gives_alone():
     example = REPOSITORY / "examples" / "python" / "onnx_encoder.py"
-    out = subprocess.check_output([sys.executable, str(example), str(tmp_path)], text=True, timeout=120)
+    out = subprocess.check_output([sys.executable, str(example)], text=True, timeout=120)
     assert re.search(r"200 texts in \d+ batches, at most \de-0[5-9] from each alone", out)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -172,6 +173,22 @@ def test_the_worker_pads_and_tells_the_true_lengths(served, device):
         assert float(np.array(y["sum"]).reshape(())) == x.sum() + 3 * 2 * ((4 if n <= 4 else 8) - n)
 
 
+def test_true_sizes_come_back_also_after_the_broker_was_restarted(tmp_path):
+    socket, stop = str(tmp_path / "s" / "b.sock"), threading.Event()
+    options = dict(socket=socket, stop=stop, inputs=["x:f32[<=64]"], device="cpu", wait=20)
+    thread = threading.Thread(target=rt.serve, args=(lambda x: x * 2, "twice"), kwargs=options)
+    thread.start()
+    try:
+        for _ in range(2):
+            with broker_at(socket):
+                x = np.arange(5, dtype="float32")
+                with rb.connect("twice", socket=socket, wait=20) as c:
+                    np.testing.assert_array_equal(np.array(c.infer(x)).reshape(-1), 2 * x)
+    finally:
+        stop.set()
+        thread.join(20)
+
+
 def test_outputs_are_declared_as_they_come():
     for outputs, message in ((["y:f32[8]"], "dimension 0 varies with the inputs"), (["y:f32[<=8]", "z:f32[1]"], "gives 1 outputs"), (["y:f32[<=8,1]"], "with 2 dimensions")):
         with pytest.raises(rb.Invalid, match=message):
@@ -221,3 +238,102 @@ def test_a_file_that_is_not_torchscript_is_refused_in_one_line(tmp_path):
     assert p.returncode == 1
     assert p.stderr.startswith("ringbatch torch: ")
     assert len(p.stderr.splitlines()) == 1
+
+
+class Two(torch.nn.Module):
+    """Two inputs, two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
+
+    def forward(self, x, z):
+        h = torch.tanh(self.b(torch.nn.functional.gelu(self.a(x)))) + z
+        return h.sum(1), h
+
+
+def two() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return Two().eval()
+
+
+def ask_two(socket: str) -> None:
+    rng = np.random.default_rng(2)
+    x, z = (rng.standard_normal((5, 64)).astype("float32") for _ in range(2))
+    with torch.no_grad():
+        want = [y.numpy() for y in two()(torch.from_numpy(x), torch.from_numpy(z))]
+    with rb.connect("two", socket=socket, wait=500) as c:  # a compiler may be at work
+        got = c(x, z)
+    np.testing.assert_allclose(got["y0"], want[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(got["y1"], want[1], rtol=1e-4, atol=1e-4)
+
+
+def exported(path, dynamic: bool) -> str:
+    batch = torch.export.Dim("batch")
+    shapes = {"x": {0: batch}, "z": {0: batch}} if dynamic else None
+    torch.export.save(torch.export.export(two(), (torch.rand(4, 64), torch.rand(4, 64)), dynamic_shapes=shapes), path)
+    path.chmod(0o600)
+    path.parent.chmod(0o700)
+    return str(path)
+
+
+def test_an_exported_program_tells_its_inputs_and_gives_several_outputs_from_several_processes(tmp_path):
+    socket, file = str(tmp_path / "s" / "b.sock"), exported(tmp_path / "two.pt2", True)
+    with broker_at(socket):
+        p = subprocess.Popen([sys.executable, "-m", "ringbatch._torch_cli", file, "--processes", "2", "--device", "cpu", "--max_batch_size", "8", "--socket", socket])
+        try:
+            ask_two(socket)
+        finally:
+            p.terminate()
+            assert p.wait(60) == 0
+
+
+def test_a_module_by_its_import_path_is_served_compiled_and_the_code_is_kept(tmp_path, monkeypatch):
+    (tmp_path / "cache").mkdir(mode=0o700)
+    socket, cache = str(tmp_path / "s" / "b.sock"), tmp_path / "cache"
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), os.path.dirname(__file__)])}
+    flags = ["--name", "two", "--input", "x:f32[64]", "--input", "z:f32[64]", "--compile", "on", "--device", "cpu", "--socket", socket]
+    with broker_at(socket):
+        p = subprocess.Popen([sys.executable, "-m", "ringbatch._torch_cli", "test_torch:two", *flags], env=env, stdout=subprocess.PIPE, text=True)
+        try:
+            ask_two(socket)
+        finally:
+            p.terminate()
+            said = p.communicate(timeout=120)[0]
+    assert f"kept in {cache}" in said and any(cache.rglob("*"))
+
+
+def test_compiled_code_is_served_only_where_it_agrees_and_pays(capfd, monkeypatch, tmp_path):
+    from ringbatch import _torch_compile as tc
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setattr(tc, "_ROUND_S", 0.001)
+    x = [torch.rand(64, 64)]
+
+    def plain(xs):
+        return [xs[0] @ xs[0]]
+
+    def slow(xs):
+        for _ in range(20):
+            xs[0] @ xs[0]
+        return plain(xs)
+
+    def broken():
+        raise RuntimeError("no C++ compiler\nand more")
+
+    assert tc.choose("off", plain, broken, [x], 0.001) is plain
+    assert tc.choose("auto", plain, lambda: slow, [x], 0.001) is plain and "does not pay" in capfd.readouterr().out
+    assert tc.choose("auto", slow, lambda: plain, [x], 0.001) is plain and "serving compiled code" in capfd.readouterr().out
+    assert tc.choose("auto", plain, broken, [x], 0.001) is plain
+    assert capfd.readouterr().err == "serving the module as it is, not compiled: RuntimeError: no C++ compiler\n"
+    assert tc.choose("auto", plain, lambda: lambda xs: [1.01 * plain(xs)[0]], [x], 0.001) is plain
+    assert "differ by more than 0.001" in capfd.readouterr().err
+    with pytest.raises(RuntimeError):
+        tc.choose("on", plain, broken, [x], 0.001)
+
+
+def test_a_program_that_was_exported_for_one_batch_size_is_refused(tmp_path):
+    from ringbatch import _torch_load
+
+    with pytest.raises(rb.Invalid, match="exported for batches of 4 only.*dynamic_shapes"):
+        _torch_load.load(exported(tmp_path / "two.pt2", False), "cpu")

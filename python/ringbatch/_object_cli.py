@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves a Python object: a function of arrays, a scikit-learn estimator, a worker, or what makes one of these.
+
+``ringbatch serve`` starts it for .joblib and .pkl files and import paths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import logging
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import _flags, errors
+from ._batch import Batch
+from ._ring import worker_options
+from ._serve import stop_on_signals
+from ._serve_targets import name_of
+from ._tensors import _DTYPES as NAMES
+from ._tensors import _NUMPY
+from ._trust import WARNING, refuse_writable_by_others
+from ._worker import Worker
+
+METHODS = ("predict", "transform")  # of an estimator that cannot be called; the first that it has
+_WAIT_S = 10.0
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="ringbatch serve", allow_abbrev=False, description=f"Serve a Python object. Beware: {WARNING}.")
+    p.add_argument("target", help="model.joblib, model.pkl, or package.module:name")
+    p.add_argument("--input", action="append", metavar="SPEC", help="input tensor of one row, like 'x:f32[4]' (repeatable; an estimator may tell its own)")
+    p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running one row)")
+    p.add_argument("--method", help="what of the object is called (default: the object itself, or predict, or transform)")
+    p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the target's)")
+    p.add_argument("--socket", help="the broker's control socket")
+    return p
+
+
+def load(target: str) -> Any:
+    """The object. Whatever it takes to make it runs here."""
+    path = Path(target)
+    if path.exists():
+        refuse_writable_by_others(path)
+        if path.suffix == ".joblib":
+            try:
+                import joblib  # type: ignore[import-not-found, import-untyped, unused-ignore]
+            except ModuleNotFoundError:
+                raise errors.Invalid(f"{target} needs the package joblib: pip install joblib") from None
+            return joblib.load(path)
+        with path.open("rb") as f:
+            return pickle.load(f)
+    module, _, name = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as e:
+        raise errors.Invalid(f"{target}: {e}") from e
+    return found() if _is_factory(found) else found
+
+
+def _is_factory(found: Any) -> bool:
+    """Whether it takes no arguments: then it makes what is served."""
+    if isinstance(found, Worker) or not (inspect.isfunction(found) or isinstance(found, type)):
+        return False
+    try:
+        inspect.signature(found).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def function_of(thing: Any, method: str | None) -> Callable[..., Any]:
+    """What is called with arrays of rows."""
+    if method:
+        found = getattr(thing, method, None)
+        if not callable(found):
+            raise errors.Invalid(f"{type(thing).__name__} has no method {method!r}")
+        return found
+    if callable(thing) and not isinstance(thing, type):
+        return thing
+    for name in METHODS:
+        if callable(getattr(thing, name, None)):
+            return getattr(thing, name)
+    raise errors.Invalid(f"{thing!r} cannot be served: it is neither a function nor has it {' or '.join(METHODS)}; name the method, --method decision_function")
+
+
+def spec_of(text: str) -> tuple[str, np.dtype, tuple[int, ...]]:
+    """x:f32[3,224] as name, dtype, shape."""
+    name, colon, rest = text.strip().partition(":")
+    kind, bracket, dims = rest.partition("[")
+    try:
+        if not name or not colon or not bracket or not dims.endswith("]") or kind not in NAMES:
+            raise ValueError
+        return name, np.dtype(_NUMPY[NAMES.index(kind)]), tuple(int(d) for d in dims[:-1].split(",") if d.strip())
+    except ValueError:
+        raise errors.Invalid(f"tensor {text!r}: want name:dtype[dims] with sizes that do not vary, like x:f32[4]; others need @ringbatch.worker") from None
+
+
+def inputs_of(thing: Any, given: Sequence[str] | None) -> list[str]:
+    if given:
+        return list(given)
+    features = getattr(thing, "n_features_in_", None)
+    if features is None:
+        raise errors.Invalid("the object does not tell its inputs: name them, --input 'x:f32[4]'")
+    return [f"x:f32[{features}]"]
+
+
+def outputs_of(function: Callable[..., Any], inputs: Sequence[str]) -> list[str]:
+    """By running one row of zeros, and three: rows must come out as they went in."""
+    specs = [spec_of(text) for text in inputs]
+    tried = [_listed(function(*(np.zeros((rows, *shape), dtype) for _, dtype, shape in specs))) for rows in (1, 3)]
+    for rows, ys in zip((1, 3), tried):
+        for y in ys:
+            if not y.ndim or len(y) != rows:
+                raise errors.Invalid(f"{rows} rows went in, and an array of shape {y.shape} came out: what is served takes rows and gives as many")
+    texts = []
+    for k, y in enumerate(tried[0]):
+        kind = next((n for n, t in zip(NAMES, _NUMPY) if n != "bf16" and np.dtype(t) == y.dtype), None)
+        if kind is None:
+            raise errors.Invalid(f"it gives {y.dtype}, which is no tensor's type; --method predict_proba gives numbers, and so may a function of your own")
+        texts.append(f"{'y' if len(tried[0]) == 1 else f'y{k}'}:{kind}[{','.join(map(str, y.shape[1:]))}]")
+    return texts
+
+
+def _listed(result: Any) -> list[np.ndarray]:
+    if isinstance(result, dict):
+        raise errors.Invalid("it gives a dict: name its outputs, --output 'boxes:f32[4]'")
+    return [np.asarray(y) for y in result] if isinstance(result, tuple) else [np.asarray(result)]
+
+
+def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> Worker:
+    if isinstance(thing, Worker):
+        return thing
+    function = function_of(thing, a.method)
+    inputs = inputs_of(thing, a.input)
+    outputs = a.output or outputs_of(function, inputs)
+    names = [spec_of(text)[0] for text in inputs]
+
+    def run(batch: Batch) -> Any:
+        return function(*(batch.inputs[name] for name in names))
+
+    signature = f"{' '.join(inputs)} -> {' '.join(outputs)}"
+    name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
+    return Worker(run, name, signature, worker_options(**settings))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    a, settings = _flags.parse(parser(), argv)
+    stop = threading.Event()
+    try:
+        thing = load(a.target)
+        if "torch" in sys.modules and isinstance(thing, sys.modules["torch"].nn.Module):
+            from . import torch
+
+            return torch.main(argv)
+        worker = worker_for(thing, a, settings)
+        stop_on_signals(stop)
+        print(f"serving {worker.model}: {worker.signature}", flush=True)
+        worker.run(socket=a.socket, stop=stop, wait=_WAIT_S)
+    except Exception as e:
+        print(f"ringbatch serve: {a.target}: {type(e).__name__}: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sys.exit(main())

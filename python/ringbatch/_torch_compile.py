@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``torch.compile``, where its results agree and it pays: measured before serving.
+
+What was compiled stays in a folder of the user's, so that a restart takes
+seconds: $TORCHINDUCTOR_CACHE_DIR, or ringbatch/torch in the user's cache
+folder. What lies there is run, so it must be nobody else's.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from . import errors
+from ._torch_lanes import failure
+
+Compute = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+MODES = ("off", "auto", "on")
+WORTH = 1.03  # so many times as fast, to be taken
+_ROUNDS, _ROUND_S = 5, 0.2
+
+
+def tolerance(dtype: torch.dtype | None) -> float:
+    """How far results may differ, as a part of the largest number."""
+    return 0.001 if dtype is None else 0.02  # float16 and bfloat16
+
+
+def cache_folder() -> str:
+    """The folder of compiled code; made if it is not there."""
+    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(given or os.path.join(base, "ringbatch", "torch"))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = folder.stat()
+    if about.st_uid != os.geteuid() or about.st_mode & stat.S_IWOTH:
+        raise errors.Invalid(f"{folder}: what lies here is run, and others may write it; name another folder in $TORCHINDUCTOR_CACHE_DIR")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    return str(folder)
+
+
+def choose(mode: str, plain: Compute, compiled: Callable[[], Compute], examples: list[list[torch.Tensor]], within: float) -> Compute:
+    """The one to serve with. examples: inputs of a full batch, and of others that will come."""
+    if mode == "off":
+        return plain
+    try:
+        folder, began = cache_folder(), time.monotonic()
+        code = compiled()
+        for xs in examples:
+            if not differ_at_most(within, code(xs), plain(xs)):
+                raise ValueError(f"results differ by more than {within:g} of the largest number")
+    except Exception as e:  # of the compiler's, of a C++ compiler that is not there, …
+        if mode == "on":
+            raise
+        print(f"serving the module as it is, not compiled: {failure(e)}", file=sys.stderr)
+        return plain
+    took = time.monotonic() - began
+    if mode == "auto":
+        before, after = _race(plain, code, examples[0])
+        rows = len(examples[0][0])
+        said = f"{rows} rows take {1000 * before:.3g} ms, compiled {1000 * after:.3g} ms"
+        if before < WORTH * after:
+            print(f"serving the module as it is: compiling does not pay ({said})", flush=True)
+            return plain
+        print(f"serving compiled code: {said}; results agree within {within:g} of the largest number", flush=True)
+    print(f"compiled in {took:.1f} s, kept in {folder}", flush=True)
+    return code
+
+
+def differ_at_most(part: float, got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
+    """Of the largest number in each output."""
+
+    def close(y: torch.Tensor, z: torch.Tensor) -> bool:
+        most = z.abs().max().item() if z.numel() else 0.0
+        return y.shape == z.shape and torch.allclose(y, z, rtol=0, atol=part * most, equal_nan=True)
+
+    return len(got) == len(want) and all(close(y.double(), z.double()) for y, z in zip(got, want))
+
+
+def _race(one: Compute, other: Compute, xs: list[torch.Tensor]) -> tuple[float, float]:
+    """The best time of each, taken in turns."""
+    best = [float("inf")] * 2
+    for _ in range(_ROUNDS):
+        for i, f in enumerate((one, other)):
+            end = time.monotonic() + _ROUND_S
+            while True:
+                began = time.monotonic()
+                f(xs)
+                if xs[0].is_cuda:
+                    torch.cuda.synchronize(xs[0].device)
+                now = time.monotonic()
+                best[i] = min(best[i], now - began)
+                if now > end:
+                    break
+    return best[0], best[1]

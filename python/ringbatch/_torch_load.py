@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``ringbatch torch`` is given: a TorchScript file, an exported program (.pt2), or a Python object."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import errors
+from ._torch_planes import DTYPES, NAMES
+from ._trust import refuse_writable_by_others
+
+
+def load(target: str, device: str) -> tuple[Callable[..., Any], list[str] | None]:
+    """The module, and its inputs where the file tells them."""
+    module, colon, name = target.partition(":")
+    if colon and not Path(target).exists():
+        return made(module, name), None
+    path = Path(target)
+    refuse_writable_by_others(path)
+    if path.suffix == ".pt2":
+        return _exported(path, device)
+    return torch.jit.load(target, map_location=device), None
+
+
+def made(module: str, name: str) -> Callable[..., Any]:
+    """A torch.nn.Module by its import path, or what a function without arguments there makes."""
+    if not module or not name:
+        raise errors.Invalid(f"{module}:{name}: an import path is 'package.module:name'")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as e:
+        raise errors.Invalid(f"{module}:{name}: {e}") from e
+    if isinstance(found, torch.nn.Module):
+        return found
+    if not callable(found):
+        raise errors.Invalid(f"{module}:{name} is {found!r}: want a torch.nn.Module, or a function that makes one")
+    made = found()
+    if not callable(made):
+        raise errors.Invalid(f"{module}:{name} made {made!r}: want a torch.nn.Module")
+    return made
+
+
+def is_exported(module: Any) -> bool:
+    """Whether it is a module that torch.export made: it is in no other mode, type or layout than it was exported in."""
+    return isinstance(module, torch.fx.GraphModule)
+
+
+def _exported(path: Path, device: str) -> tuple[Callable[..., Any], list[str]]:
+    program = torch.export.load(str(path))
+    if torch.device(device).type == "cuda":
+        from torch.export.passes import move_to_device_pass
+
+        program = move_to_device_pass(program, device)
+    values = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"}
+    return program.module(), [_spec(name, values[name]) for name in program.graph_signature.user_inputs if isinstance(name, str)]
+
+
+def _spec(name: str, value: Any) -> str:
+    """One row of it, as a tensor's text; the first dimension is the batch."""
+    batch, *dims = value.shape
+    if isinstance(batch, int):
+        raise errors.Invalid(
+            f"input {name!r} was exported for batches of {batch} only: export it with dynamic_shapes={{{name!r}: {{0: torch.export.Dim('batch')}}}}"
+        )
+    open_dims = [d for d in dims if not isinstance(d, int)]
+    text = ",".join("?" if d in open_dims else str(d) for d in dims)
+    return f"{name}:{NAMES[DTYPES.index(value.dtype)]}[{text}]"
+
+
+def inputs_of(target: str, told: list[str] | None, given: list[str] | None) -> list[str]:
+    """What was given, or what the file tells."""
+    if given:
+        return given
+    if told is None:
+        raise errors.Invalid(f"{target} does not tell its inputs: name them, --input 'x:f32[3,224,224]'")
+    if any("?" in text for text in told):
+        raise errors.Invalid(f"{target} has inputs {' '.join(told)}: say how large the open dimensions (?) are at most, --input 'tokens:i64[<=512]'")
+    return told

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipelines: functions in processes of their own, over one ring."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import REPOSITORY
+
+SERVER = """
+import os
+import numpy as np
+import ringbatch as rb
+
+@rb.worker("sum", inputs={"data": ("uint8", ("<=64",))}, outputs={"total": ("int64", ()), "pid": ("int64", ())}, ragged=True, max_batch_size=4)
+def total(batch):
+    batch.outputs["pid"][...] = os.getpid()
+    for i, row in enumerate(batch.inputs["data"]):
+        batch.outputs["total"][i] = int(np.asarray(row, np.int64).sum())
+
+@rb.worker("square", inputs={"total": ("int64", ())}, outputs={"squared": ("int64", ())}, max_batch_size=16)
+def square(batch):
+    if (batch.inputs["total"] == 13).any():
+        raise ValueError("thirteen")
+    if (batch.inputs["total"] == 66).any():
+        os._exit(3)
+    return batch.inputs["total"] ** 2
+
+@rb.worker("spread", inputs={"squared": ("int64", ()), "pid": ("int64", ())}, outputs={"y": ("int64", ("<=4",)), "pids": ("int64", (2,))})
+def spread(batch):
+    ys = [np.full(v % 5, v) for v in batch.inputs["squared"]]
+    return {"y": ys, "pids": np.stack([batch.inputs["pid"], np.full(batch.rows, os.getpid())], axis=1)}
+
+rb.pipeline("sums", [total, square, spread], processes=[1, 2, 1], outputs=["total", "y", "pids"])
+"""
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    script, socket = tmp_path / "server.py", str(tmp_path / "b.sock")
+    os.chmod(tmp_path, 0o700)
+    script.write_text(SERVER)
+    p = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "RINGBATCH_SOCKET": socket})
+    yield p, socket
+    p.send_signal(signal.SIGTERM)
+    assert p.wait(30) == 0
+
+
+def lines(socket: str) -> dict:
+    told = subprocess.run([rb.binary_path(), "stats", "--json", "--socket", socket], stdout=subprocess.PIPE, check=True)
+    return {m["name"]: m for m in json.loads(told.stdout)["models"]}
+
+
+def test_a_request_goes_through_python_stages_in_processes_of_their_own(pipeline):
+    _, socket = pipeline
+    with rb.connect("sums", socket=socket, wait=30, window=16) as model:
+        futures = [(n, model.submit(bytes([1]) * n)) for n in (0, 1, 3, 20, 64)]
+        for n, f in futures:
+            out = f.result(30)
+            assert out["total"] == n and list(out["y"]) == [n * n] * (n * n % 5)
+        assert out["pids"][0] != out["pids"][1]
+        with pytest.raises(rb.Failed, match="thirteen"):
+            model(bytes([13]))
+        with pytest.raises(rb.WorkerDied):  # the stage's workers die of it, one after the other
+            model(bytes([66]))
+        assert model(bytes([2]))["total"] == 2
+        with pytest.raises(rb.TooLarge):
+            model.request(rows=5)  # more than the smallest batch of a stage
+    told = lines(socket)
+    assert told["sums"]["stages"] == ["sums/sum", "sums/square", "sums/spread"]
+    assert told["sums/sum"]["requeued"] == 0 and told["sums/square"]["requeued"] > 0
+    assert told["sums/square"]["ended"] == {"OK": 6, "Failed": 1, "WorkerDied": 1} and told["sums/spread"]["ended"] == {"OK": 6}
+
+
+def test_a_pipeline_that_does_not_fit_together_is_refused():
+    with pytest.raises(rb.Invalid, match="decorated"):
+        rb.pipeline("p", [lambda b: b])
+    one = rb.worker("one", inputs={"x": ("int64", ())}, outputs={"y": ("int64", ())})(lambda b: None)
+    with pytest.raises(rb.Invalid, match="no stage writes 'z'"):
+        rb.pipeline("p", [one], outputs=["z"])
+
+
+def test_workers_in_threads_of_one_process_serve_a_pipeline_too(tmp_path):
+    os.chmod(tmp_path, 0o700)
+    script = """
+import ringbatch as rb
+import threading, sys, os, signal
+spec = ("int64", (4,))
+one = rb.worker("one", inputs={"x": spec}, outputs={"h": spec})(lambda b: b.inputs["x"] + 1)
+two = rb.worker("two", inputs={"h": spec}, outputs={"y": spec})(lambda b: b.inputs["h"] * 2)
+def ask():
+    with rb.connect("p", wait=20) as m:
+        print(m([1, 2, 3, 4]).tolist(), flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=ask).start()
+rb.pipeline("p", [one, two], processes=0)
+"""
+    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
+    done = subprocess.run([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, timeout=60)
+    assert done.returncode == 0 and np.fromstring(done.stdout.decode().strip()[1:-1], sep=",").tolist() == [4, 6, 8, 10]
+
+
+def test_the_example_decodes_pictures_and_finds_their_classes(tmp_path):
+    example = REPOSITORY / "examples" / "python"
+    if not example.exists():
+        pytest.skip("no examples here")
+    image = pytest.importorskip("PIL.Image")
+    tmp_path.chmod(0o700)
+    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
+    names = []
+    for i in range(3):
+        pixels = np.random.default_rng(i).integers(0, 255, (90 + 10 * i, 120, 3)).astype(np.uint8)
+        names.append(str(tmp_path / f"{i}.jpg"))
+        image.fromarray(pixels).save(names[-1])
+    (tmp_path / "none.jpg").write_bytes(b"no picture")
+    p = subprocess.Popen([sys.executable, str(example / "image_pipeline.py")], env=env)
+    try:
+        out = subprocess.check_output([sys.executable, str(example / "image_pipeline.py"), *names, str(tmp_path / "none.jpg")], env=env, text=True, timeout=60)
+    finally:
+        p.send_signal(signal.SIGTERM)
+        assert p.wait(40) == 0
+    lines = out.splitlines()
+    assert all(re.fullmatch(rf"{re.escape(n)}( \d+){{5}}", line) for n, line in zip(names, lines)) and len(set(lines[:3])) == 3
+    assert "no picture: " in lines[3]

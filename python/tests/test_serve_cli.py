@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ringbatch serve TARGET``: by file type, with lines to try; what others may write is refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pickle
+import shutil
+import signal
+import socket as sockets
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import serving
+from ringbatch import _object_cli as objects
+from ringbatch import _serve_cli as cli
+from ringbatch import _serve_targets as targets
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+def free_port() -> int:
+    with sockets.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def pickled(path, thing):
+    path.write_bytes(pickle.dumps(thing))
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_pickled_function_is_served_with_lines_that_work_and_a_cost_table(folder):
+    file, port = pickled(folder / "plus.pkl", functools.partial(np.add, np.float32(1))), free_port()
+    env = {**os.environ, "RINGBATCH_SOCKET": str(folder / "b.sock"), "PYTHON": sys.executable}
+    command = [rb.binary_path(), "serve", file, "--input", "x:f32[3]", "--max_batch_size", "4", "--http", str(port)]
+    p = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        said: dict[str, str] = {}
+        for line in p.stdout:
+            name, _, rest = line.partition(": ")
+            said[name] = rest.strip()
+            if line.startswith("one worker busy"):
+                break
+        python = said["python"].replace("python3", sys.executable, 1)
+        assert subprocess.check_output(python, shell=True, env=env, text=True).strip() == "[1. 1. 1.]"
+        if shutil.which("curl"):
+            answer = json.loads(subprocess.check_output("curl -sS " + said["curl"].removeprefix("curl "), shell=True, text=True))
+            assert answer["outputs"][0]["data"] == [1, 1, 1]
+    finally:
+        p.send_signal(signal.SIGINT)
+        p.stdout.read()
+        assert p.wait(60) == 0
+
+
+def test_a_file_that_everybody_may_write_is_refused_and_not_loaded(folder):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(folder / "sprung"),)
+
+    file = pickled(folder / "m.pkl", Trap())
+    os.chmod(file, 0o602)
+    with pytest.raises(rb.Invalid, match="everybody may write this file.*chmod o-w"):
+        objects.load(file)
+    p = subprocess.run([sys.executable, "-m", "ringbatch._serve_cli", file], capture_output=True, text=True, env={**os.environ, "RINGBATCH_SOCKET": str(folder / "b")})
+    assert p.returncode == 1 and "everybody may write" in p.stderr and len(p.stderr.splitlines()) == 1
+    os.chmod(file, 0o600)
+    (folder / "open").mkdir()
+    os.chmod(folder / "open", 0o777)
+    moved = shutil.move(file, folder / "open")
+    with pytest.raises(rb.Invalid, match="everybody may replace files"):
+        objects.load(str(moved))
+    assert not (folder / "sprung").exists()
+
+
+def test_the_type_of_a_file_says_how_it_is_served(folder):
+    for name, kind in (("a.pt", "torch"), ("a.PT2", "torch"), ("a.onnx", "onnx"), ("a.joblib", "object"), ("a.pkl", "object")):
+        (folder / name).touch()
+        assert targets.kind_of(str(folder / name)) == kind
+    assert targets.kind_of("package.module:factory") == "object" and targets.name_of("package.module:factory") == "factory"
+    for wrong, says in (("a.txt", "want a file that ends in"), (str(folder / "none.pt2"), "no such file"), (":f", "want a file")):
+        with pytest.raises(rb.Invalid, match=says):
+            targets.kind_of(wrong)
+
+
+class Estimator:
+    """What scikit-learn's look like."""
+
+    n_features_in_ = 2
+
+    def predict(self, x):
+        return x.sum(1).astype("int64")
+
+    def predict_proba(self, x):
+        return np.stack([x[:, 0], 1 - x[:, 0]], 1).astype("float64")
+
+
+def two(a, b):
+    return a + b, (a * b).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("thing", "flags", "signature", "inputs", "want"),
+    [
+        (Estimator(), [], "x:f32[2] -> y:i64[]", [[1, 2]], 3),
+        (Estimator(), ["--method", "predict_proba"], "x:f32[2] -> y:f64[2]", [[1, 2]], [1, 0]),
+        (two, ["--input", "a:f32[2]", "--input", "b:f32[2]"], "a:f32[2] b:f32[2] -> y0:f32[2] y1:f32[]", [[1, 2], [3, 4]], {"y0": [4, 6], "y1": 11}),
+    ],
+)
+def test_estimators_and_functions_give_what_they_give_by_themselves(socket, thing, flags, signature, inputs, want):
+    a, settings = objects._flags.parse(objects.parser(), ["m:thing", "--name", f"object{abs(hash((signature, *flags))) % 9999}", *flags])
+    worker = objects.worker_for(thing, a, settings)
+    assert worker.signature == signature
+    with serving(worker, socket), rb.connect(worker.model, socket=socket, wait=10) as m:
+        got = m(*(np.array(x, "float32") for x in inputs))
+    if isinstance(want, dict):
+        assert {k: v.tolist() for k, v in got.items()} == want
+    else:
+        assert got.tolist() == want
+
+
+@pytest.mark.parametrize(
+    ("thing", "flags", "says"),
+    [
+        (lambda x: x.sum(), ["--input", "x:f32[2]"], "rows went in"),
+        (lambda x: np.array(["yes"] * len(x)), ["--input", "x:f32[2]"], "no tensor's type"),
+        (lambda x: x, [], "does not tell its inputs"),
+        (lambda x: x, ["--input", "x:f32[<=3]"], "do not vary"),
+        (lambda x: x, ["--input", "x:f32[2]", "--method", "guess"], "no method 'guess'"),
+        (3, ["--input", "x:f32[2]"], "cannot be served"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_serving(thing, flags, says):
+    a, settings = objects._flags.parse(objects.parser(), ["m:thing", *flags])
+    with pytest.raises(rb.Invalid, match=says):
+        objects.worker_for(thing, a, settings)
+
+
+def test_large_inputs_are_made_by_the_line_and_small_ones_shown():
+    assert '"data":[0,0]' in cli.curl_line("m", [("x", "f32", [2])], "8000")
+    large = cli.curl_line("m", [("x", "u8", [3, 224, 224])], "8000")
+    made = subprocess.check_output(large.removeprefix("curl: ").split(" | ")[0].replace("python3", sys.executable, 1), shell=True)
+    assert len(json.loads(made)["inputs"][0]["data"]) == 3 * 224 * 224
