@@ -21,8 +21,8 @@ func (l *learner) late(now Time, r *Request, queuedRows int) bool {
 	}
 	l.refreshTable()
 	most := l.settings.MaxBatchSize
-	full := l.expected(most)
-	l.freeTimes(now, l.expected)
+	full := l.hoped(most)
+	l.freeTimes(now, l.hoped)
 	if len(l.free) == 0 {
 		return false // when a worker comes is not known
 	}
@@ -33,7 +33,7 @@ func (l *learner) late(now Time, r *Request, queuedRows int) bool {
 	if l.rowEvery > 0 {
 		rows += int(min(float64(start-now)/l.rowEvery, float64(most)))
 	}
-	return start+l.expected(min(most, rows)) > due
+	return start+l.hoped(min(most, rows)) > due
 }
 
 // maxFree bounds the work of late.
@@ -53,6 +53,11 @@ func (l *learner) first() int {
 // expected is what a batch is expected to take, with all workers busy.
 func (l *learner) expected(rows int) Time {
 	return l.table.of(min(rows, l.tableRows), max(0, l.present()-1)) * 103 / 100
+}
+
+// hoped is the same, but less for sizes that were not seen lately.
+func (l *learner) hoped(rows int) Time {
+	return l.hopes[sizeClass(min(rows, l.tableRows))] * 103 / 100
 }
 
 func (l *learner) present() (n int) {
@@ -75,5 +80,6 @@ func (l *learner) refreshTable() {
 			}
 		}
 		l.table.fill(c, l.tableRows, max(0, workers-1))
+		l.table.lately(c, l.tableRows, max(0, workers-1), &l.hopes)
 	}
 }

@@ -20,6 +20,7 @@ type costs struct {
 	odd      int        // batches in a row that were far off: >0 slower, <0 faster
 	off      [3]float64 // by how much, as logarithms
 	oddSince uint32     // the first of them
+	oddEnd   Time       // when the last of them ended
 }
 
 // curve is the time by size.
@@ -50,6 +51,8 @@ const (
 	veryFarOff  = 0.7  // twice as long
 	slowestGain = 0.1
 	trustedFor  = 5000.0
+	seenLately  = 256 // batches ago
+	youngPoint  = 4   // batches
 )
 
 func sizeClass(rows int) int {
@@ -72,8 +75,8 @@ func sizeOf(class int) int {
 // known says whether any batch was seen.
 func (c *costs) known() bool { return c.batches > 0 }
 
-// observe learns from one batch.
-func (c *costs) observe(rows, others int, took Time) {
+// observe learns from one batch, and when it began.
+func (c *costs) observe(rows, others int, from, took Time) {
 	if took <= 0 || rows < 1 {
 		return
 	}
@@ -93,9 +96,12 @@ func (c *costs) observe(rows, others int, took Time) {
 	p.rows += (float32(rows) - p.rows) / float32(min(p.count, 16))
 	if p.count == 1 {
 		p.time, p.first = t, c.batches
+		if expected > 0 { // one slow batch must not make a size look slow for ever: it might not be tried again
+			p.time = min(t, expected*math.Exp(doubt))
+		}
 		v.seen[class/64] |= 1 << (class % 64)
 		// A new size is only guessed from others: it must be very far off.
-		if off := math.Log(t / expected); expected > 0 && math.Abs(off) > doubt && c.isNews(off, int(math.Copysign(1, off))) {
+		if off := math.Log(t / expected); expected > 0 && math.Abs(off) > doubt && c.isNews(off, int(math.Copysign(1, off)), from, from+took) {
 			c.move(median(c.off))
 		}
 		return
@@ -107,25 +113,33 @@ func (c *costs) observe(rows, others int, took Time) {
 	}
 	if p.side == 0 && p.first >= c.oddSince && c.odd != 0 {
 		// It is right because it is new, and tells nothing about the others.
-	} else if c.isNews(off, int(p.side)) {
+	} else if c.isNews(off, int(p.side), from, from+took) {
 		c.move(median(c.off))
 		return
 	}
-	if p.count > 2 {
-		off = max(-farOff, min(off, farOff))
+	switch {
+	case p.count > youngPoint:
+		off = max(-farOff, min(off, farOff)) * max(1/float64(p.count), slowestGain)
+	case off > 0:
+		// The first few may be slow by chance, but not quick.
+		off = min(off, veryFarOff) / float64(p.count)
 	}
-	p.time *= math.Exp(off * max(1/float64(p.count), slowestGain))
+	p.time *= math.Exp(off)
 }
 
 // isNews notes by how much a batch was off from what was known of its size, and
-// says whether it was the third in a row.
-func (c *costs) isNews(off float64, side int) bool {
+// says whether it was the third in a row. Each of them must have begun after the
+// one before had ended: a machine that stands still for a moment makes a batch of
+// every worker slow, and is the same again afterwards.
+func (c *costs) isNews(off float64, side int, from, ended Time) bool {
 	if side == 0 || side*c.odd <= 0 {
 		c.odd, c.oddSince = 0, c.batches
 	}
-	if c.odd += side; c.odd == 0 {
+	if side == 0 || c.odd != 0 && from < c.oddEnd {
 		return false
 	}
+	c.odd += side
+	c.oddEnd = ended
 	n := c.odd * side
 	c.off[n-1] = off
 	if n < 3 {
@@ -206,6 +220,39 @@ func (t *costTable) fill(c *costs, rows, others int) {
 // since it was seen.
 func (c *costs) trust(others int) float64 {
 	return math.Exp2(-float64(c.batches-c.curves[others].last) / trustedFor)
+}
+
+// lately is the same for one number of others, but what was not seen lately is
+// taken to last no longer than what was seen tells: than a larger batch, or than
+// a smaller one for each of its rows. A model that refuses what would take too
+// long would never find out that it takes less.
+func (t *costTable) lately(c *costs, rows, others int, out *[sizeClasses]Time) {
+	*out = t.times[min(others, maxOthers)]
+	last := sizeClass(rows)
+	seen := func(i int) bool {
+		for j := range c.curves {
+			if p := &c.curves[j].points[i]; p.count > 0 && c.batches-p.last < seenLately {
+				return true
+			}
+		}
+		return false
+	}
+	below := -1
+	for i := 0; i <= last; i++ {
+		if seen(i) {
+			below = i
+		} else if below >= 0 {
+			out[i] = min(out[i], out[below]*Time(sizeOf(i))/Time(sizeOf(below)))
+		}
+	}
+	above := Time(math.MaxInt64)
+	for i := last; i >= 0; i-- {
+		if seen(i) {
+			above = out[i]
+		} else {
+			out[i] = min(out[i], above)
+		}
+	}
 }
 
 // of is what a batch of so many rows takes while so many others are busy.

@@ -44,6 +44,7 @@ type learner struct {
 	recordOf []int    // by RequestID: its number, as in count
 
 	table        costTable // for late
+	hopes        [sizeClasses]Time
 	tableAt      uint32
 	tableWorkers int
 	tableRows    int
@@ -251,9 +252,9 @@ func (l *learner) done(w WorkerID, id BatchID, finished Time) {
 		l.runs[l.ran%maxRuns] = pacedRun{w, from, finished}
 		l.ran++
 		l.floor.observe(p.rows, took, finished)
-		l.shapes[0].observe(p.rows, p.others, took)
+		l.shapes[0].observe(p.rows, p.others, from, took)
 		if p.shape > 0 {
-			l.shapes[p.shape].observe(p.rows, p.others, took)
+			l.shapes[p.shape].observe(p.rows, p.others, from, took)
 		}
 		x.freeAt = max(x.freeAt, finished)
 		x.batches = append(x.batches[:i], x.batches[i+1:]...)

@@ -3,7 +3,6 @@
 package batcher
 
 import (
-	"math"
 	"slices"
 
 	"github.com/ringbatch/ringbatch/policy"
@@ -37,7 +36,8 @@ type replay struct {
 	workers       []replayWorker
 	costs         []costTable // by shape
 	busy          int
-	sum, sum8     float64 // of the latencies, and of their eighth powers
+	sum           float64   // of the latencies
+	slowest       []float64 // of the latencies, the largest 2 %; the least of them is the first
 	busyTime      Time
 	counted, late int
 	sentAt        []Time // by record
@@ -205,7 +205,8 @@ func (p *replay) again(rung int) bool {
 	if p.phantom {
 		b.ClientJoined(ClientID(len(p.clients)))
 	}
-	p.busy, p.sum, p.sum8, p.busyTime, p.counted, p.late = 0, 0, 0, 0, 0, 0
+	p.busy, p.sum, p.busyTime, p.counted, p.late = 0, 0, 0, 0, 0
+	p.slowest = p.slowest[:0]
 	for i := range p.workers {
 		x := &p.workers[i]
 		x.freeAt = p.start + x.busyFor
@@ -343,7 +344,7 @@ func (p *replay) finish(x *replayWorker) {
 		if int(id) >= p.countFrom && int(id) < p.countTo {
 			x := float64(latency)
 			p.sum += x
-			p.sum8 += math.Pow(x, 8)
+			p.slow(x)
 			p.counted++
 			if latency > p.from.waits.goal {
 				p.late++
@@ -368,9 +369,34 @@ func (p *replay) cost(rows, shape, others int) Time {
 	return p.costs[shape].of(rows, others)
 }
 
+// slow keeps x if it is among the slowest 2 % of those that count.
+func (p *replay) slow(x float64) {
+	if most := max(1, (p.countTo-p.countFrom)/50); len(p.slowest) < most {
+		p.slowest = append(p.slowest, x)
+	} else if x > p.slowest[0] {
+		p.slowest[0] = x
+	} else {
+		return
+	}
+	least := 0
+	for i := range p.slowest {
+		if p.slowest[i] < p.slowest[least] {
+			least = i
+		}
+	}
+	p.slowest[0], p.slowest[least] = p.slowest[least], p.slowest[0]
+}
+
 // result is what the play found.
 func (p *replay) result() outcome {
-	return outcome{sum: p.sum, sum8: p.sum8, busy: float64(p.busyTime), late: float64(p.late) / float64(max(1, p.counted)), n: 1}
+	tail := 0.0
+	for _, x := range p.slowest {
+		tail += x
+	}
+	return outcome{
+		sum: p.sum, tail: tail / float64(max(1, len(p.slowest))), busy: float64(p.busyTime),
+		late: float64(p.late) / float64(max(1, p.counted)), n: 1,
+	}
 }
 
 // busyFor is how long a worker was still busy at a time in the past.

@@ -14,7 +14,7 @@ import (
 type waits struct {
 	rungs      [rungs]rung
 	taken      int   // the rung in force
-	round      int   // the best of the round figures
+	round      int   // the best of the usual figures
 	queue      []int // rungs of the evaluation in progress
 	at         Time  // when it began
 	evaluation int   // its number
@@ -38,14 +38,14 @@ type rung struct {
 // outcome is what became of requests.
 type outcome struct {
 	sum  float64 // of their latencies
-	sum8 float64 // of the eighth powers: its root is near p99, and steadier with few requests
+	tail float64 // of the slowest 2 % of them, the mean: near p99, and steadier with few requests
 	busy float64 // what the workers spent on all of them
 	late float64 // of those that count, the share that took longer than the goal
 	n    float64 // replays
 }
 
 func (o *outcome) add(kept float64, x outcome) {
-	o.sum, o.sum8 = o.sum*kept+x.sum, o.sum8*kept+x.sum8
+	o.sum, o.tail = o.sum*kept+x.sum, o.tail*kept+x.tail
 	o.busy, o.late, o.n = o.busy*kept+x.busy, o.late*kept+x.late, o.n*kept+x.n
 }
 
@@ -62,8 +62,10 @@ const (
 	forget = float64(1500 * time.Millisecond)
 	// luck is how far the mean of one replay may be off.
 	luck = 0.03
-	// worseTail is how much worse the tail may be for a better mean.
-	worseTail = 1.04
+	// worseTail and worseMean are how much worse the one may be for a gain in
+	// the other; tailWeight is what a part of the tail counts beside one of the mean.
+	worseTail, worseMean = 0.04, 0.01
+	tailWeight           = 0.3
 )
 
 func rungWait(i int) time.Duration {
@@ -78,7 +80,11 @@ func rungWait(i int) time.Duration {
 	return time.Duration(low * math.Pow(float64(roundWaits[k+1])/low, float64(part)/3))
 }
 
-func isRound(i int) bool { return i == 0 || i%3 == 1 }
+// isUsual says whether a wait is one of those that people set: none, or a round
+// figure from 250 µs to 20 ms.
+func isUsual(i int) bool {
+	return i == 0 || i%3 == 1 && rungWait(i) >= 250*time.Microsecond && rungWait(i) <= 20*time.Millisecond
+}
 
 // roundAbove is the first round rung that is not shorter than a wait.
 func roundAbove(wait Time) int {
@@ -162,8 +168,9 @@ func (w *waits) tried(o outcome) {
 	r.without.add(kept, w.base)
 }
 
-// choose takes the best of the round figures, or another that is better in the
-// mean and hardly worse in the tail.
+// choose takes the wait that does least harm against the best of the usual
+// figures: a mean that is worse by 3 % harms as much as a tail that is worse by
+// 10 %. A gain in the one is not bought with much of the other.
 //
 // The mean of a few replays is partly luck, and the best of many such means
 // mostly is: so what is in force goes only for one that is better by more than
@@ -175,24 +182,32 @@ func (w *waits) choose() {
 	}
 	best := w.mean(w.round)
 	for i := range w.rungs {
-		if isRound(i) && w.lately(i) && i != w.round {
-			if mean := w.mean(i) * w.doubt(i); mean < best {
+		if isUsual(i) && w.lately(i) && i != w.round {
+			if mean := w.mean(i) * (1 + w.doubt(i)); mean < best {
 				w.round, best = i, mean
 			}
 		}
 	}
-	limit := worseTail * w.tail(w.round)
-	if w.tail(w.taken) > limit || w.mean(w.taken) > w.mean(w.round) {
+	if w.harm(w.taken) > w.harm(w.round) {
 		w.taken = w.round
 	}
-	best = w.mean(w.taken)
+	best = w.harm(w.taken)
 	for i := range w.rungs {
-		if w.lately(i) && i != w.taken && w.tail(i) < limit {
-			if mean := w.mean(i) * w.doubt(i); mean < best {
-				w.taken, best = i, mean
+		if w.lately(i) && i != w.taken {
+			if harm := w.harm(i) + w.doubt(i); harm < best {
+				w.taken, best = i, harm
 			}
 		}
 	}
+}
+
+// harm is how much worse a wait is than the best of the usual figures, as a
+// share of the mean.
+func (w *waits) harm(i int) float64 {
+	mean, tail := w.mean(i)/w.mean(w.round)-1, w.tail(i)/w.tail(w.round)-1
+	harm := mean + tailWeight*tail
+	harm += 4 * max(0, mean-worseMean)
+	return harm + max(0, tail-worseTail)
 }
 
 // goalShare of the requests may take longer than the goal: less than one in a
@@ -229,11 +244,10 @@ func (w *waits) lateShare(i int) float64 { return w.rungs[i].with.late / w.rungs
 func (w *waits) mean(i int) float64 { return w.rungs[i].with.sum / w.rungs[i].without.sum }
 
 // tail is about the same for p99.
-func (w *waits) tail(i int) float64 {
-	return math.Pow(w.rungs[i].with.sum8/w.rungs[i].without.sum8, 1.0/8)
-}
+func (w *waits) tail(i int) float64 { return w.rungs[i].with.tail / w.rungs[i].without.tail }
 
-func (w *waits) doubt(i int) float64 { return 1 + luck/math.Sqrt(w.rungs[i].replays) }
+// doubt is by how much better a mean must be.
+func (w *waits) doubt(i int) float64 { return luck / math.Sqrt(w.rungs[i].replays) }
 
 func (w *waits) lately(i int) bool {
 	r := &w.rungs[i]

@@ -41,7 +41,7 @@ func meanAfter(t *testing.T, cfg Config, wait, from, to time.Duration) float64 {
 
 // A few cells of very different kinds; `ringbatch simulate --grid` has the rest.
 // The aim is 1.03 times the mean and 1.10 times the p99 of the best fixed wait,
-// which some 5 % of all cells miss (docs/results/batching.md); this test is
+// which some cells miss (docs/results/batching.md); this test is
 // about a change that makes it much worse.
 func TestAutoIsNowhereMuchWorseThanTheBestFixedWait(t *testing.T) {
 	notShort(t)

@@ -6,14 +6,16 @@ import "github.com/ringbatch/ringbatch/broker/batcher"
 
 // event is something that the broker sees.
 type event struct {
-	at      batcher.Time
-	order   uint64 // ties: what was scheduled first
-	kind    eventKind
-	number  uint32           // commitSeen: the how-maniest commit, from 1
-	client  batcher.ClientID // commitSeen
-	worker  batcher.WorkerID // batchSeenDone
-	batch   batcher.BatchID  // batchSeenDone
-	started batcher.Time     // batchSeenDone
+	at     batcher.Time
+	order  uint64 // ties: what was scheduled first
+	kind   eventKind
+	number uint32           // commitSeen: the how-maniest commit, from 1
+	client batcher.ClientID // commitSeen
+	stage  int              // batchSeenDone
+	worker batcher.WorkerID // batchSeenDone
+	batch  batcher.BatchID  // batchSeenDone
+	// commitSeen: the commit; batchSeenDone: when the worker began and ended.
+	started, finished batcher.Time
 }
 
 type eventKind uint8

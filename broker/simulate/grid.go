@@ -51,9 +51,9 @@ type gridPlan struct {
 	batch   int // max_batch_size
 }
 
-// gridPlans are the grids that can be named. Auto was made with the first; the
-// second has other curves, loads and seeds, and checks that it was not made to
-// fit.
+// gridPlans are the grids that can be named. Auto was made with the first and the
+// second; the others have other curves, loads and seeds, and check that it was not
+// made to fit.
 var gridPlans = map[string]gridPlan{
 	"first": {
 		batch: 32,
@@ -96,6 +96,41 @@ var gridPlans = map[string]gridPlan{
 			{name: "on/off", share: 0.2, on: 500 * time.Millisecond, off: 1500 * time.Millisecond},
 			{name: "closed", clients: 16, inFlight: 1}, {name: "closed", clients: 128, inFlight: 1},
 			{name: "closed", clients: 40, inFlight: 1, think: 3}, {name: "closed", clients: 10, inFlight: 4, think: 0.3},
+		},
+	}, "third": {
+		batch: 16,
+		models: []gridModel{
+			{"medium", "1=2.5ms,16=6ms"},
+			{"plateau", "1=3ms,4=3.1ms,8=6ms,16=6.2ms"},
+			{"quick flat", "1=700us,16=800us"},
+			{"steep", "1=2ms,16=24ms"},
+		},
+		workers: []gridWorkers{{1, 0}, {2, 0}, {3, 0.3}, {2, 0.6}},
+		loads: []gridLoad{
+			{name: "poisson", share: 0.04}, {name: "poisson", share: 0.15}, {name: "poisson", share: 0.3},
+			{name: "poisson", share: 0.6}, {name: "poisson", share: 0.85},
+			{name: "bursty", share: 0.25, on: 30 * time.Millisecond, off: 30 * time.Millisecond},
+			{name: "on/off", share: 0.35, on: 700 * time.Millisecond, off: 700 * time.Millisecond},
+			{name: "closed", clients: 8, inFlight: 1}, {name: "closed", clients: 32, inFlight: 1, think: 2},
+			{name: "closed", clients: 6, inFlight: 3, think: 0.2},
+		},
+	},
+	"fourth": {
+		batch: 128,
+		models: []gridModel{
+			{"large", "1=6ms,32=10ms,128=30ms"},
+			{"root", "1=1ms,4=2ms,16=4ms,64=8ms,128=11ms"},
+			{"embedding", "1=200us,128=1.5ms"},
+			{"heavy", "1=12ms,128=200ms"},
+		},
+		workers: []gridWorkers{{1, 0}, {3, 0}, {2, 0.9}, {4, 0.25}},
+		loads: []gridLoad{
+			{name: "poisson", share: 0.02}, {name: "poisson", share: 0.08}, {name: "poisson", share: 0.25},
+			{name: "poisson", share: 0.55}, {name: "poisson", share: 0.75},
+			{name: "bursty", share: 0.15, on: 15 * time.Millisecond, off: 45 * time.Millisecond},
+			{name: "on/off", share: 0.4, on: 1200 * time.Millisecond, off: 800 * time.Millisecond},
+			{name: "closed", clients: 20, inFlight: 1}, {name: "closed", clients: 60, inFlight: 1, think: 1.5},
+			{name: "closed", clients: 16, inFlight: 4, think: 0.5},
 		},
 	},
 }

@@ -14,15 +14,15 @@ import (
 // world is one simulation in progress.
 type world struct {
 	cfg     Config
-	b       *batcher.Batcher
+	stages  []*station
 	rng     *rand.Rand
+	luck    *rand.Rand // of Disturbances: the same whatever the policy draws
 	now     batcher.Time
 	events  eventQueue
 	flights []flight // by RequestID
 	free    []batcher.RequestID
 	spare   [][]batcher.RequestID // backs simulatedWorker.given
-	workers []simulatedWorker
-	shares  []float64 // LevelShares, added up
+	shares  []float64             // LevelShares, added up
 
 	scheduled  int          // commits so far, past and future
 	commitTime batcher.Time // of the last commit that was scheduled in turn
@@ -44,6 +44,15 @@ type flight struct {
 	committed, deadline batcher.Time
 	client              batcher.ClientID
 	rows, level         int
+	dims                batcher.Dims
+}
+
+// station is a stage: its batcher and its workers.
+type station struct {
+	Stage
+	number  int
+	b       *batcher.Batcher
+	workers []simulatedWorker
 }
 
 // simulatedWorker runs the batches that it is given one after the other.
@@ -56,30 +65,33 @@ type simulatedWorker struct {
 }
 
 func newWorld(cfg Config) (*world, error) {
-	b, err := batcher.New(cfg.Policy)
-	if err != nil {
-		return nil, err
-	}
 	w := &world{
-		cfg:     cfg,
-		b:       b,
-		rng:     rand.New(rand.NewPCG(cfg.Seed, 0x72696e67)),
-		workers: make([]simulatedWorker, cfg.Workers.Count),
-		stats:   newStats(&cfg),
+		cfg:   cfg,
+		rng:   rand.New(rand.NewPCG(cfg.Seed, 0x72696e67)),
+		luck:  rand.New(rand.NewPCG(cfg.Seed, 0x6c75636b)),
+		stats: newStats(&cfg),
 	}
 	sum := 0.0
 	for _, share := range cfg.Load.LevelShares {
 		sum += share
 		w.shares = append(w.shares, sum)
 	}
-	for c := range cfg.Arrivals.clients() {
-		b.ClientJoined(batcher.ClientID(c))
-	}
-	for i := range w.workers {
-		b.WorkerReady(batcher.Worker{
-			ID: batcher.WorkerID(i), Depth: cfg.Workers.Depth,
-			Pad: cfg.Workers.Pad, PadTo: cfg.Workers.PadTo,
-		})
+	for i, stage := range cfg.stages() {
+		b, err := batcher.New(stage.Policy)
+		if err != nil {
+			return nil, err
+		}
+		s := &station{Stage: stage, number: i, b: b, workers: make([]simulatedWorker, stage.Workers.Count)}
+		w.stages = append(w.stages, s)
+		for c := range cfg.Arrivals.clients() {
+			b.ClientJoined(batcher.ClientID(c))
+		}
+		for k := range s.workers {
+			b.WorkerReady(batcher.Worker{
+				ID: batcher.WorkerID(k), Depth: stage.Workers.Depth,
+				Pad: stage.Workers.Pad, PadTo: stage.Workers.PadTo,
+			})
+		}
 	}
 	return w, nil
 }
@@ -94,7 +106,7 @@ func (w *world) run(ctx context.Context) error {
 		if n%4096 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		next := wake
+		next := w.awake(wake)
 		if !w.events.empty() {
 			next = min(next, w.events.first().at)
 		}
@@ -110,8 +122,10 @@ func (w *world) run(ctx context.Context) error {
 		}
 		wake = w.decide()
 	}
-	if w.b.Queued() > 0 {
-		return errors.New("requests wait for ever") // a bug of the batcher
+	for _, s := range w.stages {
+		if s.b.Queued() > 0 {
+			return errors.New("requests wait for ever") // a bug of the batcher
+		}
 	}
 	return nil
 }
@@ -132,12 +146,17 @@ func (w *world) handle(e event) {
 	case commitSeen:
 		w.arrive(e)
 	case batchSeenDone:
-		w.b.BatchDone(e.worker, e.batch, e.started, e.at-batcher.Time(w.cfg.Hop))
-		x := &w.workers[e.worker]
+		s := w.stages[e.stage]
+		s.b.BatchDone(e.worker, e.batch, e.started, e.finished)
+		x := &s.workers[e.worker]
 		ids := x.given[0]
 		copy(x.given, x.given[1:])
 		x.given = x.given[:len(x.given)-1]
-		w.free = append(w.free, ids...)
+		if w.isLast(s) {
+			w.free = append(w.free, ids...)
+		} else {
+			w.handOn(w.stages[e.stage+1], ids)
+		}
 		w.spare = append(w.spare, ids[:0])
 	}
 }
@@ -150,7 +169,7 @@ func (w *world) commitAt(at batcher.Time, c batcher.ClientID) {
 	}
 	w.scheduled++
 	w.commitTime = at
-	w.events.push(event{at: at + batcher.Time(w.cfg.Hop), kind: commitSeen, client: c, number: uint32(w.scheduled)})
+	w.events.push(event{at: w.awake(at + batcher.Time(w.cfg.Hop)), kind: commitSeen, client: c, number: uint32(w.scheduled), started: at})
 }
 
 // nextInTurn spreads requests that belong to nobody over n clients.

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulate
+
+import (
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+)
+
+func (d *Disturbances) validate() error {
+	if d.SlowOneIn < 0 || d.SlowOneIn > 0 && !(d.SlowTimes > 0 && d.SlowTimes <= 1000) {
+		return bad("one batch in %d takes %v times as long, must be 0..1000 times", d.SlowOneIn, d.SlowTimes)
+	}
+	if d.StallFor < 0 || d.StallFor > 0 && d.StallEvery < 2*d.StallFor || d.StallEvery > time.Hour {
+		return bad("stalls of %v every %v: must be at most half of the time, and an hour", d.StallFor, d.StallEvery)
+	}
+	return nil
+}
+
+// slowed is what a batch takes that would take so long undisturbed.
+func (w *world) slowed(took batcher.Time) batcher.Time {
+	if d := &w.cfg.Disturbances; d.SlowOneIn > 0 && w.luck.IntN(d.SlowOneIn) == 0 {
+		return batcher.Time(float64(took) * d.SlowTimes)
+	}
+	return took
+}
+
+// awake is the first time from at on at which the machine does not stand still.
+func (w *world) awake(at batcher.Time) batcher.Time {
+	d := &w.cfg.Disturbances
+	if d.StallFor == 0 || at == batcher.Never {
+		return at
+	}
+	if into := at % batcher.Time(d.StallEvery); at > into && into < batcher.Time(d.StallFor) {
+		return at - into + batcher.Time(d.StallFor)
+	}
+	return at
+}
+
+// after is when what begins while the machine does not stand still, and takes so
+// long, ends.
+func (w *world) after(start, took batcher.Time) batcher.Time {
+	d := &w.cfg.Disturbances
+	if d.StallFor == 0 {
+		return start + took
+	}
+	every, still := batcher.Time(d.StallEvery), batcher.Time(d.StallFor)
+	for {
+		next := (start/every + 1) * every // the next stall
+		if took <= next-start {
+			return start + took
+		}
+		took -= next - start
+		start = next + still
+	}
+}
