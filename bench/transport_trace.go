@@ -20,6 +20,8 @@ type traceFigures struct {
 	OnPerS      float64   `json:"on_requests_per_s"`
 	OffBrokerUS float64   `json:"off_broker_cpu_us"` // CPU time of the broker for each request
 	OnBrokerUS  float64   `json:"on_broker_cpu_us"`
+	OffClientUS float64   `json:"off_client_cpu_us"` // of the clients, which tell their times
+	OnClientUS  float64   `json:"on_client_cpu_us"`
 	Recorded    int       `json:"recorded"` // requests, in all turns
 	Missed      int       `json:"missed"`   // for want of room
 	Rounds      []float64 `json:"rounds"`   // on / off
@@ -47,8 +49,8 @@ func measureTrace(f *fleet, o transportOptions, say *progress.Line, r *transport
 	}
 	serving := [][]*testbed.Process{{e.broker}}
 	turn := o.Round
-	var rates, costs [2][]float64 // off, on
-	measure := func(on bool) (float64, float64, error) {
+	var rates, costs, clients [2][]float64 // off, on
+	measure := func(on bool) (float64, [2]float64, error) {
 		record := func() error { return nil }
 		if on {
 			record = fig.record(f.Context(), e.socket, traceSettle+turn+traceTail)
@@ -58,11 +60,12 @@ func measureTrace(f *fleet, o transportOptions, say *progress.Line, r *transport
 		if err == nil {
 			err = record()
 		}
-		return rate, append(used, 0)[0], err
+		return rate, [2]float64(append(used, 0, 0)), err
 	}
 	err = inTurns("trace", o, say, func(counts bool) error {
 		for pair := range tracePairs {
-			var rate, cost [2]float64
+			var rate [2]float64
+			var cost [2][2]float64 // of the broker, of the clients
 			for i := range 2 {
 				on := (i + pair) % 2 // now the one first, now the other
 				var err error
@@ -77,7 +80,7 @@ func measureTrace(f *fleet, o transportOptions, say *progress.Line, r *transport
 			}
 			fig.Rounds = append(fig.Rounds, rate[1]/rate[0])
 			for on := range 2 {
-				rates[on], costs[on] = append(rates[on], rate[on]), append(costs[on], cost[on])
+				rates[on], costs[on], clients[on] = append(rates[on], rate[on]), append(costs[on], cost[on][0]), append(clients[on], cost[on][1])
 			}
 		}
 		return nil
@@ -87,10 +90,11 @@ func measureTrace(f *fleet, o transportOptions, say *progress.Line, r *transport
 	}
 	fig.OffPerS, fig.OnPerS = medianOf(rates[0]), medianOf(rates[1])
 	fig.OffBrokerUS, fig.OnBrokerUS = medianOf(costs[0]), medianOf(costs[1])
+	fig.OffClientUS, fig.OnClientUS = medianOf(clients[0]), medianOf(clients[1])
 	r.TraceRatio = medianOf(fig.Rounds)
 	r.check("trace_ratio", r.TraceRatio, ">= 0.98", r.TraceRatio >= 0.98,
-		"requests/s while a trace is on / off, %d producers with %d in flight each: %s / %s, %.2f / %.2f µs of the broker's CPU each; %s recorded, %s not; median of %d pairs of turns",
-		traceProducers, traceInFlight, big(fig.OnPerS), big(fig.OffPerS), fig.OnBrokerUS, fig.OffBrokerUS, big(float64(fig.Recorded)), big(float64(fig.Missed)), len(fig.Rounds))
+		"requests/s while a trace is on / off, %d producers with %d in flight each: %s / %s, %.2f / %.2f µs of the broker's CPU each, %.2f / %.2f of the clients'; %s recorded, %s not; median of %d pairs of turns",
+		traceProducers, traceInFlight, big(fig.OnPerS), big(fig.OffPerS), fig.OnBrokerUS, fig.OffBrokerUS, fig.OnClientUS, fig.OffClientUS, big(float64(fig.Recorded)), big(float64(fig.Missed)), len(fig.Rounds))
 	return nil
 }
 

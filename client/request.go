@@ -261,7 +261,6 @@ func CommitAll(ctx context.Context, requests []Request) error {
 		if s.traced {
 			t := l.times.Of(r.at, e.Gen)
 			t.Gen, t.Asked, t.Claimed = e.Gen, s.claimed-s.claimTook, s.claimed
-			t.Woken.Store(0)
 		}
 		ring = l.push(&e) || ring
 	}

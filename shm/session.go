@@ -120,7 +120,7 @@ func timesAt(window int) int64 { return segmentHeader + int64(commitRingSize(win
 func ClientSegmentSize(window int, times bool) int64 {
 	end := timesAt(window)
 	if times {
-		end += int64(window) * 64
+		end += int64(window) * 128
 	}
 	return roundUp(end, pageSize)
 }

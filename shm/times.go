@@ -11,7 +11,8 @@ type Times struct {
 	_       uint32
 	Asked   int64        // when it began to look for slots
 	Claimed int64        // when it had them
-	Woken   atomic.Int64 // when it saw the request's end
+	Woken   atomic.Int64 // when it saw the request's end; before that, what an earlier request had
+	_       [32]byte     // a line for each: the broker reads the one while the client writes the other
 }
 
 // recordWords tell a client whether its model is recorded.

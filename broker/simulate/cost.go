@@ -150,7 +150,9 @@ func costsOf(byBusy map[int]Cost) (alone Cost, busy []Cost, err error) {
 
 // took is the time of a batch of rows rows that starts while so many other
 // workers are busy.
-func (c *Config) took(rows, others int) float64 {
+func (c *Config) took(rows, others int) float64 { return c.stages()[0].took(rows, others) }
+
+func (c *Stage) took(rows, others int) float64 {
 	alone := float64(c.Cost.Of(rows))
 	n := len(c.Busy)
 	switch {

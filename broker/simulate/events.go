@@ -11,6 +11,7 @@ type event struct {
 	kind   eventKind
 	number uint32           // commitSeen: the how-maniest commit, from 1
 	client batcher.ClientID // commitSeen
+	stage  int              // batchSeenDone
 	worker batcher.WorkerID // batchSeenDone
 	batch  batcher.BatchID  // batchSeenDone
 	// commitSeen: the commit; batchSeenDone: when the worker began and ended.

@@ -25,7 +25,7 @@ func (f *flags) config() (cfg Config, err error) {
 	if f.workers < 1 || f.depth < 1 || f.shapes < 1 || f.inFlight < 1 {
 		return cfg, bad("--workers, --depth, --in_flight and --shapes must be at least 1")
 	}
-	for _, step := range []func(*Config) error{f.setArrivals, f.setRows, f.setCost, f.setPolicy, f.setPadding} {
+	for _, step := range []func(*Config) error{f.setArrivals, f.setRows, f.setCost, f.setPolicy, f.setPadding, f.setStages} {
 		if err := step(&cfg); err != nil {
 			return cfg, err
 		}
@@ -106,6 +106,39 @@ func (f *flags) setCost(cfg *Config) (err error) {
 	defer file.Close()
 	if cfg.Cost, cfg.Busy, err = ReadCosts(file); err != nil {
 		return fmt.Errorf("--cost: %w", err)
+	}
+	return nil
+}
+
+// setStages reads further stages: "1=2ms,32=9ms; workers=2; max_batch_size=8".
+// What one does not say is as of the first.
+func (f *flags) setStages(cfg *Config) (err error) {
+	for i, text := range f.stages {
+		cost, rest, _ := strings.Cut(text, ";")
+		s := Stage{Workers: cfg.Workers}
+		if s.Cost, err = ParseCost(strings.TrimSpace(cost)); err != nil {
+			return fmt.Errorf("--stage: %w", err)
+		}
+		p := cfg.Policy.Policy(nil)
+		delete(p, "slots") // not simulated
+		for _, option := range strings.FieldsFunc(rest, func(r rune) bool { return r == ';' || r == ' ' }) {
+			key, value, _ := strings.Cut(option, "=")
+			switch key {
+			case "workers":
+				s.Workers.Count, err = strconv.Atoi(value)
+			case "depth":
+				s.Workers.Depth, err = strconv.Atoi(value)
+			default:
+				p = policy.Policy{key: value}.Over(p)
+			}
+			if err != nil {
+				return bad("--stage %q: %s is %q, must be a number", text, key, value)
+			}
+		}
+		if s.Policy, err = p.Resolve(nil); err != nil {
+			return fmt.Errorf("%w: --stage %d: %w", ErrConfig, i+2, err)
+		}
+		cfg.Stages = append(cfg.Stages, s)
 	}
 	return nil
 }

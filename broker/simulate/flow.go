@@ -36,19 +36,36 @@ func (w *world) arrive(e event) {
 	if w.cfg.Load.Shapes > 1 {
 		r.Dims[0] = 1 + uint32(w.rng.IntN(w.cfg.Load.Shapes))
 	}
+	f.dims = r.Dims
 	w.flights[r.ID] = f
-	switch err := w.b.Arrive(w.now, r); {
+	w.enter(w.stages[0], r)
+	w.cfg.Arrivals.committed(w, e.client)
+}
+
+// handOn gives requests that a stage is done with to the next.
+func (w *world) handOn(to *station, ids []batcher.RequestID) {
+	for _, id := range ids {
+		f := &w.flights[id]
+		w.enter(to, batcher.Request{ID: id, Client: f.client, Rows: f.rows, Level: f.level, Arrived: w.now, Deadline: f.deadline, Dims: f.dims})
+	}
+}
+
+func (w *world) isLast(s *station) bool { return s.number == len(w.stages)-1 }
+
+// enter tells a stage's batcher of a request.
+func (w *world) enter(s *station, r batcher.Request) {
+	f := &w.flights[r.ID]
+	switch err := s.b.Arrive(w.now, r); {
 	case err == nil:
 	case errors.Is(err, batcher.ErrExpired):
 		w.free = append(w.free, r.ID)
 		w.stats.outcomes.Expired++
-		w.answer(&f, w.now)
+		w.answer(f, w.now)
 	default: // the queue is full, or the trace asks for what there is not
 		w.free = append(w.free, r.ID)
 		w.stats.outcomes.Refused++
-		w.answer(&f, w.now+refusalPause)
+		w.answer(f, w.now+refusalPause)
 	}
-	w.cfg.Arrivals.committed(w, e.client)
 }
 
 // answer tells the client, one hop away, how its request ended.
@@ -56,10 +73,18 @@ func (w *world) answer(f *flight, at batcher.Time) {
 	w.cfg.Arrivals.answered(w, f.client, at+batcher.Time(w.cfg.Hop))
 }
 
-// decide lets the batcher decide and carries it out. It returns when to decide
+// decide lets the batchers decide and carries it out. It returns when to decide
 // again at the latest.
 func (w *world) decide() batcher.Time {
-	d := w.b.Decide(w.now)
+	wake := batcher.Never
+	for _, s := range w.stages {
+		wake = min(wake, w.decideAt(s))
+	}
+	return wake
+}
+
+func (w *world) decideAt(s *station) batcher.Time {
+	d := s.b.Decide(w.now)
 	for _, e := range d.Ended {
 		if e.Why == batcher.Expired {
 			w.stats.outcomes.Expired++
@@ -70,22 +95,22 @@ func (w *world) decide() batcher.Time {
 		w.free = append(w.free, e.ID)
 	}
 	for i := range d.Dispatches {
-		w.serve(&d.Dispatches[i])
+		w.serve(s, &d.Dispatches[i])
 	}
-	w.b.Learn(w.now)
+	s.b.Learn(w.now)
 	return d.Wake
 }
 
 // serve lets a worker run a batch. Because it takes as long as the cost says,
 // all that follows is known at once.
-func (w *world) serve(d *batcher.Dispatch) {
-	x := &w.workers[d.Worker]
+func (w *world) serve(s *station, d *batcher.Dispatch) {
+	x := &s.workers[d.Worker]
 	start := w.awake(max(w.now+batcher.Time(w.cfg.Hop), x.freeAt))
 	others := 0
-	if w.cfg.Workers.Sharing > 0 || len(w.cfg.Busy) > 0 {
-		others = w.othersBusy(start, x)
+	if s.Workers.Sharing > 0 || len(s.Busy) > 0 {
+		others = s.othersBusy(start, x)
 	}
-	took := batcher.Time(min(w.cfg.took(d.PadTo, others), float64(endOfTime)))
+	took := batcher.Time(min(s.took(d.PadTo, others), float64(endOfTime)))
 	if len(w.cfg.Phases) > 0 {
 		took = batcher.Time(float64(took) * w.phase(start).Cost)
 	}
@@ -101,9 +126,14 @@ func (w *world) serve(d *batcher.Dispatch) {
 	}
 	x.given = append(x.given, append(ids, d.Requests...))
 	seen := w.awake(x.freeAt + batcher.Time(w.cfg.Hop))
-	w.events.push(event{at: seen, kind: batchSeenDone, worker: d.Worker, batch: d.Batch, started: start, finished: x.freeAt})
+	w.events.push(event{at: seen, kind: batchSeenDone, stage: s.number, worker: d.Worker, batch: d.Batch, started: start, finished: x.freeAt})
 
-	w.stats.batch(d, seen)
+	if w.stats.last = max(w.stats.last, seen); s.number == 0 {
+		w.stats.batch(d)
+	}
+	if !w.isLast(s) {
+		return
+	}
 	for _, id := range d.Requests {
 		f := &w.flights[id]
 		w.stats.answer(f, seen)
@@ -116,9 +146,9 @@ func (w *world) serve(d *batcher.Dispatch) {
 }
 
 // othersBusy is how many workers other than x are busy at a time.
-func (w *world) othersBusy(at batcher.Time, x *simulatedWorker) (n int) {
-	for i := range w.workers {
-		if y := &w.workers[i]; y != x && y.freeAt > at {
+func (s *station) othersBusy(at batcher.Time, x *simulatedWorker) (n int) {
+	for i := range s.workers {
+		if y := &s.workers[i]; y != x && y.freeAt > at {
 			n++
 		}
 	}
@@ -154,13 +184,21 @@ func (w *world) randomLevel() int {
 // result adds up what happened.
 func (w *world) result() *Result {
 	r := w.stats.result()
-	for i := range w.workers {
-		x := &w.workers[i]
-		u := 0.0
-		if r.Span > 0 {
-			u = float64(x.busy) / float64(r.Span)
+	for _, s := range w.stages {
+		var list []WorkerResult
+		for i := range s.workers {
+			x := &s.workers[i]
+			u := 0.0
+			if r.Span > 0 {
+				u = float64(x.busy) / float64(r.Span)
+			}
+			list = append(list, WorkerResult{Utilisation: u, Batches: x.total, Rows: x.rows, Busy: time.Duration(x.busy)})
 		}
-		r.Workers = append(r.Workers, WorkerResult{Utilisation: u, Batches: x.total, Rows: x.rows, Busy: time.Duration(x.busy)})
+		if s.number == 0 {
+			r.Workers = list
+		} else {
+			r.Stages = append(r.Stages, list)
+		}
 	}
 	return r
 }

@@ -65,6 +65,7 @@ type flags struct {
 	shapes            int
 	deadline          time.Duration
 	cost              string
+	stages            []string
 	workers, depth    int
 	sharing           float64
 	pad               string
@@ -104,6 +105,7 @@ func newFlags() *flags {
 	s.StringVar(&f.rows, "rows", "1", "rows per request, a `number` or a range like 1-4")
 	s.IntVar(&f.shapes, "shapes", 1, "number of different shapes; requests of different shapes share no batch")
 	s.DurationVar(&f.deadline, "deadline", 0, "time budget of each request (0: none)")
+	s.StringArrayVar(&f.stages, "stage", nil, "a further stage of a pipeline, as `COST; KEY=VALUE; …`: what a batch of it takes, as in --cost, its workers, depth, and settings other than those of the first; repeatable, in order")
 	s.StringVar(&f.cost, "cost", "1=3.3ms,32=8.2ms", "time per batch size, as `points` between which it is interpolated, or the name of a CSV file of them: rows, then 8.2ms or seconds, then how many workers were busy; ringbatch profile writes one")
 	s.IntVar(&f.workers, "workers", 1, "number of workers")
 	s.IntVar(&f.depth, "depth", 1, "batches that a worker may hold, running and prefetched")

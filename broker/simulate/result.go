@@ -24,7 +24,10 @@ type Result struct {
 	BatchSizes        []SizeCount    `json:"batch_sizes"` // ascending; only sizes that occurred
 	Reasons           Reasons        `json:"dispatched_because"`
 	Workers           []WorkerResult `json:"workers"`
-	Levels            []LevelResult  `json:"levels,omitempty"` // with more than one priority level
+	// Stages are the workers of the further stages of a pipeline; batches,
+	// sizes and reasons above are of the first.
+	Stages [][]WorkerResult `json:"stages,omitempty"`
+	Levels []LevelResult    `json:"levels,omitempty"` // with more than one priority level
 
 	latencies []int64 // ascending, nanoseconds
 }
@@ -134,12 +137,11 @@ func newStats(cfg *Config) stats {
 	return s
 }
 
-// batch counts a batch whose answers are seen at the given time.
-func (s *stats) batch(d *batcher.Dispatch, seen batcher.Time) {
+// batch counts a batch of the first stage.
+func (s *stats) batch(d *batcher.Dispatch) {
 	s.sizes[d.Rows]++
 	s.reasons[d.Why]++
 	s.rows += d.Rows
-	s.last = max(s.last, seen)
 }
 
 // answer counts a request whose answer comes at the given time.

@@ -34,6 +34,9 @@ type Config struct {
 	// Busy is the cost with 1, 2 … other workers busy, where it was measured;
 	// without it Workers.Sharing counts.
 	Busy []Cost
+	// Stages are those of a pipeline that follow the one above: a request goes
+	// through all of them, from one batcher to the next.
+	Stages []Stage
 	// Hop is the time from one process to the next: client to broker, broker
 	// to worker, worker to client. Every request takes three.
 	Hop time.Duration
@@ -51,6 +54,14 @@ type Config struct {
 type Phase struct {
 	From       time.Duration
 	Rate, Cost float64
+}
+
+// Stage is a further stage of a pipeline, as Config is the first.
+type Stage struct {
+	Policy  policy.Settings
+	Workers Workers
+	Cost    Cost
+	Busy    []Cost
 }
 
 // Disturbances are what goes wrong now and then, and is not the model's doing.
@@ -100,37 +111,22 @@ const (
 )
 
 func (c *Config) validate() error {
-	if err := c.Policy.Validate(); err != nil {
-		return fmt.Errorf("%w: %w", ErrConfig, err)
-	}
 	if c.Requests < 1 || c.Requests > MaxRequests {
 		return bad("requests is %d, must be 1..%d", c.Requests, MaxRequests)
 	}
 	if c.Hop < 0 || c.Hop > policy.MaxDuration {
 		return bad("hop is %v, must be 0..%v", c.Hop, policy.MaxDuration)
 	}
-	if c.Workers.Count < 1 || c.Workers.Count > maxWorkers {
-		return bad("workers is %d, must be 1..%d", c.Workers.Count, maxWorkers)
-	}
-	if c.Workers.Depth < 0 {
-		return bad("depth is %d, must be at least 1", c.Workers.Depth)
-	}
-	if c.Workers.PadTo > policy.MaxRows {
-		return bad("batches are padded to %d rows, must be at most %d", c.Workers.PadTo, policy.MaxRows)
-	}
-	if !(c.Workers.Sharing >= 0 && c.Workers.Sharing <= maxSharing) { // so that NaN is out of range too
-		return bad("sharing is %v, must be 0..%d", c.Workers.Sharing, maxSharing)
-	}
-	for _, cost := range append([]Cost{c.Cost}, c.Busy...) {
-		if err := cost.validate(); err != nil {
+	for i, s := range c.stages() {
+		if err := s.validate(); err != nil {
 			return err
 		}
-	}
-	if len(c.Busy) > 0 && c.Workers.Sharing > 0 {
-		return bad("the cost was measured with other workers busy: it says itself how much they slow each other down; leave --sharing out")
-	}
-	if err := c.Load.validate(&c.Policy); err != nil {
-		return err
+		if i > 0 && s.Policy.LevelCount() != c.Policy.LevelCount() {
+			return bad("stage %d has %d priority levels, the first %d", i+1, s.Policy.LevelCount(), c.Policy.LevelCount())
+		}
+		if err := c.Load.validate(&s.Policy); err != nil {
+			return err
+		}
 	}
 	if err := c.Disturbances.validate(); err != nil {
 		return err
@@ -139,6 +135,38 @@ func (c *Config) validate() error {
 		return bad("no arrivals are given")
 	}
 	return c.Arrivals.validate()
+}
+
+// stages are all of them.
+func (c *Config) stages() []Stage {
+	return append([]Stage{{Policy: c.Policy, Workers: c.Workers, Cost: c.Cost, Busy: c.Busy}}, c.Stages...)
+}
+
+func (s *Stage) validate() error {
+	if err := s.Policy.Validate(); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	if s.Workers.Count < 1 || s.Workers.Count > maxWorkers {
+		return bad("workers is %d, must be 1..%d", s.Workers.Count, maxWorkers)
+	}
+	if s.Workers.Depth < 0 {
+		return bad("depth is %d, must be at least 1", s.Workers.Depth)
+	}
+	if s.Workers.PadTo > policy.MaxRows {
+		return bad("batches are padded to %d rows, must be at most %d", s.Workers.PadTo, policy.MaxRows)
+	}
+	if !(s.Workers.Sharing >= 0 && s.Workers.Sharing <= maxSharing) { // so that NaN is out of range too
+		return bad("sharing is %v, must be 0..%d", s.Workers.Sharing, maxSharing)
+	}
+	for _, cost := range append([]Cost{s.Cost}, s.Busy...) {
+		if err := cost.validate(); err != nil {
+			return err
+		}
+	}
+	if len(s.Busy) > 0 && s.Workers.Sharing > 0 {
+		return bad("the cost was measured with other workers busy: it says itself how much they slow each other down; leave --sharing out")
+	}
+	return nil
 }
 
 func (l *Load) validate(p *policy.Settings) error {

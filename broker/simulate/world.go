@@ -14,7 +14,7 @@ import (
 // world is one simulation in progress.
 type world struct {
 	cfg     Config
-	b       *batcher.Batcher
+	stages  []*station
 	rng     *rand.Rand
 	luck    *rand.Rand // of Disturbances: the same whatever the policy draws
 	now     batcher.Time
@@ -22,8 +22,7 @@ type world struct {
 	flights []flight // by RequestID
 	free    []batcher.RequestID
 	spare   [][]batcher.RequestID // backs simulatedWorker.given
-	workers []simulatedWorker
-	shares  []float64 // LevelShares, added up
+	shares  []float64             // LevelShares, added up
 
 	scheduled  int          // commits so far, past and future
 	commitTime batcher.Time // of the last commit that was scheduled in turn
@@ -45,6 +44,15 @@ type flight struct {
 	committed, deadline batcher.Time
 	client              batcher.ClientID
 	rows, level         int
+	dims                batcher.Dims
+}
+
+// station is a stage: its batcher and its workers.
+type station struct {
+	Stage
+	number  int
+	b       *batcher.Batcher
+	workers []simulatedWorker
 }
 
 // simulatedWorker runs the batches that it is given one after the other.
@@ -57,31 +65,33 @@ type simulatedWorker struct {
 }
 
 func newWorld(cfg Config) (*world, error) {
-	b, err := batcher.New(cfg.Policy)
-	if err != nil {
-		return nil, err
-	}
 	w := &world{
-		cfg:     cfg,
-		b:       b,
-		rng:     rand.New(rand.NewPCG(cfg.Seed, 0x72696e67)),
-		luck:    rand.New(rand.NewPCG(cfg.Seed, 0x6c75636b)),
-		workers: make([]simulatedWorker, cfg.Workers.Count),
-		stats:   newStats(&cfg),
+		cfg:   cfg,
+		rng:   rand.New(rand.NewPCG(cfg.Seed, 0x72696e67)),
+		luck:  rand.New(rand.NewPCG(cfg.Seed, 0x6c75636b)),
+		stats: newStats(&cfg),
 	}
 	sum := 0.0
 	for _, share := range cfg.Load.LevelShares {
 		sum += share
 		w.shares = append(w.shares, sum)
 	}
-	for c := range cfg.Arrivals.clients() {
-		b.ClientJoined(batcher.ClientID(c))
-	}
-	for i := range w.workers {
-		b.WorkerReady(batcher.Worker{
-			ID: batcher.WorkerID(i), Depth: cfg.Workers.Depth,
-			Pad: cfg.Workers.Pad, PadTo: cfg.Workers.PadTo,
-		})
+	for i, stage := range cfg.stages() {
+		b, err := batcher.New(stage.Policy)
+		if err != nil {
+			return nil, err
+		}
+		s := &station{Stage: stage, number: i, b: b, workers: make([]simulatedWorker, stage.Workers.Count)}
+		w.stages = append(w.stages, s)
+		for c := range cfg.Arrivals.clients() {
+			b.ClientJoined(batcher.ClientID(c))
+		}
+		for k := range s.workers {
+			b.WorkerReady(batcher.Worker{
+				ID: batcher.WorkerID(k), Depth: stage.Workers.Depth,
+				Pad: stage.Workers.Pad, PadTo: stage.Workers.PadTo,
+			})
+		}
 	}
 	return w, nil
 }
@@ -112,8 +122,10 @@ func (w *world) run(ctx context.Context) error {
 		}
 		wake = w.decide()
 	}
-	if w.b.Queued() > 0 {
-		return errors.New("requests wait for ever") // a bug of the batcher
+	for _, s := range w.stages {
+		if s.b.Queued() > 0 {
+			return errors.New("requests wait for ever") // a bug of the batcher
+		}
 	}
 	return nil
 }
@@ -134,12 +146,17 @@ func (w *world) handle(e event) {
 	case commitSeen:
 		w.arrive(e)
 	case batchSeenDone:
-		w.b.BatchDone(e.worker, e.batch, e.started, e.finished)
-		x := &w.workers[e.worker]
+		s := w.stages[e.stage]
+		s.b.BatchDone(e.worker, e.batch, e.started, e.finished)
+		x := &s.workers[e.worker]
 		ids := x.given[0]
 		copy(x.given, x.given[1:])
 		x.given = x.given[:len(x.given)-1]
-		w.free = append(w.free, ids...)
+		if w.isLast(s) {
+			w.free = append(w.free, ids...)
+		} else {
+			w.handOn(w.stages[e.stage+1], ids)
+		}
 		w.spare = append(w.spare, ids[:0])
 	}
 }

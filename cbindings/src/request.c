@@ -211,7 +211,6 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 				t->gen = e.gen;
 				t->asked = s->claimed - s->claim_took;
 				t->claimed = s->claimed;
-				atomic_store_explicit(&t->woken, 0, memory_order_relaxed);
 			}
 			full |= !rb_link_push(l, &e, &ring);
 		}

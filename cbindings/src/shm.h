@@ -95,6 +95,7 @@ typedef struct rb_times {
 	uint32_t gen, zero;
 	int64_t asked, claimed; /* when it began to look for slots, and had them */
 	_Atomic int64_t woken;  /* when it saw the end */
+	uint8_t rest[32];
 } rb_times;
 
 typedef struct rb_bell {

@@ -68,7 +68,7 @@ func TestAControlFrameOfOtherTypesIsRefusedWithAReason(t *testing.T) {
 	for what, body := range map[string]string{
 		"no map":             "\x01",
 		"a list":             "\x91\x02",
-		"a text as a number": "\x82\xa7version\x03\xa6window\xa216",
+		"a text as a number": "\x82\xa7version" + string(rune(control.Version)) + "\xa6window\xa216",
 		"a float as version": "\x81\xa7version\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00",
 	} {
 		rep, err := sendRaw(h, body)

@@ -71,11 +71,13 @@ class Graph:
         return np.ascontiguousarray(value, NUMPY[node.kind])
 
 
-def session_of(model: str | Path | bytes, threads: int, providers: Sequence[str] | None) -> ort.InferenceSession:
+def session_of(model: str | Path | bytes, threads: int, providers: Sequence[str] | None, spin: bool = True) -> ort.InferenceSession:
     """Loads a file; what is wrong with it is said in one line."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    if not spin:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     there = ort.get_available_providers()
     wanted = [_provider(p, there) for p in providers or ["CPUExecutionProvider"]]
     if not isinstance(model, bytes) and not Path(model).is_file():

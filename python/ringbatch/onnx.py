@@ -46,6 +46,7 @@ def serve(
     dims: Mapping[str, str] | None = None,
     providers: Sequence[str] | None = None,
     threads: int = 0,
+    spin: bool = True,
     lengths: str | None = None,
     mask: str | None = None,
     pad: Sequence[str] | str | float = 0,
@@ -63,7 +64,7 @@ def serve(
         the batch: ``{"seq": "<=512"}``, or ``{"seq": 128}`` if it never changes.
         A dimension without a symbol is named by its place in a row: ``tokens.0``.
     providers: of onnxruntime, the first that can run an operation does. threads: of
-        one operation; 0 is one per core.
+        one operation; 0 is one per core. spin: whether they spin between operations.
     lengths, mask: the input that takes the true sizes of padded rows, or their
         mask. Requests do not bring it.
     pad: what padding is filled with, or ``["tokens=1"]`` for single inputs.
@@ -76,7 +77,7 @@ def serve(
     """
     _refuse_ragged(options)
     max_batch = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
-    p = prepare(model, dims or {}, providers, threads, lengths, mask, pad, pad_sizes, options, check and max_batch > 1, tolerance)
+    p = prepare(model, dims or {}, providers, threads, lengths, mask, pad, pad_sizes, options, check and max_batch > 1, tolerance, spin)
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "onnx"))
     _sizes.add_buckets(options, p.axes)
     warm_up(p, max_batch)
@@ -111,10 +112,10 @@ class Prepared(NamedTuple):
 def prepare(
     model: str | Path | bytes, dims: Mapping[str, str], providers: Sequence[str] | None = None, threads: int = 0, lengths: str | None = None,
     mask: str | None = None, pad: Sequence[str] | str | float = 0, pad_sizes: bool = True, settings: Mapping[str, Any] | None = None, check: bool = True,
-    tolerance: float | None = None,
+    tolerance: float | None = None, spin: bool = True,
 ) -> Prepared:  # fmt: skip
     """Loads a model, finds its signature and makes sure that it may be batched and padded."""
-    session = session_of(model, threads, providers)
+    session = session_of(model, threads, providers, spin)
     graph = Graph(session, dims, lengths, mask)
     runner = Runner(session, graph)
     pads = _sizes.pad_values(pad, graph.inputs)
@@ -168,8 +169,9 @@ def serve_file(a: argparse.Namespace, settings: dict[str, str]) -> int:
     try:
         how: dict[str, Any] = dict(dims=dict(map(_dim, a.dim)), **settings)
         serve(
-            a.file, a.name or os.environ.get("RINGBATCH_MODEL") or a.file.stem, providers=a.provider, threads=a.threads, lengths=a.lengths,
-            mask=a.mask, pad=a.pad, pad_sizes=a.buckets, check=a.check, tolerance=a.tolerance, depth=a.depth, stop=stop, socket=a.socket, **how,
+            a.file, a.name or os.environ.get("RINGBATCH_MODEL") or a.file.stem, providers=a.provider, threads=a.threads, spin=a.spin,
+            lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, check=a.check, tolerance=a.tolerance, depth=a.depth, stop=stop,
+            socket=a.socket, **how,
         )  # fmt: skip
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         print(f"ringbatch onnx: {first_line(e)}", file=sys.stderr)

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package configfile
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+const plainPipeline = `[[model]]
+name = "p"
+inputs = ["x:f32[<=8]", "z:f32[2]"]
+ragged = true
+wait_time = "3ms"
+[[model.stage]]
+name = "a"
+inputs = ["x"]
+outputs = ["h:f32[4]"]
+max_batch_size = 4
+[[model.stage.worker]]
+command = ["a"]
+instances = 2
+[[model.stage]]
+name = "b"
+inputs = ["h", "z"]
+outputs = ["y:f32[<=3]"]
+`
+
+func TestAPipelineIsReadWithTheWorkersAndSettingsOfEachStage(t *testing.T) {
+	cfg, err := Parse(plainPipeline)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := cfg.Models[0]
+	if len(m.Stages) != 2 || m.Signature.String() != "x:f32[<=8] z:f32[2] -> y:f32[<=3]" || m.Stages[1].Signature.String() != "h:f32[4] z:f32[2] -> y:f32[<=3]" ||
+		m.Stages[0].Workers[0].Instances != 2 || m.Stages[0].Policy["max_batch_size"] != "4" || m.Policy["wait_time"] != "3ms" {
+		t.Errorf("%+v", m)
+	}
+	if _, layout, err := m.Resolve(); err != nil || len(layout.Planes) != 4 || layout.MaxBatch != 32 || len(layout.Inputs) != 2 || layout.Outputs[0].Offset != layout.Planes[3].Offset {
+		t.Errorf("%+v, %v", layout, err)
+	}
+	saved := NewSaved(filepath.Join(t.TempDir(), "c.toml"))
+	if err := errors.Join(saved.Save("p/a", policy.Policy{"wait_time": "1ms"}, 5), saved.Apply(&cfg)); err != nil {
+		t.Fatal(err)
+	}
+	if s := cfg.Models[0].Stages[0]; s.Policy["wait_time"] != "1ms" || s.Workers[0].Instances != 5 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestAPipelineThatDoesNotFitTogetherIsRefusedWithWhatIsWrong(t *testing.T) {
+	for _, c := range []struct{ from, to, says string }{
+		{`["h", "z"]`, `["g", "z"]`, "no colon"},
+		{`["h", "z"]`, `["g:f32[1]"]`, "neither an input of the pipeline nor written"},
+		{`["h", "z"]`, `["h:f32[5]"]`, "which is h:f32[4]"},
+		{`["y:f32[<=3]"]`, `["h:f32[4]"]`, "there before it"},
+		{`["h:f32[4]"]`, `["h:f32[<=4]"]`, "variable dimension"},
+		{`name = "b"`, `name = "a"`, "two of this name"},
+		{`name = "b"`, `name = "a/b"`, "has no /"},
+		{"max_batch_size = 4", "slots = 4", "whole pipeline"},
+		{"max_batch_size = 4", "max_queue = { 1 = 3 }", "priority level"},
+		{"instances = 2", "wait_time = 2", "unknown key"},
+		{"wait_time = \"3ms\"", "outputs = [\"h\"]", "must be among the outputs"},
+		{"wait_time = \"3ms\"", "outputs = [\"y:f32[4]\"]", "no stage writes"},
+		{"[[model.stage]]\nname = \"a\"", "[[model.worker]]\ncommand = [\"w\"]\n[[model.stage]]\nname = \"a\"", "belong to its stages"},
+	} {
+		text := strings.Replace(plainPipeline, c.from, c.to, 1)
+		if _, err := Parse(text); !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", c.to, err)
+		}
+	}
+}
