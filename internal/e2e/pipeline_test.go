@@ -205,7 +205,9 @@ func TestDeadlineCancelAndDeathOfTheClientCountInEveryStage(t *testing.T) {
 			for ; !there && len(expires) == 0; time.Sleep(time.Millisecond) {
 				there = h.model(name).QueueLength == 1
 			}
-			expires.ends(t, client.ErrExpired)
+			if err := <-expires; !errors.Is(err, client.ErrExpired) && (there || !errors.Is(err, client.ErrOverloaded)) {
+				t.Errorf("a request in stage %d ended with %v at its deadline", k, err)
+			}
 			end()
 		}
 		inStage(k, 0)
