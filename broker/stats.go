@@ -172,7 +172,7 @@ func (s *stage) look(v *view) {
 	v.settings, v.inputs, v.workers = s.settings, s.cfg.Signature.Inputs, s.fitWorkers()
 	v.out = stats.Model{
 		Name: s.cfg.Name, Signature: s.cfg.Signature.String(), Slots: r.layout.Slots, SlotsFree: r.windows.free,
-		MaxBatchSize: s.settings.MaxBatchSize, WaitAuto: s.settings.WaitTime == policy.Auto, UptimeS: time.Since(s.since).Seconds(), Loop: s.loop.number,
+		MaxBatchSize: s.settings.MaxBatchSize, WaitAuto: s.settings.WaitTime == policy.Auto, LatencyGoalMS: ms(s.settings.LatencyGoal), UptimeS: time.Since(s.since).Seconds(), Loop: s.loop.number,
 		Clients: len(r.clients), QueueLength: s.batcher.Queued(), QueueRows: s.batcher.QueuedRows(),
 		SlotsQueued: r.rows[queued], SlotsRunning: r.rows[running], SlotsHeld: r.rows[held],
 		Workers: make([]stats.Worker, 0, s.present),

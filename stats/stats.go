@@ -58,9 +58,11 @@ type Model struct {
 	MaxBatchSize int     `json:"max_batch_size"`
 	WaitTimeMS   float64 `json:"wait_time_ms"` // in force now
 	WaitAuto     bool    `json:"wait_auto"`    // the batcher chooses it
-	Learned      Learned `json:"learned"`
-	UptimeS      float64 `json:"uptime_s"`
-	Loop         int     `json:"loop"` // which of Broker.Loops serves it
+	// LatencyGoalMS is latency_goal; 0: none.
+	LatencyGoalMS float64 `json:"latency_goal_ms"`
+	Learned       Learned `json:"learned"`
+	UptimeS       float64 `json:"uptime_s"`
+	Loop          int     `json:"loop"` // which of Broker.Loops serves it
 
 	// Stages of a pipeline: the names of their lines, which follow this one. A
 	// stage counts what it is done with as ended, OK if it was handed on.

@@ -37,6 +37,9 @@ func printLearned(m *stats.Model) {
 		fmt.Printf("; %.2f times as long with %d other busy", l.Slowdown[n-1], n-1)
 	}
 	fmt.Println()
+	if sentence := goalTooShort(m); sentence != "" {
+		fmt.Printf("  %s\n", sentence)
+	}
 	if len(l.Tried) > 1 {
 		parts = parts[:0]
 		for _, t := range l.Tried {
@@ -44,4 +47,20 @@ func printLearned(m *stats.Model) {
 		}
 		fmt.Printf("  latency of the last requests with other waits, against none: %s\n", strings.Join(parts, ", "))
 	}
+}
+
+// goalTooShort is a sentence about a latency goal that no batch can keep, empty
+// if there is none.
+func goalTooShort(m *stats.Model) string {
+	if m.LatencyGoalMS == 0 || len(m.Learned.Costs) == 0 {
+		return ""
+	}
+	quickest := m.Learned.Costs[0].MS
+	for _, c := range m.Learned.Costs {
+		quickest = min(quickest, c.MS)
+	}
+	if m.LatencyGoalMS >= quickest {
+		return ""
+	}
+	return fmt.Sprintf("latency_goal is %.3g ms, but the quickest batch alone takes %.3g ms: it cannot be kept; set a longer one", m.LatencyGoalMS, quickest)
 }

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/ringbatch/ringbatch/stats"
+)
+
+func TestAGoalBelowOneBatchsOwnTimeIsSaidToBeTooShort(t *testing.T) {
+	m := &stats.Model{LatencyGoalMS: 4}
+	if s := goalTooShort(m); s != "" {
+		t.Errorf("before a batch was seen: %s", s)
+	}
+	m.Learned.Costs = []stats.LearnedCost{{Rows: 1, MS: 5}, {Rows: 8, MS: 9}}
+	if s := goalTooShort(m); !strings.Contains(s, "4 ms") || !strings.Contains(s, "5 ms") {
+		t.Errorf("%q", s)
+	}
+	m.LatencyGoalMS = 6
+	if s := goalTooShort(m); s != "" {
+		t.Errorf("a goal that one batch keeps: %s", s)
+	}
+}
