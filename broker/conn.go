@@ -202,6 +202,14 @@ func (c *conversation) hold() {
 			if !c.watch(c.conn, req.Since) {
 				return
 			}
+		case control.OpTrace:
+			if !c.record(&req) {
+				return
+			}
+		case control.OpRestart, control.OpScale: // it waits for workers: others are answered meanwhile
+			if !c.send(c.answer(&req)) {
+				return
+			}
 		default:
 			c.answering <- struct{}{}
 			rep := c.answer(&req)
@@ -211,6 +219,27 @@ func (c *conversation) hold() {
 			}
 		}
 	}
+}
+
+// record answers OpTrace. While it records, others are answered; a peer that
+// does not wait for the end has it ended.
+func (c *conversation) record(req *control.Request) bool {
+	over, stop := watchPeer(c.conn)
+	t, err := c.trace(req.Model, time.Duration(req.Millis)*time.Millisecond, over)
+	if stop() {
+		return false
+	}
+	if err != nil {
+		return c.refuse(err)
+	}
+	c.answering <- struct{}{} // for the memory that the text takes
+	rep := c.reply()
+	rep.Stats, err = json.Marshal(&t)
+	<-c.answering
+	if err != nil {
+		return c.refuse(err)
+	}
+	return c.send(rep)
 }
 
 // send sends a reply. A long one takes its room, so that peers which do not
@@ -293,11 +322,6 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 		rep.Stats, err = json.Marshal(&s)
 	case control.OpSet:
 		err = b.setAndSave(req)
-	case control.OpTrace:
-		var s stats.Trace
-		if s, err = b.trace(req.Model, time.Duration(req.Millis)*time.Millisecond); err == nil {
-			rep.Stats, err = json.Marshal(&s)
-		}
 	case control.OpBatches:
 		var s stats.Batches
 		if s, err = b.batchesSince(req.Model, req.Since); err == nil {

@@ -138,9 +138,9 @@ func (s *stage) note(text string, w *workerSession) {
 	}
 }
 
-// trace records a model for so long. The loop is asked twice; the rest is done
-// by the caller's goroutine.
-func (b *Broker) trace(name string, d time.Duration) (out stats.Trace, err error) {
+// trace records a model for so long, or until it is over. The loop is asked twice;
+// the rest is done by the caller's goroutine.
+func (b *Broker) trace(name string, d time.Duration, over <-chan struct{}) (out stats.Trace, err error) {
 	if d <= 0 || d > maxTraceTime {
 		return out, fmt.Errorf("%w: a recording of %v, must be at most %v", status.ErrInvalid, d, maxTraceTime)
 	}
@@ -166,6 +166,7 @@ func (b *Broker) trace(name string, d time.Duration) (out stats.Trace, err error
 	}
 	select {
 	case <-time.After(d):
+	case <-over:
 	case <-m.loop.ended:
 	}
 	now := m.endRecording(st, mine)

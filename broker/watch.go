@@ -58,26 +58,42 @@ func (c *changes) after(since uint64) <-chan struct{} {
 // connections and the loops nothing. It returns whether the connection goes
 // on: a peer that speaks or hangs up before its answer ends it.
 func (b *Broker) watch(c *net.UnixConn, since uint64) bool {
-	_ = c.SetReadDeadline(time.Time{})
-	spoke := make(chan bool, 1)
-	go func() {
-		var one [1]byte
-		n, err := c.Read(one[:])
-		spoke <- n > 0 || !errors.Is(err, os.ErrDeadlineExceeded)
-	}()
-	over := time.NewTimer(control.WatchTime)
-	defer over.Stop()
+	over, stop := watchPeer(c)
+	timeout := time.NewTimer(control.WatchTime)
+	defer timeout.Stop()
 	select {
 	case <-b.models.changes.after(since):
-	case <-over.C:
-	case <-spoke:
-		return false
+	case <-timeout.C:
+	case <-over:
 	}
-	_ = c.SetReadDeadline(time.Unix(1, 0)) // ends the read above
-	if <-spoke {
+	if stop() {
 		return false
 	}
 	rep := b.reply()
 	rep.Changes = b.models.changes.now()
 	return control.Send(c, time.Now().Add(replyTime), rep) == nil
+}
+
+// watchPeer watches a peer that waits for its answer: over ends when it speaks or
+// hangs up, which it should not. stop ends the watch and says whether it did.
+func watchPeer(c *net.UnixConn) (over <-chan struct{}, stop func() bool) {
+	_ = c.SetReadDeadline(time.Time{})
+	spoke, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		var one [1]byte
+		if n, err := c.Read(one[:]); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			close(spoke)
+		}
+	}()
+	return spoke, func() bool {
+		_ = c.SetReadDeadline(time.Unix(1, 0)) // ends the read above
+		<-ended
+		select {
+		case <-spoke:
+			return true
+		default:
+			return false
+		}
+	}
 }
