@@ -182,7 +182,7 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"version"}, 0, "layout"},
 		{[]string{"licenses"}, 0, "google.golang.org/grpc"},
 		{[]string{"doctor"}, 0, "kernel"},
-		{[]string{"doctor", "--socket", "/tmp/" + strings.Repeat("x", 100)}, 1, "at most 99"},
+		{[]string{"doctor", "--socket", "/tmp/" + strings.Repeat("x", 100)}, 1, "at most 98"},
 		{[]string{"doctor", "--socket", "/etc/passwd/b.sock"}, 1, "not a folder"},
 	} {
 		if out, code := c.run(m.args...); code != m.code || !strings.Contains(out, m.says) {
