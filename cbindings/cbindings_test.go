@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -187,11 +188,6 @@ func echo(t *testing.T, socket string) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	w, err := worker.Attach(ctx, worker.Config{Model: "echo", Signature: sig, Socket: socket})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.Close()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -203,6 +199,11 @@ func echo(t *testing.T, socket string) {
 		})
 	}()
 	t.Cleanup(func() { cancel(); <-done })
+	c, err := client.Dial(ctx, "echo", client.WithSocket(socket), client.WaitForModel())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
 }
 
 func TestARustProgramBindsTheHeader(t *testing.T) {
