@@ -155,6 +155,8 @@ func (b *Broker) trace(name string, d time.Duration, over <-chan struct{}) (out 
 			err = fmt.Errorf("%w: somebody is recording %q already; try again when that is over", status.ErrInvalid, name)
 			return
 		}
+		st.touch()
+		st.catchUp() // what was answered before is no part of it
 		mine.began = m.loop.now
 		st.recorder = mine
 		m.ring.wantTimes(true)

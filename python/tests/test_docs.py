@@ -46,7 +46,8 @@ def test_a_tutorial_shows_lines_of_examples_that_the_tests_run(page):
 
 @functools.cache
 def help_of(command: str = "") -> str:
-    p = subprocess.run([rb.binary_path(), *command.split(), "--help"], capture_output=True, text=True, timeout=60)
+    env = {**os.environ, "PYTHON": sys.executable}  # for what is Python's command
+    p = subprocess.run([rb.binary_path(), *command.split(), "--help"], capture_output=True, text=True, timeout=60, env=env)
     return p.stdout + p.stderr
 
 
