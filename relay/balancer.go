@@ -111,6 +111,9 @@ func (b *connections) changed(c *connection, s balancer.SubConnState) {
 	case connectivity.Shutdown:
 		c.host.disconnected(nil)
 	}
+	// A call whose connection ended between its choice and its sending waits for
+	// a new picker, and would until its deadline.
+	b.cc.UpdateState(balancer.State{ConnectivityState: connectivity.Ready, Picker: picker{}})
 }
 
 func (b *connections) ResolverError(err error) {
