@@ -60,7 +60,7 @@ func (m *model) build(b *Broker, cfg ModelConfig) error {
 		}
 		r.stages = append(r.stages, s)
 		s.log.Info("model ready", "signature", s.layout.Signature.String(), "slots", p.layout.Slots,
-			"max_batch_size", s.settings.MaxBatchSize, "wait_time", s.settings.WaitTime, "bytes", p.layout.PlanesSize)
+			"max_batch_size", s.settings.MaxBatchSize, "wait_time", s.policy()["wait_time"], "bytes", p.layout.PlanesSize)
 	}
 	m.ring, m.settings, m.signature, m.shape = r, p.settings, p.layout.Signature.String(), cfg.shape()
 	return nil
