@@ -194,3 +194,21 @@ func (s *stage) finishRequest(q mailed, batch uint64, started, finished int64) {
 	}
 	r.free(q.head)
 }
+
+// handOn gives a request that a stage is done with to the next one, in the same
+// slots: nothing is copied, and its client waits on.
+//
+// The place in docs/model where it would be: FinishRequest, which frees the
+// slots where there is no next stage.
+func (s *stage) handOn(head uint32, started, finished int64) {
+	r, n := s.ring, s.next
+	info := r.slot(head)
+	s.finished(info, status.OK, started, finished, true)
+	r.setState(head, queued)
+	info.stage, info.worker, info.attempts, info.hangs, info.arrived = n, nil, 0, 0, s.loop.now
+	n.touch()
+	if code := n.take(head); code != status.OK {
+		r.end(head, code, "", false)
+		r.free(head)
+	}
+}

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import inspect
 import logging
 import os
@@ -24,7 +23,7 @@ from . import _flags, errors
 from ._batch import Batch
 from ._ring import worker_options
 from ._serve import stop_on_signals
-from ._serve_targets import name_of
+from ._serve_targets import imported, name_of
 from ._tensors import _DTYPES as NAMES
 from ._tensors import _NUMPY
 from ._trust import WARNING, refuse_writable_by_others
@@ -58,11 +57,7 @@ def load(target: str) -> Any:
             return joblib.load(path)
         with path.open("rb") as f:
             return pickle.load(f)
-    module, _, name = target.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as e:
-        raise errors.Invalid(f"{target}: {e}") from e
+    found = imported(target)
     return found() if _is_factory(found) else found
 
 

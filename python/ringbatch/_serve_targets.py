@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from . import errors
 from ._serve import gateway_door, run_commands, socket_path, stopping
@@ -39,6 +41,17 @@ def _is_import_path(target: str) -> bool:
 def name_of(target: str) -> str:
     """A model's name, if nobody gives it one."""
     return target.partition(":")[2] if _is_import_path(target) else Path(target).stem
+
+
+def imported(target: str) -> Any:
+    """What an import path names."""
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise errors.Invalid(f"{target}: an import path is 'package.module:name'")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as e:
+        raise errors.Invalid(f"{target}: {e}") from e
 
 
 def command(kind: str, *arguments: str) -> list[str]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,15 @@ from typing import Any
 import torch
 
 from . import errors
+from ._serve_targets import imported
 from ._torch_planes import DTYPES, NAMES
 from ._trust import refuse_writable_by_others
 
 
 def load(target: str, device: str) -> tuple[Callable[..., Any], list[str] | None]:
     """The module, and its inputs where the file tells them."""
-    module, colon, name = target.partition(":")
-    if colon and not Path(target).exists():
-        return made(module, name), None
+    if ":" in target and not Path(target).exists():
+        return made(target), None
     path = Path(target)
     refuse_writable_by_others(path)
     if path.suffix == ".pt2":
@@ -27,21 +26,16 @@ def load(target: str, device: str) -> tuple[Callable[..., Any], list[str] | None
     return torch.jit.load(target, map_location=device), None
 
 
-def made(module: str, name: str) -> Callable[..., Any]:
+def made(target: str) -> Callable[..., Any]:
     """A torch.nn.Module by its import path, or what a function without arguments there makes."""
-    if not module or not name:
-        raise errors.Invalid(f"{module}:{name}: an import path is 'package.module:name'")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as e:
-        raise errors.Invalid(f"{module}:{name}: {e}") from e
+    found = imported(target)
     if isinstance(found, torch.nn.Module):
         return found
     if not callable(found):
-        raise errors.Invalid(f"{module}:{name} is {found!r}: want a torch.nn.Module, or a function that makes one")
+        raise errors.Invalid(f"{target} is {found!r}: want a torch.nn.Module, or a function that makes one")
     made = found()
     if not callable(made):
-        raise errors.Invalid(f"{module}:{name} made {made!r}: want a torch.nn.Module")
+        raise errors.Invalid(f"{target} made {made!r}: want a torch.nn.Module")
     return made
 
 

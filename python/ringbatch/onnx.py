@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -31,6 +30,7 @@ from . import _sizes, errors
 from ._onnx_graph import Graph, first_line, session_of
 from ._onnx_lane import Runner, SessionLane
 from ._ring import Lost, Ring, keep_attached, run_one, worker_options
+from ._serve import stop_on_signals
 from ._worker import Ending
 
 __all__ = ["serve"]
@@ -164,8 +164,7 @@ def _dim(text: str) -> tuple[str, str]:
 def serve_file(a: argparse.Namespace, settings: dict[str, str]) -> int:
     """What ``ringbatch onnx`` does."""
     stop = threading.Event()
-    for s in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(s, lambda *_: stop.set())
+    stop_on_signals(stop)
     try:
         how: dict[str, Any] = dict(dims=dict(map(_dim, a.dim)), **settings)
         serve(

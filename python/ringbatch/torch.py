@@ -31,7 +31,6 @@ import ctypes
 import gc
 import os
 import re
-import signal
 import sys
 import threading
 import warnings
@@ -42,6 +41,7 @@ import torch
 
 from . import _sizes, _torch_cli, _torch_compile, _torch_load, errors
 from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
+from ._serve import stop_on_signals
 from ._serve_targets import name_of, several
 from ._torch_lanes import Engine, agree, failure
 from ._torch_planes import DTYPES, NAMES, Plane, Planes
@@ -327,8 +327,7 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
             alone(module, inputs, a.alone, lambda: os.read(0, 1) != b"", lambda: os.write(1, b"."), **how)
             return 0
         stop = threading.Event()
-        for s in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(s, lambda *_: stop.set())
+        stop_on_signals(stop)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, **settings)
         serve(module, name, inputs=inputs, outputs=a.output, stop=stop, socket=a.socket, **how, **sizes)
