@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import go_worker, rb_wait
+from conftest import go_worker, rb_wait, serving
 
 ONES = np.ones(16, "float32")
 
@@ -186,6 +186,37 @@ def test_a_signature_that_goes_back_and_forth_leaves_no_connections_behind(versi
         while clients() > before + 1 or threading.active_count() > threads + 2:  # at most one more, of the other signature
             assert time.monotonic() < deadline, (clients(), before, threading.enumerate())
             time.sleep(0.01)
+
+
+def test_the_connection_to_a_version_that_was_left_ends_with_its_last_answer(versions):
+    go_on = threading.Event()
+
+    @rb.worker("m@slow", inputs={"x": ("float32", (8,))}, outputs={"y": ("float32", (8,))}, wait_time=0)
+    def slow(batch):
+        go_on.wait(60)
+        batch.outputs["y"][...] = 4
+
+    alias(versions, "m", "m@1")
+    with serving(slow, versions), rb.connect("m", socket=versions) as m:
+        rb_wait(versions, "m@slow")
+        alias(versions, "m", "m@slow")
+        deadline = time.monotonic() + 60
+        while True:  # until it has moved
+            with contextlib.suppress(rb.Shape):
+                last = m.submit(ONES[:8])
+                break
+            assert time.monotonic() < deadline
+        alias(versions, "m", "m@1")
+        while True:
+            with contextlib.suppress(rb.Shape, rb.SignatureMismatch):
+                assert m(ONES)[0] == 1
+                break
+            assert time.monotonic() < deadline
+        go_on.set()
+        assert last.result(60)[0] == 4
+        while any(thread.name == "ringbatch" for thread in threading.enumerate()):  # which waited for it
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
 
 
 class SlowBroker:
