@@ -122,6 +122,8 @@ class Comparison:
         waits: list[str] = self.args.waits.split(",")
         means: dict[str, list[float]] = {w: [] for w in waits}
         tails: dict[str, list[float]] = {w: [] for w in waits}
+        self.set("wait_time=auto")
+        self.bench(f"{load}-settling", "--rate", f"{load * capacity:.1f}")  # the load before is forgotten
         for turn in range(self.args.rounds):
             first = turn % len(waits)
             for wait in waits[first:] + waits[:first]:
