@@ -203,6 +203,14 @@ static PyObject *held_commit(Held *r, PyObject *args)
 	Py_RETURN_NONE;
 }
 
+/* was_committed(): with others, in one call of the library. */
+static PyObject *held_was_committed(Held *r, PyObject *Py_UNUSED(none))
+{
+	if (!check(r) || end_inputs(r))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
 /* wait_in(timeout_ns) */
 static PyObject *held_wait(Held *r, PyObject *number)
 {
@@ -379,6 +387,7 @@ static PyMethodDef held_methods[] = {
 	{"run", (PyCFunction)(void (*)(void))held_run, METH_VARARGS | METH_KEYWORDS, "Commits and waits."},
 	{"release", (PyCFunction)(void (*)(void))held_release, METH_VARARGS | METH_KEYWORDS, "Gives the slots back; the views of this request are over."},
 	{"commit_in", (PyCFunction)held_commit, METH_VARARGS, NULL},
+	{"was_committed", (PyCFunction)held_was_committed, METH_NOARGS, NULL},
 	{"wait_in", (PyCFunction)held_wait, METH_O, NULL},
 	{"detach_into", (PyCFunction)held_detach_into, METH_VARARGS, NULL},
 	{"__enter__", (PyCFunction)held_enter, METH_NOARGS, NULL},

@@ -234,6 +234,15 @@ class Core(Client):
         ids = (c_uint64 * len(requests))(*requests)
         self.check(self.lib.rb_commit_all(self.handle, addressof(ids), len(requests), timeout_ns, c.NOTIFY))
 
+    def commit_several(self, requests: list[int], timeout_ns: int, stream: Any) -> None:
+        """Commits requests that were claimed."""
+        ids = (c_uint64 * len(requests))(*requests)
+        if self.signature.on_device:
+            status = self.lib.rb_commit_on_stream(self.handle, addressof(ids), len(requests), self.stream(stream), timeout_ns, 0)
+        else:
+            status = self.lib.rb_commit_all(self.handle, addressof(ids), len(requests), timeout_ns, 0)
+        self.check(status)
+
     def collect(self, request: int, rows: int) -> list[np.ndarray]:
         """The outputs of a request that has ended; it is released in any case."""
         s = self._scratch()

@@ -86,14 +86,15 @@ class DeviceMemory:
     def copy(self, at: int, shape: tuple[int, ...], kind: str) -> Any:
         """A copy of some rows, as a tensor of torch that every stream may read."""
         made = _tensor(DeviceArray(self, at, shape, kind)).clone()
-        self.synchronize()
+        torch().cuda.current_stream(self.ordinal).synchronize()
         return made
 
     # For batches whose rows do not lie one after the other.
 
     def gather(self, plane: Any, slots: Any, padded: int) -> Any:
         """Rows of a plane in a tensor of their own, and zeros for the padding behind them."""
-        rows = plane.index_select(0, self._numbers(slots))
+        numbers = self._numbers(slots)
+        rows = plane.index_select(0, numbers)
         return rows if padded == len(slots) else _needed().cat([rows, rows.new_zeros((padded - len(slots), *rows.shape[1:]))])
 
     def empty(self, rows: int, t: Tensor) -> Any:
@@ -101,7 +102,8 @@ class DeviceMemory:
         return found.empty((rows, *t.shape), dtype=getattr(found, _KINDS[t.kind][2]), device=f"cuda:{self.ordinal}")
 
     def scatter(self, plane: Any, slots: Any, rows: Any) -> None:
-        plane.index_copy_(0, self._numbers(slots), rows[: len(slots)])
+        numbers = self._numbers(slots)
+        plane.index_copy_(0, numbers, rows[: len(slots)])
 
     def _numbers(self, slots: Any) -> Any:
         return _needed().as_tensor(slots, device=f"cuda:{self.ordinal}")
@@ -117,10 +119,10 @@ class DeviceMemory:
         return 0
 
     def synchronize(self) -> None:
-        """Waits for what was queued: on torch's current stream, or without torch for everything."""
+        """Waits for everything that this process has queued on the GPU."""
         found = torch()
         if found is not None:
-            found.cuda.current_stream(self.ordinal).synchronize()
+            found.cuda.synchronize(self.ordinal)
             return
         driver, previous = _driver(), c_void_p()
         for name, argument in (("cuCtxPushCurrent_v2", c_void_p(self._context)), ("cuCtxSynchronize", None), ("cuCtxPopCurrent_v2", ctypes.byref(previous))):

@@ -394,6 +394,10 @@ class Held:
         status = self._core.commit_one(self._id, timeout_ns, flags, stream)
         if status:
             raise self._core.error(status)
+        self.was_committed()
+
+    def was_committed(self) -> None:
+        """Its inputs belong to the worker now."""
         self._committed = True
         self._end(0, committed)
 

@@ -26,11 +26,12 @@ Spec = Union[tuple[Any, Sequence[Dimension]], tuple[Any, Sequence[Dimension], st
 class Tensor:
     """One tensor of a model: a row of it, without the batch dimension."""
 
-    __slots__ = ("dims_at", "dtype", "kind", "name", "offset", "on_device", "row_bytes", "shape", "stride", "variable")
+    __slots__ = ("dims_at", "dtype", "kind", "memory", "name", "offset", "on_device", "row_bytes", "shape", "stride", "variable")
 
     def __init__(self, t: c.Tensor, dims_at: int) -> None:
         self.name: str = t.name.decode()
-        self.on_device = bool(t.on_device)  # its rows lie in a GPU's memory
+        self.memory = f"device:{t.on_device - 1}" if t.on_device else "host"  # as the worker that allocated it counts GPUs
+        self.on_device = bool(t.on_device)
         self.kind = _DTYPES[t.dtype - 1]
         self.dtype = np.dtype(_NUMPY[t.dtype - 1])
         self.shape: tuple[int, ...] = tuple(t.shape[: t.rank])
@@ -42,7 +43,7 @@ class Tensor:
 
     def __repr__(self) -> str:
         dims = ",".join(f"<={d}" if i in self.variable else str(d) for i, d in enumerate(self.shape))
-        return f"{self.name}:{self.kind}[{dims}]{'@device' if self.on_device else ''}"
+        return f"{self.name}:{self.kind}[{dims}]{f'@{self.memory}' if self.on_device else ''}"
 
     @property
     def expected(self) -> str:

@@ -85,12 +85,12 @@ class Lane:
         ctypes.memmove(self.slots_at, rows.slots_at, 4 * rows.rows)
         few = len(rows.runs) <= FEW_RUNS
         for plane, to, shape in zip(e.inputs, self.inputs_at, rows.shapes):
-            size = math.prod(shape) * plane.host.element_size()
-            if few and size == plane.stride:
+            size = math.prod(shape) * plane.rows.element_size()
+            if few and size == plane.stride and not (plane.on_device and len(rows.runs) > 1):
                 for slot, row, n in rows.runs:
                     e.mover.copy(e.copies_at, to + row * size, plane.base + slot * size, n * size)
             else:
-                e.mover.gather(e.copies_at, to, plane.base, plane.stride, self.slots_at, size, rows.rows)
+                e.mover.gather(e.copies_at, to, plane.base, plane.stride, self.slots_at, size, rows.rows, plane.on_device)
         if self.sizes is not None:
             e.mover.copy(e.copies_at, self.inputs_at[-1], self.sizes.data_ptr(), rows.rows * self.sizes.stride(0) * 8)
         self.arrived.record(e.copies)
@@ -133,14 +133,14 @@ class Lane:
             if len(rows.runs) == 1 and size == plane.stride:
                 e.mover.copy(e.computing_at, plane.base + rows.runs[0][0] * size, flat.data_ptr(), size * rows.rows)
             else:
-                e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self.slots_at, size, rows.rows)
+                e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self.slots_at, size, rows.rows, plane.on_device)
         return self._dims(outputs, rows, true)
 
     def _flat(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> list[torch.Tensor]:
         """The outputs as the ring wants them: a row each, and without the padding that is inside of it."""
         flat = []
         for plane, shape, y in zip(self.engine.outputs, self.engine.shapes, outputs):
-            y = y[: rows.rows].to(plane.host.dtype)
+            y = y[: rows.rows].to(plane.rows.dtype)
             lines = y.reshape(rows.rows, -1).contiguous()
             if true is not None and shape.known and not shape.prefix:
                 lines = torch.empty_like(lines)
@@ -165,12 +165,12 @@ class Lane:
         xs = self._views(rows)
         for plane, x in zip(e.inputs, xs):
             flat = x.view(rows.rows, -1)
-            torch.index_select(plane.host[:, : flat.shape[1]], 0, slots, out=flat)
+            torch.index_select(plane.rows[:, : flat.shape[1]], 0, slots, out=flat)
         if self.sizes is not None:
             xs[-1].copy_(self.sizes[: rows.rows])
         ys = e.compute(xs)
         for plane, flat in zip(e.outputs, self._flat(ys, rows, true)):
-            plane.host[:, : flat.shape[1]].index_copy_(0, slots, flat)
+            plane.rows[:, : flat.shape[1]].index_copy_(0, slots, flat)
         return self._dims(ys, rows, true)
 
     def done(self) -> bool:
