@@ -44,6 +44,8 @@
 
 enum { SOURCES = 8, LOOK = 512, MOST = 256, TIMES = 1 << 20 };
 
+const char *ringbatch_cuda_load(void); /* of build/cuda/lib/libcuda.a: NULL, or why there is no driver */
+
 static int64_t now_ns(void)
 {
 	struct timespec t;
@@ -146,6 +148,11 @@ int main(int argc, char **argv)
 	}
 	CUdevice device;
 	CUcontext context;
+	const char *missing = ringbatch_cuda_load();
+	if (missing) {
+		fprintf(stderr, "no GPU here: %s\n", missing);
+		return 1;
+	}
 	CUDA(cuInit(0));
 	CUDA(cuDeviceGet(&device, 0));
 	CUDA(cuDevicePrimaryCtxRetain(&context, device));
