@@ -122,6 +122,8 @@ class Comparison:
         waits: list[str] = self.args.waits.split(",")
         means: dict[str, list[float]] = {w: [] for w in waits}
         tails: dict[str, list[float]] = {w: [] for w in waits}
+        self.set("wait_time=auto")
+        self.bench(f"{load}-settling", "--rate", f"{load * capacity:.1f}")  # the load before is forgotten
         for turn in range(self.args.rounds):
             first = turn % len(waits)
             for wait in waits[first:] + waits[:first]:
@@ -142,7 +144,7 @@ class Comparison:
         for turn in range(self.args.rounds):
             for goal in (self.args.goal, "0s"):
                 self.set("wait_time=auto", f"latency_goal={goal}")
-                r = self.bench(f"goal-{goal}-{turn}", "--rate", f"{2 * capacity:.1f}", "--seed", str(turn + 1), "--in_flight", "256")
+                r = self.bench(f"goal-{goal}-{turn}", "--rate", f"{2 * capacity:.1f}", "--seed", str(turn + 1), "--in_flight", "128")
                 ms = r["latency_ms"]
                 print(f"{self.name}, twice the capacity, latency_goal {goal}, round {turn + 1}: {r['throughput']:.0f} requests/s answered "
                       f"({r['throughput'] / capacity:.0%}), mean {ms['avg']:.1f} ms, p99 {ms['p99']:.1f} ms, max {ms['max']:.1f} ms, "
