@@ -66,7 +66,7 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.Var(waitTime{&c.WaitTime}, "wait_time", "how long the oldest request waits for others to batch with: seconds as a number, like 10ms, or auto")
 	f.BoolVar(&c.NoDynamicBatch, "no_dynamic_batch", false, "every producer runs the model by itself: the baseline")
 	f.StringVar(&c.ModelType, "model_type", "mlp", "the model: "+kindNames())
-	f.StringVar(&c.ModelPath, "model_path", "", "mlp, cuda-mlp: weights from this safetensors file; torch: the TorchScript file")
+	f.StringVar(&c.ModelPath, "model_path", "", "mlp, cuda-mlp: weights from this safetensors file; torch: a file, or an import path, module:name")
 	f.StringVar(&c.DataType, "data_type", "f32", "element type of the input")
 	f.IntSliceVar(&c.InputShape, "input_shape", []int{16}, "echo, affine, simulated, cuda-echo, torch: shape of a row")
 	c.Duration = seconds(2 * time.Second)
@@ -148,7 +148,7 @@ func (c *config) validate() error {
 	case c.ModelPath != "" && !kind.takesPath:
 		return fmt.Errorf("--model_path: %s has no model file", c.ModelType)
 	}
-	if c.ModelPath != "" {
+	if c.ModelPath != "" && !(c.ModelType == "torch" && isImportPath(c.ModelPath)) {
 		if st, err := os.Stat(c.ModelPath); err != nil {
 			return fmt.Errorf("--model_path: %w", err)
 		} else if !st.Mode().IsRegular() {

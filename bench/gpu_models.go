@@ -35,7 +35,7 @@ func gpuKinds() map[string]modelKind {
 			takesPath: true, size: mlpSize, open: openCUDA,
 		},
 		"torch": {
-			about:  "a TorchScript file (--model_path), by PyTorch; float16 is computed channels last",
+			about:  "a file or import path (--model_path), by PyTorch; float16 is computed channels last",
 			dtypes: []string{"f32", "f16"}, takesPath: true, size: torchSize, open: openTorch,
 		},
 	}

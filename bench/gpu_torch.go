@@ -36,14 +36,23 @@ func torchSize(j modelJob) (row, model int64, err error) {
 		return 0, 0, err
 	}
 	if j.Path == "" {
-		return 0, 0, fmt.Errorf("%w: torch needs --model_path, a TorchScript file", status.ErrInvalid)
+		return 0, 0, fmt.Errorf("%w: torch needs --model_path, a file or an import path (module:name)", status.ErrInvalid)
+	}
+	const torchItself = 3 << 30 // what PyTorch with CUDA takes in a process
+	if isImportPath(j.Path) {
+		return int64(spec.RowBytes()) + 4096, torchItself, nil
 	}
 	st, err := os.Stat(j.Path)
 	if err != nil {
 		return 0, 0, err
 	}
-	const torchItself = 3 << 30 // what PyTorch with CUDA takes in a process
 	return int64(spec.RowBytes()) + 4096, st.Size() + torchItself, nil
+}
+
+// isImportPath tells module:name, which Python imports, from a file.
+func isImportPath(path string) bool {
+	_, err := os.Stat(path)
+	return err != nil && strings.Contains(path, ":")
 }
 
 // torchArgs are the flags of every torch process.

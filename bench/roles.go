@@ -5,6 +5,7 @@ package bench
 import (
 	"context"
 
+	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -40,6 +41,6 @@ func newFleet(ctx context.Context) (*fleet, error) {
 // startBroker starts one on a socket of the fleet's folder.
 func (f *fleet) startBroker(name string) (*testbed.Process, string, error) {
 	socket := f.Path(name)
-	p, err := f.StartReady(testbed.Spec{Role: "broker", Job: testbed.BrokerJob{Socket: socket}})
+	p, err := f.StartReady(testbed.Spec{Role: "broker", Job: testbed.BrokerJob{Socket: socket, Limits: broker.Limits{MaxUserModels: 2 * loopsIdle}}})
 	return p, socket, err
 }

@@ -2,28 +2,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hold wait_time auto against fixed waits on real processes, in turns.
 
-Open loop at 5, 20, 50 and 80 % of what the model can do; in each round every
-wait has its turn, in another order. What is judged is the ratio of mean
-latencies, auto against the fixed wait with the best mean, in the same round,
+Open loop at 5, 20, 50 and 80 % of what the model can do. The workers go on
+running: in each round every wait has its turn (`ringbatch set`), in another order,
+under the same arrivals (`ringbatch bench --rate`). What is judged is the ratio of
+mean latencies, auto against the fixed wait with the best mean, in the same round,
 with its 95 % interval over the rounds: a machine that is slower for a while is
-so for both. One JSON for each run in OUT, and a table at the end.
+so for both. With --goal, twice what the model can do follows, with that
+latency_goal and without. One JSON for each run in OUT, and a table at the end.
 
-    make build && hack/wait-compare.py out                 # the CPU model and the simulated one
-    hack/wait-compare.py out --rounds 8 -- --model_type mlp   # what follows -- goes to bench as it is
+    make build && hack/wait-compare.py out                       # the CPU model and the simulated one, about 5 minutes
+    hack/wait-compare.py out --models mlp --loads 0.2 --rounds 2 # 12 s
+    hack/wait-compare.py out --goal 60ms --instances 2 -- python3 -m ringbatch.torch net.pt --input x:f32[3,224,224] --name model
+
+What follows -- is the worker's command, of a model named model.
 """
 
 import argparse
+import contextlib
 import json
 import math
+import os
 import pathlib
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 
-MODELS = {
-    "mlp": "--model_type mlp",
-    "simulated": "--model_type simulated --simulated_fixed 5ms --simulated_item 20us --model_num 3",
+MODELS = {  # the worker's command after "ringbatch", instances
+    "mlp": (["worker", "--model", "mlp", "--name", "model"], 1),
+    "simulated": (["worker", "--model", "simulated", "--name", "model", "--simulated_fixed", "5ms", "--simulated_item", "20us"], 3),
 }
 LIMIT = 1.03
 # 97.5 % quantile of Student's t, by degrees of freedom.
@@ -52,53 +60,108 @@ def verdict(low: float, high: float) -> str:
 class Comparison:
     """One model."""
 
-    def __init__(self, args: argparse.Namespace, name: str, model: list[str]) -> None:
-        self.args, self.name, self.model = args, name, model
+    def __init__(self, args: argparse.Namespace, name: str, command: list[str], instances: int) -> None:
+        self.args, self.name, self.command, self.instances = args, name, command, instances
         self.out: pathlib.Path = args.out / name
         self.out.mkdir(parents=True, exist_ok=True)
 
-    def run(self, name: str, *flags: str) -> dict:
-        path = self.out / f"{name}.json"
-        common = ["--duration", self.args.seconds, "--warmup", "0.8", "--max_windows", "3", "--stability", "100", "--bound=false"]
-        command = [self.args.bench, *self.model, *common, "--worker_num", "8", *flags, "--json", str(path)]
-        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    def ringbatch(self, *arguments: str) -> str:
+        command = [self.args.ringbatch, *arguments]
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         if done.returncode:
-            sys.exit(f"{shlex.join(command)}: exit {done.returncode}\n{done.stdout}")
-        return json.loads(path.read_text())
+            sys.exit(f"{shlex.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    @contextlib.contextmanager
+    def running(self):
+        """A broker of our own and the workers."""
+        with tempfile.TemporaryDirectory(prefix="rb") as folder:  # mode 0700, a short path
+            os.environ["RINGBATCH_SOCKET"] = os.path.join(folder, "b.sock")
+            processes = []
+            try:
+                processes.append(subprocess.Popen([self.args.ringbatch, "broker", "--log_level", "error"]))
+                while not os.path.exists(os.environ["RINGBATCH_SOCKET"]):
+                    time.sleep(0.02)
+                processes += [subprocess.Popen(self.command, stdout=subprocess.DEVNULL) for _ in range(self.instances)]
+                self.attached(processes)
+                yield
+            finally:
+                for p in reversed(processes):
+                    p.terminate()
+                for p in reversed(processes):
+                    p.wait(20)
+
+    def attached(self, processes: list[subprocess.Popen]) -> None:
+        for _ in range(600):
+            if any(p.poll() is not None for p in processes):
+                sys.exit(f"{shlex.join(self.command)}: ended before it served")
+            models = json.loads(self.ringbatch("stats", "--json"))["models"] or []
+            if any(m["name"] == "model" and len(m["workers"]) == self.instances for m in models):
+                return
+            time.sleep(0.2)
+        sys.exit(f"{shlex.join(self.command)}: no model named model with {self.instances} workers after 120 s")
+
+    def set(self, *settings: str) -> None:
+        self.ringbatch("set", "model", *settings)
+
+    def bench(self, name: str, *flags: str) -> dict:
+        text = self.ringbatch("bench", "model", "--json", "--seconds", self.args.seconds, "--warmup", self.args.warmup, "--clients", "8", *flags)
+        (self.out / f"{name}.json").write_text(text)
+        return json.loads(text)
 
     def compare(self) -> list[str]:
-        capacity = self.run("capacity", "--in_flight", "32", "--wait_time", "auto")["throughput"]
-        print(f"{self.name}: capacity {capacity:.0f} requests/s (closed loop, 256 in flight)", flush=True)
-        waits: list[str] = self.args.waits.split(",")
-        fixed = [w for w in waits if w != "auto"]
-        lines = []
-        for load in self.args.loads.split(","):
-            means: dict[str, list[float]] = {w: [] for w in waits}
-            tails: dict[str, list[float]] = {w: [] for w in waits}
-            for turn in range(self.args.rounds):
-                first = turn % len(waits)
-                for wait in waits[first:] + waits[:first]:
-                    r = self.run(f"{load}-{wait}-{turn}", "--rate", f"{float(load) * capacity:.1f}", "--wait_time", wait)
-                    means[wait].append(r["latency_ms"]["avg"])
-                    tails[wait].append(r["latency_ms"]["p99"])
-                print(f"{self.name}, load {float(load):.0%}, round {turn + 1}: "
-                      + ", ".join(f"{w} {means[w][-1]:.2f} ms" for w in waits), flush=True)
-            average = {w: sum(x) / len(x) for w, x in means.items()}
-            best = min(fixed, key=lambda w: average[w])
-            ratio, low, high = interval([a / b for a, b in zip(means["auto"], means[best])])
-            tail, *_ = interval([a / b for a, b in zip(tails["auto"], tails[best])])
-            lines.append(f"| {self.name} | {float(load):.0%} | " + " | ".join(f"{average[w]:.2f}" for w in waits)
-                         + f" | {best} | {ratio:.3f} ({low:.3f}–{high:.3f}) | {tail:.2f} | {verdict(low, high)} |")
+        with self.running():
+            capacity = self.bench("capacity", "--in_flight", "32")["throughput"]
+            print(f"{self.name}: capacity {capacity:.0f} requests/s (closed loop, 256 in flight)", flush=True)
+            lines = [self.at(float(load), capacity) for load in self.args.loads.split(",") if load]
+            if self.args.goal:
+                self.overload(capacity)
         return lines
+
+    def at(self, load: float, capacity: float) -> str:
+        waits: list[str] = self.args.waits.split(",")
+        means: dict[str, list[float]] = {w: [] for w in waits}
+        tails: dict[str, list[float]] = {w: [] for w in waits}
+        self.set("wait_time=auto")
+        self.bench(f"{load}-settling", "--rate", f"{load * capacity:.1f}")  # the load before is forgotten
+        for turn in range(self.args.rounds):
+            first = turn % len(waits)
+            for wait in waits[first:] + waits[:first]:
+                self.set(f"wait_time={wait}")
+                r = self.bench(f"{load}-{wait}-{turn}", "--rate", f"{load * capacity:.1f}", "--seed", str(turn + 1))
+                means[wait].append(r["latency_ms"]["avg"])
+                tails[wait].append(r["latency_ms"]["p99"])
+            print(f"{self.name}, load {load:.0%}, round {turn + 1}: " + ", ".join(f"{w} {means[w][-1]:.2f} ms" for w in waits), flush=True)
+        average = {w: sum(x) / len(x) for w, x in means.items()}
+        best = min((w for w in waits if w != "auto"), key=lambda w: average[w])
+        ratio, low, high = interval([a / b for a, b in zip(means["auto"], means[best])])
+        tail, *_ = interval([a / b for a, b in zip(tails["auto"], tails[best])])
+        return (f"| {self.name} | {load:.0%} | " + " | ".join(f"{average[w]:.2f}" for w in waits)
+                + f" | {best} | {ratio:.3f} ({low:.3f}–{high:.3f}) | {tail:.2f} | {verdict(low, high)} |")  # fmt: skip
+
+    def overload(self, capacity: float) -> None:
+        """Twice the capacity, with the goal and without, in turns."""
+        for turn in range(self.args.rounds):
+            for goal in (self.args.goal, "0s"):
+                self.set("wait_time=auto", f"latency_goal={goal}")
+                r = self.bench(f"goal-{goal}-{turn}", "--rate", f"{2 * capacity:.1f}", "--seed", str(turn + 1), "--in_flight", "128")
+                ms = r["latency_ms"]
+                print(f"{self.name}, twice the capacity, latency_goal {goal}, round {turn + 1}: {r['throughput']:.0f} requests/s answered "
+                      f"({r['throughput'] / capacity:.0%}), mean {ms['avg']:.1f} ms, p99 {ms['p99']:.1f} ms, max {ms['max']:.1f} ms, "
+                      f"errors {r['errors']}", flush=True)  # fmt: skip
 
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("out", type=pathlib.Path)
-    p.add_argument("--bench", default="bin/bench")
+    p.add_argument("--ringbatch", default="bin/ringbatch")
+    p.add_argument("--models", default=",".join(MODELS), help="which of " + ", ".join(MODELS))
+    p.add_argument("--instances", type=int, default=1, help="how many workers the command after -- is started as")
     p.add_argument("--waits", default="auto,0,500us,2ms,10ms", help="auto and at least one other")
-    p.add_argument("--loads", default="0.05,0.2,0.5,0.8")
-    p.add_argument("--seconds", default="0.5", help="length of a window; each run has three, after 0.8 s of warm-up")
+    p.add_argument("--loads", default="0.05,0.2,0.5,0.8", help="of the capacity; empty: none")
+    p.add_argument("--goal", help="at last, twice the capacity with this latency_goal and without")
+    p.add_argument("--seconds", default="1.5", help="length of a turn")
+    p.add_argument("--warmup", default="0.5", help="seconds of load before that")
     p.add_argument("--rounds", type=int, default=4, help="at least 2")
     given = sys.argv[1:]
     at = given.index("--") if "--" in given else len(given)
@@ -108,13 +171,16 @@ def main() -> int:
         p.error("--waits must have auto and at least one other, each once")
     if a.rounds < 2:
         p.error("--rounds must be at least 2: an interval needs two")
-    models = {name: shlex.split(flags) for name, flags in MODELS.items()}
+    unknown = [name for name in a.models.split(",") if name not in MODELS]
+    if unknown:
+        p.error(f"--models: no model {unknown[0]}; there are {', '.join(MODELS)}")
+    models = {name: ([a.ringbatch, *MODELS[name][0]], MODELS[name][1]) for name in a.models.split(",")}
     if at < len(given):
-        models = {"model": given[at + 1 :]}
+        models = {"model": (given[at + 1 :], a.instances)}
     began = time.monotonic()
     lines: list[str] = []
-    for name, flags in models.items():
-        lines += Comparison(a, name, flags).compare()
+    for name, (command, instances) in models.items():
+        lines += Comparison(a, name, command, instances).compare()
     print(f"\nmean in ms, {a.rounds} rounds, {time.monotonic() - began:.0f} s; the limit is {LIMIT} × the best fixed wait\n")
     print("| model | load | " + " | ".join(waits) + " | best fixed | auto / best (95 %) | p99 | verdict |")
     print("|" + "---|" * (len(waits) + 6))

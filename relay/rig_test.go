@@ -83,7 +83,9 @@ func newHost(t *testing.T, sig tensor.Signature, fn worker.Func, change func(*ga
 // serve opens the gateway, at the same address as before if there was one.
 func (h *testHost) serve(change func(*gateway.Config)) {
 	h.t.Helper()
-	cfg := gateway.Config{Socket: h.broker.Socket(), HTTP: gateway.Off, GRPC: "127.0.0.1:0", Memory: h.mem, Logger: slog.New(slog.DiscardHandler), DrainTime: 50 * time.Millisecond}
+	// Not 127.0.0.1: connections of this machine have ports of that one, and would
+	// keep the gateway from opening its own again.
+	cfg := gateway.Config{Socket: h.broker.Socket(), HTTP: gateway.Off, GRPC: "127.0.0.2:0", Memory: h.mem, Logger: slog.New(slog.DiscardHandler), DrainTime: 50 * time.Millisecond}
 	if h.address != "" {
 		cfg.GRPC = h.address
 	}

@@ -205,15 +205,25 @@ func (l *Layout) SlotBytes() int64 {
 
 // Row is the bytes of slot's row in a plane.
 func (p *Plane) Row(planes []byte, slot uint32) []byte {
+	p.mustBeOnHost()
 	off := p.Offset + int64(slot)*p.Stride
 	return planes[off : off+p.Stride : off+p.Stride]
 }
 
 // Rows is the bytes of n consecutive rows.
 func (p *Plane) Rows(planes []byte, slot uint32, n int) []byte {
+	p.mustBeOnHost()
 	off := p.Offset + int64(slot)*p.Stride
 	end := off + int64(n)*p.Stride
 	return planes[off:end:end]
+}
+
+// mustBeOnHost panics for a tensor whose rows no Go program can read: that is a
+// mistake in the program.
+func (p *Plane) mustBeOnHost() {
+	if p.Spec.OnDevice() {
+		panic(fmt.Errorf("%w: %s lies in device memory: this process has no bytes of it", status.ErrInvalid, p.Spec))
+	}
 }
 
 func (l *Layout) header(kind Kind, size int64, epoch uint64) header {

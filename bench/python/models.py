@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Served model files against the same models fed full batches by themselves, in one run.
 
-    python bench/python/models.py [--only NAME] [--rounds 8] [--seconds 3] [--producers 64] [--json FILE]
+    python bench/python/models.py [--only NAME] [--rounds 8] [--seconds 3] [--producers 64] [--threads N] [--json FILE]
 
-onnx_fixed     a convolution on pictures of 3 x 64 x 64, `ringbatch onnx`
+onnx_fixed     a convolution on pictures of 3 x 64 x 64 (--side), `ringbatch onnx`
 onnx_lengths   a small encoder (1 layer, 32 wide) on 8..500 tokens, `ringbatch onnx --mask mask`
 torch_lengths  an encoder of that size in TorchScript, `ringbatch torch --mask mask`
+gpu_lengths    an encoder of 12 layers, 768 wide, in float16 on a GPU, two processes (--workers) of
+               `ringbatch torch encoder:make --mask mask --half`; only if asked for
 
 The bound is what a process reaches that runs full batches of its own arrays:
 the same file, the same engine and threads, no broker. With lengths it is
 measured for each bucket, and the requests that were answered are counted
 against their buckets' times: the same lengths, the same buckets, full batches.
+Where there are several workers as many processes make the bound, at once. Before,
+answers to some lengths are compared with what the model gives for them unpadded.
 Both sides take turns of a few seconds, and the median counts: the machine's
 other load then hits both. The same by CPU time (of the process that computes, on both
 sides) hardly depends on other load; it does not see a worker that waits. Needs the installed package, onnxruntime, onnx and torch.
@@ -35,16 +39,18 @@ import ringbatch as rb
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "python" / "tests"))
-BATCH, MOST, SHORTEST, LONGEST, WORDS, SIDE = 32, 512, 8, 500, 1000, 64
+BATCH, MOST, SHORTEST, LONGEST, WORDS = 32, 512, 8, 500, 1000
 BUCKETS = (16, 32, 64, 128, 256, 512)
 
 
 # -- the models
 
 
-def make(case: str, folder: str) -> str:
+def make(case: str, folder: str, side: int) -> str:
     """Writes the model's file."""
     path = str(Path(folder, case))
+    if case == "gpu_lengths":
+        return path  # made in each process
     if case == "torch_lengths":
         import torch
 
@@ -52,7 +58,7 @@ def make(case: str, folder: str) -> str:
         return path
     import graphs
 
-    return graphs.conv(path, side=SIDE, channels=32) if case == "onnx_fixed" else graphs.encoder(path, width=32, layers=1, words=WORDS)
+    return graphs.conv(path, side=side, channels=32) if case == "onnx_fixed" else graphs.encoder(path, width=32, layers=1, words=WORDS)
 
 
 def torch_encoder():
@@ -84,12 +90,16 @@ def torch_encoder():
     return Encoder().eval()
 
 
-def command(case: str, path: str, socket: str) -> list[str]:
+def command(case: str, path: str, socket: str, threads: int) -> list[str]:
     size = f"<={MOST}"
-    if case == "torch_lengths":
+    if case == "onnx_fixed":
+        flags = ["onnx", path, "--no_spin", "--threads", str(threads)]
+    elif case == "onnx_lengths":
+        flags = ["onnx", path, "--no_spin", "--threads", str(threads), "--dim", f"seq={size}", "--mask", "mask"]
+    elif case == "torch_lengths":
         flags = ["torch", path, "--input", f"tokens:i64[{size}]", "--mask", "mask", "--device", "cpu"]
     else:
-        flags = ["onnx", path, "--no_spin", *(["--dim", f"seq={size}", "--mask", "mask"] if case == "onnx_lengths" else [])]
+        flags = ["torch", "encoder:make", "--input", f"tokens:i64[{size}]", "--mask", "mask", "--half"]
     return [rb.binary_path(), *flags, "--name", case, f"--max_batch_size={BATCH}", "--socket", socket]
 
 
@@ -97,60 +107,135 @@ def bucket(length: int) -> int:
     return next(b for b in BUCKETS if b >= length)
 
 
-# -- the bound: a process of its own, which runs a round for each line on standard input
+# -- the bound: processes of their own, which run a round for each line on standard input
 
 
-def bound(case: str, path: str, seconds: float) -> None:
-    run = full_batches(case, path)
+def bound(case: str, path: str, seconds: float, threads: int, side: int) -> None:
+    model = alone(case, path, threads, side)
     sizes = [0] if case == "onnx_fixed" else list(BUCKETS)
     for size in sizes * 2:
-        run(size)
+        model.run(size)
+    model.finish()
     print("ready", flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        if line.strip() != "go":
+            print(compare(model, line.strip()), flush=True)
+            continue
         took = {}
-        for size in sizes:  # most of the time goes where most of the work is
+        for size in sizes:
             n, begun, used = 0, time.monotonic(), time.process_time()
             while n < 2 or time.monotonic() - begun < seconds / len(sizes):
-                run(size)
+                model.run(size)
                 n += 1
+            model.finish()
             took[size] = (time.monotonic() - begun) / n / BATCH, (time.process_time() - used) / n / BATCH
         print(json.dumps(took), flush=True)
 
 
-def full_batches(case: str, path: str):
-    rng = np.random.default_rng(0)
-    xs = {size: rng.integers(1, WORDS, (BATCH, size)) for size in BUCKETS}
-    masks = {size: np.arange(size) < rng.integers(size // 2 + 1, size + 1, (BATCH, 1)) for size in BUCKETS}
+def compare(model, file: str) -> float:
+    """How far answers are from what the model gives without padding, as a part of the largest number."""
+    asked = np.load(file)
+    worst = 0.0
+    for name in [k for k in asked if k.startswith("x")]:
+        want, got = np.asarray(model.single(asked[name]), "float64"), asked["y" + name[1:]].astype("float64")
+        worst = max(worst, float(np.abs(got - want).max() / np.abs(want).max()))
+    return worst
+
+
+class Alone:
+    """The model without a broker, on the CPU."""
+
+    def __init__(self, call) -> None:
+        rng = np.random.default_rng(0)
+        self.call = call
+        self.tokens = {size: rng.integers(1, WORDS, (BATCH, size)) for size in BUCKETS}
+        self.masks = {size: np.arange(size) < rng.integers(size // 2 + 1, size + 1, (BATCH, 1)) for size in BUCKETS}
+
+    def run(self, size: int) -> None:
+        self.call(self.tokens[size], self.masks[size])
+
+    def finish(self) -> None:
+        """Waits for what runs."""
+
+    def single(self, tokens: np.ndarray):
+        return self.call(tokens[None], np.ones((1, len(tokens)), bool))[0]
+
+
+def alone(case: str, path: str, threads: int, side: int) -> Alone:
+    if case == "gpu_lengths":
+        return on_gpu()
     if case == "torch_lengths":
         import torch
 
+        torch.set_num_threads(threads)
         module = torch.jit.freeze(torch.jit.load(path).eval())
         torch.jit.set_fusion_strategy([("DYNAMIC", len(BUCKETS))])
 
-        def run(size: int) -> None:
+        def run(tokens: np.ndarray, mask: np.ndarray):
             with torch.inference_mode():
-                module(torch.from_numpy(xs[size]), torch.from_numpy(masks[size]))
+                return module(torch.from_numpy(tokens), torch.from_numpy(mask)).numpy()
 
-        return run
+        return Alone(run)
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # what spins would count as work
     session = onnxruntime.InferenceSession(path, options)
-    pictures = rng.random((BATCH, 3, SIDE, SIDE), "float32")
     if case == "onnx_fixed":
-        return lambda _: session.run(None, {"x": pictures})
-    return lambda size: session.run(None, {"tokens": xs[size], "mask": masks[size].astype("int64")})
+        pictures = np.random.default_rng(0).random((BATCH, 3, side, side), "float32")
+        made = Alone(None)
+        made.run = lambda _: session.run(None, {"x": pictures})
+        return made
+    return Alone(lambda tokens, mask: session.run(None, {"tokens": tokens, "mask": mask.astype("int64")})[0])
+
+
+def on_gpu() -> Alone:
+    """A CUDA graph for each bucket, fed from pinned memory; two batches in flight."""
+    import encoder
+    import torch
+
+    module = encoder.make().eval().half().cuda()
+
+    @torch.inference_mode()
+    def call(tokens: np.ndarray, mask: np.ndarray):
+        return module(torch.from_numpy(tokens).cuda(), torch.from_numpy(mask).cuda()).cpu().numpy()
+
+    made = Alone(call)
+    stream, events, recorded = torch.cuda.Stream(), [torch.cuda.Event(), torch.cuda.Event()], {}
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        for size in BUCKETS:
+            host, mask = torch.from_numpy(made.tokens[size]).pin_memory(), torch.from_numpy(made.masks[size]).cuda()
+            tokens = host.cuda()
+            module(tokens, mask)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                y = module(tokens, mask)
+            recorded[size] = graph, tokens, host, y, torch.empty(y.shape, dtype=y.dtype, pin_memory=True)
+    stream.synchronize()
+
+    def run(size: int) -> None:
+        graph, tokens, host, y, out = recorded[size]
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            tokens.copy_(host, non_blocking=True)
+            graph.replay()
+            out.copy_(y, non_blocking=True)
+            events[0].record(stream)
+        events.reverse()
+        events[0].synchronize()  # of the batch before
+
+    made.run, made.finish = run, stream.synchronize
+    return made
 
 
 # -- the load
 
 
-def producer(case: str, socket: str, seed: int, turns, go, idle, over, answers) -> None:
+def producer(case: str, socket: str, side: int, seed: int, turns, go, idle, over, answers) -> None:
     """In its turns one request at a time while go is set; notes when each was answered, how long it took and how long it was."""
     rng, noted = np.random.default_rng(seed), []
     with rb.connect(case, socket=socket, window=1, wait=120) as model:
-        picture = rng.random((3, SIDE, SIDE), "float32")
+        picture = rng.random((3, side, side), "float32")
         while True:
             if not go.is_set():
                 idle.release()
@@ -170,12 +255,12 @@ def producer(case: str, socket: str, seed: int, turns, go, idle, over, answers) 
 class Load:
     """Producer processes that are on or off."""
 
-    def __init__(self, case: str, socket: str, producers: int) -> None:
+    def __init__(self, case: str, socket: str, side: int, producers: int) -> None:
         context = mp.get_context("fork")
         self.turns, self.idle, self.go, self.over = context.Semaphore(0), context.Semaphore(0), context.Event(), context.Event()
         self.pipes = [context.Pipe(duplex=False) for _ in range(producers)]
         self.processes = [
-            context.Process(target=producer, args=(case, socket, seed, self.turns, self.go, self.idle, self.over, w)) for seed, (_, w) in enumerate(self.pipes)
+            context.Process(target=producer, args=(case, socket, side, seed, self.turns, self.go, self.idle, self.over, w)) for seed, (_, w) in enumerate(self.pipes)
         ]
         for p in self.processes:
             p.start()
@@ -208,9 +293,18 @@ class Load:
         return noted
 
 
+def stats_of(case: str, socket: str) -> dict:
+    answer = subprocess.run([rb.binary_path(), "stats", "--json", "--socket", socket], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    models = json.loads(answer.stdout or "{}").get("models") or []
+    return next((m for m in models if m["name"] == case), {})
+
+
+def workers_of(case: str, socket: str) -> int:
+    return len(stats_of(case, socket).get("workers") or [])
+
+
 def batches_of(case: str, socket: str) -> tuple[int, int]:
-    answer = subprocess.run([rb.binary_path(), "stats", "--json", "--socket", socket], stdout=subprocess.PIPE, check=True)
-    model = next(m for m in json.loads(answer.stdout)["models"] if m["name"] == case)
+    model = stats_of(case, socket)
     return model["batches"], model["rows"]
 
 
@@ -224,32 +318,74 @@ def running(*command: str, **options):
         p.wait()
 
 
-def measure(case: str, rounds: int, seconds: float, settle: float, producers: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+def measure(case: str, a: argparse.Namespace) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="rb") as folder, contextlib.ExitStack() as started:
         os.chmod(folder, 0o700)
         socket = str(Path(folder, "b.sock"))
-        subprocess.run([sys.executable, __file__, "--make", case, folder], check=True)
-        path = str(Path(folder, case))
-        alone_command = [sys.executable, __file__, "--bound", case, path, "--seconds", str(seconds)]
-        env = {**os.environ, "PYTHON": sys.executable}
-        with (
-            running(rb.binary_path(), "broker", "--socket", socket, "--log_level", "error"),
-            running(*command(case, path, socket), env=env) as worker,
-            running(*alone_command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as alone,
-        ):
-            assert alone.stdin and alone.stdout
-            alone.stdout.readline()
-            load = Load(case, socket, producers)
-            load.on(0, 1)
-            bounds, windows, before, used, begun = [], [], batches_of(case, socket), cpu_of(worker.pid), time.monotonic()
-            for _ in range(rounds):
-                alone.stdin.write("go\n")
-                alone.stdin.flush()
-                bounds.append({int(size): s for size, s in json.loads(alone.stdout.readline()).items()})
-                windows.append(load.on(settle, seconds))
-            after, used = batches_of(case, socket), cpu_of(worker.pid) - used
-            noted = [a for a in load.stop() if a[0] > begun]
-            return summary(case, noted, windows, bounds, (after[1] - before[1]) / (after[0] - before[0]), used)
+        own = [sys.executable, __file__, "--threads", str(a.threads), "--side", str(a.side)]
+        subprocess.run([*own, "--make", case, folder], check=True)
+        path, processes = str(Path(folder, case)), a.workers if case == "gpu_lengths" else 1
+        paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(a.threads)}
+        started.enter_context(running(rb.binary_path(), "broker", "--socket", socket, "--log_level", "error"))
+        workers = [started.enter_context(running(*command(case, path, socket, a.threads), env=env)) for _ in range(processes)]
+        share = [*own, "--bound", case, path, "--seconds", str(a.seconds)]
+        bounds = [Bound(started.enter_context(running(*share, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))) for _ in range(processes)]
+        for b in bounds:
+            b.answer()
+        while workers_of(case, socket) < processes:
+            assert all(w.poll() is None for w in workers), "a worker ended"
+            time.sleep(0.1)
+        difference = 0.0 if case == "onnx_fixed" else float(bounds[0].ask(answers_to_some(case, socket, folder)))
+        full = json.loads(bounds[0].ask("go"))  # while nothing else runs
+        load = Load(case, socket, a.side, a.producers)
+        load.on(0, 1)
+        took, windows, before, used, begun = [], [], batches_of(case, socket), sum(cpu_of(w.pid) for w in workers), time.monotonic()
+        for _ in range(a.rounds):
+            for b in bounds:
+                b.tell("go")
+            took.append(together([json.loads(b.answer()) for b in bounds]))
+            windows.append(load.on(a.settle, a.seconds))
+        after, used = batches_of(case, socket), sum(cpu_of(w.pid) for w in workers) - used
+        noted = [n for n in load.stop() if n[0] > begun]
+        found = summary(case, noted, windows, took, (after[1] - before[1]) / (after[0] - before[0]), used)
+        return {**found, "full_batch_ms": 1e3 * BATCH * max(wall for wall, _ in full.values()), "difference": difference}
+
+
+class Bound:
+    """A process that feeds itself."""
+
+    def __init__(self, process: subprocess.Popen) -> None:
+        assert process.stdin and process.stdout
+        self.into, self.out = process.stdin, process.stdout
+
+    def tell(self, line: str) -> None:
+        self.into.write(line + "\n")
+        self.into.flush()
+
+    def answer(self) -> str:
+        return self.out.readline()
+
+    def ask(self, line: str) -> str:
+        self.tell(line)
+        return self.answer()
+
+
+def together(each: list[dict[str, list[float]]]) -> dict[int, tuple[float, float]]:
+    """Seconds a row, of several processes at once; and of CPU time."""
+    return {int(size): (1 / sum(1 / e[size][0] for e in each), statistics.mean(e[size][1] for e in each)) for size in each[0]}
+
+
+def answers_to_some(case: str, socket: str, folder: str) -> str:
+    """Sends some lengths, all at once; gives the file of what was asked and answered."""
+    rng = np.random.default_rng(7)
+    xs = [rng.integers(1, WORDS, int(n)) for n in rng.integers(SHORTEST, LONGEST + 1, 48)]
+    with rb.connect(case, socket=socket, window=len(xs), wait=120) as model:
+        answers = [r.result() for r in [model.submit(x) for x in xs]]
+    ys = [next(iter(y.values())) if isinstance(y, dict) else y for y in answers]  # the first output
+    file = str(Path(folder, "answers.npz"))
+    np.savez(file, **{f"x{i}": x for i, x in enumerate(xs)}, **{f"y{i}": y for i, y in enumerate(ys)})
+    return file
 
 
 def cpu_of(pid: int) -> float:
@@ -277,30 +413,36 @@ def summary(
         "ratio": statistics.median(ratios), "ratio_least": min(ratios), "ratio_most": max(ratios), "cpu_ratio": sum(cpu[key(n)] for _, _, n in noted) / used,
         "requests_per_s": len(answered) / sum(end - begun for begun, end in windows), "bound_per_s": len(answered) / ideals, "rows_per_batch": rows,
         "p50_ms": 1e3 * waits[len(waits) // 2], "p99_ms": 1e3 * waits[len(waits) * 99 // 100],
-        "full_batch_ms": 1e3 * BATCH * statistics.median(max(wall for wall, _ in took.values()) for took in bounds),
     }  # fmt: skip
+
+
+CASES = ("onnx_fixed", "onnx_lengths", "torch_lengths", "gpu_lengths")
 
 
 def main() -> None:
     p = argparse.ArgumentParser()
-    p.add_argument("--only", action="append")
+    p.add_argument("--only", action="append", choices=CASES)
     p.add_argument("--rounds", type=int, default=8)
     p.add_argument("--seconds", type=float, default=3)
     p.add_argument("--settle", type=float, default=1, help="seconds of load before it counts")
     p.add_argument("--producers", type=int, default=64)
+    p.add_argument("--workers", type=int, default=2, help="processes on the GPU")
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the worker and of the bound, on the CPU (default: one per core)")
+    p.add_argument("--side", type=int, default=64, help="of the pictures")
     p.add_argument("--json")
     p.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
     p.add_argument("--bound", nargs=2, help=argparse.SUPPRESS)
     a = p.parse_args()
     if a.make:
-        make(*a.make)
+        make(*a.make, a.side)
     elif a.bound:
-        bound(*a.bound, a.seconds)
+        bound(*a.bound, a.seconds, a.threads, a.side)
     else:
-        results = {case: measure(case, a.rounds, a.seconds, a.settle, a.producers) for case in a.only or ["onnx_fixed", "onnx_lengths", "torch_lengths"]}
+        results = {case: measure(case, a) for case in a.only or CASES[:3]}
         for case, r in results.items():
             print(f"{case}: {r['ratio']:.1%} of full batches fed by themselves ({r['ratio_least']:.1%} to {r['ratio_most']:.1%}; {r['requests_per_s']:.0f} of {r['bound_per_s']:.0f} requests/s), {r['cpu_ratio']:.1%} by the worker's CPU time, "
-                  f"{r['rows_per_batch']:.1f} rows a batch, p50 {r['p50_ms']:.0f} ms, p99 {r['p99_ms']:.0f} ms; a full batch of the largest takes {r['full_batch_ms']:.0f} ms")  # fmt: skip
+                  f"{r['rows_per_batch']:.1f} rows a batch, p50 {r['p50_ms']:.1f} ms, p99 {r['p99_ms']:.1f} ms; a full batch of the largest by itself takes {r['full_batch_ms']:.1f} ms; "
+                  f"answers differ from unpadded ones by {r['difference']:.2g} of the largest number at most")  # fmt: skip
         if a.json:
             Path(a.json).write_text(json.dumps(results, indent=1) + "\n")
 

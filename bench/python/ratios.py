@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Python package reaches, as ratios measured in one run.
 
-    python bench/python/ratios.py [--json FILE] [--only NAME] [--rounds N] [--goproducer FILE]
+    python bench/python/ratios.py [--json FILE] [--only NAME] [--rounds N] [--seconds S] [--goproducer FILE]
 
 round_trip   a Python client's model(x) against the Go client's, 64 bytes, one at a time, a Go worker that echoes
 languages    one request at a time, 64 bytes, a Go worker that echoes: Go, C, model(x) and request()
@@ -11,6 +11,7 @@ reading      64 producers with 602,112-byte inputs and a worker that reads them,
              what writing the inputs and gathering them once takes on the same cores
 asyncio      32 requests in flight from one process against one at a time
 zero_copy    a 602,112-byte input through request(): the time beyond the assignment, and against a 64-byte input
+writing      64 producers with 602,112-byte inputs and a worker that does nothing, against writing the inputs alone
 worker       rows/s of a Python worker that does nothing, batch 32, from 8 Go producers with 8 in flight each
 baseline     64 producers with 602,112-byte inputs and a model that does nothing, against baseline.py
 
@@ -37,6 +38,7 @@ from pathlib import Path
 import numpy as np
 import ringbatch as rb
 
+SECONDS = 2.0  # of a turn
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 
@@ -146,14 +148,14 @@ def languages(rounds: int, go: str) -> dict:
     return {"ratio": against["model(x)"], "want": "<= 1.1", "request": against["request()"], "c": against["c"], "want_c": "<= 0.9", "us": {k: statistics.median(v) for k, v in times.items()}}
 
 
-def rate_of(model: str, producers: int, way: str = "model", seconds: float = 2.0) -> float:
+def rate_of(model: str, producers: int, way: str = "model") -> float:
     """In a process of its own, which forks its producers."""
-    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import producers; print(producers.measure({model!r}, {producers}, {seconds}, {way!r}))"
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import producers; print(producers.measure({model!r}, {producers}, {SECONDS}, {way!r}))"
     return float(subprocess.check_output([sys.executable, "-c", code]))
 
 
-def naive(producers: int, elements: int, outputs: int, wait: float, answers: str = "semaphore", seconds: float = 2.0) -> float:
-    flags = {"producers": producers, "elements": elements, "outputs": outputs, "wait_time": wait, "seconds": seconds, "answers": answers}
+def naive(producers: int, elements: int, outputs: int, wait: float, answers: str = "semaphore") -> float:
+    flags = {"producers": producers, "elements": elements, "outputs": outputs, "wait_time": wait, "seconds": SECONDS, "answers": answers}
     command = [sys.executable, str(HERE / "baseline.py"), *(f"--{k}={v}" for k, v in flags.items())]
     return json.loads(subprocess.check_output(command))["requests_per_s"]
 
@@ -192,10 +194,10 @@ def reading(rounds: int, _go: str) -> dict:
     code = NOTHING.replace("    pass\n", "    batch.inputs[\"x\"]\n")
     with running(sys.executable, "-c", code.format(name="read", inputs=(3, 224, 224), outputs=(1000,), wait=0.002, slots=256)):
         for _ in range(rounds):
-            ours.append(rate_of("read", 64, seconds=3))
-            theirs.append(naive(64, 3 * 224 * 224, 1000, 0.002, seconds=3))
-            alone.append(naive(64, 3 * 224 * 224, 1000, 0.002, "none", seconds=3))
-            gathering.append(naive(64, 3 * 224 * 224, 1000, 0.002, "gather", seconds=3))
+            ours.append(rate_of("read", 64))
+            theirs.append(naive(64, 3 * 224 * 224, 1000, 0.002))
+            alone.append(naive(64, 3 * 224 * 224, 1000, 0.002, "none"))
+            gathering.append(naive(64, 3 * 224 * 224, 1000, 0.002, "gather"))
     return {
         "ratio": statistics.median(a / b for a, b in zip(ours, theirs)), "want": ">= 3",
         "share_of_writing_and_gathering": statistics.median(a / b for a, b in zip(ours, gathering)), "want_share": ">= 0.85",
@@ -269,7 +271,7 @@ def worker_rate(rounds: int, go: str) -> dict:
         rb.connect("nothing", wait=20).close()
         for _ in range(rounds):
             ps = [
-                subprocess.Popen([go, "--model", "nothing", "--seconds", "2", "--in_flight", "8"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                subprocess.Popen([go, "--model", "nothing", "--seconds", str(SECONDS), "--in_flight", "8"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
                 for _ in range(8)
             ]
             for p in ps:
@@ -279,10 +281,10 @@ def worker_rate(rounds: int, go: str) -> dict:
                 p.stdin.write("go\n")
                 p.stdin.flush()
             results = [json.loads(p.stdout.readline()) for p in ps]
-            idle.append((cpu_seconds(w.pid) - before) / 2)
+            idle.append((cpu_seconds(w.pid) - before) / SECONDS)
             for p in ps:
                 p.wait()
-            rates.append(sum(r["requests"] for r in results) / 2)
+            rates.append(sum(r["requests"] for r in results) / SECONDS)
     stats = {m["name"]: m for m in rb.stats()["models"]}.get("nothing", {})
     return {
         "ratio": statistics.median(rates) / 50_000, "want": ">= 1, that is 50,000 requests/s", "requests_per_s": statistics.median(rates),
@@ -296,17 +298,24 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def writing(rounds: int, _go: str) -> dict:
+    """64 producers x 602,112 bytes, a worker that does not read them: what share of writing them alone is reached."""
+    ours, alone = [], []
+    with python_worker("frames", (3, 224, 224), (1000,), 0.002, 256):
+        for _ in range(rounds):
+            ours.append(rate_of("frames", 64))
+            alone.append(naive(64, 3 * 224 * 224, 1000, 0.002, "none"))
+    return {"ratio": statistics.median(a / b for a, b in zip(ours, alone)), "want": ">= 0.8", "per_s": {"ours": statistics.median(ours), "writing_alone": statistics.median(alone)}}
+
+
 def against_baseline(rounds: int, _go: str) -> dict:
     ours = []
     theirs: dict[str, list[float]] = {"queue": [], "token": [], "semaphore": [], "none": []}
     with python_worker("frames", (3, 224, 224), (1000,), 0.002, 256):
         for _ in range(rounds):
-            # In a process of its own: this one has the library loaded and must not fork.
-            code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import producers; print(producers.measure('frames', 64, 3.0))"
-            ours.append(float(subprocess.check_output([sys.executable, "-c", code])))
+            ours.append(rate_of("frames", 64))
             for answers, rates in theirs.items():
-                out = subprocess.check_output([sys.executable, str(HERE / "baseline.py"), "--seconds", "3", "--answers", answers])
-                rates.append(json.loads(out)["requests_per_s"])
+                rates.append(naive(64, 3 * 224 * 224, 1000, 0.002, answers))
     against = {answers: statistics.median(a / b for a, b in zip(ours, rates)) for answers, rates in theirs.items()}
     return {
         "ratio": against["queue"], "want": ">= 5",
@@ -316,7 +325,7 @@ def against_baseline(rounds: int, _go: str) -> dict:
     }  # fmt: skip
 
 
-MEASUREMENTS = {"round_trip": round_trip, "languages": languages, "small": small, "ways": ways, "reading": reading, "asyncio": asyncio_ratio, "zero_copy": zero_copy, "worker": worker_rate, "baseline": against_baseline}
+MEASUREMENTS = {"round_trip": round_trip, "languages": languages, "small": small, "ways": ways, "reading": reading, "asyncio": asyncio_ratio, "zero_copy": zero_copy, "worker": worker_rate, "writing": writing, "baseline": against_baseline}
 
 
 def main() -> None:
@@ -324,8 +333,10 @@ def main() -> None:
     parser.add_argument("--json", help="write the results to this file")
     parser.add_argument("--only", choices=MEASUREMENTS, action="append", help="measure only this (repeatable)")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="length of a turn")
     parser.add_argument("--goproducer", metavar="FILE", help="the Go producer, built before")
     a = parser.parse_args()
+    globals()["SECONDS"] = a.seconds
     results = {}
     with tempfile.TemporaryDirectory(prefix="rb") as folder:
         os.chmod(folder, 0o700)

@@ -446,8 +446,6 @@ int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupt
 
 /* ---- an attached session -------------------------------------------------- */
 
-short rb_session_events(rb_session *s) { return s->again ? POLLRDHUP : POLLRDHUP | POLLIN; }
-
 bool rb_session_judge(rb_session *s, short events)
 {
 	if (events & POLLIN) /* the byte stays where it is */
@@ -457,7 +455,7 @@ bool rb_session_judge(rb_session *s, short events)
 
 bool rb_session_gone(rb_session *s)
 {
-	struct pollfd p = {.fd = s->socket, .events = rb_session_events(s)};
+	struct pollfd p = {.fd = s->socket, .events = s->again ? POLLRDHUP : POLLRDHUP | POLLIN};
 	return p.fd < 0 || (poll(&p, 1, 0) > 0 && rb_session_judge(s, p.revents));
 }
 

@@ -234,8 +234,7 @@ void rb_attach_cancel(rb_attach *a);
 
 /* Whether the broker has hung up; notes that it wants the client to attach again. */
 bool rb_session_gone(rb_session *s);
-/* The same for who polls itself: what to poll for, and what came of it. */
-short rb_session_events(rb_session *s);
+/* The same for who has polled for POLLRDHUP and POLLIN: what came of it. */
 bool rb_session_judge(rb_session *s, short events);
 void rb_session_hang_up(rb_session *s);
 /* Hangs up and unmaps. */

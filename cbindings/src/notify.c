@@ -77,7 +77,7 @@ static void take_lead(rb_link *l)
  */
 static bool idle(rb_conn *c, rb_link *l, int64_t slice, int64_t left)
 {
-	if (slice <= LEAST_SLICE)
+	if (slice <= LEAST_SLICE || l->session.again) /* told to attach again, it goes on with that: a late answer wakes nobody */
 		return false;
 	pthread_mutex_lock(&l->mu);
 	l->reaper_idle = l->nwatched + l->followers == 0 && !l->dead && !c->closing;
@@ -85,7 +85,8 @@ static bool idle(rb_conn *c, rb_link *l, int64_t slice, int64_t left)
 	pthread_mutex_unlock(&l->mu);
 	if (!sleep)
 		return false;
-	struct pollfd p[2] = {{.fd = c->poke_fd, .events = POLLIN}, {.fd = l->session.socket, .events = rb_session_events(&l->session)}};
+	/* POLLIN also if somebody else has seen just now that it is to attach again. */
+	struct pollfd p[2] = {{.fd = c->poke_fd, .events = POLLIN}, {.fd = l->session.socket, .events = POLLRDHUP | POLLIN}};
 	poll(p, 2, (int)(rb_min(left, 3600 * SECOND) / MILLISECOND));
 	uint64_t count;
 	if (p[0].revents && read(p[0].fd, &count, sizeof count) < 0) { /* somebody else was quicker: there is nothing to take */

@@ -62,7 +62,7 @@ func runBench(ctx context.Context, args []string) error {
 	l.Warmup = time.Duration(*warmup * float64(time.Second))
 	l.Windows = max(3, int(*seconds))
 	l.Window = time.Duration(*seconds / float64(l.Windows) * float64(time.Second))
-	if _, err := profile.Workers(ctx, admin.New(l.Socket), l.Model); err != nil {
+	if _, _, err := profile.Workers(ctx, admin.New(l.Socket), l.Model); err != nil {
 		return err
 	}
 	say := progress.New()

@@ -64,3 +64,26 @@ func TestABenchmarkThatCannotWorkSaysSo(t *testing.T) {
 		}
 	}
 }
+
+func TestAPipelineIsLoadedAsAModel(t *testing.T) {
+	c := startCLI(t)
+	c.reload(firstConfig + `
+[[model]]
+name = "line"
+inputs = ["x:f32[4]"]
+[[model.stage]]
+name = "first"
+inputs = ["x"]
+outputs = ["y:f32[4]"]
+`)
+	w := c.start("worker", "--model", "affine", "--name", "line/first", "--input", "x:f32[4]")
+	t.Cleanup(func() { c.ends(w) })
+	c.until("its stage has a worker", func() bool { m := c.model("line"); return m != nil && m.ReadyWorkers == 1 })
+	out, code := c.run(strings.Fields("bench line --seconds 0.3 --warmup 0 --clients 2")...)
+	if code != 0 || !strings.Contains(out, "throughput") {
+		t.Errorf("status %d\n%s", code, out)
+	}
+	if out, code := c.run("profile", "line"); code == 0 || !strings.Contains(out, "is a pipeline") {
+		t.Errorf("status %d\n%s", code, out)
+	}
+}

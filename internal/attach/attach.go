@@ -37,7 +37,7 @@ type Session struct {
 	Board    *shm.Board
 	Words    *shm.Segment // the session's own segment
 	Doorbell shm.Doorbell
-	Device   Device // nil: no tensor of this peer lies in device memory
+	Device   shm.Device // nil: no tensor of this peer lies in device memory
 
 	conn *net.UnixConn
 }
@@ -156,7 +156,7 @@ func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Reque
 }
 
 // OpenWith is Open for a peer that has device memory. The session takes it over.
-func OpenWith(ctx context.Context, socket string, mem shm.Memory, device Device, req *control.Request) (*Session, error) {
+func OpenWith(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request) (*Session, error) {
 	c, err := Dial(ctx, socket)
 	if err != nil {
 		return nil, err
@@ -198,7 +198,7 @@ func sameClock(a *control.Attached, asked, now int64) error {
 }
 
 // open checks and maps. It owns fds.
-func open(mem shm.Memory, device Device, op control.Op, rep *control.Reply, fds []int) (s *Session, err error) {
+func open(mem shm.Memory, device shm.Device, op control.Op, rep *control.Reply, fds []int) (s *Session, err error) {
 	want := 4
 	if rep.Attached != nil && rep.Attached.DeviceSize != 0 {
 		want = 5

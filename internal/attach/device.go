@@ -11,27 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Device is the memory of a GPU that peers share by descriptors. Go itself has
-// none: a package that is built with CUDA brings it.
-type Device interface {
-	// Allocate makes memory on the GPU of that number and exports it. The
-	// descriptor, which keeps it, is the caller's.
-	Allocate(bytes int64, number int) (fd int, gpu string, err error)
-	// Import maps such memory, which is on the GPU with that UUID, into this process.
-	// The descriptor stays the caller's.
-	Import(fd int, bytes int64, gpu string) error
-	// Close unmaps it.
-	Close()
-}
-
 // offer allocates the device memory that a ring needs, and attaches again with it.
 // If there is not enough of it, another worker may have been quicker, so that it
 // is there by now.
-func offer(ctx context.Context, c *net.UnixConn, device Device, req *control.Request, need *control.DeviceNeed) (*control.Reply, []int, error) {
+func offer(ctx context.Context, c *net.UnixConn, device shm.Device, req *control.Request, need *control.DeviceNeed) (*control.Reply, []int, error) {
 	if device == nil {
 		return nil, nil, errNoDevice
 	}
@@ -60,7 +48,7 @@ var errNoDevice = fmt.Errorf("%w: the model has tensors in device memory, and th
 
 // openDevice imports the device memory, if tensors of this peer lie there. It
 // takes the descriptors.
-func (s *Session) openDevice(device Device, sig tensor.Signature, fds *[]int) error {
+func (s *Session) openDevice(device shm.Device, sig tensor.Signature, fds *[]int) error {
 	first := sig.FirstOnDevice()
 	if (first != nil) != (s.Info.DeviceSize != 0) || first != nil && s.Info.DeviceSize != s.Layout.DeviceSize {
 		return fmt.Errorf("%w: %d bytes of device memory, expected %d", status.ErrLayout, s.Info.DeviceSize, s.Layout.DeviceSize)

@@ -120,9 +120,12 @@ func left(begin time.Time, done, all int) string {
 
 // prepare attaches, and lists what is to be measured.
 func (r *run) prepare(ctx context.Context) ([]cell, error) {
-	workers, err := Workers(ctx, r.admin, r.o.Model)
+	workers, pipeline, err := Workers(ctx, r.admin, r.o.Model)
 	if err != nil {
 		return nil, err
+	}
+	if pipeline {
+		return nil, fmt.Errorf("%w: %q is a pipeline, whose batches differ from stage to stage; ringbatch bench loads it, and ringbatch stats shows what each stage takes", status.ErrInvalid, r.o.Model)
 	}
 	first, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(1), client.WithName("ringbatch profile"))
 	if err != nil {
@@ -165,26 +168,29 @@ func (r *run) prepare(ctx context.Context) ([]cell, error) {
 	return cells, nil
 }
 
-// Workers is how many a model has; none is an error that says what to do.
-func Workers(ctx context.Context, a *admin.Client, model string) (int, error) {
+// Workers is how many a model has, or each stage of a pipeline at least; none is an error that says what to do.
+func Workers(ctx context.Context, a *admin.Client, model string) (n int, pipeline bool, err error) {
 	s, err := a.Stats(ctx)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	m := s.Model(model)
 	if m == nil {
-		return 0, fmt.Errorf("%w: %q; ringbatch models lists those there are", status.ErrUnknownModel, model)
+		return 0, false, fmt.Errorf("%w: %q; ringbatch models lists those there are", status.ErrUnknownModel, model)
 	}
-	n := 0
+	pipeline = len(m.Stages) > 0
+	if pipeline { // it has none of its own
+		n = m.ReadyWorkers
+	}
 	for _, w := range m.Workers {
 		if w.State == "idle" || w.State == "busy" {
 			n++
 		}
 	}
 	if n == 0 {
-		return 0, fmt.Errorf("%w: model %q has no worker that could be measured: start one first", status.ErrNoWorker, model)
+		return 0, false, fmt.Errorf("%w: model %q has no worker that could be measured: start one first", status.ErrNoWorker, model)
 	}
-	return n, nil
+	return n, pipeline, nil
 }
 
 // ascending sorts, and leaves out what is there twice.

@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -31,11 +33,15 @@ type declaration struct {
 
 // private is a broker of our own, a process, with its workers.
 type private struct {
-	dir, socket string
-	attachTime  time.Duration
-	log         tail
-	ended       chan struct{}
-	process     *os.Process
+	dir, socket, file string
+	attachTime        time.Duration
+	began             time.Time
+	starting          time.Duration // what the instances took to come up together
+	// general is the file for so many instances, where they belong to no model in it.
+	general func(instances int) string
+	log     tail
+	ended   chan struct{}
+	process *os.Process
 }
 
 // startBroker starts one with a configuration file.
@@ -44,13 +50,12 @@ func startBroker(o *Options, config string) (*private, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &private{dir: dir, socket: filepath.Join(dir, "broker.sock"), attachTime: o.AttachTime, ended: make(chan struct{})}
-	file := filepath.Join(dir, "ringbatch.toml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+	b := &private{dir: dir, socket: filepath.Join(dir, "broker.sock"), file: filepath.Join(dir, "ringbatch.toml"), attachTime: o.AttachTime, began: time.Now(), ended: make(chan struct{})}
+	if err := os.WriteFile(b.file, []byte(config), 0o600); err != nil {
 		os.RemoveAll(dir)
 		return nil, err
 	}
-	cmd := exec.Command(o.Program[0], append(o.Program[1:], "broker", "--config", file, "--socket", b.socket, "--drain_time", "1s")...)
+	cmd := exec.Command(o.Program[0], append(o.Program[1:], "broker", "--config", b.file, "--socket", b.socket, "--drain_time", "1s")...)
 	cmd.Stdout, cmd.Stderr = &b.log, &b.log
 	// A group of its own: Ctrl-C is for this process, which ends the broker. If
 	// this process is killed, the kernel tells the broker to end.
@@ -148,30 +153,63 @@ func (b *private) await(ctx context.Context, what string, ok func(*stats.Broker)
 	}
 }
 
-// awaitWorker waits for the first worker of a model.
-func (b *private) awaitWorker(ctx context.Context, model string) error {
-	return b.await(ctx, "no worker attached", func(s *stats.Broker) bool {
-		m := s.Model(model)
-		return m != nil && len(m.Workers) > 0
+// up waits until so many instances, and no more, run and have attached.
+func (b *private) up(ctx context.Context, instances int) error {
+	err := b.await(ctx, fmt.Sprintf("not all of %d instances attached", instances), func(s *stats.Broker) bool {
+		return len(s.Processes) == instances && !slices.ContainsFunc(s.Processes, func(p stats.Process) bool { return !p.Attached })
 	})
+	if b.starting == 0 {
+		b.starting = time.Since(b.began)
+	}
+	return err
 }
 
 // scale runs so many instances, and returns when they have attached.
 func (b *private) scale(ctx context.Context, model string, n int) error {
+	if b.general != nil {
+		if err := os.WriteFile(b.file, []byte(b.general(n)), 0o600); err != nil {
+			return err
+		}
+		if err := b.process.Signal(syscall.SIGHUP); err != nil {
+			return err
+		}
+		return b.up(ctx, n)
+	}
 	ctx, cancel := context.WithTimeout(ctx, b.attachTime)
 	defer cancel()
 	return admin.New(b.socket).Scale(ctx, model, n, false)
 }
 
-// discover starts one instance of the command to learn what it serves.
-func (r *Report) discover(ctx context.Context) error {
-	o := r.options
-	r.say(time.Now(), "starting the worker command")
-	b, err := startBroker(o, workerTable("[[worker]]", o, 1))
+// discover starts the command to learn what it serves. The broker comes back,
+// with all the instances, if it can be measured with; otherwise it has ended.
+func (r *Report) discover(ctx context.Context, begin time.Time) (*private, error) {
+	r.say(begin, "starting the worker command")
+	general := func(instances int) string { return workerTable("[[worker]]", r.options, instances) }
+	b, err := startBroker(r.options, general(r.most()))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer b.stop()
+	b.general = general
+	if err = r.declare(ctx, b); err == nil && r.asDeclared() {
+		if err = admin.New(b.socket).Set(ctx, r.Model, policy.Policy{"wait_time": "auto", "latency_goal": "0", "preferred_batch_sizes": ""}); err == nil {
+			return b, nil
+		}
+	}
+	b.stop()
+	return nil, err
+}
+
+// asDeclared tells that the model which the workers made by themselves is the one
+// that the configuration would make, but for what can be changed while it runs.
+func (r *Report) asDeclared() bool {
+	d := &r.declared
+	plain, err := policy.Policy{"max_batch_size": strconv.Itoa(d.maxBatchSize)}.Resolve(d.signature.Inputs)
+	return err == nil && r.maxSize() <= d.maxBatchSize && plain.Policy(d.signature.Inputs)["slots"] == d.policy["slots"]
+}
+
+// declare waits until the workers have said what they serve.
+func (r *Report) declare(ctx context.Context, b *private) error {
+	o := r.options
 	var found []admin.Model
 	if err := b.await(ctx, "no worker attached", func(*stats.Broker) bool {
 		models, err := admin.New(b.socket).Models(ctx)

@@ -101,6 +101,7 @@ type Report struct {
 
 	options  *Options
 	declared declaration
+	whole    bool // measures every setting to the end
 }
 
 // Grid is what measuring every setting gave, with --full.
@@ -117,11 +118,20 @@ type Grid struct {
 func Run(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{Command: o.Command, Goal: o.Goal, options: &o}
 	begin := time.Now()
-	if err := r.discover(ctx); err != nil {
+	b, err := r.discover(ctx, begin)
+	if err != nil {
 		return nil, err
 	}
 	for _, mps := range r.variants() {
-		if err := r.tune(ctx, mps, begin); err != nil {
+		if b == nil {
+			if b, err = startBroker(&o, r.config(mps, r.most(), r.maxSize())); err != nil {
+				return r, err
+			}
+		}
+		err := r.tune(ctx, b, mps, begin)
+		b.stop()
+		b = nil
+		if err != nil {
 			r.finish(begin)
 			r.Unfinished = errors.Is(err, context.Canceled)
 			return r, err
@@ -152,12 +162,7 @@ func (r *Report) finish(begin time.Time) {
 }
 
 // tune profiles, predicts and verifies, with or without MPS.
-func (r *Report) tune(ctx context.Context, mps bool, begin time.Time) error {
-	b, err := startBroker(r.options, r.config(mps, 1, r.maxSize()))
-	if err != nil {
-		return err
-	}
-	defer b.stop()
+func (r *Report) tune(ctx context.Context, b *private, mps bool, begin time.Time) error {
 	most, err := r.scaleUp(ctx, b)
 	if err != nil {
 		return err
@@ -211,9 +216,16 @@ func ascending(list []int) []int { return slices.Compact(slices.Sorted(slices.Va
 
 func (r *Report) maxSize() int { return slices.Max(r.sizes()) }
 
-// scaleUp starts as many instances as are to be tried, or as many as come up.
+// most is how many instances are tried at most.
+func (r *Report) most() int { return slices.Max(r.options.Instances) }
+
+// scaleUp waits for as many instances as are to be tried, which start together.
+// If they do not all come up it goes up from one to as many as do.
 func (r *Report) scaleUp(ctx context.Context, b *private) (int, error) {
-	if err := b.awaitWorker(ctx, r.Model); err != nil {
+	if err := b.up(ctx, r.most()); err == nil || ctx.Err() != nil {
+		return r.most(), ctx.Err()
+	}
+	if err := b.scale(ctx, r.Model, 1); err != nil {
 		return 0, err
 	}
 	up := 1

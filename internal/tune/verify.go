@@ -34,12 +34,17 @@ type Measured struct {
 const (
 	windowsATurn  = 2
 	warmup        = 300 * time.Millisecond
-	hopelessAfter = 0.85 // of the best score after the first turn: not measured further
+	hopelessAfter = 0.85 // of the best score: not measured further
 )
 
-// verify measures settings under real load, in turns.
+// verify measures settings under real load, in turns; or one after the other, if
+// starting instances once more takes longer than a turn. Then what falls behind
+// is left at once.
 func (r *Report) verify(ctx context.Context, b *private, list []*Candidate, begin time.Time) error {
-	phase, turns := time.Now(), r.options.Turns
+	phase, turns, inARow := time.Now(), r.options.Turns, 1
+	if b.starting > warmup+windowsATurn*r.options.Window {
+		turns, inARow = 1, turns
+	}
 	for turn := range turns {
 		slices.SortStableFunc(list, func(a, b *Candidate) int { // to and fro: fewer changes of instances
 			if turn%2 == 0 {
@@ -54,8 +59,13 @@ func (r *Report) verify(ctx context.Context, b *private, list []*Candidate, begi
 				left = (time.Since(phase) / time.Duration(done) * time.Duration(turns*len(list)-done)).Round(time.Second).String() + " left"
 			}
 			r.say(begin, "measuring %s (%d of %d, turn %d of %d); %s", c.Setting, i+1, len(list), turn+1, turns, left)
-			if err := r.measure(ctx, b, c, turn); err != nil {
-				return err
+			for again := range inARow {
+				if err := r.measure(ctx, b, c, turn+again); err != nil {
+					return err
+				}
+				if !slices.Contains(r.hopeful(list), c) {
+					break
+				}
 			}
 		}
 		list = r.hopeful(list)
@@ -63,17 +73,33 @@ func (r *Report) verify(ctx context.Context, b *private, list []*Candidate, begi
 	return nil
 }
 
-// hopeful drops what is clearly worse than the best.
+// hopeful drops what is clearly worse than the best: by a lot, or a little in
+// every single window.
 func (r *Report) hopeful(list []*Candidate) []*Candidate {
-	best := 0.0
+	best, worstOfBest := 0.0, 0.0
 	for _, c := range list {
-		if c.Measured != nil && c.Note == "" && r.keeps(&c.Measured.Figures, 1) {
-			best = max(best, r.score(&c.Measured.Figures))
+		if c.Measured != nil && c.Note == "" && r.keeps(&c.Measured.Figures, 1) && r.score(&c.Measured.Figures) > best {
+			best = r.score(&c.Measured.Figures)
+			worstOfBest, _ = r.scores(c)
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(list), func(c *Candidate) bool {
-		return c.Note != "" || c.Measured != nil && !r.options.Full && r.score(&c.Measured.Figures) < hopelessAfter*best
+		if c.Note != "" || c.Measured == nil || r.whole {
+			return c.Note != ""
+		}
+		_, high := r.scores(c)
+		return r.score(&c.Measured.Figures) < hopelessAfter*best || high < alike*worstOfBest
 	})
+}
+
+// scores are the lowest and the highest of a setting's windows.
+func (r *Report) scores(c *Candidate) (low, high float64) {
+	low = math.Inf(1)
+	for _, w := range c.samples {
+		score := r.score(&Figures{PerSecond: w.PerSecond, MeanMS: w.MeanMS, P99MS: w.P99MS})
+		low, high = min(low, score), max(high, score)
+	}
+	return low, high
 }
 
 // measure is one turn of a setting.
@@ -215,7 +241,7 @@ func (r *Report) measureGrid(ctx context.Context) error {
 		return r.verdict()
 	}
 	begin := time.Now()
-	grid := &Report{Command: r.Command, Model: r.Model, Goal: r.Goal, options: r.options, declared: r.declared}
+	grid := &Report{Command: r.Command, Model: r.Model, Goal: r.Goal, options: r.options, declared: r.declared, whole: true}
 	for _, c := range r.Candidates {
 		grid.Candidates = append(grid.Candidates, &Candidate{Setting: c.Setting, InFlight: c.InFlight})
 	}
@@ -225,11 +251,12 @@ func (r *Report) measureGrid(ctx context.Context) error {
 			if len(of) == 0 {
 				continue
 			}
-			b, err := startBroker(r.options, r.config(mps, 1, r.maxSize()))
+			most := slices.MaxFunc(of, func(a, b *Candidate) int { return cmp.Compare(a.Instances, b.Instances) }).Instances
+			b, err := startBroker(r.options, r.config(mps, most, r.maxSize()))
 			if err != nil {
 				return err
 			}
-			if err = b.awaitWorker(ctx, r.Model); err == nil {
+			if err = b.up(ctx, most); err == nil {
 				err = grid.verify(ctx, b, of, begin)
 			}
 			b.stop()

@@ -57,17 +57,21 @@ class FollowingModel(Model):
             return
         with self._counting:
             now.users -= 1
+            over = not now.users and now in self._left
+            if over:
+                self._left.remove(now)
+        if over:
+            now.close()
 
     def _use(self, next_: _Further | None) -> None:
-        """Another one serves from now on; those that nobody uses any more are closed."""
+        """Another one serves from now on; the former is closed, or when its last call has ended."""
         with self._counting:
-            if self._now is not None:
-                self._left.append(self._now)
-            self._now = next_
-            over = [m for m in self._left if not m.users]
-            self._left = [m for m in self._left if m.users]
-        for m in over:
-            m.close()
+            before, self._now = self._now, next_
+            if before is not None and before.users:
+                self._left.append(before)
+                return
+        if before is not None:
+            before.close()
 
     def _follow(self, now: _Further | None) -> None:
         """The one that served so far has another signature than the alias."""

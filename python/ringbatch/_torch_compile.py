@@ -13,6 +13,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,8 +46,10 @@ def cache_folder() -> str:
     return str(folder)
 
 
-def choose(mode: str, plain: Compute, compiled: Callable[[], Compute], examples: list[list[torch.Tensor]], within: float) -> Compute:
-    """The one to serve with. examples: inputs of a full batch, and of others that will come."""
+def choose(
+    mode: str, plain: Compute, compiled: Callable[[], Compute], examples: list[list[torch.Tensor]], within: float, recorded: bool = False
+) -> Compute:
+    """The one to serve with. examples: inputs of a full batch, and of others that will come. recorded: they will run as CUDA graphs."""
     if mode == "off":
         return plain
     try:
@@ -62,7 +65,7 @@ def choose(mode: str, plain: Compute, compiled: Callable[[], Compute], examples:
         return plain
     took = time.monotonic() - began
     if mode == "auto":
-        before, after = _race(plain, code, examples[0])
+        before, after = _race(plain, code, examples[0], recorded)
         rows = len(examples[0][0])
         said = f"{rows} rows take {1000 * before:.3g} ms, compiled {1000 * after:.3g} ms"
         if before < WORTH * after:
@@ -83,15 +86,16 @@ def differ_at_most(part: float, got: list[torch.Tensor], want: list[torch.Tensor
     return len(got) == len(want) and all(close(y.double(), z.double()) for y, z in zip(got, want))
 
 
-def _race(one: Compute, other: Compute, xs: list[torch.Tensor]) -> tuple[float, float]:
+def _race(one: Compute, other: Compute, xs: list[torch.Tensor], recorded: bool) -> tuple[float, float]:
     """The best time of each, taken in turns."""
     best = [float("inf")] * 2
+    runs = [_recorded(f, xs) if recorded else partial(f, xs) for f in (one, other)]
     for _ in range(_ROUNDS):
-        for i, f in enumerate((one, other)):
+        for i, run in enumerate(runs):
             end = time.monotonic() + _ROUND_S
             while True:
                 began = time.monotonic()
-                f(xs)
+                run()
                 if xs[0].is_cuda:
                     torch.cuda.synchronize(xs[0].device)
                 now = time.monotonic()
@@ -99,3 +103,19 @@ def _race(one: Compute, other: Compute, xs: list[torch.Tensor]) -> tuple[float, 
                 if now > end:
                     break
     return best[0], best[1]
+
+
+def _recorded(f: Compute, xs: list[torch.Tensor]) -> Callable[[], object]:
+    """As a CUDA graph, if that works: launched one by one, kernels of a small batch take longer than they compute."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            kept = f(xs)
+    except RuntimeError:
+        return partial(f, xs)
+
+    def replay() -> list[torch.Tensor]:
+        graph.replay()
+        return kept
+
+    return replay

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import itertools
 import math
 import os
@@ -43,6 +44,23 @@ POLL_NS = 20_000
 MOST_SPIN_NS = 1_000_000
 
 MOST_GRAPHS = 128  # of a lane: further shapes have their kernels launched one by one
+
+
+def doublings(most: int) -> list[int]:
+    """1, 2, 4 and so on, and the largest."""
+    return [*(2**i for i in range(most.bit_length()) if 2**i < most), most]
+
+
+def recorded_sizes(most: int) -> list[int]:
+    """The numbers of rows that graphs are recorded for; others run in the next larger one.
+
+    Four in each doubling: 17 rows in a graph of 32 would compute 15 for nobody.
+    """
+    found, size = [], 1
+    while size < most:
+        found.append(size)
+        size += min(size, max(2, 1 << max(0, size.bit_length() - 3)))
+    return [*found, most]
 
 
 class Lane:
@@ -225,8 +243,14 @@ class Lane:
         for point, size in itertools.islice(itertools.product(e.points, sizes), MOST_GRAPHS):
             graph = torch.cuda.CUDAGraph()
             xs = self.example(size, point)
-            with torch.cuda.graph(graph, pool=pool, stream=e.computing):
+            if self is e.lanes[0]:
+                e.compute(xs)  # what it makes at its first run of a size cannot be recorded
+            # Not torch.cuda.graph: it empties the allocator's cache each time, and there are many.
+            graph.capture_begin(pool=pool)
+            try:
                 outputs = e.compute(xs)
+            finally:
+                graph.capture_end()
             self.graphs[size, point] = (graph, outputs)
 
 
@@ -258,13 +282,12 @@ class Engine:
             self.copies, self.computing = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
             self.copies_at, self.computing_at = self.copies.cuda_stream, self.computing.cuda_stream
         self.lanes = [Lane(self) for _ in range(lanes)]
-        sizes = sorted({1, max_rows} | {2**i for i in range(max_rows.bit_length()) if 2**i <= max_rows})
         with self.current():
-            self._warm_up(sizes)
+            self._warm_up(doublings(max_rows))
             if device.type == "cuda":
                 self.mover = Mover()
                 if graphs is not False:
-                    self._record(sizes, optional=graphs is None)
+                    self._record(recorded_sizes(max_rows), optional=graphs is None)
 
     def current(self) -> Any:
         """Makes the compute stream the current one; submit wants it so."""
@@ -304,6 +327,8 @@ class Engine:
     def _record(self, sizes: list[int], optional: bool) -> None:
         try:
             pool = torch.cuda.graph_pool_handle()
+            gc.collect()  # not while it is recorded: what holds device memory may be among it
+            torch.cuda.synchronize(self.device)
             for lane in self.lanes:
                 lane.capture(list(reversed(sizes)), pool)
             torch.cuda.synchronize(self.device)

@@ -113,7 +113,7 @@ def serve(
     if plain and isinstance(module, torch.jit.ScriptModule):
         torch.jit.set_fusion_strategy([("DYNAMIC", len(_sizes.Axes(brought, {}).points()))])  # don't compile anew for every size
     most = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
-    compute, takes_sizes = _prepare(module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most)
+    compute, takes_sizes = _prepare(module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most, cuda_graphs)
     tolerance = _sizes.HALF_TOLERANCE if half or bfloat16 or where.type == "cuda" else _sizes.TOLERANCE
     tried = Module(compute, plain, takes_sizes, where)
     axes, note = plain, ""
@@ -183,7 +183,7 @@ def _device(given: str | torch.device | None) -> torch.device:
 
 def _prepare(
     module: Callable[..., Any], axes: _sizes.Axes, device: torch.device, half: bool, bfloat16: bool, channels_last: bool, freeze: bool,
-    extras: Sequence[_sizes.Extra] = (), pads: Sequence[float] = (), compile: str = "off", rows: int = 1,
+    extras: Sequence[_sizes.Extra] = (), pads: Sequence[float] = (), compile: str = "off", rows: int = 1, graphs: bool | None = None,
 ) -> tuple[Compute, bool]:  # fmt: skip
     """The module as a function of device tensors, in the precision asked for; True if the true sizes of the rows follow its inputs."""
     dtype = torch.float16 if half else torch.bfloat16 if bfloat16 else None
@@ -213,7 +213,8 @@ def _prepare(
             # dynamic: one for every number of rows, and none made in a request's way
             return sized(named_call(torch.compile(module, dynamic=True), ready), axes, extras, pads)[0]
 
-        return _torch_compile.choose(compile, plain, compiled, examples, _torch_compile.tolerance(dtype)), sized_too
+        recorded = device.type == "cuda" and graphs is not False
+        return _torch_compile.choose(compile, plain, compiled, examples, _torch_compile.tolerance(dtype), recorded), sized_too
     if compile != "off":
         print("serving TorchScript, which cannot be compiled: export the module (.pt2), or name what makes it (package.module:name)", file=sys.stderr)
     if not freeze or not isinstance(module, torch.jit.ScriptModule):
@@ -296,7 +297,7 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
     depth, graphs = o.pop("depth", 2), o.pop("cuda_graphs", None)
     short_sleeps()
     axes = _sizes.Axes(list(map(_input, inputs)), None)
-    compute, _ = _prepare(module, axes, device, rows=rows, **o)
+    compute, _ = _prepare(module, axes, device, rows=rows, graphs=graphs, **o)
     slots = depth * rows
     numbers = torch.arange(slots, dtype=torch.int32)
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket as sockets
 import subprocess
+import tempfile
 import threading
 import time
 
 import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import go_worker, rb_wait
+from conftest import go_worker, rb_wait, serving
 
 ONES = np.ones(16, "float32")
 
@@ -183,3 +186,98 @@ def test_a_signature_that_goes_back_and_forth_leaves_no_connections_behind(versi
         while clients() > before + 1 or threading.active_count() > threads + 2:  # at most one more, of the other signature
             assert time.monotonic() < deadline, (clients(), before, threading.enumerate())
             time.sleep(0.01)
+
+
+def test_the_connection_to_a_version_that_was_left_ends_with_its_last_answer(versions):
+    go_on = threading.Event()
+
+    @rb.worker("m@slow", inputs={"x": ("float32", (8,))}, outputs={"y": ("float32", (8,))}, wait_time=0)
+    def slow(batch):
+        go_on.wait(60)
+        batch.outputs["y"][...] = 4
+
+    alias(versions, "m", "m@1")
+    with serving(slow, versions), rb.connect("m", socket=versions) as m:
+        rb_wait(versions, "m@slow")
+        alias(versions, "m", "m@slow")
+        deadline = time.monotonic() + 60
+        while True:  # until it has moved
+            with contextlib.suppress(rb.Shape):
+                last = m.submit(ONES[:8])
+                break
+            assert time.monotonic() < deadline
+        alias(versions, "m", "m@1")
+        while True:
+            with contextlib.suppress(rb.Shape, rb.SignatureMismatch):
+                assert m(ONES)[0] == 1
+                break
+            assert time.monotonic() < deadline
+        go_on.set()
+        assert last.result(60)[0] == 4
+        while any(thread.name == "ringbatch" for thread in threading.enumerate()):  # which waited for it
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+class SlowBroker:
+    """A socket in front of the broker's, whose answers to new connections wait while ``answers`` is cleared."""
+
+    def __init__(self, folder: str, broker: str) -> None:
+        self.path = os.path.join(folder, "slow.sock")
+        self.connections = 0
+        self.answers = threading.Event()
+        self.answers.set()
+        self._broker = broker
+        self._listener = sockets.socket(sockets.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client, broker = self._listener.accept()[0], sockets.socket(sockets.AF_UNIX)
+                broker.connect(self._broker)
+                for way in ((client, broker), (broker, client, self.answers)):
+                    threading.Thread(target=self._pass_on, args=way, daemon=True).start()
+                self.connections += 1
+
+    @staticmethod
+    def _pass_on(a: sockets.socket, b: sockets.socket, begin: threading.Event | None = None) -> None:
+        if begin:
+            begin.wait()
+        with contextlib.suppress(OSError):
+            while True:
+                data, fds, _, _ = sockets.recv_fds(a, 1 << 16, 8)
+                if not data:
+                    break
+                sockets.send_fds(b, [data], fds)
+                for fd in fds:
+                    os.close(fd)
+        with contextlib.suppress(OSError):
+            b.shutdown(sockets.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.shutdown(sockets.SHUT_RDWR)
+        self._listener.close()
+
+
+def test_a_broker_that_answers_late_is_followed_all_the_same(versions):
+    alias(versions, "m", "m@1")
+    with tempfile.TemporaryDirectory(prefix="rb") as folder, contextlib.closing(SlowBroker(folder, versions)) as slow:
+        with rb.connect("m", socket=slow.path) as m:
+            assert asyncio.run(m.ainfer(ONES))[0] == 1  # from now on it is the library's thread that follows
+            slow.answers.clear()
+            before = slow.connections
+            alias(versions, "m", "m@3")
+            deadline = time.monotonic() + 60
+            while slow.connections == before:  # it attaches again
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            time.sleep(0.1)  # until that thread has long ceased to wait for the answer
+            slow.answers.set()
+            while True:
+                with contextlib.suppress(rb.Shape):
+                    assert asyncio.run(m.ainfer(ONES[:8]))[0] == 3
+                    break
+                assert time.monotonic() < deadline
