@@ -361,8 +361,11 @@ class Batch:
     def _write_on_device(self, t: Tensor, value: Any) -> None:
         shape = tuple(getattr(value, "shape", ()))
         if not _device.is_device_array(value) or shape[1:] != t.shape or shape[0] not in (self.rows, self.padded):
-            raise errors.Shape(f"output {t.name!r} is on the GPU: expected a tensor there of {self.rows} rows of {t.expected_row}; got {type(value).__name__} of shape {shape}")
-        self.outputs[t.name][: shape[0]].copy_(value.detach())
+            raise errors.Shape(
+                f"output {t.name!r} is on the GPU: expected a tensor there, {self.rows} rows of {t.expected_row}; got {type(value).__name__} of shape {shape}"
+            )
+        to: Any = self.outputs[t.name]
+        to[: shape[0]].copy_(value.detach())
 
     def _write_row(self, k: int, t: Tensor, row: int, part: np.ndarray) -> None:
         """One row in its own size; one that does not fit fails its request, and no other."""

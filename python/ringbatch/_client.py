@@ -233,9 +233,9 @@ class Model(Caller):
         req = claim(self._core, None if rows < 0 else rows, shapes, timeout)
         try:
             for t, a in zip(tensors, arrays):
-                view = req.inputs[t.name]
+                view: Any = req.inputs[t.name]
                 if t.on_device:
-                    view.copy_(a, non_blocking=a.is_cuda)
+                    view.copy_(a, non_blocking=getattr(a, "is_cuda", False))
                 else:
                     # In a bucketed model the view may be larger; the rest is zero.
                     view[tuple(slice(0, d) for d in a.shape)] = a

@@ -60,7 +60,9 @@ _torch: Any = _unknown
 
 def _needed() -> Any:
     if torch() is None:
-        raise errors.Invalid("the rows of this batch lie apart, and PyTorch, which copies them together, is not installed: use batch.runs, input_run and output_run")
+        raise errors.Invalid(
+            "the rows of this batch lie apart, and PyTorch, which copies them together, is not installed: use batch.runs, input_run and output_run"
+        )
     return torch()
 
 
@@ -297,7 +299,9 @@ def convert(t: Tensor, value: Any, cast: bool, ordinal: int) -> Any:
     """What a caller passed for a tensor on the device, as a tensor of torch with its type there; or an error."""
     found = torch()
     if found is None:
-        raise errors.Invalid(f"input {t.name!r} is on the GPU, and arrays are copied there by PyTorch, which is not installed: use request() and write inputs[{t.name!r}]")
+        raise errors.Invalid(
+            f"input {t.name!r} is on the GPU, and arrays are copied there by PyTorch, which is not installed: use request() and write inputs[{t.name!r}]"
+        )
     if isinstance(value, DeviceArray):
         value = _tensor(value)
     elif not isinstance(value, found.Tensor) and is_device_array(value):
@@ -309,7 +313,9 @@ def convert(t: Tensor, value: Any, cast: bool, ordinal: int) -> Any:
             f"pass x.to('cuda:{ordinal}'), or connect with cast=True"
         )
     if given.is_cuda and given.device.index != ordinal and not cast:
-        raise errors.WrongGPU(f"input {t.name!r} is on cuda:{ordinal}, and this tensor on {given.device}: pass x.to('cuda:{ordinal}'), or connect with cast=True")
+        raise errors.WrongGPU(
+            f"input {t.name!r} is on cuda:{ordinal}, and this tensor on {given.device}: pass x.to('cuda:{ordinal}'), or connect with cast=True"
+        )
     want = getattr(found, _KINDS[t.kind][2])
     if given.dtype == want or (cast and found.can_cast(given.dtype, want)):
         return given

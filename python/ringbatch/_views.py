@@ -110,7 +110,7 @@ class Life:
 
     def view(self, array: Any) -> Any:
         """An array that this life ends; what lies on the device is left what it is."""
-        v = array
+        v: Any = array
         if isinstance(array, np.ndarray):
             v = array.view(View)
             v._life = self
