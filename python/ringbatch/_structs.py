@@ -197,6 +197,7 @@ PROTOTYPES = {
     "rb_batch_fail": (c_int, [_address, c_uint32, c_char_p]),
     "rb_batch_fail_as": (c_int, [_address, c_uint32, c_int, c_char_p]),
     "rb_batch_fail_all": (c_int, [_address, c_char_p]),
+    "rb_batch_waiting": (c_int, [_address, c_uint32]),
     "rb_batch_complete": (c_int, [_address]),
     "rb_stats": (c_int, [c_char_p, c_int64, _address]),
     "rb_free": (None, [_address]),
