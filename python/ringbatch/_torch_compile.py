@@ -97,8 +97,18 @@ def _one_compiles(folder: str, of: object) -> Iterator[None]:
                 break
             except OSError:
                 time.sleep(0.1)
+        if kept.exists():
+            _compile_in_this_process()
         yield
         kept.touch()
+
+
+def _compile_in_this_process() -> None:
+    """There is hardly anything to compile: without helper processes, each of which would import torch first."""
+    if os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1") == "1":
+        import torch._inductor.config as inductor
+
+        inductor.compile_threads = 1
 
 
 @contextlib.contextmanager

@@ -211,11 +211,10 @@ def _prepare(
         recorded, within = device.type == "cuda" and graphs is not False, _torch_compile.tolerance(dtype)
         one_size = recorded and not axes  # code for one number of rows is better code, and sooner made
         examples = [_example(axes, sized_too, device, n) for n in ([rows] if one_size else sorted({rows, 1}, reverse=True))]
-        code = torch.compile(module, dynamic=not one_size)
 
         @torch.inference_mode()
         def compiled() -> Compute:
-            found, _ = sized(named_call(code, ready), axes, extras, pads)
+            found, _ = sized(named_call(torch.compile(module, dynamic=not one_size), ready), axes, extras, pads)
             with _torch_compile.constant_weights() if one_size else contextlib.nullcontext():
                 found(examples[0])
             return found

@@ -339,3 +339,38 @@ def test_a_program_that_was_exported_for_one_batch_size_is_refused(tmp_path):
 
     with pytest.raises(rb.Invalid, match="exported for batches of 4 only.*dynamic_shapes"):
         _torch_load.load(exported(tmp_path / "two.pt2", False), "cpu")
+
+
+def test_graphs_are_recorded_at_four_sizes_in_each_doubling():
+    from ringbatch._torch_lanes import doublings, recorded_sizes
+
+    assert recorded_sizes(32) == [1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32]
+    assert [recorded_sizes(n) for n in (1, 2, 3)] == [[1], [1, 2], [1, 2, 3]]
+    for most in range(1, 300):
+        sizes = recorded_sizes(most)
+        assert sizes[-1] == most and set(doublings(most)) <= set(sizes)
+        assert all(b <= 1.25 * a for a, b in zip(sizes, sizes[1:]) if a >= 8)
+
+
+def test_a_module_is_a_stage_of_a_pipeline(tmp_path):
+    socket, config = str(tmp_path / "s" / "b.sock"), tmp_path / "b.toml"
+    config.write_text(
+        '[[model]]\nname = "line"\ninputs = ["x:u8[4]"]\n'
+        '[[model.stage]]\nname = "widen"\ninputs = ["x"]\noutputs = ["h:f32[4]"]\n[[model.stage]]\nname = "net"\ninputs = ["h"]\noutputs = ["y:f32[]"]\n'
+    )
+    stop = threading.Event()
+    specs = [("widen", lambda x: x.float() / 2, "x:u8[4]", "h:f32[4]"), ("net", lambda h: h.sum(1), "h:f32[4]", "y:f32[]")]
+    with broker_at(socket, "--config", str(config)):
+        threads = [
+            threading.Thread(target=rt.serve, args=(f, f"line/{name}"), kwargs=dict(inputs=[x], outputs=[y], device="cpu", socket=socket, stop=stop))
+            for name, f, x, y in specs
+        ]
+        for t in threads:
+            t.start()
+        try:
+            with rb.connect("line", socket=socket, wait=20) as c:
+                assert [float(c(np.array([n, 1, 2, 3], "uint8"))) for n in range(5)] == [3, 3.5, 4, 4.5, 5]
+        finally:
+            stop.set()
+            for t in threads:
+                t.join(20)
