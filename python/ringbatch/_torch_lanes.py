@@ -138,7 +138,7 @@ class Lane:
         size = next((s for s in e.graph_sizes if s >= rows.rows), 0)
         recorded = self.graphs.get((size, point))
         if recorded is None:
-            return e.compute(self._views(rows))
+            return e.computes(rows.rows)(self._views(rows))
         graph, outputs = recorded
         graph.replay()
         return outputs
@@ -243,12 +243,13 @@ class Lane:
         for point, size in itertools.islice(itertools.product(e.points, sizes), MOST_GRAPHS):
             graph = torch.cuda.CUDAGraph()
             xs = self.example(size, point)
+            compute = e.computes(size)
             if self is e.lanes[0]:
-                e.compute(xs)  # what it makes at its first run of a size cannot be recorded
+                compute(xs)  # what it makes at its first run of a size cannot be recorded
             # Not torch.cuda.graph: it empties the allocator's cache each time, and there are many.
             graph.capture_begin(pool=pool)
             try:
-                outputs = e.compute(xs)
+                outputs = compute(xs)
             finally:
                 graph.capture_end()
             self.graphs[size, point] = (graph, outputs)
@@ -261,8 +262,9 @@ class Engine:
         self, compute: Callable[[list[torch.Tensor]], list[torch.Tensor]], specs: list[tuple[torch.dtype, tuple[int, ...]]],
         max_rows: int, device: torch.device, lanes: int, graphs: bool | None,
         axes: Axes | None = None, shapes: list[Output] | None = None, sized: bool = False,
+        full: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None,
     ) -> None:  # fmt: skip
-        """graphs: None records them where that works and gives the same results.
+        """graphs: None records them where that works and gives the same results. full: computes full batches, and no others.
 
         axes, shapes: the sizes that vary, and what the outputs make of them.
         sized: compute takes the true sizes of the rows as one more input.
@@ -270,7 +272,7 @@ class Engine:
         self.axes, self.shapes, self.sized = axes or Axes([], None), shapes or [], sized
         self.points = self.axes.points()  # the sizes that will come
         specs = [*specs, (torch.int64, (len(self.axes),))] if sized else specs
-        self.compute, self.specs, self.max_rows, self.device = compute, specs, max_rows, device
+        self.compute, self.specs, self.max_rows, self.device, self.full = compute, specs, max_rows, device, full
         self.inputs: list[Plane] = []
         self.outputs: list[Plane] = []
         self.near = False  # some plane is in device memory
@@ -292,6 +294,10 @@ class Engine:
     def current(self) -> Any:
         """Makes the compute stream the current one; submit wants it so."""
         return torch.cuda.stream(self.computing) if self.device.type == "cuda" else contextlib.nullcontext()
+
+    def computes(self, rows: int) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+        """What runs a batch of so many rows."""
+        return self.full if self.full is not None and rows == self.max_rows else self.compute
 
     def bind(self, inputs: list[Plane], outputs: list[Plane]) -> None:
         """Says where the rows of batches lie."""
@@ -320,7 +326,7 @@ class Engine:
         # second run: the full batch comes first, and each size several times.
         for point in self.points:
             for size in [s for s in reversed(sizes) for _ in range(3)]:
-                self.compute(self.lanes[0].example(size, point))
+                self.computes(size)(self.lanes[0].example(size, point))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -334,7 +340,7 @@ class Engine:
             torch.cuda.synchronize(self.device)
             if optional:
                 self._compare(sizes)
-            self.graph_sizes = sizes
+            self.graph_sizes = sizes if self.full is None else self._worth_it(sizes)
         except (RuntimeError, ValueError) as e:
             if not optional:
                 raise
@@ -352,8 +358,24 @@ class Engine:
                     x.copy_(torch.rand_like(x))
             graph, replayed = self.lanes[0].graphs[size, self.points[0]]
             graph.replay()
-            if not agree(replayed, self.compute(xs)):
+            if not agree(replayed, self.computes(size)(xs)):
                 raise ValueError("what was recorded gives other results than the module")
+
+
+    def _worth_it(self, sizes: list[int]) -> list[int]:
+        """Without those that take as long as a full batch: its code is better."""
+        took = {size: _time_of(self.lanes[0].graphs[size, self.points[0]][0]) for size in sizes}
+        return [size for size in sizes if size == sizes[-1] or took[size] < took[sizes[-1]]]
+
+
+def _time_of(graph: torch.cuda.CUDAGraph) -> float:
+    """Milliseconds of a replay, the best of some."""
+    ends = [torch.cuda.Event(enable_timing=True) for _ in range(6)]
+    for end in ends:
+        graph.replay()
+        end.record()
+    ends[-1].synchronize()
+    return min(a.elapsed_time(b) for a, b in zip(ends, ends[1:]))
 
 
 def lost(e: RuntimeError) -> Lost:
