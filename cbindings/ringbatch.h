@@ -535,6 +535,10 @@ RB_API int rb_batch_fail_as(rb_batch *batch, uint32_t i, int status, const char 
 /* rb_batch_fail for every request of the batch that has not failed yet. */
 RB_API int rb_batch_fail_all(rb_batch *batch, const char *text);
 
+/* RB_OK while anybody waits for request i; RB_ERR_CANCELED once it was canceled or
+ * has expired. For work that can be given up: nobody tells, so look now and then. */
+RB_API int rb_batch_waiting(const rb_batch *batch, uint32_t i);
+
 /* Answers the clients and gives the batch back: *batch is gone. */
 RB_API int rb_batch_complete(rb_batch *batch);
 

@@ -412,6 +412,14 @@ static int scatter(rb_taken *b, uint32_t k, const void *from, uint64_t bytes)
 	return RB_OK;
 }
 
+static int waiting(rb_taken *b, uint32_t i)
+{
+	int status = request_of(b, i);
+	if (!status && !rb_board_open(&b->worker->session.board, b->answer[i].slot, b->answer[i].gen))
+		status = rb_say(RB_ERR_CANCELED);
+	return status;
+}
+
 int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_view *v)
 {
 	if (!v)
@@ -471,4 +479,5 @@ int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t byt
 int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text) { WITH(batch, fail_one(b, i, RB_ERR_FAILED, text)); }
 int rb_batch_fail_as(rb_batch *batch, uint32_t i, int as, const char *text) { WITH(batch, fail_one(b, i, as, text)); }
 int rb_batch_fail_all(rb_batch *batch, const char *text) { WITH(batch, (rb_taken_fail_all(b, text), RB_OK)); }
+int rb_batch_waiting(const rb_batch *batch, uint32_t i) { WITH(batch, waiting(b, i)); }
 int rb_batch_complete(rb_batch *batch) { WITH(batch, (rb_taken_complete(b), RB_OK)); }

@@ -265,7 +265,8 @@ static int outcome(const rb_req *r)
 	int status = rb_req_slot(r)->status;
 	if (rb_req_slot(r)->broken)
 		return rb_fail(status, "%s: its stream failed before it got to the commit; the CUDA context of this process is of no more use", rb_status_text(status));
-	if (status != RB_ERR_FAILED && status != RB_ERR_WORKER_DIED && status != RB_ERR_EXPIRED)
+	/* About one that has expired a worker that has it may be writing still. */
+	if (status != RB_ERR_FAILED && status != RB_ERR_WORKER_DIED && (status != RB_ERR_EXPIRED || rb_req_slot(r)->held))
 		return status ? rb_say(status) : RB_OK;
 	uint32_t slot = r->link->first + r->at;
 	char text[RB_GO_REASON_BYTES];
@@ -273,7 +274,7 @@ static int outcome(const rb_req *r)
 	rb_read_once(&record, &r->link->session.board.records[slot], sizeof record);
 	size_t n = record.reason_len < sizeof text ? record.reason_len : sizeof text;
 	memcpy(text, r->link->session.board.reasons + (size_t)slot * RB_GO_REASON_BYTES, n);
-	if (status == RB_ERR_EXPIRED) { /* any other text may be a worker's, who is late */
+	if (status == RB_ERR_EXPIRED) { /* any other text was a worker's, who was late */
 		bool unserved = n == sizeof NO_WORKER - 1 && !memcmp(text, NO_WORKER, n);
 		return unserved ? rb_fail(status, "%s: %s", rb_status_text(status), NO_WORKER) : rb_say(status);
 	}
