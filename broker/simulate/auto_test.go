@@ -148,7 +148,7 @@ func TestAfterFullLoadAutoDoesNotWaitForLong(t *testing.T) {
 		Policy: policy.Settings{MaxBatchSize: 32}, Workers: Workers{Count: 2, Depth: 2}, Hop: 7 * time.Microsecond, Seed: 1,
 		Cost: mustCost(t, "1=1.15ms,4=1.6ms,32=8ms"), Busy: []Cost{mustCost(t, "1=1.3ms,4=1.9ms,32=15.4ms")}, // about ResNet-50 on an H200
 	}
-	const before, after, full = 2 * time.Second, 3 * time.Second, 5400.0
+	const before, after, full = 2 * time.Second, 3 * time.Second, 3900.0
 	cfg.Arrivals = Poisson{Rate: full}
 	cfg.Phases = []Phase{{From: before, Rate: 0.05, Cost: 1}}
 	cfg.Requests = int(full * (before.Seconds() + 0.05*after.Seconds()))
