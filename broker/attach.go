@@ -3,6 +3,7 @@
 package broker
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -20,19 +21,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serveSession attaches a client or a worker and stays until it is gone.
-func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Request) {
+// serveSession attaches a client or a worker and stays until it is gone. True if
+// the connection goes on with another request: a worker was asked for device
+// memory instead. What it offered is taken over.
+func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Request, offer *deviceMemory) (goesOn bool) {
+	defer offer.close()
 	p, err := newPeer(c, cred, b.process)
 	if err != nil {
 		b.refuse(err)
-		return
+		return false
 	}
 	p.name = req.Name
-	a, err := b.attach(p, req)
+	a, err := b.attach(p, req, offer)
 	if err != nil {
 		p.discard()
+		if a != nil && errors.Is(err, errNeedsDevice) {
+			return b.send(a.reply)
+		}
 		b.refuse(err)
-		return
+		return false
 	}
 	a.reply.Attached.Clock = shm.Now()
 	err = control.Send(c, time.Now().Add(replyTime), a.reply, a.fds...)
@@ -51,6 +58,7 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 		}
 	}
 	a.model.loop.do(func() { a.left(why) })
+	return false
 }
 
 var errDescriptors = fmt.Errorf("%w: it is the broker that has none", status.ErrNoDescriptors)
@@ -66,8 +74,11 @@ type attachment struct {
 
 // attach finds or makes the model, opens the session, and has the model's loop
 // take it. Only the last step is done on that loop. On an error what p has is
-// still the caller's.
-func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error) {
+// still the caller's; with errNeedsDevice the attachment has a reply only.
+func (b *Broker) attach(p *peer, req *control.Request, offer *deviceMemory) (a *attachment, err error) {
+	if err := checkOffer(offer); err != nil {
+		return nil, err
+	}
 	m, s, f, err := b.modelFor(req, p)
 	if err != nil {
 		return nil, err
@@ -103,8 +114,12 @@ func (b *Broker) attach(p *peer, req *control.Request) (a *attachment, err error
 			return nil, err
 		}
 	}
-	if !m.loop.do(func() { err = a.begin(p, c, s, req, desc) }) {
+	if !m.loop.do(func() { err = a.begin(p, c, s, req, desc, offer) }) {
 		err = status.ErrDraining
+	}
+	if errors.Is(err, errNeedsDevice) {
+		a.reply.Needs = m.ring.need(&s.layout.Signature)
+		return a, err
 	}
 	if err != nil {
 		return nil, err
@@ -146,7 +161,7 @@ func (m *model) reserve(p *peer, window int) (c *clientSession, err error) {
 
 // begin is the part of attach that runs on the model's loop. c is the client
 // that attaches, whose window returns if it cannot; s the stage of a worker.
-func (a *attachment) begin(p *peer, c *clientSession, s *stage, req *control.Request, desc batcher.Worker) (err error) {
+func (a *attachment) begin(p *peer, c *clientSession, s *stage, req *control.Request, desc batcher.Worker, offer *deviceMemory) (err error) {
 	r := a.model.ring
 	defer func() {
 		if err != nil && c != nil {
@@ -160,18 +175,23 @@ func (a *attachment) begin(p *peer, c *clientSession, s *stage, req *control.Req
 			return status.ErrDraining
 		}
 	}
+	name, sig := a.model.name, &r.layout.Signature
+	if s != nil {
+		name, sig = s.cfg.Name, &s.layout.Signature
+	}
+	device, err := r.takeDevice(sig, req, offer)
+	if err != nil {
+		return err
+	}
 	a.fds = []int{dup(r.planes.FD()), dup(board)}
 	defer func() {
 		if err != nil {
 			control.CloseFDs(a.fds)
+			closeFD(device)
 		}
 	}()
 	if a.fds[0] < 0 || a.fds[1] < 0 {
 		return errDescriptors
-	}
-	name, sig := a.model.name, &r.layout.Signature
-	if s != nil {
-		name, sig = s.cfg.Name, &s.layout.Signature
 	}
 	info := &control.Attached{
 		Model: name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
@@ -182,6 +202,9 @@ func (a *attachment) begin(p *peer, c *clientSession, s *stage, req *control.Req
 		for i := range r.layout.Planes {
 			info.Planes = append(info.Planes, r.layout.Planes[i].Spec.String())
 		}
+	}
+	if device >= 0 {
+		info.DeviceSize, info.GPU = r.layout.DeviceSize, r.device.gpu
 	}
 	if s == nil {
 		if info.Times = req.Times; info.Times {
@@ -210,7 +233,9 @@ func (a *attachment) begin(p *peer, c *clientSession, s *stage, req *control.Req
 	}
 	a.reply.Attached = info
 	session, doorbell := p.takeFDs()
-	a.fds = append(a.fds, session, doorbell)
+	if a.fds = append(a.fds, session, doorbell); device >= 0 {
+		a.fds = append(a.fds, device)
+	}
 	return nil
 }
 
@@ -328,10 +353,11 @@ func (b *Broker) declare(m *model, mc ModelConfig, uid int) error {
 	if err := checkRing(mc.Name, layout); err != nil {
 		return err
 	}
-	if err := b.users.declare(uid, layout.Slots, layout.PlanesSize); err != nil {
+	bytes := layout.PlanesSize + layout.DeviceSize
+	if err := b.users.declare(uid, layout.Slots, bytes); err != nil {
 		return fmt.Errorf("model %q: %w", mc.Name, err)
 	}
-	m.undeclare = sync.OnceFunc(func() { b.users.undeclare(uid, layout.Slots, layout.PlanesSize) })
+	m.undeclare = sync.OnceFunc(func() { b.users.undeclare(uid, layout.Slots, bytes) })
 	if err := b.make(m, mc); err != nil {
 		m.undeclare()
 		return err

@@ -345,6 +345,7 @@ func (r *ring) returnIfDone(c *clientSession) {
 
 func (r *ring) returnWindow(c *clientSession) {
 	r.takeBack(c)
+	r.dropUnusedDevice()
 	r.log.Debug("window returned", "client", c.label(), "pid", c.pid, "window", c.window)
 	r.vacated()
 }
@@ -353,7 +354,7 @@ func (r *ring) returnWindow(c *clientSession) {
 // board says about its requests. Nobody uses them meanwhile, so it is not done
 // on the loop.
 func (r *ring) clear(first uint32, n int) {
-	for i := range r.layout.Planes {
+	for i := range r.layout.Planes { // none in device memory: checkPrivate
 		clear(r.layout.Planes[i].Rows(r.planes.Bytes(), first, n))
 	}
 	for s := first; s < first+uint32(n); s++ {

@@ -159,7 +159,12 @@ type conversation struct {
 func (c *conversation) hold() {
 	for {
 		var req control.Request
-		err := control.ReceiveRequest(c.conn, time.Now().Add(helloTime), c.member, &req)
+		fd, err := control.ReceiveRequest(c.conn, time.Now().Add(helloTime), c.member, &req)
+		if req.Op != control.OpWorker || c.may&MayServe == 0 { // only a worker has something to offer
+			closeFD(fd)
+			fd = -1
+		}
+		offer := deviceMemory{fd, req.GPU}
 		switch {
 		case errors.Is(err, control.ErrNoRoom):
 			c.log.Warn("connection dropped", "uid", c.cred.Uid, "pid", c.cred.Pid, "reason", err)
@@ -175,10 +180,12 @@ func (c *conversation) hold() {
 		case err != nil:
 			return
 		case req.Version != control.Version:
+			offer.close()
 			c.refuse(fmt.Errorf("%w: %s", status.ErrVersion, control.VersionAdvice("the broker", control.Version, "this program", req.Version)))
 			return
 		}
 		if err := checkTexts(&req); err != nil {
+			offer.close()
 			c.refuse(err)
 			return
 		}
@@ -190,14 +197,16 @@ func (c *conversation) hold() {
 			continue
 		}
 		if lasts := req.Op == control.OpClient || req.Op == control.OpWorker || req.Op == control.OpWatch; lasts && c.calls != nil {
+			offer.close()
 			c.refuse(c.calls)
 			return
 		}
 		switch req.Op {
 		case control.OpClient, control.OpWorker:
 			time.Sleep(c.offenders.pause(c.process))
-			c.serveSession(c.conn, c.cred, &req)
-			return
+			if goesOn := c.serveSession(c.conn, c.cred, &req, &offer); !goesOn {
+				return
+			}
 		case control.OpWatch:
 			if !c.watch(c.conn, req.Since) {
 				return

@@ -64,6 +64,9 @@ func (m *ModelConfig) plan() (p plan, err error) {
 	if p.layout, err = m.lay(p.settings.Slots, most); err != nil {
 		return p, err
 	}
+	if err := checkPrivate(&p.settings, p.layout.DeviceSize); err != nil {
+		return p, err
+	}
 	for i := range p.stages {
 		s := &p.stages[i]
 		s.settings.Slots = p.settings.Slots

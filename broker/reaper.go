@@ -162,6 +162,7 @@ func (s *stage) workerDead(w *workerSession, why string) {
 	if replace {
 		s.promote(w)
 	}
+	s.ring.dropUnusedDevice()
 	s.ring.vacated()
 }
 

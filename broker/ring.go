@@ -25,6 +25,7 @@ type ring struct {
 	bseg    *shm.Segment
 	boardRO int // descriptor of the board that cannot be mapped for writing
 	board   *shm.Board
+	device  deviceMemory
 	closed  bool
 
 	books   [][]slotInfo     // in chunks, made when a slot of them is leased; see slot
@@ -55,7 +56,7 @@ type ring struct {
 // that serves others.
 func newRing(name string, layout *shm.Layout, memory shm.Memory, epoch uint64, log *slog.Logger) (*ring, error) {
 	r := &ring{
-		log: log, memory: memory, epoch: epoch, layout: layout, boardRO: -1,
+		log: log, memory: memory, epoch: epoch, layout: layout, boardRO: -1, device: deviceMemory{fd: -1},
 		books: make([][]slotInfo, (layout.Slots+chunkSlots-1)/chunkSlots), windows: newWindows(layout.Slots), clients: map[*clientSession]struct{}{},
 		leased: map[int]int{}, limits: Limits{UserShare: 100},
 	}
@@ -108,6 +109,9 @@ func (r *ring) closeMemory() {
 	}
 	closeFD(r.boardRO)
 	r.boardRO = -1
+	if r.device.fd >= 0 {
+		r.device.closeAside()
+	}
 }
 
 // end tells a request's client how it ended. held says that a worker may

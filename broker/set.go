@@ -71,6 +71,9 @@ func (s *stage) reconfigure(next ModelConfig, settings policy.Settings) error {
 	if most := s.most; settings.MaxBatchSize > most {
 		return fmt.Errorf("%w: max_batch_size is %d, the ring was made for %d", status.ErrInvalid, settings.MaxBatchSize, most)
 	}
+	if err := checkPrivate(&settings, s.layout.DeviceSize); err != nil {
+		return err
+	}
 	if err := s.apply(settings); err != nil {
 		return err
 	}

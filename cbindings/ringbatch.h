@@ -105,6 +105,7 @@ typedef enum rb_status {
 	RB_ERR_NO_DESCRIPTORS = 38,       /* the broker or this process has no file descriptor left */
 	RB_ERR_QUOTA = 40,                /* this user or process has as much of the broker as one may have; the text says of what, and which setting raises it */
 	RB_ERR_NAMESPACE = 41,            /* the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it */
+	RB_ERR_WRONG_GPU = 43,            /* the model's device memory is on a GPU that this process does not see */
 
 	/* using */
 	RB_ERR_INVALID = 21,          /* an argument or configuration value is not acceptable */
@@ -124,7 +125,7 @@ typedef enum rb_status {
 	RB_ERR_FORKED = 35,           /* this process is a fork of the one that connected */
 	RB_ERR_NO_GPU = 36,           /* this needs a GPU and there is none */
 
-	RB_STATUS_COUNT = 43 /* not a status */
+	RB_STATUS_COUNT = 44 /* not a status */
 	/* END statuses */
 } rb_status;
 
@@ -152,11 +153,13 @@ typedef enum rb_dtype {
 typedef enum rb_side { RB_INPUT = 0, RB_OUTPUT = 1 } rb_side;
 
 /* One tensor of a model, without the row dimension. The row of slot s lies at
- * base + offset + s * stride, where base is the mapping's address. The offset
+ * base + offset + s * stride, where base is the mapping's address; that of a
+ * tensor in device memory is rb_device.base, a device pointer. The offset
  * is of the present attachment: a restarted broker may have other slots. What
  * rb_input and rb_output give is always right. */
 typedef struct rb_tensor {
 	char name[RB_MAX_NAME_BYTES + 1];
+	uint8_t on_device;         /* 0: on the host; else 1 + the number of the GPU that its text says ("x:f32[4]@device:0") */
 	uint32_t dtype;            /* rb_dtype */
 	uint32_t rank;
 	uint32_t variable;         /* bit i: dimension i has each request's own size, up to shape[i] */
@@ -165,7 +168,8 @@ typedef struct rb_tensor {
 	uint64_t offset, stride;   /* in bytes */
 } rb_tensor;
 
-/* Rows of a tensor in shared memory. shape[0] is the number of rows; stride
+/* Rows of a tensor in shared memory; of one in device memory, data is a device
+ * pointer. shape[0] is the number of rows; stride
  * is the distance between rows in bytes; inside a row there are no gaps. */
 typedef struct rb_view {
 	void *data;
@@ -202,6 +206,18 @@ typedef struct rb_map {
 
 RB_API int rb_map_release(uint64_t map);
 
+/* The device memory of a mapping, which stays mapped as long. Set size =
+ * sizeof(rb_device) first. ordinal is -1, and base 0, if there is none. */
+typedef struct rb_device {
+	uint32_t size;
+	int32_t ordinal;      /* of the GPU in this process, whatever number the model's text says */
+	uint64_t base;        /* a CUdeviceptr of this process */
+	uint64_t bytes;
+	void *context;        /* CUcontext: the GPU's primary one, retained as long */
+	char gpu[48];         /* its UUID, as nvidia-smi prints it */
+} rb_device;
+RB_API int rb_map_device(uint64_t map, rb_device *device);
+
 /* ---- client: connecting ------------------------------------------------ */
 
 typedef uint64_t rb_client; /* 0 is none */
@@ -214,6 +230,8 @@ typedef struct rb_connect_options {
 	const char *name;    /* for the broker's log and statistics; may be NULL */
 	int64_t timeout;     /* of connecting; 0: 10 s */
 	uint32_t wait;       /* 1: wait that long for a broker or model that is not there yet */
+	uint32_t device;     /* 1: this program can use device pointers. Without it a model with
+	                      * tensors in device memory is refused: RB_ERR_INVALID */
 } rb_connect_options;
 
 /* options may be NULL. The client is the caller's until rb_close.
@@ -281,6 +299,19 @@ RB_API int rb_commit(rb_client client, uint64_t request, int64_t timeout, uint32
  * some after a restart of the broker. */
 RB_API int rb_commit_all(rb_client client, const uint64_t *requests, uint32_t count, int64_t timeout, uint32_t flags);
 
+/* Of models with tensors in device memory. A plain rb_commit is the caller's word
+ * that its writes have happened. This one comes when the stream (a CUstream; NULL
+ * is the default stream) has got there, and does not wait for that: for the caller
+ * the requests are committed. The timeout counts from then on. If one of them
+ * cannot be committed, or the driver refuses, none is. What is released before
+ * the stream has got there is canceled then, and its slots are not used before. If
+ * the stream fails before that, rb_wait gives RB_ERR_FAILED. */
+RB_API int rb_commit_on_stream(rb_client client, const uint64_t *requests, uint32_t count, void *stream, int64_t timeout, uint32_t flags);
+
+/* rb_release when the stream has got there, since it still reads the outputs;
+ * for the caller the request is released at once. */
+RB_API int rb_release_on_stream(rb_client client, uint64_t request, void *stream);
+
 /* Waits until the request has ended: RB_OK, or how it ended; RB_ERR_TIMEOUT
  * if it has not. The calling thread itself waits. */
 RB_API int rb_wait(rb_client client, uint64_t request, int64_t timeout);
@@ -306,7 +337,8 @@ RB_API int rb_request_timing(rb_client client, uint64_t request, rb_timing *timi
 
 /* ---- client: whole requests in one call -------------------------------- */
 
-/* For models without variable dimensions. inputs and outputs are one pointer
+/* For models without variable dimensions, and for tensors on the host (else
+ * RB_ERR_INVALID). inputs and outputs are one pointer
  * for each tensor in order, to rows * row_bytes of the caller's memory; the
  * bytes are copied in or out before the call returns. */
 
@@ -398,6 +430,9 @@ typedef struct rb_worker_options {
 
 /* signature: inputs, "->", outputs, each name:dtype[dims] and separated by
  * blanks: "x:f32[3,224,224] -> y:f32[1000]"; a variable dimension is "<=512".
+ * "x:f32[4]@device:0" lies in the memory of that GPU, as this worker counts them:
+ * the first worker allocates it for all. A worker completes a batch when its
+ * streams are done with it.
  * The worker is the caller's until rb_worker_close. */
 RB_API int rb_worker_attach(const char *model, const char *signature, const rb_worker_options *options, rb_worker *worker);
 
@@ -462,7 +497,7 @@ RB_API int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i,
  * bytes. Padding rows have no memory: RB_ERR_ROWS. */
 RB_API int rb_batch_row(const rb_batch *batch, int side, uint32_t k, uint32_t i, void **data, uint64_t *bytes);
 
-/* Copies all rows of the k-th tensor, one behind the other, and clears the
+/* Of tensors on the host: copies all rows of the k-th tensor, one behind the other, and clears the
  * padding behind them: pad_to rows in the batch's shape, RB_ERR_SIZE if the
  * buffer is smaller. */
 RB_API int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint64_t bytes);
@@ -499,6 +534,10 @@ RB_API int rb_batch_fail_as(rb_batch *batch, uint32_t i, int status, const char 
 
 /* rb_batch_fail for every request of the batch that has not failed yet. */
 RB_API int rb_batch_fail_all(rb_batch *batch, const char *text);
+
+/* RB_OK while anybody waits for request i; RB_ERR_CANCELED once it was canceled or
+ * has expired. For work that can be given up: nobody tells, so look now and then. */
+RB_API int rb_batch_waiting(const rb_batch *batch, uint32_t i);
 
 /* Answers the clients and gives the batch back: *batch is gone. */
 RB_API int rb_batch_complete(rb_batch *batch);

@@ -329,7 +329,8 @@ func (r Request) outcome(s *slot) error {
 	case status.ErrFailed, status.ErrWorkerDied:
 		return &ended{s.status, r.link.board.Reason(r.link.first + r.at)}
 	case status.ErrExpired:
-		if r.link.board.Reason(r.link.first+r.at) == shm.ReasonNoWorker {
+		// What a worker has it may be writing about.
+		if !s.held && r.link.board.Reason(r.link.first+r.at) == shm.ReasonNoWorker {
 			return &ended{s.status, s.status.Error() + ": " + shm.ReasonNoWorker}
 		}
 		return &ended{status: s.status}

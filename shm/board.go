@@ -149,8 +149,9 @@ func (b *Board) Clear(slot uint32) {
 }
 
 // ReasonNoWorker is what the broker leaves with a request whose deadline passed
-// in the queue while the model had no worker. Other reasons of an expired
-// request mean nothing: its worker may be writing one.
+// in the queue while the model had no worker. A request that expired while a
+// worker had it, and whose word is held, has no reason: the worker may be
+// writing one.
 const ReasonNoWorker = "no worker attached"
 
 // Record is the slot's record; owned by the worker until End, by the client

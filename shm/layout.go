@@ -58,7 +58,8 @@ const (
 
 // Plane is where one tensor lives: row i of it, which belongs to slot i, is
 // at Offset + i*Stride. Stride is the row's exact size, so that consecutive
-// slots are one contiguous tensor.
+// slots are one contiguous tensor. The offset of a tensor in device memory is one
+// in the ring's device memory, and its rows are no bytes of this process.
 type Plane struct {
 	Spec   tensor.Spec
 	Offset int64
@@ -81,6 +82,9 @@ type Plane struct {
 //	|  …     |                              (each on a multiple of 4096)
 //	+--------+
 //
+// Tensors in device memory lie likewise, from byte 0, in an allocation of their
+// own that a worker makes; no header, since no process that checks it can read it.
+//
 // The ring of a pipeline has planes for the tensors between its stages too, and
 // its clients and the workers of each stage see some of them as their inputs
 // and outputs: NewPipelineLayout, View.
@@ -90,6 +94,7 @@ type Layout struct {
 	Inputs, Outputs []Plane
 	Planes          []Plane // all there are, in order; Inputs and Outputs are among them
 	PlanesSize      int64
+	DeviceSize      int64 // of the device memory; 0: no tensor lies there
 	BoardSize       int64
 	Geometry        uint64
 
@@ -162,17 +167,23 @@ func place(specs []tensor.Spec, slots, maxBatch int) (*Layout, error) {
 	if maxBatch < 1 || maxBatch > MaxBatchRows {
 		return nil, fmt.Errorf("%w: max_batch_size is %d, must be 1..%d", status.ErrInvalid, maxBatch, MaxBatchRows)
 	}
-	l := &Layout{Slots: slots, MaxBatch: maxBatch, Planes: make([]Plane, len(specs))}
-	at := int64(segmentHeader)
+	if err := tensor.CheckOneDevice(specs); err != nil {
+		return nil, err
+	}
+	l := &Layout{Slots: slots, MaxBatch: maxBatch, Planes: make([]Plane, len(specs)), PlanesSize: segmentHeader}
 	for i, spec := range specs {
+		at := &l.PlanesSize
+		if spec.OnDevice() {
+			at = &l.DeviceSize
+		}
 		stride := int64(spec.RowBytes())
-		l.Planes[i] = Plane{Spec: spec, Offset: at, Stride: stride}
-		if stride > (math.MaxInt64-at-pageSize)/int64(slots) {
+		l.Planes[i] = Plane{Spec: spec, Offset: *at, Stride: stride}
+		if stride > (math.MaxInt64-*at-deviceGrain)/int64(slots) {
 			return nil, fmt.Errorf("%w: %d slots of %d bytes do not fit an address space", status.ErrInvalid, slots, stride)
 		}
-		at = roundUp(at+stride*int64(slots), pageSize)
+		*at = roundUp(*at+stride*int64(slots), pageSize)
 	}
-	l.PlanesSize = at
+	l.DeviceSize = roundUp(l.DeviceSize, deviceGrain)
 
 	n := int64(slots)
 	l.bellsAt = segmentHeader
@@ -194,15 +205,25 @@ func (l *Layout) SlotBytes() int64 {
 
 // Row is the bytes of slot's row in a plane.
 func (p *Plane) Row(planes []byte, slot uint32) []byte {
+	p.mustBeOnHost()
 	off := p.Offset + int64(slot)*p.Stride
 	return planes[off : off+p.Stride : off+p.Stride]
 }
 
 // Rows is the bytes of n consecutive rows.
 func (p *Plane) Rows(planes []byte, slot uint32, n int) []byte {
+	p.mustBeOnHost()
 	off := p.Offset + int64(slot)*p.Stride
 	end := off + int64(n)*p.Stride
 	return planes[off:end:end]
+}
+
+// mustBeOnHost panics for a tensor whose rows no Go program can read: that is a
+// mistake in the program.
+func (p *Plane) mustBeOnHost() {
+	if p.Spec.OnDevice() {
+		panic(fmt.Errorf("%w: %s lies in device memory: this process has no bytes of it", status.ErrInvalid, p.Spec))
+	}
 }
 
 func (l *Layout) header(kind Kind, size int64, epoch uint64) header {

@@ -49,7 +49,7 @@ func cHeader() []byte {
 		{"LAYOUT_VERSION", LayoutVersion}, {"MAGIC", magic}, {"KIND_PLANES", uint64(KindPlanes)},
 		{"HELD_BIT", uint64(heldBit)}, {"KIND_COMMIT", uint64(KindCommit)}, {"KIND_CANCEL", uint64(KindCancel)},
 		{"REASON_BYTES", ReasonBytes}, {"MAX_SLOTS", MaxSlots}, {"MAX_BATCH_ROWS", MaxBatchRows}, {"MAX_MAIL_DEPTH", MaxMailDepth},
-		{"PAGE", pageSize}, {"CACHE_LINE", cacheLine}, {"SEGMENT_HEADER", segmentHeader}, {"RING_WORDS", ringWordsAt}, {"MAIL_WORDS", mailWordsAt}, {"RECORD_WORDS", recordWordsAt},
+		{"PAGE", pageSize}, {"CACHE_LINE", cacheLine}, {"SEGMENT_HEADER", segmentHeader}, {"DEVICE_GRAIN", deviceGrain}, {"MAX_DEVICES", tensor.MaxDevices}, {"RING_WORDS", ringWordsAt}, {"MAIL_WORDS", mailWordsAt}, {"RECORD_WORDS", recordWordsAt},
 		{"MAX_VARIABLE_DIMS", tensor.MaxVariableDims}, {"MAX_RANK", tensor.MaxRank}, {"MAX_TENSORS", tensor.MaxTensors}, {"MAX_NAME_BYTES", tensor.MaxNameBytes},
 		{"SEALS", seals}, {"CONTROL_VERSION", control.Version}, {"MAX_FRAME", control.MaxFrame},
 	} {

@@ -17,6 +17,7 @@ const (
 	pageSize      = 4096
 	cacheLine     = 64
 	segmentHeader = pageSize // every segment starts with one page of header and words
+	deviceGrain   = 2 << 20  // device memory is a multiple of this
 )
 
 // Implementation: free to change.

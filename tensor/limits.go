@@ -9,4 +9,5 @@ const (
 	MaxRank         = 8   // dimensions of one tensor's row
 	MaxTensors      = 64  // inputs plus outputs of one model
 	MaxNameBytes    = 128 // of a model or tensor name
+	MaxDevices      = 64  // GPUs that a tensor may be said to lie on
 )

@@ -23,6 +23,9 @@ type Spec struct {
 	// Variable lists, ascending, which dimensions carry each request's
 	// actual size (0..Shape[i]); the others are fixed.
 	Variable []int `msgpack:"variable,omitempty"`
+	// Memory is where the rows lie: "" on the host, "device:N" on a GPU, the
+	// N-th in the eyes of the worker that allocates the ring's device memory.
+	Memory string `msgpack:"memory,omitempty"`
 }
 
 // Signature is what a model takes and gives.
@@ -61,11 +64,16 @@ func (t Spec) String() string {
 		b.WriteString(strconv.Itoa(d))
 	}
 	b.WriteByte(']')
+	if t.Memory != "" {
+		b.WriteByte('@')
+		b.WriteString(t.Memory)
+	}
 	return b.String()
 }
 
 // ParseSpec reads name:dtype[dims], where a dimension is a size, or
-// "<=" and a maximum for a variable one. "y:f32[]" is one number per row.
+// "<=" and a maximum for a variable one. "y:f32[]" is one number per row. Behind
+// it may stand where it lies: "@device:0" (or "@host").
 func ParseSpec(s string) (Spec, error) {
 	bad := func(why string) (Spec, error) {
 		return Spec{}, fmt.Errorf("%w: tensor %q: %s (want name:dtype[dims], like x:f32[3,224,224] or tokens:i32[<=512])", status.ErrInvalid, s, why)
@@ -75,6 +83,10 @@ func ParseSpec(s string) (Spec, error) {
 		return bad("no colon")
 	}
 	dt, dims, ok := strings.Cut(rest, "[")
+	dims, memory, placed := strings.Cut(dims, "]@")
+	if placed {
+		dims += "]"
+	}
 	if !ok || !strings.HasSuffix(dims, "]") {
 		return bad("no [dims]")
 	}
@@ -83,6 +95,11 @@ func ParseSpec(s string) (Spec, error) {
 		return bad("unknown dtype " + strconv.Quote(dt))
 	}
 	t := Spec{Name: name, DType: d, Shape: []int{}}
+	if placed {
+		if t.Memory, err = ParseMemory(memory); err != nil || memory == "" {
+			return bad(strconv.Quote("@"+memory) + " is no memory: host, device or device:N")
+		}
+	}
 	dims = strings.TrimSuffix(dims, "]")
 	if dims != "" {
 		for i, f := range strings.Split(dims, ",") {
@@ -146,6 +163,15 @@ func (t Spec) validate() error {
 		}
 		last = v
 	}
+	if t.Memory == "" {
+		return nil
+	}
+	if memory, err := ParseMemory(t.Memory); err != nil || memory != t.Memory {
+		return fail("memory %q, must be device:N", t.Memory)
+	}
+	if len(t.Variable) > 0 {
+		return fail("a tensor in device memory has no variable dimensions; declare its largest size, and tell the true one in a tensor on the host")
+	}
 	return nil
 }
 
@@ -171,7 +197,7 @@ func (s *Signature) Validate() error {
 			return fmt.Errorf("%w: %d variable dimensions on one side, at most %d", status.ErrInvalid, variable, MaxVariableDims)
 		}
 	}
-	return nil
+	return CheckOneDevice(slices.Concat(s.Inputs, s.Outputs))
 }
 
 // String lists the tensors: x:f32[4] -> y:f32[2].

@@ -55,6 +55,10 @@ type Config struct {
 	// as JSON (docs/pipelines.md), where this worker is the first to name it.
 	Pipeline string
 
+	// Device brings the GPU of a worker that has tensors in device memory. The
+	// worker closes it.
+	Device shm.Device
+
 	Memory shm.Memory // for tests
 }
 
@@ -93,6 +97,9 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 	if err := cfg.Signature.Validate(); err != nil {
 		return nil, fmt.Errorf("worker %s: %w", cfg.Model, err)
 	}
+	if t := cfg.Signature.FirstOnDevice(); t != nil && cfg.Device == nil {
+		return nil, fmt.Errorf("worker %s: %w: %s lies in device memory, and this worker has no GPU", cfg.Model, status.ErrNoGPU, t)
+	}
 	if cfg.Depth == 0 {
 		cfg.Depth = min(max(DefaultDepth, cfg.Concurrency+1), shm.MaxMailDepth)
 	}
@@ -102,7 +109,7 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 	if cfg.Memory == nil {
 		cfg.Memory = shm.Memfd{}
 	}
-	s, err := attach.Open(ctx, control.SocketPath(cfg.Socket), cfg.Memory, &control.Request{
+	s, err := attach.OpenWith(ctx, control.SocketPath(cfg.Socket), cfg.Memory, cfg.Device, &control.Request{
 		Op: control.OpWorker, Model: cfg.Model, Name: cfg.Name,
 		Worker: &control.WorkerInfo{
 			Inputs: tensor.SpecTexts(cfg.Signature.Inputs), Outputs: tensor.SpecTexts(cfg.Signature.Outputs),

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -375,5 +376,32 @@ func TestAnErrorFailsWhatHasNotFailedAlready(t *testing.T) {
 		if err := req.Wait(soon(t)); !errors.Is(err, client.ErrFailed) || err.Error() != want {
 			t.Errorf("request %d: %v", i, err)
 		}
+	}
+}
+
+func TestWhatALateWorkerWritesAboutARequestThatExpiredIsNotRead(t *testing.T) {
+	r := newEagerRing(t, 1)
+	w := r.attach(r.config(1))
+	for d := 50 * time.Millisecond; ; d *= 2 { // until it reaches the worker in time
+		ctx, cancel := context.WithTimeout(soon(t), d)
+		defer cancel()
+		req, err := r.client.Claim(soon(t), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := req.Commit(ctx); err != nil {
+			t.Fatal(err)
+		}
+		b, err := w.Next(ctx)
+		if err != nil {
+			req.Release()
+			continue
+		}
+		b.WriteReason(0, shm.ReasonNoWorker)
+		if err := req.Wait(soon(t)); !errors.Is(err, client.ErrExpired) || strings.Contains(err.Error(), shm.ReasonNoWorker) {
+			t.Error(err)
+		}
+		b.Complete()
+		return
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
+	"syscall"
 	"testing"
 	"time"
 
@@ -190,7 +191,7 @@ func TestAMillionRequestsTakeSeconds(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a million requests")
 	}
-	start := time.Now()
+	start := processorTime(t)
 	mustRun(t, Config{
 		Policy:   policy.Settings{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
 		Arrivals: Poisson{Rate: 3500},
@@ -198,11 +199,21 @@ func TestAMillionRequestsTakeSeconds(t *testing.T) {
 		Cost:     mustCost(t, "1=3.3ms,32=8.2ms"),
 		Requests: 1_000_000,
 	})
-	if took := time.Since(start); took > 20*time.Second {
+	if took := processorTime(t) - start; took > 20*time.Second {
 		t.Errorf("took %v", took)
 	} else {
 		t.Logf("took %v", took.Round(time.Millisecond))
 	}
+}
+
+// processorTime is what this process has used so far: others do not count.
+func processorTime(t *testing.T) time.Duration {
+	t.Helper()
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
 func TestASimulationStopsWithItsContext(t *testing.T) {

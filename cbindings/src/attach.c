@@ -45,25 +45,37 @@ void rb_put_signature(rb_writer *w, const rb_layout *l)
 	put_side(w, "outputs", l->tensor + l->inputs, l->outputs);
 }
 
+/* Sends a request on a new connection, or on one that goes on. */
+static int ask(rb_attach *a, int fd, int64_t deadline, const rb_writer *request, bool worker, int with)
+{
+	int64_t asked = rb_now();
+	/* A broker that refuses us may have answered and hung up before it read
+	 * anything: its reply counts for more than a broken pipe. */
+	int error = rb_send_frame(fd, rb_min(deadline, rb_later(rb_now(), RB_CALL_TIMEOUT)), request->data, request->length, with);
+	if (error && error != EPIPE && error != ECONNRESET) {
+		int status = error == ETIMEDOUT ? rb_no_answer(fd) : rb_fail(RB_ERR_BROKER_GONE, "%s: %s", rb_status_text(RB_ERR_BROKER_GONE), strerror(error));
+		rb_hang_up(fd, getpid());
+		a->fd = -1;
+		return status;
+	}
+	*a = (rb_attach){.fd = fd, .asked = asked, .owner = getpid(), .worker = worker, .deadline = rb_later(rb_now(), RB_CALL_TIMEOUT)};
+	return RB_OK;
+}
+
 int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker)
 {
 	a->fd = -1;
 	if (request->failed)
 		return rb_say(RB_ERR_NO_MEMORY);
 	int fd, status = rb_dial(socket, deadline, &fd);
-	if (status)
-		return status;
-	int64_t asked = rb_now();
-	/* A broker that refuses us may have answered and hung up before it read
-	 * anything: its reply counts for more than a broken pipe. */
-	int error = rb_send_frame(fd, rb_min(deadline, rb_later(rb_now(), RB_CALL_TIMEOUT)), request->data, request->length);
-	if (error && error != EPIPE && error != ECONNRESET) {
-		status = error == ETIMEDOUT ? rb_no_answer(fd) : rb_fail(RB_ERR_BROKER_GONE, "%s: %s", rb_status_text(RB_ERR_BROKER_GONE), strerror(error));
-		rb_hang_up(fd, getpid());
-		return status;
-	}
-	*a = (rb_attach){.fd = fd, .asked = asked, .owner = getpid(), .worker = worker, .deadline = rb_later(rb_now(), RB_CALL_TIMEOUT)};
-	return RB_OK;
+	return status ? status : ask(a, fd, deadline, request, worker, -1);
+}
+
+int rb_attach_offer(rb_attach *a, int64_t deadline, const rb_writer *request, int memory)
+{
+	if (request->failed)
+		return rb_say(RB_ERR_NO_MEMORY);
+	return ask(a, a->fd, deadline, request, true, memory);
 }
 
 void rb_attach_cancel(rb_attach *a)
@@ -82,11 +94,34 @@ typedef struct {
 	bool attached;
 	rb_reader inputs, outputs, policy; /* at the values; at is NULL if they are missing */
 	rb_reader notes, planes;
-	bool more, times, hands_on;
-	uint64_t clock, slots, max_batch, geometry, planes_size, board_size, session_size, first_slot, window, first_gen, depth, max_rows;
+	bool more, times, hands_on, needs;
+	uint64_t needed, needed_on; /* device memory, and the number of its GPU */
+	const char *gpu;
+	uint32_t gpu_bytes;
+	uint64_t device_size, clock, slots, max_batch, geometry, planes_size, board_size, session_size, first_slot, window, first_gen, depth, max_rows;
 } reply;
 
 static int malformed(const char *what) { return rb_fail(RB_ERR_PROTOCOL, "%s: the reply's %s", rb_status_text(RB_ERR_PROTOCOL), what); }
+
+/* Reads needs, a map. */
+static bool read_needs(rb_reader *r, reply *p)
+{
+	uint32_t pairs, bytes;
+	const char *key;
+	if (!rb_get_map(r, &pairs))
+		return false;
+	p->needs = true;
+	while (pairs--) {
+		bool good = rb_get_text(r, &key, &bytes);
+		rb_reader value = *r;
+		if (!good || !rb_skip_value(r))
+			return false;
+		value.end = r->at;
+		if ((rb_is(key, bytes, "bytes") && !rb_get_uint(&value, &p->needed)) || (rb_is(key, bytes, "device") && !rb_get_uint(&value, &p->needed_on)))
+			return false;
+	}
+	return true;
+}
 
 /* Reads attached, a map. */
 static bool read_attached(rb_reader *r, reply *p)
@@ -98,6 +133,7 @@ static bool read_attached(rb_reader *r, reply *p)
 		{"slots", &p->slots}, {"max_batch", &p->max_batch}, {"geometry", &p->geometry}, {"planes_size", &p->planes_size},
 		{"board_size", &p->board_size}, {"session_size", &p->session_size}, {"first_slot", &p->first_slot}, {"window", &p->window},
 		{"first_gen", &p->first_gen}, {"depth", &p->depth}, {"clock", &p->clock}, {"max_rows", &p->max_rows},
+		{"device_size", &p->device_size},
 	};
 	const struct {
 		const char *key;
@@ -120,6 +156,8 @@ static bool read_attached(rb_reader *r, reply *p)
 		if (rb_is(key, bytes, "hands_on"))
 			p->hands_on = value.at < value.end && *value.at == 0xc3;
 		if (rb_is(key, bytes, "model") && !rb_get_text(&value, &p->model, &p->model_bytes))
+			return false;
+		if (rb_is(key, bytes, "gpu") && !rb_get_text(&value, &p->gpu, &p->gpu_bytes))
 			return false;
 		for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
 			if (rb_is(key, bytes, numbers[i].key) && !rb_get_uint(&value, numbers[i].to))
@@ -158,6 +196,8 @@ static int read_reply(const rb_frame *f, reply *p)
 			p->more = value.at < value.end && *value.at == 0xc3;
 		else if (good && rb_is(key, bytes, "attached") && value.at < value.end && *value.at != 0xc0)
 			good = read_attached(&value, p);
+		else if (good && rb_is(key, bytes, "needs") && value.at < value.end && *value.at != 0xc0)
+			good = read_needs(&value, p);
 		if (!good)
 			return malformed("values are of other kinds than expected");
 	}
@@ -264,6 +304,8 @@ static int check_reply(const reply *p, rb_session *s, bool worker)
 	memcpy(s->model, p->model ? p->model : "", p->model_bytes);
 	if (l->geometry != p->geometry || l->planes_size != p->planes_size || l->board_size != p->board_size)
 		return rb_fail(RB_ERR_LAYOUT, "%s: the broker lays %s out differently", rb_status_text(RB_ERR_LAYOUT), s->model);
+	if (p->device_size != (l->on_device ? l->device_size : 0))
+		return rb_fail(RB_ERR_LAYOUT, "%s: %" PRIu64 " bytes of device memory, expected %" PRIu64, rb_status_text(RB_ERR_LAYOUT), p->device_size, l->device_size);
 	uint64_t size;
 	if (worker) {
 		if (p->depth < 1 || p->depth > RB_GO_MAX_MAIL_DEPTH)
@@ -310,10 +352,23 @@ static int check_clock(const reply *p, int64_t asked)
 		       rb_status_text(RB_ERR_NAMESPACE), (clock - now) / SECOND);
 }
 
+/* Maps the device memory; takes the descriptor over. */
+static int open_device(rb_session *s, const reply *p, int fd)
+{
+	char gpu[RB_GPU_BYTES] = "";
+	int status = p->gpu_bytes < sizeof gpu ? RB_OK : malformed("gpu");
+	if (!status) {
+		memcpy(gpu, p->gpu ? p->gpu : "", p->gpu_bytes);
+		status = rb_device_import(&s->device, fd, p->device_size, gpu);
+	}
+	close(fd);
+	return status;
+}
+
 /* Checks and maps; the descriptors of f are taken over one by one. */
 static int open_session(rb_frame *f, const reply *p, rb_session *s, bool worker)
 {
-	if (!p->attached || f->nfds != RB_MAX_FDS)
+	if (!p->attached || f->nfds != (p->device_size ? RB_MAX_FDS : RB_MAX_FDS - 1))
 		return rb_fail(RB_ERR_PROTOCOL, "%s: attach reply has %d descriptors", rb_status_text(RB_ERR_PROTOCOL), f->nfds);
 	s->layout.tensor = calloc(RB_GO_MAX_TENSORS, sizeof(rb_tensor));
 	if (!s->layout.tensor)
@@ -323,6 +378,8 @@ static int open_session(rb_frame *f, const reply *p, rb_session *s, bool worker)
 		return status;
 	rb_tensor *fit = realloc(s->layout.tensor, (s->layout.inputs + s->layout.outputs) * sizeof(rb_tensor));
 	s->layout.tensor = fit ? fit : s->layout.tensor;
+	if (p->device_size && (status = open_device(s, p, f->fds[--f->nfds])))
+		return status;
 	s->doorbell = f->fds[--f->nfds];
 	if ((status = check_doorbell(s->doorbell)))
 		return status;
@@ -365,12 +422,18 @@ int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupt
 	reply p;
 	memset(s, 0, sizeof *s);
 	s->doorbell = -1;
+	s->device.ordinal = -1;
 	s->socket = a->fd;
 	s->owner = a->owner;
 	int status = rb_receive_frame(a->fd, rb_min(deadline, a->deadline), &f);
 	a->fd = -1;
 	if (!status)
 		status = read_reply(&f, &p);
+	if (!status && p.needs && a->worker && !f.nfds) { /* the connection goes on */
+		*a = (rb_attach){.fd = s->socket, .owner = a->owner, .worker = true, .deadline = a->deadline, .needed = p.needed, .needed_on = p.needed_on};
+		rb_frame_free(&f);
+		return RB_NEEDS_DEVICE;
+	}
 	if (!status && p.attached)
 		status = check_clock(&p, a->asked);
 	if (!status)
@@ -419,6 +482,8 @@ void rb_session_close(rb_session *s)
 {
 	rb_session_hang_up(s);
 	rb_close_fd(&s->doorbell);
+	if (s->device.base)
+		rb_device_close(&s->device);
 	rb_segment_close(&s->planes);
 	rb_segment_close(&s->board_segment);
 	rb_segment_close(&s->words);

@@ -271,7 +271,7 @@ static int run(rb_taken *b, int side, uint32_t k, uint32_t i, rb_view *v)
 		return rb_fail(RB_ERR_INVALID, "%s: run %u of a batch of %u", rb_status_text(RB_ERR_INVALID), i, b->shown.runs);
 	if (ragged(b, side, t))
 		return no_shape(t);
-	rb_fill_view(v, t, dims, b->shown.base, b->run[i].slot, b->run[i].rows);
+	rb_fill_view(v, t, dims, rb_base_of(&b->worker->session, t), b->run[i].slot, b->run[i].rows);
 	return RB_OK;
 }
 
@@ -286,7 +286,7 @@ static int row(rb_taken *b, int side, uint32_t k, uint32_t i, void **data, uint6
 		return rb_fail(RB_ERR_ROWS, "%s: row %u of a batch of %u; padding has no memory", rb_status_text(RB_ERR_ROWS), i, b->shown.rows);
 	if (ragged(b, side, t))
 		dims = b->member[owner(b, i)].dims + (dims - b->shown.dims);
-	*data = b->shown.base + t->offset + b->slot[i] * t->stride;
+	*data = rb_base_of(&b->worker->session, t) + t->offset + b->slot[i] * t->stride;
 	*bytes = rb_row_bytes(t, dims);
 	return RB_OK;
 }
@@ -346,13 +346,14 @@ static int fail_one(rb_taken *b, uint32_t i, int as, const char *text)
 	return status;
 }
 
-/* Copies the rows of a column, and clears the padding behind them. */
 /* The rows of a column, one behind the other in room of so many bytes. */
 static int rows_of(rb_taken *b, int side, uint32_t k, uint64_t bytes, rb_rows *r)
 {
 	const rb_tensor *t;
 	const uint32_t *dims;
 	int status = column(b, side, k, &t, &dims);
+	if (!status)
+		status = rb_check_on_host(t);
 	if (status)
 		return status;
 	if (ragged(b, side, t))
@@ -400,6 +401,8 @@ static int scatter(rb_taken *b, uint32_t k, const void *from, uint64_t bytes)
 	const rb_tensor *t;
 	const uint32_t *dims;
 	int status = column(b, RB_OUTPUT, k, &t, &dims);
+	if (!status)
+		status = rb_check_on_host(t);
 	if (status)
 		return status;
 	if (bytes < t->stride * b->shown.rows)
@@ -407,6 +410,14 @@ static int scatter(rb_taken *b, uint32_t k, const void *from, uint64_t bytes)
 	for (uint32_t i = 0; i < b->shown.runs; i++)
 		memcpy(b->shown.base + t->offset + b->run[i].slot * t->stride, (const uint8_t *)from + b->run[i].row * t->stride, b->run[i].rows * t->stride);
 	return RB_OK;
+}
+
+static int waiting(rb_taken *b, uint32_t i)
+{
+	int status = request_of(b, i);
+	if (!status && !rb_board_open(&b->worker->session.board, b->answer[i].slot, b->answer[i].gen))
+		status = rb_say(RB_ERR_CANCELED);
+	return status;
 }
 
 int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_view *v)
@@ -468,4 +479,5 @@ int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t byt
 int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text) { WITH(batch, fail_one(b, i, RB_ERR_FAILED, text)); }
 int rb_batch_fail_as(rb_batch *batch, uint32_t i, int as, const char *text) { WITH(batch, fail_one(b, i, as, text)); }
 int rb_batch_fail_all(rb_batch *batch, const char *text) { WITH(batch, (rb_taken_fail_all(b, text), RB_OK)); }
+int rb_batch_waiting(const rb_batch *batch, uint32_t i) { WITH(batch, waiting(b, i)); }
 int rb_batch_complete(rb_batch *batch) { WITH(batch, (rb_taken_complete(b), RB_OK)); }

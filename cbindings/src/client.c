@@ -18,7 +18,7 @@ static bool same_tensors(const rb_layout *a, const rb_layout *b)
 		return false;
 	for (uint32_t k = 0; k < a->inputs + a->outputs; k++) {
 		const rb_tensor *x = &a->tensor[k], *y = &b->tensor[k];
-		if (strcmp(x->name, y->name) || x->dtype != y->dtype || x->rank != y->rank || x->variable != y->variable || memcmp(x->shape, y->shape, sizeof x->shape))
+		if (strcmp(x->name, y->name) || x->dtype != y->dtype || x->rank != y->rank || x->variable != y->variable || x->on_device != y->on_device || memcmp(x->shape, y->shape, sizeof x->shape))
 			return false;
 	}
 	return true;
@@ -32,7 +32,11 @@ static int attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupte
 	rb_session s;
 	if (c->pending.fd < 0) {
 		rb_writer w = {0};
-		rb_begin_request(&w, c->attached ? 5 : 3, "client", c->model, c->name);
+		rb_begin_request(&w, 3 + c->device + (c->attached ? 2 : 0), "client", c->model, c->name);
+		if (c->device) {
+			rb_put_string(&w, "device");
+			rb_put_true(&w);
+		}
 		rb_put_string(&w, "window");
 		rb_put_int(&w, c->window_wanted);
 		rb_put_string(&w, "follows");
@@ -219,7 +223,8 @@ int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool 
  * one that drains is being replaced. */
 static bool worth_waiting(int status)
 {
-	return status == RB_ERR_UNKNOWN_MODEL || status == RB_ERR_NO_BROKER || status == RB_ERR_BROKER_GONE || status == RB_ERR_DRAINING;
+	return status == RB_ERR_UNKNOWN_MODEL || status == RB_ERR_NO_BROKER || status == RB_ERR_BROKER_GONE || status == RB_ERR_DRAINING ||
+	       status == RB_ERR_NO_WORKER; /* none has allocated its device memory yet */
 }
 
 static void pause_for(int64_t ns)
@@ -255,6 +260,8 @@ static int first_attach(rb_conn *c, int64_t timeout, bool wait)
 			c->inputs = l->session.layout.inputs;
 			c->outputs = l->session.layout.outputs;
 			c->sized = !l->session.layout.dims[RB_INPUT] && !l->session.layout.dims[RB_OUTPUT];
+			for (uint32_t k = 0; k < c->inputs + c->outputs; k++)
+				c->on_device[k >= c->inputs] |= l->session.layout.tensor[k].on_device;
 			if (use(c, l))
 				return RB_OK;
 			rb_link_drop(l);
@@ -298,6 +305,7 @@ int rb_connect(const char *model, const rb_connect_options *given, rb_client *cl
 	c->own_from = 1;
 	c->delay = FIRST_RETRY;
 	c->window_wanted = o.window;
+	c->device = o.device;
 	c->model = strdup(model);
 	c->name = strdup(o.name ? o.name : "");
 	pthread_mutex_init(&c->mu, NULL);

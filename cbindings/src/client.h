@@ -15,8 +15,10 @@
  *	free -- claim --> claimed -- commit --> committed -- word on the board --> ended
  *	 ^                   |                      |                               |
  *	 +---- release ------+-- release (cancel, abandoned until the word) -- release
+ *
+ * One that a stream is to release is leaving until the stream has got there (stream.c).
  */
-enum rb_slot_state { RB_SLOT_FREE, RB_SLOT_CLAIMED, RB_SLOT_COMMITTED, RB_SLOT_ENDED, RB_SLOT_ABANDONED };
+enum rb_slot_state { RB_SLOT_FREE, RB_SLOT_CLAIMED, RB_SLOT_COMMITTED, RB_SLOT_ENDED, RB_SLOT_ABANDONED, RB_SLOT_LEAVING };
 
 typedef struct rb_slot {
 	_Atomic uint32_t handle; /* +1 at every claim and release: a stale number no longer matches */
@@ -27,9 +29,12 @@ typedef struct rb_slot {
 	bool cancel; /* the broker was told to cancel it */
 	bool notify; /* its end is to be told through the notifier */
 	bool traced; /* the broker records, and wants to know its times */
+	_Atomic bool pending; /* committed on a stream that has not got there: the broker does not know of it */
+	_Atomic bool broken;  /* and never will, since the stream's context has failed */
 	uint32_t rows;
 	uint32_t dims[RB_DIMS];
 	int64_t claim_took, claimed, committed, seen;
+	_Atomic int64_t stream_looked; /* at the state of its stream */
 	int64_t ends; /* not later than then: its deadline and END_GRACE; INT64_MAX if it has none */
 } rb_slot;
 
@@ -70,6 +75,9 @@ typedef struct rb_link {
 	_Atomic uint32_t room; /* who waits in claim sleeps here */
 	uint32_t claimers;     /* how many do */
 
+	/* stream.c */
+	_Atomic bool streams_are_long; /* the last one took longer than it pays to spin for */
+
 	/* waiting.c */
 	bool leading;
 	int64_t usual;    /* how long a leader waits; the leader's */
@@ -92,6 +100,8 @@ struct rb_conn {
 	char socket[4096];
 	uint32_t window_wanted; /* 0: the broker chooses */
 	bool sized; /* no variable dimensions: whole requests in one call */
+	bool on_device[2]; /* by side: some tensor lies in device memory */
+	bool device; /* the program can use tensors in device memory */
 	uint32_t inputs, outputs;
 	_Atomic uint32_t window, max_batch; /* of the latest attachment */
 
@@ -168,9 +178,25 @@ int rb_req_find(rb_conn *c, uint64_t id, rb_req *r);
 uint64_t rb_req_id(const rb_req *r);
 int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r);
 int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, uint32_t flags);
+/* The steps of it, for stream.c. What can be wrong with a request that is to be committed: */
+int rb_req_check_commit(rb_conn *c, const rb_req *r, uint32_t flags);
+/* A claimed request is a committed one in this client's books; the caller holds mu. */
+void rb_link_book(rb_link *l, uint32_t at, int64_t now, uint32_t flags);
+/* Tells the broker of it, also of its cancellation; false: the ring is full. The caller holds mu. */
+bool rb_link_tell(rb_link *l, uint32_t at, int64_t now, int64_t timeout, bool *ring);
+/* What follows when mu was given back. */
+void rb_link_told(rb_conn *c, rb_link *l, bool ring, bool full, uint32_t flags);
+/* Whether the slots of a request would be free if it were released now. */
+bool rb_req_is_over(const rb_req *r);
+/* The slots of a released request are free when its word has come; cancels it, if asked. The caller holds mu. */
+void rb_link_abandon(rb_link *l, uint32_t at, bool cancel, bool *ring);
 int rb_req_wait(rb_conn *c, const rb_req *r, int64_t until);
 int rb_req_poll(const rb_req *r);
 int rb_req_release(rb_conn *c, const rb_req *r);
+
+/* stream.c */
+/* Looks now and then whether the stream that a request was committed on has failed. */
+void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now);
 static inline rb_slot *rb_req_slot(const rb_req *r) { return &r->link->slots[r->at]; }
 static inline uint8_t *rb_req_rows(const rb_req *r, const rb_tensor *t) { return r->link->session.planes.at + t->offset + (r->link->first + r->at) * t->stride; }
 /* Sizes of a request's inputs, rounded up to the model's buckets. */

@@ -26,6 +26,7 @@ static void disown(rb_session *s)
 	rb_close_fd(&s->socket);
 	rb_close_fd(&s->doorbell);
 	zero_pages(&s->planes);
+	s->device = (rb_device){.ordinal = -1}; /* CUDA does not survive a fork */
 	s->board_segment.at = s->words.at = NULL;
 }
 
@@ -65,6 +66,7 @@ static void conn_in_child(void *conn)
 
 static void in_child(void)
 {
+	rb_device_in_child();
 	rb_table_in_child(&rb_clients, conn_in_child);
 	rb_table_in_child(&rb_workers, rb_worker_in_child);
 	rb_table_in_child(&rb_maps, rb_map_in_child); /* of clients and workers that were closed already */

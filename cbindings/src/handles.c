@@ -92,14 +92,15 @@ void rb_table_in_child(rb_table *t, void (*f)(void *))
 typedef struct {
 	void *owner;
 	void (*release)(void *), (*in_child)(void *);
+	rb_device device;
 } map;
 
-int rb_map_new(rb_map *out, rb_segment *planes, uint32_t attachment, void *owner, void (*release)(void *), void (*in_child)(void *))
+int rb_map_new(rb_map *out, const rb_session *s, uint32_t attachment, void *owner, void (*release)(void *), void (*in_child)(void *))
 {
 	map *m = malloc(sizeof *m);
 	uint64_t id = 0;
 	if (m) {
-		*m = (map){owner, release, in_child};
+		*m = (map){owner, release, in_child, s->device};
 		id = rb_table_put(&rb_maps, m);
 	}
 	if (!id) {
@@ -107,14 +108,30 @@ int rb_map_new(rb_map *out, rb_segment *planes, uint32_t attachment, void *owner
 		release(owner);
 		return rb_say(RB_ERR_NO_MEMORY);
 	}
-	*out = (rb_map){.id = id, .base = planes->at, .bytes = planes->bytes, .attachment = attachment};
+	*out = (rb_map){.id = id, .base = s->planes.at, .bytes = s->planes.bytes, .attachment = attachment};
 	return RB_OK;
 }
 
 void rb_map_in_child(void *of_parent)
 {
 	map *m = of_parent;
+	m->device = (rb_device){.ordinal = -1};
 	m->in_child(m->owner);
+}
+
+int rb_map_device(uint64_t id, rb_device *device)
+{
+	if (!device)
+		return rb_missing();
+	if (device->size != sizeof *device)
+		return rb_fail(RB_ERR_VERSION, "%s: rb_device.size is %u, expected %zu", rb_status_text(RB_ERR_VERSION), device->size, sizeof *device);
+	rb_entry *e = rb_table_enter(&rb_maps, id);
+	if (!e)
+		return rb_say(RB_ERR_RELEASED);
+	*device = ((map *)e->value)->device;
+	device->size = sizeof *device;
+	rb_table_leave(e);
+	return RB_OK;
 }
 
 int rb_map_release(uint64_t id)

@@ -15,6 +15,15 @@ static int each(const void *const *pointers, uint32_t count, const char *what)
 	return RB_OK;
 }
 
+/* Whether the tensors of a side can be copied. */
+static int on_host(const rb_conn *c, int side)
+{
+	if (!c->on_device[side])
+		return RB_OK;
+	return rb_fail(RB_ERR_INVALID, "%s: %s has %s in device memory; claim a request, and take their rows in place", rb_status_text(RB_ERR_INVALID), c->model,
+		       side == RB_INPUT ? "inputs" : "outputs");
+}
+
 static int submit(rb_conn *c, uint32_t rows, const void *const *inputs, int64_t timeout, int64_t claim_for, uint32_t flags, rb_req *r)
 {
 	if (!c->sized)
@@ -22,6 +31,8 @@ static int submit(rb_conn *c, uint32_t rows, const void *const *inputs, int64_t 
 	int status = rb_check_flags(flags, RB_NOTIFY | RB_HOLD);
 	if (!status)
 		status = each(inputs, c->inputs, "input");
+	if (!status)
+		status = on_host(c, RB_INPUT);
 	if (!status)
 		status = rb_req_claim(c, rows, NULL, 0, claim_for, r);
 	if (status)
@@ -42,7 +53,11 @@ static int collect(rb_conn *c, const rb_req *r, void *const *outputs)
 	if (!c->sized)
 		return rb_fail(RB_ERR_SHAPE, "%s: %s has variable dimensions; read its outputs with rb_output", rb_status_text(RB_ERR_SHAPE), c->model);
 	int status = each((const void *const *)outputs, c->outputs, "output");
-	if (!status && (status = rb_req_poll(r)) && status != RB_ERR_NOT_DONE && status != RB_ERR_NOT_COMMITTED)
+	if (!status)
+		status = on_host(c, RB_OUTPUT);
+	if (status)
+		return status;
+	if ((status = rb_req_poll(r)) && status != RB_ERR_NOT_DONE && status != RB_ERR_NOT_COMMITTED)
 		rb_req_release(c, r);
 	if (status)
 		return status;
@@ -57,6 +72,8 @@ static int infer(rb_conn *c, uint32_t rows, const void *const *inputs, void *con
 {
 	rb_req r;
 	int status = each((const void *const *)outputs, c->outputs, "output"); /* before anything is sent */
+	if (!status)
+		status = on_host(c, RB_OUTPUT);
 	int64_t until = rb_until(slice, rb_now());
 	if (!status)
 		status = submit(c, rows, inputs, timeout, slice, 0, &r);

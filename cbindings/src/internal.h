@@ -7,8 +7,8 @@
  *   segment.c cgroup.c shm/segment, shm/populate, internal/cgroup
  *   msgpack.c control.c socket.c   internal/control: messages, frames, descriptors
  *   policy.c           policy: only what travels
- *   attach.c           internal/attach: call the broker, check everything, map it
- *   client.c link.c request.c views.c waiting.c infer.c notify.c   client
+ *   attach.c device.c  internal/attach: call the broker, check everything, map it
+ *   client.c link.c request.c views.c waiting.c infer.c notify.c stream.c   client
  *   worker.c batch.c gather.c   worker
  *   handles.c fork.c error.c status.c   what a C library needs besides
  */
@@ -44,7 +44,8 @@ typedef struct rb_layout {
 	uint8_t dims_at[RB_GO_MAX_TENSORS];  /* where each one's sizes begin among the variable dimensions of its side */
 	uint32_t dims[2];                    /* variable dimensions, by side */
 	uint32_t most[2][RB_DIMS];           /* their maxima */
-	uint64_t planes_size, board_size, geometry;
+	uint64_t planes_size, board_size, device_size, geometry;
+	bool on_device;                      /* some tensor of this peer lies in device memory */
 	uint64_t words_at, records_at, reasons_at;
 } rb_layout;
 
@@ -75,6 +76,8 @@ static inline const rb_tensor *rb_tensors_of(const rb_layout *l, int side) { ret
 int rb_pick(const rb_layout *l, int side, uint32_t k, const rb_tensor **t, uint32_t *dims_at);
 /* A tensor's rows in shared memory, with the sizes of its side's variable dimensions. */
 void rb_fill_view(rb_view *v, const rb_tensor *t, const uint32_t *dims, uint8_t *base, uint32_t slot, uint32_t rows);
+/* Refuses a tensor whose bytes are not this process's to copy. */
+int rb_check_on_host(const rb_tensor *t);
 /* The bytes of one row, likewise. */
 uint64_t rb_row_bytes(const rb_tensor *t, const uint32_t *dims);
 
@@ -113,14 +116,14 @@ static inline bool rb_is(const char *key, uint32_t bytes, const char *name)
 
 /* ---- control: frames and sockets ---------------------------------------- */
 
-#define RB_MAX_FDS 4
+#define RB_MAX_FDS 5
 #define RB_CALL_TIMEOUT (10 * SECOND)
 
 /* Where the broker listens; size bytes of room. */
 int rb_socket_path(const char *given, char *path, size_t size);
 int rb_dial(const char *socket, int64_t deadline, int *fd);
-/* Sends one frame. 0, or an errno. */
-int rb_send_frame(int fd, int64_t deadline, const uint8_t *body, size_t bytes);
+/* Sends one frame, with a descriptor unless that is -1. 0, or an errno. */
+int rb_send_frame(int fd, int64_t deadline, const uint8_t *body, size_t bytes, int with);
 /* The error of a broker that is silent. */
 int rb_no_answer(int fd);
 /* Waits until the socket has something to read: RB_OK, RB_ERR_TIMEOUT; *interrupted by a signal's handler. */
@@ -157,12 +160,34 @@ int rb_segment_populate(rb_segment *s, const rb_range *ranges, uint32_t count);
 /* What the memory cgroups of this process leave it; false if nothing is limited. */
 bool rb_cgroup_room(int64_t *left, int64_t *limit, char *group, size_t size);
 
+/* ---- device memory ------------------------------------------------------ */
+
+#define RB_GPU_BYTES sizeof(((rb_device *)0)->gpu)
+
+/* Allocates device memory on the GPU of that number: a descriptor of it, which is
+ * the caller's, and the GPU's UUID. */
+int rb_device_allocate(uint64_t bytes, uint64_t number, int *fd, char gpu[RB_GPU_BYTES]);
+/* Maps such memory; the descriptor stays the caller's. */
+int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu);
+/* Unmaps it, if there is some, as soon as that is allowed. */
+void rb_device_close(rb_device *d);
+/* Whether the stream has nothing left to do; looks until then. */
+bool rb_device_idle(const rb_device *d, void *stream, int64_t until);
+/* Has f run when the stream has got there, on a thread of the driver's: between
+ * rb_device_host_function(true) and (false), so that nothing calls the driver. */
+int rb_device_launch(const rb_device *d, void *stream, void (*f)(void *), void *argument);
+void rb_device_host_function(bool runs);
+/* Whether the context has failed for good, and how. */
+bool rb_device_broken(const rb_device *d, char *why, size_t room);
+void rb_device_in_child(void);
+
 /* ---- attaching ---------------------------------------------------------- */
 
 /* One attachment: a connection and its mapped segments. */
 typedef struct rb_session {
 	rb_layout layout;
 	rb_segment planes, board_segment, words;
+	rb_device device; /* base 0: none */
 	rb_board board;
 	_Atomic int socket, doorbell; /* -1: closed */
 	pid_t owner;                  /* the process that attached: it alone may end the session */
@@ -180,6 +205,9 @@ typedef struct rb_session {
 	char *notes;                                  /* the broker's remarks, a line each; may be NULL */
 } rb_session;
 
+/* Where the offsets of a tensor count from. */
+static inline uint8_t *rb_base_of(const rb_session *s, const rb_tensor *t) { return t->on_device ? (uint8_t *)(uintptr_t)s->device.base : s->planes.at; }
+
 /* policy.c: the policy that a worker asks for, "key=value key=value", as a key and its value. */
 int rb_put_policy(rb_writer *w, const char *text);
 /* The model's, from the broker's reply; after the layout. */
@@ -192,12 +220,18 @@ typedef struct rb_attach {
 	int64_t asked; /* when */
 	bool worker;
 	int64_t deadline; /* of the broker's reply */
+	uint64_t needed, needed_on; /* RB_NEEDS_DEVICE: bytes, and the number of the GPU */
 } rb_attach;
+
+/* rb_attach_end's, to a worker: the ring has no device memory yet. It goes on with rb_attach_offer. */
+#define RB_NEEDS_DEVICE (-1)
 
 int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker);
 /* Waits for the reply, until the deadline at most (RB_ERR_TIMEOUT: call again,
  * or rb_attach_cancel), checks and maps. */
 int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupted);
+/* Asks again, with device memory. */
+int rb_attach_offer(rb_attach *a, int64_t deadline, const rb_writer *request, int memory);
 void rb_attach_cancel(rb_attach *a);
 
 /* Whether the broker has hung up; notes that it wants the client to attach again. */
@@ -255,8 +289,8 @@ void rb_watch_forks(void);
 
 /* ---- maps --------------------------------------------------------------- */
 
-/* Gives out a hold on a mapping; in_child makes its owner known as the parent's. */
-int rb_map_new(rb_map *out, rb_segment *planes, uint32_t attachment, void *owner, void (*release)(void *owner), void (*in_child)(void *owner));
+/* Gives out a hold on a session's mapping; in_child makes its owner known as the parent's. */
+int rb_map_new(rb_map *out, const rb_session *s, uint32_t attachment, void *owner, void (*release)(void *owner), void (*in_child)(void *owner));
 
 /* What a flag may not be. */
 int rb_check_flags(uint32_t flags, uint32_t all);

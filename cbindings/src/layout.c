@@ -13,6 +13,7 @@ static int check_side(rb_layout *l, int side, uint32_t count)
 			if (!strcmp(t[j].name, t[k].name))
 				return rb_fail(RB_ERR_INVALID, "%s: tensor \"%s\" appears twice", rb_status_text(RB_ERR_INVALID), t[k].name);
 		l->dims_at[&t[k] - l->tensor] = (uint8_t)l->dims[side];
+		l->on_device |= t[k].on_device;
 		for (uint32_t i = 0; i < t[k].rank; i++) {
 			if (!(t[k].variable >> i & 1))
 				continue;
@@ -44,14 +45,16 @@ static uint64_t geometry(const rb_layout *l, const rb_tensor *t, uint32_t count,
 /* Lays tensors out one after the other. */
 static int place_planes(rb_layout *l, rb_tensor *t, uint32_t count)
 {
-	uint64_t at = RB_GO_SEGMENT_HEADER;
+	l->planes_size = RB_GO_SEGMENT_HEADER;
+	l->device_size = 0;
 	for (uint32_t k = 0; k < count; k++) {
-		if (t[k].stride > ((uint64_t)INT64_MAX - at - RB_GO_PAGE) / l->slots)
+		uint64_t *at = t[k].on_device ? &l->device_size : &l->planes_size;
+		if (t[k].stride > ((uint64_t)INT64_MAX - *at - RB_GO_DEVICE_GRAIN) / l->slots)
 			return rb_fail(RB_ERR_INVALID, "%s: %u slots of %" PRIu64 " bytes do not fit an address space", rb_status_text(RB_ERR_INVALID), l->slots, t[k].stride);
-		t[k].offset = at;
-		at = rb_round_up(at + t[k].stride * l->slots, RB_GO_PAGE);
+		t[k].offset = *at;
+		*at = rb_round_up(*at + t[k].stride * l->slots, RB_GO_PAGE);
 	}
-	l->planes_size = at;
+	l->device_size = rb_round_up(l->device_size, RB_GO_DEVICE_GRAIN);
 	return RB_OK;
 }
 
@@ -84,6 +87,7 @@ int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch)
 	if (!l->inputs || !l->outputs || l->inputs + l->outputs > RB_GO_MAX_TENSORS)
 		return rb_fail(RB_ERR_INVALID, "%s: a model needs at least one input and one output, %d tensors at most", rb_status_text(RB_ERR_INVALID), (int)RB_GO_MAX_TENSORS);
 	l->dims[0] = l->dims[1] = 0;
+	l->on_device = false;
 	int status = check_side(l, RB_INPUT, l->inputs);
 	if (!status)
 		status = check_side(l, RB_OUTPUT, l->outputs);

@@ -15,6 +15,8 @@
 #define RB_GO_PAGE 0x1000ull
 #define RB_GO_CACHE_LINE 0x40ull
 #define RB_GO_SEGMENT_HEADER 0x1000ull
+#define RB_GO_DEVICE_GRAIN 0x200000ull
+#define RB_GO_MAX_DEVICES 0x40ull
 #define RB_GO_RING_WORDS 0x40ull
 #define RB_GO_MAIL_WORDS 0xc0ull
 #define RB_GO_RECORD_WORDS 0xc0ull

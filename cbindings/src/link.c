@@ -5,7 +5,7 @@
 
 rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status)
 {
-	uint32_t n = s->window, words = (n + 63) / 64, tensors = s->layout.inputs + s->layout.outputs;
+	uint32_t n = s->window, words = (n + 63) / 64, tensors = s->layout.inputs + s->layout.outputs, touched = 0;
 	rb_link *l = calloc(1, sizeof *l);
 	rb_range ranges[RB_GO_MAX_TENSORS];
 	*status = RB_OK;
@@ -23,10 +23,11 @@ rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status)
 	 * SIGBUS later, and no request pays for page faults. */
 	for (uint32_t k = 0; k < tensors; k++) {
 		const rb_tensor *t = &s->layout.tensor[k];
-		ranges[k] = (rb_range){t->offset + s->first_slot * t->stride, n * t->stride};
+		if (!t->on_device)
+			ranges[touched++] = (rb_range){t->offset + s->first_slot * t->stride, n * t->stride};
 	}
 	if (!*status)
-		*status = rb_segment_populate(&s->planes, ranges, tensors);
+		*status = rb_segment_populate(&s->planes, ranges, touched);
 	if (*status) {
 		rb_session_close(s);
 		rb_link_free(l);
@@ -97,7 +98,7 @@ static void release_map(void *link)
 int rb_link_map(rb_link *l, rb_map *out)
 {
 	atomic_fetch_add(&l->owners, 1);
-	return rb_map_new(out, &l->session.planes, l->number, l, release_map, rb_link_in_child);
+	return rb_map_new(out, &l->session, l->number, l, release_map, rb_link_in_child);
 }
 
 /* Ends everything in flight: nobody will answer it any more. */
@@ -220,6 +221,9 @@ bool rb_link_ended(rb_link *l, uint32_t at)
 			s->status = RB_ERR_PROTOCOL;
 	} else if (l->dead) {
 		s->status = RB_ERR_BROKER_GONE;
+		s->held = true;
+	} else if (s->broken) {
+		s->status = RB_ERR_FAILED;
 		s->held = true;
 	} else if (rb_link_expired(l, at)) {
 		s->status = RB_ERR_EXPIRED;

@@ -105,6 +105,7 @@ static int begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, u
 	s->rows = rows;
 	s->level = DEFAULT_LEVEL;
 	s->notify = false;
+	s->broken = false;
 	s->traced = rb_link_recorded(l);
 	s->claimed = now;
 	s->claim_took = start ? now - start : 0;
@@ -165,8 +166,7 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 
 /* ---- commit ------------------------------------------------------------------- */
 
-/* What can be wrong with a request that is to be committed. */
-static int check_commit(rb_conn *c, const rb_req *r, uint32_t flags)
+int rb_req_check_commit(rb_conn *c, const rb_req *r, uint32_t flags)
 {
 	if (rb_req_slot(r)->state != RB_SLOT_CLAIMED)
 		return rb_say(RB_ERR_COMMITTED);
@@ -175,15 +175,64 @@ static int check_commit(rb_conn *c, const rb_req *r, uint32_t flags)
 	return RB_OK;
 }
 
+void rb_link_book(rb_link *l, uint32_t at, int64_t now, uint32_t flags)
+{
+	rb_slot *s = &l->slots[at];
+	s->state = RB_SLOT_COMMITTED;
+	s->committed = now;
+	s->ends = INT64_MAX;
+	s->cancel = false;
+	l->gens[at]++;
+	s->notify = flags & RB_NOTIFY;
+	if (s->notify)
+		rb_link_watch(l, at);
+}
+
+/* Tells the broker of a cancellation. */
+static bool tell_cancel(rb_link *l, uint32_t at, bool *ring)
+{
+	rb_commit_entry e = {.kind = RB_GO_KIND_CANCEL, .rows = l->slots[at].rows, .slot = l->first + at, .gen = l->gens[at]};
+	return rb_link_push(l, &e, ring);
+}
+
+bool rb_link_tell(rb_link *l, uint32_t at, int64_t now, int64_t timeout, bool *ring)
+{
+	rb_slot *s = &l->slots[at];
+	rb_commit_entry e = {.kind = RB_GO_KIND_COMMIT, .committed = now, .deadline = timeout > 0 ? rb_later(now, timeout) : 0,
+			     .level = s->level, .rows = s->rows, .slot = l->first + at, .gen = l->gens[at]};
+	memcpy(e.dims, s->dims, sizeof e.dims);
+	s->committed = now;
+	if (e.deadline)
+		s->ends = rb_later(e.deadline, END_GRACE);
+	if (s->traced) {
+		rb_times *t = rb_link_times(l, at);
+		t->gen = e.gen;
+		t->asked = s->claimed - s->claim_took;
+		t->claimed = s->claimed;
+	}
+	return rb_link_push(l, &e, ring) && (!s->cancel || tell_cancel(l, at, ring));
+}
+
+void rb_link_told(rb_conn *c, rb_link *l, bool ring, bool full, uint32_t flags)
+{
+	if (ring)
+		rb_eventfd_ring(l->session.doorbell);
+	if (full) /* only a broker that breaks the protocol leaves no room */
+		rb_conn_lost(c, l);
+	if (flags & RB_NOTIFY && l->dead) /* it may have died before we were listed */
+		rb_eventfd_ring(c->notify_fd);
+	if (flags & RB_NOTIFY && c->live != l) /* nobody leads a link that the client has left */
+		rb_notifier_look(c);
+}
+
 int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, uint32_t flags)
 {
 	for (uint32_t i = 0; i < count; i++) {
-		int status = check_commit(c, &r[i], flags);
+		int status = rb_req_check_commit(c, &r[i], flags);
 		if (status)
 			return status;
 	}
 	int64_t now = rb_now();
-	rb_commit_entry e = {.kind = RB_GO_KIND_COMMIT, .committed = now, .deadline = timeout > 0 ? rb_later(now, timeout) : 0};
 	for (uint32_t i = 0; i < count;) { /* those of one attachment together: the broker is woken once */
 		rb_link *l = r[i].link;
 		bool ring = false, full = false, twice = false;
@@ -194,35 +243,11 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 				twice = true;
 				continue;
 			}
-			s->state = RB_SLOT_COMMITTED;
-			s->committed = now;
-			s->ends = e.deadline ? rb_later(e.deadline, END_GRACE) : INT64_MAX;
-			s->cancel = false;
-			e.level = s->level;
-			e.rows = s->rows;
-			e.slot = l->first + r[i].at;
-			e.gen = ++l->gens[r[i].at];
-			memcpy(e.dims, s->dims, sizeof e.dims);
-			s->notify = flags & RB_NOTIFY;
-			if (s->notify)
-				rb_link_watch(l, r[i].at);
-			if (s->traced) {
-				rb_times *t = rb_link_times(l, r[i].at);
-				t->gen = e.gen;
-				t->asked = s->claimed - s->claim_took;
-				t->claimed = s->claimed;
-			}
-			full |= !rb_link_push(l, &e, &ring);
+			rb_link_book(l, r[i].at, now, flags);
+			full |= !rb_link_tell(l, r[i].at, now, timeout, &ring);
 		}
 		pthread_mutex_unlock(&l->mu);
-		if (ring)
-			rb_eventfd_ring(l->session.doorbell);
-		if (full) /* only a broker that breaks the protocol leaves no room */
-			rb_conn_lost(c, l);
-		if (flags & RB_NOTIFY && l->dead) /* it may have died before we were listed */
-			rb_eventfd_ring(c->notify_fd);
-		if (flags & RB_NOTIFY && c->live != l) /* nobody leads a link that the client has left */
-			rb_notifier_look(c);
+		rb_link_told(c, l, ring, full, flags);
 		if (twice)
 			return rb_say(RB_ERR_COMMITTED);
 	}
@@ -238,7 +263,10 @@ static const char NO_WORKER[] = "no worker attached";
 static int outcome(const rb_req *r)
 {
 	int status = rb_req_slot(r)->status;
-	if (status != RB_ERR_FAILED && status != RB_ERR_WORKER_DIED && status != RB_ERR_EXPIRED)
+	if (rb_req_slot(r)->broken)
+		return rb_fail(status, "%s: its stream failed before it got to the commit; the CUDA context of this process is of no more use", rb_status_text(status));
+	/* About one that has expired a worker that has it may be writing still. */
+	if (status != RB_ERR_FAILED && status != RB_ERR_WORKER_DIED && (status != RB_ERR_EXPIRED || rb_req_slot(r)->held))
 		return status ? rb_say(status) : RB_OK;
 	uint32_t slot = r->link->first + r->at;
 	char text[RB_GO_REASON_BYTES];
@@ -246,7 +274,7 @@ static int outcome(const rb_req *r)
 	rb_read_once(&record, &r->link->session.board.records[slot], sizeof record);
 	size_t n = record.reason_len < sizeof text ? record.reason_len : sizeof text;
 	memcpy(text, r->link->session.board.reasons + (size_t)slot * RB_GO_REASON_BYTES, n);
-	if (status == RB_ERR_EXPIRED) { /* any other text may be a worker's, who is late */
+	if (status == RB_ERR_EXPIRED) { /* any other text was a worker's, who was late */
 		bool unserved = n == sizeof NO_WORKER - 1 && !memcmp(text, NO_WORKER, n);
 		return unserved ? rb_fail(status, "%s: %s", rb_status_text(status), NO_WORKER) : rb_say(status);
 	}
@@ -272,11 +300,15 @@ int rb_req_poll(const rb_req *r)
 	if (rb_req_slot(r)->state == RB_SLOT_CLAIMED)
 		return rb_say(RB_ERR_NOT_COMMITTED);
 	if (!rb_link_ended(l, r->at)) {
-		/* Who only polls has to learn from somewhere that the broker is gone. */
-		if (!rb_link_lost(l, rb_now(), MOST_SLICE))
-			return rb_say(RB_ERR_NOT_DONE);
-		rb_conn_lost(l->client, l);
-		rb_link_ended(l, r->at);
+		/* Who only polls has to learn from somewhere that the broker is gone, or its stream. */
+		int64_t now = rb_now();
+		rb_link_check_stream(l, r->at, now);
+		if (!rb_link_ended(l, r->at)) {
+			if (!rb_link_lost(l, now, MOST_SLICE))
+				return rb_say(RB_ERR_NOT_DONE);
+			rb_conn_lost(l->client, l);
+			rb_link_ended(l, r->at);
+		}
 	}
 	return outcome(r);
 }
@@ -287,11 +319,29 @@ static void push_cancel(rb_link *l, rb_slot *s, uint32_t at, bool *ring)
 	if (s->cancel)
 		return;
 	s->cancel = true;
-	rb_commit_entry e = {.kind = RB_GO_KIND_CANCEL, .rows = s->rows, .slot = l->first + at, .gen = l->gens[at]};
-	rb_link_push(l, &e, ring);
+	if (!s->pending) /* else rb_link_tell does, behind the commit */
+		tell_cancel(l, at, ring);
 }
 
-static int cancel(const rb_req *r)
+bool rb_req_is_over(const rb_req *r)
+{
+	rb_slot *s = rb_req_slot(r);
+	return s->state == RB_SLOT_CLAIMED || (rb_link_ended(r->link, r->at) && !s->held); /* claimed: nobody else has it */
+}
+
+void rb_link_abandon(rb_link *l, uint32_t at, bool cancel, bool *ring)
+{
+	if (cancel)
+		push_cancel(l, &l->slots[at], at, ring);
+	l->slots[at].state = RB_SLOT_ABANDONED;
+	l->abandoned[l->nabandoned++] = at;
+	if (l->claimers) { /* they wait for something else now */
+		atomic_fetch_add(&l->room, 1);
+		rb_futex_wake(&l->room, INT32_MAX, true);
+	}
+}
+
+static int cancel_request(const rb_req *r)
 {
 	rb_link *l = r->link;
 	bool ring = false;
@@ -312,7 +362,7 @@ int rb_req_release(rb_conn *c, const rb_req *r)
 	(void)c;
 	rb_link *l = r->link;
 	rb_slot *s = rb_req_slot(r);
-	bool ended = rb_link_ended(l, r->at), ring = false; /* claimed counts as ended: nobody else has it */
+	bool over = rb_req_is_over(r), ring = false;
 	uint32_t handle = r->handle;
 	pthread_mutex_lock(&l->mu);
 	if (!atomic_compare_exchange_strong(&s->handle, &handle, r->handle + 1)) {
@@ -320,18 +370,11 @@ int rb_req_release(rb_conn *c, const rb_req *r)
 		return rb_say(RB_ERR_RELEASED);
 	}
 	rb_link_unwatch(l, r->at);
-	if (s->state == RB_SLOT_CLAIMED || (ended && !s->held)) {
+	if (over) {
 		s->state = RB_SLOT_FREE;
 		rb_link_give_back(l, r->at, s->rows);
 	} else {
-		if (!ended)
-			push_cancel(l, s, r->at, &ring);
-		s->state = RB_SLOT_ABANDONED;
-		l->abandoned[l->nabandoned++] = r->at;
-		if (l->claimers) { /* they wait for something else now */
-			atomic_fetch_add(&l->room, 1);
-			rb_futex_wake(&l->room, INT32_MAX, true);
-		}
+		rb_link_abandon(l, r->at, s->state == RB_SLOT_COMMITTED, &ring);
 	}
 	pthread_mutex_unlock(&l->mu);
 	if (ring)
@@ -383,7 +426,7 @@ static int view(const rb_req *r, int side, uint32_t k, rb_view *v)
 		if (!same_size(r, t, dims_at, dims))
 			return rb_fail(RB_ERR_SHAPE, "%s: the rows of output \"%s\" differ in size; take them with rb_output_row", rb_status_text(RB_ERR_SHAPE), t->name);
 	}
-	rb_fill_view(v, t, dims + dims_at, r->link->session.planes.at, r->link->first + r->at, s->rows);
+	rb_fill_view(v, t, dims + dims_at, rb_base_of(&r->link->session, t), r->link->first + r->at, s->rows);
 	return RB_OK;
 }
 
@@ -399,7 +442,7 @@ static int output_row(const rb_req *r, uint32_t k, uint32_t row, rb_view *v)
 	if (row >= rb_req_slot(r)->rows)
 		return rb_fail(RB_ERR_ROWS, "%s: row %u of a request of %u", rb_status_text(RB_ERR_ROWS), row, rb_req_slot(r)->rows);
 	row_dims(r, row, dims);
-	rb_fill_view(v, t, dims + dims_at, r->link->session.planes.at, r->link->first + r->at + row, 1);
+	rb_fill_view(v, t, dims + dims_at, rb_base_of(&r->link->session, t), r->link->first + r->at + row, 1);
 	return RB_OK;
 }
 
@@ -525,7 +568,7 @@ int rb_commit_all(rb_client client, const uint64_t *requests, uint32_t count, in
 
 int rb_wait(rb_client client, uint64_t request, int64_t timeout) { STEP(client, request, rb_req_wait(c, &r, rb_until(timeout, timeout < 0 ? 0 : rb_now()))); }
 int rb_poll(rb_client client, uint64_t request) { STEP(client, request, rb_req_poll(&r)); }
-int rb_cancel(rb_client client, uint64_t request) { STEP(client, request, cancel(&r)); }
+int rb_cancel(rb_client client, uint64_t request) { STEP(client, request, cancel_request(&r)); }
 int rb_release(rb_client client, uint64_t request) { STEP(client, request, rb_req_release(c, &r)); }
 
 static int request_map(const rb_req *r, rb_map *out)

@@ -54,6 +54,7 @@ static const struct {
 	[RB_ERR_QUOTA] = {"Quota", "this user or process has as much of the broker as one may have", 0},
 	[RB_ERR_NAMESPACE] = {"Namespace", "this process and the broker cannot serve each other across their namespaces", 0},
 	[RB_ERR_OVERLOADED] = {"Overloaded", "the request could not be answered in time any more, as the model's latency_goal or its own deadline asks; retry later, or elsewhere", 1},
+	[RB_ERR_WRONG_GPU] = {"WrongGPU", "this process does not see the GPU that the model's device memory is on", 0},
 	/* END statuses */
 };
 

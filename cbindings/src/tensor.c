@@ -43,6 +43,25 @@ static bool valid_name(const char *name, size_t bytes)
 	return true;
 }
 
+/* Reads where a tensor lies: 0 on the host, else 1 + the number of the GPU. */
+static bool parse_memory(const char *text, size_t bytes, uint8_t *on_device)
+{
+	uint32_t n = 0;
+	if (rb_is(text, (uint32_t)bytes, "host") || rb_is(text, (uint32_t)bytes, "device")) {
+		*on_device = text[0] == 'd';
+		return true;
+	}
+	if (bytes < 8 || bytes > 10 || memcmp(text, "device:", 7))
+		return false;
+	for (size_t i = 7; i < bytes; i++) {
+		if (text[i] < '0' || text[i] > '9')
+			return false;
+		n = 10 * n + (uint32_t)(text[i] - '0');
+	}
+	*on_device = (uint8_t)(1 + n);
+	return n < RB_GO_MAX_DEVICES;
+}
+
 int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 {
 	memset(t, 0, sizeof *t);
@@ -50,6 +69,12 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 	if (!colon)
 		return bad(text, bytes, "no colon");
 	const char *open = memchr(colon, '[', (size_t)(end - colon));
+	const char *at_memory = open ? memmem(open, (size_t)(end - open), "]@", 2) : NULL;
+	if (at_memory) {
+		if (!parse_memory(at_memory + 2, (size_t)(end - at_memory - 2), &t->on_device))
+			return bad(text, bytes, "behind @ stands host, device or device:N, N below 64");
+		end = at_memory + 1;
+	}
 	if (!open || end[-1] != ']')
 		return bad(text, bytes, "no [dims]");
 	if (!valid_name(text, (size_t)(colon - text)))
@@ -93,6 +118,8 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 		if (at == last && at[-1] == ',')
 			return bad(text, bytes, "a dimension is not a number");
 	}
+	if (t->on_device && t->variable)
+		return bad(text, bytes, "a tensor in device memory has no variable dimensions");
 	t->stride = t->row_bytes;
 	return RB_OK;
 }
@@ -103,7 +130,10 @@ size_t rb_format_tensor(const rb_tensor *t, char *to, size_t room)
 	for (uint32_t i = 0; i < t->rank; i++)
 		n += (size_t)snprintf(n < room ? to + n : NULL, n < room ? room - n : 0, "%s%s%llu", i ? "," : "", t->variable >> i & 1 ? "<=" : "",
 				      (unsigned long long)t->shape[i]);
-	return n + (size_t)snprintf(n < room ? to + n : NULL, n < room ? room - n : 0, "]");
+	n += (size_t)snprintf(n < room ? to + n : NULL, n < room ? room - n : 0, "]");
+	if (t->on_device)
+		n += (size_t)snprintf(n < room ? to + n : NULL, n < room ? room - n : 0, "@device:%d", t->on_device - 1);
+	return n;
 }
 
 /* Reads the tensors of one side, separated by blanks. */
@@ -149,6 +179,13 @@ int rb_pick(const rb_layout *l, int side, uint32_t k, const rb_tensor **t, uint3
 	*t = rb_tensors_of(l, side) + k;
 	*dims_at = l->dims_at[*t - l->tensor];
 	return RB_OK;
+}
+
+int rb_check_on_host(const rb_tensor *t)
+{
+	if (!t->on_device)
+		return RB_OK;
+	return rb_fail(RB_ERR_INVALID, "%s: \"%s\" lies in device memory: take its rows in place", rb_status_text(RB_ERR_INVALID), t->name);
 }
 
 uint64_t rb_row_bytes(const rb_tensor *t, const uint32_t *dims)

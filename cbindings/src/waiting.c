@@ -174,6 +174,7 @@ static int lead(rb_link *l, uint32_t at, int64_t until)
 		if (now - parked >= slice) {
 			slice = rb_min(2 * slice, MOST_SLICE);
 			late = true;
+			rb_link_check_stream(l, at, now);
 			if (rb_session_gone(&l->session)) /* nobody will ring any more */
 				rb_conn_lost(l->client, l);
 		}

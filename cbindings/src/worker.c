@@ -55,32 +55,73 @@ static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options
 	rb_put_string(w, o->gpu ? o->gpu : "");
 }
 
+/* What a worker asks; with the UUID of the GPU whose memory it offers. */
+static int write_request(rb_writer *w, const char *model, const rb_layout *l, const rb_worker_options *o, const char *gpu)
+{
+	rb_begin_request(w, gpu ? 4 : 3, "worker", model, o->name);
+	put_worker(w, l, o);
+	rb_put_string(w, "pipeline");
+	rb_put_string(w, o->pipeline ? o->pipeline : "");
+	if (gpu) {
+		rb_put_string(w, "gpu");
+		rb_put_string(w, gpu);
+	}
+	return rb_put_policy(w, o->policy);
+}
+
+static int await_attached(rb_attach *a, int64_t until, rb_session *s)
+{
+	bool interrupted;
+	int status;
+	do
+		status = rb_attach_end(a, until, s, &interrupted);
+	while (status == RB_ERR_TIMEOUT && a->fd >= 0 && rb_now() < until);
+	return status;
+}
+
+/* Allocates the device memory that the ring needs, and asks again with it. If there
+ * is not enough, another worker may have been quicker, so that it is there by now. */
+static int offer(rb_attach *a, int64_t until, const char *model, const rb_layout *l, const rb_worker_options *o, rb_session *s)
+{
+	char gpu[RB_GPU_BYTES], why[512];
+	int memory = -1, lacking = rb_device_allocate(a->needed, a->needed_on, &memory, gpu);
+	if (lacking && lacking != RB_ERR_NO_MEMORY)
+		return lacking;
+	snprintf(why, sizeof why, "%s", rb_error());
+	rb_writer w = {0};
+	int status = write_request(&w, model, l, o, memory < 0 ? NULL : gpu);
+	if (!status)
+		status = rb_attach_offer(a, until, &w, memory);
+	free(w.data);
+	if (memory >= 0)
+		close(memory);
+	if (!status)
+		status = await_attached(a, until, s);
+	if (status == RB_NEEDS_DEVICE)
+		status = lacking ? rb_fail(lacking, "%s", why) : rb_fail(RB_ERR_PROTOCOL, "%s: the broker did not take the device memory", rb_status_text(RB_ERR_PROTOCOL));
+	return status;
+}
+
 static int attach(const char *model, const char *signature, const rb_worker_options *o, rb_session *s)
 {
 	char path[4096];
 	rb_layout l;
 	rb_writer w = {0};
 	rb_attach a;
-	bool interrupted;
 	int64_t until = rb_until(o->timeout ? o->timeout : RB_CALL_TIMEOUT, rb_now());
 	int status = rb_parse_signature(signature, &l);
 	if (!status)
 		status = rb_layout_place(&l, 1, 1); /* for its checks */
 	if (!status)
 		status = rb_socket_path(o->socket, path, sizeof path);
-	if (!status) {
-		rb_begin_request(&w, 3, "worker", model, o->name);
-		put_worker(&w, &l, o);
-		rb_put_string(&w, "pipeline");
-		rb_put_string(&w, o->pipeline ? o->pipeline : "");
-		status = rb_put_policy(&w, o->policy);
-	}
+	if (!status)
+		status = write_request(&w, model, &l, o, NULL);
 	if (!status)
 		status = rb_attach_begin(&a, path, until, &w, true);
 	if (!status) {
-		do
-			status = rb_attach_end(&a, until, s, &interrupted);
-		while (status == RB_ERR_TIMEOUT && a.fd >= 0 && rb_now() < until);
+		status = await_attached(&a, until, s);
+		if (status == RB_NEEDS_DEVICE)
+			status = offer(&a, until, model, &l, o, s);
 		rb_attach_cancel(&a);
 	}
 	free(w.data);
@@ -225,7 +266,7 @@ int rb_worker_map(rb_worker id, rb_map *out)
 	if (status)
 		return status;
 	atomic_fetch_add(&w->holds, 1);
-	status = rb_map_new(out, &w->session.planes, 0, w, drop, rb_worker_in_child);
+	status = rb_map_new(out, &w->session, 0, w, drop, rb_worker_in_child);
 	rb_work_leave(e, w);
 	return status;
 }

@@ -63,6 +63,7 @@ static void serve_double(rb_batch *b)
 	void *row;
 	uint64_t bytes;
 	WANT(RB_ERR_ROWS, rb_batch_row(b, RB_INPUT, 0, b->rows, &row, &bytes));
+	WANT(RB_ERR_INVALID, rb_batch_waiting(b, b->requests));
 	WANT(RB_ERR_INVALID, rb_batch_fail(b, b->requests, "nobody"));
 	WANT(RB_ERR_INVALID, rb_batch_fail_as(b, b->requests, RB_ERR_QUEUE_FULL, "nobody"));
 	WANT(RB_ERR_INVALID, rb_batch_fail_as(b, 0, RB_OK, "no failure"));
@@ -83,6 +84,7 @@ static void serve_double(rb_batch *b)
 	WANT(RB_ERR_INVALID, rb_batch_fail(NULL, 0, "nobody"));
 	WANT(RB_ERR_INVALID, rb_batch_fail_as(NULL, 0, RB_ERR_FAILED, "nobody"));
 	WANT(RB_ERR_INVALID, rb_batch_fail_all(NULL, "nobody"));
+	WANT(RB_ERR_INVALID, rb_batch_waiting(NULL, 0));
 	WANT(RB_ERR_INVALID, rb_batch_complete(NULL));
 }
 

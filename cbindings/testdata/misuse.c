@@ -194,7 +194,7 @@ static int child(rb_client c, rb_request r, rb_map map, rb_worker w, rb_batch *b
 		rb_wait(c, r.id, -1), rb_poll(c, r.id), rb_cancel(c, r.id), rb_request_map(c, r.id, &own), rb_request_timing(c, r.id, &timing),
 		rb_collect(c, r.id, out), rb_release(c, r.id), rb_worker_model(w, &m), rb_worker_tensor(w, 0, 0, &t), rb_worker_map(w, &own),
 		rb_worker_next(w, -1, &b), rb_batch_run(b, 0, 0, 0, &v), rb_batch_row(b, 0, 0, 0, &p, &u), rb_batch_shape(b, 0, 0, shape),
-		rb_batch_set_output_dims(b, 0, NULL, 0), rb_batch_fail(b, 0, ""), rb_batch_fail_as(b, 0, RB_ERR_EXPIRED, ""), rb_batch_fail_all(b, ""), rb_batch_gather(b, 0, 0, x, 16),
+		rb_batch_set_output_dims(b, 0, NULL, 0), rb_batch_fail(b, 0, ""), rb_batch_fail_as(b, 0, RB_ERR_EXPIRED, ""), rb_batch_fail_all(b, ""), rb_batch_waiting(b, 0), rb_batch_gather(b, 0, 0, x, 16),
 		rb_batch_scatter(b, 0, x, 16), rb_batch_complete(b)};
 	for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
 		if (codes[i] != RB_ERR_FORKED)

@@ -37,6 +37,7 @@ type Session struct {
 	Board    *shm.Board
 	Words    *shm.Segment // the session's own segment
 	Doorbell shm.Doorbell
+	Device   shm.Device // nil: no tensor of this peer lies in device memory
 
 	conn *net.UnixConn
 }
@@ -66,9 +67,9 @@ func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 	return c.(*net.UnixConn), nil
 }
 
-// Call sends one request and returns the broker's reply, whose code has
+// Call sends one request, with descriptors, and returns the broker's reply, whose code has
 // become the error.
-func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.Reply, []int, error) {
+func Call(ctx context.Context, c *net.UnixConn, req *control.Request, with ...int) (*control.Reply, []int, error) {
 	deadline := time.Now().Add(callTimeout)
 	switch req.Op {
 	case control.OpWatch:
@@ -83,7 +84,7 @@ func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.
 	var rep control.Reply
 	// A broker that refuses us may have answered and hung up before it read
 	// anything: its reply counts for more than a broken pipe.
-	sent := control.Send(c, deadline, req)
+	sent := control.Send(c, deadline, req, with...)
 	fds, err := control.ReceiveReply(c, deadline, &rep)
 	if err != nil && sent != nil {
 		err = sent
@@ -151,12 +152,22 @@ func (e *statusError) Unwrap() error { return e.status }
 
 // Open attaches: it sends req (OpClient or OpWorker) and maps what comes back.
 func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Request) (*Session, error) {
+	return OpenWith(ctx, socket, mem, nil, req)
+}
+
+// OpenWith is Open for a peer that has device memory. The session takes it over.
+func OpenWith(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request) (*Session, error) {
 	c, err := Dial(ctx, socket)
 	if err != nil {
 		return nil, err
 	}
 	asked := shm.Now()
 	rep, fds, err := Call(ctx, c, req)
+	if err == nil && rep.Needs != nil {
+		control.CloseFDs(fds)
+		asked = shm.Now()
+		rep, fds, err = offer(ctx, c, device, req, rep.Needs)
+	}
 	if err == nil {
 		if err = sameClock(rep.Attached, asked, shm.Now()); err != nil {
 			control.CloseFDs(fds)
@@ -166,7 +177,7 @@ func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Reque
 		hangUp(c)
 		return nil, err
 	}
-	s, err := open(mem, req.Op, rep, fds)
+	s, err := open(mem, device, req.Op, rep, fds)
 	if err != nil {
 		hangUp(c)
 		return nil, err
@@ -187,15 +198,21 @@ func sameClock(a *control.Attached, asked, now int64) error {
 }
 
 // open checks and maps. It owns fds.
-func open(mem shm.Memory, op control.Op, rep *control.Reply, fds []int) (s *Session, err error) {
-	if rep.Attached == nil || len(fds) != 4 {
+func open(mem shm.Memory, device shm.Device, op control.Op, rep *control.Reply, fds []int) (s *Session, err error) {
+	want := 4
+	if rep.Attached != nil && rep.Attached.DeviceSize != 0 {
+		want = 5
+	}
+	if rep.Attached == nil || len(fds) != want {
 		control.CloseFDs(fds)
 		return nil, fmt.Errorf("%w: attach reply has %d descriptors", status.ErrProtocol, len(fds))
 	}
 	a := rep.Attached
 	s = &Session{Info: *a, Epoch: rep.Epoch, Broker: rep.Pid, Doorbell: shm.Doorbell(fds[3])}
 	left := fds[:3]
+	memory := fds[4:] // the device's, if there is some
 	defer func() {
+		control.CloseFDs(memory)
 		if err != nil {
 			control.CloseFDs(left)
 			s.Close()
@@ -210,6 +227,9 @@ func open(mem shm.Memory, op control.Op, rep *control.Reply, fds []int) (s *Sess
 		return s, fmt.Errorf("%w: the policy of %s: %w", status.ErrProtocol, a.Model, err)
 	}
 	if s.Layout, err = layoutOf(a, sig); err != nil {
+		return s, err
+	}
+	if err = s.openDevice(device, sig, &memory); err != nil {
 		return s, err
 	}
 	if s.Layout.Geometry != a.Geometry || s.Layout.PlanesSize != a.PlanesSize || s.Layout.BoardSize != a.BoardSize {
@@ -305,6 +325,10 @@ func (s *Session) HangUp() {
 // Close hangs up and unmaps everything.
 func (s *Session) Close() {
 	s.HangUp()
+	if s.Device != nil {
+		s.Device.Close()
+		s.Device = nil
+	}
 	for _, seg := range []*shm.Segment{s.Planes, s.BoardSeg, s.Words} {
 		if seg != nil {
 			seg.Close()

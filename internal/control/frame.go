@@ -19,8 +19,8 @@ const (
 	// that could be granted.
 	MaxFrame   = 1 << 20
 	MaxRequest = 256 << 10
-	// MaxFDs is the most descriptors that one frame carries.
-	MaxFDs = 4
+	// MaxFDs is the most descriptors that one reply carries.
+	MaxFDs = 5
 )
 
 // A frame's buffer begins with firstBytes, and takes no room up to freeBytes.
@@ -108,22 +108,38 @@ type Room interface {
 // ErrNoRoom is a request that came while others had all the room.
 var ErrNoRoom = errors.New("no room for a request of that size just now")
 
-// ReceiveRequest reads one request. Descriptors that come with it are not
-// received at all. A long one takes its room as its bytes arrive, until it was
+// ReceiveRequest reads one request, and the descriptor that came with its first
+// byte: -1 if there is none; it is the caller's to close. Others are not received
+// at all. A long request takes its room as its bytes arrive, until it was
 // decoded: peers that never finish cannot make us buffer more than that in all.
-func ReceiveRequest(c *net.UnixConn, deadline time.Time, room Room, req *Request) error {
+func ReceiveRequest(c *net.UnixConn, deadline time.Time, room Room, req *Request) (fd int, err error) {
 	_ = c.SetReadDeadline(deadline)
 	var head [4]byte
-	if _, err := io.ReadFull(c, head[:]); err != nil {
-		return err
+	var oob [24]byte // room for one
+	n, oobn, _, _, err := c.ReadMsgUnix(head[:], oob[:unix.CmsgSpace(4)])
+	fds := parseFDs(oob[:oobn])
+	defer func() {
+		if fd = -1; err == nil && len(fds) > 0 {
+			fd, fds = fds[0], fds[1:]
+		}
+		CloseFDs(fds)
+	}()
+	if err == nil && n == 0 {
+		err = io.EOF
+	}
+	if err != nil {
+		return -1, err
+	}
+	if _, err := io.ReadFull(c, head[n:]); err != nil {
+		return -1, err
 	}
 	taken := taken{room: room}
 	defer taken.giveBack()
 	body, err := readBody(c, int64(binary.LittleEndian.Uint32(head[:])), MaxRequest, &taken)
 	if err != nil {
-		return err
+		return -1, err
 	}
-	return Decode(body, req)
+	return -1, Decode(body, req)
 }
 
 // taken is what a frame has taken of the room.

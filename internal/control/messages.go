@@ -37,8 +37,8 @@ const ChangeTime = time.Hour
 type Op string
 
 const (
-	OpClient  Op = "client"  // attach as a client of a model; descriptors: planes, board (read-only), session, doorbell
-	OpWorker  Op = "worker"  // attach as a worker of a model, declaring it if need be; descriptors: planes, board, session, doorbell
+	OpClient  Op = "client"  // attach as a client of a model; descriptors: planes, board (read-only), session, doorbell; device memory
+	OpWorker  Op = "worker"  // attach as a worker of a model, declaring it if need be; descriptors: planes, board, session, doorbell; device memory
 	OpModels  Op = "models"  // list the models
 	OpStats   Op = "stats"   // everything the broker counts
 	OpSet     Op = "set"     // change a model's policy
@@ -83,6 +83,11 @@ type Request struct {
 	Follows bool `msgpack:"follows,omitempty"`
 	// OpClient: it tells the times of its requests while they are recorded.
 	Times bool `msgpack:"times,omitempty"`
+	// OpClient: it can use tensors in device memory.
+	Device bool `msgpack:"device,omitempty"`
+	// OpWorker: the UUID of the GPU whose memory this request's descriptor is. The
+	// worker offers it because it was asked to (Reply.Needs).
+	GPU string `msgpack:"gpu,omitempty"`
 	// OpClient: the signature that it was attached to before, as tensors; it will
 	// not have another one. Empty: it takes any.
 	Inputs  []string `msgpack:"inputs,omitempty"`
@@ -130,14 +135,24 @@ type Reply struct {
 	Epoch   uint64 `msgpack:"epoch"`
 
 	Attached *Attached `msgpack:"attached,omitempty"`
-	Models   []Model   `msgpack:"models,omitempty"`
-	Aliases  []Alias   `msgpack:"aliases,omitempty"`  // OpModels
-	Stats    []byte    `msgpack:"stats,omitempty"`    // JSON, as docs/stats.md
-	Draining bool      `msgpack:"draining,omitempty"` // OpModels: it takes no new requests
-	Changes  uint64    `msgpack:"changes,omitempty"`  // OpModels, OpWatch: grows whenever the models change
+	// Needs comes to a worker instead of Attached: the ring has no device memory
+	// yet. It allocates some and attaches again, on the same connection, with its
+	// descriptor.
+	Needs    *DeviceNeed `msgpack:"needs,omitempty"`
+	Models   []Model     `msgpack:"models,omitempty"`
+	Aliases  []Alias     `msgpack:"aliases,omitempty"`  // OpModels
+	Stats    []byte      `msgpack:"stats,omitempty"`    // JSON, as docs/stats.md
+	Draining bool        `msgpack:"draining,omitempty"` // OpModels: it takes no new requests
+	Changes  uint64      `msgpack:"changes,omitempty"`  // OpModels, OpWatch: grows whenever the models change
 	// More says that the next frame goes on with the lists and bytes of this
 	// one: no reply is too long for a frame.
 	More bool `msgpack:"more,omitempty"`
+}
+
+// DeviceNeed is device memory that a ring is to have.
+type DeviceNeed struct {
+	Bytes  int64 `msgpack:"bytes"`
+	Device int   `msgpack:"device"` // number of the GPU, as the worker counts them
 }
 
 // Attached describes the segments whose descriptors come with the reply.
@@ -153,7 +168,9 @@ type Attached struct {
 	PlanesSize  int64             `msgpack:"planes_size"`
 	BoardSize   int64             `msgpack:"board_size"`
 	SessionSize int64             `msgpack:"session_size"`
-	FirstSlot   uint32            `msgpack:"first_slot"` // client: its window
+	DeviceSize  int64             `msgpack:"device_size,omitempty"` // of the device memory, the fifth descriptor; 0: there is none for this peer
+	GPU         string            `msgpack:"gpu,omitempty"`         // UUID of the GPU that it is on
+	FirstSlot   uint32            `msgpack:"first_slot"`            // client: its window
 	Window      int               `msgpack:"window"`
 	FirstGen    uint32            `msgpack:"first_gen"` // client: the generation before its first
 	Times       bool              `msgpack:"times"`     // client: its session has room for its times

@@ -7,7 +7,8 @@ mail, since a futex is nothing that asyncio could wait for:
     this thread     next ── task A ──────────── task B … complete A   next …
     "mail" thread        wait ────► there is one        wait ────►
 
-A batch whose broker is gone is of use to nobody: its coroutine is canceled.
+A batch whose broker is gone, or whose requests were all canceled or have
+expired, is of use to nobody: its coroutine is canceled.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ log = logging.getLogger("ringbatch")
 
 DEFAULT_CONCURRENCY = 4
 MOST_CONCURRENCY = 64  # what a worker's mailbox may hold
+_LOOK_S = 0.05  # so often it looks whether batches are wanted: that is a word in shared memory, and wakes nobody
 
 
 def is_async(function: Any) -> bool:
@@ -65,7 +67,8 @@ class AsyncServing:
 
     def __init__(self, ring: Ring, function: Callable[[Batch], Awaitable[Any]], concurrency: int, debug: bool) -> None:
         self._ring, self._function, self._concurrency, self._debug = ring, function, concurrency, debug
-        self._running: dict[asyncio.Task[None], RingBatch] = {}
+        self._running: dict[asyncio.Task[None], RingBatch | None] = {}  # None: canceled
+        self._look_at = 0.0
         self._spare: list[Buffers] = []  # arrays of batches that are not contiguous: each batch in flight has its own
         self._generation = Process.generation
 
@@ -99,12 +102,21 @@ class AsyncServing:
                 if room or not there or not self._running:
                     mail = loop.run_in_executor(self._mail, self._ring.wait, SLICE_NS)
             waited_for: set[asyncio.Future[Any]] = {*self._running} | ({mail} if mail is not None else set())
-            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited_for, timeout=_LOOK_S if self._running else None, return_when=asyncio.FIRST_COMPLETED)
             for task in [t for t in self._running if t.done()]:
                 self._running.pop(task)
                 task.result()  # raises what no batch's failure may hide
+            if loop.time() >= self._look_at:
+                self._look_at = loop.time() + _LOOK_S
+                self._cancel_unwanted()
         if mail is not None:
             mail.cancel()
+
+    def _cancel_unwanted(self) -> None:
+        for task, batch in self._running.items():
+            if batch is not None and not batch.wanted():
+                self._running[task] = None  # once: what it does then is its own affair
+                task.cancel("nobody waits for this batch any more")
 
     def _start(self, loop: asyncio.AbstractEventLoop, batch: RingBatch) -> None:
         self._running[loop.create_task(self._one(batch))] = batch

@@ -188,6 +188,10 @@ class RingBatch(Rows):
         """Fails every request that has not failed yet."""
         check(self._lib, self._lib.rb_batch_fail_all(self._at, _reason(error)))
 
+    def wanted(self) -> bool:
+        """Whether anybody still waits for one of its requests: others were canceled or have expired."""
+        return any(self._lib.rb_batch_waiting(self._at, i) != errors.Canceled.status for i in range(self.requests))
+
     def complete(self) -> None:
         """Answers the clients; the batch is over."""
         check(self._lib, complete_batch(self._at))

@@ -8,11 +8,14 @@ folder. What lies there is run, so it must be nobody else's.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import os
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +28,8 @@ Compute = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 MODES = ("off", "auto", "on")
 WORTH = 1.03  # so many times as fast, to be taken
-_ROUNDS, _ROUND_S = 5, 0.2
+_ROUNDS, _ROUND_S = 5, 0.1
+_PATIENCE_S = 300.0  # for another process that compiles
 
 
 def tolerance(dtype: torch.dtype | None) -> float:
@@ -47,33 +51,81 @@ def cache_folder() -> str:
 
 
 def choose(
-    mode: str, plain: Compute, compiled: Callable[[], Compute], examples: list[list[torch.Tensor]], within: float, recorded: bool = False
-) -> Compute:
-    """The one to serve with. examples: inputs of a full batch, and of others that will come. recorded: they will run as CUDA graphs."""
-    if mode == "off":
-        return plain
+    mode: str, plain: Compute, compiled: Callable[[], Compute], examples: list[list[torch.Tensor]], within: float, recorded: bool = False, of: object = None
+) -> Compute | None:
+    """The compiled code, or None: serve without.
+
+    examples: inputs of a full batch, and of others that will come. recorded:
+    they will run as CUDA graphs. of: what is compiled, as a text that is the same in another process.
+    """
     try:
-        folder, began = cache_folder(), time.monotonic()
-        code = compiled()
-        for xs in examples:
-            if not differ_at_most(within, code(xs), plain(xs)):
-                raise ValueError(f"results differ by more than {within:g} of the largest number")
+        folder = cache_folder()
+        with _one_compiles(folder, of):
+            began = time.monotonic()
+            code = compiled()
+            for xs in examples:
+                if not differ_at_most(within, code(xs), plain(xs)):
+                    raise ValueError(f"results differ by more than {within:g} of the largest number")
+            took = time.monotonic() - began
     except Exception as e:  # of the compiler's, of a C++ compiler that is not there, …
         if mode == "on":
             raise
         print(f"serving the module as it is, not compiled: {failure(e)}", file=sys.stderr)
-        return plain
-    took = time.monotonic() - began
+        return None
     if mode == "auto":
         before, after = _race(plain, code, examples[0], recorded)
         rows = len(examples[0][0])
         said = f"{rows} rows take {1000 * before:.3g} ms, compiled {1000 * after:.3g} ms"
         if before < WORTH * after:
             print(f"serving the module as it is: compiling does not pay ({said})", flush=True)
-            return plain
+            return None
         print(f"serving compiled code: {said}; results agree within {within:g} of the largest number", flush=True)
-    print(f"compiled in {took:.1f} s, kept in {folder}", flush=True)
+    print(f"{'read compiled code' if _all_was_kept() else 'compiled'} in {took:.1f} s, kept in {folder}", flush=True)
     return code
+
+
+@contextlib.contextmanager
+def _one_compiles(folder: str, of: object) -> Iterator[None]:
+    """Processes that start together compile once: the others wait, and read what the first has kept."""
+    digest = hashlib.sha256(f"{torch.__version__} {of}".encode()).hexdigest()[:16]
+    kept = Path(folder, f"ringbatch-{digest}")
+    with open(Path(folder, "ringbatch.lock"), "w") as lock:
+        patience = time.monotonic() + _PATIENCE_S
+        while not kept.exists() and time.monotonic() < patience:  # beyond that: one that hangs, compile beside it
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(0.1)
+        if kept.exists():
+            _compile_in_this_process()
+        yield
+        kept.touch()
+
+
+def _compile_in_this_process() -> None:
+    """There is hardly anything to compile: without helper processes, each of which would import torch first."""
+    if os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1") == "1":
+        import torch._inductor.config as inductor
+
+        inductor.compile_threads = 1
+
+
+@contextlib.contextmanager
+def constant_weights() -> Iterator[None]:
+    """What is compiled in here takes weights for constants: batch norms go into the convolutions before them."""
+    import torch._inductor.config as inductor
+
+    with inductor.patch(freezing=True):  # type: ignore[attr-defined]
+        yield
+
+
+def _all_was_kept() -> bool:
+    """Whether nothing had to be compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    found = counters["inductor"]
+    return found["fxgraph_cache_hit"] > 0 and not found["fxgraph_cache_miss"]
 
 
 def differ_at_most(part: float, got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:

@@ -74,6 +74,9 @@ class Lane:
         self.keep: list[torch.Tensor] = []  # results must live until the device has written them
         if device.type == "cuda":
             self.slots = torch.zeros(most, dtype=torch.int32, pin_memory=True)  # the kernels read it in place
+            # Within device memory they would wait for that: there they read a copy.
+            self.near = torch.zeros(most, dtype=torch.int32, device=device)
+            self.near_at = self.near.data_ptr()
             self.slots_at, self.inputs_at = self.slots.data_ptr(), [x.data_ptr() for x in self.inputs]
             self.arrived, self.finished = torch.cuda.Event(), torch.cuda.Event()
         # The true sizes of padded rows, on their way to the buffer behind those of the inputs.
@@ -102,13 +105,15 @@ class Lane:
             return self._on_cpu(rows, true)
         ctypes.memmove(self.slots_at, rows.slots_at, 4 * rows.rows)
         few = len(rows.runs) <= FEW_RUNS
+        if e.near and len(rows.runs) > 1:
+            e.mover.copy(e.copies_at, self.near_at, self.slots_at, 4 * rows.rows)
         for plane, to, shape in zip(e.inputs, self.inputs_at, rows.shapes):
-            size = math.prod(shape) * plane.host.element_size()
-            if few and size == plane.stride:
+            size = math.prod(shape) * plane.rows.element_size()
+            if few and size == plane.stride and not (plane.on_device and len(rows.runs) > 1):
                 for slot, row, n in rows.runs:
                     e.mover.copy(e.copies_at, to + row * size, plane.base + slot * size, n * size)
             else:
-                e.mover.gather(e.copies_at, to, plane.base, plane.stride, self.slots_at, size, rows.rows)
+                e.mover.gather(e.copies_at, to, plane.base, plane.stride, self._numbers(plane), size, rows.rows, plane.on_device)
         if self.sizes is not None:
             e.mover.copy(e.copies_at, self.inputs_at[-1], self.sizes.data_ptr(), rows.rows * self.sizes.stride(0) * 8)
         self.arrived.record(e.copies)
@@ -133,7 +138,7 @@ class Lane:
         size = next((s for s in e.graph_sizes if s >= rows.rows), 0)
         recorded = self.graphs.get((size, point))
         if recorded is None:
-            return e.compute(self._views(rows))
+            return e.computes(rows.rows)(self._views(rows))
         graph, outputs = recorded
         graph.replay()
         return outputs
@@ -151,14 +156,18 @@ class Lane:
             if len(rows.runs) == 1 and size == plane.stride:
                 e.mover.copy(e.computing_at, plane.base + rows.runs[0][0] * size, flat.data_ptr(), size * rows.rows)
             else:
-                e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self.slots_at, size, rows.rows)
+                e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self._numbers(plane), size, rows.rows, plane.on_device)
         return self._dims(outputs, rows, true)
+
+    def _numbers(self, plane: Plane) -> int:
+        """Where the kernels that move rows of a plane read the slot numbers."""
+        return self.near_at if plane.on_device else self.slots_at
 
     def _flat(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> list[torch.Tensor]:
         """The outputs as the ring wants them: a row each, and without the padding that is inside of it."""
         flat = []
         for plane, shape, y in zip(self.engine.outputs, self.engine.shapes, outputs):
-            y = y[: rows.rows].to(plane.host.dtype)
+            y = y[: rows.rows].to(plane.rows.dtype)
             lines = y.reshape(rows.rows, -1).contiguous()
             if true is not None and shape.known and not shape.prefix:
                 lines = torch.empty_like(lines)
@@ -183,12 +192,12 @@ class Lane:
         xs = self._views(rows)
         for plane, x in zip(e.inputs, xs):
             flat = x.view(rows.rows, -1)
-            torch.index_select(plane.host[:, : flat.shape[1]], 0, slots, out=flat)
+            torch.index_select(plane.rows[:, : flat.shape[1]], 0, slots, out=flat)
         if self.sizes is not None:
             xs[-1].copy_(self.sizes[: rows.rows])
         ys = e.compute(xs)
         for plane, flat in zip(e.outputs, self._flat(ys, rows, true)):
-            plane.host[:, : flat.shape[1]].index_copy_(0, slots, flat)
+            plane.rows[:, : flat.shape[1]].index_copy_(0, slots, flat)
         return self._dims(ys, rows, true)
 
     def done(self) -> bool:
@@ -234,12 +243,13 @@ class Lane:
         for point, size in itertools.islice(itertools.product(e.points, sizes), MOST_GRAPHS):
             graph = torch.cuda.CUDAGraph()
             xs = self.example(size, point)
+            compute = e.computes(size)
             if self is e.lanes[0]:
-                e.compute(xs)  # what it makes at its first run of a size cannot be recorded
+                compute(xs)  # what it makes at its first run of a size cannot be recorded
             # Not torch.cuda.graph: it empties the allocator's cache each time, and there are many.
             graph.capture_begin(pool=pool)
             try:
-                outputs = e.compute(xs)
+                outputs = compute(xs)
             finally:
                 graph.capture_end()
             self.graphs[size, point] = (graph, outputs)
@@ -252,8 +262,9 @@ class Engine:
         self, compute: Callable[[list[torch.Tensor]], list[torch.Tensor]], specs: list[tuple[torch.dtype, tuple[int, ...]]],
         max_rows: int, device: torch.device, lanes: int, graphs: bool | None,
         axes: Axes | None = None, shapes: list[Output] | None = None, sized: bool = False,
+        full: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None,
     ) -> None:  # fmt: skip
-        """graphs: None records them where that works and gives the same results.
+        """graphs: None records them where that works and gives the same results. full: computes full batches, and no others.
 
         axes, shapes: the sizes that vary, and what the outputs make of them.
         sized: compute takes the true sizes of the rows as one more input.
@@ -261,9 +272,10 @@ class Engine:
         self.axes, self.shapes, self.sized = axes or Axes([], None), shapes or [], sized
         self.points = self.axes.points()  # the sizes that will come
         specs = [*specs, (torch.int64, (len(self.axes),))] if sized else specs
-        self.compute, self.specs, self.max_rows, self.device = compute, specs, max_rows, device
+        self.compute, self.specs, self.max_rows, self.device, self.full = compute, specs, max_rows, device, full
         self.inputs: list[Plane] = []
         self.outputs: list[Plane] = []
+        self.near = False  # some plane is in device memory
         self.graph_sizes: list[int] = []
         self.took = self.last = 0  # how long the last batch took, and when it was done
         if device.type == "cuda":
@@ -283,9 +295,14 @@ class Engine:
         """Makes the compute stream the current one; submit wants it so."""
         return torch.cuda.stream(self.computing) if self.device.type == "cuda" else contextlib.nullcontext()
 
+    def computes(self, rows: int) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+        """What runs a batch of so many rows."""
+        return self.full if self.full is not None and rows == self.max_rows else self.compute
+
     def bind(self, inputs: list[Plane], outputs: list[Plane]) -> None:
         """Says where the rows of batches lie."""
         self.inputs, self.outputs = inputs, outputs
+        self.near = any(p.on_device for p in inputs + outputs)
         if outputs and not self.shapes:
             self.shapes = [Output(p.shape, tuple(UNKNOWN if d in p.variable else FIXED for d in range(len(p.shape)))) for p in outputs]
         if not all(s.known for s in self.shapes):
@@ -309,7 +326,7 @@ class Engine:
         # second run: the full batch comes first, and each size several times.
         for point in self.points:
             for size in [s for s in reversed(sizes) for _ in range(3)]:
-                self.compute(self.lanes[0].example(size, point))
+                self.computes(size)(self.lanes[0].example(size, point))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -323,7 +340,7 @@ class Engine:
             torch.cuda.synchronize(self.device)
             if optional:
                 self._compare(sizes)
-            self.graph_sizes = sizes
+            self.graph_sizes = sizes if self.full is None else self._worth_it(sizes)
         except (RuntimeError, ValueError) as e:
             if not optional:
                 raise
@@ -341,8 +358,24 @@ class Engine:
                     x.copy_(torch.rand_like(x))
             graph, replayed = self.lanes[0].graphs[size, self.points[0]]
             graph.replay()
-            if not agree(replayed, self.compute(xs)):
+            if not agree(replayed, self.computes(size)(xs)):
                 raise ValueError("what was recorded gives other results than the module")
+
+
+    def _worth_it(self, sizes: list[int]) -> list[int]:
+        """Without those that take as long as a full batch: its code is better."""
+        took = {size: _time_of(self.lanes[0].graphs[size, self.points[0]][0]) for size in sizes}
+        return [size for size in sizes if size == sizes[-1] or took[size] < took[sizes[-1]]]
+
+
+def _time_of(graph: torch.cuda.CUDAGraph) -> float:
+    """Milliseconds of a replay, the best of some."""
+    ends = [torch.cuda.Event(enable_timing=True) for _ in range(6)]
+    for end in ends:
+        graph.replay()
+        end.record()
+    ends[-1].synchronize()
+    return min(a.elapsed_time(b) for a, b in zip(ends, ends[1:]))
 
 
 def lost(e: RuntimeError) -> Lost:

@@ -291,6 +291,12 @@ class Overloaded(Error):
     retryable = True
 
 
+class WrongGPU(Error):
+    """The model's device memory is on a GPU that this process does not see."""
+
+    status = 43
+
+
 __all__ = [
     "BrokerGone",
     "BrokerRunning",
@@ -336,6 +342,7 @@ __all__ = [
     "Version",
     "WorkerDied",
     "WorkerHung",
+    "WrongGPU",
 ]
 
 # END statuses

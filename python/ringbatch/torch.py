@@ -27,6 +27,7 @@ A module is recorded as CUDA graphs where that works.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import os
@@ -43,6 +44,7 @@ from . import _sizes, _torch_cli, _torch_compile, _torch_load, errors
 from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
 from ._serve import stop_on_signals
 from ._serve_targets import name_of, several
+from ._tensors import in_memory
 from ._torch_lanes import Engine, agree, failure
 from ._torch_planes import DTYPES, NAMES, Plane, Planes
 from ._torch_sizes import Compute, Module, declared, named_call, numpy_types, sized, torch_types
@@ -71,6 +73,7 @@ def serve(
     pad: Sequence[str] | str | float = 0,
     pad_sizes: bool = True,
     depth: int = 2,
+    memory: str | None = None,
     stop: threading.Event | None = None,
     wait: float = 10.0,
     **options: Any,
@@ -95,6 +98,10 @@ def serve(
     do not bring it. pad: what padding is filled with, or ["tokens=1"] for single
     inputs. pad_sizes: round sizes up to buckets, powers of two unless buckets
     says otherwise, if padded rows give the same results (docs/sizes.md).
+
+    memory: "device" has the tensors lie in the memory of the module's GPU, for
+    producers that have theirs there (docs/gpu.md); a single one says it itself:
+    "x:f16[3,224,224]@device", "y:f32[10]@host".
     """
     if str(options.get("ragged", False)).lower() == "true":
         raise errors.Invalid("a module is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
@@ -107,7 +114,7 @@ def serve(
     if plain and isinstance(module, torch.jit.ScriptModule):
         torch.jit.set_fusion_strategy([("DYNAMIC", len(_sizes.Axes(brought, {}).points()))])  # don't compile anew for every size
     most = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
-    compute, takes_sizes = _prepare(module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most, cuda_graphs)
+    compute, takes_sizes, full = _prepare(module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most, cuda_graphs)
     tolerance = _sizes.HALF_TOLERANCE if half or bfloat16 or where.type == "cuda" else _sizes.TOLERANCE
     tried = Module(compute, plain, takes_sizes, where)
     axes, note = plain, ""
@@ -123,7 +130,7 @@ def serve(
             raise errors.Invalid(f"the module gives {len(shapes)} outputs, and {len(outputs)} are declared")
         shapes = [declared(name, shape, variable, o) for (name, _, shape, variable), o in zip(map(parse_spec, outputs), shapes)]
     _sizes.add_buckets(options, axes)
-    signature = f"{' '.join(inputs)} -> {' '.join(outputs)}"
+    signature = " -> ".join(" ".join(_placed(text, memory, where) for text in side) for side in (inputs, outputs))
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "torch"))
     if where.type == "cuda":
         options.setdefault("gpu", f"{where.index} {torch.cuda.get_device_name(where)}")
@@ -132,12 +139,15 @@ def serve(
     ended = Ending(stop or threading.Event())
     specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
     # Before attaching: a worker that is still warming up would hold batches.
-    engine = Engine(compute, specs, most, where, depth, cuda_graphs, axes, shapes, takes_sizes)
+    engine = Engine(compute, specs, most, where, depth, cuda_graphs, axes, shapes, takes_sizes, full)
     _settle()
 
     def attached(ring: Ring) -> None:
         nonlocal engine
         if ring.max_batch_size > engine.max_rows:  # the broker knows the model by larger batches
+            if full is not None:
+                print(f"serving the module as it is: it was compiled for {most} rows, and the broker has batches of {ring.max_batch_size}; "
+                      f"start with --max_batch_size={ring.max_batch_size}", file=sys.stderr, flush=True)  # fmt: skip
             engine = Engine(compute, specs, ring.max_batch_size, where, depth, cuda_graphs, axes, shapes, takes_sizes)
         planes = Planes(ring, where)
         engine.bind(planes.inputs, planes.outputs)
@@ -178,8 +188,11 @@ def _device(given: str | torch.device | None) -> torch.device:
 def _prepare(
     module: Callable[..., Any], axes: _sizes.Axes, device: torch.device, half: bool, bfloat16: bool, channels_last: bool, freeze: bool,
     extras: Sequence[_sizes.Extra] = (), pads: Sequence[float] = (), compile: str = "off", rows: int = 1, graphs: bool | None = None,
-) -> tuple[Compute, bool]:  # fmt: skip
-    """The module as a function of device tensors, in the precision asked for; True if the true sizes of the rows follow its inputs."""
+) -> tuple[Compute, bool, Compute | None]:  # fmt: skip
+    """The module as a function of device tensors, in the precision asked for; True if the true sizes of the rows follow its inputs.
+
+    The third is code that was compiled for full batches only, where there is some.
+    """
     dtype = torch.float16 if half else torch.bfloat16 if bfloat16 else None
     if compile not in _torch_compile.MODES:
         raise errors.Invalid(f"compile is {compile!r}, must be one of {', '.join(_torch_compile.MODES)}")
@@ -201,18 +214,24 @@ def _prepare(
 
     plain, sized_too = sized(named_call(module, ready), axes, extras, pads)
     if compile != "off" and not isinstance(module, torch.jit.ScriptModule):
-        examples = [_example(axes, sized_too, device, n) for n in sorted({rows, 1}, reverse=True)]
+        recorded, within = device.type == "cuda" and graphs is not False, _torch_compile.tolerance(dtype)
+        one_size = recorded and not axes  # code for one number of rows is better code, and sooner made
+        examples = [_example(axes, sized_too, device, n) for n in ([rows] if one_size else sorted({rows, 1}, reverse=True))]
 
+        @torch.inference_mode()
         def compiled() -> Compute:
-            # dynamic: one for every number of rows, and none made in a request's way
-            return sized(named_call(torch.compile(module, dynamic=True), ready), axes, extras, pads)[0]
+            found, _ = sized(named_call(torch.compile(module, dynamic=not one_size), ready), axes, extras, pads)
+            with _torch_compile.constant_weights() if one_size else contextlib.nullcontext():
+                found(examples[0])
+            return found
 
-        recorded = device.type == "cuda" and graphs is not False
-        return _torch_compile.choose(compile, plain, compiled, examples, _torch_compile.tolerance(dtype), recorded), sized_too
+        of = device, module, [(tuple(x.shape), x.dtype) for x in examples[0]], dtype, channels_last, one_size
+        found = _torch_compile.choose(compile, plain, compiled, examples, within, recorded, of)
+        return (plain, sized_too, found) if one_size else (found or plain, sized_too, None)
     if compile != "off":
         print("serving TorchScript, which cannot be compiled: export the module (.pt2), or name what makes it (package.module:name)", file=sys.stderr)
     if not freeze or not isinstance(module, torch.jit.ScriptModule):
-        return plain, sized_too
+        return plain, sized_too, None
     try:
         frozen, _ = sized(named_call(_frozen(module, device), ready), axes, extras, pads)
         xs = _example(axes, sized_too, device)
@@ -221,8 +240,8 @@ def _prepare(
                 raise ValueError("that gives other results")
     except (RuntimeError, AttributeError, ValueError) as e:  # it changes its parameters, or was frozen before, or …
         print(f"serving the module as it is, not frozen: {failure(e)}", file=sys.stderr)
-        return plain, sized_too
-    return frozen, sized_too
+        return plain, sized_too, None
+    return frozen, sized_too, None
 
 
 def _frozen(module: torch.jit.ScriptModule, device: torch.device) -> torch.jit.ScriptModule:
@@ -240,12 +259,25 @@ def _example(axes: _sizes.Axes, sized: bool, device: torch.device, rows: int = 1
 
 def parse_spec(text: str) -> tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...]]:
     """x:f32[3,<=224] as name, dtype, largest shape, variable dimensions."""
-    m = re.fullmatch(r"([^:\[\]]+):(\w+)\[([\d,<=\s]*)\]", text.strip())
+    m = re.fullmatch(r"([^:\[\]]+):(\w+)\[([\d,<=\s]*)\](@\w+(:\d+)?)?", text.strip())
     if not m or m[2] not in NAMES:
         raise errors.Invalid(f"tensor {text!r}: want name:dtype[dims], like x:f32[3,224,224]")
     dims = [d.strip() for d in m[3].split(",") if d.strip()]
     shape = tuple(int(d.removeprefix("<=")) for d in dims)
     return m[1], DTYPES[NAMES.index(m[2])], shape, tuple(i for i, d in enumerate(dims) if d.startswith("<="))
+
+
+def _placed(text: str, memory: str | None, device: torch.device) -> str:
+    """A tensor's text with where it lies: on the module's own GPU, if on any."""
+    text = in_memory(text.strip(), memory)
+    base, at, named = text.partition("@")
+    if not at or named == "host":
+        return base
+    if device.type != "cuda":
+        raise errors.NoGPU(f"tensor {base} in device memory: the module is on the {device}, and such memory is for modules on a GPU")
+    if named not in ("device", f"device:{device.index}"):
+        raise errors.WrongGPU(f"tensor {base} in the memory of {named}: the module is on cuda:{device.index}, and its tensors must be too")
+    return f"{base}@device:{device.index}"
 
 
 def _input(text: str) -> _sizes.Input:
@@ -278,7 +310,7 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
     depth, graphs = o.pop("depth", 2), o.pop("cuda_graphs", None)
     short_sleeps()
     axes = _sizes.Axes(list(map(_input, inputs)), None)
-    compute, _ = _prepare(module, axes, device, rows=rows, graphs=graphs, **o)
+    compute, _, full = _prepare(module, axes, device, rows=rows, graphs=graphs, **o)
     slots = depth * rows
     numbers = torch.arange(slots, dtype=torch.int32)
 
@@ -288,7 +320,7 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
         return Plane(shape, variable, host.pin_memory() if device.type == "cuda" else host)
 
     specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
-    engine = Engine(compute, specs, rows, device, depth, graphs)
+    engine = Engine(compute, specs, rows, device, depth, graphs, full=full)
     largest = [_sizes.Output(tuple(y.shape[1:]), (_sizes.FIXED,) * (y.dim() - 1)) for y in compute(_example(axes, False, device))]
     outputs = _output_texts(compute, largest, axes.inputs, axes, False, device)
     engine.bind([plane(s) for s in inputs], [plane(s) for s in outputs])
@@ -331,7 +363,7 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         stop_on_signals(stop)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, **settings)
-        serve(module, name, inputs=inputs, outputs=a.output, stop=stop, socket=a.socket, **how, **sizes)
+        serve(module, name, inputs=inputs, outputs=a.output, memory=a.memory, stop=stop, socket=a.socket, **how, **sizes)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         print(f"ringbatch torch: {failure(e)}", file=sys.stderr)
         return 1

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -140,6 +141,48 @@ def test_a_coroutine_whose_broker_is_gone_is_canceled_and_the_worker_attaches_ag
         stop.set()
         thread.join(20)
         assert not thread.is_alive()
+
+
+def test_a_coroutine_is_canceled_when_nobody_waits_for_its_batch_any_more(socket):
+    began, canceled = threading.Semaphore(0), threading.Semaphore(0)
+
+    @rb.worker("second", **ONE, max_batch_size=1, concurrency=4)
+    async def second(batch):
+        began.release()
+        try:
+            await asyncio.Event().wait()  # for ever
+        except asyncio.CancelledError:
+            canceled.release()
+            raise
+
+    @rb.worker("first", **ONE, max_batch_size=2, wait_time=20, concurrency=2)
+    async def first(batch):
+        assert len(batch) == 2
+        try:
+            await inner.ainfer(batch.inputs["x"][0])
+        except asyncio.CancelledError:
+            canceled.release()
+            raise
+
+    with contextlib.ExitStack() as ends:
+        ends.enter_context(serving(second, socket))
+        inner = ends.enter_context(rb.connect("second", socket=socket, wait=10))
+        ends.enter_context(serving(first, socket))
+        # Two clients: while one of them has sent nothing, the other's request waits for it.
+        clients = [ends.enter_context(rb.connect("first", socket=socket, wait=10, window=1)) for _ in range(2)]
+        for timeout in (None, 0.5):
+            with clients[0].request() as a, clients[1].request() as b:
+                a.commit(timeout)
+                b.commit(timeout)
+                assert began.acquire(timeout=20)
+                if timeout is None:
+                    a.cancel()
+                    with pytest.raises(rb.Canceled):
+                        a.wait(20)
+                    assert not canceled.acquire(timeout=0.2)  # the other one is waited for
+                    b.cancel()
+                for _ in range(2):  # and what it had asked for
+                    assert canceled.acquire(timeout=20)
 
 
 PROGRAM = """

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Requests whose inputs a stream writes, and whose outputs a stream reads.
+ *
+ * A stream that is done, or will be in a moment, as when a row was copied, is
+ * looked at until it is: a host function costs 15 µs of latency and 20 of CPU time
+ * (docs/results, H200). Nobody waits for longer work: the stream is given a host
+ * function, which does the step when what comes before it is done.
+ *
+ *	rb_commit_on_stream   the request is committed and pending; the host function
+ *	                      tells the broker of it, and it is no longer pending
+ *	rb_release_on_stream  the number is gone, the slot leaving; the host function
+ *	                      gives the slot back
+ *
+ * A host function holds its link, the segments included, but not the client: that
+ * may be closed meanwhile, and then only the hold ends. It does not call the
+ * driver, and mu is never held while the driver is called.
+ */
+#include "client.h"
+
+#define STREAM_SPIN (25 * MICROSECOND)
+
+/* Whether the stream is done. */
+static bool done_in_a_moment(rb_link *l, void *stream)
+{
+	bool idle = rb_device_idle(&l->session.device, stream, l->streams_are_long ? 0 : rb_now() + STREAM_SPIN);
+	if (!idle)
+		l->streams_are_long = true; /* until a host function tells otherwise */
+	return idle;
+}
+
+typedef struct step {
+	rb_client client;
+	rb_link *link;
+	int64_t timeout, launched;
+	uint32_t flags, count;
+	bool release, over, cancel; /* the slots are free then; the request had not ended */
+	uint32_t at[];
+} step;
+
+static int no_device(const rb_link *l)
+{
+	return rb_fail(RB_ERR_INVALID, "%s: %s has no tensor in device memory: no stream orders anything here", rb_status_text(RB_ERR_INVALID), l->session.model);
+}
+
+/* The request, or whoever calls, holds the link already. */
+static step *new_step(rb_client client, rb_link *l, uint32_t count)
+{
+	step *s = malloc(sizeof *s + count * sizeof *s->at);
+	if (s) {
+		*s = (step){.client = client, .link = l, .launched = rb_now()};
+		atomic_fetch_add(&l->refs, 1);
+		atomic_fetch_add(&l->owners, 1);
+	}
+	return s;
+}
+
+static void free_step(step *s)
+{
+	rb_link_drop(s->link);
+	rb_link_disown(s->link);
+	free(s);
+}
+
+static void commit_now(rb_conn *c, const step *s)
+{
+	rb_link *l = s->link;
+	bool ring = false, full = false;
+	int64_t now = rb_now();
+	pthread_mutex_lock(&l->mu);
+	for (uint32_t i = 0; i < s->count; i++) {
+		l->slots[s->at[i]].pending = false;
+		if (!l->dead)
+			full |= !rb_link_tell(l, s->at[i], now, s->timeout, &ring);
+	}
+	pthread_mutex_unlock(&l->mu);
+	rb_link_told(c, l, ring, full, s->flags);
+}
+
+static void release_now(const step *s)
+{
+	rb_link *l = s->link;
+	bool ring = false;
+	pthread_mutex_lock(&l->mu);
+	if (s->over) {
+		l->slots[s->at[0]].state = RB_SLOT_FREE;
+		rb_link_give_back(l, s->at[0], l->slots[s->at[0]].rows);
+	} else {
+		rb_link_abandon(l, s->at[0], s->cancel, &ring);
+	}
+	pthread_mutex_unlock(&l->mu);
+	if (ring)
+		rb_eventfd_ring(l->session.doorbell);
+}
+
+/* The host function. */
+static void run(void *argument)
+{
+	step *s = argument;
+	rb_device_host_function(true);
+	if (rb_now() - s->launched < 2 * STREAM_SPIN)
+		s->link->streams_are_long = false;
+	rb_entry *entry = rb_table_enter(&rb_clients, s->client);
+	if (entry) {
+		if (s->release)
+			release_now(s);
+		else
+			commit_now(entry->value, s);
+		rb_table_leave(entry);
+	}
+	if (s->release)
+		rb_link_drop(s->link); /* the request's hold */
+	free_step(s);
+	rb_device_host_function(false);
+}
+
+/* Commits requests of one attachment. */
+static int commit_together(rb_client client, const rb_req *r, uint32_t count, void *stream, int64_t timeout, uint32_t flags)
+{
+	rb_link *l = r->link;
+	bool twice = false;
+	int64_t now = rb_now();
+	step *s = new_step(client, l, count);
+	if (!s)
+		return rb_say(RB_ERR_NO_MEMORY);
+	s->timeout = timeout;
+	s->flags = flags;
+	pthread_mutex_lock(&l->mu);
+	for (uint32_t i = 0; i < count; i++) {
+		rb_slot *slot = rb_req_slot(&r[i]);
+		if (slot->state != RB_SLOT_CLAIMED) { /* it is listed twice */
+			twice = true;
+			continue;
+		}
+		rb_link_book(l, r[i].at, now, flags);
+		slot->pending = true;
+		slot->stream_looked = now;
+		s->at[s->count++] = r[i].at;
+	}
+	pthread_mutex_unlock(&l->mu);
+	int status = rb_device_launch(&l->session.device, stream, run, s);
+	if (status) { /* as if nothing had been */
+		pthread_mutex_lock(&l->mu);
+		for (uint32_t i = 0; i < s->count; i++) {
+			rb_link_unwatch(l, s->at[i]);
+			l->slots[s->at[i]].pending = false;
+			l->slots[s->at[i]].state = RB_SLOT_CLAIMED;
+			l->gens[s->at[i]]--;
+		}
+		pthread_mutex_unlock(&l->mu);
+		free_step(s);
+		return status;
+	}
+	return twice ? rb_say(RB_ERR_COMMITTED) : RB_OK;
+}
+
+static int commit(rb_conn *c, rb_client client, const rb_req *r, uint32_t count, void *stream, int64_t timeout, uint32_t flags)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		int status = r[i].link->session.device.base ? rb_req_check_commit(c, &r[i], flags) : no_device(r[i].link);
+		if (status)
+			return status;
+	}
+	if (count && done_in_a_moment(r->link, stream))
+		return rb_req_commit(c, r, count, timeout, flags);
+	for (uint32_t i = 0, n; i < count; i += n) {
+		for (n = 1; i + n < count && r[i + n].link == r[i].link;)
+			n++;
+		int status = commit_together(client, r + i, n, stream, timeout, flags);
+		if (status)
+			return status;
+	}
+	return RB_OK;
+}
+
+int rb_commit_on_stream(rb_client client, const uint64_t *requests, uint32_t count, void *stream, int64_t timeout, uint32_t flags)
+{
+	if (count && !requests)
+		return rb_missing();
+	int status = rb_check_flags(flags, RB_NOTIFY);
+	if (status)
+		return status;
+	rb_entry *entry = rb_table_enter(&rb_clients, client);
+	if (!entry)
+		return rb_say(RB_ERR_CLOSED);
+	rb_req few[64], *all = count <= 64 ? few : malloc(count * sizeof *all);
+	if (!all)
+		status = rb_say(RB_ERR_NO_MEMORY);
+	for (uint32_t i = 0; i < count && !status; i++)
+		status = rb_req_find(entry->value, requests[i], &all[i]);
+	if (!status)
+		status = commit(entry->value, client, all, count, stream, timeout, flags);
+	if (all != few)
+		free(all);
+	rb_table_leave(entry);
+	return status;
+}
+
+static int release(rb_conn *c, rb_client client, const rb_req *r, void *stream)
+{
+	rb_link *l = r->link;
+	rb_slot *slot = rb_req_slot(r);
+	if (!l->session.device.base)
+		return no_device(l);
+	if (done_in_a_moment(l, stream))
+		return rb_req_release(c, r);
+	step *s = new_step(client, l, 1);
+	if (!s)
+		return rb_say(RB_ERR_NO_MEMORY);
+	s->release = true;
+	s->at[s->count++] = r->at;
+	s->over = rb_req_is_over(r);
+	uint32_t handle = r->handle;
+	pthread_mutex_lock(&l->mu);
+	uint8_t before = slot->state;
+	bool mine = atomic_compare_exchange_strong(&slot->handle, &handle, r->handle + 1), watched = mine && BIT(l->watched, r->at);
+	if (mine) {
+		s->cancel = before == RB_SLOT_COMMITTED;
+		slot->state = RB_SLOT_LEAVING;
+		rb_link_unwatch(l, r->at);
+	}
+	pthread_mutex_unlock(&l->mu);
+	int status = mine ? rb_device_launch(&l->session.device, stream, run, s) : rb_say(RB_ERR_RELEASED);
+	if (status) {
+		pthread_mutex_lock(&l->mu);
+		if (mine) { /* as if nothing had been */
+			slot->state = before;
+			atomic_store(&slot->handle, r->handle);
+			if (watched)
+				rb_link_watch(l, r->at);
+		}
+		pthread_mutex_unlock(&l->mu);
+		free_step(s);
+	}
+	return status;
+}
+
+int rb_release_on_stream(rb_client client, uint64_t request, void *stream)
+{
+	rb_entry *entry = rb_table_enter(&rb_clients, client);
+	if (!entry)
+		return rb_say(RB_ERR_CLOSED);
+	rb_req r;
+	int status = rb_req_find(entry->value, request, &r);
+	if (!status)
+		status = release(entry->value, client, &r, stream);
+	rb_table_leave(entry);
+	return status;
+}
+
+void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now)
+{
+	rb_slot *s = &l->slots[at];
+	char why[64];
+	if (!s->pending || now - s->stream_looked < MOST_SLICE)
+		return;
+	s->stream_looked = now;
+	if (rb_device_broken(&l->session.device, why, sizeof why))
+		s->broken = true;
+}

@@ -1,0 +1,464 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A producer and a worker of a model with tensors in device memory, on the stub
+ * driver of hack/cuda/stub or on a real one. device_test.go runs them as processes.
+ *
+ *	device worker SOCKET MODEL SIGNATURE [PIPELINE]   serves until it is killed or the broker hangs up for good
+ *	device client SOCKET MODEL REQUESTS HOW           HOW: stream, hasty (does not wait for its stream), patient (synchronises)
+ *	device connect SOCKET MODEL | attach SOCKET MODEL SIGNATURE | fork SOCKET MODEL   print the status that it gets
+ *	device closing | broken SOCKET MODEL              see below
+ *
+ * On a GPU: BUSY=BYTES has the stream copy so much before each row, and UNCHECKED=1
+ * leaves the rows alone, to measure.
+ */
+#include <dirent.h>
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ringbatch.h"
+
+#ifndef WIDTH
+#define WIDTH 1024 /* elements of x and y */
+#endif
+#define ROW (WIDTH * sizeof(float))
+#define WINDOW 4
+
+static int (*cuStreamCreate)(void **, unsigned), (*cuStreamSynchronize)(void *), (*cuStreamDestroy)(void *), (*cuMemcpyAsync)(uint64_t, uint64_t, size_t, void *);
+static int (*cuMemAlloc)(uint64_t *, size_t), (*cuMemFree)(uint64_t), (*cuMemcpyHtoD)(uint64_t, const void *, size_t), (*cuMemcpyDtoH)(void *, uint64_t, size_t), (*cuCtxSetCurrent)(void *), (*cuInit)(unsigned);
+
+#define MUST(call)                                                                                        \
+	do {                                                                                              \
+		int must_status = (call);                                                                 \
+		if (must_status) {                                                                        \
+			printf("%d: " #call ": %d %s\n", __LINE__, must_status, rb_error());              \
+			exit(1);                                                                          \
+		}                                                                                         \
+	} while (0)
+#define CHECK(condition)                                                                                  \
+	do {                                                                                              \
+		if (!(condition)) {                                                                       \
+			printf("%d: not so: " #condition "\n", __LINE__);                                 \
+			exit(1);                                                                          \
+		}                                                                                         \
+	} while (0)
+
+static void load(void)
+{
+	const char *path = getenv("RINGBATCH_LIBCUDA");
+	void *lib = dlopen(path ? path : "libcuda.so.1", RTLD_NOW);
+	const struct {
+		void *to;
+		const char *name;
+	} all[] = {
+		{&cuStreamCreate, "cuStreamCreate"}, {&cuStreamSynchronize, "cuStreamSynchronize"}, {&cuStreamDestroy, "cuStreamDestroy_v2"}, {&cuMemcpyAsync, "cuMemcpyAsync"},
+		{&cuMemAlloc, "cuMemAlloc_v2"}, {&cuMemFree, "cuMemFree_v2"}, {&cuMemcpyHtoD, "cuMemcpyHtoD_v2"}, {&cuMemcpyDtoH, "cuMemcpyDtoH_v2"},
+		{&cuCtxSetCurrent, "cuCtxSetCurrent"}, {&cuInit, "cuInit"},
+	};
+	for (size_t i = 0; lib && i < sizeof all / sizeof *all; i++) {
+		void *f = dlsym(lib, all[i].name);
+		CHECK(f);
+		memcpy(all[i].to, &f, sizeof f);
+	}
+	CHECK(lib);
+}
+
+/* Descriptors and mappings of device memory that this process has; of the stub's. */
+static int held(void)
+{
+	int n = 0;
+	char line[4096], path[300], target[300];
+	FILE *maps = fopen("/proc/self/maps", "r");
+	while (maps && fgets(line, sizeof line, maps))
+		n += strstr(line, "stub-cuda-") != NULL;
+	if (maps)
+		fclose(maps);
+	DIR *d = opendir("/proc/self/fd");
+	for (struct dirent *e; d && (e = readdir(d));) {
+		snprintf(path, sizeof path, "/proc/self/fd/%s", e->d_name);
+		ssize_t k = readlink(path, target, sizeof target - 1);
+		target[k > 0 ? k : 0] = 0;
+		n += strstr(target, "stub-cuda-") != NULL;
+	}
+	if (d)
+		closedir(d);
+	return n;
+}
+
+static void say(int status) { printf("%s: %s\n", rb_status_name(status), status ? rb_error() : ""); }
+
+static int connect_to(const char *socket, const char *model, uint32_t device, rb_client *c)
+{
+	rb_connect_options o = {.size = sizeof o, .socket = socket, .window = WINDOW, .device = device};
+	if (getenv("WAIT"))
+		o.wait = 1;
+	return rb_connect(model, &o, c);
+}
+
+static rb_device device_of(rb_client c, rb_map *map)
+{
+	rb_device d = {.size = sizeof d};
+	MUST(rb_client_map(c, map));
+	MUST(rb_map_device(map->id, &d));
+	return d;
+}
+
+/* ---- the worker: y = x + 1, sum = x[0]; x is one number, WIDTH times --------------- */
+
+static int serve(rb_worker w)
+{
+	rb_batch *b;
+	int status;
+	while (!(status = rb_worker_next(w, -1, &b))) {
+		if (getenv("DIE"))
+			raise(SIGKILL);
+		static float row[WIDTH];
+		for (uint32_t i = 0; i < b->rows; i++) {
+			void *x, *y, *sum;
+			uint64_t bytes;
+			MUST(rb_batch_row(b, RB_INPUT, 0, i, &x, &bytes));
+			CHECK(bytes == ROW);
+			MUST(cuMemcpyDtoH(row, (uint64_t)(uintptr_t)x, ROW));
+			for (int j = 1; j < WIDTH; j++)
+				if (row[j] != row[0]) {
+					MUST(rb_batch_fail_all(b, "half a row"));
+					break;
+				}
+			MUST(rb_batch_row(b, RB_OUTPUT, 1, i, &sum, &bytes));
+			*(float *)sum = row[0];
+			for (int j = 0; j < WIDTH; j++)
+				row[j] += 1;
+			MUST(rb_batch_row(b, RB_OUTPUT, 0, i, &y, &bytes));
+			MUST(cuMemcpyHtoD((uint64_t)(uintptr_t)y, row, ROW));
+		}
+		CHECK(rb_batch_gather(b, RB_INPUT, 0, row, sizeof row) == RB_ERR_INVALID);
+		CHECK(rb_batch_scatter(b, 0, row, sizeof row) == RB_ERR_INVALID);
+		MUST(rb_batch_complete(b));
+	}
+	return status;
+}
+
+static int worker(const char *socket, const char *model, const char *signature)
+{
+	for (int tries = 0; tries < 200; tries++) {
+		rb_worker w;
+		rb_worker_options o = {.size = sizeof o, .socket = socket, .policy = "max_batch_size=4 wait_time=0s slots=16 max_attempts=3"};
+		int status = rb_worker_attach(model, signature, &o, &w);
+		if (!status) {
+			rb_map map;
+			rb_device d = {.size = sizeof d};
+			MUST(rb_worker_map(w, &map));
+			MUST(rb_map_device(map.id, &d));
+			MUST(rb_map_release(map.id));
+			cuCtxSetCurrent(d.context);
+			printf("attached %s %d\n", d.gpu, held());
+			fflush(stdout);
+			status = serve(w);
+			rb_worker_close(w);
+			printf("left %d\n", held());
+			fflush(stdout);
+		}
+		if (status != RB_ERR_BROKER_GONE && status != RB_ERR_NO_BROKER && status != RB_ERR_DRAINING) {
+			say(status);
+			return 1;
+		}
+		usleep(10000);
+	}
+	return 1;
+}
+
+/* ---- the client --------------------------------------------------------------------- */
+
+typedef struct {
+	uint64_t id;
+	float value;
+} asked;
+
+static int wrong; /* answers to what was there before */
+#define PLACES 64
+static uint64_t in, out; /* this process's own device memory: rows for more requests than a stream has at once, and for a window */
+static void *stream;
+static uint64_t busy; /* what keeps the stream from the row for a while; 0: nothing */
+static size_t busy_bytes;
+
+static void ask(rb_client c, asked *q, float value, const char *how)
+{
+	static int place;
+	place = (place + 1) % PLACES;
+	rb_request r;
+	rb_view x;
+	static float row[WIDTH];
+	q->value = value;
+	MUST(rb_claim(c, 1, NULL, 0, -1, &r));
+	q->id = r.id;
+	MUST(rb_input(c, r.id, 0, &x));
+	for (int j = 0; j < WIDTH && !getenv("UNCHECKED"); j++)
+		row[j] = value;
+	if (!getenv("UNCHECKED"))
+		MUST(cuMemcpyHtoD(in + (uint64_t)place * ROW, row, ROW));
+	if (busy)
+		MUST(cuMemcpyAsync(busy, busy + busy_bytes / 2, busy_bytes / 2, stream));
+	MUST(cuMemcpyAsync((uint64_t)(uintptr_t)x.data, in + (uint64_t)place * ROW, ROW, stream));
+	if (!strcmp(how, "stream")) {
+		MUST(rb_commit_on_stream(c, &r.id, 1, stream, 0, 0));
+		CHECK(rb_input(c, r.id, 0, &x) == RB_ERR_COMMITTED);
+		CHECK(rb_commit(c, r.id, 0, 0) == RB_ERR_COMMITTED);
+		CHECK(rb_commit_on_stream(c, &r.id, 1, stream, 0, 0) == RB_ERR_COMMITTED);
+		return;
+	}
+	if (!strcmp(how, "patient"))
+		MUST(cuStreamSynchronize(stream));
+	MUST(rb_commit(c, r.id, 0, 0));
+}
+
+/* RB_OK, or how it ended. The outputs are read by the stream after the release. */
+static int answer(rb_client c, const asked *q, int place)
+{
+	rb_view y, sum;
+	int status = rb_wait(c, q->id, -1);
+	if (status) {
+		MUST(rb_release(c, q->id));
+		return status;
+	}
+	if (!rb_output(c, q->id, 1, &sum)) /* not every worker gives it */
+		wrong += *(float *)sum.data != q->value;
+	MUST(rb_output(c, q->id, 0, &y));
+	MUST(cuMemcpyAsync(out + (uint64_t)place * ROW, (uint64_t)(uintptr_t)y.data, ROW, stream));
+	MUST(rb_release_on_stream(c, q->id, stream));
+	CHECK(rb_poll(c, q->id) == RB_ERR_RELEASED);
+	return RB_OK;
+}
+
+static void check_out(int place, float value)
+{
+	static float row[WIDTH];
+	if (getenv("UNCHECKED"))
+		return;
+	MUST(cuMemcpyDtoH(row, out + (uint64_t)place * ROW, ROW));
+	for (int j = 0; j < WIDTH; j++)
+		if (row[j] != value + 1) {
+			wrong++;
+			return;
+		}
+}
+
+static int client(const char *socket, const char *model, int count, const char *how)
+{
+	rb_client c;
+	rb_map map;
+	rb_tensor t;
+	asked q[WINDOW];
+	float value = 1;
+	void *other;
+	MUST(connect_to(socket, model, 1, &c));
+	rb_device d = device_of(c, &map);
+	MUST(rb_client_tensor(c, RB_INPUT, 0, &t));
+	CHECK(t.on_device == 1 && d.ordinal >= 0 && d.base && d.bytes >= t.offset + 16 * t.stride);
+	CHECK(rb_client_tensor(c, RB_OUTPUT, 1, &t) || !t.on_device);
+	MUST(cuCtxSetCurrent(d.context));
+	MUST(cuStreamCreate(&stream, 1));
+	MUST(cuStreamCreate(&other, 1));
+	MUST(cuMemAlloc(&in, PLACES * ROW));
+	MUST(cuMemAlloc(&out, WINDOW * ROW));
+	const void *host[] = {q, q};
+	void *into[] = {q, q};
+	uint64_t id;
+	CHECK(rb_infer(c, 1, host, into, 0, 0, &id) == RB_ERR_INVALID);
+	CHECK(rb_submit(c, 1, host, 0, 0, &id) == RB_ERR_INVALID);
+	if (getenv("BUSY")) {
+		busy_bytes = strtoull(getenv("BUSY"), NULL, 10);
+		MUST(cuMemAlloc(&busy, busy_bytes));
+	}
+	int torn = 0, gone = 0, window = getenv("ONE") ? 1 : WINDOW;
+	printf("connected\n");
+	fflush(stdout);
+	struct timespec from, to;
+	clock_gettime(CLOCK_MONOTONIC, &from);
+	for (int n = 0; n < count;) {
+		bool good[WINDOW];
+		for (int i = 0; i < window; i++)
+			ask(c, &q[i], value++, how);
+		for (int i = 0; i < window; i++) {
+			int status = answer(c, &q[i], i);
+			torn += status == RB_ERR_FAILED && !strcmp(rb_error(), "half a row");
+			gone += status == RB_ERR_BROKER_GONE;
+			good[i] = !status;
+			n += !status || status == RB_ERR_FAILED;
+			CHECK(!status || status == RB_ERR_FAILED || status == RB_ERR_BROKER_GONE);
+		}
+		if (!getenv("UNCHECKED"))
+			MUST(cuStreamSynchronize(stream));
+		for (int i = 0; i < window; i++)
+			if (good[i])
+				check_out(i, q[i].value);
+		if (n == window && getenv("PAUSE")) { /* the test does something in between */
+			printf("paused\n");
+			fflush(stdout);
+			getchar();
+		}
+	}
+	MUST(cuStreamSynchronize(stream));
+	clock_gettime(CLOCK_MONOTONIC, &to);
+	double took = (double)(to.tv_sec - from.tv_sec) + (double)(to.tv_nsec - from.tv_nsec) / 1e9;
+	printf("%d requests, %.1f us each, %.0f/s\n", count, took / count * 1e6, count / took);
+	MUST(cuStreamDestroy(other));
+	MUST(cuMemFree(in));
+	MUST(cuMemFree(out));
+	MUST(rb_close(c));
+	CHECK(getenv("PAUSE") || !getenv("RINGBATCH_LIBCUDA") || held() == 1); /* the map's; of an attachment that is over it stays, too */
+	MUST(rb_map_release(map.id));
+	CHECK(rb_map_device(map.id, &d) == RB_ERR_RELEASED);
+	CHECK(held() == 0);
+	printf("torn %d, wrong %d, gone %d\nok\n", torn, wrong, gone);
+	return 0;
+}
+
+/* A client that is closed, and whose requests are released and canceled, before its
+ * stream has got to their commits. */
+static int closing(const char *socket, const char *model)
+{
+	for (int round = 0; round < 6; round++) {
+		rb_client c;
+		rb_map map;
+		asked q[WINDOW];
+		MUST(connect_to(socket, model, 1, &c));
+		rb_device d = device_of(c, &map);
+		MUST(cuCtxSetCurrent(d.context));
+		if (!in) {
+			MUST(cuStreamCreate(&stream, 1));
+			MUST(cuMemAlloc(&in, PLACES * ROW));
+		}
+		CHECK(rb_commit_on_stream(c, NULL, 1, stream, 0, 0) == RB_ERR_INVALID);
+		CHECK(rb_commit_on_stream(c, &d.base, 1, stream, 0, RB_HOLD) == RB_ERR_INVALID);
+		for (int i = 0; i < WINDOW; i++)
+			ask(c, &q[i], (float)i, "stream");
+		if (round == 1) /* all slots are taken by what is released and not over */
+			for (int i = 0; i < WINDOW; i++)
+				MUST(i & 1 ? rb_release(c, q[i].id) : rb_release_on_stream(c, q[i].id, NULL));
+		if (round == 1)
+			for (int i = 0; i < WINDOW; i++) {
+				ask(c, &q[i], (float)i, "stream");
+				MUST(rb_wait(c, q[i].id, -1));
+			}
+		if (round == 2)
+			for (int i = 0; i < WINDOW; i++) {
+				MUST(rb_cancel(c, q[i].id));
+				int status = rb_wait(c, q[i].id, -1);
+				CHECK(status == RB_OK || status == RB_ERR_CANCELED);
+			}
+		if (round == 3) /* the stream does not exist: as if nothing had been */
+			for (int i = 0; i < WINDOW; i++) {
+				rb_request r;
+				MUST(rb_wait(c, q[i].id, -1));
+				CHECK(rb_release_on_stream(c, q[i].id, &r) == RB_ERR_INVALID);
+				MUST(rb_release(c, q[i].id));
+				MUST(rb_claim(c, 1, NULL, 0, -1, &r));
+				CHECK(rb_commit_on_stream(c, &r.id, 1, &r, 0, 0) == RB_ERR_INVALID);
+				MUST(rb_commit(c, r.id, 0, 0));
+				MUST(rb_wait(c, r.id, -1));
+				MUST(rb_release(c, r.id));
+			}
+		if (round == 4) { /* an end that is told through the descriptor */
+			int fd;
+			rb_request r;
+			uint64_t ended[WINDOW];
+			uint32_t n = 0, all = 0;
+			MUST(rb_client_fd(c, &fd));
+			for (int i = 0; i < WINDOW; i++) {
+				MUST(rb_wait(c, q[i].id, -1));
+				MUST(rb_release_on_stream(c, q[i].id, stream));
+				MUST(rb_claim(c, 1, NULL, 0, -1, &r));
+				MUST(rb_commit_on_stream(c, &r.id, 1, stream, 1000000000000, RB_NOTIFY));
+			}
+			for (; all < WINDOW; all += n)
+				MUST(rb_reap(c, ended, WINDOW, &n));
+		}
+		if (round % 2)
+			MUST(rb_map_release(map.id));
+		MUST(rb_close(c));
+		if (round % 2 == 0)
+			MUST(rb_map_release(map.id));
+		if (round == 5)
+			MUST(cuStreamSynchronize(stream)); /* what is left is in its host functions */
+	}
+	rb_client c; /* and is unmapped by the next */
+	MUST(connect_to(socket, model, 1, &c));
+	MUST(rb_close(c));
+	MUST(cuMemFree(in));
+	CHECK(held() == 0);
+	printf("ok\n");
+	return 0;
+}
+
+/* A stream that fails before it gets to the commit. */
+static int broken(const char *socket, const char *model)
+{
+	rb_client c;
+	rb_map map;
+	asked q;
+	MUST(connect_to(socket, model, 1, &c));
+	rb_device d = device_of(c, &map);
+	MUST(cuCtxSetCurrent(d.context));
+	MUST(cuStreamCreate(&stream, 1));
+	MUST(cuMemAlloc(&in, PLACES * ROW));
+	ask(c, &q, 1, "stream");
+	FILE *f = fopen(getenv("STUB_CUDA_BROKEN"), "w");
+	CHECK(f);
+	fclose(f);
+	CHECK(rb_wait(c, q.id, -1) == RB_ERR_FAILED);
+	CHECK(strstr(rb_error(), "stream failed"));
+	CHECK(rb_poll(c, q.id) == RB_ERR_FAILED);
+	MUST(rb_release(c, q.id));
+	MUST(rb_close(c));
+	printf("ok\n");
+	return 0;
+}
+
+static int forked(const char *socket, const char *model)
+{
+	int how = 0;
+	MUST(cuInit(0));
+	pid_t child = fork();
+	if (!child) {
+		rb_client c;
+		say(connect_to(socket, model, 1, &c));
+		fflush(stdout);
+		_exit(0);
+	}
+	waitpid(child, &how, 0);
+	return how;
+}
+
+int main(int argc, char **argv)
+{
+	rb_client c;
+	rb_worker w;
+	const char *role = argc > 3 ? argv[1] : "";
+	if (!strcmp(role, "connect")) {
+		say(connect_to(argv[2], argv[3], !getenv("HOST_ONLY"), &c));
+		return 0;
+	}
+	if (!strcmp(role, "attach") && argc > 4) {
+		rb_worker_options o = {.size = sizeof o, .socket = argv[2], .policy = argc > 5 ? argv[5] : "slots=16 max_batch_size=4"};
+		say(rb_worker_attach(argv[3], argv[4], &o, &w));
+		return 0;
+	}
+	load();
+	if (!strcmp(role, "worker") && argc > 4)
+		return worker(argv[2], argv[3], argv[4]);
+	if (!strcmp(role, "client") && argc > 5)
+		return client(argv[2], argv[3], atoi(argv[4]), argv[5]);
+	if (!strcmp(role, "closing"))
+		return closing(argv[2], argv[3]);
+	if (!strcmp(role, "broken"))
+		return broken(argv[2], argv[3]);
+	if (!strcmp(role, "fork"))
+		return forked(argv[2], argv[3]);
+	return 2;
+}
