@@ -23,8 +23,16 @@ type deviceMemory struct {
 	gpu string // UUID of the GPU that it is on, as the worker says
 }
 
+// close is for connections. The last close of a descriptor gives device memory
+// back, and of one that only pretends to be that it may block.
 func (d *deviceMemory) close() {
 	closeFD(d.fd)
+	*d = deviceMemory{fd: -1}
+}
+
+// closeAside is close for a loop, which never waits for a descriptor.
+func (d *deviceMemory) closeAside() {
+	go closeFD(d.fd)
 	*d = deviceMemory{fd: -1}
 }
 
@@ -43,11 +51,21 @@ func checkOffer(offer *deviceMemory) error {
 	if !tensor.ValidName(offer.gpu) || len(offer.gpu) > maxGPUBytes {
 		return fmt.Errorf("%w: device memory on the GPU %q: want its UUID", status.ErrInvalid, offer.gpu)
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(offer.fd, &st); err != nil || st.Mode&unix.S_IFMT == unix.S_IFSOCK {
+	if !mayBeDevice(offer.fd) {
 		return fmt.Errorf("%w: the descriptor that was offered is no device memory", status.ErrInvalid)
 	}
 	return nil
+}
+
+// mayBeDevice tells what a driver exports, an open device, from files and sockets.
+// A memfd passes: that is what a driver without a GPU has (hack/cuda/stub).
+func mayBeDevice(fd int) bool {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return false
+	}
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	return st.Mode&unix.S_IFMT == unix.S_IFCHR || err == nil
 }
 
 // errNeedsDevice tells a worker to allocate the ring's device memory.
@@ -92,7 +110,7 @@ func (r *ring) dropUnusedDevice() {
 		}
 	}
 	r.log.Info("device memory given back: nobody is attached", "bytes", r.layout.DeviceSize)
-	r.device.close()
+	r.device.closeAside()
 }
 
 // need is what a worker is asked for.

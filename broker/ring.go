@@ -109,7 +109,9 @@ func (r *ring) closeMemory() {
 	}
 	closeFD(r.boardRO)
 	r.boardRO = -1
-	r.device.close()
+	if r.device.fd >= 0 {
+		r.device.closeAside()
+	}
 }
 
 // end tells a request's client how it ended. held says that a worker may

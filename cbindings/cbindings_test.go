@@ -74,20 +74,28 @@ func program(t *testing.T) string {
 // sanitized builds program and library together with a sanitizer.
 func sanitized(t *testing.T, sanitizer string) string {
 	t.Helper()
-	library, err := filepath.Glob("src/*.c")
-	if err != nil {
-		t.Fatal(err)
+	return sanitizedProgram(t, sanitizer, "every", sources...)
+}
+
+// sanitizedProgram builds one of these sources; the library is built once.
+func sanitizedProgram(t *testing.T, sanitizer, name string, sources ...string) (exe string) {
+	t.Helper()
+	objects := filepath.Join(built, "objects-"+sanitizer)
+	flags := []string{"-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=" + sanitizer, "-fno-sanitize-recover=all"}
+	if _, err := os.Stat(objects); err != nil {
+		run(t, "make", "BUILD="+objects, "CFLAGS="+strings.Join(flags, " "), objects+"/libringbatch.a")
 	}
-	exe := filepath.Join(built, "every-"+sanitizer)
-	run(t, "cc", slices.Concat([]string{"-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=" + sanitizer, "-fno-sanitize-recover=all", "-I.", "-pthread", "-o", exe},
-		sources, library)...)
+	exe = filepath.Join(built, name+"-"+sanitizer)
+	run(t, "cc", slices.Concat([]string{"-std=gnu11", "-D_GNU_SOURCE", "-I.", "-pthread", "-o", exe}, flags, sources, []string{objects + "/libringbatch.a", "-ldl"})...)
 	return exe
 }
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
 func startBroker(t *testing.T) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "b.sock")
-	b, err := broker.New(broker.Config{Socket: socket, OpenFolder: true, DrainTime: time.Second, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	b, err := broker.New(broker.Config{Socket: socket, OpenFolder: true, DrainTime: time.Second, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}

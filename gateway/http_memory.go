@@ -14,7 +14,7 @@ import (
 
 var (
 	errNoLoading = refuse(http.StatusBadRequest, codes.Unimplemented, "models come and go with their workers; the gateway neither loads nor unloads them")
-	errNoCUDA    = refuse(http.StatusBadRequest, codes.Unimplemented, "CUDA shared memory is not supported; use system shared memory, which workers read straight into the GPU")
+	errNoCUDA    = refuse(http.StatusBadRequest, codes.Unimplemented, "CUDA shared memory is not supported by the gateway; use system shared memory, which workers read straight into the GPU, or connect to the broker itself: a model with memory = \"device:0\" takes tensors that are on the GPU")
 )
 
 // sharedMemory is systemsharedmemory[/region/NAME]/status|register|unregister,

@@ -75,6 +75,9 @@ typedef struct rb_link {
 	_Atomic uint32_t room; /* who waits in claim sleeps here */
 	uint32_t claimers;     /* how many do */
 
+	/* stream.c */
+	_Atomic bool streams_are_long; /* the last one took longer than it pays to spin for */
+
 	/* waiting.c */
 	bool leading;
 	int64_t usual;    /* how long a leader waits; the leader's */

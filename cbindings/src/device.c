@@ -41,7 +41,7 @@ typedef struct {
 } access_to; /* CUmemAccessDesc */
 
 enum {
-	OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100,       /* results */
+	OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, NOT_READY = 600, /* results */
 	ON_DEVICE = 1, PINNED = 1, POSIX_DESCRIPTOR = 1, READ_WRITE = 3, /* of the structs above */
 	HAS_VIRTUAL_MEMORY = 102, EXPORTS_DESCRIPTORS = 103,             /* attributes of a device */
 };
@@ -55,7 +55,7 @@ static struct {
 	result (*retain)(void **, int), (*release)(int), (*push)(void *), (*pop)(void **), (*synchronize)(void), (*room)(size_t *, size_t *);
 	result (*create)(addr *, size_t, const properties *, addr), (*forget)(addr), (*export)(int *, addr, int, addr), (*import)(addr *, void *, int);
 	result (*reserve)(addr *, size_t, size_t, addr, addr), (*free)(addr, size_t), (*map)(addr, size_t, size_t, addr, addr), (*unmap)(addr, size_t);
-	result (*allow)(addr, size_t, const access_to *, size_t), (*clear)(addr, unsigned char, size_t), (*host_function)(void *, void (*)(void *), void *);
+	result (*allow)(addr, size_t, const access_to *, size_t), (*clear)(addr, unsigned char, size_t), (*host_function)(void *, void (*)(void *), void *), (*query)(void *);
 	result (*name)(result, const char **);
 } cuda = {.mu = PTHREAD_MUTEX_INITIALIZER};
 
@@ -84,7 +84,7 @@ static bool load(void)
 		{&cuda.push, "cuCtxPushCurrent_v2"}, {&cuda.pop, "cuCtxPopCurrent_v2"}, {&cuda.synchronize, "cuCtxSynchronize"}, {&cuda.room, "cuMemGetInfo_v2"},
 		{&cuda.create, "cuMemCreate"}, {&cuda.forget, "cuMemRelease"}, {&cuda.export, "cuMemExportToShareableHandle"}, {&cuda.import, "cuMemImportFromShareableHandle"},
 		{&cuda.reserve, "cuMemAddressReserve"}, {&cuda.free, "cuMemAddressFree"}, {&cuda.map, "cuMemMap"}, {&cuda.unmap, "cuMemUnmap"},
-		{&cuda.allow, "cuMemSetAccess"}, {&cuda.clear, "cuMemsetD8_v2"}, {&cuda.host_function, "cuLaunchHostFunc"}, {&cuda.name, "cuGetErrorName"},
+		{&cuda.allow, "cuMemSetAccess"}, {&cuda.clear, "cuMemsetD8_v2"}, {&cuda.host_function, "cuLaunchHostFunc"}, {&cuda.query, "cuStreamQuery"}, {&cuda.name, "cuGetErrorName"},
 	};
 	const char *path = secure_getenv("RINGBATCH_LIBCUDA");
 	void *library = dlopen(path && *path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -279,6 +279,19 @@ int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu)
 	*d = (rb_device){.size = sizeof *d, .ordinal = device, .base = at, .bytes = bytes, .context = context};
 	snprintf(d->gpu, sizeof d->gpu, "%s", gpu);
 	return RB_OK;
+}
+
+bool rb_device_idle(const rb_device *d, void *stream, int64_t until)
+{
+	void *was;
+	if (cuda.by != getpid() || cuda.push(d->context))
+		return false;
+	result r;
+	do
+		r = cuda.query(stream);
+	while (r == NOT_READY && rb_now() < until);
+	cuda.pop(&was);
+	return !r;
 }
 
 int rb_device_launch(const rb_device *d, void *stream, void (*f)(void *), void *argument)

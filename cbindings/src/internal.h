@@ -171,6 +171,8 @@ int rb_device_allocate(uint64_t bytes, uint64_t number, int *fd, char gpu[RB_GPU
 int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu);
 /* Unmaps it, if there is some, as soon as that is allowed. */
 void rb_device_close(rb_device *d);
+/* Whether the stream has nothing left to do; looks until then. */
+bool rb_device_idle(const rb_device *d, void *stream, int64_t until);
 /* Has f run when the stream has got there, on a thread of the driver's: between
  * rb_device_host_function(true) and (false), so that nothing calls the driver. */
 int rb_device_launch(const rb_device *d, void *stream, void (*f)(void *), void *argument);

@@ -72,7 +72,7 @@ static PyObject *client_dial(Client *c, PyObject *args)
 	rb_client handle = 0;
 	if (!PyArg_ParseTuple(args, "yOOIL", &model, &socket, &name, &window, &timeout))
 		return NULL;
-	rb_connect_options o = {.size = sizeof o, .window = window, .timeout = timeout,
+	rb_connect_options o = {.size = sizeof o, .window = window, .timeout = timeout, .device = 1,
 				.socket = socket == Py_None ? NULL : PyBytes_AsString(socket), .name = name == Py_None ? NULL : PyBytes_AsString(name)};
 	if (PyErr_Occurred())
 		return NULL;
@@ -84,13 +84,13 @@ static PyObject *client_dial(Client *c, PyObject *args)
 	return PyLong_FromLong(status);
 }
 
-/* learn(names, fixed, plain, x_dtype, x_shape, y_arguments): what the quick path
- * has to know of the model; x_dtype is None where model(x) has no quick path. */
+/* learn(names, fixed, plain, x_dtype, x_shape, y_arguments, on_device): what the
+ * quick path has to know of the model; x_dtype is None where model(x) has none. */
 static PyObject *client_learn(Client *c, PyObject *args)
 {
 	PyObject *names, *fixed, *dtype, *shape, *arguments;
-	int plain;
-	if (!PyArg_ParseTuple(args, "O!O!pOO!O!", &PyTuple_Type, &names, &PyTuple_Type, &fixed, &plain, &dtype, &PyTuple_Type, &shape, &PyTuple_Type, &arguments))
+	int plain, on_device;
+	if (!PyArg_ParseTuple(args, "O!O!pOO!O!p", &PyTuple_Type, &names, &PyTuple_Type, &fixed, &plain, &dtype, &PyTuple_Type, &shape, &PyTuple_Type, &arguments, &on_device))
 		return NULL;
 	if (c->names || PyTuple_Size(names) != 2 || PyTuple_Size(shape) > MOST_RANK) {
 		PyErr_SetString(PyExc_ValueError, "learn: once, and two sides");
@@ -103,6 +103,7 @@ static PyObject *client_learn(Client *c, PyObject *args)
 	c->inputs = (uint32_t)PyDict_Size(PyTuple_GetItem(names, 0));
 	Py_INCREF(c->names = names);
 	Py_INCREF(c->fixed = fixed);
+	c->on_device = (char)on_device;
 	if (dtype != Py_None) {
 		Py_INCREF(c->x_dtype = dtype);
 		Py_INCREF(c->y_arguments = arguments);
@@ -129,6 +130,49 @@ static PyObject *new_output(const Client *c)
 		return NULL;
 	}
 	return y;
+}
+
+/* The stream that orders what was queued on the device; -1 if an exception was raised. */
+static int find_stream(Client *c, PyObject *given, void **stream)
+{
+	PyObject *at = PyObject_CallMethod((PyObject *)c, "stream", "O", given ? given : Py_None);
+	*stream = at ? PyLong_AsVoidPtr(at) : NULL;
+	Py_XDECREF(at);
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+int commit_one(Client *c, uint64_t request, int64_t timeout, uint32_t flags, PyObject *given)
+{
+	void *stream;
+	int status;
+	if (!c->on_device)
+		return p_rb_commit(c->handle, request, timeout, flags);
+	if (find_stream(c, given, &stream))
+		return -1;
+	Py_BEGIN_ALLOW_THREADS /* the driver may wait for room in the stream */
+	status = p_rb_commit_on_stream(c->handle, &request, 1, stream, timeout, flags);
+	Py_END_ALLOW_THREADS
+	return status;
+}
+
+void release_one(Client *c, uint64_t request, PyObject *given)
+{
+	PyObject *kind, *value, *trace;
+	void *stream;
+	if (!c->on_device) {
+		p_rb_release(c->handle, request);
+		return;
+	}
+	PyErr_Fetch(&kind, &value, &trace);
+	if (find_stream(c, given, &stream)) { /* closed, or at the interpreter's end */
+		PyErr_Clear();
+		p_rb_release(c->handle, request);
+	} else {
+		Py_BEGIN_ALLOW_THREADS
+		p_rb_release_on_stream(c->handle, request, stream);
+		Py_END_ALLOW_THREADS
+	}
+	PyErr_Restore(kind, value, trace);
 }
 
 int wait_for(Client *c, uint64_t request, int64_t timeout)
@@ -161,17 +205,18 @@ PyObject *list_and_commit(Client *c, uint64_t request, PyObject *waiters, PyObje
 {
 	PyObject *id = PyLong_FromUnsignedLongLong(request);
 	if (id && !PyDict_SetItem(waiters, id, waiter)) {
-		int status = hold ? RB_OK : p_rb_commit(c->handle, request, timeout, RB_NOTIFY);
+		int status = hold ? RB_OK : commit_one(c, request, timeout, RB_NOTIFY, NULL);
 		if (!status)
 			return id;
-		raise_status(c, status);
+		if (status > 0)
+			raise_status(c, status);
 		PyObject *kind, *value, *trace;
 		PyErr_Fetch(&kind, &value, &trace);
 		PyDict_DelItem(waiters, id);
 		PyErr_Restore(kind, value, trace);
 	}
 	Py_XDECREF(id);
-	p_rb_release(c->handle, request);
+	release_one(c, request, NULL);
 	return NULL;
 }
 

@@ -45,7 +45,7 @@
 /* The one that ctypes has loaded: its functions, by name. */
 #define FUNCTIONS(F)                                                                                                       \
 	F(rb_error) F(rb_connect) F(rb_close) F(rb_claim) F(rb_claim_prepared) F(rb_commit) F(rb_wait) \
-	F(rb_poll) F(rb_release) F(rb_infer) F(rb_collect) F(rb_submit) F(rb_reap) F(rb_worker_next) F(rb_batch_complete)
+	F(rb_poll) F(rb_release) F(rb_commit_on_stream) F(rb_release_on_stream) F(rb_infer) F(rb_collect) F(rb_submit) F(rb_reap) F(rb_worker_next) F(rb_batch_complete)
 #define DECLARE(name) extern __typeof__(name) *p_##name;
 FUNCTIONS(DECLARE)
 
@@ -74,7 +74,9 @@ typedef struct {
 typedef struct {
 	PyObject_HEAD
 	unsigned long long handle;
-	char closed, plain, single; /* plain: every input has a fixed shape; single: model(x) has a quick path */
+	/* plain: every input has a fixed shape; single: model(x) has a quick path;
+	 * on_device: some tensor is, and a stream orders commits and releases */
+	char closed, plain, single, on_device;
 	/* model(x) for one item of a model with one input and one output of fixed
 	 * shapes; x_dtype is NULL for other models. */
 	PyObject *x_dtype, *y_arguments; /* of np.empty */
@@ -100,6 +102,10 @@ PyObject *raise_status(Client *c, int status);
 PyObject *raise_from(PyObject *function);
 /* Drops the arrays that were kept for the next request. */
 void forget_views(Client *c);
+/* Commits; the status, -1 if an exception was raised. stream: which one the caller named, or NULL. */
+int commit_one(Client *c, uint64_t request, int64_t timeout, uint32_t flags, PyObject *stream);
+/* Gives the slots back; on the device once what was queued there has been done. */
+void release_one(Client *c, uint64_t request, PyObject *stream);
 /* Waits until the request has ended, or the time is over, or a handler raised: -1. */
 int wait_for(Client *c, uint64_t request, int64_t timeout);
 /* Lists a request that is claimed and filled, and commits it. It is either in

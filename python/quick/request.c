@@ -124,18 +124,28 @@ static int let_go(Held *r)
 	return r->core->names ? end_views(r, 0, r->core->tensors, err_released) : 0;
 }
 
-static PyObject *held_release(Held *r, PyObject *Py_UNUSED(none))
+static PyObject *give_back(Held *r, PyObject *stream)
 {
 	if (r->core && !r->released) {
 		int failed = let_go(r); /* before the slot is somebody else's */
-		p_rb_release(r->core->handle, r->id);
+		release_one(r->core, r->id, stream);
 		if (failed)
 			return NULL;
 	}
 	Py_RETURN_NONE;
 }
 
-static PyObject *held_exit(Held *r, PyObject *Py_UNUSED(args)) { return held_release(r, NULL); }
+/* release(stream=None) */
+static PyObject *held_release(Held *r, PyObject *args, PyObject *named)
+{
+	static char *names[] = {"stream", NULL};
+	PyObject *stream = NULL;
+	if ((named || PyTuple_Size(args)) && !PyArg_ParseTupleAndKeywords(args, named, "|O:release", names, &stream))
+		return NULL;
+	return give_back(r, stream);
+}
+
+static PyObject *held_exit(Held *r, PyObject *Py_UNUSED(args)) { return give_back(r, NULL); }
 
 /* detach_into(waiters, waiter, timeout_ns): ends the arrays, and does with the request what submit_into does. */
 static PyObject *held_detach_into(Held *r, PyObject *args)
@@ -145,7 +155,7 @@ static PyObject *held_detach_into(Held *r, PyObject *args)
 	if (!PyArg_ParseTuple(args, "O!OL", &PyDict_Type, &waiters, &waiter, &timeout) || !check(r))
 		return NULL;
 	if (let_go(r)) {
-		p_rb_release(r->core->handle, r->id);
+		release_one(r->core, r->id, NULL);
 		return NULL;
 	}
 	return list_and_commit(r->core, r->id, waiters, waiter, timeout, 0);
@@ -162,7 +172,7 @@ static void held_dealloc(Held *r)
 	PyTypeObject *type = Py_TYPE(r);
 	PyObject *kind, *value, *trace;
 	PyErr_Fetch(&kind, &value, &trace);
-	Py_XDECREF(held_release(r, NULL));
+	Py_XDECREF(give_back(r, NULL));
 	PyErr_Restore(kind, value, trace);
 	PyMem_Free(r->view);
 	Py_XDECREF(r->core);
@@ -177,17 +187,26 @@ static int end_inputs(Held *r)
 	return end_views(r, 0, r->core->inputs, err_committed);
 }
 
-/* commit_in(timeout_ns, flags) */
+/* commit_in(timeout_ns, flags, stream=None) */
 static PyObject *held_commit(Held *r, PyObject *args)
 {
 	long long timeout;
 	unsigned int flags;
-	if (!PyArg_ParseTuple(args, "LI", &timeout, &flags) || !check(r))
+	PyObject *stream = NULL;
+	if (!PyArg_ParseTuple(args, "LI|O", &timeout, &flags, &stream) || !check(r))
 		return NULL;
-	int status = p_rb_commit(r->core->handle, r->id, timeout, flags);
+	int status = commit_one(r->core, r->id, timeout, flags, stream);
 	if (status)
-		return raise_status(r->core, status);
+		return status < 0 ? NULL : raise_status(r->core, status);
 	if (end_inputs(r))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+/* was_committed(): with others, in one call of the library. */
+static PyObject *held_was_committed(Held *r, PyObject *Py_UNUSED(none))
+{
+	if (!check(r) || end_inputs(r))
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -205,12 +224,12 @@ static PyObject *held_wait(Held *r, PyObject *number)
 	Py_RETURN_NONE;
 }
 
-/* run(timeout=None, *, priority=None): commits and waits. */
+/* run(timeout=None, *, priority=None, stream=None): commits and waits. */
 static PyObject *held_run(Held *r, PyObject *args, PyObject *named)
 {
-	static char *names[] = {"timeout", "priority", NULL};
-	PyObject *timeout = Py_None, *priority = Py_None;
-	if ((named || PyTuple_Size(args)) && !PyArg_ParseTupleAndKeywords(args, named, "|O$O:run", names, &timeout, &priority))
+	static char *names[] = {"timeout", "priority", "stream", NULL};
+	PyObject *timeout = Py_None, *priority = Py_None, *stream = NULL;
+	if ((named || PyTuple_Size(args)) && !PyArg_ParseTupleAndKeywords(args, named, "|O$OO:run", names, &timeout, &priority, &stream))
 		return NULL;
 	if (!check(r))
 		return NULL;
@@ -232,9 +251,9 @@ static PyObject *held_run(Held *r, PyObject *args, PyObject *named)
 		if (PyErr_Occurred())
 			return NULL;
 	}
-	int status = p_rb_commit(r->core->handle, r->id, within, 0);
+	int status = commit_one(r->core, r->id, within, 0, stream);
 	if (status)
-		return raise_status(r->core, status);
+		return status < 0 ? NULL : raise_status(r->core, status);
 	if (end_inputs(r))
 		return NULL;
 	status = wait_for(r->core, r->id, 0);
@@ -366,8 +385,9 @@ PyType_Spec columns_spec = {"ringbatch._quick.Columns", sizeof(Columns), 0, Py_T
 
 static PyMethodDef held_methods[] = {
 	{"run", (PyCFunction)(void (*)(void))held_run, METH_VARARGS | METH_KEYWORDS, "Commits and waits."},
-	{"release", (PyCFunction)held_release, METH_NOARGS, "Gives the slots back; the views of this request are over."},
+	{"release", (PyCFunction)(void (*)(void))held_release, METH_VARARGS | METH_KEYWORDS, "Gives the slots back; the views of this request are over."},
 	{"commit_in", (PyCFunction)held_commit, METH_VARARGS, NULL},
+	{"was_committed", (PyCFunction)held_was_committed, METH_NOARGS, NULL},
 	{"wait_in", (PyCFunction)held_wait, METH_O, NULL},
 	{"detach_into", (PyCFunction)held_detach_into, METH_VARARGS, NULL},
 	{"__enter__", (PyCFunction)held_enter, METH_NOARGS, NULL},

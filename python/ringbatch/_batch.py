@@ -9,10 +9,10 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
+from . import _device, errors
 from . import _unwritten as unwritten
-from . import errors
 from ._plain import Columns
-from ._ring import Ring, RingBatch
+from ._ring import Lost, Ring, RingBatch
 from ._tensors import Tensor
 from ._views import Life, released
 
@@ -80,6 +80,9 @@ class Batch:
 
     With ``ragged=True`` an input of variable size is a list: one view for each
     row, in the row's own size.
+
+    Of a tensor on the device they are tensors of torch on its GPU, used on torch's
+    current stream: the batch is answered when that is done.
     """
 
     _gathered: int | None = None  # the largest input that was gathered, if that is worth doing ahead
@@ -90,7 +93,7 @@ class Batch:
         self._raw = batch
         self._debug = debug
         if debug:
-            for t in self._sig.outputs:
+            for t in self._on_host(self._sig.outputs):
                 for slot, _, rows in batch.runs:
                     unwritten.mark(self._mapping.rows(t, slot, rows, t.shape))
         self.rows: int = batch.rows
@@ -211,6 +214,8 @@ class Batch:
         shape = self._shape(t, self._sig.inputs)
         if self.contiguous:
             return self._run(self._sig.inputs, t.name, 0)
+        if t.on_device:
+            return self._device.gather(self._mapping.plane(t), self.slots, self.padded)
         array = self._buffers.get("input", t, self.padded, shape)
         self._raw.gather(k, array.__array_interface__["data"][0], array.nbytes)
         if array.nbytes > self._gathered_bytes:
@@ -220,7 +225,7 @@ class Batch:
     def _prefetch(self, k: int) -> None:
         """Begins to gather the k-th input."""
         t = self._sig.inputs[k]
-        if not self.contiguous and not (t.variable and self.ragged):
+        if not self.contiguous and not (t.variable and self.ragged) and not t.on_device:
             array = self._buffers.get("input", t, self.padded, self._shape(t, self._sig.inputs))
             self._raw.prefetch(k, array.__array_interface__["data"][0], array.nbytes)
 
@@ -237,6 +242,10 @@ class Batch:
         self._asked.add(t.name)
         if self.contiguous:
             return self._run(self._sig.outputs, t.name, 0)
+        if t.on_device:
+            made = self._device.empty(self.padded, t)
+            self._scatter.append((k, made))
+            return made
         array = self._buffers.get("output", t, self.padded, t.shape)
         if self._debug:
             unwritten.mark(array)
@@ -288,7 +297,11 @@ class Batch:
 
     def _put_in_place(self) -> None:
         for k, array in self._scatter:
-            self._raw.scatter(k, array.ctypes.data, array.nbytes)
+            t = self._sig.outputs[k]
+            if t.on_device:
+                self._device.scatter(self._mapping.plane(t), self.slots, array)
+            else:
+                self._raw.scatter(k, array.ctypes.data, array.nbytes)
 
     def _pack(self) -> None:
         """Moves outputs together that are smaller than their maximum in an inner dimension: clients find them without gaps."""
@@ -326,6 +339,8 @@ class Batch:
                 self._write(k, t, returned[t.name])
 
     def _write(self, k: int, t: Tensor, value: Any) -> None:
+        if t.on_device:
+            return self._write_on_device(t, value)
         if t.variable and isinstance(value, (list, tuple)):  # each row in its own size
             if len(value) != self.rows:
                 raise errors.Rows(f"output {t.name!r}: a batch of {self.rows} rows, got a list of {len(value)}")
@@ -342,6 +357,15 @@ class Batch:
             return
         for row in range(self.rows):
             self._write_row(k, t, row, array[row])
+
+    def _write_on_device(self, t: Tensor, value: Any) -> None:
+        shape = tuple(getattr(value, "shape", ()))
+        if not _device.is_device_array(value) or shape[1:] != t.shape or shape[0] not in (self.rows, self.padded):
+            raise errors.Shape(
+                f"output {t.name!r} is on the GPU: expected a tensor there, {self.rows} rows of {t.expected_row}; got {type(value).__name__} of shape {shape}"
+            )
+        to: Any = self.outputs[t.name]
+        to[: shape[0]].copy_(value.detach())
 
     def _write_row(self, k: int, t: Tensor, row: int, part: np.ndarray) -> None:
         """One row in its own size; one that does not fit fails its request, and no other."""
@@ -369,7 +393,7 @@ class Batch:
             self._pack()
 
     def _fail_unwritten(self) -> None:
-        for t in self._sig.outputs:
+        for t in self._on_host(self._sig.outputs):
             for row in range(self.rows):
                 shape = t.actual(self._row_dims.get(row, self._sig.output_maxima))
                 if unwritten.seen(self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0][_corner(shape)]):
@@ -377,8 +401,22 @@ class Batch:
 
     def _end(self) -> None:
         """The arrays are over."""
+        if self._sig.on_device:  # what was queued reads and writes the slots
+            try:
+                self._device.synchronize()
+            except RuntimeError as e:
+                raise Lost(f"the GPU or its context was lost; this worker must be started again ({e})") from e
         if "_life" in self.__dict__:
             self._life.end(released)
+
+    @property
+    def _device(self) -> _device.DeviceMemory:
+        assert self._mapping.device
+        return self._mapping.device
+
+    @staticmethod
+    def _on_host(side: list[Tensor]) -> list[Tensor]:
+        return [t for t in side if not t.on_device]
 
 
 def _corner(shape: tuple[int, ...]) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from . import errors
+from . import _device, errors
 from ._completions import Completions
 from ._core import Core, Rows, encode
 from ._library import Process, check, load, nanoseconds
@@ -119,7 +119,7 @@ class Model(Caller):
         sig = core.signature
         self._many_outputs = len(sig.outputs) > 1
         # For a quick look at the only input of the common model.
-        self._one_input = sig.sized and len(sig.inputs) == 1
+        self._one_input = sig.in_c and len(sig.inputs) == 1
         self._dtype, self._shape = sig.inputs[0].dtype, sig.inputs[0].shape
         self._rank = len(self._shape)
 
@@ -184,9 +184,10 @@ class Model(Caller):
         arrays, rows = self._arrays(inputs, named)
         if split and 1 < rows > self._most:
             return self._give(run_split(self, pieces(arrays, rows, self._most), timeout, priority), False)
-        arrays = [a if a.flags.c_contiguous or a.nbytes > _SMALL_BYTES else np.ascontiguousarray(a) for a in arrays]
-        if priority is None and self._core.signature.sized and all(a.flags.c_contiguous for a in arrays):
-            return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout)), rows < 0)
+        if priority is None and self._core.signature.in_c:
+            arrays = [a if a.flags.c_contiguous or a.nbytes > _SMALL_BYTES else np.ascontiguousarray(a) for a in arrays]
+            if all(a.flags.c_contiguous for a in arrays):
+                return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout)), rows < 0)
         with self._filled(arrays, rows, timeout) as req:
             req.run(timeout, priority=priority)
             return self._give(req._copies(), False)
@@ -215,7 +216,10 @@ class Model(Caller):
             got = [f"{len(inputs)} in order"] * bool(inputs) + sorted(named)
             raise errors.Invalid(f"{self.name} takes the inputs {', '.join(t.name for t in tensors)}; got {', '.join(got) or 'none'}")
         given.update(named)
-        arrays = [t.convert(given[t.name], self._cast) for t in tensors]
+        arrays = [
+            _device.convert(t, given[t.name], self._cast, self._core.device.ordinal) if t.on_device else t.convert(given[t.name], self._cast)
+            for t in tensors
+        ]
         rows = [t.rows_of(a.shape) for t, a in zip(tensors, arrays)]
         if len(set(rows)) != 1:
             said = ", ".join(f"{t.name!r} has {'one item' if n < 0 else f'{n} rows'}" for t, n in zip(tensors, rows))
@@ -229,9 +233,12 @@ class Model(Caller):
         req = claim(self._core, None if rows < 0 else rows, shapes, timeout)
         try:
             for t, a in zip(tensors, arrays):
-                view = req.inputs[t.name]
-                # In a bucketed model the view may be larger; the rest is zero.
-                view[tuple(slice(0, d) for d in a.shape)] = a
+                view: Any = req.inputs[t.name]
+                if t.on_device:
+                    view.copy_(a, non_blocking=getattr(a, "is_cuda", False))
+                else:
+                    # In a bucketed model the view may be larger; the rest is zero.
+                    view[tuple(slice(0, d) for d in a.shape)] = a
         except BaseException:
             req.release()
             raise
@@ -262,6 +269,12 @@ class Model(Caller):
         if rows is None and timeout is None and shapes is None and core.plain:
             return Request(core)
         return claim(core, rows, shapes, timeout)
+
+    def commit(self, requests: Sequence[Request], timeout: float | None = None, *, stream: Any = None) -> None:
+        """Hands several requests over at once, as commit of each does: the broker is woken once, and on a GPU the stream is asked once."""
+        self._core.commit_several([r._id for r in requests], nanoseconds(timeout), stream)
+        for r in requests:
+            r.was_committed()
 
     # -- many in flight
 
@@ -324,7 +337,7 @@ class Model(Caller):
         waiter = future, loop, core.collect_one if quick else self._reader(rows)
         # Where shapes are fixed the request is held back and committed together
         # with what else this turn of the loop sends.
-        held = core.signature.sized and priority is None
+        held = core.signature.in_c and priority is None
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while True:
@@ -357,7 +370,7 @@ class Model(Caller):
     ) -> int:
         """Sends a request whose end will be told, and lists its waiter; 0 if there is no room. With hold it is not committed yet."""
         core = self._core
-        if core.signature.sized and priority is None:
+        if core.signature.in_c and priority is None:
             whole = tuple([a if a.flags.c_contiguous and type(a) is np.ndarray else np.array(a, order="C", subok=False) for a in arrays])
             return core.submit_into(waiters, waiter, whole, abs(rows), nanoseconds(timeout), hold)
         try:
@@ -374,7 +387,7 @@ class Model(Caller):
         core = self._core
         if core.single and rows < 0:
             return core.collect_one
-        if core.signature.sized:
+        if core.signature.in_c:
             return lambda request: self._give(core.collect(request, abs(rows)), rows < 0)
         return lambda request: self._give(core.take(request, abs(rows)), rows < 0)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from . import _structs as c
 from . import errors
+from ._device import DeviceMemory
 from ._library import FOREVER_NS, SLICE_NS, check, last_error, load
 from ._plain import Scratch
 from ._tensors import Signature, Tensor
@@ -64,7 +65,8 @@ class Core(Client):
         every = self._tensors = [*s.inputs, *s.outputs]
         names = {t.name: k for k, t in enumerate(s.inputs)}, {t.name: len(s.inputs) + k for k, t in enumerate(s.outputs)}
         x, y = s.inputs[0], s.outputs[0]
-        self.learn(names, tuple(not t.variable for t in every), not s.variable_inputs, x.dtype if s.single else None, x.shape, (y.shape, y.dtype))
+        fixed = tuple(not t.variable for t in every)
+        self.learn(names, fixed, not s.variable_inputs, x.dtype if s.single else None, x.shape, (y.shape, y.dtype), s.on_device)
         # Not one for each thread: a signal's handler may call too, in the midst of a call.
         self._pool: list[Scratch] = []
 
@@ -93,7 +95,8 @@ class Core(Client):
             error = last_error(self.lib, status)
             if status == _TIMEOUT and time.monotonic() < start + _CONNECT_TIMEOUT_NS / 1e9:
                 continue  # it was a signal
-            waiting = isinstance(error, (errors.NoBroker, errors.UnknownModel, errors.BrokerGone, errors.Draining, errors.Timeout))
+            # Without a worker there is no device memory yet.
+            waiting = isinstance(error, (errors.NoBroker, errors.UnknownModel, errors.BrokerGone, errors.Draining, errors.Timeout, errors.NoWorker))
             if not waiting or time.monotonic() + delay > deadline:
                 raise error
             time.sleep(delay)
@@ -127,7 +130,22 @@ class Core(Client):
                 raise self.error(status)
 
     def release(self, request: int) -> None:
-        self.lib.rb_release(self.handle, request)
+        if self.signature.on_device:
+            self.lib.rb_release_on_stream(self.handle, request, self.stream())
+        else:
+            self.lib.rb_release(self.handle, request)
+
+    @property
+    def device(self) -> DeviceMemory:
+        """Of a model with tensors on the device: that memory, as it was the last time."""
+        m = self._mapping or self.present_mapping()
+        assert m.device
+        self._mapping = m
+        return m.device
+
+    def stream(self, given: Any = None) -> int:
+        """What orders the commits and releases of a model with tensors on the device."""
+        return self.device.stream(given)
 
     def mapping(self, request: int, attachment: int) -> Mapping:
         """The mapping that a request lies in; another one after a broker's restart."""
@@ -158,7 +176,10 @@ class Core(Client):
                 self.check(self.lib.rb_input(self.handle, request, k, addressof(v)))
             else:
                 self.check(self.lib.rb_output_row(self.handle, request, output, 0, addressof(v)))
-            mapping.offsets[t] = v.data - mapping.base - slot * t.stride
+            mapping.offsets[t] = v.data - mapping.base_of(t) - slot * t.stride
+        if t.on_device:  # what is kept for the next request in this slot must not be ended with this one's
+            plane = mapping.plane(t)
+            return plane[slot] if single else plane[slot : slot + rows]
         if single and not t.variable:
             return fresh(mapping.row(t, slot), mapping.memory)
         shape = t.shape if not t.variable else self._input_shape(request, k) if output < 0 else self._output_shapes(request, output, rows)
@@ -213,6 +234,15 @@ class Core(Client):
         ids = (c_uint64 * len(requests))(*requests)
         self.check(self.lib.rb_commit_all(self.handle, addressof(ids), len(requests), timeout_ns, c.NOTIFY))
 
+    def commit_several(self, requests: list[int], timeout_ns: int, stream: Any) -> None:
+        """Commits requests that were claimed."""
+        ids = (c_uint64 * len(requests))(*requests)
+        if self.signature.on_device:
+            status = self.lib.rb_commit_on_stream(self.handle, addressof(ids), len(requests), self.stream(stream), timeout_ns, 0)
+        else:
+            status = self.lib.rb_commit_all(self.handle, addressof(ids), len(requests), timeout_ns, 0)
+        self.check(status)
+
     def collect(self, request: int, rows: int) -> list[np.ndarray]:
         """The outputs of a request that has ended; it is released in any case."""
         s = self._scratch()
@@ -240,7 +270,10 @@ class Core(Client):
             v = c.View()
             for k, t in enumerate(self.signature.outputs):
                 status = self.lib.rb_output(self.handle, request, k, addressof(v))
-                if status == _SHAPE:
+                if t.on_device:
+                    self.check(status)
+                    outs.append(self._device_copy(request, t, v))
+                elif status == _SHAPE:
                     outs.append([_copy(t, self._row(request, k, row, v))[0] for row in range(rows)])
                 else:
                     self.check(status)
@@ -248,6 +281,14 @@ class Core(Client):
             return outs
         finally:
             self.release(request)
+
+    def _device_copy(self, request: int, t: Tensor, v: c.View) -> Any:
+        """A copy of an output on the device, ready for every stream."""
+        m = self._mapping
+        if m is None or m.device is None or not m.device.has(v.data):
+            m = self._mapping = self._map(self.lib.rb_request_map, self.handle, request)
+            assert m.device
+        return m.device.copy(v.data, tuple(v.shape[: v.rank]), t.kind)
 
     def _row(self, request: int, k: int, row: int, v: c.View) -> c.View:
         self.check(self.lib.rb_output_row(self.handle, request, k, row, addressof(v)))

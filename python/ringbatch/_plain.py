@@ -99,6 +99,7 @@ class Client:
         self._out = c_uint64()
         #: Claimed, and not given back: by the address of the struct that has its number. See sweep.
         self.owed: dict[int, tuple[weakref.ref, Any]] = {}
+        self._on_device = False
         self._reaped = _Reaped()
         self._pool: list[Scratch] = []  # not one for each thread: a signal's handler may call too, in the midst of a call
 
@@ -108,20 +109,44 @@ class Client:
                 self._lib.rb_close(out.value)
                 self._opened.pop(at, None)
         self._opened[addressof(self._out)] = weakref.ref(self), self._out
-        o = c.ConnectOptions(ctypes.sizeof(c.ConnectOptions), window, socket, name, timeout_ns)
+        o = c.ConnectOptions(ctypes.sizeof(c.ConnectOptions), window, socket, name, timeout_ns, device=1)
         status = self._lib.rb_connect(model, addressof(o), addressof(self._out))
         self.handle = self._out.value
         return status
 
     def learn(
-        self, names: tuple[dict[str, int], dict[str, int]], fixed: tuple[bool, ...], plain: bool, dtype: Any, shape: tuple[int, ...], y: tuple[Any, ...]
-    ) -> None:
+        self, names: tuple[dict[str, int], dict[str, int]], fixed: tuple[bool, ...], plain: bool, dtype: Any, shape: tuple[int, ...], y: tuple[Any, ...],
+        on_device: bool,
+    ) -> None:  # fmt: skip
+        """on_device: some tensor is, and a stream orders commits and releases."""
         self.names, self.fixed, self.plain = names, fixed, plain
+        self._on_device = on_device
         self.single = dtype is not None and _DATA_AT > 0
         self._dtype, self._shape, self._y = dtype, shape, y
 
     def error(self, status: int) -> errors.Error:
         raise NotImplementedError
+
+    def stream(self, given: Any = None) -> int:
+        raise NotImplementedError
+
+    def commit_one(self, request: int, timeout_ns: int, flags: int, stream: Any = None) -> int:
+        """The status."""
+        if not self._on_device:
+            return self._lib.rb_commit(self.handle, request, timeout_ns, flags)
+        at = self.stream(stream)
+        return self._lib.rb_commit_on_stream(self.handle, addressof(c_uint64(request)), 1, at, timeout_ns, flags)
+
+    def release_one(self, request: int, stream: Any = None) -> None:
+        """Gives its slots back; on the device once what was queued there has been done."""
+        try:
+            at = self.stream(stream) if self._on_device else None
+        except Exception:  # closed, or at the interpreter's end
+            at = None
+        if at is None:
+            self._lib.rb_release(self.handle, request)
+        else:
+            self._lib.rb_release_on_stream(self.handle, request, at)
 
     def close(self) -> None:
         if not self.closed:
@@ -140,7 +165,7 @@ class Client:
             # Listed still, and by the one that is gone: meanwhile another thread may have handed
             # its request on, and ended, and its struct may be another call's.
             if owner() is None and self.owed.get(at) is owes:
-                self._lib.rb_release(self.handle, r.id if isinstance(r, c.Request) else r.request)
+                self.release_one(r.id if isinstance(r, c.Request) else r.request)
                 self.owed.pop(at, None)
 
     def scratch(self) -> Scratch:
@@ -207,12 +232,12 @@ class Client:
     def _list_and_commit(self, request: int, waiters: dict[int, Any], waiter: Any, timeout_ns: int, hold: bool) -> None:
         try:
             waiters[request] = waiter
-            status = 0 if hold else self._lib.rb_commit(self.handle, request, timeout_ns, c.NOTIFY)
+            status = 0 if hold else self.commit_one(request, timeout_ns, c.NOTIFY)
             if status:
                 raise self.error(status)
         except BaseException:  # perhaps a signal's handler raised it
             waiters.pop(request, None)
-            self._lib.rb_release(self.handle, request)
+            self.release_one(request)
             raise
 
     def reap_into(self, ended: list[int]) -> bool:
@@ -364,11 +389,15 @@ class Held:
         if self._released:
             raise released()
 
-    def commit_in(self, timeout_ns: int, flags: int) -> None:
+    def commit_in(self, timeout_ns: int, flags: int, stream: Any = None) -> None:
         self._check()
-        status = self._core._lib.rb_commit(self._core.handle, self._id, timeout_ns, flags)
+        status = self._core.commit_one(self._id, timeout_ns, flags, stream)
         if status:
             raise self._core.error(status)
+        self.was_committed()
+
+    def was_committed(self) -> None:
+        """Its inputs belong to the worker now."""
         self._committed = True
         self._end(0, committed)
 
@@ -392,23 +421,26 @@ class Held:
             if status != _TIMEOUT or left <= 0:
                 raise core.error(status)
 
-    def run(self, timeout: float | None = None, *, priority: int | None = None) -> Any:
-        """Commits and waits."""
+    def run(self, timeout: float | None = None, *, priority: int | None = None, stream: Any = None) -> Any:
+        """Commits and waits. stream: of a model on the device, whose work comes before; without it torch's current one."""
         if priority is not None:
             self._check()
             self._set_priority(priority)
-        self.commit_in(nanoseconds(timeout), 0)
+        self.commit_in(nanoseconds(timeout), 0, stream)
         self.wait_in(0)
         return self
 
-    def release(self) -> None:
-        """Gives the slots back; the views of this request are over."""
+    def release(self, stream: Any = None) -> None:
+        """Gives the slots back; the views of this request are over. stream: of a model on the device, what still uses them."""
         if not self._released:
             try:
                 self._let_go()
             finally:  # a signal's handler may raise in the midst of it, or at the start of any function of Python
                 core = self._core
-                core._lib.rb_release(core.handle, self._r.id)
+                if not core._on_device:
+                    core._lib.rb_release(core.handle, self._r.id)
+                else:
+                    core.release_one(self._r.id, stream)
                 core.owed.pop(addressof(self._r), None)
 
     def _let_go(self) -> None:

@@ -52,14 +52,15 @@ class Request(Held):
         names = self._core.signature.output_names if side else self._core.signature.input_names
         raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(names)}")
 
-    def commit(self, timeout: float | None = None, *, priority: int | None = None) -> Request:
-        """Hands the request over. With a timeout it ends as Expired then, wherever it is."""
-        return self._commit(timeout, priority, 0)
+    def commit(self, timeout: float | None = None, *, priority: int | None = None, stream: Any = None) -> Request:
+        """Hands the request over. With a timeout it ends as Expired then, wherever it is.
 
-    def _commit(self, timeout: float | None, priority: int | None, flags: int) -> Request:
+        stream: of a model with tensors on the device, the stream whose work so
+        far comes before, without waiting for it here; without it torch's current one.
+        """
         if priority is not None:
             self._set_priority(priority)
-        self.commit_in(nanoseconds(timeout), flags)
+        self.commit_in(nanoseconds(timeout), 0, stream)
         return self
 
     def _set_priority(self, priority: int) -> None:
@@ -74,7 +75,7 @@ class Request(Held):
 
     def _copies(self) -> list[Any]:
         """The outputs, for those who keep them."""
-        return [[np.array(row) for row in v] if isinstance(v, list) else np.array(v) for v in self.outputs.values()]
+        return [[np.array(row) for row in v] if isinstance(v, list) else np.array(v) if isinstance(v, np.ndarray) else v.clone() for v in self.outputs.values()]
 
     def done(self) -> bool:
         """Whether the request has ended; raises if it ended badly."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import errors
+from . import _device, errors
 from ._core import Rows
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def join(parts: list[list[Rows]]) -> list[Rows]:
     for column in zip(*parts):
         if all(isinstance(rows, np.ndarray) and rows.shape[1:] == column[0].shape[1:] for rows in column):
             joined.append(np.concatenate(column))
+        elif not isinstance(column[0], (np.ndarray, list)):  # on the device
+            joined.append(_device.concatenate(column))
         else:
             joined.append([row for rows in column for row in rows])
     return joined

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_char, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 
 ABI_VERSION = 2
 MAX_VARIABLE_DIMS = 8
@@ -15,6 +15,7 @@ INPUT, OUTPUT = 0, 1
 class Tensor(Structure):
     _fields_ = [
         ("name", c_char * 129),
+        ("on_device", c_uint8),
         ("dtype", c_uint32),
         ("rank", c_uint32),
         ("variable", c_uint32),
@@ -53,6 +54,17 @@ class Map(Structure):
     _fields_ = [("id", c_uint64), ("base", c_void_p), ("bytes", c_uint64), ("attachment", c_uint32)]
 
 
+class Device(Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("ordinal", c_int32),
+        ("base", c_uint64),
+        ("bytes", c_uint64),
+        ("context", c_void_p),
+        ("gpu", c_char * 48),
+    ]
+
+
 class ConnectOptions(Structure):
     _fields_ = [
         ("size", c_uint32),
@@ -61,6 +73,7 @@ class ConnectOptions(Structure):
         ("name", c_char_p),
         ("timeout", c_int64),
         ("wait", c_uint32),
+        ("device", c_uint32),
     ]
 
 
@@ -149,6 +162,7 @@ PROTOTYPES = {
     "rb_abi_version": (c_int, []),
     "rb_version": (c_char_p, []),
     "rb_map_release": (c_int, [c_uint64]),
+    "rb_map_device": (c_int, [c_uint64, _address]),
     "rb_connect": (c_int, [c_char_p, _address, _address]),
     "rb_close": (c_int, [_client]),
     "rb_client_model": (c_int, [_client, _address]),
@@ -161,10 +175,12 @@ PROTOTYPES = {
     "rb_set_priority": (c_int, [_client, _request, c_uint32]),
     "rb_commit": (c_int, [_client, _request, c_int64, c_uint32]),
     "rb_commit_all": (c_int, [_client, _address, c_uint32, c_int64, c_uint32]),
+    "rb_commit_on_stream": (c_int, [_client, _address, c_uint32, _address, c_int64, c_uint32]),
     "rb_wait": (c_int, [_client, _request, c_int64]),
     "rb_poll": (c_int, [_client, _request]),
     "rb_cancel": (c_int, [_client, _request]),
     "rb_release": (c_int, [_client, _request]),
+    "rb_release_on_stream": (c_int, [_client, _request, _address]),
     "rb_request_map": (c_int, [_client, _request, _address]),
     "rb_request_timing": (c_int, [_client, _request, _address]),
     "rb_infer": (c_int, [_client, c_uint32, _address, _address, c_int64, c_int64, _address]),

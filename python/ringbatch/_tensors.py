@@ -9,8 +9,8 @@ from typing import Any, Union
 
 import numpy as np
 
+from . import _device, errors
 from . import _structs as c
-from . import errors
 
 # By rb_dtype. NumPy has no bfloat16: its bits travel as uint16.
 _DTYPES = ("bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64")
@@ -19,16 +19,19 @@ _BY_NAME = {**dict(zip(_NUMPY, _DTYPES)), **{d: d for d in _DTYPES}, "bfloat16":
 del _BY_NAME["uint16"]  # as a declaration it would be taken for bfloat16
 
 Dimension = Union[int, str]
-Spec = tuple[Any, Sequence[Dimension]]
+# A type and the shape of a row, perhaps with where it lies: "device:0", or "host".
+Spec = Union[tuple[Any, Sequence[Dimension]], tuple[Any, Sequence[Dimension], str]]
 
 
 class Tensor:
     """One tensor of a model: a row of it, without the batch dimension."""
 
-    __slots__ = ("dims_at", "dtype", "kind", "name", "offset", "row_bytes", "shape", "stride", "variable")
+    __slots__ = ("dims_at", "dtype", "kind", "memory", "name", "offset", "on_device", "row_bytes", "shape", "stride", "variable")
 
     def __init__(self, t: c.Tensor, dims_at: int) -> None:
         self.name: str = t.name.decode()
+        self.memory = f"device:{t.on_device - 1}" if t.on_device else "host"  # as the worker that allocated it counts GPUs
+        self.on_device = bool(t.on_device)
         self.kind = _DTYPES[t.dtype - 1]
         self.dtype = np.dtype(_NUMPY[t.dtype - 1])
         self.shape: tuple[int, ...] = tuple(t.shape[: t.rank])
@@ -40,7 +43,7 @@ class Tensor:
 
     def __repr__(self) -> str:
         dims = ",".join(f"<={d}" if i in self.variable else str(d) for i, d in enumerate(self.shape))
-        return f"{self.name}:{self.kind}[{dims}]"
+        return f"{self.name}:{self.kind}[{dims}]{f'@{self.memory}' if self.on_device else ''}"
 
     @property
     def expected(self) -> str:
@@ -81,6 +84,8 @@ class Tensor:
     def convert(self, value: Any, cast: bool) -> np.ndarray:
         """The array that a caller passed, with this tensor's type or an error."""
         getattr(value, "dtype", None)  # a view that is over raises here; as a plain array it would only be empty
+        if not isinstance(value, np.ndarray) and _device.is_device_array(value):
+            value = _device.to_host(self, value, cast)
         array = self._array(value)
         if array.dtype == self.dtype:
             return array
@@ -124,12 +129,13 @@ def _shape(dims: Sequence[Any]) -> str:
     return "(" + ", ".join(map(str, dims)) + ("," if len(dims) == 1 else "") + ")"
 
 
-def describe(name: str, spec: Spec) -> str:
-    """A declaration as text: ("float32", (3, "<=224")) is x:f32[3,<=224]."""
+def describe(name: str, spec: Spec, memory: str | None = None) -> str:
+    """A declaration as text: ("float32", (3, "<=224")) is x:f32[3,<=224]. memory is where it lies if it does not say so itself."""
     try:
-        dtype, shape = spec
+        dtype, shape, *where = spec
+        (own,) = where or (memory,)
     except (TypeError, ValueError):
-        raise errors.Invalid(f"tensor {name!r}: expected (dtype, shape), got {spec!r}") from None
+        raise errors.Invalid(f"tensor {name!r}: expected (dtype, shape), or (dtype, shape, memory), got {spec!r}") from None
     kind = _BY_NAME.get(dtype if isinstance(dtype, str) else np.dtype(dtype).name)
     if kind is None:
         raise errors.Invalid(f"tensor {name!r}: dtype {dtype!r}; there are {', '.join(sorted(_BY_NAME))}")
@@ -137,12 +143,19 @@ def describe(name: str, spec: Spec) -> str:
     for d in dims:
         if not re.fullmatch(r"(<=)?\d+", d):
             raise errors.Invalid(f"tensor {name!r}: dimension {d!r}; write 224, or '<=224' for a variable one")
-    return f"{name}:{kind}[{','.join(dims)}]"
+    return in_memory(f"{name}:{kind}[{','.join(dims)}]", own)
 
 
-def signature(inputs: Mapping[str, Spec], outputs: Mapping[str, Spec]) -> str:
+def in_memory(text: str, memory: str | None) -> str:
+    """A declaration with where it lies, unless it says so itself."""
+    if memory is not None and not re.fullmatch(r"host|device(:\d+)?", memory):
+        raise errors.Invalid(f"memory={memory!r}: want 'host', 'device' or 'device:0', with the number of the GPU")
+    return text if memory in (None, "host") or "@" in text else f"{text}@{memory}"
+
+
+def signature(inputs: Mapping[str, Spec], outputs: Mapping[str, Spec], memory: str | None = None) -> str:
     """A whole signature as text."""
-    sides = (" ".join(describe(name, spec) for name, spec in side.items()) for side in (inputs, outputs))
+    sides = (" ".join(describe(name, spec, memory) for name, spec in side.items()) for side in (inputs, outputs))
     return " -> ".join(sides)
 
 
@@ -158,7 +171,9 @@ class Signature:
         self.variable_outputs = sum(len(t.variable) for t in outputs)
         self.output_maxima = tuple(t.shape[i] for t in outputs for i in t.variable)
         self.sized = self.variable_inputs + self.variable_outputs == 0
-        self.single = self.sized and len(inputs) == len(outputs) == 1
+        self.on_device = any(t.on_device for t in [*inputs, *outputs])
+        self.in_c = self.sized and not self.on_device  # the library copies whole requests
+        self.single = self.in_c and len(inputs) == len(outputs) == 1
 
     def __repr__(self) -> str:
         return " ".join(map(repr, self.inputs)) + " -> " + " ".join(map(repr, self.outputs))

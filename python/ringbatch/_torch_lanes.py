@@ -74,6 +74,9 @@ class Lane:
         self.keep: list[torch.Tensor] = []  # results must live until the device has written them
         if device.type == "cuda":
             self.slots = torch.zeros(most, dtype=torch.int32, pin_memory=True)  # the kernels read it in place
+            # Within device memory they would wait for that: there they read a copy.
+            self.near = torch.zeros(most, dtype=torch.int32, device=device)
+            self.near_at = self.near.data_ptr()
             self.slots_at, self.inputs_at = self.slots.data_ptr(), [x.data_ptr() for x in self.inputs]
             self.arrived, self.finished = torch.cuda.Event(), torch.cuda.Event()
         # The true sizes of padded rows, on their way to the buffer behind those of the inputs.
@@ -102,13 +105,15 @@ class Lane:
             return self._on_cpu(rows, true)
         ctypes.memmove(self.slots_at, rows.slots_at, 4 * rows.rows)
         few = len(rows.runs) <= FEW_RUNS
+        if e.near and len(rows.runs) > 1:
+            e.mover.copy(e.copies_at, self.near_at, self.slots_at, 4 * rows.rows)
         for plane, to, shape in zip(e.inputs, self.inputs_at, rows.shapes):
-            size = math.prod(shape) * plane.host.element_size()
-            if few and size == plane.stride:
+            size = math.prod(shape) * plane.rows.element_size()
+            if few and size == plane.stride and not (plane.on_device and len(rows.runs) > 1):
                 for slot, row, n in rows.runs:
                     e.mover.copy(e.copies_at, to + row * size, plane.base + slot * size, n * size)
             else:
-                e.mover.gather(e.copies_at, to, plane.base, plane.stride, self.slots_at, size, rows.rows)
+                e.mover.gather(e.copies_at, to, plane.base, plane.stride, self._numbers(plane), size, rows.rows, plane.on_device)
         if self.sizes is not None:
             e.mover.copy(e.copies_at, self.inputs_at[-1], self.sizes.data_ptr(), rows.rows * self.sizes.stride(0) * 8)
         self.arrived.record(e.copies)
@@ -151,14 +156,18 @@ class Lane:
             if len(rows.runs) == 1 and size == plane.stride:
                 e.mover.copy(e.computing_at, plane.base + rows.runs[0][0] * size, flat.data_ptr(), size * rows.rows)
             else:
-                e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self.slots_at, size, rows.rows)
+                e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self._numbers(plane), size, rows.rows, plane.on_device)
         return self._dims(outputs, rows, true)
+
+    def _numbers(self, plane: Plane) -> int:
+        """Where the kernels that move rows of a plane read the slot numbers."""
+        return self.near_at if plane.on_device else self.slots_at
 
     def _flat(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> list[torch.Tensor]:
         """The outputs as the ring wants them: a row each, and without the padding that is inside of it."""
         flat = []
         for plane, shape, y in zip(self.engine.outputs, self.engine.shapes, outputs):
-            y = y[: rows.rows].to(plane.host.dtype)
+            y = y[: rows.rows].to(plane.rows.dtype)
             lines = y.reshape(rows.rows, -1).contiguous()
             if true is not None and shape.known and not shape.prefix:
                 lines = torch.empty_like(lines)
@@ -183,12 +192,12 @@ class Lane:
         xs = self._views(rows)
         for plane, x in zip(e.inputs, xs):
             flat = x.view(rows.rows, -1)
-            torch.index_select(plane.host[:, : flat.shape[1]], 0, slots, out=flat)
+            torch.index_select(plane.rows[:, : flat.shape[1]], 0, slots, out=flat)
         if self.sizes is not None:
             xs[-1].copy_(self.sizes[: rows.rows])
         ys = e.compute(xs)
         for plane, flat in zip(e.outputs, self._flat(ys, rows, true)):
-            plane.host[:, : flat.shape[1]].index_copy_(0, slots, flat)
+            plane.rows[:, : flat.shape[1]].index_copy_(0, slots, flat)
         return self._dims(ys, rows, true)
 
     def done(self) -> bool:
@@ -266,6 +275,7 @@ class Engine:
         self.compute, self.specs, self.max_rows, self.device, self.full = compute, specs, max_rows, device, full
         self.inputs: list[Plane] = []
         self.outputs: list[Plane] = []
+        self.near = False  # some plane is in device memory
         self.graph_sizes: list[int] = []
         self.took = self.last = 0  # how long the last batch took, and when it was done
         if device.type == "cuda":
@@ -292,6 +302,7 @@ class Engine:
     def bind(self, inputs: list[Plane], outputs: list[Plane]) -> None:
         """Says where the rows of batches lie."""
         self.inputs, self.outputs = inputs, outputs
+        self.near = any(p.on_device for p in inputs + outputs)
         if outputs and not self.shapes:
             self.shapes = [Output(p.shape, tuple(UNKNOWN if d in p.variable else FIXED for d in range(len(p.shape)))) for p in outputs]
         if not all(s.known for s in self.shapes):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves rows between the ring and the GPU, launched from Python.
+"""Moves rows between the ring, in host or device memory, and the GPU's buffers, launched from Python.
 
 torch has kernels of its own that could (index_select, index_copy_), but they
 fill the whole GPU with threads that wait for the bus. The native worker's use
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 BLOCKS, THREADS, CHUNK = 48, 512, 16384  # as worker/cuda/lane.go has them
+DEVICE_BLOCKS = 264  # within device memory nothing waits for the bus: as many as fit
 
 
 class Kernel:
@@ -28,9 +29,9 @@ class Kernel:
         first = ctypes.addressof(self.values)
         self.places = (c_void_p * count)(*range(first, first + 8 * count, 8))
 
-    def __call__(self, stream: int, units: int, *arguments: int) -> None:
+    def __call__(self, stream: int, blocks: int, *arguments: int) -> None:
         self.values[:] = arguments
-        status = self.mover.launch(self.function, min(units, BLOCKS), 1, 1, THREADS, 1, 1, 0, stream, self.places, None)
+        status = self.mover.launch(self.function, blocks, 1, 1, THREADS, 1, 1, 0, stream, self.places, None)
         if status:
             self.mover.check("cuLaunchKernel", status)
 
@@ -61,10 +62,14 @@ class Mover:
         if status:
             self.check("cuMemcpyAsync", status)
 
-    def gather(self, stream: int, to: int, plane: int, stride: int, slots: int, row_bytes: int, rows: int) -> None:
+    def gather(self, stream: int, to: int, plane: int, stride: int, slots: int, row_bytes: int, rows: int, on_device: bool = False) -> None:
         """Rows of a plane, by slot number, one after the other to device memory."""
-        self._gather(stream, rows * -(-row_bytes // CHUNK), to, row_bytes, plane, stride, slots, row_bytes, rows, rows)
+        self._gather(stream, _blocks(rows, row_bytes, on_device), to, row_bytes, plane, stride, slots, row_bytes, rows, rows)
 
-    def scatter(self, stream: int, plane: int, stride: int, source: int, slots: int, row_bytes: int, rows: int) -> None:
+    def scatter(self, stream: int, plane: int, stride: int, source: int, slots: int, row_bytes: int, rows: int, on_device: bool = False) -> None:
         """The way back."""
-        self._scatter(stream, rows * -(-row_bytes // CHUNK), plane, stride, source, row_bytes, slots, row_bytes, rows)
+        self._scatter(stream, _blocks(rows, row_bytes, on_device), plane, stride, source, row_bytes, slots, row_bytes, rows)
+
+
+def _blocks(rows: int, row_bytes: int, on_device: bool) -> int:
+    return min(rows * -(-row_bytes // CHUNK), DEVICE_BLOCKS if on_device else BLOCKS)

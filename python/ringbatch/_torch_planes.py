@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ring's memory as torch sees it: pinned, its planes as tensors."""
+"""The ring's memory as torch sees it: its planes as tensors, pinned where they are in host memory."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class Plane:
 
     shape: tuple[int, ...]  # of a row, the largest
     variable: tuple[int, ...]  # its variable dimensions
-    host: torch.Tensor  # [slots, elements]; the GPU knows it by the same address
+    rows: torch.Tensor  # [slots, elements], in device memory or in host memory that the GPU knows by the same address
 
     def __post_init__(self) -> None:
-        self.base, self.stride = self.host.data_ptr(), self.host.stride(0) * self.host.element_size()  # in bytes
+        self.base, self.stride = self.rows.data_ptr(), self.rows.stride(0) * self.rows.element_size()  # in bytes
+        self.on_device = self.rows.is_cuda
 
 
 class Planes:
@@ -35,7 +36,8 @@ class Planes:
 
     def __init__(self, ring: Ring, device: torch.device) -> None:
         self._base = 0
-        if device.type == "cuda":
+        sides = ring.signature.inputs, ring.signature.outputs
+        if device.type == "cuda" and any(not t.on_device for side in sides for t in side):
             # Once for the whole ring; from then on copies are asynchronous
             # and kernels reach it directly.
             base, size = ring.mapping.base, ring.mapping.bytes
@@ -43,7 +45,7 @@ class Planes:
             if status != 0:
                 raise errors.NoMemory(f"cudaHostRegister of {size >> 20} MiB: error {status}")
             self._base = base
-        self.inputs, self.outputs = ([_plane(ring, t) for t in side] for side in (ring.signature.inputs, ring.signature.outputs))
+        self.inputs, self.outputs = ([_plane(ring, t) for t in side] for side in sides)
 
     def close(self) -> None:
         """Unpins the memory. Nothing on the device may use it any more."""
@@ -54,5 +56,7 @@ class Planes:
 
 def _plane(ring: Ring, t: Tensor) -> Plane:
     count = math.prod(t.shape)
+    if t.on_device:
+        return Plane(t.shape, t.variable, ring.mapping.plane(t)[: ring.slots].view(ring.slots, count))
     host = torch.frombuffer(ring.mapping.memory, dtype=DTYPES[NAMES.index(t.kind)], count=ring.slots * count, offset=t.offset)
     return Plane(t.shape, t.variable, host.view(ring.slots, count))

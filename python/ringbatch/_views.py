@@ -23,8 +23,8 @@ from typing import Any, Callable
 
 import numpy as np
 
+from . import _device, errors
 from . import _structs as c
-from . import errors
 from ._tensors import Tensor
 
 
@@ -43,15 +43,24 @@ class Mapping:
         # or not; when the last one is gone the mapping goes.
         self.memory = (ctypes.c_uint8 * m.bytes).from_address(m.base)
         weakref.finalize(self.memory, lib.rb_map_release, m.id).atexit = False
-        self._planes: dict[Tensor, np.ndarray] = {}
+        #: Of the tensors that lie in a GPU's memory; None: there are none.
+        self.device = _device.device_memory(lib, m.id, self.memory)
+        self._planes: dict[Tensor, Any] = {}
         self._rows: dict[tuple[Tensor, int], np.ndarray] = {}  # of the slots that were used
 
-    def plane(self, t: Tensor) -> np.ndarray:
-        """All slots of a tensor of fixed shape (and what else lies behind them)."""
+    def base_of(self, t: Tensor) -> int:
+        """The address that the tensor's offset counts from."""
+        return self.device.base if t.on_device and self.device else self.base
+
+    def plane(self, t: Tensor) -> Any:
+        """All slots of a tensor of fixed shape (and what else lies behind them): an array, or of a tensor on the device what stands for one."""
         plane = self._planes.get(t)
         if plane is None:
             offset = self.offsets[t]
-            plane = np.ndarray(((self.bytes - offset) // t.stride, *t.shape), t.dtype, self.memory, offset)
+            if t.on_device and self.device:
+                plane = self.device.plane(t, offset)
+            else:
+                plane = np.ndarray(((self.bytes - offset) // t.stride, *t.shape), t.dtype, self.memory, offset)
             self._planes[t] = plane
         return plane
 
@@ -97,34 +106,48 @@ class Life:
         self._memory = memory  # stays mapped, also for who took the address of a view that has lost it since
         self.error: Callable[[], errors.Error] = parents  # why they are over, once lives_in is not this process
         self.lives_in: object = _present
-        self._views: list[View] = []
+        self._views: list[Any] = []
 
-    def view(self, array: np.ndarray) -> View:
-        v = array.view(View)
-        v._life = self
+    def view(self, array: Any) -> Any:
+        """An array that this life ends; what lies on the device is left what it is."""
+        v: Any = array
+        if isinstance(array, np.ndarray):
+            v = array.view(View)
+            v._life = self
         self._views.append(v)
         return v
 
     def end(self, error: Callable[[], errors.Error]) -> None:
         self.error, self.lives_in = error, None
         for v in self._views:
-            _setstate(v, _EMPTY)
+            _end(v, error)
         self._views.clear()
 
 
-def fresh(array: np.ndarray, memory: Any) -> View:
-    """A view with a life of its own, which end_view ends."""
+def fresh(array: Any, memory: Any) -> Any:
+    """A view with a life of its own, which end_view ends; what lies on the device is left what it is."""
+    if not isinstance(array, np.ndarray):
+        return array
     v = array.view(View)
     v._life = Life(memory)
     return v
 
 
-def end_view(view: View | list[View], error: Callable[[], errors.Error]) -> None:
+def end_view(view: Any, error: Callable[[], errors.Error]) -> None:
     """Ends what fresh has made; also several in a list."""
-    for v in [view] if isinstance(view, View) else view:
-        life = _life_of(v)
-        life.error, life.lives_in = error, None
-        _setstate(v, _EMPTY)
+    for v in view if isinstance(view, list) else [view]:
+        if isinstance(v, View):
+            life = _life_of(v)
+            life.error, life.lives_in = error, None
+        _end(v, error)
+
+
+def _end(view: Any, error: Callable[[], errors.Error]) -> None:
+    """It loses its memory."""
+    if isinstance(view, View):
+        _setstate(view, _EMPTY)
+    else:
+        _device.end(view, error)
 
 
 def released() -> errors.Error:

@@ -38,6 +38,7 @@ def worker(
     debug: bool | None = None,
     name: str | None = None,
     gpu: str | None = None,
+    memory: str | None = None,
     **policy: Any,
 ) -> Callable[[Callable[[Batch], Any]], Worker]:
     """Makes a function of batches a worker of a model.
@@ -51,6 +52,9 @@ def worker(
     inputs, outputs: for each tensor its type and the shape of one row, as in
         ``{"x": ("float32", (3, 224, 224))}``; ``"<=512"`` is a dimension that
         each request has its own size of. ``"bfloat16"`` travels as uint16.
+    memory: ``"device:0"``: the tensors lie in the memory of that GPU, and arrays
+        are tensors of torch there; for producers that have theirs on it too. One
+        tensor by itself: ``{"x": ("float32", (3, 224, 224), "device:0")}``.
     policy: settings that declare the model if the broker does not know it yet,
         as ``max_batch_size=32, wait_time=0.005``; docs/configuration.md has all
         of them. A time is seconds as a number or a text like ``"5ms"``. Of one
@@ -70,7 +74,7 @@ def worker(
     o = worker_options(
         depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, name=name, gpu=gpu, **policy
     )
-    text = signature(inputs, outputs)
+    text = signature(inputs, outputs, memory)
 
     def made(function: Callable[[Batch], Any]) -> Worker:
         if not is_async(function) and concurrency:

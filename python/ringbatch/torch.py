@@ -44,6 +44,7 @@ from . import _sizes, _torch_cli, _torch_compile, _torch_load, errors
 from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
 from ._serve import stop_on_signals
 from ._serve_targets import name_of, several
+from ._tensors import in_memory
 from ._torch_lanes import Engine, agree, failure
 from ._torch_planes import DTYPES, NAMES, Plane, Planes
 from ._torch_sizes import Compute, Module, declared, named_call, numpy_types, sized, torch_types
@@ -72,6 +73,7 @@ def serve(
     pad: Sequence[str] | str | float = 0,
     pad_sizes: bool = True,
     depth: int = 2,
+    memory: str | None = None,
     stop: threading.Event | None = None,
     wait: float = 10.0,
     **options: Any,
@@ -96,6 +98,10 @@ def serve(
     do not bring it. pad: what padding is filled with, or ["tokens=1"] for single
     inputs. pad_sizes: round sizes up to buckets, powers of two unless buckets
     says otherwise, if padded rows give the same results (docs/sizes.md).
+
+    memory: "device" has the tensors lie in the memory of the module's GPU, for
+    producers that have theirs there (docs/gpu.md); a single one says it itself:
+    "x:f16[3,224,224]@device", "y:f32[10]@host".
     """
     if str(options.get("ragged", False)).lower() == "true":
         raise errors.Invalid("a module is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
@@ -124,7 +130,7 @@ def serve(
             raise errors.Invalid(f"the module gives {len(shapes)} outputs, and {len(outputs)} are declared")
         shapes = [declared(name, shape, variable, o) for (name, _, shape, variable), o in zip(map(parse_spec, outputs), shapes)]
     _sizes.add_buckets(options, axes)
-    signature = f"{' '.join(inputs)} -> {' '.join(outputs)}"
+    signature = " -> ".join(" ".join(_placed(text, memory, where) for text in side) for side in (inputs, outputs))
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "torch"))
     if where.type == "cuda":
         options.setdefault("gpu", f"{where.index} {torch.cuda.get_device_name(where)}")
@@ -253,12 +259,25 @@ def _example(axes: _sizes.Axes, sized: bool, device: torch.device, rows: int = 1
 
 def parse_spec(text: str) -> tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...]]:
     """x:f32[3,<=224] as name, dtype, largest shape, variable dimensions."""
-    m = re.fullmatch(r"([^:\[\]]+):(\w+)\[([\d,<=\s]*)\]", text.strip())
+    m = re.fullmatch(r"([^:\[\]]+):(\w+)\[([\d,<=\s]*)\](@\w+(:\d+)?)?", text.strip())
     if not m or m[2] not in NAMES:
         raise errors.Invalid(f"tensor {text!r}: want name:dtype[dims], like x:f32[3,224,224]")
     dims = [d.strip() for d in m[3].split(",") if d.strip()]
     shape = tuple(int(d.removeprefix("<=")) for d in dims)
     return m[1], DTYPES[NAMES.index(m[2])], shape, tuple(i for i, d in enumerate(dims) if d.startswith("<="))
+
+
+def _placed(text: str, memory: str | None, device: torch.device) -> str:
+    """A tensor's text with where it lies: on the module's own GPU, if on any."""
+    text = in_memory(text.strip(), memory)
+    base, at, named = text.partition("@")
+    if not at or named == "host":
+        return base
+    if device.type != "cuda":
+        raise errors.NoGPU(f"tensor {base} in device memory: the module is on the {device}, and such memory is for modules on a GPU")
+    if named not in ("device", f"device:{device.index}"):
+        raise errors.WrongGPU(f"tensor {base} in the memory of {named}: the module is on cuda:{device.index}, and its tensors must be too")
+    return f"{base}@device:{device.index}"
 
 
 def _input(text: str) -> _sizes.Input:
@@ -344,7 +363,7 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         stop_on_signals(stop)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, **settings)
-        serve(module, name, inputs=inputs, outputs=a.output, stop=stop, socket=a.socket, **how, **sizes)
+        serve(module, name, inputs=inputs, outputs=a.output, memory=a.memory, stop=stop, socket=a.socket, **how, **sizes)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         print(f"ringbatch torch: {failure(e)}", file=sys.stderr)
         return 1

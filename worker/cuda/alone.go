@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -35,7 +36,10 @@ func Alone(m *Model, rows, lanes int) (run func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := openRing(layout, seg)
+	if t := m.Signature.FirstOnDevice(); t != nil {
+		return nil, fmt.Errorf("%w: %s: without a broker the tensors lie on the host", status.ErrInvalid, t)
+	}
+	r, err := openRing(layout, seg, nil)
 	if err != nil {
 		return nil, fmt.Errorf("register memory with the driver: %w", err)
 	}

@@ -12,7 +12,8 @@
 // # How a batch passes
 //
 //  1. The ring was registered with the driver once, at attach: the GPU reads
-//     and writes it in place.
+//     and writes it in place. Tensors in device memory (x:f32[4]@device:0) it
+//     finds where their producers wrote them; the first worker allocates it.
 //  2. A batch that is one run of neighbouring slots comes in by one copy; any
 //     other by a kernel that gathers rows by slot number (kernels/move.cu).
 //  3. The model's kernels run on contiguous device memory.

@@ -85,7 +85,7 @@ func BenchmarkInputsByOneCopy(b *testing.B) {
 func BenchmarkInputsByGather(b *testing.B) {
 	k := newBench(b)
 	k.measure(b, benchRows*benchRow, func(int) error {
-		return launch(k.stream, k.d.gather, moveDims(benchRow, benchRows), word(k.to), word(benchRow), word(k.ring), word(benchRow), word(k.slotsDev),
+		return launch(k.stream, k.d.gather, moveDims(&shm.Plane{}, benchRow, benchRows), word(k.to), word(benchRow), word(k.ring), word(benchRow), word(k.slotsDev),
 			word(benchRow), word(benchRows), word(benchRows))
 	})
 }
@@ -105,7 +105,7 @@ func BenchmarkInputsByCopyPerSlot(b *testing.B) {
 func BenchmarkOutputsByScatter(b *testing.B) {
 	k := newBench(b)
 	k.measure(b, benchRows*benchOut, func(int) error {
-		return launch(k.stream, k.d.scatter, moveDims(benchOut, benchRows), word(k.ring), word(benchOut), word(k.to), word(benchOut), word(k.slotsDev),
+		return launch(k.stream, k.d.scatter, moveDims(&shm.Plane{}, benchOut, benchRows), word(k.ring), word(benchOut), word(k.to), word(benchOut), word(k.slotsDev),
 			word(benchOut), word(benchRows))
 	})
 }

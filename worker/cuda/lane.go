@@ -31,26 +31,39 @@ const copyRuns = 2
 // kernels compute whole tiles.
 const rowTile = 32
 
-// ring is a mapping that the device can reach.
+// deviceBlocks is how many blocks move rows within device memory, which is many
+// times as fast as the bus.
+const deviceBlocks = 264
+
+// ring is a mapping that the device can reach, and its device memory.
 type ring struct {
 	layout *shm.Layout
 	host   unsafe.Pointer
 	dev    cu.DevicePtr
+	shared *sharedMemory // nil: all tensors lie on the host
 }
 
-func openRing(layout *shm.Layout, seg *shm.Segment) (*ring, error) {
+func openRing(layout *shm.Layout, seg *shm.Segment, shared *sharedMemory) (*ring, error) {
 	// Pinning takes every page of the ring. Where a memory cgroup has no room
 	// for them this is an error, and no kill.
 	if err := seg.Populate(shm.Range{Length: seg.Size()}); err != nil {
 		return nil, err
 	}
-	r := &ring{layout: layout, host: seg.AddressOf(0)}
+	r := &ring{layout: layout, host: seg.AddressOf(0), shared: shared}
 	var err error
 	r.dev, err = register(r.host, seg.Size())
 	return r, err
 }
 
 func (r *ring) close() error { return unregister(r.host) }
+
+// plane is where the GPU finds a tensor's rows.
+func (r *ring) plane(p *shm.Plane) cu.DevicePtr {
+	if p.Spec.OnDevice() {
+		return r.shared.base + cu.DevicePtr(p.Offset)
+	}
+	return r.dev + cu.DevicePtr(p.Offset)
+}
 
 // rows is a batch as a lane sees it.
 type rows interface {
@@ -191,16 +204,22 @@ func (l *lane) read(k int) error {
 	whole := size == plane.Stride && b.PadTo() == b.Rows()
 	if whole && len(runs) <= copyRuns {
 		for _, run := range runs {
-			host := unsafe.Add(l.r.host, plane.Offset+int64(run.Slot)*plane.Stride)
+			at, n := int64(run.Slot)*plane.Stride, int64(run.Rows)*size
 			to := l.in[k] + cu.DevicePtr(int64(run.Row)*size)
-			if err := checked("cuMemcpyHtoDAsync", cu.MemcpyHtoDAsync(to, host, int64(run.Rows)*size, l.stream)); err != nil {
+			var err error
+			if plane.Spec.OnDevice() {
+				err = checked("cuMemcpyDtoDAsync", cu.MemcpyDtoDAsync(to, l.r.plane(plane)+cu.DevicePtr(at), n, l.stream))
+			} else {
+				err = checked("cuMemcpyHtoDAsync", cu.MemcpyHtoDAsync(to, unsafe.Add(l.r.host, plane.Offset+at), n, l.stream))
+			}
+			if err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	return launch(l.stream, l.d.gather, moveDims(size, b.PadTo()), word(l.in[k]), word(size),
-		word(l.r.dev+cu.DevicePtr(plane.Offset)), word(plane.Stride), word(l.slotsDev), word(size), word(b.Rows()), word(b.PadTo()))
+	return launch(l.stream, l.d.gather, moveDims(plane, size, b.PadTo()), word(l.in[k]), word(size),
+		word(l.r.plane(plane)), word(plane.Stride), word(l.slotsDev), word(size), word(b.Rows()), word(b.PadTo()))
 }
 
 // write puts the k-th output of all rows into their slots.
@@ -210,13 +229,16 @@ func (l *lane) write(k int) error {
 	if l.out[k] == l.in[k%len(l.in)] { // computed in place: as long as the input's rows
 		size = rowBytes(b, l.r.layout, k)
 	}
-	return launch(l.stream, l.d.scatter, moveDims(size, b.Rows()), word(l.r.dev+cu.DevicePtr(plane.Offset)), word(plane.Stride),
+	return launch(l.stream, l.d.scatter, moveDims(plane, size, b.Rows()), word(l.r.plane(plane)), word(plane.Stride),
 		word(l.out[k]), word(size), word(l.slotsDev), word(size), word(b.Rows()))
 }
 
-func moveDims(rowBytes int64, rows int) dims {
-	units := int64(rows) * ((rowBytes + moveChunk - 1) / moveChunk)
-	return dims{gridX: int(min(units, moveBlocks)), block: moveThreads}
+func moveDims(p *shm.Plane, rowBytes int64, rows int) dims {
+	units, most := int64(rows)*((rowBytes+moveChunk-1)/moveChunk), int64(moveBlocks)
+	if p.Spec.OnDevice() {
+		most = deviceBlocks
+	}
+	return dims{gridX: int(min(units, most)), block: moveThreads}
 }
 
 // done asks whether the batch is done. An error here came from a kernel or

@@ -45,9 +45,14 @@ func Serve(ctx context.Context, cfg worker.Config, m *Model) error {
 	if cfg.GPU == "" {
 		cfg.GPU = fmt.Sprintf("%d %s", m.options.Device, d.name)
 	}
+	var shared *sharedMemory
+	if cfg.Signature.FirstOnDevice() != nil {
+		shared = &sharedMemory{d: d}
+		cfg.Device = shared
+	}
 	// On this goroutine, which has the device's context on its thread.
 	return worker.KeepAttached(ctx, cfg, func(ctx context.Context, w *worker.Worker) error {
-		err := serveAttached(ctx, w, d, p)
+		err := serveAttached(ctx, w, d, p, shared)
 		if errors.Is(err, ErrLost) {
 			w.Abandon() // a batch that may still be written to must not be answered
 		}
@@ -64,9 +69,9 @@ type server struct {
 	polls      int // since something happened last
 }
 
-func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program) error {
+func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, shared *sharedMemory) error {
 	start := time.Now()
-	r, err := openRing(w.Layout(), w.Planes())
+	r, err := openRing(w.Layout(), w.Planes(), shared)
 	if err != nil {
 		return fmt.Errorf("register the ring with the driver: %w", err)
 	}

@@ -27,7 +27,7 @@
 typedef int CUresult;
 typedef unsigned long long CUdeviceptr, CUhandle;
 
-enum { OK, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, ILLEGAL_ADDRESS = 700 };
+enum { OK, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801, UNKNOWN = 999 };
 #define GRAIN (2 << 20)
 #define MEMFD "stub-cuda-" /* and the GPU's letter */
 
@@ -81,7 +81,7 @@ CUresult cuGetErrorName(CUresult r, const char **text)
 {
 	*text = r == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : r == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : r == INVALID_HANDLE ? "CUDA_ERROR_INVALID_HANDLE"
 		: r == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : r == NOT_INITIALIZED ? "CUDA_ERROR_NOT_INITIALIZED" : r == INVALID_DEVICE ? "CUDA_ERROR_INVALID_DEVICE"
-		: r == INVALID_CONTEXT ? "CUDA_ERROR_INVALID_CONTEXT" : r == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_UNKNOWN";
+		: r == INVALID_CONTEXT ? "CUDA_ERROR_INVALID_CONTEXT" : r == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : r == NOT_SUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED" : "CUDA_ERROR_UNKNOWN";
 	return OK;
 }
 CUresult cuGetErrorString(CUresult r, const char **text) { return cuGetErrorName(r, text); }
@@ -183,7 +183,7 @@ CUresult cuMemImportFromShareableHandle(CUhandle *handle, void *os, int type)
 	CALL;
 	snprintf(path, sizeof path, "/proc/self/fd/%d", (int)(intptr_t)os);
 	if (readlink(path, target, sizeof target - 1) < 0 || strncmp(target, "/memfd:" MEMFD, strlen("/memfd:" MEMFD)))
-		return INVALID_VALUE;
+		return UNKNOWN;
 	int fd = fcntl((int)(intptr_t)os, F_DUPFD_CLOEXEC, 0);
 	*handle = (CUhandle)fd + 1;
 	return fd < 0 ? INVALID_VALUE : OK;
@@ -204,8 +204,10 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUhandle handle, 
 	struct stat st;
 	(void)flags;
 	CALL;
-	if (bytes % GRAIN || offset || fstat((int)handle - 1, &st) || (size_t)st.st_size < bytes)
+	if (bytes % GRAIN || offset || fstat((int)handle - 1, &st))
 		return INVALID_VALUE;
+	if ((size_t)st.st_size != bytes)
+		return NOT_SUPPORTED;
 	if (mmap((void *)(uintptr_t)at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, (int)handle - 1, 0) == MAP_FAILED)
 		return OUT_OF_MEMORY;
 	pthread_mutex_lock(&memory);
@@ -362,6 +364,18 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *s) 
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *s) { return cuMemcpyAsync(to, from, bytes, s); }
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) { CALL; memcpy((void *)(uintptr_t)to, from, bytes); return OK; }
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) { CALL; memcpy(to, (void *)(uintptr_t)from, bytes); return OK; }
+
+CUresult cuStreamQuery(void *given)
+{
+	CALL;
+	stream *s = known(given);
+	if (!s)
+		return INVALID_HANDLE;
+	pthread_mutex_lock(&s->mu);
+	bool idle = !s->first && !s->busy;
+	pthread_mutex_unlock(&s->mu);
+	return idle ? OK : NOT_READY;
+}
 
 CUresult cuStreamSynchronize(void *given)
 {

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cbindings
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// Device memory on the stub of the CUDA driver (hack/cuda/stub): real processes,
+// of which testdata/device.c is one, and a real broker.
+
+const deviceSignature = "x:f32[1024]@device:0 -> y:f32[1024]@device:0 sum:f32[]"
+
+// slowStream stops each copy of a stream in the midst of the row.
+const slowStream = "STUB_CUDA_DELAY_US=3000"
+
+// bed is a broker and what runs beside it.
+type bed struct {
+	t      *testing.T
+	socket string
+	exe    string
+	env    []string
+}
+
+func deviceBed(t *testing.T, sanitizer string) *bed {
+	t.Helper()
+	stub := filepath.Join(built, "stub", "libcuda.so.1")
+	if _, err := os.Stat(stub); err != nil {
+		if err := os.MkdirAll(filepath.Dir(stub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		run(t, "cc", "-O1", "-g", "-shared", "-fPIC", "-pthread", "-o", stub, "../hack/cuda/stub/libcuda.c")
+	}
+	exe := filepath.Join(built, "device")
+	if sanitizer != "" {
+		exe = sanitizedProgram(t, sanitizer, "device", "testdata/device.c")
+	} else if _, err := os.Stat(exe); err != nil {
+		run(t, "cc", "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I.", "-pthread", "-o", exe, "testdata/device.c", library(t)+"/lib/libringbatch.a", "-ldl")
+	}
+	return &bed{t: t, socket: startBroker(t), exe: exe, env: []string{"RINGBATCH_LIBCUDA=" + stub}}
+}
+
+// role is a process of the bed.
+type role struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	lines *bufio.Scanner
+	said  []string
+	stdin *os.File
+}
+
+func (b *bed) start(env []string, args ...string) *role {
+	b.t.Helper()
+	out, in, err := os.Pipe()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	r := &role{t: b.t, cmd: exec.Command(b.exe, args...), lines: bufio.NewScanner(out)}
+	r.cmd.Env = append(append(os.Environ(), b.env...), env...)
+	r.cmd.Stdout, r.cmd.Stderr = in, in
+	stdin, err := r.cmd.StdinPipe()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	r.stdin = stdin.(*os.File)
+	if err := r.cmd.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	in.Close()
+	b.t.Cleanup(func() {
+		_ = r.cmd.Process.Kill()
+		_ = r.cmd.Wait()
+		out.Close()
+	})
+	return r
+}
+
+// until reads what it says until a line begins so.
+func (r *role) until(begin string) string {
+	r.t.Helper()
+	for r.lines.Scan() {
+		r.said = append(r.said, r.lines.Text())
+		if strings.HasPrefix(r.lines.Text(), begin) {
+			return r.lines.Text()
+		}
+	}
+	r.t.Fatalf("it said %q, and never %q", r.said, begin)
+	return ""
+}
+
+func (b *bed) worker(model string, env ...string) *role {
+	b.t.Helper()
+	w := b.start(env, "worker", b.socket, model, deviceSignature)
+	w.until("attached GPU-61616161-")
+	return w
+}
+
+func (r *role) kill() {
+	_ = r.cmd.Process.Kill()
+	_ = r.cmd.Wait()
+}
+
+// deviceDescriptors counts what this process, which the broker runs in, has of the
+// stub's memory.
+func deviceDescriptors(t *testing.T) (n int) {
+	t.Helper()
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		if to, err := os.Readlink(fd); err == nil && strings.Contains(to, "stub-cuda-") {
+			n++
+		}
+	}
+	return n
+}
+
+// waitForDescriptors waits until the broker has so many.
+func waitForDescriptors(t *testing.T, want int) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); deviceDescriptors(t) != want; time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the broker has %d descriptors of device memory, want %d", deviceDescriptors(t), want)
+		}
+	}
+}
+
+func TestNobodyReadsHalfARowThatAStreamWrites(t *testing.T) {
+	b := deviceBed(t, "")
+	b.worker("m")
+	for how, right := range map[string]bool{"stream": true, "patient": true, "hasty": false} {
+		got := b.start([]string{slowStream}, "client", b.socket, "m", "12", how).until("torn")
+		if (got == "torn 0, wrong 0, gone 0") != right {
+			t.Errorf("%s: %s", how, got)
+		}
+	}
+	// Streams that are done in a moment take another way.
+	if got := b.start(nil, "client", b.socket, "m", "200", "stream").until("torn"); got != "torn 0, wrong 0, gone 0" {
+		t.Errorf("a fast stream: %s", got)
+	}
+}
+
+func TestCommitsOnAStreamUnderSanitizers(t *testing.T) {
+	for _, sanitizer := range []string{"address,undefined", "thread"} {
+		t.Run(sanitizer, func(t *testing.T) {
+			b := deviceBed(t, sanitizer)
+			// Device memory is counted by the program; the sanitizer cannot look for leaks while the stub's threads are there.
+			b.env = append(b.env, "TSAN_OPTIONS=halt_on_error=1", "ASAN_OPTIONS=detect_leaks=0")
+			b.worker("m")
+			b.start([]string{slowStream}, "client", b.socket, "m", "8", "stream").until("torn 0, wrong 0, gone 0")
+			b.start([]string{slowStream}, "closing", b.socket, "m").until("ok")
+		})
+	}
+}
+
+func TestAStreamThatFailsEndsItsRequests(t *testing.T) {
+	b := deviceBed(t, "")
+	b.worker("m")
+	b.start([]string{slowStream, "STUB_CUDA_BROKEN=" + filepath.Join(t.TempDir(), "broken")}, "broken", b.socket, "m").until("ok")
+}
+
+func TestDeviceMemoryOutlivesTheWorkerThatAllocatedIt(t *testing.T) {
+	b := deviceBed(t, "")
+	first := b.worker("m", "DIE=1") // as soon as it has a batch
+	waitForDescriptors(t, 1)
+	c := b.start([]string{slowStream}, "client", b.socket, "m", "8", "stream")
+	c.until("connected")
+	_ = first.cmd.Wait()
+	// It has less memory than the ring takes: what is there it can map all the same.
+	second := b.worker("m", "STUB_CUDA_BYTES=0")
+	c.until("torn 0, wrong 0, gone 0")
+	c.until("ok")
+	second.kill()
+	waitForDescriptors(t, 0)
+}
+
+func TestDeviceMemoryGoesWithTheLastWhoUsesIt(t *testing.T) {
+	b := deviceBed(t, "")
+	w := b.worker("m")
+	c := b.start([]string{"PAUSE=1"}, "client", b.socket, "m", "8", "stream")
+	c.until("paused")
+	waitForDescriptors(t, 1)
+	w.kill() // the client keeps the model, and its memory
+	if got := b.start(nil, "connect", b.socket, "m").until(""); got != "OK: " {
+		t.Errorf("a client that comes while no worker is there: %s", got)
+	}
+	waitForDescriptors(t, 1)
+	c.kill()
+	waitForDescriptors(t, 0)
+}
+
+func TestARestartedBrokerGetsItsDeviceMemoryAnew(t *testing.T) {
+	dir := t.TempDir()
+	b := deviceBed(t, "")
+	b.socket = filepath.Join(dir, "b.sock")
+	serve := func() (stop func()) {
+		br, err := broker.New(broker.Config{Socket: b.socket, OpenFolder: true, DrainTime: -1, Logger: quiet})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = br.Serve(ctx) }()
+		return func() { cancel(); <-done }
+	}
+	stop := serve()
+	w := b.worker("m")
+	c := b.start([]string{"PAUSE=1", "WAIT=1"}, "client", b.socket, "m", "16", "stream")
+	c.until("paused")
+	stop()
+	if n := deviceDescriptors(t); n != 0 {
+		t.Errorf("a broker that has ended left %d descriptors", n)
+	}
+	w.until("left 0")
+	stop = serve()
+	defer func() { stop() }()
+	w.until("attached")
+	fmt.Fprintln(c.stdin)
+	c.until("torn 0, wrong 0")
+	c.until("ok")
+}
+
+func TestEveryThingThatIsWrongWithAGPUHasAName(t *testing.T) {
+	b := deviceBed(t, "")
+	ask := func(what, want string, env []string, args ...string) {
+		t.Helper()
+		got := b.start(env, append([]string{args[0], b.socket}, args[1:]...)...).until("")
+		for _, part := range strings.Split(want, "…") {
+			if !strings.Contains(got, part) {
+				t.Errorf("%s: %s, want %s", what, got, want)
+			}
+		}
+	}
+	attach := func(what, want, signature string, more ...string) {
+		t.Helper()
+		ask(what, want, more, "attach", "other", signature)
+	}
+	const sig = "x:f32[4]@device:0 -> y:f32[4]"
+	attach("a worker without a GPU", "NoGPU: ", sig, "STUB_CUDA_GPUS=")
+	attach("a worker without a driver", "NoGPU: … cannot open shared object", sig, "RINGBATCH_LIBCUDA=/nowhere/libcuda.so.1")
+	attach("a worker on a GPU that is not there", "WrongGPU: …device:7…sees 1", "x:f32[4]@device:7 -> y:f32[4]")
+	attach("not enough device memory", "NoMemory: …2 MiB of device memory; 1 of 1 MiB are free", sig, "STUB_CUDA_BYTES=1048576")
+	attach("tensors on two GPUs", "Invalid: …another GPU", "x:f32[4]@device:0 -> y:f32[4]@device:1")
+	attach("no such memory", "Invalid: …device:N", "x:f32[4]@moon -> y:f32[4]")
+	attach("a variable dimension", "Invalid: …variable", "x:f32[<=4]@device:0 -> y:f32[4]")
+	ask("private slots", "Invalid: …private", nil, "attach", "other", sig, "private=true")
+	waitForDescriptors(t, 0)
+
+	b.worker("m")
+	attachM := func(what, want, signature string) {
+		t.Helper()
+		ask(what, want, nil, "attach", "m", signature)
+	}
+	attachM("a worker with the tensors elsewhere", "SignatureMismatch: …@device:0", "x:f32[1024] -> y:f32[1024] sum:f32[]")
+	ask("a client of another GPU", "WrongGPU: …GPU-61616161-…sees GPU-62626262-", []string{"STUB_CUDA_GPUS=b"}, "connect", "m")
+	ask("a client that sees it as another number", "OK: ", []string{"STUB_CUDA_GPUS=ba"}, "connect", "m")
+	ask("a client without a GPU", "NoGPU: ", []string{"STUB_CUDA_GPUS="}, "connect", "m")
+	ask("a child of a process that has used CUDA", "NoGPU: …fork", nil, "fork", "m")
+	ask("a client that cannot use device memory", "Invalid: …lies in device memory", []string{"HOST_ONLY=1"}, "connect", "m")
+	if _, err := client.Dial(t.Context(), "m", client.WithSocket(b.socket)); !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), "device memory") {
+		t.Errorf("a Go client: %v", err)
+	}
+	signature, err := tensor.ParseSignature([]string{"x:f32[1024]@device:0"}, []string{"y:f32[1024]@device:0", "sum:f32[]"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := worker.Attach(t.Context(), worker.Config{Model: "m", Signature: signature, Socket: b.socket}); !errors.Is(err, status.ErrNoGPU) {
+		t.Errorf("a Go worker without CUDA: %v", err)
+	}
+	waitForDescriptors(t, 1)
+}
+
+// liar offers something else instead of device memory.
+type liar struct{ fd int }
+
+func (l *liar) Allocate(int64, int) (int, string, error) {
+	fd, err := unix.Dup(l.fd)
+	return fd, "GPU-61616161-6161-6161-6161-616161616161", err
+}
+func (l *liar) Import(int, int64, string) error { return nil }
+func (l *liar) Close()                          {}
+
+func TestADescriptorThatIsNoDeviceMemoryHurtsNobody(t *testing.T) {
+	b := deviceBed(t, "")
+	signature, err := tensor.ParseSignature([]string{"x:f32[4]@device:0"}, []string{"y:f32[4]"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	memfd := func(name string, size int64) int {
+		fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+		if err == nil {
+			err = unix.Ftruncate(fd, size)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Close(fd) })
+		return fd
+	}
+	for what, fd := range map[string]int{"no-handle": memfd("else", 2<<20), "too-small": memfd("stub-cuda-a", 4096), "too-large": memfd("stub-cuda-a", 64<<20)} {
+		w, err := worker.Attach(t.Context(), worker.Config{Model: what, Signature: signature, Socket: b.socket, Device: &liar{fd}})
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if got := b.start(nil, "connect", b.socket, what).until(""); !strings.HasPrefix(got, "Layout: ") {
+			t.Errorf("%s: %s", what, got)
+		}
+		w.Close()
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = syscall.Close(pair[0]), syscall.Close(pair[1]) }()
+	if _, err := worker.Attach(t.Context(), worker.Config{Model: "liar", Signature: signature, Socket: b.socket, Device: &liar{pair[0]}}); !errors.Is(err, status.ErrInvalid) {
+		t.Errorf("a socket: %v", err)
+	}
+	b.worker("m") // others are served
+	b.start(nil, "client", b.socket, "m", "4", "stream").until("torn 0, wrong 0, gone 0")
+}

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors on a GPU, against the driver without a GPU of hack/cuda/stub: device pointers are addresses there, and a copy on a stream
+stops for a while when half of it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import REPOSITORY, broker_at, python, serving
+from ringbatch import _device
+from ringbatch._pipeline import declaration
+
+ROW = 1024  # elements of f32
+
+
+@pytest.fixture(scope="module")
+def driver():
+    """The stub, in this process and in those that it starts."""
+    with tempfile.TemporaryDirectory(prefix="rb") as folder, pytest.MonkeyPatch.context() as m:
+        path = os.path.join(folder, "libcuda.so.1")
+        subprocess.run(["cc", "-shared", "-fPIC", "-pthread", "-O1", "-o", path, str(REPOSITORY / "hack" / "cuda" / "stub" / "libcuda.c")], check=True)
+        m.setenv("RINGBATCH_LIBCUDA", path)
+        m.setenv("STUB_CUDA_DELAY_US", "2000")
+        m.setattr(_device, "_torch", None)  # of torch there is no stub
+        lib = ctypes.CDLL(path)
+        lib.cuMemcpyAsync.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+        yield lib
+
+
+@pytest.fixture
+def stream(driver):
+    """A stream of this process."""
+    made, context = ctypes.c_void_p(), ctypes.c_void_p()
+    assert driver.cuInit(0) == 0 and driver.cuStreamCreate(ctypes.byref(made), 0) == 0
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and driver.cuCtxSetCurrent(context) == 0
+    yield made.value
+    driver.cuStreamDestroy_v2(made)
+
+
+@pytest.fixture
+def gate(driver, stream):
+    """What is queued on the stream from here on stays there until the event is set."""
+    opened = threading.Event()
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: opened.wait(20) and None)
+    assert driver.cuLaunchHostFunc(ctypes.c_void_p(stream), function, None) == 0
+    yield opened
+    opened.set()
+    driver.cuStreamSynchronize(ctypes.c_void_p(stream))
+
+
+@pytest.fixture(scope="module")
+def socket(driver):
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        path = os.path.join(folder, "b.sock")
+        with broker_at(path):
+            yield path
+
+
+def at(a) -> int:
+    return a.__cuda_array_interface__["data"][0]
+
+
+def host(a: _device.DeviceArray) -> np.ndarray:
+    """The stub's device memory as an array."""
+    i = a.__cuda_array_interface__
+    memory = (ctypes.c_uint8 * a.nbytes).from_address(i["data"][0])
+    return np.ndarray(i["shape"], i["typestr"], memory)
+
+
+@rb.worker("double", inputs={"x": ("float32", (ROW,))}, outputs={"y": ("float32", (ROW,)), "first": ("float32", (), "host")}, memory="device:0", max_batch_size=8)
+def double(batch):
+    for i in range(len(batch.runs)):
+        x = host(batch.input_run("x", i))
+        host(batch.output_run("y", i))[:] = 2 * x
+        batch.output_run("first", i)[:] = x[:, 0]
+
+
+@pytest.fixture(scope="module")
+def served(socket):
+    """The model double, by a process of its own: what a worker waits for on its GPU is not this one's."""
+    p = subprocess.Popen([sys.executable, __file__], env={**os.environ, "RINGBATCH_SOCKET": socket})
+    try:
+        yield socket
+    finally:
+        p.terminate()
+        p.wait(20)
+
+
+@pytest.fixture
+def model(served):
+    with rb.connect("double", socket=served, wait=60) as m:
+        yield m
+
+
+def test_a_slot_is_handed_out_by_cuda_array_interface_and_dlpack(model):
+    assert model.inputs[0].memory == "device:0" and model.outputs[1].memory == "host"
+    assert repr(model.inputs[0]) == "x:f32[1024]@device:0"
+    with model.request() as r:
+        x = r.inputs["x"]
+        assert x.shape == (ROW,) and x.__cuda_array_interface__["typestr"] == "<f4" and x.__dlpack_device__() == (2, 0)
+        host(x)[:] = np.arange(ROW)
+        capsule = x.__dlpack__()
+        assert "dltensor" in repr(capsule) and len(_device._lent) == 1
+        del capsule  # nobody took it
+        assert not _device._lent
+        r.run()
+        assert (host(r.outputs["y"]) == 2 * np.arange(ROW)).all()
+        assert r.outputs["first"] == 0 and isinstance(r.outputs["first"], np.ndarray)
+        y = r.outputs["y"]
+    with pytest.raises(rb.Committed):
+        at(x)
+    with pytest.raises(rb.Released):
+        at(y)
+
+
+def test_a_commit_waits_for_the_copy_of_its_stream_and_nobody_waits_for_the_commit(model, driver, stream, gate):
+    source = [np.full(ROW, n, np.float32) for n in range(1, 6)]
+    with contextlib.ExitStack() as stack:
+        sent = []
+        for s in source:  # each copy takes a while, and stands still in its midst
+            r = stack.enter_context(model.request())
+            assert driver.cuMemcpyAsync(at(r.inputs["x"]), s.ctypes.data, s.nbytes, stream) == 0
+            sent.append(r.commit(stream=stream))
+        assert not any(r.done() for r in sent)
+        gate.set()
+        for n, r in enumerate(sent, 1):
+            r.wait()
+            assert (host(r.outputs["y"]) == 2 * n).all(), "the worker has read half a row"
+
+
+def test_several_are_committed_on_one_stream_together(model, driver, stream):
+    source = [np.full(ROW, n, np.float32) for n in range(4)]
+    with contextlib.ExitStack() as stack:
+        some = [stack.enter_context(model.request()) for _ in source]
+        for r, s in zip(some, source):
+            assert driver.cuMemcpyAsync(at(r.inputs["x"]), s.ctypes.data, s.nbytes, stream) == 0
+        model.commit(some, stream=stream)
+        with pytest.raises(rb.Committed):
+            some[0].inputs["x"]
+        for n, r in enumerate(some):
+            assert (host(r.wait().outputs["y"]) == 2 * n).all()
+
+
+def test_a_commit_that_ignored_the_stream_would_be_seen(model, driver, stream, gate):
+    """What the tests above would see: the word of a caller that is not true."""
+    s = np.full(ROW, 7, np.float32)
+    with model.request() as r:
+        assert driver.cuMemcpyAsync(at(r.inputs["x"]), s.ctypes.data, s.nbytes, stream) == 0
+        model._core.lib.rb_commit(model._core.handle, r._id, 0, 0)
+        r.wait()
+        assert not (host(r.outputs["y"]) == 14).any()
+        gate.set()
+        driver.cuStreamSynchronize(ctypes.c_void_p(stream))
+
+
+def test_without_a_stream_and_without_torch_everything_is_waited_for(model, driver, stream):
+    s = np.full(ROW, 3, np.float32)
+    with model.request() as r:
+        assert driver.cuMemcpyAsync(at(r.inputs["x"]), s.ctypes.data, s.nbytes, stream) == 0
+        r.run()
+        assert (host(r.outputs["y"]) == 6).all()
+
+
+def test_a_slot_is_not_used_again_while_a_stream_reads_it(served, driver, stream, gate):
+    kept = np.zeros(ROW, np.float32)
+    with rb.connect("double", socket=served, wait=60, window=1) as m:
+        r = m.request()
+        host(r.inputs["x"])[:] = 4
+        r.run(stream=0)  # not the one that stands still
+        assert driver.cuMemcpyAsync(kept.ctypes.data, at(r.outputs["y"]), kept.nbytes, stream) == 0
+        r.release(stream=stream)
+        with pytest.raises(rb.Full):
+            m.request(timeout=0.05)
+        gate.set()
+        with m.request(timeout=30) as r:
+            host(r.inputs["x"])[:] = 5
+            r.run()
+    assert (kept == 8).all()
+
+
+def test_streams_of_other_packages_are_taken_and_what_is_none_is_refused(model, driver, stream):
+    class OfTorch:
+        cuda_stream = stream
+
+    class OfCuPy:
+        ptr = stream
+
+    class OfCuda:
+        def __cuda_stream__(self):
+            return 0, stream
+
+    for s in (OfTorch(), OfCuPy(), OfCuda(), stream):
+        with model.request() as r:
+            host(r.inputs["x"])[:] = 1
+            assert r.run(stream=s).outputs["first"] == 1
+    with model.request() as r, pytest.raises(rb.Invalid, match="want a stream"):
+        r.commit(stream="the first")
+
+
+def test_arrays_on_the_wrong_side_are_refused_by_name(model):
+    with pytest.raises(rb.Invalid, match="PyTorch, which is not installed"):
+        model(np.zeros(ROW, np.float32))
+
+
+class OnTheGPU:
+    """As torch, CuPy and others show theirs."""
+
+    dtype, shape = np.dtype("float32"), (16,)
+    __cuda_array_interface__ = {"version": 3, "shape": (16,), "typestr": "<f4", "data": (4096, False)}
+
+
+def test_an_array_on_a_gpu_is_not_copied_down_silently(echo):
+    with rb.connect("echo", socket=echo) as m, pytest.raises(rb.Invalid, match="is on a GPU. Nothing is copied between them silently"):
+        m(OnTheGPU())
+
+
+def test_rows_that_lie_apart_say_what_they_need(socket):
+    refused = []
+
+    @rb.worker("apart", inputs={"x": ("float32", (4,))}, outputs={"y": ("float32", (4,))}, memory="device", max_batch_size=2, wait_time=60)
+    def apart(batch):
+        try:
+            batch.inputs["x"]
+        except rb.Invalid as e:
+            refused.append(str(e))
+        return None
+
+    with serving(apart, socket), rb.connect("apart", socket=socket, wait=10, window=3) as m:
+        a, b, c = (m.request() for _ in range(3))
+        m.commit([a, c])
+        a.wait()
+        c.wait()
+        for r in (a, b, c):
+            r.release()
+    assert refused and "input_run" in refused[0]
+
+
+def test_a_process_without_a_gpu_and_one_with_another_are_told(model, socket):
+    code = """
+        from ringbatch import _device
+        _device._torch = None
+        try:
+            rb.connect("double")
+        except rb.Error as e:
+            print(type(e).__name__, e)
+    """
+    assert python(code, socket=socket, STUB_CUDA_GPUS="").startswith("NoGPU")
+    assert python(code, socket=socket, STUB_CUDA_GPUS="b").startswith("WrongGPU")
+
+
+def test_a_producer_in_another_process_and_a_second_worker_share_the_memory(model, socket):
+    code = """
+        import ctypes
+        from ringbatch import _device
+        _device._torch = None
+        with rb.connect("double") as m:
+            for n in range(20):
+                with m.request(rows=2) as r:
+                    i = r.inputs["x"].__cuda_array_interface__
+                    np.ndarray(i["shape"], "f4", (ctypes.c_uint8 * (4 * i["shape"][0] * i["shape"][1])).from_address(i["data"][0]))[:] = n
+                    assert set(r.run().outputs["first"]) == {n}
+        print("right")
+    """
+    with serving(double, socket):
+        assert python(code, socket=socket) == "right"
+
+
+def mapped() -> int:
+    """How many times device memory is mapped into this process."""
+    with open("/proc/self/maps") as f:
+        return f.read().count("stub-cuda")
+
+
+def test_a_connection_maps_the_memory_once_and_leaves_nothing_behind(served):
+    assert mapped() == 0
+    with serving(double, served):
+        with rb.connect("double", socket=served, wait=60) as m, m.request() as r:
+            host(r.inputs["x"])[:] = 1
+            r.run()
+            y = r.outputs["y"]
+            assert mapped() == 2  # the worker's and the connection's
+        assert mapped() == 2  # y would not find its memory otherwise
+        del m, r, y
+        assert mapped() == 1
+    gc.collect()
+    assert mapped() == 0
+
+
+@rb.worker("decode", inputs={"raw": ("uint8", (8,))}, outputs={"x": ("float32", (8,), "device:0")})
+def decode(batch):
+    for i in range(len(batch.runs)):
+        host(batch.output_run("x", i))[:] = batch.input_run("raw", i)
+
+
+@rb.worker("sum", inputs={"x": ("float32", (8,), "device:0")}, outputs={"s": ("float32", ())})
+def summed(batch):
+    for i in range(len(batch.runs)):
+        batch.output_run("s", i)[:] = host(batch.input_run("x", i)).sum(1)
+
+
+def test_stages_of_a_pipeline_hand_tensors_on_in_device_memory_and_its_clients_need_no_gpu(socket):
+    text = declaration([decode, summed], None, {})
+    with serving(decode.as_stage("staged", text), socket), serving(summed.as_stage("staged", text), socket):
+        with rb.connect("staged", socket=socket, wait=10) as m:
+            assert m(np.arange(8, dtype=np.uint8)) == 28
+        code = "with rb.connect('staged') as m: print(m(np.arange(8, dtype=np.uint8)))"
+        assert python(code, socket=socket, STUB_CUDA_GPUS="") == "28.0"
+
+
+def test_memory_is_said_for_a_model_or_for_a_tensor(driver):
+    said = rb.worker("m", inputs={"a": ("float32", 4), "b": ("float32", 4, "host")}, outputs={"y": ("float32", 4, "device:1")}, memory="device:0")
+    assert said(lambda batch: None).signature == "a:f32[4]@device:0 b:f32[4] -> y:f32[4]@device:1"
+    with pytest.raises(rb.Invalid, match="want 'host', 'device' or 'device:0'"):
+        rb.worker("m", inputs={"a": ("float32", 4)}, outputs={"y": ("float32", 4)}, memory="gpu")
+
+
+def test_a_thread_that_never_used_cuda_commits_too(model):
+    answers = []
+
+    def run() -> None:
+        with model.request() as r:
+            host(r.inputs["x"])[:] = 5
+            answers.append(float(r.run().outputs["first"]))
+
+    t = threading.Thread(target=run)
+    t.start()
+    t.join(30)
+    assert answers == [5]
+
+
+if __name__ == "__main__":
+    _device._torch = None
+    double.run(wait=30)
