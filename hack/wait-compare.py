@@ -105,13 +105,13 @@ class Comparison:
         self.ringbatch("set", "model", *settings)
 
     def bench(self, name: str, *flags: str) -> dict:
-        text = self.ringbatch("bench", "model", "--json", "--seconds", self.args.seconds, "--warmup", self.args.warmup, "--clients", "8", *flags)
+        text = self.ringbatch("bench", "model", "--json", "--clients", "8", "--seconds", self.args.seconds, "--warmup", self.args.warmup, *flags)
         (self.out / f"{name}.json").write_text(text)
         return json.loads(text)
 
     def compare(self) -> list[str]:
         with self.running():
-            capacity = self.bench("capacity", "--in_flight", "32")["throughput"]
+            capacity = sorted(self.bench("capacity", "--in_flight", "32", "--warmup", "1")["windows_items_per_s"])[1]  # of three
             print(f"{self.name}: capacity {capacity:.0f} requests/s (closed loop, 256 in flight)", flush=True)
             lines = [self.at(float(load), capacity) for load in self.args.loads.split(",") if load]
             if self.args.goal:

@@ -171,3 +171,36 @@ func TestASegmentThatNobodyCouldHoldIsRefused(t *testing.T) {
 		t.Errorf("4 EiB: %v", err)
 	}
 }
+
+func TestTensorsInDeviceMemoryLieByThemselves(t *testing.T) {
+	sig, err := tensor.ParseSignature([]string{"x:f32[3]@device:0", "n:i32[1]"}, []string{"y:f16[1000]@device:0", "z:u8[1]"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := NewLayout(sig, 600, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 600 × 12 = 7,200 bytes of x take two pages; n and z are on the host as if x and y were not there.
+	for i, want := range []int64{0, 4096, 8192, 8192} {
+		if got := l.Planes[i].Offset; got != want {
+			t.Errorf("%s lies at %d, want %d", l.Planes[i].Spec, got, want)
+		}
+	}
+	if l.DeviceSize != 2<<20 || l.PlanesSize != 3*4096 { // 8,192 + 1,200,000, rounded up
+		t.Errorf("%d bytes on the device, %d on the host", l.DeviceSize, l.PlanesSize)
+	}
+	host, err := tensor.ParseSignature([]string{"x:f32[3]", "n:i32[1]"}, []string{"y:f16[1000]", "z:u8[1]"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other, err := NewLayout(host, 600, 32); err != nil || other.Geometry == l.Geometry || other.DeviceSize != 0 {
+		t.Errorf("%+v, %v", other, err)
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("bytes of a tensor in device memory")
+		}
+	}()
+	l.Inputs[0].Row(make([]byte, l.PlanesSize), 0)
+}

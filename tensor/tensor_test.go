@@ -28,6 +28,27 @@ func TestASizeThatCannotBeSaysWhy(t *testing.T) {
 	}
 }
 
+func TestATensorSaysWhereItLies(t *testing.T) {
+	for text, want := range map[string]string{
+		"x:f32[4]@device:0": "x:f32[4]@device:0", "x:f32[]@device": "x:f32[]@device:0", "x:f32[4]@host": "x:f32[4]", "x@device:0:f32[4]": "", "a@b:f32[4]@device:63": "a@b:f32[4]@device:63",
+		"x:f32[4]@": "", "x:f32[4]@device:64": "", "x:f32[4]@device:-1": "", "x:f32[4]@device:": "", "x:f32[4]@gpu": "", "x:f32[<=4]@device:0": "", "x:f32[4]@device:0]": "", "x:f32@device:0": "",
+	} {
+		spec, err := ParseSpec(text)
+		if want == "" && !errors.Is(err, status.ErrInvalid) || want != "" && (err != nil || spec.String() != want || spec.OnDevice() != strings.Contains(want, "]@")) {
+			t.Errorf("%s: %s, %v", text, spec, err)
+		}
+	}
+	if spec, _ := ParseSpec("x:f32[4]@device:07"); spec.Device() != 7 {
+		t.Errorf("device %d", spec.Device())
+	}
+	if _, err := ParseSignature([]string{"x:f32[4]@device:0"}, []string{"y:f32[4]@device:1"}); !errors.Is(err, status.ErrInvalid) {
+		t.Errorf("tensors on two GPUs: %v", err)
+	}
+	if got := PlaceTexts([]string{"x:f32[4]", "y:f32[4]@host", "h"}, "device:2"); !slices.Equal(got, []string{"x:f32[4]@device:2", "y:f32[4]@host", "h"}) {
+		t.Errorf("%q", got)
+	}
+}
+
 func TestEveryDTypeIsReadAsItsGoType(t *testing.T) {
 	check := func(d DType, name string, size int, got DType, elems int, err error) {
 		t.Helper()

@@ -181,7 +181,10 @@ type costTable struct {
 // The curve of which most is known gives the form. Each of the others is that
 // times a factor, which is what the sizes that both have differ by on average,
 // and goes its own way where it was seen more than once or twice. Numbers of
-// others that were never seen lie on a straight line with the nearest two. What
+// others that were never seen lie on a straight line with the nearest two. A size
+// that was not seen beside others takes as long as if they took turns, at most:
+// where full batches side by side are slow, small ones may not be, and a wait
+// that keeps them apart would never find out. What
 // was not seen for long counts less and less, so that it is tried again: a
 // batch beside others may be slow no more, and nobody would notice.
 func (t *costTable) fill(c *costs, rows, others int) {
@@ -210,6 +213,8 @@ func (t *costTable) fill(c *costs, rows, others int) {
 			if p := &v.points[i]; p.count > 0 {
 				own := float64(min(p.count, 16)) * c.trust(j)
 				time = (own*p.time + 2*time) / (own + 2)
+			} else if j > 0 && c.curves[0].count > 0 {
+				time = min(time, float64(j+1)*float64(t.times[0][i]))
 			}
 			t.times[j][i] = Time(max(1, time))
 		}

@@ -291,6 +291,9 @@ const (
 	remembered   = Time(time.Second)
 	fewRecords   = 16
 	someRecords  = 384
+	// evaluateAnyway is when a few new requests are enough: after a busy time the
+	// many that are usual would take long to come.
+	evaluateAnyway = remembered / 4
 )
 
 // step goes on with the replay for as long as may be now, and begins a new one
@@ -310,7 +313,7 @@ func (l *learner) step(now Time) {
 			return
 		}
 		n := l.windowSize(now)
-		if n < fewRecords || !l.shapes[0].known() || l.count-l.begunAt < min(n/2, someRecords/2) {
+		if n < fewRecords || !l.shapes[0].known() || l.count-l.begunAt < min(n/2, someRecords/2) && now < l.begun+evaluateAnyway {
 			return
 		}
 		l.begin(now, n)

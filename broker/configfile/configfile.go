@@ -101,6 +101,7 @@ type fileModel struct {
 	Name    string       `toml:"name"`
 	Inputs  []string     `toml:"inputs"`
 	Outputs []string     `toml:"outputs"`
+	Memory  string       `toml:"memory"` // of the tensors, of all stages too, that say nothing themselves
 	Workers []fileWorker `toml:"worker"`
 	Stages  []fileStage  `toml:"stage"`
 }
@@ -227,6 +228,10 @@ func (f *fileModel) model(table map[string]any) (m broker.ModelConfig, err error
 	if m.Workers, err = workers(f.Workers); err != nil {
 		return m, err
 	}
+	if f.Memory, err = tensor.ParseMemory(f.Memory); err != nil {
+		return m, err
+	}
+	f.Inputs, f.Outputs = tensor.PlaceTexts(f.Inputs, f.Memory), tensor.PlaceTexts(f.Outputs, f.Memory)
 	if len(f.Stages) > 0 {
 		return m, f.stages(table, &m)
 	}
@@ -247,7 +252,9 @@ func (f *fileModel) stages(table map[string]any, m *broker.ModelConfig) (err err
 		}
 		m.Stages = append(m.Stages, s)
 	}
-	texts := func(i int) (inputs, outputs []string) { return f.Stages[i].Inputs, f.Stages[i].Outputs }
+	texts := func(i int) (inputs, outputs []string) {
+		return tensor.PlaceTexts(f.Stages[i].Inputs, f.Memory), tensor.PlaceTexts(f.Stages[i].Outputs, f.Memory)
+	}
 	if err := m.ParseTensors(f.Inputs, f.Outputs, texts); err != nil {
 		return err
 	}
@@ -273,7 +280,7 @@ func settings(table map[string]any) policy.Policy {
 	p := policy.Policy{}
 	for key, value := range table {
 		switch key {
-		case "name", "inputs", "outputs", "worker", "stage":
+		case "name", "inputs", "outputs", "memory", "worker", "stage":
 			continue
 		case "priority":
 			if levels, ok := value.([]map[string]any); ok {

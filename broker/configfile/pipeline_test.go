@@ -53,6 +53,26 @@ func TestAPipelineIsReadWithTheWorkersAndSettingsOfEachStage(t *testing.T) {
 	}
 }
 
+func TestMemoryOfAModelIsThatOfTheTensorsThatSayNothing(t *testing.T) {
+	cfg, err := Parse("[[model]]\nname = \"m\"\ninputs = [\"x:f32[4]\", \"n:i32[<=3]@host\"]\noutputs = [\"y:f32[2]@device:1\"]\nmemory = \"device:1\"\n")
+	if err != nil || cfg.Models[0].Signature.String() != "x:f32[4]@device:1 n:i32[<=3] -> y:f32[2]@device:1" {
+		t.Errorf("%+v, %v", cfg.Models, err)
+	}
+	cfg, err = Parse(strings.NewReplacer("f32[<=8]", "f32[8]", "ragged = true", "memory = \"device\"", "y:f32[<=3]", "y:f32[3]@host").Replace(plainPipeline))
+	if err != nil || cfg.Models[0].Signature.String() != "x:f32[8]@device:0 z:f32[2]@device:0 -> y:f32[3]" || cfg.Models[0].Stages[1].Signature.String() != "h:f32[4]@device:0 z:f32[2]@device:0 -> y:f32[3]" {
+		t.Errorf("%+v, %v", cfg.Models, err)
+	}
+	for _, wrong := range []string{"memory = \"gpu\"", "memory = \"device:64\"", "memory = \"device:0\"\nprivate = true"} {
+		cfg, err := Parse("[[model]]\nname = \"m\"\ninputs = [\"x:f32[4]\"]\noutputs = [\"y:f32[2]\"]\n" + wrong + "\n")
+		if err == nil {
+			_, _, err = cfg.Models[0].Resolve()
+		}
+		if !errors.Is(err, status.ErrInvalid) {
+			t.Errorf("%s: %v", wrong, err)
+		}
+	}
+}
+
 func TestAPipelineThatDoesNotFitTogetherIsRefusedWithWhatIsWrong(t *testing.T) {
 	for _, c := range []struct{ from, to, says string }{
 		{`["h", "z"]`, `["g", "z"]`, "no colon"},

@@ -140,3 +140,24 @@ func notShort(t *testing.T) {
 		t.Skip("a long simulation")
 	}
 }
+
+// What workers took side by side was seen of full batches only: that must not
+// make small ones look slow side by side, which a long wait would never disprove.
+func TestAfterFullLoadAutoDoesNotWaitForLong(t *testing.T) {
+	cfg := Config{
+		Policy: policy.Settings{MaxBatchSize: 32}, Workers: Workers{Count: 2, Depth: 2}, Hop: 7 * time.Microsecond, Seed: 1,
+		Cost: mustCost(t, "1=1.15ms,4=1.6ms,32=8ms"), Busy: []Cost{mustCost(t, "1=1.3ms,4=1.9ms,32=15.4ms")}, // about ResNet-50 on an H200
+	}
+	const before, after, full = 2 * time.Second, 3 * time.Second, 3900.0
+	cfg.Arrivals = Poisson{Rate: full}
+	cfg.Phases = []Phase{{From: before, Rate: 0.05, Cost: 1}}
+	cfg.Requests = int(full * (before.Seconds() + 0.05*after.Seconds()))
+	from, to := before+time.Second, before+after
+	best := math.Inf(1)
+	for _, wait := range gridWaits {
+		best = min(best, meanAfter(t, cfg, wait, from, to))
+	}
+	if auto := meanAfter(t, cfg, policy.Auto, from, to); auto > 1.05*best {
+		t.Errorf("%.3f times the best fixed wait", auto/best)
+	}
+}
