@@ -85,7 +85,7 @@ def late(count: int, ordered: bool) -> int:
             x = r.inputs["x"]
             torch.cuda._sleep(60_000)
             x[: ROW // 2].fill_(value)
-            torch.cuda._sleep(60_000)
+            torch.cuda._sleep(60_000 if n % 16 else 8_000_000)  # some tens of microseconds, or some milliseconds
             x[ROW // 2 :].fill_(value)
             r.commit() if ordered else r.commit(stream=other)
             under_way.append((r, value))

@@ -27,6 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLE = Path(os.environ.get("BUNDLE", ROOT / "build" / "gpu"))
+BINARY = os.environ.get("RINGBATCH_BINARY", str(BUNDLE / "ringbatch"))
 ECHO = "f32[150528]"  # 602,112 bytes
 IMAGE = "f16[3,224,224]"
 TICK = os.sysconf("SC_CLK_TCK")
@@ -85,7 +86,7 @@ def processes():
 def start_broker(start, folder: str) -> Process:
     socket = os.path.join(folder, "b.sock")
     os.environ["RINGBATCH_SOCKET"] = socket
-    broker = start(os.environ.get("RINGBATCH_BINARY", str(BUNDLE / "ringbatch")), "broker", "--socket", socket, "--log_level", "error", "--drain_time", "1s")
+    broker = start(BINARY, "broker", "--socket", socket, "--log_level", "error", "--drain_time", "1s")
     while not os.path.exists(socket):
         if broker.p.poll() is not None:
             raise RuntimeError("the broker did not start")
@@ -124,6 +125,8 @@ def measured(name: str, producers: list[Process], others: list[Process], seconds
         "producers_cpu_us": round(own / took / rate * 1e6, 1), "others_cpu_us": round(rest / took / rate * 1e6, 1),
     }  # fmt: skip
     row["cpu_us"] = round(row["producers_cpu_us"] + row["others_cpu_us"], 1)
+    if "us" in results[0]:
+        row["us"] = results[0]["us"]
     print(json.dumps(row), flush=True)
     return row
 
@@ -136,26 +139,32 @@ def echo(parts: list[str], seconds: float, folder: str) -> list[dict]:
         broker = start_broker(start, folder)
         flags = ("--input", f"x:{ECHO}", "--output", f"y:{ECHO}", "--max_batch_size", "32", "--no_cuda_graphs", "--no_freeze", "--slots", "1024")
         flags += ("--max_window", "64", "--depth", "3")
-        workers = {m: start_workers(start, 3, module, f"echo-{m}", m, *flags) for m in ("host", "device")}
-        for w in workers["host"] + workers["device"]:
+        workers = {("torch", m): start_workers(start, 3, module, f"torch-{m}", m, *flags) for m in ("host", "device")}
+        for m, where in (("host", ""), ("device", "@device:0")):
+            command = [BINARY, "worker", "--model", "echo", "--gpu", "0", "--name", f"native-{m}", "--input", f"x:{ECHO}{where}", "--max_batch_size", "32"]
+            workers["native", m] = [start(*command, "--slots", "1024", "--max_window", "64", "--depth", "3") for _ in range(2)]
+        for w in workers["torch", "host"] + workers["torch", "device"]:
             w.wait_for("serving")
         rows = []
 
-        def run(kind: str, count: int, in_flight: int, group: int) -> None:
+        def run(worker: str, kind: str, count: int, in_flight: int, group: int) -> None:
             memory = "device" if kind == "device" else "host"
             with processes() as begin:
-                command = (str(BUNDLE / "echo_producer"), f"echo-{memory}", str(in_flight), str(group), kind)
+                command = (str(BUNDLE / "echo_producer"), f"{worker}-{memory}", str(in_flight), str(group), kind)
                 producers = [begin(*command) for _ in range(count)]
                 for p in producers:
                     p.wait_for("ready")
-                rows.append(measured(f"echo {kind}: {count} x {in_flight} in flight, by {group}", producers, [broker, *workers[memory]], seconds, "g", None))
+                name = f"echo, {worker} worker, {kind}: {count} x {in_flight} in flight, by {group}"
+                rows.append(measured(name, producers, [broker, *workers[worker, memory]], seconds, "g", None))
 
-        if "latency" in parts:
-            for kind in ("cpu", "host", "device"):
-                run(kind, 1, 1, 1)
-        if "echo" in parts:
-            for kind, in_flight, group in (("cpu", 8, 1), ("cpu", 16, 4), ("host", 16, 4), ("device", 16, 1), ("device", 16, 4), ("device", 32, 8), ("device", 64, 16)):
-                run(kind, 14, in_flight, group)
+        for worker in ("native", "torch"):
+            if "latency" in parts:
+                for kind in ("cpu", "host", "device"):
+                    run(worker, kind, 1, 1, 1)
+            if "echo" in parts:
+                for kind, in_flight, group in (("cpu", 8, 1), ("host", 16, 4), ("device", 16, 4), ("device", 64, 16)):
+                    if worker == "native" or kind == "cpu" or group == 16:
+                        run(worker, kind, 14, in_flight, group)
         return rows
 
 
@@ -284,7 +293,7 @@ def bound(path: str) -> None:
     module, device, rows = torch.jit.load(path, "cuda"), torch.device("cuda", 0), 32
     rt.short_sleeps()
     inputs = [f"x:{IMAGE}"]
-    compute, _ = rt._prepare(module, rt._sizes.Axes(list(map(rt._input, inputs)), None), device, True, False, True, True, rows=rows)
+    compute, *_ = rt._prepare(module, rt._sizes.Axes(list(map(rt._input, inputs)), None), device, True, False, True, True, rows=rows)
     engine = Engine(compute, [(dtype, shape) for _, dtype, shape, _ in map(rt.parse_spec, inputs)], rows, device, 2, None)
     for lane in engine.lanes:
         for x in lane.inputs:
@@ -334,7 +343,7 @@ def main() -> int:
         if a.out:
             Path(a.out).write_text(json.dumps(rows, indent=1))
     for r in rows:
-        print(f"{r['name']:<50} {r['items/s']:>9,}/s  p50 {r['p50_us']:>8.1f} us  p99 {r['p99_us']:>8.1f} us  "
+        print(f"{r['name']:<62} {r['items/s']:>9,}/s  p50 {r['p50_us']:>8.1f} us  p99 {r['p99_us']:>8.1f} us  "
               f"CPU us/item: producers {r['producers_cpu_us']}, all {r['cpu_us']}  wrong {r['wrong']}")  # fmt: skip
     return 1 if any(r["wrong"] for r in rows) or not rows else 0
 

@@ -68,6 +68,7 @@ static void *host_source[SOURCES];
 static uint64_t ids[MOST];
 static int64_t began[MOST], *took;
 static uint64_t sent, done, wrong;
+static rb_timing sum; /* where the time went */
 
 /* send commits a group of rows; where they wait for the GPU it is not waited for here. */
 static void send(unsigned in_flight, unsigned group)
@@ -120,6 +121,9 @@ static void receive(unsigned in_flight)
 	uint64_t request = ids[done % in_flight];
 	RB(rb_wait(client, request, -1));
 	took[done % TIMES] = now_ns() - began[done % in_flight];
+	rb_timing t;
+	RB(rb_request_timing(client, request, &t));
+	sum.claim += t.claim, sum.write += t.write, sum.queue += t.queue, sum.dispatch += t.dispatch, sum.compute += t.compute, sum.wake += t.wake;
 	if (done % LOOK == 0)
 		look(request, done % SOURCES);
 	RB(rb_release(client, request)); /* nothing that was queued reads it */
@@ -196,8 +200,11 @@ int main(int argc, char **argv)
 		receive(in_flight);
 	uint64_t n = items < TIMES ? items : TIMES;
 	qsort(took, n, sizeof *took, compare);
-	printf("{\"items\": %llu, \"seconds\": %.6f, \"wrong\": %llu, \"p50\": %.2f, \"p99\": %.2f}\n", (unsigned long long)items, seconds,
-	       (unsigned long long)wrong, n ? 1e-3 * (double)took[n / 2] : 0, n ? 1e-3 * (double)took[n * 99 / 100] : 0);
+	double each = 1e-3 / (double)done;
+	printf("{\"items\": %llu, \"seconds\": %.6f, \"wrong\": %llu, \"p50\": %.2f, \"p99\": %.2f, \"us\": "
+	       "{\"claim\": %.1f, \"write\": %.1f, \"queue\": %.1f, \"dispatch\": %.1f, \"compute\": %.1f, \"wake\": %.1f}}\n",
+	       (unsigned long long)items, seconds, (unsigned long long)wrong, n ? 1e-3 * (double)took[n / 2] : 0, n ? 1e-3 * (double)took[n * 99 / 100] : 0,
+	       each * (double)sum.claim, each * (double)sum.write, each * (double)sum.queue, each * (double)sum.dispatch, each * (double)sum.compute, each * (double)sum.wake);
 	RB(rb_close(client));
 	return wrong != 0;
 }

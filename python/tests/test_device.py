@@ -18,6 +18,7 @@ import pytest
 import ringbatch as rb
 from conftest import REPOSITORY, broker_at, python, serving
 from ringbatch import _device
+from ringbatch._pipeline import declaration
 
 ROW = 1024  # elements of f32
 
@@ -294,6 +295,27 @@ def test_a_connection_maps_the_memory_once_and_leaves_nothing_behind(served):
         assert mapped() == 1
     gc.collect()
     assert mapped() == 0
+
+
+@rb.worker("decode", inputs={"raw": ("uint8", (8,))}, outputs={"x": ("float32", (8,), "device:0")})
+def decode(batch):
+    for i in range(len(batch.runs)):
+        host(batch.output_run("x", i))[:] = batch.input_run("raw", i)
+
+
+@rb.worker("sum", inputs={"x": ("float32", (8,), "device:0")}, outputs={"s": ("float32", ())})
+def summed(batch):
+    for i in range(len(batch.runs)):
+        batch.output_run("s", i)[:] = host(batch.input_run("x", i)).sum(1)
+
+
+def test_stages_of_a_pipeline_hand_tensors_on_in_device_memory_and_its_clients_need_no_gpu(socket):
+    text = declaration([decode, summed], None, {})
+    with serving(decode.as_stage("staged", text), socket), serving(summed.as_stage("staged", text), socket):
+        with rb.connect("staged", socket=socket, wait=10) as m:
+            assert m(np.arange(8, dtype=np.uint8)) == 28
+        code = "with rb.connect('staged') as m: print(m(np.arange(8, dtype=np.uint8)))"
+        assert python(code, socket=socket, STUB_CUDA_GPUS="") == "28.0"
 
 
 def test_memory_is_said_for_a_model_or_for_a_tensor(driver):
