@@ -137,6 +137,7 @@ static int serve(rb_worker w)
 			MUST(rb_batch_row(b, RB_OUTPUT, 0, i, &y, &bytes));
 			MUST(cuMemcpyHtoD((uint64_t)(uintptr_t)y, row, ROW));
 		}
+		MUST(cuStreamSynchronize(NULL)); /* the outputs have arrived */
 		CHECK(rb_batch_gather(b, RB_INPUT, 0, row, sizeof row) == RB_ERR_INVALID);
 		CHECK(rb_batch_scatter(b, 0, row, sizeof row) == RB_ERR_INVALID);
 		MUST(rb_batch_complete(b));
@@ -198,10 +199,12 @@ static void ask(rb_client c, asked *q, float value, const char *how)
 	MUST(rb_claim(c, 1, NULL, 0, -1, &r));
 	q->id = r.id;
 	MUST(rb_input(c, r.id, 0, &x));
-	for (int j = 0; j < WIDTH && !getenv("UNCHECKED"); j++)
-		row[j] = value;
-	if (!getenv("UNCHECKED"))
+	if (!getenv("UNCHECKED")) {
+		for (int j = 0; j < WIDTH; j++)
+			row[j] = value;
 		MUST(cuMemcpyHtoD(in + (uint64_t)place * ROW, row, ROW));
+		MUST(cuStreamSynchronize(NULL)); /* a large copy from pageable memory returns before it has arrived */
+	}
 	if (busy)
 		MUST(cuMemcpyAsync(busy, busy + busy_bytes / 2, busy_bytes / 2, stream));
 	MUST(cuMemcpyAsync((uint64_t)(uintptr_t)x.data, in + (uint64_t)place * ROW, ROW, stream));

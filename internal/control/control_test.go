@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,6 +68,45 @@ func TestAFrameArrivesAsItWasSentWithItsDescriptors(t *testing.T) {
 	CloseFDs(fds)
 	if text, _ := io.ReadAll(r); string(text) != "through" {
 		t.Errorf("read %q from the other end", text)
+	}
+}
+
+type noLimit struct{}
+
+func (noLimit) Take(int) bool { return true }
+func (noLimit) Give(int)      {}
+
+// Whatever a peer sends along, the broker has one descriptor of it at most, and
+// none of a request that it cannot read.
+func TestARequestBringsOneDescriptorAtMost(t *testing.T) {
+	for _, c := range []struct {
+		sent, want int
+		body       any
+	}{{0, 0, &Request{Op: OpWorker}}, {1, 1, &Request{Op: OpWorker}}, {3, 1, &Request{Op: OpWorker}}, {1, 0, "no request"}} {
+		a, b := pair(t)
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Send(a, soon(), c.body, slices.Repeat([]int{int(w.Fd())}, c.sent)...); err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		a.Close()
+		var got Request
+		fd, err := ReceiveRequest(b, soon(), noLimit{}, &got)
+		if (fd >= 0) != (c.want == 1) || (err != nil) != (c.body == "no request") {
+			t.Errorf("%d sent: descriptor %d, %v", c.sent, fd, err)
+		}
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+		b.Close()
+		_ = r.SetReadDeadline(soon())
+		if text, err := io.ReadAll(r); err != nil || len(text) > 0 { // its end comes when nobody has the other
+			t.Errorf("%d sent: %q, %v", c.sent, text, err)
+		}
+		r.Close()
 	}
 }
 
