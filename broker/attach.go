@@ -21,25 +21,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serveSession attaches a client or a worker and stays until it is gone. True if
-// the connection goes on with another request: a worker was asked for device
-// memory instead. What it offered is taken over.
-func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Request, offer *deviceMemory) (goesOn bool) {
+// serveSession attaches a client or a worker and stays until it is gone; or asks a
+// worker for device memory, with which it comes back. What it offers is taken over.
+func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Request, offer *deviceMemory) {
 	defer offer.close()
 	p, err := newPeer(c, cred, b.process)
 	if err != nil {
 		b.refuse(err)
-		return false
+		return
 	}
 	p.name = req.Name
 	a, err := b.attach(p, req, offer)
 	if err != nil {
 		p.discard()
 		if a != nil && errors.Is(err, errNeedsDevice) {
-			return b.send(a.reply)
+			b.send(a.reply)
+		} else {
+			b.refuse(err)
 		}
-		b.refuse(err)
-		return false
+		return
 	}
 	a.reply.Attached.Clock = shm.Now()
 	err = control.Send(c, time.Now().Add(replyTime), a.reply, a.fds...)
@@ -58,7 +58,6 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 		}
 	}
 	a.model.loop.do(func() { a.left(why) })
-	return false
 }
 
 var errDescriptors = fmt.Errorf("%w: it is the broker that has none", status.ErrNoDescriptors)

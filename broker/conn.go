@@ -204,9 +204,8 @@ func (c *conversation) hold() {
 		switch req.Op {
 		case control.OpClient, control.OpWorker:
 			time.Sleep(c.offenders.pause(c.process))
-			if goesOn := c.serveSession(c.conn, c.cred, &req, &offer); !goesOn {
-				return
-			}
+			c.serveSession(c.conn, c.cred, &req, &offer)
+			return
 		case control.OpWatch:
 			if !c.watch(c.conn, req.Since) {
 				return

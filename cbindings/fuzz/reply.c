@@ -14,12 +14,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	s.layout.tensor = calloc(RB_GO_MAX_TENSORS, sizeof(rb_tensor));
 	if (!read_reply(&f, &p) && p.attached && !check_reply(&p, &s, worker)) {
 		/* What was accepted has to hang together: the last byte of everything lies inside. */
-		uint64_t end = RB_GO_SEGMENT_HEADER;
+		uint64_t ends[2] = {RB_GO_SEGMENT_HEADER, 0}; /* on the host, on the device */
 		for (uint32_t k = 0; k < s.layout.inputs + s.layout.outputs; k++) {
 			const rb_tensor *t = &s.layout.tensor[k];
-			if ((t->offset < end && !p.planes.at) || t->offset + t->stride * s.layout.slots > s.layout.planes_size)
+			uint64_t *end = &ends[t->on_device > 0], room = t->on_device ? s.layout.device_size : s.layout.planes_size;
+			if ((t->offset < *end && !p.planes.at) || t->offset + t->stride * s.layout.slots > room)
 				__builtin_trap();
-			end = t->offset + t->stride * s.layout.slots;
+			*end = t->offset + t->stride * s.layout.slots;
 		}
 		if (!worker && s.first_slot + s.window > s.layout.slots)
 			__builtin_trap();

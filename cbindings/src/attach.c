@@ -45,37 +45,25 @@ void rb_put_signature(rb_writer *w, const rb_layout *l)
 	put_side(w, "outputs", l->tensor + l->inputs, l->outputs);
 }
 
-/* Sends a request on a new connection, or on one that goes on. */
-static int ask(rb_attach *a, int fd, int64_t deadline, const rb_writer *request, bool worker, int with)
-{
-	int64_t asked = rb_now();
-	/* A broker that refuses us may have answered and hung up before it read
-	 * anything: its reply counts for more than a broken pipe. */
-	int error = rb_send_frame(fd, rb_min(deadline, rb_later(rb_now(), RB_CALL_TIMEOUT)), request->data, request->length, with);
-	if (error && error != EPIPE && error != ECONNRESET) {
-		int status = error == ETIMEDOUT ? rb_no_answer(fd) : rb_fail(RB_ERR_BROKER_GONE, "%s: %s", rb_status_text(RB_ERR_BROKER_GONE), strerror(error));
-		rb_hang_up(fd, getpid());
-		a->fd = -1;
-		return status;
-	}
-	*a = (rb_attach){.fd = fd, .asked = asked, .owner = getpid(), .worker = worker, .deadline = rb_later(rb_now(), RB_CALL_TIMEOUT)};
-	return RB_OK;
-}
-
-int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker)
+int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker, int with)
 {
 	a->fd = -1;
 	if (request->failed)
 		return rb_say(RB_ERR_NO_MEMORY);
 	int fd, status = rb_dial(socket, deadline, &fd);
-	return status ? status : ask(a, fd, deadline, request, worker, -1);
-}
-
-int rb_attach_offer(rb_attach *a, int64_t deadline, const rb_writer *request, int memory)
-{
-	if (request->failed)
-		return rb_say(RB_ERR_NO_MEMORY);
-	return ask(a, a->fd, deadline, request, true, memory);
+	if (status)
+		return status;
+	int64_t asked = rb_now();
+	/* A broker that refuses us may have answered and hung up before it read
+	 * anything: its reply counts for more than a broken pipe. */
+	int error = rb_send_frame(fd, rb_min(deadline, rb_later(rb_now(), RB_CALL_TIMEOUT)), request->data, request->length, with);
+	if (error && error != EPIPE && error != ECONNRESET) {
+		status = error == ETIMEDOUT ? rb_no_answer(fd) : rb_fail(RB_ERR_BROKER_GONE, "%s: %s", rb_status_text(RB_ERR_BROKER_GONE), strerror(error));
+		rb_hang_up(fd, getpid());
+		return status;
+	}
+	*a = (rb_attach){.fd = fd, .asked = asked, .owner = getpid(), .worker = worker, .deadline = rb_later(rb_now(), RB_CALL_TIMEOUT)};
+	return RB_OK;
 }
 
 void rb_attach_cancel(rb_attach *a)
@@ -429,10 +417,10 @@ int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupt
 	a->fd = -1;
 	if (!status)
 		status = read_reply(&f, &p);
-	if (!status && p.needs && a->worker && !f.nfds) { /* the connection goes on */
-		*a = (rb_attach){.fd = s->socket, .owner = a->owner, .worker = true, .deadline = a->deadline, .needed = p.needed, .needed_on = p.needed_on};
-		rb_frame_free(&f);
-		return RB_NEEDS_DEVICE;
+	if (!status && p.needs && a->worker) {
+		a->needed = p.needed;
+		a->needed_on = p.needed_on;
+		status = RB_NEEDS_DEVICE;
 	}
 	if (!status && p.attached)
 		status = check_clock(&p, a->asked);
@@ -507,7 +495,7 @@ int rb_stats(const char *socket, int64_t timeout, char **json)
 	int status = rb_socket_path(socket, path, sizeof path);
 	rb_begin_request(&w, 0, "stats", NULL, NULL);
 	if (!status)
-		status = rb_attach_begin(&a, path, deadline, &w, false);
+		status = rb_attach_begin(&a, path, deadline, &w, false, -1);
 	free(w.data);
 	if (status)
 		return status;

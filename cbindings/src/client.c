@@ -45,7 +45,7 @@ static int attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupte
 		rb_put_true(&w);
 		if (c->attached) /* the caller has seen its tensors, and will not have others */
 			rb_put_signature(&w, &c->layout);
-		status = rb_attach_begin(&c->pending, c->socket, deadline, &w, false);
+		status = rb_attach_begin(&c->pending, c->socket, deadline, &w, false, -1);
 		free(w.data);
 	}
 	if (!status)

@@ -223,15 +223,14 @@ typedef struct rb_attach {
 	uint64_t needed, needed_on; /* RB_NEEDS_DEVICE: bytes, and the number of the GPU */
 } rb_attach;
 
-/* rb_attach_end's, to a worker: the ring has no device memory yet. It goes on with rb_attach_offer. */
+/* rb_attach_end's, to a worker: the ring has no device memory yet. It allocates some, and begins again with its descriptor. */
 #define RB_NEEDS_DEVICE (-1)
 
-int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker);
+/* Asks, with a descriptor unless that is -1. */
+int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker, int with);
 /* Waits for the reply, until the deadline at most (RB_ERR_TIMEOUT: call again,
  * or rb_attach_cancel), checks and maps. */
 int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupted);
-/* Asks again, with device memory. */
-int rb_attach_offer(rb_attach *a, int64_t deadline, const rb_writer *request, int memory);
 void rb_attach_cancel(rb_attach *a);
 
 /* Whether the broker has hung up; notes that it wants the client to attach again. */

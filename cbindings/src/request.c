@@ -105,7 +105,8 @@ static int begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, u
 	s->rows = rows;
 	s->level = DEFAULT_LEVEL;
 	s->notify = false;
-	s->broken = false;
+	if (s->broken) /* only then: an atomic store costs */
+		s->broken = false;
 	s->traced = rb_link_recorded(l);
 	s->claimed = now;
 	s->claim_took = start ? now - start : 0;

@@ -69,34 +69,36 @@ static int write_request(rb_writer *w, const char *model, const rb_layout *l, co
 	return rb_put_policy(w, o->policy);
 }
 
-static int await_attached(rb_attach *a, int64_t until, rb_session *s)
+/* One try, with a descriptor of device memory and its GPU if it offers some. */
+static int try_attach(rb_attach *a, const char *path, int64_t until, const char *model, const rb_layout *l, const rb_worker_options *o, int memory, const char *gpu, rb_session *s)
 {
 	bool interrupted;
-	int status;
+	rb_writer w = {0};
+	int status = write_request(&w, model, l, o, gpu);
+	if (!status)
+		status = rb_attach_begin(a, path, until, &w, true, memory);
+	free(w.data);
+	if (status)
+		return status;
 	do
 		status = rb_attach_end(a, until, s, &interrupted);
 	while (status == RB_ERR_TIMEOUT && a->fd >= 0 && rb_now() < until);
+	rb_attach_cancel(a);
 	return status;
 }
 
 /* Allocates the device memory that the ring needs, and asks again with it. If there
  * is not enough, another worker may have been quicker, so that it is there by now. */
-static int offer(rb_attach *a, int64_t until, const char *model, const rb_layout *l, const rb_worker_options *o, rb_session *s)
+static int offer(rb_attach *a, const char *path, int64_t until, const char *model, const rb_layout *l, const rb_worker_options *o, rb_session *s)
 {
 	char gpu[RB_GPU_BYTES], why[512];
 	int memory = -1, lacking = rb_device_allocate(a->needed, a->needed_on, &memory, gpu);
 	if (lacking && lacking != RB_ERR_NO_MEMORY)
 		return lacking;
 	snprintf(why, sizeof why, "%s", rb_error());
-	rb_writer w = {0};
-	int status = write_request(&w, model, l, o, memory < 0 ? NULL : gpu);
-	if (!status)
-		status = rb_attach_offer(a, until, &w, memory);
-	free(w.data);
+	int status = try_attach(a, path, until, model, l, o, memory, memory < 0 ? NULL : gpu, s);
 	if (memory >= 0)
 		close(memory);
-	if (!status)
-		status = await_attached(a, until, s);
 	if (status == RB_NEEDS_DEVICE)
 		status = lacking ? rb_fail(lacking, "%s", why) : rb_fail(RB_ERR_PROTOCOL, "%s: the broker did not take the device memory", rb_status_text(RB_ERR_PROTOCOL));
 	return status;
@@ -106,7 +108,6 @@ static int attach(const char *model, const char *signature, const rb_worker_opti
 {
 	char path[4096];
 	rb_layout l;
-	rb_writer w = {0};
 	rb_attach a;
 	int64_t until = rb_until(o->timeout ? o->timeout : RB_CALL_TIMEOUT, rb_now());
 	int status = rb_parse_signature(signature, &l);
@@ -115,16 +116,9 @@ static int attach(const char *model, const char *signature, const rb_worker_opti
 	if (!status)
 		status = rb_socket_path(o->socket, path, sizeof path);
 	if (!status)
-		status = write_request(&w, model, &l, o, NULL);
-	if (!status)
-		status = rb_attach_begin(&a, path, until, &w, true);
-	if (!status) {
-		status = await_attached(&a, until, s);
-		if (status == RB_NEEDS_DEVICE)
-			status = offer(&a, until, model, &l, o, s);
-		rb_attach_cancel(&a);
-	}
-	free(w.data);
+		status = try_attach(&a, path, until, model, &l, o, -1, NULL, s);
+	if (status == RB_NEEDS_DEVICE)
+		status = offer(&a, path, until, model, &l, o, s);
 	rb_layout_free(&l);
 	return status;
 }

@@ -155,18 +155,18 @@ func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Reque
 	return OpenWith(ctx, socket, mem, nil, req)
 }
 
-// OpenWith is Open for a peer that has device memory. The session takes it over.
-func OpenWith(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request) (*Session, error) {
+// attach is one try: a session, or what the broker needs from a worker first.
+func attach(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request, with ...int) (*Session, *control.DeviceNeed, error) {
 	c, err := Dial(ctx, socket)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	asked := shm.Now()
-	rep, fds, err := Call(ctx, c, req)
+	rep, fds, err := Call(ctx, c, req, with...)
 	if err == nil && rep.Needs != nil {
 		control.CloseFDs(fds)
-		asked = shm.Now()
-		rep, fds, err = offer(ctx, c, device, req, rep.Needs)
+		hangUp(c)
+		return nil, rep.Needs, nil
 	}
 	if err == nil {
 		if err = sameClock(rep.Attached, asked, shm.Now()); err != nil {
@@ -175,16 +175,16 @@ func OpenWith(ctx context.Context, socket string, mem shm.Memory, device shm.Dev
 	}
 	if err != nil {
 		hangUp(c)
-		return nil, err
+		return nil, nil, err
 	}
 	s, err := open(mem, device, req.Op, rep, fds)
 	if err != nil {
 		hangUp(c)
-		return nil, err
+		return nil, nil, err
 	}
 	s.conn = c
 	_ = c.SetDeadline(time.Time{})
-	return s, nil
+	return s, nil, nil
 }
 
 // sameClock refuses a broker whose CLOCK_MONOTONIC is another than ours: every

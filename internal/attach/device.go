@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 
 	"golang.org/x/sys/unix"
 
@@ -16,32 +15,34 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// offer allocates the device memory that a ring needs, and attaches again with it.
-// If there is not enough of it, another worker may have been quicker, so that it
-// is there by now.
-func offer(ctx context.Context, c *net.UnixConn, device shm.Device, req *control.Request, need *control.DeviceNeed) (*control.Reply, []int, error) {
+// OpenWith is Open for a peer that has a GPU, which the session takes over. If the
+// ring has no device memory yet, it allocates that and attaches with it. If there is
+// not enough, another worker may have been quicker, so that it is there by now.
+func OpenWith(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request) (*Session, error) {
+	s, need, err := attach(ctx, socket, mem, device, req)
+	if err != nil || need == nil {
+		return s, err
+	}
 	if device == nil {
-		return nil, nil, errNoDevice
+		return nil, errNoDevice
 	}
-	again := *req
-	fd, gpu, err := device.Allocate(need.Bytes, need.Device)
-	if err != nil && !errors.Is(err, status.ErrNoMemory) {
-		return nil, nil, err
+	fd, gpu, lacking := device.Allocate(need.Bytes, need.Device)
+	if lacking != nil && !errors.Is(lacking, status.ErrNoMemory) {
+		return nil, lacking
 	}
-	var with []int
-	if err == nil {
+	again, with := *req, []int(nil)
+	if lacking == nil {
 		defer unix.Close(fd)
-		with, again.GPU = []int{fd}, gpu
+		again.GPU, with = gpu, []int{fd}
 	}
-	rep, fds, callErr := Call(ctx, c, &again, with...)
-	if callErr == nil && rep.Needs != nil {
-		control.CloseFDs(fds)
-		if err == nil {
-			err = fmt.Errorf("%w: the broker did not take the device memory", status.ErrProtocol)
-		}
-		return nil, nil, err
+	s, need, err = attach(ctx, socket, mem, device, &again, with...)
+	switch {
+	case err != nil || need == nil:
+		return s, err
+	case lacking != nil:
+		return nil, lacking
 	}
-	return rep, fds, callErr
+	return nil, fmt.Errorf("%w: the broker did not take the device memory", status.ErrProtocol)
 }
 
 var errNoDevice = fmt.Errorf("%w: the model has tensors in device memory, and this program was built without CUDA", status.ErrNoGPU)

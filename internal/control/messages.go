@@ -136,8 +136,8 @@ type Reply struct {
 
 	Attached *Attached `msgpack:"attached,omitempty"`
 	// Needs comes to a worker instead of Attached: the ring has no device memory
-	// yet. It allocates some and attaches again, on the same connection, with its
-	// descriptor.
+	// yet. It allocates some, which may take a while, and attaches again with its
+	// descriptor, on another connection.
 	Needs    *DeviceNeed `msgpack:"needs,omitempty"`
 	Models   []Model     `msgpack:"models,omitempty"`
 	Aliases  []Alias     `msgpack:"aliases,omitempty"`  // OpModels
