@@ -71,6 +71,7 @@ var meanings = map[status.Code]meaning{
 	status.ErrTimeout:        {http.StatusGatewayTimeout, codes.DeadlineExceeded},
 	status.ErrForked:         {http.StatusInternalServerError, codes.Internal},
 	status.ErrNoGPU:          {http.StatusServiceUnavailable, codes.Unavailable},
+	status.ErrWrongGPU:       {http.StatusServiceUnavailable, codes.Unavailable},
 }
 
 // refusal is an error of the gateway itself.

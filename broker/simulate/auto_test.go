@@ -144,6 +144,7 @@ func notShort(t *testing.T) {
 // What workers took side by side was seen of full batches only: that must not
 // make small ones look slow side by side, which a long wait would never disprove.
 func TestAfterFullLoadAutoDoesNotWaitForLong(t *testing.T) {
+	notShort(t)
 	cfg := Config{
 		Policy: policy.Settings{MaxBatchSize: 32}, Workers: Workers{Count: 2, Depth: 2}, Hop: 7 * time.Microsecond, Seed: 1,
 		Cost: mustCost(t, "1=1.15ms,4=1.6ms,32=8ms"), Busy: []Cost{mustCost(t, "1=1.3ms,4=1.9ms,32=15.4ms")}, // about ResNet-50 on an H200
