@@ -10,6 +10,7 @@ export RINGBATCH_SOCKET=$T/b.sock
 used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits; }
 build() { cc -std=gnu11 -D_GNU_SOURCE -O2 -Icbindings -DRB_VERSION='"dev"' $2 -pthread -o "$T/$1" cbindings/testdata/device.c cbindings/src/*.c -ldl; }
 ask() { timeout 20 "$T/$1" client "$RINGBATCH_SOCKET" "${@:2}" 2>&1 | tr '\n' ' '; } # PROGRAM MODEL REQUESTS HOW
+await() { for _ in $(seq 200); do grep -q "$2" "$1" && return; sleep 0.1; done; cat "$1"; exit 1; } # FILE TEXT
 end() { kill "$@" 2>/dev/null; wait "$@" 2>/dev/null; }
 trap 'kill -9 $(jobs -p) 2>/dev/null; rm -rf "$T"' EXIT
 SMALL='x:f32[1024]@device:0 -> y:f32[1024]@device:0 sum:f32[]'
@@ -20,11 +21,11 @@ round() {
 	"$RINGBATCH" broker >"$T/broker.log" 2>&1 & B=$!
 	sleep 0.3
 	"$T/device" worker "$RINGBATCH_SOCKET" m "$SMALL" >"$T/w.log" 2>&1 & W=$!
-	until grep -q attached "$T/w.log"; do sleep 0.1; done
+	await "$T/w.log" "attached"
 	for how in stream patient hasty; do echo "C worker, busy stream, $how: $(BUSY=1073741824 ask device m 400 $how)"; done
 	end $W
 	DIE=1 "$T/device" worker "$RINGBATCH_SOCKET" k "$SMALL" >"$T/w1.log" 2>&1 &
-	until grep -q attached "$T/w1.log"; do sleep 0.1; done
+	await "$T/w1.log" "attached"
 	ask device k 400 stream >"$T/c.log" & C=$!
 	sleep 1
 	"$T/device" worker "$RINGBATCH_SOCKET" k "$SMALL" >"$T/w2.log" 2>&1 & W=$!
@@ -39,7 +40,7 @@ round() {
 	sleep 0.3; echo "GPU memory in use, nobody but the broker there: $(used) MiB"
 	"$RINGBATCH" worker --model affine --name n --gpu 0 --depth 3 --scale 1 --offset 1 --input 'x:f32[150528]@device:0' \
 		--slots 512 --max_batch_size 32 --wait_time 0s >"$T/n.log" 2>&1 & W=$!
-	until grep -q "ring registered" "$T/n.log"; do sleep 0.1; done
+	await "$T/n.log" "ring registered"
 	for how in stream patient; do echo "native worker, rows of 602,112 bytes, $how: $(ask row n 400 $how)"; done
 	echo "busy stream: $(BUSY=1073741824 ask row n 200 stream)"
 	echo "busy stream, hasty: $(BUSY=1073741824 ask row n 200 hasty)"

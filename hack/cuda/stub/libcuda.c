@@ -10,6 +10,7 @@
  *	STUB_CUDA_GPUS=ab      two GPUs, whose UUIDs are made of these letters ("a" by default; empty: none)
  *	STUB_CUDA_BYTES=N      how much memory each of them has (1 GiB by default)
  *	STUB_CUDA_DELAY_US=N   a copy on a stream stops for so long when half of it is done
+ *	STUB_CUDA_GATE=FILE    or until there is such a file
  *	STUB_CUDA_BROKEN=FILE  while there is such a file every call fails, as after an illegal access
  */
 #define _GNU_SOURCE
@@ -47,17 +48,22 @@ static size_t limit(void)
 	return s ? strtoull(s, NULL, 10) : (size_t)1 << 30;
 }
 
+static bool exists(const char *variable)
+{
+	const char *path = getenv(variable);
+	return path && !access(path, F_OK);
+}
+
 /* What every call begins with. */
 static CUresult call(const char *name)
 {
-	const char *broken = getenv("STUB_CUDA_BROKEN");
 	if (in_host_function) {
 		fprintf(stderr, "stub cuda: %s inside of a host function\n", name);
 		abort();
 	}
 	if (initialised_by != getpid())
 		return NOT_INITIALIZED;
-	return broken && !access(broken, F_OK) ? ILLEGAL_ADDRESS : OK;
+	return exists("STUB_CUDA_BROKEN") ? ILLEGAL_ADDRESS : OK;
 }
 #define CALL                                      \
 	do {                                      \
@@ -263,6 +269,8 @@ static void copy(const work *w)
 	memcpy(to, from, w->bytes / 2);
 	if (delay)
 		usleep((unsigned)atoi(delay));
+	while (getenv("STUB_CUDA_GATE") && !exists("STUB_CUDA_GATE") && !exists("STUB_CUDA_BROKEN"))
+		usleep(1000);
 	memcpy(to + w->bytes / 2, from + w->bytes / 2, w->bytes - w->bytes / 2);
 }
 
@@ -280,8 +288,7 @@ static void *serve(void *argument)
 			s->last = &s->first;
 		s->busy = true;
 		pthread_mutex_unlock(&s->mu);
-		const char *broken = getenv("STUB_CUDA_BROKEN");
-		if (broken && !access(broken, F_OK)) { /* a context that has failed runs nothing any more */
+		if (exists("STUB_CUDA_BROKEN")) { /* a context that has failed runs nothing any more */
 		} else if (w->f) {
 			in_host_function = true;
 			w->f(w->argument);
