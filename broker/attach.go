@@ -22,16 +22,21 @@ import (
 )
 
 // serveSession attaches a client or a worker and stays until it is gone; or asks a
-// worker for device memory, with which it comes back. What it offers is taken over.
-func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Request, offer *deviceMemory) {
-	defer offer.close()
+// worker for device memory, with which it comes back.
+func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Request) {
+	offer, err := receiveOffer(c, req)
+	if err != nil {
+		b.refuse(err)
+		return
+	}
+	defer offer.close() // unless the ring takes it
 	p, err := newPeer(c, cred, b.process)
 	if err != nil {
 		b.refuse(err)
 		return
 	}
 	p.name = req.Name
-	a, err := b.attach(p, req, offer)
+	a, err := b.attach(p, req, &offer)
 	if err != nil {
 		p.discard()
 		if a != nil && errors.Is(err, errNeedsDevice) {
@@ -75,9 +80,6 @@ type attachment struct {
 // take it. Only the last step is done on that loop. On an error what p has is
 // still the caller's; with errNeedsDevice the attachment has a reply only.
 func (b *Broker) attach(p *peer, req *control.Request, offer *deviceMemory) (a *attachment, err error) {
-	if err := checkOffer(offer); err != nil {
-		return nil, err
-	}
 	m, s, f, err := b.modelFor(req, p)
 	if err != nil {
 		return nil, err

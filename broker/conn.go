@@ -159,12 +159,7 @@ type conversation struct {
 func (c *conversation) hold() {
 	for {
 		var req control.Request
-		fd, err := control.ReceiveRequest(c.conn, time.Now().Add(helloTime), c.member, &req)
-		if req.Op != control.OpWorker || c.may&MayServe == 0 { // only a worker has something to offer
-			closeFD(fd)
-			fd = -1
-		}
-		offer := deviceMemory{fd, req.GPU}
+		err := control.ReceiveRequest(c.conn, time.Now().Add(helloTime), c.member, &req)
 		switch {
 		case errors.Is(err, control.ErrNoRoom):
 			c.log.Warn("connection dropped", "uid", c.cred.Uid, "pid", c.cred.Pid, "reason", err)
@@ -180,12 +175,10 @@ func (c *conversation) hold() {
 		case err != nil:
 			return
 		case req.Version != control.Version:
-			offer.close()
 			c.refuse(fmt.Errorf("%w: %s", status.ErrVersion, control.VersionAdvice("the broker", control.Version, "this program", req.Version)))
 			return
 		}
 		if err := checkTexts(&req); err != nil {
-			offer.close()
 			c.refuse(err)
 			return
 		}
@@ -197,14 +190,13 @@ func (c *conversation) hold() {
 			continue
 		}
 		if lasts := req.Op == control.OpClient || req.Op == control.OpWorker || req.Op == control.OpWatch; lasts && c.calls != nil {
-			offer.close()
 			c.refuse(c.calls)
 			return
 		}
 		switch req.Op {
 		case control.OpClient, control.OpWorker:
 			time.Sleep(c.offenders.pause(c.process))
-			c.serveSession(c.conn, c.cred, &req, &offer)
+			c.serveSession(c.conn, c.cred, &req)
 			return
 		case control.OpWatch:
 			if !c.watch(c.conn, req.Since) {

@@ -5,6 +5,8 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"net"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -39,22 +41,24 @@ func (d *deviceMemory) closeAside() {
 // maxGPUBytes is longer than any UUID.
 const maxGPUBytes = 47
 
-// checkOffer looks at what a worker offers, before the ring takes it. What it is
-// the broker cannot know: who imports it finds out.
-func checkOffer(offer *deviceMemory) error {
-	if offer.fd < 0 {
-		if offer.gpu != "" {
-			return fmt.Errorf("%w: the descriptor of the device memory did not arrive", errDescriptors)
-		}
-		return nil
+// receiveOffer takes the device memory that a worker announces, if it does. What it
+// really is the broker cannot know: who imports it finds out.
+func receiveOffer(c *net.UnixConn, req *control.Request) (offer deviceMemory, err error) {
+	if offer.fd = -1; req.Op != control.OpWorker || req.GPU == "" {
+		return offer, nil
 	}
-	if !tensor.ValidName(offer.gpu) || len(offer.gpu) > maxGPUBytes {
-		return fmt.Errorf("%w: device memory on the GPU %q: want its UUID", status.ErrInvalid, offer.gpu)
+	if !tensor.ValidName(req.GPU) || len(req.GPU) > maxGPUBytes {
+		return offer, fmt.Errorf("%w: device memory on the GPU %q: want its UUID", status.ErrInvalid, req.GPU)
+	}
+	if offer.fd, err = control.ReceiveOffer(c, time.Now().Add(helloTime)); err != nil {
+		return offer, fmt.Errorf("%w: device memory: %w", status.ErrProtocol, err)
 	}
 	if !mayBeDevice(offer.fd) {
-		return fmt.Errorf("%w: the descriptor that was offered is no device memory", status.ErrInvalid)
+		offer.close()
+		return offer, fmt.Errorf("%w: the descriptor that was offered is no device memory", status.ErrInvalid)
 	}
-	return nil
+	offer.gpu = req.GPU
+	return offer, nil
 }
 
 // mayBeDevice tells what a driver exports, an open device, from files and sockets.

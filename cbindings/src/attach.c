@@ -45,7 +45,7 @@ void rb_put_signature(rb_writer *w, const rb_layout *l)
 	put_side(w, "outputs", l->tensor + l->inputs, l->outputs);
 }
 
-int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker, int with)
+int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker, int offer)
 {
 	a->fd = -1;
 	if (request->failed)
@@ -56,7 +56,10 @@ int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb
 	int64_t asked = rb_now();
 	/* A broker that refuses us may have answered and hung up before it read
 	 * anything: its reply counts for more than a broken pipe. */
-	int error = rb_send_frame(fd, rb_min(deadline, rb_later(rb_now(), RB_CALL_TIMEOUT)), request->data, request->length, with);
+	int64_t until = rb_min(deadline, rb_later(rb_now(), RB_CALL_TIMEOUT));
+	int error = rb_send_frame(fd, until, request->data, request->length);
+	if (!error && offer >= 0)
+		error = rb_send_offer(fd, until, offer);
 	if (error && error != EPIPE && error != ECONNRESET) {
 		status = error == ETIMEDOUT ? rb_no_answer(fd) : rb_fail(RB_ERR_BROKER_GONE, "%s: %s", rb_status_text(RB_ERR_BROKER_GONE), strerror(error));
 		rb_hang_up(fd, getpid());

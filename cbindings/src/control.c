@@ -36,42 +36,50 @@ int rb_no_answer(int fd)
 	return rb_fail(RB_ERR_TIMEOUT, "the broker at %s did not answer: %s", a.sun_path, rb_status_text(RB_ERR_TIMEOUT));
 }
 
-int rb_send_frame(int fd, int64_t deadline, const uint8_t *body, size_t bytes, int with)
+/* Sends what m has, parts and all. */
+static int send_all(int fd, int64_t deadline, struct msghdr *m)
 {
-	if (bytes > RB_GO_MAX_FRAME)
-		return EMSGSIZE;
-	uint8_t head[4] = {(uint8_t)bytes, (uint8_t)(bytes >> 8), (uint8_t)(bytes >> 16), (uint8_t)(bytes >> 24)};
-	struct iovec parts[2] = {{head, 4}, {(void *)body, bytes}};
-	union {
-		char bytes[CMSG_SPACE(sizeof with)];
-		struct cmsghdr aligned;
-	} control = {0};
-	struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
-	if (with >= 0) {
-		m.msg_control = &control;
-		m.msg_controllen = sizeof control;
-		*CMSG_FIRSTHDR(&m) = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof with)};
-		memcpy(CMSG_DATA(CMSG_FIRSTHDR(&m)), &with, sizeof with);
-	}
-	while (parts[0].iov_len + parts[1].iov_len) {
-		ssize_t n = sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+	struct iovec *part = m->msg_iov, *end = part + m->msg_iovlen;
+	while (part < end) {
+		m->msg_iov = part;
+		m->msg_iovlen = (size_t)(end - part);
+		ssize_t n = sendmsg(fd, m, MSG_NOSIGNAL | MSG_DONTWAIT);
 		int error = n < 0 ? errno : 0;
 		if (error == EAGAIN)
 			error = await(fd, POLLOUT, deadline);
 		if (error && error != EINTR)
 			return error;
-		if (n > 0) { /* it went with the first byte */
-			m.msg_control = NULL;
-			m.msg_controllen = 0;
-		}
-		for (int i = 0; i < 2 && n > 0; i++) { /* a short write of a stream socket */
-			size_t part = (size_t)n < parts[i].iov_len ? (size_t)n : parts[i].iov_len;
-			parts[i].iov_base = (uint8_t *)parts[i].iov_base + part;
-			parts[i].iov_len -= part;
-			n -= (ssize_t)part;
+		while (part < end && n >= (ssize_t)part->iov_len)
+			n -= (ssize_t)part++->iov_len;
+		if (part < end && n > 0) { /* a short write of a stream socket */
+			part->iov_base = (uint8_t *)part->iov_base + n;
+			part->iov_len -= (size_t)n;
 		}
 	}
 	return 0;
+}
+
+int rb_send_frame(int fd, int64_t deadline, const uint8_t *body, size_t bytes)
+{
+	if (bytes > RB_GO_MAX_FRAME)
+		return EMSGSIZE;
+	uint8_t head[4] = {(uint8_t)bytes, (uint8_t)(bytes >> 8), (uint8_t)(bytes >> 16), (uint8_t)(bytes >> 24)};
+	struct iovec parts[2] = {{head, 4}, {(void *)body, bytes}};
+	return send_all(fd, deadline, &(struct msghdr){.msg_iov = parts, .msg_iovlen = 2});
+}
+
+int rb_send_offer(int fd, int64_t deadline, int offer)
+{
+	union {
+		char bytes[CMSG_SPACE(sizeof offer)];
+		struct cmsghdr aligned;
+	} control = {0};
+	uint8_t one = 0;
+	struct iovec part = {&one, 1};
+	struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+	*CMSG_FIRSTHDR(&m) = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof offer)};
+	memcpy(CMSG_DATA(CMSG_FIRSTHDR(&m)), &offer, sizeof offer);
+	return send_all(fd, deadline, &m);
 }
 
 static int broken(const char *why) { return rb_fail(RB_ERR_BROKER_GONE, "%s: %s", rb_status_text(RB_ERR_BROKER_GONE), why); }

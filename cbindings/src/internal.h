@@ -122,8 +122,10 @@ static inline bool rb_is(const char *key, uint32_t bytes, const char *name)
 /* Where the broker listens; size bytes of room. */
 int rb_socket_path(const char *given, char *path, size_t size);
 int rb_dial(const char *socket, int64_t deadline, int *fd);
-/* Sends one frame, with a descriptor unless that is -1. 0, or an errno. */
-int rb_send_frame(int fd, int64_t deadline, const uint8_t *body, size_t bytes, int with);
+/* Sends one frame. 0, or an errno. */
+int rb_send_frame(int fd, int64_t deadline, const uint8_t *body, size_t bytes);
+/* Sends the descriptor that a request has announced ("gpu"), with a byte of its own after it. */
+int rb_send_offer(int fd, int64_t deadline, int offer);
 /* The error of a broker that is silent. */
 int rb_no_answer(int fd);
 /* Waits until the socket has something to read: RB_OK, RB_ERR_TIMEOUT; *interrupted by a signal's handler. */
@@ -227,7 +229,7 @@ typedef struct rb_attach {
 #define RB_NEEDS_DEVICE (-1)
 
 /* Asks, with a descriptor unless that is -1. */
-int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker, int with);
+int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker, int offer);
 /* Waits for the reply, until the deadline at most (RB_ERR_TIMEOUT: call again,
  * or rb_attach_cancel), checks and maps. */
 int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupted);

@@ -67,9 +67,14 @@ func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 	return c.(*net.UnixConn), nil
 }
 
-// Call sends one request, with descriptors, and returns the broker's reply, whose code has
+// Call sends one request and returns the broker's reply, whose code has
 // become the error.
-func Call(ctx context.Context, c *net.UnixConn, req *control.Request, with ...int) (*control.Reply, []int, error) {
+func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.Reply, []int, error) {
+	return callWith(ctx, c, req, -1)
+}
+
+// callWith is Call with the descriptor that the request announces; -1: none.
+func callWith(ctx context.Context, c *net.UnixConn, req *control.Request, offer int) (*control.Reply, []int, error) {
 	deadline := time.Now().Add(callTimeout)
 	switch req.Op {
 	case control.OpWatch:
@@ -84,7 +89,10 @@ func Call(ctx context.Context, c *net.UnixConn, req *control.Request, with ...in
 	var rep control.Reply
 	// A broker that refuses us may have answered and hung up before it read
 	// anything: its reply counts for more than a broken pipe.
-	sent := control.Send(c, deadline, req, with...)
+	sent := control.Send(c, deadline, req)
+	if sent == nil && offer >= 0 {
+		sent = control.SendOffer(c, deadline, offer)
+	}
 	fds, err := control.ReceiveReply(c, deadline, &rep)
 	if err != nil && sent != nil {
 		err = sent
@@ -155,14 +163,15 @@ func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Reque
 	return OpenWith(ctx, socket, mem, nil, req)
 }
 
-// attach is one try: a session, or what the broker needs from a worker first.
-func attach(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request, with ...int) (*Session, *control.DeviceNeed, error) {
+// attach is one try, with a descriptor of device memory or -1: a session, or what the
+// broker needs from a worker first.
+func attach(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request, offer int) (*Session, *control.DeviceNeed, error) {
 	c, err := Dial(ctx, socket)
 	if err != nil {
 		return nil, nil, err
 	}
 	asked := shm.Now()
-	rep, fds, err := Call(ctx, c, req, with...)
+	rep, fds, err := callWith(ctx, c, req, offer)
 	if err == nil && rep.Needs != nil {
 		control.CloseFDs(fds)
 		hangUp(c)

@@ -19,7 +19,7 @@ import (
 // ring has no device memory yet, it allocates that and attaches with it. If there is
 // not enough, another worker may have been quicker, so that it is there by now.
 func OpenWith(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request) (*Session, error) {
-	s, need, err := attach(ctx, socket, mem, device, req)
+	s, need, err := attach(ctx, socket, mem, device, req, -1)
 	if err != nil || need == nil {
 		return s, err
 	}
@@ -30,12 +30,12 @@ func OpenWith(ctx context.Context, socket string, mem shm.Memory, device shm.Dev
 	if lacking != nil && !errors.Is(lacking, status.ErrNoMemory) {
 		return nil, lacking
 	}
-	again, with := *req, []int(nil)
+	again, offer := *req, -1
 	if lacking == nil {
 		defer unix.Close(fd)
-		again.GPU, with = gpu, []int{fd}
+		again.GPU, offer = gpu, fd
 	}
-	s, need, err = attach(ctx, socket, mem, device, &again, with...)
+	s, need, err = attach(ctx, socket, mem, device, &again, offer)
 	switch {
 	case err != nil || need == nil:
 		return s, err

@@ -76,35 +76,46 @@ type noLimit struct{}
 func (noLimit) Take(int) bool { return true }
 func (noLimit) Give(int)      {}
 
-// Whatever a peer sends along, the broker has one descriptor of it at most, and
-// none of a request that it cannot read.
-func TestARequestBringsOneDescriptorAtMost(t *testing.T) {
+// A descriptor is received where it was looked for, one at most, and none is left open.
+func TestADescriptorIsTakenOnlyAfterARequestThatAnnouncesIt(t *testing.T) {
 	for _, c := range []struct {
-		sent, want int
-		body       any
-	}{{0, 0, &Request{Op: OpWorker}}, {1, 1, &Request{Op: OpWorker}}, {3, 1, &Request{Op: OpWorker}}, {1, 0, "no request"}} {
+		with, after int // descriptors with the request, and with the byte after it
+		looked      bool
+		want        bool
+	}{{}, {with: 1}, {with: 1, after: 1}, {after: 1, looked: true, want: true}, {after: 3, looked: true, want: true}, {with: 2, after: 1, looked: true, want: true}, {with: 1, looked: true}} {
 		a, b := pair(t)
 		r, w, err := os.Pipe()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := Send(a, soon(), c.body, slices.Repeat([]int{int(w.Fd())}, c.sent)...); err != nil {
+		if err := Send(a, soon(), &Request{Op: OpWorker, GPU: "GPU-1"}, slices.Repeat([]int{int(w.Fd())}, c.with)...); err != nil {
+			t.Fatal(err)
+		}
+		if c.after == 1 {
+			err = SendOffer(a, soon(), int(w.Fd()))
+		} else {
+			_, _, err = a.WriteMsgUnix([]byte{0}, unix.UnixRights(slices.Repeat([]int{int(w.Fd())}, c.after)...), nil)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		w.Close()
 		a.Close()
 		var got Request
-		fd, err := ReceiveRequest(b, soon(), noLimit{}, &got)
-		if (fd >= 0) != (c.want == 1) || (err != nil) != (c.body == "no request") {
-			t.Errorf("%d sent: descriptor %d, %v", c.sent, fd, err)
+		if err := ReceiveRequest(b, soon(), noLimit{}, &got); err != nil || got.GPU != "GPU-1" {
+			t.Errorf("%+v: %v, %v", c, got, err)
 		}
-		if fd >= 0 {
-			_ = unix.Close(fd)
+		if c.looked {
+			fd, err := ReceiveOffer(b, soon())
+			if (fd >= 0) != c.want || (err == nil) != c.want {
+				t.Errorf("%+v: descriptor %d, %v", c, fd, err)
+			}
+			CloseFDs([]int{fd})
 		}
 		b.Close()
 		_ = r.SetReadDeadline(soon())
 		if text, err := io.ReadAll(r); err != nil || len(text) > 0 { // its end comes when nobody has the other
-			t.Errorf("%d sent: %q, %v", c.sent, text, err)
+			t.Errorf("%+v: %q, %v", c, text, err)
 		}
 		r.Close()
 	}

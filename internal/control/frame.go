@@ -108,38 +108,49 @@ type Room interface {
 // ErrNoRoom is a request that came while others had all the room.
 var ErrNoRoom = errors.New("no room for a request of that size just now")
 
-// ReceiveRequest reads one request, and the descriptor that came with its first
-// byte: -1 if there is none; it is the caller's to close. Others are not received
-// at all. A long request takes its room as its bytes arrive, until it was
+// ReceiveRequest reads one request. Descriptors that come with it are not
+// received at all. A long one takes its room as its bytes arrive, until it was
 // decoded: peers that never finish cannot make us buffer more than that in all.
-func ReceiveRequest(c *net.UnixConn, deadline time.Time, room Room, req *Request) (fd int, err error) {
+func ReceiveRequest(c *net.UnixConn, deadline time.Time, room Room, req *Request) error {
 	_ = c.SetReadDeadline(deadline)
 	var head [4]byte
-	var oob [24]byte // room for one
-	n, oobn, _, _, err := c.ReadMsgUnix(head[:], oob[:unix.CmsgSpace(4)])
-	fds := parseFDs(oob[:oobn])
-	defer func() {
-		if fd = -1; err == nil && len(fds) > 0 {
-			fd, fds = fds[0], fds[1:]
-		}
-		CloseFDs(fds)
-	}()
-	if err == nil && n == 0 {
-		err = io.EOF
-	}
-	if err != nil {
-		return -1, err
-	}
-	if _, err := io.ReadFull(c, head[n:]); err != nil {
-		return -1, err
+	if _, err := io.ReadFull(c, head[:]); err != nil {
+		return err
 	}
 	taken := taken{room: room}
 	defer taken.giveBack()
 	body, err := readBody(c, int64(binary.LittleEndian.Uint32(head[:])), MaxRequest, &taken)
 	if err != nil {
+		return err
+	}
+	return Decode(body, req)
+}
+
+// SendOffer sends the descriptor that a request has announced (Request.GPU): with a
+// byte of its own after it, so that nobody is handed one who did not look for it.
+func SendOffer(c *net.UnixConn, deadline time.Time, fd int) error {
+	_ = c.SetWriteDeadline(deadline)
+	_, _, err := c.WriteMsgUnix([]byte{0}, unix.UnixRights(fd), nil)
+	return err
+}
+
+// ReceiveOffer is the other side of it. The descriptor is the caller's to close; if
+// there are more they are not received.
+func ReceiveOffer(c *net.UnixConn, deadline time.Time) (fd int, err error) {
+	_ = c.SetReadDeadline(deadline)
+	var one [1]byte
+	oob := make([]byte, unix.CmsgSpace(4))
+	n, oobn, _, _, err := c.ReadMsgUnix(one[:], oob)
+	fds := parseFDs(oob[:oobn])
+	if err == nil && (n == 0 || len(fds) == 0) {
+		err = fmt.Errorf("%w: the descriptor that it announces is missing", ErrFrame)
+	}
+	if err != nil {
+		CloseFDs(fds)
 		return -1, err
 	}
-	return -1, Decode(body, req)
+	CloseFDs(fds[1:])
+	return fds[0], nil
 }
 
 // taken is what a frame has taken of the room.

@@ -85,8 +85,8 @@ type Request struct {
 	Times bool `msgpack:"times,omitempty"`
 	// OpClient: it can use tensors in device memory.
 	Device bool `msgpack:"device,omitempty"`
-	// OpWorker: the UUID of the GPU whose memory this request's descriptor is. The
-	// worker offers it because it was asked to (Reply.Needs).
+	// OpWorker: the UUID of the GPU whose memory the worker offers, since it was asked
+	// for some (Reply.Needs). Its descriptor follows the request: SendOffer.
 	GPU string `msgpack:"gpu,omitempty"`
 	// OpClient: the signature that it was attached to before, as tensors; it will
 	// not have another one. Empty: it takes any.
