@@ -9,8 +9,9 @@
 //
 // Peers whose names begin with c are clients, with w workers; each is a process
 // of its own. "kill w1" ends one with SIGKILL, "stop broker" and "start broker"
-// restart the broker, "alias m m@2" has an alias stand for another model, "go c1 …" does not wait for the answer, which "answer c1 =
-// …" then looks at. "thief MODEL" and "damage MODEL STATUS" do what no peer
+// restart the broker, "alias m m@2" has an alias stand for another model, "ended 3" waits until the broker has
+// ended so many requests (a client whose deadline has passed may know it before), "go c1 …" does not wait for
+// the answer, which "answer c1 = …" then looks at. "thief MODEL" and "damage MODEL STATUS" do what no peer
 // should (hostile_unsafe_test.go). A line that begins with # is a comment.
 package conformance
 
@@ -160,6 +161,11 @@ func play(t *testing.T, script, clients, workers string) {
 				t.Fatal(err)
 			}
 			continue
+		case who == "ended":
+			if err := testbed.Eventually(time.Minute, func() error { return ended(t, b.Socket(), what) }); err != nil {
+				t.Fatal(err)
+			}
+			continue
 		case who == "kill":
 			_ = peers[what].cmd.Process.Kill()
 			_, _ = peers[what].cmd.Process.Wait()
@@ -191,6 +197,24 @@ func play(t *testing.T, script, clients, workers string) {
 			t.Fatalf("%s:%d: %s\n  is  %s\n  not %s", script, i+1, command, got, want)
 		}
 	}
+}
+
+// ended says whether the broker has ended so many requests.
+func ended(t *testing.T, socket, want string) error {
+	all, err := admin.New(socket).Stats(t.Context())
+	if err != nil {
+		return err
+	}
+	n := uint64(0)
+	for i := range all.Models {
+		for _, count := range all.Models[i].Ended {
+			n += count
+		}
+	}
+	if fmt.Sprint(n) != want {
+		return fmt.Errorf("%d requests have ended, not %s", n, want)
+	}
+	return nil
 }
 
 // matches knows "A or B", and "A…" for what begins with A.
