@@ -92,13 +92,7 @@ func TestAutoIsBackOneSecondAfterAStep(t *testing.T) {
 			cfg.Phases = []Phase{step}
 			cfg.Requests = int(rate * (before.Seconds() + step.Rate*after.Seconds()))
 			from, to := before+time.Second, before+after
-			best := math.Inf(1)
-			for _, wait := range gridWaits {
-				best = min(best, meanAfter(t, cfg, wait, from, to))
-			}
-			if auto := meanAfter(t, cfg, policy.Auto, from, to); auto > 1.05*best {
-				t.Errorf("%.3f times the best fixed wait", auto/best)
-			}
+			isNearTheBest(t, &cfg, from, to)
 		})
 	}
 }
@@ -132,6 +126,18 @@ func TestOverADayAutoBeatsEveryFixedWait(t *testing.T) {
 	}
 }
 
+// isNearTheBest holds auto against the fixed waits, over part of a run.
+func isNearTheBest(t *testing.T, cfg *Config, from, to time.Duration) {
+	t.Helper()
+	best := math.Inf(1)
+	for _, wait := range gridWaits {
+		best = min(best, meanAfter(t, *cfg, wait, from, to))
+	}
+	if auto := meanAfter(t, *cfg, policy.Auto, from, to); auto > 1.05*best {
+		t.Errorf("%.3f times the best fixed wait", auto/best)
+	}
+}
+
 // notShort leaves a simulation out of the race detector's run, which has
 // nothing to find in one goroutine and takes twenty times as long.
 func notShort(t *testing.T) {
@@ -154,11 +160,5 @@ func TestAfterFullLoadAutoDoesNotWaitForLong(t *testing.T) {
 	cfg.Phases = []Phase{{From: before, Rate: 0.05, Cost: 1}}
 	cfg.Requests = int(full * (before.Seconds() + 0.05*after.Seconds()))
 	from, to := before+time.Second, before+after
-	best := math.Inf(1)
-	for _, wait := range gridWaits {
-		best = min(best, meanAfter(t, cfg, wait, from, to))
-	}
-	if auto := meanAfter(t, cfg, policy.Auto, from, to); auto > 1.05*best {
-		t.Errorf("%.3f times the best fixed wait", auto/best)
-	}
+	isNearTheBest(t, &cfg, from, to)
 }

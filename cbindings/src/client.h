@@ -175,6 +175,9 @@ typedef struct rb_req {
 
 /* Finds a request by its number, or says why it is none. */
 int rb_req_find(rb_conn *c, uint64_t id, rb_req *r);
+/* Finds all of them: in few, or, where these do not do, in memory that the caller frees; *all is NULL or good in any case. */
+#define RB_FEW 64
+int rb_req_find_all(rb_conn *c, const uint64_t *requests, uint32_t count, rb_req few[RB_FEW], rb_req **all);
 uint64_t rb_req_id(const rb_req *r);
 int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r);
 int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, uint32_t flags);

@@ -544,6 +544,15 @@ int rb_commit(rb_client client, uint64_t request, int64_t timeout, uint32_t flag
 	STEP(client, request, rb_req_commit(c, &r, 1, timeout, flags));
 }
 
+int rb_req_find_all(rb_conn *c, const uint64_t *requests, uint32_t count, rb_req few[RB_FEW], rb_req **all)
+{
+	*all = count <= RB_FEW ? few : malloc(count * sizeof **all);
+	int status = *all ? RB_OK : rb_say(RB_ERR_NO_MEMORY);
+	for (uint32_t i = 0; i < count && !status; i++)
+		status = rb_req_find(c, requests[i], *all + i);
+	return status;
+}
+
 int rb_commit_all(rb_client client, const uint64_t *requests, uint32_t count, int64_t timeout, uint32_t flags)
 {
 	if (count && !requests)
@@ -554,11 +563,8 @@ int rb_commit_all(rb_client client, const uint64_t *requests, uint32_t count, in
 	rb_entry *entry = rb_table_enter(&rb_clients, client);
 	if (!entry)
 		return rb_say(RB_ERR_CLOSED);
-	rb_req few[64], *all = count <= 64 ? few : malloc(count * sizeof *all);
-	if (!all)
-		status = rb_say(RB_ERR_NO_MEMORY);
-	for (uint32_t i = 0; i < count && !status; i++)
-		status = rb_req_find(entry->value, requests[i], &all[i]);
+	rb_req few[RB_FEW], *all;
+	status = rb_req_find_all(entry->value, requests, count, few, &all);
 	if (!status)
 		status = rb_req_commit(entry->value, all, count, timeout, flags);
 	if (all != few)

@@ -43,7 +43,7 @@ static int no_device(const rb_link *l)
 	return rb_fail(RB_ERR_INVALID, "%s: %s has no tensor in device memory: no stream orders anything here", rb_status_text(RB_ERR_INVALID), l->session.model);
 }
 
-/* The request, or whoever calls, holds the link already. */
+/* The caller, or its request, holds the link already. */
 static step *new_step(rb_client client, rb_link *l, uint32_t count)
 {
 	step *s = malloc(sizeof *s + count * sizeof *s->at);
@@ -183,11 +183,8 @@ int rb_commit_on_stream(rb_client client, const uint64_t *requests, uint32_t cou
 	rb_entry *entry = rb_table_enter(&rb_clients, client);
 	if (!entry)
 		return rb_say(RB_ERR_CLOSED);
-	rb_req few[64], *all = count <= 64 ? few : malloc(count * sizeof *all);
-	if (!all)
-		status = rb_say(RB_ERR_NO_MEMORY);
-	for (uint32_t i = 0; i < count && !status; i++)
-		status = rb_req_find(entry->value, requests[i], &all[i]);
+	rb_req few[RB_FEW], *all;
+	status = rb_req_find_all(entry->value, requests, count, few, &all);
 	if (!status)
 		status = commit(entry->value, client, all, count, stream, timeout, flags);
 	if (all != few)
