@@ -137,34 +137,30 @@ def test_closing_ends_what_is_in_flight(socket):
     def stuck(batch: rb.Batch) -> None:
         gate.wait(20)
 
+    async def in_loop(m: rb.Model) -> None:
+        await m.ainfer(row(1))
+
+    kinds = [lambda m: m(row(1)), lambda m: m(np.stack([row(1)] * 2)), lambda m: m.request().run(), lambda m: asyncio.run(in_loop(m))]
     with serving(stuck, socket):
-        m = rb.connect("stuck", socket=socket, wait=60)
-        future = m.submit(row(1))
-        errors: list[BaseException] = []
+        for submits in (False, True, False, True):
+            m = rb.connect("stuck", socket=socket, wait=60)
+            future = m.submit(row(1)) if submits else None
+            errors: list[BaseException] = []
 
-        def call() -> None:
-            try:
-                m(row(1))
-            except BaseException as e:
-                errors.append(e)
+            def call(kind, m: rb.Model = m, errors: list[BaseException] = errors) -> None:
+                try:
+                    kind(m)
+                except BaseException as e:
+                    errors.append(e)
 
-        def with_loop() -> None:
-            async def main() -> None:
-                await m.ainfer(row(1))
-
-            try:
-                asyncio.run(main())
-            except BaseException as e:
-                errors.append(e)
-
-        threads = [threading.Thread(target=f) for f in (call, call, with_loop)]
-        for t in threads:
-            t.start()
-        threading.Event().wait(0.1)
-        m.close()
-        for t in threads:
-            t.join(60)
-            assert not t.is_alive()
-        assert isinstance(future.exception(60), rb.Closed)
-        assert [type(e) for e in errors] == [rb.Closed] * 3
+            threads = [threading.Thread(target=call, args=(kind,)) for kind in kinds]
+            for t in threads:
+                t.start()
+            threading.Event().wait(0.05)
+            m.close()
+            for t in threads:
+                t.join(60)
+                assert not t.is_alive()
+            assert future is None or isinstance(future.exception(60), rb.Closed)
+            assert [type(e) for e in errors] == [rb.Closed] * 4
         gate.set()
