@@ -8,6 +8,7 @@ import asyncio
 import functools
 import os
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -42,6 +43,14 @@ def test_a_tutorial_shows_lines_of_examples_that_the_tests_run(page):
     assert sources
     for text in [*blocks(page, "python", "go", "toml"), *(t for t in blocks(page, "sh") if '"$ringbatch"' in t)]:
         assert any(text in s for s in sources), f"{page.name} shows what no example has:\n{text}"
+
+
+def test_the_sites_reference_has_every_public_name_of_python_and_c():
+    site = runpy.run_path(str(REPOSITORY / "hack" / "mksite.py"))
+    python, c = site["python_reference"](), site["c_reference"]()
+    assert not [name for name in rb.__all__ if f"## ringbatch.{name}\n" not in python and f"| `{name}` |" not in python]
+    declared = set(re.findall(r"^[^/*#\n]*\b(rb_\w+)\(", (REPOSITORY / "cbindings" / "ringbatch.h").read_text(), re.M))
+    assert declared and not [name for name in declared if name not in c]
 
 
 @functools.cache
