@@ -35,7 +35,7 @@ demo: build ## what batching wins on this machine, in half a minute
 demo-page: build ## the page of a broker under load, until Ctrl-C
 	./bin/ringbatch demo
 
-test: check unit race model-check cuda-check python interop chaos-short envoy-test hosts-short ## everything, about 18 minutes on 2 cores
+test: check unit race model-check cuda-check python onnx-go-test interop chaos-short envoy-test hosts-short ## everything, about 18 minutes on 2 cores
 	@echo "all tests passed"
 
 check: ## licence lines, formatting, vet, staticcheck
@@ -57,6 +57,15 @@ bindings: ## the C ABI: a C program that uses every function
 
 python: ## the Python package, from its wheel, in its own environment
 	./python/test.sh
+
+# A module of its own: it needs cgo and libonnxruntime. The Python tests' environment has one.
+.PHONY: onnx-go onnx-go-test
+onnx-go: ## bin/ringbatch-onnx, which serves ONNX files without Python
+	@mkdir -p bin && cd worker/onnx && go build -o $(CURDIR)/bin/ringbatch-onnx ./cmd/ringbatch-onnx
+
+onnx-go-test: onnx-go ## ONNX files served from Go, with the ONNX Runtime of the Python tests
+	cd worker/onnx && go vet ./... && \
+	  ONNXRUNTIME_LIBRARY=$${ONNXRUNTIME_LIBRARY:-$$(ls $(CURDIR)/build/python-venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.* 2>/dev/null | head -n 1)} go test -count=1 ./...
 
 interop: ## the gateway, judged by tritonclient and perf_analyzer
 	./gateway/interop/test.sh

@@ -26,7 +26,7 @@ import links
 ROOT = links.ROOT
 DOCS, BUILD = ROOT / "docs", ROOT / "build" / "site"
 REPOSITORY = "https://github.com/ringbatch/ringbatch"
-GO_PACKAGES = ["client", "worker", "tensor", "admin", "stats", "policy", "status", "broker"]
+GO_PACKAGES = ["client", "worker", "tensor", "admin", "alias", "stats", "policy", "status", "broker", "gateway", "relay"]
 
 
 def to_repository(page: Path, text: str) -> str:
@@ -49,7 +49,7 @@ def to_repository(page: Path, text: str) -> str:
 
 
 def go_reference() -> str:
-    out = ["# Go reference", "", "What `go doc -all` says of each public package. Programs need `client` or `worker`, and mostly `tensor`.", ""]
+    out = ["# Go reference", "", "What `go doc -all` says of the packages. Programs need `client` or `worker`, and mostly `tensor`.", ""]
     for package in GO_PACKAGES:
         text = subprocess.run(["go", "doc", "-all", f"./{package}"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         head, _, rest = text.partition("\n")
@@ -84,18 +84,27 @@ def python_reference() -> str:
     top = ast.parse((package / "__init__.py").read_text())
     out = ["# Python reference", "", "[The guide](../python.md) explains; this lists.", ""]
     for node in top.body:
-        if not isinstance(node, ast.ImportFrom) or not node.module or any(a.name == "*" for a in node.names):
+        if not isinstance(node, ast.ImportFrom) or node.level == 0 or not node.module or any(a.name == "*" for a in node.names):
             continue
-        defined = {n.name: n for n in ast.parse((package / f"{node.module}.py").read_text()).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+        defined = definitions(package / f"{node.module}.py")
         for name in sorted(a.asname or a.name for a in node.names):
             if name in defined and not name.startswith("_"):
                 out += python_item(defined[name], f"ringbatch.{name}", "##")
-    errors = [n for n in ast.parse((package / "errors.py").read_text()).body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")]
+    for module in "torch", "onnx":
+        out += python_item(definitions(package / f"{module}.py")["serve"], f"ringbatch.{module}.serve", "##")
+    errors = [n for name, n in definitions(package / "errors.py").items() if isinstance(n, ast.ClassDef) and not name.startswith("_")]
     out += ["## Errors", "", "| | is also | when |", "|---|---|---|"]
     for n in errors:
         bases = ", ".join(ast.unparse(b) for b in n.bases if ast.unparse(b) != "Error")
         out.append(f"| `{n.name}` | {bases and f'`{bases}`'} | {' '.join((ast.get_docstring(n) or '').split()).replace('|', '/')} |")
+    for n in ast.parse((package / "errors.py").read_text()).body:
+        if isinstance(n, ast.Assign) and isinstance(n.value, ast.Name):
+            out.append(f"| `{ast.unparse(n.targets[0])}` | `{n.value.id}` | another name of it |")
     return "\n".join([*out, ""])
+
+
+def definitions(module: Path) -> dict[str, ast.FunctionDef | ast.ClassDef]:
+    return {n.name: n for n in ast.parse(module.read_text()).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
 
 
 def python_item(node: ast.FunctionDef | ast.ClassDef, name: str, level: str) -> list[str]:

@@ -74,9 +74,7 @@ func readManual(ctx context.Context) (*manual.Manual, error) {
 		return nil, err
 	}
 	return manual.Read("ringbatch", func(args ...string) (string, error) {
-		c := exec.CommandContext(ctx, self, args...)
-		c.Env = append(os.Environ(), "PYTHON=/nonexistent") // ringbatch torch and onnx ask Python: the same here and on any machine
-		out, err := c.Output()
+		out, err := exec.CommandContext(ctx, self, args...).Output()
 		return string(out), err
 	})
 }

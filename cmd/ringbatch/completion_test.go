@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -50,14 +51,15 @@ func everyFlagIsIn(t *testing.T, folder string) {
 		if !strings.Contains(overview, `ringbatch\-`+c.name+" (1)") {
 			t.Errorf("ringbatch.1 does not name %s", c.name)
 		}
-		if c.name == "serve" || c.name == "torch" || c.name == "onnx" {
-			continue // their flags are Python's to tell
-		}
 		help, err := exec.Command(os.Args[0], c.name, "--help").Output()
 		if err != nil {
 			t.Fatalf("%s --help: %v", c.name, err)
 		}
-		for _, found := range regexp.MustCompile(`(?m)^ {6}--([\w-]+)`).FindAllStringSubmatch(string(help), -1) {
+		flags := regexp.MustCompile(`(?m)^ {6}--([\w-]+)`).FindAllStringSubmatch(string(help), -1)
+		if len(flags) == 0 && !slices.Contains([]string{"completion", "version", "licenses"}, c.name) {
+			t.Errorf("%s --help names no flag:\n%s", c.name, help)
+		}
+		for _, found := range flags {
 			flag := found[1]
 			if !strings.Contains(page, `\fB\-\-`+strings.ReplaceAll(flag, "-", `\-`)+`\fR`) {
 				t.Errorf("the page of %s has no --%s", c.name, flag)
@@ -78,6 +80,7 @@ func bashCompletes(t *testing.T, folder string) {
 		"ringbatch bro":             "broker",
 		"ringbatch broker --take_o": "--take_over",
 		"ringbatch stats --js":      "--json",
+		"ringbatch torch --mem":     "--memory", // a flag that Python knows
 	} {
 		out, err := exec.Command("bash", "-c", `source "$1"; COMP_WORDS=($2); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _ringbatch; echo "${COMPREPLY[@]}"`, "bash", script, line).CombinedOutput()
 		if err != nil || strings.TrimSpace(string(out)) != want {

@@ -40,9 +40,7 @@ var (
 	moreOfFlag  = regexp.MustCompile(`^ {12,}(\S.*)$`)
 )
 
-// Read asks a program: run gives what it prints for the arguments. A command
-// whose help cannot be had here (it may need what is not installed) has its
-// brief alone.
+// Read asks a program: run gives what it prints for the arguments.
 func Read(program string, run func(args ...string) (string, error)) (*Manual, error) {
 	text, err := run("--help")
 	if err != nil {
@@ -62,11 +60,11 @@ func Read(program string, run func(args ...string) (string, error)) (*Manual, er
 			return nil, fmt.Errorf("%s --help: what is the line %q?", program, line)
 		}
 		c := Command{Name: found[1], Brief: found[2], Usage: found[1]}
-		if help, err := run(c.Name, "--help"); err == nil {
-			c.read(program, help)
-		} else {
-			c.About = fmt.Sprintf("Its flags: %s %s --help.", program, c.Name)
+		help, err := run(c.Name, "--help")
+		if err != nil {
+			return nil, fmt.Errorf("%s %s --help: %w", program, c.Name, err)
 		}
+		c.read(program, help)
 		m.Commands = append(m.Commands, c)
 	}
 	if len(m.Commands) == 0 {

@@ -1,10 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags that ``ringbatch torch`` and ``ringbatch onnx`` share."""
+"""What the flags of ``ringbatch serve``, ``torch`` and ``onnx`` share."""
 
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Sequence
+
+
+class Parser(argparse.ArgumentParser):
+    """Says --help as the other commands do, under every Python: cmd/ringbatch/help holds
+    the texts, for man pages, completions, and --help where there is no Python."""
+
+    def format_help(self) -> str:
+        given = [a for a in self._actions if not a.option_strings]
+        flags = [a for a in self._actions if a.option_strings and a.dest != "help"]
+        about = textwrap.fill(" ".join([self.description or "", *(f"{a.dest.upper()} is {a.help}." for a in given)]), 92)
+        heads = ["      " + " ".join([a.option_strings[-1], *_value(a)]) for a in flags]
+        wide = max(map(len, heads))
+        lines = [f"{head:<{wide}}   {a.help}" for head, a in zip(heads, flags)]
+        usage = " ".join([f"Usage: {self.prog} [flags]", *(a.dest.upper() for a in given)])
+        return "\n\n".join([about, usage, "\n".join(lines), textwrap.fill(self.epilog or "", 92)]).rstrip() + "\n"
+
+
+def _value(a: argparse.Action) -> list[str]:
+    """What stands behind a flag in its help: nothing behind a switch."""
+    if a.nargs == 0:
+        return []
+    kind = getattr(a.type, "__name__", "string")
+    return ["|".join(a.choices) if a.choices else str(a.metavar or kind)]
 
 
 def parse(p: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, str]]:

@@ -34,7 +34,7 @@ _WAIT_S = 10.0
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="ringbatch serve", allow_abbrev=False, description=f"Serve a Python object. Beware: {WARNING}.")
+    p = _flags.Parser(prog="ringbatch serve", allow_abbrev=False, description=f"Serve a Python object. Beware: {WARNING}.")
     p.add_argument("target", help="model.joblib, model.pkl, or package.module:name")
     p.add_argument("--input", action="append", metavar="SPEC", help="input tensor of one row, like 'x:f32[4]' (repeatable; an estimator may tell its own)")
     p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running one row)")

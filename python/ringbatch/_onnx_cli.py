@@ -13,11 +13,11 @@ from . import _flags
 
 def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, dict[str, str]]:
     """Our own flags, and the settings of the model's policy."""
-    return _flags.parse(_parser(), argv)
+    return _flags.parse(parser(), argv)
 
 
-def _parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    p = _flags.Parser(
         prog="ringbatch onnx",
         description="Serve an ONNX file with ONNX Runtime.",
         epilog="Other flags are settings of the model's policy, which the broker reads: --max_batch_size=32 --wait_time=5ms",

@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from . import errors
+from . import _flags, errors
 from ._library import binary_path
 from ._serve import gateway_door, run_commands, socket_path, stopping
 from ._serve_targets import KINDS, READY_S, command, kind_of, name_of, share_cores
@@ -35,7 +35,7 @@ _NUMPY = dict(zip(NAMES, NUMPY))
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+    p = _flags.Parser(
         prog="ringbatch serve",
         description=f"Serve a model: a file that ends in {', '.join(KINDS)}, or a Python object, package.module:name (a function of arrays, an estimator, "
         f"a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). Starts a broker if none runs. Beware: {WARNING}.",
@@ -105,8 +105,8 @@ def _models(at: str) -> list[dict[str, Any]]:
 
 
 def _spec(text: str) -> tuple[str, str, list[int]]:
-    """x:f32[3,<=224] as name, kind, a shape: a size that varies is 1."""
-    name, _, rest = text.partition(":")
+    """x:f32[3,<=224]@device:0 as name, kind, a shape: a size that varies is 1."""
+    name, _, rest = text.partition("@")[0].partition(":")
     kind, _, dims = rest.partition("[")
     return name, kind, [1 if d.startswith("<=") else int(d) for d in dims.rstrip("]").split(",") if d]
 

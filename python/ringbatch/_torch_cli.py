@@ -13,11 +13,11 @@ from . import _flags
 
 def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, dict[str, str]]:
     """Our own flags, and the settings of the model's policy."""
-    return _flags.parse(_parser(), argv)
+    return _flags.parse(parser(), argv)
 
 
-def _parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    p = _flags.Parser(
         prog="ringbatch torch",
         description="Serve a PyTorch model: an exported program (.pt2), a TorchScript file, or a torch.nn.Module by its import path. "
         "Loading a .pt2 file or importing a module can run any code in it: serve only what you trust.",

@@ -8,6 +8,7 @@ import asyncio
 import functools
 import os
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -44,10 +45,18 @@ def test_a_tutorial_shows_lines_of_examples_that_the_tests_run(page):
         assert any(text in s for s in sources), f"{page.name} shows what no example has:\n{text}"
 
 
+def test_the_sites_reference_has_every_public_name_of_python_and_c():
+    site = runpy.run_path(str(REPOSITORY / "hack" / "mksite.py"))
+    python, c = site["python_reference"](), site["c_reference"]()
+    assert not [name for name in rb.__all__ if f"## ringbatch.{name}\n" not in python and f"| `{name}` |" not in python]
+    declared = set(re.findall(r"^[^/*#\n]*\b(rb_\w+)\(", (REPOSITORY / "cbindings" / "ringbatch.h").read_text(), re.M))
+    assert declared and not [name for name in declared if name not in c]
+
+
 @functools.cache
 def help_of(command: str = "") -> str:
     env = {**os.environ, "PYTHON": sys.executable}  # for what is Python's command
-    p = subprocess.run([rb.binary_path(), *command.split(), "--help"], capture_output=True, text=True, timeout=60, env=env)
+    p = subprocess.run([rb.binary_path(), *command.split(), "--help"], capture_output=True, text=True, timeout=200, env=env)
     return p.stdout + p.stderr
 
 
@@ -77,7 +86,7 @@ def test_the_readme_worker_serves_the_readme_producer(tmp_path):
     p = subprocess.Popen([sys.executable, str(tmp_path / "worker.py")], env=env)
     try:
         rb_wait(env["RINGBATCH_SOCKET"], "double")
-        subprocess.run([sys.executable, str(tmp_path / "producer.py")], env=env, timeout=60, check=True)
+        subprocess.run([sys.executable, str(tmp_path / "producer.py")], env=env, timeout=200, check=True)
     finally:
         p.terminate()
         p.wait(60)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import signal
 import socket as sockets
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,7 +123,7 @@ def test_estimators_and_functions_give_what_they_give_by_themselves(socket, thin
     a, settings = objects._flags.parse(objects.parser(), ["m:thing", "--name", f"object{abs(hash((signature, *flags))) % 9999}", *flags])
     worker = objects.worker_for(thing, a, settings)
     assert worker.signature == signature
-    with serving(worker, socket), rb.connect(worker.model, socket=socket, wait=10) as m:
+    with serving(worker, socket), rb.connect(worker.model, socket=socket, wait=60) as m:
         got = m(*(np.array(x, "float32") for x in inputs))
     if isinstance(want, dict):
         assert {k: v.tolist() for k, v in got.items()} == want
@@ -151,3 +153,15 @@ def test_large_inputs_are_made_by_the_line_and_small_ones_shown():
     large = cli.curl_line("m", [("x", "u8", [3, 224, 224])], "8000")
     made = subprocess.check_output(large.removeprefix("curl: ").split(" | ")[0].replace("python3", sys.executable, 1), shell=True)
     assert len(json.loads(made)["inputs"][0]["data"]) == 3 * 224 * 224
+
+
+@pytest.mark.parametrize("name", ["serve", "torch", "onnx"])
+def test_the_command_has_the_help_that_python_would_say(name):
+    text = importlib.import_module(f"ringbatch._{name}_cli").parser().format_help()
+    file = Path(__file__).parents[2] / "cmd" / "ringbatch" / "help" / f"{name}.txt"
+    assert file.read_text() == text, f"python3 -m ringbatch._{name}_cli --help >{file}"
+    assert subprocess.check_output([rb.binary_path(), name, "--help"], env={"PATH": "/nonexistent"}, text=True) == text
+
+
+def test_tensors_in_device_memory_get_a_line_too():
+    assert cli._spec("x:f16[3,<=224]@device:0") == ("x", "f16", [3, 1])

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package onnx
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"unsafe"
+
+	ort "github.com/yalue/onnxruntime_go"
+
+	"github.com/ringbatch/ringbatch/internal/half"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+const (
+	checkedRows   = 3
+	tolerance     = 0.001
+	halfTolerance = 0.02
+)
+
+// check refuses a model whose rows do not give in a batch what they give alone.
+func (m *model) check(most float64) error {
+	if most == 0 {
+		most = tolerance
+		for _, n := range m.outputs {
+			if n.spec.DType == tensor.F16 || n.spec.DType == tensor.BF16 {
+				most = halfTolerance
+			}
+		}
+	}
+	inputs := m.example(checkedRows)
+	together, err := m.runAlone(inputs, checkedRows)
+	if err != nil {
+		return fmt.Errorf("%w: %s", ErrModel, firstLine(err))
+	}
+	for i := range checkedRows {
+		row := make([][]byte, len(inputs))
+		for k := range inputs {
+			size := m.inputs[k].spec.RowBytes()
+			row[k] = inputs[k][i*size : (i+1)*size]
+		}
+		alone, err := m.runAlone(row, 1)
+		if err != nil {
+			return fmt.Errorf("%w: %s", ErrModel, firstLine(err))
+		}
+		for k := range alone {
+			if d := difference(alone[k].DType, alone[k].Data, together[k].Row(i).Data); d > most {
+				return fmt.Errorf("%w: in a batch of %d the rows give other results than alone, by %.2g of the largest number of output %q (at most %g): rows of this model "+
+					"depend on one another, or chance is in it. Serve single rows (--max_batch_size 1), allow more (--tolerance 0.05) or anything (--no_check)",
+					ErrModel, checkedRows, d, m.outputs[k].name, most)
+			}
+		}
+	}
+	return nil
+}
+
+// difference is how far two results are apart, as a part of the largest number;
+// whole numbers are equal or not.
+func difference(d tensor.DType, a, b []byte) float64 {
+	largest, apart := 0.0, 0.0
+	for i := 0; i < len(a); i += d.Size() {
+		x, y := number(d, a[i:]), number(d, b[i:])
+		if !math.IsInf(x, 0) && !math.IsNaN(x) {
+			largest = max(largest, math.Abs(x))
+		}
+		if x == y || math.IsNaN(x) && math.IsNaN(y) {
+			continue
+		}
+		if !fraction(d) || math.IsNaN(x-y) {
+			return math.Inf(1)
+		}
+		apart = max(apart, math.Abs(x-y))
+	}
+	if apart == 0 {
+		return 0
+	}
+	return apart / largest // infinite where all of x is 0
+}
+
+func fraction(d tensor.DType) bool {
+	return d == tensor.F16 || d == tensor.BF16 || d == tensor.F32 || d == tensor.F64
+}
+
+func number(d tensor.DType, at []byte) float64 {
+	switch d {
+	case tensor.F16, tensor.BF16:
+		return float64(half.Float32(d, binary.NativeEndian.Uint16(at)))
+	case tensor.F32:
+		return float64(math.Float32frombits(binary.NativeEndian.Uint32(at)))
+	case tensor.F64:
+		return math.Float64frombits(binary.NativeEndian.Uint64(at))
+	case tensor.I64:
+		return float64(int64(binary.NativeEndian.Uint64(at)))
+	case tensor.I32:
+		return float64(int32(binary.NativeEndian.Uint32(at)))
+	case tensor.I16:
+		return float64(int16(binary.NativeEndian.Uint16(at)))
+	case tensor.I8:
+		return float64(int8(at[0]))
+	}
+	return float64(at[0]) // u8, bool
+}
+
+// example makes rows to try the model on: fractions around zero, zeros and ones
+// where whole numbers may be indices of something.
+func (m *model) example(rows int) [][]byte {
+	random := rand.New(rand.NewPCG(1, 2))
+	inputs := make([][]byte, len(m.inputs))
+	for k, n := range m.inputs {
+		d, size := n.spec.DType, n.spec.DType.Size()
+		data := make([]byte, rows*n.spec.RowBytes())
+		for i := 0; i < len(data); i += size {
+			switch d {
+			case tensor.F16, tensor.BF16:
+				bits, _ := half.Bits(d, float32(random.NormFloat64()))
+				binary.NativeEndian.PutUint16(data[i:], bits)
+			case tensor.F32:
+				binary.NativeEndian.PutUint32(data[i:], math.Float32bits(float32(random.NormFloat64())))
+			case tensor.F64:
+				binary.NativeEndian.PutUint64(data[i:], math.Float64bits(random.NormFloat64()))
+			default:
+				data[i] = byte(random.IntN(2)) // little-endian, as every machine that ringbatch runs on
+			}
+		}
+		inputs[k] = data
+	}
+	return inputs
+}
+
+// bytesOf copies what ONNX Runtime allocated for an output.
+func bytesOf(v ort.Value) ([]byte, error) {
+	switch t := v.(type) {
+	case *ort.Tensor[float32]:
+		return raw(t.GetData()), nil
+	case *ort.Tensor[float64]:
+		return raw(t.GetData()), nil
+	case *ort.Tensor[int64]:
+		return raw(t.GetData()), nil
+	case *ort.Tensor[int32]:
+		return raw(t.GetData()), nil
+	case *ort.Tensor[int16]:
+		return raw(t.GetData()), nil
+	case *ort.Tensor[int8]:
+		return raw(t.GetData()), nil
+	case *ort.Tensor[uint8]:
+		return raw(t.GetData()), nil
+	case *ort.Tensor[bool]:
+		return raw(t.GetData()), nil
+	case *ort.CustomDataTensor:
+		return append([]byte{}, t.GetData()...), nil
+	}
+	return nil, fmt.Errorf("ONNX Runtime gave a %T", v)
+}
+
+func raw[T any](data []T) []byte {
+	if len(data) == 0 {
+		return nil
+	}
+	var one T
+	return append([]byte{}, unsafe.Slice((*byte)(unsafe.Pointer(&data[0])), len(data)*int(unsafe.Sizeof(one)))...)
+}

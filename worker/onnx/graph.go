@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package onnx
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	ort "github.com/yalue/onnxruntime_go"
+
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+var kinds = map[ort.TensorElementDataType]tensor.DType{
+	ort.TensorElementDataTypeBool:     tensor.Bool,
+	ort.TensorElementDataTypeUint8:    tensor.U8,
+	ort.TensorElementDataTypeInt8:     tensor.I8,
+	ort.TensorElementDataTypeInt16:    tensor.I16,
+	ort.TensorElementDataTypeInt32:    tensor.I32,
+	ort.TensorElementDataTypeInt64:    tensor.I64,
+	ort.TensorElementDataTypeFloat16:  tensor.F16,
+	ort.TensorElementDataTypeBFloat16: tensor.BF16,
+	ort.TensorElementDataTypeFloat:    tensor.F32,
+	ort.TensorElementDataTypeDouble:   tensor.F64,
+}
+
+// node is an input or output of the graph.
+type node struct {
+	name string // in the graph
+	kind ort.TensorElementDataType
+	spec tensor.Spec
+}
+
+// shape is that of so many rows.
+func (n *node) shape(rows int) ort.Shape {
+	s := ort.NewShape(int64(rows))
+	for _, d := range n.spec.Shape {
+		s = append(s, int64(d))
+	}
+	return s
+}
+
+func names(nodes []node) (list []string) {
+	for _, n := range nodes {
+		list = append(list, n.name)
+	}
+	return list
+}
+
+func specs(nodes []node) (list []tensor.Spec) {
+	for _, n := range nodes {
+		list = append(list, n.spec)
+	}
+	return list
+}
+
+// inputNodes reads what the graph says of its inputs: every dimension but the
+// first must have a size, of its own or by dims.
+func inputNodes(infos []ort.InputOutputInfo, dims map[string]int) ([]node, error) {
+	used := map[string]bool{}
+	var nodes []node
+	var open []string
+	for _, info := range infos {
+		n, err := newNode("input", info)
+		if err != nil {
+			return nil, err
+		}
+		if len(info.Dimensions) == 0 {
+			return nil, fmt.Errorf("%w: input %q has no dimensions, so none for the batch: make it a constant, or one number per row", ErrModel, n.name)
+		}
+		if d := info.Dimensions[0]; d >= 0 {
+			return nil, fmt.Errorf("%w: input %q has a fixed batch of %d: the first dimension must be free for requests to share a batch. Export it so, "+
+				"torch.onnx.export(..., dynamic_axes={%q: {0: 'batch'}, ...})", ErrModel, n.name, d, n.name)
+		}
+		for i, d := range info.Dimensions[1:] {
+			if d < 0 {
+				place := fmt.Sprintf("%s.%d", n.spec.Name, i)
+				size, ok := dims[place]
+				if !ok {
+					open = append(open, place)
+				}
+				used[place] = true
+				d = int64(size)
+			}
+			n.spec.Shape = append(n.spec.Shape, int(d))
+		}
+		nodes = append(nodes, n)
+	}
+	if len(open) > 0 {
+		return nil, fmt.Errorf("%w: the graph leaves %s open: say its size where it never changes, like --dim %s=128; "+
+			"sizes that vary are for the Python package's `ringbatch onnx`", ErrModel, strings.Join(open, ", "), open[0])
+	}
+	for _, name := range slices.Sorted(maps.Keys(dims)) {
+		if !used[name] {
+			return nil, fmt.Errorf("%w: --dim %s: the graph has no such open dimension; they are named by input and place, like tokens.0", ErrModel, name)
+		}
+		if dims[name] < 1 {
+			return nil, fmt.Errorf("%w: --dim %s=%d: want a size of at least 1", ErrModel, name, dims[name])
+		}
+	}
+	return nodes, nil
+}
+
+func newNode(side string, info ort.InputOutputInfo) (node, error) {
+	kind, ok := kinds[info.DataType]
+	if info.OrtValueType != ort.ONNXTypeTensor || !ok {
+		return node{}, fmt.Errorf("%w: %s %q is a kind of value that no ring holds: %s", ErrModel, side, info.Name, info.String())
+	}
+	return node{name: info.Name, kind: info.DataType, spec: tensor.Spec{Name: publicName(info.Name), DType: kind, Shape: []int{}}}, nil
+}
+
+// publicName is a name in the ring, which has no room for some characters.
+func publicName(name string) string {
+	return strings.Map(func(r rune) rune {
+		if strings.ContainsRune(":[],", r) || r <= ' ' {
+			return '_'
+		}
+		return r
+	}, name)
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package onnx_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
+	"github.com/ringbatch/ringbatch/worker/onnx"
+)
+
+func needLibrary(t *testing.T) {
+	if _, err := os.Stat(os.Getenv("ONNXRUNTIME_LIBRARY")); err != nil {
+		t.Skip("no ONNX Runtime here: ONNXRUNTIME_LIBRARY says where libonnxruntime is")
+	}
+}
+
+// serve serves a file of testdata and gives a client of it.
+func serve(t *testing.T, file string, settings ...policy.Setting) *client.Client {
+	t.Helper()
+	needLibrary(t)
+	b, err := testbed.StartLocal(broker.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() {
+		served <- onnx.Serve(ctx, onnx.Config{File: filepath.Join("testdata", file), Threads: 1,
+			Worker: worker.Config{Model: "m", Socket: b.Socket(), Policy: policy.New(settings...)}})
+		leave()
+	}()
+	t.Cleanup(func() {
+		leave()
+		if err := <-served; err != nil {
+			t.Errorf("served: %v", err)
+		}
+		_ = b.Close()
+	})
+	c, err := client.Dial(ctx, "m", client.WithSocket(b.Socket()), client.WaitForModel())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func TestRowsOfManyClientsAreAnsweredRightWhereverTheyLie(t *testing.T) {
+	c := serve(t, "linear.onnx", policy.MaxBatchSize(8), policy.WaitTime(2*time.Millisecond))
+	var all sync.WaitGroup
+	for g := range 8 {
+		all.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(g), 1))
+			for range 200 {
+				rows := 1 + random.IntN(3) // so that slots are freed and taken in other orders
+				x, bias := make([]float32, rows*4), make([]int64, rows*3)
+				for i := range x {
+					x[i] = float32(random.IntN(9))
+				}
+				for i := range bias {
+					bias[i] = int64(random.IntN(50))
+				}
+				outs, err := c.Infer(t.Context(), x, bias)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				y, _ := tensor.As[float32](outs[0])
+				best, _ := tensor.As[int64](outs[1])
+				for r := range rows {
+					at := 0
+					for j := range 3 {
+						want := float32(bias[r*3+j])
+						for i := range 4 {
+							want += x[r*4+i] * float32(i*3+j)
+						}
+						if y[r*3+j] != want {
+							t.Errorf("row %d: y[%d] is %v, want %v", r, j, y[r*3+j], want)
+							return
+						}
+						if y[r*3+j] > y[r*3+at] {
+							at = j
+						}
+					}
+					if best[r] != int64(at) {
+						t.Errorf("row %d: the largest is %d, want %d", r, best[r], at)
+						return
+					}
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestAModelWhoseRowsDependOnOneAnotherIsServedOneByOne(t *testing.T) {
+	c := serve(t, "mixes.onnx", policy.MaxBatchSize(1))
+	outs, err := c.Infer(t.Context(), []float32{1, 2, 3, 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if y, _ := tensor.As[float32](outs[0]); y[3] != 0 {
+		t.Errorf("a row less its own mean over the batch is %v", y)
+	}
+}
+
+func TestWhatCannotBeServedIsSaidInOneSentence(t *testing.T) {
+	for _, c := range []struct {
+		file string
+		dims map[string]int
+		want string
+	}{
+		{"none.onnx", nil, "no such file"},
+		{"make.py", nil, "testdata/make.py"},
+		{"fixed.onnx", nil, "fixed batch of 1"},
+		{"open.onnx", nil, "--dim x.0=128"},
+		{"open.onnx", map[string]int{"x.0": 4, "y.0": 3}, "--dim y.0: the graph has no such open dimension"},
+		{"open.onnx", map[string]int{"x.0": 0}, "at least 1"},
+		{"whole.onnx", nil, "its first dimension is not the batch"},
+		{"mixes.onnx", nil, "depend on one another"},
+	} {
+		t.Run(c.file+" "+c.want, func(t *testing.T) {
+			needLibrary(t)
+			err := onnx.Serve(t.Context(), onnx.Config{File: filepath.Join("testdata", c.file), Dims: c.dims, Worker: worker.Config{Model: "m", Socket: "/nowhere"}})
+			if !errors.Is(err, onnx.ErrModel) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%v; want %q in it", err, c.want)
+			}
+		})
+	}
+}
