@@ -48,7 +48,7 @@ func newPoller() (*poller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("epoll: %w", err)
 	}
-	p := &poller{epfd: epfd, spin: shm.Spin{Limit: int64(shm.LeastSpin)}, parker: shm.Parker{Main: true}}
+	p := &poller{epfd: epfd, spin: shm.Spin{Limit: int64(shm.LeastSpin)}}
 	if p.wake, err = shm.NewDoorbell(); err != nil {
 		_ = unix.Close(epfd)
 		return nil, fmt.Errorf("eventfd: %w", err)

@@ -26,11 +26,11 @@ type Parker struct {
 	// Polite is set where other goroutines of the process have work to do
 	// meanwhile: then it never holds a P.
 	Polite bool
-	// Main is set where the process has little else to do than what the
-	// sleeper waits for, as a broker's loop and a worker between batches.
-	// Then longer sleeps count as short, while half of the Ps are free.
-	Main bool
-	last time.Duration // how long the last sleep was
+	// Alone is set where the process has little else to do than what the
+	// sleeper waits for. Then longer sleeps count as short, while half of
+	// the Ps are free.
+	Alone bool
+	last  time.Duration // how long the last sleep was
 }
 
 // sleepers is how many threads of this process sleep past the scheduler now.
@@ -39,8 +39,8 @@ var sleepers atomic.Int32
 const (
 	shortSleep = 200 * time.Microsecond
 	// Between the requests of a network, or on cores that have other things to
-	// do, a loop sleeps for longer than that, each time.
-	shortMainSleep = 2 * time.Millisecond
+	// do, a broker's loop sleeps for longer than shortSleep, each time.
+	shortSleepAlone = 2 * time.Millisecond
 	// rawSlice ends a sleep that was expected to be short. Not sooner: a
 	// timer that is due before the kernel's next tick has to be programmed
 	// into the hardware, which costs some 3 µs on a virtual machine.
@@ -69,7 +69,7 @@ func (p *Parker) goesPast() bool {
 		return false
 	case p.last <= shortSleep:
 		return true
-	case p.Main && p.last <= shortMainSleep:
+	case p.Alone && p.last <= shortSleepAlone:
 		return 2*(int(sleepers.Load())+1) <= runtime.GOMAXPROCS(0)
 	}
 	return false

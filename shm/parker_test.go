@@ -47,17 +47,17 @@ func TestASleepPastTheSchedulerDoesNotHoldUpGarbageCollection(t *testing.T) {
 func TestAParkerGoesPastTheSchedulerOnlyWhileSleepsAreShort(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	for _, last := range []struct {
-		main  bool
+		alone bool
 		slept time.Duration
 		raw   bool
 	}{
-		{false, 0, true}, {false, shortSleep, true}, {false, shortMainSleep, false}, {false, 5 * time.Millisecond, false},
-		{true, 0, true}, {true, shortMainSleep, true}, {true, 5 * time.Millisecond, false},
+		{false, 0, true}, {false, shortSleep, true}, {false, shortSleepAlone, false}, {false, 5 * time.Millisecond, false},
+		{true, 0, true}, {true, shortSleepAlone, true}, {true, 5 * time.Millisecond, false},
 	} {
-		p := Parker{Main: last.main, last: last.slept}
+		p := Parker{Alone: last.alone, last: last.slept}
 		p.Sleep(time.Hour, func(raw bool, d time.Duration) {
 			if raw != last.raw {
-				t.Errorf("after a sleep of %v (main: %v) the next goes past the scheduler: %v, want %v", last.slept, last.main, raw, last.raw)
+				t.Errorf("after a sleep of %v (alone: %v) the next goes past the scheduler: %v, want %v", last.slept, last.alone, raw, last.raw)
 			}
 			if raw && d > rawSlice {
 				t.Errorf("a sleep past the scheduler may last %v", d)
@@ -70,7 +70,7 @@ func TestSleepsOfMillisecondsPastTheSchedulerLeaveHalfOfThePsToOthers(t *testing
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
 	var sleep func(depth int)
 	sleep = func(depth int) { // one inside the other: as many at once
-		p := Parker{Main: true, last: shortMainSleep}
+		p := Parker{Alone: true, last: shortSleepAlone}
 		p.Sleep(time.Hour, func(raw bool, _ time.Duration) {
 			if want := depth < 2; raw != want {
 				t.Errorf("beside %d sleepers another goes past the scheduler: %v, want %v", depth, raw, want)

@@ -46,7 +46,7 @@ func (w *Worker) ServeBatches(ctx context.Context, goroutines int, fn Func) erro
 	defer stop()
 	// A taker that spins, or sleeps past the scheduler, could keep the others
 	// from the core they need to finish.
-	w.parker.Polite, w.parker.Main = goroutines > 1, true
+	w.parker.Polite = goroutines > 1
 	s := &server{w: w, fn: fn}
 	var others sync.WaitGroup
 	for range goroutines - 1 {
