@@ -3,6 +3,8 @@
 package broker
 
 import (
+	"time"
+
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -50,7 +52,7 @@ func (s *stage) dispatch(d *batcher.Dispatch) {
 	mail, reqs := w.box.At(w.posted)
 	*mail = shm.Mail{Batch: uint64(d.Batch), Dispatched: now, Requests: uint32(len(d.Requests)), Rows: uint32(d.Rows), PadTo: uint32(d.PadTo), Dims: d.Dims}
 	p := w.newMail()
-	p.batch, p.number, p.posted, p.begun, p.rows = uint64(d.Batch), w.posted, now, now, uint32(d.Rows)
+	p.batch, p.number, p.posted, p.begun, p.rows, p.forgiven = uint64(d.Batch), w.posted, now, now, uint32(d.Rows), false
 	if s.settings.Ragged {
 		for _, id := range d.Requests {
 			for i, n := range s.sizes(s.ring.slot(uint32(id))) {
@@ -144,6 +146,26 @@ func (s *stage) expireRunning() {
 // hide a batch that hangs behind others that do not.
 func (s *stage) leaseOf(w *workerSession) int64 { return w.mails[0].begun + int64(s.settings.Lease) }
 
+// mostLate is how late the broker comes to the end of a lease at most, if it can
+// run when it wants to.
+const mostLate = 50 * time.Millisecond
+
+// forgiveStandstill gives workers their time once more. The broker did not run
+// when a lease ended: it was stopped, or the whole machine was, and the workers
+// with it. Each batch is forgiven once, so that a hung worker is killed after two
+// leases at the latest.
+func (s *stage) forgiveStandstill() {
+	now := s.loop.now
+	for _, w := range s.busy {
+		if oldest := w.mails[0]; now >= s.leaseOf(w) && !oldest.forgiven {
+			oldest.begun, oldest.forgiven = now, true
+		}
+		if w.verdict > 0 && now >= w.verdict && !w.forgiven {
+			w.verdict, w.forgiven = now+int64(deathTime), true
+		}
+	}
+}
+
 // checkLeases kills the workers whose oldest batch takes for too long, and
 // decides about those that had time to turn out dead. leaseEnd is never later
 // than the earliest of these, so it is rarely asked for.
@@ -151,6 +173,9 @@ func (s *stage) checkLeases() {
 	now := s.loop.now
 	if now < s.leaseEnd {
 		return
+	}
+	if now-s.leaseEnd > int64(mostLate) {
+		s.forgiveStandstill()
 	}
 	s.leaseEnd = never
 	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out

@@ -35,6 +35,7 @@ type workerSession struct {
 	broken      bool // wrote nonsense; its ring is not read any more
 	hungUp      bool // its connection has ended
 	hung        bool // outlived its lease, and was killed for that
+	forgiven    bool // the broker was not there when its time to turn out dead ended
 	gone        bool
 	reserve     bool // a spare: gets no batches until it is promoted
 
@@ -50,6 +51,7 @@ type mail struct {
 	posted   int64
 	rows     uint32
 	begun    int64 // from when its lease counts, as far as is known; see leaseOf
+	forgiven bool  // the broker was not there when its lease ended
 	requests []mailed
 }
 

@@ -73,7 +73,7 @@ func (b *bed) start(env []string, args ...string) *role {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // it hangs
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute) // it hangs
 	r := &role{t: b.t, cmd: exec.CommandContext(ctx, b.exe, args...), lines: bufio.NewScanner(out)}
 	r.cmd.Env = append(append(os.Environ(), b.env...), env...)
 	r.cmd.Stdout, r.cmd.Stderr = in, in

@@ -20,7 +20,7 @@ func TestAStageOfAPipelineInC(t *testing.T) {
 	prefix, exe := library(t), filepath.Join(built, "stage")
 	run(t, "cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"+prefix+"/include", "-o", exe, "../examples/c/stage.c", "-L"+prefix+"/lib", "-lringbatch", "-Wl,-rpath,"+prefix+"/lib")
 	socket := startBroker(t)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 
 	var said strings.Builder

@@ -97,6 +97,14 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
+// eventually waits until f is content: on a busy machine what is timed takes longer.
+func eventually(t *testing.T, f func() error) {
+	t.Helper()
+	if err := testbed.Eventually(patience, f); err != nil {
+		t.Error(err)
+	}
+}
+
 func signature(t *testing.T, inputs, outputs []string) (sig tensor.Signature) {
 	t.Helper()
 	parse := func(texts []string) (specs []tensor.Spec) {

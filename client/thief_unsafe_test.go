@@ -4,6 +4,7 @@ package client_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -53,7 +54,8 @@ func (r *ring) steal(t *testing.T) {
 
 // A wake-up that is stolen used to cost what was left of half a second, each
 // time. Requests of a few milliseconds are timed, after pauses of all lengths.
-// The median allows for what a busy machine does to some of them.
+// The median allows for what a busy machine does to some of them; where it does
+// that to most of them, they are timed again.
 func TestAThiefOfWakeUpsDoesNotStopThoseWhoWait(t *testing.T) {
 	r := newRing(t, plain(t))
 	r.work(func(ctx context.Context, b *worker.Batch) error {
@@ -63,20 +65,23 @@ func TestAThiefOfWakeUpsDoesNotStopThoseWhoWait(t *testing.T) {
 	c := r.dial(client.WithWindow(8))
 	r.steal(t)
 	took := make([]time.Duration, 30)
-	for i := range took {
-		start := time.Now()
-		if _, err := c.Infer(context.Background(), []float32{1, 2, 3, 4}); err != nil {
-			t.Error(err)
+	eventually(t, func() error {
+		for i := range took {
+			start := time.Now()
+			if _, err := c.Infer(context.Background(), []float32{1, 2, 3, 4}); err != nil {
+				t.Error(err)
+			}
+			took[i] = time.Since(start)
+			time.Sleep(time.Millisecond << (i % 8))
 		}
-		took[i] = time.Since(start)
-		time.Sleep(time.Millisecond << (i % 8))
-	}
-	slices.Sort(took)
-	median, longest := took[len(took)/2], took[len(took)-1]
-	t.Logf("median %v, longest %v", median, longest)
-	if median > 60*time.Millisecond {
-		t.Errorf("requests of 5 ms took %v", took)
-	}
+		slices.Sort(took)
+		median, longest := took[len(took)/2], took[len(took)-1]
+		t.Logf("median %v, longest %v", median, longest)
+		if median > 60*time.Millisecond {
+			return fmt.Errorf("requests of 5 ms took %v", took)
+		}
+		return nil
+	})
 }
 
 // A request that ends at its deadline is told by the broker: if that is
@@ -87,19 +92,25 @@ func TestAThiefOfWakeUpsDoesNotHideADeadline(t *testing.T) {
 	r.steal(t)
 	const limit = 200 * time.Millisecond
 	took := make([]time.Duration, 5)
-	for i := range took {
-		start := time.Now()
-		q, err := c.Claim(soon(t), 1)
-		expect(t, "claim", err, nil)
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		expect(t, "commit", q.Commit(ctx), nil)
-		cancel()
-		expect(t, "wait", q.Wait(context.Background()), client.ErrExpired)
-		expect(t, "release", q.Release(), nil)
-		took[i] = time.Since(start)
-	}
-	slices.Sort(took)
-	if median := took[len(took)/2]; median < limit || median > limit+100*time.Millisecond {
-		t.Errorf("ends were told after %v, their deadline was %v", took, limit)
-	}
+	eventually(t, func() error {
+		for i := range took {
+			q, err := c.Claim(soon(t), 1)
+			expect(t, "claim", err, nil)
+			start := time.Now()
+			ctx, cancel := context.WithTimeout(context.Background(), limit)
+			expect(t, "commit", q.Commit(ctx), nil)
+			cancel()
+			expect(t, "wait", q.Wait(context.Background()), client.ErrExpired)
+			took[i] = time.Since(start)
+			expect(t, "release", q.Release(), nil)
+		}
+		slices.Sort(took)
+		if took[0] < limit {
+			t.Errorf("ends were told after %v, before their deadline of %v", took, limit)
+		}
+		if median := took[len(took)/2]; median > limit+100*time.Millisecond {
+			return fmt.Errorf("ends were told after %v, their deadline was %v", took, limit)
+		}
+		return nil
+	})
 }

@@ -257,10 +257,10 @@ func TestACallerIsNotSlowWhileItsPartsAreComputed(t *testing.T) {
 	m := modelConfig(t, "rows", []string{"x:f32[256]"}, []string{"y:f32[256]"})
 	r := newRig(t, func(c *Config) {
 		c.Window = 8 // one part at a time
-		c.pace = pace{body: 400 * time.Millisecond, answer: patience, idle: patience, sweep: 10 * time.Millisecond, rate: leastRate}
+		c.pace = pace{body: time.Second, answer: patience, idle: patience, sweep: 10 * time.Millisecond, rate: leastRate}
 	}, m)
 	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond) // eight times
 		return echo(ctx, b)
 	})
 	body := make([]byte, 64*1024)
@@ -311,11 +311,11 @@ func TestAnAnswerThatWaitsForTheOneBeforeItIsNotGivenUp(t *testing.T) {
 	large := modelConfig(t, "large", []string{"x:f32[4]"}, []string{"y:f32[16384]"})
 	slow := doubler(t)
 	r := newRig(t, func(c *Config) {
-		c.pace = pace{body: patience, answer: 200 * time.Millisecond, idle: patience, sweep: 10 * time.Millisecond, rate: leastRate}
+		c.pace = pace{body: patience, answer: time.Second, idle: patience, sweep: 10 * time.Millisecond, rate: leastRate}
 	}, large, slow)
 	r.worker(large, func(context.Context, *worker.Batch) error { return nil })
 	r.worker(slow, func(ctx context.Context, b *worker.Batch) error {
-		time.Sleep(600 * time.Millisecond)
+		time.Sleep(1500 * time.Millisecond)
 		return double(ctx, b)
 	})
 	s, err := r.client().ModelStreamInfer(soon(t))

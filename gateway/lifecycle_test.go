@@ -55,6 +55,15 @@ func (r *rig) canceled(n uint64) {
 func TestACallerWhoHangsUpEndsItsRequestInTheRing(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, nil, m) // no worker: requests wait
+	waitsInTheRing := func() {
+		t.Helper()
+		r.eventually("it waits in the ring", func() error {
+			if n := r.stats("double").QueueLength; n != 1 {
+				return fmt.Errorf("%d wait", n)
+			}
+			return nil
+		})
+	}
 	body := `{"inputs":[` + goodInput + `]}`
 	for i, send := range []string{
 		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body),
@@ -67,18 +76,19 @@ func TestACallerWhoHangsUpEndsItsRequestInTheRing(t *testing.T) {
 		if _, err := io.WriteString(c, send); err != nil {
 			t.Fatal(err)
 		}
-		r.eventually("it waits in the ring", func() error {
-			if n := r.stats("double").QueueLength; n != 1 {
-				return fmt.Errorf("%d wait", n)
-			}
-			return nil
-		})
+		waitsInTheRing()
 		c.Close()
 		r.canceled(uint64(i + 1))
 	}
 	ctx, cancel := context.WithCancel(soon(t))
-	time.AfterFunc(50*time.Millisecond, cancel)
-	if _, err := r.client().ModelInfer(ctx, doubleMessage()); rpcstatus.Code(err) != codes.Canceled {
+	called := make(chan error, 1)
+	go func() {
+		_, err := r.client().ModelInfer(ctx, doubleMessage())
+		called <- err
+	}()
+	waitsInTheRing()
+	cancel()
+	if err := <-called; rpcstatus.Code(err) != codes.Canceled {
 		t.Errorf("gRPC: %v", err)
 	}
 	r.canceled(3)
@@ -158,7 +168,11 @@ func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
 	defer cancel()
 	c := r.client()
 	for range 8 {
-		go func() { _, _ = c.ModelInfer(ctx, doubleMessage()) }()
+		go func() {
+			for ctx.Err() == nil { // a slow machine may take longer than that for its first slot
+				_, _ = c.ModelInfer(ctx, doubleMessage())
+			}
+		}()
 	}
 	r.eventually("the window is full", func() error {
 		if n := r.stats("double").QueueLength; n != 8 {
@@ -216,9 +230,15 @@ func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) 
 	m := doubler(t)
 	r := newRig(t, func(c *Config) { c.ClaimWait = 100 * time.Millisecond }, m)
 	r.worker(m, double)
-	if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 200 {
-		t.Fatalf("before: %d %q", a.status, a.Error)
+	again := func(body string) func() error {
+		return func() error {
+			if a := r.infer("double", body); a.status != 200 {
+				return fmt.Errorf("%d %s", a.status, a.Error)
+			}
+			return nil
+		}
 	}
+	r.eventually("the model is served", again(`{"inputs":[`+goodInput+`]}`))
 	r.broker()
 	if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 503 || a.header.Get("Retry-After") == "" {
 		t.Errorf("without a broker: %d %q", a.status, a.Error)
@@ -235,14 +255,6 @@ func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) 
 		return nil
 	})
 	r.startBroker(m)
-	again := func(body string) func() error {
-		return func() error {
-			if a := r.infer("double", body); a.status != 200 {
-				return fmt.Errorf("%d %s", a.status, a.Error)
-			}
-			return nil
-		}
-	}
 	r.eventually("the same model is served again", again(`{"inputs":[`+goodInput+`]}`))
 	r.broker()
 	other := modelConfig(t, "double", []string{"x:f32[2]"}, []string{"y:f32[2]"})
@@ -254,7 +266,7 @@ func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) 
 
 func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.DrainDelay = 300 * time.Millisecond }, m)
+	r := newRig(t, func(c *Config) { c.DrainDelay = 2 * time.Second }, m)
 	h := newHeld()
 	r.worker(m, h.run)
 	c := r.client()
@@ -298,7 +310,12 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 		}
 		return nil
 	})
-	time.Sleep(400 * time.Millisecond) // past the delay: now it waits for the two
+	r.eventually("past the delay it waits for the two", func() error {
+		if n := r.g.draining.Load(); n != refusing {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
 	select {
 	case err := <-stopped:
 		t.Fatalf("it ended with requests under way: %v", err)

@@ -24,9 +24,14 @@ func hurried(c *Config) {
 	c.pace = pace{body: 200 * time.Millisecond, answer: 200 * time.Millisecond, idle: 300 * time.Millisecond, sweep: 20 * time.Millisecond, rate: 64 << 20}
 }
 
+// watchful looks often whether files have changed.
+func watchful(c *Config) {
+	c.pace = pace{body: patience, answer: patience, idle: patience, sweep: 20 * time.Millisecond, rate: leastRate}
+}
+
 func TestASlowBodyIsCutWithItsReason(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, hurried, m)
+	r := newRig(t, func(c *Config) { hurried(c); c.pace.idle = patience }, m) // it is not idle before its first byte
 	r.worker(m, double)
 	head := `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}`
 	for name, start := range map[string]string{

@@ -108,12 +108,15 @@ func TestARelayedMessageLargerThanTheWindowGoesInPieces(t *testing.T) {
 func TestARelayedRequestExpiresByItself(t *testing.T) {
 	m := modelConfig(t, "m", []string{"x:i32[1]"}, []string{"y:i32[1]"})
 	r := newRig(t, nil, m)
-	release := make(chan struct{})
 	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
-		<-release
+		for i := range b.Len() {
+			hasty := worker.Row[int32](b.Input(0), b.Request(i).Row)[0] == 4
+			for end := time.Now().Add(patience); hasty && b.Waiting(i) && time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+			}
+		}
 		return echo(ctx, b)
 	})
-	time.AfterFunc(100*time.Millisecond, func() { close(release) })
 	rep, err := r.client().ModelInfer(soon(t), relayedCall("1;1@10000", 2, 4))
 	if err != nil {
 		t.Fatal(err)

@@ -109,7 +109,7 @@ func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 	}
 	write("# callers\nfirst first-token-0123456789\n")
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { hurried(c); c.TokenFile = tokens }, m)
+	r := newRig(t, func(c *Config) { watchful(c); c.TokenFile = tokens }, m)
 	r.worker(m, double)
 	c := r.client()
 	try := func(token string) (int, codes.Code) {
@@ -167,7 +167,7 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 	callers.file(ca)
 	mine := callers.write("me", "", "")
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { hurried(c); c.CertFile, c.KeyFile, c.ClientCAFile = cert, key, ca }, m)
+	r := newRig(t, func(c *Config) { watchful(c); c.CertFile, c.KeyFile, c.ClientCAFile = cert, key, ca }, m)
 	r.worker(m, double)
 	url := "https" + strings.TrimPrefix(r.http, "http") + "/v2/models/double/infer"
 	ask := func(certs ...tls.Certificate) (name string, err error) {

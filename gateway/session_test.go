@@ -321,28 +321,50 @@ func TestCallersWhoseBodiesComeSlowlyKeepNoSlots(t *testing.T) {
 }
 
 func TestABodyThatTheKernelHasCountsAsCome(t *testing.T) {
+	const size, part = 1 << 18, 1 << 15
 	m := modelConfig(t, "large", []string{"x:u8[262144]"}, []string{"y:u8[262144]"})
-	r := newRig(t, func(c *Config) {
-		c.pace = pace{body: 50 * time.Millisecond, answer: patience, idle: patience, sweep: 10 * time.Millisecond, rate: 1 << 17}
-	}, m)
-	r.worker(m, echo)
-	r.g.inFlight.Add(1000) // as if there were that many: bodies are awaited
-	defer r.g.inFlight.Add(-1000)
-	body := make([]byte, 262144)
-	c := r.connect()
-	fmt.Fprintf(c, "POST /v2/models/large/infer HTTP/1.1\r\nHost: h\r\n%s: 0\r\nContent-Length: %d\r\n\r\n", headerLength, len(body))
-	for len(body) > 0 { // four times as fast as it has to be, over half a second
-		if _, err := c.Write(body[:1<<15]); err != nil {
-			t.Fatal(err)
+	var r *rig
+	// send sends a body in eight parts, four times as fast as it has to be, and for
+	// several times as long as a body may take beyond what its rate gives it. It says
+	// whether this machine let it be that fast.
+	send := func(body time.Duration) (status int, fast bool) {
+		r = newRig(t, func(c *Config) {
+			c.pace = pace{body: body, answer: patience, idle: patience, sweep: 10 * time.Millisecond, rate: int(part * time.Second / (5 * body))}
+		}, m)
+		r.worker(m, echo)
+		r.g.inFlight.Add(1000) // as if there were that many: bodies are awaited
+		c := r.connect()
+		head := fmt.Sprintf("POST /v2/models/large/infer HTTP/1.1\r\nHost: h\r\n%s: 0\r\nContent-Length: %d\r\n\r\n", headerLength, size)
+		began, last := time.Now(), time.Now()
+		longest := time.Duration(0)
+		for sent := 0; sent < size; sent += part {
+			if _, err := c.Write(append([]byte(head), make([]byte, part)...)); err != nil {
+				break // it was cut
+			}
+			head = ""
+			longest, last = max(longest, time.Since(last)), time.Now()
+			time.Sleep(body * 6 / 5)
 		}
-		body = body[1<<15:]
-		time.Sleep(60 * time.Millisecond)
+		if longest > 3*body {
+			return 0, false
+		}
+		t.Logf("%v in all, at most %v between two parts", time.Since(began), longest)
+		status, _ = r.hear(c)
+		return status, true
 	}
-	if status, text := r.hear(c); status != 200 {
-		t.Errorf("%d %.100s", status, text)
+	for body := 50 * time.Millisecond; ; body *= 2 {
+		status, fast := send(body)
+		defer r.g.inFlight.Add(-1000)
+		if !fast {
+			continue // with more time
+		}
+		if status != 200 {
+			t.Errorf("%d", status)
+		}
+		break
 	}
 	// And one that stops in the middle is cut.
-	c = r.connect()
+	c := r.connect()
 	fmt.Fprintf(c, "POST /v2/models/large/infer HTTP/1.1\r\nHost: h\r\n%s: 0\r\nContent-Length: 262144\r\n\r\n%s", headerLength, strings.Repeat("x", 1<<14))
 	if status, text := r.hear(c); status != 408 {
 		t.Errorf("%d %.100s", status, text)

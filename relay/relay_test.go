@@ -101,11 +101,12 @@ func TestWhatKilledAWorkerThereIsNotSentToAnotherHost(t *testing.T) {
 func TestCancellationTravels(t *testing.T) {
 	sig := signature(t, "x:i32[1]", "y:i32[1]")
 	gone, running := make(chan struct{}), make(chan struct{})
+	begin, end := sync.OnceFunc(func() { close(running) }), sync.OnceFunc(func() { close(gone) }) // it may be sent again
 	h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
-		close(running)
-		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		begin()
+		for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(time.Millisecond) {
 			if !b.Open(0) {
-				close(gone)
+				end()
 				break
 			}
 		}

@@ -145,7 +145,7 @@ func newLocal(t *testing.T, change func(*Config), addresses ...string) *local {
 		t.Fatal(err)
 	}
 	cfg := Config{Model: "m", Target: strings.Join(addresses, ","), Socket: l.broker.Socket(), Memory: l.mem, WaitForBroker: patience,
-		Logger: slog.New(slog.NewTextHandler(l.log, nil)), CheckInterval: 20 * time.Millisecond,
+		Logger: slog.New(slog.NewTextHandler(l.log, nil)), CheckInterval: 20 * time.Millisecond, CheckTimeout: patience / 3,
 		Policy: policy.New(policy.WaitTime(0), policy.Slots(64), policy.Priorities(3))}
 	if change != nil {
 		change(&cfg)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -199,8 +200,13 @@ func TestABrokerThatGoesWhileBatchesRunIsAttachedToAgain(t *testing.T) {
 			if worker.Row[int32](b.Input(0), 0)[0] == 0 {
 				entered <- struct{}{}
 				<-open
-				if b.Waiting(0) {
-					t.Error("somebody still waits for a request of a broker that is gone")
+				if err := testbed.Eventually(patience, func() error { // it has to hear of that
+					if b.Waiting(0) {
+						return errors.New("somebody still waits for a request of a broker that is gone")
+					}
+					return nil
+				}); err != nil {
+					t.Error(err)
 				}
 			}
 			return double(ctx, b)

@@ -11,7 +11,7 @@
 
 #include "ringbatch.h"
 
-static const int64_t second = 1000000000;
+static const int64_t second = 1000000000, minute = 60000000000; /* a minute: what is waited for comes, on a busy machine too */
 extern const char *socket_path;
 
 #define WANT(status, call) want(status, call, #call, __FILE__, __LINE__)

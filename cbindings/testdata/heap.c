@@ -148,7 +148,7 @@ static void *produce(void *which)
 			rb_release(client_handle, r.id);
 			continue;
 		}
-		MUST(!rb_wait(client_handle, r.id, 20 * SECOND));
+		MUST(!rb_wait(client_handle, r.id, 60 * SECOND));
 		MUST(!rb_output(client_handle, r.id, 0, &v));
 		for (int k = 0; k < ELEMENTS; k++)
 			MUST(((float *)v.data)[k] == 2 * (base + (float)k) + 1);

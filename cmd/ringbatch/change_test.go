@@ -141,7 +141,12 @@ func TestWorkersAreRestartedScaledAndChangedUnderLoadWithoutALostRequest(t *test
 	n := l.answers.Load()
 	c.until("the old ones still answer", func() bool { return l.answers.Load() > n+100 || t.Failed() })
 	l.end()
-	if m := c.stats().Models[0]; m.Ended["OK"] != m.Requests || uint64(l.answers.Load()) != m.Requests {
+	var m stats.Model
+	c.until("the broker has heard of every end", func() bool { // workers answer first, and tell it then
+		m = c.stats().Models[0]
+		return m.Ended["OK"] == m.Requests
+	})
+	if uint64(l.answers.Load()) != m.Requests {
 		t.Errorf("%d answers; the broker counts %v of %d", l.answers.Load(), m.Ended, m.Requests)
 	}
 }

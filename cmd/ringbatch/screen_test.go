@@ -186,7 +186,8 @@ func (p *pty) sequence(parameters string, command byte) {
 		_, _ = fmt.Sscanf(parameters, "%d;%d", &p.row, &p.col)
 		p.row--
 		p.col--
-	case command == 'K' && p.row < len(p.screen):
+	case command == 'K' && p.row >= len(p.screen): // drawn for a screen that has become smaller
+	case command == 'K':
 		for i := p.col; i < len(p.screen[p.row]); i++ {
 			p.screen[p.row][i] = ' '
 		}

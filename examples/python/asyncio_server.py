@@ -14,14 +14,14 @@ import ringbatch as rb
 
 
 async def main(port: int) -> None:
-    with rb.connect("classifier", window=256, wait=10) as model:
+    with rb.connect("classifier", window=256, wait=60) as model:
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 async for line in reader:
                     try:
                         x = np.array(line.split(), dtype="float32")
-                        p = await model.ainfer(x, timeout=1)
+                        p = await model.ainfer(x, timeout=30)
                         writer.write(b"%d\n" % p.argmax())
                     except (ValueError, rb.Error) as e:
                         writer.write(f"error: {e}\n".encode())

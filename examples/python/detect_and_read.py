@@ -54,7 +54,7 @@ def ask():
     for i, image in enumerate(images):
         for cell in rng.choice(64, i % (MOST_BOXES + 1), replace=False):
             image[cell // 8 * CROP + 3, cell % 8 * CROP + 3] = 1 + cell
-    with rb.connect("detector", wait=10) as detector, rb.connect("recogniser", wait=10) as recogniser:
+    with rb.connect("detector", wait=60) as detector, rb.connect("recogniser", wait=60) as recogniser:
         labels = read(images, detector, recogniser)
     wrong = [i for i, image in enumerate(images) if sorted(labels[i]) != sorted(image[image > 0].tolist())]
     print(f"{sum(map(len, labels))} boxes in {len(images)} images, {min(map(len, labels))} to {max(map(len, labels))} each, {len(wrong)} images wrong")

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 
 @asynccontextmanager
 async def lifespan(app):
-    with rb.connect("classifier", window=64, wait=10) as app.state.model:
+    with rb.connect("classifier", window=64, wait=60) as app.state.model:
         yield
 
 
@@ -32,5 +32,5 @@ async def classify(request: Request):
     numbers = await request.json()
     if not isinstance(numbers, list):
         raise HTTPException(400, "a list of numbers, please")
-    scores = await app.state.model.ainfer(np.array(numbers, "float32"), timeout=1.0)
+    scores = await app.state.model.ainfer(np.array(numbers, "float32"), timeout=30)
     return {"class": int(scores.argmax())}

@@ -31,7 +31,7 @@ def run(batch):
 
 # What was the client process with its Session.
 def producer(index: int, count: int) -> int:
-    with rb.connect("resnet50", wait=20) as session:
+    with rb.connect("resnet50", wait=60) as session:
         for i in range(count):
             image = np.full((3, 64, 64), index + i, "float32")
             y = session(image)  # session.forward(image)

@@ -16,13 +16,13 @@ import ringbatch as rb
 
 @functools.cache
 def model() -> rb.Model:
-    return rb.connect("classifier", wait=10)
+    return rb.connect("classifier", wait=60)
 
 
 def app(environ, start_response):
     numbers = environ.get("QUERY_STRING", "").replace("x=", "").split(",")
     try:
-        p = model()(np.array(numbers, dtype="float32"), timeout=1)
+        p = model()(np.array(numbers, dtype="float32"), timeout=30)
         status, answer = "200 OK", {"class": int(p.argmax()), "p": float(p.max())}
     except ValueError as e:  # rb.Shape and rb.DType among them
         status, answer = "400 Bad Request", {"error": str(e)}

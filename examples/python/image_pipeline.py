@@ -79,7 +79,7 @@ def top5(batch):
 
 
 if len(sys.argv) > 1 and not os.environ.get("RINGBATCH_CHILD"):
-    with rb.connect("images", wait=30) as model:
+    with rb.connect("images", wait=60) as model:
         for name in sys.argv[1:]:
             with open(name, "rb") as f:
                 try:

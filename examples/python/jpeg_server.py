@@ -34,7 +34,7 @@ def mean_colour(batch):
 
 
 def ask(files):
-    with rb.connect("mean_colour", window=32, wait=10) as model:
+    with rb.connect("mean_colour", window=32, wait=60) as model:
         answers = []
         for name in files:
             with open(name, "rb") as f:

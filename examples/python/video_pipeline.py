@@ -36,7 +36,7 @@ def decode(number, into):
 
 def camera(frames):
     right = late = 0
-    with rb.connect("detect", window=2, wait=20) as model:  # one is written while the other is looked at
+    with rb.connect("detect", window=2, wait=60) as model:  # one is written while the other is looked at
         waiting = None
         for number in range(frames):
             request = model.request()

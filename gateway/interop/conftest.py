@@ -49,12 +49,12 @@ class Processes:
             p.send_signal(signal.SIGTERM)
         for p in reversed(self.running):
             try:
-                p.wait(20)
+                p.wait(60)
             except subprocess.TimeoutExpired:
                 p.kill()
 
 
-def wait_for(log: pathlib.Path, pattern: str, seconds: float = 30) -> re.Match[str]:
+def wait_for(log: pathlib.Path, pattern: str, seconds: float = 120) -> re.Match[str]:
     """Wait until a process has written something."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -71,13 +71,13 @@ def doors() -> Iterator[Doors]:
         p = Processes(folder)
         try:
             p.start("broker", "broker", "--log_level", "warn")
-            worker = ("worker", "--wait_for_broker", "20s", "--wait_time", "0")
+            worker = ("worker", "--wait_for_broker", "120s", "--wait_time", "0")
             p.start("affine", *worker, "--model", "affine", "--scale", "2", "--offset", "1", "--max_batch_size", "8")
             p.start("image", *worker, "--model", "echo", "--name", "image", "--input", "x:f32[3,64,64]")
             p.start("text", *worker, "--model", "echo", "--name", "text", "--input", "ids:i64[<=128]", "--input", "mask:bool[<=128]")
             types = [f"--input={d}:{d}[3]" for d in ("bool", "u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64")]
             p.start("types", *worker, "--model", "echo", "--name", "types", *types)
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while True:
                 out = subprocess.run([RINGBATCH, "models"], env=p.env, capture_output=True, text=True).stdout
                 if all(name in out for name in ("affine", "image", "text", "types")):

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
@@ -52,7 +51,7 @@ func access(r *run) error {
 		if err != nil {
 			return err
 		}
-		err = b.Expect("ready", nil, 10*time.Second)
+		err = b.Expect("ready", nil, enoughTime)
 		r.check((err == nil) == c.start, "%s: the broker: %v", c.about, err)
 		if err == nil {
 			err := r.ping(job.Socket, stranger)
@@ -75,5 +74,5 @@ func (r *run) ping(socket string, uid int) error {
 		return err
 	}
 	defer r.bed.End(p)
-	return p.Expect("attached", nil, 10*time.Second)
+	return p.Expect("attached", nil, enoughTime)
 }

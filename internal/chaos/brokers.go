@@ -26,7 +26,7 @@ func killBrokers(r *run) error {
 	if err := h.neighbourhood(); err != nil {
 		return err
 	}
-	dial, cancel := context.WithTimeout(r.ctx, 10*time.Second)
+	dial, cancel := context.WithTimeout(r.ctx, enoughTime)
 	defer cancel()
 	c, err := client.Dial(dial, theModel.Name, client.WithSocket(r.socket()), client.WaitForModel())
 	if err != nil {
@@ -43,7 +43,7 @@ func killBrokers(r *run) error {
 		}
 		for {
 			x[1] = int64(i)
-			if err = ask(c, x); err == nil || time.Since(start) > 10*time.Second {
+			if err = ask(c, x); err == nil || time.Since(start) > enoughTime {
 				break
 			}
 		}

@@ -23,7 +23,7 @@ import (
 // a forked child keeps their connection, and they live on themselves. The
 // session ends at once, and the innocent are left alone.
 func forkedChildren(r *run) error {
-	const lease = 300 * time.Millisecond
+	const lease = time.Second
 	job := r.brokerJob()
 	job.Models[0].Lease = lease
 	h, err := r.startHost(job, 1, testbed.Limits{})
@@ -64,14 +64,14 @@ func forkedChildren(r *run) error {
 			Child int
 			At    int64
 		}
-		if err := p.Expect("ended", &ended, 20*time.Second); err != nil {
+		if err := p.Expect("ended", &ended, enoughTime); err != nil {
 			r.fail("a %s %s: %v", kind, who, err)
 			r.bed.End(p)
 			continue
 		}
 		pairs = append(pairs, pair{kind + " " + who, p, ended.Child})
 		msg := map[string]string{"client": "window returned", "worker": "worker left"}[who]
-		at, ok := h.log.wait(msg, p.Pid(), 2*time.Second)
+		at, ok := h.log.wait(msg, p.Pid(), enoughTime)
 		r.check(ok, "a %s %s ended in good order, its forked child keeps the connection, and the broker keeps the session", kind, who)
 		if ok {
 			r.span(left, time.Unix(0, ended.At), at)

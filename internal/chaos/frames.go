@@ -34,7 +34,7 @@ func unfinishedFrames(r *run) error {
 	} else {
 		defer func() {
 			r.bed.Close()
-			err := testbed.Eventually(5*time.Second, func() error { return os.Remove(group) })
+			err := testbed.Eventually(enoughTime, func() error { return os.Remove(group) })
 			r.check(err == nil, "the control group is left: %v", err)
 		}()
 	}
@@ -59,7 +59,7 @@ func unfinishedFrames(r *run) error {
 			return err
 		}
 		_ = unix.Setpriority(unix.PRIO_PROCESS, p.Pid(), 19)
-		err = p.Expect("sent", nil, 60*time.Second)
+		err = p.Expect("sent", nil, 2*enoughTime)
 		r.check(err == nil, "%s: %v", sendings[way].name, err)
 		r.check(h.broker.Running(), "%s: the broker died: %v", sendings[way].name, h.broker.State())
 		err = r.ping(r.socket(), 0)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
@@ -41,14 +40,14 @@ func pythonMishaps(r *run) error {
 			Struck   map[string]int
 			Problems []string
 		}
-		err = p.Expect("result", &result, 40*time.Second)
+		err = p.Expect("result", &result, 2*enoughTime)
 		r.check(err == nil, "%s: %v", args[0], err)
 		for _, what := range result.Problems {
 			r.fail("Python, %s %v: %s", args[0], result.Struck, what)
 		}
 		r.check(len(result.Problems) > 0 || err != nil || len(result.Struck) > 0, "%s: nothing was struck in %d tries", args[0], result.Tries)
 		fmt.Printf("   %s: %d tries, struck %v\n", args[0], result.Tries, result.Struck)
-		_ = p.Wait(10 * time.Second)
+		_ = p.Wait(enoughTime)
 		r.bed.End(p)
 		r.progress(i + 1)
 	}

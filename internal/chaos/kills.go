@@ -27,7 +27,7 @@ func (r *run) dies(role string, job victimJob) (pid int, at time.Time, ok bool) 
 		return 0, at, false
 	}
 	defer r.bed.End(p)
-	if p.Wait(30*time.Second) == testbed.ErrRunning {
+	if p.Wait(enoughTime) == testbed.ErrRunning {
 		r.fail("a %s that should die at %q lives\n%s", role, job.Label, p.Log())
 		return 0, at, false
 	}
@@ -83,7 +83,7 @@ func killClients(r *run) error {
 			r.pass()
 			return
 		}
-		at, ok := h.log.wait("window returned", pid, 5*time.Second)
+		at, ok := h.log.wait("window returned", pid, enoughTime)
 		if !ok {
 			r.fail("the window of a client killed at %q did not return", label)
 			return
@@ -120,7 +120,7 @@ func killWorkers(r *run) error {
 		if !ok {
 			return
 		}
-		at, ok := h.log.wait("worker left", pid, 5*time.Second)
+		at, ok := h.log.wait("worker left", pid, enoughTime)
 		if !ok {
 			r.fail("the broker did not notice the death of a worker at %q", label)
 			return
@@ -171,7 +171,7 @@ func (r *run) stopped(h *host, d time.Duration) (killed bool) {
 		return false
 	}
 	defer r.bed.End(p)
-	if err := p.Expect("attached", nil, 10*time.Second); err != nil && p.Running() {
+	if err := p.Expect("attached", nil, enoughTime); err != nil && p.Running() {
 		r.fail("worker does not attach: %v", err)
 		return false
 	} // a busy machine may have stopped it past its lease already
@@ -180,11 +180,11 @@ func (r *run) stopped(h *host, d time.Duration) (killed bool) {
 	time.Sleep(d)
 	p.Signal(syscall.SIGCONT)
 	_ = p.Wait(time.Duration(r.intn(100)) * time.Millisecond)
-	if err := p.Stop(10 * time.Second); !p.Killed() {
+	if err := p.Stop(enoughTime); !p.Killed() {
 		r.check(err == nil, "a stopped worker ended with %v\n%s", err, p.Log())
 		return false
 	}
-	_, ok := h.log.wait("worker killed", p.Pid(), 5*time.Second)
+	_, ok := h.log.wait("worker killed", p.Pid(), enoughTime)
 	r.check(ok, "a stopped worker was killed, but not by the broker")
 	return true
 }

@@ -123,7 +123,7 @@ func (r *run) victims(kind string, width int) (*victims, error) {
 	for range width {
 		p, err := r.peer(kind, "victims", r.socket(), theModel.Name)
 		if err == nil {
-			err = p.Expect("ready", nil, 20*time.Second)
+			err = p.Expect("ready", nil, enoughTime)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("victims of kind %s: %w", kind, err)
@@ -143,7 +143,7 @@ func (v *victims) dies(step string, after int) (pid int, at time.Time, ok bool) 
 	}
 	err := p.Send(fmt.Sprintf("%s %d %d", step, after, v.r.intn(1<<30)))
 	if err == nil {
-		err = p.Expect("died", &died, 30*time.Second)
+		err = p.Expect("died", &died, enoughTime)
 	}
 	if err != nil || died.At == 0 {
 		v.r.fail("a %s client that should die at %q ended: %v\n%s", v.kind, step, err, p.Log())

@@ -67,7 +67,7 @@ func fewDescriptors(r *run) error {
 	var clients []*client.Client
 	var refused error
 	for refused == nil && len(clients) < 100 {
-		ctx, cancel := context.WithTimeout(r.ctx, 8*time.Second)
+		ctx, cancel := context.WithTimeout(r.ctx, enoughTime)
 		c, err := client.Dial(ctx, theModel.Name, client.WithSocket(r.socket()), client.WithWindow(1))
 		cancel()
 		if err == nil {
@@ -80,7 +80,7 @@ func fewDescriptors(r *run) error {
 	for _, c := range clients {
 		_ = c.Close()
 	}
-	err = testbed.Eventually(3*time.Second, func() error { // until the broker has seen them leave
+	err = testbed.Eventually(enoughTime, func() error { // until the broker has seen them leave
 		c, err := client.Dial(r.ctx, theModel.Name, client.WithSocket(r.socket()))
 		if err == nil {
 			_ = c.Close()

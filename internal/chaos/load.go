@@ -48,6 +48,8 @@ type window struct {
 const (
 	patience = 5 * time.Second        // deadline of every request, unless its load has another
 	grace    = 100 * time.Millisecond // and how late its end may come
+
+	enoughTime = 30 * time.Second // for what surely comes, on any machine
 )
 
 // loadJob is that of a process of honest clients.
@@ -66,7 +68,7 @@ type loadJob struct {
 // tells a window.
 func playLoad(child *testbed.Child, job loadJob) error {
 	ctx := child.Context()
-	dial, cancel := context.WithTimeout(ctx, 20*time.Second)
+	dial, cancel := context.WithTimeout(ctx, enoughTime)
 	defer cancel()
 	c, err := client.Dial(dial, job.Model, client.WithSocket(job.Socket), client.WithWindow(2*job.Load), client.WaitForModel())
 	if err != nil {
@@ -142,7 +144,7 @@ func (h *host) window() (w window, err error) {
 	if err := h.loads[0].Send("window"); err != nil {
 		return w, err
 	}
-	return w, h.loads[0].Expect("window", &w, 10*time.Second)
+	return w, h.loads[0].Expect("window", &w, enoughTime)
 }
 
 func ask(c *client.Client, x []int64) error { return askWithin(c, x, patience) }

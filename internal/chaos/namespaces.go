@@ -66,7 +66,7 @@ func (r *run) inNamespaces(ofBroker bool) error {
 				return
 			}
 			defer r.bed.End(p)
-			_ = p.Wait(30 * time.Second)
+			_ = p.Wait(enoughTime)
 			r.check(p.Latest("dying", nil), "a %s did not die at %q: %v\n%s", role, job.Label, p.State(), p.Log())
 		}
 		switch r.intn(3) {
@@ -78,7 +78,7 @@ func (r *run) inNamespaces(ofBroker bool) error {
 			clients.Add(1)
 		default:
 			began := time.Now()
-			ctx, cancel := context.WithTimeout(r.ctx, patience)
+			ctx, cancel := context.WithTimeout(r.ctx, enoughTime)
 			defer cancel()
 			c, err := client.Dial(ctx, theModel.Name, client.WithSocket(r.socket()), client.WithWindow(2))
 			if err == nil {
@@ -90,7 +90,7 @@ func (r *run) inNamespaces(ofBroker bool) error {
 		}
 	})
 	var out int
-	err = testbed.Eventually(5*time.Second, func() error {
+	err = testbed.Eventually(enoughTime, func() error {
 		if out = h.log.count("client disconnected: it broke the protocol"); out == 0 {
 			return errors.New("the offender was never disconnected")
 		}

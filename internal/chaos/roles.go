@@ -207,7 +207,7 @@ func playClient(c *testbed.Child, job victimJob) error {
 
 // playPing asks whether this user may connect to a socket.
 func playPing(c *testbed.Child, socket string) error {
-	ctx, cancel := context.WithTimeout(c.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(c.Context(), enoughTime)
 	defer cancel()
 	conn, err := client.Dial(ctx, theModel.Name, client.WithSocket(socket))
 	if err != nil {

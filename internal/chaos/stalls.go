@@ -3,16 +3,20 @@
 package chaos
 
 import (
+	"runtime"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // stalls remembers when this machine did not run a process that was ready to
 // run: what took long meanwhile is nobody's fault here.
 type stalls struct {
-	mu   sync.Mutex
-	all  []stall
-	over chan struct{}
+	mu      sync.Mutex
+	all     []stall
+	longest time.Duration
+	over    chan struct{}
 }
 
 type stall struct{ from, to time.Time }
@@ -31,15 +35,51 @@ func (s *stalls) watch() {
 				return
 			case <-time.After(stallTick):
 			}
-			to := time.Now()
-			if to.Sub(from) > stallMost {
-				s.mu.Lock()
-				s.all = append(s.all, stall{from, to})
-				s.mu.Unlock()
-			}
-			from = to
+			from = s.note(from)
 		}
 	}()
+	var cpus unix.CPUSet
+	if unix.SchedGetaffinity(0, &cpus) != nil {
+		return
+	}
+	for cpu := range 8 * len(cpus) * int(unix.SizeofPtr) {
+		if cpus.IsSet(cpu) {
+			go s.watchCPU(cpu)
+		}
+	}
+}
+
+// watchCPU sees that one CPU stands still: a hypervisor may take it away while
+// the others run.
+func (s *stalls) watchCPU(cpu int) {
+	runtime.LockOSThread() // the thread ends with this goroutine
+	var only unix.CPUSet
+	only.Set(cpu)
+	if unix.SchedSetaffinity(0, &only) != nil {
+		return
+	}
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20) // where it may: other processes are not what it looks for
+	nap := unix.NsecToTimespec(int64(stallTick))
+	for from := time.Now(); ; from = s.note(from) {
+		_ = unix.Nanosleep(&nap, nil)
+		select {
+		case <-s.over:
+			return
+		default:
+		}
+	}
+}
+
+// note keeps the time since from if it was a stall.
+func (s *stalls) note(from time.Time) (now time.Time) {
+	now = time.Now()
+	if d := now.Sub(from); d > stallMost {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.all = append(s.all, stall{from, now})
+		s.longest = max(s.longest, d)
+	}
+	return now
 }
 
 func (s *stalls) end() { close(s.over) }
@@ -48,10 +88,17 @@ func (s *stalls) end() { close(s.over) }
 func (s *stalls) between(from, to time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := len(s.all) - 1; i >= 0 && s.all[i].to.After(from); i-- {
+	for i := len(s.all) - 1; i >= 0 && s.all[i].to.After(from); i-- { // in the order of their ends
 		if s.all[i].from.Before(to) {
 			return true
 		}
 	}
 	return false
+}
+
+// most is how long the longest took.
+func (s *stalls) most() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.longest
 }

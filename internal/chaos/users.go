@@ -51,7 +51,7 @@ func permissions(r *run) error {
 			return err
 		}
 		got := map[string]string{}
-		if err := p.Expect("tried", &got, 15*time.Second); err != nil {
+		if err := p.Expect("tried", &got, enoughTime); err != nil {
 			r.fail("may %v: %v", may, err)
 		}
 		for _, c := range []struct {
@@ -104,7 +104,7 @@ func foreignDeaths(r *run) error {
 	if err != nil {
 		return err
 	}
-	if err := w.Expect("attached", nil, 10*time.Second); err != nil {
+	if err := w.Expect("attached", nil, enoughTime); err != nil {
 		return err
 	}
 	if err := h.load(loadJob{Socket: job.Socket, Load: 8, Pause: 1000}); err != nil {
@@ -122,11 +122,11 @@ func foreignDeaths(r *run) error {
 		}
 		defer r.bed.End(p)
 		var nanos int64
-		if p.Wait(30*time.Second) == testbed.ErrRunning || !p.Latest("dying", &nanos) {
+		if p.Wait(enoughTime) == testbed.ErrRunning || !p.Latest("dying", &nanos) {
 			r.fail("a worker of another user that should die at %q did not\n%s", label, p.Log())
 			return
 		}
-		at, ok := h.log.wait("worker left", p.Pid(), 5*time.Second)
+		at, ok := h.log.wait("worker left", p.Pid(), enoughTime)
 		r.check(ok, "the broker did not notice the death of another user's worker at %q", label)
 		if ok && label != "hangs up" { // one that hung up leaves when that is seen
 			r.span(requeue, time.Unix(0, nanos), at)

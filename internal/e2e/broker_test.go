@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -356,14 +357,18 @@ func TestAnIdleBrokerSleeps(t *testing.T) {
 	h.worker(theModel)
 	c := h.dial()
 	works(t, c, 10)
-	before, err := testbed.CPUTime(h.broker.Pid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(500 * time.Millisecond)
-	if after, err := testbed.CPUTime(h.broker.Pid()); err != nil || after-before > 100*time.Millisecond {
-		t.Errorf("used %v of CPU in half a second of nothing: %v", after-before, err)
-	}
+	h.eventually("it sleeps", func() error { // a machine that stands still may be charged to anybody
+		before, err := testbed.CPUTime(h.broker.Pid())
+		if err != nil {
+			return err
+		}
+		time.Sleep(500 * time.Millisecond)
+		after, err := testbed.CPUTime(h.broker.Pid())
+		if err == nil && after-before > 100*time.Millisecond {
+			err = fmt.Errorf("it used %v of CPU in half a second of nothing", after-before)
+		}
+		return err
+	})
 	c.Close()
 	h.settled()
 }

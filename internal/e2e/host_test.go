@@ -120,6 +120,32 @@ func (h *host) newWorker(j job) *proc {
 	return h.start(testbed.Spec{Role: "worker", Job: j, Limits: testbed.Limits{Group: h.limits.Group}})
 }
 
+// keepWorker has a worker at all times, as a supervisor would, until stop is
+// called; the last one stays.
+func (h *host) keepWorker(j job) (stop func()) {
+	stopping := make(chan struct{})
+	var keeper sync.WaitGroup
+	keeper.Go(func() {
+		for {
+			w := h.newWorker(j)
+			select {
+			case <-w.Ended():
+			case <-stopping:
+				return
+			}
+		}
+	})
+	return func() { close(stopping); keeper.Wait() }
+}
+
+// set changes a key of a model's policy.
+func (h *host) set(m testbed.Model, key, value string) {
+	h.t.Helper()
+	if err := admin.New(h.socket).Set(h.t.Context(), m.Name, map[string]string{key: value}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
 // workerStats is what the statistics say of a worker.
 func (h *host) workerStats(model string, p *proc) (*stats.Worker, error) {
 	ws := h.model(model).Workers

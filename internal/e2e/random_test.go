@@ -214,7 +214,7 @@ func TestNoWaitIsForgotten(t *testing.T) {
 	r := inProcess(t, shm.NewHeap(), m)
 	r.worker(2, obey)
 	c := r.dial(client.WithWindow(56))
-	const waiters, stuck = 48, 5 * time.Second
+	const waiters, stuck = 48, patience
 	var since [waiters]atomic.Int64 // when each began to wait; 0 if it does not
 	ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
 	defer cancel()

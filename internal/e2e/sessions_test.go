@@ -178,10 +178,10 @@ func TestTheBatchOfADeadWorkerOfAnotherUserIsRunAgain(t *testing.T) {
 
 func TestALeaseIsNotProlongedByBatchesThatCameAfter(t *testing.T) {
 	m := theModel
-	m.MaxBatch, m.Lease = 1, time.Second // an honest worker that is not scheduled for a while is not killed
+	m.MaxBatch, m.Lease = 1, time.Second
 	h := newHost(t, m)
-	for range 2 {
-		h.newWorker(job{Model: m, AtOnce: 3})
+	for range 2 { // kept: one that is not scheduled for a second is killed, too
+		defer h.keepWorker(job{Model: m, AtOnce: 3})()
 	}
 	c := h.dial(client.WithWindow(8))
 	hung := askLater(background(t), c, cmdHang, 0)

@@ -180,7 +180,7 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 	// before it has had as many attempts as a request that kills them at once.
 	hang := askLater(background(t), c, cmdHang, 0)
 	for w := first; ; {
-		w.expect("hanging")
+		_ = w.Expect("hanging", nil, patience) // or it was stopped for a whole lease before it could say so
 		next := h.worker(m)
 		if err := w.end(); err == nil {
 			t.Error("a hung worker ended well")
@@ -191,6 +191,7 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 		}
 	}
 	hang.ends(t, client.ErrWorkerDied)
+	h.set(m, "lease", "20s") // an honest worker that is not scheduled for a while is not killed
 	works(t, c, 10)
 	c.Close()
 	h.settled()
@@ -203,20 +204,7 @@ func TestAPoisonousInputFailsAloneAndItsNeighboursSucceed(t *testing.T) {
 	m := theModel
 	m.Wait = 20 * time.Millisecond // so that they share a batch
 	h := newHost(t, m)
-	stop := make(chan struct{})
-	var keeper sync.WaitGroup
-	keeper.Add(1)
-	go func() { // as a supervisor would
-		defer keeper.Done()
-		for {
-			w := h.newWorker(job{Model: m})
-			select {
-			case <-w.Ended():
-			case <-stop:
-				return
-			}
-		}
-	}()
+	stop := h.keepWorker(job{Model: m})
 	c := h.dial()
 	ctx := background(t)
 	var good []asking
@@ -229,8 +217,7 @@ func TestAPoisonousInputFailsAloneAndItsNeighboursSucceed(t *testing.T) {
 		a.ends(t, nil)
 	}
 	works(t, c, 10)
-	close(stop)
-	keeper.Wait()
+	stop()
 	c.Close()
 	h.settled()
 	if m := h.model("m"); m.WorkersLost != 3 || m.Ended["WorkerDied"] != 1 {
@@ -278,6 +265,7 @@ func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
 		}
 		return nil
 	})
+	r.set("lease", "20s") // an honest worker that is not scheduled for a while is not hung
 	close(release)
 	next.ends(t, nil) // the worker is back
 	works(t, c, 10)   // with all four slots
@@ -304,6 +292,7 @@ func TestAQuarantinedWorkerThatHangsUpIsForgottenOnceItIsDone(t *testing.T) {
 		}
 		return nil
 	})
+	r.set("lease", "20s") // as above
 	r.worker(2, obey)
 	works(t, c, 20)
 	c.Close()

@@ -149,13 +149,13 @@ class Client:
             self._lib.rb_release_on_stream(self.handle, request, at)
 
     def close(self) -> None:
-        if not self.closed:
+        self.closed = True  # first: what other threads wait for ends now, and that is why
+        if addressof(self._out) in self._opened:
             self._lib.rb_close(self._out.value)  # a second time is harmless: the handle is known to be closed
-            self.closed = True
             self._opened.pop(addressof(self._out), None)
 
     def __del__(self) -> None:
-        if hasattr(self, "_out") and not self.closed:
+        if hasattr(self, "_out"):
             self.close()
 
     def sweep(self) -> None:

@@ -15,13 +15,20 @@ import time
 import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import go_worker, rb_wait, serving
+from conftest import eventually, go_worker, serving
 
 ONES = np.ones(16, "float32")
 
 
-def alias(socket: str, *args: str) -> str:
-    return subprocess.run([rb.binary_path(), "alias", "--socket", socket, *args], check=True, capture_output=True, text=True).stdout
+def alias(socket: str, *args: str) -> None:
+    """Once the models are there and ready: on a machine that stands still for a second their workers are not."""
+
+    def told() -> bool:
+        p = subprocess.run([rb.binary_path(), "alias", "--socket", socket, *args], capture_output=True, text=True)
+        assert p.returncode == 0 or "nothing changed" in p.stderr, p.stderr
+        return p.returncode == 0
+
+    eventually(told)
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +39,7 @@ def versions(socket):
             name = f"m@{scale}"
             what = ("--name", name, "--scale", str(scale), "--input", f"x:f32[{width}]", "--wait_time", "0")
             workers.enter_context(go_worker(socket, "--model", "affine", *what))
-            rb_wait(socket, name)
-            while True:  # until it is ready
-                with contextlib.suppress(subprocess.CalledProcessError):
-                    alias(socket, "m", name)
-                    break
+            alias(socket, "m", name)
         yield socket
 
 
@@ -118,11 +121,11 @@ def test_a_model_follows_to_another_signature_if_its_arrays_fit(versions, retry)
             while True:  # until it has moved
                 m(x)
         assert (m(narrow) == 3).all()
-        assert (m.submit(narrow).result(30) == 3).all()
+        assert (m.submit(narrow).result(60) == 3).all()
         assert (asyncio.run(m.ainfer(narrow)) == 3).all()
         assert m(np.ones((5, 8), "float32")).shape == (5, 8)
         assert m.inputs[0].shape == (8,)
-        for call in (m, m.infer, lambda x: m.submit(x).result(30)):
+        for call in (m, m.infer, lambda x: m.submit(x).result(60)):
             with pytest.raises(rb.SignatureMismatch, match=r"it was x:f32\[16\]"):
                 call(x)
         with pytest.raises(rb.SignatureMismatch):
@@ -134,7 +137,7 @@ def test_a_model_follows_to_another_signature_if_its_arrays_fit(versions, retry)
             waiting.inputs["x"][...] = 5
             assert (waiting.run().outputs["y"] == 5).all()
         alias(versions, "m", "m@2")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:  # until it has moved back
             assert time.monotonic() < deadline
             with contextlib.suppress(rb.SignatureMismatch):
@@ -151,14 +154,13 @@ def test_clients_are_shared_out(versions):
     alias(versions, "m", "m@1=75", "m@2=25")
     with contextlib.ExitStack() as clients:
         models = [clients.enter_context(rb.connect("m", socket=versions)) for _ in range(8)]
-        assert sorted(float(m(ONES)[0]) for m in models) == [1] * 6 + [2] * 2
+        # Not at once: clients of the test before may count until the broker has seen that they are gone.
+        eventually(lambda: sorted(float(m(ONES)[0]) for m in models) == [1] * 6 + [2] * 2)
         alias(versions, "m", "m@1=50", "m@2=50")
-        deadline = time.monotonic() + 30
-        while sorted(float(m(ONES)[0]) for m in models) != [1] * 4 + [2] * 4:
-            assert time.monotonic() < deadline
+        eventually(lambda: sorted(float(m(ONES)[0]) for m in models) == [1] * 4 + [2] * 4)
 
 
-@pytest.mark.parametrize("kind", [lambda m, x: m(x), lambda m, x: m.submit(x).result(30), lambda m, x: asyncio.run(m.ainfer(x))], ids=["call", "submit", "ainfer"])
+@pytest.mark.parametrize("kind", [lambda m, x: m(x), lambda m, x: m.submit(x).result(60), lambda m, x: asyncio.run(m.ainfer(x))], ids=["call", "submit", "ainfer"])
 def test_a_signature_that_goes_back_and_forth_leaves_no_connections_behind(versions, kind):
     alias(versions, "m", "m@1")
 
@@ -181,7 +183,7 @@ def test_a_signature_that_goes_back_and_forth_leaves_no_connections_behind(versi
             assert answer(m, ONES[:8]) == 3
             alias(versions, "m", "m@2")
             assert answer(m, ONES) == 2
-        assert slow.result(30)[0] == 1
+        assert slow.result(60)[0] == 1
         deadline = time.monotonic() + 60
         while clients() > before + 1 or threading.active_count() > threads + 2:  # at most one more, of the other signature
             assert time.monotonic() < deadline, (clients(), before, threading.enumerate())
@@ -198,9 +200,8 @@ def test_the_connection_to_a_version_that_was_left_ends_with_its_last_answer(ver
 
     alias(versions, "m", "m@1")
     with serving(slow, versions), rb.connect("m", socket=versions) as m:
-        rb_wait(versions, "m@slow")
         alias(versions, "m", "m@slow")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while True:  # until it has moved
             with contextlib.suppress(rb.Shape):
                 last = m.submit(ONES[:8])

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import broker_at, python, serving
+from conftest import broker_at, eventually, python, serving
 
 ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 FIND = {"inputs": {"x": ("int32", (6,))}, "outputs": {"found": ("int32", ("<=6",)), "twice": ("int32", ("<=6", 2))}}
@@ -31,23 +31,23 @@ def test_nothing_found_is_an_answer_and_each_row_has_its_own_number(socket, pad_
             batch.set_row_dims(row, len(hits), len(hits))
 
     rng = np.random.default_rng(1)
-    with serving(find, socket), rb.connect(find.model, socket=socket, wait=10, window=16) as m:
+    with serving(find, socket), rb.connect(find.model, socket=socket, wait=60, window=16) as m:
         assert m(np.zeros(6, "int32"))["found"].shape == (0,) and m(np.zeros(6, "int32"))["twice"].shape == (0, 2)
         images = rng.integers(0, 2, (3, 6), dtype="int32")
         images[0], images[1, 0] = 0, 1
-        for out in (m(images), m.submit(images).result(20)):
+        for out in (m(images), m.submit(images).result(60)):
             assert [o.tolist() for o in out["found"]] == [wanted(x) for x in images.tolist()]
             assert [len(o) for o in out["twice"]] == [len(wanted(x)) for x in images.tolist()]
         same = m(np.ones((3, 6), "int32"))["found"]
         assert isinstance(same, np.ndarray) and same.shape == (3, 6)
         with m.request(rows=3) as req:
             req.inputs["x"][...] = images
-            views = req.run(timeout=10).outputs["found"]
+            views = req.run(timeout=60).outputs["found"]
             assert [v.tolist() for v in views] == [wanted(x) for x in images.tolist()]
         with pytest.raises(rb.Released):
             views[2].sum()
         futures = [(x, m.submit(x)) for x in rng.integers(0, 2, (100, 6), dtype="int32")]
-        assert all(f.result(20)["found"].tolist() == wanted(x.tolist()) for x, f in futures)
+        assert all(f.result(60)["found"].tolist() == wanted(x.tolist()) for x, f in futures)
 
 
 def test_an_empty_input_is_one(socket):
@@ -55,11 +55,11 @@ def test_an_empty_input_is_one(socket):
     def count(batch):
         return np.full(batch.rows, batch.inputs["t"].shape[1])
 
-    with serving(count, socket), rb.connect("count", socket=socket, wait=10) as m:
+    with serving(count, socket), rb.connect("count", socket=socket, wait=60) as m:
         assert m(np.zeros(0, "int32")) == 0 and m([]) == 0 and m(np.zeros(9, "int32")) == 9
         assert m(np.zeros((2, 0), "int32")).tolist() == [0, 0]
         with m.request(shapes={"t": (0,)}) as req:
-            assert req.inputs["t"].shape == (0,) and req.run(timeout=10).outputs["n"] == 0
+            assert req.inputs["t"].shape == (0,) and req.run(timeout=60).outputs["n"] == 0
         with pytest.raises(rb.Shape, match=r"0\.\.9"):
             m(np.zeros(10, "int32"))
 
@@ -79,8 +79,8 @@ def test_an_error_about_one_request_fails_that_request_alone(socket):
         return [np.full(n, 7, "int32") for n in batch.inputs["x"]]
 
     def ask(model, n, results):
-        with rb.connect(model, socket=socket, wait=10, window=1) as m:
-            together.wait(20)
+        with rb.connect(model, socket=socket, wait=60, window=1) as m:
+            together.wait(60)
             try:
                 results[n] = m(np.int32(n)).tolist()
             except rb.Failed as e:
@@ -91,7 +91,7 @@ def test_an_error_about_one_request_fails_that_request_alone(socket):
             results: dict = {}
             threads = [threading.Thread(target=ask, args=(worker.model, n, results)) for n in (0, 3, 99)]
             [t.start() for t in threads]
-            [t.join(30) for t in threads]
+            [t.join(60) for t in threads]
             assert results[0] == [] and results[3] == [7, 7, 7]
             assert "0..4" in results[99] and "99" in results[99]
 
@@ -118,7 +118,7 @@ def test_a_function_may_return_its_outputs(socket):
             return "done"  # it has written: what else it says does not matter
         return x + 1
 
-    with serving(one, socket), rb.connect("one", socket=socket, wait=10) as m:
+    with serving(one, socket), rb.connect("one", socket=socket, wait=60) as m:
         for kind in (0, 1, 2, 3, 7):
             for x in (np.full(4, kind, "float32"), np.full((3, 4), kind, "float32")):
                 assert (m(x) == x + 1).all()
@@ -136,7 +136,7 @@ def test_a_function_may_return_its_outputs(socket):
             return {"b": x.sum(1)}
         return x
 
-    with serving(two, socket), rb.connect("two", socket=socket, wait=10) as m:
+    with serving(two, socket), rb.connect("two", socket=socket, wait=60) as m:
         for v in (0, 1):
             out = m(np.full(4, v, "float32"))
             assert (out["a"] == v).all() and out["b"] == 4 * v
@@ -162,11 +162,11 @@ def test_requests_of_different_sizes_share_a_ragged_batch(socket):
 
     sizes = (0, 3, 4000, 17, 17, 1234, 1, 999)
     files = [os.urandom(n) for n in sizes]
-    with serving(ragged, socket), rb.connect("ragged", socket=socket, wait=10, window=16) as m:
+    with serving(ragged, socket), rb.connect("ragged", socket=socket, wait=60, window=16) as m:
         with rb.connect("ragged", socket=socket):  # could join, so that only a full batch goes out
             futures = [m.submit(f, np.int32(i)) for i, f in enumerate(files)]
             for f, future in zip(files, futures):
-                assert future.result(20).tobytes() == f[::-1]
+                assert future.result(60).tobytes() == f[::-1]
         assert seen == [list(sizes)] or sorted(seen[0]) == sorted(sizes)
 
         @rb.worker("ragged", inputs={"jpeg": ("uint8", ("<=4000",)), "k": ("int32", ())}, outputs={"back": ("uint8", ("<=4000",))})
@@ -198,7 +198,7 @@ def test_debug_finds_outputs_that_were_not_written(socket, pad_to):
         elif kind == 2:
             batch.outputs["y"][...] = 1
 
-    with serving(lazy, socket), rb.connect(lazy.model, socket=socket, wait=10) as m:
+    with serving(lazy, socket), rb.connect(lazy.model, socket=socket, wait=60) as m:
         assert (m(np.full(4, 2, "float32")) == 1).all()
         for kind in (0, 1):
             with pytest.raises(rb.Failed, match="output 'y' of this request was not written"):
@@ -217,17 +217,14 @@ def test_a_worker_is_told_that_the_model_has_another_policy_and_the_broker_logs_
     def second(batch):
         return batch.inputs["x"]
 
-    with broker_at(socket, "--log_level", "warn"), serving(first, socket), rb.connect("policed", socket=socket, wait=10) as m:
+    with broker_at(socket, "--log_level", "warn"), serving(first, socket), rb.connect("policed", socket=socket, wait=60) as m:
         stop = threading.Event()
         thread = threading.Thread(target=second.run, kwargs={"socket": socket, "stop": stop})
         with caplog.at_level(logging.WARNING, "ringbatch"):
             thread.start()
-            for _ in range(200):
-                if len(m.stats()["workers"]) == 2:
-                    break
-                stop.wait(0.02)
+            eventually(lambda: len(m.stats()["workers"]) == 2)
             stop.set()
-            thread.join(10)
+            thread.join(60)
         assert [r.message for r in caplog.records] == ["model policed has another policy than this worker: max_batch_size is 8, this worker asked for 4"]
     assert "worker asked for another policy than the model has" in capfd.readouterr().err
 
@@ -242,7 +239,7 @@ def test_a_python_worker_has_the_name_of_its_environment(socket):
         stop = threading.Event()
         thread = threading.Thread(target=named.run, kwargs={"stop": stop})
         thread.start()
-        with rb.connect("named", wait=10) as m:
+        with rb.connect("named", wait=60) as m:
             print([w["name"] for w in m.stats()["workers"]])
         stop.set()
         thread.join()

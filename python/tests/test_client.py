@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import broker_at, descriptors, go_worker, serving
+from conftest import broker_at, descriptors, eventually, go_worker, serving
 from ringbatch import _core, _structs
 
 
@@ -89,14 +89,14 @@ def test_arrays_of_any_layout(model):
     for x in (big[:, 3], big.T[5], big[::-1, 1], np.asfortranarray(big[:4, :16]), np.broadcast_to(np.float32(7), (16,))):
         assert (model(x) == x).all()
     assert (model(big[:, :16][::2]) == big[:, :16][::2]).all()
-    assert (model.submit(big[:, 3]).result(10) == big[:, 3]).all()
+    assert (model.submit(big[:, 3]).result(60) == big[:, 3]).all()
 
 
 def test_request_writes_and_reads_in_place(model):
     with model.request() as req:
         assert req.inputs["x"].shape == (16,) and list(req.inputs) == ["x"]
         req.inputs["x"][...] = 3
-        y = req.run(timeout=5).outputs["y"]
+        y = req.run(timeout=60).outputs["y"]
         assert (y == 3).all() and req.done()
         assert req.timing.queue >= 0
     with model.request(rows=2) as req:
@@ -119,7 +119,7 @@ def test_steps_out_of_order_are_named(model):
             req.commit()
         with pytest.raises(rb.Committed):
             req.inputs["x"]
-        req.wait(10)
+        req.wait(60)
     for use in (req.commit, req.wait, req.done, req.cancel, lambda: req.timing, lambda: req.outputs["y"]):
         with pytest.raises(rb.Released):
             use()
@@ -135,7 +135,7 @@ def test_full_window_is_a_named_error(echo):
         with pytest.raises(rb.Full):
             m(np.zeros(16, "float32"), timeout=0.05)
         held[0].release()
-        assert m(np.zeros(16, "float32"), timeout=5).shape == (16,)
+        assert m(np.zeros(16, "float32"), timeout=60).shape == (16,)
         del held
 
 
@@ -143,7 +143,7 @@ def test_full_window_is_a_named_error(echo):
 def test_forgotten_requests_come_back(echo):
     with rb.connect("echo", socket=echo, window=2) as m:
         for _ in range(100):
-            m.request(timeout=5)
+            m.request(timeout=60)
 
 
 def test_closed_client(echo):
@@ -190,12 +190,12 @@ def test_connecting_outlasts_a_broker_that_drains():
                 while True:
                     rb.connect("m", socket=socket).close()
             with concurrent.futures.ThreadPoolExecutor() as pool:
-                waiting = pool.submit(rb.connect, "m", socket=socket, wait=20)
+                waiting = pool.submit(rb.connect, "m", socket=socket, wait=60)
                 time.sleep(0.05)  # so that it has asked; if not yet, no harm is done
                 m.close()
-                old.wait(20)
+                old.wait(60)
                 with broker_at(socket, *declared):
-                    waiting.result(20).close()
+                    waiting.result(60).close()
 
 
 def test_window_that_does_not_fit(echo):
@@ -229,7 +229,7 @@ def test_connections_are_not_copied(model):
 def test_timeouts_without_an_end(model):
     x = np.zeros(16, "float32")
     for timeout in (float("inf"), 1e10, 1e300):
-        assert model(x, timeout=timeout).shape == model.submit(x, timeout=timeout).result(20).shape
+        assert model(x, timeout=timeout).shape == model.submit(x, timeout=timeout).result(60).shape
         with model.request(timeout=timeout) as req:
             req.run(timeout)
     with pytest.raises(rb.Invalid, match="nan"):
@@ -249,7 +249,7 @@ def test_connections_leave_nothing_behind(echo):
     def use():
         with rb.connect("echo", socket=echo) as m:
             m(x)
-            m.submit(x).result(10)
+            m.submit(x).result(60)
             with m.request() as req:
                 req.run()
 
@@ -257,7 +257,7 @@ def test_connections_leave_nothing_behind(echo):
     before = descriptors(), threading.active_count()
     for _ in range(20):
         use()
-    assert descriptors() <= before[0] and threading.active_count() == before[1]
+    eventually(lambda: descriptors() <= before[0] and threading.active_count() <= before[1])
 
 
 def test_deadlines():
@@ -270,7 +270,7 @@ def test_deadlines():
             gate.wait(20)
 
         x = np.zeros(1, "float32")
-        with broker_at(socket), serving(slow, socket), rb.connect("slow", socket=socket, wait=10) as m:
+        with broker_at(socket), serving(slow, socket), rb.connect("slow", socket=socket, wait=60) as m:
             with pytest.raises(rb.Expired) as e:
                 m(x, timeout=0.05)
             assert isinstance(e.value, TimeoutError)
@@ -281,10 +281,19 @@ def test_deadlines():
                 assert not req.done()
                 req.cancel()
                 with pytest.raises(rb.Canceled):
-                    req.wait(10)
+                    req.wait(60)
             with pytest.raises(rb.Expired):
-                m.submit(x, timeout=0.05).result(10)
+                m.submit(x, timeout=0.05).result(60)
             gate.set()
+
+
+def answered(m: rb.Model, x: np.ndarray) -> bool:
+    try:
+        m(x, timeout=60)
+    except rb.Error as e:
+        assert e.retryable, e
+        return False
+    return True
 
 
 def test_broker_restart_is_a_retryable_error():
@@ -294,17 +303,12 @@ def test_broker_restart_is_a_retryable_error():
         x = np.zeros(16, "float32")
         with go_worker(socket, "--model", "echo", "--wait_for_broker", "20s", "--wait_time", "0s"):
             with broker_at(socket):
-                m = rb.connect("echo", socket=socket, wait=20)
+                m = rb.connect("echo", socket=socket, wait=60)
                 with m.request() as req:
                     req.run()
                     late = np.asarray(req.outputs["y"])
             with broker_at(socket):
-                for _ in range(50):
-                    try:
-                        m(x, timeout=20)
-                        break
-                    except rb.Error as e:
-                        assert e.retryable, e
+                eventually(lambda: answered(m, x))
                 with m.request() as req:  # another attachment, another mapping
                     req.inputs["x"][...] = 5
                     assert (req.run().outputs["y"] == 5).all()
@@ -318,8 +322,15 @@ def test_a_restarted_broker_may_have_another_number_of_slots():
     def use(m: rb.Model, v: int) -> bool:
         with m.request(shapes={"z": (3,)}) as req:
             req.inputs["x"][...], req.inputs["z"][...] = v, v
-            req.run(timeout=20)
+            req.run(timeout=60)
             return bool((req.outputs["y"] == v + 1).all() and (req.outputs["n"][:3] == v + 2).all())
+
+    def attached_again(m: rb.Model, v: int) -> bool:
+        try:
+            assert use(m, v)
+        except (rb.BrokerGone, rb.Draining):
+            return False
+        return True
 
     with tempfile.TemporaryDirectory(prefix="rb") as folder:
         os.chmod(folder, 0o700)
@@ -332,13 +343,8 @@ def test_a_restarted_broker_may_have_another_number_of_slots():
                 batch.outputs["n"][:, :3] = batch.inputs["z"] + 2
 
             with broker_at(socket), serving(worker, socket):
-                m = m or rb.connect("two", socket=socket, wait=20)
-                for _ in range(1000):
-                    try:
-                        assert use(m, v)
-                        break
-                    except (rb.BrokerGone, rb.Draining):
-                        time.sleep(0.02)
+                m = m or rb.connect("two", socket=socket, wait=60)
+                eventually(lambda: attached_again(m, v))
                 assert use(m, v) and m.stats()["slots"] == slots
                 assert m.max_batch_size == 4 + v
                 core = m._core  # what the C ABI says of the present attachment

@@ -56,7 +56,7 @@ def test_the_sites_reference_has_every_public_name_of_python_and_c():
 @functools.cache
 def help_of(command: str = "") -> str:
     env = {**os.environ, "PYTHON": sys.executable}  # for what is Python's command
-    p = subprocess.run([rb.binary_path(), *command.split(), "--help"], capture_output=True, text=True, timeout=60, env=env)
+    p = subprocess.run([rb.binary_path(), *command.split(), "--help"], capture_output=True, text=True, timeout=200, env=env)
     return p.stdout + p.stderr
 
 
@@ -86,7 +86,7 @@ def test_the_readme_worker_serves_the_readme_producer(tmp_path):
     p = subprocess.Popen([sys.executable, str(tmp_path / "worker.py")], env=env)
     try:
         rb_wait(env["RINGBATCH_SOCKET"], "double")
-        subprocess.run([sys.executable, str(tmp_path / "producer.py")], env=env, timeout=60, check=True)
+        subprocess.run([sys.executable, str(tmp_path / "producer.py")], env=env, timeout=200, check=True)
     finally:
         p.terminate()
         p.wait(60)

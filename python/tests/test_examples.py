@@ -36,11 +36,11 @@ def served(tmp_path_factory):
     rb_wait(env["RINGBATCH_SOCKET"], "classifier")
     yield env
     p.send_signal(signal.SIGINT)
-    assert p.wait(30) == 0
+    assert p.wait(60) == 0
 
 
 def test_producers(served):
-    out = subprocess.check_output([sys.executable, str(EXAMPLES / "producers.py"), "6", "50"], env=served, text=True, timeout=60)
+    out = subprocess.check_output([sys.executable, str(EXAMPLES / "producers.py"), "6", "50"], env=served, text=True, timeout=200)
     assert re.match(r"300 requests in \d+ batches", out)
 
 
@@ -48,13 +48,13 @@ def test_asyncio_server(served):
     p = subprocess.Popen([sys.executable, str(EXAMPLES / "asyncio_server.py"), "0"], env=served, stdout=subprocess.PIPE, text=True)
     try:
         port = int(p.stdout.readline().split()[-1])
-        with sockets.create_connection(("127.0.0.1", port), 10) as c, c.makefile("rw") as f:
+        with sockets.create_connection(("127.0.0.1", port), 60) as c, c.makefile("rw") as f:
             for line, answer in ((" ".join(["0.5"] * 64), r"\d$"), ("1 2 3", "error: .*expected"), ("x", "error")):
                 f.write(line + "\n")
                 f.flush()
                 assert re.match(answer, f.readline())
             p.send_signal(signal.SIGINT)  # while a client is still connected
-            assert p.wait(30) == 0
+            assert p.wait(60) == 0
     finally:
         p.kill()
         p.wait()
@@ -70,11 +70,11 @@ def test_gunicorn_app(served, flags):
     try:
         with pytest.raises(urllib.error.HTTPError, match="400"):
             get(port)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/?x=" + ",".join(["1"] * 64), timeout=20) as r:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/?x=" + ",".join(["1"] * 64), timeout=60) as r:
             assert 0 <= json.load(r)["class"] < 10
     finally:
         p.terminate()
-        assert p.wait(30) == 0
+        assert p.wait(60) == 0
 
 
 @contextlib.contextmanager
@@ -92,7 +92,7 @@ def server(folder, *command):
 
 def test_argparse_server(tmp_path):
     with server(tmp_path, str(EXAMPLES / "argparse_server.py"), "--scale", "3", "--processes", "2") as env:
-        with rb.connect("scaled", socket=env["RINGBATCH_SOCKET"], wait=30) as m:
+        with rb.connect("scaled", socket=env["RINGBATCH_SOCKET"], wait=60) as m:
             assert m(np.arange(4, dtype="float32")).tolist() == [0, 3, 6, 9]
 
 
@@ -101,10 +101,11 @@ def test_fastapi_under_uvicorn_with_two_workers(served):
     pytest.importorskip("uvicorn")
     pytest.importorskip("fastapi")
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES), "--workers", "2", "--port", str(port), "--log-level", "error", "fastapi_app:app"]
-    p = subprocess.Popen(command, env=served)
+    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES), "--workers", "2", "--port", str(port), "--log-level", "error"]
+    patient = ["--timeout-worker-healthcheck", "60"]  # it kills a worker that is silent for that long, 5 seconds otherwise
+    p = subprocess.Popen([*command, *patient, "fastapi_app:app"], env=served)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as c:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as c:
             deadline = time.monotonic() + 120
             while True:
                 try:
@@ -115,7 +116,7 @@ def test_fastapi_under_uvicorn_with_two_workers(served):
                     time.sleep(0.1)
             assert answer.status_code == 200 and 0 <= answer.json()["class"] < 10
             with concurrent.futures.ThreadPoolExecutor(8) as pool:
-                assert {r.status_code for r in pool.map(lambda _: httpx.post(f"http://127.0.0.1:{port}/classify", json=[0.1] * 64, timeout=30), range(64))} == {200}
+                assert {r.status_code for r in pool.map(lambda _: httpx.post(f"http://127.0.0.1:{port}/classify", json=[0.1] * 64, timeout=60), range(64))} == {200}
             wrong = c.post("/classify", json=[1, 2, 3])
             assert wrong.status_code == 400 and "expected" in wrong.json()["detail"]
     finally:
@@ -150,7 +151,7 @@ def test_a_detector_followed_by_a_recogniser(tmp_path):
 def test_simpledbi_example(tmp_path):
     tmp_path.chmod(0o700)
     env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
-    out = subprocess.check_output([sys.executable, str(EXAMPLES / "from_simpledbi.py"), "4", "20"], env=env, text=True, timeout=60)
+    out = subprocess.check_output([sys.executable, str(EXAMPLES / "from_simpledbi.py"), "4", "20"], env=env, text=True, timeout=200)
     assert out.startswith("80 requests")
 
 

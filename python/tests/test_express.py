@@ -24,10 +24,17 @@ def item(n: float) -> np.ndarray:
     return np.full(16, n, "float32")
 
 
+go_on = threading.Event()
+
+
 @rb.worker("slow", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
 def slow(batch):
-    """Takes as many seconds as its input says."""
-    time.sleep(float(batch.inputs["x"][0, 0]))
+    """Takes as many seconds as its input says; -1: until it may go on."""
+    seconds = float(batch.inputs["x"][0, 0])
+    if seconds < 0:
+        go_on.wait(20)
+    else:
+        time.sleep(seconds)
     batch.outputs["y"][...] = batch.inputs["x"] + 1
 
 
@@ -35,10 +42,10 @@ def test_the_only_slot_is_taken_back_when_it_is_needed(echo):
     with rb.connect("echo", socket=echo, window=1) as m:
         for n in range(200):
             assert (m(item(n)) == n).all()  # lends
-            with m.request(timeout=5) as req:  # takes back
+            with m.request(timeout=60) as req:  # takes back
                 req.inputs["x"][...] = item(-n)
-                assert (req.run(timeout=5).outputs["y"] == -n).all()
-            assert (m.submit(item(n + 0.5)).result(5) == n + 0.5).all()
+                assert (req.run(timeout=60).outputs["y"] == -n).all()
+            assert (m.submit(item(n + 0.5)).result(60) == n + 0.5).all()
 
 
 def test_threads_share_a_small_window(echo):
@@ -49,11 +56,11 @@ def test_threads_share_a_small_window(echo):
             for n in range(300):
                 v = 1000 * k + n
                 if (n + k) % 7 == 0:
-                    with m.request(timeout=20) as req:
+                    with m.request(timeout=60) as req:
                         req.inputs["x"][...] = item(v)
-                        good = (req.run(timeout=20).outputs["y"] == v).all()
+                        good = (req.run(timeout=60).outputs["y"] == v).all()
                 elif (n + k) % 5 == 0:
-                    good = (m(np.stack([item(v), item(v)]), timeout=20) == v).all()
+                    good = (m(np.stack([item(v), item(v)]), timeout=60) == v).all()
                 else:
                     good = (m(item(v)) == v).all()
                 if not good:
@@ -73,27 +80,35 @@ def test_threads_share_a_small_window(echo):
 
 
 def test_a_request_that_takes_long_goes_on_as_any_other(socket):
-    with serving(slow, socket), rb.connect("slow", socket=socket, window=1, wait=10) as m:
+    with serving(slow, socket), rb.connect("slow", socket=socket, window=1, wait=60) as m:
         for seconds in (0, 0.25, 0, 0, 0.35, 0):
             assert (m(item(seconds)) == np.float32(seconds) + 1).all()
         m(item(0))  # a slot is lent
+        go_on.clear()
         with pytest.raises(rb.Expired):
-            m(item(0.3), timeout=0.05)
-        time.sleep(0.4)  # the worker has it until then
+            m(item(-1), timeout=0.05)
+        go_on.set()  # the worker has it until then
         assert (m(item(0)) == 1).all()
 
 
 def test_a_signals_handler_calls_in_the_midst_of_a_call(echo):
     answers: list[bool] = []
+    depth = 0
     with rb.connect("echo", socket=echo) as m:
 
         def handler(_number, _frame) -> None:
+            nonlocal depth
+            depth += 1
+            if depth < 3:  # in the midst of a handler's call too; not without end where calls take longer than that
+                signal.setitimer(signal.ITIMER_REAL, 0.0007)
             v = -1 - len(answers)
             answers.append((m(item(v)) == v).all())
+            depth -= 1
+            signal.setitimer(signal.ITIMER_REAL, 0.0007)
 
         before = signal.signal(signal.SIGALRM, handler)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0007)
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
             for n in range(4000):
                 assert (m(item(n)) == n).all()
         finally:
@@ -109,25 +124,27 @@ def test_an_exception_from_a_signals_handler_loses_no_slot(socket):
     def ding(_number, _frame) -> None:
         raise Ding
 
-    with serving(slow, socket), rb.connect("slow", socket=socket, window=4, wait=10) as m:
+    with serving(slow, socket), rb.connect("slow", socket=socket, window=4, wait=60) as m:
         m(item(0))
         before = signal.signal(signal.SIGALRM, ding)
         try:
-            for call in (lambda: m(item(0.12)), lambda: m(item(0.12), timeout=5)) * 4:
-                signal.setitimer(signal.ITIMER_REAL, 0.02)  # within the first slice: it ends with the call still under way
+            for call in (lambda: m(item(-1)), lambda: m(item(-1), timeout=60)) * 4:
+                go_on.clear()
                 with pytest.raises(Ding):
+                    signal.setitimer(signal.ITIMER_REAL, 0.02)  # within the first slice: it ends with the call still under way
                     call()
+                go_on.set()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-        with m.request(rows=4, timeout=10):
+        with m.request(rows=4, timeout=60):
             pass
 
 
 def test_a_timeout_counts_while_the_window_is_full(echo):
     with rb.connect("echo", socket=echo, window=1) as m, m.request():
         took = []
-        for _ in range(10):
+        while len(took) < 10 or (min(took) >= 0.05 and len(took) < 300):  # a busy machine may need many
             start = time.monotonic()
             with pytest.raises(rb.Full):
                 m(item(1), timeout=0.001)
@@ -159,7 +176,7 @@ def test_errors_keep_their_names_and_reasons(socket):
             raise ValueError("must not be negative")
         batch.outputs["y"][...] = batch.inputs["x"]
 
-    with serving(picky, socket), rb.connect("picky", socket=socket, wait=10) as m:
+    with serving(picky, socket), rb.connect("picky", socket=socket, wait=60) as m:
         for n in range(20):
             assert (m(item(n)) == n).all()
             with pytest.raises(rb.Failed, match="must not be negative"):
@@ -167,33 +184,34 @@ def test_errors_keep_their_names_and_reasons(socket):
 
 
 def test_who_waits_for_the_slot_gets_it(socket):
-    with serving(slow, socket), rb.connect("slow", socket=socket, window=1, wait=10) as m:
+    with serving(slow, socket), rb.connect("slow", socket=socket, window=1, wait=60) as m:
         for _ in range(10):
             m(item(0))  # lends
             other = threading.Thread(target=m, args=(item(0.05),))
             other.start()
             time.sleep(0.02)  # it is on its way through the lent slot
-            start = time.monotonic()
-            with m.request(timeout=10):
-                assert time.monotonic() - start < 5
-            other.join(10)
+            with m.request(timeout=60):
+                pass
+            other.join(60)
             assert not other.is_alive()
 
 
 def test_closing_ends_a_call_that_is_under_way(socket):
     @rb.worker("sleeper", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
     def sleeper(batch):
-        time.sleep(float(batch.inputs["x"][0, 0]))
+        if batch.inputs["x"][0, 0]:
+            go_on.wait(20)
 
     with serving(sleeper, socket):
         for _ in range(5):
-            m = rb.connect("sleeper", socket=socket, wait=10)
+            m = rb.connect("sleeper", socket=socket, wait=60)
             m(item(0))
+            go_on.clear()
             ends: list[BaseException] = []
 
             def call(m: rb.Model = m, ends: list[BaseException] = ends) -> None:
                 try:
-                    m(item(0.2))
+                    m(item(1))
                 except rb.Error as e:
                     ends.append(e)
 
@@ -201,7 +219,8 @@ def test_closing_ends_a_call_that_is_under_way(socket):
             t.start()
             time.sleep(0.05)
             m.close()
-            t.join(10)
+            t.join(60)
+            go_on.set()
             assert not t.is_alive() and isinstance(ends[0], (rb.Closed, rb.BrokerGone))
 
 
@@ -213,14 +232,14 @@ def test_a_broker_that_is_killed_and_restarted():
         right, errors = [0], []
         with RestartedBroker(path) as restart, go_worker(path, "--model", "echo", "--wait_time", "0s", "--wait_for_broker", "20s"):
             rb_wait(path, "echo")
-            with rb.connect("echo", socket=path, window=2, wait=10) as m:
+            with rb.connect("echo", socket=path, window=2, wait=60) as m:
 
                 def call() -> None:
                     n = 0
                     while not stop.is_set():
                         n += 1
                         try:
-                            assert (m(item(n), timeout=10) == n).all()
+                            assert (m(item(n), timeout=60) == n).all()
                             right[0] += 1
                         except (rb.BrokerGone, rb.UnknownModel, rb.NoBroker) as e:
                             errors.append(e)
@@ -235,12 +254,12 @@ def test_a_broker_that_is_killed_and_restarted():
                     time.sleep(0.2)
                     restart()
                 before = right[0]
-                deadline = time.monotonic() + 30
+                deadline = time.monotonic() + 60
                 while right[0] < before + 100 and time.monotonic() < deadline:
                     time.sleep(0.05)
                 stop.set()
                 for t in threads:
-                    t.join(30)
+                    t.join(60)
                     assert not t.is_alive()
         assert right[0] >= before + 100
         assert all(isinstance(e, rb.BrokerGone) for e in errors), errors[:3]

@@ -54,10 +54,10 @@ def free_port() -> int:
 
 
 def get(port: int) -> str:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as r:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as r:
                 return r.read().decode()
         except urllib.error.HTTPError:
             raise
@@ -82,4 +82,4 @@ def test_gunicorn(echo, tmp_path, source, flags, expected):
         assert all(expected in a for a in answers), answers
     finally:
         p.terminate()
-        assert p.wait(30) == 0
+        assert p.wait(60) == 0

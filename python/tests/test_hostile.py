@@ -48,11 +48,12 @@ def struck(after: float, use) -> None:
         until = time.monotonic() + after + 0.01
         while time.monotonic() < until:
             use()
+        signal.setitimer(signal.ITIMER_REAL, 0)  # it strikes here at the latest: not outside, however late the signal comes
     except Ding:
         pass
 
 
-def python(code: str, *args: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def python(code: str, *args: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", textwrap.dedent(code), *args], capture_output=True, text=True, timeout=timeout)
 
 
@@ -90,7 +91,7 @@ def between(broker: str, change):
             yield path
         finally:
             listener.shutdown(sockets.SHUT_RDWR)
-            thread.join(20)
+            thread.join(60)
 
 
 def test_a_doorbell_that_is_a_pipe_is_refused(echo):
@@ -137,7 +138,7 @@ def test_a_reply_that_stops_in_its_midst_does_not_outlast_the_timeout(echo):
         o = c.ConnectOptions(sizeof(c.ConnectOptions), 1, sys.argv[1].encode(), None, 200_000_000)
         start = time.monotonic()
         status = lib.rb_connect(b"echo", addressof(o), addressof(out))
-        print(status, time.monotonic() - start < 5)  # without the timeout it is 10 seconds
+        print(status, time.monotonic() - start < 9)  # without the timeout it is 10 seconds
     """
     with between(echo, change) as path:
         p = python(code, path)
@@ -154,11 +155,9 @@ def test_a_signal_ends_connecting_to_a_broker_that_stands_still(echo):
         go_on.wait(60)
 
     with between(echo, change) as path, dinging():
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        start = time.monotonic()
-        with pytest.raises(Ding):
+        with pytest.raises(Ding):  # without it there is a Timeout
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
             rb.connect("echo", socket=path)
-        assert time.monotonic() - start < 4  # without the signal it is 5 seconds
         go_on.set()
 
 
@@ -190,18 +189,18 @@ def test_no_exception_from_a_signals_handler_loses_a_connection_or_a_slot(echo):
         for step in range(100):
             struck(1e-5 * (step + 1), connect)
     gc.collect()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while _clients(echo, "echo") > before and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert _clients(echo, "echo") == before
+    assert _clients(echo, "echo") <= before  # those of a test before may have gone only now
 
     with rb.connect("echo", socket=echo, window=4) as m:
-        m.submit(x).result(20)  # its thread is there
+        m.submit(x).result(60)  # its thread is there
         with dinging():
             for step in range(300):
                 struck(2e-6 * (step + 1), (request, rows, submit)[step % 3])
         gc.collect()
-        with m.request(rows=4, timeout=20):
+        with m.request(rows=4, timeout=60):
             pass
 
 
@@ -209,12 +208,12 @@ def test_every_future_ends_although_a_signals_handler_raises_in_submit(echo):
     x = np.zeros(16, "f4")
     futures = []
     with rb.connect("echo", socket=echo, window=4) as m:
-        m.submit(x).result(20)
+        m.submit(x).result(60)
         with dinging():
             for step in range(300):
                 struck(1e-5 * (step % 50 + 10), lambda: futures.append(m.submit(x)))
         # An answer that was just being read may be lost, but nobody waits for ever.
-        assert {type(f.exception(20)) for f in futures} <= {type(None), rb.Released, Ding}
+        assert {type(f.exception(60)) for f in futures} <= {type(None), rb.Released, Ding}
 
 
 def test_closing_is_possible_in_the_midst_of_what_holds_the_lock(echo):
@@ -223,14 +222,14 @@ def test_closing_is_possible_in_the_midst_of_what_holds_the_lock(echo):
         import sys
         import numpy as np, ringbatch as rb
         m = rb.connect("echo", socket=sys.argv[1])
-        m.submit(np.zeros(16, "f4")).result(20)
+        m.submit(np.zeros(16, "f4")).result(60)
         c = m._completions
         c._thread.join(0)
         with c._lock:
             m.close()
         print("ok")
     """
-    p = python(code, echo, timeout=20)
+    p = python(code, echo)
     assert p.stdout == "ok\n", p
 
 
@@ -276,7 +275,7 @@ def test_a_worker_forks_and_its_child_may_look_at_the_batch(socket):
         seen.append(os.waitpid(pid, 0)[1])
         batch.outputs["y"][...] = batch.inputs["x"]
 
-    with serving(forker, socket), rb.connect("forker", socket=socket, wait=10) as m:
+    with serving(forker, socket), rb.connect("forker", socket=socket, wait=60) as m:
         m(np.ones(4, "f4"))
     assert seen == [0]
 
@@ -290,7 +289,7 @@ def test_a_claim_that_no_longer_fits_the_restarted_model_says_so():
         with contextlib.ExitStack() as first:
             first.enter_context(broker_at(path))
             first.enter_context(go_worker(path, "--model", "echo", "--max_batch_size", "8"))
-            m = rb.connect("echo", socket=path, window=8, wait=10)
+            m = rb.connect("echo", socket=path, window=8, wait=60)
             held = m.request(rows=8)
         assert not os.path.exists(path)
 
@@ -298,7 +297,7 @@ def test_a_claim_that_no_longer_fits_the_restarted_model_says_so():
             try:
                 while True:
                     try:
-                        m.request(rows=8, timeout=20)
+                        m.request(rows=8, timeout=60)
                         outcome.append(None)
                         return
                     except (rb.BrokerGone, rb.NoBroker):
@@ -309,7 +308,7 @@ def test_a_claim_that_no_longer_fits_the_restarted_model_says_so():
         thread = threading.Thread(target=claim)
         thread.start()
         with broker_at(path), go_worker(path, "--model", "echo", "--max_batch_size", "2"):
-            thread.join(30)
+            thread.join(60)
             assert not thread.is_alive()
             held.release()
             m.close()

@@ -23,7 +23,7 @@ def lengths(socket):
         b = batch.inputs["b"]
         return {"n": np.full(batch.rows, b.shape[1]), "b": b}
 
-    with serving(worker, socket), rb.connect("lengths", socket=socket, wait=10) as m:
+    with serving(worker, socket), rb.connect("lengths", socket=socket, wait=60) as m:
         yield m
 
 
@@ -31,7 +31,7 @@ def lengths(socket):
 def test_bytes_are_a_u8_input(lengths, kind):
     out = lengths(kind(b"\xff\xd8jpeg"))
     assert out["n"] == 6 and out["b"].tobytes() == b"\xff\xd8jpeg"
-    assert lengths.submit(kind(b"")).result(10)["n"] == 0
+    assert lengths.submit(kind(b"")).result(60)["n"] == 0
     assert lengths([kind(b"ab"), kind(b"cd")])["b"].tolist() == [[97, 98], [99, 100]]
 
 
@@ -47,7 +47,7 @@ def test_more_rows_than_a_request_may_have_are_split_and_joined(echo):
     x = np.arange(100 * 16, dtype="float32").reshape(100, 16)
     for window in (7, 40):  # fewer than max_batch_size, which is 32, and more
         with rb.connect("echo", socket=echo, window=window) as m:
-            for y in (m(x), m(x, timeout=10), m(x[:, ::-1])[:, ::-1], m(np.asfortranarray(x), priority=0), m.submit(x).result(20), asyncio.run(m.ainfer(x))):
+            for y in (m(x), m(x, timeout=60), m(x[:, ::-1])[:, ::-1], m(np.asfortranarray(x), priority=0), m.submit(x).result(60), asyncio.run(m.ainfer(x))):
                 assert y.shape == x.shape and (y == x).all()
             for call in (lambda: m(x, split=False), lambda: m.submit(x, split=False), lambda: asyncio.run(m.ainfer(x, split=False))):
                 with pytest.raises(rb.TooLarge, match="100 rows, at most 32"):
@@ -66,8 +66,8 @@ def test_pieces_of_different_sizes_are_joined_to_a_list(lengths, socket):
         return [np.arange(n, dtype="int32") for n in batch.inputs["x"]]
 
     x = np.arange(10, dtype="int32")
-    with serving(firsts, socket), rb.connect("firsts", socket=socket, wait=10) as m:
-        for y in (m(x), m.submit(x).result(10), asyncio.run(m.ainfer(x))):
+    with serving(firsts, socket), rb.connect("firsts", socket=socket, wait=60) as m:
+        for y in (m(x), m.submit(x).result(60), asyncio.run(m.ainfer(x))):
             assert [r.tolist() for r in y] == [list(range(min(n, 9))) if n < 10 else None for n in x]
 
 
@@ -79,8 +79,8 @@ def test_a_failure_of_one_piece_is_that_of_the_whole(socket):
         return batch.inputs["x"]
 
     x = np.arange(40, dtype="int32")
-    with serving(picky, socket), rb.connect("picky-piece", socket=socket, wait=10) as m:
-        for call in (lambda: m(x), lambda: m.submit(x).result(10), lambda: asyncio.run(m.ainfer(x))):
+    with serving(picky, socket), rb.connect("picky-piece", socket=socket, wait=60) as m:
+        for call in (lambda: m(x), lambda: m.submit(x).result(60), lambda: asyncio.run(m.ainfer(x))):
             with pytest.raises(rb.Failed, match="five"):
                 call()
         assert (m(x[8:]) == x[8:]).all()
@@ -92,20 +92,20 @@ def test_priority_of_every_kind_of_call():
         os.chmod(folder, 0o700)
         path, config = os.path.join(folder, "b.sock"), os.path.join(folder, "b.toml")
         with open(config, "w") as f:
-            f.write('[[model]]\nname = "levels"\ninputs = ["x:i32[]"]\noutputs = ["y:i32[]"]\nmax_batch_size = 1\ndefault_priority = 1\n')
+            f.write('[[model]]\nname = "levels"\ninputs = ["x:i32[]"]\noutputs = ["y:i32[]"]\nmax_batch_size = 1\ndefault_priority = 1\nlease = "5m"\n')
             f.write("[[model.priority]]\n[[model.priority]]\n[[model.priority]]\n")
         order, go = [], threading.Event()
 
         @rb.worker("levels", inputs={"x": ("i32", ())}, outputs={"y": ("i32", ())}, depth=1)
         def worker(batch):
             order.append(int(batch.inputs["x"][0]))
-            go.wait(20)
+            go.wait(120)
             return batch.inputs["x"]
 
         async def all_at_once(m):
             return await asyncio.gather(*(m.ainfer(np.int32(10 * p + 2), priority=p) for p in (2, 1, 0)))
 
-        with broker_at(path, "--config", config), serving(worker, path), rb.connect("levels", socket=path, wait=10, window=32) as m:
+        with broker_at(path, "--config", config), serving(worker, path), rb.connect("levels", socket=path, wait=60, window=32) as m:
             blocker = m.submit(np.int32(99))
             while not order:
                 go.wait(0.01)
@@ -116,8 +116,8 @@ def test_priority_of_every_kind_of_call():
             while m.stats()["queue_length"] < 9:
                 go.wait(0.01)
             go.set()
-            [f.result(20) for f in [blocker, *futures]]
-            [t.join(20) for t in threads]
+            [f.result(60) for f in [blocker, *futures]]
+            [t.join(60) for t in threads]
             assert [n // 10 for n in order] == [9, 0, 0, 0, 1, 1, 1, 2, 2, 2]
             for call in (lambda: m(np.int32(1), priority=3), lambda: m.submit(np.int32(1), priority=-1), lambda: asyncio.run(m.ainfer(np.int32(1), priority=7))):
                 with pytest.raises(rb.NoLevel):
@@ -132,7 +132,7 @@ def test_clients_without_a_window_of_their_own_share_a_ring_of_few_large_slots(s
         return batch.inputs["frame"].reshape(batch.rows, -1)[:, 0]
 
     with serving(frames, socket):
-        clients = [rb.connect("frames", socket=socket, wait=10) for _ in range(12)]
+        clients = [rb.connect("frames", socket=socket, wait=60) for _ in range(12)]
         assert clients[0].window == 8 and all(1 <= m.window <= 8 for m in clients)
         for i, m in enumerate(clients):
             assert m(np.full(frame, i, "uint8")) == i

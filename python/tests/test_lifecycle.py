@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def script(home, code: str, *arguments: str, name: str = "app.py", flags: tuple 
     finally:
         if p.poll() is None:
             p.terminate()
-        p.communicate(timeout=60)
+        p.communicate(timeout=120)
 
 
 def ask(m, value: float, **kwargs) -> float:
@@ -74,14 +75,16 @@ def test_worker_processes_keep_the_scripts_arguments(home):
 
         rb.serve(run, processes=args.processes)
     """
-    with script(home, code, "--add", "2.5", "--processes", "2") as (_, socket), rb.connect("add", socket=socket, wait=30) as m:
+    with script(home, code, "--add", "2.5", "--processes", "2") as (_, socket), rb.connect("add", socket=socket, wait=60) as m:
         assert ask(m, 1) == 3.5
 
 
+# -1 is answered once there is a file "go_on".
 SLOW = """
     @rb.worker("slow", **IO, max_batch_size=1, wait_time=0)
     def run(batch):
-        time.sleep(0.2)
+        while batch.inputs["x"][0, 0] == -1 and not os.path.exists("go_on"):
+            time.sleep(0.005)
         return batch.inputs["x"][:, 0]
 
     rb.serve(run, processes=%d)
@@ -93,33 +96,34 @@ SLOW = """
 @pytest.mark.parametrize("processes", [1, 0])
 def test_under_load_what_was_accepted_is_answered_and_the_rest_may_be_sent_again(home, how, processes):
     with script(home, SLOW % processes, stdout=subprocess.PIPE) as (p, socket):
-        with rb.connect("slow", socket=socket, wait=30, window=16) as m, rb.connect("slow", socket=socket, window=1) as late:
-            accepted = [m.submit(np.full(1, i, "float32")) for i in range(10)]
-            while broker_stats(socket)["models"][0]["requests"] < 10:
+        with rb.connect("slow", socket=socket, wait=60, window=16) as m, rb.connect("slow", socket=socket, window=1) as late:
+            accepted = [m.submit(np.full(1, i, "float32")) for i in range(-1, 10)]
+            while broker_stats(socket)["models"][0]["requests"] < 11:
                 time.sleep(0.01)
             p.send_signal(how)
             with pytest.raises(rb.Draining):
                 while True:
                     rb.connect("slow", socket=socket, window=1).close()
-            time.sleep(0.2)  # clients are refused a moment before requests are
             with pytest.raises(rb.Draining) as refused:  # at once, while others still wait for their answers
-                ask(late, 0, timeout=5)
-            assert refused.value.retryable and not all(f.done() for f in accepted)
-            assert [float(f.result(20)) for f in accepted] == list(range(10))
-        assert p.communicate(timeout=30)[0] == "served\n" and p.returncode == 0
+                while True:  # clients are refused a moment before requests are
+                    with contextlib.suppress(rb.Expired):
+                        ask(late, 0, timeout=0.5)
+            assert refused.value.retryable and not any(f.done() for f in accepted)
+            (home / "go_on").touch()
+            assert [float(f.result(60)) for f in accepted] == list(range(-1, 10))
+        assert p.communicate(timeout=120)[0] == "served\n" and p.returncode == 0
         wait_for_nobody(socket)
 
 
 def test_nobodys_request_expires_because_the_service_ends(home):
-    code = SLOW.replace("0.2", "0.002") % 2
-    with script(home, code) as (p, socket):
+    with script(home, SLOW % 2) as (p, socket):
         ends: list = []
 
         def load():
-            with rb.connect("slow", socket=socket, wait=30, window=8) as m:
+            with rb.connect("slow", socket=socket, wait=60, window=8) as m:
                 while not ends or ends[-1] is None:
                     try:
-                        ask(m, 1, timeout=5)
+                        ask(m, 1, timeout=60)
                         ends.append(None)
                     except rb.Error as e:
                         ends.append(e)
@@ -147,7 +151,7 @@ POISON = """
 
 
 def test_poisonous_requests_right_after_the_start_do_not_end_the_service(home):
-    with script(home, POISON % 3) as (p, socket), rb.connect("poison", socket=socket, wait=30) as m:
+    with script(home, POISON % 3) as (p, socket), rb.connect("poison", socket=socket, wait=60) as m:
         for _ in range(3):
             with pytest.raises(rb.WorkerDied, match="3 workers died"):
                 ask(m, 13, timeout=60)
@@ -157,7 +161,7 @@ def test_poisonous_requests_right_after_the_start_do_not_end_the_service(home):
 
 
 def test_how_often_a_request_is_tried_is_a_setting(home):
-    with script(home, POISON % 1) as (_, socket), rb.connect("poison", socket=socket, wait=30) as m:
+    with script(home, POISON % 1) as (_, socket), rb.connect("poison", socket=socket, wait=60) as m:
         before = ask(m, 1)
         with pytest.raises(rb.WorkerDied, match="1 workers died"):
             ask(m, 13, timeout=60)
@@ -178,8 +182,9 @@ def test_a_worker_that_cannot_start_ends_serve_with_its_message(home):
             print(e, flush=True)
     """
     with script(home, code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as (p, socket):
-        out, log = p.communicate(timeout=60)
-        assert "ended 5 times before it was ready" in out and "no weights here" in log
+        out, log = p.communicate(timeout=120)
+        # Five times, or more if serve was late to look.
+        assert re.search(r"ended \d+ times before it was ready", out) and "no weights here" in log
         wait_for_nobody(socket)
 
 
@@ -194,26 +199,26 @@ def test_a_second_serve_goes_on_when_the_first_and_its_broker_end(home):
         a, socket = both.enter_context(script(home, first))
         rb_wait(socket, "first")
         b, _ = both.enter_context(script(home, first.replace("first", "second"), name="second.py", stderr=subprocess.PIPE))
-        m = both.enter_context(rb.connect("second", socket=socket, wait=30))
+        m = both.enter_context(rb.connect("second", socket=socket, wait=60))
         assert ask(m, 1) == 1
         a.terminate()
         assert a.wait(60) == 0
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while True:
             try:
-                assert ask(m, 2, timeout=30) == 2
+                assert ask(m, 2, timeout=60) == 2
                 break
             except rb.Error as e:
                 assert e.retryable and time.monotonic() < end
                 time.sleep(0.05)
         b.terminate()
-        assert f"the broker at {socket} is gone: starting one" in b.communicate(timeout=60)[1]
+        assert f"the broker at {socket} is gone: starting one" in b.communicate(timeout=120)[1]
 
 
 def test_a_guest_that_dies_is_started_again_and_one_that_cannot_start_is_given_up(home):
     with script(home, SLOW % 1) as (_, socket):
         rb_wait(socket, "slow")
-        with script(home, (POISON % 1).replace("processes=1", "processes=1, broker=False"), name="guest.py"), rb.connect("poison", socket=socket, wait=30) as m:
+        with script(home, (POISON % 1).replace("processes=1", "processes=1, broker=False"), name="guest.py"), rb.connect("poison", socket=socket, wait=60) as m:
             for _ in range(6):
                 with pytest.raises(rb.WorkerDied):
                     ask(m, 13, timeout=60)
@@ -227,7 +232,7 @@ def test_a_guest_that_dies_is_started_again_and_one_that_cannot_start_is_given_u
             rb.serve(run)
         """
         with script(home, broken, name="broken.py", stderr=subprocess.PIPE) as (p, _):
-            assert "ended 5 times before it was ready (exit status 3)" in p.communicate(timeout=60)[1] and p.returncode != 0
+            assert "ended 5 times before it was ready (exit status 3)" in p.communicate(timeout=120)[1] and p.returncode != 0
 
 
 def test_several_models_in_one_script_each_with_its_number_of_processes(home):
@@ -243,7 +248,7 @@ def test_several_models_in_one_script_each_with_its_number_of_processes(home):
         rb.serve([a, b], processes=[2, 1])
     """
     with script(home, code) as (_, socket):
-        with rb.connect("a", socket=socket, wait=30) as a, rb.connect("b", socket=socket, wait=30) as b:
+        with rb.connect("a", socket=socket, wait=60) as a, rb.connect("b", socket=socket, wait=60) as b:
             assert ask(a, 1) == 2 and ask(b, 1) == 3
         while [len(m["workers"]) for m in sorted(broker_stats(socket)["models"], key=lambda m: m["name"])] != [2, 1]:
             time.sleep(0.02)
@@ -313,10 +318,10 @@ def test_only_workers_load_the_model(home, how):
     """
     os.environ["LOADED"] = str(home / "loaded")
     with script(home, textwrap.dedent(code) + textwrap.dedent(LOADS[how])) as (p, socket):
-        with rb.connect("net", socket=socket, wait=30, window=16) as m:
+        with rb.connect("net", socket=socket, wait=60, window=16) as m:
             assert ask(m, 21) == 42
             while how == "function inside main" and len((home / "loaded").read_text().split()) < 2:
-                [f.result(20) for f in [m.submit(np.zeros(1, "float32")) for _ in range(16)]]
+                [f.result(60) for f in [m.submit(np.zeros(1, "float32")) for _ in range(16)]]
         while len(broker_stats(socket)["models"][0]["workers"]) < 2:
             time.sleep(0.02)
         loaded = (home / "loaded").read_text().split()
@@ -328,7 +333,7 @@ def test_a_script_that_cannot_be_run_again_is_refused_with_what_to_do(home, flag
     code = PROLOGUE + '@rb.worker("never", **IO)\ndef run(batch):\n    pass\nrb.serve(run)\n'
     command = [sys.executable, *flags] + ([code] if flags == ("-c",) else [])
     env = {**os.environ, "RINGBATCH_SOCKET": str(home / "b.sock")}
-    p = subprocess.run(command, input=code if flags == ("-",) else None, capture_output=True, text=True, env=env, timeout=60)
+    p = subprocess.run(command, input=code if flags == ("-",) else None, capture_output=True, text=True, env=env, timeout=200)
     assert p.returncode != 0 and says in p.stderr and "write it to a file and run that" in p.stderr
 
 
@@ -347,7 +352,7 @@ def test_serve_opens_the_network_door_with_it_and_closes_it(home):
         while True:
             try:
                 request = urllib.request.Request(f"http://127.0.0.1:{port}/v2/models/web/infer", json.dumps(body).encode(), {"Content-Type": "application/json"})
-                with urllib.request.urlopen(request, timeout=30) as answer:
+                with urllib.request.urlopen(request, timeout=60) as answer:
                     assert json.load(answer)["outputs"][0]["data"] == [42]
                 break
             except urllib.error.URLError:
@@ -370,5 +375,5 @@ def test_a_script_run_by_its_module_name_works(home):
         if __name__ == "__main__":
             main()
     """
-    with script(home, code, "5", flags=("-m", "app")) as (_, socket), rb.connect("mod", socket=socket, wait=30) as m:
+    with script(home, code, "5", flags=("-m", "app")) as (_, socket), rb.connect("mod", socket=socket, wait=60) as m:
         assert ask(m, 1) == 6

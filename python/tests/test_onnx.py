@@ -37,7 +37,7 @@ def serve(socket):
     yield start
     for stop, thread in running:
         stop.set()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -51,7 +51,7 @@ def ask_at_once(socket, model, requests, clients=4):
 
     def ask(first):
         try:
-            with rb.connect(model, socket=socket, wait=20) as c:
+            with rb.connect(model, socket=socket, wait=60) as c:
                 pending = [(i, c.submit(**r) if isinstance(r := requests[i], dict) else c.submit(r)) for i in range(first, len(requests), clients)]
                 for i, r in pending:
                     answer = r.result()
@@ -86,11 +86,11 @@ def test_rows_of_one_request_are_read_and_written_in_the_ring(socket, tmp_path, 
     thread.start()
     try:
         x = np.random.default_rng(1).standard_normal((5, 3, 8, 8)).astype("float32")
-        with rb.connect("placed", socket=socket, wait=20) as c:
+        with rb.connect("placed", socket=socket, wait=60) as c:
             np.testing.assert_allclose(c.infer(x), alone(path, x=x)[0], rtol=1e-4, atol=1e-5)
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(60)
     assert lanes[0].in_place == 1
 
 
@@ -127,7 +127,7 @@ def test_the_brokers_automatic_buckets_are_those_that_are_warmed_up(socket):
     def size(batch):
         batch.outputs["y"][:] = batch.inputs["t"].shape[1]
 
-    with serving(size, socket), rb.connect("auto-buckets", socket=socket, wait=20) as c:
+    with serving(size, socket), rb.connect("auto-buckets", socket=socket, wait=60) as c:
         seen = {int(c.infer(np.zeros(n, "int32"))) for n in range(1, 501)}
     assert tuple(sorted(seen)) == _sizes.powers_of_two(500)
 
@@ -179,7 +179,7 @@ def test_a_size_that_follows_no_input_is_told_by_the_run(serve, socket, tmp_path
     consts = {"from": np.array([0]), "to": np.array([100]), "axis": np.array([1]), "step": np.array([2])}
     path = graphs.save(tmp_path / "half.onnx", nodes, {"x": (T.FLOAT, ["b", "n"])}, {"y": (T.FLOAT, ["b", "half"])}, consts)
     serve(path, "half", dims={"n": "<=10"}, max_batch_size=4)
-    with rb.connect("half", socket=socket, wait=20) as c:
+    with rb.connect("half", socket=socket, wait=60) as c:
         for n in (1, 4, 7, 10):
             x = np.arange(n, dtype="float32")
             np.testing.assert_array_equal(np.array(c.infer(x)).reshape(-1), x[::2])
@@ -262,11 +262,11 @@ def test_the_command_serves_a_file(socket, tmp_path):
     try:
         assert "serving words: tokens:i64[<=32] -> states:f32[<=32,16] pooled:f32[16] with CPUExecutionProvider; tokens.0 rounded up to 16, 32" in p.stdout.readline()
         t = np.arange(20)
-        with rb.connect("words", socket=socket, wait=20) as c:
+        with rb.connect("words", socket=socket, wait=60) as c:
             np.testing.assert_allclose(c.infer(t)["pooled"], alone(path, tokens=t[None], mask=np.ones((1, 20), "int64"))[1][0], rtol=1e-3, atol=1e-4)
     finally:
         p.terminate()
-        assert p.wait(20) == 0
+        assert p.wait(60) == 0
     p = subprocess.run([rb.binary_path(), "onnx", path], env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, check=False)
     assert p.returncode == 1
     assert p.stderr.startswith("ringbatch onnx: ")

@@ -61,18 +61,22 @@ def test_an_earlier_run_is_drawn_into_a_page_without_measuring(tmp_path):
     (tmp_path / "r.json").write_text(json.dumps(results()))
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
-    subprocess.run([sys.executable, PEERS / "run.py", "--from", tmp_path / "r.json", "--table", page, "--chart", tmp_path / "c.svg"], check=True, timeout=60)
+    subprocess.run([sys.executable, PEERS / "run.py", "--from", tmp_path / "r.json", "--table", page, "--chart", tmp_path / "c.svg"], check=True, timeout=200)
     text = page.read_text()
     assert text.startswith("before\n<!-- measured -->\n![requests per second](c.svg)\n\nMeasured 2026-01-01") and text.endswith("<!-- /measured -->\nafter\n") and "old" not in text
-    bad = subprocess.run([sys.executable, PEERS / "run.py", "--from", tmp_path / "none.json"], capture_output=True, text=True, timeout=60)
+    bad = subprocess.run([sys.executable, PEERS / "run.py", "--from", tmp_path / "none.json"], capture_output=True, text=True, timeout=200)
     assert bad.returncode == 2 and "none.json" in bad.stderr
 
 
 @pytest.mark.parametrize("program", ["plain.py", "simpledbi.py"])
 def test_our_versions_of_known_designs_answer_every_client_rightly(program):
-    flags = ["--clients", "3", "--bytes", "4096", "--seconds", "0.1", "--wait_ms", "1"]
-    found = json.loads(subprocess.check_output([sys.executable, PEERS / program, *flags], timeout=120, text=True))
-    assert found["requests_per_s"] > 0  # a wrong answer would be {"error": …}
+    for seconds in ("0.1", "5"):  # a machine that stands still for so long answers nobody
+        flags = ["--clients", "3", "--bytes", "4096", "--seconds", seconds, "--wait_ms", "1"]
+        found = json.loads(subprocess.check_output([sys.executable, PEERS / program, *flags], timeout=120, text=True))
+        assert "error" not in found  # what a wrong answer would be
+        if found["requests_per_s"] > 0:
+            return
+    pytest.fail("nobody was answered")
 
 
 def test_a_client_that_gets_a_wrong_sum_fails_the_measurement():
@@ -94,7 +98,7 @@ pid = int(p.stdout.readline())
 processes.end_all(grace=0.2)
 print(Path(f"/proc/{pid}").exists())
 """
-    out = subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PEERS)}, timeout=60, text=True)
+    out = subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PEERS)}, timeout=200, text=True)
     assert out == "False\n"
 
 

@@ -54,7 +54,7 @@ def test_a_process_without_descriptors_is_told_that_it_is_its_own(socket):
                 print(type(e).__name__, "this process" in str(e), isinstance(e, OSError))
             os.close(taken.pop())
     """
-    said = subprocess.run([sys.executable, "-c", textwrap.dedent(script), socket], check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    said = subprocess.run([sys.executable, "-c", textwrap.dedent(script), socket], check=True, capture_output=True, text=True, timeout=200).stdout.splitlines()
     assert said[0] == "NoDescriptors True True"
     assert said[-1] == "UnknownModel False False"
     assert set(said) == {said[0], said[-1]}

@@ -123,7 +123,7 @@ def test_estimators_and_functions_give_what_they_give_by_themselves(socket, thin
     a, settings = objects._flags.parse(objects.parser(), ["m:thing", "--name", f"object{abs(hash((signature, *flags))) % 9999}", *flags])
     worker = objects.worker_for(thing, a, settings)
     assert worker.signature == signature
-    with serving(worker, socket), rb.connect(worker.model, socket=socket, wait=10) as m:
+    with serving(worker, socket), rb.connect(worker.model, socket=socket, wait=60) as m:
         got = m(*(np.array(x, "float32") for x in inputs))
     if isinstance(want, dict):
         assert {k: v.tolist() for k, v in got.items()} == want

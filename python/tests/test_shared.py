@@ -41,7 +41,7 @@ def test_what_one_thread_collects_stays_when_another_collects_at_once(core):
 
         def rb_reap(self, *args: int) -> int:
             status = lib.rb_reap(*args)
-            both_have.wait(20)
+            both_have.wait(60)
             return status
 
     ended: tuple[list[int], list[int]] = [], []
@@ -62,7 +62,7 @@ def test_a_request_that_was_handed_on_is_not_given_back_by_another_threads_sweep
         def items(self):
             now = list(super().items())
             looked.set()
-            assert handed_on.wait(20)
+            assert handed_on.wait(60)
             return now
 
     class Waiters(dict):
@@ -71,7 +71,7 @@ def test_a_request_that_was_handed_on_is_not_given_back_by_another_threads_sweep
         def __setitem__(self, request, waiter):
             super().__setitem__(request, waiter)
             sweeper.start()
-            assert looked.wait(20)
+            assert looked.wait(60)
 
     core.owed = Owed(core.owed)
     sweeper = threading.Thread(target=core.sweep)
@@ -106,7 +106,7 @@ def test_a_loop_is_watched_although_an_exception_struck_when_it_was_first(echo, 
         with monkeypatch.context() as m, pytest.raises(Struck):
             m.setattr(asyncio.get_running_loop(), "add_reader", strike)
             await model.ainfer(x)
-        return await asyncio.wait_for(model.ainfer(x), 20)
+        return await asyncio.wait_for(model.ainfer(x), 60)
 
     with rb.connect("echo", socket=echo) as model:
         assert (asyncio.run(twice(model)) == x).all()
@@ -115,16 +115,16 @@ def test_a_loop_is_watched_although_an_exception_struck_when_it_was_first(echo, 
 def test_every_way_at_once_on_one_client_ends_also_when_workers_die():
     def use(k: int, client: rb.Model, end: float) -> int:
         async def coroutine() -> np.ndarray:
-            return await asyncio.wait_for(client.ainfer(x, timeout=5), 30)
+            return await asyncio.wait_for(client.ainfer(x, timeout=5), 60)
 
         def request() -> np.ndarray:
-            with client.request(timeout=5) as req:
+            with client.request(timeout=60) as req:
                 req.inputs["x"][...] = x
-                return np.array(req.run(timeout=5).outputs["y"])
+                return np.array(req.run(timeout=60).outputs["y"])
 
-        ways = [lambda: client(x, timeout=5), request, lambda: client.submit(x, timeout=5).result(30), lambda: asyncio.run(coroutine())]
-        right = 0
-        while time.monotonic() < end:
+        ways = [lambda: client(x, timeout=5), request, lambda: client.submit(x, timeout=5).result(60), lambda: asyncio.run(coroutine())]
+        right, patience = 0, end + 60
+        while time.monotonic() < (end if right else patience):
             k += 1
             try:
                 assert (ways[k % 4]() == x).all()

@@ -44,7 +44,7 @@ def served(tmp_path):
     yield start
     for stop, thread, broker in stops:
         stop.set()
-        thread.join(20)
+        thread.join(60)
         broker.__exit__(None, None, None)
 
 
@@ -67,7 +67,7 @@ def test_what_comes_back_is_what_the_module_computes(served, device, graphs, scr
     got: dict[int, np.ndarray] = {}
 
     def ask(first: int) -> None:
-        with rb.connect("net", socket=socket, wait=20) as c:
+        with rb.connect("net", socket=socket, wait=60) as c:
             for i in range(first, 40, 4):
                 got[i] = np.array(c.infer(x[i]))
 
@@ -88,7 +88,7 @@ def test_a_module_that_raises_fails_its_batch_and_goes_on(served):
         return x + 1
 
     socket = served(moody, "moody", inputs=["x:f32[2]"], outputs=["y:f32[2]"], device="cpu", max_batch_size=1)
-    with rb.connect("moody", socket=socket, wait=20) as c:
+    with rb.connect("moody", socket=socket, wait=60) as c:
         with pytest.raises(rb.Failed, match="ValueError: negative input"):
             c.infer(np.array([-1, 1], "float32"))
         np.testing.assert_array_equal(np.array(c.infer(np.array([1, 2], "float32"))).reshape(-1), [2, 3])
@@ -96,7 +96,7 @@ def test_a_module_that_raises_fails_its_batch_and_goes_on(served):
 
 def test_variable_dimensions_come_back_with_their_size(served):
     socket = served(lambda x: x * 2, "twice", inputs=["x:f32[<=6]"], outputs=["y:f32[<=6]"], device="cpu")
-    with rb.connect("twice", socket=socket, wait=20) as c:
+    with rb.connect("twice", socket=socket, wait=60) as c:
         for n in (1, 4, 6):
             x = np.arange(n, dtype="float32")
             np.testing.assert_array_equal(np.array(c.infer(x)).reshape(-1), 2 * x)
@@ -123,7 +123,7 @@ LENGTHS = [1, 3, 15, 16, 17, 31, 40, 64, 5, 33]
 
 def ask_at_once(socket, model, rows):
     """From one client, all in flight: they share batches."""
-    with rb.connect(model, socket=socket, wait=20) as c:
+    with rb.connect(model, socket=socket, wait=60) as c:
         return [r.result() for r in [c.submit(x) for x in rows]]
 
 
@@ -175,18 +175,18 @@ def test_the_worker_pads_and_tells_the_true_lengths(served, device):
 
 def test_true_sizes_come_back_also_after_the_broker_was_restarted(tmp_path):
     socket, stop = str(tmp_path / "s" / "b.sock"), threading.Event()
-    options = dict(socket=socket, stop=stop, inputs=["x:f32[<=64]"], device="cpu", wait=20)
+    options = dict(socket=socket, stop=stop, inputs=["x:f32[<=64]"], device="cpu", wait=60)
     thread = threading.Thread(target=rt.serve, args=(lambda x: x * 2, "twice"), kwargs=options)
     thread.start()
     try:
         for _ in range(2):
             with broker_at(socket):
                 x = np.arange(5, dtype="float32")
-                with rb.connect("twice", socket=socket, wait=20) as c:
+                with rb.connect("twice", socket=socket, wait=60) as c:
                     np.testing.assert_array_equal(np.array(c.infer(x)).reshape(-1), 2 * x)
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(60)
 
 
 def test_outputs_are_declared_as_they_come():
@@ -210,7 +210,7 @@ class Counting(torch.nn.Module):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_module_whose_results_change_is_left_as_it_is(served, device, capfd):
     socket = served(torch.jit.script(Counting()), "counting", inputs=["x:f32[1]"], outputs=["y:f32[1]"], device=device, max_batch_size=1)
-    with rb.connect("counting", socket=socket, wait=20) as c:
+    with rb.connect("counting", socket=socket, wait=60) as c:
         first, second = (float(np.array(c.infer(np.zeros(1, "float32"))).reshape(-1)[0]) for _ in range(2))
     assert second == first + 1
     said = capfd.readouterr().err
@@ -368,9 +368,9 @@ def test_a_module_is_a_stage_of_a_pipeline(tmp_path):
         for t in threads:
             t.start()
         try:
-            with rb.connect("line", socket=socket, wait=20) as c:
+            with rb.connect("line", socket=socket, wait=60) as c:
                 assert [float(c(np.array([n, 1, 2, 3], "uint8"))) for n in range(5)] == [3, 3.5, 4, 4.5, 5]
         finally:
             stop.set()
             for t in threads:
-                t.join(20)
+                t.join(60)
