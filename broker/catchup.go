@@ -207,7 +207,7 @@ func (s *stage) handOn(head uint32, started, finished int64) {
 	r.setState(head, queued)
 	info.stage, info.worker, info.attempts, info.hangs, info.arrived = n, nil, 0, 0, s.loop.now
 	n.touch()
-	if code := n.take(head); code != status.OK {
+	if code := n.take(info); code != status.OK {
 		r.end(head, code, "", false)
 		r.free(head)
 	}

@@ -230,7 +230,9 @@ func (r *ring) readCommit(c *clientSession, e *shm.Commit) error {
 func (r *ring) enter(c *clientSession, e *shm.Commit) {
 	info := r.slot(e.Slot)
 	for _, s := range r.stages {
-		s.recorder.readBefore(c, e)
+		if s.recorder != nil {
+			s.recorder.readBefore(c, e)
+		}
 	}
 	info.gen, info.commit, info.client, info.stage, info.attempts, info.hangs = e.Gen, *e, c, r.stages[0], 0, 0
 	info.commit.Rows = r.rowsOf(e)
@@ -247,7 +249,7 @@ func (r *ring) enter(c *clientSession, e *shm.Commit) {
 	if r.whole != nil {
 		r.whole.requests++
 	}
-	if code := r.stages[0].arrive(e.Slot, e.Rows); code != status.OK {
+	if code := info.stage.arrive(info, e.Rows); code != status.OK {
 		r.end(e.Slot, code, "", false)
 		r.free(e.Slot)
 	}

@@ -206,7 +206,7 @@ func (s *stage) orphan(q mailed, p *mail, taken bool) int {
 	if taken {
 		info.attempts++
 	}
-	if info.attempts >= s.settings.MaxAttempts || info.hangs >= maxHangs {
+	if int(info.attempts) >= s.settings.MaxAttempts || info.hangs >= maxHangs {
 		reason := fmt.Sprintf("%d workers died running this request", info.attempts)
 		if info.hangs >= maxHangs {
 			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v", info.hangs, s.settings.Lease)
@@ -219,6 +219,6 @@ func (s *stage) orphan(q mailed, p *mail, taken bool) int {
 	s.stats.requeued++
 	s.ring.setState(q.head, queued)
 	info.worker = nil
-	s.batcher.Requeue(batcher.Time(s.loop.now), s.request(q.head))
+	s.batcher.Requeue(batcher.Time(s.loop.now), s.request(info))
 	return 1
 }

@@ -82,9 +82,6 @@ func (r *ring) wantTimes(on bool) {
 
 // readBefore reads of the request that was in a commit's slot before.
 func (r *recorder) readBefore(c *clientSession, e *shm.Commit) {
-	if r == nil {
-		return
-	}
 	if i := int(c.ring.slot(e.Slot).traced); i < len(r.requests) {
 		if q := &r.requests[i]; q.client == c && q.slot == e.Slot && q.gen == e.Gen-1 {
 			r.readTimes(q)

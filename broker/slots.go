@@ -31,11 +31,17 @@ const (
 
 func (s slotState) String() string { return [...]string{"idle", "queued", "running", "held"}[s] }
 
-// slotInfo is kept for every slot; the request's books are at its first slot.
+// slotInfo is kept for every slot; the request's books are at its first slot. It
+// is what a loop reads and writes most of a request, so it is packed: two lines of
+// the cache.
 type slotInfo struct {
-	state slotState
-	head  uint32 // first slot of the request that this slot is part of; not for idle
-	gen   uint32 // generation of the last accepted commit that began here
+	state    slotState
+	attempts uint8  // workers that its request was given to and that died of it; max_attempts is at most 100
+	hangs    uint8  // those of them that outlived their lease with it
+	unserved bool   // the reason on the board is ours, and of the request before
+	head     uint32 // first slot of the request that this slot is part of; not for idle
+	gen      uint32 // generation of the last accepted commit that began here
+	traced   int32  // place in the recording of the request before; see recorder.readBefore
 
 	// Of a request that begins here:
 	commit     shm.Commit
@@ -45,10 +51,6 @@ type slotInfo struct {
 	batch      uint64         // running, held
 	arrived    int64          // at its stage
 	dispatched int64
-	attempts   int   // workers it was given to that died of it
-	hangs      int   // those of them that outlived their lease with it
-	unserved   bool  // the reason on the board is ours, and of the request before
-	traced     int32 // place in the recording of the request before; see recorder.readBefore
 }
 
 // chunkSlots is how many slots' books are made at once. A ring may be declared

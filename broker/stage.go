@@ -150,11 +150,10 @@ func (s *stage) cancelSome(c *clientSession, most int) (n int, out bool) {
 // maxClockSkew bounds how far back a commit may claim to have happened.
 const maxClockSkew = time.Second
 
-// arrive takes the request at head into the queue, or says why not. rows is
-// what its client asked for.
-func (s *stage) arrive(head, rows uint32) status.Code {
-	info, now := s.ring.slot(head), s.loop.now
-	e := &info.commit
+// arrive takes a request into the queue, or says why not. rows is what its
+// client asked for.
+func (s *stage) arrive(info *slotInfo, rows uint32) status.Code {
+	e, now := &info.commit, s.loop.now
 	// A commit from the future, or from long ago, would bend the wait time of
 	// others; the client's clock is ours, so this is only damage.
 	e.Committed = min(max(e.Committed, now-int64(maxClockSkew)), now)
@@ -174,7 +173,7 @@ func (s *stage) arrive(head, rows uint32) status.Code {
 		s.arrived = now
 		return code
 	}
-	return s.take(head)
+	return s.take(info)
 }
 
 // refuses says why the stage cannot take such a request, whatever waits in it.
@@ -188,43 +187,47 @@ func (s *stage) refuses(e *shm.Commit) status.Code {
 	return status.OK
 }
 
-// take takes the request at head into the queue, from its client or from the
-// stage before, or says why not.
-func (s *stage) take(head uint32) status.Code {
-	info, now := s.ring.slot(head), s.loop.now
+// take takes a request into the queue, from its client or from the stage before,
+// or says why not.
+func (s *stage) take(info *slotInfo) status.Code {
+	e, now := &info.commit, s.loop.now
 	s.stats.requests++
 	s.arrived = now
-	e := &info.commit
 	if at := batcher.DeadlineOf(&s.settings, int(e.Level), batcher.Time(info.arrived), deadlineOf(e)); at != batcher.Never {
 		e.Deadline = int64(at)
 	}
 	if code := s.refuses(e); code != status.OK {
 		return code
 	}
-	return arriveStatus(s.batcher.Arrive(batcher.Time(now), s.request(head)))
+	return arriveStatus(s.batcher.Arrive(batcher.Time(now), s.request(info)))
 }
 
 // withdraw takes a request out of the queue.
 func (s *stage) withdraw(head uint32) { s.batcher.Cancel(batcher.RequestID(head)) }
 
-// request is what the batcher needs to know of the request at head.
-func (s *stage) request(head uint32) batcher.Request {
-	info := s.ring.slot(head)
+// request is what the batcher needs to know of a request.
+func (s *stage) request(info *slotInfo) batcher.Request {
 	dims := s.sizes(info)
 	if s.settings.Ragged {
 		dims = batcher.Dims{} // all sizes are one shape
 	}
 	return batcher.Request{
-		ID: batcher.RequestID(head), Client: batcher.ClientID(info.client.first), Rows: int(info.commit.Rows), Level: int(info.commit.Level),
+		ID: batcher.RequestID(info.head), Client: batcher.ClientID(info.client.first), Rows: int(info.commit.Rows), Level: int(info.commit.Level),
 		Arrived: batcher.Time(info.arrived), Deadline: deadlineOf(&info.commit), Dims: dims, Alone: info.attempts > 0,
 	}
 }
 
 // sizes are those of the variable dimensions of the stage's inputs.
-func (s *stage) sizes(info *slotInfo) (dims batcher.Dims) {
+func (s *stage) sizes(info *slotInfo) batcher.Dims {
 	if !s.ring.isPipeline {
 		return info.commit.Dims
 	}
+	return s.ownSizes(info)
+}
+
+// ownSizes are those of a stage of a pipeline, whose commits have the sizes of
+// all stages. (Apart from sizes, so that the compiler inlines that.)
+func (s *stage) ownSizes(info *slotInfo) (dims batcher.Dims) {
 	for i, from := range s.dims {
 		dims[i] = info.commit.Dims[from]
 	}

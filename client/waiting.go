@@ -22,6 +22,7 @@ import (
 type waiting struct {
 	yields  bool            // see WithYield
 	leading bool            // under link.mu
+	others  int             // looks for which other goroutines of this client are expected to be ready; the leader's
 	usual   time.Duration   // how long a leader waits; the leader's
 	robbed  int             // waits for which a thief is expected; the leader's
 	parker  shm.Parker      // the leader's
@@ -142,7 +143,7 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 			}
 			return nil
 		}
-		if l.wait.yields {
+		if l.wait.yields || l.wait.others > 0 {
 			if letOthersRun(); l.ended(i) {
 				continue
 			}
@@ -175,7 +176,8 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 
 // letOthersRun lets goroutines run that are ready, before the leader parks a
 // thread and perhaps a P. In a busy process the answer has often come by then,
-// and those of others with it, without any wake-up.
+// and those of others with it, without any wake-up. A goroutine that waits alone
+// parks at once: for it a yield is only dear.
 func letOthersRun() {
 	for range mostYields {
 		start := shm.Now()
@@ -189,6 +191,10 @@ func letOthersRun() {
 const (
 	mostYields = 16
 	nobodyRan  = time.Microsecond // a yield that takes less than this found nobody who was ready
+
+	// Those who were woken together with a leader have not run yet when it
+	// waits again: nobody follows it at that moment, but others are there.
+	othersFor = 16 // looks after the last one with a follower
 )
 
 // resign hands the lead on.
@@ -208,13 +214,15 @@ func (l *link) kick() {
 	}
 }
 
-// wakeEnded pokes the followers whose requests have ended.
+// wakeEnded pokes the followers whose requests have ended. Only a leader calls it.
 func (l *link) wakeEnded() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.wait.count == 0 {
+		l.wait.others = max(0, l.wait.others-1)
 		return
 	}
+	l.wait.others = othersFor
 	for w, word := range l.wait.follow {
 		for ; word != 0; word &= word - 1 {
 			i := uint32(w*64 + bits.TrailingZeros64(word))

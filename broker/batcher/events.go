@@ -44,10 +44,8 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	if r.Deadline <= now {
 		return ErrExpired
 	}
-	if b.learner != nil {
-		if b.learner.waits.goal > 0 && b.learner.late(now, &r, b.queuedRows) || b.learner.hopeless(now, &r, b.queuedRows) {
-			return ErrLate
-		}
+	if l := b.learner; l != nil && (l.waits.goal > 0 && l.late(now, &r, b.queuedRows) || r.Deadline != Never && l.hopeless(now, &r, b.queuedRows)) {
+		return ErrLate
 	}
 
 	c := b.client(r.Client)
