@@ -261,12 +261,16 @@ func (r *ring) look(v *view) {
 }
 
 // sum completes the line of a pipeline with what its stages count. Batches are
-// theirs, and so are the workers.
+// theirs, and so are the workers; the rows are those of the first.
 func (m *model) sum(whole stats.Model, stages []stats.Model) stats.Model {
 	whole.Name, whole.Signature, whole.Stages = m.name, m.signature, m.stageNames()
 	whole.MaxBatchSize = m.inForce().MaxBatchSize
 	whole.Learned = stats.Learned{Costs: []stats.LearnedCost{}, Tried: []stats.TriedWait{}}
 	whole.NotReady = ""
+	whole.Rows = stages[0].Rows
+	for i := range whole.Windows {
+		whole.Windows[i].RowsPerS = stages[0].Windows[i].RowsPerS
+	}
 	for i := range stages {
 		s := &stages[i]
 		if i == 0 || s.ReadyWorkers < whole.ReadyWorkers {

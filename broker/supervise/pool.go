@@ -340,7 +340,7 @@ func (s *Supervisor) Promoted(spare, lost int) {
 		p.spare = false
 	}
 	for _, p := range s.procs {
-		if p.life == lost && lost > 0 {
+		if p.lost == lost && lost > 0 {
 			p.spare = true
 		}
 	}

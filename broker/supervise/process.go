@@ -50,6 +50,7 @@ type process struct {
 	spare    bool
 	pid      int // 0 while it does not run
 	life     int // the pid of its present or last life
+	lost     int // the pid of the worker of it that left last
 	state    string
 	since    time.Time
 	restarts int
@@ -167,6 +168,32 @@ func (p *process) endRest(group int, told bool) {
 	for end := time.Now().Add(restTime); left() && time.Now().Before(end); {
 		time.Sleep(restPoll)
 	}
+}
+
+// mostKin bounds how far kinOf looks.
+const mostKin = 8
+
+// kinOf is a process, its process group (a shell runs it), and what started it, as far as
+// our own children: a worker may be started by a process that starts it again itself, in a
+// session of its own (Python's serve, ringbatch torch --processes).
+func kinOf(pid int) []int {
+	kin := []int{pid}
+	if group, err := syscall.Getpgid(pid); err == nil {
+		kin = append(kin, group)
+	}
+	for len(kin) < mostKin {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		v := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // its name may hold anything
+		if len(v) < 2 {
+			break
+		}
+		parent, _ := strconv.Atoi(v[1])
+		if parent <= 1 || parent == os.Getpid() {
+			break
+		}
+		kin, pid = append(kin, parent), parent
+	}
+	return kin
 }
 
 // aliveIn tells whether somebody in a process group runs. The kernel counts

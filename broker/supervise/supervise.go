@@ -18,7 +18,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/ringbatch/ringbatch/stats"
@@ -120,8 +119,8 @@ type Supervisor struct {
 }
 
 type attached struct {
-	group    int // its process group
-	sessions int // one process may serve several models
+	kin      []int // one of which may be ours, see kinOf
+	sessions int   // one process may serve several models
 }
 
 // New makes a supervisor whose workers find their broker at socket.
@@ -260,13 +259,12 @@ func (s *Supervisor) Snapshot() (list []stats.Process, mps string) {
 }
 
 // Attached says that the process with this pid attached to the broker as a
-// worker. It may be one of ours, in the group of one of ours (run by a shell),
-// or none.
+// worker. It may be one of ours, started by one of ours, or none.
 func (s *Supervisor) Attached(pid int) {
-	group, _ := syscall.Getpgid(pid)
+	kin := kinOf(pid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.attached[pid] = attached{group, s.attached[pid].sessions + 1}
+	s.attached[pid] = attached{kin, s.attached[pid].sessions + 1}
 	if p := s.find(pid); p != nil {
 		p.sessions++
 		if !p.came {
@@ -298,7 +296,7 @@ func (s *Supervisor) Left(pid int, withBatch bool) (replace bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p := s.find(pid); p != nil {
-		p.sessions = max(0, p.sessions-1)
+		p.sessions, p.lost = max(0, p.sessions-1), pid
 		replace = !p.spare && !p.told
 		if withBatch {
 			select {
@@ -308,7 +306,7 @@ func (s *Supervisor) Left(pid int, withBatch bool) (replace bool) {
 		}
 	}
 	if a := s.attached[pid]; a.sessions > 1 {
-		s.attached[pid] = attached{a.group, a.sessions - 1}
+		s.attached[pid] = attached{a.kin, a.sessions - 1}
 	} else {
 		delete(s.attached, pid)
 	}
@@ -329,7 +327,7 @@ func (s *Supervisor) Restarts(pid int) int {
 func (s *Supervisor) find(pid int) *process {
 	a, ok := s.attached[pid]
 	for _, p := range s.procs {
-		if ok && (p.life == pid || p.life == a.group) {
+		if ok && slices.Contains(a.kin, p.life) {
 			return p
 		}
 	}

@@ -86,4 +86,7 @@ outputs = ["y:f32[4]"]
 	if out, code := c.run("profile", "line"); code == 0 || !strings.Contains(out, "is a pipeline") {
 		t.Errorf("status %d\n%s", code, out)
 	}
+	if out, _ := c.run("stats", "line"); strings.Contains(out, "no worker") || !strings.Contains(out, "its workers are those of line/first") {
+		t.Errorf("stats of a pipeline whose stage has a worker:\n%s", out)
+	}
 }

@@ -107,6 +107,10 @@ func TestMetricsAreWhatTheBrokerCounts(t *testing.T) {
 	}
 	c.affineWorker()
 	c.ask(200, 4)
+	c.until("the broker has heard of every end", func() bool { // the worker answers first, and tells it then
+		m := c.stats().Models[0]
+		return m.Ended["OK"] == 200 && m.Workers[0].State == "idle"
+	})
 	text, _ := get(t, base+"/metrics")
 	m := c.stats().Models[0]
 	for name, want := range map[string]float64{

@@ -124,7 +124,11 @@ func printModel(m *stats.Model) {
 	w.Flush()
 	printSizes(m)
 	printLearned(m)
-	if len(m.Workers) == 0 {
+	switch {
+	case len(m.Stages) > 0:
+		fmt.Printf("\n  a pipeline: its workers are those of %s\n", strings.Join(m.Stages, ", "))
+		return
+	case len(m.Workers) == 0:
 		fmt.Println("\n  no worker: requests wait until one registers or their deadline passes")
 		return
 	}

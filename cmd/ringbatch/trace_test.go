@@ -33,7 +33,13 @@ const traceCallers = 4
 func (c *cli) trace(file string) (text string) {
 	c.t.Helper()
 	l := c.load(traceCallers)
-	out, code := c.run("trace", "affine", "--seconds", "0.3", "--out", file, "--slowest", "3")
+	out, code := "", 0
+	c.until("enough is recorded", func() bool { // a machine may stand still for so long
+		out, code = c.run("trace", "affine", "--seconds", "0.3", "--out", file, "--slowest", "3")
+		requests := 0
+		_, _ = fmt.Sscanf(out, "%d requests", &requests)
+		return code != 0 || requests >= 10
+	})
 	l.end()
 	if code != 0 || !strings.Contains(strings.Join(strings.Fields(out), " "), "claim fill queue handover compute wake") {
 		c.t.Fatalf("trace: %d\n%s", code, out)

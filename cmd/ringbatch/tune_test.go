@@ -52,15 +52,22 @@ func (x *tuning) tune(args ...string) (string, int) {
 	return x.run(append(append([]string{"tune"}, quick...), args...)...)
 }
 
-// nothingIsLeft checks that all workers have ended, and the private folders too.
-func (x *tuning) nothingIsLeft() {
-	x.t.Helper()
+// workersEnded tells whether all have. Those whose parent is dead are there until
+// init has seen them.
+func (x *tuning) workersEnded() bool {
 	text, _ := os.ReadFile(x.pids)
 	for _, pid := range strings.Fields(string(text)) {
 		if _, err := os.Stat(filepath.Join("/proc", pid)); err == nil {
-			x.t.Errorf("process %s is left", pid)
+			return false
 		}
 	}
+	return true
+}
+
+// nothingIsLeft checks that all workers have ended, and the private folders too.
+func (x *tuning) nothingIsLeft() {
+	x.t.Helper()
+	x.until("all workers have ended", x.workersEnded)
 	if left, _ := os.ReadDir(x.temp); len(left) > 0 {
 		x.t.Errorf("folders are left: %v", left)
 	}
@@ -161,13 +168,5 @@ func TestAnInterruptedTuneLeavesNothingRunningAndKeepsWhatWasMeasured(t *testing
 	p := x.start("tune", "--worker", x.worker(), "--instances", "2", "--profile_time", "1h")
 	x.until("workers have been started", func() bool { return workers() >= 2 })
 	p.Kill()
-	x.until("its workers have ended", func() bool {
-		text, _ := os.ReadFile(x.pids)
-		for _, pid := range strings.Fields(string(text)) {
-			if _, err := os.Stat(filepath.Join("/proc", pid)); err == nil {
-				return false
-			}
-		}
-		return true
-	})
+	x.until("its workers have ended", x.workersEnded)
 }

@@ -103,7 +103,7 @@ func TestARequestGoesThroughAllStagesAndTheirStatisticsTellOfEach(t *testing.T) 
 	c.Close()
 	h.settled()
 	whole := h.model("m")
-	if whole.Requests < 203 || whole.Ended["OK"] != 203 || len(whole.Stages) != 3 || whole.ReadyWorkers != 1 || len(whole.Workers) != 0 {
+	if whole.Requests < 203 || whole.Ended["OK"] != 203 || whole.Rows != 215 || len(whole.Stages) != 3 || whole.ReadyWorkers != 1 || len(whole.Workers) != 0 {
 		t.Errorf("%+v", whole)
 	}
 	for _, name := range whole.Stages {

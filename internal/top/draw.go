@@ -145,6 +145,9 @@ func (v *view) modelTable(width int, models []*stats.Model) (*line, []*line) {
 	for _, m := range models {
 		w := m.Window(windows[v.window])
 		r := row{cells: []string{m.Name, number(w.RequestsPerS), number(w.RowsPerS), millis(w.Latency.P50), millis(w.Latency.P99), number(w.RowsPerBatch), percent(w.Busy), fmt.Sprint(m.QueueLength), percent(ringShare(m)), number(w.FailedPerS), fmt.Sprintf("%d/%d", m.ReadyWorkers, len(m.Workers)), fmt.Sprint(m.Clients)}}
+		if len(m.Stages) > 0 { // whose batches and workers are of its stages
+			r.cells[5], r.cells[6], r.cells[10] = "-", "-", fmt.Sprint(m.ReadyWorkers)
+		}
 		switch {
 		case m.Name == v.chosen:
 			r.style = chosen
