@@ -71,6 +71,7 @@ func New(cfg Config) (_ *Broker, err error) {
 		if err != nil {
 			return nil, err
 		}
+		l.parker.Alone = cfg.Alone
 		b.loops = append(b.loops, l)
 	}
 	b.models = newRegistry(b.epoch, b.loops)

@@ -27,6 +27,7 @@ type Config struct {
 	DrainTime   time.Duration // how long Serve lets accepted requests finish; default 30 s, negative: not at all
 	MaxClients  int           // connections at once; default 4096
 	Loops       int           // goroutines that serve the models, each some of them; default: see DefaultLoops
+	Alone       bool          // the process does little else: loops may keep half of its Ps while they sleep for milliseconds
 	Models      []ModelConfig
 	Aliases     []alias.Alias      // names that stand for models; those need not be there yet
 	Workers     []supervise.Worker // processes to start whose models they declare themselves

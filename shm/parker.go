@@ -2,7 +2,11 @@
 
 package shm
 
-import "time"
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+)
 
 // Parker decides how a thread sleeps in the kernel.
 //
@@ -22,11 +26,21 @@ type Parker struct {
 	// Polite is set where other goroutines of the process have work to do
 	// meanwhile: then it never holds a P.
 	Polite bool
-	long   bool
+	// Alone is set where the process has little else to do than what the
+	// sleeper waits for. Then longer sleeps count as short, while half of
+	// the Ps are free.
+	Alone bool
+	last  time.Duration // how long the last sleep was
 }
+
+// sleepers is how many threads of this process sleep past the scheduler now.
+var sleepers atomic.Int32
 
 const (
 	shortSleep = 200 * time.Microsecond
+	// Between the requests of a network, or on cores that have other things to
+	// do, a broker's loop sleeps for longer than shortSleep, each time.
+	shortSleepAlone = 2 * time.Millisecond
 	// rawSlice ends a sleep that was expected to be short. Not sooner: a
 	// timer that is due before the kernel's next tick has to be programmed
 	// into the hardware, which costs some 3 µs on a virtual machine.
@@ -38,16 +52,28 @@ const (
 // looks whether there is a reason to sleep on.
 func (p *Parker) Sleep(d time.Duration, sleep func(raw bool, d time.Duration)) {
 	start := Now()
-	if p.long || p.Polite {
-		sleep(false, d)
-	} else {
+	if p.goesPast() {
+		sleepers.Add(1)
 		sleep(true, min(d, rawSlice))
+		sleepers.Add(-1)
+	} else {
+		sleep(false, d)
 	}
-	p.slept(time.Duration(Now() - start))
+	p.last = time.Duration(Now() - start)
 }
 
-// slept remembers how long the last sleep was, for the next.
-func (p *Parker) slept(d time.Duration) { p.long = d > shortSleep }
+// goesPast decides whether the next sleep goes past the scheduler.
+func (p *Parker) goesPast() bool {
+	switch {
+	case p.Polite:
+		return false
+	case p.last <= shortSleep:
+		return true
+	case p.Alone && p.last <= shortSleepAlone:
+		return 2*(int(sleepers.Load())+1) <= runtime.GOMAXPROCS(0)
+	}
+	return false
+}
 
 // futex parks until word is no longer seen, or d has passed.
 func (p *Parker) futex(word *uint32, seen uint32, d time.Duration) {

@@ -45,19 +45,43 @@ func TestASleepPastTheSchedulerDoesNotHoldUpGarbageCollection(t *testing.T) {
 }
 
 func TestAParkerGoesPastTheSchedulerOnlyWhileSleepsAreShort(t *testing.T) {
-	var p Parker
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	for _, last := range []struct {
+		alone bool
 		slept time.Duration
 		raw   bool
-	}{{0, true}, {shortSleep, true}, {5 * time.Millisecond, false}, {10 * time.Microsecond, true}} {
-		p.slept(last.slept)
+	}{
+		{false, 0, true}, {false, shortSleep, true}, {false, shortSleepAlone, false}, {false, 5 * time.Millisecond, false},
+		{true, 0, true}, {true, shortSleepAlone, true}, {true, 5 * time.Millisecond, false},
+	} {
+		p := Parker{Alone: last.alone, last: last.slept}
 		p.Sleep(time.Hour, func(raw bool, d time.Duration) {
 			if raw != last.raw {
-				t.Errorf("after a sleep of %v the next goes past the scheduler: %v, want %v", last.slept, raw, last.raw)
+				t.Errorf("after a sleep of %v (alone: %v) the next goes past the scheduler: %v, want %v", last.slept, last.alone, raw, last.raw)
 			}
 			if raw && d > rawSlice {
 				t.Errorf("a sleep past the scheduler may last %v", d)
 			}
 		})
+	}
+}
+
+func TestSleepsOfMillisecondsPastTheSchedulerLeaveHalfOfThePsToOthers(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+	var sleep func(depth int)
+	sleep = func(depth int) { // one inside the other: as many at once
+		p := Parker{Alone: true, last: shortSleepAlone}
+		p.Sleep(time.Hour, func(raw bool, _ time.Duration) {
+			if want := depth < 2; raw != want {
+				t.Errorf("beside %d sleepers another goes past the scheduler: %v, want %v", depth, raw, want)
+			}
+			if depth < 3 {
+				sleep(depth + 1)
+			}
+		})
+	}
+	sleep(0)
+	if n := sleepers.Load(); n != 0 {
+		t.Errorf("%d sleep on", n)
 	}
 }

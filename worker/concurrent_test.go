@@ -215,8 +215,8 @@ func TestABrokerThatGoesWhileBatchesRunIsAttachedToAgain(t *testing.T) {
 	held := r.commit(1)
 	<-entered
 	r.restart(sig)
+	ends(t, held[0], client.ErrBrokerGone) // before an answer can come
 	close(open)
-	ends(t, held[0], client.ErrBrokerGone)
 	askMany(t, r, 2, 2, 20)
 	cancel()
 	if err := <-served; err != nil {

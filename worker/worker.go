@@ -41,6 +41,11 @@ type Config struct {
 	// is not there at first.
 	WaitForBroker time.Duration
 
+	// Alone says that the process does little but serve this model: then a
+	// worker that waits for milliseconds between batches may keep one of
+	// several Ps meanwhile, which makes it wake sooner and cost less.
+	Alone bool
+
 	// Pad asks for batches padded to PadTo rows ("fixed"), or to the next
 	// preferred size ("preferred"). Padding rows are zero, private, and never
 	// answered.
@@ -123,6 +128,7 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 	w := &Worker{
 		session: s,
 		pads:    cfg.Pad != "",
+		parker:  shm.Parker{Alone: cfg.Alone},
 		mail:    shm.NewMailbox(s.Words, s.Info.Depth, s.Info.MaxBatch),
 		done:    shm.Producer[shm.Done]{Ring: shm.DoneRing(s.Words, s.Info.Depth)},
 	}

@@ -47,6 +47,10 @@ static int attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupte
 			rb_put_signature(&w, &c->layout);
 		status = rb_attach_begin(&c->pending, c->socket, deadline, &w, false, -1);
 		free(w.data);
+		if (status != RB_ERR_TIMEOUT)
+			c->unbegun = 0;
+		else if (!c->unbegun)
+			c->unbegun = rb_now();
 	}
 	if (!status)
 		status = rb_attach_end(&c->pending, deadline, &s, interrupted);
@@ -137,7 +141,7 @@ static void attached(rb_conn *c, int status, rb_link *l)
 		rb_link_free(l);
 	} else if (!status) {
 		c->delay = FIRST_RETRY;
-	} else if (status != RB_ERR_TIMEOUT || c->pending.fd < 0) {
+	} else if (status != RB_ERR_TIMEOUT || (c->pending.fd < 0 && rb_now() - c->unbegun > RB_CALL_TIMEOUT)) {
 		snprintf(c->why_text, sizeof c->why_text, "%s", rb_error());
 		c->why = status;
 		c->next_try = rb_now() + c->delay;

@@ -119,6 +119,7 @@ struct rb_conn {
 	bool attaching;     /* a thread is at it; pending is its own */
 	rb_attach pending;
 	int64_t next_try, delay;
+	int64_t unbegun;    /* since when no try has got so far as to ask: this process stood still, or the broker's queue is full; 0: the last one has */
 	int why;            /* it could not attach again; 0 while there is a link */
 	char why_text[512];
 

@@ -30,7 +30,7 @@ func serveModels(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		cfg := worker.Config{Model: s.model, Signature: sig, WaitForBroker: 20 * time.Second, Policy: policy.New(policy.MaxBatchSize(32), policy.WaitTime(0))}
+		cfg := worker.Config{Alone: true, Model: s.model, Signature: sig, WaitForBroker: 20 * time.Second, Policy: policy.New(policy.MaxBatchSize(32), policy.WaitTime(0))}
 		go func() {
 			failed <- worker.Serve(ctx, cfg, func(_ context.Context, b *worker.Batch) error {
 				for i := range b.Rows() {

@@ -6,6 +6,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 // canary measures how late this machine lets a process run that only sleeps:
@@ -31,6 +33,7 @@ func newCanary(ctx context.Context) *canary {
 			c.note(before, time.Since(before)-canaryNap)
 		}
 	}()
+	testbed.WatchCPUs(ctx.Done(), canaryNap, func(began time.Time) { c.note(began, time.Since(began)-canaryNap) })
 	return c
 }
 

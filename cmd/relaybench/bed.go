@@ -263,7 +263,7 @@ func serveLocal(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return worker.Serve(ctx, worker.Config{Model: localKind, Signature: sig, WaitForBroker: 20 * time.Second, Policy: policy.New(policy.MaxBatchSize(producers), policy.WaitTime(0))}, begin)
+	return worker.Serve(ctx, worker.Config{Alone: true, Model: localKind, Signature: sig, WaitForBroker: 20 * time.Second, Policy: policy.New(policy.MaxBatchSize(producers), policy.WaitTime(0))}, begin)
 }
 
 // serveModels is a far host's worker: the answer is the beginning of the input;
@@ -276,7 +276,7 @@ func serveModels(ctx context.Context) error {
 			failed <- err
 			return
 		}
-		failed <- worker.Serve(ctx, worker.Config{Model: name, Signature: sig, WaitForBroker: 20 * time.Second, Policy: policy.New(policy.MaxBatchSize(batch), policy.WaitTime(0))}, fn)
+		failed <- worker.Serve(ctx, worker.Config{Alone: true, Model: name, Signature: sig, WaitForBroker: 20 * time.Second, Policy: policy.New(policy.MaxBatchSize(batch), policy.WaitTime(0))}, fn)
 	}
 	go serve("large", batch, fmt.Sprintf("x:u8[%d]", largeBytes), fmt.Sprintf("y:u8[%d]", answer), begin)
 	go serve("small", producers, fmt.Sprintf("x:u8[%d]", smallBytes), fmt.Sprintf("y:u8[%d]", smallBytes), begin)

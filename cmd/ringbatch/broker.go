@@ -95,7 +95,7 @@ func runBroker(ctx context.Context, args []string) error {
 				cfg.DrainTime = -1 // 0 would leave it to the default
 			}
 		}
-		cfg.Logger = log
+		cfg.Logger, cfg.Alone = log, true
 		return cfg, nil
 	}
 	cfg, err := load()

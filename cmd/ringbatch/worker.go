@@ -65,7 +65,7 @@ func runWorker(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	cfg := worker.Config{Model: *name, Signature: m.Signature, Socket: *socket, Name: *kind, Depth: *depth, Weight: *weight, Pad: *pad, PadTo: *padTo}
+	cfg := worker.Config{Alone: true, Model: *name, Signature: m.Signature, Socket: *socket, Name: *kind, Depth: *depth, Weight: *weight, Pad: *pad, PadTo: *padTo}
 	if cfg.Model == "" { // a broker that starts us says what for
 		cfg.Model = cmp.Or(os.Getenv("RINGBATCH_MODEL"), *kind)
 	}

@@ -7,6 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD/build/interop
 mkdir -p "$root"
+export PIP_RETRIES=10 PIP_DEFAULT_TIMEOUT=60 # a network that stalls for a while
 
 # tritonclient, the newest for this Python.
 want="tritonclient[all]==2.73.0 pytest==9.1.1 kubernetes-validate==1.37.0 jsonschema==4.26.0 pyyaml==6.0.3"

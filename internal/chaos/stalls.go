@@ -3,11 +3,10 @@
 package chaos
 
 import (
-	"runtime"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 // stalls remembers when this machine did not run a process that was ready to
@@ -38,36 +37,7 @@ func (s *stalls) watch() {
 			from = s.note(from)
 		}
 	}()
-	var cpus unix.CPUSet
-	if unix.SchedGetaffinity(0, &cpus) != nil {
-		return
-	}
-	for cpu := range 8 * len(cpus) * int(unix.SizeofPtr) {
-		if cpus.IsSet(cpu) {
-			go s.watchCPU(cpu)
-		}
-	}
-}
-
-// watchCPU sees that one CPU stands still: a hypervisor may take it away while
-// the others run.
-func (s *stalls) watchCPU(cpu int) {
-	runtime.LockOSThread() // the thread ends with this goroutine
-	var only unix.CPUSet
-	only.Set(cpu)
-	if unix.SchedSetaffinity(0, &only) != nil {
-		return
-	}
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20) // where it may: other processes are not what it looks for
-	nap := unix.NsecToTimespec(int64(stallTick))
-	for from := time.Now(); ; from = s.note(from) {
-		_ = unix.Nanosleep(&nap, nil)
-		select {
-		case <-s.over:
-			return
-		default:
-		}
-	}
+	testbed.WatchCPUs(s.over, stallTick, func(began time.Time) { s.note(began) })
 }
 
 // note keeps the time since from if it was a stall.

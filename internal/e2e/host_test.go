@@ -22,7 +22,7 @@ import (
 )
 
 // patience is how long anything may take here before it counts as stuck.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // host is a broker process with what belongs to it.
 type host struct {

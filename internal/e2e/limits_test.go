@@ -266,6 +266,9 @@ func TestTheModelsThatAUsersWorkersDeclareAreLimitedByName(t *testing.T) {
 }
 
 func TestRepliesLongerThanAFrameArriveWhole(t *testing.T) {
+	if testing.Short() {
+		t.Skip("megabytes of JSON, which the race detector has nothing to find in")
+	}
 	sizes := make([]uint32, 4096)
 	for i := range sizes {
 		sizes[i] = 1 << 20

@@ -124,9 +124,10 @@ func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 // randomClients come and go, each with many goroutines, until ctx ends.
 func (r *ring) randomClients(ctx context.Context, m testbed.Model, seed, k int64, exp *expected) {
 	rng := rand.New(rand.NewSource(seed*1000 + k))
-	for ctx.Err() == nil {
+	for begun := time.Now(); ctx.Err() == nil; {
 		c := r.dial(client.WithWindow(1 + rng.Intn(24)))
-		life, end := context.WithTimeout(ctx, time.Duration(rng.Intn(150))*time.Millisecond)
+		slow := 1 + time.Since(begun)/(5*time.Second) // on such a machine they live longer
+		life, end := context.WithTimeout(ctx, slow*time.Duration(rng.Intn(150))*time.Millisecond)
 		var in sync.WaitGroup
 		for g := range 1 + rng.Intn(20) {
 			in.Add(1)

@@ -232,13 +232,20 @@ def test_a_coroutine_that_is_closed_gives_its_slot_back(echo):
             pass
 
 
-def test_a_callback_that_exits_does_not_end_the_others(echo, caplog):
+def test_a_callback_that_exits_does_not_end_the_others(socket, caplog):
+    go_on = threading.Event()  # a callback of a future that has ended already runs where it is added
+
+    @rb.worker("leaving", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
+    def worker(batch) -> None:
+        go_on.wait(20)
+
     def leave(_future) -> None:
         raise SystemExit(3)
 
-    with rb.connect("echo", socket=echo, window=4) as m:
+    with serving(worker, socket), rb.connect("leaving", socket=socket, window=8, wait=60) as m:
         for _ in range(5):
             m.submit(x).add_done_callback(leave)
+        go_on.set()
         assert m.submit(x).result(60).shape == (16,)
         deadline = time.monotonic() + 60
         while "SystemExit" not in caplog.text and time.monotonic() < deadline:
