@@ -83,9 +83,10 @@ func WaitForModel() Option { return func(o *options) { o.wait = true } }
 // reading the clock once more per request.
 func WithTiming() Option { return func(o *options) { o.timing = true } }
 
-// WithYield lets other goroutines run before one parks to wait for an answer.
-// It is for servers, where many goroutines are ready at any time; elsewhere it
-// costs more than it saves.
+// WithYield lets other goroutines run before one parks to wait for an answer,
+// also where no others wait on this client, which is when it is done anyway. It
+// is for servers, where many goroutines are ready at any time; elsewhere it costs
+// more than it saves.
 func WithYield() Option { return func(o *options) { o.yields = true } }
 
 // WithMemory replaces shared memory, for tests.

@@ -12,7 +12,8 @@ reading      64 producers with 602,112-byte inputs and a worker that reads them,
 asyncio      32 requests in flight from one process against one at a time
 zero_copy    a 602,112-byte input through request(): the time beyond the assignment, and against a 64-byte input
 writing      64 producers with 602,112-byte inputs and a worker that does nothing, against writing the inputs alone
-worker       rows/s of a Python worker that does nothing, batch 32, from 8 Go producers with 8 in flight each
+worker       rows/s of a Python worker that does nothing, batch 32, from 8 Go producers with 8 in flight each,
+             and the CPU time of a request, which other programs on the machine disturb less
 baseline     64 producers with 602,112-byte inputs and a model that does nothing, against baseline.py
 
 The two sides of a ratio take turns, and the median of the rounds counts: the
@@ -28,6 +29,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -267,29 +269,43 @@ def zero_copy(rounds: int, _go: str) -> dict:
 
 def worker_rate(rounds: int, go: str) -> dict:
     rates, idle = [], []
+    used: dict[str, list[float]] = {"broker": [], "worker": [], "producers": []}
     with python_worker("nothing", (16,), (16,), 0.002, 4096) as w:
         rb.connect("nothing", wait=20).close()
+        broker = rb.stats()["pid"]
         for _ in range(rounds):
+            ended = cpu_of_ended()
             ps = [
                 subprocess.Popen([go, "--model", "nothing", "--seconds", str(SECONDS), "--in_flight", "8"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
                 for _ in range(8)
             ]
             for p in ps:
                 p.stdout.readline()
-            before = cpu_seconds(w.pid)
+            before, broker_before = cpu_seconds(w.pid), cpu_seconds(broker)
             for p in ps:
                 p.stdin.write("go\n")
                 p.stdin.flush()
             results = [json.loads(p.stdout.readline()) for p in ps]
-            idle.append((cpu_seconds(w.pid) - before) / SECONDS)
+            worker_cpu, broker_cpu = cpu_seconds(w.pid) - before, cpu_seconds(broker) - broker_before
             for p in ps:
                 p.wait()
-            rates.append(sum(r["requests"] for r in results) / SECONDS)
+            idle.append(worker_cpu / SECONDS)
+            requests = sum(r["requests"] for r in results)
+            rates.append(requests / SECONDS)
+            for name, cpu in ("broker", broker_cpu), ("worker", worker_cpu), ("producers", cpu_of_ended() - ended):
+                used[name].append(1e6 * cpu / requests)
     stats = {m["name"]: m for m in rb.stats()["models"]}.get("nothing", {})
     return {
         "ratio": statistics.median(rates) / 50_000, "want": ">= 1, that is 50,000 requests/s", "requests_per_s": statistics.median(rates),
+        "cpu_us_per_request": {name: statistics.median(us) for name, us in used.items()},
         "worker_cpus": statistics.median(idle), "cpus": os.cpu_count(), "broker_stats": {k: v for k, v in stats.items() if "batch" in k},
     }  # fmt: skip
+
+
+def cpu_of_ended() -> float:
+    """CPU seconds of the children that have been waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def cpu_seconds(pid: int) -> float:
