@@ -4,12 +4,14 @@ package configfile
 
 import (
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -48,5 +50,15 @@ func TestAliasesAreReadAndWhatIsSavedWinsOverThem(t *testing.T) {
 		if _, err := Parse("[alias]\n" + text); !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", text, err)
 		}
+	}
+}
+
+func TestWhatWasNotScaledIsSavedWithoutItsNumberOfInstances(t *testing.T) {
+	saved := NewSaved(filepath.Join(t.TempDir(), "c.toml"))
+	if err := saved.Save("m", policy.Policy{"wait_time": "1ms"}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(saved.path); err != nil || !strings.Contains(string(text), "wait_time") || strings.Contains(string(text), "instances") {
+		t.Errorf("%v\n%s", err, text)
 	}
 }

@@ -41,7 +41,7 @@ type savedAlias struct {
 
 type savedModel struct {
 	Name      string            `toml:"name"`
-	Instances int               `toml:"instances,omitempty"`
+	Instances int               `toml:"instances,omitzero"`
 	Policy    map[string]string `toml:"policy,omitempty"`
 }
 
