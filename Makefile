@@ -47,10 +47,10 @@ check: ## licence lines, formatting, vet, staticcheck
 	python3 hack/links.py
 
 unit: ## unit and end-to-end tests, across real processes
-	go test ./...
+	go test -timeout 30m ./...
 
 race: ## the same rules under the race detector
-	go test -race -short $(RACE_PACKAGES)
+	go test -timeout 30m -race -short $(RACE_PACKAGES)
 
 bindings: ## the C ABI: a C program that uses every function
 	go test -count=1 ./cbindings/...
