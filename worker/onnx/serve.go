@@ -5,10 +5,7 @@ package onnx
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strconv"
 
-	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -46,10 +43,6 @@ var ErrModel = errors.New("the model cannot be served")
 // Serve loads the file, makes sure that its rows may be batched, warms it up and
 // serves it until ctx ends, as worker.Serve does.
 func Serve(ctx context.Context, cfg Config) error {
-	maxBatch, err := maxBatchSize(cfg.Worker.Policy)
-	if err != nil {
-		return err
-	}
 	if err := loadLibrary(cfg.Library); err != nil {
 		return err
 	}
@@ -58,12 +51,16 @@ func Serve(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer m.close()
-	if maxBatch > 1 && !cfg.NoCheck {
+	settings, err := cfg.Worker.Policy.Resolve(m.signature.Inputs)
+	if err != nil {
+		return err
+	}
+	if settings.MaxBatchSize > 1 && !cfg.NoCheck {
 		if err := m.check(cfg.Tolerance); err != nil {
 			return err
 		}
 	}
-	if err := m.warmUp(ctx, maxBatch); err != nil {
+	if err := m.warmUp(ctx, settings.MaxBatchSize); err != nil {
 		return err
 	}
 	w := cfg.Worker
@@ -77,26 +74,4 @@ func Serve(ctx context.Context, cfg Config) error {
 		cfg.Ready(w)
 	}
 	return worker.Serve(ctx, w, lane.run)
-}
-
-// maxBatchSize is what the policy asks for, or the broker's default.
-func maxBatchSize(p policy.Policy) (int, error) {
-	text, ok := p["max_batch_size"]
-	if !ok {
-		text = defaultOf("max_batch_size")
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		return 0, fmt.Errorf("%w: max_batch_size %q", ErrModel, text)
-	}
-	return n, nil
-}
-
-func defaultOf(key string) string {
-	for _, k := range policy.Keys() {
-		if k.Name == key {
-			return k.Default
-		}
-	}
-	return ""
 }
