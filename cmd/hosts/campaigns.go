@@ -270,7 +270,7 @@ func (c *campaign) judge(o *options, poison int, reports []*report, idle *canary
 
 // When a machine is too busy to judge by the clock.
 const (
-	stoodStill = time.Second           // a process that slept could not run for so long
+	stoodStill = time.Second / 2       // a process that slept could not run for so long: half of what a relay waits for a host
 	busy       = 20 * time.Millisecond // half of what a batch takes
 	mostlyBusy = 0.2                   // of the tenths of seconds
 )
