@@ -260,6 +260,25 @@ func TestLivesThatEndBeforeTheyAttachAreCounted(t *testing.T) {
 	}
 }
 
+func TestAWorkerThatAttachesBeforeItsPidIsKnownIsWaitedForNoLonger(t *testing.T) {
+	child := exec.Command("sleep", "1000")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
+	s := New(slog.Default(), "")
+	p := &process{s: s, name: "quick", cfg: &Worker{}, attached: make(chan struct{}), failed: make(chan struct{}), over: make(chan struct{})}
+	s.procs = append(s.procs, p)
+	s.Attached(child.Process.Pid) // while the goroutine that started it has not come to note its pid
+	p.set("running", child.Process.Pid, "")
+	if err := p.await(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s.Left(child.Process.Pid, false); p.sessions != 0 || s.Restarts(child.Process.Pid) != 0 {
+		t.Fatalf("%d sessions after its only one was over", p.sessions)
+	}
+}
+
 func TestAWorkerThatHasAttachedIsNoFailedStart(t *testing.T) {
 	s := start(t, false, role("worker"))
 	p := s.until("it runs", s.says("msg=working", 1))[0]
