@@ -319,16 +319,19 @@ func (s *Supervisor) RoleOf(pid int) (spare bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.find(pid)
-	if p == nil || !p.spare {
-		return false
-	}
+	return p != nil && p.spare && !p.changesRoles()
+}
+
+// changesRoles has a spare serve instead of a worker that is missing, if there
+// is one. The supervisor's mutex is held.
+func (p *process) changesRoles() bool {
 	for _, missing := range p.pool.procs {
 		if !missing.spare && !missing.told && missing.sessions == 0 {
 			missing.spare, p.spare = true, false
-			return false
+			return true
 		}
 	}
-	return true
+	return false
 }
 
 // Promoted says that a spare has taken the place of a lost worker, whose next

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -265,11 +266,35 @@ func (p *process) set(state string, pid int, why string) {
 	defer p.s.mu.Unlock()
 	p.state, p.pid, p.since = state, pid, time.Now()
 	if pid != 0 {
-		p.life = pid
+		p.begins(pid)
 	}
 	if why != "" {
 		p.lastEnd = why
 	}
+}
+
+// begins begins a life, whose pid is known only now: a worker may have been
+// quicker than we, and have attached already, as nobody's spare (RoleOf). The
+// supervisor's mutex is held.
+func (p *process) begins(pid int) {
+	p.life = pid
+	for _, a := range p.s.attached {
+		if slices.Contains(a.kin, pid) {
+			p.hasAttached(a.sessions)
+		}
+	}
+	if p.spare && p.sessions > 0 {
+		p.changesRoles()
+	}
+}
+
+// hasAttached counts sessions of the present life. The supervisor's mutex is held.
+func (p *process) hasAttached(sessions int) {
+	p.sessions += sessions
+	if !p.came {
+		close(p.attached)
+	}
+	p.came, p.begun, p.failedStarts = true, true, 0
 }
 
 // lifeOver counts lives that ended before they attached.

@@ -114,7 +114,7 @@ func (s *supervised) processes() []stats.Process {
 // until waits for a condition.
 func (s *supervised) until(what string, ok func([]stats.Process) bool) []stats.Process {
 	s.t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		list := s.processes()
 		if ok(list) {
 			return list
@@ -257,6 +257,25 @@ func TestLivesThatEndBeforeTheyAttachAreCounted(t *testing.T) {
 	s.until("it has failed twice", func(p []stats.Process) bool { return len(p) == 1 && p[0].FailedStarts >= 2 && !p[0].Attached })
 	if !s.MayServe("m") || s.MayServe("other") {
 		t.Error("a worker of m that is being started again may serve m, and nothing else")
+	}
+}
+
+func TestAWorkerThatAttachesBeforeItsPidIsKnownIsWaitedForNoLonger(t *testing.T) {
+	child := exec.Command("sleep", "1000")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
+	s := New(slog.Default(), "")
+	p := &process{s: s, name: "quick", cfg: &Worker{}, attached: make(chan struct{}), failed: make(chan struct{}), over: make(chan struct{})}
+	s.procs = append(s.procs, p)
+	s.Attached(child.Process.Pid) // while the goroutine that started it has not come to note its pid
+	p.set("running", child.Process.Pid, "")
+	if err := p.await(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s.Left(child.Process.Pid, false); p.sessions != 0 || s.Restarts(child.Process.Pid) != 0 {
+		t.Fatalf("%d sessions after its only one was over", p.sessions)
 	}
 }
 
