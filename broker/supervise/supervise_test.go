@@ -114,7 +114,7 @@ func (s *supervised) processes() []stats.Process {
 // until waits for a condition.
 func (s *supervised) until(what string, ok func([]stats.Process) bool) []stats.Process {
 	s.t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		list := s.processes()
 		if ok(list) {
 			return list
