@@ -322,13 +322,23 @@ func (s *Supervisor) RoleOf(pid int) (spare bool) {
 	if p == nil || !p.spare {
 		return false
 	}
-	for _, missing := range p.pool.procs {
-		if !missing.spare && !missing.told && missing.sessions == 0 {
-			missing.spare, p.spare = true, false
-			return false
+	missing := p.pool.missing()
+	if missing == nil {
+		return true
+	}
+	missing.spare, p.spare = true, false
+	return false
+}
+
+// missing is a process that should serve and has not attached, nil if there is
+// none. The supervisor's mutex is held.
+func (w *pool) missing() *process {
+	for _, p := range w.procs {
+		if !p.spare && !p.told && p.sessions == 0 {
+			return p
 		}
 	}
-	return true
+	return nil
 }
 
 // Promoted says that a spare has taken the place of a lost worker, whose next

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -266,10 +267,38 @@ func (p *process) set(state string, pid int, why string) {
 	p.state, p.pid, p.since = state, pid, time.Now()
 	if pid != 0 {
 		p.life = pid
+		p.adopt()
 	}
 	if why != "" {
 		p.lastEnd = why
 	}
+}
+
+// adopt counts the workers of a life that attached before we were told of its
+// start. The broker did not know whose they are: a spare among them serves.
+func (p *process) adopt() {
+	for _, a := range p.s.attached {
+		if !slices.Contains(a.kin, p.life) {
+			continue
+		}
+		p.joined(a.sessions)
+		if p.spare {
+			p.spare = false
+			if missing := p.pool.missing(); missing != nil {
+				missing.spare = true
+			}
+		}
+	}
+}
+
+// joined says that a worker of this life has attached, so often. The
+// supervisor's mutex is held.
+func (p *process) joined(sessions int) {
+	p.sessions += sessions
+	if !p.came {
+		close(p.attached)
+	}
+	p.came, p.begun, p.failedStarts = true, true, 0
 }
 
 // lifeOver counts lives that ended before they attached.

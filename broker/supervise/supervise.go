@@ -266,11 +266,7 @@ func (s *Supervisor) Attached(pid int) {
 	defer s.mu.Unlock()
 	s.attached[pid] = attached{kin, s.attached[pid].sessions + 1}
 	if p := s.find(pid); p != nil {
-		p.sessions++
-		if !p.came {
-			close(p.attached)
-		}
-		p.came, p.begun, p.failedStarts = true, true, 0
+		p.joined(1)
 	}
 }
 

@@ -277,6 +277,32 @@ func TestAWorkerThatHasAttachedIsNoFailedStart(t *testing.T) {
 	}
 }
 
+// The thread that starts a process may stand still between that and the books.
+func TestAWorkerThatAttachesBeforeItsStartIsNotedCounts(t *testing.T) {
+	s := New(slog.New(slog.DiscardHandler), "")
+	pid := os.Getpid()
+	lost := &process{s: s, life: -1}
+	p := &process{s: s, life: -1, spare: true, attached: make(chan struct{})}
+	p.pool = &pool{procs: []*process{lost, p}}
+	s.procs = p.pool.procs
+	s.Attached(pid)
+	if s.RoleOf(pid) || p.came {
+		t.Error("a process that nobody knows of is known")
+	}
+	p.set("running", pid, "")
+	select {
+	case <-p.attached:
+	default:
+		t.Error("who waits for it to attach is not told")
+	}
+	if !p.came || p.sessions != 1 || p.spare || !lost.spare {
+		t.Errorf("it counts as %+v", p.snapshot())
+	}
+	if s.Left(pid, false); p.sessions != 0 || len(s.attached) != 0 {
+		t.Errorf("it left, and has %d sessions, %v", p.sessions, s.attached)
+	}
+}
+
 func TestACommandThatDoesNotExistIsReported(t *testing.T) {
 	s := start(t, false, Worker{Command: []string{"/no/such/worker"}})
 	list := s.until("a failed start", func(list []stats.Process) bool { return len(list) == 1 && list[0].LastEnd != "" })
