@@ -319,26 +319,19 @@ func (s *Supervisor) RoleOf(pid int) (spare bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.find(pid)
-	if p == nil || !p.spare {
-		return false
-	}
-	missing := p.pool.missing()
-	if missing == nil {
-		return true
-	}
-	missing.spare, p.spare = true, false
-	return false
+	return p != nil && p.spare && !p.changesRoles()
 }
 
-// missing is a process that should serve and has not attached, nil if there is
-// none. The supervisor's mutex is held.
-func (w *pool) missing() *process {
-	for _, p := range w.procs {
-		if !p.spare && !p.told && p.sessions == 0 {
-			return p
+// changesRoles has a spare serve instead of a worker that is missing, if there
+// is one. The supervisor's mutex is held.
+func (p *process) changesRoles() bool {
+	for _, missing := range p.pool.procs {
+		if !missing.spare && !missing.told && missing.sessions == 0 {
+			missing.spare, p.spare = true, false
+			return true
 		}
 	}
-	return nil
+	return false
 }
 
 // Promoted says that a spare has taken the place of a lost worker, whose next

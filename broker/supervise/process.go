@@ -266,34 +266,30 @@ func (p *process) set(state string, pid int, why string) {
 	defer p.s.mu.Unlock()
 	p.state, p.pid, p.since = state, pid, time.Now()
 	if pid != 0 {
-		p.life = pid
-		p.adopt()
+		p.begins(pid)
 	}
 	if why != "" {
 		p.lastEnd = why
 	}
 }
 
-// adopt counts the workers of a life that attached before we were told of its
-// start. The broker did not know whose they are: a spare among them serves.
-func (p *process) adopt() {
+// begins begins a life, whose pid is known only now: a worker may have been
+// quicker than we, and have attached already, as nobody's spare (RoleOf). The
+// supervisor's mutex is held.
+func (p *process) begins(pid int) {
+	p.life = pid
 	for _, a := range p.s.attached {
-		if !slices.Contains(a.kin, p.life) {
-			continue
+		if slices.Contains(a.kin, pid) {
+			p.hasAttached(a.sessions)
 		}
-		p.joined(a.sessions)
-		if p.spare {
-			p.spare = false
-			if missing := p.pool.missing(); missing != nil {
-				missing.spare = true
-			}
-		}
+	}
+	if p.spare && p.sessions > 0 {
+		p.changesRoles()
 	}
 }
 
-// joined says that a worker of this life has attached, so often. The
-// supervisor's mutex is held.
-func (p *process) joined(sessions int) {
+// hasAttached counts sessions of the present life. The supervisor's mutex is held.
+func (p *process) hasAttached(sessions int) {
 	p.sessions += sessions
 	if !p.came {
 		close(p.attached)

@@ -266,7 +266,7 @@ func (s *Supervisor) Attached(pid int) {
 	defer s.mu.Unlock()
 	s.attached[pid] = attached{kin, s.attached[pid].sessions + 1}
 	if p := s.find(pid); p != nil {
-		p.joined(1)
+		p.hasAttached(1)
 	}
 }
 

@@ -260,6 +260,25 @@ func TestLivesThatEndBeforeTheyAttachAreCounted(t *testing.T) {
 	}
 }
 
+func TestAWorkerThatAttachesBeforeItsPidIsKnownIsWaitedForNoLonger(t *testing.T) {
+	child := exec.Command("sleep", "1000")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
+	s := New(slog.Default(), "")
+	p := &process{s: s, name: "quick", cfg: &Worker{}, attached: make(chan struct{}), failed: make(chan struct{}), over: make(chan struct{})}
+	s.procs = append(s.procs, p)
+	s.Attached(child.Process.Pid) // while the goroutine that started it has not come to note its pid
+	p.set("running", child.Process.Pid, "")
+	if err := p.await(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s.Left(child.Process.Pid, false); p.sessions != 0 || s.Restarts(child.Process.Pid) != 0 {
+		t.Fatalf("%d sessions after its only one was over", p.sessions)
+	}
+}
+
 func TestAWorkerThatHasAttachedIsNoFailedStart(t *testing.T) {
 	s := start(t, false, role("worker"))
 	p := s.until("it runs", s.says("msg=working", 1))[0]
@@ -274,32 +293,6 @@ func TestAWorkerThatHasAttachedIsNoFailedStart(t *testing.T) {
 	p = s.until("it was started again", func(p []stats.Process) bool { return p[0].Restarts == 1 && p[0].Pid != 0 })[0]
 	if p.FailedStarts != 0 || !p.Attached {
 		t.Errorf("one that had attached: %+v", p)
-	}
-}
-
-// The thread that starts a process may stand still between that and the books.
-func TestAWorkerThatAttachesBeforeItsStartIsNotedCounts(t *testing.T) {
-	s := New(slog.New(slog.DiscardHandler), "")
-	pid := os.Getpid()
-	lost := &process{s: s, life: -1}
-	p := &process{s: s, life: -1, spare: true, attached: make(chan struct{})}
-	p.pool = &pool{procs: []*process{lost, p}}
-	s.procs = p.pool.procs
-	s.Attached(pid)
-	if s.RoleOf(pid) || p.came {
-		t.Error("a process that nobody knows of is known")
-	}
-	p.set("running", pid, "")
-	select {
-	case <-p.attached:
-	default:
-		t.Error("who waits for it to attach is not told")
-	}
-	if !p.came || p.sessions != 1 || p.spare || !lost.spare {
-		t.Errorf("it counts as %+v", p.snapshot())
-	}
-	if s.Left(pid, false); p.sessions != 0 || len(s.attached) != 0 {
-		t.Errorf("it left, and has %d sessions, %v", p.sessions, s.attached)
 	}
 }
 
