@@ -33,7 +33,7 @@ func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 
 	c.write(strings.Replace(c.served(3, 1, 0), `"--scale"`, `"--no_such_flag"`, 1))
 	broken := c.takesOver()
-	if err := broken.Wait(time.Minute); err == nil || !strings.Contains(broken.Log(), "left alone") {
+	if err := broken.Wait(patience); err == nil || !strings.Contains(broken.Log(), "left alone") {
 		t.Errorf("a broker whose worker does not start: %v\n%s", err, broken.Log())
 	}
 	answersGoOn("the old broker still answers")
@@ -60,7 +60,7 @@ func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 		return true
 	})
 	c.until("the new worker answers", func() bool { return l.last.Load() == 3 || t.Failed() })
-	if err := old.Wait(time.Minute); err != nil {
+	if err := old.Wait(patience); err != nil {
 		t.Errorf("the old broker: %v\n%s", err, old.Log())
 	}
 	if out, code := c.run("restart", "affine"); code != 0 { // the next process finds it at its usual place
