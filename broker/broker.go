@@ -178,7 +178,7 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 			return err
 		case <-look.C:
 			for _, l := range b.loops {
-				l.post(func() { l.endUnserved(b.super.MayServe) })
+				l.post(func() { l.endUnserved(b.cfg.WorkerGrace, b.super.MayServe) })
 			}
 		case <-over:
 			if len(drained) == left { // there was no time, and none was needed
