@@ -62,7 +62,7 @@ type Broker struct {
 
 // Ping returns who serves the socket, once its loops have answered: it lives.
 func (c *Client) Ping(ctx context.Context) (Broker, error) {
-	rep, err := c.call(ctx, &control.Request{Op: control.OpPing})
+	rep, err := c.ask(ctx, &control.Request{Op: control.OpPing})
 	if err != nil {
 		return Broker{}, err
 	}
@@ -87,7 +87,7 @@ func (c *Client) Models(ctx context.Context) ([]Model, error) {
 }
 
 func (c *Client) models(ctx context.Context) ([]Model, *control.Reply, error) {
-	rep, err := c.call(ctx, &control.Request{Op: control.OpModels})
+	rep, err := c.ask(ctx, &control.Request{Op: control.OpModels})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -120,7 +120,7 @@ func (c *Client) Stats(ctx context.Context) (*stats.Broker, error) {
 // StatsJSON is Stats as the broker sent it: a newer broker may count more than
 // package stats of this build knows.
 func (c *Client) StatsJSON(ctx context.Context) ([]byte, error) {
-	rep, err := c.call(ctx, &control.Request{Op: control.OpStats})
+	rep, err := c.ask(ctx, &control.Request{Op: control.OpStats})
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func (c *Client) StatsJSON(ctx context.Context) ([]byte, error) {
 // Batches are the batches of a model that workers have finished since the first
 // so many, as far as the broker remembers them.
 func (c *Client) Batches(ctx context.Context, model string, since uint64) (*stats.Batches, error) {
-	rep, err := c.call(ctx, &control.Request{Op: control.OpBatches, Model: model, Since: since})
+	rep, err := c.ask(ctx, &control.Request{Op: control.OpBatches, Model: model, Since: since})
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +143,7 @@ func (c *Client) Batches(ctx context.Context, model string, since uint64) (*stat
 
 // Trace records what happens to the requests of a model for so long.
 func (c *Client) Trace(ctx context.Context, model string, d time.Duration) (*stats.Trace, error) {
-	rep, err := c.call(ctx, &control.Request{Op: control.OpTrace, Model: model, Millis: int(d.Milliseconds())})
+	rep, err := c.ask(ctx, &control.Request{Op: control.OpTrace, Model: model, Millis: int(d.Milliseconds())})
 	if err != nil {
 		return nil, err
 	}
@@ -183,10 +183,11 @@ func (c *Client) Scale(ctx context.Context, model string, instances int, save bo
 	return err
 }
 
-// HandOver has the broker give its socket up for another one, which may then
-// be started, and drain: it finishes what it has accepted, and ends.
+// HandOver has the broker give its socket up for another one, and drain: it
+// finishes what it has accepted, and ends. Until the other one has put its own
+// socket into that place, those who come wait here, for ten seconds at most.
 func (c *Client) HandOver(ctx context.Context) error {
-	_, err := c.call(ctx, &control.Request{Op: control.OpHandOver})
+	_, err := c.call(ctx, &control.Request{Op: control.OpHandOver, Replaces: true})
 	return err
 }
 
@@ -196,7 +197,7 @@ func (c *Client) HandOver(ctx context.Context) error {
 // another broker, after a restart, is always another one.
 func (c *Client) Changed(ctx context.Context, since uint64) (now uint64, err error) {
 	for {
-		rep, err := c.call(ctx, &control.Request{Op: control.OpWatch, Since: since})
+		rep, err := c.ask(ctx, &control.Request{Op: control.OpWatch, Since: since})
 		if err != nil {
 			return 0, err
 		}
@@ -204,6 +205,12 @@ func (c *Client) Changed(ctx context.Context, since uint64) (now uint64, err err
 			return rep.Changes, nil
 		}
 	}
+}
+
+// ask is call for what changes nothing: it may be asked again, so a broker that is
+// being replaced is no error.
+func (c *Client) ask(ctx context.Context, req *control.Request) (*control.Reply, error) {
+	return attach.Ask(ctx, c.socket, req)
 }
 
 func (c *Client) call(ctx context.Context, req *control.Request) (*control.Reply, error) {

@@ -17,7 +17,7 @@ type Alias struct {
 
 // Aliases lists the broker's aliases, sorted by name.
 func (c *Client) Aliases(ctx context.Context) ([]Alias, error) {
-	rep, err := c.call(ctx, &control.Request{Op: control.OpModels})
+	rep, err := c.ask(ctx, &control.Request{Op: control.OpModels})
 	if err != nil {
 		return nil, err
 	}

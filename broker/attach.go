@@ -3,6 +3,7 @@
 package broker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -39,9 +40,12 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 	a, err := b.attach(p, req, &offer)
 	if err != nil {
 		p.discard()
-		if a != nil && errors.Is(err, errNeedsDevice) {
+		switch {
+		case a != nil && errors.Is(err, errNeedsDevice):
 			b.send(a.reply)
-		} else {
+		case errors.Is(err, status.ErrDraining) && b.awaitSuccessor(context.Background()):
+			// We hang up, and the peer finds the other broker.
+		default:
 			b.refuse(err)
 		}
 		return

@@ -150,6 +150,15 @@ func (b *Broker) Serve(ctx context.Context) error {
 	case err := <-failed:
 		return err
 	}
+	if err := b.drain(drained, failed); err != nil {
+		return err
+	}
+	b.awaitSuccessor(ctx)
+	return nil
+}
+
+// drain has the loops finish what was accepted.
+func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 	b.log.Info("draining")
 	b.models.drain()
 	for _, l := range b.loops {
@@ -220,11 +229,11 @@ func (b *Broker) release() {
 	if b.listener != nil {
 		b.listener.close()
 	}
+	b.conns.close() // first: who is just attaching touches a ring
+	b.refusals.close()
 	for _, l := range b.loops {
 		l.releaseRings()
 	}
-	b.conns.close()
-	b.refusals.close()
 	for _, l := range b.loops {
 		l.close()
 	}

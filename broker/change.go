@@ -83,12 +83,25 @@ func (b *Broker) takeOver(ctx context.Context) error {
 // handOver gives the socket and its lock up, so that another broker can have
 // them, and has Serve drain: what was accepted finishes here. Clients and
 // workers are disconnected after it, and find the other broker.
-func (b *Broker) handOver() {
+func (b *Broker) handOver(replaced bool) {
 	b.handed.Do(func() {
 		b.log.Info("another broker takes over: the socket is given up")
 		b.models.drain()
 		b.super.LeaveMPS()
-		b.listener.giveUp()
+		b.listener.giveUp(replaced)
 		close(b.handedTo)
 	})
+}
+
+// awaitSuccessor returns true once another broker has the socket that it asked for, or
+// could have had it; false at once if none has asked.
+func (b *Broker) awaitSuccessor(ctx context.Context) bool {
+	if !b.listener.given.Load() {
+		return false
+	}
+	select {
+	case <-b.listener.taken:
+	case <-ctx.Done():
+	}
+	return true
 }

@@ -328,7 +328,7 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 			rep.Stats, err = json.Marshal(&s)
 		}
 	case control.OpHandOver:
-		b.handOver()
+		b.handOver(req.Replaces)
 	case control.OpAlias:
 		err = b.changeAlias(req)
 	case control.OpRestart, control.OpScale:

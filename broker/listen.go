@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,7 +25,9 @@ type listener struct {
 	path string
 	file os.FileInfo // the socket
 
-	given atomic.Bool // the path is another broker's
+	given  atomic.Bool   // the path is another broker's, or about to be
+	taken  chan struct{} // closed once it is, or nobody has come for it
+	closed sync.Once
 
 	// beside is another name of it, for workers that come before the path is
 	// taken; see Broker.takeOver. Without any it does not stay.
@@ -79,7 +82,7 @@ func listenBeside(path string, openFolder bool) (*listener, error) {
 	if openFolder {
 		mode = 0o666 // the uid list decides then
 	}
-	ln := &listener{UnixListener: l, path: path, beside: beside}
+	ln := &listener{UnixListener: l, path: path, beside: beside, taken: make(chan struct{})}
 	if err = os.Chmod(beside, mode); err == nil {
 		ln.file, err = os.Lstat(beside)
 	}
@@ -183,20 +186,27 @@ func checkFolder(dir string, open bool) error {
 	return nil
 }
 
-// giveUp lets another broker have the path. Nobody can connect here any more
-// once it has, or soon: one of an older release takes no socket that answers.
-func (l *listener) giveUp() {
+// giveUp lets another broker have the path. Until it has, who connects is still
+// heard here, so that nobody finds the path without a broker.
+func (l *listener) giveUp(replaced bool) {
 	l.given.Store(true)
 	_ = l.lock.Close()
+	patience := replaceTime
+	if !replaced {
+		patience = oldReplaceTime
+	}
 	go func() {
-		for end := time.Now().Add(giveUpTime); time.Now().Before(end) && l.isAt(l.path); {
+		for end := time.Now().Add(patience); time.Now().Before(end) && l.isAt(l.path); {
 			time.Sleep(time.Millisecond)
 		}
-		_ = l.UnixListener.Close()
+		l.listensNoMore()
 	}()
 }
 
-const giveUpTime = 50 * time.Millisecond
+const (
+	replaceTime    = 10 * time.Second      // for the other broker to take the path
+	oldReplaceTime = 50 * time.Millisecond // one of an older release takes no socket that answers
+)
 
 // isAt tells whether path still is this socket.
 func (l *listener) isAt(path string) bool {
@@ -210,8 +220,15 @@ func (l *listener) close() {
 		_ = os.Remove(l.path)
 	}
 	_ = os.Remove(l.beside)
-	_ = l.UnixListener.Close()
+	l.listensNoMore()
 	_ = l.lock.Close()
+}
+
+func (l *listener) listensNoMore() {
+	l.closed.Do(func() {
+		_ = l.UnixListener.Close()
+		close(l.taken)
+	})
 }
 
 // peerCred asks the kernel who is at the other end.

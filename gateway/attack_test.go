@@ -52,6 +52,7 @@ func TestACallerOutOfTimeDoesNotMakeTheGatewayUnready(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, nil, m)
 	r.worker(m, double)
+	r.eventually("it is ready", r.g.ready)
 	time.Sleep(2 * lookupInterval) // the broker may be asked again
 	late, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -257,10 +258,21 @@ func TestACallerIsNotSlowWhileItsPartsAreComputed(t *testing.T) {
 	m := modelConfig(t, "rows", []string{"x:f32[256]"}, []string{"y:f32[256]"})
 	r := newRig(t, func(c *Config) {
 		c.Window = 8 // one part at a time
-		c.pace = pace{body: time.Second, answer: patience, idle: patience, sweep: 10 * time.Millisecond, rate: leastRate}
+		watchful(c)
 	}, m)
-	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
-		time.Sleep(200 * time.Millisecond) // eight times
+	r.worker(m, func(ctx context.Context, b *worker.Batch) error { // eight times
+		r.sweep() // it is not late after the last part
+		r.eventually("nothing is expected of the caller", func() error {
+			r.g.web.l.mu.Lock()
+			defer r.g.web.l.mu.Unlock()
+			for c := range r.g.web.l.conns {
+				if c.bodySince.Load() != 0 {
+					return fmt.Errorf("its body is")
+				}
+			}
+			return nil
+		})
+		r.passes(time.Hour)
 		return echo(ctx, b)
 	})
 	body := make([]byte, 64*1024)
@@ -310,12 +322,16 @@ func TestACallerMayHangUpWhileItWaitsForASlot(t *testing.T) {
 func TestAnAnswerThatWaitsForTheOneBeforeItIsNotGivenUp(t *testing.T) {
 	large := modelConfig(t, "large", []string{"x:f32[4]"}, []string{"y:f32[16384]"})
 	slow := doubler(t)
-	r := newRig(t, func(c *Config) {
-		c.pace = pace{body: patience, answer: time.Second, idle: patience, sweep: 10 * time.Millisecond, rate: leastRate}
-	}, large, slow)
+	r := newRig(t, watchful, large, slow)
 	r.worker(large, func(context.Context, *worker.Batch) error { return nil })
 	r.worker(slow, func(ctx context.Context, b *worker.Batch) error {
-		time.Sleep(1500 * time.Millisecond)
+		r.eventually("the answer after this one waits", func() error {
+			if n := r.stats("large").Ended["OK"]; n != 1 {
+				return fmt.Errorf("%d have ended", n)
+			}
+			return nil
+		})
+		r.passes(time.Hour)
 		return double(ctx, b)
 	})
 	s, err := r.client().ModelStreamInfer(soon(t))

@@ -58,7 +58,8 @@ type Config struct {
 	Started        func(httpAddr, grpcAddr net.Addr) // the doors are open
 	Memory         shm.Memory                        // default: shm.Memfd; tests use shm.Heap
 
-	pace pace // tests are in a hurry
+	pace     pace            // tests are in a hurry
+	endDelay <-chan struct{} // and end the DrainDelay when they have seen it
 }
 
 // pace is how long callers may take.
@@ -92,6 +93,7 @@ type Gateway struct {
 	pinged             pinged
 	refusedConnections atomic.Int64
 	sweeps             sweeps
+	awake              *awake
 	collect            seldom
 	date               atomic.Pointer[string] // as HTTP writes it
 }
@@ -112,7 +114,7 @@ func New(cfg Config) (*Gateway, error) {
 	g.callers = &callers{mostRequests: int64(cfg.CallerRequests), mostBytes: int64(cfg.CallerBytes), byName: map[string]*usage{}}
 	g.budget.most = int64(cfg.MaxBufferedBytes)
 	g.health = health.NewServer()
-	g.models = newModels(g)
+	g.models, g.awake = newModels(g), newAwake()
 	g.tellDate(time.Now())
 	var err error
 	if g.secrets, err = loadSecrets(g); err != nil {
@@ -274,7 +276,10 @@ func (g *Gateway) drain(rpc *grpc.Server) error {
 	g.draining.Store(notReady)
 	g.tellHealth()
 	g.log.Info("draining: not ready any more", "delay", g.cfg.DrainDelay, "in_flight", g.inFlight.Load())
-	time.Sleep(g.cfg.DrainDelay)
+	select {
+	case <-time.After(g.cfg.DrainDelay):
+	case <-g.cfg.endDelay:
+	}
 	g.draining.Store(refusing)
 	ctx, cancel := context.WithTimeout(context.Background(), g.cfg.DrainTime)
 	defer cancel()
@@ -332,7 +337,9 @@ func (g *Gateway) sweep(ctx context.Context, listeners ...*listener) {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-t.C:
+		case <-t.C:
+			now := time.Now()
+			awake := g.awake.tick(now)
 			each := func(do func(*listener)) {
 				for _, l := range listeners {
 					if l != nil {
@@ -347,9 +354,9 @@ func (g *Gateway) sweep(ctx context.Context, listeners ...*listener) {
 				continue
 			}
 			last = now
-			each(func(l *listener) { l.sweep(now) })
+			each(func(l *listener) { l.sweep(awake) })
 			g.tellDate(now)
-			g.sweeps.look(g, now)
+			g.sweeps.look(g, awake)
 			g.secrets.reload()
 		}
 	}

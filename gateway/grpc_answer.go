@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -25,7 +24,7 @@ type rpcAnswer struct {
 	inPlace [][]byte // large tensors; tails[i] follows inPlace[i]
 	call    *call    // nil if nothing is in place
 	left    atomic.Int32
-	until   time.Time
+	until   int64 // of awake's
 }
 
 // Tensors below this size are copied into the message. (The transport does not
@@ -146,7 +145,7 @@ func (a *rpcAnswer) marshal() mem.BufferSlice {
 	for _, p := range a.inPlace {
 		size += len(p)
 	}
-	a.until = time.Now().Add(a.g.answerTime(size))
+	a.until = a.g.awake.now() + int64(a.g.answerTime(size))
 	a.g.sweeps.add(a)
 	t := &ticket{a}
 	runtime.AddCleanup(t, (*rpcAnswer).drop, a)
@@ -205,14 +204,14 @@ func (s *sweeps) remove(a *rpcAnswer) {
 
 // look hangs up on those who don't read: only that makes the transport let go
 // of the slots. Of those who have hung up it may have forgotten something.
-func (s *sweeps) look(g *Gateway, now time.Time) {
+func (s *sweeps) look(g *Gateway, now int64) {
 	s.mu.Lock()
 	var slow []*rpcAnswer
 	gone := false
 	for a := range s.answers {
 		if a.conn.gone.Load() {
 			gone = true
-		} else if now.After(a.until) {
+		} else if now > a.until {
 			slow = append(slow, a)
 		}
 	}

@@ -56,7 +56,7 @@ func (s *session) serve() {
 	s.in = bufio.NewReaderSize(s.conn, headBytes)
 	s.body.in = s.in
 	for {
-		s.conn.idleSince.Store(time.Now().UnixNano())
+		s.conn.idleSince.Store(s.door.g.awake.now())
 		if _, err := s.in.Peek(1); err != nil || !s.state.CompareAndSwap(sessionIdle, sessionBusy) {
 			s.conn.Close()
 			return

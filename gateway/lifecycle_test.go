@@ -266,32 +266,34 @@ func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) 
 
 func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.DrainDelay = 2 * time.Second }, m)
+	endDelay := make(chan struct{})
+	r := newRig(t, func(c *Config) { c.DrainDelay, c.endDelay = time.Hour, endDelay }, m)
 	h := newHeld()
 	r.worker(m, h.run)
 	c := r.client()
 	var wg sync.WaitGroup
-	results := make(chan error, 2)
-	wg.Add(2)
-	go func() {
-		defer wg.Done()
+	results := make(chan error, 3)
+	post := func() {
 		if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 200 {
 			results <- fmt.Errorf("HTTP: %d %s", a.status, a.Error)
 		}
-	}()
-	go func() {
-		defer wg.Done()
+	}
+	wg.Go(post)
+	wg.Go(func() {
 		if _, err := c.ModelInfer(soon(t), doubleMessage()); err != nil {
 			results <- err
 		}
-	}()
-	<-h.began
-	r.eventually("both are under way", func() error {
-		if n := r.g.inFlight.Load(); n != 2 {
-			return fmt.Errorf("%d", n)
-		}
-		return nil
 	})
+	underWay := func(want int64) {
+		t.Helper()
+		r.eventually("they are under way", func() error {
+			if n := r.g.inFlight.Load(); n != want {
+				return fmt.Errorf("%d of %d", n, want)
+			}
+			return nil
+		})
+	}
+	underWay(2)
 	idle, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://")) // a connection without a request must not hold it up
 	if err != nil {
 		t.Fatal(err)
@@ -299,7 +301,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	defer idle.Close()
 	stopped := make(chan error, 1)
 	go func() { stopped <- r.stop() }()
-	r.eventually("readiness is false while requests are still taken", func() error {
+	r.eventually("readiness is false", func() error {
 		rep, err := http.Get(r.http + "/v2/health/ready")
 		if err != nil {
 			return err
@@ -310,7 +312,10 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 		}
 		return nil
 	})
-	r.eventually("past the delay it waits for the two", func() error {
+	wg.Go(post)
+	underWay(3) // it was still taken
+	close(endDelay)
+	r.eventually("past the delay it waits for the three", func() error {
 		if n := r.g.draining.Load(); n != refusing {
 			return fmt.Errorf("%d", n)
 		}

@@ -59,6 +59,7 @@ const (
 	hangUpInterval   = 50 * time.Millisecond  // how often callers that have hung up are looked for
 	sweepInterval    = time.Second            // how often slow connections are looked for
 	modelsInterval   = 5 * time.Second        // the broker is asked for its models that often, and when they change
+	brokerPatience   = 2 * time.Second        // the broker may take to answer, twice
 	noBrokerInterval = 250 * time.Millisecond // while there is none
 	lookupInterval   = 100 * time.Millisecond // at most that often because of an unknown model
 )

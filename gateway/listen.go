@@ -69,8 +69,8 @@ func addrPort(a net.Addr) netip.AddrPort {
 
 func (p *peer) address() string { return "address " + p.remote.Addr().Unmap().String() }
 
-// sweep ends what takes too long.
-func (l *listener) sweep(now time.Time) {
+// sweep ends what takes too long. Now is awake's.
+func (l *listener) sweep(now int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for c := range l.conns {
@@ -84,6 +84,8 @@ type conn struct {
 	l    *listener
 	peer peer
 	who  caller // without a token
+
+	// Moments of awake's; 0 is none.
 
 	// Of the body that is being read (HTTP): since when, and what has come.
 	bodySince, bodyGot atomic.Int64
@@ -141,7 +143,7 @@ func (c *conn) Close() error {
 // beginBody and endBody stand around the reading of a body.
 func (c *conn) beginBody(now time.Time) {
 	c.bodyGot.Store(0)
-	c.bodySince.Store(now.UnixNano())
+	c.bodySince.Store(c.l.g.awake.at(now))
 }
 
 func (c *conn) endBody() { c.bodySince.Store(0) }
@@ -149,17 +151,17 @@ func (c *conn) endBody() { c.bodySince.Store(0) }
 // pauseBody stops the body's clock while it is not the caller who keeps us
 // waiting; meanwhile it may hang up.
 func (c *conn) pauseBody() (resume func()) {
-	since, paused := c.bodySince.Swap(0), time.Now()
+	since, paused := c.bodySince.Swap(0), c.l.g.awake.now()
 	return func() {
 		if since != 0 {
-			c.bodySince.Store(since + int64(time.Since(paused)))
+			c.bodySince.Store(since + c.l.g.awake.now() - paused)
 		}
 	}
 }
 
 // beginAnswer and endAnswer stand around the writing of an answer.
 func (c *conn) beginAnswer(now time.Time, size int) {
-	c.answerUntil.Store(now.Add(c.l.g.answerTime(size)).UnixNano())
+	c.answerUntil.Store(c.l.g.awake.at(now) + int64(c.l.g.answerTime(size)))
 }
 
 func (c *conn) endAnswer() { c.answerUntil.Store(0) }
@@ -244,16 +246,16 @@ func (l *listener) closeAll() {
 	}
 }
 
-func (c *conn) sweep(now time.Time) {
-	if since := c.idleSince.Load(); since != 0 && now.Sub(time.Unix(0, since)) > c.l.g.cfg.pace.idle {
+func (c *conn) sweep(now int64) {
+	if since := c.idleSince.Load(); since != 0 && time.Duration(now-since) > c.l.g.cfg.pace.idle {
 		_ = c.SetReadDeadline(time.Unix(1, 0))
 	}
-	if until := c.answerUntil.Load(); until != 0 && now.UnixNano() > until {
+	if until := c.answerUntil.Load(); until != 0 && now > until {
 		c.l.g.log.Warn("a caller does not read its answer, hung up", "address", c.peer.remote)
 		_ = c.SetWriteDeadline(time.Unix(1, 0))
 	}
 	if since := c.bodySince.Load(); since != 0 {
-		took := now.Sub(time.Unix(0, since)) - c.l.g.cfg.pace.body
+		took := time.Duration(now-since) - c.l.g.cfg.pace.body
 		enough := func(got int64) bool {
 			return took <= time.Duration(got)*time.Second/time.Duration(c.l.g.cfg.pace.rate)
 		}

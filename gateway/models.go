@@ -127,9 +127,12 @@ func (m *models) refresh(ctx context.Context) {
 
 // ask asks the broker. The caller holds asking.
 func (m *models) ask(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	list, aliases, err := m.g.admin.ModelsAndAliases(ctx)
+	var list []admin.Model
+	var aliases []admin.Alias
+	err := askTwice(ctx, func(ctx context.Context) (err error) {
+		list, aliases, err = m.g.admin.ModelsAndAliases(ctx)
+		return err
+	})
 	m.asked = time.Now()
 	m.broker.Store(&err)
 	defer m.g.tellHealth()
@@ -158,6 +161,22 @@ func (m *models) ask(ctx context.Context) {
 			go k.close()
 		}
 	}
+}
+
+// askTwice asks the broker, which has brokerPatience to answer. Time that passed
+// because this machine stood still says nothing about the broker: it is asked
+// again.
+func askTwice(ctx context.Context, ask func(context.Context) error) (err error) {
+	for range 2 {
+		once, cancel := context.WithTimeout(ctx, brokerPatience)
+		err = ask(once)
+		late := once.Err() != nil
+		cancel()
+		if err == nil || !late || ctx.Err() != nil {
+			break
+		}
+	}
+	return err
 }
 
 // get finds the model that a request for that name and version goes to, and the

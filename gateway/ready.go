@@ -84,9 +84,10 @@ func (g *Gateway) live() error {
 	if time.Since(p.at) < lookupInterval {
 		return p.err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
-	_, p.err = g.admin.Ping(ctx)
+	p.err = askTwice(context.Background(), func(ctx context.Context) error {
+		_, err := g.admin.Ping(ctx)
+		return err
+	})
 	for _, fine := range []error{status.ErrNoBroker, status.ErrBrokerGone, status.ErrDraining} {
 		if errors.Is(p.err, fine) {
 			p.err = nil

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -54,16 +55,39 @@ func TestARelaysRequestsRunInOneBatchAndFailAlone(t *testing.T) {
 	m := modelConfig(t, "m", []string{"x:i32[1]"}, []string{"y:i32[1]"})
 	r := newRig(t, nil, m)
 	var batches atomic.Int32
+	first, carryOn := make(chan struct{}), make(chan struct{})
 	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
-		batches.Add(1)
+		if batches.Add(1) == 1 {
+			close(first)
+			<-carryOn
+		}
 		return picky(ctx, b)
 	})
+	// The worker is busy until the broker has read all the requests: one could
+	// be given to it before the next is read.
+	var before sync.WaitGroup
+	before.Go(func() {
+		if a := r.infer("m", `{"inputs":[{"name":"x","shape":[1,1],"datatype":"INT32","data":[2]}]}`); a.status != 200 {
+			t.Errorf("%d %s", a.status, a.Error)
+		}
+	})
+	<-first
+	go func() {
+		defer close(carryOn)
+		r.eventually("the broker has all four", func() error {
+			if n := r.stats("m").QueueLength; n != 4 {
+				return fmt.Errorf("%d wait", n)
+			}
+			return nil
+		})
+	}()
 	var trailer metadata.MD
-	rep, err := r.client().ModelInfer(soon(t), relayedCall("1;2@9000000;1;1", 2, 4, 6, 7, 8), grpc.Trailer(&trailer))
+	rep, err := r.client().ModelInfer(soon(t), relayedCall("1;2@900000000;1;1", 2, 4, 6, 7, 8), grpc.Trailer(&trailer))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := batches.Load(); n != 1 {
+	before.Wait()
+	if n := batches.Load() - 1; n != 1 {
 		t.Errorf("%d batches, want 1", n)
 	}
 	want := relayedCall("", 2, 4, 6, 8).RawInputContents

@@ -5,7 +5,9 @@ package relay
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,19 +22,8 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
-
-// freePort is one that nobody has at the moment.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
-}
 
 // startEnvoy runs deploy/envoy/envoy.yaml with these gateways.
 func startEnvoy(t *testing.T, addresses ...string) string {
@@ -45,8 +36,8 @@ func startEnvoy(t *testing.T, addresses ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := freePort(t)
-	config := strings.NewReplacer("port_value: 8080", "port_value: "+port, "port_value: 9901", "port_value: "+freePort(t), "address: 0.0.0.0", "address: 127.0.0.1").Replace(string(text))
+	// Ports that are free: Envoy is asked which it got.
+	config := strings.NewReplacer("port_value: 8080", "port_value: 0", "port_value: 9901", "port_value: 0", "address: 0.0.0.0", "address: 127.0.0.1").Replace(string(text))
 	for i, address := range addresses {
 		host, p, _ := net.SplitHostPort(address)
 		old := fmt.Sprintf("address: gpu%d, port_value: 8001", i+1)
@@ -55,11 +46,12 @@ func startEnvoy(t *testing.T, addresses ...string) string {
 		}
 		config = strings.ReplaceAll(config, old, fmt.Sprintf("address: %s, port_value: %s", host, p))
 	}
-	file := filepath.Join(t.TempDir(), "envoy.yaml")
+	dir := t.TempDir()
+	file, admin := filepath.Join(dir, "envoy.yaml"), filepath.Join(dir, "admin")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(binary, "-c", file, "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warn")
+	cmd := exec.Command(binary, "-c", file, "--admin-address-path", admin, "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warn")
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -69,7 +61,34 @@ func startEnvoy(t *testing.T, addresses ...string) string {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	return net.JoinHostPort("127.0.0.1", port)
+	var address string
+	if err := testbed.Eventually(patience, func() (err error) { address, err = listenerOf(admin); return err }); err != nil {
+		t.Fatalf("Envoy does not listen: %v", err)
+	}
+	return address
+}
+
+// listenerOf asks an Envoy, whose administration's address is in a file, where it
+// listens for calls.
+func listenerOf(adminFile string) (string, error) {
+	admin, err := os.ReadFile(adminFile)
+	if err != nil {
+		return "", err
+	}
+	rep, err := http.Get("http://" + string(admin) + "/listeners")
+	if err != nil {
+		return "", err
+	}
+	defer rep.Body.Close()
+	text, err := io.ReadAll(rep.Body)
+	if err != nil {
+		return "", err
+	}
+	_, address, ok := strings.Cut(strings.TrimSpace(string(text)), "inference::")
+	if !ok {
+		return "", fmt.Errorf("its listeners are %q", text)
+	}
+	return address, nil
 }
 
 func TestAHostThatDiesBehindEnvoyCostsNoRequest(t *testing.T) {

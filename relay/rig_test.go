@@ -24,7 +24,8 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-const patience = 30 * time.Second
+// patience is for what surely comes, on any machine.
+const patience = 2 * time.Minute
 
 func soon(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -130,10 +131,12 @@ func (l *testLog) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-func (l *testLog) has(text string) bool {
+func (l *testLog) has(text string) bool { return l.count(text) > 0 }
+
+func (l *testLog) count(text string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return strings.Contains(l.text.String(), text)
+	return strings.Count(l.text.String(), text)
 }
 
 // newLocal starts a broker, and a relay to the hosts.
@@ -160,6 +163,8 @@ func newLocal(t *testing.T, change func(*Config), addresses ...string) *local {
 		}
 		_ = l.broker.Close()
 		if t.Failed() {
+			l.log.mu.Lock()
+			defer l.log.mu.Unlock()
 			t.Log(l.log.text.String())
 		}
 	})

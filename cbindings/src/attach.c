@@ -485,16 +485,13 @@ void rb_session_close(rb_session *s)
 
 #define MAX_STATS (256u << 20)
 
-int rb_stats(const char *socket, int64_t timeout, char **json)
+static int ask_stats(const char *socket, int64_t deadline, char **json)
 {
 	char path[4096];
 	rb_writer w = {0};
 	rb_attach a;
 	rb_frame f = {0};
 	reply p;
-	if (!json)
-		return rb_missing();
-	int64_t deadline = rb_until(timeout, rb_now());
 	int status = rb_socket_path(socket, path, sizeof path);
 	rb_begin_request(&w, 0, "stats", NULL, NULL);
 	if (!status)
@@ -527,6 +524,17 @@ int rb_stats(const char *socket, int64_t timeout, char **json)
 		free(text);
 	else
 		*json = text;
+	return status;
+}
+
+int rb_stats(const char *socket, int64_t timeout, char **json)
+{
+	if (!json)
+		return rb_missing();
+	int64_t deadline = rb_until(timeout, rb_now());
+	int status = ask_stats(socket, deadline, json);
+	for (int i = 0; status == RB_ERR_BROKER_GONE && i < RB_SUCCESSORS; i++)
+		status = ask_stats(socket, deadline, json);
 	return status;
 }
 

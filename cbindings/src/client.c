@@ -260,6 +260,8 @@ static int first_attach(rb_conn *c, int64_t timeout, bool wait)
 	for (;;) {
 		bool interrupted = false;
 		int status = attach(c, until, &l, &interrupted);
+		for (int i = 0; status == RB_ERR_BROKER_GONE && i < RB_SUCCESSORS; i++)
+			status = attach(c, until, &l, &interrupted);
 		if (!status) {
 			c->inputs = l->session.layout.inputs;
 			c->outputs = l->session.layout.outputs;

@@ -118,6 +118,8 @@ static inline bool rb_is(const char *key, uint32_t bytes, const char *name)
 
 #define RB_MAX_FDS 5
 #define RB_CALL_TIMEOUT (10 * SECOND)
+/* A broker that hangs up instead of answering may have been replaced: so often is who has the socket now asked. */
+#define RB_SUCCESSORS 4
 
 /* Where the broker listens; size bytes of room. */
 int rb_socket_path(const char *given, char *path, size_t size);

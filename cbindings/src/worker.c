@@ -117,6 +117,8 @@ static int attach(const char *model, const char *signature, const rb_worker_opti
 		status = rb_socket_path(o->socket, path, sizeof path);
 	if (!status)
 		status = try_attach(&a, path, until, model, &l, o, -1, NULL, s);
+	for (int i = 0; status == RB_ERR_BROKER_GONE && i < RB_SUCCESSORS; i++)
+		status = try_attach(&a, path, until, model, &l, o, -1, NULL, s);
 	if (status == RB_NEEDS_DEVICE)
 		status = offer(&a, path, until, model, &l, o, s);
 	rb_layout_free(&l);

@@ -3,12 +3,16 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
@@ -78,4 +82,45 @@ func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 
 func (c *cli) takesOver() *testbed.Process {
 	return c.start("broker", "--config", c.config, "--log_level", "info", "--take_over")
+}
+
+// Nobody here retries: each moment of a take-over has a broker that answers.
+func TestWhoComesWhileABrokerTakesOverFindsOne(t *testing.T) {
+	c := startCLI(t)
+	var stop atomic.Bool
+	var come sync.WaitGroup
+	a := admin.New("")
+	for what, comes := range map[string]func() error{
+		"dials":           func() error { return dialOnce(t.Context()) },
+		"dials as well":   func() error { return dialOnce(t.Context()) },
+		"asks for stats":  func() error { _, err := a.Stats(t.Context()); return err },
+		"asks for models": func() error { _, err := a.Models(t.Context()); return err },
+		"pings":           func() error { _, err := a.Ping(t.Context()); return err },
+	} {
+		come.Go(func() {
+			for !stop.Load() {
+				if err := comes(); err != nil {
+					t.Errorf("who %s: %v", what, err)
+					return
+				}
+			}
+		})
+	}
+	defer come.Wait()
+	defer stop.Store(true)
+	for range 5 {
+		old := c.broker
+		c.broker = c.takesOver()
+		if err := old.Wait(time.Minute); err != nil {
+			t.Fatalf("the old broker: %v\n%s", err, old.Log())
+		}
+	}
+}
+
+func dialOnce(ctx context.Context) error {
+	cl, err := client.Dial(ctx, "affine")
+	if err != nil {
+		return err
+	}
+	return cl.Close()
 }

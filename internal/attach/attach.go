@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"time"
@@ -106,7 +107,7 @@ func callWith(ctx context.Context, c *net.UnixConn, req *control.Request, offer 
 		if shm.OutOfDescriptors(err) {
 			return nil, nil, fmt.Errorf("%w: it is this process that has none: %v", status.ErrNoDescriptors, err)
 		}
-		return nil, nil, fmt.Errorf("%w: %s: %v", status.ErrBrokerGone, req.Op, err)
+		return nil, nil, fmt.Errorf("%w: %s: %w", status.ErrBrokerGone, req.Op, err)
 	}
 	if rep.Version != control.Version { // whatever it says besides
 		control.CloseFDs(fds)
@@ -118,6 +119,25 @@ func callWith(ctx context.Context, c *net.UnixConn, req *control.Request, offer 
 	}
 	return &rep, fds, nil
 }
+
+// hungUp tells whether the broker ended the connection instead of answering: it
+// has ended, or another one has taken its socket over. Then that one will answer.
+func hungUp(err error) bool {
+	return errors.Is(err, status.ErrBrokerGone) && (errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE))
+}
+
+// Ask is CallOnce for what may be asked twice: if the broker hangs up, who has
+// the socket by then is asked.
+func Ask(ctx context.Context, socket string, req *control.Request) (*control.Reply, error) {
+	rep, err := CallOnce(ctx, socket, req)
+	for try := 0; hungUp(err) && try < successors; try++ {
+		rep, err = CallOnce(ctx, socket, req)
+	}
+	return rep, err
+}
+
+// successors is how many brokers may take over one after the other while one asks.
+const successors = 4
 
 // CallOnce dials, calls and hangs up.
 func CallOnce(ctx context.Context, socket string, req *control.Request) (*control.Reply, error) {
@@ -163,9 +183,17 @@ func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Reque
 	return OpenWith(ctx, socket, mem, nil, req)
 }
 
-// attach is one try, with a descriptor of device memory or -1: a session, or what the
-// broker needs from a worker first.
+// attach asks for a session, with a descriptor of device memory or -1: a session, or
+// what the broker needs from a worker first.
 func attach(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request, offer int) (*Session, *control.DeviceNeed, error) {
+	s, needs, err := tryAttach(ctx, socket, mem, device, req, offer)
+	for try := 0; hungUp(err) && try < successors; try++ {
+		s, needs, err = tryAttach(ctx, socket, mem, device, req, offer)
+	}
+	return s, needs, err
+}
+
+func tryAttach(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request, offer int) (*Session, *control.DeviceNeed, error) {
 	c, err := Dial(ctx, socket)
 	if err != nil {
 		return nil, nil, err

@@ -79,6 +79,9 @@ type Request struct {
 	Save bool `msgpack:"save,omitempty"`
 	// OpAlias: what Model stands for from now on; none: it is no alias any more.
 	Targets []AliasTarget `msgpack:"targets,omitempty"`
+	// OpHandOver: the peer puts its own socket into the place of the broker's, which
+	// may listen until then.
+	Replaces bool `msgpack:"replaces,omitempty"`
 	// OpClient: it attaches again when it reads AttachAgain.
 	Follows bool `msgpack:"follows,omitempty"`
 	// OpClient: it tells the times of its requests while they are recorded.
