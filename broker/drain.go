@@ -17,13 +17,13 @@ const (
 	unservedPoll = 100 * time.Millisecond
 )
 
-// endUnserved ends what waits in models that have no worker and get none. Its
-// callers may send it again, to another broker.
-func (l *loop) endUnserved(mayServe func(model string) bool) {
+// endUnserved ends what waits in models that have had no worker for grace, and get
+// none. Its callers may send it again, to another broker.
+func (l *loop) endUnserved(grace time.Duration, mayServe func(model string) bool) {
 	for r := range l.rings {
 		for _, s := range r.stages {
 			since := max(s.vacant, l.drainSince)
-			if s.present == 0 && s.batcher.Queued() > 0 && l.now >= since+int64(workerGrace) && !mayServe(s.cfg.Name) {
+			if s.present == 0 && s.batcher.Queued() > 0 && l.now >= since+int64(grace) && !mayServe(s.cfg.Name) {
 				s.log.Warn("no worker is there to finish what was accepted: it ends as Draining", "requests", s.batcher.Queued())
 				s.refuseQueued(status.ErrDraining)
 			}

@@ -214,7 +214,7 @@ func (s *Supervisor) environment(p *process) []string {
 	s.mu.Lock()
 	mps, reach := s.mps, s.reach
 	s.mu.Unlock()
-	env := append(os.Environ(), "RINGBATCH_SOCKET="+reach, "RINGBATCH_WORKER_NAME="+p.name)
+	env := append(os.Environ(), "RINGBATCH_SOCKET="+reach, "RINGBATCH_SUPERVISED="+reach, "RINGBATCH_WORKER_NAME="+p.name)
 	if p.model != "" {
 		env = append(env, "RINGBATCH_MODEL="+p.model)
 	}
