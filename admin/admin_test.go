@@ -18,7 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 func soon(t *testing.T) context.Context {
 	t.Helper()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -26,25 +27,37 @@ func TestMain(m *testing.M) {
 // came out, never how fast.
 
 func TestAShortRunReportsEverything(t *testing.T) {
-	dir := t.TempDir()
-	js, svg := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.svg")
-	var out strings.Builder
-	err := Run(t.Context(), strings.Fields("--model_type=affine --worker_num=3 --worker_batch=2 --in_flight=2 --max_batch_size=8 --wait_time=1ms --duration=0.2 --warmup=0.1 --max_windows=3 --json="+js+" --plot="+svg), &out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	svg := filepath.Join(t.TempDir(), "r.svg")
+	out, r := measuredRun(t, "--model_type=affine --worker_num=3 --worker_batch=2 --in_flight=2 --max_batch_size=8 --wait_time=1ms --duration=0.2 --warmup=0.1 --max_windows=3 --plot="+svg)
 	for _, want := range []string{"throughput", "of the bound", "latency, ms", "where the time went", "batch size", "CPU µs/request", "errors         none"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("the report does not say %q:\n%s", want, out.String())
+		if !strings.Contains(out, want) {
+			t.Errorf("the report does not say %q:\n%s", want, out)
 		}
 	}
-	r := written(t, js)
 	if r.Throughput <= 0 || r.ItemsPerS <= r.Throughput || r.Latency.P50 <= 0 || r.RatioToBound <= 0 || r.CPU.Broker <= 0 || r.BatchSize.Avg < 2 {
 		t.Errorf("figures are missing: %+v", r)
 	}
 	if drawing, err := os.ReadFile(svg); err != nil || !strings.Contains(string(drawing), "</svg>") {
 		t.Errorf("no drawing: %v", err)
 	}
+}
+
+// measuredRun is a short run, and what it printed. A machine may stand still for all of
+// its windows: then it is run again.
+func measuredRun(t *testing.T, args string) (printed string, r result) {
+	t.Helper()
+	js := filepath.Join(t.TempDir(), "r.json")
+	for range 20 {
+		var out strings.Builder
+		if err := Run(t.Context(), strings.Fields(args+" --json="+js), &out); err != nil {
+			t.Fatal(err)
+		}
+		printed, r = out.String(), written(t, js)
+		if !slices.Contains(r.Windows, 0) && len(r.BatchSize.Histogram) > 0 && (r.Bound == nil || r.RatioToBound > 0) {
+			break
+		}
+	}
+	return printed, r
 }
 
 // written is what --json left.
@@ -61,16 +74,10 @@ func written(t *testing.T, path string) (r result) {
 }
 
 func TestProducersThatWriteAheadHaveOneRequestInFlight(t *testing.T) {
-	var out strings.Builder
-	js := filepath.Join(t.TempDir(), "r.json")
-	err := Run(t.Context(), strings.Fields("--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --worker_num=3 --max_batch_size=8 --wait_time=1ms --write_ahead --duration=0.2 --warmup=0.1 --max_windows=3 --bound=false --json="+js), &out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s := out.String(); !strings.Contains(s, "the next one written meanwhile") || !strings.Contains(s, "errors         none") {
+	s, r := measuredRun(t, "--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --worker_num=3 --max_batch_size=8 --wait_time=1ms --write_ahead --duration=0.2 --warmup=0.1 --max_windows=3 --bound=false")
+	if !strings.Contains(s, "the next one written meanwhile") || !strings.Contains(s, "errors         none") {
 		t.Error(s)
 	}
-	r := written(t, js)
 	if r.BatchSize.Avg < 1 || r.BatchSize.Avg > 3 || r.Throughput <= 0 {
 		t.Errorf("3 producers with one request in flight each: batches of %v, %v requests/s", r.BatchSize.Avg, r.Throughput)
 	}
@@ -131,7 +138,7 @@ func TestAReportThatCannotBePrintedIsAnError(t *testing.T) {
 	if !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("got %v", err)
 	}
-	if r := written(t, js); r.Requests == 0 {
+	if r := written(t, js); len(r.Windows) == 0 {
 		t.Error("the JSON was not written either")
 	}
 }

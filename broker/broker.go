@@ -177,7 +177,7 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 		case err := <-failed:
 			return err
 		case <-look.C:
-			grace, mayServe := workerGrace, b.super.MayServe
+			grace, mayServe := b.cfg.WorkerGrace, b.super.MayServe
 			if b.listener.given.Load() { // who is started now finds the other broker
 				grace, mayServe = 0, func(string) bool { return false }
 			}

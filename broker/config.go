@@ -25,6 +25,7 @@ type Config struct {
 	Limits      Limits        // how much of the broker one user or process may have
 	OpenFolder  bool          // accept a socket folder that others may enter
 	DrainTime   time.Duration // how long Serve lets accepted requests finish; default 30 s, negative: not at all
+	WorkerGrace time.Duration // how long a drain waits for a worker of a model that has none; default 3 s
 	MaxClients  int           // connections at once; default 4096
 	Loops       int           // goroutines that serve the models, each some of them; default: see DefaultLoops
 	Alone       bool          // the process does little else: loops may keep half of its Ps while they sleep for milliseconds
@@ -60,6 +61,10 @@ const (
 	DefaultDrainTime  = 30 * time.Second
 	DefaultMaxClients = 4096
 
+	// A service manager that signals a whole group ends the workers with the
+	// broker, and those that are started again must be let in.
+	DefaultWorkerGrace = 3 * time.Second
+
 	// A ring of unknown load gets DefaultSlots slots, fewer if they are so
 	// large that it would pass DefaultRingBytes or half of what the broker's
 	// memory cgroup has left, but minBatches full batches in any case. The
@@ -73,6 +78,9 @@ func (c *Config) fill() {
 	c.Socket = control.SocketPath(c.Socket)
 	if c.DrainTime == 0 {
 		c.DrainTime = DefaultDrainTime
+	}
+	if c.WorkerGrace == 0 {
+		c.WorkerGrace = DefaultWorkerGrace
 	}
 	if c.MaxClients == 0 {
 		c.MaxClients = DefaultMaxClients

@@ -8,17 +8,11 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-const (
-	// workerGrace is how long a drain waits for a worker of a model that has
-	// none: a service manager that signals a whole group ends the workers with
-	// the broker, and those that are started again must be let in.
-	workerGrace = 3 * time.Second
-	// unservedPoll is how often it looks for such models.
-	unservedPoll = 100 * time.Millisecond
-)
+// unservedPoll is how often a drain looks for models that have no worker.
+const unservedPoll = 100 * time.Millisecond
 
-// endUnserved ends what waits in models that have had no worker for grace, and get
-// none. Its callers may send it again, to another broker.
+// endUnserved ends what waits in models that have had no worker for grace, and
+// get none. Its callers may send it again, to another broker.
 func (l *loop) endUnserved(grace time.Duration, mayServe func(model string) bool) {
 	for r := range l.rings {
 		for _, s := range r.stages {

@@ -65,8 +65,8 @@ func (s *stage) kill(w *workerSession, why string) {
 
 // deathTime is how long the end of a process may come after the end of its
 // connection. A large core dump or address space is taken down before that
-// connection is.
-const deathTime = time.Second
+// connection is, but the machine may be busy.
+const deathTime = 5 * time.Second
 
 // quarantine gives up on a worker that may still write and cannot be killed:
 // its requests end, their slots stay as they are until it is done or dead.

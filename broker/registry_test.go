@@ -128,7 +128,7 @@ func newEverybody(t *testing.T) *everybody {
 func TestModelsComeAndGoWhileEverybodyAttaches(t *testing.T) {
 	before := openFDs(t)
 	e := newEverybody(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	e.start(ctx)
 	for began := time.Now(); ctx.Err() == nil && (time.Since(began) < time.Second || e.missing() != ""); { // on a slow machine longer
@@ -157,7 +157,7 @@ func TestModelsComeAndGoWhileEverybodyAttaches(t *testing.T) {
 		t.Errorf("%s never happened: %v", what, e.seen)
 	}
 	e.s.end()
-	for end := time.Now().Add(20 * time.Second); openFDs(t) > before && time.Now().Before(end); {
+	for end := time.Now().Add(patience); openFDs(t) > before && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if after := openFDs(t); after > before {

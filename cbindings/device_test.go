@@ -138,7 +138,7 @@ func deviceDescriptors(t *testing.T) (n int) {
 // waitForDescriptors waits until the broker has so many.
 func waitForDescriptors(t *testing.T, want int) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); deviceDescriptors(t) != want; time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); deviceDescriptors(t) != want; time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("the broker has %d descriptors of device memory, want %d", deviceDescriptors(t), want)
 		}

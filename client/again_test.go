@@ -60,7 +60,7 @@ func TestAClientThatCannotAttachAgainSaysWhy(t *testing.T) {
 func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
 	r := newRing(t, plain(t))
 	r.stop()
-	r.broker.Config.DrainTime = patience
+	r.broker.Config.DrainTime, r.broker.Config.WorkerGrace = patience, patience
 	r.start()
 	busy := r.dial()
 	req, err := busy.Claim(soon(t), 1)

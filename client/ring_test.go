@@ -16,7 +16,7 @@ import (
 )
 
 // patience is how long anything may take here before it counts as stuck.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // ring is a broker with one model, "m", in this process.
 type ring struct {

@@ -125,7 +125,11 @@ func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T
 	if err != nil || meta.Name != "m" || !slices.Equal(meta.Versions, []string{"1", "2"}) {
 		t.Errorf("metadata: %v, %v", meta, err)
 	}
-	if rep, err := r.client().ModelReady(soon(t), &oip.ModelReadyRequest{Name: "m"}); err != nil || !rep.Ready {
-		t.Errorf("ready: %v, %v", rep, err)
-	}
+	r.eventually("it is ready", func() error {
+		rep, err := r.client().ModelReady(soon(t), &oip.ModelReadyRequest{Name: "m"})
+		if err == nil && !rep.Ready {
+			err = errors.New("it is not")
+		}
+		return err
+	})
 }

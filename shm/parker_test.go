@@ -39,7 +39,7 @@ func TestASleepPastTheSchedulerDoesNotHoldUpGarbageCollection(t *testing.T) {
 		}
 	}
 	t.Logf("20 collections took %v; the sleep was ended %d times", took, sleeps.Load())
-	if took > 10*time.Second {
+	if took > time.Minute { // each would wait for a whole sleep
 		t.Errorf("20 collections beside a sleep of 20 s took %v", took)
 	}
 }

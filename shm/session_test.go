@@ -116,7 +116,7 @@ func TestNoEntryIsSleptThrough(t *testing.T) {
 		}
 		select {
 		case <-bell:
-		case <-time.After(20 * time.Second):
+		case <-time.After(2 * time.Minute):
 			t.Fatalf("asleep after %d entries, and nobody rang", next)
 		}
 	}
@@ -147,7 +147,7 @@ func TestAMailboxWakesItsWorkerForMailAndForAPoke(t *testing.T) {
 				for next := uint64(0); next < mails; {
 					seen := box.Bell.Load()
 					if box.Tail.Load() == next {
-						box.Wait(&parker, seen, next, time.Minute)
+						box.Wait(&parker, seen, next, time.Hour)
 						continue
 					}
 					mail, reqs := box.At(next)
@@ -162,7 +162,7 @@ func TestAMailboxWakesItsWorkerForMailAndForAPoke(t *testing.T) {
 				if n >= depth {
 					select {
 					case <-taken:
-					case <-time.After(20 * time.Second):
+					case <-time.After(2 * time.Minute):
 						t.Fatalf("the worker sleeps on mail %d", n)
 					}
 				}

@@ -22,7 +22,7 @@ import (
 )
 
 // patience is how long anything may take here before it counts as stuck.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 var sig = tensor.Signature{
 	Inputs:  []tensor.Spec{{Name: "x", DType: tensor.I32, Shape: []int{2}}},

@@ -35,8 +35,8 @@ const (
 	mpsControl     = "nvidia-cuda-mps-control"
 	mpsDefaultPipe = "/tmp/nvidia-mps"
 
-	mpsStartTime = 5 * time.Second // for a daemon to answer
-	mpsStopTime  = 5 * time.Second // for it to end, its workers being gone
+	mpsStartTime = 30 * time.Second // for a daemon to answer
+	mpsStopTime  = 30 * time.Second // for it to end, its workers being gone
 )
 
 // startMPS finds or starts a daemon. It always returns something; what it

@@ -114,7 +114,7 @@ func (s *supervised) processes() []stats.Process {
 // until waits for a condition.
 func (s *supervised) until(what string, ok func([]stats.Process) bool) []stats.Process {
 	s.t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		list := s.processes()
 		if ok(list) {
 			return list
@@ -324,6 +324,26 @@ func TestWorkersEndWithTheirSupervisor(t *testing.T) {
 		}
 	}
 	if log := s.log.String(); strings.Count(log, "killing it") != 1 || strings.Contains(log, "starting it again") {
+		t.Error(log)
+	}
+}
+
+// When the broker hangs up, its workers must know that they are to end.
+func TestWhoStopsTheSupervisorHasToldEveryWorker(t *testing.T) {
+	w := role("worker")
+	w.Instances = 3
+	s := start(t, false, w)
+	list := s.until("they work", s.says("msg=working", 3))
+	s.Stop()
+	s.mu.Lock()
+	for i, p := range s.procs {
+		if p.asked != list[i].Pid {
+			t.Errorf("%s (%d) has not got SIGTERM yet", p.name, list[i].Pid)
+		}
+	}
+	s.mu.Unlock()
+	s.end()
+	if log := s.log.String(); strings.Contains(log, "starting it again") || strings.Contains(log, "killing it") {
 		t.Error(log)
 	}
 }

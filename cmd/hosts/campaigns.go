@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -160,8 +162,7 @@ func (h *host) keepWorker() {
 		if c == nil || c.Process == nil {
 			return
 		}
-		state, err := c.Process.Wait()
-		if err != nil || state.ExitCode() != 66 {
+		if _, err := c.Process.Wait(); err != nil || h.w.ctx.Err() != nil {
 			return
 		}
 		args := h.args["worker"]
@@ -171,52 +172,83 @@ func (h *host) keepWorker() {
 	}
 }
 
+// allowance says when a request may end in some way.
+type allowance int
+
+const (
+	never allowance = iota
+	afterStandstill
+	always
+)
+
+// How requests may end. A machine that stands still has deadlines pass, or makes
+// that they cannot be kept any more, and hosts seem to have died.
+var (
+	innocentEnds = map[string]allowance{
+		endRight:                    always,
+		status.ErrExpired.Name():    afterStandstill,
+		status.ErrOverloaded.Name(): afterStandstill,
+		status.ErrWorkerDied.Name(): afterStandstill,
+	}
+	poisonousEnds = map[string]allowance{
+		status.ErrWorkerDied.Name(): always,
+		status.ErrExpired.Name():    afterStandstill,
+		status.ErrOverloaded.Name(): afterStandstill,
+	}
+)
+
 // judge says whether nothing was lost, and how the throughput came back. What is
 // lost, wrong or answered twice counts on any machine; what came too late counts
 // only where the machine let processes run.
 func (c *campaign) judge(o *options, poison int, reports []*report, idle *canary, struck, mended time.Time) error {
-	ok, ended, wrong, late, excused, poisoned := 0, 0, 0, 0, 0, 0
-	slowest := 0.0
-	failed, why := map[string]int{}, ""
+	late, excused, slowest := 0, 0, 0.0
+	innocent, poisonous, why := map[string]int{}, map[string]int{}, map[string]string{}
 	for _, r := range reports {
-		ok, wrong, late, excused, poisoned, slowest = ok+r.OK, wrong+r.Wrong, late+r.Late, excused+r.Excused, poisoned+r.Poisoned, max(slowest, r.Slowest)
-		ended += r.OK + r.Wrong + r.Poisoned
-		for name, n := range r.Failed {
-			failed[name] += n
-			ended += n
-			why = r.Why[name]
+		late, excused, slowest = late+r.Late, excused+r.Excused, max(slowest, r.Slowest)
+		for end, n := range r.Innocent {
+			innocent[end] += n
 		}
+		for end, n := range r.Poisonous {
+			poisonous[end] += n
+		}
+		maps.Copy(why, r.Why)
 	}
-	sent := o.requests / producerHosts * producerHosts
 	var wrongs, notJudged []string
 	say := func(format string, args ...any) { wrongs = append(wrongs, fmt.Sprintf(format, args...)) }
-	if ended != sent {
-		say("%d of %d requests ended", ended, sent)
+	worst := idle.since(idle.begin)
+	tooLate := 0
+	count := func(what string, got map[string]int, may map[string]allowance) (all int) {
+		for end, n := range got {
+			all += n
+			switch {
+			case may[end] == always:
+			case may[end] == afterStandstill && worst > stoodStill:
+				tooLate += n
+			default:
+				say("%d %s requests: %s (%s)", n, what, end, why[end])
+			}
+		}
+		return all
 	}
-	if wrong > 0 {
-		say("%d wrong answers", wrong)
+	sent := o.requests / producerHosts * producerHosts
+	deadly := 0
+	if poison > 0 {
+		deadly = sent / producerHosts / poison * producerHosts
+	}
+	if n := count("innocent", innocent, innocentEnds); n != sent-deadly {
+		say("%d of %d innocent requests ended", n, sent-deadly)
+	}
+	if n := count("poisonous", poisonous, poisonousEnds); n != deadly {
+		say("%d of %d poisonous requests ended", n, deadly)
 	}
 	if late > 0 {
 		say("%d ended more than %v, and what the machine itself was late, after their deadline", late, graceful)
 	}
-	worst := idle.since(idle.begin)
-	tooLate := 0
-	for _, code := range ofStandstills {
-		tooLate += failed[code.Name()]
-		if worst > stoodStill {
-			delete(failed, code.Name())
-		}
-	}
-	if tooLate > 0 && worst > stoodStill {
+	if tooLate > 0 {
 		notJudged = append(notJudged, fmt.Sprintf("%d came too late, but the machine stood still", tooLate))
 	}
-	if len(failed) > 0 {
-		say("failed: %v (%s)", failed, why)
-	}
-	if want := sent / producerHosts / max(1, poison) * producerHosts; poison > 0 && poisoned != want && (worst <= stoodStill || poisoned+tooLate < want || poisoned > want) {
-		say("%d poisonous inputs failed, want %d", poisoned, want)
-	}
-	text := fmt.Sprintf("%-10s %d requests: %d right, %d wrong, %d late, %d poisoned, slowest %.2f s; a process that sleeps woke up to %d ms late", c.name, sent, ok, wrong, late+excused, poisoned, slowest, worst.Milliseconds())
+	text := fmt.Sprintf("%-10s %d requests: %d right, %d wrong, %d late, %d poisoned, slowest %.2f s; a process that sleeps woke up to %d ms late", c.name, sent,
+		innocent[endRight], innocent[endWrong], late+excused, poisonous[status.ErrWorkerDied.Name()], slowest, worst.Milliseconds())
 	if share, known := c.throughput(reports, struck, mended); known {
 		text += fmt.Sprintf("; from 2 s after the fault on %.0f %% of the healthy hosts' throughput", 100*share)
 		if slow := idle.still(struck.Add(-reference), mended.Add(recovery+reference), busy); slow > mostlyBusy {
@@ -236,13 +268,9 @@ func (c *campaign) judge(o *options, poison int, reports []*report, idle *canary
 	return nil
 }
 
-// ofStandstills are the ends of requests that a machine that stands still causes:
-// their deadlines pass or cannot be kept any more, and hosts seem to have died.
-var ofStandstills = []status.Code{status.ErrExpired, status.ErrOverloaded, status.ErrWorkerDied}
-
 // When a machine is too busy to judge by the clock.
 const (
-	stoodStill = time.Second           // a process that slept could not run for so long
+	stoodStill = time.Second / 2       // a process that slept could not run for so long: half of what a relay waits for a host
 	busy       = 20 * time.Millisecond // half of what a batch takes
 	mostlyBusy = 0.2                   // of the tenths of seconds
 )
@@ -292,7 +320,7 @@ func (c *campaign) throughput(reports []*report, struck, mended time.Time) (floa
 }
 
 func canDelayHere() bool {
-	name := "rbdelay"
+	name := fmt.Sprintf("rb%d-delay", os.Getpid())
 	if ip("netns", "add", name) != nil {
 		return false
 	}

@@ -211,7 +211,7 @@ func (h *host) bootProducer() error {
 	for _, g := range h.w.hosts[:gpuHosts] {
 		to = append(to, g.address+":8001")
 	}
-	_, err := h.start("relay", h.w.binary, "relay", "m", "--to", strings.Join(to, ","), "--wait_for_broker", "20s", "--wait_time", "1ms")
+	_, err := h.start("relay", h.w.binary, "relay", "m", "--to", strings.Join(to, ","), "--wait_for_broker", "120s", "--wait_time", "1ms")
 	return err
 }
 

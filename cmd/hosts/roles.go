@@ -84,7 +84,7 @@ func serveModel(ctx context.Context, r *roleFlags) error {
 			}
 		}
 	}()
-	return worker.Serve(ctx, worker.Config{Model: "m", Signature: sig, WaitForBroker: 20 * time.Second, Policy: policy.New(policy.MaxBatchSize(maxBatch), policy.WaitTime(0), policy.Slots(4096))},
+	return worker.Serve(ctx, worker.Config{Model: "m", Signature: sig, WaitForBroker: 2 * time.Minute, Policy: policy.New(policy.MaxBatchSize(maxBatch), policy.WaitTime(0), policy.Slots(4096))},
 		func(_ context.Context, b *worker.Batch) error {
 			for i := range b.Rows() {
 				in := b.Input(0).Bytes(i)
@@ -100,23 +100,41 @@ func serveModel(ctx context.Context, r *roleFlags) error {
 
 // report is what a producer saw.
 type report struct {
-	OK       int               `json:"ok"`
-	Wrong    int               `json:"wrong"`
-	Late     int               `json:"late"`    // ended more than 100 ms after their deadline, and
-	Excused  int               `json:"excused"` // those of which the machine kept even a sleeping process waiting so long
-	Failed   map[string]int    `json:"failed"`
-	Why      map[string]string `json:"why"`      // the first text of each failure
-	Poisoned int               `json:"poisoned"` // poisonous inputs that failed, as they should
-	Begin    int64             `json:"begin"`    // Unix milliseconds
-	Answers  []int             `json:"answers"`  // in each tenth of a second since
-	Slowest  float64           `json:"slowest"`  // seconds
+	Innocent  map[string]int    `json:"innocent"`  // requests by their ends
+	Poisonous map[string]int    `json:"poisonous"` // and those that kill the worker that runs them
+	Why       map[string]string `json:"why"`       // the first text of each failure
+	Late      int               `json:"late"`      // ended more than 100 ms after their deadline, and
+	Excused   int               `json:"excused"`   // those of which the machine kept even a sleeping process waiting so long
+	Begin     int64             `json:"begin"`     // Unix milliseconds
+	Answers   []int             `json:"answers"`   // in each tenth of a second since
+	Slowest   float64           `json:"slowest"`   // seconds
+}
+
+// Ends of requests that have no status's name.
+const (
+	endRight = "right"
+	endWrong = "wrong"
+)
+
+// endOf names the end of a request.
+func endOf(right bool, err error) string {
+	var code status.Code
+	switch {
+	case errors.As(err, &code):
+		return code.Name()
+	case err != nil:
+		return err.Error()
+	case !right:
+		return endWrong
+	}
+	return endRight
 }
 
 // graceful is how long after its deadline a request may end.
 const graceful = 100 * time.Millisecond
 
 func produce(ctx context.Context, r *roleFlags) error {
-	wait, cancel := context.WithTimeout(ctx, 30*time.Second)
+	wait, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	c, err := client.Dial(wait, "m", client.WithWindow(r.inFlight), client.WaitForModel())
 	if err != nil {
@@ -124,7 +142,7 @@ func produce(ctx context.Context, r *roleFlags) error {
 	}
 	defer c.Close()
 	idle := newCanary(ctx)
-	rep := report{Failed: map[string]int{}, Why: map[string]string{}, Begin: time.Now().UnixMilli()}
+	rep := report{Innocent: map[string]int{}, Poisonous: map[string]int{}, Why: map[string]string{}, Begin: time.Now().UnixMilli()}
 	begin := time.Now()
 	var mu sync.Mutex
 	var next atomic.Int64
@@ -158,21 +176,16 @@ func produce(ctx context.Context, r *roleFlags) error {
 						rep.Excused++
 					}
 				}
-				var code status.Code
-				switch {
-				case poisonous && errors.Is(err, status.ErrWorkerDied):
-					rep.Poisoned++
-				case errors.As(err, &code):
-					rep.Failed[code.Name()]++
-					if rep.Why[code.Name()] == "" {
-						rep.Why[code.Name()] = err.Error()
-					}
-				case err != nil:
-					rep.Failed[err.Error()]++
-				case !right:
-					rep.Wrong++
-				default:
-					rep.OK++
+				end := endOf(right, err)
+				if poisonous {
+					rep.Poisonous[end]++
+				} else {
+					rep.Innocent[end]++
+				}
+				if err != nil && rep.Why[end] == "" {
+					rep.Why[end] = err.Error()
+				}
+				if end == endRight {
 					rep.Answers[len(rep.Answers)-1]++
 				}
 				mu.Unlock()

@@ -45,6 +45,20 @@ func (c *cli) must(args ...string) string {
 	return out
 }
 
+// alias changes one. A version whose worker stands still, with the machine, is not
+// ready and refused until it goes on.
+func (c *cli) alias(args ...string) {
+	c.t.Helper()
+	out, code := "", 0
+	c.until("the alias is changed", func() bool {
+		out, code = c.run(append([]string{"alias"}, args...)...)
+		return code == 0 || !strings.Contains(out, "is not ready")
+	})
+	if code != 0 {
+		c.t.Fatalf("ringbatch alias %s: status %d\n%s", strings.Join(args, " "), code, out)
+	}
+}
+
 // callers are clients of an alias that send requests until they are ended.
 type callers struct {
 	stop    chan struct{}
@@ -122,19 +136,19 @@ func TestAnAliasIsSwitchedUnderLoadWithoutALostRequest(t *testing.T) {
 	c.until("all have the first version", func() bool { return k.count(1) == 10 || t.Failed() })
 	for i := range 10 {
 		to := int64(2 - i%2)
-		c.must("alias", "m", fmt.Sprintf("m@%d", to))
+		c.alias("m", fmt.Sprintf("m@%d", to))
 		c.until("all have the other version", func() bool { return k.count(to) == 10 || t.Failed() })
 	}
 	// A canary: the share is of clients, the oldest stay.
 	for share, want := range map[string]int{"10": 1, "30": 3, "50": 5} {
-		c.must("alias", "m", "m@2="+share, "m@1="+fmt.Sprint(100-atoi(share)))
+		c.alias("m", "m@2="+share, "m@1="+fmt.Sprint(100-atoi(share)))
 		c.until("the share is "+share, func() bool { return k.count(2) == want && k.count(1) == 10-want || t.Failed() })
 		c.until("the statistics tell it", func() bool { // those that moved may not have left yet
 			a := c.stats().Aliases
 			return len(a) == 1 && a[0].To[1] == (stats.AliasTarget{Model: "m@2", SharePercent: float64(atoi(share)), Clients: want})
 		})
 	}
-	c.must("alias", "m", "m@1=90", "m@2=10")
+	c.alias("m", "m@1=90", "m@2=10")
 	c.until("one is the canary", func() bool { return k.count(2) == 1 || t.Failed() })
 	k.end()
 	var sent, answered uint64
@@ -163,7 +177,7 @@ func TestAVersionWithoutWorkersGetsNoClientsWhileAnotherHasSome(t *testing.T) {
 	w := c.start("worker", "--model", "affine", "--name", "m@3", "--scale", "2", "--input", "x:f32[4]")
 	c.must("ready", "m@3", "--wait", "1m")
 	k := c.callers(4)
-	c.must("alias", "m", "m@1=50", "m@3=50")
+	c.alias("m", "m@1=50", "m@3=50")
 	c.until("half have the canary", func() bool { return k.count(2) == 2 || t.Failed() })
 	c.ends(w)
 	c.until("nobody attaches to it", func() bool { return c.stats().Aliases[0].To[1].Clients == 0 })
@@ -193,7 +207,7 @@ func TestAClientFollowsToAnotherSignatureIfItsInputsFit(t *testing.T) {
 	if _, err := eight.Infer(t.Context(), wide); err != nil { // two rows
 		t.Fatal(err)
 	}
-	c.must("alias", "m", "m@wide")
+	c.alias("m", "m@wide")
 	c.until("the client of 8 has moved", func() bool { return eight.Model().Name == "m@wide" })
 	if outs, err := eight.Infer(t.Context(), wide); err != nil || outs[0].Shape[1] != 8 {
 		t.Errorf("8 elements: %v, %v", outs, err)
@@ -215,7 +229,7 @@ func TestAClientFollowsToAnotherSignatureIfItsInputsFit(t *testing.T) {
 	if err := errors.Join(claimed.Commit(t.Context()), claimed.Wait(t.Context()), claimed.Release()); err != nil {
 		t.Errorf("claimed before: %v", err)
 	}
-	c.must("alias", "m", "m@1") // and back
+	c.alias("m", "m@1") // and back
 	c.until("it fits again", func() bool { _, err := four.Infer(t.Context(), wide[:4]); return err == nil })
 	c.until("claim works again", func() bool {
 		r, err := byHand.Claim(t.Context(), 1)
@@ -248,10 +262,10 @@ func TestAnAliasThatCannotBeIsRefusedAndOneThatIsSavedSurvives(t *testing.T) {
 			t.Errorf("ringbatch %s: status %d, want %d and %q\n%s", bad.args, code, bad.code, bad.says, out)
 		}
 	}
-	c.must("alias", "m", "m@2", "--save")
-	c.must("alias", "other", "--remove", "--save")
-	c.must("alias", "third", "m@1=25", "m@2=75", "--save")
-	c.must("alias", "unsaved", "m@1")
+	c.alias("m", "m@2", "--save")
+	c.alias("other", "--remove", "--save")
+	c.alias("third", "m@1=25", "m@2=75", "--save")
+	c.alias("unsaved", "m@1")
 	c.ends(c.broker)
 	c.broker = c.start("broker", "--config", c.config, "--log_level", "warn")
 	c.until("it is up again", func() bool { _, code := c.run("ready", "m", "third"); return code == 0 })
@@ -315,7 +329,7 @@ func TestMetricsAndTheRepositoryIndexTellWhatAnAliasStandsFor(t *testing.T) {
 		`clients{alias="m",model="m@1"}`: 3, `clients{alias="m",model="m@2"}`: 1,
 	})
 	index("1 READY 2 READY ")
-	c.must("alias", "m", "m@2")
+	c.alias("m", "m@2")
 	c.until("all have moved", func() bool {
 		for _, a := range c.stats().Aliases {
 			if a.Name == "m" && len(a.To) == 1 && a.To[0].Clients == 4 {
@@ -332,6 +346,6 @@ func TestMetricsAndTheRepositoryIndexTellWhatAnAliasStandsFor(t *testing.T) {
 	if out, code := c.run("alias", "m", "m@2=50", "m@3=50"); code != 1 {
 		t.Errorf("a version that would not answer: %d\n%s", code, out)
 	}
-	c.must("alias", "m", "m@2=50", "m@3=50", "--force")
+	c.alias("m", "m@2=50", "m@3=50", "--force")
 	index("2 READY 3 UNAVAILABLE ")
 }

@@ -96,7 +96,7 @@ func (c *cli) pids() (list []int) {
 func TestWorkersAreRestartedScaledAndChangedUnderLoadWithoutALostRequest(t *testing.T) {
 	c := startCLI(t)
 	c.reload(c.served(2, 2, 0))
-	if out, code := c.run("ready", "affine", "--wait", "30s"); code != 0 {
+	if out, code := c.run("ready", "affine", "--wait", "2m"); code != 0 {
 		t.Fatal(out)
 	}
 	c.until("both processes run", func() bool { return len(c.stats().Models[0].Workers) == 2 })
@@ -235,13 +235,13 @@ func TestARestartOrADeathOfTheBrokerIsAPauseForThoseWhoRetry(t *testing.T) {
 	c.brokerComesAndGoes("a take-over", func() {
 		old := c.broker
 		c.broker = c.start("broker", "--config", c.config, "--log_level", "warn", "--take_over")
-		if err := old.Wait(time.Minute); err != nil { // by itself, and well
+		if err := old.Wait(patience); err != nil { // by itself, and well
 			t.Errorf("the old broker: %v\n%s", err, old.Log())
 		}
 	})
 	c.brokerComesAndGoes("kill -9", func() {
 		c.broker.Signal(syscall.SIGKILL)
-		_ = c.broker.Wait(time.Minute)
+		_ = c.broker.Wait(patience)
 		again()
 	})
 }

@@ -50,7 +50,7 @@ func runDemo(ctx context.Context, args []string) error {
 		return err
 	}
 	defer stop()
-	ready, done := context.WithTimeout(ctx, 30*time.Second)
+	ready, done := context.WithTimeout(ctx, time.Minute)
 	defer done()
 	if err := admin.New(d.socket).WaitReady(ready, "mlp", "affine"); err != nil {
 		return err

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 func TestTheDemoServesThePageUnderLoadAndLeavesNothingBehind(t *testing.T) {
@@ -43,10 +42,10 @@ func TestTheDemoServesThePageUnderLoadAndLeavesNothingBehind(t *testing.T) {
 		return len(pids) == 3
 	})
 	d.Signal(syscall.SIGINT)
-	if err := d.Wait(time.Minute); err != nil {
+	if err := d.Wait(patience); err != nil {
 		t.Errorf("%v\n%s", err, d.Log())
 	}
 	for _, pid := range pids {
-		c.until(fmt.Sprintf("process %d has ended", pid), func() bool { return syscall.Kill(pid, 0) != nil || stateOf(pid) == "Z" })
+		c.until(fmt.Sprintf("process %d has ended", pid), func() bool { return hasEnded(pid) })
 	}
 }

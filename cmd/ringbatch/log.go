@@ -26,9 +26,13 @@ type logWriter struct {
 }
 
 const (
-	logLines   = 4096
-	logWrite   = 64 << 10    // bytes written at once, about
-	logFlushed = time.Second // how long the end waits for the reader
+	logLines = 4096
+	logWrite = 64 << 10 // bytes written at once, about
+
+	// How long the end waits for the reader: in naps, so that a machine that stood
+	// still for a second is not taken for a reader that does not read.
+	logNaps = 20
+	logNap  = 50 * time.Millisecond
 )
 
 func newLogWriter(w io.Writer, lines int, lostLines func(n int64) string) *logWriter {
@@ -65,15 +69,15 @@ func (l *logWriter) Write(line []byte) (int, error) {
 
 // end writes what is left, if somebody reads it.
 func (l *logWriter) end() {
-	over := time.After(logFlushed)
-	select {
-	case l.lines <- nil:
-	case <-over:
-		return
-	}
-	select {
-	case <-l.ended:
-	case <-over:
+	lines := l.lines
+	for range logNaps {
+		select {
+		case lines <- nil:
+			lines = nil // said once
+		case <-l.ended:
+			return
+		case <-time.After(logNap):
+		}
 	}
 }
 

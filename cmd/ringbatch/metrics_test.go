@@ -42,7 +42,7 @@ func (c *cli) affineWorker() {
 	c.t.Helper()
 	w := c.start("worker", "--model", "affine", "--scale", "2", "--input", "x:f32[4]")
 	c.t.Cleanup(func() { c.ends(w) })
-	if out, code := c.run("ready", "affine", "--wait", "30s"); code != 0 {
+	if out, code := c.run("ready", "affine", "--wait", "2m"); code != 0 {
 		c.t.Fatal(out)
 	}
 }

@@ -23,7 +23,7 @@ func TestOnThePageSettingsAndInstancesAreChangedWithATokenAndSeenInStats(t *test
 	}
 	base := c.gateway("--admin_token_file", file)
 	c.reload(c.served(2, 1, 0) + "[[model]]\nname = \"other\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
-	if out, code := c.run("ready", "affine", "--wait", "30s"); code != 0 {
+	if out, code := c.run("ready", "affine", "--wait", "2m"); code != 0 {
 		t.Fatal(out)
 	}
 	l := c.load(4)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/gateway/console"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // browse loads a page in a real browser, lets it run for a while of its own
@@ -47,14 +48,22 @@ func TestThePageShowsWhatStatsTells(t *testing.T) {
 	c := startCLI(t)
 	base := c.gateway()
 	c.reload(c.served(2, 2, 0))
-	if out, code := c.run("ready", "--wait", "30s"); code != 0 {
+	if out, code := c.run("ready", "--wait", "2m"); code != 0 {
 		t.Fatal(out)
 	}
-	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); { // into the window of 10 s
-		c.ask(200, 8)
-	}
-	dom := c.browse(base+"/dashboard", "--dump-dom")
-	m := c.stats().Models[0]
+	var m stats.Model
+	dom := ""
+	c.until("the page shows what happened in the last 10 s", func() bool { // a browser may take longer than that to start
+		for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); {
+			c.ask(200, 8)
+		}
+		c.until("the broker has heard of every end", func() bool { // workers answer first, and tell it then
+			m = c.stats().Models[0]
+			return m.Ended["OK"] == m.Requests
+		})
+		dom = c.browse(base+"/dashboard", "--dump-dom")
+		return !strings.HasPrefix(shown(t, dom, "requests_per_s"), "0")
+	})
 	if got := shown(t, dom, "requests"); got != fmt.Sprint(m.Requests) {
 		t.Errorf("the page shows %s requests, stats %d", got, m.Requests)
 	}

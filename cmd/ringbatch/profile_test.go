@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/ringbatch/ringbatch/internal/profile"
 	"github.com/ringbatch/ringbatch/stats"
@@ -75,7 +74,7 @@ func TestAnInterruptedProfileKeepsWhatWasMeasured(t *testing.T) {
 		t.Errorf("wait_time is %s while it measures", got)
 	}
 	p.Signal(syscall.SIGINT)
-	if err := p.Wait(time.Minute); err == nil || p.State().ExitCode() != 130 {
+	if err := p.Wait(patience); err == nil || p.State().ExitCode() != 130 {
 		t.Errorf("%v\n%s", err, p.Log())
 	}
 	if text, err := os.ReadFile(costs); err != nil || !strings.Contains(string(text), "\n1,0.0") {

@@ -213,7 +213,7 @@ func (p *pty) leaves(how string) {
 		if err != nil {
 			p.t.Errorf("%s: %v\n%s", how, err, p.text())
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		p.t.Fatalf("%s: it goes on\n%s", how, p.text())
 	}
 	if now := p.termios(); now != p.before {
@@ -224,14 +224,4 @@ func (p *pty) leaves(how string) {
 			p.t.Errorf("%s: mode %s is %v", how, mode, !want)
 		}
 	}
-}
-
-func waitFor(ok func() bool) error {
-	for range 3000 {
-		if ok() {
-			return nil
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	return fmt.Errorf("never")
 }

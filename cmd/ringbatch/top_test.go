@@ -32,7 +32,7 @@ func TestTopShowsTheBrokerLiveAndFollowsKeysSizesAndTheBroker(t *testing.T) {
 	c := startCLI(t)
 	second := "[[model]]\nname = \"second\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n"
 	c.reload(c.served(2, 2, 0) + second)
-	if out, code := c.run("ready", "affine", "--wait", "30s"); code != 0 {
+	if out, code := c.run("ready", "affine", "--wait", "2m"); code != 0 {
 		t.Fatal(out)
 	}
 	c.ask(40, 4)
@@ -60,18 +60,19 @@ func TestTopShowsTheBrokerLiveAndFollowsKeysSizesAndTheBroker(t *testing.T) {
 
 	p.resize(48, 12)
 	c.shows(p, "a small terminal", "affine", "more lines")
-	if lines := strings.Split(p.text(), "\n"); !strings.HasPrefix(lines[11], "q quit") {
+	foot := func() bool { return strings.HasPrefix(strings.Split(p.text(), "\n")[11], "q quit") }
+	if waitFor(foot) != nil { // it is drawn last
 		t.Errorf("the foot is not the last line of 12:\n%s", p.text())
 	}
 	p.resize(110, 30)
 	c.shows(p, "a large one again", "affine-1 #", "restarts")
 
 	c.broker.Signal(syscall.SIGKILL)
-	_ = c.broker.Wait(time.Minute)
+	_ = c.broker.Wait(patience)
 	c.shows(p, "without a broker", "no answer since ", "affine-1 #")
 	c.broker = c.start("broker", "--config", c.config, "--log_level", "warn")
 	c.shows(p, "with another broker", "broker pid "+fmt.Sprint(c.broker.Pid()))
-	if strings.Contains(p.text(), "no answer") {
+	if waitFor(func() bool { return !strings.Contains(p.text(), "no answer") }) != nil { // a screen is drawn line by line
 		t.Errorf("it still says that there is none:\n%s", p.text())
 	}
 	p.press("q")
@@ -108,7 +109,7 @@ func TestTopLeavesTheTerminalCleanHoweverItEnds(t *testing.T) {
 	p.master.Close()
 	select {
 	case <-p.ended:
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		t.Error("it outlives its terminal")
 	}
 	// Without a broker it waits for one.
@@ -128,12 +129,20 @@ func TestTopSaysWhatToDoWhereThereIsNoTerminal(t *testing.T) {
 	}
 }
 
-// stateOf is the state of a process, as /proc has it.
+// hasEnded tells whether a process has. One whose parent is dead is there until init
+// has seen it, which in some containers it never does.
+func hasEnded(pid int) bool {
+	state := stateOf(pid)
+	return state == "" || state == "Z" || state == "X"
+}
+
+// stateOf is the state of a process, as /proc has it; "" if it is not there.
 func stateOf(pid int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return ""
 	}
 	_, after, _ := strings.Cut(string(text), ") ")
-	return after[:1]
+	state, _, _ := strings.Cut(after, " ")
+	return state
 }

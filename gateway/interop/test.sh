@@ -7,14 +7,14 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD/build/interop
 mkdir -p "$root"
-export PIP_RETRIES=10 PIP_DEFAULT_TIMEOUT=60 # a network that stalls for a while
+again=$PWD/hack/again.sh
 
 # tritonclient, the newest for this Python.
 want="tritonclient[all]==2.73.0 pytest==9.1.1 kubernetes-validate==1.37.0 jsonschema==4.26.0 pyyaml==6.0.3"
 if [ "$(cat "$root/installed" 2>/dev/null)" != "$want" ]; then
   python3 -m venv "$root/venv"
   # shellcheck disable=SC2086
-  "$root/venv/bin/pip" install -q --disable-pip-version-check $want
+  "$again" "$root/venv/bin/pip" install -q --disable-pip-version-check $want
   echo "$want" > "$root/installed"
 fi
 
@@ -22,8 +22,8 @@ fi
 # runtime and libb64, even where neither is used.
 perf() {
   mkdir -p "$root/perf" "$root/wheels"
-  "$root/venv/bin/pip" download -q --disable-pip-version-check --no-deps --only-binary=:all: --platform manylinux1_x86_64 -d "$root/wheels" tritonclient==2.51.0 || return 1
-  "$root/venv/bin/pip" download -q --disable-pip-version-check --no-deps -d "$root/wheels" nvidia-cuda-runtime-cu12==12.9.79 || return 1
+  "$again" "$root/venv/bin/pip" download -q --disable-pip-version-check --no-deps --only-binary=:all: --platform manylinux1_x86_64 -d "$root/wheels" tritonclient==2.51.0 || return 1
+  "$again" "$root/venv/bin/pip" download -q --disable-pip-version-check --no-deps -d "$root/wheels" nvidia-cuda-runtime-cu12==12.9.79 || return 1
   "$root/venv/bin/python" - "$root" <<'PY' || return 1
 import pathlib, sys, zipfile
 root = pathlib.Path(sys.argv[1])
@@ -35,7 +35,7 @@ for wheel in (root / "wheels").glob("*.whl"):
 PY
   chmod +x "$root/perf/perf_analyzer"
   if ! ldconfig -p | grep -q libb64.so.0d; then
-    (cd "$root/wheels" && { apt-get download -qq libb64-0d || { apt-get update -qq && apt-get download -qq libb64-0d; }; }) 2>/dev/null || return 1
+    (cd "$root/wheels" && { apt-get download -qq libb64-0d || { "$again" apt-get update -qq && "$again" apt-get download -qq libb64-0d; }; }) 2>/dev/null || return 1
     dpkg -x "$root"/wheels/libb64-0d_*.deb "$root/wheels/libb64" && cp "$root"/wheels/libb64/usr/lib/*/libb64.so.0d "$root/perf/" || return 1
   fi
   LD_LIBRARY_PATH=$root/perf "$root/perf/perf_analyzer" --version >/dev/null 2>&1 || return 1

@@ -41,7 +41,7 @@ def runs(doors: Doors) -> Iterator[dict[str, Future[subprocess.CompletedProcess[
     def run(case: list[str]) -> subprocess.CompletedProcess[str]:
         url = doors.http if case[1] == "http" else doors.grpc
         command = [str(PERF / "perf_analyzer"), "-m", "affine", "-u", url, *STEADY, *case]
-        return subprocess.run(command, env={**os.environ, "LD_LIBRARY_PATH": str(PERF)}, capture_output=True, text=True, timeout=240)
+        return subprocess.run(command, env={**os.environ, "LD_LIBRARY_PATH": str(PERF)}, capture_output=True, text=True, timeout=600)
 
     with ThreadPoolExecutor(2) as side_by_side, ThreadPoolExecutor(1) as in_turn:
         yield {" ".join(c): (in_turn if "--shared-memory" in c else side_by_side).submit(run, c) for c in CASES}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import queue
 import re
 import subprocess
@@ -23,6 +24,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 KINDS = ["http", "grpc"]
 X = np.arange(32, dtype=np.float32).reshape(2, 16)
+IN, OUT = (f"/rb_interop_{os.getpid()}_{part}" for part in ("in", "out"))  # of this run
 
 
 def client(doors: Doors, kind: str):
@@ -184,14 +186,14 @@ def test_a_stream_is_answered_one_by_one_in_order(doors: Doors) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_system_shared_memory(doors: Doors, kind: str) -> None:
-    given_region = shm.create_shared_memory_region("in", "/rb_interop_in", X.nbytes)
-    taken_region = shm.create_shared_memory_region("out", "/rb_interop_out", X.nbytes + 64)
+    given_region = shm.create_shared_memory_region("in", IN, X.nbytes)
+    taken_region = shm.create_shared_memory_region("out", OUT, X.nbytes + 64)
     try:
         with client(doors, kind) as c:
             c.unregister_system_shared_memory()
             shm.set_shared_memory_region(given_region, [X])
-            c.register_system_shared_memory("in", "/rb_interop_in", X.nbytes)
-            c.register_system_shared_memory("out", "/rb_interop_out", X.nbytes + 64)
+            c.register_system_shared_memory("in", IN, X.nbytes)
+            c.register_system_shared_memory("out", OUT, X.nbytes + 64)
             x = module(kind).InferInput("x", [2, 16], "FP32")
             x.set_shared_memory("in", X.nbytes)
             y = module(kind).InferRequestedOutput("y")
@@ -203,9 +205,9 @@ def test_system_shared_memory(doors: Doors, kind: str) -> None:
             names = set(known["regions"]) if kind == "grpc" else {r["name"] for r in known}
             assert names == {"in", "out"}
             with pytest.raises(InferenceServerException, match="already"):
-                c.register_system_shared_memory("in", "/rb_interop_in", X.nbytes)
+                c.register_system_shared_memory("in", IN, X.nbytes)
             with pytest.raises(InferenceServerException, match="out of range"):
-                c.register_system_shared_memory("far", "/rb_interop_in", 1 << 20)
+                c.register_system_shared_memory("far", IN, 1 << 20)
             far = module(kind).InferInput("x", [2, 16], "FP32")
             far.set_shared_memory("in", X.nbytes, offset=4)
             with pytest.raises(InferenceServerException, match="out of range"):

@@ -93,8 +93,13 @@ func killClients(r *run) error {
 	})
 	h.endLoads()
 	h.settled()
-	attached, returned := h.log.count("client attached"), h.log.count("window returned")
-	r.check(attached == returned, "%d clients attached, %d windows returned", attached, returned)
+	err = testbed.Eventually(enoughTime, func() error { // the log comes a moment after the books
+		if attached, returned := h.log.count("client attached"), h.log.count("window returned"); attached != returned {
+			return fmt.Errorf("%d clients attached, %d windows returned", attached, returned)
+		}
+		return nil
+	})
+	r.check(err == nil, "%v", err)
 	fmt.Printf("   %d clients died while they dialed, before they had a window\n", early.Load())
 	r.inTime(reclaim, reclaimBound)
 	return nil

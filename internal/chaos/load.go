@@ -46,10 +46,10 @@ type window struct {
 }
 
 const (
-	patience = 5 * time.Second        // deadline of every request, unless its load has another
+	patience = 20 * time.Second       // deadline of every request, unless its load has another
 	grace    = 100 * time.Millisecond // and how late its end may come
 
-	enoughTime = 30 * time.Second // for what surely comes, on any machine
+	enoughTime = 2 * time.Minute // for what surely comes, on any machine
 )
 
 // loadJob is that of a process of honest clients.

@@ -122,8 +122,10 @@ func (r *run) annoyWith(h *host, n nuisance) error {
 		w, err = h.windowOver(func() {
 			time.Sleep(d)
 			if name != "" { // the broker's own user is let in meanwhile
+				err := p.Expect("done", nil, enoughTime) // something, however busy the machine is
+				r.check(err == nil, "%s: %v", name, err)
 				began := time.Now()
-				err := r.ping(h.socket(), 0)
+				err = r.ping(h.socket(), 0)
 				r.check(err == nil, "%s: the broker's own user cannot attach: %v", name, err)
 				r.span("attaching beside a nuisance", began, time.Now())
 			}
@@ -197,7 +199,9 @@ func playNuisance(c *testbed.Child, job nuisanceJob) error {
 				continue
 			}
 			k, err := n.play(ctx, job.Socket, rng)
-			did += k
+			if did += k; did > 0 && did == k {
+				_ = c.Tell("done", nil)
+			}
 			if err != nil && ctx.Err() == nil && !named(err) {
 				return fmt.Errorf("%s: refused without a name: %w", n.name, err)
 			}

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -73,7 +72,7 @@ func peersTexts(r *run) error {
 		sessions = append(sessions, s)
 		r.progress(i + 1)
 	}
-	ctx, cancel := context.WithTimeout(r.ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(r.ctx, enoughTime)
 	defer cancel()
 	a := admin.New(r.socket())
 	s, err := a.Stats(ctx)

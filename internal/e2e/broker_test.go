@@ -179,7 +179,7 @@ func TestAPolicyThatIsSetDuringADrainDoesNotMakeItWait(t *testing.T) {
 
 func TestADrainEndsWhenItsTimeIsOver(t *testing.T) {
 	h := idleHost(t, theModel)
-	h.job.DrainTime = 200 * time.Millisecond
+	h.job.DrainTime = 200 * time.Millisecond // less than a worker would be waited for
 	h.startBroker()
 	c := h.dial()
 	never := askLater(background(t), c, cmdAnswer, 0) // no worker will come
@@ -191,7 +191,7 @@ func TestADrainEndsWhenItsTimeIsOver(t *testing.T) {
 
 func TestADrainDoesNotWaitForModelsThatHaveNoWorkerAndGetNone(t *testing.T) {
 	h := idleHost(t, theModel)
-	h.job.DrainTime = time.Hour
+	h.job.WorkerGrace = 50 * time.Millisecond
 	h.startBroker()
 	c := h.dial()
 	never := askLater(background(t), c, cmdAnswer, 0)

@@ -115,7 +115,7 @@ func playBallast(c *testbed.Child, mib int) error {
 // sized is a model whose ring takes mib MiB, an eighth of it a row and its
 // answer.
 func sized(name string, mib int) testbed.Model {
-	return testbed.Model{Name: name, Slots: 8, MaxBatch: 4, Wait: time.Millisecond, Lease: 20 * time.Second, Width: mib << 20 / 8 / 8 / 2}
+	return testbed.Model{Name: name, Slots: 8, MaxBatch: 4, Wait: time.Millisecond, Lease: lease, Width: mib << 20 / 8 / 8 / 2}
 }
 
 func TestABrokerInASmallMemoryCgroupRefusesWhatDoesNotFitAndServesTheRest(t *testing.T) {

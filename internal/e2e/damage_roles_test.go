@@ -21,7 +21,7 @@ import (
 // playDamage attaches as a client would, then breaks every rule it can.
 func playDamage(c *testbed.Child, j job) error {
 	say := func(what string) { _ = c.Tell(what, nil) }
-	ctx, cancel := context.WithTimeout(c.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(c.Context(), patience)
 	defer cancel()
 	switch j.Do {
 	case "board":

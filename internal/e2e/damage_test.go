@@ -128,7 +128,7 @@ func TestAModelLargerThanTheMachineIsRefused(t *testing.T) {
 }
 
 // big is larger than what a limited process below may map.
-var big = testbed.Model{Name: "m", Slots: 64, MaxBatch: 8, Wait: time.Millisecond, Lease: 20 * time.Second, Width: 1 << 20} // 8 MiB a row
+var big = testbed.Model{Name: "m", Slots: 64, MaxBatch: 8, Wait: time.Millisecond, Lease: lease, Width: 1 << 20} // 8 MiB a row
 
 func TestAClientThatIsRefusedTheMemorySaysSo(t *testing.T) {
 	h := newHost(t, big)

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strings"
@@ -23,7 +24,6 @@ import (
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -71,12 +71,16 @@ func TestALongFrameIsRefusedByNameWhileOthersHaveTheRoom(t *testing.T) {
 	frame = append(frame, bytes.Repeat([]byte{0x90}, control.MaxRequest-1)...)
 	for {
 		conn := connect(t, h.socket)
-		_ = conn.SetWriteDeadline(time.Now().Add(patience))
+		began := time.Now()
+		_ = conn.SetWriteDeadline(began.Add(patience))
 		_, sent := conn.Write(frame)
 		var rep control.Reply
 		_, err := control.Receive(conn, time.Now().Add(20*time.Millisecond), &rep)
 		if errors.Is(err, os.ErrDeadlineExceeded) && sent == nil { // it waits for the rest
 			held = append(held, conn)
+			continue
+		}
+		if errors.Is(err, io.EOF) && time.Since(began) > time.Second { // this process stood still for longer than a request may take
 			continue
 		}
 		if err != nil || status.Code(rep.Code) != status.ErrQuota {
@@ -203,9 +207,17 @@ func TestAUserIsRefusedByNameOnceItHasItsShare(t *testing.T) {
 	h.startBroker()
 	p := h.start(testbed.Spec{Role: "worker", Job: job{Socket: h.socket, Model: theModel}, UID: other})
 	p.running(h)
-	all, err := dialUntilRefused(h)
-	if !errors.Is(err, status.ErrTooManyConnections) || !strings.Contains(err.Error(), "user_share is 50") || len(all) != 20 {
-		t.Errorf("after %d connections: %v", len(all), err)
+	var all []*client.Client
+	var refused error
+	h.eventually("it has its share", func() error { // connections of the statistics that were asked for may be left
+		more, err := dialUntilRefused(h)
+		if all, refused = append(all, more...), err; len(all) < 20 {
+			return fmt.Errorf("%d connections, then %w", len(all), err)
+		}
+		return nil
+	})
+	if !errors.Is(refused, status.ErrTooManyConnections) || !strings.Contains(refused.Error(), "user_share is 50") || len(all) != 20 {
+		t.Errorf("after %d connections: %v", len(all), refused)
 	}
 	q := h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: "attach"}, UID: other})
 	q.expect("attach")
@@ -278,8 +290,7 @@ func TestRepliesLongerThanAFrameArriveWhole(t *testing.T) {
 		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.U8, Shape: []int{int(sizes[len(sizes)-1])}, Variable: []int{0}}},
 		Outputs: []tensor.Spec{{Name: "y", DType: tensor.U8, Shape: []int{1}}},
 	}
-	cfg := broker.Config{Memory: shm.NewHeap()}
-	cfg.Memory = shm.Memfd{}
+	var cfg broker.Config
 	const models = 250
 	for i := range models {
 		p := policy.New(policy.Slots(1), policy.MaxBatchSize(1))
@@ -339,6 +350,7 @@ func TestAStrangerWhoConnectsAllTheTimeFillsNoLog(t *testing.T) {
 	}
 	_ = os.Chmod(h.job.Log, 0o666)
 	h.startBroker()
+	began := time.Now()
 	p := h.start(testbed.Spec{Role: "knocker", Job: job{Socket: h.socket}, UID: other})
 	var refused int
 	if err := p.Expect("refused", &refused, patience); err != nil {
@@ -348,9 +360,9 @@ func TestAStrangerWhoConnectsAllTheTimeFillsNoLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines := bytes.Count(log, []byte("uid not allowed"))
+	lines, most := bytes.Count(log, []byte("uid not allowed")), 40+20*int(time.Since(began)/(10*time.Second)) // 20 in 10 s
 	t.Logf("%d answers, %d lines of the log", refused, lines)
-	if lines == 0 || lines > 50 || refused == 0 {
+	if lines == 0 || lines > most || refused == 0 {
 		t.Errorf("%d answers, %d lines of the log", refused, lines)
 	}
 }

@@ -23,7 +23,7 @@ import (
 func TestLoopsServeTheirModelsWithoutTouchingOneAnothers(t *testing.T) {
 	var models []testbed.Model
 	for i := range 5 {
-		models = append(models, testbed.Model{Name: fmt.Sprint("m", i), Slots: 64, MaxBatch: 1 + 3*i, Wait: time.Duration(i) * 200 * time.Microsecond, Lease: 20 * time.Second, Width: 4 + i})
+		models = append(models, testbed.Model{Name: fmt.Sprint("m", i), Slots: 64, MaxBatch: 1 + 3*i, Wait: time.Duration(i) * 200 * time.Microsecond, Lease: lease, Width: 4 + i})
 	}
 	r := onLoops(t, shm.NewHeap(), 3, models...)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

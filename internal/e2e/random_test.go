@@ -67,10 +67,10 @@ func TestRandomSchedulesEndEveryRequestOnceAndRightly(t *testing.T) {
 
 func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 	rng := rand.New(rand.NewSource(seed))
-	m := testbed.Model{Name: "m", Slots: 256, MaxBatch: 1 + rng.Intn(12), Wait: time.Millisecond, Lease: 20 * time.Second}
+	m := testbed.Model{Name: "m", Slots: 256, MaxBatch: 1 + rng.Intn(12), Wait: time.Millisecond, Lease: lease}
 	r := inProcess(t, shm.NewHeap(), m)
 	exp := &expected{ends: map[string]int{}, t: t}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
 	defer cancel()
 	var wg sync.WaitGroup
 	wg.Add(1)
@@ -98,7 +98,8 @@ func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 	}
 	wg.Go(func() { // somebody records now and then
 		for ctx.Err() == nil {
-			if _, err := admin.New(r.socket).Trace(t.Context(), "m", 20*time.Millisecond); err != nil {
+			began := time.Now()
+			if _, err := admin.New(r.socket).Trace(t.Context(), "m", 20*time.Millisecond); err != nil && !tookTooLong(began) {
 				t.Errorf("trace: %v", err)
 				return
 			}
@@ -116,7 +117,7 @@ func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 	wg.Wait()
 	r.settled()
 	if exp.ends["ok"] == 0 {
-		t.Errorf("nothing succeeded in %v: %v", patience, exp.ends)
+		t.Errorf("nothing succeeded in %v: %v", 10*patience, exp.ends)
 	}
 	t.Log(exp.ends)
 }
@@ -126,8 +127,8 @@ func (r *ring) randomClients(ctx context.Context, m testbed.Model, seed, k int64
 	rng := rand.New(rand.NewSource(seed*1000 + k))
 	for begun := time.Now(); ctx.Err() == nil; {
 		c := r.dial(client.WithWindow(1 + rng.Intn(24)))
-		slow := 1 + time.Since(begun)/(5*time.Second) // on such a machine they live longer
-		life, end := context.WithTimeout(ctx, slow*time.Duration(rng.Intn(150))*time.Millisecond)
+		slow := time.Since(begun) / (5 * time.Second) // on such a machine they live longer
+		life, end := context.WithTimeout(ctx, time.Duration(rng.Intn(150))*time.Millisecond<<min(slow, 8))
 		var in sync.WaitGroup
 		for g := range 1 + rng.Intn(20) {
 			in.Add(1)
@@ -211,7 +212,7 @@ func giveUp(ctx context.Context, c *client.Client, rows int, exp *expected) {
 // followers, with deadlines and cancellations that hit each of them at any
 // moment. A watchdog looks for one that takes too long.
 func TestNoWaitIsForgotten(t *testing.T) {
-	m := testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: 20 * time.Second}
+	m := testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: lease}
 	r := inProcess(t, shm.NewHeap(), m)
 	r.worker(2, obey)
 	c := r.dial(client.WithWindow(56))

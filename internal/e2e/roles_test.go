@@ -89,7 +89,7 @@ func (w *obedient) command(b *worker.Batch, i int, x []int64) {
 // killed.
 func playClient(c *testbed.Child, j job) error {
 	ctx := c.Context()
-	dial, cancel := context.WithTimeout(ctx, 20*time.Second)
+	dial, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	opts := []client.Option{client.WithSocket(j.Socket)}
 	if j.Window > 0 {
@@ -152,5 +152,5 @@ func forkSleeper() (int, error) {
 	if len(files) == 3 {
 		return 0, fmt.Errorf("no connection to inherit")
 	}
-	return syscall.ForkExec("/bin/sleep", []string{"sleep", "60"}, &syscall.ProcAttr{Files: files})
+	return syscall.ForkExec("/bin/sleep", []string{"sleep", "600"}, &syscall.ProcAttr{Files: files})
 }

@@ -191,7 +191,8 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 		}
 	}
 	hang.ends(t, client.ErrWorkerDied)
-	h.set(m, "lease", "20s") // an honest worker that is not scheduled for a while is not killed
+	h.set(m, "lease", lease.String()) // an honest worker that is not scheduled for a while is not killed
+	h.worker(m)                       // the last one may have been the second that hung
 	works(t, c, 10)
 	c.Close()
 	h.settled()
@@ -265,7 +266,7 @@ func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
 		}
 		return nil
 	})
-	r.set("lease", "20s") // an honest worker that is not scheduled for a while is not hung
+	r.set("lease", lease.String()) // an honest worker that is not scheduled for a while is not hung
 	close(release)
 	next.ends(t, nil) // the worker is back
 	works(t, c, 10)   // with all four slots
@@ -292,7 +293,7 @@ func TestAQuarantinedWorkerThatHangsUpIsForgottenOnceItIsDone(t *testing.T) {
 		}
 		return nil
 	})
-	r.set("lease", "20s") // as above
+	r.set("lease", lease.String()) // as above
 	r.worker(2, obey)
 	works(t, c, 20)
 	c.Close()

@@ -229,7 +229,7 @@ func (r *run) stopWaiting(ctx context.Context) (restore func(), err error) {
 		return nil, fmt.Errorf("measuring takes wait_time = 0 for its time: %w", err)
 	}
 	return func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
 		_ = r.admin.Set(ctx, r.o.Model, was) // a broker that has gone has no policy
 	}, nil

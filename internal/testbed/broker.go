@@ -19,6 +19,7 @@ type BrokerJob struct {
 	AllowedUIDs []int
 	OpenFolder  bool
 	DrainTime   time.Duration
+	WorkerGrace time.Duration
 	MaxClients  int
 	Grants      []broker.Grant
 	Limits      broker.Limits
@@ -42,7 +43,7 @@ func PlayBroker(c *Child, job BrokerJob) error {
 	if job.Journal {
 		handler = slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})
 	}
-	cfg := broker.Config{Socket: job.Socket, AllowedUIDs: job.AllowedUIDs, OpenFolder: job.OpenFolder, DrainTime: job.DrainTime, MaxClients: job.MaxClients, Grants: job.Grants, Limits: job.Limits, Logger: slog.New(handler)}
+	cfg := broker.Config{Socket: job.Socket, AllowedUIDs: job.AllowedUIDs, OpenFolder: job.OpenFolder, DrainTime: job.DrainTime, WorkerGrace: job.WorkerGrace, MaxClients: job.MaxClients, Grants: job.Grants, Limits: job.Limits, Logger: slog.New(handler)}
 	for _, m := range job.Models {
 		cfg.Models = append(cfg.Models, m.Config())
 	}

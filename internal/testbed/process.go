@@ -66,9 +66,16 @@ func (p *Process) hear(line []byte) {
 	p.news = make(chan struct{})
 }
 
+// pipeTime is how long what an ended process said is waited for: a grandchild may
+// keep its pipes.
+const pipeTime = 10 * time.Second
+
 // reap waits for its end; all that it said has been heard then.
 func (p *Process) reap() {
 	p.err = p.cmd.Wait()
+	if errors.Is(p.err, exec.ErrWaitDelay) { // it ended well, somebody else has its pipes
+		p.err = nil
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	close(p.ended)
@@ -245,7 +252,7 @@ func (p *Process) lost() error {
 	if err := p.bed.failed(); err != nil {
 		return err
 	}
-	_ = p.Wait(time.Second)
+	_ = p.Wait(time.Minute) // its end may be noticed after that of its pipes, and then it has said why
 	return fmt.Errorf("%s ended: %v\n%s", p, p.cmd.ProcessState, p.Log())
 }
 

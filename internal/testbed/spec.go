@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -152,7 +151,7 @@ func (b *Bed) command(p *Process, s *Spec) (err error) {
 	}
 	p.log.each = s.OnLog
 	p.cmd.SysProcAttr = attr
-	p.cmd.WaitDelay = time.Second // a grandchild may keep the pipes
+	p.cmd.WaitDelay = pipeTime
 	p.stdin, err = p.cmd.StdinPipe()
 	return err
 }

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 func TestMain(m *testing.M) {
 	Play(Roles{

@@ -281,7 +281,7 @@ func (r *Report) measureGrid(ctx context.Context) error {
 	if err := run([]*Candidate{a, b}); err != nil {
 		return err
 	}
-	if a.Measured == nil || b.Measured == nil {
+	if a.Measured == nil || b.Measured == nil || r.score(&a.Measured.Figures) == 0 { // nothing was answered in the whole time
 		return errors.New("--full: the choice and the best of the grid could not be measured once more")
 	}
 	r.Grid.Ratio = r.score(&b.Measured.Figures) / r.score(&a.Measured.Figures)

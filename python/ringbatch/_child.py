@@ -18,7 +18,7 @@ from . import _targets
 from ._serve import ATTACHED_FD, CHILD, PARENT, stop_on_signals
 
 _PDEATHSIG = 1
-_WAIT_S = 10.0  # for the broker
+_WAIT_S = 60.0  # for the broker, which has started this one or was seen by who did
 
 
 def die_with(parent: int) -> None:

@@ -375,7 +375,7 @@ class Model(Caller):
             return core.submit_into(waiters, waiter, whole, abs(rows), nanoseconds(timeout), hold)
         try:
             req = self._filled(arrays, rows, 1e-9)
-        except errors.Full:
+        except (errors.Full, errors.Timeout):  # no slot yet, or not attached yet
             return 0
         with req:
             if priority is not None:

@@ -41,7 +41,7 @@ SUPERVISED = "RINGBATCH_SUPERVISED"  # the socket of the broker that started thi
 
 _DRAIN_S = 30.0  # how long accepted requests may take to finish at the end
 _STOP_S = _DRAIN_S + 15.0  # then the workers end, and the broker
-_START_S = 10.0
+_START_S = 60.0  # a machine may stand still for a while; one that fails is seen at once
 _FAILED_STARTS = 5  # of a worker that never attached: its script is broken
 _LOOK_S = 0.1
 _LOOK_FOR_BROKER_S = 1.0

@@ -54,7 +54,7 @@ def run_split(model: Model, todo: list[Piece], timeout: float | None, priority: 
                 budget = 1e-9 if under_way else next(left)
                 try:
                     req = model._filled(piece, len(piece[0]), budget)
-                except errors.Full:
+                except (errors.Full, errors.Timeout):  # no slot, or not attached again yet
                     if not under_way:
                         raise
                     _finish(under_way, parts)

@@ -226,6 +226,7 @@ class SlowBroker:
     def __init__(self, folder: str, broker: str) -> None:
         self.path = os.path.join(folder, "slow.sock")
         self.connections = 0
+        self._clients: list[sockets.socket] = []
         self.answers = threading.Event()
         self.answers.set()
         self._broker = broker
@@ -239,9 +240,10 @@ class SlowBroker:
             while True:
                 client, broker = self._listener.accept()[0], sockets.socket(sockets.AF_UNIX)
                 broker.connect(self._broker)
+                self._clients.append(client)
+                self.connections += 1
                 for way in ((client, broker), (broker, client, self.answers)):
                     threading.Thread(target=self._pass_on, args=way, daemon=True).start()
-                self.connections += 1
 
     @staticmethod
     def _pass_on(a: sockets.socket, b: sockets.socket, begin: threading.Event | None = None) -> None:
@@ -257,6 +259,11 @@ class SlowBroker:
                     os.close(fd)
         with contextlib.suppress(OSError):
             b.shutdown(sockets.SHUT_RDWR)
+
+    def hang_up(self) -> None:
+        """Those who are connected have lost their broker."""
+        for client in list(self._clients):  # not who comes back meanwhile
+            client.shutdown(sockets.SHUT_RDWR)
 
     def close(self) -> None:
         self._listener.shutdown(sockets.SHUT_RDWR)

@@ -155,7 +155,7 @@ def test_a_coroutine_is_canceled_when_nobody_waits_for_its_batch_any_more(socket
             canceled.release()
             raise
 
-    @rb.worker("first", **ONE, max_batch_size=2, wait_time=20, concurrency=2)
+    @rb.worker("first", **ONE, max_batch_size=2, wait_time=60, concurrency=2)
     async def first(batch):
         assert len(batch) == 2
         try:

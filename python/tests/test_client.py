@@ -183,7 +183,7 @@ def test_connecting_outlasts_a_broker_that_drains():
     with tempfile.TemporaryDirectory(prefix="rb") as folder:
         os.chmod(folder, 0o700)
         socket = folder + "/b.sock"
-        with broker_at(socket, *declared, "--drain_time", "30s") as old, rb.connect("m", socket=socket) as m:
+        with broker_at(socket, *declared, "--drain_time", "5m") as old, rb.connect("m", socket=socket) as m:
             m.submit(np.zeros(1, "float32"))  # for no worker: the broker drains until its client leaves
             old.terminate()
             with pytest.raises(rb.Draining):
@@ -267,7 +267,7 @@ def test_deadlines():
 
         @rb.worker("slow", inputs={"x": ("f32", (1,))}, outputs={"y": ("f32", (1,))}, wait_time=0)
         def slow(batch):
-            gate.wait(20)
+            gate.wait(120)
 
         x = np.zeros(1, "float32")
         with broker_at(socket), serving(slow, socket), rb.connect("slow", socket=socket, wait=60) as m:
@@ -301,7 +301,7 @@ def test_broker_restart_is_a_retryable_error():
         os.chmod(folder, 0o700)
         socket = folder + "/b.sock"
         x = np.zeros(16, "float32")
-        with go_worker(socket, "--model", "echo", "--wait_for_broker", "20s", "--wait_time", "0s"):
+        with go_worker(socket, "--model", "echo", "--wait_for_broker", "2m", "--wait_time", "0s"):
             with broker_at(socket):
                 m = rb.connect("echo", socket=socket, wait=60)
                 with m.request() as req:

@@ -16,7 +16,7 @@ import threading
 import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import REPOSITORY, broker_at, python, serving
+from conftest import REPOSITORY, broker_at, eventually, python, serving
 from ringbatch import _device
 from ringbatch._pipeline import declaration
 
@@ -286,6 +286,7 @@ def test_a_connection_maps_the_memory_once_and_leaves_nothing_behind(served):
     gc.collect()  # what the tests before have left
     assert mapped() == 0
     with serving(double, served):
+        eventually(lambda: mapped() == 1)  # the model is there without this worker
         with rb.connect("double", socket=served, wait=60) as m, m.request() as r:
             host(r.inputs["x"])[:] = 1
             r.run()

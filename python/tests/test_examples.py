@@ -12,15 +12,13 @@ import signal
 import socket as sockets
 import subprocess
 import sys
-import time
 import urllib.error
-import urllib.request
 
 import numpy as np
 import pytest
 import ringbatch as rb
 from conftest import REPOSITORY, rb_wait
-from test_gunicorn import free_port, get
+from test_gunicorn import get, gunicorn, listening
 
 EXAMPLES = REPOSITORY / "examples" / "python"
 pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="no examples here")
@@ -64,17 +62,10 @@ def test_asyncio_server(served):
 @pytest.mark.parametrize("flags", [[], ["--preload"]], ids=["plain", "preload"])
 def test_gunicorn_app(served, flags):
     pytest.importorskip("gunicorn")
-    port = free_port()
-    command = [sys.executable, "-m", "gunicorn", "--chdir", str(EXAMPLES), "--workers", "2", "--bind", f"127.0.0.1:{port}", *flags, "gunicorn_app:app"]
-    p = subprocess.Popen([*command, "--log-level", "error"], env=served)
-    try:
+    with listening(gunicorn("--chdir", str(EXAMPLES), *flags, "gunicorn_app:app"), env=served) as port:
         with pytest.raises(urllib.error.HTTPError, match="400"):
             get(port)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/?x=" + ",".join(["1"] * 64), timeout=60) as r:
-            assert 0 <= json.load(r)["class"] < 10
-    finally:
-        p.terminate()
-        assert p.wait(60) == 0
+        assert 0 <= json.loads(get(port, "/?x=" + ",".join(["1"] * 64)))["class"] < 10
 
 
 @contextlib.contextmanager
@@ -100,28 +91,15 @@ def test_fastapi_under_uvicorn_with_two_workers(served):
     httpx = pytest.importorskip("httpx")
     pytest.importorskip("uvicorn")
     pytest.importorskip("fastapi")
-    port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES), "--workers", "2", "--port", str(port), "--log-level", "error"]
-    patient = ["--timeout-worker-healthcheck", "60"]  # it kills a worker that is silent for that long, 5 seconds otherwise
-    p = subprocess.Popen([*command, *patient, "fastapi_app:app"], env=served)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as c:
-            deadline = time.monotonic() + 120
-            while True:
-                try:
-                    answer = c.post("/classify", json=[0.5] * 64)
-                    break
-                except httpx.TransportError:
-                    assert time.monotonic() < deadline and p.poll() is None
-                    time.sleep(0.1)
-            assert answer.status_code == 200 and 0 <= answer.json()["class"] < 10
-            with concurrent.futures.ThreadPoolExecutor(8) as pool:
-                assert {r.status_code for r in pool.map(lambda _: httpx.post(f"http://127.0.0.1:{port}/classify", json=[0.1] * 64, timeout=60), range(64))} == {200}
-            wrong = c.post("/classify", json=[1, 2, 3])
-            assert wrong.status_code == 400 and "expected" in wrong.json()["detail"]
-    finally:
-        p.terminate()
-        p.wait(60)
+    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES), "--workers", "2", "--fd", "{fd}", "--log-level", "error"]
+    patient = ["--timeout-worker-healthcheck", "300"]  # it kills a worker that is silent for that long, 5 seconds otherwise
+    with listening([*command, *patient, "fastapi_app:app"], env=served) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as c:
+        answer = c.post("/classify", json=[0.5] * 64)
+        assert answer.status_code == 200 and 0 <= answer.json()["class"] < 10
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            assert {r.status_code for r in pool.map(lambda _: httpx.post(f"http://127.0.0.1:{port}/classify", json=[0.1] * 64, timeout=120), range(64))} == {200}
+        wrong = c.post("/classify", json=[1, 2, 3])
+        assert wrong.status_code == 400 and "expected" in wrong.json()["detail"]
 
 
 def test_jpeg_server(tmp_path):

@@ -32,7 +32,7 @@ def slow(batch):
     """Takes as many seconds as its input says; -1: until it may go on."""
     seconds = float(batch.inputs["x"][0, 0])
     if seconds < 0:
-        go_on.wait(20)
+        go_on.wait(120)
     else:
         time.sleep(seconds)
     batch.outputs["y"][...] = batch.inputs["x"] + 1
@@ -200,7 +200,7 @@ def test_closing_ends_a_call_that_is_under_way(socket):
     @rb.worker("sleeper", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
     def sleeper(batch):
         if batch.inputs["x"][0, 0]:
-            go_on.wait(20)
+            go_on.wait(120)
 
     with serving(sleeper, socket):
         for _ in range(5):
@@ -230,7 +230,7 @@ def test_a_broker_that_is_killed_and_restarted():
         path = os.path.join(folder, "b.sock")
         stop = threading.Event()
         right, errors = [0], []
-        with RestartedBroker(path) as restart, go_worker(path, "--model", "echo", "--wait_time", "0s", "--wait_for_broker", "20s"):
+        with RestartedBroker(path) as restart, go_worker(path, "--model", "echo", "--wait_time", "0s", "--wait_for_broker", "2m"):
             rb_wait(path, "echo")
             with rb.connect("echo", socket=path, window=2, wait=60) as m:
 

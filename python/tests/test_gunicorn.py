@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket as sockets
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 
 import pytest
@@ -47,24 +46,27 @@ def app(environ, start_response):
 """
 
 
-def free_port() -> int:
-    with sockets.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+@contextlib.contextmanager
+def listening(command, **kwargs):
+    """A server that inherits a socket as {fd}, where callers may queue before it is up; gives its port."""
+    with sockets.create_server(("127.0.0.1", 0)) as s:
+        fd, port = s.fileno(), s.getsockname()[1]
+        p = subprocess.Popen([part.format(fd=fd) for part in command], pass_fds=[fd], **kwargs)
+    try:
+        yield port
+    finally:
+        p.terminate()
+        assert p.wait(120) == 0
 
 
-def get(port: int) -> str:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as r:
-                return r.read().decode()
-        except urllib.error.HTTPError:
-            raise
-        except (urllib.error.URLError, ConnectionError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+def gunicorn(*arguments: str) -> list[str]:
+    """With two workers, of which none is killed because it, or the machine, stood still for 30 seconds."""
+    return [sys.executable, "-m", "gunicorn", "--workers", "2", "--bind", "fd://{fd}", "--timeout", "300", "--log-level", "error", *arguments]
+
+
+def get(port: int, path: str = "/") -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as r:
+        return r.read().decode()
 
 
 @pytest.mark.parametrize(
@@ -74,12 +76,6 @@ def get(port: int) -> str:
 )
 def test_gunicorn(echo, tmp_path, source, flags, expected):
     (tmp_path / "app.py").write_text(source)
-    port = free_port()
-    command = [sys.executable, "-m", "gunicorn", "--workers", "2", "--bind", f"127.0.0.1:{port}", "--log-level", "error", *flags, "app:app"]
-    p = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "RINGBATCH_SOCKET": echo})
-    try:
+    with listening(gunicorn(*flags, "app:app"), cwd=tmp_path, env={**os.environ, "RINGBATCH_SOCKET": echo}) as port:
         answers = [get(port) for _ in range(10)]
         assert all(expected in a for a in answers), answers
-    finally:
-        p.terminate()
-        assert p.wait(60) == 0

@@ -27,28 +27,38 @@ class Ding(BaseException):  # as KeyboardInterrupt
     pass
 
 
+armed = True
+
+
 def _ding(_number, _frame) -> None:
-    raise Ding
+    if armed:
+        raise Ding
 
 
 @contextlib.contextmanager
 def dinging():
+    global armed
+    armed = True
     before = signal.signal(signal.SIGALRM, _ding)
     try:
         yield
     finally:
+        armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
 def struck(after: float, use) -> None:
     """Uses it until the handler has raised in the midst of it (in a destructor nobody hears of that)."""
+    global armed
     try:
+        armed = True
         signal.setitimer(signal.ITIMER_REAL, after)
         until = time.monotonic() + after + 0.01
         while time.monotonic() < until:
             use()
-        signal.setitimer(signal.ITIMER_REAL, 0)  # it strikes here at the latest: not outside, however late the signal comes
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        armed = False  # it strikes here at the latest: not outside, whichever thread is given the signal, and when
     except Ding:
         pass
 
@@ -61,7 +71,8 @@ def _frame(connection: sockets.socket) -> tuple[bytes, list[int]]:
     data, fds = b"", array.array("i")
     while len(data) < 4 or len(data) < 4 + struct.unpack("<I", data[:4])[0]:
         part, ancillary, _, _ = connection.recvmsg(1 << 20, sockets.CMSG_SPACE(64))
-        assert part
+        if not part:
+            raise ConnectionError("it has hung up")
         data += part
         for _, _, more in ancillary:
             fds.frombytes(more)
@@ -77,9 +88,12 @@ def between(broker: str, change):
         listener.listen()
 
         def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
+            while True:
+                try:
                     ours = open_.enter_context(listener.accept()[0])
+                except OSError:
+                    return  # the end
+                with contextlib.suppress(OSError):  # a client that would not wait
                     theirs = open_.enter_context(sockets.socket(sockets.AF_UNIX))
                     theirs.connect(broker)
                     theirs.sendall(_frame(ours)[0])
@@ -109,6 +123,7 @@ def test_a_doorbell_that_is_a_pipe_is_refused(echo):
         import signal, sys
         import numpy as np, ringbatch as rb
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        rb._core._CONNECT_TIMEOUT_NS = 60_000_000_000
         try:
             m = rb.connect("echo", socket=sys.argv[1])
             m(np.zeros(16, "f4"), timeout=1)
@@ -121,13 +136,10 @@ def test_a_doorbell_that_is_a_pipe_is_refused(echo):
 
 
 def test_a_reply_that_stops_in_its_midst_does_not_outlast_the_timeout(echo):
-    go_on = threading.Event()
-
     def change(ours: sockets.socket, data: bytes, fds: list[int]) -> None:
-        ours.sendall(data[:10])
+        ours.sendall(data[:10])  # and it stays open
         for fd in fds:
             os.close(fd)
-        go_on.wait(60)
 
     code = """
         import sys, time
@@ -136,13 +148,17 @@ def test_a_reply_that_stops_in_its_midst_does_not_outlast_the_timeout(echo):
         from ctypes import addressof, c_uint64, sizeof
         lib, out = load(), c_uint64()
         o = c.ConnectOptions(sizeof(c.ConnectOptions), 1, sys.argv[1].encode(), None, 200_000_000)
-        start = time.monotonic()
-        status = lib.rb_connect(b"echo", addressof(o), addressof(out))
-        print(status, time.monotonic() - start < 9)  # without the timeout it is 10 seconds
+        quickest = 10  # seconds, what it takes without the timeout
+        for _ in range(3):  # in a machine that stands still, longer
+            start = time.monotonic()
+            status = lib.rb_connect(b"echo", addressof(o), addressof(out))
+            quickest = min(quickest, time.monotonic() - start)
+            if quickest < 9:
+                break
+        print(status, quickest < 9)
     """
     with between(echo, change) as path:
         p = python(code, path)
-        go_on.set()
     assert (p.returncode, p.stdout) == (0, f"{rb.Timeout.status} True\n"), p
 
 

@@ -19,8 +19,7 @@ import urllib.request
 import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import rb_wait
-from test_gunicorn import free_port
+from conftest import free_port, rb_wait
 from test_serve import wait_for_nobody
 
 PROLOGUE = """

@@ -35,7 +35,7 @@ def test_submit_gives_futures(model):
     futures = [model.submit(row(i)) for i in range(200)]
     assert all(isinstance(f, concurrent.futures.Future) for f in futures)
     assert [f.result(60)[0] for f in futures] == list(range(200))
-    done = concurrent.futures.wait([model.submit(np.stack([row(1), row(2)]))], 20).done
+    done = concurrent.futures.wait([model.submit(np.stack([row(1), row(2)]))], 60).done
     assert done.pop().result().shape == (2, 16)
 
 
@@ -135,7 +135,7 @@ def test_closing_ends_what_is_in_flight(socket):
 
     @rb.worker("stuck", inputs={"x": ("f32", (16,))}, outputs={"y": ("f32", (16,))}, wait_time=0)
     def stuck(batch: rb.Batch) -> None:
-        gate.wait(20)
+        gate.wait(120)
 
     async def in_loop(m: rb.Model) -> None:
         await m.ainfer(row(1))

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import signal
 import tempfile
 import threading
+import time
 
 import numpy as np
 import pytest
 import ringbatch as rb
 from conftest import broker_at, go_worker
+from test_alias import SlowBroker
 
 SHAPE = ("--model", "m", "--input", "x:f32[4]", "--output", "y:f32[4]", "--max_batch_size", "8", "--wait_time", "0")
 
@@ -74,3 +77,31 @@ def test_retrying_ends_with_the_timeout_and_not_for_what_does_not_pass():
             with pytest.raises(ValueError):
                 m(np.zeros(5, "float32"))
             m.close()
+
+
+ONE = np.ones(16, "float32")
+CALLS = {
+    "call": lambda m: m(ONE),
+    "call with priority": lambda m: m(ONE, priority=0),
+    "submit": lambda m: m.submit(ONE).result(60),
+    "submit with priority": lambda m: m.submit(ONE, priority=0).result(60),
+    "ainfer": lambda m: asyncio.run(m.ainfer(ONE)),
+    "ainfer with priority": lambda m: asyncio.run(m.ainfer(ONE, priority=0)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_broker_that_answers_late_after_its_restart_is_waited_for(echo, call):
+    with tempfile.TemporaryDirectory(prefix="rb") as folder, contextlib.closing(SlowBroker(folder, echo)) as slow:
+        with rb.connect("echo", socket=slow.path) as m, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            call(m)
+            slow.answers.clear()
+            before = slow.connections
+            slow.hang_up()
+            while slow.connections == before:  # until the client has seen it, and asks to attach again
+                with contextlib.suppress(rb.Error):
+                    m.request(timeout=0.01).release()
+            answer = pool.submit(call, m)
+            time.sleep(0.05)  # it is sent into that; if not yet, no harm is done
+            slow.answers.set()
+            assert (answer.result(60) == ONE).all()

@@ -144,7 +144,7 @@ def test_serve_uses_the_broker_that_runs(home, socket):
 
 
 CTRL_C = """
-    import signal, threading
+    import asyncio, signal, threading
     def interrupt():
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGINT)
@@ -183,7 +183,7 @@ def stuck(socket):
         "m.request().run()",
         "m.submit(x).result()",
         "held = m.request(); m.request()",
-        "import asyncio; asyncio.run(m.ainfer(x))",
+        "asyncio.run(m.ainfer(x))",
     ],
 )
 def test_ctrl_c_works_at_once(stuck, what):  # the worker takes ten minutes

@@ -10,7 +10,6 @@ import os
 import pickle
 import shutil
 import signal
-import socket as sockets
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import serving
+from conftest import free_port, serving
 from ringbatch import _object_cli as objects
 from ringbatch import _serve_cli as cli
 from ringbatch import _serve_targets as targets
@@ -28,12 +27,6 @@ from ringbatch import _serve_targets as targets
 def folder(tmp_path):
     tmp_path.chmod(0o700)
     return tmp_path
-
-
-def free_port() -> int:
-    with sockets.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def pickled(path, thing):
@@ -112,15 +105,15 @@ def two(a, b):
 
 
 @pytest.mark.parametrize(
-    ("thing", "flags", "signature", "inputs", "want"),
+    ("name", "thing", "flags", "signature", "inputs", "want"),
     [
-        (Estimator(), [], "x:f32[2] -> y:i64[]", [[1, 2]], 3),
-        (Estimator(), ["--method", "predict_proba"], "x:f32[2] -> y:f64[2]", [[1, 2]], [1, 0]),
-        (two, ["--input", "a:f32[2]", "--input", "b:f32[2]"], "a:f32[2] b:f32[2] -> y0:f32[2] y1:f32[]", [[1, 2], [3, 4]], {"y0": [4, 6], "y1": 11}),
+        ("labels", Estimator(), [], "x:f32[2] -> y:i64[]", [[1, 2]], 3),
+        ("probabilities", Estimator(), ["--method", "predict_proba"], "x:f32[2] -> y:f64[2]", [[1, 2]], [1, 0]),
+        ("two", two, ["--input", "a:f32[2]", "--input", "b:f32[2]"], "a:f32[2] b:f32[2] -> y0:f32[2] y1:f32[]", [[1, 2], [3, 4]], {"y0": [4, 6], "y1": 11}),
     ],
 )
-def test_estimators_and_functions_give_what_they_give_by_themselves(socket, thing, flags, signature, inputs, want):
-    a, settings = objects._flags.parse(objects.parser(), ["m:thing", "--name", f"object{abs(hash((signature, *flags))) % 9999}", *flags])
+def test_estimators_and_functions_give_what_they_give_by_themselves(socket, name, thing, flags, signature, inputs, want):
+    a, settings = objects._flags.parse(objects.parser(), ["m:thing", "--name", name, *flags])
     worker = objects.worker_for(thing, a, settings)
     assert worker.signature == signature
     with serving(worker, socket), rb.connect(worker.model, socket=socket, wait=60) as m:

@@ -201,7 +201,7 @@ def test_a_loop_that_was_closed_in_the_midst_gives_its_slots_back(socket):
 
     @rb.worker("slowly", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
     def slowly(batch) -> None:
-        go_on.wait(20)
+        go_on.wait(120)
 
     with serving(slowly, socket), rb.connect("slowly", socket=socket, window=4, wait=60) as m:
         loop = asyncio.new_event_loop()
@@ -237,7 +237,7 @@ def test_a_callback_that_exits_does_not_end_the_others(socket, caplog):
 
     @rb.worker("leaving", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
     def worker(batch) -> None:
-        go_on.wait(20)
+        go_on.wait(120)
 
     def leave(_future) -> None:
         raise SystemExit(3)

@@ -65,7 +65,7 @@ func handler(model *client.Client) http.HandlerFunc {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), time.Second) // the request's own deadline, also in the queue
+		ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second) // the request's own deadline, also in the queue
 		defer cancel()
 		outs, err := model.Infer(ctx, x)
 		if err != nil {

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# hack/again.sh COMMAND...: runs a command that downloads something, and again if it
+# fails. (pip tries again to connect, but not what broke off in the middle.)
+set -u
+export PIP_DEFAULT_TIMEOUT=${PIP_DEFAULT_TIMEOUT:-60} # a network that stalls for a while
+for pause in 5 20; do
+  "$@" && exit
+  echo "again.sh: $1 failed, again in $pause s" >&2
+  sleep "$pause"
+done
+exec "$@"

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package relay
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	rpcstatus "google.golang.org/grpc/status"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+)
+
+// unheard is a host whose first answers are not heard in time, because the one who
+// asks did not run.
+type unheard struct {
+	oip.GRPCInferenceServiceClient
+	left int
+}
+
+func (u *unheard) ServerMetadata(context.Context, *oip.ServerMetadataRequest, ...grpc.CallOption) (*oip.ServerMetadataResponse, error) {
+	if u.left > 0 {
+		u.left--
+		time.Sleep(2 * mostLate)
+		return nil, rpcstatus.Error(codes.DeadlineExceeded, "")
+	}
+	return &oip.ServerMetadataResponse{}, nil
+}
+
+func (u *unheard) ModelMetadata(context.Context, *oip.ModelMetadataRequest, ...grpc.CallOption) (*oip.ModelMetadataResponse, error) {
+	number := func(name string) []*oip.ModelMetadataResponse_TensorMetadata {
+		return []*oip.ModelMetadataResponse_TensorMetadata{{Name: name, Datatype: "INT32", Shape: []int64{-1, 1}}}
+	}
+	return &oip.ModelMetadataResponse{Inputs: number("x"), Outputs: number("y")}, nil
+}
+
+func (u *unheard) ModelConfig(context.Context, *oip.ModelConfigRequest, ...grpc.CallOption) (*oip.ModelConfigResponse, error) {
+	return &oip.ModelConfigResponse{Config: &oip.ModelConfig{MaxBatchSize: 8}}, nil
+}
+
+func (u *unheard) ModelReady(context.Context, *oip.ModelReadyRequest, ...grpc.CallOption) (*oip.ModelReadyResponse, error) {
+	return &oip.ModelReadyResponse{Ready: true}, nil
+}
+
+func TestARelayThatStoodStillAsksAgainBeforeItLeavesAHost(t *testing.T) {
+	for unheardAnswers, left := range map[int]bool{1: false, 2: true} {
+		log := &testLog{}
+		p := newHosts(slog.New(slog.NewTextHandler(log, nil)), LeastRequest, 1)
+		h := p.add("h")
+		h.balanced = true // it needs no connection
+		r := &relay{cfg: Config{CheckTimeout: time.Millisecond, CheckInterval: time.Millisecond}, hosts: p, known: make(chan struct{}), service: &unheard{left: unheardAnswers}}
+		ctx, cancel := context.WithCancel(soon(t))
+		go func() {
+			defer cancel()
+			for {
+				changed := p.wait()
+				if usable, _ := p.state(); usable > 0 {
+					return
+				}
+				select {
+				case <-changed:
+				case <-ctx.Done():
+					return
+				}
+			}
+		}()
+		r.checkHost(ctx, h)
+		if log.has("host left") != left {
+			t.Errorf("%d answers were not heard: left is %v, want %v", unheardAnswers, !left, left)
+		}
+	}
+}
