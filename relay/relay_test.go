@@ -256,12 +256,13 @@ func TestAHostThatGoesAwayIsLeftAndComesBack(t *testing.T) {
 			}
 		})
 	}
+	said := func(what string) int { return l.log.count(fmt.Sprintf("msg=%q host=%s", what, a.address)) }
 	for range 3 {
-		left, back := l.log.count("host left"), l.log.count("host is back")
+		left, back := said("host left"), said("host is back")
 		a.stop()
-		l.eventually("it is left", func() bool { return l.log.count("host left") > left })
+		l.eventually("it is left", func() bool { return said("host left") > left })
 		a.serve(nil)
-		l.eventually("it is back", func() bool { return l.log.count("host is back") > back })
+		l.eventually("it is back", func() bool { return said("host is back") > back })
 	}
 	close(stop)
 	all.Wait()

@@ -48,6 +48,7 @@ type process struct {
 	lostBatch chan struct{}
 
 	told     bool // to end for good
+	asked    int  // the pid of the life that has got SIGTERM
 	spare    bool
 	pid      int // 0 while it does not run
 	life     int // the pid of its present or last life
@@ -63,11 +64,23 @@ type process struct {
 	begun        bool // this life has attached
 }
 
-// tell has the process end for good. The supervisor's mutex is held.
+// tell has the process end for good. SIGTERM has been sent when it returns: a worker
+// gets it before the broker hangs up, and does not look for another one, which may be
+// there (a take-over). The supervisor's mutex is held.
 func (p *process) tell() {
 	if !p.told {
 		p.told = true
 		close(p.stop)
+		p.ask()
+	}
+}
+
+// ask sends SIGTERM to the present life and what it started, once: many programs end
+// at once by a second one. The supervisor's mutex is held.
+func (p *process) ask() {
+	if p.pid != 0 && p.asked != p.pid {
+		p.asked = p.pid
+		_ = syscall.Kill(-p.pid, syscall.SIGTERM)
 	}
 }
 
@@ -221,10 +234,17 @@ const (
 func (p *process) end(cmd *exec.Cmd, over <-chan struct{}) bool {
 	select {
 	case <-over:
-		return false
 	case <-p.stop:
 	}
-	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
+	p.s.mu.Lock()
+	told := p.told
+	if told {
+		p.ask() // it may have been told before it ran
+	}
+	p.s.mu.Unlock()
+	if !told {
+		return false
+	}
 	select {
 	case <-over:
 	case <-time.After(p.cfg.StopTime):

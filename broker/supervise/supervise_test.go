@@ -321,6 +321,26 @@ func TestWorkersEndWithTheirSupervisor(t *testing.T) {
 	}
 }
 
+// When the broker hangs up, its workers must know that they are to end.
+func TestWhoStopsTheSupervisorHasToldEveryWorker(t *testing.T) {
+	w := role("worker")
+	w.Instances = 3
+	s := start(t, false, w)
+	list := s.until("they work", s.says("msg=working", 3))
+	s.Stop()
+	s.mu.Lock()
+	for i, p := range s.procs {
+		if p.asked != list[i].Pid {
+			t.Errorf("%s (%d) has not got SIGTERM yet", p.name, list[i].Pid)
+		}
+	}
+	s.mu.Unlock()
+	s.end()
+	if log := s.log.String(); strings.Contains(log, "starting it again") || strings.Contains(log, "killing it") {
+		t.Error(log)
+	}
+}
+
 // A shell that is killed must not leave the worker it ran, nor a worker its
 // children: each life would add to them.
 func TestNothingThatAWorkerStartedOutlivesIt(t *testing.T) {
