@@ -41,8 +41,8 @@ type process struct {
 	gpu      int           // -1: whatever is visible
 	stop     chan struct{} // closed by tell
 	over     chan struct{} // closed when it has ended for good
-	attached chan struct{} // closed when it attaches for the first time
-	failed   chan struct{} // closed when a life has ended before it ever attached
+	ready    chan struct{} // closed when a worker of it looks for batches for the first time
+	failed   chan struct{} // closed when a life has ended before that
 	// lostBatch gets a word when a worker of this life died with a batch; the
 	// broker may see the death before or after we do.
 	lostBatch chan struct{}
@@ -60,6 +60,8 @@ type process struct {
 
 	sessions     int  // attachments of the present life
 	came         bool // it has attached, in this life or another
+	proven       bool // and looked for batches: ready is closed
+	hasFailed    bool // failed is closed
 	failedStarts int  // lives in a row that ended before they attached
 	begun        bool // this life has attached
 }
@@ -301,6 +303,9 @@ func (p *process) begins(pid int) {
 	for _, a := range p.s.attached {
 		if slices.Contains(a.kin, pid) {
 			p.hasAttached(a.sessions)
+			if a.ready {
+				p.isReady()
+			}
 		}
 	}
 	if p.spare && p.sessions > 0 {
@@ -311,10 +316,15 @@ func (p *process) begins(pid int) {
 // hasAttached counts sessions of the present life. The supervisor's mutex is held.
 func (p *process) hasAttached(sessions int) {
 	p.sessions += sessions
-	if !p.came {
-		close(p.attached)
-	}
 	p.came, p.begun, p.failedStarts = true, true, 0
+}
+
+// isReady ends the waiting for a new process. The supervisor's mutex is held.
+func (p *process) isReady() {
+	if !p.proven {
+		p.proven = true
+		close(p.ready)
+	}
 }
 
 // lifeOver counts lives that ended before they attached.
@@ -322,9 +332,11 @@ func (p *process) lifeOver(stopped bool) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
 	if !p.begun && !stopped {
-		if p.failedStarts++; p.failedStarts == 1 && !p.came {
-			close(p.failed)
-		}
+		p.failedStarts++
+	}
+	if !p.proven && !stopped && !p.hasFailed {
+		p.hasFailed = true
+		close(p.failed)
 	}
 	p.begun, p.sessions = false, 0
 }

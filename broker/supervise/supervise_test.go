@@ -267,12 +267,19 @@ func TestAWorkerThatAttachesBeforeItsPidIsKnownIsWaitedForNoLonger(t *testing.T)
 	}
 	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
 	s := New(slog.Default(), "")
-	p := &process{s: s, name: "quick", cfg: &Worker{}, attached: make(chan struct{}), failed: make(chan struct{}), over: make(chan struct{})}
+	p := &process{s: s, name: "quick", cfg: &Worker{}, ready: make(chan struct{}), failed: make(chan struct{}), over: make(chan struct{})}
 	s.procs = append(s.procs, p)
 	s.Attached(child.Process.Pid) // while the goroutine that started it has not come to note its pid
+	if !s.AwaitsReady(child.Process.Pid) {
+		t.Error("nobody waits for it")
+	}
+	s.Ready(child.Process.Pid)
 	p.set("running", child.Process.Pid, "")
 	if err := p.await(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	if s.AwaitsReady(child.Process.Pid) {
+		t.Error("it is still waited for")
 	}
 	if s.Left(child.Process.Pid, false); p.sessions != 0 || s.Restarts(child.Process.Pid) != 0 {
 		t.Fatalf("%d sessions after its only one was over", p.sessions)

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -128,4 +129,33 @@ func dialOnce(ctx context.Context) error {
 		return err
 	}
 	return cl.Close()
+}
+
+// What a broker has accepted and no worker of its own is there for is not kept
+// until one comes: those that are started from now on find the other broker.
+func TestABrokerThatHasHandedOverEndsAtOnceWhatItHasNoWorkerFor(t *testing.T) {
+	c := startCLI(t)
+	late := strings.Replace(c.served(2, 1, 0), fmt.Sprintf("command = [%q,", c.bin), `command = ["sleep", "1000",`, 1)
+	c.ends(c.broker)
+	c.write(strings.Replace(late, ` "worker", "--model", "affine", "--scale", "2", "--input", "x:f32[4]"`, "", 1))
+	old := c.start("broker", "--config", c.config, "--drain_time", "1h")
+	caller, err := client.Dial(t.Context(), "affine", client.WaitForModel())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer caller.Close()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := caller.Infer(t.Context(), []float32{1, 2, 3, 4})
+		ended <- err
+	}()
+	c.until("the request waits", func() bool { return c.stats().Models[0].SlotsQueued == 1 })
+	c.write(c.served(3, 1, 0))
+	c.broker = c.takesOver()
+	if err := <-ended; !errors.Is(err, client.ErrDraining) {
+		t.Errorf("the request ended with %v", err)
+	}
+	if err := old.Wait(time.Minute); err != nil {
+		t.Errorf("the old broker: %v\n%s", err, old.Log())
+	}
 }
