@@ -59,6 +59,9 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 		why = "it did not take the attach reply"
 	} else {
 		b.models.settle(a.follower)
+		if a.worker != nil && b.super.AwaitsReady(p.pid) {
+			go b.awaitFirstLook(a.model.loop, a.worker)
+		}
 		_ = c.SetReadDeadline(time.Time{})
 		var one [1]byte
 		if n, _ := c.Read(one[:]); n > 0 {
@@ -78,6 +81,7 @@ type attachment struct {
 	reply    *control.Reply
 	fds      []int            // for the peer; to be closed once they were sent
 	left     func(why string) // to be called on the model's loop
+	worker   *workerSession   // nil: it is a client's; its loop's
 }
 
 // attach finds or makes the model, opens the session, and has the model's loop
@@ -235,6 +239,7 @@ func (a *attachment) begin(p *peer, c *clientSession, s *stage, req *control.Req
 		}
 		info.Depth, info.WorkerID, info.HandsOn = w.depth, uint32(w.id), s.next != nil
 		a.left = func(why string) { s.workerLost(w, why) }
+		a.worker = w
 	}
 	a.reply.Attached = info
 	session, doorbell := p.takeFDs()

@@ -35,7 +35,7 @@ type Config struct {
 	MPS         bool               // have the GPU workers that the broker starts share GPUs through MPS
 	Logger      *slog.Logger       // default: slog.Default()
 	// TakeOver, if there is one, has the broker that has Socket give it up. It is
-	// called when this one's workers have attached.
+	// called when this one's workers are ready.
 	TakeOver func(context.Context) error
 	// Save keeps a change of a declared model for when the broker starts again.
 	// instances is 0 unless that is what changed. nil: nothing can be kept.
@@ -43,6 +43,8 @@ type Config struct {
 	// SaveAlias does so with an alias; without targets, that it was removed.
 	SaveAlias func(alias.Alias) error
 	Memory    shm.Memory // default: shm.Memfd; tests use shm.Heap
+
+	firstLookTime time.Duration // see awaitFirstLook
 }
 
 // ModelConfig declares a model: its tensors and its policy.
@@ -85,6 +87,9 @@ func (c *Config) fill() {
 	}
 	if c.Loops == 0 {
 		c.Loops = DefaultLoops()
+	}
+	if c.firstLookTime == 0 {
+		c.firstLookTime = defaultFirstLookTime
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

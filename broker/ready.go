@@ -21,6 +21,35 @@ const (
 	unusualFactor = 4 // times the longest batch that the model ever took
 )
 
+// A worker that another one is to be ended for has first to look for batches:
+// what it does between attaching and that may take long on a busy machine, and
+// who is ended is missed meanwhile. One that looks without ever waiting is not
+// seen to, and is believed after Config.firstLookTime.
+const (
+	defaultFirstLookTime = 5 * time.Second
+	mostLookPause        = 20 * time.Millisecond
+)
+
+// awaitFirstLook tells the supervisor when a worker is ready. Not on the loop.
+func (b *Broker) awaitFirstLook(l *loop, w *workerSession) {
+	pause := time.Millisecond
+	for end := time.Now().Add(b.cfg.firstLookTime); ; time.Sleep(pause) {
+		looked, gone := false, false
+		if !l.do(func() {
+			if gone = w.gone || w.stage.ring.closed; !gone {
+				looked = w.box.Parked.Load() != 0 || w.box.Taken.Load() > 0
+			}
+		}) || gone {
+			return
+		}
+		if looked || time.Now().After(end) {
+			b.super.Ready(w.pid)
+			return
+		}
+		pause = min(2*pause, mostLookPause)
+	}
+}
+
 // fitness is what the loop tells of one worker.
 type fitness struct {
 	name  string

@@ -27,8 +27,12 @@ import (
 )
 
 // roleEnv makes the test binary, run again by the supervisor, a worker
-// process that attaches and ends on SIGTERM.
-const roleEnv = "RINGBATCH_TEST_ROLE"
+// process that attaches, looks for batches once the file exists that the other
+// names, and ends on SIGTERM.
+const (
+	roleEnv = "RINGBATCH_TEST_ROLE"
+	lookEnv = "RINGBATCH_TEST_LOOK"
+)
 
 func TestMain(m *testing.M) {
 	if os.Getenv(roleEnv) == "" {
@@ -44,7 +48,15 @@ func TestMain(m *testing.M) {
 		fmt.Println(err)
 		os.Exit(3)
 	}
-	<-ctx.Done()
+	for may := os.Getenv(lookEnv); may != "" && ctx.Err() == nil; time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(may); err == nil {
+			break
+		}
+	}
+	box := shm.NewMailbox(s.Words, 1, s.Layout.MaxBatch)
+	for ctx.Err() == nil {
+		box.Wait(&shm.Parker{}, box.Bell.Load(), 0, time.Second/100)
+	}
 	s.Close()
 }
 
@@ -161,6 +173,38 @@ func TestADeclaredWorkerIsStartedAttachesAndIsStartedAgain(t *testing.T) {
 	if err := syscall.Kill(p.Pid, 0); err != syscall.ESRCH {
 		t.Errorf("it outlives its broker: %v", err)
 	}
+}
+
+func TestAnOldWorkerIsEndedOnlyWhenTheNewOneLooksForBatches(t *testing.T) {
+	look := filepath.Join(t.TempDir(), "look")
+	if err := os.WriteFile(look, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := worker()
+	w.Env[lookEnv] = look
+	s := serve(t, func(c *Config) { c.firstLookTime = time.Hour }, w)
+	old := s.until("the worker attaches", attached(1)).Models[0].Workers[0].Pid
+	if err := os.Remove(look); err != nil {
+		t.Fatal(err)
+	}
+	restarted := make(chan error, 1)
+	go func() { restarted <- s.b.super.Restart(context.Background(), "m") }()
+	s.until("its successor attaches", attached(2))
+	select {
+	case err := <-restarted:
+		t.Fatalf("restarted before the new worker looked for batches: %v\n%s", err, s.log)
+	case <-time.After(100 * time.Millisecond): // long enough for one that does not wait
+	}
+	if st := s.stats(); !attached(2)(st) {
+		t.Fatalf("workers %+v; the old one is ended\n%s", st.Models[0].Workers, s.log)
+	}
+	if err := os.WriteFile(look, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-restarted; err != nil {
+		t.Fatal(err)
+	}
+	s.until("the old one is gone", func(st stats.Broker) bool { return attached(1)(st) && st.Models[0].Workers[0].Pid != old })
 }
 
 func TestLimitsThatLetNobodyInAreRefused(t *testing.T) {

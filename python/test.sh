@@ -8,14 +8,7 @@ cd "$(dirname "$0")"
 venv=${venv:-$(realpath -m ../build/python-venv)}
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
 export PIP_RETRIES=10 PIP_DEFAULT_TIMEOUT=60 # a network that stalls for a while
-download() { # pip asks again for what it cannot reach, but not for a file that breaks off in its midst
-	for pause in 1 10 60; do
-		"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" && return
-		echo "python/test.sh: pip failed, trying again in $pause s" >&2
-		sleep "$pause"
-	done
-	"$venv/bin/python" -m pip install --disable-pip-version-check "$@"
-}
+download() { ../hack/again.sh "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 download "numpy>=1.22" pytest pytest-timeout gunicorn fastapi uvicorn httpx pillow onnxruntime onnx "setuptools>=77"
 if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then # mypy needs that much
 	download ruff==0.17.4 mypy==2.4.1

@@ -16,7 +16,8 @@ import (
 
 // pool is one declaration and its processes. Its changes are made one at a
 // time (Supervisor.changing), each so that somebody serves throughout: a new
-// process has attached, warm, before an old one is told to end.
+// process has attached, warm, and looks for batches before an old one is told to
+// end.
 type pool struct {
 	model string
 	n     int // of the model's declarations
@@ -24,7 +25,7 @@ type pool struct {
 	procs []*process // instances and spares; the supervisor's mutex guards it
 }
 
-// startTime is how long a new process may take to attach before a change that
+// startTime is how long a new process may take to be ready before a change that
 // waits for it is given up.
 const startTime = 10 * time.Minute
 
@@ -46,7 +47,7 @@ func (w *pool) label() string {
 func (s *Supervisor) start(w *pool, cfg *Worker, i int, spare bool) *process {
 	p := &process{
 		s: s, pool: w, name: fmt.Sprintf("%s-%d", w.label(), i), instance: i, model: w.model, cfg: cfg, gpu: -1, spare: spare,
-		stop: make(chan struct{}), over: make(chan struct{}), attached: make(chan struct{}), failed: make(chan struct{}), lostBatch: make(chan struct{}, 1),
+		stop: make(chan struct{}), over: make(chan struct{}), ready: make(chan struct{}), failed: make(chan struct{}), lostBatch: make(chan struct{}, 1),
 	}
 	if len(cfg.GPUs) > 0 {
 		p.gpu = cfg.GPUs[i%len(cfg.GPUs)]
@@ -77,7 +78,7 @@ func (s *Supervisor) retire(p *process) {
 	s.mu.Unlock()
 }
 
-// await returns when a new process has attached, or why that will not be.
+// await returns when a new process is ready, or why it will not be.
 func (p *process) await(ctx context.Context) error {
 	if p.cfg.Client { // it never does
 		return nil
@@ -85,16 +86,19 @@ func (p *process) await(ctx context.Context) error {
 	over := time.NewTimer(startTime)
 	defer over.Stop()
 	select {
-	case <-p.attached:
+	case <-p.ready:
 		return nil
 	case <-p.failed:
 		p.s.mu.Lock()
 		defer p.s.mu.Unlock()
-		return fmt.Errorf("%w: the new process of %s ended before it attached (%s); see the broker's log for what it printed", status.ErrInvalid, p.name, p.lastEnd)
+		if p.proven { // its next life was
+			return nil
+		}
+		return fmt.Errorf("%w: the new process of %s ended before it was ready (%s); see the broker's log for what it printed", status.ErrInvalid, p.name, p.lastEnd)
 	case <-p.over:
 		return status.ErrDraining
 	case <-over.C:
-		return fmt.Errorf("%w: the new process of %s did not attach in %v", status.ErrTimeout, p.name, startTime)
+		return fmt.Errorf("%w: the new process of %s was not ready in %v", status.ErrTimeout, p.name, startTime)
 	case <-ctx.Done():
 		return fmt.Errorf("waiting for the new process of %s: %w", p.name, ctx.Err())
 	}
@@ -194,8 +198,8 @@ func (s *Supervisor) poolsOf(model string) (list []*pool, err error) {
 	return list, nil
 }
 
-// Restart replaces the processes of a model one by one, each after its
-// successor has attached. It stops at the first that does not come up; the old
+// Restart replaces the processes of a model one by one, each when its
+// successor is ready. It stops at the first that does not come up; the old
 // ones that are left stay.
 func (s *Supervisor) Restart(ctx context.Context, model string) error {
 	s.changing.Lock()

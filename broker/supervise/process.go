@@ -41,13 +41,14 @@ type process struct {
 	gpu      int           // -1: whatever is visible
 	stop     chan struct{} // closed by tell
 	over     chan struct{} // closed when it has ended for good
-	attached chan struct{} // closed when it attaches for the first time
-	failed   chan struct{} // closed when a life has ended before it ever attached
+	ready    chan struct{} // closed when a worker of it looks for batches for the first time
+	failed   chan struct{} // closed when a life has ended before that
 	// lostBatch gets a word when a worker of this life died with a batch; the
 	// broker may see the death before or after we do.
 	lostBatch chan struct{}
 
 	told     bool // to end for good
+	asked    int  // the pid of the life that has got SIGTERM
 	spare    bool
 	pid      int // 0 while it does not run
 	life     int // the pid of its present or last life
@@ -59,15 +60,29 @@ type process struct {
 
 	sessions     int  // attachments of the present life
 	came         bool // it has attached, in this life or another
+	proven       bool // and looked for batches: ready is closed
+	hasFailed    bool // failed is closed
 	failedStarts int  // lives in a row that ended before they attached
 	begun        bool // this life has attached
 }
 
-// tell has the process end for good. The supervisor's mutex is held.
+// tell has the process end for good. SIGTERM has been sent when it returns: a worker
+// gets it before the broker hangs up, and does not look for another one, which may be
+// there (a take-over). The supervisor's mutex is held.
 func (p *process) tell() {
 	if !p.told {
 		p.told = true
 		close(p.stop)
+		p.ask()
+	}
+}
+
+// ask sends SIGTERM to the present life and what it started, once: many programs end
+// at once by a second one. The supervisor's mutex is held.
+func (p *process) ask() {
+	if p.pid != 0 && p.asked != p.pid {
+		p.asked = p.pid
+		_ = syscall.Kill(-p.pid, syscall.SIGTERM)
 	}
 }
 
@@ -221,10 +236,17 @@ const (
 func (p *process) end(cmd *exec.Cmd, over <-chan struct{}) bool {
 	select {
 	case <-over:
-		return false
 	case <-p.stop:
 	}
-	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
+	p.s.mu.Lock()
+	told := p.told
+	if told {
+		p.ask() // it may have been told before it ran
+	}
+	p.s.mu.Unlock()
+	if !told {
+		return false
+	}
 	select {
 	case <-over:
 	case <-time.After(p.cfg.StopTime):
@@ -281,6 +303,9 @@ func (p *process) begins(pid int) {
 	for _, a := range p.s.attached {
 		if slices.Contains(a.kin, pid) {
 			p.hasAttached(a.sessions)
+			if a.ready {
+				p.isReady()
+			}
 		}
 	}
 	if p.spare && p.sessions > 0 {
@@ -291,10 +316,15 @@ func (p *process) begins(pid int) {
 // hasAttached counts sessions of the present life. The supervisor's mutex is held.
 func (p *process) hasAttached(sessions int) {
 	p.sessions += sessions
-	if !p.came {
-		close(p.attached)
-	}
 	p.came, p.begun, p.failedStarts = true, true, 0
+}
+
+// isReady ends the waiting for a new process. The supervisor's mutex is held.
+func (p *process) isReady() {
+	if !p.proven {
+		p.proven = true
+		close(p.ready)
+	}
 }
 
 // lifeOver counts lives that ended before they attached.
@@ -302,9 +332,11 @@ func (p *process) lifeOver(stopped bool) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
 	if !p.begun && !stopped {
-		if p.failedStarts++; p.failedStarts == 1 && !p.came {
-			close(p.failed)
-		}
+		p.failedStarts++
+	}
+	if !p.proven && !stopped && !p.hasFailed {
+		p.hasFailed = true
+		close(p.failed)
 	}
 	p.begun, p.sessions = false, 0
 }

@@ -6,7 +6,8 @@
 // have them share GPUs through MPS (mps.go).
 //
 // It does not know the broker. The broker tells it what only the broker can
-// see: that a process attached (Attached), or left with a batch (Left).
+// see: that a process attached (Attached), looks for batches (Ready), or left
+// with one (Left).
 package supervise
 
 import (
@@ -121,6 +122,7 @@ type Supervisor struct {
 type attached struct {
 	kin      []int // one of which may be ours, see kinOf
 	sessions int   // one process may serve several models
+	ready    bool  // see Ready
 }
 
 // New makes a supervisor whose workers find their broker at socket.
@@ -141,8 +143,8 @@ func (s *Supervisor) Start(mps bool, groups ...Group) {
 	}()
 }
 
-// WarmUp is Start that returns when every worker has attached, or with why one
-// will not. They find the broker at reach until StartClients is called, which
+// WarmUp is Start that returns when every worker is ready, or with why one
+// will not be. They find the broker at reach until StartClients is called, which
 // starts the rest.
 func (s *Supervisor) WarmUp(ctx context.Context, reach string, mps bool, groups ...Group) error {
 	s.mu.Lock()
@@ -212,7 +214,7 @@ func (s *Supervisor) environment(p *process) []string {
 	s.mu.Lock()
 	mps, reach := s.mps, s.reach
 	s.mu.Unlock()
-	env := append(os.Environ(), "RINGBATCH_SOCKET="+reach, "RINGBATCH_WORKER_NAME="+p.name)
+	env := append(os.Environ(), "RINGBATCH_SOCKET="+reach, "RINGBATCH_SUPERVISED="+reach, "RINGBATCH_WORKER_NAME="+p.name)
 	if p.model != "" {
 		env = append(env, "RINGBATCH_MODEL="+p.model)
 	}
@@ -264,10 +266,34 @@ func (s *Supervisor) Attached(pid int) {
 	kin := kinOf(pid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.attached[pid] = attached{kin, s.attached[pid].sessions + 1}
+	was := s.attached[pid]
+	s.attached[pid] = attached{kin, was.sessions + 1, was.ready}
 	if p := s.find(pid); p != nil {
 		p.hasAttached(1)
 	}
+}
+
+// Ready says that the worker with this pid looks for batches. Until then nobody
+// is ended for it: between attaching and its first look it has things to do, and
+// on a busy machine seconds to wait for a core.
+func (s *Supervisor) Ready(pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a, ok := s.attached[pid]; ok {
+		a.ready = true
+		s.attached[pid] = a
+	}
+	if p := s.find(pid); p != nil {
+		p.isReady()
+	}
+}
+
+// AwaitsReady tells whether somebody may wait for Ready of this pid.
+func (s *Supervisor) AwaitsReady(pid int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kin := s.attached[pid].kin
+	return slices.ContainsFunc(s.procs, func(p *process) bool { return !p.proven && (p.life == 0 || slices.Contains(kin, p.life)) })
 }
 
 // MayServe says whether one of the processes can still become a worker of the
@@ -302,7 +328,8 @@ func (s *Supervisor) Left(pid int, withBatch bool) (replace bool) {
 		}
 	}
 	if a := s.attached[pid]; a.sessions > 1 {
-		s.attached[pid] = attached{a.kin, a.sessions - 1}
+		a.sessions--
+		s.attached[pid] = a
 	} else {
 		delete(s.attached, pid)
 	}

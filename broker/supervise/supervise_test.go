@@ -267,12 +267,19 @@ func TestAWorkerThatAttachesBeforeItsPidIsKnownIsWaitedForNoLonger(t *testing.T)
 	}
 	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
 	s := New(slog.Default(), "")
-	p := &process{s: s, name: "quick", cfg: &Worker{}, attached: make(chan struct{}), failed: make(chan struct{}), over: make(chan struct{})}
+	p := &process{s: s, name: "quick", cfg: &Worker{}, ready: make(chan struct{}), failed: make(chan struct{}), over: make(chan struct{})}
 	s.procs = append(s.procs, p)
 	s.Attached(child.Process.Pid) // while the goroutine that started it has not come to note its pid
+	if !s.AwaitsReady(child.Process.Pid) {
+		t.Error("nobody waits for it")
+	}
+	s.Ready(child.Process.Pid)
 	p.set("running", child.Process.Pid, "")
 	if err := p.await(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	if s.AwaitsReady(child.Process.Pid) {
+		t.Error("it is still waited for")
 	}
 	if s.Left(child.Process.Pid, false); p.sessions != 0 || s.Restarts(child.Process.Pid) != 0 {
 		t.Fatalf("%d sessions after its only one was over", p.sessions)
@@ -317,6 +324,26 @@ func TestWorkersEndWithTheirSupervisor(t *testing.T) {
 		}
 	}
 	if log := s.log.String(); strings.Count(log, "killing it") != 1 || strings.Contains(log, "starting it again") {
+		t.Error(log)
+	}
+}
+
+// When the broker hangs up, its workers must know that they are to end.
+func TestWhoStopsTheSupervisorHasToldEveryWorker(t *testing.T) {
+	w := role("worker")
+	w.Instances = 3
+	s := start(t, false, w)
+	list := s.until("they work", s.says("msg=working", 3))
+	s.Stop()
+	s.mu.Lock()
+	for i, p := range s.procs {
+		if p.asked != list[i].Pid {
+			t.Errorf("%s (%d) has not got SIGTERM yet", p.name, list[i].Pid)
+		}
+	}
+	s.mu.Unlock()
+	s.end()
+	if log := s.log.String(); strings.Contains(log, "starting it again") || strings.Contains(log, "killing it") {
 		t.Error(log)
 	}
 }

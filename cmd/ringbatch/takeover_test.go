@@ -4,8 +4,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +17,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // The workers of the broker that takes over start when they are let to, so that
@@ -54,8 +57,11 @@ func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 		if s.Pid == pid {
 			return false
 		}
-		if len(s.Models) != 1 || len(s.Models[0].Workers) != 1 {
-			t.Errorf("it has the socket, and no worker: %+v", s.Models)
+		own := func(w stats.Worker) bool {
+			return slices.ContainsFunc(s.Processes, func(p stats.Process) bool { return p.Pid == w.Pid })
+		}
+		if len(s.Models) != 1 || !slices.ContainsFunc(s.Models[0].Workers, own) {
+			t.Errorf("it has the socket, and no worker of its own: %+v", s.Models)
 		}
 		return true
 	})
@@ -111,7 +117,7 @@ func TestWhoComesWhileABrokerTakesOverFindsOne(t *testing.T) {
 	for range 5 {
 		old := c.broker
 		c.broker = c.takesOver()
-		if err := old.Wait(time.Minute); err != nil {
+		if err := old.Wait(patience); err != nil {
 			t.Fatalf("the old broker: %v\n%s", err, old.Log())
 		}
 	}
@@ -123,4 +129,33 @@ func dialOnce(ctx context.Context) error {
 		return err
 	}
 	return cl.Close()
+}
+
+// What a broker has accepted and no worker of its own is there for is not kept
+// until one comes: those that are started from now on find the other broker.
+func TestABrokerThatHasHandedOverEndsAtOnceWhatItHasNoWorkerFor(t *testing.T) {
+	c := startCLI(t)
+	late := strings.Replace(c.served(2, 1, 0), fmt.Sprintf("command = [%q,", c.bin), `command = ["sleep", "1000",`, 1)
+	c.ends(c.broker)
+	c.write(strings.Replace(late, ` "worker", "--model", "affine", "--scale", "2", "--input", "x:f32[4]"`, "", 1))
+	old := c.start("broker", "--config", c.config, "--drain_time", "1h")
+	caller, err := client.Dial(t.Context(), "affine", client.WaitForModel())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer caller.Close()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := caller.Infer(t.Context(), []float32{1, 2, 3, 4})
+		ended <- err
+	}()
+	c.until("the request waits", func() bool { return c.stats().Models[0].SlotsQueued == 1 })
+	c.write(c.served(3, 1, 0))
+	c.broker = c.takesOver()
+	if err := <-ended; !errors.Is(err, client.ErrDraining) {
+		t.Errorf("the request ended with %v", err)
+	}
+	if err := old.Wait(time.Minute); err != nil {
+		t.Errorf("the old broker: %v\n%s", err, old.Log())
+	}
 }

@@ -8,7 +8,7 @@
 
 In the first case the broker supervises: at the end it refuses new requests,
 finishes what it accepted, and ends the workers last. In the second, when that
-broker goes, serve becomes the first.
+broker goes, serve becomes the first, unless that broker had started it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ log = logging.getLogger("ringbatch")
 CHILD = "RINGBATCH_CHILD"  # set in worker processes
 PARENT = "RINGBATCH_PARENT"  # whose end is theirs
 ATTACHED_FD = "RINGBATCH_ATTACHED_FD"  # where they tell that they have attached
+SUPERVISED = "RINGBATCH_SUPERVISED"  # the socket of the broker that started this process
 
 _DRAIN_S = 30.0  # how long accepted requests may take to finish at the end
 _STOP_S = _DRAIN_S + 15.0  # then the workers end, and the broker
@@ -107,11 +108,19 @@ def run_commands(
     commands: list[list[str]], counts: list[int], at: str, stop: threading.Event, door: Door, broker: bool, ready_s: float | None = None
 ) -> None:
     """Runs worker processes until stop is set. ready_s: they do not tell that they have attached, and count as such after that long."""
+    broker = broker and not _supervised(at)
     while not stop.is_set():
         if broker and not broker_runs(at):
             _host(commands, counts, at, stop, door)
         else:
             _guest(commands, counts, at, stop, door, broker, ready_s)
+
+
+def _supervised(at: str) -> bool:
+    """Whether the broker of this socket has started us. It ends us too: that nobody can connect any more means that
+    another one takes over while it finishes what it has accepted, with our workers."""
+    its = os.environ.get(SUPERVISED)
+    return bool(its) and os.path.abspath(str(its)) == at
 
 
 def _command(item: Served, index: int, pipeline: tuple[str, str] | None) -> list[str]:

@@ -82,6 +82,29 @@ def test_serve_starts_a_broker_and_stops_everything(home, how):
     assert not os.path.exists(socket)
 
 
+def test_what_a_broker_has_started_waits_for_a_broker_and_starts_none(home):
+    script, socket = home / "server.py", str(home / "b.sock")
+    script.write_text(SERVER)
+    env = {**os.environ, "RINGBATCH_SOCKET": socket, "RINGBATCH_SUPERVISED": socket}
+    broker = [rb.binary_path(), "broker", "--socket", socket]
+    with subprocess.Popen(broker) as b, subprocess.Popen([sys.executable, str(script), "1"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as p:
+        try:
+            with rb.connect("pids", socket=socket, wait=60) as m:
+                before = int(m(np.zeros(1, "float32"), timeout=60))
+            b.kill()
+            b.wait()
+            said = next(line for line in p.stderr if "is gone" in line)
+            assert "waiting for one" in said
+            with subprocess.Popen(broker) as b, rb.connect("pids", socket=socket, wait=60) as m:
+                assert int(m(np.zeros(1, "float32"), timeout=60)) == before  # its worker has waited too
+                b.terminate()
+        finally:
+            b.kill()
+            p.terminate()
+            p.communicate(timeout=120)
+    wait_for_nobody(socket)
+
+
 def test_nothing_is_left_when_the_server_is_killed(home):
     p, socket = start(home)
     rb.connect("pids", socket=socket, wait=60).close()
