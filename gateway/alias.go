@@ -16,8 +16,8 @@ import (
 // the alias changes ends where it is.
 type route struct {
 	alias.Alias
-	to   []*model // as Alias.To; nil: the broker has no such model now
-	turn atomic.Uint64
+	to   []*model       // as Alias.To; nil: the broker has no such model now
+	turn *atomic.Uint64 // of the alias, however often it changes
 }
 
 // routes are those of the broker's aliases that may be served.
@@ -28,12 +28,12 @@ func (m *models) newRoutes(list []admin.Alias, models map[string]*model) map[str
 		if !m.serves(a.Name) {
 			continue
 		}
-		r := &route{Alias: a.Alias}
+		r := &route{Alias: a.Alias, turn: new(atomic.Uint64)}
 		for _, t := range a.To {
 			r.to = append(r.to, models[t.Model])
 		}
 		if was := old[a.Name]; was != nil {
-			r.turn.Store(was.turn.Load())
+			r.turn = was.turn // a copy would take turns again that requests had meanwhile
 		}
 		next[a.Name] = r
 	}
