@@ -5,6 +5,7 @@ package gateway
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -218,4 +219,31 @@ func TestTheBudgetOfBuffersIsKept(t *testing.T) {
 		t.Errorf("%d %q", a.status, a.Error)
 	}
 	r.idle()
+}
+
+func TestACallerThatStillSendsCanReadItsRefusal(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.MaxMessageBytes = 1 << 20 }, m)
+	for { // until this machine lets the caller send all the time
+		c := r.connect()
+		fmt.Fprintf(c, "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n", 2<<20)
+		longest, failed := time.Duration(0), error(nil)
+		for range 5 {
+			began := time.Now()
+			time.Sleep(lingerTime * 2 / 5)
+			_, err := c.Write(make([]byte, 1<<10))
+			failed = errors.Join(failed, err)
+			longest = max(longest, time.Since(began))
+		}
+		if longest > lingerTime*3/4 {
+			continue
+		}
+		if failed != nil { // net/http reads no answer after that
+			t.Errorf("hung up on while it sends: %v", failed)
+		}
+		if status, text := r.hear(c); status != http.StatusRequestEntityTooLarge {
+			t.Errorf("%d %s", status, text)
+		}
+		return
+	}
 }

@@ -180,12 +180,23 @@ func (c *conn) calm() {
 }
 
 // linger closes the connection so that the caller can still read the answer:
-// closing it with something unread would make the kernel take the answer back.
+// closing it with something unread would make the kernel take the answer back. A
+// caller that still sends has longer, but not for ever; so has one that could not
+// send because this machine stood still.
 func (c *conn) linger() {
 	defer c.Close()
-	if t, ok := c.Conn.(*net.TCPConn); ok && t.CloseWrite() == nil {
-		_ = c.SetReadDeadline(time.Now().Add(lingerTime))
-		_, _ = io.Copy(io.Discard, c.Conn) // as much as comes in that time
+	t, ok := c.Conn.(*net.TCPConn)
+	if !ok || t.CloseWrite() != nil {
+		return
+	}
+	for end := time.Now().Add(c.l.g.cfg.pace.body); ; {
+		began := time.Now()
+		_ = c.SetReadDeadline(began.Add(lingerTime))
+		n, err := io.Copy(io.Discard, c.Conn)
+		silent := n == 0 && c.unread() == 0 && time.Since(began) < lingerTime+standstill
+		if silent || !isTimeout(err) || began.After(end) {
+			return
+		}
 	}
 }
 
@@ -208,7 +219,7 @@ func (c *conn) hasHungUp() bool {
 	return gone || err != nil
 }
 
-// unread is what the kernel has of a body that is awaited: see awaitBody.
+// unread is what the kernel has of what the caller sent: see awaitBody.
 func (c *conn) unread() (n int64) {
 	if t, ok := c.Conn.(*net.TCPConn); ok {
 		if raw, err := t.SyscallConn(); err == nil {

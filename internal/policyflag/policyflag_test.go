@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -68,7 +69,12 @@ func serve(t *testing.T, models ...broker.ModelConfig) (*host, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &host{t: t, socket: filepath.Join(t.TempDir(), "s", "b"), mem: shm.NewHeap(), sig: sig, log: &bytes.Buffer{}}
+	dir, err := os.MkdirTemp("", "rb") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	h := &host{t: t, socket: filepath.Join(dir, "s", "b"), mem: shm.NewHeap(), sig: sig, log: &bytes.Buffer{}}
 	b, err := broker.New(broker.Config{Socket: h.socket, Memory: h.mem, Models: models, Logger: slog.New(slog.NewTextHandler(h.log, nil)), DrainTime: -1})
 	if err != nil {
 		return nil, err
