@@ -178,11 +178,17 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 			return err
 		case <-look.C:
 			grace, mayServe := b.cfg.WorkerGrace, b.super.MayServe
-			if b.listener.given.Load() { // who is started now finds the other broker
+			handed := b.listener.given.Load()
+			if handed { // who is started now finds the other broker
 				grace, mayServe = 0, func(string) bool { return false }
 			}
 			for _, l := range b.loops {
-				l.post(func() { l.endUnserved(grace, mayServe) })
+				l.post(func() {
+					l.endUnserved(grace, mayServe)
+					if handed {
+						l.sendIdleClientsOn()
+					}
+				})
 			}
 		case <-over:
 			if len(drained) == left { // there was no time, and none was needed

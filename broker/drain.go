@@ -38,3 +38,17 @@ func (s *stage) refuseQueued(code status.Code) {
 		}
 	}
 }
+
+// sendIdleClientsOn hangs up on the clients that have nothing under way: they find
+// the other broker, instead of being refused here until the last request of others
+// is done. Not on those of private models, whose slots would be cleared before
+// they have read their answers.
+func (l *loop) sendIdleClientsOn() {
+	for r := range l.rings {
+		for c := range r.clients {
+			if c.busy == 0 && !r.stages[0].settings.Private {
+				r.clientLeft(c, "another broker takes over")
+			}
+		}
+	}
+}

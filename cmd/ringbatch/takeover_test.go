@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -154,6 +155,58 @@ func TestABrokerThatHasHandedOverEndsAtOnceWhatItHasNoWorkerFor(t *testing.T) {
 	c.broker = c.takesOver()
 	if err := <-ended; !errors.Is(err, client.ErrDraining) {
 		t.Errorf("the request ended with %v", err)
+	}
+	if err := old.Wait(time.Minute); err != nil {
+		t.Errorf("the old broker: %v\n%s", err, old.Log())
+	}
+}
+
+// Callers of one model do not wait for what another one still computes.
+func TestATakeOverIsOverForThoseWhoHaveNothingUnderWay(t *testing.T) {
+	c := startCLI(t)
+	c.ends(c.broker)
+	both := func(scale int) string {
+		one := c.served(scale, 1, 0)
+		return one + strings.NewReplacer(`name = "affine"`, "name = \"slow\"\nlease = \"1h\"", `"--model", "affine"`, `"--model", "affine", "--name", "slow"`).Replace(one)
+	}
+	c.write(both(2))
+	old := c.start("broker", "--config", c.config, "--drain_time", "1h")
+	c.broker = old
+	ready := func() bool { _, code := c.run("ready"); return code == 0 }
+	c.until("both are served", ready)
+	worker := 0
+	for _, m := range c.stats().Models {
+		if m.Name == "slow" {
+			worker = m.Workers[0].Pid
+		}
+	}
+	if err := syscall.Kill(worker, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Kill(worker, syscall.SIGKILL) }()
+	caller, err := client.Dial(t.Context(), "slow")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer caller.Close()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := caller.Infer(t.Context(), []float32{1, 2, 3, 4})
+		ended <- err
+	}()
+	l := c.load(4, client.WithRetry(10*time.Minute))
+	c.until("the slow one runs", func() bool {
+		return slices.ContainsFunc(c.stats().Models, func(m stats.Model) bool { return m.Name == "slow" && m.SlotsRunning == 1 })
+	})
+	c.write(both(3))
+	c.broker = c.takesOver()
+	c.until("the new broker answers", func() bool { return l.last.Load() == 3 || t.Failed() })
+	l.end()
+	if err := syscall.Kill(worker, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("the request that the old broker had accepted: %v", err)
 	}
 	if err := old.Wait(time.Minute); err != nil {
 		t.Errorf("the old broker: %v\n%s", err, old.Log())
