@@ -207,7 +207,7 @@ func TestAWorkerThatDiesWithABatchIsStartedAgainAtOnce(t *testing.T) {
 	shell := role("worker") // the shell is our child, the worker is in its group
 	shell.Command = []string{"/bin/sh", "-c", shell.Command[0] + "; true"}
 	apart := role("worker") // in a session of its own
-	apart.Command = []string{"/bin/sh", "-c", "trap 'kill $c; exit' TERM; setsid " + apart.Command[0] + " & c=$!; wait"}
+	apart.Command = []string{"/bin/sh", "-c", "trap 'kill $!; exit' TERM; setsid " + apart.Command[0] + " & wait"}
 	for kind, w := range map[string]Worker{"child": role("worker"), "run by a shell": shell, "in a session of its own": apart} {
 		t.Run(kind, func(t *testing.T) {
 			s := start(t, false, w)
@@ -234,7 +234,8 @@ func TestAWorkerThatDiesWithABatchIsStartedAgainAtOnce(t *testing.T) {
 				}
 				s.Left(worker, true)
 			}
-			s.nextLife(pid)
+			pid = s.nextLife(pid).Pid
+			s.until("the last shell has what it ends with itself", func([]stats.Process) bool { return kind == "child" || childOf(pid) != 0 })
 			// On a slow machine the broker may say that it left only after it was started
 			// again; that it does so five times in a row is no chance.
 			if log := s.log.String(); strings.Contains(log, "in=1.6s") || strings.Count(log, "at once") == 0 {
