@@ -78,7 +78,7 @@ type file struct {
 type fileWorker struct {
 	Command          []string          `toml:"command"`
 	Instances        fileCount         `toml:"instances"`
-	Spares           fileCount         `toml:"spares"`
+	Spares           int               `toml:"spares"`
 	GPUs             []int             `toml:"gpus"`
 	Env              map[string]string `toml:"env"`
 	ThreadPercentage fileCount         `toml:"thread_percentage"`
@@ -87,7 +87,7 @@ type fileWorker struct {
 
 func (f *fileWorker) worker() (supervise.Worker, error) {
 	w := supervise.Worker{
-		Command: f.Command, Instances: int(f.Instances), Spares: int(f.Spares), GPUs: f.GPUs, Env: f.Env,
+		Command: f.Command, Instances: int(f.Instances), Spares: f.Spares, GPUs: f.GPUs, Env: f.Env,
 		ThreadPercentage: int(f.ThreadPercentage), StopTime: f.StopTime.value(),
 	}
 	if f.StopTime != nil && w.StopTime == 0 {

@@ -42,6 +42,15 @@ func TestACountIsOneOrMore(t *testing.T) {
 			t.Errorf("%s\n%v", text, err)
 		}
 	}
+	worker := plainModel + "[[model.worker]]\ncommand = [\"w\"]\nspares = "
+	if _, err := Parse(worker + "0\n"); err != nil {
+		t.Errorf("spares = 0, which is none: %v", err)
+	}
+	for _, bad := range []string{"-1", "1.5", "99999999999"} {
+		if _, err := Parse(worker + bad + "\n"); !errors.Is(err, status.ErrInvalid) {
+			t.Errorf("spares = %s: %v", bad, err)
+		}
+	}
 }
 
 func TestWorkerTablesAreRead(t *testing.T) {
