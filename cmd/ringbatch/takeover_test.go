@@ -67,9 +67,7 @@ func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 		return true
 	})
 	c.until("the new worker answers", func() bool { return l.last.Load() == 3 || t.Failed() })
-	if err := old.Wait(patience); err != nil {
-		t.Errorf("the old broker: %v\n%s", err, old.Log())
-	}
+	c.hasEnded(old)
 	if out, code := c.run("restart", "affine"); code != 0 { // the next process finds it at its usual place
 		t.Errorf("restart: %d\n%s", code, out)
 	}
@@ -89,6 +87,30 @@ func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 
 func (c *cli) takesOver() *testbed.Process {
 	return c.start("broker", "--config", c.config, "--log_level", "info", "--take_over")
+}
+
+// hasEnded waits for the broker that was taken over, which ends well.
+func (c *cli) hasEnded(old *testbed.Process) {
+	c.t.Helper()
+	if err := old.Wait(patience); err != nil {
+		c.t.Fatalf("the old broker: %v\n%s", err, old.Log())
+	}
+}
+
+// infer makes one request beside the test, and gives its end.
+func (c *cli) infer(model string) <-chan error {
+	c.t.Helper()
+	caller, err := client.Dial(c.t.Context(), model, client.WaitForModel())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { caller.Close() })
+	ended := make(chan error, 1)
+	go func() {
+		_, err := caller.Infer(c.t.Context(), []float32{1, 2, 3, 4})
+		ended <- err
+	}()
+	return ended
 }
 
 // Nobody here retries: each moment of a take-over has a broker that answers.
@@ -118,9 +140,7 @@ func TestWhoComesWhileABrokerTakesOverFindsOne(t *testing.T) {
 	for range 5 {
 		old := c.broker
 		c.broker = c.takesOver()
-		if err := old.Wait(patience); err != nil {
-			t.Fatalf("the old broker: %v\n%s", err, old.Log())
-		}
+		c.hasEnded(old)
 	}
 }
 
@@ -140,25 +160,14 @@ func TestABrokerThatHasHandedOverEndsAtOnceWhatItHasNoWorkerFor(t *testing.T) {
 	c.ends(c.broker)
 	c.write(strings.Replace(late, ` "worker", "--model", "affine", "--scale", "2", "--input", "x:f32[4]"`, "", 1))
 	old := c.start("broker", "--config", c.config, "--drain_time", "1h")
-	caller, err := client.Dial(t.Context(), "affine", client.WaitForModel())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer caller.Close()
-	ended := make(chan error, 1)
-	go func() {
-		_, err := caller.Infer(t.Context(), []float32{1, 2, 3, 4})
-		ended <- err
-	}()
+	ended := c.infer("affine")
 	c.until("the request waits", func() bool { return c.stats().Models[0].SlotsQueued == 1 })
 	c.write(c.served(3, 1, 0))
 	c.broker = c.takesOver()
 	if err := <-ended; !errors.Is(err, client.ErrDraining) {
 		t.Errorf("the request ended with %v", err)
 	}
-	if err := old.Wait(time.Minute); err != nil {
-		t.Errorf("the old broker: %v\n%s", err, old.Log())
-	}
+	c.hasEnded(old)
 }
 
 // Callers of one model do not wait for what another one still computes.
@@ -184,16 +193,7 @@ func TestATakeOverIsOverForThoseWhoHaveNothingUnderWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = syscall.Kill(worker, syscall.SIGKILL) }()
-	caller, err := client.Dial(t.Context(), "slow")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer caller.Close()
-	ended := make(chan error, 1)
-	go func() {
-		_, err := caller.Infer(t.Context(), []float32{1, 2, 3, 4})
-		ended <- err
-	}()
+	ended := c.infer("slow")
 	l := c.load(4, client.WithRetry(10*time.Minute))
 	c.until("the slow one runs", func() bool {
 		return slices.ContainsFunc(c.stats().Models, func(m stats.Model) bool { return m.Name == "slow" && m.SlotsRunning == 1 })
@@ -208,7 +208,5 @@ func TestATakeOverIsOverForThoseWhoHaveNothingUnderWay(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Errorf("the request that the old broker had accepted: %v", err)
 	}
-	if err := old.Wait(time.Minute); err != nil {
-		t.Errorf("the old broker: %v\n%s", err, old.Log())
-	}
+	c.hasEnded(old)
 }

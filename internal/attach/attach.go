@@ -128,12 +128,21 @@ func hungUp(err error) bool {
 
 // Ask is CallOnce for what may be asked twice: if the broker hangs up, who has
 // the socket by then is asked.
-func Ask(ctx context.Context, socket string, req *control.Request) (*control.Reply, error) {
-	rep, err := CallOnce(ctx, socket, req)
-	for try := 0; hungUp(err) && try < successors; try++ {
+func Ask(ctx context.Context, socket string, req *control.Request) (rep *control.Reply, err error) {
+	err = untilAnswered(func() error {
 		rep, err = CallOnce(ctx, socket, req)
-	}
+		return err
+	})
 	return rep, err
+}
+
+// untilAnswered tries again when the broker hangs up.
+func untilAnswered(try func() error) error {
+	err := try()
+	for n := 0; hungUp(err) && n < successors; n++ {
+		err = try()
+	}
+	return err
 }
 
 // successors is how many brokers may take over one after the other while one asks.
@@ -185,11 +194,11 @@ func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Reque
 
 // attach asks for a session, with a descriptor of device memory or -1: a session, or
 // what the broker needs from a worker first.
-func attach(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request, offer int) (*Session, *control.DeviceNeed, error) {
-	s, needs, err := tryAttach(ctx, socket, mem, device, req, offer)
-	for try := 0; hungUp(err) && try < successors; try++ {
+func attach(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request, offer int) (s *Session, needs *control.DeviceNeed, err error) {
+	err = untilAnswered(func() error {
 		s, needs, err = tryAttach(ctx, socket, mem, device, req, offer)
-	}
+		return err
+	})
 	return s, needs, err
 }
 
