@@ -65,30 +65,54 @@ func startEnvoy(t *testing.T, addresses ...string) string {
 	if err := testbed.Eventually(patience, func() (err error) { address, err = listenerOf(admin); return err }); err != nil {
 		t.Fatalf("Envoy does not listen: %v", err)
 	}
+	// A gateway whose worker had not attached yet at the first health check gets no
+	// calls until the next: whoever takes a host away needs the others to be there.
+	for _, host := range addresses {
+		if err := testbed.Eventually(patience, func() error { return healthy(admin, host) }); err != nil {
+			t.Fatalf("Envoy does not take %s for healthy: %v", host, err)
+		}
+	}
 	return address
 }
 
-// listenerOf asks an Envoy, whose administration's address is in a file, where it
-// listens for calls.
+// listenerOf asks an Envoy where it listens for calls.
 func listenerOf(adminFile string) (string, error) {
+	text, err := askEnvoy(adminFile, "/listeners")
+	if err != nil {
+		return "", err
+	}
+	_, address, ok := strings.Cut(strings.TrimSpace(text), "inference::")
+	if !ok {
+		return "", fmt.Errorf("its listeners are %q", text)
+	}
+	return address, nil
+}
+
+// healthy asks an Envoy whether a host gets calls.
+func healthy(adminFile, host string) error {
+	text, err := askEnvoy(adminFile, "/clusters")
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(text, host+"::health_flags::healthy\n") {
+		return fmt.Errorf("its clusters are:\n%s", text)
+	}
+	return nil
+}
+
+// askEnvoy asks the administration of an Envoy, whose address is in a file.
+func askEnvoy(adminFile, path string) (string, error) {
 	admin, err := os.ReadFile(adminFile)
 	if err != nil {
 		return "", err
 	}
-	rep, err := http.Get("http://" + string(admin) + "/listeners")
+	rep, err := http.Get("http://" + string(admin) + path)
 	if err != nil {
 		return "", err
 	}
 	defer rep.Body.Close()
 	text, err := io.ReadAll(rep.Body)
-	if err != nil {
-		return "", err
-	}
-	_, address, ok := strings.Cut(strings.TrimSpace(string(text)), "inference::")
-	if !ok {
-		return "", fmt.Errorf("its listeners are %q", text)
-	}
-	return address, nil
+	return string(text), err
 }
 
 func TestAHostThatDiesBehindEnvoyCostsNoRequest(t *testing.T) {
