@@ -92,25 +92,24 @@ class _Turns:
             return batch
 
     def _one(self, lane: Lane, batch: RingBatch) -> None:
+        failure: BaseException | None = None
         try:
             with self._using:
                 lane.gather(batch)
             with self._computing:
                 lane.compute()
             dims = lane.write()
-            with self._using:
-                if dims is not None:
+            if dims is not None:
+                with self._using:
                     batch.set_rows_dims(dims)
-                self._answer(batch)
         except BaseException as e:
+            failure = e
             if isinstance(e, Exception):
                 log.exception("a batch of %d rows failed", batch.rows)
-            with self._using:
-                batch.fail_all(e)
-                self._answer(batch)
-            if not isinstance(e, Exception):
-                raise
-
-    def _answer(self, batch: RingBatch) -> None:
-        self._taken -= 1
-        batch.complete()
+        with self._using:
+            if failure is not None:
+                batch.fail_all(failure)
+            batch.complete()
+            self._taken -= 1  # not before: who sees none uses the ring without asking
+        if failure is not None and not isinstance(failure, Exception):
+            raise failure
