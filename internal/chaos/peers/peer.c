@@ -23,6 +23,8 @@
 
 enum { WIDTH = 16 };
 
+static const int64_t patience = 100000000000LL; /* for what surely comes, on any machine */
+
 static const char *socket_path, *model;
 
 static int64_t clock_ns(clockid_t id) {
@@ -58,7 +60,7 @@ static void fail(const char *what, int status) {
 }
 
 static rb_client connect_to(uint32_t window) {
-	rb_connect_options o = {.size = sizeof o, .window = window, .socket = socket_path, .wait = 1, .timeout = 20000000000LL};
+	rb_connect_options o = {.size = sizeof o, .window = window, .socket = socket_path, .wait = 1, .timeout = patience};
 	rb_client c;
 	int status = rb_connect(model, &o, &c);
 	if (status) fail("connect", status);
@@ -288,7 +290,7 @@ static int play_forks(const char *who, uint64_t seed) {
 		for (int i = 0; i <= before; i++) {
 			if (i == forked_at) child = fork_child();
 			fill(x, 1, &seed);
-			int status = by_steps(c, 1, x, y, 5000000000LL);
+			int status = by_steps(c, 1, x, y, patience);
 			if (status) fail("request", status);
 		}
 		if (next_random(&seed) % 2) { /* something is in flight when it ends */
@@ -298,7 +300,7 @@ static int play_forks(const char *who, uint64_t seed) {
 		int status = rb_close(c);
 		if (status) fail("close", status);
 	} else {
-		rb_worker_options o = {.size = sizeof o, .socket = socket_path};
+		rb_worker_options o = {.size = sizeof o, .socket = socket_path, .timeout = patience};
 		rb_worker w;
 		int status = rb_worker_attach(model, "x:i64[16] -> y:i64[16]", &o, &w);
 		if (status) fail("attach", status);
