@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -67,6 +68,30 @@ func (c *cli) ask(n, callers int) {
 		})
 	}
 	wg.Wait()
+}
+
+// keepAsking asks again and again until stop is called.
+func (c *cli) keepAsking() (stop func()) {
+	c.t.Helper()
+	cl, err := client.Dial(c.t.Context(), "affine", client.WithWindow(8))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(c.t.Context())
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for ; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+				if _, err := cl.Infer(c.t.Context(), []float32{1, 2, 3, 4}); err != nil {
+					c.t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	stop = sync.OnceFunc(func() { cancel(); wg.Wait(); _ = cl.Close() })
+	c.t.Cleanup(stop)
+	return stop
 }
 
 func get(t *testing.T, address string) (string, int) {
