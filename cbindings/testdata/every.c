@@ -526,8 +526,8 @@ static void everything(void)
 	wrong_arguments();
 	one_slice();
 	thread_ends();
-	no_descriptors();
 	variable_dims();
+	no_descriptors(); /* both workers have theirs: they have answered */
 	closing();
 	errors_have_names();
 	if (!getenv("RB_NO_FORK"))
