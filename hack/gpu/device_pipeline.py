@@ -70,12 +70,14 @@ def produce(model: str, seconds: float, in_flight: int = 16) -> None:
     done = wrong = sent = 0
     flight = []
     with rb.connect(model, wait=60, window=64) as m, torch.cuda.stream(torch.cuda.Stream()):
-        on_device, began = m.inputs[0].on_device, 0.0
+        on_device, before = m.inputs[0].on_device, 0
         print("ready", flush=True)
         sys.stdin.readline()
-        began = time.monotonic()
-        while flight or time.monotonic() < began + seconds:
-            while len(flight) < in_flight and time.monotonic() < began + seconds:
+        warm = began = time.monotonic()  # whoever runs a kernel for the first time loads it
+        while flight or time.monotonic() < warm + 1 + seconds:
+            if began == warm and time.monotonic() > warm + 1:
+                began, before = time.monotonic(), done
+            while len(flight) < in_flight and time.monotonic() < warm + 1 + seconds:
                 r = m.request()
                 if on_device:
                     r.inputs["raw"].copy_(images[sent % FORMS])
@@ -89,7 +91,7 @@ def produce(model: str, seconds: float, in_flight: int = 16) -> None:
             wrong += not (np.asarray(r.outputs["s"]) == want[form]).all()
             r.release()
             done += 1
-        print(json.dumps({"done": done, "wrong": wrong, "seconds": time.monotonic() - began}), flush=True)
+        print(json.dumps({"done": done, "wrong": wrong, "rate": (done - before) / (time.monotonic() - began)}), flush=True)
 
 
 def run(memory: str, producers: int, seconds: float, folder: str) -> bool:
@@ -113,7 +115,7 @@ def run(memory: str, producers: int, seconds: float, folder: str) -> bool:
             p.stdin.flush()
         results = [json.loads(p.stdout.readline()) for p in running]
     done, wrong = sum(r["done"] for r in results), sum(r["wrong"] for r in results)
-    rate = sum(r["done"] / r["seconds"] for r in results)
+    rate = sum(r["rate"] for r in results)
     print(f"three stages, {memory}: {producers} producers, {done} requests, {wrong} wrong, {rate:,.0f}/s", flush=True)
     return done > 0 and wrong == 0
 

@@ -195,7 +195,7 @@ def resnet(seconds: float, folder: str) -> list[dict]:
     subprocess.run([sys.executable, str(ROOT / "hack" / "gpu" / "resnet50.py"), module], check=True)
     with processes() as start:
         broker = start_broker(start, folder)
-        flags = ("--input", f"x:{IMAGE}", "--output", "y:f32[1000]@host", "--max_batch_size", "32", "--half", "--channels_last", "--slots", "1024", "--max_window", "64")
+        flags = ("--input", f"x:{IMAGE}", "--output", "y:f32[1000]@host", "--max_batch_size", "32", "--half", "--channels_last", "--slots", "2048", "--max_window", "64")
         bounds = [start(sys.executable, __file__, "bound", module, OMP_NUM_THREADS="1") for _ in range(3)]
         workers = {m: start_workers(start, 3, module, f"resnet-{m}", m, *flags) for m in ("host", "device")}
         producers = [start(sys.executable, __file__, "producer", OMP_NUM_THREADS="1") for _ in range(14)]
