@@ -11,7 +11,8 @@ SHELL := bash
 .DEFAULT_GOAL := build
 
 # Pinned, so that a new release cannot break a build of today.
-STATICCHECK := go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
+STATICCHECK_VERSION := v0.8.2
+STATICCHECK := $(CURDIR)/build/tools/$(STATICCHECK_VERSION)/staticcheck
 
 # What runs under the race detector: everything that shares memory between
 # goroutines. Processes that share mappings are blind to it; the same rules
@@ -35,10 +36,21 @@ demo: build ## what batching wins on this machine, in half a minute
 demo-page: build ## the page of a broker under load, until Ctrl-C
 	./bin/ringbatch demo
 
-test: check unit race model-check cuda-check python onnx-go-test interop chaos-short envoy-test hosts-short ## everything, about 18 minutes on 2 cores
+test: downloads check unit race model-check cuda-check python onnx-go-test interop chaos-short envoy-test hosts-short ## everything, about 18 minutes on 2 cores
 	@echo "all tests passed"
 
-check: ## licence lines, formatting, vet, staticcheck
+# Go does not try again by itself, so everything is fetched first. (go run of a
+# program at a version asks the network every time.)
+.PHONY: downloads
+downloads: $(STATICCHECK) ## the Go modules that the tests need
+	@hack/again.sh go list -deps -test ./... >/dev/null
+	@hack/again.sh go list -deps -test -tags cuda ./worker/cuda/... >/dev/null
+	@hack/again.sh go -C worker/onnx list -deps -test ./... >/dev/null
+
+$(STATICCHECK):
+	GOBIN=$(@D) hack/again.sh go install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)
+
+check: $(STATICCHECK) ## licence lines, formatting, vet, staticcheck
 	./hack/spdx.py
 	./hack/licences.py --check
 	@bad=$$(gofmt -l .); [ -z "$$bad" ] || { echo "not formatted: $$bad" >&2; exit 1; }
@@ -120,7 +132,7 @@ peers: ## ringbatch against Triton, mosec, LitServe, Ray Serve, BentoML and othe
 	python3 bench/peers/run.py $(ONLY) --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),2) --json build/peers.json --table build/peers.md --chart build/peers.svg
 
 model-check: ## the protocol's model, exhaustively; its mutants must be caught
-	@command -v spin >/dev/null || { apt-get update -qq && apt-get install -y -qq spin; } || { echo "install spin (Debian package spin) first"; exit 1; }
+	@command -v spin >/dev/null || { hack/again.sh apt-get update -qq && hack/again.sh apt-get install -y -qq spin; } || { echo "install spin (Debian package spin) first"; exit 1; }
 	bash docs/model/check.sh
 
 # chaos, and beside it what it plays the C and the Python client with.

@@ -5,7 +5,6 @@
 CUDA_DIR   := $(CURDIR)/build/cuda
 CUDA_ENV    = CGO_ENABLED=1 CGO_CFLAGS="-I$(CUDA_DIR)/include" CGO_LDFLAGS="-L$(CUDA_DIR)/lib -lcuda -ldl"
 CUDA_GO     = $(CUDA_ENV) go
-STATICCHECK ?= staticcheck
 
 .PHONY: cuda-toolchain cuda-build cuda-vet cuda-test cuda-ptx cuda-ptx-check
 
@@ -17,7 +16,7 @@ $(CUDA_DIR)/lib/libcuda.a: hack/cuda/toolchain.py
 cuda-build: cuda-toolchain ## the ringbatch command with GPU workers, bin/ringbatch-cuda
 	$(CUDA_GO) build -tags cuda -o bin/ringbatch-cuda ./cmd/ringbatch
 
-cuda-vet: cuda-toolchain
+cuda-vet: cuda-toolchain $(STATICCHECK)
 	$(CUDA_GO) vet -tags cuda ./worker/cuda/... ./cmd/... ./bench/...
 	$(CUDA_ENV) $(STATICCHECK) -tags cuda ./worker/cuda/... ./cmd/... ./bench/...
 

@@ -57,6 +57,9 @@ func pause(ctx context.Context, d time.Duration) error {
 func modelStats(ctx context.Context, socket, model string) (*stats.Model, error) {
 	s, err := admin.New(socket).Stats(ctx)
 	if err != nil {
+		if ctx.Err() != nil {
+			return nil, testbed.ErrInterrupted
+		}
 		return nil, fmt.Errorf("ask the broker for its statistics: %w", err)
 	}
 	if m := s.Model(model); m != nil {

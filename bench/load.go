@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/feed"
 	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/svgchart"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -36,6 +37,14 @@ type Load struct {
 
 // Run loads the model. If ctx ends first, what was measured comes with the error.
 func (l *Load) Run(ctx context.Context, say *progress.Line) (*Result, error) {
+	r, err := l.run(ctx, say)
+	if err != nil && ctx.Err() != nil { // whatever it was doing then
+		err = testbed.ErrInterrupted
+	}
+	return r, err
+}
+
+func (l *Load) run(ctx context.Context, say *progress.Line) (*Result, error) {
 	f, err := newFleet(ctx)
 	if err != nil {
 		return nil, err

@@ -32,18 +32,15 @@ func TestOneClientOfManyGoroutinesFollowsAnAliasAndLosesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var serving sync.WaitGroup
-	t.Cleanup(func() { cancel(); serving.Wait(); _ = b.Close() })
+	t.Cleanup(func() { _ = b.Close() })
 	for i, m := range cfg.Models {
-		serving.Go(func() {
-			_ = worker.Serve(ctx, worker.Config{Model: m.Name, Signature: m.Signature, Socket: b.Socket(), Memory: mem}, func(_ context.Context, batch *worker.Batch) error {
-				for row := range batch.Rows() {
-					worker.Row[float32](batch.Output(0), row)[0] = float32(i+1) * worker.Row[float32](batch.Input(0), row)[0]
-				}
-				return nil
-			})
+		leave := testbed.ServeLocal(worker.Config{Model: m.Name, Signature: m.Signature, Socket: b.Socket(), Memory: mem}, func(_ context.Context, batch *worker.Batch) error {
+			for row := range batch.Rows() {
+				worker.Row[float32](batch.Output(0), row)[0] = float32(i+1) * worker.Row[float32](batch.Input(0), row)[0]
+			}
+			return nil
 		})
+		t.Cleanup(func() { _ = leave() })
 	}
 	c, err := client.Dial(soon(t), "m", client.WithSocket(b.Socket()), client.WithMemory(mem), client.WithWindow(4))
 	if err != nil {

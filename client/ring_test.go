@@ -4,6 +4,7 @@ package client_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -66,15 +67,12 @@ func (r *ring) work(fn worker.Func) (leave func()) { return r.workAs(worker.Conf
 // workAs is work with a configuration of its own.
 func (r *ring) workAs(cfg worker.Config, fn worker.Func) (leave func()) {
 	cfg.Model, cfg.Signature, cfg.Socket, cfg.Memory = "m", r.model.Signature, r.socket, r.mem
-	ctx, cancel := context.WithCancel(context.Background())
-	left := make(chan struct{})
-	go func() {
-		defer close(left)
-		if err := worker.Serve(ctx, cfg, fn); err != nil {
+	end := testbed.ServeLocal(cfg, fn)
+	leave = sync.OnceFunc(func() {
+		if err := end(); err != nil {
 			r.t.Errorf("worker: %v", err)
 		}
-	}()
-	leave = func() { cancel(); <-left }
+	})
 	r.t.Cleanup(leave)
 	return leave
 }

@@ -71,7 +71,7 @@ func TestAChangeRightAfterALookIsNotMissed(t *testing.T) {
 		r.g.models.refreshSoon(soon(t)) // the look
 		leave := r.worker(m, double)
 		r.eventually("the broker has the worker", func() error {
-			if r.stats("double").Workers == nil {
+			if len(r.stats("double").Workers) == 0 {
 				return fmt.Errorf("no worker")
 			}
 			return nil

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -27,6 +26,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
@@ -159,16 +159,12 @@ func (r *rig) startBroker(models ...broker.ModelConfig) {
 // worker serves a declared model until the test ends, or leave is called.
 func (r *rig) worker(m broker.ModelConfig, fn worker.Func) (leave func()) {
 	r.t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	left := make(chan struct{})
-	go func() {
-		defer close(left)
-		err := worker.Serve(ctx, worker.Config{Model: m.Name, Signature: m.Signature, Socket: r.socket, Memory: r.mem}, fn)
-		if err != nil && !errors.Is(err, context.Canceled) && ctx.Err() == nil {
+	end := testbed.ServeLocal(worker.Config{Model: m.Name, Signature: m.Signature, Socket: r.socket, Memory: r.mem}, fn)
+	leave = sync.OnceFunc(func() {
+		if err := end(); err != nil {
 			r.t.Logf("worker: %v", err)
 		}
-	}()
-	leave = func() { cancel(); <-left }
+	})
 	r.t.Cleanup(leave)
 	return leave
 }

@@ -66,16 +66,11 @@ func newHost(t *testing.T, sig tensor.Signature, fn worker.Func, change func(*ga
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var all sync.WaitGroup
-	all.Go(func() {
-		_ = worker.Serve(ctx, worker.Config{Model: "m", Signature: sig, Socket: h.broker.Socket(), Memory: h.mem}, fn)
-	})
+	leave := testbed.ServeLocal(worker.Config{Model: "m", Signature: sig, Socket: h.broker.Socket(), Memory: h.mem}, fn)
 	h.serve(change)
 	t.Cleanup(func() {
 		h.stop()
-		cancel()
-		all.Wait()
+		_ = leave()
 		_ = h.broker.Close()
 	})
 	return h

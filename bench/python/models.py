@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Served model files against the same models fed full batches by themselves, in one run.
 
-    python bench/python/models.py [--only NAME] [--rounds 8] [--seconds 3] [--producers 64] [--threads N] [--json FILE]
+    python bench/python/models.py [--only NAME] [--rounds 8] [--seconds 3] [--producers 64] [--threads N] [--apart load|all] [--json FILE]
 
 onnx_fixed     a convolution on pictures of 3 x 64 x 64 (--side), `ringbatch onnx`
 onnx_lengths   a small encoder (1 layer, 32 wide) on 8..500 tokens, `ringbatch onnx --mask mask`
@@ -16,7 +16,8 @@ against their buckets' times: the same lengths, the same buckets, full batches.
 Where there are several workers as many processes make the bound, at once. Before,
 answers to some lengths are compared with what the model gives for them unpadded.
 Both sides take turns of a few seconds, and the median counts: the machine's
-other load then hits both. The same by CPU time (of the process that computes, on both
+other load then hits both. With --apart producers and broker run on the cores that the
+session has no threads for (load), and worker and bound on the others (all). The same by CPU time (of the process that computes, on both
 sides) hardly depends on other load; it does not see a worker that waits. Needs the installed package, onnxruntime, onnx and torch.
 """
 
@@ -90,12 +91,11 @@ def torch_encoder():
     return Encoder().eval()
 
 
-def command(case: str, path: str, socket: str, threads: int) -> list[str]:
+def command(case: str, path: str, socket: str, a: argparse.Namespace) -> list[str]:
     size = f"<={MOST}"
-    if case == "onnx_fixed":
-        flags = ["onnx", path, "--no_spin", "--threads", str(threads)]
-    elif case == "onnx_lengths":
-        flags = ["onnx", path, "--no_spin", "--threads", str(threads), "--dim", f"seq={size}", "--mask", "mask"]
+    if case.startswith("onnx"):
+        flags = ["onnx", path, "--threads", str(a.threads), "--depth", str(a.depth), *([] if a.spin else ["--no_spin"])]
+        flags += [] if case == "onnx_fixed" else ["--dim", f"seq={size}", "--mask", "mask"]
     elif case == "torch_lengths":
         flags = ["torch", path, "--input", f"tokens:i64[{size}]", "--mask", "mask", "--device", "cpu"]
     else:
@@ -110,8 +110,8 @@ def bucket(length: int) -> int:
 # -- the bound: processes of their own, which run a round for each line on standard input
 
 
-def bound(case: str, path: str, seconds: float, threads: int, side: int) -> None:
-    model = alone(case, path, threads, side)
+def bound(case: str, path: str, a: argparse.Namespace) -> None:
+    model, seconds = alone(case, path, a), a.seconds
     sizes = [0] if case == "onnx_fixed" else list(BUCKETS)
     for size in sizes * 2:
         model.run(size)
@@ -161,13 +161,13 @@ class Alone:
         return self.call(tokens[None], np.ones((1, len(tokens)), bool))[0]
 
 
-def alone(case: str, path: str, threads: int, side: int) -> Alone:
+def alone(case: str, path: str, a: argparse.Namespace) -> Alone:
     if case == "gpu_lengths":
         return on_gpu()
     if case == "torch_lengths":
         import torch
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(a.threads)
         module = torch.jit.freeze(torch.jit.load(path).eval())
         torch.jit.set_fusion_strategy([("DYNAMIC", len(BUCKETS))])
 
@@ -179,11 +179,12 @@ def alone(case: str, path: str, threads: int, side: int) -> Alone:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # what spins would count as work
+    options.intra_op_num_threads = a.threads
+    if not a.spin:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(path, options)
     if case == "onnx_fixed":
-        pictures = np.random.default_rng(0).random((BATCH, 3, side, side), "float32")
+        pictures = np.random.default_rng(0).random((BATCH, 3, a.side, a.side), "float32")
         made = Alone(None)
         made.run = lambda _: session.run(None, {"x": pictures})
         return made
@@ -309,6 +310,29 @@ def batches_of(case: str, socket: str) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
+def on_cores(cores: list[int]):
+    """What is started in here runs on these cores; all of them: anywhere."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def cores_of(a: argparse.Namespace) -> tuple[list[int], list[int]]:
+    """Of what computes, and of producers and broker; none: all. Hyperthreads of one core stay together."""
+
+    def place(cpu: int) -> tuple[int, ...]:
+        return *(int(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/{what}").read_text()) for what in ("physical_package_id", "core_id")), cpu
+
+    cores = sorted(os.sched_getaffinity(0), key=place)
+    if not a.apart or a.threads >= len(cores):
+        return [], []
+    return cores[: a.threads] if a.apart == "all" else [], cores[a.threads :]
+
+
+@contextlib.contextmanager
 def running(*command: str, **options):
     p = subprocess.Popen(command, **options)
     try:
@@ -322,15 +346,18 @@ def measure(case: str, a: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="rb") as folder, contextlib.ExitStack() as started:
         os.chmod(folder, 0o700)
         socket = str(Path(folder, "b.sock"))
-        own = [sys.executable, __file__, "--threads", str(a.threads), "--side", str(a.side)]
+        own = [sys.executable, __file__, "--threads", str(a.threads), "--side", str(a.side), *(["--spin"] if a.spin else [])]
         subprocess.run([*own, "--make", case, folder], check=True)
         path, processes = str(Path(folder, case)), a.workers if case == "gpu_lengths" else 1
         paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(a.threads)}
-        started.enter_context(running(rb.binary_path(), "broker", "--socket", socket, "--log_level", "error"))
-        workers = [started.enter_context(running(*command(case, path, socket, a.threads), env=env)) for _ in range(processes)]
+        computing, loading = cores_of(a)
+        with on_cores(loading):
+            started.enter_context(running(rb.binary_path(), "broker", "--socket", socket, "--log_level", "error"))
         share = [*own, "--bound", case, path, "--seconds", str(a.seconds)]
-        bounds = [Bound(started.enter_context(running(*share, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))) for _ in range(processes)]
+        with on_cores(computing):
+            workers = [started.enter_context(running(*command(case, path, socket, a), env=env)) for _ in range(processes)]
+            bounds = [Bound(started.enter_context(running(*share, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))) for _ in range(processes)]
         for b in bounds:
             b.answer()
         while workers_of(case, socket) < processes:
@@ -338,7 +365,8 @@ def measure(case: str, a: argparse.Namespace) -> dict[str, float]:
             time.sleep(0.1)
         difference = 0.0 if case == "onnx_fixed" else float(bounds[0].ask(answers_to_some(case, socket, folder)))
         full = json.loads(bounds[0].ask("go"))  # while nothing else runs
-        load = Load(case, socket, a.side, a.producers)
+        with on_cores(loading):
+            load = Load(case, socket, a.side, a.producers)
         load.on(0, 1)
         took, windows, before, used, begun = [], [], batches_of(case, socket), sum(cpu_of(w.pid) for w in workers), time.monotonic()
         for _ in range(a.rounds):
@@ -428,6 +456,9 @@ def main() -> None:
     p.add_argument("--producers", type=int, default=64)
     p.add_argument("--workers", type=int, default=2, help="processes on the GPU")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the worker and of the bound, on the CPU (default: one per core)")
+    p.add_argument("--apart", choices=("load", "all"), help="producers and broker on the cores that are left; all: worker and bound on the first ones")
+    p.add_argument("--spin", action="store_true", help="ONNX Runtime's threads spin, in the worker and in the bound; that counts as CPU time")
+    p.add_argument("--depth", type=int, default=2, help="of `ringbatch onnx`")
     p.add_argument("--side", type=int, default=64, help="of the pictures")
     p.add_argument("--json")
     p.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
@@ -436,7 +467,7 @@ def main() -> None:
     if a.make:
         make(*a.make, a.side)
     elif a.bound:
-        bound(*a.bound, a.seconds, a.threads, a.side)
+        bound(*a.bound, a)
     else:
         results = {case: measure(case, a) for case in a.only or CASES[:3]}
         for case, r in results.items():

@@ -69,7 +69,7 @@ func runBench(ctx context.Context, args []string) error {
 	r, err := l.Run(ctx, say)
 	say.Clear()
 	if r == nil {
-		if errors.Is(err, testbed.ErrInterrupted) || errors.Is(err, context.Canceled) {
+		if errors.Is(err, testbed.ErrInterrupted) {
 			return errors.New("interrupted before anything was measured")
 		}
 		return err

@@ -34,7 +34,7 @@ for wheel in (root / "wheels").glob("*.whl"):
                 (root / "perf" / pathlib.Path(name).name).write_bytes(z.read(name))
 PY
   chmod +x "$root/perf/perf_analyzer"
-  if ! ldconfig -p | grep -q libb64.so.0d; then
+  if ! ldconfig -p | grep libb64.so.0d >/dev/null; then # not -q: ldconfig could not write on
     (cd "$root/wheels" && { apt-get download -qq libb64-0d || { "$again" apt-get update -qq && "$again" apt-get download -qq libb64-0d; }; }) 2>/dev/null || return 1
     dpkg -x "$root"/wheels/libb64-0d_*.deb "$root/wheels/libb64" && cp "$root"/wheels/libb64/usr/lib/*/libb64.so.0d "$root/perf/" || return 1
   fi

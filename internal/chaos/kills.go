@@ -189,7 +189,6 @@ func (r *run) stopped(h *host, d time.Duration) (killed bool) {
 		r.check(err == nil, "a stopped worker ended with %v\n%s", err, p.Log())
 		return false
 	}
-	_, ok := h.log.wait("worker killed", p.Pid(), enoughTime)
-	r.check(ok, "a stopped worker was killed, but not by the broker")
+	r.check(h.killed(p), "a stopped worker was killed, but not by the broker")
 	return true
 }

@@ -181,7 +181,7 @@ func (r *run) span(name string, from, to time.Time) {
 	r.spans[name] = append(r.spans[name], to.Sub(from))
 }
 
-// enough is how many samples a p99 takes.
+// enough is how many samples a judgement takes.
 const enough = 100
 
 // few reports whether there are too few of them to judge.
@@ -191,15 +191,20 @@ func (r *run) few(name string) bool {
 	return len(r.spans[name]) < enough
 }
 
-// inTime checks that 99 % of what was measured stays within a bound.
+// inTime checks that 99 % of what was measured stays within a bound; 90 % in a
+// short run, of which the p99 is the slowest one or two.
 func (r *run) inTime(name string, bound time.Duration) {
 	if r.few(name) {
-		r.notJudged("%s: %d samples are too few for a p99", name, len(r.spans[name]))
+		r.notJudged("%s: %d samples are too few to judge", name, len(r.spans[name]))
 		return
 	}
 	d := slices.Sorted(slices.Values(r.spans[name]))
-	got := quantile(d, 99)
-	r.quick(got <= bound, "%s: p99 is %v, at most %v allowed", name, got, bound)
+	percent := 99
+	if len(d) < 3*enough {
+		percent = 90
+	}
+	got := quantile(d, percent)
+	r.quick(got <= bound, "%s: p%d is %v, at most %v allowed", name, percent, got, bound)
 }
 
 // parallel runs n events, a few at a time.

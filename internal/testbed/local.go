@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/worker"
 )
 
 // Local is a broker in this process: for the race detector, which sees heap
@@ -71,4 +73,30 @@ func (l *Local) Close() error {
 	err := l.Stop()
 	_ = os.RemoveAll(l.dir)
 	return err
+}
+
+// ServeLocal is worker.Serve beside the caller. It returns once the worker is
+// attached, or cannot be: what the caller does then finds it there. leave ends
+// the worker, and tells why it ended if that was before.
+func ServeLocal(cfg worker.Config, fn worker.Func) (leave func() error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	attached, ended := make(chan struct{}), make(chan struct{})
+	come := sync.OnceFunc(func() { close(attached) })
+	var err error
+	go func() {
+		defer close(ended)
+		err = worker.KeepAttached(ctx, cfg, func(ctx context.Context, w *worker.Worker) error {
+			come()
+			return w.ServeBatches(ctx, max(1, cfg.Concurrency), fn)
+		})
+	}()
+	select {
+	case <-attached:
+	case <-ended:
+	}
+	return func() error {
+		cancel()
+		<-ended
+		return err
+	}
 }

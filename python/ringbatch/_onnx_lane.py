@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -39,7 +40,7 @@ class Runner:
 
 
 class SessionLane:
-    """Runs one batch at a time; it is done when it is submitted."""
+    """Room for one batch. Lanes of one session take turns at it (_turns.py)."""
 
     def __init__(self, ring: Ring, session: ort.InferenceSession, graph: Graph, outputs: Sequence[Output], axes: Axes, pads: Sequence[float]) -> None:
         self._ring, self._session, self._graph, self._outputs, self._axes, self._pads = ring, session, graph, outputs, axes, pads
@@ -51,28 +52,42 @@ class SessionLane:
         self._planes = [_plane(ring, t) for t in sig.outputs]
         columns = iter(range(axes.columns))
         self._columns = [[next(columns) for _ in t.variable] for t in sig.inputs]
+        self._bound: _Bound | None = None
         self.in_place = 0  # batches whose inputs were all read in the ring
 
-    def wants_next(self, batch: RingBatch) -> bool:
-        return False
-
-    def prefetch(self, batch: RingBatch) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
-
-    def submit(self, batch: RingBatch) -> None:
-        rows, shapes, sizes = batch.rows, batch.shapes, batch.sizes
+    def gather(self, batch: RingBatch) -> None:
+        shapes, sizes = batch.shapes, batch.sizes
         point = self._axes.point(shapes)
         by_axis = None if sizes is None else self._axes.of_rows(sizes)
         padded = by_axis is not None and bool((by_axis != point).any())
         self.in_place += self._bind_inputs(batch, shapes, sizes if padded else None)
-        keep = self._bind_extras(point, by_axis)
-        written = self._bind_outputs(batch, point)
+        extras = self._bind_extras(point, by_axis)
+        self._bound = _Bound(batch, self._bind_outputs(batch, point), extras, by_axis, padded)
+
+    def compute(self) -> None:
         self._session.run_with_iobinding(self._binding)
-        del keep  # what was bound had to live until now
-        self._finish(batch, written, by_axis, rows, padded)
+
+    def write(self) -> np.ndarray | None:
+        """Puts the results that are not in the ring yet into their slots, and says how large each is."""
+        bound, self._bound = self._bound, None
+        assert bound is not None
+        rows, by_axis = bound.batch.rows, bound.by_axis
+        slots, dims = None, []
+        for k, (ys, output) in enumerate(zip(bound.buffers, self._outputs)):
+            if not output.known:
+                ys = self._binding.get_outputs()[k].numpy()
+                if len(ys) != rows or any(n > most for n, most in zip(ys.shape[1:], output.largest)):
+                    raise ValueError(f"output {self._graph.outputs[k].name!r} has shape {ys.shape}, more than {(rows, *output.largest)}")
+            if ys is not None:
+                if slots is None:
+                    slots = np.array(np.ctypeslib.as_array(bound.batch.c.slot, (rows,)), np.intp)
+                write_rows(self._planes[k], slots, ys, output, by_axis if bound.padded else None)
+            for d in output.variable:
+                if output.known and by_axis is not None:
+                    dims.append(by_axis[:, output.follows[d]])
+                elif ys is not None:
+                    dims.append(np.full(rows, ys.shape[1 + d]))
+        return np.stack(dims, axis=1) if dims else None
 
     def _bind_inputs(self, batch: RingBatch, shapes: Sequence[tuple[int, ...]], sizes: np.ndarray | None) -> bool:
         """sizes: the true ones, where rows are padded. True if everything is read in place."""
@@ -122,25 +137,15 @@ class SessionLane:
             self._binding.bind_output(node.name, "cpu", 0, NUMPY[node.kind], shape, at)
         return buffers
 
-    def _finish(self, batch: RingBatch, written: Sequence[np.ndarray | None], by_axis: np.ndarray | None, rows: int, padded: bool) -> None:
-        """Puts the results that are not in the ring yet into their slots, and says how large each is."""
-        slots, dims = None, []
-        for k, (ys, output) in enumerate(zip(written, self._outputs)):
-            if not output.known:
-                ys = self._binding.get_outputs()[k].numpy()
-                if len(ys) != rows or any(n > most for n, most in zip(ys.shape[1:], output.largest)):
-                    raise ValueError(f"output {self._graph.outputs[k].name!r} has shape {ys.shape}, more than {(rows, *output.largest)}")
-            if ys is not None:
-                if slots is None:
-                    slots = np.array(np.ctypeslib.as_array(batch.c.slot, (rows,)), np.intp)
-                write_rows(self._planes[k], slots, ys, output, by_axis if padded else None)
-            for d in output.variable:
-                if output.known and by_axis is not None:
-                    dims.append(by_axis[:, output.follows[d]])
-                elif ys is not None:
-                    dims.append(np.full(rows, ys.shape[1 + d]))
-        if dims:
-            batch.set_rows_dims(np.stack(dims, axis=1))
+
+class _Bound(NamedTuple):
+    """A batch that the session is bound to."""
+
+    batch: RingBatch
+    buffers: list[np.ndarray | None]  # where each output comes; None: in the ring
+    extras: list[np.ndarray]  # lengths and masks, which live until they were read
+    by_axis: np.ndarray | None  # true sizes of the rows
+    padded: bool
 
 
 def _plane(ring: Ring, t: Tensor) -> np.ndarray:

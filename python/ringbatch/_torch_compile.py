@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``torch.compile``, where its results agree and it pays: measured before serving.
 
-What was compiled stays in a folder of the user's, so that a restart takes
-seconds: $TORCHINDUCTOR_CACHE_DIR, or ringbatch/torch in the user's cache
-folder. What lies there is run, so it must be nobody else's.
+What was compiled stays in a folder of the user's, and so does what was measured,
+so that a restart is sooner done: $TORCHINDUCTOR_CACHE_DIR, or ringbatch/torch in the
+user's cache folder. What lies there is run, so it must be nobody else's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import stat
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ Compute = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 MODES = ("off", "auto", "on")
 WORTH = 1.03  # so many times as fast, to be taken
 _ROUNDS, _ROUND_S = 5, 0.1
+_PLAIN, _COMPILED = "as it is", "compiled"  # what was chosen
 _PATIENCE_S = 300.0  # for another process that compiles
 
 
@@ -56,11 +58,17 @@ def choose(
     """The compiled code, or None: serve without.
 
     examples: inputs of a full batch, and of others that will come. recorded:
-    they will run as CUDA graphs. of: what is compiled, as a text that is the same in another process.
+    they will run as CUDA graphs. of: what is compiled, as a text that is the same in another process; what
+    an earlier start has measured of it is not measured again.
     """
     try:
         folder = cache_folder()
-        with _one_compiles(folder, of):
+        kept = Path(folder, f"ringbatch-{hashlib.sha256(f'{torch.__version__} {of}'.encode()).hexdigest()[:16]}")
+        verdict, said = _verdict(kept) if of is not None and mode == "auto" else ("", "")
+        if verdict == _PLAIN:
+            print(f"serving the module as it is: compiling did not pay ({said}; measured at an earlier start, kept in {kept})", flush=True)
+            return None
+        with _one_compiles(folder, kept):
             began = time.monotonic()
             code = compiled()
             for xs in examples:
@@ -73,22 +81,38 @@ def choose(
         print(f"serving the module as it is, not compiled: {failure(e)}", file=sys.stderr)
         return None
     if mode == "auto":
-        before, after = _race(plain, code, examples[0], recorded)
-        rows = len(examples[0][0])
-        said = f"{rows} rows take {1000 * before:.3g} ms, compiled {1000 * after:.3g} ms"
-        if before < WORTH * after:
-            print(f"serving the module as it is: compiling does not pay ({said})", flush=True)
-            return None
+        if not verdict:
+            before, after = _race(plain, code, examples[0], recorded)
+            said = f"{len(examples[0][0])} rows take {1000 * before:.3g} ms, compiled {1000 * after:.3g} ms"
+            verdict = _PLAIN if before < WORTH * after else _COMPILED
+            _keep(kept, verdict, said)
+            if verdict == _PLAIN:
+                print(f"serving the module as it is: compiling does not pay ({said})", flush=True)
+                return None
         print(f"serving compiled code: {said}; results agree within {within:g} of the largest number", flush=True)
     print(f"{'read compiled code' if _all_was_kept() else 'compiled'} in {took:.1f} s, kept in {folder}", flush=True)
     return code
 
 
+def _verdict(kept: Path) -> tuple[str, str]:
+    """What an earlier start has chosen, and why; nothing if there was none."""
+    try:
+        verdict, _, said = kept.read_text(encoding="utf-8").partition("\n")
+    except OSError:
+        return "", ""
+    return (verdict, said.strip()) if verdict in (_PLAIN, _COMPILED) else ("", "")
+
+
+def _keep(kept: Path, verdict: str, said: str) -> None:
+    """All of it or nothing: another process may read it just now."""
+    new = kept.with_name(f"{kept.name}.{os.getpid()}")
+    new.write_text(f"{verdict}\n{said}\n", encoding="utf-8")
+    new.replace(kept)
+
+
 @contextlib.contextmanager
-def _one_compiles(folder: str, of: object) -> Iterator[None]:
+def _one_compiles(folder: str, kept: Path) -> Iterator[None]:
     """Processes that start together compile once: the others wait, and read what the first has kept."""
-    digest = hashlib.sha256(f"{torch.__version__} {of}".encode()).hexdigest()[:16]
-    kept = Path(folder, f"ringbatch-{digest}")
     with open(Path(folder, "ringbatch.lock"), "w") as lock:
         patience = time.monotonic() + _PATIENCE_S
         while not kept.exists() and time.monotonic() < patience:  # beyond that: one that hangs, compile beside it
@@ -109,6 +133,20 @@ def _compile_in_this_process() -> None:
         import torch._inductor.config as inductor
 
         inductor.compile_threads = 1
+
+
+def code_of(module: object) -> str:
+    """A text that changes with the code of a module and of those in it, which their names and sizes do not tell."""
+    parts = module.modules() if isinstance(module, torch.nn.Module) else [module]
+    forwards = {getattr(type(p), "forward", p) for p in parts}
+    codes = {getattr(f, "__code__", None) for f in forwards}
+    return hashlib.sha256("\n".join(sorted(_text_of(c) for c in codes if c)).encode()).hexdigest()
+
+
+def _text_of(code: types.CodeType) -> str:
+    """Without what differs from process to process: addresses, the order of sets."""
+    constants = [_text_of(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts if not isinstance(c, frozenset)]
+    return f"{code.co_name} {code.co_code.hex()} {code.co_names} {constants}"
 
 
 @contextlib.contextmanager

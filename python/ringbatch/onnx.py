@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 
 import onnxruntime as ort
 
-from . import _sizes, errors
+from . import _sizes, _turns, errors
 from ._onnx_graph import Graph, first_line, session_of
 from ._onnx_lane import Runner, SessionLane
-from ._ring import Lost, Ring, keep_attached, run_one, worker_options
+from ._ring import Lost, Ring, keep_attached, worker_options
 from ._serve import stop_on_signals
 from ._worker import Ending
 
@@ -85,7 +85,8 @@ def serve(
 
     def attached(ring: Ring) -> None:
         print(f"serving {name}: {p.signature} with {p.session.get_providers()[0]}{p.axes.text()}", flush=True)
-        run_one(ring, SessionLane(ring, p.session, p.graph, p.outputs, p.axes, p.pads), ended)
+        lanes = [SessionLane(ring, p.session, p.graph, p.outputs, p.axes, p.pads) for _ in range(max(1, depth))]
+        _turns.run(ring, lanes, ended)
 
     policy = worker_options(depth=depth, **options)
     with ended.on_ctrl_c():

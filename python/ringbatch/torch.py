@@ -225,7 +225,8 @@ def _prepare(
                 found(examples[0])
             return found
 
-        of = device, module, [(tuple(x.shape), x.dtype) for x in examples[0]], dtype, channels_last, one_size
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else device
+        of = where, module, _torch_compile.code_of(module), [(tuple(x.shape), x.dtype) for x in examples[0]], dtype, channels_last, one_size
         found = _torch_compile.choose(compile, plain, compiled, examples, within, recorded, of)
         return (plain, sized_too, found) if one_size else (found or plain, sized_too, None)
     if compile != "off":

