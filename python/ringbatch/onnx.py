@@ -88,7 +88,8 @@ def serve(
         lanes = [SessionLane(ring, p.session, p.graph, p.outputs, p.axes, p.pads) for _ in range(max(1, depth))]
         _turns.run(ring, lanes, ended)
 
-    policy = worker_options(depth=depth, **options)
+    # Where sizes vary batches are seldom full, and only full ones are handed to who runs one already.
+    policy = worker_options(depth=depth, lanes=depth if p.axes else 1, **options)
     with ended.on_ctrl_c():
         keep_attached(lambda: Ring(name, p.signature, policy), attached, ended, wait)
 

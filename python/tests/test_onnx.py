@@ -118,6 +118,31 @@ def test_the_next_batch_is_gathered_while_one_computes_and_only_one_does(serve, 
     np.testing.assert_allclose(np.stack([np.reshape(y, -1) for y in answers]), alone(path, x=x)[0], rtol=1e-4, atol=1e-5)
 
 
+def test_where_sizes_vary_a_batch_that_is_not_full_is_gathered_while_one_computes(serve, socket, tmp_path, monkeypatch):
+    path = graphs.encoder(tmp_path / "enc.onnx")
+    begun, gathered = threading.Event(), threading.Event()
+
+    class Watched(_onnx_lane.SessionLane):
+        def gather(self, batch):
+            super().gather(batch)
+            if begun.is_set():
+                gathered.set()
+
+        def compute(self):
+            begun.set()
+            assert gathered.wait(60), "the next batch was not gathered"
+            super().compute()
+
+    monkeypatch.setattr(ro, "SessionLane", Watched)
+    serve(path, "partly", dims={"seq": "<=64"}, mask="mask", max_batch_size=8)
+    with rb.connect("partly", socket=socket, wait=60, window=2) as c:
+        first = c.submit(np.arange(5))
+        assert begun.wait(60)
+        for n, r in ((5, first), (20, c.submit(np.arange(20)))):
+            want = alone(path, tokens=np.arange(n)[None], mask=np.ones((1, n), "int64"))[1][0]
+            np.testing.assert_allclose(np.reshape(r.result()["pooled"], -1), want, rtol=1e-3, atol=1e-4)
+
+
 def test_a_batch_that_the_session_refuses_fails_and_the_others_are_answered(serve, socket, tmp_path):
     path = graphs.encoder(tmp_path / "enc.onnx")
     serve(path, "refused", dims={"seq": "<=16"}, mask="mask", max_batch_size=1)
