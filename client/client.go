@@ -278,10 +278,10 @@ func (c *Client) set(l *link, err error) bool {
 // use makes l, which may be nil, the present link. The caller holds mu.
 func (c *Client) use(l *link) {
 	c.link = l
-	if l != nil {
+	c.live.Store(l)
+	if l != nil { // after live: who sees this model claims of it
 		c.info.Store(l.info)
 	}
-	c.live.Store(l)
 }
 
 // Close detaches. What is in flight ends with ErrClosed or ErrBrokerGone;

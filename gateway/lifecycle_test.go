@@ -92,19 +92,16 @@ func TestACallerWhoHangsUpEndsItsRequestInTheRing(t *testing.T) {
 		t.Errorf("gRPC: %v", err)
 	}
 	r.canceled(3)
-	stream, err := r.client().ModelStreamInfer(soonCancel(t))
+	ctx, cancel = context.WithCancel(soon(t))
+	stream, err := r.client().ModelStreamInfer(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = stream
+	cancel()
+	if _, err := stream.Recv(); rpcstatus.Code(err) != codes.Canceled {
+		t.Errorf("a stream: %v", err)
+	}
 	r.idle()
-}
-
-func soonCancel(t *testing.T) context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	time.AfterFunc(20*time.Millisecond, cancel)
-	t.Cleanup(cancel)
-	return ctx
 }
 
 func TestADeadlineEndsTheRequestInTheRing(t *testing.T) {

@@ -158,7 +158,7 @@ func TestPerfettoReadsATraceWithoutComplaint(t *testing.T) {
 	if _, err := fmt.Sscanf(out, "%d requests", &requests); err != nil {
 		t.Fatal(err)
 	}
-	port := freePort(t)
+	port := freePort(t, "127.0.0.1")
 	if _, err := c.bed.Start(testbed.Spec{Command: []string{viewer, "--server_only", "--port", port, file}}); err != nil {
 		t.Fatal(err)
 	}

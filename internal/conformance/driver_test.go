@@ -152,6 +152,7 @@ func (d *driver) claim(r *client.Request, fields []string) error {
 // moved claims until a model of that name has the client, or no claim succeeds.
 func (d *driver) moved(to string) error {
 	for range 10000 {
+		there := d.client.Model().Name == to // before the claim: it may move between the two
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		r, err := d.client.Claim(ctx, 1)
 		cancel()
@@ -159,7 +160,7 @@ func (d *driver) moved(to string) error {
 			return err
 		}
 		_ = r.Release()
-		if d.client.Model().Name == to {
+		if there {
 			break
 		}
 		time.Sleep(time.Millisecond)

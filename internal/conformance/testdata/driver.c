@@ -60,11 +60,12 @@ static void moved(const char *to)
 	rb_request r;
 	rb_model m = {0};
 	int status = RB_OK;
-	for (int i = 0; i < 10000 && !status && strcmp(m.name, to); i++) {
+	for (int i = 0, there = 0; i < 10000 && !status && !there; i++) {
+		rb_client_model(client, &m);
+		there = !strcmp(m.name, to); /* before the claim: it may move between the two */
 		status = rb_claim(client, 1, NULL, 0, 1000 * MS, &r);
 		if (!status)
 			rb_release(client, r.id);
-		rb_client_model(client, &m);
 		usleep(1000);
 	}
 	say(status);
