@@ -7,8 +7,8 @@ before and gathers the rows of the next:
     thread 1    gather A │ compute A │ compute B         │ compute C …
     thread 2             │ gather B  │ answer A, gather C│ answer B, gather D …
 
-Only one computes at a time: two would share the same cores, and both would be late.
-Who computes goes on with the next batch at once, and leaves what it has computed to
+Full batches compute one at a time: two would share the same cores, and both would be late.
+Of batches that are not, which leave cores idle, several may. Who computes goes on with the next batch at once, and leaves what it has computed to
 the thread that has gathered that one: no thread has to be woken in between.
 """
 
@@ -42,9 +42,12 @@ class Lane(Protocol):
         """Puts the results into the ring; gives the sizes of the outputs' variable dimensions for each row."""
 
 
-def run(ring: Ring, lanes: Sequence[Lane], stop: Stop) -> None:
-    """Serves until stop is set, and what was taken by then is answered; also when the broker goes, which raises BrokerGone."""
-    _Turns(ring, stop).run(lanes)
+def run(ring: Ring, lanes: Sequence[Lane], stop: Stop, at_once: int = 1) -> None:
+    """Serves until stop is set, and what was taken by then is answered; also when the broker goes, which raises BrokerGone.
+
+    at_once: so many lanes may compute at the same time.
+    """
+    _Turns(ring, stop, at_once).run(lanes)
 
 
 class _Job:
@@ -61,14 +64,14 @@ class _Job:
 
 
 class _Turns:
-    def __init__(self, ring: Ring, stop: Stop) -> None:
-        self._ring, self._stop = ring, stop
+    def __init__(self, ring: Ring, stop: Stop, at_once: int) -> None:
+        self._ring, self._stop, self._at_once = ring, stop, at_once
         self._waiting = threading.Lock()  # for the next batch
         self._using = threading.Lock()  # the ring, which takes one thread at a time
         self._taken = 0  # batches that were not answered yet; it grows under _waiting, and changes under _using
         self._turn = threading.Lock()  # guards the next two
-        self._computing = False
-        self._gathered: deque[_Job] = deque()  # while another computes
+        self._computing = 0  # threads
+        self._gathered: deque[_Job] = deque()  # while as many compute as may
         self._computed: queue.SimpleQueue[_Job] = queue.SimpleQueue()  # one for each that was in _gathered
         self._ended: BaseException | None = None  # why there will be no more batches
         self._broken = False  # a thread ended in the midst of a batch
@@ -128,10 +131,12 @@ class _Turns:
             job.failed(e)
             return job
         with self._turn:
-            if follow := self._computing:
+            lead = self._computing < self._at_once
+            if lead:
+                self._computing += 1
+            else:
                 self._gathered.append(job)
-            self._computing = True
-        return self._follow() if follow else self._lead(job)
+        return self._lead(job) if lead else self._follow()
 
     def _lead(self, job: _Job) -> _Job:
         """Computes until nothing more was gathered."""
@@ -142,7 +147,7 @@ class _Turns:
                 job.failed(e)
             with self._turn:
                 if not self._gathered:
-                    self._computing = False
+                    self._computing -= 1
                     return job
                 following = self._gathered.popleft()
             self._computed.put(job)
