@@ -193,13 +193,31 @@ int rb_commit_on_stream(rb_client client, const uint64_t *requests, uint32_t cou
 	return status;
 }
 
+static bool outputs_on_device(const rb_link *l)
+{
+	const rb_layout *layout = &l->session.layout;
+	for (uint32_t i = 0; i < layout->outputs; i++)
+		if (rb_tensors_of(layout, RB_OUTPUT)[i].on_device)
+			return true;
+	return false;
+}
+
+/* Whether the broker has been told of it: the stream had got there. */
+static bool was_told(const rb_req *r)
+{
+	const rb_slot *s = rb_req_slot(r);
+	return s->state != RB_SLOT_CLAIMED && !s->pending;
+}
+
 static int release(rb_conn *c, rb_client client, const rb_req *r, void *stream)
 {
 	rb_link *l = r->link;
 	rb_slot *slot = rb_req_slot(r);
 	if (!l->session.device.base)
 		return no_device(l);
-	if (done_in_a_moment(l, stream))
+	/* No stream touches a slot that was committed, has ended and has its outputs on the host:
+	 * what wrote the inputs came before the commit. */
+	if ((!outputs_on_device(l) && was_told(r) && rb_req_is_over(r)) || done_in_a_moment(l, stream))
 		return rb_req_release(c, r);
 	step *s = new_step(client, l, 1);
 	if (!s)
