@@ -73,7 +73,7 @@ def produce(model: str, seconds: float, in_flight: int = 16) -> None:
         on_device, before = m.inputs[0].on_device, 0
         print("ready", flush=True)
         sys.stdin.readline()
-        warm = began = time.monotonic()  # whoever runs a kernel for the first time loads it
+        warm = began = time.monotonic()  # the first to run a kernel loads it
         while flight or time.monotonic() < warm + 1 + seconds:
             if began == warm and time.monotonic() > warm + 1:
                 began, before = time.monotonic(), done
