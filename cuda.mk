@@ -39,7 +39,7 @@ gpu-bundle: cuda-toolchain ## what hack/gpu-run.sh needs on a machine with a GPU
 	$(CUDA_GO) test -tags cuda -c -o build/gpu/cuda.test ./worker/cuda
 	$(MAKE) -C cbindings BUILD=$(CURDIR)/build/gpu/c $(CURDIR)/build/gpu/c/libringbatch.so $(CURDIR)/build/gpu/c/libringbatch.a
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -I$(CUDA_DIR)/include -Icbindings -o build/gpu/echo_producer hack/gpu/echo_producer.c \
-	  build/gpu/c/libringbatch.a -L$(CUDA_DIR)/lib -lcuda -ldl -pthread
+	  build/gpu/c/libringbatch.a -L$(CUDA_DIR)/lib -lcuda -ldl -pthread -lm
 	cp build/gpu/c/libringbatch.so build/gpu/ && rm -r build/gpu/c
 
 .PHONY: cuda-check

@@ -183,6 +183,19 @@ func TestAStreamThatFailsEndsItsRequests(t *testing.T) {
 	b.start([]string{"STUB_CUDA_GATE=/never", "STUB_CUDA_BROKEN=" + filepath.Join(t.TempDir(), "broken")}, "broken", b.socket, "m").until("ok")
 }
 
+func TestAStreamKeepsASlotOnlyIfItMayStillUseIt(t *testing.T) {
+	b := deviceBed(t, "")
+	for model, answers := range map[string]string{"m": "@device:0", "h": ""} {
+		env := []string{"STUB_CUDA_GATE=" + filepath.Join(t.TempDir(), "gate")}
+		var host []string
+		if answers == "" {
+			host = []string{"ANSWERS_ON_HOST=1"}
+		}
+		b.start(host, "worker", b.socket, model, "x:f32[1024]@device:0 -> y:f32[1024]"+answers+" sum:f32[]").until("attached")
+		b.start(append(env, host...), "busy", b.socket, model).until("ok")
+	}
+}
+
 func TestDeviceMemoryOutlivesTheWorkerThatAllocatedIt(t *testing.T) {
 	b := deviceBed(t, "")
 	first := b.worker("m", "DIE=1") // as soon as it has a batch

@@ -426,6 +426,8 @@ typedef struct rb_worker_options {
 	 * ("PIPELINE/STAGE"), if the broker does not know it yet: JSON, as
 	 * docs/pipelines.md tells. NULL: it does, or the model is none. */
 	const char *pipeline;
+	uint32_t lanes;           /* batches that it runs at once, at most depth: while it has fewer it is given batches that are not full; 0: 1 */
+	uint32_t unused;
 } rb_worker_options;
 
 /* signature: inputs, "->", outputs, each name:dtype[dims] and separated by

@@ -66,7 +66,7 @@ func startEnvoy(t *testing.T, addresses ...string) string {
 		t.Fatalf("Envoy does not listen: %v", err)
 	}
 	// A gateway whose worker had not attached yet at the first health check gets no
-	// calls until the next: whoever takes a host away needs the others to be there.
+	// calls until the next: a test that takes a host away needs the others to be there.
 	for _, host := range addresses {
 		if err := testbed.Eventually(patience, func() error { return healthy(admin, host) }); err != nil {
 			t.Fatalf("Envoy does not take %s for healthy: %v", host, err)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """JPEG bytes in, the five best classes out: how much of its bound does the GPU stage keep beside the decoding?
 
-    python bench/python/image_pipeline.py [--decoders 14] [--nets 2] [--seconds 5] [--size 224x224] [--clients 256 …] [--nice 0] [-- FLAGS of ringbatch torch]
+    python bench/python/image_pipeline.py [--decoders 14] [--nets 2] [--seconds 5] [--size 224x224] [--clients 256] [--waits auto …] [-- FLAGS of ringbatch torch]
 
 decode (Pillow, one process for each core but two) → net (ResNet-50 by `ringbatch torch` under
 a broker's configuration) → top5, in one ring. The bound is the same module in as
 many processes, each fed full batches of its own without a broker, in turns
-with the load, for each number of clients. Also what the decoders do by themselves: where they are the
+with the load, for each wait of the net's stage. Also what the decoders do by themselves: where they are the
 limit the GPU has to wait. Needs the installed package, Pillow, torch and torchvision.
 """
 
@@ -97,7 +97,7 @@ outputs = ["{IMAGE}"]
 max_batch_size = 4
 wait_time = 0
 [[model.stage.worker]]
-command = ["nice", "-n", "{a.nice}", {python}, {me}, "--play", "decode"]
+command = [{python}, {me}, "--play", "decode"]
 instances = {a.decoders}
 env = {{ OMP_NUM_THREADS = "1" }}
 
@@ -176,9 +176,10 @@ def stats(socket: str) -> dict[str, dict]:
     return {m["name"]: m for m in json.loads(answer.stdout or "{}").get("models") or []}
 
 
-def load(socket: str, images: str, clients: int, a: argparse.Namespace) -> dict:
+def load(socket: str, images: str, wait: str, a: argparse.Namespace) -> dict:
+    subprocess.run([rb.binary_path(), "set", "images/net", f"wait_time={wait}", "--socket", socket], check=True, stdout=subprocess.DEVNULL)
     before = stats(socket)["images/net"]
-    flags = ["--clients", str(clients), "--in", f"jpeg={images}", "--warmup", "1", "--seconds", str(a.seconds), "--json"]
+    flags = ["--clients", str(a.clients), "--in", f"jpeg={images}", "--warmup", "1", "--seconds", str(a.seconds), "--json"]
     result = json.loads(subprocess.check_output([rb.binary_path(), "bench", "images", "--socket", socket, *flags]))
     after, latency = stats(socket)["images/net"], result["latency_ms"]
     rows = (after["rows"] - before["rows"]) / (after["batches"] - before["batches"])
@@ -201,8 +202,8 @@ def main() -> None:
     p.add_argument("--net", default="image_pipeline:make", help="what makes the net")
     p.add_argument("--nets", type=int, default=2)
     p.add_argument("--batch", type=int, default=32, help="rows of the net's largest batch")
-    p.add_argument("--clients", type=int, nargs="+", default=[256])
-    p.add_argument("--nice", type=int, default=0, help="of the decoders: what feeds the GPU goes before them where cores are short")
+    p.add_argument("--clients", type=int, default=256)
+    p.add_argument("--waits", nargs="+", default=["auto"], help="wait_time of the net's stage")
     p.add_argument("--slots", type=int, default=512)
     p.add_argument("--seconds", type=float, default=5)
     p.add_argument("--rounds", type=int, default=2)
@@ -232,18 +233,18 @@ def main() -> None:
                 assert broker.poll() is None, "the broker ended"
                 time.sleep(0.2)
             bound_of(bounds, 1)
-            found = {n: [(bound_of(bounds, a.seconds), load(socket, images, n, a)) for _ in range(a.rounds)] for n in a.clients}
+            found = {wait: [(bound_of(bounds, a.seconds), load(socket, images, wait, a)) for _ in range(a.rounds)] for wait in a.waits}
         finally:
             for process in [*(b.process for b in bounds), broker]:
                 process.terminate()
                 process.wait()
     print(f"{files.shape[1]:,} bytes a JPEG of {a.size}; {a.decoders} processes that only decode: {decoded:,.0f} images/s")
-    for clients, rounds in found.items():
+    for wait, rounds in found.items():
         bound = statistics.median(b for b, _ in rounds)
         result = {key: statistics.median(r[key] for _, r in rounds) for key in rounds[0][1]}
         shares = ", ".join(f"{r['images_per_s'] / b:.1%}" for b, r in rounds)
         done = result["images_per_s"]
-        print(f"{clients} clients: {done:,.0f} images/s, {done / bound:.1%} of the {bound:,.0f} of the net's {a.nets} processes by themselves (rounds {shares}), {done / decoded:.1%} of the decoders'; "
+        print(f"wait_time {wait}: {done:,.0f} images/s, {done / bound:.1%} of the {bound:,.0f} of the net's {a.nets} processes by themselves (rounds {shares}), {done / decoded:.1%} of the decoders'; "
               f"{result['rows_per_batch']:.1f} rows a batch of the net, p50 {result['p50_ms']:.1f} ms, p99 {result['p99_ms']:.1f} ms")  # fmt: skip
 
 

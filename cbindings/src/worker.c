@@ -41,10 +41,12 @@ void rb_work_leave(rb_entry *e, rb_work *w)
 static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options *o)
 {
 	rb_put_string(w, "worker");
-	rb_put_map(w, 7);
+	rb_put_map(w, 8);
 	rb_put_signature(w, l);
 	rb_put_string(w, "depth");
 	rb_put_int(w, o->depth ? o->depth : DEFAULT_DEPTH);
+	rb_put_string(w, "lanes");
+	rb_put_int(w, o->lanes);
 	rb_put_string(w, "weight");
 	rb_put_int(w, o->weight);
 	rb_put_string(w, "pad");
@@ -141,7 +143,8 @@ int rb_worker_attach(const char *model, const char *signature, const rb_worker_o
 {
 	if (!model || !signature || !worker)
 		return rb_missing();
-	if (given && given->size != sizeof *given && given->size != offsetof(rb_worker_options, pipeline)) /* as it was before there were pipelines */
+	/* As it was before there were pipelines, and then lanes. */
+	if (given && given->size != sizeof *given && given->size != offsetof(rb_worker_options, pipeline) && given->size != offsetof(rb_worker_options, lanes))
 		return rb_fail(RB_ERR_VERSION, "%s: rb_worker_options.size is %u, expected %zu", rb_status_text(RB_ERR_VERSION), given->size, sizeof *given);
 	rb_worker_options o = {0};
 	if (given)

@@ -83,6 +83,7 @@ name = "first"
 inputs = ["x"]
 outputs = ["y:f32[4]"]
 `)
+	c.until("the pipeline is declared", func() bool { return c.model("line") != nil })
 	w := c.start("worker", "--model", "affine", "--name", "line/first", "--input", "x:f32[4]")
 	t.Cleanup(func() { c.ends(w) })
 	c.until("its stage has a worker", func() bool { m := c.model("line"); return m != nil && m.ReadyWorkers == 1 })

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 func TestReadyTellsWhetherAWorkerCanBeCountedOn(t *testing.T) {
@@ -17,11 +18,14 @@ func TestReadyTellsWhetherAWorkerCanBeCountedOn(t *testing.T) {
 		}
 	}
 	// saysInTime is for commands that give up after a while, and say what they waited for:
-	// on a machine that stands still they may not have got so far as to know.
+	// on a machine that stands still they may not have got so far as to know, and get
+	// longer. The last argument is the flag that says how long.
 	saysInTime := func(says string, args ...string) {
 		t.Helper()
+		while := 50 * time.Millisecond
 		c.until(strings.Join(args, " ")+" says "+says, func() bool {
-			out, code := c.run(args...)
+			out, code := c.run(append(args, while.String())...)
+			while = min(2*while, time.Second) // not for ever: the broker, too, may be late, and is asked often
 			if code != 1 || !strings.Contains(out, says) && !strings.Contains(out, "deadline") {
 				t.Fatalf("ringbatch %s: status %d\n%s", strings.Join(args, " "), code, out)
 			}
@@ -30,13 +34,13 @@ func TestReadyTellsWhetherAWorkerCanBeCountedOn(t *testing.T) {
 	}
 	expect(0, "live", "ready", "--live")
 	expect(1, `"affine" is not ready: no worker attached`, "ready")
-	saysInTime("not ready: no worker attached", "ready", "affine", "--wait", "50ms")
+	saysInTime("not ready: no worker attached", "ready", "affine", "--wait")
 	expect(1, "no such model", "ready", "nobody")
 	expect(2, "--live is about the broker", "ready", "affine", "--live")
 	expect(1, "no broker", "ready", "--socket", c.bed.Path("nobody.sock"))
 
 	// With a deadline a request waits for a worker until then; or it is refused.
-	saysInTime("deadline passed: no worker attached", "infer", "affine", "1", "2", "3", "4", "--timeout", "100ms")
+	saysInTime("deadline passed: no worker attached", "infer", "affine", "1", "2", "3", "4", "--timeout")
 	expect(0, "changed", "set", "affine", "no_worker=refuse")
 	expect(1, "no worker attached: nobody runs this model", "infer", "affine", "1", "2", "3", "4")
 

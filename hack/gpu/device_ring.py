@@ -6,9 +6,13 @@
     python3 hack/gpu/device_ring.py --out ring.json [PART…]       # on the GPU machine
 
 Parts: echo (602,112 bytes there and back, producers in C), latency (one of them),
-resnet (ResNet-50 in fp16, producers in Python with their images on the GPU, and the
-bound: the same module replayed on its own buffers, without any transfer).
+resnet (ResNet-50 in fp16, producers in C and in Python with their images on the GPU, and
+the bound: the same module replayed on its own buffers, without any transfer).
 Every process is one of its own; MPS is the caller's.
+
+device: the producer copies its row on the GPU and commits on the stream. host: it copies it into
+a slot in host memory that it has pinned itself, and waits for that. plain: the same into the slot as it
+is. cpu: its rows are in host memory.
 """
 
 from __future__ import annotations
@@ -53,10 +57,7 @@ class Process:
         self.p.stdin.flush()
 
     def cpu(self) -> float:
-        """Seconds, of all its threads."""
-        with open(f"/proc/{self.p.pid}/stat") as f:
-            fields = f.read().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICK
+        return cpu_of(self.p.pid)
 
     def end(self) -> None:
         self.p.terminate()
@@ -65,6 +66,23 @@ class Process:
         except subprocess.TimeoutExpired:
             self.p.kill()
             self.p.wait()
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds, of all its threads."""
+    with open(f"/proc/{pid}/stat") as f:
+        fields = f.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def mps_cpu() -> float:
+    """Of the MPS daemon and its server."""
+    found = 0.0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as f:
+            if f.read().startswith("nvidia-cuda-mps"):
+                found += cpu_of(int(pid))
+    return found
 
 
 @contextlib.contextmanager
@@ -103,15 +121,19 @@ def start_workers(start, count: int, module: str, name: str, memory: str, *flags
 # -- measuring
 
 
-def measured(name: str, producers: list[Process], others: list[Process], seconds: float, go: str, stop: str | None, warm: float = 0.5) -> dict:
+def measured(name: str, producers: list[Process], others: dict[str, list[Process]], seconds: float, go: str, stop: str | None, warm: float = 0.5) -> dict:
     """Runs the producers for so long. CPU time is that of the seconds after the warm-up, and so are its items: by rate."""
+    roles = {"producers": producers, **others}
+
+    def cpu() -> dict[str, float]:
+        return {**{role: sum(p.cpu() for p in some) for role, some in roles.items()}, "mps": mps_cpu()}
+
     for p in producers:
         p.tell(go)
     time.sleep(warm)
-    began, own, rest = time.monotonic(), sum(p.cpu() for p in producers), sum(p.cpu() for p in others)
+    began, before = time.monotonic(), cpu()
     time.sleep(seconds)
-    took = time.monotonic() - began
-    own, rest = sum(p.cpu() for p in producers) - own, sum(p.cpu() for p in others) - rest
+    took, after = time.monotonic() - began, cpu()
     for p in producers:
         if stop is None:
             p.p.stdin.close()
@@ -119,12 +141,12 @@ def measured(name: str, producers: list[Process], others: list[Process], seconds
             p.tell(stop)
     results = [json.loads(p.wait_for("{")) for p in producers]
     rate = sum(r["items"] / r["seconds"] for r in results)
+    us = {role: round((after[role] - before[role]) / took / rate * 1e6, 1) for role in before}
     row = {
         "name": name, "items/s": round(rate), "wrong": sum(r["wrong"] for r in results),
         "p50_us": max(r["p50"] for r in results), "p99_us": max(r["p99"] for r in results),
-        "producers_cpu_us": round(own / took / rate * 1e6, 1), "others_cpu_us": round(rest / took / rate * 1e6, 1),
+        "cpu_us": {**us, "all": round(sum(us.values()), 1)},
     }  # fmt: skip
-    row["cpu_us"] = round(row["producers_cpu_us"] + row["others_cpu_us"], 1)
     if "us" in results[0]:
         row["us"] = results[0]["us"]
     print(json.dumps(row), flush=True)
@@ -155,7 +177,7 @@ def echo(parts: list[str], seconds: float, folder: str) -> list[dict]:
                 for p in producers:
                     p.wait_for("ready")
                 name = f"echo, {worker} worker, {kind}: {count} x {in_flight} in flight, by {group}"
-                rows.append(measured(name, producers, [broker, *workers[worker, memory]], seconds, "g", None))
+                rows.append(measured(name, producers, {"broker": [broker], "workers": workers[worker, memory]}, seconds, "g", None))
 
         for worker in ("native", "torch"):
             if "latency" in parts:
@@ -173,7 +195,7 @@ def resnet(seconds: float, folder: str) -> list[dict]:
     subprocess.run([sys.executable, str(ROOT / "hack" / "gpu" / "resnet50.py"), module], check=True)
     with processes() as start:
         broker = start_broker(start, folder)
-        flags = ("--input", f"x:{IMAGE}", "--output", "y:f32[1000]@host", "--max_batch_size", "32", "--half", "--channels_last", "--slots", "1024", "--max_window", "64")
+        flags = ("--input", f"x:{IMAGE}", "--output", "y:f32[1000]@host", "--max_batch_size", "32", "--half", "--channels_last", "--slots", "2048", "--max_window", "64")
         bounds = [start(sys.executable, __file__, "bound", module, OMP_NUM_THREADS="1") for _ in range(3)]
         workers = {m: start_workers(start, 3, module, f"resnet-{m}", m, *flags) for m in ("host", "device")}
         producers = [start(sys.executable, __file__, "producer", OMP_NUM_THREADS="1") for _ in range(14)]
@@ -182,11 +204,25 @@ def resnet(seconds: float, folder: str) -> list[dict]:
         for p in bounds + producers:
             p.wait_for("ready")
         rows = []
-        for _ in range(2):
-            rows.append(measured("resnet bound without any transfer", bounds, [], seconds, "go\n", "stop\n"))
-            for memory, in_flight, group in (("host", 32, 8), ("device", 32, 8)):
-                name = f"resnet {memory}: 14 x {in_flight} in flight, by {group}"
-                rows.append(measured(name, producers, [broker, *workers[memory]], seconds, f"go resnet-{memory} {in_flight} {group}\n", "stop\n", 1.0))
+
+        def run(kind: str, in_c: bool) -> None:
+            memory = "device" if kind == "device" else "host"
+            others = {"broker": [broker], "workers": workers[memory]}
+            name = f"resnet, {kind}, producers in {'C' if in_c else 'Python'}: 14 x 32 in flight, by 8"
+            if not in_c:
+                rows.append(measured(name, producers, others, seconds, f"go resnet-{memory} 32 8 {kind}\n", "stop\n", 1.0))
+                return
+            with processes() as begin:
+                some = [begin(str(BUNDLE / "echo_producer"), f"resnet-{memory}", "32", "8", kind) for _ in range(14)]
+                for p in some:
+                    p.wait_for("ready")
+                rows.append(measured(name, some, others, seconds, "g", None, 1.0))
+
+        for turn in range(2):
+            rows.append(measured("resnet bound without any transfer", bounds, {}, seconds, "go\n", "stop\n"))
+            for in_c in (True, False):
+                for kind in ("host", "device") if turn else ("plain", "host", "device"):
+                    run(kind, in_c)
         return rows
 
 
@@ -239,16 +275,17 @@ def producer() -> None:
     commands = Commands()
     print("ready", flush=True)
     while True:
-        name, in_flight, group = commands.next()
+        name, in_flight, group, kind = commands.next()
         if name not in models:
             models[name] = m = rb.connect(name, window=64, wait=30)
-            if not m.inputs[0].on_device:  # pinned, so that the copy down is quick
-                mapping = m.mapping()
-                if int(torch.cuda.cudart().cudaHostRegister(mapping.base, mapping.bytes, 1)):
-                    raise RuntimeError("cudaHostRegister")
-                m.keep = mapping
+        m = models[name]
+        if kind == "host" and not hasattr(m, "keep"):  # pinned, so that the copy down is quick
+            mapping = m.mapping()
+            if int(torch.cuda.cudart().cudaHostRegister(mapping.base, mapping.bytes, 1)):
+                raise RuntimeError("cudaHostRegister")
+            m.keep = mapping
         with torch.cuda.stream(stream), torch.inference_mode():
-            _produce(models[name], images, stream, int(in_flight), int(group), commands, np, torch)
+            _produce(m, images, stream, int(in_flight), int(group), commands, np, torch)
 
 
 def _produce(model, images, stream, in_flight, group, commands, np, torch) -> None:
@@ -261,12 +298,14 @@ def _produce(model, images, stream, in_flight, group, commands, np, torch) -> No
     while commands.running.is_set() or flight:
         while commands.running.is_set() and len(flight) + group <= in_flight:
             at, some = time.monotonic(), [model.request() for _ in range(group)]
-            to = [r.inputs["x"] if on_device else torch.from_numpy(np.asarray(r.inputs["x"])) for r in some]
-            torch._foreach_copy_(to, [images[(sent + i) % 8] for i in range(group)], non_blocking=True)  # on the GPU one kernel
+            if on_device:  # one kernel
+                torch._foreach_copy_([r.inputs["x"] for r in some], [images[(sent + i) % 8] for i in range(group)])
+            else:
+                for i, r in enumerate(some):
+                    torch.from_numpy(np.asarray(r.inputs["x"])).copy_(images[(sent + i) % 8], non_blocking=True)
+                stream.synchronize()
             flight.extend((r, (sent + i) % 8, at) for i, r in enumerate(some))
             sent += group
-            if not on_device:
-                stream.synchronize()
             model.commit(some)
         r, image, at = flight.popleft()
         r.wait()
@@ -340,7 +379,7 @@ def main() -> int:
             Path(a.out).write_text(json.dumps(rows, indent=1))
     for r in rows:
         print(f"{r['name']:<62} {r['items/s']:>9,}/s  p50 {r['p50_us']:>8.1f} us  p99 {r['p99_us']:>8.1f} us  "
-              f"CPU us/item: producers {r['producers_cpu_us']}, all {r['cpu_us']}  wrong {r['wrong']}")  # fmt: skip
+              f"CPU us/item: {', '.join(f'{role} {us}' for role, us in r['cpu_us'].items())}  wrong {r['wrong']}")  # fmt: skip
     return 1 if any(r["wrong"] for r in rows) or not rows else 0
 
 

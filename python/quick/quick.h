@@ -69,7 +69,7 @@ typedef struct {
 
 /* ---- a connection ---------------------------------------------------------- */
 
-#define CACHED 64u
+#define CACHED 256u
 
 typedef struct {
 	PyObject_HEAD

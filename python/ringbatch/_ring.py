@@ -52,6 +52,7 @@ class Lost(RuntimeError):
 def worker_options(
     *,
     depth: int = 0,
+    lanes: int = 0,
     weight: int = 0,
     pad_to: int = 0,
     pad_preferred: bool = False,
@@ -64,7 +65,7 @@ def worker_options(
     """The keywords that all workers share, for C. What is not a worker's own is a setting of the model's policy."""
     o = c.WorkerOptions()
     o.size = ctypes.sizeof(o)
-    o.depth, o.weight, o.pad_to, o.pad_preferred, o.gather_threads = depth, weight, pad_to, pad_preferred, gather_threads
+    o.depth, o.lanes, o.weight, o.pad_to, o.pad_preferred, o.gather_threads = depth, lanes, weight, pad_to, pad_preferred, gather_threads
     o.name, o.gpu, o.socket = encode(name or os.environ.get("RINGBATCH_WORKER_NAME")), encode(gpu), encode(socket)
     o.policy = encode(policy_text(policy))
     return o

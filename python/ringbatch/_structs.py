@@ -114,6 +114,8 @@ class WorkerOptions(Structure):
         ("gather_threads", c_uint32),
         ("policy", c_char_p),
         ("pipeline", c_char_p),
+        ("lanes", c_uint32),
+        ("unused", c_uint32),
     ]
 
 

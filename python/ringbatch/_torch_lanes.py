@@ -43,6 +43,10 @@ POLL_NS = 20_000
 # worker without a batch spins (spinFor in worker/batch.go).
 MOST_SPIN_NS = 1_000_000
 
+# Where another batch is queued behind it the device does not wait for us: then
+# looking all the time would be most of a worker's CPU time (docs/results/gpu.md).
+MOST_SLEEP_NS = 1_000_000
+
 MOST_GRAPHS = 128  # of a lane: further shapes have their kernels launched one by one
 
 
@@ -100,6 +104,7 @@ class Lane:
         """Queues some rows; gives the sizes of the outputs' variable dimensions for each."""
         self.began = time.monotonic_ns()
         e = self.engine
+        e.newest = self
         point, true = self._true_sizes(rows)
         if e.device.type != "cuda":
             return self._on_cpu(rows, true)
@@ -210,17 +215,20 @@ class Lane:
 
     def wait(self) -> None:
         while not self.done():
-            if self.patience():
-                time.sleep(POLL_NS / 1e9)
+            patience = self.patience()
+            if patience:
+                time.sleep(patience / 1e9)
             else:
                 os.sched_yield()
 
     def patience(self) -> int:
         """How long to leave the device alone, nanoseconds; 0 shortly before the batch should be done."""
         e = self.engine
-        spin = min(e.took // 4, MOST_SPIN_NS)
         left = max(self.began, e.last) + e.took - time.monotonic_ns()
-        return 0 if -spin < left < spin else POLL_NS
+        if e.newest is not self:
+            return max(POLL_NS, min(max(left // 2, e.took // 32), MOST_SLEEP_NS))
+        spin = min(e.took // 4, MOST_SPIN_NS)
+        return 0 if -spin < left < spin else max(POLL_NS, min((left - spin) // 8, MOST_SLEEP_NS))
 
     def release(self) -> None:
         """The batch is done: its results may go."""
@@ -278,6 +286,7 @@ class Engine:
         self.near = False  # some plane is in device memory
         self.graph_sizes: list[int] = []
         self.took = self.last = 0  # how long the last batch took, and when it was done
+        self.newest: Lane | None = None  # what was given a batch last
         if device.type == "cuda":
             torch.cuda.set_device(device)  # streams, events and our kernels go by the current one
             # The copy stream goes first where both want the device.

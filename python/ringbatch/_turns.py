@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches on several lanes that take turns at what computes.
 
-Each lane has a thread of its own. While one computes, another answers the batch
+There are as many threads as lanes. While one computes, another answers the batch
 before and gathers the rows of the next:
 
-    lane 1    gather A │ compute A │ write A, answer it, gather C │ compute C …
-    lane 2             │ gather B  │ compute B                    │ write B …
+    thread 1    gather A │ compute A │ compute B         │ compute C …
+    thread 2             │ gather B  │ answer A, gather C│ answer B, gather D …
 
-Only one computes at a time: two would share the same cores, and both would be late.
+Full batches compute one at a time: two would share the same cores, and both would be late.
+Of batches that are not, which leave cores idle, several may. Who computes goes on with the next batch at once, and leaves what it has computed to
+the thread that has gathered that one: no thread has to be woken in between.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -38,19 +42,39 @@ class Lane(Protocol):
         """Puts the results into the ring; gives the sizes of the outputs' variable dimensions for each row."""
 
 
-def run(ring: Ring, lanes: Sequence[Lane], stop: Stop) -> None:
-    """Serves until stop is set, and what was taken by then is answered; also when the broker goes, which raises BrokerGone."""
-    _Turns(ring, stop).run(lanes)
+def run(ring: Ring, lanes: Sequence[Lane], stop: Stop, at_once: int = 1) -> None:
+    """Serves until stop is set, and what was taken by then is answered; also when the broker goes, which raises BrokerGone.
+
+    at_once: so many lanes may compute at the same time.
+    """
+    _Turns(ring, stop, at_once).run(lanes)
+
+
+class _Job:
+    """A batch on a lane."""
+
+    def __init__(self, lane: Lane, batch: RingBatch) -> None:
+        self.lane, self.batch = lane, batch
+        self.failure: BaseException | None = None
+
+    def failed(self, e: BaseException) -> None:
+        self.failure = e
+        if isinstance(e, Exception):
+            log.exception("a batch of %d rows failed", self.batch.rows)
 
 
 class _Turns:
-    def __init__(self, ring: Ring, stop: Stop) -> None:
-        self._ring, self._stop = ring, stop
+    def __init__(self, ring: Ring, stop: Stop, at_once: int) -> None:
+        self._ring, self._stop, self._at_once = ring, stop, at_once
         self._waiting = threading.Lock()  # for the next batch
         self._using = threading.Lock()  # the ring, which takes one thread at a time
-        self._computing = threading.Lock()
         self._taken = 0  # batches that were not answered yet; it grows under _waiting, and changes under _using
-        self._ended: BaseException | None = None
+        self._turn = threading.Lock()  # guards the next two
+        self._computing = 0  # threads
+        self._gathered: deque[_Job] = deque()  # while as many compute as may
+        self._computed: queue.SimpleQueue[_Job] = queue.SimpleQueue()  # one for each that was in _gathered
+        self._ended: BaseException | None = None  # why there will be no more batches
+        self._broken = False  # a thread ended in the midst of a batch
 
     def run(self, lanes: Sequence[Lane]) -> None:
         others = [threading.Thread(target=self._serve, args=(lane,), name="ringbatch lane", daemon=True) for lane in lanes[1:]]
@@ -63,11 +87,18 @@ class _Turns:
             raise self._ended
 
     def _serve(self, lane: Lane) -> None:
+        amidst = False
         try:
             while (batch := self._take()) is not None:
-                self._one(lane, batch)
-        except BaseException as e:  # the other lanes finish what they have
+                amidst = True
+                job = self._run(_Job(lane, batch))
+                if job is None:
+                    return
+                self._answer(job)
+                lane, amidst = job.lane, False
+        except BaseException as e:  # the other threads finish what they have
             self._ended = self._ended or e
+            self._broken = self._broken or amidst
 
     def _take(self) -> RingBatch | None:
         """The next batch; None when there will be none."""
@@ -91,25 +122,57 @@ class _Turns:
             self._taken += batch is not None
             return batch
 
-    def _one(self, lane: Lane, batch: RingBatch) -> None:
-        failure: BaseException | None = None
+    def _run(self, job: _Job) -> _Job | None:
+        """Has the job computed; gives one that is to be answered, which may be another. None: there will be none."""
         try:
             with self._using:
-                lane.gather(batch)
-            with self._computing:
-                lane.compute()
-            dims = lane.write()
+                job.lane.gather(job.batch)
+        except BaseException as e:
+            job.failed(e)
+            return job
+        with self._turn:
+            lead = self._computing < self._at_once
+            if lead:
+                self._computing += 1
+            else:
+                self._gathered.append(job)
+        return self._lead(job) if lead else self._follow()
+
+    def _lead(self, job: _Job) -> _Job:
+        """Computes until nothing more was gathered."""
+        while True:
+            try:
+                job.lane.compute()
+            except BaseException as e:
+                job.failed(e)
+            with self._turn:
+                if not self._gathered:
+                    self._computing -= 1
+                    return job
+                following = self._gathered.popleft()
+            self._computed.put(job)
+            job = following
+
+    def _follow(self) -> _Job | None:
+        while True:
+            try:
+                return self._computed.get(timeout=SLICE_NS / 1e9)
+            except queue.Empty:
+                if self._broken:
+                    return None
+
+    def _answer(self, job: _Job) -> None:
+        try:
+            dims = job.lane.write() if job.failure is None else None
             if dims is not None:
                 with self._using:
-                    batch.set_rows_dims(dims)
+                    job.batch.set_rows_dims(dims)
         except BaseException as e:
-            failure = e
-            if isinstance(e, Exception):
-                log.exception("a batch of %d rows failed", batch.rows)
+            job.failed(e)
         with self._using:
-            if failure is not None:
-                batch.fail_all(failure)
-            batch.complete()
+            if job.failure is not None:
+                job.batch.fail_all(job.failure)
+            job.batch.complete()
             self._taken -= 1  # not before: who sees none uses the ring without asking
-        if failure is not None and not isinstance(failure, Exception):
-            raise failure
+        if job.failure is not None and not isinstance(job.failure, Exception):
+            raise job.failure

@@ -86,9 +86,11 @@ def serve(
     def attached(ring: Ring) -> None:
         print(f"serving {name}: {p.signature} with {p.session.get_providers()[0]}{p.axes.text()}", flush=True)
         lanes = [SessionLane(ring, p.session, p.graph, p.outputs, p.axes, p.pads) for _ in range(max(1, depth))]
-        _turns.run(ring, lanes, ended)
+        _turns.run(ring, lanes, ended, at_once)
 
-    policy = worker_options(depth=depth, **options)
+    # Where sizes vary batches are seldom full: only full ones are handed to who runs one already, and others leave cores idle.
+    at_once = depth if p.axes else 1
+    policy = worker_options(depth=depth, lanes=at_once, **options)
     with ended.on_ctrl_c():
         keep_attached(lambda: Ring(name, p.signature, policy), attached, ended, wait)
 

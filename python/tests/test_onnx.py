@@ -118,6 +118,26 @@ def test_the_next_batch_is_gathered_while_one_computes_and_only_one_does(serve, 
     np.testing.assert_allclose(np.stack([np.reshape(y, -1) for y in answers]), alone(path, x=x)[0], rtol=1e-4, atol=1e-5)
 
 
+def test_where_sizes_vary_batches_that_are_not_full_compute_at_once(serve, socket, tmp_path, monkeypatch):
+    path = graphs.encoder(tmp_path / "enc.onnx")
+    begun, both = threading.Event(), threading.Barrier(2)
+
+    class Watched(_onnx_lane.SessionLane):
+        def compute(self):
+            begun.set()
+            both.wait(60)
+            super().compute()
+
+    monkeypatch.setattr(ro, "SessionLane", Watched)
+    serve(path, "partly", dims={"seq": "<=64"}, mask="mask", max_batch_size=8)
+    with rb.connect("partly", socket=socket, wait=60, window=2) as c:
+        first = c.submit(np.arange(5))
+        assert begun.wait(60)
+        for n, r in ((5, first), (20, c.submit(np.arange(20)))):
+            want = alone(path, tokens=np.arange(n)[None], mask=np.ones((1, n), "int64"))[1][0]
+            np.testing.assert_allclose(np.reshape(r.result()["pooled"], -1), want, rtol=1e-3, atol=1e-4)
+
+
 def test_a_batch_that_the_session_refuses_fails_and_the_others_are_answered(serve, socket, tmp_path):
     path = graphs.encoder(tmp_path / "enc.onnx")
     serve(path, "refused", dims={"seq": "<=16"}, mask="mask", max_batch_size=1)
@@ -133,21 +153,40 @@ def test_a_batch_that_the_session_refuses_fails_and_the_others_are_answered(serv
                     r.result()
 
 
-def test_a_session_is_served_again_after_the_broker_was_restarted(tmp_path):
+def test_what_was_taken_is_computed_when_the_broker_goes_and_the_session_is_served_again(tmp_path, monkeypatch):
     path, socket = graphs.conv(tmp_path / "conv.onnx"), str(tmp_path / "b.sock")
+    gathered, gone, computed = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
+
+    class Watched(_onnx_lane.SessionLane):
+        def gather(self, batch):
+            super().gather(batch)
+            gathered.release()
+
+        def compute(self):
+            assert gone.wait(60)
+            super().compute()
+            computed.release()
+
+    monkeypatch.setattr(ro, "SessionLane", Watched)
     stop = threading.Event()
-    thread = threading.Thread(target=ro.serve, args=(path, "again"), kwargs=dict(socket=socket, stop=stop, threads=1, wait=60))
-    x = np.ones((2, 3, 8, 8), "float32")
+    thread = threading.Thread(target=ro.serve, args=(path, "amid"), kwargs=dict(socket=socket, stop=stop, threads=1, wait=60, max_batch_size=1))
+    x = np.ones((3, 8, 8), "float32")
     try:
-        for attempt in range(2):
-            with broker_at(socket) as broker:
-                if not attempt:
-                    thread.start()
-                with rb.connect("again", socket=socket, wait=60) as c:
-                    np.testing.assert_allclose(c.infer(x), alone(path, x=x)[0], rtol=1e-4, atol=1e-5)
+        with broker_at(socket) as broker:
+            thread.start()
+            with rb.connect("amid", socket=socket, wait=60, window=2) as c:
+                asked = [c.submit(x), c.submit(x)]
+                for _ in asked:  # one waits for its turn
+                    assert gathered.acquire(timeout=60)
                 broker.kill()
                 broker.wait(60)
+                gone.set()
+                for _ in asked:
+                    assert computed.acquire(timeout=60)
+        with broker_at(socket), rb.connect("amid", socket=socket, wait=60) as c:
+            np.testing.assert_allclose(np.reshape(c.infer(x), -1), alone(path, x=x[None])[0][0], rtol=1e-4, atol=1e-5)
     finally:
+        gone.set()
         stop.set()
         thread.join(60)
     assert not thread.is_alive()

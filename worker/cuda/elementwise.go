@@ -23,6 +23,7 @@ func newEcho(o Options) (*Model, error) {
 type echo struct{ plain }
 
 func (echo) inPlace() bool       { return true }
+func (echo) readsSlots() bool    { return true }
 func (echo) enqueue(*lane) error { return nil }
 
 // newAffine computes y = scale·x + offset in the input's own type.

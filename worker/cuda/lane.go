@@ -6,6 +6,7 @@ package cuda
 
 import (
 	"errors"
+	"slices"
 	"unsafe"
 
 	"gorgonia.org/cu"
@@ -103,7 +104,9 @@ type lane struct {
 	finished cu.Event
 	slots    []uint32 // pinned; the kernels read it
 	slotsDev cu.DevicePtr
-	in, out  []cu.DevicePtr
+	near     cu.DevicePtr   // a copy in device memory, for moving rows within it: 264 blocks that read the host's would wait for that; 0: no plane is there
+	room     []cu.DevicePtr // for the inputs
+	in, out  []cu.DevicePtr // in is room, or of a batch that is read where it lies its slots
 	batch    rows           // nil while the lane is free
 	own      []cu.DevicePtr // to be freed
 	scratch  any            // of the model
@@ -127,10 +130,16 @@ func newLane(d *device, r *ring, sameInOut bool) (l *lane, err error) {
 	if l.slots, l.slotsDev, err = hostWords(layout.MaxBatch); err != nil {
 		return l, err
 	}
+	if r.shared != nil {
+		if l.near, err = l.buffer(4 * int64(layout.MaxBatch)); err != nil {
+			return l, err
+		}
+	}
 	rows := int64(roundUp(layout.MaxBatch, rowTile))
-	if l.in, err = l.buffers(layout.Inputs, rows); err != nil {
+	if l.room, err = l.buffers(layout.Inputs, rows); err != nil {
 		return l, err
 	}
+	l.in = slices.Clone(l.room)
 	if l.out = l.in; !sameInOut {
 		l.out, err = l.buffers(layout.Outputs, rows)
 	}
@@ -180,8 +189,13 @@ func (l *lane) close() {
 func (l *lane) submit(b rows, p program) error {
 	l.batch = b
 	copy(l.slots, b.Slots())
+	if l.near != 0 && len(b.Runs()) > 1 {
+		if err := checked("cuMemcpyHtoDAsync", cu.MemcpyHtoDAsync(l.near, unsafe.Pointer(&l.slots[0]), int64(4*b.Rows()), l.stream)); err != nil {
+			return err
+		}
+	}
 	for k := range l.in {
-		if err := l.read(k); err != nil {
+		if err := l.read(k, p.readsSlots()); err != nil {
 			return err
 		}
 	}
@@ -196,12 +210,18 @@ func (l *lane) submit(b rows, p program) error {
 	return checked("cuEventRecord", l.finished.Record(l.stream))
 }
 
-// read brings the k-th input of all rows into device memory.
-func (l *lane) read(k int) error {
+// read brings the k-th input of all rows into device memory, one after the other.
+// Where they lie there like that already they may be left in their slots.
+func (l *lane) read(k int, inSlots bool) error {
 	b, plane := l.batch, &l.r.layout.Inputs[k]
 	size := rowBytes(b, l.r.layout, k)
 	runs := b.Runs()
 	whole := size == plane.Stride && b.PadTo() == b.Rows()
+	l.in[k] = l.room[k]
+	if inSlots && whole && len(runs) == 1 && plane.Spec.OnDevice() {
+		l.in[k] = l.r.plane(plane) + cu.DevicePtr(int64(runs[0].Slot)*plane.Stride)
+		return nil
+	}
 	if whole && len(runs) <= copyRuns {
 		for _, run := range runs {
 			at, n := int64(run.Slot)*plane.Stride, int64(run.Rows)*size
@@ -219,7 +239,15 @@ func (l *lane) read(k int) error {
 		return nil
 	}
 	return launch(l.stream, l.d.gather, moveDims(plane, size, b.PadTo()), word(l.in[k]), word(size),
-		word(l.r.plane(plane)), word(plane.Stride), word(l.slotsDev), word(size), word(b.Rows()), word(b.PadTo()))
+		word(l.r.plane(plane)), word(plane.Stride), word(l.numbers(plane)), word(size), word(b.Rows()), word(b.PadTo()))
+}
+
+// numbers is where the kernels that move rows of a plane read the slot numbers.
+func (l *lane) numbers(p *shm.Plane) cu.DevicePtr {
+	if p.Spec.OnDevice() && len(l.batch.Runs()) > 1 {
+		return l.near
+	}
+	return l.slotsDev
 }
 
 // write puts the k-th output of all rows into their slots.
@@ -229,8 +257,12 @@ func (l *lane) write(k int) error {
 	if l.out[k] == l.in[k%len(l.in)] { // computed in place: as long as the input's rows
 		size = rowBytes(b, l.r.layout, k)
 	}
+	if runs := b.Runs(); plane.Spec.OnDevice() && len(runs) == 1 && size == plane.Stride {
+		to := l.r.plane(plane) + cu.DevicePtr(int64(runs[0].Slot)*size)
+		return checked("cuMemcpyDtoDAsync", cu.MemcpyDtoDAsync(to, l.out[k], int64(b.Rows())*size, l.stream))
+	}
 	return launch(l.stream, l.d.scatter, moveDims(plane, size, b.Rows()), word(l.r.plane(plane)), word(plane.Stride),
-		word(l.out[k]), word(size), word(l.slotsDev), word(size), word(b.Rows()))
+		word(l.out[k]), word(size), word(l.numbers(plane)), word(size), word(b.Rows()))
 }
 
 func moveDims(p *shm.Plane, rowBytes int64, rows int) dims {

@@ -27,6 +27,8 @@ type Model struct {
 type program interface {
 	// inPlace says that outputs take the place of inputs.
 	inPlace() bool
+	// readsSlots says that inputs are only read, and only the batch's own rows: they may be left where they lie.
+	readsSlots() bool
 	// prepare makes whatever else the model needs per lane.
 	prepare(l *lane, layout *shm.Layout) error
 	// enqueue queues the kernels that turn l.in into l.out.
@@ -62,6 +64,7 @@ func newModel(name string, o Options) (*Model, error) {
 type plain struct{ variable int }
 
 func (plain) inPlace() bool                    { return false }
+func (plain) readsSlots() bool                 { return false }
 func (plain) prepare(*lane, *shm.Layout) error { return nil }
 
 // finish gives every request's outputs the sizes of its inputs, where those
