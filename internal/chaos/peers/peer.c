@@ -277,8 +277,10 @@ static int play_victims(void) {
  * its parent has open. It ends with standard input. */
 static pid_t fork_child(void) {
 	pid_t pid = fork();
-	if (pid == 0)
+	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* it ends with its parent, however that ends */
 		for (;;) pause();
+	}
 	return pid;
 }
 

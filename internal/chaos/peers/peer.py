@@ -229,6 +229,8 @@ def play_forks(who: str, seed: str) -> None:
 
     def fork() -> int:
         pid = os.fork()
+        if pid == 0:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent, however that ends
         while pid == 0:
             signal.pause()
         return pid
