@@ -76,7 +76,7 @@ typedef struct rb_link {
 	uint32_t claimers;     /* how many do */
 
 	/* stream.c */
-	_Atomic bool streams_are_long; /* the last one took longer than it pays to spin for */
+	_Atomic bool streams_are_long[2]; /* the last one took longer than it pays to wait for: with one request, with several */
 
 	/* waiting.c */
 	bool leading;

@@ -2,9 +2,11 @@
 /*
  * Requests whose inputs a stream writes, and whose outputs a stream reads.
  *
- * A stream that is done, or will be in a moment, as when a row was copied, is
- * looked at until it is: a host function costs 15 µs of latency and 20 of CPU time
- * (docs/results, H200). Nobody waits for longer work: the stream is given a host
+ * A stream that is done, or will be in a moment, as when rows were copied, is
+ * looked at until it is: a host function costs 15 µs of latency and 20 of CPU time,
+ * and under MPS it wakes a thread of the driver in every process on the GPU (docs/results,
+ * H200). So up to 25 µs are waited for each request that is committed at once, asleep
+ * after the first 25. Nobody waits for longer work: the stream is given a host
  * function, which does the step when what comes before it is done.
  *
  *	rb_commit_on_stream   the request is committed and pending; the host function
@@ -16,16 +18,31 @@
  * may be closed meanwhile, and then only the hold ends. It does not call the
  * driver, and mu is never held while the driver is called.
  */
+#include <time.h>
+
 #include "client.h"
 
 #define STREAM_SPIN (25 * MICROSECOND)
+#define STREAM_MOST (16 * STREAM_SPIN)
+#define STREAM_NAP (20 * MICROSECOND)
+
+/* How long to wait for a stream with so many requests. */
+static int64_t worth_waiting(uint32_t count) { return rb_min(count * STREAM_SPIN, STREAM_MOST); }
+
+static _Atomic bool *long_before(rb_link *l, uint32_t count) { return &l->streams_are_long[count > 1]; }
 
 /* Whether the stream is done. */
-static bool done_in_a_moment(rb_link *l, void *stream)
+static bool done_in_a_moment(rb_link *l, void *stream, uint32_t count)
 {
-	bool idle = rb_device_idle(&l->session.device, stream, l->streams_are_long ? 0 : rb_now() + STREAM_SPIN);
+	bool patient = !*long_before(l, count);
+	int64_t start = rb_now(), end = start + worth_waiting(count);
+	bool idle = rb_device_idle(&l->session.device, stream, patient ? start + STREAM_SPIN : 0);
+	while (!idle && patient && rb_now() < end) {
+		nanosleep(&(struct timespec){.tv_nsec = STREAM_NAP}, NULL);
+		idle = rb_device_idle(&l->session.device, stream, 0);
+	}
 	if (!idle)
-		l->streams_are_long = true; /* until a host function tells otherwise */
+		*long_before(l, count) = true; /* until a host function tells otherwise */
 	return idle;
 }
 
@@ -98,8 +115,8 @@ static void run(void *argument)
 {
 	step *s = argument;
 	rb_device_host_function(true);
-	if (rb_now() - s->launched < 2 * STREAM_SPIN)
-		s->link->streams_are_long = false;
+	if (rb_now() - s->launched < rb_max(worth_waiting(s->count), 2 * STREAM_SPIN))
+		*long_before(s->link, s->count) = false;
 	rb_entry *entry = rb_table_enter(&rb_clients, s->client);
 	if (entry) {
 		if (s->release)
@@ -161,7 +178,7 @@ static int commit(rb_conn *c, rb_client client, const rb_req *r, uint32_t count,
 		if (status)
 			return status;
 	}
-	if (count && done_in_a_moment(r->link, stream))
+	if (count && done_in_a_moment(r->link, stream, count))
 		return rb_req_commit(c, r, count, timeout, flags);
 	for (uint32_t i = 0, n; i < count; i += n) {
 		for (n = 1; i + n < count && r[i + n].link == r[i].link;)
@@ -217,7 +234,7 @@ static int release(rb_conn *c, rb_client client, const rb_req *r, void *stream)
 		return no_device(l);
 	/* No stream touches a slot that was committed, has ended and has its outputs on the host:
 	 * what wrote the inputs came before the commit. */
-	if ((!outputs_on_device(l) && was_told(r) && rb_req_is_over(r)) || done_in_a_moment(l, stream))
+	if ((!outputs_on_device(l) && was_told(r) && rb_req_is_over(r)) || done_in_a_moment(l, stream, 1))
 		return rb_req_release(c, r);
 	step *s = new_step(client, l, 1);
 	if (!s)
