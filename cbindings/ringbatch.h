@@ -442,7 +442,7 @@ RB_API int rb_worker_attach(const char *model, const char *signature, const rb_w
  * each; "" if it does not. The library owns the text, until rb_worker_close. */
 RB_API int rb_worker_notes(rb_worker worker, const char **text);
 
-/* Batches that were taken and not completed fail. */
+/* Batches that were taken and not completed fail; with RB_ERR_BROKER_GONE if the broker is. */
 RB_API int rb_worker_close(rb_worker worker);
 
 RB_API int rb_worker_model(rb_worker worker, rb_model *model);

@@ -224,6 +224,27 @@ func TestABrokerThatGoesWhileBatchesRunIsAttachedToAgain(t *testing.T) {
 	}
 }
 
+// The worker may hear of the broker's end before the client does.
+func TestWhatIsGivenUpBecauseTheBrokerIsGoneMayBeSentAgain(t *testing.T) {
+	r := newRing(t, 1)
+	for range 10 {
+		w := r.attach(r.config(1))
+		reqs := r.commit(1)
+		b := next(t, w)
+		r.restart(sig)
+		if err := testbed.Eventually(patience, func() error {
+			if b.Waiting(0) {
+				return errors.New("the worker has not heard of it")
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		ends(t, reqs[0], client.ErrBrokerGone)
+	}
+}
+
 func TestConcurrencyBeyondTheDepthIsRefused(t *testing.T) {
 	r := newRing(t, 1)
 	for _, c := range []struct{ depth, concurrency int }{{2, 3}, {0, 65}, {0, -1}} {

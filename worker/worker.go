@@ -164,9 +164,13 @@ func (w *Worker) Leave() {
 	w.mu.Lock()
 	left := slices.Clone(w.taken)
 	w.mu.Unlock()
+	why := errClosed
+	if w.gone.Load() { // then the clients may send it again, and may learn of that here first
+		why = status.ErrBrokerGone
+	}
 	for _, b := range left {
 		if b.end() {
-			b.FailAll(errClosed)
+			b.FailAll(why)
 			b.answer()
 		}
 	}

@@ -123,11 +123,11 @@ static void fail(rb_taken *b, uint32_t i, int status, const char *text)
 	b->answer[i].status = status;
 }
 
-void rb_taken_fail_all(rb_taken *b, const char *text)
+void rb_taken_fail_all(rb_taken *b, int status, const char *text)
 {
 	for (uint32_t i = 0; i < b->shown.requests; i++)
 		if (!b->answer[i].status)
-			fail(b, i, RB_ERR_FAILED, text);
+			fail(b, i, status, text);
 }
 
 /* Writes record, reason and word of one request, unless somebody else has ended
@@ -478,6 +478,6 @@ int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t byt
 
 int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text) { WITH(batch, fail_one(b, i, RB_ERR_FAILED, text)); }
 int rb_batch_fail_as(rb_batch *batch, uint32_t i, int as, const char *text) { WITH(batch, fail_one(b, i, as, text)); }
-int rb_batch_fail_all(rb_batch *batch, const char *text) { WITH(batch, (rb_taken_fail_all(b, text), RB_OK)); }
+int rb_batch_fail_all(rb_batch *batch, const char *text) { WITH(batch, (rb_taken_fail_all(b, RB_ERR_FAILED, text), RB_OK)); }
 int rb_batch_waiting(const rb_batch *batch, uint32_t i) { WITH(batch, waiting(b, i)); }
 int rb_batch_complete(rb_batch *batch) { WITH(batch, (rb_taken_complete(b), RB_OK)); }

@@ -63,7 +63,7 @@ rb_taken *rb_work_spare(rb_work *w);
 int rb_taken_read(rb_taken *b, const uint8_t *mail);
 void rb_taken_complete(rb_taken *b);
 void rb_taken_free(rb_taken *b);
-void rb_taken_fail_all(rb_taken *b, const char *text);
+void rb_taken_fail_all(rb_taken *b, int status, const char *text);
 
 /* gather.c */
 /* Rows of size bytes, by the numbers of their slots. */

@@ -38,10 +38,12 @@ def runs(doors: Doors) -> Iterator[dict[str, Future[subprocess.CompletedProcess[
     with shared memory run one after the other, since each unregisters all regions.
     """
 
+    env = {**os.environ, "LD_LIBRARY_PATH": str(PERF)}  # not in those threads: pytest writes PYTEST_CURRENT_TEST into it meanwhile
+
     def run(case: list[str]) -> subprocess.CompletedProcess[str]:
         url = doors.http if case[1] == "http" else doors.grpc
         command = [str(PERF / "perf_analyzer"), "-m", "affine", "-u", url, *STEADY, *case]
-        return subprocess.run(command, env={**os.environ, "LD_LIBRARY_PATH": str(PERF)}, capture_output=True, text=True, timeout=600)
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
     with ThreadPoolExecutor(2) as side_by_side, ThreadPoolExecutor(1) as in_turn:
         yield {" ".join(c): (in_turn if "--shared-memory" in c else side_by_side).submit(run, c) for c in CASES}

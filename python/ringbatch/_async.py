@@ -69,6 +69,7 @@ class AsyncServing:
         self._ring, self._function, self._concurrency, self._debug = ring, function, concurrency, debug
         self._running: dict[asyncio.Task[None], RingBatch | None] = {}  # None: canceled
         self._look_at = 0.0
+        self._gone = False  # the broker
         self._spare: list[Buffers] = []  # arrays of batches that are not contiguous: each batch in flight has its own
         self._generation = Process.generation
 
@@ -135,6 +136,8 @@ class AsyncServing:
             if isinstance(e, Exception):
                 log.exception("a batch of %d rows failed", raw.rows)
             batch._end()
+            if self._gone and isinstance(e, asyncio.CancelledError):
+                return  # Ring.close tells its clients, who may send it again
             raw.fail_all(e)
             raw.complete()
             if not isinstance(e, (Exception, asyncio.CancelledError)):
@@ -146,7 +149,7 @@ class AsyncServing:
 
     def _give_up(self, loop: asyncio.AbstractEventLoop, why: BaseException) -> None:
         """Cancels what runs; the batches fail."""
-        running, self._running = self._running, {}
+        running, self._running, self._gone = self._running, {}, isinstance(why, errors.BrokerGone)
         for task in running:
             task.cancel(f"the batch is gone: {why!r}")
         if running:
