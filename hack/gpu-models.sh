@@ -16,6 +16,7 @@ export PYTHONUNBUFFERED=1 PYTHON=${PYTHON:-python3} PYTHONPATH=${PYTHONPATH:-$PW
 scratch=$(mktemp -d) # also for compiled code: the first start has none
 export TORCHINDUCTOR_CACHE_DIR=$scratch/compiled CUDA_MPS_PIPE_DIRECTORY=$scratch/mps CUDA_MPS_LOG_DIRECTORY=$scratch/mps-log
 mkdir -m 700 "$TORCHINDUCTOR_CACHE_DIR" "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+export PYTHONPYCACHEPREFIX=$scratch/bytecode # a machine whose Python cannot keep it beside the sources compiles PyTorch's at every start
 began=$SECONDS
 
 say() { printf '\n== %s (%d s)\n' "$*" $((SECONDS - began)); }
@@ -49,8 +50,8 @@ images_large() { images --size 500x375 -- --half; }
 # On the CPU: half of the cores compute, the others are for 64 Python producers and the broker.
 cpu() {
 	local half=$(($(nproc) / 2))
-	timeout 60 "$PYTHON" bench/python/models.py --only onnx_fixed --side 224 --threads $half --rounds 3 --seconds 1.5 --settle 0.5 --json "$OUT/onnx-224.json"
-	timeout 120 "$PYTHON" bench/python/models.py --threads $half --rounds 3 --seconds 1.5 --settle 0.5 --json "$OUT/models.json"
+	timeout 60 "$PYTHON" bench/python/models.py --only onnx_fixed --side 224 --threads $half --apart load --rounds 3 --seconds 1.5 --settle 0.5 --json "$OUT/onnx-224.json"
+	timeout 120 "$PYTHON" bench/python/models.py --threads $half --apart load --rounds 3 --seconds 1.5 --settle 0.5 --json "$OUT/models.json"
 }
 text() { CUDA_VISIBLE_DEVICES='' timeout 90 "$PYTHON" examples/python/read_text.py table --seconds 2; }
 
