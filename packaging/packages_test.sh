@@ -102,7 +102,8 @@ for rpm in "${rpms[@]}"; do
 	rpm -qp --nosignature --qf '%{NAME} %{VERSION} %{ARCH} %{LICENSE}\n' "$rpm"
 	rpm -K --nosignature "$rpm"
 done
-rpm -qpl --nosignature "${rpms[@]}" | grep -qx /usr/lib/systemd/system/ringbatch-broker.service || fail "no unit in the rpm"
+# Not grep -q: rpm could not write on.
+rpm -qpl --nosignature "${rpms[@]}" | grep -x /usr/lib/systemd/system/ringbatch-broker.service >/dev/null || fail "no unit in the rpm"
 mkdir -p "$work/rpm"
 rpm --root "$work/rpm" --initdb
 rpm --root "$work/rpm" --nosignature --nodeps --noscripts --ignorearch -i "${rpms[@]}"
