@@ -191,13 +191,15 @@ int rb_worker_close(rb_worker id)
 	if (status)
 		return status;
 	rb_table_shut(&rb_workers, id);
-	bool gone = rb_session_gone(&w->session); /* then the clients may send it again, and may learn of that here first */
+	int why = RB_ERR_FAILED;
+	const char *text = "the worker was closed before it ran this request";
+	if (rb_session_gone(&w->session)) { /* then the clients may send it again, and may learn of that here first */
+		why = RB_ERR_BROKER_GONE;
+		text = rb_status_text(why);
+	}
 	for (uint32_t i = 0; i < w->batches; i++)
 		if (w->batch[i]->in_use) {
-			if (gone)
-				rb_taken_fail_all(w->batch[i], RB_ERR_BROKER_GONE, rb_status_text(RB_ERR_BROKER_GONE));
-			else
-				rb_taken_fail_all(w->batch[i], RB_ERR_FAILED, "the worker was closed before it ran this request");
+			rb_taken_fail_all(w->batch[i], why, text);
 			rb_taken_complete(w->batch[i]);
 		}
 	rb_session_hang_up(&w->session);

@@ -8,8 +8,9 @@ before and gathers the rows of the next:
     thread 2             │ gather B  │ answer A, gather C│ answer B, gather D …
 
 Full batches compute one at a time: two would share the same cores, and both would be late.
-Of batches that are not, which leave cores idle, several may. Who computes goes on with the next batch at once, and leaves what it has computed to
-the thread that has gathered that one: no thread has to be woken in between.
+Of batches that are not, which leave cores idle, several may. Who computes goes on
+with the next batch at once, and leaves what it has computed to the thread that has
+gathered that one: no thread has to be woken in between.
 """
 
 from __future__ import annotations
