@@ -90,8 +90,8 @@ typedef struct rb_link {
 	/* notify.c */
 	uint64_t *watched; /* bitmap of slots */
 	uint32_t nwatched;
-	bool reaper_waits; /* for the lead, on turn */
-	bool reaper_idle;  /* it polls its descriptors, nothing is under way */
+	uint32_t reapers_waiting; /* for the lead, on turn: the reaper, and threads in rb_reap_wait */
+	bool reaper_idle;         /* it polls its descriptors, nothing is under way */
 	_Atomic uint32_t turn;
 } rb_link;
 
@@ -125,7 +125,7 @@ struct rb_conn {
 
 	/* notify.c */
 	_Atomic int notify_fd, poke_fd; /* -1: none */
-	bool reaping;
+	_Atomic bool reaping;
 	pthread_t reaper;
 	_Atomic bool closing;
 };
@@ -161,9 +161,9 @@ static inline rb_times *rb_link_times(rb_link *l, uint32_t at) { return &l->time
 /* A request whose deadline has passed ends so much later at the latest, also if
  * the broker, which ends it at the same moment and knows why, stands still. */
 #define END_GRACE (2 * MILLISECOND)
-static inline bool rb_link_expired(rb_link *l, uint32_t at) { return l->slots[at].ends != INT64_MAX && rb_now() >= l->slots[at].ends; }
+static inline bool rb_link_expired(const rb_link *l, uint32_t at) { return l->slots[at].ends != INT64_MAX && rb_now() >= l->slots[at].ends; }
 /* Nobody will answer the request any more; leaves the slot's books alone. */
-static inline bool rb_link_over(rb_link *l, uint32_t at)
+static inline bool rb_link_over(const rb_link *l, uint32_t at)
 {
 	return rb_word_gen(rb_board_word(&l->session.board, l->first + at)) == l->gens[at] || l->dead || rb_link_expired(l, at);
 }
@@ -213,6 +213,7 @@ void rb_link_wake_ended(rb_link *l);
 void rb_link_wake_followers(rb_link *l);
 void rb_link_kick(rb_link *l);
 void rb_link_resign(rb_link *l);
+void rb_link_pass_turn(rb_link *l);
 
 /* How long a leader parks before it looks at the board by itself. */
 #define LEAST_SLICE (10 * MILLISECOND)

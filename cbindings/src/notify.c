@@ -21,14 +21,23 @@
 
 #include "client.h"
 
-void rb_notifier_tell(rb_link *l)
+/* Whether a request that is watched has ended. The caller holds mu. */
+static bool any_over(const rb_link *l)
 {
 	for (uint32_t w = 0; l->nwatched && w < l->free_words; w++)
 		for (uint64_t left = l->watched[w]; left; left &= left - 1)
-			if (rb_link_over(l, w * 64 + (uint32_t)__builtin_ctzll(left))) {
-				rb_eventfd_ring(l->client->notify_fd);
-				return;
-			}
+			if (rb_link_over(l, w * 64 + (uint32_t)__builtin_ctzll(left)))
+				return true;
+	return false;
+}
+
+void rb_notifier_tell(rb_link *l)
+{
+	if (!any_over(l))
+		return;
+	rb_eventfd_ring(l->client->notify_fd);
+	if (l->reapers_waiting)
+		rb_link_pass_turn(l);
 }
 
 void rb_link_watch(rb_link *l, uint32_t at)
@@ -54,20 +63,26 @@ void rb_link_wake_reaper(rb_link *l)
 	}
 }
 
-/* Waits for the leader of the moment to resign. */
-static void take_lead(rb_link *l)
+/* Waits for the leader of the moment to resign. In rb_reap_wait only until then, or until
+ * there is something to tell, and not for the reaper, which leads for as long as the link
+ * lives. False: it does not lead. */
+static bool take_lead(rb_conn *c, rb_link *l, int64_t until, bool once)
 {
 	pthread_mutex_lock(&l->mu);
-	while (l->leading) {
+	l->reapers_waiting++;
+	for (int64_t now = rb_now(); l->leading && !(once && (c->reaping || now >= until || any_over(l))); now = rb_now()) {
 		uint32_t seen = l->turn;
-		l->reaper_waits = true;
 		pthread_mutex_unlock(&l->mu);
-		rb_futex_wait(&l->turn, seen, SECOND, true);
+		rb_futex_wait(&l->turn, seen, rb_min(until - now, SECOND), true);
 		pthread_mutex_lock(&l->mu);
 	}
+	l->reapers_waiting--;
+	bool lead = !l->leading;
 	l->leading = true;
-	l->reaper_waits = false;
+	if (!once && l->reapers_waiting)
+		rb_link_pass_turn(l); /* they need not wait for it any more */
 	pthread_mutex_unlock(&l->mu);
+	return lead;
 }
 
 /*
@@ -119,18 +134,6 @@ static bool stolen(rb_link *l, int64_t parked, int64_t now)
 	return found;
 }
 
-/* Whether a request that is watched has ended. */
-static bool any_over(rb_link *l)
-{
-	bool found = false;
-	pthread_mutex_lock(&l->mu);
-	for (uint32_t w = 0; l->nwatched && w < l->free_words; w++)
-		for (uint64_t left = l->watched[w]; left && !found; left &= left - 1)
-			found = rb_link_over(l, w * 64 + (uint32_t)__builtin_ctzll(left));
-	pthread_mutex_unlock(&l->mu);
-	return found;
-}
-
 /* Looks at the requests of links that the client has left, which have no leader
  * of their own; true if any is watched still. over: one of them has ended. */
 static bool look_at_left(rb_conn *c, rb_link *present, bool *over)
@@ -145,11 +148,10 @@ static bool look_at_left(rb_conn *c, rb_link *present, bool *over)
 		if (rb_link_lost(l, rb_now(), MOST_SLICE))
 			rb_conn_lost(c, l);
 		pthread_mutex_lock(&l->mu);
-		bool any = l->nwatched;
+		watched |= l->nwatched > 0;
+		*over |= any_over(l);
 		rb_notifier_tell(l);
 		pthread_mutex_unlock(&l->mu);
-		watched |= any;
-		*over |= any && any_over(l);
 		rb_link_drop(l);
 	}
 	if (watched)
@@ -164,7 +166,8 @@ static void reap_link(rb_conn *c, rb_link *l, int64_t until, bool once)
 {
 	_Atomic uint32_t *bell = &l->session.board.bells[l->first].count;
 	int64_t slice = LEAST_SLICE;
-	take_lead(l);
+	if (!take_lead(c, l, until, once))
+		return;
 	while (!l->dead && !c->closing && c->live == l) {
 		uint32_t seen = *bell;
 		bool over = false, interrupted = false;
@@ -174,7 +177,12 @@ static void reap_link(rb_conn *c, rb_link *l, int64_t until, bool once)
 		if (look_at_left(c, l, &over))
 			slice = rb_min(slice, MILLISECOND);
 		int64_t parked = until == INT64_MAX && !once ? 0 : rb_now();
-		if (parked >= until || (once && (over || any_over(l))))
+		if (once && !over) {
+			pthread_mutex_lock(&l->mu);
+			over = any_over(l);
+			pthread_mutex_unlock(&l->mu);
+		}
+		if (parked >= until || (once && over))
 			break;
 		if (idle(c, l, slice, until - parked)) {
 			slice = rb_link_first_slice(l);
@@ -256,7 +264,9 @@ int rb_notifier_start(rb_conn *c)
 		/* No signal of the program's is delivered to the library's thread. */
 		sigfillset(&all);
 		pthread_sigmask(SIG_SETMASK, &all, &before);
-		c->reaping = !c->closing && !pthread_create(&c->reaper, NULL, reap, c);
+		c->reaping = !c->closing; /* first: the thread tells others at once that it leads */
+		if (c->reaping && pthread_create(&c->reaper, NULL, reap, c))
+			c->reaping = false;
 		pthread_sigmask(SIG_SETMASK, &before, NULL);
 		if (!c->reaping)
 			status = no_notifier(c);

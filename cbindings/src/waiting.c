@@ -27,15 +27,20 @@ static void poke(rb_link *l, uint32_t at)
 	rb_futex_wake(&l->slots[at].wake, 1, true);
 }
 
+/* Has all look who wait for the lead in notify.c. The caller holds mu. */
+void rb_link_pass_turn(rb_link *l)
+{
+	atomic_fetch_add(&l->turn, 1);
+	rb_futex_wake(&l->turn, INT32_MAX, true);
+}
+
 /* Has some follower try for the lead, if there is no leader. The caller holds mu. */
 static void promote(rb_link *l)
 {
 	if (l->leading)
 		return;
-	if (l->reaper_waits) {
-		l->reaper_waits = false;
-		atomic_fetch_add(&l->turn, 1);
-		rb_futex_wake(&l->turn, 1, true);
+	if (l->reapers_waiting) {
+		rb_link_pass_turn(l);
 		return;
 	}
 	for (uint32_t w = 0; l->followers && w < l->free_words; w++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Uses every function of ringbatch.h, together with misuse.c, against the
+ * Uses every function of ringbatch.h, together with misuse.c and reaping.c, against the
  * broker at argv[1]. A worker thread and clients share this process. Exit
  * status 0 and "ok" is success; anything else says where it went wrong.
  */
@@ -32,7 +32,7 @@ static int entries(const char *folder)
 /* ---- a worker: y = 2x over fixed rows; echoes over variable ones --------- */
 
 static atomic_int stop;
-static atomic_int held_back; /* the worker has its batch, and answers once this is 0: however long that takes */
+atomic_int held_back;
 
 static void serve_double(rb_batch *b)
 {
@@ -515,6 +515,7 @@ static void closing(void)
 		pthread_join(threads[i], NULL);
 	held_back = 0;
 }
+
 static void everything(void)
 {
 	stop = 0;
@@ -529,6 +530,7 @@ static void everything(void)
 	variable_dims();
 	no_descriptors(); /* both workers have theirs: they have answered */
 	closing();
+	reaping();
 	errors_have_names();
 	if (!getenv("RB_NO_FORK"))
 		forked();

@@ -5,6 +5,7 @@
 #ifndef EVERY_H
 #define EVERY_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 
 static const int64_t second = 1000000000, minute = 60000000000; /* a minute: what is waited for comes, on a busy machine too */
 extern const char *socket_path;
+extern atomic_int held_back; /* the worker has its batch, and answers once this is 0: however long that takes */
 
 #define WANT(status, call) want(status, call, #call, __FILE__, __LINE__)
 #define CHECK(cond) ((cond) ? (void)0 : fail(#cond, __FILE__, __LINE__))
@@ -40,5 +42,8 @@ void no_descriptors(void);
 void errors_have_names(void);
 void forked(void);
 void signals(void);
+
+/* reaping.c */
+void reaping(void);
 
 #endif

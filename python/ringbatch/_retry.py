@@ -48,13 +48,11 @@ class RetryingModel(Model):
 
         def again(error: BaseException) -> None:
             try:
-                pause = attempts.pause(error)
-            except BaseException as final:
+                timer = threading.Timer(attempts.pause(error), send)
+                timer.daemon = True
+                timer.start()
+            except BaseException as final:  # the error itself; or there can be no more threads
                 outer.set_exception(final)
-                return
-            timer = threading.Timer(pause, send)
-            timer.daemon = True
-            timer.start()
 
         def send() -> None:
             try:
