@@ -360,7 +360,7 @@ func (b *Broker) declare(m *model, mc ModelConfig, uid int) error {
 	if err != nil {
 		return err
 	}
-	if err := checkRing(mc.Name, layout); err != nil {
+	if err := b.checkRing(mc.Name, layout); err != nil {
 		return err
 	}
 	bytes := layout.PlanesSize + layout.DeviceSize

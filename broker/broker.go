@@ -32,6 +32,7 @@ type Broker struct {
 	applied   chan struct{} // closed when the processes are as the last Reload declared them; nil before the first
 	offenders offenders
 	users     *users
+	room      func(bytes int64) error // checkMemory; simulated worlds take no notice of this machine's
 	refusals  refusals
 	answering chan struct{} // has a place for each call that is being answered
 }
@@ -57,7 +58,7 @@ func New(cfg Config) (_ *Broker, err error) {
 	if err := checkKernel(); err != nil {
 		return nil, err
 	}
-	b := &Broker{cfg: cfg, log: quietly(cfg.Logger), users: newUsers(cfg.Limits, cfg.MaxClients), epoch: uint64(time.Now().UnixNano()), started: time.Now(), listening: make(chan struct{}), handedTo: make(chan struct{}), answering: make(chan struct{}, answersAtOnce)}
+	b := &Broker{cfg: cfg, log: quietly(cfg.Logger), users: newUsers(cfg.Limits, cfg.MaxClients), room: checkMemory, epoch: uint64(time.Now().UnixNano()), started: time.Now(), listening: make(chan struct{}), handedTo: make(chan struct{}), answering: make(chan struct{}, answersAtOnce)}
 	defer func() {
 		if err != nil {
 			for _, l := range b.loops {

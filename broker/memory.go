@@ -27,6 +27,14 @@ func checkMemory(bytes int64) error {
 	return shm.CheckRoom(bytes)
 }
 
+// checkRing refuses a ring that there is no memory for.
+func (b *Broker) checkRing(name string, layout *shm.Layout) error {
+	if err := b.room(layout.PlanesSize + layout.BoardSize); err != nil {
+		return fmt.Errorf("model %q: %w; lower its slots (now %d of %d bytes)", name, err, layout.Slots, layout.SlotBytes())
+	}
+	return nil
+}
+
 // defaultRingBytes is how large a ring may be whose size was left to us: not
 // more than half of what the memory cgroup, if there is one, has left.
 func defaultRingBytes() int64 {

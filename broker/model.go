@@ -43,6 +43,9 @@ func (m *model) build(b *Broker, cfg ModelConfig) error {
 			return fmt.Errorf("model %q: %w", p.stages[i].cfg.Name, err)
 		}
 	}
+	if err := b.checkRing(cfg.Name, p.layout); err != nil {
+		return err
+	}
 	r, err := newRing(cfg.Name, p.layout, b.cfg.Memory, b.epoch, b.log.With("model", cfg.Name))
 	if err != nil {
 		return err

@@ -53,7 +53,7 @@ type ring struct {
 }
 
 // newRing makes the segments. It may take a while, and is not done on a loop
-// that serves others.
+// that serves others. Whether there is room for them was checked before.
 func newRing(name string, layout *shm.Layout, memory shm.Memory, epoch uint64, log *slog.Logger) (*ring, error) {
 	r := &ring{
 		log: log, memory: memory, epoch: epoch, layout: layout, boardRO: -1, device: deviceMemory{fd: -1},
@@ -61,10 +61,7 @@ func newRing(name string, layout *shm.Layout, memory shm.Memory, epoch uint64, l
 		leased: map[int]int{}, limits: Limits{UserShare: 100},
 	}
 	r.rows[idle] = layout.Slots
-	err := checkRing(name, layout)
-	if err != nil {
-		return nil, err
-	}
+	var err error
 	if r.planes, err = memory.Create("planes-"+name, layout.PlanesSize); err == nil {
 		if r.bseg, err = memory.Create("board-"+name, layout.BoardSize); err == nil {
 			r.boardRO, err = r.bseg.ReadOnlyFD()
@@ -78,14 +75,6 @@ func newRing(name string, layout *shm.Layout, memory shm.Memory, epoch uint64, l
 	layout.WriteHeader(r.bseg, shm.KindBoard, epoch)
 	r.board = shm.NewBoard(layout, r.bseg)
 	return r, nil
-}
-
-// checkRing refuses a ring that there is no memory for.
-func checkRing(name string, layout *shm.Layout) error {
-	if err := checkMemory(layout.PlanesSize + layout.BoardSize); err != nil {
-		return fmt.Errorf("model %q: %w; lower its slots (now %d of %d bytes)", name, err, layout.Slots, layout.SlotBytes())
-	}
-	return nil
 }
 
 // close gives the memory back, and the sessions of those who are still there.

@@ -57,7 +57,11 @@ type violation string
 
 func (s *host) fail(format string, a ...any) { panic(violation(fmt.Sprintf(format, a...))) }
 
+// note keeps a line of the trace, if a seed is replayed; else nobody would read it.
 func (s *host) note(format string, a ...any) {
+	if *simSeed == 0 {
+		return
+	}
 	if len(s.trace) > 4000 {
 		s.trace = s.trace[2000:]
 	}
@@ -69,10 +73,10 @@ func (s *host) chance(p float64) bool { return s.rng.Float64() < p }
 // newHost makes a host with so many loops and rings.
 func newHost(seed int64, loops, rings int) (*host, error) {
 	h := &host{rng: rand.New(rand.NewPCG(uint64(seed), 7)), now: int64(time.Hour)}
-	cfg := Config{Socket: "simulated", Memory: shm.NewHeap(), Logger: slog.New(slog.DiscardHandler)}
+	cfg := Config{Socket: "simulated", Memory: shm.Unshared{}, Logger: slog.New(slog.DiscardHandler)}
 	cfg.fill()
 	cfg.Limits.UserShare = 100
-	h.b = &Broker{cfg: cfg, log: cfg.Logger, super: supervise.New(cfg.Logger, cfg.Socket), epoch: 1, started: time.Now()}
+	h.b = &Broker{cfg: cfg, log: cfg.Logger, super: supervise.New(cfg.Logger, cfg.Socket), epoch: 1, started: time.Now(), room: func(int64) error { return nil }}
 	for i := range loops {
 		l, err := newLoop(i, h.b)
 		if err != nil {
@@ -150,9 +154,12 @@ func (h *host) close() {
 // forgotten tells that the ring is gone, with its last peer.
 func (s *world) forgotten() bool { return s.r.closed }
 
-// peer makes a connection that leads nowhere.
+// noPid is larger than any that Linux gives: /proc has nothing to say about it.
+const noPid = 1 << 30
+
+// peer makes a connection that leads nowhere, to no process.
 func (s *world) peer(name string) *peer {
-	return &peer{conn: &net.UnixConn{}, pid: 1, name: name, pidfd: -1, doorbell: -1, watches: [2]int32{-1, -1}}
+	return &peer{conn: &net.UnixConn{}, pid: noPid, name: name, pidfd: -1, doorbell: -1, watches: [2]int32{-1, -1}}
 }
 
 // tell has the kernel tell the broker something, after a while.

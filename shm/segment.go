@@ -52,8 +52,11 @@ func (s *Segment) Size() int64 { return int64(len(s.mem)) }
 func (s *Segment) FD() int { return s.fd }
 
 // ReadOnlyFD opens a second descriptor of the same memory that cannot be
-// mapped for writing. The caller closes it.
+// mapped for writing. The caller closes it. It is -1 if the segment has none.
 func (s *Segment) ReadOnlyFD() (int, error) {
+	if s.fd < 0 {
+		return -1, nil
+	}
 	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", s.fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("reopen segment read-only through /proc, which must be mounted: %w", err)
@@ -203,6 +206,17 @@ func (h *Heap) Open(fd int, size int64, _ Access) (*Segment, error) {
 	}
 	return &Segment{mem: mem, fd: fd}, nil
 }
+
+// Unshared is Memory of one simulation: heap bytes without a descriptor, which
+// nobody else can open. A world of simulated peers makes dozens of segments, and
+// a memfd costs eleven system calls.
+type Unshared struct{}
+
+func (Unshared) Create(_ string, size int64) (*Segment, error) {
+	return &Segment{mem: alignedHeap(size), fd: -1}, nil
+}
+
+func (Unshared) Open(int, int64, Access) (*Segment, error) { return nil, os.ErrNotExist }
 
 func inode(fd int) (uint64, error) {
 	var st unix.Stat_t
