@@ -114,14 +114,14 @@ static PyObject *client_learn(Client *c, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-static int fits(const Client *c, PyObject *x)
+int fits(const Client *c, PyObject *x)
 {
 	const Array *a = (const Array *)x;
 	return c->single && Py_TYPE(x) == (PyTypeObject *)ndarray && a->dtype == c->x_dtype && a->rank == c->x_rank && a->flags & CONTIGUOUS &&
 	       !memcmp(a->shape, c->x_shape, (size_t)a->rank * sizeof *a->shape);
 }
 
-static PyObject *new_output(const Client *c)
+PyObject *new_output(const Client *c)
 {
 	PyObject *y = PyObject_Call(np_empty, c->y_arguments, NULL);
 	if (y && Py_TYPE(y) != (PyTypeObject *)ndarray) {
@@ -201,25 +201,6 @@ int wait_for(Client *c, uint64_t request, int64_t timeout)
 	}
 }
 
-PyObject *list_and_commit(Client *c, uint64_t request, PyObject *waiters, PyObject *waiter, int64_t timeout, int hold)
-{
-	PyObject *id = PyLong_FromUnsignedLongLong(request);
-	if (id && !PyDict_SetItem(waiters, id, waiter)) {
-		int status = hold ? RB_OK : commit_one(c, request, timeout, RB_NOTIFY, NULL);
-		if (!status)
-			return id;
-		if (status > 0)
-			raise_status(c, status);
-		PyObject *kind, *value, *trace;
-		PyErr_Fetch(&kind, &value, &trace);
-		PyDict_DelItem(waiters, id);
-		PyErr_Restore(kind, value, trace);
-	}
-	Py_XDECREF(id);
-	release_one(c, request, NULL);
-	return NULL;
-}
-
 /* model(x): the output, None if x is not just what the quick path takes. */
 static PyObject *one(Client *c, PyObject *x)
 {
@@ -254,83 +235,14 @@ static PyObject *one(Client *c, PyObject *x)
 	return NULL;
 }
 
-/* submit_into(waiters, waiter, arrays, rows, timeout_ns, hold): sends and lists
- * waiters[request] = waiter, before anybody can tell that it has ended; with hold
- * it is not committed yet. The request's number; 0 if there is no room yet. */
-static PyObject *client_submit_into(Client *c, PyObject *args)
-{
-	PyObject *waiters, *waiter, *arrays;
-	unsigned int rows;
-	long long timeout;
-	int hold, status;
-	const void *in[MOST_TENSORS];
-	uint64_t request = 0;
-	if (!PyArg_ParseTuple(args, "O!OO!ILp", &PyDict_Type, &waiters, &waiter, &PyTuple_Type, &arrays, &rows, &timeout, &hold))
-		return NULL;
-	Py_ssize_t count = PyTuple_Size(arrays);
-	for (Py_ssize_t i = 0; i < count; i++) {
-		Array *a = (Array *)PyTuple_GetItem(arrays, i);
-		if (count > MOST_TENSORS || Py_TYPE((PyObject *)a) != (PyTypeObject *)ndarray || !(a->flags & CONTIGUOUS)) {
-			PyErr_SetString(PyExc_TypeError, "contiguous arrays only");
-			return NULL;
-		}
-		in[i] = a->data;
-	}
-	Py_BEGIN_ALLOW_THREADS
-	status = p_rb_submit(c->handle, rows, in, 0, RB_HOLD, &request);
-	Py_END_ALLOW_THREADS
-	if (status == RB_ERR_FULL || status == RB_ERR_TIMEOUT)
-		return PyLong_FromLong(0);
-	if (status)
-		return raise_status(c, status);
-	return list_and_commit(c, request, waiters, waiter, timeout, hold);
-}
-
-/* reap_into(ended): appends the numbers of the requests that have ended; False once the client is closed. */
-static PyObject *client_reap_into(Client *c, PyObject *ended)
-{
-	uint64_t ids[64];
-	uint32_t count;
-	do {
-		int status = p_rb_reap(c->handle, ids, 64, &count);
-		if (status == RB_ERR_CLOSED)
-			Py_RETURN_FALSE;
-		if (status)
-			return raise_status(c, status);
-		for (uint32_t i = 0; i < count; i++) {
-			PyObject *id = PyLong_FromUnsignedLongLong(ids[i]);
-			int failed = !id || PyList_Append(ended, id);
-			Py_XDECREF(id);
-			if (failed)
-				return NULL;
-		}
-	} while (count == 64);
-	Py_RETURN_TRUE;
-}
-
-/* collect_one(request): the output of one that has ended; it is released. */
-static PyObject *client_collect_one(Client *c, PyObject *number)
-{
-	uint64_t request = PyLong_AsUnsignedLongLong(number);
-	if (PyErr_Occurred())
-		return NULL;
-	PyObject *y = new_output(c);
-	if (!y)
-		return NULL;
-	void *out[1] = {((Array *)y)->data};
-	int status = p_rb_collect(c->handle, request, out);
-	if (!status)
-		return y;
-	Py_DECREF(y);
-	return raise_status(c, status);
-}
-
 static PyMethodDef client_methods[] = {
 	{"dial", (PyCFunction)client_dial, METH_VARARGS, NULL},
 	{"learn", (PyCFunction)client_learn, METH_VARARGS, NULL},
 	{"one", (PyCFunction)one, METH_O, NULL},
 	{"submit_into", (PyCFunction)client_submit_into, METH_VARARGS, NULL},
-	{"reap_into", (PyCFunction)client_reap_into, METH_O, NULL},
+	{"hold_one", (PyCFunction)client_hold_one, METH_VARARGS, NULL},
+	{"commit_held", (PyCFunction)client_commit_held, METH_VARARGS, NULL},
+	{"drain", (PyCFunction)client_drain, METH_VARARGS, NULL},
 	{"collect_one", (PyCFunction)client_collect_one, METH_O, NULL},
 	{"close", (PyCFunction)client_close, METH_NOARGS, NULL},
 	{0},

@@ -8,6 +8,7 @@
 FUNCTIONS(DEFINE)
 
 PyObject *ndarray, *np_empty, *columns_class, *end_view, *nanoseconds, *err_released, *err_committed, *err_parents;
+PyObject *name_done, *name_set_result;
 unsigned int generation;
 
 /* Whether the fields are where we think they are: those of a probe of shape (2, 3). */
@@ -114,7 +115,9 @@ PyMODINIT_FUNC PyInit__quick(void)
 	PyObject *module = PyModule_Create(&definition);
 	if (!module)
 		return NULL;
-	client_type = add_type(module, "Client", &client_spec);
+	name_done = PyUnicode_InternFromString("done");
+	name_set_result = PyUnicode_InternFromString("set_result");
+	client_type = name_done && name_set_result ? add_type(module, "Client", &client_spec) : NULL;
 	if (client_type && add_type(module, "Caller", &caller_spec) && add_type(module, "Held", &held_spec) && add_type(module, "Columns", &columns_spec))
 		return module;
 	Py_DECREF(module);

@@ -6,6 +6,7 @@
  *
  *   client.c    Client    base of Core: a connection, and whole requests in one call
  *               Caller    base of Model: model(x) without a function of Python in between
+ *   many.c                requests in flight, and their futures
  *   request.c   Held      base of Request: one claimed request and the arrays over it
  *               Columns   the arrays of one side of it, by name
  *   module.c    the module, what it is given by Python, and a worker's batches
@@ -44,13 +45,14 @@
 
 /* The one that ctypes has loaded: its functions, by name. */
 #define FUNCTIONS(F)                                                                                                       \
-	F(rb_error) F(rb_connect) F(rb_close) F(rb_claim) F(rb_claim_prepared) F(rb_commit) F(rb_wait) \
+	F(rb_error) F(rb_connect) F(rb_close) F(rb_claim) F(rb_claim_prepared) F(rb_commit) F(rb_commit_all) F(rb_wait) \
 	F(rb_poll) F(rb_release) F(rb_commit_on_stream) F(rb_release_on_stream) F(rb_infer) F(rb_collect) F(rb_submit) F(rb_reap) F(rb_worker_next) F(rb_batch_complete)
 #define DECLARE(name) extern __typeof__(name) *p_##name;
 FUNCTIONS(DECLARE)
 
 /* Of NumPy, and the functions of Python that are needed where it is not quick any more. */
 extern PyObject *ndarray, *np_empty, *columns_class, *end_view, *nanoseconds, *err_released, *err_committed, *err_parents;
+extern PyObject *name_done, *name_set_result; /* of a future's methods */
 
 extern unsigned int generation; /* +1 in a forked child */
 
@@ -108,8 +110,20 @@ int commit_one(Client *c, uint64_t request, int64_t timeout, uint32_t flags, PyO
 void release_one(Client *c, uint64_t request, PyObject *stream);
 /* Waits until the request has ended, or the time is over, or a handler raised: -1. */
 int wait_for(Client *c, uint64_t request, int64_t timeout);
+/* Whether x is what model(x) has a quick path for. */
+int fits(const Client *c, PyObject *x);
+/* An array for its output. */
+PyObject *new_output(const Client *c);
+
+/* ---- many in flight (many.c) ------------------------------------------------ */
+
 /* Lists a request that is claimed and filled, and commits it. It is either in
  * waiters afterwards or released. */
 PyObject *list_and_commit(Client *c, uint64_t request, PyObject *waiters, PyObject *waiter, int64_t timeout, int hold);
+PyObject *client_submit_into(Client *c, PyObject *args);
+PyObject *client_hold_one(Client *c, PyObject *args);
+PyObject *client_commit_held(Client *c, PyObject *args);
+PyObject *client_collect_one(Client *c, PyObject *number);
+PyObject *client_drain(Client *c, PyObject *args);
 
 #endif

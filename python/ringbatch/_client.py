@@ -320,36 +320,31 @@ class Model(Caller):
         core = self._core
         if core.closed:
             self._check()
-        quick = core.single and priority is None and len(inputs) == 1 and not named
-        if quick:
-            x = inputs[0]
-            quick = type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._shape and x.flags.c_contiguous
-        if quick:
-            arrays, rows = [x], -1
-        else:
-            arrays, rows = self._arrays(inputs, named)
-            if split and 1 < rows > self._most:
-                return await gather_split(self, pieces(arrays, rows, self._most), timeout, priority)
         loop = asyncio.get_running_loop()
         completions = self._ready()
         completions.watch_by_loop(loop)
         future = loop.create_future()
-        waiter = future, loop, core.collect_one if quick else self._reader(rows)
-        # Where shapes are fixed the request is held back and committed together
-        # with what else this turn of the loop sends.
-        held = core.signature.in_c and priority is None
-        deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            while True:
-                sent = self._send(completions.waiters, waiter, arrays, rows, timeout, priority, held)
-                if sent:
-                    break
-                timeout = _left(deadline)
-                completions.sweep()
-                await completions.wait_for_room(loop)
-                self._check()
-            if held:
-                completions.commit_soon(loop, sent, nanoseconds(timeout))
+            # Where shapes are fixed the request is held back and committed together
+            # with what else this turn of the loop sends.
+            sent = None
+            if priority is None and len(inputs) == 1 and not named:
+                sent = core.hold_one(inputs[0], completions.waiters, (future, loop, None))
+            if not sent:
+                arrays, rows = self._arrays(inputs, named)
+                if split and 1 < rows > self._most:
+                    return await gather_split(self, pieces(arrays, rows, self._most), timeout, priority)
+                waiter = future, loop, self._reader(rows)
+                held = core.signature.in_c and priority is None
+                deadline = None if timeout is None else time.monotonic() + timeout
+                while not (sent := self._send(completions.waiters, waiter, arrays, rows, timeout, priority, held)):
+                    timeout = _left(deadline)
+                    completions.sweep()
+                    await completions.wait_for_room(loop)
+                    self._check()
+                if not held:
+                    return await future
+            completions.commit_soon(loop, sent, nanoseconds(timeout))
             return await future
         except BaseException:  # canceled, or the loop is over, or a signal's handler raised
             completions.abandon(future)

@@ -33,8 +33,8 @@ _WATCH_NS = 1_000_000_000  # so often the thread looks whether its client was fo
 
 
 # A future, the loop it belongs to (None: it is not asyncio's), and the function
-# that makes its result of an ended request, which it also releases.
-Waiter = tuple[Any, Optional[asyncio.AbstractEventLoop], Callable[[int], Any]]
+# that makes its result of an ended request, which it also releases (None: collect_one).
+Waiter = tuple[Any, Optional[asyncio.AbstractEventLoop], Optional[Callable[[int], Any]]]
 
 
 class Completions:
@@ -108,9 +108,9 @@ class Completions:
     def _commit(self, loop: asyncio.AbstractEventLoop, timeout_ns: int) -> None:
         requests: list[int] = []
         try:
-            requests = [r for r in self._held.pop((loop, timeout_ns), ()) if r in self.waiters]  # others were canceled
+            requests = self._held.pop((loop, timeout_ns), [])
             if requests:
-                self._core.commit_all(requests, timeout_ns)
+                self._core.commit_held(requests, self.waiters, timeout_ns)
         except errors.Error as e:
             for request in requests:
                 waiter = self.waiters.pop(request, None)
@@ -118,7 +118,7 @@ class Completions:
                     self._core.release(request)
                     _resolve(waiter[0], None, e)
         except BaseException:  # a signal's handler raised it; what is committed already is left alone
-            for request in requests:
+            for request in [r for r in requests if r in self.waiters]:
                 self._core.lib.rb_commit(self._core.handle, request, timeout_ns, c.NOTIFY)
             raise
 
@@ -153,15 +153,9 @@ class Completions:
         # A signal's handler may raise anywhere: what was not delivered is still
         # listed then, and delivered next time.
         try:
-            if self._closed or not self._core.reap_into(ended):
+            if self._closed:
                 return
-            while ended:
-                request = ended[-1]
-                waiter = self.waiters.get(request)
-                if waiter is not None:
-                    self._deliver(request, waiter, loop)
-                    self.waiters.pop(request, None)
-                ended.pop()
+            self._core.drain(ended, self.waiters, loop, self._deliver)
         except BaseException:
             loop.call_soon(_drain_weakly, weakref.ref(self), weakref.ref(loop), ended)
             raise
@@ -178,14 +172,16 @@ class Completions:
         if self._room:
             self.room()
 
-    def _deliver(self, request: int, waiter: Waiter, here: asyncio.AbstractEventLoop | None) -> None:
+    def _deliver(self, request: int, waiter: Waiter, here: asyncio.AbstractEventLoop | None, error: BaseException | None = None) -> None:
+        """error: what reading it has raised already."""
         future, loop, read = waiter
         result: Any = None
-        error: BaseException | None = None
         try:
-            result = read(request)
+            if error is None:
+                result = (read or self._core.collect_one)(request)
         except Exception as e:
             error = e
+        if error is not None:
             self._core.release(request)  # a signal's handler may have raised it, before it was
         if loop is None or loop is here:
             _resolve(future, result, error)

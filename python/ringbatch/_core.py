@@ -229,11 +229,6 @@ class Core(Client):
             status = self.lib.rb_collect_prepared(addressof(call))
         self.check(status)
 
-    def commit_all(self, requests: list[int], timeout_ns: int) -> None:
-        """Commits what was submitted with HOLD."""
-        ids = (c_uint64 * len(requests))(*requests)
-        self.check(self.lib.rb_commit_all(self.handle, addressof(ids), len(requests), timeout_ns, c.NOTIFY))
-
     def commit_several(self, requests: list[int], timeout_ns: int, stream: Any) -> None:
         """Commits requests that were claimed."""
         ids = (c_uint64 * len(requests))(*requests)

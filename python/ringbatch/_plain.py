@@ -240,7 +240,31 @@ class Client:
             self.release_one(request)
             raise
 
-    def reap_into(self, ended: list[int]) -> bool:
+    def hold_one(self, x: Any, waiters: dict[int, Any], waiter: Any) -> int | None:
+        """submit_into with hold for one item; None if x is not just what model(x) has a quick path for."""
+        return self.submit_into(waiters, waiter, (x,), 1, 0, True) if self._fits(x) else None
+
+    def commit_held(self, requests: list[int], waiters: dict[int, Any], timeout_ns: int) -> None:
+        """Commits those that are listed in waiters still; the others were canceled."""
+        listed = [r for r in requests if r in waiters]
+        ids = (c_uint64 * len(listed))(*listed)
+        status = self._lib.rb_commit_all(self.handle, addressof(ids), len(listed), timeout_ns, c.NOTIFY) if listed else 0
+        if status:
+            raise self.error(status)
+
+    def drain(self, ended: list[int], waiters: dict[int, Any], loop: Any, deliver: Callable[[int, Any, Any, Any], None]) -> None:
+        """Collects what has ended and gives each to deliver; what could not be given is still in ended, and in waiters."""
+        if not self._reap_into(ended):
+            return
+        while ended:
+            request = ended[-1]
+            waiter = waiters.get(request)
+            if waiter is not None:
+                deliver(request, waiter, loop, None)
+                waiters.pop(request, None)
+            ended.pop()
+
+    def _reap_into(self, ended: list[int]) -> bool:
         """Appends the numbers of the requests that have ended; False once the client is closed."""
         ids, count = self._reaped.ids, self._reaped.count
         while True:

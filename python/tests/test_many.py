@@ -96,6 +96,32 @@ def test_asyncio_with_so_many_at_once(echo, window, in_flight):
         asyncio.run(main())
 
 
+def test_asyncio_requests_fail_alone(socket):
+    @rb.worker("odd", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, max_batch_size=16)
+    def even(batch: rb.Batch) -> np.ndarray:
+        for i, item in enumerate(batch.requests):
+            if batch.inputs["x"][item.row, 0] % 2:
+                batch.fail(i, "odd")
+        return batch.inputs["x"]
+
+    async def main(m: rb.Model) -> list:
+        tasks = [asyncio.ensure_future(m.ainfer(row(i))) for i in range(60)]
+        await asyncio.sleep(0)
+        for t in tasks[::3]:  # some are held by now, some wait for room
+            t.cancel()
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+
+    with serving(even, socket), rb.connect("odd", socket=socket, window=16, wait=60) as m:
+        for _ in range(5):
+            for i, got in enumerate(asyncio.run(main(m))):
+                if i % 3 == 0:
+                    assert isinstance(got, asyncio.CancelledError)
+                elif i % 2:
+                    assert isinstance(got, rb.Failed) and "odd" in str(got)
+                else:
+                    assert (got == row(i)).all()
+
+
 @pytest.mark.parametrize(("window", "in_flight"), [(4, 8), (16, 16), (32, 15), (32, 17), (64, 40)])
 def test_canceled_tasks_give_their_slots_back(echo, window, in_flight):
     with rb.connect("echo", socket=echo, window=window) as m:

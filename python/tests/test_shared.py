@@ -48,7 +48,7 @@ def test_what_one_thread_collects_stays_when_another_collects_at_once(core):
     core._lib = Library()
     try:
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            assert list(pool.map(core.reap_into, ended)) == [True, True]
+            assert list(pool.map(core._reap_into, ended)) == [True, True]
     finally:
         core._lib = lib
     assert ended[0] + ended[1] == [request]
