@@ -3,7 +3,9 @@
 package torture
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -26,23 +28,30 @@ type row struct {
 	seconds               float64
 	longest               int // events of the longest slice
 	began                 time.Time
-	command               string
 }
 
-// WriteTable writes what really ran, from files of results.
+// WriteTable writes what really ran, from files of results. Parts that they say
+// nothing about keep the rows that the file has, and so do its notes.
 func WriteTable(path string, parts []Part, files ...string) error {
 	all, err := readDone(files...)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, []byte(table(parts, all)), 0o644)
+	before, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.WriteFile(path, []byte(table(parts, all, string(before))), 0o644)
 }
 
-func table(parts []Part, all []Done) string {
+// notes is the heading under which people write; it and all below it is theirs.
+const notes = "\n## Notes\n"
+
+func table(parts []Part, all []Done, before string) string {
 	var t strings.Builder
 	t.WriteString(`# Torture: what the long runs reached
 
-Written by ` + "`make torture`" + ` from the results of the slices that really ran; what was not run says so. What the parts are, and how they are run, is in [../reliability.md](../reliability.md#the-long-runs).
+Written by ` + "`make torture`" + ` from the results of the slices that really ran: each row says at which commit; what was not run says so. What the parts are, and how they are run, is in [../reliability.md](../reliability.md#the-long-runs).
 
 | part | wanted | ran | seeds | passed | failed | not judged | seen by honest clients | times | took | commit | date | machine |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
@@ -50,7 +59,11 @@ Written by ` + "`make torture`" + ` from the results of the slices that really r
 	for i := range parts {
 		p := &parts[i]
 		rows := rowsOf(p.Name, all)
-		if len(rows) == 0 {
+		kept := rowsBefore(p.Name, before)
+		switch {
+		case len(rows) == 0 && kept != "":
+			t.WriteString(kept)
+		case len(rows) == 0:
 			fmt.Fprintf(&t, "| %s: %s | %s %s | not run | | | | | | | | | | |\n", p.Name, p.About, number(p.Target), p.Unit)
 		}
 		for _, r := range rows {
@@ -64,9 +77,8 @@ Written by ` + "`make torture`" + ` from the results of the slices that really r
 	}
 	t.WriteString("\nA slice of a part is run alone with, for example (its seed is its number):\n\n```sh\n")
 	for i := range parts {
-		if rows := rowsOf(parts[i].Name, all); len(rows) > 0 {
-			fmt.Fprintf(&t, "%s\n", rows[0].command)
-		}
+		command, _, _ := strings.Cut(strings.Join(parts[i].command(parts[i].slices()[0]), " "), " --report")
+		fmt.Fprintf(&t, "bin/%s\n", command)
 	}
 	t.WriteString("```\n")
 	for _, r := range rowsOf("", all) {
@@ -74,7 +86,20 @@ Written by ` + "`make torture`" + ` from the results of the slices that really r
 			fmt.Fprintf(&t, "\nFAILED, %s at %s: %s\n", r.part, r.commit, f)
 		}
 	}
+	if at := strings.Index(before, notes); at >= 0 {
+		t.WriteString(before[at:])
+	}
 	return t.String()
+}
+
+// rowsBefore are the rows of a part in a table that was written before.
+func rowsBefore(part, before string) (rows string) {
+	for line := range strings.Lines(before) {
+		if strings.HasPrefix(line, "| "+part+": ") {
+			rows += line
+		}
+	}
+	return rows
 }
 
 // rowsOf sums the slices of a part, or of all parts, by commit and machine, in
@@ -87,11 +112,7 @@ func rowsOf(part string, all []Done) (rows []*row) {
 		}
 		at := slices.IndexFunc(rows, func(r *row) bool { return r.part == d.Slice.Part && r.commit == d.Commit && r.machine == d.Machine })
 		if at < 0 {
-			command := "bin/" + d.Command
-			if at := strings.Index(command, " --report"); at > 0 {
-				command = command[:at]
-			}
-			rows = append(rows, &row{part: d.Slice.Part, commit: d.Commit, machine: d.Machine, began: d.Began, command: command, first: d.Slice.Seed,
+			rows = append(rows, &row{part: d.Slice.Part, commit: d.Commit, machine: d.Machine, began: d.Began, first: d.Slice.Seed,
 				named: map[string]int{}, spans: map[string]chaos.Span{}})
 			at = len(rows) - 1
 		}
