@@ -116,9 +116,11 @@ func torchAlone(args []string) func() {
 	return func() {
 		_, err := in.Write([]byte{'.'})
 		must(err)
-		_, err = r.ReadByte()
+		answer, err := r.ReadByte()
 		if err == io.EOF {
 			err = cmd.Wait()
+		} else if err == nil && answer != '.' { // each would count as a batch, and the process run on when the window is over
+			err = fmt.Errorf("the model process wrote %q instead of an answer", answer)
 		}
 		must(err)
 	}

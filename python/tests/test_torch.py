@@ -306,6 +306,18 @@ def test_a_module_by_its_import_path_is_served_compiled_and_a_restart_reads_the_
     assert "\nread compiled code in" in "\n" + said[1]
 
 
+def talkative() -> torch.nn.Module:
+    print("a line of the module's own")
+    return torch.nn.Linear(4, 3).eval()
+
+
+def test_by_itself_it_answers_each_byte_by_one_whatever_is_printed():
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), os.path.dirname(__file__)])}
+    command = [sys.executable, "-m", "ringbatch._torch_cli", "test_torch:talkative", "--input", "x:f32[4]", "--alone", "2", "--device", "cpu"]
+    p = subprocess.run(command, env=env, input=b"???", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert (p.returncode, p.stdout) == (0, b"...") and b"a line of the module's own" in p.stderr
+
+
 def test_code_is_told_apart_by_what_it_does_and_is_the_same_in_every_process():
     from ringbatch import _torch_compile as tc
 
