@@ -82,6 +82,13 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 	return b.cancelled
 }
 
+// sendsNoMore tells that c sends nothing more, but what it has sent goes on.
+func (b *Batcher) sendsNoMore(c ClientID) {
+	cl := b.client(c)
+	b.countJoinable(cl.couldJoin(), false)
+	cl.joined = false
+}
+
 // CancelWaiting cancels up to most of c's waiting requests and returns them, in
 // commit order; the slice is reused by the next call. A client that leaves with
 // very many is parted with in pieces.

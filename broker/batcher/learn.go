@@ -20,6 +20,7 @@ import (
 //	learn.go   what is remembered, and when to play it again
 //	costs.go   what a batch takes
 //	replay.go  one play through
+//	follow.go  which requests wait for which answers in it
 //	waits.go   which waits are tried, and which is taken
 //
 // It is as pure as the rest: all of it follows from the events and their times.
@@ -41,6 +42,8 @@ type learner struct {
 
 	records  []record // a ring of the latest requests
 	count    int      // requests so far
+	latestAt Time     // when the last of them came
+	skipped  Time     // of pauses so far, by which the learner's clock is behind
 	recordOf []int    // by RequestID: its number, as in count
 
 	table        costTable // for late
@@ -99,6 +102,7 @@ type clientPace struct {
 // record is one request as it came.
 type record struct {
 	arrived                Time
+	skipped                Time // of pauses before it
 	client                 ClientID
 	rows                   int32
 	sent                   uint32 // requests of its client before this one
@@ -160,6 +164,7 @@ func (l *learner) arrived(r *Request) {
 		return
 	}
 	l.clientJoined(r.Client)
+	l.skipPause(r.Arrived)
 	if l.waits.goal > 0 {
 		if gap := float64(r.Arrived-l.rowAt) / float64(r.Rows); l.rowAt > 0 && gap >= 0 {
 			l.rowEvery += (min(gap, float64(time.Second)) - l.rowEvery) / 32
@@ -168,7 +173,7 @@ func (l *learner) arrived(r *Request) {
 	}
 	c := &l.clients[r.Client]
 	x := record{
-		arrived: r.Arrived, client: r.Client, rows: int32(r.Rows), level: uint8(r.Level),
+		arrived: r.Arrived, skipped: l.skipped, client: r.Client, rows: int32(r.Rows), level: uint8(r.Level),
 		shape: uint8(l.shapeOf(&r.Dims)), sent: c.sent, answered: c.answered,
 	}
 	if c.sent > 0 {
@@ -184,6 +189,22 @@ func (l *learner) arrived(r *Request) {
 	l.recordOf[r.ID] = l.count
 	l.count++
 }
+
+// skipPause takes a pause, in which no requests came, from the learner's clock: the
+// load that goes on afterwards is known still, and no news. Nothing is in flight
+// any more, so a replay finds the same with a shorter pause.
+func (l *learner) skipPause(now Time) {
+	if l.count > 0 && l.busy == 0 {
+		l.skipped += max(0, now-l.latestAt-l.pause())
+	}
+	l.latestAt = max(l.latestAt, now)
+}
+
+// pause is how much of a pause counts.
+func (l *learner) pause() Time { return max(shortestPause, 4*l.longest()) }
+
+// clock is the time by the learner's clock, which stands still in a pause.
+func (l *learner) clock(now Time) Time { return min(now, l.latestAt+l.pause()) - l.skipped }
 
 // answered notes that a client has the answer to one of its requests, or will
 // get none.
@@ -284,13 +305,14 @@ func (l *learner) shapeOf(d *Dims) int {
 
 // The replay may take this share of the time, and so many steps at once.
 const (
-	stepEvery    = float64(8 * time.Microsecond) // a step takes about 0.15 µs: 2 %
-	maxSteps     = 64
-	hurry        = 4 // times as often for a second after news
-	evaluateEach = Time(10 * time.Millisecond)
-	remembered   = Time(time.Second)
-	fewRecords   = 16
-	someRecords  = 384
+	stepEvery     = float64(8 * time.Microsecond) // a step takes about 0.15 µs: 2 %
+	maxSteps      = 64
+	hurry         = 4 // times as often for a second after news
+	evaluateEach  = Time(10 * time.Millisecond)
+	remembered    = Time(time.Second)
+	shortestPause = remembered / 8
+	fewRecords    = 16
+	someRecords   = 384
 	// evaluateAnyway is when a few new requests are enough: after a busy time the
 	// many that are usual would take long to come.
 	evaluateAnyway = remembered / 4
@@ -334,12 +356,13 @@ func (l *learner) step(now Time) {
 // windowSize is how many of the latest requests are played again: those of the
 // last second, some in any case, and at least enough for a few batches.
 func (l *learner) windowSize(now Time) int {
+	now = l.clock(now)
 	have := min(l.count, maxRecords)
 	n := 0
-	for n < have && (n < fewRecords || l.latest(n).arrived > now-remembered) {
+	for n < have && (n < fewRecords || l.latest(n).clock() > now-remembered) {
 		n++
 		if n >= someRecords && n%64 == 0 {
-			span := now - l.latest(n-1).arrived
+			span := now - l.latest(n-1).clock()
 			if span > 16*l.quickest() {
 				break
 			}
@@ -351,6 +374,9 @@ func (l *learner) windowSize(now Time) int {
 // latest is the i-th last record, from 0.
 func (l *learner) latest(i int) *record { return &l.records[(l.count-1-i)%maxRecords] }
 
+// clock is when a request came, by the learner's clock.
+func (r *record) clock() Time { return r.arrived - r.skipped }
+
 // quickest is about what the smallest batch takes.
 func (l *learner) quickest() Time { return Time(max(1, l.least)) }
 
@@ -361,7 +387,8 @@ func (l *learner) begin(now Time, n int) {
 	}
 	l.replay.load(n)
 	l.refreshTable()
-	if l.waits.plan(now, l.quickest()/64, l.longest(), n, now-l.latest(n-1).arrived, l.expected(l.settings.MaxBatchSize)) {
+	clock := l.clock(now)
+	if l.waits.plan(clock, l.quickest()/64, l.longest(), n, clock-l.latest(n-1).clock(), l.expected(l.settings.MaxBatchSize)) {
 		l.hurryUntil = now + remembered
 	}
 	l.replay.again(l.waits.next())

@@ -19,13 +19,15 @@ type replay struct {
 	// with nothing behind.
 	countFrom, countTo int
 
-	window  []record
-	follow  []int32 // by record: the next one of the same client, or -1
-	first   []int32 // by client of the window: its first record
-	locals  []int32 // by ClientID: 1 + its number in the window; 0 for those not in it
-	named   []ClientID
-	closed  bool // clients send when they have their answer; otherwise when they please
-	phantom bool // a client is there that has not sent anything lately
+	window    []record
+	follow    []int32 // by record: the next one of the same client, or -1
+	first     []int32 // by client of the window: its first record
+	answersOf []int32 // by client of the window: where its answers begin in answers
+	ends      []Time  // of followAnswers
+	locals    []int32 // by ClientID: 1 + its number in the window; 0 for those not in it
+	named     []ClientID
+	closed    bool // clients send when they have their answer; otherwise when they please
+	phantom   bool // a client is there that has not sent anything lately
 
 	// One play.
 	start         Time // of the window, on the replay's clock, which never goes back
@@ -41,14 +43,15 @@ type replay struct {
 	busyTime      Time
 	counted, late int
 	sentAt        []Time // by record
+	answers       []Time // of each client, in order: when it was answered
 }
 
 type replayClient struct {
-	next               int32 // record, or -1
-	sentFirst          uint32
-	answered           uint32
-	sentAt, answeredAt Time
-	waits              bool // next comes after an answer that is not there yet
+	next      int32 // record, or -1
+	sentFirst uint32
+	answered  uint32
+	sentAt    Time
+	waits     bool // next comes after an answer that is not there yet
 }
 
 type replayWorker struct {
@@ -86,7 +89,11 @@ func (p *replay) load(n int) {
 	for i := n - 1; i >= 0; i-- {
 		p.window = append(p.window, *p.from.latest(i))
 	}
-	slices.SortStableFunc(p.window, func(a, b record) int { return int(max(-1, min(1, a.arrived-b.arrived))) })
+	slices.SortStableFunc(p.window, func(a, b record) int { return int(max(-1, min(1, a.clock()-b.clock()))) })
+	began := p.window[0].arrived
+	for i := range p.window {
+		p.window[i].arrived = p.window[i].clock()
+	}
 	for _, c := range p.named {
 		p.locals[c] = 0
 	}
@@ -115,11 +122,14 @@ func (p *replay) load(n int) {
 	}
 	p.phantom = len(p.named) < p.from.joined
 	p.closed = p.feedback()
+	if p.closed {
+		p.followAnswers()
+	}
 	p.workers = p.workers[:0]
 	most := p.batcher.settings.MaxBatchSize
 	for i := range p.from.workers {
 		if x := &p.from.workers[i]; x.here {
-			p.workers = append(p.workers, replayWorker{id: WorkerID(i), busyFor: p.from.busyFor(WorkerID(i), p.window[0].arrived)})
+			p.workers = append(p.workers, replayWorker{id: WorkerID(i), busyFor: p.from.busyFor(WorkerID(i), began)})
 			most = max(most, x.PadTo)
 		}
 	}
@@ -130,51 +140,15 @@ func (p *replay) load(n int) {
 		p.costs[i].fill(&p.from.shapes[i].costs, most, len(p.workers)-1)
 	}
 	p.sentAt = append(p.sentAt[:0], make([]Time, n)...)
-}
-
-// feedback says whether clients send because they were answered. If so, a
-// longer latency makes a later request come later by as much: with up to k in
-// flight, the time from one request of a client to its k-th next goes with the
-// latency of the first. Where latencies are all alike, clients who wait for us
-// for most of the time count as such.
-func (p *replay) feedback() bool {
-	var n, sumL, sumG, sumLL, sumLG float64
+	p.answers = append(p.answers[:0], make([]Time, n)...)
+	p.answersOf = p.answersOf[:0]
+	before := int32(0)
 	for _, first := range p.first {
-		most := uint32(1)
+		p.answersOf = append(p.answersOf, before)
 		for i := first; i >= 0; i = p.follow[i] {
-			most = max(most, p.window[i].sent-p.window[i].answered+1)
-		}
-		before := first
-		steps := uint32(0)
-		for i := first; i >= 0; i = p.follow[i] {
-			if steps < most {
-				steps++
-				continue
-			}
-			r := &p.window[before]
-			before = p.follow[before]
-			if r.latency == 0 {
-				continue
-			}
-			l, g := float64(r.latency), float64(p.window[i].arrived-r.arrived)
-			n++
-			sumL += l
-			sumG += g
-			sumLL += l * l
-			sumLG += l * g
+			before++
 		}
 	}
-	if n < 4 {
-		return false
-	}
-	meanL, meanG := sumL/n, sumG/n
-	variance, covariance := sumLL/n-meanL*meanL, sumLG/n-meanL*meanG
-	prior := 0.0
-	if meanG < 2*meanL {
-		prior = 1
-	}
-	weight := meanL * meanL * 0.0025
-	return covariance+weight*prior > 0.5*(variance+weight)
 }
 
 // again begins a play with the wait of a rung. False for none.
@@ -186,6 +160,7 @@ func (p *replay) again(rung int) bool {
 	b := p.batcher
 	b.settings.WaitTime = rungWait(rung)
 	for i := range b.clients {
+		b.ClientJoined(ClientID(i)) // again, if it sent no more
 		b.ClientLeft(ClientID(i))
 	}
 	for i := range b.workers {
@@ -217,28 +192,6 @@ func (p *replay) again(rung int) bool {
 		}
 	}
 	return true
-}
-
-// schedule sets when a client's next request comes, if that is known.
-func (p *replay) schedule(i int) {
-	c := &p.clients[i]
-	if c.next < 0 {
-		return
-	}
-	r := &p.window[c.next]
-	at := p.start + r.arrived - p.window[0].arrived
-	after := int32(r.answered - c.sentFirst) // answers since the window began, to what it has
-	if p.closed && r.sent != c.sentFirst {
-		if r.follows && after > 0 {
-			if c.waits = int32(c.answered) < after; c.waits {
-				return
-			}
-			at = c.answeredAt + r.sinceAnswer
-		} else if !r.follows {
-			at = c.sentAt + r.sinceSend
-		}
-	}
-	p.arrivals.set(uint32(i), int64(max(at, p.now)), int64(c.next))
 }
 
 // step plays what happens next. False: nothing is left.
@@ -294,8 +247,10 @@ func (p *replay) arrive(i int) {
 		q.Dims[0] = uint32(r.shape)
 	}
 	if err := p.batcher.Arrive(p.now, q); err != nil {
-		c.answered++ // it was possible then, under another policy
-		c.answeredAt = p.now
+		p.answer(i) // it was possible then, under another policy
+	}
+	if p.closed && c.next < 0 {
+		p.batcher.sendsNoMore(ClientID(i)) // or the others would wait for it until the window's end
 	}
 	p.schedule(i)
 }
@@ -351,10 +306,8 @@ func (p *replay) finish(x *replayWorker) {
 			}
 		}
 		i := int(p.window[id].client)
-		c := &p.clients[i]
-		c.answered++
-		c.answeredAt = b.end
-		if c.waits {
+		p.answer(i)
+		if p.clients[i].waits {
 			p.schedule(i)
 		}
 	}

@@ -161,7 +161,7 @@ func (w *waits) tried(o outcome) {
 		w.base = o
 	}
 	r := &w.rungs[i]
-	kept := math.Exp(-float64(w.at-r.at) / forget)
+	kept := math.Exp(-float64(max(0, w.at-r.at)) / forget)
 	r.evaluation, r.at = w.evaluation, w.at
 	r.replays = r.replays*kept + 1
 	r.with.add(kept, o)

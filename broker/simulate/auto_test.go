@@ -64,6 +64,24 @@ func TestAutoIsNowhereMuchWorseThanTheBestFixedWait(t *testing.T) {
 	}
 }
 
+// Clients with two requests each in flight go together with a wait, and in two
+// groups without one: a replay must find that they come together.
+func TestAutoBringsClientsTogether(t *testing.T) {
+	notShort(t)
+	cell := gridCell{"clients with two in flight", Config{
+		Policy: policy.Settings{MaxBatchSize: 32}, Workers: Workers{Count: 2, Sharing: 0.8}, Cost: mustCost(t, "1=60us,8=150us,32=420us"),
+		Arrivals: ClosedLoop{Clients: 12, InFlight: 2, Think: 6 * time.Microsecond}, Load: Load{MinRows: 1, MaxRows: 1},
+		Hop: 7 * time.Microsecond, Requests: 80_000, Seed: 1,
+	}}
+	r, err := compare(t.Context(), cell)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Mean > 1.06 || r.P99 > 1.3 {
+		t.Errorf("mean %.3f, p99 %.3f times that of %s", r.Mean, r.P99, r.BestWait)
+	}
+}
+
 // From one second after a step on, auto must be about as good as the wait that
 // is best from there on.
 func TestAutoIsBackOneSecondAfterAStep(t *testing.T) {

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package batcher
+
+import "slices"
+
+// Which requests of a replay wait for which answers.
+
+// feedback says whether clients send because they were answered. If so, a
+// longer latency makes a later request come later by as much: with up to k in
+// flight, the time from one request of a client to its k-th next goes with the
+// latency of the first. Where latencies are all alike, clients who wait for us
+// for most of the time count as such.
+func (p *replay) feedback() bool {
+	var n, sumL, sumG, sumLL, sumLG float64
+	for _, first := range p.first {
+		most := uint32(1)
+		for i := first; i >= 0; i = p.follow[i] {
+			most = max(most, p.window[i].sent-p.window[i].answered+1)
+		}
+		before := first
+		steps := uint32(0)
+		for i := first; i >= 0; i = p.follow[i] {
+			if steps < most {
+				steps++
+				continue
+			}
+			r := &p.window[before]
+			before = p.follow[before]
+			if r.latency == 0 {
+				continue
+			}
+			l, g := float64(r.latency), float64(p.window[i].arrived-r.arrived)
+			n++
+			sumL += l
+			sumG += g
+			sumLL += l * l
+			sumLG += l * g
+		}
+	}
+	if n < 4 {
+		return false
+	}
+	meanL, meanG := sumL/n, sumG/n
+	variance, covariance := sumLL/n-meanL*meanL, sumLG/n-meanL*meanG
+	prior := 0.0
+	if meanG < 2*meanL {
+		prior = 1
+	}
+	weight := meanL * meanL * 0.0025
+	return covariance+weight*prior > 0.5*(variance+weight)
+}
+
+// followAnswers finds the answer that each request waited for, of clients that
+// keep up to k requests in flight and send one more for each answer: the n-th
+// request waited for answer n-k. A record only knows how many had come by then: if
+// that counted, requests that happened to be answered together once would stay
+// together, whatever the wait is.
+func (p *replay) followAnswers() {
+	for _, first := range p.first {
+		most := uint32(1)
+		p.ends = p.ends[:0]
+		for i := first; i >= 0; i = p.follow[i] {
+			r := &p.window[i]
+			most = max(most, r.sent-r.answered+1)
+			if r.latency > 0 {
+				p.ends = append(p.ends, r.arrived+r.latency)
+			}
+		}
+		slices.Sort(p.ends)
+		if most == 1 || p.sendsInGroups(first, int(most)) {
+			continue
+		}
+		sentFirst := p.window[first].sent
+		for i := first; i >= 0; i = p.follow[i] {
+			r := &p.window[i]
+			after := int(r.sent) + 1 - int(most) - int(sentFirst) // of the answers in the window, from 1
+			if after > len(p.ends) {
+				continue
+			}
+			r.follows, r.answered = true, sentFirst
+			if after > 0 {
+				r.answered += uint32(after)
+				r.sinceAnswer = max(0, r.arrived-p.ends[after-1])
+			}
+		}
+	}
+}
+
+// sendsInGroups says whether a client sends several requests when all of the last
+// ones are answered: it never sent upon an answer while others were missing,
+// though they did not come all at once.
+func (p *replay) sendsInGroups(first int32, most int) bool {
+	apart := false
+	for i := first; i >= 0; i = p.follow[i] {
+		r := &p.window[i]
+		if !r.follows {
+			continue
+		}
+		if r.sent > r.answered {
+			return false
+		}
+		n := int(r.answered) - int(p.window[first].sent)
+		apart = apart || n >= most && n <= len(p.ends) && p.ends[n-1]-p.ends[n-most] > r.sinceAnswer
+	}
+	return apart
+}
+
+// schedule sets when a client's next request comes, if that is known.
+func (p *replay) schedule(i int) {
+	c := &p.clients[i]
+	if c.next < 0 {
+		return
+	}
+	r := &p.window[c.next]
+	at := p.start + r.arrived - p.window[0].arrived
+	after := int32(r.answered - c.sentFirst) // answers since the window began, to what it has
+	if p.closed && r.sent != c.sentFirst {
+		if r.follows && after > 0 {
+			if c.waits = int32(c.answered) < after; c.waits {
+				return
+			}
+			at = p.answers[p.answersOf[i]+after-1] + r.sinceAnswer
+		} else if !r.follows {
+			at = c.sentAt + r.sinceSend
+		}
+	}
+	p.arrivals.set(uint32(i), int64(max(at, p.now)), int64(c.next))
+}
+
+// answer notes that a client is answered now.
+func (p *replay) answer(i int) {
+	c := &p.clients[i]
+	p.answers[p.answersOf[i]+int32(c.answered)] = p.now
+	c.answered++
+}
