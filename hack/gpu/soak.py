@@ -7,7 +7,7 @@
     soak.py --seconds 300 --device numpy --model small --bundle bin      # @ringbatch.worker
 
 Two models, some workers of each, producers that stamp every input and check that
-the stamp comes back, and a few kills. Every ten seconds it reads what each worker
+the stamp comes back, and a few kills. Now and then it reads what each worker
 has in memory of its own (RssAnon: not the ring, which is shared), and from that
 says whether the growth ends. Exits with 1 if an answer was wrong or a request failed.
 """
@@ -24,8 +24,6 @@ import tempfile
 import time
 from pathlib import Path
 
-EVERY = 10.0  # seconds between two readings
-SETTLING = 60.0  # seconds in which a worker may still warm up
 ENDED = 8.0  # bytes a batch: less than that in the last third counts as no growth
 STAMP = 4  # numbers of a row that come back as they were
 
@@ -189,7 +187,7 @@ class Soak:
                     print(f"worker {model}/{p.pid} ended by itself: {p.returncode}; see {a.out}/workers.log", flush=True)
                     return 1
             if at >= next_reading:
-                next_reading += EVERY
+                next_reading += a.every
                 self.read()
             time.sleep(0.2)
         self.read()
@@ -206,9 +204,9 @@ class Soak:
             for name, n in seen["failed"].items():
                 failed[name] = failed.get(name, 0) + n
         lines = [f"{right} right, {wrong} wrong, failed {failed or 'none'}; {self.a.seconds:.0f} s, {self.a.kills} kills, device {self.a.device}, model {self.a.model}", ""]
-        lines += ["| worker | lived, s | batches | RssAnon, MiB | growth in thirds of its life after a minute, bytes a batch | verdict |", "|---|---|---|---|---|---|"]
+        lines += [f"| worker | lived, s | batches | RssAnon, MiB | growth in thirds of its life after {self.a.settling:.0f} s, bytes a batch | verdict |", "|---|---|---|---|---|---|"]
         for pid, all in self.readings.items():
-            lines.append(verdict(pid, all))
+            lines.append(verdict(pid, all, self.a.settling))
         text = "\n".join(lines)
         print("\n" + text)
         Path(f"{self.a.out}/soak.md").write_text(text + "\n")
@@ -221,8 +219,8 @@ class Soak:
             p.wait()
 
 
-def verdict(pid: int, all: list[dict[str, float]]) -> str:
-    late = [r for r in all if r["at"] - all[0]["at"] >= SETTLING]
+def verdict(pid: int, all: list[dict[str, float]], settling: float) -> str:
+    late = [r for r in all if r["at"] - all[0]["at"] >= settling]
     row = f"| {pid} | {all[-1]['at'] - all[0]['at']:.0f} | {all[-1]['batches']:.0f} | {all[0]['RssAnon']:.1f} to {all[-1]['RssAnon']:.1f} |"
     third = len(late) // 3
     if third < 3:
@@ -246,6 +244,8 @@ def main() -> int:
     p.add_argument("--kills", type=int, default=3)
     p.add_argument("--batch", type=int, default=8)
     p.add_argument("--wait", type=float, default=0.001)
+    p.add_argument("--every", type=float, default=10, help="seconds between two readings")
+    p.add_argument("--settling", type=float, default=60, help="seconds in which a worker may still warm up; a small model needs fewer")
     p.add_argument("--torch_args", default="", help="more flags of ringbatch torch, such as --no_cuda_graphs")
     p.add_argument("--bundle", default="bin", help="folder with the ringbatch command")
     p.add_argument("--out", default=".", help="folder for soak.md, memory.json and workers.log")
