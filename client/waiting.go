@@ -156,6 +156,7 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 			left = time.Duration(until - shm.Now())
 		}
 		if ctx.Err() == nil && !l.dead.Load() {
+			l.wait.parker.Single = !l.wait.yields && l.wait.others == 0
 			parked := shm.Now()
 			l.bell.Wait(&l.wait.parker, seen, min(left, slice))
 			now := shm.Now()

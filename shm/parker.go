@@ -30,7 +30,10 @@ type Parker struct {
 	// sleeper waits for. Then longer sleeps count as short, while half of
 	// the Ps are free.
 	Alone bool
-	last  time.Duration // how long the last sleep was
+	// Single is set where one goroutine waits, as far as the sleeper knows; the
+	// process may have other work. As Alone, while three quarters are free.
+	Single bool
+	last   time.Duration // how long the last sleep was
 }
 
 // sleepers is how many threads of this process sleep past the scheduler now.
@@ -69,11 +72,18 @@ func (p *Parker) goesPast() bool {
 		return false
 	case p.last <= shortSleep:
 		return true
-	case p.Alone && p.last <= shortSleepAlone:
-		return 2*(int(sleepers.Load())+1) <= runtime.GOMAXPROCS(0)
+	case p.last > shortSleepAlone:
+		return false
+	case p.Alone:
+		return p.leaves(2)
+	case p.Single:
+		return p.leaves(4)
 	}
 	return false
 }
+
+// leaves tells whether all but one in n of the Ps are free if this one sleeps, too.
+func (p *Parker) leaves(n int) bool { return n*(int(sleepers.Load())+1) <= runtime.GOMAXPROCS(0) }
 
 // futex parks until word is no longer seen, or d has passed.
 func (p *Parker) futex(word *uint32, seen uint32, d time.Duration) {

@@ -85,3 +85,19 @@ func TestSleepsOfMillisecondsPastTheSchedulerLeaveHalfOfThePsToOthers(t *testing
 		t.Errorf("%d sleep on", n)
 	}
 }
+
+func TestAGoroutineThatWaitsAloneHoldsOneOfFourPsAtMost(t *testing.T) {
+	for _, c := range []struct {
+		ps    int
+		slept time.Duration
+		raw   bool
+	}{{2, shortSleep, true}, {2, shortSleepAlone, false}, {4, shortSleepAlone, true}, {4, 5 * time.Millisecond, false}} {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(c.ps))
+		p := Parker{Single: true, last: c.slept}
+		p.Sleep(time.Hour, func(raw bool, _ time.Duration) {
+			if raw != c.raw {
+				t.Errorf("with %d Ps, after a sleep of %v, the next goes past the scheduler: %v, want %v", c.ps, c.slept, raw, c.raw)
+			}
+		})
+	}
+}
