@@ -28,6 +28,7 @@ import time
 from multiprocessing import shared_memory
 
 import numpy as np
+from busy import cores_for
 
 
 def arrays(block: shared_memory.SharedMemory, elements: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +37,7 @@ def arrays(block: shared_memory.SharedMemory, elements: int, outputs: int) -> tu
     return x, y
 
 
-def producer(i: int, name: str, next_name: str, elements: int, outputs: int, seconds: float, answers: str, tasks, done, start, counts) -> None:
+def producer(i: int, name: str, next_name: str, elements: int, outputs: int, seconds: float, answers: str, tasks, done, start, counts, cpu) -> None:
     block = shared_memory.SharedMemory(name)
     x, y = arrays(block, elements, outputs)
     frame = np.random.rand(elements).astype(np.float32)
@@ -45,7 +46,7 @@ def producer(i: int, name: str, next_name: str, elements: int, outputs: int, sec
     gathered = np.zeros_like(theirs)
     start.wait()
     wait = None if answers in ("none", "gather") else done.acquire if answers == "semaphore" else done.get
-    n, end = 0, time.monotonic() + seconds
+    before, n, end = time.process_time(), 0, time.monotonic() + seconds
     while time.monotonic() < end:
         x[0] = frame
         if answers == "gather":
@@ -58,7 +59,7 @@ def producer(i: int, name: str, next_name: str, elements: int, outputs: int, sec
             if answers != "queue":
                 y[0].copy()
         n += 1
-    counts[i] = n
+    counts[i], cpu[i] = n, time.process_time() - before
     del x, y, theirs
     block.close()
     other.close()
@@ -97,17 +98,17 @@ def model_process(names: list[str], elements: int, outputs: int, max_batch: int,
         b.close()
 
 
-def measure(producers: int, elements: int, outputs: int, max_batch: int, wait: float, seconds: float, answers: str) -> float:
-    """Requests per second."""
+def measure(producers: int, elements: int, outputs: int, max_batch: int, wait: float, seconds: float, answers: str) -> dict[str, float]:
+    """Requests per second, the producers' CPU time a request, and how many cores were busy."""
     context = mp.get_context("fork")
     tasks, start, stop = context.Queue(), context.Event(), context.Event()
     make = {"queue": context.Queue, "token": context.Queue, "semaphore": lambda: context.Semaphore(0), "none": lambda: None, "gather": lambda: None}[answers]
     done = [make() for _ in range(producers)]
-    counts = context.Array("q", producers, lock=False)
+    counts, cpu = context.Array("q", producers, lock=False), context.Array("d", producers, lock=False)
     blocks = [shared_memory.SharedMemory(create=True, size=4 * (elements + outputs)) for _ in range(producers)]
     names = [b.name for b in blocks]
     processes = [
-        context.Process(target=producer, args=(i, names[i], names[(i + 1) % producers], elements, outputs, seconds, answers, tasks, done[i], start, counts))
+        context.Process(target=producer, args=(i, names[i], names[(i + 1) % producers], elements, outputs, seconds, answers, tasks, done[i], start, counts, cpu))
         for i in range(producers)
     ]
     model = context.Process(target=model_process, args=(names, elements, outputs, max_batch, wait, answers, tasks, done, stop))
@@ -116,6 +117,7 @@ def measure(producers: int, elements: int, outputs: int, max_batch: int, wait: f
         p.start()
     time.sleep(0.5)
     start.set()
+    cores = cores_for(seconds)
     for p in processes:
         p.join()
     stop.set()
@@ -123,7 +125,8 @@ def measure(producers: int, elements: int, outputs: int, max_batch: int, wait: f
     for b in blocks:
         b.close()
         b.unlink()
-    return sum(counts) / seconds  # each counted for so long by its own clock
+    # Each counted for so long by its own clock.
+    return {"requests_per_s": sum(counts) / seconds, "producer_cpu_us": 1e6 * sum(cpu) / max(1, sum(counts)), "cores_busy": cores}
 
 
 if __name__ == "__main__":
@@ -136,5 +139,4 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--answers", choices=("queue", "token", "semaphore", "none", "gather"), default="queue")
     a = parser.parse_args()
-    rate = measure(a.producers, a.elements, a.outputs, a.max_batch_size, a.wait_time, a.seconds, a.answers)
-    print(json.dumps({"requests_per_s": rate}))
+    print(json.dumps(measure(a.producers, a.elements, a.outputs, a.max_batch_size, a.wait_time, a.seconds, a.answers)))

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import ringbatch as rb
+from busy import cores_for
 
 
 MEAN = np.float32(0.5)
@@ -39,26 +40,28 @@ def made_request(model: rb.Model, frame: np.ndarray, _made: np.ndarray) -> None:
 WAYS = {"model": given_model, "request": given_request, "made model": made_model, "made request": made_request}
 
 
-def producer(model_name: str, seconds: float, way: str, ready, start, total) -> None:
+def producer(model_name: str, seconds: float, way: str, ready, start, total, cpu) -> None:
     with rb.connect(model_name, window=1, wait=20) as model:
         frame = np.random.rand(*model.inputs[0].shape).astype(np.float32)
         made, run = np.empty_like(frame), WAYS[way]
         ready.release()
         start.wait()
-        n, end = 0, time.monotonic() + seconds
+        before, n, end = time.process_time(), 0, time.monotonic() + seconds
         while time.monotonic() < end:
             run(model, frame, made)
             n += 1
         with total.get_lock():
             total.value += n
+            cpu.value += time.process_time() - before
 
 
-def measure(model_name: str, producers: int, seconds: float, way: str = "model") -> float:
-    """Requests per second, by one of WAYS: model(x) (a copy in and a copy out) or request(), of inputs that are given or made."""
+def measure(model_name: str, producers: int, seconds: float, way: str = "model") -> dict[str, float]:
+    """Requests per second, by one of WAYS: model(x) (a copy in and a copy out) or request(), of inputs that are given or made;
+    the producers' CPU time a request, without what they take to start; and how many cores were busy."""
     context = mp.get_context("fork")
     ready, start = context.Semaphore(0), context.Event()
-    total = context.Value("q", 0)
-    processes = [context.Process(target=producer, args=(model_name, seconds, way, ready, start, total)) for _ in range(producers)]
+    total, cpu = context.Value("q", 0), context.Value("d", 0.0, lock=False)
+    processes = [context.Process(target=producer, args=(model_name, seconds, way, ready, start, total, cpu)) for _ in range(producers)]
     for p in processes:
         p.start()
     for _ in processes:
@@ -68,6 +71,8 @@ def measure(model_name: str, producers: int, seconds: float, way: str = "model")
                     p.terminate()
                 raise SystemExit("a producer ended before it was ready; its error is above")
     start.set()
+    cores = cores_for(seconds)
     for p in processes:
         p.join()
-    return total.value / seconds  # each counted for so long by its own clock; how long 64 processes take to end does not count
+    # Each counted for so long by its own clock; how long 64 processes take to end does not count.
+    return {"requests_per_s": total.value / seconds, "producer_cpu_us": 1e6 * cpu.value / max(1, total.value), "cores_busy": cores}

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Python package reaches, as ratios measured in one run.
 
-    python bench/python/ratios.py [--json FILE] [--only NAME] [--rounds N] [--seconds S] [--goproducer FILE]
+    python bench/python/ratios.py [--json FILE] [--only NAME] [--rounds N] [--seconds S] [--wait S] [--goproducer FILE]
 
 round_trip   a Python client's model(x) against the Go client's, 64 bytes, one at a time, a Go worker that echoes
 languages    one request at a time, 64 bytes, a Go worker that echoes: Go, C, model(x) and request()
 small        64 bytes through a Python worker that does nothing, against shared_memory + Queue + semaphore
 ways         request() against model(x), 64 and 602,112 bytes; the input exists already, or is made (normalised) in place
 reading      64 producers with 602,112-byte inputs and a worker that reads them, against the same, and against
-             what writing the inputs and gathering them once takes on the same cores
+             what writing the inputs and gathering them once takes on the same cores; with the producers' CPU time
+             of a request and the cores that were busy
 asyncio      32 requests in flight from one process against one at a time
 zero_copy    a 602,112-byte input through request(): the time beyond the assignment, and against a 64-byte input
 writing      64 producers with 602,112-byte inputs and a worker that does nothing, against writing the inputs alone
@@ -41,6 +42,7 @@ import numpy as np
 import ringbatch as rb
 
 SECONDS = 2.0  # of a turn
+WAIT = 0.002  # of batches of 64 producers with large inputs, in both programs
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 
@@ -150,16 +152,32 @@ def languages(rounds: int, go: str) -> dict:
     return {"ratio": against["model(x)"], "want": "<= 1.1", "request": against["request()"], "c": against["c"], "want_c": "<= 0.9", "us": {k: statistics.median(v) for k, v in times.items()}}
 
 
-def rate_of(model: str, producers: int, way: str = "model") -> float:
+def ours_of(model: str, producers: int, way: str = "model") -> dict[str, float]:
     """In a process of its own, which forks its producers."""
-    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import producers; print(producers.measure({model!r}, {producers}, {SECONDS}, {way!r}))"
-    return float(subprocess.check_output([sys.executable, "-c", code]))
+    code = f"import json, sys; sys.path.insert(0, {str(HERE)!r}); import producers; print(json.dumps(producers.measure({model!r}, {producers}, {SECONDS}, {way!r})))"
+    return json.loads(subprocess.check_output([sys.executable, "-c", code]))
+
+
+def rate_of(model: str, producers: int, way: str = "model") -> float:
+    return ours_of(model, producers, way)["requests_per_s"]
 
 
 def naive(producers: int, elements: int, outputs: int, wait: float, answers: str = "semaphore") -> float:
+    return naive_of(producers, elements, outputs, wait, answers)["requests_per_s"]
+
+
+def naive_of(producers: int, elements: int, outputs: int, wait: float, answers: str) -> dict[str, float]:
     flags = {"producers": producers, "elements": elements, "outputs": outputs, "wait_time": wait, "seconds": SECONDS, "answers": answers}
     command = [sys.executable, str(HERE / "baseline.py"), *(f"--{k}={v}" for k, v in flags.items())]
-    return json.loads(subprocess.check_output(command))["requests_per_s"]
+    return json.loads(subprocess.check_output(command))
+
+
+def medians(measured: dict[str, list[dict[str, float]]], key: str) -> dict[str, float]:
+    return {name: statistics.median(m[key] for m in several) for name, several in measured.items()}
+
+
+def share(measured: dict[str, list[dict[str, float]]], of: str) -> float:
+    return statistics.median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(measured["ours"], measured[of]))
 
 
 def small(rounds: int, _go: str) -> dict:
@@ -192,22 +210,19 @@ def ways(rounds: int, _go: str) -> dict:
 
 def reading(rounds: int, _go: str) -> dict:
     """64 producers x 602,112 bytes, a worker that reads every input: gathered together as a CPU model takes them."""
-    ours, theirs, alone, gathering = [], [], [], []
+    measured: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": [], "writing_alone": [], "writing_and_gathering": []}
     code = NOTHING.replace("    pass\n", "    batch.inputs[\"x\"]\n")
-    with running(sys.executable, "-c", code.format(name="read", inputs=(3, 224, 224), outputs=(1000,), wait=0.002, slots=256)):
+    with running(sys.executable, "-c", code.format(name="read", inputs=(3, 224, 224), outputs=(1000,), wait=WAIT, slots=256)):
         for _ in range(rounds):
-            ours.append(rate_of("read", 64))
-            theirs.append(naive(64, 3 * 224 * 224, 1000, 0.002))
-            alone.append(naive(64, 3 * 224 * 224, 1000, 0.002, "none"))
-            gathering.append(naive(64, 3 * 224 * 224, 1000, 0.002, "gather"))
+            measured["ours"].append(ours_of("read", 64))
+            for name, answers in ("theirs", "semaphore"), ("writing_alone", "none"), ("writing_and_gathering", "gather"):
+                measured[name].append(naive_of(64, 3 * 224 * 224, 1000, WAIT, answers))
     return {
-        "ratio": statistics.median(a / b for a, b in zip(ours, theirs)), "want": ">= 3",
-        "share_of_writing_and_gathering": statistics.median(a / b for a, b in zip(ours, gathering)), "want_share": ">= 0.85",
-        "share_of_writing_alone": statistics.median(a / b for a, b in zip(ours, alone)),
-        "per_s": {
-            "ours": statistics.median(ours), "theirs": statistics.median(theirs), "writing_alone": statistics.median(alone),
-            "writing_and_gathering": statistics.median(gathering),
-        },
+        "ratio": share(measured, "theirs"), "want": ">= 3",
+        "share_of_writing_and_gathering": share(measured, "writing_and_gathering"), "want_share": ">= 0.85",
+        "share_of_writing_alone": share(measured, "writing_alone"),
+        "per_s": medians(measured, "requests_per_s"),
+        "producer_cpu_us": medians(measured, "producer_cpu_us"), "cores_busy": medians(measured, "cores_busy"),
     }  # fmt: skip
 
 
@@ -316,12 +331,16 @@ def cpu_seconds(pid: int) -> float:
 
 def writing(rounds: int, _go: str) -> dict:
     """64 producers x 602,112 bytes, a worker that does not read them: what share of writing them alone is reached."""
-    ours, alone = [], []
-    with python_worker("frames", (3, 224, 224), (1000,), 0.002, 256):
+    measured: dict[str, list[dict[str, float]]] = {"ours": [], "writing_alone": []}
+    with python_worker("frames", (3, 224, 224), (1000,), WAIT, 256):
         for _ in range(rounds):
-            ours.append(rate_of("frames", 64))
-            alone.append(naive(64, 3 * 224 * 224, 1000, 0.002, "none"))
-    return {"ratio": statistics.median(a / b for a, b in zip(ours, alone)), "want": ">= 0.8", "per_s": {"ours": statistics.median(ours), "writing_alone": statistics.median(alone)}}
+            measured["ours"].append(ours_of("frames", 64))
+            measured["writing_alone"].append(naive_of(64, 3 * 224 * 224, 1000, WAIT, "none"))
+    return {
+        "ratio": share(measured, "writing_alone"), "want": ">= 0.8",
+        "per_s": medians(measured, "requests_per_s"),
+        "producer_cpu_us": medians(measured, "producer_cpu_us"), "cores_busy": medians(measured, "cores_busy"),
+    }  # fmt: skip
 
 
 def against_baseline(rounds: int, _go: str) -> dict:
@@ -350,9 +369,10 @@ def main() -> None:
     parser.add_argument("--only", choices=MEASUREMENTS, action="append", help="measure only this (repeatable)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="length of a turn")
+    parser.add_argument("--wait", type=float, default=WAIT, help="wait_time of reading and writing, seconds")
     parser.add_argument("--goproducer", metavar="FILE", help="the Go producer, built before")
     a = parser.parse_args()
-    globals()["SECONDS"] = a.seconds
+    globals().update(SECONDS=a.seconds, WAIT=a.wait)
     results = {}
     with tempfile.TemporaryDirectory(prefix="rb") as folder:
         os.chmod(folder, 0o700)
