@@ -416,7 +416,7 @@ typedef struct rb_worker_options {
 	uint32_t weight;          /* share of the work relative to other workers; 0: 1 */
 	uint32_t pad_to;          /* pad every batch to that many rows; 0: no */
 	uint32_t pad_preferred;   /* 1: pad to the next preferred size */
-	uint32_t gather_threads;  /* of rb_batch_gather, for batches above 1 MiB, the caller's included; 0: half of the cores, at most 8 */
+	uint32_t gather_threads;  /* of rb_batch_gather, for batches above 1 MiB, the caller's included; 0: as many as cores, one where there are fewer than 4; at most 16 */
 	/* How to declare the model if the broker does not know it yet: key=value
 	 * pairs with blanks or line ends between them, "max_batch_size=32
 	 * wait_time=5ms". docs/configuration.md has the keys; what is left out, or

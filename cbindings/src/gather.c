@@ -9,8 +9,9 @@
  *  2. everybody takes parts of it until there are none left
  *  3. the worker's thread closes the job and waits for who is still inside
  *
- * With rb_batch_prefetch the crew begins alone, while the worker's thread runs
- * and answers the batch before; 3 is then in rb_batch_gather.
+ * With rb_batch_prefetch half of the crew begins alone, while the worker's thread
+ * runs and answers the batch before: the other cores are for that. The rest of
+ * the crew, and 3, come with rb_batch_gather, which the worker's thread waits for.
  */
 #include <sched.h>
 #include <signal.h>
@@ -20,7 +21,7 @@
 
 #define PART (256u << 10)       /* bytes that a thread takes at once */
 #define LEAST_BYTES (1u << 20)  /* less is not worth waking anybody */
-#define MOST_HELPERS 7u
+#define MOST_HELPERS 15u
 
 struct rb_crew {
 	pthread_t thread[MOST_HELPERS];
@@ -68,16 +69,14 @@ static void *help(void *crew)
 	return NULL;
 }
 
-/* Half of the cores that this process may use: the others are the clients'. */
+/* As many threads as this process may use cores: the clients of this batch wait for
+ * it. Not where there are few: a helper that was preempted by other clients is waited for. */
 static uint32_t wanted_helpers(uint32_t asked)
 {
 	cpu_set_t set;
-	if (asked)
-		return asked - 1 < MOST_HELPERS ? asked - 1 : MOST_HELPERS;
-	if (sched_getaffinity(0, sizeof set, &set))
-		return 0;
-	uint32_t half = (uint32_t)CPU_COUNT(&set) / 2;
-	return half < 1 ? 0 : half - 1 < MOST_HELPERS ? half - 1 : MOST_HELPERS;
+	uint32_t cores = sched_getaffinity(0, sizeof set, &set) ? 1 : (uint32_t)CPU_COUNT(&set);
+	uint32_t threads = asked ? asked : cores < 4 ? 1 : cores;
+	return threads - 1 < MOST_HELPERS ? threads - 1 : MOST_HELPERS;
 }
 
 /* NULL: there is nobody to help. */
@@ -97,7 +96,15 @@ static rb_crew *crew_of(rb_work *w)
 	return w->crew = c;
 }
 
-/* Describes the job and wakes the crew. */
+/* Wakes so many of the crew, and no more than there are parts left. */
+static void wake(rb_crew *c, uint32_t helpers)
+{
+	uint64_t next = c->next, parts = next < c->bytes ? (c->bytes - next + PART - 1) / PART : 0;
+	if (parts)
+		rb_futex_wake(&c->round, (int)(parts < helpers ? parts : helpers), true);
+}
+
+/* Describes the job and lets the crew in. */
 static void open_job(rb_crew *c, const rb_rows *r, uint8_t *to)
 {
 	c->rows = *r;
@@ -106,8 +113,6 @@ static void open_job(rb_crew *c, const rb_rows *r, uint8_t *to)
 	c->next = 0;
 	c->open = true;
 	atomic_fetch_add(&c->round, 1);
-	uint64_t parts = (c->bytes + PART - 1) / PART;
-	rb_futex_wake(&c->round, (int)(parts < c->helpers ? parts : c->helpers), true);
 }
 
 void rb_crew_finish(rb_work *w)
@@ -127,15 +132,16 @@ void rb_crew_leave(rb_work *w, const uint32_t *slot)
 		rb_crew_finish(w);
 }
 
-bool rb_crew_begin(rb_work *w, const rb_rows *r, uint8_t *to)
+bool rb_crew_begin(rb_work *w, const rb_rows *r, uint8_t *to, bool ahead)
 {
 	rb_crew *c = r->count * r->size >= LEAST_BYTES ? crew_of(w) : NULL;
 	if (!c)
 		return false;
-	if (c->open && c->to == to && !memcmp(&c->rows, r, sizeof *r)) /* it has begun already */
-		return true;
-	rb_crew_finish(w);
-	open_job(c, r, to);
+	if (!c->open || c->to != to || memcmp(&c->rows, r, sizeof *r)) { /* it has not begun yet */
+		rb_crew_finish(w);
+		open_job(c, r, to);
+	}
+	wake(c, ahead ? (c->helpers + 1) / 2 : c->helpers);
 	return true;
 }
 

@@ -73,8 +73,8 @@ typedef struct rb_rows {
 	uint64_t count, size, stride;
 } rb_rows;
 
-/* Has the crew copy rows together; false if that is not worth it. */
-bool rb_crew_begin(rb_work *w, const rb_rows *r, uint8_t *to);
+/* Has the crew copy rows together; false if that is not worth it. ahead: the worker's thread has something else to do first. */
+bool rb_crew_begin(rb_work *w, const rb_rows *r, uint8_t *to, bool ahead);
 /* Helps it until that is done. */
 void rb_crew_finish(rb_work *w);
 /* Finishes what was begun of the batch with these slots, if nobody has. */

@@ -364,21 +364,32 @@ class Prefetching(Protocol):
 
 
 def run_one(ring: Ring, lane: Prefetching, stop: Stop) -> None:
-    """run for one such lane."""
+    """run for one such lane.
+
+    The next batch is looked for before this one's function runs, and again
+    before this one is answered: its clients have often sent it by then.
+    """
     ahead: RingBatch | None = None
     gone: errors.BrokerGone | None = None
+
+    def look_ahead(batch: RingBatch) -> None:
+        nonlocal ahead, gone
+        if ahead is not None or gone or not lane.wants_next(batch):
+            return
+        try:
+            ahead = ring.next(0)
+        except errors.BrokerGone as e:
+            gone = e
+        if ahead is not None:
+            lane.prefetch(ahead)
+
     while ahead is not None or not (stop.is_set() or gone):
         batch, ahead = ahead or ring.next(SLICE_NS), None
         if batch is None:
             continue
-        if lane.wants_next(batch) and not gone:
-            try:
-                ahead = ring.next(0)
-            except errors.BrokerGone as e:
-                gone = e
-            if ahead is not None:
-                lane.prefetch(ahead)
+        look_ahead(batch)
         if _submit(lane, batch):
+            look_ahead(batch)
             lane.release()
             batch.complete()
     if gone:
