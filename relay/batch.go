@@ -16,6 +16,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/relaywire"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
@@ -25,7 +26,7 @@ import (
 type trip struct {
 	r     *relay
 	b     *worker.Batch
-	lease time.Duration
+	model *policy.Settings // of the model here
 }
 
 // How often hosts that were sent a batch may go away before its requests go on
@@ -55,7 +56,7 @@ func (t *trip) run(ctx context.Context) {
 // until is when nobody waits any more, or the broker would lose patience with
 // this worker.
 func (t *trip) until(requests []int) time.Time {
-	last := t.b.Dispatched() + int64(t.lease)*9/10
+	last := t.b.Dispatched() + int64(t.model.Lease)*9/10
 	latest := int64(0)
 	for _, i := range requests {
 		d := t.b.Request(i).Deadline
@@ -185,7 +186,7 @@ func (t *trip) sendGroup(ctx context.Context, c *call, requests []int, plain boo
 	if err != nil {
 		return t.failed(ctx, c.host, requests, err, rt.sent.Load())
 	}
-	c.host.answered(load, reported, time.Since(began))
+	c.host.answered(load, reported, time.Since(began), float64(t.b.Rows())/float64(t.model.MaxBatchSize))
 	defer a.free()
 	failed, err := a.write(t.b, requests)
 	if err != nil {

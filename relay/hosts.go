@@ -243,7 +243,14 @@ var errHostSilent = errors.New("the host does not answer")
 //
 // Where the way there takes longer than the computing, that counts instead: a
 // wait that the way hides is none.
-func (h *host) answered(load relaywire.Load, reported bool, took time.Duration) {
+//
+// A model that computes for microseconds waits longer than that for its worker
+// to wake up, with nothing in its queue. Then the batches tell, by how full
+// they were on leaving here (fill, 1 is full):
+//
+//	waited for less than it takes to wake up, full      one more, as above
+//	the same, less than half full                       one less, as slowly
+func (h *host) answered(load relaywire.Load, reported bool, took time.Duration, fill float64) {
 	p := h.hosts
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -253,10 +260,12 @@ func (h *host) answered(load relaywire.Load, reported bool, took time.Duration) 
 	} else {
 		h.load = load
 		switch {
-		case load.Queue < load.Compute/2:
+		case load.Queue < load.Compute/2, load.Queue < wakeTime && fill >= 1:
 			if float64(h.inFlight) >= h.window-1 { // else it would grow without being used
 				h.window = min(h.window+1/h.window, float64(p.inFlight))
 			}
+		case load.Queue < wakeTime && fill < 0.5 && h.window > firstWindow:
+			h.window = max(h.window-1/h.window, firstWindow)
 		case load.Queue > max(load.Compute, took-load.Queue)*3/2:
 			h.window = max(h.window*0.9, leastWindow)
 		}
@@ -265,6 +274,9 @@ func (h *host) answered(load relaywire.Load, reported bool, took time.Duration) 
 		p.tell()
 	}
 }
+
+// wakeTime is what broker and worker may take to wake up, on a busy host.
+const wakeTime = 300 * time.Microsecond
 
 // maxPlainWindow bounds what a server that reports nothing has in flight.
 const maxPlainWindow = 4

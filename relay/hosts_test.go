@@ -16,17 +16,21 @@ func TestAHostsWindowFollowsWhatItReports(t *testing.T) {
 	for _, c := range []struct {
 		name                 string
 		queue, compute, took time.Duration
+		fill                 float64
 		grows, shrinks       bool
 	}{
-		{"it has nothing to do", ms, 10 * ms, 12 * ms, true, false},
-		{"one batch waits behind another", 10 * ms, 10 * ms, 21 * ms, false, false},
-		{"many wait", 30 * ms, 10 * ms, 41 * ms, false, true},
-		{"it waits, but not as long as the way takes", ms, ms / 10, 10 * ms, false, false},
+		{"it has nothing to do", ms, 10 * ms, 12 * ms, 0.1, true, false},
+		{"one batch waits behind another", 10 * ms, 10 * ms, 21 * ms, 1, false, false},
+		{"many wait", 30 * ms, 10 * ms, 41 * ms, 1, false, true},
+		{"it waits, but not as long as the way takes", ms, ms / 10, 10 * ms, 1, false, false},
+		{"its worker wakes up for full batches", ms / 10, ms / 100, ms, 1, true, false},
+		{"its worker wakes up for batches that could be fuller", ms / 10, ms / 100, ms, 0.7, false, false},
+		{"its worker wakes up for small batches", ms / 10, ms / 100, ms, 0.4, false, true},
 	} {
 		h := newHosts(slog.New(slog.DiscardHandler), LeastRequest, 32).add("h")
 		h.window, h.inFlight = 4, 4
 		for range 10 {
-			h.answered(relaywire.Load{Queue: c.queue, Compute: c.compute}, true, c.took)
+			h.answered(relaywire.Load{Queue: c.queue, Compute: c.compute}, true, c.took, c.fill)
 		}
 		if (h.window > 4) != c.grows || (h.window < 4) != c.shrinks {
 			t.Errorf("%s: the window went from 4 to %.1f", c.name, h.window)
@@ -50,7 +54,7 @@ func TestWeightedSendsByWhatHostsReportThatTheyCanDo(t *testing.T) {
 	p, all := usableHosts(Weighted, "a", "b", "c")
 	report := func(name string, perSecond, utilization float64) { // as it travels
 		load, ok := relaywire.ParseLoad((&relaywire.Load{PerSecond: perSecond, Utilization: utilization, Compute: time.Millisecond}).Append(nil))
-		all[name].answered(load, ok, time.Millisecond)
+		all[name].answered(load, ok, time.Millisecond, 1)
 	}
 	report("a", 300, 0.5) // could do 600
 	report("b", 200, 1)   // 200

@@ -138,7 +138,7 @@ func (r *relay) serve(ctx context.Context, w *worker.Worker) error {
 	// What was taken is finished when the relay is to stop; no host's silence
 	// makes that longer than the lease.
 	err := w.ServeBatches(ctx, r.cfg.InFlight, func(_ context.Context, b *worker.Batch) error {
-		(&trip{r, b, settings.Lease}).run(context.Background())
+		(&trip{r, b, &settings}).run(context.Background())
 		return nil
 	})
 	r.hosts.mu.Lock()
