@@ -29,10 +29,16 @@ from ._sizes import FIXED, UNKNOWN, Axes, Output, Point
 from ._torch_move import Mover
 from ._torch_planes import Plane
 
-# So many runs of rows are copied one by one, which takes no multiprocessors
-# from the batch that computes. More are gathered by a kernel: with 32 runs
-# that is quicker. Where between the two the line is was not measured.
-FEW_RUNS = 8
+# Few runs of rows are copied one by one, and so are large ones: the copy engine takes no
+# multiprocessors from the batches that compute. Others are gathered by a kernel, which is
+# done sooner and launched at once (docs/results/serve.md).
+FEW_RUNS, LARGE_RUN = 8, 256 << 10
+
+
+def copied(runs: int, size: int) -> bool:
+    """Whether so many runs of rows, with so many bytes in all, go by copies."""
+    return runs <= FEW_RUNS or size >= runs * LARGE_RUN
+
 
 # While a batch is on the device it is looked at this often at least. A
 # blocking wait in the driver wakes up later than that.
@@ -109,12 +115,11 @@ class Lane:
         if e.device.type != "cuda":
             return self._on_cpu(rows, true)
         ctypes.memmove(self.slots_at, rows.slots_at, 4 * rows.rows)
-        few = len(rows.runs) <= FEW_RUNS
         if e.near and len(rows.runs) > 1:
             e.mover.copy(e.copies_at, self.near_at, self.slots_at, 4 * rows.rows)
         for plane, to, shape in zip(e.inputs, self.inputs_at, rows.shapes):
             size = math.prod(shape) * plane.rows.element_size()
-            if few and size == plane.stride and not (plane.on_device and len(rows.runs) > 1):
+            if copied(len(rows.runs), rows.rows * size) and size == plane.stride and not (plane.on_device and len(rows.runs) > 1):
                 for slot, row, n in rows.runs:
                     e.mover.copy(e.copies_at, to + row * size, plane.base + slot * size, n * size)
             else:

@@ -373,6 +373,14 @@ def test_a_program_that_was_exported_for_one_batch_size_is_refused(tmp_path):
         _torch_load.load(exported(tmp_path / "two.pt2", False), "cpu")
 
 
+def test_few_and_large_runs_are_copied_and_others_gathered():
+    from ringbatch._torch_lanes import copied
+
+    assert copied(1, 4) and copied(8, 32 * 4096)
+    assert not copied(9, 32 * 4096) and not copied(32, 32 * 65536)
+    assert copied(24, 32 * 301056) and copied(32, 32 * 602112)
+
+
 def test_graphs_are_recorded_at_four_sizes_in_each_doubling():
     from ringbatch._torch_lanes import doublings, recorded_sizes
 
