@@ -49,7 +49,7 @@ func (b *Batcher) client(id ClientID) *client {
 func (b *Batcher) ClientJoined(c ClientID) {
 	if cl := b.client(c); !cl.joined {
 		cl.joined = true
-		b.joinable++
+		b.countJoinable(false, cl.couldJoin()) // one that left may have requests in flight still
 	}
 	if b.learner != nil {
 		b.learner.clientJoined(c) // also of one that is known by a request that was refused

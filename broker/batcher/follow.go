@@ -27,7 +27,7 @@ func (p *replay) feedback() bool {
 			}
 			r := &p.window[before]
 			before = p.follow[before]
-			if r.latency == 0 {
+			if r.latency == 0 || r.skipped != p.window[i].skipped { // a pause tells nothing
 				continue
 			}
 			l, g := float64(r.latency), float64(p.window[i].arrived-r.arrived)

@@ -109,3 +109,51 @@ func TestNobodyWaitsForAClientThatSendsNoMore(t *testing.T) {
 		t.Error("waits for a client that sends no more")
 	}
 }
+
+func TestClientsThatComeBackAfterAPauseComeTogetherInAReplay(t *testing.T) {
+	c := newConversation()
+	both := func(at Time) { // one keeps one request in flight, the other two
+		for i, client := range []ClientID{0, 1, 1} {
+			c.learner.arrived(&Request{ID: c.sent + RequestID(i), Client: client, Rows: 1, Arrived: at})
+		}
+		for _, client := range []ClientID{0, 1, 1} {
+			c.learner.answered(c.sent, client, at+1000)
+			c.sent++
+		}
+	}
+	at := Time(1)
+	for range 20 {
+		both(at)
+		at += 1010
+	}
+	at += remembered * 60
+	for range 20 {
+		both(at)
+		at += 1010
+	}
+	p := newReplay(c.learner)
+	p.load(int(c.sent))
+	if !p.feedback() {
+		t.Error("clients that wait for each answer are taken to send when they please, because of one pause")
+	}
+	p.followAnswers()
+	for _, id := range []RequestID{60, 61, 62} { // the first of each after the pause
+		if got := p.window[id].sinceAnswer; got > shortestPause {
+			t.Errorf("request %d comes %d after the answer that it follows, want at most the %d that a pause counts", id, got, shortestPause)
+		}
+	}
+}
+
+func TestAClientThatCameBackWithRequestsInFlightIsNoLongerAwaitedOnceItLeft(t *testing.T) {
+	b := mustNew(t, policy.Settings{MaxBatchSize: 8, WaitTime: 1000})
+	b.ClientJoined(0)
+	if err := b.Arrive(0, Request{Rows: 1, Deadline: Never}); err != nil {
+		t.Fatal(err)
+	}
+	b.sendsNoMore(0)
+	b.ClientJoined(0)
+	b.ClientLeft(0)
+	if b.joinable != 0 {
+		t.Errorf("%d clients could join, and none is attached", b.joinable)
+	}
+}

@@ -95,7 +95,9 @@ type pacedRun struct {
 type clientPace struct {
 	sent, answered uint32
 	sentAt         Time // its last request
+	sentSkip       Time // the pauses before it
 	answeredAt     Time // its last answer; Never: since the last request, at an unknown time
+	answeredSkip   Time // the pauses before it
 	joined         bool
 }
 
@@ -177,13 +179,13 @@ func (l *learner) arrived(r *Request) {
 		shape: uint8(l.shapeOf(&r.Dims)), sent: c.sent, answered: c.answered,
 	}
 	if c.sent > 0 {
-		x.sinceSend = max(0, r.Arrived-c.sentAt)
+		x.sinceSend = max(0, r.Arrived-c.sentAt-(l.skipped-c.sentSkip))
 		if x.follows = c.answered > 0 && c.answeredAt >= c.sentAt; x.follows {
-			x.sinceAnswer = max(0, r.Arrived-c.answeredAt) // 0 if it is not known when
+			x.sinceAnswer = max(0, r.Arrived-c.answeredAt-(l.skipped-c.answeredSkip)) // 0 if it is not known when
 		}
 	}
 	c.sent++
-	c.sentAt = r.Arrived
+	c.sentAt, c.sentSkip = r.Arrived, l.skipped
 	l.records[l.count%maxRecords] = x
 	l.recordOf = grown(l.recordOf, int(r.ID))
 	l.recordOf[r.ID] = l.count
@@ -218,7 +220,7 @@ func (l *learner) answered(id RequestID, c ClientID, at Time) {
 		if p.answered < p.sent {
 			p.answered++
 		}
-		p.answeredAt = at
+		p.answeredAt, p.answeredSkip = at, l.skipped
 	}
 }
 

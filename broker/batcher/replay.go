@@ -55,7 +55,7 @@ type replayClient struct {
 }
 
 type replayWorker struct {
-	id      WorkerID
+	Worker       // as it was when the replay began: the real one may leave meanwhile
 	busyFor Time // when the window begins
 	away    bool // until freeAt: busy with what came before the window
 	freeAt  Time
@@ -129,7 +129,7 @@ func (p *replay) load(n int) {
 	most := p.batcher.settings.MaxBatchSize
 	for i := range p.from.workers {
 		if x := &p.from.workers[i]; x.here {
-			p.workers = append(p.workers, replayWorker{id: WorkerID(i), busyFor: p.from.busyFor(WorkerID(i), began)})
+			p.workers = append(p.workers, replayWorker{Worker: x.Worker, busyFor: p.from.busyFor(WorkerID(i), began)})
 			most = max(most, x.PadTo)
 		}
 	}
@@ -188,7 +188,7 @@ func (p *replay) again(rung int) bool {
 		if x.away = x.busyFor > 0; x.away {
 			p.busy++
 		} else {
-			b.WorkerReady(p.from.workers[x.id].Worker)
+			b.WorkerReady(x.Worker)
 		}
 	}
 	return true
@@ -217,7 +217,7 @@ func (p *replay) step() bool {
 		if x.away && x.freeAt <= at {
 			x.away = false
 			p.busy--
-			p.batcher.WorkerReady(p.from.workers[x.id].Worker)
+			p.batcher.WorkerReady(x.Worker)
 		}
 		for len(x.batches) > 0 && x.batches[0].end <= at {
 			p.finish(x)
@@ -258,7 +258,7 @@ func (p *replay) arrive(i int) {
 func (p *replay) dispatch(d *Dispatch) {
 	x := &p.workers[0]
 	for i := range p.workers {
-		if p.workers[i].id == d.Worker {
+		if p.workers[i].ID == d.Worker {
 			x = &p.workers[i]
 		}
 	}
@@ -269,7 +269,7 @@ func (p *replay) dispatch(d *Dispatch) {
 		others--
 	}
 	start := p.now
-	if len(x.batches) >= max(1, p.from.workers[x.id].Lanes) {
+	if len(x.batches) >= max(1, x.Lanes) {
 		start = max(start, x.freeAt)
 	}
 	end := start + p.cost(d.PadTo, int(d.Dims[0]), others)
@@ -293,7 +293,7 @@ func (p *replay) finish(x *replayWorker) {
 	if len(x.batches) == 0 {
 		p.busy--
 	}
-	p.batcher.BatchDone(x.id, b.id, b.start, b.end)
+	p.batcher.BatchDone(x.ID, b.id, b.start, b.end)
 	for _, id := range b.requests {
 		latency := b.end - p.sentAt[id]
 		if int(id) >= p.countFrom && int(id) < p.countTo {
