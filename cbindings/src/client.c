@@ -170,6 +170,8 @@ bool rb_conn_follow(rb_conn *c, rb_link *held, int64_t patience, bool *interrupt
 		return false;
 	pthread_mutex_lock(&held->mu); /* the reaper is to serve the other one */
 	rb_link_wake_reaper(held);
+	if (held->reapers_waiting)
+		rb_link_pass_turn(held);
 	pthread_mutex_unlock(&held->mu);
 	rb_link_kick(held);
 	return true;

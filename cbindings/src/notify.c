@@ -63,14 +63,14 @@ void rb_link_wake_reaper(rb_link *l)
 	}
 }
 
-/* Waits for the leader of the moment to resign. In rb_reap_wait only until then, or until
+/* Waits for the leader of the moment to resign, while the client has this link. In rb_reap_wait only until then, or until
  * there is something to tell, and not for the reaper, which leads for as long as the link
  * lives. False: it does not lead. */
 static bool take_lead(rb_conn *c, rb_link *l, int64_t until, bool once)
 {
 	pthread_mutex_lock(&l->mu);
 	l->reapers_waiting++;
-	for (int64_t now = rb_now(); l->leading && !(once && (c->reaping || now >= until || any_over(l))); now = rb_now()) {
+	for (int64_t now = rb_now(); l->leading && c->live == l && !(once && (c->reaping || now >= until || any_over(l))); now = rb_now()) {
 		uint32_t seen = l->turn;
 		pthread_mutex_unlock(&l->mu);
 		rb_futex_wait(&l->turn, seen, rb_min(until - now, SECOND), true);
@@ -258,6 +258,7 @@ static int open_notifier(rb_conn *c)
 int rb_notifier_start(rb_conn *c)
 {
 	pthread_mutex_lock(&c->mu);
+	bool open = c->notify_fd >= 0; /* a thread in rb_reap_wait may use them */
 	int status = open_notifier(c);
 	if (!status && !c->reaping) {
 		sigset_t all, before;
@@ -269,7 +270,7 @@ int rb_notifier_start(rb_conn *c)
 			c->reaping = false;
 		pthread_sigmask(SIG_SETMASK, &before, NULL);
 		if (!c->reaping)
-			status = no_notifier(c);
+			status = open ? rb_fail(RB_ERR_NO_MEMORY, "%s: the notifier's thread", rb_status_text(RB_ERR_NO_MEMORY)) : no_notifier(c);
 	}
 	pthread_mutex_unlock(&c->mu);
 	return status;

@@ -225,9 +225,18 @@ class Batch:
     def _prefetch(self, k: int) -> None:
         """Begins to gather the k-th input."""
         t = self._sig.inputs[k]
-        if not self.contiguous and not (t.variable and self.ragged) and not t.on_device:
+        if self._is_gathered(t):
             array = self._buffers.get("input", t, self.padded, self._shape(t, self._sig.inputs))
             self._raw.prefetch(k, array.__array_interface__["data"][0], array.nbytes)
+
+    def _gather_ahead(self, k: int) -> None:
+        """Ends what _prefetch began."""
+        t = self._sig.inputs[k]
+        if self._is_gathered(t):
+            self.inputs[t.name]
+
+    def _is_gathered(self, t: Tensor) -> bool:
+        return not self.contiguous and not (t.variable and self.ragged) and not t.on_device
 
     def _exact_rows(self, t: Tensor) -> list[np.ndarray]:
         """A view of each row, in place and in its own size."""

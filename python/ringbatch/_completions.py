@@ -108,7 +108,8 @@ class Completions:
     def _commit(self, loop: asyncio.AbstractEventLoop, timeout_ns: int) -> None:
         requests: list[int] = []
         try:
-            requests = self._held.pop((loop, timeout_ns), [])
+            requests = self._held.get((loop, timeout_ns), requests)
+            self._held.pop((loop, timeout_ns), None)
             if requests:
                 self._core.commit_held(requests, self.waiters, timeout_ns)
         except errors.Error as e:
@@ -118,6 +119,7 @@ class Completions:
                     self._core.release(request)
                     _resolve(waiter[0], None, e)
         except BaseException:  # a signal's handler raised it; what is committed already is left alone
+            requests = self._held.pop((loop, timeout_ns), requests)
             for request in [r for r in requests if r in self.waiters]:
                 self._core.lib.rb_commit(self._core.handle, request, timeout_ns, c.NOTIFY)
             raise

@@ -49,10 +49,14 @@ class RetryingModel(Model):
         def again(error: BaseException) -> None:
             try:
                 timer = threading.Timer(attempts.pause(error), send)
-                timer.daemon = True
-                timer.start()
-            except BaseException as final:  # the error itself; or there can be no more threads
+            except BaseException as final:
                 outer.set_exception(final)
+                return
+            timer.daemon = True
+            try:
+                timer.start()
+            except RuntimeError as no_thread:
+                outer.set_exception(no_thread)
 
         def send() -> None:
             try:

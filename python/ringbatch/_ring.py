@@ -374,14 +374,17 @@ def run_one(ring: Ring, lane: Prefetching, stop: Stop) -> None:
 
     def look_ahead(batch: RingBatch) -> None:
         nonlocal ahead, gone
-        if ahead is not None or gone or not lane.wants_next(batch):
+        if ahead is not None or gone or stop.is_set() or not lane.wants_next(batch):
             return
         try:
             ahead = ring.next(0)
         except errors.BrokerGone as e:
             gone = e
         if ahead is not None:
-            lane.prefetch(ahead)
+            try:
+                lane.prefetch(ahead)
+            except Exception:  # no memory, perhaps; this batch may have run, and is answered all the same
+                log.exception("the rows of the next batch could not be gathered ahead")
 
     while ahead is not None or not (stop.is_set() or gone):
         batch, ahead = ahead or ring.next(SLICE_NS), None

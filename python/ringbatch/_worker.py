@@ -213,15 +213,23 @@ class FunctionLane:
         return self._gathered is not None
 
     def prefetch(self, batch: RingBatch) -> None:
+        if self._next is not None:  # that one's turn is now, and the library gathers one at a time
+            self._batch = b = self._take(self._next)
+            b._gather_ahead(self._gathered or 0)
         self._next = Batch(self._ring, self._others, batch, self._debug)
         self._next._prefetch(self._gathered or 0)
 
+    def _take(self, b: Batch) -> Batch:
+        """The next one's rows stay in the arrays that they are in; those of the one after it go into the others."""
+        self._next = None
+        self._buffers, self._others = self._others, self._buffers
+        return b
+
     def submit(self, batch: RingBatch) -> None:
-        b = self._next
-        if b is not None and b._raw is batch:
-            self._next = None
-            self._buffers, self._others = self._others, self._buffers
-        else:
+        b = self._batch
+        if b is None and self._next is not None and self._next._raw is batch:
+            b = self._take(self._next)
+        if b is None:
             b = Batch(self._ring, self._buffers, batch, self._debug)
         self._batch = b
         result = self._function(b)

@@ -355,8 +355,8 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
     try:
         if a.processes > 1:
             return several(a.processes, a.socket)
-        answers = os.dup(1)
         if a.alone:
+            answers = os.dup(1)
             os.dup2(2, 1)  # what is printed, here or by the module, would count as batches
         module, told = _torch_load.load(a.target, a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         inputs = _torch_load.inputs_of(a.target, told, a.input)
