@@ -75,15 +75,15 @@ func (p *Parker) goesPast() bool {
 	case p.last > shortSleepAlone:
 		return false
 	case p.Alone:
-		return p.leaves(2)
+		return leaves(2)
 	case p.Single:
-		return p.leaves(4)
+		return leaves(4)
 	}
 	return false
 }
 
-// leaves tells whether all but one in n of the Ps are free if this one sleeps, too.
-func (p *Parker) leaves(n int) bool { return n*(int(sleepers.Load())+1) <= runtime.GOMAXPROCS(0) }
+// leaves tells whether all but one in n of the Ps are free if one more thread sleeps past the scheduler.
+func leaves(n int) bool { return n*(int(sleepers.Load())+1) <= runtime.GOMAXPROCS(0) }
 
 // futex parks until word is no longer seen, or d has passed.
 func (p *Parker) futex(word *uint32, seen uint32, d time.Duration) {

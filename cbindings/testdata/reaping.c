@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A thread in rb_reap_wait among others that wait on the same client: it is told
- * of what has ended, whoever listens to the bell.
+ * A thread in rb_reap_wait among others that wait on the same client: it gets what
+ * has ended, no matter which thread parks on the bell.
  */
 #include <pthread.h>
 #include <stdatomic.h>
