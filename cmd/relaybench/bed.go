@@ -94,6 +94,11 @@ func newBed(ctx context.Context, o *options) (b *bed, err error) {
 			err = b.relay(model, model, 1)
 		}
 	}
+	for range o.relays - 1 {
+		if err == nil {
+			err = b.relay("small", "small", 1)
+		}
+	}
 	return b, err
 }
 

@@ -48,6 +48,7 @@ type options struct {
 	json       string
 	explain    bool
 	relayFlags []string
+	relays     int
 	perProcess int
 	inFlight   int
 	producer   string
@@ -72,10 +73,11 @@ func main() {
 	pflag.IntVar(&o.rounds, "rounds", 5, "turns of each")
 	pflag.StringVar(&o.only, "only", "", "large, small, one or hosts")
 	pflag.StringVar(&o.json, "json", "", "write the results to this file")
-	pflag.BoolVar(&o.explain, "explain", false, "small, one: print each turn, where its CPU time went and how full batches were")
+	pflag.BoolVar(&o.explain, "explain", false, "small, one: print each turn, where its CPU time went, how often threads slept and how full batches were")
 	pflag.IntVar(&o.perProcess, "per_process", 1, "small: producers that share a process, with one client or one connection between them")
 	pflag.IntVar(&o.inFlight, "in_flight_per_producer", 1, "small: requests that each producer has in flight at once, to the ring as to the bare server")
 	pflag.StringVar(&o.producer, "producer", "", "small, one: the producers' program and its arguments, e.g. \"python bench/python/relay_producer.py\"")
+	pflag.IntVar(&o.relays, "relays", 1, "small, one: relay processes, workers of one model here")
 	pflag.StringSliceVar(&o.relayFlags, "relay_flags", nil, "further flags of the relays")
 	pflag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
