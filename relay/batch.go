@@ -6,27 +6,29 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"strings"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
-	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// trip is one batch on its way: to a host, and where that fails to others.
+// trip is one batch on its way: to a host, and where that fails to others. The
+// goroutine that takes batches starts it, another one finishes it.
 type trip struct {
 	r     *relay
 	b     *worker.Batch
 	model *policy.Settings // of the model here
+
+	ctx    context.Context // ends when nobody waits any more
+	cancel context.CancelFunc
+	first  *sending // is under way; nil: no host was there
 }
 
 // How often hosts that were sent a batch may go away before its requests go on
@@ -37,20 +39,47 @@ const (
 	lossesAlone    = 1
 )
 
-// run ends every request of the batch.
-func (t *trip) run(ctx context.Context) {
+// start sends the batch to a host, if there is one. It does not wait for the
+// answer.
+func (t *trip) start() {
+	all := t.all()
+	t.ctx, t.cancel = context.WithDeadline(context.Background(), t.until(all))
+	if t.ctx.Err() == nil {
+		t.guard(func() { t.first = t.send(t.ctx, all, nil) })
+	}
+}
+
+// finish ends every request of the batch.
+func (t *trip) finish() {
+	defer t.b.Complete()
+	defer t.cancel()
+	t.guard(func() {
+		suspects := t.deliver(t.ctx, t.all(), lossesTogether)
+		for _, i := range suspects {
+			for range t.deliver(t.ctx, []int{i}, lossesAlone) {
+				t.b.Fail(i, fmt.Errorf("%w: %d hosts went away while they ran it", status.ErrWorkerDied, lossesTogether+lossesAlone))
+			}
+		}
+	})
+}
+
+// guard has a fault of ours fail the batch, not the relay.
+func (t *trip) guard(step func()) {
+	defer func() {
+		if fault := recover(); fault != nil {
+			t.r.log.Error("the relay panicked", "panic", fault, "stack", string(debug.Stack()))
+			t.b.FailAll(fmt.Errorf("the relay panicked: %v", fault))
+		}
+	}()
+	step()
+}
+
+func (t *trip) all() []int {
 	all := make([]int, t.b.Len())
 	for i := range all {
 		all[i] = i
 	}
-	ctx, cancel := context.WithDeadline(ctx, t.until(all))
-	defer cancel()
-	suspects := t.deliver(ctx, all, lossesTogether)
-	for _, i := range suspects {
-		for range t.deliver(ctx, []int{i}, lossesAlone) {
-			t.b.Fail(i, fmt.Errorf("%w: %d hosts went away while they ran it", status.ErrWorkerDied, lossesTogether+lossesAlone))
-		}
-	}
+	return all
 }
 
 // until is when nobody waits any more, or the broker would lose patience with
@@ -86,34 +115,32 @@ func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspect
 	var last error // of the last host that refused
 	for sends, lost := 0, 0; ; {
 		changed := t.r.hosts.wait()
-		if requests = t.stillOpen(requests); len(requests) == 0 {
-			return nil
+		s := t.first
+		if t.first = nil; s == nil {
+			if requests = t.stillOpen(requests); len(requests) == 0 {
+				return nil
+			}
+			if ctx.Err() != nil {
+				t.fail(requests, t.late(last))
+				return nil
+			}
+			if s = t.send(ctx, requests, been); s == nil {
+				t.r.hosts.pause(ctx, retryPause, changed)
+				continue
+			}
 		}
-		if ctx.Err() != nil {
-			t.fail(requests, t.late(last))
-			return nil
-		}
-		callCtx, cancel := context.WithCancelCause(ctx)
-		c := t.r.hosts.choose(been, cancel)
-		if c == nil {
-			cancel(nil)
-			t.r.hosts.pause(ctx, retryPause, changed)
-			continue
-		}
-		res := t.send(callCtx, c, requests)
-		c.end()
-		cancel(nil)
+		res := s.receive()
 		if requests = res.again; len(requests) == 0 {
 			return nil
 		}
-		been = append(been, c.host)
+		been = append(been, s.host)
 		last = res.err
 		switch {
 		case res.lost:
 			if lost++; lost >= losses {
 				return requests
 			}
-			t.r.log.Info("batch goes to another host", "left", c.host.name, "requests", len(requests), "reason", res.err)
+			t.r.log.Info("batch goes to another host", "left", s.host.name, "requests", len(requests), "reason", res.err)
 		case !res.sent: // that host has nothing to do with it
 			t.r.hosts.pause(ctx, notSentPause, changed)
 			continue
@@ -146,55 +173,6 @@ func (t *trip) fail(requests []int, err error) {
 	for _, i := range requests {
 		t.b.Fail(i, err)
 	}
-}
-
-// result is what became of a sending.
-type result struct {
-	again []int // requests that may go to another host
-	sent  bool  // the host may have run them
-	lost  bool  // it went away meanwhile
-	err   error // why they may
-}
-
-// send sends requests to one host: in one message, unless that host is another
-// server than ours and they differ in shape.
-func (t *trip) send(ctx context.Context, c *call, requests []int) (all result) {
-	t.r.hosts.mu.Lock()
-	plain, most := c.host.plain, c.host.maxBatch
-	t.r.hosts.mu.Unlock()
-	for _, group := range groups(t.b, requests, plain, most) {
-		res := t.sendGroup(ctx, c, group, plain)
-		all.again = append(all.again, res.again...)
-		all.sent, all.lost = all.sent || res.sent, all.lost || res.lost
-		if res.err != nil {
-			all.err = res.err
-		}
-	}
-	return all
-}
-
-func (t *trip) sendGroup(ctx context.Context, c *call, requests []int, plain bool) result {
-	m := t.r.encode(t.b, requests, plain)
-	done := t.r.watch(&sending{t.b, requests, c.cancel})
-	defer done()
-	var trailer metadata.MD
-	rt, a := &route{host: c.host}, &answer{}
-	began := time.Now()
-	err := t.r.conn.Invoke(rt.to(ctx), oip.GRPCInferenceService_ModelInfer_FullMethodName, m, a,
-		grpc.ForceCodecV2(t.r.codec), grpc.Trailer(&trailer), grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(t.r.maxAnswer(t.b)))
-	load, reported := relaywire.ParseLoad([]byte(strings.Join(trailer.Get(relaywire.LoadTrailer), "")))
-	if err != nil {
-		return t.failed(ctx, c.host, requests, err, rt.sent.Load())
-	}
-	c.host.answered(load, reported, time.Since(began), float64(t.b.Rows())/float64(t.model.MaxBatchSize))
-	defer a.free()
-	failed, err := a.write(t.b, requests)
-	if err != nil {
-		t.r.log.Warn("a host's answer cannot be used", "host", c.host.name, "error", err)
-		t.fail(requests, fmt.Errorf("%s: %w", c.host.name, err))
-		return result{sent: true}
-	}
-	return t.failedAlone(c.host, requests, failed)
 }
 
 // failedAlone ends the requests that failed by themselves, but for those that

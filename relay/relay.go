@@ -38,8 +38,8 @@ type relay struct {
 	mu       sync.Mutex
 	sig      *tensor.Signature // of the first host that told one
 	maxBatch int
-	known    chan struct{} // closed when sig is there
-	sendings map[*sending]struct{}
+	known    chan struct{}          // closed when sig is there
+	posted   map[*exchange]struct{} // messages without an answer so far
 }
 
 // Run relays until ctx ends. It returns nil then, or the error that ended it; a
@@ -50,7 +50,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	register()
-	r := &relay{cfg: cfg, log: cfg.Logger, codec: newCodec(), known: make(chan struct{}), sendings: map[*sending]struct{}{}}
+	r := &relay{cfg: cfg, log: cfg.Logger, codec: newCodec(), known: make(chan struct{}), posted: map[*exchange]struct{}{}}
 	r.hosts = newHosts(cfg.Logger, cfg.Route, cfg.InFlight)
 	if err := r.connect(); err != nil {
 		return err
@@ -135,17 +135,57 @@ func (r *relay) serve(ctx context.Context, w *worker.Worker) error {
 	r.hosts.onLanes = w.SetLanes
 	w.SetLanes(max(1, r.hosts.lanes))
 	r.hosts.mu.Unlock()
-	// What was taken is finished when the relay is to stop; no host's silence
-	// makes that longer than the lease.
-	err := w.ServeBatches(ctx, r.cfg.InFlight, func(_ context.Context, b *worker.Batch) error {
-		(&trip{r, b, &settings}).run(context.Background())
-		return nil
+	// A batch is sent by the goroutine that takes it, so that it waits for no
+	// other on its way to a host. What was taken is finished when the relay is
+	// to stop; no host's silence makes that longer than the lease.
+	f := finishers{trips: make(chan *trip)}
+	err := w.TakeBatches(ctx, func(b *worker.Batch) {
+		t := &trip{r: r, b: b, model: &settings}
+		t.start()
+		f.finish(t)
+		letItBeWritten()
 	})
+	f.end()
 	r.hosts.mu.Lock()
 	r.hosts.onLanes = func(int) {}
 	r.hosts.mu.Unlock()
 	r.settle(w)
 	return err
+}
+
+// finishers are goroutines that wait for answers: as many as were ever needed
+// at once. New ones for each batch would each grow their stacks again.
+type finishers struct {
+	trips chan *trip
+	all   sync.WaitGroup
+}
+
+// finish has one of them finish the trip. It does not wait.
+func (f *finishers) finish(t *trip) {
+	select {
+	case f.trips <- t:
+	default: // all have one
+		f.all.Go(func() {
+			t.finish()
+			for t := range f.trips {
+				t.finish()
+			}
+		})
+	}
+}
+
+// end waits until all trips are finished.
+func (f *finishers) end() {
+	close(f.trips)
+	f.all.Wait()
+}
+
+// letItBeWritten lets the goroutine run by which gRPC writes what was sent, on
+// this thread, which would sleep next: else another one had to be woken for it.
+// Twice, since that goroutine yields once itself before it writes little.
+func letItBeWritten() {
+	runtime.Gosched()
+	runtime.Gosched()
 }
 
 // settle waits until the transport has let go of the slots, which are unmapped
@@ -164,25 +204,20 @@ func (r *relay) settle(w *worker.Worker) {
 
 const settleTime = 5 * time.Second
 
-// sending is a call whose requests somebody should wait for.
-type sending struct {
-	b        *worker.Batch
-	requests []int
-	cancel   context.CancelCauseFunc
-}
-
 var errNobodyWaits = errors.New("nobody waits for it any more")
 
-// watch has a call canceled when its last request was canceled.
-func (r *relay) watch(s *sending) (done func()) {
+// watch has an exchange canceled when nobody waits for any of its requests,
+// until unwatch.
+func (r *relay) watch(x *exchange) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.sendings[s] = struct{}{}
-	return func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		delete(r.sendings, s)
-	}
+	r.posted[x] = struct{}{}
+}
+
+func (r *relay) unwatch(x *exchange) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.posted, x)
 }
 
 // sweepInterval is how soon a host learns that nobody waits for a batch.
@@ -198,13 +233,9 @@ func (r *relay) sweep(ctx context.Context) {
 		case <-t.C:
 		}
 		r.mu.Lock()
-		for s := range r.sendings {
-			open := false
-			for _, i := range s.requests {
-				open = open || s.b.Open(i)
-			}
-			if !open {
-				s.cancel(errNobodyWaits)
+		for x := range r.posted {
+			if len(x.t.stillOpen(x.requests)) == 0 {
+				x.cancel(errNobodyWaits)
 			}
 		}
 		r.mu.Unlock()

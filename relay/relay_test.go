@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -21,10 +22,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/relaywire"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -266,6 +270,64 @@ func TestAHostThatGoesAwayIsLeftAndComesBack(t *testing.T) {
 	}
 	close(stop)
 	all.Wait()
+}
+
+func TestABatchIsSentWhileTheOneBeforeIsNotAnswered(t *testing.T) {
+	sig := signature(t, "x:i32[1]", "y:i32[1]")
+	begun, goOn := make(chan struct{}, 3), make(chan struct{})
+	fn := func(ctx context.Context, b *worker.Batch) error {
+		begun <- struct{}{}
+		<-goOn
+		return double(ctx, b)
+	}
+	h := newHost(t, sig, fn, nil)
+	leave := testbed.ServeLocal(worker.Config{Model: "m", Signature: sig, Socket: h.broker.Socket(), Memory: h.mem}, fn)
+	l := newLocal(t, nil, h.address)
+	c := l.dial()
+	list := commit(t, c, 2) // with its end the broker learns that two are welcome
+	<-begun
+	goOn <- struct{}{}
+	if err := list[0].Wait(soon(t)); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range []int32{4, 6} {
+		list = append(list, commit(t, c, v)...)
+		<-begun
+	}
+	close(goOn)
+	for i, q := range list {
+		if err := q.Wait(soon(t)); err != nil || number(t, q) != 4*int32(i+1) {
+			t.Errorf("request %d: %v", i, err)
+		}
+	}
+	_ = leave()
+}
+
+func TestAFaultOfTheRelayFailsItsBatchAndNothingElse(t *testing.T) {
+	sig := signature(t, "x:i32[1]", "y:i32[1]")
+	mem := shm.NewHeap()
+	b, err := testbed.StartLocal(broker.Config{Memory: mem, DrainTime: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: sig, Socket: b.Socket(), Memory: mem, Policy: policy.New(policy.WaitTime(0))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	c := (&local{t: t, broker: b, mem: mem}).dial()
+	q := commit(t, c, 2)[0]
+	taken, err := w.Next(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	trip := &trip{r: &relay{log: slog.New(slog.DiscardHandler)}, b: taken}
+	trip.guard(func() { panic("a bug") })
+	taken.Complete()
+	if err := q.Wait(soon(t)); !errors.Is(err, status.ErrFailed) || !strings.Contains(err.Error(), "the relay panicked: a bug") {
+		t.Errorf("it ended with %v", err)
+	}
 }
 
 func TestTheLocalBrokerMayBeRestarted(t *testing.T) {

@@ -160,6 +160,33 @@ func TestAnyGoroutineCompletesWhileAnotherTakes(t *testing.T) {
 	all.Wait()
 }
 
+func TestAWorkerThatPassesBatchesOnGetsOthersMeanwhileUntilItIsToStop(t *testing.T) {
+	r := newRing(t, 1)
+	w := r.attach(r.config(4))
+	ctx, cancel := context.WithCancel(context.Background())
+	passed := make(chan *worker.Batch, w.Depth())
+	stopped := make(chan error, 1)
+	go func() { stopped <- w.TakeBatches(ctx, func(b *worker.Batch) { passed <- b }) }()
+	reqs := r.commit(w.Depth())
+	var all []*worker.Batch
+	for range reqs { // none of them is completed
+		all = append(all, <-passed)
+	}
+	cancel()
+	if err := <-stopped; !errors.Is(err, context.Canceled) {
+		t.Errorf("stopped with %v", err)
+	}
+	for _, b := range all {
+		if err := double(ctx, b); err != nil {
+			t.Error(err)
+		}
+		b.Complete()
+	}
+	for _, q := range reqs {
+		ends(t, q, nil)
+	}
+}
+
 // Whichever comes first answers, and only that one.
 func TestCloseAndCompleteMayMeet(t *testing.T) {
 	r := newRing(t, 1)

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package relay
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/relaywire"
+)
+
+// sending is requests on their way to one host: in one message, unless that
+// host is another server than ours and they differ in shape. Then the messages
+// follow one another.
+type sending struct {
+	*call
+	t      *trip
+	ctx    context.Context
+	groups [][]int // requests, those of one message together
+	plain  bool
+	first  *exchange // of the first group
+}
+
+// result is what became of a sending.
+type result struct {
+	again []int // requests that may go to another host
+	sent  bool  // the host may have run them
+	lost  bool  // it went away meanwhile
+	err   error // why they may
+}
+
+// send sends requests to a host, and does not wait for the answer; receive
+// follows. nil if there is no host for them.
+func (t *trip) send(ctx context.Context, requests []int, been []*host) *sending {
+	ctx, cancel := context.WithCancelCause(ctx)
+	c := t.r.hosts.choose(been, cancel)
+	if c == nil {
+		cancel(nil)
+		return nil
+	}
+	t.r.hosts.mu.Lock()
+	plain, most := c.host.plain, c.host.maxBatch
+	t.r.hosts.mu.Unlock()
+	s := &sending{call: c, t: t, ctx: ctx, plain: plain, groups: groups(t.b, requests, plain, most)}
+	s.first = s.post(s.groups[0])
+	return s
+}
+
+// receive waits for the answers.
+func (s *sending) receive() (all result) {
+	defer s.cancel(nil)
+	defer s.end()
+	for i, group := range s.groups {
+		x := s.first
+		if i > 0 {
+			x = s.post(group)
+		}
+		res := x.receive()
+		all.again = append(all.again, res.again...)
+		all.sent, all.lost = all.sent || res.sent, all.lost || res.lost
+		if res.err != nil {
+			all.err = res.err
+		}
+	}
+	return all
+}
+
+// exchange is one message and its answer.
+type exchange struct {
+	*sending
+	requests []int
+	route    *route
+	began    time.Time
+	trailer  metadata.MD
+	stream   grpc.ClientStream
+	err      error // of sending it
+}
+
+// post sends a message and leaves the answer to receive; both together are what
+// Invoke does. It waits only if the host takes no more calls at once over its
+// connection, or if gRPC, which balances itself, has none.
+func (s *sending) post(requests []int) *exchange {
+	t := s.t
+	x := &exchange{sending: s, requests: requests, route: &route{host: s.host}, began: time.Now()}
+	m := t.r.encode(t.b, requests, s.plain)
+	t.r.watch(x)
+	x.stream, x.err = t.r.conn.NewStream(x.route.to(s.ctx), &grpc.StreamDesc{}, oip.GRPCInferenceService_ModelInfer_FullMethodName,
+		grpc.ForceCodecV2(t.r.codec), grpc.Trailer(&x.trailer), grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(t.r.maxAnswer(t.b)))
+	if x.err == nil {
+		x.err = x.stream.SendMsg(m)
+	}
+	return x
+}
+
+// receive waits for the answer.
+func (x *exchange) receive() result {
+	t, a, err := x.t, &answer{}, x.err
+	defer t.r.unwatch(x)
+	if err == nil {
+		err = x.stream.RecvMsg(a)
+	}
+	load, reported := relaywire.ParseLoad([]byte(strings.Join(x.trailer.Get(relaywire.LoadTrailer), "")))
+	if err != nil {
+		return t.failed(x.ctx, x.host, x.requests, err, x.route.sent.Load())
+	}
+	x.host.answered(load, reported, time.Since(x.began), float64(t.b.Rows())/float64(t.model.MaxBatchSize))
+	defer a.free()
+	failed, err := a.write(t.b, x.requests)
+	if err != nil {
+		t.r.log.Warn("a host's answer cannot be used", "host", x.host.name, "error", err)
+		t.fail(x.requests, fmt.Errorf("%s: %w", x.host.name, err))
+		return result{sent: true}
+	}
+	return t.failedAlone(x.host, x.requests, failed)
+}
