@@ -116,7 +116,7 @@ func (a *answer) write(b *worker.Batch, requests []int) (failed map[int]failure,
 			return nil, err
 		}
 	}
-	var rows []int // of the batch, in the order of the answer
+	rows := make([]int, 0, b.Rows()) // of the batch, in the order of the answer
 	for _, i := range requests {
 		if _, no := failed[i]; !no {
 			q := b.Request(i)

@@ -97,6 +97,7 @@ func (r *relay) encode(b *worker.Batch, requests []int, plain bool) *message {
 	for k := range sig.Inputs {
 		pieces, size := inputs(b, requests, k)
 		head = protowire.AppendVarint(protowire.AppendTag(head, 7, protowire.BytesType), uint64(size))
+		head = slices.Grow(head, copied(pieces))
 		for _, p := range pieces {
 			if len(p) < inPlaceBytes {
 				head = append(head, p...)
@@ -110,6 +111,16 @@ func (r *relay) encode(b *worker.Batch, requests []int, plain bool) *message {
 		m.parts = append(m.parts, part{bytes: head})
 	}
 	return m
+}
+
+// copied is how many bytes of the pieces are copied.
+func copied(pieces [][]byte) (n int) {
+	for _, p := range pieces {
+		if len(p) < inPlaceBytes {
+			n += len(p)
+		}
+	}
+	return n
 }
 
 func appendParameter(b []byte, key string, value []byte) []byte {
@@ -149,6 +160,7 @@ func inputs(b *worker.Batch, requests []int, k int) (pieces [][]byte, size int) 
 	spec := col.Spec()
 	if len(spec.Variable) == 0 {
 		if len(requests) == b.Len() { // the runs are as long as can be
+			pieces = make([][]byte, 0, len(b.Runs()))
 			for i := range b.Runs() {
 				pieces = append(pieces, col.RunBytes(i))
 			}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -234,7 +235,7 @@ func (r *relay) sweep(ctx context.Context) {
 		}
 		r.mu.Lock()
 		for x := range r.posted {
-			if len(x.t.stillOpen(x.requests)) == 0 {
+			if !slices.ContainsFunc(x.requests, x.t.b.Open) {
 				x.cancel(errNobodyWaits)
 			}
 		}
