@@ -10,6 +10,8 @@ is over, concatenates the inputs, runs the model, and answers each:
 --answers token      the output goes into the block too, and a token through the Queue
 --answers semaphore  the output goes into the block, and a semaphore is released: the quickest
 --answers none       nothing is sent: what writing the inputs alone, in turns, takes
+--answers full       nothing is sent: a producer sleeps until a batch is full, and who fills it wakes the others:
+                     what producers that wait for a batch can reach if it costs nothing
 --answers gather     nothing is sent, and every producer also copies another one's input to memory
                      of its own: what writing the inputs and gathering them once takes
 
@@ -37,7 +39,7 @@ def arrays(block: shared_memory.SharedMemory, elements: int, outputs: int) -> tu
     return x, y
 
 
-def producer(i: int, name: str, next_name: str, elements: int, outputs: int, seconds: float, answers: str, tasks, done, start, counts, cpu) -> None:
+def producer(i: int, name: str, next_name: str, elements: int, outputs: int, seconds: float, answers: str, max_batch: int, queued, tasks, done, start, counts, cpu) -> None:
     block = shared_memory.SharedMemory(name)
     x, y = arrays(block, elements, outputs)
     frame = np.random.rand(elements).astype(np.float32)
@@ -45,13 +47,19 @@ def producer(i: int, name: str, next_name: str, elements: int, outputs: int, sec
     theirs, _ = arrays(other, elements, outputs)
     gathered = np.zeros_like(theirs)
     start.wait()
-    wait = None if answers in ("none", "gather") else done.acquire if answers == "semaphore" else done.get
+    wait = None if answers in ("none", "gather", "full") else done[i].acquire if answers == "semaphore" else done[i].get
     before, n, end = time.process_time(), 0, time.monotonic() + seconds
     while time.monotonic() < end:
         x[0] = frame
         if answers == "gather":
             gathered[0] = theirs[0]
-        if wait is None:
+        if answers == "full":
+            with queued.get_lock():
+                batch = fill(queued, i, max_batch)
+            for other_one in batch:
+                done[other_one].release()
+            done[i].acquire(timeout=max(0.0, end - time.monotonic()))
+        elif wait is None:
             os.sched_yield()
         else:
             tasks.put(i)
@@ -63,6 +71,16 @@ def producer(i: int, name: str, next_name: str, elements: int, outputs: int, sec
     del x, y, theirs
     block.close()
     other.close()
+
+
+def fill(queued, i: int, max_batch: int) -> list[int]:
+    """Who is to be woken now: the whole batch, if this one fills it. queued[0] counts those behind it."""
+    queued[0] += 1
+    queued[queued[0]] = i
+    if queued[0] < max_batch:
+        return []
+    queued[0] = 0
+    return queued[1 : max_batch + 1]
 
 
 def model_process(names: list[str], elements: int, outputs: int, max_batch: int, wait: float, answers: str, tasks, done, stop) -> None:
@@ -102,13 +120,14 @@ def measure(producers: int, elements: int, outputs: int, max_batch: int, wait: f
     """Requests per second, the producers' CPU time a request, and how many cores were busy."""
     context = mp.get_context("fork")
     tasks, start, stop = context.Queue(), context.Event(), context.Event()
-    make = {"queue": context.Queue, "token": context.Queue, "semaphore": lambda: context.Semaphore(0), "none": lambda: None, "gather": lambda: None}[answers]
+    make = {"queue": context.Queue, "token": context.Queue, "semaphore": lambda: context.Semaphore(0), "full": lambda: context.Semaphore(0), "none": lambda: None, "gather": lambda: None}[answers]
     done = [make() for _ in range(producers)]
     counts, cpu = context.Array("q", producers, lock=False), context.Array("d", producers, lock=False)
+    queued = context.Array("q", max_batch + 1)
     blocks = [shared_memory.SharedMemory(create=True, size=4 * (elements + outputs)) for _ in range(producers)]
     names = [b.name for b in blocks]
     processes = [
-        context.Process(target=producer, args=(i, names[i], names[(i + 1) % producers], elements, outputs, seconds, answers, tasks, done[i], start, counts, cpu))
+        context.Process(target=producer, args=(i, names[i], names[(i + 1) % producers], elements, outputs, seconds, answers, max_batch, queued, tasks, done, start, counts, cpu))
         for i in range(producers)
     ]
     model = context.Process(target=model_process, args=(names, elements, outputs, max_batch, wait, answers, tasks, done, stop))
@@ -137,6 +156,6 @@ if __name__ == "__main__":
     parser.add_argument("--max_batch_size", type=int, default=32)
     parser.add_argument("--wait_time", type=float, default=0.002)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--answers", choices=("queue", "token", "semaphore", "none", "gather"), default="queue")
+    parser.add_argument("--answers", choices=("queue", "token", "semaphore", "none", "full", "gather"), default="queue")
     a = parser.parse_args()
     print(json.dumps(measure(a.producers, a.elements, a.outputs, a.max_batch_size, a.wait_time, a.seconds, a.answers)))

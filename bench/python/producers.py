@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many Python producer processes on ringbatch, each one request at a time."""
+"""Many Python producer processes on ringbatch, each with one request at a time or a few."""
 
 from __future__ import annotations
 
+import collections
 import multiprocessing as mp
 import time
 
@@ -40,28 +41,49 @@ def made_request(model: rb.Model, frame: np.ndarray, _made: np.ndarray) -> None:
 WAYS = {"model": given_model, "request": given_request, "made model": made_model, "made request": made_request}
 
 
-def producer(model_name: str, seconds: float, way: str, ready, start, total, cpu) -> None:
-    with rb.connect(model_name, window=1, wait=20) as model:
+def one_at_a_time(model: rb.Model, way: str, frame: np.ndarray, end: float) -> int:
+    made, run, n = np.empty_like(frame), WAYS[way], 0
+    while time.monotonic() < end:
+        run(model, frame, made)
+        n += 1
+    return n
+
+
+def several_at_once(model: rb.Model, in_flight: int, frame: np.ndarray, end: float) -> int:
+    """The next input is written while the ones before it are on their way."""
+    sent: collections.deque[rb.Request] = collections.deque()
+    n = 0
+    while sent or time.monotonic() < end:
+        if len(sent) == in_flight or time.monotonic() >= end:
+            with sent.popleft() as first:
+                first.wait().outputs["y"].copy()
+            n += time.monotonic() < end
+            continue
+        req = model.request()
+        req.inputs["x"][...] = frame
+        sent.append(req.commit())
+    return n
+
+
+def producer(model_name: str, seconds: float, way: str, in_flight: int, ready, start, total, cpu) -> None:
+    with rb.connect(model_name, window=in_flight, wait=20) as model:
         frame = np.random.rand(*model.inputs[0].shape).astype(np.float32)
-        made, run = np.empty_like(frame), WAYS[way]
         ready.release()
         start.wait()
-        before, n, end = time.process_time(), 0, time.monotonic() + seconds
-        while time.monotonic() < end:
-            run(model, frame, made)
-            n += 1
+        before, end = time.process_time(), time.monotonic() + seconds
+        n = one_at_a_time(model, way, frame, end) if in_flight == 1 else several_at_once(model, in_flight, frame, end)
         with total.get_lock():
             total.value += n
             cpu.value += time.process_time() - before
 
 
-def measure(model_name: str, producers: int, seconds: float, way: str = "model") -> dict[str, float]:
+def measure(model_name: str, producers: int, seconds: float, way: str = "model", in_flight: int = 1) -> dict[str, float]:
     """Requests per second, by one of WAYS: model(x) (a copy in and a copy out) or request(), of inputs that are given or made;
     the producers' CPU time a request, without what they take to start; and how many cores were busy."""
     context = mp.get_context("fork")
     ready, start = context.Semaphore(0), context.Event()
     total, cpu = context.Value("q", 0), context.Value("d", 0.0, lock=False)
-    processes = [context.Process(target=producer, args=(model_name, seconds, way, ready, start, total, cpu)) for _ in range(producers)]
+    processes = [context.Process(target=producer, args=(model_name, seconds, way, in_flight, ready, start, total, cpu)) for _ in range(producers)]
     for p in processes:
         p.start()
     for _ in processes:

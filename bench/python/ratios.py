@@ -8,11 +8,13 @@ languages    one request at a time, 64 bytes, a Go worker that echoes: Go, C, mo
 small        64 bytes through a Python worker that does nothing, against shared_memory + Queue + semaphore
 ways         request() against model(x), 64 and 602,112 bytes; the input exists already, or is made (normalised) in place
 reading      64 producers with 602,112-byte inputs and a worker that reads them, against the same, and against
-             what writing the inputs and gathering them once takes on the same cores; with the producers' CPU time
-             of a request and the cores that were busy
+             what writing the inputs and gathering them once takes on the same cores; with one request in flight
+             each, and four; with the producers' CPU time of a request and the cores that were busy
 asyncio      32 requests in flight from one process against one at a time
 zero_copy    a 602,112-byte input through request(): the time beyond the assignment, and against a 64-byte input
-writing      64 producers with 602,112-byte inputs and a worker that does nothing, against writing the inputs alone
+writing      64 producers with 602,112-byte inputs and a worker that does nothing, against writing the inputs alone, with
+             one request in flight each, and four; and against producers that sleep until a batch is full, without a
+             broker or a worker
 worker       rows/s of a Python worker that does nothing, batch 32, from 8 Go producers with 8 in flight each,
              and the CPU time of a request, which other programs on the machine disturb less
 baseline     64 producers with 602,112-byte inputs and a model that does nothing, against baseline.py
@@ -152,9 +154,9 @@ def languages(rounds: int, go: str) -> dict:
     return {"ratio": against["model(x)"], "want": "<= 1.1", "request": against["request()"], "c": against["c"], "want_c": "<= 0.9", "us": {k: statistics.median(v) for k, v in times.items()}}
 
 
-def ours_of(model: str, producers: int, way: str = "model") -> dict[str, float]:
+def ours_of(model: str, producers: int, way: str = "model", in_flight: int = 1) -> dict[str, float]:
     """In a process of its own, which forks its producers."""
-    code = f"import json, sys; sys.path.insert(0, {str(HERE)!r}); import producers; print(json.dumps(producers.measure({model!r}, {producers}, {SECONDS}, {way!r})))"
+    code = f"import json, sys; sys.path.insert(0, {str(HERE)!r}); import producers; print(json.dumps(producers.measure({model!r}, {producers}, {SECONDS}, {way!r}, {in_flight})))"
     return json.loads(subprocess.check_output([sys.executable, "-c", code]))
 
 
@@ -176,8 +178,8 @@ def medians(measured: dict[str, list[dict[str, float]]], key: str) -> dict[str, 
     return {name: statistics.median(m[key] for m in several) for name, several in measured.items()}
 
 
-def share(measured: dict[str, list[dict[str, float]]], of: str) -> float:
-    return statistics.median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(measured["ours"], measured[of]))
+def share(measured: dict[str, list[dict[str, float]]], of: str, who: str = "ours") -> float:
+    return statistics.median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(measured[who], measured[of]))
 
 
 def small(rounds: int, _go: str) -> dict:
@@ -210,16 +212,18 @@ def ways(rounds: int, _go: str) -> dict:
 
 def reading(rounds: int, _go: str) -> dict:
     """64 producers x 602,112 bytes, a worker that reads every input: gathered together as a CPU model takes them."""
-    measured: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": [], "writing_alone": [], "writing_and_gathering": []}
+    measured: dict[str, list[dict[str, float]]] = {"ours": [], "four_in_flight": [], "theirs": [], "writing_alone": [], "writing_and_gathering": []}
     code = NOTHING.replace("    pass\n", "    batch.inputs[\"x\"]\n")
-    with running(sys.executable, "-c", code.format(name="read", inputs=(3, 224, 224), outputs=(1000,), wait=WAIT, slots=256)):
+    with running(sys.executable, "-c", code.format(name="read", inputs=(3, 224, 224), outputs=(1000,), wait=WAIT, slots=512)):
         for _ in range(rounds):
             measured["ours"].append(ours_of("read", 64))
+            measured["four_in_flight"].append(ours_of("read", 64, in_flight=4))
             for name, answers in ("theirs", "semaphore"), ("writing_alone", "none"), ("writing_and_gathering", "gather"):
                 measured[name].append(naive_of(64, 3 * 224 * 224, 1000, WAIT, answers))
     return {
         "ratio": share(measured, "theirs"), "want": ">= 3",
         "share_of_writing_and_gathering": share(measured, "writing_and_gathering"), "want_share": ">= 0.85",
+        "the_same_with_four_in_flight": share(measured, "writing_and_gathering", "four_in_flight"),
         "share_of_writing_alone": share(measured, "writing_alone"),
         "per_s": medians(measured, "requests_per_s"),
         "producer_cpu_us": medians(measured, "producer_cpu_us"), "cores_busy": medians(measured, "cores_busy"),
@@ -331,13 +335,16 @@ def cpu_seconds(pid: int) -> float:
 
 def writing(rounds: int, _go: str) -> dict:
     """64 producers x 602,112 bytes, a worker that does not read them: what share of writing them alone is reached."""
-    measured: dict[str, list[dict[str, float]]] = {"ours": [], "writing_alone": []}
-    with python_worker("frames", (3, 224, 224), (1000,), WAIT, 256):
+    measured: dict[str, list[dict[str, float]]] = {"ours": [], "four_in_flight": [], "writing_alone": [], "writing_and_sleeping": []}
+    with python_worker("frames", (3, 224, 224), (1000,), WAIT, 512):
         for _ in range(rounds):
             measured["ours"].append(ours_of("frames", 64))
-            measured["writing_alone"].append(naive_of(64, 3 * 224 * 224, 1000, WAIT, "none"))
+            measured["four_in_flight"].append(ours_of("frames", 64, in_flight=4))
+            for name, answers in ("writing_alone", "none"), ("writing_and_sleeping", "full"):
+                measured[name].append(naive_of(64, 3 * 224 * 224, 1000, WAIT, answers))
     return {
-        "ratio": share(measured, "writing_alone"), "want": ">= 0.8",
+        "ratio": share(measured, "writing_alone"), "want": ">= 0.8", "with_four_in_flight": share(measured, "writing_alone", "four_in_flight"),
+        "of_writing_and_sleeping_till_a_batch_is_full": share(measured, "writing_and_sleeping"),
         "per_s": medians(measured, "requests_per_s"),
         "producer_cpu_us": medians(measured, "producer_cpu_us"), "cores_busy": medians(measured, "cores_busy"),
     }  # fmt: skip
