@@ -24,7 +24,7 @@ type call struct {
 	model  *model
 	as     *route // the alias by which it was asked for; nil: none
 	caller *caller
-	conn   *conn // whose body the sources are in; nil for gRPC
+	watch  *watch // over the body that the sources are in; nil for gRPC
 	// onFilled is called when the sources have been read, if it is set.
 	onFilled func()
 	id       string

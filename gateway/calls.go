@@ -27,7 +27,7 @@ func (c *call) done() {
 	for i := range c.outputs {
 		clear(c.outputs[i].parts)
 	}
-	c.model, c.caller, c.conn, c.onFilled, c.id, c.request = nil, nil, nil, nil, "", client.Request{}
+	c.model, c.caller, c.watch, c.onFilled, c.id, c.request = nil, nil, nil, nil, "", client.Request{}
 	c.inputs, c.outputs, c.dims = c.inputs[:0], c.outputs[:0], c.dims[:0]
 	c.timeout, c.binary, c.rows = 0, false, 0
 	c.relayed.reset()

@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -45,7 +47,8 @@ func (d httpDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // serveGuarded is ServeHTTP for net/http, which ends the connection when there
-// is a fault, but says little about it.
+// is a fault, but says little about it; and which waits for the rest of a body
+// for ever, be it read here or afterwards.
 func (d httpDoor) serveGuarded(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		if fault := recover(); fault != nil {
@@ -55,6 +58,22 @@ func (d httpDoor) serveGuarded(w http.ResponseWriter, r *http.Request) {
 			panic(http.ErrAbortHandler)
 		}
 	}()
+	c := connOf(r.Context())
+	if r.ProtoMajor > 1 {
+		s := c.l.watchStream(w, c)
+		defer c.l.forgetStream(s)
+		r = r.WithContext(context.WithValue(r.Context(), watchKey{}, s))
+	}
+	if r.ContentLength != 0 {
+		body := &watchedBody{ReadCloser: r.Body, watch: watchOf(r.Context()), count: r.ProtoMajor > 1}
+		r.Body = body
+		body.watch.beginBody(time.Now())
+		defer func() {
+			if !body.ended { // net/http reads on, until the connection is idle
+				body.watch.beginBody(time.Now())
+			}
+		}()
+	}
 	d.ServeHTTP(w, r)
 }
 
@@ -114,9 +133,10 @@ func (d httpDoor) ask(w http.ResponseWriter, r *http.Request, who *caller, path 
 	return err
 }
 
-// other is whatever else the gateway's owner has put on this port.
+// other is whatever else the gateway's owner has put on this port. What begins
+// with /v2 is the protocol's, and its clients expect JSON of an error, too.
 func (d httpDoor) other(w http.ResponseWriter, r *http.Request) error {
-	if d.g.cfg.Other != nil {
+	if protocols := r.URL.Path == "/v2" || strings.HasPrefix(r.URL.Path, "/v2/"); d.g.cfg.Other != nil && !protocols {
 		d.g.cfg.Other.ServeHTTP(w, r)
 		return nil
 	}

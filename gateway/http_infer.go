@@ -45,9 +45,6 @@ func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c *call, b *
 	if err := c.admitBody(r.ContentLength); err != nil {
 		return err
 	}
-	conn := connOf(r.Context())
-	conn.beginBody(c.began)
-	defer conn.endBody()
 	if err := b.open(c, r.Body, r.ContentLength, r.Header.Get("Content-Encoding")); err != nil {
 		return err
 	}
@@ -58,15 +55,16 @@ func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c *call, b *
 	if err := c.check(); err != nil {
 		return err
 	}
-	c.conn, c.onFilled = conn, conn.bodyRead // from here on it is not the caller who is slow
+	watch := watchOf(r.Context())
+	c.watch, c.onFilled = watch, watch.bodyRead // from here on it is not the caller who is slow
 	if err := c.run(r.Context()); err != nil {
 		return err
 	}
-	return c.writeHTTP(w, conn, b)
+	return c.writeHTTP(w, watch, b)
 }
 
 // writeHTTP sends the answer: its JSON, and then the tensors from the slots.
-func (c *call) writeHTTP(w http.ResponseWriter, conn *conn, b *body) error {
+func (c *call) writeHTTP(w http.ResponseWriter, watch *watch, b *body) error {
 	if err := c.writeRegions(); err != nil {
 		return err
 	}
@@ -84,8 +82,8 @@ func (c *call) writeHTTP(w http.ResponseWriter, conn *conn, b *body) error {
 		h[headerLength] = []string{strconv.Itoa(len(text))}
 	}
 	h["Content-Length"] = []string{strconv.Itoa(len(text) + binary)}
-	conn.beginAnswer(c.ended, len(text)+binary)
-	defer conn.endAnswer()
+	watch.beginAnswer(c.ended, len(text)+binary)
+	defer watch.endAnswer()
 	if binary <= smallAnswer { // one write
 		c.eachBinary(func(p []byte) { text = append(text, p...) })
 		b.text = text
@@ -124,13 +122,13 @@ func (b *body) open(c *call, r io.Reader, length int64, encoding string) error {
 	case "gzip":
 		z, err := gzip.NewReader(r)
 		if err != nil {
-			return badRequest("the body is no gzip: %v", err)
+			return unzipError("gzip", err)
 		}
 		b.source.r, b.unzip, b.length = z, z, -1
 	case "deflate":
 		z, err := zlib.NewReader(r)
 		if err != nil {
-			return badRequest("the body is no deflate: %v", err)
+			return unzipError("deflate", err)
 		}
 		b.source.r, b.unzip, b.length = z, z, -1
 	default:
@@ -140,6 +138,14 @@ func (b *body) open(c *call, r io.Reader, length int64, encoding string) error {
 		b.source.r, b.source.open = &limited{b.source.r, c, int64(b.g.cfg.MaxMessageBytes)}, true
 	}
 	return nil
+}
+
+// unzipError is why a body cannot be decompressed from its beginning.
+func unzipError(encoding string, err error) error {
+	if isTimeout(err) {
+		return errSlowBody
+	}
+	return badRequest("the body is no %s: %v", encoding, err)
 }
 
 func (b *body) close() {

@@ -69,6 +69,9 @@ func (d httpDoor) sharedMemory(w http.ResponseWriter, r *http.Request, who *call
 			Size   uint64 `json:"byte_size"`
 		}
 		body, err := io.ReadAll(r.Body)
+		if isTimeout(err) {
+			return errSlowBody
+		}
 		if err == nil {
 			err = json.Unmarshal(body, &ask)
 		}

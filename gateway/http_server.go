@@ -39,6 +39,7 @@ func (g *Gateway) newHTTP(l *listener) *webServer {
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxURLHeaderBytes,
 		ConnContext:       withConn,
+		ConnState:         calmIdle,
 		ErrorLog:          slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          streamsPerConnection,

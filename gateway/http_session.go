@@ -282,7 +282,7 @@ func (s *session) runCall(h *simpleHead, c *call, b *body) error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	c.conn, c.onFilled = s.conn, s.conn.bodyRead
+	c.watch, c.onFilled = &s.conn.watch, s.conn.bodyRead
 	if err := s.awaitBody(); err != nil {
 		return err
 	}

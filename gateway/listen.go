@@ -5,9 +5,12 @@ package gateway
 import (
 	"context"
 	"io"
+	"maps"
 	"net"
+	"net/http"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,12 +26,13 @@ type listener struct {
 	full   []byte // what is said to one too many
 	budget bool   // stop reading while the buffers are full
 
-	mu    sync.Mutex
-	conns map[*conn]struct{}
+	mu      sync.Mutex
+	conns   map[*conn]struct{}
+	streams map[*stream]struct{} // requests of HTTP/2
 }
 
 func newListener(l net.Listener, g *Gateway) *listener {
-	return &listener{Listener: l, g: g, most: g.cfg.MaxConnections, conns: map[*conn]struct{}{}}
+	return &listener{Listener: l, g: g, most: g.cfg.MaxConnections, conns: map[*conn]struct{}{}, streams: map[*stream]struct{}{}}
 }
 
 // Accept never gives more connections than allowed; those beyond are hung up
@@ -52,7 +56,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			l.g.refusedConnections.Add(1)
 			continue
 		}
-		c.bodyRead = c.endBody
+		c.watch.init(l.g)
 		c.who = caller{peer: &c.peer, use: l.g.callers.join(c.peer.address())}
 		l.conns[c] = struct{}{}
 		l.mu.Unlock()
@@ -72,29 +76,26 @@ func (p *peer) address() string { return "address " + p.remote.Addr().Unmap().St
 // sweep ends what takes too long. Now is awake's.
 func (l *listener) sweep(now int64) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	for c := range l.conns {
 		c.sweep(now)
 	}
+	streams := slices.Collect(maps.Keys(l.streams))
+	l.mu.Unlock()
+	for _, s := range streams {
+		s.sweep(now)
+	}
 }
 
-// conn is a connection whose slowness is noticed without a timer per request.
+// conn is a connection of either door.
 type conn struct {
 	net.Conn
-	l    *listener
-	peer peer
-	who  caller // without a token
+	watch // of HTTP/1's request
+	l     *listener
+	peer  peer
+	who   caller // without a token
 
-	// Moments of awake's; 0 is none.
-
-	// Of the body that is being read (HTTP): since when, and what has come.
-	bodySince, bodyGot atomic.Int64
-	bodyRead           func() // endBody
-	// Of the answer that is being written (HTTP): until when it has to be.
-	answerUntil atomic.Int64
-
-	// Of a session: since when it waits for a request, and what to do when
-	// the caller hangs up meanwhile.
+	// Of a session: since when it waits for a request (a moment of awake's, 0
+	// is none), and what to do when the caller hangs up meanwhile.
 	idleSince atomic.Int64
 	hungUp    atomic.Pointer[context.CancelFunc]
 	http      *webServer
@@ -138,38 +139,6 @@ func (c *conn) Close() error {
 		c.identities.use, c.identities.gone = nil, true
 	})
 	return c.Conn.Close()
-}
-
-// beginBody and endBody stand around the reading of a body.
-func (c *conn) beginBody(now time.Time) {
-	c.bodyGot.Store(0)
-	c.bodySince.Store(c.l.g.awake.at(now))
-}
-
-func (c *conn) endBody() { c.bodySince.Store(0) }
-
-// pauseBody stops the body's clock while it is not the caller who keeps us
-// waiting; meanwhile it may hang up.
-func (c *conn) pauseBody() (resume func()) {
-	since, paused := c.bodySince.Swap(0), c.l.g.awake.now()
-	return func() {
-		if since != 0 {
-			c.bodySince.Store(since + c.l.g.awake.now() - paused)
-		}
-	}
-}
-
-// beginAnswer and endAnswer stand around the writing of an answer.
-func (c *conn) beginAnswer(now time.Time, size int) {
-	c.answerUntil.Store(c.l.g.awake.at(now) + int64(c.l.g.answerTime(size)))
-}
-
-func (c *conn) endAnswer() { c.answerUntil.Store(0) }
-
-// answerTime is how long a caller may take to read an answer: it keeps slots
-// of the ring for that long.
-func (g *Gateway) answerTime(size int) time.Duration {
-	return g.cfg.pace.answer + time.Duration(size)*time.Second/time.Duration(g.cfg.pace.rate)
 }
 
 // calm ends every watch over the connection.
@@ -259,20 +228,14 @@ func (l *listener) closeAll() {
 
 func (c *conn) sweep(now int64) {
 	if since := c.idleSince.Load(); since != 0 && time.Duration(now-since) > c.l.g.cfg.pace.idle {
-		_ = c.SetReadDeadline(time.Unix(1, 0))
+		_ = c.SetReadDeadline(past)
 	}
-	if until := c.answerUntil.Load(); until != 0 && now > until {
+	if c.slowAnswer(now) {
 		c.l.g.log.Warn("a caller does not read its answer, hung up", "address", c.peer.remote)
-		_ = c.SetWriteDeadline(time.Unix(1, 0))
+		_ = c.SetWriteDeadline(past)
 	}
-	if since := c.bodySince.Load(); since != 0 {
-		took := time.Duration(now-since) - c.l.g.cfg.pace.body
-		enough := func(got int64) bool {
-			return took <= time.Duration(got)*time.Second/time.Duration(c.l.g.cfg.pace.rate)
-		}
-		if got := c.bodyGot.Load(); !enough(got) && !enough(got+c.unread()) {
-			_ = c.SetReadDeadline(time.Unix(1, 0)) // the handler finds out, and answers
-		}
+	if c.slowBody(now, c.unread) {
+		_ = c.SetReadDeadline(past) // the handler finds out, and answers
 	}
 }
 
@@ -297,10 +260,22 @@ type connKey struct{}
 
 // withConn puts a connection into its requests' contexts.
 func withConn(ctx context.Context, nc net.Conn) context.Context {
-	if t, ok := nc.(interface{ NetConn() net.Conn }); ok { // TLS around it
+	return context.WithValue(ctx, connKey{}, ours(nc))
+}
+
+// ours is the connection that net/http has, perhaps with TLS around it.
+func ours(nc net.Conn) *conn {
+	if t, ok := nc.(interface{ NetConn() net.Conn }); ok {
 		nc = t.NetConn()
 	}
-	return context.WithValue(ctx, connKey{}, nc.(*conn))
+	return nc.(*conn)
+}
+
+// calmIdle ends the watch over what net/http reads after a request.
+func calmIdle(nc net.Conn, state http.ConnState) {
+	if state == http.StateIdle {
+		ours(nc).calm()
+	}
 }
 
 func connOf(ctx context.Context) *conn {

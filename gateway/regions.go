@@ -207,7 +207,7 @@ func (r *regions) use(who *caller, u *regionUse) error {
 		return unknownRegion(u.name)
 	}
 	if u.offset < 0 || u.size < 0 || u.offset > k.size || u.size > k.size-u.offset {
-		return badRequest("bytes %d..%d are out of range, shared-memory region %q has %d", u.offset, u.offset+u.size, u.name, k.size)
+		return badRequest("%d bytes at offset %d are out of range, shared-memory region %q has %d", u.size, u.offset, u.name, k.size)
 	}
 	k.users++
 	u.region = k

@@ -77,10 +77,10 @@ func (c *call) claim(ctx context.Context, cl *client.Client, rows int) (client.R
 
 // pauseBody: what is waited for now is not the rest of an HTTP body.
 func (c *call) pauseBody() (resume func()) {
-	if c.conn == nil {
+	if c.watch == nil {
 		return func() {}
 	}
-	return c.conn.pauseBody()
+	return c.watch.pauseBody()
 }
 
 // runWhole is a request of at most a batch: its outputs stay in the slots.
@@ -190,7 +190,11 @@ func (c *call) send(ctx context.Context, r client.Request, rows int) error {
 		}
 	}
 	for i := range c.inputs {
-		if err := c.fill(r, &c.inputs[i], rows); err != nil {
+		in := &c.inputs[i]
+		if err := c.fill(r, in, rows); err != nil {
+			if _, ok := in.src.(jsonSource); ok { // it does not know whose elements they are
+				err = fmt.Errorf("input %q: %w", in.name, err)
+			}
 			return err
 		}
 	}

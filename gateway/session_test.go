@@ -56,7 +56,7 @@ func TestAFaultEndsOneRequestNotTheGateway(t *testing.T) {
 		c.Other = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("a fault of " + t.Name()) })
 	}, m)
 	r.worker(m, double)
-	if status, body := r.say("GET /v2/fault HTTP/1.1\r\nHost: h\r\n\r\n"); status != 500 || !strings.Contains(body, errFault.Error()) {
+	if status, body := r.say("GET /v2fault HTTP/1.1\r\nHost: h\r\n\r\n"); status != 500 || !strings.Contains(body, errFault.Error()) {
 		t.Errorf("%d %s", status, body)
 	}
 	if rep, err := http.Get(r.http + "/fault"); err == nil { // net/http's, which hangs up
