@@ -266,8 +266,6 @@ func writeError(w http.ResponseWriter, err error) {
 		h.Set("Retry-After", "1")
 	case http.StatusUnauthorized:
 		h.Set("WWW-Authenticate", "Bearer")
-	case http.StatusRequestTimeout:
-		h.Set("Connection", "close")
 	case http.StatusMethodNotAllowed:
 		var r *refusal
 		if errors.As(err, &r) {
