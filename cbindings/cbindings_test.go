@@ -54,7 +54,9 @@ func library(t *testing.T) (prefix string) {
 	t.Helper()
 	prefix = filepath.Join(built, "prefix")
 	if _, err := os.Stat(prefix); err != nil {
-		run(t, "make", "install", "BUILD="+filepath.Join(built, "objects"), "PREFIX="+prefix)
+		objects := "BUILD=" + filepath.Join(built, "objects")
+		run(t, "make", objects)
+		run(t, "make", "install", objects, "PREFIX="+prefix)
 	}
 	return prefix
 }

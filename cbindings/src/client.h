@@ -184,6 +184,8 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, uint32_t flags);
 /* The steps of it, for stream.c. What can be wrong with a request that is to be committed: */
 int rb_req_check_commit(rb_conn *c, const rb_req *r, uint32_t flags);
+/* Marks requests of one attachment as committed: all, or none if one is listed twice. The caller holds mu. */
+bool rb_reqs_mark_committed(const rb_req *r, uint32_t count);
 /* A claimed request is a committed one in this client's books; the caller holds mu. */
 void rb_link_book(rb_link *l, uint32_t at, int64_t now, uint32_t flags);
 /* Tells the broker of it, also of its cancellation; false: the ring is full. The caller holds mu. */

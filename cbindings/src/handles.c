@@ -119,6 +119,8 @@ void rb_map_in_child(void *of_parent)
 	m->in_child(m->owner);
 }
 
+static int no_map(void) { return rb_fail(RB_ERR_RELEASED, "no such mapping, or it was released"); }
+
 int rb_map_device(uint64_t id, rb_device *device)
 {
 	if (!device)
@@ -127,7 +129,7 @@ int rb_map_device(uint64_t id, rb_device *device)
 		return rb_fail(RB_ERR_VERSION, "%s: rb_device.size is %u, expected %zu", rb_status_text(RB_ERR_VERSION), device->size, sizeof *device);
 	rb_entry *e = rb_table_enter(&rb_maps, id);
 	if (!e)
-		return rb_say(RB_ERR_RELEASED);
+		return no_map();
 	*device = ((map *)e->value)->device;
 	device->size = sizeof *device;
 	rb_table_leave(e);
@@ -138,7 +140,7 @@ int rb_map_release(uint64_t id)
 {
 	rb_entry *e = rb_table_shut(&rb_maps, id);
 	if (!e)
-		return rb_say(RB_ERR_RELEASED);
+		return no_map();
 	map *m = e->value;
 	rb_table_remove(e);
 	m->release(m->owner);

@@ -226,6 +226,19 @@ void rb_link_told(rb_conn *c, rb_link *l, bool ring, bool full, uint32_t flags)
 		rb_notifier_look(c);
 }
 
+bool rb_reqs_mark_committed(const rb_req *r, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		if (rb_req_slot(&r[i])->state != RB_SLOT_CLAIMED) {
+			while (i-- > 0)
+				rb_req_slot(&r[i])->state = RB_SLOT_CLAIMED;
+			return false;
+		}
+		rb_req_slot(&r[i])->state = RB_SLOT_COMMITTED;
+	}
+	return true;
+}
+
 int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, uint32_t flags)
 {
 	for (uint32_t i = 0; i < count; i++) {
@@ -236,21 +249,21 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 	int64_t now = rb_now();
 	for (uint32_t i = 0; i < count;) { /* those of one attachment together: the broker is woken once */
 		rb_link *l = r[i].link;
-		bool ring = false, full = false, twice = false;
+		uint32_t end = i + 1;
+		while (end < count && r[end].link == l)
+			end++;
+		bool ring = false, full = false;
 		pthread_mutex_lock(&l->mu);
-		for (; i < count && r[i].link == l; i++) {
-			rb_slot *s = rb_req_slot(&r[i]);
-			if (s->state != RB_SLOT_CLAIMED) { /* it is listed twice */
-				twice = true;
-				continue;
-			}
+		if (!rb_reqs_mark_committed(&r[i], end - i)) {
+			pthread_mutex_unlock(&l->mu);
+			return rb_say(RB_ERR_COMMITTED);
+		}
+		for (; i < end; i++) {
 			rb_link_book(l, r[i].at, now, flags);
 			full |= !rb_link_tell(l, r[i].at, now, timeout, &ring);
 		}
 		pthread_mutex_unlock(&l->mu);
 		rb_link_told(c, l, ring, full, flags);
-		if (twice)
-			return rb_say(RB_ERR_COMMITTED);
 	}
 	return RB_OK;
 }

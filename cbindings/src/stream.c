@@ -135,7 +135,6 @@ static void run(void *argument)
 static int commit_together(rb_client client, const rb_req *r, uint32_t count, void *stream, int64_t timeout, uint32_t flags)
 {
 	rb_link *l = r->link;
-	bool twice = false;
 	int64_t now = rb_now();
 	step *s = new_step(client, l, count);
 	if (!s)
@@ -143,12 +142,13 @@ static int commit_together(rb_client client, const rb_req *r, uint32_t count, vo
 	s->timeout = timeout;
 	s->flags = flags;
 	pthread_mutex_lock(&l->mu);
+	if (!rb_reqs_mark_committed(r, count)) {
+		pthread_mutex_unlock(&l->mu);
+		free_step(s);
+		return rb_say(RB_ERR_COMMITTED);
+	}
 	for (uint32_t i = 0; i < count; i++) {
 		rb_slot *slot = rb_req_slot(&r[i]);
-		if (slot->state != RB_SLOT_CLAIMED) { /* it is listed twice */
-			twice = true;
-			continue;
-		}
 		rb_link_book(l, r[i].at, now, flags);
 		slot->pending = true;
 		slot->stream_looked = now;
@@ -168,7 +168,7 @@ static int commit_together(rb_client client, const rb_req *r, uint32_t count, vo
 		free_step(s);
 		return status;
 	}
-	return twice ? rb_say(RB_ERR_COMMITTED) : RB_OK;
+	return RB_OK;
 }
 
 static int commit(rb_conn *c, rb_client client, const rb_req *r, uint32_t count, void *stream, int64_t timeout, uint32_t flags)

@@ -56,6 +56,9 @@ void wrong_arguments(void)
 	uint64_t two[] = {r.id, 77};
 	WANT(RB_ERR_RELEASED, rb_commit_all(c, two, 2, 0, 0));
 	WANT(RB_ERR_NOT_COMMITTED, rb_poll(c, r.id));
+	two[1] = r.id; /* listed twice: none is committed */
+	WANT(RB_ERR_COMMITTED, rb_commit_all(c, two, 2, 0, 0));
+	WANT(RB_ERR_NOT_COMMITTED, rb_poll(c, r.id));
 
 	/* the number of a slot that nobody has claimed */
 	none = r.id + (UINT64_C(1) << 32) - 1;
