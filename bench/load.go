@@ -17,6 +17,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/svgchart"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -77,6 +78,9 @@ func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
 	m, err := modelStats(ctx, l.Socket, l.Model)
 	if err != nil {
 		return nil, nil, err
+	}
+	if l.Rows > m.MaxBatchSize {
+		return nil, nil, fmt.Errorf("%w: requests of %d rows were asked for, the model's max_batch_size is %d", status.ErrTooLarge, l.Rows, m.MaxBatchSize)
 	}
 	cfg := &config{
 		WorkerNum: l.Clients, WorkerBatch: l.Rows, MaxBatchSize: m.MaxBatchSize, ModelNum: len(m.Workers), WaitTime: seconds(policy.Auto),

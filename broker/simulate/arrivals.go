@@ -84,7 +84,7 @@ func or(n, standard int) int {
 
 func checkRate(rate float64, clients int) error {
 	if !(rate > 0 && rate <= 1e9) {
-		return bad("rate is %v requests per second, must be more than 0", rate)
+		return bad("rate is %v requests per second, must be more than 0 and at most 1e9", rate)
 	}
 	return checkClients(clients)
 }

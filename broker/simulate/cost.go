@@ -83,7 +83,7 @@ func ParseCost(text string) (Cost, error) {
 func ReadCosts(r io.Reader) (alone Cost, busy []Cost, err error) {
 	byBusy := map[int]Cost{}
 	lines := bufio.NewScanner(r)
-	for n, points := 1, 0; lines.Scan(); n++ {
+	for n := 1; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
 		if line == "" || line[0] == '#' {
 			continue
@@ -92,11 +92,11 @@ func ReadCosts(r io.Reader) (alone Cost, busy []Cost, err error) {
 		if len(fields) < 2 {
 			return nil, nil, bad("cost file, line %d: %q is not rows,time", n, line)
 		}
+		if n == 1 && isName(fields[0]) {
+			continue // column names
+		}
 		p, err := parsePoint(fields[0], fields[1])
 		if err != nil {
-			if points == 0 && n == 1 {
-				continue // column names
-			}
 			return nil, nil, fmt.Errorf("cost file, line %d: %w", n, err)
 		}
 		k := 1
@@ -106,12 +106,17 @@ func ReadCosts(r io.Reader) (alone Cost, busy []Cost, err error) {
 			}
 		}
 		byBusy[k] = append(byBusy[k], p)
-		points++
 	}
 	if err := lines.Err(); err != nil {
 		return nil, nil, fmt.Errorf("read cost file: %w", err)
 	}
 	return costsOf(byBusy)
+}
+
+// isName tells a column's name from a number, right or wrong.
+func isName(field string) bool {
+	_, err := strconv.ParseFloat(strings.TrimSpace(field), 64)
+	return err != nil
 }
 
 // costsOf orders costs by the number of busy workers. Where a number in between

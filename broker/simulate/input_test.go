@@ -38,7 +38,7 @@ func TestACostFileMayHaveColumnNamesAndSeconds(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(c, want) {
 		t.Errorf("%v, %v", c, err)
 	}
-	for _, text := range []string{"", "1", "1,2ms\nx,3ms", "1,2ms\n1,3ms", "1,-2ms", "0,1ms", "rows,time\nrows,time"} {
+	for _, text := range []string{"", "1", "1,2ms\nx,3ms", "1,2ms\n1,3ms", "1,-2ms", "0,1ms", "1,fast\n8,5ms", "rows,time\nrows,time"} {
 		if _, _, err := ReadCosts(strings.NewReader(text)); !errors.Is(err, ErrConfig) {
 			t.Errorf("%q: %v", text, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -171,6 +172,10 @@ func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
 	if !ok {
 		return bad("--grid is %q, must be first, second, third or fourth", f.grid)
 	}
+	uses := func(flag string) bool { return slices.Contains([]string{"grid", "requests", "seed", "json"}, flag) }
+	if err := f.rejectUnused("--grid", uses); err != nil {
+		return err
+	}
 	if !f.set.Changed("requests") {
 		f.requests = 40_000
 	}
@@ -191,6 +196,16 @@ func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
 		return e.Encode(g)
 	}
 	return g.WriteText(stdout)
+}
+
+// rejectUnused names a flag that was given and that this kind of run does not look at.
+func (f *flags) rejectUnused(run string, uses func(flag string) bool) (err error) {
+	f.set.Visit(func(flag *pflag.Flag) {
+		if !uses(flag.Name) && err == nil {
+			err = bad("%s takes no --%s", run, flag.Name)
+		}
+	})
+	return err
 }
 
 func usageError(stderr io.Writer, err error) int {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -96,6 +97,10 @@ func (s *sweep) plot(name string) error {
 
 // runSweep is --sweep.
 func (f *flags) runSweep(ctx context.Context, stdout io.Writer) error {
+	itsOwn := []string{"arrivals", "rate", "on", "off", "clients", "in_flight", "think", "trace", "wait_time", "json"}
+	if err := f.rejectUnused("--sweep", func(flag string) bool { return !slices.Contains(itsOwn, flag) }); err != nil {
+		return err
+	}
 	cfg, err := f.config()
 	if err != nil {
 		return err

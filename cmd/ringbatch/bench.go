@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
@@ -53,7 +54,7 @@ func runBench(ctx context.Context, args []string) error {
 		{"rate", l.Rate, 0, 1e7}, {"seconds", *seconds, 0.3, 86400}, {"warmup", *warmup, 0, 3600},
 	} {
 		if !(r.got >= r.low && r.got <= r.high) {
-			return fmt.Errorf("%w: --%s is %v, must be %v..%v", errUsage, r.flag, r.got, r.low, r.high)
+			return fmt.Errorf("%w: --%s is %s, must be %s..%s", errUsage, r.flag, digits(r.got), digits(r.low), digits(r.high))
 		}
 	}
 	if err := progress.CanWrite(*svg); err != nil {
@@ -93,3 +94,6 @@ func runBench(ctx context.Context, args []string) error {
 	}
 	return err
 }
+
+// digits writes a number without an exponent.
+func digits(x float64) string { return strconv.FormatFloat(x, 'f', -1, 64) }

@@ -63,7 +63,8 @@ func TestABenchmarkThatCannotWorkSaysSo(t *testing.T) {
 		"bench nobody":                            "ringbatch models lists those there are",
 		"bench affine --clients 0":                "must be 1..4096",
 		"bench affine --seconds 0":                "must be 0.3..86400",
-		"bench affine --rate -1":                  "must be 0..",
+		"bench affine --rate -1":                  "must be 0..10000000",
+		"bench affine --rows 0":                   "must be 1..1048576",
 		"bench affine --svg /no/such/folder/file": "cannot be written",
 	} {
 		if out, code := c.run(strings.Fields(args)...); code == 0 || !strings.Contains(out, want) {
@@ -89,6 +90,9 @@ outputs = ["y:f32[4]"]
 	c.until("its stage has a worker", func() bool { m := c.model("line"); return m != nil && m.ReadyWorkers == 1 })
 	out, code := c.run(strings.Fields("bench line --seconds 0.3 --warmup 0 --clients 2")...)
 	if code != 0 || !strings.Contains(out, "throughput") {
+		t.Errorf("status %d\n%s", code, out)
+	}
+	if out, code := c.run("bench", "line", "--rows", "33"); code == 0 || !strings.Contains(out, "max_batch_size is 32") {
 		t.Errorf("status %d\n%s", code, out)
 	}
 	if out, code := c.run("profile", "line"); code == 0 || !strings.Contains(out, "is a pipeline") {
