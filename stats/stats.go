@@ -24,6 +24,9 @@ type Broker struct {
 	MPS       string    `json:"mps"`
 }
 
+// NoMPS is how Broker.MPS begins where it was asked for and is not there; the reason follows.
+const NoMPS = "not available: "
+
 // Model returns the part of one model, or nil if the broker has none of that
 // name.
 func (b *Broker) Model(name string) *Model {

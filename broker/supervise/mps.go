@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // NVIDIA's Multi-Process Service lets the kernels of several processes run on
@@ -151,7 +153,7 @@ func (m *mps) String() string {
 	case m == nil:
 		return "off"
 	case m.why != "":
-		return "not available: " + m.why
+		return stats.NoMPS + m.why
 	case m.own:
 		return "own daemon, pipe " + m.pipe
 	}

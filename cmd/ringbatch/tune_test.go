@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -123,6 +124,18 @@ func TestTuneFindsTheSettingAndWritesAConfigurationThatABrokerTakes(t *testing.T
 	}
 }
 
+func TestTuneDoesNotRecommendMPSWhereThereIsNone(t *testing.T) {
+	if _, err := exec.LookPath("nvidia-cuda-mps-control"); err == nil {
+		t.Skip("MPS is installed here")
+	}
+	x := startTuning(t)
+	out, code := x.tune("--worker", x.worker(), "--mps")
+	if code != 0 || !strings.Contains(out, "note: MPS was not tried: nvidia-cuda-mps-control is not installed") || strings.Contains(out, "with MPS") {
+		t.Errorf("status %d\n%s", code, out)
+	}
+	x.nothingIsLeft()
+}
+
 func TestTuneThatCannotWorkSaysWhyAndLeavesNothingRunning(t *testing.T) {
 	x := startTuning(t)
 	for _, c := range []struct {
@@ -139,7 +152,7 @@ func TestTuneThatCannotWorkSaysWhyAndLeavesNothingRunning(t *testing.T) {
 		{[]string{"--worker", "echo it has no weights; exit 3"}, 1, "it has no weights"},
 		{[]string{"--worker", "echo $$ >> " + x.pids + "; exec sleep 1000", "--attach_time", "300ms"}, 1, "no worker attached within 300ms"},
 		{[]string{"--worker", x.worker(), "--p99", "1ms"}, 1, "--p99 1ms cannot be kept: the quickest batch alone takes"},
-		{[]string{"--worker", x.worker(), "--rate", "1000000"}, 1, "no setting serves 1e+06 requests/s"},
+		{[]string{"--worker", x.worker(), "--rate", "1000000"}, 1, "no setting serves 1,000,000 requests/s"},
 		{[]string{"--worker", x.worker(), "--model", "another"}, 1, "the command serves simulated"},
 	} {
 		if out, code := x.tune(c.args...); code != c.code || !strings.Contains(out, c.want) {

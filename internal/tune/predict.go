@@ -109,7 +109,7 @@ func (r *Report) keeps(f *Figures, share float64) bool {
 
 // score is what is compared: more is better.
 func (r *Report) score(f *Figures) float64 {
-	if r.Goal.Rate > 0 {
+	if r.Goal.Rate > 0 && f.PerSecond > 0 { // where nothing was answered there is no latency
 		return 1 / max(f.MeanMS, 1e-9)
 	}
 	return f.PerSecond

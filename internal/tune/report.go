@@ -5,6 +5,7 @@ package tune
 import (
 	"fmt"
 	"io"
+	"math"
 	"strings"
 
 	"github.com/ringbatch/ringbatch/internal/svgchart"
@@ -55,7 +56,7 @@ func (r *Report) table(b *strings.Builder) {
 	if len(r.Candidates) == 0 {
 		return
 	}
-	best := 0.0
+	best := math.SmallestNonzeroFloat64
 	for _, c := range r.Candidates {
 		if c.Measured != nil {
 			best = max(best, r.score(&c.Measured.Figures))

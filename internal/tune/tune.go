@@ -16,12 +16,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/bench"
 	"github.com/ringbatch/ringbatch/internal/feed"
 	"github.com/ringbatch/ringbatch/internal/profile"
 	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -167,6 +170,17 @@ func (r *Report) tune(ctx context.Context, b *private, mps bool, begin time.Time
 	if err != nil {
 		return err
 	}
+	if mps {
+		s, err := admin.New(b.socket).Stats(ctx)
+		if err != nil {
+			return b.explain(err)
+		}
+		if why, missing := strings.CutPrefix(s.MPS, stats.NoMPS); missing {
+			r.Notes = append(r.Notes, "MPS was not tried: "+why)
+			r.options.MPS = false
+			return nil
+		}
+	}
 	p, err := profile.Measure(ctx, profile.Options{
 		Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Sizes: r.sizes(), Busy: profile.Doubling(most), Time: r.options.Profile / time.Duration(len(r.variants())),
 		Progress: func(share float64, doing string) {
@@ -254,9 +268,9 @@ func (r *Report) verdict() error {
 	what := "no setting served the load without errors"
 	switch {
 	case r.Goal.Rate > 0 && r.Goal.P99 > 0:
-		what = fmt.Sprintf("no setting serves %g requests/s with p99 within %v", r.Goal.Rate, r.Goal.P99)
+		what = fmt.Sprintf("no setting serves %s requests/s with p99 within %v", number(r.Goal.Rate), r.Goal.P99)
 	case r.Goal.Rate > 0:
-		what = fmt.Sprintf("no setting serves %g requests/s", r.Goal.Rate)
+		what = fmt.Sprintf("no setting serves %s requests/s", number(r.Goal.Rate))
 	case r.Goal.P99 > 0:
 		what = fmt.Sprintf("no setting keeps p99 within %v", r.Goal.P99)
 	}

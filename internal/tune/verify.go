@@ -164,7 +164,7 @@ func (c *Candidate) add(r *bench.Result) {
 	c.Measured = m
 }
 
-// meanInterval is the mean and its 95 % interval.
+// meanInterval is the mean and its 95 % interval, of numbers that are not negative.
 func meanInterval(v []float64) (mean, low, high float64) {
 	n := float64(len(v))
 	for _, x := range v {
@@ -178,7 +178,7 @@ func meanInterval(v []float64) (mean, low, high float64) {
 		sum += (x - mean) * (x - mean)
 	}
 	half := student(len(v)-1) * math.Sqrt(sum/(n-1)/n)
-	return mean, mean - half, mean + half
+	return mean, max(0, mean-half), mean + half
 }
 
 // student is the 97.5 % quantile of Student's t distribution.
