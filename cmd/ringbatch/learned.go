@@ -3,13 +3,18 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/ringbatch/ringbatch/stats"
 )
 
 func waitText(m *stats.Model) string {
+	if m.LatencyGoalMS > 0 {
+		return fmt.Sprintf("auto, %.3g ms now, for a latency_goal of %.3g ms", m.WaitTimeMS, m.LatencyGoalMS)
+	}
 	if m.WaitAuto {
 		return fmt.Sprintf("auto, %.3g ms now", m.WaitTimeMS)
 	}
@@ -55,9 +60,12 @@ func goalTooShort(m *stats.Model) string {
 	if m.LatencyGoalMS == 0 || len(m.Learned.Costs) == 0 {
 		return ""
 	}
-	quickest := m.Learned.Costs[0].MS
+	often := slices.MaxFunc(m.Learned.Costs, func(a, b stats.LearnedCost) int { return cmp.Compare(a.Batches, b.Batches) })
+	quickest := often.MS
 	for _, c := range m.Learned.Costs {
-		quickest = min(quickest, c.MS)
+		if c.Batches*16 >= often.Batches { // what is known of rare sizes may be old
+			quickest = min(quickest, c.MS)
+		}
 	}
 	if m.LatencyGoalMS >= quickest {
 		return ""

@@ -18,6 +18,10 @@ func TestAGoalBelowOneBatchsOwnTimeIsSaidToBeTooShort(t *testing.T) {
 	if s := goalTooShort(m); !strings.Contains(s, "4 ms") || !strings.Contains(s, "5 ms") {
 		t.Errorf("%q", s)
 	}
+	m.Learned.Costs = []stats.LearnedCost{{Rows: 1, MS: 5, Batches: 100}, {Rows: 7, MS: 1, Batches: 2}, {Rows: 8, MS: 9, Batches: 50}}
+	if s := goalTooShort(m); !strings.Contains(s, "5 ms") {
+		t.Errorf("a size that was hardly seen counted: %q", s)
+	}
 	m.LatencyGoalMS = 6
 	if s := goalTooShort(m); s != "" {
 		t.Errorf("a goal that one batch keeps: %s", s)
