@@ -143,8 +143,11 @@ def given_buckets(settings: Mapping[str, Any]) -> dict[str, list[int]]:
     if isinstance(settings.get("buckets"), Mapping):
         found.update(settings["buckets"])
     try:
-        return {name: [int(v) for v in (value.strip("[]").split(",") if isinstance(value, str) else value)] for name, value in found.items()}
-    except (TypeError, ValueError):
+        buckets = {name: [int(v) for v in (value.strip("[]").split(",") if isinstance(value, str) else value)] for name, value in found.items()}
+        if any(sizes != sorted({*sizes}) or sizes[0] < 1 for sizes in buckets.values()):
+            raise ValueError
+        return buckets
+    except (TypeError, ValueError, IndexError):
         raise errors.Invalid(f"buckets {found}: want ascending sizes for each dimension, like buckets.tokens.0=64,512") from None
 
 
@@ -359,10 +362,10 @@ def settle(
         return axes, outputs, ""
     if asked:
         return axes, outputs, f"{why}; they are padded because buckets were asked for"
-    name = axes.axes[0].names[0]
+    name, sizes = axes.axes[0].names[0], ",".join(map(str, powers_of_two(axes.axes[0].most)))
     advice = (
         "If the model can ignore padding, hand it a mask or the true sizes (--mask NAME, --lengths NAME) or name the value that it ignores (--pad); "
-        f"--buckets.{name}=64,{axes.axes[0].most} pads in any case"
+        f"--buckets.{name}={sizes} pads in any case"
     )
     return Axes(inputs, None), outputs, f"only requests of equal size share a batch: {why}. {advice}"
 

@@ -234,7 +234,9 @@ def test_a_model_that_padding_disturbs_is_served_by_exact_sizes_and_says_so(tmp_
     path = graphs.encoder(tmp_path / "bare.onnx", mask=False)
     p = ro.prepare(path, {"seq": "<=64"})
     assert not p.axes.settings()
-    assert "only requests of equal size share a batch: padded rows give other results" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "only requests of equal size share a batch: padded rows give other results" in said
+    assert "--buckets.tokens.0=16,32,64 pads in any case" in said
     p = ro.prepare(path, {"seq": "<=64"}, settings={"buckets.tokens.0": "32,64"})  # what was asked for wins
     assert p.axes.settings() == {"buckets.tokens.0": "32,64"}
     assert "padded because buckets were asked for" in capfd.readouterr().err
@@ -310,6 +312,9 @@ def broken(tmp_path, what):
     if what == "time first":
         nodes = [h.make_node("Transpose", ["t"], ["u"], perm=[1, 0]), h.make_node("Add", ["x", "u"], ["y"])]
         return graphs.save(path, nodes, {"x": (T.FLOAT, ["b", "n"]), "t": (T.FLOAT, ["n", "b"])}, {"y": (T.FLOAT, ["b", "n"])})
+    if what == "fixed inside":
+        nodes = [h.make_node("Constant", [], ["s"], value_ints=[1, 2]), h.make_node("Reshape", ["x", "s"], ["y"])]
+        return graphs.save(path, nodes, {"x": (T.FLOAT, ["b", 2])}, {"y": (T.FLOAT, ["b", 2])})
     if what == "missing":
         return str(path)
     return graphs.encoder(path)
@@ -319,6 +324,7 @@ def broken(tmp_path, what):
     "what, options, message",
     [
         ("fixed", {}, r"input 'x' has a fixed batch of 1, f32\[1,3,8,8\].*dynamic_axes={'x': {0: 'batch'}"),
+        ("fixed inside", {}, "takes one row, and fails with 3: a batch of 1 is fixed inside the graph.*--max_batch_size=1"),
         ("nonsense", {}, "onnxruntime cannot load it"),
         ("missing", {}, "no such file"),
         ("string", {}, r"input 'x' is a tensor\(string\), which no ring holds"),
@@ -333,6 +339,7 @@ def broken(tmp_path, what):
         ("encoder", {"dims": {"seq": "<=64"}, "pad": "word=1"}, "--pad word=1: there is no input 'word'; there are tokens, mask"),
         ("encoder", {"dims": {"seq": "<=64"}, "providers": ["tpu"]}, "--provider tpu: this onnxruntime has"),
         ("encoder", {"dims": {"seq": "<=64"}, "settings": {"buckets.tokens.0": "a"}}, "want ascending sizes"),
+        ("encoder", {"dims": {"seq": "<=64"}, "settings": {"buckets.tokens.0": "32,16"}}, "want ascending sizes"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_what_to_do(tmp_path, what, options, message):
