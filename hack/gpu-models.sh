@@ -13,10 +13,11 @@ cd "$(dirname "$0")/.."
 bundle=${BUNDLE:-$PWD/build/gpu}
 OUT=$(mkdir -p "${OUT:-gpu-results}" && cd "${OUT:-gpu-results}" && pwd)
 export PYTHONUNBUFFERED=1 PYTHON=${PYTHON:-python3} PYTHONPATH=${PYTHONPATH:-$PWD/python}:$PWD/hack/gpu RINGBATCH_LIBRARY=${RINGBATCH_LIBRARY:-$bundle/libringbatch.so} RINGBATCH_BINARY=$bundle/ringbatch
-scratch=$(mktemp -d) # also for compiled code: the first start has none
-export TORCHINDUCTOR_CACHE_DIR=$scratch/compiled CUDA_MPS_PIPE_DIRECTORY=$scratch/mps CUDA_MPS_LOG_DIRECTORY=$scratch/mps-log
-mkdir -m 700 "$TORCHINDUCTOR_CACHE_DIR" "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-export PYTHONPYCACHEPREFIX=$scratch/bytecode # a machine whose Python cannot keep it beside the sources compiles PyTorch's at every start
+scratch=$(mktemp -d) # also for compiled code: the first start has none, unless a folder is given
+export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$scratch/compiled} CUDA_MPS_PIPE_DIRECTORY=$scratch/mps CUDA_MPS_LOG_DIRECTORY=$scratch/mps-log
+mkdir -p -m 700 "$TORCHINDUCTOR_CACHE_DIR" "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+unset PYTHONDONTWRITEBYTECODE # else PyTorch's sources are compiled at every start
+export PYTHONPYCACHEPREFIX=${PYTHONPYCACHEPREFIX:-$scratch/bytecode}
 began=$SECONDS
 
 say() { printf '\n== %s (%d s)\n' "$*" $((SECONDS - began)); }
@@ -28,9 +29,14 @@ timed() {
 
 # ResNet-50 in float16, channels last: from the command to the end of its first batch, without code of an earlier start and with it.
 start() {
-	for how in auto auto off; do
-		timed timeout 120 "$bundle/ringbatch" torch resnet50:make --input 'x:f16[3,224,224]' --half --channels_last --compile $how --alone 32 < /dev/null
+	for how in auto auto off auto off; do
+		timed timeout 120 "$bundle/ringbatch" torch resnet50:make --input 'x:f16[3,224,224]' --half --channels_last --compile $how --alone 32 <<< x
 	done
+}
+# The same in three processes with a broker, until it answers and until all have attached.
+restart() {
+	timeout 150 "$PYTHON" hack/gpu/restart.py 3 3 --compile on
+	timeout 60 "$PYTHON" hack/gpu/restart.py 2 3 --compile off
 }
 # The same served: 128 producers, 3 workers, batches of 32.
 compiled() {
@@ -57,7 +63,7 @@ text() { CUDA_VISIBLE_DEVICES='' timeout 90 "$PYTHON" examples/python/read_text.
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader && nvidia-cuda-mps-control -d || say "no GPU or no MPS here"
 trap 'echo quit | nvidia-cuda-mps-control; rm -rf "$scratch"' EXIT
-for part in ${*:-start compiled exported lengths images_fp32 images_fp16 images_large cpu text}; do
+for part in ${*:-start restart compiled exported lengths images_fp32 images_fp16 images_large cpu text}; do
 	say "$part"
 	"$part" 2>&1 | grep -v -e sympy/interp || say "$part failed"
 done

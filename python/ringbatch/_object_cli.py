@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _flags, errors
+from . import _flags, _torch_cli, errors
 from ._batch import Batch
 from ._ring import worker_options
 from ._serve import stop_on_signals
@@ -154,9 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         thing = load(a.target)
         if "torch" in sys.modules and isinstance(thing, sys.modules["torch"].nn.Module):
-            from . import torch
-
-            return torch.main(argv)
+            return _torch_cli.main(argv)
         worker = worker_for(thing, a, settings)
         stop_on_signals(stop)
         print(f"serving {worker.model}: {worker.signature}", flush=True)

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 
-from . import _flags
+from . import _flags, errors
+from ._serve_targets import several
+from ._torch_cache import keep_bytecode
 
 
 def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -49,19 +52,30 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def main() -> int:
-    parsed = arguments()
+def main(argv: Sequence[str] | None = None) -> int:
+    a, settings = arguments(argv)
     try:
+        if a.processes > 1 and importlib.util.find_spec("torch"):
+            return several(a.processes, a.socket)  # which import torch; this one need not
+        if a.compile != "off":
+            keep_bytecode()
         from .torch import serve_file
     except ModuleNotFoundError as e:
         print(f"ringbatch torch: {e}: pip install 'ringbatch[torch]'", file=sys.stderr)
         return 1
-    return serve_file(*parsed)
+    except errors.Error as e:
+        print(f"ringbatch torch: {type(e).__name__}: {e}", file=sys.stderr)
+        return 1
+    return serve_file(a, settings)
 
 
-if __name__ == "__main__":
+def main_and_exit() -> None:
     status = main()
     sys.stdout.flush()
     # Not through the interpreter's end: after a lost context the driver's own
     # clean-up can hang.
     os._exit(status)
+
+
+if __name__ == "__main__":
+    main_and_exit()

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import stat
 import sys
 import time
 import types
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from . import errors
+from ._torch_cache import cache_folder
 from ._torch_lanes import failure
 
 Compute = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -37,19 +36,6 @@ _PATIENCE_S = 300.0  # for another process that compiles
 def tolerance(dtype: torch.dtype | None) -> float:
     """How far results may differ, as a part of the largest number."""
     return 0.001 if dtype is None else 0.02  # float16 and bfloat16
-
-
-def cache_folder() -> str:
-    """The folder of compiled code; made if it is not there."""
-    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(given or os.path.join(base, "ringbatch", "torch"))
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = folder.stat()
-    if about.st_uid != os.geteuid() or about.st_mode & stat.S_IWOTH:
-        raise errors.Invalid(f"{folder}: what lies here is run, and others may write it; name another folder in $TORCHINDUCTOR_CACHE_DIR")
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    return str(folder)
 
 
 def choose(
@@ -163,7 +149,7 @@ def _all_was_kept() -> bool:
     from torch._dynamo.utils import counters
 
     found = counters["inductor"]
-    return found["fxgraph_cache_hit"] > 0 and not found["fxgraph_cache_miss"]
+    return not found["fxgraph_cache_miss"] and not found["fxgraph_cache_bypass"]
 
 
 def differ_at_most(part: float, got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:

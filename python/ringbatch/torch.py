@@ -40,11 +40,13 @@ from typing import Any, Callable
 
 import torch
 
-from . import _sizes, _torch_cli, _torch_compile, _torch_load, errors
+from . import _sizes, _torch_compile, _torch_kept, _torch_load, errors
 from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
 from ._serve import stop_on_signals
-from ._serve_targets import name_of, several
+from ._serve_targets import name_of
 from ._tensors import in_memory
+from ._torch_cache import cache_folder
+from ._torch_fingerprint import fingerprint
 from ._torch_lanes import Engine, agree, failure
 from ._torch_planes import DTYPES, NAMES, Plane, Planes
 from ._torch_sizes import Compute, Module, declared, named_call, numpy_types, sized, torch_types
@@ -218,15 +220,26 @@ def _prepare(
         one_size = recorded and not axes  # code for one number of rows is better code, and sooner made
         examples = [_example(axes, sized_too, device, n) for n in ([rows] if one_size else sorted({rows, 1}, reverse=True))]
 
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else device
+        of = where, module, _torch_compile.code_of(module), [(tuple(x.shape), x.dtype) for x in examples[0]], dtype, channels_last, one_size
+
+        # Now, since what is imported is part of it, and compiling imports more.
+        state = fingerprint(module) if one_size and isinstance(module, torch.nn.Module) else None
+
+        def right(code: Callable[..., Any]) -> bool:
+            return _torch_compile.differ_at_most(within, named_call(code, ready)(examples[0], {}), plain(examples[0]))
+
         @torch.inference_mode()
         def compiled() -> Compute:
-            found, _ = sized(named_call(torch.compile(module, dynamic=not one_size), ready), axes, extras, pads)
             with _torch_compile.constant_weights() if one_size else contextlib.nullcontext():
+                if state is not None:
+                    code = _torch_kept.load_or_compile(module, list(map(ready, examples[0])), f"{of} {device}", state, cache_folder(), right)
+                else:
+                    code = torch.compile(module, dynamic=not one_size)
+                found, _ = sized(named_call(code, ready), axes, extras, pads)
                 found(examples[0])
             return found
 
-        where = torch.cuda.get_device_name(device) if device.type == "cuda" else device
-        of = where, module, _torch_compile.code_of(module), [(tuple(x.shape), x.dtype) for x in examples[0]], dtype, channels_last, one_size
         found = _torch_compile.choose(compile, plain, compiled, examples, within, recorded, of)
         return (plain, sized_too, found) if one_size else (found or plain, sized_too, None)
     if compile != "off":
@@ -341,10 +354,6 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
                 lane.start(batch)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return serve_file(*_torch_cli.arguments(argv))
-
-
 def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
     """What ``ringbatch torch`` does."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.jit")  # TorchScript is what was asked for
@@ -353,8 +362,6 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         compile=a.compile, depth=a.depth, device=a.device,
     )  # fmt: skip
     try:
-        if a.processes > 1:
-            return several(a.processes, a.socket)
         if a.alone:
             answers = os.dup(1)
             os.dup2(2, 1)  # what is printed, here or by the module, would count as batches
@@ -375,8 +382,6 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    # Not through the interpreter's end: after a lost context the driver's own
-    # clean-up can hang.
-    os._exit(status)
+    from ringbatch import _torch_cli
+
+    _torch_cli.main_and_exit()

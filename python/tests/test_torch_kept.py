@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled code that a restart reads: kept with the weights, and only for the module that it was made of."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("ringbatch.torch")
+
+from ringbatch import _torch_cache, _torch_compile, _torch_kept  # noqa: E402
+from ringbatch._torch_fingerprint import Untold, fingerprint  # noqa: E402
+
+
+class Scaled(torch.nn.Sequential):
+    def __init__(self, by):
+        super().__init__(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2))
+        self.by = by
+
+
+def made(by=2.0):
+    torch.manual_seed(0)
+    return Scaled(by).eval()
+
+
+def test_a_fingerprint_changes_with_all_that_a_module_computes_with():
+    assert fingerprint(made()) == fingerprint(made())
+    weight, statistic, training = made(), made(), made()
+    weight[0].weight.data[0] += 1e-6
+    statistic[1].running_mean += 1e-6
+    training[1].train()
+    others = [weight, statistic, training, made().half(), made().to(memory_format=torch.channels_last), torch.nn.Sequential(*made())]
+    functions = [torch.relu, len, functools.partial(torch.relu, inplace=True)]
+    settings = [3.0, "2.0", [2.0], {2.0}, {"by": 2.0}, None, torch.float16, torch.ones(2), torch.zeros(2), *functions]
+    found = [fingerprint(m) for m in [made(), *others, *map(made, settings)]]
+    assert all(isinstance(f, str) for f in found) and len(set(found)) == len(found)
+
+
+def test_a_module_has_no_fingerprint_where_no_text_tells_what_it_does():
+    hooked, outside = made(), 2.0
+    hooked.register_forward_hook(object().__init__)
+    untold = [hooked, made(object()), made(lambda: outside), made([torch.nn.Linear(2, 2)]), made(iter(()))]
+    assert all(isinstance(fingerprint(m), Untold) for m in untold)
+    assert str(fingerprint(torch.nn.Sequential(made(object())))) == "0.by is a thing of type object, which may be another at the next start"
+
+
+def test_an_exported_program_has_a_fingerprint():
+    def exported(by):
+        return torch.export.export(torch.nn.Sequential(made(), torch.nn.LeakyReLU(by)), (torch.rand(2, 3, 4, 4),)).module()
+
+    found = [fingerprint(exported(by)) for by in (0.1, 0.1, 0.2)]
+    assert all(isinstance(f, str) for f in found) and found[0] == found[1] != found[2]
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = (torch.nn.Parameter(torch.rand(4)) for _ in range(2))
+
+    def forward(self, x, z):
+        y = torch.tanh(x * self.weight + self.bias)
+        return y, (y - z).sum(1)
+
+
+class InParts(Net):
+    def forward(self, x, z):
+        y, s = super().forward(x, z)
+        torch._dynamo.graph_break()
+        return y + 1, s
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Starts a module; gives what it computes, and whether it was compiled for that."""
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("no C++ compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    compiled, compile = [], _torch_kept._compile
+    monkeypatch.setattr(_torch_kept, "_compile", lambda *a: compiled.append(1) or compile(*a))
+
+    def start(module, state, of=""):
+        compiled.clear()
+        xs = [torch.rand(3, 4), torch.rand(3, 4)]
+        with torch.inference_mode(), _torch_compile.constant_weights():
+
+            def right(code, given=xs):
+                return _torch_compile.differ_at_most(1e-5, list(code(*given)), list(module(*given)))
+
+            code = _torch_kept.load_or_compile(module.eval(), xs, of, state, str(tmp_path), right)
+            assert right(code) and right(code, [x + 1 for x in xs])
+        return bool(compiled)
+
+    return start
+
+
+def test_a_restart_reads_code_with_its_weights_and_compiles_where_it_is_of_another_module(start, tmp_path, capfd):
+    a, b = Net(), Net()
+    assert [start(a, "a"), start(a, "a"), start(b, "b"), start(a, "a"), start(b, "b"), start(a, "a", "float16")] == [True, False, True, False, False, True]
+    whole = list(tmp_path.glob("whole-*"))
+    assert len(whole) == 3
+    assert start(b, "a")  # what is kept of a is not b, whatever its name says
+    assert "is of no use: ValueError: it gives other results\n" in capfd.readouterr().err
+    for file in whole:
+        file.write_bytes(file.read_bytes()[:1000])
+    assert [start(a, "a"), start(a, "a")] == [True, False]
+    said = capfd.readouterr().err
+    assert said.count("compiling anew, since") == 1 and "kept whole" not in said
+
+
+def test_python_keeps_bytecode_of_torch_where_it_would_not(tmp_path, monkeypatch):
+    class Torch:
+        cached = str(tmp_path / "site" / "torch" / "__pycache__" / "__init__.pyc")
+
+    os.makedirs(os.path.dirname(Torch.cached))
+    monkeypatch.setattr(_torch_cache.importlib.util, "find_spec", lambda name: Torch)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+
+    def prefix(writes):
+        monkeypatch.setattr(sys, "dont_write_bytecode", not writes)
+        _torch_cache.keep_bytecode()
+        return sys.pycache_prefix, sys.dont_write_bytecode
+
+    assert prefix(writes=True) == (None, False)  # it does by itself
+    open(Torch.cached, "w").close()
+    assert prefix(writes=False) == (None, True)  # it is there
+    os.unlink(Torch.cached)
+    assert prefix(writes=False) == (str(tmp_path / "kept" / "bytecode"), False) == (os.environ["PYTHONPYCACHEPREFIX"], "PYTHONDONTWRITEBYTECODE" in os.environ)
+
+
+def test_the_files_that_were_used_last_stay(tmp_path):
+    files = [tmp_path / f"whole-{i}.pt" for i in range(_torch_kept.MOST_KEPT + 2)]
+    for i, file in enumerate(files[:-1]):
+        file.touch()
+        os.utime(file, (0, (i + 5) % 7))
+    _torch_kept._write(files[-1], {"source": "", "constants": {}})
+    assert set(tmp_path.iterdir()) == {*files} - {files[2], files[3]}
+
+
+def test_code_that_is_not_kept_whole_is_served_and_a_line_says_why(start, tmp_path, capfd):
+    said = "a restart will trace the module again, since its compiled code cannot be kept whole: "
+    parts = InParts()
+    for _ in range(2):
+        assert start(parts, "a") and capfd.readouterr().err.endswith(f"{said}it is in 2 parts, with Python between them\n")
+    assert start(Net(), Untold("a thing")) and capfd.readouterr().err.endswith(f"{said}a thing\n")
+    assert not list(tmp_path.glob("whole-*"))
