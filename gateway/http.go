@@ -74,6 +74,9 @@ func (d httpDoor) serveGuarded(w http.ResponseWriter, r *http.Request) {
 			}
 		}()
 	}
+	if d.g.draining.Load() != notDraining { // the next request is to go elsewhere
+		w.Header().Set("Connection", "close")
+	}
 	d.ServeHTTP(w, r)
 }
 

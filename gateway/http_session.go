@@ -31,6 +31,7 @@ type session struct {
 	ctx  context.Context // ends when the caller hangs up
 	body sessionBody
 	out  []byte
+	last bool // the answer says that the connection ends
 
 	state atomic.Int32
 }
@@ -66,7 +67,7 @@ func (s *session) serve() {
 		if errors.Is(err, errGivenAway) {
 			return
 		}
-		if err != nil || s.door.g.draining.Load() == refusing || !s.state.CompareAndSwap(sessionBusy, sessionIdle) {
+		if err != nil || s.last || s.door.g.draining.Load() == refusing || !s.state.CompareAndSwap(sessionBusy, sessionIdle) {
 			s.conn.linger()
 			return
 		}
@@ -184,10 +185,11 @@ func (w *collected) Header() http.Header         { return w.header }
 func (w *collected) WriteHeader(status int)      { w.status = status }
 func (w *collected) Write(p []byte) (int, error) { return w.body.Write(p) }
 
-// appendEnd writes the last lines of an answer's head.
+// appendEnd writes the last lines of an answer's head. While the gateway drains,
+// callers are asked to go elsewhere with their next request.
 func (s *session) appendEnd(b []byte, last bool) []byte {
 	b = append(append(b, "Date: "...), *s.door.g.date.Load()...)
-	if last {
+	if s.last = last || s.door.g.draining.Load() != notDraining; s.last {
 		b = append(b, "\r\nConnection: close"...)
 	}
 	return append(b, "\r\n\r\n"...)

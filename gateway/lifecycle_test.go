@@ -307,8 +307,14 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 		if rep.StatusCode != 503 {
 			return fmt.Errorf("%d", rep.StatusCode)
 		}
+		if !rep.Close {
+			t.Error("a caller may go on using its connection")
+		}
 		return nil
 	})
+	if rep, err := http.Head(r.http + "/v2"); err != nil || !rep.Close { // net/http's
+		t.Errorf("%v %v", rep, err)
+	}
 	wg.Go(post)
 	underWay(3) // it was still taken
 	close(endDelay)
