@@ -229,6 +229,9 @@ func ParseSpecs(texts []string, known []Spec) (specs []Spec, err error) {
 			specs = append(specs, known[i])
 			continue
 		}
+		if len(known) > 0 && !strings.Contains(text, ":") {
+			return nil, fmt.Errorf("%w: there is no tensor %q here; there are %s", status.ErrInvalid, text, names(known))
+		}
 		t, err := ParseSpec(text)
 		if err != nil {
 			return nil, err
@@ -236,6 +239,14 @@ func ParseSpecs(texts []string, known []Spec) (specs []Spec, err error) {
 		specs = append(specs, t)
 	}
 	return specs, nil
+}
+
+func names(list []Spec) string {
+	var all []string
+	for _, t := range list {
+		all = append(all, t.Name)
+	}
+	return strings.Join(all, ", ")
 }
 
 // VariableDims counts the variable dimensions of a side.

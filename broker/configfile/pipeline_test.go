@@ -75,7 +75,7 @@ func TestMemoryOfAModelIsThatOfTheTensorsThatSayNothing(t *testing.T) {
 
 func TestAPipelineThatDoesNotFitTogetherIsRefusedWithWhatIsWrong(t *testing.T) {
 	for _, c := range []struct{ from, to, says string }{
-		{`["h", "z"]`, `["g", "z"]`, "no colon"},
+		{`["h", "z"]`, `["g", "z"]`, `no tensor "g" here; there are x, z, h`},
 		{`["h", "z"]`, `["g:f32[1]"]`, "neither an input of the pipeline nor written"},
 		{`["h", "z"]`, `["h:f32[5]"]`, "which is h:f32[4]"},
 		{`["y:f32[<=3]"]`, `["h:f32[4]"]`, "there before it"},

@@ -67,6 +67,10 @@ def connect(
         It holds for calls, submit and ainfer, not for request(), whose views
         are the caller's.
     """
+    if not isinstance(model, str):
+        raise TypeError(f"connect takes the name of a model, got {type(model).__name__}")
+    if "\0" in model:
+        raise errors.Invalid(f"no model has a name like {model!r}")
     core = Core(model, socket, window, name, wait)
     follows = core.model != model  # it is an alias
     if retry is False and not follows:

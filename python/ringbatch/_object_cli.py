@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _flags, _torch_cli, errors
+from . import _flags, _sizes, _torch_cli, errors
 from ._batch import Batch
 from ._ring import worker_options
 from ._serve import stop_on_signals
@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("target", help="model.joblib, model.pkl, or package.module:name")
     p.add_argument("--input", action="append", metavar="SPEC", help="input tensor of one row, like 'x:f32[4]' (repeatable; an estimator may tell its own)")
     p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running one row)")
+    p.add_argument("--no_check", action="store_false", dest="check", help="serve also what gives other results for rows in a batch than for each alone")
     p.add_argument("--method", help="what of the object is called (default: the object itself, or predict, or transform)")
     p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the target's)")
     p.add_argument("--socket", help="the broker's control socket")
@@ -79,6 +80,8 @@ def function_of(thing: Any, method: str | None) -> Callable[..., Any]:
         if not callable(found):
             raise errors.Invalid(f"{type(thing).__name__} has no method {method!r}")
         return found
+    if inspect.iscoroutinefunction(thing):
+        raise errors.Invalid("it is a coroutine function: decorate it with @ringbatch.worker, which runs those")
     if callable(thing) and not isinstance(thing, type):
         return thing
     for name in METHODS:
@@ -125,6 +128,39 @@ def outputs_of(function: Callable[..., Any], inputs: Sequence[str]) -> list[str]
     return texts
 
 
+def check_outputs(function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Whether a row of zeros gives what --output says."""
+    result = function(*(np.zeros((1, *shape), dtype) for _, dtype, shape in map(spec_of, inputs)))
+    given = result if isinstance(result, dict) else dict(zip([spec_of(text)[0] for text in outputs], _listed(result)))
+    for name, _, shape in map(spec_of, outputs):
+        if name not in given:
+            raise errors.Invalid(f"--output {name}: it gives {len(given)} outputs{': ' + ', '.join(map(str, given)) if isinstance(result, dict) else ''}")
+        got = np.shape(given[name])
+        if got != (1, *shape):
+            raise errors.Invalid(f"--output {name}: one row went in, and an array of shape {got} came out, not {(1, *shape)}")
+
+
+def check_rows(function: Callable[..., Any], inputs: Sequence[str]) -> None:
+    """Refuses what mixes the rows of a batch: each must give what it gives alone."""
+    specs = [spec_of(text) for text in inputs]
+    made = [_sizes.Input(name, NAMES[_NUMPY.index(dtype.name)], shape, (), ()) for name, dtype, shape in specs]
+    xs = _sizes.example(made, [s for _, _, s in specs], [d for _, d, _ in specs], 3)
+
+    def run(rows: list[np.ndarray]) -> list[np.ndarray]:
+        result = function(*rows)
+        return list(map(np.asarray, result.values())) if isinstance(result, dict) else _listed(result)
+
+    try:
+        together, single = run(xs), [run([x[i : i + 1] for x in xs]) for i in range(3)]
+    except Exception:  # it does not take random numbers: nothing is known
+        return
+    if not _sizes.agree(together, [np.concatenate(parts) for parts in zip(*single)], _sizes.TOLERANCE):
+        raise errors.Invalid(
+            "in a batch of 3 the rows give other results than alone: they depend on one another (or chance is in it). "
+            "Serve single rows (--max_batch_size=1), or anything (--no_check)"
+        )
+
+
 def _listed(result: Any) -> list[np.ndarray]:
     if isinstance(result, dict):
         raise errors.Invalid("it gives a dict: name its outputs, --output 'boxes:f32[4]'")
@@ -133,10 +169,17 @@ def _listed(result: Any) -> list[np.ndarray]:
 
 def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> Worker:
     if isinstance(thing, Worker):
+        unused = [f"--{key}" for key in ("input", "output", "method") if getattr(a, key)] + [f"--{key}" for key in settings]
+        if unused:
+            raise errors.Invalid(f"it is a @ringbatch.worker, which has its tensors and settings with it: leave {', '.join(unused)} away")
         return thing
     function = function_of(thing, a.method)
     inputs = inputs_of(thing, a.input)
+    if a.output:
+        check_outputs(function, inputs, a.output)
     outputs = a.output or outputs_of(function, inputs)
+    if a.check and str(settings.get("max_batch_size")) != "1":
+        check_rows(function, inputs)
     names = [spec_of(text)[0] for text in inputs]
 
     def run(batch: Batch) -> Any:

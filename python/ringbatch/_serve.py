@@ -235,7 +235,13 @@ def gateway_door(socket: str, http: int | str | None, grpc: int | str | None) ->
 
 
 def _address(given: int | str | None) -> str:
-    return "off" if given is None else f"127.0.0.1:{given}" if isinstance(given, int) else given
+    if given is None:
+        return "off"
+    if not str(given).isdigit():
+        return str(given)
+    if int(given) > 65535:
+        raise errors.Invalid(f"{given} is no port: want 0..65535, or an address, 0.0.0.0:8000")
+    return f"127.0.0.1:{given}"
 
 
 def _with_us(*command: str) -> list[str]:

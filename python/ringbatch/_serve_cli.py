@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         description=f"Serve a model: a file that ends in {', '.join(KINDS)}, or a Python object, package.module:name (a function of arrays, an estimator, "
         f"a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). Starts a broker if none runs. Beware: {WARNING}.",
         epilog="Other flags are those of `ringbatch torch` or `ringbatch onnx`, or settings of the model's policy: --input 'x:f32[4]' --max_batch_size=32. "
-        "Of a Python object: --input and --output, one row each, and --method.",
+        "Of a Python object: --input and --output, one row each, --method and --no_check.",
         allow_abbrev=False,
     )
     p.add_argument("target", help="the file, or package.module:name")

@@ -23,7 +23,17 @@ def load(target: str, device: str) -> tuple[Callable[..., Any], list[str] | None
     refuse_writable_by_others(path)
     if path.suffix == ".pt2":
         return _exported(path, device)
-    return torch.jit.load(target, map_location=device), None
+    try:
+        return torch.jit.load(target, map_location=device), None
+    except RuntimeError as e:
+        raise errors.Invalid(
+            f"{target} is no TorchScript file (torch.jit.save). What torch.save wrote are weights, or a pickle: write a function without "
+            f"arguments that makes the module and loads them, and serve that, package.module:name. {_first_line(e)}"
+        ) from None
+
+
+def _first_line(e: BaseException) -> str:
+    return (str(e).splitlines() or [type(e).__name__])[0]
 
 
 def made(target: str) -> Callable[..., Any]:
@@ -45,7 +55,10 @@ def is_exported(module: Any) -> bool:
 
 
 def _exported(path: Path, device: str) -> tuple[Callable[..., Any], list[str]]:
-    program = torch.export.load(str(path))
+    try:
+        program = torch.export.load(str(path))
+    except Exception as e:
+        raise errors.Invalid(f"{path} is no file of torch.export.save that this PyTorch, {torch.__version__}, can load: {_first_line(e)}") from None
     if torch.device(device).type == "cuda":
         from torch.export.passes import move_to_device_pass
 

@@ -95,6 +95,9 @@ def named_call(module: Callable[..., Any], prepare: Callable[[torch.Tensor], tor
     @torch.inference_mode()
     def call(xs: list[torch.Tensor], named: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         y = module(*map(prepare, xs), **named)
-        return list(y) if isinstance(y, (tuple, list)) else [y]
+        ys = list(y) if isinstance(y, (tuple, list)) else [y]
+        if not all(isinstance(y, torch.Tensor) for y in ys):
+            raise errors.Invalid(f"the module gives a {type(y).__name__}: want a tensor, or a tuple of tensors; wrap it in a module that picks them")
+        return ys
 
     return call

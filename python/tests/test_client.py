@@ -219,6 +219,13 @@ def test_numbers_that_c_would_take_for_others(model, echo):
         assert m(np.zeros(16, "float32")).shape == (16,)
 
 
+def test_what_is_no_name_of_a_model_is_refused_by_name():
+    with pytest.raises(TypeError, match="name of a model, got int"):
+        rb.connect(3)
+    with pytest.raises(rb.Invalid, match="no model has a name like"):
+        rb.connect("a\0b")
+
+
 def test_connections_are_not_copied(model):
     for use in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match=r"connect\('echo'\) in the process that uses it"):

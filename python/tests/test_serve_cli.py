@@ -19,6 +19,7 @@ import pytest
 import ringbatch as rb
 from conftest import free_port, serving
 from ringbatch import _object_cli as objects
+from ringbatch import _serve
 from ringbatch import _serve_cli as cli
 from ringbatch import _serve_targets as targets
 
@@ -124,6 +125,15 @@ def test_estimators_and_functions_give_what_they_give_by_themselves(socket, name
         assert got.tolist() == want
 
 
+async def coroutine(x):
+    return x
+
+
+@rb.worker("decorated", inputs={"x": ("float32", (2,))}, outputs={"y": ("float32", (2,))})
+def decorated(batch):
+    return batch.inputs["x"]
+
+
 @pytest.mark.parametrize(
     ("thing", "flags", "says"),
     [
@@ -133,12 +143,29 @@ def test_estimators_and_functions_give_what_they_give_by_themselves(socket, name
         (lambda x: x, ["--input", "x:f32[<=3]"], "do not vary"),
         (lambda x: x, ["--input", "x:f32[2]", "--method", "guess"], "no method 'guess'"),
         (3, ["--input", "x:f32[2]"], "cannot be served"),
+        (lambda x: x - x.mean(0), ["--input", "x:f32[2]"], "depend on one another"),
+        (lambda x: x, ["--input", "x:f32[2]", "--output", "y:f32[3]"], r"shape \(1, 2\) came out, not \(1, 3\)"),
+        (lambda x: {"a": x}, ["--input", "x:f32[2]", "--output", "b:f32[2]"], "it gives 1 outputs: a"),
+        (coroutine, ["--input", "x:f32[2]"], "decorate it with @ringbatch.worker"),
+        (decorated, ["--input", "x:f32[2]", "--max_batch_size=4"], "leave --input, --max_batch_size away"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_serving(thing, flags, says):
     a, settings = objects._flags.parse(objects.parser(), ["m:thing", *flags])
     with pytest.raises(rb.Invalid, match=says):
         objects.worker_for(thing, a, settings)
+
+
+def test_rows_that_depend_on_one_another_are_served_where_that_is_wanted():
+    for flags in (["--no_check"], ["--max_batch_size=1"]):
+        a, settings = objects._flags.parse(objects.parser(), ["m:thing", "--input", "x:f32[2]", *flags])
+        assert objects.worker_for(lambda x: x - x.mean(0), a, settings).signature == "x:f32[2] -> y:f32[2]"
+
+
+def test_a_port_that_is_none_is_refused_before_anything_starts():
+    assert [_serve._address(given) for given in (None, 8000, "8000", "0.0.0.0:1")] == ["off", "127.0.0.1:8000", "127.0.0.1:8000", "0.0.0.0:1"]
+    with pytest.raises(rb.Invalid, match="99999 is no port"):
+        _serve._address("99999")
 
 
 def test_large_inputs_are_made_by_the_line_and_small_ones_shown():
