@@ -51,6 +51,8 @@ Examples:
   # a recorded load and measured costs
   ringbatch simulate --trace requests.txt --cost costs.csv
 
+With --hosts N: many hosts behind relays, see ringbatch simulate --hosts 1 --help.
+
 Flags:
 `
 
