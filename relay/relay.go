@@ -139,11 +139,19 @@ func (r *relay) serve(ctx context.Context, w *worker.Worker) error {
 	// A batch is sent by the goroutine that takes it, so that it waits for no
 	// other on its way to a host. What was taken is finished when the relay is
 	// to stop; no host's silence makes that longer than the lease.
-	f := finishers{trips: make(chan *trip)}
-	err := w.TakeBatches(ctx, func(b *worker.Batch) {
+	begin := func(b *worker.Batch) *trip {
 		t := &trip{r: r, b: b, model: &settings}
 		t.start()
-		f.finish(t)
+		return t
+	}
+	f := finishers{trips: make(chan *trip), next: func() *trip {
+		if b := w.TakeSoon(); b != nil {
+			return begin(b)
+		}
+		return nil
+	}}
+	err := w.TakeBatches(ctx, func(b *worker.Batch) {
+		f.finish(begin(b))
 		letItBeWritten()
 	})
 	f.end()
@@ -158,6 +166,7 @@ func (r *relay) serve(ctx context.Context, w *worker.Worker) error {
 // at once. New ones for each batch would each grow their stacks again.
 type finishers struct {
 	trips chan *trip
+	next  func() *trip // begins a trip if one follows at once, else nil
 	all   sync.WaitGroup
 }
 
@@ -167,9 +176,10 @@ func (f *finishers) finish(t *trip) {
 	case f.trips <- t:
 	default: // all have one
 		f.all.Go(func() {
-			t.finish()
-			for t := range f.trips {
-				t.finish()
+			for more := true; more; t, more = <-f.trips {
+				for ; t != nil; t = f.next() {
+					t.finish()
+				}
 			}
 		})
 	}

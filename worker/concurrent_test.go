@@ -187,6 +187,48 @@ func TestAWorkerThatPassesBatchesOnGetsOthersMeanwhileUntilItIsToStop(t *testing
 	}
 }
 
+func TestWhoCompletesABatchTakesTheNextOneIfItIsThereUntilTheWorkerIsToStop(t *testing.T) {
+	r := newRing(t, 1)
+	w := r.attach(r.config(4))
+	mailed := func() client.Request {
+		t.Helper()
+		q := r.commit(1)[0]
+		if err := testbed.Eventually(patience, func() error {
+			if !w.Mailed() {
+				return errors.New("there is no batch yet")
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return q
+	}
+	for range 3 {
+		q := mailed()
+		b := w.TakeSoon()
+		if b == nil {
+			t.Fatal("it took none, and one is there")
+		}
+		if w.TakeSoon() != nil {
+			t.Error("it took one, and none is there")
+		}
+		b.Complete()
+		ends(t, q, nil)
+	}
+	if w.TakeSoon() != nil {
+		t.Error("it took one, and none follows")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := w.TakeBatches(ctx, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("stopped with %v", err)
+	}
+	mailed()
+	if w.TakeSoon() != nil {
+		t.Error("it took one after it was to stop")
+	}
+}
+
 // Whichever comes first answers, and only that one.
 func TestCloseAndCompleteMayMeet(t *testing.T) {
 	r := newRing(t, 1)

@@ -57,26 +57,6 @@ func (w *Worker) ServeBatches(ctx context.Context, goroutines int, fn Func) erro
 	return s.err
 }
 
-// TakeBatches calls take for every batch of one attachment, until ctx ends or
-// the broker goes away. It is for a worker that passes its batches on: take
-// returns soon, and other goroutines complete the batches, in any order. No
-// more than Depth of them are under way.
-func (w *Worker) TakeBatches(ctx context.Context, take func(b *Batch)) error {
-	stop := context.AfterFunc(ctx, w.poke)
-	defer stop()
-	w.parker.Polite = true // for those who complete them
-	for {
-		if err := ctx.Err(); err != nil { // also while one batch follows the other
-			return err
-		}
-		b, err := w.await(ctx, math.MaxInt64)
-		if err != nil {
-			return err
-		}
-		take(b)
-	}
-}
-
 func (s *server) run(ctx context.Context) {
 	for {
 		b := s.take(ctx)

@@ -81,6 +81,7 @@ type Worker struct {
 	parker shm.Parker
 	spin   shm.Spin
 	next   uint64 // number of the mail to take next
+	taking taking
 
 	// What completing a batch tells that goroutine, nanoseconds.
 	spinFor  atomic.Int64 // how long to spin for the next batch

@@ -77,5 +77,6 @@ func runRelay(ctx context.Context, args []string) error {
 	defer written.end()
 	cfg.Logger = log
 	cfg.Started = func(sig *tensor.Signature) { fmt.Printf("relaying %s to %s: %s\n", cfg.Model, cfg.Target, sig) }
+	go fitProcs(ctx)
 	return relay.Run(ctx, cfg)
 }
