@@ -66,6 +66,7 @@ func (d httpDoor) serveGuarded(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.ContentLength != 0 {
 		body := &watchedBody{ReadCloser: r.Body, watch: watchOf(r.Context()), count: r.ProtoMajor > 1}
+		r = r.WithContext(r.Context()) // a copy: from its own body net/http sees what to do with the rest
 		r.Body = body
 		body.watch.beginBody(time.Now())
 		defer func() {

@@ -232,7 +232,7 @@ func (c *conn) sweep(now int64) {
 	}
 	if c.slowAnswer(now) {
 		c.l.g.log.Warn("a caller does not read its answer, hung up", "address", c.peer.remote)
-		_ = c.SetWriteDeadline(past)
+		_ = c.SetDeadline(past) // net/http may still read, before it writes
 	}
 	if c.slowBody(now, c.unread) {
 		_ = c.SetReadDeadline(past) // the handler finds out, and answers

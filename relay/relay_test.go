@@ -280,9 +280,7 @@ func TestABatchIsSentWhileTheOneBeforeIsNotAnswered(t *testing.T) {
 		<-goOn
 		return double(ctx, b)
 	}
-	h := newHost(t, sig, fn, nil)
-	leave := testbed.ServeLocal(worker.Config{Model: "m", Signature: sig, Socket: h.broker.Socket(), Memory: h.mem}, fn)
-	l := newLocal(t, nil, h.address)
+	l := newLocal(t, nil, newHost(t, sig, fn, nil).address, newHost(t, sig, fn, nil).address)
 	c := l.dial()
 	list := commit(t, c, 2) // with its end the broker learns that two are welcome
 	<-begun
@@ -300,7 +298,6 @@ func TestABatchIsSentWhileTheOneBeforeIsNotAnswered(t *testing.T) {
 			t.Errorf("request %d: %v", i, err)
 		}
 	}
-	_ = leave()
 }
 
 func TestAFaultOfTheRelayFailsItsBatchAndNothingElse(t *testing.T) {

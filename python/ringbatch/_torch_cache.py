@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from . import errors
@@ -25,17 +27,40 @@ def cache_folder() -> str:
     return str(folder)
 
 
-def keep_bytecode() -> None:
-    """Before torch is imported, which takes three times as long where its bytecode is neither there nor kept, as in many images."""
-    torch = importlib.util.find_spec("torch")
-    if torch is None or torch.cached is None or os.path.exists(torch.cached):
+@contextlib.contextmanager
+def kept_bytecode() -> Iterator[None]:
+    """What is imported in here has its bytecode kept, where that of torch is neither there nor would be, as in many images: importing it takes
+    three times as long then. For torch's own modules: bytecode of a user's is taken for that of another file with the same time and size.
+    """
+    prefix = _bytecode_folder()
+    if prefix is None:
+        yield
         return
-    if not sys.dont_write_bytecode and (sys.pycache_prefix or os.access(os.path.dirname(torch.cached.replace("__pycache__", "")), os.W_OK)):
-        return  # Python will
-    try:
-        prefix = os.path.join(cache_folder(), "bytecode")
-    except (errors.Error, OSError):
-        return  # who compiles will say so
+    before, environment = (sys.pycache_prefix, sys.dont_write_bytecode), {name: os.environ.get(name) for name in _ABOUT_BYTECODE}
     sys.pycache_prefix, sys.dont_write_bytecode = prefix, False
     os.environ["PYTHONPYCACHEPREFIX"] = prefix  # of the compiler's processes
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    try:
+        yield
+    finally:
+        sys.pycache_prefix, sys.dont_write_bytecode = before
+        for name, value in environment.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+_ABOUT_BYTECODE = ("PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE")
+
+
+def _bytecode_folder() -> str | None:
+    """None: Python has torch's bytecode, or will keep it by itself, or there is no folder for it."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.cached is None or os.path.exists(torch.cached):
+        return None
+    if not sys.dont_write_bytecode and (sys.pycache_prefix or os.access(os.path.dirname(torch.cached.replace("__pycache__", "")), os.W_OK)):
+        return None
+    try:
+        return os.path.join(cache_folder(), "bytecode")
+    except (errors.Error, OSError):
+        return None  # who compiles will say so

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from . import _flags, errors
 from ._serve_targets import several
-from ._torch_cache import keep_bytecode
+from ._torch_cache import kept_bytecode
 
 
 def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -57,13 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if a.processes > 1 and importlib.util.find_spec("torch"):
             return several(a.processes, a.socket)  # which import torch; this one need not
-        if a.compile != "off":
-            keep_bytecode()
-        from .torch import serve_file
+        with kept_bytecode() if a.compile != "off" else contextlib.nullcontext():
+            from .torch import serve_file
     except ModuleNotFoundError as e:
         print(f"ringbatch torch: {e}: pip install 'ringbatch[torch]'", file=sys.stderr)
         return 1
-    except errors.Error as e:
+    except (errors.Error, OSError) as e:
         print(f"ringbatch torch: {type(e).__name__}: {e}", file=sys.stderr)
         return 1
     return serve_file(a, settings)

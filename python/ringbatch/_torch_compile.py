@@ -71,7 +71,8 @@ def choose(
             before, after = _race(plain, code, examples[0], recorded)
             said = f"{len(examples[0][0])} rows take {1000 * before:.3g} ms, compiled {1000 * after:.3g} ms"
             verdict = _PLAIN if before < WORTH * after else _COMPILED
-            _keep(kept, verdict, said)
+            with contextlib.suppress(OSError):  # a full disk: it will be measured again
+                _keep(kept, verdict, said)
             if verdict == _PLAIN:
                 print(f"serving the module as it is: compiling does not pay ({said})", flush=True)
                 return None
@@ -126,12 +127,12 @@ def code_of(module: object) -> str:
     parts = module.modules() if isinstance(module, torch.nn.Module) else [module]
     forwards = {getattr(type(p), "forward", p) for p in parts}
     codes = {getattr(f, "__code__", None) for f in forwards}
-    return hashlib.sha256("\n".join(sorted(_text_of(c) for c in codes if c)).encode()).hexdigest()
+    return hashlib.sha256("\n".join(sorted(code_text(c) for c in codes if c)).encode()).hexdigest()
 
 
-def _text_of(code: types.CodeType) -> str:
+def code_text(code: types.CodeType) -> str:
     """Without what differs from process to process: addresses, the order of sets."""
-    constants = [_text_of(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts if not isinstance(c, frozenset)]
+    constants = [code_text(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts if not isinstance(c, frozenset)]
     return f"{code.co_name} {code.co_code.hex()} {code.co_names} {constants}"
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from ._torch_compile import code_text
+
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
 _TOLD_BY_REPR = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS")  # these change nothing of the code
@@ -49,22 +51,22 @@ def _sources(module: torch.nn.Module) -> Iterator[str]:
         named = type(part).__module__
         if getattr(sys.modules.get(named), "__file__", None) is None:
             raise Untold(f"{type(part).__qualname__} is of {named}, which has no file")
-    ours = str(Path(__file__).parent)  # is not part of the code, but calls it
-    python, installed = sysconfig.get_path("stdlib"), (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    ours = str(Path(__file__).parent) + os.sep  # is not part of the code, but calls it
+    python = sysconfig.get_path("stdlib") + os.sep
     for name, loaded in sorted(sys.modules.items()):
         file = getattr(loaded, "__file__", None)
-        if not file or name.split(".")[0] == "torch" or file.startswith(ours) or (file.startswith(python) and not file.startswith(installed)):
+        if not file or name.split(".")[0] == "torch" or file.startswith(ours) or (file.startswith(python) and "-packages" + os.sep not in file):
             continue
         try:
-            content = Path(file).read_bytes() if file.endswith(".py") else str(os.stat(file).st_size).encode()
+            content = Path(file).read_bytes() if file.endswith(".py") else f"{os.stat(file).st_size} {os.stat(file).st_mtime_ns}".encode()
         except OSError:
             continue  # in an archive: its neighbours tell
         yield f"{name} {hashlib.sha256(content).hexdigest()}"
 
 
 def _parts(module: torch.nn.Module) -> Iterator[str]:
-    for name, part in module.named_modules():
-        yield f"{name}: {type(part).__module__} {type(part).__qualname__}"
+    for name, part in module.named_modules(remove_duplicate=False):
+        yield f"{name}: {type(part).__module__} {type(part).__qualname__} {sorted(_constants(part))}"
         for key, value in _settings(part):
             try:
                 yield f"{name}.{key}: {_text(value)}"
@@ -80,9 +82,20 @@ def _settings(part: torch.nn.Module) -> list[tuple[str, Any]]:
     if isinstance(part, torch.fx.GraphModule):
         hooks = [(key, hook) for key, hook in hooks if not str(hook.__module__).startswith("torch.")]  # PyTorch's own check inputs
         return [("code", part.code), *((k, v) for k, v in vars(part).items() if isinstance(v, torch.Tensor)), *hooks]
-    if type(part).__module__.startswith("torch.export."):
+    if type(part).__module__.startswith("torch.export.") and type(part).__name__ == "GuardsFn":
         return []  # checks inputs too
     return [*sorted((k, v) for k, v in vars(part).items() if k not in _OF_EVERY_MODULE), *hooks]
+
+
+def _constants(part: torch.nn.Module) -> Iterator[str]:
+    """Simple values of its class and of the globals that its forward names: the environment may have made them."""
+    forward = getattr(type(part), "forward", None)
+    around = {k: v for k, v in forward.__globals__.items() if k in forward.__code__.co_names} if isinstance(forward, types.FunctionType) else {}
+    kinds = [kind for kind in reversed(type(part).__mro__) if not kind.__module__.startswith("torch.")]
+    of_class = {name: value for kind in kinds for name, value in vars(kind).items() if not name.startswith("__")}
+    for name, value in (*of_class.items(), *around.items()):
+        if isinstance(value, _TOLD_BY_REPR):
+            yield f"{name} {value!r}"
 
 
 def _text(value: Any) -> str:
@@ -97,12 +110,13 @@ def _text(value: Any) -> str:
         return f"{type(value).__qualname__} [{', '.join(sorted(map(_text, value)))}]"
     if isinstance(value, dict):
         return f"{type(value).__qualname__} {_text(list(value.items()))}"
-    if isinstance(value, (type, types.BuiltinFunctionType)):
+    if isinstance(value, type) or (isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, (type(None), type, types.ModuleType))):
         return f"{value.__module__} {value.__qualname__}"
     if isinstance(value, functools.partial):
         return f"partial {_text([value.func, value.args, value.keywords])}"
     if isinstance(value, types.FunctionType) and value.__closure__ is None:
-        return f"{value.__module__} {value.__qualname__} {value.__code__.co_firstlineno} {_text([value.__defaults__, value.__kwdefaults__])}"
+        about = f"{value.__module__} {value.__qualname__} {value.__code__.co_firstlineno} {code_text(value.__code__)}"
+        return f"{about} {_text([value.__defaults__, value.__kwdefaults__])}"
     raise Untold(type(value).__qualname__)
 
 

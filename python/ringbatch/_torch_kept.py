@@ -15,6 +15,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,12 +117,23 @@ def _read(file: Path, device: torch.device) -> Code:
 
 def _write(file: Path, whole: dict[str, Any]) -> None:
     """All of it or nothing: another process may read it just now."""
-    new = file.with_name(f"{file.name}.{os.getpid()}")
+    handle, name = tempfile.mkstemp(prefix=f"{file.name}.", dir=file.parent)
+    os.close(handle)
+    new = Path(name)
     try:
         torch.save(whole, new)
         new.replace(file)
     finally:
         new.unlink(missing_ok=True)
-    latest_last = sorted(file.parent.glob("whole-*.pt"), key=lambda f: f.stat().st_mtime)
-    for old in latest_last[:-MOST_KEPT]:
+    latest_last = sorted(file.parent.glob("whole-*.pt"), key=_used)
+    left_behind = [f for f in file.parent.glob("whole-*.pt.*") if 0 < _used(f) < time.time() - 3600]  # by who was killed
+    for old in (*latest_last[:-MOST_KEPT], *left_behind):
         old.unlink(missing_ok=True)
+
+
+def _used(file: Path) -> float:
+    """When; 0 if another process has removed it."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0

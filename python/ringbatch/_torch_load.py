@@ -11,6 +11,7 @@ import torch
 
 from . import errors
 from ._serve_targets import imported
+from ._torch_lanes import failure
 from ._torch_planes import DTYPES, NAMES
 from ._trust import refuse_writable_by_others
 
@@ -25,15 +26,13 @@ def load(target: str, device: str) -> tuple[Callable[..., Any], list[str] | None
         return _exported(path, device)
     try:
         return torch.jit.load(target, map_location=device), None
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as e:
         raise errors.Invalid(
-            f"{target} is no TorchScript file (torch.jit.save). What torch.save wrote are weights, or a pickle: write a function without "
-            f"arguments that makes the module and loads them, and serve that, package.module:name. {_first_line(e)}"
-        ) from None
-
-
-def _first_line(e: BaseException) -> str:
-    return (str(e).splitlines() or [type(e).__name__])[0]
+            f"{target} cannot be loaded as TorchScript (torch.jit.save): {failure(e)}. If torch.save wrote it, it has weights, or a pickle: write a "
+            f"function without arguments that makes the module and loads them, and serve that, package.module:name"
+        ) from e
 
 
 def made(target: str) -> Callable[..., Any]:
@@ -57,8 +56,10 @@ def is_exported(module: Any) -> bool:
 def _exported(path: Path, device: str) -> tuple[Callable[..., Any], list[str]]:
     try:
         program = torch.export.load(str(path))
+    except torch.OutOfMemoryError:
+        raise
     except Exception as e:
-        raise errors.Invalid(f"{path} is no file of torch.export.save that this PyTorch, {torch.__version__}, can load: {_first_line(e)}") from None
+        raise errors.Invalid(f"{path} is no file of torch.export.save that this PyTorch, {torch.__version__}, can load: {failure(e)}") from e
     if torch.device(device).type == "cuda":
         from torch.export.passes import move_to_device_pass
 

@@ -45,7 +45,7 @@ from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
 from ._serve import stop_on_signals
 from ._serve_targets import name_of
 from ._tensors import in_memory
-from ._torch_cache import cache_folder
+from ._torch_cache import cache_folder, kept_bytecode
 from ._torch_fingerprint import fingerprint
 from ._torch_lanes import Engine, agree, failure
 from ._torch_planes import DTYPES, NAMES, Plane, Planes
@@ -223,7 +223,8 @@ def _prepare(
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else device
         of = where, module, _torch_compile.code_of(module), [(tuple(x.shape), x.dtype) for x in examples[0]], dtype, channels_last, one_size
 
-        # Now, since what is imported is part of it, and compiling imports more.
+        # After a first run, which may import more, and before compiling, which does: what is imported is part of it.
+        plain(examples[0])
         state = fingerprint(module) if one_size and isinstance(module, torch.nn.Module) else None
 
         def right(code: Callable[..., Any]) -> bool:
@@ -240,7 +241,8 @@ def _prepare(
                 found(examples[0])
             return found
 
-        found = _torch_compile.choose(compile, plain, compiled, examples, within, recorded, of)
+        with kept_bytecode():
+            found = _torch_compile.choose(compile, plain, compiled, examples, within, recorded, of)
         return (plain, sized_too, found) if one_size else (found or plain, sized_too, None)
     if compile != "off":
         print("serving TorchScript, which cannot be compiled: export the module (.pt2), or name what makes it (package.module:name)", file=sys.stderr)

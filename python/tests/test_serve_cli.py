@@ -156,6 +156,23 @@ def test_what_cannot_be_served_is_refused_before_serving(thing, flags, says):
         objects.worker_for(thing, a, settings)
 
 
+def halved(x):
+    x /= 2
+    return x.sum(1)
+
+
+def no_zeros(x):
+    if not x.any():
+        raise ValueError("a row of zeros has no direction")
+    return x
+
+
+def test_what_only_looks_wrong_is_served():
+    for thing, output in ((halved, []), (no_zeros, ["--output", "y:f32[2]"]), (lambda x: [r for r in x], ["--output", "y:f32[<=2]"])):
+        a, settings = objects._flags.parse(objects.parser(), ["m:thing", "--input", "x:f32[2]", *output])
+        assert objects.worker_for(thing, a, settings).signature.startswith("x:f32[2] -> y:f32[")
+
+
 def test_rows_that_depend_on_one_another_are_served_where_that_is_wanted():
     for flags in (["--no_check"], ["--max_batch_size=1"]):
         a, settings = objects._flags.parse(objects.parser(), ["m:thing", "--input", "x:f32[2]", *flags])

@@ -41,10 +41,31 @@ def test_a_fingerprint_changes_with_all_that_a_module_computes_with():
     assert all(isinstance(f, str) for f in found) and len(set(found)) == len(found)
 
 
+LIMIT = 1.0
+
+
+class Limited(torch.nn.Module):
+    most = 1.0
+
+    def forward(self, x):
+        return x.clamp(max=LIMIT)
+
+
+def test_a_fingerprint_changes_with_functions_and_with_what_the_environment_may_have_made(monkeypatch):
+    on_one_line = [made(lambda x: x), made(lambda x: x.relu())]
+    a, b = torch.nn.ReLU(), torch.nn.Tanh()
+    found = [fingerprint(m) for m in (*on_one_line, torch.nn.Sequential(a, b, a), torch.nn.Sequential(a, b, b), Limited())]
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT", 2.0)
+    found.append(fingerprint(Limited()))
+    monkeypatch.setattr(Limited, "most", 2.0)
+    found.append(fingerprint(Limited()))
+    assert all(isinstance(f, str) for f in found) and len(set(found)) == len(found)
+
+
 def test_a_module_has_no_fingerprint_where_no_text_tells_what_it_does():
     hooked, outside = made(), 2.0
     hooked.register_forward_hook(object().__init__)
-    untold = [hooked, made(object()), made(lambda: outside), made([torch.nn.Linear(2, 2)]), made(iter(()))]
+    untold = [hooked, made({}.get), made(object()), made(lambda: outside), made([torch.nn.Linear(2, 2)]), made(iter(()))]
     assert all(isinstance(fingerprint(m), Untold) for m in untold)
     assert str(fingerprint(torch.nn.Sequential(made(object())))) == "0.by is a thing of type object, which may be another at the next start"
 
@@ -125,14 +146,19 @@ def test_python_keeps_bytecode_of_torch_where_it_would_not(tmp_path, monkeypatch
 
     def prefix(writes):
         monkeypatch.setattr(sys, "dont_write_bytecode", not writes)
-        _torch_cache.keep_bytecode()
-        return sys.pycache_prefix, sys.dont_write_bytecode
+        before = sys.pycache_prefix, sys.dont_write_bytecode, dict(os.environ)
+        with _torch_cache.kept_bytecode():
+            found = sys.pycache_prefix, sys.dont_write_bytecode, os.environ["PYTHONPYCACHEPREFIX"], "PYTHONDONTWRITEBYTECODE" in os.environ
+        environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+        assert before == (sys.pycache_prefix, sys.dont_write_bytecode, environment | {"TORCHINDUCTOR_CACHE_DIR": before[2]["TORCHINDUCTOR_CACHE_DIR"]})
+        return found
 
-    assert prefix(writes=True) == (None, False)  # it does by itself
+    assert prefix(writes=True) == (None, False, "", True)  # it does by itself
     open(Torch.cached, "w").close()
-    assert prefix(writes=False) == (None, True)  # it is there
+    assert prefix(writes=False) == (None, True, "", True)  # it is there
     os.unlink(Torch.cached)
-    assert prefix(writes=False) == (str(tmp_path / "kept" / "bytecode"), False) == (os.environ["PYTHONPYCACHEPREFIX"], "PYTHONDONTWRITEBYTECODE" in os.environ)
+    kept = str(tmp_path / "kept" / "bytecode")
+    assert prefix(writes=False) == (kept, False, kept, False)
 
 
 def test_the_files_that_were_used_last_stay(tmp_path):
@@ -140,7 +166,13 @@ def test_the_files_that_were_used_last_stay(tmp_path):
     for i, file in enumerate(files[:-1]):
         file.touch()
         os.utime(file, (0, (i + 5) % 7))
+    left_behind, being_written = tmp_path / "whole-0.pt.abc", tmp_path / "whole-0.pt.xyz"
+    left_behind.touch()
+    os.utime(left_behind, (1, 1))
+    being_written.touch()
     _torch_kept._write(files[-1], {"source": "", "constants": {}})
+    assert not left_behind.exists() and files[-1].stat().st_mode & 0o77 == 0
+    being_written.unlink()
     assert set(tmp_path.iterdir()) == {*files} - {files[2], files[3]}
 
 
