@@ -80,7 +80,7 @@ func (w *watch) slowAnswer(now int64) bool {
 	return until != 0 && now > until
 }
 
-// past is a deadline that whoever reads or writes has missed.
+// past is a deadline that every read and write has missed.
 var past = time.Unix(1, 0)
 
 // stream is the watch of one HTTP/2 request.

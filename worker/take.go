@@ -11,7 +11,7 @@ import (
 
 // taking is what those share who take batches to pass them on.
 type taking struct {
-	turn sync.Mutex // at the mailbox; nobody parks while he has it
+	turn sync.Mutex // at the mailbox; not held while parked
 	err  error      // why there are no more batches
 }
 

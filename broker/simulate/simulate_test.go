@@ -78,7 +78,7 @@ func TestClientsThatWaitForAnswersFillEveryBatchOfABusyModel(t *testing.T) {
 	}
 }
 
-func TestALonelyClientNeverWaitsForCompany(t *testing.T) {
+func TestALonelyClientNeverWaitsForOtherRequests(t *testing.T) {
 	r := mustRun(t, Config{
 		Policy:   policy.Settings{MaxBatchSize: 32, WaitTime: time.Second},
 		Arrivals: ClosedLoop{Clients: 1, Think: time.Millisecond},

@@ -144,21 +144,27 @@ def check_outputs(function: Callable[..., Any], inputs: Sequence[str], outputs: 
             raise errors.Invalid(f"--output {name}: one row went in, and an array of shape {got} came out, not {(1, *shape)}")
 
 
+class _Tried:
+    """The function as _sizes asks it before serving."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def run(self, rows: Sequence[np.ndarray], true: object) -> list[np.ndarray]:
+        result = self._function(*(x.copy() for x in rows))  # it may write into them
+        return list(map(np.asarray, result.values())) if isinstance(result, dict) else _listed(result)
+
+
 def check_rows(function: Callable[..., Any], inputs: Sequence[str]) -> None:
     """Refuses what mixes the rows of a batch: each must give what it gives alone."""
     specs = [spec_of(text) for text in inputs]
     made = [_sizes.Input(name, NAMES[_NUMPY.index(dtype.name)], shape, (), ()) for name, dtype, shape in specs]
     xs = _sizes.example(made, [s for _, _, s in specs], [d for _, d, _ in specs], 3)
-
-    def run(rows: list[np.ndarray]) -> list[np.ndarray]:
-        result = function(*(x.copy() for x in rows))  # it may write into them
-        return list(map(np.asarray, result.values())) if isinstance(result, dict) else _listed(result)
-
     try:
-        together, single = run(xs), [run([x[i : i + 1] for x in xs]) for i in range(3)]
+        apart = _sizes.rows_agree(_Tried(function), xs, _sizes.TOLERANCE)
     except Exception:  # it does not take random numbers: nothing is known
         return
-    if not _sizes.agree(together, [np.concatenate(parts) for parts in zip(*single)], _sizes.TOLERANCE):
+    if not apart:
         raise errors.Invalid(
             "in a batch of 3 the rows give other results than alone: they depend on one another (or chance is in it). "
             "Serve single rows (--max_batch_size=1), or anything (--no_check)"

@@ -7,7 +7,7 @@ stay in one file: the source text that the compiler wrote, and the constants tha
 in that text stay where the compiler keeps them.
 
 The file's name follows from all that its code was made of (_torch_fingerprint).
-Whoever reads it still compares its results with the module's.
+A process that reads it still compares its results with the module's.
 """
 
 from __future__ import annotations
