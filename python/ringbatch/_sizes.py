@@ -310,6 +310,15 @@ def rows_agree(model: Model, xs: list[np.ndarray], tolerance: float) -> bool:
     return agree(together, [np.concatenate(parts) for parts in zip(*single)], tolerance)
 
 
+def refuse_mixed_rows(model: Model, xs: list[np.ndarray], tolerance: float, allow: str = "") -> None:
+    """Refuses a model whose rows do not give in a batch what each gives alone. allow: what else helps, besides single rows and no check."""
+    if not rows_agree(model, xs, tolerance):
+        raise errors.Invalid(
+            f"in a batch of {len(xs[0])} the rows give other results than alone, by more than {tolerance:g} of the largest: rows of this model "
+            f"depend on one another (or chance is in it). Serve single rows (--max_batch_size=1){allow} or anything (--no_check)"
+        )
+
+
 def padding_agrees(model: Model, axes: Axes, outputs: Sequence[Output], dtypes: Sequence[np.dtype], pads: Sequence[float], tolerance: float) -> bool:
     """Whether a padded row gives what it gives unpadded, in what is left of it."""
     for point, true in _padded_points(axes):

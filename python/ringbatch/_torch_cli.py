@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
         "needs a C++ compiler on the CPU. The code is kept in $TORCHINDUCTOR_CACHE_DIR, or ringbatch/torch in the user's cache folder (default off)",
     )  # fmt: skip
     _flags.add_sizes(p)
+    p.add_argument("--no_check", action="store_false", dest="check", help="serve also a model whose rows give other results in a batch than alone")
     p.add_argument("--depth", type=int, default=2, help="batches in flight (default 2)")
     p.add_argument("--processes", type=int, default=1, help="worker processes; one that dies is started again (default 1)")
     p.add_argument("--socket", help="the broker's control socket")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from . import errors
-from ._sizes import FIXED, UNKNOWN, Axes, Extra, Input, Output
+from ._sizes import Axes, Extra, Input
 from ._tensors import _DTYPES as NAMES
 from ._tensors import _NUMPY
 from ._torch_planes import DTYPES
@@ -63,7 +63,13 @@ class Module:
         if self._sized:
             point = self._axes.point([x.shape[1:] for x in rows])
             xs.append(torch.tensor([point] * len(rows[0]) if true is None else true, dtype=torch.int64, device=self._device))
-        return [(y.float() if y.is_floating_point() else y).cpu().numpy() for y in self._compute(xs)]
+        with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call, attr-defined, unused-ignore]
+            ys = self._compute(xs)  # TorchScript specialises on what it sees first: not on this
+        n = len(rows[0])
+        for y in ys:
+            if y.dim() == 0 or len(y) != n:
+                raise errors.Invalid(f"{n} rows went in, and a tensor of shape {list(y.shape)} came out: what is served takes rows and gives as many")
+        return [(y.float() if y.is_floating_point() else y).cpu().numpy() for y in ys]
 
 
 def _tensor(x: np.ndarray, kind: str) -> torch.Tensor:
@@ -76,17 +82,6 @@ def numpy_types(inputs: Sequence[Input]) -> list[np.dtype]:
 
 def torch_types(inputs: Sequence[Input]) -> list[torch.dtype]:
     return [DTYPES[NAMES.index(i.kind)] for i in inputs]
-
-
-def declared(name: str, shape: tuple[int, ...], variable: tuple[int, ...], found: Output) -> Output:
-    """An output as somebody declared it, with what was found out of its sizes."""
-    if len(shape) != len(found.largest):
-        raise errors.Invalid(f"output {name!r} is declared with {len(shape)} dimensions and comes with {len(found.largest)}: {list(found.largest)}")
-    for d in found.variable:
-        if d not in variable:
-            raise errors.Invalid(f"output {name!r}: dimension {d} varies with the inputs; declare it so, <={shape[d]}")
-    follows: list[int] = [UNKNOWN if d in variable and f == FIXED else f for d, f in enumerate(found.follows)]
-    return Output(shape, tuple(follows))
 
 
 def named_call(module: Callable[..., Any], prepare: Callable[[torch.Tensor], torch.Tensor]) -> Call:

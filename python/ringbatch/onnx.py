@@ -142,17 +142,14 @@ def prepare(
 def _check(runner: Runner, graph: Graph, axes: _sizes.Axes, tolerance: float) -> None:
     xs = _sizes.example(graph.inputs, axes.shapes(axes.largest()), graph.dtypes(), CHECKED_ROWS)
     try:
-        agree = _sizes.rows_agree(runner, xs, tolerance)
+        _sizes.refuse_mixed_rows(runner, xs, tolerance, ", allow more (--tolerance 0.05)")
+    except errors.Error:
+        raise
     except Exception as e:
         raise errors.Invalid(
             f"the model takes one row, and fails with {CHECKED_ROWS}: a batch of 1 is fixed inside the graph, in the shape of a Reshape, say. "
             f"Export it with a free batch, or serve single rows (--max_batch_size=1). {first_line(e)}"
         ) from None
-    if not agree:
-        raise errors.Invalid(
-            f"in a batch of {CHECKED_ROWS} the rows give other results than alone, by more than {tolerance:g} of the largest: rows of this model "
-            "depend on one another (or chance is in it). Serve single rows (--max_batch_size=1), allow more (--tolerance 0.05) or anything (--no_check)"
-        )
 
 
 def warm_up(p: Prepared, max_batch: int) -> None:

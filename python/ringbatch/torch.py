@@ -40,7 +40,7 @@ from typing import Any, Callable
 
 import torch
 
-from . import _sizes, _torch_compile, _torch_kept, _torch_load, errors
+from . import _sizes, _torch_check, _torch_compile, _torch_kept, _torch_load, errors
 from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
 from ._serve import stop_on_signals
 from ._serve_targets import name_of
@@ -49,7 +49,7 @@ from ._torch_cache import cache_folder, kept_bytecode
 from ._torch_fingerprint import fingerprint
 from ._torch_lanes import Engine, agree, failure
 from ._torch_planes import DTYPES, NAMES, Plane, Planes
-from ._torch_sizes import Compute, Module, declared, named_call, numpy_types, sized, torch_types
+from ._torch_sizes import Compute, Module, named_call, numpy_types, sized, torch_types
 from ._worker import Ending
 
 __all__ = ["Lost", "serve"]
@@ -74,6 +74,7 @@ def serve(
     mask: str | None = None,
     pad: Sequence[str] | str | float = 0,
     pad_sizes: bool = True,
+    check: bool = True,
     depth: int = 2,
     memory: str | None = None,
     stop: threading.Event | None = None,
@@ -100,6 +101,8 @@ def serve(
     do not bring it. pad: what padding is filled with, or ["tokens=1"] for single
     inputs. pad_sizes: round sizes up to buckets, powers of two unless buckets
     says otherwise, if padded rows give the same results (docs/sizes.md).
+    check: refuse a module whose rows do not give in a batch what they give alone,
+    or whose outputs are not those declared.
 
     memory: "device" has the tensors lie in the memory of the module's GPU, for
     producers that have theirs there (docs/gpu.md); a single one says it itself:
@@ -123,14 +126,16 @@ def serve(
     shapes: list[_sizes.Output] = []
     if plain or outputs is None:
         axes, shapes, note = _sizes.settle(tried, brought, numpy_types(brought), options, pad_sizes, pads, tolerance)
+    elif check:
+        shapes = _torch_check.outputs_of_one_row(tried, plain)
     if note:
         print(f"note: {note}", file=sys.stderr, flush=True)
     if outputs is None:
         outputs = _output_texts(compute, shapes, brought, plain, takes_sizes, where)
     elif shapes:
-        if len(shapes) != len(outputs):
-            raise errors.Invalid(f"the module gives {len(shapes)} outputs, and {len(outputs)} are declared")
-        shapes = [declared(name, shape, variable, o) for (name, _, shape, variable), o in zip(map(parse_spec, outputs), shapes)]
+        shapes = _torch_check.fit([(name, shape, variable) for name, _, shape, variable in map(parse_spec, outputs)], shapes)
+    if check and shapes and most > 1:
+        _torch_check.refuse_mixed_rows(tried, plain, most, tolerance)
     _sizes.add_buckets(options, axes)
     signature = " -> ".join(" ".join(_placed(text, memory, where) for text in side) for side in (inputs, outputs))
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "torch"))
@@ -376,7 +381,7 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         stop_on_signals(stop)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, **settings)
-        serve(module, name, inputs=inputs, outputs=a.output, memory=a.memory, stop=stop, socket=a.socket, **how, **sizes)
+        serve(module, name, inputs=inputs, outputs=a.output, check=a.check, memory=a.memory, stop=stop, socket=a.socket, **how, **sizes)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         print(f"ringbatch torch: {failure(e)}", file=sys.stderr)
         return 1

@@ -189,10 +189,53 @@ def test_true_sizes_come_back_also_after_the_broker_was_restarted(tmp_path):
         thread.join(60)
 
 
-def test_outputs_are_declared_as_they_come():
-    for outputs, message in ((["y:f32[8]"], "dimension 0 varies with the inputs"), (["y:f32[<=8]", "z:f32[1]"], "gives 1 outputs"), (["y:f32[<=8,1]"], "with 2 dimensions")):
-        with pytest.raises(rb.Invalid, match=message):
-            rt.serve(lambda x: x * 2, "m", inputs=["x:f32[<=8]"], outputs=outputs, device="cpu")
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "says"),
+    [
+        (["x:f32[<=8]"], ["y:f32[8]"], r"declared as \[8\], and the module gives \[8\]: dimension 0 varies with the inputs; declare it so, <=8"),
+        (["x:f32[<=8]"], ["y:f32[<=8]", "z:f32[1]"], r"the module gives 1 output, \[8\], and 2 are declared"),
+        (["x:f32[<=8]"], ["y:f32[<=8,1]"], "declare it with 1 dimensions, not 2"),
+        (["x:f32[<=8]"], ["y:f32[<=4]"], "dimension 0 is 8, not 4"),
+        (["x:f32[8]"], ["y:f32[10]"], r"output 'y' is declared as \[10\], and the module gives \[8\]: dimension 0 is 8, not 10"),
+        (["x:f32[8]"], ["y:f32[8]", "z:f32[1]"], "the module gives 1 output"),
+    ],
+)
+def test_outputs_are_declared_as_they_come(inputs, outputs, says):
+    with pytest.raises(rb.Invalid, match=says):
+        rt.serve(lambda x: x * 2, "m", inputs=inputs, outputs=outputs, device="cpu")
+
+
+def learning_norm(x):
+    """A batch norm in training mode, as a program that was exported so."""
+    return torch.nn.functional.batch_norm(x[:, None], None, None, training=True)[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (learning_norm, "in a batch of 3 the rows give other results than alone, by more than 0.001 of the largest"),
+        (lambda x: x.softmax(0), "in a batch of 3 the rows give other results than alone, by more than 0.001 of the largest"),
+        (lambda x: x.view(1, 2) + 1, r"the module takes one row, and fails with 3: .*--max_batch_size=1"),
+        (lambda x: x.sum(), r"1 rows went in, and a tensor of shape \[\] came out"),
+        (lambda x: x[:1], r"3 rows went in, and a tensor of shape \[1, 2\] came out"),
+    ],
+)
+@pytest.mark.parametrize("outputs", [None, ["y:f32[2]"]])
+def test_a_module_that_mixes_rows_is_refused(module, says, outputs):
+    with pytest.raises(rb.Invalid, match=says):
+        rt.serve(module, "m", inputs=["x:f32[2]"], outputs=outputs, device="cpu")
+
+
+def test_a_module_that_mixes_rows_is_served_where_that_is_wanted(served):
+    socket = served(lambda x: x.softmax(0), "mixes", inputs=["x:f32[2]"], device="cpu", check=False)
+    with rb.connect("mixes", socket=socket, wait=60) as c:
+        np.testing.assert_allclose(np.array(c.infer(np.zeros(2, "float32"))).reshape(-1), [1, 1])
+
+
+def test_outputs_may_be_declared_in_another_shape_of_as_many_numbers(served):
+    socket = served(lambda x: x[:, None], "same", inputs=["x:f32[2]"], outputs=["y:f32[2]"], device="cpu")
+    with rb.connect("same", socket=socket, wait=60) as c:
+        np.testing.assert_array_equal(np.array(c.infer(np.ones(2, "float32"))).reshape(-1), [1, 1])
 
 
 class Counting(torch.nn.Module):

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module is tried with before it is served: whether its rows stay apart, and whether it gives what was declared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from . import _sizes, errors
+from ._torch_lanes import failure
+from ._torch_sizes import Module, numpy_types
+
+CHECKED_ROWS = 3
+
+# An output as it was declared: its name, its largest shape and its variable dimensions.
+Declared = tuple[str, tuple[int, ...], tuple[int, ...]]
+
+
+def outputs_of_one_row(tried: Module, axes: _sizes.Axes) -> list[_sizes.Output]:
+    """Nothing where the module does not take what it is tried with: then nothing is known."""
+    try:
+        return _sizes.settle(tried, axes.inputs, numpy_types(axes.inputs), {}, False, [], _sizes.TOLERANCE)[1]
+    except errors.Invalid:
+        raise
+    except Exception:
+        return []
+
+
+def fit(declared: Sequence[Declared], found: Sequence[_sizes.Output]) -> list[_sizes.Output]:
+    """The outputs as somebody declared them, with what was found out of their sizes."""
+    if len(declared) != len(found):
+        gives = " and ".join(str(list(o.largest)) for o in found)
+        raise errors.Invalid(f"the module gives {len(found)} output{'s' * (len(found) != 1)}, {gives}, and {len(declared)} are declared")
+    return [_fit(*d, f) for d, f in zip(declared, found)]
+
+
+def _fit(name: str, shape: tuple[int, ...], variable: tuple[int, ...], found: _sizes.Output) -> _sizes.Output:
+    if not variable and not found.variable and math.prod(shape) == math.prod(found.largest):
+        return _sizes.Output(shape, (_sizes.FIXED,) * len(shape))  # the same numbers in another shape: [10,1] as [10]
+    text = ",".join(f"<={n}" if d in variable else str(n) for d, n in enumerate(shape))
+    but = f"output {name!r} is declared as [{text}], and the module gives {list(found.largest)}"
+    if len(shape) != len(found.largest):
+        raise errors.Invalid(f"{but}: declare it with {len(found.largest)} dimensions, not {len(shape)}")
+    for d in found.variable:
+        if d not in variable:
+            raise errors.Invalid(f"{but}: dimension {d} varies with the inputs; declare it so, <={found.largest[d]}")
+    for d, (n, most) in enumerate(zip(shape, found.largest)):
+        if n < most or (n > most and d not in variable):
+            raise errors.Invalid(f"{but}: dimension {d} is {most}, not {n}")
+    follows = [_sizes.UNKNOWN if d in variable and f == _sizes.FIXED else f for d, f in enumerate(found.follows)]
+    return _sizes.Output(shape, tuple(follows))
+
+
+def refuse_mixed_rows(tried: Module, axes: _sizes.Axes, most: int, tolerance: float) -> None:
+    """Of a module that takes one row."""
+    rows = min(CHECKED_ROWS, most)
+    xs = _sizes.example(axes.inputs, axes.shapes(axes.largest()), numpy_types(axes.inputs), rows)
+    try:
+        _sizes.refuse_mixed_rows(tried, xs, tolerance)
+    except errors.Invalid:
+        raise
+    except Exception as e:
+        raise errors.Invalid(
+            f"the module takes one row, and fails with {rows}: a batch of 1 is fixed in it, in the shape of a view, say. "
+            f"Make it for any number of rows, or serve single rows (--max_batch_size=1). {failure(e)}"
+        ) from None
