@@ -67,7 +67,6 @@ func main() {
 	o := options{}
 	role := pflag.String("role", "", "internal: bare, worker, local or producer")
 	bare := pflag.String("bare", "", "internal: the bare server's address")
-	goroutines := pflag.Int("goroutines", 1, "internal: producers of this process")
 	dir := pflag.String("dir", "", "internal: where the sockets are")
 	pflag.Float64Var(&o.seconds, "seconds", 1, "length of one turn")
 	pflag.IntVar(&o.rounds, "rounds", 5, "turns of each")
@@ -75,7 +74,7 @@ func main() {
 	pflag.StringVar(&o.json, "json", "", "write the results to this file")
 	pflag.BoolVar(&o.explain, "explain", false, "small, one: print each turn, where its CPU time went, how often threads slept and how full batches were")
 	pflag.IntVar(&o.perProcess, "per_process", 1, "small: producers that share a process, with one client or one connection between them")
-	pflag.IntVar(&o.inFlight, "in_flight_per_producer", 1, "small: requests that each producer has in flight at once, to the ring as to the bare server")
+	pflag.IntVar(&o.inFlight, "in_flight_per_producer", 1, "small: requests that each producer has in flight at once, to the ring as to the bare server, which is called one by one, too")
 	pflag.StringVar(&o.producer, "producer", "", "small, one: the producers' program and its arguments, e.g. \"python bench/python/relay_producer.py\"")
 	pflag.IntVar(&o.relays, "relays", 1, "small, one: relay processes, workers of one model here")
 	pflag.StringSliceVar(&o.relayFlags, "relay_flags", nil, "further flags of the relays")
@@ -91,7 +90,7 @@ func main() {
 	case "local":
 		err = serveLocal(ctx)
 	case "producer":
-		err = runProducer(ctx, *dir, *bare, *goroutines)
+		err = runProducer(ctx, *dir, *bare, o.perProcess, o.inFlight)
 	default:
 		err = run(ctx, &o)
 	}
@@ -225,26 +224,33 @@ func large(o *options, b *bed) error {
 }
 
 func small(o *options, b *bed) error {
-	list, err := b.producerProcesses(producers/o.perProcess, o.perProcess*o.inFlight)
+	list, err := b.producerProcesses(producers/o.perProcess, o.perProcess, o.inFlight)
 	if err != nil {
 		return err
 	}
-	all, err := o.produceInTurns(b, list, bareKind, relayKind, localKind)
+	kinds := []string{bareKind, relayKind, localKind}
+	if o.inFlight > 1 {
+		kinds = append(kinds, singleKind)
+	}
+	all, err := o.produceInTurns(b, list, kinds...)
 	if err != nil {
 		return err
 	}
 	bare, relay, local := all[bareKind], all[relayKind], all[localKind]
-	name, each := "small requests", ""
-	if o.inFlight > 1 {
-		name, each = name+", several in flight", fmt.Sprintf(" with %d in flight each", o.inFlight)
+	if o.inFlight == 1 {
+		o.report("small requests", fmt.Sprintf("64 bytes, 64 producers: relay %.0f requests/s, one by one over gRPC %.0f (a ring with its worker here: %.0f)",
+			relay.perSecond, bare.perSecond, local.perSecond), relay.perSecond/bare.perSecond, aimSmall, false)
+		return nil
 	}
-	o.report(name, fmt.Sprintf("64 bytes, 64 producer processes%s: relay %.0f requests/s, one by one over gRPC %.0f (a ring with its worker here: %.0f)",
-		each, relay.perSecond, bare.perSecond, local.perSecond), relay.perSecond/bare.perSecond, aimSmall, false)
+	single := all[singleKind]
+	text := fmt.Sprintf("64 bytes, 64 producers with %d in flight each: relay %.0f requests/s (a ring with its worker here: %.0f)", o.inFlight, relay.perSecond, local.perSecond)
+	o.report("small requests, several in flight", fmt.Sprintf("%s; as many gRPC calls at once %.0f", text, bare.perSecond), relay.perSecond/bare.perSecond, aimSmall, false)
+	o.report("small requests, several in flight, against one by one", fmt.Sprintf("%s; the same producers one by one over gRPC %.0f", text, single.perSecond), relay.perSecond/single.perSecond, aimSmall, false)
 	return nil
 }
 
 func oneCaller(o *options, b *bed) error {
-	list, err := b.producerProcesses(1, 1)
+	list, err := b.producerProcesses(1, 1, 1)
 	if err != nil {
 		return err
 	}

@@ -30,18 +30,21 @@ type producer struct {
 
 // The kinds of calls that a producer makes.
 const (
-	bareKind  = "bare"  // a unary call to the bare server
-	relayKind = "relay" // a request of the ring whose worker is the relay
-	localKind = "local" // of a ring whose worker is on this host: what the relay cannot be quicker than
+	bareKind   = "bare"       // unary calls to the bare server, as many at once as requests to the ring
+	singleKind = "one_by_one" // the same, one at a time
+	relayKind  = "relay"      // a request of the ring whose worker is the relay
+	localKind  = "local"      // of a ring whose worker is on this host: what the relay cannot be quicker than
 )
 
-func (b *bed) producerProcesses(n, goroutines int) (list []*producer, err error) {
+// producerProcesses starts n processes of so many producers, each with so many
+// requests in flight.
+func (b *bed) producerProcesses(n, each, inFlight int) (list []*producer, err error) {
 	for range n {
 		program := []string{b.self}
 		if len(b.producer) > 0 {
 			program = b.producer
 		}
-		p := &producer{cmd: exec.CommandContext(b.ctx, program[0], append(slices.Clone(program[1:]), "--role", "producer", "--dir", b.dir, "--bare", b.bare, "--goroutines", fmt.Sprint(goroutines))...)}
+		p := &producer{cmd: exec.CommandContext(b.ctx, program[0], append(slices.Clone(program[1:]), "--role", "producer", "--dir", b.dir, "--bare", b.bare, "--per_process", fmt.Sprint(each), "--in_flight_per_producer", fmt.Sprint(inFlight))...)}
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		p.cmd.Stderr = os.Stderr
 		if p.in, err = p.cmd.StdinPipe(); err != nil {
@@ -124,17 +127,18 @@ func (o *options) produceInTurns(b *bed, list []*producer, kinds ...string) (map
 }
 
 // runProducer is the child.
-func runProducer(ctx context.Context, dir, bare string, goroutines int) (err error) {
+func runProducer(ctx context.Context, dir, bare string, each, inFlight int) (err error) {
 	b := &bed{ctx: ctx, dir: dir, bare: bare}
 	calls := map[string][]caller{}
 	for kind, model := range map[string]string{relayKind: "small", localKind: localKind} {
-		if calls[kind], err = b.producers(model, 1, goroutines, smallBytes, smallBytes); err != nil {
+		if calls[kind], err = b.producers(model, 1, each*inFlight, smallBytes, smallBytes); err != nil {
 			return err
 		}
 	}
-	if calls[bareKind], err = b.bareCallers("small", 1, goroutines, 1, smallBytes, smallBytes); err != nil {
+	if calls[bareKind], err = b.bareCallers("small", 1, each*inFlight, 1, smallBytes, smallBytes); err != nil {
 		return err
 	}
+	calls[singleKind] = calls[bareKind][:each]
 	fmt.Println("ready")
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		var kind string
