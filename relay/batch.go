@@ -29,6 +29,7 @@ type trip struct {
 	ctx    context.Context // ends when nobody waits any more
 	cancel context.CancelFunc
 	first  *sending // is under way; nil: no host was there
+	faulty bool     // a fault of ours has failed it
 }
 
 // How often hosts that were sent a batch may go away before its requests go on
@@ -53,6 +54,9 @@ func (t *trip) start() {
 func (t *trip) finish() {
 	defer t.b.Complete()
 	defer t.cancel()
+	if t.faulty { // what was sent of it must not be sent again
+		return
+	}
 	t.guard(func() {
 		suspects := t.deliver(t.ctx, t.all(), lossesTogether)
 		for _, i := range suspects {
@@ -67,6 +71,7 @@ func (t *trip) finish() {
 func (t *trip) guard(step func()) {
 	defer func() {
 		if fault := recover(); fault != nil {
+			t.faulty = true
 			t.r.log.Error("the relay panicked", "panic", fault, "stack", string(debug.Stack()))
 			t.b.FailAll(fmt.Errorf("the relay panicked: %v", fault))
 		}

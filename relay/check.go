@@ -116,7 +116,7 @@ func (r *relay) signatureOf(meta *oip.ModelMetadataResponse, header metadata.MD)
 	if text := header.Get(relaywire.SignatureHeader); len(text) > 0 {
 		inputs, outputs, ok := strings.Cut(text[0], " -> ")
 		if sig, err := tensor.ParseSignature(strings.Fields(inputs), strings.Fields(outputs)); ok && err == nil {
-			return &sig, nil
+			return &sig, r.agrees(&sig)
 		}
 	}
 	var sig tensor.Signature
@@ -137,7 +137,23 @@ func (r *relay) signatureOf(meta *oip.ModelMetadataResponse, header metadata.MD)
 	if err := sig.Validate(); err != nil {
 		return nil, fmt.Errorf("its signature is none of a ring: %w", err)
 	}
-	return &sig, nil
+	return &sig, r.agrees(&sig)
+}
+
+// agrees tells whether the signature is what the user says of it.
+func (r *relay) agrees(sig *tensor.Signature) error {
+	for _, side := range []struct {
+		flag        string
+		said, there []tensor.Spec
+	}{{"--input", r.cfg.Inputs, sig.Inputs}, {"--output", r.cfg.Outputs, sig.Outputs}} {
+		for i := range side.said {
+			said := side.said[i].String()
+			if !slices.ContainsFunc(side.there, func(t tensor.Spec) bool { return t.String() == said }) {
+				return fmt.Errorf("it serves %s, %s says %s: correct that, or leave it out where the far side tells all sizes", sig, side.flag, said)
+			}
+		}
+	}
+	return nil
 }
 
 // specOf is one tensor. What the far side leaves open, the user has to say.
@@ -151,7 +167,7 @@ func specOf(t *oip.ModelMetadataResponse_TensorMetadata, given []tensor.Spec, fl
 	}
 	for i := range given {
 		if given[i].Name == t.Name {
-			if given[i].DType != d || len(given[i].Shape) != len(t.Shape)-1 {
+			if !fits(&given[i], d, t.Shape[1:]) {
 				return spec, fmt.Errorf("tensor %q is %s%v there, %s says %s", t.Name, t.Datatype, t.Shape, flag, given[i].String())
 			}
 			return given[i], nil
@@ -165,6 +181,20 @@ func specOf(t *oip.ModelMetadataResponse_TensorMetadata, given []tensor.Spec, fl
 		spec.Shape = append(spec.Shape, int(n))
 	}
 	return spec, nil
+}
+
+// fits tells whether what the user says of a tensor only fills in what the far
+// side leaves open.
+func fits(given *tensor.Spec, d tensor.DType, shape []int64) bool {
+	if given.DType != d || len(given.Shape) != len(shape) {
+		return false
+	}
+	for i, n := range shape {
+		if n >= 1 && (given.Shape[i] != int(n) || slices.Contains(given.Variable, i)) {
+			return false
+		}
+	}
+	return true
 }
 
 // dtypes by the protocol's names.

@@ -5,14 +5,18 @@ package relay
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/relaywire"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // unheard is a host whose first answers are not heard in time, because the one who
@@ -44,6 +48,47 @@ func (u *unheard) ModelConfig(context.Context, *oip.ModelConfigRequest, ...grpc.
 
 func (u *unheard) ModelReady(context.Context, *oip.ModelReadyRequest, ...grpc.CallOption) (*oip.ModelReadyResponse, error) {
 	return &oip.ModelReadyResponse{Ready: true}, nil
+}
+
+func TestWhatTheUserSaysOfTensorsHasToAgreeWithTheFarSide(t *testing.T) {
+	meta := func(name string, shape ...int64) []*oip.ModelMetadataResponse_TensorMetadata {
+		return []*oip.ModelMetadataResponse_TensorMetadata{{Name: name, Datatype: "INT32", Shape: append([]int64{-1}, shape...)}}
+	}
+	there := &oip.ModelMetadataResponse{Inputs: meta("x", -1, 4), Outputs: meta("y", 4)} // x is open in one dimension
+	ours := metadata.Pairs(relaywire.SignatureHeader, "x:i32[<=8,4] -> y:i32[4]")
+	for _, c := range []struct {
+		header metadata.MD
+		input  string
+		want   string // of the error
+	}{
+		{nil, "", "say how large it can be"},
+		{nil, "x:i32[<=8,4]", ""},
+		{nil, "x:i32[8,4]", ""},
+		{nil, "x:i32[<=8,5]", "says x:i32[<=8,5]"},
+		{nil, "x:i32[<=8,<=4]", "says x:i32[<=8,<=4]"},
+		{nil, "x:i64[<=8,4]", "says x:i64[<=8,4]"},
+		{ours, "", ""},
+		{ours, "x:i32[<=8,4]", ""},
+		{ours, "x:i32[<=9,4]", "says x:i32[<=9,4]"},
+		{ours, "z:i32[<=8,4]", "says z:i32[<=8,4]"},
+	} {
+		r := &relay{}
+		if c.input != "" {
+			spec, err := tensor.ParseSpec(c.input)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.cfg.Inputs = []tensor.Spec{spec}
+		}
+		_, err := r.signatureOf(there, c.header)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("--input %q, header %v: %v, want %q", c.input, c.header, err, c.want)
+		}
+	}
+	r := &relay{cfg: Config{Outputs: []tensor.Spec{{Name: "z", DType: tensor.I32, Shape: []int{4}}}}}
+	if _, err := r.signatureOf(there, ours); err == nil || !strings.Contains(err.Error(), "--output says z:i32[4]") {
+		t.Errorf("an output that it does not have: %v", err)
+	}
 }
 
 func TestARelayThatStoodStillAsksAgainBeforeItLeavesAHost(t *testing.T) {

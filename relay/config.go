@@ -5,7 +5,6 @@ package relay
 import (
 	"fmt"
 	"log/slog"
-	"net"
 	"slices"
 	"strings"
 	"time"
@@ -124,33 +123,5 @@ func (c *Config) check() error {
 	case c.TokenFile != "" && !c.TLS && !c.Insecure && !c.onlyThisHost():
 		return fmt.Errorf("%w: the token would cross the network in plain sight: give --tls or --tls_ca, or say --insecure if something else guards it (a mesh, a tunnel)", status.ErrInvalid)
 	}
-	return nil
-}
-
-// xds tells that a control plane says where the hosts are.
-func (c *Config) xds() bool { return strings.HasPrefix(c.Target, "xds:") }
-
-// onlyThisHost tells that the target is a list of addresses of this host.
-func (c *Config) onlyThisHost() bool {
-	for _, address := range c.list() {
-		host, _, err := net.SplitHostPort(address)
-		if ip := net.ParseIP(host); err != nil || host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-			return false
-		}
-	}
-	return len(c.list()) > 0
-}
-
-// list is the target as a list of addresses; nil if it is of another kind.
-func (c *Config) list() []string {
-	if strings.Contains(c.Target, "://") || strings.HasPrefix(c.Target, "unix:") {
-		return nil
-	}
-	var all []string
-	for _, address := range strings.Split(c.Target, ",") {
-		if address = strings.TrimSpace(address); address != "" {
-			all = append(all, address)
-		}
-	}
-	return all
+	return c.checkAddresses()
 }

@@ -319,11 +319,20 @@ func TestAFaultOfTheRelayFailsItsBatchAndNothingElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	trip := &trip{r: &relay{log: slog.New(slog.DiscardHandler)}, b: taken}
-	trip.guard(func() { panic("a bug") })
-	taken.Complete()
-	if err := q.Wait(soon(t)); !errors.Is(err, status.ErrFailed) || !strings.Contains(err.Error(), "the relay panicked: a bug") {
+	log, settings := &testLog{}, w.Settings()
+	hosts, byName := usableHosts(LeastRequest, "h")
+	r := &relay{log: slog.New(slog.NewTextHandler(log, nil)), hosts: hosts, posted: map[*exchange]struct{}{}} // without a connection: sending panics
+	trip := &trip{r: r, b: taken, model: &settings}
+	trip.start()
+	if h := byName["h"]; h.inFlight != 0 || len(h.calls) != 0 || len(r.posted) != 0 {
+		t.Errorf("the host still has %d calls of it (%d to cancel), %d are watched", h.inFlight, len(h.calls), len(r.posted))
+	}
+	trip.finish()
+	if err := q.Wait(soon(t)); !errors.Is(err, status.ErrFailed) || !strings.Contains(err.Error(), "the relay panicked: ") {
 		t.Errorf("it ended with %v", err)
+	}
+	if n := log.count("the relay panicked"); n != 1 {
+		t.Errorf("it was sent %d times", n)
 	}
 }
 
@@ -459,6 +468,13 @@ func TestARelayThatCannotBeIsRefusedInOneSentence(t *testing.T) {
 		want string
 	}{
 		{Config{Model: "m"}, "a target"},
+		{Config{Model: "m", Target: "x:1, localhost"}, "is it localhost:8001?"},
+		{Config{Model: "m", Target: "https://x:8001/"}, "is it x:8001?"},
+		{Config{Model: "m", Target: "x:"}, "is it x:8001?"},
+		{Config{Model: "m", Target: "::1"}, "is it [::1]:8001?"},
+		{Config{Model: "m", Target: "[::1]"}, "is it [::1]:8001?"},
+		{Config{Model: "m", Target: "x:80001"}, "is it x:8001?"},
+		{Config{Model: "m", Target: "dns:///gpus.example.com"}, "is it gpus.example.com:8001?"},
 		{Config{Model: "m", Target: "x:1", Route: "best"}, "least_request"},
 		{Config{Model: "m", Target: "x:1", InFlight: 65}, "1..64"},
 		{Config{Model: "m", Target: "x:1", TokenFile: "t"}, "plain sight"},

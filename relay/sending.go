@@ -37,19 +37,25 @@ type result struct {
 
 // send sends requests to a host, and does not wait for the answer; receive
 // follows. nil if there is no host for them.
-func (t *trip) send(ctx context.Context, requests []int, been []*host) *sending {
+func (t *trip) send(ctx context.Context, requests []int, been []*host) (s *sending) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c := t.r.hosts.choose(been, cancel)
 	if c == nil {
 		cancel(nil)
 		return nil
 	}
+	defer func() {
+		if s == nil { // it panics: the host has nothing of it
+			c.end()
+			cancel(nil)
+		}
+	}()
 	t.r.hosts.mu.Lock()
 	plain, most := c.host.plain, c.host.maxBatch
 	t.r.hosts.mu.Unlock()
-	s := &sending{call: c, t: t, ctx: ctx, plain: plain, groups: groups(t.b, requests, plain, most)}
-	s.first = s.post(s.groups[0])
-	return s
+	begun := &sending{call: c, t: t, ctx: ctx, plain: plain, groups: groups(t.b, requests, plain, most)}
+	begun.first = begun.post(begun.groups[0])
+	return begun
 }
 
 // receive waits for the answers.
@@ -85,11 +91,16 @@ type exchange struct {
 // post sends a message and leaves the answer to receive; both together are what
 // Invoke does. It waits only if the host takes no more calls at once over its
 // connection, or if gRPC, which balances itself, has none.
-func (s *sending) post(requests []int) *exchange {
+func (s *sending) post(requests []int) (posted *exchange) {
 	t := s.t
 	x := &exchange{sending: s, requests: requests, route: &route{host: s.host}, began: time.Now()}
 	m := t.r.encode(t.b, requests, s.plain)
 	t.r.watch(x)
+	defer func() {
+		if posted == nil { // it panics
+			t.r.unwatch(x)
+		}
+	}()
 	x.stream, x.err = t.r.conn.NewStream(x.route.to(s.ctx), &grpc.StreamDesc{}, oip.GRPCInferenceService_ModelInfer_FullMethodName,
 		grpc.ForceCodecV2(t.r.codec), grpc.Trailer(&x.trailer), grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(t.r.maxAnswer(t.b)))
 	if x.err == nil {

@@ -38,7 +38,7 @@ func runRelay(ctx context.Context, args []string) error {
 	f.BoolVar(&cfg.Insecure, "insecure", false, "show the token without TLS: something else guards the network")
 	f.DurationVar(&cfg.CheckInterval, "check_interval", relay.DefaultCheckInterval, "how often each host is asked whether it is well")
 	f.DurationVar(&cfg.CheckTimeout, "check_timeout", relay.DefaultCheckTimeout, "and how long it may take to answer before it is left")
-	inputs := f.StringArray("input", nil, "how large variable dimensions of an input can be, name:dtype[<=N,…], where the far side does not say (repeatable)")
+	inputs := f.StringArray("input", nil, "how large variable dimensions of an input can be, name:dtype[<=N,…], where the far side does not say; what it says has to agree (repeatable)")
 	outputs := f.StringArray("output", nil, "the same for an output")
 	f.DurationVar(&cfg.WaitForBroker, "wait_for_broker", 0, "wait that long for a broker that is not there yet")
 	logs := addLogFlags(f)

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package relay
+
+import (
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// xds tells that a control plane says where the hosts are.
+func (c *Config) xds() bool { return strings.HasPrefix(c.Target, "xds:") }
+
+// onlyThisHost tells that the target is a list of addresses of this host.
+func (c *Config) onlyThisHost() bool {
+	for _, address := range c.list() {
+		host, _, err := net.SplitHostPort(address)
+		if ip := net.ParseIP(host); err != nil || host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+			return false
+		}
+	}
+	return len(c.list()) > 0
+}
+
+// list is the target as a list of addresses; nil if it is of another kind.
+func (c *Config) list() []string {
+	if strings.Contains(c.Target, "://") || strings.HasPrefix(c.Target, "unix:") {
+		return nil
+	}
+	var all []string
+	for _, address := range strings.Split(c.Target, ",") {
+		if address = strings.TrimSpace(address); address != "" {
+			all = append(all, address)
+		}
+	}
+	return all
+}
+
+// checkAddresses refuses URLs, and addresses without a port. gRPC would take 443
+// for some of these, where no gateway listens unless it was told to, and try
+// for ever.
+func (c *Config) checkAddresses() error {
+	if scheme, rest, _ := strings.Cut(c.Target, "://"); scheme == "http" || scheme == "https" {
+		return fmt.Errorf("%w: %q is a URL: gRPC wants HOST:PORT: is it %s? (with --tls if that serves TLS)", status.ErrInvalid, c.Target, strings.TrimRight(rest, "/"))
+	}
+	addresses := c.list()
+	if strings.HasPrefix(c.Target, "dns://") {
+		addresses = []string{c.Target[strings.LastIndexByte(c.Target, '/')+1:]}
+	}
+	_, usual, _ := net.SplitHostPort(gateway.DefaultGRPC)
+	for _, address := range addresses {
+		host, port, err := net.SplitHostPort(address)
+		if err != nil {
+			host, port = strings.Trim(address, "[]"), ""
+		}
+		if _, err = net.LookupPort("tcp", port); err != nil || port == "" || port == "0" {
+			return fmt.Errorf("%w: %q names no port: is it %s? (%s is a gateway's gRPC port, unless --grpc says otherwise there)", status.ErrInvalid, address, net.JoinHostPort(host, usual), usual)
+		}
+	}
+	return nil
+}
