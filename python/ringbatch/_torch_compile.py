@@ -31,6 +31,7 @@ WORTH = 1.03  # so many times as fast, to be taken
 _ROUNDS, _ROUND_S = 5, 0.1
 _PLAIN, _COMPILED = "as it is", "compiled"  # what was chosen
 _PATIENCE_S = 300.0  # for another process that compiles
+_SAY_S = 30.0  # how often a process that waits for it says so
 
 
 def tolerance(dtype: torch.dtype | None) -> float:
@@ -39,13 +40,15 @@ def tolerance(dtype: torch.dtype | None) -> float:
 
 
 def choose(
-    mode: str, plain: Compute, compiled: Callable[[], Compute], examples: list[list[torch.Tensor]], within: float, recorded: bool = False, of: object = None
-) -> Compute | None:
+    mode: str, plain: Compute, compiled: Callable[[], Compute], examples: list[list[torch.Tensor]], within: float, recorded: bool = False, of: object = None,
+    read: Callable[[str], bool] = lambda folder: True,
+) -> Compute | None:  # fmt: skip
     """The compiled code, or None: serve without.
 
     examples: inputs of a full batch, and of others that will come. recorded:
     they will run as CUDA graphs. of: what is compiled, as a text that is the same in another process; what
-    an earlier start has measured of it is not measured again.
+    an earlier start has measured of it is not measured again. read: whether compiled, once it was called for it, only reads
+    what that folder has: its weights, which of does not tell, may be new.
     """
     try:
         folder = cache_folder()
@@ -54,7 +57,7 @@ def choose(
         if verdict == _PLAIN:
             print(f"serving the module as it is: compiling did not pay ({said}; measured at an earlier start, kept in {kept})", flush=True)
             return None
-        with _one_compiles(folder, kept):
+        with _one_compiles(folder, kept, read):
             began = time.monotonic()
             code = compiled()
             for xs in examples:
@@ -98,17 +101,27 @@ def _keep(kept: Path, verdict: str, said: str) -> None:
 
 
 @contextlib.contextmanager
-def _one_compiles(folder: str, kept: Path) -> Iterator[None]:
-    """Processes that start together compile once: the others wait, and read what the first has kept."""
+def _one_compiles(folder: str, kept: Path, read: Callable[[str], bool]) -> Iterator[None]:
+    """Processes that start together compile once: the others wait, and read what the first has kept.
+
+    The kernel frees the lock of a process that is killed.
+    """
+
+    def there() -> bool:
+        return kept.exists() and read(folder)
+
     with open(Path(folder, "ringbatch.lock"), "w") as lock:
-        patience = time.monotonic() + _PATIENCE_S
-        while not kept.exists() and time.monotonic() < patience:  # beyond that: one that hangs, compile beside it
+        began, said = time.monotonic(), -_SAY_S
+        while not there() and (waited := time.monotonic() - began) < _PATIENCE_S:  # beyond that: one that hangs, compile beside it
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError:
+                if waited - said >= _SAY_S:
+                    said = waited
+                    print(f"another process compiles, in {folder}: waiting for it, {waited:.0f} of at most {_PATIENCE_S:.0f} s", flush=True)
                 time.sleep(0.1)
-        if kept.exists():
+        if there():
             _compile_in_this_process()
         yield
         kept.touch()
@@ -150,7 +163,10 @@ def _all_was_kept() -> bool:
     from torch._dynamo.utils import counters
 
     found = counters["inductor"]
-    return not found["fxgraph_cache_miss"] and not found["fxgraph_cache_bypass"]
+    if found["fxgraph_cache_miss"] or found["fxgraph_cache_bypass"]:
+        return False
+    # Without that cache it neither hits nor misses; then what was traced was compiled.
+    return bool(found["fxgraph_cache_hit"] or counters["aot_autograd"]["autograd_cache_hit"] or not counters["frames"]["total"])
 
 
 def differ_at_most(part: float, got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:

@@ -41,7 +41,7 @@ def load_or_compile(module: torch.nn.Module, xs: Sequence[torch.Tensor], of: obj
     state: the module's fingerprint. of: what the code depends on besides. folder: nobody else may write there, what lies in it is run.
     right: tells whether code does what the module does.
     """
-    file = Path(folder, f"whole-{hashlib.sha256(f'{of} {state}'.encode()).hexdigest()[:32]}.pt")
+    file = _file(of, state, folder)
     if not isinstance(state, Untold):
         try:
             code = _read(file, xs[0].device)
@@ -56,13 +56,32 @@ def load_or_compile(module: torch.nn.Module, xs: Sequence[torch.Tensor], of: obj
     try:
         if isinstance(state, Untold):
             raise NotKept(state)
-        whole = _whole(made, xs, code)
+        try:
+            whole = _whole(made, xs, code)
+        except NotKept:
+            _never_whole(file).touch()
+            raise
         _write(file, whole)
         return _code(whole)
     except Exception as e:  # the compiler's insides, which differ from version to version, or a full disk
         print(f"a restart will trace the module again, since its compiled code cannot be kept whole: {e if isinstance(e, NotKept) else failure(e)}",
               file=sys.stderr, flush=True)  # fmt: skip
         return code
+
+
+def is_kept(of: object, state: str | Untold, folder: str) -> bool:
+    """Whether load_or_compile will read it; or need not be waited for, since it will compile whatever other processes do."""
+    file = _file(of, state, folder)
+    return isinstance(state, Untold) or file.exists() or _never_whole(file).exists()
+
+
+def _file(of: object, state: str | Untold, folder: str) -> Path:
+    return Path(folder, f"whole-{hashlib.sha256(f'{of} {state}'.encode()).hexdigest()[:32]}.pt")
+
+
+def _never_whole(file: Path) -> Path:
+    """Is there where code was found to be such that the file never will."""
+    return file.with_name(f"not-{file.stem}")
 
 
 def _compile(module: torch.nn.Module, xs: Sequence[torch.Tensor]) -> tuple[Code, list[tuple[Any, Any, int]]]:

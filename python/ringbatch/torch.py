@@ -235,6 +235,9 @@ def _prepare(
         def right(code: Callable[..., Any]) -> bool:
             return _torch_compile.differ_at_most(within, named_call(code, ready)(examples[0], {}), plain(examples[0]))
 
+        def read(folder: str) -> bool:
+            return state is None or _torch_kept.is_kept(f"{of} {device}", state, folder)
+
         @torch.inference_mode()
         def compiled() -> Compute:
             with _torch_compile.constant_weights() if one_size else contextlib.nullcontext():
@@ -247,7 +250,7 @@ def _prepare(
             return found
 
         with kept_bytecode():
-            found = _torch_compile.choose(compile, plain, compiled, examples, within, recorded, of)
+            found = _torch_compile.choose(compile, plain, compiled, examples, within, recorded, of, read)
         return (plain, sized_too, found) if one_size else (found or plain, sized_too, None)
     if compile != "off":
         print("serving TorchScript, which cannot be compiled: export the module (.pt2), or name what makes it (package.module:name)", file=sys.stderr)

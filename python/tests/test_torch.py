@@ -338,8 +338,9 @@ def test_a_module_by_its_import_path_is_served_compiled_and_a_restart_reads_the_
     flags = ["--name", "two", "--input", "x:f32[64]", "--input", "z:f32[64]", "--compile", "on", "--device", "cpu", "--socket", socket]
     said = []
     with broker_at(socket):
-        for _ in range(2):
-            p = subprocess.Popen([sys.executable, "-m", "ringbatch._torch_cli", "test_torch:two", *flags], env=env, stdout=subprocess.PIPE, text=True)
+        for uncached in ({}, {}, {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}):
+            command = [sys.executable, "-m", "ringbatch._torch_cli", "test_torch:two", *flags]
+            p = subprocess.Popen(command, env={**env, **uncached}, stdout=subprocess.PIPE, text=True)
             try:
                 ask_two(socket)
             finally:
@@ -347,6 +348,7 @@ def test_a_module_by_its_import_path_is_served_compiled_and_a_restart_reads_the_
                 said.append(p.communicate(timeout=120)[0])
     assert "\ncompiled in" in "\n" + said[0] and f"kept in {cache}" in said[0]
     assert "\nread compiled code in" in "\n" + said[1]
+    assert "\ncompiled in" in "\n" + said[2]
 
 
 def talkative() -> torch.nn.Module:

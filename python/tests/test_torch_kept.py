@@ -6,7 +6,11 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import subprocess
 import sys
+import threading
+import time
+import types
 
 import pytest
 
@@ -183,3 +187,58 @@ def test_code_that_is_not_kept_whole_is_served_and_a_line_says_why(start, tmp_pa
         assert start(parts, "a") and capfd.readouterr().err.endswith(f"{said}it is in 2 parts, with Python between them\n")
     assert start(Net(), Untold("a thing")) and capfd.readouterr().err.endswith(f"{said}a thing\n")
     assert not list(tmp_path.glob("whole-*"))
+    assert len(list(tmp_path.glob("not-whole-*"))) == 1  # others need not wait for it
+
+
+@pytest.fixture
+def retrained(tmp_path, monkeypatch):
+    """Starts a module of which other weights were compiled before; does what is given while it waits for another process."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
+    xs = [torch.rand(3, 4)]
+
+    def start(compiled, meanwhile=lambda: None):
+        monkeypatch.setattr(_torch_compile, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: meanwhile()))
+        whole = tmp_path / "whole"
+        return _torch_compile.choose("on", lambda xs: xs, lambda: compiled(whole) or (lambda xs: xs), [xs], 0.0, of="m", read=lambda folder: whole.exists())
+
+    start(lambda whole: None)
+    return start
+
+
+def test_of_processes_that_start_together_after_a_retraining_one_compiles_and_the_others_wait(retrained, capfd):
+    compiling, waiting = threading.Event(), threading.Event()
+    found = []
+
+    def compiled(whole):
+        compiling.set()
+        assert waiting.wait(60)
+        found.append(whole.exists())
+        whole.touch()
+
+    first = threading.Thread(target=retrained, args=(compiled,))
+    first.start()
+    assert compiling.wait(60)
+
+    def meanwhile():
+        waiting.set()
+        first.join(60)
+
+    retrained(lambda whole: found.append(whole.exists()), meanwhile)
+    assert found == [False, True]
+    assert capfd.readouterr().out.count("another process compiles, in") == 1
+
+
+def test_a_process_that_is_killed_while_it_compiles_leaves_it_to_the_next(retrained, tmp_path):
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+    holder = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / "ringbatch.lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"held\n"
+
+    def kill():
+        holder.kill()
+        holder.wait(60)
+
+    found = []
+    retrained(lambda whole: found.append(holder.poll()), kill)
+    holder.communicate()
+    assert found == [-9]
