@@ -148,8 +148,7 @@ func TestCProgramUnderValgrind(t *testing.T) {
 }
 
 func TestTheLibraryIsLight(t *testing.T) {
-	lib := filepath.Join(built, "light.so")
-	run(t, "strip", "-o", lib, filepath.Join(library(t), "lib", "libringbatch.so"))
+	lib := filepath.Join(library(t), "lib", "libringbatch.so")
 	info, err := os.Stat(lib)
 	if err != nil {
 		t.Fatal(err)
@@ -163,6 +162,10 @@ func TestTheLibraryIsLight(t *testing.T) {
 			t.Errorf("it needs %s", n[1])
 		}
 	}
+}
+
+func TestCoresGoByTheQuotaToo(t *testing.T) {
+	execute(t, nil, sanitizedProgram(t, "address,undefined", "cores", "testdata/cores.c"))
 }
 
 func TestPkgConfigAndTheStaticLibrary(t *testing.T) {

@@ -144,6 +144,10 @@ RB_API const char *rb_error(void);
 RB_API int rb_abi_version(void);
 RB_API const char *rb_version(void);
 
+/* How many cores this process may use: those of its affinity, or fewer where
+ * the CPU quota of its control group, or of one above it, is less. */
+RB_API uint32_t rb_cores(void);
+
 /* ---- tensors ----------------------------------------------------------- */
 
 typedef enum rb_dtype {
@@ -416,7 +420,7 @@ typedef struct rb_worker_options {
 	uint32_t weight;          /* share of the work relative to other workers; 0: 1 */
 	uint32_t pad_to;          /* pad every batch to that many rows; 0: no */
 	uint32_t pad_preferred;   /* 1: pad to the next preferred size */
-	uint32_t gather_threads;  /* of rb_batch_gather, for batches above 1 MiB, the caller's included; 0: as many as cores, one where there are fewer than 4; at most 16 */
+	uint32_t gather_threads;  /* of rb_batch_gather, for batches above 1 MiB, the caller's included; 0: as many as rb_cores, one where there are fewer than 4; at most 16 */
 	/* How to declare the model if the broker does not know it yet: key=value
 	 * pairs with blanks or line ends between them, "max_batch_size=32
 	 * wait_time=5ms". docs/configuration.md has the keys; what is left out, or

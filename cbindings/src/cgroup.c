@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much memory the control groups of this process leave it. Both versions
- * are read, also side by side. A limit binds everything below it, so every
- * group from the process's own up to the root of what is mounted counts.
+ * How much memory, and how many cores, the control groups of this process leave
+ * it. Both versions are read, also side by side. A limit binds everything below
+ * it, so every group from the process's own up to the root of what is mounted counts.
  */
 #include <errno.h>
 #include <limits.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -73,7 +74,7 @@ static bool listed(const char *list, const char *name)
 }
 
 /* The path of this process's group in a hierarchy, as /proc/self/cgroup has it. */
-static bool own_group(const version *v, char *path, size_t size)
+static bool own_group(bool unified, const char *controller, char *path, size_t size)
 {
 	FILE *f = fopen("/proc/self/cgroup", "re");
 	char line[PATH_MAX + 256];
@@ -84,7 +85,7 @@ static bool own_group(const version *v, char *path, size_t size)
 			continue;
 		*controllers++ = *at++ = 0;
 		at[strcspn(at, "\n")] = 0;
-		found = v == &version2 ? !strcmp(line, "0") && !*controllers : listed(controllers, "memory");
+		found = unified ? !strcmp(line, "0") && !*controllers : listed(controllers, controller);
 		if (found)
 			found = snprintf(path, size, "%s", at) < (int)size;
 	}
@@ -102,9 +103,12 @@ static void unescape(char *s)
 	}
 }
 
-bool rb_cgroup_room(int64_t *left, int64_t *limit, char *group, size_t size)
+/* A group that limits this process: of version 2 (unified) or 1. */
+typedef void visit(void *to, bool unified, const char *folder);
+
+/* Visits every group that this process is in, of hierarchies that may have a controller, and those above. */
+static void each_group(const char *controller, visit *see, void *to)
 {
-	bool limited = false;
 	FILE *f = fopen("/proc/self/mountinfo", "re");
 	char *line = NULL;
 	size_t length = 0;
@@ -114,8 +118,8 @@ bool rb_cgroup_room(int64_t *left, int64_t *limit, char *group, size_t size)
 		char *dash = strstr(line, " - ");
 		if (!dash || sscanf(line, "%*s %*s %*s %4095s %4095s", root, point) != 2 || sscanf(dash + 3, "%63s %*s %511s", kind, options) != 2)
 			continue;
-		const version *v = !strcmp(kind, "cgroup2") ? &version2 : !strcmp(kind, "cgroup") && listed(options, "memory") ? &version1 : NULL;
-		if (!v || !own_group(v, path, sizeof path))
+		bool unified = !strcmp(kind, "cgroup2");
+		if (!(unified || (!strcmp(kind, "cgroup") && listed(options, controller))) || !own_group(unified, controller, path, sizeof path))
 			continue;
 		unescape(root);
 		unescape(point);
@@ -128,13 +132,7 @@ bool rb_cgroup_room(int64_t *left, int64_t *limit, char *group, size_t size)
 		for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--)
 			folder[n - 1] = 0;
 		for (;;) {
-			int64_t l, m;
-			if (room(v, folder, &l, &m) && (!limited || l < *left)) {
-				*left = l;
-				*limit = m;
-				snprintf(group, size, "%s", folder);
-				limited = true;
-			}
+			see(to, unified, folder);
 			char *slash = strrchr(folder, '/');
 			if (strlen(folder) <= strlen(point) || !slash)
 				break;
@@ -144,5 +142,68 @@ bool rb_cgroup_room(int64_t *left, int64_t *limit, char *group, size_t size)
 	free(line);
 	if (f)
 		fclose(f);
-	return limited;
+}
+
+/* ---- memory --------------------------------------------------------------------- */
+
+typedef struct {
+	bool limited;
+	int64_t *left, *limit;
+	char *group;
+	size_t size;
+} tightest;
+
+static void see_room(void *to, bool unified, const char *folder)
+{
+	tightest *t = to;
+	int64_t left, limit;
+	if (!room(unified ? &version2 : &version1, folder, &left, &limit) || (t->limited && left >= *t->left))
+		return;
+	*t->left = left;
+	*t->limit = limit;
+	snprintf(t->group, t->size, "%s", folder);
+	t->limited = true;
+}
+
+bool rb_cgroup_room(int64_t *left, int64_t *limit, char *group, size_t size)
+{
+	tightest t = {.left = left, .limit = limit, .group = group, .size = size};
+	each_group("memory", see_room, &t);
+	return t.limited;
+}
+
+/* ---- cores ---------------------------------------------------------------------- */
+
+uint32_t rb_quota_cores(const char *cpu_max)
+{
+	long long quota, period;
+	if (sscanf(cpu_max, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0) /* "max 100000"; version 1 has -1 */
+		return UINT32_MAX;
+	long long cores = quota / period + (quota % period > 0);
+	return cores < UINT32_MAX ? (uint32_t)cores : UINT32_MAX;
+}
+
+static void see_cores(void *to, bool unified, const char *folder)
+{
+	uint32_t *least = to;
+	char text[64] = "";
+	int64_t quota, period;
+	FILE *f = unified ? open_in(folder, "cpu.max") : NULL;
+	if (f && !fgets(text, sizeof text, f))
+		*text = 0;
+	if (f)
+		fclose(f);
+	if (!unified && read_number(folder, "cpu.cfs_quota_us", &quota) && read_number(folder, "cpu.cfs_period_us", &period))
+		snprintf(text, sizeof text, "%lld %lld", (long long)quota, (long long)period);
+	uint32_t cores = rb_quota_cores(text);
+	if (cores < *least)
+		*least = cores;
+}
+
+uint32_t rb_cores(void)
+{
+	cpu_set_t set;
+	uint32_t least = sched_getaffinity(0, sizeof set, &set) ? 1 : (uint32_t)CPU_COUNT(&set);
+	each_group("cpu", see_cores, &least);
+	return least;
 }

@@ -200,6 +200,22 @@ int rb_req_wait(rb_conn *c, const rb_req *r, int64_t until);
 int rb_req_poll(const rb_req *r);
 int rb_req_release(rb_conn *c, const rb_req *r);
 
+/* The body of a function of the header that takes one step of a request's life. */
+#define STEP(client, request, result)                                  \
+	do {                                                           \
+		rb_entry *entry = rb_table_enter(&rb_clients, client); \
+		if (!entry)                                            \
+			return rb_say(RB_ERR_CLOSED);                  \
+		rb_conn *c = entry->value;                             \
+		(void)c;                                               \
+		rb_req r;                                              \
+		int status = rb_req_find(c, request, &r);              \
+		if (!status)                                           \
+			status = (result);                             \
+		rb_table_leave(entry);                                 \
+		return status;                                         \
+	} while (0)
+
 /* stream.c */
 /* Looks now and then whether the stream that a request was committed on has failed. */
 void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now);

@@ -73,8 +73,7 @@ static void *help(void *crew)
  * it. Not where there are few: a helper that was preempted by other clients is waited for. */
 static uint32_t wanted_helpers(uint32_t asked)
 {
-	cpu_set_t set;
-	uint32_t cores = sched_getaffinity(0, sizeof set, &set) ? 1 : (uint32_t)CPU_COUNT(&set);
+	uint32_t cores = asked ? 0 : rb_cores();
 	uint32_t threads = asked ? asked : cores < 4 ? 1 : cores;
 	return threads - 1 < MOST_HELPERS ? threads - 1 : MOST_HELPERS;
 }

@@ -163,6 +163,8 @@ typedef struct rb_range {
 int rb_segment_populate(rb_segment *s, const rb_range *ranges, uint32_t count);
 /* What the memory cgroups of this process leave it; false if nothing is limited. */
 bool rb_cgroup_room(int64_t *left, int64_t *limit, char *group, size_t size);
+/* The cores that a CPU quota is worth, rounded up: "150000 100000", a line of cpu.max, is 2; UINT32_MAX for none. */
+uint32_t rb_quota_cores(const char *cpu_max);
 
 /* ---- device memory ------------------------------------------------------ */
 
