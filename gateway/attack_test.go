@@ -5,6 +5,7 @@ package gateway
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -193,6 +194,27 @@ func TestAnErrorsTextIsAlwaysText(t *testing.T) {
 		if err != nil || !strings.Contains(a.ErrorMessage, "caf") {
 			t.Fatalf("%v, %v", a, err)
 		}
+	}
+	r.idle()
+}
+
+func TestAModelsTracebackStaysOnItsHost(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, nil, m)
+	r.worker(m, func(context.Context, *worker.Batch) error {
+		return errors.New("ValueError: no such row\nTraceback (most recent call last):\n  File \"/srv/model.py\", line 3")
+	})
+	_, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, 3, 4)}})
+	if got := rpcstatus.Convert(err).Message(); got != "ValueError: no such row" {
+		t.Errorf("gRPC says %q", got)
+	}
+	a, err := http.Post(r.http+"/v2/models/double/infer", "application/json", strings.NewReader(`{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Body.Close()
+	if body, err := io.ReadAll(a.Body); err != nil || string(body) != `{"error":"ValueError: no such row"}` {
+		t.Errorf("HTTP says %q, %v", body, err)
 	}
 	r.idle()
 }

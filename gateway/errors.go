@@ -126,6 +126,9 @@ func textOf(err error) string {
 	case context.Canceled:
 		text = status.ErrCanceled.Error()
 	}
+	// What follows the first line of a model's text, as a traceback does in
+	// Python, names files of this host and is for callers here.
+	text, _, _ = strings.Cut(strings.TrimSpace(text), "\n")
 	if len(text) > maxTextBytes {
 		text = text[:maxTextBytes] + "…"
 	}

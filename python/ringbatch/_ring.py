@@ -35,6 +35,7 @@ log = logging.getLogger("ringbatch")
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.01, 1.0
 _REASON_BYTES = 1024  # room for the text of a failure
+_LINE_BYTES = 320  # of which its first line has so much, where a traceback follows
 
 
 class Stop(Protocol):
@@ -199,14 +200,19 @@ class RingBatch(Rows):
 
 
 def _reason(error: BaseException | str) -> bytes:
-    """The text of a failure; of a long traceback its end, which says most."""
-    text = str(error)
+    """The text of a failure. Of an exception its first line says all, since the gateway sends no more than that to other hosts; the traceback
+    follows for callers on this one, and of a long one its end, which says most."""
     if isinstance(error, BaseException):
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).strip()
-    raw = text.replace("\0", " ").encode("utf-8", "replace")
-    if len(raw) <= _REASON_BYTES:
-        return raw
-    return b"..." + raw[3 - _REASON_BYTES :].decode("utf-8", "ignore").encode()
+        line = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
+        trace = "" if error.__traceback__ is None else "\n" + "".join(traceback.format_exception(type(error), error, error.__traceback__)).strip()
+    else:
+        line, trace = error, ""
+    raw, rest = (text.replace("\0", " ").encode("utf-8", "replace") for text in (line, trace))
+    if len(raw) > (most := _LINE_BYTES if rest else _REASON_BYTES):
+        raw = raw[: most - 3].decode("utf-8", "ignore").encode() + b"..."
+    if len(raw) + len(rest) > _REASON_BYTES:
+        rest = b"\n..." + rest[len(raw) + 4 - _REASON_BYTES :].decode("utf-8", "ignore").encode()
+    return raw + rest
 
 
 class Ring:

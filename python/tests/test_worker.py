@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import ringbatch as rb
 from conftest import serving
+from ringbatch import _ring
 
 ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 
@@ -108,7 +109,9 @@ def test_failures_carry_the_traceback_and_the_worker_goes_on(socket):
                 m(x(5))
             with pytest.raises(rb.Failed) as e:
                 m(x(3))
-            assert str(e.value).startswith("...") and str(e.value).endswith("x" * 100) and len(str(e.value)) <= 1024
+            line, trace = str(e.value).split("\n", 1)
+            assert line.startswith("ValueError: three is too much xxx") and line.endswith("x...") and len(line) == 320
+            assert trace.startswith("...") and trace.endswith("x" * 100) and len(str(e.value)) == 1024
 
 
 def test_a_traceback_names_the_line(socket):
@@ -117,10 +120,27 @@ def test_a_traceback_names_the_line(socket):
         batch.inputs["nothing"]
 
     with serving(raises, socket), rb.connect("raises", socket=socket, wait=60) as m:
-        with pytest.raises(rb.Failed, match=r'(?s)Traceback.*batch.inputs\["nothing"\].*there are x'):
+        with pytest.raises(rb.Failed, match=r'(?s)^[A-Za-z.]+: [^\n]*there are x[^\n]*\nTraceback.*batch.inputs\["nothing"\].*there are x'):
             m(np.zeros(4, "float32"))
         with pytest.raises(rb.Failed):
             m.submit(np.zeros(4, "float32")).result(60)
+
+
+def test_the_first_line_of_a_failure_says_all():
+    def said(text):
+        try:
+            raise ValueError(text)
+        except ValueError as e:
+            whole = _ring._reason(e).decode()
+            assert len(whole.encode()) <= 1024
+            assert _ring._reason(ValueError(text)).decode().split("\n")[0].startswith("ValueError")  # nobody raised it: it has no traceback
+            return whole.split("\n", 1)
+
+    assert said("two\nlines")[0] == "ValueError: two lines"
+    assert "raise ValueError(text)" in said("a\0b")[1] and said("a\0b")[0] == "ValueError: a b"
+    assert said("")[0] == "ValueError"
+    assert said("é" * 600)[0] == "ValueError: " + "é" * 152 + "..."
+    assert _ring._reason("x" * 2000) == b"x" * 1021 + b"..." and _ring._reason("two\nlines") == b"two\nlines"
 
 
 def test_views_of_a_batch_are_over_when_it_is(socket):
