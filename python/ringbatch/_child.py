@@ -15,6 +15,7 @@ import sys
 import threading
 
 from . import _targets
+from ._refusal import LASTING, refused
 from ._serve import ATTACHED_FD, CHILD, PARENT, stop_on_signals
 
 _PDEATHSIG = 1
@@ -53,4 +54,9 @@ def _tell(fd: int) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except LASTING as e:
+        if not refused(e):
+            raise
+        sys.exit(1)

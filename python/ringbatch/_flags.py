@@ -6,11 +6,19 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Sequence
+from typing import NoReturn
+
+from ._refusal import refused
 
 
 class Parser(argparse.ArgumentParser):
     """Says --help as the other commands do, under every Python: cmd/ringbatch/help holds
     the texts, for man pages, completions, and --help where there is no Python."""
+
+    def error(self, message: str) -> NoReturn:
+        if refused(message):
+            self.exit(2)
+        super().error(message)
 
     def format_help(self) -> str:
         given = [a for a in self._actions if not a.option_strings]

@@ -9,6 +9,7 @@ import subprocess
 import time
 
 from . import errors
+from ._refusal import Refusals
 
 log = logging.getLogger("ringbatch")
 
@@ -20,8 +21,8 @@ _LAST_BACKOFF_S = 5.0
 class Guest:
     """Started again when it dies: at once if it had attached, with a back-off if it never does."""
 
-    def __init__(self, name: str, command: list[str], env: dict[str, str], ready_s: float | None = None) -> None:
-        self.name = name
+    def __init__(self, name: str, command: list[str], env: dict[str, str], ready_s: float | None = None, refusals: Refusals | None = None) -> None:
+        self.name, self._refusals = name, refusals
         self._command, self._env = command, env
         self._ready_s = ready_s  # what does not tell that it is ready counts as such after that long
         self._failed_starts, self._proven, self._again_at = 0, False, 0.0
@@ -48,12 +49,15 @@ class Guest:
         attached = self._has_attached()
         os.close(self._attached)
         self._p = None
+        refused = self._refusals.take() if self._refusals is not None else ""
+        if refused and not self._proven:
+            raise errors.Invalid(refused)
         self._proven = self._proven or attached
         self._failed_starts = 0 if attached else self._failed_starts + 1
         if self._failed_starts >= _FAILED_STARTS and not self._proven:
             raise errors.WorkerDied(f"{self.name} ended {self._failed_starts} times before it was ready (exit status {status}); see its messages above")
         delay = 0.0 if attached else min(0.1 * 2 ** (self._failed_starts - 1), _LAST_BACKOFF_S)
-        log.warning("%s ended with status %s, starting it again", self.name, status)
+        log.warning("%s ended with status %s, starting it again%s", self.name, status, f": {refused}" if refused else "")
         self._again_at = time.monotonic() + delay
 
     def _has_attached(self) -> bool:

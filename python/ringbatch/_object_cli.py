@@ -21,6 +21,7 @@ import numpy as np
 
 from . import _flags, _sizes, _torch_cli, errors
 from ._batch import Batch
+from ._refusal import report
 from ._ring import worker_options
 from ._serve import stop_on_signals
 from ._serve_targets import imported, name_of
@@ -55,9 +56,14 @@ def load(target: str) -> Any:
                 import joblib  # type: ignore[import-not-found, import-untyped, unused-ignore]
             except ModuleNotFoundError:
                 raise errors.Invalid(f"{target} needs the package joblib: pip install joblib") from None
-            return joblib.load(path)
-        with path.open("rb") as f:
-            return pickle.load(f)
+            read: Callable[[Any], Any] = joblib.load
+        else:
+            read = pickle.load
+        try:
+            with path.open("rb") as f:
+                return read(f)
+        except (pickle.UnpicklingError, EOFError, IndexError, KeyError, ImportError, AttributeError) as e:
+            raise errors.Invalid(f"{target} cannot be loaded: {type(e).__name__}: {e}") from e
     found = imported(target)
     return found() if _is_factory(found) else found
 
@@ -114,7 +120,13 @@ def inputs_of(thing: Any, given: Sequence[str] | None) -> list[str]:
 def outputs_of(function: Callable[..., Any], inputs: Sequence[str]) -> list[str]:
     """By running one row of zeros, and three: rows must come out as they went in."""
     specs = [spec_of(text) for text in inputs]
-    tried = [_listed(function(*(np.zeros((rows, *shape), dtype) for _, dtype, shape in specs))) for rows in (1, 3)]
+    try:
+        tried = [_listed(function(*(np.zeros((rows, *shape), dtype) for _, dtype, shape in specs))) for rows in (1, 3)]
+    except errors.Invalid:
+        raise
+    except Exception as e:
+        why = f"given {' and '.join(inputs)}, rows of zeros, it raises {type(e).__name__}: {e}"
+        raise errors.Invalid(f"{why}. If it takes no zeros, say what it gives: --output 'y:f32[4]'") from e
     for rows, ys in zip((1, 3), tried):
         for y in ys:
             if not y.ndim or len(y) != rows:
@@ -210,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"serving {worker.model}: {worker.signature}", flush=True)
         worker.run(socket=a.socket, stop=stop, wait=_WAIT_S)
     except Exception as e:
-        print(f"ringbatch serve: {a.target}: {type(e).__name__}: {e}", file=sys.stderr)
+        report("ringbatch serve", a.target, e, f"{a.target}: {type(e).__name__}: {e}")
         return 1
     return 0
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import _flags
+from ._refusal import refused
 
 
 def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -45,7 +46,8 @@ def main() -> int:
     try:
         from .onnx import serve_file
     except ModuleNotFoundError as e:
-        print(f"ringbatch onnx: {e}: pip install 'ringbatch[onnx]'", file=sys.stderr)
+        if not refused(why := f"{e}: pip install 'ringbatch[onnx]'"):
+            print(f"ringbatch onnx: {why}", file=sys.stderr)
         return 1
     return serve_file(*parsed)
 

@@ -30,6 +30,7 @@ from typing import Any, Callable, Optional
 from . import _targets, errors
 from ._guests import Guest
 from ._library import binary_path
+from ._refusal import TOLD_AT, Refusals
 from ._targets import Reached, Served
 
 log = logging.getLogger("ringbatch")
@@ -110,10 +111,11 @@ def run_commands(
     """Runs worker processes until stop is set. ready_s: they do not tell that they have attached, and count as such after that long."""
     broker = broker and not _supervised(at)
     while not stop.is_set():
-        if broker and not broker_runs(at):
-            _host(commands, counts, at, stop, door)
-        else:
-            _guest(commands, counts, at, stop, door, broker, ready_s)
+        with contextlib.closing(Refusals()) as refusals:
+            if broker and not broker_runs(at):
+                _host(commands, counts, at, stop, door, refusals)
+            else:
+                _guest(commands, counts, at, stop, door, broker, ready_s, refusals)
 
 
 def _supervised(at: str) -> bool:
@@ -128,9 +130,9 @@ def _command(item: Served, index: int, pipeline: tuple[str, str] | None) -> list
     return [sys.executable, "-m", "ringbatch._child", *stage, *_targets.describe(item, index), "--", *_targets.arguments()]
 
 
-def _environment(socket: str) -> dict[str, str]:
+def _environment(socket: str, refusals: Refusals) -> dict[str, str]:
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    return {**os.environ, CHILD: "1", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGBATCH_SOCKET": socket}
+    return {**os.environ, CHILD: "1", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGBATCH_SOCKET": socket, TOLD_AT: refusals.path}
 
 
 # -- in this process
@@ -182,10 +184,10 @@ def in_threads(items: Sequence[Served], socket: str, stop: threading.Event) -> I
 # -- a broker of our own, with the workers declared
 
 
-def _host(commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event, door: Door) -> None:
+def _host(commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event, door: Door, refusals: Refusals) -> None:
     """Until stop is set or the broker ends."""
     config = "".join(f"[[worker]]\ncommand = {json.dumps(c, ensure_ascii=False)}\ninstances = {n}\n" for c, n in zip(commands, counts))
-    p = _start_broker(config, socket)
+    p = _start_broker(config, socket, refusals)
     gateway: Guest | None = None
     try:
         if not _wait_for_broker(p, socket, stop):
@@ -195,8 +197,12 @@ def _host(commands: list[list[str]], counts: list[int], socket: str, stop: threa
         while not stop.wait(_LOOK_S):
             if gateway is not None:
                 gateway.revive()
+            if refused := refusals.take():
+                raise errors.Invalid(refused)
             if not ready and time.monotonic() >= look:
                 ready, look = _all_attached(socket), time.monotonic() + _LOOK_AT_STARTS_S
+                if ready:
+                    refusals.close()
             if p.poll() is not None:
                 log.warning("the broker ended with status %s, starting it again", p.returncode)
                 stop.wait(_LOOK_S)
@@ -249,14 +255,14 @@ def _with_us(*command: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
 
 
-def _start_broker(config: str, socket: str) -> subprocess.Popen:
+def _start_broker(config: str, socket: str, refusals: Refusals) -> subprocess.Popen:
     """The configuration is memory that goes with the last process that has it."""
     fd = os.memfd_create("ringbatch-serve")
     try:
         os.write(fd, config.encode())
         return subprocess.Popen(
             _with_us(binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain_time", f"{_DRAIN_S:g}s"),
-            env=_environment(socket),
+            env=_environment(socket, refusals),
             pass_fds=[fd],
             start_new_session=True,  # Ctrl-C is for us: the broker has its own way to end
         )
@@ -298,11 +304,14 @@ def _processes(socket: str) -> list[dict[str, Any]]:
 # -- a broker of somebody else's
 
 
-def _guest(commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event, door: Door, take_over: bool, ready_s: float | None) -> None:
+def _guest(
+    commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event, door: Door, take_over: bool, ready_s: float | None, refusals: Refusals
+) -> None:
     """Until stop is set or, if we would start one, the broker is gone."""
     if ready_s is not None:
         commands = [_with_us(*command) for command in commands]  # no _child, which would see to that itself
-    guests = [Guest(f"worker {i}", command, _environment(socket), ready_s) for command, n in zip(commands, counts) for i in range(n)]
+    env = _environment(socket, refusals)
+    guests = [Guest(f"worker {i}", command, env, ready_s, refusals) for command, n in zip(commands, counts) for i in range(n)]
     gateway = door()
     if gateway is not None:
         guests.append(gateway)

@@ -50,7 +50,7 @@ def imported(target: str) -> Any:
         raise errors.Invalid(f"{target}: an import path is 'package.module:name'")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as e:
+    except (ImportError, AttributeError, SyntaxError) as e:
         raise errors.Invalid(f"{target}: {e}") from e
 
 

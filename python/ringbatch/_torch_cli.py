@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from . import _flags, errors
+from ._refusal import refused
 from ._serve_targets import several
 from ._torch_cache import kept_bytecode
 
@@ -62,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with kept_bytecode() if a.compile != "off" else contextlib.nullcontext():
             from .torch import serve_file
     except ModuleNotFoundError as e:
-        print(f"ringbatch torch: {e}: pip install 'ringbatch[torch]'", file=sys.stderr)
+        if not refused(why := f"{e}: pip install 'ringbatch[torch]'"):
+            print(f"ringbatch torch: {why}", file=sys.stderr)
         return 1
     except (errors.Error, OSError) as e:
         print(f"ringbatch torch: {type(e).__name__}: {e}", file=sys.stderr)

@@ -29,6 +29,7 @@ import onnxruntime as ort
 from . import _sizes, _turns, errors
 from ._onnx_graph import Graph, first_line, session_of
 from ._onnx_lane import Runner, SessionLane
+from ._refusal import report
 from ._ring import Lost, Ring, keep_attached, worker_options
 from ._serve import stop_on_signals
 from ._worker import Ending
@@ -181,6 +182,6 @@ def serve_file(a: argparse.Namespace, settings: dict[str, str]) -> int:
             socket=a.socket, **how,
         )  # fmt: skip
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
-        print(f"ringbatch onnx: {first_line(e)}", file=sys.stderr)
+        report("ringbatch onnx", a.file, e, first_line(e))
         return 1
     return 0

@@ -41,6 +41,7 @@ from typing import Any, Callable
 import torch
 
 from . import _sizes, _torch_check, _torch_compile, _torch_kept, _torch_load, errors
+from ._refusal import report
 from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
 from ._serve import stop_on_signals
 from ._serve_targets import name_of
@@ -386,7 +387,7 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, **settings)
         serve(module, name, inputs=inputs, outputs=a.output, check=a.check, memory=a.memory, stop=stop, socket=a.socket, **how, **sizes)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
-        print(f"ringbatch torch: {failure(e)}", file=sys.stderr)
+        report("ringbatch torch", a.target, e, failure(e))
         return 1
     return 0
 

@@ -187,6 +187,23 @@ def test_a_worker_that_cannot_start_ends_serve_with_its_message(home):
         wait_for_nobody(socket)
 
 
+def test_a_worker_that_is_wrong_ends_serve_at_its_first_start(home):
+    code = """
+        if os.environ.get("RINGBATCH_CHILD"):
+            raise rb.Invalid("no such weights")
+        @rb.worker("broken", **IO)
+        def run(batch):
+            pass
+        try:
+            rb.serve(run)
+        except rb.Invalid as e:
+            print(e, flush=True)
+    """
+    with script(home, code, stdout=subprocess.PIPE) as (p, socket):
+        assert p.communicate(timeout=120)[0] == "no such weights\n"
+        wait_for_nobody(socket)
+
+
 def test_a_second_serve_goes_on_when_the_first_and_its_broker_end(home):
     first = """
         @rb.worker("first", **IO, wait_time=0)

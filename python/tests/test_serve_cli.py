@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import free_port, serving
+from conftest import broker_at, free_port, serving
 from ringbatch import _object_cli as objects
 from ringbatch import _serve
 from ringbatch import _serve_cli as cli
@@ -87,6 +89,31 @@ def test_the_type_of_a_file_says_how_it_is_served(folder):
     for wrong, says in (("a.txt", "want a file that ends in"), (str(folder / "none.pt2"), "no such file"), (":f", "want a file")):
         with pytest.raises(rb.Invalid, match=says):
             targets.kind_of(wrong)
+
+
+@pytest.mark.parametrize("guest", [False, True])
+@pytest.mark.parametrize(
+    ("target", "flags", "says"),
+    [
+        ("nope:f", [], "nope:f: No module named 'nope'"),
+        ("wrong:nope", [], "wrong:nope: module 'wrong' has no attribute 'nope'"),
+        ("wrong:two", [], r"wrong:two: given x:f32\[2\], rows of zeros, it raises TypeError: two\(\) .*"),
+        ("wrong:one", ["--max_batch_size=many"], 'wrong:one: model "one": invalid value: max_batch_size=many: .*'),
+        ("wrong:one", ["stray"], "'stray' belongs to no flag"),
+        ("wrong.pkl", [], r".*wrong\.pkl cannot be loaded: .*"),
+    ],
+)
+def test_a_target_that_is_wrong_ends_it_at_the_first_start_with_one_sentence(folder, guest, target, flags, says):
+    (folder / "wrong.py").write_text("def one(a):\n    return a\n\n\ndef two(a, b):\n    return a\n")
+    (folder / "wrong.pkl").write_bytes(b"no pickle")
+    (folder / "wrong.pkl").chmod(0o600)
+    socket = str(folder / "s" / "b.sock")
+    command = [sys.executable, "-m", "ringbatch._serve_cli", target, "--input", "x:f32[2]", "--socket", socket, *flags]
+    with broker_at(socket) if guest else contextlib.nullcontext():
+        p = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    *before, last = p.stderr.splitlines()
+    assert p.returncode == 1 and re.fullmatch(f"ringbatch serve: ({says})", last), p.stderr
+    assert (not before or not guest) and "times" not in last
 
 
 class Estimator:
