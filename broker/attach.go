@@ -383,6 +383,9 @@ func asksForRagged(p policy.Policy) bool {
 
 // make builds a reserved model and has a loop adopt it; to be published then.
 func (b *Broker) make(m *model, mc ModelConfig) error {
+	if err := b.models.checkStages(&mc); err != nil {
+		return err
+	}
 	if err := m.build(b, mc); err != nil {
 		return err
 	}

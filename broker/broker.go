@@ -76,13 +76,13 @@ func New(cfg Config) (_ *Broker, err error) {
 		b.loops = append(b.loops, l)
 	}
 	b.models = newRegistry(b.epoch, b.loops)
+	if err := checkNames(cfg.Models); err != nil {
+		return nil, err
+	}
 	for _, mc := range cfg.Models {
-		m, mine, err := b.models.reserve(mc.Name)
-		switch {
-		case err != nil:
+		m, _, err := b.models.reserve(mc.Name)
+		if err != nil {
 			return nil, err
-		case !mine:
-			return nil, fmt.Errorf("%w: model %q is declared twice", status.ErrInvalid, mc.Name)
 		}
 		if err := m.build(b, mc); err != nil {
 			return nil, err

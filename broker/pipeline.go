@@ -196,6 +196,35 @@ func (m *ModelConfig) ParseTensors(inputs, outputs []string, stage func(i int) (
 	return err
 }
 
+// checkNames refuses models of one name, of which a stage has one too.
+func checkNames(models []ModelConfig) error {
+	stageOf := map[string]string{} // or of nothing: a model of its own
+	for i := range models {
+		m := &models[i]
+		if pipeline, taken := stageOf[m.Name]; taken && pipeline != "" {
+			return fmt.Errorf("%w: model %q: that is the name of a stage of the pipeline %q", status.ErrInvalid, m.Name, pipeline)
+		} else if taken {
+			return fmt.Errorf("%w: model %q is declared twice", status.ErrInvalid, m.Name)
+		}
+		stageOf[m.Name] = ""
+		for _, name := range m.stageNames() {
+			if _, taken := stageOf[name]; taken {
+				return fmt.Errorf("%w: model %q: that is the name of a stage of the pipeline %q", status.ErrInvalid, name, m.Name)
+			}
+			stageOf[name] = m.Name
+		}
+	}
+	return nil
+}
+
+// stageNames are those by which workers attach; none of a model that is no pipeline.
+func (m *ModelConfig) stageNames() (names []string) {
+	for i := range m.Stages {
+		names = append(names, m.Name+"/"+m.Stages[i].Name)
+	}
+	return names
+}
+
 // groups are the processes to start for a model, those of each stage by
 // themselves.
 func (m *ModelConfig) groups() []supervise.Group {

@@ -118,6 +118,24 @@ func (g *registry) reserveLocked(name string) (m *model, mine bool, err error) {
 	return m, true, nil
 }
 
+// checkStages refuses to make a model beside a pipeline that has a stage of the same
+// name: workers that name it would come to the one or the other, as they were early or late.
+func (g *registry) checkStages(mc *ModelConfig) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, name := range mc.stageNames() {
+		if g.models[name] != nil {
+			return fmt.Errorf("%w: pipeline %q: its stage has the name of a model that is there, %q; a worker that came before the pipeline was declared has made it: end that worker and its clients first", status.ErrInvalid, mc.Name, name)
+		}
+	}
+	if i := strings.LastIndexByte(mc.Name, '/'); i > 0 {
+		if p := g.models[mc.Name[:i]]; p != nil && p.made == nil && p.isPipeline() && slices.Contains(p.stageNames(), mc.Name) {
+			return fmt.Errorf("%w: model %q: that is the name of a stage of the pipeline %q", status.ErrInvalid, mc.Name, p.name)
+		}
+	}
+	return nil
+}
+
 // wait finds a model that is not being made, nil if there is none.
 func (g *registry) wait(name string) *model {
 	for {

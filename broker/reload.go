@@ -32,6 +32,9 @@ func (b *Broker) Reload(cfg Config) (err error) {
 	if err := b.models.checkAliases(cfg.Aliases, cfg.Models); err != nil {
 		return err
 	}
+	if err := checkNames(cfg.Models); err != nil {
+		return err
+	}
 	var undo, finish []func()
 	defer func() {
 		if err != nil {
@@ -43,9 +46,6 @@ func (b *Broker) Reload(cfg Config) (err error) {
 	}()
 	named := map[string]bool{}
 	for _, mc := range cfg.Models {
-		if named[mc.Name] {
-			return fmt.Errorf("%w: model %q is declared twice", status.ErrInvalid, mc.Name)
-		}
 		named[mc.Name] = true
 		m, mine, err := b.models.reserve(mc.Name)
 		if err != nil {

@@ -4,6 +4,8 @@ package broker
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +15,8 @@ import (
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -44,6 +48,49 @@ func TestAReloadedFileTakesOverAModelThatAWorkerDeclared(t *testing.T) {
 	if strings.Contains(s.log.String(), "restart of the broker") {
 		t.Error(s.log)
 	}
+}
+
+// A worker that names a stage before the file declares the pipeline makes a model of
+// that name, and every worker after it would join that model.
+func TestAStageAndAModelOfOneNameAreRefused(t *testing.T) {
+	s := serve(t, func(c *Config) { c.Models = nil })
+	early := &control.Request{Op: control.OpWorker, Model: "line/net", Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1}}
+	first, err := attach.Open(context.Background(), s.b.Socket(), shm.Memfd{}, early)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, without := s.b.cfg, s.b.cfg
+	cfg.Models = []ModelConfig{{Name: "line", Signature: sig, Stages: []StageConfig{{Name: "net", Signature: sig}}}}
+	refused := func(err error, want string) {
+		t.Helper()
+		if !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	refused(s.b.Reload(cfg), `pipeline "line": its stage has the name of a model that is there, "line/net"`)
+	first.Close()
+	s.until("the model is forgotten", func(b stats.Broker) bool { return len(b.Models) == 0 })
+	if err := s.b.Reload(cfg); err != nil {
+		t.Fatal(err)
+	}
+	second, err := attach.Open(context.Background(), s.b.Socket(), shm.Memfd{}, early)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	s.until("it is the stage's worker", func(b stats.Broker) bool {
+		return slices.ContainsFunc(b.Models, func(m stats.Model) bool { return m.Name == "line" && m.WorkersAttached == 1 })
+	})
+	plain := ModelConfig{Name: "line/net", Signature: sig}
+	without.Models = []ModelConfig{plain}
+	refused(s.b.Reload(without), `model "line/net": that is the name of a stage of the pipeline "line"`)
+	cfg.Models = append(cfg.Models, plain)
+	refused(s.b.Reload(cfg), "the name of a stage")
+	refused(checkNames([]ModelConfig{cfg.Models[1], cfg.Models[0]}), "the name of a stage")
 }
 
 func TestAReloadNamesWhatTakesARestart(t *testing.T) {
