@@ -32,8 +32,8 @@ cuda-ptx: cuda-toolchain ## compile the kernels anew
 cuda-ptx-check: cuda-toolchain ## fails if a kernel and its PTX differ
 	python3 hack/cuda/ptx.py --check build/cuda worker/cuda/kernels examples/cuda
 
-.PHONY: gpu-bundle
-gpu-bundle: cuda-toolchain ## what hack/gpu-run.sh needs on a machine with a GPU, into build/gpu
+.PHONY: gpu-bundle gpu-python
+gpu-bundle: cuda-toolchain gpu-python ## what hack/gpu-run.sh needs on a machine with a GPU, into build/gpu
 	$(CUDA_GO) build -tags cuda -o build/gpu/ringbatch ./cmd/ringbatch
 	$(CUDA_GO) build -tags cuda -o build/gpu/bench ./cmd/bench
 	$(CUDA_GO) test -tags cuda -c -o build/gpu/cuda.test ./worker/cuda
@@ -41,6 +41,12 @@ gpu-bundle: cuda-toolchain ## what hack/gpu-run.sh needs on a machine with a GPU
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -I$(CUDA_DIR)/include -Icbindings -o build/gpu/echo_producer hack/gpu/echo_producer.c \
 	  build/gpu/c/libringbatch.a -L$(CUDA_DIR)/lib -lcuda -ldl -pthread -lm
 	cp build/gpu/c/libringbatch.so build/gpu/ && rm -r build/gpu/c
+
+# The package as it is installed: without the extension Python would go by ctypes, and measure that.
+gpu-python:
+	rm -rf build/gpu/python && mkdir -p build/gpu/python && cp -r python/ringbatch build/gpu/python/
+	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -fPIC -fvisibility=hidden -shared -pthread -s -Icbindings \
+	  -I$$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o build/gpu/python/ringbatch/_quick.abi3.so python/quick/*.c -ldl
 
 .PHONY: cuda-check
 cuda-check: cuda-vet cuda-test cuda-ptx-check ## the tag cuda on a machine without a GPU

@@ -12,7 +12,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 bundle=${BUNDLE:-$PWD/build/gpu}
 OUT=$(mkdir -p "${OUT:-gpu-results}" && cd "${OUT:-gpu-results}" && pwd)
-export PYTHONUNBUFFERED=1 PYTHON=${PYTHON:-python3} PYTHONPATH=${PYTHONPATH:-$PWD/python}:$PWD/hack/gpu RINGBATCH_LIBRARY=${RINGBATCH_LIBRARY:-$bundle/libringbatch.so} RINGBATCH_BINARY=$bundle/ringbatch
+export PYTHONUNBUFFERED=1 PYTHON=${PYTHON:-python3} PYTHONPATH=${PYTHONPATH:-$bundle/python}:$PWD/hack/gpu RINGBATCH_LIBRARY=${RINGBATCH_LIBRARY:-$bundle/libringbatch.so} RINGBATCH_BINARY=$bundle/ringbatch
 scratch=$(mktemp -d) # also for compiled code: the first start has none, unless a folder is given
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$scratch/compiled} CUDA_MPS_PIPE_DIRECTORY=$scratch/mps CUDA_MPS_LOG_DIRECTORY=$scratch/mps-log
 mkdir -p -m 700 "$TORCHINDUCTOR_CACHE_DIR" "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"

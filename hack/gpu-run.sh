@@ -12,7 +12,7 @@ set -u
 cd "$(dirname "$0")/.."
 bundle=$PWD/build/gpu
 OUT=$(mkdir -p "${OUT:-gpu-results}" && cd "${OUT:-gpu-results}" && pwd)
-export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD/python RINGBATCH_LIBRARY=$bundle/libringbatch.so
+export PYTHONUNBUFFERED=1 PYTHONPATH=$bundle/python RINGBATCH_LIBRARY=$bundle/libringbatch.so
 parts=${*:-fp32 fp16 small small_ahead single fp32_launched fp16_launched small_launched single_launched fp16_as_is small_as_is single_as_is kill echo mlp mps_table native}
 model=/tmp/ringbatch-res50.jit
 began=$SECONDS

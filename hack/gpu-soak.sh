@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 seconds=${1:-480}
 [ $# -gt 0 ] && shift
 OUT=$(mkdir -p "${OUT:-gpu-soak}" && cd "${OUT:-gpu-soak}" && pwd)
-export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD/python RINGBATCH_LIBRARY=$PWD/build/gpu/libringbatch.so
+export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD/build/gpu/python RINGBATCH_LIBRARY=$PWD/build/gpu/libringbatch.so
 chmod +x build/gpu/* 2>/dev/null
 mps=$(mktemp -d)
 export CUDA_MPS_PIPE_DIRECTORY=$mps/pipe CUDA_MPS_LOG_DIRECTORY=$mps/log
