@@ -47,7 +47,7 @@ func run(t *testing.T, name string, args ...string) string {
 }
 
 // sources are the program that uses the whole header.
-var sources = []string{"testdata/every.c", "testdata/misuse.c", "testdata/reaping.c"}
+var sources = []string{"testdata/every.c", "testdata/serving.c", "testdata/misuse.c", "testdata/reaping.c"}
 
 // library builds and installs it, once, as a user would.
 func library(t *testing.T) (prefix string) {

@@ -35,6 +35,10 @@ static inline void want(int status, int got, const char *call, const char *file,
 
 rb_client dial(const char *model, uint32_t window);
 
+/* serving.c */
+extern atomic_int stop; /* both workers end */
+void *run_worker(void *words); /* NULL: the one of fixed rows */
+
 /* misuse.c */
 void wrong_arguments(void);
 void thread_ends(void);

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The workers of the program: y = 2x over fixed rows; echoes over variable ones. See every.c.
+ */
+#define _GNU_SOURCE
+#include <string.h>
+#include <unistd.h>
+
+#include "every.h"
+
+atomic_int stop;
+atomic_int held_back;
+
+static void serve_double(rb_batch *b)
+{
+	uint32_t rows = 0;
+	for (uint32_t i = 0; i < b->runs; i++) {
+		rb_view x, y;
+		WANT(RB_OK, rb_batch_run(b, RB_INPUT, 0, i, &x));
+		WANT(RB_OK, rb_batch_run(b, RB_OUTPUT, 0, i, &y));
+		CHECK(x.shape[0] == b->run[i].rows && x.rank == 2 && x.shape[1] == 4 && x.dtype == RB_F32);
+		float *in = x.data, *out = y.data;
+		for (uint64_t j = 0; j < x.shape[0] * 4; j++)
+			out[j] = 2 * in[j];
+		rows += b->run[i].rows;
+	}
+	CHECK(rows == b->rows);
+	for (uint32_t i = 0; i < b->requests; i++) {
+		void *row;
+		uint64_t bytes;
+		WANT(RB_OK, rb_batch_row(b, RB_INPUT, 0, b->request[i].row, &row, &bytes));
+		CHECK(b->request[i].deadline >= 0 && b->request[i].committed > 0);
+		CHECK(bytes == 16 && (uint8_t *)row == b->base + 4096 + 16 * b->slot[b->request[i].row]);
+		if (*(float *)row == -1)
+			WANT(RB_OK, rb_batch_fail(b, i, "minus one is refused"));
+		if (*(float *)row == -2)
+			WANT(RB_OK, rb_batch_fail_all(b, "the whole batch is refused"));
+		if (*(float *)row == -3)
+			WANT(RB_OK, rb_batch_fail_as(b, i, RB_ERR_QUEUE_FULL, "another server's queue is full"));
+	}
+	void *row;
+	uint64_t bytes;
+	WANT(RB_ERR_ROWS, rb_batch_row(b, RB_INPUT, 0, b->rows, &row, &bytes));
+	WANT(RB_ERR_INVALID, rb_batch_waiting(b, b->requests));
+	WANT(RB_ERR_INVALID, rb_batch_fail(b, b->requests, "nobody"));
+	WANT(RB_ERR_INVALID, rb_batch_fail_as(b, b->requests, RB_ERR_QUEUE_FULL, "nobody"));
+	WANT(RB_ERR_INVALID, rb_batch_fail_as(b, 0, RB_OK, "no failure"));
+	WANT(RB_ERR_INVALID, rb_batch_fail_as(b, 0, RB_ERR_SHAPE, "no end of a request"));
+
+	/* what must not be NULL */
+	rb_view v;
+	uint64_t shape[RB_MAX_RANK];
+	WANT(RB_ERR_INVALID, rb_batch_run(NULL, RB_INPUT, 0, 0, &v));
+	WANT(RB_ERR_INVALID, rb_batch_run(b, RB_INPUT, 0, 0, NULL));
+	WANT(RB_ERR_INVALID, rb_batch_row(NULL, RB_INPUT, 0, 0, &row, &bytes));
+	WANT(RB_ERR_INVALID, rb_batch_row(b, RB_INPUT, 0, 0, NULL, &bytes));
+	WANT(RB_ERR_INVALID, rb_batch_row(b, RB_INPUT, 0, 0, &row, NULL));
+	WANT(RB_ERR_INVALID, rb_batch_shape(NULL, 0, 0, shape));
+	WANT(RB_ERR_INVALID, rb_batch_shape(b, 0, 0, NULL));
+	WANT(RB_ERR_INVALID, rb_batch_set_output_dims(NULL, 0, NULL, 0));
+	WANT(RB_ERR_INVALID, rb_batch_set_output_dims(b, 0, NULL, 1));
+	WANT(RB_ERR_INVALID, rb_batch_fail(NULL, 0, "nobody"));
+	WANT(RB_ERR_INVALID, rb_batch_fail_as(NULL, 0, RB_ERR_FAILED, "nobody"));
+	WANT(RB_ERR_INVALID, rb_batch_fail_all(NULL, "nobody"));
+	WANT(RB_ERR_INVALID, rb_batch_waiting(NULL, 0));
+	WANT(RB_ERR_INVALID, rb_batch_complete(NULL));
+}
+
+static void serve_words(rb_batch *b)
+{
+	for (uint32_t i = 0; i < b->requests; i++) {
+		uint64_t shape[RB_MAX_RANK];
+		WANT(RB_OK, rb_batch_shape(b, i, 0, shape));
+		CHECK(shape[0] == b->request[i].dims[0] && shape[0] <= b->dims[0]);
+		void *in, *out;
+		uint64_t bytes, most;
+		WANT(RB_OK, rb_batch_row(b, RB_INPUT, 0, b->request[i].row, &in, &bytes));
+		WANT(RB_OK, rb_batch_row(b, RB_OUTPUT, 0, b->request[i].row, &out, &most));
+		memcpy(out, in, 4 * shape[0]);
+		uint32_t dims[1] = {(uint32_t)shape[0]}, none[2] = {1, 1};
+		WANT(RB_ERR_SHAPE, rb_batch_set_output_dims(b, i, none, 2));
+		WANT(RB_OK, rb_batch_set_output_dims(b, i, dims, 1));
+		for (uint32_t n = 1; n < b->request[i].rows; n++) { /* each further row is one shorter */
+			dims[0]--;
+			WANT(RB_OK, rb_batch_set_row_dims(b, b->request[i].row + n, dims, 1));
+		}
+		WANT(RB_ERR_ROWS, rb_batch_set_row_dims(b, b->rows, dims, 1));
+		WANT(RB_ERR_INVALID, rb_batch_set_row_dims(NULL, 0, dims, 1));
+		WANT(RB_ERR_INVALID, rb_batch_set_row_dims(b, 0, NULL, 1));
+	}
+}
+
+void *run_worker(void *arg)
+{
+	int words = arg != NULL;
+	rb_worker_options o = {.size = sizeof o, .socket = socket_path, .name = "every",
+			       .policy = words ? "max_batch_size=4 wait_time=1ms\nslots=256  lease=60s buckets.t.0=8,64"
+					       : "max_batch_size=4 wait_time=0.001 slots=256 lease=60 preferred_batch_sizes=2,4"};
+	rb_worker w;
+	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f32[4]", &o, &w));
+	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f99[4] -> y:f32[4]", &o, &w));
+	WANT(RB_ERR_INVALID, rb_worker_attach(NULL, "x:f32[4] -> y:f32[4]", &o, &w));
+	WANT(RB_ERR_INVALID, rb_worker_attach("double", NULL, &o, &w));
+	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f32[4] -> y:f32[4]", &o, NULL));
+	const char *wrong[][2] = { /* and what the message names */
+		{"max_batch_size", "key=value"},
+		{"=4", "key=value"},
+		{"slots=8 slots=8", "twice"},
+		{"wait_tme=1ms", "wait_time"},
+		{"wait_time=soon", "wait_time=soon"},
+		{"buckets=8", "buckets.INPUT.DIMENSION"},
+		{"buckets.t.1=8", "t.0"},
+	};
+	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+		rb_worker_options bad = {.size = sizeof bad, .socket = socket_path, .policy = wrong[i][0]};
+		WANT(RB_ERR_INVALID, rb_worker_attach("wrong", "t:i32[<=64] -> u:i32[<=64]", &bad, &w));
+		CHECK(strstr(rb_error(), wrong[i][1]) != NULL);
+	}
+	if (words)
+		WANT(RB_OK, rb_worker_attach("words", "t:i32[<=64] -> u:i32[<=64]", &o, &w));
+	else
+		WANT(RB_OK, rb_worker_attach("double", "x:f32[4] -> y:f32[4]", &o, &w));
+	const char *notes;
+	WANT(RB_OK, rb_worker_notes(w, &notes));
+	CHECK(strcmp(notes, "") == 0);
+	WANT(RB_ERR_INVALID, rb_worker_notes(w, NULL));
+	rb_model m;
+	WANT(RB_OK, rb_worker_model(w, &m));
+	CHECK(m.inputs == 1 && m.outputs == 1 && m.max_batch_size == 4 && m.slots == 256 && m.wait_time == second / 1000);
+	rb_tensor t;
+	WANT(RB_OK, rb_worker_tensor(w, RB_OUTPUT, 0, &t));
+	CHECK(strcmp(t.name, words ? "u" : "y") == 0 && t.rank == 1 && t.variable == (words ? 1u : 0u));
+	WANT(RB_ERR_INVALID, rb_worker_tensor(w, RB_OUTPUT, 1, &t));
+	WANT(RB_ERR_INVALID, rb_worker_tensor(w, RB_OUTPUT, 0, NULL));
+	WANT(RB_ERR_INVALID, rb_worker_model(w, NULL));
+	WANT(RB_ERR_INVALID, rb_worker_map(w, NULL));
+	WANT(RB_ERR_INVALID, rb_worker_next(w, 0, NULL));
+	rb_map map;
+	WANT(RB_OK, rb_worker_map(w, &map));
+	rb_batch *b = NULL, *ahead;
+	uint64_t served = 0;
+	while (!stop) {
+		int status = rb_worker_wait(w, second / 100);
+		if (status == RB_OK)
+			status = rb_worker_next(w, 0, &b);
+		if (status == RB_ERR_TIMEOUT)
+			continue;
+		WANT(RB_OK, status);
+		float gathered[64 * 4];
+		WANT(RB_ERR_SIZE, rb_batch_gather(b, RB_INPUT, 0, gathered, 3));
+		WANT(RB_ERR_SIZE, rb_batch_prefetch(b, 0, gathered, 3));
+		WANT(RB_OK, rb_batch_prefetch(b, 0, gathered, sizeof gathered));
+		WANT(RB_OK, rb_batch_gather(b, RB_INPUT, 0, gathered, sizeof gathered));
+		void *first;
+		uint64_t bytes;
+		WANT(RB_OK, rb_batch_row(b, RB_INPUT, 0, b->rows - 1, &first, &bytes));
+		CHECK(!memcmp((char *)gathered + (b->rows - 1) * bytes, first, bytes));
+		WANT(RB_ERR_SIZE, rb_batch_scatter(b, 0, gathered, 3));
+		WANT(RB_OK, rb_batch_scatter(b, 0, gathered, sizeof gathered)); /* and written over below */
+		CHECK(b->base == map.base && b->worker == w && b->pad_to == b->rows);
+		while (held_back)
+			usleep(500);
+		words ? serve_words(b) : serve_double(b);
+		/* The next batch may be taken before this one is answered. */
+		status = rb_worker_next(w, 0, &ahead);
+		WANT(RB_OK, rb_batch_complete(b));
+		WANT(RB_ERR_RELEASED, rb_batch_complete(b));
+		served++;
+		if (status == RB_OK) {
+			words ? serve_words(ahead) : serve_double(ahead);
+			WANT(RB_OK, rb_batch_complete(ahead));
+		} else {
+			WANT(RB_ERR_TIMEOUT, status);
+		}
+	}
+	CHECK(served > 0);
+	WANT(RB_OK, rb_worker_close(w));
+	WANT(RB_ERR_CLOSED, rb_worker_close(w));
+	WANT(RB_ERR_CLOSED, rb_worker_next(w, 0, &b));
+	WANT(RB_ERR_CLOSED, rb_worker_wait(w, 0));
+	CHECK(map.base[4096] == map.base[4096]); /* still mapped */
+	WANT(RB_OK, rb_map_release(map.id));
+	WANT(RB_ERR_RELEASED, rb_map_release(map.id));
+	return NULL;
+}
