@@ -12,14 +12,16 @@ import (
 
 // budget counts bytes that callers make the gateway hold in its own memory.
 type budget struct {
-	used atomic.Int64
-	most int64
+	used  atomic.Int64
+	most  int64
+	short atomic.Bool // somebody was refused or waits: the next sweep looks who holds what is used
 }
 
 // take counts n bytes, or refuses them.
 func (b *budget) take(n int) error {
 	if b.used.Add(int64(n)) > b.most {
 		b.used.Add(-int64(n))
+		b.short.Store(true)
 		return refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "the gateway's buffers are full (%d MiB of requests on their way), try again", b.most>>20)
 	}
 	return nil

@@ -65,7 +65,8 @@ type Config struct {
 // pace is how long callers may take.
 type pace struct {
 	body, answer, idle, sweep time.Duration
-	rate                      int // bytes a second that they have to reach
+	budget                    time.Duration // to wait while the buffers are full
+	rate                      int           // bytes a second that they have to reach
 }
 
 // Addresses that are served unless told otherwise.
@@ -86,6 +87,7 @@ type Gateway struct {
 	budget  budget
 	secrets *secrets
 	web     *webServer // nil without HTTP
+	doors   []*listener
 	health  *health.Server
 
 	draining           atomic.Int32 // drainState
@@ -158,6 +160,9 @@ func (c *Config) fill() {
 	if c.pace == (pace{}) {
 		c.pace = pace{body: bodyPatience, answer: answerPatience, idle: idleTimeout, sweep: sweepInterval, rate: leastRate}
 	}
+	if c.pace.budget == 0 {
+		c.pace.budget = budgetPatience
+	}
 	if c.Memory == nil {
 		c.Memory = shm.Memfd{}
 	}
@@ -217,7 +222,8 @@ func (g *Gateway) Serve(ctx context.Context) error {
 		if err != nil {
 			return nil, err
 		}
-		return newListener(l, g), nil
+		g.doors = append(g.doors, newListener(l, g))
+		return g.doors[len(g.doors)-1], nil
 	}
 	var err error
 	if httpListener, err = open(g.cfg.HTTP); err != nil {
@@ -245,7 +251,7 @@ func (g *Gateway) Serve(ctx context.Context) error {
 		rpc = g.newGRPC(grpcListener)
 		go func() { failed <- rpc.Serve(grpcListener) }()
 	}
-	go g.sweep(life, httpListener, grpcListener)
+	go g.sweep(life)
 	if g.cfg.Started != nil {
 		g.cfg.Started(httpAddr, grpcAddr)
 	}
@@ -329,7 +335,7 @@ func (g *Gateway) end(who *caller) {
 
 // sweep looks for slow connections, for callers that have hung up, and for
 // files that changed.
-func (g *Gateway) sweep(ctx context.Context, listeners ...*listener) {
+func (g *Gateway) sweep(ctx context.Context) {
 	t := time.NewTicker(hangUpInterval)
 	defer t.Stop()
 	var last time.Time
@@ -340,21 +346,18 @@ func (g *Gateway) sweep(ctx context.Context, listeners ...*listener) {
 		case <-t.C:
 			now := time.Now()
 			awake := g.awake.tick(now)
-			each := func(do func(*listener)) {
-				for _, l := range listeners {
-					if l != nil {
-						do(l)
-					}
-				}
-			}
 			if g.inFlight.Load() > 0 {
-				each((*listener).lookForHangUps)
+				for _, l := range g.doors {
+					l.lookForHangUps()
+				}
 			}
 			if now.Sub(last) < g.cfg.pace.sweep {
 				continue
 			}
 			last = now
-			each(func(l *listener) { l.sweep(awake) })
+			for _, l := range g.doors {
+				l.sweep(awake)
+			}
 			g.tellDate(now)
 			g.sweeps.look(g, awake)
 			g.secrets.reload()

@@ -48,6 +48,8 @@ func (d *rpcDoor) run(ctx context.Context, m *message, stream bool) (*rpcAnswer,
 		return nil, err
 	}
 	defer d.g.end(who)
+	conn.busy.Add(1)
+	defer conn.busy.Add(-1)
 	if err := m.split(); err != nil {
 		return nil, err
 	}

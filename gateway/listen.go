@@ -79,10 +79,19 @@ func (l *listener) sweep(now int64) {
 	for c := range l.conns {
 		c.sweep(now)
 	}
+	short := l.budget && l.g.budget.short.Swap(false)
+	if l.budget {
+		for c := range l.conns {
+			c.sweepBuffers(now, short)
+		}
+	}
 	streams := slices.Collect(maps.Keys(l.streams))
 	l.mu.Unlock()
 	for _, s := range streams {
 		s.sweep(now)
+	}
+	if short {
+		l.g.collect.Do(runtime.GC) // what those had received who were hung up on
 	}
 }
 
@@ -100,6 +109,12 @@ type conn struct {
 	hungUp    atomic.Pointer[context.CancelFunc]
 	http      *webServer
 
+	// Of gRPC: whether the caller sends, or has reason to be silent.
+	reads       atomic.Int64
+	busy        atomic.Int32 // calls that run, and a read that waits for the buffers
+	readsSeen   int64        // by the last sweep; under listener.mu, as is silentSince
+	silentSince int64
+
 	shown      atomic.Pointer[shown]
 	identities struct {
 		sync.Mutex
@@ -113,11 +128,14 @@ type conn struct {
 
 func (c *conn) Read(p []byte) (int, error) {
 	if c.l.budget {
-		if err := c.l.g.waitForBudget(); err != nil {
+		if err := c.waitForBudget(); err != nil {
 			return 0, err
 		}
 	}
 	n, err := c.Conn.Read(p)
+	if c.l.budget {
+		c.reads.Add(1)
+	}
 	if c.bodySince.Load() != 0 {
 		c.bodyGot.Add(int64(n))
 	}
@@ -239,15 +257,33 @@ func (c *conn) sweep(now int64) {
 	}
 }
 
+// sweepBuffers hangs up on a gRPC caller that is silent while others lack the
+// memory: it may have stopped in the middle of a message, and then holds what
+// has come of it for as long as it likes.
+func (c *conn) sweepBuffers(now int64, short bool) {
+	if n := c.reads.Load(); n != c.readsSeen || c.busy.Load() > 0 || c.silentSince == 0 {
+		c.readsSeen, c.silentSince = n, now
+		return
+	}
+	if short && time.Duration(now-c.silentSince) > c.l.g.cfg.pace.body/2 {
+		c.l.g.log.Warn("the buffers are full, a silent caller is hung up on", "address", c.peer.remote)
+		_ = c.SetReadDeadline(past)
+	}
+}
+
 // waitForBudget holds a connection up while the buffers are full; one that
 // waits for too long is given up, which makes room for the others.
-func (g *Gateway) waitForBudget() error {
+func (c *conn) waitForBudget() error {
+	g := c.l.g
 	if !g.budget.full() {
 		return nil
 	}
+	c.busy.Add(1)
+	defer c.busy.Add(-1)
 	g.collect.Do(runtime.GC) // what is counted may be garbage
-	deadline := time.Now().Add(budgetPatience)
+	deadline := time.Now().Add(g.cfg.pace.budget)
 	for g.budget.full() {
+		g.budget.short.Store(true)
 		if time.Now().After(deadline) {
 			return errBuffersFull
 		}

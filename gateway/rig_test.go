@@ -210,7 +210,9 @@ func (r *rig) passes(d time.Duration) {
 // sweep looks for slow callers now.
 func (r *rig) sweep() {
 	now := r.g.awake.now()
-	r.g.web.l.sweep(now)
+	for _, l := range r.g.doors {
+		l.sweep(now)
+	}
 	r.g.sweeps.look(r.g, now)
 }
 
