@@ -123,6 +123,15 @@ func TestInferenceIsNeverCollectedHoweverItsPathIsSpelt(t *testing.T) {
 	r.idle()
 }
 
+func TestTLSAtADoorWithoutItIsAnsweredAtOnce(t *testing.T) {
+	r := newRig(t, nil)
+	c := r.connect()
+	fmt.Fprint(c, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03") // and the rest never comes
+	if status, text := r.hear(c); status != http.StatusBadRequest || !strings.Contains(text, "without TLS") {
+		t.Errorf("%d %s", status, text)
+	}
+}
+
 func TestABodyThatCanNeverFitIsNotToldToTryAgain(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, func(c *Config) { c.MaxMessageBytes, c.CallerBytes = 1<<20, 2<<20 }, m)

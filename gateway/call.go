@@ -151,6 +151,9 @@ func (c *call) matchInputs(sig *tensor.Signature) error {
 }
 
 func (c *call) checkInput(spec *tensor.Spec, in *input) error {
+	if in.dtype == 0 {
+		return badRequest("input %q has no datatype; it is %s", in.name, TypeName(spec.DType))
+	}
 	if in.dtype != spec.DType {
 		return fmt.Errorf("%w: input %q is %s, got %s", status.ErrDType, in.name, TypeName(spec.DType), TypeName(in.dtype))
 	}

@@ -89,6 +89,8 @@ func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 		{"an unknown output", `{"inputs":[` + goodInput + `],"outputs":[{"name":"z"}]}`, `no output "z"`, 400},
 		{"an output twice", `{"inputs":[` + goodInput + `],"outputs":[{"name":"y"},{"name":"y"}]}`, "twice", 400},
 		{"classification", `{"inputs":[` + goodInput + `],"outputs":[{"name":"y","parameters":{"classification":3}}]}`, "classification", 400},
+		{"a priority in quotes", `{"parameters":{"priority":"1"},"inputs":[` + goodInput + `]}`, "expected a whole number", 400},
+		{"no datatype", input(strings.Replace(goodInput, `"datatype":"FP32",`, "", 1)), "no datatype", 400},
 		{"an unknown priority", `{"parameters":{"priority":7},"inputs":[` + goodInput + `]}`, "priority", 400},
 		{"shared memory that is off", input(`{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"shared_memory_region":"r","shared_memory_byte_size":16}}`), "--system_shared_memory", 403},
 		{"too large", `{"inputs":[` + goodInput + `],"x":"` + strings.Repeat("x", 1<<20) + `"}`, "at most", 413},
@@ -129,6 +131,9 @@ func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 	if a := r.infer("double", `{"parameters":{"whatever":[1,{"a":null}]},"unknown":7,"inputs":[`+strings.Replace(goodInput, `"data"`, `"parameters":{"nobody":"knows"},"data"`, 1)+`]}`); a.status != 200 {
 		t.Errorf("unknown parameters: %d %q", a.status, a.Error)
 	}
+	if a := r.infer("double", `{"id":null,"parameters":{"priority":null,"timeout": null },"outputs":null,"inputs":[`+strings.Replace(goodInput, `"data"`, `"parameters":null,"data"`, 1)+`]}`); a.status != 200 {
+		t.Errorf("null for what is left out: %d %q", a.status, a.Error)
+	}
 	r.idle()
 }
 
@@ -154,6 +159,8 @@ func TestABadMessageIsAnsweredWithItsReason(t *testing.T) {
 		{"another size", "16 bytes", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4), RawInputContents: [][]byte{good[:15]}}},
 		{"another shape", "shape", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 5), RawInputContents: [][]byte{good}}},
 		{"a negative shape", "shape", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(-1, 4), RawInputContents: [][]byte{good}}},
+		{"a priority that is no whole number", "whole number", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4), RawInputContents: [][]byte{good},
+			Parameters: map[string]*oip.InferParameter{"priority": {ParameterChoice: &oip.InferParameter_DoubleParam{DoubleParam: 1}}}}},
 		{"shared memory that is off", "--system_shared_memory", codes.PermissionDenied, &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "FP32", Shape: []int64{1, 4},
 			Parameters: map[string]*oip.InferParameter{"shared_memory_region": {ParameterChoice: &oip.InferParameter_StringParam{StringParam: "r"}}, "shared_memory_byte_size": {ParameterChoice: &oip.InferParameter_Int64Param{Int64Param: 16}}}}}}},
 	} {

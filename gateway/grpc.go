@@ -88,8 +88,13 @@ func rpcError(err error) error {
 }
 
 // intercept stands before everything but inference.
-func (g *Gateway) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
+func (g *Gateway) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
 	defer g.guard(&err)
+	if g.cfg.ClientCAFile != "" && !isHealthCheck(info.FullMethod) {
+		if _, _, err := g.rpcCall(ctx); err != nil {
+			return nil, rpcError(err)
+		}
+	}
 	rep, err := next(ctx, req)
 	return rep, rpcError(err)
 }

@@ -4,6 +4,7 @@ package gateway
 
 import (
 	"fmt"
+	"math"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/encoding"
@@ -249,10 +250,10 @@ func fields(b []byte, each func(field protowire.Number, kind protowire.Type, num
 
 // parameter is one entry of a map<string, InferParameter>.
 type parameter struct {
-	key    []byte
-	text   []byte // string_param
-	number int64  // bool, int64 or uint64
-	isText bool
+	key     []byte
+	text    []byte // string_param
+	number  int64  // int64_param or uint64_param
+	isOther bool   // what it is, is no whole number
 }
 
 func readParameter(b []byte) (p parameter, err error) {
@@ -263,10 +264,12 @@ func readParameter(b []byte) (p parameter, err error) {
 		case 2:
 			return fields(bytes, func(field protowire.Number, _ protowire.Type, number uint64, bytes []byte) error {
 				switch field {
-				case 1, 2, 5:
-					p.number, p.isText = int64(number), false
-				case 3:
-					p.text, p.isText = bytes, true
+				case 2:
+					p.number, p.isOther = int64(number), false
+				case 5:
+					p.number, p.isOther = int64(min(number, math.MaxInt64)), false
+				case 1, 3, 4: // bool, string, double
+					p.text, p.isOther = bytes, true
 				}
 				return nil
 			})
@@ -308,8 +311,8 @@ func (c *call) readMessage(m *message) error {
 		case key == relaywire.Requests:
 			err = c.readRelayed(p.text)
 		case key != "priority" && key != "timeout": // others may be anything
-		case p.isText:
-			err = badRequest("parameter %q is to be a number", key)
+		case p.isOther:
+			err = badRequest("parameter %q is to be a whole number", key)
 		case key == "priority":
 			err = c.setPriority(p.number)
 		default:

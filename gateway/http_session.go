@@ -44,6 +44,8 @@ const (
 	sessionClosed
 )
 
+const startTLS = 22 // the first byte of a TLS handshake, and of no HTTP request
+
 const headBytes = 4 << 10 // of a head that is simple, and of what is read ahead
 
 var errGivenAway = errors.New("the connection is another's now")
@@ -92,6 +94,9 @@ func (s *session) request() error {
 	now := time.Now()
 	s.conn.idleSince.Store(0)
 	s.conn.beginBody(now) // a head has to come in time, too
+	if first, _ := s.in.Peek(1); len(first) > 0 && first[0] == startTLS {
+		return s.answerError(badRequest("this door speaks HTTP without TLS"), true)
+	}
 	text, err := s.head()
 	if err != nil {
 		return err

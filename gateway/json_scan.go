@@ -62,7 +62,8 @@ func (s *scanner) expect(c byte) {
 }
 
 // each walks over the members of an object. It gives the key, and the callback
-// reads the value.
+// reads the value. One that is null is as good as not there: many write what
+// they leave out so.
 func (s *scanner) each(member func(key []byte)) {
 	s.expect('{')
 	if s.skipByte('}') {
@@ -74,12 +75,23 @@ func (s *scanner) each(member func(key []byte)) {
 		if s.err != nil {
 			return
 		}
-		member(key)
+		if !s.skipNull() {
+			member(key)
+		}
 		if s.skipByte('}') {
 			return
 		}
 		s.expect(',')
 	}
+}
+
+func (s *scanner) skipNull() bool {
+	s.peek()
+	if !bytes.HasPrefix(s.text[s.at:], []byte("null")) {
+		return false
+	}
+	s.at += len("null")
+	return true
 }
 
 // items walks over an array.
@@ -143,8 +155,8 @@ func (s *scanner) escaped(from int) []byte {
 	return nil
 }
 
-// word reads a number, true, false or null.
-func (s *scanner) word() []byte {
+// word reads a number, true, false or null; wanted says which.
+func (s *scanner) word(wanted string) []byte {
 	s.peek()
 	from := s.at
 	for s.at < len(s.text) {
@@ -156,7 +168,7 @@ func (s *scanner) word() []byte {
 		break
 	}
 	if s.at == from {
-		s.fail("expected a value")
+		s.fail("expected " + wanted)
 	}
 	return s.text[from:s.at]
 }
@@ -185,7 +197,7 @@ func (s *scanner) skipValue(depth int) {
 	case '"':
 		s.string()
 	default:
-		switch w := s.word(); {
+		switch w := s.word("a value"); {
 		case s.err != nil:
 		case codec.IsNumber(w):
 		case string(w) == "true", string(w) == "false", string(w) == "null":
@@ -198,7 +210,7 @@ func (s *scanner) skipValue(depth int) {
 
 // integer reads a whole number.
 func (s *scanner) integer() int64 {
-	w := s.word()
+	w := s.word("a whole number")
 	if s.err != nil {
 		return 0
 	}
@@ -211,7 +223,7 @@ func (s *scanner) integer() int64 {
 
 // boolean reads true or false.
 func (s *scanner) boolean() bool {
-	switch w := s.word(); {
+	switch w := s.word("true or false"); {
 	case bytes.Equal(w, []byte("true")):
 		return true
 	case bytes.Equal(w, []byte("false")):

@@ -122,8 +122,8 @@ func (k *region) checkFile(uid uint32) error {
 		return badRequest("region %q: %q is no shared memory", k.name, k.key)
 	case stat.Uid != uid:
 		return refuse(http.StatusForbidden, codes.PermissionDenied, "region %q: shared memory %q belongs to another user", k.name, k.key)
-	case k.offset+k.size > info.Size():
-		return badRequest("region %q: bytes %d..%d are out of range, shared memory %q has %d", k.name, k.offset, k.offset+k.size, k.key, info.Size())
+	case k.offset > info.Size() || k.size > info.Size()-k.offset:
+		return badRequest("region %q: %d bytes at offset %d are out of range, shared memory %q has %d", k.name, k.size, k.offset, k.key, info.Size())
 	}
 	k.device, k.node = uint64(stat.Dev), stat.Ino
 	return nil

@@ -116,6 +116,7 @@ func TestOnlySharedMemoryOfTheCallersIsRegistered(t *testing.T) {
 	}{
 		{"a path", "/../../etc/passwd", 0, 1}, {"a link", key + "-link", 0, 1}, {"nothing", "", 0, 1}, {"no such thing", "/rb-there-is-none", 0, 1},
 		{"too long", key, 0, 65}, {"too far", key, 64, 1}, {"empty", key, 0, 0}, {"dots", "..", 0, 1},
+		{"past the end of numbers", key, 1 << 62, 1 << 62},
 	} {
 		if a := r.register("r", c.key, c.offset, c.size); a.status != 400 {
 			t.Errorf("%s: %d %q", c.name, a.status, a.Error)

@@ -185,6 +185,9 @@ func (g *Gateway) identify(c *conn, authorization string, state *tls.ConnectionS
 	}
 	who := caller{peer: &c.peer}
 	if state != nil && len(state.PeerCertificates) > 0 { // the handshake has verified it
+		if err := set.verify(state.PeerCertificates); err != nil { // perhaps by authorities of then
+			return &c.who, refuse(http.StatusUnauthorized, codes.Unauthenticated, "the caller's certificate does not count any more: %v", err)
+		}
 		who.identity = "certificate " + state.PeerCertificates[0].Subject.String()
 	}
 	if set.tokens != nil {
@@ -199,6 +202,19 @@ func (g *Gateway) identify(c *conn, authorization string, state *tls.ConnectionS
 		who.identity = "token " + name
 	}
 	return c.remember(set, authorization, who), nil
+}
+
+// verify tells whether a certificate is one of the authorities that count now.
+func (s *secretSet) verify(chain []*x509.Certificate) error {
+	if s.clients == nil {
+		return nil
+	}
+	between := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	_, err := chain[0].Verify(x509.VerifyOptions{Roots: s.clients, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	return err
 }
 
 // shown is what a connection's caller has shown, and who that is.

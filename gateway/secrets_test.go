@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -217,6 +218,35 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 		}
 		return err
 	})
+	// Connections of callers whose authority is removed are served no more.
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: server.Pool(), Certificates: []tls.Certificate{mine}}, ForceAttemptHTTP2: true}
+	defer transport.CloseIdleConnections()
+	web := func() int {
+		rep, err := (&http.Client{Transport: transport}).Post(url, "", strings.NewReader(`{"inputs":[`+goodInput+`]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer rep.Body.Close()
+		_, _ = io.Copy(io.Discard, rep.Body)
+		return rep.StatusCode
+	}
+	remote := r.client(grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: server.Pool(), Certificates: []tls.Certificate{mine}})))
+	if _, err := remote.ModelInfer(soon(t), doubleMessage()); err != nil || web() != 200 {
+		t.Fatal(err)
+	}
+	newAuthority(t).file(ca)
+	r.eventually("the old authority does not count", func() error {
+		if code := web(); code != http.StatusUnauthorized {
+			return fmt.Errorf("HTTP %d", code)
+		}
+		return nil
+	})
+	if _, err := remote.ModelInfer(soon(t), doubleMessage()); rpcstatus.Code(err) != codes.Unauthenticated {
+		t.Errorf("inference: %v", err)
+	}
+	if _, err := remote.ServerMetadata(soon(t), &oip.ServerMetadataRequest{}); rpcstatus.Code(err) != codes.Unauthenticated {
+		t.Errorf("metadata: %v", err)
+	}
 	r.idle()
 }
 
