@@ -87,8 +87,7 @@ def test_the_readme_worker_serves_the_readme_producer(tmp_path):
     tmp_path.chmod(0o700)
     env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
     (tmp_path / "worker.py").write_text(worker)
-    before = "import numpy as np\nimport ringbatch as rb\nx = frame = np.arange(4, dtype='float32')\n"
-    (tmp_path / "producer.py").write_text(before + patient(producer) + "        assert (y == 2 * x).all()\n")  # inside the last block, where the view is valid
+    (tmp_path / "producer.py").write_text(patient(producer) + "        assert (y == 2 * x).all()\n")  # inside the last block, where the view is valid
     p = subprocess.Popen([sys.executable, str(tmp_path / "worker.py")], env=env)
     try:
         rb_wait(env["RINGBATCH_SOCKET"], "double")
