@@ -12,19 +12,20 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
-// account is where the CPU time of a turn went, how often threads slept, and how
-// full batches were: what explains a figure.
+// account is where the CPU time of a turn went, how often threads slept, how
+// full batches were and how long requests were where: what explains a figure.
 type account struct {
-	cpu           map[string]time.Duration // by kind of process
-	sleeps        map[string]uint64        // the same
-	batches, rows map[string]uint64        // by broker
+	cpu    map[string]time.Duration // by kind of process
+	sleeps map[string]uint64        // the same
+	models map[string]stats.Model   // by broker
 }
 
 // accountNow is what has been used so far.
 func (b *bed) accountNow(list []*producer) account {
-	a := account{map[string]time.Duration{}, map[string]uint64{}, map[string]uint64{}, map[string]uint64{}}
+	a := account{map[string]time.Duration{}, map[string]uint64{}, map[string]stats.Model{}}
 	add := func(kind string, pid int) {
 		if d, err := testbed.CPUTime(pid); err == nil {
 			a.cpu[kind] += d
@@ -38,14 +39,8 @@ func (b *bed) accountNow(list []*producer) account {
 		add("producers", p.cmd.Process.Pid)
 	}
 	for _, host := range []string{"local", "far0"} {
-		s, err := admin.New(b.socket(host)).Stats(b.ctx)
-		if err != nil {
-			continue
-		}
-		for i := range s.Models {
-			if m := &s.Models[i]; m.Name == "small" {
-				a.batches[host], a.rows[host] = m.Batches, m.Rows
-			}
+		if s, err := admin.New(b.socket(host)).Stats(b.ctx); err == nil && s.Model("small") != nil {
+			a.models[host] = *s.Model("small")
 		}
 	}
 	return a
@@ -61,10 +56,18 @@ func (a account) since(then account, calls float64) string {
 	}
 	sort.Strings(parts)
 	text := "µs of CPU a call (sleeps of threads): " + strings.Join(parts, ", ")
-	for host, n := range a.batches {
-		if n -= then.batches[host]; n > 0 {
-			text += fmt.Sprintf("; rows a batch %s %.1f", host, float64(a.rows[host]-then.rows[host])/float64(n))
+	for host, m := range a.models {
+		before := then.models[host]
+		n := m.Batches - before.Batches
+		if n == 0 {
+			continue
 		}
+		mean := func(now, before stats.Histogram) float64 {
+			return 1e6 * (now.SumS - before.SumS) / float64(max(now.Count-before.Count, 1))
+		}
+		now, then := &m.Histograms, &before.Histograms
+		text += fmt.Sprintf("; %s %.1f rows a batch, requests %.0f µs in the queue, %.0f until the worker has them, %.0f there", host, float64(m.Rows-before.Rows)/float64(n),
+			mean(now.Queue, then.Queue), mean(now.Dispatch, then.Dispatch), mean(now.Compute, then.Compute))
 	}
 	return text
 }

@@ -72,7 +72,7 @@ func main() {
 	pflag.IntVar(&o.rounds, "rounds", 5, "turns of each")
 	pflag.StringVar(&o.only, "only", "", "large, small, one or hosts")
 	pflag.StringVar(&o.json, "json", "", "write the results to this file")
-	pflag.BoolVar(&o.explain, "explain", false, "small, one: print each turn, where its CPU time went, how often threads slept and how full batches were")
+	pflag.BoolVar(&o.explain, "explain", false, "small, one: print each turn, where its CPU time went, how often threads slept, how full batches were and how long requests were where")
 	pflag.IntVar(&o.perProcess, "per_process", 1, "small: producers that share a process, with one client or one connection between them")
 	pflag.IntVar(&o.inFlight, "in_flight_per_producer", 1, "small: requests that each producer has in flight at once, to the ring as to the bare server, which is called one by one, too")
 	pflag.StringVar(&o.producer, "producer", "", "small, one: the producers' program and its arguments, e.g. \"python bench/python/relay_producer.py\"")
