@@ -44,8 +44,8 @@ type Config struct {
 
 	WaitForBroker time.Duration
 	Logger        *slog.Logger
-	Started       func(sig *tensor.Signature) // the far side has told its signature
-	Memory        shm.Memory                  // for tests
+	Started       func(sig *tensor.Signature, maxBatch int) // the far side has told what it serves
+	Memory        shm.Memory                                // for tests
 }
 
 // Route is a rule to choose a host by, among those that have room.

@@ -66,7 +66,7 @@ func Run(ctx context.Context, cfg Config) error {
 	case <-r.known:
 	}
 	if cfg.Started != nil {
-		cfg.Started(r.sig)
+		cfg.Started(r.sig, r.maxBatch)
 	}
 	_, lanes := r.hosts.state()
 	return worker.KeepAttached(ctx, worker.Config{

@@ -39,6 +39,13 @@ type Parker struct {
 // sleepers is how many threads of this process sleep past the scheduler now.
 var sleepers atomic.Int32
 
+// held adds up, in nanoseconds, how long they slept.
+var held atomic.Int64
+
+// HeldTime is how long Ps of this process were held by threads that slept, all
+// of them together.
+func HeldTime() time.Duration { return time.Duration(held.Load()) }
+
 const (
 	shortSleep = 200 * time.Microsecond
 	// Between the requests of a network, or on cores that have other things to
@@ -59,6 +66,7 @@ func (p *Parker) Sleep(d time.Duration, sleep func(raw bool, d time.Duration)) {
 		sleepers.Add(1)
 		sleep(true, min(d, rawSlice))
 		sleepers.Add(-1)
+		held.Add(Now() - start)
 	} else {
 		sleep(false, d)
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -46,18 +45,6 @@ func runGateway(ctx context.Context, args []string) error {
 	}
 	collectSeldom(int64(cfg.MaxBufferedBytes))
 	return g.Serve(ctx)
-}
-
-// collectSeldom makes the garbage collector run less often while the heap is
-// small, as it mostly is; with full buffers it takes no more than it would by
-// itself.
-func collectSeldom(buffers int64) {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(400)
-	}
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(128<<20 + 2*buffers)
-	}
 }
 
 // gatewayConfig reads the flags; those of [gateway] in a broker's file too.

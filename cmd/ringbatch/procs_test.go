@@ -5,6 +5,8 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
+	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -37,29 +39,53 @@ func TestAProcessWithLittleToDoHasFewPsUntilItEnds(t *testing.T) {
 func TestAProcessHasAsManyPsAsItKeepsBusyAndOneMore(t *testing.T) {
 	p := procs{most: 16, now: leastProcs}
 	for _, c := range []struct {
-		cores float64
-		ticks int
-		want  int
+		cores, bytes float64
+		ticks        int
+		want         int
 	}{
-		{0, 3, 2},
-		{0.5, 3, 2},
-		{2, 1, 4}, // all that it has
-		{4, 1, 6},
-		{6, 1, 9},
-		{9, 1, 13},
-		{13, 1, 16}, // no more than there are
-		{16, 5, 16},
-		{2.2, calmTicks - 1, 16}, // a pause is not the end
-		{16, 1, 16},
-		{2.2, calmTicks - 1, 16},
-		{0.1, 1, 4}, // as many as were needed while it was calm
-		{0.1, calmTicks, 2},
+		{0, 0, 3, 4},
+		{2, 100, 3, 4},
+		{4, 100, 1, 6}, // all that it has
+		{6, 100, 1, 9},
+		{9, 100, 1, 13},
+		{13, 100, 1, 16}, // no more than there are
+		{16, 100, 5, 16},
+		{4.2, 100, calmTicks - 1, 16}, // a pause is not the end
+		{16, 100, 1, 16},
+		{4.2, 100, calmTicks - 1, 16},
+		{0.1, 100, 1, 7}, // as many as were needed while it was calm
+		{0.1, 100, calmTicks, 4},
+		{0.1, 100_000, 1, 16}, // large bodies need all
+		{0.1, 100, calmTicks - 1, 16},
+		{0.1, 100, 1, 4},
 	} {
 		for range c.ticks {
-			p.busy(c.cores)
+			p.used(c.cores, c.bytes)
 		}
 		if p.now != c.want {
-			t.Errorf("after %d ticks with %.1f cores busy: %d Ps, want %d", c.ticks, c.cores, p.now, c.want)
+			t.Errorf("after %d ticks with %.1f cores busy and %.0f bytes a call: %d Ps, want %d", c.ticks, c.cores, c.bytes, p.now, c.want)
 		}
+	}
+}
+
+func TestWhatAProcessReadsAndHowMuchAtOnceIsCounted(t *testing.T) {
+	moved, err := os.Open("/proc/self/io")
+	if err != nil {
+		t.Skip("this kernel does not count it")
+	}
+	defer moved.Close()
+	zero, err := os.Open("/dev/zero")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer zero.Close()
+	const large = 16 << 20 // more than other tests read at once
+	before := used(moved)
+	if _, err := io.ReadFull(zero, make([]byte, large)); err != nil {
+		t.Fatal(err)
+	}
+	after := used(moved)
+	if read := after.bytes - before.bytes; read < large || after.calls <= before.calls {
+		t.Errorf("%d bytes in %d calls; at least %d were read", read, after.calls-before.calls, large)
 	}
 }

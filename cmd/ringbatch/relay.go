@@ -76,7 +76,14 @@ func runRelay(ctx context.Context, args []string) error {
 	}
 	defer written.end()
 	cfg.Logger = log
-	cfg.Started = func(sig *tensor.Signature) { fmt.Printf("relaying %s to %s: %s\n", cfg.Model, cfg.Target, sig) }
+	cfg.Started = func(sig *tensor.Signature, maxBatch int) {
+		answer := int64(0) // bytes of a row; inputs stay in the ring
+		for i := range sig.Outputs {
+			answer += int64(sig.Outputs[i].RowBytes())
+		}
+		collectSeldom(int64(cfg.InFlight) * int64(maxBatch) * answer)
+		fmt.Printf("relaying %s to %s: %s\n", cfg.Model, cfg.Target, sig)
+	}
 	go fitProcs(ctx)
 	return relay.Run(ctx, cfg)
 }
