@@ -147,6 +147,9 @@ func (b *Broker) Serve(ctx context.Context) error {
 	}
 	select {
 	case <-ctx.Done():
+		if err := b.stopClients(failed); err != nil {
+			return err
+		}
 	case <-b.handedTo:
 	case err := <-failed:
 		return err
@@ -156,6 +159,22 @@ func (b *Broker) Serve(ctx context.Context) error {
 	}
 	b.awaitSuccessor(ctx)
 	return nil
+}
+
+// stopClients ends the gateway, while its models still answer: it takes its time
+// to tell load balancers, and to finish what it has accepted.
+func (b *Broker) stopClients(failed <-chan error) error {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		b.super.StopClients()
+	}()
+	select {
+	case <-ended:
+		return nil
+	case err := <-failed:
+		return err
+	}
 }
 
 // drain has the loops finish what was accepted.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -28,7 +29,7 @@ import (
 
 // roleEnv makes the test binary, run again by the supervisor, a worker
 // process that attaches, looks for batches once the file exists that the other
-// names, and ends on SIGTERM.
+// names, and ends on SIGTERM; or a client, which attaches when it is told to end.
 const (
 	roleEnv = "RINGBATCH_TEST_ROLE"
 	lookEnv = "RINGBATCH_TEST_LOOK"
@@ -40,6 +41,18 @@ func TestMain(m *testing.M) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	if os.Getenv(roleEnv) == "client" {
+		fmt.Println("the client waits")
+		<-ctx.Done()
+		s, err := attach.Open(context.Background(), control.SocketPath(""), shm.Memfd{}, &control.Request{Op: control.OpClient, Model: os.Getenv("RINGBATCH_MODEL"), Window: 1})
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(3)
+		}
+		s.Close()
+		fmt.Println("the client was served to its end")
+		return
+	}
 	s, err := attach.Open(ctx, control.SocketPath(""), shm.Memfd{}, &control.Request{
 		Op: control.OpWorker, Model: os.Getenv("RINGBATCH_MODEL"), Name: os.Getenv("RINGBATCH_WORKER_NAME"),
 		Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1},
@@ -172,6 +185,20 @@ func TestADeclaredWorkerIsStartedAttachesAndIsStartedAgain(t *testing.T) {
 	s.end()
 	if err := syscall.Kill(p.Pid, 0); err != syscall.ESRCH {
 		t.Errorf("it outlives its broker: %v", err)
+	}
+}
+
+// A gateway, for one, has requests of others to finish.
+func TestASupervisedClientEndsBeforeTheBrokerDrains(t *testing.T) {
+	client := worker()
+	client.Client, client.StopTime, client.Env = true, patience, map[string]string{roleEnv: "client"}
+	s := serve(t, nil, worker(), client)
+	s.until("both are there", func(st stats.Broker) bool {
+		return attached(1)(st) && strings.Contains(s.log.String(), "the client waits")
+	})
+	s.end()
+	if text := s.log.String(); !strings.Contains(text, "the client was served to its end") {
+		t.Errorf("it was not:\n%s", text)
 	}
 }
 

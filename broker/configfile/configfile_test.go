@@ -96,6 +96,9 @@ func TestAGatewayIsAProcessWithTheFlagsOfItsTable(t *testing.T) {
 	if got := strings.Join(w.Command[1:], " "); got != "gateway --grpc=off --http=8000 --model=a --model=b --system_shared_memory=true" || !w.Client || w.Name != Gateway {
 		t.Errorf("%+v", w)
 	}
+	if cfg, err = Parse("[gateway]\ndrain_delay = \"7s\"\n"); err != nil || cfg.Workers[0].StopTime != 47*time.Second { // 30 s to finish, and 10
+		t.Errorf("%v, %v", cfg.Workers, err)
+	}
 	if cfg, err = Parse("[gateway]\n"); err != nil || len(cfg.Workers) != 1 { // both doors, where they usually are
 		t.Errorf("%+v, %v", cfg.Workers, err)
 	}

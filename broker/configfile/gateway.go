@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/status"
@@ -18,6 +19,19 @@ const Gateway = "gateway"
 // gatewayFlags are what [gateway] says: flags of the command ringbatch gateway,
 // which knows them better than this package does.
 type gatewayFlags map[string]any
+
+// drainTime is what the command takes by default.
+const drainTime = 30 * time.Second
+
+// duration is a flag's; what is none the command itself refuses.
+func (f gatewayFlags) duration(key string, otherwise time.Duration) time.Duration {
+	if text, ok := f[key].(string); ok {
+		if d, err := time.ParseDuration(text); err == nil && d >= 0 {
+			return d
+		}
+	}
+	return otherwise
+}
 
 // process is the gateway as a process to supervise.
 func (f gatewayFlags) process() (supervise.Worker, error) {
@@ -40,5 +54,6 @@ func (f gatewayFlags) process() (supervise.Worker, error) {
 			}
 		}
 	}
+	w.StopTime = supervise.DefaultStopTime + f.duration("drain_delay", 0) + f.duration("drain_time", drainTime)
 	return w, w.Fill()
 }

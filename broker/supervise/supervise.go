@@ -231,6 +231,23 @@ func (s *Supervisor) environment(p *process) []string {
 	return env
 }
 
+// StopClients tells the processes that use models to end, and returns when they
+// have: what they have accepted needs the workers.
+func (s *Supervisor) StopClients() {
+	s.mu.Lock()
+	var ending []*process
+	for _, p := range s.procs {
+		if p.cfg.Client {
+			p.tell()
+			ending = append(ending, p)
+		}
+	}
+	s.mu.Unlock()
+	for _, p := range ending {
+		<-p.over
+	}
+}
+
 // Stop tells all workers to end.
 func (s *Supervisor) Stop() {
 	s.mu.Lock()
