@@ -164,6 +164,11 @@ func TestTheLibraryIsLight(t *testing.T) {
 	}
 }
 
+func TestTheCrewGathersWhatALoopWould(t *testing.T) {
+	execute(t, nil, sanitizedProgram(t, "address,undefined", "crew", "testdata/crew.c"), "20")
+	execute(t, []string{"TSAN_OPTIONS=halt_on_error=1"}, sanitizedProgram(t, "thread", "crew", "testdata/crew.c"), "10")
+}
+
 func TestCoresGoByTheQuotaToo(t *testing.T) {
 	execute(t, nil, sanitizedProgram(t, "address,undefined", "cores", "testdata/cores.c"))
 }

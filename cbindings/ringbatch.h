@@ -510,8 +510,8 @@ RB_API int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to
 
 /* Begins that for an input, in the threads of the worker, where it is above 1 MiB
  * and there are some: rb_batch_gather with the same arguments finishes it. So the
- * rows of the next batch are gathered while this one runs. One at a time: another
- * one finishes the one before. The memory must stay until then, or until the
+ * rows of the next batch are gathered while this one runs. Two at a time: a third
+ * finishes one of them. The memory must stay until then, or until the
  * batch is completed. */
 RB_API int rb_batch_prefetch(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes);
 

@@ -9,7 +9,8 @@ small        64 bytes through a Python worker that does nothing, against shared_
 ways         request() against model(x), 64 and 602,112 bytes; the input exists already, or is made (normalised) in place
 reading      64 producers with 602,112-byte inputs and a worker that reads them, against the same, and against
              what writing the inputs and gathering them once takes on the same cores; with one request in flight
-             each, and four; with the producers' CPU time of a request and the cores that were busy
+             each, and four, and four where the worker is handed three batches at once (depth); with the producers' CPU
+             time of a request and the cores that were busy
 asyncio      32 requests in flight from one process against one at a time
 zero_copy    a 602,112-byte input through request(): the time beyond the assignment, and against a 64-byte input
 writing      64 producers with 602,112-byte inputs and a worker that does nothing, against writing the inputs alone, with
@@ -212,18 +213,21 @@ def ways(rounds: int, _go: str) -> dict:
 
 def reading(rounds: int, _go: str) -> dict:
     """64 producers x 602,112 bytes, a worker that reads every input: gathered together as a CPU model takes them."""
-    measured: dict[str, list[dict[str, float]]] = {"ours": [], "four_in_flight": [], "theirs": [], "writing_alone": [], "writing_and_gathering": []}
-    code = NOTHING.replace("    pass\n", "    batch.inputs[\"x\"]\n")
-    with running(sys.executable, "-c", code.format(name="read", inputs=(3, 224, 224), outputs=(1000,), wait=WAIT, slots=512)):
+    measured: dict[str, list[dict[str, float]]] = {"ours": [], "four_in_flight": [], "four_in_flight_depth_3": [], "theirs": [], "writing_alone": [], "writing_and_gathering": []}
+    code = NOTHING.replace("    pass\n", "    batch.inputs[\"x\"]\n").format(name="read", inputs=(3, 224, 224), outputs=(1000,), wait=WAIT, slots=512)
+    deep = code.replace("'read'", "'deep'").replace("slots=", "depth=3, slots=")
+    with running(sys.executable, "-c", code), running(sys.executable, "-c", deep):
         for _ in range(rounds):
             measured["ours"].append(ours_of("read", 64))
             measured["four_in_flight"].append(ours_of("read", 64, in_flight=4))
+            measured["four_in_flight_depth_3"].append(ours_of("deep", 64, in_flight=4))
             for name, answers in ("theirs", "semaphore"), ("writing_alone", "none"), ("writing_and_gathering", "gather"):
                 measured[name].append(naive_of(64, 3 * 224 * 224, 1000, WAIT, answers))
     return {
         "ratio": share(measured, "theirs"), "want": ">= 3",
         "share_of_writing_and_gathering": share(measured, "writing_and_gathering"), "want_share": ">= 0.85",
         "the_same_with_four_in_flight": share(measured, "writing_and_gathering", "four_in_flight"),
+        "and_with_depth_3": share(measured, "writing_and_gathering", "four_in_flight_depth_3"),
         "share_of_writing_alone": share(measured, "writing_alone"),
         "per_s": medians(measured, "requests_per_s"),
         "producer_cpu_us": medians(measured, "producer_cpu_us"), "cores_busy": medians(measured, "cores_busy"),

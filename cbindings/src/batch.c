@@ -370,7 +370,7 @@ static int prefetch(rb_taken *b, uint32_t k, void *to, uint64_t bytes)
 	rb_rows r;
 	int status = rows_of(b, RB_INPUT, k, bytes, &r);
 	if (!status)
-		rb_crew_begin(b->worker, &r, to, true);
+		rb_crew_prefetch(b->worker, &r, to);
 	return status;
 }
 
@@ -380,9 +380,7 @@ static int gather(rb_taken *b, int side, uint32_t k, void *to, uint64_t bytes)
 	int status = rows_of(b, side, k, bytes, &r);
 	if (status)
 		return status;
-	if (rb_crew_begin(b->worker, &r, to, false))
-		rb_crew_finish(b->worker);
-	else
+	if (!rb_crew_gather(b->worker, &r, to))
 		for (uint32_t i = 0; i < b->shown.runs; i++) {
 			const rb_run *run = &b->run[i];
 			uint8_t *at = (uint8_t *)to + run->row * r.size;

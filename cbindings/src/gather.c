@@ -5,13 +5,17 @@
  * write with all cores; so large batches are copied by a crew of threads. It is
  * made at the first large one, and sleeps in between.
  *
- *  1. the worker's thread describes the job, opens it and wakes the crew
- *  2. everybody takes parts of it until there are none left
+ *  1. the worker's thread describes a job, opens it and wakes the first of the crew
+ *  2. everybody takes parts of it until there are none left, and wakes others before
+ *     copying: to wake all of them would keep the worker's thread for as long as a
+ *     third of the copying takes
  *  3. the worker's thread closes the job and waits for who is still inside
  *
  * With rb_batch_prefetch half of the crew begins alone, while the worker's thread
  * runs and answers the batch before: the other cores are for that. The rest of
  * the crew, and 3, come with rb_batch_gather, which the worker's thread waits for.
+ * There may be two jobs, so that who finds no part of a batch left goes on with the
+ * next one, instead of waiting for who was preempted with the last part in hand.
  */
 #include <sched.h>
 #include <signal.h>
@@ -22,31 +26,52 @@
 #define PART (256u << 10)       /* bytes that a thread takes at once */
 #define LEAST_BYTES (1u << 20)  /* less is not worth waking anybody */
 #define MOST_HELPERS 15u
+#define WAKES 2u                /* helpers that a thread wakes at once */
+#define JOBS 2u
 
-struct rb_crew {
-	pthread_t thread[MOST_HELPERS];
-	uint32_t helpers;
-	_Atomic uint32_t round;  /* +1 for each job, and at the end; a futex */
-	_Atomic bool open, stop;
-	_Atomic uint32_t inside; /* helpers that look at the job */
-	/* The job. */
+typedef struct job {
+	_Atomic bool open;
+	_Atomic uint32_t inside; /* helpers that look at it */
 	rb_rows rows;
 	uint64_t bytes;
 	uint8_t *to;
 	_Atomic uint64_t next; /* the first byte that nobody has taken */
+} job;
+
+struct rb_crew {
+	pthread_t thread[MOST_HELPERS];
+	uint32_t helpers;
+	_Atomic uint32_t round;   /* +1 for each job, and at the end; a futex */
+	_Atomic bool stop;
+	_Atomic uint32_t to_wake; /* helpers that somebody is still to wake */
+	_Atomic uint32_t first;   /* the job to look at first */
+	job job[JOBS];
 };
 
-/* Takes parts until there are none left. */
-static void copy_parts(rb_crew *c)
+/* Wakes some of those that are to be woken; they wake the others. */
+static void wake_some(rb_crew *c)
 {
-	const rb_rows *r = &c->rows;
-	for (;;) {
-		uint64_t at = atomic_fetch_add(&c->next, PART), end = at + PART < c->bytes ? at + PART : c->bytes;
-		if (at >= c->bytes)
+	uint32_t left = c->to_wake, n;
+	do {
+		n = left < WAKES ? left : WAKES;
+		if (!n)
 			return;
+	} while (!atomic_compare_exchange_weak(&c->to_wake, &left, left - n));
+	rb_futex_wake(&c->round, (int)n, true);
+}
+
+/* Takes parts until there are none left. */
+static void copy_parts(rb_crew *c, job *j)
+{
+	const rb_rows *r = &j->rows;
+	for (;;) {
+		uint64_t at = atomic_fetch_add(&j->next, PART), end = at + PART < j->bytes ? at + PART : j->bytes;
+		if (at >= j->bytes)
+			return;
+		wake_some(c);
 		while (at < end) {
 			uint64_t row = at / r->size, in_row = at % r->size, n = r->size - in_row < end - at ? r->size - in_row : end - at;
-			memcpy(c->to + at, r->plane + r->slot[row] * r->stride + in_row, n);
+			memcpy(j->to + at, r->plane + r->slot[row] * r->stride + in_row, n);
 			at += n;
 		}
 	}
@@ -56,13 +81,16 @@ static void *help(void *crew)
 {
 	rb_crew *c = crew;
 	while (!c->stop) {
-		uint32_t seen = c->round;
-		/* Inside first, then look; the owner closes first, then looks who is
-		 * inside: one of us sees the other. */
-		atomic_fetch_add(&c->inside, 1);
-		if (c->open)
-			copy_parts(c);
-		atomic_fetch_sub(&c->inside, 1);
+		uint32_t seen = c->round, first = c->first;
+		for (uint32_t i = 0; i < JOBS; i++) {
+			job *j = &c->job[(first + i) % JOBS];
+			/* Inside first, then look; the owner closes first, then looks who is
+			 * inside: one of us sees the other. */
+			atomic_fetch_add(&j->inside, 1);
+			if (j->open)
+				copy_parts(c, j);
+			atomic_fetch_sub(&j->inside, 1);
+		}
 		if (!c->stop)
 			rb_futex_wait(&c->round, seen, 3600 * SECOND, true);
 	}
@@ -95,53 +123,76 @@ static rb_crew *crew_of(rb_work *w)
 	return w->crew = c;
 }
 
-/* Wakes so many of the crew, and no more than there are parts left. */
-static void wake(rb_crew *c, uint32_t helpers)
+/* Has so many of the crew woken, and no more than there are parts left. */
+static void wake(rb_crew *c, const job *j, uint32_t helpers)
 {
-	uint64_t next = c->next, parts = next < c->bytes ? (c->bytes - next + PART - 1) / PART : 0;
-	if (parts)
-		rb_futex_wake(&c->round, (int)(parts < helpers ? parts : helpers), true);
+	uint64_t next = j->next, parts = next < j->bytes ? (j->bytes - next + PART - 1) / PART : 0;
+	c->to_wake = parts < helpers ? (uint32_t)parts : helpers;
+	wake_some(c);
 }
 
-/* Describes the job and lets the crew in. */
-static void open_job(rb_crew *c, const rb_rows *r, uint8_t *to)
+/* Closes a job when all of it is copied. */
+static void finish(rb_crew *c, job *j)
 {
-	c->rows = *r;
-	c->bytes = r->count * r->size;
-	c->to = to;
-	c->next = 0;
-	c->open = true;
-	atomic_fetch_add(&c->round, 1);
-}
-
-void rb_crew_finish(rb_work *w)
-{
-	rb_crew *c = w->crew;
-	if (!c || !c->open)
+	if (!j->open)
 		return;
-	copy_parts(c);
-	c->open = false;
-	while (c->inside)
+	copy_parts(c, j);
+	j->open = false;
+	while (j->inside)
 		sched_yield(); /* they have one part left each */
+}
+
+/* The job with these rows, opened if it is not yet; NULL: there is nobody to help, or it is not worth it. */
+static job *job_of(rb_work *w, const rb_rows *r, uint8_t *to)
+{
+	rb_crew *c = r->count * r->size >= LEAST_BYTES ? crew_of(w) : NULL;
+	if (!c)
+		return NULL;
+	job *free = NULL;
+	for (job *j = c->job; j < c->job + JOBS; j++) {
+		if (j->open && j->to == to && !memcmp(&j->rows, r, sizeof *r))
+			return j;
+		if (j->open && j->to < to + r->count * r->size && to < j->to + j->bytes) /* into the same memory: one after the other */
+			finish(c, j);
+		if (!j->open)
+			free = j;
+	}
+	if (!free)
+		finish(c, free = &c->job[c->first]);
+	free->rows = *r;
+	free->bytes = r->count * r->size;
+	free->to = to;
+	free->next = 0;
+	free->open = true;
+	atomic_fetch_add(&c->round, 1);
+	return free;
+}
+
+bool rb_crew_gather(rb_work *w, const rb_rows *r, uint8_t *to)
+{
+	job *j = job_of(w, r, to);
+	if (!j)
+		return false;
+	rb_crew *c = w->crew;
+	c->first = (uint32_t)(j - c->job); /* somebody waits for it */
+	wake(c, j, c->helpers);
+	finish(c, j);
+	c->first = (c->first + 1) % JOBS; /* the other one is older than what comes next */
+	return true;
+}
+
+void rb_crew_prefetch(rb_work *w, const rb_rows *r, uint8_t *to)
+{
+	job *j = job_of(w, r, to);
+	if (j)
+		wake(w->crew, j, (w->crew->helpers + 1) / 2);
 }
 
 void rb_crew_leave(rb_work *w, const uint32_t *slot)
 {
-	if (w->crew && w->crew->open && w->crew->rows.slot == slot)
-		rb_crew_finish(w);
-}
-
-bool rb_crew_begin(rb_work *w, const rb_rows *r, uint8_t *to, bool ahead)
-{
-	rb_crew *c = r->count * r->size >= LEAST_BYTES ? crew_of(w) : NULL;
-	if (!c)
-		return false;
-	if (!c->open || c->to != to || memcmp(&c->rows, r, sizeof *r)) { /* it has not begun yet */
-		rb_crew_finish(w);
-		open_job(c, r, to);
-	}
-	wake(c, ahead ? (c->helpers + 1) / 2 : c->helpers);
-	return true;
+	for (uint32_t i = 0; w->crew && i < JOBS; i++)
+		if (w->crew->job[i].open && w->crew->job[i].rows.slot == slot)
+			finish(w->crew, &w->crew->job[i]);
 }
 
 void rb_crew_end(rb_work *w)
@@ -150,7 +201,8 @@ void rb_crew_end(rb_work *w)
 	if (!c)
 		return;
 	w->crew = NULL;
-	c->open = false;
+	for (uint32_t i = 0; i < JOBS; i++)
+		c->job[i].open = false;
 	c->stop = true;
 	atomic_fetch_add(&c->round, 1);
 	rb_futex_wake(&c->round, INT32_MAX, true);

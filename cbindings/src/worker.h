@@ -73,10 +73,10 @@ typedef struct rb_rows {
 	uint64_t count, size, stride;
 } rb_rows;
 
-/* Has the crew copy rows together; false if that is not worth it. ahead: the worker's thread has something else to do first. */
-bool rb_crew_begin(rb_work *w, const rb_rows *r, uint8_t *to, bool ahead);
-/* Helps it until that is done. */
-void rb_crew_finish(rb_work *w);
+/* Copies rows together with the crew; false if that is not worth it. */
+bool rb_crew_gather(rb_work *w, const rb_rows *r, uint8_t *to);
+/* Has the crew begin with that; the worker's thread has something else to do first. */
+void rb_crew_prefetch(rb_work *w, const rb_rows *r, uint8_t *to);
 /* Finishes what was begun of the batch with these slots, if nobody has. */
 void rb_crew_leave(rb_work *w, const uint32_t *slot);
 void rb_crew_end(rb_work *w);

@@ -229,12 +229,6 @@ class Batch:
             array = self._buffers.get("input", t, self.padded, self._shape(t, self._sig.inputs))
             self._raw.prefetch(k, array.__array_interface__["data"][0], array.nbytes)
 
-    def _gather_ahead(self, k: int) -> None:
-        """Ends what _prefetch began."""
-        t = self._sig.inputs[k]
-        if self._is_gathered(t):
-            self.inputs[t.name]
-
     def _is_gathered(self, t: Tensor) -> bool:
         return not self.contiguous and not (t.variable and self.ragged) and not t.on_device
 

@@ -213,9 +213,8 @@ class FunctionLane:
         return self._gathered is not None
 
     def prefetch(self, batch: RingBatch) -> None:
-        if self._next is not None:  # that one's turn is now, and the library gathers one at a time
-            self._batch = b = self._take(self._next)
-            b._gather_ahead(self._gathered or 0)
+        if self._next is not None:  # that one's turn is now
+            self._batch = self._take(self._next)
         self._next = Batch(self._ring, self._others, batch, self._debug)
         self._next._prefetch(self._gathered or 0)
 

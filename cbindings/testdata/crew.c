@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The gathering crew against a plain loop: jobs one after the other, two at a time, three, into the same memory, and left alone. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "src/worker.h"
+
+#define SLOTS 64u
+#define SIZE (96u << 10)
+#define STRIDE (100u << 10)
+#define MOST_ROWS 32u
+#define BATCHES 3u
+
+static uint8_t plane[SLOTS * STRIDE], gathered[BATCHES][MOST_ROWS * SIZE];
+static uint32_t slots[BATCHES][MOST_ROWS];
+static uint32_t seed;
+
+static uint32_t below(uint32_t n)
+{
+	seed = seed * 1664525u + 1013904223u;
+	return (seed >> 8) % n;
+}
+
+/* Rows at random, enough of them to be worth waking somebody. */
+static rb_rows some_rows(uint32_t batch)
+{
+	rb_rows r = {.plane = plane, .slot = slots[batch], .count = 12 + below(MOST_ROWS - 11), .size = SIZE, .stride = STRIDE};
+	for (uint32_t i = 0; i < r.count; i++)
+		slots[batch][i] = below(SLOTS);
+	memset(gathered[batch], 0, sizeof gathered[batch]);
+	return r;
+}
+
+static void check(const rb_rows *r, const uint8_t *to, const char *what)
+{
+	for (uint32_t i = 0; i < r->count; i++)
+		if (memcmp(to + i * SIZE, plane + r->slot[i] * STRIDE, SIZE)) {
+			printf("%s: row %u of %u is another's\n", what, i, (uint32_t)r->count);
+			exit(1);
+		}
+}
+
+static void gather(rb_work *w, const rb_rows *r, uint8_t *to, const char *what)
+{
+	if (!rb_crew_gather(w, r, to)) {
+		printf("%s: nobody helped\n", what);
+		exit(1);
+	}
+	check(r, to, what);
+}
+
+int main(int argc, char **argv)
+{
+	uint32_t rounds = argc > 1 ? (uint32_t)atoi(argv[1]) : 100;
+	for (uint32_t i = 0; i < sizeof plane; i++)
+		plane[i] = (uint8_t)(i / STRIDE * 31 + i);
+	for (uint32_t threads = 2; threads <= 6; threads += 2) {
+		rb_work w = {.gather_threads = threads};
+		for (uint32_t round = 0; round < rounds; round++) {
+			rb_rows a = some_rows(0), b = some_rows(1), c = some_rows(2);
+			gather(&w, &a, gathered[0], "alone");
+			a = some_rows(0);
+			rb_crew_prefetch(&w, &a, gathered[0]);
+			rb_crew_prefetch(&w, &b, gathered[1]);
+			gather(&w, &a, gathered[0], "the first of two");
+			a = some_rows(0);
+			rb_crew_prefetch(&w, &a, gathered[0]);
+			if (round % 2)
+				rb_crew_prefetch(&w, &c, gathered[2]); /* finishes one of them */
+			gather(&w, &c, gathered[2], "beside two others");
+			gather(&w, &b, gathered[1], "the second of two");
+			rb_crew_leave(&w, slots[0]); /* its batch is answered */
+			check(&a, gathered[0], "left alone");
+			b = some_rows(1);
+			rb_crew_prefetch(&w, &b, gathered[1]);
+			c = some_rows(2);
+			gather(&w, &c, gathered[1], "into memory of one that was begun");
+		}
+		rb_crew_end(&w);
+	}
+	rb_work alone = {.gather_threads = 1};
+	rb_rows r = some_rows(0);
+	rb_crew_prefetch(&alone, &r, gathered[0]);
+	if (rb_crew_gather(&alone, &r, gathered[0]))
+		return 1;
+	puts("ok");
+	return 0;
+}
