@@ -267,6 +267,11 @@ func (o *output) write() error {
 		return fmt.Errorf("%w: output %q takes %d bytes, its place in shared memory has %d", status.ErrOutputTooSmall, o.name, o.size, o.region.size)
 	}
 	at := o.region.region.offset + o.region.offset
+	// A write past the end would make the file longer again, by memory of ours.
+	var file unix.Stat_t
+	if err := unix.Fstat(int(o.region.region.file.Fd()), &file); err == nil && at+int64(o.size) > file.Size {
+		return badRequest("writing shared-memory region %q: its owner has shortened it", o.region.name)
+	}
 	for _, p := range o.parts {
 		for len(p) > 0 {
 			n, err := unix.Pwrite(int(o.region.region.file.Fd()), p, at)

@@ -93,6 +93,12 @@ func TestTensorsLieInTheCallersSharedMemory(t *testing.T) {
 	if a := r.infer("double", inShared("a,0,16", "again,20,16")); a.status != 400 || !strings.Contains(a.Error, "overlaps") {
 		t.Errorf("by another name: %d %q", a.status, a.Error)
 	}
+	if err := os.Truncate(filepath.Join("/dev/shm", key), 24); err != nil {
+		t.Fatal(err)
+	}
+	if a := r.infer("double", inShared("a,0,16", "b,0,16")); a.status != 400 || !strings.Contains(a.Error, "shortened") {
+		t.Errorf("a file whose output was cut off: %d %q", a.status, a.Error)
+	}
 	if err := os.Truncate(filepath.Join("/dev/shm", key), 8); err != nil {
 		t.Fatal(err)
 	}

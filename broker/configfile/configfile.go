@@ -156,12 +156,25 @@ func Load(path string) (broker.Config, error) {
 	return cfg, nil
 }
 
+// listError says it plainly where a list is written as one table, as [model.NAME].
+func listError(text string, err error) error {
+	var all map[string]any
+	if _, bad := toml.Decode(text, &all); bad == nil {
+		for _, key := range []string{"model", "worker", "allow"} {
+			if _, single := all[key].(map[string]any); single {
+				return fmt.Errorf("there may be several of %q: begin each with [[%s]], and write its name inside", key, key)
+			}
+		}
+	}
+	return err
+}
+
 // Parse reads the text of a configuration file.
 func Parse(text string) (broker.Config, error) {
 	var f file
 	meta, err := toml.Decode(text, &f)
 	if err != nil {
-		return broker.Config{}, fmt.Errorf("%w: %v", status.ErrInvalid, err)
+		return broker.Config{}, fmt.Errorf("%w: %w", status.ErrInvalid, listError(text, err))
 	}
 	for _, key := range meta.Undecoded() {
 		// Others are settings of a policy, or models of an alias.

@@ -87,6 +87,12 @@ stop_time = "2s"
 	}
 }
 
+func TestAListThatIsWrittenAsATableIsNamed(t *testing.T) {
+	if _, err := Parse("[model.resnet]\ninputs = [\"x:f32[4]\"]\n"); !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), "[[model]]") {
+		t.Errorf("a list as a table: %v", err)
+	}
+}
+
 func TestAGatewayIsAProcessWithTheFlagsOfItsTable(t *testing.T) {
 	cfg, err := Parse("[gateway]\nhttp = 8000\ngrpc = \"off\"\nsystem_shared_memory = true\nmodel = [\"a\", \"b\"]\n")
 	if err != nil {
