@@ -85,6 +85,11 @@ def version() -> str:
     return str(load().rb_version().decode())
 
 
+def cores() -> int:
+    """How many this process may use: by its affinity, or fewer by the CPU quota of its control group."""
+    return int(load().rb_cores())
+
+
 def last_error(lib: ctypes.CDLL, status: int) -> errors.Error:
     """The exception for what the last call of this thread returned."""
     return errors.error_for(status, lib.rb_error().decode("utf-8", "replace"))

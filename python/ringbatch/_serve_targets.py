@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import errors
+from ._library import cores
 from ._serve import gateway_door, run_commands, socket_path, stopping
 
 # By the end of the file's name: the module of this package that serves it.
@@ -85,4 +86,4 @@ def without_processes(arguments: list[str]) -> list[str]:
 
 def share_cores(processes: int) -> None:
     """Each process computes with its share of the cores, where nobody says otherwise."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))

@@ -163,6 +163,7 @@ PROTOTYPES = {
     "rb_error": (c_char_p, []),
     "rb_abi_version": (c_int, []),
     "rb_version": (c_char_p, []),
+    "rb_cores": (c_uint32, []),
     "rb_map_release": (c_int, [c_uint64]),
     "rb_map_device": (c_int, [c_uint64, _address]),
     "rb_connect": (c_int, [c_char_p, _address, _address]),

@@ -69,7 +69,7 @@ def worker(
     concurrency: of a coroutine function, the batches in flight (default 4, at most 64).
     pad_to, pad_preferred: have batches padded with rows of zeros.
     gather_threads: how many copy the rows of a batch above 1 MiB together; 0 is
-        as many as cores, one where there are fewer than 4; at most 16.
+        as many as cores, by affinity and CPU quota, one where there are fewer than 4; at most 16.
     """
     o = worker_options(
         depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, name=name, gpu=gpu, **policy

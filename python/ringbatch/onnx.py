@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import onnxruntime as ort
 
 from . import _sizes, _turns, errors
+from ._library import cores
 from ._onnx_graph import Graph, first_line, session_of
 from ._onnx_lane import Runner, SessionLane
 from ._refusal import report
@@ -80,7 +81,7 @@ def serve(
     max_batch = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
     p = prepare(model, dims or {}, providers, threads, lengths, mask, pad, pad_sizes, options, check and max_batch > 1, tolerance, spin)
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "onnx"))
-    options.setdefault("gather_threads", min(8, max(1, len(os.sched_getaffinity(0)) // 2)))  # another lane computes meanwhile
+    options.setdefault("gather_threads", min(8, max(1, cores() // 2)))  # another lane computes meanwhile
     _sizes.add_buckets(options, p.axes)
     warm_up(p, max_batch)
     ended = Ending(stop or threading.Event())

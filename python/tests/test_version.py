@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from importlib import metadata
 
 import ringbatch as rb
 from conftest import REPOSITORY
+from ringbatch import _library
 
 
 def test_the_package_the_library_and_the_command_have_the_version_of_the_file():
@@ -15,3 +17,7 @@ def test_the_package_the_library_and_the_command_have_the_version_of_the_file():
     assert metadata.version("ringbatch") == version
     assert rb.__version__ == version  # which the library tells
     assert subprocess.check_output([rb.binary_path(), "--version"], text=True).split()[:2] == ["ringbatch", version]
+
+
+def test_the_library_counts_the_cores_that_this_process_may_use():
+    assert 1 <= _library.cores() <= len(os.sched_getaffinity(0))
