@@ -51,9 +51,12 @@ func (c *callers) end(u *usage) { u.requests.Add(-1) }
 
 // take counts bytes of a request, or refuses them.
 func (c *callers) take(u *usage, n int) error {
+	if int64(n) > c.mostBytes { // to try again would not help
+		return refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; one caller may have %d in flight", n, c.mostBytes)
+	}
 	if u.bytes.Add(int64(n)) > c.mostBytes {
 		u.bytes.Add(-int64(n))
-		return refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "this caller has %d MiB in flight, no more is taken", c.mostBytes>>20)
+		return refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "with this message the caller would have more than %d bytes in flight, try again", c.mostBytes)
 	}
 	return nil
 }

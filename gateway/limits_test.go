@@ -123,7 +123,7 @@ func TestACallerHasALimitOfRequestsAndOfBytes(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c := r.client()
-	if a := r.infer("double", strings.Repeat(" ", 2000)); a.status != 429 || !strings.Contains(a.Error, "in flight") {
+	if a := r.infer("double", strings.Repeat(" ", 2000)); a.status != 413 || !strings.Contains(a.Error, "in flight") || a.header.Get("Retry-After") != "" {
 		t.Errorf("bytes: %d %q", a.status, a.Error)
 	}
 	for range 2 {
