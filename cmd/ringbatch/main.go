@@ -65,8 +65,19 @@ func commands() []command {
 	}
 }
 
+// endings are the signals with which a command ends what it started, and itself.
+// A terminal that is closed sends SIGHUP, unless nohup has us ignore it; the
+// broker reads its configuration again then.
+func endings(args []string) []os.Signal {
+	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
+	if len(args) > 0 && args[0] != "broker" && !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signals
+}
+
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), endings(os.Args[1:])...)
 	go func() { // a second Ctrl-C ends at once
 		<-ctx.Done()
 		stop()

@@ -184,8 +184,10 @@ func TestAnInterruptedTuneLeavesNothingRunningAndKeepsWhatWasMeasured(t *testing
 		says   string
 	}{
 		{syscall.SIGINT, func() bool { return workers() > 0 }, "every process was ended"},
-		{syscall.SIGTERM, func() bool { return batches() > 30 }, "atching"}, // whether it pays is known from so many
+		{syscall.SIGHUP, func() bool { return workers() > 0 }, "every process was ended"}, // its terminal was closed
+		{syscall.SIGTERM, func() bool { return batches() > 30 }, "atching"},               // whether it pays is known from so many
 	} {
+		_ = os.Remove(x.pids)
 		p := x.start("tune", "--worker", x.worker(), "--instances", "1,2", "--batch_sizes", "1,8", "--profile_time", "1h")
 		x.until("it is under way", c.when)
 		p.Signal(c.signal)
