@@ -10,6 +10,11 @@ with its 95 % interval over the rounds: a machine that is slower for a while is
 so for both. With --goal, twice what the model can do follows, with that
 latency_goal and without. One JSON for each run in OUT, and a table at the end.
 
+With --side_by_side the waits do not take turns but run at the same time, each with a
+broker and workers of its own on a part of the cores; the parts change hands from round
+to round. Where others use the machine's memory, too, turns are slow or quick by chance;
+side by side all waits are.
+
     make build && hack/wait-compare.py out                       # the CPU model and the simulated one, about 5 minutes
     hack/wait-compare.py out --models mlp --loads 0.2 --rounds 2 # 12 s
     hack/wait-compare.py out --goal 60ms --instances 2 -- python3 -m ringbatch.torch net.pt --input x:f32[3,224,224] --name model
@@ -51,10 +56,26 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
+CLOSED_LOOP = ("--in_flight", "32", "--warmup", "1")
+
+
+def median_window(result: dict) -> float:
+    return sorted(result["windows_items_per_s"])[1]  # of three
+
+
 def verdict(low: float, high: float) -> str:
     if high <= LIMIT:
         return "holds"
     return "worse" if low > LIMIT else "not decided"
+
+
+def table_line(name: str, load: float, waits: list[str], means: dict[str, list[float]], tails: dict[str, list[float]]) -> str:
+    average = {w: sum(x) / len(x) for w, x in means.items()}
+    best = min((w for w in waits if w != "auto"), key=lambda w: average[w])
+    ratio, low, high = interval([a / b for a, b in zip(means["auto"], means[best])])
+    tail, *_ = interval([a / b for a, b in zip(tails["auto"], tails[best])])
+    return (f"| {name} | {load:.0%} | " + " | ".join(f"{average[w]:.2f}" for w in waits)
+            + f" | {best} | {ratio:.3f} ({low:.3f}–{high:.3f}) | {tail:.2f} | {verdict(low, high)} |")  # fmt: skip
 
 
 class Comparison:
@@ -65,24 +86,31 @@ class Comparison:
         self.out: pathlib.Path = args.out / name
         self.out.mkdir(parents=True, exist_ok=True)
 
-    def ringbatch(self, *arguments: str) -> str:
+    def start(self, *arguments: str) -> subprocess.Popen:
         command = [self.args.ringbatch, *arguments]
-        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            sys.exit(f"{shlex.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-        return done.stdout
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.env)
+
+    def output(self, started: subprocess.Popen) -> str:
+        out, err = started.communicate()
+        if started.returncode:
+            sys.exit(f"{shlex.join(started.args)}: exit {started.returncode}\n{out}{err}")
+        return out
+
+    def ringbatch(self, *arguments: str) -> str:
+        return self.output(self.start(*arguments))
 
     @contextlib.contextmanager
     def running(self):
         """A broker of our own and the workers."""
         with tempfile.TemporaryDirectory(prefix="rb") as folder:  # mode 0700, a short path
-            os.environ["RINGBATCH_SOCKET"] = os.path.join(folder, "b.sock")
-            processes = []
+            socket = os.path.join(folder, "b.sock")
+            self.env = {**os.environ, "RINGBATCH_SOCKET": socket}
+            self.processes = processes = []
             try:
-                processes.append(subprocess.Popen([self.args.ringbatch, "broker", "--log_level", "error"]))
-                while not os.path.exists(os.environ["RINGBATCH_SOCKET"]):
+                processes.append(subprocess.Popen([self.args.ringbatch, "broker", "--log_level", "error"], env=self.env))
+                while not os.path.exists(socket):
                     time.sleep(0.02)
-                processes += [subprocess.Popen(self.command, stdout=subprocess.DEVNULL) for _ in range(self.instances)]
+                processes += [subprocess.Popen(self.command, stdout=subprocess.DEVNULL, env=self.env) for _ in range(self.instances)]
                 self.attached(processes)
                 yield
             finally:
@@ -105,13 +133,26 @@ class Comparison:
         self.ringbatch("set", "model", *settings)
 
     def bench(self, name: str, *flags: str) -> dict:
-        text = self.ringbatch("bench", "model", "--json", "--clients", "8", "--seconds", self.args.seconds, "--warmup", self.args.warmup, *flags)
+        return self.benched(name, self.start_bench(*flags))
+
+    def start_bench(self, *flags: str) -> subprocess.Popen:
+        return self.start("bench", "model", "--json", "--clients", "8", "--seconds", self.args.seconds, "--warmup", self.args.warmup, *flags)
+
+    def benched(self, name: str, started: subprocess.Popen) -> dict:
+        text = self.output(started)
         (self.out / f"{name}.json").write_text(text)
         return json.loads(text)
 
+    def pin(self, cores: list[int]) -> None:
+        """What runs, and what is started from now on, runs on these cores."""
+        for p in self.processes:
+            for thread in os.listdir(f"/proc/{p.pid}/task"):
+                with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.sched_setaffinity(int(thread), cores)
+
     def compare(self) -> list[str]:
         with self.running():
-            capacity = sorted(self.bench("capacity", "--in_flight", "32", "--warmup", "1")["windows_items_per_s"])[1]  # of three
+            capacity = median_window(self.bench("capacity", *CLOSED_LOOP))
             print(f"{self.name}: capacity {capacity:.0f} requests/s (closed loop, 256 in flight)", flush=True)
             lines = [self.at(float(load), capacity) for load in self.args.loads.split(",") if load]
             if self.args.goal:
@@ -132,12 +173,7 @@ class Comparison:
                 means[wait].append(r["latency_ms"]["avg"])
                 tails[wait].append(r["latency_ms"]["p99"])
             print(f"{self.name}, load {load:.0%}, round {turn + 1}: " + ", ".join(f"{w} {means[w][-1]:.2f} ms" for w in waits), flush=True)
-        average = {w: sum(x) / len(x) for w, x in means.items()}
-        best = min((w for w in waits if w != "auto"), key=lambda w: average[w])
-        ratio, low, high = interval([a / b for a, b in zip(means["auto"], means[best])])
-        tail, *_ = interval([a / b for a, b in zip(tails["auto"], tails[best])])
-        return (f"| {self.name} | {load:.0%} | " + " | ".join(f"{average[w]:.2f}" for w in waits)
-                + f" | {best} | {ratio:.3f} ({low:.3f}–{high:.3f}) | {tail:.2f} | {verdict(low, high)} |")  # fmt: skip
+        return table_line(self.name, load, waits, means, tails)
 
     def overload(self, capacity: float) -> None:
         """Twice the capacity, with the goal and without, in turns."""
@@ -151,6 +187,53 @@ class Comparison:
                       f"errors {r['errors']}", flush=True)  # fmt: skip
 
 
+class SideBySide:
+    """One model, all waits at once: a Comparison for each."""
+
+    def __init__(self, args: argparse.Namespace, name: str, command: list[str], instances: int) -> None:
+        self.args, self.name = args, name
+        self.waits: list[str] = args.waits.split(",")
+        self.stacks = [Comparison(args, f"{name}-{w}", command, instances) for w in self.waits]
+        cores = sorted(os.sched_getaffinity(0))
+        share = len(cores) // len(self.waits)
+        self.parts = [cores[i * share : (i + 1) * share] for i in range(len(self.waits))]
+
+    def compare(self) -> list[str]:
+        with contextlib.ExitStack() as running:
+            for stack, wait in zip(self.stacks, self.waits):
+                running.enter_context(stack.running())
+                stack.set(f"wait_time={wait}")
+            capacity = min(median_window(r) for r in self.bench("capacity", 0, *CLOSED_LOOP))
+            print(f"{self.name}: capacity {capacity:.0f} requests/s (closed loop, 256 in flight, side by side)", flush=True)
+            return [self.at(float(load), capacity) for load in self.args.loads.split(",") if load]
+
+    def bench(self, name: str, turn: int, *flags: str) -> list[dict]:
+        """All at once, each on the part of the cores that is its in this turn."""
+        started = []
+        mine = os.sched_getaffinity(0)
+        for i, stack in enumerate(self.stacks):
+            part = self.parts[(i + turn) % len(self.parts)]
+            stack.pin(part)
+            os.sched_setaffinity(0, part)  # which the load inherits
+            started.append(stack.start_bench(*flags))
+        os.sched_setaffinity(0, mine)
+        return [stack.benched(name, p) for stack, p in zip(self.stacks, started)]
+
+    def at(self, load: float, capacity: float) -> str:
+        rate = ("--rate", f"{load * capacity:.1f}")
+        means: dict[str, list[float]] = {w: [] for w in self.waits}
+        tails: dict[str, list[float]] = {w: [] for w in self.waits}
+        self.bench(f"{load}-settling", 0, *rate)
+        for turn in range(self.args.rounds):
+            for wait, r in zip(self.waits, self.bench(f"{load}-{turn}", turn, *rate, "--seed", str(turn + 1))):
+                means[wait].append(r["latency_ms"]["avg"])
+                tails[wait].append(r["latency_ms"]["p99"])
+            print(f"{self.name}, load {load:.0%}, round {turn + 1}: " + ", ".join(f"{w} {means[w][-1]:.2f} ms" for w in self.waits), flush=True)
+        line = table_line(self.name, load, self.waits, means, tails)
+        print(line, flush=True)
+        return line
+
+
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("out", type=pathlib.Path)
@@ -162,6 +245,7 @@ def main() -> int:
     p.add_argument("--goal", help="at last, twice the capacity with this latency_goal and without")
     p.add_argument("--seconds", default="1.5", help="length of a turn")
     p.add_argument("--warmup", default="0.5", help="seconds of load before that")
+    p.add_argument("--side_by_side", action="store_true", help="all waits at the same time, each on its part of the cores")
     p.add_argument("--rounds", type=int, default=4, help="at least 2")
     given = sys.argv[1:]
     at = given.index("--") if "--" in given else len(given)
@@ -169,6 +253,8 @@ def main() -> int:
     waits = a.waits.split(",")
     if "auto" not in waits or len(set(waits)) < 2 or len(set(waits)) < len(waits):
         p.error("--waits must have auto and at least one other, each once")
+    if a.side_by_side and (a.goal or len(os.sched_getaffinity(0)) < len(waits)):
+        p.error("--side_by_side needs a core for each wait, and has no --goal")
     if a.rounds < 2:
         p.error("--rounds must be at least 2: an interval needs two")
     unknown = [name for name in a.models.split(",") if name not in MODELS]
@@ -180,7 +266,7 @@ def main() -> int:
     began = time.monotonic()
     lines: list[str] = []
     for name, (command, instances) in models.items():
-        lines += Comparison(a, name, command, instances).compare()
+        lines += (SideBySide if a.side_by_side else Comparison)(a, name, command, instances).compare()
     print(f"\nmean in ms, {a.rounds} rounds, {time.monotonic() - began:.0f} s; the limit is {LIMIT} × the best fixed wait\n")
     print("| model | load | " + " | ".join(waits) + " | best fixed | auto / best (95 %) | p99 | verdict |")
     print("|" + "---|" * (len(waits) + 6))

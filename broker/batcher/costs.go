@@ -14,9 +14,17 @@ import (
 // hardly: it is cut to size first. Three in a row that are far off on the same
 // side are news about the machine: then all sizes go there at once but for those
 // that were seen to be right since the first of the three.
+//
+// A size that was not seen lately takes what it takes in the long run, times how
+// far the machine is from its long run now (level). It is never multiplied by one
+// piece of news after the other: on a machine that is slow now and then, which
+// begins at once and ends little by little, that would grow for ever.
 type costs struct {
 	curves   [maxOthers + 1]curve
 	batches  uint32
+	level    float64    // how far batches are from the long run now, a logarithm
+	shift    float64    // of the long run, of the sizes seen lately on average, so far
+	fresh    int        // sizes seen lately
 	odd      int        // batches in a row that were far off: >0 slower, <0 faster
 	off      [3]float64 // by how much, as logarithms
 	oddSince uint32     // the first of them
@@ -36,6 +44,8 @@ type costPoint struct {
 	rows  float32 // average, of a class that has several sizes
 	count uint32
 	time  float64 // nanoseconds
+	base  float64 // its logarithm in the long run
+	shift float64 // costs.shift when it was seen last
 	first uint32  // the batch that it was seen with first
 	last  uint32  // the batch that it was seen with last
 	side  int8    // where that was far off: >0 slower, <0 faster
@@ -52,7 +62,10 @@ const (
 	slowestGain = 0.1
 	trustedFor  = 5000.0
 	seenLately  = 256 // batches ago
+	freshFor    = 32  // batches
 	youngPoint  = 4   // batches
+	longRun     = 64  // batches of a size
+	levelGain   = 0.125
 )
 
 func sizeClass(rows int) int {
@@ -89,6 +102,10 @@ func (c *costs) observe(rows, others int, from, took Time) {
 	if p.count == 0 {
 		expected, doubt = c.foreseen(v, rows)
 	}
+	fresh := p.count > 0 && c.batches-p.last <= freshFor
+	if c.batches%freshFor == 0 {
+		defer c.refresh()
+	}
 	v.count++
 	v.last = c.batches
 	p.count++
@@ -99,6 +116,7 @@ func (c *costs) observe(rows, others int, from, took Time) {
 		if expected > 0 { // one slow batch must not make a size look slow for ever: it might not be tried again
 			p.time = min(t, expected*math.Exp(doubt))
 		}
+		p.base, p.shift = math.Log(p.time)-c.level, c.shift
 		v.seen[class/64] |= 1 << (class % 64)
 		// A new size is only guessed from others: it must be very far off.
 		if off := math.Log(t / expected); expected > 0 && math.Abs(off) > doubt && c.isNews(off, int(math.Copysign(1, off)), from, from+took) {
@@ -107,6 +125,7 @@ func (c *costs) observe(rows, others int, from, took Time) {
 		return
 	}
 	off := math.Log(t / expected)
+	c.settle(p, t, fresh)
 	p.side = 0
 	if math.Abs(off) > farOff {
 		p.side = int8(math.Copysign(1, off))
@@ -125,6 +144,9 @@ func (c *costs) observe(rows, others int, from, took Time) {
 		off = min(off, veryFarOff) / float64(p.count)
 	}
 	p.time *= math.Exp(off)
+	if p.count <= youngPoint {
+		p.base = math.Log(p.time) - c.level
+	}
 }
 
 // isNews notes by how much a batch was off from what was known of its size, and
@@ -149,10 +171,47 @@ func (c *costs) isNews(off float64, side int, from, ended Time) bool {
 	return true
 }
 
-// move multiplies all that was not seen to be right since the first of the
-// batches that were off.
+// settle learns what a size takes in the long run, and how far from it the
+// machine is now.
+func (c *costs) settle(p *costPoint, t float64, fresh bool) {
+	off := max(-farOff, min(math.Log(t)-p.base-c.level, farOff))
+	c.level += levelGain * off
+	moved := off / float64(p.count) // while little is known of it
+	if p.count > longRun {
+		moved = (off + c.level) / longRun
+		if fresh {
+			c.shift += moved / float64(max(1, c.fresh))
+		}
+	}
+	p.base += moved
+	p.shift = c.shift
+}
+
+// refresh has the sizes that were not seen lately go with the others.
+func (c *costs) refresh() {
+	c.fresh = 0
+	for j := range c.curves {
+		v := &c.curves[j]
+		for i := v.next(0); i >= 0; i = v.next(i + 1) {
+			p := &v.points[i]
+			if c.batches-p.last <= freshFor {
+				c.fresh++
+				continue
+			}
+			p.base += c.shift - p.shift
+			p.shift = c.shift
+			p.time = math.Exp(p.base + c.level)
+			p.side = 0
+		}
+	}
+}
+
+// move multiplies all that was seen lately, but not seen to be right since the
+// first of the batches that were off; the others follow.
 func (c *costs) move(off float64) {
 	factor := math.Exp(off)
+	c.level += off
+	defer c.refresh()
 	for j := range c.curves {
 		v := &c.curves[j]
 		for i := v.next(0); i >= 0; i = v.next(i + 1) {

@@ -3,6 +3,7 @@
 package simulate
 
 import (
+	"math"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
@@ -15,15 +16,39 @@ func (d *Disturbances) validate() error {
 	if d.StallFor < 0 || d.StallFor > 0 && d.StallEvery < 2*d.StallFor || d.StallEvery > time.Hour {
 		return bad("stalls of %v every %v: must be at most half of the time, and an hour", d.StallFor, d.StallEvery)
 	}
+	if !(d.Wander >= 0 && d.Wander <= 1) || d.Wander > 0 && d.WanderFor < time.Duration(paceStep) {
+		return bad("a pace that wanders by %v in %v: must be 0..1, in %v or more", d.Wander, d.WanderFor, time.Duration(paceStep))
+	}
 	return nil
 }
 
 // slowed is what a batch takes that would take so long undisturbed.
 func (w *world) slowed(took batcher.Time) batcher.Time {
+	took = batcher.Time(float64(took) * w.pace())
 	if d := &w.cfg.Disturbances; d.SlowOneIn > 0 && w.luck.IntN(d.SlowOneIn) == 0 {
 		return batcher.Time(float64(took) * d.SlowTimes)
 	}
 	return took
+}
+
+// paceStep is how long a pace lasts.
+const paceStep = batcher.Time(5 * time.Millisecond)
+
+// pace is how many times as long batches take now: the same at the same time,
+// whatever the policy does.
+func (w *world) pace() float64 {
+	d := &w.cfg.Disturbances
+	if d.Wander == 0 {
+		return 1
+	}
+	at := int(w.now / paceStep)
+	kept := math.Exp(-float64(paceStep) / float64(d.WanderFor))
+	for last := 0.0; len(w.paces) <= at; w.paces = append(w.paces, kept*last+math.Sqrt(1-kept*kept)*d.Wander*w.wander.NormFloat64()) {
+		if n := len(w.paces); n > 0 {
+			last = w.paces[n-1]
+		}
+	}
+	return math.Exp(w.paces[at])
 }
 
 // awake is the first time from at on at which the machine does not stand still.

@@ -71,6 +71,11 @@ type Disturbances struct {
 	SlowTimes float64
 	// Each StallEvery the whole machine stands still for StallFor; 0: never.
 	StallEvery, StallFor time.Duration
+	// Others use the machine, too, so its pace wanders: batches take e to the power
+	// of x as long, where x is normal with the deviation Wander, and another after
+	// about WanderFor; 0: they do not.
+	Wander    float64
+	WanderFor time.Duration
 }
 
 // Load is what the requests look like.

@@ -17,6 +17,8 @@ type world struct {
 	stages  []*station
 	rng     *rand.Rand
 	luck    *rand.Rand // of Disturbances: the same whatever the policy draws
+	wander  *rand.Rand // of Disturbances.Wander
+	paces   []float64  // that it drew, by time, as logarithms
 	now     batcher.Time
 	events  eventQueue
 	flights []flight // by RequestID
@@ -66,10 +68,11 @@ type simulatedWorker struct {
 
 func newWorld(cfg Config) (*world, error) {
 	w := &world{
-		cfg:   cfg,
-		rng:   rand.New(rand.NewPCG(cfg.Seed, 0x72696e67)),
-		luck:  rand.New(rand.NewPCG(cfg.Seed, 0x6c75636b)),
-		stats: newStats(&cfg),
+		cfg:    cfg,
+		rng:    rand.New(rand.NewPCG(cfg.Seed, 0x72696e67)),
+		luck:   rand.New(rand.NewPCG(cfg.Seed, 0x6c75636b)),
+		wander: rand.New(rand.NewPCG(cfg.Seed, 0x70616365)),
+		stats:  newStats(&cfg),
 	}
 	sum := 0.0
 	for _, share := range cfg.Load.LevelShares {

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package batcher
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// costWorld runs batches one after the other on a machine whose pace changes.
+type costWorld struct {
+	costs
+	now  Time
+	pace float64
+}
+
+func (w *costWorld) takes(rows int) Time {
+	return Time(w.pace * float64(5*time.Millisecond+time.Duration(rows)*300*time.Microsecond))
+}
+
+func (w *costWorld) run(rows int) {
+	took := w.takes(rows)
+	w.observe(rows, 0, w.now, took)
+	w.now += took
+}
+
+// expects is what a size is taken to last, as a multiple of what it would last at the present pace.
+func (w *costWorld) expects(rows int) float64 {
+	var t costTable
+	t.fill(&w.costs, 32, 0)
+	return float64(t.of(rows, 0)) / float64(w.takes(rows))
+}
+
+// A machine that others use, too, is slow for a while, at once, and recovers little
+// by little. Full batches are not seen meanwhile: what they take must be what it was.
+// It used to be multiplied each time, to twenty times as much; and when full
+// batches came again that turned out wrong, and small ones were taken to last a
+// seventh of what they can.
+func TestASizeThatIsNotSeenGoesWithTheMachineAndDoesNotRunAway(t *testing.T) {
+	w := &costWorld{pace: 1}
+	rng := rand.New(rand.NewPCG(1, 2))
+	small := func(n int) {
+		for range n {
+			w.run(1 + rng.IntN(6))
+		}
+	}
+	for range 200 {
+		w.run(32)
+	}
+	small(500)
+	for range 100 {
+		w.pace = 2
+		small(20)
+		for w.pace > 1.01 {
+			w.pace = max(1, w.pace*0.98)
+			small(3)
+		}
+		small(100)
+	}
+	if x := w.expects(32); x < 0.85 || x > 1.2 {
+		t.Errorf("after a hundred slow times full batches are taken to last %.2f times as long as they do", x)
+	}
+	for range 40 {
+		w.run(32)
+	}
+	for rows := 1; rows <= 6; rows++ {
+		if x := w.expects(rows); x < 0.85 || x > 1.2 {
+			t.Errorf("then %d rows are taken to last %.2f times as long as they do", rows, x)
+		}
+	}
+}
+
+// News about the machine is news about the sizes that are not seen, and stays so
+// when it has become the usual.
+func TestAMachineThatBecomesSlowerForGoodIsSlowerForAllSizes(t *testing.T) {
+	w := &costWorld{pace: 1}
+	for i := range 400 {
+		w.run(1 + i%8)
+		w.run(32)
+	}
+	for i := range 500 {
+		w.run(1 + i%8)
+	}
+	w.pace = 3
+	for _, batches := range []int{8, 100, 1000, 10_000} {
+		for i := range batches {
+			w.run(1 + i%8)
+		}
+		if x := w.expects(32); math.Abs(math.Log(x)) > 0.25 {
+			t.Errorf("%d batches after it became three times as slow, full batches are taken to last %.2f times as long as they do", batches, x)
+		}
+	}
+}
