@@ -69,6 +69,9 @@ func (r *ring) follow(head uint32) {
 	if w.Generation() != gen || w.Held() {
 		return
 	}
+	if info.state == held || w.Status() != status.OK {
+		info.worker.unanswered(info.batch)
+	}
 	if info.state == running { // the end of a held one was counted
 		info.stage.answered(info, w.Status())
 	}
@@ -144,7 +147,12 @@ func (s *stage) finish(w *workerSession, d *shm.Done) error {
 		started := min(max(d.Started, p.posted), s.loop.now)
 		finished := min(max(d.Finished, started), s.loop.now)
 		for _, q := range p.requests {
-			s.finishRequest(q, p.batch, started, finished)
+			if !s.finishRequest(q, p.batch, started, finished) {
+				p.unanswered++
+			}
+		}
+		if p.unanswered == len(p.requests) {
+			s.batcher.Unanswered(w.id, batcher.BatchID(p.batch))
 		}
 		if i == 0 && len(w.mails) > 0 {
 			w.mails[0].begun = max(w.mails[0].begun, finished)
@@ -167,32 +175,45 @@ func (r *ring) has(q mailed, batch uint64) bool {
 	return info.head == q.head && info.gen == q.gen && info.batch == batch && (info.state == running || info.state == held)
 }
 
+// unanswered counts a request of one of its batches that has no result.
+func (w *workerSession) unanswered(batch uint64) {
+	for _, p := range w.mails {
+		if p.batch == batch {
+			p.unanswered++
+		}
+	}
+}
+
 // finishRequest frees the slots of one request of a finished batch, or hands
 // them on to the next stage, unless they have moved on already (see follow).
-func (s *stage) finishRequest(q mailed, batch uint64, started, finished int64) {
+// False: it has no result.
+func (s *stage) finishRequest(q mailed, batch uint64, started, finished int64) bool {
 	r := s.ring
 	info := r.slot(q.head)
 	if !r.has(q, batch) {
-		return
+		return true // or counted in follow
 	}
 	if info.worker.forgotten() {
 		s.batcher.Ended(batcher.RequestID(q.head))
 	}
 	if info.state == held {
 		r.reclaim(q.head)
-		return
+		return false
 	}
+	answered := false
 	switch w := r.board.Word(q.head); {
 	case w.Generation() == q.gen:
+		answered = w.Status() == status.OK
 		s.finished(info, w.Status(), started, finished, false)
 	case s.next != nil:
 		s.handOn(q.head, started, finished)
-		return
+		return true
 	default:
 		// The worker says it is done but never answered: somebody must.
 		r.end(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
 	}
 	r.free(q.head)
+	return answered
 }
 
 // handOn gives a request that a stage is done with to the next one, in the same

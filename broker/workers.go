@@ -53,6 +53,9 @@ type mail struct {
 	begun    int64 // from when its lease counts, as far as is known; see leaseOf
 	forgiven bool  // the broker was not there when its lease ended
 	requests []mailed
+	// unanswered is how many of them ended without a result: they failed, or ended
+	// before the worker had taken them.
+	unanswered int
 }
 
 type mailed struct{ head, gen uint32 }
@@ -64,7 +67,7 @@ func (w *workerSession) newMail() *mail {
 	if n := len(w.spare); n > 0 {
 		p := w.spare[n-1]
 		w.spare = w.spare[:n-1]
-		p.requests = p.requests[:0]
+		p.requests, p.unanswered = p.requests[:0], 0
 		return p
 	}
 	return &mail{}

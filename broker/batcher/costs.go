@@ -247,13 +247,7 @@ type costTable struct {
 // was not seen for long counts less and less, so that it is tried again: a
 // batch beside others may be slow no more, and nobody would notice.
 func (t *costTable) fill(c *costs, rows, others int) {
-	best := 0
-	for j := range c.curves {
-		if c.curves[j].count > c.curves[best].count {
-			best = j
-		}
-	}
-	form := &c.curves[best]
+	form := c.best()
 	if t.known = form.count > 0; !t.known {
 		return
 	}
@@ -395,6 +389,29 @@ func (v *curve) at(rows int) float64 {
 	return max(a.time+slope*(float64(rows)-float64(a.rows)), min(a.time, b.time)*0.1)
 }
 
+// expected is about what a batch takes; 0 if nothing is known.
+func (c *costs) expected(rows, others int) float64 {
+	v := &c.curves[min(others, maxOthers)]
+	if v.count == 0 {
+		v = c.best()
+	}
+	if v.count == 0 {
+		return 0
+	}
+	return v.at(rows)
+}
+
+// best is the curve of which most is known.
+func (c *costs) best() *curve {
+	best := &c.curves[0]
+	for j := range c.curves {
+		if c.curves[j].count > best.count {
+			best = &c.curves[j]
+		}
+	}
+	return best
+}
+
 // foreseen is what a size that was not seen yet should take, by its own curve or
 // by that of which most is known, and how far off that may well be; 0 if nothing
 // tells.
@@ -402,12 +419,7 @@ func (c *costs) foreseen(v *curve, rows int) (expected, doubt float64) {
 	if v.foresees(rows) {
 		return v.at(rows), veryFarOff
 	}
-	best := &c.curves[0]
-	for j := range c.curves {
-		if c.curves[j].count > best.count {
-			best = &c.curves[j]
-		}
-	}
+	best := c.best()
 	if best.foresees(rows) {
 		return best.at(rows), 2 * veryFarOff // workers that share a GPU slow each other down
 	}

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 // costWorld runs batches one after the other on a machine whose pace changes.
@@ -90,6 +92,50 @@ func TestAMachineThatBecomesSlowerForGoodIsSlowerForAllSizes(t *testing.T) {
 		}
 		if x := w.expects(32); math.Abs(math.Log(x)) > 0.25 {
 			t.Errorf("%d batches after it became three times as slow, full batches are taken to last %.2f times as long as they do", batches, x)
+		}
+	}
+}
+
+// runOne sends a request of so many rows through a batcher with one worker, and ends
+// its batch after a time. It returns when that was.
+func runOne(b *Batcher, now Time, id RequestID, rows int, took Time, unanswered bool) Time {
+	if err := b.Arrive(now, Request{ID: id, Rows: rows, Arrived: now, Deadline: Never}); err != nil {
+		panic(err)
+	}
+	for _, d := range b.Decide(now).Dispatches {
+		if unanswered {
+			b.Unanswered(d.Worker, d.Batch)
+		}
+		b.BatchDone(d.Worker, d.Batch, now, now+took)
+	}
+	return now + took
+}
+
+// A batch that failed at once, or whose requests had all been canceled, was not
+// computed: it does not teach what its size takes. But what takes long and answers
+// nobody in time does: those that come next cannot make it either.
+func TestABatchThatAnsweredNobodyDoesNotTeachThatItsSizeIsQuick(t *testing.T) {
+	const usual = Time(6 * time.Millisecond)
+	for _, c := range []struct {
+		name       string
+		took, want Time
+	}{{"given up", usual / 8, usual}, {"slow", 3 * usual, 3 * usual}} {
+		b, err := New(policy.Settings{MaxBatchSize: 32})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.ClientJoined(0)
+		b.WorkerReady(Worker{ID: 0})
+		now := Time(1)
+		for range 50 {
+			now = runOne(b, now, 0, 31, usual, false)
+		}
+		for range 50 {
+			now = runOne(b, now, 0, 31, c.took, true)
+		}
+		costs := b.Learned().Costs
+		if len(costs) != 1 || math.Abs(math.Log(float64(costs[0].Time)/float64(c.want))) > 0.1 {
+			t.Errorf("%s: %v", c.name, costs)
 		}
 	}
 }

@@ -83,6 +83,7 @@ type pacedBatch struct {
 	rows       int // that the worker sees
 	others     int // workers that had a batch when this one was dispatched
 	shape      int
+	unanswered bool // nobody has a result of it
 }
 
 // pacedRun is when a worker was busy.
@@ -251,6 +252,39 @@ func (l *learner) dispatched(d *Dispatch, now Time) {
 	x.batches = append(x.batches, pacedBatch{id: d.Batch, dispatched: now, rows: d.PadTo, others: others, shape: l.shapeOf(&d.Dims)})
 }
 
+// unanswered notes that a batch may not have been computed.
+func (l *learner) unanswered(w WorkerID, id BatchID) {
+	if int(w) >= len(l.workers) {
+		return
+	}
+	for i := range l.workers[w].batches {
+		if p := &l.workers[w].batches[i]; p.id == id {
+			p.unanswered = true
+		}
+	}
+}
+
+// learnRun learns what a batch took. One that nobody has a result of may have been
+// given up at once: it can only tell that batches take longer than was known.
+func (l *learner) learnRun(p *pacedBatch, from, finished Time) {
+	took := finished - from
+	if p.unanswered && float64(took) < l.shapes[0].expected(p.rows, p.others) {
+		return
+	}
+	if l.took == 0 {
+		l.took = float64(took)
+	}
+	l.took += (float64(took) - l.took) / 16
+	if l.least += (float64(took) - l.least) / 64; float64(took) < l.least || l.least == 0 {
+		l.least = float64(took)
+	}
+	l.floor.observe(p.rows, took, finished)
+	l.shapes[0].observe(p.rows, p.others, from, took)
+	if p.shape > 0 {
+		l.shapes[p.shape].observe(p.rows, p.others, from, took)
+	}
+}
+
 // done learns what a batch took: from when the worker could begin with it.
 func (l *learner) done(w WorkerID, id BatchID, finished Time) {
 	x := &l.workers[w]
@@ -263,22 +297,10 @@ func (l *learner) done(w WorkerID, id BatchID, finished Time) {
 		if x.Lanes <= 1 {
 			from = max(from, x.freeAt)
 		}
-		took := finished - from
-		if l.took == 0 {
-			l.took = float64(took)
-		}
-		l.took += (float64(took) - l.took) / 16
-		if l.least += (float64(took) - l.least) / 64; float64(took) < l.least || l.least == 0 {
-			l.least = float64(took)
-		}
 		l.runs = grown(l.runs, maxRuns-1)
 		l.runs[l.ran%maxRuns] = pacedRun{w, from, finished}
 		l.ran++
-		l.floor.observe(p.rows, took, finished)
-		l.shapes[0].observe(p.rows, p.others, from, took)
-		if p.shape > 0 {
-			l.shapes[p.shape].observe(p.rows, p.others, from, took)
-		}
+		l.learnRun(&p, from, finished)
 		x.freeAt = max(x.freeAt, finished)
 		x.batches = append(x.batches[:i], x.batches[i+1:]...)
 		if len(x.batches) == 0 {
