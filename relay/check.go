@@ -66,7 +66,45 @@ func (r *relay) checkOnce(ctx context.Context, h *host, known *bool) error {
 	if err == nil && !rep.Ready {
 		err = fmt.Errorf("model %q is not ready there", r.cfg.Remote)
 	}
+	if err == nil && h.isPlain() {
+		err = r.checkRows(ctx, h)
+	}
 	return err
+}
+
+// checkRows asks a server that is no ringbatch how many rows it takes now: its model
+// may be loaded anew with fewer, over the same connection. (A gateway takes any number.)
+func (r *relay) checkRows(ctx context.Context, h *host) error {
+	most, err := r.rowsThere(ctx)
+	if err != nil {
+		return err
+	}
+	h.hosts.mu.Lock()
+	defer h.hosts.mu.Unlock()
+	if h.maxBatch != most {
+		r.log.Info("the host takes another number of rows", "host", h.name, "max_batch_size", most, "before", h.maxBatch)
+		h.maxBatch = most
+	}
+	return nil
+}
+
+// rowsThere is the far side's max_batch_size.
+func (r *relay) rowsThere(ctx context.Context) (int, error) {
+	config, err := r.service.ModelConfig(ctx, &oip.ModelConfigRequest{Name: r.cfg.Remote})
+	if err != nil {
+		return 0, err
+	}
+	most := int(config.GetConfig().GetMaxBatchSize())
+	if most < 1 {
+		return 0, fmt.Errorf("model %q takes no batches there (max_batch_size is 0): set it in its configuration", r.cfg.Remote)
+	}
+	return most, nil
+}
+
+func (h *host) isPlain() bool {
+	h.hosts.mu.Lock()
+	defer h.hosts.mu.Unlock()
+	return h.plain
 }
 
 // checkModel asks what the host serves. The first host that answers decides
@@ -81,13 +119,9 @@ func (r *relay) checkModel(ctx context.Context, h *host) error {
 	if err != nil {
 		return err
 	}
-	config, err := r.service.ModelConfig(ctx, &oip.ModelConfigRequest{Name: r.cfg.Remote})
+	most, err := r.rowsThere(ctx)
 	if err != nil {
 		return err
-	}
-	most := int(config.GetConfig().GetMaxBatchSize())
-	if most < 1 {
-		return fmt.Errorf("model %q takes no batches there (max_batch_size is 0): set it in its configuration", r.cfg.Remote)
 	}
 	sig, err := r.signatureOf(meta, header)
 	if err != nil {

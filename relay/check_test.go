@@ -3,6 +3,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"strings"
@@ -24,6 +25,7 @@ import (
 type unheard struct {
 	oip.GRPCInferenceServiceClient
 	left int
+	most int32 // rows of its batches; 0: 8
 }
 
 func (u *unheard) ServerMetadata(context.Context, *oip.ServerMetadataRequest, ...grpc.CallOption) (*oip.ServerMetadataResponse, error) {
@@ -43,7 +45,7 @@ func (u *unheard) ModelMetadata(context.Context, *oip.ModelMetadataRequest, ...g
 }
 
 func (u *unheard) ModelConfig(context.Context, *oip.ModelConfigRequest, ...grpc.CallOption) (*oip.ModelConfigResponse, error) {
-	return &oip.ModelConfigResponse{Config: &oip.ModelConfig{MaxBatchSize: 8}}, nil
+	return &oip.ModelConfigResponse{Config: &oip.ModelConfig{MaxBatchSize: cmp.Or(u.most, 8)}}, nil
 }
 
 func (u *unheard) ModelReady(context.Context, *oip.ModelReadyRequest, ...grpc.CallOption) (*oip.ModelReadyResponse, error) {
@@ -88,6 +90,22 @@ func TestWhatTheUserSaysOfTensorsHasToAgreeWithTheFarSide(t *testing.T) {
 	r := &relay{cfg: Config{Outputs: []tensor.Spec{{Name: "z", DType: tensor.I32, Shape: []int{4}}}}}
 	if _, err := r.signatureOf(there, ours); err == nil || !strings.Contains(err.Error(), "--output says z:i32[4]") {
 		t.Errorf("an output that it does not have: %v", err)
+	}
+}
+
+func TestAServerThatIsLoadedAnewWithSmallerBatchesGetsNoLargerOnes(t *testing.T) {
+	p := newHosts(slog.New(slog.DiscardHandler), LeastRequest, 1)
+	h, far := p.add("h"), &unheard{}
+	r := &relay{cfg: Config{CheckTimeout: patience}, log: slog.New(slog.DiscardHandler), hosts: p, known: make(chan struct{}), service: far}
+	known := false
+	for _, most := range []int32{8, 4, 16} {
+		far.most = most
+		if err := r.checkOnce(soon(t), h, &known); err != nil || h.maxBatch != int(most) {
+			t.Errorf("%d rows there, %d here: %v", most, h.maxBatch, err)
+		}
+	}
+	if far.most = -1; r.checkOnce(soon(t), h, &known) == nil {
+		t.Error("it takes no batches, and nobody minds")
 	}
 }
 
