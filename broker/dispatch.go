@@ -156,6 +156,7 @@ const mostLate = 50 * time.Millisecond
 // leases at the latest.
 func (s *stage) forgiveStandstill() {
 	now := s.loop.now
+	s.catchUp() // what they were done with before it is not what they run now
 	for _, w := range s.busy {
 		if oldest := w.mails[0]; now >= s.leaseOf(w) && !oldest.forgiven {
 			oldest.begun, oldest.forgiven = now, true
@@ -193,7 +194,7 @@ func (s *stage) checkLeases() {
 		case now >= s.leaseOf(w):
 			if s.drainDone(w); len(w.mails) > 0 && now >= s.leaseOf(w) {
 				s.stats.hung++
-				w.hung = true
+				w.hung, w.hungWith = true, w.mails[0].batch
 				s.kill(w, hungReason)
 				continue
 			}

@@ -25,6 +25,7 @@ type simClient struct {
 	rung    bool // a doorbell is under way
 	dead    bool
 	garbage bool
+	lied    bool // it broke a rule that must cost it its connection
 }
 
 type simSlot struct {
@@ -136,6 +137,9 @@ func (c *simClient) commit() {
 	}
 	slot := c.sess.first + uint32(at)
 	e := shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: uint32(rows), Slot: slot, Gen: x.gen, Committed: s.now}
+	if !s.calm && s.poison > 0 && s.chance(s.poison) {
+		s.fates[mailed{slot, x.gen}] = &simFate{poison: simPoison(1 + s.rng.IntN(2))}
+	}
 	if s.chance(0.3) {
 		x.deadline = s.now + s.rng.Int64N(int64(20*time.Millisecond))
 		e.Deadline = x.deadline
@@ -151,8 +155,12 @@ func (c *simClient) commit() {
 func (c *simClient) cancel() {
 	for i := range c.slots {
 		if x := &c.slots[i]; x.state == simCommitted && !x.canceled {
-			x.canceled = true
 			slot := c.sess.first + uint32(i)
+			if c.s.chance(0.1) { // it was late, and the request it was for has ended
+				c.push(&shm.Commit{Kind: shm.KindCancel, Rows: uint32(x.rows), Slot: slot, Gen: x.gen - 1})
+				return
+			}
+			x.canceled = true
 			c.s.note("%s cancels slot %d generation %d", c.name, slot, x.gen)
 			c.push(&shm.Commit{Kind: shm.KindCancel, Rows: uint32(x.rows), Slot: slot, Gen: x.gen})
 			return
@@ -164,11 +172,11 @@ func (c *simClient) cancel() {
 func (c *simClient) look() {
 	s := c.s
 	bell := s.r.board.Bell(c.sess.first)
-	c.reap()
 	if c.asleep && bell.Count.Load() == c.seen {
 		return // parked: nobody rang
 	}
 	c.seen = bell.Count.Load()
+	c.reap()
 	c.asleep = true
 	for i := range c.slots {
 		x := &c.slots[i]
@@ -208,7 +216,14 @@ func (c *simClient) check(slot uint32, x *simSlot, w shm.Word) {
 		if !x.canceled {
 			s.fail("%s: slot %d was canceled by nobody", c.name, slot)
 		}
+	case status.ErrWorkerDied:
+		if f := s.fates[mailed{slot, x.gen}]; f == nil || f.deaths < s.st.settings.MaxAttempts && f.hangs < maxHangs {
+			s.fail("%s: slot %d ended with %v: %+v, %s", c.name, slot, w.Status(), f, s.r.board.Reason(slot))
+		}
 	case status.ErrFailed, status.ErrInvalid:
+		if f := s.fates[mailed{slot, x.gen}]; w.Status() == status.ErrFailed && f != nil && f.left {
+			return
+		}
 		s.fail("%s: slot %d ended with %v: %s", c.name, slot, w.Status(), s.r.board.Reason(slot))
 	}
 }
@@ -236,6 +251,10 @@ func (c *simClient) free(at int) {
 // nobody else anything.
 func (c *simClient) scribble() {
 	s := c.s
+	if at := s.rng.IntN(len(c.slots)); s.chance(0.5) && c.slots[at].state == simFree {
+		c.lie(uint32(at))
+		return
+	}
 	e := shm.Commit{Kind: shm.CommitKind(s.rng.IntN(4)), Level: int8(s.rng.IntN(256) - 128), Rows: s.rng.Uint32() >> s.rng.IntN(33), Slot: s.rng.Uint32() >> s.rng.IntN(33),
 		Gen: s.rng.Uint32() >> s.rng.IntN(33), Deadline: s.rng.Int64() >> s.rng.IntN(64), Committed: -s.rng.Int64() >> s.rng.IntN(64)}
 	s.note("%s pushes garbage %+v", c.name, e)
@@ -245,8 +264,33 @@ func (c *simClient) scribble() {
 	s.tell(c.name+" is gone", func() { s.r.clientLeft(c.sess, "simulated") })
 }
 
+// lie breaks one rule with an entry that is right otherwise.
+func (c *simClient) lie(at uint32) {
+	s := c.s
+	e := shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: c.sess.first + at, Gen: c.slots[at].gen + 1, Committed: s.now}
+	switch s.rng.IntN(4) {
+	case 0:
+		e.Gen++ // leaves one out
+	case 1:
+		e.Rows = uint32(len(c.slots)) - at + 1 // reaches into the next window
+	case 2:
+		e.Kind = shm.KindCancel // of what never was
+	case 3: // a slot that is in use: unless that ended before the broker came to the second
+		c.ring.Push(&e)
+		e.Gen++
+		s.tell(c.name+" is gone", func() { s.r.clientLeft(c.sess, "simulated") })
+	}
+	s.note("%s lies: %+v", c.name, e)
+	c.ring.Push(&e)
+	c.dead, c.lied = true, true
+	s.tell(c.name+" rings", func() { s.r.rang(c.sess) })
+}
+
 func (s *world) quiet() bool {
 	for _, c := range s.clients {
+		if c.lied && !c.sess.left {
+			return false
+		}
 		if c.dead || c.sess.left {
 			continue
 		}
@@ -300,6 +344,9 @@ func (s *world) books() {
 	}
 	if free := s.r.windows.free; free != s.r.layout.Slots {
 		s.fail("%d of %d slots are free at the end", free, s.r.layout.Slots)
+	}
+	if n := len(s.r.windows.gaps); n != 1 {
+		s.fail("the free slots are in %d parts at the end", n)
 	}
 	if s.r.rows != [4]int{idle: s.r.layout.Slots} {
 		s.fail("slots by state are %v at the end", s.r.rows)

@@ -139,10 +139,7 @@ func (s *stage) workerDead(w *workerSession, why string) {
 	requeued, withBatch := 0, len(w.mails) > 0 && w.mails[0].number < taken
 	for _, p := range w.mails {
 		for _, q := range p.requests {
-			if w.hung && p == w.mails[0] {
-				s.ring.slot(q.head).hangs++
-			}
-			requeued += s.orphan(q, p, p.number < taken)
+			requeued += s.orphan(q, p, p.number < taken, w.hung && p.batch == w.hungWith)
 		}
 	}
 	s.setMails(w, nil)
@@ -181,10 +178,11 @@ func (s *stage) promote(lost *workerSession) {
 }
 
 // orphan decides about one request of a dead worker's batch: answered before
-// the death, tried once more, or given up. It returns 1 if it was requeued.
+// the death, tried once more, or given up. hung: the batch has outlived its lease.
+// It returns 1 if it was requeued.
 //
 // In docs/model: Orphan.
-func (s *stage) orphan(q mailed, p *mail, taken bool) int {
+func (s *stage) orphan(q mailed, p *mail, taken, hung bool) int {
 	info := s.ring.slot(q.head)
 	if !s.ring.has(q, p.batch) {
 		return 0
@@ -205,6 +203,9 @@ func (s *stage) orphan(q mailed, p *mail, taken bool) int {
 	}
 	if taken {
 		info.attempts++
+	}
+	if hung {
+		info.hangs++
 	}
 	if int(info.attempts) >= s.settings.MaxAttempts || info.hangs >= maxHangs {
 		reason := fmt.Sprintf("%d workers died running this request", info.attempts)

@@ -30,12 +30,13 @@ type workerSession struct {
 	// verdict is until when a worker that hung up with a batch, and that we may
 	// not kill, has time to turn out dead; 0 if it need not.
 	verdict     int64
-	dying       bool // killed; its slots are safe once the kernel says it is dead
-	quarantined bool // hung, and could not be killed
-	broken      bool // wrote nonsense; its ring is not read any more
-	hungUp      bool // its connection has ended
-	hung        bool // outlived its lease, and was killed for that
-	forgiven    bool // the broker was not there when its time to turn out dead ended
+	dying       bool   // killed; its slots are safe once the kernel says it is dead
+	quarantined bool   // hung, and could not be killed
+	broken      bool   // wrote nonsense; its ring is not read any more
+	hungUp      bool   // its connection has ended
+	hung        bool   // outlived its lease, and was killed for that
+	hungWith    uint64 // the batch that did; it may be done with it before it is dead
+	forgiven    bool   // the broker was not there when its time to turn out dead ended
 	gone        bool
 	reserve     bool // a spare: gets no batches until it is promoted
 

@@ -25,8 +25,71 @@ type simWorker struct {
 	killed     bool // SIGKILL was sent; a few more steps may happen
 	unkillable bool // another user's process
 	closing    bool
+	hungUp     bool // it works on, and nobody hears of it but by its ring
 	dead       bool
 	garbage    bool
+	lied       bool             // it broke a rule that must cost it its connection
+	finished   map[uint64]int64 // when it was done with a batch
+}
+
+// simFate is what befell a request that workers took.
+type simFate struct {
+	poison simPoison
+	deaths int  // workers that died with it
+	hangs  int  // those of them that had it for longer than their lease
+	left   bool // a worker was done with it and never answered
+}
+
+// simPoison is what a request does to its workers.
+type simPoison uint8
+
+const (
+	harmless simPoison = iota
+	deadly
+	hanging
+)
+
+func (w *simWorker) fate(q *shm.MailRequest) *simFate { return w.fateOf(mailed{q.Slot, q.Gen}) }
+
+func (w *simWorker) fateOf(q mailed) *simFate {
+	f := w.s.fates[q]
+	if f == nil {
+		f = &simFate{}
+		w.s.fates[q] = f
+	}
+	return f
+}
+
+// givenUp says that it must get no batches any more, or not for now.
+func (w *simWorker) givenUp() bool { return w.sess.gone || w.sess.hungUp || w.sess.forgotten() }
+
+// mayBeKilled checks that a worker which is killed for its lease has had it.
+func (w *simWorker) mayBeKilled() {
+	s := w.s
+	if !w.sess.hung {
+		return
+	}
+	if n, _ := w.sess.done.Pending(); n > 0 && !w.sess.broken {
+		s.fail("%s is killed though it is done with something", w.name)
+	}
+	oldest := w.sess.mails[0]
+	for _, q := range oldest.requests {
+		if s.r.has(q, oldest.batch) {
+			w.fateOf(q).hangs++
+		}
+	}
+	since := oldest.posted
+	for batch, at := range w.finished {
+		if batch < oldest.batch {
+			since = max(since, at)
+		}
+	}
+	if !oldest.forgiven {
+		since = max(since, s.still)
+	}
+	if s.l.now-since < int64(s.st.settings.Lease) {
+		s.fail("%s is killed after %d of its lease of %d µs", w.name, (s.l.now-since)/1000, s.st.settings.Lease.Microseconds())
+	}
 }
 
 // simBatch is a batch on its way through a worker:
@@ -41,7 +104,10 @@ type simBatch struct {
 
 func (w *simWorker) act() {
 	s := w.s
-	if w.dead || s.now < w.stopped {
+	if s.calm && w.unkillable {
+		w.stopped = 0 // nobody else ends it
+	}
+	if w.dead || s.now < w.stopped && !w.killed {
 		return
 	}
 	switch k := s.rng.IntN(200); {
@@ -57,13 +123,19 @@ func (w *simWorker) act() {
 	case !s.calm && k < 3 && !w.killed:
 		s.note("%s is closing", w.name)
 		w.closing = true
-	case !s.calm && w.garbage && k < 6:
+	case !s.calm && k < 4 && len(w.batches) > 0 && !w.hungUp && !w.killed:
+		s.note("%s hangs up and works on", w.name)
+		w.hungUp, w.closing = true, true
+		s.tell(w.name+" hangs up", func() { s.st.workerLost(w.sess, "simulated") })
+	case !s.calm && w.garbage && k < 7:
 		w.scribble()
 	case len(w.batches) > 0 && (k < 150 || w.closing):
 		w.work()
 	case w.closing:
 		w.dead = true
-		s.tell(w.name+" hangs up", func() { s.st.workerLost(w.sess, "simulated") })
+		if !w.hungUp {
+			s.tell(w.name+" hangs up", func() { s.st.workerLost(w.sess, "simulated") })
+		}
 		s.tell(w.name+" is dead", func() { s.st.workerDied(w.sess) })
 	default:
 		w.take()
@@ -73,6 +145,11 @@ func (w *simWorker) act() {
 func (w *simWorker) die(how string) {
 	w.s.note("%s %s", w.name, how)
 	w.dead = true
+	for _, b := range w.batches {
+		for i := range b.reqs {
+			w.fate(&b.reqs[i]).deaths++
+		}
+	}
 	if w.s.chance(0.5) {
 		w.s.tell(w.name+" hangs up", func() { w.s.st.workerLost(w.sess, "simulated") })
 	}
@@ -97,6 +174,7 @@ func (w *simWorker) take() {
 	w.box.Taken.Store(w.next)
 	b := &simBatch{id: mail.Batch}
 	for _, q := range reqs[:mail.Requests] {
+		w.s.used[q.Slot] = q.Gen
 		if word := w.s.r.board.Word(q.Slot); int32(q.Gen-word.Generation()) > 0 {
 			b.reqs = append(b.reqs, q)
 		}
@@ -112,13 +190,20 @@ func (w *simWorker) work() {
 	b := w.batches[at]
 	switch {
 	case b.wrote < len(b.reqs):
+		if w.suffers(&b.reqs[b.wrote]) {
+			return
+		}
 		w.write(&b.reqs[b.wrote])
 		b.wrote++
 	case b.ended < len(b.reqs):
 		q := &b.reqs[b.ended]
-		won := s.r.board.End(q.Slot, q.Gen, status.OK, false)
-		s.note("%s ends slot %d generation %d: %v", w.name, q.Slot, q.Gen, won)
-		b.ended++
+		if b.ended++; !s.calm && w.garbage && s.chance(0.1) {
+			s.note("%s leaves slot %d generation %d unanswered", w.name, q.Slot, q.Gen)
+			w.fate(q).left = true
+		} else {
+			won := s.r.board.End(q.Slot, q.Gen, status.OK, false)
+			s.note("%s ends slot %d generation %d: %v", w.name, q.Slot, q.Gen, won)
+		}
 		if !s.calm && s.chance(0.02) {
 			w.die("dies between word and bell")
 			return
@@ -128,6 +213,10 @@ func (w *simWorker) work() {
 		}
 	default:
 		w.batches = append(w.batches[:at], w.batches[at+1:]...)
+		if w.finished == nil {
+			w.finished = map[uint64]int64{}
+		}
+		w.finished[b.id] = s.now
 		ring, full := w.done.Push(&shm.Done{Batch: b.id, Started: s.now - 1000, Finished: s.now})
 		if full && !w.garbage {
 			s.fail("%s: done ring is full", w.name)
@@ -139,6 +228,24 @@ func (w *simWorker) work() {
 		}
 		w.ring(ring)
 	}
+}
+
+// suffers is what a poisonous request does to its worker.
+func (w *simWorker) suffers(q *shm.MailRequest) bool {
+	switch f := w.fate(q); {
+	case f.hangs >= maxHangs && !w.killed:
+		w.s.fail("%s runs slot %d generation %d, which has hung %d workers", w.name, q.Slot, q.Gen, f.hangs)
+	case f.deaths >= w.s.st.settings.MaxAttempts:
+		w.s.fail("%s runs slot %d generation %d, with which %d workers died", w.name, q.Slot, q.Gen, f.deaths)
+	case f.poison == deadly:
+		w.die("dies of a request")
+		return true
+	case f.poison == hanging && !(w.s.calm && w.unkillable) && !w.killed:
+		w.s.note("%s hangs of a request", w.name)
+		w.stopped = w.s.now + int64(time.Hour)
+		return true
+	}
+	return false
 }
 
 func (w *simWorker) ring(ring bool) {
@@ -169,6 +276,7 @@ func (w *simWorker) write(q *shm.MailRequest) {
 func (w *simWorker) scribble() {
 	s := w.s
 	s.note("%s pushes garbage", w.name)
-	w.done.Push(&shm.Done{Batch: s.rng.Uint64() | 1<<40, Started: s.rng.Int64(), Finished: -s.rng.Int64()})
+	_, full := w.done.Push(&shm.Done{Batch: s.rng.Uint64() | 1<<40, Started: s.rng.Int64(), Finished: -s.rng.Int64()})
+	w.lied = w.lied || !full
 	w.ring(true)
 }

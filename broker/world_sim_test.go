@@ -24,7 +24,9 @@ type host struct {
 	now    int64
 	b      *Broker
 	worlds []*world
-	calm   bool // no more faults: everything must come to an end
+	calm   bool    // no more faults: everything must come to an end
+	still  int64   // when the whole machine last stood still
+	poison float64 // how many requests are
 	trace  []string
 }
 
@@ -40,7 +42,9 @@ type world struct {
 	workers []*simWorker
 	events  []*event // what the kernel will tell the broker, in any order
 	words   []shm.Word
-	leased  []int // how often each slot's window was leased, to know a Reset
+	leased  []int               // how often each slot's window was leased, to know a Reset
+	used    []uint32            // the latest generation of each slot that a worker had
+	fates   map[mailed]*simFate // of requests that workers have taken
 
 	accepted, ended int
 }
@@ -136,10 +140,11 @@ func (h *host) add(mc ModelConfig) (*world, error) {
 	h.b.models.place(m)
 	m.loop.adopt(m.ring)
 	h.b.models.publish(m, false)
-	s := &world{host: h}
+	s := &world{host: h, fates: map[mailed]*simFate{}}
 	s.l, s.m, s.r, s.st = m.loop, m, m.ring, m.ring.stages[0]
 	s.words = make([]shm.Word, s.r.layout.Slots)
 	s.leased = make([]int, s.r.layout.Slots)
+	s.used = make([]uint32, s.r.layout.Slots)
 	h.worlds = append(h.worlds, s)
 	return s, nil
 }
@@ -180,9 +185,56 @@ func (h *host) round(l *loop) {
 			s.deliver()
 		}
 	}
+	var given map[*simWorker]uint64
+	for _, s := range h.worlds {
+		for _, w := range s.workers {
+			if !w.sess.gone && w.givenUp() {
+				if given == nil {
+					given = map[*simWorker]uint64{}
+				}
+				given[w] = w.sess.posted
+			}
+		}
+	}
 	l.settle()
 	for _, s := range h.worlds {
 		s.watchWords()
+		if s.l == l && !s.forgotten() {
+			s.watchBooks()
+		}
+	}
+	for w, posted := range given {
+		if w.sess.posted != posted && w.givenUp() { // else it is back from quarantine
+			h.fail("%s gets a batch after it was given up", w.name)
+		}
+	}
+}
+
+// watchBooks checks that a loop which has had its turn is late for nothing, and has
+// overlooked nothing that it has read.
+func (s *world) watchBooks() {
+	for _, w := range s.workers {
+		if !w.lied || w.sess.broken || w.sess.gone {
+			continue
+		}
+		if n, err := w.sess.done.Pending(); n == 0 && err == nil {
+			s.fail("%s said that it was done with what it did not have, and nothing follows", w.name)
+		}
+	}
+	for _, w := range s.st.busy {
+		if w.verdict > 0 && s.l.now >= w.verdict {
+			s.fail("%s had its time to turn out dead, and nothing follows", w.name)
+		}
+		if !w.forgotten() && !w.broken && s.l.now >= s.st.leaseOf(w) {
+			s.fail("%s outlives its lease", w.name)
+		}
+		for _, p := range w.mails {
+			for _, q := range p.requests {
+				if info := s.r.slot(q.head); s.r.has(q, p.batch) && info.state == running && info.commit.Deadline > 0 && info.commit.Deadline <= s.l.now {
+					s.fail("slot %d runs beyond its deadline", q.head)
+				}
+			}
+		}
 	}
 }
 
@@ -234,6 +286,7 @@ func (h *host) kill(p *peer) error {
 				return fmt.Errorf("not permitted")
 			}
 			s.note("%s is sent SIGKILL", p.name)
+			w.mayBeKilled()
 			w.killed = true
 			return nil
 		}
@@ -276,6 +329,9 @@ func (s *world) attachClient() {
 		ring: shm.Producer[shm.Commit]{Ring: shm.CommitRing(sess.seg, window)}, garbage: s.chance(0.05)}
 	for i := range c.slots {
 		c.slots[i].gen = sess.firstGen()
+		if at := int(sess.first) + i; int32(sess.firstGen()-s.used[at]) < 0 {
+			s.fail("%s begins with generation %d of slot %d, whose last owner had %d", name, sess.firstGen(), at, s.used[at])
+		}
 		s.leased[int(sess.first)+i]++
 		s.words[int(sess.first)+i] = s.r.board.Word(sess.first + uint32(i))
 	}
@@ -301,7 +357,7 @@ func (s *world) attachWorker() {
 		s.fail("attach worker: %v", err)
 	}
 	w := &simWorker{s: s, name: name, sess: sess, box: shm.NewMailbox(sess.seg, depth, s.r.layout.MaxBatch),
-		done: shm.Producer[shm.Done]{Ring: shm.DoneRing(sess.seg, depth)}, unkillable: s.chance(0.1), garbage: s.chance(0.05)}
+		done: shm.Producer[shm.Done]{Ring: shm.DoneRing(sess.seg, depth)}, unkillable: s.chance(0.2), garbage: s.chance(0.05)}
 	s.workers = append(s.workers, w)
 	s.note("%s attaches, depth %d", name, depth)
 	s.l.settle()
@@ -344,7 +400,14 @@ func (s *world) step() {
 
 // run plays a seed to its end and checks the promises.
 func (h *host) run() {
+	h.poison = 0.02
 	for _, s := range h.worlds {
+		if h.chance(0.3) { // generations wrap around
+			s.r.base = -uint32(h.rng.IntN(8))
+			for i := range s.used {
+				s.used[i] = s.r.base
+			}
+		}
 		s.attachWorker()
 		s.attachClient()
 	}
@@ -361,6 +424,11 @@ func (h *host) run() {
 		}
 		if s.liveWorkers() < 2 && s.chance(0.1) {
 			s.attachWorker()
+		}
+		if h.chance(0.0005) {
+			h.note("the machine stands still")
+			h.now += int64(deathTime) + h.rng.Int64N(int64(time.Second))
+			h.still = h.now
 		}
 		s.step()
 	}
