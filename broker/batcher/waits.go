@@ -24,6 +24,7 @@ type waits struct {
 	high       Time    // lately
 	goal       Time    // latency_goal; 0: none
 	full       Time    // what a full batch was taken to last
+	closed     bool    // clients send when they have their answer
 }
 
 // rung is one wait: what became of requests with it, and of the same ones
@@ -66,6 +67,8 @@ const (
 	// the other; tailWeight is what a part of the tail counts beside one of the mean.
 	worseTail, worseMean = 0.04, 0.01
 	tailWeight           = 0.3
+	// atTheEdge is how much better a wait just below the best of the usual figures must be.
+	atTheEdge = 0.15
 )
 
 func rungWait(i int) time.Duration {
@@ -203,11 +206,20 @@ func (w *waits) choose() {
 
 // harm is how much worse a wait is than the best of the usual figures, as a
 // share of the mean.
+//
+// Where waiting pays because it keeps workers apart, the shortest wait that just does
+// so has the best mean, and is at the edge: now and then it fails to, for longer
+// than a replay lasts, and the tail that no replay saw is what the next longer
+// wait avoids. So the two steps below the best usual figure must be better by far.
 func (w *waits) harm(i int) float64 {
 	mean, tail := w.mean(i)/w.mean(w.round)-1, w.tail(i)/w.tail(w.round)-1
 	harm := mean + tailWeight*tail
 	harm += 4 * max(0, mean-worseMean)
-	return harm + max(0, tail-worseTail)
+	harm += max(0, tail-worseTail)
+	if !w.closed && i < w.round && i >= w.round-2 {
+		harm += atTheEdge
+	}
+	return harm
 }
 
 // goalShare of the requests may take longer than the goal: less than one in a

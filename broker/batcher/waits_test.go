@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package batcher
+
+import (
+	"testing"
+	"time"
+)
+
+// found is a ladder on which these means and tails were found, as multiples of no wait's.
+func found(closed bool, latencies map[int][2]float64) *waits {
+	w := &waits{closed: closed, evaluation: 1}
+	for i, x := range latencies {
+		w.rungs[i] = rung{with: outcome{sum: x[0], tail: x[1], n: 100}, without: outcome{sum: 1, tail: 1, n: 100}, replays: 100, evaluation: 1}
+	}
+	w.choose()
+	return w
+}
+
+func TestAWaitAtTheEdgeMustBeBetterByFar(t *testing.T) {
+	usual := roundAbove(Time(5 * time.Millisecond))
+	for _, c := range []struct {
+		name   string
+		closed bool
+		at     int // the other wait that was tried
+		mean   float64
+		want   int
+	}{
+		{"a step below, a little better: the edge", false, usual - 1, 0.55, usual},
+		{"two steps below", false, usual - 2, 0.55, usual},
+		{"by far better", false, usual - 1, 0.45, usual - 1},
+		{"three steps below is another usual figure", false, usual - 3, 0.55, usual - 3},
+		{"above it is no edge", false, usual + 1, 0.55, usual + 1},
+		{"clients that wait for their answers keep themselves apart", true, usual - 1, 0.55, usual - 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := found(c.closed, map[int][2]float64{0: {1, 1}, usual: {0.6, 0.6}, c.at: {c.mean, 0.6}})
+			if w.taken != c.want {
+				t.Fatalf("took %v, want %v", rungWait(w.taken), rungWait(c.want))
+			}
+		})
+	}
+}
