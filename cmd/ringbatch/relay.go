@@ -46,6 +46,11 @@ func runRelay(ctx context.Context, args []string) error {
 	if err := parse(f, args, 0, 1); err != nil {
 		return err
 	}
+	for _, flag := range []string{"in_flight", "attempts", "check_interval", "check_timeout"} {
+		if v := f.Lookup(flag).Value.String(); f.Changed(flag) && (v == "0" || v == "0s") { // in relay.Config 0 is the default
+			return fmt.Errorf("%w: --%s must be more than 0", errUsage, flag)
+		}
+	}
 	cfg.Model = os.Getenv("RINGBATCH_MODEL") // a broker that starts us says what for
 	if f.NArg() == 1 {
 		cfg.Model = f.Arg(0)
