@@ -238,8 +238,8 @@ func (t *trip) failed(ctx context.Context, h *host, requests []int, err error, s
 	case codes.Unavailable:
 		return result{requests, sent && !refused(s.Message()), sent && !refused(s.Message()), named(status.ErrBrokerGone)}
 	case codes.ResourceExhausted:
-		if strings.Contains(s.Message(), "message larger than max") {
-			t.fail(requests, fmt.Errorf("%s: a batch is larger than it takes (%s): lower max_batch_size, or raise --max_message_bytes there", h.name, s.Message()))
+		if tooLarge(s.Message()) {
+			t.fail(requests, fmt.Errorf("%s: a batch is larger than it takes (%s): lower max_batch_size, or raise --max_message_bytes or --caller_bytes there", h.name, s.Message()))
 			return result{sent: true}
 		}
 		h.overloaded()
@@ -254,6 +254,11 @@ func (t *trip) failed(ctx context.Context, h *host, requests []int, err error, s
 	}
 	t.fail(requests, fmt.Errorf("%s: %s", h.name, s.Message()))
 	return result{sent: true}
+}
+
+// tooLarge tells that a host will never take the batch: gRPC's words, and a gateway's.
+func tooLarge(text string) bool {
+	return strings.Contains(text, "message larger than max") || strings.HasPrefix(text, "a message of ")
 }
 
 // refused tells that a host answered that it takes nothing: it has not run it.

@@ -24,6 +24,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/internal/testbed"
@@ -462,6 +463,33 @@ func TestEachProblemOfAHostIsOneClearSentence(t *testing.T) {
 	}
 }
 
+func TestABatchThatAHostNeverTakesIsNotTriedAgain(t *testing.T) {
+	h := newHost(t, signature(t, "x:u8[2000]", "y:u8[1]"), func(context.Context, *worker.Batch) error { return nil }, func(c *gateway.Config) { c.CallerBytes = 1000 })
+	l := newLocal(t, nil, h.address)
+	q, err := l.dial().Claim(soon(t), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err = q.Commit(soon(t)); err == nil {
+		err = q.Wait(soon(t))
+	}
+	if err == nil || errors.Is(err, status.ErrQueueFull) || !strings.Contains(err.Error(), "--caller_bytes") {
+		t.Fatalf("%v", err)
+	}
+}
+
+func TestEveryKindOfTargetIsTaken(t *testing.T) {
+	for target, addresses := range map[string]int{
+		"x:1, y:2": 2, "[::1]:8001": 1, "dns:8001": 1, "unix:8001": 0, "dns:x:8001": 0, "dns://8.8.8.8/x:8001": 0, "unix:/run/g.sock": 0,
+		"unix-abstract:g": 0, "passthrough:x:1": 0, "passthrough:///x:1": 0,
+	} {
+		c := Config{Model: "m", Target: target}
+		if n := len(c.list()); n != addresses || c.checkAddresses() != nil {
+			t.Errorf("%s: %d addresses, want %d; %v", target, n, addresses, c.checkAddresses())
+		}
+	}
+}
+
 func TestARelayThatCannotBeIsRefusedInOneSentence(t *testing.T) {
 	for _, c := range []struct {
 		cfg  Config
@@ -475,6 +503,8 @@ func TestARelayThatCannotBeIsRefusedInOneSentence(t *testing.T) {
 		{Config{Model: "m", Target: "[::1]"}, "is it [::1]:8001?"},
 		{Config{Model: "m", Target: "x:80001"}, "is it x:8001?"},
 		{Config{Model: "m", Target: "dns:///gpus.example.com"}, "is it gpus.example.com:8001?"},
+		{Config{Model: "m", Target: "dns:///x:8001/"}, "is it x:8001?"},
+		{Config{Model: "m", Target: "HTTPS://x:8001/v2/health"}, "is it x:8001?"},
 		{Config{Model: "m", Target: "x:1", Route: "best"}, "least_request"},
 		{Config{Model: "m", Target: "x:1", InFlight: 65}, "1..64"},
 		{Config{Model: "m", Target: "x:1", TokenFile: "t"}, "plain sight"},

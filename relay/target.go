@@ -7,6 +7,8 @@ import (
 	"net"
 	"strings"
 
+	"google.golang.org/grpc/resolver"
+
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -27,7 +29,8 @@ func (c *Config) onlyThisHost() bool {
 
 // list is the target as a list of addresses; nil if it is of another kind.
 func (c *Config) list() []string {
-	if strings.Contains(c.Target, "://") || strings.HasPrefix(c.Target, "unix:") {
+	if scheme, rest, _ := strings.Cut(c.Target, ":"); strings.HasPrefix(rest, "//") || strings.HasPrefix(scheme, "unix") && resolver.Get(scheme) != nil ||
+		strings.Contains(rest, ":") && resolver.Get(scheme) != nil { // dns:8001 is a host of that name, dns:host:8001 a target
 		return nil
 	}
 	var all []string
@@ -43,12 +46,16 @@ func (c *Config) list() []string {
 // for some of these, where no gateway listens unless it was told to, and try
 // for ever.
 func (c *Config) checkAddresses() error {
-	if scheme, rest, _ := strings.Cut(c.Target, "://"); scheme == "http" || scheme == "https" {
-		return fmt.Errorf("%w: %q is a URL: gRPC wants HOST:PORT: is it %s? (with --tls if that serves TLS)", status.ErrInvalid, c.Target, strings.TrimRight(rest, "/"))
+	if scheme, rest, _ := strings.Cut(strings.ToLower(c.Target), "://"); scheme == "http" || scheme == "https" {
+		host, _, _ := strings.Cut(rest, "/")
+		return fmt.Errorf("%w: %q is a URL: gRPC wants HOST:PORT: is it %s? (with --tls if that serves TLS)", status.ErrInvalid, c.Target, host)
 	}
 	addresses := c.list()
-	if strings.HasPrefix(c.Target, "dns://") {
-		addresses = []string{c.Target[strings.LastIndexByte(c.Target, '/')+1:]}
+	if name, isDNS := strings.CutPrefix(c.Target, "dns:"); isDNS && addresses == nil {
+		if afterServer, given := strings.CutPrefix(name, "//"); given {
+			_, name, _ = strings.Cut(afterServer, "/")
+		}
+		addresses = []string{name}
 	}
 	_, usual, _ := net.SplitHostPort(gateway.DefaultGRPC)
 	for _, address := range addresses {
