@@ -11,6 +11,7 @@
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -68,9 +69,15 @@ int main(int argc, char **argv)
 	s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (s == MAP_FAILED || sleepers < 1 || sleepers > MOST || bursts < 1)
 		return 2;
-	for (int i = 0; i < sleepers; i++)
-		if (!fork())
+	for (int i = 0; i < sleepers; i++) {
+		pid_t child = fork();
+		if (child < 0) {
+			perror("fork");
+			kill(0, SIGTERM); /* those that sleep already */
+		}
+		if (!child)
 			sleep_and_work(&s->sleeper[i], us * INT64_C(1000));
+	}
 	usleep(100000);
 	for (int n = 0; n < bursts; n++) {
 		s->done = 0;

@@ -200,10 +200,24 @@ static void see_cores(void *to, bool unified, const char *folder)
 		*least = cores;
 }
 
+/* The cores that this thread may run on. The kernel refuses a set that is too small for its own. */
+static uint32_t allowed_cores(void)
+{
+	for (int most = CPU_SETSIZE; most <= 1 << 20; most *= 2) {
+		size_t size = CPU_ALLOC_SIZE(most);
+		cpu_set_t *set = CPU_ALLOC(most);
+		bool known = set && !sched_getaffinity(0, size, set);
+		int n = known ? CPU_COUNT_S(size, set) : 0;
+		CPU_FREE(set);
+		if (known)
+			return (uint32_t)n;
+	}
+	return 1;
+}
+
 uint32_t rb_cores(void)
 {
-	cpu_set_t set;
-	uint32_t least = sched_getaffinity(0, sizeof set, &set) ? 1 : (uint32_t)CPU_COUNT(&set);
+	uint32_t least = allowed_cores();
 	each_group("cpu", see_cores, &least);
 	return least;
 }

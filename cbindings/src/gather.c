@@ -145,22 +145,25 @@ static void finish(rb_crew *c, job *j)
 /* The job with these rows, opened if it is not yet; NULL: there is nobody to help, or it is not worth it. */
 static job *job_of(rb_work *w, const rb_rows *r, uint8_t *to)
 {
-	rb_crew *c = r->count * r->size >= LEAST_BYTES ? crew_of(w) : NULL;
+	uint64_t bytes = r->count * r->size;
+	rb_crew *c = bytes >= LEAST_BYTES ? crew_of(w) : w->crew;
 	if (!c)
 		return NULL;
 	job *free = NULL;
 	for (job *j = c->job; j < c->job + JOBS; j++) {
 		if (j->open && j->to == to && !memcmp(&j->rows, r, sizeof *r))
 			return j;
-		if (j->open && j->to < to + r->count * r->size && to < j->to + j->bytes) /* into the same memory: one after the other */
+		if (j->open && j->to < to + bytes && to < j->to + j->bytes) /* into the same memory: one after the other */
 			finish(c, j);
 		if (!j->open)
 			free = j;
 	}
+	if (bytes < LEAST_BYTES)
+		return NULL;
 	if (!free)
 		finish(c, free = &c->job[c->first]);
 	free->rows = *r;
-	free->bytes = r->count * r->size;
+	free->bytes = bytes;
 	free->to = to;
 	free->next = 0;
 	free->open = true;

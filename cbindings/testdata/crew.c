@@ -76,6 +76,16 @@ int main(int argc, char **argv)
 			rb_crew_prefetch(&w, &b, gathered[1]);
 			c = some_rows(2);
 			gather(&w, &c, gathered[1], "into memory of one that was begun");
+			b = some_rows(1);
+			rb_crew_prefetch(&w, &b, gathered[1]);
+			c = some_rows(2);
+			c.count = 3;
+			if (rb_crew_gather(&w, &c, gathered[1])) /* the caller copies so few by itself */
+				return 1;
+			for (uint32_t i = 0; i < c.count; i++)
+				memcpy(gathered[1] + i * SIZE, plane + c.slot[i] * STRIDE, SIZE);
+			rb_crew_leave(&w, slots[1]);
+			check(&c, gathered[1], "few rows into memory of one that was begun");
 		}
 		rb_crew_end(&w);
 	}
