@@ -137,8 +137,13 @@ func (g *Gateway) rpcCall(ctx context.Context) (*caller, *conn, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	return who, connOfRPC(ctx), nil
+}
+
+// connOfRPC is what a call came over.
+func connOfRPC(ctx context.Context) *conn {
 	p, _ := rpcpeer.FromContext(ctx)
-	return who, p.AuthInfo.(*rpcAuth).conn, nil
+	return p.AuthInfo.(*rpcAuth).conn
 }
 
 // rpcCredentials make the connection known to the calls, with TLS or without.
@@ -156,7 +161,7 @@ func (c rpcCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.Aut
 	auth := &rpcAuth{conn: raw.(*conn)}
 	if c.config == nil {
 		auth.SecurityLevel = credentials.NoSecurity
-		return raw, auth, nil
+		return rpcConn{raw, &auth.conn.arrivals}, auth, nil
 	}
 	t := tls.Server(raw, c.config)
 	if err := t.Handshake(); err != nil {
@@ -165,7 +170,7 @@ func (c rpcCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.Aut
 	}
 	state := t.ConnectionState()
 	auth.SecurityLevel, auth.tls = credentials.PrivacyAndIntegrity, &state
-	return t, auth, nil
+	return rpcConn{t, &auth.conn.arrivals}, auth, nil
 }
 
 func (rpcCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {

@@ -48,8 +48,6 @@ func (d *rpcDoor) run(ctx context.Context, m *message, stream bool) (*rpcAnswer,
 		return nil, err
 	}
 	defer d.g.end(who)
-	conn.busy.Add(1)
-	defer conn.busy.Add(-1)
 	if err := m.split(); err != nil {
 		return nil, err
 	}
@@ -116,6 +114,7 @@ const streamDepth = 64
 func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 	ctx, cancel := context.WithCancel(s.Context())
 	defer cancel()
+	conn := connOfRPC(ctx)
 	line := make(chan chan any, streamDepth)
 	sent := make(chan error, 1)
 	go func() {
@@ -140,7 +139,13 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 			break
 		}
 		place := make(chan any, 1)
-		line <- place
+		select {
+		case line <- place:
+		default: // nothing of this stream is read until an answer has been sent
+			conn.fullStreams.Add(1)
+			line <- place
+			conn.fullStreams.Add(-1)
+		}
 		go func() { place <- d.runOfStream(ctx, m) }()
 	}
 	if errors.Is(err, io.EOF) {

@@ -57,6 +57,9 @@ func (l *listener) Accept() (net.Conn, error) {
 			continue
 		}
 		c.watch.init(l.g)
+		if l.budget {
+			c.arrivals.init(l.g.awake)
+		}
 		c.who = caller{peer: &c.peer, use: l.g.callers.join(c.peer.address())}
 		l.conns[c] = struct{}{}
 		l.mu.Unlock()
@@ -109,11 +112,12 @@ type conn struct {
 	hungUp    atomic.Pointer[context.CancelFunc]
 	http      *webServer
 
-	// Of gRPC: whether the caller sends, or has reason to be silent.
-	reads       atomic.Int64
-	busy        atomic.Int32 // calls that run, and a read that waits for the buffers
-	readsSeen   int64        // by the last sweep; under listener.mu, as is silentSince
-	silentSince int64
+	// Of gRPC: the messages that have not come whole, and what keeps the caller
+	// from sending the rest.
+	arrivals    arrivals
+	waits       atomic.Bool  // a read, for the buffers
+	fullStreams atomic.Int32 // that take no requests until they have answered some
+	givenUp     atomic.Bool
 
 	shown      atomic.Pointer[shown]
 	identities struct {
@@ -133,9 +137,6 @@ func (c *conn) Read(p []byte) (int, error) {
 		}
 	}
 	n, err := c.Conn.Read(p)
-	if c.l.budget {
-		c.reads.Add(1)
-	}
 	if c.bodySince.Load() != 0 {
 		c.bodyGot.Add(int64(n))
 	}
@@ -257,16 +258,13 @@ func (c *conn) sweep(now int64) {
 	}
 }
 
-// sweepBuffers hangs up on a gRPC caller that is silent while others lack the
-// memory: it may have stopped in the middle of a message, and then holds what
-// has come of it for as long as it likes.
+// sweepBuffers hangs up on a gRPC caller that is slow with a message, or has
+// stopped in the middle of it, while others lack the memory that it holds.
 func (c *conn) sweepBuffers(now int64, short bool) {
-	if n := c.reads.Load(); n != c.readsSeen || c.busy.Load() > 0 || c.silentSince == 0 {
-		c.readsSeen, c.silentSince = n, now
-		return
-	}
-	if short && time.Duration(now-c.silentSince) > c.l.g.cfg.pace.body/2 {
-		c.l.g.log.Warn("the buffers are full, a silent caller is hung up on", "address", c.peer.remote)
+	heldUp := c.fullStreams.Load() > 0 || c.waits.Load() && c.unread() > 0
+	if c.arrivals.slow(now, heldUp, &c.l.g.cfg.pace, c.unread) && short {
+		c.l.g.log.Warn("the buffers are full, a caller that does not finish its message is hung up on", "address", c.peer.remote)
+		c.givenUp.Store(true)
 		_ = c.SetReadDeadline(past)
 	}
 }
@@ -278,13 +276,13 @@ func (c *conn) waitForBudget() error {
 	if !g.budget.full() {
 		return nil
 	}
-	c.busy.Add(1)
-	defer c.busy.Add(-1)
+	c.waits.Store(true)
+	defer c.waits.Store(false)
 	g.collect.Do(runtime.GC) // what is counted may be garbage
 	deadline := time.Now().Add(g.cfg.pace.budget)
 	for g.budget.full() {
 		g.budget.short.Store(true)
-		if time.Now().After(deadline) {
+		if time.Now().After(deadline) || c.givenUp.Load() {
 			return errBuffersFull
 		}
 		time.Sleep(time.Millisecond)

@@ -3,7 +3,6 @@
 package gateway
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/worker"
 )
 
 // frame is one of HTTP/2's.
@@ -32,7 +30,7 @@ func (r *rig) stall(announced, sent int) net.Conn {
 	}
 	r.t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(patience))
-	const data, headers, settings, ping, endHeaders = 0, 1, 4, 6, 4
+	const data, headers, settings, endHeaders = 0, 1, 4, 4
 	b := append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), frame(settings, 0, 0, nil)...)
 	var list []byte // literals that are not indexed, as they are
 	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", "/inference.GRPCInferenceService/ModelInfer"}, {":authority", "h"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
@@ -47,7 +45,19 @@ func (r *rig) stall(announced, sent int) net.Conn {
 		b = append(b, frame(data, 0, 1, make([]byte, n))...)
 		sent -= n
 	}
-	if _, err := c.Write(append(b, frame(ping, 0, 0, make([]byte, 8))...)); err != nil {
+	if _, err := c.Write(b); err != nil {
+		r.t.Fatal(err)
+	}
+	r.ping(c)
+	return c
+}
+
+// ping returns when the gateway has read everything that was sent. (It takes a
+// third within seconds for an attack.)
+func (r *rig) ping(c net.Conn) {
+	r.t.Helper()
+	const ping = 6
+	if _, err := c.Write(frame(ping, 0, 0, make([]byte, 8))); err != nil {
 		r.t.Fatal(err)
 	}
 	for head := make([]byte, 9); head[3] != ping || head[4]&1 == 0; {
@@ -58,49 +68,115 @@ func (r *rig) stall(announced, sent int) net.Conn {
 			r.t.Fatal(err)
 		}
 	}
-	return c
 }
 
-func TestACallerThatStopsInTheMiddleOfAMessageKeepsNoMemoryFromOthers(t *testing.T) {
-	m := modelConfig(t, "large", []string{"x:u8[614400]"}, []string{"y:u8[1]"})
-	r := newRig(t, func(c *Config) {
-		watchful(c)
-		c.MaxBufferedBytes, c.pace.budget, c.pace.sweep = 1<<20, patience, patience // this test sweeps
+// short is a rig whose memory does not do for two messages of its model, and a
+// caller of it that waits for the other's: its answer comes.
+func short(t *testing.T) (r *rig, call func() (answered chan error)) {
+	m := modelConfig(t, "large", []string{"x:u8[614400]"}, []string{"y:u8[614400]"})
+	r = newRig(t, func(c *Config) {
+		c.pace = pace{body: time.Minute, answer: 24 * time.Hour, idle: 24 * time.Hour, budget: patience, sweep: patience, rate: leastRate} // the test sweeps
+		c.MaxBufferedBytes = 1 << 20
 	}, m)
-	r.worker(m, func(context.Context, *worker.Batch) error { return nil })
-	stalled := r.stall(1<<20, 700<<10)
-	answered := make(chan error, 1)
-	go func() {
-		x := []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 1, 614400)}
-		_, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "large", Inputs: x, RawInputContents: [][]byte{make([]byte, 614400)}})
-		answered <- err
-	}()
-	r.eventually("the other waits for room", func() error {
-		if !r.g.budget.short.Load() {
-			return errors.New("it does not")
-		}
-		return nil
-	})
-	r.sweep() // it has been silent since then
-	r.passes(time.Hour)
+	r.worker(m, echo)
+	return r, func() chan error {
+		answered := make(chan error, 1)
+		go func() {
+			_, err := r.client().ModelInfer(soon(t), largeMessage())
+			answered <- err
+		}()
+		r.eventually("the other waits for room", func() error {
+			if !r.g.budget.short.Load() {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+		return answered
+	}
+}
+
+func largeMessage() *oip.ModelInferRequest {
+	x := []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 1, 614400)}
+	return &oip.ModelInferRequest{ModelName: "large", Inputs: x, RawInputContents: [][]byte{make([]byte, 614400)}}
+}
+
+// isAnswered sweeps until a call is.
+func (r *rig) isAnswered(answered chan error) {
+	r.t.Helper()
 	r.eventually("the other is answered", func() error {
 		r.sweep() // the memory comes back when the transport has let go of it
 		select {
 		case err := <-answered:
 			if err != nil {
-				t.Fatal(err)
+				r.t.Fatal(err)
 			}
 			return nil
 		default:
 			return errors.New("it is not")
 		}
 	})
+}
+
+func (r *rig) isHungUpOn(c net.Conn) {
+	r.t.Helper()
 	for buffer := make([]byte, 1<<10); ; {
-		if _, err := stalled.Read(buffer); isTimeout(err) {
-			t.Fatal("the one that stopped is not hung up on")
+		if _, err := c.Read(buffer); isTimeout(err) {
+			r.t.Fatal("the one that stopped is not hung up on")
 		} else if err != nil {
-			break
+			return
 		}
 	}
+}
+
+func TestACallerThatStopsInTheMiddleOfAMessageKeepsNoMemoryFromOthers(t *testing.T) {
+	r, call := short(t)
+	stalled := r.stall(1<<20, 700<<10)
+	answered := call()
+	r.sweep()
+	r.ping(stalled) // what is no part of the message does not count
+	r.passes(time.Hour)
+	r.isAnswered(answered)
+	r.isHungUpOn(stalled)
 	r.idle()
+}
+
+func TestCallersThatHoldNoMessageAreLeftAloneWhileMemoryIsShort(t *testing.T) {
+	r, call := short(t)
+	open := func() oip.GRPCInferenceService_ModelStreamInferClient {
+		s, err := r.client().ModelStreamInfer(soon(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Send(largeMessage()); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	receive := func(s oip.GRPCInferenceService_ModelStreamInferClient) {
+		t.Helper()
+		if rep, err := s.Recv(); err != nil || rep.ErrorMessage != "" {
+			t.Fatal(rep, err)
+		}
+	}
+	idle := open()
+	receive(idle)
+	unread := open() // its answer is more than the transport takes unasked
+	r.eventually("the answer waits for its caller", func() error {
+		r.g.sweeps.mu.Lock()
+		defer r.g.sweeps.mu.Unlock()
+		if len(r.g.sweeps.answers) != 1 {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	r.stall(1<<20, 700<<10)
+	answered := call()
+	r.sweep()
+	r.passes(time.Hour)
+	r.isAnswered(answered)
+	receive(unread)
+	if err := idle.Send(largeMessage()); err != nil {
+		t.Fatal(err)
+	}
+	receive(idle)
 }

@@ -66,11 +66,15 @@ func (w *watch) slowBody(now int64, unread func() int64) bool {
 	if since == 0 {
 		return false
 	}
-	took := time.Duration(now-since) - w.g.cfg.pace.body
+	return w.g.cfg.pace.slow(now-since, w.bodyGot.Load(), unread)
+}
+
+// slow tells whether too little has come in the time that it took.
+func (p *pace) slow(took, got int64, unread func() int64) bool {
+	late := time.Duration(took) - p.body
 	enough := func(got int64) bool {
-		return took <= time.Duration(got)*time.Second/time.Duration(w.g.cfg.pace.rate)
+		return late <= time.Duration(got)*time.Second/time.Duration(p.rate)
 	}
-	got := w.bodyGot.Load()
 	return !enough(got) && !enough(got+unread())
 }
 
