@@ -33,6 +33,9 @@ from ._worker import Worker
 METHODS = ("predict", "transform")  # of an estimator that cannot be called; the first that it has
 _WAIT_S = 10.0
 
+# What a function raises that does not take the rows it is given. Others, like OSError, may be over at the next start.
+_WRONG = (TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError, AssertionError)
+
 
 def parser() -> argparse.ArgumentParser:
     p = _flags.Parser(prog="ringbatch serve", allow_abbrev=False, description=f"Serve a Python object. Beware: {WARNING}.")
@@ -122,9 +125,9 @@ def outputs_of(function: Callable[..., Any], inputs: Sequence[str]) -> list[str]
     specs = [spec_of(text) for text in inputs]
     try:
         tried = [_listed(function(*(np.zeros((rows, *shape), dtype) for _, dtype, shape in specs))) for rows in (1, 3)]
-    except errors.Invalid:
+    except errors.Error:
         raise
-    except Exception as e:
+    except _WRONG as e:
         why = f"given {' and '.join(inputs)}, rows of zeros, it raises {type(e).__name__}: {e}"
         raise errors.Invalid(f"{why}. If it takes no zeros, say what it gives: --output 'y:f32[4]'") from e
     for rows, ys in zip((1, 3), tried):

@@ -86,7 +86,7 @@ def session_of(model: str | Path | bytes, threads: int, providers: Sequence[str]
         return ort.InferenceSession(model if isinstance(model, bytes) else str(model), options, providers=wanted)
     except Exception as e:
         what = "the model" if isinstance(model, bytes) else model
-        raise errors.Invalid(f"{what}: onnxruntime cannot load it: {first_line(e)}") from None
+        raise failure(e, wanted, f"{what}: onnxruntime cannot load it: ") from None
 
 
 def _provider(name: str, there: Sequence[str]) -> str:
@@ -95,6 +95,17 @@ def _provider(name: str, there: Sequence[str]) -> str:
         if name.lower() in (p.lower(), p.lower().removesuffix("executionprovider")):
             return p
     raise errors.Invalid(f"--provider {name}: this onnxruntime has {', '.join(there)}")
+
+
+_WRONG = ("InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoModel", "NotImplemented")  # of onnxruntime
+
+
+def failure(e: Exception, providers: Sequence[str], text: str) -> Exception:
+    """What to raise for an error of onnxruntime: Invalid if the graph is wrong, and no other start does better. A device
+    that has no memory now, or is not up yet, gives the same errors as some wrong graphs."""
+    passing = isinstance(e, (OSError, MemoryError)) or "alloc" in str(e).lower()
+    elsewhere = any(p != "CPUExecutionProvider" for p in providers) and type(e).__name__ not in _WRONG
+    return (RuntimeError if passing or elsewhere else errors.Invalid)(text + first_line(e))
 
 
 def first_line(e: BaseException) -> str:

@@ -28,7 +28,7 @@ import onnxruntime as ort
 
 from . import _sizes, _turns, errors
 from ._library import cores
-from ._onnx_graph import Graph, first_line, session_of
+from ._onnx_graph import Graph, failure, first_line, session_of
 from ._onnx_lane import Runner, SessionLane
 from ._refusal import report
 from ._ring import Lost, Ring, keep_attached, worker_options
@@ -129,28 +129,30 @@ def prepare(
         tolerance = _sizes.HALF_TOLERANCE if any(o.kind == "f16" for o in graph.outputs) else _sizes.TOLERANCE
     try:
         axes, outputs, note = _sizes.settle(runner, graph.inputs, graph.dtypes(), settings or {}, pad_sizes, pads, tolerance)
-        if check:
-            _check(runner, graph, axes, tolerance)
     except errors.Error:
         raise
     except Exception as e:
-        raise errors.Invalid(f"the model fails on rows of zeros and ones: {first_line(e)}") from None
+        raise failure(e, session.get_providers(), "the model fails on rows of zeros and ones: ") from None
+    if check:
+        _check(session, runner, graph, axes, tolerance)
     if note:
         print(f"note: {note}", file=sys.stderr, flush=True)
     texts = [str(i) for i in graph.inputs], [o.dims(n.kind, n.public) for n, o in zip(graph.outputs, outputs)]
     return Prepared(session, graph, runner, axes, outputs, pads, " -> ".join(map(" ".join, texts)))
 
 
-def _check(runner: Runner, graph: Graph, axes: _sizes.Axes, tolerance: float) -> None:
+def _check(session: ort.InferenceSession, runner: Runner, graph: Graph, axes: _sizes.Axes, tolerance: float) -> None:
     xs = _sizes.example(graph.inputs, axes.shapes(axes.largest()), graph.dtypes(), CHECKED_ROWS)
     try:
         _sizes.refuse_mixed_rows(runner, xs, tolerance, ", allow more (--tolerance 0.05)")
     except errors.Error:
         raise
     except Exception as e:
-        raise errors.Invalid(
+        raise failure(
+            e,
+            session.get_providers(),
             f"the model takes one row, and fails with {CHECKED_ROWS}: a batch of 1 is fixed inside the graph, in the shape of a Reshape, say. "
-            f"Export it with a free batch, or serve single rows (--max_batch_size=1). {first_line(e)}"
+            "Export it with a free batch, or serve single rows (--max_batch_size=1). ",
         ) from None
 
 

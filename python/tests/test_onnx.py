@@ -19,6 +19,7 @@ pytest.importorskip("onnx")
 import graphs  # noqa: E402
 from onnx import TensorProto as T  # noqa: E402
 from onnx import helper as h  # noqa: E402
+from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: E402
 from ringbatch import _onnx_lane, _sizes  # noqa: E402
 from ringbatch import onnx as ro  # noqa: E402
 
@@ -345,6 +346,33 @@ def broken(tmp_path, what):
 def test_what_cannot_be_served_is_refused_with_what_to_do(tmp_path, what, options, message):
     with pytest.raises(rb.Invalid, match=message):
         ro.prepare(broken(tmp_path, what), **{"dims": {}, **options})
+
+
+@pytest.mark.parametrize(
+    "error, providers, kind",
+    [
+        (state.RuntimeException("CUDA failure 2: out of memory"), ["CUDAExecutionProvider", "CPUExecutionProvider"], RuntimeError),
+        (state.RuntimeException("Failed to allocate memory for requested buffer"), ["CPUExecutionProvider"], RuntimeError),
+        (MemoryError(), ["CPUExecutionProvider"], RuntimeError),
+        (state.RuntimeException("cannot be reshaped"), ["CPUExecutionProvider"], rb.Invalid),
+        (state.InvalidProtobuf("parsing failed"), ["CUDAExecutionProvider", "CPUExecutionProvider"], rb.Invalid),
+    ],
+)
+def test_a_device_that_fails_says_nothing_about_the_model(tmp_path, monkeypatch, error, providers, kind):
+    """It may do better at the next start."""
+
+    def fails(*_):
+        raise error
+
+    session = ort.InferenceSession(graphs.encoder(tmp_path / "e.onnx"), providers=["CPUExecutionProvider"])
+    monkeypatch.setattr(session, "get_providers", lambda: providers)
+    monkeypatch.setattr(ro, "session_of", lambda *_: session)
+    for part in ("settle", "refuse_mixed_rows"):
+        with monkeypatch.context() as m:
+            m.setattr(ro._sizes, part, fails)
+            with pytest.raises(Exception) as e:  # noqa: PT011
+                ro.prepare("e.onnx", {"seq": "8"})
+            assert type(e.value) is kind
 
 
 def test_the_example_gives_what_each_text_gives_alone():
