@@ -50,7 +50,8 @@ class Guest:
         os.close(self._attached)
         self._p = None
         refused = self._refusals.take() if self._refusals is not None else ""
-        if refused and not self._proven:
+        told = attached and self._ready_s is None  # else it may just have taken long to find out that it cannot serve
+        if refused and not (self._proven or told):
             raise errors.Invalid(refused)
         self._proven = self._proven or attached
         self._failed_starts = 0 if attached else self._failed_starts + 1

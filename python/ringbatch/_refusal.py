@@ -6,49 +6,75 @@ The text goes through memory of the serving process, so that it arrives also whe
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 
 from . import errors
 
-TOLD_AT = "RINGBATCH_REFUSAL"  # where a worker process writes it
+TOLD_AT = "RINGBATCH_REFUSAL"  # where a worker process writes it, and which file is there
 
-LASTING = (errors.Invalid, errors.NoGPU, errors.WrongGPU)  # errors that do not go away by themselves
+# Errors that do not go away by themselves. A missing GPU may: its driver is up later than we are.
+LASTING = (errors.Invalid, errors.WrongGPU)
+
+_ADD_SEALS, _SEAL_GROW, _SEAL_WRITE = 1033, 4, 8  # <linux/fcntl.h>: not every Python's fcntl has them
+
+_told_at = os.environ.pop(TOLD_AT, "")  # what this process starts in turn is no worker process of that serve
 
 
 class Refusals:
-    """Of the worker processes that this process serves with, until closed."""
+    """Of the worker processes that this process serves with, at their first starts."""
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create("ringbatch-refusal")
-        self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        self._fd = os.memfd_create("ringbatch-refusal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._over = False
+        self.path = f"/proc/{os.getpid()}/fd/{self._fd}:{_identity(self._fd)}"
 
     def take(self) -> str:
         """The first that came since the last call; empty if none did."""
-        if self._fd < 0 or not os.fstat(self._fd).st_size:
+        if self._over or not os.fstat(self._fd).st_size:
             return ""
         text = os.pread(self._fd, 1 << 16, 0).decode("utf-8", "replace")
         os.ftruncate(self._fd, 0)
         return text.partition("\n")[0]
 
+    def end(self) -> None:
+        """From here on worker processes say it in their own logs. The descriptor stays: they know its number, which another file would get."""
+        if not self._over:
+            fcntl.fcntl(self._fd, _ADD_SEALS, _SEAL_GROW | _SEAL_WRITE)
+            self._over = True
+
     def close(self) -> None:
-        """From here on worker processes say it in their own logs."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Once the worker processes are gone."""
+        os.close(self._fd)
+
+
+def _identity(fd: int) -> str:
+    s = os.fstat(fd)
+    return f"{s.st_dev}:{s.st_ino}"
+
+
+def attached() -> None:
+    """In a worker process: it has served, so what ends it from here on is no verdict about what it serves."""
+    global _told_at
+    _told_at = ""
 
 
 def refused(text: object) -> bool:
     """In a worker process: tells it to who serves; False if nobody wants to know, or not any more."""
-    at = os.environ.get(TOLD_AT)
-    if not at:
+    path, _, identity = _told_at.partition(":")
+    if not path:
         return False
     try:
-        fd = os.open(at, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:
+        if _identity(fd) != identity:
+            return False  # another process has the number, or another file
         os.write(fd, " ".join(str(text).split()).encode("utf-8", "replace") + b"\n")
+    except OSError:
+        return False
     finally:
         os.close(fd)
     return True

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from . import _refusal, errors
 from . import _structs as c
-from . import errors
 from ._core import encode, tensors
 from ._library import SLICE_NS, check, last_error, load
 from ._tensors import Signature
@@ -199,14 +199,22 @@ class RingBatch(Rows):
         check(self._lib, complete_batch(self._at))
 
 
-def _reason(error: BaseException | str) -> bytes:
+def _said(error: object) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__name__} that cannot say what it is>"
+
+
+def _reason(error: object) -> bytes:
     """The text of a failure. Of an exception its first line says all, since the gateway sends no more than that to other hosts; the traceback
     follows for callers on this one, and of a long one its end, which says most."""
     if isinstance(error, BaseException):
-        line = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
+        name, said = type(error).__qualname__, " ".join(_said(error).split())
+        line = f"{name}: {said}" if said else name
         trace = "" if error.__traceback__ is None else "\n" + "".join(traceback.format_exception(type(error), error, error.__traceback__)).strip()
     else:
-        line, trace = error, ""
+        line, trace = _said(error), ""
     raw, rest = (text.replace("\0", " ").encode("utf-8", "replace") for text in (line, trace))
     if len(raw) > (most := _LINE_BYTES if rest else _REASON_BYTES):
         raw = raw[: most - 3].decode("utf-8", "ignore").encode() + b"..."
@@ -223,6 +231,7 @@ class Ring:
         out = c_uint64()
         check(lib, lib.rb_worker_attach(model.encode(), signature.encode(), addressof(options), addressof(out)))
         self._handle = out.value
+        _refusal.attached()
         info, m = c.Model(), c.Map()
         check(lib, lib.rb_worker_model(self._handle, addressof(info)))
         check(lib, lib.rb_worker_map(self._handle, addressof(m)))

@@ -110,12 +110,13 @@ def run_commands(
 ) -> None:
     """Runs worker processes until stop is set. ready_s: they do not tell that they have attached, and count as such after that long."""
     broker = broker and not _supervised(at)
-    while not stop.is_set():
-        with contextlib.closing(Refusals()) as refusals:
+    with contextlib.closing(Refusals()) as refusals:
+        while not stop.is_set():
             if broker and not broker_runs(at):
                 _host(commands, counts, at, stop, door, refusals)
             else:
                 _guest(commands, counts, at, stop, door, broker, ready_s, refusals)
+                refusals.end()  # they have served for as long as that broker was there: what another one starts is no first start
 
 
 def _supervised(at: str) -> bool:
@@ -202,7 +203,7 @@ def _host(commands: list[list[str]], counts: list[int], socket: str, stop: threa
             if not ready and time.monotonic() >= look:
                 ready, look = _all_attached(socket), time.monotonic() + _LOOK_AT_STARTS_S
                 if ready:
-                    refusals.close()
+                    refusals.end()
             if p.poll() is not None:
                 log.warning("the broker ended with status %s, starting it again", p.returncode)
                 stop.wait(_LOOK_S)
@@ -296,7 +297,7 @@ def _all_attached(socket: str) -> bool:
 
 
 def _processes(socket: str) -> list[dict[str, Any]]:
-    """By the command: this process does not load the library, and stays free to fork."""
+    """By the command: this process has no connection of its own, and stays free to fork."""
     answer = subprocess.run([binary_path(), "stats", "--json", "--socket", socket], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     return json.loads(answer.stdout).get("processes") or [] if answer.returncode == 0 else []
 
@@ -376,7 +377,7 @@ def socket_path(given: str | os.PathLike[str] | None) -> str:
 
 
 def broker_runs(socket: str) -> bool:
-    """Whether somebody listens. Without the library: this process stays free to fork."""
+    """Whether somebody listens. By a plain socket: this process stays free to fork."""
     with sockets.socket(sockets.AF_UNIX) as s:
         s.settimeout(5.0)
         try:

@@ -99,7 +99,7 @@ def tell(name: str, at: str, http: str | None, costs: bool, stop: threading.Even
 
 
 def _models(at: str) -> list[dict[str, Any]]:
-    """By the command: this process does not load the library."""
+    """By the command: this process has no connection of its own."""
     answer = subprocess.run([binary_path(), "models", "--json", "--socket", at], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     return json.loads(answer.stdout) if answer.returncode == 0 and answer.stdout else []
 

@@ -143,6 +143,26 @@ def test_the_first_line_of_a_failure_says_all():
     assert _ring._reason("x" * 2000) == b"x" * 1021 + b"..." and _ring._reason("two\nlines") == b"two\nlines"
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+def test_whatever_a_request_fails_with_has_a_text():
+    assert [_ring._reason(what) for what in (404, None, {"code": 404})] == [b"404", b"None", b"{'code': 404}"]
+    assert _ring._reason(Mute()).startswith(b"Mute: <Mute ")
+
+
+def test_the_first_line_of_a_failure_has_no_places_and_no_notes():
+    with pytest.raises(SyntaxError) as e:
+        compile("1 +", "/home/somebody/model.py", "exec")
+    line = _ring._reason(e.value).split(b"\n")[0]
+    assert line.startswith(b"SyntaxError: ") and b"/home" not in line
+    noted = ValueError("bad")
+    noted.__notes__ = ["of the host"]
+    assert _ring._reason(noted) == b"ValueError: bad"
+
+
 def test_views_of_a_batch_are_over_when_it_is(socket):
     kept = []
 

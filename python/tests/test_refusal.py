@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ends serve at the first start, and what must not: only a verdict of a process that has never served."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import ringbatch as rb
+from conftest import broker_at, serving
+from ringbatch import _guests, _refusal, _serve
+
+
+@pytest.fixture
+def refusals():
+    with contextlib.closing(_refusal.Refusals()) as r:
+        yield r
+
+
+def says(at: str, code: str = "print(_refusal.refused('no good'))") -> str:
+    """What a worker process prints."""
+    command = [sys.executable, "-c", f"import os\nfrom ringbatch import _refusal\n{code}"]
+    return subprocess.check_output(command, env={**os.environ, _refusal.TOLD_AT: at}, text=True).strip()
+
+
+def test_a_refusal_arrives_once(refusals):
+    assert refusals.take() == "" and says(refusals.path) == "True"
+    assert [refusals.take(), refusals.take()] == ["no good", ""]
+
+
+def test_one_that_comes_after_the_start_is_the_workers_own_to_say(refusals):
+    refusals.end()
+    assert says(refusals.path) == "False" and refusals.take() == ""
+
+
+def test_another_file_that_has_got_the_number_is_not_written_to(tmp_path):
+    refusals = _refusal.Refusals()
+    fd = refusals._fd
+    refusals.close()
+    file = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    os.dup2(file, fd)
+    try:
+        assert says(refusals.path) == "False" and not os.fstat(file).st_size
+    finally:
+        os.close(file)
+        if fd != file:
+            os.close(fd)
+
+
+def test_serving_processes_keep_the_number(refusals):
+    refusals.end()
+    assert os.readlink(refusals.path.partition(":")[0]).startswith("/memfd:")
+
+
+def test_what_a_worker_starts_in_turn_and_one_that_has_served_refuse_nothing(refusals):
+    assert says(refusals.path, f"print(os.environ.get({_refusal.TOLD_AT!r}))") == "None"
+    assert says(refusals.path, "_refusal.attached(); print(_refusal.refused('no good'))") == "False"
+
+
+def test_a_gpu_that_is_not_there_may_come():
+    assert rb.NoGPU not in _refusal.LASTING and rb.Invalid in _refusal.LASTING
+
+
+@rb.worker("served", inputs={"x": ("float32", (2,))}, outputs={"y": ("float32", (2,))})
+def served(batch):
+    batch.outputs["y"][...] = batch.inputs["x"]
+
+
+def test_a_worker_that_has_attached_has_served(socket, refusals, monkeypatch):
+    monkeypatch.setattr(_refusal, "_told_at", refusals.path)
+    with serving(served, socket), rb.connect("served", socket=socket, wait=60) as m:
+        m(np.zeros(2, "float32"))
+        assert not _refusal.refused("no good") and refusals.take() == ""
+
+
+def ended(guest: _guests.Guest) -> None:
+    """Waits for the process, and has the guest see to it."""
+    os.waitid(os.P_PID, guest._p.pid, os.WEXITED | os.WNOWAIT)
+    guest.revive()
+
+
+def test_a_guest_that_has_served_is_started_again_whatever_it_says(refusals):
+    """It attaches at its first start, and refuses at its end; the next start refuses at once."""
+    code = (
+        "import os; from ringbatch import _refusal\n"
+        "if os.environ.get('SERVES'): os.write(int(os.environ['RINGBATCH_ATTACHED_FD']), b'1')\n"
+        "_refusal.refused('no good')\n"
+    )
+    env = {**os.environ, _refusal.TOLD_AT: refusals.path}
+    guest = _guests.Guest("worker", [sys.executable, "-c", code], {**env, "SERVES": "1"}, None, refusals)
+    ended(guest)
+    guest._env = env
+    guest._start()
+    ended(guest)
+    first = _guests.Guest("worker", [sys.executable, "-c", code], env, None, refusals)
+    with pytest.raises(rb.Invalid, match="no good"):
+        ended(first)
+
+
+NOT_YET = """
+import os
+
+def f(x):
+    if not os.path.exists("tried"):
+        open("tried", "w").close()
+        raise ConnectionError("the feature store is not up yet")
+    return x
+"""
+
+
+@pytest.mark.parametrize("guest", [False, True])
+def test_what_may_be_over_at_the_next_start_is_tried_again(tmp_path, guest):
+    tmp_path.chmod(0o700)
+    (tmp_path / "served.py").write_text(NOT_YET)
+    socket = str(tmp_path / "s" / "b.sock")
+    command = [sys.executable, "-m", "ringbatch._serve_cli", "served:f", "--input", "x:f32[2]", "--socket", socket, "--no_costs"]
+    with broker_at(socket) if guest else contextlib.nullcontext():
+        p = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            said = ""
+            for line in p.stdout:
+                said += line
+                if "serving f:" in line:
+                    break
+            assert "served:f: ConnectionError: the feature store is not up yet" in said and "serving f:" in said
+        finally:
+            p.terminate()
+            p.communicate(timeout=120)
+
+
+@pytest.mark.parametrize("before", ["_guest", "_host"])
+def test_what_a_later_broker_starts_is_no_first_start(monkeypatch, before):
+    """After the round in which all have attached."""
+    stop, wanted = threading.Event(), []
+
+    def first(*arguments):
+        refusals = arguments[-1]
+        wanted.append(says(refusals.path))
+        if before == "_host":
+            refusals.end()  # it saw all attached
+
+    def second(*arguments):
+        wanted.append(says(arguments[-1].path))
+        stop.set()
+
+    rounds = iter([first, second])
+    for name in ("_guest", "_host"):
+        monkeypatch.setattr(_serve, name, lambda *arguments: next(rounds)(*arguments))
+    runs = iter([before == "_guest", False])
+    monkeypatch.setattr(_serve, "broker_runs", lambda at: next(runs))
+    _serve.run_commands([["true"]], [1], "/nowhere", stop, lambda: None, True)
+    assert wanted == ["True", "False"]
