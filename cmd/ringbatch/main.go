@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -77,9 +78,13 @@ func endings(args []string) []os.Signal {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), endings(os.Args[1:])...)
+	signals := endings(os.Args[1:])
+	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	go func() { // a second Ctrl-C ends at once
 		<-ctx.Done()
+		if slices.Contains(signals, os.Signal(syscall.SIGHUP)) { // but of a closed terminal two come: the shell's and the kernel's
+			signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+		}
 		stop()
 	}()
 	err := dispatch(ctx, os.Args[1:])
