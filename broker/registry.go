@@ -124,8 +124,12 @@ func (g *registry) checkStages(mc *ModelConfig) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, name := range mc.stageNames() {
-		if g.models[name] != nil {
-			return fmt.Errorf("%w: pipeline %q: its stage has the name of a model that is there, %q; a worker that came before the pipeline was declared has made it: end that worker and its clients first", status.ErrInvalid, mc.Name, name)
+		if m := g.models[name]; m != nil {
+			remedy := "restart the broker: what the configuration declared stays until then"
+			if m.made != nil || m.dynamic {
+				remedy = "a worker that came before the pipeline was declared has made it: end that worker and its clients first"
+			}
+			return fmt.Errorf("%w: pipeline %q: its stage has the name of a model that is there, %q; %s", status.ErrInvalid, mc.Name, name, remedy)
 		}
 	}
 	if i := strings.LastIndexByte(mc.Name, '/'); i > 0 {

@@ -71,7 +71,7 @@ func TestAStageAndAModelOfOneNameAreRefused(t *testing.T) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
-	refused(s.b.Reload(cfg), `pipeline "line": its stage has the name of a model that is there, "line/net"`)
+	refused(s.b.Reload(cfg), `pipeline "line": its stage has the name of a model that is there, "line/net"; a worker`)
 	first.Close()
 	s.until("the model is forgotten", func(b stats.Broker) bool { return len(b.Models) == 0 })
 	if err := s.b.Reload(cfg); err != nil {
@@ -91,6 +91,17 @@ func TestAStageAndAModelOfOneNameAreRefused(t *testing.T) {
 	cfg.Models = append(cfg.Models, plain)
 	refused(s.b.Reload(cfg), "the name of a stage")
 	refused(checkNames([]ModelConfig{cfg.Models[1], cfg.Models[0]}), "the name of a stage")
+}
+
+// Ending a worker would not help there.
+func TestAStageInPlaceOfADeclaredModelTakesARestart(t *testing.T) {
+	s := serve(t, func(c *Config) { c.Models[0].Name = "line/net" })
+	cfg := s.b.cfg
+	sig := cfg.Models[0].Signature
+	cfg.Models = []ModelConfig{{Name: "line", Signature: sig, Stages: []StageConfig{{Name: "net", Signature: sig}}}}
+	if err := s.b.Reload(cfg); !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), "restart the broker") {
+		t.Error(err)
+	}
 }
 
 func TestAReloadNamesWhatTakesARestart(t *testing.T) {
