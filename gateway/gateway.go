@@ -90,7 +90,8 @@ type Gateway struct {
 	doors   []*listener
 	health  *health.Server
 
-	draining           atomic.Int32 // drainState
+	draining           atomic.Int32  // drainState
+	refuses            chan struct{} // closed when it is refusing
 	inFlight           atomic.Int64
 	pinged             pinged
 	refusedConnections atomic.Int64
@@ -115,7 +116,7 @@ func New(cfg Config) (*Gateway, error) {
 	g := &Gateway{cfg: cfg, log: cfg.Logger, admin: admin.New(cfg.Socket), regions: newRegions(cfg.SystemSharedMemory)}
 	g.callers = &callers{mostRequests: int64(cfg.CallerRequests), mostBytes: int64(cfg.CallerBytes), byName: map[string]*usage{}}
 	g.budget.most = int64(cfg.MaxBufferedBytes)
-	g.health = health.NewServer()
+	g.health, g.refuses = health.NewServer(), make(chan struct{})
 	g.models, g.awake = newModels(g), newAwake()
 	g.tellDate(time.Now())
 	var err error
@@ -287,6 +288,7 @@ func (g *Gateway) drain(rpc *grpc.Server) error {
 	case <-g.cfg.endDelay:
 	}
 	g.draining.Store(refusing)
+	close(g.refuses) // ends streams, which would be waited for
 	ctx, cancel := context.WithTimeout(context.Background(), g.cfg.DrainTime)
 	defer cancel()
 	ended := make(chan error, 2)

@@ -75,7 +75,7 @@ func (g *Gateway) newGRPC(l *listener) *grpc.Server {
 		}
 	}
 	s.RegisterService(&service, door)
-	healthpb.RegisterHealthServer(s, g.health)
+	healthpb.RegisterHealthServer(s, healthDoor{g.health, g})
 	return s
 }
 

@@ -108,56 +108,84 @@ const streamDepth = 64
 // inferStream answers ModelStreamInfer: requests are under way together, their
 // answers come one by one in the order of the requests.
 //
-//  1. this goroutine receives requests and starts each
+//  1. a second goroutine receives requests and starts each
 //  2. a place in line waits for each answer, in order
-//  3. a second goroutine sends them
+//  3. this goroutine sends them
+//
+// When the gateway drains it ends after the answers of what was accepted: a
+// request is in line before it is.
 func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 	ctx, cancel := context.WithCancel(s.Context())
 	defer cancel()
-	conn := connOfRPC(ctx)
 	line := make(chan chan any, streamDepth)
-	sent := make(chan error, 1)
+	received := make(chan error, 1)
 	go func() {
-		var err error
-		for place := range line {
-			if a := <-place; err == nil {
-				err = s.SendMsg(a)
-			} else if a, ok := a.(*rpcAnswer); ok {
-				a.drop()
-			}
-			if err != nil {
-				cancel()
+		err := d.receive(ctx, s, line)
+		if err != nil {
+			cancel()
+		}
+		received <- err
+		close(line)
+	}()
+	var failed error
+	for {
+		var place chan any
+		more := false
+		select {
+		case place, more = <-line:
+		case <-d.g.refuses:
+			select {
+			case place, more = <-line:
+			default:
+				return rpcError(errDraining)
 			}
 		}
-		sent <- err
-	}()
-	var err error
+		if !more {
+			if err := <-received; err != nil {
+				return err
+			}
+			return failed
+		}
+		if a := <-place; failed == nil {
+			failed = s.SendMsg(a)
+		} else if a, ok := a.(*rpcAnswer); ok {
+			a.drop()
+		}
+		if failed != nil {
+			cancel()
+		}
+	}
+}
+
+// receive starts the requests of a stream until it ends.
+func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- chan any) error {
+	conn := connOfRPC(ctx)
 	for {
 		m := messages.Get().(*message)
-		if err = s.RecvMsg(m); err != nil {
+		if err := s.RecvMsg(m); err != nil {
 			messages.Put(m)
-			break
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return err
 		}
 		place := make(chan any, 1)
 		select {
 		case line <- place:
 		default: // nothing of this stream is read until an answer has been sent
 			conn.fullStreams.Add(1)
-			line <- place
-			conn.fullStreams.Add(-1)
+			select {
+			case line <- place:
+				conn.fullStreams.Add(-1)
+			case <-ctx.Done():
+				conn.fullStreams.Add(-1)
+				m.free()
+				messages.Put(m)
+				return ctx.Err()
+			}
 		}
 		go func() { place <- d.runOfStream(ctx, m) }()
 	}
-	if errors.Is(err, io.EOF) {
-		err = nil
-	} else {
-		cancel()
-	}
-	close(line)
-	if failed := <-sent; err == nil {
-		err = failed
-	}
-	return err
 }
 
 func streamError(id string, err error) proto.Message {

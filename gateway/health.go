@@ -3,8 +3,11 @@
 package gateway
 
 import (
+	"context"
 	"strings"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
@@ -41,3 +44,34 @@ func (g *Gateway) tellHealth() {
 }
 
 func isHealthCheck(method string) bool { return strings.HasPrefix(method, "/grpc.health.v1.Health/") }
+
+// healthDoor ends those who watch when the gateway drains.
+type healthDoor struct {
+	*health.Server
+	g *Gateway
+}
+
+func (d healthDoor) Watch(r *healthpb.HealthCheckRequest, s healthpb.Health_WatchServer) error {
+	ctx, cancel := context.WithCancel(s.Context())
+	defer cancel()
+	go func() {
+		defer cancel()
+		select {
+		case <-d.g.refuses:
+		case <-ctx.Done():
+		}
+	}()
+	err := d.Server.Watch(r, watchStream{s, ctx})
+	if d.g.draining.Load() == refusing {
+		return rpcError(errDraining)
+	}
+	return err
+}
+
+// watchStream is a stream that ends with a context.
+type watchStream struct {
+	grpc.ServerStreamingServer[healthpb.HealthCheckResponse]
+	ctx context.Context
+}
+
+func (s watchStream) Context() context.Context { return s.ctx }

@@ -15,7 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
@@ -334,6 +337,51 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	close(results)
 	for err := range results {
 		t.Error(err)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDrainingEndsStreamsThatNothingIsUnderWayIn(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, nil, m)
+	h := newHeld()
+	r.worker(m, h.run)
+	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	watch, err := healthpb.NewHealthClient(conn).Watch(soon(t), &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := watch.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := oip.NewGRPCInferenceServiceClient(conn).ModelStreamInfer(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(doubleMessage()); err != nil {
+		t.Fatal(err)
+	}
+	<-h.began
+	stopped := make(chan error, 1)
+	go func() { stopped <- r.stop() }()
+	for err == nil { // it may be told first that nothing is served any more
+		_, err = watch.Recv()
+	}
+	if rpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("watching: %v", err)
+	}
+	close(h.goOn)
+	if rep, err := stream.Recv(); err != nil || rep.ErrorMessage != "" {
+		t.Errorf("what was accepted: %v %v", rep, err)
+	}
+	if _, err := stream.Recv(); rpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("a stream: %v", err)
 	}
 	if err := <-stopped; err != nil {
 		t.Error(err)
