@@ -139,3 +139,30 @@ func TestABatchThatAnsweredNobodyDoesNotTeachThatItsSizeIsQuick(t *testing.T) {
 		}
 	}
 }
+
+// Batches never take quite the same. Those that answered nobody must not count only
+// when they were slow: what is learned would go up with each of them.
+func TestBatchesThatAnswerNobodyTeachWhatOthersDo(t *testing.T) {
+	learned := func(unansweredShare float64) float64 {
+		b, err := New(policy.Settings{MaxBatchSize: 32})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.ClientJoined(0)
+		b.WorkerReady(Worker{ID: 0})
+		rng := rand.New(rand.NewPCG(1, 2))
+		now := Time(1)
+		for i := range 5000 {
+			took := Time(float64(6*time.Millisecond) * math.Exp(0.2*rng.NormFloat64()))
+			unanswered := rng.Float64() < unansweredShare
+			now = runOne(b, now, 0, 31, took, unanswered && i >= 50)
+		}
+		return float64(b.Learned().Costs[0].Time)
+	}
+	all := learned(0)
+	for _, share := range []float64{0.5, 0.9, 1} {
+		if x := learned(share) / all; math.Abs(math.Log(x)) > 0.05 {
+			t.Errorf("with %.0f %% unanswered a batch is taken to last %.2f times as long as if all were answered", 100*share, x)
+		}
+	}
+}

@@ -264,11 +264,11 @@ func (l *learner) unanswered(w WorkerID, id BatchID) {
 	}
 }
 
-// learnRun learns what a batch took. One that nobody has a result of may have been
-// given up at once: it can only tell that batches take longer than was known.
+// learnRun learns what a batch took. One that nobody has a result of and that was
+// far too quick was given up, not computed, and tells nothing.
 func (l *learner) learnRun(p *pacedBatch, from, finished Time) {
 	took := finished - from
-	if p.unanswered && float64(took) < l.shapes[0].expected(p.rows, p.others) {
+	if p.unanswered && float64(took) < l.expectedOf(p)*math.Exp(-veryFarOff) {
 		return
 	}
 	if l.took == 0 {
@@ -283,6 +283,14 @@ func (l *learner) learnRun(p *pacedBatch, from, finished Time) {
 	if p.shape > 0 {
 		l.shapes[p.shape].observe(p.rows, p.others, from, took)
 	}
+}
+
+// expectedOf is about what a batch takes, by its shape if that is known.
+func (l *learner) expectedOf(p *pacedBatch) float64 {
+	if c := &l.shapes[p.shape]; c.known() {
+		return c.expected(p.rows, p.others)
+	}
+	return l.shapes[0].expected(p.rows, p.others)
 }
 
 // done learns what a batch took: from when the worker could begin with it.

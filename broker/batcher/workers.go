@@ -117,7 +117,7 @@ func (b *Batcher) BatchDone(w WorkerID, id BatchID, started, finished Time) {
 
 // Unanswered tells that nobody of batch has a result: it failed, or all had ended
 // before the worker took it. It comes before BatchDone, and what the batch took
-// is not taken for what one of its size takes, if that is less.
+// is not taken for what one of its size takes, if that is far less.
 func (b *Batcher) Unanswered(w WorkerID, id BatchID) {
 	if b.learner != nil {
 		b.learner.unanswered(w, id)
