@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/supervise"
@@ -25,7 +26,8 @@ type Broker struct {
 	listener  *listener
 	super     *supervise.Supervisor
 	conns     conns
-	reloading sync.Mutex // one Reload at a time
+	reloading sync.Mutex  // one Reload at a time
+	ending    atomic.Bool // the context of Serve has ended
 	handed    sync.Once
 	listening chan struct{} // closed when this one has it
 	handedTo  chan struct{} // closed when another broker has the socket
@@ -147,6 +149,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 	}
 	select {
 	case <-ctx.Done():
+		b.ending.Store(true)
 		if err := b.stopClients(failed); err != nil {
 			return err
 		}

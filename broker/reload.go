@@ -20,11 +20,11 @@ import (
 // signatures stay as they are; what would take a restart is named in the log.
 // It is taken whole or refused whole.
 func (b *Broker) Reload(cfg Config) (err error) {
-	if b.models.drains() { // new workers would have nothing to do
-		return status.ErrDraining
-	}
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
+	if b.ends() { // new workers would have nothing to do
+		return status.ErrDraining
+	}
 	stays, err := b.restartFor(&cfg)
 	if err != nil {
 		return err
@@ -113,11 +113,14 @@ func (b *Broker) applyWorkers(g supervise.Group) {
 		if before != nil {
 			<-before
 		}
-		if err := b.super.Apply(context.Background(), g); err != nil && !b.models.drains() {
+		if err := b.super.Apply(context.Background(), g); err != nil && !b.ends() {
 			b.log.Error("workers could not be changed as the configuration says; those that ran go on", "model", g.Model, "error", err)
 		}
 	}()
 }
+
+// ends tells whether the broker drains, or will when its clients have ended.
+func (b *Broker) ends() bool { return b.ending.Load() || b.models.drains() }
 
 // reloadKnown gives a model that is there its policy anew, that of each stage.
 // It names what the declaration changes that takes a restart.

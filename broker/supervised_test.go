@@ -29,7 +29,8 @@ import (
 
 // roleEnv makes the test binary, run again by the supervisor, a worker
 // process that attaches, looks for batches once the file exists that the other
-// names, and ends on SIGTERM; or a client, which attaches when it is told to end.
+// names, and ends on SIGTERM; or a client, which attaches when it is told to end and
+// that file exists.
 const (
 	roleEnv = "RINGBATCH_TEST_ROLE"
 	lookEnv = "RINGBATCH_TEST_LOOK"
@@ -44,6 +45,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(roleEnv) == "client" {
 		fmt.Println("the client waits")
 		<-ctx.Done()
+		fmt.Println("the client ends")
+		patient, cancel := context.WithTimeout(context.Background(), patience) // should nobody make the file
+		awaitLook(patient)
+		cancel()
 		s, err := attach.Open(context.Background(), control.SocketPath(""), shm.Memfd{}, &control.Request{Op: control.OpClient, Model: os.Getenv("RINGBATCH_MODEL"), Window: 1})
 		if err != nil {
 			fmt.Println(err)
@@ -61,16 +66,21 @@ func TestMain(m *testing.M) {
 		fmt.Println(err)
 		os.Exit(3)
 	}
-	for may := os.Getenv(lookEnv); may != "" && ctx.Err() == nil; time.Sleep(time.Millisecond) {
-		if _, err := os.Stat(may); err == nil {
-			break
-		}
-	}
+	awaitLook(ctx)
 	box := shm.NewMailbox(s.Words, 1, s.Layout.MaxBatch)
 	for ctx.Err() == nil {
 		box.Wait(&shm.Parker{}, box.Bell.Load(), 0, time.Second/100)
 	}
 	s.Close()
+}
+
+// awaitLook returns when the file exists that lookEnv names, if it names one.
+func awaitLook(ctx context.Context) {
+	for may := os.Getenv(lookEnv); may != "" && ctx.Err() == nil; time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(may); err == nil {
+			return
+		}
+	}
 }
 
 // patience is how long anything may take here before it counts as stuck.
@@ -200,6 +210,26 @@ func TestASupervisedClientEndsBeforeTheBrokerDrains(t *testing.T) {
 	if text := s.log.String(); !strings.Contains(text, "the client was served to its end") {
 		t.Errorf("it was not:\n%s", text)
 	}
+}
+
+func TestABrokerThatEndsItsClientsIsNotReloaded(t *testing.T) {
+	look := filepath.Join(t.TempDir(), "look")
+	client := worker()
+	client.Client, client.StopTime, client.Env = true, patience, map[string]string{roleEnv: "client", lookEnv: look}
+	s := serve(t, nil, client)
+	says := func(text string) {
+		s.until(text, func(stats.Broker) bool { return strings.Contains(s.log.String(), text) })
+	}
+	says("the client waits")
+	s.stop()
+	says("the client ends")
+	if err := s.b.Reload(s.b.cfg); !errors.Is(err, status.ErrDraining) {
+		t.Error(err)
+	}
+	if err := os.WriteFile(look, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.end()
 }
 
 func TestAnOldWorkerIsEndedOnlyWhenTheNewOneLooksForBatches(t *testing.T) {

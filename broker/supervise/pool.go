@@ -43,7 +43,8 @@ func (w *pool) label() string {
 	return label
 }
 
-// start runs the i-th process of a pool; nil if the supervisor was stopped.
+// start runs the i-th process of a pool; nil if the supervisor was stopped, or such
+// processes were.
 func (s *Supervisor) start(w *pool, cfg *Worker, i int, spare bool) *process {
 	p := &process{
 		s: s, pool: w, name: fmt.Sprintf("%s-%d", w.label(), i), instance: i, model: w.model, cfg: cfg, gpu: -1, spare: spare,
@@ -54,7 +55,7 @@ func (s *Supervisor) start(w *pool, cfg *Worker, i int, spare bool) *process {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopped {
+	if s.stopped || cfg.Client && s.clientsStopped {
 		return nil
 	}
 	s.procs = append(s.procs, p)

@@ -109,14 +109,15 @@ type Supervisor struct {
 
 	changing sync.Mutex // one change of the pools at a time
 
-	mu       sync.Mutex
-	reach    string // where the next process finds the broker: socket, or for a while another name of it
-	mps      *mps   // nil unless asked for
-	pools    []*pool
-	procs    []*process       // of all pools, and those that are being replaced
-	attached map[int]attached // by pid: the workers that the broker has
-	stopped  bool
-	running  sync.WaitGroup
+	mu             sync.Mutex
+	reach          string // where the next process finds the broker: socket, or for a while another name of it
+	mps            *mps   // nil unless asked for
+	pools          []*pool
+	procs          []*process       // of all pools, and those that are being replaced
+	attached       map[int]attached // by pid: the workers that the broker has
+	stopped        bool
+	clientsStopped bool // see StopClients
+	running        sync.WaitGroup
 }
 
 type attached struct {
@@ -232,9 +233,11 @@ func (s *Supervisor) environment(p *process) []string {
 }
 
 // StopClients tells the processes that use models to end, and returns when they
-// have: what they have accepted needs the workers.
+// have: what they have accepted needs the workers. None is started after that,
+// whoever is about to.
 func (s *Supervisor) StopClients() {
 	s.mu.Lock()
+	s.clientsStopped = true
 	var ending []*process
 	for _, p := range s.procs {
 		if p.cfg.Client {

@@ -4,6 +4,7 @@ package supervise
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // roleEnv makes the test binary, run again by the supervisor, a worker
@@ -326,6 +328,28 @@ func TestWorkersEndWithTheirSupervisor(t *testing.T) {
 	}
 	if log := s.log.String(); strings.Count(log, "killing it") != 1 || strings.Contains(log, "starting it again") {
 		t.Error(log)
+	}
+}
+
+// Whoever would: a reload, one that waits for the end of the process that it
+// replaces, or a start that MPS has held up.
+func TestNoClientIsStartedAfterClientsWereStopped(t *testing.T) {
+	client := role("worker")
+	client.Client = true
+	s := start(t, false, client)
+	s.until("it works", s.says("msg=working", 1))
+	s.StopClients()
+	client.Env = role("stubborn").Env
+	if err := client.Fill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Apply(t.Context(), Group{"m", []Worker{client}}); !errors.Is(err, status.ErrDraining) {
+		t.Error(err)
+	}
+	s.Add(Group{"n", []Worker{client}})
+	s.StartClients(Group{"o", []Worker{client}})
+	if list := s.processes(); len(list) > 0 {
+		t.Errorf("%+v", list)
 	}
 }
 
