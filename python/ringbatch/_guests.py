@@ -45,11 +45,12 @@ class Guest:
             return
         if self._p.poll() is None:
             return
-        status = self._p.returncode
+        status, pid = self._p.returncode, self._p.pid
         attached = self._has_attached()
         os.close(self._attached)
         self._p = None
-        refused = self._refusals.take() if self._refusals is not None else ""
+        refusals = self._refusals.take(pid) if self._refusals is not None else []
+        refused = refusals[0].text if refusals else ""
         told = attached and self._ready_s is None  # else it may just have taken long to find out that it cannot serve
         if refused and not (self._proven or told):
             raise errors.Invalid(refused)

@@ -7,8 +7,10 @@ The text goes through memory of the serving process, so that it arrives also whe
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import sys
+from typing import NamedTuple
 
 from . import errors
 
@@ -22,21 +24,31 @@ _ADD_SEALS, _SEAL_GROW, _SEAL_WRITE = 1033, 4, 8  # <linux/fcntl.h>: not every P
 _told_at = os.environ.pop(TOLD_AT, "")  # what this process starts in turn is no worker process of that serve
 
 
+class Refusal(NamedTuple):
+    pid: int
+    name: str  # that the broker gave the process; empty if no broker started it
+    text: str
+
+
 class Refusals:
     """Of the worker processes that this process serves with, at their first starts."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("ringbatch-refusal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._over = False
+        self._told: list[Refusal] = []
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}:{_identity(self._fd)}"
 
-    def take(self) -> str:
-        """The first that came since the last call; empty if none did."""
-        if self._over or not os.fstat(self._fd).st_size:
-            return ""
-        text = os.pread(self._fd, 1 << 16, 0).decode("utf-8", "replace")
-        os.ftruncate(self._fd, 0)
-        return text.partition("\n")[0]
+    def take(self, pid: int | None = None) -> list[Refusal]:
+        """Those that came since they were taken last; of one process, if a pid is given."""
+        if not self._over and (size := os.fstat(self._fd).st_size):
+            told = os.pread(self._fd, size, 0)
+            if told.endswith(b"\n"):  # else one is being written
+                os.ftruncate(self._fd, 0)
+                self._told += [Refusal(*json.loads(line)) for line in told.splitlines()]
+        mine = [r for r in self._told if pid in (None, r.pid)]
+        self._told = [r for r in self._told if r not in mine]
+        return mine
 
     def end(self) -> None:
         """From here on worker processes say it in their own logs. The descriptor stays: they know its number, which another file would get."""
@@ -72,7 +84,8 @@ def refused(text: object) -> bool:
     try:
         if _identity(fd) != identity:
             return False  # another process has the number, or another file
-        os.write(fd, " ".join(str(text).split()).encode("utf-8", "replace") + b"\n")
+        told = Refusal(os.getpid(), os.environ.get("RINGBATCH_WORKER_NAME", ""), " ".join(str(text).split()))
+        os.write(fd, json.dumps(told).encode() + b"\n")
     except OSError:
         return False
     finally:

@@ -198,8 +198,10 @@ def _host(commands: list[list[str]], counts: list[int], socket: str, stop: threa
         while not stop.wait(_LOOK_S):
             if gateway is not None:
                 gateway.revive()
-            if refused := refusals.take():
-                raise errors.Invalid(refused)
+            for refusal in refusals.take():
+                if not _has_attached(socket, refusal.name):
+                    raise errors.Invalid(refusal.text)
+                log.warning("%s, which has served, is started again: %s", refusal.name, refusal.text)
             if not ready and time.monotonic() >= look:
                 ready, look = _all_attached(socket), time.monotonic() + _LOOK_AT_STARTS_S
                 if ready:
@@ -294,6 +296,11 @@ def _all_attached(socket: str) -> bool:
         if s["failed_starts"] >= _FAILED_STARTS and not s["attached"]:
             raise errors.WorkerDied(f"{s['name']} ended {s['failed_starts']} times before it was ready ({s['last_end']}); see its messages above")
     return bool(started) and all(s["attached"] for s in started)
+
+
+def _has_attached(socket: str, name: str) -> bool:
+    """Whether a worker process has, in this life or another: then what it serves was right, and may be so again."""
+    return any(s["attached"] for s in _processes(socket) if s["name"] == name)
 
 
 def _processes(socket: str) -> list[dict[str, Any]]:

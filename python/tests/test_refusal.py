@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -29,13 +30,18 @@ def says(at: str, code: str = "print(_refusal.refused('no good'))") -> str:
 
 
 def test_a_refusal_arrives_once(refusals):
-    assert refusals.take() == "" and says(refusals.path) == "True"
-    assert [refusals.take(), refusals.take()] == ["no good", ""]
+    assert not refusals.take() and says(refusals.path) == "True"
+    assert [[r.text for r in refusals.take()], refusals.take()] == [["no good"], []]
+
+
+def test_each_process_is_asked_for_its_own(refusals):
+    pid = int(says(refusals.path, "_refusal.refused('no good'); print(os.getpid())"))
+    assert not refusals.take(pid + 1) and [r.pid for r in refusals.take(pid)] == [pid] and not refusals.take()
 
 
 def test_one_that_comes_after_the_start_is_the_workers_own_to_say(refusals):
     refusals.end()
-    assert says(refusals.path) == "False" and refusals.take() == ""
+    assert says(refusals.path) == "False" and not refusals.take()
 
 
 def test_another_file_that_has_got_the_number_is_not_written_to(tmp_path):
@@ -75,7 +81,7 @@ def test_a_worker_that_has_attached_has_served(socket, refusals, monkeypatch):
     monkeypatch.setattr(_refusal, "_told_at", refusals.path)
     with serving(served, socket), rb.connect("served", socket=socket, wait=60) as m:
         m(np.zeros(2, "float32"))
-        assert not _refusal.refused("no good") and refusals.take() == ""
+        assert not _refusal.refused("no good") and not refusals.take()
 
 
 def ended(guest: _guests.Guest) -> None:
@@ -100,6 +106,49 @@ def test_a_guest_that_has_served_is_started_again_whatever_it_says(refusals):
     first = _guests.Guest("worker", [sys.executable, "-c", code], env, None, refusals)
     with pytest.raises(rb.Invalid, match="no good"):
         ended(first)
+
+
+ONE_OF_TWO = """
+import os, sys, time
+import ringbatch as rb
+
+def one():
+    if os.path.exists("moved"):
+        raise rb.Invalid("the weights are being moved")
+    with open("pid", "w") as f:
+        f.write(str(os.getpid()))
+    return rb.worker("one", inputs={"x": ("float32", (2,))}, outputs={"y": ("float32", (2,))})(lambda batch: None)
+
+def other():
+    while not os.path.exists("loaded"):
+        time.sleep(0.01)
+    return rb.worker("other", inputs={"x": ("float32", (2,))}, outputs={"y": ("float32", (2,))})(lambda batch: None)
+
+if __name__ == "__main__":
+    rb.serve([one, other], socket=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("guest", [False, True])
+def test_one_that_has_served_does_not_end_those_that_still_start(tmp_path, guest):
+    """It is killed, and refuses from then on."""
+    tmp_path.chmod(0o700)
+    (tmp_path / "served.py").write_text(ONE_OF_TWO)
+    socket = str(tmp_path / "s" / "b.sock")
+    with broker_at(socket) if guest else contextlib.nullcontext():
+        p = subprocess.Popen([sys.executable, "served.py", socket], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            with rb.connect("one", socket=socket, wait=60) as one:
+                one(np.zeros(2, "float32"))
+            (tmp_path / "moved").touch()
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+            said = next((line for line in p.stdout if "the weights are being moved" in line), "it has ended")
+            assert "start" in said and "again" in said and p.poll() is None
+            (tmp_path / "loaded").touch()
+            rb.connect("other", socket=socket, wait=60).close()
+        finally:
+            p.terminate()
+            p.communicate(timeout=120)
 
 
 NOT_YET = """
