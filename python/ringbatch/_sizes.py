@@ -301,18 +301,25 @@ def example(inputs: Sequence[Input], shapes: Sequence[tuple[int, ...]], dtypes: 
     return made
 
 
-def rows_agree(model: Model, xs: list[np.ndarray], tolerance: float) -> bool:
-    """Whether the rows of a batch give what each gives alone."""
+def rows_agree(model: Model, xs: list[np.ndarray], tolerance: float, outputs: Sequence[Output] = ()) -> bool:
+    """Whether the rows of a batch give what each gives alone. outputs: where one has a size that is not known, what all have is compared."""
     together = model.run(xs, None)
     if any(len(y) != len(xs[0]) for y in together):
         return False
-    single = [model.run([x[i : i + 1] for x in xs], None) for i in range(len(xs[0]))]
-    return agree(together, [np.concatenate(parts) for parts in zip(*single)], tolerance)
+    alone = [model.run([x[i : i + 1] for x in xs], None) for i in range(len(xs[0]))]
+    for k, (y, *rows) in enumerate(zip(together, *alone)):
+        sizes = {z.shape[1:] for z in (y, *rows)}
+        if len(sizes) > 1 and (k >= len(outputs) or outputs[k].known or len({*map(len, sizes)}) > 1):
+            return False
+        corner = (slice(None), *(slice(min(n)) for n in zip(*sizes)))  # a batch may be padded to its longest row
+        if not agree([y[corner]], [np.concatenate([z[corner] for z in rows])], tolerance):
+            return False
+    return True
 
 
-def refuse_mixed_rows(model: Model, xs: list[np.ndarray], tolerance: float, allow: str = "") -> None:
+def refuse_mixed_rows(model: Model, xs: list[np.ndarray], tolerance: float, allow: str = "", outputs: Sequence[Output] = ()) -> None:
     """Refuses a model whose rows do not give in a batch what each gives alone. allow: what else helps, besides single rows and no check."""
-    if not rows_agree(model, xs, tolerance):
+    if not rows_agree(model, xs, tolerance, outputs):
         raise errors.Invalid(
             f"in a batch of {len(xs[0])} the rows give other results than alone, by more than {tolerance:g} of the largest: rows of this model "
             f"depend on one another (or chance is in it). Serve single rows (--max_batch_size=1){allow} or anything (--no_check)"

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+
 from . import _sizes, errors
 from ._torch_lanes import failure
 from ._torch_sizes import Module, numpy_types
@@ -51,16 +53,43 @@ def _fit(name: str, shape: tuple[int, ...], variable: tuple[int, ...], found: _s
     return _sizes.Output(shape, tuple(follows))
 
 
-def refuse_mixed_rows(tried: Module, axes: _sizes.Axes, most: int, tolerance: float) -> None:
+def refuse_mixed_rows(tried: Module, axes: _sizes.Axes, most: int, tolerance: float, outputs: Sequence[_sizes.Output]) -> None:
     """Of a module that takes one row."""
     rows = min(CHECKED_ROWS, most)
     xs = _sizes.example(axes.inputs, axes.shapes(axes.largest()), numpy_types(axes.inputs), rows)
     try:
-        _sizes.refuse_mixed_rows(tried, xs, tolerance)
-    except errors.Invalid:
-        raise
+        tried.run(xs, None)
     except Exception as e:
+        if isinstance(e, errors.Error) or _of_the_machine(e):
+            raise
         raise errors.Invalid(
             f"the module takes one row, and fails with {rows}: a batch of 1 is fixed in it, in the shape of a view, say. "
             f"Make it for any number of rows, or serve single rows (--max_batch_size=1). {failure(e)}"
         ) from None
+    _sizes.refuse_mixed_rows(tried, xs, tolerance, ", allow more (--tolerance 0.05)", outputs)
+
+
+_MACHINE = ("out of memory", "can't allocate memory", "CUDA error", "CUDA driver", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")
+
+
+def _of_the_machine(e: Exception) -> bool:
+    """Rather than of the module: at another time the same may work. By the text: most versions of PyTorch have RuntimeErrors only."""
+    return isinstance(e, (MemoryError, OSError)) or any(text in str(e) for text in _MACHINE)
+
+
+def tolerance(module: object, coarse: bool) -> float:
+    """How far results may differ, as a part of the largest number. coarse: it is known that 16 bits are computed with."""
+    return _sizes.HALF_TOLERANCE if coarse or _is_coarse(module) else _sizes.TOLERANCE
+
+
+def _is_coarse(module: object) -> bool:
+    """Whether it has numbers of 16 bits or fewer to compute with, or operations on such."""
+    if not isinstance(module, torch.nn.Module):
+        return False
+    if any(t.is_quantized or (t.is_floating_point() and t.element_size() <= 2) for t in (*module.parameters(), *module.buffers())):
+        return True
+    if isinstance(module, torch.jit.ScriptModule):
+        return "quantized::" in str(module.inlined_graph)
+    parts = list(module.modules())
+    operations = (str(n.target) for p in parts if isinstance(p, torch.fx.GraphModule) for n in p.graph.nodes)
+    return any("quantized" in name for name in (*(type(p).__module__ for p in parts), *operations))

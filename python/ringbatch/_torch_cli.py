@@ -47,7 +47,15 @@ def parser() -> argparse.ArgumentParser:
         "needs a C++ compiler on the CPU. The code is kept in $TORCHINDUCTOR_CACHE_DIR, or ringbatch/torch in the user's cache folder (default off)",
     )  # fmt: skip
     _flags.add_sizes(p)
-    p.add_argument("--no_check", action="store_false", dest="check", help="serve also a model whose rows give other results in a batch than alone")
+    p.add_argument(
+        "--tolerance", type=float,
+        help="how far results of a row may differ in a batch from those alone, as a part of the largest number (default 0.001; "
+        "0.02 on a GPU, and with 16 bits or a quantized model)",
+    )  # fmt: skip
+    p.add_argument(
+        "--no_check", action="store_false", dest="check",
+        help="serve also a model whose rows give other results in a batch than alone, or whose outputs are others than --output says (not where inputs vary)",
+    )  # fmt: skip
     p.add_argument("--depth", type=int, default=2, help="batches in flight (default 2)")
     p.add_argument("--processes", type=int, default=1, help="worker processes; one that dies is started again (default 1)")
     p.add_argument("--socket", help="the broker's control socket")

@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -34,21 +35,20 @@ _PATIENCE_S = 300.0  # for another process that compiles
 _SAY_S = 30.0  # how often a process that waits for it says so
 
 
-def tolerance(dtype: torch.dtype | None) -> float:
-    """How far results may differ, as a part of the largest number."""
-    return 0.001 if dtype is None else 0.02  # float16 and bfloat16
+class Stopped(Exception):
+    """Waiting for another process that compiles, it was asked to stop."""
 
 
 def choose(
     mode: str, plain: Compute, compiled: Callable[[], Compute], examples: list[list[torch.Tensor]], within: float, recorded: bool = False, of: object = None,
-    read: Callable[[str], bool] = lambda folder: True,
+    read: Callable[[str], bool] = lambda folder: True, stopped: Callable[[], bool] = lambda: False,
 ) -> Compute | None:  # fmt: skip
     """The compiled code, or None: serve without.
 
     examples: inputs of a full batch, and of others that will come. recorded:
     they will run as CUDA graphs. of: what is compiled, as a text that is the same in another process; what
     an earlier start has measured of it is not measured again. read: whether compiled, once it was called for it, only reads
-    what that folder has: its weights, which of does not tell, may be new.
+    what that folder has: its weights, which of does not tell, may be new. stopped: whether to wait no longer for another process.
     """
     try:
         folder = cache_folder()
@@ -57,13 +57,15 @@ def choose(
         if verdict == _PLAIN:
             print(f"serving the module as it is: compiling did not pay ({said}; measured at an earlier start, kept in {kept})", flush=True)
             return None
-        with _one_compiles(folder, kept, read):
+        with _one_compiles(folder, kept, read, stopped):
             began = time.monotonic()
             code = compiled()
             for xs in examples:
                 if not differ_at_most(within, code(xs), plain(xs)):
                     raise ValueError(f"results differ by more than {within:g} of the largest number")
             took = time.monotonic() - began
+    except Stopped:
+        raise
     except Exception as e:  # of the compiler's, of a C++ compiler that is not there, …
         if mode == "on":
             raise
@@ -101,30 +103,39 @@ def _keep(kept: Path, verdict: str, said: str) -> None:
 
 
 @contextlib.contextmanager
-def _one_compiles(folder: str, kept: Path, read: Callable[[str], bool]) -> Iterator[None]:
-    """Processes that start together compile once: the others wait, and read what the first has kept.
-
-    The kernel frees the lock of a process that is killed.
-    """
+def _one_compiles(folder: str, kept: Path, read: Callable[[str], bool], stopped: Callable[[], bool]) -> Iterator[None]:
+    """Processes that start together compile once: the others wait, and read what the first has kept."""
 
     def there() -> bool:
         return kept.exists() and read(folder)
 
-    with open(Path(folder, "ringbatch.lock"), "w") as lock:
-        began, said = time.monotonic(), -_SAY_S
-        while not there() and (waited := time.monotonic() - began) < _PATIENCE_S:  # beyond that: one that hangs, compile beside it
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if waited - said >= _SAY_S:
-                    said = waited
-                    print(f"another process compiles, in {folder}: waiting for it, {waited:.0f} of at most {_PATIENCE_S:.0f} s", flush=True)
-                time.sleep(0.1)
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # the folder cannot be written, or has no locks: then nobody waits
+            lock = held.enter_context(open(Path(folder, "ringbatch.lock"), "w"))
+            if _wait_for_turn(lock, folder, there, stopped):
+                held.callback(fcntl.flock, lock, fcntl.LOCK_UN)  # closing it is not enough: the compiler's processes have it open, too
         if there():
             _compile_in_this_process()
         yield
-        kept.touch()
+        with contextlib.suppress(OSError):
+            kept.touch()
+
+
+def _wait_for_turn(lock: IO[str], folder: str, there: Callable[[], bool], stopped: Callable[[], bool]) -> bool:
+    """Until the code is there, or True: this process makes it, and has the lock. The kernel frees the lock of one that is killed."""
+    began, said = time.monotonic(), -_SAY_S
+    while not there() and (waited := time.monotonic() - began) < _PATIENCE_S:  # beyond that: one that hangs, compile beside it
+        if stopped():
+            raise Stopped
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if waited - said >= _SAY_S:
+                said = waited
+                print(f"another process compiles, in {folder}: waiting for it, {waited:.0f} of at most {_PATIENCE_S:.0f} s", flush=True)
+            time.sleep(0.1)
+    return False
 
 
 def _compile_in_this_process() -> None:

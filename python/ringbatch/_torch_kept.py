@@ -12,6 +12,7 @@ A process that reads it still compares its results with the module's.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -56,14 +57,14 @@ def load_or_compile(module: torch.nn.Module, xs: Sequence[torch.Tensor], of: obj
     try:
         if isinstance(state, Untold):
             raise NotKept(state)
-        try:
-            whole = _whole(made, xs, code)
-        except NotKept:
-            _never_whole(file).touch()
-            raise
+        whole = _whole(made, xs, code)
         _write(file, whole)
+        _not_whole(file).unlink(missing_ok=True)
         return _code(whole)
     except Exception as e:  # the compiler's insides, which differ from version to version, or a full disk
+        if not isinstance(state, Untold):
+            with contextlib.suppress(OSError):
+                _not_whole(file).touch()
         print(f"a restart will trace the module again, since its compiled code cannot be kept whole: {e if isinstance(e, NotKept) else failure(e)}",
               file=sys.stderr, flush=True)  # fmt: skip
         return code
@@ -72,15 +73,15 @@ def load_or_compile(module: torch.nn.Module, xs: Sequence[torch.Tensor], of: obj
 def is_kept(of: object, state: str | Untold, folder: str) -> bool:
     """Whether load_or_compile will read it; or need not be waited for, since it will compile whatever other processes do."""
     file = _file(of, state, folder)
-    return isinstance(state, Untold) or file.exists() or _never_whole(file).exists()
+    return isinstance(state, Untold) or file.exists() or _not_whole(file).exists()
 
 
 def _file(of: object, state: str | Untold, folder: str) -> Path:
     return Path(folder, f"whole-{hashlib.sha256(f'{of} {state}'.encode()).hexdigest()[:32]}.pt")
 
 
-def _never_whole(file: Path) -> Path:
-    """Is there where code was found to be such that the file never will."""
+def _not_whole(file: Path) -> Path:
+    """Is there where the code could not be kept so: the next start will fail to do it, most likely."""
     return file.with_name(f"not-{file.stem}")
 
 

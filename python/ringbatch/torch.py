@@ -76,6 +76,7 @@ def serve(
     pad: Sequence[str] | str | float = 0,
     pad_sizes: bool = True,
     check: bool = True,
+    tolerance: float | None = None,
     depth: int = 2,
     memory: str | None = None,
     stop: threading.Event | None = None,
@@ -103,7 +104,10 @@ def serve(
     inputs. pad_sizes: round sizes up to buckets, powers of two unless buckets
     says otherwise, if padded rows give the same results (docs/sizes.md).
     check: refuse a module whose rows do not give in a batch what they give alone,
-    or whose outputs are not those declared.
+    or whose outputs are not those declared; where inputs vary the latter is refused
+    in any case, since padding is cut off by it. tolerance: how far results may
+    differ, as a part of the largest number; default 0.001, or 0.02 on a GPU and
+    where the module is quantized or computes with 16 bits.
 
     memory: "device" has the tensors lie in the memory of the module's GPU, for
     producers that have theirs there (docs/gpu.md); a single one says it itself:
@@ -120,8 +124,15 @@ def serve(
     if plain and isinstance(module, torch.jit.ScriptModule):
         torch.jit.set_fusion_strategy([("DYNAMIC", len(_sizes.Axes(brought, {}).points()))])  # don't compile anew for every size
     most = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
-    compute, takes_sizes, full = _prepare(module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most, cuda_graphs)
-    tolerance = _sizes.HALF_TOLERANCE if half or bfloat16 or where.type == "cuda" else _sizes.TOLERANCE
+    stop = stop or threading.Event()
+    try:
+        compute, takes_sizes, full = _prepare(
+            module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most, cuda_graphs, stop.is_set
+        )
+    except _torch_compile.Stopped:
+        return
+    if tolerance is None:
+        tolerance = _torch_check.tolerance(module, half or bfloat16 or where.type == "cuda")
     tried = Module(compute, plain, takes_sizes, where)
     axes, note = plain, ""
     shapes: list[_sizes.Output] = []
@@ -136,7 +147,7 @@ def serve(
     elif shapes:
         shapes = _torch_check.fit([(name, shape, variable) for name, _, shape, variable in map(parse_spec, outputs)], shapes)
     if check and shapes and most > 1:
-        _torch_check.refuse_mixed_rows(tried, plain, most, tolerance)
+        _torch_check.refuse_mixed_rows(tried, plain, most, tolerance, shapes)
     _sizes.add_buckets(options, axes)
     signature = " -> ".join(" ".join(_placed(text, memory, where) for text in side) for side in (inputs, outputs))
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "torch"))
@@ -144,7 +155,7 @@ def serve(
         options.setdefault("gpu", f"{where.index} {torch.cuda.get_device_name(where)}")
     policy = worker_options(depth=depth, **options)
     short_sleeps()
-    ended = Ending(stop or threading.Event())
+    ended = Ending(stop)
     specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
     # Before attaching: a worker that is still warming up would hold batches.
     engine = Engine(compute, specs, most, where, depth, cuda_graphs, axes, shapes, takes_sizes, full)
@@ -196,6 +207,7 @@ def _device(given: str | torch.device | None) -> torch.device:
 def _prepare(
     module: Callable[..., Any], axes: _sizes.Axes, device: torch.device, half: bool, bfloat16: bool, channels_last: bool, freeze: bool,
     extras: Sequence[_sizes.Extra] = (), pads: Sequence[float] = (), compile: str = "off", rows: int = 1, graphs: bool | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[Compute, bool, Compute | None]:  # fmt: skip
     """The module as a function of device tensors, in the precision asked for; True if the true sizes of the rows follow its inputs.
 
@@ -222,7 +234,7 @@ def _prepare(
 
     plain, sized_too = sized(named_call(module, ready), axes, extras, pads)
     if compile != "off" and not isinstance(module, torch.jit.ScriptModule):
-        recorded, within = device.type == "cuda" and graphs is not False, _torch_compile.tolerance(dtype)
+        recorded, within = device.type == "cuda" and graphs is not False, _torch_check.tolerance(module, dtype is not None)
         one_size = recorded and not axes  # code for one number of rows is better code, and sooner made
         examples = [_example(axes, sized_too, device, n) for n in ([rows] if one_size else sorted({rows, 1}, reverse=True))]
 
@@ -251,7 +263,7 @@ def _prepare(
             return found
 
         with kept_bytecode():
-            found = _torch_compile.choose(compile, plain, compiled, examples, within, recorded, of, read)
+            found = _torch_compile.choose(compile, plain, compiled, examples, within, recorded, of, read, stopped)
         return (plain, sized_too, found) if one_size else (found or plain, sized_too, None)
     if compile != "off":
         print("serving TorchScript, which cannot be compiled: export the module (.pt2), or name what makes it (package.module:name)", file=sys.stderr)
@@ -385,7 +397,7 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         stop_on_signals(stop)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, **settings)
-        serve(module, name, inputs=inputs, outputs=a.output, check=a.check, memory=a.memory, stop=stop, socket=a.socket, **how, **sizes)
+        serve(module, name, inputs=inputs, outputs=a.output, check=a.check, tolerance=a.tolerance, memory=a.memory, stop=stop, socket=a.socket, **how, **sizes)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         report("ringbatch torch", a.target, e, failure(e))
         return 1

@@ -216,6 +216,7 @@ def learning_norm(x):
         (learning_norm, "in a batch of 3 the rows give other results than alone, by more than 0.001 of the largest"),
         (lambda x: x.softmax(0), "in a batch of 3 the rows give other results than alone, by more than 0.001 of the largest"),
         (lambda x: x.view(1, 2) + 1, r"the module takes one row, and fails with 3: .*--max_batch_size=1"),
+        (lambda x: {1: x}[len(x)], r"the module takes one row, and fails with 3: .*KeyError"),
         (lambda x: x.sum(), r"1 rows went in, and a tensor of shape \[\] came out"),
         (lambda x: x[:1], r"3 rows went in, and a tensor of shape \[1, 2\] came out"),
     ],
@@ -236,6 +237,99 @@ def test_outputs_may_be_declared_in_another_shape_of_as_many_numbers(served):
     socket = served(lambda x: x[:, None], "same", inputs=["x:f32[2]"], outputs=["y:f32[2]"], device="cpu")
     with rb.connect("same", socket=socket, wait=60) as c:
         np.testing.assert_array_equal(np.array(c.infer(np.ones(2, "float32"))).reshape(-1), [1, 1])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), OSError(12, "no memory"), torch.cuda.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: unspecified launch failure")],
+)
+def test_what_the_machine_lacks_is_not_blamed_on_the_module(error):
+    def module(x):
+        if len(x) > 1:
+            raise error
+        return x
+
+    with pytest.raises(type(error)) as e:
+        rt.serve(module, "m", inputs=["x:f32[2]"], device="cpu")
+    assert e.value is error
+
+
+def test_what_goes_wrong_in_the_comparison_is_not_blamed_on_the_module(monkeypatch):
+    from ringbatch import _sizes
+
+    monkeypatch.setattr(_sizes, "agree", lambda *a: [][0])
+    with pytest.raises(IndexError):
+        rt.serve(lambda x: x, "m", inputs=["x:f32[2]"], device="cpu")
+
+
+def repeated(x):
+    """Each row as long as its first number says, padded to the longest of the batch."""
+    lengths = 1 + (x[:, 0] * 60).long()
+    return torch.where(torch.arange(int(lengths.max())) < lengths[:, None], x[:, :1], 0)
+
+
+def test_rows_may_be_padded_to_the_longest_of_their_batch(served):
+    socket = served(repeated, "padded", inputs=["x:f32[2]"], outputs=["y:f32[<=64]"], device="cpu")
+    with rb.connect("padded", socket=socket, wait=60) as c:
+        np.testing.assert_array_equal(np.array(c.infer(np.full(2, 0.05, "float32"))).reshape(-1), np.full(4, 0.05, "float32"))
+
+
+@pytest.mark.parametrize("outputs", [["y:f32[1]"], ["y:f32[<=64]"]])
+def test_rows_of_other_sizes_or_numbers_in_a_batch_are_refused(outputs):
+    with pytest.raises(rb.Invalid, match="in a batch of 3 the rows give other results than alone"):
+        rt.serve(lambda x: (x @ x.T).cumsum(0), "m", inputs=["x:f32[2]"], outputs=outputs, device="cpu")
+
+
+def nearly(x):
+    return x * (1 + 0.01 * (len(x) > 1))
+
+
+class Nearly(torch.nn.Module):
+    """Of a batch it gives 1 % more than of a row alone."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1, dtype=dtype))
+
+    def forward(self, x):
+        return nearly(x) * self.weight
+
+
+def test_how_far_rows_may_differ_can_be_said(served):
+    with pytest.raises(rb.Invalid, match=r"by more than 0.001 of the largest: .*allow more \(--tolerance 0.05\)"):
+        rt.serve(nearly, "m", inputs=["x:f32[2]"], device="cpu")
+    socket = served(nearly, "nearly", inputs=["x:f32[2]"], device="cpu", tolerance=0.02)
+    with rb.connect("nearly", socket=socket, wait=60) as c:
+        np.testing.assert_array_equal(np.array(c.infer(np.ones(2, "float32"))).reshape(-1), [1, 1])
+
+
+def test_the_command_takes_how_far_rows_may_differ(monkeypatch):
+    from ringbatch import _torch_cli
+
+    given = {}
+    monkeypatch.setattr(rt, "serve", lambda *a, **o: given.update(o))
+    monkeypatch.setattr(rt, "stop_on_signals", lambda stop: None)
+    assert _torch_cli.main([f"{__name__}:two", "--input", "x:f32[4]", "--tolerance", "0.05"]) == 0
+    assert given["tolerance"] == 0.05
+
+
+def test_coarse_modules_may_differ_by_more(tmp_path):
+    from ringbatch import _torch_check
+
+    linear = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    scripted = torch.jit.script(linear)
+    coarse = [Nearly(torch.float16), Nearly(torch.bfloat16)]
+    if torch.backends.quantized.engine != "none":
+        quantized = torch.ao.quantization.quantize_dynamic(linear, {torch.nn.Linear})
+        coarse += [quantized, torch.jit.script(quantized), torch.fx.symbolic_trace(quantized)]
+    fine = [nearly, Nearly(torch.float32), linear, scripted, torch.fx.symbolic_trace(linear)]
+    assert [_torch_check.tolerance(m, False) for m in (*coarse, *fine)] == [0.02] * len(coarse) + [0.001] * len(fine)
+    assert _torch_check.tolerance(nearly, True) == 0.02
+
+
+def test_where_inputs_vary_outputs_must_be_the_modules_also_without_the_check():
+    with pytest.raises(rb.Invalid, match="dimension 0 is 8, not 4"):
+        rt.serve(lambda x: x * 2, "m", inputs=["x:f32[<=8]"], outputs=["y:f32[<=4]"], device="cpu", check=False)
 
 
 class Counting(torch.nn.Module):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import functools
 import os
 import shutil
@@ -104,6 +106,7 @@ def start(tmp_path, monkeypatch):
     """Starts a module; gives what it computes, and whether it was compiled for that."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("no C++ compiler")
+    torch._dynamo.reset()  # it compiles a function so many times and no more
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     compiled, compile = [], _torch_kept._compile
     monkeypatch.setattr(_torch_kept, "_compile", lambda *a: compiled.append(1) or compile(*a))
@@ -190,6 +193,19 @@ def test_code_that_is_not_kept_whole_is_served_and_a_line_says_why(start, tmp_pa
     assert len(list(tmp_path.glob("not-whole-*"))) == 1  # others need not wait for it
 
 
+def test_whatever_keeps_code_from_being_whole_is_noted_until_it_is(start, tmp_path, capfd, monkeypatch):
+    def fails(*a):
+        raise ImportError("another version")
+
+    a = Net()
+    with monkeypatch.context() as m:
+        m.setattr(_torch_kept, "_whole", fails)
+        assert start(a, "a") and "kept whole: ImportError: another version" in capfd.readouterr().err
+    assert _torch_kept.is_kept("", "a", str(tmp_path)) and not list(tmp_path.glob("whole-*"))  # others need not wait for it
+    assert [start(a, "a"), start(a, "a")] == [True, False]
+    assert not list(tmp_path.glob("not-whole-*"))
+
+
 @pytest.fixture
 def retrained(tmp_path, monkeypatch):
     """Starts a module of which other weights were compiled before; does what is given while it waits for another process."""
@@ -197,10 +213,11 @@ def retrained(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
     xs = [torch.rand(3, 4)]
 
-    def start(compiled, meanwhile=lambda: None):
+    def start(compiled, meanwhile=lambda: None, stopped=lambda: False):
         monkeypatch.setattr(_torch_compile, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: meanwhile()))
         whole = tmp_path / "whole"
-        return _torch_compile.choose("on", lambda xs: xs, lambda: compiled(whole) or (lambda xs: xs), [xs], 0.0, of="m", read=lambda folder: whole.exists())
+        made = {"of": "m", "read": lambda folder: whole.exists(), "stopped": stopped}
+        return _torch_compile.choose("on", lambda xs: xs, lambda: compiled(whole) or (lambda xs: xs), [xs], 0.0, **made)
 
     start(lambda whole: None)
     return start
@@ -242,3 +259,74 @@ def test_a_process_that_is_killed_while_it_compiles_leaves_it_to_the_next(retrai
     retrained(lambda whole: found.append(holder.poll()), kill)
     holder.communicate()
     assert found == [-9]
+
+
+def never():
+    raise AssertionError("nobody is waited for")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_there_are_no_locks_nobody_is_waited_for(retrained, monkeypatch, number):
+    def flock(*a):
+        raise OSError(number, "no locks")
+
+    monkeypatch.setattr(_torch_compile.fcntl, "flock", flock)
+    found = []
+    retrained(found.append, never)
+    assert len(found) == 1
+
+
+def test_where_the_folder_cannot_be_written_nobody_is_waited_for(retrained, tmp_path):
+    (tmp_path / "ringbatch.lock").unlink()
+    (tmp_path / "ringbatch.lock").mkdir()
+    found = []
+    retrained(found.append, never)
+    assert len(found) == 1
+
+
+@pytest.fixture
+def held(tmp_path):
+    """Another process compiles, as far as others can tell."""
+    with open(tmp_path / "ringbatch.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_who_waits_for_another_process_can_be_stopped(retrained, held):
+    stop = threading.Event()
+    with pytest.raises(_torch_compile.Stopped):
+        retrained(lambda whole: never(), stop.set, stop.is_set)
+
+
+def test_a_module_that_waits_for_another_process_stops_serving(retrained, held, monkeypatch):
+    import ringbatch.torch as rt
+
+    stop = threading.Event()
+    monkeypatch.setattr(_torch_compile, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: stop.set()))
+    rt.serve(torch.nn.Linear(2, 2), "m", inputs=["x:f32[2]"], device="cpu", compile="on", stop=stop)
+
+
+def test_ctrl_c_ends_waiting_for_another_process(retrained, held):
+    def ctrl_c():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        retrained(lambda whole: never(), ctrl_c)
+
+
+def test_a_process_that_the_compiler_started_does_not_keep_the_lock(retrained, tmp_path):
+    copies = []
+
+    def compiled(whole):
+        for fd in os.listdir("/proc/self/fd"):
+            path = f"/proc/self/fd/{fd}"
+            if os.path.exists(path) and os.path.samefile(path, tmp_path / "ringbatch.lock"):
+                copies.append(os.dup(int(fd)))  # as a fork has it
+
+    try:
+        retrained(compiled, never)
+        retrained(compiled, never)
+        assert len(copies) >= 2
+    finally:
+        for fd in copies:
+            os.close(fd)
