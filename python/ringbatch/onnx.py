@@ -160,9 +160,15 @@ def warm_up(p: Prepared, max_batch: int) -> None:
     """Runs the shapes that will come, so that the first requests don't pay for it."""
     rows = sorted({max_batch} | {2**i for i in range(max_batch.bit_length())}, reverse=True)
     for point in p.axes.points():
-        xs = _sizes.example(p.graph.inputs, p.axes.shapes(point), p.graph.dtypes(), max_batch)
+        shapes = p.axes.shapes(point)
+        xs = _sizes.example(p.graph.inputs, shapes, p.graph.dtypes(), max_batch)
         for n in rows:
-            p.runner.run([x[:n] for x in xs], None)
+            try:
+                p.runner.run([x[:n] for x in xs], None)
+            except Exception as e:
+                what = f"the model fails with {n} row{'s' * (n > 1)} of {' and '.join(str(list(s)) for s in shapes)}: "
+                advice = f"serve fewer at once (--max_batch_size){', or other sizes (--dim, --buckets.INPUT.DIMENSION)' * bool(p.axes)}. "
+                raise failure(e, p.session.get_providers(), what + advice) from None
 
 
 def _dim(text: str) -> tuple[str, str]:

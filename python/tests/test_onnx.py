@@ -316,6 +316,9 @@ def broken(tmp_path, what):
     if what == "fixed inside":
         nodes = [h.make_node("Constant", [], ["s"], value_ints=[1, 2]), h.make_node("Reshape", ["x", "s"], ["y"])]
         return graphs.save(path, nodes, {"x": (T.FLOAT, ["b", 2])}, {"y": (T.FLOAT, ["b", 2])})
+    if what == "halves":  # takes even sizes only
+        nodes = [h.make_node("Constant", [], ["s"], value_ints=[0, -1, 2]), h.make_node("Reshape", ["x", "s"], ["y"])]
+        return graphs.save(path, nodes, {"x": (T.FLOAT, ["b", "n"])}, {"y": (T.FLOAT, ["b", "m", 2])})
     if what == "missing":
         return str(path)
     return graphs.encoder(path)
@@ -373,6 +376,18 @@ def test_a_device_that_fails_says_nothing_about_the_model(tmp_path, monkeypatch,
             with pytest.raises(Exception) as e:  # noqa: PT011
                 ro.prepare("e.onnx", {"seq": "8"})
             assert type(e.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "message"),
+    [
+        ("fixed inside", {"check": False}, r"^the model fails with 4 rows of \[2\]: serve fewer at once \(--max_batch_size\)\. \S.*$"),
+        ("halves", {"dims": {"n": "<=8"}, "buckets": {"x.0": [3, 8]}}, r"^the model fails with 4 rows of \[3\]: .*, or other sizes \(--dim, --buckets.*\)\. \S.*$"),
+    ],
+)
+def test_a_model_that_fails_on_what_will_come_is_refused_with_what_to_do(tmp_path, what, options, message):
+    with pytest.raises(rb.Invalid, match=message):
+        ro.serve(broken(tmp_path, what), "m", max_batch_size=4, **options)
 
 
 def test_the_example_gives_what_each_text_gives_alone():
