@@ -67,6 +67,9 @@ type pace struct {
 	body, answer, idle, sweep time.Duration
 	budget                    time.Duration // to wait while the buffers are full
 	rate                      int           // bytes a second that they have to reach
+
+	early      time.Duration // before its deadline a gRPC call is answered,
+	earlyShare int           // but at most this share of its time
 }
 
 // Addresses that are served unless told otherwise.
@@ -163,6 +166,9 @@ func (c *Config) fill() {
 	}
 	if c.pace.budget == 0 {
 		c.pace.budget = budgetPatience
+	}
+	if c.pace.early == 0 {
+		c.pace.early, c.pace.earlyShare = earlyAnswer, earlyShare
 	}
 	if c.Memory == nil {
 		c.Memory = shm.Memfd{}

@@ -46,16 +46,8 @@ func (g *Gateway) newGRPC(l *listener) *grpc.Server {
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: grpcIdleTimeout, Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveTimeout, PermitWithoutStream: true}),
 		experimental.BufferPool(&countingPool{BufferPool: mem.DefaultBufferPool(), budget: &g.budget}),
+		grpc.InTapHandle(g.admitCall),
 		grpc.ChainUnaryInterceptor(g.intercept),
-	}
-	if g.cfg.TokenFile != "" { // before a message is read
-		options = append(options, grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
-			if isHealthCheck(info.FullMethodName) {
-				return ctx, nil
-			}
-			_, err := g.rpcCaller(ctx, info.Header)
-			return ctx, rpcError(err)
-		}))
 	}
 	s := grpc.NewServer(options...)
 	door := &rpcDoor{g: g}
@@ -77,6 +69,17 @@ func (g *Gateway) newGRPC(l *listener) *grpc.Server {
 	s.RegisterService(&service, door)
 	healthpb.RegisterHealthServer(s, healthDoor{g.health, g})
 	return s
+}
+
+// admitCall stands before every call, when its headers have come and before its
+// message is read.
+func (g *Gateway) admitCall(ctx context.Context, info *tap.Info) (context.Context, error) {
+	if g.cfg.TokenFile != "" && !isHealthCheck(info.FullMethodName) {
+		if _, err := g.rpcCaller(ctx, info.Header); err != nil {
+			return ctx, rpcError(err)
+		}
+	}
+	return g.cfg.pace.endEarly(ctx, info.Header), nil
 }
 
 // rpcError says an error as gRPC does.

@@ -65,6 +65,9 @@ func (d healthDoor) Watch(r *healthpb.HealthCheckRequest, s healthpb.Health_Watc
 	if d.g.draining.Load() == refusing {
 		return rpcError(errDraining)
 	}
+	if ended := s.Context().Err(); ended != nil { // the server says CANCELLED of a deadline, too
+		return rpcError(ended)
+	}
 	return err
 }
 

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
@@ -131,6 +132,59 @@ func TestADeadlineEndsTheRequestInTheRing(t *testing.T) {
 		return nil
 	})
 	r.idle()
+}
+
+func TestACallIsToldOfItsDeadlineBeforeTheTransportResetsIt(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) {
+		watchful(c)
+		c.pace.early, c.pace.earlyShare = 2*patience-50*time.Millisecond, 1 // the transport's turn comes minutes later
+	}, m) // no worker
+	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent("a stranger"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	rpc := oip.NewGRPCInferenceServiceClient(conn)
+	for what, call := range map[string]func(ctx context.Context) error{
+		"a call": func(ctx context.Context) error {
+			_, err := rpc.ModelInfer(ctx, doubleMessage())
+			return err
+		},
+		"a stream": func(ctx context.Context) error {
+			s, err := rpc.ModelStreamInfer(ctx)
+			if err == nil {
+				_, err = s.Recv()
+			}
+			return err
+		},
+		"one who watches": func(ctx context.Context) error {
+			s, err := healthpb.NewHealthClient(conn).Watch(ctx, &healthpb.HealthCheckRequest{})
+			for err == nil {
+				_, err = s.Recv()
+			}
+			return err
+		},
+	} {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+		if err := call(ctx); rpcstatus.Code(err) != codes.DeadlineExceeded || ctx.Err() != nil {
+			t.Errorf("%s: %v, %v", what, err, ctx.Err())
+		}
+		cancel()
+	}
+	r.idle()
+}
+
+func TestARelayHasItsCallsWholeTime(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+	defer cancel()
+	whole, _ := ctx.Deadline()
+	p := pace{early: time.Second, earlyShare: 10}
+	for agent, early := range map[string]time.Duration{"grpc-go/1.85.0": 0, "grpc-python/1.76.0 grpc-c/51.0.0": time.Second} {
+		if got, _ := p.endEarly(ctx, metadata.Pairs("user-agent", agent)).Deadline(); whole.Sub(got) != early {
+			t.Errorf("%s: %v early", agent, whole.Sub(got))
+		}
+	}
 }
 
 func TestAPriorityReachesTheRing(t *testing.T) {

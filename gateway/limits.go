@@ -52,6 +52,8 @@ const (
 	keepaliveTime    = 30 * time.Second       // silence after which a gRPC peer is pinged
 	keepaliveTimeout = 10 * time.Second       // and in which it has to answer
 	budgetPatience   = 10 * time.Second       // a connection may stand still while the buffers are full
+	earlyAnswer      = 5 * time.Millisecond   // before its deadline a gRPC call is told that it has passed,
+	earlyShare       = 10                     // or a tenth of its time if that is less
 	answerPatience   = 30 * time.Second       // a caller may take to read its answer, beyond what its rate gives it
 	bodyPatience     = 10 * time.Second       // a body may take, beyond what its rate gives it
 	leastRate        = 1 << 20                // bytes a second
