@@ -239,7 +239,11 @@ func (t *trip) failed(ctx context.Context, h *host, requests []int, err error, s
 		return result{requests, sent && !refused(s.Message()), sent && !refused(s.Message()), named(status.ErrBrokerGone)}
 	case codes.ResourceExhausted:
 		if tooLarge(s.Message()) {
-			t.fail(requests, fmt.Errorf("%s: a batch is larger than it takes (%s): lower max_batch_size, or raise --max_message_bytes or --caller_bytes there", h.name, s.Message()))
+			if len(requests) > 1 {
+				h.tooLarge(tensorBytes(t.b, requests), s.Message())
+				return result{requests, false, false, named(status.ErrQueueFull)}
+			}
+			t.fail(requests, fmt.Errorf("%s: a request is larger than it takes (%s): raise --max_message_bytes or --caller_bytes there", h.name, s.Message()))
 			return result{sent: true}
 		}
 		h.overloaded()
@@ -256,7 +260,7 @@ func (t *trip) failed(ctx context.Context, h *host, requests []int, err error, s
 	return result{sent: true}
 }
 
-// tooLarge tells that a host will never take the batch: gRPC's words, and a gateway's.
+// tooLarge tells that a host will never take the message: gRPC's words, and a gateway's.
 func tooLarge(text string) bool {
 	return strings.Contains(text, "message larger than max") || strings.HasPrefix(text, "a message of ")
 }

@@ -59,6 +59,7 @@ type host struct {
 
 	plain    bool // no ringbatch gateway: a batch fails as a whole
 	maxBatch int  // rows
+	maxBytes int  // of a message's tensors; 0: none was too large for it yet
 }
 
 func newHosts(log *slog.Logger, route Route, inFlight int) *hosts {
@@ -165,6 +166,7 @@ func (h *host) connected(sub balancer.SubConn) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	h.sub, h.cancel = sub, cancel
+	h.maxBytes = 0 // it may have been started again, with other limits
 	go p.check(ctx, h)
 }
 
@@ -280,6 +282,17 @@ const wakeTime = 300 * time.Microsecond
 
 // maxPlainWindow bounds what a server that reports nothing has in flight.
 const maxPlainWindow = 4
+
+// tooLarge has the host get smaller messages than one that it has refused.
+func (h *host) tooLarge(size int, why string) {
+	p := h.hosts
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if most := max(1, size/2); h.maxBytes == 0 || most < h.maxBytes {
+		h.maxBytes = most
+		p.log.Info("the host takes no messages of that size: batches go there in parts", "host", h.name, "bytes", size, "reason", why)
+	}
+}
 
 // overloaded halves what a host may have in flight: it has refused a batch.
 func (h *host) overloaded() {

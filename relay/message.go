@@ -250,29 +250,50 @@ func (l *lease) Put(*[]byte) {
 }
 
 // groups cuts requests into those that can share a message: all of them, if
-// the far side is a ringbatch gateway. Another server wants one shape, and no
-// more rows than its batches have.
-func groups(b *worker.Batch, requests []int, plain bool, maxRows int) [][]int {
-	if !plain {
+// the far side is a ringbatch gateway and has refused none for its size (maxBytes
+// is 0). Another server wants one shape, and no more rows than its batches have.
+func groups(b *worker.Batch, requests []int, plain bool, maxRows, maxBytes int) [][]int {
+	if !plain && maxBytes == 0 {
 		return [][]int{requests}
 	}
+	type group struct{ at, rows, bytes int }
 	var all [][]int
-	rows := map[int]int{} // of a group
-	byShape := map[string]int{}
+	open := map[string]group{} // of each shape
 	for _, i := range requests {
-		q := b.Request(i)
-		var key strings.Builder
-		for k := range b.Layout().Inputs {
-			fmt.Fprint(&key, b.InputShape(i, k))
+		shape, rows, bytes := "", b.Request(i).Rows, tensorBytes(b, []int{i})
+		if plain {
+			shape = shapesOf(b, i)
 		}
-		g, ok := byShape[key.String()]
-		if !ok || rows[g]+q.Rows > maxRows {
-			g = len(all)
+		g, ok := open[shape]
+		if !ok || plain && g.rows+rows > maxRows || maxBytes > 0 && g.bytes+bytes > maxBytes {
+			g = group{at: len(all)}
 			all = append(all, nil)
-			byShape[key.String()] = g
 		}
-		all[g] = append(all[g], i)
-		rows[g] += q.Rows
+		all[g.at] = append(all[g.at], i)
+		open[shape] = group{g.at, g.rows + rows, g.bytes + bytes}
 	}
 	return all
+}
+
+// shapesOf is equal for requests whose inputs have the same shapes.
+func shapesOf(b *worker.Batch, request int) string {
+	var key strings.Builder
+	for k := range b.Layout().Inputs {
+		fmt.Fprint(&key, b.InputShape(request, k))
+	}
+	return key.String()
+}
+
+// tensorBytes is what the inputs of requests have, in their true sizes.
+func tensorBytes(b *worker.Batch, requests []int) (size int) {
+	for k := range b.Layout().Inputs {
+		for _, i := range requests {
+			n := b.Input(k).Spec().DType.Size() * b.Request(i).Rows
+			for _, d := range b.InputShape(i, k) {
+				n *= d
+			}
+			size += n
+		}
+	}
+	return size
 }

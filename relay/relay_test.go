@@ -478,6 +478,58 @@ func TestABatchThatAHostNeverTakesIsNotTriedAgain(t *testing.T) {
 	}
 }
 
+// How full batches are is a matter of load, and must not decide which of them end well.
+func TestABatchThatIsTooLargeForAHostGoesThereInParts(t *testing.T) {
+	sig := signature(t, "x:u8[<=4000]", "y:u8[<=4000]")
+	for name, limit := range map[string]func(*gateway.Config){
+		"gRPC's":     func(c *gateway.Config) { c.MaxMessageBytes = 3000 },
+		"a caller's": func(c *gateway.Config) { c.CallerBytes = 3000 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
+				for i := range b.Len() {
+					n := int(b.Request(i).Dims()[0])
+					if err := b.SetOutputDims(i, n); err != nil {
+						return err
+					}
+					copy(b.Output(0).Bytes(b.Request(i).Row)[:n], b.Input(0).Bytes(b.Request(i).Row)[:n])
+				}
+				return nil
+			}, limit)
+			l := newLocal(t, func(c *Config) {
+				c.Policy = policy.New(policy.MaxBatchSize(8), policy.WaitTime(0), policy.Slots(64), policy.Ragged(true))
+			}, h.address)
+			c := l.dial()
+			sizes := []int{1000, 10, 3500, 1001, 1002, 1003, 700, 2000} // one is too large alone
+			var list []client.Request
+			for i, n := range sizes {
+				q, err := c.Fill(soon(t), tensor.Of("x", bytes.Repeat([]byte{byte(i)}, n), 1, n))
+				if err != nil {
+					t.Fatal(err)
+				}
+				list = append(list, q)
+			}
+			if err := client.CommitAll(soon(t), list); err != nil {
+				t.Fatal(err)
+			}
+			for i, n := range sizes {
+				switch err := list[i].Wait(soon(t)); {
+				case n > 3000:
+					if err == nil || !strings.Contains(err.Error(), "larger than it takes") {
+						t.Errorf("%d bytes: %v", n, err)
+					}
+				case err != nil:
+					t.Errorf("%d bytes: %v", n, err)
+				default:
+					if out, err := list[i].Output("y"); err != nil || out.Shape[1] != n || !bytes.Equal(out.Data[:n], bytes.Repeat([]byte{byte(i)}, n)) {
+						t.Errorf("%d bytes: another answer, of shape %v; %v", n, out.Shape, err)
+					}
+				}
+			}
+		})
+	}
+}
+
 func TestEveryKindOfTargetIsTaken(t *testing.T) {
 	for target, addresses := range map[string]int{
 		"x:1, y:2": 2, "[::1]:8001": 1, "dns:8001": 1, "unix:8001": 0, "dns:x:8001": 0, "dns://8.8.8.8/x:8001": 0, "unix:/run/g.sock": 0,

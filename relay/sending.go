@@ -16,8 +16,8 @@ import (
 )
 
 // sending is requests on their way to one host: in one message, unless that
-// host is another server than ours and they differ in shape. Then the messages
-// follow one another.
+// host takes none so large, or is another server than ours and they differ in
+// shape. Then the messages follow one another.
 type sending struct {
 	*call
 	t      *trip
@@ -51,9 +51,9 @@ func (t *trip) send(ctx context.Context, requests []int, been []*host) (s *sendi
 		}
 	}()
 	t.r.hosts.mu.Lock()
-	plain, most := c.host.plain, c.host.maxBatch
+	plain, rows, bytes := c.host.plain, c.host.maxBatch, c.host.maxBytes
 	t.r.hosts.mu.Unlock()
-	begun := &sending{call: c, t: t, ctx: ctx, plain: plain, groups: groups(t.b, requests, plain, most)}
+	begun := &sending{call: c, t: t, ctx: ctx, plain: plain, groups: groups(t.b, requests, plain, rows, bytes)}
 	begun.first = begun.post(begun.groups[0])
 	return begun
 }
@@ -68,11 +68,11 @@ func (s *sending) receive() (all result) {
 			x = s.post(group)
 		}
 		res := x.receive()
-		all.again = append(all.again, res.again...)
-		all.sent, all.lost = all.sent || res.sent, all.lost || res.lost
-		if res.err != nil {
-			all.err = res.err
+		if len(res.again) == 0 {
+			continue
 		}
+		all.again = append(all.again, res.again...)
+		all.sent, all.lost, all.err = all.sent || res.sent, all.lost || res.lost, res.err
 	}
 	return all
 }
