@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -178,6 +179,9 @@ func TestAnInterruptedTuneLeavesNothingRunningAndKeepsWhatWasMeasured(t *testing
 		}
 		return 0
 	}
+	notIgnored := make(chan os.Signal, 1)
+	signal.Notify(notIgnored, syscall.SIGHUP) // nor by what we start, though these tests may run under nohup
+	defer signal.Stop(notIgnored)
 	for _, c := range []struct {
 		signal syscall.Signal
 		when   func() bool
@@ -191,8 +195,11 @@ func TestAnInterruptedTuneLeavesNothingRunningAndKeepsWhatWasMeasured(t *testing
 		p := x.start("tune", "--worker", x.worker(), "--instances", "1,2", "--batch_sizes", "1,8", "--profile_time", "1h")
 		x.until("it is under way", c.when)
 		p.Signal(c.signal)
-		for c.signal == syscall.SIGHUP && p.Wait(time.Millisecond) == testbed.ErrRunning {
-			p.Signal(c.signal) // it comes from the shell and from the kernel
+		if c.signal == syscall.SIGHUP { // it comes from the shell and from the kernel
+			x.until("it has ended", func() bool {
+				p.Signal(c.signal)
+				return p.Wait(time.Millisecond) != testbed.ErrRunning
+			})
 		}
 		if err := p.Wait(patience); err == nil || p.State().ExitCode() != 130 || !strings.Contains(p.Log(), c.says) {
 			t.Errorf("%v\n%s", err, p.Log())
