@@ -93,15 +93,14 @@ type Gateway struct {
 	doors   []*listener
 	health  *health.Server
 
-	draining           atomic.Int32  // drainState
-	refuses            chan struct{} // closed when it is refusing
-	inFlight           atomic.Int64
-	pinged             pinged
-	refusedConnections atomic.Int64
-	sweeps             sweeps
-	awake              *awake
-	collect            seldom
-	date               atomic.Pointer[string] // as HTTP writes it
+	draining atomic.Int32  // drainState
+	refuses  chan struct{} // closed when it is refusing
+	inFlight atomic.Int64
+	pinged   pinged
+	sweeps   sweeps
+	awake    *awake
+	collect  seldom
+	date     atomic.Pointer[string] // as HTTP writes it
 }
 
 const (

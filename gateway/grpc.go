@@ -48,6 +48,7 @@ func (g *Gateway) newGRPC(l *listener) *grpc.Server {
 		experimental.BufferPool(&countingPool{BufferPool: mem.DefaultBufferPool(), budget: &g.budget}),
 		grpc.InTapHandle(g.admitCall),
 		grpc.ChainUnaryInterceptor(g.intercept),
+		grpc.ChainStreamInterceptor(countStream),
 	}
 	s := grpc.NewServer(options...)
 	door := &rpcDoor{g: g}
@@ -93,6 +94,9 @@ func rpcError(err error) error {
 // intercept stands before everything but inference.
 func (g *Gateway) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
 	defer g.guard(&err)
+	conn := connOfRPC(ctx)
+	conn.begin()
+	defer conn.end()
 	if g.cfg.ClientCAFile != "" && !isHealthCheck(info.FullMethod) {
 		if _, _, err := g.rpcCall(ctx); err != nil {
 			return nil, rpcError(err)
@@ -100,6 +104,14 @@ func (g *Gateway) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	}
 	rep, err := next(ctx, req)
 	return rep, rpcError(err)
+}
+
+// countStream keeps the connection of a stream busy.
+func countStream(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	conn := connOfRPC(s.Context())
+	conn.begin()
+	defer conn.end()
+	return next(srv, s)
 }
 
 // guard, deferred, makes a panic the end of one call; grpc-go would end the

@@ -72,6 +72,7 @@ func (c *call) encode(conn *conn, stream bool) (*rpcAnswer, error) {
 	}
 	a.tails = append(a.tails, head)
 	a.call = c
+	conn.begin() // until it is sent
 	a.left.Store(int32(len(a.inPlace)))
 	return a, nil
 }
@@ -177,6 +178,7 @@ func (a *rpcAnswer) drop() {
 
 func (a *rpcAnswer) end() {
 	a.g.sweeps.remove(a)
+	a.conn.end()
 	a.call.count(nil)
 	a.call.done()
 }

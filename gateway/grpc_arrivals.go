@@ -130,6 +130,13 @@ func (a *arrivals) payload(p []byte) {
 	}
 }
 
+// any tells whether there are such messages.
+func (a *arrivals) any() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.unfinished) > 0
+}
+
 // slow tells whether too little has come of a message. Time in which the caller
 // was held up by us does not count.
 func (a *arrivals) slow(now int64, heldUp bool, pace *pace, unread func() int64) bool {

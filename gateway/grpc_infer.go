@@ -17,6 +17,9 @@ import (
 // infer answers ModelInfer.
 func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err error) {
 	defer d.g.guard(&err)
+	conn := connOfRPC(ctx)
+	conn.begin()
+	defer conn.end()
 	m := messages.Get().(*message)
 	if err := decode(m); err != nil {
 		messages.Put(m)

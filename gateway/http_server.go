@@ -31,6 +31,7 @@ func (g *Gateway) newHTTP(l *listener) *webServer {
 	if g.cfg.CertFile != "" {
 		l.full = nil
 	}
+	l.idle = g.cfg.pace.idle
 	s := &webServer{g: g, l: l, given: make(chan net.Conn), closed: make(chan struct{}), sessions: map[*session]struct{}{}}
 	s.usual = &http.Server{
 		Handler:           http.HandlerFunc(httpDoor{g}.serveGuarded),
@@ -39,7 +40,7 @@ func (g *Gateway) newHTTP(l *listener) *webServer {
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxURLHeaderBytes,
 		ConnContext:       withConn,
-		ConnState:         calmIdle,
+		ConnState:         followState,
 		ErrorLog:          slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          streamsPerConnection,
@@ -102,7 +103,7 @@ func (s *webServer) shutdown(ctx context.Context) error {
 		s.mu.Lock()
 		left := len(s.sessions)
 		for v := range s.sessions {
-			if v.state.CompareAndSwap(sessionIdle, sessionClosed) {
+			if v.conn.retire() {
 				v.conn.Close()
 			}
 		}

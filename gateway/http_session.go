@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"strconv"
-	"sync/atomic"
 	"time"
 )
 
@@ -32,17 +31,7 @@ type session struct {
 	body sessionBody
 	out  []byte
 	last bool // the answer says that the connection ends
-
-	state atomic.Int32
 }
-
-// A session is idle between requests. The first to change that, the session
-// or a shutdown, has it.
-const (
-	sessionIdle = iota
-	sessionBusy
-	sessionClosed
-)
 
 const startTLS = 22 // the first byte of a TLS handshake, and of no HTTP request
 
@@ -59,8 +48,7 @@ func (s *session) serve() {
 	s.in = bufio.NewReaderSize(s.conn, headBytes)
 	s.body.in = s.in
 	for {
-		s.conn.idleSince.Store(s.door.g.awake.now())
-		if _, err := s.in.Peek(1); err != nil || !s.state.CompareAndSwap(sessionIdle, sessionBusy) {
+		if _, err := s.in.Peek(1); err != nil || !s.conn.begin() {
 			s.conn.Close()
 			return
 		}
@@ -69,10 +57,11 @@ func (s *session) serve() {
 		if errors.Is(err, errGivenAway) {
 			return
 		}
-		if err != nil || s.last || s.door.g.draining.Load() == refusing || !s.state.CompareAndSwap(sessionBusy, sessionIdle) {
+		if err != nil || s.last || s.door.g.draining.Load() == refusing {
 			s.conn.linger()
 			return
 		}
+		s.conn.end()
 	}
 }
 
@@ -92,7 +81,6 @@ func (s *session) guarded() (err error) {
 // request answers one. An error ends the connection.
 func (s *session) request() error {
 	now := time.Now()
-	s.conn.idleSince.Store(0)
 	s.conn.beginBody(now) // a head has to come in time, too
 	if first, _ := s.in.Peek(1); len(first) > 0 && first[0] == startTLS {
 		return s.answerError(badRequest("this door speaks HTTP without TLS"), true)

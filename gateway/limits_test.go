@@ -73,50 +73,6 @@ func TestAnIdleConnectionIsClosed(t *testing.T) {
 	}
 }
 
-func TestConnectionsBeyondTheLimitAreHungUpOnAndTheOthersServed(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.MaxConnections = 4 }, m)
-	r.worker(m, double)
-	var held []net.Conn
-	for range 4 {
-		held = append(held, r.connect())
-	}
-	r.eventually("four are accepted", func() error {
-		r.g.callers.mu.Lock()
-		defer r.g.callers.mu.Unlock()
-		for _, u := range r.g.callers.byName {
-			if u.holders == 4 {
-				return nil
-			}
-		}
-		return fmt.Errorf("%v", r.g.callers.byName)
-	})
-	for range 20 {
-		c := r.connect()
-		text, _ := io.ReadAll(c)
-		if len(text) > 0 && !strings.Contains(string(text), "too many connections") {
-			t.Errorf("%s", text)
-		}
-	}
-	body := `{"inputs":[` + goodInput + `]}`
-	fmt.Fprintf(held[0], "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-	if rep, err := http.ReadResponse(bufio.NewReader(held[0]), nil); err != nil || rep.StatusCode != 200 {
-		t.Errorf("%v %v", rep, err)
-	}
-	for _, c := range held {
-		c.Close()
-	}
-	r.eventually("there is room again", func() error {
-		c := r.connect()
-		fmt.Fprint(c, "GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n")
-		rep, err := http.ReadResponse(bufio.NewReader(c), nil)
-		if err == nil && rep.StatusCode != 200 {
-			err = fmt.Errorf("%d", rep.StatusCode)
-		}
-		return err
-	})
-}
-
 func TestACallerHasALimitOfRequestsAndOfBytes(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, func(c *Config) { c.CallerRequests, c.CallerBytes = 2, 1000 }, m) // no worker

@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"net"
-	"net/http"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -23,8 +22,9 @@ type listener struct {
 	net.Listener
 	g      *Gateway
 	most   int
-	full   []byte // what is said to one too many
-	budget bool   // stop reading while the buffers are full
+	full   []byte        // what is said to one too many
+	idle   time.Duration // after which a connection is closed; 0: its server sees to that
+	budget bool          // stop reading while the buffers are full
 
 	mu      sync.Mutex
 	conns   map[*conn]struct{}
@@ -35,8 +35,9 @@ func newListener(l net.Listener, g *Gateway) *listener {
 	return &listener{Listener: l, g: g, most: g.cfg.MaxConnections, conns: map[*conn]struct{}{}, streams: map[*stream]struct{}{}}
 }
 
-// Accept never gives more connections than allowed; those beyond are hung up
-// on at once, so that they do not wait for one that never ends.
+// Accept never gives more connections than allowed: beyond, the one that has been
+// idle for longest has to go. If none is idle the newcomer is hung up on at once,
+// so that it does not wait for one that never ends.
 func (l *listener) Accept() (net.Conn, error) {
 	for {
 		nc, err := l.Listener.Accept()
@@ -45,16 +46,20 @@ func (l *listener) Accept() (net.Conn, error) {
 		}
 		c := &conn{Conn: nc, l: l}
 		c.peer.local, c.peer.remote = addrPort(nc.LocalAddr()), addrPort(nc.RemoteAddr())
+		c.idleSince.Store(l.g.awake.now())
 		l.mu.Lock()
+		var leaving *conn
 		if len(l.conns) >= l.most {
-			l.mu.Unlock()
-			if len(l.full) > 0 {
-				_ = nc.SetWriteDeadline(time.Now().Add(time.Second))
-				_, _ = nc.Write(l.full)
+			if leaving = l.retireLongestIdle(); leaving == nil {
+				l.mu.Unlock()
+				if len(l.full) > 0 {
+					_ = nc.SetWriteDeadline(time.Now().Add(time.Second))
+					_, _ = nc.Write(l.full)
+				}
+				nc.Close()
+				continue
 			}
-			nc.Close()
-			l.g.refusedConnections.Add(1)
-			continue
+			delete(l.conns, leaving)
 		}
 		c.watch.init(l.g)
 		if l.budget {
@@ -63,6 +68,9 @@ func (l *listener) Accept() (net.Conn, error) {
 		c.who = caller{peer: &c.peer, use: l.g.callers.join(c.peer.address())}
 		l.conns[c] = struct{}{}
 		l.mu.Unlock()
+		if leaving != nil {
+			leaving.Close()
+		}
 		return c, nil
 	}
 }
@@ -106,11 +114,13 @@ type conn struct {
 	peer  peer
 	who   caller // without a token
 
-	// Of a session: since when it waits for a request (a moment of awake's, 0
-	// is none), and what to do when the caller hangs up meanwhile.
-	idleSince atomic.Int64
-	hungUp    atomic.Pointer[context.CancelFunc]
-	http      *webServer
+	underWay  atomic.Int32 // requests, see idle.go
+	idleSince atomic.Int64 // a moment of awake's, for while none is
+
+	// Of a session: what to do when the caller hangs up while its request is
+	// under way.
+	hungUp atomic.Pointer[context.CancelFunc]
+	http   *webServer
 
 	// Of gRPC: the messages that have not come whole, and what keeps the caller
 	// from sending the rest.
@@ -164,7 +174,6 @@ func (c *conn) Close() error {
 func (c *conn) calm() {
 	c.bodySince.Store(0)
 	c.answerUntil.Store(0)
-	c.idleSince.Store(0)
 }
 
 // linger closes the connection so that the caller can still read the answer:
@@ -226,7 +235,7 @@ func (l *listener) lookForHangUps() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for c := range l.conns {
-		if cancel := c.hungUp.Load(); cancel != nil && c.bodySince.Load() == 0 && c.idleSince.Load() == 0 && c.hasHungUp() {
+		if cancel := c.hungUp.Load(); cancel != nil && c.bodySince.Load() == 0 && c.busy() && c.hasHungUp() {
 			(*cancel)()
 		}
 	}
@@ -246,7 +255,7 @@ func (l *listener) closeAll() {
 }
 
 func (c *conn) sweep(now int64) {
-	if since := c.idleSince.Load(); since != 0 && time.Duration(now-since) > c.l.g.cfg.pace.idle {
+	if c.l.idle > 0 && !c.busy() && time.Duration(now-c.idleSince.Load()) > c.l.idle {
 		_ = c.SetReadDeadline(past)
 	}
 	if c.slowAnswer(now) {
@@ -303,13 +312,6 @@ func ours(nc net.Conn) *conn {
 		nc = t.NetConn()
 	}
 	return nc.(*conn)
-}
-
-// calmIdle ends the watch over what net/http reads after a request.
-func calmIdle(nc net.Conn, state http.ConnState) {
-	if state == http.StateIdle {
-		ours(nc).calm()
-	}
 }
 
 func connOf(ctx context.Context) *conn {

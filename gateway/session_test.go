@@ -175,7 +175,7 @@ func TestAChunkedRequestIsAnsweredAfterADrainBegan(t *testing.T) {
 		r.g.web.mu.Lock()
 		defer r.g.web.mu.Unlock()
 		for v := range r.g.web.sessions {
-			if v.state.Load() == sessionBusy {
+			if v.conn.busy() {
 				return nil
 			}
 		}

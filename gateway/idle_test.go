@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	rpcstatus "google.golang.org/grpc/status"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+)
+
+const (
+	askLive   = "GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
+	askChunks = "POST /v2/repository/index HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" // net/http's
+)
+
+// ask writes a request and reads its answer.
+func (r *rig) ask(c net.Conn, request string) error {
+	if _, err := io.WriteString(c, request); err != nil {
+		return err
+	}
+	rep, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return err
+	}
+	defer rep.Body.Close()
+	text, err := io.ReadAll(rep.Body)
+	if err == nil && rep.StatusCode != 200 {
+		err = fmt.Errorf("%d %s", rep.StatusCode, text)
+	}
+	return err
+}
+
+func plainDouble() string {
+	body := `{"inputs":[` + goodInput + `]}`
+	return fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+}
+
+// isIdle waits until the gateway has done with a caller.
+func (r *rig) isIdle(c net.Conn) {
+	r.t.Helper()
+	r.eventually("the connection is idle", func() error {
+		for _, l := range r.g.doors {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			for known := range l.conns {
+				if known.RemoteAddr().String() == c.LocalAddr().String() && !known.busy() {
+					return nil
+				}
+			}
+		}
+		return errors.New("it is not")
+	})
+}
+
+func TestTheConnectionThatIsIdleForLongestMakesRoomForANewcomer(t *testing.T) {
+	for name, request := range map[string]string{"a session's": askLive, "net/http's": askChunks} {
+		t.Run(name, func(t *testing.T) {
+			m := doubler(t)
+			r := newRig(t, func(c *Config) { c.MaxConnections = 4 }, m)
+			h := newHeld()
+			r.worker(m, h.run)
+			busy := r.connect()
+			answered := make(chan error, 1)
+			go func() { answered <- r.ask(busy, plainDouble()) }()
+			<-h.began
+			var idle []net.Conn
+			for range 3 {
+				c := r.connect()
+				if err := r.ask(c, request); err != nil {
+					t.Fatal(err)
+				}
+				r.isIdle(c)
+				idle = append(idle, c)
+			}
+			if err := r.ask(idle[0], request); err != nil { // now it is the latest
+				t.Fatal(err)
+			}
+			r.isIdle(idle[0])
+			if err := r.ask(r.connect(), request); err != nil {
+				t.Errorf("the newcomer: %v", err)
+			}
+			if _, err := idle[1].Read(make([]byte, 1)); err != io.EOF {
+				t.Errorf("the one that was idle for longest: %v", err)
+			}
+			for _, c := range []net.Conn{idle[0], idle[2]} {
+				if err := r.ask(c, request); err != nil {
+					t.Errorf("the others: %v", err)
+				}
+			}
+			close(h.goOn)
+			if err := <-answered; err != nil {
+				t.Errorf("the one that was busy: %v", err)
+			}
+		})
+	}
+}
+
+func TestConnectionsBeyondTheLimitAreHungUpOnWhileAllAreBusy(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.MaxConnections = 4 }, m)
+	h := newHeld()
+	r.worker(m, h.run)
+	answered := make(chan error, 4)
+	for i := range 4 {
+		c := r.connect()
+		go func() { answered <- r.ask(c, plainDouble()) }()
+		r.eventually("it is under way", func() error {
+			if n := r.g.inFlight.Load(); n != int64(i+1) {
+				return fmt.Errorf("%d are", n)
+			}
+			return nil
+		})
+	}
+	for range 20 {
+		c := r.connect()
+		text, _ := io.ReadAll(c)
+		if len(text) > 0 && !strings.Contains(string(text), "too many connections") {
+			t.Errorf("%s", text)
+		}
+	}
+	close(h.goOn)
+	for range 4 {
+		if err := <-answered; err != nil {
+			t.Error(err)
+		}
+	}
+	r.eventually("there is room again", func() error { return r.ask(r.connect(), askLive) })
+}
+
+func TestAGRPCConnectionWithoutCallsMakesRoomForANewcomer(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.MaxConnections = 2 }, m)
+	h := newHeld()
+	r.worker(m, h.run)
+	answered := make(chan error, 1)
+	busy := r.client()
+	go func() {
+		_, err := busy.ModelInfer(soon(t), doubleMessage())
+		answered <- err
+	}()
+	<-h.began
+	call := func() error {
+		_, err := r.client().ServerLive(soon(t), nil)
+		return err
+	}
+	for range 5 { // each takes the place of the one before it
+		r.eventually("a newcomer is answered", call)
+	}
+	stream, err := r.client().ModelStreamInfer(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&oip.ModelInferRequest{ModelName: "none"}); err != nil {
+		t.Fatal(err)
+	}
+	if rep, err := stream.Recv(); err != nil || rep.ErrorMessage == "" { // now it is known
+		t.Fatal(rep, err)
+	}
+	if err := call(); rpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("a newcomer while both are busy: %v", err)
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != io.EOF {
+		t.Errorf("a stream: %v", err)
+	}
+	r.eventually("a newcomer is answered", call)
+	close(h.goOn)
+	if err := <-answered; err != nil {
+		t.Errorf("the one that was busy: %v", err)
+	}
+}
