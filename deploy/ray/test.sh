@@ -5,7 +5,7 @@
 # environment that RAY_VENV names.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-want="ray[serve]==2.60.0 numpy setuptools wheel"
+want="ray[serve]==2.60.0 numpy setuptools>=77"
 venv=${RAY_VENV:-$PWD/build/ray/venv}
 if [ -z "${RAY_VENV:-}" ] && [ "$(cat build/ray/installed 2>/dev/null)" != "$want" ]; then
   python3 -m venv "$venv"

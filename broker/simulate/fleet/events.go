@@ -50,6 +50,9 @@ func (e *events) push(x event) {
 func (e *events) pop() event  { return heap.Pop(&e.list).(event) }
 func (e *events) empty() bool { return len(e.list) == 0 }
 
+// next is when the next event is.
+func (e *events) next() batcher.Time { return e.list[0].at }
+
 type eventList []event
 
 func (l eventList) Len() int { return len(l) }

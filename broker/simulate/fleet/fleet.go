@@ -82,6 +82,9 @@ type Result struct {
 const (
 	MaxHosts    = 10_000
 	MaxRequests = 100_000_000
+
+	maxTime = 24 * time.Hour       // of network, outages, …
+	maxSpan = 365 * 24 * time.Hour // of all requests, in the mean
 )
 
 func (c *Config) check() error {
@@ -99,12 +102,18 @@ func (c *Config) check() error {
 		return wrong("requests is %d, must be 1..%d", c.Requests, MaxRequests)
 	case !(c.Rate > 0 && c.Rate < 1e9):
 		return wrong("rate is %v requests a second", c.Rate)
+	case float64(c.Requests)/c.Rate > maxSpan.Seconds():
+		return wrong("%d requests would take more than a year at %v a second", c.Requests, c.Rate)
 	case c.Window < 1 || c.MaxBatch < 1 || c.MaxBatch > 16384:
 		return wrong("window is %d and max_batch_size %d, both at least 1", c.Window, c.MaxBatch)
-	case c.Network < 0 || c.Stale < 0 || c.Failures < 0 || c.Outage < 0 || c.Detect < 0 || c.Wait < 0:
+	case min(c.Network, c.Stale, c.Outage, c.Detect, c.Wait) < 0 || !(c.Failures >= 0):
 		return wrong("a time or rate below zero")
+	case max(c.Network, c.Stale, c.Outage, c.Detect, c.Wait) > maxTime:
+		return wrong("a time of more than %v", maxTime)
 	case len(c.Cost) == 0:
 		return wrong("no cost of the model is given")
+	case c.Failures*c.Cost.Of(c.MaxBatch).Hours() > 1:
+		return wrong("hosts that fail %v times an hour end no batch, which takes %v", c.Failures, c.Cost.Of(c.MaxBatch))
 	case !slices.Contains(Routes(), c.Route):
 		return wrong("no route %q; there are %v", c.Route, Routes())
 	}
@@ -154,6 +163,8 @@ type world struct {
 	events events
 	fronts []front
 	hosts  []gpu
+	up     int       // hosts that are not down
+	lost   []*parcel // that wait for one, since all were
 	sent   int
 
 	latencies []float32 // seconds
@@ -181,6 +192,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		b.WorkerReady(batcher.Worker{Lanes: lanes, Depth: lanes})
 		w.fronts = append(w.fronts, front{b: b, wake: batcher.Never, inFlight: make([]int32, cfg.Hosts), turn: w.rng.IntN(cfg.Hosts)})
 	}
+	w.up = cfg.Hosts
 	for i := range cfg.Hosts {
 		h := gpu{wake: batcher.Never, used: -1}
 		w.hosts = append(w.hosts, h)

@@ -4,6 +4,7 @@ package fleet
 
 import (
 	"context"
+	"math"
 	"testing"
 	"time"
 
@@ -39,6 +40,18 @@ func TestEveryRouteAnswersEveryRequestAlsoWhenHostsFail(t *testing.T) {
 	}
 }
 
+// Nothing is sent to and fro until one is back, and no reports are made that nobody could tell apart.
+func TestWhileAllHostsAreDownRequestsWait(t *testing.T) {
+	for _, route := range Routes() {
+		cfg := config(t, route, 8000)
+		cfg.Hosts, cfg.Failures, cfg.Detect, cfg.Network, cfg.Outage = 1, 2000, 0, 0, 24*time.Hour
+		r, err := Run(context.Background(), cfg)
+		if err != nil || r.Requests != cfg.Requests {
+			t.Errorf("%s: %+v, %v", route, r, err)
+		}
+	}
+}
+
 func TestTheSameConfigurationGivesTheSameResult(t *testing.T) {
 	for _, route := range Routes() {
 		cfg := config(t, route, 5000)
@@ -66,6 +79,8 @@ func TestAConfigurationThatMakesNoSenseIsRefused(t *testing.T) {
 	for _, change := range []func(*Config){
 		func(c *Config) { c.Hosts = 0 }, func(c *Config) { c.Rate = -1 }, func(c *Config) { c.Route = "best" }, func(c *Config) { c.Requests = 0 },
 		func(c *Config) { c.Network = -1 }, func(c *Config) { c.Cost = nil }, func(c *Config) { c.Window = 0 },
+		func(c *Config) { c.Failures = math.NaN() }, func(c *Config) { c.Network = math.MaxInt64 }, // no end, or one before the beginning
+		func(c *Config) { c.Failures = 1e9 }, func(c *Config) { c.Rate = 1e-9 },
 	} {
 		cfg := config(t, Random, 100)
 		change(&cfg)

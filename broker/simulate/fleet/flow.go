@@ -30,17 +30,27 @@ func (w *world) handle(e event) {
 	case returns:
 		w.answered(e.parcel)
 	case reports:
-		for i := range w.hosts {
-			w.hosts[i].told = w.hosts[i].rows
-		}
-		w.after(w.cfg.Stale, event{kind: reports})
+		w.report()
 	case fails:
 		w.fail(int(e.index))
 	case recovers:
-		w.hosts[e.index].down = false
+		w.recover(int(e.index))
 	case givenUp:
 		w.resend(e.parcel)
 	}
+}
+
+// report has all hosts tell their load. Reports that nothing can come between,
+// and would all say the same, are left out: an outage may last for a day.
+func (w *world) report() {
+	for i := range w.hosts {
+		w.hosts[i].told = w.hosts[i].rows
+	}
+	next := w.cfg.Stale
+	if !w.events.empty() {
+		next *= max(1, time.Duration(w.events.next()-w.now-1)/w.cfg.Stale)
+	}
+	w.after(next, event{kind: reports})
 }
 
 // come has one request committed at a front, and the next one on its way.
@@ -81,6 +91,10 @@ func (w *world) decideFront(i int) {
 
 // send puts a parcel on the network, to the host that the route chooses.
 func (w *world) send(p *parcel) {
+	if w.up == 0 {
+		w.lost = append(w.lost, p)
+		return
+	}
 	f := &w.fronts[p.front]
 	host := w.choose(f)
 	h := &w.hosts[host]
@@ -181,11 +195,23 @@ func (w *world) fail(i int) {
 		panic(err)
 	}
 	w.hosts[i].down = true
+	w.up--
 	for _, p := range sorted(lost) {
 		w.after(w.cfg.Detect, event{kind: givenUp, parcel: p})
 	}
 	w.after(w.cfg.Outage, event{kind: recovers, index: int32(i)})
 	w.after(w.cfg.Outage+time.Duration(w.rng.ExpFloat64()/w.cfg.Failures*float64(time.Hour)), event{kind: fails, index: int32(i)})
+}
+
+// recover has a host back, and what waited for one sent.
+func (w *world) recover(i int) {
+	w.hosts[i].down = false
+	w.up++
+	waiting := w.lost
+	w.lost = nil
+	for _, p := range waiting {
+		w.send(p)
+	}
 }
 
 // sorted makes the order of a map the same in every run.

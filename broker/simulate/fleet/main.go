@@ -63,7 +63,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	f.IntVar(&cfg.Window, "window", 2, "batches that one relay has at one host at most")
 	f.Uint64Var(&cfg.Seed, "seed", 1, "another seed is another run of chance")
 	f.BoolVar(&asJSON, "json", false, "print the results as JSON")
-	f.StringVar(&plots, "plots", "", "instead: every route at rising load, as pictures in this folder")
+	f.StringVar(&plots, "plots", "", "instead: every route at rising load, as pictures in this folder, which is made if need be")
 	fail := func(code int, err error) int {
 		fmt.Fprintln(stderr, "ringbatch simulate:", err)
 		return code
@@ -87,7 +87,14 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		routes = Routes()
 	}
 	if plots != "" {
-		if err := plot(ctx, cfg, plots); err != nil {
+		for _, name := range []string{"route", "rate", "json"} {
+			if f.Changed(name) {
+				return fail(2, fmt.Errorf("%w: --%s is not for --plots, which draws every route at rising load", simulate.ErrConfig, name))
+			}
+		}
+		if err := plot(ctx, cfg, plots); errors.Is(err, simulate.ErrConfig) {
+			return fail(2, err)
+		} else if err != nil {
 			return fail(1, err)
 		}
 		return 0
@@ -120,6 +127,9 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 // plot draws every route at rising load.
 func plot(ctx context.Context, cfg Config, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil { // before it takes minutes
+		return err
+	}
 	full := float64(cfg.Hosts*cfg.Workers*cfg.MaxBatch) / cfg.Cost.Of(cfg.MaxBatch).Seconds()
 	shares := []float64{0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9}
 	charts := map[string]*svgchart.Chart{
