@@ -39,19 +39,9 @@ func newRegistry(epoch uint64, loops []*loop) *registry {
 	return &registry{models: map[string]*model{}, aliases: map[string]*aliasEntry{}, loops: loops, load: map[*loop]int{}, changes: changes{count: epoch}}
 }
 
-// take finds a model and keeps it from being forgotten until leave.
-func (g *registry) take(name string) (*model, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if m := g.wait(name); m != nil {
-		g.join(m)
-		return m, nil
-	}
-	return nil, g.unknown(name)
-}
-
-// takeStage is take for the name of a model or of a stage of a pipeline
-// (PIPELINE/STAGE). A pipeline's own name is refused: it has several.
+// takeStage finds a model or a stage of a pipeline (PIPELINE/STAGE) and keeps
+// it from being forgotten until leave. A pipeline's own name is refused: it has
+// several.
 func (g *registry) takeStage(name string) (*model, *stage, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -251,7 +251,7 @@ func TestAModelIsMadeByOneAndAwaitedByOthers(t *testing.T) {
 	for range 3 {
 		g.leave(m)
 	}
-	if _, err := g.take("x"); !errors.Is(err, status.ErrUnknownModel) {
+	if _, _, err := g.takeStage("x"); !errors.Is(err, status.ErrUnknownModel) {
 		t.Errorf("after the last has left: %v", err)
 	}
 	s.until("its ring is gone", func(stats.Broker) bool { closed := false; m.loop.do(func() { closed = m.ring.closed }); return closed })

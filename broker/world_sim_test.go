@@ -298,7 +298,7 @@ func (h *host) kill(p *peer) error {
 // attach is what a connection does for a client.
 func (s *world) attach(name string, window int) (*clientSession, error) {
 	p := s.peer(name)
-	if _, err := s.b.models.take(s.m.name); err != nil {
+	if _, _, err := s.b.models.takeForClient(s.m.name, "", false, nil); err != nil {
 		return nil, err
 	}
 	err := s.r.openClient(p, window, false)
@@ -342,7 +342,7 @@ func (s *world) attachClient() {
 
 func (s *world) attachWorker() {
 	s.l.now = s.now
-	if _, err := s.b.models.take(s.m.name); err != nil {
+	if _, _, err := s.b.models.takeForClient(s.m.name, "", false, nil); err != nil {
 		s.fail("%v", err)
 	}
 	name := fmt.Sprintf("worker%d of %s", len(s.workers), s.m.name)

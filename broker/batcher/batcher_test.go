@@ -112,7 +112,7 @@ func TestArriveNamesWhatIsWrong(t *testing.T) {
 			t.Errorf("%+v: %v, want %v", r, err, want)
 		}
 	}
-	if b.Queued() != 1 || b.QueuedRows() != 2 || b.QueuedAt(0) != 1 || b.QueuedAt(1) != 0 {
+	if b.Queued() != 1 || b.QueuedRows() != 2 || b.queuedAt[0] != 1 || b.queuedAt[1] != 0 {
 		t.Errorf("a refusal changed something")
 	}
 }

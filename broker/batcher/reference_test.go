@@ -59,8 +59,6 @@ func newReference(settings policy.Settings) (*reference, error) {
 	return &reference{settings: settings.Clone(), clients: map[ClientID]*refClient{}, learner: newLearner(&settings)}, nil
 }
 
-func (b *reference) Settings() policy.Settings { return b.settings.Clone() }
-
 func (b *reference) SetPolicy(settings policy.Settings) error {
 	if err := settings.Validate(); err != nil {
 		return err

@@ -43,7 +43,7 @@ type Batcher struct {
 	joinable   int // clients that could join
 	queued     int
 	queuedRows int
-	queuedAt   []int // by level asked for
+	queuedAt   []int // by level asked for, which ageing and timeouts do not change
 
 	lastSeq   int64
 	frontSeq  int64 // of requests requeued without a record: below all others, decreasing
@@ -101,15 +101,6 @@ func (b *Batcher) Queued() int { return b.queued }
 // QueuedRows is the number of rows of all waiting requests.
 func (b *Batcher) QueuedRows() int { return b.queuedRows }
 
-// QueuedAt is the number of waiting requests that asked for level. Ageing and
-// timeouts do not change what it asked for.
-func (b *Batcher) QueuedAt(level int) int {
-	if level < 0 || level >= b.settings.LevelCount() {
-		return 0
-	}
-	return b.queuedAt[level]
-}
-
 // IdleWorkers is the number of workers that hold no batch.
 func (b *Batcher) IdleWorkers() int { return len(b.idle.items) }
 
@@ -120,5 +111,5 @@ func (b *Batcher) Joinable() int { return b.joinable }
 // never exceeds the largest number of requests that waited at once, plus one.
 func (b *Batcher) Shapes() int { return len(b.shapes.shapes) }
 
-// policy.Settings is a copy of the present policy.
+// Settings is a copy of the present policy.
 func (b *Batcher) Settings() policy.Settings { return b.settings.Clone() }

@@ -11,7 +11,6 @@
 
 #define DEFAULT_DEPTH 2
 #define PARK_SLICE (50 * MILLISECOND)
-#define FOREVER (100 * 365 * 24 * 3600 * SECOND)
 
 int rb_work_use(rb_worker id, rb_entry **entry, rb_work **w)
 {

@@ -49,17 +49,6 @@ func BenchmarkBatchingPays(b *testing.B) {
 	b.ReportMetric(32*one.Seconds()/many.Seconds(), "times")
 }
 
-func BenchmarkForwardTwoThreads(b *testing.B) {
-	m, err := New(Default(), WithThreads(2))
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer m.Close()
-	for _, rows := range []int{1, 8, 32} {
-		b.Run(fmt.Sprintf("rows=%d", rows), func(b *testing.B) { benchRows(b, m, rows) })
-	}
-}
-
 func benchRows(b *testing.B, m *MLP, rows int) {
 	cfg := Config{Sizes: m.Sizes()}
 	src, dst := make([]float32, rows*m.In()), make([]float32, rows*m.Out())

@@ -73,28 +73,10 @@ func (c Config) Flops() int64 {
 // Option changes how a model is run, never what it computes.
 type Option func(*options)
 
-type options struct {
-	kernel  string
-	threads int
-}
+type options struct{ kernel string }
 
 // WithKernel forces one of Kernels() instead of the best one of this CPU.
 func WithKernel(name string) Option { return func(o *options) { o.kernel = name } }
-
-// WithThreads spreads each call over n goroutines (1 by default). With more than
-// one, Close the model when it is no longer needed.
-func WithThreads(n int) Option { return func(o *options) { o.threads = n } }
-
-func (o options) resolve() (*kernel, int, error) {
-	k, err := pickKernel(o.kernel)
-	if err != nil {
-		return nil, 0, err
-	}
-	if o.threads < 0 || o.threads > 1024 {
-		return nil, 0, fmt.Errorf("%w: %d threads, must be 1..1024", ErrConfig, o.threads)
-	}
-	return k, max(1, o.threads), nil
-}
 
 func collect(opts []Option) options {
 	var o options

@@ -23,9 +23,6 @@ func TestImpossibleShapesAreRefused(t *testing.T) {
 	if _, err := New(Config{Sizes: []int{1, 1}}, WithKernel("abacus")); !errors.Is(err, ErrConfig) {
 		t.Errorf("unknown kernel: %v", err)
 	}
-	if _, err := New(Config{Sizes: []int{1, 1}}, WithThreads(-1)); !errors.Is(err, ErrConfig) {
-		t.Errorf("negative threads: %v", err)
-	}
 }
 
 func TestShortBuffersPanicBeforeAnythingIsWritten(t *testing.T) {

@@ -14,9 +14,8 @@
 //
 // # Ownership
 //
-// An MLP has scratch memory and serves one goroutine at a time; Clone gives
-// another goroutine its own scratch over the same weights. After the first call
-// with the largest row count, a call allocates nothing. The inputs are copied
+// An MLP has scratch memory and serves one goroutine at a time. After the first
+// call with the largest row count, a call allocates nothing. The inputs are copied
 // out before anything is written, so dst may be the same memory as src.
 //
 // # How it computes
@@ -29,7 +28,7 @@
 //
 // Each output is one chain over k = 0, 1, 2 …: bias, then one fused multiply-add
 // per input. Neither the row count nor the row's place in the batch changes that
-// chain, nor do AVX-512, AVX2 and the number of threads: the bits are the same.
+// chain, nor do AVX-512 and AVX2: the bits are the same.
 // The portable kernel rounds after the multiplication where the compiler has no
 // fused instruction, and so agrees within the tolerance only.
 //

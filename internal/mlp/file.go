@@ -52,7 +52,6 @@ func load(f *safetensors.File, opts []Option) (*MLP, error) {
 	}
 	for i, l := range m.layers {
 		if err := l.load(f, i); err != nil {
-			m.Close()
 			return nil, err
 		}
 	}
@@ -127,30 +126,4 @@ func readFloats(r io.Reader, buf []byte, dst []float32) error {
 		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(buf[4*i:]))
 	}
 	return nil
-}
-
-// Save writes the model so that Load, or torch, gives it back bit for bit.
-func (m *MLP) Save(path string) error {
-	var tensors []safetensors.Tensor
-	for i, l := range m.layers {
-		row, data := make([]float32, l.in), make([]byte, 0, 4*l.in*l.out)
-		for o := range l.out {
-			l.row(row, o)
-			data = appendFloats(data, row)
-		}
-		tensors = append(tensors,
-			safetensors.Tensor{Name: weightName(i), DType: "f32", Shape: []int{l.out, l.in}, Data: data},
-			safetensors.Tensor{Name: biasName(i), DType: "f32", Shape: []int{l.out}, Data: appendFloats(nil, l.bias[:l.out])})
-	}
-	if err := safetensors.Save(path, tensors, nil); err != nil {
-		return fmt.Errorf("save model: %w", err)
-	}
-	return nil
-}
-
-func appendFloats(b []byte, s []float32) []byte {
-	for _, v := range s {
-		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
-	}
-	return b
 }

@@ -19,7 +19,7 @@ const streamAhead = 8192
 
 var negInf = float32(math.Inf(-1))
 
-// job is a layer's work, common to all threads.
+// job is a layer's work.
 type job struct {
 	layer *layer
 	rows  int
@@ -30,8 +30,7 @@ type job struct {
 	relu  bool
 }
 
-// run computes panels p0..p1-1 of a job. t is the caller's, only to save allocating it.
-func (k *kernel) run(t *tile, j *job, stride, p0, p1 int) {
+func (k *kernel) run(t *tile, j *job, stride int) {
 	l := j.layer
 	groups := (j.rows + k.maxRows() - 1) / k.maxRows()
 	t.lda = uintptr(stride) * 4
@@ -46,7 +45,7 @@ func (k *kernel) run(t *tile, j *job, stride, p0, p1 int) {
 		if k0 == 0 {
 			cin = j.bias
 		}
-		for p := p0; p < p1; p++ {
+		for p := range l.nPad / l.nr {
 			cout := j.y
 			// The last panel may be wider than dst; it takes the way through y.
 			if last && (p+1)*l.nr <= l.out {

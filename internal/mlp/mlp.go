@@ -8,13 +8,11 @@ import "fmt"
 type MLP struct {
 	sizes  []int
 	kernel *kernel
-	layers []*layer // shared with clones, read-only
+	layers []*layer
 
-	// Everything below belongs to this instance.
 	stride  int // floats from one scratch row to the next
 	scratch scratch
-	crew    *crew // nil when single-threaded
-	tile    tile
+	tile    tile // of the call that runs, only to save allocating it
 	job     job
 }
 
@@ -46,13 +44,12 @@ func build(sizes []int, opts []Option) (*MLP, error) {
 	if err := (Config{Sizes: sizes}).Validate(); err != nil {
 		return nil, err
 	}
-	k, threads, err := collect(opts).resolve()
+	k, err := pickKernel(collect(opts).kernel)
 	if err != nil {
 		return nil, err
 	}
 	m := &MLP{sizes: append([]int(nil), sizes...), kernel: k, layers: newLayers(sizes, k.nr)}
 	m.stride = strideOf(m.layers)
-	m.crew = newCrew(m, threads)
 	return m, nil
 }
 
@@ -67,21 +64,6 @@ func strideOf(layers []*layer) int {
 	return roundUp(widest, line) + line
 }
 
-// Clone shares the weights and has its own scratch and threads.
-func (m *MLP) Clone() *MLP {
-	c := &MLP{sizes: m.sizes, kernel: m.kernel, layers: m.layers, stride: m.stride}
-	c.crew = newCrew(c, m.Threads())
-	return c
-}
-
-// Close ends the threads of a model made with WithThreads. Using the model
-// afterwards is a bug; closing twice is not.
-func (m *MLP) Close() {
-	if m.crew != nil {
-		m.crew.stop()
-	}
-}
-
 // In is the width of an input row, Out that of an output row.
 func (m *MLP) In() int  { return m.sizes[0] }
 func (m *MLP) Out() int { return m.sizes[len(m.sizes)-1] }
@@ -91,14 +73,6 @@ func (m *MLP) Sizes() []int { return append([]int(nil), m.sizes...) }
 
 // Kernel names the micro-kernels in use.
 func (m *MLP) Kernel() string { return m.kernel.name }
-
-// Threads is how many goroutines a call uses, the caller's included.
-func (m *MLP) Threads() int {
-	if m.crew == nil {
-		return 1
-	}
-	return len(m.crew.start) + 1
-}
 
 // Reserve prepares the scratch for batches of up to so many rows, so that even
 // the first call allocates nothing.
@@ -181,7 +155,7 @@ func (m *MLP) forward(rows int) {
 		if i == len(m.layers)-1 {
 			m.job.dst, m.job.relu = s.dst, false
 		}
-		m.runJob()
+		m.kernel.run(&m.tile, &m.job, m.stride)
 		s.x, s.y = s.y, s.x
 		s.xTable, s.yTable = s.yTable, s.xTable
 	}

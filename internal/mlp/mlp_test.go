@@ -3,7 +3,6 @@
 package mlp
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -16,7 +15,6 @@ func newTest(t *testing.T, sizes []int, opts ...Option) *MLP {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(m.Close)
 	return m
 }
 
@@ -164,7 +162,7 @@ func TestARowHasTheSameBitsInEveryBatchSizeAndAtEveryPosition(t *testing.T) {
 	}
 }
 
-func TestVectorKernelsAndThreadsGiveTheSameBits(t *testing.T) {
+func TestVectorKernelsGiveTheSameBits(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 1))
 	sizes := []int{77, 1100, 530, 39}
 	src := randomRows(rng, 19, sizes[0])
@@ -173,16 +171,14 @@ func TestVectorKernelsAndThreadsGiveTheSameBits(t *testing.T) {
 		if name == "portable" {
 			continue
 		}
-		for _, threads := range []int{1, 2, 3, 64} {
-			m := newTest(t, sizes, WithKernel(name), WithThreads(threads))
-			dst := make([]float32, 19*m.Out())
-			m.Forward(dst, src, 19)
-			if want == nil {
-				want = bits(dst)
-			}
-			if !slices.Equal(bits(dst), want) {
-				t.Errorf("%s with %d threads gives other bits", name, threads)
-			}
+		m := newTest(t, sizes, WithKernel(name))
+		dst := make([]float32, 19*m.Out())
+		m.Forward(dst, src, 19)
+		if want == nil {
+			want = bits(dst)
+		}
+		if !slices.Equal(bits(dst), want) {
+			t.Errorf("%s gives other bits", name)
 		}
 	}
 }
@@ -246,49 +242,16 @@ func TestANaNInOneRowStaysVisibleAndInThatRow(t *testing.T) {
 	}
 }
 
-func TestClonesShareWeightsAndRunAtTheSameTime(t *testing.T) {
-	m := newTest(t, []int{60, 200, 30}, WithThreads(2))
-	src := randomRows(rand.New(rand.NewPCG(8, 1)), 9, 60)
-	want := make([]float32, 9*30)
-	m.Forward(want, src, 9)
-	done := make(chan error)
-	for range 4 {
-		c := m.Clone()
-		t.Cleanup(c.Close)
-		go func() {
-			got := make([]float32, len(want))
-			for range 20 {
-				c.Forward(got, src, 9)
-			}
-			if !slices.Equal(bits(got), bits(want)) {
-				done <- fmt.Errorf("clone differs")
-				return
-			}
-			done <- nil
-		}()
-	}
-	for range 4 {
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
-	if &m.layers[0].weights[0] != &m.Clone().layers[0].weights[0] {
-		t.Error("weights were copied")
-	}
-}
-
 func TestACallAllocatesNothingOnceTheScratchIsThere(t *testing.T) {
-	for _, threads := range []int{1, 2} {
-		m := newTest(t, []int{60, 200, 30}, WithThreads(threads))
-		m.Reserve(40)
-		src, dst := make([]float32, 40*60), make([]float32, 40*30)
-		ins, outs := [][]float32{src[:60], src[60:120]}, [][]float32{dst[:30], dst[30:60]}
-		n := testing.AllocsPerRun(50, func() {
-			m.Forward(dst, src, 40)
-			m.ForwardRows(outs, ins)
-		})
-		if n != 0 {
-			t.Errorf("%d threads: %v allocations per call", threads, n)
-		}
+	m := newTest(t, []int{60, 200, 30})
+	m.Reserve(40)
+	src, dst := make([]float32, 40*60), make([]float32, 40*30)
+	ins, outs := [][]float32{src[:60], src[60:120]}, [][]float32{dst[:30], dst[30:60]}
+	n := testing.AllocsPerRun(50, func() {
+		m.Forward(dst, src, 40)
+		m.ForwardRows(outs, ins)
+	})
+	if n != 0 {
+		t.Errorf("%v allocations per call", n)
 	}
 }

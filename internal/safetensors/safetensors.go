@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package safetensors reads and writes .safetensors files: named tensors with a
+// Package safetensors reads .safetensors files: named tensors with a
 // JSON header that says where each one lies.
 //
 //	offset 0     header length n            8 bytes, little endian
@@ -41,26 +41,17 @@ var (
 
 const metadataKey = "__metadata__"
 
-// Tensor is one tensor as it lies in memory: C order, little endian.
-type Tensor struct {
+// Info is a tensor without its data, which lies in C order, little endian.
+type Info struct {
 	Name  string
 	DType string // bool, u8, i8, i16, i32, i64, f16, bf16, f32, f64
 	Shape []int  // empty for a scalar
-	Data  []byte
-}
-
-// Info is a tensor without its data.
-type Info struct {
-	Name  string
-	DType string
-	Shape []int
 	Bytes int64
 
 	at int64 // from the start of the file
 }
 
-// dtypes pairs our names with the file's. Their order is that of the reference
-// implementation, which writes tensors of later ones first (see Write).
+// dtypes pairs our names with the file's.
 var dtypes = []struct {
 	name, file string
 	size       int64
@@ -69,16 +60,6 @@ var dtypes = []struct {
 	{"i16", "I16", 2}, {"f16", "F16", 2}, {"bf16", "BF16", 2},
 	{"i32", "I32", 4}, {"f32", "F32", 4},
 	{"f64", "F64", 8}, {"i64", "I64", 8},
-}
-
-// rank is a dtype's place in the table, -1 for a name that isn't ours.
-func rank(dtype string) int {
-	for i, d := range dtypes {
-		if d.name == dtype {
-			return i
-		}
-	}
-	return -1
 }
 
 // sizeOf multiplies without overflowing.
@@ -164,28 +145,11 @@ func (f *File) Info(name string) (Info, error) {
 	return f.tensors[i], nil
 }
 
-// Reader reads the bytes of one tensor, for who doesn't want them all at once.
+// Reader reads the bytes of one tensor.
 func (f *File) Reader(name string) (*io.SectionReader, error) {
 	t, err := f.Info(name)
 	if err != nil {
 		return nil, err
 	}
 	return io.NewSectionReader(f.r, t.at, t.Bytes), nil
-}
-
-// Read reads one tensor into memory of its own.
-func (f *File) Read(name string) (Tensor, error) {
-	r, err := f.Reader(name)
-	if err != nil {
-		return Tensor{}, err
-	}
-	i, _ := f.Info(name)
-	if i.Bytes > math.MaxInt {
-		return Tensor{}, fmt.Errorf("%w: tensor %q has %d bytes", ErrUnsupported, name, i.Bytes)
-	}
-	data := make([]byte, i.Bytes)
-	if _, err := io.ReadFull(r, data); err != nil {
-		return Tensor{}, fmt.Errorf("read tensor %q: %w", name, err)
-	}
-	return Tensor{Name: name, DType: i.DType, Shape: append([]int{}, i.Shape...), Data: data}, nil
 }

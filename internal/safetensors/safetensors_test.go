@@ -41,25 +41,36 @@ func le(v any) []byte {
 	return b.Bytes()
 }
 
-func parse(file []byte) ([]Tensor, map[string]string, error) {
+// contents is a tensor with its data.
+type contents struct {
+	name, dtype string
+	shape       []int
+	data        []byte
+}
+
+func parse(file []byte) ([]contents, map[string]string, error) {
 	f, err := New(bytes.NewReader(file), int64(len(file)))
 	if err != nil {
 		return nil, nil, err
 	}
-	var all []Tensor
+	var all []contents
 	for _, i := range f.Tensors() {
-		t, err := f.Read(i.Name)
+		r, err := f.Reader(i.Name)
 		if err != nil {
 			return nil, nil, err
 		}
-		all = append(all, t)
+		data, err := io.ReadAll(r)
+		if err != nil {
+			return nil, nil, err
+		}
+		all = append(all, contents{i.Name, i.DType, i.Shape, data})
 	}
 	return all, f.Metadata, nil
 }
 
-func TestAFileFromNumpyIsReadAndWrittenBackByteForByte(t *testing.T) {
+func TestAFileFromNumpyIsRead(t *testing.T) {
 	shape := []int{2, 3}
-	want := []Tensor{
+	want := []contents{
 		{"i64", "i64", shape, le([]int64{-1, 0, 1, 2, 3, 4})},
 		{"empty", "f64", []int{0, 7}, []byte{}},
 		{"f64", "f64", shape, le([]float64{-1, 0, 1, 2, 3, 4})},
@@ -84,25 +95,14 @@ func TestAFileFromNumpyIsReadAndWrittenBackByteForByte(t *testing.T) {
 	if metadata["made by"] != "numpy" {
 		t.Errorf("metadata %v", metadata)
 	}
-	var b bytes.Buffer
-	if err := Write(&b, got, metadata); err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(b.Bytes(), file) {
-		t.Errorf("written\n%q\nthe reference wrote\n%q", b.Bytes(), file)
-	}
 }
 
 func TestBfloat16IsKeptAsItIs(t *testing.T) {
 	file := fixture(t, "bf16")
 	got, _, err := parse(file)
-	want := []Tensor{{"b", "bf16", []int{2}, []byte{0x80, 0x3f, 0x00, 0x40}}}
+	want := []contents{{"b", "bf16", []int{2}, []byte{0x80, 0x3f, 0x00, 0x40}}}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Fatalf("%v, %v", got, err)
-	}
-	var b bytes.Buffer
-	if err := Write(&b, got, nil); err != nil || !bytes.Equal(b.Bytes(), file) {
-		t.Errorf("%q, %v", b.Bytes(), err)
 	}
 }
 
@@ -172,71 +172,38 @@ func TestAnEmptyFileOfNoTensorsIsFine(t *testing.T) {
 	}
 }
 
-func TestTensorsThatContradictThemselvesAreNotWritten(t *testing.T) {
-	for _, ts := range [][]Tensor{
-		{{"a", "f32", []int{2}, make([]byte, 7)}}, {{"a", "u32", []int{1}, make([]byte, 4)}},
-		{{"a", "u8", []int{-1}, nil}}, {{"__metadata__", "u8", []int{0}, nil}}, {{"\xff", "u8", []int{0}, nil}},
-		{{"a", "u8", []int{0}, nil}, {"a", "u8", []int{0}, nil}}, {{"a", "u8", []int{math.MaxInt, 2}, nil}},
-	} {
-		if err := Write(io.Discard, ts, nil); err == nil {
-			t.Errorf("%v was written", ts)
-		}
-	}
-}
-
-func TestSaveReplacesAFileWholeOrLeavesItAlone(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "w.safetensors")
-	good := []Tensor{{"a", "u8", []int{2}, []byte{1, 2}}}
-	for range 2 {
-		if err := Save(path, good, nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := Save(path, []Tensor{{"a", "u8", []int{3}, nil}}, nil); err == nil {
-		t.Error("a bad tensor was saved")
-	}
-	f, err := Open(path)
+func TestWhatIsNotThereIsNotOpened(t *testing.T) {
+	f, err := Open("testdata/numpy.safetensors")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if got, err := f.Read("a"); err != nil || !reflect.DeepEqual(got, good[0]) {
-		t.Errorf("%v, %v", got, err)
-	}
-	if _, err := f.Read("b"); !errors.Is(err, ErrNotFound) {
+	if _, err := f.Reader("b"); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
-	if left, _ := os.ReadDir(dir); len(left) != 1 {
-		t.Errorf("%d files left, want 1", len(left))
-	}
-	if _, err := Open(dir); err == nil {
+	if _, err := Open("testdata"); err == nil {
 		t.Error("a folder was opened")
 	}
-	if _, err := Open(path + "x"); !errors.Is(err, os.ErrNotExist) {
+	if _, err := Open("testdata/none"); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 }
 
-// FuzzNew: nothing panics, and whatever is accepted survives a round trip.
+// FuzzNew: nothing panics, and of whatever is accepted every byte of data belongs to one tensor.
 func FuzzNew(f *testing.F) {
 	f.Add(fixture(f, "numpy"))
 	f.Add(fixture(f, "bf16"))
 	f.Fuzz(func(t *testing.T, file []byte) {
-		tensors, metadata, err := parse(file)
+		tensors, _, err := parse(file)
 		if err != nil {
 			return
 		}
-		var b, c bytes.Buffer
-		if err := Write(&b, tensors, metadata); err != nil {
-			t.Fatalf("read but not written: %v", err)
+		data := []byte{}
+		for _, x := range tensors {
+			data = append(data, x.data...)
 		}
-		again, metadata, err := parse(b.Bytes())
-		if err != nil {
-			t.Fatalf("written but not read: %v", err)
-		}
-		if err := Write(&c, again, metadata); err != nil || !bytes.Equal(b.Bytes(), c.Bytes()) {
-			t.Fatalf("%q became %q (%v)", b.Bytes(), c.Bytes(), err)
+		if want := file[8+binary.LittleEndian.Uint64(file):]; !bytes.Equal(data, want) {
+			t.Fatalf("tensors hold %q, the file %q", data, want)
 		}
 	})
 }

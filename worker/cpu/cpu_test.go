@@ -5,12 +5,10 @@ package cpu
 import (
 	"errors"
 	"math"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/internal/mlp"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -48,19 +46,12 @@ func TestSimulatedSleepsAndSaysSo(t *testing.T) {
 }
 
 func TestMLPTakesItsShapeFromTheFile(t *testing.T) {
-	net, err := mlp.New(mlp.Config{Sizes: []int{8, 16, 4}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "w.safetensors")
-	if err := net.Save(path); err != nil {
-		t.Fatal(err)
-	}
+	const path = "../../internal/mlp/testdata/linear.safetensors" // 3 → 2 → 1
 	m, err := New("mlp", Options{ModelPath: path})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := m.Signature.String(), "x:f32[8] -> y:f32[4]"; got != want {
+	if got, want := m.Signature.String(), "x:f32[3] -> y:f32[1]"; got != want {
 		t.Errorf("signature %q, want %q", got, want)
 	}
 	if _, err := New("mlp", Options{ModelPath: path + ".missing"}); err == nil {
