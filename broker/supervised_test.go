@@ -3,7 +3,6 @@
 package broker
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,6 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
@@ -90,26 +89,9 @@ const patience = 2 * time.Minute
 type supervised struct {
 	t      *testing.T
 	b      *Broker
-	log    *lockedBuffer
+	log    *testlog.Log
 	stop   context.CancelFunc
 	served chan error
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 func serve(t *testing.T, change func(*Config), workers ...supervise.Worker) *supervised {
@@ -118,7 +100,7 @@ func serve(t *testing.T, change func(*Config), workers ...supervise.Worker) *sup
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &supervised{t: t, log: &lockedBuffer{}, served: make(chan error, 1)}
+	s := &supervised{t: t, log: &testlog.Log{}, served: make(chan error, 1)}
 	sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
 	if err != nil {
 		t.Fatal(err)

@@ -67,6 +67,18 @@ func (r *regions) allowed(who *caller) error {
 	return nil
 }
 
+// ownerFor is whose regions the caller may see and use.
+func (r *regions) ownerFor(who *caller) (owner, error) {
+	if err := r.allowed(who); err != nil {
+		return owner{}, err
+	}
+	uid, err := who.uid()
+	if err != nil {
+		return owner{}, err
+	}
+	return who.owner(uid), nil
+}
+
 // register opens a region. The file has to belong to the user who asks: what
 // this process may read is not theirs for the asking.
 func (r *regions) register(who *caller, name, key string, offset, size uint64) error {
@@ -134,14 +146,10 @@ func (r *regions) unregister(who *caller, name string) error {
 	if !r.on && name == "" {
 		return nil // tools do this before they begin
 	}
-	if err := r.allowed(who); err != nil {
-		return err
-	}
-	uid, err := who.uid()
+	owner, err := r.ownerFor(who)
 	if err != nil {
 		return err
 	}
-	owner := who.owner(uid)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if name != "" {
@@ -163,14 +171,10 @@ func (r *regions) status(who *caller, name string) ([]*region, error) {
 	if !r.on && name == "" {
 		return nil, nil
 	}
-	if err := r.allowed(who); err != nil {
-		return nil, err
-	}
-	uid, err := who.uid()
+	owner, err := r.ownerFor(who)
 	if err != nil {
 		return nil, err
 	}
-	owner := who.owner(uid)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var list []*region
@@ -192,14 +196,10 @@ func unknownRegion(name string) error {
 
 // use finds the region of a tensor and checks that the tensor lies inside.
 func (r *regions) use(who *caller, u *regionUse) error {
-	if err := r.allowed(who); err != nil {
-		return err
-	}
-	uid, err := who.uid()
+	owner, err := r.ownerFor(who)
 	if err != nil {
 		return err
 	}
-	owner := who.owner(uid)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	k := r.byName[u.name]

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/codes"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -49,7 +50,7 @@ func (r *rig) hear(c net.Conn) (status int, body string) {
 }
 
 func TestAFaultEndsOneRequestNotTheGateway(t *testing.T) {
-	var log lockedBuffer
+	var log testlog.Log
 	m := doubler(t)
 	r := newRig(t, func(c *Config) {
 		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
@@ -73,24 +74,6 @@ func TestAFaultEndsOneRequestNotTheGateway(t *testing.T) {
 		t.Errorf("afterwards: %d %s", a.status, a.Error)
 	}
 	r.idle()
-}
-
-// lockedBuffer is a log that is read while it is written.
-type lockedBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }
 
 func TestLinesMayEndWithABareLF(t *testing.T) {

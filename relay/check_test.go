@@ -17,6 +17,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/relaywire"
+	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -111,7 +112,7 @@ func TestAServerThatIsLoadedAnewWithSmallerBatchesGetsNoLargerOnes(t *testing.T)
 
 func TestARelayThatStoodStillAsksAgainBeforeItLeavesAHost(t *testing.T) {
 	for unheardAnswers, left := range map[int]bool{1: false, 2: true} {
-		log := &testLog{}
+		log := &testlog.Log{}
 		p := newHosts(slog.New(slog.NewTextHandler(log, nil)), LeastRequest, 1)
 		h := p.add("h")
 		h.balanced = true // it needs no connection
@@ -132,7 +133,7 @@ func TestARelayThatStoodStillAsksAgainBeforeItLeavesAHost(t *testing.T) {
 			}
 		}()
 		r.checkHost(ctx, h)
-		if log.has("host left") != left {
+		if log.Has("host left") != left {
 			t.Errorf("%d answers were not heard: left is %v, want %v", unheardAnswers, !left, left)
 		}
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -261,7 +262,9 @@ func TestAHostThatGoesAwayIsLeftAndComesBack(t *testing.T) {
 			}
 		})
 	}
-	said := func(what string) int { return l.log.count(fmt.Sprintf("msg=%q host=%s", what, a.address)) }
+	said := func(what string) int {
+		return strings.Count(l.log.String(), fmt.Sprintf("msg=%q host=%s", what, a.address))
+	}
 	for range 3 {
 		left, back := said("host left"), said("host is back")
 		a.stop()
@@ -320,7 +323,7 @@ func TestAFaultOfTheRelayFailsItsBatchAndNothingElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log, settings := &testLog{}, w.Settings()
+	log, settings := &testlog.Log{}, w.Settings()
 	hosts, byName := usableHosts(LeastRequest, "h")
 	r := &relay{log: slog.New(slog.NewTextHandler(log, nil)), hosts: hosts, posted: map[*exchange]struct{}{}} // without a connection: sending panics
 	trip := &trip{r: r, b: taken, model: &settings}
@@ -332,7 +335,7 @@ func TestAFaultOfTheRelayFailsItsBatchAndNothingElse(t *testing.T) {
 	if err := q.Wait(soon(t)); !errors.Is(err, status.ErrFailed) || !strings.Contains(err.Error(), "the relay panicked: ") {
 		t.Errorf("it ended with %v", err)
 	}
-	if n := log.count("the relay panicked"); n != 1 {
+	if n := strings.Count(log.String(), "the relay panicked"); n != 1 {
 		t.Errorf("it was sent %d times", n)
 	}
 }
@@ -365,7 +368,7 @@ func TestAHostWithAnotherSignatureIsLeftOut(t *testing.T) {
 	l := newLocal(t, nil, a.address, b.address)
 	c := l.dial()
 	b.serve(nil)
-	l.eventually("it is said", func() bool { return l.log.has("the other hosts as") })
+	l.eventually("it is said", func() bool { return l.log.Has("the other hosts as") })
 	for i := range int32(20) {
 		q := commit(t, c, 2*i)[0]
 		if err := q.Wait(soon(t)); err != nil {
@@ -439,7 +442,7 @@ func TestAnOlderGatewayIsServedWithWholeBatchesAndNamed(t *testing.T) {
 	if q := commit(t, c, 5)[0]; !strings.Contains(fmt.Sprint(q.Wait(soon(t))), "5 is odd") {
 		t.Error("its error does not travel")
 	}
-	if !l.log.has("an older ringbatch") || !l.log.has("0.0.1") {
+	if !l.log.Has("an older ringbatch") || !l.log.Has("0.0.1") {
 		t.Error("nothing says that it is older")
 	}
 }
@@ -459,7 +462,7 @@ func TestEachProblemOfAHostIsOneClearSentence(t *testing.T) {
 		t.Errorf("the good host: %v", err)
 	}
 	for _, want := range []string{"there is no such host", "nothing listens there", "is that the gRPC port"} {
-		l.eventually(want, func() bool { return l.log.has(want) })
+		l.eventually(want, func() bool { return l.log.Has(want) })
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -111,33 +112,13 @@ type local struct {
 	t      *testing.T
 	broker *testbed.Local
 	mem    *shm.Heap
-	log    *testLog
-}
-
-// testLog keeps what the relay says.
-type testLog struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *testLog) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *testLog) has(text string) bool { return l.count(text) > 0 }
-
-func (l *testLog) count(text string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.text.String(), text)
+	log    *testlog.Log
 }
 
 // newLocal starts a broker, and a relay to the hosts.
 func newLocal(t *testing.T, change func(*Config), addresses ...string) *local {
 	t.Helper()
-	l := &local{t: t, mem: shm.NewHeap(), log: &testLog{}}
+	l := &local{t: t, mem: shm.NewHeap(), log: &testlog.Log{}}
 	var err error
 	if l.broker, err = testbed.StartLocal(broker.Config{Memory: l.mem, DrainTime: time.Millisecond}); err != nil {
 		t.Fatal(err)
@@ -158,9 +139,7 @@ func newLocal(t *testing.T, change func(*Config), addresses ...string) *local {
 		}
 		_ = l.broker.Close()
 		if t.Failed() {
-			l.log.mu.Lock()
-			defer l.log.mu.Unlock()
-			t.Log(l.log.text.String())
+			t.Log(l.log.String())
 		}
 	})
 	return l

@@ -111,7 +111,7 @@ func TestCertificatesAndTokensAreReplacedWhileTheRelayRuns(t *testing.T) {
 			h.stop()
 			c.breaks()
 			h.serve(g.host)
-			l.eventually(c.says, func() bool { return l.log.has(c.says) })
+			l.eventually(c.says, func() bool { return l.log.Has(c.says) })
 			c.mends()
 			works()
 		})
@@ -128,7 +128,7 @@ func TestAHostWhoseCertificateExpiredIsLeftAndTheOthersGoOn(t *testing.T) {
 	b := newHost(t, sig, double, bad.host)
 	l := newLocal(t, good.relay, a.address, b.address)
 	c := l.dial()
-	l.eventually("it is said", func() bool { return l.log.has("its certificate has expired") })
+	l.eventually("it is said", func() bool { return l.log.Has("its certificate has expired") })
 	for i := range int32(20) {
 		q := commit(t, c, 2*i)[0]
 		if err := q.Wait(soon(t)); err != nil {

@@ -124,7 +124,7 @@ func TestTheFarSideMayBeTriton(t *testing.T) {
 	for round := range 2 { // the second time with a server that was started anew
 		if round > 0 {
 			s.stop()
-			l.eventually("it is left", func() bool { return l.log.has("host left") })
+			l.eventually("it is left", func() bool { return l.log.Has("host left") })
 			s.start()
 		}
 		l.eventually("it is answered", func() bool {
@@ -158,7 +158,7 @@ func TestOpenDimensionsOfTritonAreGivenByTheUser(t *testing.T) {
 	s := newTriton(t)
 	ids := func(c *Config) { c.Remote, c.Policy = "ids", policy.New(policy.WaitTime(0), policy.Slots(64)) }
 	l := newLocal(t, ids, "127.0.0.1:"+s.port)
-	l.eventually("it is said what is missing", func() bool { return l.log.has("say how large it can be") })
+	l.eventually("it is said what is missing", func() bool { return l.log.Has("say how large it can be") })
 
 	l = newLocal(t, func(c *Config) {
 		ids(c)

@@ -3,7 +3,6 @@
 package supervise
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,11 +12,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -68,24 +67,7 @@ func playRole(role string) {
 type supervised struct {
 	*Supervisor
 	t   *testing.T
-	log *lockedBuffer
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+	log *testlog.Log
 }
 
 func start(t *testing.T, mps bool, workers ...Worker) *supervised {
@@ -95,7 +77,7 @@ func start(t *testing.T, mps bool, workers ...Worker) *supervised {
 			t.Fatal(err)
 		}
 	}
-	log := &lockedBuffer{}
+	log := &testlog.Log{}
 	s := &supervised{New(slog.New(slog.NewTextHandler(log, nil)), filepath.Join(t.TempDir(), "b.sock")), t, log}
 	s.Start(mps, Group{"m", workers})
 	t.Cleanup(s.end)

@@ -3,32 +3,20 @@
 package testbed
 
 import (
-	"bytes"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testlog"
 )
 
 // Printed is what a process has printed so far.
-type Printed struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *Printed) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
+type Printed struct{ testlog.Log }
 
 // Find waits for a line that begins like that and gives its rest.
 func (l *Printed) Find(prefix string, patience time.Duration) (string, error) {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		l.mu.Lock()
-		text := l.text.String()
-		l.mu.Unlock()
-		for _, line := range strings.SplitAfter(text, "\n") {
+		for _, line := range strings.SplitAfter(l.String(), "\n") {
 			if rest, ok := strings.CutPrefix(line, prefix); ok && strings.HasSuffix(rest, "\n") {
 				return strings.TrimSpace(rest), nil
 			}

@@ -171,13 +171,8 @@ class RingBatch(Rows):
         """The way back, for the k-th output."""
         check(self._lib, self._lib.rb_batch_scatter(self._at, k, of, size))
 
-    def set_output_dims(self, i: int, dims: Sequence[int]) -> None:
-        """The sizes of the variable dimensions of request i's outputs."""
-        sizes = (c_uint32 * len(dims))(*dims)
-        check(self._lib, self._lib.rb_batch_set_output_dims(self._at, i, addressof(sizes), len(dims)))
-
     def set_row_dims(self, row: int, dims: Sequence[int]) -> None:
-        """The same for one row."""
+        """The sizes of the variable dimensions of a row's outputs."""
         sizes = (c_uint32 * len(dims))(*dims)
         check(self._lib, self._lib.rb_batch_set_row_dims(self._at, row, addressof(sizes), len(dims)))
 
