@@ -258,6 +258,8 @@ func problem(err error) string {
 	return s.Message()
 }
 
+const brokenPipe = "broken pipe" // the kernel's words, where we wrote after it hung up
+
 // connectionProblem is one sentence about a host that cannot be connected to.
 func connectionProblem(err error) string {
 	text := err.Error()
@@ -266,6 +268,7 @@ func connectionProblem(err error) string {
 		{"connection refused", "nothing listens there"},
 		{"HTTP/1", "it answers HTTP/1, not gRPC: is that the gRPC port, or a balancer that does not pass HTTP/2 on?"},
 		{"malformed HTTP", "it does not answer gRPC: is that the gRPC port, or a balancer that does not pass HTTP/2 on?"},
+		{"frame too large", "it does not answer gRPC: is that the gRPC port, or a balancer that does not pass HTTP/2 on?"},
 		{"certificate has expired", "its certificate has expired, or the clocks differ"},
 		{"certificate signed by unknown authority", "its certificate is of an authority that we don't know: give it with --tls_ca"},
 		{"certificate is valid for", "its certificate is for another name: see --server_name"},
@@ -274,6 +277,8 @@ func connectionProblem(err error) string {
 		{"certificate required", "it wants a certificate of ours: give --tls_cert and --tls_key"},
 		{"expired certificate", "our certificate has expired: replace the file of --tls_cert"},
 		{"bad certificate", "it does not take our certificate"},
+		{"use of closed network connection", "it takes connections and says nothing: is that the gRPC port, and does it want TLS?"}, // we hung up
+		{brokenPipe, "it hung up as gRPC began: is that the gRPC port, and does it want TLS?"},
 		{"error reading server preface", "it hung up as gRPC began: is that the gRPC port, and does it want TLS?"},
 	} {
 		if strings.Contains(text, known.has) {

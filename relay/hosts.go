@@ -198,11 +198,21 @@ func (h *host) connection() balancer.SubConn {
 // leave stops using the host and says why, once. The caller holds mu.
 func (h *host) leave(why string) {
 	h.usable, h.load = false, relaywire.Load{}
-	if h.said != why {
+	if tellsMore(why, h.said) {
 		h.said = why
 		h.hosts.log.Warn("host left", "host", h.name, "reason", why)
 	}
 	h.hosts.tell()
+}
+
+// tellsMore tells whether a reason why a host is left says something else than the
+// last one. What is in brackets may differ each time, like the port that was tried
+// from; and that writing failed is seen where the host hung up before it was
+// read why.
+func tellsMore(why, said string) bool {
+	now, detail, _ := strings.Cut(why, " (")
+	before, _, _ := strings.Cut(said, " (")
+	return now != before && (said == "" || !strings.Contains(detail, brokenPipe))
 }
 
 // well takes the host among those that get batches.

@@ -3,6 +3,7 @@
 package relay
 
 import (
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -48,6 +49,29 @@ func usableHosts(route Route, names ...string) (*hosts, map[string]*host) {
 		byName[name] = h
 	}
 	return p, byName
+}
+
+func TestWhyAHostIsLeftIsSaidOnce(t *testing.T) {
+	log := &testLog{}
+	h := newHosts(slog.New(slog.NewTextHandler(log, nil)), LeastRequest, 8).add("h")
+	for i, c := range []struct {
+		err  string
+		says int // lines so far
+	}{
+		{"dial tcp 127.0.0.1:1: connect: connection refused", 1},
+		{"dial tcp 127.0.0.1:1: connect: connection refused", 1},
+		{"error reading server preface: remote error: tls: certificate required", 2},
+		{"write tcp 127.0.0.1:40001->127.0.0.1:1: write: broken pipe", 2}, // seen in turns with the line before
+		{"error reading server preface: remote error: tls: certificate required", 2},
+		{"error reading server preface: raw-read tcp 127.0.0.1:40002->127.0.0.1:1: use of closed network connection", 3},
+		{"error reading server preface: raw-read tcp 127.0.0.1:40003->127.0.0.1:1: use of closed network connection", 3},
+		{"error reading server preface: http2: frame too large", 4},
+	} {
+		h.disconnected(errors.New(c.err))
+		if n := log.count("host left"); n != c.says {
+			t.Errorf("%d: %s: said %d times, want %d", i, c.err, n, c.says)
+		}
+	}
 }
 
 func TestWeightedSendsByWhatHostsReportThatTheyCanDo(t *testing.T) {
