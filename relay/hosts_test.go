@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/relaywire"
+	"github.com/ringbatch/ringbatch/internal/testlog"
 )
 
 func TestAHostsWindowFollowsWhatItReports(t *testing.T) {
@@ -52,7 +53,7 @@ func usableHosts(route Route, names ...string) (*hosts, map[string]*host) {
 }
 
 func TestWhyAHostIsLeftIsSaidOnce(t *testing.T) {
-	log := &testLog{}
+	log := &testlog.Log{}
 	h := newHosts(slog.New(slog.NewTextHandler(log, nil)), LeastRequest, 8).add("h")
 	for i, c := range []struct {
 		err  string
@@ -68,7 +69,7 @@ func TestWhyAHostIsLeftIsSaidOnce(t *testing.T) {
 		{"error reading server preface: http2: frame too large", 4},
 	} {
 		h.disconnected(errors.New(c.err))
-		if n := log.count("host left"); n != c.says {
+		if n := strings.Count(log.String(), "host left"); n != c.says {
 			t.Errorf("%d: %s: said %d times, want %d", i, c.err, n, c.says)
 		}
 	}
