@@ -118,6 +118,7 @@ func (t *trip) stillOpen(requests []int) (open []int) {
 func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspects []int) {
 	var been []*host
 	var last error // of the last host that refused
+	wait := notSentPause
 	for sends, lost := 0, 0; ; {
 		changed := t.r.hosts.wait()
 		s := t.first
@@ -147,7 +148,8 @@ func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspect
 			}
 			t.r.log.Info("batch goes to another host", "left", s.host.name, "requests", len(requests), "reason", res.err)
 		case !res.sent: // that host has nothing to do with it
-			t.r.hosts.pause(ctx, notSentPause, changed)
+			t.r.hosts.pause(ctx, wait, changed)
+			wait = min(2*wait, mostNotSentPause)
 			continue
 		}
 		if sends++; sends >= t.r.cfg.Attempts {
@@ -161,15 +163,19 @@ func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspect
 }
 
 const (
-	retryPause   = 50 * time.Millisecond
-	notSentPause = 2 * time.Millisecond
-	refusedPause = 5 * time.Millisecond
+	retryPause       = 50 * time.Millisecond
+	notSentPause     = 2 * time.Millisecond // doubles each time, up to
+	mostNotSentPause = 200 * time.Millisecond
+	refusedPause     = 5 * time.Millisecond
 )
 
 // late is the error of requests whose time was over before a host took them.
 func (t *trip) late(last error) error {
-	if last == nil {
+	switch {
+	case last == nil:
 		last = t.r.hosts.complaint()
+	case errors.Is(last, status.ErrQueueFull): // it may be sent again
+		return last
 	}
 	return fmt.Errorf("%w: no host answered in time: %w", status.ErrFailed, last)
 }
@@ -220,7 +226,8 @@ func codeNamed(name string) status.Code {
 }
 
 // failed decides what a call's error means for its requests.
-func (t *trip) failed(ctx context.Context, h *host, requests []int, err error, sent bool) result {
+func (t *trip) failed(x *exchange, err error, sent bool) result {
+	ctx, h, requests := x.ctx, x.host, x.requests
 	if cause := context.Cause(ctx); errors.Is(cause, errHostSilent) {
 		return result{requests, true, true, fmt.Errorf("%w: %s: %w", status.ErrBrokerGone, h.name, cause)}
 	} else if errors.Is(cause, errNobodyWaits) {
@@ -247,7 +254,9 @@ func (t *trip) failed(ctx context.Context, h *host, requests []int, err error, s
 			return result{sent: true}
 		}
 		h.overloaded()
-		return result{requests, true, false, named(status.ErrQueueFull)}
+		// Of a gateway these are its limits, while single requests have an end of
+		// their own: the batch waits, as it would if the host's window were full.
+		return result{requests, x.plain, false, named(status.ErrQueueFull)}
 	case codes.Unauthenticated, codes.PermissionDenied, codes.NotFound, codes.Unimplemented:
 		h.unwell(problem(err), false)
 		return result{requests, false, false, named(status.ErrBrokerGone)}
@@ -269,6 +278,7 @@ func tooLarge(text string) bool {
 func refused(text string) bool {
 	for _, words := range []string{
 		"shutting down", "not ready", "no broker", // a gateway's
+		"Exceeds maximum queue size", "not at ready state", "has no available versions", // Triton's
 		"no healthy upstream", "remote connection failure", "delayed connect error", // Envoy's: it reached no host
 	} {
 		if strings.Contains(text, words) {

@@ -19,7 +19,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
@@ -381,12 +383,77 @@ func TestAHostWithAnotherSignatureIsLeftOut(t *testing.T) {
 	}
 }
 
+// before stands before a host, and passes on what a relay asks.
+type before struct {
+	oip.UnimplementedGRPCInferenceServiceServer
+	behind oip.GRPCInferenceServiceClient
+}
+
+func (b before) ServerMetadata(ctx context.Context, r *oip.ServerMetadataRequest) (*oip.ServerMetadataResponse, error) {
+	return b.behind.ServerMetadata(ctx, r)
+}
+
+func (b before) ModelMetadata(ctx context.Context, r *oip.ModelMetadataRequest) (*oip.ModelMetadataResponse, error) {
+	return b.behind.ModelMetadata(ctx, r) // without the header
+}
+
+func (b before) ModelConfig(ctx context.Context, r *oip.ModelConfigRequest) (*oip.ModelConfigResponse, error) {
+	return b.behind.ModelConfig(ctx, r)
+}
+
+func (b before) ModelReady(ctx context.Context, r *oip.ModelReadyRequest) (*oip.ModelReadyResponse, error) {
+	return b.behind.ModelReady(ctx, r)
+}
+
+// standBefore serves what stands before a host, and gives its address.
+func standBefore(t *testing.T, h *testHost, made func(before) oip.GRPCInferenceServiceServer) (address string) {
+	t.Helper()
+	conn, err := grpc.NewClient(h.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	oip.RegisterGRPCInferenceServiceServer(server, made(before{behind: oip.NewGRPCInferenceServiceClient(conn)}))
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	return listener.Addr().String()
+}
+
+// full refuses as a gateway does whose caller has all that one may have.
+type full struct {
+	before
+	left atomic.Int32
+}
+
+func (f *full) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
+	if f.left.Add(-1) >= 0 {
+		return nil, rpcstatus.Error(codes.ResourceExhausted, "with this message the caller would have more than 1000 bytes in flight, try again")
+	}
+	return f.behind.ModelInfer(ctx, r)
+}
+
+func TestABatchThatAHostHasNoRoomForWaits(t *testing.T) {
+	h := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
+	address := standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer {
+		f := &full{before: b}
+		f.left.Store(2 * DefaultAttempts)
+		return f
+	})
+	l := newLocal(t, nil, address)
+	q := commit(t, l.dial(), 4)[0]
+	if err := q.Wait(soon(t)); err != nil || number(t, q) != 8 {
+		t.Error(err)
+	}
+}
+
 // older is a gateway of a release that knows nothing of relays: it takes a batch
 // as one request.
-type older struct {
-	oip.UnimplementedGRPCInferenceServiceServer
-	behind oip.GRPCInferenceServiceClient // the host that it stands before
-}
+type older struct{ before }
 
 func (o older) ServerMetadata(ctx context.Context, r *oip.ServerMetadataRequest) (*oip.ServerMetadataResponse, error) {
 	m, err := o.behind.ServerMetadata(ctx, r)
@@ -395,18 +462,6 @@ func (o older) ServerMetadata(ctx context.Context, r *oip.ServerMetadataRequest)
 		m.Version = "0.0.1"
 	}
 	return m, err
-}
-
-func (o older) ModelMetadata(ctx context.Context, r *oip.ModelMetadataRequest) (*oip.ModelMetadataResponse, error) {
-	return o.behind.ModelMetadata(ctx, r) // without the header
-}
-
-func (o older) ModelConfig(ctx context.Context, r *oip.ModelConfigRequest) (*oip.ModelConfigResponse, error) {
-	return o.behind.ModelConfig(ctx, r)
-}
-
-func (o older) ModelReady(ctx context.Context, r *oip.ModelReadyRequest) (*oip.ModelReadyResponse, error) {
-	return o.behind.ModelReady(ctx, r)
 }
 
 func (o older) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
@@ -418,20 +473,7 @@ func (o older) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.M
 
 func TestAnOlderGatewayIsServedWithWholeBatchesAndNamed(t *testing.T) {
 	h := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
-	conn, err := grpc.NewClient(h.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	oip.RegisterGRPCInferenceServiceServer(server, older{behind: oip.NewGRPCInferenceServiceClient(conn)})
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(server.Stop)
-	l := newLocal(t, nil, listener.Addr().String())
+	l := newLocal(t, nil, standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { return older{b} }))
 	c := l.dial()
 	for i, q := range commit(t, c, 2, 4, 6) {
 		if err := q.Wait(soon(t)); err != nil || number(t, q) != int32(4*(i+1)) {

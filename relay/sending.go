@@ -118,7 +118,7 @@ func (x *exchange) receive() result {
 	}
 	load, reported := relaywire.ParseLoad([]byte(strings.Join(x.trailer.Get(relaywire.LoadTrailer), "")))
 	if err != nil {
-		return t.failed(x.ctx, x.host, x.requests, err, x.route.sent.Load())
+		return t.failed(x, err, x.route.sent.Load())
 	}
 	x.host.answered(load, reported, time.Since(x.began), float64(t.b.Rows())/float64(t.model.MaxBatchSize))
 	defer a.free()
