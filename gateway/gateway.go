@@ -66,6 +66,7 @@ type Config struct {
 type pace struct {
 	body, answer, idle, sweep time.Duration
 	budget                    time.Duration // to wait while the buffers are full
+	stall                     time.Duration // to send nothing of a request while the gateway drains
 	rate                      int           // bytes a second that they have to reach
 
 	early      time.Duration // before its deadline a gRPC call is answered,
@@ -160,14 +161,23 @@ func (c *Config) fill() {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	if c.pace == (pace{}) {
-		c.pace = pace{body: bodyPatience, answer: answerPatience, idle: idleTimeout, sweep: sweepInterval, rate: leastRate}
+	p := &c.pace
+	for _, d := range []struct {
+		value *time.Duration
+		other time.Duration
+	}{
+		{&p.body, bodyPatience}, {&p.answer, answerPatience}, {&p.idle, idleTimeout}, {&p.sweep, sweepInterval},
+		{&p.budget, budgetPatience}, {&p.stall, stallPatience}, {&p.early, earlyAnswer},
+	} {
+		if *d.value == 0 {
+			*d.value = d.other
+		}
 	}
-	if c.pace.budget == 0 {
-		c.pace.budget = budgetPatience
+	if p.rate == 0 {
+		p.rate = leastRate
 	}
-	if c.pace.early == 0 {
-		c.pace.early, c.pace.earlyShare = earlyAnswer, earlyShare
+	if p.earlyShare == 0 {
+		p.earlyShare = earlyShare
 	}
 	if c.Memory == nil {
 		c.Memory = shm.Memfd{}
@@ -280,47 +290,6 @@ func (g *Gateway) Serve(ctx context.Context) error {
 	}
 	g.regions.closeAll()
 	return err
-}
-
-// drain first says that it is not ready, so that nobody sends anything new
-// here, and then lets accepted requests finish.
-func (g *Gateway) drain(rpc *grpc.Server) error {
-	g.draining.Store(notReady)
-	g.tellHealth()
-	g.log.Info("draining: not ready any more", "delay", g.cfg.DrainDelay, "in_flight", g.inFlight.Load())
-	select {
-	case <-time.After(g.cfg.DrainDelay):
-	case <-g.cfg.endDelay:
-	}
-	g.draining.Store(refusing)
-	close(g.refuses) // ends streams, which would be waited for
-	ctx, cancel := context.WithTimeout(context.Background(), g.cfg.DrainTime)
-	defer cancel()
-	ended := make(chan error, 2)
-	go func() {
-		if g.web != nil {
-			ended <- g.web.shutdown(ctx)
-			return
-		}
-		ended <- nil
-	}()
-	go func() {
-		if rpc != nil {
-			rpc.GracefulStop()
-		}
-		ended <- nil
-	}()
-	for range 2 {
-		select {
-		case err := <-ended:
-			if err != nil {
-				return fmt.Errorf("draining: %d requests did not finish in %v", g.inFlight.Load(), g.cfg.DrainTime)
-			}
-		case <-ctx.Done():
-			return fmt.Errorf("draining: %d requests did not finish in %v", g.inFlight.Load(), g.cfg.DrainTime)
-		}
-	}
-	return nil
 }
 
 // begin admits an inference of a caller; end follows.

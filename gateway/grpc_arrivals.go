@@ -25,6 +25,7 @@ type arrivals struct {
 
 	mu         sync.Mutex
 	unfinished map[uint32]arrival // by stream
+	received   int64              // bytes of messages
 	swept      int64
 }
 
@@ -100,6 +101,7 @@ func (a *arrivals) payload(p []byte) {
 	a.content -= len(p)
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.received += int64(len(p))
 	m, known := a.unfinished[a.stream]
 	for len(p) > 0 {
 		if m.have < len(m.prefix) {
@@ -135,6 +137,13 @@ func (a *arrivals) any() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.unfinished) > 0
+}
+
+// bytes is what has come of all messages.
+func (a *arrivals) bytes() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.received
 }
 
 // slow tells whether too little has come of a message. Time in which the caller

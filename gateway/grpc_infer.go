@@ -17,14 +17,14 @@ import (
 // infer answers ModelInfer.
 func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err error) {
 	defer d.g.guard(&err)
-	conn := connOfRPC(ctx)
-	conn.begin()
-	defer conn.end()
 	m := messages.Get().(*message)
-	if err := decode(m); err != nil {
+	if err := decode(m); err != nil { // it waits for the message
 		messages.Put(m)
 		return nil, err
 	}
+	conn := connOfRPC(ctx)
+	conn.begin()
+	defer conn.end()
 	a, err := d.run(ctx, m, false)
 	if err != nil {
 		return nil, rpcError(err)

@@ -338,16 +338,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 			results <- err
 		}
 	})
-	underWay := func(want int64) {
-		t.Helper()
-		r.eventually("they are under way", func() error {
-			if n := r.g.inFlight.Load(); n != want {
-				return fmt.Errorf("%d of %d", n, want)
-			}
-			return nil
-		})
-	}
-	underWay(2)
+	r.underWay(2)
 	idle, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://")) // a connection without a request must not hold it up
 	if err != nil {
 		t.Fatal(err)
@@ -373,7 +364,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 		t.Errorf("%v %v", rep, err)
 	}
 	wg.Go(post)
-	underWay(3) // it was still taken
+	r.underWay(3) // it was still taken
 	close(endDelay)
 	r.eventually("past the delay it waits for the three", func() error {
 		if n := r.g.draining.Load(); n != refusing {

@@ -57,6 +57,7 @@ const (
 	answerPatience   = 30 * time.Second       // a caller may take to read its answer, beyond what its rate gives it
 	bodyPatience     = 10 * time.Second       // a body may take, beyond what its rate gives it
 	leastRate        = 1 << 20                // bytes a second
+	stallPatience    = 2 * time.Second        // a drain has with a request that is not whole and does not go on
 	lingerTime       = 500 * time.Millisecond // for a caller to read an answer after which we hang up
 	hangUpInterval   = 50 * time.Millisecond  // how often callers that have hung up are looked for
 	sweepInterval    = time.Second            // how often slow connections are looked for

@@ -86,7 +86,7 @@ func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *r
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{t: t, socket: filepath.Join(dir, "b.sock"), mem: shm.NewHeap()}
 	r.startBroker(models...)
-	cfg := Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem, ClaimWait: patience, DrainTime: patience}
+	cfg := Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem, ClaimWait: patience, DrainTime: patience, pace: pace{stall: patience}}
 	if change != nil {
 		change(&cfg)
 	}
@@ -199,6 +199,17 @@ func (r *rig) eventually(what string, f func() error) {
 		}
 	}
 	r.t.Fatalf("%s: %v", what, err)
+}
+
+// underWay waits until so many requests are.
+func (r *rig) underWay(want int64) {
+	r.t.Helper()
+	r.eventually("they are under way", func() error {
+		if n := r.g.inFlight.Load(); n != want {
+			return fmt.Errorf("%d of %d", n, want)
+		}
+		return nil
+	})
 }
 
 // passes has time go by as the gateway's watch over its callers counts it.

@@ -131,6 +131,15 @@ func (s *stream) sweep(now int64) {
 	}
 }
 
+// cutBody ends the reading of the body; the handler finds out, and answers.
+func (s *stream) cutBody() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ended {
+		_ = s.control.SetReadDeadline(past)
+	}
+}
+
 // watchedBody is a body of net/http that is watched until its end.
 type watchedBody struct {
 	io.ReadCloser

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"fmt"
+	"io"
+	"testing"
+	"time"
+)
+
+func TestADrainDoesNotWaitForRequestsThatDoNotGoOn(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) {
+		c.pace = pace{body: 24 * time.Hour, answer: 24 * time.Hour, idle: 24 * time.Hour, sweep: time.Second, rate: leastRate}
+	}, m)
+	h := newHeld()
+	r.worker(m, h.run)
+	finished := make(chan error, 2)
+	go func() { finished <- r.ask(r.connect(), plainDouble()) }()
+	go func() {
+		_, err := r.client().ModelInfer(soon(t), doubleMessage())
+		finished <- err
+	}()
+	r.underWay(2)
+
+	stopped := make(chan string, 4)
+	for _, sent := range []int{0, 1000} { // by gRPC
+		c := r.stall(1<<20, sent)
+		go func() {
+			r.isHungUpOn(c)
+			stopped <- ""
+		}()
+	}
+	for _, start := range []string{
+		"POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{",
+		"POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{", // net/http's
+	} {
+		c := r.connect()
+		if _, err := io.WriteString(c, start); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			if status, body := r.hear(c); status != 408 {
+				stopped <- fmt.Sprintf("%d %s", status, body)
+			}
+			stopped <- ""
+		}()
+	}
+	r.underWay(4)
+
+	ended := make(chan error, 1)
+	go func() { ended <- r.stop() }()
+	for range cap(stopped) {
+		r.eventually("those that have stopped are given up", func() error {
+			select {
+			case wrong := <-stopped:
+				if wrong != "" {
+					t.Error(wrong)
+				}
+				return nil
+			default:
+				r.g.awake.stood.Add(-int64(r.g.cfg.pace.stall)) // time goes by
+				return fmt.Errorf("they are not")
+			}
+		})
+	}
+	r.underWay(2) // the others are not
+	close(h.goOn)
+	for range cap(finished) {
+		if err := <-finished; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
