@@ -178,7 +178,7 @@ func (c *conversation) hold() {
 			c.refuse(fmt.Errorf("%w: %s", status.ErrVersion, control.VersionAdvice("the broker", control.Version, "this program", req.Version)))
 			return
 		}
-		if err := checkTexts(&req); err != nil {
+		if err := sanitizeTexts(&req); err != nil {
 			c.refuse(err)
 			return
 		}
@@ -268,9 +268,9 @@ const (
 	maxValueBytes = 11 * policy.MaxBuckets
 )
 
-// checkTexts refuses names that are no names, and cuts and escapes the texts
+// sanitizeTexts refuses names that are no names, and cuts and escapes the texts
 // that are only shown: they may end in a terminal.
-func checkTexts(req *control.Request) error {
+func sanitizeTexts(req *control.Request) error {
 	if len(req.Model) > tensor.MaxNameBytes {
 		return fmt.Errorf("%w: a model's name of %d bytes, at most %d", status.ErrInvalid, len(req.Model), tensor.MaxNameBytes)
 	}

@@ -167,10 +167,10 @@ func (s *stage) forgiveStandstill() {
 	}
 }
 
-// checkLeases kills the workers whose oldest batch takes for too long, and
+// endOverdueLeases kills the workers whose oldest batch takes for too long, and
 // decides about those that had time to turn out dead. leaseEnd is never later
 // than the earliest of these, so it is rarely asked for.
-func (s *stage) checkLeases() {
+func (s *stage) endOverdueLeases() {
 	now := s.loop.now
 	if now < s.leaseEnd {
 		return

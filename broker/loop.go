@@ -145,7 +145,7 @@ func (l *loop) settle() {
 		s := l.timers[0]
 		l.timers.set(s, never)
 		l.work.Timers++
-		s.checkLeases()
+		s.endOverdueLeases()
 		s.touch()
 	}
 	for len(l.dirty) > 0 {

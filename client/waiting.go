@@ -20,16 +20,16 @@ import (
 // a follower. A single waiter is always the leader: its wake-up is one futex
 // hop with no goroutine in between.
 type waiting struct {
-	yields  bool            // see WithYield
-	leading bool            // under link.mu
-	others  int             // looks for which other goroutines of this client are expected to be ready; the leader's
-	usual   time.Duration   // how long a leader waits; the leader's
-	robbed  int             // waits for which a thief is expected; the leader's
-	parker  shm.Parker      // the leader's
-	follow  []uint64        // bitmap of slots with a follower, under link.mu
-	count   int             // bits set in follow
-	wake    []chan struct{} // by slot, made on first use
-	parked  atomic.Uint64   // odd while the leader is parked; +1 at each change
+	yields      bool            // see WithYield
+	leading     bool            // under link.mu
+	others      int             // looks for which other goroutines of this client are expected to be ready; the leader's
+	usual       time.Duration   // how long a leader waits; the leader's
+	stolenWaits int             // waits for which a thief is expected; the leader's
+	parker      shm.Parker      // the leader's
+	follow      []uint64        // bitmap of slots with a follower, under link.mu
+	count       int             // bits set in follow
+	wake        []chan struct{} // by slot, made on first use
+	parked      atomic.Uint64   // odd while the leader is parked; +1 at each change
 }
 
 func (w *waiting) init(n int) {
@@ -105,11 +105,11 @@ func (l *link) unfollow(i uint32) {
 // it is set only while there is reason to believe that there is a thief.
 const (
 	leastSlice  = 10 * time.Millisecond
-	robbedSlice = 200 * time.Microsecond
+	stolenSlice = 200 * time.Microsecond
 	mostSlice   = 50 * time.Millisecond // an end is told within 100 ms of the deadline, thief or not
 
 	stolenAfter = time.Millisecond // an end not noticed for this long was stolen
-	robbedFor   = 10_000           // waits
+	stolenFor   = 10_000           // waits
 )
 
 // lead parks on the bell until the leader's own request has ended.
@@ -123,9 +123,9 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 	}
 	start := shm.Now()
 	slice, late := min(max(leastSlice, 2*l.wait.usual), mostSlice), false
-	if l.wait.robbed > 0 {
-		l.wait.robbed--
-		slice = min(max(robbedSlice, 2*l.wait.usual), mostSlice)
+	if l.wait.stolenWaits > 0 {
+		l.wait.stolenWaits--
+		slice = min(max(stolenSlice, 2*l.wait.usual), mostSlice)
 	}
 	for {
 		seen := l.bell.Count.Load()
@@ -135,7 +135,7 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 			if late && l.slots[i].status == status.OK { // the wake-up was stolen, or it did take long: the worker knows
 				now := end
 				if end = l.board.Record(l.first + i).Finished; end > start && now-end > int64(stolenAfter) {
-					l.wait.robbed = robbedFor
+					l.wait.stolenWaits = stolenFor
 				}
 			}
 			if end > start {

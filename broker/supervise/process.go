@@ -302,9 +302,9 @@ func (p *process) begins(pid int) {
 	p.life = pid
 	for _, a := range p.s.attached {
 		if slices.Contains(a.kin, pid) {
-			p.hasAttached(a.sessions)
+			p.countAttached(a.sessions)
 			if a.ready {
-				p.isReady()
+				p.markReady()
 			}
 		}
 	}
@@ -313,14 +313,14 @@ func (p *process) begins(pid int) {
 	}
 }
 
-// hasAttached counts sessions of the present life. The supervisor's mutex is held.
-func (p *process) hasAttached(sessions int) {
+// countAttached counts sessions of the present life. The supervisor's mutex is held.
+func (p *process) countAttached(sessions int) {
 	p.sessions += sessions
 	p.came, p.begun, p.failedStarts = true, true, 0
 }
 
-// isReady ends the waiting for a new process. The supervisor's mutex is held.
-func (p *process) isReady() {
+// markReady ends the waiting for a new process. The supervisor's mutex is held.
+func (p *process) markReady() {
 	if !p.proven {
 		p.proven = true
 		close(p.ready)

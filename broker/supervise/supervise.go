@@ -233,8 +233,7 @@ func (s *Supervisor) environment(p *process) []string {
 }
 
 // StopClients tells the processes that use models to end, and returns when they
-// have: what they have accepted needs the workers. None is started after that,
-// whoever is about to.
+// have: what they have accepted needs the workers. None is started after that.
 func (s *Supervisor) StopClients() {
 	s.mu.Lock()
 	s.clientsStopped = true
@@ -289,7 +288,7 @@ func (s *Supervisor) Attached(pid int) {
 	was := s.attached[pid]
 	s.attached[pid] = attached{kin, was.sessions + 1, was.ready}
 	if p := s.find(pid); p != nil {
-		p.hasAttached(1)
+		p.countAttached(1)
 	}
 }
 
@@ -304,7 +303,7 @@ func (s *Supervisor) Ready(pid int) {
 		s.attached[pid] = a
 	}
 	if p := s.find(pid); p != nil {
-		p.isReady()
+		p.markReady()
 	}
 }
 

@@ -50,7 +50,7 @@ func runWorker(ctx context.Context, args []string) error {
 	if *kind == "" {
 		return fmt.Errorf("%w: --model says which built-in model to serve: %s", errUsage, strings.Join(cpu.Names(), ", "))
 	}
-	if err := inVain(f, *kind); err != nil {
+	if err := rejectUnusedFlags(f, *kind); err != nil {
 		return err
 	}
 	o := cpu.Options{Scale: *scale, Offset: *offset, FixedCost: *fixed, ItemCost: *item}
@@ -84,12 +84,12 @@ func runWorker(ctx context.Context, args []string) error {
 	return serve(ctx, cfg)
 }
 
-// inVain refuses a flag that the chosen model would not look at.
-func inVain(f *pflag.FlagSet, kind string) error {
+// rejectUnusedFlags refuses a flag that the chosen model does not use.
+func rejectUnusedFlags(f *pflag.FlagSet, kind string) error {
 	ptx, mlpOnGPU := f.Changed("ptx"), kind == "mlp" && f.Changed("gpu")
 	for _, c := range []struct {
-		looks bool
-		who   string
+		uses  bool
+		by    string
 		flags []string
 	}{
 		{ptx || kind == "echo" || kind == "affine" || kind == "simulated", "echo, affine, simulated and --ptx", []string{"input"}},
@@ -100,8 +100,8 @@ func inVain(f *pflag.FlagSet, kind string) error {
 		{ptx, "--ptx", []string{"output", "kernel", "block", "threads_per_row"}},
 	} {
 		for _, flag := range c.flags {
-			if f.Changed(flag) && !c.looks {
-				return fmt.Errorf("%w: --%s is for %s", errUsage, flag, c.who)
+			if f.Changed(flag) && !c.uses {
+				return fmt.Errorf("%w: --%s is for %s", errUsage, flag, c.by)
 			}
 		}
 	}
