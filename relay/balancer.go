@@ -4,10 +4,12 @@ package relay
 
 import (
 	"context"
+	"net"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/codes"
@@ -34,9 +36,29 @@ type balancerBuilder struct{}
 func (balancerBuilder) Name() string { return policyName }
 
 func (balancerBuilder) Build(cc balancer.ClientConn, opts balancer.BuildOptions) balancer.Balancer {
-	b := &connections{cc: cc, all: map[string]*connection{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	b := &connections{cc: cc, all: map[string]*connection{}, cancel: cancel}
 	b.hosts = opts.DialCreds.(relayCredentials).hosts
+	go b.keepResolving(ctx, resolveInterval)
 	return b
+}
+
+// resolveInterval is how often the target is looked up again. gRPC does so by
+// itself only when a connection fails: hosts that are added would get nothing.
+// (More often than that its DNS resolver does not ask.)
+const resolveInterval = 30 * time.Second
+
+func (b *connections) keepResolving(ctx context.Context, every time.Duration) {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			b.cc.ResolveNow(resolver.ResolveNowOptions{})
+		}
+	}
 }
 
 // connections are those of one relay.
@@ -44,6 +66,8 @@ type connections struct {
 	cc    balancer.ClientConn
 	hosts *hosts
 	all   map[string]*connection // only gRPC's own, serialized, calls use it
+
+	cancel context.CancelFunc // of keepResolving
 }
 
 type connection struct {
@@ -127,6 +151,7 @@ func (b *connections) UpdateSubConnState(balancer.SubConn, balancer.SubConnState
 func (b *connections) ExitIdle()                                                  {}
 
 func (b *connections) Close() {
+	b.cancel()
 	for _, c := range b.all {
 		c.sub.Shutdown()
 		b.hosts.remove(c.host)
@@ -168,7 +193,7 @@ func (picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 // endpoints are a list of addresses, for gRPC's manual resolver.
 func endpoints(list []string) (all []resolver.Endpoint) {
 	for _, address := range slices.Compact(slices.Sorted(slices.Values(list))) {
-		host, _, _ := strings.Cut(address, ":")
+		host, _, _ := net.SplitHostPort(address) // which checkAddresses has done before
 		all = append(all, resolver.Endpoint{Addresses: []resolver.Address{{Addr: address, ServerName: host}}})
 	}
 	return all
