@@ -134,7 +134,7 @@ func (r *relay) checkModel(ctx context.Context, h *host) error {
 		r.sig, r.maxBatch = sig, most
 		close(r.known)
 	} else if !r.sig.Equal(sig) {
-		return fmt.Errorf("it serves %q as %s, the other hosts as %s: it is left out until they agree", r.cfg.Remote, sig, r.sig)
+		return fmt.Errorf("it serves %q as %s, this relay as %s, as the first host told: it is left out until they agree, or the relay is started again", r.cfg.Remote, sig, r.sig)
 	}
 	h.hosts.mu.Lock()
 	defer h.hosts.mu.Unlock()

@@ -370,7 +370,7 @@ func TestAHostWithAnotherSignatureIsLeftOut(t *testing.T) {
 	l := newLocal(t, nil, a.address, b.address)
 	c := l.dial()
 	b.serve(nil)
-	l.eventually("it is said", func() bool { return l.log.Has("the other hosts as") })
+	l.eventually("it is said", func() bool { return l.log.Has("as the first host told") })
 	for i := range int32(20) {
 		q := commit(t, c, 2*i)[0]
 		if err := q.Wait(soon(t)); err != nil {
