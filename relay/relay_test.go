@@ -602,6 +602,8 @@ func TestARelayThatCannotBeIsRefusedInOneSentence(t *testing.T) {
 		{Config{Model: "m", Target: "dns:///gpus.example.com"}, "is it gpus.example.com:8001?"},
 		{Config{Model: "m", Target: "dns:///x:8001/"}, "is it x:8001?"},
 		{Config{Model: "m", Target: "HTTPS://x:8001/v2/health"}, "is it x:8001?"},
+		{Config{Model: "m", Target: "grpc://x:8001"}, "is it x:8001?"},
+		{Config{Model: "m", Target: "ipv4:///x:8001"}, "is it x:8001?"},
 		{Config{Model: "m", Target: "x:1", Route: "best"}, "least_request"},
 		{Config{Model: "m", Target: "x:1", InFlight: 65}, "1..64"},
 		{Config{Model: "m", Target: "x:1", TokenFile: "t"}, "plain sight"},

@@ -46,9 +46,9 @@ func (c *Config) list() []string {
 // for some of these, where no gateway listens unless it was told to, and try
 // for ever.
 func (c *Config) checkAddresses() error {
-	if scheme, rest, _ := strings.Cut(strings.ToLower(c.Target), "://"); scheme == "http" || scheme == "https" {
-		host, _, _ := strings.Cut(rest, "/")
-		return fmt.Errorf("%w: %q is a URL: gRPC wants HOST:PORT: is it %s? (with --tls if that serves TLS)", status.ErrInvalid, c.Target, host)
+	if scheme, rest, given := strings.Cut(strings.ToLower(c.Target), "://"); given && resolver.Get(scheme) == nil { // http, grpc, …
+		host, _, _ := strings.Cut(strings.TrimPrefix(rest, "/"), "/")
+		return fmt.Errorf("%w: %q is no target of gRPC's, which are HOST:PORT, dns:///HOST:PORT or unix:PATH: is it %s? (with --tls if that serves TLS)", status.ErrInvalid, c.Target, host)
 	}
 	addresses := c.list()
 	if name, isDNS := strings.CutPrefix(c.Target, "dns:"); isDNS && addresses == nil {
