@@ -217,7 +217,7 @@ func (c *config) producer() producerJob {
 
 func (c *config) model() modelJob {
 	return modelJob{Type: c.ModelType, Path: c.ModelPath, DType: c.DataType, Shape: c.InputShape, Seed: c.Seed,
-		Fixed: c.SimulatedFixed.d(), Item: c.SimulatedItem.d(), MaxBatch: c.MaxBatchSize}
+		Fixed: c.SimulatedFixed.d(), Item: c.SimulatedItem.d()}
 }
 
 // note is what every output must say about the model.

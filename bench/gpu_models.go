@@ -26,16 +26,15 @@ func gpuLanes() int {
 // there is none, opening them says so.
 func gpuKinds() map[string]modelKind {
 	return map[string]modelKind{
-		"cuda-echo": {
-			about: "gives its input back, by way of the GPU", dtypes: []string{"u8", "i32", "f16", "f32"},
-			size: shapedSize, open: openCUDA,
+		"cuda-echo": { // gives its input back, by way of the GPU
+			dtypes: []string{"u8", "i32", "f16", "f32"},
+			size:   shapedSize, open: openCUDA,
 		},
-		"cuda-mlp": {
-			about: "the perceptron on the GPU; --data_type is that of its matrix products", dtypes: []string{"f32", "f16", "bf16"},
+		"cuda-mlp": { // the perceptron on the GPU; --data_type is that of its matrix products
+			dtypes:    []string{"f32", "f16", "bf16"},
 			takesPath: true, size: mlpSize, open: openCUDA,
 		},
-		"torch": {
-			about:  "a file or import path (--model_path), by PyTorch; float16 is computed channels last",
+		"torch": { // a file or import path (--model_path), by PyTorch; float16 is computed channels last
 			dtypes: []string{"f32", "f16"}, takesPath: true, size: torchSize, open: openTorch,
 		},
 	}

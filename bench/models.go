@@ -18,14 +18,13 @@ import (
 
 // modelJob says which model a process runs. It travels to that process.
 type modelJob struct {
-	Type     string
-	Path     string
-	DType    string
-	Shape    []int
-	Seed     int64
-	Fixed    time.Duration // simulated
-	Item     time.Duration // simulated
-	MaxBatch int
+	Type  string
+	Path  string
+	DType string
+	Shape []int
+	Seed  int64
+	Fixed time.Duration // simulated
+	Item  time.Duration // simulated
 }
 
 // openModel is a model inside a process.
@@ -42,7 +41,6 @@ type openModel struct {
 // modelKind is what --model_type chooses. Kinds that need more than the
 // standard build (CUDA) add themselves in a file with its build tag.
 type modelKind struct {
-	about     string
 	takesPath bool
 	dtypes    []string
 	// size tells, without loading anything, what a row takes in the ring and
@@ -56,18 +54,20 @@ type modelKind struct {
 func modelKinds() map[string]modelKind {
 	numbers := []string{"f32", "f64", "i32", "i64"}
 	kinds := map[string]modelKind{
-		"echo": {
-			about: "gives its input back", dtypes: []string{"bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"},
-			size: shapedSize, open: openCPU,
+		"echo": { // gives its input back
+			dtypes: []string{"bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"},
+			size:   shapedSize, open: openCPU,
 		},
-		"affine": {about: "y = 2·x + 1", dtypes: numbers, size: shapedSize, open: openCPU},
-		"mlp": {
-			about: "a perceptron with 96 MiB of weights, or one from --model_path (safetensors)", dtypes: []string{"f32"},
+		"affine": { // y = 2·x + 1
+			dtypes: numbers, size: shapedSize, open: openCPU,
+		},
+		"mlp": { // a perceptron with 96 MiB of weights, or one from --model_path (safetensors)
+			dtypes:    []string{"f32"},
 			takesPath: true, size: mlpSize, open: openCPU,
 		},
-		"simulated": {
-			about: "computes nothing: sleeps --simulated_fixed per batch and --simulated_item per row", dtypes: []string{"u8", "i32", "f16", "f32"},
-			size: shapedSize, open: openCPU, note: simulatedNote,
+		"simulated": { // computes nothing: sleeps --simulated_fixed per batch and --simulated_item per row
+			dtypes: []string{"u8", "i32", "f16", "f32"},
+			size:   shapedSize, open: openCPU, note: simulatedNote,
 		},
 	}
 	maps.Copy(kinds, gpuKinds())

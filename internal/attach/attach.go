@@ -29,8 +29,6 @@ const callTimeout = 10 * time.Second
 // Session is an attached connection with its mapped segments.
 type Session struct {
 	Info     control.Attached
-	Epoch    uint64
-	Broker   int // pid
 	Layout   *shm.Layout
 	Settings policy.Settings // the model's policy in force when we attached
 	Planes   *shm.Segment
@@ -254,7 +252,7 @@ func open(mem shm.Memory, device shm.Device, op control.Op, rep *control.Reply, 
 		return nil, fmt.Errorf("%w: attach reply has %d descriptors", status.ErrProtocol, len(fds))
 	}
 	a := rep.Attached
-	s = &Session{Info: *a, Epoch: rep.Epoch, Broker: rep.Pid, Doorbell: shm.Doorbell(fds[3])}
+	s = &Session{Info: *a, Doorbell: shm.Doorbell(fds[3])}
 	left := fds[:3]
 	memory := fds[4:] // the device's, if there is some
 	defer func() {

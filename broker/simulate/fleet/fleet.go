@@ -135,7 +135,6 @@ type gpu struct {
 	b       *batcher.Batcher
 	life    int // its failures so far: what was sent to an earlier one is lost
 	down    bool
-	freeAt  []batcher.Time
 	rows    int // at the host or on the way
 	told    int // of that, in its last report
 	free    []batcher.RequestID
@@ -231,7 +230,7 @@ func (w *world) boot(i int) error {
 		b.WorkerReady(batcher.Worker{ID: batcher.WorkerID(k), Depth: 1})
 	}
 	h := &w.hosts[i]
-	*h = gpu{b: b, life: h.life, freeAt: make([]batcher.Time, w.cfg.Workers), wake: batcher.Never, used: h.used, running: map[batcher.BatchID][]batcher.RequestID{}}
+	*h = gpu{b: b, life: h.life, wake: batcher.Never, used: h.used, running: map[batcher.BatchID][]batcher.RequestID{}}
 	return nil
 }
 
