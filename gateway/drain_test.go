@@ -5,6 +5,7 @@ package gateway
 import (
 	"fmt"
 	"io"
+	"sync"
 	"testing"
 	"time"
 )
@@ -16,6 +17,8 @@ func TestADrainDoesNotWaitForRequestsThatDoNotGoOn(t *testing.T) {
 	}, m)
 	h := newHeld()
 	r.worker(m, h.run)
+	release := sync.OnceFunc(func() { close(h.goOn) })
+	defer release()
 	finished := make(chan error, 2)
 	go func() { finished <- r.ask(r.connect(), plainDouble()) }()
 	go func() {
@@ -66,7 +69,7 @@ func TestADrainDoesNotWaitForRequestsThatDoNotGoOn(t *testing.T) {
 		})
 	}
 	r.underWay(2) // the others are not
-	close(h.goOn)
+	release()
 	for range cap(finished) {
 		if err := <-finished; err != nil {
 			t.Error(err)

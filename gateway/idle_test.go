@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -69,6 +70,8 @@ func TestTheConnectionThatIsIdleForLongestMakesRoomForANewcomer(t *testing.T) {
 			r := newRig(t, func(c *Config) { c.MaxConnections = 4 }, m)
 			h := newHeld()
 			r.worker(m, h.run)
+			release := sync.OnceFunc(func() { close(h.goOn) })
+			defer release()
 			busy := r.connect()
 			answered := make(chan error, 1)
 			go func() { answered <- r.ask(busy, plainDouble()) }()
@@ -97,7 +100,7 @@ func TestTheConnectionThatIsIdleForLongestMakesRoomForANewcomer(t *testing.T) {
 					t.Errorf("the others: %v", err)
 				}
 			}
-			close(h.goOn)
+			release()
 			if err := <-answered; err != nil {
 				t.Errorf("the one that was busy: %v", err)
 			}
@@ -110,6 +113,8 @@ func TestConnectionsBeyondTheLimitAreHungUpOnWhileAllAreBusy(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.MaxConnections = 4 }, m)
 	h := newHeld()
 	r.worker(m, h.run)
+	release := sync.OnceFunc(func() { close(h.goOn) })
+	defer release()
 	answered := make(chan error, 4)
 	for i := range 4 {
 		c := r.connect()
@@ -128,7 +133,7 @@ func TestConnectionsBeyondTheLimitAreHungUpOnWhileAllAreBusy(t *testing.T) {
 			t.Errorf("%s", text)
 		}
 	}
-	close(h.goOn)
+	release()
 	for range 4 {
 		if err := <-answered; err != nil {
 			t.Error(err)
@@ -142,6 +147,8 @@ func TestAGRPCConnectionWithoutCallsMakesRoomForANewcomer(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.MaxConnections = 2 }, m)
 	h := newHeld()
 	r.worker(m, h.run)
+	release := sync.OnceFunc(func() { close(h.goOn) })
+	defer release()
 	answered := make(chan error, 1)
 	busy := r.client()
 	go func() {
@@ -156,16 +163,17 @@ func TestAGRPCConnectionWithoutCallsMakesRoomForANewcomer(t *testing.T) {
 	for range 5 { // each takes the place of the one before it
 		r.eventually("a newcomer is answered", call)
 	}
-	stream, err := r.client().ModelStreamInfer(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(&oip.ModelInferRequest{ModelName: "none"}); err != nil {
-		t.Fatal(err)
-	}
-	if rep, err := stream.Recv(); err != nil || rep.ErrorMessage == "" { // now it is known
-		t.Fatal(rep, err)
-	}
+	var stream oip.GRPCInferenceService_ModelStreamInferClient
+	r.eventually("a stream takes its place, too", func() (err error) {
+		if stream, err = r.client().ModelStreamInfer(soon(t)); err != nil {
+			return err
+		}
+		if err := stream.Send(&oip.ModelInferRequest{ModelName: "none"}); err != nil {
+			return err
+		}
+		_, err = stream.Recv() // now it is known
+		return err
+	})
 	if err := call(); rpcstatus.Code(err) != codes.Unavailable {
 		t.Errorf("a newcomer while both are busy: %v", err)
 	}
@@ -176,7 +184,7 @@ func TestAGRPCConnectionWithoutCallsMakesRoomForANewcomer(t *testing.T) {
 		t.Errorf("a stream: %v", err)
 	}
 	r.eventually("a newcomer is answered", call)
-	close(h.goOn)
+	release()
 	if err := <-answered; err != nil {
 		t.Errorf("the one that was busy: %v", err)
 	}
