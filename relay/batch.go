@@ -127,7 +127,7 @@ func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspect
 				return nil
 			}
 			if ctx.Err() != nil {
-				t.fail(requests, t.late(last))
+				t.outOfTime(requests, last)
 				return nil
 			}
 			if s = t.send(ctx, requests, been); s == nil {
@@ -169,7 +169,19 @@ const (
 	refusedPause     = 5 * time.Millisecond
 )
 
-// late is the error of requests whose time was over before a host took them.
+// outOfTime fails requests that no host has answered when the batch's time was over:
+// that of those with a deadline, or the lease.
+func (t *trip) outOfTime(requests []int, last error) {
+	for _, i := range requests {
+		if d := t.b.Request(i).Deadline; d > 0 && d-shm.Now() < int64(time.Millisecond) { // as the broker would, which is just about to
+			t.b.Fail(i, status.ErrExpired)
+		} else {
+			t.b.Fail(i, t.late(last))
+		}
+	}
+}
+
+// late is the error of requests that no host took while the broker let us try.
 func (t *trip) late(last error) error {
 	switch {
 	case last == nil:
@@ -238,7 +250,7 @@ func (t *trip) failed(x *exchange, err error, sent bool) result {
 	switch s.Code() {
 	case codes.DeadlineExceeded, codes.Canceled:
 		if ctx.Err() != nil { // ours: its requests have ended, or the lease is nearly over
-			t.fail(t.stillOpen(requests), named(status.ErrExpired))
+			t.outOfTime(t.stillOpen(requests), fmt.Errorf("%s: %s", h.name, s.Message()))
 			return result{sent: true}
 		}
 		return result{requests, sent, sent, named(status.ErrBrokerGone)} // a proxy's or the host's own

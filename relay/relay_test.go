@@ -575,6 +575,30 @@ func TestABatchThatIsTooLargeForAHostGoesThereInParts(t *testing.T) {
 	}
 }
 
+// Whether the broker ends it or the relay, which has it.
+func TestWithoutAHostARequestExpires(t *testing.T) {
+	h := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
+	l := newLocal(t, nil, h.address)
+	c := l.dial()
+	h.stop()
+	l.eventually("it is left", func() bool { return l.log.Has("host left") })
+	for range 5 {
+		q, err := c.Claim(soon(t), 1)
+		if err == nil {
+			err = q.SetDeadline(time.Now().Add(50 * time.Millisecond))
+		}
+		if err == nil {
+			err = q.Commit(soon(t))
+		}
+		if err == nil {
+			err = q.Wait(soon(t))
+		}
+		if !errors.Is(err, status.ErrExpired) {
+			t.Error(err)
+		}
+	}
+}
+
 func TestEveryKindOfTargetIsTaken(t *testing.T) {
 	for target, addresses := range map[string]int{
 		"x:1, y:2": 2, "[::1]:8001": 1, "dns:8001": 1, "unix:8001": 0, "dns:x:8001": 0, "dns://8.8.8.8/x:8001": 0, "unix:/run/g.sock": 0,
