@@ -166,8 +166,8 @@ func notShort(t *testing.T) {
 }
 
 // meansOf are the mean latencies in a part of the run, over several seeds: of auto,
-// and of the fixed wait that is best.
-func meansOf(t *testing.T, cfg Config, seeds int, from, to time.Duration) (auto, best float64) {
+// and of the best of some fixed waits.
+func meansOf(t *testing.T, cfg Config, fixed []time.Duration, seeds int, from, to time.Duration) (auto, best float64) {
 	t.Helper()
 	sum := func(wait time.Duration) (sum float64) {
 		for seed := range seeds {
@@ -177,7 +177,7 @@ func meansOf(t *testing.T, cfg Config, seeds int, from, to time.Duration) (auto,
 		return sum
 	}
 	best = math.Inf(1)
-	for _, wait := range gridWaits {
+	for _, wait := range fixed {
 		best = min(best, sum(wait))
 	}
 	return sum(policy.Auto), best
@@ -185,6 +185,10 @@ func meansOf(t *testing.T, cfg Config, seeds int, from, to time.Duration) (auto,
 
 // What workers took side by side was seen of full batches only: that must not
 // make small ones look slow side by side, which a long wait would never disprove.
+//
+// It is 1.04 over 128 seeds, and 1.02 to 1.05 over each 32 of them; over eight it goes up
+// to 1.08. Without a wait that is, and with one of 250 µs it would be 1.2: the limit is
+// far from both, so that other luck does not break it.
 func TestAfterFullLoadAutoDoesNotWaitForLong(t *testing.T) {
 	notShort(t)
 	cfg := Config{
@@ -195,7 +199,7 @@ func TestAfterFullLoadAutoDoesNotWaitForLong(t *testing.T) {
 	cfg.Arrivals = Poisson{Rate: full}
 	cfg.Phases = []Phase{{From: before, Rate: 0.05, Cost: 1}}
 	cfg.Requests = int(full * (before.Seconds() + 0.05*after.Seconds()))
-	if auto, best := meansOf(t, cfg, 8, before+time.Second, before+after); auto > 1.05*best {
+	if auto, best := meansOf(t, cfg, gridWaits[:2], 32, before+time.Second, before+after); auto > 1.1*best {
 		t.Errorf("%.3f times the best fixed wait", auto/best)
 	}
 }
@@ -209,7 +213,7 @@ func TestAutoIsNearTheBestOnAMachineWhosePaceWanders(t *testing.T) {
 		Disturbances: Disturbances{Wander: 0.2, WanderFor: 300 * time.Millisecond, SlowOneIn: 40, SlowTimes: 2},
 	}
 	cfg.Arrivals = Poisson{Rate: 0.17 * capacity(&cfg)}
-	if auto, best := meansOf(t, cfg, 2, 0, time.Hour); auto > 1.03*best {
+	if auto, best := meansOf(t, cfg, gridWaits, 2, 0, time.Hour); auto > 1.03*best {
 		t.Errorf("%.3f times the best fixed wait", auto/best)
 	}
 }
