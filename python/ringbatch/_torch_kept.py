@@ -112,9 +112,10 @@ def _whole(made: list[tuple[Any, Any, int]], xs: Sequence[torch.Tensor], code: C
         raise NotKept(f"it is in {len(made)} parts, with Python between them")
     graph, made_of_it, inputs = made[0]
     constants = CompiledFxGraphConstantsWithGm(graph).unwrap(made_of_it)
-    if inputs != len(xs) or made_of_it.mutated_input_idxs or made_of_it.torchbind_constants or not all(isinstance(c, torch.Tensor) for c in constants.values()):
+    tensors = {name: c.detach() for name, c in constants.items() if isinstance(c, torch.Tensor)}
+    if inputs != len(xs) or made_of_it.mutated_input_idxs or made_of_it.torchbind_constants or len(tensors) != len(constants):
         raise NotKept("it takes or changes more than its inputs")
-    whole = {"source": made_of_it.source_code, "constants": {name: c.detach() for name, c in constants.items()}}
+    whole = {"source": made_of_it.source_code, "constants": tensors}
     got, want = list(_code(whole)(*xs)), code(*xs)
     want = list(want) if isinstance(want, (tuple, list)) else [want]
     if len(got) != len(want) or not agree(got, want):

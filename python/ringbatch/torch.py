@@ -254,7 +254,7 @@ def _prepare(
         @torch.inference_mode()
         def compiled() -> Compute:
             with _torch_compile.constant_weights() if one_size else contextlib.nullcontext():
-                if state is not None:
+                if state is not None and isinstance(module, torch.nn.Module):
                     code = _torch_kept.load_or_compile(module, list(map(ready, examples[0])), f"{of} {device}", state, cache_folder(), right)
                 else:
                     code = torch.compile(module, dynamic=not one_size)
