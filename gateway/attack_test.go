@@ -4,6 +4,7 @@ package gateway
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -121,6 +122,30 @@ func TestInferenceIsNeverCollectedHoweverItsPathIsSpelt(t *testing.T) {
 		}
 	}
 	r.idle()
+}
+
+func TestARequestWithTwoLengthsIsTheLastOfItsConnection(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, nil, m)
+	r.worker(m, double)
+	body := `{"inputs":[` + goodInput + `]}`
+	const post = "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\n"
+	both := fmt.Sprintf(post+"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body)
+	for name, before := range map[string]string{"its first": "", "a later one": askSpelt} { // net/http has had the connection before
+		c := r.connect()
+		if before != "" {
+			if err := r.ask(c, before); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := io.WriteString(c, both+askLive); err != nil { // what a proxy takes for the body's rest
+			t.Fatal(err)
+		}
+		all, err := io.ReadAll(c)
+		if err != nil || bytes.Count(all, []byte("HTTP/1.1 ")) != 1 || !bytes.Contains(all, []byte("Connection: close")) {
+			t.Errorf("%s: %q, %v", name, all, err)
+		}
+	}
 }
 
 func TestTLSAtADoorWithoutItIsAnsweredAtOnce(t *testing.T) {

@@ -75,7 +75,11 @@ func (d httpDoor) serveGuarded(w http.ResponseWriter, r *http.Request) {
 			}
 		}()
 	}
-	if d.g.draining.Load() != notDraining { // the next request is to go elsewhere
+	// A chunked request that has a Content-Length too may hide another one from a
+	// proxy before us, and has to be the last of its connection (RFC 9112, 6.3).
+	// net/http does not tell whether it had one.
+	suspect := r.ProtoMajor == 1 && len(r.TransferEncoding) > 0
+	if suspect || d.g.draining.Load() != notDraining { // the next request is to go elsewhere
 		w.Header().Set("Connection", "close")
 	}
 	d.ServeHTTP(w, r)
