@@ -35,28 +35,28 @@ typedef struct job {
 	rb_rows rows;
 	uint64_t bytes;
 	uint8_t *to;
-	_Atomic uint64_t next; /* the first byte that nobody has taken */
+	_Atomic uint64_t next;    /* the first byte that nobody has taken */
+	_Atomic uint32_t to_wake; /* helpers that somebody is still to wake for it */
 } job;
 
 struct rb_crew {
 	pthread_t thread[MOST_HELPERS];
 	uint32_t helpers;
-	_Atomic uint32_t round;   /* +1 for each job, and at the end; a futex */
+	_Atomic uint32_t round; /* +1 for each job, and at the end; a futex */
 	_Atomic bool stop;
-	_Atomic uint32_t to_wake; /* helpers that somebody is still to wake */
-	_Atomic uint32_t first;   /* the job to look at first */
+	_Atomic uint32_t first; /* the job to look at first */
 	job job[JOBS];
 };
 
 /* Wakes some of those that are to be woken; they wake the others. */
-static void wake_some(rb_crew *c)
+static void wake_some(rb_crew *c, job *j)
 {
-	uint32_t left = c->to_wake, n;
+	uint32_t left = j->to_wake, n;
 	do {
 		n = left < WAKES ? left : WAKES;
 		if (!n)
 			return;
-	} while (!atomic_compare_exchange_weak(&c->to_wake, &left, left - n));
+	} while (!atomic_compare_exchange_weak(&j->to_wake, &left, left - n));
 	rb_futex_wake(&c->round, (int)n, true);
 }
 
@@ -68,7 +68,7 @@ static void copy_parts(rb_crew *c, job *j)
 		uint64_t at = atomic_fetch_add(&j->next, PART), end = at + PART < j->bytes ? at + PART : j->bytes;
 		if (at >= j->bytes)
 			return;
-		wake_some(c);
+		wake_some(c, j);
 		while (at < end) {
 			uint64_t row = at / r->size, in_row = at % r->size, n = r->size - in_row < end - at ? r->size - in_row : end - at;
 			memcpy(j->to + at, r->plane + r->slot[row] * r->stride + in_row, n);
@@ -124,11 +124,11 @@ static rb_crew *crew_of(rb_work *w)
 }
 
 /* Has so many of the crew woken, and no more than there are parts left. */
-static void wake(rb_crew *c, const job *j, uint32_t helpers)
+static void wake(rb_crew *c, job *j, uint32_t helpers)
 {
 	uint64_t next = j->next, parts = next < j->bytes ? (j->bytes - next + PART - 1) / PART : 0;
-	c->to_wake = parts < helpers ? (uint32_t)parts : helpers;
-	wake_some(c);
+	j->to_wake = parts < helpers ? (uint32_t)parts : helpers;
+	wake_some(c, j);
 }
 
 /* Closes a job when all of it is copied. */
@@ -166,6 +166,7 @@ static job *job_of(rb_work *w, const rb_rows *r, uint8_t *to)
 	free->bytes = bytes;
 	free->to = to;
 	free->next = 0;
+	free->to_wake = 0; /* what the job before left: it was done before all were woken */
 	free->open = true;
 	atomic_fetch_add(&c->round, 1);
 	return free;
