@@ -5,6 +5,8 @@ package gateway
 import (
 	"context"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
@@ -20,6 +22,9 @@ func (d *rpcDoor) ServerReady(context.Context, *oip.ServerReadyRequest) (*oip.Se
 
 func (d *rpcDoor) ModelReady(ctx context.Context, r *oip.ModelReadyRequest) (*oip.ModelReadyResponse, error) {
 	k, _, err := d.g.models.about(ctx, r.Name, r.Version)
+	if meaningOf(err).grpc == codes.NotFound { // callers wait for a model in this way
+		return &oip.ModelReadyResponse{}, nil
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -249,6 +249,9 @@ func TestModelsComeAndGoWhileTheGatewayRuns(t *testing.T) {
 	if a := r.infer("double", "{}"); a.status != 404 {
 		t.Errorf("before: %d %q", a.status, a.Error)
 	}
+	if rep, err := r.client().ModelReady(soon(t), &oip.ModelReadyRequest{Name: "double"}); err != nil || rep.Ready { // who waits for it asks again
+		t.Errorf("before: %v %v", rep, err)
+	}
 	m := doubler(t)
 	leave := r.worker(m, double) // declares it
 	r.eventually("it is served", func() error {

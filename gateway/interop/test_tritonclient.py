@@ -47,6 +47,7 @@ def given(kind: str, name: str, array: np.ndarray, **options):
 def test_the_server_and_its_models_describe_themselves(doors: Doors, kind: str) -> None:
     with client(doors, kind) as c:
         assert c.is_server_live() and c.is_server_ready() and c.is_model_ready("affine")
+        assert not c.is_model_ready("nobody") and not c.is_model_ready("affine", "7")
         options = {"as_json": True} if kind == "grpc" else {}
         server = c.get_server_metadata(**options)
         assert server["name"] == "ringbatch" and "binary_tensor_data" in server["extensions"]
