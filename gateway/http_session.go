@@ -53,10 +53,10 @@ func (s *session) serve() {
 			return
 		}
 		err := s.guarded()
-		s.conn.calm()
-		if errors.Is(err, errGivenAway) {
+		if errors.Is(err, errGivenAway) { // and so is the watch over it
 			return
 		}
+		s.conn.calm()
 		if err != nil || s.last || s.door.g.draining.Load() == refusing {
 			s.conn.linger()
 			return

@@ -10,10 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/worker"
@@ -136,4 +139,38 @@ func TestAnAnswerThatNobodyReadsIsGivenUpBesideOthersOfItsConnection(t *testing.
 		rep.Body.Close()
 	}
 	r.idle()
+}
+
+// The http.Server may have begun a request before the session's goroutine goes on.
+func TestASessionThatGivesItsConnectionAwayLeavesTheWatchAlone(t *testing.T) {
+	r := newRig(t, nil)
+	for range 100 {
+		near, far := net.Pipe()
+		given := &webServer{g: r.g, given: make(chan net.Conn), closed: make(chan struct{})}
+		c := &conn{Conn: near, l: r.g.doors[0], http: given}
+		c.watch.init(r.g)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			(&session{door: httpDoor{r.g}, conn: c}).serve()
+		}()
+		if _, err := io.WriteString(far, "POST /v2 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		for taken := false; !taken; { // who finds the session waiting goes on before it does
+			select {
+			case <-given.given:
+				c.beginBody(time.Now())
+				taken = true
+			default:
+				runtime.Gosched()
+			}
+		}
+		<-ended
+		if c.bodySince.Load() == 0 {
+			t.Fatal("nobody watches over the body")
+		}
+		near.Close()
+		far.Close()
+	}
 }
