@@ -28,9 +28,10 @@ func (c *conn) busy() bool { return c.underWay.Load() > 0 }
 func (c *conn) retire() bool { return c.underWay.CompareAndSwap(0, retired) }
 
 // retireLongestIdle makes room for a newcomer at the expense of the connection
-// that has been idle for longest; nil if all are busy. The caller has l.mu.
+// that has been idle for longest; nil if all are busy. The caller has l.mu, so it
+// does not look for long where many turn out to have something unread.
 func (l *listener) retireLongestIdle() *conn {
-	for range len(l.conns) {
+	for range 8 {
 		var oldest *conn
 		for c := range l.conns {
 			if c.underWay.Load() == 0 && (oldest == nil || c.idleSince.Load() < oldest.idleSince.Load()) && !c.arrivals.any() {
