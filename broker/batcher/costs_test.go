@@ -166,3 +166,26 @@ func TestBatchesThatAnswerNobodyTeachWhatOthersDo(t *testing.T) {
 		}
 	}
 }
+
+// What a batch takes at least is what requests are refused by: one that failed
+// half-way through was not as quick as that.
+func TestABatchThatFailedHalfWayDoesNotTeachWhatOthersTakeAtLeast(t *testing.T) {
+	const usual = Time(6 * time.Millisecond)
+	b, err := New(policy.Settings{MaxBatchSize: 32})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.ClientJoined(0)
+	b.WorkerReady(Worker{ID: 0})
+	now := Time(1)
+	for range 50 {
+		now = runOne(b, now, 0, 31, usual, false)
+	}
+	now = runOne(b, now, 0, 31, usual*55/100, true)
+	for range 20 {
+		now = runOne(b, now, 0, 31, usual, false)
+	}
+	if err := b.Arrive(now, Request{ID: 1, Rows: 31, Arrived: now, Deadline: now + usual*2/3}); err == nil {
+		t.Error("a request that cannot make its deadline was taken")
+	}
+}

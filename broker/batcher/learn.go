@@ -265,20 +265,25 @@ func (l *learner) unanswered(w WorkerID, id BatchID) {
 }
 
 // learnRun learns what a batch took. One that nobody has a result of and that was
-// far too quick was given up, not computed, and tells nothing.
+// far too quick was given up, not computed, and tells nothing; one that was quick
+// may have been, and does not tell what others take at least.
 func (l *learner) learnRun(p *pacedBatch, from, finished Time) {
 	took := finished - from
-	if p.unanswered && float64(took) < l.expectedOf(p)*math.Exp(-veryFarOff) {
+	quick := func(by float64) bool { return p.unanswered && float64(took) < l.expectedOf(p)*math.Exp(-by) }
+	if quick(veryFarOff) {
 		return
 	}
+	computed := !quick(farOff)
 	if l.took == 0 {
 		l.took = float64(took)
 	}
 	l.took += (float64(took) - l.took) / 16
-	if l.least += (float64(took) - l.least) / 64; float64(took) < l.least || l.least == 0 {
-		l.least = float64(took)
+	if computed {
+		if l.least += (float64(took) - l.least) / 64; float64(took) < l.least || l.least == 0 {
+			l.least = float64(took)
+		}
+		l.floor.observe(p.rows, took, finished)
 	}
-	l.floor.observe(p.rows, took, finished)
 	l.shapes[0].observe(p.rows, p.others, from, took)
 	if p.shape > 0 {
 		l.shapes[p.shape].observe(p.rows, p.others, from, took)

@@ -112,8 +112,8 @@ func (c *Config) check() error {
 		return wrong("a time of more than %v", maxTime)
 	case len(c.Cost) == 0:
 		return wrong("no cost of the model is given")
-	case c.Failures*c.Cost.Of(c.MaxBatch).Hours() > 1:
-		return wrong("hosts that fail %v times an hour end no batch, which takes %v", c.Failures, c.Cost.Of(c.MaxBatch))
+	case c.Failures*(c.Cost.Of(c.MaxBatch)+2*c.Network).Hours() > 1:
+		return wrong("hosts that fail %v times an hour end no batch, which takes %v and %v each way", c.Failures, c.Cost.Of(c.MaxBatch), c.Network)
 	case !slices.Contains(Routes(), c.Route):
 		return wrong("no route %q; there are %v", c.Route, Routes())
 	}
@@ -199,7 +199,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 			return nil, err
 		}
 		if cfg.Failures > 0 {
-			w.after(time.Duration(w.rng.ExpFloat64()/cfg.Failures*float64(time.Hour)), event{kind: fails, index: int32(i)})
+			w.after(w.healthy(), event{kind: fails, index: int32(i)})
 		}
 	}
 	w.after(w.gap(), event{kind: comes})
@@ -241,6 +241,11 @@ func (w *world) gap() time.Duration {
 func (w *world) after(d time.Duration, e event) {
 	e.at = w.now + batcher.Time(max(0, d))
 	w.events.push(e)
+}
+
+// healthy is how long a host is until it fails: not so long that it would not fit into a time.
+func (w *world) healthy() time.Duration {
+	return time.Duration(min(w.rng.ExpFloat64()/w.cfg.Failures*float64(time.Hour), 100*float64(maxSpan)))
 }
 
 func (w *world) run(ctx context.Context) error {

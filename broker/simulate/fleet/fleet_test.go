@@ -52,6 +52,20 @@ func TestWhileAllHostsAreDownRequestsWait(t *testing.T) {
 	}
 }
 
+func TestHostsThatHardlyEverFailAreAsGoodAsThoseThatNeverDo(t *testing.T) {
+	never, err := Run(context.Background(), config(t, LeastRequest, 8000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, failures := range []float64{1e-6, 1e-9, 1e-300} {
+		cfg := config(t, LeastRequest, 8000)
+		cfg.Failures = failures
+		if r, err := Run(context.Background(), cfg); err != nil || r.Resent > 0 || r.MeanMS > 1.5*never.MeanMS {
+			t.Errorf("%v failures an hour: %+v, %v", failures, r, err)
+		}
+	}
+}
+
 func TestTheSameConfigurationGivesTheSameResult(t *testing.T) {
 	for _, route := range Routes() {
 		cfg := config(t, route, 5000)
@@ -81,6 +95,7 @@ func TestAConfigurationThatMakesNoSenseIsRefused(t *testing.T) {
 		func(c *Config) { c.Network = -1 }, func(c *Config) { c.Cost = nil }, func(c *Config) { c.Window = 0 },
 		func(c *Config) { c.Failures = math.NaN() }, func(c *Config) { c.Network = math.MaxInt64 }, // no end, or one before the beginning
 		func(c *Config) { c.Failures = 1e9 }, func(c *Config) { c.Rate = 1e-9 },
+		func(c *Config) { c.Failures, c.Network = 60, time.Hour }, // nothing would arrive
 	} {
 		cfg := config(t, Random, 100)
 		change(&cfg)

@@ -200,7 +200,7 @@ func (w *world) fail(i int) {
 		w.after(w.cfg.Detect, event{kind: givenUp, parcel: p})
 	}
 	w.after(w.cfg.Outage, event{kind: recovers, index: int32(i)})
-	w.after(w.cfg.Outage+time.Duration(w.rng.ExpFloat64()/w.cfg.Failures*float64(time.Hour)), event{kind: fails, index: int32(i)})
+	w.after(w.cfg.Outage+w.healthy(), event{kind: fails, index: int32(i)})
 }
 
 // recover has a host back, and what waited for one sent.
