@@ -4,6 +4,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"net"
 	"slices"
 	"strings"
@@ -105,17 +106,16 @@ func (b *connections) UpdateClientConnState(s balancer.ClientConnState) error {
 		b.all[name] = c
 		sub.Connect()
 	}
+	if len(found) == 0 { // a name server's mistake, more often than not: hosts that work are kept
+		b.ResolverError(errors.New("it has no address"))
+		return balancer.ErrBadResolverState
+	}
 	for name, c := range b.all {
 		if !found[name] {
 			delete(b.all, name)
 			c.sub.Shutdown()
 			b.hosts.remove(c.host)
 		}
-	}
-	if len(found) == 0 {
-		b.hosts.unresolved("it has no address")
-		b.cc.UpdateState(balancer.State{ConnectivityState: connectivity.TransientFailure, Picker: picker{}})
-		return balancer.ErrBadResolverState
 	}
 	b.hosts.resolved()
 	b.cc.UpdateState(balancer.State{ConnectivityState: connectivity.Ready, Picker: picker{}})

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,7 +30,13 @@ type trip struct {
 	ctx    context.Context // ends when nobody waits any more
 	cancel context.CancelFunc
 	first  *sending // is under way; nil: no host was there
+	last   error    // why a host did not run it, or went away
+	ended  []bool   // requests that have an answer or an error
 	faulty bool     // a fault of ours has failed it
+}
+
+func newTrip(r *relay, b *worker.Batch, model *policy.Settings) *trip {
+	return &trip{r: r, b: b, model: model, ended: make([]bool, b.Len())}
 }
 
 // How often hosts that were sent a batch may go away before its requests go on
@@ -60,12 +67,29 @@ func (t *trip) finish() {
 	t.guard(func() {
 		suspects := t.deliver(t.ctx, t.all(), lossesTogether)
 		for _, i := range suspects {
-			for range t.deliver(t.ctx, []int{i}, lossesAlone) {
-				t.b.Fail(i, fmt.Errorf("%w: %d hosts went away while they ran it", status.ErrWorkerDied, lossesTogether+lossesAlone))
+			if alone := t.deliver(t.ctx, []int{i}, lossesAlone); len(alone) > 0 {
+				t.fail(alone, fmt.Errorf("%w: %d hosts went away while they ran it", status.ErrWorkerDied, lossesTogether+lossesAlone))
 			}
 		}
+		t.failUnanswered()
 	})
 }
+
+// failUnanswered fails what has neither an answer nor an error. Such a request
+// would end well, with what its slot had before.
+func (t *trip) failUnanswered() {
+	for i, ended := range t.ended {
+		switch {
+		case ended:
+		case t.b.Open(i):
+			t.b.Fail(i, errNoAnswer)
+		default: // it has ended, or its client may learn of that here first
+			t.b.Fail(i, status.ErrBrokerGone)
+		}
+	}
+}
+
+var errNoAnswer = errors.New("the relay has no answer for it: please report this fault")
 
 // guard has a fault of ours fail the batch, not the relay.
 func (t *trip) guard(step func()) {
@@ -100,7 +124,8 @@ func (t *trip) until(requests []int) time.Time {
 		}
 		latest = max(latest, d)
 	}
-	return time.Now().Add(time.Duration(min(last, latest) - shm.Now()))
+	now := shm.Now() // first: a deadline must not end here before it does at the broker
+	return time.Now().Add(time.Duration(min(last, latest) - now))
 }
 
 // stillOpen leaves out the requests that nobody waits for.
@@ -117,108 +142,118 @@ func (t *trip) stillOpen(requests []int) (open []int) {
 // hosts went away too often.
 func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspects []int) {
 	var been []*host
-	var last error // of the last host that refused
-	wait := notSentPause
-	for sends, lost := 0, 0; ; {
+	wait := leastWait
+	for attempts, lostHosts := 0, 0; ; {
 		changed := t.r.hosts.wait()
 		s := t.first
 		if t.first = nil; s == nil {
 			if requests = t.stillOpen(requests); len(requests) == 0 {
-				return nil
+				return suspects
 			}
 			if ctx.Err() != nil {
-				t.outOfTime(requests, last)
-				return nil
+				t.outOfTime(requests, nil)
+				return suspects
 			}
 			if s = t.send(ctx, requests, been); s == nil {
-				t.r.hosts.pause(ctx, retryPause, changed)
+				pauseUntil(ctx, retryPause, changed)
 				continue
 			}
 		}
-		res := s.receive()
-		if requests = res.again; len(requests) == 0 {
-			return nil
+		results := s.receive()
+		if !slices.Contains(been, s.host) {
+			been = append(been, s.host)
 		}
-		been = append(been, s.host)
-		last = res.err
-		switch {
-		case res.lost:
-			if lost++; lost >= losses {
-				return requests
+		had := func(f fate) bool { return slices.ContainsFunc(results, func(r result) bool { return r.fate == f }) }
+		if had(lost) {
+			lostHosts++
+		}
+		if had(lost) || had(refused) {
+			attempts++
+		}
+		requests = nil
+		for _, res := range results {
+			t.last = res.err
+			switch {
+			case res.fate == lost && lostHosts >= losses:
+				suspects = append(suspects, res.again...)
+				continue
+			case (res.fate == lost || res.fate == refused) && attempts >= t.r.cfg.Attempts:
+				t.fail(res.again, res.err)
+				continue
+			case res.fate == lost:
+				t.r.log.Info("batch goes to another host", "left", s.host.name, "requests", len(res.again), "reason", res.err)
 			}
-			t.r.log.Info("batch goes to another host", "left", s.host.name, "requests", len(requests), "reason", res.err)
-		case !res.sent: // that host has nothing to do with it
-			t.r.hosts.pause(ctx, wait, changed)
-			wait = min(2*wait, mostNotSentPause)
-			continue
+			requests = append(requests, res.again...)
 		}
-		if sends++; sends >= t.r.cfg.Attempts {
-			t.fail(requests, res.err)
-			return nil
-		}
-		if !res.lost { // it was refused: wherever it goes, a little later
-			t.r.hosts.pause(ctx, refusedPause, nil)
+		switch {
+		case len(requests) == 0:
+			return suspects
+		case had(refused): // wherever it goes, a little later
+			pause(ctx, refusedPause)
+		case had(waits) && !t.r.hosts.others(been):
+			pause(ctx, wait)
+			wait = min(2*wait, mostWait)
 		}
 	}
 }
 
 const (
-	retryPause       = 50 * time.Millisecond
-	notSentPause     = 2 * time.Millisecond // doubles each time, up to
-	mostNotSentPause = 200 * time.Millisecond
-	refusedPause     = 5 * time.Millisecond
+	retryPause   = 50 * time.Millisecond
+	refusedPause = 5 * time.Millisecond
+	leastWait    = 2 * time.Millisecond // of what every host has refused; doubles each time, up to
+	mostWait     = 200 * time.Millisecond
 )
 
 // outOfTime fails requests that no host has answered when the batch's time was over:
-// that of those with a deadline, or the lease.
-func (t *trip) outOfTime(requests []int, last error) {
+// that of those with a deadline, or the lease. now is of the host that has them, if one has.
+func (t *trip) outOfTime(requests []int, now error) {
 	for _, i := range requests {
 		if d := t.b.Request(i).Deadline; d > 0 && d-shm.Now() < int64(time.Millisecond) { // as the broker would, which is just about to
-			t.b.Fail(i, status.ErrExpired)
+			t.fail([]int{i}, status.ErrExpired)
 		} else {
-			t.b.Fail(i, t.late(last))
+			t.fail([]int{i}, t.late(now))
 		}
 	}
 }
 
 // late is the error of requests that no host took while the broker let us try.
-func (t *trip) late(last error) error {
+func (t *trip) late(now error) error {
 	switch {
-	case last == nil:
-		last = t.r.hosts.complaint()
-	case errors.Is(last, status.ErrQueueFull): // it may be sent again
-		return last
+	case errors.Is(t.last, status.ErrQueueFull): // it may be sent again
+		return t.last
+	case now == nil && t.last != nil:
+		now = t.last
+	case now == nil:
+		now = t.r.hosts.complaint()
 	}
-	return fmt.Errorf("%w: no host answered in time: %w", status.ErrFailed, last)
+	return fmt.Errorf("%w: no host answered in time: %w", status.ErrFailed, now)
 }
 
 func (t *trip) fail(requests []int, err error) {
 	for _, i := range requests {
+		t.ended[i] = true
 		t.b.Fail(i, err)
 	}
 }
 
-// failedAlone ends the requests that failed by themselves, but for those that
-// another host may do better with.
-func (t *trip) failedAlone(h *host, requests []int, failed map[int]failure) (res result) {
-	res.sent = true
-	if len(failed) == 0 {
-		return res
-	}
+// answered ends the requests of an answer, but for those that failed by themselves
+// and that another host may do better with.
+func (t *trip) answered(h *host, requests []int, failed map[int]failure) (res result) {
 	for _, i := range requests {
 		f, ok := failed[i]
 		if !ok {
+			t.ended[i] = true
 			continue
 		}
 		code := codeNamed(f.name)
 		err := fmt.Errorf("%w: %s: %s", code, h.name, f.text)
 		switch {
 		case code.Retryable():
-			res.again, res.err = append(res.again, i), err
+			res = result{refused, append(res.again, i), err}
 		case code.Group() == status.Ends && code != status.ErrFailed:
-			t.b.Fail(i, err)
+			t.fail([]int{i}, err)
 		default: // the model's own words are enough
-			t.b.Fail(i, errors.New(strings.TrimPrefix(f.text, status.ErrFailed.Error()+": ")))
+			t.fail([]int{i}, errors.New(strings.TrimPrefix(f.text, status.ErrFailed.Error()+": ")))
 		}
 	}
 	if len(res.again) > 0 {
@@ -241,56 +276,81 @@ func codeNamed(name string) status.Code {
 func (t *trip) failed(x *exchange, err error, sent bool) result {
 	ctx, h, requests := x.ctx, x.host, x.requests
 	if cause := context.Cause(ctx); errors.Is(cause, errHostSilent) {
-		return result{requests, true, true, fmt.Errorf("%w: %s: %w", status.ErrBrokerGone, h.name, cause)}
+		return result{lost, requests, fmt.Errorf("%w: %s: %w", status.ErrBrokerGone, h.name, cause)}
 	} else if errors.Is(cause, errNobodyWaits) {
-		return result{}
+		return result{waits, t.stillOpen(requests), cause} // there are none
 	}
 	s := rpcstatus.Convert(err)
 	named := func(code status.Code) error { return fmt.Errorf("%w: %s: %s", code, h.name, s.Message()) }
+	broken := waits // what it means that the call broke
+	if sent {
+		broken = lost
+	}
 	switch s.Code() {
 	case codes.DeadlineExceeded, codes.Canceled:
 		if ctx.Err() != nil { // ours: its requests have ended, or the lease is nearly over
 			t.outOfTime(t.stillOpen(requests), fmt.Errorf("%s: %s", h.name, s.Message()))
-			return result{sent: true}
+			return result{}
 		}
-		return result{requests, sent, sent, named(status.ErrBrokerGone)} // a proxy's or the host's own
+		return result{broken, requests, named(status.ErrBrokerGone)} // a proxy's or the host's own
 	case codes.Unavailable:
-		return result{requests, sent && !refused(s.Message()), sent && !refused(s.Message()), named(status.ErrBrokerGone)}
+		switch {
+		case strings.Contains(s.Message(), tritonsQueueIsFull):
+			h.overloaded()
+			return result{waits, requests, named(status.ErrQueueFull)}
+		case takesNothing(s.Message()):
+			return result{waits, requests, named(status.ErrBrokerGone)}
+		}
+		return result{broken, requests, named(status.ErrBrokerGone)}
 	case codes.ResourceExhausted:
-		if tooLarge(s.Message()) {
-			if len(requests) > 1 {
-				h.tooLarge(tensorBytes(t.b, requests), s.Message())
-				return result{requests, false, false, named(status.ErrQueueFull)}
-			}
+		switch {
+		case answerTooLarge(s.Message(), t.r.maxAnswer(t.b)):
+			t.fail(requests, fmt.Errorf("%s: its answer is larger than the outputs of the model can be (%s)", h.name, s.Message()))
+			return result{}
+		case messageTooLarge(s.Message()) && len(requests) > 1:
+			h.tooLarge(tensorBytes(t.b, requests), s.Message())
+			return result{tooLarge, requests, fmt.Errorf("%s: %s", h.name, s.Message())}
+		case messageTooLarge(s.Message()):
 			t.fail(requests, fmt.Errorf("%s: a request is larger than it takes (%s): raise --max_message_bytes or --caller_bytes there", h.name, s.Message()))
-			return result{sent: true}
+			return result{}
 		}
 		h.overloaded()
+		if x.plain {
+			return result{refused, requests, named(status.ErrQueueFull)}
+		}
 		// Of a gateway these are its limits, while single requests have an end of
 		// their own: the batch waits, as it would if the host's window were full.
-		return result{requests, x.plain, false, named(status.ErrQueueFull)}
+		return result{waits, requests, named(status.ErrQueueFull)}
 	case codes.Unauthenticated, codes.PermissionDenied, codes.NotFound, codes.Unimplemented:
 		h.unwell(problem(err), false)
-		return result{requests, false, false, named(status.ErrBrokerGone)}
+		return result{waits, requests, named(status.ErrBrokerGone)}
 	case codes.InvalidArgument, codes.FailedPrecondition: // another model than we believe?
 		if t.r.differs(h) {
-			return result{requests, false, false, named(status.ErrBrokerGone)}
+			return result{waits, requests, named(status.ErrBrokerGone)}
 		}
 	}
 	t.fail(requests, fmt.Errorf("%s: %s", h.name, s.Message()))
-	return result{sent: true}
+	return result{}
 }
 
-// tooLarge tells that a host will never take the message: gRPC's words, and a gateway's.
-func tooLarge(text string) bool {
+// messageTooLarge tells that a host will never take the message: gRPC's words, and a gateway's.
+func messageTooLarge(text string) bool {
 	return strings.Contains(text, "message larger than max") || strings.HasPrefix(text, "a message of ")
 }
 
-// refused tells that a host answered that it takes nothing: it has not run it.
-func refused(text string) bool {
+// answerTooLarge tells that it was gRPC here that refused, an answer of more than
+// most bytes. It says so in the words that a server has for a request.
+func answerTooLarge(text string, most int) bool {
+	return strings.Contains(text, "larger than max") && strings.HasSuffix(strings.TrimSuffix(text, ")"), fmt.Sprintf(" %d", most))
+}
+
+const tritonsQueueIsFull = "Exceeds maximum queue size"
+
+// takesNothing tells that a host answered that it takes nothing: it has not run it.
+func takesNothing(text string) bool {
 	for _, words := range []string{
 		"shutting down", "not ready", "no broker", // a gateway's
-		"Exceeds maximum queue size", "not at ready state", "has no available versions", // Triton's
+		"not at ready state", "has no available versions", // Triton's
 		"no healthy upstream", "remote connection failure", "delayed connect error", // Envoy's: it reached no host
 	} {
 		if strings.Contains(text, words) {
@@ -304,11 +364,12 @@ func refused(text string) bool {
 const maxMessage = 1<<31 - 1
 
 // maxAnswer bounds the memory of an answer: what the outputs of such a batch can
-// have, and a little for their names.
+// have, and a little for their names. It is odd, unlike the limits that servers
+// have: answerTooLarge tells ours from theirs.
 func (r *relay) maxAnswer(b *worker.Batch) int {
 	n := maxMetaBytes
 	for k := range b.Layout().Outputs {
 		n += b.Rows() * int(b.Layout().Outputs[k].Stride)
 	}
-	return min(n, maxMessage)
+	return min(n|1, maxMessage)
 }

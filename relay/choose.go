@@ -42,6 +42,13 @@ func (p *hosts) choose(been []*host, cancel context.CancelCauseFunc) *call {
 	return h.begin(cancel)
 }
 
+// others tells that a host could be chosen at which the batch was not yet.
+func (p *hosts) others(been []*host) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.all, func(h *host) bool { return h.usable && !slices.Contains(been, h) })
+}
+
 func (p *hosts) byRoute(list []*host) *host {
 	switch p.route {
 	case RoundRobin:

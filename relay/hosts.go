@@ -57,9 +57,10 @@ type host struct {
 	load     relaywire.Load
 	calls    map[*call]struct{}
 
-	plain    bool // no ringbatch gateway: a batch fails as a whole
-	maxBatch int  // rows
-	maxBytes int  // of a message's tensors; 0: none was too large for it yet
+	plain    bool      // no ringbatch gateway: a batch fails as a whole
+	maxBatch int       // rows
+	maxBytes int       // of a message's tensors; 0: none was too large for it yet
+	learned  time.Time // when maxBytes was
 }
 
 func newHosts(log *slog.Logger, route Route, inFlight int) *hosts {
@@ -299,10 +300,22 @@ func (h *host) tooLarge(size int, why string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if most := max(1, size/2); h.maxBytes == 0 || most < h.maxBytes {
-		h.maxBytes = most
+		h.maxBytes, h.learned = most, time.Now()
 		p.log.Info("the host takes no messages of that size: batches go there in parts", "host", h.name, "bytes", size, "reason", why)
 	}
 }
+
+// mostBytes bounds a message's tensors; 0: nothing does. What was learned is
+// forgotten after a while: the limit may be another one by then, or it was one
+// odd batch that was refused. The caller holds mu.
+func (h *host) mostBytes(now time.Time) int {
+	if h.maxBytes > 0 && now.Sub(h.learned) >= sizeMemory {
+		h.maxBytes = 0
+	}
+	return h.maxBytes
+}
+
+const sizeMemory = 5 * time.Minute
 
 // overloaded halves what a host may have in flight: it has refused a batch.
 func (h *host) overloaded() {
@@ -349,8 +362,11 @@ func (p *hosts) state() (usable int, lanes int) {
 	return usable, p.lanes
 }
 
-// pause waits for d, for a change of the hosts, or for the end of ctx.
-func (p *hosts) pause(ctx context.Context, d time.Duration, changed <-chan struct{}) {
+// pause waits for d, or for the end of ctx.
+func pause(ctx context.Context, d time.Duration) { pauseUntil(ctx, d, nil) }
+
+// pauseUntil is pause that a change of the hosts ends, too.
+func pauseUntil(ctx context.Context, d time.Duration, changed <-chan struct{}) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

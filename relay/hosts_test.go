@@ -128,3 +128,25 @@ func TestFillUsesAHostOnlyWhenThoseBeforeItAreFull(t *testing.T) {
 		t.Error("a batch went back to the host that it comes from")
 	}
 }
+
+func TestABatchGoesOnAtOnceOnlyToAHostThatItWasNotAt(t *testing.T) {
+	p, all := usableHosts(LeastRequest, "a", "b", "c")
+	all["c"].usable = false
+	if been := []*host{all["a"]}; !p.others(been) {
+		t.Error("b is left")
+	}
+	if been := []*host{all["a"], all["b"]}; p.others(been) {
+		t.Error("only c is left, which cannot be used")
+	}
+}
+
+func TestWhatAHostRefusedForItsSizeIsForgotten(t *testing.T) {
+	h := newHosts(slog.New(slog.DiscardHandler), LeastRequest, 8).add("h")
+	h.tooLarge(1000, "")
+	if n := h.mostBytes(h.learned.Add(sizeMemory - 1)); n != 500 {
+		t.Errorf("it gets %d bytes, want half of what it refused", n)
+	}
+	if n := h.mostBytes(h.learned.Add(sizeMemory)); n != 0 {
+		t.Errorf("it still gets no more than %d bytes", n)
+	}
+}

@@ -140,7 +140,7 @@ func (r *relay) serve(ctx context.Context, w *worker.Worker) error {
 	// other on its way to a host. What was taken is finished when the relay is
 	// to stop; no host's silence makes that longer than the lease.
 	begin := func(b *worker.Batch) *trip {
-		t := &trip{r: r, b: b, model: &settings}
+		t := newTrip(r, b, &settings)
 		t.start()
 		return t
 	}

@@ -27,13 +27,23 @@ type sending struct {
 	first  *exchange // of the first group
 }
 
-// result is what became of a sending.
+// result is what became of a message.
 type result struct {
-	again []int // requests that may go to another host
-	sent  bool  // the host may have run them
-	lost  bool  // it went away meanwhile
-	err   error // why they may
+	fate  fate
+	again []int // requests that go on, to another host or the same
+	err   error // why they do
 }
+
+// fate is what becomes of a message's requests.
+type fate int
+
+const (
+	ended    fate = iota // each has its answer or its error
+	lost                 // the host went away, and may have run them
+	refused              // the host had no room, and may have begun: it counts as an attempt
+	waits                // the host has not run them: they wait for one with room
+	tooLarge             // as waits, and they may go at once, in smaller messages
+)
 
 // send sends requests to a host, and does not wait for the answer; receive
 // follows. nil if there is no host for them.
@@ -51,15 +61,15 @@ func (t *trip) send(ctx context.Context, requests []int, been []*host) (s *sendi
 		}
 	}()
 	t.r.hosts.mu.Lock()
-	plain, rows, bytes := c.host.plain, c.host.maxBatch, c.host.maxBytes
+	plain, rows, bytes := c.host.plain, c.host.maxBatch, c.host.mostBytes(time.Now())
 	t.r.hosts.mu.Unlock()
 	begun := &sending{call: c, t: t, ctx: ctx, plain: plain, groups: groups(t.b, requests, plain, rows, bytes)}
 	begun.first = begun.post(begun.groups[0])
 	return begun
 }
 
-// receive waits for the answers.
-func (s *sending) receive() (all result) {
+// receive waits for the answers, and tells of each message with requests that go on.
+func (s *sending) receive() (all []result) {
 	defer s.cancel(nil)
 	defer s.end()
 	for i, group := range s.groups {
@@ -67,12 +77,9 @@ func (s *sending) receive() (all result) {
 		if i > 0 {
 			x = s.post(group)
 		}
-		res := x.receive()
-		if len(res.again) == 0 {
-			continue
+		if res := x.receive(); len(res.again) > 0 {
+			all = append(all, res)
 		}
-		all.again = append(all.again, res.again...)
-		all.sent, all.lost, all.err = all.sent || res.sent, all.lost || res.lost, res.err
 	}
 	return all
 }
@@ -80,6 +87,8 @@ func (s *sending) receive() (all result) {
 // exchange is one message and its answer.
 type exchange struct {
 	*sending
+	ctx      context.Context // the sending's, until nobody waits for these requests:
+	cancel   context.CancelCauseFunc
 	requests []int
 	route    *route
 	began    time.Time
@@ -94,6 +103,7 @@ type exchange struct {
 func (s *sending) post(requests []int) (posted *exchange) {
 	t := s.t
 	x := &exchange{sending: s, requests: requests, route: &route{host: s.host}, began: time.Now()}
+	x.ctx, x.cancel = context.WithCancelCause(s.ctx)
 	m := t.r.encode(t.b, requests, s.plain)
 	t.r.watch(x)
 	defer func() {
@@ -101,7 +111,7 @@ func (s *sending) post(requests []int) (posted *exchange) {
 			t.r.unwatch(x)
 		}
 	}()
-	x.stream, x.err = t.r.conn.NewStream(x.route.to(s.ctx), &grpc.StreamDesc{}, oip.GRPCInferenceService_ModelInfer_FullMethodName,
+	x.stream, x.err = t.r.conn.NewStream(x.route.to(x.ctx), &grpc.StreamDesc{}, oip.GRPCInferenceService_ModelInfer_FullMethodName,
 		grpc.ForceCodecV2(t.r.codec), grpc.Trailer(&x.trailer), grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(t.r.maxAnswer(t.b)))
 	if x.err == nil {
 		x.err = x.stream.SendMsg(m)
@@ -112,6 +122,7 @@ func (s *sending) post(requests []int) (posted *exchange) {
 // receive waits for the answer.
 func (x *exchange) receive() result {
 	t, a, err := x.t, &answer{}, x.err
+	defer x.cancel(nil)
 	defer t.r.unwatch(x)
 	if err == nil {
 		err = x.stream.RecvMsg(a)
@@ -126,7 +137,7 @@ func (x *exchange) receive() result {
 	if err != nil {
 		t.r.log.Warn("a host's answer cannot be used", "host", x.host.name, "error", err)
 		t.fail(x.requests, fmt.Errorf("%s: %w", x.host.name, err))
-		return result{sent: true}
+		return result{}
 	}
-	return t.failedAlone(x.host, x.requests, failed)
+	return t.answered(x.host, x.requests, failed)
 }

@@ -5,6 +5,7 @@ package relay
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 
 	"google.golang.org/grpc/resolver"
@@ -62,6 +63,9 @@ func (c *Config) checkAddresses() error {
 		host, port, err := net.SplitHostPort(address)
 		if err != nil {
 			host, port = strings.Trim(address, "[]"), ""
+			if _, err := netip.ParseAddr(host); strings.Contains(host, ":") && err != nil {
+				return fmt.Errorf("%w: %q is no target of gRPC's here, which are HOST:PORT, dns:///HOST:PORT or unix:PATH", status.ErrInvalid, address)
+			}
 		}
 		if _, err = net.LookupPort("tcp", port); err != nil || port == "" || port == "0" {
 			return fmt.Errorf("%w: %q names no port: is it %s? (%s is a gateway's gRPC port, unless --grpc says otherwise there)", status.ErrInvalid, address, net.JoinHostPort(host, usual), usual)
