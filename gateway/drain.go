@@ -60,17 +60,17 @@ func (g *Gateway) drain(rpc *grpc.Server) error {
 	return nil
 }
 
-// stalls is what had come from callers whose requests are not whole, and since
-// when nothing has been added. A drain does not wait for them for long.
+// stalls is how far callers had come whose requests are not whole, and since
+// when they have not gone on. A drain does not wait for them for long.
 type stalls map[any]progress
 
-type progress struct{ bytes, since int64 }
+type progress struct{ reached, since int64 }
 
-// longer tells whether a caller has sent nothing for that long.
-func (s stalls) longer(patience time.Duration, caller any, bytes, now int64) bool {
+// longer tells whether a caller has not gone on for that long.
+func (s stalls) longer(patience time.Duration, caller any, reached, now int64) bool {
 	p, known := s[caller]
-	if !known || p.bytes != bytes {
-		s[caller] = progress{bytes, now}
+	if !known || p.reached != reached {
+		s[caller] = progress{reached, now}
 		return false
 	}
 	return time.Duration(now-p.since) > patience
@@ -85,8 +85,8 @@ func (l *listener) endStalled(stalls stalls) {
 	var stalled []*conn
 	for c := range l.conns {
 		switch {
-		case l.budget && !c.busy():
-			if stalls.longer(patience, c, c.arrivals.bytes(), now) {
+		case l.budget && !c.busy() && !c.heldUp():
+			if stalls.longer(patience, c, c.idleSince.Load(), now) {
 				stalled = append(stalled, c)
 			}
 		case !l.budget && c.bodySince.Load() != 0:
@@ -98,7 +98,9 @@ func (l *listener) endStalled(stalls stalls) {
 		}
 	}
 	for s := range l.streams {
-		if s.bodySince.Load() != 0 && stalls.longer(patience, s, s.bodyGot.Load(), now) {
+		if s.bodySince.Load() == 0 {
+			delete(stalls, s)
+		} else if stalls.longer(patience, s, s.bodyGot.Load(), now) {
 			s.cutBody()
 		}
 	}

@@ -79,3 +79,66 @@ func TestADrainDoesNotWaitForRequestsThatDoNotGoOn(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A request that waited for slots is not stalled when it goes on.
+func TestADrainDoesNotCountTheTimeInWhichARequestWaitsForRoom(t *testing.T) {
+	r := newRig(t, nil)
+	l, s, stalls := r.g.doors[0], &stream{}, stalls{}
+	s.init(r.g)
+	l.mu.Lock()
+	l.streams[s] = struct{}{}
+	l.mu.Unlock()
+	s.beginBody(time.Now())
+	l.endStalled(stalls)
+	resume := s.pauseBody()
+	r.g.awake.stood.Add(-int64(2 * patience)) // time goes by
+	l.endStalled(stalls)
+	resume()
+	if stalls.longer(patience, s, s.bodyGot.Load(), r.g.awake.now()) {
+		t.Error("that time is counted against the caller")
+	}
+	l.mu.Lock()
+	delete(l.streams, s)
+	l.mu.Unlock()
+}
+
+// Nor that in which a gRPC caller waits for us.
+func TestADrainDoesNotGiveUpWhoItHoldsUp(t *testing.T) {
+	r := newRig(t, nil)
+	if _, err := r.client().ServerLive(soon(t), nil); err != nil {
+		t.Fatal(err)
+	}
+	var l *listener
+	var c *conn
+	for _, d := range r.g.doors {
+		d.mu.Lock()
+		for known := range d.conns {
+			l, c = d, known
+		}
+		d.mu.Unlock()
+	}
+	r.eventually("the call has ended", func() error {
+		if c.busy() {
+			return fmt.Errorf("it has not")
+		}
+		return nil
+	})
+	stalls := stalls{}
+	c.fullStreams.Store(1)
+	for range 3 {
+		l.endStalled(stalls)
+		r.g.awake.stood.Add(-int64(2 * patience)) // time goes by
+	}
+	if c.gone.Load() {
+		t.Error("it is hung up on")
+	}
+	c.fullStreams.Store(0)
+	r.eventually("one that nobody holds up is not waited for", func() error {
+		l.endStalled(stalls)
+		r.g.awake.stood.Add(-int64(2 * patience))
+		if !c.gone.Load() {
+			return fmt.Errorf("it is")
+		}
+		return nil
+	})
+}

@@ -67,6 +67,7 @@ type pace struct {
 	body, answer, idle, sweep time.Duration
 	budget                    time.Duration // to wait while the buffers are full
 	stall                     time.Duration // to send nothing of a request while the gateway drains
+	rest                      time.Duration // to be idle before a newcomer takes one's place
 	rate                      int           // bytes a second that they have to reach
 
 	early      time.Duration // before its deadline a gRPC call is answered,
@@ -167,7 +168,7 @@ func (c *Config) fill() {
 		other time.Duration
 	}{
 		{&p.body, bodyPatience}, {&p.answer, answerPatience}, {&p.idle, idleTimeout}, {&p.sweep, sweepInterval},
-		{&p.budget, budgetPatience}, {&p.stall, stallPatience}, {&p.early, earlyAnswer},
+		{&p.budget, budgetPatience}, {&p.stall, stallPatience}, {&p.rest, restPatience}, {&p.early, earlyAnswer},
 	} {
 		if *d.value == 0 {
 			*d.value = d.other

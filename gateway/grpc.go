@@ -176,7 +176,7 @@ func (c rpcCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.Aut
 	auth := &rpcAuth{conn: raw.(*conn)}
 	if c.config == nil {
 		auth.SecurityLevel = credentials.NoSecurity
-		return rpcConn{raw, &auth.conn.arrivals}, auth, nil
+		return rpcConn{raw, auth.conn}, auth, nil
 	}
 	t := tls.Server(raw, c.config)
 	if err := t.Handshake(); err != nil {
@@ -185,7 +185,7 @@ func (c rpcCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.Aut
 	}
 	state := t.ConnectionState()
 	auth.SecurityLevel, auth.tls = credentials.PrivacyAndIntegrity, &state
-	return rpcConn{t, &auth.conn.arrivals}, auth, nil
+	return rpcConn{t, auth.conn}, auth, nil
 }
 
 func (rpcCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {

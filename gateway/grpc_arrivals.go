@@ -25,7 +25,6 @@ type arrivals struct {
 
 	mu         sync.Mutex
 	unfinished map[uint32]arrival // by stream
-	received   int64              // bytes of messages
 	swept      int64
 }
 
@@ -101,7 +100,6 @@ func (a *arrivals) payload(p []byte) {
 	a.content -= len(p)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.received += int64(len(p))
 	m, known := a.unfinished[a.stream]
 	for len(p) > 0 {
 		if m.have < len(m.prefix) {
@@ -139,13 +137,6 @@ func (a *arrivals) any() bool {
 	return len(a.unfinished) > 0
 }
 
-// bytes is what has come of all messages.
-func (a *arrivals) bytes() int64 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.received
-}
-
 // slow tells whether too little has come of a message. Time in which the caller
 // was held up by us does not count.
 func (a *arrivals) slow(now int64, heldUp bool, pace *pace, unread func() int64) bool {
@@ -163,14 +154,24 @@ func (a *arrivals) slow(now int64, heldUp bool, pace *pace, unread func() int64)
 	return slow
 }
 
-// rpcConn is the connection that the transport reads from, perhaps with TLS.
+// rpcConn is the connection that the transport reads from and writes to, perhaps
+// with TLS. What it writes is under way: the transport sends an answer after the
+// call has ended.
 type rpcConn struct {
 	net.Conn
-	arrivals *arrivals
+	conn *conn
 }
 
 func (c rpcConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	c.arrivals.follow(p[:n])
+	c.conn.arrivals.follow(p[:n])
+	return n, err
+}
+
+func (c rpcConn) Write(p []byte) (int, error) {
+	c.conn.begin()
+	n, err := c.Conn.Write(p)
+	c.conn.moved()
+	c.conn.underWay.Add(-1)
 	return n, err
 }

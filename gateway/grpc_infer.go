@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -146,6 +147,9 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 		if !more {
 			if err := <-received; err != nil {
 				return err
+			}
+			if end, ok := s.Context().Deadline(); ok && time.Until(end) < time.Millisecond { // the ring may say so just before the context does
+				return rpcError(context.DeadlineExceeded)
 			}
 			return failed
 		}

@@ -189,3 +189,63 @@ func TestAGRPCConnectionWithoutCallsMakesRoomForANewcomer(t *testing.T) {
 		t.Errorf("the one that was busy: %v", err)
 	}
 }
+
+// Its next request is on the way, and would be lost.
+func TestNobodyTakesThePlaceOfACallerThatHasJustBeenAnswered(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.MaxConnections, c.pace.rest = 2, patience })
+	for range 2 {
+		c := r.connect()
+		if err := r.ask(c, askLive); err != nil {
+			t.Fatal(err)
+		}
+		r.isIdle(c)
+	}
+	if err := r.ask(r.connect(), askLive); err == nil {
+		t.Error("a newcomer took one's place at once")
+	}
+	r.g.awake.stood.Add(-int64(patience)) // time goes by
+	r.eventually("a newcomer is answered", func() error { return r.ask(r.connect(), askLive) })
+}
+
+func TestWhoNeverAskedForAnythingMakesRoomFirst(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.MaxConnections = 2 })
+	served := r.connect()
+	if err := r.ask(served, askLive); err != nil {
+		t.Fatal(err)
+	}
+	r.isIdle(served)
+	silent := r.connect()
+	r.isIdle(silent)
+	if err := r.ask(r.connect(), askLive); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := silent.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the silent one: %v", err)
+	}
+	if err := r.ask(served, askLive); err != nil {
+		t.Errorf("the one that had been served: %v", err)
+	}
+}
+
+// gRPC sends an answer after the call has ended.
+func TestAConnectionThatIsWrittenToIsNotIdle(t *testing.T) {
+	r := newRig(t, nil)
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	c := rpcConn{ours, &conn{Conn: ours, l: r.g.doors[0]}}
+	written := make(chan error, 1)
+	go func() {
+		_, err := c.Write([]byte("an answer"))
+		written <- err
+	}()
+	one := make([]byte, 1)
+	if _, err := theirs.Read(one); err != nil || !c.conn.busy() {
+		t.Errorf("while it is written to it is idle, or %v", err)
+	}
+	if _, err := io.ReadFull(theirs, make([]byte, 8)); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-written; err != nil || c.conn.busy() {
+		t.Errorf("it stays busy, or %v", err)
+	}
+}

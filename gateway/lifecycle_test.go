@@ -158,6 +158,16 @@ func TestACallIsToldOfItsDeadlineBeforeTheTransportResetsIt(t *testing.T) {
 			}
 			return err
 		},
+		"a stream that sends no more": func(ctx context.Context) error {
+			s, err := rpc.ModelStreamInfer(ctx)
+			if err == nil {
+				err = errors.Join(s.Send(doubleMessage()), s.CloseSend())
+			}
+			for err == nil {
+				_, err = s.Recv()
+			}
+			return err
+		},
 		"one who watches": func(ctx context.Context) error {
 			s, err := healthpb.NewHealthClient(conn).Watch(ctx, &healthpb.HealthCheckRequest{})
 			for err == nil {

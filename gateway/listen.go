@@ -35,8 +35,8 @@ func newListener(l net.Listener, g *Gateway) *listener {
 	return &listener{Listener: l, g: g, most: g.cfg.MaxConnections, conns: map[*conn]struct{}{}, streams: map[*stream]struct{}{}}
 }
 
-// Accept never gives more connections than allowed: beyond, the one that has been
-// idle for longest has to go. If none is idle the newcomer is hung up on at once,
+// Accept never gives more connections than allowed: beyond, one that is idle
+// has to go. If none is the newcomer is hung up on at once,
 // so that it does not wait for one that never ends.
 func (l *listener) Accept() (net.Conn, error) {
 	for {
@@ -46,7 +46,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		}
 		c := &conn{Conn: nc, l: l}
 		c.peer.local, c.peer.remote = addrPort(nc.LocalAddr()), addrPort(nc.RemoteAddr())
-		c.idleSince.Store(l.g.awake.now())
+		c.moved()
 		l.mu.Lock()
 		var leaving *conn
 		if len(l.conns) >= l.most {
@@ -116,6 +116,7 @@ type conn struct {
 
 	underWay  atomic.Int32 // requests, see idle.go
 	idleSince atomic.Int64 // a moment of awake's, for while none is
+	served    atomic.Bool  // one was
 
 	// Of a session: what to do when the caller hangs up while its request is
 	// under way.
@@ -147,6 +148,9 @@ func (c *conn) Read(p []byte) (int, error) {
 		}
 	}
 	n, err := c.Conn.Read(p)
+	if n > 0 {
+		c.moved()
+	}
 	if c.bodySince.Load() != 0 {
 		c.bodyGot.Add(int64(n))
 	}
@@ -270,13 +274,15 @@ func (c *conn) sweep(now int64) {
 // sweepBuffers hangs up on a gRPC caller that is slow with a message, or has
 // stopped in the middle of it, while others lack the memory that it holds.
 func (c *conn) sweepBuffers(now int64, short bool) {
-	heldUp := c.fullStreams.Load() > 0 || c.waits.Load() && c.unread() > 0
-	if c.arrivals.slow(now, heldUp, &c.l.g.cfg.pace, c.unread) && short {
+	if c.arrivals.slow(now, c.heldUp(), &c.l.g.cfg.pace, c.unread) && short {
 		c.l.g.log.Warn("the buffers are full, a caller that does not finish its message is hung up on", "address", c.peer.remote)
 		c.givenUp.Store(true)
 		_ = c.SetReadDeadline(past)
 	}
 }
+
+// heldUp tells whether it is us who keep a gRPC caller from sending.
+func (c *conn) heldUp() bool { return c.fullStreams.Load() > 0 || c.waits.Load() && c.unread() > 0 }
 
 // waitForBudget holds a connection up while the buffers are full; one that
 // waits for too long is given up, which makes room for the others.

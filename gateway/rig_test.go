@@ -86,7 +86,7 @@ func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *r
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{t: t, socket: filepath.Join(dir, "b.sock"), mem: shm.NewHeap()}
 	r.startBroker(models...)
-	cfg := Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem, ClaimWait: patience, DrainTime: patience, pace: pace{stall: patience}}
+	cfg := Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem, ClaimWait: patience, DrainTime: patience, pace: pace{stall: patience, rest: 1}}
 	if change != nil {
 		change(&cfg)
 	}
