@@ -19,6 +19,8 @@ TOLD_AT = "RINGBATCH_REFUSAL"  # where a worker process writes it, and which fil
 # Errors that do not go away by themselves. A missing GPU may: its driver is up later than we are.
 LASTING = (errors.Invalid, errors.WrongGPU)
 
+_MOST_BYTES = 1 << 20  # of refusals: thousands, and none was a reason to end
+
 _ADD_SEALS, _SEAL_GROW, _SEAL_WRITE = 1033, 4, 8  # <linux/fcntl.h>: not every Python's fcntl has them
 
 _told_at = os.environ.pop(TOLD_AT, "")  # what this process starts in turn is no worker process of that serve
@@ -36,16 +38,19 @@ class Refusals:
     def __init__(self) -> None:
         self._fd = os.memfd_create("ringbatch-refusal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._over = False
+        self._read = 0  # bytes; what was read stays, since another process may be writing behind it
         self._told: list[Refusal] = []
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}:{_identity(self._fd)}"
 
     def take(self, pid: int | None = None) -> list[Refusal]:
         """Those that came since they were taken last; of one process, if a pid is given."""
-        if not self._over and (size := os.fstat(self._fd).st_size):
-            told = os.pread(self._fd, size, 0)
-            if told.endswith(b"\n"):  # else one is being written
-                os.ftruncate(self._fd, 0)
-                self._told += [Refusal(*json.loads(line)) for line in told.splitlines()]
+        if not self._over and (size := os.fstat(self._fd).st_size) > self._read:
+            told = os.pread(self._fd, size - self._read, self._read)
+            whole = told[: told.rfind(b"\n") + 1]  # behind that one is being written
+            self._read += len(whole)
+            self._told += [Refusal(*json.loads(line)) for line in whole.splitlines()]
+            if self._read > _MOST_BYTES:
+                self.end()
         mine = [r for r in self._told if pid in (None, r.pid)]
         self._told = [r for r in self._told if r not in mine]
         return mine

@@ -30,7 +30,7 @@ from typing import Any, Callable, Optional
 from . import _targets, errors
 from ._guests import Guest
 from ._library import binary_path
-from ._refusal import TOLD_AT, Refusals
+from ._refusal import TOLD_AT, Refusal, Refusals
 from ._targets import Reached, Served
 
 log = logging.getLogger("ringbatch")
@@ -195,13 +195,14 @@ def _host(commands: list[list[str]], counts: list[int], socket: str, stop: threa
             return  # somebody else was quicker
         gateway = door()
         ready, look = not commands, time.monotonic()
+        told: list[Refusal] = []
         while not stop.wait(_LOOK_S):
             if gateway is not None:
                 gateway.revive()
-            for refusal in refusals.take():
-                if not _has_attached(socket, refusal.name):
-                    raise errors.Invalid(refusal.text)
-                log.warning("%s, which has served, is started again: %s", refusal.name, refusal.text)
+            told += refusals.take()
+            if told and (started := _processes(socket)) is not None:  # else nothing is known: it is asked again in the next round
+                _judge(told, started)
+                told = []
             if not ready and time.monotonic() >= look:
                 ready, look = _all_attached(socket), time.monotonic() + _LOOK_AT_STARTS_S
                 if ready:
@@ -291,22 +292,26 @@ def _wait_for_broker(p: subprocess.Popen, socket: str, stop: threading.Event) ->
 
 def _all_attached(socket: str) -> bool:
     """Whether every worker has attached once; raises if one cannot."""
-    started = _processes(socket)
+    started = _processes(socket) or []
     for s in started:
         if s["failed_starts"] >= _FAILED_STARTS and not s["attached"]:
             raise errors.WorkerDied(f"{s['name']} ended {s['failed_starts']} times before it was ready ({s['last_end']}); see its messages above")
     return bool(started) and all(s["attached"] for s in started)
 
 
-def _has_attached(socket: str, name: str) -> bool:
-    """Whether a worker process has, in this life or another: then what it serves was right, and may be so again."""
-    return any(s["attached"] for s in _processes(socket) if s["name"] == name)
+def _judge(told: list[Refusal], started: list[dict[str, Any]]) -> None:
+    """Raises the first refusal of a process that has not attached, in this life or another. If it has, what it serves was right, and may be so again."""
+    attached = {s["name"] for s in started if s["attached"]}
+    for refusal in told:
+        if refusal.name not in attached:
+            raise errors.Invalid(refusal.text)
+        log.warning("%s, which has served, is started again: %s", refusal.name, refusal.text)
 
 
-def _processes(socket: str) -> list[dict[str, Any]]:
-    """By the command: this process has no connection of its own, and stays free to fork."""
+def _processes(socket: str) -> list[dict[str, Any]] | None:
+    """None if there is no answer. By the command: this process has no connection of its own, and stays free to fork."""
     answer = subprocess.run([binary_path(), "stats", "--json", "--socket", socket], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
-    return json.loads(answer.stdout).get("processes") or [] if answer.returncode == 0 else []
+    return json.loads(answer.stdout).get("processes") or [] if answer.returncode == 0 else None
 
 
 # -- a broker of somebody else's

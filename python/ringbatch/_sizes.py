@@ -267,6 +267,8 @@ class Model(Protocol):
 
 def agree(got: Sequence[np.ndarray], want: Sequence[np.ndarray], tolerance: float) -> bool:
     """Whether results are the same but for rounding: within tolerance times the largest number. Whole numbers must be equal."""
+    if len(got) != len(want):
+        return False
     for y, z in zip(got, want):
         if y.shape != z.shape:
             return False
@@ -302,23 +304,41 @@ def example(inputs: Sequence[Input], shapes: Sequence[tuple[int, ...]], dtypes: 
 
 
 def rows_agree(model: Model, xs: list[np.ndarray], tolerance: float, outputs: Sequence[Output] = ()) -> bool:
-    """Whether the rows of a batch give what each gives alone. outputs: where one has a size that is not known, what all have is compared."""
+    """Whether the rows of a batch give what each gives alone. outputs: of a size that is not known, what all rows have is compared."""
     together = model.run(xs, None)
     if any(len(y) != len(xs[0]) for y in together):
         return False
     alone = [model.run([x[i : i + 1] for x in xs], None) for i in range(len(xs[0]))]
+    if any(len(ys) != len(together) for ys in alone):
+        return False
     for k, (y, *rows) in enumerate(zip(together, *alone)):
-        sizes = {z.shape[1:] for z in (y, *rows)}
-        if len(sizes) > 1 and (k >= len(outputs) or outputs[k].known or len({*map(len, sizes)}) > 1):
+        shapes = {z.shape[1:] for z in (y, *rows)}
+        if not _only_unknown_differ(shapes, outputs[k].follows if k < len(outputs) else ()):
             return False
-        corner = (slice(None), *(slice(min(n)) for n in zip(*sizes)))  # a batch may be padded to its longest row
+        corner = (slice(None), *(slice(min(n)) for n in zip(*shapes)))  # a batch may be padded to its longest row
         if not agree([y[corner]], [np.concatenate([z[corner] for z in rows])], tolerance):
             return False
     return True
 
 
-def refuse_mixed_rows(model: Model, xs: list[np.ndarray], tolerance: float, allow: str = "", outputs: Sequence[Output] = ()) -> None:
-    """Refuses a model whose rows do not give in a batch what each gives alone. allow: what else helps, besides single rows and no check."""
+def _only_unknown_differ(shapes: set[tuple[int, ...]], follows: Sequence[int]) -> bool:
+    """Whether the rows of an output have one shape, but for sizes that are not known."""
+    if len(shapes) == 1:
+        return True  # also where it is declared in another shape of as many numbers
+    if any(len(shape) != len(follows) for shape in shapes):
+        return False
+    return all(f == UNKNOWN or len({*sizes}) == 1 for f, sizes in zip(follows, zip(*shapes)))
+
+
+def refuse_tolerance(given: float | None) -> None:
+    """Refuses one that no results could be within, or all."""
+    if given is not None and not 0 <= given < math.inf:
+        raise errors.Invalid(f"--tolerance {given:g}: want a part of the largest number, like 0.05")
+
+
+def refuse_mixed_rows(model: Model, xs: list[np.ndarray], tolerance: float, outputs: Sequence[Output] = (), adjustable: bool = True) -> None:
+    """Refuses a model whose rows do not give in a batch what each gives alone. adjustable: there is a --tolerance."""
+    allow = ", allow more (--tolerance 0.05)" if adjustable and tolerance < 0.05 else ""
     if not rows_agree(model, xs, tolerance, outputs):
         raise errors.Invalid(
             f"in a batch of {len(xs[0])} the rows give other results than alone, by more than {tolerance:g} of the largest: rows of this model "

@@ -66,7 +66,7 @@ def refuse_mixed_rows(tried: Module, axes: _sizes.Axes, most: int, tolerance: fl
             f"the module takes one row, and fails with {rows}: a batch of 1 is fixed in it, in the shape of a view, say. "
             f"Make it for any number of rows, or serve single rows (--max_batch_size=1). {failure(e)}"
         ) from None
-    _sizes.refuse_mixed_rows(tried, xs, tolerance, ", allow more (--tolerance 0.05)", outputs)
+    _sizes.refuse_mixed_rows(tried, xs, tolerance, outputs)
 
 
 _MACHINE = ("out of memory", "can't allocate memory", "CUDA error", "CUDA driver", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")
@@ -86,10 +86,12 @@ def _is_coarse(module: object) -> bool:
     """Whether it has numbers of 16 bits or fewer to compute with, or operations on such."""
     if not isinstance(module, torch.nn.Module):
         return False
-    if any(t.is_quantized or (t.is_floating_point() and t.element_size() <= 2) for t in (*module.parameters(), *module.buffers())):
+    # By the type: a lazy parameter has no elements yet, and does not tell their size.
+    if any(t.is_quantized or (t.is_floating_point() and t.dtype.itemsize <= 2) for t in (*module.parameters(), *module.buffers())):
         return True
     if isinstance(module, torch.jit.ScriptModule):
-        return "quantized::" in str(module.inlined_graph)
+        graph = str(module.inlined_graph)
+        return any(sign in graph for sign in ("quantized::", ": Half(", ": BFloat16("))  # weights too, where it was frozen
     parts = list(module.modules())
     operations = (str(n.target) for p in parts if isinstance(p, torch.fx.GraphModule) for n in p.graph.nodes)
     return any("quantized" in name for name in (*(type(p).__module__ for p in parts), *operations))

@@ -121,6 +121,7 @@ def prepare(
     tolerance: float | None = None, spin: bool = True,
 ) -> Prepared:  # fmt: skip
     """Loads a model, finds its signature and makes sure that it may be batched and padded."""
+    _sizes.refuse_tolerance(tolerance)
     session = session_of(model, threads, providers, spin)
     graph = Graph(session, dims, lengths, mask)
     runner = Runner(session, graph)
@@ -144,7 +145,7 @@ def prepare(
 def _check(session: ort.InferenceSession, runner: Runner, graph: Graph, axes: _sizes.Axes, tolerance: float) -> None:
     xs = _sizes.example(graph.inputs, axes.shapes(axes.largest()), graph.dtypes(), CHECKED_ROWS)
     try:
-        _sizes.refuse_mixed_rows(runner, xs, tolerance, ", allow more (--tolerance 0.05)")
+        _sizes.refuse_mixed_rows(runner, xs, tolerance)
     except errors.Error:
         raise
     except Exception as e:
@@ -167,7 +168,8 @@ def warm_up(p: Prepared, max_batch: int) -> None:
                 p.runner.run([x[:n] for x in xs], None)
             except Exception as e:
                 what = f"the model fails with {n} row{'s' * (n > 1)} of {' and '.join(str(list(s)) for s in shapes)}: "
-                advice = f"serve fewer at once (--max_batch_size){', or other sizes (--dim, --buckets.INPUT.DIMENSION)' * bool(p.axes)}. "
+                ways = ["fewer at once (--max_batch_size)"] * (n > 1) + ["other sizes (--dim, --buckets.INPUT.DIMENSION)"] * bool(p.axes)
+                advice = f"serve {', or '.join(ways)}. " if ways else ""
                 raise failure(e, p.session.get_providers(), what + advice) from None
 
 

@@ -115,6 +115,7 @@ def serve(
     """
     if str(options.get("ragged", False)).lower() == "true":
         raise errors.Invalid("a module is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
+    _sizes.refuse_tolerance(tolerance)
     where = _device(device)
     if cuda_graphs is None and not isinstance(module, torch.nn.Module):
         cuda_graphs = False  # a function may do things that a replay would leave out

@@ -296,6 +296,8 @@ def test_rows_that_depend_on_one_another_are_refused(tmp_path):
     path = mixing(tmp_path / "mixing.onnx")
     with pytest.raises(rb.Invalid, match="rows give other results than alone, by more than 0.001"):
         ro.prepare(path, {})
+    with pytest.raises(rb.Invalid, match=r"more than 0.05 of the largest: .*=1\) or anything \(--no_check\)"):
+        ro.prepare(path, {}, tolerance=0.05)
     ro.prepare(path, {}, check=False)
 
 
@@ -344,6 +346,9 @@ def broken(tmp_path, what):
         ("encoder", {"dims": {"seq": "<=64"}, "providers": ["tpu"]}, "--provider tpu: this onnxruntime has"),
         ("encoder", {"dims": {"seq": "<=64"}, "settings": {"buckets.tokens.0": "a"}}, "want ascending sizes"),
         ("encoder", {"dims": {"seq": "<=64"}, "settings": {"buckets.tokens.0": "32,16"}}, "want ascending sizes"),
+        ("encoder", {"dims": {"seq": "<=64"}, "tolerance": float("nan")}, "--tolerance nan: want a part of the largest number, like 0.05"),
+        ("encoder", {"dims": {"seq": "<=64"}, "tolerance": float("inf")}, "--tolerance inf: want a part"),
+        ("encoder", {"dims": {"seq": "<=64"}, "tolerance": -1.0}, "--tolerance -1: want a part"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_what_to_do(tmp_path, what, options, message):
@@ -378,16 +383,20 @@ def test_a_device_that_fails_says_nothing_about_the_model(tmp_path, monkeypatch,
             assert type(e.value) is kind
 
 
+IN_THREES = {"dims": {"n": "<=8"}, "buckets": {"x.0": [3, 8]}}
+
+
 @pytest.mark.parametrize(
     ("what", "options", "message"),
     [
-        ("fixed inside", {"check": False}, r"^the model fails with 4 rows of \[2\]: serve fewer at once \(--max_batch_size\)\. \S.*$"),
-        ("halves", {"dims": {"n": "<=8"}, "buckets": {"x.0": [3, 8]}}, r"^the model fails with 4 rows of \[3\]: .*, or other sizes \(--dim, --buckets.*\)\. \S.*$"),
+        ("fixed inside", {"max_batch_size": 4, "check": False}, r"^the model fails with 4 rows of \[2\]: serve fewer at once \(--max_batch_size\)\. \S.*$"),
+        ("halves", {"max_batch_size": 4, **IN_THREES}, r"^the model fails with 4 rows of \[3\]: .*, or other sizes \(--dim, --buckets.*\)\. \S.*$"),
+        ("halves", {"max_batch_size": 1, **IN_THREES}, r"^the model fails with 1 row of \[3\]: serve other sizes \(--dim, --buckets.*\)\. \S.*$"),
     ],
 )
 def test_a_model_that_fails_on_what_will_come_is_refused_with_what_to_do(tmp_path, what, options, message):
     with pytest.raises(rb.Invalid, match=message):
-        ro.serve(broken(tmp_path, what), "m", max_batch_size=4, **options)
+        ro.serve(broken(tmp_path, what), "m", **options)
 
 
 def test_the_example_gives_what_each_text_gives_alone():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -37,6 +38,33 @@ def test_a_refusal_arrives_once(refusals):
 def test_each_process_is_asked_for_its_own(refusals):
     pid = int(says(refusals.path, "_refusal.refused('no good'); print(os.getpid())"))
     assert not refusals.take(pid + 1) and [r.pid for r in refusals.take(pid)] == [pid] and not refusals.take()
+
+
+def test_one_that_comes_while_others_are_read_is_not_lost(refusals, monkeypatch):
+    says(refusals.path)
+    read = os.pread
+
+    def and_another_comes(fd, size, at):
+        monkeypatch.undo()
+        told = read(fd, size, at)
+        says(refusals.path, "_refusal.refused('neither')")
+        return told
+
+    monkeypatch.setattr(os, "pread", and_another_comes)
+    assert [[r.text for r in refusals.take()] for _ in range(3)] == [["no good"], ["neither"], []]
+
+
+def test_one_that_is_being_written_is_read_when_it_is_whole(refusals):
+    os.write(refusals._fd, b'[1, "", "no good"]\n[2, "", "nei')
+    assert [r.text for r in refusals.take()] == ["no good"]
+    os.write(refusals._fd, b'ther"]\n')
+    assert [r.text for r in refusals.take()] == ["neither"]
+
+
+def test_after_very_many_the_workers_say_it_themselves(refusals, monkeypatch):
+    monkeypatch.setattr(_refusal, "_MOST_BYTES", 1)
+    assert says(refusals.path) == "True" and len(refusals.take()) == 1
+    assert says(refusals.path) == "False" and not refusals.take()
 
 
 def test_one_that_comes_after_the_start_is_the_workers_own_to_say(refusals):
@@ -149,6 +177,39 @@ def test_one_that_has_served_does_not_end_those_that_still_start(tmp_path, guest
         finally:
             p.terminate()
             p.communicate(timeout=120)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_broker_that_does_not_answer_is_asked_again(refusals, monkeypatch, caplog, attached):
+    """It does not at first: whether the one that refuses has served is not known then."""
+    says(refusals.path, "os.environ['RINGBATCH_WORKER_NAME'] = 'one'; _refusal.refused('no good')")
+    stop, asked = threading.Event(), []
+
+    def stats(command, **_):
+        asked.append(command)
+        if len(asked) == 3:  # of the refusal, of who has attached, of the refusal again
+            stop.set()
+        answer = {"processes": [{"name": "one", "attached": attached, "failed_starts": 1}]}
+        return subprocess.CompletedProcess(command, int(len(asked) == 1), json.dumps(answer).encode())
+
+    class Broker:
+        returncode = None
+
+        def poll(self):
+            return None
+
+        def terminate(self):
+            pass
+
+        def wait(self, seconds):
+            pass
+
+    monkeypatch.setattr(_serve, "_start_broker", lambda *_: Broker())
+    monkeypatch.setattr(_serve, "_wait_for_broker", lambda *_: True)
+    monkeypatch.setattr(_serve.subprocess, "run", stats)
+    with contextlib.nullcontext() if attached else pytest.raises(rb.Invalid, match="no good"):
+        _serve._host([["true"]], [1], "/nowhere", stop, lambda: None, refusals)
+    assert len(asked) == 3 and ("one, which has served, is started again: no good" in caplog.text) == attached
 
 
 NOT_YET = """

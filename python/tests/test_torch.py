@@ -280,6 +280,32 @@ def test_rows_of_other_sizes_or_numbers_in_a_batch_are_refused(outputs):
         rt.serve(lambda x: (x @ x.T).cumsum(0), "m", inputs=["x:f32[2]"], outputs=outputs, device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("module", "inputs", "outputs"),
+    [
+        # Its second size is the number of rows: a row's numbers would lie between others.
+        (lambda x: x[:, :1, None] + 100 * torch.arange(len(x)) + torch.zeros(1, 2, 1), ["x:f32[2]"], ["y:f32[<=8,1]"]),
+        (lambda x: x[:, : x.shape[1] // len(x), None].expand(-1, -1, 3), ["x:f32[<=6]"], ["y:f32[<=6,<=8]"]),
+        (lambda x: (x, x * 2) if len(x) == 1 else (x,), ["x:f32[2]"], ["y:f32[2]", "z:f32[2]"]),
+        (lambda x: (x, x * 2) if len(x) > 1 else (x,), ["x:f32[2]"], ["y:f32[2]"]),
+    ],
+    ids=["fixed", "follows", "fewer", "more"],
+)
+def test_only_sizes_that_are_not_known_may_be_others_in_a_batch(module, inputs, outputs):
+    with pytest.raises(rb.Invalid, match="in a batch of 3 the rows give other results than alone"):
+        rt.serve(module, "m", inputs=inputs, outputs=outputs, device="cpu", max_batch_size=4)
+
+
+@pytest.mark.parametrize("compile", ["off", "auto"])
+def test_a_module_that_learns_its_sizes_from_the_first_row_is_served(served, compile, monkeypatch):
+    from ringbatch import _torch_compile
+
+    monkeypatch.setattr(_torch_compile, "choose", lambda *a: None)  # that compiling pays is tested elsewhere
+    socket = served(torch.nn.LazyLinear(2), "lazy", inputs=["x:f32[4]"], device="cpu", compile=compile)
+    with rb.connect("lazy", socket=socket, wait=60) as c:
+        assert np.array(c.infer(np.ones(4, "float32"))).size == 2
+
+
 def nearly(x):
     return x * (1 + 0.01 * (len(x) > 1))
 
@@ -298,9 +324,17 @@ class Nearly(torch.nn.Module):
 def test_how_far_rows_may_differ_can_be_said(served):
     with pytest.raises(rb.Invalid, match=r"by more than 0.001 of the largest: .*allow more \(--tolerance 0.05\)"):
         rt.serve(nearly, "m", inputs=["x:f32[2]"], device="cpu")
+    with pytest.raises(rb.Invalid, match=r"by more than 0.05 of the largest: .*=1\) or anything \(--no_check\)"):
+        rt.serve(lambda x: x.softmax(0), "m", inputs=["x:f32[2]"], device="cpu", tolerance=0.05)
     socket = served(nearly, "nearly", inputs=["x:f32[2]"], device="cpu", tolerance=0.02)
     with rb.connect("nearly", socket=socket, wait=60) as c:
         np.testing.assert_array_equal(np.array(c.infer(np.ones(2, "float32"))).reshape(-1), [1, 1])
+
+
+@pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), -0.01])
+def test_a_tolerance_that_is_none_is_refused(tolerance):
+    with pytest.raises(rb.Invalid, match=f"--tolerance {tolerance}: want a part of the largest number, like 0.05"):
+        rt.serve(nearly, "m", inputs=["x:f32[2]"], device="cpu", tolerance=tolerance)
 
 
 def test_the_command_takes_how_far_rows_may_differ(monkeypatch):
@@ -318,11 +352,12 @@ def test_coarse_modules_may_differ_by_more(tmp_path):
 
     linear = torch.nn.Sequential(torch.nn.Linear(4, 4))
     scripted = torch.jit.script(linear)
-    coarse = [Nearly(torch.float16), Nearly(torch.bfloat16)]
+    coarse = [Nearly(torch.float16), Nearly(torch.bfloat16), torch.nn.LazyLinear(2, dtype=torch.float16)]
+    coarse += [torch.jit.freeze(torch.jit.script(torch.nn.Linear(4, 4, dtype=dtype).eval())) for dtype in (torch.float16, torch.bfloat16)]
     if torch.backends.quantized.engine != "none":
         quantized = torch.ao.quantization.quantize_dynamic(linear, {torch.nn.Linear})
         coarse += [quantized, torch.jit.script(quantized), torch.fx.symbolic_trace(quantized)]
-    fine = [nearly, Nearly(torch.float32), linear, scripted, torch.fx.symbolic_trace(linear)]
+    fine = [nearly, Nearly(torch.float32), linear, torch.nn.LazyLinear(2), scripted, torch.jit.freeze(scripted.eval()), torch.fx.symbolic_trace(linear)]
     assert [_torch_check.tolerance(m, False) for m in (*coarse, *fine)] == [0.02] * len(coarse) + [0.001] * len(fine)
     assert _torch_check.tolerance(nearly, True) == 0.02
 
