@@ -38,14 +38,19 @@ func (c *conn) retire() bool { return c.underWay.CompareAndSwap(0, retired) }
 // long where many turn out to have something unread.
 func (l *listener) retireLongestIdle() *conn {
 	for range 8 {
-		before := l.g.awake.now() - int64(l.g.cfg.pace.rest)
+		now, ahead := l.g.awake.now(), false
+		before := now - int64(l.g.cfg.pace.rest)
 		var first *conn
 		for c := range l.conns {
+			if since := c.idleSince.Load(); since > now { // the clock was put back since, after a standstill
+				ahead = c.idleSince.CompareAndSwap(since, now) || ahead
+			}
 			if c.underWay.Load() == 0 && c.idleSince.Load() <= before && (first == nil || c.goesBefore(first)) && !c.arrivals.any() {
 				first = c
 			}
 		}
 		switch {
+		case first == nil && ahead: // looks again
 		case first == nil:
 			return nil
 		case first.unread() > 0: // a request that is not read yet

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	rpcstatus "google.golang.org/grpc/status"
@@ -205,6 +206,22 @@ func TestNobodyTakesThePlaceOfACallerThatHasJustBeenAnswered(t *testing.T) {
 	}
 	r.g.awake.stood.Add(-int64(patience)) // time goes by
 	r.eventually("a newcomer is answered", func() error { return r.ask(r.connect(), askLive) })
+}
+
+// Who was read before it was noticed that the gateway had stood still.
+func TestAfterAStandstillConnectionsMakeRoom(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.MaxConnections = 2 })
+	for range 2 {
+		c := r.connect()
+		if err := r.ask(c, askLive); err != nil {
+			t.Fatal(err)
+		}
+		r.isIdle(c)
+	}
+	r.g.awake.stood.Add(int64(time.Hour))
+	if err := r.ask(r.connect(), askLive); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestWhoNeverAskedForAnythingMakesRoomFirst(t *testing.T) {

@@ -185,6 +185,7 @@ func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspect
 			}
 			requests = append(requests, res.again...)
 		}
+		slices.Sort(requests) // a message of all of them has them in the batch's order
 		switch {
 		case len(requests) == 0:
 			return suspects

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/policy"
@@ -185,4 +187,57 @@ func TestARefusedBatchWhoseTimeIsOverMayBeSentAgain(t *testing.T) {
 			t.Errorf("%v: %v", now, err)
 		}
 	}
+}
+
+// leaving is a gateway of an older release that is about to go.
+type leaving struct {
+	older
+	calls *atomic.Int32
+}
+
+func (l leaving) ModelInfer(context.Context, *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
+	l.calls.Add(1)
+	return nil, rpcstatus.Error(codes.Unavailable, "the gateway is shutting down")
+}
+
+// It gets the requests by their shapes, and so in another order; the next host gets them all in one message.
+func TestRequestsThatComeBackByShapeKeepTheirInputs(t *testing.T) {
+	sig := signature(t, "x:u8[<=4] z:u8[1]", "y:u8[1]")
+	h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
+		for i := range b.Len() {
+			row := b.Request(i).Row
+			b.Output(0).Bytes(row)[0] = b.Input(0).Bytes(row)[0] + b.Input(1).Bytes(row)[0]
+		}
+		return nil
+	}, nil)
+	var calls atomic.Int32
+	first := standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { return leaving{older{b}, &calls} })
+	l := newLocal(t, func(c *Config) {
+		c.Route, c.Inputs = Fill, sig.Inputs
+		c.Policy = policy.New(policy.MaxBatchSize(3), policy.WaitTime(patience), policy.Slots(64), policy.Ragged(true))
+	}, first, h.address)
+	c := l.dial()
+	l.eventually("the one that leaves had requests", func() bool {
+		var list []client.Request
+		for i, n := range []int{2, 3, 2} {
+			q, err := c.Fill(soon(t), tensor.Of("x", bytes.Repeat([]byte{byte(10 * (i + 1))}, n), 1, n), tensor.Of("z", []byte{byte(i + 1)}, 1, 1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, q)
+		}
+		if err := client.CommitAll(soon(t), list); err != nil {
+			t.Fatal(err)
+		}
+		for i, q := range list {
+			if err := q.Wait(soon(t)); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := q.OutputBytes(0); err != nil || out[0] != byte(11*(i+1)) {
+				t.Errorf("request %d: %v, %v", i, out, err)
+			}
+			_ = q.Release()
+		}
+		return calls.Load() > 0
+	})
 }
