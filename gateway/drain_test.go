@@ -5,7 +5,6 @@ package gateway
 import (
 	"fmt"
 	"io"
-	"sync"
 	"testing"
 	"time"
 )
@@ -15,9 +14,7 @@ func TestADrainDoesNotWaitForRequestsThatDoNotGoOn(t *testing.T) {
 	r := newRig(t, func(c *Config) {
 		c.pace = pace{body: 24 * time.Hour, answer: 24 * time.Hour, idle: 24 * time.Hour, sweep: time.Second, rate: leastRate}
 	}, m)
-	h := newHeld()
-	r.worker(m, h.run)
-	release := sync.OnceFunc(func() { close(h.goOn) })
+	_, release := r.holds(m)
 	defer release()
 	finished := make(chan error, 2)
 	go func() { finished <- r.ask(r.connect(), plainDouble()) }()

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -42,6 +41,17 @@ func (r *rig) ask(c net.Conn, request string) error {
 	return err
 }
 
+// connectIdle is a connection whose one request was answered.
+func (r *rig) connectIdle(request string) net.Conn {
+	r.t.Helper()
+	c := r.connect()
+	if err := r.ask(c, request); err != nil {
+		r.t.Fatal(err)
+	}
+	r.isIdle(c)
+	return c
+}
+
 func plainDouble() string {
 	body := `{"inputs":[` + goodInput + `]}`
 	return fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
@@ -69,9 +79,7 @@ func TestTheConnectionThatIsIdleForLongestMakesRoomForANewcomer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := doubler(t)
 			r := newRig(t, func(c *Config) { c.MaxConnections = 4 }, m)
-			h := newHeld()
-			r.worker(m, h.run)
-			release := sync.OnceFunc(func() { close(h.goOn) })
+			h, release := r.holds(m)
 			defer release()
 			busy := r.connect()
 			answered := make(chan error, 1)
@@ -79,12 +87,7 @@ func TestTheConnectionThatIsIdleForLongestMakesRoomForANewcomer(t *testing.T) {
 			<-h.began
 			var idle []net.Conn
 			for range 3 {
-				c := r.connect()
-				if err := r.ask(c, request); err != nil {
-					t.Fatal(err)
-				}
-				r.isIdle(c)
-				idle = append(idle, c)
+				idle = append(idle, r.connectIdle(request))
 			}
 			if err := r.ask(idle[0], request); err != nil { // now it is the latest
 				t.Fatal(err)
@@ -112,9 +115,7 @@ func TestTheConnectionThatIsIdleForLongestMakesRoomForANewcomer(t *testing.T) {
 func TestConnectionsBeyondTheLimitAreHungUpOnWhileAllAreBusy(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, func(c *Config) { c.MaxConnections = 4 }, m)
-	h := newHeld()
-	r.worker(m, h.run)
-	release := sync.OnceFunc(func() { close(h.goOn) })
+	_, release := r.holds(m)
 	defer release()
 	answered := make(chan error, 4)
 	for i := range 4 {
@@ -146,9 +147,7 @@ func TestConnectionsBeyondTheLimitAreHungUpOnWhileAllAreBusy(t *testing.T) {
 func TestAGRPCConnectionWithoutCallsMakesRoomForANewcomer(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, func(c *Config) { c.MaxConnections = 2 }, m)
-	h := newHeld()
-	r.worker(m, h.run)
-	release := sync.OnceFunc(func() { close(h.goOn) })
+	h, release := r.holds(m)
 	defer release()
 	answered := make(chan error, 1)
 	busy := r.client()
@@ -195,11 +194,7 @@ func TestAGRPCConnectionWithoutCallsMakesRoomForANewcomer(t *testing.T) {
 func TestNobodyTakesThePlaceOfACallerThatHasJustBeenAnswered(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.MaxConnections, c.pace.rest = 2, patience })
 	for range 2 {
-		c := r.connect()
-		if err := r.ask(c, askLive); err != nil {
-			t.Fatal(err)
-		}
-		r.isIdle(c)
+		r.connectIdle(askLive)
 	}
 	if err := r.ask(r.connect(), askLive); err == nil {
 		t.Error("a newcomer took one's place at once")
@@ -212,11 +207,7 @@ func TestNobodyTakesThePlaceOfACallerThatHasJustBeenAnswered(t *testing.T) {
 func TestAfterAStandstillConnectionsMakeRoom(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.MaxConnections = 2 })
 	for range 2 {
-		c := r.connect()
-		if err := r.ask(c, askLive); err != nil {
-			t.Fatal(err)
-		}
-		r.isIdle(c)
+		r.connectIdle(askLive)
 	}
 	r.g.awake.stood.Add(int64(time.Hour))
 	if err := r.ask(r.connect(), askLive); err != nil {
@@ -226,11 +217,7 @@ func TestAfterAStandstillConnectionsMakeRoom(t *testing.T) {
 
 func TestWhoNeverAskedForAnythingMakesRoomFirst(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.MaxConnections = 2 })
-	served := r.connect()
-	if err := r.ask(served, askLive); err != nil {
-		t.Fatal(err)
-	}
-	r.isIdle(served)
+	served := r.connectIdle(askLive)
 	silent := r.connect()
 	r.isIdle(silent)
 	if err := r.ask(r.connect(), askLive); err != nil {

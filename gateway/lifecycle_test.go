@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/worker"
@@ -39,6 +40,13 @@ func (h *held) run(ctx context.Context, b *worker.Batch) error {
 	h.began <- b.Rows()
 	<-h.goOn
 	return double(ctx, b)
+}
+
+// holds has such a worker for a model; release lets it answer.
+func (r *rig) holds(m broker.ModelConfig) (h *held, release func()) {
+	h = newHeld()
+	r.worker(m, h.run)
+	return h, sync.OnceFunc(func() { close(h.goOn) })
 }
 
 func doubleMessage() *oip.ModelInferRequest {

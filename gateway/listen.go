@@ -35,9 +35,9 @@ func newListener(l net.Listener, g *Gateway) *listener {
 	return &listener{Listener: l, g: g, most: g.cfg.MaxConnections, conns: map[*conn]struct{}{}, streams: map[*stream]struct{}{}}
 }
 
-// Accept never gives more connections than allowed: beyond, one that is idle
-// has to go. If none is the newcomer is hung up on at once,
-// so that it does not wait for one that never ends.
+// Accept never gives more connections than allowed: beyond, one that is idle has
+// to go. If none is, the newcomer is hung up on at once, so that it does not wait
+// for one that never ends.
 func (l *listener) Accept() (net.Conn, error) {
 	for {
 		nc, err := l.Listener.Accept()

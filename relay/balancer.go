@@ -49,17 +49,8 @@ func (balancerBuilder) Build(cc balancer.ClientConn, opts balancer.BuildOptions)
 // (More often than that its DNS resolver does not ask.)
 const resolveInterval = 30 * time.Second
 
-func (b *connections) keepResolving(ctx context.Context, every time.Duration) {
-	t := time.NewTicker(every)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			b.cc.ResolveNow(resolver.ResolveNowOptions{})
-		}
-	}
+func (b *connections) keepResolving(ctx context.Context, interval time.Duration) {
+	every(ctx, interval, func() { b.cc.ResolveNow(resolver.ResolveNowOptions{}) })
 }
 
 // connections are those of one relay.

@@ -362,6 +362,20 @@ func (p *hosts) state() (usable int, lanes int) {
 	return usable, p.lanes
 }
 
+// every calls f again and again until ctx ends.
+func every(ctx context.Context, d time.Duration, f func()) {
+	t := time.NewTicker(d)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			f()
+		}
+	}
+}
+
 // pause waits for d, or for the end of ctx.
 func pause(ctx context.Context, d time.Duration) { pauseUntil(ctx, d, nil) }
 

@@ -59,7 +59,7 @@ func Run(ctx context.Context, cfg Config) error {
 	defer r.conn.Close()
 	life, stop := context.WithCancel(context.Background())
 	defer stop()
-	go r.sweep(life)
+	go every(life, sweepInterval, r.sweep)
 	select {
 	case <-ctx.Done():
 		return nil
@@ -234,22 +234,13 @@ func (r *relay) unwatch(x *exchange) {
 // sweepInterval is how soon a host learns that nobody waits for a batch.
 const sweepInterval = 10 * time.Millisecond
 
-func (r *relay) sweep(ctx context.Context) {
-	t := time.NewTicker(sweepInterval)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
+func (r *relay) sweep() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for x := range r.posted {
+		if !slices.ContainsFunc(x.requests, x.t.b.Open) {
+			x.cancel(errNobodyWaits)
 		}
-		r.mu.Lock()
-		for x := range r.posted {
-			if !slices.ContainsFunc(x.requests, x.t.b.Open) {
-				x.cancel(errNobodyWaits)
-			}
-		}
-		r.mu.Unlock()
 	}
 }
 

@@ -10,23 +10,15 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	rpcstatus "google.golang.org/grpc/status"
-
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -342,112 +334,6 @@ func TestAHostWithAnotherSignatureIsLeftOut(t *testing.T) {
 	}
 }
 
-// before stands before a host, and passes on what a relay asks.
-type before struct {
-	oip.UnimplementedGRPCInferenceServiceServer
-	behind oip.GRPCInferenceServiceClient
-}
-
-func (b before) ServerMetadata(ctx context.Context, r *oip.ServerMetadataRequest) (*oip.ServerMetadataResponse, error) {
-	return b.behind.ServerMetadata(ctx, r)
-}
-
-func (b before) ModelMetadata(ctx context.Context, r *oip.ModelMetadataRequest) (*oip.ModelMetadataResponse, error) {
-	return b.behind.ModelMetadata(ctx, r) // without the header
-}
-
-func (b before) ModelConfig(ctx context.Context, r *oip.ModelConfigRequest) (*oip.ModelConfigResponse, error) {
-	return b.behind.ModelConfig(ctx, r)
-}
-
-func (b before) ModelReady(ctx context.Context, r *oip.ModelReadyRequest) (*oip.ModelReadyResponse, error) {
-	return b.behind.ModelReady(ctx, r)
-}
-
-// standBefore serves what stands before a host, and gives its address.
-func standBefore(t *testing.T, h *testHost, made func(before) oip.GRPCInferenceServiceServer) (address string) {
-	t.Helper()
-	conn, err := grpc.NewClient(h.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	oip.RegisterGRPCInferenceServiceServer(server, made(before{behind: oip.NewGRPCInferenceServiceClient(conn)}))
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(server.Stop)
-	return listener.Addr().String()
-}
-
-// full refuses a batch some times.
-type full struct {
-	before
-	refusal error
-	times   int
-
-	mu    sync.Mutex
-	calls []time.Time
-}
-
-func (f *full) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
-	f.mu.Lock()
-	f.calls = append(f.calls, time.Now())
-	refuses := len(f.calls) <= f.times
-	f.mu.Unlock()
-	if refuses {
-		return nil, f.refusal
-	}
-	return f.behind.ModelInfer(ctx, r)
-}
-
-// Only that it waits for too short a time is wrong: a busy machine cannot do that.
-func TestABatchThatAHostHasNoRoomForWaits(t *testing.T) {
-	for name, refusal := range map[string]error{
-		"a gateway's limit": rpcstatus.Error(codes.ResourceExhausted, "with this message the caller would have more than 1000 bytes in flight, try again"),
-		"Triton's queue":    rpcstatus.Error(codes.Unavailable, "in ensemble 'm', [request id: <id_unknown>] Exceeds maximum queue size"),
-	} {
-		t.Run(name, func(t *testing.T) {
-			h := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
-			f := &full{refusal: refusal, times: 2 * DefaultAttempts}
-			l := newLocal(t, nil, standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { f.before = b; return f }))
-			q := commit(t, l.dial(), 4)[0]
-			if err := q.Wait(soon(t)); err != nil || number(t, q) != 8 {
-				t.Fatal(err)
-			}
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			least := leastWait * (1<<f.times - 1) // it doubles each time
-			if took := f.calls[f.times].Sub(f.calls[0]); took < least {
-				t.Errorf("it was sent %d times in %v, want %v at least", len(f.calls), took, least)
-			}
-		})
-	}
-}
-
-// older is a gateway of a release that knows nothing of relays: it takes a batch
-// as one request.
-type older struct{ before }
-
-func (o older) ServerMetadata(ctx context.Context, r *oip.ServerMetadataRequest) (*oip.ServerMetadataResponse, error) {
-	m, err := o.behind.ServerMetadata(ctx, r)
-	if err == nil {
-		m.Extensions = slices.DeleteFunc(m.Extensions, func(s string) bool { return s == relaywire.Requests })
-		m.Version = "0.0.1"
-	}
-	return m, err
-}
-
-func (o older) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
-	if r.Parameters[relaywire.Requests] != nil {
-		return nil, errors.New("a parameter that an older release does not know")
-	}
-	return o.behind.ModelInfer(ctx, r)
-}
-
 func TestAnOlderGatewayIsServedWithWholeBatchesAndNamed(t *testing.T) {
 	h := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
 	l := newLocal(t, nil, standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { return older{b} }))
@@ -482,110 +368,6 @@ func TestEachProblemOfAHostIsOneClearSentence(t *testing.T) {
 	}
 	for _, want := range []string{"there is no such host", "nothing listens there", "is that the gRPC port"} {
 		l.eventually(want, func() bool { return l.log.Has(want) })
-	}
-}
-
-func TestABatchThatAHostNeverTakesIsNotTriedAgain(t *testing.T) {
-	h := newHost(t, signature(t, "x:u8[2000]", "y:u8[1]"), func(context.Context, *worker.Batch) error { return nil }, func(c *gateway.Config) { c.CallerBytes = 1000 })
-	l := newLocal(t, nil, h.address)
-	q, err := l.dial().Claim(soon(t), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err = q.Commit(soon(t)); err == nil {
-		err = q.Wait(soon(t))
-	}
-	if err == nil || errors.Is(err, status.ErrQueueFull) || !strings.Contains(err.Error(), "--caller_bytes") {
-		t.Fatalf("%v", err)
-	}
-}
-
-// How full batches are is a matter of load, and must not decide which of them end well.
-func TestABatchThatIsTooLargeForAHostGoesThereInParts(t *testing.T) {
-	sig := signature(t, "x:u8[<=4000]", "y:u8[<=4000]")
-	for name, limit := range map[string]func(*gateway.Config){
-		"gRPC's":     func(c *gateway.Config) { c.MaxMessageBytes = 3000 },
-		"a caller's": func(c *gateway.Config) { c.CallerBytes = 3000 },
-	} {
-		t.Run(name, func(t *testing.T) {
-			h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
-				for i := range b.Len() {
-					n := int(b.Request(i).Dims()[0])
-					if err := b.SetOutputDims(i, n); err != nil {
-						return err
-					}
-					copy(b.Output(0).Bytes(b.Request(i).Row)[:n], b.Input(0).Bytes(b.Request(i).Row)[:n])
-				}
-				return nil
-			}, limit)
-			l := newLocal(t, func(c *Config) {
-				c.Policy = policy.New(policy.MaxBatchSize(8), policy.WaitTime(0), policy.Slots(64), policy.Ragged(true))
-			}, h.address)
-			c := l.dial()
-			sizes := []int{1000, 10, 3500, 1001, 1002, 1003, 700, 2000} // one is too large alone
-			var list []client.Request
-			for i, n := range sizes {
-				q, err := c.Fill(soon(t), tensor.Of("x", bytes.Repeat([]byte{byte(i)}, n), 1, n))
-				if err != nil {
-					t.Fatal(err)
-				}
-				list = append(list, q)
-			}
-			if err := client.CommitAll(soon(t), list); err != nil {
-				t.Fatal(err)
-			}
-			for i, n := range sizes {
-				switch err := list[i].Wait(soon(t)); {
-				case n > 3000:
-					if err == nil || !strings.Contains(err.Error(), "larger than it takes") {
-						t.Errorf("%d bytes: %v", n, err)
-					}
-				case err != nil:
-					t.Errorf("%d bytes: %v", n, err)
-				default:
-					if out, err := list[i].Output("y"); err != nil || out.Shape[1] != n || !bytes.Equal(out.Data[:n], bytes.Repeat([]byte{byte(i)}, n)) {
-						t.Errorf("%d bytes: another answer, of shape %v; %v", n, out.Shape, err)
-					}
-				}
-			}
-		})
-	}
-}
-
-// generous is a gateway of an older release whose model answers more than it declares.
-type generous struct {
-	older
-	calls atomic.Int32
-}
-
-func (g *generous) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
-	g.calls.Add(1)
-	a, err := g.older.ModelInfer(ctx, r)
-	if err == nil && bytes.Contains(r.RawInputContents[0], []byte{66}) {
-		a.RawOutputContents = [][]byte{make([]byte, 2*maxMetaBytes)}
-	}
-	return a, err
-}
-
-func TestAnAnswerThatIsTooLargeIsNotTakenForARefusal(t *testing.T) {
-	h := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
-	g := &generous{}
-	l := newLocal(t, func(c *Config) {
-		c.Policy = policy.New(policy.MaxBatchSize(4), policy.WaitTime(patience), policy.Slots(64))
-	}, standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { g.older = older{b}; return g }))
-	c := l.dial()
-	for _, q := range commit(t, c, 2, 4, 6, 66) {
-		if err := q.Wait(soon(t)); err == nil || !strings.Contains(err.Error(), "its answer is larger than") {
-			t.Error(err)
-		}
-	}
-	for _, q := range commit(t, c, 2, 4, 6, 8) {
-		if err := q.Wait(soon(t)); err != nil {
-			t.Error(err)
-		}
-	}
-	if n := g.calls.Load(); n != 2 {
-		t.Errorf("two batches were sent in %d messages", n)
 	}
 }
 

@@ -9,14 +9,20 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/policy"
@@ -210,4 +216,81 @@ func double(_ context.Context, b *worker.Batch) error {
 		}
 	}
 	return nil
+}
+
+// before stands before a host, and passes on what a relay asks.
+type before struct {
+	oip.UnimplementedGRPCInferenceServiceServer
+	behind oip.GRPCInferenceServiceClient
+}
+
+func (b before) ServerMetadata(ctx context.Context, r *oip.ServerMetadataRequest) (*oip.ServerMetadataResponse, error) {
+	return b.behind.ServerMetadata(ctx, r)
+}
+
+func (b before) ModelMetadata(ctx context.Context, r *oip.ModelMetadataRequest) (*oip.ModelMetadataResponse, error) {
+	return b.behind.ModelMetadata(ctx, r) // without the header
+}
+
+func (b before) ModelConfig(ctx context.Context, r *oip.ModelConfigRequest) (*oip.ModelConfigResponse, error) {
+	return b.behind.ModelConfig(ctx, r)
+}
+
+func (b before) ModelReady(ctx context.Context, r *oip.ModelReadyRequest) (*oip.ModelReadyResponse, error) {
+	return b.behind.ModelReady(ctx, r)
+}
+
+// standBefore serves what stands before a host, and gives its address.
+func standBefore(t *testing.T, h *testHost, made func(before) oip.GRPCInferenceServiceServer) (address string) {
+	t.Helper()
+	conn, err := grpc.NewClient(h.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	oip.RegisterGRPCInferenceServiceServer(server, made(before{behind: oip.NewGRPCInferenceServiceClient(conn)}))
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	return listener.Addr().String()
+}
+
+// older is a gateway of a release that knows nothing of relays: it takes a batch
+// as one request.
+type older struct{ before }
+
+func (o older) ServerMetadata(ctx context.Context, r *oip.ServerMetadataRequest) (*oip.ServerMetadataResponse, error) {
+	m, err := o.behind.ServerMetadata(ctx, r)
+	if err == nil {
+		m.Extensions = slices.DeleteFunc(m.Extensions, func(s string) bool { return s == relaywire.Requests })
+		m.Version = "0.0.1"
+	}
+	return m, err
+}
+
+func (o older) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
+	if r.Parameters[relaywire.Requests] != nil {
+		return nil, errors.New("a parameter that an older release does not know")
+	}
+	return o.behind.ModelInfer(ctx, r)
+}
+
+// fill sends requests with these inputs each, together.
+func fill(t *testing.T, c *client.Client, requests ...[]any) (list []client.Request) {
+	t.Helper()
+	for _, inputs := range requests {
+		q, err := c.Fill(soon(t), inputs...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, q)
+	}
+	if err := client.CommitAll(soon(t), list); err != nil {
+		t.Fatal(err)
+	}
+	return list
 }

@@ -27,24 +27,6 @@ type sending struct {
 	first  *exchange // of the first group
 }
 
-// result is what became of a message.
-type result struct {
-	fate  fate
-	again []int // requests that go on, to another host or the same
-	err   error // why they do
-}
-
-// fate is what becomes of a message's requests.
-type fate int
-
-const (
-	ended    fate = iota // each has its answer or its error
-	lost                 // the host went away, and may have run them
-	refused              // the host had no room, and may have begun: it counts as an attempt
-	waits                // the host has not run them: they wait for one with room
-	tooLarge             // as waits, and they may go at once, in smaller messages
-)
-
 // send sends requests to a host, and does not wait for the answer; receive
 // follows. nil if there is no host for them.
 func (t *trip) send(ctx context.Context, requests []int, been []*host) (s *sending) {

@@ -96,6 +96,17 @@ func TestAMachineThatBecomesSlowerForGoodIsSlowerForAllSizes(t *testing.T) {
 	}
 }
 
+func withOneWorker(t *testing.T) *Batcher {
+	t.Helper()
+	b, err := New(policy.Settings{MaxBatchSize: 32})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.ClientJoined(0)
+	b.WorkerReady(Worker{ID: 0})
+	return b
+}
+
 // runOne sends a request of so many rows through a batcher with one worker, and ends
 // its batch after a time. It returns when that was.
 func runOne(b *Batcher, now Time, id RequestID, rows int, took Time, unanswered bool) Time {
@@ -120,12 +131,7 @@ func TestABatchThatAnsweredNobodyDoesNotTeachThatItsSizeIsQuick(t *testing.T) {
 		name       string
 		took, want Time
 	}{{"given up", usual / 8, usual}, {"slow", 3 * usual, 3 * usual}} {
-		b, err := New(policy.Settings{MaxBatchSize: 32})
-		if err != nil {
-			t.Fatal(err)
-		}
-		b.ClientJoined(0)
-		b.WorkerReady(Worker{ID: 0})
+		b := withOneWorker(t)
 		now := Time(1)
 		for range 50 {
 			now = runOne(b, now, 0, 31, usual, false)
@@ -144,12 +150,7 @@ func TestABatchThatAnsweredNobodyDoesNotTeachThatItsSizeIsQuick(t *testing.T) {
 // when they were slow: what is learned would go up with each of them.
 func TestBatchesThatAnswerNobodyTeachWhatOthersDo(t *testing.T) {
 	learned := func(unansweredShare float64) float64 {
-		b, err := New(policy.Settings{MaxBatchSize: 32})
-		if err != nil {
-			t.Fatal(err)
-		}
-		b.ClientJoined(0)
-		b.WorkerReady(Worker{ID: 0})
+		b := withOneWorker(t)
 		rng := rand.New(rand.NewPCG(1, 2))
 		now := Time(1)
 		for i := range 5000 {
@@ -171,12 +172,7 @@ func TestBatchesThatAnswerNobodyTeachWhatOthersDo(t *testing.T) {
 // half-way through was not as quick as that.
 func TestABatchThatFailedHalfWayDoesNotTeachWhatOthersTakeAtLeast(t *testing.T) {
 	const usual = Time(6 * time.Millisecond)
-	b, err := New(policy.Settings{MaxBatchSize: 32})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.ClientJoined(0)
-	b.WorkerReady(Worker{ID: 0})
+	b := withOneWorker(t)
 	now := Time(1)
 	for range 50 {
 		now = runOne(b, now, 0, 31, usual, false)

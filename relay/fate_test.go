@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package relay
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	rpcstatus "google.golang.org/grpc/status"
+
+	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+func TestWhatAnUnavailableHostMeansForABatch(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		sent bool
+		want fate
+		full bool
+	}{
+		{"connection refused", false, waits, false},
+		{"error reading from server: EOF", true, lost, false},
+		{"the gateway is shutting down", true, waits, false},
+		{"[request id: 7] Exceeds maximum queue size", true, waits, true},
+	} {
+		_, byName := usableHosts(LeastRequest, "h")
+		h := byName["h"]
+		h.window = 4
+		x := &exchange{sending: &sending{call: &call{host: h}}, ctx: context.Background(), requests: []int{0}}
+		res := (&trip{}).failed(x, rpcstatus.Error(codes.Unavailable, c.text), c.sent)
+		if res.fate != c.want || len(res.again) != 1 || errors.Is(res.err, status.ErrQueueFull) != c.full || (h.window < 4) != c.full {
+			t.Errorf("%s: %+v, window %v", c.text, res, h.window)
+		}
+	}
+}
+
+func TestARefusedBatchWhoseTimeIsOverMayBeSentAgain(t *testing.T) {
+	trip := &trip{last: fmt.Errorf("%w: h has no room", status.ErrQueueFull)}
+	for _, now := range []error{nil, errors.New("h: context deadline exceeded")} {
+		if err := trip.late(now); !errors.Is(err, status.ErrQueueFull) {
+			t.Errorf("%v: %v", now, err)
+		}
+	}
+}
+
+// leaving is a gateway of an older release that is about to go.
+type leaving struct {
+	older
+	calls *atomic.Int32
+}
+
+func (l leaving) ModelInfer(context.Context, *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
+	l.calls.Add(1)
+	return nil, rpcstatus.Error(codes.Unavailable, "the gateway is shutting down")
+}
+
+// It gets the requests by their shapes, and so in another order; the next host gets them all in one message.
+func TestRequestsThatComeBackByShapeKeepTheirInputs(t *testing.T) {
+	sig := signature(t, "x:u8[<=4] z:u8[1]", "y:u8[1]")
+	h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
+		for i := range b.Len() {
+			row := b.Request(i).Row
+			b.Output(0).Bytes(row)[0] = b.Input(0).Bytes(row)[0] + b.Input(1).Bytes(row)[0]
+		}
+		return nil
+	}, nil)
+	var calls atomic.Int32
+	first := standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { return leaving{older{b}, &calls} })
+	l := newLocal(t, func(c *Config) {
+		c.Route, c.Inputs = Fill, sig.Inputs
+		c.Policy = policy.New(policy.MaxBatchSize(3), policy.WaitTime(patience), policy.Slots(64), policy.Ragged(true))
+	}, first, h.address)
+	c := l.dial()
+	l.eventually("the one that leaves had requests", func() bool {
+		var requests [][]any
+		for i, n := range []int{2, 3, 2} {
+			requests = append(requests, []any{tensor.Of("x", bytes.Repeat([]byte{byte(10 * (i + 1))}, n), 1, n), tensor.Of("z", []byte{byte(i + 1)}, 1, 1)})
+		}
+		for i, q := range fill(t, c, requests...) {
+			if err := q.Wait(soon(t)); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := q.OutputBytes(0); err != nil || out[0] != byte(11*(i+1)) {
+				t.Errorf("request %d: %v, %v", i, out, err)
+			}
+			_ = q.Release()
+		}
+		return calls.Load() > 0
+	})
+}
+
+// full refuses a batch some times.
+type full struct {
+	before
+	refusal error
+	times   int
+
+	mu    sync.Mutex
+	calls []time.Time
+}
+
+func (f *full) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
+	f.mu.Lock()
+	f.calls = append(f.calls, time.Now())
+	refuses := len(f.calls) <= f.times
+	f.mu.Unlock()
+	if refuses {
+		return nil, f.refusal
+	}
+	return f.behind.ModelInfer(ctx, r)
+}
+
+// Only that it waits for too short a time is wrong: a busy machine cannot do that.
+func TestABatchThatAHostHasNoRoomForWaits(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"a gateway's limit": rpcstatus.Error(codes.ResourceExhausted, "with this message the caller would have more than 1000 bytes in flight, try again"),
+		"Triton's queue":    rpcstatus.Error(codes.Unavailable, "in ensemble 'm', [request id: <id_unknown>] Exceeds maximum queue size"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
+			f := &full{refusal: refusal, times: 2 * DefaultAttempts}
+			l := newLocal(t, nil, standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { f.before = b; return f }))
+			q := commit(t, l.dial(), 4)[0]
+			if err := q.Wait(soon(t)); err != nil || number(t, q) != 8 {
+				t.Fatal(err)
+			}
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			least := leastWait * (1<<f.times - 1) // it doubles each time
+			if took := f.calls[f.times].Sub(f.calls[0]); took < least {
+				t.Errorf("it was sent %d times in %v, want %v at least", len(f.calls), took, least)
+			}
+		})
+	}
+}
+
+func TestABatchThatAHostNeverTakesIsNotTriedAgain(t *testing.T) {
+	h := newHost(t, signature(t, "x:u8[2000]", "y:u8[1]"), func(context.Context, *worker.Batch) error { return nil }, func(c *gateway.Config) { c.CallerBytes = 1000 })
+	l := newLocal(t, nil, h.address)
+	q, err := l.dial().Claim(soon(t), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err = q.Commit(soon(t)); err == nil {
+		err = q.Wait(soon(t))
+	}
+	if err == nil || errors.Is(err, status.ErrQueueFull) || !strings.Contains(err.Error(), "--caller_bytes") {
+		t.Fatalf("%v", err)
+	}
+}
+
+// How full batches are is a matter of load, and must not decide which of them end well.
+func TestABatchThatIsTooLargeForAHostGoesThereInParts(t *testing.T) {
+	sig := signature(t, "x:u8[<=4000]", "y:u8[<=4000]")
+	for name, limit := range map[string]func(*gateway.Config){
+		"gRPC's":     func(c *gateway.Config) { c.MaxMessageBytes = 3000 },
+		"a caller's": func(c *gateway.Config) { c.CallerBytes = 3000 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
+				for i := range b.Len() {
+					n := int(b.Request(i).Dims()[0])
+					if err := b.SetOutputDims(i, n); err != nil {
+						return err
+					}
+					copy(b.Output(0).Bytes(b.Request(i).Row)[:n], b.Input(0).Bytes(b.Request(i).Row)[:n])
+				}
+				return nil
+			}, limit)
+			l := newLocal(t, func(c *Config) {
+				c.Policy = policy.New(policy.MaxBatchSize(8), policy.WaitTime(0), policy.Slots(64), policy.Ragged(true))
+			}, h.address)
+			c := l.dial()
+			sizes := []int{1000, 10, 3500, 1001, 1002, 1003, 700, 2000} // one is too large alone
+			var requests [][]any
+			for i, n := range sizes {
+				requests = append(requests, []any{tensor.Of("x", bytes.Repeat([]byte{byte(i)}, n), 1, n)})
+			}
+			list := fill(t, c, requests...)
+			for i, n := range sizes {
+				switch err := list[i].Wait(soon(t)); {
+				case n > 3000:
+					if err == nil || !strings.Contains(err.Error(), "larger than it takes") {
+						t.Errorf("%d bytes: %v", n, err)
+					}
+				case err != nil:
+					t.Errorf("%d bytes: %v", n, err)
+				default:
+					if out, err := list[i].Output("y"); err != nil || out.Shape[1] != n || !bytes.Equal(out.Data[:n], bytes.Repeat([]byte{byte(i)}, n)) {
+						t.Errorf("%d bytes: another answer, of shape %v; %v", n, out.Shape, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// generous is a gateway of an older release whose model answers more than it declares.
+type generous struct {
+	older
+	calls atomic.Int32
+}
+
+func (g *generous) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
+	g.calls.Add(1)
+	a, err := g.older.ModelInfer(ctx, r)
+	if err == nil && bytes.Contains(r.RawInputContents[0], []byte{66}) {
+		a.RawOutputContents = [][]byte{make([]byte, 2*maxMetaBytes)}
+	}
+	return a, err
+}
+
+func TestAnAnswerThatIsTooLargeIsNotTakenForARefusal(t *testing.T) {
+	h := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
+	g := &generous{}
+	l := newLocal(t, func(c *Config) {
+		c.Policy = policy.New(policy.MaxBatchSize(4), policy.WaitTime(patience), policy.Slots(64))
+	}, standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { g.older = older{b}; return g }))
+	c := l.dial()
+	for _, q := range commit(t, c, 2, 4, 6, 66) {
+		if err := q.Wait(soon(t)); err == nil || !strings.Contains(err.Error(), "its answer is larger than") {
+			t.Error(err)
+		}
+	}
+	for _, q := range commit(t, c, 2, 4, 6, 8) {
+		if err := q.Wait(soon(t)); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := g.calls.Load(); n != 2 {
+		t.Errorf("two batches were sent in %d messages", n)
+	}
+}
