@@ -184,6 +184,17 @@ func TestPkgConfigAndTheStaticLibrary(t *testing.T) {
 	execute(t, nil, exe, startBroker(t), "1")
 }
 
+func TestClangCompilesIt(t *testing.T) {
+	if _, err := exec.LookPath("clang"); err != nil {
+		t.Skip("no clang here")
+	}
+	files, err := filepath.Glob("src/*.c")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	run(t, "clang", slices.Concat([]string{"-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wshadow", "-Werror", `-DRB_VERSION="test"`, "-pthread", "-fsyntax-only"}, files)...)
+}
+
 func TestCxxIncludesTheHeader(t *testing.T) {
 	if _, err := exec.LookPath("c++"); err != nil {
 		t.Skip("no C++ compiler here")

@@ -9,10 +9,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	bool worker = data[0] & 1;
 	rb_frame f = {.body = malloc(size), .bytes = (uint32_t)size - 1};
 	rb_session s = {.socket = -1, .doorbell = -1};
-	reply p;
+	rb_reply p;
 	memcpy(f.body, data + 1, size - 1);
 	s.layout.tensor = calloc(RB_GO_MAX_TENSORS, sizeof(rb_tensor));
-	if (!read_reply(&f, &p) && p.attached && !check_reply(&p, &s, worker)) {
+	if (!rb_read_reply(&f, &p) && p.attached && !check_reply(&p, &s, worker)) {
 		/* What was accepted has to hang together: the last byte of everything lies inside. */
 		uint64_t ends[2] = {RB_GO_SEGMENT_HEADER, 0}; /* on the host, on the device */
 		for (uint32_t k = 0; k < s.layout.inputs + s.layout.outputs; k++) {

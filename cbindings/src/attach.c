@@ -7,14 +7,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "reply.h"
 
 void rb_begin_request(rb_writer *w, uint32_t pairs, const char *op, const char *model, const char *name)
 {
@@ -76,143 +74,16 @@ void rb_attach_cancel(rb_attach *a)
 	a->fd = -1;
 }
 
-/* ---- the reply ---------------------------------------------------------- */
-
-typedef struct {
-	uint64_t code, version, epoch;
-	const char *message, *stats, *model;
-	uint32_t message_bytes, stats_bytes, model_bytes;
-	bool attached;
-	rb_reader inputs, outputs, policy; /* at the values; at is NULL if they are missing */
-	rb_reader notes, planes;
-	bool more, times, hands_on, needs;
-	uint64_t needed, needed_on; /* device memory, and the number of its GPU */
-	const char *gpu;
-	uint32_t gpu_bytes;
-	uint64_t device_size, clock, slots, max_batch, geometry, planes_size, board_size, session_size, first_slot, window, first_gen, depth, max_rows;
-} reply;
-
-static int malformed(const char *what) { return rb_fail(RB_ERR_PROTOCOL, "%s: the reply's %s", rb_status_text(RB_ERR_PROTOCOL), what); }
-
-/* Reads needs, a map. */
-static bool read_needs(rb_reader *r, reply *p)
-{
-	uint32_t pairs, bytes;
-	const char *key;
-	if (!rb_get_map(r, &pairs))
-		return false;
-	p->needs = true;
-	while (pairs--) {
-		bool good = rb_get_text(r, &key, &bytes);
-		rb_reader value = *r;
-		if (!good || !rb_skip_value(r))
-			return false;
-		value.end = r->at;
-		if ((rb_is(key, bytes, "bytes") && !rb_get_uint(&value, &p->needed)) || (rb_is(key, bytes, "device") && !rb_get_uint(&value, &p->needed_on)))
-			return false;
-	}
-	return true;
-}
-
-/* Reads attached, a map. */
-static bool read_attached(rb_reader *r, reply *p)
-{
-	const struct {
-		const char *key;
-		uint64_t *to;
-	} numbers[] = {
-		{"slots", &p->slots}, {"max_batch", &p->max_batch}, {"geometry", &p->geometry}, {"planes_size", &p->planes_size},
-		{"board_size", &p->board_size}, {"session_size", &p->session_size}, {"first_slot", &p->first_slot}, {"window", &p->window},
-		{"first_gen", &p->first_gen}, {"depth", &p->depth}, {"clock", &p->clock}, {"max_rows", &p->max_rows},
-		{"device_size", &p->device_size},
-	};
-	const struct {
-		const char *key;
-		rb_reader *to;
-	} values[] = {{"inputs", &p->inputs}, {"outputs", &p->outputs}, {"policy", &p->policy}, {"notes", &p->notes}, {"planes", &p->planes}};
-	uint32_t pairs, bytes;
-	const char *key;
-	if (!rb_get_map(r, &pairs))
-		return false;
-	p->attached = true;
-	while (pairs--) {
-		if (!rb_get_text(r, &key, &bytes))
-			return false;
-		rb_reader value = *r;
-		if (!rb_skip_value(r))
-			return false;
-		value.end = r->at;
-		if (rb_is(key, bytes, "times"))
-			p->times = value.at < value.end && *value.at == 0xc3;
-		if (rb_is(key, bytes, "hands_on"))
-			p->hands_on = value.at < value.end && *value.at == 0xc3;
-		if (rb_is(key, bytes, "model") && !rb_get_text(&value, &p->model, &p->model_bytes))
-			return false;
-		if (rb_is(key, bytes, "gpu") && !rb_get_text(&value, &p->gpu, &p->gpu_bytes))
-			return false;
-		for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-			if (rb_is(key, bytes, numbers[i].key) && !rb_get_uint(&value, numbers[i].to))
-				return false;
-		for (size_t i = 0; i < sizeof values / sizeof *values; i++)
-			if (rb_is(key, bytes, values[i].key))
-				*values[i].to = value;
-	}
-	return true;
-}
-
-static int read_reply(const rb_frame *f, reply *p)
-{
-	memset(p, 0, sizeof *p);
-	rb_reader r = {f->body, f->body + f->bytes};
-	uint32_t pairs, bytes;
-	const char *key;
-	if (!rb_check_message(f->body, f->bytes) || !rb_get_map(&r, &pairs))
-		return malformed("body is no message");
-	while (pairs--) {
-		bool good = rb_get_text(&r, &key, &bytes);
-		rb_reader value = r;
-		good = good && rb_skip_value(&r);
-		value.end = r.at;
-		if (good && rb_is(key, bytes, "code"))
-			good = rb_get_uint(&value, &p->code);
-		else if (good && rb_is(key, bytes, "version"))
-			good = rb_get_uint(&value, &p->version);
-		else if (good && rb_is(key, bytes, "epoch"))
-			good = rb_get_uint(&value, &p->epoch);
-		else if (good && rb_is(key, bytes, "message"))
-			good = rb_get_text(&value, &p->message, &p->message_bytes);
-		else if (good && rb_is(key, bytes, "stats") && value.at < value.end && *value.at != 0xc0)
-			good = rb_get_text(&value, &p->stats, &p->stats_bytes);
-		else if (good && rb_is(key, bytes, "more"))
-			p->more = value.at < value.end && *value.at == 0xc3;
-		else if (good && rb_is(key, bytes, "attached") && value.at < value.end && *value.at != 0xc0)
-			good = read_attached(&value, p);
-		else if (good && rb_is(key, bytes, "needs") && value.at < value.end && *value.at != 0xc0)
-			good = read_needs(&value, p);
-		if (!good)
-			return malformed("values are of other kinds than expected");
-	}
-	if (p->code) {
-		int code = p->code < RB_STATUS_COUNT ? (int)p->code : RB_ERR_PROTOCOL;
-		return p->message_bytes ? rb_fail(code, "%.*s", (int)p->message_bytes, p->message) : rb_say(code);
-	}
-	if (p->version != RB_GO_CONTROL_VERSION)
-		return rb_fail(RB_ERR_VERSION, "%s: broker speaks control version %" PRIu64 ", this build %d", rb_status_text(RB_ERR_VERSION), p->version, (int)RB_GO_CONTROL_VERSION);
-	return RB_OK;
-}
-
-/* ---- checking and mapping ------------------------------------------------ */
-
 static int read_side(rb_reader r, rb_layout *l, uint32_t *count)
 {
 	uint32_t n, bytes;
 	const char *text;
 	if (!r.at || !rb_get_array(&r, &n) || n > RB_GO_MAX_TENSORS - l->inputs - l->outputs)
-		return malformed("list of tensors");
+		return rb_malformed("list of tensors");
 	for (; n--; ++*count) {
 		if (!rb_get_text(&r, &text, &bytes))
-			return malformed("list of tensors");
-		int status = bytes ? rb_parse_tensor(text, bytes, &l->tensor[l->inputs + l->outputs]) : malformed("list of tensors");
+			return rb_malformed("list of tensors");
+		int status = bytes ? rb_parse_tensor(text, bytes, &l->tensor[l->inputs + l->outputs]) : rb_malformed("list of tensors");
 		if (status)
 			return status;
 	}
@@ -227,13 +98,13 @@ static int read_planes(rb_reader r, rb_layout *l)
 	if (!r.at || (r.at < r.end && *r.at == 0xc0))
 		return RB_OK;
 	if (!rb_get_array(&r, &n) || n > RB_GO_MAX_TENSORS)
-		return malformed("list of planes");
+		return rb_malformed("list of planes");
 	rb_tensor *plane = calloc(n + 1, sizeof *plane);
 	if (!plane)
 		return rb_say(RB_ERR_NO_MEMORY);
 	int status = RB_OK;
 	for (uint32_t i = 0; i < n && !status; i++)
-		status = rb_get_text(&r, &text, &bytes) && bytes ? rb_parse_tensor(text, bytes, &plane[i]) : malformed("list of planes");
+		status = rb_get_text(&r, &text, &bytes) && bytes ? rb_parse_tensor(text, bytes, &plane[i]) : rb_malformed("list of planes");
 	if (!status)
 		status = rb_layout_among(l, plane, n);
 	free(plane);
@@ -248,10 +119,10 @@ static int read_notes(rb_reader r, rb_session *s)
 	if (!r.at || (r.at < r.end && *r.at == 0xc0))
 		return RB_OK;
 	if (!rb_get_array(&r, &n) || !(s->notes = calloc(1, (size_t)(r.end - r.at) + 1)))
-		return malformed("notes");
+		return rb_malformed("notes");
 	while (n--) {
 		if (!rb_get_text(&r, &text, &bytes))
-			return malformed("notes");
+			return rb_malformed("notes");
 		length += (size_t)sprintf(s->notes + length, "%s%.*s", length ? "\n" : "", (int)bytes, text);
 	}
 	return RB_OK;
@@ -273,7 +144,7 @@ static int check_header(const rb_session *s, const rb_segment *segment, uint32_t
 }
 
 /* Compares everything that the reply says, before memory is mapped. */
-static int check_reply(const reply *p, rb_session *s, bool worker)
+static int check_reply(const rb_reply *p, rb_session *s, bool worker)
 {
 	rb_layout *l = &s->layout;
 	int status = read_side(p->inputs, l, &l->inputs);
@@ -282,7 +153,7 @@ static int check_reply(const reply *p, rb_session *s, bool worker)
 	if (status)
 		return status;
 	if (p->slots > UINT32_MAX || p->max_batch > UINT32_MAX || p->first_gen > UINT32_MAX)
-		return malformed("sizes");
+		return rb_malformed("sizes");
 	status = rb_layout_place(l, (uint32_t)p->slots, (uint32_t)p->max_batch);
 	if (!status)
 		status = read_planes(p->planes, l);
@@ -291,7 +162,7 @@ static int check_reply(const reply *p, rb_session *s, bool worker)
 	s->max_rows = p->max_rows && p->max_rows < l->max_batch ? (uint32_t)p->max_rows : l->max_batch;
 	s->hands_on = p->hands_on;
 	if (p->model_bytes > RB_MAX_NAME_BYTES)
-		return malformed("model");
+		return rb_malformed("model");
 	memcpy(s->model, p->model ? p->model : "", p->model_bytes);
 	if (l->geometry != p->geometry || l->planes_size != p->planes_size || l->board_size != p->board_size)
 		return rb_fail(RB_ERR_LAYOUT, "%s: the broker lays %s out differently", rb_status_text(RB_ERR_LAYOUT), s->model);
@@ -334,7 +205,7 @@ static int check_doorbell(int fd)
 
 /* Refuses a broker whose CLOCK_MONOTONIC is another than ours: every deadline
  * would be off by the difference. It told its time between our asking and now. */
-static int check_clock(const reply *p, int64_t asked)
+static int check_clock(const rb_reply *p, int64_t asked)
 {
 	int64_t now = rb_now(), clock = (int64_t)p->clock;
 	if (clock >= asked && clock <= now)
@@ -344,10 +215,10 @@ static int check_clock(const reply *p, int64_t asked)
 }
 
 /* Maps the device memory; takes the descriptor over. */
-static int open_device(rb_session *s, const reply *p, int fd)
+static int open_device(rb_session *s, const rb_reply *p, int fd)
 {
 	char gpu[RB_GPU_BYTES] = "";
-	int status = p->gpu_bytes < sizeof gpu ? RB_OK : malformed("gpu");
+	int status = p->gpu_bytes < sizeof gpu ? RB_OK : rb_malformed("gpu");
 	if (!status) {
 		memcpy(gpu, p->gpu ? p->gpu : "", p->gpu_bytes);
 		status = rb_device_import(&s->device, fd, p->device_size, gpu);
@@ -357,7 +228,7 @@ static int open_device(rb_session *s, const reply *p, int fd)
 }
 
 /* Checks and maps; the descriptors of f are taken over one by one. */
-static int open_session(rb_frame *f, const reply *p, rb_session *s, bool worker)
+static int open_session(rb_frame *f, const rb_reply *p, rb_session *s, bool worker)
 {
 	if (!p->attached || f->nfds != (p->device_size ? RB_MAX_FDS : RB_MAX_FDS - 1))
 		return rb_fail(RB_ERR_PROTOCOL, "%s: attach reply has %d descriptors", rb_status_text(RB_ERR_PROTOCOL), f->nfds);
@@ -410,7 +281,7 @@ int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupt
 		return status;
 	}
 	rb_frame f;
-	reply p;
+	rb_reply p;
 	memset(s, 0, sizeof *s);
 	s->doorbell = -1;
 	s->device.ordinal = -1;
@@ -419,7 +290,7 @@ int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupt
 	int status = rb_receive_frame(a->fd, rb_min(deadline, a->deadline), &f);
 	a->fd = -1;
 	if (!status)
-		status = read_reply(&f, &p);
+		status = rb_read_reply(&f, &p);
 	if (!status && p.needs && a->worker) {
 		a->needed = p.needed;
 		a->needed_on = p.needed_on;
@@ -434,108 +305,3 @@ int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupt
 		rb_session_close(s);
 	return status;
 }
-
-/* ---- an attached session -------------------------------------------------- */
-
-bool rb_session_judge(rb_session *s, short events)
-{
-	if (events & POLLIN) /* the byte stays where it is */
-		s->again = true;
-	return events & ~POLLIN;
-}
-
-bool rb_session_gone(rb_session *s)
-{
-	struct pollfd p = {.fd = s->socket, .events = s->again ? POLLRDHUP : POLLRDHUP | POLLIN};
-	return p.fd < 0 || (poll(&p, 1, 0) > 0 && rb_session_judge(s, p.revents));
-}
-
-void rb_session_hang_up(rb_session *s)
-{
-	int fd = atomic_exchange(&s->socket, -1);
-	if (fd >= 0)
-		rb_hang_up(fd, s->owner);
-}
-
-static void free_session(rb_session *s)
-{
-	rb_layout_free(&s->layout);
-	for (int i = 0; i < (int)RB_DIMS; i++) {
-		free(s->bucket[i]);
-		s->bucket[i] = NULL;
-		s->buckets[i] = 0;
-	}
-	free(s->notes);
-	s->notes = NULL;
-}
-
-void rb_session_close(rb_session *s)
-{
-	rb_session_hang_up(s);
-	rb_close_fd(&s->doorbell);
-	if (s->device.base)
-		rb_device_close(&s->device);
-	rb_segment_close(&s->planes);
-	rb_segment_close(&s->board_segment);
-	rb_segment_close(&s->words);
-	free_session(s);
-}
-
-/* ---- statistics ------------------------------------------------------------ */
-
-#define MAX_STATS (256u << 20)
-
-static int ask_stats(const char *socket, int64_t deadline, char **json)
-{
-	char path[4096];
-	rb_writer w = {0};
-	rb_attach a;
-	rb_frame f = {0};
-	reply p;
-	int status = rb_socket_path(socket, path, sizeof path);
-	rb_begin_request(&w, 0, "stats", NULL, NULL);
-	if (!status)
-		status = rb_attach_begin(&a, path, deadline, &w, false, -1);
-	free(w.data);
-	if (status)
-		return status;
-	char *text = NULL;
-	size_t length = 0;
-	do { /* a long reply comes in several frames */
-		status = rb_receive_frame(a.fd, rb_min(deadline, a.deadline), &f);
-		if (!status)
-			status = read_reply(&f, &p);
-		if (!status && length + p.stats_bytes > MAX_STATS)
-			status = malformed("statistics are too long");
-		char *longer = status ? NULL : realloc(text, length + p.stats_bytes + 1);
-		if (!status && !longer)
-			status = rb_say(RB_ERR_NO_MEMORY);
-		if (!status) {
-			text = longer;
-			if (p.stats_bytes)
-				memcpy(text + length, p.stats, p.stats_bytes);
-			length += p.stats_bytes;
-			text[length] = 0;
-		}
-		rb_frame_free(&f);
-	} while (!status && p.more);
-	rb_attach_cancel(&a);
-	if (status)
-		free(text);
-	else
-		*json = text;
-	return status;
-}
-
-int rb_stats(const char *socket, int64_t timeout, char **json)
-{
-	if (!json)
-		return rb_missing();
-	int64_t deadline = rb_until(timeout, rb_now());
-	int status = ask_stats(socket, deadline, json);
-	for (int i = 0; status == RB_ERR_BROKER_GONE && i < RB_SUCCESSORS; i++)
-		status = ask_stats(socket, deadline, json);
-	return status;
-}
-
-void rb_free(char *string) { free(string); }

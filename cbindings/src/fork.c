@@ -56,7 +56,8 @@ static void conn_in_child(void *conn)
 	for (rb_link *l = c->links; l; l = l->next)
 		rb_link_in_child(l);
 	c->live = NULL;
-	c->attaching = c->reaping = false;
+	c->attaching = false;
+	c->reaping = false;
 	c->left = false;
 	rb_attach_cancel(&c->pending);
 	c->next_try = 0;

@@ -5,9 +5,9 @@
  *   shm.h shm.c        shm: words, rings, bells, clock
  *   tensor.c layout.c  tensor, shm/layout: signatures, where everything lies
  *   segment.c cgroup.c shm/segment, shm/populate, internal/cgroup
- *   msgpack.c control.c socket.c   internal/control: messages, frames, descriptors
+ *   msgpack.c control.c socket.c reply.h reply.c   internal/control: messages, frames, descriptors
  *   policy.c           policy: only what travels
- *   attach.c device.c  internal/attach: call the broker, check everything, map it
+ *   attach.c session.c device.c stats.c   internal/attach: call the broker, check everything, map it
  *   client.c link.c request.c views.c waiting.c infer.c notify.c stream.c   client
  *   worker.c batch.c gather.c   worker
  *   handles.c fork.c error.c status.c   what a C library needs besides

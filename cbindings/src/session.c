@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An attached session: whether the broker is still there, and its end. */
+#include <poll.h>
+
+#include "internal.h"
+
+bool rb_session_judge(rb_session *s, short events)
+{
+	if (events & POLLIN) /* the byte stays where it is */
+		s->again = true;
+	return events & ~POLLIN;
+}
+
+bool rb_session_gone(rb_session *s)
+{
+	struct pollfd p = {.fd = s->socket, .events = s->again ? POLLRDHUP : POLLRDHUP | POLLIN};
+	return p.fd < 0 || (poll(&p, 1, 0) > 0 && rb_session_judge(s, p.revents));
+}
+
+void rb_session_hang_up(rb_session *s)
+{
+	int fd = atomic_exchange(&s->socket, -1);
+	if (fd >= 0)
+		rb_hang_up(fd, s->owner);
+}
+
+static void free_session(rb_session *s)
+{
+	rb_layout_free(&s->layout);
+	for (int i = 0; i < (int)RB_DIMS; i++) {
+		free(s->bucket[i]);
+		s->bucket[i] = NULL;
+		s->buckets[i] = 0;
+	}
+	free(s->notes);
+	s->notes = NULL;
+}
+
+void rb_session_close(rb_session *s)
+{
+	rb_session_hang_up(s);
+	rb_close_fd(&s->doorbell);
+	if (s->device.base)
+		rb_device_close(&s->device);
+	rb_segment_close(&s->planes);
+	rb_segment_close(&s->board_segment);
+	rb_segment_close(&s->words);
+	free_session(s);
+}
