@@ -46,7 +46,8 @@ type recorder struct {
 // windowReport is one window of one producer, as it travels to the parent.
 type windowReport struct {
 	Nanos    int64 // length of the window
-	Requests int64
+	Due      int64 // open loop: requests that were to be sent in it
+	Requests int64 // answered
 	Items    int64
 	Sum      int64 // of latencies
 	Stages   stages
@@ -70,6 +71,13 @@ func (r *recorder) over(now int64) bool {
 }
 
 func (r *recorder) counts(at int64) bool { return at >= r.window.Begin && at < r.window.End }
+
+// due counts a request that is to be sent at the given time.
+func (r *recorder) due(at int64) {
+	if r.counts(at) {
+		r.report.Due++
+	}
+}
 
 // add counts a request that was answered at the given time.
 func (r *recorder) add(at, latency int64, rows int, st stages) {

@@ -38,7 +38,8 @@ type Result = result
 
 // Figures are the main ones of a window.
 type Figures struct {
-	PerSecond     float64 // requests
+	DuePerSecond  float64 // open loop: requests that were to be sent
+	PerSecond     float64 // requests that were answered
 	MeanMS, P99MS float64
 }
 
@@ -83,6 +84,7 @@ type usage struct {
 // window is one measuring window, all producers together.
 type window struct {
 	requests, items int64
+	duePerSecond    float64
 	perSecond       float64 // requests
 	itemsPerS       float64
 	sum             int64
@@ -105,6 +107,7 @@ func (w *window) addReport(r *windowReport) error {
 	w.latency.Merge(h)
 	w.requests += r.Requests
 	w.items += r.Items
+	w.duePerSecond += float64(r.Due) / (float64(r.Nanos) / 1e9)
 	w.perSecond += float64(r.Requests) / (float64(r.Nanos) / 1e9)
 	w.itemsPerS += float64(r.Items) / (float64(r.Nanos) / 1e9)
 	w.sum += r.Sum
@@ -165,7 +168,7 @@ func summarize(windows []*window, isStable bool, counted int) *result {
 	}
 	for _, w := range windows {
 		r.Windows = append(r.Windows, w.itemsPerS)
-		r.Each = append(r.Each, Figures{PerSecond: w.perSecond, MeanMS: w.latencies().Avg, P99MS: w.latencies().P99})
+		r.Each = append(r.Each, Figures{DuePerSecond: w.duePerSecond, PerSecond: w.perSecond, MeanMS: w.latencies().Avg, P99MS: w.latencies().P99})
 	}
 	n := float64(max(m.requests, 1))
 	at := func(i int) float64 { return float64(m.stages[i]) / n / 1e6 }

@@ -113,6 +113,7 @@ func (p *producer) openLoop(ctx context.Context, rec *recorder) {
 	p.windows++
 	for at := s.arrival(); at < end && !rec.over(shm.Now()); at = s.arrival() {
 		sleepUntil(at)
+		rec.due(at)
 		arrivals <- at
 	}
 	close(arrivals)

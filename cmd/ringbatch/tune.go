@@ -69,6 +69,9 @@ func runTune(ctx context.Context, args []string) error {
 	return err
 }
 
+// fewRequests are too few to tell settings apart.
+const fewRequests = 10
+
 func checkTune(o *tune.Options) error {
 	usage := func(format string, a ...any) error { return fmt.Errorf("%w: %s", errUsage, fmt.Sprintf(format, a...)) }
 	if strings.TrimSpace(o.Command) == "" {
@@ -96,6 +99,8 @@ func checkTune(o *tune.Options) error {
 		return usage("--attach_time and --profile_time must be positive")
 	case o.Window < 100*time.Millisecond || o.Window > time.Minute:
 		return usage("--window is %v, must be 100ms..1m", o.Window)
+	case o.Goal.Rate > 0 && o.Requests() < fewRequests:
+		return usage("--rate %v: %.1f requests would come in %d turn(s) of two windows of %v, too few to judge by; --window or --turns makes them more", o.Goal.Rate, o.Requests(), o.Turns, o.Window)
 	}
 	return nil
 }

@@ -154,12 +154,31 @@ func TestTuneThatCannotWorkSaysWhyAndLeavesNothingRunning(t *testing.T) {
 		{[]string{"--worker", "echo $$ >> " + x.pids + "; exec sleep 1000", "--attach_time", "300ms"}, 1, "no worker attached within 300ms"},
 		{[]string{"--worker", x.worker(), "--p99", "1ms"}, 1, "--p99 1ms cannot be kept: the quickest batch alone takes"},
 		{[]string{"--worker", x.worker(), "--rate", "1000000"}, 1, "no setting serves 1,000,000 requests/s"},
-		{[]string{"--worker", x.worker(), "--model", "another"}, 1, "the command serves simulated"},
+		{[]string{"--worker", "x", "--rate", "1"}, 2, "too few to judge by"},
 	} {
 		if out, code := x.tune(c.args...); code != c.code || !strings.Contains(out, c.want) {
 			t.Errorf("%q: status %d, want %d and %q\n%s", c.args, code, c.code, c.want, out)
 		}
 		x.nothingIsLeft()
+	}
+}
+
+func TestTuneWaitsForTheModelItIsToTune(t *testing.T) {
+	x := startTuning(t)
+	both := fmt.Sprintf("%s worker --model affine & while ! %s ready affine; do sleep 0.01; done; %s", x.bin, x.bin, x.worker())
+	if out, code := x.tune("--worker", both, "--model", "simulated"); code != 0 || !strings.Contains(out, "simulated: the most requests per second") {
+		t.Errorf("the second model of a command: status %d\n%s", code, out)
+	}
+	x.nothingIsLeft()
+	for patience := time.Second; ; patience *= 2 { // for a worker that needs longer than that
+		out, code := x.tune("--worker", x.worker(), "--model", "another", "--attach_time", patience.String())
+		x.nothingIsLeft()
+		if code == 1 && strings.Contains(out, "the command serves simulated, and no worker of --model another attached within") {
+			break
+		}
+		if code != 1 || !strings.Contains(out, "no worker attached within") || patience > time.Minute {
+			t.Fatalf("a model that does not come: status %d\n%s", code, out)
+		}
 	}
 }
 

@@ -144,7 +144,7 @@ func (r *run) prepare(ctx context.Context) ([]cell, error) {
 	if busy == nil {
 		busy = Doubling(workers)
 	}
-	sizes, busy = ascending(sizes), ascending(busy)
+	sizes, busy = Ascending(sizes), Ascending(busy)
 	var cells []cell
 	for _, k := range busy {
 		if k < 1 || k > workers {
@@ -193,8 +193,8 @@ func Workers(ctx context.Context, a *admin.Client, model string) (n int, pipelin
 	return n, pipeline, nil
 }
 
-// ascending sorts, and leaves out what is there twice.
-func ascending(list []int) []int { return slices.Compact(slices.Sorted(slices.Values(list))) }
+// Ascending sorts, and leaves out what is there twice.
+func Ascending(list []int) []int { return slices.Compact(slices.Sorted(slices.Values(list))) }
 
 // Doubling is 1, 2, 4 … and n.
 func Doubling(n int) (list []int) {

@@ -41,7 +41,7 @@ func (r *Report) predict(ctx context.Context, p *profile.Profile, mps bool, most
 		return nil, err
 	}
 	var list []*Candidate
-	for _, n := range ascending(r.options.Instances) {
+	for _, n := range profile.Ascending(r.options.Instances) {
 		if n > most {
 			continue
 		}
@@ -67,8 +67,12 @@ func (r *Report) predictOne(ctx context.Context, c *Candidate, cfg simulate.Conf
 	if r.Goal.Rate > 0 {
 		cfg.Arrivals = simulate.Poisson{Rate: r.Goal.Rate, Clients: openClients}
 		f, err := simulated(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		f.least = served * r.Goal.Rate
 		c.Predicted = f
-		return err
+		return nil
 	}
 	full := float64(c.Instances * c.MaxBatchSize)
 	shares := []float64{2}
@@ -99,12 +103,12 @@ func simulated(ctx context.Context, cfg simulate.Config) (*Figures, error) {
 	return &Figures{PerSecond: s.RequestsPerSecond, MeanMS: ms(s.Latency.Avg), P99MS: ms(s.Latency.P99)}, nil
 }
 
-// served is the share of the rate that must be answered.
+// served is the share of the requests that must be answered.
 const served = 0.97
 
 // keeps tells whether the goal is kept, with p99 within share of it.
 func (r *Report) keeps(f *Figures, share float64) bool {
-	return (r.Goal.P99 == 0 || f.P99MS <= share*float64(r.Goal.P99)/1e6) && f.PerSecond >= served*r.Goal.Rate
+	return (r.Goal.P99 == 0 || f.P99MS <= share*float64(r.Goal.P99)/1e6) && f.PerSecond >= f.least && f.PerSecond > 0
 }
 
 // score is what is compared: more is better.

@@ -124,8 +124,9 @@ func (b *private) explain(err error) error {
 // one that never will.
 const deadLives = 2
 
-// await asks until ok is content, the workers have died, or the time is over.
-func (b *private) await(ctx context.Context, what string, ok func(*stats.Broker) bool) error {
+// await asks until ok is content, the workers have died, or the time is over; then
+// missing says what is not there.
+func (b *private) await(ctx context.Context, missing func() string, ok func(*stats.Broker) bool) error {
 	a := admin.New(b.socket)
 	deadline := time.Now().Add(b.attachTime)
 	for {
@@ -141,7 +142,7 @@ func (b *private) await(ctx context.Context, what string, ok func(*stats.Broker)
 			}
 		}
 		if time.Now().After(deadline) {
-			return b.explain(fmt.Errorf("%s within %v: does the command attach to $RINGBATCH_SOCKET? --attach_time gives it longer", what, b.attachTime))
+			return b.explain(fmt.Errorf("%s within %v: does the command attach to $RINGBATCH_SOCKET? --attach_time gives it longer", missing(), b.attachTime))
 		}
 		select {
 		case <-ctx.Done():
@@ -155,7 +156,8 @@ func (b *private) await(ctx context.Context, what string, ok func(*stats.Broker)
 
 // up waits until so many instances, and no more, run and have attached.
 func (b *private) up(ctx context.Context, instances int) error {
-	err := b.await(ctx, fmt.Sprintf("not all of %d instances attached", instances), func(s *stats.Broker) bool {
+	missing := func() string { return fmt.Sprintf("not all of %d instances attached", instances) }
+	err := b.await(ctx, missing, func(s *stats.Broker) bool {
 		return len(s.Processes) == instances && !slices.ContainsFunc(s.Processes, func(p stats.Process) bool { return !p.Attached })
 	})
 	if b.starting == 0 {
@@ -207,29 +209,40 @@ func (r *Report) asDeclared() bool {
 	return err == nil && r.maxSize() <= d.maxBatchSize && plain.Policy(d.signature.Inputs)["slots"] == d.policy["slots"]
 }
 
-// declare waits until the workers have said what they serve.
+// declare waits until the workers have said what they serve: the model that was
+// named, which may be the last of several that a command loads, or any.
 func (r *Report) declare(ctx context.Context, b *private) error {
 	o := r.options
-	var found []admin.Model
-	if err := b.await(ctx, "no worker attached", func(*stats.Broker) bool {
+	var names []string
+	var found *admin.Model
+	missing := func() string {
+		if len(names) == 0 {
+			return "no worker attached"
+		}
+		return fmt.Sprintf("the command serves %s, and no worker of --model %s attached", strings.Join(names, ", "), o.Model)
+	}
+	err := b.await(ctx, missing, func(*stats.Broker) bool {
 		models, err := admin.New(b.socket).Models(ctx)
-		found = models
-		return err == nil && len(models) > 0
-	}); err != nil {
+		names, found = nil, nil
+		for i := range models {
+			names = append(names, models[i].Name)
+			if o.Model == models[i].Name || o.Model == "" && len(models) == 1 {
+				found = &models[i]
+			}
+		}
+		return err == nil && (found != nil || o.Model == "" && len(names) > 0)
+	})
+	if err != nil {
 		return err
 	}
-	var names []string
-	for _, m := range found {
-		names = append(names, m.Name)
-		if o.Model == m.Name || o.Model == "" && len(found) == 1 {
-			settings, err := m.Policy.Resolve(m.Signature.Inputs)
-			if err != nil {
-				return err
-			}
-			r.Model = m.Name
-			r.declared = declaration{m.Name, m.Signature, m.Policy, settings.MaxBatchSize}
-			return nil
-		}
+	if found == nil {
+		return fmt.Errorf("the command serves %s: --model says which of them to tune", strings.Join(names, ", "))
 	}
-	return fmt.Errorf("the command serves %s: --model says which of them to tune", strings.Join(names, ", "))
+	settings, err := found.Policy.Resolve(found.Signature.Inputs)
+	if err != nil {
+		return err
+	}
+	r.Model = found.Name
+	r.declared = declaration{found.Name, found.Signature, found.Policy, settings.MaxBatchSize}
+	return nil
 }

@@ -87,6 +87,8 @@ type Figures struct {
 	PerSecond float64 `json:"requests_per_s"`
 	MeanMS    float64 `json:"mean_ms"`
 	P99MS     float64 `json:"p99_ms"`
+
+	least float64 // requests per second that had to be answered
 }
 
 // Report is everything that was found out.
@@ -220,13 +222,10 @@ func (r *Report) say(begin time.Time, format string, a ...any) {
 // sizes are the batch sizes that are tried.
 func (r *Report) sizes() []int {
 	if len(r.options.Sizes) > 0 {
-		return ascending(r.options.Sizes)
+		return profile.Ascending(r.options.Sizes)
 	}
 	return profile.Doubling(r.declared.maxBatchSize)
 }
-
-// ascending sorts, and leaves out what is there twice.
-func ascending(list []int) []int { return slices.Compact(slices.Sorted(slices.Values(list))) }
 
 func (r *Report) maxSize() int { return slices.Max(r.sizes()) }
 
@@ -243,7 +242,7 @@ func (r *Report) scaleUp(ctx context.Context, b *private) (int, error) {
 		return 0, err
 	}
 	up := 1
-	for _, n := range ascending(r.options.Instances) {
+	for _, n := range profile.Ascending(r.options.Instances) {
 		if n == 1 {
 			continue
 		}

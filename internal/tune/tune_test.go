@@ -59,8 +59,8 @@ func TestTheConfigurationIsOneThatTheBrokerReads(t *testing.T) {
 }
 
 func measured(instances, size int, perSecond, mean, p99 float64) *Candidate {
-	c := &Candidate{Setting: Setting{Instances: instances, MaxBatchSize: size}, Predicted: &Figures{perSecond, mean, p99}}
-	c.add(&bench.Result{Each: []bench.Figures{{PerSecond: perSecond, MeanMS: mean, P99MS: p99}, {PerSecond: perSecond, MeanMS: mean, P99MS: p99}}})
+	c := &Candidate{Setting: Setting{Instances: instances, MaxBatchSize: size}, Predicted: &Figures{PerSecond: perSecond, MeanMS: mean, P99MS: p99}}
+	c.add(&bench.Result{Each: []bench.Figures{{PerSecond: perSecond, MeanMS: mean, P99MS: p99}, {PerSecond: perSecond, MeanMS: mean, P99MS: p99}}}, time.Second)
 	return c
 }
 
@@ -79,16 +79,47 @@ func TestTheChoiceKeepsTheGoalAndIsNoLargerThanItMustBe(t *testing.T) {
 		"nothing":                     {Goal{P99: time.Millisecond}, nil},
 		"a rate that is out of reach": {Goal{Rate: 5000}, nil},
 	} {
+		for _, x := range list {
+			x.Measured.least = c.goal.Rate
+		}
 		r := &Report{Goal: c.goal, Candidates: list, options: &Options{}}
 		if got := r.choose(); (got == nil) != (c.want == nil) || got != nil && *got != *c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
 	failed := measured(5, 32, 9000, 1, 1)
-	failed.add(&bench.Result{Each: failed.samples, Errors: map[string]int64{"WorkerDied": 1}})
+	failed.add(&bench.Result{Each: failed.samples, Errors: map[string]int64{"WorkerDied": 1}}, time.Second)
 	r := &Report{Candidates: append(list, failed), options: &Options{}}
 	if got := r.choose(); *got != list[3].Setting {
 		t.Errorf("one whose workers die was chosen: %v", got)
+	}
+}
+
+func TestARateIsServedIfThoseThatCameWereAnswered(t *testing.T) {
+	for name, c := range map[string]struct {
+		windows []bench.Figures
+		want    bool
+	}{
+		"fewer came than the rate":    {[]bench.Figures{{DuePerSecond: 17, PerSecond: 17}, {DuePerSecond: 15, PerSecond: 15}}, true},
+		"the last came at the end":    {[]bench.Figures{{DuePerSecond: 20, PerSecond: 19}, {DuePerSecond: 22, PerSecond: 21}}, true},
+		"a window in which none came": {[]bench.Figures{{}, {DuePerSecond: 20, PerSecond: 20}}, true},
+		"many were not answered":      {[]bench.Figures{{DuePerSecond: 30, PerSecond: 22}, {DuePerSecond: 25, PerSecond: 20}}, false},
+		"nobody came":                 {[]bench.Figures{{}, {}}, false},
+	} {
+		x := &Candidate{}
+		x.add(&bench.Result{Each: c.windows}, time.Second)
+		r := &Report{Goal: Goal{Rate: 20}}
+		if got := r.keeps(&x.Measured.Figures, 1); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+func TestAWindowWithoutAnswersHasNoLatency(t *testing.T) {
+	x := &Candidate{}
+	x.add(&bench.Result{Each: []bench.Figures{{PerSecond: 2, MeanMS: 6, P99MS: 8}, {}}}, time.Second)
+	if m := x.Measured; m.PerSecond != 1 || m.MeanMS != 6 || m.P99MS != 8 {
+		t.Errorf("%+v", m)
 	}
 }
 

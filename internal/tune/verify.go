@@ -37,6 +37,11 @@ const (
 	hopelessAfter = 0.85 // of the best score: not measured further
 )
 
+// Requests is how many each of the best few is measured with, at a rate.
+func (o *Options) Requests() float64 {
+	return o.Goal.Rate * windowsATurn * float64(o.Turns) * o.Window.Seconds()
+}
+
 // verify measures settings under real load, in turns; or one after the other, if
 // starting instances once more takes longer than a turn. Then what falls behind
 // is left at once.
@@ -123,7 +128,7 @@ func (r *Report) measure(ctx context.Context, b *private, c *Candidate, turn int
 	}
 	result, err := l.Run(ctx, &progress.Line{})
 	if result != nil {
-		c.add(result)
+		c.add(result, r.options.Window)
 	}
 	if errors.Is(err, testbed.ErrInterrupted) {
 		return context.Canceled
@@ -139,8 +144,8 @@ func firstLine(err error) string {
 	return line
 }
 
-// add counts another turn.
-func (c *Candidate) add(r *bench.Result) {
+// add counts another turn, of windows of that length.
+func (c *Candidate) add(r *bench.Result, window time.Duration) {
 	c.samples = append(c.samples, r.Each...)
 	if c.errors == nil {
 		c.errors = map[string]int64{}
@@ -154,18 +159,28 @@ func (c *Candidate) add(r *bench.Result) {
 		c.Note = fmt.Sprintf("errors: %s", strings.Join(slices.Sorted(maps.Keys(c.errors)), ", "))
 	}
 	m := &Measured{Windows: len(c.samples)}
-	var rate, mean, p99 []float64
+	var due, rate, mean, p99 []float64
 	for _, s := range c.samples {
-		rate, mean, p99 = append(rate, s.PerSecond), append(mean, s.MeanMS), append(p99, s.P99MS)
+		due, rate = append(due, s.DuePerSecond), append(rate, s.PerSecond)
+		if s.PerSecond > 0 { // where nothing was answered there is no latency
+			mean, p99 = append(mean, s.MeanMS), append(p99, s.P99MS)
+		}
 	}
 	m.PerSecond, m.PerSecondLow, m.PerSecondHigh = meanInterval(rate)
 	m.MeanMS, m.MeanLow, m.MeanHigh = meanInterval(mean)
 	m.P99MS, _, _ = meanInterval(p99)
+	// Of those that came, as chance would have it, not of the rate; the last of a
+	// window may be answered after its end.
+	came, _, _ := meanInterval(due)
+	m.least = max(0, served*came-1/window.Seconds())
 	c.Measured = m
 }
 
 // meanInterval is the mean and its 95 % interval, of numbers that are not negative.
 func meanInterval(v []float64) (mean, low, high float64) {
+	if len(v) == 0 {
+		return 0, 0, 0
+	}
 	n := float64(len(v))
 	for _, x := range v {
 		mean += x / n
