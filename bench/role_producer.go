@@ -111,9 +111,13 @@ func (p *producer) openLoop(ctx context.Context, rec *recorder) {
 	// Every window has arrivals of its own; all of them follow from the seed.
 	s := newSchedule(rec.window.Start, p.job.Rate, p.job.Seed+uint64(p.windows)<<32)
 	p.windows++
-	for at := s.arrival(); at < end && !rec.over(shm.Now()); at = s.arrival() {
-		sleepUntil(at)
+	for at := s.arrival(); at < end; at = s.arrival() {
 		rec.due(at)
+		if rec.over(shm.Now()) { // at rates that this loop cannot keep
+			unsent.Add(1)
+			continue
+		}
+		sleepUntil(at)
 		arrivals <- at
 	}
 	close(arrivals)

@@ -22,7 +22,11 @@ import (
 const commandEnv = "RINGBATCH_TEST_COMMAND"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(commandEnv) != "" {
+	switch os.Getenv(commandEnv) {
+	case "":
+	case narrowWorker:
+		serveNarrow()
+	default:
 		main()
 		os.Exit(0)
 	}

@@ -19,6 +19,9 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/internal/tune"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
 )
 
 // tuning is a place to tune in: the worker command writes down the number of each
@@ -48,11 +51,17 @@ func (x *tuning) worker() string {
 	return fmt.Sprintf("echo $$ >> %s; exec %s worker --model simulated --simulated_fixed 2ms --simulated_item 1ms --max_batch_size 8", x.pids, x.bin)
 }
 
-// quick are flags that make it short.
-var quick = []string{"--instances", "1", "--batch_sizes", "8", "--profile_time", "100ms", "--window", "100ms", "--turns", "1"}
+// quick are flags that make it short. Numbers given besides are tried, too.
+var quick = []string{"--instances", "1", "--batch_sizes", "8", "--profile_time", "100ms", "--turns", "1"}
 
-func (x *tuning) tune(args ...string) (string, int) {
-	return x.run(append(append([]string{"tune"}, quick...), args...)...)
+func (x *tuning) tune(args ...string) (out string, code int) {
+	for window := 100 * time.Millisecond; window < 10*time.Second; window *= 2 {
+		out, code = x.run(append(append([]string{"tune", "--window", window.String()}, quick...), args...)...)
+		if code != 1 || !strings.Contains(out, "no setting served the load") { // else the machine stood still for its windows: longer ones
+			break
+		}
+	}
+	return out, code
 }
 
 // workersEnded tells whether all have.
@@ -182,6 +191,52 @@ func TestTuneWaitsForTheModelItIsToTune(t *testing.T) {
 	}
 }
 
+// narrowWorker makes the test binary be a worker whose batches fail from 4 rows on,
+// and with 8 kill it, as they do where a GPU has no room for them.
+const narrowWorker = "narrow worker"
+
+func serveNarrow() {
+	sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
+	if err != nil {
+		panic(err)
+	}
+	err = worker.Serve(context.Background(), worker.Config{Model: "narrow", Signature: sig, Policy: policy.New(policy.MaxBatchSize(8))}, func(_ context.Context, b *worker.Batch) error {
+		switch {
+		case b.Rows() >= 8:
+			os.Exit(1)
+		case b.Rows() >= 4:
+			return fmt.Errorf("no room for %d rows", b.Rows())
+		}
+		time.Sleep(time.Millisecond)
+		return nil
+	})
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+func TestTuneLeavesOutBatchesThatFail(t *testing.T) {
+	x := startTuning(t)
+	command := fmt.Sprintf("echo $$ >> %s; exec env %s='%s' %s", x.pids, commandEnv, narrowWorker, x.bin)
+	for _, c := range []struct {
+		sizes, note string
+		left        int
+	}{
+		{"1,8", "batches of 8 rows and more were left out", 2}, // its workers die of them
+		{"1,2,4,8", "batches of 4 rows and more were left out: no room for 4 rows", 4},
+	} {
+		out, code := x.tune("--worker", command, "--instances", "2", "--batch_sizes", c.sizes, "--json") // one instance, and two
+		var r tune.Report
+		if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || len(r.Notes) != 1 || !strings.Contains(r.Notes[0], c.note) || len(r.Candidates) != c.left {
+			t.Errorf("%s: status %d, %v\n%s", c.sizes, code, err, out)
+		}
+		x.nothingIsLeft()
+	}
+	if out, code := x.tune("--worker", command, "--batch_sizes", "4,8"); code != 1 || !strings.Contains(out, "batch of 4 rows: no room for 4 rows") {
+		t.Errorf("only sizes that fail: status %d\n%s", code, out)
+	}
+	x.nothingIsLeft()
+}
+
 func TestAnInterruptedTuneLeavesNothingRunningAndKeepsWhatWasMeasured(t *testing.T) {
 	x := startTuning(t)
 	workers := func() int {
@@ -208,7 +263,7 @@ func TestAnInterruptedTuneLeavesNothingRunningAndKeepsWhatWasMeasured(t *testing
 	}{
 		{syscall.SIGINT, func() bool { return workers() > 0 }, "every process was ended"},
 		{syscall.SIGHUP, func() bool { return workers() > 0 }, "every process was ended"}, // its terminal was closed
-		{syscall.SIGTERM, func() bool { return batches() > 30 }, "atching"},               // whether it pays is known from so many
+		{syscall.SIGTERM, func() bool { return batches() > 30 }, "95 % of the median"},    // the table of what is known from so many
 	} {
 		_ = os.Remove(x.pids)
 		p := x.start("tune", "--worker", x.worker(), "--instances", "1,2", "--batch_sizes", "1,8", "--profile_time", "1h")

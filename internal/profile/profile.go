@@ -17,6 +17,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
@@ -59,6 +60,17 @@ type Point struct {
 	High    float64 `json:"ms_high"` // 95 % interval of the median
 	Batches int     `json:"batches"`
 }
+
+// BatchError tells that a batch of so many rows was not answered.
+type BatchError struct {
+	Rows int
+	Err  error
+}
+
+func (e *BatchError) Error() string { return fmt.Sprintf("batch of %d rows: %v", e.Rows, e.Err) }
+
+// Unwrap is why.
+func (e *BatchError) Unwrap() error { return e.Err }
 
 // rounds through all sizes: the machine's moods are shared by all of them, and an
 // interrupted run has something of each.
@@ -245,18 +257,16 @@ func (r *run) measure(ctx context.Context, c cell) error {
 	for _, t := range r.feed.Rows(c.rows) {
 		inputs = append(inputs, t)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	end := time.Now().Add(r.spread)
 	errs := make([]error, c.busy)
+	var failed atomic.Bool // then the others finish what they have in flight
 	var wg sync.WaitGroup
 	for i := range c.busy {
 		wg.Go(func() {
-			for n := 0; errs[i] == nil && ctx.Err() == nil && (n <= leastBatches || time.Now().Before(end)); n++ {
-				errs[i] = once(ctx, r.clients[i], inputs)
-			}
-			if errs[i] != nil {
-				cancel()
+			for n := 0; !failed.Load() && ctx.Err() == nil && (n <= leastBatches || time.Now().Before(end)); n++ {
+				if errs[i] = once(ctx, r.clients[i], inputs); errs[i] != nil {
+					failed.Store(true)
+				}
 			}
 		})
 	}
@@ -266,7 +276,7 @@ func (r *run) measure(ctx context.Context, c cell) error {
 	<-done
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
-			return fmt.Errorf("batch of %d rows: %w", c.rows, err)
+			return &BatchError{c.rows, err}
 		}
 	}
 	if read != nil {

@@ -98,6 +98,9 @@ func (r *Report) TOML() string {
 	if m := r.find(*c).Measured; m != nil {
 		fmt.Fprintf(&b, "# Measured: %s requests/s, mean %s ms, p99 %s ms.\n", number(m.PerSecond), number(m.MeanMS), number(m.P99MS))
 	}
+	if r.Unfinished {
+		b.WriteString("# It was interrupted: other settings may be better.\n")
+	}
 	if r.Goal.P99 > 0 {
 		fmt.Fprintf(&b, "# latency_goal = %q in the model would fill batches as far as p99 allows, and refuse what could not keep it.\n", r.Goal.P99)
 	}

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/internal/profile"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -83,6 +84,15 @@ func (b *private) stop() {
 	_ = b.process.Signal(syscall.SIGTERM)
 	<-b.ended
 	_ = os.RemoveAll(b.dir)
+}
+
+func (b *private) hasEnded() bool {
+	select {
+	case <-b.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 // tail keeps the end of what was written.
@@ -164,6 +174,16 @@ func (b *private) up(ctx context.Context, instances int) error {
 		b.starting = time.Since(b.began)
 	}
 	return err
+}
+
+// ready waits until the model has so many workers, some of which may have died and
+// been started again.
+func (b *private) ready(ctx context.Context, model string, workers int) error {
+	missing := func() string { return fmt.Sprintf("not all of %d workers came back", workers) }
+	return b.await(ctx, missing, func(*stats.Broker) bool {
+		n, _, err := profile.Workers(ctx, admin.New(b.socket), model)
+		return err == nil && n >= workers
+	})
 }
 
 // scale runs so many instances, and returns when they have attached.

@@ -31,7 +31,11 @@ func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s\n", r.Model, r.goalText())
 	for _, p := range r.Profiles {
-		fmt.Fprintf(&b, "%s\n", p.Verdict())
+		if len(r.Candidates) > 0 {
+			fmt.Fprintf(&b, "%s\n", p.Verdict())
+		} else if err := p.WriteText(&b); err != nil { // nothing else was measured
+			return err
+		}
 	}
 	r.table(&b)
 	for _, note := range r.Notes {
@@ -97,6 +101,9 @@ func (s Setting) sentence() string {
 
 // Figure draws what was simulated, and what was measured, over the batch size.
 func (r *Report) Figure() *svgchart.Figure {
+	if len(r.Candidates) == 0 && len(r.Profiles) > 0 { // it was interrupted
+		return r.Profiles[0].Figure()
+	}
 	c := svgchart.Chart{Title: "requests per second", XLabel: "max_batch_size", YLabel: "requests per second", XLog: r.logarithmic()}
 	if r.Goal.Rate > 0 {
 		c.Title, c.YLabel = "mean latency", "milliseconds"

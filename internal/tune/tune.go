@@ -24,6 +24,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/feed"
 	"github.com/ringbatch/ringbatch/internal/profile"
 	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -183,12 +184,7 @@ func (r *Report) tune(ctx context.Context, b *private, mps bool, begin time.Time
 			return nil
 		}
 	}
-	p, err := profile.Measure(ctx, profile.Options{
-		Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Sizes: r.sizes(), Busy: profile.Doubling(most), Time: r.options.Profile / time.Duration(len(r.variants())),
-		Progress: func(share float64, doing string) {
-			r.say(begin, "profile %3.0f %%: %s", 100*share, doing)
-		},
-	})
+	p, err := r.profile(ctx, b, most, begin)
 	if p != nil && len(p.Points) > 0 {
 		r.Profiles = append(r.Profiles, p)
 	}
@@ -205,6 +201,31 @@ func (r *Report) tune(ctx context.Context, b *private, mps bool, begin time.Time
 	}
 	r.Candidates = append(r.Candidates, list...)
 	return r.verify(ctx, b, r.finalists(list), begin)
+}
+
+// profile measures what batches take. Sizes from the first one on that fails (it
+// may have no room on the GPU) are not tried any further.
+func (r *Report) profile(ctx context.Context, b *private, most int, begin time.Time) (*profile.Profile, error) {
+	for {
+		p, err := profile.Measure(ctx, profile.Options{
+			Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Sizes: r.sizes(), Busy: profile.Doubling(most), Time: r.options.Profile / time.Duration(len(r.variants())),
+			Progress: func(share float64, doing string) {
+				r.say(begin, "profile %3.0f %%: %s", 100*share, doing)
+			},
+		})
+		var failed *profile.BatchError
+		if !errors.As(err, &failed) || failed.Rows == r.sizes()[0] || b.hasEnded() {
+			return p, err
+		}
+		r.options.Sizes = slices.DeleteFunc(r.sizes(), func(n int) bool { return n >= failed.Rows })
+		r.Notes = append(r.Notes, fmt.Sprintf("batches of %d rows and more were left out: %s", failed.Rows, firstLine(failed.Err)))
+		if err := b.ready(ctx, r.Model, most); err != nil {
+			return p, err
+		}
+		if err := admin.New(b.socket).Set(ctx, r.Model, policy.New(policy.MaxBatchSize(r.maxSize()))); err != nil { // nor as several requests in a batch
+			return p, err
+		}
+	}
 }
 
 // checkGoal refuses a goal that a single batch does not keep.
