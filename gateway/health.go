@@ -9,11 +9,13 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
 // The gRPC health service (grpc.health.v1): "" is the gateway, any other name
 // a model. It is for Envoy, Kubernetes and gRPC clients that watch; like HTTP's
-// probes it asks for no token.
+// probes, and ServerLive and ServerReady, it asks for no token.
 
 // tellHealth updates what those who watch are told: ready and modelReady of
 // what is known, without asking the broker.
@@ -43,7 +45,14 @@ func (g *Gateway) tellHealth() {
 	say("", all)
 }
 
-func isHealthCheck(method string) bool { return strings.HasPrefix(method, "/grpc.health.v1.Health/") }
+// isHealthCheck are the calls that HTTP's probes correspond to.
+func isHealthCheck(method string) bool {
+	switch method {
+	case oip.GRPCInferenceService_ServerLive_FullMethodName, oip.GRPCInferenceService_ServerReady_FullMethodName:
+		return true
+	}
+	return strings.HasPrefix(method, "/grpc.health.v1.Health/")
+}
 
 // healthDoor ends those who watch when the gateway drains.
 type healthDoor struct {

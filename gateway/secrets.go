@@ -9,13 +9,11 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"strings"
 	"sync/atomic"
-	"time"
 
-	"google.golang.org/grpc/codes"
+	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -43,15 +41,18 @@ type token struct {
 	digest [sha256.Size]byte
 }
 
+// fileState is another one whenever a file is another, or was written to. Its
+// time of modification alone is not enough: tools that copy files keep it.
 type fileState struct {
-	modified time.Time
-	size     int64
+	device, inode uint64
+	changed       unix.Timespec
+	size          int64
 }
 
 func loadSecrets(g *Gateway) (*secrets, error) {
 	s := &secrets{g: g, states: map[string]fileState{}}
 	s.changed()
-	set, err := s.load()
+	set, err := s.load(&secretSet{})
 	if err != nil {
 		return nil, err
 	}
@@ -72,8 +73,9 @@ func (s *secrets) changed() bool {
 			continue
 		}
 		var state fileState
-		if info, err := os.Stat(file); err == nil {
-			state = fileState{info.ModTime(), info.Size()}
+		var stat unix.Stat_t
+		if unix.Stat(file, &stat) == nil {
+			state = fileState{stat.Dev, stat.Ino, stat.Ctim, stat.Size}
 		}
 		if state != s.states[file] {
 			s.states[file], changed = state, true
@@ -82,54 +84,79 @@ func (s *secrets) changed() bool {
 	return changed
 }
 
-// reload reads the files again if one has changed; what cannot be read, in the
-// middle of a change perhaps, leaves things as they are, and is tried again.
+// reload reads the files again if one has changed. What cannot be read, in the
+// middle of a change perhaps, stays as it is, and is tried again; the others
+// count: a bad certificate must not keep a token alive that was removed.
 func (s *secrets) reload() {
-	if changed := s.changed(); !changed && s.failed == "" {
+	changed := s.changed()
+	if !changed && s.failed == "" {
 		return
 	}
-	set, err := s.load()
+	set, err := s.load(s.now.Load())
+	if changed || err == nil {
+		s.now.Store(set)
+	}
 	if err != nil {
 		if text := err.Error(); text != s.failed { // once, not with every try
 			s.failed = text
-			s.g.log.Error("certificates or tokens have changed and cannot be read; the old ones stay", "error", err)
+			s.g.log.Error("certificates or tokens have changed; what cannot be read stays as it was", "error", err)
 		}
 		return
 	}
 	s.failed = ""
-	s.now.Store(set)
 	s.g.log.Info("certificates or tokens have changed")
 }
 
-func (s *secrets) load() (*secretSet, error) {
-	c, set := &s.g.cfg, &secretSet{}
+// load reads the files. Of those that cannot be read it takes what old has.
+func (s *secrets) load(old *secretSet) (*secretSet, error) {
+	c, set := &s.g.cfg, *old
+	var failed []error
 	if c.CertFile != "" {
-		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-		if err != nil {
-			return nil, fmt.Errorf("TLS certificate: %w", err)
+		if pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile); err != nil {
+			failed = append(failed, fmt.Errorf("TLS certificate: %w", err))
+		} else {
+			set.certificate = &pair
 		}
-		set.certificate = &pair
 	}
 	if c.ClientCAFile != "" {
-		pem, err := os.ReadFile(c.ClientCAFile)
-		if err != nil {
-			return nil, fmt.Errorf("client certificates: %w", err)
-		}
-		set.clients = x509.NewCertPool()
-		if !set.clients.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%w: %s has no certificate", status.ErrInvalid, c.ClientCAFile)
+		if pool, err := readAuthorities(c.ClientCAFile); err != nil {
+			failed = append(failed, fmt.Errorf("client certificates: %w", err))
+		} else {
+			set.clients = pool
 		}
 	}
 	if c.TokenFile != "" {
-		text, err := os.ReadFile(c.TokenFile)
-		if err != nil {
-			return nil, fmt.Errorf("tokens: %w", err)
-		}
-		if set.tokens, err = parseTokens(string(text)); err != nil {
-			return nil, fmt.Errorf("tokens: %s: %w", c.TokenFile, err)
+		if tokens, err := readTokens(c.TokenFile); err != nil {
+			failed = append(failed, fmt.Errorf("tokens: %w", err))
+		} else {
+			set.tokens = tokens
 		}
 	}
-	return set, nil
+	return &set, errors.Join(failed...)
+}
+
+func readAuthorities(file string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%w: %s has no certificate", status.ErrInvalid, file)
+	}
+	return pool, nil
+}
+
+func readTokens(file string) ([]token, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	tokens, err := parseTokens(string(text))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return tokens, nil
 }
 
 // leastToken is what can be guessed too easily.
@@ -166,85 +193,6 @@ func (s *secretSet) bearer(shown string) (name string, ok bool) {
 		}
 	}
 	return name, ok
-}
-
-var errNoToken = refuse(http.StatusUnauthorized, codes.Unauthenticated, "a bearer token is needed: Authorization: Bearer …")
-
-// identify finds out who calls. The connection remembers what it was shown
-// last, as callers show the same with every request.
-func (g *Gateway) identify(c *conn, authorization string, state *tls.ConnectionState) (*caller, error) {
-	if c == nil {
-		return nil, errors.New("a connection that nobody accepted")
-	}
-	set := g.secrets.now.Load()
-	if set.tokens == nil && set.clients == nil {
-		return &c.who, nil
-	}
-	if shown := c.shown.Load(); shown != nil && shown.set == set && shown.authorization == authorization {
-		return &shown.who, nil
-	}
-	who := caller{peer: &c.peer}
-	if state != nil && len(state.PeerCertificates) > 0 { // the handshake has verified it
-		if err := set.verify(state.PeerCertificates); err != nil { // perhaps by authorities of then
-			return &c.who, refuse(http.StatusUnauthorized, codes.Unauthenticated, "the caller's certificate does not count any more: %v", err)
-		}
-		who.identity = "certificate " + state.PeerCertificates[0].Subject.String()
-	}
-	if set.tokens != nil {
-		scheme, text, _ := strings.Cut(authorization, " ")
-		if !strings.EqualFold(scheme, "Bearer") { // its case does not matter: RFC 9110, 11.1
-			return &c.who, errNoToken
-		}
-		name, ok := set.bearer(strings.TrimLeft(text, " "))
-		if !ok {
-			return &c.who, refuse(http.StatusUnauthorized, codes.Unauthenticated, "unknown bearer token")
-		}
-		who.identity = "token " + name
-	}
-	return c.remember(set, authorization, who), nil
-}
-
-// verify tells whether a certificate is one of the authorities that count now.
-func (s *secretSet) verify(chain []*x509.Certificate) error {
-	if s.clients == nil {
-		return nil
-	}
-	between := x509.NewCertPool()
-	for _, c := range chain[1:] {
-		between.AddCert(c)
-	}
-	_, err := chain[0].Verify(x509.VerifyOptions{Roots: s.clients, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-	return err
-}
-
-// shown is what a connection's caller has shown, and who that is.
-type shown struct {
-	set           *secretSet
-	authorization string
-	who           caller
-}
-
-// remember keeps the usage of each identity that a connection has shown for as
-// long as the connection lives.
-func (c *conn) remember(set *secretSet, authorization string, who caller) *caller {
-	c.identities.Lock()
-	defer c.identities.Unlock()
-	if c.identities.gone { // the caller has hung up: whatever this is, it ends soon
-		who.use = &usage{}
-		return &who
-	}
-	if c.identities.use == nil {
-		c.identities.use = map[string]*usage{}
-	}
-	u := c.identities.use[who.identity]
-	if u == nil {
-		u = c.l.g.callers.join(who.identity)
-		c.identities.use[who.identity] = u
-	}
-	who.use = u
-	s := &shown{set, authorization, who}
-	c.shown.Store(s)
-	return &s.who
 }
 
 // tlsConfig is nil without TLS.

@@ -5,10 +5,14 @@ package gateway
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -138,6 +142,15 @@ func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 	if rep, err := http.Get(r.http + "/v2/models/double"); err != nil || rep.StatusCode != 401 {
 		t.Errorf("metadata needs one: %v %v", rep, err)
 	}
+	if _, err := c.ServerLive(soon(t), nil); err != nil {
+		t.Errorf("gRPC's probes need none either: %v", err)
+	}
+	if _, err := c.ServerReady(soon(t), nil); err != nil {
+		t.Errorf("gRPC's probes need none either: %v", err)
+	}
+	if _, err := c.ServerMetadata(soon(t), nil); rpcstatus.Code(err) != codes.Unauthenticated {
+		t.Errorf("metadata needs one: %v", err)
+	}
 	for scheme, want := range map[string]int{"bearer": 200, "BEARER": 200, "Basic": 401} {
 		if a := r.post("/v2/models/double/infer", map[string]string{"Authorization": scheme + " first-token-0123456789"}, []byte(`{"inputs":[`+goodInput+`]}`)); a.status != want {
 			t.Errorf("%s: %d", scheme, a.status)
@@ -248,6 +261,131 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 		t.Errorf("metadata: %v", err)
 	}
 	r.idle()
+}
+
+// A removed token must not live on because of another file.
+func TestABrokenCertificateDoesNotKeepRemovedTokensAlive(t *testing.T) {
+	dir := t.TempDir()
+	cert, key, tokens := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "t")
+	write := func(file, text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	newAuthority(t).write("gateway", cert, key)
+	write(tokens, "first first-token-0123456789\n")
+	g, err := New(Config{CertFile: cert, KeyFile: key, TokenFile: tokens, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := g.secrets.now.Load()
+	write(cert, "half of it")
+	write(tokens, "second second-token-0123456789\n")
+	g.secrets.reload()
+	now := g.secrets.now.Load()
+	if now.certificate != before.certificate {
+		t.Error("the certificate that cannot be read has replaced the old one")
+	}
+	if _, ok := now.bearer("first-token-0123456789"); ok {
+		t.Error("the removed token counts")
+	}
+	if _, ok := now.bearer("second-token-0123456789"); !ok {
+		t.Error("the new token does not count")
+	}
+	newAuthority(t).write("gateway", cert, key)
+	g.secrets.reload()
+	if g.secrets.now.Load().certificate == before.certificate {
+		t.Error("the new certificate was not read")
+	}
+}
+
+// As tools do that copy files, and Kubernetes where a volume is a link.
+func TestAFileIsReadAgainAlsoIfTheOtherHasItsSizeAndTime(t *testing.T) {
+	dir := t.TempDir()
+	tokens := filepath.Join(dir, "tokens")
+	long := time.Now().Add(-time.Hour)
+	for _, name := range []string{"1", "2", "3"} {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte("me token-0123456789-"+name+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(file, long, long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := func(name string) {
+		next := filepath.Join(dir, "next")
+		if err := os.Symlink(name, next); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(next, tokens); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link("1")
+	g, err := New(Config{TokenFile: tokens, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"2", "3"} {
+		link(name)
+		g.secrets.reload()
+		if _, ok := g.secrets.now.Load().bearer("token-0123456789-" + name); !ok {
+			t.Errorf("%s was not read", name)
+		}
+	}
+}
+
+func TestACertificateThatExpiresDoesNotCountOnItsConnectionEither(t *testing.T) {
+	dir := t.TempDir()
+	cert, key, ca := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "a")
+	callers := newAuthority(t)
+	newAuthority(t).write("gateway", cert, key)
+	callers.file(ca)
+	g, err := New(Config{CertFile: cert, KeyFile: key, ClientCAFile: ca, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	for until, counts := range map[time.Time]bool{now.Add(time.Hour): true, now.Add(-time.Minute): false} {
+		pair, err := callers.Write("me", until, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaf, err := x509.ParseCertificate(pair.Certificate[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		chain := []*x509.Certificate{leaf}
+		c := &conn{l: &listener{g: g}}
+		c.remember(g.secrets.now.Load(), "", earliestEnd(chain), caller{peer: &c.peer, identity: certificateName(leaf)}) // when it was valid
+		if _, err := g.identify(c, "", &tls.ConnectionState{PeerCertificates: chain}); (err == nil) != counts {
+			t.Errorf("valid until %v: %v", until, err)
+		}
+	}
+}
+
+// Services of a mesh have certificates without a name, or with that of the mesh.
+func TestCertificatesAreToldApartByWhatNamesTheirOwner(t *testing.T) {
+	spiffe := func(path string) []*url.URL { return []*url.URL{{Scheme: "spiffe", Host: "mesh", Path: path}} }
+	mesh := pkix.Name{Organization: []string{"mesh"}}
+	one := certificateName(&x509.Certificate{Subject: mesh, URIs: spiffe("/one")})
+	for name, other := range map[string]*x509.Certificate{
+		"another URI":   {Subject: mesh, URIs: spiffe("/two")},
+		"no URI":        {Subject: mesh},
+		"another host":  {Subject: mesh, DNSNames: []string{"one"}},
+		"another name":  {Subject: pkix.Name{CommonName: "one"}},
+		"no name":       {URIs: spiffe("/one")},
+		"another maker": {Subject: pkix.Name{Organization: []string{"other"}}, URIs: spiffe("/one")},
+	} {
+		if certificateName(other) == one {
+			t.Errorf("%s: both are %q", name, one)
+		}
+	}
+	named := pkix.Name{CommonName: "me"}
+	if certificateName(&x509.Certificate{Subject: named, DNSNames: []string{"a"}}) != certificateName(&x509.Certificate{Subject: named, DNSNames: []string{"a", "b"}}) {
+		t.Error("a renewed certificate with another host name is another caller's")
+	}
 }
 
 func TestOnlyListedModelsAreServed(t *testing.T) {

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+var errNoToken = refuse(http.StatusUnauthorized, codes.Unauthenticated, "a bearer token is needed: Authorization: Bearer …")
+
+// identify finds out who calls. The connection remembers what it was shown
+// last, as callers show the same with every request.
+func (g *Gateway) identify(c *conn, authorization string, state *tls.ConnectionState) (*caller, error) {
+	if c == nil {
+		return nil, errors.New("a connection that nobody accepted")
+	}
+	set := g.secrets.now.Load()
+	if set.tokens == nil && set.clients == nil {
+		return &c.who, nil
+	}
+	if shown := c.shown.Load(); shown != nil && shown.set == set && shown.authorization == authorization && !shown.expired() {
+		return &shown.who, nil
+	}
+	who, until := caller{peer: &c.peer}, time.Time{}
+	if state != nil && len(state.PeerCertificates) > 0 { // the handshake has verified it
+		if err := set.verify(state.PeerCertificates); err != nil { // perhaps by authorities of then
+			return &c.who, refuse(http.StatusUnauthorized, codes.Unauthenticated, "the caller's certificate does not count any more: %v", err)
+		}
+		who.identity, until = certificateName(state.PeerCertificates[0]), earliestEnd(state.PeerCertificates)
+	}
+	if set.tokens != nil {
+		scheme, text, _ := strings.Cut(authorization, " ")
+		if !strings.EqualFold(scheme, "Bearer") { // its case does not matter: RFC 9110, 11.1
+			return &c.who, errNoToken
+		}
+		name, ok := set.bearer(strings.TrimLeft(text, " "))
+		if !ok {
+			return &c.who, refuse(http.StatusUnauthorized, codes.Unauthenticated, "unknown bearer token")
+		}
+		who.identity = "token " + name
+	}
+	return c.remember(set, authorization, until, who), nil
+}
+
+// certificateName is whose certificate that is: its subject, and the URIs by
+// which a mesh (SPIFFE) tells services apart that have the same subject or none.
+func certificateName(c *x509.Certificate) string {
+	name := "certificate " + c.Subject.String()
+	for _, u := range c.URIs {
+		name += " " + u.String()
+	}
+	if c.Subject.CommonName != "" {
+		return name
+	}
+	for _, also := range slices.Concat(c.DNSNames, c.EmailAddresses) {
+		name += " " + also
+	}
+	return name
+}
+
+// earliestEnd is until when all of them are valid.
+func earliestEnd(chain []*x509.Certificate) time.Time {
+	end := chain[0].NotAfter
+	for _, c := range chain[1:] {
+		if c.NotAfter.Before(end) {
+			end = c.NotAfter
+		}
+	}
+	return end
+}
+
+// verify tells whether a certificate is one of the authorities that count now.
+func (s *secretSet) verify(chain []*x509.Certificate) error {
+	if s.clients == nil {
+		return nil
+	}
+	between := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	_, err := chain[0].Verify(x509.VerifyOptions{Roots: s.clients, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	return err
+}
+
+// shown is what a connection's caller has shown, and who that is.
+type shown struct {
+	set           *secretSet
+	authorization string
+	until         time.Time // a certificate counts; zero: there is none
+	who           caller
+}
+
+func (s *shown) expired() bool { return !s.until.IsZero() && time.Now().After(s.until) }
+
+// remember keeps the usage of each identity that a connection has shown for as
+// long as the connection lives.
+func (c *conn) remember(set *secretSet, authorization string, until time.Time, who caller) *caller {
+	c.identities.Lock()
+	defer c.identities.Unlock()
+	if c.identities.gone { // the caller has hung up: whatever this is, it ends soon
+		who.use = &usage{}
+		return &who
+	}
+	if c.identities.use == nil {
+		c.identities.use = map[string]*usage{}
+	}
+	u := c.identities.use[who.identity]
+	if u == nil {
+		u = c.l.g.callers.join(who.identity)
+		c.identities.use[who.identity] = u
+	}
+	who.use = u
+	s := &shown{set, authorization, until, who}
+	c.shown.Store(s)
+	return &s.who
+}
