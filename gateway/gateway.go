@@ -38,12 +38,13 @@ type Config struct {
 
 	SystemSharedMemory bool // callers on this host may register regions
 
-	MaxMessageBytes  int
-	MaxBufferedBytes int
-	MaxConnections   int
-	CallerRequests   int
-	CallerBytes      int
-	Window           int // slots to ask the broker for, per model; default by the size of a row
+	MaxMessageBytes   int
+	MaxBufferedBytes  int
+	MaxConnections    int
+	CallerConnections int // of one address, at each door; default: seven eighths of MaxConnections
+	CallerRequests    int
+	CallerBytes       int
+	Window            int // slots to ask the broker for, per model; default by the size of a row
 
 	ReportLoad bool // answer every gRPC call with a load report, not only those of relays
 
@@ -142,6 +143,9 @@ func (c *Config) fill() {
 			*d.value = d.other
 		}
 	}
+	if c.CallerConnections == 0 {
+		c.CallerConnections = c.MaxConnections - c.MaxConnections/8
+	}
 	if c.HTTP == "" {
 		c.HTTP = DefaultHTTP
 	}
@@ -189,7 +193,7 @@ func (c *Config) check() error {
 	if c.HTTP == Off && c.GRPC == Off {
 		return fmt.Errorf("%w: a gateway with neither HTTP nor gRPC", status.ErrInvalid)
 	}
-	for _, n := range []int{c.MaxMessageBytes, c.MaxBufferedBytes, c.MaxConnections, c.CallerRequests, c.CallerBytes} {
+	for _, n := range []int{c.MaxMessageBytes, c.MaxBufferedBytes, c.MaxConnections, c.CallerConnections, c.CallerRequests, c.CallerBytes} {
 		if n < 0 {
 			return fmt.Errorf("%w: a limit of %d", status.ErrInvalid, n)
 		}

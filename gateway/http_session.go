@@ -153,6 +153,9 @@ func (s *session) ask(r *http.Request) error {
 	r = r.WithContext(context.WithValue(s.ctx, connKey{}, s.conn))
 	r.RemoteAddr = s.conn.peer.remote.String()
 	w := &collected{header: http.Header{}, status: http.StatusOK}
+	if r.ContentLength == 0 {
+		s.conn.endBody() // it is whole
+	}
 	s.door.ServeHTTP(w, r)
 	left, err := io.CopyN(io.Discard, r.Body, maxSmallBody)
 	last := r.Close || err == nil && left == maxSmallBody || err != nil && err != io.EOF

@@ -5,6 +5,7 @@ package gateway
 import (
 	"net"
 	"net/http"
+	"net/netip"
 )
 
 // A connection is idle while nothing is under way on it: no request that has
@@ -32,11 +33,20 @@ func (c *conn) busy() bool { return c.underWay.Load() > 0 }
 // retire takes an idle connection from its caller; the next is to close it.
 func (c *conn) retire() bool { return c.underWay.CompareAndSwap(0, retired) }
 
-// retireLongestIdle makes room for a newcomer at the expense of the connection
-// that has been idle for longest, of those first that never asked for anything;
-// nil if none is for long enough. The caller has l.mu, so it does not look for
-// long where many turn out to have something unread.
-func (l *listener) retireLongestIdle() *conn {
+// makeRoom ends a connection, of that origin only if one is given, for the sake
+// of a newcomer: one that is idle, or else one that has stalled. nil if there is
+// none. The caller has l.mu, and closes it.
+func (l *listener) makeRoom(of netip.Addr) *conn {
+	if c := l.retireLongestIdle(of); c != nil {
+		return c
+	}
+	return l.retireStalled(of)
+}
+
+// retireLongestIdle takes the connection that has been idle for longest, of
+// those first that never asked for anything; nil if none is for long enough. It
+// does not look for long where many turn out to have something unread.
+func (l *listener) retireLongestIdle(of netip.Addr) *conn {
 	for range 8 {
 		now, ahead := l.g.awake.now(), false
 		before := now - int64(l.g.cfg.pace.rest)
@@ -45,7 +55,7 @@ func (l *listener) retireLongestIdle() *conn {
 			if since := c.idleSince.Load(); since > now { // the clock was put back since, after a standstill
 				ahead = c.idleSince.CompareAndSwap(since, now) || ahead
 			}
-			if c.underWay.Load() == 0 && c.idleSince.Load() <= before && (first == nil || c.goesBefore(first)) && !c.arrivals.any() {
+			if c.isFrom(of) && c.underWay.Load() == 0 && c.idleSince.Load() <= before && (first == nil || c.goesBefore(first)) && !c.arrivals.any() {
 				first = c
 			}
 		}
@@ -62,6 +72,39 @@ func (l *listener) retireLongestIdle() *conn {
 	return nil
 }
 
+// retireStalled takes a connection whose request has begun and does not go on:
+// who sends the half of one keeps nobody out for longer than that.
+func (l *listener) retireStalled(of netip.Addr) *conn {
+	before, looks := l.g.awake.now()-int64(l.g.cfg.pace.stall), 8
+	for c := range l.conns {
+		if looks == 0 {
+			return nil
+		}
+		if !c.isFrom(of) || c.heldUp() || c.idleSince.Load() > before && !c.slowMessage.Load() {
+			continue
+		}
+		if l.budget && c.underWay.Load() == 0 && c.arrivals.any() || !l.budget && c.bodySince.Load() != 0 {
+			if looks--; c.unread() == 0 && (!l.budget || c.retire()) {
+				return c
+			}
+		}
+	}
+	return nil
+}
+
+// origin is what counts as one where connections are shared out: of IPv6 a
+// network, as whoever has an address there has all of them.
+func origin(a netip.Addr) netip.Addr {
+	a = a.Unmap().WithZone("")
+	if a.Is6() {
+		a = netip.PrefixFrom(a, 64).Masked().Addr()
+	}
+	return a
+}
+
+// isFrom tells whether the connection has that origin, if one is given.
+func (c *conn) isFrom(of netip.Addr) bool { return !of.IsValid() || c.origin == of }
+
 func (c *conn) goesBefore(other *conn) bool {
 	if served := c.served.Load(); served != other.served.Load() {
 		return !served
@@ -69,8 +112,8 @@ func (c *conn) goesBefore(other *conn) bool {
 	return c.idleSince.Load() < other.idleSince.Load()
 }
 
-// followState is told by net/http what its connections do. One that a session
-// has given away is busy already.
+// followState is told by net/http what its connections do: one is active when the
+// head of a request is whole. One that a session has given away is busy already.
 func followState(nc net.Conn, state http.ConnState) {
 	c := ours(nc)
 	switch state {

@@ -22,22 +22,25 @@ type listener struct {
 	net.Listener
 	g      *Gateway
 	most   int
+	ofOne  int           // most of one origin, so that others find room
 	full   []byte        // what is said to one too many
 	idle   time.Duration // after which a connection is closed; 0: its server sees to that
 	budget bool          // stop reading while the buffers are full
 
 	mu      sync.Mutex
 	conns   map[*conn]struct{}
+	origins map[netip.Addr]int   // how many of them
 	streams map[*stream]struct{} // requests of HTTP/2
 }
 
 func newListener(l net.Listener, g *Gateway) *listener {
-	return &listener{Listener: l, g: g, most: g.cfg.MaxConnections, conns: map[*conn]struct{}{}, streams: map[*stream]struct{}{}}
+	return &listener{Listener: l, g: g, most: g.cfg.MaxConnections, ofOne: g.cfg.CallerConnections,
+		conns: map[*conn]struct{}{}, origins: map[netip.Addr]int{}, streams: map[*stream]struct{}{}}
 }
 
-// Accept never gives more connections than allowed: beyond, one that is idle has
-// to go. If none is, the newcomer is hung up on at once, so that it does not wait
-// for one that never ends.
+// Accept never gives more connections than allowed, of all or of one origin:
+// beyond, one that is idle has to go. If none is, the newcomer is hung up on at
+// once, so that it does not wait for one that never ends.
 func (l *listener) Accept() (net.Conn, error) {
 	for {
 		nc, err := l.Listener.Accept()
@@ -46,11 +49,17 @@ func (l *listener) Accept() (net.Conn, error) {
 		}
 		c := &conn{Conn: nc, l: l}
 		c.peer.local, c.peer.remote = addrPort(nc.LocalAddr()), addrPort(nc.RemoteAddr())
+		c.origin = origin(c.peer.remote.Addr())
 		c.moved()
 		l.mu.Lock()
 		var leaving *conn
-		if len(l.conns) >= l.most {
-			if leaving = l.retireLongestIdle(); leaving == nil {
+		crowded := l.origins[c.origin] >= l.ofOne
+		if crowded || len(l.conns) >= l.most {
+			var of netip.Addr
+			if crowded {
+				of = c.origin
+			}
+			if leaving = l.makeRoom(of); leaving == nil {
 				l.mu.Unlock()
 				if len(l.full) > 0 {
 					_ = nc.SetWriteDeadline(time.Now().Add(time.Second))
@@ -59,7 +68,7 @@ func (l *listener) Accept() (net.Conn, error) {
 				nc.Close()
 				continue
 			}
-			delete(l.conns, leaving)
+			l.forget(leaving)
 		}
 		c.watch.init(l.g)
 		if l.budget {
@@ -67,11 +76,23 @@ func (l *listener) Accept() (net.Conn, error) {
 		}
 		c.who = caller{peer: &c.peer, use: l.g.callers.join(c.peer.address())}
 		l.conns[c] = struct{}{}
+		l.origins[c.origin]++
 		l.mu.Unlock()
 		if leaving != nil {
 			leaving.Close()
 		}
 		return c, nil
+	}
+}
+
+// forget takes a connection off the list. The caller has l.mu.
+func (l *listener) forget(c *conn) {
+	if _, known := l.conns[c]; !known {
+		return
+	}
+	delete(l.conns, c)
+	if l.origins[c.origin]--; l.origins[c.origin] == 0 {
+		delete(l.origins, c.origin)
 	}
 }
 
@@ -109,10 +130,11 @@ func (l *listener) sweep(now int64) {
 // conn is a connection of either door.
 type conn struct {
 	net.Conn
-	watch // of HTTP/1's request
-	l     *listener
-	peer  peer
-	who   caller // without a token
+	watch  // of HTTP/1's request
+	l      *listener
+	peer   peer
+	origin netip.Addr
+	who    caller // without a token
 
 	underWay  atomic.Int32 // requests, see idle.go
 	idleSince atomic.Int64 // a moment of awake's, for while none is
@@ -128,6 +150,7 @@ type conn struct {
 	arrivals    arrivals
 	waits       atomic.Bool  // a read, for the buffers
 	fullStreams atomic.Int32 // that take no requests until they have answered some
+	slowMessage atomic.Bool  // the last sweep found one that comes too slowly
 	givenUp     atomic.Bool
 
 	shown      atomic.Pointer[shown]
@@ -161,7 +184,7 @@ func (c *conn) Close() error {
 	c.closed.Do(func() {
 		c.gone.Store(true)
 		c.l.mu.Lock()
-		delete(c.l.conns, c)
+		c.l.forget(c)
 		c.l.mu.Unlock()
 		c.l.g.callers.leave(c.peer.address(), c.who.use)
 		c.identities.Lock()
@@ -274,7 +297,8 @@ func (c *conn) sweep(now int64) {
 // sweepBuffers hangs up on a gRPC caller that is slow with a message, or has
 // stopped in the middle of it, while others lack the memory that it holds.
 func (c *conn) sweepBuffers(now int64, short bool) {
-	if c.arrivals.slow(now, c.heldUp(), &c.l.g.cfg.pace, c.unread) && short {
+	slow := c.arrivals.slow(now, c.heldUp(), &c.l.g.cfg.pace, c.unread)
+	if c.slowMessage.Store(slow); slow && short {
 		c.l.g.log.Warn("the buffers are full, a caller that does not finish its message is hung up on", "address", c.peer.remote)
 		c.givenUp.Store(true)
 		_ = c.SetReadDeadline(past)

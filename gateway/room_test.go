@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+// connectFrom is connect from another address of this host.
+func (r *rig) connectFrom(address string) net.Conn {
+	r.t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+	c, err := d.DialContext(soon(r.t), "tcp", strings.TrimPrefix(r.http, "http://"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// knows waits until so many connections of a door are as they should be.
+func (r *rig) knows(door int, want int, are func(*conn) bool) {
+	r.t.Helper()
+	r.eventually("the connections are known", func() error {
+		l := r.g.doors[door]
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		n := 0
+		for c := range l.conns {
+			if are(c) {
+				n++
+			}
+		}
+		if n != want {
+			return fmt.Errorf("%d of %d", n, want)
+		}
+		return nil
+	})
+}
+
+func TestOneAddressLeavesRoomForOthers(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.MaxConnections = 16 }, m)
+	_, release := r.holds(m)
+	defer release()
+	answered := make(chan error, 14)
+	for range cap(answered) {
+		c := r.connect()
+		go func() { answered <- r.ask(c, plainDouble()) }()
+	}
+	r.underWay(14)
+	if err := r.ask(r.connect(), askLive); err == nil {
+		t.Error("one address has more than its part")
+	}
+	other := r.connectFrom("127.0.0.2")
+	if err := r.ask(other, askLive); err != nil {
+		t.Errorf("another address: %v", err)
+	}
+	r.isIdle(other)
+	if err := r.ask(r.connect(), askLive); err == nil {
+		t.Error("the crowd took the place of another's connection")
+	}
+	release()
+	for range cap(answered) {
+		if err := <-answered; err != nil {
+			t.Error(err)
+		}
+	}
+	r.eventually("it has room again", func() error { return r.ask(r.connect(), askLive) })
+	r.hangUp()
+}
+
+func TestRequestsThatDoNotGoOnMakeRoom(t *testing.T) {
+	unfinished := func(c *conn) bool { return c.bodySince.Load() != 0 }
+	for name, begun := range map[string]string{
+		"a session's head": "POST /v2/models/double/infer HTTP/1.1\r\nHos",
+		"a session's body": "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\n{",
+		"net/http's body":  "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := doubler(t)
+			r := newRig(t, func(c *Config) { c.MaxConnections = 2 }, m)
+			for range 2 {
+				if _, err := r.connect().Write([]byte(begun)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.knows(0, 2, unfinished)
+			if err := r.ask(r.connect(), askLive); err == nil {
+				t.Error("a newcomer took the place of one that may yet go on")
+			}
+			r.g.awake.stood.Add(-int64(patience)) // time goes by
+			if err := r.ask(r.connect(), askLive); err != nil {
+				t.Errorf("a newcomer: %v", err)
+			}
+			r.knows(0, 1, unfinished)
+		})
+	}
+}
+
+func TestMessagesThatDoNotGoOnMakeRoom(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.MaxConnections = 2 })
+	for range 2 {
+		r.stall(1000, 10)
+	}
+	call := func() error {
+		_, err := r.client().ServerLive(soon(t), nil)
+		return err
+	}
+	if call() == nil {
+		t.Error("a newcomer took the place of one that may yet go on")
+	}
+	r.g.awake.stood.Add(-int64(patience)) // time goes by
+	if err := call(); err != nil {
+		t.Errorf("a newcomer: %v", err)
+	}
+	r.knows(1, 1, func(c *conn) bool { return c.arrivals.any() })
+}
+
+func TestAnOriginIsAnAddressOrANetworkOfIPv6(t *testing.T) {
+	for text, want := range map[string]string{
+		"10.1.2.3":               "10.1.2.3",
+		"::ffff:10.1.2.3":        "10.1.2.3",
+		"2001:db8:1:2:3:4:5:6":   "2001:db8:1:2::",
+		"2001:db8:1:2:ffff::":    "2001:db8:1:2::",
+		"fe80::1:2:3:4%loopback": "fe80::",
+	} {
+		if got := origin(netip.MustParseAddr(text)).String(); got != want {
+			t.Errorf("%s: %s", text, got)
+		}
+	}
+	if origin(netip.Addr{}).IsValid() {
+		t.Error(errors.New("an address from nowhere"))
+	}
+}
