@@ -228,9 +228,6 @@ func (m *models) named(ctx context.Context, name, version []byte) (*model, *rout
 	return m.get(ctx, string(name[:min(len(name), maxRegionName)]), string(version[:min(len(version), maxRegionName)]))
 }
 
-// isCurrent tells whether this is still the model of its name.
-func (m *models) isCurrent(k *model) bool { return (*m.byName.Load())[k.name] == k }
-
 // list is every model, by name.
 func (m *models) list() []*model {
 	var all []*model
@@ -316,6 +313,12 @@ func (k *model) dial(ctx context.Context, window int) (*client.Client, error) {
 	least := min(window, k.info.Load().settings.MaxBatchSize)
 	for {
 		c, err := client.Dial(ctx, k.name, client.WithSocket(k.g.cfg.Socket), client.WithName("gateway"), client.WithWindow(window), client.WithYield(), client.WithMemory(k.g.cfg.Memory))
+		if err == nil {
+			if now := c.Model().Signature; !k.sig.Equal(&now) { // calls were checked against k's
+				c.Close()
+				return nil, fmt.Errorf("%w: model %q is %s now, it was %s", status.ErrSignatureMismatch, k.name, &now, &k.sig)
+			}
+		}
 		tooMany := errors.Is(err, status.ErrRingFull) || errors.Is(err, status.ErrQuota)
 		if err == nil || !tooMany || window <= least {
 			return c, err

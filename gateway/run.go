@@ -23,36 +23,58 @@ func (c *call) run(ctx context.Context) error {
 		ctx, cancel = context.WithTimeout(ctx, c.timeout)
 		defer cancel()
 	}
+	err := c.runOn(ctx)
+	went := errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed) || errors.Is(err, status.ErrUnknownModel)
+	if !went || !c.filled.IsZero() { // what was read from the sources cannot be sent again
+		return err
+	}
+	if err := c.follow(ctx); err != nil {
+		return err
+	}
+	return c.runOn(ctx)
+}
+
+// runOn does it on the call's model.
+func (c *call) runOn(ctx context.Context) error {
 	lane, window := c.model.lane(c.rows)
 	if len(c.relayed.requests) > 0 {
 		lane, window = c.model.relayedLane()
 	}
 	defer c.model.load.begin(c.rows)()
-	for attempt := 0; ; attempt++ {
-		cl, err := c.dial(ctx, lane, window)
-		if err != nil {
-			return err
-		}
-		m := cl.Model()
-		most := min(m.MaxBatchSize, m.Window, c.model.info.Load().settings.MaxBatchSize)
-		if len(c.relayed.requests) > 0 {
-			err = c.runRelayed(ctx, cl)
-		} else if c.rows <= most {
-			err = c.runWhole(ctx, cl)
-		} else {
-			err = c.runSplit(ctx, cl, most)
-		}
-		// The client of a model that came back as another one is of no use
-		// any more; nothing was read from the sources yet.
-		if attempt == 0 && c.filled.IsZero() && (errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed)) {
-			lane.forget(cl)
-			if !c.model.g.models.isCurrent(c.model) {
-				return fmt.Errorf("%w: model %q has changed, ask for its metadata again", status.ErrSignatureMismatch, c.model.name)
-			}
-			continue
-		}
+	cl, err := c.dial(ctx, lane, window)
+	if err != nil {
 		return err
 	}
+	m := cl.Model()
+	most := min(m.MaxBatchSize, m.Window, c.model.info.Load().settings.MaxBatchSize)
+	if len(c.relayed.requests) > 0 {
+		err = c.runRelayed(ctx, cl)
+	} else if c.rows <= most {
+		err = c.runWhole(ctx, cl)
+	} else {
+		err = c.runSplit(ctx, cl, most)
+	}
+	if errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed) {
+		lane.forget(cl) // of a model that came back as another one it is of no use any more
+	}
+	return err
+}
+
+// follow finds what has the place of a model that went: it may have come back, as
+// it does when its broker is restarted. Another signature is another model: the
+// call was checked against the former one.
+func (c *call) follow(ctx context.Context) error {
+	models := c.model.g.models
+	models.refresh(ctx)
+	k := (*models.byName.Load())[c.model.name]
+	switch {
+	case k == nil:
+		return fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, c.model.name)
+	case !k.sig.Equal(&c.model.sig):
+		return fmt.Errorf("%w: model %q has changed, ask for its metadata again", status.ErrSignatureMismatch, c.model.name)
+	}
+	c.model = k
+	return nil
 }
 
 func (c *call) dial(ctx context.Context, lane *lane, window int) (*client.Client, error) {
