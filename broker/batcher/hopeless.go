@@ -55,18 +55,24 @@ func (f *floor) known(now Time) bool {
 	return f.batches[0]+f.batches[1] >= floorBatches && now < f.from+2*floorPeriod
 }
 
-// of is what a batch of so many rows takes at least: as much as the quickest of
-// some size that is not larger.
+// of is what a batch of so many rows takes at least: as much as the quickest of the
+// largest size seen that is not larger, or of any size above that one. A size of which
+// few were seen may have been slow each time; larger ones that were quicker tell so.
 func (f *floor) of(rows int) Time {
 	least := Time(0)
-	for i := range sizeClass(rows) + 1 {
+	for i := sizeClasses - 1; i >= 0; i-- {
 		t, before := f.times[0][i], f.times[1][i]
 		if t == 0 || before > 0 && before < t {
 			t = before
 		}
-		least = max(least, t)
+		if t > 0 && (least == 0 || t < least) {
+			least = t
+		}
+		if t > 0 && i <= sizeClass(rows) {
+			return least
+		}
 	}
-	return least
+	return 0 // only larger ones were seen, or none
 }
 
 // hopeless says whether a request that arrives now cannot be answered by its

@@ -106,3 +106,18 @@ func TestWhatHasTimeEnoughIsNotLookedAtCloser(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+func TestOneSlowBatchOfARareSizeRefusesNobody(t *testing.T) {
+	const ms = Time(time.Millisecond)
+	var f floor
+	for range floorBatches {
+		f.observe(16, 36*ms, ms)
+	}
+	f.observe(12, 400*ms, ms)
+	f.observe(4, 24*ms, ms)
+	for rows, want := range map[int]Time{1: 0, 4: 24 * ms, 11: 24 * ms, 12: 36 * ms, 16: 36 * ms, 32: 36 * ms} {
+		if got := f.of(rows); got != want {
+			t.Errorf("a batch of %d rows takes %d ns at least, want %d", rows, got, want)
+		}
+	}
+}
