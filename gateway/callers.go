@@ -49,10 +49,10 @@ func (c *callers) begin(u *usage) error {
 
 func (c *callers) end(u *usage) { u.requests.Add(-1) }
 
-// take counts bytes of a request, or refuses them.
-func (c *callers) take(u *usage, n int) error {
-	if int64(n) > c.mostBytes { // to try again would not help
-		return refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; one caller may have %d in flight", n, c.mostBytes)
+// take counts n bytes of a request that has so many already, or refuses them.
+func (c *callers) take(u *usage, n, has int) error {
+	if all := int64(has) + int64(n); all > c.mostBytes { // to try again would not help
+		return refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; one caller may have %d in flight", all, c.mostBytes)
 	}
 	if u.bytes.Add(int64(n)) > c.mostBytes {
 		u.bytes.Add(-int64(n))

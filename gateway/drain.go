@@ -60,8 +60,9 @@ func (g *Gateway) drain(rpc *grpc.Server) error {
 	return nil
 }
 
-// stalls is how far callers had come whose requests are not whole, and since
-// when they have not gone on. A drain does not wait for them for long.
+// stalls is how far callers had come whose requests are not whole, or who have
+// not read their answers, and since when they have not gone on. A drain does not
+// wait for them for long.
 type stalls map[any]progress
 
 type progress struct{ reached, since int64 }
@@ -77,15 +78,16 @@ func (s stalls) longer(patience time.Duration, caller any, reached, now int64) b
 }
 
 // endStalled ends what waits for a caller that has stopped. A gRPC connection
-// on which nothing is under way has only calls whose messages are not whole, if
-// any: its end says UNAVAILABLE to them. Those of HTTP are answered.
+// on which nothing is under way but what its caller has to read has only calls
+// besides whose messages are not whole, if any: its end says UNAVAILABLE to them.
+// Those of HTTP are answered.
 func (l *listener) endStalled(stalls stalls) {
 	l.mu.Lock()
 	now, patience := l.g.awake.now(), l.g.cfg.pace.stall
 	var stalled []*conn
 	for c := range l.conns {
 		switch {
-		case l.budget && !c.busy() && !c.heldUp():
+		case l.budget && c.underWay.Load() <= c.toRead.Load() && !c.heldUp():
 			if stalls.longer(patience, c, c.idleSince.Load(), now) {
 				stalled = append(stalled, c)
 			}
@@ -93,15 +95,26 @@ func (l *listener) endStalled(stalls stalls) {
 			if stalls.longer(patience, c, c.bodyGot.Load()+c.unread(), now) {
 				_ = c.SetReadDeadline(past)
 			}
+		case !l.budget && c.answerUntil.Load() != 0:
+			if stalls.longer(patience, c, c.received(), now) {
+				_ = c.SetDeadline(past)
+			}
 		default:
 			delete(stalls, c)
 		}
 	}
 	for s := range l.streams {
-		if s.bodySince.Load() == 0 {
+		switch {
+		case s.bodySince.Load() != 0:
+			if stalls.longer(patience, s, s.bodyGot.Load(), now) {
+				s.cutBody()
+			}
+		case s.answerUntil.Load() != 0:
+			if stalls.longer(patience, s, s.conn.received(), now) {
+				s.cutAnswer()
+			}
+		default:
 			delete(stalls, s)
-		} else if stalls.longer(patience, s, s.bodyGot.Load(), now) {
-			s.cutBody()
 		}
 	}
 	l.mu.Unlock()

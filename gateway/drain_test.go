@@ -3,10 +3,16 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ringbatch/ringbatch/broker"
 )
 
 func TestADrainDoesNotWaitForRequestsThatDoNotGoOn(t *testing.T) {
@@ -74,6 +80,75 @@ func TestADrainDoesNotWaitForRequestsThatDoNotGoOn(t *testing.T) {
 	}
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+func TestADrainDoesNotWaitForCallersThatDoNotRead(t *testing.T) {
+	big := modelConfig(t, "big", []string{"x:u8[8000000]"}, []string{"y:u8[8000000]"}) // more than the kernel takes
+	large := modelConfig(t, "large", []string{"x:u8[614400]"}, []string{"y:u8[614400]"})
+	x := make([]byte, 8_000_000)
+	head := `{"inputs":[{"name":"x","shape":[1,8000000],"datatype":"UINT8","parameters":{"binary_data_size":8000000}}],"parameters":{"binary_data_output":true}}`
+	plain := func(r *rig) {
+		c := r.connect()
+		_ = c.(*net.TCPConn).SetReadBuffer(4 << 10)
+		fmt.Fprintf(c, "POST /v2/models/big/infer HTTP/1.1\r\nHost: h\r\n%s: %d\r\nContent-Length: %d\r\n\r\n%s", headerLength, len(head), len(head)+len(x), head)
+		_, _ = c.Write(x)
+	}
+	streaming := func(r *rig) {
+		s, err := r.client().ModelStreamInfer(soon(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Send(largeMessage()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unary := func(r *rig) {
+		c, err := net.Dial("tcp", r.grpc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		body, err := proto.Marshal(largeMessage())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write(wholeCall(body)); err != nil { // it never opens a window
+			t.Fatal(err)
+		}
+	}
+	for name, k := range map[string]struct {
+		call  func(*rig)
+		model broker.ModelConfig
+	}{"HTTP": {plain, big}, "a stream": {streaming, large}, "a call": {unary, large}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, func(c *Config) {
+				c.pace = pace{body: 24 * time.Hour, answer: 24 * time.Hour, idle: 24 * time.Hour, sweep: time.Second, rate: leastRate}
+				c.Window = 8
+			}, k.model)
+			r.worker(k.model, echo)
+			k.call(r)
+			r.eventually("it is answered", func() error {
+				if n := r.stats(k.model.Name).Ended["OK"]; n != 1 {
+					return fmt.Errorf("%d are", n)
+				}
+				return nil
+			})
+			ended := make(chan error, 1)
+			go func() { ended <- r.stop() }()
+			r.eventually("the drain ends", func() error {
+				select {
+				case err := <-ended:
+					if err != nil {
+						t.Error(err)
+					}
+					return nil
+				default:
+					r.g.awake.stood.Add(-int64(r.g.cfg.pace.stall)) // time goes by
+					return errors.New("it does not")
+				}
+			})
+		})
 	}
 }
 

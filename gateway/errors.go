@@ -126,6 +126,9 @@ func textOf(err error) string {
 	case context.Canceled:
 		text = status.ErrCanceled.Error()
 	}
+	if errors.Is(err, status.ErrNoBroker) { // where its socket would be is of no use on other hosts
+		text = status.ErrNoBroker.Error()
+	}
 	// What follows the first line of a model's text, as a traceback does in
 	// Python, names files of this host and is for callers here.
 	text, _, _ = strings.Cut(strings.TrimSpace(text), "\n")

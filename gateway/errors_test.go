@@ -185,6 +185,13 @@ func TestTheModelsOwnErrorIsToldOnBothProtocols(t *testing.T) {
 	r.idle()
 }
 
+func TestPathsOfThisHostAreNotTold(t *testing.T) {
+	err := fmt.Errorf("dial m: %w (socket /run/user/7/broker.sock)", status.ErrNoBroker)
+	if text := textOf(err); text != status.ErrNoBroker.Error() {
+		t.Errorf("%s", text)
+	}
+}
+
 func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, func(c *Config) { c.MaxMessageBytes = 64 << 10 }, m)

@@ -72,7 +72,7 @@ func (c *call) encode(conn *conn, stream bool) (*rpcAnswer, error) {
 	}
 	a.tails = append(a.tails, head)
 	a.call = c
-	conn.begin() // until it is sent
+	conn.beginReading() // until it is sent
 	a.left.Store(int32(len(a.inPlace)))
 	return a, nil
 }
@@ -178,7 +178,8 @@ func (a *rpcAnswer) drop() {
 
 func (a *rpcAnswer) end() {
 	a.g.sweeps.remove(a)
-	a.conn.end()
+	a.conn.moved()
+	a.conn.endReading()
 	a.call.count(nil)
 	a.call.done()
 }

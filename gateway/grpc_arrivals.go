@@ -169,9 +169,9 @@ func (c rpcConn) Read(p []byte) (int, error) {
 }
 
 func (c rpcConn) Write(p []byte) (int, error) {
-	c.conn.begin()
+	c.conn.beginReading()
 	n, err := c.Conn.Write(p)
 	c.conn.moved()
-	c.conn.underWay.Add(-1)
+	c.conn.endReading()
 	return n, err
 }

@@ -131,6 +131,7 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 		received <- err
 		close(line)
 	}()
+	conn := connOfRPC(ctx)
 	var failed error
 	for {
 		var place chan any
@@ -154,7 +155,9 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 			return failed
 		}
 		if a := <-place; failed == nil {
+			conn.toRead.Add(1) // the stream is under way, and waits for its caller now
 			failed = s.SendMsg(a)
+			conn.toRead.Add(-1)
 		} else if a, ok := a.(*rpcAnswer); ok {
 			a.drop()
 		}

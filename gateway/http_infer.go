@@ -296,7 +296,7 @@ func (c *call) admitBody(length int64) error {
 
 // takeFromCaller counts bytes of a request as its caller's, until release.
 func (c *call) takeFromCaller(n int) error {
-	if err := c.model.g.callers.take(c.caller.use, n); err != nil {
+	if err := c.model.g.callers.take(c.caller.use, n, c.callerBytes); err != nil {
 		return err
 	}
 	c.callerBytes += n

@@ -25,6 +25,17 @@ func (c *conn) end() {
 	c.underWay.Add(-1)
 }
 
+// beginReading counts an answer that is under way to a gRPC caller.
+func (c *conn) beginReading() {
+	c.underWay.Add(1)
+	c.toRead.Add(1)
+}
+
+func (c *conn) endReading() {
+	c.toRead.Add(-1)
+	c.underWay.Add(-1)
+}
+
 // moved notes that something was read or written.
 func (c *conn) moved() { c.idleSince.Store(c.l.g.awake.now()) }
 

@@ -137,6 +137,7 @@ type conn struct {
 	who    caller // without a token
 
 	underWay  atomic.Int32 // requests, see idle.go
+	toRead    atomic.Int32 // of those, what waits for a gRPC caller to read
 	idleSince atomic.Int64 // a moment of awake's, for while none is
 	served    atomic.Bool  // one was
 
@@ -250,6 +251,20 @@ func (c *conn) unread() (n int64) {
 			_ = raw.Control(func(fd uintptr) {
 				got, _ := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
 				n = int64(got)
+			})
+		}
+	}
+	return n
+}
+
+// received is how much of what was written the caller has.
+func (c *conn) received() (n int64) {
+	if t, ok := c.Conn.(*net.TCPConn); ok {
+		if raw, err := t.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) {
+				if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+					n = int64(info.Bytes_acked)
+				}
 			})
 		}
 	}

@@ -20,6 +20,31 @@ func frame(kind, flags byte, stream uint32, payload []byte) []byte {
 	return append(b, payload...)
 }
 
+// startOfCall is a connection's beginning and the headers of ModelInfer, as the
+// first stream.
+func startOfCall() []byte {
+	const headers, settings, endHeaders = 1, 4, 4
+	b := append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), frame(settings, 0, 0, nil)...)
+	var list []byte // literals that are not indexed, as they are
+	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", "/inference.GRPCInferenceService/ModelInfer"}, {":authority", "h"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
+		list = append(list, 0, byte(len(h[0])))
+		list = append(append(list, h[0]...), byte(len(h[1])))
+		list = append(list, h[1]...)
+	}
+	return append(b, frame(headers, endHeaders, 1, list)...)
+}
+
+// wholeCall is all of a call, whose message fits into the gateway's window.
+func wholeCall(message []byte) []byte {
+	b := append(startOfCall(), frame(frameData, 0, 1, binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))))...)
+	for len(message) > 0 {
+		n := min(len(message), 16<<10)
+		b = append(b, frame(frameData, 0, 1, message[:n])...)
+		message = message[n:]
+	}
+	return append(b, frame(frameData, flagEndStream, 1, nil)...)
+}
+
 // stall calls by gRPC and stops in the middle of its message. What it has sent
 // has been received when it returns.
 func (r *rig) stall(announced, sent int) net.Conn {
@@ -30,19 +55,10 @@ func (r *rig) stall(announced, sent int) net.Conn {
 	}
 	r.t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(patience))
-	const data, headers, settings, endHeaders = 0, 1, 4, 4
-	b := append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), frame(settings, 0, 0, nil)...)
-	var list []byte // literals that are not indexed, as they are
-	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", "/inference.GRPCInferenceService/ModelInfer"}, {":authority", "h"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
-		list = append(list, 0, byte(len(h[0])))
-		list = append(append(list, h[0]...), byte(len(h[1])))
-		list = append(list, h[1]...)
-	}
-	b = append(b, frame(headers, endHeaders, 1, list)...)
-	b = append(b, frame(data, 0, 1, binary.BigEndian.AppendUint32([]byte{0}, uint32(announced)))...)
+	b := append(startOfCall(), frame(frameData, 0, 1, binary.BigEndian.AppendUint32([]byte{0}, uint32(announced)))...)
 	for sent > 0 {
 		n := min(sent, 16<<10)
-		b = append(b, frame(data, 0, 1, make([]byte, n))...)
+		b = append(b, frame(frameData, 0, 1, make([]byte, n))...)
 		sent -= n
 	}
 	if _, err := c.Write(b); err != nil {

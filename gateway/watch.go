@@ -140,6 +140,15 @@ func (s *stream) cutBody() {
 	}
 }
 
+// cutAnswer ends the writing of the answer.
+func (s *stream) cutAnswer() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ended {
+		_ = s.control.SetWriteDeadline(past)
+	}
+}
+
 // watchedBody is a body of net/http that is watched until its end.
 type watchedBody struct {
 	io.ReadCloser
