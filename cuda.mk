@@ -3,7 +3,9 @@
 # Included by the Makefile.
 
 CUDA_DIR   := $(CURDIR)/build/cuda
-CUDA_ENV    = CGO_ENABLED=1 CGO_CFLAGS="-I$(CUDA_DIR)/include" CGO_LDFLAGS="-L$(CUDA_DIR)/lib -lcuda -ldl"
+# gcc's own variables: CGO_CFLAGS and CGO_LDFLAGS would have Go compile net, and all
+# that depends on it, once more.
+CUDA_ENV    = CGO_ENABLED=1 C_INCLUDE_PATH="$(CUDA_DIR)/include" LIBRARY_PATH="$(CUDA_DIR)/lib"
 CUDA_GO     = $(CUDA_ENV) go
 
 .PHONY: cuda-toolchain cuda-build cuda-vet cuda-test cuda-ptx cuda-ptx-check

@@ -8,6 +8,7 @@ package cuda
 // registering memory, and the names of errors.
 
 /*
+#cgo LDFLAGS: -lcuda -ldl
 #include <cuda.h>
 #include <stdlib.h>
 
