@@ -103,6 +103,9 @@ func main() {
 }
 
 func dispatch(ctx context.Context, args []string) error {
+	if len(args) > 1 && args[0] == "help" { // of a command
+		args = []string{args[1], "--help"}
+	}
 	if len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help" {
 		printUsage(os.Stdout)
 		if len(args) == 0 {
@@ -118,7 +121,7 @@ func dispatch(ctx context.Context, args []string) error {
 			return c.run(ctx, args[1:])
 		}
 	}
-	return fmt.Errorf("%w: no command %q; see ringbatch --help", errUsage, args[0])
+	return fmt.Errorf("%w: no command %q%s; see ringbatch --help", errUsage, args[0], didYouMean(args[0]))
 }
 
 func printUsage(w io.Writer) {
