@@ -52,7 +52,9 @@ func runDemo(ctx context.Context, args []string) error {
 	defer stop()
 	ready, done := context.WithTimeout(ctx, time.Minute)
 	defer done()
-	if err := admin.New(d.socket).WaitReady(ready, "mlp", "affine"); err != nil {
+	if err := admin.New(d.socket).WaitReady(ready, "mlp", "affine"); ctx.Err() != nil { // Ctrl-C, before there was anything to see
+		return nil
+	} else if err != nil {
 		return err
 	}
 	load := d.startLoad(ctx)
