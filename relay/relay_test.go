@@ -398,7 +398,7 @@ func TestWithoutAHostARequestExpires(t *testing.T) {
 func TestEveryKindOfTargetIsTaken(t *testing.T) {
 	for target, addresses := range map[string]int{
 		"x:1, y:2": 2, "[::1]:8001": 1, "dns:8001": 1, "unix:8001": 0, "dns:x:8001": 0, "dns://8.8.8.8/x:8001": 0, "unix:/run/g.sock": 0,
-		"unix-abstract:g": 0, "passthrough:x:1": 0, "passthrough:///x:1": 0,
+		"unix-abstract:g": 0, "UNIX:/run/g.sock": 0, "DNS:///x:8001": 0, "passthrough:x:1": 0, "passthrough:///x:1": 0,
 	} {
 		c := Config{Model: "m", Target: target}
 		if n := len(c.list()); n != addresses || c.checkAddresses() != nil {
@@ -420,6 +420,7 @@ func TestARelayThatCannotBeIsRefusedInOneSentence(t *testing.T) {
 		{Config{Model: "m", Target: "[::1]"}, "is it [::1]:8001?"},
 		{Config{Model: "m", Target: "x:80001"}, "is it x:8001?"},
 		{Config{Model: "m", Target: "dns:///gpus.example.com"}, "is it gpus.example.com:8001?"},
+		{Config{Model: "m", Target: "DNS:///gpus.example.com"}, "is it gpus.example.com:8001?"},
 		{Config{Model: "m", Target: "dns:///x:8001/"}, "is it x:8001?"},
 		{Config{Model: "m", Target: "HTTPS://x:8001/v2/health"}, "is it x:8001?"},
 		{Config{Model: "m", Target: "grpc://x:8001"}, "is it x:8001?"},

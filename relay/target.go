@@ -30,7 +30,7 @@ func (c *Config) onlyThisHost() bool {
 
 // list is the target as a list of addresses; nil if it is of another kind.
 func (c *Config) list() []string {
-	if scheme, rest, _ := strings.Cut(c.Target, ":"); strings.HasPrefix(rest, "//") || strings.HasPrefix(scheme, "unix") && resolver.Get(scheme) != nil ||
+	if scheme, rest := c.scheme(); strings.HasPrefix(rest, "//") || strings.HasPrefix(scheme, "unix") && resolver.Get(scheme) != nil ||
 		strings.Contains(rest, ":") && resolver.Get(scheme) != nil { // dns:8001 is a host of that name, dns:host:8001 a target
 		return nil
 	}
@@ -43,6 +43,12 @@ func (c *Config) list() []string {
 	return all
 }
 
+// scheme is what is before the target's first colon, as gRPC reads it: also in capitals.
+func (c *Config) scheme() (scheme, rest string) {
+	scheme, rest, _ = strings.Cut(c.Target, ":")
+	return strings.ToLower(scheme), rest
+}
+
 // checkAddresses refuses URLs, and addresses without a port. gRPC would take 443
 // for some of these, where no gateway listens unless it was told to, and try
 // for ever.
@@ -52,7 +58,7 @@ func (c *Config) checkAddresses() error {
 		return fmt.Errorf("%w: %q is no target of gRPC's, which are HOST:PORT, dns:///HOST:PORT or unix:PATH: is it %s? (with --tls if that serves TLS)", status.ErrInvalid, c.Target, host)
 	}
 	addresses := c.list()
-	if name, isDNS := strings.CutPrefix(c.Target, "dns:"); isDNS && addresses == nil {
+	if scheme, name := c.scheme(); scheme == "dns" && addresses == nil {
 		if afterServer, given := strings.CutPrefix(name, "//"); given {
 			_, name, _ = strings.Cut(afterServer, "/")
 		}

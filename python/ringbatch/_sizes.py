@@ -235,7 +235,10 @@ def probe_outputs(run: RowShapes, axes: Axes) -> list[Output]:
             continue
         smaller = axis.most - max(1, axis.most // 4)
         point = (*axes.largest()[:n], smaller, *axes.largest()[n + 1 :])
-        for k, shape in enumerate(run(point)):
+        shapes = run(point)
+        if len(shapes) != len(largest):
+            raise errors.Invalid(f"there are {len(shapes)} outputs at size {smaller} and {len(largest)} at size {axis.most}")
+        for k, shape in enumerate(shapes):
             if len(shape) != len(largest[k]):
                 raise errors.Invalid(f"output {k} has {len(shape)} dimensions at size {smaller} and {len(largest[k])} at size {axis.most}")
             for d, (small, large) in enumerate(zip(shape, largest[k])):

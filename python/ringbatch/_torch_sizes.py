@@ -93,6 +93,11 @@ def named_call(module: Callable[..., Any], prepare: Callable[[torch.Tensor], tor
         ys = list(y) if isinstance(y, (tuple, list)) else [y]
         if not all(isinstance(y, torch.Tensor) for y in ys):
             raise errors.Invalid(f"the module gives a {type(y).__name__}: want a tensor, or a tuple of tensors; wrap it in a module that picks them")
+        for y in ys:
+            if y.is_nested:
+                raise errors.Invalid("the module gives a nested tensor: wrap it in a module that makes it dense, with to_padded_tensor()")
+            if y.layout != torch.strided:
+                raise errors.Invalid(f"the module gives a tensor that is not dense ({y.layout}): wrap it in a module that makes it so, with to_dense()")
         return ys
 
     return call

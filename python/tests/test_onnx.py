@@ -221,6 +221,13 @@ def test_powers_of_two_end_with_the_largest_size():
     assert _sizes.powers_of_two(3) == (3,)
 
 
+def test_a_model_gives_as_many_outputs_at_every_size():
+    axes = _sizes.Axes([_sizes.Input("x", "f32", (8,), (0,), ("n",))], None)
+    for small, large in [(2, 1), (1, 2)]:
+        with pytest.raises(rb.Invalid, match=f"there are {small} outputs at size 6 and {large} at size 8"):
+            _sizes.probe_outputs(lambda point: [(4,)] * (large if point == (8,) else small), axes)
+
+
 def test_the_brokers_automatic_buckets_are_those_that_are_warmed_up(socket):
     @rb.worker("auto-buckets", inputs={"t": ("int32", ("<=500",))}, outputs={"y": ("int32", ())}, buckets="auto")
     def size(batch):

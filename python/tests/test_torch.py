@@ -218,6 +218,7 @@ def learning_norm(x):
         (lambda x: x.view(1, 2) + 1, r"the module takes one row, and fails with 3: .*--max_batch_size=1"),
         (lambda x: {1: x}[len(x)], r"the module takes one row, and fails with 3: .*KeyError"),
         (lambda x: x.sum(), r"1 rows went in, and a tensor of shape \[\] came out"),
+        (lambda x: x.to_sparse(), r"not dense \(torch.sparse_coo\): .* with to_dense\(\)"),
         (lambda x: x[:1], r"3 rows went in, and a tensor of shape \[1, 2\] came out"),
     ],
 )
