@@ -216,7 +216,7 @@ func (s *scanner) integer() int64 {
 	}
 	n, ok := parseInt(w)
 	if !ok {
-		s.fail("expected a whole number")
+		s.fail("expected a whole number of 64 bits")
 	}
 	return n
 }
