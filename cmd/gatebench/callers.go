@@ -25,6 +25,13 @@ type caller struct {
 	end  func()
 }
 
+func calls(callers []caller) (list []func(context.Context) error) {
+	for _, c := range callers {
+		list = append(list, c.call)
+	}
+	return list
+}
+
 var errAnswer = errors.New("not the answer")
 
 // newCallers connects callers to a server.

@@ -9,7 +9,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -55,7 +54,7 @@ type options struct {
 	size    string
 	part    string
 	json    string
-	checks  []check
+	checks  testbed.Checks
 }
 
 func main() {
@@ -164,19 +163,7 @@ func run(ctx context.Context, o *options) error {
 			}
 		}
 	}
-	return o.write()
-}
-
-// write keeps the figures in the shape of bench's suites.
-func (o *options) write() error {
-	if o.json == "" {
-		return nil
-	}
-	text, err := json.MarshalIndent(map[string]any{"suite": "gateway", "gateway": map[string]any{"checks": o.checks}}, "", " ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(o.json, append(text, '\n'), 0o644)
+	return o.checks.Write(o.json, "gateway")
 }
 
 // server is where one of the two listens, and the processes that it is.

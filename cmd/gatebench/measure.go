@@ -8,8 +8,9 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 // measure prints every ratio of one protocol.
@@ -32,7 +33,7 @@ func measure(ctx context.Context, o *options, protocol string, bare, gate *serve
 		if s.elements > 1000 {
 			aim, unit, scale = aimLarge, "MB/s", float64(4*s.elements)/1e6
 		}
-		o.report(protocol+" "+s.name+", many callers", fmt.Sprintf("%s, %s, %d callers: gateway %.0f, bare %.0f %s", protocol, s.name, o.callers, rates[1]*scale, rates[0]*scale, unit), rates[1]/rates[0], aim, false)
+		o.checks.Report(protocol+" "+s.name+", many callers", fmt.Sprintf("%s, %s, %d callers: gateway %.0f, bare %.0f %s", protocol, s.name, o.callers, rates[1]*scale, rates[0]*scale, unit), rates[1]/rates[0], aim, false)
 		fmt.Printf("    CPU per request: bare, callers %s; gateway, broker, worker, callers %s\n", bare.spent, gate.spent)
 		if o.part == "closed" {
 			continue
@@ -49,30 +50,6 @@ func measure(ctx context.Context, o *options, protocol string, bare, gate *serve
 	return nil
 }
 
-// check is one figure with its aim, as --json writes it; bench's suites have
-// the same shape.
-type check struct {
-	Name     string  `json:"name"`
-	Measured float64 `json:"measured"`
-	Must     string  `json:"must"`
-	OK       bool    `json:"ok"`
-	Behind   string  `json:"behind"` // the raw figures, in words
-}
-
-// report prints a figure and keeps it.
-func (o *options) report(name, behind string, got, aim float64, less bool) {
-	verdict, sign := "reached", "≥"
-	if less {
-		sign = "≤"
-	}
-	ok := less == (got <= aim) || got == aim
-	if !ok {
-		verdict = "MISSED"
-	}
-	fmt.Printf("%-118s %.2f  (aim %s %.2f: %s)\n", behind, got, sign, aim, verdict)
-	o.checks = append(o.checks, check{name, got, fmt.Sprintf("%s %g", sign, aim), ok, behind})
-}
-
 // closedLoop gives the requests/s of both servers, measured in turns.
 func closedLoop(ctx context.Context, o *options, protocol string, s size, servers ...*server) ([]float64, error) {
 	callers := make([][]caller, len(servers))
@@ -87,7 +64,7 @@ func closedLoop(ctx context.Context, o *options, protocol string, s size, server
 		if err != nil {
 			return nil, err
 		}
-		if _, err := turn(ctx, callers[i], 300*time.Millisecond); err != nil { // warm
+		if _, err := testbed.Turn(ctx, calls(callers[i]), 300*time.Millisecond); err != nil { // warm
 			return nil, fmt.Errorf("%s: %w", v.name, err)
 		}
 	}
@@ -96,7 +73,7 @@ func closedLoop(ctx context.Context, o *options, protocol string, s size, server
 	for range o.rounds {
 		for i := range servers {
 			books[i].begin(servers[i].pids)
-			rate, err := turn(ctx, callers[i], time.Duration(o.seconds*float64(time.Second)))
+			rate, err := testbed.Turn(ctx, calls(callers[i]), time.Duration(o.seconds*float64(time.Second)))
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", servers[i].name, err)
 			}
@@ -106,41 +83,10 @@ func closedLoop(ctx context.Context, o *options, protocol string, s size, server
 	}
 	rates := make([]float64, len(servers))
 	for i := range all {
-		rates[i] = median(all[i])
+		rates[i] = testbed.Median(all[i])
 		servers[i].spent = books[i].String()
 	}
 	return rates, nil
-}
-
-// turn runs the callers as fast as they can.
-func turn(ctx context.Context, callers []caller, d time.Duration) (rate float64, err error) {
-	var n atomic.Int64
-	var stop atomic.Bool
-	failed := make(chan error, len(callers))
-	var wg sync.WaitGroup
-	begin := time.Now()
-	for _, c := range callers {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for !stop.Load() {
-				if err := c.call(ctx); err != nil {
-					failed <- err
-					return
-				}
-				n.Add(1)
-			}
-		}()
-	}
-	select {
-	case <-time.After(d):
-	case err = <-failed:
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	stop.Store(true)
-	wg.Wait()
-	return float64(n.Load()) / time.Since(begin).Seconds(), err
 }
 
 // oneCaller compares latencies: what the gateway adds to the bare server is
@@ -178,14 +124,14 @@ func oneCaller(ctx context.Context, o *options, protocol string, s size, bare, g
 				took = append(took, time.Since(begin).Seconds()*1e6)
 			}
 			if round > 0 { // the first is to warm up
-				p50[i] = append(p50[i], median(took))
+				p50[i] = append(p50[i], testbed.Median(took))
 			}
 		}
 	}
-	b, g, hot, paced := median(p50[0]), median(p50[1]), median(p50[2]), median(p50[3])
+	b, g, hot, paced := testbed.Median(p50[0]), testbed.Median(p50[1]), testbed.Median(p50[2]), testbed.Median(p50[3])
 	what := fmt.Sprintf("%s, %s, 1 caller: gateway %.0f µs, bare %.0f µs, ringbatch", protocol, s.name, g, b)
-	o.report(protocol+" "+s.name+", one caller, ring awake", fmt.Sprintf("%s %.0f µs one after the other; added / ringbatch", what, hot), (g-b)/hot, aimLatency, true)
-	o.report(protocol+" "+s.name+", one caller, ring at the network's pace", fmt.Sprintf("%s %.0f µs after each answer of the bare server; added / ringbatch", what, paced), (g-b)/paced, aimLatency, true)
+	o.checks.Report(protocol+" "+s.name+", one caller, ring awake", fmt.Sprintf("%s %.0f µs one after the other; added / ringbatch", what, hot), (g-b)/hot, aimLatency, true)
+	o.checks.Report(protocol+" "+s.name+", one caller, ring at the network's pace", fmt.Sprintf("%s %.0f µs after each answer of the bare server; added / ringbatch", what, paced), (g-b)/paced, aimLatency, true)
 	return nil
 }
 
@@ -203,8 +149,8 @@ func openLoop(ctx context.Context, o *options, protocol string, s size, bare, ga
 			p99[i] = append(p99[i], took[len(took)*99/100])
 		}
 	}
-	b, g := median(p99[0]), median(p99[1])
-	o.report(protocol+" "+s.name+", open loop p99", fmt.Sprintf("%s, %s, open loop at %.0f requests/s: p99 gateway %.2f ms, bare %.2f ms", protocol, s.name, rate, g, b), g/b, aimP99, true)
+	b, g := testbed.Median(p99[0]), testbed.Median(p99[1])
+	o.checks.Report(protocol+" "+s.name+", open loop p99", fmt.Sprintf("%s, %s, open loop at %.0f requests/s: p99 gateway %.2f ms, bare %.2f ms", protocol, s.name, rate, g, b), g/b, aimP99, true)
 	return nil
 }
 
@@ -261,10 +207,4 @@ func openTurn(ctx context.Context, o *options, protocol, address string, s size,
 		return nil, fmt.Errorf("nothing was answered")
 	}
 	return took, nil
-}
-
-func median(v []float64) float64 {
-	v = slices.Clone(v)
-	slices.Sort(v)
-	return v[len(v)/2]
 }

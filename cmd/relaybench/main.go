@@ -9,18 +9,15 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/signal"
 	"runtime"
-	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/spf13/pflag"
 )
 
@@ -52,15 +49,7 @@ type options struct {
 	perProcess int
 	inFlight   int
 	producer   string
-	checks     []check
-}
-
-type check struct {
-	Name     string  `json:"name"`
-	Measured float64 `json:"measured"`
-	Must     string  `json:"must"`
-	OK       bool    `json:"ok"`
-	Behind   string  `json:"behind"`
+	checks     testbed.Checks
 }
 
 func main() {
@@ -118,62 +107,11 @@ func run(ctx context.Context, o *options) error {
 			return fmt.Errorf("%s: %w", part.name, err)
 		}
 	}
-	if o.json == "" {
-		return nil
-	}
-	text, err := json.MarshalIndent(map[string]any{"suite": "relay", "relay": map[string]any{"checks": o.checks}}, "", " ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(o.json, append(text, '\n'), 0o644)
-}
-
-// report prints a figure and keeps it.
-func (o *options) report(name, behind string, got, aim float64, less bool) {
-	verdict, sign := "reached", "≥"
-	ok := got >= aim
-	if less {
-		sign, ok = "≤", got <= aim
-	}
-	if !ok {
-		verdict = "MISSED"
-	}
-	fmt.Printf("%-110s %.2f  (aim %s %.2f: %s)\n", behind, got, sign, aim, verdict)
-	o.checks = append(o.checks, check{name, got, fmt.Sprintf("%s %g", sign, aim), ok, behind})
+	return o.checks.Write(o.json, "relay")
 }
 
 // caller sends one request, or one message of several, and checks the answer.
 type caller func(ctx context.Context) error
-
-// turn runs the callers as fast as they can, and gives calls a second.
-func turn(ctx context.Context, callers []caller, d time.Duration) (float64, error) {
-	var n atomic.Int64
-	var stop atomic.Bool
-	failed := make(chan error, len(callers))
-	var all sync.WaitGroup
-	begin := time.Now()
-	for _, call := range callers {
-		all.Go(func() {
-			for !stop.Load() {
-				if err := call(ctx); err != nil {
-					failed <- err
-					return
-				}
-				n.Add(1)
-			}
-		})
-	}
-	var err error
-	select {
-	case <-time.After(d):
-	case err = <-failed:
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	stop.Store(true)
-	all.Wait()
-	return float64(n.Load()) / time.Since(begin).Seconds(), err
-}
 
 // inTurns gives the medians of several sets of callers.
 func (o *options) inTurns(ctx context.Context, sets ...[]caller) ([]float64, error) {
@@ -184,7 +122,7 @@ func (o *options) inTurns(ctx context.Context, sets ...[]caller) ([]float64, err
 			if round == 0 { // to warm up
 				d /= 3
 			}
-			rate, err := turn(ctx, sets[i], d)
+			rate, err := testbed.Turn(ctx, sets[i], d)
 			if err != nil {
 				return nil, err
 			}
@@ -195,14 +133,9 @@ func (o *options) inTurns(ctx context.Context, sets ...[]caller) ([]float64, err
 	}
 	medians := make([]float64, len(sets))
 	for i := range all {
-		medians[i] = median(all[i])
+		medians[i] = testbed.Median(all[i])
 	}
 	return medians, nil
-}
-
-func median(v []float64) float64 {
-	v = slices.Sorted(slices.Values(v))
-	return v[len(v)/2]
 }
 
 func large(o *options, b *bed) error {
@@ -219,7 +152,7 @@ func large(o *options, b *bed) error {
 		return err
 	}
 	bareMB, ringMB := rates[0]*batch*largeBytes/1e6, rates[1]*largeBytes/1e6
-	o.report("large batches", fmt.Sprintf("602,112 bytes, batches of 32: relay %.0f MB/s, bare gRPC with the same messages %.0f MB/s", ringMB, bareMB), ringMB/bareMB, aimLarge, false)
+	o.checks.Report("large batches", fmt.Sprintf("602,112 bytes, batches of 32: relay %.0f MB/s, bare gRPC with the same messages %.0f MB/s", ringMB, bareMB), ringMB/bareMB, aimLarge, false)
 	return nil
 }
 
@@ -238,14 +171,14 @@ func small(o *options, b *bed) error {
 	}
 	bare, relay, local := all[bareKind], all[relayKind], all[localKind]
 	if o.inFlight == 1 {
-		o.report("small requests", fmt.Sprintf("64 bytes, 64 producers: relay %.0f requests/s, one by one over gRPC %.0f (a ring with its worker here: %.0f)",
+		o.checks.Report("small requests", fmt.Sprintf("64 bytes, 64 producers: relay %.0f requests/s, one by one over gRPC %.0f (a ring with its worker here: %.0f)",
 			relay.perSecond, bare.perSecond, local.perSecond), relay.perSecond/bare.perSecond, aimSmall, false)
 		return nil
 	}
 	single := all[singleKind]
 	text := fmt.Sprintf("64 bytes, 64 producers with %d in flight each: relay %.0f requests/s (a ring with its worker here: %.0f)", o.inFlight, relay.perSecond, local.perSecond)
-	o.report("small requests, several in flight", fmt.Sprintf("%s; as many gRPC calls at once %.0f", text, bare.perSecond), relay.perSecond/bare.perSecond, aimSmall, false)
-	o.report("small requests, several in flight, against one by one", fmt.Sprintf("%s; the same producers one by one over gRPC %.0f", text, single.perSecond), relay.perSecond/single.perSecond, aimSmall, false)
+	o.checks.Report("small requests, several in flight", fmt.Sprintf("%s; as many gRPC calls at once %.0f", text, bare.perSecond), relay.perSecond/bare.perSecond, aimSmall, false)
+	o.checks.Report("small requests, several in flight, against one by one", fmt.Sprintf("%s; the same producers one by one over gRPC %.0f", text, single.perSecond), relay.perSecond/single.perSecond, aimSmall, false)
 	return nil
 }
 
@@ -259,7 +192,7 @@ func oneCaller(o *options, b *bed) error {
 		return err
 	}
 	bare, relay, local := all[bareKind], all[relayKind], all[localKind]
-	o.report("one caller", fmt.Sprintf("64 bytes, 1 caller: relay %.0f µs, bare unary call %.0f µs (a ring with its worker here: %.0f µs)", relay.us, bare.us, local.us), relay.us/bare.us, aimLatency, true)
+	o.checks.Report("one caller", fmt.Sprintf("64 bytes, 1 caller: relay %.0f µs, bare unary call %.0f µs (a ring with its worker here: %.0f µs)", relay.us, bare.us, local.us), relay.us/bare.us, aimLatency, true)
 	return nil
 }
 
@@ -282,7 +215,7 @@ func moreHosts(o *options, b *bed) error {
 		rates = append(rates, rate[0])
 	}
 	text := strings.TrimSpace(fmt.Sprintf("simulated cost, 20 ms a batch of 32: 1, 2, 4 hosts %.0f, %.0f, %.0f requests/s", rates[0], rates[1], rates[2]))
-	o.report("two hosts", text+"; two against one", rates[1]/rates[0], aimTwo, false)
-	o.report("four hosts", text+"; four against one", rates[2]/rates[0], aimFour, false)
+	o.checks.Report("two hosts", text+"; two against one", rates[1]/rates[0], aimTwo, false)
+	o.checks.Report("four hosts", text+"; four against one", rates[2]/rates[0], aimFour, false)
 	return nil
 }

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
 // Producers of small requests are processes of their own, as a user's are, and
@@ -91,7 +93,7 @@ func produce(list []*producer, kind string, d time.Duration) (perSecond, typical
 		perSecond += rate
 		took = append(took, us)
 	}
-	return perSecond, median(took), nil
+	return perSecond, testbed.Median(took), nil
 }
 
 // figure is the medians of one kind's turns.
@@ -121,7 +123,7 @@ func (o *options) produceInTurns(b *bed, list []*producer, kinds ...string) (map
 	}
 	all := map[string]figure{}
 	for _, kind := range kinds {
-		all[kind] = figure{median(rates[kind]), median(times[kind])}
+		all[kind] = figure{testbed.Median(rates[kind]), testbed.Median(times[kind])}
 	}
 	return all, nil
 }
@@ -174,5 +176,5 @@ func timed(ctx context.Context, callers []caller, d time.Duration) (perSecond, u
 	}
 	all.Wait()
 	every := slices.Concat(took...)
-	return float64(len(every)) / time.Since(begin).Seconds(), median(every), errors.Join(failed...)
+	return float64(len(every)) / time.Since(begin).Seconds(), testbed.Median(every), errors.Join(failed...)
 }
