@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/typo"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -145,34 +146,7 @@ func Names(which func(Key) bool) (names []string) {
 // unknown is the error for a key that the table does not have.
 func unknown(name string) error {
 	all := Names(func(Key) bool { return true })
-	near := ""
-	slices.SortStableFunc(all, func(x, y string) int { return distance(name, x) - distance(name, y) })
-	if distance(name, all[0]) <= 1+len(name)/3 {
-		near = fmt.Sprintf(" (did you mean %s?)", all[0])
-	}
+	near := typo.DidYouMean(name, all)
 	slices.Sort(all)
 	return fmt.Errorf("%w: unknown key %q%s; known are %s", status.ErrInvalid, name, near, strings.Join(all, ", "))
-}
-
-// distance is how many letters to change, add or drop to make b of a.
-func distance(a, b string) int {
-	if len(a) > 2*len(b)+8 {
-		return len(a) // what a peer sent may be long
-	}
-	line := make([]int, len(b)+1)
-	for j := range line {
-		line[j] = j
-	}
-	for i := range len(a) {
-		corner := line[0]
-		line[0] = i + 1
-		for j := range len(b) {
-			next := min(line[j]+1, line[j+1]+1, corner+1)
-			if a[i] == b[j] {
-				next = corner
-			}
-			corner, line[j+1] = line[j+1], next
-		}
-	}
-	return line[len(b)]
 }

@@ -174,6 +174,8 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 	}{
 		{nil, 2, "Usage"},
 		{[]string{"fly"}, 2, "no command"},
+		{[]string{"brocker"}, 2, "did you mean broker?"},
+		{[]string{"help", "broker"}, 0, "Examples"},
 		{[]string{"broker", "--speed"}, 2, "--help"},
 		{[]string{"broker", "--lease", "5s"}, 2, "needs --model"},
 		{[]string{"broker", "--max_queue", "5"}, 2, "needs --model"},

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ringbatch/ringbatch/internal/printable"
+	"github.com/ringbatch/ringbatch/internal/typo"
 )
 
 // command is one subcommand. run gets the arguments after its name.
@@ -116,12 +117,14 @@ func dispatch(ctx context.Context, args []string) error {
 	if args[0] == "--version" {
 		args[0] = "version"
 	}
+	var names []string
 	for _, c := range append(commands(), command{"manual", "", runManual}) { // the last is for packages
 		if c.name == args[0] {
 			return c.run(ctx, args[1:])
 		}
+		names = append(names, c.name)
 	}
-	return fmt.Errorf("%w: no command %q%s; see ringbatch --help", errUsage, args[0], didYouMean(args[0]))
+	return fmt.Errorf("%w: no command %q%s; see ringbatch --help", errUsage, args[0], typo.DidYouMean(args[0], names))
 }
 
 func printUsage(w io.Writer) {

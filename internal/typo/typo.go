@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package typo finds the name that somebody may have meant.
+package typo
+
+import "fmt"
+
+// DidYouMean is " (did you mean NAME?)" for the first of the names that are nearest
+// to what was typed; empty if none is near.
+func DidYouMean(typed string, names []string) string {
+	nearest, least := "", 2+len(typed)/3
+	for _, name := range names {
+		if d := distance(typed, name); d < least {
+			nearest, least = name, d
+		}
+	}
+	if nearest == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (did you mean %s?)", nearest)
+}
+
+// distance is how many letters to change, add or drop to make b of a.
+func distance(a, b string) int {
+	if len(a) > 2*len(b)+8 {
+		return len(a) // what a peer sent may be long
+	}
+	line := make([]int, len(b)+1)
+	for j := range line {
+		line[j] = j
+	}
+	for i := range len(a) {
+		corner := line[0]
+		line[0] = i + 1
+		for j := range len(b) {
+			next := min(line[j]+1, line[j+1]+1, corner+1)
+			if a[i] == b[j] {
+				next = corner
+			}
+			corner, line[j+1] = line[j+1], next
+		}
+	}
+	return line[len(b)]
+}
