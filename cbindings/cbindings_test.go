@@ -188,9 +188,13 @@ func TestClangCompilesIt(t *testing.T) {
 	if _, err := exec.LookPath("clang"); err != nil {
 		t.Skip("no clang here")
 	}
-	files, err := filepath.Glob("src/*.c")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
+	var files []string
+	for _, folder := range []string{"src", "fuzz"} {
+		found, err := filepath.Glob(folder + "/*.c")
+		if err != nil || len(found) == 0 {
+			t.Fatal(folder, err)
+		}
+		files = append(files, found...)
 	}
 	run(t, "clang", slices.Concat([]string{"-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wshadow", "-Werror", `-DRB_VERSION="test"`, "-pthread", "-fsyntax-only"}, files)...)
 }

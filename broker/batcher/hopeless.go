@@ -8,16 +8,26 @@ import "math"
 // period and the one before it. It is what no batch is expected to beat, where
 // costs (costs.go) are what a batch is expected to take.
 type floor struct {
-	times   [2][sizeClasses]Time // 0: none was seen
-	batches [2]int
-	longest [2]Time
-	from    Time // when the present period began
+	periods [2]floorTimes // the present one, the one before it
+	from    Time          // when the present one began
+	// What of found since the last batch, and 1: a request asks for each batch that runs.
+	found [sizeClasses]Time
+}
+
+type floorTimes struct {
+	times   [sizeClasses]Time // 0: none was seen
+	seen    [sizeClasses]int
+	top     int // the largest class seen
+	batches int
+	longest Time
 }
 
 const (
 	floorPeriod = remembered
 	// floorBatches must have been seen before it counts: the first may be slow.
 	floorBatches = 16
+	// rareSize is seen less often than that: it may have been slow each time.
+	rareSize = 4
 	// waitMargin is for what has to wait first: batches are hardly ever all as
 	// quick as the quickest, and under overload, where those that are taken are just
 	// within their deadlines, that would make all of them late.
@@ -29,12 +39,15 @@ func (f *floor) observe(rows int, took, finished Time) {
 	if took <= 0 || rows < 1 {
 		return
 	}
-	t := &f.times[0][sizeClass(rows)]
-	if *t == 0 || took < *t {
-		*t = took
+	f.found = [sizeClasses]Time{}
+	p, i := &f.periods[0], sizeClass(rows)
+	if p.times[i] == 0 || took < p.times[i] {
+		p.times[i] = took
 	}
-	f.longest[0] = max(f.longest[0], took)
-	f.batches[0]++
+	p.seen[i]++
+	p.top = max(p.top, i)
+	p.batches++
+	p.longest = max(p.longest, took)
 }
 
 // turn begins a new period when it is time, and forgets both when nothing was
@@ -43,36 +56,66 @@ func (f *floor) turn(now Time) {
 	if now < f.from+floorPeriod {
 		return
 	}
-	f.times[1], f.batches[1], f.longest[1] = f.times[0], f.batches[0], f.longest[0]
+	f.periods[1] = f.periods[0]
 	if now >= f.from+2*floorPeriod {
-		f.times[1], f.batches[1], f.longest[1] = [sizeClasses]Time{}, 0, 0
+		f.periods[1] = floorTimes{}
 	}
-	f.times[0], f.batches[0], f.longest[0] = [sizeClasses]Time{}, 0, 0
+	f.periods[0] = floorTimes{}
 	f.from = now
+	f.found = [sizeClasses]Time{}
 }
 
 func (f *floor) known(now Time) bool {
-	return f.batches[0]+f.batches[1] >= floorBatches && now < f.from+2*floorPeriod
+	return f.periods[0].batches+f.periods[1].batches >= floorBatches && now < f.from+2*floorPeriod
+}
+
+func (f *floor) longest() Time { return max(f.periods[0].longest, f.periods[1].longest) }
+
+// class is the quickest batch of a class, and how many were seen.
+func (f *floor) class(i int) (Time, int) {
+	now, before := &f.periods[0], &f.periods[1]
+	t := now.times[i]
+	if t == 0 || before.times[i] > 0 && before.times[i] < t {
+		t = before.times[i]
+	}
+	return t, now.seen[i] + before.seen[i]
 }
 
 // of is what a batch of so many rows takes at least: as much as the quickest of the
-// largest size seen that is not larger, or of any size above that one. A size of which
-// few were seen may have been slow each time; larger ones that were quicker tell so.
+// largest size seen that is not larger, or of any size above that one. If that size is
+// rare, as many smaller batches as hold its rows tell more; a first one may be slow.
 func (f *floor) of(rows int) Time {
-	least := Time(0)
-	for i := sizeClasses - 1; i >= 0; i-- {
-		t, before := f.times[0][i], f.times[1][i]
-		if t == 0 || before > 0 && before < t {
-			t = before
+	class := sizeClass(rows)
+	if f.found[class] == 0 {
+		f.found[class] = 1 + f.find(class)
+	}
+	return f.found[class] - 1
+}
+
+func (f *floor) find(class int) Time {
+	least, rare := Time(0), false
+	for i := max(f.periods[0].top, f.periods[1].top); i >= 0; i-- {
+		t, seen := f.class(i)
+		if t == 0 {
+			continue
 		}
-		if t > 0 && (least == 0 || t < least) {
+		if rare {
+			t *= Time(1 + (sizeOf(class)-1)/sizeOf(i))
+		}
+		if least == 0 || t < least {
 			least = t
 		}
-		if t > 0 && i <= sizeClass(rows) {
-			return least
+		if i <= class {
+			if seen >= rareSize {
+				return least
+			}
+			rare = true
 		}
 	}
-	return 0 // only larger ones were seen, or none
+	if !rare {
+		return 0 // only larger ones were seen, or none
+	}
+	return least
 }
 
 // hopeless says whether a request that arrives now cannot be answered by its
@@ -91,7 +134,7 @@ func (l *learner) hopeless(now Time, r *Request, queuedRows int) bool {
 	most := l.settings.MaxBatchSize
 	before := queuedRows / most
 	// Most have time enough, and are not looked at any closer.
-	if longest := max(f.longest[0], f.longest[1]); r.Deadline-now >= Time(before+2)*longest {
+	if r.Deadline-now >= Time(before+2)*f.longest() {
 		return false
 	}
 	l.freeTimes(now, f.of)

@@ -4,6 +4,7 @@ package batcher
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -119,5 +120,41 @@ func TestOneSlowBatchOfARareSizeRefusesNobody(t *testing.T) {
 		if got := f.of(rows); got != want {
 			t.Errorf("a batch of %d rows takes %d ns at least, want %d", rows, got, want)
 		}
+	}
+
+	// The first of the largest size is the one that allocates. If it is not the last, the others tell so.
+	f.observe(32, 400*ms, ms)
+	if got := f.of(32); got != 2*36*ms {
+		t.Errorf("a rare batch of 32 rows takes %d ns at least, want as long as two of 16", got)
+	}
+	for range rareSize {
+		f.observe(32, 400*ms, ms)
+	}
+	if got := f.of(32); got != 400*ms {
+		t.Errorf("batches of 32 rows that are always slow take %d ns at least", got)
+	}
+}
+
+// BenchmarkHopeless is a request near its deadline, while every worker has two batches.
+func BenchmarkHopeless(b *testing.B) {
+	for _, workers := range []int{1, 16, 64} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			l := &learner{settings: policy.Settings{MaxBatchSize: 32}}
+			for i := range workers {
+				w := workerPace{here: true}
+				w.batches = make([]pacedBatch, 2)
+				for k := range w.batches {
+					w.batches[k].rows = 1 + (i+k)%32
+				}
+				l.workers = append(l.workers, w)
+			}
+			for rows := 1; rows <= 32; rows++ {
+				l.floor.observe(rows, Time(rows)*Time(time.Millisecond), 1)
+			}
+			r := &Request{Rows: 1, Deadline: Time(10 * time.Millisecond)}
+			for b.Loop() {
+				l.hopeless(1, r, 16)
+			}
+		})
 	}
 }

@@ -36,7 +36,7 @@ func TestRandomSchedulesAreDecidedAsTheReferenceDoes(t *testing.T) {
 		}
 		return
 	}
-	count := 10_000 // make torture runs a million, from other seeds
+	count := 10_000 // make torture runs a million
 	if testing.Short() || raceEnabled {
 		count = 1_000
 	}

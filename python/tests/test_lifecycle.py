@@ -131,7 +131,7 @@ def test_nobodys_request_expires_because_the_service_ends(home):
 
         threads = [threading.Thread(target=load, args=(m,)) for m in models]
         [t.start() for t in threads]
-        while len(ends) < 200:
+        while len(ends) < 200 and all(t.is_alive() for t in threads):
             time.sleep(0.01)
         p.terminate()
         [t.join(60) for t in threads]

@@ -5,10 +5,11 @@
 package cuda
 
 // What gorgonia.org/cu lacks: loading the driver only when it is wanted,
-// registering memory, and the names of errors.
+// registering memory, and the names of errors. The project's own loader comes
+// before a driver library of the system, so that what is built starts without one.
 
 /*
-#cgo LDFLAGS: -lcuda -ldl
+#cgo LDFLAGS: -L${SRCDIR}/../../build/cuda/lib -lcuda -ldl
 #include <cuda.h>
 #include <stdlib.h>
 
