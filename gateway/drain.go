@@ -88,7 +88,7 @@ func (l *listener) endStalled(stalls stalls) {
 	for c := range l.conns {
 		switch {
 		case l.budget && c.underWay.Load() <= c.toRead.Load() && !c.heldUp():
-			if stalls.longer(patience, c, c.idleSince.Load(), now) {
+			if stalls.longer(patience, c, c.idleSince.Load()+c.received(), now) {
 				stalled = append(stalled, c)
 			}
 		case !l.budget && c.bodySince.Load() != 0:

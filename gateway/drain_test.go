@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/worker"
 )
 
 func TestADrainDoesNotWaitForRequestsThatDoNotGoOn(t *testing.T) {
@@ -149,6 +152,53 @@ func TestADrainDoesNotWaitForCallersThatDoNotRead(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// The kernel takes more of an answer only when much of what it has was read.
+func TestADrainWaitsForAGRPCCallerThatReadsSlowly(t *testing.T) {
+	const size = 16 << 20 // more than the kernel takes
+	big := modelConfig(t, "big", []string{"x:u8[16]"}, []string{fmt.Sprintf("y:u8[%d]", size)})
+	r := newRig(t, func(c *Config) { c.pace.answer, c.Window = 24*time.Hour, 8 }, big)
+	r.worker(big, func(context.Context, *worker.Batch) error { return nil })
+	body, err := proto.Marshal(&oip.ModelInferRequest{ModelName: "big", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 1, 16)}, RawInputContents: [][]byte{make([]byte, 16)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := net.Dial("tcp", r.grpc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	_ = theirs.SetDeadline(time.Now().Add(patience))
+	if _, err := theirs.Write(wholeCall(body, wideWindows()...)); err != nil {
+		t.Fatal(err)
+	}
+	r.knows(1, 1, func(c *conn) bool { return c.toRead.Load() > 0 && c.underWay.Load() <= c.toRead.Load() })
+	l := r.g.doors[1]
+	l.mu.Lock()
+	var ours *conn
+	for c := range l.conns {
+		ours = c
+	}
+	l.mu.Unlock()
+	stalls, piece := stalls{}, make([]byte, 64<<10)
+	for got := 0; got < size; {
+		l.endStalled(stalls)
+		r.g.awake.stood.Add(-int64(2 * patience)) // time goes by
+		before := ours.received()
+		for ours.received() == before {
+			n, err := theirs.Read(piece)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got += n; got >= size {
+				return // the rest is with the kernel
+			}
+		}
+		if l.endStalled(stalls); ours.gone.Load() {
+			t.Fatalf("one that reads is hung up on after %d bytes", got)
+		}
 	}
 }
 

@@ -235,6 +235,7 @@ func (s *session) answerError(err error, last bool) error {
 // infer answers a plain inference request.
 func (s *session) infer(h *simpleHead) error {
 	s.body.left = h.length
+	s.endWholeBody()
 	who, err := s.door.g.identify(s.conn, string(h.authorization), nil)
 	if err == nil {
 		if err = s.door.g.begin(who); err == nil {
@@ -246,6 +247,14 @@ func (s *session) infer(h *simpleHead) error {
 		return s.answerError(err, false)
 	}
 	return err
+}
+
+// endWholeBody ends the watch over a body of which nothing is to come any more:
+// what the request waits for from here on is not its caller.
+func (s *session) endWholeBody() {
+	if s.body.left <= int64(s.in.Buffered()) {
+		s.conn.endBody()
+	}
 }
 
 // run does an inference that has begun, and ends it.
@@ -281,6 +290,7 @@ func (s *session) runCall(h *simpleHead, c *call, b *body) error {
 		return err
 	}
 	c.watch, c.onFilled = &s.conn.watch, s.conn.bodyRead
+	s.endWholeBody()
 	if err := s.awaitBody(); err != nil {
 		return err
 	}

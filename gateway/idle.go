@@ -94,13 +94,20 @@ func (l *listener) retireStalled(of netip.Addr) *conn {
 		if !c.isFrom(of) || c.heldUp() || c.idleSince.Load() > before && !c.slowMessage.Load() {
 			continue
 		}
-		if l.budget && c.underWay.Load() == 0 && c.arrivals.any() || !l.budget && c.bodySince.Load() != 0 {
+		if l.budget && c.underWay.Load() == 0 && c.arrivals.any() || !l.budget && c.bodyBeganBefore(before) {
 			if looks--; c.unread() == 0 && (!l.budget || c.retire()) {
 				return c
 			}
 		}
 	}
 	return nil
+}
+
+// bodyBeganBefore tells whether a body is awaited since then; one that has waited
+// for slots is so from when it got them.
+func (w *watch) bodyBeganBefore(moment int64) bool {
+	since := w.bodySince.Load()
+	return since != 0 && since <= moment
 }
 
 // origin is what counts as one where connections are shared out: of IPv6 a

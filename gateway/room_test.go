@@ -3,12 +3,16 @@
 package gateway
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 )
 
 // connectFrom is connect from another address of this host.
@@ -84,7 +88,7 @@ func TestRequestsThatDoNotGoOnMakeRoom(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := doubler(t)
-			r := newRig(t, func(c *Config) { c.MaxConnections = 2 }, m)
+			r := newRig(t, func(c *Config) { c.MaxConnections, c.pace.body = 2, 24*time.Hour }, m)
 			for range 2 {
 				if _, err := r.connect().Write([]byte(begun)); err != nil {
 					t.Fatal(err)
@@ -100,6 +104,76 @@ func TestRequestsThatDoNotGoOnMakeRoom(t *testing.T) {
 			}
 			r.knows(0, 1, unfinished)
 		})
+	}
+}
+
+// What they wait for is the broker, here, or slots: not their callers.
+func TestWholeRequestsThatWaitKeepTheirPlaces(t *testing.T) {
+	for name, request := range map[string]string{
+		"a session's": "POST /v2/models/none/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}",
+		"net/http's":  "POST /v2/models/none/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, func(c *Config) { c.MaxConnections, c.pace.body = 2, 24*time.Hour })
+			r.g.models.asking.Lock() // the broker does not answer
+			answers := sync.OnceFunc(r.g.models.asking.Unlock)
+			defer answers()
+			var waiting []net.Conn
+			for range 2 {
+				c := r.connect()
+				if _, err := io.WriteString(c, request); err != nil {
+					t.Fatal(err)
+				}
+				waiting = append(waiting, c)
+			}
+			r.underWay(2)
+			r.knows(0, 2, func(c *conn) bool { return c.bodySince.Load() == 0 })
+			r.g.awake.stood.Add(-int64(2 * patience)) // time goes by
+			if err := r.ask(r.connect(), askLive); err == nil {
+				t.Error("a newcomer took the place of a request that is whole")
+			}
+			answers()
+			for _, c := range waiting {
+				if status, body := r.hear(c); status != 404 {
+					t.Errorf("%d %s", status, body)
+				}
+			}
+		})
+	}
+}
+
+func TestABodyIsAwaitedUntilAllOfItIsHere(t *testing.T) {
+	r := newRig(t, nil)
+	for _, left := range []int64{0, 3, 4} {
+		s := &session{conn: &conn{}, in: bufio.NewReader(strings.NewReader("{} "))}
+		s.conn.watch.init(r.g)
+		s.body.left = left
+		if _, err := s.in.Peek(1); err != nil {
+			t.Fatal(err)
+		}
+		s.conn.beginBody(time.Now())
+		s.endWholeBody()
+		if awaited := s.conn.bodySince.Load() != 0; awaited != (left > 3) {
+			t.Errorf("%d bytes are left, 3 are here: awaited is %t", left, awaited)
+		}
+	}
+}
+
+// Its caller may not have had the time to send the rest.
+func TestABodyThatWaitedForSlotsIsNotStalledWhenItGoesOn(t *testing.T) {
+	r := newRig(t, nil)
+	var w watch
+	w.init(r.g)
+	w.beginBody(time.Now())
+	resume := w.pauseBody()
+	r.g.awake.stood.Add(-int64(2 * patience)) // time goes by
+	resume()
+	if w.bodyBeganBefore(r.g.awake.now() - int64(patience)) {
+		t.Error("the time in which it waited is counted")
+	}
+	r.g.awake.stood.Add(-int64(2 * patience))
+	if !w.bodyBeganBefore(r.g.awake.now() - int64(patience)) {
+		t.Error("the time after that is not")
 	}
 }
 

@@ -64,6 +64,7 @@ func (c *call) runOn(ctx context.Context) error {
 // it does when its broker is restarted. Another signature is another model: the
 // call was checked against the former one.
 func (c *call) follow(ctx context.Context) error {
+	defer c.pauseBody()()
 	models := c.model.g.models
 	models.refresh(ctx)
 	k := (*models.byName.Load())[c.model.name]

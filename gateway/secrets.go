@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -92,11 +93,15 @@ func (s *secrets) reload() {
 	if !changed && s.failed == "" {
 		return
 	}
-	set, err := s.load(s.now.Load())
-	if changed || err == nil {
+	old := s.now.Load()
+	set, err := s.load(old)
+	if changed || err == nil || err.Error() != s.failed { // what could not be read then may be readable now
 		s.now.Store(set)
 	}
 	if err != nil {
+		if !slices.Equal(set.tokens, old.tokens) {
+			s.g.log.Info("tokens have changed")
+		}
 		if text := err.Error(); text != s.failed { // once, not with every try
 			s.failed = text
 			s.g.log.Error("certificates or tokens have changed; what cannot be read stays as it was", "error", err)

@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -296,6 +297,41 @@ func TestABrokenCertificateDoesNotKeepRemovedTokensAlive(t *testing.T) {
 	g.secrets.reload()
 	if g.secrets.now.Load().certificate == before.certificate {
 		t.Error("the new certificate was not read")
+	}
+}
+
+// Its change was seen then, and is not seen again.
+func TestTokensThatCouldNotBeReadOnceAreReadWhileTheCertificateIsBroken(t *testing.T) {
+	dir := t.TempDir()
+	cert, key, tokens := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "t")
+	write := func(file, text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	newAuthority(t).write("gateway", cert, key)
+	write(tokens, "first first-token-0123456789\n")
+	var logged bytes.Buffer
+	g, err := New(Config{CertFile: cert, KeyFile: key, TokenFile: tokens, Logger: slog.New(slog.NewTextHandler(&logged, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(cert, "half of it")
+	g.secrets.reload()
+	write(tokens, "second second-token-0123456789\n")
+	g.secrets.changed() // what a try does for which there were no descriptors
+	g.secrets.failed += "\ntokens: too many open files"
+	logged.Reset()
+	g.secrets.reload()
+	now := g.secrets.now.Load()
+	if _, ok := now.bearer("first-token-0123456789"); ok {
+		t.Error("the removed token counts")
+	}
+	if !strings.Contains(logged.String(), `msg="tokens have changed"`) {
+		t.Errorf("logged: %s", logged.String())
+	}
+	if g.secrets.reload(); g.secrets.now.Load() != now {
+		t.Error("what was read again though nothing has changed is taken for something new")
 	}
 }
 

@@ -20,11 +20,12 @@ func frame(kind, flags byte, stream uint32, payload []byte) []byte {
 	return append(b, payload...)
 }
 
-// startOfCall is a connection's beginning and the headers of ModelInfer, as the
-// first stream.
-func startOfCall() []byte {
+// startOfCall is a connection's beginning, with more frames if there are, and the
+// headers of ModelInfer, as the first stream.
+func startOfCall(more ...byte) []byte {
 	const headers, settings, endHeaders = 1, 4, 4
 	b := append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), frame(settings, 0, 0, nil)...)
+	b = append(b, more...)
 	var list []byte // literals that are not indexed, as they are
 	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", "/inference.GRPCInferenceService/ModelInfer"}, {":authority", "h"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
 		list = append(list, 0, byte(len(h[0])))
@@ -35,14 +36,22 @@ func startOfCall() []byte {
 }
 
 // wholeCall is all of a call, whose message fits into the gateway's window.
-func wholeCall(message []byte) []byte {
-	b := append(startOfCall(), frame(frameData, 0, 1, binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))))...)
+func wholeCall(message []byte, more ...byte) []byte {
+	b := append(startOfCall(more...), frame(frameData, 0, 1, binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))))...)
 	for len(message) > 0 {
 		n := min(len(message), 16<<10)
 		b = append(b, frame(frameData, 0, 1, message[:n])...)
 		message = message[n:]
 	}
 	return append(b, frame(frameData, flagEndStream, 1, nil)...)
+}
+
+// wideWindows are frames that let the gateway send as much as it likes.
+func wideWindows() []byte {
+	const settings, update, streamWindow, most = 4, 8, 4, 1<<31 - 1
+	ofStreams := binary.BigEndian.AppendUint32([]byte{0, streamWindow}, most)
+	ofAll := binary.BigEndian.AppendUint32(nil, most-65535)
+	return append(frame(settings, 0, 0, ofStreams), frame(update, 0, 0, ofAll)...)
 }
 
 // stall calls by gRPC and stops in the middle of its message. What it has sent

@@ -15,7 +15,10 @@ import (
 )
 
 // xds tells that a control plane says where the hosts are.
-func (c *Config) xds() bool { return strings.HasPrefix(c.Target, "xds:") }
+func (c *Config) xds() bool {
+	scheme, rest := c.scheme()
+	return scheme == "xds" && rest != ""
+}
 
 // onlyThisHost tells that the target is a list of addresses of this host.
 func (c *Config) onlyThisHost() bool {

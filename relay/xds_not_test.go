@@ -10,7 +10,9 @@ import (
 )
 
 func TestABuildWithoutXdsSaysSo(t *testing.T) {
-	if err := Run(soon(t), Config{Model: "m", Target: "xds:///x"}); err == nil || !strings.Contains(err.Error(), "-tags xds") {
-		t.Error(err)
+	for _, target := range []string{"xds:///x", "XDS:///x"} {
+		if err := Run(soon(t), Config{Model: "m", Target: target}); err == nil || !strings.Contains(err.Error(), "-tags xds") {
+			t.Errorf("%s: %v", target, err)
+		}
 	}
 }
