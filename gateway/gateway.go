@@ -41,7 +41,7 @@ type Config struct {
 	MaxMessageBytes   int
 	MaxBufferedBytes  int
 	MaxConnections    int
-	CallerConnections int // of one address, at each door; default: seven eighths of MaxConnections
+	CallerConnections int // of one address, at each door; default: seven eighths of MaxConnections, all of them at a door on loopback
 	CallerRequests    int
 	CallerBytes       int
 	Window            int // slots to ask the broker for, per model; default by the size of a row
@@ -142,9 +142,6 @@ func (c *Config) fill() {
 		if *d.value == 0 {
 			*d.value = d.other
 		}
-	}
-	if c.CallerConnections == 0 {
-		c.CallerConnections = c.MaxConnections - c.MaxConnections/8
 	}
 	if c.HTTP == "" {
 		c.HTTP = DefaultHTTP

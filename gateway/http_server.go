@@ -27,9 +27,9 @@ type webServer struct {
 }
 
 func (g *Gateway) newHTTP(l *listener) *webServer {
-	l.full = []byte("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n{\"error\":\"too many connections\"}")
-	if g.cfg.CertFile != "" {
-		l.full = nil
+	if g.cfg.CertFile == "" {
+		l.full = tooMany("too many connections")
+		l.crowd = tooMany("too many connections of one address (--caller_connections)")
 	}
 	l.idle = g.cfg.pace.idle
 	s := &webServer{g: g, l: l, given: make(chan net.Conn), closed: make(chan struct{}), sessions: map[*session]struct{}{}}
@@ -52,6 +52,11 @@ func (g *Gateway) newHTTP(l *listener) *webServer {
 		},
 	}
 	return s
+}
+
+// tooMany is the answer to one that is hung up on before it has asked.
+func tooMany(text string) []byte {
+	return []byte("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n{\"error\":\"" + text + "\"}")
 }
 
 // serve accepts connections until the server is closed.

@@ -23,7 +23,9 @@ type listener struct {
 	g      *Gateway
 	most   int
 	ofOne  int           // most of one origin, so that others find room
-	full   []byte        // what is said to one too many
+	full   []byte        // what is said to one too many,
+	crowd  []byte        // and to one too many of its origin
+	told   seldom        // of those, in the log
 	idle   time.Duration // after which a connection is closed; 0: its server sees to that
 	budget bool          // stop reading while the buffers are full
 
@@ -34,8 +36,21 @@ type listener struct {
 }
 
 func newListener(l net.Listener, g *Gateway) *listener {
-	return &listener{Listener: l, g: g, most: g.cfg.MaxConnections, ofOne: g.cfg.CallerConnections,
+	return &listener{Listener: l, g: g, most: g.cfg.MaxConnections, ofOne: g.cfg.connectionsOfOne(addrPort(l.Addr()).Addr()),
 		conns: map[*conn]struct{}{}, origins: map[netip.Addr]int{}, streams: map[*stream]struct{}{}}
+}
+
+// connectionsOfOne is how many one origin may have at a door of that address. On
+// loopback all callers have the same one.
+func (c *Config) connectionsOfOne(door netip.Addr) int {
+	switch {
+	case c.CallerConnections > 0:
+		return c.CallerConnections
+	case door.Unmap().IsLoopback():
+		return c.MaxConnections
+	default:
+		return c.MaxConnections - c.MaxConnections/8
+	}
 }
 
 // Accept never gives more connections than allowed, of all or of one origin:
@@ -53,7 +68,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		c.moved()
 		l.mu.Lock()
 		var leaving *conn
-		crowded := l.origins[c.origin] >= l.ofOne
+		crowded := l.ofOne < l.most && l.origins[c.origin] >= l.ofOne
 		if crowded || len(l.conns) >= l.most {
 			var of netip.Addr
 			if crowded {
@@ -61,11 +76,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			}
 			if leaving = l.makeRoom(of); leaving == nil {
 				l.mu.Unlock()
-				if len(l.full) > 0 {
-					_ = nc.SetWriteDeadline(time.Now().Add(time.Second))
-					_, _ = nc.Write(l.full)
-				}
-				nc.Close()
+				l.sendAway(c, crowded)
 				continue
 			}
 			l.forget(leaving)
@@ -83,6 +94,22 @@ func (l *listener) Accept() (net.Conn, error) {
 		}
 		return c, nil
 	}
+}
+
+// sendAway hangs up on one too many, of its origin if that is crowded.
+func (l *listener) sendAway(c *conn, crowded bool) {
+	text := l.full
+	if crowded {
+		text = l.crowd
+		l.told.Do(func() {
+			l.g.log.Warn("an address has as many connections as one may have (--caller_connections), none of them idle: another was refused", "address", c.origin, "connections", l.ofOne)
+		})
+	}
+	if len(text) > 0 {
+		_ = c.Conn.SetWriteDeadline(time.Now().Add(time.Second))
+		_, _ = c.Conn.Write(text)
+	}
+	c.Conn.Close()
 }
 
 // forget takes a connection off the list. The caller has l.mu.

@@ -7,12 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/testlog"
 )
 
 // connectFrom is connect from another address of this host.
@@ -49,7 +52,11 @@ func (r *rig) knows(door int, want int, are func(*conn) bool) {
 
 func TestOneAddressLeavesRoomForOthers(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.MaxConnections = 16 }, m)
+	var log testlog.Log
+	r := newRig(t, func(c *Config) {
+		c.MaxConnections, c.CallerConnections = 16, 14
+		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	}, m)
 	_, release := r.holds(m)
 	defer release()
 	answered := make(chan error, 14)
@@ -60,6 +67,12 @@ func TestOneAddressLeavesRoomForOthers(t *testing.T) {
 	r.underWay(14)
 	if err := r.ask(r.connect(), askLive); err == nil {
 		t.Error("one address has more than its part")
+	}
+	if text, _ := io.ReadAll(r.connect()); len(text) > 0 && !strings.Contains(string(text), "--caller_connections") {
+		t.Errorf("it is told %s", text)
+	}
+	if !strings.Contains(log.String(), "--caller_connections") {
+		t.Errorf("logged: %s", log.String())
 	}
 	other := r.connectFrom("127.0.0.2")
 	if err := r.ask(other, askLive); err != nil {
@@ -77,6 +90,21 @@ func TestOneAddressLeavesRoomForOthers(t *testing.T) {
 	}
 	r.eventually("it has room again", func() error { return r.ask(r.connect(), askLive) })
 	r.hangUp()
+}
+
+func TestCallersThatHaveToHaveOneAddressMayHaveEveryConnection(t *testing.T) {
+	for _, k := range []struct {
+		door        string
+		given, want int
+	}{
+		{"127.0.0.1", 0, 16}, {"::1", 0, 16}, {"127.0.0.1", 5, 5},
+		{"0.0.0.0", 0, 14}, {"::", 0, 14}, {"10.1.2.3", 0, 14}, {"10.1.2.3", 16, 16},
+	} {
+		c := Config{MaxConnections: 16, CallerConnections: k.given}
+		if got := c.connectionsOfOne(netip.MustParseAddr(k.door)); got != k.want {
+			t.Errorf("at %s, %d given: %d, want %d", k.door, k.given, got, k.want)
+		}
+	}
 }
 
 func TestRequestsThatDoNotGoOnMakeRoom(t *testing.T) {

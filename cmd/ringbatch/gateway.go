@@ -67,7 +67,7 @@ func gatewayConfig(args []string) (cfg gateway.Config, logs *logFlags, err error
 	f.IntVar(&cfg.MaxMessageBytes, "max_message_bytes", gateway.DefaultMaxMessageBytes, "largest HTTP body or gRPC message")
 	f.IntVar(&cfg.MaxBufferedBytes, "max_buffered_bytes", gateway.DefaultMaxBufferedBytes, "most bytes of requests in the gateway's own memory")
 	f.IntVar(&cfg.MaxConnections, "max_connections", gateway.DefaultMaxConnections, "most connections of each door")
-	f.IntVar(&cfg.CallerConnections, "caller_connections", 0, "most connections of one address at each door (default: seven eighths of max_connections)")
+	f.IntVar(&cfg.CallerConnections, "caller_connections", 0, "most connections of one address at each door (default: seven eighths of max_connections, all of them on loopback)")
 	f.IntVar(&cfg.CallerRequests, "caller_requests", gateway.DefaultCallerRequests, "most requests that one caller has in flight")
 	f.IntVar(&cfg.CallerBytes, "caller_bytes", gateway.DefaultCallerBytes, "most bytes that one caller has in flight")
 	f.IntVar(&cfg.Window, "window", 0, "slots to ask for, per model (default: 64 MiB worth, at most 512)")
