@@ -104,6 +104,9 @@ func main() {
 }
 
 func dispatch(ctx context.Context, args []string) error {
+	if len(args) > 2 && args[0] == "help" {
+		return fmt.Errorf("%w: help is for one command, not for %q", errUsage, args[1:])
+	}
 	if len(args) > 1 && args[0] == "help" { // of a command
 		args = []string{args[1], "--help"}
 	}
@@ -118,11 +121,14 @@ func dispatch(ctx context.Context, args []string) error {
 		args[0] = "version"
 	}
 	var names []string
-	for _, c := range append(commands(), command{"manual", "", runManual}) { // the last is for packages
+	for _, c := range commands() {
 		if c.name == args[0] {
 			return c.run(ctx, args[1:])
 		}
 		names = append(names, c.name)
+	}
+	if args[0] == "manual" { // for packages
+		return runManual(ctx, args[1:])
 	}
 	return fmt.Errorf("%w: no command %q%s; see ringbatch --help", errUsage, args[0], typo.DidYouMean(args[0], names))
 }

@@ -60,6 +60,7 @@ func (x *tuning) tune(args ...string) (out string, code int) {
 		if code != 1 || !strings.Contains(out, "no setting served the load") { // else the machine stood still for its windows: longer ones
 			break
 		}
+		x.t.Logf("once more, with longer windows than %v:\n%s", window, out)
 	}
 	return out, code
 }
@@ -93,6 +94,7 @@ func TestTuneFindsTheSettingAndWritesAConfigurationThatABrokerTakes(t *testing.T
 		if code == 0 || !strings.Contains(out, "could not be measured") { // the machine stood still for its windows: longer ones
 			break
 		}
+		t.Logf("once more, with longer windows than %v:\n%s", window, out)
 		_, _ = os.Remove(config), os.Remove(svg)
 	}
 	var r tune.Report

@@ -39,6 +39,10 @@ type Options struct {
 	Time   time.Duration // about what measuring may take
 	// Progress is told how far it is, from 0 to 1.
 	Progress func(share float64, doing string)
+	// Recover is called after a batch that failed, and returns when the workers can be
+	// measured again. Then the batch is tried once more; one that fails again is left
+	// out, and what is larger. Without Recover the first failure ends the measuring.
+	Recover func(context.Context) error
 }
 
 // Profile is what was measured.
@@ -49,6 +53,14 @@ type Profile struct {
 	Points       []Point `json:"points"` // by busy, then by rows
 	// Unfinished tells that it was interrupted.
 	Unfinished bool `json:"unfinished,omitempty"`
+	// Failed are the batches that were left out since they failed.
+	Failed []*BatchError `json:"-"`
+}
+
+// Fails tells whether batches of so many rows, with so many workers busy, are among
+// those that were left out.
+func (p *Profile) Fails(rows, busy int) bool {
+	return slices.ContainsFunc(p.Failed, func(e *BatchError) bool { return rows >= e.Rows && busy >= e.Busy })
 }
 
 // Point is what batches of one size took.
@@ -61,13 +73,19 @@ type Point struct {
 	Batches int     `json:"batches"`
 }
 
-// BatchError tells that a batch of so many rows was not answered.
+// BatchError tells that a batch of so many rows was not answered while so many
+// workers were busy, its own included.
 type BatchError struct {
-	Rows int
-	Err  error
+	Rows, Busy int
+	Err        error
 }
 
-func (e *BatchError) Error() string { return fmt.Sprintf("batch of %d rows: %v", e.Rows, e.Err) }
+func (e *BatchError) Error() string {
+	if e.Busy > 1 {
+		return fmt.Sprintf("batch of %d rows, with %d workers busy: %v", e.Rows, e.Busy, e.Err)
+	}
+	return fmt.Sprintf("batch of %d rows: %v", e.Rows, e.Err)
+}
 
 // Unwrap is why.
 func (e *BatchError) Unwrap() error { return e.Err }
@@ -89,14 +107,15 @@ type run struct {
 	samples map[cell][]float64 // milliseconds
 	clients []*client.Client
 	spread  time.Duration // of one cell and round
+	cells   []cell
+	largest int // batch, as it was last set
 }
 
 // Measure runs until everything is measured or ctx ends. What was measured until
 // then comes with the error.
 func Measure(ctx context.Context, o Options) (*Profile, error) {
 	r := &run{o: o, admin: admin.New(o.Socket), samples: map[cell][]float64{}}
-	cells, err := r.prepare(ctx)
-	if err != nil {
+	if err := r.prepare(ctx); err != nil {
 		return nil, err
 	}
 	defer r.close()
@@ -105,20 +124,48 @@ func Measure(ctx context.Context, o Options) (*Profile, error) {
 		return nil, err
 	}
 	defer restore()
-	r.spread = o.Time / time.Duration(rounds*len(cells))
-	begin := time.Now()
-	for i := range rounds * len(cells) {
-		c := cells[i%len(cells)]
-		if o.Progress != nil {
-			o.Progress(float64(i)/float64(rounds*len(cells)), fmt.Sprintf("%d rows, %d busy; %v", c.rows, c.busy, left(begin, i, rounds*len(cells))))
+	r.spread = o.Time / time.Duration(rounds*len(r.cells))
+	err = r.measureAll(ctx, r.measure)
+	r.profile.Unfinished = err != nil
+	r.summarize()
+	return r.profile, err
+}
+
+// measureAll goes round the cells, without those that fail.
+func (r *run) measureAll(ctx context.Context, measure func(context.Context, cell) error) error {
+	begin, all := time.Now(), rounds*len(r.cells)
+	for i := range all {
+		c := r.cells[i%len(r.cells)]
+		if r.profile.Fails(c.rows, c.busy) {
+			continue
 		}
-		if err = r.measure(ctx, c); err != nil {
-			break
+		if r.o.Progress != nil {
+			r.o.Progress(float64(i)/float64(all), fmt.Sprintf("%d rows, %d busy; %v", c.rows, c.busy, left(begin, i, all)))
+		}
+		if err := r.tryTwice(ctx, c, measure); err != nil {
+			return err
 		}
 	}
-	r.profile.Unfinished = err != nil
-	r.summarize(cells)
-	return r.profile, err
+	return nil
+}
+
+// tryTwice leaves out a cell that fails twice. It is an error if that is the
+// smallest one, or if nobody recovers.
+func (r *run) tryTwice(ctx context.Context, c cell, measure func(context.Context, cell) error) error {
+	for tries := 1; ; tries++ {
+		err := measure(ctx, c)
+		var failed *BatchError
+		if !errors.As(err, &failed) || r.o.Recover == nil || tries > 1 && c == r.cells[0] {
+			return err
+		}
+		if err := r.o.Recover(ctx); err != nil {
+			return err
+		}
+		if tries > 1 {
+			r.profile.Failed = append(r.profile.Failed, failed)
+			return nil
+		}
+	}
 }
 
 // left is about how long it still takes.
@@ -131,22 +178,22 @@ func left(begin time.Time, done, all int) string {
 }
 
 // prepare attaches, and lists what is to be measured.
-func (r *run) prepare(ctx context.Context) ([]cell, error) {
+func (r *run) prepare(ctx context.Context) error {
 	workers, pipeline, err := Workers(ctx, r.admin, r.o.Model)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if pipeline {
-		return nil, fmt.Errorf("%w: %q is a pipeline, whose batches differ from stage to stage; ringbatch bench loads it, and ringbatch stats shows what each stage takes", status.ErrInvalid, r.o.Model)
+		return fmt.Errorf("%w: %q is a pipeline, whose batches differ from stage to stage; ringbatch bench loads it, and ringbatch stats shows what each stage takes", status.ErrInvalid, r.o.Model)
 	}
 	first, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(1), client.WithName("ringbatch profile"))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	m := first.Model()
 	_ = first.Close()
 	if r.feed, err = r.o.Feed(&m.Signature); err != nil {
-		return nil, err
+		return err
 	}
 	r.profile = &Profile{Model: r.o.Model, Workers: workers, MaxBatchSize: m.MaxBatchSize}
 	sizes, busy := r.o.Sizes, r.o.Busy
@@ -157,27 +204,26 @@ func (r *run) prepare(ctx context.Context) ([]cell, error) {
 		busy = Doubling(workers)
 	}
 	sizes, busy = Ascending(sizes), Ascending(busy)
-	var cells []cell
 	for _, k := range busy {
 		if k < 1 || k > workers {
-			return nil, fmt.Errorf("%w: %d busy workers were asked for, the model has %d", status.ErrInvalid, k, workers)
+			return fmt.Errorf("%w: %d busy workers were asked for, the model has %d", status.ErrInvalid, k, workers)
 		}
 		for _, n := range sizes {
 			if n < 1 || n > m.MaxBatchSize {
-				return nil, fmt.Errorf("%w: batches of %d rows were asked for, the model's max_batch_size is %d", status.ErrInvalid, n, m.MaxBatchSize)
+				return fmt.Errorf("%w: batches of %d rows were asked for, the model's max_batch_size is %d", status.ErrInvalid, n, m.MaxBatchSize)
 			}
-			cells = append(cells, cell{n, k})
+			r.cells = append(r.cells, cell{n, k})
 		}
 	}
 	for range slices.Max(busy) {
 		c, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(slices.Max(sizes)), client.WithName("ringbatch profile"))
 		if err != nil {
 			r.close()
-			return nil, fmt.Errorf("%w; keeping %d workers busy with %d rows each takes that many slots besides those of other clients", err, slices.Max(busy), slices.Max(sizes))
+			return fmt.Errorf("%w; keeping %d workers busy with %d rows each takes that many slots besides those of other clients", err, slices.Max(busy), slices.Max(sizes))
 		}
 		r.clients = append(r.clients, c)
 	}
-	return cells, nil
+	return nil
 }
 
 // Workers is how many a model has, or each stage of a pipeline at least; none is an error that says what to do.
@@ -234,21 +280,55 @@ func (r *run) stopWaiting(ctx context.Context) (restore func(), err error) {
 		return nil, fmt.Errorf("%w: %q", status.ErrUnknownModel, r.o.Model)
 	}
 	was := policy.Policy{}
-	for _, key := range []string{"wait_time", "latency_goal"} {
+	for _, key := range []string{"wait_time", "latency_goal", "max_batch_size"} {
 		was[key] = models[at].Policy[key]
 	}
 	if err := r.admin.Set(ctx, r.o.Model, policy.Policy{"wait_time": "0", "latency_goal": "0"}); err != nil {
 		return nil, fmt.Errorf("measuring takes wait_time = 0 for its time: %w", err)
 	}
 	return func() {
+		if len(r.profile.Failed) == 0 { // then it is as it was
+			delete(was, "max_batch_size")
+		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
 		_ = r.admin.Set(ctx, r.o.Model, was) // a broker that has gone has no policy
 	}, nil
 }
 
+// leaveOutFailed has the broker make no batch, of several requests either, that is
+// known to fail with so many workers busy.
+func (r *run) leaveOutFailed(ctx context.Context, busy int) error {
+	if len(r.profile.Failed) == 0 {
+		return nil
+	}
+	largest := 0
+	for _, c := range r.cells {
+		if !r.profile.Fails(c.rows, busy) {
+			largest = max(largest, c.rows)
+		}
+	}
+	if largest == r.largest {
+		return nil
+	}
+	r.largest = largest
+	for end := time.Now().Add(restTime); ; {
+		err := r.admin.Set(ctx, r.o.Model, policy.New(policy.MaxBatchSize(largest)))
+		if !errors.Is(err, status.ErrInvalid) || time.Now().After(end) {
+			return err
+		}
+		time.Sleep(time.Millisecond) // our last requests are still in flight for the broker, which learns of their end after us
+	}
+}
+
+// restTime is more than the broker needs to learn that nothing is in flight.
+const restTime = 30 * time.Second
+
 // measure loads the model for one cell and one round.
 func (r *run) measure(ctx context.Context, c cell) error {
+	if err := r.leaveOutFailed(ctx, c.busy); err != nil {
+		return err
+	}
 	before, err := r.admin.Batches(ctx, r.o.Model, math.MaxInt64)
 	if err != nil {
 		return err
@@ -276,7 +356,7 @@ func (r *run) measure(ctx context.Context, c cell) error {
 	<-done
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
-			return &BatchError{c.rows, err}
+			return &BatchError{c.rows, c.busy, err}
 		}
 	}
 	if read != nil {
@@ -359,10 +439,10 @@ func overlap(a, b *stats.Batch) int64 {
 }
 
 // summarize makes points of what was asked for, as far as it was seen.
-func (r *run) summarize(cells []cell) {
-	for _, c := range cells {
+func (r *run) summarize() {
+	for _, c := range r.cells {
 		s := r.samples[c]
-		if len(s) < leastBatches {
+		if len(s) < leastBatches || r.profile.Fails(c.rows, c.busy) {
 			continue
 		}
 		p := Point{Rows: c.rows, Busy: c.busy, Batches: len(s)}

@@ -46,7 +46,13 @@ func (r *Report) predict(ctx context.Context, p *profile.Profile, mps bool, most
 			continue
 		}
 		for _, size := range r.sizes() {
-			c := &Candidate{Setting: Setting{n, size, mps}}
+			if p.Fails(size, n) {
+				continue
+			}
+			c := &Candidate{Setting: Setting{n, size, mps}, full: alone.Of(size)}
+			if others := min(n-1, len(busy)); others > 0 {
+				c.full = busy[others-1].Of(size)
+			}
 			if err := r.predictOne(ctx, c, simulate.Config{
 				Policy:  policy.Settings{MaxBatchSize: size, WaitTime: policy.Auto},
 				Workers: simulate.Workers{Count: n, Depth: worker.DefaultDepth},

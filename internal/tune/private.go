@@ -212,7 +212,7 @@ func (r *Report) discover(ctx context.Context, begin time.Time) (*private, error
 		return nil, err
 	}
 	b.general = general
-	if err = r.declare(ctx, b); err == nil && r.asDeclared() {
+	if err = r.declare(ctx, b, begin); err == nil && r.asDeclared() {
 		if err = admin.New(b.socket).Set(ctx, r.Model, policy.Policy{"wait_time": "auto", "latency_goal": "0", "preferred_batch_sizes": ""}); err == nil {
 			return b, nil
 		}
@@ -231,9 +231,9 @@ func (r *Report) asDeclared() bool {
 
 // declare waits until the workers have said what they serve: the model that was
 // named, which may be the last of several that a command loads, or any.
-func (r *Report) declare(ctx context.Context, b *private) error {
+func (r *Report) declare(ctx context.Context, b *private, begin time.Time) error {
 	o := r.options
-	var names []string
+	var names, said []string
 	var found *admin.Model
 	missing := func() string {
 		if len(names) == 0 {
@@ -249,6 +249,10 @@ func (r *Report) declare(ctx context.Context, b *private) error {
 			if o.Model == models[i].Name || o.Model == "" && len(models) == 1 {
 				found = &models[i]
 			}
+		}
+		if found == nil && o.Model != "" && !slices.Equal(names, said) { // the name may be wrong, or its worker is still loading
+			r.say(begin, "%s yet; waiting for it up to --attach_time %v", missing(), b.attachTime)
+			said = names
 		}
 		return err == nil && (found != nil || o.Model == "" && len(names) > 0)
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/ringbatch/ringbatch/internal/svgchart"
@@ -153,4 +154,6 @@ func (r *Report) Figure() *svgchart.Figure {
 }
 
 // logarithmic is for several sizes.
-func (r *Report) logarithmic() bool { return len(r.Candidates) > 0 && len(r.sizes()) > 1 }
+func (r *Report) logarithmic() bool {
+	return slices.ContainsFunc(r.Candidates, func(c *Candidate) bool { return c.MaxBatchSize != r.Candidates[0].MaxBatchSize })
+}

@@ -24,7 +24,6 @@ import (
 	"github.com/ringbatch/ringbatch/internal/feed"
 	"github.com/ringbatch/ringbatch/internal/profile"
 	"github.com/ringbatch/ringbatch/internal/progress"
-	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -79,6 +78,7 @@ type Candidate struct {
 	Measured  *Measured `json:"measured,omitempty"`
 	Note      string    `json:"note,omitempty"` // why it does not count
 
+	full    time.Duration // a full batch, with all instances busy
 	samples []bench.Figures
 	errors  map[string]int64
 }
@@ -184,7 +184,7 @@ func (r *Report) tune(ctx context.Context, b *private, mps bool, begin time.Time
 			return nil
 		}
 	}
-	p, err := r.profile(ctx, b, most, begin)
+	p, err := r.profile(ctx, b, mps, most, begin)
 	if p != nil && len(p.Points) > 0 {
 		r.Profiles = append(r.Profiles, p)
 	}
@@ -203,29 +203,34 @@ func (r *Report) tune(ctx context.Context, b *private, mps bool, begin time.Time
 	return r.verify(ctx, b, r.finalists(list), begin)
 }
 
-// profile measures what batches take. Sizes from the first one on that fails (it
-// may have no room on the GPU) are not tried any further.
-func (r *Report) profile(ctx context.Context, b *private, most int, begin time.Time) (*profile.Profile, error) {
-	for {
-		p, err := profile.Measure(ctx, profile.Options{
-			Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Sizes: r.sizes(), Busy: profile.Doubling(most), Time: r.options.Profile / time.Duration(len(r.variants())),
-			Progress: func(share float64, doing string) {
-				r.say(begin, "profile %3.0f %%: %s", 100*share, doing)
-			},
-		})
-		var failed *profile.BatchError
-		if !errors.As(err, &failed) || failed.Rows == r.sizes()[0] || b.hasEnded() {
-			return p, err
-		}
-		r.options.Sizes = slices.DeleteFunc(r.sizes(), func(n int) bool { return n >= failed.Rows })
-		r.Notes = append(r.Notes, fmt.Sprintf("batches of %d rows and more were left out: %s", failed.Rows, firstLine(failed.Err)))
-		if err := b.ready(ctx, r.Model, most); err != nil {
-			return p, err
-		}
-		if err := admin.New(b.socket).Set(ctx, r.Model, policy.New(policy.MaxBatchSize(r.maxSize()))); err != nil { // nor as several requests in a batch
-			return p, err
+// profile measures what batches take, without those that fail: they may have no
+// room on the GPU, or none beside those of other instances.
+func (r *Report) profile(ctx context.Context, b *private, mps bool, most int, begin time.Time) (*profile.Profile, error) {
+	p, err := profile.Measure(ctx, profile.Options{
+		Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Sizes: r.sizes(), Busy: profile.Doubling(most), Time: r.options.Profile / time.Duration(len(r.variants())),
+		Progress: func(share float64, doing string) {
+			r.say(begin, "profile %3.0f %%: %s", 100*share, doing)
+		},
+		Recover: func(ctx context.Context) error { return b.ready(ctx, r.Model, most) },
+	})
+	if p != nil {
+		for _, e := range p.Failed {
+			r.Notes = append(r.Notes, leftOut(e, mps))
 		}
 	}
+	return p, err
+}
+
+// leftOut is the note about batches that fail.
+func leftOut(e *profile.BatchError, mps bool) string {
+	text := fmt.Sprintf("batches of %d rows and more were left out", e.Rows)
+	if e.Busy > 1 {
+		text += fmt.Sprintf(" with %d instances at once and more", e.Busy)
+	}
+	if mps {
+		text += ", with MPS"
+	}
+	return text + ": " + firstLine(e.Err)
 }
 
 // checkGoal refuses a goal that a single batch does not keep.
@@ -284,6 +289,9 @@ func (r *Report) scaleUp(ctx context.Context, b *private) (int, error) {
 func (r *Report) verdict() error {
 	if r.Choice != nil {
 		return nil
+	}
+	if len(r.Candidates) == 0 && len(r.Notes) > 0 {
+		return fmt.Errorf("no setting is left to measure: %s", strings.Join(r.Notes, "; "))
 	}
 	what := "no setting served the load without errors"
 	switch {

@@ -3,13 +3,16 @@
 package tune
 
 import (
+	"errors"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/ringbatch/ringbatch/bench"
 	"github.com/ringbatch/ringbatch/broker/configfile"
+	"github.com/ringbatch/ringbatch/internal/profile"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -112,6 +115,71 @@ func TestARateIsServedIfThoseThatCameWereAnswered(t *testing.T) {
 		x := &Candidate{}
 		x.add(&bench.Result{Each: c.windows}, time.Second)
 		r := &Report{Goal: Goal{Rate: 20}}
+		if got := r.keeps(&x.Measured.Figures, 1); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+// crowded is a profile of a model whose batches of 8 rows take 80 ms, and fail with
+// two instances at once.
+func crowded() *profile.Profile {
+	return &profile.Profile{
+		Points: []profile.Point{{Rows: 1, Busy: 1, MS: 10, Batches: 9}, {Rows: 8, Busy: 1, MS: 80, Batches: 9}, {Rows: 1, Busy: 2, MS: 10, Batches: 9}},
+		Failed: []*profile.BatchError{{Rows: 8, Busy: 2, Err: errors.New("no room\nat all")}},
+	}
+}
+
+func TestSettingsWhoseBatchesFailAreLeftOutAndNoOthers(t *testing.T) {
+	r := &Report{options: &Options{Instances: []int{1, 2, 3}, Sizes: []int{1, 8}}}
+	list, err := r.predict(t.Context(), crowded(), false, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []Setting
+	for _, c := range list {
+		got = append(got, c.Setting)
+	}
+	if want := []Setting{{Instances: 1, MaxBatchSize: 1}, {Instances: 1, MaxBatchSize: 8}, {Instances: 2, MaxBatchSize: 1}, {Instances: 3, MaxBatchSize: 1}}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if note := leftOut(crowded().Failed[0], false); note != "batches of 8 rows and more were left out with 2 instances at once and more: no room" {
+		t.Error(note)
+	}
+	r = &Report{options: &Options{Instances: []int{2}, Sizes: []int{8}}, Notes: []string{"batches were left out"}}
+	if list, err := r.predict(t.Context(), crowded(), false, 2); err != nil || len(list) != 0 || r.choose() != nil || !strings.Contains(r.verdict().Error(), "batches were left out") {
+		t.Errorf("nothing is left: %v, %v, %v", list, err, r.verdict())
+	}
+}
+
+func TestTheWarmupLastsUntilBatchesAreAnsweredAsTheyCome(t *testing.T) {
+	r := &Report{options: &Options{Instances: []int{1}, Sizes: []int{1, 8}}, Goal: Goal{Rate: 50}}
+	p := crowded()
+	p.Points[1].MS = 400
+	list, err := r.predict(t.Context(), p, false, 1)
+	if err != nil || list[0].warmup() != leastWarmup || list[1].warmup() != 1200*time.Millisecond || list[1].afresh().warmup() != list[1].warmup() {
+		t.Errorf("%v: %v, %v", err, list[0].warmup(), list[1].warmup())
+	}
+}
+
+// Windows in which few requests come do not show that a rate is not served: what
+// the profile says of the setting has to agree.
+func TestHowManyMayBeAnsweredLateDependsOnTheProfile(t *testing.T) {
+	for name, c := range map[string]struct {
+		full    time.Duration // of batches of 8
+		window  time.Duration
+		windows []bench.Figures
+		want    bool
+	}{
+		"88.6 of 100 a second":          {90300 * time.Microsecond, 100 * time.Millisecond, []bench.Figures{{DuePerSecond: 100, PerSecond: 89}, {DuePerSecond: 100, PerSecond: 89}}, false},
+		"as slow, and all was answered": {90300 * time.Microsecond, 100 * time.Millisecond, []bench.Figures{{DuePerSecond: 100, PerSecond: 100}, {DuePerSecond: 100, PerSecond: 100}}, true},
+		"quick enough":                  {40 * time.Millisecond, 100 * time.Millisecond, []bench.Figures{{DuePerSecond: 100, PerSecond: 90}, {DuePerSecond: 100, PerSecond: 90}}, true},
+		"a batch runs beyond the end":   {400 * time.Millisecond, time.Second, []bench.Figures{{DuePerSecond: 10, PerSecond: 10}, {DuePerSecond: 10, PerSecond: 6}}, true},
+		"quick enough, but idle":        {400 * time.Millisecond, time.Second, []bench.Figures{{DuePerSecond: 10, PerSecond: 4}, {DuePerSecond: 10, PerSecond: 6}}, false},
+	} {
+		x := &Candidate{Setting: Setting{Instances: 1, MaxBatchSize: 8}, full: c.full}
+		x.add(&bench.Result{Each: c.windows}, c.window)
+		r := &Report{Goal: Goal{Rate: c.windows[0].DuePerSecond}}
 		if got := r.keeps(&x.Measured.Figures, 1); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}

@@ -33,7 +33,8 @@ type Measured struct {
 
 const (
 	windowsATurn  = 2
-	warmup        = 300 * time.Millisecond
+	leastWarmup   = 300 * time.Millisecond
+	warmupBatches = 3    // full ones: until as many are answered as come
 	hopelessAfter = 0.85 // of the best score: not measured further
 )
 
@@ -42,12 +43,20 @@ func (o *Options) Requests() float64 {
 	return o.Goal.Rate * windowsATurn * float64(o.Turns) * o.Window.Seconds()
 }
 
+// warmup is what is not measured at the beginning of a turn.
+func (c *Candidate) warmup() time.Duration { return max(leastWarmup, warmupBatches*c.full) }
+
+// afresh is the setting with nothing measured.
+func (c *Candidate) afresh() *Candidate {
+	return &Candidate{Setting: c.Setting, InFlight: c.InFlight, full: c.full}
+}
+
 // verify measures settings under real load, in turns; or one after the other, if
 // starting instances once more takes longer than a turn. Then what falls behind
 // is left at once.
 func (r *Report) verify(ctx context.Context, b *private, list []*Candidate, begin time.Time) error {
 	phase, turns, inARow := time.Now(), r.options.Turns, 1
-	if b.starting > warmup+windowsATurn*r.options.Window {
+	if len(list) > 0 && b.starting > largest(list, (*Candidate).warmup)+windowsATurn*r.options.Window {
 		turns, inARow = 1, turns
 	}
 	for turn := range turns {
@@ -121,7 +130,7 @@ func (r *Report) measure(ctx context.Context, b *private, c *Candidate, turn int
 	}
 	l := bench.Load{
 		Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Rows: 1, Rate: r.Goal.Rate, Clients: openClients, InFlight: openInFlight,
-		Warmup: warmup, Window: r.options.Window, Windows: windowsATurn, Seed: int64(turn + 1),
+		Warmup: c.warmup(), Window: r.options.Window, Windows: windowsATurn, Seed: int64(turn + 1),
 	}
 	if l.Rate == 0 {
 		l.Clients, l.InFlight = clientsOf(c.InFlight)
@@ -169,11 +178,30 @@ func (c *Candidate) add(r *bench.Result, window time.Duration) {
 	m.PerSecond, m.PerSecondLow, m.PerSecondHigh = meanInterval(rate)
 	m.MeanMS, m.MeanLow, m.MeanHigh = meanInterval(mean)
 	m.P99MS, _, _ = meanInterval(p99)
-	// Of those that came, as chance would have it, not of the rate; the last of a
-	// window may be answered after its end.
+	// Of those that came, as chance would have it, not of the rate.
 	came, _, _ := meanInterval(due)
-	m.least = max(0, served*came-1/window.Seconds())
+	m.least = max(0, served*came-c.late(came, len(c.samples), window))
 	c.Measured = m
+}
+
+// late is how many of the requests that came in a second may have been answered
+// after the end of what was measured, and yet the rate was served: one of all; or, if
+// it is known from the profile that the setting does as many, one of each window,
+// or those that come in a turn while a batch runs.
+func (c *Candidate) late(came float64, windows int, window time.Duration) float64 {
+	if capacity := float64(c.Instances*c.MaxBatchSize) / c.full.Seconds(); c.full == 0 || capacity < came {
+		return 1 / (float64(windows) * window.Seconds())
+	}
+	return max(1, came*c.full.Seconds()/windowsATurn) / window.Seconds()
+}
+
+// largest of what the candidates have.
+func largest[T cmp.Ordered](list []*Candidate, of func(*Candidate) T) T {
+	most := of(list[0])
+	for _, c := range list {
+		most = max(most, of(c))
+	}
+	return most
 }
 
 // meanInterval is the mean and its 95 % interval, of numbers that are not negative.
@@ -258,7 +286,7 @@ func (r *Report) measureGrid(ctx context.Context) error {
 	begin := time.Now()
 	grid := &Report{Command: r.Command, Model: r.Model, Goal: r.Goal, options: r.options, declared: r.declared, whole: true}
 	for _, c := range r.Candidates {
-		grid.Candidates = append(grid.Candidates, &Candidate{Setting: c.Setting, InFlight: c.InFlight})
+		grid.Candidates = append(grid.Candidates, c.afresh())
 	}
 	run := func(list []*Candidate) error {
 		for _, mps := range r.variants() {
@@ -266,8 +294,8 @@ func (r *Report) measureGrid(ctx context.Context) error {
 			if len(of) == 0 {
 				continue
 			}
-			most := slices.MaxFunc(of, func(a, b *Candidate) int { return cmp.Compare(a.Instances, b.Instances) }).Instances
-			b, err := startBroker(r.options, r.config(mps, most, r.maxSize()))
+			most := largest(of, func(c *Candidate) int { return c.Instances })
+			b, err := startBroker(r.options, r.config(mps, most, largest(of, func(c *Candidate) int { return c.MaxBatchSize })))
 			if err != nil {
 				return err
 			}
@@ -292,7 +320,7 @@ func (r *Report) measureGrid(ctx context.Context) error {
 	if *best == *r.Choice {
 		return nil
 	}
-	a, b := &Candidate{Setting: *r.Choice, InFlight: r.find(*r.Choice).InFlight}, &Candidate{Setting: *best, InFlight: r.find(*best).InFlight}
+	a, b := r.find(*r.Choice).afresh(), r.find(*best).afresh()
 	if err := run([]*Candidate{a, b}); err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import "fmt"
 // DidYouMean is " (did you mean NAME?)" for the first of the names that are nearest
 // to what was typed; empty if none is near.
 func DidYouMean(typed string, names []string) string {
-	nearest, least := "", 2+len(typed)/3
+	nearest, least := "", 1+2*len(typed)/5 // of five letters two may be wrong
 	for _, name := range names {
 		if d := distance(typed, name); d < least {
 			nearest, least = name, d

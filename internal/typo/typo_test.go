@@ -8,10 +8,10 @@ import (
 )
 
 func TestAMistypedNameIsToldTheOneItIsNear(t *testing.T) {
-	names := []string{"broker", "gateway", "stats", "serve", "set"}
+	names := []string{"broker", "gateway", "stats", "serve", "set", "torch"}
 	for typed, want := range map[string]string{
-		"brocker": "broker", "gatway": "gateway", "statsu": "stats", "serv": "serve",
-		"frobnicate": "", "fly": "", "": "", strings.Repeat("x", 1<<20): "",
+		"brocker": "broker", "gatway": "gateway", "statsu": "stats", "serv": "serve", "sevre": "serve",
+		"frobnicate": "", "fly": "", "nosuch": "", "x": "", "": "", strings.Repeat("x", 1<<20): "",
 	} {
 		if want != "" {
 			want = " (did you mean " + want + "?)"
