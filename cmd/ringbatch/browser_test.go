@@ -133,14 +133,29 @@ func (b *browser) has(what, expression string) {
 	}
 }
 
-// click moves the mouse to an element and clicks.
+// click moves the mouse to an element and clicks; again if the page moved meanwhile, and
+// something else was under the mouse.
 func (b *browser) click(selector string) {
 	b.t.Helper()
 	b.has(selector+" is there", "document.querySelector("+quote(selector)+")")
-	var at struct{ X, Y float64 }
-	b.eval(fmt.Sprintf("(() => { const e = document.querySelector(%s); e.scrollIntoView({ block: 'center' }); const r = e.getBoundingClientRect(); return { x: r.x + r.width / 2, y: r.y + r.height / 2 }; })()", quote(selector)), &at)
-	for _, kind := range []string{"mousePressed", "mouseReleased"} {
-		b.call("Input.dispatchMouseEvent", map[string]any{"type": kind, "x": at.X, "y": at.Y, "button": "left", "clickCount": 1}, nil)
+	hit := false
+	if waitFor(func() bool {
+		var at struct{ X, Y float64 }
+		b.eval(fmt.Sprintf(`(() => {
+			const e = document.querySelector(%s);
+			window.clicked = false;
+			e.addEventListener('click', () => { window.clicked = true; }, { once: true });
+			e.scrollIntoView({ block: 'center' });
+			const r = e.getBoundingClientRect();
+			return { x: r.x + r.width / 2, y: r.y + r.height / 2 };
+		})()`, quote(selector)), &at)
+		for _, kind := range []string{"mousePressed", "mouseReleased"} {
+			b.call("Input.dispatchMouseEvent", map[string]any{"type": kind, "x": at.X, "y": at.Y, "button": "left", "clickCount": 1}, nil)
+		}
+		b.eval("!!window.clicked", &hit)
+		return hit
+	}) != nil {
+		b.t.Fatalf("%s was never clicked", selector)
 	}
 }
 
