@@ -6,49 +6,41 @@ import "slices"
 
 // Which requests of a replay wait for which answers.
 
-// feedback says whether clients send because they were answered. If so, a
-// longer latency makes a later request come later by as much: with up to k in
-// flight, the time from one request of a client to its k-th next goes with the
-// latency of the first. Where latencies are all alike, clients who wait for us
-// for most of the time count as such.
-func (p *replay) feedback() bool {
-	var n, sumL, sumG, sumLL, sumLG float64
+// seeFeedback gathers the feedback of the window.
+func (p *replay) seeFeedback() *feedback {
+	f := &p.feedback
+	*f = feedback{gaps: f.gaps[:0], rests: f.rests[:0]}
 	for _, first := range p.first {
-		most := uint32(1)
-		for i := first; i >= 0; i = p.follow[i] {
-			most = max(most, p.window[i].sent-p.window[i].answered+1)
-		}
+		answer := -p.answersTo(first)
 		before := first
-		steps := uint32(0)
-		for i := first; i >= 0; i = p.follow[i] {
-			if steps < most {
-				steps++
+		for i := first; i >= 0 && len(f.gaps) < maxFeedback; i, answer = p.follow[i], answer+1 {
+			if answer < 0 {
 				continue
 			}
 			r := &p.window[before]
 			before = p.follow[before]
-			if r.latency == 0 || r.skipped != p.window[i].skipped { // a pause tells nothing
-				continue
+			if answer < len(p.ends) && r.skipped == p.window[i].skipped { // a pause tells nothing
+				f.add(float64(p.window[i].arrived-r.arrived), float64(p.ends[answer]-r.arrived))
 			}
-			l, g := float64(r.latency), float64(p.window[i].arrived-r.arrived)
-			n++
-			sumL += l
-			sumG += g
-			sumLL += l * l
-			sumLG += l * g
 		}
 	}
-	if n < 4 {
-		return false
+	return f
+}
+
+// answersTo finds when a client was answered, in order (ends), and how many requests
+// it had in flight at most.
+func (p *replay) answersTo(first int32) (most int) {
+	most = 1
+	p.ends = p.ends[:0]
+	for i := first; i >= 0; i = p.follow[i] {
+		r := &p.window[i]
+		most = max(most, int(r.sent-r.answered)+1)
+		if r.latency > 0 {
+			p.ends = append(p.ends, r.arrived+r.latency)
+		}
 	}
-	meanL, meanG := sumL/n, sumG/n
-	variance, covariance := sumLL/n-meanL*meanL, sumLG/n-meanL*meanG
-	prior := 0.0
-	if meanG < 2*meanL {
-		prior = 1
-	}
-	weight := meanL * meanL * 0.0025
-	return covariance+weight*prior > 0.5*(variance+weight)
+	slices.Sort(p.ends)
+	return most
 }
 
 // followAnswers finds the answer that each request waited for, of clients that
@@ -58,23 +50,14 @@ func (p *replay) feedback() bool {
 // together, whatever the wait is.
 func (p *replay) followAnswers() {
 	for _, first := range p.first {
-		most := uint32(1)
-		p.ends = p.ends[:0]
-		for i := first; i >= 0; i = p.follow[i] {
-			r := &p.window[i]
-			most = max(most, r.sent-r.answered+1)
-			if r.latency > 0 {
-				p.ends = append(p.ends, r.arrived+r.latency)
-			}
-		}
-		slices.Sort(p.ends)
-		if most == 1 || p.sendsInGroups(first, int(most)) {
+		most := p.answersTo(first)
+		if most == 1 || p.sendsInGroups(first, most) {
 			continue
 		}
 		sentFirst := p.window[first].sent
 		for i := first; i >= 0; i = p.follow[i] {
 			r := &p.window[i]
-			after := int(r.sent) + 1 - int(most) - int(sentFirst) // of the answers in the window, from 1
+			after := int(r.sent) + 1 - most - int(sentFirst) // of the answers in the window, from 1
 			if after > len(p.ends) {
 				continue
 			}

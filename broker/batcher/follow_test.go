@@ -133,7 +133,7 @@ func TestClientsThatComeBackAfterAPauseComeTogetherInAReplay(t *testing.T) {
 	}
 	p := newReplay(c.learner)
 	p.load(int(c.sent))
-	if !p.feedback() {
+	if !p.closed {
 		t.Error("clients that wait for each answer are taken to send when they please, because of one pause")
 	}
 	p.followAnswers()

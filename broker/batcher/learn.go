@@ -21,7 +21,9 @@ import (
 //	costs.go   what a batch takes
 //	replay.go  one play through
 //	follow.go  which requests wait for which answers in it
+//	loop.go    whether they wait for answers at all
 //	waits.go   which waits are tried, and which is taken
+//	tails.go   how slow the slowest are
 //
 // It is as pure as the rest: all of it follows from the events and their times.
 type learner struct {
@@ -56,6 +58,7 @@ type learner struct {
 	rowAt        Time    // the last arrival
 
 	waits      waits
+	loop       loop
 	replay     *replay
 	lastNow    Time
 	credit     float64
@@ -118,7 +121,7 @@ type record struct {
 }
 
 const (
-	maxRecords = 2048
+	maxRecords = 4096
 	maxRuns    = 2048
 	// maxLearnedShapes have batch times of their own.
 	maxLearnedShapes = 16
@@ -350,6 +353,10 @@ const (
 	shortestPause = remembered / 8
 	fewRecords    = 16
 	someRecords   = 384
+	// windowBatches is how many of the quickest batches a window lasts at least, if the
+	// requests of that time can be remembered: in a shorter one waits differ less than
+	// they do in truth.
+	windowBatches = 64
 	// evaluateAnyway is when a few new requests are enough: after a busy time the
 	// many that are usual would take long to come.
 	evaluateAnyway = remembered / 4
@@ -381,7 +388,8 @@ func (l *learner) step(now Time) {
 		if l.replay.step() {
 			continue
 		}
-		l.waits.tried(l.replay.result())
+		result := l.replay.result()
+		l.waits.tried(&result)
 		if !l.replay.again(l.waits.next()) {
 			l.waits.choose()
 			l.wait = l.waits.inForce()
@@ -400,7 +408,7 @@ func (l *learner) windowSize(now Time) int {
 		n++
 		if n >= someRecords && n%64 == 0 {
 			span := now - l.latest(n-1).clock()
-			if span > 16*l.quickest() {
+			if span > windowBatches*l.quickest() {
 				break
 			}
 		}

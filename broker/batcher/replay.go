@@ -23,7 +23,8 @@ type replay struct {
 	follow    []int32 // by record: the next one of the same client, or -1
 	first     []int32 // by client of the window: its first record
 	answersOf []int32 // by client of the window: where its answers begin in answers
-	ends      []Time  // of followAnswers
+	ends      []Time  // of answersTo
+	feedback  feedback
 	locals    []int32 // by ClientID: 1 + its number in the window; 0 for those not in it
 	named     []ClientID
 	closed    bool // clients send when they have their answer; otherwise when they please
@@ -38,8 +39,8 @@ type replay struct {
 	workers       []replayWorker
 	costs         []costTable // by shape
 	busy          int
-	sum           float64   // of the latencies
-	slowest       []float64 // of the latencies, the largest 2 %; the least of them is the first
+	sum           float64 // of the latencies
+	latencies     latencies
 	busyTime      Time
 	counted, late int
 	sentAt        []Time // by record
@@ -121,7 +122,8 @@ func (p *replay) load(n int) {
 		p.countTo--
 	}
 	p.phantom = len(p.named) < p.from.joined
-	p.closed = p.feedback()
+	p.from.loop.observe(p.seeFeedback())
+	p.closed = p.from.loop.closed()
 	if p.closed {
 		p.followAnswers()
 	}
@@ -181,7 +183,7 @@ func (p *replay) again(rung int) bool {
 		b.ClientJoined(ClientID(len(p.clients)))
 	}
 	p.busy, p.sum, p.busyTime, p.counted, p.late = 0, 0, 0, 0, 0
-	p.slowest = p.slowest[:0]
+	p.latencies = latencies{}
 	for i := range p.workers {
 		x := &p.workers[i]
 		x.freeAt = p.start + x.busyFor
@@ -297,9 +299,8 @@ func (p *replay) finish(x *replayWorker) {
 	for _, id := range b.requests {
 		latency := b.end - p.sentAt[id]
 		if int(id) >= p.countFrom && int(id) < p.countTo {
-			x := float64(latency)
-			p.sum += x
-			p.slow(x)
+			p.sum += float64(latency)
+			p.latencies.note(latency)
 			p.counted++
 			if latency > p.from.waits.goal {
 				p.late++
@@ -322,32 +323,10 @@ func (p *replay) cost(rows, shape, others int) Time {
 	return p.costs[shape].of(rows, others)
 }
 
-// slow keeps x if it is among the slowest 2 % of those that count.
-func (p *replay) slow(x float64) {
-	if most := max(1, (p.countTo-p.countFrom)/50); len(p.slowest) < most {
-		p.slowest = append(p.slowest, x)
-	} else if x > p.slowest[0] {
-		p.slowest[0] = x
-	} else {
-		return
-	}
-	least := 0
-	for i := range p.slowest {
-		if p.slowest[i] < p.slowest[least] {
-			least = i
-		}
-	}
-	p.slowest[0], p.slowest[least] = p.slowest[least], p.slowest[0]
-}
-
 // result is what the play found.
 func (p *replay) result() outcome {
-	tail := 0.0
-	for _, x := range p.slowest {
-		tail += x
-	}
 	return outcome{
-		sum: p.sum, tail: tail / float64(max(1, len(p.slowest))), busy: float64(p.busyTime),
+		sum: p.sum, latencies: p.latencies, busy: float64(p.busyTime),
 		late: float64(p.late) / float64(max(1, p.counted)), n: 1,
 	}
 }

@@ -31,6 +31,7 @@ type waits struct {
 // without any wait, in all the last replays together.
 type rung struct {
 	with, without outcome
+	tail          float64 // of the former as a multiple of the latter's
 	replays       float64 // how many
 	evaluation    int     // that tried it last
 	at            Time    // when that began
@@ -38,15 +39,16 @@ type rung struct {
 
 // outcome is what became of requests.
 type outcome struct {
-	sum  float64 // of their latencies
-	tail float64 // of the slowest 2 % of them, the mean: near p99, and steadier with few requests
-	busy float64 // what the workers spent on all of them
-	late float64 // of those that count, the share that took longer than the goal
-	n    float64 // replays
+	sum       float64 // of their latencies
+	latencies latencies
+	busy      float64 // what the workers spent on all of them
+	late      float64 // of those that count, the share that took longer than the goal
+	n         float64 // replays
 }
 
-func (o *outcome) add(kept float64, x outcome) {
-	o.sum, o.tail = o.sum*kept+x.sum, o.tail*kept+x.tail
+func (o *outcome) add(kept float64, x *outcome) {
+	o.sum = o.sum*kept + x.sum
+	o.latencies.add(float32(kept), &x.latencies)
 	o.busy, o.late, o.n = o.busy*kept+x.busy, o.late*kept+x.late, o.n*kept+x.n
 }
 
@@ -113,8 +115,8 @@ func (w *waits) plan(now, low, high Time, requests int, span, full Time) (news b
 	if news {
 		for i := range w.rungs {
 			r := &w.rungs[i]
-			r.with.add(0.01, outcome{})
-			r.without.add(0.01, outcome{})
+			r.with.add(0.01, &outcome{})
+			r.without.add(0.01, &outcome{})
 			r.replays *= 0.01
 		}
 		w.rate, w.high, w.full = rate, high, full
@@ -158,17 +160,18 @@ func (w *waits) next() int {
 }
 
 // tried takes the outcome of the rung that next gave.
-func (w *waits) tried(o outcome) {
+func (w *waits) tried(o *outcome) {
 	i := w.next()
 	if i == 0 {
-		w.base = o
+		w.base = *o
 	}
 	r := &w.rungs[i]
 	kept := math.Exp(-float64(max(0, w.at-r.at)) / forget)
 	r.evaluation, r.at = w.evaluation, w.at
 	r.replays = r.replays*kept + 1
 	r.with.add(kept, o)
-	r.without.add(kept, w.base)
+	r.without.add(kept, &w.base)
+	r.tail = r.with.latencies.tail() / r.without.latencies.tail()
 }
 
 // choose takes the wait that does least harm against the best of the usual
@@ -256,7 +259,7 @@ func (w *waits) lateShare(i int) float64 { return w.rungs[i].with.late / w.rungs
 func (w *waits) mean(i int) float64 { return w.rungs[i].with.sum / w.rungs[i].without.sum }
 
 // tail is about the same for p99.
-func (w *waits) tail(i int) float64 { return w.rungs[i].with.tail / w.rungs[i].without.tail }
+func (w *waits) tail(i int) float64 { return w.rungs[i].tail }
 
 // doubt is by how much better a mean must be.
 func (w *waits) doubt(i int) float64 { return luck / math.Sqrt(w.rungs[i].replays) }

@@ -11,7 +11,7 @@ import (
 func found(closed bool, latencies map[int][2]float64) *waits {
 	w := &waits{closed: closed, evaluation: 1}
 	for i, x := range latencies {
-		w.rungs[i] = rung{with: outcome{sum: x[0], tail: x[1], n: 100}, without: outcome{sum: 1, tail: 1, n: 100}, replays: 100, evaluation: 1}
+		w.rungs[i] = rung{with: outcome{sum: x[0], n: 100}, without: outcome{sum: 1, n: 100}, tail: x[1], replays: 100, evaluation: 1}
 	}
 	w.choose()
 	return w
