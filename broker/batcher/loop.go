@@ -29,7 +29,7 @@ func (l *loop) closed() bool { return l.evidence+l.prior > 0 }
 // observe learns from a window.
 func (l *loop) observe(f *feedback) {
 	l.evidence *= evidenceKept
-	if len(f.gaps) < 4 {
+	if len(f.gaps) < 4 || f.waitSum <= 0 { // answers that took no time tell nothing
 		return
 	}
 	l.prior = -likelyLoop

@@ -137,3 +137,25 @@ func TestAnOpenLoopIsNotTakenForAClosedOne(t *testing.T) {
 		}
 	}
 }
+
+func TestAnswersThatTookNoTimeTellNothing(t *testing.T) {
+	var l loop
+	for range 2 {
+		var f feedback
+		for range 8 {
+			f.add(float64(ms), 0)
+		}
+		l.observe(&f)
+	}
+	if l.evidence != 0 {
+		t.Errorf("evidence of %v", l.evidence)
+	}
+	var f feedback
+	for i := range 64 {
+		f.add(float64(ms)*float64(1+i), float64(ms)*float64(1+i))
+	}
+	l.observe(&f)
+	if !l.closed() {
+		t.Error("what tells afterwards is not heard")
+	}
+}
