@@ -31,10 +31,11 @@ func (g *Gateway) identify(c *conn, authorization string, state *tls.ConnectionS
 	}
 	who, until := caller{peer: &c.peer}, time.Time{}
 	if state != nil && len(state.PeerCertificates) > 0 { // the handshake has verified it
-		if err := set.verify(state.PeerCertificates); err != nil { // perhaps by authorities of then
+		end, err := set.verify(state.PeerCertificates)
+		if err != nil { // perhaps by authorities of then
 			return &c.who, refuse(http.StatusUnauthorized, codes.Unauthenticated, "the caller's certificate does not count any more: %v", err)
 		}
-		who.identity, until = certificateName(state.PeerCertificates[0]), earliestEnd(state.PeerCertificates)
+		who.identity, until = certificateName(state.PeerCertificates[0]), end
 	}
 	if set.tokens != nil {
 		scheme, text, _ := strings.Cut(authorization, " ")
@@ -66,28 +67,35 @@ func certificateName(c *x509.Certificate) string {
 	return name
 }
 
-// earliestEnd is until when all of them are valid.
-func earliestEnd(chain []*x509.Certificate) time.Time {
-	end := chain[0].NotAfter
-	for _, c := range chain[1:] {
-		if c.NotAfter.Before(end) {
-			end = c.NotAfter
-		}
-	}
-	return end
-}
-
-// verify tells whether a certificate is one of the authorities that count now.
-func (s *secretSet) verify(chain []*x509.Certificate) error {
+// verify tells whether a certificate is one of the authorities that count now, and
+// until when, if that is known.
+func (s *secretSet) verify(shown []*x509.Certificate) (until time.Time, err error) {
 	if s.clients == nil {
-		return nil
+		return time.Time{}, nil
 	}
 	between := x509.NewCertPool()
-	for _, c := range chain[1:] {
+	for _, c := range shown[1:] {
 		between.AddCert(c)
 	}
-	_, err := chain[0].Verify(x509.VerifyOptions{Roots: s.clients, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-	return err
+	chains, err := shown[0].Verify(x509.VerifyOptions{Roots: s.clients, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	return lastEnd(chains), err
+}
+
+// lastEnd is until when one of the chains is valid, all of it. What a caller shows
+// besides, an intermediate that nobody needs any more, does not matter.
+func lastEnd(chains [][]*x509.Certificate) (last time.Time) {
+	for _, chain := range chains {
+		end := chain[0].NotAfter
+		for _, c := range chain[1:] {
+			if c.NotAfter.Before(end) {
+				end = c.NotAfter
+			}
+		}
+		if end.After(last) {
+			last = end
+		}
+	}
+	return last
 }
 
 // shown is what a connection's caller has shown, and who that is.

@@ -394,10 +394,56 @@ func TestACertificateThatExpiresDoesNotCountOnItsConnectionEither(t *testing.T) 
 		}
 		chain := []*x509.Certificate{leaf}
 		c := &conn{l: &listener{g: g}}
-		c.remember(g.secrets.now.Load(), "", earliestEnd(chain), caller{peer: &c.peer, identity: certificateName(leaf)}) // when it was valid
+		c.remember(g.secrets.now.Load(), "", leaf.NotAfter, caller{peer: &c.peer, identity: certificateName(leaf)}) // when it was valid
 		if _, err := g.identify(c, "", &tls.ConnectionState{PeerCertificates: chain}); (err == nil) != counts {
 			t.Errorf("valid until %v: %v", until, err)
 		}
+	}
+}
+
+// An intermediate of former times, which the chain that counts does not need.
+func TestAnExpiredCertificateBesideTheChainDoesNotMatter(t *testing.T) {
+	dir := t.TempDir()
+	cert, key, ca := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "a")
+	callers := newAuthority(t)
+	newAuthority(t).write("gateway", cert, key)
+	callers.file(ca)
+	g, err := New(Config{CertFile: cert, KeyFile: key, ClientCAFile: ca, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shown []*x509.Certificate
+	for _, until := range []time.Duration{time.Hour, -time.Minute} {
+		pair, err := callers.Write("me", time.Now().Add(until), "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := x509.ParseCertificate(pair.Certificate[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		shown = append(shown, c)
+	}
+	c := &conn{l: &listener{g: g}}
+	first, err := g.identify(c, "", &tls.ConnectionState{PeerCertificates: shown})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := g.identify(c, "", &tls.ConnectionState{PeerCertificates: shown}); err != nil || again != first {
+		t.Errorf("it is verified with every request, or %v", err)
+	}
+}
+
+func TestACertificateCountsUntilTheLastOfItsChainsEnds(t *testing.T) {
+	now := time.Now()
+	until := func(hours ...int) (chain []*x509.Certificate) {
+		for _, h := range hours {
+			chain = append(chain, &x509.Certificate{NotAfter: now.Add(time.Duration(h) * time.Hour)})
+		}
+		return chain
+	}
+	if got := lastEnd([][]*x509.Certificate{until(5, 1, 9), until(5, 3, 4), until(5, 2)}); !got.Equal(now.Add(3 * time.Hour)) {
+		t.Errorf("in %v", got.Sub(now))
 	}
 }
 
