@@ -137,21 +137,24 @@ func (a *arrivals) any() bool {
 	return len(a.unfinished) > 0
 }
 
-// slow tells whether too little has come of a message. Time in which the caller
-// was held up by us does not count.
-func (a *arrivals) slow(now int64, heldUp bool, pace *pace, unread func() int64) bool {
+// slow tells whether too little has come of some messages, or of all that there
+// are. Time in which the caller was held up by us does not count.
+func (a *arrivals) slow(now int64, heldUp bool, pace *pace, unread func() int64) (some, all bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	slow := false
+	if all = len(a.unfinished) > 0; all {
+		unread = sync.OnceValue(unread) // a system call
+	}
 	for stream, m := range a.unfinished {
 		if heldUp {
 			m.since += max(0, now-max(m.since, a.swept))
 			a.unfinished[stream] = m
 		}
-		slow = slow || pace.slow(now-m.since, m.got, unread)
+		slow := pace.slow(now-m.since, m.got, unread)
+		some, all = some || slow, all && slow
 	}
 	a.swept = now
-	return slow
+	return some, all
 }
 
 // rpcConn is the connection that the transport reads from and writes to, perhaps

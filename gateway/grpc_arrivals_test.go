@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 )
 
 func TestUnfinishedMessagesAreKnownHoweverTheirBytesCome(t *testing.T) {
@@ -38,5 +39,24 @@ func TestUnfinishedMessagesAreKnownHoweverTheirBytesCome(t *testing.T) {
 		if got := a.unfinished[3].got; got != 2 {
 			t.Fatalf("%d bytes at a time: %d have come", step, got)
 		}
+	}
+}
+
+func TestAMessageThatHasJustBegunIsNotSlowAsAnotherIs(t *testing.T) {
+	p := &pace{body: time.Minute, rate: leastRate}
+	unread := func() int64 { return 0 }
+	var a arrivals
+	a.init(newAwake())
+	now := a.awake.now()
+	if some, all := a.slow(now, false, p, unread); some || all {
+		t.Errorf("there is none: %t, %t", some, all)
+	}
+	a.unfinished[1] = arrival{since: now - int64(time.Hour)}
+	if some, all := a.slow(now, false, p, unread); !some || !all {
+		t.Errorf("one is slow: %t, %t", some, all)
+	}
+	a.unfinished[3] = arrival{since: now}
+	if some, all := a.slow(now, false, p, unread); !some || all {
+		t.Errorf("one is slow, one has just begun: %t, %t", some, all)
 	}
 }

@@ -26,9 +26,7 @@ func (d httpDoor) infer(w http.ResponseWriter, r *http.Request, who *caller, pat
 		return err
 	}
 	defer d.g.end(who)
-	resume := watchOf(r.Context()).pauseBody() // the broker may have to be asked
 	k, as, err := d.g.models.get(r.Context(), name, version)
-	resume()
 	if err != nil {
 		return err
 	}

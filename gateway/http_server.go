@@ -36,7 +36,7 @@ func (g *Gateway) newHTTP(l *listener) *webServer {
 	s.usual = &http.Server{
 		Handler:           http.HandlerFunc(httpDoor{g}.serveGuarded),
 		TLSConfig:         g.tlsConfig("h2", "http/1.1"),
-		ReadHeaderTimeout: headerTimeout,
+		ReadHeaderTimeout: max(headerTimeout, g.cfg.pace.body),
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxURLHeaderBytes,
 		ConnContext:       withConn,

@@ -136,10 +136,10 @@ func (s *session) head() ([]byte, error) {
 // the head is found here too, and refused by parse.
 var headEnd, bareEnd = []byte("\n\r\n"), []byte("\n\n")
 
-// giveAway hands the connection, with what was read ahead, to the http.Server.
+// giveAway hands the connection, with what was read ahead, to the http.Server. It
+// is watched on until its head is whole: see followState.
 func (s *session) giveAway() error {
 	ahead, _ := s.in.Peek(s.in.Buffered())
-	s.conn.calm()
 	cancel := s.conn.hungUp.Swap(nil)
 	if !s.conn.http.give(&givenConn{conn: s.conn, ahead: bytes.Clone(ahead)}) {
 		s.conn.hungUp.Store(cancel)

@@ -22,6 +22,7 @@ func (c *conn) begin() bool { return c.underWay.Add(1) > 0 }
 func (c *conn) end() {
 	c.served.Store(true)
 	c.moved()
+	c.callEnded.Store(c.idleSince.Load())
 	c.underWay.Add(-1)
 }
 
@@ -84,23 +85,56 @@ func (l *listener) retireLongestIdle(of netip.Addr) *conn {
 }
 
 // retireStalled takes a connection whose request has begun and does not go on:
-// who sends the half of one keeps nobody out for longer than that.
+// who sends the half of one keeps nobody out for longer than that. Those go first
+// that have stopped, then those that are too slow.
 func (l *listener) retireStalled(of netip.Addr) *conn {
-	before, looks := l.g.awake.now()-int64(l.g.cfg.pace.stall), 8
-	for c := range l.conns {
-		if looks == 0 {
-			return nil
-		}
-		if !c.isFrom(of) || c.heldUp() || c.idleSince.Load() > before && !c.slowMessage.Load() {
-			continue
-		}
-		if l.budget && c.underWay.Load() == 0 && c.arrivals.any() || !l.budget && c.bodyBeganBefore(before) {
+	now, looks := l.g.awake.now(), 8
+	for _, hasStalled := range []func(*conn, int64) bool{(*conn).hasStopped, (*conn).isTooSlow} {
+		for c := range l.conns {
+			if !c.isFrom(of) || !hasStalled(c, now) || c.heldUp() {
+				continue
+			}
+			if looks == 0 {
+				return nil
+			}
 			if looks--; c.unread() == 0 && (!l.budget || c.retire()) {
 				return c
 			}
 		}
 	}
 	return nil
+}
+
+// hasStopped tells whether nothing has come for a while of what is awaited, and
+// nothing else is under way. The caller has l.mu.
+func (c *conn) hasStopped(now int64) bool {
+	before := now - int64(c.l.g.cfg.pace.stall)
+	switch {
+	case c.idleSince.Load() > before:
+		return false
+	case c.l.budget:
+		return c.underWay.Load() == 0 && c.arrivals.any()
+	default:
+		return c.bodyBeganBefore(before) || c.streamsBeganBefore(before)
+	}
+}
+
+// isTooSlow tells whether all that comes of a gRPC caller comes too slowly, and it
+// has made no call lately. (Those of HTTP are answered, by the sweep.)
+func (c *conn) isTooSlow(now int64) bool {
+	return c.l.budget && c.slowMessages.Load() && c.underWay.Load() == 0 && c.arrivals.any() &&
+		c.callEnded.Load() <= now-int64(c.l.g.cfg.pace.rest)
+}
+
+// streamsBeganBefore tells whether there are requests of HTTP/2, all of which
+// await their bodies since then. The caller has l.mu.
+func (c *conn) streamsBeganBefore(moment int64) bool {
+	for s := range c.streams {
+		if !s.bodyBeganBefore(moment) {
+			return false
+		}
+	}
+	return len(c.streams) > 0
 }
 
 // bodyBeganBefore tells whether a body is awaited since then; one that has waited
@@ -136,6 +170,7 @@ func followState(nc net.Conn, state http.ConnState) {
 	c := ours(nc)
 	switch state {
 	case http.StateActive:
+		c.endBody() // which a session began to await with the head
 		c.underWay.CompareAndSwap(0, 1)
 	case http.StateIdle:
 		c.calm() // ends the watch over what net/http reads after a request

@@ -166,6 +166,7 @@ type conn struct {
 	underWay  atomic.Int32 // requests, see idle.go
 	toRead    atomic.Int32 // of those, what waits for a gRPC caller to read
 	idleSince atomic.Int64 // a moment of awake's, for while none is
+	callEnded atomic.Int64 // such a moment: the last of them did
 	served    atomic.Bool  // one was
 
 	// Of a session: what to do when the caller hangs up while its request is
@@ -173,13 +174,16 @@ type conn struct {
 	hungUp atomic.Pointer[context.CancelFunc]
 	http   *webServer
 
+	// Of HTTP/2: its requests. Guarded by l.mu.
+	streams map[*stream]struct{}
+
 	// Of gRPC: the messages that have not come whole, and what keeps the caller
 	// from sending the rest.
-	arrivals    arrivals
-	waits       atomic.Bool  // a read, for the buffers
-	fullStreams atomic.Int32 // that take no requests until they have answered some
-	slowMessage atomic.Bool  // the last sweep found one that comes too slowly
-	givenUp     atomic.Bool
+	arrivals     arrivals
+	waits        atomic.Bool  // a read, for the buffers
+	fullStreams  atomic.Int32 // that take no requests until they have answered some
+	slowMessages atomic.Bool  // the last sweep found that all of them come too slowly
+	givenUp      atomic.Bool
 
 	shown      atomic.Pointer[shown]
 	identities struct {
@@ -339,8 +343,8 @@ func (c *conn) sweep(now int64) {
 // sweepBuffers hangs up on a gRPC caller that is slow with a message, or has
 // stopped in the middle of it, while others lack the memory that it holds.
 func (c *conn) sweepBuffers(now int64, short bool) {
-	slow := c.arrivals.slow(now, c.heldUp(), &c.l.g.cfg.pace, c.unread)
-	if c.slowMessage.Store(slow); slow && short {
+	some, all := c.arrivals.slow(now, c.heldUp(), &c.l.g.cfg.pace, c.unread)
+	if c.slowMessages.Store(all); some && short {
 		c.l.g.log.Warn("the buffers are full, a caller that does not finish its message is hung up on", "address", c.peer.remote)
 		c.givenUp.Store(true)
 		_ = c.SetReadDeadline(past)

@@ -188,7 +188,9 @@ func (m *models) get(ctx context.Context, name, version string) (*model, *route,
 func (m *models) look(ctx context.Context, name, version string, turn bool) (*model, *route, error) {
 	k, as := m.find(name, version, turn)
 	if k == nil {
+		resume := pauseBodyOf(ctx)
 		m.refresh(ctx) // it may have come this moment
+		resume()
 		k, as = m.find(name, version, turn)
 	}
 	if k != nil {

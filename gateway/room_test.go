@@ -4,6 +4,7 @@ package gateway
 
 import (
 	"bufio"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -109,20 +110,26 @@ func TestCallersThatHaveToHaveOneAddressMayHaveEveryConnection(t *testing.T) {
 
 func TestRequestsThatDoNotGoOnMakeRoom(t *testing.T) {
 	unfinished := func(c *conn) bool { return c.bodySince.Load() != 0 }
-	for name, begun := range map[string]string{
-		"a session's head": "POST /v2/models/double/infer HTTP/1.1\r\nHos",
-		"a session's body": "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\n{",
-		"net/http's body":  "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+	for name, k := range map[string]struct {
+		begun    string
+		inFlight int64 // when it has been read
+		given    bool  // to net/http
+	}{
+		"a session's head": {"POST /v2/models/double/infer HTTP/1.1\r\nHos", 0, false},
+		"net/http's head":  {"POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", headBytes), 0, true},
+		"a session's body": {"POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\n{", 2, false},
+		"net/http's body":  {"POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", 2, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := doubler(t)
 			r := newRig(t, func(c *Config) { c.MaxConnections, c.pace.body = 2, 24*time.Hour }, m)
 			for range 2 {
-				if _, err := r.connect().Write([]byte(begun)); err != nil {
+				if _, err := r.connect().Write([]byte(k.begun)); err != nil {
 					t.Fatal(err)
 				}
 			}
-			r.knows(0, 2, unfinished)
+			r.underWay(k.inFlight)
+			r.knows(0, 2, func(c *conn) bool { return unfinished(c) && (c.hungUp.Load() == nil) == k.given })
 			if err := r.ask(r.connect(), askLive); err == nil {
 				t.Error("a newcomer took the place of one that may yet go on")
 			}
@@ -222,6 +229,71 @@ func TestMessagesThatDoNotGoOnMakeRoom(t *testing.T) {
 		t.Errorf("a newcomer: %v", err)
 	}
 	r.knows(1, 1, func(c *conn) bool { return c.arrivals.any() })
+}
+
+func TestRequestsOfHTTP2ThatDoNotGoOnMakeRoom(t *testing.T) {
+	r, post := secure(t, func(c *Config) { c.MaxConnections, c.pace.body = 1, 24*time.Hour }, doubler(t))
+	body, never := io.Pipe()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if rep, err := post("double", io.MultiReader(strings.NewReader("1234"), body), 16); err == nil {
+			rep.Body.Close()
+		}
+	}()
+	r.underWay(1)
+	call := func() error {
+		c, err := tls.Dial("tcp", strings.TrimPrefix(r.http, "http://"), &tls.Config{InsecureSkipVerify: true})
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return r.ask(c, askLive)
+	}
+	if call() == nil {
+		t.Error("a newcomer took the place of one that may yet go on")
+	}
+	r.eventually("a newcomer is answered", func() error {
+		r.g.awake.stood.Add(-int64(patience)) // time goes by
+		return call()
+	})
+	never.Close() // or the client would wait for it
+	<-ended
+}
+
+// Behind a proxy others may be using it.
+func TestOneSlowMessageDoesNotCostAConnectionThatIsInUse(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.MaxConnections, c.pace.rest = 1, time.Minute })
+	c := r.stall(1000, 10)
+	r.passes(30 * time.Second)
+	if _, err := c.Write(append(callHeaders(3, "ServerLive"), frame(frameData, flagEndStream, 3, make([]byte, 5))...)); err != nil {
+		t.Fatal(err)
+	}
+	r.knows(1, 1, func(c *conn) bool { return c.served.Load() && !c.busy() && c.slowMessages.Load() })
+	call := func() error {
+		_, err := r.client().ServerLive(soon(t), nil)
+		return err
+	}
+	if call() == nil {
+		t.Error("a newcomer took the place of one that has just been answered")
+	}
+	r.passes(90 * time.Second) // less than after which it has stopped
+	if err := call(); err != nil {
+		t.Errorf("a newcomer: %v", err)
+	}
+	r.isHungUpOn(c)
+}
+
+func TestMessagesThatHaveStoppedMakeRoomBeforeThoseThatAreSlow(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.MaxConnections = 2 })
+	slow, stopped := r.stall(1000, 10), r.stall(1000, 10)
+	r.passes(2 * patience)
+	r.ping(slow)
+	if _, err := r.client().ServerLive(soon(t), nil); err != nil {
+		t.Errorf("a newcomer: %v", err)
+	}
+	r.isHungUpOn(stopped)
+	r.knows(1, 1, func(c *conn) bool { return c.RemoteAddr().String() == slow.LocalAddr().String() })
 }
 
 func TestAnOriginIsAnAddressOrANetworkOfIPv6(t *testing.T) {

@@ -23,16 +23,20 @@ func frame(kind, flags byte, stream uint32, payload []byte) []byte {
 // startOfCall is a connection's beginning, with more frames if there are, and the
 // headers of ModelInfer, as the first stream.
 func startOfCall(more ...byte) []byte {
-	const headers, settings, endHeaders = 1, 4, 4
+	const settings = 4
 	b := append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), frame(settings, 0, 0, nil)...)
-	b = append(b, more...)
+	return append(append(b, more...), callHeaders(1, "ModelInfer")...)
+}
+
+func callHeaders(stream uint32, method string) []byte {
+	const headers, endHeaders = 1, 4
 	var list []byte // literals that are not indexed, as they are
-	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", "/inference.GRPCInferenceService/ModelInfer"}, {":authority", "h"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
+	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", "/inference.GRPCInferenceService/" + method}, {":authority", "h"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
 		list = append(list, 0, byte(len(h[0])))
 		list = append(append(list, h[0]...), byte(len(h[1])))
 		list = append(list, h[1]...)
 	}
-	return append(b, frame(headers, endHeaders, 1, list)...)
+	return frame(headers, endHeaders, stream, list)
 }
 
 // wholeCall is all of a call, whose message fits into the gateway's window.

@@ -103,12 +103,17 @@ func (l *listener) watchStream(w http.ResponseWriter, c *conn) *stream {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.streams[s] = struct{}{}
+	if c.streams == nil {
+		c.streams = map[*stream]struct{}{}
+	}
+	c.streams[s] = struct{}{}
 	return s
 }
 
 func (l *listener) forgetStream(s *stream) {
 	l.mu.Lock()
 	delete(l.streams, s)
+	delete(s.conn.streams, s)
 	l.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,6 +172,15 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 		b.watch.endBody()
 	}
 	return n, err
+}
+
+// pauseBodyOf is pauseBody of the request that the context is of, if that is one
+// of net/http's.
+func pauseBodyOf(ctx context.Context) (resume func()) {
+	if connOf(ctx) == nil {
+		return func() {}
+	}
+	return watchOf(ctx).pauseBody()
 }
 
 type watchKey struct{}
