@@ -82,8 +82,7 @@ func (f *floor) class(i int) (Time, int) {
 }
 
 // of is what a batch of so many rows takes at least: as much as the quickest of the
-// largest size seen that is not larger, or of any size above that one. If that size is
-// rare, as many smaller batches as hold its rows tell more; a first one may be slow.
+// largest size seen that is not larger and not rare, or of any size above that one.
 func (f *floor) of(rows int) Time {
 	class := sizeClass(rows)
 	if f.found[class] == 0 {
@@ -98,9 +97,6 @@ func (f *floor) find(class int) Time {
 		t, seen := f.class(i)
 		if t == 0 {
 			continue
-		}
-		if rare {
-			t *= Time(1 + (sizeOf(class)-1)/sizeOf(i))
 		}
 		if least == 0 || t < least {
 			least = t

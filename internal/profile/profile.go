@@ -159,8 +159,9 @@ func (r *run) tryTwice(ctx context.Context, c cell, measure func(context.Context
 			return err
 		}
 		if err := r.o.Recover(ctx); err != nil {
-			return err
+			return errors.Join(failed, err)
 		}
+		r.largest = 0 // workers that came back may have brought their own
 		if tries > 1 {
 			r.profile.Failed = append(r.profile.Failed, failed)
 			return nil
@@ -317,7 +318,11 @@ func (r *run) leaveOutFailed(ctx context.Context, busy int) error {
 		if !errors.Is(err, status.ErrInvalid) || time.Now().After(end) {
 			return err
 		}
-		time.Sleep(time.Millisecond) // our last requests are still in flight for the broker, which learns of their end after us
+		select { // our last requests are still in flight for the broker, which learns of their end after us
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Millisecond):
+		}
 	}
 }
 

@@ -187,12 +187,14 @@ func (c *Candidate) add(r *bench.Result, window time.Duration) {
 // late is how many of the requests that came in a second may have been answered
 // after the end of what was measured, and yet the rate was served: one of all; or, if
 // it is known from the profile that the setting does as many, one of each window,
-// or those that come in a turn while a batch runs.
+// or those that come while a batch runs, but no more than a fifth: what was measured
+// is to confirm the profile.
 func (c *Candidate) late(came float64, windows int, window time.Duration) float64 {
+	one := 1 / (float64(windows) * window.Seconds())
 	if capacity := float64(c.Instances*c.MaxBatchSize) / c.full.Seconds(); c.full == 0 || capacity < came {
-		return 1 / (float64(windows) * window.Seconds())
+		return one
 	}
-	return max(1, came*c.full.Seconds()/windowsATurn) / window.Seconds()
+	return max(one, min(max(1, came*c.full.Seconds()/float64(windows))/window.Seconds(), came/5))
 }
 
 // largest of what the candidates have.
