@@ -43,7 +43,7 @@ var errGivenAway = errors.New("the connection is another's now")
 func (s *session) serve() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	s.ctx = ctx
+	s.ctx = context.WithValue(ctx, connKey{}, s.conn)
 	s.conn.hungUp.Store(&cancel)
 	s.in = bufio.NewReaderSize(s.conn, headBytes)
 	s.body.in = s.in
@@ -150,7 +150,7 @@ func (s *session) giveAway() error {
 
 // ask answers what is not inference: little, and not often.
 func (s *session) ask(r *http.Request) error {
-	r = r.WithContext(context.WithValue(s.ctx, connKey{}, s.conn))
+	r = r.WithContext(s.ctx)
 	r.RemoteAddr = s.conn.peer.remote.String()
 	w := &collected{header: http.Header{}, status: http.StatusOK}
 	if r.ContentLength == 0 {

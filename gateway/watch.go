@@ -174,8 +174,7 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// pauseBodyOf is pauseBody of the request that the context is of, if that is one
-// of net/http's.
+// pauseBodyOf is pauseBody of the request that the context is of, if that came by HTTP.
 func pauseBodyOf(ctx context.Context) (resume func()) {
 	if connOf(ctx) == nil {
 		return func() {}
