@@ -86,15 +86,6 @@ func (b *private) stop() {
 	_ = os.RemoveAll(b.dir)
 }
 
-func (b *private) hasEnded() bool {
-	select {
-	case <-b.ended:
-		return true
-	default:
-		return false
-	}
-}
-
 // tail keeps the end of what was written.
 type tail struct {
 	mu   sync.Mutex
