@@ -139,14 +139,13 @@ func (p *process) live() (group int, why string, stopped bool) {
 	go func() { defer close(logged); p.logLines(out) }()
 	defer func() { _ = in.Close(); <-logged }()
 
-	if err := cmd.Start(); err != nil {
+	if err := p.start(cmd); err != nil {
 		return 0, err.Error(), false
 	}
 	select {
 	case <-p.lostBatch: // of the life before
 	default:
 	}
-	p.set("running", cmd.Process.Pid, "")
 	p.s.log.Info("worker process started", "worker", p.name, "pid", cmd.Process.Pid, "command", strings.Join(p.cfg.Command, " "))
 	over, ended := make(chan struct{}), make(chan struct{})
 	go func() { defer close(ended); stopped = p.end(cmd, over) }()
@@ -154,6 +153,18 @@ func (p *process) live() (group int, why string, stopped bool) {
 	close(over)
 	<-ended
 	return cmd.Process.Pid, endOf(cmd, err), stopped
+}
+
+// start starts the process. Whoever attaches meanwhile waits until it is known whose
+// process it is: a worker that is quicker than we would be nobody's spare, and serve.
+func (p *process) start(cmd *exec.Cmd) error {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	p.become("running", cmd.Process.Pid, "")
+	return nil
 }
 
 // endRest ends what the process started and left in its group: the worker
@@ -286,6 +297,11 @@ func endOf(cmd *exec.Cmd, err error) string {
 func (p *process) set(state string, pid int, why string) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
+	p.become(state, pid, why)
+}
+
+// become is set with the supervisor's mutex held.
+func (p *process) become(state string, pid int, why string) {
 	p.state, p.pid, p.since = state, pid, time.Now()
 	if pid != 0 {
 		p.begins(pid)
