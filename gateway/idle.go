@@ -145,7 +145,7 @@ func (w *watch) bodyBeganBefore(moment int64) bool {
 }
 
 // origin is what counts as one where connections are shared out: of IPv6 a
-// network, as whoever has an address there has all of them.
+// network, as who has one address there has all of them.
 func origin(a netip.Addr) netip.Addr {
 	a = a.Unmap().WithZone("")
 	if a.Is6() {

@@ -264,17 +264,24 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 	r.idle()
 }
 
-// A removed token must not live on because of another file.
-func TestABrokenCertificateDoesNotKeepRemovedTokensAlive(t *testing.T) {
+// secretFiles are a certificate with its key, and a token.
+func secretFiles(t *testing.T) (cert, key, tokens string, write func(file, text string)) {
 	dir := t.TempDir()
-	cert, key, tokens := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "t")
-	write := func(file, text string) {
+	cert, key, tokens = filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "t")
+	write = func(file, text string) {
+		t.Helper()
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	newAuthority(t).write("gateway", cert, key)
 	write(tokens, "first first-token-0123456789\n")
+	return cert, key, tokens, write
+}
+
+// A removed token must not live on because of another file.
+func TestABrokenCertificateDoesNotKeepRemovedTokensAlive(t *testing.T) {
+	cert, key, tokens, write := secretFiles(t)
 	g, err := New(Config{CertFile: cert, KeyFile: key, TokenFile: tokens, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
@@ -302,15 +309,7 @@ func TestABrokenCertificateDoesNotKeepRemovedTokensAlive(t *testing.T) {
 
 // Its change was seen then, and is not seen again.
 func TestTokensThatCouldNotBeReadOnceAreReadWhileTheCertificateIsBroken(t *testing.T) {
-	dir := t.TempDir()
-	cert, key, tokens := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "t")
-	write := func(file, text string) {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	newAuthority(t).write("gateway", cert, key)
-	write(tokens, "first first-token-0123456789\n")
+	cert, key, tokens, write := secretFiles(t)
 	var logged bytes.Buffer
 	g, err := New(Config{CertFile: cert, KeyFile: key, TokenFile: tokens, Logger: slog.New(slog.NewTextHandler(&logged, nil))})
 	if err != nil {

@@ -155,7 +155,7 @@ func (p *process) live() (group int, why string, stopped bool) {
 	return cmd.Process.Pid, endOf(cmd, err), stopped
 }
 
-// start starts the process. Whoever attaches meanwhile waits until it is known whose
+// start starts the process. A worker that attaches meanwhile waits until it is known whose
 // process it is: a worker that is quicker than we would be nobody's spare, and serve.
 func (p *process) start(cmd *exec.Cmd) error {
 	p.s.mu.Lock()
