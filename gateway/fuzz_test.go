@@ -199,6 +199,7 @@ func FuzzHead(f *testing.F) {
 		"POST /v2/models/m/versions/1/infer HTTP/1.1\r\nhost: h\r\nCONTENT-LENGTH:  5 \r\nInference-Header-Content-Length: 3\r\nAuthorization: Bearer x\r\nConnection: keep-alive\r\n\r\n",
 		"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
 		"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+		"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: Chunked\r\n\r\n",
 		"POST /v2/models/%6d/infer HTTP/1.1\r\nHost: h\r\nContent-Length: +5\r\n\r\n",
 		"POST /v2/models/m/infer?x=y HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n folded\r\n\r\n",
 		"POST /v2/models/../infer HTTP/1.1\r\nHost : h\r\nContent-Length: 05\r\n\r\n",
@@ -225,7 +226,7 @@ func FuzzHead(f *testing.F) {
 			path += "/versions/" + string(h.version)
 		}
 		if r.Method != http.MethodPost || !strings.HasPrefix(r.URL.Path, path) || r.ContentLength != h.length && !(h.length == 0 && r.ContentLength <= 0) ||
-			r.Header.Get(headerLength) != h.headerLength || r.Header.Get("Authorization") != string(h.authorization) || r.Close || len(r.TransferEncoding) > 0 {
+			r.Header.Get(headerLength) != h.headerLength || r.Header.Get("Authorization") != string(h.authorization) || r.Close || (len(r.TransferEncoding) > 0) != h.chunked {
 			t.Errorf("%q: %+v, net/http says %s %d %v", text, h, r.URL.Path, r.ContentLength, r.Header)
 		}
 	})

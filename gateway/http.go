@@ -77,8 +77,8 @@ func (d httpDoor) serveGuarded(w http.ResponseWriter, r *http.Request) {
 	}
 	// A chunked request that has a Content-Length too may hide another one from a
 	// proxy before us, and has to be the last of its connection (RFC 9112, 6.3).
-	// net/http does not tell whether it had one.
-	suspect := r.ProtoMajor == 1 && len(r.TransferEncoding) > 0
+	// net/http does not tell whether it had one: see givenConn.
+	suspect := r.ProtoMajor == 1 && len(r.TransferEncoding) > 0 && !c.noLength.Load()
 	if suspect || d.g.draining.Load() != notDraining { // the next request is to go elsewhere
 		w.Header().Set("Connection", "close")
 	}

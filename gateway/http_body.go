@@ -4,8 +4,10 @@ package gateway
 
 import (
 	"bufio"
+	"bytes"
 	"io"
 	"net"
+	"net/http/httputil"
 	"runtime"
 	"syscall"
 
@@ -14,19 +16,59 @@ import (
 
 // sessionBody is what is left of the present request's body.
 type sessionBody struct {
-	in   *bufio.Reader
-	left int64
+	in     *bufio.Reader
+	left   int64     // -1: its end is to come
+	chunks io.Reader // what it comes in; nil: in one piece
+}
+
+func (b *sessionBody) begin(h *simpleHead) {
+	b.left, b.chunks = h.length, nil
+	if h.chunked {
+		b.chunks = httputil.NewChunkedReader(b.in)
+	}
 }
 
 func (b *sessionBody) Read(p []byte) (int, error) {
 	if b.left == 0 {
 		return 0, io.EOF
 	}
+	if b.chunks != nil {
+		n, err := b.chunks.Read(p)
+		if err == io.EOF {
+			err = b.endChunks()
+		}
+		return n, err
+	}
 	n, err := b.in.Read(p[:min(int64(len(p)), b.left)])
 	if b.left -= int64(n); err == io.EOF && b.left > 0 {
 		err = io.ErrUnexpectedEOF
 	}
 	return n, err
+}
+
+// endChunks reads what follows the last chunk. Trailers say nothing here, and
+// make the request the last of its connection.
+func (b *sessionBody) endChunks() error {
+	end, err := b.in.Peek(len(lineEnd))
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(end, lineEnd) {
+		_, _ = b.in.Discard(len(lineEnd))
+		b.left = 0
+	}
+	return io.EOF
+}
+
+// discard reads what is left, if that is no more than most.
+func (b *sessionBody) discard(most int64) bool {
+	if b.left <= most {
+		_, _ = io.CopyN(io.Discard, b, most)
+	}
+	return b.left == 0
 }
 
 const (

@@ -10,7 +10,8 @@ import (
 // the ordinary. The slices are parts of what was read.
 type simpleHead struct {
 	model, version []byte
-	length         int64 // of the body
+	length         int64 // of the body; -1 where it comes in chunks
+	chunked        bool
 	headerLength   string
 	authorization  []byte
 }
@@ -48,7 +49,9 @@ func (h *simpleHead) parse(text []byte) bool {
 			return false
 		}
 		if len(line) == 0 {
-			return h.length >= 0 && hosts == 1 // what follows is the body
+			// What follows is the body. Behind one that has a length and comes in
+			// chunks another request may hide from a proxy: that is net/http's.
+			return (h.length >= 0) != h.chunked && hosts == 1
 		}
 		name, value, ok := bytes.Cut(line, []byte{':'})
 		if !ok || !isToken(name) || !isText(value) {
@@ -93,7 +96,10 @@ func (h *simpleHead) parse(text []byte) bool {
 			}
 		case len("Transfer-Encoding"):
 			if is(name, "transfer-encoding") {
-				return false
+				if h.chunked || !bytes.EqualFold(value, []byte("chunked")) {
+					return false
+				}
+				h.chunked = true
 			}
 		case len(headerLength):
 			if is(name, "inference-header-content-length") {

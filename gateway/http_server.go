@@ -160,16 +160,51 @@ func (l *givenListener) Addr() net.Addr { return l.l.Addr() }
 // givenConn begins with what a session has read already.
 type givenConn struct {
 	*conn
-	ahead []byte
+	ahead  []byte
+	length lengthSearch
 }
 
-func (c *givenConn) Read(p []byte) (int, error) {
+func (c *givenConn) Read(p []byte) (n int, err error) {
 	if len(c.ahead) > 0 {
-		n := copy(p, c.ahead)
+		n = copy(p, c.ahead)
 		c.ahead = c.ahead[n:]
-		return n, nil
+	} else {
+		n, err = c.conn.Read(p)
 	}
-	return c.conn.Read(p)
+	if c.noLength.Load() && c.length.finds(p[:n]) {
+		c.noLength.Store(false)
+	}
+	return n, err
+}
+
+// lengthSearch looks for a line that begins with Content-Length in what comes
+// piece by piece: it is how much of that the last piece ended with. Bodies are
+// searched too, as it is not known here where they end: one that has such a line
+// costs its caller the connection, at worst.
+type lengthSearch int
+
+const lengthLine = "\ncontent-length" // its first byte is in it once
+
+// finds tells whether it is in the next piece.
+func (s *lengthSearch) finds(p []byte) bool {
+	n := int(*s)
+	for _, c := range p {
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		switch c {
+		case lengthLine[n]:
+			if n++; n == len(lengthLine) {
+				return true
+			}
+		case lengthLine[0]:
+			n = 1
+		default:
+			n = 0
+		}
+	}
+	*s = lengthSearch(n)
+	return false
 }
 
 func (c *givenConn) NetConn() net.Conn { return c.conn }

@@ -17,8 +17,8 @@ import (
 // session is one HTTP/1.1 connection without TLS. It reads the requests that
 // matter, plain inference, by itself: with as few system calls, goroutines and
 // copies as there can be. Everything else of the protocol it reads with
-// net/http; and what is out of the ordinary (chunks, compression, upgrades,
-// other handlers) it leaves, with the connection, to an http.Server.
+// net/http; and what is out of the ordinary (compression, upgrades, other
+// handlers) it leaves, with the connection, to an http.Server.
 //
 //  1. await the first byte of a request
 //  2. find the end of its head; parse it if it is simple
@@ -141,6 +141,7 @@ var headEnd, bareEnd = []byte("\n\r\n"), []byte("\n\n")
 func (s *session) giveAway() error {
 	ahead, _ := s.in.Peek(s.in.Buffered())
 	cancel := s.conn.hungUp.Swap(nil)
+	s.conn.noLength.Store(true)
 	if !s.conn.http.give(&givenConn{conn: s.conn, ahead: bytes.Clone(ahead)}) {
 		s.conn.hungUp.Store(cancel)
 		return s.answerError(errDraining, true)
@@ -207,12 +208,9 @@ func (s *session) write(last bool) error {
 // answerError says an error. What is left of the body is read, if that is
 // little; otherwise the connection ends.
 func (s *session) answerError(err error, last bool) error {
-	if s.body.left > 0 && !last {
-		if s.body.left > smallBuffer {
-			last = true
-		} else if _, failed := io.CopyN(io.Discard, &s.body, s.body.left); failed != nil {
-			last = true
-		}
+	if s.body.left != 0 && !last {
+		s.conn.beginBody(time.Now()) // perhaps again: it comes in time, too, or the connection ends
+		last = !s.body.discard(smallBuffer)
 	}
 	m := meaningOf(err)
 	b := append(s.out[:0], "HTTP/1.1 "...)
@@ -234,7 +232,7 @@ func (s *session) answerError(err error, last bool) error {
 
 // infer answers a plain inference request.
 func (s *session) infer(h *simpleHead) error {
-	s.body.left = h.length
+	s.body.begin(h)
 	s.endWholeBody()
 	who, err := s.door.g.identify(s.conn, string(h.authorization), nil)
 	if err == nil {
@@ -252,7 +250,7 @@ func (s *session) infer(h *simpleHead) error {
 // endWholeBody ends the watch over a body of which nothing is to come any more:
 // what the request waits for from here on is not its caller.
 func (s *session) endWholeBody() {
-	if s.body.left <= int64(s.in.Buffered()) {
+	if left := s.body.left; left >= 0 && left <= int64(s.in.Buffered()) {
 		s.conn.endBody()
 	}
 }
@@ -321,7 +319,7 @@ func (s *session) answer(c *call, b *body) error {
 		out = append(out, "application/json\r\nContent-Length: "...)
 	}
 	out = append(strconv.AppendInt(out, int64(len(text)+binary), 10), "\r\n"...)
-	out = s.appendEnd(out, false)
+	out = s.appendEnd(out, s.body.left != 0)
 	s.conn.beginAnswer(c.ended, len(text)+binary)
 	if len(text) <= smallBuffer && binary <= smallAnswer {
 		out = append(out, text...)

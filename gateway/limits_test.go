@@ -40,6 +40,8 @@ func TestASlowBodyIsCutWithItsReason(t *testing.T) {
 		"tensors that never come":    fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\n%s: %d\r\nContent-Length: %d\r\n\r\n%s1234", headerLength, len(head), len(head)+16, head),
 		"a head that never ends":     "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\n",
 		"chunks that never come":     "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n",
+		"chunks that never end":      "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n",
+		"net/http's chunks":          "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n",
 		"a question without its end": "POST /v2/repository/index HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n",
 	} {
 		c := r.connect()

@@ -173,6 +173,8 @@ type conn struct {
 	// under way.
 	hungUp atomic.Pointer[context.CancelFunc]
 	http   *webServer
+	// Of one that it has given to net/http: a Content-Length has not come there.
+	noLength atomic.Bool
 
 	// Of HTTP/2: its requests. Guarded by l.mu.
 	streams map[*stream]struct{}

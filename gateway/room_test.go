@@ -115,10 +115,11 @@ func TestRequestsThatDoNotGoOnMakeRoom(t *testing.T) {
 		inFlight int64 // when it has been read
 		given    bool  // to net/http
 	}{
-		"a session's head": {"POST /v2/models/double/infer HTTP/1.1\r\nHos", 0, false},
-		"net/http's head":  {"POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", headBytes), 0, true},
-		"a session's body": {"POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\n{", 2, false},
-		"net/http's body":  {"POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", 2, true},
+		"a session's head":   {"POST /v2/models/double/infer HTTP/1.1\r\nHos", 0, false},
+		"net/http's head":    {"POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", headBytes), 0, true},
+		"a session's body":   {"POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\n{", 2, false},
+		"a session's chunks": {"POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", 2, false},
+		"net/http's body":    {"POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", 2, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := doubler(t)
@@ -145,8 +146,9 @@ func TestRequestsThatDoNotGoOnMakeRoom(t *testing.T) {
 // What they wait for is the broker, here, or slots: not their callers.
 func TestWholeRequestsThatWaitKeepTheirPlaces(t *testing.T) {
 	for name, request := range map[string]string{
-		"a session's": "POST /v2/models/none/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}",
-		"net/http's":  "POST /v2/models/none/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+		"a session's":           "POST /v2/models/none/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}",
+		"a session's in chunks": "POST /v2/models/none/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+		"net/http's":            "POST /v2/models/none/infer HTTP/1.1\r\nHost: h\r\nContent-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, func(c *Config) { c.MaxConnections, c.pace.body = 2, 24*time.Hour })

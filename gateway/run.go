@@ -286,21 +286,26 @@ func (c *call) finishSources() error {
 
 // bufferBodies reads what is still in an HTTP body into memory.
 func (c *call) bufferBodies() error {
+	var body *bodySource
 	for i := range c.inputs {
 		in := &c.inputs[i]
-		if _, ok := in.src.(*bodySource); !ok {
+		s, ok := in.src.(*bodySource)
+		if !ok {
 			continue
 		}
 		if err := c.take(in.size); err != nil {
 			return err
 		}
 		all := make(bytesSource, in.size)
-		if err := in.src.readFull(all); err != nil {
+		if err := s.readFull(all); err != nil {
 			return err
 		}
-		in.src = &all
+		body, in.src = s, &all // all inputs have the same one
 	}
-	return nil
+	if body == nil {
+		return nil
+	}
+	return body.finish()
 }
 
 // take counts bytes of the gateway's own memory, until release.
