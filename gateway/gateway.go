@@ -68,7 +68,8 @@ type pace struct {
 	body, answer, idle, sweep time.Duration
 	budget                    time.Duration // to wait while the buffers are full
 	stall                     time.Duration // to send nothing of a request while the gateway drains
-	rest                      time.Duration // to be idle before a newcomer takes one's place
+	rest                      time.Duration // to be idle before a newcomer takes one's place,
+	stream                    time.Duration // and with open streams
 	rate                      int           // bytes a second that they have to reach
 
 	early      time.Duration // before its deadline a gRPC call is answered,
@@ -169,7 +170,7 @@ func (c *Config) fill() {
 		other time.Duration
 	}{
 		{&p.body, bodyPatience}, {&p.answer, answerPatience}, {&p.idle, idleTimeout}, {&p.sweep, sweepInterval},
-		{&p.budget, budgetPatience}, {&p.stall, stallPatience}, {&p.rest, restPatience}, {&p.early, earlyAnswer},
+		{&p.budget, budgetPatience}, {&p.stall, stallPatience}, {&p.rest, restPatience}, {&p.stream, streamPatience}, {&p.early, earlyAnswer},
 	} {
 		if *d.value == 0 {
 			*d.value = d.other
@@ -232,7 +233,7 @@ func (c *Config) checkAddress(address string) error {
 // Serve opens the doors and serves until ctx ends; then it drains.
 func (g *Gateway) Serve(ctx context.Context) error {
 	var httpListener, grpcListener *listener
-	open := func(address string) (*listener, error) {
+	open := func(name, address string) (*listener, error) {
 		if address == Off {
 			return nil, nil
 		}
@@ -240,14 +241,14 @@ func (g *Gateway) Serve(ctx context.Context) error {
 		if err != nil {
 			return nil, err
 		}
-		g.doors = append(g.doors, newListener(l, g))
+		g.doors = append(g.doors, newListener(name, l, g))
 		return g.doors[len(g.doors)-1], nil
 	}
 	var err error
-	if httpListener, err = open(g.cfg.HTTP); err != nil {
+	if httpListener, err = open(doorHTTP, g.cfg.HTTP); err != nil {
 		return err
 	}
-	if grpcListener, err = open(g.cfg.GRPC); err != nil {
+	if grpcListener, err = open(doorGRPC, g.cfg.GRPC); err != nil {
 		if httpListener != nil {
 			httpListener.Close()
 		}
@@ -292,6 +293,22 @@ func (g *Gateway) Serve(ctx context.Context) error {
 	}
 	g.regions.closeAll()
 	return err
+}
+
+// The doors, as logs and metrics name them.
+const (
+	doorHTTP = "http"
+	doorGRPC = "grpc"
+)
+
+// RefusedConnections counts, by door, connections that were hung up on since there
+// were too many: of all (--max_connections) or of their address (--caller_connections).
+func (g *Gateway) RefusedConnections() map[string]uint64 {
+	n := map[string]uint64{}
+	for _, l := range g.doors {
+		n[l.name] = l.refused.Load()
+	}
+	return n
 }
 
 // begin admits an inference of a caller; end follows.

@@ -106,11 +106,9 @@ func (g *Gateway) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	return rep, rpcError(err)
 }
 
-// countStream keeps the connection of a stream busy.
+// countStream lets the connection of a stream know that there is one.
 func countStream(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	conn := connOfRPC(s.Context())
-	conn.begin()
-	defer conn.end()
+	defer connOfRPC(s.Context()).openStream()()
 	return next(srv, s)
 }
 

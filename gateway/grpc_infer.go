@@ -123,15 +123,17 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 	defer cancel()
 	line := make(chan chan any, streamDepth)
 	received := make(chan error, 1)
+	conn := connOfRPC(ctx)
+	requests := &streamRequests{conn: conn}
+	defer requests.close()
 	go func() {
-		err := d.receive(ctx, s, line)
+		err := d.receive(ctx, s, line, requests)
 		if err != nil {
 			cancel()
 		}
 		received <- err
 		close(line)
 	}()
-	conn := connOfRPC(ctx)
 	var failed error
 	for {
 		var place chan any
@@ -161,6 +163,7 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 		} else if a, ok := a.(*rpcAnswer); ok {
 			a.drop()
 		}
+		requests.end()
 		if failed != nil {
 			cancel()
 		}
@@ -168,8 +171,7 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 }
 
 // receive starts the requests of a stream until it ends.
-func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- chan any) error {
-	conn := connOfRPC(ctx)
+func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- chan any, requests *streamRequests) error {
 	for {
 		m := messages.Get().(*message)
 		if err := s.RecvMsg(m); err != nil {
@@ -179,16 +181,17 @@ func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- 
 			}
 			return err
 		}
+		requests.begin()
 		place := make(chan any, 1)
 		select {
 		case line <- place:
 		default: // nothing of this stream is read until an answer has been sent
-			conn.fullStreams.Add(1)
+			requests.conn.fullStreams.Add(1)
 			select {
 			case line <- place:
-				conn.fullStreams.Add(-1)
+				requests.conn.fullStreams.Add(-1)
 			case <-ctx.Done():
-				conn.fullStreams.Add(-1)
+				requests.conn.fullStreams.Add(-1)
 				m.free()
 				messages.Put(m)
 				return ctx.Err()

@@ -6,12 +6,16 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 )
 
 // A connection is idle while nothing is under way on it: no request that has
 // begun to come, no gRPC call, no answer that is being sent. The first to change
 // that has it: a request that begins, or one who takes its place. Nobody takes the
 // place of a caller that has just been answered: its next request is on the way.
+// A gRPC stream is under way while it has a request to answer; between two it keeps
+// its connection for longer than others keep theirs, as its caller would notice.
 
 // retired is far below what requests add to it.
 const retired = -1 << 30
@@ -46,28 +50,37 @@ func (c *conn) busy() bool { return c.underWay.Load() > 0 }
 func (c *conn) retire() bool { return c.underWay.CompareAndSwap(0, retired) }
 
 // makeRoom ends a connection, of that origin only if one is given, for the sake
-// of a newcomer: one that is idle, or else one that has stalled. nil if there is
-// none. The caller has l.mu, and closes it.
+// of a newcomer: one that is idle, or else one that has stalled, or else one whose
+// streams are idle. nil if there is none. The caller has l.mu, and closes it.
 func (l *listener) makeRoom(of netip.Addr) *conn {
-	if c := l.retireLongestIdle(of); c != nil {
+	if c := l.retireLongestIdle(of, false); c != nil {
 		return c
 	}
-	return l.retireStalled(of)
+	if c := l.retireStalled(of); c != nil {
+		return c
+	}
+	return l.retireLongestIdle(of, true)
 }
 
-// retireLongestIdle takes the connection that has been idle for longest, of
-// those first that never asked for anything; nil if none is for long enough. It
-// does not look for long where many turn out to have something unread.
-func (l *listener) retireLongestIdle(of netip.Addr) *conn {
+// retireLongestIdle takes the connection that has been idle for longest, of those
+// with open streams or of those without, and of these first that never asked for
+// anything; nil if none is for long enough. It does not look for long where many
+// turn out to have something unread.
+func (l *listener) retireLongestIdle(of netip.Addr, streams bool) *conn {
+	rest := l.g.cfg.pace.rest
+	if streams {
+		rest = l.g.cfg.pace.stream
+	}
 	for range 8 {
 		now, ahead := l.g.awake.now(), false
-		before := now - int64(l.g.cfg.pace.rest)
+		before := now - int64(rest)
 		var first *conn
 		for c := range l.conns {
-			if since := c.idleSince.Load(); since > now { // the clock was put back since, after a standstill
-				ahead = c.idleSince.CompareAndSwap(since, now) || ahead
+			idle := c.idle()
+			if since := idle.Load(); since > now { // the clock was put back since, after a standstill
+				ahead = idle.CompareAndSwap(since, now) || ahead
 			}
-			if c.isFrom(of) && c.underWay.Load() == 0 && c.idleSince.Load() <= before && (first == nil || c.goesBefore(first)) && !c.arrivals.any() {
+			if c.isFrom(of) && c.underWay.Load() == 0 && (c.openStreams.Load() > 0) == streams && idle.Load() <= before && (first == nil || c.goesBefore(first)) && !c.arrivals.any() {
 				first = c
 			}
 		}
@@ -76,7 +89,7 @@ func (l *listener) retireLongestIdle(of netip.Addr) *conn {
 		case first == nil:
 			return nil
 		case first.unread() > 0: // a request that is not read yet
-			first.moved()
+			first.idle().Store(now)
 		case first.retire():
 			return first
 		}
@@ -161,7 +174,57 @@ func (c *conn) goesBefore(other *conn) bool {
 	if served := c.served.Load(); served != other.served.Load() {
 		return !served
 	}
-	return c.idleSince.Load() < other.idleSince.Load()
+	return c.idle().Load() < other.idle().Load()
+}
+
+// idle is since when the connection has been, while it is. With open streams
+// pings do not count, which some callers send to keep them.
+func (c *conn) idle() *atomic.Int64 {
+	if c.openStreams.Load() > 0 {
+		return &c.callEnded
+	}
+	return &c.idleSince
+}
+
+// openStream counts a gRPC stream until it is closed.
+func (c *conn) openStream() (closeStream func()) {
+	c.callEnded.Store(c.l.g.awake.now())
+	c.openStreams.Add(1)
+	return func() { c.openStreams.Add(-1) }
+}
+
+// streamRequests keeps a stream's connection busy while there are any.
+type streamRequests struct {
+	conn *conn
+
+	mu     sync.Mutex
+	n      int
+	closed bool
+}
+
+func (s *streamRequests) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.n++; s.n == 1 && !s.closed {
+		s.conn.begin()
+	}
+}
+
+func (s *streamRequests) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.n--; s.n == 0 && !s.closed {
+		s.conn.end()
+	}
+}
+
+// close is for a stream that ends, perhaps with some left.
+func (s *streamRequests) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed = true; s.n > 0 {
+		s.conn.end()
+	}
 }
 
 // followState is told by net/http what its connections do: one is active when the

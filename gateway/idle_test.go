@@ -7,16 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/testlog"
 )
 
 const (
@@ -187,6 +191,129 @@ func TestAGRPCConnectionWithoutCallsMakesRoomForANewcomer(t *testing.T) {
 	release()
 	if err := <-answered; err != nil {
 		t.Errorf("the one that was busy: %v", err)
+	}
+}
+
+// streams of one connection each, whose one request has been answered.
+func (r *rig) idleStreams(n int) (all []oip.GRPCInferenceService_ModelStreamInferClient) {
+	r.t.Helper()
+	for range n {
+		s, err := r.client().ModelStreamInfer(soon(r.t))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.askStream(s)
+		all = append(all, s)
+	}
+	r.knows(1, n, func(c *conn) bool { return c.openStreams.Load() == 1 && !c.busy() })
+	return all
+}
+
+func (r *rig) askStream(s oip.GRPCInferenceService_ModelStreamInferClient) {
+	r.t.Helper()
+	if err := s.Send(&oip.ModelInferRequest{ModelName: "none"}); err != nil {
+		r.t.Fatal(err)
+	}
+	if _, err := s.Recv(); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// newcomer calls over a connection of its own, and does not try again later.
+func (r *rig) newcomer() error {
+	r.t.Helper()
+	c, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer c.Close()
+	_, err = oip.NewGRPCInferenceServiceClient(c).ServerLive(soon(r.t), nil)
+	return err
+}
+
+func TestTheConnectionWhoseStreamsAreIdleForLongestMakesRoomForANewcomer(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.MaxConnections, c.pace.stream = 3, time.Hour })
+	streams := r.idleStreams(3)
+	r.passes(59 * time.Minute)
+	if err := r.newcomer(); rpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("a newcomer took the place of a stream that is not idle for long: %v", err)
+	}
+	r.askStream(streams[0])
+	r.knows(1, 3, func(c *conn) bool { return !c.busy() })
+	r.passes(2 * time.Minute)
+	r.askStream(streams[1]) // now the third is the last
+	r.knows(1, 3, func(c *conn) bool { return !c.busy() })
+	if err := r.newcomer(); err != nil {
+		t.Errorf("a newcomer: %v", err)
+	}
+	if _, err := streams[2].Recv(); rpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("the stream that was idle for longest: %v", err)
+	}
+	for _, s := range streams[:2] {
+		r.askStream(s)
+	}
+}
+
+func TestAStreamWithARequestUnderWayKeepsItsConnection(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, func(c *Config) { c.MaxConnections = 1 }, m)
+	h, release := r.holds(m)
+	defer release()
+	s, err := r.client().ModelStreamInfer(soon(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Send(doubleMessage()); err != nil {
+		t.Fatal(err)
+	}
+	<-h.began
+	r.passes(24 * time.Hour)
+	if err := r.newcomer(); rpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("a newcomer: %v", err)
+	}
+	release()
+	if a, err := s.Recv(); err != nil || a.ErrorMessage != "" {
+		t.Errorf("the stream: %v, %v", a, err)
+	}
+}
+
+func TestPingsDoNotKeepTheConnectionOfAnIdleStream(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.MaxConnections, c.pace.stream = 1, time.Hour })
+	c, err := net.Dial("tcp", r.grpc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if _, err := c.Write(startOf("ModelStreamInfer")); err != nil {
+		t.Fatal(err)
+	}
+	r.knows(1, 1, func(c *conn) bool { return c.openStreams.Load() == 1 })
+	r.passes(2 * time.Hour)
+	r.ping(c)
+	if err := r.newcomer(); err != nil {
+		t.Errorf("a newcomer: %v", err)
+	}
+	r.isHungUpOn(c)
+}
+
+func TestADoorThatIsFullIsLoggedAndCounted(t *testing.T) {
+	var log testlog.Log
+	r := newRig(t, func(c *Config) {
+		c.MaxConnections = 1
+		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	})
+	r.idleStreams(1)
+	for range 3 {
+		if err := r.newcomer(); rpcstatus.Code(err) != codes.Unavailable {
+			t.Errorf("a newcomer: %v", err)
+		}
+	}
+	if got := r.g.RefusedConnections(); got["grpc"] < 3 || got["http"] != 0 {
+		t.Errorf("counted: %v", got)
+	}
+	if text := log.String(); !strings.Contains(text, "--max_connections") || !strings.Contains(text, "door=grpc") {
+		t.Errorf("logged: %s", text)
 	}
 }
 

@@ -59,6 +59,7 @@ const (
 	leastRate        = 1 << 20                // bytes a second
 	stallPatience    = 2 * time.Second        // a drain has with a request that is not whole and does not go on
 	restPatience     = time.Second            // a caller keeps an idle connection that a newcomer needs
+	streamPatience   = 30 * time.Second       // and one with streams on which nothing is asked
 	lingerTime       = 500 * time.Millisecond // for a caller to read an answer after which we hang up
 	hangUpInterval   = 50 * time.Millisecond  // how often callers that have hung up are looked for
 	sweepInterval    = time.Second            // how often slow connections are looked for

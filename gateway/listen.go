@@ -20,14 +20,17 @@ import (
 // listener bounds the connections and knows them all.
 type listener struct {
 	net.Listener
-	g      *Gateway
-	most   int
-	ofOne  int           // most of one origin, so that others find room
-	full   []byte        // what is said to one too many,
-	crowd  []byte        // and to one too many of its origin
-	told   seldom        // of those, in the log
-	idle   time.Duration // after which a connection is closed; 0: its server sees to that
-	budget bool          // stop reading while the buffers are full
+	g     *Gateway
+	most  int
+	ofOne int    // most of one origin, so that others find room
+	full  []byte // what is said to one too many,
+	crowd []byte // and to one too many of its origin
+	told  seldom // of those, in the log
+	name  string // of the door, there
+
+	refused atomic.Uint64 // of both
+	idle    time.Duration // after which a connection is closed; 0: its server sees to that
+	budget  bool          // stop reading while the buffers are full
 
 	mu      sync.Mutex
 	conns   map[*conn]struct{}
@@ -35,8 +38,8 @@ type listener struct {
 	streams map[*stream]struct{} // requests of HTTP/2
 }
 
-func newListener(l net.Listener, g *Gateway) *listener {
-	return &listener{Listener: l, g: g, most: g.cfg.MaxConnections, ofOne: g.cfg.connectionsOfOne(addrPort(l.Addr()).Addr()),
+func newListener(name string, l net.Listener, g *Gateway) *listener {
+	return &listener{Listener: l, g: g, name: name, most: g.cfg.MaxConnections, ofOne: g.cfg.connectionsOfOne(addrPort(l.Addr()).Addr()),
 		conns: map[*conn]struct{}{}, origins: map[netip.Addr]int{}, streams: map[*stream]struct{}{}}
 }
 
@@ -98,13 +101,19 @@ func (l *listener) Accept() (net.Conn, error) {
 
 // sendAway hangs up on one too many, of its origin if that is crowded.
 func (l *listener) sendAway(c *conn, crowded bool) {
+	l.refused.Add(1)
 	text := l.full
 	if crowded {
 		text = l.crowd
-		l.told.Do(func() {
-			l.g.log.Warn("an address has as many connections as one may have (--caller_connections), none of them idle: another was refused", "address", c.origin, "connections", l.ofOne)
-		})
 	}
+	l.told.Do(func() {
+		log := l.g.log.With("door", l.name, "address", c.origin, "refused", l.refused.Load())
+		if crowded {
+			log.Warn("an address has as many connections as one may have, none of them idle: another was refused; where many callers share it, raise --caller_connections", "connections", l.ofOne)
+		} else {
+			log.Warn("all connections of a door are in use: another was refused; raise --max_connections, or start another gateway", "connections", l.most)
+		}
+	})
 	if len(text) > 0 {
 		_ = c.Conn.SetWriteDeadline(time.Now().Add(time.Second))
 		_, _ = c.Conn.Write(text)
@@ -166,8 +175,10 @@ type conn struct {
 	underWay  atomic.Int32 // requests, see idle.go
 	toRead    atomic.Int32 // of those, what waits for a gRPC caller to read
 	idleSince atomic.Int64 // a moment of awake's, for while none is
-	callEnded atomic.Int64 // such a moment: the last of them did
+	callEnded atomic.Int64 // such a moment: the last of them did, or a stream began
 	served    atomic.Bool  // one was
+	// Of gRPC: streams, with requests under way or without.
+	openStreams atomic.Int32
 
 	// Of a session: what to do when the caller hangs up while its request is
 	// under way.

@@ -22,10 +22,12 @@ func frame(kind, flags byte, stream uint32, payload []byte) []byte {
 
 // startOfCall is a connection's beginning, with more frames if there are, and the
 // headers of ModelInfer, as the first stream.
-func startOfCall(more ...byte) []byte {
+func startOfCall(more ...byte) []byte { return startOf("ModelInfer", more...) }
+
+func startOf(method string, more ...byte) []byte {
 	const settings = 4
 	b := append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), frame(settings, 0, 0, nil)...)
-	return append(append(b, more...), callHeaders(1, "ModelInfer")...)
+	return append(append(b, more...), callHeaders(1, method)...)
 }
 
 func callHeaders(stream uint32, method string) []byte {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/ringbatch/ringbatch"
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker/configfile"
@@ -31,7 +33,8 @@ func runGateway(ctx context.Context, args []string) error {
 	}
 	defer written.end()
 	cfg.Logger, cfg.Version = log, ringbatch.Version()
-	cfg.Other = console.New(console.Config{Socket: cfg.Socket, AdminTokenFile: cfg.AdminTokenFile})
+	doors := &doorMetrics{}
+	cfg.Other = console.New(console.Config{Socket: cfg.Socket, AdminTokenFile: cfg.AdminTokenFile, More: []prometheus.Collector{doors}})
 	manager := sdnotify.FromEnvironment()
 	cfg.Started = func(web, rpc net.Addr) {
 		greet(ctx, &cfg, web, rpc)
@@ -43,8 +46,22 @@ func runGateway(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	doors.gateway = g
 	collectSeldom(int64(cfg.MaxBufferedBytes))
 	return g.Serve(ctx)
+}
+
+// doorMetrics is what a gateway tells of itself at /metrics.
+type doorMetrics struct{ gateway *gateway.Gateway }
+
+var refusedConnections = prometheus.NewDesc("ringbatch_gateway_connections_refused_total", "Connections that were refused since there were too many, of all or of their address.", []string{"door"}, nil)
+
+func (*doorMetrics) Describe(ch chan<- *prometheus.Desc) { ch <- refusedConnections }
+
+func (m *doorMetrics) Collect(ch chan<- prometheus.Metric) {
+	for door, n := range m.gateway.RefusedConnections() {
+		ch <- prometheus.MustNewConstMetric(refusedConnections, prometheus.CounterValue, float64(n), door)
+	}
 }
 
 // gatewayConfig reads the flags; those of [gateway] in a broker's file too.

@@ -152,6 +152,7 @@ func TestMetricsAreWhatTheBrokerCounts(t *testing.T) {
 		`ringbatch_model_workers{model="affine",state="idle"}`:                      1,
 		`ringbatch_model_wait_time_seconds{model="affine"}`:                         0.005,
 		`ringbatch_model_slots_used{model="affine",state="queued"}`:                 0,
+		`ringbatch_gateway_connections_refused_total{door="http"}`:                  0,
 		`ringbatch_worker_batches_total{gpu="",model="affine",worker="affine"}`:     float64(m.Batches),
 	} {
 		if got := value(t, text, name); got != want {
