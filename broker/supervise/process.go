@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -304,34 +303,16 @@ func (p *process) set(state string, pid int, why string) {
 func (p *process) become(state string, pid int, why string) {
 	p.state, p.pid, p.since = state, pid, time.Now()
 	if pid != 0 {
-		p.begins(pid)
+		p.life = pid
 	}
 	if why != "" {
 		p.lastEnd = why
 	}
 }
 
-// begins begins a life, whose pid is known only now: a worker may have been
-// quicker than we, and have attached already, as nobody's spare (RoleOf). The
-// supervisor's mutex is held.
-func (p *process) begins(pid int) {
-	p.life = pid
-	for _, a := range p.s.attached {
-		if slices.Contains(a.kin, pid) {
-			p.countAttached(a.sessions)
-			if a.ready {
-				p.markReady()
-			}
-		}
-	}
-	if p.spare && p.sessions > 0 {
-		p.changesRoles()
-	}
-}
-
-// countAttached counts sessions of the present life. The supervisor's mutex is held.
-func (p *process) countAttached(sessions int) {
-	p.sessions += sessions
+// countAttached counts a session of the present life. The supervisor's mutex is held.
+func (p *process) countAttached() {
+	p.sessions++
 	p.came, p.begun, p.failedStarts = true, true, 0
 }
 

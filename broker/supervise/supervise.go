@@ -123,7 +123,6 @@ type Supervisor struct {
 type attached struct {
 	kin      []int // one of which may be ours, see kinOf
 	sessions int   // one process may serve several models
-	ready    bool  // see Ready
 }
 
 // New makes a supervisor whose workers find their broker at socket.
@@ -285,10 +284,9 @@ func (s *Supervisor) Attached(pid int) {
 	kin := kinOf(pid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	was := s.attached[pid]
-	s.attached[pid] = attached{kin, was.sessions + 1, was.ready}
+	s.attached[pid] = attached{kin, s.attached[pid].sessions + 1}
 	if p := s.find(pid); p != nil {
-		p.countAttached(1)
+		p.countAttached()
 	}
 }
 
@@ -298,10 +296,6 @@ func (s *Supervisor) Attached(pid int) {
 func (s *Supervisor) Ready(pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a, ok := s.attached[pid]; ok {
-		a.ready = true
-		s.attached[pid] = a
-	}
 	if p := s.find(pid); p != nil {
 		p.markReady()
 	}
@@ -311,8 +305,8 @@ func (s *Supervisor) Ready(pid int) {
 func (s *Supervisor) AwaitsReady(pid int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	kin := s.attached[pid].kin
-	return slices.ContainsFunc(s.procs, func(p *process) bool { return !p.proven && (p.life == 0 || slices.Contains(kin, p.life)) })
+	p := s.find(pid)
+	return p != nil && !p.proven
 }
 
 // MayServe says whether one of the processes can still become a worker of the

@@ -245,21 +245,20 @@ func TestLivesThatEndBeforeTheyAttachAreCounted(t *testing.T) {
 	}
 }
 
-func TestAWorkerThatAttachesBeforeItsPidIsKnownIsWaitedForNoLonger(t *testing.T) {
-	child := exec.Command("sleep", "1000")
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
+func TestAWorkerThatLooksForBatchesIsWaitedForNoLonger(t *testing.T) {
 	s := New(slog.Default(), "")
 	p := &process{s: s, name: "quick", cfg: &Worker{}, ready: make(chan struct{}), failed: make(chan struct{}), over: make(chan struct{})}
 	s.procs = append(s.procs, p)
-	s.Attached(child.Process.Pid) // while the goroutine that started it has not come to note its pid
+	child := exec.Command("sleep", "1000")
+	if err := p.start(child); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
+	s.Attached(child.Process.Pid)
 	if !s.AwaitsReady(child.Process.Pid) {
 		t.Error("nobody waits for it")
 	}
 	s.Ready(child.Process.Pid)
-	p.set("running", child.Process.Pid, "")
 	if err := p.await(t.Context()); err != nil {
 		t.Fatal(err)
 	}
