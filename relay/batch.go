@@ -148,7 +148,7 @@ func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspect
 				return suspects
 			}
 			if ctx.Err() != nil {
-				t.outOfTime(requests, nil)
+				t.outOfTime(requests, nil, false)
 				return suspects
 			}
 			if s = t.send(ctx, requests, been); s == nil {
@@ -203,21 +203,22 @@ const (
 )
 
 // outOfTime fails requests that no host has answered when the batch's time was over:
-// that of those with a deadline, or the lease. now is of the host that has them, if one has.
-func (t *trip) outOfTime(requests []int, now error) {
+// that of those with a deadline, or the lease. now is of the host that they were meant
+// for, if there is one; if they were sent it may have run them.
+func (t *trip) outOfTime(requests []int, now error, sent bool) {
 	for _, i := range requests {
 		if d := t.b.Request(i).Deadline; d > 0 && d-shm.Now() < int64(time.Millisecond) { // as the broker would, which is just about to
 			t.fail([]int{i}, status.ErrExpired)
 		} else {
-			t.fail([]int{i}, t.late(now))
+			t.fail([]int{i}, t.late(now, sent))
 		}
 	}
 }
 
-// late is the error of requests that no host took while the broker let us try.
-func (t *trip) late(now error) error {
+// late is the error of requests that no host answered while the broker let us try.
+func (t *trip) late(now error, sent bool) error {
 	switch {
-	case errors.Is(t.last, status.ErrQueueFull): // it may be sent again
+	case !sent && errors.Is(t.last, status.ErrQueueFull): // no host has them: they may be sent again
 		return t.last
 	case now == nil && t.last != nil:
 		now = t.last

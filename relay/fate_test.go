@@ -50,8 +50,17 @@ func TestWhatAnUnavailableHostMeansForABatch(t *testing.T) {
 func TestARefusedBatchWhoseTimeIsOverMayBeSentAgain(t *testing.T) {
 	trip := &trip{last: fmt.Errorf("%w: h has no room", status.ErrQueueFull)}
 	for _, now := range []error{nil, errors.New("h: context deadline exceeded")} {
-		if err := trip.late(now); !errors.Is(err, status.ErrQueueFull) {
+		if err := trip.late(now, false); !errors.Is(err, status.ErrQueueFull) {
 			t.Errorf("%v: %v", now, err)
+		}
+	}
+}
+
+func TestABatchThatAHostHadWhenItsTimeWasOverMayHaveRun(t *testing.T) {
+	for _, last := range []error{nil, fmt.Errorf("%w: h has no room", status.ErrQueueFull)} {
+		err := (&trip{last: last}).late(errors.New("other: context deadline exceeded"), true)
+		if errors.Is(err, status.ErrQueueFull) || !errors.Is(err, status.ErrFailed) || !strings.Contains(err.Error(), "other: context") {
+			t.Errorf("after %v: %v", last, err)
 		}
 	}
 }
