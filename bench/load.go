@@ -27,7 +27,7 @@ type Load struct {
 	Socket, Model string
 	Feed          func(*tensor.Signature) (*feed.Feed, error)
 	Clients       int     // connections
-	InFlight      int     // requests that each has in flight, at most with a Rate
+	InFlight      int     // requests that each has in flight, at most with a Rate; 0: one, with a Rate up to 64 as the ring has room
 	Rows          int     // per request
 	Rate          float64 // requests per second of all together; 0: closed loop
 	Warmup        time.Duration
@@ -82,9 +82,10 @@ func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
 	if l.Rows > m.MaxBatchSize {
 		return nil, nil, fmt.Errorf("%w: requests of %d rows were asked for, the model's max_batch_size is %d", status.ErrTooLarge, l.Rows, m.MaxBatchSize)
 	}
+	inFlight := l.inFlight(m.SlotsFree)
 	cfg := &config{
 		WorkerNum: l.Clients, WorkerBatch: l.Rows, MaxBatchSize: m.MaxBatchSize, ModelNum: len(m.Workers), WaitTime: seconds(policy.Auto),
-		ModelType: l.Model, Duration: seconds(l.Window), Warmup: seconds(l.Warmup), InFlight: l.InFlight, Rate: l.Rate,
+		ModelType: l.Model, Duration: seconds(l.Window), Warmup: seconds(l.Warmup), InFlight: inFlight, Rate: l.Rate,
 		Stability: 10, MaxWindows: l.Windows, Seed: l.Seed, allWindows: true,
 	}
 	if !m.WaitAuto {
@@ -98,39 +99,76 @@ func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
 	}
 	c := &crowd{groups: [3]cpuGroup{foreignCPU(s.Pid), foreignCPU(os.Getpid()), foreignCPU(workers...)}, socket: admin.New(l.Socket).Socket(), model: l.Model}
 	quit := new(atomic.Bool)
+	var rows *feed.Feed
+	var inputs []inputRows
 	for i := range l.Clients {
-		p, err := l.attach(ctx, i)
+		p, err := l.attach(ctx, i, inFlight)
+		if err == nil && rows == nil {
+			sig := p.conn.Model().Signature
+			if rows, err = l.Feed(&sig); err == nil {
+				inputs = l.inputs(rows)
+			} else {
+				_ = p.conn.Close()
+			}
+		}
 		if err != nil {
 			c.close()
 			return nil, nil, err
 		}
-		p.quit = quit
+		p.quit, p.inputs, p.dims = quit, inputs, rows.Dims()
+		p.sent.Store(uint64(i * len(inputs) / l.Clients)) // not all with the same
 		c.reporters = append(c.reporters, p)
 	}
 	return cfg, c, nil
 }
 
-func (l *Load) attach(ctx context.Context, i int) (*localProducer, error) {
-	job := producerJob{Model: l.Model, Rows: l.Rows, InFlight: l.InFlight, Rate: l.Rate / float64(l.Clients), Seed: uint64(l.Seed)<<20 + uint64(i)}
+// openInFlight is how many requests a client may have in flight in an open loop.
+const openInFlight = 64
+
+// inFlight is what was asked for, or what suits a ring with so many free slots.
+func (l *Load) inFlight(slotsFree int) int {
+	switch {
+	case l.InFlight > 0:
+		return l.InFlight
+	case l.Rate > 0:
+		return max(1, min(openInFlight, slotsFree/(l.Clients*l.Rows)))
+	}
+	return 1
+}
+
+// What is kept in memory of the rows that requests send in turn.
+const (
+	mostInputs     = 1024
+	mostInputBytes = 256 << 20
+)
+
+// inputs are rows of requests that follow each other, as many as there are.
+func (l *Load) inputs(rows *feed.Feed) (all []inputRows) {
+	most := min(mostInputs, (rows.Len()+l.Rows-1)/l.Rows)
+	for bytes := 0; len(all) < most && bytes < mostInputBytes; {
+		in := inputRows{given: rows.Rows(len(all)*l.Rows, l.Rows)}
+		for _, t := range in.given {
+			bytes += len(t.Data)
+			if len(rows.Dims()) == 0 { // rows lie in a slot as they are
+				in.plain = append(in.plain, t.Data)
+			}
+		}
+		if in.plain != nil {
+			in.given = nil
+		}
+		all = append(all, in)
+	}
+	return all
+}
+
+func (l *Load) attach(ctx context.Context, i, inFlight int) (*localProducer, error) {
+	job := producerJob{Model: l.Model, Rows: l.Rows, InFlight: inFlight, Rate: l.Rate / float64(l.Clients), Seed: uint64(l.Seed)<<20 + uint64(i)}
 	conn, err := client.Dial(ctx, l.Model, client.WithSocket(l.Socket), client.WithWindow(job.window()), client.WithName("ringbatch bench"))
 	if err != nil {
 		return nil, err
 	}
-	sig := conn.Model().Signature
-	rows, err := l.Feed(&sig)
-	if err != nil {
-		_ = conn.Close()
-		return nil, err
-	}
-	p := &producer{job: job, conn: conn, dims: rows.Dims(), given: rows.Rows(l.Rows)}
-	if len(p.dims) == 0 { // rows lie in a slot as they are
-		for _, t := range p.given {
-			p.inputs = append(p.inputs, t.Data)
-		}
-		p.given = nil
-	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	return &localProducer{producer: p, ctx: ctx, cancel: cancel, reports: make(chan windowReport, 1), failures: make(chan error, 1)}, nil
+	return &localProducer{producer: &producer{job: job, conn: conn}, ctx: ctx, cancel: cancel, reports: make(chan windowReport, 1), failures: make(chan error, 1)}, nil
 }
 
 // localProducer is a producer in this process.

@@ -60,13 +60,26 @@ func (p *producer) load(ctx context.Context, r *recorder) {
 type producer struct {
 	job    producerJob
 	conn   *client.Client
-	inputs [][]byte // a request's rows, per input tensor
-	// given are they where the model's own sizes decide how rows lie in a slot;
-	// dims are those sizes.
-	given []tensor.Tensor
-	dims  []int
+	inputs []inputRows // of requests, in turn
+	sent   atomic.Uint64
+	dims   []int // sizes of all variable dimensions
 
 	windows int // open loops run so far
+}
+
+// inputRows are those of a request.
+type inputRows struct {
+	plain [][]byte // per input tensor, as they lie in a slot
+	// given are they where the model's own sizes decide how rows lie in a slot.
+	given []tensor.Tensor
+}
+
+// next is what the next request sends.
+func (p *producer) next() *inputRows {
+	if len(p.inputs) == 1 {
+		return &p.inputs[0]
+	}
+	return &p.inputs[p.sent.Add(1)%uint64(len(p.inputs))]
 }
 
 // closedLoop keeps InFlight requests in flight: each answer is followed by
@@ -210,7 +223,8 @@ func (p *producer) claim(ctx context.Context) (client.Request, error) {
 }
 
 func (p *producer) write(r client.Request) error {
-	for _, t := range p.given {
+	in := p.next()
+	for _, t := range in.given {
 		dst, err := r.Input(t.Name)
 		if err == nil {
 			err = pad.Copy(dst, t)
@@ -219,7 +233,7 @@ func (p *producer) write(r client.Request) error {
 			return err
 		}
 	}
-	for k, rows := range p.inputs {
+	for k, rows := range in.plain {
 		dst, err := r.InputBytes(k)
 		if err != nil {
 			return err
@@ -238,13 +252,14 @@ func (p *producer) wait(ctx context.Context, r client.Request) (stages, error) {
 	return stages{0, 0, int64(t.Queue), int64(t.Dispatch), int64(t.Compute), int64(t.Wake)}, err
 }
 
-// randomInputs are rows for one request.
-func randomInputs(c *client.Client, job producerJob) (all [][]byte) {
+// randomInputs are rows that every request sends.
+func randomInputs(c *client.Client, job producerJob) []inputRows {
 	sig := c.Model().Signature
+	var rows inputRows
 	for i := range sig.Inputs {
-		all = append(all, feed.Random(&sig.Inputs[i], job.Rows, job.Seed+uint64(i)<<40).Data)
+		rows.plain = append(rows.plain, feed.Random(&sig.Inputs[i], job.Rows, job.Seed+uint64(i)<<40).Data)
 	}
-	return all
+	return []inputRows{rows}
 }
 
 // errorName is the named error behind err, or its text.

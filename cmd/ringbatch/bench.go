@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,7 +28,7 @@ func runBench(ctx context.Context, args []string) error {
 	f.StringVar(&l.Socket, "socket", "", "the broker's control socket (default: $RINGBATCH_SOCKET, else ringbatch/broker.sock in the user's runtime folder)")
 	inputs := addFeedFlags(f)
 	f.IntVar(&l.Clients, "clients", 8, "connections, all of this process")
-	f.IntVar(&l.InFlight, "in_flight", 0, "requests that each client has in flight, at most with --rate (default 1; 64 with --rate)")
+	f.IntVar(&l.InFlight, "in_flight", 0, "requests that each client has in flight, at most with --rate (default 1; with --rate 64, or fewer if the ring has no room for them)")
 	f.IntVar(&l.Rows, "rows", 1, "rows per request")
 	f.Float64Var(&l.Rate, "rate", 0, "open loop: requests per second of all clients together (default: closed loop)")
 	seconds := f.Float64("seconds", 10, "how long to measure")
@@ -39,18 +40,16 @@ func runBench(ctx context.Context, args []string) error {
 		return err
 	}
 	l.Model, l.Feed = f.Arg(0), inputs.feed
-	if l.InFlight == 0 {
-		l.InFlight = 1
-		if l.Rate > 0 {
-			l.InFlight = 64
-		}
+	least := 0.0 // not given
+	if f.Changed("in_flight") {
+		least = 1
 	}
 	for _, r := range []struct {
 		flag      string
 		got       float64
 		low, high float64
 	}{
-		{"clients", float64(l.Clients), 1, 4096}, {"in_flight", float64(l.InFlight), 1, 65536}, {"rows", float64(l.Rows), 1, 1 << 20},
+		{"clients", float64(l.Clients), 1, 4096}, {"in_flight", float64(l.InFlight), least, 65536}, {"rows", float64(l.Rows), 1, 1 << 20},
 		{"rate", l.Rate, 0, 1e7}, {"seconds", *seconds, 0.3, 86400}, {"warmup", *warmup, 0, 3600},
 	} {
 		if !(r.got >= r.low && r.got <= r.high) {
@@ -62,7 +61,7 @@ func runBench(ctx context.Context, args []string) error {
 	}
 	l.Warmup = time.Duration(*warmup * float64(time.Second))
 	l.Windows = max(3, int(*seconds))
-	l.Window = time.Duration(*seconds / float64(l.Windows) * float64(time.Second))
+	l.Window = time.Duration(*seconds / float64(l.Windows) * float64(time.Second)).Round(time.Millisecond)
 	if _, _, err := profile.Workers(ctx, admin.New(l.Socket), l.Model); err != nil {
 		return err
 	}
@@ -75,24 +74,30 @@ func runBench(ctx context.Context, args []string) error {
 		}
 		return err
 	}
-	if *svg != "" {
-		if err := writeFigure(*svg, r.Figure()); err != nil {
-			return err
-		}
-	}
-	if *asJSON {
-		out := json.NewEncoder(os.Stdout)
-		out.SetIndent("", "  ")
-		if err := out.Encode(r); err != nil {
-			return err
-		}
-	} else {
-		r.Print(os.Stdout)
+	if unwritten := writeResult(r, *svg, *asJSON); unwritten != nil {
+		return unwritten
 	}
 	if errors.Is(err, testbed.ErrInterrupted) {
 		return interrupted
 	}
 	return err
+}
+
+// writeResult shows it also if it cannot be drawn.
+func writeResult(r *bench.Result, svg string, asJSON bool) error {
+	var undrawn error
+	if svg != "" {
+		undrawn = writeFigure(svg, r.Figure())
+	}
+	if asJSON {
+		out := json.NewEncoder(os.Stdout)
+		out.SetIndent("", "  ")
+		return errors.Join(undrawn, out.Encode(r))
+	}
+	var text bytes.Buffer
+	r.Print(&text)
+	_, err := os.Stdout.Write(text.Bytes())
+	return errors.Join(undrawn, err)
 }
 
 // digits writes a number without an exponent.

@@ -58,14 +58,24 @@ func New(sig *tensor.Signature, given []tensor.Tensor, seed uint64) (*Feed, erro
 // Dims are the sizes of all variable dimensions, as Claim takes them.
 func (f *Feed) Dims() []int { return f.dims }
 
-// Rows are the inputs of a request of n rows: those there are, again and again.
-func (f *Feed) Rows(n int) []tensor.Tensor {
+// Len is how many different rows there are.
+func (f *Feed) Len() int {
+	most := 1
+	for _, t := range f.inputs {
+		most = max(most, t.Rows())
+	}
+	return most
+}
+
+// Rows are the inputs of a request of n rows: those there are from a row on, again and
+// again.
+func (f *Feed) Rows(from, n int) []tensor.Tensor {
 	out := make([]tensor.Tensor, len(f.inputs))
 	for i, t := range f.inputs {
 		size := t.RowBytes()
 		data := make([]byte, 0, n*size)
 		for row := range n {
-			data = append(data, t.Row(row % t.Rows()).Data[:size]...)
+			data = append(data, t.Row((from + row) % t.Rows()).Data[:size]...)
 		}
 		out[i] = tensor.Tensor{Name: t.Name, DType: t.DType, Shape: append([]int{n}, t.Shape[1:]...), Data: data}
 	}

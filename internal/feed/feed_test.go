@@ -21,10 +21,13 @@ func TestRowsAreThoseGivenAgainAndAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows := f.Rows(3)
+	rows := f.Rows(0, 3)
 	x, err := tensor.As[int32](rows[0])
 	if err != nil || !slices.Equal(x, []int32{1, 2, 3, 4, 5, 6, 1, 2, 3}) || !slices.Equal(f.Dims(), []int{3}) {
 		t.Errorf("%v, %v, %v", x, f.Dims(), err)
+	}
+	if x, err = tensor.As[int32](f.Rows(1, 2)[0]); err != nil || !slices.Equal(x, []int32{4, 5, 6, 1, 2, 3}) || f.Len() != 2 {
+		t.Errorf("from the second on: %v of %d, %v", x, f.Len(), err)
 	}
 	for _, b := range rows[1].Data {
 		if b > 1 {
@@ -34,7 +37,7 @@ func TestRowsAreThoseGivenAgainAndAgain(t *testing.T) {
 	if f, err = New(&sig, nil, 1); err != nil || !slices.Equal(f.Dims(), []int{8}) {
 		t.Errorf("without data: %v, %v", f, err)
 	}
-	if x, err = tensor.As[int32](f.Rows(4)[0]); err != nil || len(x) != 32 || slices.Max(x) > 63 || slices.Min(x) < 0 {
+	if x, err = tensor.As[int32](f.Rows(0, 4)[0]); err != nil || len(x) != 32 || slices.Max(x) > 63 || slices.Min(x) < 0 {
 		t.Errorf("made from the signature: %v, %v", x, err)
 	}
 	for name, bad := range map[string]tensor.Tensor{
