@@ -145,12 +145,38 @@ func costsOf(byBusy map[int]Cost) (alone Cost, busy []Cost, err error) {
 				p.Time += time.Duration(share * float64(byBusy[next].Of(p.Rows)-p.Time))
 				c = append(c, p)
 			}
-			byBusy[k] = c
 		}
+		c = c.reaching(byBusy[1])
+		byBusy[k] = c
 		last = k
 		busy = append(busy, c)
 	}
 	return byBusy[1], busy, nil
+}
+
+// reaching adds sizes beyond those that were measured beside other busy workers, if they
+// were measured alone: each takes as many times as long as the size nearest to it. A
+// straight line through few points would be far off.
+func (c Cost) reaching(alone Cost) Cost {
+	first, last := c[0], c[len(c)-1]
+	var all Cost
+	for _, p := range alone {
+		if p.Rows < first.Rows {
+			all = append(all, CostPoint{p.Rows, slowed(p.Time, first, alone)})
+		}
+	}
+	all = append(all, c...)
+	for _, p := range alone {
+		if p.Rows > last.Rows {
+			all = append(all, CostPoint{p.Rows, slowed(p.Time, last, alone)})
+		}
+	}
+	return all
+}
+
+// slowed is a time as many times as long as that of a point is of its own alone.
+func slowed(t time.Duration, at CostPoint, alone Cost) time.Duration {
+	return time.Duration(float64(t) * float64(at.Time) / max(1, float64(alone.Of(at.Rows))))
 }
 
 // took is the time of a batch of rows rows that starts while so many other

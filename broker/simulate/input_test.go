@@ -103,6 +103,17 @@ func TestACostFileTellsWhatBusyWorkersDoToEachOther(t *testing.T) {
 			t.Errorf("%d rows beside %d others: %v, want %v", c.rows, c.others, got, c.want)
 		}
 	}
+	// Sizes that were not seen beside others are as many times slower as the nearest that was.
+	alone, busy, err = ReadCosts(strings.NewReader("1,2ms,1\n8,4ms,1\n32,10ms,1\n8,6ms,2\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg = Config{Cost: alone, Busy: busy}
+	for rows, want := range map[int]time.Duration{1: 3 * time.Millisecond, 8: 6 * time.Millisecond, 20: 10500 * time.Microsecond, 32: 15 * time.Millisecond} {
+		if got := time.Duration(cfg.took(rows, 1)); got != want {
+			t.Errorf("%d rows beside another: %v, want %v", rows, got, want)
+		}
+	}
 	for _, text := range []string{"1,1ms,0", "1,1ms,x", "1,1ms,2", "1,1ms,1\n1,2ms,1", "1,1ms,99999999"} {
 		if _, _, err := ReadCosts(strings.NewReader(text)); !errors.Is(err, ErrConfig) {
 			t.Errorf("%q: %v", text, err)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/policyflag"
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 )
@@ -141,6 +142,9 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if f.set.NArg() > 0 {
 		return usageError(stderr, fmt.Errorf("unexpected argument %q", f.set.Arg(0)))
 	}
+	if err := progress.CanWrite(f.plot); err != nil {
+		return failure(stderr, fmt.Errorf("--plot: %w", err))
+	}
 	if f.grid != "" {
 		if err := f.runGrid(ctx, stdout, stderr); err != nil {
 			return failure(stderr, err)
@@ -185,8 +189,8 @@ func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	progress, end := progressLine(stderr)
-	results, err := runGrid(ctx, cells, func(done int) { progress("%d of %d cells", done, len(cells)) })
+	say, end := progressLine(stderr)
+	results, err := runGrid(ctx, cells, func(done int) { say("%d of %d cells", done, len(cells)) })
 	end()
 	if err != nil {
 		return err
@@ -223,22 +227,22 @@ func failure(stderr io.Writer, err error) int {
 	return exitError
 }
 
+// write shows the result also if it cannot be drawn.
 func (f *flags) write(stdout io.Writer, r *Result, cfg *Config, took time.Duration) error {
+	var undrawn error
 	if f.plot != "" {
-		if err := writePlot(f.plot, r, cfg); err != nil {
-			return err
-		}
+		undrawn = writePlot(f.plot, r, cfg)
 	}
 	if f.json {
 		e := json.NewEncoder(stdout)
 		e.SetIndent("", "  ")
-		return e.Encode(r)
+		return errors.Join(undrawn, e.Encode(r))
 	}
 	if err := r.WriteText(stdout, cfg); err != nil {
-		return err
+		return errors.Join(undrawn, err)
 	}
 	_, err := fmt.Fprintf(stdout, "\n(simulated in %v, seed %d)\n", took.Round(time.Millisecond), f.seed)
-	return err
+	return errors.Join(undrawn, err)
 }
 
 func writePlot(name string, r *Result, cfg *Config) error {

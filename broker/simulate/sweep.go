@@ -4,6 +4,7 @@ package simulate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -109,10 +110,9 @@ func (f *flags) runSweep(ctx context.Context, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
+	var undrawn error
 	if f.plot != "" {
-		if err := s.plot(f.plot); err != nil {
-			return err
-		}
+		undrawn = s.plot(f.plot)
 	}
-	return s.WriteText(stdout)
+	return errors.Join(undrawn, s.WriteText(stdout))
 }

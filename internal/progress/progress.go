@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"os"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // Line is that line. Where standard error is not a terminal it stays silent.
@@ -21,7 +23,7 @@ type Line struct {
 // New takes standard error, if it is a terminal.
 func New() *Line {
 	p := &Line{}
-	if st, err := os.Stderr.Stat(); err == nil && st.Mode()&os.ModeCharDevice != 0 {
+	if _, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS); err == nil {
 		p.out = os.Stderr
 	}
 	return p
@@ -34,8 +36,21 @@ func (p *Line) Say(format string, a ...any) {
 	if p.out == nil {
 		return
 	}
-	fmt.Fprintf(p.out, "\r\x1b[K"+format, a...)
+	width := 0
+	if size, err := unix.IoctlGetWinsize(int(p.out.Fd()), unix.TIOCGWINSZ); err == nil {
+		width = int(size.Col)
+	}
+	fmt.Fprint(p.out, "\r\x1b[K"+fit(fmt.Sprintf(format, a...), width))
 	p.dirty = true
+}
+
+// fit cuts a text to one line of a terminal. One that is wrapped could not be
+// replaced, and would be followed by the next. A width of 0 is not known.
+func fit(text string, width int) string {
+	if letters := []rune(text); width > 0 && len(letters) >= width { // the last column is the cursor's
+		return string(letters[:max(0, width-2)]) + "…"
+	}
+	return text
 }
 
 // Clear takes it away, before something is printed.
