@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,7 +62,7 @@ func runProfile(ctx context.Context, args []string) error {
 		if errors.Is(err, context.Canceled) {
 			return fmt.Errorf("interrupted before anything was measured")
 		}
-		return err
+		return inputs.explain(err)
 	}
 	if writeErr := writeProfile(p, *out, *svg, *asJSON); writeErr != nil {
 		return writeErr
@@ -69,28 +70,28 @@ func runProfile(ctx context.Context, args []string) error {
 	if errors.Is(err, context.Canceled) {
 		return interrupted
 	}
-	return err
+	return inputs.explain(err)
 }
 
-// writeProfile is also for what there is of an interrupted one.
+// writeProfile is also for what there is of an interrupted one. A file that cannot be
+// written does not keep the rest from being shown.
 func writeProfile(p *profile.Profile, out, svg string, asJSON bool) error {
+	var failed error
 	if out != "" {
 		if err := writeFile(out, p.WriteCost); err != nil {
-			return fmt.Errorf("--out: %w", err)
+			failed = fmt.Errorf("--out: %w", err)
 		}
 	}
 	if svg != "" {
-		if err := writeFigure(svg, p.Figure()); err != nil {
-			return err
-		}
+		failed = errors.Join(failed, writeFigure(svg, p.Figure()))
 	}
 	if asJSON {
-		return json.NewEncoder(os.Stdout).Encode(struct {
+		return errors.Join(failed, json.NewEncoder(os.Stdout).Encode(struct {
 			*profile.Profile
 			Verdict string `json:"verdict"`
-		}{p, p.Verdict()})
+		}{p, p.Verdict()}))
 	}
-	return p.WriteText(os.Stdout)
+	return errors.Join(failed, p.WriteText(os.Stdout))
 }
 
 func writeFile(path string, write func(io.Writer) error) error {
@@ -119,12 +120,24 @@ func addFeedFlags(f *pflag.FlagSet) *feedFlags {
 	return &feedFlags{f.StringArray("in", nil, "rows of an input, NAME=FILE.npy (repeatable; default: made from the signature, variable dimensions at their largest)")}
 }
 
+// explain adds to a batch that failed what may be to blame.
+func (g *feedFlags) explain(err error) error {
+	var failed *profile.BatchError
+	if len(*g.files) > 0 || !errors.As(err, &failed) {
+		return err
+	}
+	return fmt.Errorf("%w\nits inputs were random numbers, made from the signature: --in NAME=FILE.npy sends your own", err)
+}
+
 func (g *feedFlags) feed(sig *tensor.Signature) (*feed.Feed, error) {
 	var given []tensor.Tensor
 	for _, text := range *g.files {
 		name, file, ok := strings.Cut(text, "=")
 		if !ok {
 			return nil, fmt.Errorf("%w: --in %s: want NAME=FILE.npy", errUsage, text)
+		}
+		if slices.ContainsFunc(given, func(t tensor.Tensor) bool { return t.Name == name }) {
+			return nil, fmt.Errorf("%w: --in %s: there is a file for %s already", errUsage, text, name)
 		}
 		spec := &tensor.Spec{Name: name}
 		for i := range sig.Inputs {

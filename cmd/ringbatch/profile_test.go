@@ -4,11 +4,13 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/npy"
 	"github.com/ringbatch/ringbatch/internal/profile"
 	"github.com/ringbatch/ringbatch/stats"
 )
@@ -92,6 +94,14 @@ func TestWhatCannotBeMeasuredIsSaidInASentence(t *testing.T) {
 	if err := os.WriteFile(text, []byte("no numbers"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	row := c.bed.Path("row.npy")
+	file, err := os.Create(row)
+	if err == nil {
+		err = errors.Join(npy.Write(file, npy.Array{DType: "i64", Shape: []int{1, 3}, Data: make([]byte, 24)}), file.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, x := range []struct {
 		args string
 		code int
@@ -106,6 +116,12 @@ func TestWhatCannotBeMeasuredIsSaidInASentence(t *testing.T) {
 		{"profile simulated --in x=" + text, 1, "not a valid .npy file"},
 		{"profile simulated --in x", 2, "want NAME=FILE.npy"},
 		{"profile simulated --in z=/dev/null", 1, "not an .npy file"},
+		{"profile simulated --in x=" + row + " --in x=" + row, 2, "there is a file for x already"},
+		{"profile simulated --sizes 1,8 --seconds 0.1 --out /dev/full", 1, "no space left on device"},
+		{"profile simulated --sizes 1,8 --seconds 0.1 --out /dev/full", 1, "atching"}, // what was measured is not lost
+		{"profile simulated --sizes 4,8 --seconds 0.1", 0, "atching"},
+		{"simulate --sweep --requests 100000000 --plot /no/such/folder/x", 1, "cannot be written"}, // before it begins
+		{"simulate --requests 100 --plot /dev/full", 1, "throughput"},
 		{"profile simulated --out /no/such/folder/x", 1, "cannot be written"},
 		{"profile simulated --socket " + c.bed.Path("private/none"), 1, "broker"},
 	} {

@@ -9,7 +9,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/progress"
@@ -55,18 +58,34 @@ func runTune(ctx context.Context, args []string) error {
 		return err
 	}
 	o.Program, o.Feed = []string{self}, inputs.feed
+	killOnSecondSignal()
 	r, err := tune.Run(ctx, o)
 	o.Say.Clear()
+	var unwritten error
 	if r != nil && len(r.Candidates)+len(r.Profiles) > 0 {
-		if writeErr := writeTuned(r, *out, *svg, *asJSON); writeErr != nil {
-			return writeErr
-		}
+		unwritten = writeTuned(r, *out, *svg, *asJSON)
 	}
 	if errors.Is(err, context.Canceled) {
 		fmt.Fprintln(os.Stderr, "ringbatch: interrupted; every process was ended")
-		return interrupted
+		err = interrupted
 	}
-	return err
+	if unwritten != nil {
+		return unwritten
+	}
+	return inputs.explain(err)
+}
+
+// killOnSecondSignal kills what was started if Ctrl-C comes once more: a worker may take
+// long to end. What was measured is printed all the same; a third ends this process.
+func killOnSecondSignal() {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		<-signals
+		<-signals
+		signal.Stop(signals)
+		tune.KillAll()
+	}()
 }
 
 // fewRequests are too few to tell settings apart.
@@ -93,6 +112,8 @@ func checkTune(o *tune.Options) error {
 		return usage("--turns is %d, must be 1..1000", o.Turns)
 	case len(o.Instances) == 0:
 		return usage("--instances names no number")
+	case slices.ContainsFunc(o.GPUs, func(n int) bool { return n < 0 }):
+		return usage("--gpus: a GPU's number is not negative")
 	case o.Goal.P99 < 0 || !(o.Goal.Rate >= 0 && o.Goal.Rate <= 1e7):
 		return usage("--p99 and --rate must not be negative, nor --rate above 1e7")
 	case o.AttachTime <= 0 || o.Profile <= 0:
@@ -105,28 +126,32 @@ func checkTune(o *tune.Options) error {
 	return nil
 }
 
-// writeTuned is also for what there is of an interrupted run.
+// writeTuned is also for what there is of an interrupted run. A file that cannot be
+// written does not keep the rest from being shown.
 func writeTuned(r *tune.Report, out, svg string, asJSON bool) error {
+	var failed error
 	if out != "" && r.Choice != nil {
 		if err := writeFile(out, func(w io.Writer) error { _, err := io.WriteString(w, r.TOML()); return err }); err != nil {
-			return fmt.Errorf("--out: %w", err)
+			failed = fmt.Errorf("--out: %w", err)
 		}
 	}
 	if svg != "" {
-		if err := writeFigure(svg, r.Figure()); err != nil {
-			return err
-		}
+		failed = errors.Join(failed, writeFigure(svg, r.Figure()))
 	}
 	if asJSON {
 		e := json.NewEncoder(os.Stdout)
 		e.SetIndent("", "  ")
-		return e.Encode(r)
+		return errors.Join(failed, e.Encode(r))
 	}
 	if err := r.WriteText(os.Stdout); err != nil {
-		return err
+		return errors.Join(failed, err)
 	}
-	if out != "" && r.Choice != nil {
+	switch {
+	case out == "" || failed != nil:
+	case r.Choice != nil:
 		fmt.Printf("%s: ringbatch broker --config %s\n", out, out)
+	default:
+		fmt.Printf("%s was not written: there is no setting to recommend\n", out)
 	}
-	return nil
+	return failed
 }

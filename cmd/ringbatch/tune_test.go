@@ -51,13 +51,18 @@ func (x *tuning) worker() string {
 	return fmt.Sprintf("echo $$ >> %s; exec %s worker --model simulated --simulated_fixed 2ms --simulated_item 1ms --max_batch_size 8", x.pids, x.bin)
 }
 
+// background is a command that has ended when its worker attaches, in a session of its own.
+func (x *tuning) background() string {
+	return "setsid sh -c 'while kill -0 $PPID 2>/dev/null; do sleep 0.01; done; " + x.worker() + "' &"
+}
+
 // quick are flags that make it short. Numbers given besides are tried, too.
 var quick = []string{"--instances", "1", "--batch_sizes", "8", "--profile_time", "100ms", "--turns", "1"}
 
 func (x *tuning) tune(args ...string) (out string, code int) {
 	for window := 100 * time.Millisecond; window < 10*time.Second; window *= 2 {
 		out, code = x.run(append(append([]string{"tune", "--window", window.String()}, quick...), args...)...)
-		if code != 1 || !strings.Contains(out, "no setting served the load") { // else the machine stood still for its windows: longer ones
+		if code != 1 || !strings.Contains(out, "measured served the load") { // else the machine stood still for its windows: longer ones
 			break
 		}
 		x.t.Logf("once more, with longer windows than %v:\n%s", window, out)
@@ -163,8 +168,11 @@ func TestTuneThatCannotWorkSaysWhyAndLeavesNothingRunning(t *testing.T) {
 		{[]string{"--worker", "echo it has no weights; exit 3"}, 1, "ends before it attaches"},
 		{[]string{"--worker", "echo it has no weights; exit 3"}, 1, "it has no weights"},
 		{[]string{"--worker", "echo $$ >> " + x.pids + "; exec sleep 1000", "--attach_time", "300ms"}, 1, "no worker attached within 300ms"},
+		{[]string{"--worker", x.background()}, 1, "must stay in the foreground"},
+		{[]string{"--worker", x.worker(), "--out", "/dev/full"}, 1, "recommended: 1 instance(s)"}, // the table is not lost
+		{[]string{"--worker", x.worker(), "--gpus", "-1"}, 2, "is not negative"},
 		{[]string{"--worker", x.worker(), "--p99", "1ms"}, 1, "--p99 1ms cannot be kept: the quickest batch alone takes"},
-		{[]string{"--worker", x.worker(), "--rate", "1000000"}, 1, "no setting serves 1,000,000 requests/s"},
+		{[]string{"--worker", x.worker(), "--rate", "1000000"}, 1, "no setting that was measured serves 1,000,000 requests/s"},
 		{[]string{"--worker", "x", "--rate", "1"}, 2, "too few to judge by"},
 	} {
 		if out, code := x.tune(c.args...); code != c.code || !strings.Contains(out, c.want) {
@@ -237,6 +245,23 @@ func TestTuneLeavesOutBatchesThatFail(t *testing.T) {
 		t.Errorf("only sizes that fail: status %d\n%s", code, out)
 	}
 	x.nothingIsLeft()
+}
+
+// Two signals that are not the same: of two that are, the kernel may keep one.
+func TestASecondCtrlCKillsWorkersThatDoNotEnd(t *testing.T) {
+	x := startTuning(t)
+	stubborn := fmt.Sprintf("trap '' TERM; echo $$ >> %s; while :; do sleep 1; done", x.pids)
+	for _, command := range []string{stubborn, `setsid --wait sh -c "` + strings.ReplaceAll(stubborn, "$$", `\$\$`) + `"`} {
+		_ = os.Remove(x.pids)
+		p := x.start("tune", "--worker", command, "--instances", "1")
+		x.until("the worker runs", func() bool { text, _ := os.ReadFile(x.pids); return len(text) > 0 })
+		p.Signal(syscall.SIGINT)
+		p.Signal(syscall.SIGTERM)
+		if err := p.Wait(patience); err == nil || p.State().ExitCode() != 130 || !strings.Contains(p.Log(), "every process was ended") {
+			t.Errorf("%v\n%s", err, p.Log())
+		}
+		x.nothingIsLeft()
+	}
 }
 
 func TestAnInterruptedTuneLeavesNothingRunningAndKeepsWhatWasMeasured(t *testing.T) {

@@ -39,9 +39,9 @@ type Options struct {
 	Time   time.Duration // about what measuring may take
 	// Progress is told how far it is, from 0 to 1.
 	Progress func(share float64, doing string)
-	// Recover is called after a batch that failed, and returns when the workers can be
-	// measured again. Then the batch is tried once more; one that fails again is left
-	// out, and what is larger. Without Recover the first failure ends the measuring.
+	// Recover returns when the workers can be measured (again). A batch that failed is
+	// tried once more then; one that fails again is left out, and what is larger. Without
+	// Recover the first failure ends the measuring.
 	Recover func(context.Context) error
 }
 
@@ -53,6 +53,9 @@ type Profile struct {
 	Points       []Point `json:"points"` // by busy, then by rows
 	// Unfinished tells that it was interrupted.
 	Unfinished bool `json:"unfinished,omitempty"`
+	// Missing is what was to be measured, and was seen too seldom.
+	Missing []Kind `json:"missing,omitempty"`
+	Lost    uint64 `json:"workers_lost,omitempty"` // meanwhile
 	// Failed are the batches that were left out since they failed.
 	Failed []*BatchError `json:"-"`
 }
@@ -61,6 +64,12 @@ type Profile struct {
 // those that were left out.
 func (p *Profile) Fails(rows, busy int) bool {
 	return slices.ContainsFunc(p.Failed, func(e *BatchError) bool { return rows >= e.Rows && busy >= e.Busy })
+}
+
+// Kind is a kind of batch: its rows, and how many workers were busy.
+type Kind struct {
+	Rows int `json:"rows"`
+	Busy int `json:"busy"`
 }
 
 // Point is what batches of one size took.
@@ -125,10 +134,22 @@ func Measure(ctx context.Context, o Options) (*Profile, error) {
 	}
 	defer restore()
 	r.spread = o.Time / time.Duration(rounds*len(r.cells))
+	before := r.lost(ctx)
 	err = r.measureAll(ctx, r.measure)
 	r.profile.Unfinished = err != nil
+	if after := r.lost(context.WithoutCancel(ctx)); after > before {
+		r.profile.Lost = after - before
+	}
 	r.summarize()
 	return r.profile, err
+}
+
+// lost is how many workers the model has lost so far.
+func (r *run) lost(ctx context.Context) uint64 {
+	if s, err := r.admin.Stats(ctx); err == nil && s.Model(r.o.Model) != nil {
+		return s.Model(r.o.Model).WorkersLost
+	}
+	return 0
 }
 
 // measureAll goes round the cells, without those that fail.
@@ -331,6 +352,11 @@ const restTime = 30 * time.Second
 
 // measure loads the model for one cell and one round.
 func (r *run) measure(ctx context.Context, c cell) error {
+	if r.o.Recover != nil { // one may have died of the last one
+		if err := r.o.Recover(ctx); err != nil {
+			return err
+		}
+	}
 	if err := r.leaveOutFailed(ctx, c.busy); err != nil {
 		return err
 	}
@@ -339,7 +365,7 @@ func (r *run) measure(ctx context.Context, c cell) error {
 		return err
 	}
 	inputs := make([]any, 0, 4)
-	for _, t := range r.feed.Rows(c.rows) {
+	for _, t := range r.feed.Rows(0, c.rows) {
 		inputs = append(inputs, t)
 	}
 	end := time.Now().Add(r.spread)
@@ -447,7 +473,13 @@ func overlap(a, b *stats.Batch) int64 {
 func (r *run) summarize() {
 	for _, c := range r.cells {
 		s := r.samples[c]
-		if len(s) < leastBatches || r.profile.Fails(c.rows, c.busy) {
+		if r.profile.Fails(c.rows, c.busy) {
+			continue
+		}
+		if len(s) < leastBatches {
+			if !r.profile.Unfinished {
+				r.profile.Missing = append(r.profile.Missing, Kind{c.rows, c.busy})
+			}
 			continue
 		}
 		p := Point{Rows: c.rows, Busy: c.busy, Batches: len(s)}

@@ -57,8 +57,22 @@ func (p *Profile) WriteText(w io.Writer) error {
 			svgchart.Number(float64(x.Rows)/x.MS*1e3), x.Batches, strings.Repeat("█", max(1, int(x.MS/longest*barWidth+0.5))))
 	}
 	fmt.Fprintf(&b, "\n%s\n", p.Verdict())
+	for _, note := range p.Notes() {
+		fmt.Fprintf(&b, "note: %s\n", note)
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// Notes are what else there is to know about it.
+func (p *Profile) Notes() (notes []string) {
+	if p.Lost > 0 {
+		notes = append(notes, fmt.Sprintf("%d worker(s) left or died while it was measured", p.Lost))
+	}
+	for _, k := range p.Missing {
+		notes = append(notes, fmt.Sprintf("too few batches of %d rows were seen with %d workers busy", k.Rows, k.Busy))
+	}
+	return notes
 }
 
 func busyText(busy int) string {
@@ -85,26 +99,43 @@ const pays = 1.1
 // Verdict says in a sentence whether batching pays, and in another what several
 // workers do to each other.
 func (p *Profile) Verdict() string {
-	one := p.find(1, 1)
-	var best *Point
+	var least, best *Point // rows, and the most rows a second
 	for i := range p.Points {
-		if x := &p.Points[i]; x.Busy == 1 && (best == nil || float64(x.Rows)/x.MS > float64(best.Rows)/best.MS) {
+		x := &p.Points[i]
+		if x.Busy != 1 {
+			continue
+		}
+		if least == nil || x.Rows < least.Rows {
+			least = x
+		}
+		if best == nil || float64(x.Rows)/x.MS > float64(best.Rows)/best.MS {
 			best = x
 		}
 	}
-	if one == nil || best == nil {
+	if least == nil {
 		return "Too little was measured to say whether batching pays."
 	}
-	gain := float64(best.Rows) / best.MS * one.MS
-	text := fmt.Sprintf("Batching hardly pays: in batches of %d a worker does %.2f × as much as with one row at a time; max_batch_size = 1 loses little.", best.Rows, gain)
+	gain := float64(best.Rows) / best.MS * least.MS / float64(least.Rows)
+	text := fmt.Sprintf("Batching hardly pays: in batches of %d a worker does %.2f × as much as with %s at a time", best.Rows, gain, rowsText(least.Rows))
+	if least.Rows == 1 {
+		text += "; max_batch_size = 1 loses little"
+	}
+	text += "."
 	if gain >= pays {
-		text = fmt.Sprintf("Batching pays: %d rows take %.2f × as long as one, so in batches of %d a worker does %.1f × as much.", best.Rows, best.MS/one.MS, best.Rows, gain)
+		text = fmt.Sprintf("Batching pays: %d rows take %.2f × as long as %s, so in batches of %d a worker does %.1f × as much.", best.Rows, best.MS/least.MS, rowsText(least.Rows), best.Rows, gain)
 	}
 	most := p.Points[len(p.Points)-1].Busy
 	if full := p.find(best.Rows, most); most > 1 && full != nil {
 		text += fmt.Sprintf("\nWith %d workers busy such a batch takes %.2f × as long: together they do %.2f × as much as one.", most, full.MS/best.MS, float64(most)*best.MS/full.MS)
 	}
 	return text
+}
+
+func rowsText(n int) string {
+	if n == 1 {
+		return "one"
+	}
+	return fmt.Sprintf("%d", n)
 }
 
 // Shortest is what the quickest kind of batch takes.

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -72,7 +73,7 @@ func (r *Report) config(mps bool, instances, maxBatchSize int) string {
 	fmt.Fprintf(&b, "[[model]]\nname = %s\ninputs = %s\noutputs = %s\nmax_batch_size = %d\n", quoted(d.name),
 		list(tensor.SpecTexts(d.signature.Inputs), quoted), list(tensor.SpecTexts(d.signature.Outputs), quoted), maxBatchSize)
 	for _, key := range slices.Sorted(maps.Keys(d.policy)) {
-		if r.differs(key, d.policy[key]) {
+		if r.differs(key, d.policy[key]) && (key != "slots" || r.keepsSlots(r.maxSize())) {
 			fmt.Fprintf(&b, "%s = %s\n", quoted(key), quoted(d.policy[key]))
 		}
 	}
@@ -83,8 +84,11 @@ func (r *Report) config(mps bool, instances, maxBatchSize int) string {
 // differs tells that the worker asked for something else than the default, and
 // that it is not what is tuned.
 func (r *Report) differs(key, value string) bool {
-	if slices.Contains([]string{"max_batch_size", "wait_time", "latency_goal", "slots", "preferred_batch_sizes"}, key) {
+	switch key {
+	case "max_batch_size", "wait_time", "latency_goal", "preferred_batch_sizes":
 		return false
+	case "slots": // which the broker has filled in, if nobody asked
+		return value != strconv.Itoa(broker.DefaultSlots)
 	}
 	plain, err := policy.Policy{}.Resolve(r.declared.signature.Inputs)
 	return err == nil && plain.Policy(r.declared.signature.Inputs)[key] != value
@@ -96,7 +100,7 @@ func (r *Report) TOML() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Made by ringbatch tune for %s.\n", r.goalText())
 	if m := r.find(*c).Measured; m != nil {
-		fmt.Fprintf(&b, "# Measured: %s requests/s, mean %s ms, p99 %s ms.\n", number(m.PerSecond), number(m.MeanMS), number(m.P99MS))
+		fmt.Fprintf(&b, "# Measured: %s requests/s, mean %s ms, p99 %s ms%s.\n", number(m.PerSecond), number(m.MeanMS), number(m.P99MS), r.load(r.find(*c)))
 	}
 	if r.Unfinished {
 		b.WriteString("# It was interrupted: other settings may be better.\n")

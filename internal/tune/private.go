@@ -79,12 +79,16 @@ func startBroker(o *Options, config string) (*private, error) {
 	return b, nil
 }
 
-// stop ends the broker, which ends its workers first.
+// stop ends the broker, which ends its workers first; then what these left behind.
 func (b *private) stop() {
 	_ = b.process.Signal(syscall.SIGTERM)
 	<-b.ended
+	endDescendants(orphanPatience)
 	_ = os.RemoveAll(b.dir)
 }
+
+// orphanPatience is for workers that the broker does not know as its own.
+const orphanPatience = 2 * time.Second
 
 // tail keeps the end of what was written.
 type tail struct {
@@ -125,6 +129,17 @@ func (b *private) explain(err error) error {
 // one that never will.
 const deadLives = 2
 
+// errBackground is a command that ends well before its worker attaches, or after it has
+// put its worker into the background, where nobody knows whose it is.
+var errBackground = errors.New("the worker command must stay in the foreground until it is told to end")
+
+func endsTooSoon(p stats.Process) error {
+	if p.LastEnd == "exit status 0" {
+		return fmt.Errorf("%w: %s (%s)", errBackground, p.Command, p.LastEnd)
+	}
+	return fmt.Errorf("the worker command ends before it attaches: %s (%s)", p.Command, p.LastEnd)
+}
+
 // await asks until ok is content, the workers have died, or the time is over; then
 // missing says what is not there.
 func (b *private) await(ctx context.Context, missing func() string, ok func(*stats.Broker) bool) error {
@@ -138,7 +153,7 @@ func (b *private) await(ctx context.Context, missing func() string, ok func(*sta
 		if err == nil {
 			for _, p := range s.Processes {
 				if !p.Attached && p.FailedStarts >= deadLives {
-					return b.explain(fmt.Errorf("the worker command ends before it attaches: %s (%s)", p.Command, p.LastEnd))
+					return b.explain(endsTooSoon(p))
 				}
 			}
 		}
@@ -177,6 +192,21 @@ func (b *private) ready(ctx context.Context, model string, workers int) error {
 	})
 }
 
+// restarts is how often a worker process ended by itself.
+func (b *private) restarts(ctx context.Context) (n int) {
+	s, err := admin.New(b.socket).Stats(ctx)
+	if err != nil {
+		return 0
+	}
+	for _, p := range s.Processes {
+		n += int(p.Restarts)
+		if p.State == "waiting" { // to be started again
+			n++
+		}
+	}
+	return n
+}
+
 // scale runs so many instances, and returns when they have attached.
 func (b *private) scale(ctx context.Context, model string, n int) error {
 	if b.general != nil {
@@ -212,13 +242,22 @@ func (r *Report) discover(ctx context.Context, begin time.Time) (*private, error
 	return nil, err
 }
 
-// asDeclared tells that the model which the workers made by themselves is the one
-// that the configuration would make, but for what can be changed while it runs.
+// asDeclared tells that every setting can be tried on the model that the workers made by
+// themselves, since it is the one that the configuration would make, but for what can be
+// changed while it runs.
 func (r *Report) asDeclared() bool {
-	d := &r.declared
-	plain, err := policy.Policy{"max_batch_size": strconv.Itoa(d.maxBatchSize)}.Resolve(d.signature.Inputs)
-	return err == nil && r.maxSize() <= d.maxBatchSize && plain.Policy(d.signature.Inputs)["slots"] == d.policy["slots"]
+	return r.maxSize() <= r.declared.maxBatchSize && r.keepsSlots(r.maxSize())
 }
+
+// keepsSlots tells that the ring is as large as the worker has it: that there is room for
+// what is in flight with as many instances, and batches as large.
+func (r *Report) keepsSlots(maxBatchSize int) bool {
+	slots, _ := strconv.Atoi(r.declared.policy["slots"])
+	return slots >= mostInFlight*r.most()*maxBatchSize+spareSlots
+}
+
+// spareSlots are for clients that go while the next ones come.
+const spareSlots = 64
 
 // declare waits until the workers have said what they serve: the model that was
 // named, which may be the last of several that a command loads, or any.
@@ -259,5 +298,8 @@ func (r *Report) declare(ctx context.Context, b *private, begin time.Time) error
 	}
 	r.Model = found.Name
 	r.declared = declaration{found.Name, found.Signature, found.Policy, settings.MaxBatchSize}
+	if slots := found.Policy["slots"]; r.differs("slots", slots) && !r.keepsSlots(r.maxSize()) {
+		r.Notes = append(r.Notes, fmt.Sprintf("the worker's ring of %s slots has no room for as many requests as %d instances with batches of %d take: it was measured with one that has, and the configuration says nothing of slots", slots, r.most(), r.maxSize()))
+	}
 	return nil
 }

@@ -25,7 +25,7 @@ func (r *Report) goalText() string {
 	return text
 }
 
-const barWidth = 24
+const barWidth = 16
 
 // WriteText writes the table, a bar for what counts, and the recommendation.
 func (r *Report) WriteText(w io.Writer) error {
@@ -46,7 +46,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		b.WriteString("interrupted: this is what was measured until then\n")
 	}
 	if r.Choice != nil {
-		fmt.Fprintf(&b, "\nrecommended: %s (found in %.0f s, %d settings simulated)\n", r.Choice.sentence(), r.Seconds, len(r.Candidates))
+		fmt.Fprintf(&b, "\nrecommended: %s (found in %.0f s, %d settings simulated)\nwhy: %s\n", r.Choice.sentence(), r.Seconds, len(r.Candidates), r.Why)
 	}
 	if g := r.Grid; g != nil {
 		fmt.Fprintf(&b, "all %d settings measured in %.0f s: the best is %s; the choice is at %.1f %% of it and took %.0f %% of the time\n",
@@ -67,19 +67,24 @@ func (r *Report) table(b *strings.Builder) {
 			best = max(best, r.score(&c.Measured.Figures))
 		}
 	}
-	fmt.Fprintf(b, "\n%9s %6s %5s  %21s %28s %28s %8s\n", "instances", "batch", "MPS", "simulated: req/s, ms", "measured: req/s (95 %)", "mean ms (95 %)", "p99 ms")
+	mps := func(text string) string { // the column, if it was tried
+		if !slices.ContainsFunc(r.Candidates, func(c *Candidate) bool { return c.MPS }) {
+			return ""
+		}
+		return fmt.Sprintf(" %4s", text)
+	}
+	fmt.Fprintf(b, "\n%9s %6s%s  %27s %28s %24s %8s\n", "instances", "batch", mps("MPS"), "simulated: req/s, ms, p99", "measured: req/s (95 %)", "mean ms (95 %)", "p99 ms")
 	for _, c := range r.Candidates {
-		mps := ""
+		on, simulated := "", ""
 		if c.MPS {
-			mps = "on"
+			on = "on"
 		}
-		simulated := ""
 		if c.Predicted != nil {
-			simulated = fmt.Sprintf("%s, %s", number(c.Predicted.PerSecond), number(c.Predicted.MeanMS))
+			simulated = fmt.Sprintf("%s, %s, %s", number(c.Predicted.PerSecond), number(c.Predicted.MeanMS), number(c.Predicted.P99MS))
 		}
-		fmt.Fprintf(b, "%9d %6d %5s  %21s", c.Instances, c.MaxBatchSize, mps, simulated)
+		fmt.Fprintf(b, "%9d %6d%s  %27s", c.Instances, c.MaxBatchSize, mps(on), simulated)
 		if m := c.Measured; m != nil {
-			fmt.Fprintf(b, " %28s %28s %8s  %s", fmt.Sprintf("%s (%s … %s)", number(m.PerSecond), number(m.PerSecondLow), number(m.PerSecondHigh)),
+			fmt.Fprintf(b, " %28s %24s %8s  %s", fmt.Sprintf("%s (%s … %s)", number(m.PerSecond), number(m.PerSecondLow), number(m.PerSecondHigh)),
 				fmt.Sprintf("%s (%s … %s)", number(m.MeanMS), number(m.MeanLow), number(m.MeanHigh)), number(m.P99MS), strings.Repeat("█", int(r.score(&m.Figures)/best*barWidth+0.5)))
 		}
 		if r.Choice != nil && *r.Choice == c.Setting {

@@ -36,12 +36,12 @@ func TestTheConfigurationIsOneThatTheBrokerReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked, err := policy.Policy{"max_queue": "50", "buckets.tokens.0": "64,512", "wait_time": "3ms", "max_batch_size": "32", "priorities": "2"}.Resolve(sig.Inputs)
+	asked, err := policy.Policy{"max_queue": "50", "buckets.tokens.0": "64,512", "wait_time": "3ms", "max_batch_size": "32", "priorities": "2", "slots": "8192"}.Resolve(sig.Inputs)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := &Report{
-		options:    &Options{Command: `python "a\b" x="1"`, GPUs: []int{0, 1}},
+		options:    &Options{Command: `python "a\b" x="1"`, GPUs: []int{0, 1}, Instances: []int{1, 3}},
 		declared:   declaration{"bert \"large\"", sig, asked.Policy(sig.Inputs), 32},
 		Choice:     &Setting{Instances: 3, MaxBatchSize: 16, MPS: true},
 		Goal:       Goal{P99: 20 * time.Millisecond},
@@ -53,7 +53,7 @@ func TestTheConfigurationIsOneThatTheBrokerReads(t *testing.T) {
 	}
 	m := cfg.Models[0]
 	got, err := m.Policy.Resolve(m.Signature.Inputs)
-	if err != nil || got.MaxBatchSize != 16 || got.WaitTime != policy.Auto || got.Level(1).MaxQueue != 50 || len(got.Buckets) == 0 {
+	if err != nil || got.MaxBatchSize != 16 || got.WaitTime != policy.Auto || got.Level(1).MaxQueue != 50 || len(got.Buckets) == 0 || got.Slots != 8192 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if w := m.Workers[0]; !cfg.MPS || w.Instances != 3 || !slices.Equal(w.GPUs, []int{0, 1}) || w.Command[2] != `exec env python "a\b" x="1"` || m.Name != `bert "large"` {
@@ -198,15 +198,93 @@ func TestFinalistsAreTheBestOfEachNumberOfInstancesFirst(t *testing.T) {
 	var list []*Candidate
 	for n := 1; n <= 4; n++ {
 		for _, size := range []int{1, 2, 4, 8, 16, 32} {
-			list = append(list, measured(n, size, float64(100*n+size), 1, 1))
+			c := measured(n, size, float64(100*n+size), 1, 1)
+			c.Measured = nil
+			list = append(list, c)
 		}
 	}
 	r := &Report{options: &Options{}}
-	got := r.finalists(list)
+	got := r.finalists(list, margin)
 	want := []Setting{{Instances: 4, MaxBatchSize: 32}, {Instances: 4, MaxBatchSize: 16}, {Instances: 4, MaxBatchSize: 8}} // 3 × 32 is predicted to be far behind
 	for i, c := range got {
 		if len(got) != len(want) || c.Setting != want[i] {
 			t.Fatalf("%v, want %v", got, want)
+		}
+	}
+}
+
+// A real tail is longer than a simulated one: what was measured says by how much.
+func TestIfNoneKeepsItsP99LighterLoadsAndOtherSettingsHaveAChance(t *testing.T) {
+	r := &Report{Goal: Goal{P99: 20 * time.Millisecond}, options: &Options{}}
+	load := func(inFlight int, perSecond, p99 float64) way {
+		return way{inFlight, &Figures{PerSecond: perSecond, P99MS: p99}}
+	}
+	large := &Candidate{Setting: Setting{Instances: 2, MaxBatchSize: 32}, ways: []way{load(32, 2000, 8), load(64, 3000, 16), load(128, 4000, 30)}}
+	small := &Candidate{Setting: Setting{Instances: 1, MaxBatchSize: 4}, ways: []way{load(4, 500, 6)}}
+	list := []*Candidate{large, small}
+	for _, c := range list {
+		c.take(r, margin)
+	}
+	if first := r.finalists(list, margin); len(first) == 0 || first[0] != large || large.InFlight != 64 {
+		t.Fatalf("%v, %d in flight", first, large.InFlight)
+	}
+	large.add(&bench.Result{Each: []bench.Figures{{PerSecond: 2800, MeanMS: 20, P99MS: 32}}}, time.Second)
+	share := r.shareKept([]*Candidate{large}, margin) // it took twice as long
+	for _, c := range list {
+		c.take(r, share)
+	}
+	if next := r.finalists(list, share); share > 0.45 || len(next) == 0 || next[0] != large || large.InFlight != 32 || large.Measured != nil {
+		t.Errorf("share %v, %v, %d in flight", share, next, large.InFlight)
+	}
+	large.add(&bench.Result{Each: []bench.Figures{{PerSecond: 1800, MeanMS: 15, P99MS: 24}}}, time.Second)
+	share = r.shareKept([]*Candidate{large}, share)
+	for _, c := range list {
+		c.take(r, share)
+	}
+	if last := r.finalists(list, share); len(last) != 1 || last[0] != small {
+		t.Errorf("share %v: %v", share, last)
+	}
+}
+
+func TestTheRecommendationSaysWhy(t *testing.T) {
+	unmeasured := measured(1, 2, 300, 9, 9)
+	unmeasured.Measured = nil
+	failed := measured(4, 8, 9000, 1, 1)
+	failed.Note = "errors: WorkerDied"
+	busy := measured(2, 8, 990, 9, 18)
+	busy.InFlight = 32
+	for want, c := range map[string]struct {
+		goal Goal
+		list []*Candidate
+	}{
+		"990 requests/s; nothing else was worth measuring: simulated, the next best, 1 × 2, does 30 % of what this one does (with 32 requests in flight)": {Goal{}, []*Candidate{busy, unmeasured}},
+		"990 requests/s is the only one of 2 measured that keeps the goal (with 32 requests in flight)":                                                   {Goal{}, []*Candidate{busy, failed}},
+		"9 ms on average; the other one measured, 1 × 8, is at 15 ms on average":                                                                          {Goal{Rate: 300}, []*Candidate{measured(2, 8, 300, 9, 15), measured(1, 8, 300, 15, 15)}},
+		"990 requests/s; the best of the other 2 measured, 3 × 16, is at 1,000 requests/s, which counts as equally good, and has more instances and larger batches (with 32 requests in flight)": {
+			Goal{}, []*Candidate{busy, measured(3, 16, 1000, 9, 15), measured(1, 8, 500, 9, 15)}},
+	} {
+		r := &Report{Goal: c.goal, Candidates: c.list, options: &Options{}}
+		if r.Choice = r.choose(); r.Choice == nil || r.why() != want {
+			t.Errorf("%v: %s\nwant %s", r.Choice, r.why(), want)
+		}
+	}
+}
+
+// Instances that take minutes to load are not started once more for nothing.
+func TestTheModelThatTheWorkerMadeIsMeasuredIfItHasRoom(t *testing.T) {
+	for _, c := range []struct {
+		slots string
+		sizes []int
+		want  bool
+	}{
+		{"4096", nil, true},          // as the broker has it by default
+		{"1783", []int{1, 32}, true}, // of large rows
+		{"64", nil, false},
+		{"4096", []int{64}, false}, // the worker's max_batch_size is 32
+	} {
+		r := &Report{options: &Options{Instances: []int{1, 4}, Sizes: c.sizes}, declared: declaration{maxBatchSize: 32, policy: policy.Policy{"slots": c.slots}}}
+		if got := r.asDeclared(); got != c.want {
+			t.Errorf("%+v: %v", c, got)
 		}
 	}
 }

@@ -129,15 +129,19 @@ func (r *Report) measure(ctx context.Context, b *private, c *Candidate, turn int
 		return b.explain(err)
 	}
 	l := bench.Load{
-		Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Rows: 1, Rate: r.Goal.Rate, Clients: openClients, InFlight: openInFlight,
+		Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Rows: 1, Rate: r.Goal.Rate, Clients: openClients,
 		Warmup: c.warmup(), Window: r.options.Window, Windows: windowsATurn, Seed: int64(turn + 1),
 	}
 	if l.Rate == 0 {
 		l.Clients, l.InFlight = clientsOf(c.InFlight)
 	}
+	before := b.restarts(ctx)
 	result, err := l.Run(ctx, &progress.Line{})
 	if result != nil {
 		c.add(result, r.options.Window)
+	}
+	if n := b.restarts(ctx) - before; n > 0 {
+		r.Notes = append(r.Notes, fmt.Sprintf("%d worker process(es) ended by themselves while %s was measured, and were started again", n, c.Setting))
 	}
 	if errors.Is(err, testbed.ErrInterrupted) {
 		return context.Canceled
