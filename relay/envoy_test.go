@@ -51,7 +51,7 @@ func startEnvoy(t *testing.T, addresses ...string) string {
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(binary, "-c", file, "--admin-address-path", admin, "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warn")
+	cmd := exec.Command(binary, "-c", file, "--admin-address-path", admin, "--disable-hot-restart", "--concurrency", "1", "--log-level", "warn")
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
