@@ -53,16 +53,7 @@ type transportReport struct {
 	Loops    *loopsFigures    `json:"loops,omitempty"`
 	Trace    *traceFigures    `json:"trace,omitempty"`
 
-	Checks []check `json:"checks"`
-}
-
-// check is one line of the table: a figure and what it must be.
-type check struct {
-	Name     string  `json:"name"`
-	Measured float64 `json:"measured"`
-	Must     string  `json:"must"`
-	OK       bool    `json:"ok"`
-	Behind   string  `json:"behind"` // the raw figures, in words
+	Checks []testbed.Check `json:"checks"` // the lines of the table
 }
 
 // transportOptions choose what is measured and for how long.
@@ -87,7 +78,7 @@ func (o *transportOptions) validate() error {
 }
 
 func runTransport(ctx context.Context, o transportOptions, say *progress.Line) (*transportSuite, error) {
-	r := &transportReport{Checks: []check{}}
+	r := &transportReport{Checks: []testbed.Check{}}
 	suite := &transportSuite{"transport", r}
 	parts := map[string]func(*fleet, transportOptions, *progress.Line, *transportReport) error{
 		"latency": measureLatency, "small": measureSmall, "large": measureLarge,
@@ -115,7 +106,7 @@ func runTransport(ctx context.Context, o transportOptions, say *progress.Line) (
 }
 
 func (r *transportReport) check(name string, measured float64, must string, ok bool, behind string, a ...any) {
-	r.Checks = append(r.Checks, check{name, measured, must, ok, fmt.Sprintf(behind, a...)})
+	r.Checks = append(r.Checks, testbed.Check{Name: name, Measured: measured, Must: must, OK: ok, Behind: fmt.Sprintf(behind, a...)})
 }
 
 // print writes the table.

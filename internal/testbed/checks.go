@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// Checks are the figures of a suite with their aims, as --json writes them; bench's
-// suites have the same shape.
-type Checks struct{ list []check }
+// Checks are the figures of a suite with their aims, as --json writes them.
+type Checks struct{ list []Check }
 
-type check struct {
+// Check is a figure and what it must be.
+type Check struct {
 	Name     string  `json:"name"`
 	Measured float64 `json:"measured"`
 	Must     string  `json:"must"`
@@ -35,7 +35,7 @@ func (c *Checks) Report(name, behind string, got, aim float64, less bool) {
 		verdict = "MISSED"
 	}
 	fmt.Printf("%-118s %.2f  (aim %s %.2f: %s)\n", behind, got, sign, aim, verdict)
-	c.list = append(c.list, check{name, got, fmt.Sprintf("%s %g", sign, aim), ok, behind})
+	c.list = append(c.list, Check{name, got, fmt.Sprintf("%s %g", sign, aim), ok, behind})
 }
 
 // Write writes them to a file; no path is fine.
