@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -28,18 +27,7 @@ from ._ring import Ring, RingBatch, Stop
 
 log = logging.getLogger("ringbatch")
 
-DEFAULT_CONCURRENCY = 4
-MOST_CONCURRENCY = 64  # what a worker's mailbox may hold
 _LOOK_S = 0.05  # so often it looks whether batches are wanted: that is a word in shared memory, and wakes nobody
-
-
-def is_async(function: Any) -> bool:
-    """Whether it is a coroutine function, or an object or class whose ``__call__`` or ``forward`` is one."""
-    if inspect.iscoroutinefunction(function):
-        return True
-    kind = function if isinstance(function, type) else type(function)
-    methods = (vars(base)[name] for name in ("__call__", "forward") for base in kind.__mro__ if name in vars(base))
-    return inspect.iscoroutinefunction(next(methods, None))
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import json
 import os
@@ -321,6 +320,8 @@ class Model(Caller):
         self, *inputs: Any, timeout: float | None = None, priority: int | None = None, split: bool = True, **named: Any
     ) -> Any:
         """Runs one item, or some rows, in asyncio: no thread waits. The keywords are those of a call."""
+        import asyncio  # here, since it takes long to load
+
         core = self._core
         if core.closed:
             self._check()

@@ -8,7 +8,6 @@ serves ``submit``) collects all that have ended and delivers each to its future.
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import logging
@@ -17,12 +16,19 @@ import sys
 import threading
 import weakref
 from ctypes import addressof, c_int, c_uint32, c_uint64
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _structs as c
 from . import errors
 from ._core import Core
 from ._library import Process, load
+
+if TYPE_CHECKING:  # it takes long to load, and most programs do without
+    import asyncio
+
+    # A future, the loop it belongs to (None: it is not asyncio's), and the function
+    # that makes its result of an ended request, which it also releases (None: collect_one).
+    Waiter = tuple[Any, Optional[asyncio.AbstractEventLoop], Optional[Callable[[int], Any]]]
 
 log = logging.getLogger("ringbatch")
 
@@ -30,11 +36,6 @@ _REAP = 256  # at most so many in one go
 _HOLD = 16  # at most so many; then the worker has something to do while the loop sends the rest
 _ROOM_RETRY_S = 0.005  # slots may come back without anybody telling
 _WATCH_NS = 1_000_000_000  # so often the thread looks whether its client was forgotten
-
-
-# A future, the loop it belongs to (None: it is not asyncio's), and the function
-# that makes its result of an ended request, which it also releases (None: collect_one).
-Waiter = tuple[Any, Optional[asyncio.AbstractEventLoop], Optional[Callable[[int], Any]]]
 
 
 class Completions:
@@ -279,8 +280,13 @@ def _resolve(future: Any, result: Any, error: BaseException | None) -> None:
             future.set_result(result)
         else:
             future.set_exception(error)
-    except (asyncio.InvalidStateError, concurrent.futures.InvalidStateError):
+    except concurrent.futures.InvalidStateError:
         pass
+    except Exception as e:
+        import asyncio
+
+        if not isinstance(e, asyncio.InvalidStateError):
+            raise
 
 
 def _drain_weakly(completions: weakref.ref, loop: weakref.ref, ended: list[int]) -> None:
@@ -296,6 +302,10 @@ def _unwatch(loop: asyncio.AbstractEventLoop, fd: int, closing: weakref.finalize
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
+    if "asyncio" not in sys.modules:
+        return None
+    import asyncio
+
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import threading
 import time
@@ -33,6 +32,8 @@ class RetryingModel(Model):
                 time.sleep(attempts.pause(e))
 
     async def ainfer(self, *inputs: Any, timeout: float | None = None, **more: Any) -> Any:
+        import asyncio
+
         attempts = _Attempts(timeout, self._retry)
         while True:
             try:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import functools
 import threading
@@ -101,6 +100,8 @@ def submit_split(model: Model, todo: list[Piece], timeout: float | None, priorit
 
 
 async def gather_split(model: Model, todo: list[Piece], timeout: float | None, priority: int | None) -> Any:
+    import asyncio
+
     tasks = [asyncio.ensure_future(model.ainfer(*piece, timeout=timeout, priority=priority, split=False)) for piece in todo]
     try:
         parts = [model._as_list(part) for part in await asyncio.gather(*tasks)]

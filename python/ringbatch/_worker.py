@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import os
@@ -11,16 +10,20 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from . import _structs as c
 from . import errors
-from ._async import DEFAULT_CONCURRENCY, MOST_CONCURRENCY, AsyncServing, is_async, own_loop
 from ._batch import Batch, Buffers
 from ._core import encode
 from ._ring import Ring, RingBatch, Stop, keep_attached, run_one, worker_options
 from ._tensors import Spec, signature
 
+if TYPE_CHECKING:  # it takes long to load, and is for coroutines only
+    import asyncio
+
+_DEFAULT_CONCURRENCY = 4
+_MOST_CONCURRENCY = 64  # what a worker's mailbox may hold
 _LOOK_S = 0.05  # for Ctrl-C, while there is no broker
 
 
@@ -77,15 +80,32 @@ def worker(
     text = signature(inputs, outputs, memory)
 
     def made(function: Callable[[Batch], Any]) -> Worker:
-        if not is_async(function) and concurrency:
+        if not _is_async(function) and concurrency:
             raise errors.Invalid("concurrency is for coroutine functions (async def): others run one batch at a time; depth is how many are handed over")
-        if is_async(function):
-            if depth or not 0 <= concurrency <= MOST_CONCURRENCY:
-                raise errors.Invalid(f"a coroutine function has concurrency 1..{MOST_CONCURRENCY}, and as many batches are handed over: leave depth out")
-            o.depth = concurrency or DEFAULT_CONCURRENCY
+        if _is_async(function):
+            if depth or not 0 <= concurrency <= _MOST_CONCURRENCY:
+                raise errors.Invalid(f"a coroutine function has concurrency 1..{_MOST_CONCURRENCY}, and as many batches are handed over: leave depth out")
+            o.depth = concurrency or _DEFAULT_CONCURRENCY
         return Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug)
 
     return made
+
+
+def _is_async(function: Any) -> bool:
+    """Whether it is a coroutine function, or an object or class whose ``__call__`` or ``forward`` is one."""
+    if inspect.iscoroutinefunction(function):
+        return True
+    kind = function if isinstance(function, type) else type(function)
+    methods = (vars(base)[name] for name in ("__call__", "forward") for base in kind.__mro__ if name in vars(base))
+    return inspect.iscoroutinefunction(next(methods, None))
+
+
+def _loop_for(function: Any) -> contextlib.AbstractContextManager[asyncio.AbstractEventLoop | None]:
+    if not _is_async(function):
+        return contextlib.nullcontext()
+    from ._async import own_loop
+
+    return own_loop()
 
 
 class Worker:
@@ -134,11 +154,13 @@ class Worker:
             if attached is not None:
                 attached()
             if loop is not None:
+                from ._async import AsyncServing
+
                 AsyncServing(ring, function, o.depth, self._debug).run(loop, ended)
             else:
                 run_one(ring, FunctionLane(ring, function, self._debug), ended)
 
-        with own_loop() if is_async(self.function) else contextlib.nullcontext() as loop:
+        with _loop_for(self.function) as loop:
             function = self._made(loop)  # before attaching: a worker that is still loading its model would hold batches
             keep_attached(lambda: Ring(self.model, self.signature, o), serve, ended, wait)
 
