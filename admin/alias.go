@@ -37,13 +37,20 @@ func aliases(rep *control.Reply) []Alias {
 	return list
 }
 
-// ModelsAndAliases is Models and Aliases of one moment.
-func (c *Client) ModelsAndAliases(ctx context.Context) ([]Model, []Alias, error) {
+// Listing is Models and Aliases of one moment.
+type Listing struct {
+	Epoch   uint64 // another one after each restart of the broker
+	Models  []Model
+	Aliases []Alias
+}
+
+// List returns what the broker has.
+func (c *Client) List(ctx context.Context) (Listing, error) {
 	list, rep, err := c.models(ctx)
 	if err != nil {
-		return nil, nil, err
+		return Listing{}, err
 	}
-	return list, aliases(rep), nil
+	return Listing{rep.Epoch, list, aliases(rep)}, nil
 }
 
 // SetAlias has a name stand for these models from now on: those who attach get

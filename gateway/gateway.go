@@ -70,6 +70,7 @@ type pace struct {
 	stall                     time.Duration // to send nothing of a request while the gateway drains
 	rest                      time.Duration // to be idle before a newcomer takes one's place,
 	stream                    time.Duration // and with open streams
+	workers                   time.Duration // not callers: to attach again after a restart of the broker
 	rate                      int           // bytes a second that they have to reach
 
 	early      time.Duration // before its deadline a gRPC call is answered,
@@ -170,7 +171,7 @@ func (c *Config) fill() {
 		other time.Duration
 	}{
 		{&p.body, bodyPatience}, {&p.answer, answerPatience}, {&p.idle, idleTimeout}, {&p.sweep, sweepInterval},
-		{&p.budget, budgetPatience}, {&p.stall, stallPatience}, {&p.rest, restPatience}, {&p.stream, streamPatience}, {&p.early, earlyAnswer},
+		{&p.budget, budgetPatience}, {&p.stall, stallPatience}, {&p.rest, restPatience}, {&p.stream, streamPatience}, {&p.workers, workersPatience}, {&p.early, earlyAnswer},
 	} {
 		if *d.value == 0 {
 			*d.value = d.other

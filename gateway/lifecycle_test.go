@@ -340,6 +340,59 @@ func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) 
 	r.idle()
 }
 
+func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.pace.workers = 24 * time.Hour })
+	m := doubler(t)
+	serves := func() (leave func()) {
+		leave = r.worker(m, double)
+		r.eventually("it is served", func() error {
+			if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 200 {
+				return fmt.Errorf("%d %s", a.status, a.Error)
+			}
+			return nil
+		})
+		return leave
+	}
+	leave := serves()
+	known := callOf(t, r.formerly("double", "4", true))
+	defer known.done()
+	r.broker()
+	leave() // or it would be back at once
+	r.startBroker()
+	r.eventually("the new broker is known", func() error {
+		if len(r.g.models.list()) > 0 {
+			return errors.New("its models are the former one's")
+		}
+		return nil
+	})
+	for _, path := range []string{"/v2/models/double/infer", "/v2/models/double/versions/1/infer"} {
+		if a := r.post(path, nil, []byte(`{"inputs":[`+goodInput+`]}`)); a.status != 503 || a.header.Get("Retry-After") == "" || !strings.Contains(a.Error, "not back yet") {
+			t.Errorf("%s: %d %q", path, a.status, a.Error)
+		}
+	}
+	if _, err := r.client().ModelInfer(soon(t), doubleMessage()); rpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("gRPC: %v", err)
+	}
+	if err := known.run(soon(t)); meaningOf(err).http != 503 {
+		t.Errorf("a call that had found it: %v", err)
+	}
+	if a := r.infer("nothing", "{}"); a.status != 404 {
+		t.Errorf("one that was never there: %d %q", a.status, a.Error)
+	}
+	serves()
+	if a := r.post("/v2/models/double/versions/7/infer", nil, nil); a.status != 404 {
+		t.Errorf("a version that was never there: %d %q", a.status, a.Error)
+	}
+
+	f := *r.g.models.former.Load()
+	f.until = time.Now().Add(-time.Hour)
+	r.g.models.former.Store(&f)
+	if err := r.g.models.awaited("double", ""); err != nil {
+		t.Errorf("long after it: %v", err)
+	}
+	r.idle()
+}
+
 func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	m := doubler(t)
 	endDelay := make(chan struct{})

@@ -65,6 +65,7 @@ const (
 	sweepInterval    = time.Second            // how often slow connections are looked for
 	modelsInterval   = 5 * time.Second        // the broker is asked for its models that often, and when they change
 	brokerPatience   = 2 * time.Second        // the broker may take to answer, twice
+	workersPatience  = 15 * time.Second       // workers may take to attach again after a restart of the broker
 	noBrokerInterval = 250 * time.Millisecond // while there is none
 	lookupInterval   = 100 * time.Millisecond // at most that often because of an unknown model
 )

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -32,6 +33,15 @@ type models struct {
 
 	asking sync.Mutex // who asks the broker
 	asked  time.Time
+	epoch  uint64 // of the broker that answered; 0: none has
+	former atomic.Pointer[former]
+}
+
+// former is what was served here before the broker was restarted. Models that only
+// workers declare come back when those have attached again.
+type former struct {
+	names map[string]bool
+	until time.Time // nobody waits for them any more
 }
 
 // model is one model, for as long as its signature stays the same.
@@ -73,6 +83,7 @@ func newModels(g *Gateway) *models {
 	m := &models{g: g}
 	m.byName.Store(&map[string]*model{})
 	m.routes.Store(&map[string]*route{})
+	m.former.Store(&former{})
 	never := error(status.ErrNoBroker)
 	m.broker.Store(&never)
 	return m
@@ -127,10 +138,9 @@ func (m *models) refresh(ctx context.Context) {
 
 // ask asks the broker. The caller holds asking.
 func (m *models) ask(ctx context.Context) {
-	var list []admin.Model
-	var aliases []admin.Alias
+	var has admin.Listing
 	err := askTwice(ctx, func(ctx context.Context) (err error) {
-		list, aliases, err = m.g.admin.ModelsAndAliases(ctx)
+		has, err = m.g.admin.List(ctx)
 		return err
 	})
 	m.asked = time.Now()
@@ -139,10 +149,14 @@ func (m *models) ask(ctx context.Context) {
 	if err != nil {
 		return // what was served is served again when the broker is back
 	}
+	if m.epoch != 0 && m.epoch != has.Epoch {
+		m.former.Store(m.served())
+	}
+	m.epoch = has.Epoch
 	old := *m.byName.Load()
-	next, targets := make(map[string]*model, len(list)), m.targetsOf(aliases)
-	for i := range list {
-		b := &list[i]
+	next, targets := make(map[string]*model, len(has.Models)), m.targetsOf(has.Aliases)
+	for i := range has.Models {
+		b := &has.Models[i]
 		if !m.serves(b.Name) && !targets[b.Name] {
 			continue
 		}
@@ -154,13 +168,46 @@ func (m *models) ask(ctx context.Context) {
 		next[b.Name] = k
 	}
 	m.byName.Store(&next)
-	routes := m.newRoutes(aliases, next)
+	routes := m.newRoutes(has.Aliases, next)
 	m.routes.Store(&routes)
 	for name, k := range old {
 		if next[name] != k {
 			go k.close()
 		}
 	}
+}
+
+// served is what is now, for when it has gone; with what has not come back since
+// another restart, which may be a moment ago.
+func (m *models) served() *former {
+	f := &former{map[string]bool{}, time.Now().Add(m.g.cfg.pace.workers)}
+	for name := range *m.byName.Load() {
+		f.names[name] = true
+	}
+	for name := range *m.routes.Load() {
+		f.names[name] = true
+	}
+	if old := m.former.Load(); time.Now().Before(old.until) {
+		maps.Copy(f.names, old.names)
+	}
+	return f
+}
+
+// awaited is an error, which passes, for a model that is not there and may be about
+// to come back; nil for any other.
+func (m *models) awaited(name, version string) error {
+	f := m.former.Load()
+	if time.Now().After(f.until) {
+		return nil
+	}
+	is := f.names[name+"@"+version]
+	if version == "" || (*m.byName.Load())[name] == nil && (*m.routes.Load())[name] == nil {
+		is = is || f.names[name]
+	}
+	if !is {
+		return nil
+	}
+	return refuse(http.StatusServiceUnavailable, codes.Unavailable, "model %q is not back yet: the broker was restarted, and its workers have not attached again", name)
 }
 
 // askTwice asks the broker, which has brokerPatience to answer. Time that passed
@@ -197,6 +244,9 @@ func (m *models) look(ctx context.Context, name, version string, turn bool) (*mo
 		return k, as, nil
 	}
 	if err := *m.broker.Load(); err != nil {
+		return nil, nil, err
+	}
+	if err := m.awaited(name, version); err != nil {
 		return nil, nil, err
 	}
 	if version != "" {

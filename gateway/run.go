@@ -70,6 +70,9 @@ func (c *call) follow(ctx context.Context) error {
 	k := (*models.byName.Load())[c.model.name]
 	switch {
 	case k == nil:
+		if err := models.awaited(c.model.name, ""); err != nil {
+			return err
+		}
 		return fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, c.model.name)
 	case !k.sig.Equal(&c.model.sig):
 		return fmt.Errorf("%w: model %q has changed, ask for its metadata again", status.ErrSignatureMismatch, c.model.name)
