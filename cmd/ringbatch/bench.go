@@ -59,6 +59,9 @@ func runBench(ctx context.Context, args []string) error {
 	if err := progress.CanWrite(*svg); err != nil {
 		return fmt.Errorf("--svg: %w", err)
 	}
+	if err := inputs.check(); err != nil {
+		return err
+	}
 	l.Warmup = time.Duration(*warmup * float64(time.Second))
 	l.Windows = max(3, int(*seconds))
 	l.Window = time.Duration(*seconds / float64(l.Windows) * float64(time.Second)).Round(time.Millisecond)

@@ -51,6 +51,9 @@ func runProfile(ctx context.Context, args []string) error {
 			return fmt.Errorf("--%s: %w", flag, err)
 		}
 	}
+	if err := inputs.check(); err != nil {
+		return err
+	}
 	say := progress.New()
 	p, err := profile.Measure(ctx, profile.Options{
 		Socket: *socket, Model: f.Arg(0), Feed: inputs.feed, Sizes: *sizes, Busy: *busy,
@@ -129,16 +132,31 @@ func (g *feedFlags) explain(err error) error {
 	return fmt.Errorf("%w\nits inputs were random numbers, made from the signature: --in NAME=FILE.npy sends your own", err)
 }
 
+// check finds out what can be before a model is there, which may take minutes.
+func (g *feedFlags) check() error {
+	var names []string
+	for _, text := range *g.files {
+		name, path, ok := strings.Cut(text, "=")
+		if !ok {
+			return fmt.Errorf("%w: --in %s: want NAME=FILE.npy", errUsage, text)
+		}
+		if slices.Contains(names, name) {
+			return fmt.Errorf("%w: --in %s: there is a file for %s already", errUsage, text, name)
+		}
+		names = append(names, name)
+		file, err := os.Open(path)
+		if err != nil {
+			return fmt.Errorf("--in %s: %w", text, err)
+		}
+		_ = file.Close()
+	}
+	return nil
+}
+
 func (g *feedFlags) feed(sig *tensor.Signature) (*feed.Feed, error) {
 	var given []tensor.Tensor
 	for _, text := range *g.files {
-		name, file, ok := strings.Cut(text, "=")
-		if !ok {
-			return nil, fmt.Errorf("%w: --in %s: want NAME=FILE.npy", errUsage, text)
-		}
-		if slices.ContainsFunc(given, func(t tensor.Tensor) bool { return t.Name == name }) {
-			return nil, fmt.Errorf("%w: --in %s: there is a file for %s already", errUsage, text, name)
-		}
+		name, file, _ := strings.Cut(text, "=")
 		spec := &tensor.Spec{Name: name}
 		for i := range sig.Inputs {
 			if sig.Inputs[i].Name == name {

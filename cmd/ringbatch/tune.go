@@ -53,6 +53,9 @@ func runTune(ctx context.Context, args []string) error {
 			return fmt.Errorf("--%s: %w", flag, err)
 		}
 	}
+	if err := inputs.check(); err != nil {
+		return err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return err

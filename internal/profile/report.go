@@ -69,8 +69,12 @@ func (p *Profile) Notes() (notes []string) {
 	if p.Lost > 0 {
 		notes = append(notes, fmt.Sprintf("%d worker(s) left or died while it was measured", p.Lost))
 	}
-	for _, k := range p.Missing {
-		notes = append(notes, fmt.Sprintf("too few batches of %d rows were seen with %d workers busy", k.Rows, k.Busy))
+	for i := 0; i < len(p.Missing); { // one for each number of workers
+		busy, rows := p.Missing[i].Busy, ""
+		for ; i < len(p.Missing) && p.Missing[i].Busy == busy; i++ {
+			rows += fmt.Sprintf(", %d", p.Missing[i].Rows)
+		}
+		notes = append(notes, fmt.Sprintf("batches of %s rows were hardly ever seen with %d workers busy at once: they are too quick, or a worker was missing", rows[2:], busy))
 	}
 	return notes
 }

@@ -51,12 +51,13 @@ func (r *Report) predict(ctx context.Context, p *profile.Profile, mps bool, most
 				continue
 			}
 			c := &Candidate{Setting: Setting{n, size, mps}, full: alone.Of(size)}
-			if others := min(n-1, len(busy)); others > 0 {
+			workers := n * max(1, r.workersEach)
+			if others := min(workers-1, len(busy)); others > 0 {
 				c.full = busy[others-1].Of(size)
 			}
 			if err := r.predictOne(ctx, c, simulate.Config{
 				Policy:  policy.Settings{MaxBatchSize: size, WaitTime: policy.Auto},
-				Workers: simulate.Workers{Count: n, Depth: worker.DefaultDepth},
+				Workers: simulate.Workers{Count: workers, Depth: worker.DefaultDepth},
 				Cost:    alone, Busy: busy, Hop: hop, Requests: simulatedRequests, Seed: 1,
 			}); err != nil {
 				return nil, err
@@ -82,7 +83,7 @@ func (r *Report) predictOne(ctx context.Context, c *Candidate, cfg simulate.Conf
 		c.take(r, margin)
 		return nil
 	}
-	full := float64(c.Instances * c.MaxBatchSize)
+	full := float64(cfg.Workers.Count * c.MaxBatchSize)
 	shares := []float64{mostInFlight}
 	if r.Goal.P99 > 0 {
 		shares = []float64{0.25, 0.5, 0.75, 1, 1.25, 1.5, mostInFlight}
@@ -160,9 +161,9 @@ func (r *Report) better(a, b *Figures, share float64) bool {
 	return r.score(a) > r.score(b)
 }
 
-// mostFinalists are measured, and at most an eighth of all settings beyond the
-// first two: measuring is what takes time.
-const mostFinalists = 4
+// mostMeasured is how many of the settings are: an eighth, at least two and at most
+// four. Measuring is what takes time.
+func mostMeasured(settings int) int { return min(4, max(2, settings/8)) }
 
 // finalists are the settings that are worth measuring, p99 being simulated within a share
 // of the goal: the best batch size of the best numbers of instances first, since it is
@@ -179,7 +180,7 @@ func (r *Report) finalists(list []*Candidate, share float64) []*Candidate {
 		}
 		return cmp.Compare(a.Instances, b.Instances)
 	})
-	most := min(mostFinalists, max(2, len(list)/8))
+	most := mostMeasured(len(list))
 	var chosen []*Candidate
 	for _, oneEach := range []bool{true, false} {
 		seen := map[int]bool{}

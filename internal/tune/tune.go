@@ -110,8 +110,10 @@ type Report struct {
 
 	options  *Options
 	declared declaration
-	whole    bool // measures every setting to the end
-	missed   int  // measurements in which the goal was not kept, and others followed
+	// workersEach is how many workers an instance is.
+	workersEach int
+	whole       bool // measures every setting to the end
+	missed      int  // measurements in which the goal was not kept, and others followed
 }
 
 // Grid is what measuring every setting gave, with --full.
@@ -214,6 +216,9 @@ func (r *Report) tune(ctx context.Context, b *private, mps bool, begin time.Time
 		return err
 	}
 	r.say(begin, "simulating")
+	if err := r.countWorkers(ctx, b, most); err != nil {
+		return b.explain(err)
+	}
 	list, err := r.predict(ctx, p, mps, most)
 	if err != nil {
 		return err
@@ -268,7 +273,7 @@ func (r *Report) profile(ctx context.Context, b *private, mps bool, most int, be
 	p, err := profile.Measure(ctx, profile.Options{
 		Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Sizes: r.sizes(), Busy: profile.Doubling(most), Time: r.options.Profile / time.Duration(len(r.variants())),
 		Progress: func(share float64, doing string) {
-			r.say(begin, "profile %3.0f %%: %s", 100*share, doing)
+			r.say(begin, "profile %3.0f %%: %s, then about %v under load", 100*share, doing, r.underLoad(most).Round(time.Second))
 		},
 		Recover: func(ctx context.Context) error { return b.ready(ctx, r.Model, most) },
 	})
@@ -281,6 +286,30 @@ func (r *Report) profile(ctx context.Context, b *private, mps bool, most int, be
 		}
 	}
 	return p, err
+}
+
+// countWorkers finds out how many workers an instance is: a command may start several.
+func (r *Report) countWorkers(ctx context.Context, b *private, instances int) error {
+	n, _, err := profile.Workers(ctx, admin.New(b.socket), r.Model)
+	if err != nil {
+		return err
+	}
+	if n >= 2*instances && r.workersEach == 0 {
+		r.Notes = append(r.Notes, fmt.Sprintf("each instance is %d workers", n/instances))
+	}
+	r.workersEach = max(1, n/instances)
+	return nil
+}
+
+// underLoad is about what measuring takes when the profile is known.
+func (r *Report) underLoad(most int) time.Duration {
+	settings := 0
+	for _, n := range profile.Ascending(r.options.Instances) {
+		if n <= most {
+			settings += len(r.sizes())
+		}
+	}
+	return time.Duration(mostMeasured(settings)*r.options.Turns) * r.turnTime(&Candidate{})
 }
 
 // leftOut is the note about batches that fail.

@@ -246,6 +246,40 @@ func TestIfNoneKeepsItsP99LighterLoadsAndOtherSettingsHaveAChance(t *testing.T) 
 	}
 }
 
+// Where the machine does less than is simulated, what was ruled out may be as good.
+func TestIfLessIsMeasuredThanSimulatedOthersAreMeasuredToo(t *testing.T) {
+	r := &Report{options: &Options{}}
+	for n := 1; n <= 4; n++ {
+		for _, size := range []int{1, 2, 4, 8, 16, 32} {
+			r.Candidates = append(r.Candidates, &Candidate{Setting: Setting{Instances: n, MaxBatchSize: size}, Predicted: &Figures{PerSecond: float64(30 * n * size), MeanMS: 1, P99MS: 1}})
+		}
+	}
+	at := func(n, size int) *Candidate { return r.find(Setting{Instances: n, MaxBatchSize: size}) }
+	list := []*Candidate{at(4, 32)}
+	if got := r.underrated(list); got != nil {
+		t.Errorf("nothing was measured yet: %v", got)
+	}
+	do := func(c *Candidate, perSecond float64) {
+		c.add(&bench.Result{Each: []bench.Figures{{PerSecond: perSecond, MeanMS: 1, P99MS: 1}}}, time.Second)
+	}
+	do(at(4, 32), 3800)
+	if got := r.underrated(list); got != nil {
+		t.Errorf("it does as much as was simulated: %v", got)
+	}
+	do(at(4, 32), 0)                // 1,900 on average
+	for _, n := range []int{3, 2} { // 2 are simulated at 1,920
+		got := r.underrated(list)
+		if len(got) != 1 || got[0] != at(n, 32) {
+			t.Fatalf("%v, want %d × 32", got, n)
+		}
+		do(got[0], 1800)
+		list = append(list, got[0])
+	}
+	if got := r.underrated(list); got != nil {
+		t.Errorf("three of 24 are enough: %v", got)
+	}
+}
+
 func TestTheRecommendationSaysWhy(t *testing.T) {
 	unmeasured := measured(1, 2, 300, 9, 9)
 	unmeasured.Measured = nil

@@ -53,12 +53,13 @@ func (c *Candidate) afresh() *Candidate {
 
 // verify measures settings under real load, in turns; or one after the other, if
 // starting instances once more takes longer than a turn. Then what falls behind
-// is left at once.
+// is left at once. In the first turn others may join in (underrated).
 func (r *Report) verify(ctx context.Context, b *private, list []*Candidate, begin time.Time) error {
 	phase, turns, inARow := time.Now(), r.options.Turns, 1
 	if len(list) > 0 && b.starting > largest(list, (*Candidate).warmup)+windowsATurn*r.options.Window {
 		turns, inARow = 1, turns
 	}
+	list = slices.Clone(list)
 	for turn := range turns {
 		slices.SortStableFunc(list, func(a, b *Candidate) int { // to and fro: fewer changes of instances
 			if turn%2 == 0 {
@@ -66,13 +67,14 @@ func (r *Report) verify(ctx context.Context, b *private, list []*Candidate, begi
 			}
 			return cmp.Compare(a.Instances, b.Instances)
 		})
-		for i, c := range list {
-			done := turn*len(list) + i
-			left := "…"
-			if done > 0 {
-				left = (time.Since(phase) / time.Duration(done) * time.Duration(turns*len(list)-done)).Round(time.Second).String() + " left"
+		for i := 0; i < len(list); i++ {
+			c := list[i]
+			each := time.Duration(inARow) * r.turnTime(c)
+			if done := turn*len(list) + i; done > 0 {
+				each = time.Since(phase) / time.Duration(done)
 			}
-			r.say(begin, "measuring %s (%d of %d, turn %d of %d); %s", c.Setting, i+1, len(list), turn+1, turns, left)
+			left := each * time.Duration((turns-turn)*len(list)-i)
+			r.say(begin, "measuring %s (%d of %d, turn %d of %d); %v left", c.Setting, i+1, len(list), turn+1, turns, left.Round(time.Second))
 			for again := range inARow {
 				if err := r.measure(ctx, b, c, turn+again); err != nil {
 					return err
@@ -81,10 +83,57 @@ func (r *Report) verify(ctx context.Context, b *private, list []*Candidate, begi
 					break
 				}
 			}
+			if turn == 0 && i == len(list)-1 && !r.whole {
+				list = append(list, r.underrated(list)...)
+			}
 		}
 		list = r.hopeful(list)
 	}
 	return nil
+}
+
+// turnTime is about what one turn of a setting takes.
+func (r *Report) turnTime(c *Candidate) time.Duration {
+	return c.warmup() + windowsATurn*r.options.Window
+}
+
+// underrated is the best setting that was not measured, and of which more is simulated than
+// the best has done that was measured: a simulation knows nothing of what clients and
+// broker take, so that where it promises more than there is, it has ruled out too much.
+// There is none if as many were measured as may be.
+func (r *Report) underrated(measured []*Candidate) []*Candidate {
+	best := 0.0
+	instances := map[int]bool{}
+	for _, c := range measured {
+		if c.Measured != nil && c.Note == "" && r.keeps(&c.Measured.Figures, 1) {
+			best = max(best, r.score(&c.Measured.Figures))
+		}
+		instances[c.Instances] = true
+	}
+	var others []*Candidate
+	all := 0
+	for _, c := range r.Candidates {
+		if c.MPS != measured[0].MPS {
+			continue
+		}
+		all++
+		if c.Measured == nil && c.Note == "" && r.keeps(c.Predicted, margin) && r.score(c.Predicted) > best {
+			others = append(others, c)
+		}
+	}
+	if best == 0 || len(others) == 0 || len(measured) >= mostMeasured(all) {
+		return nil
+	}
+	slices.SortStableFunc(others, func(a, b *Candidate) int { // another number of instances first
+		switch {
+		case !instances[a.Instances] && instances[b.Instances]:
+			return -1
+		case instances[a.Instances] && !instances[b.Instances]:
+			return 1
+		}
+		return cmp.Compare(r.score(b.Predicted), r.score(a.Predicted))
+	})
+	return others[:1]
 }
 
 // hopeful drops what is clearly worse than the best: by a lot, or a little in
