@@ -4,6 +4,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/feed"
+	"github.com/ringbatch/ringbatch/internal/profile"
 	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/svgchart"
 	"github.com/ringbatch/ringbatch/internal/testbed"
@@ -34,6 +36,7 @@ type Load struct {
 	Window        time.Duration // what is measured at a time
 	Windows       int
 	Seed          int64
+	NoWorkerTime  time.Duration // after which nobody waits for a worker any more
 }
 
 // Run loads the model. If ctx ends first, what was measured comes with the error.
@@ -46,6 +49,8 @@ func (l *Load) Run(ctx context.Context, say *progress.Line) (*Result, error) {
 }
 
 func (l *Load) run(ctx context.Context, say *progress.Line) (*Result, error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	f, err := newFleet(ctx)
 	if err != nil {
 		return nil, err
@@ -56,9 +61,13 @@ func (l *Load) run(ctx context.Context, say *progress.Line) (*Result, error) {
 		return nil, err
 	}
 	defer c.close()
+	go func() { stop(profile.AwaitNoWorker(ctx, admin.New(l.Socket), l.Model, l.NoWorkerTime)) }()
 	r, err := c.watch(f, cfg, fmt.Sprintf("%d clients", l.Clients), nil, say)
 	if r != nil {
 		r.Config = cfg
+	}
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, status.ErrNoWorker) {
+		err = cause
 	}
 	return r, err
 }
@@ -167,19 +176,22 @@ func (l *Load) attach(ctx context.Context, i, inFlight int) (*localProducer, err
 	if err != nil {
 		return nil, err
 	}
+	interrupted := ctx.Done()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	return &localProducer{producer: &producer{job: job, conn: conn}, ctx: ctx, cancel: cancel, reports: make(chan windowReport, 1), failures: make(chan error, 1)}, nil
+	return &localProducer{producer: &producer{job: job, conn: conn}, interrupted: interrupted, ctx: ctx, cancel: cancel, reports: make(chan windowReport, 1), failures: make(chan error, 1)}, nil
 }
 
 // localProducer is a producer in this process.
 type localProducer struct {
 	*producer
-	ctx      context.Context
-	cancel   context.CancelFunc
-	quit     *atomic.Bool
-	running  bool // a window was sent and not received
-	reports  chan windowReport
-	failures chan error
+	ctx     context.Context
+	cancel  context.CancelFunc
+	quit    *atomic.Bool
+	running bool // a window was sent and not received
+
+	interrupted <-chan struct{}
+	reports     chan windowReport
+	failures    chan error
 }
 
 func (p *localProducer) String() string { return "a client of " + p.job.Model }
@@ -208,7 +220,14 @@ func (p *localProducer) Receive(into any) error {
 		return err
 	case *into.(*windowReport) = <-p.reports:
 		return nil
+	case <-p.interrupted:
 	}
+	p.cancel() // what is in flight may never be answered
+	select {
+	case <-p.failures:
+	case <-p.reports:
+	}
+	return testbed.ErrInterrupted
 }
 
 // end detaches, and ends what is in flight.

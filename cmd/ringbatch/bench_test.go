@@ -102,3 +102,17 @@ outputs = ["y:f32[4]"]
 		t.Errorf("stats of a pipeline whose stage has a worker:\n%s", out)
 	}
 }
+
+func TestABenchWhoseWorkersHaveGoneCanBeInterrupted(t *testing.T) {
+	c := startCLI(t)
+	w := c.start("worker", "--model", "simulated", "--simulated_fixed", "2ms")
+	c.until("the worker is attached", func() bool { m := c.model("simulated"); return m != nil && len(m.Workers) == 1 })
+	p := c.start("bench", "simulated", "--seconds", "600", "--warmup", "0")
+	c.until("some batches have run", func() bool { return c.model("simulated").Batches > 20 })
+	w.Kill()
+	c.until("requests wait that nobody will answer", func() bool { m := c.model("simulated"); return len(m.Workers) == 0 && m.QueueLength > 0 })
+	p.Signal(syscall.SIGINT)
+	if err := p.Wait(patience); err == nil || p.State().ExitCode() != 130 {
+		t.Errorf("%v\n%s", err, p.Log())
+	}
+}

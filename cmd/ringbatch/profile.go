@@ -57,13 +57,14 @@ func runProfile(ctx context.Context, args []string) error {
 	say := progress.New()
 	p, err := profile.Measure(ctx, profile.Options{
 		Socket: *socket, Model: f.Arg(0), Feed: inputs.feed, Sizes: *sizes, Busy: *busy,
-		Time:     time.Duration(*seconds * float64(time.Second)),
+		Time: time.Duration(*seconds * float64(time.Second)), NoWorkerTime: profile.NoWorkerTime,
 		Progress: func(share float64, doing string) { say.Say("%3.0f %%  %s", 100*share, doing) },
 	})
 	say.Clear()
 	if p == nil || len(p.Points) == 0 {
 		if errors.Is(err, context.Canceled) {
-			return fmt.Errorf("interrupted before anything was measured")
+			fmt.Fprintln(os.Stderr, "ringbatch: interrupted before anything was measured")
+			return interrupted
 		}
 		return inputs.explain(err)
 	}

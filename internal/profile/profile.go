@@ -43,6 +43,8 @@ type Options struct {
 	// tried once more then; one that fails again is left out, and what is larger. Without
 	// Recover the first failure ends the measuring.
 	Recover func(context.Context) error
+	// NoWorkerTime is after which nobody waits for a worker any more.
+	NoWorkerTime time.Duration
 }
 
 // Profile is what was measured.
@@ -133,6 +135,9 @@ func Measure(ctx context.Context, o Options) (*Profile, error) {
 		return nil, err
 	}
 	defer restore()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() { stop(AwaitNoWorker(ctx, r.admin, o.Model, o.NoWorkerTime)) }()
 	r.spread = o.Time / time.Duration(rounds*len(r.cells))
 	before := r.lost(ctx)
 	err = r.measureAll(ctx, r.measure)
@@ -141,6 +146,9 @@ func Measure(ctx context.Context, o Options) (*Profile, error) {
 		r.profile.Lost = after - before
 	}
 	r.summarize()
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, status.ErrNoWorker) {
+		err = cause
+	}
 	return r.profile, err
 }
 

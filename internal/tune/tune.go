@@ -275,7 +275,8 @@ func (r *Report) profile(ctx context.Context, b *private, mps bool, most int, be
 		Progress: func(share float64, doing string) {
 			r.say(begin, "profile %3.0f %%: %s, then about %v under load", 100*share, doing, r.underLoad(most).Round(time.Second))
 		},
-		Recover: func(ctx context.Context) error { return b.ready(ctx, r.Model, most) },
+		Recover:      func(ctx context.Context) error { return b.ready(ctx, r.Model, most) },
+		NoWorkerTime: r.options.AttachTime,
 	})
 	if p != nil {
 		for _, e := range p.Failed {
