@@ -168,7 +168,10 @@ class Completions:
     def deliver(self) -> None:
         """The thread's: no handler runs in it, but callbacks of futures do, which may submit and deliver in turn."""
         while self._threads:
-            request = self._threads.pop()
+            try:
+                request = self._threads.pop()
+            except IndexError:  # a second thread's, where a handler raised when the first had just begun
+                break
             waiter = self.waiters.pop(request, None)
             if waiter is not None:
                 self._deliver(request, waiter, None)

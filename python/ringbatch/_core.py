@@ -22,7 +22,7 @@ from ._library import FOREVER_NS, SLICE_NS, check, last_error, load
 from ._plain import Scratch
 from ._tensors import Signature, Tensor
 from ._views import Mapping, View, fresh, strided
-from ._way import Client
+from ._way import Client, quick
 
 _FULL = errors.Full.status
 _TIMEOUT = errors.Timeout.status
@@ -114,6 +114,10 @@ class Core(Client):
     def close(self) -> None:
         super().close()
         self._mapping = None
+
+    def sweep(self) -> None:
+        if quick is None:  # in the extension no handler raises in the midst of giving something back
+            super().sweep()
 
     # -- steps of a request
 
@@ -218,10 +222,12 @@ class Core(Client):
     def _unsliced(self, call: c.Inference, status: int, deadline: int) -> None:
         """Goes on where one slice of the call was not enough, or raises. The deadline counts if the call has a timeout."""
         while status == _FULL or (status == _TIMEOUT and not call.request):  # no slot yet, or not attached yet
+            error = self.error(status)
+            self.sweep()
             if call.timeout:
                 left = deadline - time.monotonic_ns()
                 if left <= 0:
-                    break
+                    raise error
                 call.timeout, call.slice = left, min(left, SLICE_NS)
             status = self.lib.rb_infer_prepared(addressof(call))
         if status == _TIMEOUT and call.request:

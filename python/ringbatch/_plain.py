@@ -215,18 +215,21 @@ class Client:
         call.rows, call.timeout, call.flags, call.request = rows, 0, c.HOLD, 0
         owner = _Owner()
         self.owed[addressof(call)] = weakref.ref(owner), call
-        status = self._lib.rb_submit_prepared(s.call_at)
-        if status in (_FULL, _TIMEOUT):  # no slot yet, or not attached yet
-            self.owed.pop(addressof(call), None)
-            self._pool.append(s)
+        try:
+            status = self._lib.rb_submit_prepared(s.call_at)
+            request = call.request  # from the pool another thread may take it, and write its own there
+            if not status:
+                self._list_and_commit(request, waiters, waiter, timeout_ns, hold)
+        except BaseException:  # a signal's handler: who keeps what it raised keeps the owner
+            self.release_one(call.request)
+            raise
+        self.owed.pop(addressof(call), None)
+        if status and status not in (_FULL, _TIMEOUT):
+            raise self.error(status)
+        self._pool.append(s)
+        if status:  # no slot yet, or not attached yet
             self.sweep()
             return 0
-        if status:
-            raise self.error(status)
-        request = call.request  # from the pool another thread may take it, and write its own there
-        self._list_and_commit(request, waiters, waiter, timeout_ns, hold)
-        self.owed.pop(addressof(call), None)
-        self._pool.append(s)
         return request
 
     def _list_and_commit(self, request: int, waiters: dict[int, Any], waiter: Any, timeout_ns: int, hold: bool) -> None:
@@ -352,17 +355,28 @@ class Held:
         self._made: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._r = r = c.Request()
         core.owed[addressof(r)] = weakref.ref(self), r
+        try:
+            self._claim(dims, timeout_ns)
+        except BaseException:  # who keeps what a signal's handler raised keeps this one
+            self.release()
+            raise
+
+    def _claim(self, dims: tuple[int, ...], timeout_ns: int) -> None:
+        core = self._core
         sizes = (c_uint32 * len(dims))(*dims)
         left = timeout_ns or FOREVER_NS
         deadline = time.monotonic_ns() + left
         while True:
-            status = core._lib.rb_claim(core.handle, rows, addressof(sizes), len(dims), min(left, SLICE_NS), addressof(r))
+            status = core._lib.rb_claim(core.handle, self.rows, addressof(sizes), len(dims), min(left, SLICE_NS), addressof(self._r))
             if status == 0:
                 return
+            error = core.error(status)
+            if status not in (_FULL, _TIMEOUT):
+                raise error
+            core.sweep()  # also when the time is over: who only looks whether there is room will look again
             left = deadline - time.monotonic_ns()
-            if status not in (_FULL, _TIMEOUT) or left <= 0:
-                raise core.error(status)
-            core.sweep()
+            if left <= 0:
+                raise error
 
     @property
     def _id(self) -> int:
@@ -458,7 +472,8 @@ class Held:
         """Gives the slots back; the views of this request are over. stream: of a model on the device, what still uses them."""
         if not self._released:
             try:
-                self._let_go()
+                self._released = True
+                self._end_views()
             finally:  # a signal's handler may raise in the midst of it, or at the start of any function of Python
                 core = self._core
                 if not core._on_device:
@@ -467,17 +482,16 @@ class Held:
                     core.release_one(self._r.id, stream)
                 core.owed.pop(addressof(self._r), None)
 
-    def _let_go(self) -> None:
-        """Ends the views."""
-        self._released = True
+    def _end_views(self) -> None:
         for side in (0, 1):
             self._end(side, released)
 
     def detach_into(self, waiters: dict[int, Any], waiter: Any, timeout_ns: int) -> int:
         """Ends the arrays, and does with the request what submit_into does."""
         self._check()
-        self._let_go()
+        self._end_views()
         self._core._list_and_commit(self._r.id, waiters, waiter, timeout_ns, False)
+        self._released = True  # last: until then release gives it back, if a signal's handler raises
         self._core.owed.pop(addressof(self._r), None)
         return self._r.id
 

@@ -84,7 +84,7 @@ USES = {
     "rows": "m(np.zeros((3, 16), 'f4'))",
     "priority": "m(x, priority=0)",
     "request": "with m.request() as req: req.inputs['x'][...] = x; req.run().outputs['y']",
-    "request of rows": "with m.request(rows=2) as req: req.inputs['x'][...] = 1; req.commit().wait()",
+    "request of rows": "with m.request(rows=3) as req: req.inputs['x'][...] = 1; req.commit().wait()",
     "submit": "m.submit(x)",
     "submit with priority": "m.submit(x, priority=0)",
     "ainfer": "asyncio.run(several())",
@@ -120,6 +120,91 @@ def test_a_storm_of_exceptions_leaves_no_slot_behind(echo, use):
             print("fine")
     """
     assert python(STORM + textwrap.dedent(code), socket=echo) == "fine"
+
+
+# A storm strikes here and there, this at every step: CPython runs a signal's handler
+# when a function of Python begins, and when one of C has returned.
+STEPS = """
+import asyncio, concurrent.futures, itertools, logging, sys, threading
+
+logging.disable()  # asyncio's complaints
+
+class Ding(KeyboardInterrupt):
+    pass
+
+left = 0  # steps before the one that is struck; 0: none is
+main = threading.get_ident()
+
+def step(frame, event, _what):
+    global left
+    if left and event in ("call", "c_return") and (not only_ours or f"{os.sep}ringbatch{os.sep}" in frame.f_code.co_filename):
+        left -= 1
+        if not left:
+            raise Ding
+
+class Library:
+    '''A profiler is not told of what ctypes calls.'''
+
+    def __init__(self, library):
+        self._library = library
+
+    def __getattr__(self, name):
+        function = getattr(self._library, name)
+
+        def call(*arguments):
+            result = function(*arguments)
+            if threading.get_ident() == main:
+                step(sys._getframe(1), "c_return", call)
+            return result
+
+        setattr(self, name, call)
+        return call
+
+rb._library._library = Library(rb._library.load())
+sys.unraisablehook = lambda *_: None  # destructors are struck too
+
+def struck(use, at):
+    '''Whether it has so many steps.'''
+    global left
+    left = at
+    try:
+        sys.setprofile(step)
+        use()
+    except (Ding, RuntimeError):  # asyncio's, where it was struck
+        pass
+    finally:
+        sys.setprofile(None)
+        it_was, left = not left, 0
+    return it_was
+"""
+
+STEPPED = {
+    **USES,
+    "ainfer": "asyncio.run(m.ainfer(x))",
+    "ainfer with priority": "asyncio.run(m.ainfer(x, priority=0))",
+}
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_an_exception_at_any_step_leaves_no_slot_behind(echo, name):
+    use = STEPPED[name] if STEPPED[name].startswith("with") else "return " + STEPPED[name]
+    code = f"""
+        only_ours = "asyncio" in {use!r}  # asyncio itself does not survive everything
+
+        def use():
+            {use}
+
+        for at in itertools.count(1):
+            with rb.connect("echo", window={3 if "rows" in name else 1}) as m:
+                more = struck(use, at)
+                after = use()  # needs all of the window
+                if isinstance(after, concurrent.futures.Future):
+                    after.result(60)
+            if not more:
+                break
+        print("fine")
+    """
+    assert python(STEPS + textwrap.dedent(code), socket=echo) == "fine"
 
 
 def test_submit_has_one_thread_and_so_has_ainfer(echo):
