@@ -7,7 +7,7 @@ running: in each round every wait has its turn (`ringbatch set`), in another ord
 under the same arrivals (`ringbatch bench --rate`). What is judged is the ratio of
 mean latencies, auto against the fixed wait with the best mean, in the same round,
 with its 95 % interval over the rounds: a machine that is slower for a while is
-so for both. With --goal, twice what the model can do follows, with that
+so for both. With --goal, half and twice of what the model can do follow, with that
 latency_goal and without. One JSON for each run in OUT, and a table at the end.
 
 With --side_by_side the waits do not take turns but run at the same time, each with a
@@ -24,10 +24,12 @@ What follows -- is the worker's command, of a model named model.
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -57,6 +59,11 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 
 
 CLOSED_LOOP = ("--in_flight", "32", "--warmup", "1")
+
+
+def milliseconds(duration: str) -> float:
+    number, unit = re.fullmatch(r"([0-9.]+)(us|ms|s)", duration).groups()
+    return float(number) * {"us": 0.001, "ms": 1, "s": 1000}[unit]
 
 
 def median_window(result: dict) -> float:
@@ -156,7 +163,7 @@ class Comparison:
             print(f"{self.name}: capacity {capacity:.0f} requests/s (closed loop, 256 in flight)", flush=True)
             lines = [self.at(float(load), capacity) for load in self.args.loads.split(",") if load]
             if self.args.goal:
-                self.overload(capacity)
+                self.goals(capacity)
         return lines
 
     def at(self, load: float, capacity: float) -> str:
@@ -175,16 +182,17 @@ class Comparison:
             print(f"{self.name}, load {load:.0%}, round {turn + 1}: " + ", ".join(f"{w} {means[w][-1]:.2f} ms" for w in waits), flush=True)
         return table_line(self.name, load, waits, means, tails)
 
-    def overload(self, capacity: float) -> None:
-        """Twice the capacity, with the goal and without, in turns."""
-        for turn in range(self.args.rounds):
+    def goals(self, capacity: float) -> None:
+        """Half and twice the capacity, with the goal and without, in turns."""
+        for load, turn in itertools.product((0.5, 2), range(self.args.rounds)):
             for goal in (self.args.goal, "0s"):
                 self.set("wait_time=auto", f"latency_goal={goal}")
-                r = self.bench(f"goal-{goal}-{turn}", "--rate", f"{2 * capacity:.1f}", "--seed", str(turn + 1), "--in_flight", "128")
+                r = self.bench(f"goal-{goal}-{load}-{turn}", "--rate", f"{load * capacity:.1f}", "--seed", str(turn + 1), "--in_flight", "128")
                 ms = r["latency_ms"]
-                print(f"{self.name}, twice the capacity, latency_goal {goal}, round {turn + 1}: {r['throughput']:.0f} requests/s answered "
-                      f"({r['throughput'] / capacity:.0%}), mean {ms['avg']:.1f} ms, p99 {ms['p99']:.1f} ms, max {ms['max']:.1f} ms, "
-                      f"errors {r['errors']}", flush=True)  # fmt: skip
+                print(f"{self.name}, {load:.0%} of the capacity, latency_goal {goal}, round {turn + 1}: {r['throughput']:.0f} requests/s answered "
+                      f"({r['throughput'] / capacity:.1%} of the capacity), mean {ms['avg']:.1f} ms, p99 {ms['p99']:.1f} ms "
+                      f"({ms['p99'] / milliseconds(self.args.goal):.3f} of {self.args.goal}), max {ms['max']:.1f} ms, "
+                      f"{r['batch_size']['avg']:.1f} rows a batch, errors {r['errors']}", flush=True)  # fmt: skip
 
 
 class SideBySide:
@@ -242,7 +250,7 @@ def main() -> int:
     p.add_argument("--instances", type=int, default=1, help="how many workers the command after -- is started as")
     p.add_argument("--waits", default="auto,0,500us,2ms,10ms", help="auto and at least one other")
     p.add_argument("--loads", default="0.05,0.2,0.5,0.8", help="of the capacity; empty: none")
-    p.add_argument("--goal", help="at last, twice the capacity with this latency_goal and without")
+    p.add_argument("--goal", help="at last, half and twice the capacity with this latency_goal, such as 60ms, and without")
     p.add_argument("--seconds", default="1.5", help="length of a turn")
     p.add_argument("--warmup", default="0.5", help="seconds of load before that")
     p.add_argument("--side_by_side", action="store_true", help="all waits at the same time, each on its part of the cores")

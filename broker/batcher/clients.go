@@ -24,12 +24,15 @@ type client struct {
 	runRows int32
 }
 
-// couldJoin says whether another request may be expected while the present
-// ones are still in flight: the client keeps fewer in flight than it recently
-// did. A client that waits for each answer has a peak of one, so it never
-// makes its own request wait; one that is attached and idle could always join.
-func (c *client) couldJoin() bool {
-	return c.joined && c.inFlight < max(1, c.peak, c.lastPeak)
+// couldSend is how many more requests may be expected while the present ones are
+// still in flight: the client keeps fewer in flight than it recently did. A client
+// that waits for each answer has a peak of one, so it never makes its own request
+// wait; one that is attached and idle could always join.
+func (c *client) couldSend() int {
+	if !c.joined {
+		return 0
+	}
+	return max(0, int(max(1, c.peak, c.lastPeak)-c.inFlight))
 }
 
 // client returns the record of id.
@@ -49,7 +52,7 @@ func (b *Batcher) client(id ClientID) *client {
 func (b *Batcher) ClientJoined(c ClientID) {
 	if cl := b.client(c); !cl.joined {
 		cl.joined = true
-		b.countJoinable(false, cl.couldJoin()) // one that left may have requests in flight still
+		b.countJoinable(0, cl.couldSend()) // one that left may have requests in flight still
 	}
 	if b.learner != nil {
 		b.learner.clientJoined(c) // also of one that is known by a request that was refused
@@ -65,9 +68,7 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 	if !cl.joined {
 		return b.cancelled
 	}
-	if cl.couldJoin() {
-		b.joinable--
-	}
+	b.countJoinable(cl.couldSend(), 0)
 	cl.joined = false
 	if b.learner != nil {
 		b.learner.clientLeft(c)
@@ -85,7 +86,7 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 // sendsNoMore tells that c sends nothing more, but what it has sent goes on.
 func (b *Batcher) sendsNoMore(c ClientID) {
 	cl := b.client(c)
-	b.countJoinable(cl.couldJoin(), false)
+	b.countJoinable(cl.couldSend(), 0)
 	cl.joined = false
 }
 
@@ -104,32 +105,32 @@ func (b *Batcher) CancelWaiting(c ClientID, most int) []RequestID {
 
 // clientStarts counts one more request in flight.
 func (b *Batcher) clientStarts(c *client) {
-	before := c.couldJoin()
+	before := c.couldSend()
 	c.joined = true
 	c.inFlight++
 	c.peak = max(c.peak, c.inFlight)
-	b.countJoinable(before, c.couldJoin())
+	b.countJoinable(before, c.couldSend())
 }
 
 // clientEnds counts one less request in flight.
 func (b *Batcher) clientEnds(c *client) {
-	before := c.couldJoin()
+	before := c.couldSend()
 	c.inFlight--
 	c.endings++
 	if c.endings == peakPeriod {
 		c.endings = 0
 		c.lastPeak, c.peak = c.peak, c.inFlight
 	}
-	b.countJoinable(before, c.couldJoin())
+	b.countJoinable(before, c.couldSend())
 }
 
-func (b *Batcher) countJoinable(before, after bool) {
-	if before != after {
-		if after {
-			b.joinable++
-		} else {
-			b.joinable--
-		}
+// countJoinable notes how many requests of a client could join, before and now.
+func (b *Batcher) countJoinable(before, after int) {
+	b.expected += after - before
+	if before == 0 && after > 0 {
+		b.joinable++
+	} else if before > 0 && after == 0 {
+		b.joinable--
 	}
 }
 

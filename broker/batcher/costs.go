@@ -283,7 +283,9 @@ func (c *costs) trust(others int) float64 {
 // lately is the same for one number of others, but what was not seen lately is
 // taken to last no longer than what was seen tells: than a larger batch, or than
 // a smaller one for each of its rows. A model that refuses what would take too
-// long would never find out that it takes less.
+// long would never find out that it takes less. Where only one size was ever seen,
+// larger ones are hoped to take as long: by what one row takes, most requests
+// would be refused until a larger batch was seen.
 func (t *costTable) lately(c *costs, rows, others int, out *[sizeClasses]Time) {
 	*out = t.times[min(others, maxOthers)]
 	last := sizeClass(rows)
@@ -295,10 +297,12 @@ func (t *costTable) lately(c *costs, rows, others int, out *[sizeClasses]Time) {
 		}
 		return false
 	}
-	below := -1
+	below, one := -1, c.sizes() == 1
 	for i := 0; i <= last; i++ {
 		if seen(i) {
 			below = i
+		} else if below >= 0 && one {
+			out[i] = out[below]
 		} else if below >= 0 {
 			out[i] = min(out[i], out[below]*Time(sizeOf(i))/Time(sizeOf(below)))
 		}
@@ -311,6 +315,18 @@ func (t *costTable) lately(c *costs, rows, others int, out *[sizeClasses]Time) {
 			out[i] = min(out[i], above)
 		}
 	}
+}
+
+// sizes is how many were ever seen.
+func (c *costs) sizes() (n int) {
+	for w := range c.curves[0].seen {
+		all := uint64(0)
+		for j := range c.curves {
+			all |= c.curves[j].seen[w]
+		}
+		n += bits.OnesCount64(all)
+	}
+	return n
 }
 
 // of is what a batch of so many rows takes while so many others are busy.

@@ -34,6 +34,9 @@ func (b *Batcher) Decide(now Time) *Decisions {
 		at += n
 	}
 	b.out.Wake = b.wake()
+	if b.learner != nil {
+		b.learner.decisions++
+	}
 	return &b.out
 }
 

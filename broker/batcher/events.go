@@ -44,7 +44,7 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	if r.Deadline <= now {
 		return ErrExpired
 	}
-	if l := b.learner; l != nil && (l.waits.goal > 0 && l.late(now, &r, b.queuedRows) || r.Deadline != Never && l.hopeless(now, &r, b.queuedRows)) {
+	if l := b.learner; l != nil && (l.waits.goal > 0 && l.late(now, &r, b.queuedRows, b.expected) || r.Deadline != Never && l.hopeless(now, &r, b.queuedRows, b.expected)) {
 		return ErrLate
 	}
 
@@ -58,7 +58,7 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	x.place(b.lastSeq, b.lastSince)
 	b.admit(now, r.ID, &r.Dims)
 	if b.learner != nil {
-		b.learner.arrived(&r)
+		b.learner.arrived(&r, b.queuedRows-r.Rows)
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ func newConversation() *conversation {
 }
 
 func (c *conversation) send(at Time) {
-	c.learner.arrived(&Request{ID: c.sent, Rows: 1, Arrived: at})
+	c.learner.arrived(&Request{ID: c.sent, Rows: 1, Arrived: at}, 0)
 	c.sent++
 }
 
@@ -114,7 +114,7 @@ func TestClientsThatComeBackAfterAPauseComeTogetherInAReplay(t *testing.T) {
 	c := newConversation()
 	both := func(at Time) { // one keeps one request in flight, the other two
 		for i, client := range []ClientID{0, 1, 1} {
-			c.learner.arrived(&Request{ID: c.sent + RequestID(i), Client: client, Rows: 1, Arrived: at})
+			c.learner.arrived(&Request{ID: c.sent + RequestID(i), Client: client, Rows: 1, Arrived: at}, 0)
 		}
 		for _, client := range []ClientID{0, 1, 1} {
 			c.learner.answered(c.sent, client, at+1000)

@@ -119,41 +119,43 @@ func (f *floor) find(class int) Time {
 // second or two, and less: what runs, what is queued before it, and its own. Then
 // it is refused at once instead of after it has waited. While nothing runs, nothing is
 // known after two seconds, and it is tried.
-func (l *learner) hopeless(now Time, r *Request, queuedRows int) bool {
+func (l *learner) hopeless(now Time, r *Request, queuedRows, expected int) bool {
 	f := &l.floor
 	if r.Deadline == Never || !f.known(now) {
 		return false
+	}
+	if l.settings.LatencyGoal == 0 { // or late has
+		l.follow(r)
 	}
 	if len(l.settings.Levels) > 1 {
 		queuedRows = 0 // who goes before whom is another question
 	}
 	most := l.settings.MaxBatchSize
-	before := queuedRows / most
+	before, own := l.packing.put(r.Rows, queuedRows, most)
 	// Most have time enough, and are not looked at any closer.
 	if r.Deadline-now >= Time(before+2)*f.longest() {
 		return false
 	}
-	l.freeTimes(now, f.of)
+	l.freeTimes(now, func(rows, _ int) Time { return f.of(rows) })
 	if len(l.free) == 0 {
 		return false // when a worker comes is not known
 	}
-	l.occupy(before, f.of(most))
+	l.occupy(before, f.of(l.packing.fullRows(most)))
 	start, rows := l.free[l.first()], r.Rows
 	if start == now {
 		return start+f.of(rows) > r.Deadline
 	}
-	switch {
-	case before > 0:
-		rows = most // others join it meanwhile
-	case len(l.shapes) == 1:
-		rows += queuedRows // they go out together
+	if len(l.shapes) == 1 {
+		rows = own + l.joining(now, start, expected) // they go out together
+	} else if before > 0 {
+		rows = most
 	}
 	return now+Time(waitMargin*float64(start+f.of(min(rows, most))-now)) > r.Deadline
 }
 
 // freeTimes is when each lane of the workers has done what it holds, if a batch
 // takes what cost says: in l.free.
-func (l *learner) freeTimes(now Time, cost func(rows int) Time) {
+func (l *learner) freeTimes(now Time, cost func(rows, others int) Time) {
 	l.free = l.free[:0]
 	for i := range l.workers {
 		x := &l.workers[i]
@@ -169,7 +171,7 @@ func (l *learner) freeTimes(now Time, cost func(rows int) Time) {
 				if lanes == 1 {
 					start = max(start, x.freeAt)
 				}
-				at = max(at, start) + cost(p.rows)
+				at = max(at, start) + cost(p.rows, p.others)
 			}
 			l.free = append(l.free, max(at, now))
 		}

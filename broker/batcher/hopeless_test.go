@@ -100,7 +100,7 @@ func TestWhatHasTimeEnoughIsNotLookedAtCloser(t *testing.T) {
 	}
 	r := Request{Rows: 1, Deadline: w.now + Time(time.Second)}
 	if n := testing.AllocsPerRun(100, func() {
-		if w.b.learner.hopeless(w.now, &r, 3) {
+		if w.b.learner.hopeless(w.now, &r, 3, 0) {
 			t.Error("a second is enough")
 		}
 	}); n != 0 {
@@ -153,7 +153,7 @@ func BenchmarkHopeless(b *testing.B) {
 			}
 			r := &Request{Rows: 1, Deadline: Time(10 * time.Millisecond)}
 			for b.Loop() {
-				l.hopeless(1, r, 16)
+				l.hopeless(1, r, 16, 0)
 			}
 		})
 	}

@@ -24,6 +24,7 @@ import (
 //	loop.go    whether they wait for answers at all
 //	waits.go   which waits are tried, and which is taken
 //	tails.go   how slow the slowest are
+//	packing.go, admission.go, hopeless.go   what is refused, with a goal and without
 //
 // It is as pure as the rest: all of it follows from the events and their times.
 type learner struct {
@@ -39,8 +40,13 @@ type learner struct {
 	took    float64      // by a batch lately, on average
 	least   float64      // by a batch lately, the quickest
 	floor   floor
-	runs    []pacedRun // a ring of the latest batches
-	ran     int        // batches so far
+	packing packing
+	// turnaround is the time from when a worker is done with a batch until it is given
+	// the next, if one waits: what a batch takes is counted from there.
+	turnaround float64
+	decisions  uint       // so far
+	runs       []pacedRun // a ring of the latest batches
+	ran        int        // batches so far
 
 	records  []record // a ring of the latest requests
 	count    int      // requests so far
@@ -48,14 +54,17 @@ type learner struct {
 	skipped  Time     // of pauses so far, by which the learner's clock is behind
 	recordOf []int    // by RequestID: its number, as in count
 
-	table        costTable // for late
-	hopes        [sizeClasses]Time
+	table        costTable                        // for late
+	hopes        [maxOthers + 1][sizeClasses]Time // by other busy workers
 	tableAt      uint32
 	tableWorkers int
 	tableRows    int
 	free         []Time
 	rowEvery     float64 // nanoseconds between two rows that arrive, lately
+	rowsEach     float64 // of a request, lately
 	rowAt        Time    // the last arrival
+	atTheLimit   bool    // of the request that late took last
+	safety       float64 // how many times as long as expected batches are taken to last, by late
 
 	waits      waits
 	loop       loop
@@ -77,6 +86,7 @@ type workerPace struct {
 	Worker
 	here    bool
 	freeAt  Time // when it finished last
+	doneAt  uint // decisions then
 	batches []pacedBatch
 }
 
@@ -118,17 +128,20 @@ type record struct {
 	follows                bool // an answer came since the client's last request
 	sinceSend, sinceAnswer Time
 	latency                Time // 0 if not known
+	atTheLimit             bool // of what could be in time
 }
 
 const (
 	maxRecords = 4096
 	maxRuns    = 2048
+	// maxTurnaround is longer than any that is the rule: the broker did not run.
+	maxTurnaround = Time(time.Millisecond)
 	// maxLearnedShapes have batch times of their own.
 	maxLearnedShapes = 16
 )
 
 func newLearner(settings *policy.Settings) *learner {
-	l := &learner{shapes: make([]shapeCosts, 1), begun: math.MinInt64 / 2, lastNow: math.MinInt64 / 2}
+	l := &learner{shapes: make([]shapeCosts, 1), safety: firstSafety, begun: math.MinInt64 / 2, lastNow: math.MinInt64 / 2}
 	l.setPolicy(settings)
 	return l
 }
@@ -137,7 +150,7 @@ func (l *learner) setPolicy(settings *policy.Settings) {
 	l.settings = settings.Clone()
 	l.replay = nil
 	l.table.known = false
-	l.waits.goal = Time(settings.LatencyGoal)
+	l.waits.setGoal(Time(settings.LatencyGoal))
 	l.auto = settings.WaitTime == policy.Auto
 	if !l.auto {
 		l.wait = Time(settings.WaitTime)
@@ -164,23 +177,21 @@ func (l *learner) clientLeft(c ClientID) {
 	}
 }
 
-// arrived remembers a request that was queued.
-func (l *learner) arrived(r *Request) {
+// arrived remembers a request that was queued, behind so many rows.
+func (l *learner) arrived(r *Request, queuedRows int) {
+	l.packing.arrived(r.Rows, queuedRows, l.settings.MaxBatchSize)
 	if !l.auto {
 		return
 	}
 	l.clientJoined(r.Client)
 	l.skipPause(r.Arrived)
-	if l.waits.goal > 0 {
-		if gap := float64(r.Arrived-l.rowAt) / float64(r.Rows); l.rowAt > 0 && gap >= 0 {
-			l.rowEvery += (min(gap, float64(time.Second)) - l.rowEvery) / 32
-		}
-		l.rowAt = max(l.rowAt, r.Arrived)
+	if l.waits.goal > 0 && l.waits.closed {
+		l.follow(r)
 	}
 	c := &l.clients[r.Client]
 	x := record{
 		arrived: r.Arrived, skipped: l.skipped, client: r.Client, rows: int32(r.Rows), level: uint8(r.Level),
-		shape: uint8(l.shapeOf(&r.Dims)), sent: c.sent, answered: c.answered,
+		shape: uint8(l.shapeOf(&r.Dims)), sent: c.sent, answered: c.answered, atTheLimit: l.atTheLimit,
 	}
 	if c.sent > 0 {
 		x.sinceSend = max(0, r.Arrived-c.sentAt-(l.skipped-c.sentSkip))
@@ -219,6 +230,13 @@ func (l *learner) answered(id RequestID, c ClientID, at Time) {
 		if int(id) < len(l.recordOf) && l.count-l.recordOf[id] < maxRecords && at != Never {
 			r := &l.records[l.recordOf[id]%maxRecords]
 			r.latency = max(1, at-r.arrived)
+			if l.waits.goal > 0 {
+				late := r.latency+Time(l.turnaround) > l.waits.goal
+				l.waits.ended(late)
+				if r.atTheLimit {
+					l.judge(late)
+				}
+			}
 		}
 		p := &l.clients[c]
 		if p.answered < p.sent {
@@ -245,10 +263,14 @@ func (l *learner) workerGone(w WorkerID) {
 }
 
 func (l *learner) dispatched(d *Dispatch, now Time) {
+	l.packing.dispatched(d)
 	x := &l.workers[d.Worker]
 	others := l.busy
 	if len(x.batches) == 0 {
 		l.busy++
+		if x.freeAt > 0 && x.doneAt == l.decisions { // it was waited for
+			l.turnaround += (float64(min(now-x.freeAt, maxTurnaround)) - l.turnaround) / 16
+		}
 	} else {
 		others--
 	}
@@ -317,7 +339,7 @@ func (l *learner) done(w WorkerID, id BatchID, finished Time) {
 		l.runs[l.ran%maxRuns] = pacedRun{w, from, finished}
 		l.ran++
 		l.learnRun(&p, from, finished)
-		x.freeAt = max(x.freeAt, finished)
+		x.freeAt, x.doneAt = max(x.freeAt, finished), l.decisions
 		x.batches = append(x.batches[:i], x.batches[i+1:]...)
 		if len(x.batches) == 0 {
 			l.busy--

@@ -34,7 +34,7 @@ func (l *learner) learned() (out Learned) {
 	out.Wait = time.Duration(l.wait)
 	for i := range l.waits.rungs {
 		if l.auto && l.waits.lately(i) {
-			out.Tried = append(out.Tried, TriedWait{rungWait(i), l.waits.mean(i)})
+			out.Tried = append(out.Tried, TriedWait{l.waits.wait(i), l.waits.mean(i)})
 		}
 	}
 	workers := 0

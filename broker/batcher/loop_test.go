@@ -57,7 +57,7 @@ func (w *loopWorld) run(requests int) {
 			w.now = s.at
 			s.id = w.id
 			w.id = (w.id + 1) % 4096
-			w.learner.arrived(&Request{ID: s.id, Client: s.client, Rows: 1, Arrived: w.now})
+			w.learner.arrived(&Request{ID: s.id, Client: s.client, Rows: 1, Arrived: w.now}, 0)
 			w.queue = append(w.queue, s)
 			if w.ends == Never {
 				w.ends = w.now + 2*ms

@@ -26,6 +26,16 @@ func (c *refClient) end() {
 	}
 }
 
+// expected is how many requests could join.
+func (b *reference) expected() (n int) {
+	for _, c := range b.clients {
+		if c.couldJoin() {
+			n += max(1, c.peak, c.lastPeak) - c.inFlight
+		}
+	}
+	return n
+}
+
 func (c *refClient) couldJoin() bool {
 	return c.joined && c.inFlight < max(1, c.peak, c.lastPeak)
 }

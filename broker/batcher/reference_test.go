@@ -164,7 +164,7 @@ func (b *reference) Arrive(now Time, r Request) error {
 	if policy.MaxQueue > 0 && b.QueuedAt(r.Level) >= policy.MaxQueue {
 		return ErrQueueFull
 	}
-	if b.learner.late(now, &r, b.QueuedRows()) || b.learner.hopeless(now, &r, b.QueuedRows()) {
+	if b.learner.late(now, &r, b.QueuedRows(), b.expected()) || b.learner.hopeless(now, &r, b.QueuedRows(), b.expected()) {
 		return ErrLate
 	}
 	q := &refRequest{Request: r, base: r.Level, timeout: Never, client: b.client(r.Client)}
@@ -179,8 +179,8 @@ func (b *reference) Arrive(now Time, r Request) error {
 	q.client.inFlight++
 	q.client.peak = max(q.client.peak, q.client.inFlight)
 	q.wait = b.learner.wait
+	b.learner.arrived(&r, b.QueuedRows())
 	b.waiting = append(b.waiting, q)
-	b.learner.arrived(&r)
 	return nil
 }
 

@@ -43,6 +43,7 @@ type replay struct {
 	latencies     latencies
 	busyTime      Time
 	counted, late int
+	due           Time   // the goal, for late
 	sentAt        []Time // by record
 	answers       []Time // of each client, in order: when it was answered
 }
@@ -160,7 +161,7 @@ func (p *replay) again(rung int) bool {
 		return false
 	}
 	b := p.batcher
-	b.settings.WaitTime = rungWait(rung)
+	b.settings.WaitTime = p.from.waits.wait(rung)
 	for i := range b.clients {
 		b.ClientJoined(ClientID(i)) // again, if it sent no more
 		b.ClientLeft(ClientID(i))
@@ -184,6 +185,7 @@ func (p *replay) again(rung int) bool {
 	}
 	p.busy, p.sum, p.busyTime, p.counted, p.late = 0, 0, 0, 0, 0
 	p.latencies = latencies{}
+	p.due = p.from.waits.due() - 2*Time(p.from.turnaround) // to the broker and back
 	for i := range p.workers {
 		x := &p.workers[i]
 		x.freeAt = p.start + x.busyFor
@@ -302,7 +304,7 @@ func (p *replay) finish(x *replayWorker) {
 			p.sum += float64(latency)
 			p.latencies.note(latency)
 			p.counted++
-			if latency > p.from.waits.goal {
+			if latency > p.due {
 				p.late++
 			}
 		}

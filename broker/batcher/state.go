@@ -41,6 +41,7 @@ type Batcher struct {
 	reorders timerQueue // by shape: ageing may change the order that its preferred size depends on
 
 	joinable   int // clients that could join
+	expected   int // requests of theirs that could
 	queued     int
 	queuedRows int
 	queuedAt   []int // by level asked for, which ageing and timeouts do not change

@@ -23,6 +23,8 @@ type waits struct {
 	rate       float64 // of requests, lately
 	high       Time    // lately
 	goal       Time    // latency_goal; 0: none
+	margin     float64 // share of the goal that replays must leave free
+	missed     float64 // requests that were late or refused since it was moved, less those that may be
 	full       Time    // what a full batch was taken to last
 	closed     bool    // clients send when they have their answer
 }
@@ -73,6 +75,22 @@ const (
 	atTheEdge = 0.15
 )
 
+// goalWait is the wait of a rung where there is a goal: a share of it, in steps that
+// are small at either end. A short wait may be all that the goal allows, and where
+// requests are few what fills batches is a wait just below it.
+func goalWait(i int, goal Time) time.Duration {
+	x := float64(i) / float64(rungs-1)
+	return time.Duration(x * x * float64(goal))
+}
+
+// wait is that of a rung.
+func (w *waits) wait(i int) time.Duration {
+	if w.goal > 0 {
+		return goalWait(i, w.goal)
+	}
+	return rungWait(i)
+}
+
 func rungWait(i int) time.Duration {
 	if i == 0 {
 		return 0
@@ -102,7 +120,14 @@ func roundAbove(wait Time) int {
 }
 
 // inForce is the wait that was chosen last.
-func (w *waits) inForce() Time { return Time(rungWait(w.taken)) }
+func (w *waits) inForce() Time { return Time(w.wait(w.taken)) }
+
+// setGoal changes the ladder; what was found on another one is forgotten.
+func (w *waits) setGoal(goal Time) {
+	if goal != w.goal {
+		*w = waits{goal: goal}
+	}
+}
 
 // plan chooses what to try with so many requests of so long a time: no wait,
 // what is in force and its neighbours, and in turn the round figures between
@@ -129,8 +154,11 @@ func (w *waits) plan(now, low, high Time, requests int, span, full Time) (news b
 	for i := w.taken - 1; w.taken > 0 && i <= w.taken+1; i++ {
 		w.add(i)
 	}
-	first := roundAbove(low)
-	steps := (roundAbove(high)-first)/3 + 1
+	first, last := roundAbove(low), roundAbove(high)
+	if w.goal > 0 {
+		first, last = 1, rungs-1
+	}
+	steps := (last-first)/3 + 1
 	some := max(2, 1024/requests)
 	if news {
 		some = steps
@@ -227,7 +255,38 @@ func (w *waits) harm(i int) float64 {
 
 // goalShare of the requests may take longer than the goal: less than one in a
 // hundred, because what was is not quite what will be.
-const goalShare = 0.008
+const goalShare = 0.006
+
+const (
+	// marginGain is what one request that was late, or refused, adds to the margin. As
+	// many take it away again as there are for each that may be late.
+	marginGain = 0.0015
+	marginStep = 0.02 // at once: a wait that was wrong makes many late before it is left
+	mostMargin = 0.4
+	// goalSteps is how many rungs the wait grows at once. At first little is known of
+	// larger batches, and what they take is seen on the way.
+	goalSteps = 10
+)
+
+// ended learns from what became of a request. Replays do not see all that makes
+// requests late: so they must keep a shorter time than the goal where more are than
+// may be.
+func (w *waits) ended(missed bool) {
+	if missed {
+		w.missed++
+	}
+	w.missed -= goalShare
+}
+
+// moveMargin is by what became of the requests since the last time.
+func (w *waits) moveMargin() {
+	move := max(-marginStep, min(marginGain*w.missed, marginStep))
+	w.margin = max(0, min(w.margin+move, mostMargin))
+	w.missed = 0
+}
+
+// due is the time that replays must keep.
+func (w *waits) due() Time { return Time((1 - w.margin) * float64(w.goal)) }
 
 // chooseForGoal takes, of the waits with which p99 stays within the goal, the one
 // that leaves the workers most time for others. If there is none it takes the one
@@ -250,6 +309,8 @@ func (w *waits) chooseForGoal() {
 	if best < 0 {
 		best = nearest
 	}
+	best = min(best, w.taken+goalSteps)
+	w.moveMargin()
 	w.taken, w.round = best, best
 }
 

@@ -68,7 +68,7 @@ func TestAutoIsNowhereMuchWorseThanTheBestFixedWait(t *testing.T) {
 // groups without one: a replay must find that they come together.
 func TestAutoBringsClientsTogether(t *testing.T) {
 	notShort(t)
-	cell := gridCell{"clients with two in flight", Config{
+	cell := gridCell{name: "clients with two in flight", cfg: Config{
 		Policy: policy.Settings{MaxBatchSize: 32}, Workers: Workers{Count: 2, Sharing: 0.8}, Cost: mustCost(t, "1=60us,8=150us,32=420us"),
 		Arrivals: ClosedLoop{Clients: 12, InFlight: 2, Think: 6 * time.Microsecond}, Load: Load{MinRows: 1, MaxRows: 1},
 		Hop: 7 * time.Microsecond, Requests: 80_000, Seed: 1,

@@ -133,12 +133,44 @@ var gridPlans = map[string]gridPlan{
 			{name: "closed", clients: 16, inFlight: 4, think: 0.5},
 		},
 	},
+	"goal": {
+		batch: 32, models: goalModels, workers: goalWorkers,
+		loads: []gridLoad{
+			{name: "poisson", share: 0.05}, {name: "poisson", share: 0.2}, {name: "poisson", share: 0.5},
+			{name: "poisson", share: 0.8}, {name: "poisson", share: 0.95}, {name: "poisson", share: 2},
+			{name: "bursty", share: 0.2, on: 20 * time.Millisecond, off: 60 * time.Millisecond},
+			{name: "bursty", share: 0.5, on: 20 * time.Millisecond, off: 20 * time.Millisecond},
+			{name: "bursty", share: 2, on: 100 * time.Millisecond, off: 25 * time.Millisecond},
+			{name: "closed", clients: 48, inFlight: 1}, {name: "closed", clients: 24, inFlight: 1, think: 1},
+		},
+	},
+	"deadline": { // open loops: the same requests come whatever was refused
+		batch: 32, models: goalModels, workers: goalWorkers,
+		loads: []gridLoad{
+			{name: "poisson", share: 0.05}, {name: "poisson", share: 0.5}, {name: "poisson", share: 0.8}, {name: "poisson", share: 0.95},
+			{name: "poisson", share: 2}, {name: "bursty", share: 0.5, on: 20 * time.Millisecond, off: 20 * time.Millisecond},
+		},
+	},
 }
+
+// goalModels and goalWorkers are those of the grids of goals and deadlines.
+var (
+	goalModels = []gridModel{
+		{"near-linear", "1=1ms,32=20ms"},
+		{"flat", "1=5ms,32=5.5ms"},
+		{"resnet50-fp32", "1=3.3ms,32=8.2ms"},
+		{"mlp-cpu", "1=60us,8=150us,32=420us"},
+		{"steps", "1=2ms,8=2.1ms,9=4ms,16=4.1ms,17=8ms,32=8.2ms"},
+		{"slow", "1=20ms,32=60ms"},
+	}
+	goalWorkers = []gridWorkers{{1, 0}, {2, 0}, {4, 0}, {2, 0.8}, {3, 0.5}}
+)
 
 // gridCell is one cell: a Config but for the wait, and its name.
 type gridCell struct {
-	name string
-	cfg  Config
+	name     string
+	cfg      Config
+	overload bool // more comes than can be done
 }
 
 func (p *gridPlan) cells(requests int, seed uint64) (cells []gridCell, err error) {
@@ -183,7 +215,7 @@ func (p *gridPlan) cell(m gridModel, cost Cost, w gridWorkers, l gridLoad, rows,
 		think := time.Duration(l.think * float64(cost.Of(1)))
 		cfg.Arrivals = ClosedLoop{Clients: l.clients, InFlight: l.inFlight, Think: think}
 		name += fmt.Sprintf(", closed %d×%d think %v", l.clients, l.inFlight, think)
-		return gridCell{name, cfg}
+		return gridCell{name: name, cfg: cfg}
 	}
 	rate := l.share * capacity(&cfg)
 	name += fmt.Sprintf(", %s %g %%", l.name, 100*l.share)
@@ -192,7 +224,7 @@ func (p *gridPlan) cell(m gridModel, cost Cost, w gridWorkers, l gridLoad, rows,
 	} else {
 		cfg.Arrivals = Bursty{Rate: rate * float64(l.on+l.off) / float64(l.on), On: l.on, Off: l.off}
 	}
-	return gridCell{name, cfg}
+	return gridCell{name, cfg, l.share > 1}
 }
 
 // capacity is the requests per second that the workers can do in full batches:

@@ -56,9 +56,9 @@ type FixedResult struct {
 	Worst float64 `json:"worst_mean"` // multiple of the best fixed wait's mean, in the worst cell
 }
 
-// runGrid runs the cells of a plan, as many at a time as there are processors.
-func runGrid(ctx context.Context, cells []gridCell, progress func(done int)) ([]CellResult, error) {
-	results := make([]CellResult, len(cells))
+// runCells runs every cell, as many at a time as there are processors.
+func runCells[R any](ctx context.Context, cells []gridCell, run func(context.Context, gridCell) (R, error), progress func(done int)) ([]R, error) {
+	results := make([]R, len(cells))
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var firstErr error
@@ -74,7 +74,7 @@ func runGrid(ctx context.Context, cells []gridCell, progress func(done int)) ([]
 				if stop {
 					return
 				}
-				r, err := runCell(ctx, cells[i])
+				r, err := run(ctx, cells[i])
 				mu.Lock()
 				if err != nil && firstErr == nil {
 					firstErr = fmt.Errorf("%s: %w", cells[i].name, err)

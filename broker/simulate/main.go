@@ -52,6 +52,9 @@ Examples:
   # a recorded load and measured costs
   ringbatch simulate --trace requests.txt --cost costs.csv
 
+  # does latency_goal keep what it promises, in 990 cells?
+  ringbatch simulate --grid=goal
+
 With --hosts N: many hosts behind relays, see ringbatch simulate --hosts 1 --help.
 
 Flags:
@@ -122,7 +125,7 @@ func newFlags() *flags {
 	s.Uint64Var(&f.seed, "seed", 1, "another seed is another run of chance")
 	s.BoolVar(&f.json, "json", false, "print the result as JSON")
 	s.StringVar(&f.plot, "plot", "", "draw latencies and batch sizes into an SVG `file`")
-	s.StringVar(&f.grid, "grid", "", "hold wait_time auto against fixed waits in every cell of a `grid`, first to fourth, instead; 40,000 requests a cell unless --requests is given")
+	s.StringVar(&f.grid, "grid", "", "hold wait_time auto against fixed waits in every cell of a `grid`, first to fourth, instead; of the grid goal, latency_goal against fixed waits; of the grid deadline, what is refused against the same run without refusals; 40,000 requests a cell unless --requests is given")
 	s.Lookup("grid").NoOptDefVal = "first"
 	s.BoolVar(&f.sweep, "sweep", false, "mean latency against load for wait_time auto and fixed waits, as a table, and with --plot as a picture")
 	s.BoolVarP(&f.help, "help", "h", false, "show this text")
@@ -176,7 +179,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
 	plan, ok := gridPlans[f.grid]
 	if !ok {
-		return bad("--grid is %q, must be first, second, third or fourth", f.grid)
+		return bad("--grid is %q, must be first, second, third, fourth, goal or deadline", f.grid)
 	}
 	uses := func(flag string) bool { return slices.Contains([]string{"grid", "requests", "seed", "json"}, flag) }
 	if err := f.rejectUnused("--grid", uses); err != nil {
@@ -190,12 +193,29 @@ func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
 		return err
 	}
 	say, end := progressLine(stderr)
-	results, err := runGrid(ctx, cells, func(done int) { say("%d of %d cells", done, len(cells)) })
+	progress := func(done int) { say("%d of %d cells", done, len(cells)) }
+	var g interface{ WriteText(io.Writer) error }
+	switch f.grid {
+	case "goal":
+		var results [][]GoalCellResult
+		if results, err = runCells(ctx, cells, runGoalCell, progress); err == nil {
+			g = newGoalGridResult(f.seed, f.requests, results)
+		}
+	case "deadline":
+		var results [][]DeadlineCellResult
+		if results, err = runCells(ctx, cells, runDeadlineCell, progress); err == nil {
+			g = newDeadlineGridResult(f.seed, f.requests, results)
+		}
+	default:
+		var results []CellResult
+		if results, err = runCells(ctx, cells, runCell, progress); err == nil {
+			g = newGridResult(f.grid, f.seed, f.requests, results)
+		}
+	}
 	end()
 	if err != nil {
 		return err
 	}
-	g := newGridResult(f.grid, f.seed, f.requests, results)
 	if f.json {
 		e := json.NewEncoder(stdout)
 		e.SetIndent("", "  ")

@@ -47,6 +47,7 @@ type flight struct {
 	client              batcher.ClientID
 	rows, level         int
 	dims                batcher.Dims
+	number              uint32 // of its commit
 }
 
 // station is a stage: its batcher and its workers.

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package batcher
+
+import (
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
+)
+
+func TestTheWaitsOfAGoalGoFromNoneToAllOfIt(t *testing.T) {
+	const goal = Time(50 * time.Millisecond)
+	w := waits{goal: goal}
+	if w.wait(0) != 0 || Time(w.wait(rungs-1)) != goal {
+		t.Errorf("from %v to %v", w.wait(0), w.wait(rungs-1))
+	}
+	for i := 1; i < rungs; i++ {
+		if step := Time(w.wait(i) - w.wait(i-1)); step <= 0 || step > goal/15 {
+			t.Errorf("%v follows %v", w.wait(i), w.wait(i-1))
+		}
+	}
+}
+
+// What replays do not see shows in what becomes of requests.
+func TestMoreLateRequestsThanMayBeMakeReplaysKeepAShorterTime(t *testing.T) {
+	w := waits{goal: 1000}
+	ended := func(n, lateOneIn int) {
+		for i := range n {
+			w.ended(i%lateOneIn == 0)
+			if i%200 == 0 {
+				w.moveMargin()
+			}
+		}
+	}
+	if ended(5000, 20); w.due() > 900 {
+		t.Errorf("one in 20 is late, and replays must keep %v of %v", w.due(), w.goal)
+	}
+	if ended(100_000, 1000); w.due() < 999 {
+		t.Errorf("one in 1,000 is late, and replays must keep %v of %v", w.due(), w.goal)
+	}
+	if ended(100_000, 1); w.due() < 500 { // refused, at many times the capacity
+		t.Errorf("all are refused, and replays must keep %v of %v", w.due(), w.goal)
+	}
+}
+
+func TestOneWrongWaitMovesTheMarginALittle(t *testing.T) {
+	w := waits{goal: 1000}
+	for range 1000 {
+		w.ended(true)
+	}
+	if w.moveMargin(); w.margin != marginStep {
+		t.Errorf("the margin is %v", w.margin)
+	}
+}
+
+func TestWhatIsTakenAtTheLimitAndLateMakesBatchesLastLonger(t *testing.T) {
+	l := newLearner(&policy.Settings{MaxBatchSize: 8, WaitTime: policy.Auto, LatencyGoal: time.Second})
+	at := func(late int) float64 { // in a thousand
+		for i := range 20_000 {
+			l.judge(i%1000 < late)
+		}
+		return l.safety
+	}
+	if few, many := at(0), at(100); few > 1.03 || many < 1.2 {
+		t.Errorf("batches are taken to last %v times as long where none is late, %v times where a tenth is", few, many)
+	}
+}
+
+// By what one row takes nearly all would be refused until a larger batch was seen.
+func TestWhereOneSizeWasSeenLargerOnesAreHopedToTakeAsLong(t *testing.T) {
+	var c costs
+	var table costTable
+	var hopes [sizeClasses]Time
+	c.observe(1, 0, 0, 5000)
+	table.fill(&c, 32, 0)
+	if table.lately(&c, 32, 0, &hopes); hopes[sizeClass(32)] != 5000 {
+		t.Errorf("a full batch is hoped to take %v", hopes[sizeClass(32)])
+	}
+	c.observe(4, 0, 0, 6500)
+	table.fill(&c, 32, 0)
+	if table.lately(&c, 32, 0, &hopes); hopes[sizeClass(32)] <= 6500 {
+		t.Errorf("a full batch is hoped to take %v, four rows 6,500", hopes[sizeClass(32)])
+	}
+}
+
+// The time from the end of a batch to the next dispatch counts only if it was waited for.
+func TestTheTurnaroundIsThatOfAWorkerThatIsWaitedFor(t *testing.T) {
+	b, err := New(policy.Settings{MaxBatchSize: 1, WaitTime: policy.Auto, LatencyGoal: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.ClientJoined(0)
+	b.WorkerReady(Worker{ID: 0})
+	now, id := Time(1000), RequestID(0)
+	arrive := func() {
+		if err := b.Arrive(now, Request{ID: id, Rows: 1, Arrived: now, Deadline: Never}); err != nil {
+			t.Fatal(err)
+		}
+		id = (id + 1) % 16
+	}
+	run := func() { // what is dispatched takes 1000, and is seen 50 later
+		d := b.Decide(now)
+		if len(d.Dispatches) != 1 {
+			t.Fatalf("%d batches", len(d.Dispatches))
+		}
+		now += 1050
+		b.BatchDone(0, d.Dispatches[0].Batch, now-1050, now-50)
+	}
+	for range 20 { // each finds an idle worker
+		arrive()
+		run()
+		b.Decide(now)
+		now += 100_000
+	}
+	if b.learner.turnaround != 0 {
+		t.Errorf("an idle worker is taken to be slow by %v", b.learner.turnaround)
+	}
+	arrive()
+	for range 200 { // one always waits
+		arrive()
+		run()
+	}
+	if got := b.learner.turnaround; got < 49 || got > 50 {
+		t.Errorf("the turnaround is %v, not 50", got)
+	}
+}
