@@ -2,10 +2,7 @@
 
 package batcher
 
-import (
-	"math"
-	"math/bits"
-)
+import "math"
 
 // costs is what batches of one shape were seen to take: a curve by the rows that
 // the worker saw, for each number of other workers that were busy.
@@ -22,6 +19,7 @@ import (
 type costs struct {
 	curves   [maxOthers + 1]curve
 	batches  uint32
+	sure     bool       // some size is known well
 	level    float64    // how far batches are from the long run now, a logarithm
 	shift    float64    // of the long run, of the sizes seen lately on average, so far
 	fresh    int        // sizes seen lately
@@ -34,7 +32,8 @@ type costs struct {
 // curve is the time by size.
 type curve struct {
 	points [sizeClasses]costPoint
-	seen   [(sizeClasses + 63) / 64]uint64 // bit i: points[i].count > 0
+	seen   sizeSet // points[i].count > 0
+	told   sizeSet // those of them that are believed
 	count  int
 	last   uint32 // the batch that it was seen with last
 }
@@ -43,6 +42,7 @@ type curve struct {
 type costPoint struct {
 	rows  float32 // average, of a class that has several sizes
 	count uint32
+	warm  uint32  // of them, those that were not the first of this size in their worker
 	time  float64 // nanoseconds
 	base  float64 // its logarithm in the long run
 	shift float64 // costs.shift when it was seen last
@@ -52,10 +52,6 @@ type costPoint struct {
 }
 
 const (
-	// Sizes up to exactSizes have a point of their own, larger ones share
-	// eight points between powers of two.
-	exactSizes  = 32
-	sizeClasses = exactSizes + 8*16
 	maxOthers   = 7
 	farOff      = 0.26 // a logarithm: 1.3 times as long
 	veryFarOff  = 0.7  // twice as long
@@ -68,40 +64,26 @@ const (
 	levelGain   = 0.125
 )
 
-func sizeClass(rows int) int {
-	if rows <= exactSizes {
-		return max(rows, 1) - 1
-	}
-	octave := bits.Len(uint(rows-1)) - 6 // 33..64: 0
-	return min(exactSizes+8*octave+(rows-1-32<<octave)>>(octave+2), sizeClasses-1)
-}
-
-// sizeOf is about the size of a class.
-func sizeOf(class int) int {
-	if class < exactSizes {
-		return class + 1
-	}
-	octave, eighth := (class-exactSizes)/8, (class-exactSizes)%8
-	return 32<<octave + (eighth<<(octave+2) + 2<<octave)
-}
-
 // known says whether any batch was seen.
 func (c *costs) known() bool { return c.batches > 0 }
 
-// observe learns from one batch, and when it began.
-func (c *costs) observe(rows, others int, from, took Time) {
+// observe learns from one batch, and when it began. The first of its size in its
+// worker may be cold: if it is slow where others were not, it tells nothing.
+func (c *costs) observe(rows, others int, from, took Time, first bool) {
 	if took <= 0 || rows < 1 {
 		return
 	}
-	c.batches++
 	t := float64(took)
 	v := &c.curves[min(others, maxOthers)]
 	class := sizeClass(rows)
 	p := &v.points[class]
-	expected, doubt := p.time, veryFarOff
-	if p.count == 0 {
-		expected, doubt = c.foreseen(v, rows)
+	if first && p.warm > 0 && t > p.time*math.Exp(veryFarOff) {
+		return
 	}
+	if p.warm < youngPoint {
+		defer c.believe()
+	}
+	c.batches++
 	fresh := p.count > 0 && c.batches-p.last <= freshFor
 	if c.batches%freshFor == 0 {
 		defer c.refresh()
@@ -109,42 +91,52 @@ func (c *costs) observe(rows, others int, from, took Time) {
 	v.count++
 	v.last = c.batches
 	p.count++
+	if !first {
+		p.warm++
+	}
 	p.last = c.batches
 	p.rows += (float32(rows) - p.rows) / float32(min(p.count, 16))
 	if p.count == 1 {
 		p.time, p.first = t, c.batches
+		expected, slow, quick := c.foreseen(min(others, maxOthers), rows)
 		if expected > 0 { // one slow batch must not make a size look slow for ever: it might not be tried again
-			p.time = min(t, expected*math.Exp(doubt))
+			p.time = min(t, expected*math.Exp(slow))
 		}
 		p.base, p.shift = math.Log(p.time)-c.level, c.shift
-		v.seen[class/64] |= 1 << (class % 64)
-		// A new size is only guessed from others: it must be very far off.
-		if off := math.Log(t / expected); expected > 0 && math.Abs(off) > doubt && c.isNews(off, int(math.Copysign(1, off)), from, from+took) {
+		v.seen.add(class)
+		// A new size is only guessed from others: it must be very far off, and quick. A
+		// slow one may be cold.
+		if off := math.Log(t / expected); expected > 0 && c.sure && off < -quick && c.isNews(off, -1, from, from+took) {
 			c.move(median(c.off))
 		}
 		return
 	}
-	off := math.Log(t / expected)
-	c.settle(p, t, fresh)
+	off := math.Log(t / p.time)
 	p.side = 0
-	if math.Abs(off) > farOff {
-		p.side = int8(math.Copysign(1, off))
-	}
-	if p.side == 0 && p.first >= c.oddSince && c.odd != 0 {
-		// It is right because it is new, and tells nothing about the others.
-	} else if c.isNews(off, int(p.side), from, from+took) {
-		c.move(median(c.off))
-		return
+	young := p.count <= youngPoint || p.warm <= 1
+	if !young || v.told.has(class) && (c.sure || off > -farOff) { // or it may have been cold before, and is not now
+		c.settle(p, t, fresh)
+		if math.Abs(off) > farOff {
+			p.side = int8(math.Copysign(1, off))
+		}
+		if p.side == 0 && p.first >= c.oddSince && c.odd != 0 {
+			// It is right because it is new, and tells nothing about the others.
+		} else if c.isNews(off, int(p.side), from, from+took) {
+			c.move(median(c.off))
+			return
+		}
 	}
 	switch {
-	case p.count > youngPoint:
+	case !young:
 		off = max(-farOff, min(off, farOff)) * max(1/float64(p.count), slowestGain)
 	case off > 0:
 		// The first few may be slow by chance, but not quick.
 		off = min(off, veryFarOff) / float64(p.count)
+	default:
+		p.side = 0 // it is right now, and news does not move it once more
 	}
 	p.time *= math.Exp(off)
-	if p.count <= youngPoint {
+	if young {
 		p.base = math.Log(p.time) - c.level
 	}
 }
@@ -192,7 +184,7 @@ func (c *costs) refresh() {
 	c.fresh = 0
 	for j := range c.curves {
 		v := &c.curves[j]
-		for i := v.next(0); i >= 0; i = v.next(i + 1) {
+		for i := v.seen.next(0); i >= 0; i = v.seen.next(i + 1) {
 			p := &v.points[i]
 			if c.batches-p.last <= freshFor {
 				c.fresh++
@@ -214,7 +206,7 @@ func (c *costs) move(off float64) {
 	defer c.refresh()
 	for j := range c.curves {
 		v := &c.curves[j]
-		for i := v.next(0); i >= 0; i = v.next(i + 1) {
+		for i := v.seen.next(0); i >= 0; i = v.seen.next(i + 1) {
 			if p := &v.points[i]; p.last < c.oddSince || float64(p.side)*off > 0 {
 				p.time *= factor
 				p.side = 0
@@ -247,7 +239,8 @@ type costTable struct {
 // was not seen for long counts less and less, so that it is tried again: a
 // batch beside others may be slow no more, and nobody would notice.
 func (t *costTable) fill(c *costs, rows, others int) {
-	form := c.best()
+	c.believe()
+	form := &c.curves[c.best()]
 	if t.known = form.count > 0; !t.known {
 		return
 	}
@@ -263,7 +256,7 @@ func (t *costTable) fill(c *costs, rows, others int) {
 		}
 		for i := 0; i <= sizeClass(rows); i++ {
 			time := factor * form.at(sizeOf(i))
-			if p := &v.points[i]; p.count > 0 {
+			if p := &v.points[i]; v.told.has(i) {
 				own := float64(min(p.count, 16)) * c.trust(j)
 				time = (own*p.time + 2*time) / (own + 2)
 			} else if j > 0 && c.curves[0].count > 0 {
@@ -318,15 +311,19 @@ func (t *costTable) lately(c *costs, rows, others int, out *[sizeClasses]Time) {
 }
 
 // sizes is how many were ever seen.
-func (c *costs) sizes() (n int) {
-	for w := range c.curves[0].seen {
-		all := uint64(0)
-		for j := range c.curves {
-			all |= c.curves[j].seen[w]
+func (c *costs) sizes() int {
+	all := c.seen()
+	return all.len()
+}
+
+// seen are the sizes that were, beside any number of others.
+func (c *costs) seen() (all sizeSet) {
+	for j := range c.curves {
+		for w, word := range c.curves[j].seen {
+			all[w] |= word
 		}
-		n += bits.OnesCount64(all)
 	}
-	return n
+	return all
 }
 
 // of is what a batch of so many rows takes while so many others are busy.
@@ -334,13 +331,13 @@ func (t *costTable) of(rows, others int) Time {
 	return t.times[min(others, maxOthers)][sizeClass(rows)]
 }
 
-// against is how many times as long v takes as form; 0 if it was never seen.
+// against is how many times as long v takes as form; 0 if nothing tells.
 func (v *curve) against(form *curve) float64 {
-	if v.count == 0 {
+	if v.told.empty() {
 		return 0
 	}
 	sum, weight := 0.0, 0.0
-	for i := v.next(0); i >= 0; i = v.next(i + 1) {
+	for i := v.told.next(0); i >= 0; i = v.told.next(i + 1) {
 		p := &v.points[i]
 		w := float64(min(p.count, 16))
 		sum += w * math.Log(p.time/form.at(int(p.rows+0.5)))
@@ -376,20 +373,20 @@ func between(factors *[maxOthers + 1]float64, others int) float64 {
 // least must have been seen.
 func (v *curve) at(rows int) float64 {
 	class := sizeClass(rows)
-	if p := &v.points[class]; p.count > 0 && class < exactSizes {
-		return p.time
+	if v.told.has(class) && class < exactSizes {
+		return v.points[class].time
 	}
-	below, above := v.previous(class), v.next(class+1)
+	below, above := v.told.previous(class), v.told.next(class+1)
 	var a, b *costPoint
 	switch {
 	case below < 0:
 		a = &v.points[above]
-		if next := v.next(above + 1); next >= 0 {
+		if next := v.told.next(above + 1); next >= 0 {
 			b = &v.points[next]
 		}
 	case above < 0:
 		a = &v.points[below]
-		if next := v.previous(below - 1); next >= 0 {
+		if next := v.told.previous(below - 1); next >= 0 {
 			a, b = &v.points[next], a
 		}
 	default:
@@ -408,8 +405,8 @@ func (v *curve) at(rows int) float64 {
 // expected is about what a batch takes; 0 if nothing is known.
 func (c *costs) expected(rows, others int) float64 {
 	v := &c.curves[min(others, maxOthers)]
-	if v.count == 0 {
-		v = c.best()
+	if v.told.empty() {
+		v = &c.curves[c.best()]
 	}
 	if v.count == 0 {
 		return 0
@@ -417,75 +414,38 @@ func (c *costs) expected(rows, others int) float64 {
 	return v.at(rows)
 }
 
-// best is the curve of which most is known.
-func (c *costs) best() *curve {
-	best := &c.curves[0]
+// best is the number of others whose curve is known best.
+func (c *costs) best() (best int) {
 	for j := range c.curves {
-		if c.curves[j].count > best.count {
-			best = &c.curves[j]
+		if now, v := &c.curves[best], &c.curves[j]; now.told.empty() || v.count > now.count && !v.told.empty() {
+			best = j
 		}
 	}
 	return best
 }
 
 // foreseen is what a size that was not seen yet should take, by its own curve or
-// by that of which most is known, and how far off that may well be; 0 if nothing
-// tells.
-func (c *costs) foreseen(v *curve, rows int) (expected, doubt float64) {
-	if v.foresees(rows) {
-		return v.at(rows), veryFarOff
+// by that of which most is known, and how much slower and quicker it may well be,
+// as logarithms; 0 if nothing tells.
+func (c *costs) foreseen(others, rows int) (expected, slow, quick float64) {
+	if v := &c.curves[others]; v.foresees(rows) {
+		return v.at(rows), veryFarOff, veryFarOff
 	}
 	best := c.best()
-	if best.foresees(rows) {
-		return best.at(rows), 2 * veryFarOff // workers that share a GPU slow each other down
+	if v := &c.curves[best]; v.foresees(rows) {
+		// Workers that share a GPU slow each other down, up to taking turns.
+		turns := math.Log(max(1, float64(best+1)/float64(others+1)))
+		return v.at(rows), 2 * veryFarOff, veryFarOff + turns
 	}
-	return 0, 0
+	return 0, 0, 0
 }
 
 // foresees says whether what is known tells of a size that was not seen yet:
 // three sizes at least, and none of them far away.
 func (v *curve) foresees(rows int) bool {
-	sizes := 0
-	for _, word := range v.seen {
-		sizes += bits.OnesCount64(word)
-	}
-	if sizes < 3 {
+	if v.told.len() < 3 {
 		return false
 	}
-	least, most := v.points[v.next(0)].rows, v.points[v.previous(sizeClasses-1)].rows
+	least, most := v.points[v.told.next(0)].rows, v.points[v.told.previous(sizeClasses-1)].rows
 	return float32(rows) > least/2 && float32(rows) < 2*most
-}
-
-// next is the first class from i on that was seen, or -1.
-func (v *curve) next(i int) int {
-	if i >= sizeClasses {
-		return -1
-	}
-	word := v.seen[i/64] >> (i % 64) << (i % 64)
-	for w := i / 64; ; {
-		if word != 0 {
-			return w*64 + bits.TrailingZeros64(word)
-		}
-		if w++; w == len(v.seen) {
-			return -1
-		}
-		word = v.seen[w]
-	}
-}
-
-// previous is the last class up to i that was seen, or -1.
-func (v *curve) previous(i int) int {
-	if i < 0 {
-		return -1
-	}
-	word := v.seen[i/64] << (63 - i%64) >> (63 - i%64)
-	for w := i / 64; ; {
-		if word != 0 {
-			return w*64 + 63 - bits.LeadingZeros64(word)
-		}
-		if w--; w < 0 {
-			return -1
-		}
-		word = v.seen[w]
-	}
 }

@@ -24,7 +24,7 @@ func (w *costWorld) takes(rows int) Time {
 
 func (w *costWorld) run(rows int) {
 	took := w.takes(rows)
-	w.observe(rows, 0, w.now, took)
+	w.observe(rows, 0, w.now, took, false)
 	w.now += took
 }
 

@@ -88,6 +88,7 @@ type workerPace struct {
 	freeAt  Time // when it finished last
 	doneAt  uint // decisions then
 	batches []pacedBatch
+	sizes   []sizeSet // by shape: those that it was given
 }
 
 type pacedBatch struct {
@@ -96,6 +97,7 @@ type pacedBatch struct {
 	rows       int // that the worker sees
 	others     int // workers that had a batch when this one was dispatched
 	shape      int
+	first      bool // of its size in its worker: it may be cold
 	unanswered bool // nobody has a result of it
 }
 
@@ -258,7 +260,7 @@ func (l *learner) workerGone(w WorkerID) {
 		if len(x.batches) > 0 {
 			l.busy--
 		}
-		*x = workerPace{batches: x.batches[:0]}
+		*x = workerPace{batches: x.batches[:0], sizes: x.sizes[:0]}
 	}
 }
 
@@ -274,7 +276,19 @@ func (l *learner) dispatched(d *Dispatch, now Time) {
 	} else {
 		others--
 	}
-	x.batches = append(x.batches, pacedBatch{id: d.Batch, dispatched: now, rows: d.PadTo, others: others, shape: l.shapeOf(&d.Dims)})
+	shape := l.shapeOf(&d.Dims)
+	x.batches = append(x.batches, pacedBatch{id: d.Batch, dispatched: now, rows: d.PadTo, others: others, shape: shape, first: x.isNew(shape, d.PadTo)})
+}
+
+// isNew says whether a worker has not run a size of a shape yet, and notes that it does.
+func (x *workerPace) isNew(shape, rows int) bool {
+	for len(x.sizes) <= shape {
+		x.sizes = append(x.sizes, sizeSet{})
+	}
+	sizes, class := &x.sizes[shape], sizeClass(rows)
+	was := sizes.has(class)
+	sizes.add(class)
+	return !was
 }
 
 // unanswered notes that a batch may not have been computed.
@@ -309,9 +323,9 @@ func (l *learner) learnRun(p *pacedBatch, from, finished Time) {
 		}
 		l.floor.observe(p.rows, took, finished)
 	}
-	l.shapes[0].observe(p.rows, p.others, from, took)
+	l.shapes[0].observe(p.rows, p.others, from, took, p.first)
 	if p.shape > 0 {
-		l.shapes[p.shape].observe(p.rows, p.others, from, took)
+		l.shapes[p.shape].observe(p.rows, p.others, from, took, p.first)
 	}
 }
 

@@ -4,6 +4,7 @@ package simulate
 
 import (
 	"math"
+	"math/bits"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
@@ -19,6 +20,9 @@ func (d *Disturbances) validate() error {
 	if !(d.Wander >= 0 && d.Wander <= 1) || d.Wander > 0 && d.WanderFor < time.Duration(paceStep) {
 		return bad("a pace that wanders by %v in %v: must be 0..1, in %v or more", d.Wander, d.WanderFor, time.Duration(paceStep))
 	}
+	if d.Cold < 0 || d.Cold > time.Hour {
+		return bad("the first batch of a size takes %v longer, must be 0..%v", d.Cold, time.Hour)
+	}
 	return nil
 }
 
@@ -29,6 +33,17 @@ func (w *world) slowed(took batcher.Time) batcher.Time {
 		return batcher.Time(float64(took) * d.SlowTimes)
 	}
 	return took
+}
+
+// cold is how much longer a batch takes because it is the worker's first of about
+// its size.
+func (w *world) cold(x *simulatedWorker, rows int) batcher.Time {
+	octave := bits.Len(uint(rows - 1))
+	if x.warm&(1<<octave) != 0 {
+		return 0
+	}
+	x.warm |= 1 << octave
+	return batcher.Time(w.cfg.Disturbances.Cold)
 }
 
 // paceStep is how long a pace lasts.

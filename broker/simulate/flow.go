@@ -125,7 +125,7 @@ func (w *world) serve(s *station, d *batcher.Dispatch) {
 	if len(w.cfg.Phases) > 0 {
 		took = batcher.Time(float64(took) * w.phase(start).Cost)
 	}
-	x.freeAt = min(w.after(start, w.slowed(took)), 2*endOfTime)
+	x.freeAt = min(w.after(start, w.slowed(took)+w.cold(x, d.PadTo)), 2*endOfTime)
 	x.busy += x.freeAt - start
 	x.total++
 	x.rows += d.Rows

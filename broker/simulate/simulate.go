@@ -79,6 +79,9 @@ type Disturbances struct {
 	// about WanderFor; 0: they do not.
 	Wander    float64
 	WanderFor time.Duration
+	// The first batch of 1, of 2, of up to 4, 8, 16 … rows takes this much longer in
+	// each worker: kernels are loaded, and the quickest are looked for.
+	Cold time.Duration
 }
 
 // Load is what the requests look like.

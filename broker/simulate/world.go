@@ -65,6 +65,7 @@ type simulatedWorker struct {
 	rows   int
 	given  [][]batcher.RequestID // batches that it holds, oldest first
 	total  int                   // batches so far
+	warm   uint64                // bit i: it has run a batch of up to 2^i rows, and more than half of that
 }
 
 func newWorld(cfg Config) (*world, error) {
