@@ -153,6 +153,28 @@ func TestTuneDoesNotRecommendMPSWhereThereIsNone(t *testing.T) {
 	x.nothingIsLeft()
 }
 
+// A shell that has become this program leaves it its children, such as those of > >(tee log).
+func TestTuneEndsOnlyWhatItHasStarted(t *testing.T) {
+	x := startTuning(t)
+	file := x.bed.Path("child")
+	shell := exec.Command("sh", "-c", `sleep 1000 > /dev/null 2>&1 & echo $! > "$0"; exec "$@"`, file, x.bin, "tune", "--worker", "echo $$ >> "+x.pids+"; exit 3")
+	out, _ := shell.CombinedOutput()
+	text, err := os.ReadFile(file)
+	child := atoi(strings.TrimSpace(string(text)))
+	if err != nil || child <= 0 {
+		t.Fatalf("%v, %q\n%s", err, text, out)
+	}
+	if hasEnded(child) {
+		t.Error("it has ended a process that it has not started")
+	} else {
+		_ = syscall.Kill(child, syscall.SIGKILL)
+	}
+	if !strings.Contains(string(out), "the worker command ends before it attaches") {
+		t.Errorf("%s", out)
+	}
+	x.nothingIsLeft()
+}
+
 func TestTuneThatCannotWorkSaysWhyAndLeavesNothingRunning(t *testing.T) {
 	x := startTuning(t)
 	for _, c := range []struct {

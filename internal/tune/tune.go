@@ -126,9 +126,10 @@ type Grid struct {
 	Ratio float64 `json:"ratio"`
 }
 
-// Run tunes. What was measured comes with an error, too. Every process that descends
-// from this one counts as started by it, and has ended when it returns.
+// Run tunes. What was measured comes with an error, too. Every process below this one
+// that was not there before counts as started by it, and has ended when it returns.
 func Run(ctx context.Context, o Options) (*Report, error) {
+	spareInherited()
 	if err := adoptOrphans(); err != nil {
 		return nil, err
 	}
