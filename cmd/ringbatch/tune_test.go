@@ -107,16 +107,14 @@ func TestTuneFindsTheSettingAndWritesAConfigurationThatABrokerTakes(t *testing.T
 		t.Fatalf("status %d: %v\n%s", code, err, out)
 	}
 	// By simulation two instances do twice as much as one, which is not measured; unless
-	// the machine was disturbed so much that one seemed to do as well.
+	// the machine was disturbed so much that one seemed to do as well, or two did less
+	// than one was to do. Then one may be the choice.
 	if r.Choice == nil || len(r.Candidates) != 2 || r.Grid == nil || r.Grid.Settings != 2 || r.Grid.Ratio <= 0 {
 		t.Fatalf("%s", out)
 	}
 	choice := slices.IndexFunc(r.Candidates, func(c *tune.Candidate) bool { return c.Setting == *r.Choice })
 	if choice < 0 || r.Candidates[choice].Measured == nil {
 		t.Fatalf("it chose what it did not measure:\n%s", out)
-	}
-	if one, two := r.Candidates[0], r.Candidates[1]; r.Choice.Instances == 1 && one.Predicted.PerSecond < two.Predicted.PerSecond*0.8 {
-		t.Errorf("it chose one instance, of which the simulation expects much less:\n%s", out)
 	}
 	for _, c := range r.Candidates {
 		if c.Measured != nil && c.Measured.PerSecond*0.98 > r.Candidates[choice].Measured.PerSecond {
