@@ -132,6 +132,11 @@ func costsOf(byBusy map[int]Cost) (alone Cost, busy []Cost, err error) {
 	if len(byBusy[1]) == 0 {
 		return nil, nil, bad("the cost has no points with one busy worker")
 	}
+	for k, c := range byBusy {
+		if k > 1 {
+			byBusy[k] = c.reaching(byBusy[1])
+		}
+	}
 	last := 1
 	for k := 2; k <= most; k++ {
 		c := byBusy[k]
@@ -146,7 +151,6 @@ func costsOf(byBusy map[int]Cost) (alone Cost, busy []Cost, err error) {
 				c = append(c, p)
 			}
 		}
-		c = c.reaching(byBusy[1])
 		byBusy[k] = c
 		last = k
 		busy = append(busy, c)

@@ -114,6 +114,17 @@ func TestACostFileTellsWhatBusyWorkersDoToEachOther(t *testing.T) {
 			t.Errorf("%d rows beside another: %v, want %v", rows, got, want)
 		}
 	}
+	// A number of workers between measured ones lies between them there, too.
+	alone, busy, err = ReadCosts(strings.NewReader("1,1ms,1\n8,2ms,1\n32,4ms,1\n1,2ms,2\n8,4ms,2\n32,8ms,2\n16,16ms,4\n32,32ms,4\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg = Config{Cost: alone, Busy: busy}
+	for _, rows := range []int{1, 8, 32} {
+		if two, three, four := cfg.took(rows, 1), cfg.took(rows, 2), cfg.took(rows, 3); three < two || three > four {
+			t.Errorf("%d rows: %v at 2 busy, %v at 3, %v at 4", rows, time.Duration(two), time.Duration(three), time.Duration(four))
+		}
+	}
 	for _, text := range []string{"1,1ms,0", "1,1ms,x", "1,1ms,2", "1,1ms,1\n1,2ms,1", "1,1ms,99999999"} {
 		if _, _, err := ReadCosts(strings.NewReader(text)); !errors.Is(err, ErrConfig) {
 			t.Errorf("%q: %v", text, err)
