@@ -36,7 +36,7 @@ type Load struct {
 	Window        time.Duration // what is measured at a time
 	Windows       int
 	Seed          int64
-	NoWorkerTime  time.Duration // after which nobody waits for a worker any more
+	Patience      profile.Patience // if there is no worker
 }
 
 // Run loads the model. If ctx ends first, what was measured comes with the error.
@@ -61,7 +61,7 @@ func (l *Load) run(ctx context.Context, say *progress.Line) (*Result, error) {
 		return nil, err
 	}
 	defer c.close()
-	go func() { stop(profile.AwaitNoWorker(ctx, admin.New(l.Socket), l.Model, l.NoWorkerTime)) }()
+	go func() { stop(profile.AwaitNoWorker(ctx, admin.New(l.Socket), l.Model, l.Patience)) }()
 	r, err := c.watch(f, cfg, fmt.Sprintf("%d clients", l.Clients), nil, say)
 	if r != nil {
 		r.Config = cfg

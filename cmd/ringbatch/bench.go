@@ -24,7 +24,7 @@ func runBench(ctx context.Context, args []string) error {
 		`  ringbatch bench resnet50 --clients 64
   ringbatch bench resnet50 --rate 500 --seconds 30 --in x=images.npy --json > result.json
 `)
-	l := bench.Load{NoWorkerTime: profile.NoWorkerTime}
+	l := bench.Load{Patience: profile.UsualPatience}
 	f.StringVar(&l.Socket, "socket", "", "the broker's control socket (default: $RINGBATCH_SOCKET, else ringbatch/broker.sock in the user's runtime folder)")
 	inputs := addFeedFlags(f)
 	f.IntVar(&l.Clients, "clients", 8, "connections, all of this process")

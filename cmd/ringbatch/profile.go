@@ -57,7 +57,7 @@ func runProfile(ctx context.Context, args []string) error {
 	say := progress.New()
 	p, err := profile.Measure(ctx, profile.Options{
 		Socket: *socket, Model: f.Arg(0), Feed: inputs.feed, Sizes: *sizes, Busy: *busy,
-		Time: time.Duration(*seconds * float64(time.Second)), NoWorkerTime: profile.NoWorkerTime,
+		Time: time.Duration(*seconds * float64(time.Second)), Patience: profile.UsualPatience,
 		Progress: func(share float64, doing string) { say.Say("%3.0f %%  %s", 100*share, doing) },
 	})
 	say.Clear()

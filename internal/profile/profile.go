@@ -42,9 +42,8 @@ type Options struct {
 	// Recover returns when the workers can be measured (again). A batch that failed is
 	// tried once more then; one that fails again is left out, and what is larger. Without
 	// Recover the first failure ends the measuring.
-	Recover func(context.Context) error
-	// NoWorkerTime is after which nobody waits for a worker any more.
-	NoWorkerTime time.Duration
+	Recover  func(context.Context) error
+	Patience Patience // if there is no worker
 }
 
 // Profile is what was measured.
@@ -137,7 +136,7 @@ func Measure(ctx context.Context, o Options) (*Profile, error) {
 	defer restore()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	go func() { stop(AwaitNoWorker(ctx, r.admin, o.Model, o.NoWorkerTime)) }()
+	go func() { stop(AwaitNoWorker(ctx, r.admin, o.Model, o.Patience)) }()
 	r.spread = o.Time / time.Duration(rounds*len(r.cells))
 	before := r.lost(ctx)
 	err = r.measureAll(ctx, r.measure)
@@ -262,6 +261,10 @@ func Workers(ctx context.Context, a *admin.Client, model string) (n int, pipelin
 	if err != nil {
 		return 0, false, err
 	}
+	return workersOf(s, model)
+}
+
+func workersOf(s *stats.Broker, model string) (n int, pipeline bool, err error) {
 	m := s.Model(model)
 	if m == nil {
 		return 0, false, fmt.Errorf("%w: %q; ringbatch models lists those there are", status.ErrUnknownModel, model)

@@ -125,10 +125,6 @@ func (b *private) explain(err error) error {
 	return err
 }
 
-// deadLives is how often a command may end before it attaches until it counts as
-// one that never will.
-const deadLives = 2
-
 // errBackground is a command that ends well before its worker attaches, or after it has
 // put its worker into the background, where nobody knows whose it is.
 var errBackground = errors.New("the worker command must stay in the foreground until it is told to end")
@@ -152,7 +148,7 @@ func (b *private) await(ctx context.Context, missing func() string, ok func(*sta
 		}
 		if err == nil {
 			for _, p := range s.Processes {
-				if !p.Attached && p.FailedStarts >= deadLives {
+				if !p.Attached && p.FailedStarts >= profile.DeadLives {
 					return b.explain(endsTooSoon(p))
 				}
 			}

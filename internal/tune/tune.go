@@ -276,8 +276,8 @@ func (r *Report) profile(ctx context.Context, b *private, mps bool, most int, be
 		Progress: func(share float64, doing string) {
 			r.say(begin, "profile %3.0f %%: %s, then about %v under load", 100*share, doing, r.underLoad(most).Round(time.Second))
 		},
-		Recover:      func(ctx context.Context) error { return b.ready(ctx, r.Model, most) },
-		NoWorkerTime: r.options.AttachTime,
+		Recover:  func(ctx context.Context) error { return b.ready(ctx, r.Model, most) },
+		Patience: r.options.patience(),
 	})
 	if p != nil {
 		for _, e := range p.Failed {
@@ -288,6 +288,11 @@ func (r *Report) profile(ctx context.Context, b *private, mps bool, most int, be
 		}
 	}
 	return p, err
+}
+
+// patience is for workers to come back: as long as they may take to come up.
+func (o *Options) patience() profile.Patience {
+	return profile.Patience{Time: o.AttachTime, Starting: o.AttachTime}
 }
 
 // countWorkers finds out how many workers an instance is: a command may start several.

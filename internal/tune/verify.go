@@ -179,7 +179,7 @@ func (r *Report) measure(ctx context.Context, b *private, c *Candidate, turn int
 	}
 	l := bench.Load{
 		Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Rows: 1, Rate: r.Goal.Rate, Clients: openClients,
-		Warmup: c.warmup(), Window: r.options.Window, Windows: windowsATurn, Seed: int64(turn + 1), NoWorkerTime: r.options.AttachTime,
+		Warmup: c.warmup(), Window: r.options.Window, Windows: windowsATurn, Seed: int64(turn + 1), Patience: r.options.patience(),
 	}
 	if l.Rate == 0 {
 		l.Clients, l.InFlight = clientsOf(c.InFlight)
