@@ -109,8 +109,11 @@ type way struct {
 }
 
 // take chooses the load that does most with p99 within a share of the goal. What was
-// measured with another one is forgotten.
+// measured with another one is forgotten. Instances that do not come up do so with none.
 func (c *Candidate) take(r *Report, share float64) {
+	if c.absent {
+		return
+	}
 	best := c.ways[0]
 	for _, w := range c.ways[1:] {
 		if r.better(w.figures, best.figures, share) {

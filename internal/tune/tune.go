@@ -80,6 +80,7 @@ type Candidate struct {
 	Note      string    `json:"note,omitempty"` // why it does not count
 
 	ways    []way
+	absent  bool          // does not come up
 	full    time.Duration // a full batch, with all instances busy
 	samples []bench.Figures
 	errors  map[string]int64
@@ -247,13 +248,22 @@ func (r *Report) verifyBest(ctx context.Context, b *private, list []*Candidate, 
 		share = r.shareKept(finalists, share)
 		r.missed += len(finalists)
 		for _, c := range list {
-			before, m := r.load(c), c.Measured
-			if c.take(r, share); m != nil && c.Measured == nil {
-				r.Notes = append(r.Notes, fmt.Sprintf("%s%s did not keep the goal: %s requests/s, p99 %s ms", c.Setting, before, number(m.PerSecond), number(m.P99MS)))
+			before := *c
+			if c.take(r, share); before.Measured != nil && c.Measured == nil {
+				r.Notes = append(r.Notes, r.didNotKeep(&before))
 			}
 		}
 	}
 	return nil
+}
+
+// didNotKeep is the note about a load that is not measured again.
+func (r *Report) didNotKeep(c *Candidate) string {
+	text := fmt.Sprintf("%s%s did not keep the goal: %s requests/s, p99 %s ms", c.Setting, r.load(c), number(c.Measured.PerSecond), number(c.Measured.P99MS))
+	if c.Note != "" {
+		text += "; " + c.Note
+	}
+	return text
 }
 
 // shareKept is within which share of the goal p99 must be simulated to be kept, from

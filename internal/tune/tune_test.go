@@ -246,6 +246,28 @@ func TestIfNoneKeepsItsP99LighterLoadsAndOtherSettingsHaveAChance(t *testing.T) 
 	}
 }
 
+func TestWhatDoesNotComeUpIsNotTriedWithALighterLoad(t *testing.T) {
+	r := &Report{Goal: Goal{P99: 20 * time.Millisecond}, options: &Options{}}
+	candidate := func() *Candidate {
+		c := &Candidate{Setting: Setting{Instances: 2, MaxBatchSize: 32}, ways: []way{{32, &Figures{PerSecond: 2000, P99MS: 8}}, {64, &Figures{PerSecond: 3000, P99MS: 16}}}}
+		c.take(r, margin)
+		return c
+	}
+	absent, slow := candidate(), candidate()
+	absent.Note, absent.absent = "does not come up: no room", true
+	slow.add(&bench.Result{Each: []bench.Figures{{PerSecond: 2800, MeanMS: 20, P99MS: 32}}, Errors: map[string]int64{"WorkerDied": 1}}, time.Second)
+	if note := r.didNotKeep(slow); note != "2 × 32 (with 64 requests in flight) did not keep the goal: 2,800 requests/s, p99 32 ms; errors: WorkerDied" {
+		t.Error(note)
+	}
+	list := []*Candidate{absent, slow}
+	for _, c := range list {
+		c.take(r, 0.5)
+	}
+	if next := r.finalists(list, 0.5); absent.Note == "" || slow.InFlight != 32 || len(next) != 1 || next[0] != slow {
+		t.Errorf("%q; %d in flight; %v", absent.Note, slow.InFlight, next)
+	}
+}
+
 // Where the machine does less than is simulated, what was ruled out may be as good.
 func TestIfLessIsMeasuredThanSimulatedOthersAreMeasuredToo(t *testing.T) {
 	r := &Report{options: &Options{}}

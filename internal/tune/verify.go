@@ -60,6 +60,7 @@ func (r *Report) verify(ctx context.Context, b *private, list []*Candidate, begi
 		turns, inARow = 1, turns
 	}
 	list = slices.Clone(list)
+	done := 0
 	for turn := range turns {
 		slices.SortStableFunc(list, func(a, b *Candidate) int { // to and fro: fewer changes of instances
 			if turn%2 == 0 {
@@ -70,7 +71,7 @@ func (r *Report) verify(ctx context.Context, b *private, list []*Candidate, begi
 		for i := 0; i < len(list); i++ {
 			c := list[i]
 			each := time.Duration(inARow) * r.turnTime(c)
-			if done := turn*len(list) + i; done > 0 {
+			if done > 0 {
 				each = time.Since(phase) / time.Duration(done)
 			}
 			left := each * time.Duration((turns-turn)*len(list)-i)
@@ -83,6 +84,7 @@ func (r *Report) verify(ctx context.Context, b *private, list []*Candidate, begi
 					break
 				}
 			}
+			done++
 			if turn == 0 && i == len(list)-1 && !r.whole {
 				list = append(list, r.underrated(list)...)
 			}
@@ -171,7 +173,7 @@ func (r *Report) measure(ctx context.Context, b *private, c *Candidate, turn int
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		c.Note = "does not come up: " + firstLine(err)
+		c.Note, c.absent = "does not come up: "+firstLine(err), true
 		return nil
 	}
 	if err := admin.New(b.socket).Set(ctx, r.Model, policy.New(policy.MaxBatchSize(c.MaxBatchSize))); err != nil {
