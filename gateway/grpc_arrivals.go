@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // arrivals follows the frames of HTTP/2 that a gRPC caller sends, and so knows
@@ -13,6 +14,10 @@ import (
 // of them, and tells nobody.
 type arrivals struct {
 	awake *awake
+
+	// lastData is the moment at which some of a message came. One that is whole is not
+	// under way until its call has decoded it.
+	lastData atomic.Int64
 
 	// Of the reader: the frame that comes.
 	head    [9]byte
@@ -98,6 +103,11 @@ func (a *arrivals) payload(p []byte) {
 	}
 	p = p[:min(len(p), a.content)]
 	a.content -= len(p)
+	if len(p) == 0 { // padding
+		return
+	}
+	now := a.awake.now()
+	a.lastData.Store(now)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	m, known := a.unfinished[a.stream]
@@ -124,7 +134,7 @@ func (a *arrivals) payload(p []byte) {
 		delete(a.unfinished, a.stream)
 	case known || len(a.unfinished) < mostUnfinished:
 		if m.since == 0 {
-			m.since = a.awake.now()
+			m.since = now
 		}
 		a.unfinished[a.stream] = m
 	}

@@ -76,11 +76,12 @@ func (l *listener) retireLongestIdle(of netip.Addr, streams bool) *conn {
 		before := now - int64(rest)
 		var first *conn
 		for c := range l.conns {
-			idle := c.idle()
-			if since := idle.Load(); since > now { // the clock was put back since, after a standstill
-				ahead = idle.CompareAndSwap(since, now) || ahead
+			for _, moment := range []*atomic.Int64{c.idle(), &c.arrivals.lastData} {
+				if since := moment.Load(); since > now { // the clock was put back since, after a standstill
+					ahead = moment.CompareAndSwap(since, now) || ahead
+				}
 			}
-			if c.isFrom(of) && c.underWay.Load() == 0 && (c.openStreams.Load() > 0) == streams && idle.Load() <= before && (first == nil || c.goesBefore(first)) && !c.arrivals.any() {
+			if c.isFrom(of) && c.underWay.Load() == 0 && (c.openStreams.Load() > 0) == streams && c.idle().Load() <= before && (first == nil || c.goesBefore(first)) && !c.gotMessage(before) {
 				first = c
 			}
 		}
@@ -90,6 +91,7 @@ func (l *listener) retireLongestIdle(of netip.Addr, streams bool) *conn {
 			return nil
 		case first.unread() > 0: // a request that is not read yet
 			first.idle().Store(now)
+		case first.gotMessage(before): // it was read meanwhile
 		case first.retire():
 			return first
 		}
@@ -184,6 +186,12 @@ func (c *conn) idle() *atomic.Int64 {
 		return &c.callEnded
 	}
 	return &c.idleSince
+}
+
+// gotMessage tells whether some of a message of gRPC has come since, or its rest is
+// still to come.
+func (c *conn) gotMessage(since int64) bool {
+	return c.arrivals.lastData.Load() > since || c.arrivals.any()
 }
 
 // openStream counts a gRPC stream until it is closed.

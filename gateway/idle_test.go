@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -295,6 +296,48 @@ func TestPingsDoNotKeepTheConnectionOfAnIdleStream(t *testing.T) {
 		t.Errorf("a newcomer: %v", err)
 	}
 	r.isHungUpOn(c)
+}
+
+// It has been read and waits to be decoded: nothing else tells of it yet.
+func TestARequestThatHasComeWholeKeepsTheConnectionOfAnIdleStream(t *testing.T) {
+	const ping = 6
+	message := []byte{0, 0, 0, 0, 1, 7}
+	for name, came := range map[string]struct {
+		frame []byte
+		keeps bool
+	}{
+		"a request":           {frame(frameData, 0, 1, message), true},
+		"the last of a call":  {frame(frameData, flagEndStream, 3, message), true},
+		"one of no bytes":     {frame(frameData, 0, 1, make([]byte, 5)), true},
+		"a ping":              {frame(ping, 0, 0, make([]byte, 8)), false},
+		"the end of a stream": {frame(frameData, flagEndStream, 1, nil), false},
+		"padding":             {frame(frameData, flagPadded, 1, []byte{2, 0, 0}), false},
+	} {
+		l := &listener{g: &Gateway{awake: newAwake()}, budget: true, conns: map[*conn]struct{}{}}
+		l.g.cfg.pace.stream = time.Hour
+		c := &conn{l: l}
+		c.arrivals.init(l.g.awake)
+		c.arrivals.follow(startOf("ModelStreamInfer"))
+		defer c.openStream()()
+		l.conns[c] = struct{}{}
+		passes := func(d time.Duration) { l.g.awake.stood.Add(-int64(d)) }
+		passes(2 * time.Hour)
+		c.arrivals.follow(came.frame)
+		if first := l.makeRoom(netip.Addr{}); (first == nil) != came.keeps {
+			t.Errorf("%s: it keeps its connection: %t", name, first == nil)
+		}
+		if !came.keeps {
+			continue
+		}
+		l.g.awake.stood.Add(int64(time.Hour)) // it stood still: the moment is one to come
+		if l.makeRoom(netip.Addr{}) != nil {
+			t.Errorf("%s: it loses its connection after a standstill", name)
+		}
+		passes(2 * time.Hour)
+		if l.makeRoom(netip.Addr{}) == nil {
+			t.Errorf("%s: it keeps its connection for longer than a stream may", name)
+		}
+	}
 }
 
 func TestADoorThatIsFullIsLoggedAndCounted(t *testing.T) {
