@@ -84,6 +84,7 @@ func TestAChunkedRequestThatMayHideAnotherIsTheLastOfItsConnection(t *testing.T)
 		"trailers":                     chunkedDouble + "\r\n2\r\n{}\r\n0\r\nA: b\r\n\r\n",
 		"another encoding":             strings.Replace(chunkedDouble, "chunked", "gzip, chunked", 1) + "\r\n" + whole,
 		"the encoding twice":           chunkedDouble + "Transfer-Encoding: chunked\r\n\r\n" + whole,
+		"a letter that folds to k":     strings.Replace(chunkedDouble, "chunked", "chun\u212aed", 1) + "\r\n" + whole,
 		"a length that is none":        chunkedDouble + "\r\n2x\r\n{}\r\n0\r\n\r\n",
 		"a length that is too large":   chunkedDouble + "\r\nfffffffffffffffff\r\n{}\r\n0\r\n\r\n",
 		"a chunk longer than it says":  chunkedDouble + "\r\n1\r\n{}\r\n0\r\n\r\n",

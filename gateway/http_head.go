@@ -72,7 +72,7 @@ func (h *simpleHead) parse(text []byte) bool {
 				return false
 			}
 		case len("Connection"):
-			if is(name, "connection") && !bytes.EqualFold(value, []byte("keep-alive")) {
+			if is(name, "connection") && !isWord(value, "keep-alive") {
 				return false
 			}
 		case len("Authorization"):
@@ -96,7 +96,7 @@ func (h *simpleHead) parse(text []byte) bool {
 			}
 		case len("Transfer-Encoding"):
 			if is(name, "transfer-encoding") {
-				if h.chunked || !bytes.EqualFold(value, []byte("chunked")) {
+				if h.chunked || !isWord(value, "chunked") {
 					return false
 				}
 				h.chunked = true
@@ -112,7 +112,11 @@ func (h *simpleHead) parse(text []byte) bool {
 	}
 }
 
-// is compares a header's name, which callers write as they like.
+// isWord compares a header's value as net/http does: letters of ASCII only, as other
+// characters fold to them, too.
+func isWord(value []byte, lower string) bool { return len(value) == len(lower) && is(value, lower) }
+
+// is compares a header's name of that length, which callers write as they like.
 func is(name []byte, lower string) bool {
 	for i := range name {
 		c := name[i]
