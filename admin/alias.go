@@ -39,9 +39,10 @@ func aliases(rep *control.Reply) []Alias {
 
 // Listing is Models and Aliases of one moment.
 type Listing struct {
-	Epoch   uint64 // another one after each restart of the broker
-	Models  []Model
-	Aliases []Alias
+	Epoch    uint64 // another one after each restart of the broker
+	Draining bool   // it is about to end
+	Models   []Model
+	Aliases  []Alias
 }
 
 // List returns what the broker has.
@@ -50,7 +51,7 @@ func (c *Client) List(ctx context.Context) (Listing, error) {
 	if err != nil {
 		return Listing{}, err
 	}
-	return Listing{rep.Epoch, list, aliases(rep)}, nil
+	return Listing{rep.Epoch, rep.Draining, list, aliases(rep)}, nil
 }
 
 // SetAlias has a name stand for these models from now on: those who attach get

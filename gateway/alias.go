@@ -96,11 +96,15 @@ func (r *route) instead(k *model) *model {
 // version finds a model of the alias by its version, or by its whole name.
 func (r *route) version(version string) *model {
 	for i, t := range r.To {
-		if t.Model == version || alias.Version(t.Model) == version {
+		if hasVersion(t, version) {
 			return r.to[i]
 		}
 	}
 	return nil
+}
+
+func hasVersion(t alias.Target, version string) bool {
+	return t.Model == version || alias.Version(t.Model) == version
 }
 
 // versions are what the alias's models are called in a path.

@@ -22,6 +22,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/policy"
@@ -356,12 +358,18 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	leave := serves()
 	known := callOf(t, r.formerly("double", "4", true))
 	defer known.done()
+	epoch := func() uint64 {
+		r.g.models.asking.Lock()
+		defer r.g.models.asking.Unlock()
+		return r.g.models.epoch
+	}
+	old := epoch()
 	r.broker()
 	leave() // or it would be back at once
 	r.startBroker()
 	r.eventually("the new broker is known", func() error {
-		if len(r.g.models.list()) > 0 {
-			return errors.New("its models are the former one's")
+		if epoch() == old { // which may have no models any more
+			return errors.New("the former one is")
 		}
 		return nil
 	})
@@ -383,14 +391,66 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	if a := r.post("/v2/models/double/versions/7/infer", nil, nil); a.status != 404 {
 		t.Errorf("a version that was never there: %d %q", a.status, a.Error)
 	}
+	r.eventually("it is not awaited any more", func() error { return r.g.models.awaited("double", "") })
 
-	f := *r.g.models.former.Load()
-	f.until = time.Now().Add(-time.Hour)
-	r.g.models.former.Store(&f)
-	if err := r.g.models.awaited("double", ""); err != nil {
-		t.Errorf("long after it: %v", err)
-	}
 	r.idle()
+}
+
+func TestWhatIsAwaitedAfterARestartOfTheBroker(t *testing.T) {
+	m, k := newModels(nil), &model{}
+	before := func(until time.Duration, names ...string) {
+		f := &former{map[string]bool{}, time.Now().Add(until)}
+		for _, name := range names {
+			f.names[name] = true
+		}
+		m.former.Store(f)
+	}
+	awaits := func(when, name, version string, want bool) {
+		t.Helper()
+		if err := m.awaited(name, version); (err != nil) != want {
+			t.Errorf("%s: %s, version %q: %v", when, name, version, err)
+		}
+	}
+	prod := func(three, four *model) *map[string]*route {
+		return &map[string]*route{"prod": {Alias: alias.Alias{Name: "prod", To: []alias.Target{{Model: "resnet@3"}, {Model: "resnet@4"}}}, to: []*model{three, four}}}
+	}
+	before(24*time.Hour, "prod", "resnet@3", "resnet@4")
+	m.routes.Store(prod(nil, nil)) // the broker's file has the alias
+	m.forgetReturned()
+	awaits("nothing is back", "prod", "", true)
+	for version, want := range map[string]bool{"3": true, "resnet@4": true, "5": false, "prod": false} {
+		awaits("nothing is back", "prod", version, want)
+	}
+	awaits("nothing is back", "resnet", "3", true)
+
+	readers := m.former.Load().names
+	m.byName.Store(&map[string]*model{"resnet@3": k})
+	m.routes.Store(prod(k, nil))
+	m.forgetReturned()
+	awaits("one is back", "prod", "4", true)
+	if len(readers) != 3 {
+		t.Errorf("what readers have has changed: %v", readers)
+	}
+	m.byName.Store(&map[string]*model{})
+	m.routes.Store(prod(nil, nil))
+	awaits("it was removed", "resnet@3", "", false)
+	awaits("it was removed", "prod", "3", false)
+	awaits("it was removed", "prod", "", false)
+	awaits("it was removed", "prod", "4", true)
+
+	m.g = &Gateway{}
+	m.g.cfg.pace.workers = 24 * time.Hour
+	m.former.Store(&former{})
+	m.routes.Store(&map[string]*route{})
+	m.byName.Store(&map[string]*model{"double": k})
+	m.remember(&admin.Listing{Epoch: 1})
+	m.remember(&admin.Listing{Epoch: 1, Draining: true})
+	m.byName.Store(&map[string]*model{}) // its worker was told to go
+	m.remember(&admin.Listing{Epoch: 2})
+	awaits("the broker had drained", "double", "", true)
+
+	before(-time.Hour, "double")
+	awaits("long after it", "double", "", false)
 }
 
 func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
@@ -149,10 +150,7 @@ func (m *models) ask(ctx context.Context) {
 	if err != nil {
 		return // what was served is served again when the broker is back
 	}
-	if m.epoch != 0 && m.epoch != has.Epoch {
-		m.former.Store(m.served())
-	}
-	m.epoch = has.Epoch
+	m.remember(&has)
 	old := *m.byName.Load()
 	next, targets := make(map[string]*model, len(has.Models)), m.targetsOf(has.Aliases)
 	for i := range has.Models {
@@ -177,6 +175,17 @@ func (m *models) ask(ctx context.Context) {
 	}
 }
 
+// remember keeps what is served now if a broker that drains or a new one has answered.
+// One that drains loses the models of its workers while it still answers.
+func (m *models) remember(has *admin.Listing) {
+	if has.Draining || m.epoch != 0 && m.epoch != has.Epoch {
+		m.former.Store(m.served())
+	} else {
+		m.forgetReturned()
+	}
+	m.epoch = has.Epoch
+}
+
 // served is what is now, for when it has gone; with what has not come back since
 // another restart, which may be a moment ago.
 func (m *models) served() *former {
@@ -193,6 +202,24 @@ func (m *models) served() *former {
 	return f
 }
 
+// forgetReturned ends the wait for what has come back: if it goes after that, somebody
+// removed it. An alias is back once one of its models is.
+func (m *models) forgetReturned() {
+	f := m.former.Load()
+	left := maps.Clone(f.names) // readers take no lock
+	for name := range *m.byName.Load() {
+		delete(left, name)
+	}
+	for name, r := range *m.routes.Load() {
+		if slices.ContainsFunc(r.to, func(k *model) bool { return k != nil }) {
+			delete(left, name)
+		}
+	}
+	if len(left) < len(f.names) {
+		m.former.Store(&former{left, f.until})
+	}
+}
+
 // awaited is an error, which passes, for a model that is not there and may be about
 // to come back; nil for any other.
 func (m *models) awaited(name, version string) error {
@@ -200,9 +227,12 @@ func (m *models) awaited(name, version string) error {
 	if time.Now().After(f.until) {
 		return nil
 	}
-	is := f.names[name+"@"+version]
-	if version == "" || (*m.byName.Load())[name] == nil && (*m.routes.Load())[name] == nil {
+	is, r := f.names[name+"@"+version], (*m.routes.Load())[name]
+	switch {
+	case version == "" || (*m.byName.Load())[name] == nil && r == nil:
 		is = is || f.names[name]
+	case r != nil:
+		is = is || slices.ContainsFunc(r.To, func(t alias.Target) bool { return hasVersion(t, version) && f.names[t.Model] })
 	}
 	if !is {
 		return nil
