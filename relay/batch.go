@@ -28,6 +28,7 @@ type trip struct {
 	cancel context.CancelFunc
 	first  *sending // is under way; nil: no host was there
 	last   error    // why a host did not run it, or went away
+	begun  bool     // a host may have run some of it, and did not answer
 	ended  []bool   // requests that have an answer or an error
 	faulty bool     // a fault of ours has failed it
 }
@@ -148,7 +149,7 @@ func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspect
 				return suspects
 			}
 			if ctx.Err() != nil {
-				t.outOfTime(requests, nil, false)
+				t.outOfTime(requests, nil, t.begun)
 				return suspects
 			}
 			if s = t.send(ctx, requests, been); s == nil {
@@ -166,6 +167,7 @@ func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspect
 		}
 		if had(lost) || had(refused) {
 			attempts++
+			t.begun = true
 		}
 		requests = nil
 		for _, res := range results {

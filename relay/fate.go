@@ -49,7 +49,7 @@ func (t *trip) failed(x *exchange, err error, sent bool) result {
 	switch s.Code() {
 	case codes.DeadlineExceeded, codes.Canceled:
 		if ctx.Err() != nil { // ours: its requests have ended, or the lease is nearly over
-			t.outOfTime(t.stillOpen(requests), fmt.Errorf("%s: %s", h.name, s.Message()), sent)
+			t.outOfTime(t.stillOpen(requests), fmt.Errorf("%s: %s", h.name, s.Message()), sent || t.begun)
 			return result{}
 		}
 		return result{broken, requests, named(status.ErrBrokerGone)} // a proxy's or the host's own

@@ -65,6 +65,36 @@ func TestABatchThatAHostHadWhenItsTimeWasOverMayHaveRun(t *testing.T) {
 	}
 }
 
+func TestABatchThatAHostMayHaveRunIsNotSentAgainAfterARefusal(t *testing.T) {
+	b := take(t)
+	hosts, byName := usableHosts(LeastRequest, "a", "b")
+	trip := b.trip(hosts)
+	trip.r.cfg.Attempts = DefaultAttempts
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	fails := func(h *host, code codes.Code) (suspects []int) {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		s := &sending{t: trip, ctx: ctx, groups: [][]int{{0}}}
+		hosts.mu.Lock()
+		s.call = h.begin(cancel)
+		hosts.mu.Unlock()
+		s.first = &exchange{sending: s, ctx: ctx, cancel: cancel, requests: s.groups[0], route: &route{host: h}, err: rpcstatus.Error(code, "in a test")}
+		s.first.route.sent.Store(true)
+		trip.first = s
+		return trip.deliver(over, s.groups[0], lossesAlone)
+	}
+	if suspects := fails(byName["a"], codes.Unavailable); len(suspects) != 1 {
+		t.Fatalf("of the host that went away: %v", suspects)
+	}
+	if suspects := fails(byName["b"], codes.ResourceExhausted); len(suspects) != 0 || !errors.Is(trip.last, status.ErrQueueFull) {
+		t.Fatalf("of the host that refused it: %v, %v", suspects, trip.last)
+	}
+	b.batch.Complete()
+	if err := b.q.Wait(soon(t)); !errors.Is(err, status.ErrFailed) || errors.Is(err, status.ErrQueueFull) {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
 // leaving is a gateway of an older release that is about to go.
 type leaving struct {
 	older
