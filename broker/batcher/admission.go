@@ -21,7 +21,8 @@ func (l *learner) late(now Time, r *Request, queuedRows, expected int) bool {
 		l.follow(r)
 	}
 	l.atTheLimit = false
-	due := min(r.Deadline, r.Arrived+Time(l.settings.LatencyGoal)) - Time(l.turnaround)
+	goal := r.Arrived + Time(l.settings.LatencyGoal)
+	due := min(r.Deadline, goal) - l.handing()
 	if queuedRows == 0 && l.busy < l.present() {
 		return false // if nothing ran any more, nothing could be learned: the first batch may have been the only slow one
 	}
@@ -43,10 +44,15 @@ func (l *learner) late(now Time, r *Request, queuedRows, expected int) bool {
 	rows += l.joining(now, start, expected)
 	end := start + l.hoped(min(most, rows), others)
 	if end <= due {
-		l.atTheLimit = float64(end-r.Arrived) > nearlyLate*float64(due-r.Arrived)
+		if l.atTheLimit = r.Deadline >= goal && float64(end-r.Arrived) > nearlyLate*float64(due-r.Arrived); l.atTheLimit {
+			l.limitAt = now
+		}
 		return false
 	}
-	if r.Deadline > r.Arrived+Time(l.settings.LatencyGoal) {
+	if now-l.limitAt > unjudged {
+		l.safety = max(firstSafety, l.safety-safetyFalls)
+	}
+	if r.Deadline > goal {
 		l.waits.ended(true)
 	}
 	return true
@@ -83,6 +89,9 @@ const (
 	safetyGain, lateAtTheLimit = 0.001, 0.003
 	// At first it is a little, and never none: batches do not always take the same.
 	firstSafety, leastSafety, mostSafety = 1.03, 1.02, 1.25
+	// Where the safety itself has all refused that would tell whether it is right, each
+	// that is refused after that time takes a part of it away.
+	unjudged, safetyFalls = Time(time.Second), 0.01
 )
 
 // judge learns from one that was taken at the limit, whether it was late: under
@@ -123,8 +132,12 @@ func (l *learner) hoped(rows, others int) Time {
 
 // occupied is how long a worker has such a batch, until it can be given the next.
 func (l *learner) occupied(rows, others int) Time {
-	return l.hoped(rows, others) + Time(l.turnaround)
+	return l.hoped(rows, others) + l.handing()
 }
+
+// handing is the turnaround, of which most of a goal must be left: if all that has to wait
+// is refused, nobody learns that it is shorter again.
+func (l *learner) handing() Time { return min(Time(l.turnaround), l.waits.goal/8) }
 
 func (l *learner) present() (n int) {
 	for i := range l.workers {

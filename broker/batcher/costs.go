@@ -310,9 +310,14 @@ func (t *costTable) lately(c *costs, rows, others int, out *[sizeClasses]Time) {
 	}
 }
 
-// sizes is how many were ever seen.
+// sizes is how many were ever seen, and believed.
 func (c *costs) sizes() int {
-	all := c.seen()
+	var all sizeSet
+	for j := range c.curves {
+		for w, word := range c.curves[j].told {
+			all[w] |= word
+		}
+	}
 	return all.len()
 }
 

@@ -107,10 +107,9 @@ func TestTheTurnaroundIsThatOfAWorkerThatIsWaitedFor(t *testing.T) {
 		now += 1050
 		b.BatchDone(0, d.Dispatches[0].Batch, now-1050, now-50)
 	}
-	for range 20 { // each finds an idle worker
+	for range 20 { // each finds an idle worker; a broker with nothing queued does not look in between
 		arrive()
 		run()
-		b.Decide(now)
 		now += 100_000
 	}
 	if b.learner.turnaround != 0 {
@@ -124,4 +123,49 @@ func TestTheTurnaroundIsThatOfAWorkerThatIsWaitedFor(t *testing.T) {
 	if got := b.learner.turnaround; got < 49 || got > 50 {
 		t.Errorf("the turnaround is %v, not 50", got)
 	}
+}
+
+// A turnaround that was long once must not have all refused that would show that it is
+// short again.
+func TestALongTurnaroundIsForgottenByBatchesThatNobodyWaitedFor(t *testing.T) {
+	l := newLearner(&policy.Settings{MaxBatchSize: 8, WaitTime: policy.Auto, LatencyGoal: time.Millisecond})
+	l.workerReady(Worker{ID: 0})
+	l.turnaround = float64(maxTurnaround)
+	if l.handing() > Time(time.Millisecond)/8 {
+		t.Errorf("%v of a goal of 1 ms is kept free", l.handing())
+	}
+	now := Time(0)
+	for i := range 1000 {
+		now += 1_000_000
+		l.arrived(&Request{ID: 0, Arrived: now, Rows: 1}, 0)
+		l.dispatched(&Dispatch{Batch: BatchID(i), Requests: []RequestID{0}, Rows: 1, PadTo: 1}, now)
+		l.done(0, BatchID(i), now+1000)
+	}
+	if l.turnaround > 1000 {
+		t.Errorf("the turnaround is still %v", time.Duration(l.turnaround))
+	}
+}
+
+// The safety must not keep all away by which it is learned.
+func TestASafetyThatHasAllRefusedFalls(t *testing.T) {
+	const goal = Time(15 * time.Millisecond)
+	l := newLearner(&policy.Settings{MaxBatchSize: 8, WaitTime: policy.Auto, LatencyGoal: time.Duration(goal)})
+	l.workerReady(Worker{ID: 0})
+	now := Time(1)
+	for i := range 40 {
+		l.arrived(&Request{ID: 0, Arrived: now, Rows: 1}, 0)
+		l.dispatched(&Dispatch{Batch: BatchID(i), Requests: []RequestID{0}, Rows: 1, PadTo: 1}, now)
+		now += goal - goal/8
+		if i < 39 {
+			l.done(0, BatchID(i), now)
+		}
+	}
+	l.safety = mostSafety
+	for range 2000 { // in two seconds
+		now += Time(time.Millisecond)
+		if r := (Request{ID: 1, Arrived: now, Rows: 1, Deadline: Never}); !l.late(now, &r, 1, 1) {
+			return
+		}
+	}
+	t.Errorf("all are refused, and the safety is %v", l.safety)
 }

@@ -44,6 +44,7 @@ type learner struct {
 	// turnaround is the time from when a worker is done with a batch until it is given
 	// the next, if one waits: what a batch takes is counted from there.
 	turnaround float64
+	limitAt    Time       // when a request was last taken at the limit of what could be in time
 	decisions  uint       // so far
 	runs       []pacedRun // a ring of the latest batches
 	ran        int        // batches so far
@@ -149,6 +150,12 @@ func newLearner(settings *policy.Settings) *learner {
 }
 
 func (l *learner) setPolicy(settings *policy.Settings) {
+	if settings.MaxBatchSize != l.settings.MaxBatchSize {
+		l.packing.full, l.packing.seen = 0, 0
+	}
+	if settings.LatencyGoal != l.settings.LatencyGoal {
+		l.safety = firstSafety
+	}
 	l.settings = settings.Clone()
 	l.replay = nil
 	l.table.known = false
@@ -233,7 +240,7 @@ func (l *learner) answered(id RequestID, c ClientID, at Time) {
 			r := &l.records[l.recordOf[id]%maxRecords]
 			r.latency = max(1, at-r.arrived)
 			if l.waits.goal > 0 {
-				late := r.latency+Time(l.turnaround) > l.waits.goal
+				late := r.latency+l.handing() > l.waits.goal
 				l.waits.ended(late)
 				if r.atTheLimit {
 					l.judge(late)
@@ -270,14 +277,23 @@ func (l *learner) dispatched(d *Dispatch, now Time) {
 	others := l.busy
 	if len(x.batches) == 0 {
 		l.busy++
-		if x.freeAt > 0 && x.doneAt == l.decisions { // it was waited for
+		if x.freeAt > 0 && x.doneAt == l.decisions && l.cameBefore(d, x.freeAt) { // it was waited for
 			l.turnaround += (float64(min(now-x.freeAt, maxTurnaround)) - l.turnaround) / 16
+		} else {
+			l.turnaround -= l.turnaround / 64
 		}
 	} else {
 		others--
 	}
 	shape := l.shapeOf(&d.Dims)
 	x.batches = append(x.batches, pacedBatch{id: d.Batch, dispatched: now, rows: d.PadTo, others: others, shape: shape, first: x.isNew(shape, d.PadTo)})
+}
+
+// cameBefore says whether the first request of a batch was there at a time. A broker
+// with nothing to do looks at what workers have done only when the next request comes.
+func (l *learner) cameBefore(d *Dispatch, at Time) bool {
+	id := int(d.Requests[0])
+	return id < len(l.recordOf) && l.count-l.recordOf[id] <= maxRecords && l.records[l.recordOf[id]%maxRecords].arrived <= at
 }
 
 // isNew says whether a worker has not run a size of a shape yet, and notes that it does.

@@ -31,21 +31,23 @@ type replay struct {
 	phantom   bool // a client is there that has not sent anything lately
 
 	// One play.
-	start         Time // of the window, on the replay's clock, which never goes back
-	now           Time
-	wake          Time
-	arrivals      minHeap // by client: when its next request comes
-	clients       []replayClient
-	workers       []replayWorker
-	costs         []costTable // by shape
-	busy          int
-	sum           float64 // of the latencies
-	latencies     latencies
-	busyTime      Time
-	counted, late int
-	due           Time   // the goal, for late
-	sentAt        []Time // by record
-	answers       []Time // of each client, in order: when it was answered
+	start     Time // of the window, on the replay's clock, which never goes back
+	now       Time
+	wake      Time
+	arrivals  minHeap // by client: when its next request comes
+	clients   []replayClient
+	workers   []replayWorker
+	costs     []costTable // by shape
+	busy      int
+	sum       float64 // of the latencies
+	latencies latencies
+	busyTime  Time
+	counted   int
+	late      int // took longer than due
+	over      int // took longer than the goal
+	due, goal Time
+	sentAt    []Time // by record
+	answers   []Time // of each client, in order: when it was answered
 }
 
 type replayClient struct {
@@ -183,9 +185,10 @@ func (p *replay) again(rung int) bool {
 	if p.phantom {
 		b.ClientJoined(ClientID(len(p.clients)))
 	}
-	p.busy, p.sum, p.busyTime, p.counted, p.late = 0, 0, 0, 0, 0
+	p.busy, p.sum, p.busyTime, p.counted, p.late, p.over = 0, 0, 0, 0, 0, 0
 	p.latencies = latencies{}
-	p.due = p.from.waits.due() - 2*Time(p.from.turnaround) // to the broker and back
+	way := 2 * p.from.handing() // to the broker and back
+	p.due, p.goal = p.from.waits.due()-way, p.from.waits.goal-way
 	for i := range p.workers {
 		x := &p.workers[i]
 		x.freeAt = p.start + x.busyFor
@@ -307,6 +310,9 @@ func (p *replay) finish(x *replayWorker) {
 			if latency > p.due {
 				p.late++
 			}
+			if latency > p.goal {
+				p.over++
+			}
 		}
 		i := int(p.window[id].client)
 		p.answer(i)
@@ -329,7 +335,7 @@ func (p *replay) cost(rows, shape, others int) Time {
 func (p *replay) result() outcome {
 	return outcome{
 		sum: p.sum, latencies: p.latencies, busy: float64(p.busyTime),
-		late: float64(p.late) / float64(max(1, p.counted)), n: 1,
+		late: float64(p.late) / float64(max(1, p.counted)), over: float64(p.over) / float64(max(1, p.counted)), n: 1,
 	}
 }
 

@@ -44,14 +44,15 @@ type outcome struct {
 	sum       float64 // of their latencies
 	latencies latencies
 	busy      float64 // what the workers spent on all of them
-	late      float64 // of those that count, the share that took longer than the goal
+	late      float64 // of those that count, the share that took longer than replays may
+	over      float64 // and longer than the goal
 	n         float64 // replays
 }
 
 func (o *outcome) add(kept float64, x *outcome) {
 	o.sum = o.sum*kept + x.sum
 	o.latencies.add(float32(kept), &x.latencies)
-	o.busy, o.late, o.n = o.busy*kept+x.busy, o.late*kept+x.late, o.n*kept+x.n
+	o.busy, o.late, o.over, o.n = o.busy*kept+x.busy, o.late*kept+x.late, o.over*kept+x.over, o.n*kept+x.n
 }
 
 // roundWaits are the round figures.
@@ -290,7 +291,7 @@ func (w *waits) due() Time { return Time((1 - w.margin) * float64(w.goal)) }
 
 // chooseForGoal takes, of the waits with which p99 stays within the goal, the one
 // that leaves the workers most time for others. If there is none it takes the one
-// that comes nearest.
+// with which the fewest take longer than the goal.
 func (w *waits) chooseForGoal() {
 	best, bestBusy := -1, 0.0
 	nearest := 0
@@ -302,7 +303,7 @@ func (w *waits) chooseForGoal() {
 		if late <= goalShare && (best < 0 || busy < bestBusy) {
 			best, bestBusy = i, busy
 		}
-		if late < w.lateShare(nearest) {
+		if w.overShare(i) < w.overShare(nearest) {
 			nearest = i
 		}
 	}
@@ -315,6 +316,10 @@ func (w *waits) chooseForGoal() {
 }
 
 func (w *waits) lateShare(i int) float64 { return w.rungs[i].with.late / w.rungs[i].with.n }
+
+// overShare goes by the goal itself: if no wait keeps the shorter time, the margin is
+// larger than it can be, and a wait that most requests hardly keep is no better for it.
+func (w *waits) overShare(i int) float64 { return w.rungs[i].with.over / w.rungs[i].with.n }
 
 // mean is the mean latency with a wait as a multiple of that without any.
 func (w *waits) mean(i int) float64 { return w.rungs[i].with.sum / w.rungs[i].without.sum }
