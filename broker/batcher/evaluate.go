@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package batcher
+
+import "time"
+
+// The replay may take this share of the time, and so many steps at once.
+const (
+	stepEvery     = float64(8 * time.Microsecond) // a step takes about 0.15 µs: 2 %
+	maxSteps      = 64
+	hurry         = 4 // times as often for a second after news
+	evaluateEach  = Time(10 * time.Millisecond)
+	remembered    = Time(time.Second)
+	shortestPause = remembered / 8
+	fewRecords    = 16
+	someRecords   = 384
+	// windowBatches is how many of the quickest batches a window lasts at least, if the
+	// requests of that time can be remembered: in a shorter one waits differ less than
+	// they do in truth.
+	windowBatches = 64
+	// evaluateAnyway is when a few new requests are enough: after a busy time the
+	// many that are usual would take long to come.
+	evaluateAnyway = remembered / 4
+)
+
+// step goes on with the replay for as long as may be now, and begins a new one
+// when it is time.
+func (l *learner) step(now Time) {
+	if !l.auto {
+		return
+	}
+	every := stepEvery
+	if now < l.hurryUntil {
+		every /= hurry
+	}
+	l.credit = min(l.credit+float64(now-l.lastNow)/every, maxSteps)
+	l.lastNow = now
+	if l.replay == nil || !l.replay.running {
+		if now < l.begun+evaluateEach || l.count-l.begunAt < fewRecords/2 {
+			return
+		}
+		n := l.windowSize(now)
+		if n < fewRecords || !l.shapes[0].known() || l.count-l.begunAt < min(n/2, someRecords/2) && now < l.begun+evaluateAnyway {
+			return
+		}
+		l.begin(now, n)
+	}
+	for ; l.credit >= 1; l.credit-- {
+		if l.replay.step() {
+			continue
+		}
+		result := l.replay.result()
+		l.waits.tried(&result)
+		if !l.replay.again(l.waits.next()) {
+			l.waits.choose()
+			l.wait = l.waits.inForce()
+			return
+		}
+	}
+}
+
+// windowSize is how many of the latest requests are played again: those of the
+// last second, some in any case, and at least enough for a few batches.
+func (l *learner) windowSize(now Time) int {
+	now = l.clock(now)
+	have := min(l.count, maxRecords)
+	n := 0
+	for n < have && (n < fewRecords || l.latest(n).clock() > now-remembered) {
+		n++
+		if n >= someRecords && n%64 == 0 {
+			span := now - l.latest(n-1).clock()
+			if span > windowBatches*l.quickest() {
+				break
+			}
+		}
+	}
+	return n
+}
+
+// latest is the i-th last record, from 0.
+func (l *learner) latest(i int) *record { return &l.records[(l.count-1-i)%maxRecords] }
+
+// clock is when a request came, by the learner's clock.
+func (r *record) clock() Time { return r.arrived - r.skipped }
+
+// quickest is about what the smallest batch takes.
+func (l *learner) quickest() Time { return Time(max(1, l.least)) }
+
+func (l *learner) begin(now Time, n int) {
+	l.begun, l.begunAt = now, l.count
+	if l.replay == nil {
+		l.replay = newReplay(l)
+	}
+	l.replay.load(n)
+	l.waits.closed = l.replay.closed
+	l.refreshTable()
+	clock := l.clock(now)
+	if l.waits.plan(clock, l.quickest()/64, l.longest(), n, clock-l.latest(n-1).clock(), l.expected(l.settings.MaxBatchSize)) {
+		l.hurryUntil = now + remembered
+	}
+	l.replay.again(l.waits.next())
+}
+
+// longest is the longest wait that is worth a try.
+func (l *learner) longest() Time {
+	if l.waits.goal > 0 {
+		return l.waits.goal
+	}
+	return Time(2.5 * max(l.took, l.least))
+}

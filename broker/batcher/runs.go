@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package batcher
+
+import "math"
+
+// workerPace is what a worker holds.
+type workerPace struct {
+	Worker
+	here    bool
+	freeAt  Time // when it finished last
+	doneAt  uint // decisions then
+	batches []pacedBatch
+	sizes   []sizeSet // by shape: those that it was given
+}
+
+type pacedBatch struct {
+	id         BatchID
+	dispatched Time
+	rows       int // that the worker sees
+	others     int // workers that had a batch when this one was dispatched
+	shape      int
+	first      bool // of its size in its worker: it may be cold
+	unanswered bool // nobody has a result of it
+}
+
+// pacedRun is when a worker was busy.
+type pacedRun struct {
+	worker   WorkerID
+	from, to Time
+}
+
+func (l *learner) workerReady(w Worker) {
+	l.workers = grown(l.workers, int(w.ID))
+	x := &l.workers[w.ID]
+	x.Worker, x.here = w, true
+}
+
+func (l *learner) workerGone(w WorkerID) {
+	if int(w) < len(l.workers) && l.workers[w].here {
+		x := &l.workers[w]
+		if len(x.batches) > 0 {
+			l.busy--
+		}
+		*x = workerPace{batches: x.batches[:0], sizes: x.sizes[:0]}
+	}
+}
+
+func (l *learner) dispatched(d *Dispatch, now Time) {
+	l.packing.dispatched(d)
+	x := &l.workers[d.Worker]
+	others := l.busy
+	if len(x.batches) == 0 {
+		l.busy++
+		if x.freeAt > 0 && x.doneAt == l.decisions && l.cameBefore(d, x.freeAt) { // it was waited for
+			l.turnaround += (float64(min(now-x.freeAt, maxTurnaround)) - l.turnaround) / 16
+		} else {
+			l.turnaround -= l.turnaround / 64
+		}
+	} else {
+		others--
+	}
+	shape := l.shapeOf(&d.Dims)
+	x.batches = append(x.batches, pacedBatch{id: d.Batch, dispatched: now, rows: d.PadTo, others: others, shape: shape, first: x.isNew(shape, d.PadTo)})
+}
+
+// cameBefore says whether the first request of a batch was there at a time. A broker
+// with nothing to do looks at what workers have done only when the next request comes.
+func (l *learner) cameBefore(d *Dispatch, at Time) bool {
+	id := int(d.Requests[0])
+	return id < len(l.recordOf) && l.count-l.recordOf[id] <= maxRecords && l.records[l.recordOf[id]%maxRecords].arrived <= at
+}
+
+// isNew says whether a worker has not run a size of a shape yet, and notes that it does.
+func (x *workerPace) isNew(shape, rows int) bool {
+	for len(x.sizes) <= shape {
+		x.sizes = append(x.sizes, sizeSet{})
+	}
+	sizes, class := &x.sizes[shape], sizeClass(rows)
+	was := sizes.has(class)
+	sizes.add(class)
+	return !was
+}
+
+// unanswered notes that a batch may not have been computed.
+func (l *learner) unanswered(w WorkerID, id BatchID) {
+	if int(w) >= len(l.workers) {
+		return
+	}
+	for i := range l.workers[w].batches {
+		if p := &l.workers[w].batches[i]; p.id == id {
+			p.unanswered = true
+		}
+	}
+}
+
+// learnRun learns what a batch took. One that nobody has a result of and that was
+// far too quick was given up, not computed, and tells nothing; one that was quick
+// may have been, and does not tell what others take at least.
+func (l *learner) learnRun(p *pacedBatch, from, finished Time) {
+	took := finished - from
+	quick := func(by float64) bool { return p.unanswered && float64(took) < l.expectedOf(p)*math.Exp(-by) }
+	if quick(veryFarOff) {
+		return
+	}
+	computed := !quick(farOff)
+	if l.took == 0 {
+		l.took = float64(took)
+	}
+	l.took += (float64(took) - l.took) / 16
+	if computed {
+		if l.least += (float64(took) - l.least) / 64; float64(took) < l.least || l.least == 0 {
+			l.least = float64(took)
+		}
+		l.floor.observe(p.rows, took, finished)
+	}
+	l.shapes[0].observe(p.rows, p.others, from, took, p.first)
+	if p.shape > 0 {
+		l.shapes[p.shape].observe(p.rows, p.others, from, took, p.first)
+	}
+}
+
+// expectedOf is about what a batch takes, by its shape if that is known.
+func (l *learner) expectedOf(p *pacedBatch) float64 {
+	if c := &l.shapes[p.shape]; c.known() {
+		return c.expected(p.rows, p.others)
+	}
+	return l.shapes[0].expected(p.rows, p.others)
+}
+
+// done learns what a batch took: from when the worker could begin with it.
+func (l *learner) done(w WorkerID, id BatchID, finished Time) {
+	x := &l.workers[w]
+	for i := range x.batches {
+		p := x.batches[i]
+		if p.id != id {
+			continue
+		}
+		from := p.dispatched
+		if x.Lanes <= 1 {
+			from = max(from, x.freeAt)
+		}
+		l.runs = grown(l.runs, maxRuns-1)
+		l.runs[l.ran%maxRuns] = pacedRun{w, from, finished}
+		l.ran++
+		l.learnRun(&p, from, finished)
+		x.freeAt, x.doneAt = max(x.freeAt, finished), l.decisions
+		x.batches = append(x.batches[:i], x.batches[i+1:]...)
+		if len(x.batches) == 0 {
+			l.busy--
+		}
+		return
+	}
+}
+
+// shapeOf is the place of a shape in shapes; 0 for those that have none.
+func (l *learner) shapeOf(d *Dims) int {
+	if *d == (Dims{}) {
+		return 0
+	}
+	for i := 1; i < len(l.shapes); i++ {
+		if l.shapes[i].dims == *d {
+			return i
+		}
+	}
+	if len(l.shapes) > maxLearnedShapes {
+		return 0
+	}
+	l.shapes = append(l.shapes, shapeCosts{dims: *d})
+	return len(l.shapes) - 1
+}
