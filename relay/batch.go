@@ -164,10 +164,10 @@ func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspect
 		had := func(f fate) bool { return slices.ContainsFunc(results, func(r result) bool { return r.fate == f }) }
 		if had(lost) {
 			lostHosts++
+			t.begun = true
 		}
 		if had(lost) || had(refused) {
 			attempts++
-			t.begun = true
 		}
 		requests = nil
 		for _, res := range results {
@@ -177,7 +177,7 @@ func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspect
 				suspects = append(suspects, res.again...)
 				continue
 			case (res.fate == lost || res.fate == refused) && attempts >= t.r.cfg.Attempts:
-				t.fail(res.again, res.err)
+				t.fail(res.again, t.spent(res))
 				continue
 			case res.fate == lost:
 				t.r.log.Info("batch goes to another host", "left", s.host.name, "requests", len(res.again), "reason", res.err)
@@ -228,6 +228,15 @@ func (t *trip) late(now error, sent bool) error {
 		now = t.r.hosts.complaint()
 	}
 	return fmt.Errorf("%w: no host answered in time: %w", status.ErrFailed, now)
+}
+
+// spent is the error of requests that have been to as many hosts as they may. A refusal
+// says that nobody has run them only if no host was lost before.
+func (t *trip) spent(res result) error {
+	if res.fate == refused && t.begun {
+		return fmt.Errorf("%w: a host that may have run it went away, and another refused it: %v", status.ErrFailed, res.err)
+	}
+	return res.err
 }
 
 func (t *trip) fail(requests []int, err error) {

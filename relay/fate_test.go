@@ -56,6 +56,16 @@ func TestARefusedBatchWhoseTimeIsOverMayBeSentAgain(t *testing.T) {
 	}
 }
 
+func TestARefusalAfterALostHostDoesNotSayThatNobodyRanIt(t *testing.T) {
+	refusal := result{refused, []int{0}, fmt.Errorf("%w: h has no room", status.ErrQueueFull)}
+	if err := (&trip{}).spent(refusal); !errors.Is(err, status.ErrQueueFull) {
+		t.Errorf("refused by all: %v", err)
+	}
+	if err := (&trip{begun: true}).spent(refusal); !errors.Is(err, status.ErrFailed) || errors.Is(err, status.ErrQueueFull) {
+		t.Errorf("refused after a loss: %v", err)
+	}
+}
+
 func TestABatchThatAHostHadWhenItsTimeWasOverMayHaveRun(t *testing.T) {
 	for _, last := range []error{nil, fmt.Errorf("%w: h has no room", status.ErrQueueFull)} {
 		err := (&trip{last: last}).late(errors.New("other: context deadline exceeded"), true)

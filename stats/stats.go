@@ -243,8 +243,11 @@ type Process struct {
 	GPU      *int   `json:"gpu,omitempty"`
 	Spare    bool   `json:"spare,omitempty"` // kept warm, without batches, until one of its kind is lost
 	Restarts int    `json:"restarts"`
-	// Attached tells that it has attached, in this life or another.
+	// Attached tells that it has attached, in this life or another; Sessions are the workers
+	// that are attached now, of it and of what it started.
 	Attached     bool    `json:"attached"`
+	Sessions     int     `json:"sessions"`
+	Client       bool    `json:"client,omitempty"`   // it serves no batches: a gateway
 	FailedStarts int     `json:"failed_starts"`      // lives in a row that ended before they attached
 	SinceS       float64 `json:"since_s"`            // in this state
 	LastEnd      string  `json:"last_end,omitempty"` // why it ended last

@@ -49,7 +49,7 @@ func (l *learner) late(now Time, r *Request, queuedRows, expected int) bool {
 		}
 		return false
 	}
-	if now-l.limitAt > unjudged {
+	if r.Deadline >= goal && l.safety > firstSafety && now-l.limitAt > unjudged {
 		l.safety = max(firstSafety, l.safety-safetyFalls)
 	}
 	if r.Deadline > goal {

@@ -340,7 +340,7 @@ func (p *process) lifeOver(stopped bool) {
 
 // snapshot is called with the supervisor's mutex held.
 func (p *process) snapshot() stats.Process {
-	s := stats.Process{Name: p.name, Model: p.model, Pid: p.pid, State: p.state, Restarts: p.restarts, Attached: p.came, FailedStarts: p.failedStarts, LastEnd: p.lastEnd, Spare: p.spare, Command: strings.Join(p.cfg.Command, " ")}
+	s := stats.Process{Name: p.name, Model: p.model, Pid: p.pid, State: p.state, Restarts: p.restarts, Attached: p.came, Sessions: p.sessions, Client: p.cfg.Client, FailedStarts: p.failedStarts, LastEnd: p.lastEnd, Spare: p.spare, Command: strings.Join(p.cfg.Command, " ")}
 	if s.State == "" {
 		s.State = "waiting"
 	} else {

@@ -22,8 +22,8 @@ type Patience struct {
 }
 
 // UsualPatience is that of a model that somebody else serves: how long its workers take to
-// start is not known.
-var UsualPatience = Patience{Time: 10 * time.Second}
+// start is not known, but one that takes longer than this hangs.
+var UsualPatience = Patience{Time: 10 * time.Second, Starting: 10 * time.Minute}
 
 // AwaitNoWorker returns an error when the model has had no worker for so long: what is in
 // flight would wait for ever. It returns nil when ctx ends.
@@ -86,14 +86,8 @@ func onItsWay(s *stats.Broker, model string) bool {
 	if m := s.Model(model); m != nil {
 		serves = append(serves, m.Stages...)
 	}
-	attached := map[int]bool{}
-	for _, m := range s.Models {
-		for _, w := range m.Workers {
-			attached[w.Pid] = true
-		}
-	}
 	return slices.ContainsFunc(s.Processes, func(p stats.Process) bool {
-		starts := p.State == "waiting" || p.State == "running" && !attached[p.Pid]
+		starts := !p.Client && p.Sessions == 0 && p.State != "stopped"
 		return starts && p.FailedStarts < DeadLives && slices.Contains(serves, p.Model)
 	})
 }
