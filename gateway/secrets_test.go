@@ -371,7 +371,9 @@ func TestAFileIsReadAgainAlsoIfTheOtherHasItsSizeAndTime(t *testing.T) {
 	}
 }
 
-func TestACertificateThatExpiresDoesNotCountOnItsConnectionEither(t *testing.T) {
+// doorOfCallers is a gateway that knows callers by certificates, and who signs those.
+func doorOfCallers(t *testing.T) (*Gateway, *authority) {
+	t.Helper()
 	dir := t.TempDir()
 	cert, key, ca := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "a")
 	callers := newAuthority(t)
@@ -381,6 +383,11 @@ func TestACertificateThatExpiresDoesNotCountOnItsConnectionEither(t *testing.T) 
 	if err != nil {
 		t.Fatal(err)
 	}
+	return g, callers
+}
+
+func TestACertificateThatExpiresDoesNotCountOnItsConnectionEither(t *testing.T) {
+	g, callers := doorOfCallers(t)
 	now := time.Now()
 	for until, counts := range map[time.Time]bool{now.Add(time.Hour): true, now.Add(-time.Minute): false} {
 		pair, err := callers.Write("me", until, "", "")
@@ -402,15 +409,7 @@ func TestACertificateThatExpiresDoesNotCountOnItsConnectionEither(t *testing.T) 
 
 // An intermediate of former times, which the chain that counts does not need.
 func TestAnExpiredCertificateBesideTheChainDoesNotMatter(t *testing.T) {
-	dir := t.TempDir()
-	cert, key, ca := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "a")
-	callers := newAuthority(t)
-	newAuthority(t).write("gateway", cert, key)
-	callers.file(ca)
-	g, err := New(Config{CertFile: cert, KeyFile: key, ClientCAFile: ca, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	g, callers := doorOfCallers(t)
 	var shown []*x509.Certificate
 	for _, until := range []time.Duration{time.Hour, -time.Minute} {
 		pair, err := callers.Write("me", time.Now().Add(until), "", "")

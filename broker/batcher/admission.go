@@ -165,8 +165,6 @@ func (l *learner) refreshTable() {
 			}
 		}
 		l.table.fill(c, l.tableRows, max(0, workers-1))
-		for others := range min(max(1, workers), maxOthers+1) {
-			l.table.lately(c, l.tableRows, others, &l.hopes[others])
-		}
+		l.table.hopes(c, l.tableRows, max(0, workers-1), &l.hopes)
 	}
 }

@@ -273,39 +273,34 @@ func (c *costs) trust(others int) float64 {
 	return math.Exp2(-float64(c.batches-c.curves[others].last) / trustedFor)
 }
 
-// lately is the same for one number of others, but what was not seen lately is
+// hopes are the same for up to so many others, but what was not seen lately is
 // taken to last no longer than what was seen tells: than a larger batch, or than
 // a smaller one for each of its rows. A model that refuses what would take too
 // long would never find out that it takes less. Where only one size was ever seen,
 // larger ones are hoped to take as long: by what one row takes, most requests
 // would be refused until a larger batch was seen.
-func (t *costTable) lately(c *costs, rows, others int, out *[sizeClasses]Time) {
-	*out = t.times[min(others, maxOthers)]
-	last := sizeClass(rows)
-	seen := func(i int) bool {
-		for j := range c.curves {
-			if p := &c.curves[j].points[i]; p.count > 0 && c.batches-p.last < seenLately {
-				return true
+func (t *costTable) hopes(c *costs, rows, others int, out *[maxOthers + 1][sizeClasses]Time) {
+	last, seen, one := sizeClass(rows), c.seenNow(), c.sizes() == 1
+	for k := range min(others, maxOthers) + 1 {
+		times := &out[k]
+		*times = t.times[k]
+		below := -1
+		for i := 0; i <= last; i++ {
+			if seen.has(i) {
+				below = i
+			} else if below >= 0 && one {
+				times[i] = times[below]
+			} else if below >= 0 {
+				times[i] = min(times[i], times[below]*Time(sizeOf(i))/Time(sizeOf(below)))
 			}
 		}
-		return false
-	}
-	below, one := -1, c.sizes() == 1
-	for i := 0; i <= last; i++ {
-		if seen(i) {
-			below = i
-		} else if below >= 0 && one {
-			out[i] = out[below]
-		} else if below >= 0 {
-			out[i] = min(out[i], out[below]*Time(sizeOf(i))/Time(sizeOf(below)))
-		}
-	}
-	above := Time(math.MaxInt64)
-	for i := last; i >= 0; i-- {
-		if seen(i) {
-			above = out[i]
-		} else {
-			out[i] = min(out[i], above)
+		above := Time(math.MaxInt64)
+		for i := last; i >= 0; i-- {
+			if seen.has(i) {
+				above = times[i]
+			} else {
+				times[i] = min(times[i], above)
+			}
 		}
 	}
 }
@@ -314,9 +309,7 @@ func (t *costTable) lately(c *costs, rows, others int, out *[sizeClasses]Time) {
 func (c *costs) sizes() int {
 	var all sizeSet
 	for j := range c.curves {
-		for w, word := range c.curves[j].told {
-			all[w] |= word
-		}
+		all.join(&c.curves[j].told)
 	}
 	return all.len()
 }
@@ -324,11 +317,22 @@ func (c *costs) sizes() int {
 // seen are the sizes that were, beside any number of others.
 func (c *costs) seen() (all sizeSet) {
 	for j := range c.curves {
-		for w, word := range c.curves[j].seen {
-			all[w] |= word
-		}
+		all.join(&c.curves[j].seen)
 	}
 	return all
+}
+
+// seenNow are those that were lately.
+func (c *costs) seenNow() (now sizeSet) {
+	for j := range c.curves {
+		v := &c.curves[j]
+		for i := v.seen.next(0); i >= 0; i = v.seen.next(i + 1) {
+			if c.batches-v.points[i].last < seenLately {
+				now.add(i)
+			}
+		}
+	}
+	return now
 }
 
 // of is what a batch of so many rows takes while so many others are busy.

@@ -71,15 +71,15 @@ func TestWhatIsTakenAtTheLimitAndLateMakesBatchesLastLonger(t *testing.T) {
 func TestWhereOneSizeWasSeenLargerOnesAreHopedToTakeAsLong(t *testing.T) {
 	var c costs
 	var table costTable
-	var hopes [sizeClasses]Time
+	var hopes [maxOthers + 1][sizeClasses]Time
 	c.observe(1, 0, 0, 5000, false)
 	table.fill(&c, 32, 0)
-	if table.lately(&c, 32, 0, &hopes); hopes[sizeClass(32)] != 5000 {
-		t.Errorf("a full batch is hoped to take %v", hopes[sizeClass(32)])
+	if table.hopes(&c, 32, 0, &hopes); hopes[0][sizeClass(32)] != 5000 {
+		t.Errorf("a full batch is hoped to take %v", hopes[0][sizeClass(32)])
 	}
 	c.observe(4, 0, 0, 6500, false)
 	table.fill(&c, 32, 0)
-	if table.lately(&c, 32, 0, &hopes); hopes[sizeClass(32)] <= 6500 {
+	if table.hopes(&c, 32, 0, &hopes); hopes[0][sizeClass(32)] <= 6500 {
 		t.Errorf("a full batch is hoped to take %v, four rows 6,500", hopes[sizeClass(32)])
 	}
 }

@@ -36,6 +36,12 @@ func (s *sizeSet) add(i int)      { s[i/64] |= 1 << (i % 64) }
 func (s *sizeSet) remove(i int)   { s[i/64] &^= 1 << (i % 64) }
 func (s *sizeSet) empty() bool    { return *s == sizeSet{} }
 
+func (s *sizeSet) join(x *sizeSet) {
+	for w := range s {
+		s[w] |= x[w]
+	}
+}
+
 func (s *sizeSet) len() (n int) {
 	for _, word := range s {
 		n += bits.OnesCount64(word)

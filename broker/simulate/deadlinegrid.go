@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/ringbatch/ringbatch/policy"
@@ -27,12 +25,7 @@ const deadlineLimit = 0.01
 var deadlineTimes = []float64{1.5, 2.5, 4}
 
 // DeadlineGridResult is what `simulate --grid=deadline` prints with --json.
-type DeadlineGridResult struct {
-	Seed     uint64               `json:"seed"`
-	Requests int                  `json:"requests_per_cell"`
-	Cells    []DeadlineCellResult `json:"cells"`
-	Misses   int                  `json:"misses"`
-}
+type DeadlineGridResult struct{ judged[DeadlineCellResult] }
 
 // DeadlineCellResult is one deadline in one cell. All shares are of the requests.
 type DeadlineCellResult struct {
@@ -112,15 +105,7 @@ func judgeDeadline(cfg *Config, c gridCell, r *Result, fates, anyway []fate) Dea
 	return out
 }
 
-func newDeadlineGridResult(seed uint64, requests int, cells [][]DeadlineCellResult) *DeadlineGridResult {
-	g := &DeadlineGridResult{Seed: seed, Requests: requests, Cells: slices.Concat(cells...)}
-	for _, c := range g.Cells {
-		if c.Miss != "" {
-			g.Misses++
-		}
-	}
-	return g
-}
+func (c DeadlineCellResult) missed() bool { return c.Miss != "" }
 
 // WriteText writes what holds, and a line for each cell that does not.
 func (g *DeadlineGridResult) WriteText(w io.Writer) error {
@@ -133,16 +118,9 @@ func (g *DeadlineGridResult) WriteText(w io.Writer) error {
 	fmt.Fprintf(&b, "deadlines in %d cells: %d do not hold\n", len(g.Cells), g.Misses)
 	fmt.Fprintf(&b, "of the requests at most %.2f %% expired after they had waited and %.2f %% were computed too late; %.2f %% were refused that are in time without refusals; in time at least %+.2f %% more than without refusals\n",
 		100*expired, 100*late, 100*inVain, 100*gain)
-	if g.Misses > 0 {
-		t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(t, "\nmissed\tin time\twithout refusals\trefused\tin vain\texpired\tlate\tdeadline\tcell\n")
-		for _, c := range g.Cells {
-			if c.Miss != "" {
-				fmt.Fprintf(t, "%s\t%.1f %%\t%.1f %%\t%.2f %%\t%.2f %%\t%.2f %%\t%.2f %%\t%.3g ms\t%s\n", c.Miss, 100*c.InTime, 100*c.InTimeAnyway, 100*c.Refused, 100*c.RefusedInVain, 100*c.Expired, 100*c.Late, c.DeadlineMS, c.Name)
-			}
-		}
-		t.Flush()
-	}
+	writeMisses(&b, "missed\tin time\twithout refusals\trefused\tin vain\texpired\tlate\tdeadline\tcell", g.Cells, func(c DeadlineCellResult) string {
+		return fmt.Sprintf("%s\t%.1f %%\t%.1f %%\t%.2f %%\t%.2f %%\t%.2f %%\t%.2f %%\t%.3g ms\t%s", c.Miss, 100*c.InTime, 100*c.InTimeAnyway, 100*c.Refused, 100*c.RefusedInVain, 100*c.Expired, 100*c.Late, c.DeadlineMS, c.Name)
+	})
 	_, err := io.WriteString(w, b.String())
 	return err
 }

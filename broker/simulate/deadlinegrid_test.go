@@ -35,9 +35,9 @@ func TestOthersThatJoinABatchCountForItsDeadline(t *testing.T) {
 }
 
 func TestTheGridOfDeadlinesNamesTheCellsThatDoNotHold(t *testing.T) {
-	g := newDeadlineGridResult(1, 100, [][]DeadlineCellResult{
+	g := DeadlineGridResult{judge(1, 100, [][]DeadlineCellResult{
 		{{Name: "a", InTime: 1, InTimeAnyway: 0.9}, {Name: "b", InTime: 0.5, InTimeAnyway: 0.4, Expired: 0.03, Late: 0.02, RefusedInVain: 0.01, Miss: "taken and missed"}},
-	})
+	})}
 	var out strings.Builder
 	if err := g.WriteText(&out); err != nil {
 		t.Fatal(err)

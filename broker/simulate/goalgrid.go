@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/ringbatch/ringbatch/policy"
@@ -33,12 +31,7 @@ const (
 )
 
 // GoalGridResult is what `simulate --grid=goal` prints with --json.
-type GoalGridResult struct {
-	Seed     uint64           `json:"seed"`
-	Requests int              `json:"requests_per_cell"`
-	Cells    []GoalCellResult `json:"cells"`
-	Misses   int              `json:"misses"`
-}
+type GoalGridResult struct{ judged[GoalCellResult] }
 
 // GoalCellResult is one goal in one cell.
 type GoalCellResult struct {
@@ -200,15 +193,7 @@ func judgeGoal(cfg *Config, c gridCell, name string, r *Result, fixed []fixedWai
 	return out
 }
 
-func newGoalGridResult(seed uint64, requests int, cells [][]GoalCellResult) *GoalGridResult {
-	g := &GoalGridResult{Seed: seed, Requests: requests, Cells: slices.Concat(cells...)}
-	for _, c := range g.Cells {
-		if c.Miss != "" {
-			g.Misses++
-		}
-	}
-	return g
-}
+func (c GoalCellResult) missed() bool { return c.Miss != "" }
 
 // WriteText writes what holds, and a line for each cell that does not.
 func (g *GoalGridResult) WriteText(w io.Writer) error {
@@ -230,16 +215,9 @@ func (g *GoalGridResult) WriteText(w io.Writer) error {
 	fmt.Fprintf(&b, "latency_goal in %d cells: %d do not hold\n", len(g.Cells), g.Misses)
 	fmt.Fprintf(&b, "a fixed wait keeps the goal in %d: workers are busy at most %.3f × as long as with the best such wait; at most %g %% late or refused, and %.2f ×, hold\n", kept, worst.Busy, 100*goalLate, goalBusy)
 	fmt.Fprintf(&b, "twice the capacity in %d: p99 of what is taken at most %.3f of the goal, work done in time at least %.3f of the capacity; 1 and %.2f hold\n", overloaded, worst.P99, worst.Work, goalWork)
-	if g.Misses > 0 {
-		t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(t, "\nmissed\tp99 / goal\tlate\trefused\tbusy\tbest wait\twork\tgoal\tcell\n")
-		for _, c := range g.Cells {
-			if c.Miss != "" {
-				fmt.Fprintf(t, "%s\t%.3f\t%.2f %%\t%.2f %%\t%.3f\t%s\t%.3f\t%s %.3g ms\t%s\n", c.Miss, c.P99, 100*c.Late, 100*c.Refused, c.Busy, c.BestWait, c.Work, c.Goal, c.GoalMS, c.Name)
-			}
-		}
-		t.Flush()
-	}
+	writeMisses(&b, "missed\tp99 / goal\tlate\trefused\tbusy\tbest wait\twork\tgoal\tcell", g.Cells, func(c GoalCellResult) string {
+		return fmt.Sprintf("%s\t%.3f\t%.2f %%\t%.2f %%\t%.3f\t%s\t%.3f\t%s %.3g ms\t%s", c.Miss, c.P99, 100*c.Late, 100*c.Refused, c.Busy, c.BestWait, c.Work, c.Goal, c.GoalMS, c.Name)
+	})
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -46,10 +46,10 @@ func TestALatencyGoalHoldsInCellsOfItsGrid(t *testing.T) {
 }
 
 func TestTheGridOfGoalsNamesTheCellsThatDoNotHold(t *testing.T) {
-	g := newGoalGridResult(1, 100, [][]GoalCellResult{
+	g := GoalGridResult{judge(1, 100, [][]GoalCellResult{
 		{{Name: "a", Goal: "tight", P99: 0.9, BestWait: "2ms", Busy: 1.01}, {Name: "b", Goal: "loose", P99: 0.5, BestWait: "5ms", Busy: 1.1, Miss: "busy"}},
 		{{Name: "c", Goal: "tight", P99: 1.2, Overload: true, Work: 0.95, Miss: "p99"}},
-	})
+	})}
 	var out strings.Builder
 	if err := g.WriteText(&out); err != nil {
 		t.Fatal(err)

@@ -151,6 +151,42 @@ func newGridResult(name string, seed uint64, requests int, cells []CellResult) *
 	return g
 }
 
+// judged is what the grids of goals and of deadlines print: cells, and how many of them
+// do not hold.
+type judged[C interface{ missed() bool }] struct {
+	Seed     uint64 `json:"seed"`
+	Requests int    `json:"requests_per_cell"`
+	Cells    []C    `json:"cells"`
+	Misses   int    `json:"misses"`
+}
+
+func judge[C interface{ missed() bool }](seed uint64, requests int, cells [][]C) judged[C] {
+	g := judged[C]{Seed: seed, Requests: requests, Cells: slices.Concat(cells...)}
+	for _, c := range g.Cells {
+		if c.missed() {
+			g.Misses++
+		}
+	}
+	return g
+}
+
+// writeMisses writes a table of the cells that do not hold, if there are any.
+func writeMisses[C interface{ missed() bool }](w io.Writer, heads string, cells []C, line func(C) string) {
+	if !slices.ContainsFunc(cells, C.missed) {
+		return
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "\n%s\n", heads)
+	for _, c := range cells {
+		if c.missed() {
+			fmt.Fprintln(t, line(c))
+		}
+	}
+	t.Flush()
+}
+
+func (c CellResult) missed() bool { return c.Miss }
+
 // WriteText writes a line for the whole and one for each miss.
 func (g *GridResult) WriteText(w io.Writer) error {
 	var b strings.Builder
@@ -161,16 +197,9 @@ func (g *GridResult) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "  %s %.2f ×", f.Wait, f.Worst)
 	}
 	b.WriteString("\n")
-	if g.Misses > 0 {
-		t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(t, "\nmean\tp99\tbest wait\tcell\n")
-		for _, c := range g.Cells {
-			if c.Miss {
-				fmt.Fprintf(t, "%.3f\t%.3f\t%s\t%s\n", c.Mean, c.P99, c.BestWait, c.Name)
-			}
-		}
-		t.Flush()
-	}
+	writeMisses(&b, "mean\tp99\tbest wait\tcell", g.Cells, func(c CellResult) string {
+		return fmt.Sprintf("%.3f\t%.3f\t%s\t%s", c.Mean, c.P99, c.BestWait, c.Name)
+	})
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -199,12 +199,12 @@ func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
 	case "goal":
 		var results [][]GoalCellResult
 		if results, err = runCells(ctx, cells, runGoalCell, progress); err == nil {
-			g = newGoalGridResult(f.seed, f.requests, results)
+			g = &GoalGridResult{judge(f.seed, f.requests, results)}
 		}
 	case "deadline":
 		var results [][]DeadlineCellResult
 		if results, err = runCells(ctx, cells, runDeadlineCell, progress); err == nil {
-			g = newDeadlineGridResult(f.seed, f.requests, results)
+			g = &DeadlineGridResult{judge(f.seed, f.requests, results)}
 		}
 	default:
 		var results []CellResult
