@@ -371,7 +371,8 @@ func TestEachProblemOfAHostIsOneClearSentence(t *testing.T) {
 	}
 }
 
-// Whether the broker ends it or the relay, which has it.
+// Whether the broker ends it or the relay, which has it. After a few of them the broker knows
+// that the next will not be in time while the relay has one.
 func TestWithoutAHostARequestExpires(t *testing.T) {
 	h := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
 	l := newLocal(t, nil, h.address)
@@ -389,7 +390,7 @@ func TestWithoutAHostARequestExpires(t *testing.T) {
 		if err == nil {
 			err = q.Wait(soon(t))
 		}
-		if !errors.Is(err, status.ErrExpired) {
+		if !errors.Is(err, status.ErrExpired) && !errors.Is(err, status.ErrOverloaded) {
 			t.Error(err)
 		}
 	}

@@ -2,34 +2,48 @@
 
 package batcher
 
-import "time"
+import (
+	"math"
+	"slices"
+	"time"
+)
 
 // late says whether a request that arrives now could not be answered in time
 // any more, by the latency goal or by its own deadline. What it would wait for:
-// the batches that run, full batches of all that is queued, and its own.
-//
-// Only a model with a goal refuses by what batches are expected to take; elsewhere
-// a request is refused only if it is hopeless.
+// the batches that run, full batches of all that is queued, and its own. With several
+// levels what goes before it is the requests of its level and of more urgent ones (ahead).
 //
 // What is not known costs nothing; the rest is taken to last a little longer than
 // it did, so that what is taken is in time.
-func (l *learner) late(now Time, r *Request, queuedRows, expected int) bool {
-	if l.settings.LatencyGoal == 0 || !l.shapes[0].known() {
+func (l *learner) late(now Time, r *Request, queuedRows, ahead, expected int) bool {
+	l.limit = 0
+	goal := l.goalOf(r.Arrived)
+	due := min(r.Deadline, goal)
+	if due == Never || !l.tells() {
 		return false
 	}
+	l.limit = Never
 	if !l.waits.closed {
 		l.follow(r)
 	}
-	l.atTheLimit = false
-	goal := r.Arrived + Time(l.settings.LatencyGoal)
-	due := min(r.Deadline, goal) - l.handing()
 	if queuedRows == 0 && l.busy < l.present() {
-		return false // if nothing ran any more, nothing could be learned: the first batch may have been the only slow one
+		// By the goal, or if nothing is known, it is tried: if nothing ran any more, nothing
+		// could be learned, and the first batch may have been the only slow one.
+		return l.floor.exceeds(now, r)
 	}
-	l.refreshTable()
+	if len(l.settings.Levels) > 1 && l.waits.goal == 0 {
+		queuedRows = min(queuedRows, int(float64(ahead)*l.rowsEach))
+	}
+	l.refreshTable(true)
+	l.hand = l.handing(due - r.Arrived)
+	due -= l.hand
 	most := l.settings.MaxBatchSize
 	before, rows := l.packing.put(r.Rows, queuedRows, most)
-	l.freeTimes(now, l.occupied)
+	// Most have time enough, and are not looked at any closer.
+	if Time(before+3)*l.longestOccupied() < Time(nearlyLate*float64(due-now)) {
+		return false
+	}
+	l.freeTimes(now)
 	if len(l.free) == 0 {
 		return false // when a worker comes is not known
 	}
@@ -44,17 +58,18 @@ func (l *learner) late(now Time, r *Request, queuedRows, expected int) bool {
 	rows += l.joining(now, start, expected)
 	end := start + l.hoped(min(most, rows), others)
 	if end <= due {
-		if l.atTheLimit = r.Deadline >= goal && float64(end-r.Arrived) > nearlyLate*float64(due-r.Arrived); l.atTheLimit {
-			l.limitAt = now
+		if float64(end-r.Arrived) > nearlyLate*float64(due-r.Arrived) {
+			l.limit, l.limitAt = due, now
 		}
 		return false
 	}
-	if r.Deadline >= goal && l.safety > firstSafety && now-l.limitAt > unjudged {
+	if l.safety > firstSafety && now-l.limitAt > unjudged {
 		l.safety = max(firstSafety, l.safety-safetyFalls)
 	}
 	if r.Deadline > goal {
 		l.waits.ended(true)
 	}
+	l.wasRefused(r)
 	return true
 }
 
@@ -85,8 +100,9 @@ func (l *learner) follow(r *Request) {
 const (
 	// nearlyLate is the share of its time from which on a request was taken at the limit.
 	nearlyLate = 0.9
-	// safetyGain is what one that is late adds to the safety; lateAtTheLimit of them may be.
-	safetyGain, lateAtTheLimit = 0.001, 0.003
+	// safetyGain is what one that was taken at the limit and is late adds to the safety;
+	// that share of all that are taken may be.
+	safetyGain, lateShare = 0.001, 0.003
 	// At first it is a little, and never none: batches do not always take the same.
 	firstSafety, leastSafety, mostSafety = 1.03, 1.02, 1.25
 	// Where the safety itself has all refused that would tell whether it is right, each
@@ -94,14 +110,27 @@ const (
 	unjudged, safetyFalls = Time(time.Second), 0.01
 )
 
-// judge learns from one that was taken at the limit, whether it was late: under
-// overload nearly all are, and with batches that differ by chance half of them
-// would be late if batches were taken to last as long as they do on average.
+// ended learns from a request that had to be answered by some time, when it was, or expired;
+// Never if that tells nothing.
+func (l *learner) ended(id RequestID, at Time) {
+	if int(id) >= len(l.limits) || l.limits[id] == 0 {
+		return
+	}
+	if at != Never {
+		l.judge(at > l.limits[id])
+	}
+	l.limits[id] = 0
+}
+
+// judge learns whether one that was taken at the limit was late: under overload nearly all
+// are at the limit, and with batches that differ by chance half of them would be late if
+// batches were taken to last as long as they do on average. Those that were taken with time
+// to spare count as in time.
 func (l *learner) judge(late bool) {
 	if late {
 		l.safety = min(l.safety+safetyGain, mostSafety)
 	} else {
-		l.safety = max(leastSafety, l.safety-safetyGain*lateAtTheLimit)
+		l.safety = max(leastSafety, l.safety-safetyGain*lateShare)
 	}
 }
 
@@ -132,12 +161,56 @@ func (l *learner) hoped(rows, others int) Time {
 
 // occupied is how long a worker has such a batch, until it can be given the next.
 func (l *learner) occupied(rows, others int) Time {
-	return l.hoped(rows, others) + l.handing()
+	return l.hoped(rows, others) + l.hand
 }
 
-// handing is the turnaround, of which most of a goal must be left: if all that has to wait
-// is refused, nobody learns that it is shorter again.
-func (l *learner) handing() Time { return min(Time(l.turnaround), l.waits.goal/8) }
+// longestOccupied is that of the batch that takes longest.
+func (l *learner) longestOccupied() Time {
+	return Time(l.safety*float64(l.longestHope)) + l.hand
+}
+
+// patience is how long a request may wait for others to batch with, if it is to be answered
+// in time: half of the time to its own deadline, and not so long that the batch of all that
+// is queued and joins would be late. The goal counts if no wait was found that keeps it.
+func (l *learner) patience(arrived, deadline Time, queuedRows, expected int) Time {
+	due := deadline
+	if l.waits.strained {
+		due = min(due, l.goalOf(arrived))
+	}
+	if l.patient = Never; due == Never {
+		return Never
+	}
+	budget := due - arrived
+	l.patient = budget
+	if deadline != Never {
+		l.patient = min(budget, (deadline-arrived)/2)
+	}
+	if l.tells() {
+		l.refreshTable(true)
+		rows := queuedRows + l.joining(0, min(l.wait, l.patient), expected)
+		batch := l.hoped(min(rows, l.settings.MaxBatchSize), l.present()-1)
+		l.patient = max(0, min(l.patient, budget-l.handing(budget)-batch))
+	}
+	return l.patient
+}
+
+// tells says whether what was seen tells what batches take. Only a goal asks to be kept
+// from the first batch on, which may have been slow.
+func (l *learner) tells() bool {
+	return l.shapes[0].batches >= youngPoint || l.waits.goal > 0 && l.shapes[0].known()
+}
+
+// goalOf is when a request must be answered by the goal.
+func (l *learner) goalOf(arrived Time) Time {
+	if l.waits.goal == 0 {
+		return Never
+	}
+	return arrived + l.waits.goal
+}
+
+// handing is the turnaround, which leaves most of the time that a request has: if all that
+// has to wait is refused, nobody learns that it is shorter again.
+func (l *learner) handing(budget Time) Time { return min(Time(l.turnaround), budget/8) }
 
 func (l *learner) present() (n int) {
 	for i := range l.workers {
@@ -148,13 +221,13 @@ func (l *learner) present() (n int) {
 	return n
 }
 
-// refreshTable brings the table of batch times up to date, now and then. With a goal
-// the first batches of all tell much: by what one row takes, most requests would be
-// refused.
-func (l *learner) refreshTable() {
+// refreshTable brings the table of batch times up to date, now and then. Where requests
+// are refused by it the first batches of all tell much: by what one row takes, most would
+// be.
+func (l *learner) refreshTable(refuses bool) {
 	c := &l.shapes[0].costs
 	every := uint32(16)
-	if l.waits.goal > 0 {
+	if refuses {
 		every = min(every, 1+c.batches/8)
 	}
 	if workers := l.present(); !l.table.known || c.batches-l.tableAt >= every || workers != l.tableWorkers {
@@ -166,5 +239,49 @@ func (l *learner) refreshTable() {
 		}
 		l.table.fill(c, l.tableRows, max(0, workers-1))
 		l.table.hopes(c, l.tableRows, max(0, workers-1), &l.hopes)
+		l.longestHope = 0
+		for others := range min(max(1, workers), maxOthers+1) {
+			l.longestHope = max(l.longestHope, slices.Max(l.hopes[others][:sizeClass(l.tableRows)+1]))
+		}
+	}
+}
+
+// freeTimes is when each lane of the workers has done what it holds: in l.free.
+func (l *learner) freeTimes(now Time) {
+	l.free = l.free[:0]
+	for i := range l.workers {
+		x := &l.workers[i]
+		if !x.here {
+			continue
+		}
+		lanes := max(1, x.Lanes)
+		for j := range lanes {
+			at := Time(math.MinInt64)
+			for k := j; k < len(x.batches); k += lanes { // what this lane has, one after the other
+				p := &x.batches[k]
+				start := p.dispatched
+				if lanes == 1 {
+					start = max(start, x.freeAt)
+				}
+				at = max(at, start) + l.occupied(p.rows, p.others)
+			}
+			l.free = append(l.free, max(at, now))
+		}
+		if len(l.free) >= maxFree {
+			break
+		}
+	}
+}
+
+// occupy gives so many batches of the same time to the lane that is free first.
+func (l *learner) occupy(batches int, each Time) {
+	if rounds := batches / len(l.free); rounds > 0 { // every worker does as many
+		for i := range l.free {
+			l.free[i] += Time(rounds) * each
+		}
+		batches %= len(l.free)
+	}
+	for range batches {
+		l.free[l.first()] += each
 	}
 }

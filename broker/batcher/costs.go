@@ -276,20 +276,27 @@ func (c *costs) trust(others int) float64 {
 // hopes are the same for up to so many others, but what was not seen lately is
 // taken to last no longer than what was seen tells: than a larger batch, or than
 // a smaller one for each of its rows. A model that refuses what would take too
-// long would never find out that it takes less. Where only one size was ever seen,
-// larger ones are hoped to take as long: by what one row takes, most requests
-// would be refused until a larger batch was seen.
+// long would never find out that it takes less. Until two sizes were seen beside as
+// many others, nothing tells how much longer larger ones take, and they are hoped to take
+// as long: by what one row takes, most requests would be refused until a larger
+// batch was seen.
 func (t *costTable) hopes(c *costs, rows, others int, out *[maxOthers + 1][sizeClasses]Time) {
-	last, seen, one := sizeClass(rows), c.seenNow(), c.sizes() == 1
-	for k := range min(others, maxOthers) + 1 {
+	last, seen, slope := sizeClass(rows), c.seenNow(), c.slopeKnown()
+	others = min(others, maxOthers)
+	for k := range others + 1 {
 		times := &out[k]
 		*times = t.times[k]
-		below := -1
+		below, longest := -1, Time(0)
 		for i := 0; i <= last; i++ {
-			if seen.has(i) {
+			for j := range others + 1 {
+				if c.curves[j].told.has(i) {
+					longest = max(longest, t.times[j][i])
+				}
+			}
+			if !slope && longest > 0 && !c.curves[k].told.has(i) {
+				times[i] = longest
+			} else if seen.has(i) {
 				below = i
-			} else if below >= 0 && one {
-				times[i] = times[below]
 			} else if below >= 0 {
 				times[i] = min(times[i], times[below]*Time(sizeOf(i))/Time(sizeOf(below)))
 			}
@@ -305,13 +312,14 @@ func (t *costTable) hopes(c *costs, rows, others int, out *[maxOthers + 1][sizeC
 	}
 }
 
-// sizes is how many were ever seen, and believed.
-func (c *costs) sizes() int {
-	var all sizeSet
+// slopeKnown says whether two sizes were seen, and believed, beside as many others.
+func (c *costs) slopeKnown() bool {
 	for j := range c.curves {
-		all.join(&c.curves[j].told)
+		if c.curves[j].told.len() > 1 {
+			return true
+		}
 	}
-	return all.len()
+	return false
 }
 
 // seen are the sizes that were, beside any number of others.

@@ -56,6 +56,9 @@ func (b *Batcher) passDeadlines(now Time) {
 		r := &b.requests[id]
 		switch {
 		case r.deadline <= r.timeout:
+			if b.learner != nil {
+				b.learner.ended(id, now+1) // not by its deadline
+			}
 			b.endWaiting(id)
 			b.out.Ended = append(b.out.Ended, End{id, Expired})
 		case b.settings.Level(int(r.level)).OnTimeout == policy.Reject:

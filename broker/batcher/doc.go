@@ -28,7 +28,8 @@
 //
 // The ready time is Arrived + min(WaitTime, budget/2), where the budget is the
 // time to its deadline, or to the queue timeout that would reject it: a
-// request never spends more than half of its own time waiting for others to batch with.
+// request never spends more than half of its own time waiting for others to batch with,
+// and leaves as much as its batch is expected to take.
 // Deadline and Nobody take all that fits, preferred size or not.
 //
 // 3. A client could join while it has fewer requests in flight (waiting and

@@ -93,7 +93,7 @@ func (l *learner) begin(now Time, n int) {
 	}
 	l.replay.load(n)
 	l.waits.closed = l.replay.closed
-	l.refreshTable()
+	l.refreshTable(l.waits.goal > 0)
 	clock := l.clock(now)
 	if l.waits.plan(clock, l.quickest()/64, l.longest(), n, clock-l.latest(n-1).clock(), l.expected(l.settings.MaxBatchSize)) {
 		l.hurryUntil = now + remembered

@@ -2,6 +2,8 @@
 
 package batcher
 
+import "github.com/ringbatch/ringbatch/policy"
+
 // Arrive queues a request. Its error is one of the Err values of this package;
 // then nothing has changed. Requests of a level are served in the order of
 // their Arrive calls; Arrived, which is a client's word, only moves times.
@@ -44,7 +46,7 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	if r.Deadline <= now {
 		return ErrExpired
 	}
-	if l := b.learner; l != nil && (l.waits.goal > 0 && l.late(now, &r, b.queuedRows, b.expected) || r.Deadline != Never && l.hopeless(now, &r, b.queuedRows, b.expected)) {
+	if l := b.learner; l != nil && l.late(now, &r, b.queuedRows, b.ahead(r.Level), b.expected) {
 		return ErrLate
 	}
 
@@ -61,6 +63,16 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 		b.learner.arrived(&r, b.queuedRows-r.Rows)
 	}
 	return nil
+}
+
+// ahead is how many waiting requests go before one of a level that arrives now, at least.
+func (b *Batcher) ahead(level int) (n int) {
+	for i := 0; i <= level; i++ {
+		if len(b.settings.Levels) > 1 && b.settings.Levels[i].OnTimeout == policy.Reject { // or they may be behind it
+			n += b.queuedAt[i]
+		}
+	}
+	return n
 }
 
 // Requeue puts a running request, whose worker died, back to the front of its

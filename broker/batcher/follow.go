@@ -43,6 +43,17 @@ func (p *replay) answersTo(first int32) (most int) {
 	return most
 }
 
+// takeAtOnce has requests that were refused at first come when they came first.
+func (p *replay) takeAtOnce() {
+	for i := range p.window {
+		r := &p.window[i]
+		r.arrived -= r.refused
+		if r.latency > 0 {
+			r.latency += r.refused
+		}
+	}
+}
+
 // followAnswers finds the answer that each request waited for, of clients that
 // keep up to k requests in flight and send one more for each answer: the n-th
 // request waited for answer n-k. A record only knows how many had come by then: if

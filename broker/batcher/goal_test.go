@@ -84,6 +84,67 @@ func TestWhereOneSizeWasSeenLargerOnesAreHopedToTakeAsLong(t *testing.T) {
 	}
 }
 
+// Nor does what one size takes beside another worker tell what others take there.
+func TestWhereOneSizeWasSeenBesideOthersLargerOnesAreHopedToTakeAsLong(t *testing.T) {
+	var c costs
+	var table costTable
+	var hopes [maxOthers + 1][sizeClasses]Time
+	c.observe(32, 0, 0, 5500, false)
+	c.observe(16, 1, 0, 5250, false)
+	table.fill(&c, 32, 1)
+	if table.hopes(&c, 32, 1, &hopes); hopes[1][sizeClass(32)] != 5500 {
+		t.Errorf("a full batch beside another is hoped to take %v", hopes[1][sizeClass(32)])
+	}
+}
+
+// A client that is refused and tries again is played as if it had been taken at once.
+func TestARequestThatWasRefusedIsRememberedAsItCameFirst(t *testing.T) {
+	l := newLearner(&policy.Settings{MaxBatchSize: 8, WaitTime: policy.Auto, LatencyGoal: 10 * time.Millisecond})
+	l.waits.closed = true
+	at := func(ms int) *Request {
+		return &Request{ID: 0, Arrived: Time(ms) * Time(time.Millisecond), Rows: 1, Deadline: Never}
+	}
+	came := func() time.Duration { return time.Duration(l.latest(0).arrived - l.latest(0).refused) }
+	l.arrived(at(1), 0)
+	l.answered(0, 0, at(6).Arrived)
+	l.wasRefused(at(7))
+	l.wasRefused(at(8))
+	l.arrived(at(9), 0)
+	if r := l.latest(0); came() != 7*time.Millisecond || r.sinceAnswer != Time(time.Millisecond) || r.arrived != at(9).Arrived {
+		t.Errorf("%+v", *r)
+	}
+	l.answered(0, 0, at(14).Arrived)
+	if r := l.latest(0); r.latency != at(5).Arrived {
+		t.Errorf("a request that was taken at 9 ms and answered at 14 took %v", time.Duration(r.latency))
+	}
+	l.arrived(at(15), 0)
+	if came() != 15*time.Millisecond {
+		t.Errorf("the next came at %v", came())
+	}
+	l.answered(0, 0, at(20).Arrived)
+	l.wasRefused(at(21))
+	l.arrived(at(1000), 0) // not because of that
+	if r := l.latest(0); r.refused != 0 {
+		t.Errorf("%+v", *r)
+	}
+}
+
+// Where no wait keeps the goal, the one that was taken does not make requests late that could
+// be in time.
+func TestWhereNoWaitKeepsTheGoalABatchGoesOutInTimeForIt(t *testing.T) {
+	const goal = Time(20 * time.Millisecond)
+	l := newLearner(&policy.Settings{MaxBatchSize: 8, WaitTime: policy.Auto, LatencyGoal: time.Duration(goal)})
+	l.workerReady(Worker{ID: 0})
+	l.shapes[0].observe(1, 0, 0, 15_000_000, false)
+	if got := l.patience(0, Never, 1, 0); got != Never {
+		t.Errorf("where a wait keeps the goal a request waits for %v at most", time.Duration(got))
+	}
+	l.waits.strained = true
+	if got := l.patience(0, Never, 1, 0); got < 4_000_000 || got > 5_000_000 {
+		t.Errorf("a request waits for %v", time.Duration(got))
+	}
+}
+
 // The time from the end of a batch to the next dispatch counts only if it was waited for.
 func TestTheTurnaroundIsThatOfAWorkerThatIsWaitedFor(t *testing.T) {
 	b, err := New(policy.Settings{MaxBatchSize: 1, WaitTime: policy.Auto, LatencyGoal: time.Second})
@@ -131,8 +192,8 @@ func TestALongTurnaroundIsForgottenByBatchesThatNobodyWaitedFor(t *testing.T) {
 	l := newLearner(&policy.Settings{MaxBatchSize: 8, WaitTime: policy.Auto, LatencyGoal: time.Millisecond})
 	l.workerReady(Worker{ID: 0})
 	l.turnaround = float64(maxTurnaround)
-	if l.handing() > Time(time.Millisecond)/8 {
-		t.Errorf("%v of a goal of 1 ms is kept free", l.handing())
+	if l.handing(Time(time.Millisecond)) > Time(time.Millisecond)/8 {
+		t.Errorf("%v of a goal of 1 ms is kept free", l.handing(Time(time.Millisecond)))
 	}
 	now := Time(0)
 	for i := range 1000 {
@@ -163,7 +224,7 @@ func TestASafetyThatHasAllRefusedFalls(t *testing.T) {
 	l.safety = mostSafety
 	for range 2000 { // in two seconds
 		now += Time(time.Millisecond)
-		if r := (Request{ID: 1, Arrived: now, Rows: 1, Deadline: Never}); !l.late(now, &r, 1, 1) {
+		if r := (Request{ID: 1, Arrived: now, Rows: 1, Deadline: Never}); !l.late(now, &r, 1, 0, 1) {
 			return
 		}
 	}

@@ -26,7 +26,7 @@ import (
 //	loop.go      whether they wait for answers at all
 //	waits.go     which waits are tried, and which is taken
 //	tails.go     how slow the slowest are
-//	packing.go, admission.go, hopeless.go   what is refused, with a goal and without
+//	admission.go what is refused (packing.go: how the queue divides, floor.go: the quickest batches)
 //
 // It is as pure as the rest: all of it follows from the events and their times.
 type learner struct {
@@ -59,15 +59,21 @@ type learner struct {
 
 	table        costTable                        // for late
 	hopes        [maxOthers + 1][sizeClasses]Time // by other busy workers
+	longestHope  Time
 	tableAt      uint32
 	tableWorkers int
 	tableRows    int
 	free         []Time
+	hand         Time    // what handing over a batch takes, for the request that late looks at
+	patient      Time    // how long the request that was queued last may wait for others; Never: as long as it likes
 	rowEvery     float64 // nanoseconds between two rows that arrive, lately
 	rowsEach     float64 // of a request, lately
 	rowAt        Time    // the last arrival
-	atTheLimit   bool    // of the request that late took last
-	safety       float64 // how many times as long as expected batches are taken to last, by late
+	// Of the request that late took last: when it must be answered, if it was taken at the
+	// limit of what could be in time; Never if it was not; 0 if there is no such time.
+	limit  Time
+	limits []Time  // the same by RequestID
+	safety float64 // how many times as long as expected batches are taken to last, by late
 
 	waits      waits
 	loop       loop
@@ -91,6 +97,8 @@ type clientPace struct {
 	sentSkip       Time // the pauses before it
 	answeredAt     Time // its last answer; Never: since the last request, at an unknown time
 	answeredSkip   Time // the pauses before it
+	wanted         Time // when it was first refused what it tries again; 0: nothing
+	refusedAt      Time // and last
 	joined         bool
 }
 
@@ -107,7 +115,8 @@ type record struct {
 	follows                bool // an answer came since the client's last request
 	sinceSend, sinceAnswer Time
 	latency                Time // 0 if not known
-	atTheLimit             bool // of what could be in time
+	refused                Time // since its client was first refused what it tried again
+	patience               Time // how long it would wait for others at most; 0 if it has no deadline
 }
 
 const (
@@ -165,31 +174,64 @@ func (l *learner) clientLeft(c ClientID) {
 // arrived remembers a request that was queued, behind so many rows.
 func (l *learner) arrived(r *Request, queuedRows int) {
 	l.packing.arrived(r.Rows, queuedRows, l.settings.MaxBatchSize)
+	if l.limit != 0 {
+		l.limits = grown(l.limits, int(r.ID))
+	}
+	if int(r.ID) < len(l.limits) {
+		l.limits[r.ID] = l.limit
+	}
 	if !l.auto {
 		return
 	}
 	l.clientJoined(r.Client)
 	l.skipPause(r.Arrived)
-	if l.waits.goal > 0 && l.waits.closed {
+	if l.waits.closed && (l.waits.goal > 0 || r.Deadline != Never) {
 		l.follow(r)
 	}
 	c := &l.clients[r.Client]
 	x := record{
 		arrived: r.Arrived, skipped: l.skipped, client: r.Client, rows: int32(r.Rows), level: uint8(r.Level),
-		shape: uint8(l.shapeOf(&r.Dims)), sent: c.sent, answered: c.answered, atTheLimit: l.atTheLimit,
+		shape: uint8(l.shapeOf(&r.Dims)), sent: c.sent, answered: c.answered,
 	}
+	if r.Deadline != Never {
+		x.patience = max(1, l.patient)
+	}
+	if c.wanted > 0 && l.triesAgain(c, r) {
+		x.refused = max(0, r.Arrived-c.wanted)
+	}
+	c.wanted = 0
+	came := r.Arrived - x.refused
 	if c.sent > 0 {
-		x.sinceSend = max(0, r.Arrived-c.sentAt-(l.skipped-c.sentSkip))
+		x.sinceSend = max(0, came-c.sentAt-(l.skipped-c.sentSkip))
 		if x.follows = c.answered > 0 && c.answeredAt >= c.sentAt; x.follows {
-			x.sinceAnswer = max(0, r.Arrived-c.answeredAt-(l.skipped-c.answeredSkip)) // 0 if it is not known when
+			x.sinceAnswer = max(0, came-c.answeredAt-(l.skipped-c.answeredSkip)) // 0 if it is not known when
 		}
 	}
 	c.sent++
-	c.sentAt, c.sentSkip = r.Arrived, l.skipped
+	c.sentAt, c.sentSkip = came, l.skipped
 	l.records[l.count%maxRecords] = x
 	l.recordOf = grown(l.recordOf, int(r.ID))
 	l.recordOf[r.ID] = l.count
 	l.count++
+}
+
+// wasRefused notes that a client that sends when it is answered was refused. It tries
+// again, and the time until it is taken is not of its own choice: replays, which refuse
+// nobody, have its request come when it came first.
+func (l *learner) wasRefused(r *Request) {
+	if !l.waits.closed || int(r.Client) >= len(l.clients) {
+		return
+	}
+	c := &l.clients[r.Client]
+	if c.wanted == 0 || !l.triesAgain(c, r) {
+		c.wanted = r.Arrived
+	}
+	c.refusedAt = r.Arrived
+}
+
+// triesAgain says whether a request is the one that was refused.
+func (l *learner) triesAgain(c *clientPace, r *Request) bool {
+	return r.Arrived-c.refusedAt < max(l.waits.goal, shortestPause)
 }
 
 // skipPause takes a pause, in which no requests came, from the learner's clock: the
@@ -211,16 +253,13 @@ func (l *learner) clock(now Time) Time { return min(now, l.latestAt+l.pause()) -
 // answered notes that a client has the answer to one of its requests, or will
 // get none.
 func (l *learner) answered(id RequestID, c ClientID, at Time) {
+	l.ended(id, at)
 	if l.auto && int(c) < len(l.clients) {
 		if int(id) < len(l.recordOf) && l.count-l.recordOf[id] < maxRecords && at != Never {
 			r := &l.records[l.recordOf[id]%maxRecords]
 			r.latency = max(1, at-r.arrived)
 			if l.waits.goal > 0 {
-				late := r.latency+l.handing() > l.waits.goal
-				l.waits.ended(late)
-				if r.atTheLimit {
-					l.judge(late)
-				}
+				l.waits.ended(r.latency+l.handing(l.waits.goal) > l.waits.goal)
 			}
 		}
 		p := &l.clients[c]

@@ -49,6 +49,11 @@ func (b *reference) someoneCouldJoin() bool {
 	return false
 }
 
+// waitOf is how long r, which begins to wait, does so for others to batch with.
+func (b *reference) waitOf(r *refRequest, queuedRows int) Time {
+	return min(b.learner.wait, b.learner.patience(r.Arrived, r.Deadline, queuedRows, b.expected()))
+}
+
 // readyAt is when r stops waiting for others to batch with.
 func (b *reference) readyAt(r *refRequest) Time {
 	wait := r.wait
@@ -87,6 +92,7 @@ func (b *reference) Decide(now Time) *Decisions {
 			}
 		}
 	}
+	b.learner.decisions++
 	return &b.out
 }
 
@@ -103,6 +109,7 @@ func (b *reference) endOrDelayOne(now Time) bool {
 	case first == nil:
 		return false
 	case first.Deadline <= first.timeout:
+		b.learner.ended(first.ID, now+1)
 		b.Cancel(first.ID)
 		b.out.Ended = append(b.out.Ended, End{first.ID, Expired})
 	case b.settings.Level(first.Level).OnTimeout == policy.Reject:

@@ -36,7 +36,7 @@ type refRequest struct {
 	base              int  // its level; LevelCount() once delayed
 	batch             BatchID
 	client            *refClient
-	wait              Time // in force when it began to wait
+	wait              Time // in force when it began to wait, or as much as its deadline allows
 }
 
 type refClient struct {
@@ -82,7 +82,7 @@ func (b *reference) SetPolicy(settings policy.Settings) error {
 	b.settings = settings.Clone()
 	b.learner.setPolicy(&settings)
 	for _, r := range b.waiting {
-		r.wait = b.learner.wait
+		r.wait = b.waitOf(r, b.QueuedRows())
 	}
 	return nil
 }
@@ -164,7 +164,7 @@ func (b *reference) Arrive(now Time, r Request) error {
 	if policy.MaxQueue > 0 && b.QueuedAt(r.Level) >= policy.MaxQueue {
 		return ErrQueueFull
 	}
-	if b.learner.late(now, &r, b.QueuedRows(), b.expected()) || b.learner.hopeless(now, &r, b.QueuedRows(), b.expected()) {
+	if b.learner.late(now, &r, b.QueuedRows(), b.ahead(r.Level), b.expected()) {
 		return ErrLate
 	}
 	q := &refRequest{Request: r, base: r.Level, timeout: Never, client: b.client(r.Client)}
@@ -178,10 +178,20 @@ func (b *reference) Arrive(now Time, r Request) error {
 	q.client.joined = true
 	q.client.inFlight++
 	q.client.peak = max(q.client.peak, q.client.inFlight)
-	q.wait = b.learner.wait
+	q.wait = b.waitOf(q, b.QueuedRows()+r.Rows)
 	b.learner.arrived(&r, b.QueuedRows())
 	b.waiting = append(b.waiting, q)
 	return nil
+}
+
+// ahead is how many waiting requests go before one of a level that arrives now, at least.
+func (b *reference) ahead(level int) (n int) {
+	for _, r := range b.waiting {
+		if b.settings.LevelCount() > 1 && r.Level <= level && b.settings.Level(r.Level).OnTimeout == policy.Reject {
+			n++
+		}
+	}
+	return n
 }
 
 func (b *reference) Requeue(now Time, r Request) {
@@ -192,8 +202,9 @@ func (b *reference) Requeue(now Time, r Request) {
 		b.running = slices.Delete(b.running, i, i+1)
 		q.batch, q.base, q.timeout = 0, q.Level, Never
 		q.seq, q.since = q.firstSeq, q.firstSince
-		q.Alone, q.wait = r.Alone, b.learner.wait
+		q.Alone = r.Alone
 		b.waiting = append(b.waiting, q)
+		q.wait = b.waitOf(q, b.QueuedRows())
 		slices.SortFunc(b.waiting, func(x, y *refRequest) int { return cmp.Compare(x.firstSeq, y.firstSeq) })
 		return
 	}
@@ -217,14 +228,17 @@ func (b *reference) BatchDone(w WorkerID, batch BatchID, started, finished Time)
 		if x.ID != w || i < 0 {
 			continue
 		}
-		b.lastRun = Run{w, x.dispatches[i].Rows, x.dispatches[i].Dims, started, max(started, finished)}
+		d := x.dispatches[i]
+		b.lastRun = Run{w, d.Rows, d.Dims, started, max(started, finished)}
 		x.batches, x.dispatches = slices.Delete(x.batches, i, i+1), slices.Delete(x.dispatches, i, i+1)
-		b.running = slices.DeleteFunc(b.running, func(r *refRequest) bool {
-			if r.batch == batch {
-				b.end(r, max(started, finished))
-			}
-			return r.batch == batch
-		})
+		for _, id := range d.Requests { // in order: which of them was late is learned one by one
+			b.running = slices.DeleteFunc(b.running, func(r *refRequest) bool {
+				if r.batch == batch && r.ID == id {
+					b.end(r, max(started, finished))
+				}
+				return r.batch == batch && r.ID == id
+			})
+		}
 		b.learner.done(w, batch, max(started, finished))
 	}
 }

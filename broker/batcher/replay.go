@@ -128,6 +128,7 @@ func (p *replay) load(n int) {
 	p.from.loop.observe(p.seeFeedback())
 	p.closed = p.from.loop.closed()
 	if p.closed {
+		p.takeAtOnce()
 		p.followAnswers()
 	}
 	p.workers = p.workers[:0]
@@ -187,7 +188,7 @@ func (p *replay) again(rung int) bool {
 	}
 	p.busy, p.sum, p.busyTime, p.counted, p.late, p.over = 0, 0, 0, 0, 0, 0
 	p.latencies = latencies{}
-	way := 2 * p.from.handing() // to the broker and back
+	way := 2 * p.from.handing(p.from.waits.goal) // to the broker and back
 	p.due, p.goal = p.from.waits.due()-way, p.from.waits.goal-way
 	for i := range p.workers {
 		x := &p.workers[i]
@@ -250,6 +251,9 @@ func (p *replay) arrive(i int) {
 	c.sentAt = p.now
 	p.sentAt[id] = p.now
 	q := Request{ID: RequestID(id), Client: r.client, Rows: int(r.rows), Level: int(r.level), Arrived: p.now, Deadline: Never}
+	if r.patience > 0 {
+		q.Deadline = p.now + 2*r.patience // it waits for others for half of that
+	}
 	if r.shape > 0 {
 		q.Dims[0] = uint32(r.shape)
 	}

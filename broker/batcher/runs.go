@@ -53,7 +53,7 @@ func (l *learner) dispatched(d *Dispatch, now Time) {
 	if len(x.batches) == 0 {
 		l.busy++
 		if x.freeAt > 0 && x.doneAt == l.decisions && l.cameBefore(d, x.freeAt) { // it was waited for
-			l.turnaround += (float64(min(now-x.freeAt, maxTurnaround)) - l.turnaround) / 16
+			l.turnaround += (float64(max(0, min(now-x.freeAt, maxTurnaround))) - l.turnaround) / 16
 		} else {
 			l.turnaround -= l.turnaround / 64
 		}

@@ -24,6 +24,7 @@ type waits struct {
 	high       Time    // lately
 	goal       Time    // latency_goal; 0: none
 	margin     float64 // share of the goal that replays must leave free
+	strained   bool    // no wait was found that keeps it
 	missed     float64 // requests that were late or refused since it was moved, less those that may be
 	full       Time    // what a full batch was taken to last
 	closed     bool    // clients send when they have their answer
@@ -307,7 +308,7 @@ func (w *waits) chooseForGoal() {
 			nearest = i
 		}
 	}
-	if best < 0 {
+	if w.strained = best < 0; w.strained {
 		best = nearest
 	}
 	best = min(best, w.taken+goalSteps)

@@ -79,6 +79,25 @@ func TestUnderTwiceTheCapacityWhatIsAcceptedKeepsTheGoal(t *testing.T) {
 	}
 }
 
+// A client that has fallen out of step with the others is not refused for ever, each time that
+// it tries again, while the others' batches follow one upon the other.
+func TestClientsThatWaitForTheirAnswersFindAWaitThatKeepsATightGoal(t *testing.T) {
+	notShort(t)
+	cfg := Config{
+		Policy:  policy.Settings{MaxBatchSize: 32, WaitTime: policy.Auto, LatencyGoal: 7200 * time.Microsecond},
+		Workers: Workers{Count: 2}, Cost: mustCost(t, "1=5ms,32=5.5ms"), Hop: 7 * time.Microsecond, Requests: 20_000, Seed: 5,
+		Arrivals:     ClosedLoop{Clients: 48, InFlight: 1},
+		Disturbances: Disturbances{StallEvery: time.Second, StallFor: 30 * time.Millisecond},
+	}
+	r, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Outcomes.Refused > cfg.Requests/100 {
+		t.Errorf("%+v", r.Outcomes)
+	}
+}
+
 func TestARequestThatCannotMakeItsDeadlineIsRefusedWhenItArrives(t *testing.T) {
 	notShort(t)
 	cfg := goalConfig(t, 2, 30_000)
@@ -104,8 +123,11 @@ func TestUnderTwiceTheCapacityDeadlinesAreKeptByRefusingOnArrival(t *testing.T) 
 		if err != nil {
 			t.Fatal(err)
 		}
-		if done := r.RequestsPerSecond / capacity(&cfg); done < 0.9 {
+		if done := r.RequestsPerSecond / capacity(&cfg); done < 0.95 {
 			t.Errorf("wait %v: %.3f of the capacity done in time: %+v", wait, done, r.Outcomes)
+		}
+		if missed := r.Outcomes.Late + r.Outcomes.Expired; missed > cfg.Requests/100 {
+			t.Errorf("wait %v: %d were taken and then late: %+v", wait, missed, r.Outcomes)
 		}
 	}
 }
