@@ -9,24 +9,21 @@ import "math"
 //
 // Each batch moves the point of its size a little, and a single slow batch
 // hardly: it is cut to size first. Three in a row that are far off on the same
-// side are news about the machine: then all sizes go there at once but for those
-// that were seen to be right since the first of the three.
+// side are news about the machine: then all sizes go there at once (news.go).
 //
 // A size that was not seen lately takes what it takes in the long run, times how
 // far the machine is from its long run now (level). It is never multiplied by one
 // piece of news after the other: on a machine that is slow now and then, which
 // begins at once and ends little by little, that would grow for ever.
 type costs struct {
-	curves   [maxOthers + 1]curve
-	batches  uint32
-	sure     bool       // some size is known well
-	level    float64    // how far batches are from the long run now, a logarithm
-	shift    float64    // of the long run, of the sizes seen lately on average, so far
-	fresh    int        // sizes seen lately
-	odd      int        // batches in a row that were far off: >0 slower, <0 faster
-	off      [3]float64 // by how much, as logarithms
-	oddSince uint32     // the first of them
-	oddEnd   Time       // when the last of them ended
+	curves  [maxOthers + 1]curve
+	batches uint32
+	sure    bool    // some size is known well
+	level   float64 // how far batches are from the long run now, a logarithm
+	shift   float64 // of the long run, of the sizes seen lately on average, so far
+	fresh   int     // sizes seen lately
+	doubt   doubt
+	moves   uint32 // how often the pace became another
 }
 
 // curve is the time by size.
@@ -48,7 +45,8 @@ type costPoint struct {
 	shift float64 // costs.shift when it was seen last
 	first uint32  // the batch that it was seen with first
 	last  uint32  // the batch that it was seen with last
-	side  int8    // where that was far off: >0 slower, <0 faster
+	was   float64 // what it was known, or foreseen, to take before the present doubt
+	saw   float64 // what it took last
 }
 
 const (
@@ -88,79 +86,48 @@ func (c *costs) observe(rows, others int, from, took Time, first bool) {
 	if c.batches%freshFor == 0 {
 		defer c.refresh()
 	}
+	e := c.expectation(p, min(others, maxOthers), rows)
 	v.count++
 	v.last = c.batches
 	p.count++
 	if !first {
 		p.warm++
 	}
-	p.last = c.batches
+	if !c.beganBefore(from) {
+		p.was, p.saw, p.last = e.time, t, c.batches
+	}
 	p.rows += (float32(rows) - p.rows) / float32(min(p.count, 16))
+	off := math.Log(t / p.time)
+	young := p.count <= youngPoint || p.warm <= 1
 	if p.count == 1 {
 		p.time, p.first = t, c.batches
-		expected, slow, quick := c.foreseen(min(others, maxOthers), rows)
-		if expected > 0 { // one slow batch must not make a size look slow for ever: it might not be tried again
-			p.time = min(t, expected*math.Exp(slow))
+		if e.time > 0 { // one slow batch must not make a size look slow for ever: it might not be tried again
+			p.time = min(t, e.time*math.Exp(e.slow))
 		}
 		p.base, p.shift = math.Log(p.time)-c.level, c.shift
 		v.seen.add(class)
-		// A new size is only guessed from others: it must be very far off, and quick. A
-		// slow one may be cold.
-		if off := math.Log(t / expected); expected > 0 && c.sure && off < -quick && c.isNews(off, -1, from, from+took) {
-			c.move(median(c.off))
-		}
+	} else if !young || v.told.has(class) && (c.sure || off > -farOff) { // or it may have been cold before, and is not now
+		c.settle(p, t, fresh)
+	} else {
+		e.time, p.was = 0, 0
+	}
+	if c.isNews(e, p, t, first, from, from+took) {
+		c.move()
 		return
 	}
-	off := math.Log(t / p.time)
-	p.side = 0
-	young := p.count <= youngPoint || p.warm <= 1
-	if !young || v.told.has(class) && (c.sure || off > -farOff) { // or it may have been cold before, and is not now
-		c.settle(p, t, fresh)
-		if math.Abs(off) > farOff {
-			p.side = int8(math.Copysign(1, off))
-		}
-		if p.side == 0 && p.first >= c.oddSince && c.odd != 0 {
-			// It is right because it is new, and tells nothing about the others.
-		} else if c.isNews(off, int(p.side), from, from+took) {
-			c.move(median(c.off))
-			return
-		}
-	}
 	switch {
+	case p.count == 1:
+		return
 	case !young:
 		off = max(-farOff, min(off, farOff)) * max(1/float64(p.count), slowestGain)
 	case off > 0:
 		// The first few may be slow by chance, but not quick.
 		off = min(off, veryFarOff) / float64(p.count)
-	default:
-		p.side = 0 // it is right now, and news does not move it once more
 	}
 	p.time *= math.Exp(off)
 	if young {
 		p.base = math.Log(p.time) - c.level
 	}
-}
-
-// isNews notes by how much a batch was off from what was known of its size, and
-// says whether it was the third in a row. Each of them must have begun after the
-// one before had ended: a machine that stands still for a moment makes a batch of
-// every worker slow, and is the same again afterwards.
-func (c *costs) isNews(off float64, side int, from, ended Time) bool {
-	if side == 0 || side*c.odd <= 0 {
-		c.odd, c.oddSince = 0, c.batches
-	}
-	if side == 0 || c.odd != 0 && from < c.oddEnd {
-		return false
-	}
-	c.odd += side
-	c.oddEnd = ended
-	n := c.odd * side
-	c.off[n-1] = off
-	if n < 3 {
-		return false
-	}
-	c.odd = 0
-	return true
 }
 
 // settle learns what a size takes in the long run, and how far from it the
@@ -170,7 +137,7 @@ func (c *costs) settle(p *costPoint, t float64, fresh bool) {
 	c.level += levelGain * off
 	moved := off / float64(p.count) // while little is known of it
 	if p.count > longRun {
-		moved = (off + c.level) / longRun
+		moved = off / longRun
 		if fresh {
 			c.shift += moved / float64(max(1, c.fresh))
 		}
@@ -187,36 +154,16 @@ func (c *costs) refresh() {
 		for i := v.seen.next(0); i >= 0; i = v.seen.next(i + 1) {
 			p := &v.points[i]
 			if c.batches-p.last <= freshFor {
-				c.fresh++
+				if p.count > longRun {
+					c.fresh++
+				}
 				continue
 			}
 			p.base += c.shift - p.shift
 			p.shift = c.shift
 			p.time = math.Exp(p.base + c.level)
-			p.side = 0
 		}
 	}
-}
-
-// move multiplies all that was seen lately, but not seen to be right since the
-// first of the batches that were off; the others follow.
-func (c *costs) move(off float64) {
-	factor := math.Exp(off)
-	c.level += off
-	defer c.refresh()
-	for j := range c.curves {
-		v := &c.curves[j]
-		for i := v.seen.next(0); i >= 0; i = v.seen.next(i + 1) {
-			if p := &v.points[i]; p.last < c.oddSince || float64(p.side)*off > 0 {
-				p.time *= factor
-				p.side = 0
-			}
-		}
-	}
-}
-
-func median(x [3]float64) float64 {
-	return max(min(x[0], x[1]), min(max(x[0], x[1]), x[2]))
 }
 
 // costTable is what batches are expected to take, for one replay: every size,
@@ -439,22 +386,6 @@ func (c *costs) best() (best int) {
 		}
 	}
 	return best
-}
-
-// foreseen is what a size that was not seen yet should take, by its own curve or
-// by that of which most is known, and how much slower and quicker it may well be,
-// as logarithms; 0 if nothing tells.
-func (c *costs) foreseen(others, rows int) (expected, slow, quick float64) {
-	if v := &c.curves[others]; v.foresees(rows) {
-		return v.at(rows), veryFarOff, veryFarOff
-	}
-	best := c.best()
-	if v := &c.curves[best]; v.foresees(rows) {
-		// Workers that share a GPU slow each other down, up to taking turns.
-		turns := math.Log(max(1, float64(best+1)/float64(others+1)))
-		return v.at(rows), 2 * veryFarOff, veryFarOff + turns
-	}
-	return 0, 0, 0
 }
 
 // foresees says whether what is known tells of a size that was not seen yet:

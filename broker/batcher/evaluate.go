@@ -7,8 +7,8 @@ import "time"
 // The replay may take this share of the time, and so many steps at once.
 const (
 	stepEvery     = float64(8 * time.Microsecond) // a step takes about 0.15 µs: 2 %
-	maxSteps      = 64
-	hurry         = 4 // times as often for a second after news
+	maxSteps      = 64.0
+	hurry         = 4 // times as often for a second after news, and as many at once after a step of load or cost
 	evaluateEach  = Time(10 * time.Millisecond)
 	remembered    = Time(time.Second)
 	shortestPause = remembered / 8
@@ -29,11 +29,14 @@ func (l *learner) step(now Time) {
 	if !l.auto {
 		return
 	}
-	every := stepEvery
+	every, most := stepEvery, maxSteps
 	if now < l.hurryUntil {
 		every /= hurry
 	}
-	l.credit = min(l.credit+float64(now-l.lastNow)/every, maxSteps)
+	if now < l.stepUntil {
+		most *= hurry
+	}
+	l.credit = min(l.credit+float64(now-l.lastNow)/every, most)
 	l.lastNow = now
 	if l.replay == nil || !l.replay.running {
 		if now < l.begun+evaluateEach || l.count-l.begunAt < fewRecords/2 {
@@ -49,6 +52,10 @@ func (l *learner) step(now Time) {
 		if l.replay.step() {
 			continue
 		}
+		if l.replay.moves != l.shapes[0].moves { // batches take another time since: begin anew, at once
+			l.begun, l.begunAt = now-evaluateAnyway, l.count-fewRecords
+			return
+		}
 		result := l.replay.result()
 		l.waits.tried(&result)
 		if !l.replay.again(l.waits.next()) {
@@ -63,7 +70,7 @@ func (l *learner) step(now Time) {
 // last second, some in any case, and at least enough for a few batches.
 func (l *learner) windowSize(now Time) int {
 	now = l.clock(now)
-	have := min(l.count, maxRecords)
+	have := min(l.count-l.changed, maxRecords)
 	n := 0
 	for n < have && (n < fewRecords || l.latest(n).clock() > now-remembered) {
 		n++
@@ -88,14 +95,21 @@ func (l *learner) quickest() Time { return Time(max(1, l.least)) }
 
 func (l *learner) begin(now Time, n int) {
 	l.begun, l.begunAt = now, l.count
+	changed := l.findChange(n)
+	if changed {
+		n = l.count - l.changed
+	}
 	if l.replay == nil {
 		l.replay = newReplay(l)
+	}
+	if changed || l.replay.moves != l.shapes[0].moves {
+		l.stepUntil = now + remembered
 	}
 	l.replay.load(n)
 	l.waits.closed = l.replay.closed
 	l.refreshTable(l.waits.goal > 0)
 	clock := l.clock(now)
-	if l.waits.plan(clock, l.quickest()/64, l.longest(), n, clock-l.latest(n-1).clock(), l.expected(l.settings.MaxBatchSize)) {
+	if l.waits.plan(clock, l.quickest()/64, l.longest(), n, clock-l.latest(n-1).clock(), l.expected(l.settings.MaxBatchSize), changed) {
 		l.hurryUntil = now + remembered
 	}
 	l.replay.again(l.waits.next())

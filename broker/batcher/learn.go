@@ -19,8 +19,8 @@ import (
 //
 //	learn.go     what is remembered
 //	runs.go      what workers did
-//	costs.go     what a batch takes (cold.go: which of it is believed)
-//	evaluate.go  when to play it again
+//	costs.go     what a batch takes (cold.go: which of it is believed; news.go: when all of it becomes another)
+//	evaluate.go  when to play it again (change.go: and how far back)
 //	replay.go    one play through
 //	follow.go    which requests wait for which answers in it
 //	loop.go      whether they wait for answers at all
@@ -53,6 +53,7 @@ type learner struct {
 
 	records  []record // a ring of the latest requests
 	count    int      // requests so far
+	changed  int      // the first of them after a change of the load
 	latestAt Time     // when the last of them came
 	skipped  Time     // of pauses so far, by which the learner's clock is behind
 	recordOf []int    // by RequestID: its number, as in count
@@ -81,6 +82,7 @@ type learner struct {
 	lastNow    Time
 	credit     float64
 	hurryUntil Time // there is news: learn faster
+	stepUntil  Time // load or cost have become others at once
 	begun      Time // the evaluation in progress, or the last one
 	begunAt    int  // count then
 }

@@ -14,6 +14,7 @@ type replay struct {
 	from    *learner
 	batcher *Batcher
 	running bool
+	moves   uint32 // costs.moves when it was loaded
 
 	// What counts is the middle: it begins with nothing in flight, and ends
 	// with nothing behind.
@@ -89,6 +90,7 @@ func newReplay(l *learner) *replay {
 
 // load takes the latest n requests.
 func (p *replay) load(n int) {
+	p.moves = p.from.shapes[0].moves
 	p.window = p.window[:0]
 	for i := n - 1; i >= 0; i-- {
 		p.window = append(p.window, *p.from.latest(i))

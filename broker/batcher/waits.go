@@ -136,9 +136,9 @@ func (w *waits) setGoal(goal Time) {
 // low and high. It says whether the load, or what full batches take (full), is
 // another than before;
 // then what was found before hardly counts, and all rungs come at once.
-func (w *waits) plan(now, low, high Time, requests int, span, full Time) (news bool) {
+func (w *waits) plan(now, low, high Time, requests int, span, full Time, changed bool) (news bool) {
 	rate := float64(requests) / float64(max(1, span))
-	news = max(w.rate, rate) > 4*min(w.rate, rate) || max(w.high, high) > 2*min(w.high, high) || max(w.full, full)*7 > min(w.full, full)*8
+	news = changed || max(w.rate, rate) > 4*min(w.rate, rate) || max(w.high, high) > 2*min(w.high, high) || max(w.full, full)*7 > min(w.full, full)*8
 	if news {
 		for i := range w.rungs {
 			r := &w.rungs[i]

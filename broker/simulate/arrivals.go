@@ -111,10 +111,7 @@ func (p Poisson) clients() int    { return or(p.Clients, defaultClients) }
 func (p Poisson) begin(w *world)  { p.committed(w, 0) }
 
 func (p Poisson) committed(w *world, _ batcher.ClientID) {
-	rate := p.Rate
-	if len(w.cfg.Phases) > 0 {
-		rate *= w.phase(w.commitTime).Rate
-	}
+	rate := p.Rate * w.rateNow()
 	w.commitAt(w.commitTime+exponential(w.rng, 1e9/rate), w.nextInTurn(p.clients()))
 }
 
@@ -148,13 +145,14 @@ func (p Bursty) begin(w *world) {
 }
 
 func (p Bursty) committed(w *world, _ batcher.ClientID) {
-	at := w.commitTime + exponential(w.rng, 1e9/p.Rate)
+	rate := p.Rate * w.rateNow()
+	at := w.commitTime + exponential(w.rng, 1e9/rate)
 	for at > w.burstEnd && at <= endOfTime {
 		// The process has no memory: what is left of the gap starts anew
 		// with the next burst.
 		next := w.burstEnd + exponential(w.rng, float64(p.Off))
 		w.burstEnd = next + exponential(w.rng, float64(p.On))
-		at = next + exponential(w.rng, 1e9/p.Rate)
+		at = next + exponential(w.rng, 1e9/rate)
 	}
 	w.commitAt(at, w.nextInTurn(p.clients()))
 }

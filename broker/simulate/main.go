@@ -125,7 +125,7 @@ func newFlags() *flags {
 	s.Uint64Var(&f.seed, "seed", 1, "another seed is another run of chance")
 	s.BoolVar(&f.json, "json", false, "print the result as JSON")
 	s.StringVar(&f.plot, "plot", "", "draw latencies and batch sizes into an SVG `file`")
-	s.StringVar(&f.grid, "grid", "", "hold wait_time auto against fixed waits in every cell of a `grid`, first to fourth, instead; of the grid goal, latency_goal against fixed waits; of the grid deadline, what is refused against the same run without refusals; 40,000 requests a cell unless --requests is given")
+	s.StringVar(&f.grid, "grid", "", "hold wait_time auto against fixed waits in every cell of a `grid`, first to fourth, instead; of the grid goal, latency_goal against fixed waits; of the grid deadline, what is refused against the same run without refusals; of the grid steps, auto against fixed waits from 1 s after a step of load or cost by 10; 40,000 requests a cell unless --requests is given")
 	s.Lookup("grid").NoOptDefVal = "first"
 	s.BoolVar(&f.sweep, "sweep", false, "mean latency against load for wait_time auto and fixed waits, as a table, and with --plot as a picture")
 	s.BoolVarP(&f.help, "help", "h", false, "show this text")
@@ -178,17 +178,26 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // runGrid is --grid.
 func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
 	plan, ok := gridPlans[f.grid]
-	if !ok {
-		return bad("--grid is %q, must be first, second, third, fourth, goal or deadline", f.grid)
+	if !ok && f.grid != "steps" {
+		return bad("--grid is %q, must be first, second, third, fourth, goal, deadline or steps", f.grid)
 	}
-	uses := func(flag string) bool { return slices.Contains([]string{"grid", "requests", "seed", "json"}, flag) }
-	if err := f.rejectUnused("--grid", uses); err != nil {
+	run, used := "--grid", []string{"grid", "seed", "json", "requests"}
+	if f.grid == "steps" { // its runs last for a time
+		run, used = "--grid=steps", used[:3]
+	}
+	if err := f.rejectUnused(run, func(flag string) bool { return slices.Contains(used, flag) }); err != nil {
 		return err
 	}
 	if !f.set.Changed("requests") {
 		f.requests = 40_000
 	}
-	cells, err := plan.cells(f.requests, f.seed)
+	var cells []gridCell
+	var err error
+	if f.grid == "steps" {
+		cells, err = tenfoldSteps.cells(f.seed)
+	} else {
+		cells, err = plan.cells(f.requests, f.seed)
+	}
 	if err != nil {
 		return err
 	}
@@ -205,6 +214,11 @@ func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
 		var results [][]DeadlineCellResult
 		if results, err = runCells(ctx, cells, runDeadlineCell, progress); err == nil {
 			g = &DeadlineGridResult{judge(f.seed, f.requests, results)}
+		}
+	case "steps":
+		var results []StepCellResult
+		if results, err = runCells(ctx, cells, runStepCell, progress); err == nil {
+			g = newStepGridResult(f.seed, results)
 		}
 	default:
 		var results []CellResult

@@ -114,6 +114,7 @@ func TestABadFlagIsNamedAndExitsWithTwo(t *testing.T) {
 		"--rate -1":                   "rate is -1 requests per second, must be more than 0",
 		"--rate 1e12":                 "at most 1e9",
 		"--grid --cost 1=3ms":         "--grid takes no --cost",
+		"--grid=steps --requests 9":   "--grid=steps takes no --requests",
 		"--sweep --rate 100":          "--sweep takes no --rate",
 		"--sweep --json":              "--sweep takes no --json",
 		"--arrivals sometimes":        `--arrivals is "sometimes", must be poisson, bursty, closed or trace`,

@@ -146,6 +146,14 @@ func (w *world) phase(at batcher.Time) Phase {
 	return p
 }
 
+// rateNow is how many times as many requests come at the last commit.
+func (w *world) rateNow() float64 {
+	if len(w.cfg.Phases) == 0 {
+		return 1
+	}
+	return w.phase(w.commitTime).Rate
+}
+
 func (w *world) handle(e event) {
 	switch e.kind {
 	case commitSeen:
