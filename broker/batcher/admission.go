@@ -29,7 +29,8 @@ func (l *learner) late(now Time, r *Request, queuedRows, ahead, expected int) bo
 	if queuedRows == 0 && l.busy < l.present() {
 		// By the goal, or if nothing is known, it is tried: if nothing ran any more, nothing
 		// could be learned, and the first batch may have been the only slow one.
-		return l.floor.exceeds(now, r)
+		f := l.floorOf(&r.Dims)
+		return f != nil && f.exceeds(now, r)
 	}
 	if len(l.settings.Levels) > 1 && l.waits.goal == 0 {
 		queuedRows = min(queuedRows, int(float64(ahead)*l.rowsEach))
@@ -39,8 +40,9 @@ func (l *learner) late(now Time, r *Request, queuedRows, ahead, expected int) bo
 	due -= l.hand
 	most := l.settings.MaxBatchSize
 	before, rows := l.packing.put(r.Rows, queuedRows, most)
-	// Most have time enough, and are not looked at any closer.
-	if Time(before+3)*l.longestOccupied() < Time(nearlyLate*float64(due-now)) {
+	// Most have time enough, and are not looked at any closer. Among several shapes one may
+	// take far longer than what all of them take together tells.
+	if len(l.shapes) == 1 && Time(before+3)*l.longestOccupied() < Time(nearlyLate*float64(due-now)) {
 		return false
 	}
 	l.freeTimes(now)
@@ -56,7 +58,7 @@ func (l *learner) late(now Time, r *Request, queuedRows, ahead, expected int) bo
 		}
 	}
 	rows += l.joining(now, start, expected)
-	end := start + l.hoped(min(most, rows), others)
+	end := start + l.hopedOf(&r.Dims, min(most, rows), others)
 	if end <= due {
 		if float64(end-r.Arrived) > nearlyLate*float64(due-r.Arrived) {
 			l.limit, l.limitAt = due, now
@@ -80,10 +82,27 @@ func (l *learner) joining(now, start Time, expected int) int {
 		return 0
 	}
 	rows := min(float64(start-now)/l.rowEvery, float64(l.settings.MaxBatchSize))
-	if l.waits.closed {
-		rows = min(rows, l.rowsEach*float64(expected))
+	could := l.rowsEach * float64(expected)
+	switch {
+	case l.waits.closed:
+		rows = min(rows, could)
+	case !l.auto:
+		// Nobody looks whether they do. If those that are refused try again at once, as many
+		// rows seem to come as they try, and more are refused for it: not more than could
+		// come and those that run, whose clients may send again before then.
+		rows = min(rows, could+float64(l.runningRows()))
 	}
 	return int(rows)
+}
+
+// runningRows is the rows of the batches that workers have.
+func (l *learner) runningRows() (n int) {
+	for i := range l.workers {
+		for j := range l.workers[i].batches {
+			n += l.workers[i].batches[j].rows
+		}
+	}
+	return n
 }
 
 // follow learns how fast rows come: those that are refused, too, since others like
@@ -221,6 +240,14 @@ func (l *learner) present() (n int) {
 	return n
 }
 
+// After manyBatches the table is made anew no more often than refreshEach: that takes as
+// long as some hundred requests do, and quick batches do not change what they take with
+// each sixteenth.
+const (
+	manyBatches = 128
+	refreshEach = Time(10 * time.Millisecond)
+)
+
 // refreshTable brings the table of batch times up to date, now and then. Where requests
 // are refused by it the first batches of all tell much: by what one row takes, most would
 // be.
@@ -230,8 +257,9 @@ func (l *learner) refreshTable(refuses bool) {
 	if refuses {
 		every = min(every, 1+c.batches/8)
 	}
-	if workers := l.present(); !l.table.known || c.batches-l.tableAt >= every || workers != l.tableWorkers {
-		l.tableAt, l.tableWorkers, l.tableRows = c.batches, workers, l.settings.MaxBatchSize
+	due := c.batches-l.tableAt >= every && (c.batches < manyBatches || l.latestEnd-l.tableTime >= refreshEach)
+	if workers := l.present(); !l.table.known || due || workers != l.tableWorkers {
+		l.tableAt, l.tableTime, l.tableWorkers, l.tableRows = c.batches, l.latestEnd, workers, l.settings.MaxBatchSize
 		for i := range l.workers {
 			if l.workers[i].here {
 				l.tableRows = max(l.tableRows, l.workers[i].PadTo)
@@ -263,7 +291,7 @@ func (l *learner) freeTimes(now Time) {
 				if lanes == 1 {
 					start = max(start, x.freeAt)
 				}
-				at = max(at, start) + l.occupied(p.rows, p.others)
+				at = max(at, start) + l.occupiedBy(p)
 			}
 			l.free = append(l.free, max(at, now))
 		}

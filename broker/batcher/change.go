@@ -26,15 +26,21 @@ func (l *learner) findChange(n int) (found bool) {
 	if l.waits.closed || n < 2*fewRecords {
 		return false
 	}
-	sum := 0
-	for i := range n - 1 {
-		sum += l.gapOctave(i)
+	latest := l.latest(0).clock()
+	sum, at := 0, latest
+	for i := 1; i < n; i++ {
+		before := l.latest(i).clock()
+		sum += gapOctave(at - before)
+		at = before
 	}
 	best, place := float64(changeEvidence), 0
 	late := 0
-	for k, latest := 1, l.latest(0).clock(); k <= n-fewRecords; k++ {
-		late += l.gapOctave(k - 1)
-		if k < fewRecords || latest-l.latest(k).clock() < changeLasts {
+	at = latest
+	for k := 1; k <= n-fewRecords; k++ {
+		before := l.latest(k).clock()
+		late += gapOctave(at - before)
+		at = before
+		if k < fewRecords || latest-at < changeLasts {
 			continue
 		}
 		a, b := float64(k), float64(n-1-k)
@@ -49,7 +55,5 @@ func (l *learner) findChange(n int) (found bool) {
 	return place > 0
 }
 
-// gapOctave is about the logarithm of the time between the i-th last request and the one before.
-func (l *learner) gapOctave(i int) int {
-	return bits.Len64(uint64(max(1, l.latest(i).clock()-l.latest(i+1).clock())))
-}
+// gapOctave is about the logarithm of the time between two requests.
+func gapOctave(gap Time) int { return bits.Len64(uint64(max(1, gap))) }

@@ -52,14 +52,15 @@ func (l *learner) step(now Time) {
 		if l.replay.step() {
 			continue
 		}
-		if l.replay.moves != l.shapes[0].moves { // batches take another time since: begin anew, at once
-			l.begun, l.begunAt = now-evaluateAnyway, l.count-fewRecords
+		if l.replay.moves != l.shapes[0].moves && !l.anew { // batches take another time since: begin anew, at once
+			l.begun, l.begunAt, l.anew = now-evaluateAnyway, l.count-fewRecords, true
 			return
 		}
 		result := l.replay.result()
 		l.waits.tried(&result)
 		if !l.replay.again(l.waits.next()) {
 			l.waits.choose()
+			l.anew = false
 			l.wait = l.waits.inForce()
 			return
 		}

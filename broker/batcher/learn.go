@@ -26,7 +26,8 @@ import (
 //	loop.go      whether they wait for answers at all
 //	waits.go     which waits are tried, and which is taken
 //	tails.go     how slow the slowest are
-//	admission.go what is refused (packing.go: how the queue divides, floor.go: the quickest batches)
+//	admission.go what is refused (packing.go: how the queue divides, floor.go: the quickest
+//	             batches, ownshape.go: those of one shape)
 //
 // It is as pure as the rest: all of it follows from the events and their times.
 type learner struct {
@@ -62,6 +63,8 @@ type learner struct {
 	hopes        [maxOthers + 1][sizeClasses]Time // by other busy workers
 	longestHope  Time
 	tableAt      uint32
+	tableTime    Time
+	latestEnd    Time // of a batch
 	tableWorkers int
 	tableRows    int
 	free         []Time
@@ -85,11 +88,13 @@ type learner struct {
 	stepUntil  Time // load or cost have become others at once
 	begun      Time // the evaluation in progress, or the last one
 	begunAt    int  // count then
+	anew       bool // it was begun anew: it is finished in any case, or with batches that differ by chance none would be
 }
 
 type shapeCosts struct {
 	dims Dims
 	costs
+	floor floor
 }
 
 // clientPace is how a client sends.

@@ -96,7 +96,9 @@ func (c *costs) side(e expectation, p *costPoint, t float64, first bool) int {
 }
 
 // isDoubted says whether a batch, by its number, is one of the present doubt.
-func (c *costs) isDoubted(batch uint32) bool { return c.doubt.odd != 0 && batch >= c.doubt.since }
+func (c *costs) isDoubted(batch uint32) bool {
+	return c.doubt.odd != 0 && int32(batch-c.doubt.since) >= 0 // numbers begin anew after 2^32
+}
 
 // beganBefore says whether a batch began before the present doubt: it tells of the pace of then.
 func (c *costs) beganBefore(from Time) bool { return c.doubt.odd != 0 && from < c.doubt.from }
@@ -137,7 +139,10 @@ func (c *costs) move() {
 			default:
 				p.time = min(p.time, max(p.saw, p.was*factor))
 			}
-			if c.isDoubted(p.last) && p.count <= longRun { // what it takes in the long run was learned meanwhile, too
+			// What a size takes in the long run, if it was first seen meanwhile, was learned
+			// meanwhile, too. That of others stays: a rare size would go where its one batch
+			// since then happened to be, a little further each time.
+			if c.isDoubted(p.first) && p.count <= longRun {
 				p.base = math.Log(p.time) - c.level
 			}
 		}

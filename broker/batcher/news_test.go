@@ -3,6 +3,8 @@
 package batcher
 
 import (
+	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 )
@@ -93,4 +95,33 @@ func TestABatchThatBeganBeforeTellsNothingOfThePaceNow(t *testing.T) {
 	w.observe(32, 2, began, long, false)
 	w.run(10, 1)
 	w.check(t, "after 3 batches")
+}
+
+// The long-run time of a size that is rarely seen does not go where its batches happen to be.
+func TestWhatARareSizeTakesDoesNotWalkAway(t *testing.T) {
+	takes := func(rows int) float64 { return 300e3 * (1 + 0.1*float64(rows)/32) }
+	worst := 0.0
+	for seed := range uint64(8) {
+		c := &costs{}
+		rng := rand.New(rand.NewPCG(seed, 2))
+		now, off, n := Time(1e9), 0.0, 0.0
+		for i := range 100_000 {
+			rows := 20 + rng.IntN(5)
+			if rng.IntN(200) == 0 {
+				rows = 1 + rng.IntN(8)
+			}
+			took := Time(takes(rows) * math.Exp(0.4*rng.NormFloat64()-0.08))
+			c.observe(rows, 0, now, took, false)
+			if now += took + 10_000; i > 10_000 && i%50 == 0 {
+				var table costTable
+				table.fill(c, 32, 0)
+				off += math.Log(float64(table.of(1, 0)) / takes(1))
+				n++
+			}
+		}
+		worst = max(worst, math.Abs(off/n))
+	}
+	if worst > 0.8 {
+		t.Errorf("one row is off by %.2f, a logarithm, on average", worst)
+	}
 }

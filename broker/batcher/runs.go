@@ -113,6 +113,9 @@ func (l *learner) learnRun(p *pacedBatch, from, finished Time) {
 			l.least = float64(took)
 		}
 		l.floor.observe(p.rows, took, finished)
+		if p.shape > 0 {
+			l.shapes[p.shape].floor.observe(p.rows, took, finished)
+		}
 	}
 	l.shapes[0].observe(p.rows, p.others, from, took, p.first)
 	if p.shape > 0 {
@@ -143,6 +146,7 @@ func (l *learner) done(w WorkerID, id BatchID, finished Time) {
 		l.runs = grown(l.runs, maxRuns-1)
 		l.runs[l.ran%maxRuns] = pacedRun{w, from, finished}
 		l.ran++
+		l.latestEnd = max(l.latestEnd, finished)
 		l.learnRun(&p, from, finished)
 		x.freeAt, x.doneAt = max(x.freeAt, finished), l.decisions
 		x.batches = append(x.batches[:i], x.batches[i+1:]...)
@@ -153,18 +157,13 @@ func (l *learner) done(w WorkerID, id BatchID, finished Time) {
 	}
 }
 
-// shapeOf is the place of a shape in shapes; 0 for those that have none.
+// shapeOf is knownShape, but a new one gets a place while there are any.
 func (l *learner) shapeOf(d *Dims) int {
 	if *d == (Dims{}) {
 		return 0
 	}
-	for i := 1; i < len(l.shapes); i++ {
-		if l.shapes[i].dims == *d {
-			return i
-		}
-	}
-	if len(l.shapes) > maxLearnedShapes {
-		return 0
+	if known := l.knownShape(d); known > 0 || len(l.shapes) > maxLearnedShapes {
+		return known
 	}
 	l.shapes = append(l.shapes, shapeCosts{dims: *d})
 	return len(l.shapes) - 1
