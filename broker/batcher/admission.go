@@ -40,16 +40,15 @@ func (l *learner) late(now Time, r *Request, queuedRows, ahead, expected int) bo
 	due -= l.hand
 	most := l.settings.MaxBatchSize
 	before, rows := l.packing.put(r.Rows, queuedRows, most)
-	// Most have time enough, and are not looked at any closer. Among several shapes one may
-	// take far longer than what all of them take together tells.
-	if len(l.shapes) == 1 && Time(before+3)*l.longestOccupied() < Time(nearlyLate*float64(due-now)) {
+	// Most have time enough, and are not looked at any closer.
+	if Time(before+3)*l.longestOccupied() < Time(nearlyLate*float64(due-now)) {
 		return false
 	}
 	l.freeTimes(now)
 	if len(l.free) == 0 {
 		return false // when a worker comes is not known
 	}
-	l.occupy(before, l.occupied(l.packing.fullRows(most), len(l.free)-1))
+	l.occupy(before, l.occupied(l.padded(l.packing.fullRows(most)), len(l.free)-1))
 	// Until then others join it.
 	start, others := l.free[l.first()], 0
 	for _, at := range l.free {
@@ -58,7 +57,7 @@ func (l *learner) late(now Time, r *Request, queuedRows, ahead, expected int) bo
 		}
 	}
 	rows += l.joining(now, start, expected)
-	end := start + l.hopedOf(&r.Dims, min(most, rows), others)
+	end := start + l.hopedOf(&r.Dims, l.padded(min(most, rows)), others)
 	if end <= due {
 		if float64(end-r.Arrived) > nearlyLate*float64(due-r.Arrived) {
 			l.limit, l.limitAt = due, now
@@ -93,6 +92,20 @@ func (l *learner) joining(now, start Time, expected int) int {
 		rows = min(rows, could+float64(l.runningRows()))
 	}
 	return int(rows)
+}
+
+// padded is the rows that a worker sees of a batch, at least.
+func (l *learner) padded(rows int) int {
+	least := math.MaxInt
+	for i := range l.workers {
+		if x := &l.workers[i]; x.here {
+			least = min(least, padTo(&l.settings, &x.Worker, rows))
+		}
+	}
+	if least == math.MaxInt {
+		return rows
+	}
+	return least
 }
 
 // runningRows is the rows of the batches that workers have.
@@ -207,7 +220,7 @@ func (l *learner) patience(arrived, deadline Time, queuedRows, expected int) Tim
 	if l.tells() {
 		l.refreshTable(true)
 		rows := queuedRows + l.joining(0, min(l.wait, l.patient), expected)
-		batch := l.hoped(min(rows, l.settings.MaxBatchSize), l.present()-1)
+		batch := l.hoped(l.padded(min(rows, l.settings.MaxBatchSize)), l.present()-1)
 		l.patient = max(0, min(l.patient, budget-l.handing(budget)-batch))
 	}
 	return l.patient
@@ -270,6 +283,9 @@ func (l *learner) refreshTable(refuses bool) {
 		l.longestHope = 0
 		for others := range min(max(1, workers), maxOthers+1) {
 			l.longestHope = max(l.longestHope, slices.Max(l.hopes[others][:sizeClass(l.tableRows)+1]))
+			for i := range l.shapes[1:] { // one may take far longer than what all of them take together tells
+				l.longestHope = max(l.longestHope, Time(l.shapes[1+i].expected(l.tableRows, others)))
+			}
 		}
 	}
 }

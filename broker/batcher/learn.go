@@ -149,12 +149,12 @@ func (l *learner) setPolicy(settings *policy.Settings) {
 		l.safety = firstSafety
 	}
 	l.settings = settings.Clone()
-	l.replay = nil
+	l.replay, l.anew = nil, false
 	l.table.known = false
 	l.waits.setGoal(Time(settings.LatencyGoal))
 	l.auto = settings.WaitTime == policy.Auto
 	if !l.auto {
-		l.wait = Time(settings.WaitTime)
+		l.wait, l.waits.closed = Time(settings.WaitTime), false
 		return
 	}
 	l.wait = l.waits.inForce()

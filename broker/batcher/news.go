@@ -97,7 +97,7 @@ func (c *costs) side(e expectation, p *costPoint, t float64, first bool) int {
 
 // isDoubted says whether a batch, by its number, is one of the present doubt.
 func (c *costs) isDoubted(batch uint32) bool {
-	return c.doubt.odd != 0 && int32(batch-c.doubt.since) >= 0 // numbers begin anew after 2^32
+	return c.doubt.odd != 0 && c.batches-batch <= c.batches-c.doubt.since // by their age: numbers begin anew after 2^32
 }
 
 // beganBefore says whether a batch began before the present doubt: it tells of the pace of then.

@@ -125,3 +125,30 @@ func TestWhatARareSizeTakesDoesNotWalkAway(t *testing.T) {
 		t.Errorf("one row is off by %.2f, a logarithm, on average", worst)
 	}
 }
+
+func TestAStepIsNoticedHoweverManyBatchesThereWere(t *testing.T) {
+	for _, ran := range []uint32{0, 1<<31 + 1000, 1<<32 - 2400, 1<<32 - 1900} {
+		c := &costs{}
+		now, pace := Time(1e9), 1.0
+		run := func(n int) {
+			for i := range n {
+				rows := 1 + i%8
+				took := Time(pace * 1e6 * (1 + 0.1*float64(rows)))
+				c.observe(rows, 0, now, took, false)
+				now += took + 1000
+			}
+		}
+		run(2000)
+		c.batches += ran
+		v := &c.curves[0]
+		v.last += ran
+		for i := v.seen.next(0); i >= 0; i = v.seen.next(i + 1) {
+			v.points[i].last += ran
+		}
+		run(400)
+		pace = 4
+		if run(8); c.expected(4, 0) < 0.8*4*1.4e6 {
+			t.Errorf("after %d batches a step is not noticed: 4 rows are taken for %.1f ms", ran, c.expected(4, 0)/1e6)
+		}
+	}
+}

@@ -21,7 +21,7 @@ func (l *learner) floorOf(d *Dims) *floor {
 // hopedOf is hoped for a batch of a shape.
 func (l *learner) hopedOf(d *Dims, rows, others int) Time {
 	all := l.hoped(rows, others)
-	if len(l.shapes) == 1 {
+	if len(l.shapes) == 1 || *d == (Dims{}) {
 		return all
 	}
 	return min(all, l.hopedOfShape(l.knownShape(d), rows, others))
@@ -42,12 +42,16 @@ func (l *learner) occupiedBy(p *pacedBatch) Time {
 	return l.occupied(p.rows, p.others)
 }
 
-// knownShape is the place of a shape in shapes; 0 for those that have none.
+// knownShape is the place of a shape in shapes; 0 for those that have none. Once all places are
+// taken those without one share the last: of what is never learned all would be tried.
 func (l *learner) knownShape(d *Dims) int {
 	for i := 1; i < len(l.shapes); i++ {
 		if l.shapes[i].dims == *d {
 			return i
 		}
+	}
+	if len(l.shapes) > maxLearnedShapes && *d != (Dims{}) {
+		return maxLearnedShapes
 	}
 	return 0
 }

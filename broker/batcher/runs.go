@@ -162,7 +162,7 @@ func (l *learner) shapeOf(d *Dims) int {
 	if *d == (Dims{}) {
 		return 0
 	}
-	if known := l.knownShape(d); known > 0 || len(l.shapes) > maxLearnedShapes {
+	if known := l.knownShape(d); known > 0 {
 		return known
 	}
 	l.shapes = append(l.shapes, shapeCosts{dims: *d})
