@@ -23,6 +23,7 @@ type costs struct {
 	shift   float64 // of the long run, of the sizes seen lately on average, so far
 	fresh   int     // sizes seen lately
 	doubt   doubt
+	ceiling ceiling
 	moves   uint32 // how often the pace became another
 }
 
@@ -82,6 +83,7 @@ func (c *costs) observe(rows, others int, from, took Time, first bool) {
 		defer c.believe()
 	}
 	c.batches++
+	c.ceiling.observe(rows, t)
 	fresh := p.count > 0 && c.batches-p.last <= freshFor
 	if c.batches%freshFor == 0 {
 		defer c.refresh()
@@ -162,6 +164,7 @@ func (c *costs) refresh() {
 			p.base += c.shift - p.shift
 			p.shift = c.shift
 			p.time = math.Exp(p.base + c.level)
+			c.bound(p, j)
 		}
 	}
 }

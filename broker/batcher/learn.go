@@ -19,7 +19,7 @@ import (
 //
 //	learn.go     what is remembered
 //	runs.go      what workers did
-//	costs.go     what a batch takes (cold.go: which of it is believed; news.go: when all of it becomes another)
+//	costs.go     what a batch takes (cold.go: which of it is believed; news.go: when all of it becomes another, ceiling.go: and how much it may be)
 //	evaluate.go  when to play it again (change.go: and how far back)
 //	replay.go    one play through
 //	follow.go    which requests wait for which answers in it

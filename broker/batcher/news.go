@@ -145,6 +145,7 @@ func (c *costs) move() {
 			if c.isDoubted(p.first) && p.count <= longRun {
 				p.base = math.Log(p.time) - c.level
 			}
+			c.bound(p, j)
 		}
 	}
 	c.doubt.odd = 0
