@@ -42,6 +42,18 @@ func (w *deadlineWorld) batch(takes time.Duration) {
 	w.finish(takes)
 }
 
+// busy runs enough batches to tell what they take, and begins one more.
+func (w *deadlineWorld) busy(takes time.Duration) {
+	w.t.Helper()
+	for range youngPoint {
+		w.batch(takes)
+	}
+	if err := w.arrive(time.Hour); err != nil {
+		w.t.Fatal(err)
+	}
+	w.b.Decide(w.now)
+}
+
 // finish runs what is queued as one batch.
 func (w *deadlineWorld) finish(takes time.Duration) {
 	w.t.Helper()
@@ -96,13 +108,7 @@ func TestARequestThatCannotMakeItsDeadlineIsRefusedWhenItArrives(t *testing.T) {
 func TestAfterAFewBatchesWhatHasToWaitForTooLongIsRefused(t *testing.T) {
 	const ms = time.Millisecond
 	w := newDeadlineWorld(t)
-	for range youngPoint {
-		w.batch(10 * ms)
-	}
-	if err := w.arrive(time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	w.b.Decide(w.now) // it runs for 10 ms from here
+	w.busy(10 * ms)
 	if err := w.arrive(15 * ms); !errors.Is(err, ErrLate) {
 		t.Errorf("with 15 ms for two batches of 10: %v", err)
 	}
@@ -149,13 +155,7 @@ func TestARequestDoesNotWaitForOthersUntilItsBatchIsLate(t *testing.T) {
 func TestWhatIsTakenAtTheLimitAndExpiresCountsAsLate(t *testing.T) {
 	const ms = time.Millisecond
 	w := newDeadlineWorld(t)
-	for range youngPoint {
-		w.batch(10 * ms)
-	}
-	if err := w.arrive(time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	w.b.Decide(w.now) // it runs for 10 ms, as far as is known
+	w.busy(10 * ms)
 	before := w.b.learner.safety
 	for range 2 {
 		if err := w.arrive(21 * ms); err != nil {

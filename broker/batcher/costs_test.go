@@ -14,17 +14,20 @@ import (
 // costWorld runs batches one after the other on a machine whose pace changes.
 type costWorld struct {
 	costs
-	now  Time
-	pace float64
+	now    Time
+	pace   float64
+	perRow time.Duration
 }
 
 func (w *costWorld) takes(rows int) Time {
-	return Time(w.pace * float64(5*time.Millisecond+time.Duration(rows)*300*time.Microsecond))
+	return Time(w.pace * float64(5*time.Millisecond+time.Duration(rows)*w.perRow))
 }
 
-func (w *costWorld) run(rows int) {
+func (w *costWorld) run(rows int) { w.runBeside(rows, 0) }
+
+func (w *costWorld) runBeside(rows, others int) {
 	took := w.takes(rows)
-	w.observe(rows, 0, w.now, took, false)
+	w.observe(rows, others, w.now, took, false)
 	w.now += took
 }
 
@@ -41,7 +44,7 @@ func (w *costWorld) expects(rows int) float64 {
 // batches came again that turned out wrong, and small ones were taken to last a
 // seventh of what they can.
 func TestASizeThatIsNotSeenGoesWithTheMachineAndDoesNotRunAway(t *testing.T) {
-	w := &costWorld{pace: 1}
+	w := &costWorld{pace: 1, perRow: 300 * time.Microsecond}
 	rng := rand.New(rand.NewPCG(1, 2))
 	small := func(n int) {
 		for range n {
@@ -77,7 +80,7 @@ func TestASizeThatIsNotSeenGoesWithTheMachineAndDoesNotRunAway(t *testing.T) {
 // News about the machine is news about the sizes that are not seen, and stays so
 // when it has become the usual.
 func TestAMachineThatBecomesSlowerForGoodIsSlowerForAllSizes(t *testing.T) {
-	w := &costWorld{pace: 1}
+	w := &costWorld{pace: 1, perRow: 300 * time.Microsecond}
 	for i := range 400 {
 		w.run(1 + i%8)
 		w.run(32)

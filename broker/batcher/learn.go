@@ -19,7 +19,8 @@ import (
 //
 //	learn.go     what is remembered
 //	runs.go      what workers did
-//	costs.go     what a batch takes (cold.go: which of it is believed; news.go: when all of it becomes another, ceiling.go: and how much it may be)
+//	costs.go     what a batch takes (cold.go: which of it is believed, news.go: when all of it
+//	             becomes another, ceiling.go: how much it may be at most)
 //	evaluate.go  when to play it again (change.go: and how far back)
 //	replay.go    one play through
 //	follow.go    which requests wait for which answers in it
@@ -62,9 +63,9 @@ type learner struct {
 	table        costTable                        // for late
 	hopes        [maxOthers + 1][sizeClasses]Time // by other busy workers
 	longestHope  Time
-	tableAt      uint32
-	tableTime    Time
-	latestEnd    Time // of a batch
+	tableAt      uint32 // batches when it was made
+	tableTime    Time   // and latestEnd
+	latestEnd    Time   // of a batch
 	tableWorkers int
 	tableRows    int
 	free         []Time

@@ -9,25 +9,8 @@ import (
 	"time"
 )
 
-// pacedWorld runs batches beside others, on a machine whose pace changes.
-type pacedWorld struct {
-	costs
-	now  Time
-	pace float64
-}
-
-func (w *pacedWorld) takes(rows int) Time {
-	return Time(w.pace * float64(5*time.Millisecond+time.Duration(rows)*100*time.Microsecond))
-}
-
-func (w *pacedWorld) run(rows, others int) {
-	took := w.takes(rows)
-	w.observe(rows, others, w.now, took, false)
-	w.now += took
-}
-
 // check compares what all sizes are taken to last with what they do.
-func (w *pacedWorld) check(t *testing.T, when string) {
+func (w *costWorld) check(t *testing.T, when string) {
 	t.Helper()
 	var table costTable
 	table.fill(&w.costs, 32, 2)
@@ -44,20 +27,20 @@ func (w *pacedWorld) check(t *testing.T, when string) {
 // are sizes and numbers of others that were not seen before. They fit to each other, and
 // still tell that full batches beside others are quick now.
 func TestAPaceIsThatOfAllSizesIfOnlyNewOnesAreSeenWithIt(t *testing.T) {
-	w := &pacedWorld{pace: 1}
+	w := &costWorld{pace: 1, perRow: 100 * time.Microsecond}
 	for others := range 3 {
-		w.run(1, others)
+		w.runBeside(1, others)
 	}
 	for i := range 400 {
-		w.run(14+i*7%19, 2)
+		w.runBeside(14+i*7%19, 2)
 	}
 	w.pace = 0.1
 	for i := range 8 {
-		w.run(17+i*3%16, 0)
+		w.runBeside(17+i*3%16, 0)
 	}
 	w.check(t, "after 8 batches")
 	for i := range 5000 {
-		w.run(1+i%10, i%2)
+		w.runBeside(1+i%10, i%2)
 	}
 	w.check(t, "after 5000 more")
 }
@@ -65,16 +48,16 @@ func TestAPaceIsThatOfAllSizesIfOnlyNewOnesAreSeenWithIt(t *testing.T) {
 // A size that was seen two or three times is taken to be as quick as it turns out to be,
 // at once. It must not tell then that all is as it was.
 func TestASizeThatIsKnownALittleTellsOfAnotherPace(t *testing.T) {
-	w := &pacedWorld{pace: 1}
+	w := &costWorld{pace: 1, perRow: 100 * time.Microsecond}
 	for i := range 100 {
-		w.run(20+i%12, 0)
+		w.runBeside(20+i%12, 0)
 	}
 	for i := range 6 {
-		w.run(2+i%3, 0)
+		w.runBeside(2+i%3, 0)
 	}
 	w.pace = 0.1
 	for i := range 4 {
-		w.run(2+i%2, 0)
+		w.runBeside(2+i%2, 0)
 	}
 	w.check(t, "after 4 batches")
 }
@@ -82,18 +65,18 @@ func TestASizeThatIsKnownALittleTellsOfAnotherPace(t *testing.T) {
 // What began before the pace changed ends at the old one: it does not tell that nothing
 // has changed.
 func TestABatchThatBeganBeforeTellsNothingOfThePaceNow(t *testing.T) {
-	w := &pacedWorld{pace: 1}
+	w := &costWorld{pace: 1, perRow: 100 * time.Microsecond}
 	for i := range 2000 {
-		w.run(1+i%32, i%3)
+		w.runBeside(1+i%32, i%3)
 	}
 	long := w.takes(32)
 	began := w.now
 	w.pace = 0.1
 	w.now += long / 4
-	w.run(8, 1)
-	w.run(9, 1)
+	w.runBeside(8, 1)
+	w.runBeside(9, 1)
 	w.observe(32, 2, began, long, false)
-	w.run(10, 1)
+	w.runBeside(10, 1)
 	w.check(t, "after 3 batches")
 }
 

@@ -16,10 +16,7 @@ func TestOthersThatJoinABatchCountForItsDeadline(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range cells {
-		if c.name != "near-linear, 1 worker, poisson 200 %" {
-			continue
-		}
+	for _, c := range cellsNamed(t, cells, "near-linear, 1 worker, poisson 200 %") {
 		results, err := runDeadlineCell(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
@@ -29,9 +26,7 @@ func TestOthersThatJoinABatchCountForItsDeadline(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 		}
-		return
 	}
-	t.Error("there is no such cell")
 }
 
 func TestTheGridOfDeadlinesNamesTheCellsThatDoNotHold(t *testing.T) {
