@@ -13,7 +13,9 @@ latency_goal and without. One JSON for each run in OUT, and a table at the end.
 With --side_by_side the waits do not take turns but run at the same time, each with a
 broker and workers of its own on a part of the cores; the parts change hands from round
 to round. Where others use the machine's memory, too, turns are slow or quick by chance;
-side by side all waits are.
+side by side all waits are. With --apart each wait has a broker and workers of its own, too,
+and all take turns on the whole machine, as those that share a GPU must: what auto has
+learned is then of its own turns only.
 
     make build && hack/wait-compare.py out                       # the CPU model and the simulated one, about 5 minutes
     hack/wait-compare.py out --models mlp --loads 0.2 --rounds 2 # 12 s
@@ -195,8 +197,8 @@ class Comparison:
                       f"{r['batch_size']['avg']:.1f} rows a batch, errors {r['errors']}", flush=True)  # fmt: skip
 
 
-class SideBySide:
-    """One model, all waits at once: a Comparison for each."""
+class Stacks:
+    """One model, a Comparison for each wait: all at once, or apart."""
 
     def __init__(self, args: argparse.Namespace, name: str, command: list[str], instances: int) -> None:
         self.args, self.name = args, name
@@ -212,11 +214,16 @@ class SideBySide:
                 running.enter_context(stack.running())
                 stack.set(f"wait_time={wait}")
             capacity = min(median_window(r) for r in self.bench("capacity", 0, *CLOSED_LOOP))
-            print(f"{self.name}: capacity {capacity:.0f} requests/s (closed loop, 256 in flight, side by side)", flush=True)
+            how = "in turns" if self.args.apart else "side by side"
+            print(f"{self.name}: capacity {capacity:.0f} requests/s (closed loop, 256 in flight, the least of {len(self.stacks)} {how})", flush=True)
             return [self.at(float(load), capacity) for load in self.args.loads.split(",") if load]
 
     def bench(self, name: str, turn: int, *flags: str) -> list[dict]:
-        """All at once, each on the part of the cores that is its in this turn."""
+        """All at once, each on the part of the cores that is its in this turn; or apart, another one first in each turn."""
+        if self.args.apart:
+            first = turn % len(self.stacks)
+            results = {stack.name: stack.bench(name, *flags) for stack in self.stacks[first:] + self.stacks[:first]}
+            return [results[stack.name] for stack in self.stacks]
         started = []
         mine = os.sched_getaffinity(0)
         for i, stack in enumerate(self.stacks):
@@ -254,6 +261,7 @@ def main() -> int:
     p.add_argument("--seconds", default="1.5", help="length of a turn")
     p.add_argument("--warmup", default="0.5", help="seconds of load before that")
     p.add_argument("--side_by_side", action="store_true", help="all waits at the same time, each on its part of the cores")
+    p.add_argument("--apart", action="store_true", help="a broker and workers for each wait, in turns")
     p.add_argument("--rounds", type=int, default=4, help="at least 2")
     given = sys.argv[1:]
     at = given.index("--") if "--" in given else len(given)
@@ -261,6 +269,8 @@ def main() -> int:
     waits = a.waits.split(",")
     if "auto" not in waits or len(set(waits)) < 2 or len(set(waits)) < len(waits):
         p.error("--waits must have auto and at least one other, each once")
+    if a.apart and (a.goal or a.side_by_side):
+        p.error("--apart has no --goal, and not --side_by_side")
     if a.side_by_side and (a.goal or len(os.sched_getaffinity(0)) < len(waits)):
         p.error("--side_by_side needs a core for each wait, and has no --goal")
     if a.rounds < 2:
@@ -274,7 +284,7 @@ def main() -> int:
     began = time.monotonic()
     lines: list[str] = []
     for name, (command, instances) in models.items():
-        lines += (SideBySide if a.side_by_side else Comparison)(a, name, command, instances).compare()
+        lines += (Stacks if a.side_by_side or a.apart else Comparison)(a, name, command, instances).compare()
     print(f"\nmean in ms, {a.rounds} rounds, {time.monotonic() - began:.0f} s; the limit is {LIMIT} × the best fixed wait\n")
     print("| model | load | " + " | ".join(waits) + " | best fixed | auto / best (95 %) | p99 | verdict |")
     print("|" + "---|" * (len(waits) + 6))

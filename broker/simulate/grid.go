@@ -218,7 +218,7 @@ func (p *gridPlan) cell(m gridModel, cost Cost, w gridWorkers, l gridLoad, rows,
 		return gridCell{name: name, cfg: cfg}
 	}
 	rate := l.share * capacity(&cfg)
-	name += fmt.Sprintf(", %s %g %%", l.name, 100*l.share)
+	name += fmt.Sprintf(", %s %.3g %%", l.name, 100*l.share)
 	if l.on == 0 {
 		cfg.Arrivals = Poisson{Rate: rate}
 	} else {

@@ -125,7 +125,7 @@ func newFlags() *flags {
 	s.Uint64Var(&f.seed, "seed", 1, "another seed is another run of chance")
 	s.BoolVar(&f.json, "json", false, "print the result as JSON")
 	s.StringVar(&f.plot, "plot", "", "draw latencies and batch sizes into an SVG `file`")
-	s.StringVar(&f.grid, "grid", "", "hold wait_time auto against fixed waits in every cell of a `grid`, first to fourth, instead; of the grid goal, latency_goal against fixed waits; of the grid deadline, what is refused against the same run without refusals; of the grid steps, auto against fixed waits from 1 s after a step of load or cost by 10; 40,000 requests a cell unless --requests is given")
+	s.StringVar(&f.grid, "grid", "", "hold wait_time auto against fixed waits in every cell of a `grid`, first to fourth, or random, which draws 300 by --seed, instead; of the grid goal, latency_goal against fixed waits; of the grid deadline, what is refused against the same run without refusals; of the grid steps, auto against fixed waits from 1 s after a step of load or cost by 10; 40,000 requests a cell unless --requests is given")
 	s.Lookup("grid").NoOptDefVal = "first"
 	s.BoolVar(&f.sweep, "sweep", false, "mean latency against load for wait_time auto and fixed waits, as a table, and with --plot as a picture")
 	s.BoolVarP(&f.help, "help", "h", false, "show this text")
@@ -178,8 +178,8 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // runGrid is --grid.
 func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
 	plan, ok := gridPlans[f.grid]
-	if !ok && f.grid != "steps" {
-		return bad("--grid is %q, must be first, second, third, fourth, goal, deadline or steps", f.grid)
+	if !ok && f.grid != "random" && f.grid != "steps" {
+		return bad("--grid is %q, must be first, second, third, fourth, random, goal, deadline or steps", f.grid)
 	}
 	run, used := "--grid", []string{"grid", "seed", "json", "requests"}
 	if f.grid == "steps" { // its runs last for a time
@@ -193,9 +193,12 @@ func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
 	}
 	var cells []gridCell
 	var err error
-	if f.grid == "steps" {
+	switch f.grid {
+	case "steps":
 		cells, err = tenfoldSteps.cells(f.seed)
-	} else {
+	case "random":
+		cells, err = randomCells(f.requests, f.seed)
+	default:
 		cells, err = plan.cells(f.requests, f.seed)
 	}
 	if err != nil {
