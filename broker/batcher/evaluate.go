@@ -18,6 +18,12 @@ const (
 	// requests of that time can be remembered: in a shorter one waits differ less than
 	// they do in truth.
 	windowBatches = 64
+	// For startsFor from the first request on, a first choice is made in haste: from windows
+	// of startBatches, and with starting times as many steps. A quick model has some ten
+	// thousand requests in that time, and without a wait they might all be slow.
+	startsFor    = Time(50 * time.Millisecond)
+	startBatches = 16
+	starting     = 16
 	// evaluateAnyway is when a few new requests are enough: after a busy time the
 	// many that are usual would take long to come.
 	evaluateAnyway = remembered / 4
@@ -29,8 +35,12 @@ func (l *learner) step(now Time) {
 	if !l.auto {
 		return
 	}
-	every, most := stepEvery, maxSteps
-	if now < l.hurryUntil {
+	every, most, each := stepEvery, maxSteps, evaluateEach
+	switch {
+	case l.starts(now):
+		every /= starting
+		each = min(each, startBatches*l.quickest())
+	case now < l.hurryUntil:
 		every /= hurry
 	}
 	if now < l.stepUntil {
@@ -39,7 +49,7 @@ func (l *learner) step(now Time) {
 	l.credit = min(l.credit+float64(now-l.lastNow)/every, most)
 	l.lastNow = now
 	if l.replay == nil || !l.replay.running {
-		if now < l.begun+evaluateEach || l.count-l.begunAt < fewRecords/2 {
+		if now < l.begun+each || l.count-l.begunAt < fewRecords/2 {
 			return
 		}
 		n := l.windowSize(now)
@@ -70,6 +80,10 @@ func (l *learner) step(now Time) {
 // windowSize is how many of the latest requests are played again: those of the
 // last second, some in any case, and at least enough for a few batches.
 func (l *learner) windowSize(now Time) int {
+	batches := Time(windowBatches)
+	if l.starts(now) {
+		batches = startBatches
+	}
 	now = l.clock(now)
 	have := min(l.count-l.changed, maxRecords)
 	n := 0
@@ -77,13 +91,16 @@ func (l *learner) windowSize(now Time) int {
 		n++
 		if n >= someRecords && n%64 == 0 {
 			span := now - l.latest(n-1).clock()
-			if span > windowBatches*l.quickest() {
+			if span > batches*l.quickest() {
 				break
 			}
 		}
 	}
 	return n
 }
+
+// starts says whether the first requests have only just come.
+func (l *learner) starts(now Time) bool { return now < l.firstAt+startsFor }
 
 // latest is the i-th last record, from 0.
 func (l *learner) latest(i int) *record { return &l.records[(l.count-1-i)%maxRecords] }

@@ -200,7 +200,7 @@ func TestALongTurnaroundIsForgottenByBatchesThatNobodyWaitedFor(t *testing.T) {
 		now += 1_000_000
 		l.arrived(&Request{ID: 0, Arrived: now, Rows: 1}, 0)
 		l.dispatched(&Dispatch{Batch: BatchID(i), Requests: []RequestID{0}, Rows: 1, PadTo: 1}, now)
-		l.done(0, BatchID(i), now+1000)
+		l.done(0, BatchID(i), now, now+1000)
 	}
 	if l.turnaround > 1000 {
 		t.Errorf("the turnaround is still %v", time.Duration(l.turnaround))
@@ -218,7 +218,7 @@ func TestASafetyThatHasAllRefusedFalls(t *testing.T) {
 		l.dispatched(&Dispatch{Batch: BatchID(i), Requests: []RequestID{0}, Rows: 1, PadTo: 1}, now)
 		now += goal - goal/8
 		if i < 39 {
-			l.done(0, BatchID(i), now)
+			l.done(0, BatchID(i), now-goal+goal/8, now)
 		}
 	}
 	l.safety = mostSafety

@@ -52,11 +52,13 @@ type learner struct {
 	decisions  uint       // so far
 	runs       []pacedRun // a ring of the latest batches
 	ran        int        // batches so far
+	counts     uint64     // of othersAt, so far
 
 	records  []record // a ring of the latest requests
 	count    int      // requests so far
 	changed  int      // the first of them after a change of the load
-	latestAt Time     // when the last of them came
+	firstAt  Time     // when the first of them came
+	latestAt Time     // and the last
 	skipped  Time     // of pauses so far, by which the learner's clock is behind
 	recordOf []int    // by RequestID: its number, as in count
 
@@ -217,6 +219,9 @@ func (l *learner) arrived(r *Request, queuedRows int) {
 	}
 	c.sent++
 	c.sentAt, c.sentSkip = came, l.skipped
+	if l.count == 0 {
+		l.firstAt = r.Arrived
+	}
 	l.records[l.count%maxRecords] = x
 	l.recordOf = grown(l.recordOf, int(r.ID))
 	l.recordOf[r.ID] = l.count

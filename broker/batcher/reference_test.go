@@ -239,7 +239,7 @@ func (b *reference) BatchDone(w WorkerID, batch BatchID, started, finished Time)
 				return r.batch == batch && r.ID == id
 			})
 		}
-		b.learner.done(w, batch, max(started, finished))
+		b.learner.done(w, batch, started, max(started, finished))
 	}
 }
 

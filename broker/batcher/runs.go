@@ -11,6 +11,7 @@ type workerPace struct {
 	freeAt  Time // when it finished last
 	doneAt  uint // decisions then
 	batches []pacedBatch
+	counted uint64    // learner.counts when it was counted last
 	sizes   []sizeSet // by shape: those that it was given
 }
 
@@ -18,7 +19,7 @@ type pacedBatch struct {
 	id         BatchID
 	dispatched Time
 	rows       int // that the worker sees
-	others     int // workers that had a batch when this one was dispatched
+	others     int // workers that had a batch when this one was dispatched; when it is done, those that were busy when it began
 	shape      int
 	first      bool // of its size in its worker: it may be cold
 	unanswered bool // nobody has a result of it
@@ -131,8 +132,36 @@ func (l *learner) expectedOf(p *pacedBatch) float64 {
 	return l.shapes[0].expected(p.rows, p.others)
 }
 
-// done learns what a batch took: from when the worker could begin with it.
-func (l *learner) done(w WorkerID, id BatchID, finished Time) {
+// othersAt is how many workers other than w were busy at a time.
+func (l *learner) othersAt(w WorkerID, at Time) (n int) {
+	l.counts++
+	count := func(other WorkerID) {
+		if x := &l.workers[other]; other != w && x.counted != l.counts { // several batches at once are one worker
+			x.counted = l.counts
+			n++
+		}
+	}
+	for i := range l.workers {
+		if x := &l.workers[i]; len(x.batches) > 0 && max(x.batches[0].dispatched, x.freeAt) <= at {
+			count(WorkerID(i))
+		}
+	}
+	for i := 1; i <= min(l.ran, maxRuns); i++ {
+		run := &l.runs[(l.ran-i)%maxRuns]
+		if run.to <= at {
+			break
+		}
+		if run.from <= at {
+			count(run.worker)
+		}
+	}
+	return n
+}
+
+// done learns what a batch took: from when the worker could begin with it. What counts
+// is who was busy when it began: at its dispatch some may have been done already, and
+// not have been seen to be.
+func (l *learner) done(w WorkerID, id BatchID, started, finished Time) {
 	x := &l.workers[w]
 	for i := range x.batches {
 		p := x.batches[i]
@@ -143,6 +172,7 @@ func (l *learner) done(w WorkerID, id BatchID, finished Time) {
 		if x.Lanes <= 1 {
 			from = max(from, x.freeAt)
 		}
+		p.others = l.othersAt(w, max(from, min(started, finished)))
 		l.runs = grown(l.runs, maxRuns-1)
 		l.runs[l.ran%maxRuns] = pacedRun{w, from, finished}
 		l.ran++

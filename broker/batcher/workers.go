@@ -106,7 +106,7 @@ func (b *Batcher) BatchDone(w WorkerID, id BatchID, started, finished Time) {
 		}
 		b.lastRun = Run{w, b.batches[slot].rows, b.batches[slot].dims, started, max(started, finished)}
 		if b.learner != nil {
-			b.learner.done(w, id, max(started, finished))
+			b.learner.done(w, id, started, max(started, finished))
 		}
 		b.freeBatches = append(b.freeBatches, slot)
 		x.batches = slices.Delete(x.batches, i, i+1)

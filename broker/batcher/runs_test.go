@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package batcher
+
+import (
+	"testing"
+
+	"github.com/ringbatch/ringbatch/policy"
+)
+
+// besides is, by number of others, how many batches were learned from.
+func besides(l *learner) (n [3]int) {
+	for j := range n {
+		n[j] = l.shapes[0].curves[j].count
+	}
+	return n
+}
+
+func learnerWithWorkers(workers ...Worker) *learner {
+	l := newLearner(&policy.Settings{MaxBatchSize: 8, WaitTime: policy.Auto})
+	for i, w := range workers {
+		w.ID = WorkerID(i)
+		l.workerReady(w)
+	}
+	return l
+}
+
+func give(l *learner, w WorkerID, id BatchID, now Time) {
+	l.arrived(&Request{ID: RequestID(id), Arrived: now, Rows: 1}, 0)
+	l.dispatched(&Dispatch{Worker: w, Batch: id, Requests: []RequestID{RequestID(id)}, Rows: 1, PadTo: 1}, now)
+}
+
+// A worker may be done, and not have been seen to be, when the next batch is
+// dispatched. If it counted as busy, batches that ran alone would be taken for some
+// beside another, and the next slow one of these for news about the machine.
+func TestAWorkerThatWasDoneWhenABatchBeganWasNotBusyBesideIt(t *testing.T) {
+	l := learnerWithWorkers(Worker{}, Worker{})
+	give(l, 0, 1, 1000)
+	give(l, 1, 2, 2000) // worker 0 is done since 1995
+	l.done(0, 1, 1005, 1995)
+	l.done(1, 2, 2005, 3000)
+	if got := besides(l); got != [3]int{2, 0, 0} {
+		t.Errorf("batches beside 0, 1 and 2 others: %v, want both alone", got)
+	}
+
+	give(l, 0, 3, 4000) // ends before the next begins
+	give(l, 1, 4, 5000)
+	l.done(0, 3, 4005, 5003)
+	l.done(1, 4, 5005, 6000)
+	if got := besides(l); got != [3]int{4, 0, 0} {
+		t.Errorf("batches beside 0, 1 and 2 others: %v, want all alone", got)
+	}
+
+	give(l, 0, 5, 7000)
+	give(l, 1, 6, 7500)
+	l.done(1, 6, 7505, 8500) // while 0 runs
+	l.done(0, 5, 7005, 8600) // it began alone
+	if got := besides(l); got != [3]int{5, 1, 0} {
+		t.Errorf("batches beside 0, 1 and 2 others: %v, want the sixth beside one", got)
+	}
+}
+
+func TestAWorkerWithSeveralBatchesIsOneOther(t *testing.T) {
+	l := learnerWithWorkers(Worker{Depth: 3, Lanes: 3}, Worker{})
+	give(l, 0, 1, 1000)
+	give(l, 0, 2, 1100)
+	give(l, 0, 3, 1200)
+	give(l, 1, 4, 2000)
+	l.done(0, 2, 1100, 2500)
+	l.done(0, 3, 1200, 2600)
+	l.done(1, 4, 2000, 3000)
+	l.done(0, 1, 1000, 3100)
+	if got := besides(l); got != [3]int{3, 1, 0} {
+		t.Errorf("batches beside 0, 1 and 2 others: %v, want one beside one", got)
+	}
+}
