@@ -49,7 +49,7 @@ func TestAutoSeesThatBatchesFollowEachOther(t *testing.T) {
 // twentieth, or the many of then are what counts.
 func TestAutoStartsWellWithAQuickModel(t *testing.T) {
 	isFound(t, Config{
-		Policy: policy.Settings{MaxBatchSize: 128}, Workers: Workers{Count: 4, Sharing: 1}, Cost: mustCost(t, "1=134us,128=149us"),
-		Arrivals: Poisson{Rate: 481_000}, Requests: 80_000,
-	}, 1.3)
+		Policy: policy.Settings{MaxBatchSize: 16}, Workers: Workers{Count: 4}, Cost: mustCost(t, "1=103us,16=103us"),
+		Arrivals: Poisson{Rate: 528_000}, Requests: 80_000,
+	}, 1.03)
 }
