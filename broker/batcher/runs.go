@@ -132,7 +132,7 @@ func (l *learner) expectedOf(p *pacedBatch) float64 {
 	return l.shapes[0].expected(p.rows, p.others)
 }
 
-// othersAt is how many workers other than w were busy at a time.
+// othersAt is how many workers other than w were busy at a time, up to maxOthers.
 func (l *learner) othersAt(w WorkerID, at Time) (n int) {
 	l.counts++
 	count := func(other WorkerID) {
@@ -142,20 +142,28 @@ func (l *learner) othersAt(w WorkerID, at Time) (n int) {
 		}
 	}
 	for i := range l.workers {
-		if x := &l.workers[i]; len(x.batches) > 0 && max(x.batches[0].dispatched, x.freeAt) <= at {
+		if x := &l.workers[i]; len(x.batches) > 0 && x.began(&x.batches[0]) <= at {
 			count(WorkerID(i))
 		}
 	}
-	for i := 1; i <= min(l.ran, maxRuns); i++ {
-		run := &l.runs[(l.ran-i)%maxRuns]
-		if run.to <= at {
-			break
-		}
-		if run.from <= at {
+	// Runs are about in the order of their ends: as they were seen.
+	for i, before := 1, 0; i <= min(l.ran, maxRuns) && before <= len(l.workers) && n < maxOthers; i++ {
+		switch run := &l.runs[(l.ran-i)%maxRuns]; {
+		case run.to <= at:
+			before++
+		case run.from <= at:
 			count(run.worker)
 		}
 	}
-	return n
+	return min(n, maxOthers)
+}
+
+// began is when a worker could begin with its first batch.
+func (x *workerPace) began(p *pacedBatch) Time {
+	if x.Lanes > 1 {
+		return p.dispatched
+	}
+	return max(p.dispatched, x.freeAt)
 }
 
 // done learns what a batch took: from when the worker could begin with it. What counts
@@ -168,11 +176,12 @@ func (l *learner) done(w WorkerID, id BatchID, started, finished Time) {
 		if p.id != id {
 			continue
 		}
-		from := p.dispatched
-		if x.Lanes <= 1 {
-			from = max(from, x.freeAt)
+		from := x.began(&p)
+		others := l.othersAt(w, max(from, min(started, finished)))
+		if from == p.dispatched { // of those that were given one at the same time, some came later
+			others = min(others, p.others)
 		}
-		p.others = l.othersAt(w, max(from, min(started, finished)))
+		p.others = others
 		l.runs = grown(l.runs, maxRuns-1)
 		l.runs[l.ran%maxRuns] = pacedRun{w, from, finished}
 		l.ran++

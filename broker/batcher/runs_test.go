@@ -60,6 +60,32 @@ func TestAWorkerThatWasDoneWhenABatchBeganWasNotBusyBesideIt(t *testing.T) {
 	}
 }
 
+// Runs are seen in the order in which the broker looks at workers, not in that of their ends.
+func TestAWorkerThatWasSeenToBeDoneEarlierWasBusy(t *testing.T) {
+	l := learnerWithWorkers(Worker{}, Worker{}, Worker{})
+	give(l, 0, 1, 1000)
+	give(l, 1, 2, 1000)
+	give(l, 2, 3, 1995)
+	l.done(0, 1, 1000, 2500)
+	l.done(1, 2, 1000, 1990)
+	l.done(2, 3, 1997, 3000)
+	if got := besides(l); got != [3]int{1, 2, 0} {
+		t.Errorf("batches beside 0, 1 and 2 others: %v, want the first alone, the others beside one", got)
+	}
+}
+
+func TestABatchThatGoesOnInAnotherLaneIsSeen(t *testing.T) {
+	l := learnerWithWorkers(Worker{Depth: 3, Lanes: 3}, Worker{})
+	give(l, 0, 1, 1000)
+	give(l, 1, 2, 1050)
+	give(l, 0, 3, 1100)
+	l.done(0, 3, 1100, 1500)
+	l.done(1, 2, 1050, 1700)
+	if got := besides(l); got != [3]int{0, 2, 0} {
+		t.Errorf("batches beside 0, 1 and 2 others: %v, want both beside one", got)
+	}
+}
+
 func TestAWorkerWithSeveralBatchesIsOneOther(t *testing.T) {
 	l := learnerWithWorkers(Worker{Depth: 3, Lanes: 3}, Worker{})
 	give(l, 0, 1, 1000)

@@ -67,15 +67,14 @@ const (
 	rungs = 1 + 3*len(roundWaits) - 2
 	// forget is the time after which what was found counts for 1/e.
 	forget = float64(1500 * time.Millisecond)
-	// luck is how far the mean of one replay may be off. On a GPU they are all wrong a
-	// little, and another way with each wait that is in force.
-	luck = 0.1
+	// luck is how far the mean of one replay may be off.
+	luck = 0.03
 	// worseTail and worseMean are how much worse the one may be for a gain in
 	// the other; tailWeight is what a part of the tail counts beside one of the mean.
 	worseTail, worseMean = 0.04, 0.01
 	tailWeight           = 0.3
 	// How much better a wait just below or above the best of the usual figures must be.
-	justBelow, justAbove = 0.15, 0.05
+	justBelow, justAbove = 0.15, 0.1
 )
 
 // goalWait is the wait of a rung where there is a goal: a share of it, in steps that
@@ -244,9 +243,9 @@ func (w *waits) choose() {
 // Where waiting pays because it keeps workers apart, the shortest wait that just does
 // so has the best mean, and is at the edge: now and then it fails to, for longer
 // than a replay lasts, and the tail that no replay saw is what the next longer
-// wait avoids. So the two steps below the best usual figure must be better by far. And
-// those above by something: beyond the right wait the mean may rise at once, and which of
-// two that are close looks better is mostly luck.
+// wait avoids. So the two steps below the best usual figure must be better by far. Those
+// above, too: on a GPU the mean rises at once beyond the right wait, and replays do not see
+// that.
 func (w *waits) harm(i int) float64 {
 	mean, tail := w.mean(i)/w.mean(w.round)-1, w.tail(i)/w.tail(w.round)-1
 	harm := mean + tailWeight*tail
