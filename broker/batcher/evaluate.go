@@ -18,12 +18,12 @@ const (
 	// requests of that time can be remembered: in a shorter one waits differ less than
 	// they do in truth.
 	windowBatches = 64
-	// For startsFor from the first request on, a first choice is made in haste: from windows
-	// of startBatches, and with starting times as many steps. A quick model has some ten
+	// For startsFor from the first request on, a choice is made in haste: from windows of
+	// startBatches, and with startHurry times as many steps. A quick model has some ten
 	// thousand requests in that time, and without a wait they might all be slow.
 	startsFor    = Time(50 * time.Millisecond)
 	startBatches = 16
-	starting     = 16
+	startHurry   = 16
 	// evaluateAnyway is when a few new requests are enough: after a busy time the
 	// many that are usual would take long to come.
 	evaluateAnyway = remembered / 4
@@ -38,7 +38,7 @@ func (l *learner) step(now Time) {
 	every, most, each := stepEvery, maxSteps, evaluateEach
 	switch {
 	case l.starts(now):
-		every /= starting
+		every /= startHurry
 		each = min(each, startBatches*l.quickest())
 	case now < l.hurryUntil:
 		every /= hurry
