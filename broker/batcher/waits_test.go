@@ -30,7 +30,9 @@ func TestAWaitAtTheEdgeMustBeBetterByFar(t *testing.T) {
 		{"two steps below", false, usual - 2, 0.55, usual},
 		{"by far better", false, usual - 1, 0.45, usual - 1},
 		{"three steps below is another usual figure", false, usual - 3, 0.55, usual - 3},
-		{"above it is no edge", false, usual + 1, 0.55, usual + 1},
+		{"a step above, a little better", false, usual + 1, 0.55, usual},
+		{"two steps above", false, usual + 2, 0.55, usual},
+		{"above it something better is enough", false, usual + 1, 0.52, usual + 1},
 		{"clients that wait for their answers keep themselves apart", true, usual - 1, 0.55, usual - 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
