@@ -335,10 +335,11 @@ func between(factors *[maxOthers + 1]float64, others int) float64 {
 }
 
 // at is the time of a size, between the nearest sizes that were seen. Beyond
-// them the nearest two tell the slope; with only one, a quarter of the time counts as
-// growing with the rows, until more is known: where each request goes alone, a wait that
-// brings larger batches must look good for once, or it is never known what they take.
-// One size at least must have been seen.
+// them the nearest two tell the slope; with only one, half of the time counts
+// as fixed and half as growing with the rows, until more is known; for up to twice the rows
+// only a quarter: where each request goes alone, a wait that brings two together must look
+// good for once, or it is never known what they take. One size at least must have been
+// seen.
 func (v *curve) at(rows int) float64 {
 	class := sizeClass(rows)
 	if v.told.has(class) && class < exactSizes {
@@ -361,7 +362,8 @@ func (v *curve) at(rows int) float64 {
 		a, b = &v.points[below], &v.points[above]
 	}
 	if b == nil {
-		return a.time * (0.75 + 0.25*float64(rows)/float64(a.rows))
+		more := float64(rows)/float64(a.rows) - 1
+		return a.time * (1 + 0.5*more - 0.25*max(0, min(more, 1)))
 	}
 	slope := (b.time - a.time) / float64(b.rows-a.rows)
 	if below < 0 || above < 0 {
