@@ -52,7 +52,6 @@ type learner struct {
 	decisions  uint       // so far
 	runs       []pacedRun // a ring of the latest batches
 	ran        int        // batches so far
-	counts     uint64     // of othersAt, so far
 
 	records  []record // a ring of the latest requests
 	count    int      // requests so far

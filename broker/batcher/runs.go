@@ -11,7 +11,7 @@ type workerPace struct {
 	freeAt  Time // when it finished last
 	doneAt  uint // decisions then
 	batches []pacedBatch
-	counted uint64    // learner.counts when it was counted last
+	counted int       // for which run it was counted last, by learner.ran
 	sizes   []sizeSet // by shape: those that it was given
 }
 
@@ -132,12 +132,13 @@ func (l *learner) expectedOf(p *pacedBatch) float64 {
 	return l.shapes[0].expected(p.rows, p.others)
 }
 
-// othersAt is how many workers other than w were busy at a time, up to maxOthers.
+// othersAt is how many workers other than w were busy at a time, up to maxOthers. It is
+// for the run that is noted next.
 func (l *learner) othersAt(w WorkerID, at Time) (n int) {
-	l.counts++
+	next := l.ran + 1
 	count := func(other WorkerID) {
-		if x := &l.workers[other]; other != w && x.counted != l.counts { // several batches at once are one worker
-			x.counted = l.counts
+		if x := &l.workers[other]; other != w && x.counted != next { // several batches at once are one worker
+			x.counted = next
 			n++
 		}
 	}
@@ -158,7 +159,7 @@ func (l *learner) othersAt(w WorkerID, at Time) (n int) {
 	return min(n, maxOthers)
 }
 
-// began is when a worker could begin with its first batch.
+// began is when a worker could begin with a batch that is its next.
 func (x *workerPace) began(p *pacedBatch) Time {
 	if x.Lanes > 1 {
 		return p.dispatched

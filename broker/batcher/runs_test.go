@@ -8,12 +8,14 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// besides is, by number of others, how many batches were learned from.
-func besides(l *learner) (n [3]int) {
-	for j := range n {
-		n[j] = l.shapes[0].curves[j].count
+// isBeside checks how many batches were learned from beside 0, 1 and 2 others.
+func isBeside(t *testing.T, l *learner, want ...int) {
+	t.Helper()
+	for j := range want {
+		if got := l.shapes[0].curves[j].count; got != want[j] {
+			t.Errorf("%d batches beside %d others, want %d", got, j, want[j])
+		}
 	}
-	return n
 }
 
 func learnerWithWorkers(workers ...Worker) *learner {
@@ -39,25 +41,19 @@ func TestAWorkerThatWasDoneWhenABatchBeganWasNotBusyBesideIt(t *testing.T) {
 	give(l, 1, 2, 2000) // worker 0 is done since 1995
 	l.done(0, 1, 1005, 1995)
 	l.done(1, 2, 2005, 3000)
-	if got := besides(l); got != [3]int{2, 0, 0} {
-		t.Errorf("batches beside 0, 1 and 2 others: %v, want both alone", got)
-	}
+	isBeside(t, l, 2, 0, 0)
 
 	give(l, 0, 3, 4000) // ends before the next begins
 	give(l, 1, 4, 5000)
 	l.done(0, 3, 4005, 5003)
 	l.done(1, 4, 5005, 6000)
-	if got := besides(l); got != [3]int{4, 0, 0} {
-		t.Errorf("batches beside 0, 1 and 2 others: %v, want all alone", got)
-	}
+	isBeside(t, l, 4, 0, 0)
 
 	give(l, 0, 5, 7000)
 	give(l, 1, 6, 7500)
 	l.done(1, 6, 7505, 8500) // while 0 runs
 	l.done(0, 5, 7005, 8600) // it began alone
-	if got := besides(l); got != [3]int{5, 1, 0} {
-		t.Errorf("batches beside 0, 1 and 2 others: %v, want the sixth beside one", got)
-	}
+	isBeside(t, l, 5, 1, 0)
 }
 
 // Runs are seen in the order in which the broker looks at workers, not in that of their ends.
@@ -69,9 +65,7 @@ func TestAWorkerThatWasSeenToBeDoneEarlierWasBusy(t *testing.T) {
 	l.done(0, 1, 1000, 2500)
 	l.done(1, 2, 1000, 1990)
 	l.done(2, 3, 1997, 3000)
-	if got := besides(l); got != [3]int{1, 2, 0} {
-		t.Errorf("batches beside 0, 1 and 2 others: %v, want the first alone, the others beside one", got)
-	}
+	isBeside(t, l, 1, 2, 0)
 }
 
 func TestABatchThatGoesOnInAnotherLaneIsSeen(t *testing.T) {
@@ -81,9 +75,7 @@ func TestABatchThatGoesOnInAnotherLaneIsSeen(t *testing.T) {
 	give(l, 0, 3, 1100)
 	l.done(0, 3, 1100, 1500)
 	l.done(1, 2, 1050, 1700)
-	if got := besides(l); got != [3]int{0, 2, 0} {
-		t.Errorf("batches beside 0, 1 and 2 others: %v, want both beside one", got)
-	}
+	isBeside(t, l, 0, 2, 0)
 }
 
 func TestAWorkerWithSeveralBatchesIsOneOther(t *testing.T) {
@@ -96,7 +88,5 @@ func TestAWorkerWithSeveralBatchesIsOneOther(t *testing.T) {
 	l.done(0, 3, 1200, 2600)
 	l.done(1, 4, 2000, 3000)
 	l.done(0, 1, 1000, 3100)
-	if got := besides(l); got != [3]int{3, 1, 0} {
-		t.Errorf("batches beside 0, 1 and 2 others: %v, want one beside one", got)
-	}
+	isBeside(t, l, 3, 1, 0)
 }
