@@ -150,12 +150,12 @@ type view struct {
 
 // learned takes over what the batcher has found out.
 func (v *view) learned(l batcher.Learned) {
-	out := stats.Learned{Costs: []stats.LearnedCost{}, Slowdown: l.Slowdown, Tried: []stats.TriedWait{}}
+	out := stats.Learned{Costs: []stats.LearnedCost{}, Slowdown: l.Slowdown, Tried: []stats.TriedWait{}, Apart: l.Apart}
 	for _, c := range l.Costs {
 		out.Costs = append(out.Costs, stats.LearnedCost{Rows: c.Rows, MS: ms(c.Time), Batches: c.Batches})
 	}
 	for _, t := range l.Tried {
-		out.Tried = append(out.Tried, stats.TriedWait{WaitMS: ms(t.Wait), Latency: t.Latency})
+		out.Tried = append(out.Tried, stats.TriedWait{WaitMS: ms(t.Wait), Apart: t.Apart, Latency: t.Latency})
 	}
 	v.out.WaitTimeMS, v.out.Learned = ms(l.Wait), out
 }

@@ -117,6 +117,8 @@ type Learned struct {
 	// Tried is what other waits would have done to the latency of the last
 	// requests, with wait_time auto.
 	Tried []TriedWait `json:"tried"`
+	// Apart: batches that are not full go one after the other now, whatever the wait is.
+	Apart bool `json:"apart,omitempty"`
 }
 
 // LearnedCost is what a batch of so many rows takes while no other worker is
@@ -131,6 +133,7 @@ type LearnedCost struct {
 // that of no wait.
 type TriedWait struct {
 	WaitMS  float64 `json:"wait_ms"`
+	Apart   bool    `json:"apart,omitempty"` // or until nothing runs, if that is sooner
 	Latency float64 `json:"latency"`
 }
 

@@ -33,7 +33,7 @@ func (b *Batcher) Decide(now Time) *Decisions {
 		d.Requests = b.ids[at : at+n : at+n]
 		at += n
 	}
-	b.out.Wake = b.wake()
+	b.out.Wake = b.wake(now)
 	if b.learner != nil {
 		b.learner.decisions++
 	}
@@ -115,7 +115,7 @@ func (b *Batcher) passReadyTimes(now Time) {
 	}
 }
 
-// feedIdle is one step of stage 3. False: nothing is ready.
+// feedIdle is one step of stage 3. False: nothing is ready, or what is is held back.
 func (b *Batcher) feedIdle(now Time) bool {
 	w := WorkerID(b.idle.min().id)
 	if b.alone.head != none {
@@ -127,6 +127,9 @@ func (b *Batcher) feedIdle(now Time) bool {
 		return false
 	}
 	sh := &b.shapes.shapes[s]
+	if !sh.full && b.heldUntil(now) > now {
+		return false // and nothing overtakes it
+	}
 	limit, why := b.settings.MaxBatchSize, Nobody
 	switch {
 	case sh.full:
@@ -168,13 +171,17 @@ func (b *Batcher) firstReady(now Time) int32 {
 }
 
 // wake is stage 5. Ready times and preferred sizes matter only to an idle
-// worker; a worker that becomes idle is an event.
-func (b *Batcher) wake() Time {
+// worker; a worker that becomes idle is an event. What is held back waits for a worker
+// that is done, or overdue.
+func (b *Batcher) wake(now Time) Time {
 	_, at := b.changes.first()
-	if !b.idle.empty() {
-		_, ready := b.readies.first()
-		_, reorder := b.reorders.first()
-		at = min(at, ready, reorder)
+	if b.idle.empty() || b.queued == 0 {
+		return at
 	}
-	return at
+	if held := b.heldUntil(now); held > now {
+		return min(at, held)
+	}
+	_, ready := b.readies.first()
+	_, reorder := b.reorders.first()
+	return min(at, ready, reorder)
 }

@@ -22,6 +22,7 @@ const (
 	// startBatches, and with startHurry times as many steps. A quick model has some ten
 	// thousand requests in that time, and without a wait they might all be slow.
 	startsFor    = Time(50 * time.Millisecond)
+	startRuns    = 64 // or as many of the quickest batches, if that is longer
 	startBatches = 16
 	startHurry   = 16
 	// evaluateAnyway is when a few new requests are enough: after a busy time the
@@ -71,7 +72,7 @@ func (l *learner) step(now Time) {
 		if !l.replay.again(l.waits.next()) {
 			l.waits.choose()
 			l.anew = false
-			l.wait = l.waits.inForce()
+			l.wait, l.apart = l.waits.inForce(), l.waits.taken == apart
 			return
 		}
 	}
@@ -100,7 +101,9 @@ func (l *learner) windowSize(now Time) int {
 }
 
 // starts says whether the first requests have only just come.
-func (l *learner) starts(now Time) bool { return now < l.firstAt+startsFor }
+func (l *learner) starts(now Time) bool {
+	return now < l.firstAt+max(startsFor, startRuns*l.quickest())
+}
 
 // latest is the i-th last record, from 0.
 func (l *learner) latest(i int) *record { return &l.records[(l.count-1-i)%maxRecords] }
@@ -124,7 +127,7 @@ func (l *learner) begin(now Time, n int) {
 		l.stepUntil = now + remembered
 	}
 	l.replay.load(n)
-	l.waits.closed = l.replay.closed
+	l.waits.closed, l.waits.several = l.replay.closed, l.replay.mayGoApart(&l.settings)
 	l.refreshTable(l.waits.goal > 0)
 	clock := l.clock(now)
 	if l.waits.plan(clock, l.quickest()/64, l.longest(), n, clock-l.latest(n-1).clock(), l.expected(l.settings.MaxBatchSize), changed) {

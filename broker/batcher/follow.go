@@ -119,12 +119,12 @@ func (p *replay) schedule(i int) {
 			at = c.sentAt + r.sinceSend
 		}
 	}
-	p.arrivals.set(uint32(i), int64(max(at, p.now)), int64(c.next))
+	p.arrivals.set(uint32(i), int64(max(at+p.lag, p.now)), int64(c.next))
 }
 
-// answer notes that a client is answered now.
-func (p *replay) answer(i int) {
+// answer notes that a client is answered.
+func (p *replay) answer(i int, at Time) {
 	c := &p.clients[i]
-	p.answers[p.answersOf[i]+int32(c.answered)] = p.now
+	p.answers[p.answersOf[i]+int32(c.answered)] = at
 	c.answered++
 }

@@ -25,7 +25,7 @@ import (
 //	replay.go    one play through
 //	follow.go    which requests wait for which answers in it
 //	loop.go      whether they wait for answers at all
-//	waits.go     which waits are tried, and which is taken
+//	waits.go     which waits are tried, and which is taken (apart.go: or one batch after the other)
 //	tails.go     how slow the slowest are
 //	admission.go what is refused (packing.go: how the queue divides, floor.go: the quickest
 //	             batches, ownshape.go: those of one shape)
@@ -35,6 +35,7 @@ type learner struct {
 	settings policy.Settings
 	auto     bool
 	wait     Time // in force
+	apart    bool // in force, too (apart.go)
 
 	shapes  []shapeCosts // the first few shapes; [0] is all of them together
 	workers []workerPace // by WorkerID
@@ -156,10 +157,10 @@ func (l *learner) setPolicy(settings *policy.Settings) {
 	l.waits.setGoal(Time(settings.LatencyGoal))
 	l.auto = settings.WaitTime == policy.Auto
 	if !l.auto {
-		l.wait, l.waits.closed = Time(settings.WaitTime), false
+		l.wait, l.apart, l.waits.closed = Time(settings.WaitTime), false, false
 		return
 	}
-	l.wait = l.waits.inForce()
+	l.wait, l.apart = l.waits.inForce(), l.waits.taken == apart
 	if l.records == nil {
 		l.records = make([]record, maxRecords)
 	}

@@ -7,6 +7,7 @@ import "time"
 // Learned is what the batcher has learned, for people to read.
 type Learned struct {
 	Wait  time.Duration // in force
+	Apart bool          // batches go one after the other (apart.go)
 	Tried []TriedWait   // with wait_time auto: what the last replays found, by ascending wait
 	Costs []LearnedCost // by ascending rows, of all shapes together
 	// Slowdown[i] is how many times as long a batch takes with i other workers
@@ -17,6 +18,7 @@ type Learned struct {
 // TriedWait is what a wait would have done lately.
 type TriedWait struct {
 	Wait    time.Duration
+	Apart   bool
 	Latency float64 // as a multiple of what it would have been without any wait
 }
 
@@ -31,10 +33,10 @@ type LearnedCost struct {
 func (b *Batcher) Learned() Learned { return b.learner.learned() }
 
 func (l *learner) learned() (out Learned) {
-	out.Wait = time.Duration(l.wait)
+	out.Wait, out.Apart = time.Duration(l.wait), l.apart
 	for i := range l.waits.rungs {
 		if l.auto && l.waits.lately(i) {
-			out.Tried = append(out.Tried, TriedWait{l.waits.wait(i), l.waits.mean(i)})
+			out.Tried = append(out.Tried, TriedWait{l.waits.wait(i), i == apart, l.waits.mean(i)})
 		}
 	}
 	workers := 0

@@ -21,6 +21,7 @@ type book struct {
 	batches   int // dispatched and not done
 	lastBatch BatchID
 	commits   int
+	overdue   Time // until when batches go apart, if they do
 }
 
 type booked struct {
@@ -294,7 +295,7 @@ func (b *book) keepsOrder(r *booked, batch BatchID) error {
 
 // nothingWaitsInVain checks that an idle worker finds nothing more to do.
 func (b *book) nothingWaitsInVain(now Time) error {
-	idle := b.idle()
+	idle, held := b.idle(), b.held(now)
 	runs := map[ClientID]bool{}
 	for _, r := range b.requests {
 		if r != nil && r.running != 0 && !r.clientLeft {
@@ -319,14 +320,35 @@ func (b *book) nothingWaitsInVain(now Time) error {
 		if r.Deadline != Never {
 			ready = min(ready, r.Arrived+(r.Deadline-r.Arrived)/2)
 		}
-		if ready <= now {
+		if ready <= now && !held {
 			return fmt.Errorf("request %d waits at %d, was ready at %d and a worker is idle", r.ID, now, ready)
 		}
-		if rows[r.Dims] += r.Rows; rows[r.Dims] >= b.settings.MaxBatchSize {
+		if rows[r.Dims] += r.Rows; rows[r.Dims] >= b.settings.MaxBatchSize && (!held || len(b.shapes()) == 1) {
 			return fmt.Errorf("%d rows of shape %v wait and a worker is idle", rows[r.Dims], r.Dims)
 		}
 	}
 	return nil
+}
+
+// held says whether what is not full, and what is behind it, may wait for a batch that runs.
+func (b *book) held(now Time) bool {
+	for _, r := range b.requests {
+		if r != nil && r.running == 0 && (r.Deadline != Never || r.queueTimeoutAt != Never && !r.delayed) {
+			return false
+		}
+	}
+	return b.batches > 0 && now < b.overdue
+}
+
+// shapes are those that wait.
+func (b *book) shapes() map[Dims]bool {
+	all := map[Dims]bool{}
+	for _, r := range b.requests {
+		if r != nil && r.running == 0 {
+			all[r.Dims] = true
+		}
+	}
+	return all
 }
 
 func (b *book) firstOfClient(r *booked) bool {

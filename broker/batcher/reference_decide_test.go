@@ -85,7 +85,11 @@ func (b *reference) Decide(now Time) *Decisions {
 	for _, r := range b.waiting {
 		b.out.Wake = min(b.out.Wake, r.Deadline, r.timeout)
 	}
-	if b.chooseWorker(true) != nil {
+	switch held := b.heldUntil(now); {
+	case b.chooseWorker(true) == nil || len(b.waiting) == 0:
+	case held > now:
+		b.out.Wake = min(b.out.Wake, held)
+	default:
 		for _, r := range b.waiting {
 			if at := b.readyAt(r); at > now && !r.Alone {
 				b.out.Wake = min(b.out.Wake, at)
@@ -184,6 +188,8 @@ func (b *reference) dispatchOne(now Time) bool {
 		switch {
 		case !ok:
 			continue
+		case idle != nil && why != Full && b.heldUntil(now) > now:
+			return false
 		case idle != nil:
 			b.dispatch(idle, shape[:n], why)
 			return true
@@ -194,6 +200,22 @@ func (b *reference) dispatchOne(now Time) bool {
 		return false // what goes first waits for an idle worker, and nothing overtakes it
 	}
 	return false
+}
+
+// heldUntil is when batches that are not full may run beside others.
+func (b *reference) heldUntil(now Time) (until Time) {
+	until = now
+	for _, r := range b.waiting {
+		if min(r.Deadline, r.timeout) != Never {
+			return now
+		}
+	}
+	for _, w := range b.workers {
+		if b.learner.apart && len(w.batches) > 0 {
+			until = max(until, b.learner.overdueAt(w.ID))
+		}
+	}
+	return until
 }
 
 // ready says how many requests of a shape's queue would go to an idle worker.

@@ -34,13 +34,13 @@ type replay struct {
 	// One play.
 	start     Time // of the window, on the replay's clock, which never goes back
 	now       Time
+	lag       Time // until the broker sees what others did
 	wake      Time
-	arrivals  minHeap // by client: when its next request comes
+	arrivals  minHeap // by client: when its next request is seen
 	clients   []replayClient
 	workers   []replayWorker
 	costs     []costTable // by shape
-	busy      int
-	sum       float64 // of the latencies
+	sum       float64     // of the latencies
 	latencies latencies
 	busyTime  Time
 	counted   int
@@ -91,6 +91,7 @@ func newReplay(l *learner) *replay {
 // load takes the latest n requests.
 func (p *replay) load(n int) {
 	p.moves = p.from.shapes[0].moves
+	p.lag = Time(p.from.turnaround)
 	p.window = p.window[:0]
 	for i := n - 1; i >= 0; i-- {
 		p.window = append(p.window, *p.from.latest(i))
@@ -166,7 +167,7 @@ func (p *replay) again(rung int) bool {
 		return false
 	}
 	b := p.batcher
-	b.settings.WaitTime = p.from.waits.wait(rung)
+	b.settings.WaitTime, b.apart = p.from.waits.wait(rung), rung == apart
 	for i := range b.clients {
 		b.ClientJoined(ClientID(i)) // again, if it sent no more
 		b.ClientLeft(ClientID(i))
@@ -188,16 +189,14 @@ func (p *replay) again(rung int) bool {
 	if p.phantom {
 		b.ClientJoined(ClientID(len(p.clients)))
 	}
-	p.busy, p.sum, p.busyTime, p.counted, p.late, p.over = 0, 0, 0, 0, 0, 0
+	p.sum, p.busyTime, p.counted, p.late, p.over = 0, 0, 0, 0, 0
 	p.latencies = latencies{}
 	way := 2 * p.from.handing(p.from.waits.goal) // to the broker and back
 	p.due, p.goal = p.from.waits.due()-way, p.from.waits.goal-way
 	for i := range p.workers {
 		x := &p.workers[i]
 		x.freeAt = p.start + x.busyFor
-		if x.away = x.busyFor > 0; x.away {
-			p.busy++
-		} else {
+		if x.away = x.busyFor > 0; !x.away {
 			b.WorkerReady(x.Worker)
 		}
 	}
@@ -212,9 +211,9 @@ func (p *replay) step() bool {
 	}
 	for i := range p.workers {
 		if x := &p.workers[i]; x.away {
-			at = min(at, x.freeAt)
+			at = min(at, x.freeAt+p.lag)
 		} else if len(x.batches) > 0 {
-			at = min(at, x.batches[0].end)
+			at = min(at, x.batches[0].end+p.lag)
 		}
 	}
 	if at == Never {
@@ -224,12 +223,11 @@ func (p *replay) step() bool {
 	p.now = at
 	for i := range p.workers {
 		x := &p.workers[i]
-		if x.away && x.freeAt <= at {
+		if x.away && x.freeAt+p.lag <= at {
 			x.away = false
-			p.busy--
 			p.batcher.WorkerReady(x.Worker)
 		}
-		for len(x.batches) > 0 && x.batches[0].end <= at {
+		for len(x.batches) > 0 && x.batches[0].end+p.lag <= at {
 			p.finish(x)
 		}
 	}
@@ -250,17 +248,17 @@ func (p *replay) arrive(i int) {
 	id := c.next
 	r := &p.window[id]
 	c.next = p.follow[id]
-	c.sentAt = p.now
-	p.sentAt[id] = p.now
-	q := Request{ID: RequestID(id), Client: r.client, Rows: int(r.rows), Level: int(r.level), Arrived: p.now, Deadline: Never}
+	sent := p.now - p.lag
+	c.sentAt, p.sentAt[id] = sent, sent
+	q := Request{ID: RequestID(id), Client: r.client, Rows: int(r.rows), Level: int(r.level), Arrived: sent, Deadline: Never}
 	if r.patience > 0 {
-		q.Deadline = p.now + 2*r.patience // it waits for others for half of that
+		q.Deadline = sent + 2*r.patience // it waits for others for half of that
 	}
 	if r.shape > 0 {
 		q.Dims[0] = uint32(r.shape)
 	}
 	if err := p.batcher.Arrive(p.now, q); err != nil {
-		p.answer(i) // it was possible then, under another policy
+		p.answer(i, p.now) // it was possible then, under another policy
 	}
 	if p.closed && c.next < 0 {
 		p.batcher.sendsNoMore(ClientID(i)) // or the others would wait for it until the window's end
@@ -275,17 +273,11 @@ func (p *replay) dispatch(d *Dispatch) {
 			x = &p.workers[i]
 		}
 	}
-	others := p.busy
-	if len(x.batches) == 0 {
-		p.busy++
-	} else {
-		others--
-	}
 	start := p.now
 	if len(x.batches) >= max(1, x.Lanes) {
 		start = max(start, x.freeAt)
 	}
-	end := start + p.cost(d.PadTo, int(d.Dims[0]), others)
+	end := start + p.cost(d.PadTo, int(d.Dims[0]), p.othersAt(x, start+p.lag))
 	x.freeAt = max(x.freeAt, end)
 	p.busyTime += end - start
 	var ids []RequestID
@@ -298,14 +290,22 @@ func (p *replay) dispatch(d *Dispatch) {
 	}
 }
 
+// othersAt is how many workers other than x are busy when a batch that was handed over
+// begins.
+func (p *replay) othersAt(x *replayWorker, at Time) (n int) {
+	for i := range p.workers {
+		if y := &p.workers[i]; y != x && y.freeAt > at {
+			n++
+		}
+	}
+	return n
+}
+
 // finish ends the batch of a worker that ends first.
 func (p *replay) finish(x *replayWorker) {
 	b := x.batches[0]
 	copy(x.batches, x.batches[1:])
 	x.batches = x.batches[:len(x.batches)-1]
-	if len(x.batches) == 0 {
-		p.busy--
-	}
 	p.batcher.BatchDone(x.ID, b.id, b.start, b.end)
 	for _, id := range b.requests {
 		latency := b.end - p.sentAt[id]
@@ -321,7 +321,7 @@ func (p *replay) finish(x *replayWorker) {
 			}
 		}
 		i := int(p.window[id].client)
-		p.answer(i)
+		p.answer(i, b.end)
 		if p.clients[i].waits {
 			p.schedule(i)
 		}

@@ -218,6 +218,10 @@ func (s *schedule) event() error {
 		s.fast.Ended(id)
 		s.slow.Ended(id)
 		s.book.ended(id)
+	case k == 38 && s.settings.WaitTime == policy.Auto: // learning rarely comes to it in so short a time
+		s.log("apart")
+		s.fast.learner.apart = !s.fast.learner.apart
+		s.slow.learner.apart = s.fast.learner.apart
 	}
 	return nil
 }
@@ -339,6 +343,12 @@ func (s *schedule) decide() error {
 	}
 	if a, b := s.fast.QueuedRows(), s.slow.QueuedRows(); a != b {
 		return fmt.Errorf("QueuedRows is %d, reference %d", a, b)
+	}
+	s.book.overdue = 0
+	for w := range s.book.workers {
+		if l := s.fast.learner; l.apart && len(l.workers[w].batches) > 0 {
+			s.book.overdue = max(s.book.overdue, l.overdueAt(w))
+		}
 	}
 	if err := s.book.decided(s.now, got); err != nil {
 		return err

@@ -12,7 +12,8 @@ import "github.com/ringbatch/ringbatch/policy"
 // id.
 type Batcher struct {
 	settings policy.Settings
-	ranks    int // base levels: the configured ones, and one behind them for delayed requests
+	apart    bool // of a replay (apart.go)
+	ranks    int  // base levels: the configured ones, and one behind them for delayed requests
 
 	requests []request // by RequestID
 	clients  []client  // by ClientID

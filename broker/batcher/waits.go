@@ -12,12 +12,12 @@ import (
 // is no wait; then come the round figures that people set, and two steps between
 // each and the next.
 type waits struct {
-	rungs      [rungs]rung
-	taken      int   // the rung in force
-	round      int   // the best of the usual figures
-	queue      []int // rungs of the evaluation in progress
-	at         Time  // when it began
-	evaluation int   // its number
+	rungs      [rungs + 1]rung // the last is apart
+	taken      int             // the rung in force
+	round      int             // the best of the usual figures
+	queue      []int           // rungs of the evaluation in progress
+	at         Time            // when it began
+	evaluation int             // its number
 	turn       int
 	base       outcome // of no wait, in it
 	rate       float64 // of requests, lately
@@ -28,6 +28,7 @@ type waits struct {
 	missed     float64 // requests that were late or refused since it was moved, less those that may be
 	full       Time    // what a full batch was taken to last
 	closed     bool    // clients send when they have their answer
+	several    bool    // batches may go apart
 }
 
 // rung is one wait: what became of requests with it, and of the same ones
@@ -65,6 +66,10 @@ var roundWaits = [...]time.Duration{
 
 const (
 	rungs = 1 + 3*len(roundWaits) - 2
+	// apart is no rung of the ladder: batches go one after the other (apart.go). Workers
+	// that share a GPU are about as quick then, and each request is answered sooner than
+	// if all were computed at the same time.
+	apart = rungs
 	// forget is the time after which what was found counts for 1/e.
 	forget = float64(1500 * time.Millisecond)
 	// luck is how far the mean of one replay may be off.
@@ -75,6 +80,10 @@ const (
 	tailWeight           = 0.3
 	// How much better a wait just below or above the best of the usual figures must be.
 	justBelow, justAbove = 0.15, 0.1
+	// What a wait counts as worse, at most, where a little shorter one is far worse.
+	atTheEdge = 0.1
+	// The shortest wait, and the longest, that people set.
+	leastUsual, mostUsual = 250 * time.Microsecond, 20 * time.Millisecond
 )
 
 // goalWait is the wait of a rung where there is a goal: a share of it, in steps that
@@ -87,7 +96,10 @@ func goalWait(i int, goal Time) time.Duration {
 
 // wait is that of a rung.
 func (w *waits) wait(i int) time.Duration {
-	if w.goal > 0 {
+	switch {
+	case i == apart:
+		return 0
+	case w.goal > 0:
 		return goalWait(i, w.goal)
 	}
 	return rungWait(i)
@@ -108,7 +120,7 @@ func rungWait(i int) time.Duration {
 // isUsual says whether a wait is one of those that people set: none, or a round
 // figure from 250 µs to 20 ms.
 func isUsual(i int) bool {
-	return i == 0 || i%3 == 1 && rungWait(i) >= 250*time.Microsecond && rungWait(i) <= 20*time.Millisecond
+	return i == 0 || i != apart && i%3 == 1 && rungWait(i) >= leastUsual && rungWait(i) <= mostUsual
 }
 
 // roundAbove is the first round rung that is not shorter than a wait.
@@ -153,10 +165,16 @@ func (w *waits) plan(now, low, high Time, requests int, span, full Time, changed
 	w.at = now
 	w.evaluation++
 	w.queue = append(w.queue[:0], 0)
-	for i := w.taken - 1; w.taken > 0 && i <= w.taken+1; i++ {
+	if w.taken == apart && !w.several {
+		w.taken = w.round
+	}
+	for i := w.taken - 1; w.taken > 0 && w.taken != apart && i <= w.taken+1; i++ {
 		w.add(i)
 	}
-	first, last := roundAbove(low), roundAbove(high)
+	if w.several && w.goal == 0 {
+		w.queue = append(w.queue, apart)
+	}
+	first, last := roundAbove(low), roundAbove(max(high, Time(leastUsual)))
 	if w.goal > 0 {
 		first, last = 1, rungs-1
 	}
@@ -245,7 +263,8 @@ func (w *waits) choose() {
 // than a replay lasts, and the tail that no replay saw is what the next longer
 // wait avoids. So the two steps below the best usual figure must be better by far. Those
 // above, too: on a GPU the mean rises at once beyond the right wait, and replays do not see
-// that.
+// that. In a closed loop a wait that is just long enough for all to come back is at an
+// edge, too, and a longer one costs nothing.
 func (w *waits) harm(i int) float64 {
 	mean, tail := w.mean(i)/w.mean(w.round)-1, w.tail(i)/w.tail(w.round)-1
 	harm := mean + tailWeight*tail
@@ -257,6 +276,9 @@ func (w *waits) harm(i int) float64 {
 		harm += justBelow
 	case steps == 1 || steps == 2:
 		harm += justAbove
+	}
+	if w.closed && i > 1 && i != apart && w.lately(i-1) {
+		harm += min(tailWeight*max(0, w.mean(i-1)/w.mean(i)-1), atTheEdge)
 	}
 	return harm
 }
@@ -339,5 +361,5 @@ func (w *waits) doubt(i int) float64 { return luck / math.Sqrt(w.rungs[i].replay
 
 func (w *waits) lately(i int) bool {
 	r := &w.rungs[i]
-	return r.without.sum > 0 && w.evaluation-r.evaluation < 6
+	return r.without.sum > 0 && w.evaluation-r.evaluation < 6 && (i != apart || w.several)
 }

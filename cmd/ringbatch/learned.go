@@ -15,6 +15,9 @@ func waitText(m *stats.Model) string {
 	if m.LatencyGoalMS > 0 {
 		return fmt.Sprintf("auto, %.3g ms now, for a latency_goal of %.3g ms", m.WaitTimeMS, m.LatencyGoalMS)
 	}
+	if m.Learned.Apart {
+		return fmt.Sprintf("auto, %.3g ms now, or until no batch runs", m.WaitTimeMS)
+	}
 	if m.WaitAuto {
 		return fmt.Sprintf("auto, %.3g ms now", m.WaitTimeMS)
 	}
@@ -48,7 +51,11 @@ func printLearned(m *stats.Model) {
 	if len(l.Tried) > 1 {
 		parts = parts[:0]
 		for _, t := range l.Tried {
-			parts = append(parts, fmt.Sprintf("%.3g ms %.2f", t.WaitMS, t.Latency))
+			wait := fmt.Sprintf("%.3g ms", t.WaitMS)
+			if t.Apart {
+				wait = "one batch after the other"
+			}
+			parts = append(parts, fmt.Sprintf("%s %.2f", wait, t.Latency))
 		}
 		fmt.Printf("  latency of the last requests with other waits, against none: %s\n", strings.Join(parts, ", "))
 	}

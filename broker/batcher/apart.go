@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package batcher
+
+import "github.com/ringbatch/ringbatch/policy"
+
+// Batches that go apart, one after the other: with wait_time auto, and where that is
+// quicker (waits.go), what is not full is held back while a batch runs, though another
+// worker is free.
+
+const (
+	// overdueAfter times as long as a batch should take, nothing is held back for it any
+	// more: its worker may hang.
+	overdueAfter = 3
+	// mostApart is for how many workers that is tried: what more of them do to each other
+	// is not known.
+	mostApart = maxOthers + 1
+)
+
+// heldUntil is until when batches that are not full are held back; now if they are not.
+// What has a deadline is not, nor what waits with it: how long that may wait was found
+// for a worker that is free.
+func (b *Batcher) heldUntil(now Time) (until Time) {
+	apart := b.apart
+	if b.learner != nil {
+		apart = b.learner.apart
+	}
+	until = now
+	if _, deadline := b.changes.first(); !apart || deadline != Never {
+		return until
+	}
+	for i := range b.workers {
+		switch x := &b.workers[i]; {
+		case !x.attached || len(x.batches) == 0:
+		case b.learner != nil:
+			until = max(until, b.learner.overdueAt(WorkerID(i)))
+		default: // no worker of a replay hangs
+			until = Never
+		}
+	}
+	return until
+}
+
+// overdueAt is when the batch that a worker runs should be done, and long since.
+func (l *learner) overdueAt(w WorkerID) Time {
+	x := &l.workers[w]
+	p := &x.batches[0]
+	return x.began(p) + Time(overdueAfter*l.expectedOf(p))
+}
+
+// mayGoApart says whether batches may run at the same time, and may wait for each other:
+// replays do not know of queue timeouts.
+func (p *replay) mayGoApart(s *policy.Settings) bool {
+	lanes := 0
+	for i := range p.workers {
+		lanes += max(1, p.workers[i].Lanes)
+	}
+	for i := range s.Levels {
+		if s.Levels[i].DefaultTimeout > 0 {
+			return false
+		}
+	}
+	return lanes > 1 && len(p.workers) <= mostApart
+}
