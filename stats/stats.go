@@ -117,7 +117,7 @@ type Learned struct {
 	// Tried is what other waits would have done to the latency of the last
 	// requests, with wait_time auto.
 	Tried []TriedWait `json:"tried"`
-	// Apart: batches that are not full go one after the other now, whatever the wait is.
+	// Apart: batches that are not full go one after the other now.
 	Apart bool `json:"apart,omitempty"`
 }
 
@@ -133,7 +133,7 @@ type LearnedCost struct {
 // that of no wait.
 type TriedWait struct {
 	WaitMS  float64 `json:"wait_ms"`
-	Apart   bool    `json:"apart,omitempty"` // or until nothing runs, if that is sooner
+	Apart   bool    `json:"apart,omitempty"` // no wait, but batches that are not full one after the other
 	Latency float64 `json:"latency"`
 }
 

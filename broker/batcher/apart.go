@@ -26,7 +26,7 @@ func (b *Batcher) heldUntil(now Time) (until Time) {
 		apart = b.learner.apart
 	}
 	until = now
-	if _, deadline := b.changes.first(); !apart || deadline != Never {
+	if !apart || b.dated > 0 {
 		return until
 	}
 	for i := range b.workers {

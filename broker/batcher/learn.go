@@ -19,7 +19,7 @@ import (
 //
 //	learn.go     what is remembered
 //	runs.go      what workers did
-//	costs.go     what a batch takes (cold.go: which of it is believed, news.go: when all of it
+//	costs.go     what a batch takes (costtable.go: also where it was not seen, cold.go: which of it is believed, news.go: when all of it
 //	             becomes another, ceiling.go: how much it may be at most)
 //	evaluate.go  when to play it again (change.go: and how far back)
 //	replay.go    one play through

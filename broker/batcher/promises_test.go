@@ -333,7 +333,7 @@ func (b *book) nothingWaitsInVain(now Time) error {
 // held says whether what is not full, and what is behind it, may wait for a batch that runs.
 func (b *book) held(now Time) bool {
 	for _, r := range b.requests {
-		if r != nil && r.running == 0 && (r.Deadline != Never || r.queueTimeoutAt != Never && !r.delayed) {
+		if r != nil && r.running == 0 && r.Deadline != Never {
 			return false
 		}
 	}
@@ -367,7 +367,7 @@ func (b *book) allEnded(x *Batcher) error {
 			return fmt.Errorf("request %d is left over: %+v", id, r)
 		}
 	}
-	if x.queued != 0 || x.queuedRows != 0 || x.alone != emptyList || x.anything.occupied|x.ready.occupied|x.full.occupied != 0 {
+	if x.queued != 0 || x.queuedRows != 0 || x.dated != 0 || x.alone != emptyList || x.anything.occupied|x.ready.occupied|x.full.occupied != 0 {
 		return fmt.Errorf("books are not empty: %d requests, %d rows", x.queued, x.queuedRows)
 	}
 	for i := range x.shapes.shapes {

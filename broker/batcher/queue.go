@@ -22,6 +22,9 @@ func (b *Batcher) admit(now Time, id RequestID, dims *Dims) {
 	b.queued++
 	b.queuedRows += int(r.rows)
 	b.queuedAt[r.level]++
+	if r.deadline != Never {
+		b.dated++
+	}
 	b.linkClient(&b.clients[r.client], id)
 	b.setReadyTimer(now, id)
 	if at := min(r.deadline, r.timeout); at != Never && b.learner != nil { // in a replay all are answered
@@ -64,6 +67,9 @@ func (b *Batcher) withdrawUnfiled(id RequestID) (heads uint64) {
 	b.queued--
 	b.queuedRows -= int(r.rows)
 	b.queuedAt[r.level]--
+	if r.deadline != Never {
+		b.dated--
+	}
 	sh := &b.shapes.shapes[r.shape]
 	sh.requests--
 	if sh.requests == 0 {

@@ -206,7 +206,7 @@ func (b *reference) dispatchOne(now Time) bool {
 func (b *reference) heldUntil(now Time) (until Time) {
 	until = now
 	for _, r := range b.waiting {
-		if min(r.Deadline, r.timeout) != Never {
+		if r.Deadline != Never {
 			return now
 		}
 	}

@@ -252,7 +252,7 @@ func (p *replay) arrive(i int) {
 	c.sentAt, p.sentAt[id] = sent, sent
 	q := Request{ID: RequestID(id), Client: r.client, Rows: int(r.rows), Level: int(r.level), Arrived: sent, Deadline: Never}
 	if r.patience > 0 {
-		q.Deadline = sent + 2*r.patience // it waits for others for half of that
+		q.Deadline = max(sent+2*r.patience, p.now+1) // it waits for others for half of that
 	}
 	if r.shape > 0 {
 		q.Dims[0] = uint32(r.shape)

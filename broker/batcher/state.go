@@ -45,6 +45,7 @@ type Batcher struct {
 	expected   int // requests of theirs that could
 	queued     int
 	queuedRows int
+	dated      int   // of those queued: have a deadline
 	queuedAt   []int // by level asked for, which ageing and timeouts do not change
 
 	lastSeq   int64

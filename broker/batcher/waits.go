@@ -80,6 +80,8 @@ const (
 	tailWeight           = 0.3
 	// How much better a wait just below or above the best of the usual figures must be.
 	justBelow, justAbove = 0.15, 0.1
+	// How much better batches that go apart must be.
+	apartGain = 0.03
 	// What a wait counts as worse, at most, where a little shorter one is far worse.
 	atTheEdge = 0.1
 	// The shortest wait, and the longest, that people set.
@@ -276,6 +278,9 @@ func (w *waits) harm(i int) float64 {
 		harm += justBelow
 	case steps == 1 || steps == 2:
 		harm += justAbove
+	}
+	if i == apart {
+		harm += apartGain
 	}
 	if w.closed && i > 1 && i != apart && w.lately(i-1) {
 		harm += min(tailWeight*max(0, w.mean(i-1)/w.mean(i)-1), atTheEdge)

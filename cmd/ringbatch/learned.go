@@ -16,7 +16,7 @@ func waitText(m *stats.Model) string {
 		return fmt.Sprintf("auto, %.3g ms now, for a latency_goal of %.3g ms", m.WaitTimeMS, m.LatencyGoalMS)
 	}
 	if m.Learned.Apart {
-		return fmt.Sprintf("auto, %.3g ms now, or until no batch runs", m.WaitTimeMS)
+		return "auto, one batch after the other now"
 	}
 	if m.WaitAuto {
 		return fmt.Sprintf("auto, %.3g ms now", m.WaitTimeMS)

@@ -175,7 +175,10 @@ func (v *view) details(width int) []*line {
 		state.add(bad, "not ready: "+m.NotReady)
 	}
 	wait := millis(m.WaitTimeMS) + " ms"
-	if m.WaitAuto {
+	switch {
+	case m.Learned.Apart:
+		wait = "auto, now one batch after the other"
+	case m.WaitAuto:
 		wait = "auto, now " + wait
 	}
 	state.add(plain, fmt.Sprintf("  wait %s  up to %s  ring of %s", wait, plural(m.MaxBatchSize, "row"), plural(m.Slots, "slot")))
