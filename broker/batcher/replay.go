@@ -43,6 +43,8 @@ type replay struct {
 	sum       float64     // of the latencies
 	latencies latencies
 	busyTime  Time
+	sent      int // batches
+	rows      int // in them
 	counted   int
 	late      int // took longer than due
 	over      int // took longer than the goal
@@ -189,7 +191,7 @@ func (p *replay) again(rung int) bool {
 	if p.phantom {
 		b.ClientJoined(ClientID(len(p.clients)))
 	}
-	p.sum, p.busyTime, p.counted, p.late, p.over = 0, 0, 0, 0, 0
+	p.sum, p.busyTime, p.sent, p.rows, p.counted, p.late, p.over = 0, 0, 0, 0, 0, 0, 0
 	p.latencies = latencies{}
 	way := 2 * p.from.handing(p.from.waits.goal) // to the broker and back
 	p.due, p.goal = p.from.waits.due()-way, p.from.waits.goal-way
@@ -280,6 +282,8 @@ func (p *replay) dispatch(d *Dispatch) {
 	end := start + p.cost(d.PadTo, int(d.Dims[0]), p.othersAt(x, start+p.lag))
 	x.freeAt = max(x.freeAt, end)
 	p.busyTime += end - start
+	p.sent++
+	p.rows += d.Rows
 	var ids []RequestID
 	if n := len(x.spare); n > 0 {
 		ids, x.spare = x.spare[n-1], x.spare[:n-1]
@@ -341,7 +345,8 @@ func (p *replay) cost(rows, shape, others int) Time {
 func (p *replay) result() outcome {
 	return outcome{
 		sum: p.sum, latencies: p.latencies, busy: float64(p.busyTime),
-		late: float64(p.late) / float64(max(1, p.counted)), over: float64(p.over) / float64(max(1, p.counted)), n: 1,
+		filled: float64(p.rows) / float64(max(1, p.sent*p.batcher.settings.MaxBatchSize)),
+		late:   float64(p.late) / float64(max(1, p.counted)), over: float64(p.over) / float64(max(1, p.counted)), n: 1,
 	}
 }
 

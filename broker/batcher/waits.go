@@ -46,6 +46,7 @@ type outcome struct {
 	sum       float64 // of their latencies
 	latencies latencies
 	busy      float64 // what the workers spent on all of them
+	filled    float64 // share of the rows that its batches could have had
 	late      float64 // of those that count, the share that took longer than replays may
 	over      float64 // and longer than the goal
 	n         float64 // replays
@@ -54,7 +55,7 @@ type outcome struct {
 func (o *outcome) add(kept float64, x *outcome) {
 	o.sum = o.sum*kept + x.sum
 	o.latencies.add(float32(kept), &x.latencies)
-	o.busy, o.late, o.over, o.n = o.busy*kept+x.busy, o.late*kept+x.late, o.over*kept+x.over, o.n*kept+x.n
+	o.busy, o.filled, o.late, o.over, o.n = o.busy*kept+x.busy, o.filled*kept+x.filled, o.late*kept+x.late, o.over*kept+x.over, o.n*kept+x.n
 }
 
 // roundWaits are the round figures.
@@ -80,8 +81,9 @@ const (
 	tailWeight           = 0.3
 	// How much better a wait just below or above the best of the usual figures must be.
 	justBelow, justAbove = 0.15, 0.1
-	// How much better batches that go apart must be.
-	apartGain = 0.03
+	// How much better batches that go apart must be, and how full they may be on average:
+	// where one at a time can hardly do all the work, a small error makes a long queue.
+	apartGain, apartFilled = 0.03, 0.5
 	// What a wait counts as worse, at most, where a little shorter one is far worse.
 	atTheEdge = 0.1
 	// The shortest wait, and the longest, that people set.
@@ -366,5 +368,5 @@ func (w *waits) doubt(i int) float64 { return luck / math.Sqrt(w.rungs[i].replay
 
 func (w *waits) lately(i int) bool {
 	r := &w.rungs[i]
-	return r.without.sum > 0 && w.evaluation-r.evaluation < 6 && (i != apart || w.several)
+	return r.without.sum > 0 && w.evaluation-r.evaluation < 6 && (i != apart || w.several && r.with.filled < apartFilled*r.with.n)
 }
