@@ -188,3 +188,40 @@ func TestABatchThatFailedHalfWayDoesNotTeachWhatOthersTakeAtLeast(t *testing.T) 
 		t.Error("a request that cannot make its deadline was taken")
 	}
 }
+
+// Where full batches run side by side since batches became slower, none runs alone, and
+// nothing is seen of what that takes now.
+func TestWhatBatchesTakeAloneCatchesUpWithWhatTheyTakeSideBySide(t *testing.T) {
+	const ms = Time(time.Millisecond)
+	var c costs
+	at := Time(0)
+	see := func(rows, others int, took Time) {
+		c.observe(rows, others, at, took, false)
+		at += took
+	}
+	for range 100 {
+		see(1, 0, 2*ms)
+		see(8, 0, 4*ms)
+	}
+	var table costTable
+	table.fill(&c, 32, 1)
+	before := table.of(8, 0)
+	for range 2 * youngPoint {
+		see(32, 1, 120*ms)
+	}
+	table.fill(&c, 32, 1)
+	// 120 ms for two that took turns are 60 ms alone, and a third less at best.
+	if got := table.of(32, 0); got < 39*ms || got > 121*ms {
+		t.Errorf("32 rows alone are taken to last %v, 120 ms side by side", time.Duration(got))
+	}
+	if got := table.of(8, 0); got < 2*before {
+		t.Errorf("8 rows alone are taken to last %v, as before (%v)", time.Duration(got), time.Duration(before))
+	}
+	for range 20 {
+		see(8, 0, 4*ms)
+	}
+	table.fill(&c, 32, 1)
+	if got := table.of(8, 0); got > 5*ms {
+		t.Errorf("8 rows alone take 4 ms, and are taken to last %v", time.Duration(got))
+	}
+}

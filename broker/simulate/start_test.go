@@ -53,3 +53,38 @@ func TestAutoStartsWellWithAQuickModel(t *testing.T) {
 		Arrivals: Poisson{Rate: 528_000}, Requests: 80_000,
 	})
 }
+
+// Batches of 32 µs, and as long again for a worker to be seen to be done and be given the
+// next: without that, replays had shorter waits than are good.
+func TestAutoKnowsWhatHandingOverTakes(t *testing.T) {
+	isFound(t, Config{
+		Policy: policy.Settings{MaxBatchSize: 16}, Workers: Workers{Count: 4}, Cost: mustCost(t, "1=32us,4=32us,8=33us,16=35us"),
+		Arrivals: Poisson{Rate: 745_000}, Requests: 80_000,
+	})
+}
+
+// Fourteen clients and batches of eight: those that wait are two short of a batch when the
+// others are answered, and a wait that ends just then is too short by a hair.
+func TestAutoKeepsAwayFromTheEdgeInAClosedLoop(t *testing.T) {
+	isFound(t, Config{
+		Policy: policy.Settings{MaxBatchSize: 8}, Workers: Workers{Count: 1}, Cost: mustCost(t, "1=1.787ms,2=1.807ms,4=1.855ms,8=1.973ms"),
+		Arrivals: ClosedLoop{Clients: 14, InFlight: 1}, Requests: 20_000,
+	})
+}
+
+// Workers that slow each other down as if they took turns: to take turns is better than
+// what any wait can do.
+func TestWorkersThatShareTakeTurns(t *testing.T) {
+	notShort(t)
+	cfg := Config{
+		Policy: policy.Settings{MaxBatchSize: 64}, Workers: Workers{Count: 4, Sharing: 0.7}, Cost: mustCost(t, "1=1.676ms,64=1.69ms"),
+		Arrivals: Poisson{Rate: 8_800}, Requests: 80_000, Hop: 7 * time.Microsecond,
+	}
+	r, err := compare(t.Context(), gridCell{cfg: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Mean > 0.95 || r.P99 > 1 {
+		t.Errorf("mean %.3f and p99 %.3f times those of %s", r.Mean, r.P99, r.BestWait)
+	}
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package batcher
+
+import (
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
+)
+
+// apartWorld is a batcher whose batches go apart, with two workers, the first of which
+// runs a batch that should take 10 ms; those before it did.
+func apartWorld(t *testing.T) (b *Batcher, first *Dispatch, now Time) {
+	t.Helper()
+	b, err := New(policy.Settings{MaxBatchSize: 4, WaitTime: policy.Auto})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.ClientJoined(9) // or nobody could join
+	b.WorkerReady(Worker{ID: 0})
+	b.WorkerReady(Worker{ID: 1})
+	for range 2 * youngPoint {
+		now += Time(time.Millisecond)
+		d := arriveAt(t, b, now, Never)
+		now += Time(10 * time.Millisecond)
+		b.BatchDone(d.Worker, d.Batch, now-Time(10*time.Millisecond), now)
+		b.Decide(now)
+	}
+	b.learner.apart = true
+	first = arriveAt(t, b, now, Never)
+	return b, first, now
+}
+
+// arriveAt has a request of one row come, and is the batch that goes out then, or nil.
+func arriveAt(t *testing.T, b *Batcher, now, deadline Time) *Dispatch {
+	t.Helper()
+	id := RequestID(0)
+	for b.stateOf(id) != unknown {
+		id++
+	}
+	if err := b.Arrive(now, Request{ID: id, Client: ClientID(id), Rows: 1, Level: DefaultLevel, Arrived: now, Deadline: deadline}); err != nil {
+		t.Fatal(err)
+	}
+	d := b.Decide(now)
+	if len(d.Dispatches) == 0 {
+		return nil
+	}
+	out := d.Dispatches[0]
+	return &out
+}
+
+func TestWhatIsNotFullIsHeldBackUntilNoBatchRuns(t *testing.T) {
+	b, first, now := apartWorld(t)
+	if first == nil {
+		t.Fatal("nothing runs, and a request is held back")
+	}
+	now += Time(time.Millisecond)
+	if d := arriveAt(t, b, now, Never); d != nil {
+		t.Fatalf("%+v runs beside another batch", d)
+	}
+	b.BatchDone(first.Worker, first.Batch, now-Time(time.Millisecond), now)
+	if d := b.Decide(now); len(d.Dispatches) != 1 {
+		t.Errorf("nothing runs any more, and %d batches went out", len(d.Dispatches))
+	}
+}
+
+func TestAFullBatchIsNotHeldBack(t *testing.T) {
+	b, _, now := apartWorld(t)
+	for range 3 {
+		if d := arriveAt(t, b, now, Never); d != nil {
+			t.Fatalf("%+v is not full", d)
+		}
+	}
+	if d := arriveAt(t, b, now, Never); d == nil || d.Why != Full {
+		t.Errorf("with four of four rows %+v goes out", d)
+	}
+}
+
+func TestNothingIsHeldBackForAWorkerThatHangs(t *testing.T) {
+	b, _, now := apartWorld(t)
+	if d := arriveAt(t, b, now, Never); d != nil {
+		t.Fatalf("%+v runs beside another batch", d)
+	}
+	wake := b.Decide(now).Wake
+	if wake < now+Time(20*time.Millisecond) || wake > now+Time(60*time.Millisecond) {
+		t.Fatalf("a batch of 10 ms is waited for for %v", time.Duration(wake-now))
+	}
+	if d := b.Decide(wake); len(d.Dispatches) != 1 {
+		t.Errorf("%d batches go out when another is overdue", len(d.Dispatches))
+	}
+	if d := arriveAt(t, b, wake, Never); d != nil {
+		t.Errorf("%+v: that one is not overdue", d)
+	}
+}
+
+func TestNothingWithADeadlineIsHeldBack(t *testing.T) {
+	b, _, now := apartWorld(t)
+	if d := arriveAt(t, b, now, Never); d != nil {
+		t.Fatalf("%+v runs beside another batch", d)
+	}
+	if d := arriveAt(t, b, now, now+Time(time.Second)); d == nil || d.Rows != 2 {
+		t.Errorf("%+v goes out, not the one with a deadline and what waited before it", d)
+	}
+}
+
+func TestBatchesGoApartOnlyWhereThatIsKnownToBeRight(t *testing.T) {
+	two := []replayWorker{{}, {}}
+	for name, c := range map[string]struct {
+		workers  []replayWorker
+		settings policy.Settings
+		want     bool
+	}{
+		"two workers":         {workers: two, want: true},
+		"one":                 {workers: two[:1]},
+		"one with lanes":      {workers: []replayWorker{{Worker: Worker{Lanes: 2}}}, want: true},
+		"more than are known": {workers: make([]replayWorker, mostApart+1)},
+		"a queue timeout":     {workers: two, settings: policy.Settings{Levels: []policy.Level{{}, {DefaultTimeout: time.Second}}}},
+	} {
+		if got := (&replay{workers: c.workers}).mayGoApart(&c.settings); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// Where one batch at a time could hardly do all the work it is not taken, and it is left
+// when it may not be any more.
+func TestBatchesDoNotGoApartWhenTheyAreFull(t *testing.T) {
+	quick := outcome{sum: 50, n: 1}
+	for _, c := range []struct {
+		filled  float64
+		several bool
+		want    bool
+	}{{0.3, true, true}, {0.6, true, false}, {0.3, false, false}} {
+		w := waits{several: c.several}
+		w.plan(1, 1, Time(time.Millisecond), 100, Time(time.Second), 1, false)
+		for i := w.next(); i >= 0; i = w.next() {
+			o := outcome{sum: 100, n: 1}
+			if i == apart {
+				o = quick
+				o.filled = c.filled
+			}
+			o.latencies.note(1)
+			w.tried(&o)
+		}
+		w.choose()
+		if got := w.taken == apart; got != c.want {
+			t.Errorf("%+v: apart %v", c, got)
+		}
+		w.several = false
+		w.plan(2, 1, Time(time.Millisecond), 100, Time(time.Second), 1, false)
+		if w.taken == apart {
+			t.Errorf("%+v: it is not left", c)
+		}
+	}
+}
