@@ -266,7 +266,7 @@ func (t *trip) answered(h *host, requests []int, failed map[int]failure) (res re
 			t.fail([]int{i}, errors.New(strings.TrimPrefix(f.text, status.ErrFailed.Error()+": ")))
 		}
 	}
-	if len(res.again) > 0 {
+	if n := len(res.again); n > 0 && 2*n >= len(requests) { // fewer have a deadline that the host cannot keep, and others can
 		h.overloaded()
 	}
 	return res

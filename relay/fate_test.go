@@ -47,6 +47,23 @@ func TestWhatAnUnavailableHostMeansForABatch(t *testing.T) {
 	}
 }
 
+// One deadline that a host cannot keep does not tell that it has too much to do.
+func TestAHostIsOverloadedIfItRefusesHalfOfAMessage(t *testing.T) {
+	for refusals, shrinks := range map[int]bool{0: false, 1: false, 3: false, 4: true, 8: true} {
+		_, byName := usableHosts(LeastRequest, "h")
+		h := byName["h"]
+		h.window = 4
+		requests, failed := []int{0, 1, 2, 3, 4, 5, 6, 7}, map[int]failure{}
+		for _, i := range requests[:refusals] {
+			failed[i] = failure{status.ErrOverloaded.Name(), "it could not be answered in time"}
+		}
+		res := (&trip{ended: make([]bool, len(requests))}).answered(h, requests, failed)
+		if len(res.again) != refusals || (h.window < 4) != shrinks {
+			t.Errorf("%d of 8 refused: %d go on, window %v", refusals, len(res.again), h.window)
+		}
+	}
+}
+
 func TestARefusedBatchWhoseTimeIsOverMayBeSentAgain(t *testing.T) {
 	trip := &trip{last: fmt.Errorf("%w: h has no room", status.ErrQueueFull)}
 	for _, now := range []error{nil, errors.New("h: context deadline exceeded")} {
