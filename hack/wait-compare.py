@@ -11,8 +11,9 @@ so for both. With --goal, half and twice of what the model can do follow, with t
 latency_goal and without. One JSON for each run in OUT, and a table at the end.
 
 With --side_by_side the waits do not take turns but run at the same time, each with a
-broker and workers of its own on a part of the cores; the parts change hands from round
-to round. Where others use the machine's memory, too, turns are slow or quick by chance;
+broker and workers of its own on a part of the cores; the waits change hands from round
+to round, because one worker may be slower than another for as long as it lives (where its
+memory lies). Where others use the machine's memory, too, turns are slow or quick by chance;
 side by side all waits are. With --apart each wait has a broker and workers of its own, too,
 and all take turns on the whole machine, as those that share a GPU must: what auto has
 learned is then of its own turns only.
@@ -203,7 +204,8 @@ class Stacks:
     def __init__(self, args: argparse.Namespace, name: str, command: list[str], instances: int) -> None:
         self.args, self.name = args, name
         self.waits: list[str] = args.waits.split(",")
-        self.stacks = [Comparison(args, f"{name}-{w}", command, instances) for w in self.waits]
+        stacks = self.waits if args.apart else range(1, len(self.waits) + 1)  # side by side the waits change hands
+        self.stacks = [Comparison(args, f"{name}-{stack}", command, instances) for stack in stacks]
         cores = sorted(os.sched_getaffinity(0))
         share = len(cores) // len(self.waits)
         self.parts = [cores[i * share : (i + 1) * share] for i in range(len(self.waits))]
@@ -213,34 +215,44 @@ class Stacks:
             for stack, wait in zip(self.stacks, self.waits):
                 running.enter_context(stack.running())
                 stack.set(f"wait_time={wait}")
-            capacity = min(median_window(r) for r in self.bench("capacity", 0, *CLOSED_LOOP))
+            capacities = [median_window(r) for r in self.bench("capacity", *CLOSED_LOOP)]
+            capacity = min(capacities)
             how = "in turns" if self.args.apart else "side by side"
-            print(f"{self.name}: capacity {capacity:.0f} requests/s (closed loop, 256 in flight, the least of {len(self.stacks)} {how})", flush=True)
+            each = ", ".join(f"{c:.0f}" for c in capacities)
+            print(f"{self.name}: capacity {capacity:.0f} requests/s (closed loop, 256 in flight, the least of {each} {how})", flush=True)
             return [self.at(float(load), capacity) for load in self.args.loads.split(",") if load]
 
-    def bench(self, name: str, turn: int, *flags: str) -> list[dict]:
-        """All at once, each on the part of the cores that is its in this turn; or apart, another one first in each turn."""
+    def bench(self, name: str, *flags: str, first: int = 0) -> list[dict]:
+        """Each stack on its part of the cores, all at once; or apart, from the first given on."""
         if self.args.apart:
-            first = turn % len(self.stacks)
             results = {stack.name: stack.bench(name, *flags) for stack in self.stacks[first:] + self.stacks[:first]}
             return [results[stack.name] for stack in self.stacks]
         started = []
         mine = os.sched_getaffinity(0)
-        for i, stack in enumerate(self.stacks):
-            part = self.parts[(i + turn) % len(self.parts)]
+        for stack, part in zip(self.stacks, self.parts):
             stack.pin(part)
             os.sched_setaffinity(0, part)  # which the load inherits
             started.append(stack.start_bench(*flags))
         os.sched_setaffinity(0, mine)
         return [stack.benched(name, p) for stack, p in zip(self.stacks, started)]
 
+    def turn(self, name: str, turn: int, *flags: str) -> list[tuple[str, dict]]:
+        """Each wait with what came of it."""
+        n = turn % len(self.waits)
+        if self.args.apart:
+            return list(zip(self.waits, self.bench(name, *flags, first=n)))
+        waits = self.waits[n:] + self.waits[:n]
+        for stack, wait in zip(self.stacks, waits):
+            stack.set(f"wait_time={wait}")
+        return list(zip(waits, self.bench(name, *flags)))
+
     def at(self, load: float, capacity: float) -> str:
         rate = ("--rate", f"{load * capacity:.1f}")
         means: dict[str, list[float]] = {w: [] for w in self.waits}
         tails: dict[str, list[float]] = {w: [] for w in self.waits}
-        self.bench(f"{load}-settling", 0, *rate)
+        self.bench(f"{load}-settling", *rate)
         for turn in range(self.args.rounds):
-            for wait, r in zip(self.waits, self.bench(f"{load}-{turn}", turn, *rate, "--seed", str(turn + 1))):
+            for wait, r in self.turn(f"{load}-{turn}", turn, *rate, "--seed", str(turn + 1)):
                 means[wait].append(r["latency_ms"]["avg"])
                 tails[wait].append(r["latency_ms"]["p99"])
             print(f"{self.name}, load {load:.0%}, round {turn + 1}: " + ", ".join(f"{w} {means[w][-1]:.2f} ms" for w in self.waits), flush=True)

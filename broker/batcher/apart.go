@@ -10,35 +10,41 @@ import "github.com/ringbatch/ringbatch/policy"
 
 const (
 	// overdueAfter times as long as a batch should take, nothing is held back for it any
-	// more: its worker may hang.
+	// more: its worker may hang. Nor is anything for as many times what batches take
+	// lately: what runs may be a rare one that takes far longer.
 	overdueAfter = 3
 	// mostApart is for how many workers that is tried: what more of them do to each other
 	// is not known.
 	mostApart = maxOthers + 1
 )
 
+// goesApart says whether batches do, and how long each is held back at most.
+func (b *Batcher) goesApart() (bool, Time) {
+	if l := b.learner; l != nil {
+		return l.apart, Time(overdueAfter * l.took)
+	}
+	return b.apart, b.apartFor
+}
+
 // heldUntil is until when batches that are not full are held back; now if they are not.
 // What has a deadline is not, nor what waits with it: how long that may wait was found
 // for a worker that is free.
-func (b *Batcher) heldUntil(now Time) (until Time) {
-	apart := b.apart
-	if b.learner != nil {
-		apart = b.learner.apart
-	}
-	until = now
+func (b *Batcher) heldUntil(now Time) Time {
+	apart, most := b.goesApart()
 	if !apart || b.dated > 0 {
-		return until
+		return now
 	}
+	runs := now
 	for i := range b.workers {
 		switch x := &b.workers[i]; {
 		case !x.attached || len(x.batches) == 0:
 		case b.learner != nil:
-			until = max(until, b.learner.overdueAt(WorkerID(i)))
+			runs = max(runs, b.learner.overdueAt(WorkerID(i)))
 		default: // no worker of a replay hangs
-			until = Never
+			runs = Never
 		}
 	}
-	return until
+	return max(now, min(runs, min(now, b.heldFrom)+most))
 }
 
 // overdueAt is when the batch that a worker runs should be done, and long since.

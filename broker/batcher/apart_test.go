@@ -104,6 +104,64 @@ func TestNothingWithADeadlineIsHeldBack(t *testing.T) {
 	}
 }
 
+// Batches that take far longer are rare, and no replay may have seen one.
+func TestABatchThatTakesFarLongerThanOthersIsNotWaitedFor(t *testing.T) {
+	b, first, now := apartWorld(t)
+	b.BatchDone(first.Worker, first.Batch, now, now)
+	slow := Request{ID: 50, Client: 50, Rows: 1, Level: DefaultLevel, Arrived: now, Deadline: Never, Dims: Dims{7}}
+	for range 2 * youngPoint { // half a second each, so it is known
+		if err := b.Arrive(now, slow); err != nil {
+			t.Fatal(err)
+		}
+		d := b.Decide(now).Dispatches[0]
+		now += Time(500 * time.Millisecond)
+		b.BatchDone(d.Worker, d.Batch, now-Time(500*time.Millisecond), now)
+	}
+	b.learner.took = float64(10 * time.Millisecond) // long ago
+	if err := b.Arrive(now, slow); err != nil {
+		t.Fatal(err)
+	}
+	if b.Decide(now); arriveAt(t, b, now, Never) != nil {
+		t.Fatal("a quick request is not held back at all")
+	}
+	if wake := b.Decide(now).Wake; wake > now+Time(overdueAfter*10*time.Millisecond) {
+		t.Errorf("a quick request is held back for %v", time.Duration(wake-now))
+	}
+	held := now
+	for ; b.Queued() > 0; now += Time(time.Millisecond) { // others come meanwhile, and begin no hold of their own
+		b.Decide(now)
+		if now > held+Time(time.Second) {
+			t.Fatal("it is held back for ever")
+		}
+	}
+}
+
+func TestAPolicyThatIsSetEndsWhatIsHeldBack(t *testing.T) {
+	b, _, now := apartWorld(t)
+	b.learner.waits.taken = apart
+	for _, settings := range []policy.Settings{
+		{MaxBatchSize: 4, WaitTime: policy.Auto, Levels: []policy.Level{{DefaultTimeout: 5 * time.Millisecond}}},
+		{MaxBatchSize: 4},
+		{MaxBatchSize: 4, WaitTime: policy.Auto},
+	} {
+		if err := b.SetPolicy(settings); err != nil {
+			t.Fatal(err)
+		}
+		if b.heldUntil(now) > now {
+			t.Errorf("%+v: held back", settings)
+		}
+	}
+}
+
+func TestARequestWithADeadlineIsNotRefusedForWhatIsHeldBack(t *testing.T) {
+	b, _, now := apartWorld(t)
+	arriveAt(t, b, now, Never)
+	err := b.Arrive(now, Request{ID: 60, Client: 60, Rows: 1, Level: DefaultLevel, Arrived: now, Deadline: now + Time(10500*time.Microsecond)})
+	if err != nil {
+		t.Errorf("10.5 ms for a batch of 10 ms, and a worker is free: %v", err)
+	}
+}
+
 func TestBatchesGoApartOnlyWhereThatIsKnownToBeRight(t *testing.T) {
 	two := []replayWorker{{}, {}}
 	for name, c := range map[string]struct {
@@ -131,7 +189,7 @@ func TestBatchesDoNotGoApartWhenTheyAreFull(t *testing.T) {
 		filled  float64
 		several bool
 		want    bool
-	}{{0.3, true, true}, {0.6, true, false}, {0.3, false, false}} {
+	}{{0.3, true, true}, {0.7, true, false}, {0.3, false, false}} {
 		w := waits{several: c.several}
 		w.plan(1, 1, Time(time.Millisecond), 100, Time(time.Second), 1, false)
 		for i := w.next(); i >= 0; i = w.next() {
@@ -146,6 +204,13 @@ func TestBatchesDoNotGoApartWhenTheyAreFull(t *testing.T) {
 		w.choose()
 		if got := w.taken == apart; got != c.want {
 			t.Errorf("%+v: apart %v", c, got)
+		}
+		if c.want { // as soon as they are full
+			w.rungs[apart].with.filled = 0.7 * w.rungs[apart].with.n
+			if w.choose(); w.taken == apart {
+				t.Errorf("%+v: it is not left though batches are full", c)
+			}
+			w.taken = apart
 		}
 		w.several = false
 		w.plan(2, 1, Time(time.Millisecond), 100, Time(time.Second), 1, false)

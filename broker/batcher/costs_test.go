@@ -224,4 +224,14 @@ func TestWhatBatchesTakeAloneCatchesUpWithWhatTheyTakeSideBySide(t *testing.T) {
 	if got := table.of(8, 0); got > 5*ms {
 		t.Errorf("8 rows alone take 4 ms, and are taken to last %v", time.Duration(got))
 	}
+	// One size that is slow beside others does not make all slow alone.
+	for range 30 {
+		see(1, 1, 3*ms)
+		see(2, 1, 3*ms)
+	}
+	see(16, 1, 100*ms)
+	table.fill(&c, 32, 1)
+	if got := table.of(1, 0); got > 3*ms {
+		t.Errorf("1 row alone is taken to last %v", time.Duration(got))
+	}
 }

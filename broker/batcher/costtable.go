@@ -61,18 +61,24 @@ const turnsAtMost = 1.5
 // on, one that runs alone might be taken for as quick as it was for ever.
 func (t *costTable) catchUp(c *costs, rows, others int) {
 	for few := range others {
-		stale, times := &c.curves[few], 1.0
+		stale := c.batches - c.curves[few].last
+		sum, weight := 0.0, 0.0
 		for more := few + 1; more <= others; more++ {
 			v := &c.curves[more]
 			turns := turnsAtMost * float64(more+1) / float64(few+1)
 			for i := v.told.next(0); i >= 0 && i <= sizeClass(rows); i = v.told.next(i + 1) {
-				if p := &v.points[i]; p.last > stale.last+youngPoint {
-					times = max(times, p.time/turns/float64(t.times[few][i]))
+				if p := &v.points[i]; stale > c.batches-p.last+youngPoint {
+					w := float64(min(p.count, 16))
+					sum += w * math.Log(p.time/turns/float64(t.times[few][i]))
+					weight += w
 				}
 			}
 		}
-		for i := 0; times > 1 && i <= sizeClass(rows); i++ {
-			t.times[few][i] = Time(times * float64(t.times[few][i]))
+		if sum <= 0 {
+			continue
+		}
+		for i := range sizeClass(rows) + 1 {
+			t.times[few][i] = Time(math.Exp(sum/weight) * float64(t.times[few][i]))
 		}
 	}
 }

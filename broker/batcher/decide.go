@@ -124,11 +124,16 @@ func (b *Batcher) feedIdle(now Time) bool {
 	}
 	s := b.firstReady(now)
 	if s < 0 {
+		b.heldFrom = Never
 		return false
 	}
 	sh := &b.shapes.shapes[s]
-	if !sh.full && b.heldUntil(now) > now {
-		return false // and nothing overtakes it
+	if !sh.full {
+		if b.heldUntil(now) > now {
+			b.heldFrom = min(b.heldFrom, now)
+			return false // and nothing overtakes it
+		}
+		b.heldFrom = Never
 	}
 	limit, why := b.settings.MaxBatchSize, Nobody
 	switch {

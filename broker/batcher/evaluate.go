@@ -22,7 +22,8 @@ const (
 	// startBatches, and with startHurry times as many steps. A quick model has some ten
 	// thousand requests in that time, and without a wait they might all be slow.
 	startsFor    = Time(50 * time.Millisecond)
-	startRuns    = 64 // or as many of the quickest batches, if that is longer
+	startRuns    = 64 // or as many of the quickest batches, if that is longer, up to startAtMost
+	startAtMost  = Time(2 * time.Second)
 	startBatches = 16
 	startHurry   = 16
 	// evaluateAnyway is when a few new requests are enough: after a busy time the
@@ -102,7 +103,7 @@ func (l *learner) windowSize(now Time) int {
 
 // starts says whether the first requests have only just come.
 func (l *learner) starts(now Time) bool {
-	return now < l.firstAt+max(startsFor, startRuns*l.quickest())
+	return now < l.firstAt+max(startsFor, min(startRuns*l.quickest(), startAtMost))
 }
 
 // latest is the i-th last record, from 0.

@@ -160,7 +160,10 @@ func (l *learner) setPolicy(settings *policy.Settings) {
 		l.wait, l.apart, l.waits.closed = Time(settings.WaitTime), false, false
 		return
 	}
-	l.wait, l.apart = l.waits.inForce(), l.waits.taken == apart
+	if l.apart = false; l.waits.taken == apart {
+		l.waits.taken = l.waits.round
+	}
+	l.wait = l.waits.inForce()
 	if l.records == nil {
 		l.records = make([]record, maxRecords)
 	}

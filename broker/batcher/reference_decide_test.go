@@ -189,8 +189,12 @@ func (b *reference) dispatchOne(now Time) bool {
 		case !ok:
 			continue
 		case idle != nil && why != Full && b.heldUntil(now) > now:
+			b.heldFrom = min(b.heldFrom, now)
 			return false
 		case idle != nil:
+			if why != Full {
+				b.heldFrom = Never
+			}
 			b.dispatch(idle, shape[:n], why)
 			return true
 		case busy != nil && why == Full:
@@ -199,12 +203,14 @@ func (b *reference) dispatchOne(now Time) bool {
 		}
 		return false // what goes first waits for an idle worker, and nothing overtakes it
 	}
+	if idle != nil {
+		b.heldFrom = Never
+	}
 	return false
 }
 
 // heldUntil is when batches that are not full may run beside others.
 func (b *reference) heldUntil(now Time) (until Time) {
-	until = now
 	for _, r := range b.waiting {
 		if r.Deadline != Never {
 			return now
@@ -215,7 +221,7 @@ func (b *reference) heldUntil(now Time) (until Time) {
 			until = max(until, b.learner.overdueAt(w.ID))
 		}
 	}
-	return until
+	return max(now, min(until, min(b.heldFrom, now)+Time(overdueAfter*b.learner.took)))
 }
 
 // ready says how many requests of a shape's queue would go to an idle worker.

@@ -25,6 +25,7 @@ type reference struct {
 	lastRun   Run
 	out       Decisions
 	now       Time     // of the last Decide
+	heldFrom  Time     // since when what is not full is
 	learner   *learner // what it learns is tested elsewhere; here that both tell it the same
 }
 
@@ -56,7 +57,7 @@ func newReference(settings policy.Settings) (*reference, error) {
 	if err := settings.Validate(); err != nil {
 		return nil, err
 	}
-	return &reference{settings: settings.Clone(), clients: map[ClientID]*refClient{}, learner: newLearner(&settings)}, nil
+	return &reference{settings: settings.Clone(), clients: map[ClientID]*refClient{}, learner: newLearner(&settings), heldFrom: Never}, nil
 }
 
 func (b *reference) SetPolicy(settings policy.Settings) error {

@@ -169,7 +169,7 @@ func (p *replay) again(rung int) bool {
 		return false
 	}
 	b := p.batcher
-	b.settings.WaitTime, b.apart = p.from.waits.wait(rung), rung == apart
+	b.settings.WaitTime, b.apart, b.apartFor, b.heldFrom = p.from.waits.wait(rung), rung == apart, Time(overdueAfter*p.from.took), Never
 	for i := range b.clients {
 		b.ClientJoined(ClientID(i)) // again, if it sent no more
 		b.ClientLeft(ClientID(i))
@@ -193,7 +193,7 @@ func (p *replay) again(rung int) bool {
 	}
 	p.sum, p.busyTime, p.sent, p.rows, p.counted, p.late, p.over = 0, 0, 0, 0, 0, 0, 0
 	p.latencies = latencies{}
-	way := 2 * p.from.handing(p.from.waits.goal) // to the broker and back
+	way := p.from.handing(p.from.waits.goal) // back from the worker
 	p.due, p.goal = p.from.waits.due()-way, p.from.waits.goal-way
 	for i := range p.workers {
 		x := &p.workers[i]

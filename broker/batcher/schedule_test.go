@@ -358,8 +358,8 @@ func (s *schedule) decide() error {
 	}
 	s.fast.Learn(s.now)
 	s.slow.Learn(s.now)
-	if a, b := s.fast.learner.wait, s.slow.learner.wait; a != b {
-		return fmt.Errorf("waits for %v, reference %v", a, b)
+	if a, b := s.fast.learner, s.slow.learner; a.wait != b.wait || a.apart != b.apart {
+		return fmt.Errorf("waits for %v, apart %v; reference %v, %v", a.wait, a.apart, b.wait, b.apart)
 	}
 	return nil
 }

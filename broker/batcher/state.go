@@ -13,6 +13,8 @@ import "github.com/ringbatch/ringbatch/policy"
 type Batcher struct {
 	settings policy.Settings
 	apart    bool // of a replay (apart.go)
+	apartFor Time // of a replay
+	heldFrom Time // since when a batch is held back; Never: none is
 	ranks    int  // base levels: the configured ones, and one behind them for delayed requests
 
 	requests []request // by RequestID
@@ -77,6 +79,7 @@ func newBatcher(settings policy.Settings) (*Batcher, error) {
 	}
 	b := &Batcher{
 		settings: settings.Clone(),
+		heldFrom: Never,
 		shapes:   newShapeTable(),
 		alone:    emptyList,
 	}

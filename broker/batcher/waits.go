@@ -83,7 +83,7 @@ const (
 	justBelow, justAbove = 0.15, 0.1
 	// How much better batches that go apart must be, and how full they may be on average:
 	// where one at a time can hardly do all the work, a small error makes a long queue.
-	apartGain, apartFilled = 0.03, 0.5
+	apartGain, apartFilled = 0.03, 0.6
 	// What a wait counts as worse, at most, where a little shorter one is far worse.
 	atTheEdge = 0.1
 	// The shortest wait, and the longest, that people set.
@@ -246,7 +246,7 @@ func (w *waits) choose() {
 			}
 		}
 	}
-	if w.harm(w.taken) > w.harm(w.round) {
+	if w.harm(w.taken) > w.harm(w.round) || w.taken == apart && !w.lately(apart) {
 		w.taken = w.round
 	}
 	best = w.harm(w.taken)
