@@ -153,6 +153,26 @@ func TestAPolicyThatIsSetEndsWhatIsHeldBack(t *testing.T) {
 	}
 }
 
+// How full batches are, once they take another time, nobody knows yet.
+func TestBatchesDoNotGoApartAnyMoreWhenThePaceBecomesAnother(t *testing.T) {
+	b, _, now := apartWorld(t)
+	l := b.learner
+	for range 2 * fewRecords {
+		now += Time(time.Millisecond)
+		l.arrived(&Request{ID: 70, Client: 70, Rows: 1, Arrived: now, Deadline: Never}, 0)
+	}
+	for _, moved := range []bool{false, true} {
+		if moved {
+			l.shapes[0].moves++
+		}
+		l.apart, l.waits.taken = true, apart
+		l.begin(now, fewRecords)
+		if moved == l.apart {
+			t.Errorf("moved %v: apart %v", moved, l.apart)
+		}
+	}
+}
+
 func TestARequestWithADeadlineIsNotRefusedForWhatIsHeldBack(t *testing.T) {
 	b, _, now := apartWorld(t)
 	arriveAt(t, b, now, Never)

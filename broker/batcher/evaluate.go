@@ -124,8 +124,13 @@ func (l *learner) begin(now Time, n int) {
 	if l.replay == nil {
 		l.replay = newReplay(l)
 	}
-	if changed || l.replay.moves != l.shapes[0].moves {
+	moved := l.replay.moves != l.shapes[0].moves
+	if changed || moved {
 		l.stepUntil = now + remembered
+	}
+	if moved && l.apart { // how full batches are from now on is not known
+		l.waits.taken, l.apart = l.waits.round, false
+		l.wait = l.waits.inForce()
 	}
 	l.replay.load(n)
 	l.waits.closed, l.waits.several = l.replay.closed, l.replay.mayGoApart(&l.settings)
