@@ -26,7 +26,8 @@ func (l *learner) late(now Time, r *Request, queuedRows, ahead, expected int) bo
 	if !l.waits.closed {
 		l.follow(r)
 	}
-	if held := l.apart && queuedRows+r.Rows <= l.settings.MaxBatchSize; (queuedRows == 0 || held) && l.busy < l.present() { // what is held back goes with it
+	held := l.apart && queuedRows+r.Rows <= l.settings.MaxBatchSize // what is queued, and goes with it
+	if (queuedRows == 0 || held) && l.busy < l.present() {
 		// By the goal, or if nothing is known, it is tried: if nothing ran any more, nothing
 		// could be learned, and the first batch may have been the only slow one.
 		f := l.floorOf(&r.Dims)

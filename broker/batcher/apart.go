@@ -18,20 +18,25 @@ const (
 	mostApart = maxOthers + 1
 )
 
-// goesApart says whether batches do, and how long each is held back at most.
-func (b *Batcher) goesApart() (bool, Time) {
-	if l := b.learner; l != nil {
-		return l.apart, Time(overdueAfter * l.took)
+// heldFor is how long a batch is held back at most; 0 if none is.
+func (l *learner) heldFor() Time {
+	if !l.apart {
+		return 0
 	}
-	return b.apart, b.apartFor
+	return l.longestHold()
 }
+
+func (l *learner) longestHold() Time { return Time(overdueAfter * l.took) }
 
 // heldUntil is until when batches that are not full are held back; now if they are not.
 // What has a deadline is not, nor what waits with it: how long that may wait was found
 // for a worker that is free.
 func (b *Batcher) heldUntil(now Time) Time {
-	apart, most := b.goesApart()
-	if !apart || b.dated > 0 {
+	most := b.heldFor
+	if b.learner != nil {
+		most = b.learner.heldFor()
+	}
+	if most == 0 || b.dated > 0 {
 		return now
 	}
 	runs := now

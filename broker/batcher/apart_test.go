@@ -206,11 +206,11 @@ func TestBatchesGoApartOnlyWhereThatIsKnownToBeRight(t *testing.T) {
 func TestBatchesDoNotGoApartWhenTheyAreFull(t *testing.T) {
 	quick := outcome{sum: 50, n: 1}
 	for _, c := range []struct {
-		filled  float64
-		several bool
-		want    bool
+		filled float64
+		may    bool
+		want   bool
 	}{{0.3, true, true}, {0.7, true, false}, {0.3, false, false}} {
-		w := waits{several: c.several}
+		w := waits{mayGoApart: c.may}
 		w.plan(1, 1, Time(time.Millisecond), 100, Time(time.Second), 1, false)
 		for i := w.next(); i >= 0; i = w.next() {
 			o := outcome{sum: 100, n: 1}
@@ -232,7 +232,7 @@ func TestBatchesDoNotGoApartWhenTheyAreFull(t *testing.T) {
 			}
 			w.taken = apart
 		}
-		w.several = false
+		w.mayGoApart = false
 		w.plan(2, 1, Time(time.Millisecond), 100, Time(time.Second), 1, false)
 		if w.taken == apart {
 			t.Errorf("%+v: it is not left", c)

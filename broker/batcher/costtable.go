@@ -62,23 +62,19 @@ const turnsAtMost = 1.5
 func (t *costTable) catchUp(c *costs, rows, others int) {
 	for few := range others {
 		stale := c.batches - c.curves[few].last
-		sum, weight := 0.0, 0.0
+		var times ratio
 		for more := few + 1; more <= others; more++ {
 			v := &c.curves[more]
 			turns := turnsAtMost * float64(more+1) / float64(few+1)
 			for i := v.told.next(0); i >= 0 && i <= sizeClass(rows); i = v.told.next(i + 1) {
 				if p := &v.points[i]; stale > c.batches-p.last+youngPoint {
-					w := float64(min(p.count, 16))
-					sum += w * math.Log(p.time/turns/float64(t.times[few][i]))
-					weight += w
+					times.add(p, turns*float64(t.times[few][i]))
 				}
 			}
 		}
-		if sum <= 0 {
-			continue
-		}
+		slower := max(1, times.mean())
 		for i := range sizeClass(rows) + 1 {
-			t.times[few][i] = Time(math.Exp(sum/weight) * float64(t.times[few][i]))
+			t.times[few][i] = Time(slower * float64(t.times[few][i]))
 		}
 	}
 }
@@ -135,17 +131,30 @@ func (t *costTable) of(rows, others int) Time {
 
 // against is how many times as long v takes as form; 0 if nothing tells.
 func (v *curve) against(form *curve) float64 {
-	if v.told.empty() {
-		return 0
-	}
-	sum, weight := 0.0, 0.0
+	var times ratio
 	for i := v.told.next(0); i >= 0; i = v.told.next(i + 1) {
 		p := &v.points[i]
-		w := float64(min(p.count, 16))
-		sum += w * math.Log(p.time/form.at(int(p.rows+0.5)))
-		weight += w
+		times.add(p, form.at(int(p.rows+0.5)))
 	}
-	return math.Exp(sum / weight)
+	return times.mean()
+}
+
+// ratio is how many times as long sizes take as something else, on average.
+type ratio struct{ sum, weight float64 }
+
+// add counts a size, and what it is held against. One that was seen often counts more.
+func (r *ratio) add(p *costPoint, of float64) {
+	w := float64(min(p.count, 16))
+	r.sum += w * math.Log(p.time/of)
+	r.weight += w
+}
+
+// mean is 0 if there is none.
+func (r *ratio) mean() float64 {
+	if r.weight == 0 {
+		return 0
+	}
+	return math.Exp(r.sum / r.weight)
 }
 
 // between is the factor of a number of others that was never seen.

@@ -32,6 +32,10 @@
 // and leaves as much as its batch is expected to take.
 // Deadline and Nobody take all that fits, preferred size or not.
 //
+// With WaitTime Auto, what is not full may be held back while any batch runs, and what is
+// behind it, too, so that batches go apart; not what has a deadline, and not for long
+// (apart.go).
+//
 // 3. A client could join while it has fewer requests in flight (waiting and
 // running) than its recent peak, at least 1. The peak is taken over its
 // present and its last period of 16 ended requests. So a client that waits

@@ -73,11 +73,14 @@ func (l *learner) step(now Time) {
 		if !l.replay.again(l.waits.next()) {
 			l.waits.choose()
 			l.anew = false
-			l.wait, l.apart = l.waits.inForce(), l.waits.taken == apart
+			l.enforce()
 			return
 		}
 	}
 }
+
+// enforce has requests wait as was chosen from now on.
+func (l *learner) enforce() { l.wait, l.apart = l.waits.inForce(), l.waits.taken == apart }
 
 // windowSize is how many of the latest requests are played again: those of the
 // last second, some in any case, and at least enough for a few batches.
@@ -128,12 +131,12 @@ func (l *learner) begin(now Time, n int) {
 	if changed || moved {
 		l.stepUntil = now + remembered
 	}
-	if moved && l.apart { // how full batches are from now on is not known
-		l.waits.taken, l.apart = l.waits.round, false
-		l.wait = l.waits.inForce()
+	if moved { // how full batches are from now on is not known
+		l.waits.leaveApart()
+		l.enforce()
 	}
 	l.replay.load(n)
-	l.waits.closed, l.waits.several = l.replay.closed, l.replay.mayGoApart(&l.settings)
+	l.waits.closed, l.waits.mayGoApart = l.replay.closed, l.replay.mayGoApart(&l.settings)
 	l.refreshTable(l.waits.goal > 0)
 	clock := l.clock(now)
 	if l.waits.plan(clock, l.quickest()/64, l.longest(), n, clock-l.latest(n-1).clock(), l.expected(l.settings.MaxBatchSize), changed) {

@@ -19,7 +19,8 @@ import (
 //
 //	learn.go     what is remembered
 //	runs.go      what workers did
-//	costs.go     what a batch takes (costtable.go: also where it was not seen, cold.go: which of it is believed, news.go: when all of it
+//	costs.go     what a batch takes (costtable.go: also where it was not seen, cold.go: which
+//	             of it is believed, news.go: when all of it
 //	             becomes another, ceiling.go: how much it may be at most)
 //	evaluate.go  when to play it again (change.go: and how far back)
 //	replay.go    one play through
@@ -160,10 +161,8 @@ func (l *learner) setPolicy(settings *policy.Settings) {
 		l.wait, l.apart, l.waits.closed = Time(settings.WaitTime), false, false
 		return
 	}
-	if l.apart = false; l.waits.taken == apart {
-		l.waits.taken = l.waits.round
-	}
-	l.wait = l.waits.inForce()
+	l.waits.leaveApart()
+	l.enforce()
 	if l.records == nil {
 		l.records = make([]record, maxRecords)
 	}

@@ -169,7 +169,10 @@ func (p *replay) again(rung int) bool {
 		return false
 	}
 	b := p.batcher
-	b.settings.WaitTime, b.apart, b.apartFor, b.heldFrom = p.from.waits.wait(rung), rung == apart, Time(overdueAfter*p.from.took), Never
+	b.settings.WaitTime = p.from.waits.wait(rung)
+	if b.heldFor, b.heldFrom = 0, Never; rung == apart {
+		b.heldFor = p.from.longestHold()
+	}
 	for i := range b.clients {
 		b.ClientJoined(ClientID(i)) // again, if it sent no more
 		b.ClientLeft(ClientID(i))

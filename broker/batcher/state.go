@@ -12,9 +12,8 @@ import "github.com/ringbatch/ringbatch/policy"
 // id.
 type Batcher struct {
 	settings policy.Settings
-	apart    bool // of a replay (apart.go)
-	apartFor Time // of a replay
-	heldFrom Time // since when a batch is held back; Never: none is
+	heldFor  Time // of a replay: how long batches that are not full are held back at most (apart.go)
+	heldFrom Time // since when one is; Never: none is
 	ranks    int  // base levels: the configured ones, and one behind them for delayed requests
 
 	requests []request // by RequestID

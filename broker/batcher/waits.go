@@ -28,7 +28,7 @@ type waits struct {
 	missed     float64 // requests that were late or refused since it was moved, less those that may be
 	full       Time    // what a full batch was taken to last
 	closed     bool    // clients send when they have their answer
-	several    bool    // batches may go apart
+	mayGoApart bool    // batches may
 }
 
 // rung is one wait: what became of requests with it, and of the same ones
@@ -169,13 +169,13 @@ func (w *waits) plan(now, low, high Time, requests int, span, full Time, changed
 	w.at = now
 	w.evaluation++
 	w.queue = append(w.queue[:0], 0)
-	if w.taken == apart && !w.several {
-		w.taken = w.round
+	if !w.mayGoApart {
+		w.leaveApart()
 	}
 	for i := w.taken - 1; w.taken > 0 && w.taken != apart && i <= w.taken+1; i++ {
 		w.add(i)
 	}
-	if w.several && w.goal == 0 {
+	if w.mayGoApart && w.goal == 0 {
 		w.queue = append(w.queue, apart)
 	}
 	first, last := roundAbove(low), roundAbove(max(high, Time(leastUsual)))
@@ -193,6 +193,13 @@ func (w *waits) plan(now, low, high Time, requests int, span, full Time, changed
 		w.add(first + 3*(w.turn%steps))
 	}
 	return news
+}
+
+// leaveApart has batches not go apart until that is chosen again.
+func (w *waits) leaveApart() {
+	if w.taken == apart {
+		w.taken = w.round
+	}
 }
 
 func (w *waits) add(i int) {
@@ -246,7 +253,10 @@ func (w *waits) choose() {
 			}
 		}
 	}
-	if w.harm(w.taken) > w.harm(w.round) || w.taken == apart && !w.lately(apart) {
+	if !w.lately(apart) {
+		w.leaveApart()
+	}
+	if w.harm(w.taken) > w.harm(w.round) {
 		w.taken = w.round
 	}
 	best = w.harm(w.taken)
@@ -368,5 +378,5 @@ func (w *waits) doubt(i int) float64 { return luck / math.Sqrt(w.rungs[i].replay
 
 func (w *waits) lately(i int) bool {
 	r := &w.rungs[i]
-	return r.without.sum > 0 && w.evaluation-r.evaluation < 6 && (i != apart || w.several && r.with.filled < apartFilled*r.with.n)
+	return r.without.sum > 0 && w.evaluation-r.evaluation < 6 && (i != apart || w.mayGoApart && r.with.filled < apartFilled*r.with.n)
 }
