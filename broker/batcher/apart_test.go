@@ -201,41 +201,44 @@ func TestBatchesGoApartOnlyWhereThatIsKnownToBeRight(t *testing.T) {
 	}
 }
 
-// Where one batch at a time could hardly do all the work it is not taken, and it is left
-// when it may not be any more.
-func TestBatchesDoNotGoApartWhenTheyAreFull(t *testing.T) {
-	quick := outcome{sum: 50, n: 1}
+// Batches go apart where that is better by some per cent in the mean, whatever it does to
+// the tail, stay so while it is no worse, and end it when they are full (one at a time
+// could hardly do all the work) or may not any more.
+func TestBatchesGoApartForABetterMeanAndStaySo(t *testing.T) {
 	for _, c := range []struct {
-		filled float64
-		may    bool
-		want   bool
-	}{{0.3, true, true}, {0.7, true, false}, {0.3, false, false}} {
+		what       string
+		mean, tail float64 // as multiples of those of no wait
+		filled     float64
+		was, may   bool
+		want       bool
+	}{
+		{"twice as quick", 0.5, 1, 0.3, false, true, true},
+		{"twice as quick, and may not", 0.5, 1, 0.3, false, false, false},
+		{"twice as quick, and may not any more", 0.5, 1, 0.3, true, false, false},
+		{"better by one per cent", 0.99, 1, 0.3, false, true, false},
+		{"better by one per cent, as it was", 0.99, 1, 0.3, true, true, true},
+		{"worse by far, as it was not", 1.2, 1, 0.3, true, true, false},
+		{"twice as quick, and full", 0.5, 1, 0.7, false, true, false},
+		{"twice as quick, and full by now", 0.5, 1, 0.7, true, true, false},
+		{"a better tail alone", 1, 0.5, 0.3, false, true, false},
+	} {
 		w := waits{mayGoApart: c.may}
-		w.plan(1, 1, Time(time.Millisecond), 100, Time(time.Second), 1, false)
+		if c.was {
+			w.taken = apart
+		}
+		w.plan(1, 1, Time(time.Millisecond), 100, Time(time.Second), 1, false, false)
 		for i := w.next(); i >= 0; i = w.next() {
-			o := outcome{sum: 100, n: 1}
+			mean, tail := 1.0, 1.0
 			if i == apart {
-				o = quick
-				o.filled = c.filled
+				mean, tail = c.mean, c.tail
 			}
-			o.latencies.note(1)
+			o := outcome{sum: 100 * mean, filled: c.filled, n: 1}
+			o.latencies.note(Time(tail * float64(1<<20)))
 			w.tried(&o)
 		}
 		w.choose()
 		if got := w.taken == apart; got != c.want {
-			t.Errorf("%+v: apart %v", c, got)
-		}
-		if c.want { // as soon as they are full
-			w.rungs[apart].with.filled = 0.7 * w.rungs[apart].with.n
-			if w.choose(); w.taken == apart {
-				t.Errorf("%+v: it is not left though batches are full", c)
-			}
-			w.taken = apart
-		}
-		w.mayGoApart = false
-		w.plan(2, 1, Time(time.Millisecond), 100, Time(time.Second), 1, false)
-		if w.taken == apart {
-			t.Errorf("%+v: it is not left", c)
+			t.Errorf("%s: apart %v", c.what, got)
 		}
 	}
 }

@@ -139,7 +139,7 @@ func (l *learner) begin(now Time, n int) {
 	l.waits.closed, l.waits.mayGoApart = l.replay.closed, l.replay.mayGoApart(&l.settings)
 	l.refreshTable(l.waits.goal > 0)
 	clock := l.clock(now)
-	if l.waits.plan(clock, l.quickest()/64, l.longest(), n, clock-l.latest(n-1).clock(), l.expected(l.settings.MaxBatchSize), changed) {
+	if l.waits.plan(clock, l.quickest()/64, l.longest(), n, clock-l.latest(n-1).clock(), l.expected(l.settings.MaxBatchSize), l.starts(now), changed) {
 		l.hurryUntil = now + remembered
 	}
 	l.replay.again(l.waits.next())

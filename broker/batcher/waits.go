@@ -81,8 +81,9 @@ const (
 	tailWeight           = 0.3
 	// How much better a wait just below or above the best of the usual figures must be.
 	justBelow, justAbove = 0.15, 0.1
-	// How much better batches that go apart must be, and how full they may be on average:
-	// where one at a time can hardly do all the work, a small error makes a long queue.
+	// How much better batches must be that go apart, before they do, and how full they may
+	// be on average: where one at a time can hardly do all the work, a small error makes a
+	// long queue.
 	apartGain, apartFilled = 0.03, 0.6
 	// What a wait counts as worse, at most, where a little shorter one is far worse.
 	atTheEdge = 0.1
@@ -149,12 +150,13 @@ func (w *waits) setGoal(goal Time) {
 
 // plan chooses what to try with so many requests of so long a time: no wait,
 // what is in force and its neighbours, and in turn the round figures between
-// low and high. It says whether the load, or what full batches take (full), is
-// another than before;
-// then what was found before hardly counts, and all rungs come at once.
-func (w *waits) plan(now, low, high Time, requests int, span, full Time, changed bool) (news bool) {
+// low and high. It says whether the load is another than before, or, when it starts, what
+// a full batch is taken to last (full): at first that is a guess, later it is as unsteady as
+// workers that share are, and says nothing new.
+// With news, what was found before hardly counts, and all rungs come at once.
+func (w *waits) plan(now, low, high Time, requests int, span, full Time, starts, changed bool) (news bool) {
 	rate := float64(requests) / float64(max(1, span))
-	news = changed || max(w.rate, rate) > 4*min(w.rate, rate) || max(w.high, high) > 2*min(w.high, high) || max(w.full, full)*7 > min(w.full, full)*8
+	news = changed || max(w.rate, rate) > 4*min(w.rate, rate) || max(w.high, high) > 2*min(w.high, high) || starts && max(w.full, full)*7 > min(w.full, full)*8
 	if news {
 		for i := range w.rungs {
 			r := &w.rungs[i]
@@ -279,8 +281,15 @@ func (w *waits) choose() {
 // above, too: on a GPU the mean rises at once beyond the right wait, and replays do not see
 // that. In a closed loop a wait that is just long enough for all to come back is at an
 // edge, too, and a longer one costs nothing.
+//
+// Batches that go apart must be better by the mean: their tail in replays is that of
+// luckier times. Once they do they stay so while that is no worse, because a wait may
+// have two states, and to leave for it may mean the slow one.
 func (w *waits) harm(i int) float64 {
 	mean, tail := w.mean(i)/w.mean(w.round)-1, w.tail(i)/w.tail(w.round)-1
+	if i == apart {
+		tail = max(0, tail)
+	}
 	harm := mean + tailWeight*tail
 	harm += 4 * max(0, mean-worseMean)
 	harm += max(0, tail-worseTail)
@@ -291,7 +300,7 @@ func (w *waits) harm(i int) float64 {
 	case steps == 1 || steps == 2:
 		harm += justAbove
 	}
-	if i == apart {
+	if i == apart && w.taken != apart {
 		harm += apartGain
 	}
 	if w.closed && i > 1 && i != apart && w.lately(i-1) {

@@ -43,3 +43,26 @@ func TestAWaitAtTheEdgeMustBeBetterByFar(t *testing.T) {
 		})
 	}
 }
+
+// What full batches are taken to last is news when a load starts, because it was a guess
+// until then. Later it is what workers that share make of it: news four times a second would
+// have every choice rest on one replay.
+func TestWhatFullBatchesTakeIsNewsOnlyAtTheStart(t *testing.T) {
+	for _, c := range []struct {
+		full    Time
+		starts  bool
+		changed bool
+		want    bool
+	}{
+		{full: 500, starts: true, want: true},
+		{full: 500},
+		{full: 1050, starts: true},
+		{full: 500, changed: true, want: true},
+	} {
+		w := waits{}
+		w.plan(1, 1, Time(time.Millisecond), 100, Time(time.Second), 1000, true, false)
+		if news := w.plan(2, 1, Time(time.Millisecond), 100, Time(time.Second), c.full, c.starts, c.changed); news != c.want {
+			t.Errorf("%+v: news %v", c, news)
+		}
+	}
+}
