@@ -201,9 +201,9 @@ func TestBatchesGoApartOnlyWhereThatIsKnownToBeRight(t *testing.T) {
 	}
 }
 
-// Batches go apart where that is better by some per cent in the mean, whatever it does to
-// the tail, stay so while it is no worse, and end it when they are full (one at a time
-// could hardly do all the work) or may not any more.
+// Batches go apart where that is better by some per cent in the mean (a better tail does not
+// count, a worse one does), stay so while it is no worse, and end it when they are full (one
+// at a time could hardly do all the work) or may not any more.
 func TestBatchesGoApartForABetterMeanAndStaySo(t *testing.T) {
 	for _, c := range []struct {
 		what       string
@@ -217,9 +217,11 @@ func TestBatchesGoApartForABetterMeanAndStaySo(t *testing.T) {
 		{"twice as quick, and may not any more", 0.5, 1, 0.3, true, false, false},
 		{"better by one per cent", 0.99, 1, 0.3, false, true, false},
 		{"better by one per cent, as it was", 0.99, 1, 0.3, true, true, true},
-		{"worse by far, as it was not", 1.2, 1, 0.3, true, true, false},
+		{"worse by far, and it was", 1.2, 1, 0.3, true, true, false},
 		{"twice as quick, and full", 0.5, 1, 0.7, false, true, false},
 		{"twice as quick, and full by now", 0.5, 1, 0.7, true, true, false},
+		{"quicker, with a tail that is far worse", 0.9, 1.5, 0.3, false, true, false},
+		{"quicker, with a tail that is far worse by now", 0.9, 1.5, 0.3, true, true, false},
 		{"a better tail alone", 1, 0.5, 0.3, false, true, false},
 	} {
 		w := waits{mayGoApart: c.may}

@@ -148,6 +148,7 @@ func newLearner(settings *policy.Settings) *learner {
 func (l *learner) setPolicy(settings *policy.Settings) {
 	if settings.MaxBatchSize != l.settings.MaxBatchSize {
 		l.packing.full, l.packing.seen = 0, 0
+		l.waits = waits{goal: l.waits.goal} // what was found is of other batches
 	}
 	if settings.LatencyGoal != l.settings.LatencyGoal {
 		l.safety = firstSafety

@@ -81,9 +81,8 @@ const (
 	tailWeight           = 0.3
 	// How much better a wait just below or above the best of the usual figures must be.
 	justBelow, justAbove = 0.15, 0.1
-	// How much better batches must be that go apart, before they do, and how full they may
-	// be on average: where one at a time can hardly do all the work, a small error makes a
-	// long queue.
+	// How much better the mean must be before batches go apart, and how full they may be on
+	// average: where one at a time can hardly do all the work, a small error makes a long queue.
 	apartGain, apartFilled = 0.03, 0.6
 	// What a wait counts as worse, at most, where a little shorter one is far worse.
 	atTheEdge = 0.1
@@ -150,13 +149,19 @@ func (w *waits) setGoal(goal Time) {
 
 // plan chooses what to try with so many requests of so long a time: no wait,
 // what is in force and its neighbours, and in turn the round figures between
-// low and high. It says whether the load is another than before, or, when it starts, what
-// a full batch is taken to last (full): at first that is a guess, later it is as unsteady as
-// workers that share are, and says nothing new.
+// low and high. It says whether the load is another than before, or what a full batch is
+// taken to last (full): by a little when the first requests come (starts), because that was
+// a guess until then, or where there is a goal; otherwise only by far, because it is as
+// unsteady as workers that share are.
 // With news, what was found before hardly counts, and all rungs come at once.
 func (w *waits) plan(now, low, high Time, requests int, span, full Time, starts, changed bool) (news bool) {
 	rate := float64(requests) / float64(max(1, span))
-	news = changed || max(w.rate, rate) > 4*min(w.rate, rate) || max(w.high, high) > 2*min(w.high, high) || starts && max(w.full, full)*7 > min(w.full, full)*8
+	unsteady := 3.0
+	if starts || w.goal > 0 {
+		unsteady = 8.0 / 7
+	}
+	differs := func(a, b, by float64) bool { return max(a, b) > by*min(a, b) }
+	news = changed || differs(w.rate, rate, 4) || differs(float64(w.high), float64(high), 2) || differs(float64(w.full), float64(full), unsteady)
 	if news {
 		for i := range w.rungs {
 			r := &w.rungs[i]
@@ -282,13 +287,13 @@ func (w *waits) choose() {
 // that. In a closed loop a wait that is just long enough for all to come back is at an
 // edge, too, and a longer one costs nothing.
 //
-// Batches that go apart must be better by the mean: their tail in replays is that of
-// luckier times. Once they do they stay so while that is no worse, because a wait may
-// have two states, and to leave for it may mean the slow one.
+// Before batches go apart their mean must be better by some per cent, and a better tail does
+// not count: replays make too much of it. Once they do they stay so while that is no worse:
+// with a wait instead, batches may run side by side and slowly for long, because the first did.
 func (w *waits) harm(i int) float64 {
 	mean, tail := w.mean(i)/w.mean(w.round)-1, w.tail(i)/w.tail(w.round)-1
-	if i == apart {
-		tail = max(0, tail)
+	if i == apart && w.taken != apart {
+		mean, tail = mean+apartGain, max(0, tail)
 	}
 	harm := mean + tailWeight*tail
 	harm += 4 * max(0, mean-worseMean)
@@ -299,9 +304,6 @@ func (w *waits) harm(i int) float64 {
 		harm += justBelow
 	case steps == 1 || steps == 2:
 		harm += justAbove
-	}
-	if i == apart && w.taken != apart {
-		harm += apartGain
 	}
 	if w.closed && i > 1 && i != apart && w.lately(i-1) {
 		harm += min(tailWeight*max(0, w.mean(i-1)/w.mean(i)-1), atTheEdge)

@@ -5,6 +5,8 @@ package batcher
 import (
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 // found is a ladder on which these means and tails were found, as multiples of no wait's.
@@ -44,25 +46,46 @@ func TestAWaitAtTheEdgeMustBeBetterByFar(t *testing.T) {
 	}
 }
 
-// What full batches are taken to last is news when a load starts, because it was a guess
-// until then. Later it is what workers that share make of it: news four times a second would
-// have every choice rest on one replay.
-func TestWhatFullBatchesTakeIsNewsOnlyAtTheStart(t *testing.T) {
+// What full batches are taken to last is news when the first requests come, because it was a
+// guess until then. Later it is what workers that share make of it: news four times a second
+// would have every choice rest on one replay.
+func TestWhatFullBatchesTakeIsNewsAtTheStartOrByFar(t *testing.T) {
 	for _, c := range []struct {
 		full    Time
+		goal    Time
 		starts  bool
 		changed bool
 		want    bool
 	}{
 		{full: 500, starts: true, want: true},
 		{full: 500},
+		{full: 300, want: true},
+		{full: 500, goal: Time(time.Second), want: true},
 		{full: 1050, starts: true},
 		{full: 500, changed: true, want: true},
 	} {
-		w := waits{}
+		w := waits{goal: c.goal}
 		w.plan(1, 1, Time(time.Millisecond), 100, Time(time.Second), 1000, true, false)
 		if news := w.plan(2, 1, Time(time.Millisecond), 100, Time(time.Second), c.full, c.starts, c.changed); news != c.want {
 			t.Errorf("%+v: news %v", c, news)
 		}
+	}
+}
+
+func TestAnotherBatchSizeForgetsWhatWaitsDid(t *testing.T) {
+	b, err := New(policy.Settings{MaxBatchSize: 64, WaitTime: policy.Auto})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := b.learner
+	l.waits = *found(false, map[int][2]float64{0: {1, 1}, roundAbove(Time(time.Millisecond)): {0.5, 0.5}})
+	same := l.settings.Clone()
+	if l.setPolicy(&same); l.waits.inForce() != Time(time.Millisecond) {
+		t.Fatalf("the same policy, and %v instead of 1 ms", l.waits.inForce())
+	}
+	less := l.settings.Clone()
+	less.MaxBatchSize = 8
+	if l.setPolicy(&less); l.waits.inForce() != 0 || l.waits.lately(0) {
+		t.Fatalf("batches of 8, and still %v of batches of 64", l.waits.inForce())
 	}
 }
