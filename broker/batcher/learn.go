@@ -146,17 +146,19 @@ func newLearner(settings *policy.Settings) *learner {
 }
 
 func (l *learner) setPolicy(settings *policy.Settings) {
-	if settings.MaxBatchSize != l.settings.MaxBatchSize {
+	anotherSize, anotherGoal := settings.MaxBatchSize != l.settings.MaxBatchSize, settings.LatencyGoal != l.settings.LatencyGoal
+	if anotherSize {
 		l.packing.full, l.packing.seen = 0, 0
-		l.waits = waits{goal: l.waits.goal} // what was found is of other batches
 	}
-	if settings.LatencyGoal != l.settings.LatencyGoal {
+	if anotherGoal {
 		l.safety = firstSafety
+	}
+	if anotherSize || anotherGoal { // what was found is of other batches, or of other waits
+		l.waits = waits{goal: Time(settings.LatencyGoal)}
 	}
 	l.settings = settings.Clone()
 	l.replay, l.anew = nil, false
 	l.table.known = false
-	l.waits.setGoal(Time(settings.LatencyGoal))
 	l.auto = settings.WaitTime == policy.Auto
 	if !l.auto {
 		l.wait, l.apart, l.waits.closed = Time(settings.WaitTime), false, false

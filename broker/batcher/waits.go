@@ -140,13 +140,6 @@ func roundAbove(wait Time) int {
 // inForce is the wait that was chosen last.
 func (w *waits) inForce() Time { return Time(w.wait(w.taken)) }
 
-// setGoal changes the ladder; what was found on another one is forgotten.
-func (w *waits) setGoal(goal Time) {
-	if goal != w.goal {
-		*w = waits{goal: goal}
-	}
-}
-
 // plan chooses what to try with so many requests of so long a time: no wait,
 // what is in force and its neighbours, and in turn the round figures between
 // low and high. It says whether the load is another than before, or what a full batch is

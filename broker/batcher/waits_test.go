@@ -47,8 +47,8 @@ func TestAWaitAtTheEdgeMustBeBetterByFar(t *testing.T) {
 }
 
 // What full batches are taken to last is news when the first requests come, because it was a
-// guess until then. Later it is what workers that share make of it: news four times a second
-// would have every choice rest on one replay.
+// guess until then. Later it is what workers that share make of it: news several times a
+// second would have every choice rest on one replay.
 func TestWhatFullBatchesTakeIsNewsAtTheStartOrByFar(t *testing.T) {
 	for _, c := range []struct {
 		full    Time
