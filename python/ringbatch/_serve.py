@@ -13,6 +13,7 @@ broker goes, serve becomes the first, unless that broker had started it.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import logging
@@ -372,7 +373,8 @@ def stop_on_signals(stop: threading.Event) -> Any:
         return lambda: None
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        stop.set()
+        # In a thread: setting takes the event's lock, and the main thread, which runs this, may be in the midst of wait with it.
+        _thread.start_new_thread(stop.set, ())
 
     old = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     return lambda: [signal.signal(s, h) for s, h in old.items()]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # it takes long to load, and is for coroutines only
 
 _DEFAULT_CONCURRENCY = 4
 _MOST_CONCURRENCY = 64  # what a worker's mailbox may hold
-_LOOK_S = 0.05  # for Ctrl-C, while there is no broker
+_LOOK_S = 0.05  # for Ctrl-C and the event, while there is no broker
 
 
 def worker(
@@ -193,7 +193,7 @@ class Ending:
     def wait(self, timeout: float) -> bool:
         end = time.monotonic() + timeout
         while not self.is_set() and (left := end - time.monotonic()) > 0:
-            self._stop.wait(min(left, _LOOK_S))
+            time.sleep(min(left, _LOOK_S))  # not the event's wait: a signal handler that sets it would stand still
         return self.is_set()
 
     @contextlib.contextmanager

@@ -414,3 +414,25 @@ def test_ctrl_c_on_a_worker_fails_no_request(socket, program):
         for p in workers:
             p.kill()
             p.communicate()
+
+
+# A thread that is in the midst of an event's wait has its lock, and the handler of a signal runs in that thread.
+HELD = """
+import signal, threading
+from ringbatch._serve import stopping
+from ringbatch._worker import Ending
+
+stop = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
+with stop._cond:  # a worker that waits for a broker has a user's event, and lets its handler have the lock
+    assert not Ending(stop).wait(0.1)
+with stopping() as stop:
+    with stop._cond:
+        signal.raise_signal(signal.%s)
+    assert stop.wait(60)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_in_the_midst_of_a_wait_stops_it(name):
+    subprocess.run([sys.executable, "-c", HELD % name], check=True, timeout=120)
