@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime"
 	"sync"
 	"time"
 
@@ -27,12 +28,23 @@ import (
 const (
 	helloTime = 5 * time.Second // for a peer to say what it wants
 	replyTime = 5 * time.Second // for a peer to take our answer
+
+	// Somebody who connects all the time takes little from those who are served:
+	// after each connection other goroutines have their turn, the loops among
+	// them, and after acceptsInARow other processes.
+	acceptsInARow = 16
+	acceptPause   = 20 * time.Microsecond
 )
 
 // accept takes connections until the listener closes.
 func (b *Broker) accept() {
 	defer b.listener.useReserve()
-	for {
+	for n := 1; ; n++ {
+		if n%acceptsInARow == 0 {
+			time.Sleep(acceptPause)
+		} else {
+			runtime.Gosched()
+		}
 		c, err := b.listener.AcceptUnix()
 		switch {
 		case errors.Is(err, net.ErrClosed):

@@ -30,11 +30,6 @@ const (
 	refusalsHeld   = 20
 	refusalTime    = time.Second
 	refusalUsers   = 256 // that are told apart; the rest is closed
-
-	// refusalPause follows one that was closed without a word, so that somebody
-	// who connects all the time takes no core from those who are served. Others
-	// who connect meanwhile wait for it.
-	refusalPause = 50 * time.Microsecond
 )
 
 // turnAway answers and closes a connection, now or later.
@@ -53,7 +48,6 @@ func (r *refusals) turnAway(c *net.UnixConn, uid uint32, reply func() *control.R
 	case u == nil || u.answered >= refusalsAtOnce && len(u.held) >= refusalsHeld:
 		r.mu.Unlock()
 		_ = c.Close()
-		time.Sleep(refusalPause)
 	case u.answered < refusalsAtOnce:
 		u.answered++
 		r.mu.Unlock()

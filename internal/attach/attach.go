@@ -26,6 +26,9 @@ import (
 // the caller's context does not end earlier.
 const callTimeout = 10 * time.Second
 
+// queueFullPause is how long one waits before one connects again.
+const queueFullPause = time.Millisecond
+
 // Session is an attached connection with its mapped segments.
 type Session struct {
 	Info     control.Attached
@@ -46,8 +49,7 @@ func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 	if err := control.CheckFolder(socket); err != nil {
 		return nil, fmt.Errorf("%w: %w", status.ErrForbidden, err)
 	}
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", socket)
+	c, err := dial(ctx, socket)
 	if err != nil {
 		if errors.Is(err, os.ErrPermission) {
 			return nil, fmt.Errorf("%w: %s: %v", status.ErrForbidden, socket, err)
@@ -61,9 +63,30 @@ func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 		if errors.Is(err, context.DeadlineExceeded) { // ours, noticed a moment before the context
 			return nil, context.DeadlineExceeded
 		}
+		if errors.Is(err, unix.EAGAIN) {
+			return nil, fmt.Errorf("%w: more connections wait at %s than the broker takes", status.ErrTimeout, socket)
+		}
 		return nil, fmt.Errorf("%w (socket %s: %v)", status.ErrNoBroker, socket, err)
 	}
 	return c.(*net.UnixConn), nil
+}
+
+// dial waits for a broker whose queue of connections is full.
+func dial(ctx context.Context, socket string) (c net.Conn, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var d net.Dialer
+	for {
+		c, err = d.DialContext(ctx, "unix", socket)
+		if !errors.Is(err, unix.EAGAIN) {
+			return c, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(queueFullPause):
+		}
+	}
 }
 
 // Call sends one request and returns the broker's reply, whose code has

@@ -36,7 +36,7 @@ var campaigns = []campaign{
 	{"foreign", "deaths of workers of another user, the end of the socket before that of the process", 500, 24, foreignDeaths},
 	{"forks", "sessions that end in good order while a forked child keeps the connection", 192, 12, forkedChildren},
 	{"frames", "unfinished frames and slow senders, 800 connections each, the broker in a small memory cgroup", 24, 8, unfinishedFrames},
-	{"nuisances", "legal but costly: cancels, expired commits, huge rings, attach storms, long settings, idle connections, a refused user", 18, 3, annoy},
+	{"nuisances", "legal but costly: cancels, expired commits, huge rings, attach storms, long settings, idle connections, hang-ups, a refused user", 22, 3, annoy},
 	{"standstill", "SIGSTOP of the broker past the deadlines of Go, C and Python clients", 50, 3, standstill},
 	{"namespaces", "PID namespaces: deaths and an offender where numbers of processes mean nothing", 400, 30, namespaces},
 	{"texts", "long names, terminal escapes, forged lines, many models", 200, 60, peersTexts},

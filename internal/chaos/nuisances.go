@@ -45,7 +45,9 @@ var nuisances = []nuisance{
 	{"long settings", stranger, longSettings},
 	{"statistics all the time", stranger, askAllTheTime},
 	{"idle connections", stranger, idleConnections},
+	{"connections that hang up", stranger, hangUp},
 	{"a refused user", refused, hammer},
+	{"a refused user that hangs up", refused, hangUp},
 }
 
 // annoy lets one nuisance after the other loose beside an innocent model,
@@ -344,6 +346,18 @@ func idleConnections(ctx context.Context, socket string, rng *rand.Rand) (n int,
 	case <-time.After(time.Duration(200+rng.IntN(400)) * time.Millisecond):
 	}
 	return len(all), nil
+}
+
+// hangUp connects and hangs up, all the time.
+func hangUp(ctx context.Context, socket string, _ *rand.Rand) (n int, err error) {
+	for end := time.Now().Add(turn); time.Now().Before(end); n++ {
+		c, err := attach.Dial(ctx, socket)
+		if err != nil {
+			break // no place to wait for the broker
+		}
+		_ = c.Close()
+	}
+	return n, nil
 }
 
 // hammer connects as somebody who may not.

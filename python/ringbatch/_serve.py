@@ -396,6 +396,8 @@ def broker_runs(socket: str) -> bool:
         s.settimeout(5.0)
         try:
             s.connect(socket)
+        except BlockingIOError:  # more wait than it takes at once
+            return True
         except OSError:
             return False
         return True

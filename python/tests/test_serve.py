@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket as sockets
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import ringbatch as rb
 from conftest import python
+from ringbatch import _serve
 
 SERVER = """
 import os, sys, time
@@ -223,3 +226,19 @@ def test_the_command_torch_explains_itself_without_torch_and_uses_the_interprete
     assert p.returncode == 0 and "model.pt2" in p.stdout and "--channels_last" in p.stdout
     p = subprocess.run([sys.executable, "-m", "ringbatch", "torch", "m.jit", "--input", "x:f32[1]"], capture_output=True, text=True, env=env)
     assert p.returncode == 1 and "no torch here" in p.stderr and "another python" not in p.stderr
+
+
+def test_a_broker_whose_queue_is_full_is_there(tmp_path):
+    at = str(tmp_path / "s")
+    assert not _serve.broker_runs(at)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(sockets.socket(sockets.AF_UNIX))
+        listener.bind(at)
+        listener.listen(1)
+        with pytest.raises(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(sockets.socket(sockets.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(at)
+        assert _serve.broker_runs(at)
+    assert not _serve.broker_runs(at)

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// A broker that many connect to at once has a full queue for a moment. It is there
+// all the same: who connects waits.
+func TestDialWaitsForAPlaceInTheQueue(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	l := newSocket(t)
+	if err := errors.Join(unix.Bind(l, &unix.SockaddrUnix{Name: socket}), unix.Listen(l, 1)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		c := newSocket(t)
+		err := unix.Connect(c, &unix.SockaddrUnix{Name: socket})
+		if errors.Is(err, unix.EAGAIN) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := Dial(ctx, socket); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, status.ErrNoBroker) {
+		t.Errorf("with a full queue: %v", err)
+	}
+	time.AfterFunc(10*time.Millisecond, func() { _, _, _ = unix.Accept(l) })
+	c, err := Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+}
+
+func newSocket(t *testing.T) int {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	return fd
+}
