@@ -2,7 +2,11 @@
 
 package batcher
 
-import "github.com/ringbatch/ringbatch/policy"
+import (
+	"math"
+
+	"github.com/ringbatch/ringbatch/policy"
+)
 
 // Batches that go apart, one after the other: with wait_time auto, and where that is
 // quicker (waits.go), what is not full is held back while a batch runs, though another
@@ -16,6 +20,11 @@ const (
 	// mostApart is for how many workers that is tried: what more of them do to each other
 	// is not known.
 	mostApart = maxOthers + 1
+	// movedFor is for how long after batches came to take another time they go apart only
+	// where one worker alone could do all of it in movedRoom of the time. What was remembered
+	// since is too little to tell how long the queue would become.
+	movedFor  = 2 * remembered
+	movedRoom = 0.7
 )
 
 // heldFor is how long a batch is held back at most; 0 if none is.
@@ -72,4 +81,26 @@ func (p *replay) mayGoApart(s *policy.Settings) bool {
 		}
 	}
 	return lanes > 1 && len(p.workers) <= mostApart
+}
+
+// leavesRoom says whether one worker would have time to spare with the requests of the
+// window, if its batches were the cheapest.
+func (p *replay) leavesRoom() bool {
+	rows := make([]int, len(p.costs))
+	for i := range p.window {
+		rows[p.window[i].shape] += int(p.window[i].rows)
+	}
+	work, most := 0.0, p.batcher.settings.MaxBatchSize
+	for shape, n := range rows {
+		if n == 0 {
+			continue
+		}
+		least := math.Inf(1)
+		for class := range sizeClass(most) + 1 {
+			size := min(sizeOf(class), most)
+			least = min(least, float64(p.cost(size, shape, 0))/float64(size))
+		}
+		work += least * float64(n)
+	}
+	return work < movedRoom*float64(p.window[len(p.window)-1].arrived-p.window[0].arrived)
 }

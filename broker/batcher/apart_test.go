@@ -167,8 +167,35 @@ func TestBatchesDoNotGoApartAnyMoreWhenThePaceBecomesAnother(t *testing.T) {
 		}
 		l.apart, l.waits.taken = true, apart
 		l.begin(now, fewRecords)
-		if moved == l.apart {
-			t.Errorf("moved %v: apart %v", moved, l.apart)
+		if moved == l.apart || moved == l.waits.mayGoApart {
+			t.Errorf("moved %v: apart %v, may be %v", moved, l.apart, l.waits.mayGoApart)
+		}
+	}
+	l.begin(now+movedFor, fewRecords)
+	if !l.waits.mayGoApart {
+		t.Error("long since: not apart")
+	}
+}
+
+// A request each millisecond, and one alone takes 10: four together leave a worker no time,
+// sixteen would if they took no longer.
+func TestOneWorkerHasRoomForWhatItCanDoInCheapBatches(t *testing.T) {
+	for most, want := range map[int]bool{4: false, 16: true} {
+		b, _, now := apartWorld(t)
+		if err := b.SetPolicy(policy.Settings{MaxBatchSize: most, WaitTime: policy.Auto}); err != nil {
+			t.Fatal(err)
+		}
+		l := b.learner
+		for range 2 * fewRecords {
+			now += Time(time.Millisecond)
+			l.arrived(&Request{ID: 70, Client: 70, Rows: 1, Arrived: now, Deadline: Never}, 0)
+		}
+		l.begin(now, 2*fewRecords)
+		for class := range sizeClass(most) + 1 {
+			l.replay.costs[0].times[0][class] = Time(10 * time.Millisecond)
+		}
+		if got := l.replay.leavesRoom(); got != want {
+			t.Errorf("batches of up to %d rows: %v", most, got)
 		}
 	}
 }
