@@ -30,9 +30,11 @@ const (
 	replyTime = 5 * time.Second // for a peer to take our answer
 
 	// Somebody who connects all the time takes little from those who are served:
-	// after each connection other goroutines have their turn, the loops among
-	// them, and after acceptsInARow other processes.
-	acceptsInARow = 16
+	// after acceptsInARow connections other goroutines have their turn, the loops
+	// among them, and after acceptsAtOnce other processes: for as long as the
+	// machine takes to wake us again, up to a millisecond.
+	acceptsInARow = 4
+	acceptsAtOnce = 16
 	acceptPause   = 20 * time.Microsecond
 )
 
@@ -40,9 +42,10 @@ const (
 func (b *Broker) accept() {
 	defer b.listener.useReserve()
 	for n := 1; ; n++ {
-		if n%acceptsInARow == 0 {
+		switch {
+		case n%acceptsAtOnce == 0:
 			time.Sleep(acceptPause)
-		} else {
+		case n%acceptsInARow == 0:
 			runtime.Gosched()
 		}
 		c, err := b.listener.AcceptUnix()

@@ -120,7 +120,7 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	var last error // why it could not attach before
 	for {
 		l, err := c.attach(ctx)
-		if last != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
+		if last != nil && err != nil && ctx.Err() != nil {
 			return nil, fmt.Errorf("dial %s: %w (%w)", model, last, err)
 		}
 		if last = err; err == nil {
@@ -146,9 +146,10 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 }
 
 // worthWaiting tells whether a broker that is about to come, or its first
-// worker, may change that; one that drains is being replaced.
+// worker, may change that; one that drains is being replaced, and one that
+// accepts nobody may do so again.
 func worthWaiting(err error) bool {
-	for _, e := range []error{status.ErrUnknownModel, status.ErrNoBroker, status.ErrBrokerGone, status.ErrDraining} {
+	for _, e := range []error{status.ErrUnknownModel, status.ErrNoBroker, status.ErrBrokerGone, status.ErrDraining, status.ErrTimeout} {
 		if errors.Is(err, e) {
 			return true
 		}

@@ -120,14 +120,16 @@ func meaningOf(err error) meaning {
 // textOf is what both protocols say.
 func textOf(err error) string {
 	text := err.Error()
-	switch err { // of a wait that ended: the ring has a name for it
-	case context.DeadlineExceeded:
+	var code status.Code
+	switch {
+	case errors.As(err, &code):
+	case errors.Is(err, context.DeadlineExceeded): // of a wait that ended: the ring has a name for it
 		text = status.ErrExpired.Error()
-	case context.Canceled:
+	case errors.Is(err, context.Canceled):
 		text = status.ErrCanceled.Error()
 	}
-	if errors.Is(err, status.ErrNoBroker) { // where its socket would be is of no use on other hosts
-		text = status.ErrNoBroker.Error()
+	if code == status.ErrNoBroker || code == status.ErrTimeout { // where its socket is, or would be, is of no use on other hosts
+		text = code.Error()
 	}
 	// What follows the first line of a model's text, as a traceback does in
 	// Python, names files of this host and is for callers here.

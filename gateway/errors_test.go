@@ -186,9 +186,15 @@ func TestTheModelsOwnErrorIsToldOnBothProtocols(t *testing.T) {
 }
 
 func TestPathsOfThisHostAreNotTold(t *testing.T) {
-	err := fmt.Errorf("dial m: %w (socket /run/user/7/broker.sock)", status.ErrNoBroker)
-	if text := textOf(err); text != status.ErrNoBroker.Error() {
-		t.Errorf("%s", text)
+	for err, want := range map[error]error{
+		status.ErrNoBroker:       status.ErrNoBroker,
+		status.ErrTimeout:        status.ErrTimeout,
+		context.DeadlineExceeded: status.ErrExpired,
+		context.Canceled:         status.ErrCanceled,
+	} {
+		if text := textOf(fmt.Errorf("dial m: %w (socket /run/user/7/broker.sock)", err)); text != want.Error() {
+			t.Errorf("%v: %s", err, text)
+		}
 	}
 }
 

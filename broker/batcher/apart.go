@@ -20,11 +20,11 @@ const (
 	// mostApart is for how many workers that is tried: what more of them do to each other
 	// is not known.
 	mostApart = maxOthers + 1
-	// movedFor is for how long after batches came to take another time they go apart only
-	// where one worker alone could do all of it in movedRoom of the time. What was remembered
+	// leapFor is for how long after batches came to take twice as long, or half, they go apart only
+	// where one worker alone could do all of it in leapRoom of the time. What was remembered
 	// since is too little to tell how long the queue would become.
-	movedFor  = 2 * remembered
-	movedRoom = 0.7
+	leapFor  = 2 * remembered
+	leapRoom = 0.7
 )
 
 // heldFor is how long a batch is held back at most; 0 if none is.
@@ -102,5 +102,5 @@ func (p *replay) leavesRoom() bool {
 		}
 		work += least * float64(n)
 	}
-	return work < movedRoom*float64(p.window[len(p.window)-1].arrived-p.window[0].arrived)
+	return work < leapRoom*float64(p.window[len(p.window)-1].arrived-p.window[0].arrived)
 }

@@ -164,6 +164,7 @@ func TestBatchesDoNotGoApartAnyMoreWhenThePaceBecomesAnother(t *testing.T) {
 	for _, moved := range []bool{false, true} {
 		if moved {
 			l.shapes[0].moves++
+			l.shapes[0].leaps++
 		}
 		l.apart, l.waits.taken = true, apart
 		l.begin(now, fewRecords)
@@ -171,7 +172,7 @@ func TestBatchesDoNotGoApartAnyMoreWhenThePaceBecomesAnother(t *testing.T) {
 			t.Errorf("moved %v: apart %v, may be %v", moved, l.apart, l.waits.mayGoApart)
 		}
 	}
-	l.begin(now+movedFor, fewRecords)
+	l.begin(now+leapFor, fewRecords)
 	if !l.waits.mayGoApart {
 		t.Error("long since: not apart")
 	}

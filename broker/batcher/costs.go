@@ -25,6 +25,7 @@ type costs struct {
 	doubt   doubt
 	ceiling ceiling
 	moves   uint32 // how often the pace became another
+	leaps   uint32 // how often by far
 }
 
 // curve is the time by size.

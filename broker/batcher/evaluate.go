@@ -134,11 +134,13 @@ func (l *learner) begin(now Time, n int) {
 	if moved { // how full batches are from now on is not known
 		l.waits.leaveApart()
 		l.enforce()
-		l.movedUntil = now + movedFor
+	}
+	if l.replay.leaps != l.shapes[0].leaps {
+		l.leapUntil = now + leapFor
 	}
 	l.replay.load(n)
-	l.waits.closed = l.replay.closed
-	l.waits.mayGoApart = l.replay.mayGoApart(&l.settings) && (now >= l.movedUntil || l.replay.leavesRoom())
+	l.waits.closed, l.waits.unsettled = l.replay.closed, now < l.leapUntil
+	l.waits.mayGoApart = l.replay.mayGoApart(&l.settings) && (!l.waits.unsettled || l.replay.leavesRoom())
 	l.refreshTable(l.waits.goal > 0)
 	clock := l.clock(now)
 	if l.waits.plan(clock, l.quickest()/64, l.longest(), n, clock-l.latest(n-1).clock(), l.expected(l.settings.MaxBatchSize), l.starts(now), changed) {

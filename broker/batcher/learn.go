@@ -90,7 +90,7 @@ type learner struct {
 	credit     float64
 	hurryUntil Time // there is news: learn faster
 	stepUntil  Time // load or cost have become others at once
-	movedUntil Time // batches came to take another time, lately
+	leapUntil  Time // batches came to take twice as long, or half, lately
 	begun      Time // the evaluation in progress, or the last one
 	begunAt    int  // count then
 	anew       bool // it was begun anew: it is finished in any case, or with batches that differ by chance none would be

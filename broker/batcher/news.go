@@ -123,8 +123,11 @@ func (c *costs) before(others int) *curve {
 // move ends a doubt: the machine has another pace. All that was seen lately goes there
 // at once, but for what is there already; the others follow.
 func (c *costs) move() {
-	c.moves++
 	off := median(c.doubt.off)
+	c.moves++
+	if math.Abs(off) > veryFarOff {
+		c.leaps++
+	}
 	factor := math.Exp(off)
 	c.level = c.doubt.level + off
 	for j := range c.curves {

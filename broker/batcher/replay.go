@@ -15,6 +15,7 @@ type replay struct {
 	batcher *Batcher
 	running bool
 	moves   uint32 // costs.moves when it was loaded
+	leaps   uint32
 
 	// What counts is the middle: it begins with nothing in flight, and ends
 	// with nothing behind.
@@ -87,12 +88,12 @@ func newReplay(l *learner) *replay {
 	if err != nil {
 		panic(err) // the settings are those of a batcher that runs
 	}
-	return &replay{from: l, batcher: b}
+	return &replay{from: l, batcher: b, moves: l.shapes[0].moves, leaps: l.shapes[0].leaps}
 }
 
 // load takes the latest n requests.
 func (p *replay) load(n int) {
-	p.moves = p.from.shapes[0].moves
+	p.moves, p.leaps = p.from.shapes[0].moves, p.from.shapes[0].leaps
 	p.lag = Time(p.from.turnaround)
 	p.window = p.window[:0]
 	for i := n - 1; i >= 0; i-- {

@@ -38,13 +38,17 @@ func (l *latencies) add(kept float32, x *latencies) {
 	}
 }
 
+// count is how many they are.
+func (l *latencies) count() (n float64) {
+	for i := range l {
+		n += float64(l[i].n)
+	}
+	return n
+}
+
 // tail is the mean of the slowest requests, tailShare of all.
 func (l *latencies) tail() float64 {
-	all := float32(0)
-	for i := range l {
-		all += l[i].n
-	}
-	most := all * tailShare
+	most := float32(l.count()) * tailShare
 	n, sum := float32(0), float32(0)
 	for i := len(l) - 1; i >= 0 && n < most; i-- {
 		if c := &l[i]; c.n > 0 {

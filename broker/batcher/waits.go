@@ -16,8 +16,10 @@ type waits struct {
 	taken      int             // the rung in force
 	round      int             // the best of the usual figures
 	queue      []int           // rungs of the evaluation in progress
-	at         Time            // when it began
-	evaluation int             // its number
+	least      int             // the shortest and the longest round figure that are worth a try in it
+	most       int
+	at         Time // when it began
+	evaluation int  // its number
 	turn       int
 	base       outcome // of no wait, in it
 	rate       float64 // of requests, lately
@@ -29,6 +31,7 @@ type waits struct {
 	full       Time    // what a full batch was taken to last
 	closed     bool    // clients send when they have their answer
 	mayGoApart bool    // batches may
+	unsettled  bool    // batches came to take twice as long, or half, lately
 }
 
 // rung is one wait: what became of requests with it, and of the same ones
@@ -57,6 +60,17 @@ func (o *outcome) add(kept float64, x *outcome) {
 	o.latencies.add(float32(kept), &x.latencies)
 	o.busy, o.filled, o.late, o.over, o.n = o.busy*kept+x.busy, o.filled*kept+x.filled, o.late*kept+x.late, o.over*kept+x.over, o.n*kept+x.n
 }
+
+// mean is what a request took; 0 if there was none.
+func (o *outcome) mean() float64 {
+	if n := o.latencies.count(); n > 0 {
+		return o.sum / n
+	}
+	return 0
+}
+
+// differs says whether one is more than so many times the other.
+func differs(a, b, by float64) bool { return max(a, b) > by*min(a, b) }
 
 // roundWaits are the round figures.
 var roundWaits = [...]time.Duration{
@@ -153,15 +167,9 @@ func (w *waits) plan(now, low, high Time, requests int, span, full Time, starts,
 	if starts || w.goal > 0 {
 		unsteady = 8.0 / 7
 	}
-	differs := func(a, b, by float64) bool { return max(a, b) > by*min(a, b) }
 	news = changed || differs(w.rate, rate, 4) || differs(float64(w.high), float64(high), 2) || differs(float64(w.full), float64(full), unsteady)
 	if news {
-		for i := range w.rungs {
-			r := &w.rungs[i]
-			r.with.add(0.01, &outcome{})
-			r.without.add(0.01, &outcome{})
-			r.replays *= 0.01
-		}
+		w.forgetAll()
 		w.rate, w.high, w.full = rate, high, full
 	}
 	w.rate += (rate - w.rate) / 4
@@ -178,21 +186,36 @@ func (w *waits) plan(now, low, high Time, requests int, span, full Time, starts,
 	if w.mayGoApart && w.goal == 0 {
 		w.queue = append(w.queue, apart)
 	}
-	first, last := roundAbove(low), roundAbove(max(high, Time(leastUsual)))
+	w.least, w.most = roundAbove(low), roundAbove(max(high, Time(leastUsual)))
 	if w.goal > 0 {
-		first, last = 1, rungs-1
-	}
-	steps := (last-first)/3 + 1
-	some := max(2, 1024/requests)
-	if news {
-		some = steps
+		w.least, w.most = 1, rungs-1
 	}
 	w.add(w.round)
-	for range min(some, steps) {
-		w.turn++
-		w.add(first + 3*(w.turn%steps))
+	if some := max(2, 1024/requests); news {
+		w.addInTurn(rungs)
+	} else {
+		w.addInTurn(some)
 	}
 	return news
+}
+
+// forgetAll has what was found hardly count any more.
+func (w *waits) forgetAll() {
+	for i := range w.rungs {
+		r := &w.rungs[i]
+		r.with.add(0.01, &outcome{})
+		r.without.add(0.01, &outcome{})
+		r.replays *= 0.01
+	}
+}
+
+// addInTurn has so many of the round figures tried, those whose turn it is.
+func (w *waits) addInTurn(some int) {
+	steps := (w.most-w.least)/3 + 1
+	for range min(some, steps) {
+		w.turn++
+		w.add(w.least + 3*(w.turn%steps))
+	}
 }
 
 // leaveApart has batches not go apart until that is chosen again.
@@ -222,6 +245,13 @@ func (w *waits) next() int {
 func (w *waits) tried(o *outcome) {
 	i := w.next()
 	if i == 0 {
+		// After batches came to take twice as long, it is a while until that of all sizes is
+		// known. Where requests without a wait take another time than a moment ago, what was
+		// found then was wrong.
+		if w.unsettled && differs(o.mean(), w.rungs[0].with.mean(), 2) {
+			w.forgetAll()
+			w.addInTurn(rungs)
+		}
 		w.base = *o
 	}
 	r := &w.rungs[i]

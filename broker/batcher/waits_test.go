@@ -89,3 +89,42 @@ func TestAnotherBatchSizeForgetsWhatWaitsDid(t *testing.T) {
 		t.Fatalf("batches of 8, and still %v of batches of 64", l.waits.inForce())
 	}
 }
+
+// After a leap of what batches take, replays that tell of another time for requests without a
+// wait end what was found with other waits a moment ago; without one they only add to it.
+func TestAfterALeapReplaysThatDifferForgetWhatWasFound(t *testing.T) {
+	outcomeOf := func(mean Time) *outcome {
+		o := &outcome{n: 1}
+		for range 100 {
+			o.sum += float64(mean)
+			o.latencies.note(mean)
+		}
+		return o
+	}
+	other := roundAbove(Time(5 * time.Millisecond))
+	for _, c := range []struct {
+		unsettled bool
+		mean      time.Duration // 10 ms before
+		forgotten bool
+	}{
+		{true, 40 * time.Millisecond, true},
+		{true, 4 * time.Millisecond, true},
+		{true, 15 * time.Millisecond, false},
+		{false, 40 * time.Millisecond, false},
+	} {
+		w := waits{unsettled: c.unsettled}
+		plan := func(now Time) {
+			w.plan(now, 1, Time(20*time.Millisecond), 1000, Time(time.Second), 1000, false, false)
+		}
+		plan(1)
+		for w.next() >= 0 {
+			w.tried(outcomeOf(Time(10 * time.Millisecond)))
+		}
+		plan(2)
+		few := len(w.queue)
+		w.tried(outcomeOf(Time(c.mean)))
+		if forgotten := w.rungs[other].replays < 0.5; forgotten != c.forgotten || forgotten != (len(w.queue) > few) {
+			t.Errorf("%+v: %v replays of another wait count, %d instead of %d are tried", c, w.rungs[other].replays, len(w.queue), few)
+		}
+	}
+}

@@ -63,18 +63,19 @@ int rb_dial(const char *path, int64_t deadline, int *out)
 	if (strlen(path) >= sizeof a.sun_path)
 		return rb_fail(RB_ERR_NO_BROKER, "%s (socket %s: its path is longer than %zu bytes)", rb_status_text(RB_ERR_NO_BROKER), path, sizeof a.sun_path - 1);
 	strcpy(a.sun_path, path);
-	int64_t left = deadline - rb_now();
-	if (left <= 0)
+	if (deadline <= rb_now())
 		return rb_say(RB_ERR_TIMEOUT);
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), error = errno;
 	if (fd >= 0) {
-		/* A listener whose queue is full lets connect wait for that long. */
-		left = rb_later(left, MICROSECOND - 1); /* rounded up: 0 would be for ever */
-		struct timeval t = {left / SECOND, left % SECOND / MICROSECOND};
-		setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
-		do
+		int64_t left;
+		error = EINTR;
+		while (error == EINTR && (left = deadline - rb_now()) > 0) {
+			/* A listener whose queue is full lets connect wait for that long. */
+			left = rb_later(left, MICROSECOND - 1); /* rounded up: 0 would be for ever */
+			struct timeval t = {left / SECOND, left % SECOND / MICROSECOND};
+			setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
 			error = connect(fd, (struct sockaddr *)&a, sizeof a) ? errno : 0;
-		while (error == EINTR && rb_now() < deadline);
+		}
 		if (!error) {
 			*out = fd;
 			return RB_OK;

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"time"
@@ -26,8 +27,8 @@ import (
 // the caller's context does not end earlier.
 const callTimeout = 10 * time.Second
 
-// queueFullPause is how long one waits before one connects again.
-const queueFullPause = time.Millisecond
+// How long one waits on average before one connects again to a broker whose queue is full.
+const shortestQueuePause, longestQueuePause = time.Millisecond, 32 * time.Millisecond
 
 // Session is an attached connection with its mapped segments.
 type Session struct {
@@ -49,42 +50,53 @@ func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 	if err := control.CheckFolder(socket); err != nil {
 		return nil, fmt.Errorf("%w: %w", status.ErrForbidden, err)
 	}
-	c, err := dial(ctx, socket)
-	if err != nil {
-		if errors.Is(err, os.ErrPermission) {
-			return nil, fmt.Errorf("%w: %s: %v", status.ErrForbidden, socket, err)
-		}
-		if shm.OutOfDescriptors(err) {
-			return nil, fmt.Errorf("%w: it is this process that has none: %v", status.ErrNoDescriptors, err)
-		}
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		if errors.Is(err, context.DeadlineExceeded) { // ours, noticed a moment before the context
-			return nil, context.DeadlineExceeded
-		}
-		if errors.Is(err, unix.EAGAIN) {
-			return nil, fmt.Errorf("%w: more connections wait at %s than the broker takes", status.ErrTimeout, socket)
-		}
-		return nil, fmt.Errorf("%w (socket %s: %v)", status.ErrNoBroker, socket, err)
+	c, err := dial(ctx, socket, callTimeout)
+	switch {
+	case err == nil:
+		return c.(*net.UnixConn), nil
+	case errors.Is(err, os.ErrPermission):
+		return nil, fmt.Errorf("%w: %s: %v", status.ErrForbidden, socket, err)
+	case shm.OutOfDescriptors(err):
+		return nil, fmt.Errorf("%w: it is this process that has none: %v", status.ErrNoDescriptors, err)
+	case errors.Is(err, unix.EAGAIN) && ctx.Err() != nil:
+		return nil, fmt.Errorf("%s: %w", queueIsFull(socket), ctx.Err())
+	case errors.Is(err, unix.EAGAIN):
+		return nil, fmt.Errorf("%w: %s", status.ErrTimeout, queueIsFull(socket))
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case errors.Is(err, context.DeadlineExceeded): // ours, noticed a moment before the context
+		return nil, context.DeadlineExceeded
 	}
-	return c.(*net.UnixConn), nil
+	return nil, fmt.Errorf("%w (socket %s: %v)", status.ErrNoBroker, socket, err)
 }
 
-// dial waits for a broker whose queue of connections is full.
-func dial(ctx context.Context, socket string) (c net.Conn, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
+func queueIsFull(socket string) string {
+	return fmt.Sprintf("more connections wait at %s than the broker takes; is it stopped?", socket)
+}
+
+// dial waits for a broker whose queue of connections is full, and for longer each time:
+// many may wait. EAGAIN if it still is full after so long, or when the context ends.
+func dial(ctx context.Context, socket string, patience time.Duration) (net.Conn, error) {
 	var d net.Dialer
-	for {
-		c, err = d.DialContext(ctx, "unix", socket)
-		if !errors.Is(err, unix.EAGAIN) {
+	var full error
+	end := time.Now().Add(patience)
+	for pause := shortestQueuePause; ; pause = min(2*pause, longestQueuePause) {
+		c, err := d.DialContext(ctx, "unix", socket)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			full = err
+		case err != nil && full != nil && (ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded)):
+			return nil, full
+		default:
 			return c, err
+		}
+		if time.Now().After(end) {
+			return nil, full
 		}
 		select {
 		case <-ctx.Done():
-			return nil, err
-		case <-time.After(queueFullPause):
+			return nil, full
+		case <-time.After(pause/2 + rand.N(pause)):
 		}
 	}
 }

@@ -337,7 +337,7 @@ func idleConnections(ctx context.Context, socket string, rng *rand.Rand) (n int,
 	for len(all) < 6000 && ctx.Err() == nil {
 		c, err := attach.Dial(ctx, socket)
 		if err != nil {
-			break // this process has no descriptors left, or the broker no place to wait
+			break // this process has no descriptors left
 		}
 		all = append(all, c)
 	}
@@ -353,7 +353,7 @@ func hangUp(ctx context.Context, socket string, _ *rand.Rand) (n int, err error)
 	for end := time.Now().Add(turn); time.Now().Before(end); n++ {
 		c, err := attach.Dial(ctx, socket)
 		if err != nil {
-			break // no place to wait for the broker
+			return n, err
 		}
 		_ = c.Close()
 	}

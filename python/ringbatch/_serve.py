@@ -13,10 +13,10 @@ broker goes, serve becomes the first, unless that broker had started it.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import socket as sockets
@@ -46,6 +46,8 @@ _STOP_S = _DRAIN_S + 15.0  # then the workers end, and the broker
 _START_S = 60.0  # a machine may stand still for a while; one that fails is seen at once
 _FAILED_STARTS = 5  # of a worker that never attached: its script is broken
 _LOOK_S = 0.1
+_STOP_LOOK_S = 0.05
+_ASK_S = 5.0
 _LOOK_FOR_BROKER_S = 1.0
 _LOOK_AT_STARTS_S = 0.5
 
@@ -311,7 +313,12 @@ def _judge(told: list[Refusal], started: list[dict[str, Any]]) -> None:
 
 def _processes(socket: str) -> list[dict[str, Any]] | None:
     """None if there is no answer. By the command: this process has no connection of its own, and stays free to fork."""
-    answer = subprocess.run([binary_path(), "stats", "--json", "--socket", socket], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    try:
+        answer = subprocess.run(
+            [binary_path(), "stats", "--json", "--socket", socket], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False, timeout=_ASK_S
+        )
+    except subprocess.TimeoutExpired:
+        return None
     return json.loads(answer.stdout).get("processes") or [] if answer.returncode == 0 else None
 
 
@@ -356,10 +363,28 @@ def _guest(
 # -- signals, sockets
 
 
+class Stop(threading.Event):
+    """An event that a signal's handler may set. That runs in the main thread, also in the midst of a wait there: so there is no lock to wait for."""
+
+    _is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while not self._is_set and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _STOP_LOOK_S))
+        return self._is_set
+
+
 @contextlib.contextmanager
-def stopping() -> Iterator[threading.Event]:
+def stopping() -> Iterator[Stop]:
     """An event that Ctrl-C and SIGTERM set."""
-    stop = threading.Event()
+    stop = Stop()
     restore = stop_on_signals(stop)
     try:
         yield stop
@@ -367,14 +392,13 @@ def stopping() -> Iterator[threading.Event]:
         restore()
 
 
-def stop_on_signals(stop: threading.Event) -> Any:
+def stop_on_signals(stop: Stop) -> Any:
     """Ctrl-C and SIGTERM set stop; gives the function that undoes this."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        # In a thread: setting takes the event's lock, and the main thread, which runs this, may be in the midst of wait with it.
-        _thread.start_new_thread(stop.set, ())
+        stop.set()
 
     old = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     return lambda: [signal.signal(s, h) for s, h in old.items()]

@@ -418,21 +418,29 @@ def test_ctrl_c_on_a_worker_fails_no_request(socket, program):
 
 # A thread that is in the midst of an event's wait has its lock, and the handler of a signal runs in that thread.
 HELD = """
-import signal, threading
-from ringbatch._serve import stopping
+import atexit, signal, threading
+from ringbatch._serve import stop_on_signals, stopping, Stop
 from ringbatch._worker import Ending
 
 stop = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: stop.set())
-with stop._cond:  # a worker that waits for a broker has a user's event, and lets its handler have the lock
+with stop._cond:  # a worker that waits for a broker leaves the lock of a user's event to the user's handler
     assert not Ending(stop).wait(0.1)
 with stopping() as stop:
     with stop._cond:
         signal.raise_signal(signal.%s)
-    assert stop.wait(60)
+    assert stop.wait(60) and stop.is_set()
+stop = Stop()
+stop_on_signals(stop)
+assert not stop.wait(0.1)
+
+@atexit.register  # a second signal, when no thread may be started any more
+def over():
+    signal.raise_signal(signal.%s)
+    assert stop.is_set()
+    print("over")
 """
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_in_the_midst_of_a_wait_stops_it(name):
-    subprocess.run([sys.executable, "-c", HELD % name], check=True, timeout=120)
+    assert subprocess.check_output([sys.executable, "-c", HELD % (name, name)], timeout=120) == b"over\n"
