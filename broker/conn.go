@@ -30,11 +30,11 @@ const (
 	replyTime = 5 * time.Second // for a peer to take our answer
 
 	// Somebody who connects all the time takes little from those who are served:
-	// after acceptsInARow connections other goroutines have their turn, the loops
-	// among them, and after acceptsAtOnce other processes: for as long as the
-	// machine takes to wake us again, up to a millisecond.
-	acceptsInARow = 4
-	acceptsAtOnce = 16
+	// after each connection other goroutines have their turn, the loops among
+	// them, and after acceptsInARow other processes: for as long as the machine
+	// takes to wake us again, up to a millisecond. (With a turn after every fourth
+	// p99 beside 30,000 connections a second was twice as high.)
+	acceptsInARow = 16
 	acceptPause   = 20 * time.Microsecond
 )
 
@@ -42,10 +42,9 @@ const (
 func (b *Broker) accept() {
 	defer b.listener.useReserve()
 	for n := 1; ; n++ {
-		switch {
-		case n%acceptsAtOnce == 0:
+		if n%acceptsInARow == 0 {
 			time.Sleep(acceptPause)
-		case n%acceptsInARow == 0:
+		} else {
 			runtime.Gosched()
 		}
 		c, err := b.listener.AcceptUnix()
