@@ -20,10 +20,9 @@ const (
 	// mostApart is for how many workers that is tried: what more of them do to each other
 	// is not known.
 	mostApart = maxOthers + 1
-	// leapFor is for how long after batches came to take twice as long, or half, they go apart only
-	// where one worker alone could do all of it in leapRoom of the time. What was remembered
-	// since is too little to tell how long the queue would become.
-	leapFor  = 2 * remembered
+	// leapRoom is the share of its time in which one worker alone must be able to do all of it,
+	// if batches came to take twice as long, or half, lately. What was remembered since is too
+	// little to tell how long the queue would become.
 	leapRoom = 0.7
 )
 

@@ -12,6 +12,7 @@ const (
 	evaluateEach  = Time(10 * time.Millisecond)
 	remembered    = Time(time.Second)
 	shortestPause = remembered / 8
+	leapFor       = 2 * remembered // what batches take counts as new, after it became twice as much or half
 	fewRecords    = 16
 	someRecords   = 384
 	// windowBatches is how many of the quickest batches a window lasts at least, if the

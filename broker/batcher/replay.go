@@ -14,7 +14,7 @@ type replay struct {
 	from    *learner
 	batcher *Batcher
 	running bool
-	moves   uint32 // costs.moves when it was loaded
+	moves   uint32 // those of costs when it was loaded
 	leaps   uint32
 
 	// What counts is the middle: it begins with nothing in flight, and ends

@@ -191,11 +191,11 @@ func (w *waits) plan(now, low, high Time, requests int, span, full Time, starts,
 		w.least, w.most = 1, rungs-1
 	}
 	w.add(w.round)
-	if some := max(2, 1024/requests); news {
-		w.addInTurn(rungs)
-	} else {
-		w.addInTurn(some)
+	some := max(2, 1024/requests)
+	if news {
+		some = rungs
 	}
+	w.addInTurn(some)
 	return news
 }
 

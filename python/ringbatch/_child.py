@@ -15,7 +15,7 @@ import sys
 
 from . import _targets
 from ._refusal import LASTING, refused
-from ._serve import ATTACHED_FD, CHILD, PARENT, Stop, stop_on_signals
+from ._serve import ATTACHED_FD, CHILD, PARENT, StopEvent, stop_on_signals
 
 _PDEATHSIG = 1
 _WAIT_S = 60.0  # for the broker, which has started this one or was seen by who did
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
         die_with(int(parent))
     at = arguments.index("--")
     sys.argv = arguments[at + 1 :]  # the script sees what its parent was started with
-    stop = Stop()
+    stop = StopEvent()
     stop_on_signals(stop)
     pipeline = arguments[1:3] if arguments[0] == "stage" else []  # its name and declaration
     worker = _targets.find(*arguments[3 if pipeline else 0 : at])

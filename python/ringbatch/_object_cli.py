@@ -22,7 +22,7 @@ from . import _flags, _sizes, _torch_cli, errors
 from ._batch import Batch
 from ._refusal import report
 from ._ring import worker_options
-from ._serve import Stop, stop_on_signals
+from ._serve import StopEvent, stop_on_signals
 from ._serve_targets import imported, name_of
 from ._tensors import _DTYPES as NAMES
 from ._tensors import _NUMPY
@@ -214,7 +214,7 @@ def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> W
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     a, settings = _flags.parse(parser(), argv)
-    stop = Stop()
+    stop = StopEvent()
     try:
         thing = load(a.target)
         if "torch" in sys.modules and isinstance(thing, sys.modules["torch"].nn.Module):

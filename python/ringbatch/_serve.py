@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import signal
 import socket as sockets
@@ -33,6 +32,7 @@ from ._guests import Guest
 from ._library import binary_path
 from ._refusal import TOLD_AT, Refusal, Refusals
 from ._targets import Reached, Served
+from ._worker import wait_without_lock
 
 log = logging.getLogger("ringbatch")
 
@@ -46,8 +46,7 @@ _STOP_S = _DRAIN_S + 15.0  # then the workers end, and the broker
 _START_S = 60.0  # a machine may stand still for a while; one that fails is seen at once
 _FAILED_STARTS = 5  # of a worker that never attached: its script is broken
 _LOOK_S = 0.1
-_STOP_LOOK_S = 0.05
-_ASK_S = 5.0
+_ASK_S = 5.0  # one that does not answer is asked again later
 _LOOK_FOR_BROKER_S = 1.0
 _LOOK_AT_STARTS_S = 0.5
 
@@ -363,7 +362,7 @@ def _guest(
 # -- signals, sockets
 
 
-class Stop(threading.Event):
+class StopEvent(threading.Event):
     """An event that a signal's handler may set. That runs in the main thread, also in the midst of a wait there: so there is no lock to wait for."""
 
     _is_set = False
@@ -375,16 +374,13 @@ class Stop(threading.Event):
         self._is_set = True
 
     def wait(self, timeout: float | None = None) -> bool:
-        end = math.inf if timeout is None else time.monotonic() + timeout
-        while not self._is_set and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, _STOP_LOOK_S))
-        return self._is_set
+        return wait_without_lock(self.is_set, timeout)
 
 
 @contextlib.contextmanager
-def stopping() -> Iterator[Stop]:
+def stopping() -> Iterator[StopEvent]:
     """An event that Ctrl-C and SIGTERM set."""
-    stop = Stop()
+    stop = StopEvent()
     restore = stop_on_signals(stop)
     try:
         yield stop
@@ -392,7 +388,7 @@ def stopping() -> Iterator[Stop]:
         restore()
 
 
-def stop_on_signals(stop: Stop) -> Any:
+def stop_on_signals(stop: StopEvent) -> Any:
     """Ctrl-C and SIGTERM set stop; gives the function that undoes this."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import os
 import signal
 import threading
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # it takes long to load, and is for coroutines only
 
 _DEFAULT_CONCURRENCY = 4
 _MOST_CONCURRENCY = 64  # what a worker's mailbox may hold
-_LOOK_S = 0.05  # for Ctrl-C and the event, while there is no broker
+_LOOK_S = 0.05  # whether to stop
 
 
 def worker(
@@ -181,6 +182,14 @@ class Worker:
         return call
 
 
+def wait_without_lock(is_set: Callable[[], bool], timeout: float | None) -> bool:
+    """As an event's wait, whose lock the handler of a signal would wait for in vain, if it is the handler that sets the event."""
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    while not is_set() and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, _LOOK_S))
+    return is_set()
+
+
 class Ending:
     """When to stop: an event is set, or Ctrl-C was pressed."""
 
@@ -191,10 +200,7 @@ class Ending:
         return self._interrupted or self._stop.is_set()
 
     def wait(self, timeout: float) -> bool:
-        end = time.monotonic() + timeout
-        while not self.is_set() and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, _LOOK_S))  # not the event's wait: a signal handler that sets it would stand still
-        return self.is_set()
+        return wait_without_lock(self.is_set, timeout)
 
     @contextlib.contextmanager
     def on_ctrl_c(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ from ._onnx_graph import Graph, failure, first_line, session_of
 from ._onnx_lane import Runner, SessionLane
 from ._refusal import report
 from ._ring import Lost, Ring, keep_attached, worker_options
-from ._serve import Stop, stop_on_signals
+from ._serve import StopEvent, stop_on_signals
 from ._worker import Ending
 
 __all__ = ["serve"]
@@ -183,7 +183,7 @@ def _dim(text: str) -> tuple[str, str]:
 
 def serve_file(a: argparse.Namespace, settings: dict[str, str]) -> int:
     """What ``ringbatch onnx`` does."""
-    stop = Stop()
+    stop = StopEvent()
     stop_on_signals(stop)
     try:
         how: dict[str, Any] = dict(dims=dict(map(_dim, a.dim)), **settings)

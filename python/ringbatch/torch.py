@@ -43,7 +43,7 @@ import torch
 from . import _sizes, _torch_check, _torch_compile, _torch_kept, _torch_load, errors
 from ._refusal import report
 from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
-from ._serve import Stop, stop_on_signals
+from ._serve import StopEvent, stop_on_signals
 from ._serve_targets import name_of
 from ._tensors import in_memory
 from ._torch_cache import cache_folder, kept_bytecode
@@ -394,7 +394,7 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         if a.alone:
             alone(module, inputs, a.alone, lambda: os.read(0, 1) != b"", lambda: os.write(answers, b"."), **how)
             return 0
-        stop = Stop()
+        stop = StopEvent()
         stop_on_signals(stop)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, **settings)

@@ -419,7 +419,7 @@ def test_ctrl_c_on_a_worker_fails_no_request(socket, program):
 # A thread that is in the midst of an event's wait has its lock, and the handler of a signal runs in that thread.
 HELD = """
 import atexit, signal, threading
-from ringbatch._serve import stop_on_signals, stopping, Stop
+from ringbatch._serve import StopEvent, stop_on_signals, stopping
 from ringbatch._worker import Ending
 
 stop = threading.Event()
@@ -429,7 +429,7 @@ with stopping() as stop:
     with stop._cond:
         signal.raise_signal(signal.%s)
     assert stop.wait(60) and stop.is_set()
-stop = Stop()
+stop = StopEvent()
 stop_on_signals(stop)
 assert not stop.wait(0.1)
 
