@@ -20,13 +20,16 @@ const (
 	// they do in truth.
 	windowBatches = 64
 	// For startsFor from the first request on, a choice is made in haste: from windows of
-	// startBatches, and with startHurry times as many steps. A quick model has some ten
-	// thousand requests in that time, and without a wait they might all be slow.
+	// startBatches, again as soon as an eighth of their requests are new (newAtStart) instead
+	// of half, and with startHurry times as many steps. A quick model has some ten thousand
+	// requests in that time, and without a wait they might all be slow.
 	startsFor    = Time(50 * time.Millisecond)
 	startRuns    = 64 // or as many of the quickest batches, if that is longer, up to startAtMost
 	startAtMost  = Time(2 * time.Second)
 	startBatches = 16
 	startHurry   = 16
+	newAtStart   = 8
+	newLater     = 2
 	// evaluateAnyway is when a few new requests are enough: after a busy time the
 	// many that are usual would take long to come.
 	evaluateAnyway = remembered / 4
@@ -56,7 +59,11 @@ func (l *learner) step(now Time) {
 			return
 		}
 		n := l.windowSize(now)
-		if n < fewRecords || !l.shapes[0].known() || l.count-l.begunAt < min(n/2, someRecords/2) && now < l.begun+evaluateAnyway {
+		part := newLater
+		if l.starts(now) {
+			part = newAtStart
+		}
+		if n < fewRecords || !l.shapes[0].known() || l.count-l.begunAt < min(n, someRecords)/part && now < l.begun+evaluateAnyway {
 			return
 		}
 		l.begin(now, n)

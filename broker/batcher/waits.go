@@ -32,6 +32,7 @@ type waits struct {
 	closed     bool    // clients send when they have their answer
 	mayGoApart bool    // batches may
 	unsettled  bool    // batches came to take twice as long, or half, lately
+	starts     bool    // the first requests have only just come
 }
 
 // rung is one wait: what became of requests with it, and of the same ones
@@ -98,6 +99,10 @@ const (
 	// How much better the mean must be before batches go apart, and how full they may be on
 	// average: where one at a time can hardly do all the work, a small error makes a long queue.
 	apartGain, apartFilled = 0.03, 0.6
+	// At the start a window has in it what those before had, and the first of them were of a
+	// time when workers were idle: what those tell counts for half with each new one. So more
+	// round figures are tried in each, or what is known of some would be of then.
+	keptAtStart, someAtStart = 0.5, 5
 	// What a wait counts as worse, at most, where a little shorter one is far worse.
 	atTheEdge = 0.1
 	// The shortest wait, and the longest, that people set.
@@ -162,6 +167,7 @@ func (w *waits) inForce() Time { return Time(w.wait(w.taken)) }
 // unsteady as workers that share are.
 // With news, what was found before hardly counts, and all rungs come at once.
 func (w *waits) plan(now, low, high Time, requests int, span, full Time, starts, changed bool) (news bool) {
+	w.starts = starts
 	rate := float64(requests) / float64(max(1, span))
 	unsteady := 3.0
 	if starts || w.goal > 0 {
@@ -192,8 +198,11 @@ func (w *waits) plan(now, low, high Time, requests int, span, full Time, starts,
 	}
 	w.add(w.round)
 	some := max(2, 1024/requests)
-	if news {
+	switch {
+	case news:
 		some = rungs
+	case starts:
+		some = max(some, someAtStart)
 	}
 	w.addInTurn(some)
 	return news
@@ -256,6 +265,9 @@ func (w *waits) tried(o *outcome) {
 	}
 	r := &w.rungs[i]
 	kept := math.Exp(-float64(max(0, w.at-r.at)) / forget)
+	if w.starts {
+		kept *= keptAtStart
+	}
 	r.evaluation, r.at = w.evaluation, w.at
 	r.replays = r.replays*kept + 1
 	r.with.add(kept, o)

@@ -54,6 +54,26 @@ func TestAutoStartsWellWithAQuickModel(t *testing.T) {
 	})
 }
 
+// Three workers that share a GPU, and batches of 10 ms: until that they must go apart is found,
+// all of them are slow. If that takes half a second, it is what p99 of a run of 24 s tells of.
+func TestAutoLeavesASlowStartSoon(t *testing.T) {
+	notShort(t)
+	cfg := Config{
+		Policy: policy.Settings{MaxBatchSize: 128}, Workers: Workers{Count: 3, Sharing: 1}, Cost: mustCost(t, "1=9.7ms,128=9.9ms"),
+		Arrivals: Poisson{Rate: 820}, Load: Load{MinRows: 1, MaxRows: 4}, Requests: 20_000, Hop: 7 * time.Microsecond,
+	}
+	for seed := range uint64(4) {
+		cfg.Seed = seed
+		r, err := compare(t.Context(), gridCell{cfg: cfg})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Mean > gridMean || r.P99 > gridP99 {
+			t.Errorf("seed %d: mean %.3f and p99 %.3f times those of %s", seed, r.Mean, r.P99, r.BestWait)
+		}
+	}
+}
+
 // Batches of 32 µs, and as long again for a worker to be seen to be done and be given the
 // next: without that, replays had shorter waits than are good.
 func TestAutoKnowsWhatHandingOverTakes(t *testing.T) {
