@@ -96,7 +96,7 @@ func rejectUnusedFlags(f *pflag.FlagSet, kind string) error {
 		{kind == "simulated", "simulated", []string{"simulated_fixed", "simulated_item"}},
 		{kind == "affine", "affine", []string{"scale", "offset"}},
 		{mlpOnGPU, "mlp on a GPU (--gpu)", []string{"precision"}},
-		{ptx || mlpOnGPU, "mlp on a GPU (--gpu) and --ptx", []string{"weights"}},
+		{ptx || kind == "mlp", "mlp and --ptx", []string{"weights"}},
 		{ptx, "--ptx", []string{"output", "kernel", "block", "threads_per_row"}},
 	} {
 		for _, flag := range c.flags {
