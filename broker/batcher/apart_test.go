@@ -256,7 +256,7 @@ func TestBatchesGoApartForABetterMeanAndStaySo(t *testing.T) {
 		if c.was {
 			w.taken = apart
 		}
-		w.plan(1, 1, Time(time.Millisecond), 100, Time(time.Second), 1, false, false)
+		w.plan(1, 1, Time(time.Millisecond), 100, Time(time.Second), 1, false)
 		for i := w.next(); i >= 0; i = w.next() {
 			mean, tail := 1.0, 1.0
 			if i == apart {

@@ -20,8 +20,8 @@ const (
 	// they do in truth.
 	windowBatches = 64
 	// For startsFor from the first request on, a choice is made in haste: from windows of
-	// startBatches, again as soon as an eighth of their requests are new (newAtStart) instead
-	// of half, and with startHurry times as many steps. A quick model has some ten thousand
+	// startBatches, again as soon as one in newAtStart of their requests is new instead of one
+	// in newLater, and with startHurry times as many steps. A quick model has some ten thousand
 	// requests in that time, and without a wait they might all be slow.
 	startsFor    = Time(50 * time.Millisecond)
 	startRuns    = 64 // or as many of the quickest batches, if that is longer, up to startAtMost
@@ -59,11 +59,7 @@ func (l *learner) step(now Time) {
 			return
 		}
 		n := l.windowSize(now)
-		part := newLater
-		if l.starts(now) {
-			part = newAtStart
-		}
-		if n < fewRecords || !l.shapes[0].known() || l.count-l.begunAt < min(n, someRecords)/part && now < l.begun+evaluateAnyway {
+		if n < fewRecords || !l.shapes[0].known() || !l.enoughAreNew(now, n) {
 			return
 		}
 		l.begin(now, n)
@@ -85,6 +81,15 @@ func (l *learner) step(now Time) {
 			return
 		}
 	}
+}
+
+// enoughAreNew says whether enough of the latest n requests came since the last choice to make another.
+func (l *learner) enoughAreNew(now Time, n int) bool {
+	part := newLater
+	if l.starts(now) {
+		part = newAtStart
+	}
+	return l.count-l.begunAt >= min(n, someRecords)/part || now >= l.begun+evaluateAnyway
 }
 
 // enforce has requests wait as was chosen from now on.
@@ -147,11 +152,11 @@ func (l *learner) begin(now Time, n int) {
 		l.leapUntil = now + leapFor
 	}
 	l.replay.load(n)
-	l.waits.closed, l.waits.unsettled = l.replay.closed, now < l.leapUntil
+	l.waits.closed, l.waits.unsettled, l.waits.starts = l.replay.closed, now < l.leapUntil, l.starts(now)
 	l.waits.mayGoApart = l.replay.mayGoApart(&l.settings) && (!l.waits.unsettled || l.replay.leavesRoom())
 	l.refreshTable(l.waits.goal > 0)
 	clock := l.clock(now)
-	if l.waits.plan(clock, l.quickest()/64, l.longest(), n, clock-l.latest(n-1).clock(), l.expected(l.settings.MaxBatchSize), l.starts(now), changed) {
+	if l.waits.plan(clock, l.quickest()/64, l.longest(), n, clock-l.latest(n-1).clock(), l.expected(l.settings.MaxBatchSize), changed) {
 		l.hurryUntil = now + remembered
 	}
 	l.replay.again(l.waits.next())

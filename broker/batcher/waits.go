@@ -166,11 +166,10 @@ func (w *waits) inForce() Time { return Time(w.wait(w.taken)) }
 // a guess until then, or where there is a goal; otherwise only by far, because it is as
 // unsteady as workers that share are.
 // With news, what was found before hardly counts, and all rungs come at once.
-func (w *waits) plan(now, low, high Time, requests int, span, full Time, starts, changed bool) (news bool) {
-	w.starts = starts
+func (w *waits) plan(now, low, high Time, requests int, span, full Time, changed bool) (news bool) {
 	rate := float64(requests) / float64(max(1, span))
 	unsteady := 3.0
-	if starts || w.goal > 0 {
+	if w.starts || w.goal > 0 {
 		unsteady = 8.0 / 7
 	}
 	news = changed || differs(w.rate, rate, 4) || differs(float64(w.high), float64(high), 2) || differs(float64(w.full), float64(full), unsteady)
@@ -201,7 +200,7 @@ func (w *waits) plan(now, low, high Time, requests int, span, full Time, starts,
 	switch {
 	case news:
 		some = rungs
-	case starts:
+	case w.starts:
 		some = max(some, someAtStart)
 	}
 	w.addInTurn(some)

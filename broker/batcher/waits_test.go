@@ -64,9 +64,10 @@ func TestWhatFullBatchesTakeIsNewsAtTheStartOrByFar(t *testing.T) {
 		{full: 1050, starts: true},
 		{full: 500, changed: true, want: true},
 	} {
-		w := waits{goal: c.goal}
-		w.plan(1, 1, Time(time.Millisecond), 100, Time(time.Second), 1000, true, false)
-		if news := w.plan(2, 1, Time(time.Millisecond), 100, Time(time.Second), c.full, c.starts, c.changed); news != c.want {
+		w := waits{goal: c.goal, starts: true}
+		w.plan(1, 1, Time(time.Millisecond), 100, Time(time.Second), 1000, false)
+		w.starts = c.starts
+		if news := w.plan(2, 1, Time(time.Millisecond), 100, Time(time.Second), c.full, c.changed); news != c.want {
 			t.Errorf("%+v: news %v", c, news)
 		}
 	}
@@ -114,7 +115,7 @@ func TestAfterALeapReplaysThatDifferForgetWhatWasFound(t *testing.T) {
 	} {
 		w := waits{unsettled: c.unsettled}
 		plan := func(now Time) {
-			w.plan(now, 1, Time(20*time.Millisecond), 1000, Time(time.Second), 1000, false, false)
+			w.plan(now, 1, Time(20*time.Millisecond), 1000, Time(time.Second), 1000, false)
 		}
 		plan(1)
 		for w.next() >= 0 {

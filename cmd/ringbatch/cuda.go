@@ -14,7 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker/cuda"
 )
 
-// gpuArgs are the flags of `ringbatch worker` that concern GPUs.
+// gpuArgs are the flags of `ringbatch worker` that concern GPUs; the weights are those of an mlp on the CPU, too.
 type gpuArgs struct {
 	device            *int
 	precision         *string

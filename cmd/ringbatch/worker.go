@@ -86,7 +86,7 @@ func runWorker(ctx context.Context, args []string) error {
 
 // rejectUnusedFlags refuses a flag that the chosen model does not use.
 func rejectUnusedFlags(f *pflag.FlagSet, kind string) error {
-	ptx, mlpOnGPU := f.Changed("ptx"), kind == "mlp" && f.Changed("gpu")
+	ptx, mlp := f.Changed("ptx"), kind == "mlp"
 	for _, c := range []struct {
 		uses  bool
 		by    string
@@ -95,8 +95,8 @@ func rejectUnusedFlags(f *pflag.FlagSet, kind string) error {
 		{ptx || kind == "echo" || kind == "affine" || kind == "simulated", "echo, affine, simulated and --ptx", []string{"input"}},
 		{kind == "simulated", "simulated", []string{"simulated_fixed", "simulated_item"}},
 		{kind == "affine", "affine", []string{"scale", "offset"}},
-		{mlpOnGPU, "mlp on a GPU (--gpu)", []string{"precision"}},
-		{ptx || kind == "mlp", "mlp and --ptx", []string{"weights"}},
+		{mlp && f.Changed("gpu"), "mlp on a GPU (--gpu)", []string{"precision"}},
+		{ptx || mlp, "mlp and --ptx", []string{"weights"}},
 		{ptx, "--ptx", []string{"output", "kernel", "block", "threads_per_row"}},
 	} {
 		for _, flag := range c.flags {
