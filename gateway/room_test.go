@@ -134,10 +134,10 @@ func TestRequestsThatDoNotGoOnMakeRoom(t *testing.T) {
 			if err := r.ask(r.connect(), askLive); err == nil {
 				t.Error("a newcomer took the place of one that may yet go on")
 			}
-			r.g.awake.stood.Add(-int64(patience)) // time goes by
-			if err := r.ask(r.connect(), askLive); err != nil {
-				t.Errorf("a newcomer: %v", err)
-			}
+			r.eventually("a newcomer has room", func() error { // once all that was sent is read
+				r.g.awake.stood.Add(-int64(patience)) // time goes by
+				return r.ask(r.connect(), askLive)
+			})
 			r.knows(0, 1, unfinished)
 		})
 	}

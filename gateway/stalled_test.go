@@ -83,8 +83,8 @@ func (r *rig) stall(announced, sent int) net.Conn {
 	return c
 }
 
-// ping returns when the gateway has read everything that was sent. (It takes a
-// third within seconds for an attack.)
+// ping returns when the gateway has read everything that was sent, and is done
+// with its answer. (It takes a third within seconds for an attack.)
 func (r *rig) ping(c net.Conn) {
 	r.t.Helper()
 	const ping = 6
@@ -99,6 +99,7 @@ func (r *rig) ping(c net.Conn) {
 			r.t.Fatal(err)
 		}
 	}
+	r.knows(1, 1, func(known *conn) bool { return known.RemoteAddr().String() == c.LocalAddr().String() && !known.busy() })
 }
 
 // short is a rig whose memory does not do for two messages of its model, and a
