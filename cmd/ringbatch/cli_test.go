@@ -222,10 +222,12 @@ func TestStatisticsAreWholeOrAnError(t *testing.T) {
 		t.Skip(err)
 	}
 	defer full.Close()
-	cmd := exec.Command(c.bin, "stats", "--json")
-	cmd.Stdout = full
-	if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 {
-		t.Errorf("stats --json to a full disk: %v", err)
+	for _, args := range [][]string{{"stats"}, {"stats", "--json"}, {"completion", "bash"}} {
+		cmd := exec.Command(c.bin, args...)
+		cmd.Stdout = full
+		if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 {
+			t.Errorf("%v to a full disk: %v", args, err)
+		}
 	}
 }
 

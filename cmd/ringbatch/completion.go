@@ -33,8 +33,8 @@ func runCompletion(ctx context.Context, args []string) error {
 	if script == "" {
 		return fmt.Errorf("%w: no completion for the shell %q, only for %s", errUsage, f.Arg(0), strings.Join(manual.Shells, ", "))
 	}
-	fmt.Print(script)
-	return nil
+	_, err = fmt.Print(script)
+	return err
 }
 
 // runManual writes the man pages and completions into a folder, for packages.

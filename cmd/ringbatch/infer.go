@@ -255,7 +255,9 @@ func writeOutputs(sig *tensor.Signature, r client.Request, files map[string]stri
 		case asJSON:
 			result[spec.Name] = printed{jsonList(t), t.DType.String(), t.Shape}
 		default:
-			fmt.Printf("%s %s%v\n%s\n", t.Name, t.DType, t.Shape, brief(t))
+			if _, err := fmt.Printf("%s %s%v\n%s\n", t.Name, t.DType, t.Shape, brief(t)); err != nil {
+				return err
+			}
 		}
 	}
 	if asJSON {

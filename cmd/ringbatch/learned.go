@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
@@ -26,7 +27,7 @@ func waitText(m *stats.Model) string {
 
 // printLearned says what the batcher has found out, in a few lines however much
 // that is.
-func printLearned(m *stats.Model) {
+func printLearned(out io.Writer, m *stats.Model) {
 	l := &m.Learned
 	if len(l.Costs) == 0 {
 		return
@@ -40,13 +41,13 @@ func printLearned(m *stats.Model) {
 	if last := len(l.Costs) - 1; last%step != 0 {
 		parts = append(parts, fmt.Sprintf("%d rows %.3g ms", l.Costs[last].Rows, l.Costs[last].MS))
 	}
-	fmt.Printf("\n  a batch takes: %s", strings.Join(parts, ", "))
+	fmt.Fprintf(out, "\n  a batch takes: %s", strings.Join(parts, ", "))
 	if n := len(l.Slowdown); n > 1 {
-		fmt.Printf("; %.2f times as long with %d other busy", l.Slowdown[n-1], n-1)
+		fmt.Fprintf(out, "; %.2f times as long with %d other busy", l.Slowdown[n-1], n-1)
 	}
-	fmt.Println()
+	fmt.Fprintln(out)
 	if sentence := goalTooShort(m); sentence != "" {
-		fmt.Printf("  %s\n", sentence)
+		fmt.Fprintf(out, "  %s\n", sentence)
 	}
 	if len(l.Tried) > 1 {
 		parts = parts[:0]
@@ -57,7 +58,7 @@ func printLearned(m *stats.Model) {
 			}
 			parts = append(parts, fmt.Sprintf("%s %.2f", wait, t.Latency))
 		}
-		fmt.Printf("  latency of the last requests with other waits, against none: %s\n", strings.Join(parts, ", "))
+		fmt.Fprintf(out, "  latency of the last requests with other waits, against none: %s\n", strings.Join(parts, ", "))
 	}
 }
 

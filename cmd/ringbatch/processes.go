@@ -5,7 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
+	"io"
 	"text/tabwriter"
 	"time"
 
@@ -13,12 +13,12 @@ import (
 )
 
 // printProcesses shows the worker processes that the broker started.
-func printProcesses(s *stats.Broker) {
+func printProcesses(out io.Writer, s *stats.Broker) {
 	if len(s.Processes) == 0 {
 		return
 	}
-	fmt.Printf("\nstarted by the broker (MPS: %s)\n", s.MPS)
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(out, "\nstarted by the broker (MPS: %s)\n", s.MPS)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "  process\tpid\tgpu\tstate\tsince\trestarts\tlast end")
 	for _, p := range s.Processes {
 		gpu := "-"

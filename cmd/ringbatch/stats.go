@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -47,14 +48,15 @@ func runStats(ctx context.Context, args []string) error {
 			}
 			raw, _ = json.Marshal(s)
 		}
+		var out bytes.Buffer
 		if *asJSON {
-			var out bytes.Buffer
 			_ = json.Indent(&out, raw, "", "  ")
-			if _, err := fmt.Println(out.String()); err != nil {
-				return err // a full disk must not pass for a good report
-			}
+			out.WriteByte('\n')
 		} else {
-			printStats(s)
+			printStats(&out, s)
+		}
+		if _, err := os.Stdout.Write(out.Bytes()); err != nil {
+			return err // a full disk must not pass for a good report
 		}
 		if *watch <= 0 {
 			return nil
@@ -79,14 +81,14 @@ func fetchStats(ctx context.Context, socket string) ([]byte, *stats.Broker, erro
 	return raw, &s, nil
 }
 
-func printStats(s *stats.Broker) {
+func printStats(out io.Writer, s *stats.Broker) {
 	state := ""
 	if s.Draining {
 		state = ", draining"
 	}
-	fmt.Printf("broker pid %d, up %s%s, %s\n", s.Pid, seconds(s.UptimeS), state, s.Socket)
+	fmt.Fprintf(out, "broker pid %d, up %s%s, %s\n", s.Pid, seconds(s.UptimeS), state, s.Socket)
 	if len(s.Models) == 0 {
-		fmt.Println("no models yet: start a worker, or declare one with --config or --model")
+		fmt.Fprintln(out, "no models yet: start a worker, or declare one with --config or --model")
 	}
 	for _, a := range s.Aliases {
 		for i, t := range a.To {
@@ -94,26 +96,26 @@ func printStats(s *stats.Broker) {
 			if i > 0 {
 				name = ""
 			}
-			fmt.Printf("%-20s → %s  %v %%, %d clients\n", name, t.Model, t.SharePercent, t.Clients)
+			fmt.Fprintf(out, "%-20s → %s  %v %%, %d clients\n", name, t.Model, t.SharePercent, t.Clients)
 		}
 	}
 	for i := range s.Models {
-		printModel(&s.Models[i])
+		printModel(out, &s.Models[i])
 	}
-	printProcesses(s)
+	printProcesses(out, s)
 }
 
-func printModel(m *stats.Model) {
-	fmt.Printf("\n%s   %s\n", m.Name, m.Signature)
-	printWindows(m)
-	fmt.Printf("  max_batch_size %d, wait_time %s; %d clients, %d of %d slots free, %d queued, %d running\n", m.MaxBatchSize, waitText(m), m.Clients, m.SlotsFree, m.Slots, m.SlotsQueued, m.SlotsRunning)
-	fmt.Printf("  queue %d requests (%d rows); since the start %d requests, %d batches, %.1f rows a batch\n", m.QueueLength, m.QueueRows, m.Requests, m.Batches, m.BatchSize.Avg)
-	fmt.Printf("  ended: %s; sent out: %s", counts(m.Ended), counts(m.Reasons))
+func printModel(out io.Writer, m *stats.Model) {
+	fmt.Fprintf(out, "\n%s   %s\n", m.Name, m.Signature)
+	printWindows(out, m)
+	fmt.Fprintf(out, "  max_batch_size %d, wait_time %s; %d clients, %d of %d slots free, %d queued, %d running\n", m.MaxBatchSize, waitText(m), m.Clients, m.SlotsFree, m.Slots, m.SlotsQueued, m.SlotsRunning)
+	fmt.Fprintf(out, "  queue %d requests (%d rows); since the start %d requests, %d batches, %.1f rows a batch\n", m.QueueLength, m.QueueRows, m.Requests, m.Batches, m.BatchSize.Avg)
+	fmt.Fprintf(out, "  ended: %s; sent out: %s", counts(m.Ended), counts(m.Reasons))
 	if m.Requeued+m.WorkersLost+m.WorkersHung+m.Offenders > 0 {
-		fmt.Printf("; requeued %d, workers lost %d, hung %d, offenders %d", m.Requeued, m.WorkersLost, m.WorkersHung, m.Offenders)
+		fmt.Fprintf(out, "; requeued %d, workers lost %d, hung %d, offenders %d", m.Requeued, m.WorkersLost, m.WorkersHung, m.Offenders)
 	}
-	fmt.Print("\n\n  since the start\n")
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(out, "\n\n  since the start\n")
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "  ms\tavg\tp50\tp90\tp99\tmax\t")
 	for _, row := range []struct {
 		name string
@@ -122,18 +124,18 @@ func printModel(m *stats.Model) {
 		fmt.Fprintf(w, "  %s\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t\n", row.name, row.p.Avg, row.p.P50, row.p.P90, row.p.P99, row.p.Max)
 	}
 	w.Flush()
-	printSizes(m)
-	printLearned(m)
+	printSizes(out, m)
+	printLearned(out, m)
 	switch {
 	case len(m.Stages) > 0:
-		fmt.Printf("\n  a pipeline: its workers are those of %s\n", strings.Join(m.Stages, ", "))
+		fmt.Fprintf(out, "\n  a pipeline: its workers are those of %s\n", strings.Join(m.Stages, ", "))
 		return
 	case len(m.Workers) == 0:
-		fmt.Println("\n  no worker: requests wait until one registers or their deadline passes")
+		fmt.Fprintln(out, "\n  no worker: requests wait until one registers or their deadline passes")
 		return
 	}
-	fmt.Println()
-	w = tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(out)
+	w = tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "  worker\tname\tpid\tgpu\tstate\tsince\tbatches\tbusy\trestarts")
 	for _, k := range m.Workers {
 		gpu := k.GPU
@@ -146,18 +148,18 @@ func printModel(m *stats.Model) {
 }
 
 // printWindows shows what happened lately.
-func printWindows(m *stats.Model) {
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+func printWindows(out io.Writer, m *stats.Model) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "  last\trequests/s\trows/s\tp50 ms\tp99 ms\trows a batch\tbusy\tfailed/s\t")
 	for _, x := range m.Windows {
 		fmt.Fprintf(w, "  %d s\t%.1f\t%.1f\t%.3f\t%.3f\t%.1f\t%.0f %%\t%.1f\t\n", x.Seconds, x.RequestsPerS, x.RowsPerS, x.Latency.P50, x.Latency.P99, x.RowsPerBatch, 100*x.Busy, x.FailedPerS)
 	}
 	w.Flush()
-	fmt.Println()
+	fmt.Fprintln(out)
 }
 
 // printSizes draws the batch-size histogram.
-func printSizes(m *stats.Model) {
+func printSizes(out io.Writer, m *stats.Model) {
 	var most uint64
 	var sizes []int
 	for size, n := range m.BatchSize.Histogram {
@@ -168,10 +170,10 @@ func printSizes(m *stats.Model) {
 		return
 	}
 	slices.Sort(sizes)
-	fmt.Println("\n  rows  batches")
+	fmt.Fprintln(out, "\n  rows  batches")
 	for _, size := range sizes {
 		n := m.BatchSize.Histogram[size]
-		fmt.Printf("  %4d  %-40s %d\n", size, strings.Repeat("█", int(max(1, n*40/most))), n)
+		fmt.Fprintf(out, "  %4d  %-40s %d\n", size, strings.Repeat("█", int(max(1, n*40/most))), n)
 	}
 }
 
