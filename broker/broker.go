@@ -225,6 +225,13 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 	return nil
 }
 
+// EndWorkersNow is for one who does not wait for Serve to return: worker processes are
+// told to end, and killed if they have not after a second.
+func (b *Broker) EndWorkersNow() {
+	b.super.Hurry()
+	b.super.Wait()
+}
+
 // declaredWorkers are the processes to start, each model's and those that
 // belong to none.
 func (b *Broker) declaredWorkers() []supervise.Group {

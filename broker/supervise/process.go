@@ -185,7 +185,7 @@ func (p *process) endRest(group int, told bool) {
 	if !told {
 		_ = syscall.Kill(-group, syscall.SIGTERM)
 	}
-	for end := time.Now().Add(p.cfg.StopTime); left() && time.Now().Before(end); {
+	for end := time.Now().Add(p.cfg.StopTime); left() && time.Now().Before(end) && !p.s.inHurry(); {
 		time.Sleep(restPoll)
 	}
 	if left() {
@@ -259,11 +259,13 @@ func (p *process) end(cmd *exec.Cmd, over <-chan struct{}) bool {
 	}
 	select {
 	case <-over:
+		return true
 	case <-time.After(p.cfg.StopTime):
-		p.s.log.Warn("worker process does not end, killing it", "worker", p.name, "pid", cmd.Process.Pid)
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		<-over
+	case <-p.s.hurry:
 	}
+	p.s.log.Warn("worker process does not end, killing it", "worker", p.name, "pid", cmd.Process.Pid)
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	<-over
 	return true
 }
 

@@ -118,6 +118,10 @@ type Supervisor struct {
 	stopped        bool
 	clientsStopped bool // see StopClients
 	running        sync.WaitGroup
+	mpsEnds        sync.Once
+
+	hurried sync.Once
+	hurry   chan struct{} // closed when nobody waits any longer, see Hurry
 }
 
 type attached struct {
@@ -127,7 +131,7 @@ type attached struct {
 
 // New makes a supervisor whose workers find their broker at socket.
 func New(log *slog.Logger, socket string) *Supervisor {
-	return &Supervisor{log: log, socket: socket, reach: socket, attached: map[int]attached{}}
+	return &Supervisor{log: log, socket: socket, reach: socket, attached: map[int]attached{}, hurry: make(chan struct{})}
 }
 
 // Start brings MPS up if it is wanted, then the workers. It does not wait for
@@ -261,10 +265,29 @@ func (s *Supervisor) Stop() {
 	}
 }
 
+// hurryTime is what a worker has to end when somebody is in a hurry.
+const hurryTime = time.Second
+
+// Hurry is Stop for one who does not wait for long: after a second what is left is
+// killed, whatever its StopTime.
+func (s *Supervisor) Hurry() {
+	s.Stop()
+	s.hurried.Do(func() { time.AfterFunc(hurryTime, func() { close(s.hurry) }) })
+}
+
+func (s *Supervisor) inHurry() bool {
+	select {
+	case <-s.hurry:
+		return true
+	default:
+		return false
+	}
+}
+
 // Wait returns when the last worker has ended, and MPS after it.
 func (s *Supervisor) Wait() {
 	s.running.Wait()
-	s.mps.stop()
+	s.mpsEnds.Do(func() { s.mps.stop() })
 }
 
 // Snapshot is the state of all processes, and of MPS.

@@ -312,6 +312,23 @@ func TestWorkersEndWithTheirSupervisor(t *testing.T) {
 	}
 }
 
+func TestWhoIsInAHurryWaitsForNoStopTime(t *testing.T) {
+	stubborn, parent := role("stubborn"), role("parent")
+	stubborn.StopTime, parent.StopTime = time.Hour, time.Hour
+	s := start(t, false, stubborn, parent)
+	t.Cleanup(s.Hurry)
+	list := s.until("one ignores SIGTERM, and the other's child does", s.says("ignoring", 2))
+	s.Stop() // as one who drains had told them
+	s.Hurry()
+	s.Hurry()
+	s.Wait()
+	for _, p := range list {
+		if err := syscall.Kill(-p.Pid, 0); err == nil && aliveIn(p.Pid) {
+			t.Errorf("some of %s (%d) are still there", p.Name, p.Pid)
+		}
+	}
+}
+
 // Whoever would: a reload, one that waits for the end of the process that it
 // replaces, or a start that MPS has held up.
 func TestNoClientIsStartedAfterClientsWereStopped(t *testing.T) {

@@ -143,7 +143,19 @@ func runBroker(ctx context.Context, args []string) error {
 	}()
 	go manager.Watchdog(ctx, b.Alive)
 	context.AfterFunc(ctx, manager.Stopping)
+	context.AfterFunc(ctx, func() { endAtSecondSignal(b) })
 	return b.Serve(ctx)
+}
+
+// endAtSecondSignal does not leave worker processes behind that do not end by
+// themselves; a third signal does.
+func endAtSecondSignal(b *broker.Broker) {
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, syscall.SIGINT, syscall.SIGTERM)
+	s := <-again
+	signal.Reset(syscall.SIGINT, syscall.SIGTERM)
+	b.EndWorkersNow()
+	_ = syscall.Kill(os.Getpid(), s.(syscall.Signal))
 }
 
 // modelArgs are the flags that declare a single model.

@@ -231,6 +231,27 @@ func TestStatisticsAreWholeOrAnError(t *testing.T) {
 	}
 }
 
+func TestASecondSignalLeavesNoWorkerProcessBehind(t *testing.T) {
+	for _, second := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		c := startCLI(t)
+		c.write("[[worker]]\ncommand = [\"sh\", \"-c\", \"trap '' TERM; echo deaf; while :; do sleep 1; done\"]\nstop_time = \"1h\"\n")
+		socket := c.bed.Path("b.sock")
+		b := c.start("broker", "--config", c.config, "--socket", socket)
+		c.until("the worker ignores SIGTERM", func() bool { return strings.Contains(b.Log(), "deaf") })
+		pid := c.statsOf(socket).Processes[0].Pid
+		b.Signal(syscall.SIGINT)
+		c.until("the broker waits for its worker", func() bool { return strings.Contains(b.Log(), "drained") })
+		b.Signal(second)
+		if b.Wait(patience) == testbed.ErrRunning {
+			t.Errorf("%v: it goes on:\n%s", second, b.Log())
+		}
+		if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
+			t.Errorf("%v: the worker runs: %v", second, err)
+			_ = syscall.Kill(-pid, syscall.SIGKILL)
+		}
+	}
+}
+
 func TestAnEarlySIGHUPDoesNotEndTheBroker(t *testing.T) {
 	c := startCLI(t)
 	pipe, socket := c.bed.Path("config"), c.bed.Path("b.sock")
