@@ -148,13 +148,13 @@ func runBroker(ctx context.Context, args []string) error {
 }
 
 // endAtSecondSignal does not leave worker processes behind that do not end by
-// themselves; a third signal does.
+// themselves, however often Ctrl-C is pressed.
 func endAtSecondSignal(b *broker.Broker) {
 	again := make(chan os.Signal, 1)
 	signal.Notify(again, syscall.SIGINT, syscall.SIGTERM)
 	s := <-again
-	signal.Reset(syscall.SIGINT, syscall.SIGTERM)
 	b.EndWorkersNow()
+	signal.Reset(s)
 	_ = syscall.Kill(os.Getpid(), s.(syscall.Signal))
 }
 

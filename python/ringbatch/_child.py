@@ -15,7 +15,8 @@ import sys
 
 from . import _targets
 from ._refusal import LASTING, refused
-from ._serve import ATTACHED_FD, CHILD, PARENT, StopEvent, stop_on_signals
+from ._serve import ATTACHED_FD, CHILD, PARENT
+from ._stopping import StopEvent, stop_on_signals
 
 _PDEATHSIG = 1
 _WAIT_S = 60.0  # for the broker, which has started this one or was seen by who did

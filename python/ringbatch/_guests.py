@@ -10,6 +10,7 @@ import time
 
 from . import errors
 from ._refusal import Refusals
+from ._stopping import StopEvent, ends
 
 log = logging.getLogger("ringbatch")
 
@@ -74,13 +75,11 @@ class Guest:
         if self._p is not None and self._p.poll() is None:
             self._p.terminate()
 
-    def stop(self) -> None:
+    def stop(self, stop: StopEvent) -> None:
         self.terminate()
         if self._p is None:
             return
-        try:
-            self._p.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
+        if not ends(self._p, _STOP_S, stop):
             self._p.kill()
             self._p.wait()
         os.close(self._attached)

@@ -22,8 +22,8 @@ from . import _flags, _sizes, _torch_cli, errors
 from ._batch import Batch
 from ._refusal import report
 from ._ring import worker_options
-from ._serve import StopEvent, stop_on_signals
 from ._serve_targets import imported, name_of
+from ._stopping import StopEvent, stop_on_signals
 from ._tensors import _DTYPES as NAMES
 from ._tensors import _NUMPY
 from ._trust import WARNING, refuse_writable_by_others

@@ -17,22 +17,20 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import socket as sockets
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from types import FrameType
 from typing import Any, Callable, Optional
 
 from . import _targets, errors
 from ._guests import Guest
 from ._library import binary_path
 from ._refusal import TOLD_AT, Refusal, Refusals
+from ._stopping import StopEvent, ends, stopping
 from ._targets import Reached, Served
-from ._worker import wait_without_lock
 
 log = logging.getLogger("ringbatch")
 
@@ -43,6 +41,7 @@ SUPERVISED = "RINGBATCH_SUPERVISED"  # the socket of the broker that started thi
 
 _DRAIN_S = 30.0  # how long accepted requests may take to finish at the end
 _STOP_S = _DRAIN_S + 15.0  # then the workers end, and the broker
+_HURRY_S = 5.0  # for a broker that does not wait: a second is for the workers
 _START_S = 60.0  # a machine may stand still for a while; one that fails is seen at once
 _FAILED_STARTS = 5  # of a worker that never attached: its script is broken
 _LOOK_S = 0.1
@@ -60,7 +59,8 @@ def serve(
     http: int | str | None = None,
     grpc: int | str | None = None,
 ) -> None:
-    """Serves models until Ctrl-C or SIGTERM, then stops everything it started.
+    """Serves models until Ctrl-C or SIGTERM, then stops everything it started: what
+    was accepted is answered first, a second Ctrl-C does not wait for that.
 
     run: a function or class decorated with ``@ringbatch.worker``; a function
         without arguments that makes one; an import path, ``"package.module:name"``;
@@ -108,7 +108,7 @@ def serve_all(
 
 
 def run_commands(
-    commands: list[list[str]], counts: list[int], at: str, stop: threading.Event, door: Door, broker: bool, ready_s: float | None = None
+    commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, door: Door, broker: bool, ready_s: float | None = None
 ) -> None:
     """Runs worker processes until stop is set. ready_s: they do not tell that they have attached, and count as such after that long."""
     broker = broker and not _supervised(at)
@@ -187,7 +187,7 @@ def in_threads(items: Sequence[Served], socket: str, stop: threading.Event) -> I
 # -- a broker of our own, with the workers declared
 
 
-def _host(commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event, door: Door, refusals: Refusals) -> None:
+def _host(commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door, refusals: Refusals) -> None:
     """Until stop is set or the broker ends."""
     config = "".join(f"[[worker]]\ncommand = {json.dumps(c, ensure_ascii=False)}\ninstances = {n}\n" for c, n in zip(commands, counts))
     p = _start_broker(config, socket, refusals)
@@ -219,12 +219,12 @@ def _host(commands: list[list[str]], counts: list[int], socket: str, stop: threa
         # gateway does the same to its callers meanwhile.
         p.terminate()
         if gateway is not None:
-            gateway.stop()
-        try:
-            p.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            p.kill()
-            p.wait()
+            gateway.stop(stop)
+        if not ends(p, _STOP_S, stop):
+            p.terminate()  # a second time: it ends its workers at once
+            if not ends(p, _HURRY_S):
+                p.kill()
+                p.wait()
 
 
 # What lets the kernel end the broker with us, before it is the broker.
@@ -325,7 +325,7 @@ def _processes(socket: str) -> list[dict[str, Any]] | None:
 
 
 def _guest(
-    commands: list[list[str]], counts: list[int], socket: str, stop: threading.Event, door: Door, take_over: bool, ready_s: float | None, refusals: Refusals
+    commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door, take_over: bool, ready_s: float | None, refusals: Refusals
 ) -> None:
     """Until stop is set or, if we would start one, the broker is gone."""
     if ready_s is not None:
@@ -356,48 +356,10 @@ def _guest(
         for guest in guests:
             guest.terminate()
         for guest in guests:
-            guest.stop()
+            guest.stop(stop)
 
 
-# -- signals, sockets
-
-
-class StopEvent(threading.Event):
-    """An event that a signal's handler may set. That runs in the main thread, also in the midst of a wait there: so there is no lock to wait for."""
-
-    _is_set = False
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def set(self) -> None:
-        self._is_set = True
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return wait_without_lock(self.is_set, timeout)
-
-
-@contextlib.contextmanager
-def stopping() -> Iterator[StopEvent]:
-    """An event that Ctrl-C and SIGTERM set."""
-    stop = StopEvent()
-    restore = stop_on_signals(stop)
-    try:
-        yield stop
-    finally:
-        restore()
-
-
-def stop_on_signals(stop: StopEvent) -> Any:
-    """Ctrl-C and SIGTERM set stop; gives the function that undoes this."""
-    if threading.current_thread() is not threading.main_thread():
-        return lambda: None
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    old = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    return lambda: [signal.signal(s, h) for s, h in old.items()]
+# -- sockets
 
 
 def socket_path(given: str | os.PathLike[str] | None) -> str:

@@ -19,8 +19,9 @@ from typing import Any
 
 from . import _flags, errors
 from ._library import binary_path
-from ._serve import gateway_door, run_commands, socket_path, stopping
+from ._serve import gateway_door, run_commands, socket_path
 from ._serve_targets import KINDS, READY_S, command, kind_of, name_of, share_cores
+from ._stopping import stopping
 from ._tensors import _DTYPES as NAMES
 from ._tensors import _NUMPY as NUMPY
 from ._trust import WARNING, refuse_writable_by_others

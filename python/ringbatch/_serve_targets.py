@@ -11,7 +11,8 @@ from typing import Any
 
 from . import errors
 from ._library import cores
-from ._serve import gateway_door, run_commands, socket_path, stopping
+from ._serve import gateway_door, run_commands, socket_path
+from ._stopping import stopping
 
 # By the end of the file's name: the module of this package that serves it.
 KINDS = {

@@ -32,7 +32,7 @@ from ._onnx_graph import Graph, failure, first_line, session_of
 from ._onnx_lane import Runner, SessionLane
 from ._refusal import report
 from ._ring import Lost, Ring, keep_attached, worker_options
-from ._serve import StopEvent, stop_on_signals
+from ._stopping import StopEvent, stop_on_signals
 from ._worker import Ending
 
 __all__ = ["serve"]

@@ -43,8 +43,8 @@ import torch
 from . import _sizes, _torch_check, _torch_compile, _torch_kept, _torch_load, errors
 from ._refusal import report
 from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
-from ._serve import StopEvent, stop_on_signals
 from ._serve_targets import name_of
+from ._stopping import StopEvent, stop_on_signals
 from ._tensors import in_memory
 from ._torch_cache import cache_folder, kept_bytecode
 from ._torch_fingerprint import fingerprint

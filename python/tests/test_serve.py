@@ -85,6 +85,47 @@ def test_serve_starts_a_broker_and_stops_everything(home, how):
     assert not os.path.exists(socket)
 
 
+HANGS = """
+import sys, time
+import ringbatch as rb
+from ringbatch import _guests, _serve
+
+_serve._DRAIN_S = _guests._STOP_S = 3600.0
+_serve._STOP_S = 7200.0
+
+@rb.worker("hangs", inputs={"x": ("float32", (1,))}, outputs={"y": ("float32", (1,))})
+def run(batch):
+    while True:
+        print("hangs", file=sys.stderr, flush=True)
+        time.sleep(0.1)
+
+if __name__ == "__main__":
+    rb.serve(run)
+    print("served")
+"""
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+def test_a_second_ctrl_c_does_not_wait_for_a_worker_that_hangs(home, theirs):
+    script, socket = home / "server.py", str(home / "b.sock")
+    script.write_text(HANGS)
+    with contextlib.ExitStack() as after:
+        if theirs:
+            b = after.enter_context(subprocess.Popen([rb.binary_path(), "broker", "--socket", socket]))
+            after.callback(b.kill)
+        env = {**os.environ, "RINGBATCH_SOCKET": socket}
+        p = after.enter_context(subprocess.Popen([sys.executable, str(script)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        after.callback(p.kill)
+        with rb.connect("hangs", socket=socket, wait=60) as m:
+            m.submit(np.zeros(1, "float32"))
+            next(line for line in p.stderr if "hangs" in line)
+            p.send_signal(signal.SIGINT)
+            next(line for line in p.stderr if "press Ctrl-C again" in line)
+            p.send_signal(signal.SIGINT)
+            assert p.communicate(timeout=120)[0] == "served\n" and p.returncode == 0
+    wait_for_nobody(socket)
+
+
 def test_what_a_broker_has_started_waits_for_a_broker_and_starts_none(home):
     script, socket = home / "server.py", str(home / "b.sock")
     script.write_text(SERVER)

@@ -419,7 +419,7 @@ def test_ctrl_c_on_a_worker_fails_no_request(socket, program):
 # A thread that is in the midst of an event's wait has its lock, and the handler of a signal runs in that thread.
 HELD = """
 import atexit, signal, threading
-from ringbatch._serve import StopEvent, stop_on_signals, stopping
+from ringbatch._stopping import StopEvent, stop_on_signals, stopping
 from ringbatch._worker import Ending
 
 stop = threading.Event()
