@@ -38,7 +38,7 @@ class StopEvent(threading.Event):
     def wait(self, timeout: float | None = None) -> bool:
         return wait_without_lock(self.is_set, timeout)
 
-    def hurry(self) -> None:
+    def hurry(self, signum: int) -> None:
         """The second signal. The next ends this process, and the kernel what it has started."""
         self.again = True
         for s in (signal.SIGINT, signal.SIGTERM):
@@ -70,7 +70,14 @@ def stopping() -> Iterator[StopEvent]:
         restore()
 
 
-def stop_on_signals(stop: StopEvent, hurry: Callable[[], None] = lambda: None) -> Any:
+def end_at_once(signum: int) -> None:
+    """For a worker. Only by Ctrl-C: SIGTERM may come from several, who all want it to finish its batch."""
+    if signum == signal.SIGINT:
+        signal.signal(signum, signal.SIG_DFL)
+        signal.raise_signal(signum)
+
+
+def stop_on_signals(stop: StopEvent, hurry: Callable[[int], None] = end_at_once) -> Any:
     """Ctrl-C and SIGTERM set stop, and later ones call hurry; gives the function that undoes this."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
@@ -82,7 +89,7 @@ def stop_on_signals(stop: StopEvent, hurry: Callable[[], None] = lambda: None) -
         if first is None:
             first = time.monotonic()
         elif time.monotonic() - first >= _ONE_PRESS_S:
-            hurry()
+            hurry(signum)
 
     old = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     return lambda: [signal.signal(s, h) for s, h in old.items()]

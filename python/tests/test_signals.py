@@ -444,3 +444,26 @@ def over():
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_in_the_midst_of_a_wait_stops_it(name):
     assert subprocess.check_output([sys.executable, "-c", HELD % (name, name)], timeout=120) == b"over\n"
+
+
+AGAIN = """
+import signal
+from ringbatch import _stopping
+from ringbatch._stopping import StopEvent, stop_on_signals
+
+stop = StopEvent()
+stop_on_signals(stop)
+signal.raise_signal(signal.SIGINT)
+signal.raise_signal(signal.SIGINT)  # of the same press
+assert stop.is_set()
+_stopping._ONE_PRESS_S = 0
+signal.raise_signal(signal.SIGTERM)  # of another who wants it to finish
+print("goes on", flush=True)
+signal.raise_signal(signal.SIGINT)
+print("still there")
+"""
+
+
+def test_a_second_ctrl_c_ends_a_worker_at_once():
+    p = subprocess.run([sys.executable, "-c", AGAIN], stdout=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert (p.stdout, p.returncode) == ("goes on\n", -signal.SIGINT)
