@@ -225,12 +225,26 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 	return nil
 }
 
-// EndWorkersNow is for one who does not wait for Serve to return: worker processes are
-// told to end, and killed if they have not after a second.
-func (b *Broker) EndWorkersNow() {
-	b.super.Hurry()
-	b.super.Wait()
+// KillWorkers is for one who does not wait for Serve to return: worker processes are
+// told to end, and killed if they do not. It takes a few seconds at most; true if
+// none is left, nor MPS if it was started for them.
+func (b *Broker) KillWorkers() bool {
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		b.super.Hurry()
+		b.super.Wait()
+	}()
+	select {
+	case <-over:
+		return true
+	case <-time.After(killTime):
+		return false
+	}
 }
+
+// killTime is longer than what a supervisor in a hurry gives its workers.
+const killTime = 4 * time.Second
 
 // declaredWorkers are the processes to start, each model's and those that
 // belong to none.

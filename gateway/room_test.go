@@ -123,7 +123,7 @@ func TestRequestsThatDoNotGoOnMakeRoom(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := doubler(t)
-			r := newRig(t, func(c *Config) { c.MaxConnections, c.pace.body = 2, 24*time.Hour }, m)
+			r := newRig(t, func(c *Config) { c.MaxConnections, c.pace.body = 2, 8760*time.Hour }, m)
 			for range 2 {
 				if _, err := r.connect().Write([]byte(k.begun)); err != nil {
 					t.Fatal(err)

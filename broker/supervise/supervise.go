@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/ringbatch/ringbatch/stats"
@@ -265,14 +266,31 @@ func (s *Supervisor) Stop() {
 	}
 }
 
-// hurryTime is what a worker has to end when somebody is in a hurry.
-const hurryTime = time.Second
+// Of Hurry: when those that still run are told once more, and when they are killed.
+const (
+	againTime = 700 * time.Millisecond
+	hurryTime = 2 * time.Second
+)
 
-// Hurry is Stop for one who does not wait for long: after a second what is left is
-// killed, whatever its StopTime.
+// Hurry is Stop for one who does not wait for long: what is left after two seconds
+// is killed, whatever its StopTime. A worker may have started others, out of our
+// reach: by a second SIGTERM serve ends its own.
 func (s *Supervisor) Hurry() {
 	s.Stop()
-	s.hurried.Do(func() { time.AfterFunc(hurryTime, func() { close(s.hurry) }) })
+	s.hurried.Do(func() {
+		time.AfterFunc(againTime, s.tellAgain)
+		time.AfterFunc(hurryTime, func() { close(s.hurry) })
+	})
+}
+
+func (s *Supervisor) tellAgain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.procs {
+		if p.pid != 0 {
+			_ = syscall.Kill(-p.pid, syscall.SIGTERM)
+		}
+	}
 }
 
 func (s *Supervisor) inHurry() bool {
@@ -287,7 +305,12 @@ func (s *Supervisor) inHurry() bool {
 // Wait returns when the last worker has ended, and MPS after it.
 func (s *Supervisor) Wait() {
 	s.running.Wait()
-	s.mpsEnds.Do(func() { s.mps.stop() })
+	s.mu.Lock()
+	m := s.mps
+	s.mu.Unlock()
+	if m != nil {
+		s.mpsEnds.Do(m.stop)
+	}
 }
 
 // Snapshot is the state of all processes, and of MPS.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -22,7 +23,7 @@ import (
 )
 
 func runBroker(ctx context.Context, args []string) error {
-	f := flags("broker", "", "Run the broker: one per host and user. Models come from --config, from --model, or from\nthe first worker that registers one. SIGTERM and Ctrl-C drain, SIGHUP reads --config again.",
+	f := flags("broker", "", "Run the broker: one per host and user. Models come from --config, from --model, or from\nthe first worker that registers one. SIGTERM and Ctrl-C drain, a second one\ndoes not wait; SIGHUP reads --config again.",
 		`  ringbatch broker                                  # models are declared by their workers
   ringbatch broker --config ringbatch.toml
   ringbatch broker --model affine --input 'x:f32[16]' --output 'y:f32[16]' --max_batch_size 32 --wait_time 5ms
@@ -143,19 +144,48 @@ func runBroker(ctx context.Context, args []string) error {
 	}()
 	go manager.Watchdog(ctx, b.Alive)
 	context.AfterFunc(ctx, manager.Stopping)
-	context.AfterFunc(ctx, func() { endAtSecondSignal(b) })
-	return b.Serve(ctx)
+	insisted := make(chan struct{})
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		second := secondOf(ctx, signals)
+		close(insisted)
+		if !b.KillWorkers() {
+			log.Warn("worker processes, or MPS, have not ended")
+		}
+		endBy(second)
+	}()
+	err = b.Serve(ctx)
+	select {
+	case <-insisted: // who insists hears by which signal it ended
+		select {}
+	default:
+		return err
+	}
 }
 
-// endAtSecondSignal does not leave worker processes behind that do not end by
-// themselves, however often Ctrl-C is pressed.
-func endAtSecondSignal(b *broker.Broker) {
-	again := make(chan os.Signal, 1)
-	signal.Notify(again, syscall.SIGINT, syscall.SIGTERM)
-	s := <-again
-	b.EndWorkersNow()
+// onePress is how long signals belong to the one before: of a group of processes
+// that all get one, another may tell us as well.
+const onePress = 500 * time.Millisecond
+
+// secondOf is the signal by which somebody insists; the first has ended ctx.
+func secondOf(ctx context.Context, signals <-chan os.Signal) syscall.Signal {
+	if ctx.Err() == nil { // else it came before these were listened to
+		<-signals
+	}
+	for first := time.Now(); ; {
+		if s := <-signals; time.Since(first) >= onePress {
+			return s.(syscall.Signal)
+		}
+	}
+}
+
+// endBy ends this process by a signal.
+func endBy(s syscall.Signal) {
 	signal.Reset(s)
-	_ = syscall.Kill(os.Getpid(), s.(syscall.Signal))
+	_ = syscall.Kill(os.Getpid(), s)
+	time.Sleep(100 * time.Millisecond)
+	os.Exit(128 + int(s)) // it was ignored from the start, or this is the first process of a container
 }
 
 // modelArgs are the flags that declare a single model.

@@ -241,9 +241,14 @@ func TestASecondSignalLeavesNoWorkerProcessBehind(t *testing.T) {
 		pid := c.statsOf(socket).Processes[0].Pid
 		b.Signal(syscall.SIGINT)
 		c.until("the broker waits for its worker", func() bool { return strings.Contains(b.Log(), "drained") })
+		time.Sleep(onePress)
 		b.Signal(second)
+		b.Signal(syscall.SIGTERM) // in a hurry
 		if b.Wait(patience) == testbed.ErrRunning {
-			t.Errorf("%v: it goes on:\n%s", second, b.Log())
+			t.Fatalf("%v: it goes on:\n%s", second, b.Log())
+		}
+		if by := b.State().Sys().(syscall.WaitStatus); !by.Signaled() || by.Signal() != second {
+			t.Errorf("%v: it ended by %v", second, by)
 		}
 		if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
 			t.Errorf("%v: the worker runs: %v", second, err)

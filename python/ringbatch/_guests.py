@@ -77,10 +77,11 @@ class Guest:
 
     def stop(self, stop: StopEvent) -> None:
         self.terminate()
-        if self._p is None:
+        p = self._p
+        if p is None:
             return
-        if not ends(self._p, _STOP_S, stop):
-            self._p.kill()
-            self._p.wait()
+        if not ends(lambda: p.poll() is not None, _STOP_S, stop):
+            p.kill()
+            p.wait()
         os.close(self._attached)
         self._p = None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import socket as sockets
 import subprocess
@@ -41,7 +42,8 @@ SUPERVISED = "RINGBATCH_SUPERVISED"  # the socket of the broker that started thi
 
 _DRAIN_S = 30.0  # how long accepted requests may take to finish at the end
 _STOP_S = _DRAIN_S + 15.0  # then the workers end, and the broker
-_HURRY_S = 5.0  # for a broker that does not wait: a second is for the workers
+_HURRY_S = 10.0  # for a broker that waits no longer: two are for its workers, and a machine may be busy
+_INSIST_S = 0.3
 _START_S = 60.0  # a machine may stand still for a while; one that fails is seen at once
 _FAILED_STARTS = 5  # of a worker that never attached: its script is broken
 _LOOK_S = 0.1
@@ -144,15 +146,15 @@ def _environment(socket: str, refusals: Refusals) -> dict[str, str]:
 class Local:
     """Workers that run in threads of this process."""
 
-    def __init__(self, failed: threading.Event) -> None:
-        self._failed = failed
+    def __init__(self, ending: StopEvent) -> None:
+        self._ending = ending
         self._stop = threading.Event()  # of their own: they go after the broker that has accepted requests for them
         self._threads: list[threading.Thread] = []
         self._failures: list[BaseException] = []
 
     def start(self, items: Sequence[Served], socket: str) -> None:
         for worker in [_targets.worker_of(item) for item in items]:
-            thread = threading.Thread(target=self._run, args=(worker, socket), name=f"ringbatch {worker.model}")
+            thread = threading.Thread(target=self._run, args=(worker, socket), name=f"ringbatch {worker.model}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -161,7 +163,7 @@ class Local:
             worker.run(socket=socket, stop=self._stop, wait=_START_S)
         except BaseException as e:
             self._failures.append(e)
-            self._failed.set()
+            self._ending.set()
 
     def check(self) -> None:
         if self._failures:
@@ -169,12 +171,11 @@ class Local:
 
     def stop(self) -> None:
         self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        ends(lambda: not any(t.is_alive() for t in self._threads), math.inf, self._ending)
 
 
 @contextlib.contextmanager
-def in_threads(items: Sequence[Served], socket: str, stop: threading.Event) -> Iterator[Local]:
+def in_threads(items: Sequence[Served], socket: str, stop: StopEvent) -> Iterator[Local]:
     local = Local(stop)
     try:
         local.start(items, socket)
@@ -220,11 +221,19 @@ def _host(commands: list[list[str]], counts: list[int], socket: str, stop: StopE
         p.terminate()
         if gateway is not None:
             gateway.stop(stop)
-        if not ends(p, _STOP_S, stop):
-            p.terminate()  # a second time: it ends its workers at once
-            if not ends(p, _HURRY_S):
-                p.kill()
-                p.wait()
+        if not ends(lambda: p.poll() is not None, _STOP_S, stop):
+            _hurry(p)
+
+
+def _hurry(p: subprocess.Popen) -> None:
+    """Has a broker end its workers, by force if need be. It takes a signal that comes soon after another for the same."""
+    for _ in range(int(_HURRY_S / _INSIST_S)):
+        p.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            p.wait(_INSIST_S)
+            return
+    p.kill()
+    p.wait()
 
 
 # What lets the kernel end the broker with us, before it is the broker.

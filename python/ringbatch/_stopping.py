@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -26,8 +26,9 @@ class StopEvent(threading.Event):
     """An event that a signal's handler may set. That runs in the main thread, also in the midst of a wait there: so there is no lock to wait for."""
 
     _is_set = False
-    again = False  # nobody waits any longer for what is under way
-    told = False  # that this can be had
+    listens = False  # to signals
+    presses, _last_press = 0, -math.inf
+    told = False  # that one more would do something
 
     def is_set(self) -> bool:
         return self._is_set
@@ -38,32 +39,33 @@ class StopEvent(threading.Event):
     def wait(self, timeout: float | None = None) -> bool:
         return wait_without_lock(self.is_set, timeout)
 
-    def hurry(self, signum: int) -> None:
-        """The second signal. The next ends this process, and the kernel what it has started."""
-        self.again = True
-        for s in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(s, signal.SIG_DFL)
+    def press(self) -> None:
+        """What Ctrl-C does."""
+        self.set()
+        now = time.monotonic()
+        if now - self._last_press >= _ONE_PRESS_S:
+            self.presses, self._last_press = self.presses + 1, now
 
 
-def ends(p: subprocess.Popen, seconds: float, stop: StopEvent | None = None) -> bool:
-    """Whether a process that was told to end does so in time, and before stop is set again."""
-    began = time.monotonic()
-    while p.poll() is None:
+def ends(is_over: Callable[[], bool], seconds: float, stop: StopEvent) -> bool:
+    """Whether what was told to end does so in time, and before Ctrl-C is pressed meanwhile: nobody waits for it then."""
+    began, enough = time.monotonic(), 2 if stop.presses else 1
+    while not is_over():
         took = time.monotonic() - began
-        if took > seconds or (stop is not None and stop.again):
+        if took > seconds or stop.presses >= enough:
             return False
-        if stop is not None and took > _TOLD_AFTER_S and not stop.told:
+        if took > _TOLD_AFTER_S and stop.listens and not stop.told:
             stop.told = True
-            log.warning("stopping: what was accepted is being finished; press Ctrl-C again to end at once")
+            log.warning("stopping: what was accepted is being finished; press Ctrl-C once more to end at once")
         time.sleep(_LOOK_S)
     return True
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[StopEvent]:
-    """An event that Ctrl-C and SIGTERM set. By a second one it says that nobody waits any longer; a third ends this process."""
+    """An event that Ctrl-C and SIGTERM set; by another one nobody waits any longer."""
     stop = StopEvent()
-    restore = stop_on_signals(stop, stop.hurry)
+    restore = stop_on_signals(stop, lambda signum: None)
     try:
         yield stop
     finally:
@@ -77,19 +79,16 @@ def end_at_once(signum: int) -> None:
         signal.raise_signal(signum)
 
 
-def stop_on_signals(stop: StopEvent, hurry: Callable[[int], None] = end_at_once) -> Any:
-    """Ctrl-C and SIGTERM set stop, and later ones call hurry; gives the function that undoes this."""
+def stop_on_signals(stop: StopEvent, again: Callable[[int], None] = end_at_once) -> Any:
+    """Ctrl-C and SIGTERM set stop, and later ones call again; gives the function that undoes this."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
-    first: float | None = None
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        nonlocal first
-        stop.set()
-        if first is None:
-            first = time.monotonic()
-        elif time.monotonic() - first >= _ONE_PRESS_S:
-            hurry(signum)
+        stop.press()
+        if stop.presses > 1:
+            again(signum)
 
+    stop.listens = True
     old = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     return lambda: [signal.signal(s, h) for s, h in old.items()]

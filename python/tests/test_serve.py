@@ -100,13 +100,13 @@ def run(batch):
         time.sleep(0.1)
 
 if __name__ == "__main__":
-    rb.serve(run)
+    rb.serve(run, processes=int(sys.argv[1]))
     print("served")
 """
 
 
-@pytest.mark.parametrize("theirs", [False, True])
-def test_a_second_ctrl_c_does_not_wait_for_a_worker_that_hangs(home, theirs):
+@pytest.mark.parametrize(("theirs", "processes"), [(False, "1"), (True, "1"), (True, "2"), (False, "0"), (True, "0")])
+def test_a_second_ctrl_c_does_not_wait_for_a_worker_that_hangs(home, theirs, processes):
     script, socket = home / "server.py", str(home / "b.sock")
     script.write_text(HANGS)
     with contextlib.ExitStack() as after:
@@ -114,13 +114,13 @@ def test_a_second_ctrl_c_does_not_wait_for_a_worker_that_hangs(home, theirs):
             b = after.enter_context(subprocess.Popen([rb.binary_path(), "broker", "--socket", socket]))
             after.callback(b.kill)
         env = {**os.environ, "RINGBATCH_SOCKET": socket}
-        p = after.enter_context(subprocess.Popen([sys.executable, str(script)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        p = after.enter_context(subprocess.Popen([sys.executable, str(script), processes], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         after.callback(p.kill)
         with rb.connect("hangs", socket=socket, wait=60) as m:
             m.submit(np.zeros(1, "float32"))
             next(line for line in p.stderr if "hangs" in line)
             p.send_signal(signal.SIGINT)
-            next(line for line in p.stderr if "press Ctrl-C again" in line)
+            next(line for line in p.stderr if "press Ctrl-C once more" in line)
             p.send_signal(signal.SIGINT)
             assert p.communicate(timeout=120)[0] == "served\n" and p.returncode == 0
     wait_for_nobody(socket)
