@@ -16,6 +16,7 @@ import pytest
 import ringbatch as rb
 from conftest import broker_at, serving
 from ringbatch import _guests, _refusal, _serve
+from ringbatch._stopping import StopEvent
 
 
 @pytest.fixture
@@ -183,7 +184,7 @@ def test_one_that_has_served_does_not_end_those_that_still_start(tmp_path, guest
 def test_a_broker_that_does_not_answer_is_asked_again(refusals, monkeypatch, caplog, attached):
     """It does not at first: whether the one that refuses has served is not known then."""
     says(refusals.path, "os.environ['RINGBATCH_WORKER_NAME'] = 'one'; _refusal.refused('no good')")
-    stop, asked = threading.Event(), []
+    stop, asked = StopEvent(), []
 
     def stats(command, **_):
         asked.append(command)
@@ -196,13 +197,10 @@ def test_a_broker_that_does_not_answer_is_asked_again(refusals, monkeypatch, cap
         returncode = None
 
         def poll(self):
-            return None
+            return self.returncode
 
         def terminate(self):
-            pass
-
-        def wait(self, seconds):
-            pass
+            self.returncode = 0
 
     monkeypatch.setattr(_serve, "_start_broker", lambda *_: Broker())
     monkeypatch.setattr(_serve, "_wait_for_broker", lambda *_: True)
