@@ -254,7 +254,7 @@ func (c *campaign) judge(o *options, poison int, reports []*report, idle *canary
 		if slow := idle.still(struck.Add(-reference), mended.Add(recovery+reference), busy); slow > mostlyBusy {
 			notJudged = append(notJudged, fmt.Sprintf("throughput: the machine kept processes waiting for more than %v in %.0f %% of the time", busy, 100*slow))
 		} else if !o.short && share < 0.95 {
-			say("throughput %.0f %% of that of the healthy hosts, want 95", 100*share)
+			say("throughput %.1f %% of that of the healthy hosts, want 95", 100*share)
 		}
 	}
 	if len(notJudged) > 0 {
