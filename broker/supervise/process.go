@@ -185,8 +185,12 @@ func (p *process) endRest(group int, told bool) {
 	if !told {
 		_ = syscall.Kill(-group, syscall.SIGTERM)
 	}
-	for end := time.Now().Add(p.cfg.StopTime); left() && time.Now().Before(end) && !p.s.inHurry(); {
-		time.Sleep(restPoll)
+	for end := time.Now().Add(p.cfg.StopTime); left() && time.Now().Before(end); {
+		select {
+		case <-time.After(restPoll):
+		case <-p.s.hurry:
+			end = time.Now()
+		}
 	}
 	if left() {
 		_ = syscall.Kill(-group, syscall.SIGKILL)

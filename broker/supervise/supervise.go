@@ -266,7 +266,8 @@ func (s *Supervisor) Stop() {
 	}
 }
 
-// Of Hurry: when those that still run are told once more, and when they are killed.
+// Of Hurry: when those that still run are told once more, which is later than serve takes
+// two signals for one press of Ctrl-C, and when they are killed.
 const (
 	againTime = 700 * time.Millisecond
 	hurryTime = 2 * time.Second
@@ -290,15 +291,6 @@ func (s *Supervisor) tellAgain() {
 		if p.pid != 0 {
 			_ = syscall.Kill(-p.pid, syscall.SIGTERM)
 		}
-	}
-}
-
-func (s *Supervisor) inHurry() bool {
-	select {
-	case <-s.hurry:
-		return true
-	default:
-		return false
 	}
 }
 

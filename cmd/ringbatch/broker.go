@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/spf13/pflag"
 
@@ -144,48 +143,7 @@ func runBroker(ctx context.Context, args []string) error {
 	}()
 	go manager.Watchdog(ctx, b.Alive)
 	context.AfterFunc(ctx, manager.Stopping)
-	insisted := make(chan struct{})
-	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-	go func() {
-		second := secondOf(ctx, signals)
-		close(insisted)
-		if !b.KillWorkers() {
-			log.Warn("worker processes, or MPS, have not ended")
-		}
-		endBy(second)
-	}()
-	err = b.Serve(ctx)
-	select {
-	case <-insisted: // who insists hears by which signal it ended
-		select {}
-	default:
-		return err
-	}
-}
-
-// onePress is how long signals belong to the one before: of a group of processes
-// that all get one, another may tell us as well.
-const onePress = 500 * time.Millisecond
-
-// secondOf is the signal by which somebody insists; the first has ended ctx.
-func secondOf(ctx context.Context, signals <-chan os.Signal) syscall.Signal {
-	if ctx.Err() == nil { // else it came before these were listened to
-		<-signals
-	}
-	for first := time.Now(); ; {
-		if s := <-signals; time.Since(first) >= onePress {
-			return s.(syscall.Signal)
-		}
-	}
-}
-
-// endBy ends this process by a signal.
-func endBy(s syscall.Signal) {
-	signal.Reset(s)
-	_ = syscall.Kill(os.Getpid(), s)
-	time.Sleep(100 * time.Millisecond)
-	os.Exit(128 + int(s)) // it was ignored from the start, or this is the first process of a container
+	return serveUntilInsisted(ctx, b, log)
 }
 
 // modelArgs are the flags that declare a single model.

@@ -67,17 +67,6 @@ func commands() []command {
 	}
 }
 
-// endings are the signals with which a command ends what it started, and itself.
-// A terminal that is closed sends SIGHUP, unless nohup has us ignore it; the
-// broker reads its configuration again then.
-func endings(args []string) []os.Signal {
-	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
-	if len(args) > 0 && args[0] != "broker" && !signal.Ignored(syscall.SIGHUP) {
-		signals = append(signals, syscall.SIGHUP)
-	}
-	return signals
-}
-
 func main() {
 	signals := endings(os.Args[1:])
 	ctx, stop := signal.NotifyContext(context.Background(), signals...)
