@@ -37,6 +37,9 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 		return
 	}
 	p.name = req.Name
+	if req.Op == control.OpWorker {
+		b.super.AwaitStart(p.pid)
+	}
 	a, err := b.attach(p, req, &offer)
 	if err != nil {
 		p.discard()
