@@ -3,7 +3,6 @@
 package broker
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -46,7 +45,7 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 		switch {
 		case a != nil && errors.Is(err, errNeedsDevice):
 			b.send(a.reply)
-		case errors.Is(err, status.ErrDraining) && b.awaitSuccessor(context.Background()):
+		case errors.Is(err, status.ErrDraining) && b.isHandedOver():
 			// We hang up, and the peer finds the other broker.
 		default:
 			b.refuse(err)

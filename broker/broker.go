@@ -26,9 +26,9 @@ type Broker struct {
 	listener  *listener
 	super     *supervise.Supervisor
 	conns     conns
-	reloading sync.Mutex  // one Reload at a time
-	ending    atomic.Bool // the context of Serve has ended
-	handed    sync.Once
+	reloading sync.Mutex    // one Reload at a time
+	ending    atomic.Bool   // the context of Serve has ended
+	handing   atomic.Bool   // another broker takes over, or has
 	listening chan struct{} // closed when this one has it
 	handedTo  chan struct{} // closed when another broker has the socket
 	applied   chan struct{} // closed when the processes are as the last Reload declared them; nil before the first
@@ -157,11 +157,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 	case err := <-failed:
 		return err
 	}
-	if err := b.drain(drained, failed); err != nil {
-		return err
-	}
-	b.awaitSuccessor(ctx)
-	return nil
+	return b.drain(drained, failed)
 }
 
 // stopClients ends the gateway, while its models still answer: it takes its time
@@ -201,7 +197,7 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 			return err
 		case <-look.C:
 			grace, mayServe := b.cfg.WorkerGrace, b.super.MayServe
-			handed := b.listener.given.Load()
+			handed := b.isHandedOver()
 			if handed { // who is started now finds the other broker
 				grace, mayServe = 0, func(string) bool { return false }
 			}

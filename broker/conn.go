@@ -321,7 +321,7 @@ func (b *Broker) refusal(err error) *control.Reply {
 const maxMessageBytes = 2 << 10
 
 // answer serves the calls that are not attachments.
-func (b *Broker) answer(req *control.Request) *control.Reply {
+func (b *conversation) answer(req *control.Request) *control.Reply {
 	rep := b.reply()
 	var err error
 	switch req.Op {
@@ -342,7 +342,7 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 			rep.Stats, err = json.Marshal(&s)
 		}
 	case control.OpHandOver:
-		b.handOver(req.Replaces)
+		err = b.handOver(b.conn, b.cred)
 	case control.OpAlias:
 		err = b.changeAlias(req)
 	case control.OpRestart, control.OpScale:

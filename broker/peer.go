@@ -140,6 +140,12 @@ func (p *peer) discard() {
 	p.theirs, p.pidfd = -1, -1
 }
 
+// hasEnded tells whether the process of a pidfd has.
+func hasEnded(pidfd int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
+	return err == nil && n > 0
+}
+
 func closeFD(fd int) {
 	if fd >= 0 {
 		_ = unix.Close(fd)
