@@ -30,11 +30,11 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 		return
 	}
 	defer offer.close() // unless the ring takes it
-	p, err := newPeer(c, cred, b.process)
-	if err != nil {
-		b.refuse(err)
+	if b.noPidfd != nil {
+		b.refuse(b.noPidfd)
 		return
 	}
+	p := newPeer(c, cred, b.process, b.takePidfd())
 	p.name = req.Name
 	if req.Op == control.OpWorker {
 		b.super.AwaitStart(p.pid)

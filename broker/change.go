@@ -9,8 +9,6 @@ import (
 	"net"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -89,25 +87,24 @@ const replaceTime = 10 * time.Second
 // handOver gives the lock up, so that another broker can put its socket at the path. Until
 // it has, this one serves as ever. If the other one dies before that, or takes too long,
 // this one takes the lock back and goes on.
-func (b *Broker) handOver(successor *net.UnixConn, cred *unix.Ucred) error {
+func (b *conversation) handOver() error {
 	select {
 	case <-b.listening:
 	default:
 		return fmt.Errorf("%w: this broker has not got the socket yet", status.ErrInvalid)
 	}
+	if b.noPidfd != nil {
+		return b.noPidfd
+	}
 	if !b.handing.CompareAndSwap(false, true) {
 		return fmt.Errorf("%w: another broker already takes over", status.ErrBrokerRunning)
 	}
-	fd, err := peerPidfd(successor, int(cred.Pid))
-	if err != nil {
-		b.handing.Store(false)
-		return err
-	}
-	b.log.Info("another broker takes over: the lock is given up", "pid", cred.Pid)
+	b.log.Info("another broker takes over: the lock is given up", "pid", b.cred.Pid)
 	b.listener.giveLock()
+	successor := dup(b.pidfd)
 	go func() {
-		defer closeFD(fd)
-		b.awaitSuccessor(fd)
+		defer closeFD(successor)
+		b.awaitSuccessor(successor)
 	}()
 	return nil
 }

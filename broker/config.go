@@ -45,6 +45,7 @@ type Config struct {
 	Memory    shm.Memory // default: shm.Memfd; tests use shm.Heap
 
 	firstLookTime time.Duration // see awaitFirstLook
+	noPeerPidfd   bool          // as before Linux 6.5, for tests
 }
 
 // ModelConfig declares a model: its tensors and its policy.

@@ -31,18 +31,13 @@ type peer struct {
 	watches  [2]int32 // doorbell, pidfd
 }
 
-// newPeer takes the process at the other end under watch. Without a pidfd its
-// death could go unnoticed while a child of it keeps the connection.
-func newPeer(conn *net.UnixConn, cred *unix.Ucred, who process) (*peer, error) {
-	p := &peer{conn: conn, pid: int(cred.Pid), uid: int(cred.Uid), process: who, since: time.Now(), pidfd: -1, doorbell: -1, theirs: -1, watches: [2]int32{-1, -1}}
-	fd, err := peerPidfd(conn, p.pid)
-	if shm.OutOfDescriptors(err) {
-		err = errDescriptors
+// newPeer takes the process at the other end under watch, and its pidfd over. Without a
+// pidfd its death could go unnoticed while a child of it keeps the connection.
+func newPeer(conn *net.UnixConn, cred *unix.Ucred, who process, pidfd int) *peer {
+	return &peer{
+		conn: conn, pid: int(cred.Pid), uid: int(cred.Uid), process: who, since: time.Now(),
+		pidfd: pidfd, doorbell: -1, theirs: -1, watches: [2]int32{-1, -1},
 	}
-	if err == nil {
-		p.pidfd = fd
-	}
-	return p, err
 }
 
 func (p *peer) label() string {
@@ -138,12 +133,6 @@ func (p *peer) discard() {
 	closeFD(p.theirs)
 	closeFD(p.pidfd)
 	p.theirs, p.pidfd = -1, -1
-}
-
-// hasEnded tells whether the process of a pidfd has.
-func hasEnded(pidfd int) bool {
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
-	return err == nil && n > 0
 }
 
 func closeFD(fd int) {

@@ -45,6 +45,10 @@ func TestMain(m *testing.M) {
 		takeOverUntil(os.Args[1], os.Args[2])
 		return
 	}
+	if os.Getenv(roleEnv) == "connector" {
+		connectThirdDescriptor(os.Args[1])
+		return
+	}
 	if os.Getenv(roleEnv) == "client" {
 		fmt.Println("the client waits")
 		<-ctx.Done()
