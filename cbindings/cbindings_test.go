@@ -173,6 +173,10 @@ func TestCoresGoByTheQuotaToo(t *testing.T) {
 	execute(t, nil, sanitizedProgram(t, "address,undefined", "cores", "testdata/cores.c"))
 }
 
+func TestRangesAreWidenedToThePagesOfTheKernel(t *testing.T) {
+	execute(t, nil, sanitizedProgram(t, "address,undefined", "pages", "testdata/pages.c"))
+}
+
 func TestPkgConfigAndTheStaticLibrary(t *testing.T) {
 	prefix := library(t)
 	pc, err := os.ReadFile(prefix + "/lib/pkgconfig/ringbatch.pc")

@@ -161,6 +161,8 @@ typedef struct rb_range {
 	uint64_t offset, bytes;
 } rb_range;
 int rb_segment_populate(rb_segment *s, const rb_range *ranges, uint32_t count);
+/* Widens a range of a segment to whole pages of the kernel, which may be larger than RB_GO_PAGE: 64 KiB on some arm64 machines. */
+rb_range rb_whole_pages(rb_range r, uint64_t page, uint64_t size);
 /* What the memory cgroups of this process leave it; false if nothing is limited. */
 bool rb_cgroup_room(int64_t *left, int64_t *limit, char *group, size_t size);
 /* The cores that a CPU quota is worth, rounded up: "150000 100000", a line of cpu.max, is 2; UINT32_MAX for none. */
