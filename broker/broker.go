@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -74,7 +76,7 @@ func New(cfg Config) (_ *Broker, err error) {
 		if err != nil {
 			return nil, err
 		}
-		l.parker.Alone = cfg.Alone
+		l.parker.Alone, l.killPeer = cfg.Alone, b.killPeer
 		b.loops = append(b.loops, l)
 	}
 	b.models = newRegistry(b.epoch, b.loops)
@@ -98,6 +100,7 @@ func New(cfg Config) (_ *Broker, err error) {
 	}
 	b.models.putAliases(cfg.Aliases)
 	b.super = supervise.New(b.log, cfg.Socket)
+	b.super.Faulted = b.dropDevices
 	if cfg.TakeOver != nil {
 		b.listener, err = listenBeside(cfg.Socket, cfg.OpenFolder)
 	} else if b.listener, err = listen(cfg.Socket, cfg.OpenFolder); err == nil {
@@ -269,6 +272,40 @@ func (b *Broker) workerLeft(pid int, withBatch, last bool) (replace bool) {
 		go b.models.evenOutAll()
 	}
 	return b.super.Left(pid, withBatch)
+}
+
+// killPeer ends a worker's process. Under MPS its kernels are ended first, which may take
+// seconds and is not done on the loop: a client that is killed while a kernel of it
+// runs breaks the contexts of the other workers.
+func (b *Broker) killPeer(p *peer) error {
+	if !b.super.UsesMPS(p.pid) {
+		return p.kill()
+	}
+	if err := p.signal(0); err != nil {
+		return err
+	}
+	fd := dup(p.pidfd)
+	if fd < 0 {
+		return p.kill()
+	}
+	go func() {
+		defer closeFD(fd)
+		b.super.TerminateClient(p.pid)
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	}()
+	return nil
+}
+
+// dropDevices gives the rings' device memory back after it was lost. Clients that have it
+// mapped are disconnected; the next worker allocates some, and they attach again.
+func (b *Broker) dropDevices() {
+	for _, l := range b.loops {
+		l.do(func() {
+			for r := range l.rings {
+				r.loseDevice()
+			}
+		})
+	}
 }
 
 func (b *Broker) promoted(spare, lost int) { b.super.Promoted(spare, lost) }

@@ -88,14 +88,17 @@ func (p *peer) watch(l *loop, rung, died func()) (err error) {
 
 // kill ends the peer's process. Without an error its death is certain, but
 // not yet over: the pidfd tells when.
-func (p *peer) kill() error {
+func (p *peer) kill() error { return p.signal(unix.SIGKILL) }
+
+// signal sends the peer's process a signal; 0 only tells whether it may be sent one.
+func (p *peer) signal(number unix.Signal) error {
 	if p.pid == os.Getpid() {
 		return errors.New("it is this process")
 	}
 	if p.pidfd < 0 {
 		return errors.New("no pidfd")
 	}
-	err := unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
+	err := unix.PidfdSendSignal(p.pidfd, number, nil, 0)
 	if errors.Is(err, unix.ESRCH) {
 		err = nil // dead already, and its parent knows
 	}

@@ -74,7 +74,8 @@ func socketPidfd(c *net.UnixConn) (fd int, err error) {
 // then the number still was its own.
 func openPidfd(cred *unix.Ucred) (int, error) {
 	if cred.Pid <= 0 {
-		return -1, fmt.Errorf("%w: it is in a PID namespace that the broker cannot see into, and this kernel has no SO_PEERPIDFD (Linux 6.5); start both in one PID namespace", status.ErrNamespace)
+		return -1, fmt.Errorf("%w: it is in a PID namespace that the broker cannot see into, "+
+			"and this kernel has no SO_PEERPIDFD (Linux 6.5); start both in one PID namespace", status.ErrNamespace)
 	}
 	fd, err := unix.PidfdOpen(int(cred.Pid), 0)
 	if err != nil {

@@ -53,7 +53,8 @@ type savedModel struct {
 	Policy    map[string]string `toml:"policy,omitempty"`
 }
 
-const savedHead = "# Written by ringbatch set, scale and alias with --save. It is read after the\n# configuration file, and wins over it; delete it to go back.\n\n"
+const savedHead = "# Written by ringbatch set, scale and alias with --save. It is read after the\n" +
+	"# configuration file, and wins over it; delete it to go back.\n\n"
 
 func (s *Saved) read() (f savedFile, err error) {
 	text, err := os.ReadFile(s.path)

@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -45,6 +46,7 @@ type process struct {
 	// lostBatch gets a word when a worker of this life died with a batch; the
 	// broker may see the death before or after we do.
 	lostBatch chan struct{}
+	refused   atomic.Bool // it has said that the MPS server refuses it
 
 	told     bool // to end for good
 	asked    int  // the pid of the life that has got SIGTERM
@@ -115,6 +117,9 @@ func (p *process) run() {
 			backoff = firstBackoff
 		case <-time.After(backoff):
 			backoff = min(2*backoff, lastBackoff)
+		}
+		if !p.cfg.Client {
+			p.s.healMPS(p.refused.Swap(false))
 		}
 		p.s.mu.Lock()
 		p.restarts++
@@ -320,6 +325,9 @@ func (p *process) logLines(from io.Reader) {
 		line, _, err := r.ReadLine() // the rest of a longer line comes as the next
 		if err != nil {
 			return
+		}
+		if strings.Contains(string(line), mpsNotReady) {
+			p.refused.Store(true)
 		}
 		p.s.log.Info(string(line), "worker", p.name)
 	}

@@ -123,6 +123,12 @@ type Supervisor struct {
 	running        sync.WaitGroup
 	mpsEnds        sync.Once
 
+	// Faulted, if there is one, is called when the GPU memory of all workers is lost.
+	// Set it before Start.
+	Faulted func()
+	healing sync.Mutex // held while MPS is looked after
+	healed  time.Time  // when it was started again; healing guards it
+
 	hurried sync.Once
 	hurry   chan struct{} // closed when nobody waits any longer, see Hurry
 }
@@ -164,6 +170,9 @@ func (s *Supervisor) WarmUp(ctx context.Context, reach string, mps bool, groups 
 		s.add(g, false)
 	}
 	s.mu.Lock()
+	if s.mps != nil && s.mps.from { // if this one gives up, the old broker's workers need it
+		s.mps.own = false
+	}
 	procs := slices.Clone(s.procs)
 	s.mu.Unlock()
 	for _, p := range procs {
@@ -179,6 +188,9 @@ func (s *Supervisor) WarmUp(ctx context.Context, reach string, mps bool, groups 
 func (s *Supervisor) StartClients(groups ...Group) {
 	s.mu.Lock()
 	s.reach = s.socket
+	if s.mps != nil && s.mps.from {
+		s.mps.own = true
+	}
 	s.mu.Unlock()
 	for _, g := range groups {
 		s.add(g, true)
