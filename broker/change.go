@@ -81,8 +81,8 @@ func (b *Broker) takeOver(ctx context.Context) error {
 	return nil
 }
 
-// replaceTime is how long another broker may take to put its socket at the path.
-const replaceTime = 10 * time.Second
+// defaultReplaceTime is how long another broker may take to put its socket at the path.
+const defaultReplaceTime = 10 * time.Second
 
 // handOver gives the lock up, so that another broker can put its socket at the path. Until
 // it has, this one serves as ever. If the other one dies before that, or takes too long,
@@ -113,7 +113,7 @@ func (b *conversation) handOver() error {
 // accepted finishes here. Clients and workers are disconnected after it, and find
 // the other broker.
 func (b *Broker) awaitSuccessor(pidfd int) {
-	for end := time.Now().Add(replaceTime); !b.listener.isTaken(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(b.cfg.replaceTime); !b.listener.isTaken(); time.Sleep(time.Millisecond) {
 		if time.Now().Before(end) && !hasEnded(pidfd) {
 			continue
 		}

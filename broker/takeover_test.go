@@ -9,9 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/stats"
@@ -71,6 +73,30 @@ func TestABrokerGoesOnIfItsSuccessorDiesBeforeItHasTheSocket(t *testing.T) {
 	next.end()
 	if left, _ := filepath.Glob(filepath.Dir(socket) + "/*"); len(left) > 0 {
 		t.Errorf("left behind: %s", strings.Join(left, " "))
+	}
+}
+
+func TestABrokerGoesOnIfItsSuccessorTakesTooLong(t *testing.T) {
+	s := serve(t, func(c *Config) { c.replaceTime = time.Millisecond })
+	var again error
+	next := serve(t, func(c *Config) {
+		c.Socket = s.b.Socket()
+		c.TakeOver = func(ctx context.Context) error {
+			err := admin.New(c.Socket).HandOver(ctx)
+			s.until("the broker has its lock again", func(stats.Broker) bool { return !s.b.handing.Load() })
+			again = admin.New(c.Socket + "." + strconv.Itoa(os.Getpid())).HandOver(ctx)
+			return err
+		}
+	})
+	if err := <-next.served; !errors.Is(err, status.ErrBrokerRunning) {
+		t.Errorf("the successor that was late: %v", err)
+	}
+	next.served <- nil
+	if !errors.Is(again, status.ErrInvalid) {
+		t.Errorf("a broker without the socket was asked for it: %v", again)
+	}
+	if st, err := admin.New(s.b.Socket()).Stats(t.Context()); err != nil || st.Draining {
+		t.Errorf("%v, it drains: %v", err, st.Draining)
 	}
 }
 

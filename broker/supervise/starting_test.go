@@ -4,7 +4,9 @@ package supervise
 
 import (
 	"io"
+	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"testing"
@@ -80,6 +82,34 @@ func TestAnExecThatHangsKeepsNobodyElse(t *testing.T) {
 			release()
 			s.until("it runs", s.says("msg=working", 2))
 		})
+	}
+}
+
+// It may attach before the supervisor has noted its pid, and must not be taken for a worker
+// of others: a spare would serve.
+func TestAWorkerIsKnownBeforeItAttaches(t *testing.T) {
+	s := New(slog.Default(), "")
+	child := exec.Command("sleep", "1000")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
+	p := &process{s: s, cfg: &Worker{}, spare: true, pool: &pool{}}
+	s.procs, s.starting = append(s.procs, p), 2 // of which another one hangs
+	known := make(chan bool, 1)
+	go func() {
+		s.AwaitStart(child.Process.Pid)
+		s.Attached(child.Process.Pid)
+		known <- s.RoleOf(child.Process.Pid)
+	}()
+	s.AwaitStart(os.Getppid()) // is no child of ours
+	s.mu.Lock()
+	p.become("running", child.Process.Pid, "")
+	s.starting--
+	s.started.Broadcast()
+	s.mu.Unlock()
+	if !<-known {
+		t.Error("a spare was taken for a worker of others")
 	}
 }
 
