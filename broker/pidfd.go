@@ -17,7 +17,7 @@ import (
 
 // process tells one process from another, also where their numbers do not: in
 // a PID namespace every peer from outside has the number 0. The zero value
-// stands for one that cannot be told from others.
+// stands for a process that cannot be told from others.
 type process struct {
 	inode uint64 // of its pidfd, where the kernel gives each process its own (Linux 6.9)
 	pid   int

@@ -16,7 +16,7 @@ import (
 	"github.com/ringbatch/ringbatch/stats"
 )
 
-// hangingExec makes a copy of the test binary that nobody can open, nor exec, until
+// hangingExec makes a copy of the test binary that no process can open, nor exec, until
 // release is called: a lease on it stands in for a network mount that does not answer.
 func hangingExec(t *testing.T, script bool) (path string, release func()) {
 	t.Helper()
@@ -58,7 +58,7 @@ func hangingExec(t *testing.T, script bool) (path string, release func()) {
 
 // An exec that hangs must stop neither the loops, which report attached workers, nor the
 // garbage collection, which waits for every thread.
-func TestAnExecThatHangsKeepsNobodyElse(t *testing.T) {
+func TestAnExecThatHangsKeepsNoOtherProcess(t *testing.T) {
 	for _, kind := range []string{"program", "script"} {
 		t.Run(kind, func(t *testing.T) {
 			path, release := hangingExec(t, kind == "script")

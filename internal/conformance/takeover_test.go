@@ -16,7 +16,7 @@ import (
 )
 
 // A client that comes before the other broker has the socket attaches to the old broker,
-// and one that comes after that to the other.
+// and a later client to the other.
 func TestBothClientsFindABrokerDuringATakeOver(t *testing.T) {
 	for _, language := range []string{"Go", "C"} {
 		t.Run(language, func(t *testing.T) {
