@@ -183,6 +183,12 @@ func TestAStreamThatFailsEndsItsRequests(t *testing.T) {
 	b.start([]string{"STUB_CUDA_GATE=/never", "STUB_CUDA_BROKEN=" + filepath.Join(t.TempDir(), "broken")}, "broken", b.socket, "m").until("ok")
 }
 
+func TestASlotThatAStreamWritesIsNotTheNextClients(t *testing.T) {
+	b := deviceBed(t, "")
+	b.worker("m")
+	b.start([]string{"STUB_CUDA_GATE=" + filepath.Join(t.TempDir(), "gate")}, "written", b.socket, "m").until("ok")
+}
+
 func TestAStreamKeepsASlotOnlyIfItMayStillUseIt(t *testing.T) {
 	b := deviceBed(t, "")
 	for model, answers := range map[string]string{"m": "@device:0", "h": ""} {
@@ -313,6 +319,7 @@ func (l *liar) Allocate(int64, int) (int, string, error) {
 	return fd, "GPU-61616161-6161-6161-6161-616161616161", err
 }
 func (l *liar) Import(int, int64, string) error { return nil }
+func (l *liar) Synchronize()                    {}
 func (l *liar) Close()                          {}
 
 func TestADescriptorThatIsNoDeviceMemoryHurtsNobody(t *testing.T) {

@@ -250,7 +250,9 @@ RB_API int rb_connect(const char *model, const rb_connect_options *options, rb_c
 /* Ends everything: calls of other threads return with RB_ERR_CLOSED or
  * how their request ended (canceled, broker gone), all requests of the client
  * are released, and pointers into its slots are gone (unless an rb_map holds
- * them). */
+ * them). The slots go back to the broker, where the next client gets them, also
+ * while an rb_map is held. A client of a model with tensors in device memory
+ * first waits until the GPU has done all work of this process. */
 RB_API int rb_close(rb_client client);
 
 RB_API int rb_client_model(rb_client client, rb_model *model);

@@ -165,6 +165,7 @@ func (w *Worker) Leave() {
 	w.mu.Lock()
 	left := slices.Clone(w.taken)
 	w.mu.Unlock()
+	w.session.Synchronize() // its kernels may be writing outputs of these requests
 	why := errClosed
 	if w.gone.Load() { // then the clients may send it again, and may learn of that here first
 		why = status.ErrBrokerGone

@@ -329,6 +329,17 @@ int rb_connect(const char *model, const rb_connect_options *given, rb_client *cl
 	return status;
 }
 
+/* Ends the sessions of all attachments. A map keeps the memory, not the session. A request that a stream still writes is
+ * the client's until the stream is done, so its slots are not given back before. */
+static void hang_up_all(rb_conn *c)
+{
+	for (rb_link *l = c->links; l; l = l->next)
+		if (!l->parents && rb_link_hold(l)) {
+			rb_session_hang_up(&l->session);
+			rb_link_drop(l);
+		}
+}
+
 /* Releases every request of all attachments. Nobody else is inside. */
 static void release_all(rb_conn *c)
 {
@@ -368,6 +379,7 @@ int rb_close(rb_client client)
 		usleep(50);
 	rb_close_fd(&c->notify_fd); /* not before: who was inside may have been about to ring it */
 	rb_close_fd(&c->poke_fd);
+	hang_up_all(c);
 	release_all(c);
 	rb_table_remove(e);
 	free_conn(c);

@@ -352,6 +352,15 @@ static bool postpone(const rb_device *d)
 	return fits; /* if not, it stays mapped until the process ends */
 }
 
+void rb_device_synchronize(const rb_device *d)
+{
+	void *was;
+	if (!d->base || in_host_function || cuda.by != getpid() || cuda.push(d->context))
+		return;
+	cuda.synchronize();
+	cuda.pop(&was);
+}
+
 static void close_now(const rb_device *d)
 {
 	if (cuda.by != getpid() || cuda.push(d->context))

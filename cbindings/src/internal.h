@@ -175,6 +175,8 @@ uint32_t rb_quota_cores(const char *cpu_max);
 int rb_device_allocate(uint64_t bytes, uint64_t number, int *fd, char gpu[RB_GPU_BYTES]);
 /* Maps such memory; the descriptor stays the caller's. */
 int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu);
+/* Waits until the GPU has done all work of this process; nothing to do without device memory. */
+void rb_device_synchronize(const rb_device *d);
 /* Unmaps it, if there is some, as soon as that is allowed. */
 void rb_device_close(rb_device *d);
 /* Whether the stream has nothing left to do; looks until then. */

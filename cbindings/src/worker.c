@@ -196,6 +196,7 @@ int rb_worker_close(rb_worker id)
 		why = RB_ERR_BROKER_GONE;
 		text = rb_status_text(why);
 	}
+	rb_device_synchronize(&w->session.device); /* its kernels may be writing outputs of these requests */
 	for (uint32_t i = 0; i < w->batches; i++)
 		if (w->batch[i]->in_use) {
 			rb_taken_fail_all(w->batch[i], why, text);
