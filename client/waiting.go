@@ -60,8 +60,8 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 		}
 		var over <-chan time.Time
 		var timer *time.Timer
-		if until != 0 {
-			timer = time.NewTimer(time.Duration(until - shm.Now()))
+		if by := earlier(until, l.slots[i].ends); by != 0 {
+			timer = time.NewTimer(time.Duration(by - shm.Now()))
 			over = timer.C
 		}
 		var err error
@@ -70,7 +70,9 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 		case <-ctx.Done():
 			err = ctx.Err()
 		case <-over:
-			err = status.ErrTimeout
+			if until != 0 && shm.Now() >= until {
+				err = status.ErrTimeout
+			}
 		}
 		if timer != nil {
 			timer.Stop()
@@ -91,6 +93,14 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 		}
 	}
 	return nil
+}
+
+// earlier is the earlier of two points in time, of which 0 is none.
+func earlier(a, b int64) int64 {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
 }
 
 func (l *link) unfollow(i uint32) {
@@ -158,6 +168,9 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 		if ctx.Err() == nil && !l.dead.Load() {
 			l.wait.parker.Single = !l.wait.yields && l.wait.others == 0
 			parked := shm.Now()
+			if ends := l.slots[i].ends; ends != 0 {
+				left = min(left, time.Duration(ends-parked))
+			}
 			l.bell.Wait(&l.wait.parker, seen, min(left, slice))
 			now := shm.Now()
 			l.woke.Store(now)
