@@ -123,7 +123,7 @@ func TestCancellationTravels(t *testing.T) {
 	h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
 		begin()
 		for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(time.Millisecond) {
-			if !b.Open(0) {
+			if !b.Waiting(0) {
 				end()
 				break
 			}

@@ -167,12 +167,6 @@ func (b *Batch) Level() int { return b.level }
 // Dispatched is when the broker handed the batch over, on shm.Now's clock.
 func (b *Batch) Dispatched() int64 { return b.mailed }
 
-// Open tells that somebody still waits for request i: it was neither canceled
-// nor has its deadline passed, and the broker is there.
-func (b *Batch) Open(i int) bool {
-	return !b.w.gone.Load() && isOpen(b.w.session.Board, b.reqs[i].slot, b.reqs[i].gen)
-}
-
 // Ragged tells that each request lies in its own sizes (InputShape), not in
 // shared ones.
 func (b *Batch) Ragged() bool { return b.w.session.Settings.Ragged }
