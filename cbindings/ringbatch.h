@@ -474,7 +474,7 @@ typedef struct rb_member {
 typedef struct rb_batch {
 	uint64_t id;
 	rb_worker worker;
-	uint8_t *base;                            /* of the mapping */
+	uint8_t *base;                            /* of the mapping; inputs there are read only, too (see rb_batch_run) */
 	uint32_t requests, rows, runs;            /* how many */
 	uint32_t pad_to;                          /* rows the model should see: rows, or more if padding was asked for */
 	uint32_t dims[RB_MAX_VARIABLE_DIMS];      /* sizes of the inputs' variable dimensions that all rows share; ragged: the largest of each */
@@ -497,7 +497,9 @@ RB_API int rb_worker_next(rb_worker worker, int64_t timeout, rb_batch **batch);
  * not while it calls rb_worker_next. */
 RB_API int rb_worker_wait(rb_worker worker, int64_t timeout);
 
-/* Run i of the k-th tensor: rows in place. RB_ERR_SHAPE for a variable input
+/* Run i of the k-th tensor: rows in place. Inputs are the client's memory; do not
+ * write to them. Where a worker dies, the request runs again on what it left
+ * there, and the next stage of a pipeline reads the same bytes. RB_ERR_SHAPE for a variable input
  * of a ragged batch of several requests: its rows have no shape in common. */
 RB_API int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_view *view);
 
@@ -547,7 +549,14 @@ RB_API int rb_batch_fail_all(rb_batch *batch, const char *text);
  * has expired. For work that can be given up: nobody tells, so look now and then. */
 RB_API int rb_batch_waiting(const rb_batch *batch, uint32_t i);
 
-/* Answers the clients and gives the batch back: *batch is gone. */
+/* Answers the clients and gives the batch back: *batch is gone, whatever comes back.
+ *
+ * If the worker never asked for one of the outputs (rb_batch_run, rb_batch_row,
+ * rb_batch_scatter), its slots hold what an earlier request left there: then the
+ * requests end with RB_ERR_FAILED, which is returned, and rb_error names the
+ * output. The library cannot see writes through rb_batch.base. So outputs whose
+ * place the worker has asked for (rb_worker_tensor, rb_worker_map) are not
+ * checked, nor are outputs in device memory. */
 RB_API int rb_batch_complete(rb_batch *batch);
 
 /* ---- statistics -------------------------------------------------------- */

@@ -112,6 +112,7 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail)
 	for (uint32_t i = 0; i < live; i++)
 		add(b, &b->mails[(uint32_t)b->order[i]]);
 	v->pad_to = b->worker->pads && m.pad_to > v->rows && m.pad_to <= RB_GO_MAX_BATCH_ROWS ? m.pad_to : v->rows; /* rows that were left out leave no padding behind */
+	b->asked = 0;
 	b->started = rb_now();
 	return RB_OK;
 }
@@ -196,6 +197,32 @@ void rb_taken_complete(rb_taken *b)
 	w->taken--;
 }
 
+/* Fails the requests that would be answered with an output that the worker cannot have written. */
+static int check_written(rb_taken *b)
+{
+	const rb_layout *l = &b->worker->session.layout;
+	uint64_t asked = b->asked | b->worker->direct;
+	bool answered = false;
+	for (uint32_t i = 0; i < b->shown.requests; i++)
+		answered |= !b->answer[i].status;
+	for (uint32_t k = 0; answered && k < l->outputs; k++) {
+		const rb_tensor *t = &rb_tensors_of(l, RB_OUTPUT)[k];
+		if (asked >> k & 1 || t->on_device)
+			continue;
+		rb_fail(RB_ERR_FAILED, "the worker did not write output \"%s\": it never asked for it (rb_batch_run, rb_batch_row, rb_batch_scatter)", t->name);
+		rb_taken_fail_all(b, RB_ERR_FAILED, rb_error());
+		return RB_ERR_FAILED;
+	}
+	return RB_OK;
+}
+
+static int complete(rb_taken *b)
+{
+	int status = check_written(b);
+	rb_taken_complete(b);
+	return status;
+}
+
 /* ---- the functions of the header --------------------------------------------------- */
 
 /* Finds the batch that a struct stands for. */
@@ -236,6 +263,8 @@ static int column(rb_taken *b, int side, uint32_t k, const rb_tensor **t, const 
 	int status = rb_pick(l, side, k, t, &at);
 	if (!status)
 		*dims = (side == RB_INPUT ? b->shown.dims : l->most[RB_OUTPUT]) + at;
+	if (!status && side == RB_OUTPUT)
+		b->asked |= UINT64_C(1) << k;
 	return status;
 }
 
@@ -317,6 +346,10 @@ static int set_dims(rb_taken *b, uint32_t first, uint32_t rows, const uint32_t *
 			return rb_fail(RB_ERR_SHAPE, "%s: variable output dimension %u is 0..%u, got %u", rb_status_text(RB_ERR_SHAPE), i, l->most[RB_OUTPUT][i], dims[i]);
 	for (uint32_t j = 0; ndims && j < rows; j++)
 		memcpy(b->dims[first + j], dims, ndims * sizeof *dims);
+	for (uint32_t k = 0; k < l->outputs; k++) /* there is nothing to write of an output without elements */
+		for (uint32_t i = 0; i < (uint32_t)__builtin_popcount(rb_tensors_of(l, RB_OUTPUT)[k].variable); i++)
+			if (!dims[l->dims_at[l->inputs + k] + i])
+				b->asked |= UINT64_C(1) << k;
 	return RB_OK;
 }
 
@@ -478,4 +511,4 @@ int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text) { WITH(batch, f
 int rb_batch_fail_as(rb_batch *batch, uint32_t i, int as, const char *text) { WITH(batch, fail_one(b, i, as, text)); }
 int rb_batch_fail_all(rb_batch *batch, const char *text) { WITH(batch, (rb_taken_fail_all(b, RB_ERR_FAILED, text), RB_OK)); }
 int rb_batch_waiting(const rb_batch *batch, uint32_t i) { WITH(batch, waiting(b, i)); }
-int rb_batch_complete(rb_batch *batch) { WITH(batch, (rb_taken_complete(b), RB_OK)); }
+int rb_batch_complete(rb_batch *batch) { WITH(batch, complete(b)); }

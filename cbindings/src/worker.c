@@ -257,6 +257,8 @@ int rb_worker_tensor(rb_worker id, int side, uint32_t k, rb_tensor *tensor)
 	status = rb_pick(&w->session.layout, side, k, &t, &dims_at);
 	if (!status)
 		*tensor = *t;
+	if (!status && side == RB_OUTPUT)
+		w->direct |= UINT64_C(1) << k;
 	rb_work_leave(e, w);
 	return status;
 }
@@ -271,6 +273,7 @@ int rb_worker_map(rb_worker id, rb_map *out)
 	if (status)
 		return status;
 	atomic_fetch_add(&w->holds, 1);
+	w->direct = UINT64_MAX;
 	status = rb_map_new(out, &w->session, 0, w, drop, rb_worker_in_child);
 	rb_work_leave(e, w);
 	return status;

@@ -21,6 +21,7 @@ typedef struct rb_taken {
 	rb_batch shown;
 	rb_work *worker;
 	bool in_use;
+	uint64_t asked; /* bit k: the worker asked for output k */
 	int64_t mailed, started;
 	rb_mail_request *mails; /* the mail's requests, copied: the broker may post over them */
 	uint64_t *order;        /* scratch of sorting */
@@ -37,6 +38,7 @@ struct rb_work {
 	uint64_t handle;
 	bool parents; /* of before a fork */
 	bool pads;    /* asked for padding */
+	uint64_t direct; /* bit k: the worker knows where output k lies, and may write it past its batches */
 	_Atomic bool busy; /* one thread at a time; never waited for */
 	_Atomic uint32_t holds; /* maps, plus one until it is closed */
 	rb_mail_words *mail;

@@ -258,6 +258,7 @@ void forked(void)
 		_exit(rb_close(c) || rb_close(f));
 	}
 	CHECK(waitpid(pid, &status, 0) == pid);
+	WANT(RB_OK, rb_batch_scatter(b, 0, (float[4]){0}, 16));
 	WANT(RB_OK, rb_batch_complete(b));
 	WANT(RB_OK, rb_wait(f, q.id, minute));
 	WANT(RB_OK, rb_close(f));
@@ -322,4 +323,39 @@ void signals(void)
 	WANT(RB_ERR_FAILED, rb_wait(c, r.id, -1));
 	WANT(RB_OK, rb_close(c));
 	signal(SIGALRM, SIG_DFL);
+}
+
+/* A worker that completes a batch without having asked for one of its outputs. */
+void unwritten(void)
+{
+	rb_worker_options o = {.size = sizeof o, .socket = socket_path};
+	rb_worker w;
+	WANT(RB_OK, rb_worker_attach("unwritten", "x:f32[4] -> y:f32[4] boxes:f32[<=2]", &o, &w));
+	rb_client c = dial("unwritten", 1);
+	for (int how = 0; how < 5; how++) {
+		rb_batch *b;
+		rb_request r;
+		rb_view v;
+		rb_tensor t;
+		uint32_t none = 0;
+		WANT(RB_OK, rb_claim(c, 1, NULL, 0, minute, &r));
+		WANT(RB_OK, rb_commit(c, r.id, 0, 0));
+		WANT(RB_OK, rb_worker_next(w, minute, &b));
+		WANT(RB_OK, rb_batch_run(b, RB_OUTPUT, 0, 0, &v));
+		if (how == 1)
+			WANT(RB_OK, rb_batch_fail(b, 0, "on purpose"));
+		if (how == 2)
+			WANT(RB_OK, rb_batch_set_output_dims(b, 0, &none, 1)); /* no box: nothing to write */
+		if (how == 3)
+			WANT(RB_OK, rb_batch_scatter(b, 1, (float[2]){0}, 8));
+		if (how == 4) /* from here on it may write there by itself */
+			WANT(RB_OK, rb_worker_tensor(w, RB_OUTPUT, 1, &t));
+		WANT(how ? RB_OK : RB_ERR_FAILED, rb_batch_complete(b));
+		CHECK(how || strstr(rb_error(), "\"boxes\""));
+		WANT(how < 2 ? RB_ERR_FAILED : RB_OK, rb_wait(c, r.id, minute));
+		CHECK(how >= 2 || strstr(rb_error(), how ? "on purpose" : "\"boxes\""));
+		WANT(RB_OK, rb_release(c, r.id));
+	}
+	WANT(RB_OK, rb_close(c));
+	WANT(RB_OK, rb_worker_close(w));
 }
