@@ -80,9 +80,7 @@ typedef struct rb_link {
 
 	/* waiting.c */
 	bool leading;
-	int64_t usual;    /* how long a leader waits; the leader's */
 	bool spin_pays;   /* the last leader waited for a moment only; the leader's */
-	int stolen_waits; /* waits for which a thief of wake-ups is expected; the leader's */
 	uint64_t *follow; /* bitmap of slots with a follower */
 	uint32_t followers;
 	_Atomic uint64_t parked; /* odd while the leader is parked; +1 at each change */
@@ -130,7 +128,23 @@ struct rb_conn {
 	_Atomic bool closing;
 };
 
-/* client.c */
+/* wake.c; where it says mu, the caller holds that */
+void rb_link_wake_ended(rb_link *l);     /* pokes followers, and rings the notifier, for requests that have ended */
+void rb_link_wake_followers(rb_link *l); /* all of them: the link is dead */
+void rb_link_kick(rb_link *l);           /* makes a parked leader look around */
+void rb_link_resign(rb_link *l);
+void rb_link_promote(rb_link *l);                /* mu: has some follower try for the lead, if there is no leader */
+void rb_link_pass_turn(rb_link *l);              /* mu: has all look who wait for the lead in notify.c */
+void rb_link_unfollow(rb_link *l, uint32_t at);  /* mu */
+bool rb_link_any_over(const rb_link *l);         /* mu: a watched request has ended */
+void rb_link_tell_notifier(rb_link *l);          /* mu: rings if one has */
+void rb_link_wake_reaper(rb_link *l);            /* mu: there is something to wait for */
+void rb_link_watch(rb_link *l, uint32_t at);     /* mu; the caller commits it now */
+void rb_link_unwatch(rb_link *l, uint32_t at);   /* mu */
+
+/* conn.c */
+#define RB_FIRST_RETRY (5 * MILLISECOND) /* of attaching; doubles each time */
+#define RB_LAST_RETRY (500 * MILLISECOND)
 /* The present link, held; NULL if there is none. */
 rb_link *rb_conn_live(rb_conn *c, int64_t now);
 /* The same, attaching again if need be, until the deadline at most. */
@@ -140,6 +154,11 @@ int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool 
 bool rb_conn_follow(rb_conn *c, rb_link *held, int64_t patience, bool *interrupted);
 /* A broker that went away: ends everything in flight. */
 void rb_conn_lost(rb_conn *c, rb_link *l);
+/* Another link, held by the client, instead of the present one, for rb_connect; false: no memory. The caller holds mu. */
+bool rb_conn_use(rb_conn *c, rb_link *l);
+int rb_conn_attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupted);
+void rb_conn_changed(rb_conn *c); /* live or final has */
+void rb_conn_look_at_left(rb_conn *c); /* has the reaper look at links that the client has left */
 
 /* link.c */
 rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status); /* takes the session over */
@@ -156,6 +175,8 @@ bool rb_link_take(rb_link *l, uint32_t rows, uint32_t *at);          /* the call
 void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows);      /* likewise */
 bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring); /* likewise */
 bool rb_link_ended(rb_link *l, uint32_t at);
+/* Looks now and then whether the stream that a request was committed on has failed. */
+void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now);
 static inline bool rb_link_recorded(const rb_link *l) { return l->record && atomic_load_explicit(&l->record->recording, memory_order_relaxed); }
 static inline rb_times *rb_link_times(rb_link *l, uint32_t at) { return &l->times[2 * at + l->gens[at] % 2]; }
 /* A request whose deadline has passed ends so much later at the latest, also if
@@ -216,9 +237,6 @@ int rb_req_release(rb_conn *c, const rb_req *r);
 		return status;                                         \
 	} while (0)
 
-/* stream.c */
-/* Looks now and then whether the stream that a request was committed on has failed. */
-void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now);
 static inline rb_slot *rb_req_slot(const rb_req *r) { return &r->link->slots[r->at]; }
 static inline uint8_t *rb_req_rows(const rb_req *r, const rb_tensor *t) { return r->link->session.planes.at + t->offset + (r->link->first + r->at) * t->stride; }
 /* Sizes of a request's inputs, rounded up to the model's buckets. */
@@ -226,19 +244,6 @@ void rb_link_padded(const rb_link *l, const rb_slot *s, uint32_t dims[RB_DIMS]);
 
 /* waiting.c */
 int rb_link_await(rb_link *l, uint32_t at, int64_t until);
-int64_t rb_link_first_slice(rb_link *l);
-void rb_link_wake_ended(rb_link *l);
-void rb_link_wake_followers(rb_link *l);
-void rb_link_kick(rb_link *l);
-void rb_link_resign(rb_link *l);
-void rb_link_pass_turn(rb_link *l);
-
-/* How long a leader parks before it looks at the board by itself. */
-#define LEAST_SLICE (10 * MILLISECOND)
-#define STOLEN_SLICE (200 * MICROSECOND)
-#define MOST_SLICE (50 * MILLISECOND)
-#define STOLEN_AFTER MILLISECOND
-#define STOLEN_FOR 10000
 
 /* How long a leader spins before it parks: as Go's shm.LeastSpin. */
 #define SPIN (50 * MICROSECOND)
@@ -246,11 +251,6 @@ void rb_link_pass_turn(rb_link *l);
 /* notify.c */
 int rb_notifier_start(rb_conn *c);
 void rb_notifier_stop(rb_conn *c);
-void rb_notifier_look(rb_conn *c);        /* has the reaper look at links that the client has left */
-void rb_notifier_tell(rb_link *l);        /* rings if a watched request has ended; the caller holds mu */
-void rb_link_wake_reaper(rb_link *l);     /* there is something to wait for; the caller holds mu */
-void rb_link_watch(rb_link *l, uint32_t at);   /* the caller holds mu and commits it now */
-void rb_link_unwatch(rb_link *l, uint32_t at); /* the caller holds mu */
 
 /* fork.c */
 void rb_link_in_child(void *link);

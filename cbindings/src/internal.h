@@ -8,9 +8,11 @@
  *   msgpack.c control.c socket.c reply.h reply.c   internal/control: messages, frames, descriptors
  *   policy.c           policy: only what travels
  *   attach.c session.c device.c stats.c   internal/attach: call the broker, check everything, map it
- *   client.c link.c request.c views.c waiting.c infer.c notify.c stream.c   client
- *   worker.c batch.c gather.c   worker
+ *   wake.c link.c conn.c waiting.c request.c views.c infer.c stream.c notify.c client.c   client
+ *   gather.c taken.c worker.c batch.c   worker
  *   handles.c fork.c error.c status.c   what a C library needs besides
+ *
+ * In each of the last three lines a file calls only those before it.
  */
 #ifndef RB_INTERNAL_H
 #define RB_INTERNAL_H
@@ -25,6 +27,10 @@
 #define SECOND INT64_C(1000000000)
 #define MILLISECOND INT64_C(1000000)
 #define MICROSECOND INT64_C(1000)
+
+/* How long a thread parks before it looks by itself: at the board, since another attached process may have taken its
+ * wake-up, and at the socket, since a dead broker rings nobody. */
+#define PARK_SLICE (50 * MILLISECOND)
 
 /* ---- errors ------------------------------------------------------------- */
 
@@ -253,9 +259,9 @@ void rb_close_fd(_Atomic int *fd);
  * process but its owner only closes its own descriptor. */
 void rb_hang_up(int fd, pid_t owner);
 
-/* A request's first keys: version, op, model, name. */
 /* The tensors as two keys and their values. */
 void rb_put_signature(rb_writer *w, const rb_layout *l);
+/* A request's first keys: version, op, model, name. */
 void rb_begin_request(rb_writer *w, uint32_t pairs, const char *op, const char *model, const char *name);
 
 /* ---- handles ------------------------------------------------------------ */

@@ -239,3 +239,14 @@ bool rb_link_ended(rb_link *l, uint32_t at)
 		atomic_store_explicit(&rb_link_times(l, at)->woken, s->seen, memory_order_relaxed);
 	return true;
 }
+
+void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now)
+{
+	rb_slot *s = &l->slots[at];
+	char why[64];
+	if (!s->pending || now - s->stream_looked < PARK_SLICE)
+		return;
+	s->stream_looked = now;
+	if (rb_device_broken(&l->session.device, why, sizeof why))
+		s->broken = true;
+}

@@ -149,7 +149,7 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 		}
 		uint32_t seen = l->room;
 		bool dead = l->dead;
-		int64_t slice = l->nabandoned ? MILLISECOND : MOST_SLICE; /* nobody tells when those come back */
+		int64_t slice = l->nabandoned ? MILLISECOND : PARK_SLICE; /* nobody tells when those come back */
 		l->claimers++;
 		pthread_mutex_unlock(&l->mu);
 		start = start ? start : now;
@@ -223,7 +223,7 @@ void rb_link_told(rb_conn *c, rb_link *l, bool ring, bool full, uint32_t flags)
 	if (flags & RB_NOTIFY && l->dead) /* it may have died before we were listed */
 		rb_eventfd_ring(c->notify_fd);
 	if (flags & RB_NOTIFY && c->live != l) /* nobody leads a link that the client has left */
-		rb_notifier_look(c);
+		rb_conn_look_at_left(c);
 }
 
 bool rb_reqs_mark_committed(const rb_req *r, uint32_t count)
@@ -318,7 +318,7 @@ int rb_req_poll(const rb_req *r)
 		int64_t now = rb_now();
 		rb_link_check_stream(l, r->at, now);
 		if (!rb_link_ended(l, r->at)) {
-			if (!rb_link_lost(l, now, MOST_SLICE))
+			if (!rb_link_lost(l, now, PARK_SLICE))
 				return rb_say(RB_ERR_NOT_DONE);
 			rb_conn_lost(l->client, l);
 			rb_link_ended(l, r->at);

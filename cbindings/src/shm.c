@@ -78,10 +78,9 @@ bool rb_board_end(rb_board *b, uint32_t slot, uint32_t gen, uint8_t status)
 void rb_board_ring(rb_board *b, uint32_t slot)
 {
 	atomic_fetch_add(&b->bells[slot].count, 1);
-	/* Always: a client's board is read-only to it, so it cannot say whether it
-	 * is parked. Two: who else may read the board and waits there does not take
-	 * the wake-up away just by being first. */
-	rb_futex_wake(&b->bells[slot].count, 2, false);
+	/* Always: a client's board is read-only to it, so it cannot say whether it is parked. All: a broken or malicious
+	 * peer that waits there, too, cannot swallow the wake-up. */
+	rb_futex_wake(&b->bells[slot].count, INT32_MAX, false);
 }
 
 bool rb_push(rb_producer *p, const void *entry, bool *ring)

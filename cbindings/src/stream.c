@@ -279,14 +279,3 @@ int rb_release_on_stream(rb_client client, uint64_t request, void *stream)
 	rb_table_leave(entry);
 	return status;
 }
-
-void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now)
-{
-	rb_slot *s = &l->slots[at];
-	char why[64];
-	if (!s->pending || now - s->stream_looked < MOST_SLICE)
-		return;
-	s->stream_looked = now;
-	if (rb_device_broken(&l->session.device, why, sizeof why))
-		s->broken = true;
-}

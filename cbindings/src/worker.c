@@ -10,7 +10,6 @@
 #include "worker.h"
 
 #define DEFAULT_DEPTH 2
-#define PARK_SLICE (50 * MILLISECOND)
 
 int rb_work_use(rb_worker id, rb_entry **entry, rb_work **w)
 {

@@ -57,14 +57,17 @@ struct rb_work {
 	rb_crew *crew;
 };
 
-/* Finds a worker and refuses a second thread. */
+/* worker.c: finds a worker and refuses a second thread. */
 int rb_work_use(rb_worker id, rb_entry **entry, rb_work **w);
 void rb_work_leave(rb_entry *e, rb_work *w);
+
+/* taken.c */
 rb_taken *rb_work_spare(rb_work *w);
 /* Copies a mail, leaving out the requests that have ended meanwhile. */
 int rb_taken_read(rb_taken *b, const uint8_t *mail);
 void rb_taken_complete(rb_taken *b);
 void rb_taken_free(rb_taken *b);
+void rb_taken_fail(rb_taken *b, uint32_t i, int status, const char *text);
 void rb_taken_fail_all(rb_taken *b, int status, const char *text);
 
 /* gather.c */
