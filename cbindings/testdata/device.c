@@ -414,20 +414,34 @@ static void *close_client(void *client)
 	return NULL;
 }
 
+/* A client that has all slots, as soon as they are free; opens the gate when that takes long. */
+static rb_client connect_to_all(const char *socket, const char *model, const char *gate)
+{
+	rb_client c = 0;
+	rb_connect_options all = {.size = sizeof all, .socket = socket, .window = 16, .device = 1};
+	int status = RB_ERR_RING_FULL;
+	for (int tries = 0; tries < 6000 && status == RB_ERR_RING_FULL; tries++) {
+		if (tries == 200)
+			touch(gate);
+		usleep(1000);
+		status = rb_connect(model, &all, &c);
+	}
+	MUST(status);
+	return c;
+}
+
 /* A client that is closed while its stream writes the input of a claimed request: the next
  * client gets the slot when the stream has stopped, even while the first one's map is held. */
 static int written(const char *socket, const char *model)
 {
 	static float row[WIDTH];
 	const char *gate = getenv("STUB_CUDA_GATE");
-	rb_connect_options all = {.size = sizeof all, .socket = socket, .window = 16, .device = 1};
 	for (int keep = 0; keep < 2; keep++) {
-		rb_client c, next;
+		rb_client c = connect_to_all(socket, model, NULL);
 		rb_map map;
 		rb_request r;
 		rb_view x;
 		pthread_t closer;
-		MUST(rb_connect(model, &all, &c));
 		rb_device d = device_of(c, &map);
 		MUST(cuCtxSetCurrent(d.context));
 		if (!in) {
@@ -440,14 +454,7 @@ static int written(const char *socket, const char *model)
 		if (!keep)
 			MUST(rb_map_release(map.id));
 		MUST(pthread_create(&closer, NULL, close_client, &c));
-		int status = RB_ERR_RING_FULL;
-		for (int tries = 0; tries < 6000 && status == RB_ERR_RING_FULL; tries++) {
-			if (tries == 200)
-				touch(gate);
-			usleep(1000);
-			status = rb_connect(model, &all, &next);
-		}
-		MUST(status);
+		rb_client next = connect_to_all(socket, model, gate);
 		MUST(rb_claim(next, 1, NULL, 0, -1, &r));
 		MUST(rb_input(next, r.id, 0, &x));
 		for (int j = 0; j < WIDTH; j++)
