@@ -40,14 +40,16 @@ static int use(const rb_batch *given, rb_entry **e, rb_work **w, rb_taken **b)
 		return status;
 	if (given->place >= (*w)->batches || &(*w)->batch[given->place]->shown != given || !(*w)->batch[given->place]->in_use) {
 		rb_work_leave(*e, *w);
-		return rb_fail(RB_ERR_RELEASED, "%s: no such batch, or it was completed", rb_status_text(RB_ERR_RELEASED));
+		return rb_explain(RB_ERR_RELEASED, "no such batch, or it was completed");
 	}
 	*b = (*w)->batch[given->place];
 	return RB_OK;
 }
 
-#define WITH(batch, result)                          \
+#define WITH(given, batch, result)                   \
 	do {                                         \
+		if (!(given))                        \
+			return rb_missing();         \
 		rb_entry *e;                         \
 		rb_work *w;                          \
 		rb_taken *b;                         \
@@ -75,13 +77,13 @@ static int column(rb_taken *b, int side, uint32_t k, const rb_tensor **t, const 
 
 static int request_of(rb_taken *b, uint32_t i)
 {
-	return i < b->shown.requests ? RB_OK : rb_fail(RB_ERR_INVALID, "%s: request %u of a batch of %u", rb_status_text(RB_ERR_INVALID), i, b->shown.requests);
+	return i < b->shown.requests ? RB_OK : rb_explain(RB_ERR_INVALID, "request %u of a batch of %u", i, b->shown.requests);
 }
 
 /* Whether the rows of a column may differ in shape. */
 static bool ragged(const rb_taken *b, int side, const rb_tensor *t) { return side == RB_INPUT && t->variable && b->shown.requests > 1 && b->shown.ragged; }
 
-static int no_shape(const rb_tensor *t) { return rb_fail(RB_ERR_SHAPE, "%s: the batch is ragged: take \"%s\" row by row", rb_status_text(RB_ERR_SHAPE), t->name); }
+static int no_shape(const rb_tensor *t) { return rb_explain(RB_ERR_SHAPE, "the batch is ragged: take \"%s\" row by row", t->name); }
 
 /* The request that a row belongs to. */
 static uint32_t owner(const rb_taken *b, uint32_t i)
@@ -102,7 +104,7 @@ static int run(rb_taken *b, int side, uint32_t k, uint32_t i, rb_view *v)
 	if (status)
 		return status;
 	if (i >= b->shown.runs)
-		return rb_fail(RB_ERR_INVALID, "%s: run %u of a batch of %u", rb_status_text(RB_ERR_INVALID), i, b->shown.runs);
+		return rb_explain(RB_ERR_INVALID, "run %u of a batch of %u", i, b->shown.runs);
 	if (ragged(b, side, t))
 		return no_shape(t);
 	rb_fill_view(v, t, dims, rb_base_of(&b->worker->session, t), b->run[i].slot, b->run[i].rows);
@@ -117,7 +119,7 @@ static int row(rb_taken *b, int side, uint32_t k, uint32_t i, void **data, uint6
 	if (status)
 		return status;
 	if (i >= b->shown.rows)
-		return rb_fail(RB_ERR_ROWS, "%s: row %u of a batch of %u; padding has no memory", rb_status_text(RB_ERR_ROWS), i, b->shown.rows);
+		return rb_explain(RB_ERR_ROWS, "row %u of a batch of %u; padding has no memory", i, b->shown.rows);
 	if (ragged(b, side, t))
 		dims = b->member[owner(b, i)].dims + (dims - b->shown.dims);
 	*data = rb_base_of(&b->worker->session, t) + t->offset + b->slot[i] * t->stride;
@@ -145,10 +147,10 @@ static int set_dims(rb_taken *b, uint32_t first, uint32_t rows, const uint32_t *
 {
 	const rb_layout *l = &b->worker->session.layout;
 	if (ndims != l->dims[RB_OUTPUT])
-		return rb_fail(RB_ERR_SHAPE, "%s: the outputs have %u variable dimensions, %u sizes were given", rb_status_text(RB_ERR_SHAPE), l->dims[RB_OUTPUT], ndims);
+		return rb_explain(RB_ERR_SHAPE, "the outputs have %u variable dimensions, %u sizes were given", l->dims[RB_OUTPUT], ndims);
 	for (uint32_t i = 0; i < ndims; i++)
 		if (dims[i] > l->most[RB_OUTPUT][i])
-			return rb_fail(RB_ERR_SHAPE, "%s: variable output dimension %u is 0..%u, got %u", rb_status_text(RB_ERR_SHAPE), i, l->most[RB_OUTPUT][i], dims[i]);
+			return rb_explain(RB_ERR_SHAPE, "variable output dimension %u is 0..%u, got %u", i, l->most[RB_OUTPUT][i], dims[i]);
 	for (uint32_t j = 0; ndims && j < rows; j++)
 		memcpy(b->dims[first + j], dims, ndims * sizeof *dims);
 	for (uint32_t k = 0; k < l->outputs; k++) /* there is nothing to write of an output without elements */
@@ -167,7 +169,7 @@ static int set_output_dims(rb_taken *b, uint32_t i, const uint32_t *dims, uint32
 static int set_row_dims(rb_taken *b, uint32_t i, const uint32_t *dims, uint32_t ndims)
 {
 	if (i >= b->shown.rows)
-		return rb_fail(RB_ERR_ROWS, "%s: row %u of a batch of %u", rb_status_text(RB_ERR_ROWS), i, b->shown.rows);
+		return rb_explain(RB_ERR_ROWS, "row %u of a batch of %u", i, b->shown.rows);
 	return set_dims(b, i, 1, dims, ndims);
 }
 
@@ -178,7 +180,7 @@ static int fail_one(rb_taken *b, uint32_t i, int as, const char *text)
 {
 	int status = request_of(b, i);
 	if (!status && !is_end(as))
-		status = rb_fail(RB_ERR_INVALID, "%s: no request ends with status %d", rb_status_text(RB_ERR_INVALID), as);
+		status = rb_explain(RB_ERR_INVALID, "no request ends with status %d", as);
 	if (!status)
 		rb_taken_fail(b, i, as, text);
 	return status;
@@ -198,7 +200,7 @@ static int rows_of(rb_taken *b, int side, uint32_t k, uint64_t bytes, rb_rows *r
 		return no_shape(t);
 	uint64_t size = rb_row_bytes(t, dims);
 	if (bytes < size * b->shown.pad_to)
-		return rb_fail(RB_ERR_SIZE, "%s: %u rows of %llu bytes, the buffer has %llu", rb_status_text(RB_ERR_SIZE), b->shown.pad_to, (unsigned long long)size, (unsigned long long)bytes);
+		return rb_explain(RB_ERR_SIZE, "%u rows of %llu bytes, the buffer has %llu", b->shown.pad_to, (unsigned long long)size, (unsigned long long)bytes);
 	*r = (rb_rows){.plane = b->shown.base + t->offset, .slot = b->slot, .count = b->shown.rows, .size = size, .stride = t->stride};
 	return RB_OK;
 }
@@ -242,7 +244,7 @@ static int scatter(rb_taken *b, uint32_t k, const void *from, uint64_t bytes)
 	if (status)
 		return status;
 	if (bytes < t->stride * b->shown.rows)
-		return rb_fail(RB_ERR_SIZE, "%s: %u rows of %llu bytes, the buffer has %llu", rb_status_text(RB_ERR_SIZE), b->shown.rows, (unsigned long long)t->stride, (unsigned long long)bytes);
+		return rb_explain(RB_ERR_SIZE, "%u rows of %llu bytes, the buffer has %llu", b->shown.rows, (unsigned long long)t->stride, (unsigned long long)bytes);
 	for (uint32_t i = 0; i < b->shown.runs; i++)
 		memcpy(b->shown.base + t->offset + b->run[i].slot * t->stride, (const uint8_t *)from + b->run[i].row * t->stride, b->run[i].rows * t->stride);
 	return RB_OK;
@@ -256,64 +258,30 @@ static int waiting(rb_taken *b, uint32_t i)
 	return status;
 }
 
-int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_view *v)
-{
-	if (!v)
-		return rb_missing();
-	WITH(batch, run(b, side, k, i, v));
-}
+int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_view *v) { WITH(v, batch, run(b, side, k, i, v)); }
 
 int rb_batch_row(const rb_batch *batch, int side, uint32_t k, uint32_t i, void **data, uint64_t *bytes)
 {
-	if (!data || !bytes)
-		return rb_missing();
-	WITH(batch, row(b, side, k, i, data, bytes));
+	WITH(data && bytes, batch, row(b, side, k, i, data, bytes));
 }
 
-int rb_batch_shape(const rb_batch *batch, uint32_t i, uint32_t k, uint64_t out[RB_MAX_RANK])
-{
-	if (!out)
-		return rb_missing();
-	WITH(batch, shape(b, i, k, out));
-}
+int rb_batch_shape(const rb_batch *batch, uint32_t i, uint32_t k, uint64_t out[RB_MAX_RANK]) { WITH(out, batch, shape(b, i, k, out)); }
 
 int rb_batch_set_output_dims(rb_batch *batch, uint32_t i, const uint32_t *dims, uint32_t ndims)
 {
-	if (ndims && !dims)
-		return rb_missing();
-	WITH(batch, set_output_dims(b, i, dims, ndims));
+	WITH(dims || !ndims, batch, set_output_dims(b, i, dims, ndims));
 }
 
 int rb_batch_set_row_dims(rb_batch *batch, uint32_t i, const uint32_t *dims, uint32_t ndims)
 {
-	if (ndims && !dims)
-		return rb_missing();
-	WITH(batch, set_row_dims(b, i, dims, ndims));
+	WITH(dims || !ndims, batch, set_row_dims(b, i, dims, ndims));
 }
 
-int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint64_t bytes)
-{
-	if (!to)
-		return rb_missing();
-	WITH(batch, gather(b, side, k, to, bytes));
-}
-
-int rb_batch_prefetch(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes)
-{
-	if (!to)
-		return rb_missing();
-	WITH(batch, prefetch(b, k, to, bytes));
-}
-
-int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes)
-{
-	if (!from)
-		return rb_missing();
-	WITH(batch, scatter(b, k, from, bytes));
-}
-
-int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text) { WITH(batch, fail_one(b, i, RB_ERR_FAILED, text)); }
-int rb_batch_fail_as(rb_batch *batch, uint32_t i, int as, const char *text) { WITH(batch, fail_one(b, i, as, text)); }
-int rb_batch_fail_all(rb_batch *batch, const char *text) { WITH(batch, (rb_taken_fail_all(b, RB_ERR_FAILED, text), RB_OK)); }
-int rb_batch_waiting(const rb_batch *batch, uint32_t i) { WITH(batch, waiting(b, i)); }
-int rb_batch_complete(rb_batch *batch) { WITH(batch, complete(b)); }
+int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint64_t bytes) { WITH(to, batch, gather(b, side, k, to, bytes)); }
+int rb_batch_prefetch(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes) { WITH(to, batch, prefetch(b, k, to, bytes)); }
+int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes) { WITH(from, batch, scatter(b, k, from, bytes)); }
+int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text) { WITH(true, batch, fail_one(b, i, RB_ERR_FAILED, text)); }
+int rb_batch_fail_as(rb_batch *batch, uint32_t i, int as, const char *text) { WITH(true, batch, fail_one(b, i, as, text)); }
+int rb_batch_fail_all(rb_batch *batch, const char *text) { WITH(true, batch, (rb_taken_fail_all(b, RB_ERR_FAILED, text), RB_OK)); }
+int rb_batch_waiting(const rb_batch *batch, uint32_t i) { WITH(true, batch, waiting(b, i)); }
+int rb_batch_complete(rb_batch *batch) { WITH(true, batch, complete(b)); }

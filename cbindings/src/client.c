@@ -82,10 +82,10 @@ int rb_connect(const char *model, const rb_connect_options *given, rb_client *cl
 	if (!model || !client)
 		return rb_missing();
 	if (given && given->size != sizeof *given)
-		return rb_fail(RB_ERR_VERSION, "%s: rb_connect_options.size is %u, expected %zu", rb_status_text(RB_ERR_VERSION), given->size, sizeof *given);
+		return rb_explain(RB_ERR_VERSION, "rb_connect_options.size is %u, expected %zu", given->size, sizeof *given);
 	rb_connect_options o = given ? *given : (rb_connect_options){0};
 	if (o.window > RB_GO_MAX_SLOTS)
-		return rb_fail(RB_ERR_INVALID, "%s: window of %u slots, must be 1..%d", rb_status_text(RB_ERR_INVALID), o.window, (int)RB_GO_MAX_SLOTS);
+		return rb_explain(RB_ERR_INVALID, "window of %u slots, must be 1..%d", o.window, (int)RB_GO_MAX_SLOTS);
 	rb_watch_forks();
 	rb_conn *c = calloc(1, sizeof *c);
 	if (!c)
@@ -171,34 +171,16 @@ int rb_close(rb_client client)
 
 /* ---- about the model --------------------------------------------------------- */
 
-#define ENTER(client)                                          \
-	rb_entry *entry = rb_table_enter(&rb_clients, client); \
-	if (!entry)                                            \
-		return rb_say(RB_ERR_CLOSED);                  \
-	rb_conn *c = entry->value
-#define LEAVE(status)           \
-	do {                    \
-		int left_with = (status); \
-		rb_table_leave(entry);    \
-		return left_with; \
-	} while (0)
-
-int rb_client_model(rb_client client, rb_model *model)
+static int model_of(rb_conn *c, rb_model *model)
 {
-	if (!model)
-		return rb_missing();
-	ENTER(client);
 	pthread_mutex_lock(&c->mu);
 	*model = c->info;
 	pthread_mutex_unlock(&c->mu);
-	LEAVE(RB_OK);
+	return RB_OK;
 }
 
-int rb_client_tensor(rb_client client, int side, uint32_t k, rb_tensor *tensor)
+static int tensor_of(rb_conn *c, int side, uint32_t k, rb_tensor *tensor)
 {
-	if (!tensor)
-		return rb_missing();
-	ENTER(client);
 	const rb_tensor *t;
 	uint32_t dims_at;
 	pthread_mutex_lock(&c->mu);
@@ -206,18 +188,17 @@ int rb_client_tensor(rb_client client, int side, uint32_t k, rb_tensor *tensor)
 	if (!status)
 		*tensor = *t;
 	pthread_mutex_unlock(&c->mu);
-	LEAVE(status);
+	return status;
 }
 
-int rb_client_map(rb_client client, rb_map *out)
+static int map_of(rb_conn *c, rb_map *out)
 {
-	if (!out)
-		return rb_missing();
-	ENTER(client);
 	rb_link *l;
 	bool interrupted = false;
 	int status = rb_conn_link(c, rb_later(rb_now(), RB_CALL_TIMEOUT), true, &l, &interrupted);
-	if (!status)
-		status = rb_link_map(l, out);
-	LEAVE(status);
+	return status ? status : rb_link_map(l, out);
 }
+
+int rb_client_model(rb_client client, rb_model *model) { WITH_CLIENT(model, client, model_of(c, model)); }
+int rb_client_tensor(rb_client client, int side, uint32_t k, rb_tensor *tensor) { WITH_CLIENT(tensor, client, tensor_of(c, side, k, tensor)); }
+int rb_client_map(rb_client client, rb_map *out) { WITH_CLIENT(out, client, map_of(c, out)); }

@@ -197,12 +197,12 @@ typedef struct rb_req {
 
 /* Finds a request by its number, or says why it is none. */
 int rb_req_find(rb_conn *c, uint64_t id, rb_req *r);
-/* Finds all of them: in few, or, where these do not do, in memory that the caller frees; *all is NULL or good in any case. */
-#define RB_FEW 64
-int rb_req_find_all(rb_conn *c, const uint64_t *requests, uint32_t count, rb_req few[RB_FEW], rb_req **all);
 uint64_t rb_req_id(const rb_req *r);
 int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r);
 int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, uint32_t flags);
+/* Finds requests by their numbers, and commits all of them in some way. */
+typedef int (*rb_committer)(rb_conn *c, const rb_req *r, uint32_t count, uint32_t flags, const void *how);
+int rb_reqs_commit(rb_conn *c, const uint64_t *requests, uint32_t count, uint32_t flags, rb_committer commit, const void *how);
 /* The steps of it, for stream.c. What can be wrong with a request that is to be committed: */
 int rb_req_check_commit(rb_conn *c, const rb_req *r, uint32_t flags);
 /* Marks requests of one attachment as committed: all, or none if one is listed twice. The caller holds mu. */
@@ -217,24 +217,31 @@ void rb_link_told(rb_conn *c, rb_link *l, bool ring, bool full, uint32_t flags);
 bool rb_req_is_over(const rb_req *r);
 /* The slots of a released request are free when its word has come; cancels it, if asked. The caller holds mu. */
 void rb_link_abandon(rb_link *l, uint32_t at, bool cancel, bool *ring);
-int rb_req_wait(rb_conn *c, const rb_req *r, int64_t until);
+int rb_req_wait(const rb_req *r, int64_t until);
 int rb_req_poll(const rb_req *r);
-int rb_req_release(rb_conn *c, const rb_req *r);
+int rb_req_release(const rb_req *r);
 
-/* The body of a function of the header that takes one step of a request's life. */
-#define STEP(client, request, result)                                  \
+/*
+ * Bodies of functions of the header. given: all pointers that they need are there;
+ * result may use c, the client, and r, the request.
+ */
+#define WITH_CLIENT(given, client, result)                             \
 	do {                                                           \
+		if (!(given))                                          \
+			return rb_missing();                           \
 		rb_entry *entry = rb_table_enter(&rb_clients, client); \
 		if (!entry)                                            \
 			return rb_say(RB_ERR_CLOSED);                  \
 		rb_conn *c = entry->value;                             \
-		(void)c;                                               \
-		rb_req r;                                              \
-		int status = rb_req_find(c, request, &r);              \
-		if (!status)                                           \
-			status = (result);                             \
+		int status = RB_OK;                                    \
+		status = (result);                                     \
 		rb_table_leave(entry);                                 \
 		return status;                                         \
+	} while (0)
+#define WITH_REQUEST(given, client, request, result)                                                           \
+	do {                                                                                                   \
+		rb_req r;                                                                                      \
+		WITH_CLIENT(given, client, (status = rb_req_find(c, request, &r)) ? status : (result));        \
 	} while (0)
 
 static inline rb_slot *rb_req_slot(const rb_req *r) { return &r->link->slots[r->at]; }
@@ -249,7 +256,6 @@ int rb_link_await(rb_link *l, uint32_t at, int64_t until);
 #define SPIN (50 * MICROSECOND)
 
 /* notify.c */
-int rb_notifier_start(rb_conn *c);
 void rb_notifier_stop(rb_conn *c);
 
 /* fork.c */

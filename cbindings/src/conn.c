@@ -29,16 +29,11 @@ int rb_conn_attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupt
 	if (c->pending.fd < 0) {
 		rb_writer w = {0};
 		rb_begin_request(&w, 3 + c->device + (c->attached ? 2 : 0), "client", c->model, c->name);
-		if (c->device) {
-			rb_put_string(&w, "device");
-			rb_put_true(&w);
-		}
-		rb_put_string(&w, "window");
-		rb_put_int(&w, c->window_wanted);
-		rb_put_string(&w, "follows");
-		rb_put_true(&w);
-		rb_put_string(&w, "times");
-		rb_put_true(&w);
+		if (c->device)
+			rb_put_true(&w, "device");
+		rb_put_number(&w, "window", c->window_wanted);
+		rb_put_true(&w, "follows");
+		rb_put_true(&w, "times");
 		if (c->attached) /* the caller has seen its tensors, and will not have others */
 			rb_put_signature(&w, &c->layout);
 		status = rb_attach_begin(&c->pending, c->socket, deadline, &w, false, -1);
@@ -52,7 +47,7 @@ int rb_conn_attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupt
 		status = rb_attach_end(&c->pending, deadline, &s, interrupted);
 	if (!status && c->attached && !same_tensors(&s.layout, &c->layout)) {
 		rb_session_close(&s);
-		status = rb_fail(RB_ERR_SIGNATURE_MISMATCH, "%s: %s is not what it was when this client connected", rb_status_text(RB_ERR_SIGNATURE_MISMATCH), c->model);
+		status = rb_explain(RB_ERR_SIGNATURE_MISMATCH, "%s is not what it was when this client connected", c->model);
 	}
 	if (!status)
 		*link = rb_link_new(c, &s, &status);
@@ -202,8 +197,8 @@ static int no_link(rb_conn *c)
 {
 	pthread_mutex_lock(&c->mu);
 	int status = c->why == RB_ERR_SIGNATURE_MISMATCH ? rb_fail(c->why, "%s", c->why_text)
-		     : !c->why ? rb_fail(RB_ERR_TIMEOUT, "%s: attaching", rb_status_text(RB_ERR_TIMEOUT))
-			       : rb_fail(RB_ERR_BROKER_GONE, "%s: attaching again: %s", rb_status_text(RB_ERR_BROKER_GONE), c->why_text);
+		     : !c->why ? rb_explain(RB_ERR_TIMEOUT, "attaching")
+			       : rb_explain(RB_ERR_BROKER_GONE, "attaching again: %s", c->why_text);
 	pthread_mutex_unlock(&c->mu);
 	return status;
 }

@@ -65,7 +65,7 @@ static const char *named(result r)
 	return cuda.name && !cuda.name(r, &text) && text ? text : "an unknown error of the CUDA driver";
 }
 
-static int no_gpu(const char *why) { return rb_fail(RB_ERR_NO_GPU, "%s: %s", rb_status_text(RB_ERR_NO_GPU), why); }
+static int no_gpu(const char *why) { return rb_explain(RB_ERR_NO_GPU, "%s", why); }
 
 static int forked(void)
 {
@@ -146,7 +146,7 @@ static int enter(int device, void **context)
 	if (!r && (r = cuda.push(*context)))
 		cuda.release(device);
 	if (r == OUT_OF_MEMORY)
-		return rb_fail(RB_ERR_NO_MEMORY, "%s: no device memory is left for a CUDA context", rb_status_text(RB_ERR_NO_MEMORY));
+		return rb_explain(RB_ERR_NO_MEMORY, "no device memory is left for a CUDA context");
 	return r == NOT_INITIALIZED ? forked() : r ? no_gpu(named(r)) : RB_OK;
 }
 
@@ -164,10 +164,10 @@ static int refused(result r, uint64_t bytes, const char *what)
 	size_t left = 0, all = 0;
 	if (r == OUT_OF_MEMORY) {
 		cuda.room(&left, &all);
-		return rb_fail(RB_ERR_NO_MEMORY, "%s: %s %" PRIu64 " MiB of device memory; %zu of %zu MiB are free; lower the model's slots, or give the GPU to fewer", rb_status_text(RB_ERR_NO_MEMORY),
+		return rb_explain(RB_ERR_NO_MEMORY, "%s %" PRIu64 " MiB of device memory; %zu of %zu MiB are free; lower the model's slots, or give the GPU to fewer",
 			       what, bytes >> 20, left >> 20, all >> 20);
 	}
-	return rb_fail(RB_ERR_LAYOUT, "%s: %s %" PRIu64 " bytes of device memory: %s", rb_status_text(RB_ERR_LAYOUT), what, bytes, named(r));
+	return rb_explain(RB_ERR_LAYOUT, "%s %" PRIu64 " bytes of device memory: %s", what, bytes, named(r));
 }
 
 static result map(addr handle, uint64_t bytes, int device, addr *at)
@@ -214,7 +214,7 @@ int rb_device_allocate(uint64_t bytes, uint64_t number, int *fd, char gpu[RB_GPU
 	if (status)
 		return status;
 	if (number >= (uint64_t)count)
-		return rb_fail(RB_ERR_WRONG_GPU, "%s: device:%" PRIu64 " is to hold it, and this worker sees %d", rb_status_text(RB_ERR_WRONG_GPU), number, count);
+		return rb_explain(RB_ERR_WRONG_GPU, "device:%" PRIu64 " is to hold it, and this worker sees %d", number, count);
 	result r = cuda.get(&device, (int)number);
 	if (!r)
 		r = uuid_of(device, gpu);
@@ -250,7 +250,7 @@ static int find(const char *gpu, int *device)
 			return RB_OK;
 		snprintf(seen + strlen(seen), sizeof seen - strlen(seen), "%s%s", *seen ? ", " : "", other);
 	}
-	return status ? status : rb_fail(RB_ERR_WRONG_GPU, "%s: it is on %s, this process sees %s (CUDA_VISIBLE_DEVICES?)", rb_status_text(RB_ERR_WRONG_GPU), gpu, seen);
+	return status ? status : rb_explain(RB_ERR_WRONG_GPU, "it is on %s, this process sees %s (CUDA_VISIBLE_DEVICES?)", gpu, seen);
 }
 
 int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu)
@@ -304,7 +304,7 @@ int rb_device_launch(const rb_device *d, void *stream, void (*f)(void *), void *
 		r = cuda.host_function(stream, f, argument);
 		cuda.pop(&was);
 	}
-	return r ? rb_fail(RB_ERR_INVALID, "%s: the stream takes no more work: %s", rb_status_text(RB_ERR_INVALID), named(r)) : RB_OK;
+	return r ? rb_explain(RB_ERR_INVALID, "the stream takes no more work: %s", named(r)) : RB_OK;
 }
 
 bool rb_device_broken(const rb_device *d, char *why, size_t room)

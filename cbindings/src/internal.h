@@ -36,7 +36,9 @@
 
 /* Leaves the text of an error for rb_error, and gives the status back. */
 int rb_fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* With the status's general text. */
+/* The same behind the status's general text. */
+int rb_explain(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* With that text alone. */
 int rb_say(int status);
 int rb_missing(void); /* a pointer is NULL */
 
@@ -99,8 +101,10 @@ void rb_put_map(rb_writer *w, uint32_t pairs);
 void rb_put_array(rb_writer *w, uint32_t n);
 void rb_put_text(rb_writer *w, const char *text, size_t bytes);
 void rb_put_string(rb_writer *w, const char *text);
-void rb_put_int(rb_writer *w, int64_t n);
-void rb_put_true(rb_writer *w);
+/* A key and its value. */
+void rb_put_word(rb_writer *w, const char *key, const char *text); /* NULL is "" */
+void rb_put_number(rb_writer *w, const char *key, int64_t n);
+void rb_put_true(rb_writer *w, const char *key);
 
 /* A place in a message that rb_check_message has walked over. */
 typedef struct rb_reader {

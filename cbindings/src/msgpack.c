@@ -40,8 +40,24 @@ void rb_put_text(rb_writer *w, const char *text, size_t bytes)
 }
 
 void rb_put_string(rb_writer *w, const char *text) { rb_put_text(w, text, strlen(text)); }
-void rb_put_true(rb_writer *w) { put_head(w, 0xc3, 0, 0); }
-void rb_put_int(rb_writer *w, int64_t n) { n >= 0 && n < 128 ? put_head(w, (uint8_t)n, 0, 0) : put_head(w, 0xd3, (uint64_t)n, 8); }
+
+void rb_put_word(rb_writer *w, const char *key, const char *text)
+{
+	rb_put_string(w, key);
+	rb_put_string(w, text ? text : "");
+}
+
+void rb_put_number(rb_writer *w, const char *key, int64_t n)
+{
+	rb_put_string(w, key);
+	n >= 0 && n < 128 ? put_head(w, (uint8_t)n, 0, 0) : put_head(w, 0xd3, (uint64_t)n, 8);
+}
+
+void rb_put_true(rb_writer *w, const char *key)
+{
+	rb_put_string(w, key);
+	put_head(w, 0xc3, 0, 0);
+}
 
 /* ---- reading ------------------------------------------------------------ */
 

@@ -199,7 +199,7 @@ static int no_notifier(rb_conn *c)
 {
 	rb_close_fd(&c->notify_fd);
 	rb_close_fd(&c->poke_fd);
-	return rb_fail(RB_ERR_NO_MEMORY, "%s: a completion descriptor and its thread", rb_status_text(RB_ERR_NO_MEMORY));
+	return rb_explain(RB_ERR_NO_MEMORY, "a completion descriptor and its thread");
 }
 
 /* The descriptors alone. The caller holds mu. */
@@ -212,7 +212,7 @@ static int open_notifier(rb_conn *c)
 	return c->poke_fd >= 0 && c->notify_fd >= 0 ? RB_OK : no_notifier(c);
 }
 
-int rb_notifier_start(rb_conn *c)
+static int start_notifier(rb_conn *c)
 {
 	pthread_mutex_lock(&c->mu);
 	bool open = c->notify_fd >= 0; /* a thread in rb_reap_wait may use them */
@@ -227,7 +227,7 @@ int rb_notifier_start(rb_conn *c)
 			c->reaping = false;
 		pthread_sigmask(SIG_SETMASK, &before, NULL);
 		if (!c->reaping)
-			status = open ? rb_fail(RB_ERR_NO_MEMORY, "%s: the notifier's thread", rb_status_text(RB_ERR_NO_MEMORY)) : no_notifier(c);
+			status = open ? rb_explain(RB_ERR_NO_MEMORY, "the notifier's thread") : no_notifier(c);
 	}
 	pthread_mutex_unlock(&c->mu);
 	return status;
@@ -277,19 +277,12 @@ static void reap_all(rb_conn *c, uint64_t *requests, uint32_t max, uint32_t *cou
 		}
 }
 
-int rb_reap(rb_client client, uint64_t *requests, uint32_t max, uint32_t *count)
+static int reap_now(rb_conn *c, uint64_t *requests, uint32_t max, uint32_t *count)
 {
-	if (!count || (max && !requests))
-		return rb_missing();
-	rb_entry *entry = rb_table_enter(&rb_clients, client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
-	rb_conn *c = entry->value;
-	int status = c->final == RB_ERR_CLOSED ? rb_say(RB_ERR_CLOSED) : rb_notifier_start(c);
+	int status = c->final == RB_ERR_CLOSED ? rb_say(RB_ERR_CLOSED) : start_notifier(c);
 	*count = 0;
 	if (!status)
 		reap_all(c, requests, max, count);
-	rb_table_leave(entry);
 	return status;
 }
 
@@ -310,14 +303,8 @@ static void watch(rb_conn *c, int64_t until, int64_t now)
 	}
 }
 
-int rb_reap_wait(rb_client client, int64_t timeout, uint64_t *requests, uint32_t max, uint32_t *count)
+static int reap_wait(rb_conn *c, int64_t timeout, uint64_t *requests, uint32_t max, uint32_t *count)
 {
-	if (!count || !requests || !max)
-		return rb_missing();
-	rb_entry *entry = rb_table_enter(&rb_clients, client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
-	rb_conn *c = entry->value;
 	pthread_mutex_lock(&c->mu);
 	int status = open_notifier(c);
 	pthread_mutex_unlock(&c->mu);
@@ -332,21 +319,27 @@ int rb_reap_wait(rb_client client, int64_t timeout, uint64_t *requests, uint32_t
 		else
 			watch(c, until, now);
 	}
-	rb_table_leave(entry);
 	return status;
 }
 
-int rb_client_fd(rb_client client, int *fd)
+static int notifier_fd(rb_conn *c, int *fd)
 {
-	if (!fd)
-		return rb_missing();
-	rb_entry *entry = rb_table_enter(&rb_clients, client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
-	rb_conn *c = entry->value;
-	int status = c->final ? rb_say(c->final) : rb_notifier_start(c);
+	int status = c->final ? rb_say(c->final) : start_notifier(c);
 	if (!status)
 		*fd = c->notify_fd;
-	rb_table_leave(entry);
 	return status;
 }
+
+/* ---- the functions of the header ------------------------------------------------- */
+
+int rb_reap(rb_client client, uint64_t *requests, uint32_t max, uint32_t *count)
+{
+	WITH_CLIENT(count && (requests || !max), client, reap_now(c, requests, max, count));
+}
+
+int rb_reap_wait(rb_client client, int64_t timeout, uint64_t *requests, uint32_t max, uint32_t *count)
+{
+	WITH_CLIENT(count && requests && max, client, reap_wait(c, timeout, requests, max, count));
+}
+
+int rb_client_fd(rb_client client, int *fd) { WITH_CLIENT(fd, client, notifier_fd(c, fd)); }

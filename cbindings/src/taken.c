@@ -90,18 +90,18 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail)
 	memcpy(v->dims, m.dims, sizeof v->dims);
 	for (uint32_t i = 0; i < s->layout.dims[RB_INPUT]; i++) /* no row is larger than its slot */
 		if (v->dims[i] > s->layout.most[RB_INPUT][i])
-			return rb_fail(RB_ERR_PROTOCOL, "%s: mail of sizes beyond the maximum", rb_status_text(RB_ERR_PROTOCOL));
+			return rb_explain(RB_ERR_PROTOCOL, "mail of sizes beyond the maximum");
 	b->mailed = m.dispatched;
 	if (m.requests > s->layout.max_batch)
-		return rb_fail(RB_ERR_PROTOCOL, "%s: mail of %u requests", rb_status_text(RB_ERR_PROTOCOL), m.requests);
+		return rb_explain(RB_ERR_PROTOCOL, "mail of %u requests", m.requests);
 	rb_read_once(b->mails, mail + sizeof m, m.requests * sizeof *b->mails);
 	for (uint32_t i = 0; i < m.requests; i++) {
 		const rb_mail_request *q = &b->mails[i];
 		if ((uint64_t)q->slot + q->rows > s->layout.slots || q->bell >= s->layout.slots || q->rows < 1 || (rows += q->rows) > s->layout.max_batch)
-			return rb_fail(RB_ERR_PROTOCOL, "%s: mail names slot %u of %u", rb_status_text(RB_ERR_PROTOCOL), q->slot, s->layout.slots);
+			return rb_explain(RB_ERR_PROTOCOL, "mail names slot %u of %u", q->slot, s->layout.slots);
 		for (uint32_t j = 0; j < s->layout.dims[RB_INPUT]; j++)
 			if (q->dims[j] > s->layout.most[RB_INPUT][j])
-				return rb_fail(RB_ERR_PROTOCOL, "%s: mail of sizes beyond the maximum", rb_status_text(RB_ERR_PROTOCOL));
+				return rb_explain(RB_ERR_PROTOCOL, "mail of sizes beyond the maximum");
 		if (!rb_board_open(&s->board, q->slot, q->gen)) /* canceled or expired: work that nobody waits for */
 			continue;
 		b->order[live] = (uint64_t)q->slot << 32 | i;
