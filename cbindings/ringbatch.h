@@ -353,7 +353,8 @@ RB_API int rb_request_timing(rb_client client, uint64_t request, rb_timing *timi
  * or RB_ERR_TIMEOUT as of rb_claim, with *request 0 (nothing was sent), or
  * RB_ERR_TIMEOUT with *request set; go on with rb_wait and rb_collect, or
  * rb_release it. */
-RB_API int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice, uint64_t *request);
+RB_API int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout,
+	int64_t slice, uint64_t *request);
 
 /* The first half: claim without waiting (RB_ERR_FULL), copy in, commit. With
  * RB_HOLD it is not committed yet: see rb_commit_all. */
@@ -422,7 +423,8 @@ typedef struct rb_worker_options {
 	uint32_t weight;          /* share of the work relative to other workers; 0: 1 */
 	uint32_t pad_to;          /* pad every batch to that many rows; 0: no */
 	uint32_t pad_preferred;   /* 1: pad to the next preferred size */
-	uint32_t gather_threads;  /* of rb_batch_gather, for batches above 1 MiB, the caller's included; 0: as many as rb_cores, one where there are fewer than 4; at most 16 */
+	uint32_t gather_threads;  /* of rb_batch_gather, for batches above 1 MiB, the caller's included;
+	                           * 0: as many as rb_cores, one where there are fewer than 4; at most 16 */
 	/* How to declare the model if the broker does not know it yet: key=value
 	 * pairs with blanks or line ends between them, "max_batch_size=32
 	 * wait_time=5ms". docs/configuration.md has the keys; what is left out, or

@@ -206,8 +206,8 @@ static int check_clock(const rb_reply *p, int64_t asked)
 	int64_t now = rb_now(), clock = (int64_t)p->clock;
 	if (clock >= asked && clock <= now)
 		return RB_OK;
-	return rb_fail(RB_ERR_NAMESPACE, "%s: the broker's monotonic clock is %" PRId64 " s away from this process's: they are in different time namespaces; start both in one",
-		       rb_status_text(RB_ERR_NAMESPACE), (clock - now) / SECOND);
+	return rb_explain(RB_ERR_NAMESPACE, "the broker's monotonic clock is %" PRId64 " s away from this process's: "
+			  "they are in different time namespaces; start both in one", (clock - now) / SECOND);
 }
 
 /* Maps the device memory; takes the descriptor over. */

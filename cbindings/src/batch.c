@@ -16,7 +16,8 @@ static int check_written(rb_taken *b)
 		const rb_tensor *t = &rb_tensors_of(l, RB_OUTPUT)[k];
 		if (asked >> k & 1 || t->on_device)
 			continue;
-		rb_fail(RB_ERR_FAILED, "the worker did not write output \"%s\": it never asked for it (rb_batch_run, rb_batch_row, rb_batch_scatter)", t->name);
+		rb_fail(RB_ERR_FAILED, "the worker did not write output \"%s\": it never asked for it "
+			"(rb_batch_run, rb_batch_row, rb_batch_scatter)", t->name);
 		rb_taken_fail_all(b, RB_ERR_FAILED, rb_error());
 		return RB_ERR_FAILED;
 	}
@@ -81,7 +82,10 @@ static int request_of(rb_taken *b, uint32_t i)
 }
 
 /* Whether the rows of a column may differ in shape. */
-static bool ragged(const rb_taken *b, int side, const rb_tensor *t) { return side == RB_INPUT && t->variable && b->shown.requests > 1 && b->shown.ragged; }
+static bool ragged(const rb_taken *b, int side, const rb_tensor *t)
+{
+	return side == RB_INPUT && t->variable && b->shown.requests > 1 && b->shown.ragged;
+}
 
 static int no_shape(const rb_tensor *t) { return rb_explain(RB_ERR_SHAPE, "the batch is ragged: take \"%s\" row by row", t->name); }
 
@@ -174,7 +178,10 @@ static int set_row_dims(rb_taken *b, uint32_t i, const uint32_t *dims, uint32_t 
 }
 
 /* Whether a request can end with it. */
-static bool is_end(int status) { return (status >= RB_ERR_FAILED && status <= RB_ERR_BROKER_GONE) || status == RB_ERR_NO_WORKER || status == RB_ERR_OVERLOADED; }
+static bool is_end(int status)
+{
+	return (status >= RB_ERR_FAILED && status <= RB_ERR_BROKER_GONE) || status == RB_ERR_NO_WORKER || status == RB_ERR_OVERLOADED;
+}
 
 static int fail_one(rb_taken *b, uint32_t i, int as, const char *text)
 {
@@ -200,7 +207,8 @@ static int rows_of(rb_taken *b, int side, uint32_t k, uint64_t bytes, rb_rows *r
 		return no_shape(t);
 	uint64_t size = rb_row_bytes(t, dims);
 	if (bytes < size * b->shown.pad_to)
-		return rb_explain(RB_ERR_SIZE, "%u rows of %llu bytes, the buffer has %llu", b->shown.pad_to, (unsigned long long)size, (unsigned long long)bytes);
+		return rb_explain(RB_ERR_SIZE, "%u rows of %llu bytes, the buffer has %llu", b->shown.pad_to, (unsigned long long)size,
+			(unsigned long long)bytes);
 	*r = (rb_rows){.plane = b->shown.base + t->offset, .slot = b->slot, .count = b->shown.rows, .size = size, .stride = t->stride};
 	return RB_OK;
 }
@@ -244,9 +252,11 @@ static int scatter(rb_taken *b, uint32_t k, const void *from, uint64_t bytes)
 	if (status)
 		return status;
 	if (bytes < t->stride * b->shown.rows)
-		return rb_explain(RB_ERR_SIZE, "%u rows of %llu bytes, the buffer has %llu", b->shown.rows, (unsigned long long)t->stride, (unsigned long long)bytes);
+		return rb_explain(RB_ERR_SIZE, "%u rows of %llu bytes, the buffer has %llu", b->shown.rows, (unsigned long long)t->stride,
+			(unsigned long long)bytes);
 	for (uint32_t i = 0; i < b->shown.runs; i++)
-		memcpy(b->shown.base + t->offset + b->run[i].slot * t->stride, (const uint8_t *)from + b->run[i].row * t->stride, b->run[i].rows * t->stride);
+		memcpy(b->shown.base + t->offset + b->run[i].slot * t->stride, (const uint8_t *)from + b->run[i].row * t->stride,
+			b->run[i].rows * t->stride);
 	return RB_OK;
 }
 
@@ -277,7 +287,10 @@ int rb_batch_set_row_dims(rb_batch *batch, uint32_t i, const uint32_t *dims, uin
 	WITH(dims || !ndims, batch, set_row_dims(b, i, dims, ndims));
 }
 
-int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint64_t bytes) { WITH(to, batch, gather(b, side, k, to, bytes)); }
+int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint64_t bytes)
+{
+	WITH(to, batch, gather(b, side, k, to, bytes));
+}
 int rb_batch_prefetch(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes) { WITH(to, batch, prefetch(b, k, to, bytes)); }
 int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes) { WITH(from, batch, scatter(b, k, from, bytes)); }
 int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text) { WITH(true, batch, fail_one(b, i, RB_ERR_FAILED, text)); }

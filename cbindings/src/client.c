@@ -200,5 +200,8 @@ static int map_of(rb_conn *c, rb_map *out)
 }
 
 int rb_client_model(rb_client client, rb_model *model) { WITH_CLIENT(model, client, model_of(c, model)); }
-int rb_client_tensor(rb_client client, int side, uint32_t k, rb_tensor *tensor) { WITH_CLIENT(tensor, client, tensor_of(c, side, k, tensor)); }
+int rb_client_tensor(rb_client client, int side, uint32_t k, rb_tensor *tensor)
+{
+	WITH_CLIENT(tensor, client, tensor_of(c, side, k, tensor));
+}
 int rb_client_map(rb_client client, rb_map *out) { WITH_CLIENT(out, client, map_of(c, out)); }

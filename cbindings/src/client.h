@@ -117,7 +117,8 @@ struct rb_conn {
 	bool attaching;     /* a thread is at it; pending is its own */
 	rb_attach pending;
 	int64_t next_try, delay;
-	int64_t unbegun;    /* since when no try has got so far as to ask: this process stood still, or the broker's queue is full; 0: the last one has */
+	/* since when no try has got so far as to ask: this process stood still, or the broker's queue is full; 0: the last one has */
+	int64_t unbegun;
 	int why;            /* it could not attach again; 0 while there is a link */
 	char why_text[512];
 
@@ -177,12 +178,18 @@ bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring); /* likewise
 bool rb_link_ended(rb_link *l, uint32_t at);
 /* Looks now and then whether the stream that a request was committed on has failed. */
 void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now);
-static inline bool rb_link_recorded(const rb_link *l) { return l->record && atomic_load_explicit(&l->record->recording, memory_order_relaxed); }
+static inline bool rb_link_recorded(const rb_link *l)
+{
+	return l->record && atomic_load_explicit(&l->record->recording, memory_order_relaxed);
+}
 static inline rb_times *rb_link_times(rb_link *l, uint32_t at) { return &l->times[2 * at + l->gens[at] % 2]; }
 /* A request whose deadline has passed ends so much later at the latest, also if
  * the broker, which ends it at the same moment and knows why, stands still. */
 #define END_GRACE (2 * MILLISECOND)
-static inline bool rb_link_expired(const rb_link *l, uint32_t at) { return l->slots[at].ends != INT64_MAX && rb_now() >= l->slots[at].ends; }
+static inline bool rb_link_expired(const rb_link *l, uint32_t at)
+{
+	return l->slots[at].ends != INT64_MAX && rb_now() >= l->slots[at].ends;
+}
 /* Nobody will answer the request any more; leaves the slot's books alone. */
 static inline bool rb_link_over(const rb_link *l, uint32_t at)
 {
@@ -245,7 +252,10 @@ int rb_req_release(const rb_req *r);
 	} while (0)
 
 static inline rb_slot *rb_req_slot(const rb_req *r) { return &r->link->slots[r->at]; }
-static inline uint8_t *rb_req_rows(const rb_req *r, const rb_tensor *t) { return r->link->session.planes.at + t->offset + (r->link->first + r->at) * t->stride; }
+static inline uint8_t *rb_req_rows(const rb_req *r, const rb_tensor *t)
+{
+	return r->link->session.planes.at + t->offset + (r->link->first + r->at) * t->stride;
+}
 /* Sizes of a request's inputs, rounded up to the model's buckets. */
 void rb_link_padded(const rb_link *l, const rb_slot *s, uint32_t dims[RB_DIMS]);
 

@@ -14,7 +14,8 @@ static bool same_tensors(const rb_layout *a, const rb_layout *b)
 		return false;
 	for (uint32_t k = 0; k < a->inputs + a->outputs; k++) {
 		const rb_tensor *x = &a->tensor[k], *y = &b->tensor[k];
-		if (strcmp(x->name, y->name) || x->dtype != y->dtype || x->rank != y->rank || x->variable != y->variable || x->on_device != y->on_device || memcmp(x->shape, y->shape, sizeof x->shape))
+		if (strcmp(x->name, y->name) || x->dtype != y->dtype || x->rank != y->rank || x->variable != y->variable ||
+			x->on_device != y->on_device || memcmp(x->shape, y->shape, sizeof x->shape))
 			return false;
 	}
 	return true;

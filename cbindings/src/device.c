@@ -53,9 +53,12 @@ static struct {
 	char why[200];
 	result (*init)(unsigned), (*count)(int *), (*get)(int *, int), (*uuid)(unsigned char[16], int), (*attribute)(int *, int, int);
 	result (*retain)(void **, int), (*release)(int), (*push)(void *), (*pop)(void **), (*synchronize)(void), (*room)(size_t *, size_t *);
-	result (*create)(addr *, size_t, const properties *, addr), (*forget)(addr), (*export)(int *, addr, int, addr), (*import)(addr *, void *, int);
-	result (*reserve)(addr *, size_t, size_t, addr, addr), (*free)(addr, size_t), (*map)(addr, size_t, size_t, addr, addr), (*unmap)(addr, size_t);
-	result (*allow)(addr, size_t, const access_to *, size_t), (*clear)(addr, unsigned char, size_t), (*host_function)(void *, void (*)(void *), void *), (*query)(void *);
+	result (*create)(addr *, size_t, const properties *, addr), (*forget)(addr), (*export)(int *, addr, int, addr),
+		(*import)(addr *, void *, int);
+	result (*reserve)(addr *, size_t, size_t, addr, addr), (*free)(addr, size_t), (*map)(addr, size_t, size_t, addr, addr),
+		(*unmap)(addr, size_t);
+	result (*allow)(addr, size_t, const access_to *, size_t), (*clear)(addr, unsigned char, size_t), (*query)(void *),
+		(*host_function)(void *, void (*)(void *), void *);
 	result (*name)(result, const char **);
 } cuda = {.mu = PTHREAD_MUTEX_INITIALIZER};
 
@@ -69,7 +72,8 @@ static int no_gpu(const char *why) { return rb_explain(RB_ERR_NO_GPU, "%s", why)
 
 static int forked(void)
 {
-	return no_gpu("CUDA was initialised before this process was forked, and does not survive that; start the process by spawn or exec, or fork before CUDA is used");
+	return no_gpu("CUDA was initialised before this process was forked, and does not survive that; "
+		      "start the process by spawn or exec, or fork before CUDA is used");
 }
 
 /* Finds the functions. The caller holds mu. */
@@ -81,10 +85,13 @@ static bool load(void)
 	} functions[] = {
 		{&cuda.init, "cuInit"}, {&cuda.count, "cuDeviceGetCount"}, {&cuda.get, "cuDeviceGet"}, {&cuda.uuid, "cuDeviceGetUuid_v2"},
 		{&cuda.attribute, "cuDeviceGetAttribute"}, {&cuda.retain, "cuDevicePrimaryCtxRetain"}, {&cuda.release, "cuDevicePrimaryCtxRelease_v2"},
-		{&cuda.push, "cuCtxPushCurrent_v2"}, {&cuda.pop, "cuCtxPopCurrent_v2"}, {&cuda.synchronize, "cuCtxSynchronize"}, {&cuda.room, "cuMemGetInfo_v2"},
-		{&cuda.create, "cuMemCreate"}, {&cuda.forget, "cuMemRelease"}, {&cuda.export, "cuMemExportToShareableHandle"}, {&cuda.import, "cuMemImportFromShareableHandle"},
+		{&cuda.push, "cuCtxPushCurrent_v2"}, {&cuda.pop, "cuCtxPopCurrent_v2"}, {&cuda.synchronize, "cuCtxSynchronize"},
+		{&cuda.room, "cuMemGetInfo_v2"},
+		{&cuda.create, "cuMemCreate"}, {&cuda.forget, "cuMemRelease"}, {&cuda.export, "cuMemExportToShareableHandle"},
+		{&cuda.import, "cuMemImportFromShareableHandle"},
 		{&cuda.reserve, "cuMemAddressReserve"}, {&cuda.free, "cuMemAddressFree"}, {&cuda.map, "cuMemMap"}, {&cuda.unmap, "cuMemUnmap"},
-		{&cuda.allow, "cuMemSetAccess"}, {&cuda.clear, "cuMemsetD8_v2"}, {&cuda.host_function, "cuLaunchHostFunc"}, {&cuda.query, "cuStreamQuery"}, {&cuda.name, "cuGetErrorName"},
+		{&cuda.allow, "cuMemSetAccess"}, {&cuda.clear, "cuMemsetD8_v2"}, {&cuda.host_function, "cuLaunchHostFunc"},
+		{&cuda.query, "cuStreamQuery"}, {&cuda.name, "cuGetErrorName"},
 	};
 	const char *path = secure_getenv("RINGBATCH_LIBCUDA");
 	void *library = dlopen(path && *path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -164,8 +171,8 @@ static int refused(result r, uint64_t bytes, const char *what)
 	size_t left = 0, all = 0;
 	if (r == OUT_OF_MEMORY) {
 		cuda.room(&left, &all);
-		return rb_explain(RB_ERR_NO_MEMORY, "%s %" PRIu64 " MiB of device memory; %zu of %zu MiB are free; lower the model's slots, or give the GPU to fewer",
-			       what, bytes >> 20, left >> 20, all >> 20);
+		return rb_explain(RB_ERR_NO_MEMORY, "%s %" PRIu64 " MiB of device memory; %zu of %zu MiB are free; "
+				  "lower the model's slots, or give the GPU to fewer", what, bytes >> 20, left >> 20, all >> 20);
 	}
 	return rb_explain(RB_ERR_LAYOUT, "%s %" PRIu64 " bytes of device memory: %s", what, bytes, named(r));
 }

@@ -68,7 +68,8 @@ static int collect(rb_conn *c, const rb_req *r, void *const *outputs)
 	return rb_req_release(r);
 }
 
-static int infer(rb_conn *c, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice, uint64_t *request)
+static int infer(rb_conn *c, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice,
+	uint64_t *request)
 {
 	rb_req r;
 	int status = each((const void *const *)outputs, c->outputs, "output"); /* before anything is sent */
@@ -112,7 +113,8 @@ static int run_prepared(rb_conn *c, const rb_req *r, const rb_inference *i)
 
 /* ---- the functions of the header ------------------------------------------------- */
 
-int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice, uint64_t *request)
+int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice,
+	uint64_t *request)
 {
 	if (request)
 		*request = 0;

@@ -224,7 +224,10 @@ typedef struct rb_session {
 } rb_session;
 
 /* Where the offsets of a tensor count from. */
-static inline uint8_t *rb_base_of(const rb_session *s, const rb_tensor *t) { return t->on_device ? (uint8_t *)(uintptr_t)s->device.base : s->planes.at; }
+static inline uint8_t *rb_base_of(const rb_session *s, const rb_tensor *t)
+{
+	return t->on_device ? (uint8_t *)(uintptr_t)s->device.base : s->planes.at;
+}
 
 /* policy.c: the policy that a worker asks for, "key=value key=value", as a key and its value. */
 int rb_put_policy(rb_writer *w, const char *text);
@@ -307,7 +310,8 @@ void rb_watch_forks(void);
 /* ---- maps --------------------------------------------------------------- */
 
 /* Gives out a hold on a session's mapping; in_child makes its owner known as the parent's. */
-int rb_map_new(rb_map *out, const rb_session *s, uint32_t attachment, void *owner, void (*release)(void *owner), void (*in_child)(void *owner));
+int rb_map_new(rb_map *out, const rb_session *s, uint32_t attachment, void *owner, void (*release)(void *owner),
+	void (*in_child)(void *owner));
 
 /* What a flag may not be. */
 int rb_check_flags(uint32_t flags, uint32_t all);

@@ -130,7 +130,10 @@ uint64_t rb_client_segment_size(uint32_t window, bool times)
 	return rb_round_up(rb_times_at(window) + (times ? 2 * (uint64_t)window * sizeof(rb_times) : 0), RB_GO_PAGE);
 }
 uint64_t rb_done_ring_size(uint32_t depth) { return power_of_two(2 * (uint64_t)depth); }
-uint64_t rb_mails_at(uint32_t depth) { return rb_round_up(RB_GO_SEGMENT_HEADER + rb_done_ring_size(depth) * sizeof(rb_done_entry), RB_GO_CACHE_LINE); }
+uint64_t rb_mails_at(uint32_t depth)
+{
+	return rb_round_up(RB_GO_SEGMENT_HEADER + rb_done_ring_size(depth) * sizeof(rb_done_entry), RB_GO_CACHE_LINE);
+}
 uint64_t rb_mail_size(uint32_t max_batch) { return sizeof(rb_mail) + sizeof(rb_mail_request) * (uint64_t)max_batch; }
 uint64_t rb_worker_segment_size(uint32_t depth, uint32_t max_batch)
 {

@@ -187,7 +187,9 @@ bool rb_get_text(rb_reader *r, const char **text, uint32_t *bytes)
 	uint8_t kind = *r->at++;
 	if ((kind & 0xe0) == 0xa0)
 		n = kind & 0x1f;
-	else if (kind == 0xd9 || kind == 0xc4 ? !number(r, 1, &n) : kind == 0xda || kind == 0xc5 ? !number(r, 2, &n) : kind == 0xdb || kind == 0xc6 ? !number(r, 4, &n) : true)
+	else if (kind == 0xd9 || kind == 0xc4	? !number(r, 1, &n)
+		 : kind == 0xda || kind == 0xc5 ? !number(r, 2, &n)
+						: (kind != 0xdb && kind != 0xc6) || !number(r, 4, &n))
 		return false;
 	if (n > (uint64_t)(r->end - r->at))
 		return false;

@@ -158,7 +158,8 @@ int rb_read_policy(rb_reader r, rb_session *s)
 				return malformed(key, bytes);
 			s->levels = (uint32_t)n;
 		}
-		if (bytes > 8 && !memcmp(key, "buckets.", 8) && (!find_dimension(&s->layout, key + 8, bytes - 8, &i) || !read_buckets(s, i, text, length)))
+		bool buckets = bytes > 8 && !memcmp(key, "buckets.", 8);
+		if (buckets && (!find_dimension(&s->layout, key + 8, bytes - 8, &i) || !read_buckets(s, i, text, length)))
 			return malformed(key, bytes);
 	}
 	return RB_OK;

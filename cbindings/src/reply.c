@@ -21,7 +21,8 @@ static bool read_needs(rb_reader *r, rb_reply *p)
 		if (!good || !rb_skip_value(r))
 			return false;
 		value.end = r->at;
-		if ((rb_is(key, bytes, "bytes") && !rb_get_uint(&value, &p->needed)) || (rb_is(key, bytes, "device") && !rb_get_uint(&value, &p->needed_on)))
+		if ((rb_is(key, bytes, "bytes") && !rb_get_uint(&value, &p->needed)) ||
+		    (rb_is(key, bytes, "device") && !rb_get_uint(&value, &p->needed_on)))
 			return false;
 	}
 	return true;

@@ -129,7 +129,8 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 				return status;
 		}
 		/* Who does not wait leaves it to the reaper, if there is one. */
-		if (l->session.again && (timeout || !c->reaping) && rb_conn_follow(c, l, rb_min(FOLLOW_WAIT, rb_max(until - now, MILLISECOND)), &interrupted)) {
+		int64_t patience = rb_min(FOLLOW_WAIT, rb_max(until - now, MILLISECOND));
+		if (l->session.again && (timeout || !c->reaping) && rb_conn_follow(c, l, patience, &interrupted)) {
 			rb_link_drop(l);
 			continue;
 		}

@@ -87,7 +87,8 @@ int rb_segment_populate(rb_segment *s, const rb_range *ranges, uint32_t count)
 				return rb_explain(RB_ERR_NO_MEMORY, "%" PRIu64 " MiB of shared memory: %s", mebibytes(to - from), strerror(errno));
 		}
 		if (!touch && lacking && rb_cgroup_room(&left, &limit, group, sizeof group) && (int64_t)(lacking + lacking / 64) > left)
-			return rb_explain(RB_ERR_NO_MEMORY, "%" PRIu64 " MiB of shared memory, the memory cgroup %s has %lld of %lld MiB left", mebibytes(lacking), group, (long long)left >> 20, (long long)limit >> 20);
+			return rb_explain(RB_ERR_NO_MEMORY, "%" PRIu64 " MiB of shared memory, the memory cgroup %s has %lld of %lld MiB left",
+				mebibytes(lacking), group, (long long)left >> 20, (long long)limit >> 20);
 	}
 	return RB_OK;
 }

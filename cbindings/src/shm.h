@@ -42,7 +42,7 @@ typedef struct rb_commit_entry {
 typedef struct rb_mail {
 	uint64_t batch;
 	int64_t dispatched;
-	uint32_t requests, rows, pad_to, zero;
+	uint32_t requests, rows, pad_to, level;
 	uint32_t dims[RB_DIMS];
 } rb_mail;
 
@@ -79,9 +79,9 @@ typedef struct rb_mail_words {
 	uint8_t gap[48];
 	_Atomic uint32_t bell;
 	uint32_t zero;
-	_Atomic uint64_t taken; /* the worker's, with parked */
-	_Atomic uint32_t parked;
-	uint8_t rest[116];
+	_Atomic uint64_t taken; /* the worker's, with parked and lanes */
+	_Atomic uint32_t parked, lanes;
+	uint8_t rest[112];
 } rb_mail_words;
 
 /* Tell a client whether its model is recorded; the broker's. */

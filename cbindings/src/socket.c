@@ -61,7 +61,8 @@ int rb_dial(const char *path, int64_t deadline, int *out)
 		return status;
 	struct sockaddr_un a = {.sun_family = AF_UNIX};
 	if (strlen(path) >= sizeof a.sun_path)
-		return rb_fail(RB_ERR_NO_BROKER, "%s (socket %s: its path is longer than %zu bytes)", rb_status_text(RB_ERR_NO_BROKER), path, sizeof a.sun_path - 1);
+		return rb_fail(RB_ERR_NO_BROKER, "%s (socket %s: its path is longer than %zu bytes)", rb_status_text(RB_ERR_NO_BROKER),
+			path, sizeof a.sun_path - 1);
 	strcpy(a.sun_path, path);
 	if (deadline <= rb_now())
 		return rb_say(RB_ERR_TIMEOUT);

@@ -259,4 +259,7 @@ static int release(rb_client client, const rb_req *r, void *stream)
 	return status;
 }
 
-int rb_release_on_stream(rb_client client, uint64_t request, void *stream) { WITH_REQUEST(true, client, request, release(client, &r, stream)); }
+int rb_release_on_stream(rb_client client, uint64_t request, void *stream)
+{
+	WITH_REQUEST(true, client, request, release(client, &r, stream));
+}

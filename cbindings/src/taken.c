@@ -45,7 +45,8 @@ rb_taken *rb_work_spare(rb_work *w)
 		return NULL;
 	}
 	b->worker = w;
-	b->shown = (rb_batch){.worker = w->handle, .base = w->session.planes.at, .request = b->member, .slot = b->slot, .run = b->run, .place = w->batches, .ragged = w->session.ragged};
+	b->shown = (rb_batch){.worker = w->handle, .base = w->session.planes.at, .request = b->member, .slot = b->slot,
+		.run = b->run, .place = w->batches, .ragged = w->session.ragged};
 	w->batch[w->batches++] = b;
 	return b;
 }
@@ -112,7 +113,8 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail)
 		qsort(b->order, live, sizeof *b->order, by_number);
 	for (uint32_t i = 0; i < live; i++)
 		add(b, &b->mails[(uint32_t)b->order[i]]);
-	v->pad_to = b->worker->pads && m.pad_to > v->rows && m.pad_to <= RB_GO_MAX_BATCH_ROWS ? m.pad_to : v->rows; /* rows that were left out leave no padding behind */
+	/* rows that were left out leave no padding behind */
+	v->pad_to = b->worker->pads && m.pad_to > v->rows && m.pad_to <= RB_GO_MAX_BATCH_ROWS ? m.pad_to : v->rows;
 	b->asked = 0;
 	b->started = rb_now();
 	return RB_OK;

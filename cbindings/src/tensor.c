@@ -26,7 +26,8 @@ uint64_t rb_dtype_size(uint32_t dtype) { return dtypes[dtype].bytes; }
 
 static int bad(const char *text, size_t bytes, const char *why)
 {
-	return rb_explain(RB_ERR_INVALID, "tensor \"%.*s\": %s (want name:dtype[dims], like x:f32[3,224,224] or tokens:i32[<=512])", (int)(bytes < 200 ? bytes : 200), text, why);
+	return rb_explain(RB_ERR_INVALID, "tensor \"%.*s\": %s (want name:dtype[dims], like x:f32[3,224,224] or tokens:i32[<=512])",
+		(int)(bytes < 200 ? bytes : 200), text, why);
 }
 
 static bool blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
@@ -197,7 +198,8 @@ uint64_t rb_row_bytes(const rb_tensor *t, const uint32_t *dims)
 
 void rb_fill_view(rb_view *v, const rb_tensor *t, const uint32_t *dims, uint8_t *base, uint32_t slot, uint32_t rows)
 {
-	*v = (rb_view){.data = base + t->offset + slot * t->stride, .bytes = rows * t->stride, .stride = t->stride, .dtype = t->dtype, .rank = 1 + t->rank};
+	*v = (rb_view){.data = base + t->offset + slot * t->stride, .bytes = rows * t->stride, .stride = t->stride,
+		.dtype = t->dtype, .rank = 1 + t->rank};
 	v->shape[0] = rows;
 	for (uint32_t i = 0; i < t->rank; i++)
 		v->shape[1 + i] = t->variable >> i & 1 ? *dims++ : t->shape[i];

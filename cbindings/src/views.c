@@ -81,7 +81,8 @@ static int timing(const rb_req *r, rb_timing *t)
 		return RB_OK;
 	}
 	rb_read_once(&record, &r->link->session.board.records[r->link->first + r->at], sizeof record);
-	int64_t times[] = {s->committed, record.dispatched, record.started, record.finished, s->seen}, *spans[] = {&t->queue, &t->dispatch, &t->compute, &t->wake};
+	int64_t times[] = {s->committed, record.dispatched, record.started, record.finished, s->seen};
+	int64_t *spans[] = {&t->queue, &t->dispatch, &t->compute, &t->wake};
 	for (int i = 0; i < 4; i++) {
 		int64_t span;
 		*spans[i] = __builtin_sub_overflow(times[i + 1], times[i], &span) ? 0 : rb_max(0, span);

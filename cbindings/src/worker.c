@@ -61,7 +61,8 @@ static int write_request(rb_writer *w, const char *model, const rb_layout *l, co
 }
 
 /* One try, with a descriptor of device memory and its GPU if it offers some. */
-static int try_attach(rb_attach *a, const char *path, int64_t until, const char *model, const rb_layout *l, const rb_worker_options *o, int memory, const char *gpu, rb_session *s)
+static int try_attach(rb_attach *a, const char *path, int64_t until, const char *model, const rb_layout *l,
+	const rb_worker_options *o, int memory, const char *gpu, rb_session *s)
 {
 	bool interrupted;
 	rb_writer w = {0};
@@ -80,7 +81,8 @@ static int try_attach(rb_attach *a, const char *path, int64_t until, const char 
 
 /* Allocates the device memory that the ring needs, and asks again with it. If there
  * is not enough, another worker may have been quicker, so that it is there by now. */
-static int offer(rb_attach *a, const char *path, int64_t until, const char *model, const rb_layout *l, const rb_worker_options *o, rb_session *s)
+static int offer(rb_attach *a, const char *path, int64_t until, const char *model, const rb_layout *l,
+	const rb_worker_options *o, rb_session *s)
 {
 	char gpu[RB_GPU_BYTES], why[512];
 	int memory = -1, lacking = rb_device_allocate(a->needed, a->needed_on, &memory, gpu);
@@ -133,7 +135,8 @@ int rb_worker_attach(const char *model, const char *signature, const rb_worker_o
 	if (!model || !signature || !worker)
 		return rb_missing();
 	/* As it was before there were pipelines, and then lanes. */
-	if (given && given->size != sizeof *given && given->size != offsetof(rb_worker_options, pipeline) && given->size != offsetof(rb_worker_options, lanes))
+	if (given && given->size != sizeof *given && given->size != offsetof(rb_worker_options, pipeline) &&
+		given->size != offsetof(rb_worker_options, lanes))
 		return rb_explain(RB_ERR_VERSION, "rb_worker_options.size is %u, expected %zu", given->size, sizeof *given);
 	rb_worker_options o = {0};
 	if (given)
@@ -205,7 +208,8 @@ int rb_worker_close(rb_worker id)
 static void describe(const rb_work *w, rb_model *model)
 {
 	const rb_session *s = &w->session;
-	*model = (rb_model){.inputs = s->layout.inputs, .outputs = s->layout.outputs, .max_batch_size = s->layout.max_batch, .slots = s->layout.slots,
+	*model = (rb_model){.inputs = s->layout.inputs, .outputs = s->layout.outputs, .max_batch_size = s->layout.max_batch,
+		.slots = s->layout.slots,
 			    .levels = s->levels, .wait_time = s->wait_time};
 	memcpy(model->name, w->model, sizeof model->name);
 }

@@ -31,8 +31,10 @@
 #define ROW (WIDTH * sizeof(float))
 #define WINDOW 4
 
-static int (*cuStreamCreate)(void **, unsigned), (*cuStreamSynchronize)(void *), (*cuStreamDestroy)(void *), (*cuMemcpyAsync)(uint64_t, uint64_t, size_t, void *);
-static int (*cuMemAlloc)(uint64_t *, size_t), (*cuMemFree)(uint64_t), (*cuMemcpyHtoD)(uint64_t, const void *, size_t), (*cuMemcpyDtoH)(void *, uint64_t, size_t), (*cuCtxSetCurrent)(void *), (*cuInit)(unsigned);
+static int (*cuStreamCreate)(void **, unsigned), (*cuStreamSynchronize)(void *), (*cuStreamDestroy)(void *),
+	(*cuMemcpyAsync)(uint64_t, uint64_t, size_t, void *);
+static int (*cuMemAlloc)(uint64_t *, size_t), (*cuMemFree)(uint64_t), (*cuMemcpyHtoD)(uint64_t, const void *, size_t),
+	(*cuMemcpyDtoH)(void *, uint64_t, size_t), (*cuCtxSetCurrent)(void *), (*cuInit)(unsigned);
 
 #define MUST(call)                                                                                        \
 	do {                                                                                              \
@@ -58,7 +60,8 @@ static void load(void)
 		void *to;
 		const char *name;
 	} all[] = {
-		{&cuStreamCreate, "cuStreamCreate"}, {&cuStreamSynchronize, "cuStreamSynchronize"}, {&cuStreamDestroy, "cuStreamDestroy_v2"}, {&cuMemcpyAsync, "cuMemcpyAsync"},
+		{&cuStreamCreate, "cuStreamCreate"}, {&cuStreamSynchronize, "cuStreamSynchronize"},
+		{&cuStreamDestroy, "cuStreamDestroy_v2"}, {&cuMemcpyAsync, "cuMemcpyAsync"},
 		{&cuMemAlloc, "cuMemAlloc_v2"}, {&cuMemFree, "cuMemFree_v2"}, {&cuMemcpyHtoD, "cuMemcpyHtoD_v2"}, {&cuMemcpyDtoH, "cuMemcpyDtoH_v2"},
 		{&cuCtxSetCurrent, "cuCtxSetCurrent"}, {&cuInit, "cuInit"},
 	};
