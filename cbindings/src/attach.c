@@ -259,11 +259,7 @@ static int open_session(rb_frame *f, const rb_reply *p, rb_session *s, bool work
 		if (status)
 			return status;
 	}
-	uint8_t *b = s->board_segment.at;
-	s->board = (rb_board){
-		.bells = (void *)(b + RB_GO_SEGMENT_HEADER), .words = (void *)(b + s->layout.words_at),
-		.records = (void *)(b + s->layout.records_at), .reasons = (char *)(b + s->layout.reasons_at),
-	};
+	s->board = rb_board_at(&s->layout, s->board_segment.at);
 	return RB_OK;
 }
 

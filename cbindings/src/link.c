@@ -38,8 +38,7 @@ rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status)
 	l->first = s->first_slot;
 	l->window = l->nfree = n;
 	l->free_words = words;
-	l->commits = (rb_producer){.words = (void *)(s->words.at + RB_GO_RING_WORDS), .entries = s->words.at + RB_GO_SEGMENT_HEADER,
-				   .entry_bytes = sizeof(rb_commit_entry), .capacity = rb_commit_ring_size(n)};
+	l->commits = rb_ring_at(s->words.at, sizeof(rb_commit_entry), rb_commit_ring_size(n));
 	if (s->times) {
 		l->record = (void *)(s->words.at + RB_GO_RECORD_WORDS);
 		l->times = (void *)(s->words.at + rb_times_at(n));

@@ -166,6 +166,12 @@ typedef struct rb_producer {
 	uint64_t tail;     /* private: what the other side could scribble over it is never read back */
 } rb_producer;
 
+/* The ring of a session's words. */
+static inline rb_producer rb_ring_at(uint8_t *words, uint32_t entry_bytes, uint64_t capacity)
+{
+	return (rb_producer){(void *)(words + RB_GO_RING_WORDS), words + RB_GO_SEGMENT_HEADER, entry_bytes, capacity, 0};
+}
+
 /* Appends an entry. *ring tells to ring the consumer's doorbell. false: full,
  * and nothing was written. SYNC POINT "entry", release side. In docs/model:
  * Store, then RingIfArmed. */

@@ -156,8 +156,7 @@ int rb_worker_attach(const char *model, const char *signature, const rb_worker_o
 	w->pads = o.pad_to || o.pad_preferred;
 	w->gather_threads = o.gather_threads;
 	w->mail = (void *)(s->words.at + RB_GO_MAIL_WORDS);
-	w->done = (rb_producer){.words = (void *)(s->words.at + RB_GO_RING_WORDS), .entries = s->words.at + RB_GO_SEGMENT_HEADER,
-				.entry_bytes = sizeof(rb_done_entry), .capacity = rb_done_ring_size(s->depth)};
+	w->done = rb_ring_at(s->words.at, sizeof(rb_done_entry), rb_done_ring_size(s->depth));
 	w->busy = true;
 	w->handle = rb_table_put(&rb_workers, w);
 	if (!w->handle) {

@@ -180,9 +180,7 @@ int main(int argc, char **argv)
 	board_segment = heap(l.board_size);
 	client_words = heap(rb_client_segment_size(SLOTS, false));
 	worker_words = heap(rb_worker_segment_size(DEPTH, BATCH));
-	board = (rb_board){(void *)(board_segment.at + RB_GO_SEGMENT_HEADER), (void *)(board_segment.at + l.words_at),
-		(void *)(board_segment.at + l.records_at),
-			   (char *)(board_segment.at + l.reasons_at)};
+	board = rb_board_at(&l, board_segment.at);
 
 	rb_session cs = {.window = SLOTS, .max_rows = BATCH, .levels = 2};
 	use_heap(&cs, &client_words, sockets[0]);
@@ -200,8 +198,7 @@ int main(int argc, char **argv)
 	worker.session.depth = DEPTH;
 	use_heap(&worker.session, &worker_words, sockets[2]);
 	worker.mail = (void *)(worker_words.at + RB_GO_MAIL_WORDS);
-	worker.done = (rb_producer){.words = ring_of(&worker_words), .entries = worker_words.at + RB_GO_SEGMENT_HEADER,
-		.entry_bytes = sizeof(rb_done_entry), .capacity = rb_done_ring_size(DEPTH)};
+	worker.done = rb_ring_at(worker_words.at, sizeof(rb_done_entry), rb_done_ring_size(DEPTH));
 	rb_workers.chunk[0] = &we;
 
 	pthread_t b, w, p[CLIENTS];
