@@ -103,8 +103,10 @@ typedef enum rb_status {
 	RB_ERR_PROTOCOL = 20,             /* a peer broke the protocol and was disconnected */
 	RB_ERR_TOO_MANY_CONNECTIONS = 37, /* the broker serves as many connections as it may */
 	RB_ERR_NO_DESCRIPTORS = 38,       /* the broker or this process has no file descriptor left */
-	RB_ERR_QUOTA = 40,                /* this user or process has as much of the broker as one may have; the text says of what, and which setting raises it */
-	RB_ERR_NAMESPACE = 41,            /* the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it */
+	/* this user or process has as much of the broker as one may have; the text says of what, and which setting raises it */
+	RB_ERR_QUOTA = 40,
+	/* the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it */
+	RB_ERR_NAMESPACE = 41,
 	RB_ERR_WRONG_GPU = 43,            /* the model's device memory is on a GPU that this process does not see */
 
 	/* using */

@@ -60,8 +60,8 @@ typedef struct rb_layout {
 /* The board in a segment. */
 static inline rb_board rb_board_at(const rb_layout *l, uint8_t *at)
 {
-	return (rb_board){.bells = (void *)(at + RB_GO_SEGMENT_HEADER), .words = (void *)(at + l->words_at), .records = (void *)(at + l->records_at),
-			  .reasons = (char *)(at + l->reasons_at)};
+	return (rb_board){.bells = (void *)(at + RB_GO_SEGMENT_HEADER), .words = (void *)(at + l->words_at),
+			  .records = (void *)(at + l->records_at), .reasons = (char *)(at + l->reasons_at)};
 }
 /* Reads one tensor's text, of so many bytes. */
 int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t);
