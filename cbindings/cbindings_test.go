@@ -32,7 +32,7 @@ var (
 	builds sync.Map // by name: a func() error
 )
 
-// once builds something of that name, if nobody has.
+// once builds something, unless another test has built it under that name.
 func once(t *testing.T, name string, build func() error) {
 	t.Helper()
 	f, _ := builds.LoadOrStore(name, sync.OnceValue(build))

@@ -29,7 +29,7 @@
 #define MICROSECOND INT64_C(1000)
 
 /* How long a thread parks before it looks by itself: at the board, since another attached process may have taken its
- * wake-up, and at the socket, since a dead broker rings nobody. */
+ * wake-up, and at the socket, since a dead broker rings no bell. */
 #define PARK_SLICE (50 * MILLISECOND)
 
 /* ---- errors ------------------------------------------------------------- */

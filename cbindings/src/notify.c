@@ -132,7 +132,7 @@ static bool look_around(rb_conn *c, rb_link *l, look *k)
 	return true;
 }
 
-/* Parks until the bell rings, or for a slice: true if nobody rang in one. Under load it is not worth it to go idle. */
+/* Parks until the bell rings, or for a slice: true if the bell stayed silent. Under load it does not pay to go idle. */
 static bool park(rb_conn *c, rb_link *l, const look *k)
 {
 	_Atomic uint32_t *bell = &l->session.board.bells[l->first].count;

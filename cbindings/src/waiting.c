@@ -60,7 +60,7 @@ static int lead(rb_link *l, uint32_t at, int64_t until)
 		atomic_fetch_add(&l->parked, 1);
 		now = rb_now();
 		atomic_store_explicit(&l->woke, now, memory_order_relaxed);
-		if (error == ETIMEDOUT) { /* nobody rang: perhaps nobody will any more */
+		if (error == ETIMEDOUT) { /* the bell stayed silent: the stream or the broker may be gone */
 			rb_link_check_stream(l, at, now);
 			if (rb_link_lost(l, now, PARK_SLICE / 2))
 				rb_conn_lost(l->client, l);
