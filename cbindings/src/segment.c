@@ -18,9 +18,9 @@ static int check(int fd, uint64_t bytes)
 	struct stat st = {0};
 	int seals = fcntl(fd, F_GET_SEALS);
 	if (seals < 0 || (seals & (int)RB_GO_SEALS) != (int)RB_GO_SEALS)
-		return rb_fail(RB_ERR_LAYOUT, "%s: segment is not a sealed memfd", rb_status_text(RB_ERR_LAYOUT));
+		return rb_explain(RB_ERR_LAYOUT, "segment is not a sealed memfd");
 	if (fstat(fd, &st) || (uint64_t)st.st_size != bytes || bytes < RB_GO_SEGMENT_HEADER)
-		return rb_fail(RB_ERR_LAYOUT, "%s: segment has %lld bytes, expected %" PRIu64, rb_status_text(RB_ERR_LAYOUT), (long long)st.st_size, bytes);
+		return rb_explain(RB_ERR_LAYOUT, "segment has %lld bytes, expected %" PRIu64, (long long)st.st_size, bytes);
 	return RB_OK;
 }
 
@@ -30,7 +30,7 @@ int rb_segment_open(rb_segment *s, int fd, uint64_t bytes, bool writable)
 	if (!status) {
 		void *at = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
 		if (at == MAP_FAILED) {
-			status = rb_fail(RB_ERR_NO_MEMORY, "%s: map %" PRIu64 " MiB: %s", rb_status_text(RB_ERR_NO_MEMORY), bytes >> 20, strerror(errno));
+			status = rb_explain(RB_ERR_NO_MEMORY, "map %" PRIu64 " MiB: %s", bytes >> 20, strerror(errno));
 		} else {
 			/* A forked child must not write into a slot that is its parent's; it attaches for itself. */
 			madvise(at, bytes, MADV_DONTFORK);
@@ -90,11 +90,11 @@ int rb_segment_populate(rb_segment *s, const rb_range *ranges, uint32_t count)
 			if (!touch)
 				lacking += missing(s->at + r.offset, r.bytes, page);
 			else if (madvise(s->at + r.offset, r.bytes, MADV_POPULATE_WRITE) && errno != EINVAL) /* kernels before 5.14 fault lazily */
-				return rb_fail(RB_ERR_NO_MEMORY, "%s: %" PRIu64 " MiB of shared memory: %s", rb_status_text(RB_ERR_NO_MEMORY), mebibytes(r.bytes), strerror(errno));
+				return rb_explain(RB_ERR_NO_MEMORY, "%" PRIu64 " MiB of shared memory: %s", mebibytes(r.bytes), strerror(errno));
 		}
 		if (!touch && lacking && rb_cgroup_room(&left, &limit, group, sizeof group) && (int64_t)(lacking + lacking / 64) > left)
-			return rb_fail(RB_ERR_NO_MEMORY, "%s: %" PRIu64 " MiB of shared memory, the memory cgroup %s has %lld of %lld MiB left",
-				       rb_status_text(RB_ERR_NO_MEMORY), mebibytes(lacking), group, (long long)left >> 20, (long long)limit >> 20);
+			return rb_explain(RB_ERR_NO_MEMORY, "%" PRIu64 " MiB of shared memory, the memory cgroup %s has %lld of %lld MiB left",
+				mebibytes(lacking), group, (long long)left >> 20, (long long)limit >> 20);
 	}
 	return RB_OK;
 }
