@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -122,7 +123,12 @@ class Batch:
 
     @_lazy
     def _asked(self) -> set[str]:
-        """Outputs that somebody wanted to write."""
+        """Outputs that the function touched, to write them."""
+        return set()
+
+    @_lazy
+    def _failed(self) -> set[int]:
+        """Requests that have failed."""
         return set()
 
     # The columns are made anew each time, their arrays are not: a batch that is
@@ -293,10 +299,12 @@ class Batch:
         """Ends request i as Failed, or as what the error says if that is an end of a request
         (``ringbatch.QueueFull("…")``); its neighbours are left alone."""
         self._raw.fail(i, error)
+        self._failed.add(i)
 
     def fail_all(self, error: BaseException | str) -> None:
         """Ends every request that has not failed yet."""
         self._raw.fail_all(error)
+        self._failed.update(range(self._raw.requests))
 
     def _put_in_place(self) -> None:
         for k, array in self._scatter:
@@ -322,24 +330,41 @@ class Batch:
     # -- what the function returned
 
     def _take(self, result: Any) -> None:
-        """Writes what was returned, as far as the function has not asked for that output to write it itself."""
+        """Writes the returned outputs. If the function touched batch.outputs[name], the returned value is ignored.
+        An output that was neither returned nor touched fails the batch: the slots still have the bytes of earlier requests."""
+        returned = {} if result is None else self._by_name(result)
+        for k, t in enumerate(self._sig.outputs):
+            if t.name in self._asked:
+                continue
+            value = returned.get(t.name)
+            if value is not None:
+                self._write(k, t, value)
+            elif self._is_awaited(t):
+                said = ", ".join(name for name in returned if returned[name] is not None) or "None"
+                raise errors.Invalid(
+                    f'the function returned {said} and wrote no output {t.name!r}: return the output, or write batch.outputs["{t.name}"][...]'
+                )
+
+    def _by_name(self, result: Any) -> dict[str, Any]:
+        """The returned outputs by name."""
         names = self._sig.output_names
         if isinstance(result, Mapping):
             unknown = result.keys() - set(names)
             if unknown:
                 raise errors.Invalid(f"the function returned {', '.join(sorted(map(str, unknown)))}; the outputs are {', '.join(names)}")
-            returned = dict(result)
-        elif isinstance(result, tuple) and len(result) == len(names) > 1:
-            returned = dict(zip(names, result))
-        elif len(names) == 1:
-            returned = {names[0]: result}
-        elif self._asked:
-            return
-        else:
-            raise errors.Invalid(f"the function returned {type(result).__name__}; return a dict with {', '.join(names)}, or write batch.outputs[name][...]")
-        for k, t in enumerate(self._sig.outputs):
-            if t.name in returned and t.name not in self._asked:
-                self._write(k, t, returned[t.name])
+            return dict(result)
+        if isinstance(result, tuple) and len(result) == len(names) > 1:
+            return dict(zip(names, result))
+        if len(names) == 1:
+            return {names[0]: result}
+        if self._asked:
+            return {}
+        raise errors.Invalid(f"the function returned {type(result).__name__}; return a dict with {', '.join(names)}, or write batch.outputs[name][...]")
+
+    def _is_awaited(self, t: Tensor) -> bool:
+        """Whether a request that has not failed has elements of this output."""
+        dims = [self._row_dims.get(row, self._sig.output_maxima) for row in range(self.rows)]
+        return any(math.prod(t.actual(dims[row])) and self.request_of(row) not in self._failed for row in range(self.rows))
 
     def _write(self, k: int, t: Tensor, value: Any) -> None:
         if t.on_device:

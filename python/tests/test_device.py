@@ -234,7 +234,8 @@ def test_rows_that_lie_apart_say_what_they_need(socket):
             batch.inputs["x"]
         except rb.Invalid as e:
             refused.append(str(e))
-        return None
+        for i in range(len(batch.runs)):
+            batch.output_run("y", i)
 
     with serving(apart, socket), rb.connect("apart", socket=socket, wait=60, window=3) as m:
         a, b, c = (m.request() for _ in range(3))
