@@ -71,8 +71,8 @@ class Batch:
 
     A *request* is what one client sent and what is answered, or fails, alone;
     it has one row or more. A *row* is one item of every tensor, without the
-    batch dimension. The arrays are of rows; ``requests`` says which rows are
-    whose, ``len(batch)`` counts requests and ``batch.rows`` rows.
+    batch dimension. The arrays are of rows; ``len(batch)`` and ``batch.rows``
+    count rows, and ``requests`` says which rows are whose.
 
     ``inputs[name]`` and ``outputs[name]`` have all rows of the batch: views
     into shared memory if the rows lie one after the other there, otherwise
@@ -157,8 +157,8 @@ class Batch:
         return self._b.id
 
     def __len__(self) -> int:
-        """The number of requests."""
-        return self._raw.requests
+        """The number of rows, as of the arrays without their padding."""
+        return self.rows
 
     @property
     def requests(self) -> list[Item]:

@@ -50,6 +50,19 @@ def test_nothing_found_is_an_answer_and_each_row_has_its_own_number(socket, pad_
         assert all(f.result(60)["found"].tolist() == wanted(x.tolist()) for x, f in futures)
 
 
+@pytest.mark.parametrize("pad_to", [0, 8])
+def test_the_obvious_loop_over_a_batch_writes_every_row(socket, pad_to):
+    @rb.worker(f"loop{pad_to}", **ONE, max_batch_size=8, wait_time=0, pad_to=pad_to)
+    def loop(batch):
+        for i in range(len(batch)):
+            batch.outputs["y"][i] = batch.inputs["x"][i] + 1
+
+    with serving(loop, socket), rb.connect(loop.model, socket=socket, wait=60) as m:
+        for rows in (1, 5, 8):
+            x = np.full((rows, 4), rows, "float32")
+            assert (m(x) == x + 1).all()
+
+
 def test_an_empty_input_is_one(socket):
     @rb.worker("count", inputs={"t": ("int32", ("<=9",))}, outputs={"n": ("int64", ())}, wait_time=0)
     def count(batch):
@@ -69,7 +82,7 @@ def test_an_error_about_one_request_fails_that_request_alone(socket):
 
     @rb.worker("sizes", inputs={"x": ("int32", ())}, outputs={"y": ("int32", ("<=4",))}, max_batch_size=3, wait_time=60)
     def sizes(batch):
-        assert len(batch) == 3
+        assert len(batch.requests) == 3
         batch.outputs["y"][...] = 7
         for i, r in enumerate(batch.requests):
             batch.set_output_dims(i, int(batch.inputs["x"][r.row]))
