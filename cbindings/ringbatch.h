@@ -496,7 +496,9 @@ RB_API int rb_worker_next(rb_worker worker, int64_t timeout, rb_batch **batch);
 RB_API int rb_worker_wait(rb_worker worker, int64_t timeout);
 
 /* Run i of the k-th tensor: rows in place. RB_ERR_SHAPE for a variable input
- * of a ragged batch of several requests: its rows have no shape in common. */
+ * of a ragged batch of several requests: its rows have no shape in common.
+ * A worker must not write inputs: a retry, or a later stage of a pipeline,
+ * reads the same memory. */
 RB_API int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_view *view);
 
 /* Row i of the k-th tensor; of a ragged batch in its own size, which may be 0

@@ -19,7 +19,8 @@ type Column struct {
 	k     int   // which of its side
 }
 
-// Input is the k-th input.
+// Input is the k-th input. A worker must not write it: a retry, or a later
+// stage of a pipeline, reads the same memory.
 func (b *Batch) Input(k int) Column { return b.column(b.w.session.Layout.Inputs, k, 0) }
 
 // Output is the k-th output.

@@ -78,12 +78,14 @@ class Batch:
     into shared memory if the rows lie one after the other there, otherwise
     copies in arrays of our own (outputs are put in place at the end). To do
     without the copy use :attr:`runs`, :meth:`input_run` and :meth:`output_run`.
+    Inputs are read-only: a retry, or the next stage of a pipeline, reads them again.
 
     With ``ragged=True`` an input of variable size is a list: one view for each
     row, in the row's own size.
 
     Of a tensor on the device they are tensors of torch on its GPU, used on torch's
-    current stream: the batch is answered when that is done.
+    current stream: the batch is answered when that is done. Torch has no read-only
+    tensors: ``inputs[name]`` is a copy on the GPU, ``input_run`` the shared memory.
     """
 
     _gathered: int | None = None  # the largest input that was gathered, if that is worth doing ahead
@@ -178,7 +180,7 @@ class Batch:
         return np.array((ctypes.c_uint32 * self.rows).from_address(self._raw.slots_at), np.intp)
 
     def input_run(self, name: str, i: int) -> np.ndarray:
-        """Run i of an input, in place."""
+        """Run i of an input, in place. Do not write it: on the device nothing prevents that."""
         return self._run(self._sig.inputs, name, i)
 
     def output_run(self, name: str, i: int) -> np.ndarray:
@@ -197,7 +199,8 @@ class Batch:
         if not 0 <= i < len(self._raw.runs):
             raise errors.Invalid(f"run {i} of a batch of {len(self._raw.runs)}")
         slot, _, rows = self._raw.runs[i]
-        return self._life.view(self._mapping.rows(t, slot, rows, self._shape(t, side)))
+        found = self._mapping.rows(t, slot, rows, self._shape(t, side))
+        return self._life.view(_read_only(found) if side is self._sig.inputs else found)
 
     def _shape(self, t: Tensor, side: list[Tensor]) -> tuple[int, ...]:
         """Of a row: what the batch's inputs share; the maximum for outputs."""
@@ -219,14 +222,15 @@ class Batch:
             return self._exact_rows(t)
         shape = self._shape(t, self._sig.inputs)
         if self.contiguous:
-            return self._run(self._sig.inputs, t.name, 0)
+            rows = self._run(self._sig.inputs, t.name, 0)
+            return _device.owned(rows) if t.on_device else rows
         if t.on_device:
             return self._device.gather(self._mapping.plane(t), self.slots, self.padded)
         array = self._buffers.get("input", t, self.padded, shape)
         self._raw.gather(k, array.__array_interface__["data"][0], array.nbytes)
         if array.nbytes > self._gathered_bytes:
             self._gathered, self._gathered_bytes = k, array.nbytes
-        return array
+        return _read_only(array)
 
     def _prefetch(self, k: int) -> None:
         """Begins to gather the k-th input."""
@@ -242,7 +246,7 @@ class Batch:
         """A view of each row, in place and in its own size."""
         views: list[np.ndarray] = []
         for m in self._b.request[: self._b.requests]:
-            rows = self._life.view(self._mapping.rows(t, self._b.slot[m.row], m.rows, t.actual(m.dims)))
+            rows = self._life.view(_read_only(self._mapping.rows(t, self._b.slot[m.row], m.rows, t.actual(m.dims))))
             views += (self._life.view(rows[i]) for i in range(m.rows))
         return views
 
@@ -445,6 +449,13 @@ class Batch:
     @staticmethod
     def _on_host(side: list[Tensor]) -> list[Tensor]:
         return [t for t in side if not t.on_device]
+
+
+def _read_only(rows: Any) -> Any:
+    """Input rows: a retry and later stages read them again. Tensors on the device cannot be locked."""
+    if isinstance(rows, np.ndarray):
+        rows.setflags(write=False)
+    return rows
 
 
 def _corner(shape: tuple[int, ...]) -> tuple[Any, ...]:
