@@ -17,6 +17,7 @@ import numpy as np
 from . import _device, errors
 from ._completions import Completions
 from ._core import Core, Rows, encode
+from ._future import Future
 from ._library import Process, check, load, nanoseconds
 from ._request import Request, claim
 from ._split import gather_split, pieces, run_split, submit_split
@@ -298,7 +299,7 @@ class Model(Caller):
     def _submit(self, arrays: list[np.ndarray], rows: int, timeout: float | None, priority: int | None) -> concurrent.futures.Future:
         completions = self._ready()
         completions.watch_by_thread()
-        future: concurrent.futures.Future = concurrent.futures.Future()
+        future = Future()
         future.set_running_or_notify_cancel()
         waiter = future, None, self._reader(rows)
         deadline = None if timeout is None else time.monotonic() + timeout
