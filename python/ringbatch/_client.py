@@ -330,20 +330,25 @@ class Model(Caller):
         completions = self._ready()
         completions.watch_by_loop(loop)
         future = loop.create_future()
+        sent: int | None = None  # the request's number; None until it is known whether there is one
         try:
             # Where shapes are fixed the request is held back and committed together
             # with what else this turn of the loop sends.
-            sent = None
             if priority is None and len(inputs) == 1 and not named:
                 sent = core.hold_one(inputs[0], completions.waiters, (future, loop, None))
             if not sent:
+                sent = 0
                 arrays, rows = self._arrays(inputs, named)
                 if split and 1 < rows > self._most:
                     return await gather_split(self, pieces(arrays, rows, self._most), timeout, priority)
                 waiter = future, loop, self._reader(rows)
                 held = core.signature.in_c and priority is None
                 deadline = None if timeout is None else time.monotonic() + timeout
-                while not (sent := self._send(completions.waiters, waiter, arrays, rows, timeout, priority, held)):
+                while True:
+                    sent = None
+                    sent = self._send(completions.waiters, waiter, arrays, rows, timeout, priority, held)
+                    if sent:
+                        break
                     timeout = _left(deadline)
                     completions.sweep()
                     await completions.wait_for_room(loop)
@@ -353,7 +358,7 @@ class Model(Caller):
             completions.commit_soon(loop, sent, nanoseconds(timeout))
             return await future
         except BaseException:  # canceled, or the loop is over, or a signal's handler raised
-            completions.abandon(future)
+            completions.abandon(future, sent)
             raise
 
     def _ready(self) -> Completions:

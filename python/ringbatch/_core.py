@@ -11,7 +11,7 @@ import ctypes
 import os
 import time
 from ctypes import addressof, c_uint64
-from typing import Any, Union
+from typing import Any, Callable, Union
 
 import numpy as np
 
@@ -52,6 +52,7 @@ class Core(Client):
         super().__init__()
         self.name = model
         self._mapping: Mapping | None = None
+        self.completions: Callable[[], Any] = lambda: None  # a weak reference to what serves submit and ainfer
         self._connect(model, socket, window, name, wait)
         self._learn()
 
@@ -116,8 +117,12 @@ class Core(Client):
         self._mapping = None
 
     def sweep(self) -> None:
+        """There is no room: gives back the slots that nothing in this process can use any more."""
         if quick is None:  # in the extension no handler raises in the midst of giving something back
             super().sweep()
+        completions = self.completions()
+        if completions is not None:
+            completions.sweep()
 
     # -- steps of a request
 

@@ -281,14 +281,34 @@ def test_timeouts_end_at_their_time_while_the_broker_stands_still(still):
         assert 0.19 < time.monotonic() - start, name  # without it they wait for as long as the broker does
 
 
-def test_a_loop_that_was_closed_in_the_midst_gives_its_slots_back(socket):
+async def _answer(m):
+    return await asyncio.wait_for(m.ainfer(x), 60)
+
+
+NEXT = {
+    "ainfer": lambda m: asyncio.run(_answer(m)),
+    "call": lambda m: m(x),
+    "infer": lambda m: m.infer(x, timeout=60),
+    "submit": lambda m: m.submit(x).result(60),
+    "request": lambda m: claimed(m),
+}
+
+
+def claimed(m):
+    with m.request(timeout=60) as r:
+        return r.inputs["x"].copy()
+
+
+@pytest.mark.parametrize("use", NEXT)
+def test_a_loop_that_was_closed_in_the_midst_gives_its_slots_back(socket, use):
     go_on = threading.Event()
 
-    @rb.worker("slowly", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
-    def slowly(batch) -> None:
+    @rb.worker(f"slowly_{use}", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
+    def slowly(batch):
         go_on.wait(120)
+        return batch.inputs["x"]
 
-    with serving(slowly, socket), rb.connect("slowly", socket=socket, window=4, wait=60) as m:
+    with serving(slowly, socket), rb.connect(slowly.model, socket=socket, window=4, wait=60) as m:
         loop = asyncio.new_event_loop()
         tasks = [loop.create_task(m.ainfer(x)) for _ in range(4)]
         loop.run_until_complete(asyncio.sleep(0.05))
@@ -296,7 +316,7 @@ def test_a_loop_that_was_closed_in_the_midst_gives_its_slots_back(socket):
             t._log_destroy_pending = False
         loop.close()
         go_on.set()
-        assert asyncio.run(asyncio.wait_for(m.ainfer(x), 60)).shape == (16,)
+        assert NEXT[use](m).shape == (16,)
         with m.request(rows=4, timeout=60):
             pass
 
