@@ -249,8 +249,10 @@ RB_API int rb_connect(const char *model, const rb_connect_options *options, rb_c
 
 /* Ends everything: calls of other threads return with RB_ERR_CLOSED or
  * how their request ended (canceled, broker gone), all requests of the client
- * are released, and pointers into its slots are gone (unless an rb_map holds
- * them). */
+ * are released, and the broker has the window back, as far as no worker runs one
+ * of them. Pointers into its slots are gone; while an rb_map holds the memory,
+ * they point to private zeros. (Device memory stays until its last rb_map.)
+ * A broker that stands still holds this up for a second. */
 RB_API int rb_close(rb_client client);
 
 RB_API int rb_client_model(rb_client client, rb_model *model);

@@ -246,7 +246,7 @@ class Batch:
         """A view of each row, in place and in its own size."""
         views: list[np.ndarray] = []
         for m in self._b.request[: self._b.requests]:
-            rows = self._life.view(_read_only(self._mapping.rows(t, self._b.slot[m.row], m.rows, t.actual(m.dims))))
+            rows = _read_only(self._mapping.rows(t, self._b.slot[m.row], m.rows, t.actual(m.dims)))
             views += (self._life.view(rows[i]) for i in range(m.rows))
         return views
 
@@ -345,9 +345,8 @@ class Batch:
                 self._write(k, t, value)
             elif self._is_awaited(t):
                 said = ", ".join(name for name in returned if returned[name] is not None) or "None"
-                raise errors.Invalid(
-                    f'the function returned {said} and wrote no output {t.name!r}: return the output, or write batch.outputs["{t.name}"][...]'
-                )
+                advice = f'return the output, or write batch.outputs["{t.name}"][...]'
+                raise errors.Invalid(f"the function returned {said} and wrote no output {t.name!r}: {advice}")
 
     def _by_name(self, result: Any) -> dict[str, Any]:
         """The returned outputs by name."""

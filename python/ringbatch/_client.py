@@ -58,7 +58,7 @@ def connect(
     window: how many rows may be in use at once; without it 8, or fewer where
         the model's ring is small.
     name: for the broker's log and statistics.
-    wait: seconds to wait for a broker or model that is not there yet.
+    wait: seconds to wait for a broker or model that is not there yet, or for room in its ring.
     cast: convert inputs to the model's types where that is of the same kind
         (float64 to float32); otherwise another type is an error.
     retry: send a request again that ended for a reason that passes (the
@@ -408,7 +408,8 @@ class Model(Caller):
             raise errors.Closed(f"the connection to {self.name} was closed")
 
     def close(self) -> None:
-        """Disconnects. What is in flight ends with an error; views of requests are over."""
+        """Disconnects: the broker has the window back. Requests in flight end with an error, and views of requests are over.
+        Plain arrays that were made of views stay valid: they are zeros of this process's own."""
         completions = self._completions
         if completions is not None and completions.generation != Process.generation:
             completions = None  # the parent's

@@ -19,7 +19,7 @@ _PATIENCE_S = 0.01  # others hold these locks for microseconds
 
 
 class Future(concurrent.futures.Future):
-    """A future whose result is set without waiting for a lock that a handler has left. A thread of its own waits for it."""
+    """A future that sets its result without waiting for a leaked lock: a new thread waits for it instead."""
 
     _done_callbacks: list[Any]
     _waiters: list[Any]
@@ -35,7 +35,7 @@ class Future(concurrent.futures.Future):
             _in_thread(setter, value)
             return
         callbacks, waiters = self._done_callbacks, self._waiters
-        self._done_callbacks, self._waiters = [], []  # callbacks run without the lock, and waiters are told below
+        self._done_callbacks, self._waiters = [], []  # set by hand below: callbacks run without the lock
         try:
             setter(value)
             for waiter in waiters:
@@ -47,7 +47,7 @@ class Future(concurrent.futures.Future):
 
 
 def _tell(waiter: Any, add: Callable[[Any], None], future: Future) -> None:
-    """Tells a concurrent.futures.wait, whose event's lock a handler may have left."""
+    """Wakes a concurrent.futures.wait. A handler may have leaked the lock of its event."""
     lock = waiter.event._cond
     if lock.acquire(timeout=0 if hasattr(waiter, "was_left") else _PATIENCE_S):
         lock.release()
