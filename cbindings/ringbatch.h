@@ -251,10 +251,12 @@ RB_API int rb_connect(const char *model, const rb_connect_options *options, rb_c
 
 /* Ends everything: calls of other threads return with RB_ERR_CLOSED or
  * how their request ended (canceled, broker gone), all requests of the client
- * are released, and pointers into its slots are gone (unless an rb_map holds
- * them). The slots go back to the broker, where the next client gets them, also
- * while an rb_map is held. A client of a model with tensors in device memory
- * first waits until the GPU has done all work of this process. */
+ * are released, and the broker has the window back, as far as no worker runs one
+ * of them. Pointers into its slots are gone; while an rb_map holds the memory,
+ * they point to private zeros. (Device memory stays until its last rb_map.)
+ * A broker that stands still holds this up for a second. A client of a model
+ * with tensors in device memory first waits until the GPU has done all work of
+ * this process. */
 RB_API int rb_close(rb_client client);
 
 RB_API int rb_client_model(rb_client client, rb_model *model);
@@ -501,10 +503,10 @@ RB_API int rb_worker_next(rb_worker worker, int64_t timeout, rb_batch **batch);
  * not while it calls rb_worker_next. */
 RB_API int rb_worker_wait(rb_worker worker, int64_t timeout);
 
-/* Run i of the k-th tensor: rows in place. Inputs are the client's memory; do not
- * write to them. Where a worker dies, the request runs again on what it left
- * there, and the next stage of a pipeline reads the same bytes. RB_ERR_SHAPE for a variable input
- * of a ragged batch of several requests: its rows have no shape in common. */
+/* Run i of the k-th tensor: rows in place. RB_ERR_SHAPE for a variable input
+ * of a ragged batch of several requests: its rows have no shape in common.
+ * A worker must not write inputs: a retry, or a later stage of a pipeline,
+ * reads the same memory. */
 RB_API int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_view *view);
 
 /* Row i of the k-th tensor; of a ragged batch in its own size, which may be 0

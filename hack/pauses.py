@@ -41,7 +41,7 @@ def serve(kind: str) -> None:
 
         def compute(x: np.ndarray) -> np.ndarray:
             with torch.inference_mode():
-                return net(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+                return net(torch.tensor(x)).numpy()
     else:
         weights = np.eye(WIDTH, dtype="float32")
 

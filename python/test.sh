@@ -31,7 +31,7 @@ pytest test_[l-z]*.py >"$log" 2>&1 &
 other=$! status=0
 pytest test_[!l-z]*.py || status=$?
 echo "some of it without the extension, over ctypes"
-(export RINGBATCH_CTYPES=1 && pytest test_client.py test_views.py test_many.py test_hostile.py test_signals.py test_shared.py) || status=$?
+(export RINGBATCH_CTYPES=1 && pytest test_client.py test_views.py test_many.py test_hostile.py test_signals.py test_shared.py test_device.py) || status=$?
 wait $other || status=$?
 cat "$log"
 exit $status

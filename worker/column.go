@@ -19,9 +19,8 @@ type Column struct {
 	k     int   // which of its side
 }
 
-// Input is the k-th input, in the memory of its client. Do not write to it: where
-// the worker dies, the request runs again on what it left there, and the next
-// stage of a pipeline reads the same bytes.
+// Input is the k-th input. A worker must not write it: a retry, or a later
+// stage of a pipeline, reads the same memory.
 func (b *Batch) Input(k int) Column { return b.column(b.w.session.Layout.Inputs, k, 0) }
 
 // Output is the k-th output: the worker writes it for every request that it does

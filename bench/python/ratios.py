@@ -55,7 +55,7 @@ import ringbatch as rb
 @rb.worker({name!r}, inputs={{"x": ("float32", {inputs})}}, outputs={{"y": ("float32", {outputs})}},
            max_batch_size=32, wait_time={wait}, slots={slots})
 def nothing(batch):
-    pass
+    batch.outputs["y"]  # touched, and left as it is: an output that was not is an error
 
 nothing.run(wait=20)
 """

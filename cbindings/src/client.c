@@ -112,17 +112,6 @@ int rb_connect(const char *model, const rb_connect_options *given, rb_client *cl
 	return status;
 }
 
-/* Ends the sessions of all attachments. A map keeps the memory, not the session. A request that a stream still writes is
- * the client's until the stream is done, so its slots are not given back before. */
-static void hang_up_all(rb_conn *c)
-{
-	for (rb_link *l = c->links; l; l = l->next)
-		if (!l->parents && rb_link_hold(l)) {
-			rb_session_hang_up(&l->session);
-			rb_link_drop(l);
-		}
-}
-
 /* Releases every request of all attachments. Nobody else is inside. */
 static void release_all(rb_conn *c)
 {
@@ -136,6 +125,19 @@ static void release_all(rb_conn *c)
 		}
 }
 
+/* The broker has the window back when this returns, also while maps keep the
+ * memory: pointers into host memory reach private zeros from now on. The GPU has
+ * stopped writing to device memory. */
+static void leave_broker(rb_conn *c)
+{
+	for (rb_link *l = c->links; l; l = l->next)
+		if (!l->parents && rb_link_hold(l)) {
+			if (rb_segment_detach(&l->session.planes))
+				rb_session_leave(&l->session);
+			rb_link_drop(l);
+		}
+}
+
 int rb_close(rb_client client)
 {
 	rb_entry *e = rb_table_shut(&rb_clients, client);
@@ -146,11 +148,9 @@ int rb_close(rb_client client)
 	c->final = RB_ERR_CLOSED;
 	c->closing = true;
 	pthread_mutex_unlock(&c->mu);
-	rb_link *l = c->live;
-	if (l && rb_link_hold(l)) { /* wakes everybody who waits */
-		rb_conn_lost(c, l);
-		rb_link_drop(l);
-	}
+	rb_link *l = c->live, *last = l && rb_link_hold(l) ? l : NULL;
+	if (last) /* wakes everybody who waits */
+		rb_conn_lost(c, last);
 	for (l = c->links; l; l = l->next) /* also who waits for requests of earlier attachments */
 		if (!l->parents && !l->dead && rb_link_hold(l)) {
 			rb_link_fail(l);
@@ -162,8 +162,10 @@ int rb_close(rb_client client)
 		usleep(50);
 	rb_close_fd(&c->notify_fd); /* not before: who was inside may have been about to ring it */
 	rb_close_fd(&c->poke_fd);
-	hang_up_all(c);
 	release_all(c);
+	leave_broker(c);
+	if (last)
+		rb_link_drop(last);
 	rb_table_remove(e);
 	free_conn(c);
 	return RB_OK;

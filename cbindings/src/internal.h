@@ -172,6 +172,8 @@ typedef struct rb_segment {
 /* Checks seals and size of a received memfd, maps it, and closes fd in any case. */
 int rb_segment_open(rb_segment *s, int fd, uint64_t bytes, bool writable);
 void rb_segment_close(rb_segment *s);
+/* Puts private zeros where the segment was: pointers into it stay valid, and reach no slot. */
+bool rb_segment_detach(rb_segment *s);
 /* Has the kernel back ranges with memory now. */
 typedef struct rb_range {
 	uint64_t offset, bytes;
@@ -267,6 +269,8 @@ bool rb_session_gone(rb_session *s);
 /* The same for who has polled for POLLRDHUP and POLLIN: what came of it. */
 bool rb_session_judge(rb_session *s, short events);
 void rb_session_hang_up(rb_session *s);
+/* The same, and waits until the broker has let go of the session, for LEAVE_TIME at most. */
+void rb_session_leave(rb_session *s);
 /* Hangs up and unmaps. */
 void rb_session_close(rb_session *s);
 void rb_close_fd(_Atomic int *fd);

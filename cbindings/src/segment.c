@@ -48,6 +48,14 @@ void rb_segment_close(rb_segment *s)
 	s->at = NULL;
 }
 
+bool rb_segment_detach(rb_segment *s)
+{
+	if (!s->at || mmap(s->at, s->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+		return !s->at;
+	madvise(s->at, s->bytes, MADV_DONTFORK); /* as before: a child finds zeros of its own */
+	return true;
+}
+
 static uint64_t mebibytes(uint64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; }
 
 /* How much the kernel has not backed yet. Where it does not tell, nothing is missing. */

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An attached session: whether the broker is still there, and its end. */
+#include <errno.h>
 #include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "internal.h"
 
@@ -24,6 +27,22 @@ void rb_session_hang_up(rb_session *s)
 	int fd = atomic_exchange(&s->socket, -1);
 	if (fd >= 0)
 		rb_hang_up(fd, s->owner);
+}
+
+/* A broker takes less than a millisecond; if it stands still, the close goes on after this. */
+#define LEAVE_TIME SECOND
+
+void rb_session_leave(rb_session *s)
+{
+	rb_device_synchronize(&s->device);
+	int fd = s->socket;
+	if (fd >= 0 && getpid() == s->owner && !shutdown(fd, SHUT_WR)) {
+		struct pollfd p = {.fd = fd, .events = POLLRDHUP};
+		int64_t until = rb_now() + LEAVE_TIME, left = LEAVE_TIME;
+		while (poll(&p, 1, (int)(left / MILLISECOND)) < 0 && errno == EINTR && (left = until - rb_now()) > 0)
+			;
+	}
+	rb_session_hang_up(s);
 }
 
 static void free_session(rb_session *s)

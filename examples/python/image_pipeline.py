@@ -59,7 +59,7 @@ def _resnet50():
 
     @torch.inference_mode()
     def run(images):
-        pixels = torch.from_numpy(np.ascontiguousarray(images)).cuda().permute(0, 3, 1, 2)  # channels last, as it lies
+        pixels = torch.tensor(images, device="cuda").permute(0, 3, 1, 2)  # channels last, as it lies
         return net(pixels.half() / 255).float().cpu().numpy()
 
     return run

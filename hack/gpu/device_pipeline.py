@@ -30,7 +30,7 @@ def stages(memory: str) -> list[rb.Worker]:
     import torch
 
     def here(x):
-        return x if torch.is_tensor(x) else torch.from_numpy(x).cuda()
+        return x if torch.is_tensor(x) else torch.tensor(x, device="cuda")
 
     def answer(y, like):
         return y if torch.is_tensor(like) else y.cpu().numpy()

@@ -175,6 +175,13 @@ void release_one(Client *c, uint64_t request, PyObject *given)
 	PyErr_Restore(kind, value, trace);
 }
 
+int sweep(Client *c)
+{
+	PyObject *done = PyObject_CallMethod((PyObject *)c, "sweep", NULL);
+	Py_XDECREF(done);
+	return done ? 0 : -1;
+}
+
 int wait_for(Client *c, uint64_t request, int64_t timeout)
 {
 	struct timespec t;
@@ -217,7 +224,7 @@ static PyObject *one(Client *c, PyObject *x)
 		Py_BEGIN_ALLOW_THREADS
 		status = p_rb_infer(c->handle, 1, in, out, 0, SLICE, &request);
 		Py_END_ALLOW_THREADS
-	} while ((status == RB_ERR_FULL || (status == RB_ERR_TIMEOUT && !request)) && !PyErr_CheckSignals());
+	} while ((status == RB_ERR_FULL || (status == RB_ERR_TIMEOUT && !request)) && !PyErr_CheckSignals() && !sweep(c));
 	if (status == RB_ERR_TIMEOUT && request && !PyErr_CheckSignals()) {
 		status = wait_for(c, request, 0);
 		if (status >= 0) {

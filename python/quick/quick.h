@@ -108,6 +108,8 @@ void forget_views(Client *c);
 int commit_one(Client *c, uint64_t request, int64_t timeout, uint32_t flags, PyObject *stream);
 /* Gives the slots back; on the device once what was queued there has been done. */
 void release_one(Client *c, uint64_t request, PyObject *stream);
+/* Gives back slots that nothing in this process can use any more, as there is no room; -1 if an exception was raised. */
+int sweep(Client *c);
 /* Waits until the request has ended, or the time is over, or a handler raised: -1. */
 int wait_for(Client *c, uint64_t request, int64_t timeout);
 /* Whether x is what model(x) has a quick path for. */

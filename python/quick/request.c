@@ -90,6 +90,8 @@ static int held_init(Held *r, PyObject *args, PyObject *named)
 		int64_t start = t.tv_sec * INT64_C(1000000000) + t.tv_nsec, left = timeout ? timeout : INT64_MAX;
 		for (;;) {
 			int64_t slice = left < SLICE ? left : SLICE;
+			if (sweep(c)) /* first: there may be time for one try only */
+				return -1;
 			Py_BEGIN_ALLOW_THREADS
 			status = p_rb_claim(c->handle, (uint32_t)rows, sizes, (uint32_t)ndims, slice, &taken);
 			Py_END_ALLOW_THREADS

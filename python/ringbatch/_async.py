@@ -116,8 +116,7 @@ class AsyncServing:
         batch = Batch(self._ring, buffers, raw, self._debug)
         try:
             result = await self._function(batch)
-            if result is not None:
-                batch._take(result)
+            batch._take(result)
             batch._finish()
             batch._end()
         except BaseException as e:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -70,19 +71,21 @@ class Batch:
 
     A *request* is what one client sent and what is answered, or fails, alone;
     it has one row or more. A *row* is one item of every tensor, without the
-    batch dimension. The arrays are of rows; ``requests`` says which rows are
-    whose, ``len(batch)`` counts requests and ``batch.rows`` rows.
+    batch dimension. The arrays are of rows; ``len(batch)`` and ``batch.rows``
+    count rows, and ``requests`` says which rows are whose.
 
     ``inputs[name]`` and ``outputs[name]`` have all rows of the batch: views
     into shared memory if the rows lie one after the other there, otherwise
     copies in arrays of our own (outputs are put in place at the end). To do
     without the copy use :attr:`runs`, :meth:`input_run` and :meth:`output_run`.
+    Inputs are read-only: a retry, or the next stage of a pipeline, reads them again.
 
     With ``ragged=True`` an input of variable size is a list: one view for each
     row, in the row's own size.
 
     Of a tensor on the device they are tensors of torch on its GPU, used on torch's
-    current stream: the batch is answered when that is done.
+    current stream: the batch is answered when that is done. Torch has no read-only
+    tensors: ``inputs[name]`` is a copy on the GPU, ``input_run`` the shared memory.
     """
 
     _gathered: int | None = None  # the largest input that was gathered, if that is worth doing ahead
@@ -122,7 +125,12 @@ class Batch:
 
     @_lazy
     def _asked(self) -> set[str]:
-        """Outputs that somebody wanted to write."""
+        """Outputs that the function touched, to write them."""
+        return set()
+
+    @_lazy
+    def _failed(self) -> set[int]:
+        """Requests that have failed."""
         return set()
 
     # The columns are made anew each time, their arrays are not: a batch that is
@@ -151,8 +159,8 @@ class Batch:
         return self._b.id
 
     def __len__(self) -> int:
-        """The number of requests."""
-        return self._raw.requests
+        """The number of rows, as of the arrays without their padding."""
+        return self.rows
 
     @property
     def requests(self) -> list[Item]:
@@ -172,7 +180,7 @@ class Batch:
         return np.array((ctypes.c_uint32 * self.rows).from_address(self._raw.slots_at), np.intp)
 
     def input_run(self, name: str, i: int) -> np.ndarray:
-        """Run i of an input, in place."""
+        """Run i of an input, in place. Do not write it: on the device nothing prevents that."""
         return self._run(self._sig.inputs, name, i)
 
     def output_run(self, name: str, i: int) -> np.ndarray:
@@ -191,7 +199,8 @@ class Batch:
         if not 0 <= i < len(self._raw.runs):
             raise errors.Invalid(f"run {i} of a batch of {len(self._raw.runs)}")
         slot, _, rows = self._raw.runs[i]
-        return self._life.view(self._mapping.rows(t, slot, rows, self._shape(t, side)))
+        found = self._mapping.rows(t, slot, rows, self._shape(t, side))
+        return self._life.view(_read_only(found) if side is self._sig.inputs else found)
 
     def _shape(self, t: Tensor, side: list[Tensor]) -> tuple[int, ...]:
         """Of a row: what the batch's inputs share; the maximum for outputs."""
@@ -213,14 +222,15 @@ class Batch:
             return self._exact_rows(t)
         shape = self._shape(t, self._sig.inputs)
         if self.contiguous:
-            return self._run(self._sig.inputs, t.name, 0)
+            rows = self._run(self._sig.inputs, t.name, 0)
+            return _device.owned(rows) if t.on_device else rows
         if t.on_device:
             return self._device.gather(self._mapping.plane(t), self.slots, self.padded)
         array = self._buffers.get("input", t, self.padded, shape)
         self._raw.gather(k, array.__array_interface__["data"][0], array.nbytes)
         if array.nbytes > self._gathered_bytes:
             self._gathered, self._gathered_bytes = k, array.nbytes
-        return array
+        return _read_only(array)
 
     def _prefetch(self, k: int) -> None:
         """Begins to gather the k-th input."""
@@ -236,7 +246,7 @@ class Batch:
         """A view of each row, in place and in its own size."""
         views: list[np.ndarray] = []
         for m in self._b.request[: self._b.requests]:
-            rows = self._life.view(self._mapping.rows(t, self._b.slot[m.row], m.rows, t.actual(m.dims)))
+            rows = _read_only(self._mapping.rows(t, self._b.slot[m.row], m.rows, t.actual(m.dims)))
             views += (self._life.view(rows[i]) for i in range(m.rows))
         return views
 
@@ -293,10 +303,12 @@ class Batch:
         """Ends request i as Failed, or as what the error says if that is an end of a request
         (``ringbatch.QueueFull("…")``); its neighbours are left alone."""
         self._raw.fail(i, error)
+        self._failed.add(i)
 
     def fail_all(self, error: BaseException | str) -> None:
         """Ends every request that has not failed yet."""
         self._raw.fail_all(error)
+        self._failed.update(range(self._raw.requests))
 
     def _put_in_place(self) -> None:
         for k, array in self._scatter:
@@ -322,24 +334,40 @@ class Batch:
     # -- what the function returned
 
     def _take(self, result: Any) -> None:
-        """Writes what was returned, as far as the function has not asked for that output to write it itself."""
+        """Writes the returned outputs. If the function touched batch.outputs[name], the returned value is ignored.
+        An output that was neither returned nor touched fails the batch: the slots still have the bytes of earlier requests."""
+        returned = {} if result is None else self._by_name(result)
+        for k, t in enumerate(self._sig.outputs):
+            if t.name in self._asked:
+                continue
+            value = returned.get(t.name)
+            if value is not None:
+                self._write(k, t, value)
+            elif self._is_awaited(t):
+                said = ", ".join(name for name in returned if returned[name] is not None) or "None"
+                advice = f'return the output, or write batch.outputs["{t.name}"][...]'
+                raise errors.Invalid(f"the function returned {said} and wrote no output {t.name!r}: {advice}")
+
+    def _by_name(self, result: Any) -> dict[str, Any]:
+        """The returned outputs by name."""
         names = self._sig.output_names
         if isinstance(result, Mapping):
             unknown = result.keys() - set(names)
             if unknown:
                 raise errors.Invalid(f"the function returned {', '.join(sorted(map(str, unknown)))}; the outputs are {', '.join(names)}")
-            returned = dict(result)
-        elif isinstance(result, tuple) and len(result) == len(names) > 1:
-            returned = dict(zip(names, result))
-        elif len(names) == 1:
-            returned = {names[0]: result}
-        elif self._asked:
-            return
-        else:
-            raise errors.Invalid(f"the function returned {type(result).__name__}; return a dict with {', '.join(names)}, or write batch.outputs[name][...]")
-        for k, t in enumerate(self._sig.outputs):
-            if t.name in returned and t.name not in self._asked:
-                self._write(k, t, returned[t.name])
+            return dict(result)
+        if isinstance(result, tuple) and len(result) == len(names) > 1:
+            return dict(zip(names, result))
+        if len(names) == 1:
+            return {names[0]: result}
+        if self._asked:
+            return {}
+        raise errors.Invalid(f"the function returned {type(result).__name__}; return a dict with {', '.join(names)}, or write batch.outputs[name][...]")
+
+    def _is_awaited(self, t: Tensor) -> bool:
+        """Whether a request that has not failed has elements of this output."""
+        dims = [self._row_dims.get(row, self._sig.output_maxima) for row in range(self.rows)]
+        return any(math.prod(t.actual(dims[row])) and self.request_of(row) not in self._failed for row in range(self.rows))
 
     def _write(self, k: int, t: Tensor, value: Any) -> None:
         if t.on_device:
@@ -420,6 +448,13 @@ class Batch:
     @staticmethod
     def _on_host(side: list[Tensor]) -> list[Tensor]:
         return [t for t in side if not t.on_device]
+
+
+def _read_only(rows: Any) -> Any:
+    """Input rows: a retry and later stages read them again. Tensors on the device cannot be locked."""
+    if isinstance(rows, np.ndarray):
+        rows.setflags(write=False)
+    return rows
 
 
 def _corner(shape: tuple[int, ...]) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 from . import _device, errors
 from ._completions import Completions
 from ._core import Core, Rows, encode
+from ._future import Future
 from ._library import Process, check, load, nanoseconds
 from ._request import Request, claim
 from ._split import gather_split, pieces, run_split, submit_split
@@ -57,7 +58,7 @@ def connect(
     window: how many rows may be in use at once; without it 8, or fewer where
         the model's ring is small.
     name: for the broker's log and statistics.
-    wait: seconds to wait for a broker or model that is not there yet.
+    wait: seconds to wait for a broker or model that is not there yet, or for room in its ring.
     cast: convert inputs to the model's types where that is of the same kind
         (float64 to float32); otherwise another type is an error.
     retry: send a request again that ended for a reason that passes (the
@@ -298,7 +299,7 @@ class Model(Caller):
     def _submit(self, arrays: list[np.ndarray], rows: int, timeout: float | None, priority: int | None) -> concurrent.futures.Future:
         completions = self._ready()
         completions.watch_by_thread()
-        future: concurrent.futures.Future = concurrent.futures.Future()
+        future = Future()
         future.set_running_or_notify_cancel()
         waiter = future, None, self._reader(rows)
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -329,20 +330,25 @@ class Model(Caller):
         completions = self._ready()
         completions.watch_by_loop(loop)
         future = loop.create_future()
+        sent: int | None = None  # the request's number; None until it is known whether there is one
         try:
             # Where shapes are fixed the request is held back and committed together
             # with what else this turn of the loop sends.
-            sent = None
             if priority is None and len(inputs) == 1 and not named:
                 sent = core.hold_one(inputs[0], completions.waiters, (future, loop, None))
             if not sent:
+                sent = 0
                 arrays, rows = self._arrays(inputs, named)
                 if split and 1 < rows > self._most:
                     return await gather_split(self, pieces(arrays, rows, self._most), timeout, priority)
                 waiter = future, loop, self._reader(rows)
                 held = core.signature.in_c and priority is None
                 deadline = None if timeout is None else time.monotonic() + timeout
-                while not (sent := self._send(completions.waiters, waiter, arrays, rows, timeout, priority, held)):
+                while True:
+                    sent = None
+                    sent = self._send(completions.waiters, waiter, arrays, rows, timeout, priority, held)
+                    if sent:
+                        break
                     timeout = _left(deadline)
                     completions.sweep()
                     await completions.wait_for_room(loop)
@@ -352,7 +358,7 @@ class Model(Caller):
             completions.commit_soon(loop, sent, nanoseconds(timeout))
             return await future
         except BaseException:  # canceled, or the loop is over, or a signal's handler raised
-            completions.abandon(future)
+            completions.abandon(future, sent)
             raise
 
     def _ready(self) -> Completions:
@@ -402,7 +408,8 @@ class Model(Caller):
             raise errors.Closed(f"the connection to {self.name} was closed")
 
     def close(self) -> None:
-        """Disconnects. What is in flight ends with an error; views of requests are over."""
+        """Disconnects: the broker has the window back. Requests in flight end with an error, and views of requests are over.
+        Plain arrays that were made of views stay valid: they are zeros of this process's own."""
         completions = self._completions
         if completions is not None and completions.generation != Process.generation:
             completions = None  # the parent's

@@ -49,10 +49,11 @@ class Completions:
         # By loop: its own duplicate of the descriptor, closed by a finalizer.
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, weakref.finalize]] = weakref.WeakKeyDictionary()
         self._held: dict[tuple[asyncio.AbstractEventLoop, int], list[int]] = {}
-        self._room: list[tuple[asyncio.AbstractEventLoop, asyncio.Future]] = []
+        self._room: dict[asyncio.Future, asyncio.AbstractEventLoop] = {}  # who waits for slots, the oldest first
         self._last_loop: Callable[[], Any] = lambda: None
         self._thread: threading.Thread | None = None
         self._closed = False
+        core.completions = weakref.ref(self)
 
     # -- who watches
 
@@ -127,29 +128,31 @@ class Completions:
 
     # -- delivery
 
-    def abandon(self, future: Any) -> None:
-        """Nobody waits for this one any more: cancel it."""
-        for request, waiter in self.waiters.copy().items():
-            if waiter[0] is future:
-                self._core.release(request)
-                self.waiters.pop(request, None)
-                self.room()
+    def abandon(self, future: Any, sent: int | None = None) -> None:
+        """The caller has stopped waiting: cancels its request. sent: the request's number, 0 if there is none, None if a handler
+        raised before the number was known."""
+        if sent is None:
+            sent = next((request for request, waiter in self.waiters.copy().items() if waiter[0] is future), 0)
+        if sent in self.waiters:
+            self._core.release(sent)
+            self.waiters.pop(sent, None)
+            self.room()
 
     def sweep(self) -> None:
-        """Cancels what a loop that was closed has left: nobody waits for it, and nobody collects it."""
+        """Cancels the requests of loops that were closed: their tasks cannot go on, and the loops collect nothing."""
+        over = [(loop, closing) for loop, _, closing in self._watched() if loop.is_closed()]
+        if not over:
+            return
         for key in [key for key in self._held.copy() if key[0].is_closed()]:
             self._held.pop(key, None)
-        for request, (_, loop, _) in self.waiters.copy().items():
-            if loop is not None and loop.is_closed():
+        for request, (_, its_loop, _) in self.waiters.copy().items():
+            if its_loop is not None and its_loop.is_closed():
                 self._core.release(request)
                 self.waiters.pop(request, None)
-        for key in list(self._held):  # what was listed here kept the loop, and so its descriptor
-            if key[0].is_closed():
-                self._held.pop(key, None)
-        for loop, _, closing in self._watched():
-            if loop.is_closed():
-                closing()
-                self._loops.pop(loop, None)
+        for loop, closing in over:
+            closing()
+            self._loops.pop(loop, None)
+        self.room()
 
     def drain(self, loop: asyncio.AbstractEventLoop, ended: list[int]) -> None:
         """The loop's: delivers everything that has ended."""
@@ -199,24 +202,21 @@ class Completions:
 
     async def wait_for_room(self, loop: asyncio.AbstractEventLoop) -> None:
         future = loop.create_future()
-        self._room.append((loop, future))
+        self._room[future] = loop
         timer = loop.call_later(_ROOM_RETRY_S, _resolve, future, None, None)
         try:
             await future
         finally:
             timer.cancel()
-            with contextlib.suppress(ValueError):
-                self._room.remove((loop, future))
+            self._room.pop(future, None)
 
     def room(self) -> None:
         """Slots came back: let those who wait for some try again."""
-        while self._room:
-            try:
-                loop, future = self._room.pop(0)
-            except IndexError:
-                return
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_resolve, future, None, None)
+        for future in list(self._room):
+            loop = self._room.pop(future, None)
+            if loop is not None:  # otherwise another thread was quicker
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(_resolve, future, None, None)
 
     # -- the end
 

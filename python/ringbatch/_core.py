@@ -11,7 +11,7 @@ import ctypes
 import os
 import time
 from ctypes import addressof, c_uint64
-from typing import Any, Union
+from typing import Any, Callable, Union
 
 import numpy as np
 
@@ -33,6 +33,15 @@ Rows = Union[np.ndarray, list[np.ndarray]]
 
 # Between tries to reach a broker or model that is not there yet.
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.005, 0.2
+_WORTH_WAITING = (
+    errors.NoBroker,
+    errors.UnknownModel,
+    errors.BrokerGone,
+    errors.Draining,
+    errors.Timeout,
+    errors.NoWorker,  # without a worker there is no device memory yet
+    errors.RingFull,  # others give their windows back
+)
 _MOST_WINDOW = (1 << 32) - 1
 _CONNECT_TIMEOUT_NS = 5_000_000_000
 
@@ -52,6 +61,7 @@ class Core(Client):
         super().__init__()
         self.name = model
         self._mapping: Mapping | None = None
+        self.completions: Callable[[], Any] = lambda: None  # a weak reference to what serves submit and ainfer
         self._connect(model, socket, window, name, wait)
         self._learn()
 
@@ -95,9 +105,7 @@ class Core(Client):
             error = last_error(self.lib, status)
             if status == _TIMEOUT and time.monotonic() < start + _CONNECT_TIMEOUT_NS / 1e9:
                 continue  # it was a signal
-            # Without a worker there is no device memory yet.
-            waiting = isinstance(error, (errors.NoBroker, errors.UnknownModel, errors.BrokerGone, errors.Draining, errors.Timeout, errors.NoWorker))
-            if not waiting or time.monotonic() + delay > deadline:
+            if not isinstance(error, _WORTH_WAITING) or time.monotonic() + delay > deadline:
                 raise error
             time.sleep(delay)
             delay = min(2 * delay, _LAST_RETRY_S)
@@ -116,8 +124,12 @@ class Core(Client):
         self._mapping = None
 
     def sweep(self) -> None:
+        """There is no room: gives back the slots that nothing in this process can use any more."""
         if quick is None:  # in the extension no handler raises in the midst of giving something back
             super().sweep()
+        completions = self.completions()
+        if completions is not None:
+            completions.sweep()
 
     # -- steps of a request
 

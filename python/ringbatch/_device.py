@@ -287,6 +287,11 @@ def is_device_array(value: Any) -> bool:
     return hasattr(value, "__cuda_array_interface__") or getattr(value, "is_cuda", False)
 
 
+def owned(rows: Any) -> Any:
+    """Rows that their user may write: of a tensor of torch a copy; without torch the rows themselves."""
+    return rows if isinstance(rows, DeviceArray) else rows.clone()
+
+
 def end(view: Any, error: Callable[[], errors.Error]) -> None:
     """What was handed out is over: it loses its memory. Slices that torch made of it keep the mapping, and see what is in the slot by then."""
     if isinstance(view, DeviceArray):

@@ -204,7 +204,7 @@ def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> W
     names = [spec_of(text)[0] for text in inputs]
 
     def run(batch: Batch) -> Any:
-        return function(*(batch.inputs[name] for name in names))
+        return function(*(np.array(batch.inputs[name]) for name in names))  # copies: a function that knows nothing of slots may write into them
 
     signature = f"{' '.join(inputs)} -> {' '.join(outputs)}"
     name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)

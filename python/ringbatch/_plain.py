@@ -134,8 +134,8 @@ class Client:
         """The status."""
         if not self._on_device:
             return self._lib.rb_commit(self.handle, request, timeout_ns, flags)
-        at = self.stream(stream)
-        return self._lib.rb_commit_on_stream(self.handle, addressof(c_uint64(request)), 1, at, timeout_ns, flags)
+        at, number = self.stream(stream), c_uint64(request)  # a name keeps the number alive during the call
+        return self._lib.rb_commit_on_stream(self.handle, addressof(number), 1, at, timeout_ns, flags)
 
     def release_one(self, request: int, stream: Any = None) -> None:
         """Gives its slots back; on the device once what was queued there has been done."""

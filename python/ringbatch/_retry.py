@@ -11,6 +11,7 @@ from typing import Any
 
 from . import errors
 from ._client import Model
+from ._future import Future
 
 _FIRST, _LAST = 0.001, 0.1  # seconds between two attempts, doubled each time
 
@@ -43,7 +44,7 @@ class RetryingModel(Model):
 
     def submit(self, *inputs: Any, timeout: float | None = None, **more: Any) -> concurrent.futures.Future:
         attempts = _Attempts(timeout, self._retry)
-        outer: concurrent.futures.Future = concurrent.futures.Future()
+        outer = Future()
         outer.set_running_or_notify_cancel()
         send_first = super().submit
 

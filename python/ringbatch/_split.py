@@ -15,6 +15,7 @@ import numpy as np
 
 from . import _device, errors
 from ._core import Rows
+from ._future import Future
 
 if TYPE_CHECKING:
     from ._client import Model
@@ -73,27 +74,29 @@ def _finish(under_way: deque[Request], parts: list[list[Rows]]) -> None:
 
 
 def submit_split(model: Model, todo: list[Piece], timeout: float | None, priority: int | None) -> concurrent.futures.Future:
-    whole: concurrent.futures.Future = concurrent.futures.Future()
+    whole = Future()
     whole.set_running_or_notify_cancel()
     left = _countdown(timeout)
     parts: list[Any] = [None] * len(todo)
-    missing, lock = [len(todo)], threading.Lock()
+    missing, lock = [len(todo)], threading.Lock()  # 0: the whole has its result, or its error
 
     def arrived(i: int, part: concurrent.futures.Future) -> None:
         error = part.exception()
         with lock:
-            if whole.done():
+            if not missing[0]:
                 return
-            if error is not None:
-                whole.set_exception(error)
+            if error is None:
+                parts[i] = model._as_list(part.result())
+            missing[0] = missing[0] - 1 if error is None else 0
+            if missing[0]:
                 return
-            parts[i] = model._as_list(part.result())
-            missing[0] -= 1
-            if missing[0] == 0:
-                whole.set_result(model._give(join(parts), False))
+        if error is not None:
+            whole.set_exception(error)
+        else:
+            whole.set_result(model._give(join(parts), False))
 
     for i, piece in enumerate(todo):
-        if whole.done():  # one has failed: the rest is of no use
+        if not missing[0]:  # one has failed: the rest is of no use
             break
         model._submit(piece, len(piece[0]), next(left), priority).add_done_callback(functools.partial(arrived, i))
     return whole

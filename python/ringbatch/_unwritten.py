@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debug mode: finds outputs that a worker did not write.
+"""Debug mode: finds outputs that a worker did not write in full.
 
 Before the function runs, its outputs are filled with a pattern; what still has
 it afterwards was not written. Off by default: it costs a write and a read of

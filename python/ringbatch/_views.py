@@ -7,11 +7,12 @@ array from doing harm:
 1. What is handed out is a :class:`View`, an ndarray that asks its
    :class:`Life` before every use; so does every slice of it. After the end
    each use raises.
-2. The arrays that were handed out lose their memory at the end: who takes
-   one as a plain ndarray then (``np.asarray``) finds it empty.
+2. The arrays that were handed out, and slices of them, lose their memory at the
+   end: who takes one as a plain ndarray then (``np.asarray``) finds it empty.
 3. Plain arrays and tensors that were made of it *before* the end
    (``np.asarray``, ``torch.from_numpy``) keep the whole mapping alive. Late
-   reads see whatever is in the slot by then; they never crash.
+   reads see whatever is in the slot by then, and zeros once the client is
+   closed; they never crash.
 """
 
 from __future__ import annotations
@@ -97,16 +98,21 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
+_FEW_SLICES = 64
+
+
 class Life:
     """How long some views may be used."""
 
-    __slots__ = ("_memory", "_views", "error", "lives_in")
+    __slots__ = ("_memory", "_prune_at", "_slices", "_views", "error", "lives_in")
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory  # stays mapped, also for who took the address of a view that has lost it since
         self.error: Callable[[], errors.Error] = parents  # why they are over, once lives_in is not this process
         self.lives_in: object = _present
         self._views: list[Any] = []
+        self._slices: list[weakref.ref[View]] = []
+        self._prune_at = _FEW_SLICES
 
     def view(self, array: Any) -> Any:
         """An array that this life ends; what lies on the device is left what it is."""
@@ -117,11 +123,20 @@ class Life:
         self._views.append(v)
         return v
 
+    def add_slice(self, array: View) -> None:
+        """A slice of a view ends with it, if it is still there."""
+        if len(self._slices) >= self._prune_at:
+            self._slices = [s for s in self._slices if s() is not None]
+            self._prune_at = max(_FEW_SLICES, 2 * len(self._slices))
+        self._slices.append(weakref.ref(array))
+
     def end(self, error: Callable[[], errors.Error]) -> None:
         self.error, self.lives_in = error, None
-        for v in self._views:
-            _end(v, error)
+        for v in [*self._views, *(s() for s in self._slices)]:
+            if v is not None:
+                _end(v, error)
         self._views.clear()
+        self._slices.clear()
 
 
 def fresh(array: Any, memory: Any) -> Any:
@@ -137,8 +152,7 @@ def end_view(view: Any, error: Callable[[], errors.Error]) -> None:
     """Ends what fresh has made; also several in a list."""
     for v in view if isinstance(view, list) else [view]:
         if isinstance(v, View):
-            life = _life_of(v)
-            life.error, life.lives_in = error, None
+            _life_of(v).end(error)
         _end(v, error)
 
 
@@ -198,7 +212,9 @@ class View(np.ndarray):
     def __array_finalize__(self, parent: Any) -> None:
         # Copies are their own; slices share the life of what they are part of.
         shares = isinstance(parent, View) and not _get(self, "flags").owndata
-        self._life = _life_of(parent) if shares else None
+        self._life = life = _life_of(parent) if shares else None
+        if life is not None:
+            life.add_slice(self)
 
     def __getattribute__(self, name: str) -> Any:
         if name not in _QUIET:

@@ -49,6 +49,7 @@ def worker(
 
     The function writes ``batch.outputs[name][...]``, or returns the output (of
     several a dict): an array of all rows, or a list of rows where sizes vary.
+    An output that it neither returns nor touches fails the batch.
     It may be a coroutine function, ``async def run(batch)``: then several
     batches are in flight in one process, and it may await other models
     (``await recogniser.ainfer(crops)``).
@@ -67,7 +68,7 @@ def worker(
         not know. With ``ragged=True`` requests of different sizes share a batch,
         without padding: an input of variable size is then a list with a view of
         each row.
-    debug: fail requests whose outputs were not written; without it
+    debug: fail requests whose outputs were not written in full; without it
         $RINGBATCH_DEBUG counts.
     depth: batches handed over at once. weight: share of the work.
     concurrency: of a coroutine function, the batches in flight (default 4, at most 64).
@@ -260,8 +261,7 @@ class FunctionLane:
             b = Batch(self._ring, self._buffers, batch, self._debug)
         self._batch = b
         result = self._function(b)
-        if result is not None:
-            b._take(result)
+        b._take(result)
         b._finish()
         self._gathered = b._gathered
 

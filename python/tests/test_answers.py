@@ -50,6 +50,19 @@ def test_nothing_found_is_an_answer_and_each_row_has_its_own_number(socket, pad_
         assert all(f.result(60)["found"].tolist() == wanted(x.tolist()) for x, f in futures)
 
 
+@pytest.mark.parametrize("pad_to", [0, 8])
+def test_the_obvious_loop_over_a_batch_writes_every_row(socket, pad_to):
+    @rb.worker(f"loop{pad_to}", **ONE, max_batch_size=8, wait_time=0, pad_to=pad_to)
+    def loop(batch):
+        for i in range(len(batch)):
+            batch.outputs["y"][i] = batch.inputs["x"][i] + 1
+
+    with serving(loop, socket), rb.connect(loop.model, socket=socket, wait=60) as m:
+        for rows in (1, 5, 8):
+            x = np.full((rows, 4), rows, "float32")
+            assert (m(x) == x + 1).all()
+
+
 def test_an_empty_input_is_one(socket):
     @rb.worker("count", inputs={"t": ("int32", ("<=9",))}, outputs={"n": ("int64", ())}, wait_time=0)
     def count(batch):
@@ -69,7 +82,7 @@ def test_an_error_about_one_request_fails_that_request_alone(socket):
 
     @rb.worker("sizes", inputs={"x": ("int32", ())}, outputs={"y": ("int32", ("<=4",))}, max_batch_size=3, wait_time=60)
     def sizes(batch):
-        assert len(batch) == 3
+        assert len(batch.requests) == 3
         batch.outputs["y"][...] = 7
         for i, r in enumerate(batch.requests):
             batch.set_output_dims(i, int(batch.inputs["x"][r.row]))
@@ -188,6 +201,50 @@ def test_a_ragged_model_has_neither_buckets_nor_padding(socket):
             never.run(socket=socket)
 
 
+TWO = {"inputs": {"x": ("float32", ())}, "outputs": {"y": ("float32", ()), "n": ("int32", ("<=3",))}}
+
+
+def forgetful(batch):
+    """Answers well for 0; otherwise leaves an output out, in one of several ways."""
+    way = int(batch.inputs["x"][0])
+    both = {"y": np.full(batch.rows, 7, "float32"), "n": np.full((batch.rows, 3), 7, "int32")}
+    if way == 1:
+        return None
+    if way == 2:
+        return {"y": both["y"]}
+    if way == 3:
+        return {**both, "y": None}
+    if way == 4:
+        batch.outputs["y"][...] = 1
+        return 5
+    if way == 5:  # this output has no elements
+        for i in range(len(batch.requests)):
+            batch.set_output_dims(i, 0)
+        return {"y": both["y"]}
+    if way == 6:  # there is no request left that wants one
+        batch.fail_all("none of them")
+        return None
+    return both
+
+
+async def forgetful_coroutine(batch):
+    return forgetful(batch)
+
+
+@pytest.mark.parametrize("function", [forgetful, forgetful_coroutine])
+def test_an_output_that_was_neither_returned_nor_written_fails_the_batch_by_name(socket, function):
+    worker = rb.worker(function.__name__, **TWO, max_batch_size=4, wait_time=0)(function)
+    with serving(worker, socket), rb.connect(worker.model, socket=socket, wait=60) as m:
+        for way, missing in [(1, "y"), (2, "n"), (3, "y"), (4, "n")]:
+            assert m(np.float32(0))["y"] == 7
+            for ask in (m, lambda x: m.submit(x).result(60)):
+                with pytest.raises(rb.Failed, match=rf'no output \'{missing}\': return the output, or write batch.outputs\["{missing}"\]'):
+                    ask(np.float32(way))
+        assert m(np.float32(5))["n"].size == 0
+        with pytest.raises(rb.Failed, match="none of them"):
+            m(np.float32(6))
+
+
 @pytest.mark.parametrize("pad_to", [0, 4])
 def test_debug_finds_outputs_that_were_not_written(socket, pad_to):
     @rb.worker(f"lazy{pad_to}", **ONE, max_batch_size=4, wait_time=0, pad_to=pad_to, debug=True)
@@ -197,6 +254,8 @@ def test_debug_finds_outputs_that_were_not_written(socket, pad_to):
             batch.outputs["y"][:, :3] = 1
         elif kind == 2:
             batch.outputs["y"][...] = 1
+        else:
+            batch.outputs["y"]
 
     with serving(lazy, socket), rb.connect(lazy.model, socket=socket, wait=60) as m:
         assert (m(np.full(4, 2, "float32")) == 1).all()

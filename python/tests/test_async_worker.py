@@ -49,7 +49,7 @@ def test_crops_of_different_requests_share_the_batches_of_the_second_model(socke
 
     @rb.worker("reader", **ONE, max_batch_size=16, wait_time=0)
     def reader(batch):
-        sizes.append((len(batch), batch.rows))
+        sizes.append((len(batch.requests), len(batch)))
         return batch.inputs["x"] + 1
 
     class Finder:
@@ -157,7 +157,7 @@ def test_a_coroutine_is_canceled_when_nobody_waits_for_its_batch_any_more(socket
 
     @rb.worker("first", **ONE, max_batch_size=2, wait_time=60, concurrency=2)
     async def first(batch):
-        assert len(batch) == 2
+        assert len(batch.requests) == 2
         try:
             await inner.ainfer(batch.inputs["x"][0])
         except asyncio.CancelledError:

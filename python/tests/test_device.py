@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import ringbatch as rb
 from conftest import REPOSITORY, broker_at, eventually, python, serving
-from ringbatch import _device
+from ringbatch import _device, _plain
 from ringbatch._pipeline import declaration
 
 ROW = 1024  # elements of f32
@@ -225,6 +225,17 @@ def test_an_array_on_a_gpu_is_not_copied_down_silently(echo):
         m(OnTheGPU())
 
 
+def test_the_number_of_a_request_lives_as_long_as_its_commit_over_ctypes():
+    class Library:
+        def rb_commit_on_stream(self, handle, requests, count, stream, timeout, flags):
+            others = [ctypes.c_uint64(0) for _ in range(100)]  # memory that is free by now is theirs
+            return ctypes.c_uint64.from_address(requests).value, len(others)
+
+    client = _plain.Client.__new__(_plain.Client)
+    client._lib, client._on_device, client.stream = Library(), True, lambda given: 0
+    assert client.commit_one(12345, 0, 0) == (12345, 100)
+
+
 def test_rows_that_lie_apart_say_what_they_need(socket):
     refused = []
 
@@ -234,7 +245,8 @@ def test_rows_that_lie_apart_say_what_they_need(socket):
             batch.inputs["x"]
         except rb.Invalid as e:
             refused.append(str(e))
-        return None
+        for i in range(len(batch.runs)):
+            batch.output_run("y", i)
 
     with serving(apart, socket), rb.connect("apart", socket=socket, wait=60, window=3) as m:
         a, b, c = (m.request() for _ in range(3))
@@ -248,7 +260,7 @@ def test_rows_that_lie_apart_say_what_they_need(socket):
 
 def test_a_process_without_a_gpu_and_one_with_another_are_told(model, socket):
     code = """
-        from ringbatch import _device
+        from ringbatch import _device, _plain
         _device._torch = None
         try:
             rb.connect("double")
@@ -262,7 +274,7 @@ def test_a_process_without_a_gpu_and_one_with_another_are_told(model, socket):
 def test_a_producer_in_another_process_and_a_second_worker_share_the_memory(model, socket):
     code = """
         import ctypes
-        from ringbatch import _device
+        from ringbatch import _device, _plain
         _device._torch = None
         with rb.connect("double") as m:
             for n in range(20):

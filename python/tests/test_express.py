@@ -205,6 +205,7 @@ def test_closing_ends_a_call_that_is_under_way(socket):
     def sleeper(batch):
         if batch.inputs["x"][0, 0]:
             go_on.wait(120)
+        return batch.inputs["x"]
 
     with serving(sleeper, socket):
         for _ in range(5):

@@ -140,6 +140,48 @@ def test_canceled_tasks_give_their_slots_back(echo, window, in_flight):
         asyncio.run(main())
 
 
+class Looked(dict):
+    """Waiters that count how often all of them were looked through."""
+
+    looks = 0
+
+    def copy(self):
+        self.looks += 1
+        return super().copy()
+
+    def items(self):
+        self.looks += 1
+        return super().items()
+
+
+@pytest.mark.parametrize("window", [8, 200])  # most wait for room; all are in flight
+def test_canceling_many_tasks_takes_a_step_for_each(socket, window):
+    go_on = threading.Event()
+
+    @rb.worker(f"canceled{window}", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0, slots=256)
+    def worker(batch):
+        go_on.wait(120)
+        return batch.inputs["x"]
+
+    async def use(m):
+        waiters = m._ready().waiters = Looked()
+        tasks = [asyncio.create_task(m.ainfer(np.zeros(16, "float32"))) for _ in range(200)]
+        while len(waiters) < window:
+            await asyncio.sleep(0.001)
+        looks, room = waiters.looks, m._ready()._room
+        for t in tasks:
+            t.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(t.cancelled() for t in tasks) and not waiters and not room
+        assert waiters.looks == looks
+
+    with serving(worker, socket), rb.connect(worker.model, socket=socket, window=window, wait=60) as m:
+        try:
+            asyncio.run(use(m))
+        finally:
+            go_on.set()
+
+
 def test_asyncio_leaves_no_descriptor(echo):
     def use() -> None:
         async def main() -> None:

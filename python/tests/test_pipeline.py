@@ -110,6 +110,32 @@ rb.pipeline("p", [one, two], processes=0)
     assert done.returncode == 0 and np.fromstring(done.stdout.decode().strip()[1:-1], sep=",").tolist() == [4, 6, 8, 10]
 
 
+def test_a_stage_cannot_change_an_input_that_a_later_one_reads(tmp_path):
+    os.chmod(tmp_path, 0o700)
+    script = """
+import ringbatch as rb
+import threading, os, signal
+spec = ("int64", (4,))
+@rb.worker("one", inputs={"x": spec}, outputs={"h": spec})
+def one(batch):
+    x = batch.inputs["x"]
+    try:
+        x -= 100
+    except ValueError:
+        return x
+two = rb.worker("two", inputs={"x": spec, "h": spec}, outputs={"y": spec})(lambda b: b.inputs["x"] + b.inputs["h"])
+def ask():
+    with rb.connect("p", wait=60) as m:
+        print(m([1, 2, 3, 4]).tolist(), flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=ask).start()
+rb.pipeline("p", [one, two], processes=0)
+"""
+    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
+    done = subprocess.run([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, timeout=200)
+    assert done.returncode == 0 and json.loads(done.stdout) == [2, 4, 6, 8]
+
+
 def test_the_example_decodes_pictures_and_finds_their_classes(tmp_path):
     example = REPOSITORY / "examples" / "python"
     if not example.exists():

@@ -146,12 +146,12 @@ def one():
         raise rb.Invalid("the weights are being moved")
     with open("pid", "w") as f:
         f.write(str(os.getpid()))
-    return rb.worker("one", inputs={"x": ("float32", (2,))}, outputs={"y": ("float32", (2,))})(lambda batch: None)
+    return rb.worker("one", inputs={"x": ("float32", (2,))}, outputs={"y": ("float32", (2,))})(lambda batch: batch.inputs["x"])
 
 def other():
     while not os.path.exists("loaded"):
         time.sleep(0.01)
-    return rb.worker("other", inputs={"x": ("float32", (2,))}, outputs={"y": ("float32", (2,))})(lambda batch: None)
+    return rb.worker("other", inputs={"x": ("float32", (2,))}, outputs={"y": ("float32", (2,))})(lambda batch: batch.inputs["x"])
 
 if __name__ == "__main__":
     rb.serve([one, other], socket=sys.argv[1])

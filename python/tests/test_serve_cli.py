@@ -200,6 +200,13 @@ def test_what_only_looks_wrong_is_served():
         assert objects.worker_for(thing, a, settings).signature.startswith("x:f32[2] -> y:f32[")
 
 
+def test_a_function_that_writes_into_its_arrays_writes_into_copies(socket):
+    a, settings = objects._flags.parse(objects.parser(), ["m:halved", "--input", "x:f32[2]"])
+    worker = objects.worker_for(halved, a, settings)
+    with serving(worker, socket), rb.connect(worker.model, socket=socket, wait=60) as m:
+        assert m(np.full((3, 2), 4, "float32")).tolist() == [4, 4, 4]
+
+
 def test_rows_that_depend_on_one_another_are_served_where_that_is_wanted():
     for flags in (["--no_check"], ["--max_batch_size=1"]):
         a, settings = objects._flags.parse(objects.parser(), ["m:thing", "--input", "x:f32[2]", *flags])

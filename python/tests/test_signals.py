@@ -281,14 +281,34 @@ def test_timeouts_end_at_their_time_while_the_broker_stands_still(still):
         assert 0.19 < time.monotonic() - start, name  # without it they wait for as long as the broker does
 
 
-def test_a_loop_that_was_closed_in_the_midst_gives_its_slots_back(socket):
+async def _answer(m):
+    return await asyncio.wait_for(m.ainfer(x), 60)
+
+
+NEXT = {
+    "ainfer": lambda m: asyncio.run(_answer(m)),
+    "call": lambda m: m(x),
+    "infer": lambda m: m.infer(x, timeout=60),
+    "submit": lambda m: m.submit(x).result(60),
+    "request": lambda m: claimed(m),
+}
+
+
+def claimed(m):
+    with m.request(timeout=60) as r:
+        return r.inputs["x"].copy()
+
+
+@pytest.mark.parametrize("use", NEXT)
+def test_a_loop_that_was_closed_in_the_midst_gives_its_slots_back(socket, use):
     go_on = threading.Event()
 
-    @rb.worker("slowly", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
-    def slowly(batch) -> None:
+    @rb.worker(f"slowly_{use}", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
+    def slowly(batch):
         go_on.wait(120)
+        return batch.inputs["x"]
 
-    with serving(slowly, socket), rb.connect("slowly", socket=socket, window=4, wait=60) as m:
+    with serving(slowly, socket), rb.connect(slowly.model, socket=socket, window=4, wait=60) as m:
         loop = asyncio.new_event_loop()
         tasks = [loop.create_task(m.ainfer(x)) for _ in range(4)]
         loop.run_until_complete(asyncio.sleep(0.05))
@@ -296,7 +316,7 @@ def test_a_loop_that_was_closed_in_the_midst_gives_its_slots_back(socket):
             t._log_destroy_pending = False
         loop.close()
         go_on.set()
-        assert asyncio.run(asyncio.wait_for(m.ainfer(x), 60)).shape == (16,)
+        assert NEXT[use](m).shape == (16,)
         with m.request(rows=4, timeout=60):
             pass
 
@@ -317,12 +337,59 @@ def test_a_coroutine_that_is_closed_gives_its_slot_back(echo):
             pass
 
 
+# What a handler leaves that raises inside of Condition.__enter__, called by result() or by wait().
+LEFT = {
+    "result": "model.submit(x), lambda f: f._condition.acquire()",
+    "result of a retrying model": "retrying.submit(x), lambda f: f._condition.acquire()",
+    "result of many rows": "model.submit(np.stack([x] * 20)), lambda f: f._condition.acquire()",
+    "wait": "model.submit(x), interrupted_wait",
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_a_lock_that_a_handler_left_in_a_future_stops_nothing(left):
+    code = f"""
+        import concurrent.futures, threading
+        go = threading.Event()
+
+        @rb.worker("gated", inputs={{"x": ("float32", (16,))}}, outputs={{"y": ("float32", (16,))}}, wait_time=0, max_batch_size=8)
+        def gated(batch):
+            go.wait()
+            return batch.inputs["x"]
+
+        def interrupted_wait(future):
+            waiter = concurrent.futures._base._FirstCompletedWaiter()
+            future._waiters.append(waiter)
+            waiter.event._cond.acquire()
+
+        stop = threading.Event()
+        thread = threading.Thread(target=gated.run, kwargs=dict(stop=stop, wait=60))
+        thread.start()
+        model, retrying = rb.connect("gated", wait=60, window=20), rb.connect("gated", wait=60, retry=True)
+        future, leave = {LEFT[left]}
+        leave(future)
+        go.set()
+        for m in (model, retrying):
+            assert (m.submit(x).result(60) == x).all()
+            m.close()
+        stop.set()
+        thread.join()
+        print("ended")
+    """
+    with tempfile.TemporaryDirectory(prefix="rb") as folder:
+        os.chmod(folder, 0o700)
+        path = os.path.join(folder, "b.sock")
+        with broker_at(path):
+            assert python(code, socket=path, timeout=60) == "ended"
+
+
 def test_a_callback_that_exits_does_not_end_the_others(socket, caplog):
     go_on = threading.Event()  # a callback of a future that has ended already runs where it is added
 
     @rb.worker("leaving", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
-    def worker(batch) -> None:
+    def worker(batch):
         go_on.wait(120)
+        return batch.inputs["x"]
 
     def leave(_future) -> None:
         raise SystemExit(3)

@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import python
+from conftest import python, serving
 
 
 @pytest.fixture
@@ -178,3 +178,60 @@ def test_a_request_that_was_never_made_is_over_and_nothing_else(echo):
         socket=echo,
     )
     assert said == "3.0"
+
+
+def test_slices_lose_their_memory_with_their_view(echo):
+    with rb.connect("echo", socket=echo, window=2) as m:
+        with m.request() as req:
+            x = req.inputs["x"]
+            parts = [x[2:4], x[:8][1:3], x.reshape(4, 4), x[::-1], x[...]]
+            parts += [x[i : i + 1] for i in range(200)]  # most of which are forgotten
+            del parts[5:200]
+            x[...] = 1
+            req.run()
+            assert [np.asarray(part).size for part in parts] == [0] * len(parts)
+            y = req.outputs["y"]
+            part = y[3:]
+        assert np.asarray(part).size == np.asarray(y).size == 0
+        with pytest.raises(rb.Released):
+            part[0] = 1
+
+
+def test_a_closed_client_gives_its_window_back_though_views_of_it_are_still_named(socket):
+    @rb.worker("few", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0, slots=32)
+    def few(batch):
+        return batch.inputs["x"]
+
+    with serving(few, socket):
+        kept = []
+        rb.connect("few", socket=socket, wait=60, window=28).close()
+        for _ in range(20):
+            with rb.connect("few", socket=socket, window=28) as m:
+                req = m.request()
+                released = m.request()
+                kept += [req, req.inputs["x"], released.inputs["x"], np.asarray(req.inputs["x"])]
+                released.release()
+            with pytest.raises((rb.Released, rb.Closed)):
+                req.run()
+        with rb.connect("few", socket=socket, window=28) as m:
+            assert m.stats()["clients"] == 1
+
+
+def test_a_late_array_of_a_closed_client_reaches_no_slot(socket):
+    @rb.worker("late", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0, slots=4, max_batch_size=4)
+    def late(batch):
+        return batch.inputs["x"]
+
+    with serving(late, socket):
+        first = rb.connect("late", socket=socket, wait=60, window=4)
+        before = [first.request() for _ in range(4)]
+        plain = [np.asarray(r.inputs["x"]) for r in before]
+        first.close()
+        with rb.connect("late", socket=socket, window=4) as m:
+            requests = [m.request() for _ in range(4)]
+            for r in requests:
+                r.inputs["x"][...] = 5
+            for p in plain:
+                assert not p.any()
+                p[...] = 9
+            assert all((r.inputs["x"] == 5).all() for r in requests)

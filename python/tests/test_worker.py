@@ -60,6 +60,38 @@ def test_scattered_rows_are_gathered_and_put_back(socket):
     assert False in seen  # at least once they were scattered
 
 
+@pytest.mark.parametrize("gap", [False, True])  # in place, and gathered
+def test_inputs_are_read_only(socket, gap):
+    @rb.worker(f"scale{gap}", **ONE, max_batch_size=2, wait_time=60)
+    def scale(batch):
+        assert batch.contiguous != gap
+        for x in (batch.inputs["x"], batch.inputs["x"][0], batch.input_run("x", 0)):
+            assert not x.flags.writeable
+            with pytest.raises(ValueError, match="read-only"):
+                x /= 255
+        return batch.inputs["x"] / 255
+
+    with serving(scale, socket), rb.connect(scale.model, socket=socket, wait=60, window=3) as m:
+        requests = [m.request() for _ in range(3)]
+        both = [requests[0], requests[1 + gap]]
+        for r in requests:
+            r.inputs["x"][...] = 255
+        m.commit(both)
+        assert [r.wait(60).outputs["y"].tolist() for r in both] == [[1] * 4] * 2
+        for r in requests:
+            r.release()
+
+
+def test_rows_of_a_ragged_batch_are_read_only(socket):
+    @rb.worker("ragged_scale", inputs={"x": ("float32", ("<=4",))}, outputs={"y": ("float32", ())}, ragged=True, wait_time=0)
+    def scale(batch):
+        assert not any(x.flags.writeable for x in batch.inputs["x"])
+        return np.array([x.sum() for x in batch.inputs["x"]], "float32")
+
+    with serving(scale, socket), rb.connect("ragged_scale", socket=socket, wait=60) as m:
+        assert m(np.ones(3, "float32")) == 3
+
+
 def test_padding_rows_are_zero_and_not_answered(socket):
     shapes = set()
 
