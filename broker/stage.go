@@ -213,7 +213,7 @@ func (s *stage) request(info *slotInfo) batcher.Request {
 	}
 	return batcher.Request{
 		ID: batcher.RequestID(info.head), Client: batcher.ClientID(info.client.first), Rows: int(info.commit.Rows), Level: int(info.commit.Level),
-		Arrived: batcher.Time(info.arrived), Deadline: deadlineOf(&info.commit), Dims: dims, Alone: info.attempts > 0,
+		Arrived: batcher.Time(info.arrived), Deadline: deadlineOf(&info.commit), Dims: dims,
 	}
 }
 

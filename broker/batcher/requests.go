@@ -41,13 +41,14 @@ type request struct {
 	batch     int32 // running: index in Batcher.batches; -1 if its worker is gone
 	client    ClientID
 	clientGen uint32 // differs from the client's once that client has left
+	share     int32  // of a retry: the most requests of its batch; 0: it is none
+	avoid     WorkerID
 
 	state state
 	level uint8 // as asked for
 	base  uint8 // the list it waits in: its level, or the last one once delayed
-	alone bool
-	due   bool // its ready time has passed
-	held  bool // waiting: held back by PreserveOrder
+	due   bool  // its ready time has passed
+	held  bool  // waiting: held back by PreserveOrder
 }
 
 // describe fills in what the caller said about the request.
@@ -59,9 +60,12 @@ func (x *request) describe(r *Request, clientGen uint32) {
 	x.clientGen = clientGen
 	x.level = uint8(r.Level)
 	x.base = uint8(r.Level)
-	x.alone = r.Alone
+	x.share, x.avoid = int32(r.Share), r.Avoid
 	x.held = false
 }
+
+// isRetry says that the request waits among the retries.
+func (x *request) isRetry() bool { return x.share > 0 }
 
 // place gives the request its place for the first time.
 func (x *request) place(seq int64, since Time) {
