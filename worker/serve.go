@@ -12,7 +12,7 @@ import (
 )
 
 // Func runs one batch: it reads the inputs and writes the outputs in place.
-// An error, or a panic, fails the batch's requests with its text, and the
+// An error, or a panic, fails the batch as a whole (Batch.FailAll), and the
 // worker goes on. Single requests fail by Batch.Fail. The batch is completed
 // when Func returns.
 //

@@ -40,7 +40,7 @@ void rb_work_leave(rb_entry *e, rb_work *w)
 static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options *o)
 {
 	rb_put_string(w, "worker");
-	rb_put_map(w, 8);
+	rb_put_map(w, o->run_once ? 9 : 8);
 	rb_put_signature(w, l);
 	rb_put_string(w, "depth");
 	rb_put_int(w, o->depth ? o->depth : DEFAULT_DEPTH);
@@ -54,6 +54,10 @@ static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options
 	rb_put_int(w, o->pad_to);
 	rb_put_string(w, "gpu");
 	rb_put_string(w, o->gpu ? o->gpu : "");
+	if (o->run_once) {
+		rb_put_string(w, "run_once");
+		rb_put_true(w);
+	}
 }
 
 /* What a worker asks; with the UUID of the GPU whose memory it offers. */
@@ -198,7 +202,7 @@ int rb_worker_close(rb_worker id)
 	}
 	for (uint32_t i = 0; i < w->batches; i++)
 		if (w->batch[i]->in_use) {
-			rb_taken_fail_all(w->batch[i], why, text);
+			rb_taken_fail_all(w->batch[i], why, text, false);
 			rb_taken_complete(w->batch[i]);
 		}
 	rb_session_hang_up(&w->session);

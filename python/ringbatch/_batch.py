@@ -295,7 +295,7 @@ class Batch:
         self._raw.fail(i, error)
 
     def fail_all(self, error: BaseException | str) -> None:
-        """Ends every request that has not failed yet."""
+        """Says that the batch failed as a whole, as an exception does, but for the requests that have failed already."""
         self._raw.fail_all(error)
 
     def _put_in_place(self) -> None:
