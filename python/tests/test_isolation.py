@@ -109,7 +109,7 @@ def test_a_served_worker_that_begins_to_raise_is_replaced_and_fails_nobody(scrip
             crowd.wait_for(300)
             broken = workers_of(socket)[0]["pid"]
             script.with_name(f"broken-{broken}").touch()
-            eventually(lambda: len(now := {w["pid"] for w in workers_of(socket)}) == 2 and broken not in now or crowd.wrong)
+            eventually(lambda: (len(now := {w["pid"] for w in workers_of(socket)}) == 2 and broken not in now) or crowd.wrong)
             crowd.wait_for(300)
             told = rb.stats(socket=socket)["models"][0]
         assert told["workers_suspended"] == 1 and told["isolated"] > 0
