@@ -168,7 +168,7 @@ func (t *tally) count(err error, took, allowed time.Duration, poison status.Code
 	switch {
 	case errors.Is(err, testbed.ErrWrongBytes):
 		t.Wrong = append(t.Wrong, err.Error())
-	case poison == status.ErrFailed && errors.Is(err, poison) && err.Error() != errRaised.Error():
+	case poison == status.ErrFailed && errors.Is(err, poison) && err.Error() != errRaised.Error() && err.Error() != errBroken.Error():
 		t.Wrong = append(t.Wrong, "a poisonous request was told "+err.Error())
 	case poison != status.OK && errors.Is(err, poison):
 		t.Poisoned++

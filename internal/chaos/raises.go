@@ -11,15 +11,19 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// errRaised is what a worker's function says to a request that it raises for.
-var errRaised = errors.New("this input is poisonous")
+// What a worker's function says to a request that it raises for, and to every request
+// if the worker is broken.
+var (
+	errRaised = errors.New("this input is poisonous")
+	errBroken = errors.New("this worker is broken")
+)
 
 // raises fails a batch as a whole if the worker is broken, or if a request of the
 // batch makes its function raise.
 func (p *player) raises(b *worker.Batch, label string) bool {
 	err := error(nil)
 	if label == "raises" {
-		err = errors.New("this worker is broken")
+		err = errBroken
 	}
 	for i := range b.Rows() {
 		if worker.Row[int64](b.Input(0), i)[0] == cmdRaise && err == nil {
