@@ -76,7 +76,7 @@ func (s *stage) retryFailed(q mailed, p *mail, f *failure) bool {
 	info := r.slot(q.head)
 	if !r.has(q, p.batch) || info.state != running || r.board.Word(q.head).Generation() == q.gen {
 		f.excused = true
-		return false // it ended before, or has an answer of its own
+		return false // the request has ended, or the worker has answered it
 	}
 	t := r.troubleOf(q.head)
 	if f.by.hung && f.by.hungWith == p.batch {

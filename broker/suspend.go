@@ -28,7 +28,7 @@ const (
 	lastBackoff  = 30 * time.Second
 )
 
-// standing is what is known of a worker by the batches that it failed.
+// standing says how far a worker is trusted, by the batches that it failed.
 type standing struct {
 	strikes   int
 	doubted   bool // its last batch failed as a whole

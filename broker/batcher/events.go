@@ -103,7 +103,7 @@ func (b *Batcher) Requeue(now Time, r Request) {
 	x.deadline = min(r.Deadline, x.deadline)
 	x.timeout = Never
 	x.seq, x.since, x.base = x.firstSeq, x.firstSince, x.level
-	x.share, x.avoid = int32(r.Share), r.Avoid
+	x.retryAs(&r)
 	b.admit(now, r.ID, &r.Dims)
 }
 

@@ -40,10 +40,10 @@ type request struct {
 	shape     int32
 	batch     int32 // running: index in Batcher.batches; -1 if its worker is gone
 	client    ClientID
-	clientGen uint32 // differs from the client's once that client has left
-	share     int32  // of a retry: the most requests of its batch; 0: it is none
-	avoid     WorkerID
+	clientGen uint32   // differs from the client's once that client has left
+	avoid     WorkerID // of a retry
 
+	share uint16 // of a retry: the most requests of its batch; 0: it is none
 	state state
 	level uint8 // as asked for
 	base  uint8 // the list it waits in: its level, or the last one once delayed
@@ -60,8 +60,13 @@ func (x *request) describe(r *Request, clientGen uint32) {
 	x.clientGen = clientGen
 	x.level = uint8(r.Level)
 	x.base = uint8(r.Level)
-	x.share, x.avoid = int32(r.Share), r.Avoid
+	x.retryAs(r)
 	x.held = false
+}
+
+// retryAs makes the request a retry, if r says so.
+func (x *request) retryAs(r *Request) {
+	x.share, x.avoid = uint16(min(r.Share, math.MaxUint16)), r.Avoid
 }
 
 // isRetry says that the request waits among the retries.

@@ -34,8 +34,8 @@ func (b *Batcher) nextRetry() (first RequestID, w WorkerID) {
 	return first, w
 }
 
-// idleFor is the idle worker whose turn it is among those that may get retries
-// which avoid a worker. NoWorker: these retries wait for a busy one.
+// idleFor chooses the idle worker that gets the next retry which avoids a worker.
+// NoWorker: that retry waits for a busy worker.
 func (b *Batcher) idleFor(avoid WorkerID) WorkerID {
 	others, trusted := 0, 0
 	for i := range b.workers {
@@ -62,11 +62,11 @@ func (b *Batcher) dispatchRetry(w WorkerID, first RequestID, now Time) {
 	s := b.requests[first].shape
 	dims := b.shapes.shapes[s].dims
 	slot, x := b.newBatch()
-	before, rows, most := len(b.ids), int32(0), b.requests[first].share
+	before, rows, most := len(b.ids), int32(0), int(b.requests[first].share)
 	for id := first; id != none; {
 		r := &b.requests[id]
-		n := int32(len(b.ids) - before)
-		most = min(most, r.share)
+		n := len(b.ids) - before
+		most = min(most, int(r.share))
 		if n > 0 && (r.shape != s || n >= most || int(rows+r.rows) > b.settings.MaxBatchSize) {
 			break
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// What a worker's function says to a request that it raises for, and to every request
-// if the worker is broken.
+// A worker's function says the first to a poisonous request. A broken worker says the
+// second to every request.
 var (
 	errRaised = errors.New("this input is poisonous")
 	errBroken = errors.New("this worker is broken")
