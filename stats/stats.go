@@ -231,7 +231,7 @@ type Worker struct {
 	Name     string  `json:"name"`
 	Pid      int     `json:"pid"`
 	GPU      string  `json:"gpu,omitempty"`
-	State    string  `json:"state"` // idle, busy, spare, dying, quarantined
+	State    string  `json:"state"` // idle, busy, spare, suspended, dying, quarantined
 	SinceS   float64 `json:"since_s"`
 	InFlight int     `json:"in_flight"` // batches
 	Batches  uint64  `json:"batches"`

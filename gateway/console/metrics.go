@@ -171,7 +171,7 @@ func collectModel(ch chan<- prometheus.Metric, put func(m *metric, value float64
 	if goal, err := policy.ParseDuration(m.Policy["latency_goal"]); err == nil && goal > 0 {
 		put(latencyGoal, goal.Seconds(), m.Name)
 	}
-	states := map[string]int{"idle": 0, "busy": 0, "dying": 0, "quarantined": 0}
+	states := map[string]int{"idle": 0, "busy": 0, "suspended": 0, "dying": 0, "quarantined": 0}
 	for _, w := range m.Workers {
 		states[w.State]++
 	}

@@ -34,6 +34,35 @@ def run(batch):
 run.run(wait=60) if sys.argv[1:] else rb.serve(run, processes=2)
 """
 
+PIPELINE = """
+import ringbatch as rb
+
+@rb.worker("add", inputs={"x": ("int64", ())}, outputs={"a": ("int64", ())}, max_batch_size=16, wait_time=0.02)
+def add(batch):
+    return batch.inputs["x"] + 1
+
+@rb.worker("double", inputs={"a": ("int64", ())}, outputs={"y": ("int64", ())}, max_batch_size=16, wait_time=0.02)
+def double(batch):
+    if (batch.inputs["a"] == 14).any():
+        raise ValueError("fourteen")
+    return batch.inputs["a"] * 2
+
+rb.pipeline("two", [add, double], processes=[1, 2])
+"""
+
+MORTAL = """
+import os, sys
+import ringbatch as rb
+
+@rb.worker("mortal", inputs={"x": ("float32", ())}, outputs={"y": ("float32", ())}, max_batch_size=1, run_once=True)
+def mortal(batch):
+    with open(sys.argv[1], "a") as f:
+        f.write("run\\n")
+    os._exit(3)
+
+mortal.run(wait=60)
+"""
+
 
 def workers_of(socket: str) -> list[dict]:
     return rb.stats(socket=socket)["models"][0]["workers"]
@@ -155,10 +184,45 @@ def test_only_the_poison_fails_and_no_worker_is_suspended(script):
         end(p)
 
 
+def test_a_stage_runs_the_neighbours_of_poison_again(tmp_path):
+    tmp_path.chmod(0o700)
+    script, socket = tmp_path / "server.py", str(tmp_path / "b.sock")
+    script.write_text(PIPELINE)
+    p = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "RINGBATCH_SOCKET": socket}, stderr=subprocess.DEVNULL)
+    try:
+        with rb.connect("two", socket=socket, wait=60, window=16) as m:
+            futures = [m.submit(np.int64(i)) for i in range(16)]
+            for i, f in enumerate(futures):
+                if i == 13:
+                    with pytest.raises(rb.Failed, match="ValueError: fourteen"):
+                        f.result(60)
+                else:
+                    assert f.result(60) == 2 * (i + 1)
+        told = {m["name"]: m for m in rb.stats(socket=socket)["models"]}
+        assert told["two/double"]["isolated"] > 0 and told["two/add"]["isolated"] == 0
+    finally:
+        end(p)
+
+
+def test_a_request_of_a_run_once_worker_that_dies_is_not_run_again(socket, tmp_path):
+    script, runs = tmp_path / "server.py", tmp_path / "runs"
+    script.write_text(MORTAL)
+    with open(runs, "w"):
+        workers = [subprocess.Popen([sys.executable, str(script), str(runs)], env={**os.environ, "RINGBATCH_SOCKET": socket}) for _ in range(2)]
+    try:
+        with rb.connect("mortal", socket=socket, wait=60) as m, pytest.raises(rb.WorkerDied):
+            m(np.float32(1))
+        assert runs.read_text() == "run\n"
+    finally:
+        for p in workers:
+            p.kill()
+            p.wait(60)
+
+
 def test_run_once_fails_the_whole_batch_at_once(socket):
     runs = []
 
-    @rb.worker("once", inputs={"x": ("float32", ())}, outputs={"y": ("float32", ())}, max_batch_size=4, wait_time=60, run_once=True)
+    @rb.worker("once", inputs={"x": ("float32", ())}, outputs={"y": ("float32", ())}, max_batch_size=4, wait_time=0.05, run_once=True)
     def once(batch):
         runs.append(batch.rows)
         raise ValueError("not again")
