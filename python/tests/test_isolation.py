@@ -188,9 +188,14 @@ def test_a_stage_runs_the_neighbours_of_poison_again(tmp_path):
     tmp_path.chmod(0o700)
     script, socket = tmp_path / "server.py", str(tmp_path / "b.sock")
     script.write_text(PIPELINE)
+
+    def lines() -> dict:
+        return {m["name"]: m for m in rb.stats(socket=socket)["models"]}
+
     p = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "RINGBATCH_SOCKET": socket}, stderr=subprocess.DEVNULL)
     try:
         with rb.connect("two", socket=socket, wait=60, window=16) as m:
+            eventually(lambda: len(lines()["two/double"]["workers"]) == 2)
             futures = [m.submit(np.int64(i)) for i in range(16)]
             for i, f in enumerate(futures):
                 if i == 13:
@@ -198,7 +203,7 @@ def test_a_stage_runs_the_neighbours_of_poison_again(tmp_path):
                         f.result(60)
                 else:
                     assert f.result(60) == 2 * (i + 1)
-        told = {m["name"]: m for m in rb.stats(socket=socket)["models"]}
+        told = lines()
         assert told["two/double"]["isolated"] > 0 and told["two/add"]["isolated"] == 0
     finally:
         end(p)
