@@ -34,7 +34,9 @@ func playMild(seed int64, workers int, poison float64, play func(*world)) (failu
 		}
 	}()
 	h.mild, h.poison = true, poison
-	s, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(24), policy.MaxBatchSize(1+h.rng.IntN(6)), policy.WaitTime(time.Duration(h.rng.IntN(500))*time.Microsecond), policy.PreserveOrder(h.chance(0.2)))})
+	wait := time.Duration(h.rng.IntN(500)) * time.Microsecond
+	s, err := h.add(ModelConfig{Policy: policy.New(policy.Slots(24), policy.MaxBatchSize(1+h.rng.IntN(6)), policy.WaitTime(wait),
+		policy.PreserveOrder(h.chance(0.2)))})
 	if err != nil {
 		return err.Error()
 	}

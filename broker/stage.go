@@ -62,7 +62,8 @@ type stage struct {
 func newStage(r *ring, p *stagePlan, b *batcher.Batcher) *stage {
 	settings := p.settings
 	s := &stage{
-		ring: r, log: r.log, cfg: p.cfg, cfgName: p.cfg.Name, layout: p.layout, dims: p.dims, most: settings.MaxBatchSize, settings: settings, batcher: b, timer: -1, wake: never, runningDeadline: never, leaseEnd: never, resumeAt: never, since: time.Now(),
+		ring: r, log: r.log, cfg: p.cfg, cfgName: p.cfg.Name, layout: p.layout, dims: p.dims, most: settings.MaxBatchSize, settings: settings,
+		batcher: b, timer: -1, wake: never, runningDeadline: never, leaseEnd: never, resumeAt: never, since: time.Now(),
 	}
 	s.inForce.Store(&settings)
 	s.stats.init(settings.MaxBatchSize)

@@ -86,7 +86,8 @@ func (s *stage) suspend(w *workerSession) {
 	s.stats.suspended++
 	s.describeAgain(w)
 	replaced := s.loop.outside.workerFailed(w.pid)
-	s.log.Warn("worker suspended: it failed batches that other workers ran", "worker", w.label(), "pid", w.pid, "replaced", replaced, "backoff", backoff)
+	s.log.Warn("worker suspended: it failed batches that other workers ran",
+		"worker", w.label(), "pid", w.pid, "replaced", replaced, "backoff", backoff)
 	s.note("worker suspended", w)
 }
 

@@ -125,7 +125,8 @@ func (s *script) change(o options) (policy.Settings, error) {
 }
 
 func describedWorker(name string, o options) Worker {
-	w := Worker{ID: workerID(name), Weight: o.int("weight"), Lanes: o.int("lanes"), Depth: o.int("depth"), Paused: o.has("paused"), Doubted: o.has("doubted")}
+	w := Worker{ID: workerID(name), Weight: o.int("weight"), Lanes: o.int("lanes"), Depth: o.int("depth")}
+	w.Paused, w.Doubted = o.has("paused"), o.has("doubted")
 	switch {
 	case o["pad"] == "preferred":
 		w.Pad = PadPreferred

@@ -482,6 +482,9 @@ int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t byt
 
 int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text) { WITH(batch, fail_one(b, i, RB_ERR_FAILED, text)); }
 int rb_batch_fail_as(rb_batch *batch, uint32_t i, int as, const char *text) { WITH(batch, fail_one(b, i, as, text)); }
-int rb_batch_fail_all(rb_batch *batch, const char *text) { WITH(batch, (rb_taken_fail_all(b, RB_ERR_FAILED, text, b->worker->session.isolates), RB_OK)); }
+int rb_batch_fail_all(rb_batch *batch, const char *text)
+{
+	WITH(batch, (rb_taken_fail_all(b, RB_ERR_FAILED, text, b->worker->session.isolates), RB_OK));
+}
 int rb_batch_waiting(const rb_batch *batch, uint32_t i) { WITH(batch, waiting(b, i)); }
 int rb_batch_complete(rb_batch *batch) { WITH(batch, (rb_taken_complete(b), RB_OK)); }

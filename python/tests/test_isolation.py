@@ -212,8 +212,8 @@ def test_a_stage_runs_the_neighbours_of_poison_again(tmp_path):
 def test_a_request_of_a_run_once_worker_that_dies_is_not_run_again(socket, tmp_path):
     script, runs = tmp_path / "server.py", tmp_path / "runs"
     script.write_text(MORTAL)
-    with open(runs, "w"):
-        workers = [subprocess.Popen([sys.executable, str(script), str(runs)], env={**os.environ, "RINGBATCH_SOCKET": socket}) for _ in range(2)]
+    env = {**os.environ, "RINGBATCH_SOCKET": socket}
+    workers = [subprocess.Popen([sys.executable, str(script), str(runs)], env=env) for _ in range(2)]
     try:
         with rb.connect("mortal", socket=socket, wait=60) as m, pytest.raises(rb.WorkerDied):
             m(np.float32(1))
