@@ -361,7 +361,7 @@ func (s *world) attachWorker() {
 		s.fail("attach worker: %v", err)
 	}
 	w := &simWorker{s: s, name: name, sess: sess, box: shm.NewMailbox(sess.seg, depth, s.r.layout.MaxBatch),
-		done: shm.Producer[shm.Done]{Ring: shm.DoneRing(sess.seg, depth)},
+		done:       shm.Producer[shm.Done]{Ring: shm.DoneRing(sess.seg, depth)},
 		unkillable: s.faulty() && s.chance(0.2), garbage: s.faulty() && s.chance(0.05)}
 	s.workers = append(s.workers, w)
 	s.note("%s attaches, depth %d", name, depth)
