@@ -240,6 +240,7 @@ func (a *attachment) begin(p *peer, c *clientSession, s *stage, req *control.Req
 			return err
 		}
 		info.Depth, info.WorkerID, info.HandsOn = w.depth, uint32(w.id), s.next != nil
+		info.Isolates = !req.Worker.RunOnce
 		a.left = func(why string) { s.workerLost(w, why) }
 		a.worker = w
 	}

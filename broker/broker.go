@@ -308,6 +308,8 @@ func (b *Broker) dropDevices() {
 	}
 }
 
+func (b *Broker) workerFailed(pid int) (replaced bool) { return b.super.Replace(pid) }
+
 func (b *Broker) promoted(spare, lost int) { b.super.Promoted(spare, lost) }
 
 // release gives everything back: nothing of a broker outlives it. Its loops

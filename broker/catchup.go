@@ -146,8 +146,12 @@ func (s *stage) finish(w *workerSession, d *shm.Done) error {
 		s.setMails(w, append(w.mails[:i], w.mails[i+1:]...))
 		started := min(max(d.Started, p.posted), s.loop.now)
 		finished := min(max(d.Finished, started), s.loop.now)
+		var failed *failure
+		if d.Whole != 0 {
+			failed = &failure{by: w}
+		}
 		for _, q := range p.requests {
-			if !s.finishRequest(q, p.batch, started, finished) {
+			if failed != nil && s.retryFailed(q, p, failed) || !s.finishRequest(q, p.batch, started, finished) {
 				p.unanswered++
 			}
 		}
@@ -157,6 +161,7 @@ func (s *stage) finish(w *workerSession, d *shm.Done) error {
 		if i == 0 && len(w.mails) > 0 {
 			w.mails[0].begun = max(w.mails[0].begun, finished)
 		}
+		s.batchEnded(w, failed != nil, p.unanswered < len(p.requests))
 		w.batches++
 		w.computed += time.Duration(finished - started)
 		s.stats.seconds.computed(started, finished)
@@ -225,8 +230,9 @@ func (s *stage) handOn(head uint32, started, finished int64) {
 	r, n := s.ring, s.next
 	info := r.slot(head)
 	s.finished(info, status.OK, started, finished, true)
+	r.settleTrouble(head, status.OK)
 	r.setState(head, queued)
-	info.stage, info.worker, info.attempts, info.hangs, info.arrived = n, nil, 0, 0, s.loop.now
+	info.stage, info.worker, info.arrived = n, nil, s.loop.now
 	n.touch()
 	if code := n.take(info); code != status.OK {
 		r.end(head, code, "", false)

@@ -234,7 +234,7 @@ func (r *ring) enter(c *clientSession, e *shm.Commit) {
 			s.recorder.readBefore(c, e)
 		}
 	}
-	info.gen, info.commit, info.client, info.stage, info.attempts, info.hangs = e.Gen, *e, c, r.stages[0], 0, 0
+	info.gen, info.commit, info.client, info.stage = e.Gen, *e, c, r.stages[0]
 	info.commit.Rows = r.rowsOf(e)
 	if int32(e.Gen-c.latest) > 0 {
 		c.latest = e.Gen

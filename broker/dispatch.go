@@ -15,6 +15,7 @@ func (s *stage) decide() {
 	for {
 		s.catchUp()
 		s.expireRunning()
+		s.resumeSuspended()
 		d := s.batcher.Decide(batcher.Time(s.loop.now))
 		for i := range d.Ended {
 			s.endQueued(&d.Ended[i])

@@ -67,6 +67,8 @@ type outside interface {
 	// withBatch: one that it had begun; replace: a spare may take its place
 	workerLeft(pid int, withBatch, last bool) (replace bool)
 	promoted(spare, lost int) // pids
+	// workerFailed: a worker fails what others run; replaced: it is ended and started again
+	workerFailed(pid int) (replaced bool)
 }
 
 func newLoop(number int, out outside) (*loop, error) {

@@ -311,6 +311,8 @@ func (m *model) sum(whole stats.Model, stages []stats.Model) stats.Model {
 		whole.QueueLength += s.QueueLength
 		whole.QueueRows += s.QueueRows
 		whole.Requeued += s.Requeued
+		whole.Isolated += s.Isolated
+		whole.WorkersSuspended += s.WorkersSuspended
 		whole.WorkersAttached += s.WorkersAttached
 		whole.WorkersLost += s.WorkersLost
 		whole.WorkersHung += s.WorkersHung

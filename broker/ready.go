@@ -74,6 +74,8 @@ func (s *stage) unfit(w *workerSession) string {
 		return "outlived its lease and cannot be killed"
 	case w.dying || w.broken || w.hungUp || w.verdict > 0:
 		return "is being replaced"
+	case w.suspended:
+		return "failed batches that other workers ran"
 	case len(w.mails) == 0:
 		return ""
 	}

@@ -116,7 +116,7 @@ func (s *stage) recover(w *workerSession) {
 		return
 	}
 	s.log.Warn("worker is back from quarantine", "worker", w.label(), "pid", w.pid)
-	s.batcher.WorkerReady(w.desc)
+	s.describeAgain(w)
 }
 
 // workerDied is called when the kernel says that the process is dead.
@@ -169,7 +169,7 @@ func (s *stage) promote(lost *workerSession) {
 	for _, w := range s.workers {
 		if w != nil && w.reserve && !w.dying && !w.broken && !w.hungUp {
 			w.reserve = false
-			s.batcher.WorkerReady(w.desc)
+			s.describeAgain(w)
 			s.loop.outside.promoted(w.pid, lost.pid)
 			s.log.Info("a spare takes its place", "worker", w.label(), "id", w.id, "pid", w.pid)
 			return
@@ -201,16 +201,18 @@ func (s *stage) orphan(q mailed, p *mail, taken, hung bool) int {
 		s.ring.free(q.head)
 		return 0
 	}
+	t := s.ring.troubleOf(q.head)
 	if taken {
-		info.attempts++
+		t.attempts++
+		t.share, t.by = 1, nil
 	}
 	if hung {
-		info.hangs++
+		t.hangs++
 	}
-	if int(info.attempts) >= s.settings.MaxAttempts || info.hangs >= maxHangs {
-		reason := fmt.Sprintf("%d workers died running this request", info.attempts)
-		if info.hangs >= maxHangs {
-			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v", info.hangs, s.settings.Lease)
+	if t.attempts >= s.settings.MaxAttempts || t.hangs >= maxHangs || taken && info.worker.info.RunOnce {
+		reason := fmt.Sprintf("%d workers died running this request", t.attempts)
+		if t.hangs >= maxHangs {
+			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v", t.hangs, s.settings.Lease)
 		}
 		s.batcher.Ended(id)
 		s.ring.end(q.head, status.ErrWorkerDied, reason, false)
@@ -218,8 +220,6 @@ func (s *stage) orphan(q mailed, p *mail, taken, hung bool) int {
 		return 0
 	}
 	s.stats.requeued++
-	s.ring.setState(q.head, queued)
-	info.worker = nil
-	s.batcher.Requeue(batcher.Time(s.loop.now), s.request(info))
+	s.requeue(q.head)
 	return 1
 }

@@ -28,16 +28,17 @@ type ring struct {
 	device  deviceMemory
 	closed  bool
 
-	books   [][]slotInfo     // in chunks, made when a slot of them is leased; see slot
-	base    uint32           // generation from which the next client's slots start: later than any that a former one used
-	unread  []*clientSession // those whose turn comes, in this order
-	inLine  bool             // on its loop's list of rings to visit
-	windows windows
-	leased  map[int]int // slots, by user
-	limits  Limits
-	clients map[*clientSession]struct{}
-	held    int    // requests that ended while a worker had them
-	rows    [4]int // slots, by their state
+	books    [][]slotInfo     // in chunks, made when a slot of them is leased; see slot
+	base     uint32           // generation from which the next client's slots start: later than any that a former one used
+	unread   []*clientSession // those whose turn comes, in this order
+	inLine   bool             // on its loop's list of rings to visit
+	windows  windows
+	leased   map[int]int // slots, by user
+	limits   Limits
+	clients  map[*clientSession]struct{}
+	troubles map[uint32]*trouble // by first slot: requests that are run again
+	held     int                 // requests that ended while a worker had them
+	rows     [4]int              // slots, by their state
 
 	clearing sync.WaitGroup // windows that are cleared before they are free
 
@@ -58,7 +59,7 @@ func newRing(name string, layout *shm.Layout, memory shm.Memory, epoch uint64, l
 	r := &ring{
 		log: log, memory: memory, epoch: epoch, layout: layout, boardRO: -1, device: deviceMemory{fd: -1},
 		books: make([][]slotInfo, (layout.Slots+chunkSlots-1)/chunkSlots), windows: newWindows(layout.Slots), clients: map[*clientSession]struct{}{},
-		leased: map[int]int{}, limits: Limits{UserShare: 100},
+		leased: map[int]int{}, troubles: map[uint32]*trouble{}, limits: Limits{UserShare: 100},
 	}
 	r.rows[idle] = layout.Slots
 	var err error

@@ -13,7 +13,7 @@ import (
 // shared memory are wishes; this says whether they are legal.
 //
 //	        commit           dispatch           done
-//	idle ────────────► queued ──────► running ──────► idle, or queued at the next stage
+//	idle ────────────► queued ──────► running ──────► idle, or queued: at the next stage, or to run again
 //	 ▲                   │               │ expire, cancel, client left
 //	 └── cancel, expire ─┘               ▼
 //	                                   held ── done, or the worker's death ──► idle
@@ -36,8 +36,7 @@ func (s slotState) String() string { return [...]string{"idle", "queued", "runni
 // the cache.
 type slotInfo struct {
 	state    slotState
-	attempts uint8  // workers that its request was given to and that died of it; max_attempts is at most 100
-	hangs    uint8  // those of them that outlived their lease with it
+	troubled bool   // its request is run again; see ring.troubles
 	unserved bool   // the reason on the board is ours, and of the request before
 	head     uint32 // first slot of the request that this slot is part of; not for idle
 	gen      uint32 // generation of the last accepted commit that began here
@@ -108,6 +107,13 @@ func (r *ring) rowsOf(e *shm.Commit) uint32 {
 func (r *ring) free(head uint32) {
 	info := r.slot(head)
 	c := info.client
+	if info.troubled {
+		code := status.ErrCanceled // unless the board says more
+		if w := r.board.Word(head); w.Generation() == info.gen {
+			code = w.Status()
+		}
+		r.settleTrouble(head, code)
+	}
 	if info.state == held {
 		r.held--
 	}
@@ -116,7 +122,7 @@ func (r *ring) free(head uint32) {
 	for s := head; s < head+info.commit.Rows; s++ {
 		r.slot(s).state = idle
 	}
-	info.stage, info.worker, info.client, info.attempts = nil, nil, nil, 0
+	info.stage, info.worker, info.client = nil, nil, nil
 	c.busy--
 	r.returnIfDone(c)
 }

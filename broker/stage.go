@@ -50,6 +50,7 @@ type stage struct {
 	wake            int64 // when the batcher wants to be asked again
 	runningDeadline int64 // not later than the earliest deadline of a running request
 	leaseEnd        int64 // not later than the earliest end of a lease
+	resumeAt        int64 // not later than the earliest end of a back-off of a suspended worker
 
 	since  time.Time
 	stats  stageStats
@@ -61,7 +62,8 @@ type stage struct {
 func newStage(r *ring, p *stagePlan, b *batcher.Batcher) *stage {
 	settings := p.settings
 	s := &stage{
-		ring: r, log: r.log, cfg: p.cfg, cfgName: p.cfg.Name, layout: p.layout, dims: p.dims, most: settings.MaxBatchSize, settings: settings, batcher: b, timer: -1, wake: never, runningDeadline: never, leaseEnd: never, since: time.Now(),
+		ring: r, log: r.log, cfg: p.cfg, cfgName: p.cfg.Name, layout: p.layout, dims: p.dims, most: settings.MaxBatchSize, settings: settings,
+		batcher: b, timer: -1, wake: never, runningDeadline: never, leaseEnd: never, resumeAt: never, since: time.Now(),
 	}
 	s.inForce.Store(&settings)
 	s.stats.init(settings.MaxBatchSize)
@@ -96,7 +98,7 @@ func (s *stage) touch() {
 // settled tells the loop what it has to know of a stage that has decided.
 func (s *stage) settled() {
 	s.dirty = false
-	s.loop.timers.set(s, min(s.wake, s.runningDeadline, s.leaseEnd))
+	s.loop.timers.set(s, min(s.wake, s.runningDeadline, s.leaseEnd, s.resumeAt))
 	if active := s.batcher.Queued() > 0 || len(s.busy) > 0; active != s.active {
 		s.active = active
 		if active {
@@ -211,10 +213,15 @@ func (s *stage) request(info *slotInfo) batcher.Request {
 	if s.settings.Ragged {
 		dims = batcher.Dims{} // all sizes are one shape
 	}
-	return batcher.Request{
+	q := batcher.Request{
 		ID: batcher.RequestID(info.head), Client: batcher.ClientID(info.client.first), Rows: int(info.commit.Rows), Level: int(info.commit.Level),
-		Arrived: batcher.Time(info.arrived), Deadline: deadlineOf(&info.commit), Dims: dims, Alone: info.attempts > 0,
+		Arrived: batcher.Time(info.arrived), Deadline: deadlineOf(&info.commit), Dims: dims,
 	}
+	if info.troubled {
+		t := s.ring.troubles[info.head]
+		q.Share, q.Avoid = t.share, t.avoid()
+	}
+	return q
 }
 
 // sizes are those of the variable dimensions of the stage's inputs.

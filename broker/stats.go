@@ -21,6 +21,7 @@ import (
 // deaths and the seconds' lists.
 type stageStats struct {
 	requests, requeued, batches, rows uint64
+	isolated, suspended               uint64
 	attached, lost, hung, offenders   uint64
 	byStatus                          [64]uint64
 	sizes                             []uint64 // by rows
@@ -251,6 +252,7 @@ func (s *stage) lookDone(w *workerSession, v *view) (batches int) {
 func (v *view) model() stats.Model {
 	out, st := v.out, &v.stats
 	out.Requests, out.Requeued, out.Batches, out.Rows = st.requests, st.requeued, st.batches, st.rows
+	out.Isolated, out.WorkersSuspended = st.isolated, st.suspended
 	out.WorkersAttached, out.WorkersLost, out.WorkersHung, out.Offenders = st.attached, st.lost, st.hung, st.offenders
 	out.Policy = v.settings.Policy(v.inputs)
 	out.ReadyWorkers, out.NotReady = judge(v.workers)
@@ -287,6 +289,8 @@ func (w *workerSession) snapshot(inFlight int) stats.Worker {
 		state = "quarantined"
 	case w.dying || w.verdict > 0:
 		state = "dying"
+	case w.suspended:
+		state = "suspended"
 	case inFlight > 0:
 		state = "busy"
 	case w.reserve:

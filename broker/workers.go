@@ -39,6 +39,7 @@ type workerSession struct {
 	forgiven    bool   // the broker was not there when its time to turn out dead ended
 	gone        bool
 	reserve     bool // a spare: gets no batches until it is promoted
+	standing         // suspend.go
 
 	batches  uint64
 	computed time.Duration
@@ -94,13 +95,24 @@ func (s *stage) setMails(w *workerSession, mails []*mail) {
 // has no use for batches in advance.
 func (s *stage) followLanes(w *workerSession) {
 	lanes := min(int(w.box.Lanes.Load()), w.info.Depth)
-	if lanes <= 0 || w.desc.Lanes == lanes && w.desc.Depth == lanes || w.dying || w.quarantined || w.gone {
+	if lanes <= 0 || w.desc.Lanes == lanes && w.desc.Depth == lanes {
 		return
 	}
 	w.desc.Lanes, w.desc.Depth = lanes, lanes
-	if !w.reserve {
-		s.batcher.WorkerReady(w.desc)
+	s.describeAgain(w)
+}
+
+// describeAgain tells the batcher what a worker that gets batches is like now.
+func (s *stage) describeAgain(w *workerSession) {
+	if w.reserve || w.forgotten() || w.gone {
+		return
 	}
+	d := w.desc
+	d.Paused, d.Doubted = w.suspended, w.doubted
+	if w.probation {
+		d.Lanes, d.Depth = 1, 1
+	}
+	s.batcher.WorkerReady(d)
 }
 
 // describe checks what a worker says about itself.
@@ -158,9 +170,7 @@ func (s *stage) attachWorker(p *peer, info control.WorkerInfo, desc batcher.Work
 	w.id = batcher.WorkerID(i)
 	desc.ID = w.id
 	w.desc = desc
-	if !w.reserve {
-		s.batcher.WorkerReady(desc)
-	}
+	s.describeAgain(w)
 	s.stats.attached++
 	s.touch()
 	s.note("worker attached", w)

@@ -28,6 +28,7 @@ type simWorker struct {
 	hungUp     bool // it works on, and nobody hears of it but by its ring
 	dead       bool
 	garbage    bool
+	raises     bool             // it fails every batch as a whole
 	lied       bool             // it broke a rule that must cost it its connection
 	finished   map[uint64]int64 // when it was done with a batch
 }
@@ -38,6 +39,24 @@ type simFate struct {
 	deaths int  // workers that died with it
 	hangs  int  // those of them that had it for longer than their lease
 	left   bool // a worker was done with it and never answered
+	// Batches that failed as a whole with it, the most requests of its next one (0: no
+	// limit), and the workers that failed it by itself.
+	failures int
+	share    int
+	alone    []*simWorker
+}
+
+// maxFailures is how often a request may fail with its batch: as one of 6, 3, 1, and
+// then once more on another worker.
+const maxFailures = 4
+
+// mayFail says whether that its batch failed may be the request's answer. A healthy
+// worker, of which a mild world has one, must have had it by itself.
+func (f *simFate) mayFail(mild bool) bool {
+	if mild {
+		return f.poison == raising && len(f.alone) > 0
+	}
+	return len(f.alone) > 0 || f.hangs >= maxHangs
 }
 
 // simPoison is what a request does to its workers.
@@ -47,7 +66,15 @@ const (
 	harmless simPoison = iota
 	deadly
 	hanging
+	raising
 )
+
+func (s *host) somePoison() simPoison {
+	if s.mild {
+		return raising
+	}
+	return simPoison(1 + s.rng.IntN(3))
+}
 
 func (w *simWorker) fate(q *shm.MailRequest) *simFate { return w.fateOf(mailed{q.Slot, q.Gen}) }
 
@@ -61,7 +88,9 @@ func (w *simWorker) fateOf(q mailed) *simFate {
 }
 
 // givenUp says that it must get no batches any more, or not for now.
-func (w *simWorker) givenUp() bool { return w.sess.gone || w.sess.hungUp || w.sess.forgotten() }
+func (w *simWorker) givenUp() bool {
+	return w.sess.gone || w.sess.hungUp || w.sess.suspended || w.sess.forgotten()
+}
 
 // mayBeKilled checks that a worker which is killed for its lease has had it.
 func (w *simWorker) mayBeKilled() {
@@ -95,8 +124,10 @@ func (w *simWorker) mayBeKilled() {
 // simBatch is a batch on its way through a worker:
 //
 //	taken → outputs written → word, word, bell … → done
+//	                        → texts → done, as a whole
 type simBatch struct {
 	id    uint64
+	size  int // requests of its mail
 	reqs  []shm.MailRequest
 	wrote int
 	ended int
@@ -115,19 +146,22 @@ func (w *simWorker) act() {
 		w.die("is killed")
 	case s.calm && w.sess.broken: // not even its owner wants it any more
 		w.die("is killed by its owner")
-	case !s.calm && k < 1:
+	case s.faulty() && k < 1:
 		w.die("dies")
-	case !s.calm && k < 2 && !w.closing:
+	case s.faulty() && k < 2 && !w.closing:
 		w.stopped = s.now + s.rng.Int64N(int64(60*time.Millisecond))
 		s.note("%s is stopped for %d µs", w.name, (w.stopped-s.now)/1000)
-	case !s.calm && k < 3 && !w.killed:
+	case s.faulty() && k < 3 && !w.killed:
 		s.note("%s is closing", w.name)
 		w.closing = true
-	case !s.calm && k < 4 && len(w.batches) > 0 && !w.hungUp && !w.killed:
+	case s.faulty() && k < 4 && len(w.batches) > 0 && !w.hungUp && !w.killed:
 		s.note("%s hangs up and works on", w.name)
 		w.hungUp, w.closing = true, true
 		s.tell(w.name+" hangs up", func() { s.st.workerLost(w.sess, "simulated") })
-	case !s.calm && w.garbage && k < 7:
+	case s.faulty() && k < 5 && !w.garbage && !w.raises:
+		s.note("%s begins to raise", w.name)
+		w.raises = true
+	case s.faulty() && w.garbage && k < 7:
 		w.scribble()
 	case len(w.batches) > 0 && (k < 150 || w.closing):
 		w.work()
@@ -147,7 +181,9 @@ func (w *simWorker) die(how string) {
 	w.dead = true
 	for _, b := range w.batches {
 		for i := range b.reqs {
-			w.fate(&b.reqs[i]).deaths++
+			f := w.fate(&b.reqs[i])
+			f.deaths++
+			f.share = 1
 		}
 	}
 	if w.s.chance(0.5) {
@@ -172,8 +208,11 @@ func (w *simWorker) take() {
 	mail, reqs := w.box.At(w.next)
 	w.next++
 	w.box.Taken.Store(w.next)
-	b := &simBatch{id: mail.Batch}
+	b := &simBatch{id: mail.Batch, size: int(mail.Requests)}
 	for _, q := range reqs[:mail.Requests] {
+		if f := w.fate(&q); f.share > 0 && b.size > f.share {
+			w.s.fail("%s gets slot %d generation %d in a batch of %d, %d are the most", w.name, q.Slot, q.Gen, b.size, f.share)
+		}
 		w.s.used[q.Slot] = q.Gen
 		if word := w.s.r.board.Word(q.Slot); int32(q.Gen-word.Generation()) > 0 {
 			b.reqs = append(b.reqs, q)
@@ -195,16 +234,19 @@ func (w *simWorker) work() {
 		}
 		w.write(&b.reqs[b.wrote])
 		b.wrote++
+	case b.ended == 0 && w.raisesAt(b):
+		w.batches = append(w.batches[:at], w.batches[at+1:]...)
+		w.raise(b)
 	case b.ended < len(b.reqs):
 		q := &b.reqs[b.ended]
-		if b.ended++; !s.calm && w.garbage && s.chance(0.1) {
+		if b.ended++; s.faulty() && w.garbage && s.chance(0.1) {
 			s.note("%s leaves slot %d generation %d unanswered", w.name, q.Slot, q.Gen)
 			w.fate(q).left = true
 		} else {
 			won := s.r.board.End(q.Slot, q.Gen, status.OK, false)
 			s.note("%s ends slot %d generation %d: %v", w.name, q.Slot, q.Gen, won)
 		}
-		if !s.calm && s.chance(0.02) {
+		if s.faulty() && s.chance(0.02) {
 			w.die("dies between word and bell")
 			return
 		}
@@ -213,21 +255,55 @@ func (w *simWorker) work() {
 		}
 	default:
 		w.batches = append(w.batches[:at], w.batches[at+1:]...)
-		if w.finished == nil {
-			w.finished = map[uint64]int64{}
-		}
-		w.finished[b.id] = s.now
-		ring, full := w.done.Push(&shm.Done{Batch: b.id, Started: s.now - 1000, Finished: s.now})
-		if full && !w.garbage {
-			s.fail("%s: done ring is full", w.name)
-		}
-		s.note("%s is done with batch %d, ring %v", w.name, b.id, ring)
-		if !s.calm && s.chance(0.02) {
-			w.die("dies between done and bell")
-			return
-		}
-		w.ring(ring)
+		w.finish(&shm.Done{Batch: b.id, Started: s.now - 1000, Finished: s.now})
 	}
+}
+
+// finish tells the broker that a batch is done.
+func (w *simWorker) finish(done *shm.Done) {
+	s := w.s
+	if w.finished == nil {
+		w.finished = map[uint64]int64{}
+	}
+	w.finished[done.Batch] = s.now
+	ring, full := w.done.Push(done)
+	if full && !w.garbage {
+		s.fail("%s: done ring is full", w.name)
+	}
+	s.note("%s is done with batch %d, ring %v, failed as a whole %d", w.name, done.Batch, ring, done.Whole)
+	if s.faulty() && s.chance(0.02) {
+		w.die("dies between done and bell")
+		return
+	}
+	w.ring(ring || done.Whole != 0)
+}
+
+// raisesAt says whether the worker's function raises for a batch.
+func (w *simWorker) raisesAt(b *simBatch) bool {
+	raises := w.raises
+	for i := range b.reqs {
+		raises = raises || w.fate(&b.reqs[i]).poison == raising
+	}
+	return raises && !w.garbage && len(b.reqs) > 0
+}
+
+// raise fails a batch as a whole.
+func (w *simWorker) raise(b *simBatch) {
+	for i := range b.reqs {
+		q := &b.reqs[i]
+		if word := w.s.r.board.Word(q.Slot); int32(q.Gen-word.Generation()) <= 0 {
+			continue
+		}
+		w.s.r.board.SetReason(q.Slot, "it raised")
+		f := w.fate(q)
+		if f.failures++; f.failures > maxFailures {
+			w.s.fail("slot %d generation %d was run %d times", q.Slot, q.Gen, f.failures)
+		}
+		if f.share = max(1, b.size/2); b.size == 1 {
+			f.alone = append(f.alone, w)
+		}
+	}
+	w.finish(&shm.Done{Batch: b.id, Started: w.s.now - 1000, Finished: w.s.now, Whole: 1})
 }
 
 // suffers is what a poisonous request does to its worker.

@@ -25,6 +25,7 @@ type host struct {
 	b      *Broker
 	worlds []*world
 	calm   bool    // no more faults: everything must come to an end
+	mild   bool    // no faults but functions that raise
 	still  int64   // when the whole machine last stood still
 	poison float64 // how many requests are
 	trace  []string
@@ -71,6 +72,9 @@ func (s *host) note(format string, a ...any) {
 	}
 	s.trace = append(s.trace, fmt.Sprintf("%9d µs  ", s.now/1000)+fmt.Sprintf(format, a...))
 }
+
+// faulty says that peers may die, hang, leave and lie.
+func (s *host) faulty() bool { return !s.calm && !s.mild }
 
 func (s *host) chance(p float64) bool { return s.rng.Float64() < p }
 
@@ -326,7 +330,7 @@ func (s *world) attachClient() {
 		return // no room
 	}
 	c := &simClient{s: s, name: name, sess: sess, slots: make([]simSlot, window),
-		ring: shm.Producer[shm.Commit]{Ring: shm.CommitRing(sess.seg, window)}, garbage: s.chance(0.05)}
+		ring: shm.Producer[shm.Commit]{Ring: shm.CommitRing(sess.seg, window)}, garbage: s.faulty() && s.chance(0.05)}
 	for i := range c.slots {
 		c.slots[i].gen = sess.firstGen()
 		if at := int(sess.first) + i; int32(sess.firstGen()-s.used[at]) < 0 {
@@ -357,7 +361,8 @@ func (s *world) attachWorker() {
 		s.fail("attach worker: %v", err)
 	}
 	w := &simWorker{s: s, name: name, sess: sess, box: shm.NewMailbox(sess.seg, depth, s.r.layout.MaxBatch),
-		done: shm.Producer[shm.Done]{Ring: shm.DoneRing(sess.seg, depth)}, unkillable: s.chance(0.2), garbage: s.chance(0.05)}
+		done:       shm.Producer[shm.Done]{Ring: shm.DoneRing(sess.seg, depth)},
+		unkillable: s.faulty() && s.chance(0.2), garbage: s.faulty() && s.chance(0.05)}
 	s.workers = append(s.workers, w)
 	s.note("%s attaches, depth %d", name, depth)
 	s.l.settle()

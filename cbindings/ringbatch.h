@@ -439,7 +439,7 @@ typedef struct rb_worker_options {
 	 * docs/pipelines.md tells. NULL: it does, or the model is none. */
 	const char *pipeline;
 	uint32_t lanes;           /* batches that it runs at once, at most depth: while it has fewer it is given batches that are not full; 0: 1 */
-	uint32_t unused;
+	uint32_t run_once;        /* 1: what it was given must not be run again: a batch that fails, or a death, fails all its requests */
 } rb_worker_options;
 
 /* signature: inputs, "->", outputs, each name:dtype[dims] and separated by
@@ -548,7 +548,10 @@ RB_API int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text);
  * for a worker that passes on what another server said. */
 RB_API int rb_batch_fail_as(rb_batch *batch, uint32_t i, int status, const char *text);
 
-/* rb_batch_fail for every request of the batch that has not failed yet. */
+/* The batch failed as a whole, but for the requests that have failed already. The
+ * broker runs the others again in smaller batches, on another worker if it can; a
+ * request that fails by itself ends with RB_ERR_FAILED and this text. With run_once
+ * it is rb_batch_fail for each of them. */
 RB_API int rb_batch_fail_all(rb_batch *batch, const char *text);
 
 /* RB_OK while anybody waits for request i; RB_ERR_CANCELED once it was canceled or

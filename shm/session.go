@@ -75,7 +75,7 @@ type Done struct {
 	Started  int64
 	Finished int64
 	Failed   uint32 // requests
-	_        uint32
+	Whole    uint32 // 1: it failed as a whole, and what has no answer is for the broker to run again or to fail
 }
 
 // ringWords steer one direction of a session.

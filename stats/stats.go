@@ -93,7 +93,8 @@ type Model struct {
 	QueueRows   int               `json:"queue_rows"`
 	Requests    uint64            `json:"requests"` // accepted commits
 	Ended       map[string]uint64 `json:"ended"`    // by status
-	Requeued    uint64            `json:"requeued"`
+	Requeued    uint64            `json:"requeued"` // after a worker's death
+	Isolated    uint64            `json:"isolated"` // run again in smaller batches, after their batch failed as a whole
 	Batches     uint64            `json:"batches"`
 	Rows        uint64            `json:"rows"`
 	BatchSize   BatchSize         `json:"batch_size"`
@@ -101,11 +102,12 @@ type Model struct {
 	Latency     Latency           `json:"latency_ms"`
 	Histograms  Histograms        `json:"latency_buckets"`
 
-	WorkersAttached uint64   `json:"workers_attached"` // ever
-	WorkersLost     uint64   `json:"workers_lost"`
-	WorkersHung     uint64   `json:"workers_hung"`
-	Offenders       uint64   `json:"offenders"` // peers thrown out for breaking the protocol
-	Workers         []Worker `json:"workers"`
+	WorkersAttached  uint64   `json:"workers_attached"` // ever
+	WorkersLost      uint64   `json:"workers_lost"`
+	WorkersHung      uint64   `json:"workers_hung"`
+	WorkersSuspended uint64   `json:"workers_suspended"` // times that a worker failed what others ran, and got no more batches
+	Offenders        uint64   `json:"offenders"`         // peers thrown out for breaking the protocol
+	Workers          []Worker `json:"workers"`
 }
 
 // Learned is what the batcher has found out about the model.
@@ -229,7 +231,7 @@ type Worker struct {
 	Name     string  `json:"name"`
 	Pid      int     `json:"pid"`
 	GPU      string  `json:"gpu,omitempty"`
-	State    string  `json:"state"` // idle, busy, spare, dying, quarantined
+	State    string  `json:"state"` // idle, busy, spare, suspended, dying, quarantined
 	SinceS   float64 `json:"since_s"`
 	InFlight int     `json:"in_flight"` // batches
 	Batches  uint64  `json:"batches"`

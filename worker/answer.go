@@ -24,13 +24,22 @@ func (b *Batch) Fail(i int, err error) {
 	b.fail(i, err)
 }
 
-// FailAll is Fail for every request of the batch that has not failed already.
+// FailAll says that the batch failed as a whole, but for the requests that have
+// failed already. The broker then runs the others again in smaller batches, on
+// another worker if it can; a request that fails by itself ends with ErrFailed and
+// err's text. With Config.RunOnce, or where err is another of the ways a request can
+// end, FailAll is Fail for each of them.
 func (b *Batch) FailAll(err error) {
+	b.failAll(err, b.w.session.Info.Isolates && endOf(err) == status.ErrFailed)
+}
+
+func (b *Batch) failAll(err error, whole bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i := range b.reqs {
 		if b.reqs[i].status == status.OK {
 			b.fail(i, err)
+			b.reqs[i].whole = whole
 		}
 	}
 }
@@ -39,7 +48,7 @@ func (b *Batch) fail(i int, err error) {
 	if b.reasons == nil {
 		b.reasons = map[int]string{}
 	}
-	b.reqs[i].status, b.reasons[i] = endOf(err), err.Error()
+	b.reqs[i].status, b.reqs[i].whole, b.reasons[i] = endOf(err), false, err.Error()
 }
 
 // endOf is the status that a request ends with because of err.
@@ -102,7 +111,8 @@ func (b *Batch) end() bool { return b.ended.CompareAndSwap(false, true) }
 //
 //  1. for each request: its rows' sizes and its record, then its word (SYNC
 //     POINT "completion"). Where another stage follows, only for those that
-//     failed: the broker hands the others on.
+//     failed: the broker hands the others on. A request that failed with its
+//     batch gets its record only: the broker runs it again, or ends it.
 //  2. one ring per client: rows are sorted by slot and windows don't
 //     interleave, so a client's requests are neighbours
 //  3. the broker learns that this worker has room again
@@ -119,7 +129,10 @@ func (b *Batch) answer() {
 		// Somebody else may have ended it meanwhile (expired, canceled); then
 		// record and reason are no longer ours to write.
 		mine := q.status != status.OK || !handsOn
-		ended = ended || mine
+		ended = ended || mine && !q.whole
+		if q.whole {
+			done.Whole = 1
+		}
 		if mine && isOpen(board, q.slot, q.gen) {
 			rec := board.Record(q.slot)
 			rec.Dispatched, rec.Started, rec.Finished, rec.ReasonLen = b.mailed, b.started, done.Finished, 0
@@ -131,7 +144,9 @@ func (b *Batch) answer() {
 			if q.status != status.OK {
 				board.SetReason(q.slot, b.reasons[i])
 			}
-			board.End(q.slot, q.gen, q.status, false)
+			if !q.whole {
+				board.End(q.slot, q.gen, q.status, false)
+			}
 		}
 		if i+1 == len(b.reqs) || b.reqs[i+1].bell != q.bell {
 			if ended {
@@ -156,7 +171,7 @@ func (w *Worker) finished(b *Batch, done *shm.Done) {
 	if full {
 		panic("ringbatch: done ring is full") // cannot happen: it has room for twice the depth
 	}
-	if ring {
+	if ring || done.Whole != 0 { // its requests wait for the broker
 		w.session.Doorbell.Ring()
 	}
 	w.taken = slices.DeleteFunc(w.taken, func(t *Batch) bool { return t == b })

@@ -51,6 +51,7 @@ type request struct {
 	row                   uint32 // its first row in the batch
 	mail                  uint32
 	status                status.Code
+	whole                 bool // it failed with its batch: the broker decides what becomes of it
 }
 
 // Run is a piece of a batch whose rows lie one after the other in memory.

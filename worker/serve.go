@@ -13,7 +13,7 @@ import (
 
 // Func runs one batch: it reads the inputs and writes the outputs in place.
 // The inputs are not its own to change (see Batch.Input). An error, a panic, or an
-// output that it never asked for fails the batch's requests with its text, and the
+// output that it never asked for fails the batch as a whole (Batch.FailAll), and the
 // worker goes on. Single requests fail by Batch.Fail. The batch is completed
 // when Func returns.
 //

@@ -41,6 +41,10 @@ type Config struct {
 	// is not there at first.
 	WaitForBroker time.Duration
 
+	// RunOnce says that what this worker was given must not be run again. A batch
+	// that fails then fails all its requests, and so does a death.
+	RunOnce bool
+
 	// Alone says that the process does little but serve this model: then a
 	// worker that waits for milliseconds between batches may keep one of
 	// several Ps meanwhile, which makes it wake sooner and cost less.
@@ -120,7 +124,7 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 		Op: control.OpWorker, Model: cfg.Model, Name: cfg.Name,
 		Worker: &control.WorkerInfo{
 			Inputs: tensor.SpecTexts(cfg.Signature.Inputs), Outputs: tensor.SpecTexts(cfg.Signature.Outputs),
-			Depth: cfg.Depth, Lanes: cfg.Concurrency, Weight: cfg.Weight, Pad: cfg.Pad, PadTo: cfg.PadTo, GPU: cfg.GPU,
+			Depth: cfg.Depth, Lanes: cfg.Concurrency, Weight: cfg.Weight, Pad: cfg.Pad, PadTo: cfg.PadTo, GPU: cfg.GPU, RunOnce: cfg.RunOnce,
 		},
 		Policy: cfg.Policy, Pipeline: cfg.Pipeline,
 	})
@@ -173,7 +177,7 @@ func (w *Worker) Leave() {
 	}
 	for _, b := range left {
 		if b.end() {
-			b.FailAll(why)
+			b.failAll(why, false)
 			b.answer()
 		}
 	}

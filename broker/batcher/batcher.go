@@ -43,11 +43,18 @@ type Request struct {
 	Arrived  Time // when the client committed it; the wait time counts from here
 	Deadline Time // when it ends wherever it is; Never if none
 	Dims     Dims
-	// Alone asks that the request share its batch with nobody and go out
-	// before everything else: it was in a batch that killed a worker, and
-	// only one of that batch is to blame.
-	Alone bool
+	// Share, if not 0, makes the request a retry: its last batch killed its
+	// worker or failed as a whole, and only one request of it may be to blame.
+	// A retry goes out before everything else, in a batch of at most Share
+	// requests; 1 is alone.
+	Share int
+	// Avoid is the worker that should not get this retry if there is another
+	// one; NoWorker: none.
+	Avoid WorkerID
 }
+
+// NoWorker is no worker's id.
+const NoWorker WorkerID = math.MaxUint32
 
 // DefaultLevel as Request.Level means "the model's default level".
 const DefaultLevel = -1
@@ -60,6 +67,9 @@ type Worker struct {
 	Depth  int     // batches it may hold at once, running and prefetched; 0 means 1
 	Pad    Padding // padding it asks for
 	PadTo  int     // with PadFixed: the size, ≥ the batch
+
+	Paused  bool // it gets no batches
+	Doubted bool // it gets no retries while a worker without doubts could
 }
 
 // Padding is what a worker with a static engine asks for.
@@ -90,7 +100,7 @@ const (
 	Preferred               // a preferred size was ready
 	Deadline                // the wait time of the oldest is over
 	Nobody                  // nobody is left who could join
-	Retry                   // an Alone request
+	Retry                   // retries
 )
 
 func (r Reason) String() string {

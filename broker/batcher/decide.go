@@ -8,7 +8,7 @@ import "github.com/ringbatch/ringbatch/policy"
 //
 //  1. end or delay the requests whose deadline or timeout has passed
 //  2. note whose ready time has passed
-//  3. idle workers: first Alone requests, then whatever is ready
+//  3. idle workers: first retries, then whatever is ready
 //  4. busy workers with room: full batches only, and only in their turn
 //  5. say when to look again
 //
@@ -117,11 +117,11 @@ func (b *Batcher) passReadyTimes(now Time) {
 
 // feedIdle is one step of stage 3. False: nothing is ready, or what is is held back.
 func (b *Batcher) feedIdle(now Time) bool {
-	w := WorkerID(b.idle.min().id)
-	if b.alone.head != none {
-		b.dispatchAlone(w, now)
+	if id, w := b.nextRetry(); id != none {
+		b.dispatchRetry(w, id, now)
 		return true
 	}
+	w := WorkerID(b.idle.min().id)
 	s := b.firstReady(now)
 	if s < 0 {
 		b.heldFrom = Never
@@ -153,7 +153,7 @@ func (b *Batcher) feedIdle(now Time) bool {
 // heavy load of full batches no worker would ever be idle again, and a retry
 // or a rare shape would wait for ever.
 func (b *Batcher) feedBusy(now Time) bool {
-	if b.full.occupied == 0 || b.alone.head != none {
+	if b.full.occupied == 0 || b.retrying > 0 {
 		return false
 	}
 	s := b.firstReady(now)

@@ -42,23 +42,6 @@ func (b *Batcher) pack(s, slot, limit int32, now Time) int {
 	return int(rows)
 }
 
-// dispatchAlone gives w the oldest Alone request by itself.
-func (b *Batcher) dispatchAlone(w WorkerID, now Time) {
-	id := b.alone.head
-	r := &b.requests[id]
-	dims := b.shapes.shapes[r.shape].dims
-	slot, x := b.newBatch()
-	before := len(b.ids)
-	b.withdraw(id)
-	b.start(r, x, slot, id)
-	b.handOver(w, slot, Dispatch{
-		Requests: b.ids[before:],
-		Rows:     int(r.rows),
-		Dims:     dims,
-		Why:      Retry,
-	}, now)
-}
-
 // start makes id, which was just withdrawn, a running request of a batch.
 func (b *Batcher) start(r *request, x *batch, slot int32, id RequestID) {
 	r.state = running

@@ -48,20 +48,24 @@
 // is not full; otherwise full batches could keep all workers busy for ever and
 // starve a retry or a rare shape.
 //
-// 5. When several shapes are ready, Alone requests go first, oldest first; then
+// 5. When several shapes are ready, retries go first, oldest first; then
 // the shape whose first request has the most urgent level, then the one whose
 // first request arrived first. A shape never closes another's batch.
 //
 // 6. Among idle workers, and then among busy ones with room, the one with the
 // fewest rows per weight so far is chosen (stride scheduling), then the one
-// with the smallest id. A new worker starts at the smallest count there is.
+// with the smallest id. A new worker, or one that was paused, starts at the smallest
+// count there is. A paused worker gets nothing.
 //
 // 7. A request whose Deadline has come is never dispatched: it ends Expired.
 // MaxTimeout of its level shortens the deadline. When it has waited for its
 // level's DefaultTimeout it ends TimedOut (Reject), or moves behind everything
 // that has not timed out (Delay), as if it had arrived there just then.
 //
-// 8. An Alone request is a batch by itself, for an idle worker only.
+// 8. A retry (Share is not 0) is for an idle worker only. It goes neither to the worker
+// that it avoids, if another one is not paused, nor to a doubted one, if one without
+// doubts is left. Retries that avoid the same worker share a batch: in order, of one
+// shape, and no more of them than the smallest Share.
 //
 // 9. Ageing lifts a waiting request by one level for each Ageing waited. Among
 // those of the level it reaches, it has the place of its arrival.
@@ -85,6 +89,7 @@
 //	clients.go    who could join
 //	workers.go    whose turn it is; BatchDone
 //	decide.go     Decide, stage by stage; dispatch.go packs a batch
+//	retry.go      requests that are run again
 //	queue.go      the queues; filing.go finds the shape that goes first
 //	preferred.go  preferred sizes; order.go PreserveOrder; setpolicy.go changes
 //	shapes.go, requests.go, timers.go, heap.go   the structures underneath

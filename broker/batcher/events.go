@@ -75,9 +75,10 @@ func (b *Batcher) ahead(level int) (n int) {
 	return n
 }
 
-// Requeue puts a running request, whose worker died, back to the front of its
-// level: where its first arrival puts it. It is not refused by queue limits,
-// its level's queue timeout no longer applies, and r may ask that it go Alone.
+// Requeue puts a running request, whose worker died or failed its batch, back to
+// the front of its level: where its first arrival puts it. It is not refused by
+// queue limits, its level's queue timeout no longer applies, and r may make it a
+// retry (Share).
 // If its client has left, nobody waits for it, and Requeue is Ended.
 func (b *Batcher) Requeue(now Time, r Request) {
 	if b.stateOf(r.ID) == waiting {
@@ -102,7 +103,7 @@ func (b *Batcher) Requeue(now Time, r Request) {
 	x.deadline = min(r.Deadline, x.deadline)
 	x.timeout = Never
 	x.seq, x.since, x.base = x.firstSeq, x.firstSince, x.level
-	x.alone = r.Alone
+	x.retryAs(&r)
 	b.admit(now, r.ID, &r.Dims)
 }
 
@@ -113,7 +114,9 @@ func (b *Batcher) requeueUnknown(now Time, r Request, x *request, c *client) {
 		r.Level = b.settings.DefaultPriority
 	}
 	r.Rows = max(1, r.Rows)
-	r.Alone = r.Alone || r.Rows > b.settings.MaxBatchSize
+	if r.Rows > b.settings.MaxBatchSize {
+		r.Share = 1
+	}
 	r.Arrived = min(r.Arrived, now)
 	b.clientStarts(c)
 	b.frontSeq--

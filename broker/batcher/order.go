@@ -5,7 +5,7 @@ package batcher
 // PreserveOrder. A client with nothing running has its run in the queues: the
 // longest prefix of its waiting requests, in commit order, that one batch could
 // take in that order. That is: all of one shape, none more urgent than the one
-// before it, and an Alone request only by itself. Everything behind the run is
+// before it, and a retry only by itself. Everything behind the run is
 // held, and while anything of the client is running all of it is held.
 //
 // A run needs not be longer than a batch, which bounds what must be taken back
@@ -40,7 +40,7 @@ func (b *Batcher) release(c *client) {
 func (b *Batcher) mayFollow(c *client, next RequestID) bool {
 	last, r := &b.requests[c.runEnd], &b.requests[next]
 	return int(c.runRows) < b.settings.MaxBatchSize &&
-		!last.alone && !r.alone &&
+		!last.isRetry() && !r.isRetry() &&
 		last.shape == r.shape && last.base <= r.base && last.seq < r.seq
 }
 
@@ -67,7 +67,7 @@ func (b *Batcher) shortenRun(c *client, id RequestID) {
 // that is in the queue tells its place.
 func (b *Batcher) enterInOrder(id RequestID) {
 	r := &b.requests[id]
-	if r.alone {
+	if r.isRetry() {
 		b.enter(id)
 		return
 	}
@@ -95,14 +95,14 @@ func (b *Batcher) enterInOrder(id RequestID) {
 // linkOrder gives id its place among all waiting requests of its shape and
 // level.
 func (b *Batcher) linkOrder(id RequestID) {
-	if r := &b.requests[id]; !r.alone {
+	if r := &b.requests[id]; !r.isRetry() {
 		b.inOrder = grown(b.inOrder, len(b.requests)-1)
 		b.insertBySeq(b.inOrder, b.order(r), id)
 	}
 }
 
 func (b *Batcher) unlinkOrder(id RequestID) {
-	if r := &b.requests[id]; !r.alone {
+	if r := &b.requests[id]; !r.isRetry() {
 		b.inOrder.unlink(b.order(r), id)
 	}
 }

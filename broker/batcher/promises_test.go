@@ -94,7 +94,7 @@ func (b *book) arrived(now Time, r Request, wait Time) {
 
 func (b *book) requeued(r Request, wait Time) {
 	x := b.requests[r.ID]
-	x.running, x.Alone, x.queueTimeoutAt, x.delayed, x.wait = 0, r.Alone, Never, false, wait
+	x.running, x.Share, x.Avoid, x.queueTimeoutAt, x.delayed, x.wait = 0, r.Share, r.Avoid, Never, false, wait
 }
 
 func (b *book) ended(id RequestID) {
@@ -134,20 +134,25 @@ func (b *book) workerReady(w Worker) {
 }
 
 // workerGone returns the requests that the worker was running.
-func (b *book) workerGone(id WorkerID) (lost []*booked) {
+func (b *book) workerGone(id WorkerID) []*booked {
 	w := b.workers[id]
 	if w == nil {
 		return nil
 	}
 	delete(b.workers, id)
 	b.batches -= len(w.batches)
+	return b.requestsOf(w.batches...)
+}
+
+// requestsOf are the requests that run in some batches.
+func (b *book) requestsOf(batches ...BatchID) (all []*booked) {
 	for _, r := range b.requests {
-		if r != nil && r.running != 0 && slices.Contains(w.batches, r.running) {
-			lost = append(lost, r)
+		if r != nil && r.running != 0 && slices.Contains(batches, r.running) {
+			all = append(all, r)
 		}
 	}
-	slices.SortFunc(lost, func(x, y *booked) int { return x.commit - y.commit })
-	return lost
+	slices.SortFunc(all, func(x, y *booked) int { return x.commit - y.commit })
+	return all
 }
 
 func (b *book) batchDone(id WorkerID, batch BatchID) {
@@ -200,6 +205,8 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 		return fmt.Errorf("batches are not numbered in order")
 	case w == nil:
 		return fmt.Errorf("worker %d is not attached", d.Worker)
+	case w.Paused:
+		return fmt.Errorf("worker %d is paused", d.Worker)
 	case len(d.Requests) == 0:
 		return fmt.Errorf("is empty")
 	case len(w.batches) >= max(1, w.Lanes, w.Depth):
@@ -224,15 +231,19 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 			return fmt.Errorf("request %d has expired at %d", id, r.Deadline)
 		case r.Dims != d.Dims:
 			return fmt.Errorf("request %d has dims %v, the batch %v", id, r.Dims, d.Dims)
-		case r.Alone && len(d.Requests) > 1:
-			return fmt.Errorf("request %d wants to be alone", id)
+		case r.Share > 0 && len(d.Requests) > r.Share:
+			return fmt.Errorf("request %d shares its batch with %d others, %d are the most of it", id, len(d.Requests)-1, r.Share)
+		case (r.Share > 0) != (d.Why == Retry):
+			return fmt.Errorf("request %d with share %d goes out as %v", id, r.Share, d.Why)
+		case r.Share > 0 && !b.mayRetry(w, r):
+			return fmt.Errorf("request %d is tried again by worker %d, and another one could", id, d.Worker)
 		}
 		if b.settings.PreserveOrder {
 			if err := b.keepsOrder(r, d.Batch); err != nil {
 				return err
 			}
 		}
-		if last != nil && b.strictOrder() && b.before(r, last) {
+		if last != nil && r.Share == 0 && b.strictOrder() && b.before(r, last) {
 			return fmt.Errorf("request %d is packed after %d", id, last.ID)
 		}
 		r.running = d.Batch
@@ -242,9 +253,9 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 	if rows != d.Rows || rows > b.settings.MaxBatchSize {
 		return fmt.Errorf("has %d rows, says %d, maximum %d", rows, d.Rows, b.settings.MaxBatchSize)
 	}
-	if b.strictOrder() && !b.settings.PreserveOrder && !last.Alone {
+	if b.strictOrder() && !b.settings.PreserveOrder && last.Share == 0 {
 		for _, r := range b.requests {
-			if r != nil && r.running == 0 && !r.Alone && r.Dims == d.Dims && b.before(r, last) {
+			if r != nil && r.running == 0 && r.Share == 0 && r.Dims == d.Dims && b.before(r, last) {
 				return fmt.Errorf("request %d went before %d", last.ID, r.ID)
 			}
 		}
@@ -254,9 +265,23 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 	return nil
 }
 
+// mayRetry says whether a worker may get a retry: it is not the one that the retry
+// avoids, and there are no doubts about it, unless no such worker serves.
+func (b *book) mayRetry(w *bookedWorker, r *booked) bool {
+	for _, other := range b.workers {
+		if other == w || other.Paused || other.ID == r.Avoid {
+			continue
+		}
+		if w.ID == r.Avoid || w.Doubted && !other.Doubted {
+			return false
+		}
+	}
+	return true
+}
+
 func (b *book) idle() bool {
 	for _, w := range b.workers {
-		if len(w.batches) < max(1, w.Lanes) {
+		if !w.Paused && len(w.batches) < max(1, w.Lanes) {
 			return true
 		}
 	}
@@ -313,8 +338,13 @@ func (b *book) nothingWaitsInVain(now Time) error {
 		if !idle || (b.settings.PreserveOrder && (runs[r.Client] || !b.firstOfClient(r))) {
 			continue
 		}
-		if r.Alone {
-			return fmt.Errorf("request %d wants to be alone and a worker is idle", r.ID)
+		if r.Share > 0 {
+			for _, w := range b.workers {
+				if !w.Paused && len(w.batches) < max(1, w.Lanes) && b.mayRetry(w, r) {
+					return fmt.Errorf("request %d is a retry and worker %d is idle", r.ID, w.ID)
+				}
+			}
+			continue
 		}
 		ready := r.Arrived + r.wait
 		if r.Deadline != Never {
@@ -367,7 +397,7 @@ func (b *book) allEnded(x *Batcher) error {
 			return fmt.Errorf("request %d is left over: %+v", id, r)
 		}
 	}
-	if x.queued != 0 || x.queuedRows != 0 || x.dated != 0 || x.alone != emptyList || x.anything.occupied|x.ready.occupied|x.full.occupied != 0 {
+	if x.queued != 0 || x.queuedRows != 0 || x.dated != 0 || x.retrying != 0 || x.anything.occupied|x.ready.occupied|x.full.occupied != 0 {
 		return fmt.Errorf("books are not empty: %d requests, %d rows", x.queued, x.queuedRows)
 	}
 	for i := range x.shapes.shapes {

@@ -99,7 +99,7 @@ func (b *Batcher) setReadyTimer(now Time, id RequestID) {
 		wait = min(wait, b.learner.patience(r.arrived, r.deadline, b.queuedRows, b.expected))
 	}
 	ready := r.arrived + wait
-	r.due = r.alone || ready <= now
+	r.due = r.isRetry() || ready <= now
 	if !r.due {
 		b.readies.add(uint32(id), ready, r.seq)
 	}
@@ -108,8 +108,9 @@ func (b *Batcher) setReadyTimer(now Time, id RequestID) {
 // enter puts id into its queue, at the place that its seq gives it.
 func (b *Batcher) enter(id RequestID) {
 	r := &b.requests[id]
-	if r.alone {
-		b.insertBySeq(b.inQueue, &b.alone, id)
+	if r.isRetry() {
+		b.insertBySeq(b.inQueue, b.retryList(r), id)
+		b.retrying++
 		return
 	}
 	after := b.insertBySeq(b.inQueue, b.list(r.shape, r.base), id)
@@ -136,8 +137,9 @@ func (b *Batcher) leave(id RequestID) {
 
 func (b *Batcher) leaveUnfiled(id RequestID) (heads uint64) {
 	r := &b.requests[id]
-	if r.alone {
-		b.inQueue.unlink(&b.alone, id)
+	if r.isRetry() {
+		b.inQueue.unlink(b.retryList(r), id)
+		b.retrying--
 		return 0
 	}
 	l := b.list(r.shape, r.base)

@@ -91,7 +91,7 @@ func (b *reference) Decide(now Time) *Decisions {
 		b.out.Wake = min(b.out.Wake, held)
 	default:
 		for _, r := range b.waiting {
-			if at := b.readyAt(r); at > now && !r.Alone {
+			if at := b.readyAt(r); at > now && r.Share == 0 {
 				b.out.Wake = min(b.out.Wake, at)
 			}
 		}
@@ -141,7 +141,7 @@ func (b *reference) eligible() []*refRequest {
 	var out []*refRequest
 	for _, r := range b.waiting {
 		prev := last[r.client]
-		if prev != nil && (prev.Alone || r.Alone || prev.Dims != r.Dims || r.base < prev.base || r.seq < prev.seq) {
+		if prev != nil && (prev.Share > 0 || r.Share > 0 || prev.Dims != r.Dims || r.base < prev.base || r.seq < prev.seq) {
 			held[r.client] = true
 		}
 		if !held[r.client] {
@@ -158,29 +158,28 @@ func (b *reference) dispatchOne(now Time) bool {
 	slices.SortFunc(queue, func(x, y *refRequest) int {
 		return cmp.Or(cmp.Compare(b.rank(x, now), b.rank(y, now)), cmp.Compare(x.seq, y.seq))
 	})
-	var alone *refRequest
-	for _, r := range queue {
-		if r.Alone && (alone == nil || r.seq < alone.seq) {
-			alone = r
+	retries := slices.DeleteFunc(slices.Clone(queue), func(r *refRequest) bool { return r.Share == 0 })
+	slices.SortFunc(retries, func(x, y *refRequest) int { return cmp.Compare(x.seq, y.seq) })
+	for i, r := range retries {
+		if w := b.chooseForRetry(r.Avoid); w != nil {
+			b.dispatch(w, b.packRetries(retries[i:]), Retry)
+			return true
 		}
 	}
-	if alone != nil {
-		if idle != nil {
-			b.dispatch(idle, []*refRequest{alone}, Retry)
-		}
-		return idle != nil
+	if len(retries) > 0 {
+		busy = nil // nothing overtakes them
 	}
 	// In queue order the first request of a ready shape is the head of the
 	// shape that goes first.
 	tried := map[Dims]bool{}
 	for _, head := range queue {
-		if head.Alone || tried[head.Dims] {
+		if head.Share > 0 || tried[head.Dims] {
 			continue
 		}
 		tried[head.Dims] = true
 		var shape []*refRequest
 		for _, r := range queue {
-			if r.Dims == head.Dims && !r.Alone {
+			if r.Dims == head.Dims && r.Share == 0 {
 				shape = append(shape, r)
 			}
 		}
@@ -256,13 +255,48 @@ func (b *reference) ready(queue []*refRequest, now Time) (n int, why Reason, ok 
 func (b *reference) chooseWorker(idle bool) *refWorker {
 	var best *refWorker
 	for _, w := range b.workers {
-		if len(w.batches) < w.Depth && (len(w.batches) < w.Lanes) == idle {
+		if !w.Paused && len(w.batches) < w.Depth && (len(w.batches) < w.Lanes) == idle {
 			if best == nil || cmp.Or(cmp.Compare(w.pass, best.pass), cmp.Compare(w.ID, best.ID)) < 0 {
 				best = w
 			}
 		}
 	}
 	return best
+}
+
+// chooseForRetry is chooseWorker for a retry that avoids a worker.
+func (b *reference) chooseForRetry(avoid WorkerID) (best *refWorker) {
+	serving := slices.DeleteFunc(slices.Clone(b.workers), func(w *refWorker) bool { return w.Paused })
+	isAvoided := func(w *refWorker) bool { return w.ID == avoid }
+	if others := slices.DeleteFunc(slices.Clone(serving), isAvoided); len(others) > 0 {
+		serving = others
+	}
+	if trusted := slices.DeleteFunc(slices.Clone(serving), func(w *refWorker) bool { return w.Doubted || isAvoided(w) }); len(trusted) > 0 {
+		serving = trusted
+	}
+	for _, w := range serving {
+		if len(w.batches) < w.Lanes && (best == nil || cmp.Or(cmp.Compare(w.pass, best.pass), cmp.Compare(w.ID, best.ID)) < 0) {
+			best = w
+		}
+	}
+	return best
+}
+
+// packRetries is the batch that the first of some retries goes out with.
+func (b *reference) packRetries(retries []*refRequest) (batch []*refRequest) {
+	rows, share := 0, retries[0].Share
+	for _, r := range retries {
+		if r.Avoid != retries[0].Avoid {
+			continue
+		}
+		share = min(share, r.Share)
+		if len(batch) > 0 && (r.Dims != retries[0].Dims || len(batch) >= share || rows+r.Rows > b.settings.MaxBatchSize) {
+			break
+		}
+		rows += r.Rows
+		batch = append(batch, r)
+	}
+	return batch
 }
 
 func (b *reference) dispatch(w *refWorker, requests []*refRequest, why Reason) {

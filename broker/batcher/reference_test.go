@@ -119,16 +119,19 @@ func (b *reference) WorkerReady(w Worker) {
 	w.Weight, w.Lanes = max(1, w.Weight), max(1, w.Lanes)
 	w.Depth = max(w.Lanes, w.Depth)
 	b.learner.workerReady(w)
-	for _, old := range b.workers {
-		if old.ID == w.ID {
-			old.Worker = w
-			return
+	pass, found := int64(0), false
+	for _, other := range b.workers {
+		if !other.Paused && (!found || other.pass < pass) {
+			pass, found = other.pass, true
 		}
 	}
-	pass := int64(0)
-	for i, other := range b.workers {
-		if i == 0 || other.pass < pass {
-			pass = other.pass
+	for _, old := range b.workers {
+		if old.ID == w.ID {
+			if old.Paused && !w.Paused {
+				old.pass = max(old.pass, pass)
+			}
+			old.Worker = w
+			return
 		}
 	}
 	b.workers = append(b.workers, &refWorker{Worker: w, pass: pass})
@@ -203,7 +206,7 @@ func (b *reference) Requeue(now Time, r Request) {
 		b.running = slices.Delete(b.running, i, i+1)
 		q.batch, q.base, q.timeout = 0, q.Level, Never
 		q.seq, q.since = q.firstSeq, q.firstSince
-		q.Alone = r.Alone
+		q.Share, q.Avoid = r.Share, r.Avoid
 		b.waiting = append(b.waiting, q)
 		q.wait = b.waitOf(q, b.QueuedRows())
 		slices.SortFunc(b.waiting, func(x, y *refRequest) int { return cmp.Compare(x.firstSeq, y.firstSeq) })

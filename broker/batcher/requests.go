@@ -40,14 +40,15 @@ type request struct {
 	shape     int32
 	batch     int32 // running: index in Batcher.batches; -1 if its worker is gone
 	client    ClientID
-	clientGen uint32 // differs from the client's once that client has left
+	clientGen uint32   // differs from the client's once that client has left
+	avoid     WorkerID // of a retry
 
+	share uint16 // of a retry: the most requests of its batch; 0: it is none
 	state state
 	level uint8 // as asked for
 	base  uint8 // the list it waits in: its level, or the last one once delayed
-	alone bool
-	due   bool // its ready time has passed
-	held  bool // waiting: held back by PreserveOrder
+	due   bool  // its ready time has passed
+	held  bool  // waiting: held back by PreserveOrder
 }
 
 // describe fills in what the caller said about the request.
@@ -59,9 +60,17 @@ func (x *request) describe(r *Request, clientGen uint32) {
 	x.clientGen = clientGen
 	x.level = uint8(r.Level)
 	x.base = uint8(r.Level)
-	x.alone = r.Alone
+	x.retryAs(r)
 	x.held = false
 }
+
+// retryAs makes the request a retry, if r says so.
+func (x *request) retryAs(r *Request) {
+	x.share, x.avoid = uint16(min(r.Share, math.MaxUint16)), r.Avoid
+}
+
+// isRetry says that the request waits among the retries.
+func (x *request) isRetry() bool { return x.share > 0 }
 
 // place gives the request its place for the first time.
 func (x *request) place(seq int64, since Time) {

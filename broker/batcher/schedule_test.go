@@ -188,6 +188,7 @@ func (s *schedule) event() error {
 		w := Worker{
 			ID: WorkerID(s.rng.IntN(3)), Weight: s.rng.IntN(4), Lanes: s.rng.IntN(3), Depth: s.rng.IntN(4),
 			Pad: Padding(s.rng.IntN(3)), PadTo: s.rng.IntN(10),
+			Paused: s.rng.IntN(6) == 0, Doubted: s.rng.IntN(3) == 0,
 		}
 		s.log("worker ready %+v", w)
 		s.fast.WorkerReady(w)
@@ -233,7 +234,10 @@ func (s *schedule) arrive() error {
 	}
 	r := Request{
 		ID: id, Client: ClientID(s.rng.IntN(4)), Rows: 1, Level: s.rng.IntN(3) - 1,
-		Arrived: s.now - s.time(3), Deadline: Never, Alone: s.rng.IntN(25) == 0,
+		Arrived: s.now - s.time(3), Deadline: Never,
+	}
+	if s.rng.IntN(25) == 0 {
+		r.Share, r.Avoid = s.retry()
 	}
 	if s.rng.IntN(2) == 0 {
 		r.Rows = 1 + s.rng.IntN(s.settings.MaxBatchSize)
@@ -261,6 +265,17 @@ func (s *schedule) arrive() error {
 	return nil
 }
 
+// retry is how a request is tried again.
+func (s *schedule) retry() (share int, avoid WorkerID) {
+	if share = 1; s.rng.IntN(2) == 0 {
+		share += s.rng.IntN(4)
+	}
+	if avoid = NoWorker; s.rng.IntN(2) == 0 {
+		avoid = WorkerID(s.rng.IntN(3))
+	}
+	return share, avoid
+}
+
 func (s *schedule) batchDone() error {
 	w, id, ok := s.book.someBatch(s.rng)
 	if !ok {
@@ -268,6 +283,10 @@ func (s *schedule) batchDone() error {
 	}
 	started := s.now - s.time(20)
 	finished := started + s.time(20) - 2 // a clock may be wrong
+	if s.rng.IntN(4) == 0 {
+		s.log("batch %d failed as a whole", id)
+		s.requeue(s.book.requestsOf(id))
+	}
 	s.log("batch %d done by %d, ran from %d to %d", id, w, started, finished)
 	s.fast.BatchDone(w, id, started, finished)
 	s.slow.BatchDone(w, id, started, finished)
@@ -282,9 +301,16 @@ func (s *schedule) workerGone(w WorkerID) {
 	s.log("worker %d gone", w)
 	s.fast.WorkerGone(w)
 	s.slow.WorkerGone(w)
-	for _, r := range s.book.workerGone(w) {
+	s.requeue(s.book.workerGone(w))
+}
+
+// requeue has the requests of a batch that failed run again, or some end.
+func (s *schedule) requeue(lost []*booked) {
+	for _, r := range lost {
 		retry := r.Request
-		retry.Alone = s.rng.IntN(2) == 0
+		if retry.Share = 0; s.rng.IntN(2) == 0 {
+			retry.Share, retry.Avoid = s.retry()
+		}
 		switch {
 		case s.rng.IntN(4) == 0:
 			s.log("ended %d", r.ID)
@@ -397,6 +423,13 @@ func sameDecisions(got, want *Decisions, settings policy.Settings) error {
 // up when it was told to. Nothing may be left.
 func (s *schedule) drain() error {
 	s.log("drain")
+	for i := range WorkerID(3) {
+		if w := s.book.workers[i]; w != nil {
+			w.Paused = false
+			s.fast.WorkerReady(w.Worker)
+			s.slow.WorkerReady(w.Worker)
+		}
+	}
 	for range 1000 {
 		if err := s.decide(); err != nil {
 			return err

@@ -60,7 +60,7 @@ func (s *script) command(line string) {
 		s.b.Ended(s.requests[name].ID)
 	case "requeue":
 		r := s.requests[name]
-		r.Alone = slices.Contains(words, "alone")
+		r.Share, r.Avoid = shareOf(words, o)
 		s.b.Requeue(s.now, r)
 	case "done":
 		id := BatchID(number(name))
@@ -78,7 +78,7 @@ func (s *script) command(line string) {
 // arrive queues the named requests, all alike. A request belongs to the client
 // of its first letter unless another is given.
 func (s *script) arrive(names []string, o options) {
-	alone := slices.Contains(names, "alone")
+	share, avoid := shareOf(names, o)
 	for _, name := range names {
 		if name == "alone" {
 			continue
@@ -90,7 +90,7 @@ func (s *script) arrive(names []string, o options) {
 		}
 		r := Request{
 			ID: RequestID(id), Client: clientID(name), Rows: max(1, o.int("rows")), Level: DefaultLevel,
-			Arrived: s.now - Time(o.duration("ago")), Deadline: Never, Alone: alone,
+			Arrived: s.now - Time(o.duration("ago")), Deadline: Never, Share: share, Avoid: avoid,
 		}
 		if o.has("client") {
 			r.Client = clientID(o["client"])
@@ -126,6 +126,7 @@ func (s *script) change(o options) (policy.Settings, error) {
 
 func describedWorker(name string, o options) Worker {
 	w := Worker{ID: workerID(name), Weight: o.int("weight"), Lanes: o.int("lanes"), Depth: o.int("depth")}
+	w.Paused, w.Doubted = o.has("paused"), o.has("doubted")
 	switch {
 	case o["pad"] == "preferred":
 		w.Pad = PadPreferred
@@ -133,6 +134,18 @@ func describedWorker(name string, o options) Worker {
 		w.Pad, w.PadTo = PadFixed, o.int("pad")
 	}
 	return w
+}
+
+// shareOf reads how a request is tried again.
+func shareOf(words []string, o options) (share int, avoid WorkerID) {
+	share, avoid = o.int("share"), NoWorker
+	if slices.Contains(words, "alone") {
+		share = 1
+	}
+	if o.has("avoid") {
+		avoid = workerID(o["avoid"])
+	}
+	return share, avoid
 }
 
 func workerID(name string) WorkerID { return WorkerID(number(strings.TrimPrefix(name, "w"))) }

@@ -10,12 +10,12 @@ import (
 // shape is the queue of one shape: everything that may share a batch.
 //
 // Its requests sit in one list per base level (Batcher.lists). Requests that
-// PreserveOrder holds back, and Alone ones, belong to the shape but are in no
+// PreserveOrder holds back, and retries, belong to the shape but are in no
 // list and not counted in rows, due and large.
 type shape struct {
 	dims     Dims
 	hash     uint32
-	requests int32  // waiting requests of this shape, held and alone ones too; 0: free
+	requests int32  // waiting requests of this shape, held ones and retries too; 0: free
 	rows     int32  // of the requests in its lists
 	due      int32  // requests in its lists whose ready time has passed
 	large    int32  // requests in its lists with more than one row

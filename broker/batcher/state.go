@@ -23,14 +23,15 @@ type Batcher struct {
 
 	freeBatches []int32
 
-	inQueue  chain // waiting: its list of lists, or alone; running: its batch
+	inQueue  chain // waiting: its list of lists, or of retries; running: its batch
 	byClient chain // waiting: its client's waiting requests
 	inOrder  chain // waiting, with PreserveOrder: its list of orders
 
-	shapes shapeTable
-	lists  []list // the queues: [shape*ranks + base level], each ordered by seq
-	orders []list // with PreserveOrder: the same with the held requests among them
-	alone  list   // Alone requests, ordered by seq
+	shapes   shapeTable
+	lists    []list // the queues: [shape*ranks + base level], each ordered by seq
+	orders   []list // with PreserveOrder: the same with the held requests among them
+	retries  []list // requests with a Share: [worker to avoid + 1], each ordered by seq (retry.go)
+	retrying int    // requests in these lists
 
 	// Where Decide looks for work (filing.go) and for workers (workers.go).
 	anything, ready, full class
@@ -80,7 +81,6 @@ func newBatcher(settings policy.Settings) (*Batcher, error) {
 		settings: settings.Clone(),
 		heldFrom: Never,
 		shapes:   newShapeTable(),
-		alone:    emptyList,
 	}
 	b.sizeLevels()
 	return b, nil

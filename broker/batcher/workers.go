@@ -8,8 +8,8 @@ import "slices"
 //
 // Workers are chosen by stride scheduling: pass is the number of rows the
 // worker was given, divided by its weight, and the smallest pass goes first.
-// A new worker starts at the smallest pass there is, so it neither has to
-// catch up nor is flooded until it has.
+// A new worker, or one that was paused, starts at the smallest pass there is, so
+// it neither has to catch up nor is flooded until it has.
 type worker struct {
 	Worker
 	attached bool
@@ -46,6 +46,8 @@ func (b *Batcher) WorkerReady(w Worker) {
 	x := &b.workers[w.ID]
 	if !x.attached {
 		*x = worker{attached: true, pass: b.smallestPass(), batches: x.batches[:0]}
+	} else if x.Paused && !w.Paused {
+		x.pass = max(x.pass, b.smallestPass())
 	}
 	x.Worker = w
 	b.fileWorker(w.ID)
@@ -54,11 +56,11 @@ func (b *Batcher) WorkerReady(w Worker) {
 	}
 }
 
-// smallestPass of the attached workers, 0 if there is none.
+// smallestPass of the attached workers that are not paused, 0 if there is none.
 func (b *Batcher) smallestPass() int64 {
 	pass, found := int64(0), false
 	for i := range b.workers {
-		if x := &b.workers[i]; x.attached && (!found || x.pass < pass) {
+		if x := &b.workers[i]; x.attached && !x.Paused && (!found || x.pass < pass) {
 			pass, found = x.pass, true
 		}
 	}
@@ -133,6 +135,9 @@ func (b *Batcher) fileWorker(w WorkerID) {
 	x := &b.workers[w]
 	id := uint32(w)
 	switch n := len(x.batches); {
+	case x.Paused:
+		b.idle.remove(id)
+		b.roomy.remove(id)
 	case n < x.Lanes:
 		b.roomy.remove(id)
 		b.idle.set(id, x.pass, int64(w))

@@ -7,7 +7,8 @@
 //
 // It does not know the broker. The broker tells it what only the broker can
 // see: that a process attached (Attached), looks for batches (Ready), or left
-// with one (Left).
+// with one (Left), or fails
+// what others run (Replace).
 package supervise
 
 import (
@@ -413,6 +414,29 @@ func (s *Supervisor) Left(pid int, withBatch bool) (replace bool) {
 		delete(s.attached, pid)
 	}
 	return replace
+}
+
+// Replace ends the process of an attached worker, which then is started again like
+// any that ended: SIGTERM, and SIGKILL if it does not end. False: the supervisor
+// did not start it.
+func (s *Supervisor) Replace(pid int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.find(pid)
+	if p == nil {
+		return false
+	}
+	life := p.pid
+	p.ask()
+	time.AfterFunc(p.cfg.StopTime, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if p.pid == life && life != 0 {
+			s.log.Warn("worker process does not end, killing it", "worker", p.name, "pid", life)
+			_ = syscall.Kill(-life, syscall.SIGKILL)
+		}
+	})
+	return true
 }
 
 // Restarts is how often the process of an attached worker was started again.

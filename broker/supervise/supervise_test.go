@@ -181,6 +181,27 @@ func TestAWorkerThatIsKilledIsStartedAgain(t *testing.T) {
 	}
 }
 
+func TestAWorkerThatIsReplacedIsEndedAndStartedAgain(t *testing.T) {
+	for kind, said := range map[string]string{"worker": "msg=working", "stubborn": "msg=\"ignoring SIGTERM\""} {
+		t.Run(kind, func(t *testing.T) {
+			w := role(kind)
+			w.StopTime = 50 * time.Millisecond
+			s := start(t, false, w)
+			first := s.until("it listens to signals", s.says(said, 1))[0].Pid
+			if s.Replace(first) {
+				t.Error("a process was replaced that is no worker")
+			}
+			s.Attached(first)
+			if !s.Replace(first) {
+				t.Error("the process of a worker was not replaced")
+			}
+			if p := s.nextLife(first); p.Restarts != 1 {
+				t.Errorf("process %+v", p)
+			}
+		})
+	}
+}
+
 func TestAWorkerThatKeepsFailingIsStartedLessAndLessOften(t *testing.T) {
 	s := start(t, false, role("broken"))
 	s.until("four lives", func(list []stats.Process) bool { return len(list) == 1 && list[0].Restarts >= 3 })

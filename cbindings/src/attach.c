@@ -157,6 +157,7 @@ static int check_reply(const rb_reply *p, rb_session *s, bool worker)
 		return status;
 	s->max_rows = p->max_rows && p->max_rows < l->max_batch ? (uint32_t)p->max_rows : l->max_batch;
 	s->hands_on = p->hands_on;
+	s->isolates = p->isolates;
 	if (p->model_bytes > RB_MAX_NAME_BYTES)
 		return rb_malformed("model");
 	memcpy(s->model, p->model ? p->model : "", p->model_bytes);

@@ -18,7 +18,7 @@ static int check_written(rb_taken *b)
 			continue;
 		rb_fail(RB_ERR_FAILED, "the worker did not write output \"%s\": it never asked for it "
 			"(rb_batch_run, rb_batch_row, rb_batch_scatter)", t->name);
-		rb_taken_fail_all(b, RB_ERR_FAILED, rb_error());
+		rb_taken_fail_all(b, RB_ERR_FAILED, rb_error(), b->worker->session.isolates);
 		return RB_ERR_FAILED;
 	}
 	return RB_OK;
@@ -295,6 +295,9 @@ int rb_batch_prefetch(const rb_batch *batch, uint32_t k, void *to, uint64_t byte
 int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes) { WITH(from, batch, scatter(b, k, from, bytes)); }
 int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text) { WITH(true, batch, fail_one(b, i, RB_ERR_FAILED, text)); }
 int rb_batch_fail_as(rb_batch *batch, uint32_t i, int as, const char *text) { WITH(true, batch, fail_one(b, i, as, text)); }
-int rb_batch_fail_all(rb_batch *batch, const char *text) { WITH(true, batch, (rb_taken_fail_all(b, RB_ERR_FAILED, text), RB_OK)); }
+int rb_batch_fail_all(rb_batch *batch, const char *text)
+{
+	WITH(true, batch, (rb_taken_fail_all(b, RB_ERR_FAILED, text, b->worker->session.isolates), RB_OK));
+}
 int rb_batch_waiting(const rb_batch *batch, uint32_t i) { WITH(true, batch, waiting(b, i)); }
 int rb_batch_complete(rb_batch *batch) { WITH(true, batch, complete(b)); }

@@ -225,6 +225,7 @@ typedef struct rb_session {
 	uint32_t max_rows; /* of a request */
 	bool times;        /* a client's: there is room for those of its requests */
 	bool hands_on;     /* a worker's: another stage follows, so it ends only the requests that fail */
+	bool isolates;     /* a worker's: it may report that a batch failed as a whole */
 	char model[RB_MAX_NAME_BYTES + 1];
 	uint32_t levels;
 	int64_t wait_time;

@@ -42,7 +42,7 @@
 	PLACE(rb_mail_request, bell, 12) PLACE(rb_mail_request, deadline, 16) PLACE(rb_mail_request, committed, 24) \
 	PLACE(rb_mail_request, dims, 32) \
 	SIZE(rb_done_entry, 32) PLACE(rb_done_entry, batch, 0) PLACE(rb_done_entry, started, 8) \
-	PLACE(rb_done_entry, finished, 16) PLACE(rb_done_entry, failed, 24) \
+	PLACE(rb_done_entry, finished, 16) PLACE(rb_done_entry, failed, 24) PLACE(rb_done_entry, whole, 28) \
 	SIZE(rb_record, 64) PLACE(rb_record, dispatched, 0) PLACE(rb_record, started, 8) PLACE(rb_record, finished, 16) \
 	PLACE(rb_record, reason_len, 24) PLACE(rb_record, dims, 32) \
 	SIZE(rb_ring_words, 128) PLACE(rb_ring_words, tail, 0) PLACE(rb_ring_words, head, 64) PLACE(rb_ring_words, armed_at, 72) \

@@ -60,6 +60,8 @@ static bool read_attached(rb_reader *r, rb_reply *p)
 			p->times = value.at < value.end && *value.at == 0xc3;
 		if (rb_is(key, bytes, "hands_on"))
 			p->hands_on = value.at < value.end && *value.at == 0xc3;
+		if (rb_is(key, bytes, "isolates"))
+			p->isolates = value.at < value.end && *value.at == 0xc3;
 		if (rb_is(key, bytes, "model") && !rb_get_text(&value, &p->model, &p->model_bytes))
 			return false;
 		if (rb_is(key, bytes, "gpu") && !rb_get_text(&value, &p->gpu, &p->gpu_bytes))

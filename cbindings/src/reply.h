@@ -12,7 +12,7 @@ typedef struct rb_reply {
 	bool attached;
 	rb_reader inputs, outputs, policy; /* at the values; at is NULL if they are missing */
 	rb_reader notes, planes;
-	bool more, times, hands_on, needs;
+	bool more, times, hands_on, isolates, needs;
 	uint64_t needed, needed_on; /* device memory, and the number of its GPU */
 	const char *gpu;
 	uint32_t gpu_bytes;

@@ -56,7 +56,8 @@ typedef struct rb_mail_request {
 typedef struct rb_done_entry {
 	uint64_t batch;
 	int64_t started, finished;
-	uint32_t failed, zero;
+	uint32_t failed;
+	uint32_t whole; /* 1: it failed as a whole, and what has no answer is for the broker to run again or to fail */
 } rb_done_entry;
 
 /* Written by the worker before the word. */

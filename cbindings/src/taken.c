@@ -125,13 +125,16 @@ void rb_taken_fail(rb_taken *b, uint32_t i, int status, const char *text)
 	free(b->answer[i].reason);
 	b->answer[i].reason = strndup(text ? text : "", RB_GO_REASON_BYTES);
 	b->answer[i].status = status;
+	b->answer[i].whole = false;
 }
 
-void rb_taken_fail_all(rb_taken *b, int status, const char *text)
+void rb_taken_fail_all(rb_taken *b, int status, const char *text, bool whole)
 {
 	for (uint32_t i = 0; i < b->shown.requests; i++)
-		if (!b->answer[i].status)
+		if (!b->answer[i].status) {
 			rb_taken_fail(b, i, status, text);
+			b->answer[i].whole = whole;
+		}
 }
 
 /* Writes record, reason and word of one request, unless somebody else has ended
@@ -154,13 +157,15 @@ static void answer(rb_taken *b, uint32_t i, int64_t finished)
 		r->reason_len = (uint32_t)strlen(a->reason);
 		memcpy(board->reasons + (size_t)a->slot * RB_GO_REASON_BYTES, a->reason, r->reason_len);
 	}
-	rb_board_end(board, a->slot, a->gen, a->status);
+	if (!a->whole)
+		rb_board_end(board, a->slot, a->gen, a->status);
 }
 
 /*
  *  1. for each request: record, then its word (SYNC POINT "completion"); where
  *     another stage follows, only for those that failed: the broker hands the
- *     others on
+ *     others on; a request that failed with its batch gets its record only: the
+ *     broker runs it again, or ends it
  *  2. one ring per client: rows are sorted by slot and windows don't
  *     interleave, so a client's requests are neighbours
  *  3. the broker learns that this worker has room again
@@ -179,7 +184,8 @@ void rb_taken_complete(rb_taken *b)
 		done.failed += a->status != RB_OK;
 		if (a->status != RB_OK || !w->session.hands_on) {
 			answer(b, i, now);
-			ended = true;
+			ended |= !a->whole;
+			done.whole |= a->whole;
 		}
 		if (i + 1 == b->shown.requests || b->answer[i + 1].bell != a->bell) {
 			if (ended)
@@ -194,7 +200,7 @@ void rb_taken_complete(rb_taken *b)
 		w->waiting_since = now;
 	bool ring = false;
 	rb_push(&w->done, &done, &ring); /* it has room for twice the depth, unless the broker breaks the protocol */
-	if (ring)
+	if (ring || done.whole) /* its requests wait for the broker */
 		rb_eventfd_ring(w->session.doorbell);
 	b->in_use = false;
 	w->taken--;

@@ -39,7 +39,7 @@ void rb_work_leave(rb_entry *e, rb_work *w)
 static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options *o)
 {
 	rb_put_string(w, "worker");
-	rb_put_map(w, 8);
+	rb_put_map(w, o->run_once ? 9 : 8);
 	rb_put_signature(w, l);
 	rb_put_number(w, "depth", o->depth ? o->depth : DEFAULT_DEPTH);
 	rb_put_number(w, "lanes", o->lanes);
@@ -47,6 +47,8 @@ static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options
 	rb_put_word(w, "pad", o->pad_to ? "fixed" : o->pad_preferred ? "preferred" : "");
 	rb_put_number(w, "pad_to", o->pad_to);
 	rb_put_word(w, "gpu", o->gpu);
+	if (o->run_once)
+		rb_put_true(w, "run_once");
 }
 
 /* What a worker asks; with the UUID of the GPU whose memory it offers. */
@@ -191,7 +193,7 @@ int rb_worker_close(rb_worker id)
 	rb_device_synchronize(&w->session.device); /* its kernels may be writing outputs of these requests */
 	for (uint32_t i = 0; i < w->batches; i++)
 		if (w->batch[i]->in_use) {
-			rb_taken_fail_all(w->batch[i], why, text);
+			rb_taken_fail_all(w->batch[i], why, text, false);
 			rb_taken_complete(w->batch[i]);
 		}
 	rb_session_hang_up(&w->session);

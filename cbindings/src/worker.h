@@ -9,6 +9,7 @@
 typedef struct rb_answer {
 	uint32_t slot, gen, bell;
 	uint8_t status;
+	bool whole;   /* it failed with its batch: the broker decides what becomes of it */
 	char *reason; /* of one that failed */
 } rb_answer;
 
@@ -68,7 +69,8 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail);
 void rb_taken_complete(rb_taken *b);
 void rb_taken_free(rb_taken *b);
 void rb_taken_fail(rb_taken *b, uint32_t i, int status, const char *text);
-void rb_taken_fail_all(rb_taken *b, int status, const char *text);
+/* whole: the broker may run its requests again. */
+void rb_taken_fail_all(rb_taken *b, int status, const char *text, bool whole);
 
 /* gather.c */
 /* Rows of size bytes, by the numbers of their slots. */

@@ -111,8 +111,9 @@ func printModel(out io.Writer, m *stats.Model) {
 	fmt.Fprintf(out, "  max_batch_size %d, wait_time %s; %d clients, %d of %d slots free, %d queued, %d running\n", m.MaxBatchSize, waitText(m), m.Clients, m.SlotsFree, m.Slots, m.SlotsQueued, m.SlotsRunning)
 	fmt.Fprintf(out, "  queue %d requests (%d rows); since the start %d requests, %d batches, %.1f rows a batch\n", m.QueueLength, m.QueueRows, m.Requests, m.Batches, m.BatchSize.Avg)
 	fmt.Fprintf(out, "  ended: %s; sent out: %s", counts(m.Ended), counts(m.Reasons))
-	if m.Requeued+m.WorkersLost+m.WorkersHung+m.Offenders > 0 {
-		fmt.Fprintf(out, "; requeued %d, workers lost %d, hung %d, offenders %d", m.Requeued, m.WorkersLost, m.WorkersHung, m.Offenders)
+	if m.Requeued+m.Isolated+m.WorkersLost+m.WorkersHung+m.WorkersSuspended+m.Offenders > 0 {
+		fmt.Fprintf(out, "; requeued %d, isolated %d, workers lost %d, hung %d, suspended %d, offenders %d",
+			m.Requeued, m.Isolated, m.WorkersLost, m.WorkersHung, m.WorkersSuspended, m.Offenders)
 	}
 	fmt.Fprint(out, "\n\n  since the start\n")
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)

@@ -37,6 +37,10 @@ runs() {
     echo "reuse-and-cancel holds -DREQUESTS0=0 -DREQUESTS1=2 -DCANCELS=1"
     echo "reuse-and-client-death holds -DREQUESTS0=0 -DREQUESTS1=2 -DCLIENT_DEATHS=1"
     echo "two-worker-deaths holds -DREQUESTS0=0 -DREQUESTS1=1 -DWORKER_DEATHS=2"
+    echo "two-failed-batches holds -DREQUESTS0=0 -DREQUESTS1=2 -DFAILURES=2"
+    echo "failure-and-expiry holds -DREQUESTS0=0 -DREQUESTS1=2 -DFAILURES=1 -DEXPIRIES=1"
+    echo "failure-and-death holds -DREQUESTS0=0 -DREQUESTS1=1 -DFAILURES=1 -DWORKER_DEATHS=1"
+    echo "no-ring-after-failure caught -DNO_RING_AFTER_FAILURE -DREQUESTS0=0 -DFAILURES=1"
     echo "no-generation-check caught -DNO_GENERATION -DEXPIRIES=1"
     echo "done-without-generation caught -DNO_GENERATION_DONE -DREQUESTS1=2"
     echo "one-bell-for-two-waiters caught -DONE_BELL"
@@ -57,6 +61,7 @@ runs() {
     echo "client-death holds -DREQUESTS0=1 -DREQUESTS1=1 -DCLIENT_DEATHS=1"
     echo "lease holds -DREQUESTS0=1 -DREQUESTS1=1 -DLEASES=1"
     echo "cancel holds -DREQUESTS0=1 -DREQUESTS1=1 -DCANCELS=1"
+    echo "failure holds -DREQUESTS0=1 -DREQUESTS1=1 -DFAILURES=2"
     echo "expiry holds -DREQUESTS0=1 -DREQUESTS1=1 -DEXPIRIES=1"
 }
 

@@ -38,6 +38,9 @@
 #ifndef LEASES
 #define LEASES 0        /* batches that outlive their lease */
 #endif
+#ifndef FAILURES
+#define FAILURES 0      /* batches that fail as a whole */
+#endif
 #define MAX_ATTEMPTS 2
 
 #define SLOTS 3
@@ -75,6 +78,7 @@ Mail mail[WORKERS];                     /* the mailbox, one deep */
 bool posted[WORKERS];                   /* Mailbox.Tail is ahead of the worker */
 bool parked[WORKERS], taken[WORKERS];
 bool done[WORKERS];                     /* Done ring: an entry is there */
+bool whole[WORKERS];                    /* Done.Whole: that batch failed as a whole */
 byte darmed[WORKERS];                   /* its ArmedAt */
 bool wdoorbell[WORKERS];
 
@@ -102,7 +106,7 @@ bool left[CLIENTS], window[CLIENTS] = true;     /* window: leased */
 bool touched;                           /* something happened outside the rings: decide */
 
 byte worker_deaths = WORKER_DEATHS, client_deaths = CLIENT_DEATHS;
-byte cancels = CANCELS, expiries = EXPIRIES, leases = LEASES;
+byte cancels = CANCELS, expiries = EXPIRIES, leases = LEASES, failures = FAILURES;
 
 #define bitset(m, i) ((m >> (i)) & 1)
 #define COMMIT 1
@@ -284,7 +288,7 @@ proctype Worker(byte w) {
 attach:
     atomic {
         !attached[w] && !wdead[w];
-        taken[w] = false; posted[w] = false; done[w] = false; parked[w] = false;
+        taken[w] = false; posted[w] = false; done[w] = false; whole[w] = false; parked[w] = false;
         darmed[w] = NEVER; wdoorbell[w] = false;
         mailbell[w].changed = false; mailbell[w].asleep = 0;
         attached[w] = true; touched = true
@@ -312,6 +316,18 @@ compute:
             if :: todo & 3 -> todo = todo + 16 :: else fi;  /* bells to ring */
             if :: bitset(todo, 2) -> todo = todo + 32 :: else fi
         };
+#if FAILURES > 0
+        if
+        :: atomic { failures > 0 && todo ->                 /* FailAll: no words, only Done, and always a ring */
+                failures--; todo = 0; ClearMail(w); taken[w] = false; whole[w] = true; done[w] = true; darmed[w] = moved(darmed[w]) };
+#ifdef NO_RING_AFTER_FAILURE
+            atomic { if :: darmed[w] == LAST -> wdoorbell[w] = true; darmed[w] = NEVER :: else fi; goto next }
+#else
+            atomic { wdoorbell[w] = true; if :: darmed[w] == LAST -> darmed[w] = NEVER :: else fi; goto next }
+#endif
+        :: skip
+        fi;
+#endif
         do                                                  /* Complete: words, then the bell, client by client */
         :: d_step { bitset(todo, 0) -> End(0, mail[w].gen[0], true, false, won); todo = todo - 1 }
         :: d_step { (todo & 3) == 2 -> End(1, mail[w].gen[1], true, false, won); todo = todo - 2 }
@@ -385,10 +401,21 @@ inline EndRunning(k) {
 #define finished(w, k) given(w, k)
 #endif
 
+/* RetryFailed: a request of a batch that failed as a whole is tried again, or that is its answer. */
+inline RetryFailed(k) {
+    if
+    :: state[k] = QUEUED; by[k] = 0
+    :: End(k, gen[k], false, false, won); Ring(owner(k)); Free(k)
+    fi
+}
+
+#define failed(w, k) (whole[w] && board[k].gen != gen[k])
+
 inline FinishRequest(w, k) {
     if
     :: finished(w, k) && state[k] == HELD -> Reclaim(k)
-    :: finished(w, k) && state[k] == RUNNING -> assert(board[k].gen == gen[k]); Free(k)
+    :: finished(w, k) && state[k] == RUNNING && failed(w, k) -> RetryFailed(k)
+    :: finished(w, k) && state[k] == RUNNING && !failed(w, k) -> assert(board[k].gen == gen[k]); Free(k)
     :: else
     fi
 }
@@ -402,6 +429,7 @@ inline DrainDone(w) {
     :: done[w] ->
         done[w] = false;
         FinishRequest(w, 0); FinishRequest(w, 1); FinishRequest(w, 2);
+        whole[w] = false;
         ForgetMail(w)
     :: else
     fi

@@ -66,6 +66,7 @@ var (
 	requests   = newMetric(counter, "model_requests_total", "Requests that the broker accepted.", "model")
 	ended      = newMetric(counter, "model_requests_ended_total", "Requests that have ended, by how.", "model", "end")
 	requeued   = newMetric(counter, "model_requests_requeued_total", "Requests that were tried again after their worker died.", "model")
+	isolated   = newMetric(counter, "model_requests_isolated_total", "Requests that were run again after their batch failed.", "model")
 	batches    = newMetric(counter, "model_batches_total", "Batches sent to workers.", "model")
 	rows       = newMetric(counter, "model_rows_total", "Rows sent to workers.", "model")
 	dispatched = newMetric(counter, "model_dispatches_total", "Batches sent to workers, by the rule that sent them.", "model", "reason")
@@ -84,6 +85,7 @@ var (
 	workers       = newMetric(gauge, "model_workers", "Workers that are attached, by state.", "model", "state")
 	ready         = newMetric(gauge, "model_workers_ready", "Workers that can be counted on: they wait for work, or their batch does not take unusually long.", "model")
 	attached      = newMetric(counter, "model_workers_attached_total", "Workers that ever attached.", "model")
+	suspended     = newMetric(counter, "model_workers_suspended_total", "Suspensions of workers that failed what others ran.", "model")
 	lost          = newMetric(counter, "model_workers_lost_total", "Workers that left or died.", "model")
 	hung          = newMetric(counter, "model_workers_hung_total", "Workers that outlived their lease.", "model")
 	offenders     = newMetric(counter, "model_offenders_total", "Peers that broke the protocol and were disconnected.", "model")
@@ -148,9 +150,11 @@ func collectModel(ch chan<- prometheus.Metric, put func(m *metric, value float64
 		is    *metric
 		value float64
 	}{
-		{requests, float64(m.Requests)}, {requeued, float64(m.Requeued)}, {batches, float64(m.Batches)}, {rows, float64(m.Rows)},
+		{requests, float64(m.Requests)}, {requeued, float64(m.Requeued)}, {isolated, float64(m.Isolated)},
+		{batches, float64(m.Batches)}, {rows, float64(m.Rows)},
 		{queueRequests, float64(m.QueueLength)}, {slots, float64(m.Slots)}, {slotsUnleased, float64(m.SlotsFree)},
-		{clients, float64(m.Clients)}, {ready, float64(m.ReadyWorkers)}, {attached, float64(m.WorkersAttached)}, {lost, float64(m.WorkersLost)},
+		{clients, float64(m.Clients)}, {ready, float64(m.ReadyWorkers)}, {attached, float64(m.WorkersAttached)},
+		{lost, float64(m.WorkersLost)}, {suspended, float64(m.WorkersSuspended)},
 		{hung, float64(m.WorkersHung)}, {offenders, float64(m.Offenders)}, {maxBatch, float64(m.MaxBatchSize)}, {waitTime, m.WaitTimeMS / 1e3},
 	} {
 		put(v.is, v.value, m.Name)
@@ -169,7 +173,7 @@ func collectModel(ch chan<- prometheus.Metric, put func(m *metric, value float64
 	if goal, err := policy.ParseDuration(m.Policy["latency_goal"]); err == nil && goal > 0 {
 		put(latencyGoal, goal.Seconds(), m.Name)
 	}
-	states := map[string]int{"idle": 0, "busy": 0, "dying": 0, "quarantined": 0}
+	states := map[string]int{"idle": 0, "busy": 0, "suspended": 0, "dying": 0, "quarantined": 0}
 	for _, w := range m.Workers {
 		states[w.State]++
 	}

@@ -28,6 +28,7 @@ var campaigns = []campaign{
 	{"stops", "SIGSTOP of workers past their lease, then SIGCONT", 500, 12, stopWorkers},
 	{"brokers", "SIGKILL of the broker under load, and its restart", 500, 8, killBrokers},
 	{"poison", "1 to 10 % of the inputs kill the worker that runs them; events are batches", 2000, 60, poisonBatches},
+	{"raises", "workers that begin to raise at every batch, inputs that make all raise; events are workers", 300, 6, raisingWorkers},
 	{"hostile", "an attached process that breaks every rule; events are mutations", 100_000_000, 2_000_000, hostilePeer},
 	{"signals", "SIGURG, SIGPROF, SIGUSR1 and SIGCHLD at kHz; events are signals", 100_000, 5_000, signalStorm},
 	{"limits", "no descriptors for the broker, no disk for its log", 2, 2, limits},

@@ -21,7 +21,7 @@ import (
 type tally struct {
 	OK       int            // with the right bytes
 	Named    map[string]int // ended with a named error
-	Poisoned int            // poisonous requests that ended with WorkerDied
+	Poisoned int            // poisonous requests that ended as they should
 	Wrong    []string       // wrong bytes, or an error without a name
 	Late     []string       // ended more than 100 ms after its deadline
 	Stood    time.Duration  // how long this process, or the whole machine, stood still, in all
@@ -60,7 +60,8 @@ type loadJob struct {
 	Seed    uint64
 	Load    int           // goroutines
 	Pause   int           // microseconds between requests, about
-	Poison  float64       // share of poisonous requests
+	Poison  float64       // share of poisonous requests: their workers die
+	Raise   float64       // the same: their workers' functions raise
 	Timeout time.Duration // default patience
 }
 
@@ -104,9 +105,12 @@ func playLoad(child *testbed.Child, job loadJob) error {
 					x[j] = rng.Int64()
 				}
 				x[0], x[1] = cmdAnswer, id<<8|int64(k)
-				poison := rng.Float64() < job.Poison
-				if poison {
-					x[0] = cmdPoison
+				poison := status.OK // how it ends
+				switch p := rng.Float64(); {
+				case p < job.Poison:
+					x[0], poison = cmdPoison, status.ErrWorkerDied
+				case p < job.Poison+job.Raise:
+					x[0], poison = cmdRaise, status.ErrFailed
 				}
 				start, before := time.Now(), stood.Load()
 				err := askWithin(c, x, job.Timeout)
@@ -159,14 +163,16 @@ func askWithin(c *client.Client, x []int64, timeout time.Duration) error {
 	return testbed.Ask(ctx, c, x, testbed.Width)
 }
 
-func (t *tally) count(err error, took, allowed time.Duration, poison bool) {
+func (t *tally) count(err error, took, allowed time.Duration, poison status.Code) {
 	var s status.Code
 	switch {
 	case errors.Is(err, testbed.ErrWrongBytes):
 		t.Wrong = append(t.Wrong, err.Error())
-	case poison && errors.Is(err, status.ErrWorkerDied):
+	case poison == status.ErrFailed && errors.Is(err, poison) && err.Error() != errRaised.Error() && err.Error() != errBroken.Error():
+		t.Wrong = append(t.Wrong, "a poisonous request was told "+err.Error())
+	case poison != status.OK && errors.Is(err, poison):
 		t.Poisoned++
-	case err == nil && poison:
+	case err == nil && poison != status.OK:
 		t.Wrong = append(t.Wrong, "a poisonous request was answered")
 	case err == nil:
 		t.OK++

@@ -49,6 +49,7 @@ func deaf(role func(*testbed.Child) error) func(*testbed.Child) error {
 const (
 	cmdAnswer = 0
 	cmdPoison = 0xdead // the worker dies of it
+	cmdRaise  = 0xbad  // the worker's function raises
 )
 
 // victimJob is that of a worker or client that dies at a step, unless it has
@@ -141,6 +142,9 @@ func (p *player) compute(b *worker.Batch, label string) {
 		p.hangUpAndDie()
 	case "random":
 		p.dieWithin(200 * time.Microsecond)
+	}
+	if p.raises(b, label) {
+		return
 	}
 	for i := range b.Rows() {
 		x := worker.Row[int64](b.Input(0), i)

@@ -123,7 +123,8 @@ type WorkerInfo struct {
 	Weight  int      `msgpack:"weight,omitempty"`
 	Pad     string   `msgpack:"pad,omitempty"` // "", "fixed", "preferred"
 	PadTo   int      `msgpack:"pad_to,omitempty"`
-	GPU     string   `msgpack:"gpu,omitempty"` // where it computes, for stats
+	GPU     string   `msgpack:"gpu,omitempty"`      // where it computes, for stats
+	RunOnce bool     `msgpack:"run_once,omitempty"` // what it was given must not be run again
 }
 
 // Reply is the broker's answer.
@@ -177,6 +178,7 @@ type Attached struct {
 	Depth       int               `msgpack:"depth"`     // worker: mails it may hold
 	WorkerID    uint32            `msgpack:"worker_id"`
 	HandsOn     bool              `msgpack:"hands_on,omitempty"` // worker: another stage follows, so it ends only the requests that fail
+	Isolates    bool              `msgpack:"isolates,omitempty"` // worker: it may report that a batch failed as a whole
 	Clock       int64             `msgpack:"clock"`              // the broker's CLOCK_MONOTONIC when it replied: the peer's must be the same clock
 	Policy      map[string]string `msgpack:"policy"`             // a policy.Policy, all keys
 	Notes       []string          `msgpack:"notes,omitempty"`    // worker: how the policy differs from what it asked for

@@ -306,7 +306,7 @@ class Batch:
         self._failed.add(i)
 
     def fail_all(self, error: BaseException | str) -> None:
-        """Ends every request that has not failed yet."""
+        """Says that the batch failed as a whole, as an exception does, but for the requests that have failed already."""
         self._raw.fail_all(error)
         self._failed.update(range(self._raw.requests))
 

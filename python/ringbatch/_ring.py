@@ -58,6 +58,7 @@ def worker_options(
     pad_to: int = 0,
     pad_preferred: bool = False,
     gather_threads: int = 0,
+    run_once: bool = False,
     name: str | None = None,
     gpu: str | None = None,
     socket: str | os.PathLike[str] | None = None,
@@ -67,6 +68,7 @@ def worker_options(
     o = c.WorkerOptions()
     o.size = ctypes.sizeof(o)
     o.depth, o.lanes, o.weight, o.pad_to, o.pad_preferred, o.gather_threads = depth, lanes, weight, pad_to, pad_preferred, gather_threads
+    o.run_once = run_once
     o.name, o.gpu, o.socket = encode(name or os.environ.get("RINGBATCH_WORKER_NAME")), encode(gpu), encode(socket)
     o.policy = encode(policy_text(policy))
     return o
@@ -182,7 +184,7 @@ class RingBatch(Rows):
         check(self._lib, self._lib.rb_batch_fail(self._at, i, _reason(error)))
 
     def fail_all(self, error: BaseException | str) -> None:
-        """Fails every request that has not failed yet."""
+        """The batch failed as a whole, but for the requests that have failed already."""
         check(self._lib, self._lib.rb_batch_fail_all(self._at, _reason(error)))
 
     def wanted(self) -> bool:

@@ -115,7 +115,7 @@ class WorkerOptions(Structure):
         ("policy", c_char_p),
         ("pipeline", c_char_p),
         ("lanes", c_uint32),
-        ("unused", c_uint32),
+        ("run_once", c_uint32),
     ]
 
 

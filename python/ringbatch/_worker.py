@@ -39,6 +39,7 @@ def worker(
     pad_to: int = 0,
     pad_preferred: bool = False,
     gather_threads: int = 0,
+    run_once: bool = False,
     debug: bool | None = None,
     name: str | None = None,
     gpu: str | None = None,
@@ -50,6 +51,8 @@ def worker(
     The function writes ``batch.outputs[name][...]``, or returns the output (of
     several a dict): an array of all rows, or a list of rows where sizes vary.
     An output that it neither returns nor touches fails the batch.
+    If it raises, its requests are run again in smaller batches, on another worker if
+    there is one; a request that fails by itself gets the exception's text.
     It may be a coroutine function, ``async def run(batch)``: then several
     batches are in flight in one process, and it may await other models
     (``await recogniser.ainfer(crops)``).
@@ -75,9 +78,11 @@ def worker(
     pad_to, pad_preferred: have batches padded with rows of zeros.
     gather_threads: how many copy the rows of a batch above 1 MiB together; 0 is
         as many as cores, by affinity and CPU quota, one where there are fewer than 4; at most 16.
+    run_once: requests must not be run again: a batch that fails, or a death, fails all its requests.
     """
     o = worker_options(
-        depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, name=name, gpu=gpu, **policy
+        depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, run_once=run_once,
+        name=name, gpu=gpu, **policy,
     )
     text = signature(inputs, outputs, memory)
 

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package batcher
+
+// Requests that are run again (rule 8). There is a list for each worker that
+// retries avoid, so that finding one for a worker never means passing over
+// thousands that it must not get.
+
+// retryList is the list of the retries that avoid the same worker as r.
+func (b *Batcher) retryList(r *request) *list {
+	i := int(r.avoid + 1) // NoWorker wraps around to 0
+	for len(b.retries) <= i {
+		b.retries = append(b.retries, emptyList)
+	}
+	return &b.retries[i]
+}
+
+// nextRetry finds the oldest retry that an idle worker may get, and that worker.
+// It returns none if there is no such retry.
+func (b *Batcher) nextRetry() (first RequestID, w WorkerID) {
+	first = none
+	if b.retrying == 0 {
+		return first, NoWorker
+	}
+	for i := range b.retries {
+		id := b.retries[i].head
+		if id == none || first != none && b.requests[first].seq < b.requests[id].seq {
+			continue
+		}
+		if x := b.idleFor(WorkerID(i) - 1); x != NoWorker {
+			first, w = id, x
+		}
+	}
+	return first, w
+}
+
+// idleFor chooses the idle worker that gets the next retry which avoids a worker.
+// NoWorker: that retry waits for a busy worker.
+func (b *Batcher) idleFor(avoid WorkerID) WorkerID {
+	others, trusted := 0, 0
+	for i := range b.workers {
+		if x := &b.workers[i]; x.attached && !x.Paused && WorkerID(i) != avoid {
+			others++
+			if !x.Doubted {
+				trusted++
+			}
+		}
+	}
+	best := heapItem{id: uint32(NoWorker)}
+	for _, x := range b.idle.items {
+		avoided := others > 0 && WorkerID(x.id) == avoid
+		doubted := trusted > 0 && b.workers[x.id].Doubted
+		if !avoided && !doubted && (best.id == uint32(NoWorker) || x.less(best)) {
+			best = x
+		}
+	}
+	return WorkerID(best.id)
+}
+
+// dispatchRetry gives w a batch of retries: first, and those behind it that fit.
+func (b *Batcher) dispatchRetry(w WorkerID, first RequestID, now Time) {
+	s := b.requests[first].shape
+	dims := b.shapes.shapes[s].dims
+	slot, x := b.newBatch()
+	before, rows, most := len(b.ids), int32(0), int(b.requests[first].share)
+	for id := first; id != none; {
+		r := &b.requests[id]
+		n := len(b.ids) - before
+		most = min(most, int(r.share))
+		if n > 0 && (r.shape != s || n >= most || int(rows+r.rows) > b.settings.MaxBatchSize) {
+			break
+		}
+		next := b.inQueue[id].next
+		rows += r.rows
+		b.withdraw(id)
+		b.start(r, x, slot, id)
+		id = next
+	}
+	b.handOver(w, slot, Dispatch{
+		Requests: b.ids[before:],
+		Rows:     int(rows),
+		Dims:     dims,
+		Why:      Retry,
+	}, now)
+}
