@@ -339,7 +339,7 @@ def broken(tmp_path, what):
         ("fixed", {}, r"input 'x' has a fixed batch of 1, f32\[1,3,8,8\].*dynamic_axes={'x': {0: 'batch'}"),
         ("fixed inside", {}, "takes one row, and fails with 3: a batch of 1 is fixed inside the graph.*--max_batch_size=1"),
         ("nonsense", {}, "onnxruntime cannot load it"),
-        ("missing", {}, "no such file"),
+        ("missing", {}, "No such file"),
         ("string", {}, r"input 'x' is a tensor\(string\), which no ring holds"),
         ("scalar", {}, "input 's' has no dimensions"),
         ("time first", {"dims": {"n": "<=4"}}, "the batch must be the first dimension"),
