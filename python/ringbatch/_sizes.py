@@ -384,7 +384,7 @@ def padding_ignored(
     """
     for point, true in _padded_points(axes, 1, 5, 7):
         row = _PaddedRow(model, axes, outputs, dtypes, pads, point, true)
-        if not equal_results(partial(row.run, False), partial(row.run, True)):
+        if not equal_results(partial(row.run, False), partial(row.run, True), nan=False):
             return False
     if all(value is None for value in pads):
         return True
@@ -424,9 +424,16 @@ class _PaddedRow:
 _NOISE = 4  # how much farther than two equal runs others may be apart, by chance
 
 
-def equal_results(one: Callable[[], list[np.ndarray]], other: Callable[[], list[np.ndarray]], outputs: Sequence[Output] = ()) -> bool:
-    """Whether two runs of equal shapes give equal results. They may differ only where the model differs from itself, and hardly more."""
+def equal_results(
+    one: Callable[[], list[np.ndarray]], other: Callable[[], list[np.ndarray]], outputs: Sequence[Output] = (), nan: bool = True
+) -> bool:
+    """Whether two runs of equal shapes give equal results. They may differ only where the model differs from itself, and hardly more.
+
+    nan: whether NaN counts as equal to NaN; where any filling may turn into it, that proves nothing.
+    """
     first = one()
+    if not nan and any(np.isnan(y).any() for y in first if y.dtype.kind == "f"):
+        return False
     apart = _apart(first, other(), outputs)
     return apart == 0 or apart <= _NOISE * _apart(first, one(), outputs) < math.inf
 

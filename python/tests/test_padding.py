@@ -70,6 +70,10 @@ def test_chance_is_allowed_for_and_no_more():
     assert not pads(lambda x, here: np.where(x[:, -1:] == 0, x, np.nan))
 
 
+def test_results_that_are_no_numbers_prove_nothing():
+    assert not pads(lambda x, here: x + np.nan * x.sum(1, keepdims=True))
+
+
 def check(function, **options):
     xs = _sizes.example([X], [(8,)], [np.dtype("float32")], 3)
     _sizes.refuse_mixed_rows(Model(lambda x, here: function(x)), xs, _sizes.HALF_TOLERANCE, **options)
