@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Three checks of what a GPU changes, in about four minutes; each prints one line of JSON.
+"""Runs three checks that need a GPU, in about four minutes; each prints one line of JSON.
 
     export PYTHONPATH=build/gpu/python RINGBATCH_LIBRARY=build/gpu/libringbatch.so RINGBATCH_BINARY=build/gpu/ringbatch # of make gpu-bundle
     python3 hack/gpu/right.py [PART…]        # --device cpu tries the script itself
 
-padding   TorchScript encoders without and with a mask: only the latter may get buckets, with and without CUDA graphs
+padding   TorchScript encoders without and with a mask: only those with a mask may get buckets, with and without CUDA graphs
 lengths   64 producers with lengths 8 to 500, two workers, no buckets: requests a second (47 where each size is compiled)
 hung      three workers under MPS, lease 4 s, one request whose kernel never ends: what becomes of the requests of others
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import math
 import os
 import random
 import subprocess
@@ -44,17 +45,14 @@ def make_encoder(file: str, masked: bool, small: bool) -> None:
             return super().forward(tokens, torch.ones_like(tokens, dtype=torch.bool))
 
     torch.manual_seed(0)
-    tokens = torch.ones(2, 32, dtype=torch.int64)
-    with torch.no_grad():
-        made = encoder.Encoder().eval() if masked else Maskless().eval()
-        torch.jit.save(torch.jit.trace(made, (tokens, tokens > 0) if masked else (tokens,)), file)
+    tokens, made = torch.ones(2, 32, dtype=torch.int64), encoder.Encoder() if masked else Maskless()
+    torch.jit.save(torch.jit.trace(made.eval(), (tokens, tokens > 0) if masked else (tokens,)), file)
 
 
 def broker(folder: str, *flags: str) -> tuple[subprocess.Popen, str]:
     socket = os.path.join(folder, "b.sock")
     p = subprocess.Popen([rb.binary_path(), "broker", "--socket", socket, "--log_level", "error", *flags])
-    while not os.path.exists(socket):
-        assert p.poll() is None, "the broker did not start"
+    while not os.path.exists(socket) and p.poll() is None:
         time.sleep(0.01)
     return p, socket
 
@@ -62,8 +60,7 @@ def broker(folder: str, *flags: str) -> tuple[subprocess.Popen, str]:
 def end(*processes: subprocess.Popen) -> None:
     for p in processes:
         p.terminate()
-    for p in processes:
-        p.wait(30)
+        p.wait(60)
 
 
 def serve_encoder(socket: str, file: str, name: str, a: argparse.Namespace, *flags: str) -> subprocess.Popen:
@@ -86,11 +83,8 @@ def padding(a: argparse.Namespace, folder: str) -> dict:
     return {"buckets": buckets, "right": all(got == name.startswith("masked") for name, got in buckets.items())}
 
 
-# -- producers, each a process of its own
-
-
 def ask(model: str, socket: str, seed: str) -> None:
-    """Says when it is connected, asks until standard input ends, and tells how that went."""
+    """Asks as a producer process until standard input ends, then prints its counts."""
     stop, choose = threading.Event(), random.Random(seed)
     took: list[float] = []
     gap, failed = [0.0, 0.0], collections.Counter()
@@ -136,13 +130,12 @@ def lengths(a: argparse.Namespace, folder: str) -> dict:
     served = serve_encoder(socket, file, "encoder", a, "--no_buckets", "--max_batch_size=32", "--processes=2")
     found = asking(64, "encoder", socket)
     began = time.monotonic()
-    time.sleep(a.seconds)
-    told = answers(found)
-    spent = time.monotonic() - began  # with the requests that were in flight
+    time.sleep(15)
+    told, spent = answers(found), time.monotonic() - began  # with the requests that were in flight
     end(served, b)
-    took, ok = sorted(t for one in told for t in one["took"]), sum(one["ok"] for one in told)
-    failed = sum(sum(one["failed"].values()) for one in told)
-    return {"requests_per_s": round(ok / spent, 1), "p50_ms": round(1e3 * took[len(took) // 2], 1), "failed": failed, "before": 47}
+    took, rate = sorted(t for one in told for t in one["took"]), sum(one["ok"] for one in told) / spent
+    failed, p50 = sum(sum(one["failed"].values()) for one in told), took[len(took) // 2] if took else 0
+    return {"requests_per_s": round(rate, 1), "p50_ms": round(1e3 * p50, 1), "failed": failed, "before": 47}
 
 
 def hang(device: str) -> None:
@@ -161,8 +154,7 @@ def hang(device: str) -> None:
 
 def hung(a: argparse.Namespace, folder: str) -> dict:
     model = '[[model]]\nname = "m"\ninputs = ["x:f32[4]"]\noutputs = ["y:f32[4]"]\nmax_batch_size = 8\nlease = "4s"\n'
-    command = json.dumps([sys.executable, os.path.abspath(__file__), "--hang", a.device])
-    config = Path(folder, "b.toml")
+    command, config = json.dumps([sys.executable, os.path.abspath(__file__), "--hang", a.device]), Path(folder, "b.toml")
     config.write_text(f"mps = {str(a.device != 'cpu').lower()}\n{model}[[model.worker]]\ncommand = {command}\ninstances = 3\n")
     b, socket = broker(folder, "--config", str(config))
 
@@ -171,30 +163,26 @@ def hung(a: argparse.Namespace, folder: str) -> dict:
         return sum(len(m.get("workers") or []) for m in models)
 
     def wait_for_all(until: float) -> float | None:
-        while workers() < 3 and time.monotonic() < until:
+        while (there := workers()) < 3 and time.monotonic() < until:
             time.sleep(0.1)
-        return time.monotonic() if workers() == 3 else None
+        return time.monotonic() if there == 3 else None
 
     assert wait_for_all(time.monotonic() + HEALED_S), "the workers did not start"
     found = asking(16, "m", socket)
     time.sleep(3)
     began = time.monotonic()
     with rb.connect("m", socket=socket) as m:
-        try:
-            poison = str(m(np.full(4, POISON, "float32"), timeout=HEALED_S))
-        except rb.Error as e:
-            poison = f"{type(e).__name__}: {str(e).splitlines()[0][:90]}"
+        e = m.submit(np.full(4, POISON, "float32"), timeout=HEALED_S).exception()
+        poison = f"{type(e).__name__}: {str(e).splitlines()[0][:90]}"
     poison_s, healed = time.monotonic() - began, wait_for_all(began + HEALED_S)
     time.sleep(3)
     told = answers(found)
     end(b)
     failed = sum((collections.Counter(one["failed"]) for one in told), collections.Counter())
     gap = max((one["gap"] for one in told), key=lambda g: g[1] - g[0])
-    return {
-        "others": {"ok": sum(one["ok"] for one in told), "failed": sum(failed.values()), "why": dict(failed.most_common(5))},
-        "longest_wait_s": round(gap[1] - gap[0], 1), "poison": poison, "poison_s": round(poison_s, 1),
-        "three_workers_after_s": healed and round(healed - began, 1),
-    }  # fmt: skip
+    others = {"ok": sum(one["ok"] for one in told), "failed": sum(failed.values()), "why": dict(failed.most_common(5))}
+    times = {"longest_wait_s": gap[1] - gap[0], "poison_s": poison_s, "three_workers_after_s": (healed or math.inf) - began}
+    return {"others": others, "poison": poison, **{name: round(s, 1) for name, s in times.items()}}
 
 
 def main() -> None:
@@ -202,12 +190,10 @@ def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))
     p.add_argument("--device", default="cuda")
-    p.add_argument("--seconds", type=float, default=15)
     a = p.parse_args()
     for name in a.parts or parts:
         with tempfile.TemporaryDirectory(prefix="rb") as folder:
-            began = time.monotonic()
-            result = parts[name](a, folder)
+            began, result = time.monotonic(), parts[name](a, folder)
             print(json.dumps({"part": name, **result, "seconds": round(time.monotonic() - began)}), flush=True)
 
 

@@ -3,7 +3,7 @@
 
 A file is trusted if no other user can have written it, or put it there: the file
 and every folder and link that leads to it belong to this user or to root, and
-nobody else may write them. internal/trust does the same for Go.
+no others may write them. internal/trust does the same for Go.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _way_to(path: str | Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _refuse_others(entry: str, about: os.stat_result, path: str | Path) -> None:
-    """Of a folder with the sticky bit, as /tmp has it, nobody takes the entries of others away."""
+    """In a folder with the sticky bit, such as /tmp, users cannot take away the entries of others."""
     risk = "and loading it may run what they wrote"
     if about.st_uid not in (0, os.geteuid()):
         raise errors.Invalid(f"{path}: {entry} belongs to uid {about.st_uid}, {risk}: files of this user and of root are loaded, and no others")
