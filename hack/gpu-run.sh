@@ -44,7 +44,7 @@ native() { # without MPS: one test makes a kernel fault on purpose
 	mps_off
 	(
 		cd worker/cuda || exit
-		fault=TestAnIllegalAddressFailsTheBatchAndEndsTheWorker # by itself: the process has no GPU after it
+		fault=TestAnIllegalAddressEndsTheWorkerWithoutAnAnswer # by itself: the process has no GPU after it
 		timeout 90 "$bundle/cuda.test" -test.v -test.skip $fault 2>&1 | grep -e '^---' -e '_test.go' -e '^[A-Z]*$'
 		timeout 30 "$bundle/cuda.test" -test.v -test.run $fault 2>&1 | grep -e '^---' -e '_test.go' -e '^[A-Z]*$'
 		timeout 60 "$bundle/cuda.test" -test.run '^$' -test.bench . -test.benchtime 1s

@@ -24,7 +24,8 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
+
+	"github.com/ringbatch/ringbatch/internal/trust"
 )
 
 // Limits on what a header may claim.
@@ -92,7 +93,7 @@ type File struct {
 
 // Open opens a file and checks its header. Close it after use.
 func Open(path string) (*File, error) {
-	f, err := os.Open(path)
+	f, err := trust.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("open safetensors: %w", err)
 	}

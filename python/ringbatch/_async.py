@@ -23,6 +23,7 @@ from typing import Any
 from . import errors
 from ._batch import Batch, Buffers
 from ._library import SLICE_NS, Process
+from ._lost import end_if_lost
 from ._ring import Ring, RingBatch, Stop
 
 log = logging.getLogger("ringbatch")
@@ -122,6 +123,7 @@ class AsyncServing:
         except BaseException as e:
             if isinstance(e, Exception):
                 log.exception("a batch of %d rows failed", raw.rows)
+                end_if_lost(e)
             batch._end()
             if self._gone and isinstance(e, asyncio.CancelledError):
                 return  # Ring.close tells its clients, who may send it again

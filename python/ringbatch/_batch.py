@@ -12,8 +12,9 @@ import numpy as np
 
 from . import _device, errors
 from . import _unwritten as unwritten
+from ._lost import lost
 from ._plain import Columns
-from ._ring import Lost, Ring, RingBatch
+from ._ring import Ring, RingBatch
 from ._tensors import Tensor
 from ._views import Life, released
 
@@ -436,7 +437,7 @@ class Batch:
             try:
                 self._device.synchronize()
             except RuntimeError as e:
-                raise Lost(f"the GPU or its context was lost; this worker must be started again ({e})") from e
+                raise lost(e) from e
         if "_life" in self.__dict__:
             self._life.end(released)
 

@@ -26,7 +26,7 @@ from ._serve_targets import imported, name_of
 from ._stopping import StopEvent, stop_on_signals
 from ._tensors import _DTYPES as NAMES
 from ._tensors import _NUMPY
-from ._trust import WARNING, refuse_writable_by_others
+from ._trust import WARNING, open_trusted
 from ._worker import Worker
 
 METHODS = ("predict", "transform")  # of an estimator that cannot be called; the first that it has
@@ -52,7 +52,6 @@ def load(target: str) -> Any:
     """The object. Whatever it takes to make it runs here."""
     path = Path(target)
     if path.exists():
-        refuse_writable_by_others(path)
         if path.suffix == ".joblib":
             try:
                 import joblib  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -62,7 +61,7 @@ def load(target: str) -> Any:
         else:
             read = pickle.load
         try:
-            with path.open("rb") as f:
+            with open_trusted(path) as f:
                 return read(f)
         except (pickle.UnpicklingError, EOFError, IndexError, KeyError, ImportError, AttributeError) as e:
             raise errors.Invalid(f"{target} cannot be loaded: {type(e).__name__}: {e}") from e

@@ -13,6 +13,7 @@ import onnxruntime as ort
 
 from . import errors
 from ._sizes import Axes, Extra, Input, extras
+from ._trust import open_trusted
 
 _KINDS = {
     "tensor(bool)": "bool", "tensor(uint8)": "u8", "tensor(int8)": "i8", "tensor(int16)": "i16", "tensor(int32)": "i32", "tensor(int64)": "i64",
@@ -80,8 +81,8 @@ def session_of(model: str | Path | bytes, threads: int, providers: Sequence[str]
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     there = ort.get_available_providers()
     wanted = [_provider(p, there) for p in providers or ["CPUExecutionProvider"]]
-    if not isinstance(model, bytes) and not Path(model).is_file():
-        raise errors.Invalid(f"{model}: no such file")
+    if not isinstance(model, bytes):
+        open_trusted(model).close()  # by its name then: weights may lie in files beside it
     try:
         return ort.InferenceSession(model if isinstance(model, bytes) else str(model), options, providers=wanted)
     except Exception as e:

@@ -42,7 +42,9 @@ class Runner:
 class SessionLane:
     """Room for one batch. Lanes of one session take turns at it (_turns.py)."""
 
-    def __init__(self, ring: Ring, session: ort.InferenceSession, graph: Graph, outputs: Sequence[Output], axes: Axes, pads: Sequence[float]) -> None:
+    def __init__(
+        self, ring: Ring, session: ort.InferenceSession, graph: Graph, outputs: Sequence[Output], axes: Axes, pads: Sequence[float | None]
+    ) -> None:
         self._ring, self._session, self._graph, self._outputs, self._axes, self._pads = ring, session, graph, outputs, axes, pads
         self._binding = session.io_binding()
         most = ring.max_batch_size
@@ -94,7 +96,8 @@ class SessionLane:
         all_in_place = True
         for k, (t, node, shape) in enumerate(zip(self._ring.signature.inputs, self._graph.nodes, shapes)):
             count = batch.rows * math.prod(shape)
-            fill = sizes is not None and bool(t.variable) and self._pads[k] != 0
+            value = self._pads[k] if sizes is not None and t.variable else None
+            fill = bool(value)  # clients have written zeros
             if batch.pieces == 1 and not fill and count * t.dtype.itemsize == batch.rows * t.stride:
                 at = self._ring.mapping.base + t.offset + batch.runs[0][0] * t.stride
             else:
@@ -102,8 +105,8 @@ class SessionLane:
                 array = self._in[k][:count]
                 at = array.__array_interface__["data"][0]
                 batch.gather(k, at, array.nbytes)
-                if fill and sizes is not None:
-                    pad(array.reshape(batch.rows, *shape), sizes[:, self._columns[k]].tolist(), t.variable, self._pads[k])
+                if value and sizes is not None:
+                    pad(array.reshape(batch.rows, *shape), sizes[:, self._columns[k]].tolist(), t.variable, value)
             self._binding.bind_input(node.name, "cpu", 0, NUMPY[node.kind], (batch.rows, *shape), at)
         return all_in_place
 

@@ -27,6 +27,7 @@ from . import _refusal, errors
 from . import _structs as c
 from ._core import encode, tensors
 from ._library import SLICE_NS, check, last_error, load
+from ._lost import Lost, end_if_lost, end_process
 from ._tensors import Signature
 from ._views import Mapping as SharedMapping
 from ._way import complete_batch, next_batch
@@ -44,10 +45,6 @@ class Stop(Protocol):
     def is_set(self) -> bool: ...
 
     def wait(self, timeout: float) -> bool: ...
-
-
-class Lost(RuntimeError):
-    """What computes is gone (a GPU, its context): only a new process can go on."""
 
 
 def worker_options(
@@ -296,8 +293,8 @@ def keep_attached(attach: Callable[[], Ring], serve: Callable[[Ring], None], sto
             serve(ring)
         except errors.BrokerGone:
             log.info("broker went away, attaching %s again", ring.model)
-        except Lost:
-            raise  # not closed: a batch that a device may still write to must not be answered
+        except Lost as e:
+            end_process(e)  # and answers no batch: the broker has them run elsewhere
         except BaseException:
             ring.close()
             raise
@@ -307,7 +304,7 @@ def keep_attached(attach: Callable[[], Ring], serve: Callable[[Ring], None], sto
 
 
 class Lane(Protocol):
-    """Room for one batch. What it raises fails the batch; Lost ends the process."""
+    """Room for one batch. An exception fails the batch; Lost, or a GPU that is lost, ends the process."""
 
     def submit(self, batch: RingBatch) -> None:
         """Starts a batch; it may be done when this returns."""
@@ -322,7 +319,7 @@ class Lane(Protocol):
         """How long to look for another batch before asking again whether this one is done, nanoseconds."""
 
     def release(self) -> None:
-        """The batch is about to be answered, done or failed: forget it."""
+        """The batch is about to be answered, done or failed: let nothing write into its slots any more, and forget it."""
 
 
 def run(ring: Ring, lanes: Sequence[Lane], stop: Stop) -> None:
@@ -351,8 +348,8 @@ def run(ring: Ring, lanes: Sequence[Lane], stop: Stop) -> None:
             if not patience:
                 os.sched_yield()
         elif busy:
-            _watch(*busy[0], busy[0][0].wait)
-        while busy and _watch(*busy[0], busy[0][0].done):
+            busy[0][0].wait()
+        while busy and busy[0][0].done():
             lane, batch = busy.popleft()
             lane.release()
             batch.complete()
@@ -419,22 +416,10 @@ def _submit(lane: Lane | Prefetching, batch: RingBatch) -> bool:
     except BaseException as e:
         if isinstance(e, Exception):
             log.exception("a batch of %d rows failed", batch.rows)
-        _fail(lane, batch, e)
-        if isinstance(e, Lost) or not isinstance(e, Exception):
+            end_if_lost(e)
+        lane.release()
+        batch.fail_all(e)
+        batch.complete()
+        if not isinstance(e, Exception):
             raise
         return False
-
-
-def _watch(lane: Lane, batch: RingBatch, look: Callable[[], bool | None]) -> bool | None:
-    """A lane that is lost fails the oldest batch, likely its cause; the others run elsewhere."""
-    try:
-        return look()
-    except Lost as e:
-        _fail(lane, batch, e)
-        raise
-
-
-def _fail(lane: Lane | Prefetching, batch: RingBatch, e: BaseException) -> None:
-    lane.release()
-    batch.fail_all(e)
-    batch.complete()

@@ -24,7 +24,7 @@ from ._serve_targets import KINDS, READY_S, command, kind_of, name_of, share_cor
 from ._stopping import stopping
 from ._tensors import _DTYPES as NAMES
 from ._tensors import _NUMPY as NUMPY
-from ._trust import WARNING, refuse_writable_by_others
+from ._trust import WARNING, open_trusted
 
 _LOOK_S = 0.2
 _PROFILE_S = 3
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         kind = a.kind or kind_of(a.target)
         if Path(a.target).exists():
-            refuse_writable_by_others(Path(a.target))
+            open_trusted(a.target).close()  # who loads it looks again
         name = a.name or name_of(a.target)
         at = socket_path(a.socket)
         worker = command(kind, a.target, "--name", name, "--socket", at, *rest)

@@ -8,7 +8,7 @@ a batch. Rows then lie padded in the ring; the true sizes travel beside them.
 
 A model that does not look at the padding gives the same results with it: it
 masks it by itself, or is given a mask or the lengths (an :class:`Extra`). That
-is tried before serving (:func:`padding_agrees`); a model that fails is served
+is tried before serving (:func:`padding_ignored`); a model that fails is served
 without buckets.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
@@ -166,11 +167,11 @@ def extras(axes: Axes, lengths: str | None, mask: str | None) -> list[Extra]:
     return made
 
 
-def pad_values(text: Sequence[str] | str | float, inputs: Sequence[Input]) -> list[float]:
-    """What the padding of each input is: one value for all, or NAME=VALUE each."""
-    values = [0.0] * len(inputs)
+def pad_values(text: Sequence[str] | str | float | None, inputs: Sequence[Input]) -> list[float | None]:
+    """What the padding of each input is: one value for all, or NAME=VALUE each. None: zeros that say nothing to the model."""
+    values: list[float | None] = [None] * len(inputs)
     names = [i.name for i in inputs]
-    for item in [text] if isinstance(text, (str, int, float)) else text:
+    for item in [text] if isinstance(text, (str, int, float)) else text or ():
         name, _, value = str(item).rpartition("=")
         if name and name not in names:
             raise errors.Invalid(f"--pad {item}: there is no input {name!r}; there are {', '.join(names)}")
@@ -289,12 +290,17 @@ def agree(got: Sequence[np.ndarray], want: Sequence[np.ndarray], tolerance: floa
 _FLOATS = ("f16", "bf16", "f32", "f64")
 
 
+def is_mask(i: Input) -> bool:
+    """Whether it tells which places of other inputs count."""
+    return "mask" in i.name.lower()
+
+
 def example(inputs: Sequence[Input], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype], rows: int, seed: int = 0) -> list[np.ndarray]:
     """Rows to try a model with: random numbers, zeros and ones where they are whole, ones in what is called a mask."""
     rng = np.random.default_rng(seed)
     made = []
     for i, shape, dtype in zip(inputs, shapes, dtypes):
-        if "mask" in i.name.lower():
+        if is_mask(i):
             value: Any = np.ones((rows, *shape))
         elif i.kind in _FLOATS:
             value = rng.random((rows, *shape))
@@ -306,6 +312,18 @@ def example(inputs: Sequence[Input], shapes: Sequence[tuple[int, ...]], dtypes: 
     return made
 
 
+def neighbours_ignored(model: Model, xs: list[np.ndarray], outputs: Sequence[Output] = ()) -> bool:
+    """Whether a row gives the same among other rows as among copies of itself, bit for bit: both batches have one shape."""
+    batch = [x.copy() for x in xs]  # of all runs: some kernels compute differently at other addresses
+
+    def row(i: int, copies: bool) -> list[np.ndarray]:
+        for x, given in zip(batch, xs):
+            x[...] = given[i] if copies else given
+        return [y[i : i + 1].copy() for y in model.run(batch, None)]
+
+    return all(equal_results(partial(row, i, False), partial(row, i, True), outputs) for i in range(len(xs[0])))
+
+
 def rows_agree(model: Model, xs: list[np.ndarray], tolerance: float, outputs: Sequence[Output] = ()) -> bool:
     """Whether the rows of a batch give what each gives alone. outputs: of a size that is not known, what all rows have is compared."""
     together = model.run(xs, None)
@@ -315,22 +333,21 @@ def rows_agree(model: Model, xs: list[np.ndarray], tolerance: float, outputs: Se
     if any(len(ys) != len(together) for ys in alone):
         return False
     for k, (y, *rows) in enumerate(zip(together, *alone)):
-        shapes = {z.shape[1:] for z in (y, *rows)}
-        if not _only_unknown_differ(shapes, outputs[k].follows if k < len(outputs) else ()):
-            return False
-        corner = (slice(None), *(slice(min(n)) for n in zip(*shapes)))  # a batch may be padded to its longest row
-        if not agree([y[corner]], [np.concatenate([z[corner] for z in rows])], tolerance):
+        corner = _common_corner((y, *rows), outputs[k].follows if k < len(outputs) else ())
+        if corner is None or not agree([y[corner]], [np.concatenate([z[corner] for z in rows])], tolerance):
             return False
     return True
 
 
-def _only_unknown_differ(shapes: set[tuple[int, ...]], follows: Sequence[int]) -> bool:
-    """Whether the rows of an output have one shape, but for sizes that are not known."""
-    if len(shapes) == 1:
-        return True  # also where it is declared in another shape of as many numbers
-    if any(len(shape) != len(follows) for shape in shapes):
-        return False
-    return all(f == UNKNOWN or len({*sizes}) == 1 for f, sizes in zip(follows, zip(*shapes)))
+def _common_corner(results: Sequence[np.ndarray], follows: Sequence[int]) -> tuple[slice, ...] | None:
+    """What all have, since a batch may be padded to its longest row; None if other sizes differ than those that are not known."""
+    shapes = {y.shape[1:] for y in results}
+    if len(shapes) > 1:  # one shape may be declared in another of as many numbers
+        if any(len(shape) != len(follows) for shape in shapes):
+            return None
+        if any(f != UNKNOWN and len({*sizes}) > 1 for f, sizes in zip(follows, zip(*shapes))):
+            return None
+    return (slice(None), *(slice(min(n)) for n in zip(*shapes)))
 
 
 def refuse_tolerance(given: float | None) -> None:
@@ -339,45 +356,115 @@ def refuse_tolerance(given: float | None) -> None:
         raise errors.Invalid(f"--tolerance {given:g}: want a part of the largest number, like 0.05")
 
 
-def refuse_mixed_rows(model: Model, xs: list[np.ndarray], tolerance: float, outputs: Sequence[Output] = (), adjustable: bool = True) -> None:
-    """Refuses a model whose rows do not give in a batch what each gives alone. adjustable: there is a --tolerance."""
+def refuse_mixed_rows(
+    model: Model, xs: list[np.ndarray], tolerance: float, outputs: Sequence[Output] = (), adjustable: bool = True, exact: bool = True
+) -> None:
+    """Refuses a model whose rows do not give in a batch what each gives alone. adjustable: there is a --tolerance.
+
+    exact: a row must not change at all with its neighbours. Alone it has another shape, so that there rounding may differ.
+    """
     allow = ", allow more (--tolerance 0.05)" if adjustable and tolerance < 0.05 else ""
+    advice = f"Serve single rows (--max_batch_size=1){allow} or anything (--no_check)"
+    if exact and not neighbours_ignored(model, xs, outputs):
+        why = "a row gives other results beside other rows: rows of this model depend on one another"
+        raise errors.Invalid(f"in a batch of {len(xs[0])} {why}. {advice}")
     if not rows_agree(model, xs, tolerance, outputs):
         raise errors.Invalid(
             f"in a batch of {len(xs[0])} the rows give other results than alone, by more than {tolerance:g} of the largest: rows of this model "
-            f"depend on one another (or chance is in it). Serve single rows (--max_batch_size=1){allow} or anything (--no_check)"
+            f"depend on one another (or chance is in it). {advice}"
         )
 
 
-def padding_agrees(model: Model, axes: Axes, outputs: Sequence[Output], dtypes: Sequence[np.dtype], pads: Sequence[float], tolerance: float) -> bool:
-    """Whether a padded row gives what it gives unpadded, in what is left of it."""
-    for point, true in _padded_points(axes):
-        small = example(axes.inputs, axes.shapes(true), dtypes, 1)
-        xs = []
-        for i, x, shape, value in zip(axes.inputs, small, axes.shapes(point), pads):
-            whole = np.full((1, *shape), value).astype(x.dtype) if i.kind != "bf16" else np.zeros((1, *shape), x.dtype)
-            whole[tuple(map(slice, x.shape))] = x
-            xs.append(whole)
-        want = model.run(small, [true])
-        got = [y[tuple(map(slice, (1, *o.shape(true))))] for o, y in zip(outputs, model.run(xs, [true]))]
-        if not agree(got, want, tolerance):
+def padding_ignored(
+    model: Model, axes: Axes, outputs: Sequence[Output], dtypes: Sequence[np.dtype], pads: Sequence[float | None], tolerance: float
+) -> bool:
+    """Whether a row gives the same results whatever its padding is filled with, bit for bit.
+
+    A value that --pad names is the only one that the model ignores. Then a padded row is also compared with the unpadded one.
+    """
+    for point, true in _padded_points(axes, 1, 5, 7):
+        row = _PaddedRow(model, axes, outputs, dtypes, pads, point, true)
+        if not equal_results(partial(row.run, False), partial(row.run, True), nan=False):
             return False
-    return True
+    if all(value is None for value in pads):
+        return True
+    rows = [_PaddedRow(model, axes, outputs, dtypes, pads, point, true) for point, true in _padded_points(axes, 5)]
+    return all(agree(row.run(False), model.run(row.small, [row.true]), tolerance) for row in rows)
 
 
-def _padded_points(axes: Axes) -> Iterator[tuple[Point, Point]]:
-    """Of the smallest and the largest buckets: the bucket, and a true size that is rounded up to it."""
-    for at in (0, -1):
-        buckets = [a.buckets or (a.most,) for a in axes.axes]
-        point = tuple(b[at] for b in buckets)
-        true = tuple(max(1, (n + (b[at - 1] if at and len(b) > 1 else 0)) // 2) for n, b in zip(point, buckets))
-        if true != point:
-            yield point, true
+class _PaddedRow:
+    """A row in a bucket. All its runs use the same arrays: some kernels compute differently at other addresses."""
+
+    def __init__(
+        self, model: Model, axes: Axes, outputs: Sequence[Output], dtypes: Sequence[np.dtype], pads: Sequence[float | None],
+        point: Point, true: Point,
+    ) -> None:  # fmt: skip
+        self.true, self._model = true, model
+        # An array of bf16 has its bits, which no number sets but 0.
+        self._pads = [0.0 if value is not None and i.kind == "bf16" else value for i, value in zip(axes.inputs, pads)]
+        self._corners = [tuple(map(slice, (1, *o.shape(true)))) for o in outputs]
+        self.small = example(axes.inputs, axes.shapes(true), dtypes, 1)
+        shapes = axes.shapes(point)
+        self._whole = [np.empty((1, *shape), x.dtype) for x, shape in zip(self.small, shapes)]
+        masks = [is_mask(i) for i in axes.inputs]
+        if not any(i.variable and not mask for i, mask in zip(axes.inputs, masks)):
+            masks = [False] * len(masks)  # of nothing
+        ones = [np.ones(shape) if i.kind not in _FLOATS else None for i, shape in zip(axes.inputs, shapes)]
+        random = example(axes.inputs, shapes, dtypes, 1, seed=1)
+        self._others = [0 if mask else r if one is None else one for mask, one, r in zip(masks, ones, random)]
+
+    def run(self, other: bool) -> list[np.ndarray]:
+        """The results in true places. Padding has --pad's value, or zeros as clients write them, or other numbers; a mask has zeros."""
+        for x, whole, value, filling in zip(self.small, self._whole, self._pads, self._others):
+            whole[...] = value if value is not None else filling if other else 0
+            whole[tuple(map(slice, x.shape))] = x
+        return [y[corner].copy() for y, corner in zip(self._model.run(self._whole, [self.true]), self._corners)]
+
+
+_NOISE = 4  # how much farther than two equal runs others may be apart, by chance
+
+
+def equal_results(
+    one: Callable[[], list[np.ndarray]], other: Callable[[], list[np.ndarray]], outputs: Sequence[Output] = (), nan: bool = True
+) -> bool:
+    """Whether two runs of equal shapes give equal results. They may differ only where the model differs from itself, and hardly more.
+
+    nan: whether NaN counts as equal to NaN; where any filling may turn into it, that proves nothing.
+    """
+    first = one()
+    if not nan and any(np.isnan(y).any() for y in first if y.dtype.kind == "f"):
+        return False
+    apart = _apart(first, other(), outputs)
+    return apart == 0 or apart <= _NOISE * _apart(first, one(), outputs) < math.inf
+
+
+def _apart(ys: Sequence[np.ndarray], zs: Sequence[np.ndarray], outputs: Sequence[Output]) -> float:
+    """The largest difference; infinite where no number tells it."""
+    most = 0.0 if len(ys) == len(zs) else math.inf
+    for k, (y, z) in enumerate(zip(ys, zs)):
+        corner = _common_corner((y, z), outputs[k].follows if k < len(outputs) else ())
+        if corner is None:
+            return math.inf
+        y, z = y[corner], z[corner]
+        differ = (y != z) & ((y == y) | (z == z))  # NaN is like NaN here
+        with np.errstate(all="ignore"):
+            d = float(np.abs(y[differ].astype(np.float64) - z[differ].astype(np.float64)).max(initial=0.0))
+        most = max(most, math.inf if math.isnan(d) else d)
+    return most
+
+
+def _padded_points(axes: Axes, *eighths: int) -> Iterator[tuple[Point, Point]]:
+    """Of the smallest and the largest buckets: the bucket, and true sizes of so many eighths of it."""
+    for point in dict.fromkeys((*axes.points()[-1:], *axes.points()[:1])):
+        for true in dict.fromkeys(tuple(max(1, n * part // 8) for n in point) for part in eighths):
+            if true != point:
+                yield point, true
 
 
 def settle(
-    model: Model, inputs: Sequence[Input], dtypes: Sequence[np.dtype], settings: Mapping[str, Any], wanted: bool, pads: Sequence[float], tolerance: float
-) -> tuple[Axes, list[Output], str]:
+    model: Model, inputs: Sequence[Input], dtypes: Sequence[np.dtype], settings: Mapping[str, Any], wanted: bool,
+    pads: Sequence[float | None], tolerance: float,
+) -> tuple[Axes, list[Output], str]:  # fmt: skip
     """The sizes of a model as they will be served, and a note if that is not what was wished for.
 
     settings: of the policy; the buckets that they name are taken. wanted: round
@@ -395,15 +482,15 @@ def settle(
         return axes, outputs, ""
     if not all(o.known for o in outputs):
         why = "an output has a size that is none of the inputs'"
-    elif not padding_agrees(model, axes, outputs, dtypes, pads, tolerance):
-        why = "padded rows give other results than unpadded ones"
+    elif not padding_ignored(model, axes, outputs, dtypes, pads, tolerance):
+        why = "the results of a row change with its padding"
     else:
         return axes, outputs, ""
     if asked:
         return axes, outputs, f"{why}; they are padded because buckets were asked for"
     name, sizes = axes.axes[0].names[0], ",".join(map(str, powers_of_two(axes.axes[0].most)))
     advice = (
-        "If the model can ignore padding, hand it a mask or the true sizes (--mask NAME, --lengths NAME) or name the value that it ignores (--pad); "
+        "If the model can ignore padding, hand it a mask or the true sizes (--mask NAME, --lengths NAME) or name the value that it ignores (--pad 0); "
         f"--buckets.{name}={sizes} pads in any case"
     )
     return Axes(inputs, None), outputs, f"only requests of equal size share a batch: {why}. {advice}"

@@ -6,12 +6,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from . import errors
+from ._trust import refuse_way_of_others
 
 
 def cache_folder() -> str:
@@ -20,9 +20,10 @@ def cache_folder() -> str:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(given or os.path.join(base, "ringbatch", "torch"))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = folder.stat()
-    if about.st_uid != os.geteuid() or about.st_mode & stat.S_IWOTH:
-        raise errors.Invalid(f"{folder}: what lies here is run, and others may write it; name another folder in $TORCHINDUCTOR_CACHE_DIR")
+    try:
+        refuse_way_of_others(folder)
+    except errors.Invalid as e:
+        raise errors.Invalid(f"{e}; name another folder for compiled code in $TORCHINDUCTOR_CACHE_DIR") from None
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     return str(folder)
 

@@ -53,7 +53,7 @@ def _fit(name: str, shape: tuple[int, ...], variable: tuple[int, ...], found: _s
     return _sizes.Output(shape, tuple(follows))
 
 
-def refuse_mixed_rows(tried: Module, axes: _sizes.Axes, most: int, tolerance: float, outputs: Sequence[_sizes.Output]) -> None:
+def refuse_mixed_rows(tried: Module, axes: _sizes.Axes, most: int, tolerance: float, outputs: Sequence[_sizes.Output], exact: bool) -> None:
     """Of a module that takes one row."""
     rows = min(CHECKED_ROWS, most)
     xs = _sizes.example(axes.inputs, axes.shapes(axes.largest()), numpy_types(axes.inputs), rows)
@@ -66,7 +66,7 @@ def refuse_mixed_rows(tried: Module, axes: _sizes.Axes, most: int, tolerance: fl
             f"the module takes one row, and fails with {rows}: a batch of 1 is fixed in it, in the shape of a view, say. "
             f"Make it for any number of rows, or serve single rows (--max_batch_size=1). {failure(e)}"
         ) from None
-    _sizes.refuse_mixed_rows(tried, xs, tolerance, outputs)
+    _sizes.refuse_mixed_rows(tried, xs, tolerance, outputs, exact=exact)
 
 
 _MACHINE = ("out of memory", "can't allocate memory", "CUDA error", "CUDA driver", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")
@@ -79,19 +79,32 @@ def _of_the_machine(e: Exception) -> bool:
 
 def tolerance(module: object, coarse: bool) -> float:
     """How far results may differ, as a part of the largest number. coarse: it is known that 16 bits are computed with."""
-    return _sizes.HALF_TOLERANCE if coarse or _is_coarse(module) else _sizes.TOLERANCE
+    return _sizes.HALF_TOLERANCE if coarse or is_quantized(module) or _has_16_bits(module) else _sizes.TOLERANCE
 
 
-def _is_coarse(module: object) -> bool:
+def is_quantized(module: object) -> bool:
+    """Whether it may be quantized by the largest number of a batch, so that each row depends a little on the others."""
+    if not isinstance(module, torch.nn.Module):
+        return False
+    if any(t.is_quantized for t in _tensors(module)):
+        return True
+    if isinstance(module, torch.jit.ScriptModule):
+        return "quantized::" in str(module.inlined_graph)
+    parts = list(module.modules())
+    operations = (str(n.target) for p in parts if isinstance(p, torch.fx.GraphModule) for n in p.graph.nodes)
+    return any("quantized" in name for name in (*(type(p).__module__ for p in parts), *operations))
+
+
+def _has_16_bits(module: object) -> bool:
     """Whether it has numbers of 16 bits or fewer to compute with, or operations on such."""
     if not isinstance(module, torch.nn.Module):
         return False
     # By the type: a lazy parameter has no elements yet, and does not tell their size.
-    if any(t.is_quantized or (t.is_floating_point() and t.dtype.itemsize <= 2) for t in (*module.parameters(), *module.buffers())):
+    if any(t.is_floating_point() and t.dtype.itemsize <= 2 for t in _tensors(module)):
         return True
-    if isinstance(module, torch.jit.ScriptModule):
-        graph = str(module.inlined_graph)
-        return any(sign in graph for sign in ("quantized::", ": Half(", ": BFloat16("))  # weights too, where it was frozen
-    parts = list(module.modules())
-    operations = (str(n.target) for p in parts if isinstance(p, torch.fx.GraphModule) for n in p.graph.nodes)
-    return any("quantized" in name for name in (*(type(p).__module__ for p in parts), *operations))
+    graph = str(module.inlined_graph) if isinstance(module, torch.jit.ScriptModule) else ""
+    return any(sign in graph for sign in (": Half(", ": BFloat16("))  # weights too, where it was frozen
+
+
+def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]

@@ -26,6 +26,7 @@ import torch
 
 from ._torch_fingerprint import Untold
 from ._torch_lanes import agree, failure
+from ._trust import descriptor_path, open_trusted
 
 Code = Callable[..., Any]
 
@@ -133,7 +134,8 @@ def _code(whole: dict[str, Any]) -> Code:
 
 def _read(file: Path, device: torch.device) -> Code:
     os.utime(file)  # the latest stay
-    return _code(torch.load(file, map_location=device, mmap=True, weights_only=True))
+    with open_trusted(file) as f:
+        return _code(torch.load(descriptor_path(f), map_location=device, mmap=True, weights_only=True))
 
 
 def _write(file: Path, whole: dict[str, Any]) -> None:

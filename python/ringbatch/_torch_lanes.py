@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._ring import Lost, RingBatch, Rows
+from ._lost import lost
+from ._ring import RingBatch, Rows
 from ._sizes import FIXED, UNKNOWN, Axes, Output, Point
 from ._torch_move import Mover
 from ._torch_planes import Plane
@@ -81,6 +82,7 @@ class Lane:
         device, most = engine.device, engine.max_rows
         self.inputs = [torch.zeros(most * math.prod(shape), dtype=dtype, device=device) for dtype, shape in engine.specs]
         self.began = 0  # when it was given its batch
+        self.over = True  # the device is done with it
         self.keep: list[torch.Tensor] = []  # results must live until the device has written them
         if device.type == "cuda":
             self.slots = torch.zeros(most, dtype=torch.int32, pin_memory=True)  # the kernels read it in place
@@ -98,17 +100,13 @@ class Lane:
 
     def submit(self, batch: RingBatch) -> None:
         """Queues everything of a batch. The compute stream is the current one."""
-        try:
-            dims = self.start(batch)
-        except Exception:
-            self.engine.check()  # what was queued before the error must end: it may write into the batch's slots
-            raise
+        dims = self.start(batch)
         if dims is not None:
             batch.set_rows_dims(dims)
 
     def start(self, rows: Rows) -> np.ndarray | None:
         """Queues some rows; gives the sizes of the outputs' variable dimensions for each."""
-        self.began = time.monotonic_ns()
+        self.began, self.over = time.monotonic_ns(), False
         e = self.engine
         e.newest = self
         point, true = self._true_sizes(rows)
@@ -211,12 +209,11 @@ class Lane:
         return self._dims(ys, rows, true)
 
     def done(self) -> bool:
-        if self.engine.device.type != "cuda":
-            return True
         try:
-            return self.finished.query()
+            self.over = self.engine.device.type != "cuda" or self.finished.query()
         except RuntimeError as e:
             raise lost(e) from e
+        return self.over
 
     def wait(self) -> None:
         while not self.done():
@@ -236,7 +233,9 @@ class Lane:
         return 0 if -spin < left < spin else max(POLL_NS, min((left - spin) // 8, MOST_SLEEP_NS))
 
     def release(self) -> None:
-        """The batch is done: its results may go."""
+        """Its results may go. After an error or Ctrl-C the device is waited for: it may still write into the batch's slots."""
+        if not self.over:
+            self.engine.check()
         self.keep = []
         self.engine.ended(self)
 
@@ -390,10 +389,6 @@ def _time_of(graph: torch.cuda.CUDAGraph) -> float:
         end.record()
     ends[-1].synchronize()
     return min(a.elapsed_time(b) for a, b in zip(ends, ends[1:]))
-
-
-def lost(e: RuntimeError) -> Lost:
-    return Lost(f"the GPU or its context was lost; this worker must be started again ({failure(e)})")
 
 
 def failure(e: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -13,19 +13,20 @@ from . import errors
 from ._serve_targets import imported
 from ._torch_lanes import failure
 from ._torch_planes import DTYPES, NAMES
-from ._trust import refuse_writable_by_others
+from ._trust import descriptor_path, open_trusted
 
 
 def load(target: str, device: str) -> tuple[Callable[..., Any], list[str] | None]:
     """The module, and its inputs where the file tells them."""
     if ":" in target and not Path(target).exists():
         return made(target), None
-    path = Path(target)
-    refuse_writable_by_others(path)
-    if path.suffix == ".pt2":
-        return _exported(path, device)
+    with open_trusted(target) as f:
+        return _exported(target, f, device) if Path(target).suffix == ".pt2" else (_scripted(target, f, device), None)
+
+
+def _scripted(target: str, f: BinaryIO, device: str) -> Callable[..., Any]:
     try:
-        return torch.jit.load(target, map_location=device), None
+        return torch.jit.load(descriptor_path(f), map_location=device)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as e:
@@ -53,13 +54,13 @@ def is_exported(module: Any) -> bool:
     return isinstance(module, torch.fx.GraphModule)
 
 
-def _exported(path: Path, device: str) -> tuple[Callable[..., Any], list[str]]:
+def _exported(target: str, f: BinaryIO, device: str) -> tuple[Callable[..., Any], list[str]]:
     try:
-        program = torch.export.load(str(path))
+        program = torch.export.load(f)
     except torch.OutOfMemoryError:
         raise
     except Exception as e:
-        raise errors.Invalid(f"{path} is no file of torch.export.save that this PyTorch, {torch.__version__}, can load: {failure(e)}") from e
+        raise errors.Invalid(f"{target} is no file of torch.export.save that this PyTorch, {torch.__version__}, can load: {failure(e)}") from e
     if torch.device(device).type == "cuda":
         from torch.export.passes import move_to_device_pass
 

@@ -19,7 +19,7 @@ Compute = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 Call = Callable[[list[torch.Tensor], dict[str, torch.Tensor]], list[torch.Tensor]]
 
 
-def sized(call: Call, axes: Axes, extras: Sequence[Extra], pads: Sequence[float]) -> tuple[Compute, bool]:
+def sized(call: Call, axes: Axes, extras: Sequence[Extra], pads: Sequence[float | None]) -> tuple[Compute, bool]:
     """The module as a function of its inputs; True if the true sizes of the rows follow them, one column for each axis.
 
     It is made of operations on the device only, so that a CUDA graph has them too.
@@ -44,6 +44,16 @@ def sized(call: Call, axes: Axes, extras: Sequence[Extra], pads: Sequence[float]
         return call(ready, named)
 
     return compute, True
+
+
+def unspecialised(compute: Compute) -> Compute:
+    """For TorchScript whose sizes vary: it would compile itself again for many of them, which takes longer than a batch."""
+
+    def run(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call, attr-defined, unused-ignore]
+            return compute(xs)
+
+    return run
 
 
 def _padding(x: torch.Tensor, dimension: int, true: torch.Tensor) -> torch.Tensor:

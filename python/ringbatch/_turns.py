@@ -25,6 +25,7 @@ from typing import Protocol
 import numpy as np
 
 from ._library import SLICE_NS
+from ._lost import end_if_lost
 from ._ring import Ring, RingBatch, Stop
 
 log = logging.getLogger("ringbatch")
@@ -62,6 +63,7 @@ class _Job:
         self.failure = e
         if isinstance(e, Exception):
             log.exception("a batch of %d rows failed", self.batch.rows)
+            end_if_lost(e)
 
 
 class _Turns:

@@ -28,10 +28,11 @@ import onnxruntime as ort
 
 from . import _sizes, _turns, errors
 from ._library import cores
+from ._lost import Lost
 from ._onnx_graph import Graph, failure, first_line, session_of
 from ._onnx_lane import Runner, SessionLane
 from ._refusal import report
-from ._ring import Lost, Ring, keep_attached, worker_options
+from ._ring import Ring, keep_attached, worker_options
 from ._stopping import StopEvent, stop_on_signals
 from ._worker import Ending
 
@@ -51,7 +52,7 @@ def serve(
     spin: bool = True,
     lengths: str | None = None,
     mask: str | None = None,
-    pad: Sequence[str] | str | float = 0,
+    pad: Sequence[str] | str | float | None = None,
     pad_sizes: bool = True,
     check: bool = True,
     tolerance: float | None = None,
@@ -69,9 +70,9 @@ def serve(
         one operation; 0 is one per core. spin: whether they spin between operations.
     lengths, mask: the input that takes the true sizes of padded rows, or their
         mask. Requests do not bring it.
-    pad: what padding is filled with, or ``["tokens=1"]`` for single inputs.
+    pad: the value that the model knows padding by, or ``["tokens=1"]`` for single inputs.
     pad_sizes: round sizes up to buckets, powers of two unless ``buckets`` says
-        otherwise, if padded rows give the same results.
+        otherwise, if the model ignores padding.
     check: refuse a model whose rows do not give in a batch what they give alone.
     tolerance: of both, as a part of the largest number; default 0.001, or 0.02
         where float16 is among the outputs.
@@ -111,21 +112,21 @@ class Prepared(NamedTuple):
     runner: Runner
     axes: _sizes.Axes
     outputs: list[_sizes.Output]
-    pads: list[float]
+    pads: list[float | None]
     signature: str
 
 
 def prepare(
     model: str | Path | bytes, dims: Mapping[str, str], providers: Sequence[str] | None = None, threads: int = 0, lengths: str | None = None,
-    mask: str | None = None, pad: Sequence[str] | str | float = 0, pad_sizes: bool = True, settings: Mapping[str, Any] | None = None, check: bool = True,
-    tolerance: float | None = None, spin: bool = True,
+    mask: str | None = None, pad: Sequence[str] | str | float | None = None, pad_sizes: bool = True,
+    settings: Mapping[str, Any] | None = None, check: bool = True, tolerance: float | None = None, spin: bool = True,
 ) -> Prepared:  # fmt: skip
     """Loads a model, finds its signature and makes sure that it may be batched and padded."""
     _sizes.refuse_tolerance(tolerance)
     session = session_of(model, threads, providers, spin)
     graph = Graph(session, dims, lengths, mask)
     runner = Runner(session, graph)
-    pads = _sizes.pad_values(pad, graph.inputs)
+    pads, exact = _sizes.pad_values(pad, graph.inputs), tolerance is None
     if tolerance is None:
         tolerance = _sizes.HALF_TOLERANCE if any(o.kind == "f16" for o in graph.outputs) else _sizes.TOLERANCE
     try:
@@ -135,17 +136,17 @@ def prepare(
     except Exception as e:
         raise failure(e, session.get_providers(), "the model fails on rows of zeros and ones: ") from None
     if check:
-        _check(session, runner, graph, axes, tolerance)
+        _check(session, runner, graph, axes, tolerance, exact)
     if note:
         print(f"note: {note}", file=sys.stderr, flush=True)
     texts = [str(i) for i in graph.inputs], [o.dims(n.kind, n.public) for n, o in zip(graph.outputs, outputs)]
     return Prepared(session, graph, runner, axes, outputs, pads, " -> ".join(map(" ".join, texts)))
 
 
-def _check(session: ort.InferenceSession, runner: Runner, graph: Graph, axes: _sizes.Axes, tolerance: float) -> None:
+def _check(session: ort.InferenceSession, runner: Runner, graph: Graph, axes: _sizes.Axes, tolerance: float, exact: bool) -> None:
     xs = _sizes.example(graph.inputs, axes.shapes(axes.largest()), graph.dtypes(), CHECKED_ROWS)
     try:
-        _sizes.refuse_mixed_rows(runner, xs, tolerance)
+        _sizes.refuse_mixed_rows(runner, xs, tolerance, exact=exact)
     except errors.Error:
         raise
     except Exception as e:

@@ -41,8 +41,9 @@ from typing import Any, Callable
 import torch
 
 from . import _sizes, _torch_check, _torch_compile, _torch_kept, _torch_load, errors
+from ._lost import Lost
 from ._refusal import report
-from ._ring import Lost, Ring, Rows, keep_attached, run, worker_options
+from ._ring import Ring, Rows, keep_attached, run, worker_options
 from ._serve_targets import name_of
 from ._stopping import StopEvent, stop_on_signals
 from ._tensors import in_memory
@@ -50,10 +51,10 @@ from ._torch_cache import cache_folder, kept_bytecode
 from ._torch_fingerprint import fingerprint
 from ._torch_lanes import Engine, agree, failure
 from ._torch_planes import DTYPES, NAMES, Plane, Planes
-from ._torch_sizes import Compute, Module, named_call, numpy_types, sized, torch_types
+from ._torch_sizes import Compute, Module, named_call, numpy_types, sized, torch_types, unspecialised
 from ._worker import Ending
 
-__all__ = ["Lost", "serve"]
+__all__ = ["serve"]
 
 DEFAULT_MAX_BATCH = 32  # the broker's, where nobody says otherwise
 
@@ -73,7 +74,7 @@ def serve(
     compile: str = "off",
     lengths: str | None = None,
     mask: str | None = None,
-    pad: Sequence[str] | str | float = 0,
+    pad: Sequence[str] | str | float | None = None,
     pad_sizes: bool = True,
     check: bool = True,
     tolerance: float | None = None,
@@ -100,9 +101,9 @@ def serve(
 
     lengths, mask: the argument of the module that takes the true sizes of padded
     rows (int64, one per row), or their mask (bool, true where a row is); requests
-    do not bring it. pad: what padding is filled with, or ["tokens=1"] for single
-    inputs. pad_sizes: round sizes up to buckets, powers of two unless buckets
-    says otherwise, if padded rows give the same results (docs/sizes.md).
+    do not bring it. pad: the value that the module knows padding by, or ["tokens=1"]
+    for single inputs. pad_sizes: round sizes up to buckets, powers of two unless buckets
+    says otherwise, if the module ignores padding (docs/sizes.md).
     check: refuse a module whose rows do not give in a batch what they give alone,
     or whose outputs are not those declared; where inputs vary the latter is refused
     in any case, since padding is cut off by it. tolerance: how far results may
@@ -122,8 +123,6 @@ def serve(
     brought = list(map(_input, inputs))
     plain = _sizes.Axes(brought, None)
     extras, pads = _sizes.extras(plain, lengths, mask), _sizes.pad_values(pad, brought)
-    if plain and isinstance(module, torch.jit.ScriptModule):
-        torch.jit.set_fusion_strategy([("DYNAMIC", len(_sizes.Axes(brought, {}).points()))])  # don't compile anew for every size
     most = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
     stop = stop or threading.Event()
     try:
@@ -132,6 +131,7 @@ def serve(
         )
     except _torch_compile.Stopped:
         return
+    exact = tolerance is None and not _torch_check.is_quantized(module)
     if tolerance is None:
         tolerance = _torch_check.tolerance(module, half or bfloat16 or where.type == "cuda")
     tried = Module(compute, plain, takes_sizes, where)
@@ -148,7 +148,7 @@ def serve(
     elif shapes:
         shapes = _torch_check.fit([(name, shape, variable) for name, _, shape, variable in map(parse_spec, outputs)], shapes)
     if check and shapes and most > 1:
-        _torch_check.refuse_mixed_rows(tried, plain, most, tolerance, shapes)
+        _torch_check.refuse_mixed_rows(tried, plain, most, tolerance, shapes, exact)
     _sizes.add_buckets(options, axes)
     signature = " -> ".join(" ".join(_placed(text, memory, where) for text in side) for side in (inputs, outputs))
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "torch"))
@@ -207,7 +207,7 @@ def _device(given: str | torch.device | None) -> torch.device:
 
 def _prepare(
     module: Callable[..., Any], axes: _sizes.Axes, device: torch.device, half: bool, bfloat16: bool, channels_last: bool, freeze: bool,
-    extras: Sequence[_sizes.Extra] = (), pads: Sequence[float] = (), compile: str = "off", rows: int = 1, graphs: bool | None = None,
+    extras: Sequence[_sizes.Extra] = (), pads: Sequence[float | None] = (), compile: str = "off", rows: int = 1, graphs: bool | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[Compute, bool, Compute | None]:  # fmt: skip
     """The module as a function of device tensors, in the precision asked for; True if the true sizes of the rows follow its inputs.
@@ -233,7 +233,11 @@ def _prepare(
             x = x.to(dtype)
         return x.contiguous(memory_format=torch.channels_last) if channels_last and x.dim() == 4 else x
 
-    plain, sized_too = sized(named_call(module, ready), axes, extras, pads)
+    def prepared(called: Callable[..., Any]) -> tuple[Compute, bool]:
+        compute, sized_too = sized(named_call(called, ready), axes, extras, pads)
+        return unspecialised(compute) if axes and isinstance(called, torch.jit.ScriptModule) else compute, sized_too
+
+    plain, sized_too = prepared(module)
     if compile != "off" and not isinstance(module, torch.jit.ScriptModule):
         recorded, within = device.type == "cuda" and graphs is not False, _torch_check.tolerance(module, dtype is not None)
         one_size = recorded and not axes  # code for one number of rows is better code, and sooner made
@@ -259,7 +263,7 @@ def _prepare(
                     code = _torch_kept.load_or_compile(module, list(map(ready, examples[0])), f"{of} {device}", state, cache_folder(), right)
                 else:
                     code = torch.compile(module, dynamic=not one_size)
-                found, _ = sized(named_call(code, ready), axes, extras, pads)
+                found, _ = prepared(code)
                 found(examples[0])
             return found
 
@@ -271,7 +275,7 @@ def _prepare(
     if not freeze or not isinstance(module, torch.jit.ScriptModule):
         return plain, sized_too, None
     try:
-        frozen, _ = sized(named_call(_frozen(module, device), ready), axes, extras, pads)
+        frozen, _ = prepared(_frozen(module, device))
         xs = _example(axes, sized_too, device)
         for _ in range(3):  # TorchScript compiles on the second run
             if not agree(frozen(xs), plain(xs)):

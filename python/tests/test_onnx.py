@@ -243,7 +243,7 @@ def test_a_model_that_padding_disturbs_is_served_by_exact_sizes_and_says_so(tmp_
     p = ro.prepare(path, {"seq": "<=64"})
     assert not p.axes.settings()
     said = capfd.readouterr().err
-    assert "only requests of equal size share a batch: padded rows give other results" in said
+    assert "only requests of equal size share a batch: the results of a row change with its padding" in said
     assert "--buckets.tokens.0=16,32,64 pads in any case" in said
     p = ro.prepare(path, {"seq": "<=64"}, settings={"buckets.tokens.0": "32,64"})  # what was asked for wins
     assert p.axes.settings() == {"buckets.tokens.0": "32,64"}
@@ -301,7 +301,7 @@ def mixing(path):
 
 def test_rows_that_depend_on_one_another_are_refused(tmp_path):
     path = mixing(tmp_path / "mixing.onnx")
-    with pytest.raises(rb.Invalid, match="rows give other results than alone, by more than 0.001"):
+    with pytest.raises(rb.Invalid, match="a row gives other results beside other rows"):
         ro.prepare(path, {})
     with pytest.raises(rb.Invalid, match=r"more than 0.05 of the largest: .*=1\) or anything \(--no_check\)"):
         ro.prepare(path, {}, tolerance=0.05)
@@ -339,7 +339,7 @@ def broken(tmp_path, what):
         ("fixed", {}, r"input 'x' has a fixed batch of 1, f32\[1,3,8,8\].*dynamic_axes={'x': {0: 'batch'}"),
         ("fixed inside", {}, "takes one row, and fails with 3: a batch of 1 is fixed inside the graph.*--max_batch_size=1"),
         ("nonsense", {}, "onnxruntime cannot load it"),
-        ("missing", {}, "no such file"),
+        ("missing", {}, "No such file"),
         ("string", {}, r"input 'x' is a tensor\(string\), which no ring holds"),
         ("scalar", {}, "input 's' has no dimensions"),
         ("time first", {"dims": {"n": "<=4"}}, "the batch must be the first dimension"),
@@ -376,7 +376,7 @@ def test_what_cannot_be_served_is_refused_with_what_to_do(tmp_path, what, option
 def test_a_device_that_fails_says_nothing_about_the_model(tmp_path, monkeypatch, error, providers, kind):
     """It may do better at the next start."""
 
-    def fails(*_):
+    def fails(*_, **__):
         raise error
 
     session = ort.InferenceSession(graphs.encoder(tmp_path / "e.onnx"), providers=["CPUExecutionProvider"])

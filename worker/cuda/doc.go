@@ -30,5 +30,6 @@
 // name, such as CUDA_ERROR_OUT_OF_MEMORY. An error after which the driver
 // refuses all further work (an illegal address in a kernel, a device that fell
 // off the bus) ends Serve with ErrLost: the process must be started again,
-// which the broker's supervisor does; batches it still had run elsewhere.
+// which the broker's supervisor does. Its batches are not answered: the broker
+// has them run elsewhere.
 package cuda

@@ -6,11 +6,12 @@ package cuda
 
 import (
 	"fmt"
-	"os"
+	"io"
 	"unsafe"
 
 	"gorgonia.org/cu"
 
+	"github.com/ringbatch/ringbatch/internal/trust"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -32,13 +33,13 @@ func newPTX(o Options) (*Model, error) {
 	if err := o.Signature.Validate(); err != nil {
 		return nil, err
 	}
-	code, err := os.ReadFile(o.PTX)
+	code, err := readFile(o.PTX)
 	if err != nil {
 		return nil, err
 	}
 	var weights []byte
 	if o.Weights != "" {
-		if weights, err = os.ReadFile(o.Weights); err != nil {
+		if weights, err = readFile(o.Weights); err != nil {
 			return nil, err
 		}
 	}
@@ -55,6 +56,16 @@ func newPTX(o Options) (*Model, error) {
 	return &Model{Signature: o.Signature, load: func(d *device) (program, error) {
 		return p, p.load(d, o, string(code), weights)
 	}}, nil
+}
+
+// readFile reads a file that no other user can have written.
+func readFile(path string) ([]byte, error) {
+	f, err := trust.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(f)
 }
 
 type userKernel struct {

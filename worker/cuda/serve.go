@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"gorgonia.org/cu"
 
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -134,8 +135,10 @@ func (s *server) run(ctx context.Context) error {
 	}
 }
 
-// submit puts a batch on a free lane. A call that failed fails the batch; what
-// was queued before it must end first, as it may write into the batch's slots.
+// submit puts a batch on a free lane. A call that failed fails the batch. Before
+// that, submit waits for the lane: its kernels may write into the batch's slots.
+// If the context is dead, the batch stays unanswered: the broker sees this
+// process end, and runs its batches elsewhere.
 func (s *server) submit(b *worker.Batch) error {
 	l := s.free[len(s.free)-1]
 	err := l.submit(ringBatch{b}, s.p)
@@ -147,7 +150,25 @@ func (s *server) submit(b *worker.Batch) error {
 	if e := checked("cuStreamSynchronize", l.stream.Synchronize()); e != nil {
 		err = e
 	}
-	return s.fail(b, err)
+	if e := contextError(err); e != nil {
+		return e
+	}
+	slog.Error("batch failed on the GPU", "batch", b.ID(), "rows", b.Rows(), "error", err)
+	b.FailAll(err)
+	b.Complete()
+	return nil
+}
+
+// contextError returns ErrLost if a call failed because the context is dead:
+// by its own error, or by the context's.
+func contextError(err error) error {
+	for _, err := range []error{err, checked("cuCtxSynchronize", cu.Synchronize())} {
+		var e *Error
+		if errors.As(err, &e) && e.Lost() {
+			return fmt.Errorf("%w (%v)", ErrLost, err)
+		}
+	}
+	return nil
 }
 
 // reap answers the batches that are done.
@@ -156,10 +177,8 @@ func (s *server) reap() (any bool, err error) {
 		l := s.busy[i]
 		done, err := l.done()
 		if err != nil {
-			// A failure on the GPU ends all lanes at once, and the oldest is
-			// the likeliest to have caused it. The others are left to the
-			// broker, which runs them again elsewhere, one by one.
-			return false, s.fail(s.busy[0].batch.(ringBatch).Batch, err)
+			// A kernel or a copy has failed, and the context is dead with it.
+			return false, fmt.Errorf("%w (%v)", ErrLost, err)
 		}
 		if !done {
 			i++
@@ -176,18 +195,6 @@ func (s *server) reap() (any bool, err error) {
 		any = true
 	}
 	return any, nil
-}
-
-// fail ends a batch with a CUDA error, and the worker too if it cannot go on.
-func (s *server) fail(b *worker.Batch, err error) error {
-	slog.Error("batch failed on the GPU", "batch", b.ID(), "rows", b.Rows(), "error", err)
-	b.FailAll(err)
-	b.Complete()
-	var e *Error
-	if errors.As(err, &e) && e.Lost() {
-		return fmt.Errorf("%w (%v)", ErrLost, err)
-	}
-	return nil
 }
 
 // pause waits a little between polls that found nothing.

@@ -3,6 +3,7 @@
 package onnx
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -22,8 +23,13 @@ const (
 )
 
 // check refuses a model whose rows do not give in a batch what they give alone.
+// A row must not change by a bit with its neighbours, unless a tolerance is given.
 func (m *model) check(most float64) error {
+	inputs := m.example(checkedRows)
 	if most == 0 {
+		if err := m.checkNeighbours(inputs); err != nil {
+			return err
+		}
 		most = tolerance
 		for _, n := range m.outputs {
 			if n.spec.DType == tensor.F16 || n.spec.DType == tensor.BF16 {
@@ -31,7 +37,6 @@ func (m *model) check(most float64) error {
 			}
 		}
 	}
-	inputs := m.example(checkedRows)
 	together, err := m.runAlone(inputs, checkedRows)
 	if err != nil {
 		return fmt.Errorf("%w: %s", ErrModel, firstLine(err))
@@ -51,6 +56,38 @@ func (m *model) check(most float64) error {
 				return fmt.Errorf("%w: in a batch of %d the rows give other results than alone, by %.2g of the largest number of output %q (at most %g): rows of this model "+
 					"depend on one another, or chance is in it. Serve single rows (--max_batch_size 1), allow more (--tolerance 0.05) or anything (--no_check)",
 					ErrModel, checkedRows, d, m.outputs[k].name, most)
+			}
+		}
+	}
+	return nil
+}
+
+// checkNeighbours compares each row of a batch with itself among copies of it.
+// If two runs of the same batch differ, too, the rows may differ by noise times as much.
+func (m *model) checkNeighbours(inputs [][]byte) error {
+	const noise = 4
+	var runs [2][]tensor.Tensor
+	for i := range runs {
+		var err error
+		if runs[i], err = m.runAlone(inputs, checkedRows); err != nil {
+			return fmt.Errorf("%w: %s", ErrModel, firstLine(err))
+		}
+	}
+	for i := range checkedRows {
+		copies := make([][]byte, len(inputs))
+		for k, data := range inputs {
+			size := m.inputs[k].spec.RowBytes()
+			copies[k] = bytes.Repeat(data[i*size:(i+1)*size], checkedRows)
+		}
+		among, err := m.runAlone(copies, checkedRows)
+		if err != nil {
+			return fmt.Errorf("%w: %s", ErrModel, firstLine(err))
+		}
+		for k := range among {
+			first, second, copied := runs[0][k].Row(i), runs[1][k].Row(i), among[k].Row(i)
+			if difference(first.DType, first.Data, copied.Data) > noise*difference(first.DType, first.Data, second.Data) {
+				return fmt.Errorf("%w: in a batch of %d a row gives other results beside other rows in output %q: rows of this model depend on one another. "+
+					"Serve single rows (--max_batch_size 1), allow a difference (--tolerance 0.05) or anything (--no_check)", ErrModel, checkedRows, m.outputs[k].name)
 			}
 		}
 	}

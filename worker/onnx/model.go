@@ -12,6 +12,7 @@ import (
 
 	ort "github.com/yalue/onnxruntime_go"
 
+	"github.com/ringbatch/ringbatch/internal/trust"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -48,9 +49,11 @@ func loadLibrary(path string) error {
 // open loads the file and finds its signature: that of the outputs by running it
 // once, since graphs often leave them open.
 func open(cfg *Config) (*model, error) {
-	if _, err := os.Stat(cfg.File); err != nil {
+	f, err := trust.Open(cfg.File)
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrModel, err)
 	}
+	f.Close() // ONNX Runtime opens it by its name, since weights may lie in files beside it
 	ins, outs, err := ort.GetInputOutputInfo(cfg.File)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %s", ErrModel, cfg.File, firstLine(err))

@@ -131,6 +131,7 @@ func TestWhatCannotBeServedIsSaidInOneSentence(t *testing.T) {
 		{"open.onnx", map[string]int{"x.0": 0}, "at least 1"},
 		{"whole.onnx", nil, "its first dimension is not the batch"},
 		{"mixes.onnx", nil, "depend on one another"},
+		{"nearly.onnx", nil, "a row gives other results beside other rows"},
 	} {
 		t.Run(c.file+" "+c.want, func(t *testing.T) {
 			needLibrary(t)

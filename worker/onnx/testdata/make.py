@@ -39,6 +39,18 @@ graph(
     [tensor("x", FLOAT, "batch", 4)],
     [tensor("y", FLOAT, "batch", 4)],
 )
+# The same by a part that is below every tolerance.
+graph(
+    "nearly",
+    [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1),
+        helper.make_node("Mul", ["mean", "little"], ["part"]),
+        helper.make_node("Sub", ["x", "part"], ["y"]),
+    ],
+    [tensor("x", FLOAT, "batch", 4)],
+    [tensor("y", FLOAT, "batch", 4)],
+    [("little", np.array(1e-5, np.float32))],
+)
 graph("fixed", [helper.make_node("Neg", ["x"], ["y"])], [tensor("x", FLOAT, 1, 4)], [tensor("y", FLOAT, 1, 4)])
 graph("open", [helper.make_node("Neg", ["x"], ["y"])], [tensor("x", FLOAT, "batch", "n")], [tensor("y", FLOAT, "batch", "n")])
 graph("whole", [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)], [tensor("x", FLOAT, "batch", 4)], [tensor("y", FLOAT)])
