@@ -1,45 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package safetensors reads .safetensors files: named tensors with a
-// JSON header that says where each one lies.
+// Package safetensors reads .safetensors files: named tensors with a JSON header.
 //
 //	offset 0     header length n            8 bytes, little endian
 //	       8     header                     n bytes of JSON, may end in blanks
-//	       8+n   data                       what data_offsets count from
+//	       8+n   data                       data_offsets count from here
 //
-//	{"layers.0.weight": {"dtype": "F32", "shape": [4, 3], "data_offsets": [0, 48]}, …,
-//	 "__metadata__": {"any": "text"}}
+//	{"layers.0.weight": {"dtype": "F32", "shape": [4, 3], "data_offsets": [0, 48]}, …, "__metadata__": {"any": "text"}}
 //
-// A file is accepted only if its tensors cover the data exactly: inside the file,
-// none overlapping, no hole between them, each as long as its shape says. Those
-// are the rules of the reference implementation. Nothing is allocated for a
-// tensor before its bounds are known to lie in the file.
-//
-// Tensors are read, not mapped: a file that shrinks under a mapping kills the
-// process with SIGBUS, and here it is an error.
+// Open accepts a file only if its tensors cover the data exactly, as the reference implementation does: inside the file, none
+// overlapping, no hole between them, each as long as its shape says. Tensors are read, not mapped: a file that shrinks under a
+// mapping kills the process with SIGBUS, and here it is an error.
 package safetensors
 
 import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"os"
+	"slices"
+	"unicode/utf8"
 )
 
-// Limits on what a header may claim.
-const (
-	MaxHeaderBytes = 100_000_000 // as in the reference implementation
-	MaxRank        = 64
-)
+// MaxHeaderBytes is the limit of the reference implementation.
+const MaxHeaderBytes = 100_000_000
 
 var (
 	ErrFormat      = errors.New("not a valid safetensors file")
 	ErrUnsupported = errors.New("valid safetensors, but not supported")
 	ErrNotFound    = errors.New("no such tensor")
 )
-
-const metadataKey = "__metadata__"
 
 // Info is a tensor without its data, which lies in C order, little endian.
 type Info struct {
@@ -51,50 +46,28 @@ type Info struct {
 	at int64 // from the start of the file
 }
 
-// dtypes pairs our names with the file's.
-var dtypes = []struct {
-	name, file string
-	size       int64
+// dtypes pairs the names of files with ours.
+var dtypes = map[string]struct {
+	name string
+	size int64
 }{
-	{"bool", "BOOL", 1}, {"u8", "U8", 1}, {"i8", "I8", 1},
-	{"i16", "I16", 2}, {"f16", "F16", 2}, {"bf16", "BF16", 2},
-	{"i32", "I32", 4}, {"f32", "F32", 4},
-	{"f64", "F64", 8}, {"i64", "I64", 8},
-}
-
-// sizeOf multiplies without overflowing.
-func sizeOf(item int64, shape []int) (int64, error) {
-	if len(shape) > MaxRank {
-		return 0, fmt.Errorf("%w: %d dimensions, at most %d", ErrFormat, len(shape), MaxRank)
-	}
-	n := item
-	for _, d := range shape {
-		if d < 0 {
-			return 0, fmt.Errorf("%w: negative size in shape %v", ErrFormat, shape)
-		}
-		if d > 0 && n > math.MaxInt64/int64(d) {
-			return 0, fmt.Errorf("%w: shape %v overflows", ErrFormat, shape)
-		}
-		n *= int64(d)
-	}
-	return n, nil
+	"BOOL": {"bool", 1}, "U8": {"u8", 1}, "I8": {"i8", 1}, "I16": {"i16", 2}, "F16": {"f16", 2}, "BF16": {"bf16", 2},
+	"I32": {"i32", 4}, "F32": {"f32", 4}, "F64": {"f64", 8}, "I64": {"i64", 8},
 }
 
 // File is an open file whose header has been checked.
 type File struct {
-	Metadata map[string]string
+	Tensors []Info // in the order of the data
 
-	r       io.ReaderAt
-	tensors []Info // by offset
-	index   map[string]int
-	close   func() error
+	r io.ReaderAt
+	c io.Closer
 }
 
 // Open opens a file and checks its header. Close it after use.
 func Open(path string) (*File, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("open safetensors: %w", err)
+		return nil, err
 	}
 	stat, err := f.Stat()
 	if err == nil && !stat.Mode().IsRegular() {
@@ -106,50 +79,129 @@ func Open(path string) (*File, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("open safetensors %s: %w", path, err)
+		return nil, err
 	}
-	s.close = f.Close
+	s.c = f
 	return s, nil
 }
 
-// New reads the header of a file of the given size.
-func New(r io.ReaderAt, size int64) (*File, error) {
-	tensors, metadata, err := readHeader(r, size)
-	if err != nil {
-		return nil, err
-	}
-	f := &File{Metadata: metadata, r: r, tensors: tensors, index: make(map[string]int, len(tensors))}
-	for i, t := range tensors {
-		f.index[t.Name] = i
-	}
-	return f, nil
-}
-
-// Close closes what Open opened.
-func (f *File) Close() error {
-	if f.close == nil {
-		return nil
-	}
-	return f.close()
-}
-
-// Tensors lists what is in the file, in the order of the data.
-func (f *File) Tensors() []Info { return append([]Info(nil), f.tensors...) }
+// Close closes the file of Open.
+func (f *File) Close() error { return f.c.Close() }
 
 // Info describes one tensor.
 func (f *File) Info(name string) (Info, error) {
-	i, ok := f.index[name]
-	if !ok {
-		return Info{}, fmt.Errorf("%w: %q", ErrNotFound, name)
+	for _, t := range f.Tensors {
+		if t.Name == name {
+			return t, nil
+		}
 	}
-	return f.tensors[i], nil
+	return Info{}, fmt.Errorf("%w: %q", ErrNotFound, name)
 }
 
 // Reader reads the bytes of one tensor.
 func (f *File) Reader(name string) (*io.SectionReader, error) {
 	t, err := f.Info(name)
+	return io.NewSectionReader(f.r, t.at, t.Bytes), err
+}
+
+// New reads the header of a file of the given size.
+func New(r io.ReaderAt, size int64) (*File, error) {
+	var pre [8]byte
+	if _, err := r.ReadAt(pre[:], 0); err != nil {
+		return nil, fmt.Errorf("%w: the header length: %w", ErrFormat, err)
+	}
+	n := binary.LittleEndian.Uint64(pre[:])
+	if n > MaxHeaderBytes || int64(n) > size-8 {
+		return nil, fmt.Errorf("%w: a header of %d bytes in a file of %d", ErrFormat, n, size)
+	}
+	text := make([]byte, n)
+	if _, err := r.ReadAt(text, 8); err != nil && n > 0 {
+		return nil, fmt.Errorf("read header: %w", err)
+	}
+	tensors, err := parseHeader(text)
 	if err != nil {
 		return nil, err
 	}
-	return io.NewSectionReader(f.r, t.at, t.Bytes), nil
+	return &File{Tensors: tensors, r: r}, placeTensors(tensors, 8+int64(n), size)
+}
+
+// parseHeader walks the object by hand: decoding into a map would silently keep the last of two tensors with the same name.
+func parseHeader(text []byte) (tensors []Info, err error) {
+	if len(text) == 0 || text[0] != '{' || !json.Valid(text) || !utf8.Valid(text) {
+		return nil, fmt.Errorf("%w: the header is not a JSON object", ErrFormat)
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	_, _ = d.Token()
+	seen := map[string]bool{}
+	for d.More() {
+		token, _ := d.Token() // valid JSON: it is a name
+		name := token.(string)
+		if seen[name] {
+			return nil, fmt.Errorf("%w: name %q twice", ErrFormat, name)
+		}
+		seen[name] = true
+		if name == "__metadata__" {
+			var ignored map[string]string
+			if err := d.Decode(&ignored); err != nil {
+				return nil, fmt.Errorf("%w: %s: %w", ErrFormat, name, err)
+			}
+			continue
+		}
+		t, err := decodeTensor(d, name)
+		if err != nil {
+			return nil, err
+		}
+		tensors = append(tensors, t)
+	}
+	return tensors, nil
+}
+
+func decodeTensor(d *json.Decoder, name string) (Info, error) {
+	var e struct {
+		DType   string  `json:"dtype"`
+		Shape   []int   `json:"shape"`
+		Offsets []int64 `json:"data_offsets"`
+	}
+	if err := d.Decode(&e); err != nil {
+		return Info{}, fmt.Errorf("%w: tensor %q: %w", ErrFormat, name, err)
+	}
+	if e.DType == "" || e.Shape == nil || len(e.Offsets) != 2 || e.Offsets[0] < 0 || e.Offsets[1] < e.Offsets[0] {
+		return Info{}, fmt.Errorf("%w: tensor %q needs dtype, shape and two data_offsets", ErrFormat, name)
+	}
+	dtype, ok := dtypes[e.DType]
+	if !ok {
+		return Info{}, fmt.Errorf("%w: tensor %q: dtype %q", ErrUnsupported, name, e.DType)
+	}
+	size := dtype.size
+	for _, n := range e.Shape {
+		if n < 0 || n > 0 && size > math.MaxInt64/int64(n) {
+			return Info{}, fmt.Errorf("%w: tensor %q: shape %v", ErrFormat, name, e.Shape)
+		}
+		size *= int64(n)
+	}
+	if size != e.Offsets[1]-e.Offsets[0] {
+		return Info{}, fmt.Errorf("%w: tensor %q: %s of shape %v has %d bytes, data_offsets differ", ErrFormat, name, e.DType, e.Shape, size)
+	}
+	return Info{Name: name, DType: dtype.name, Shape: e.Shape, Bytes: size, at: e.Offsets[0]}, nil
+}
+
+// placeTensors sorts tensors by offset, checks that they cover the data exactly, and turns offsets into the data into offsets
+// into the file.
+func placeTensors(tensors []Info, dataAt, size int64) error {
+	slices.SortFunc(tensors, func(a, b Info) int {
+		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.Bytes, b.Bytes), cmp.Compare(a.Name, b.Name))
+	})
+	end := int64(0)
+	for i := range tensors {
+		t := &tensors[i]
+		if t.at != end || t.Bytes > size-dataAt-end { // no sum can overflow: end lies inside the file
+			return fmt.Errorf("%w: tensor %q overlaps another, leaves a hole, or ends after the file", ErrFormat, t.Name)
+		}
+		end += t.Bytes
+		t.at += dataAt
+	}
+	if end != size-dataAt {
+		return fmt.Errorf("%w: %d bytes of data, tensors cover %d", ErrFormat, size-dataAt, end)
+	}
+	return nil
 }
