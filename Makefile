@@ -25,9 +25,6 @@ build: ## the commands, into bin/
 	@mkdir -p bin
 	go build -o bin/ringbatch ./cmd/ringbatch
 	go build -o bin/bench ./cmd/bench
-	go build -o bin/gatebench ./cmd/gatebench
-	go build -o bin/relaybench ./cmd/relaybench
-	go build -o bin/pipebench ./cmd/pipebench
 
 demo: build ## what batching wins on this machine, in half a minute
 	./bin/bench --demo

@@ -95,19 +95,6 @@ func TestAnOpenLoopSweepHasAPointForEachConcurrency(t *testing.T) {
 	}
 }
 
-func TestTheTransportSuiteRuns(t *testing.T) {
-	var out strings.Builder
-	err := Run(t.Context(), strings.Fields("--suite=transport --only=latency,small,large,in_flight --rounds=1 --round=100ms --requests=30000"), &out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"latency_ratio", "small_ratio", "large_ratio", "in_flight"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %s in:\n%s", want, out.String())
-		}
-	}
-}
-
 func TestAWorkerThatDiesEndsTheRunWithItsReason(t *testing.T) {
 	o, err := parse(strings.Fields("--model_type=echo --worker_num=1 --bound=false --duration=30 --warmup=0")...)
 	if err != nil {

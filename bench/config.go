@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -191,7 +192,7 @@ func (c *config) checkMemory(kind modelKind, available int64) error {
 	return nil
 }
 
-func mib(bytes int64) string { return big(float64(bytes >> 20)) }
+func mib(bytes int64) string { return rig.Big(float64(bytes >> 20)) }
 
 // mostProducers is the largest number of producers at once.
 func (c *config) mostProducers() int {

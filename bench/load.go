@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/feed"
 	"github.com/ringbatch/ringbatch/internal/profile"
@@ -84,7 +85,7 @@ func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	m, err := modelStats(ctx, l.Socket, l.Model)
+	m, err := rig.ModelStats(ctx, l.Socket, l.Model)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -201,7 +202,7 @@ func (p *localProducer) Send(command any) error {
 	r := newRecorder(command.(windowOrder))
 	r.quit = p.quit
 	go func() {
-		sleepUntil(r.window.Start)
+		rig.SleepUntil(r.window.Start)
 		p.load(p.ctx, r)
 		report, err := r.result()
 		if err != nil {

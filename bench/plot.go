@@ -85,26 +85,6 @@ func (s *sweep) figure() *svgchart.Figure {
 	}
 }
 
-// figure of the tables: the third one.
-func (r *tablesReport) figure() *svgchart.Figure {
-	var rates, tails []svgchart.Line
-	for _, s := range r.Sweeps {
-		var x, items, p95 []float64
-		for _, p := range s.Points {
-			x, items, p95 = append(x, float64(p.Concurrency)), append(items, p.ItemsPerS), append(p95, p.Latency.P95)
-		}
-		rates = append(rates, svgchart.Line{Name: s.Name, X: x, Y: items, Points: true})
-		tails = append(tails, svgchart.Line{Name: s.Name, X: x, Y: p95, Points: true})
-	}
-	return &svgchart.Figure{
-		Title: titled("Batching over concurrency", r.Note), Subtitle: subtitle(r.Config, r.Note),
-		Charts: []svgchart.Chart{
-			{Title: "throughput", XLabel: "producers", YLabel: "items per second", Lines: rates},
-			{Title: "latency, 95th percentile", XLabel: "producers", YLabel: "milliseconds", Lines: tails},
-		},
-	}
-}
-
 // figure of the demo: its lines as bars, under the bound.
 func (r *demoReport) figure() *svgchart.Figure {
 	n := r.Config.WorkerNum

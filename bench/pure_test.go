@@ -98,28 +98,3 @@ func TestArrivalsArePoisson(t *testing.T) {
 		}
 	}
 }
-
-func TestNumbersAreReadable(t *testing.T) {
-	for v, want := range map[float64]string{0: "0", 1234567: "1,234,567", 999: "999", -1234: "-1,234", 1000: "1,000"} {
-		if got := big(v); got != want {
-			t.Errorf("big(%v) is %s, want %s", v, got, want)
-		}
-	}
-	for v, want := range map[float64]string{0: "0", 32: "32", 123.4: "123", 12.34: "12.3", 1.234: "1.23", 0.0123: "0.012"} {
-		if got := short(v); got != want {
-			t.Errorf("short(%v) is %s, want %s", v, got, want)
-		}
-	}
-}
-
-func TestTheMedianIsTheMiddle(t *testing.T) {
-	for _, c := range []struct {
-		v    []float64
-		want float64
-	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{9, 1, 2}, 2}, {[]float64{4, 1, 3, 2}, 2.5}} {
-		before := slices.Clone(c.v)
-		if got := medianOf(c.v); got != c.want || !slices.Equal(c.v, before) {
-			t.Errorf("median of %v is %v, want %v", before, got, c.want)
-		}
-	}
-}

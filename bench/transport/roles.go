@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package transport
 
 import (
 	"context"
@@ -9,15 +9,18 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
+	"sync"
+	"sync/atomic"
 
+	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// transportJob attaches one process to a model, with one or more sessions.
-type transportJob struct {
+// producerJob attaches one process to a model, with one or more sessions.
+type producerJob struct {
 	Socket   string
 	Model    string
 	Window   int // slots per session
@@ -25,9 +28,9 @@ type transportJob struct {
 	Seed     uint64
 }
 
-// transportOrder is one measurement. Times are on shm.Now's clock, which all
+// order is one measurement. Times are on shm.Now's clock, which all
 // processes share, so that all producers start and stop together.
-type transportOrder struct {
+type order struct {
 	Do    string // "latency", "stream", "copy", "paced", "pace only", "in flight"
 	Count int    // latency, in flight: requests
 	Start int64
@@ -36,8 +39,8 @@ type transportOrder struct {
 	Rows  int     // stream: rows of a request; 0 is 1
 }
 
-// transportResult is what it gave.
-type transportResult struct {
+// outcome is what it gave.
+type outcome struct {
 	Requests int
 	Nanos    int64 // latency: median; in flight: the whole time
 	P99      int64 // latency, paced
@@ -46,7 +49,7 @@ type transportResult struct {
 	CPU      int64 // nanoseconds of CPU time of this process, from the start on
 }
 
-func transportRole(c *testbed.Child, job transportJob) error {
+func producerRole(c *testbed.Child, job producerJob) error {
 	ctx := context.Background()
 	t := transport{job: job}
 	for range job.Sessions {
@@ -55,11 +58,11 @@ func transportRole(c *testbed.Child, job transportJob) error {
 			return err
 		}
 		t.sessions = append(t.sessions, s)
-		if err := t.one(ctx, s, pattern(s)); err != nil {
+		if err := rig.Ask(ctx, s, t.input()); err != nil {
 			return err
 		}
 	}
-	return testbed.Serve(c, func(o transportOrder) (transportResult, error) {
+	return testbed.Serve(c, func(o order) (outcome, error) {
 		debug.FreeOSMemory() // start clean, so that no collection falls into the measurement
 		r, err := t.run(ctx, o)
 		if err != nil {
@@ -70,22 +73,22 @@ func transportRole(c *testbed.Child, job transportJob) error {
 }
 
 type transport struct {
-	job      transportJob
+	job      producerJob
 	sessions []*client.Client
 }
 
-func (t *transport) run(ctx context.Context, o transportOrder) (transportResult, error) {
-	do := map[string]func(context.Context, transportOrder, []byte) (transportResult, error){
+func (t *transport) run(ctx context.Context, o order) (outcome, error) {
+	do := map[string]func(context.Context, order, []byte) (outcome, error){
 		"latency": t.latency, "stream": t.stream, "copy": t.copyOnly, "paced": t.paced, "pace only": t.paced, "in flight": t.inFlight,
 	}[o.Do]
 	if do == nil {
-		return transportResult{}, fmt.Errorf("no such measurement")
+		return outcome{}, fmt.Errorf("no such measurement")
 	}
-	input := pattern(t.sessions[0])
-	sleepUntil(o.Start)
+	input := t.input()
+	rig.SleepUntil(o.Start)
 	before, err := testbed.CPUTime(os.Getpid())
 	if err != nil {
-		return transportResult{}, err
+		return outcome{}, err
 	}
 	res, err := do(ctx, o, input)
 	if err != nil {
@@ -96,93 +99,39 @@ func (t *transport) run(ctx context.Context, o transportOrder) (transportResult,
 	return res, err
 }
 
-// pattern is an input whose echo is easily checked.
-func pattern(c *client.Client) []byte {
-	input := make([]byte, c.Model().Signature.Inputs[0].RowBytes())
-	for i := range input {
-		input[i] = byte(i)
-	}
-	return input
-}
-
-// one request, from Claim to Release.
-func (t *transport) one(ctx context.Context, c *client.Client, input []byte) error {
-	r, err := submit(ctx, c, input)
-	if err != nil {
-		return err
-	}
-	return finish(ctx, r)
-}
-
-// submit claims, writes and commits.
-func submit(ctx context.Context, c *client.Client, input []byte) (client.Request, error) {
-	r, err := claim(ctx, c, 1, input)
-	if err != nil {
-		return r, err
-	}
-	return r, r.Commit(ctx)
-}
-
-// claim claims and writes the input into each row.
-func claim(ctx context.Context, c *client.Client, rows int, input []byte) (client.Request, error) {
-	r, err := c.Claim(ctx, rows)
-	if err != nil {
-		return r, err
-	}
-	dst, err := r.InputBytes(0)
-	if err != nil {
-		return r, err
-	}
-	for ; len(dst) > 0; dst = dst[len(input):] {
-		copy(dst, input)
-	}
-	return r, nil
-}
-
-// finish waits for the answer, looks at its first row and gives the slots
-// back.
-func finish(ctx context.Context, r client.Request) error {
-	if err := r.Wait(ctx); err != nil {
-		return err
-	}
-	out, err := r.OutputBytes(0)
-	if err != nil {
-		return err
-	}
-	if n := len(out) / r.Rows(); out[n-1] != byte(n-1) {
-		return fmt.Errorf("wrong answer: byte %d is %d", n-1, out[n-1])
-	}
-	return r.Release()
+// input is what every request sends.
+func (t *transport) input() []byte {
+	return rig.Pattern(t.sessions[0].Model().Signature.Inputs[0].RowBytes())
 }
 
 // latency: one request at a time.
-func (t *transport) latency(ctx context.Context, o transportOrder, input []byte) (transportResult, error) {
+func (t *transport) latency(ctx context.Context, o order, input []byte) (outcome, error) {
 	ns := make([]int64, o.Count)
 	for i := range ns {
 		start := shm.Now()
-		if err := t.one(ctx, t.sessions[0], input); err != nil {
-			return transportResult{}, err
+		if err := rig.Ask(ctx, t.sessions[0], input); err != nil {
+			return outcome{}, err
 		}
 		ns[i] = shm.Now() - start
 	}
 	slices.Sort(ns)
-	return transportResult{Requests: len(ns), Nanos: ns[len(ns)/2], P99: ns[len(ns)*99/100]}, nil
+	return outcome{Requests: len(ns), Nanos: ns[len(ns)/2], P99: ns[len(ns)*99/100]}, nil
 }
 
 // stream: as many requests as the window holds. Whatever has ended when the
 // oldest has is taken at once, and as many new ones are committed together.
 // What it counts are rows.
-func (t *transport) stream(ctx context.Context, o transportOrder, input []byte) (transportResult, error) {
+func (t *transport) stream(ctx context.Context, o order, input []byte) (outcome, error) {
 	c, rows := t.sessions[0], max(1, o.Rows)
 	ring := make([]client.Request, t.job.Window/rows)
 	fresh := make([]client.Request, 0, len(ring))
-	var res transportResult
+	var res outcome
 	sent, done := 0, 0
 	for now := shm.Now(); ; now = shm.Now() {
 		if now < o.Until && sent-done < len(ring) {
 			fresh = fresh[:0]
 			for ; sent-done < len(ring); sent++ {
-				r, err := claim(ctx, c, rows, input)
+				r, err := rig.Submit(ctx, c, rows, input, false)
 				if err != nil {
 					return res, err
 				}
@@ -197,7 +146,7 @@ func (t *transport) stream(ctx context.Context, o transportOrder, input []byte) 
 			return res, nil
 		}
 		for first := true; done < sent && (first || ring[done%len(ring)].Poll() != status.ErrNotDone); first = false {
-			if err := finish(ctx, ring[done%len(ring)]); err != nil {
+			if err := rig.Finish(ctx, ring[done%len(ring)]); err != nil {
 				return res, err
 			}
 			done++
@@ -210,19 +159,19 @@ func (t *transport) stream(ctx context.Context, o transportOrder, input []byte) 
 }
 
 // copyOnly: the producers' own writes into the same slots, and nothing else.
-func (t *transport) copyOnly(ctx context.Context, o transportOrder, input []byte) (transportResult, error) {
+func (t *transport) copyOnly(ctx context.Context, o order, input []byte) (outcome, error) {
 	slots := make([][]byte, t.job.Window)
 	for i := range slots {
 		r, err := t.sessions[0].Claim(ctx, 1)
 		if err != nil {
-			return transportResult{}, err
+			return outcome{}, err
 		}
 		defer r.Release()
 		if slots[i], err = r.InputBytes(0); err != nil {
-			return transportResult{}, err
+			return outcome{}, err
 		}
 	}
-	var res transportResult
+	var res outcome
 	for i := 0; shm.Now() < o.Until; i++ {
 		copy(slots[i%len(slots)], input)
 		res.Requests++
@@ -233,7 +182,7 @@ func (t *transport) copyOnly(ctx context.Context, o transportOrder, input []byte
 
 // paced: an open loop at a rate, spread over the sessions by turns. "pace
 // only" sends nothing: what the load generator itself costs.
-func (t *transport) paced(ctx context.Context, o transportOrder, input []byte) (transportResult, error) {
+func (t *transport) paced(ctx context.Context, o order, input []byte) (outcome, error) {
 	rnd := rand.New(rand.NewPCG(t.job.Seed, 1))
 	var ns []int64
 	at := float64(o.Start)
@@ -242,17 +191,43 @@ func (t *transport) paced(ctx context.Context, o transportOrder, input []byte) (
 		if int64(at) >= o.Until {
 			break
 		}
-		sleepUntil(int64(at))
+		rig.SleepUntil(int64(at))
 		if o.Do == "paced" {
-			if err := t.one(ctx, t.sessions[i%len(t.sessions)], input); err != nil {
-				return transportResult{}, err
+			if err := rig.Ask(ctx, t.sessions[i%len(t.sessions)], input); err != nil {
+				return outcome{}, err
 			}
 		}
 		ns = append(ns, shm.Now()-int64(at))
 	}
 	if len(ns) == 0 {
-		return transportResult{}, nil
+		return outcome{}, nil
 	}
 	slices.Sort(ns)
-	return transportResult{Requests: len(ns), Median: ns[len(ns)/2], P99: ns[len(ns)*99/100]}, nil
+	return outcome{Requests: len(ns), Median: ns[len(ns)/2], P99: ns[len(ns)*99/100]}, nil
+}
+
+// inFlight keeps the whole window in flight, one goroutine per slot, until that many requests have been answered.
+func (t *transport) inFlight(ctx context.Context, o order, input []byte) (outcome, error) {
+	var left atomic.Int64
+	left.Store(int64(o.Count))
+	var wg sync.WaitGroup
+	errs := make(chan error, t.job.Window)
+	start := shm.Now()
+	for range t.job.Window {
+		wg.Go(func() {
+			for left.Add(-1) >= 0 {
+				if err := rig.Ask(ctx, t.sessions[0], input); err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	select {
+	case err := <-errs:
+		return outcome{}, err
+	default:
+		return outcome{Requests: o.Count, Nanos: shm.Now() - start}, nil
+	}
 }

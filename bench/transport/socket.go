@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package transport
 
 import (
 	"fmt"
@@ -10,9 +10,11 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 )
@@ -64,36 +66,24 @@ func openSocket(kind string, fd int) (duplex, error) {
 // would do. The process has as many Ps as connections, and no garbage.
 type rawSocket int
 
-func (s rawSocket) read(b []byte) error {
-	for {
-		n, err := rawRead(int(s), b)
+func (s rawSocket) read(b []byte) error  { return s.transfer(unix.SYS_READ, b) }
+func (s rawSocket) write(b []byte) error { return s.transfer(unix.SYS_WRITE, b) }
+
+// transfer makes the system call, without the Go scheduler's bookkeeping, until the whole message has passed.
+func (s rawSocket) transfer(call uintptr, b []byte) error {
+	for len(b) > 0 {
+		n, _, e := unix.RawSyscall(call, uintptr(s), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
 		switch {
-		case err == unix.EINTR:
-		case err != nil:
-			return err
+		case e == unix.EINTR:
+		case e != 0:
+			return e
 		case n == 0:
 			return io.EOF
-		case n == len(b):
-			return nil
-		default: // part of a message: the rest follows
-			b = b[n:]
-		}
-	}
-}
-
-func (s rawSocket) write(b []byte) error {
-	for {
-		n, err := rawWrite(int(s), b)
-		switch {
-		case err == unix.EINTR:
-		case err != nil:
-			return err
-		case n == len(b):
-			return nil
 		default:
 			b = b[n:]
 		}
 	}
+	return nil
 }
 
 type netSocket struct{ net.Conn }
@@ -131,7 +121,7 @@ func socketClientRole(c *testbed.Child, job socketJob) error {
 	if err != nil {
 		return err
 	}
-	return testbed.Serve(c, func(o socketOrder) (r transportResult, err error) {
+	return testbed.Serve(c, func(o socketOrder) (r outcome, err error) {
 		before, err := testbed.CPUTime(os.Getpid())
 		if err != nil {
 			return r, err
@@ -151,7 +141,7 @@ func socketStream(s duplex, o socketOrder) (answered int, err error) {
 	for i := range request {
 		request[i] = byte(i)
 	}
-	sleepUntil(o.Start)
+	rig.SleepUntil(o.Start)
 	under := 0
 	for now := shm.Now(); ; now = shm.Now() {
 		if now < o.Until && under < o.InFlight {
