@@ -19,7 +19,7 @@ STATICCHECK := $(CURDIR)/build/tools/$(STATICCHECK_VERSION)/staticcheck
 # run there on heap-backed segments.
 RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway ./relay
 
-.PHONY: build demo demo-page test check unit race bindings python interop operate proto fuzz model-check weak-check chaos chaos-short soak clean help envoy-test hosts-test hosts-short triton-test xds xds-test ray-test
+.PHONY: build demo demo-page test check unit race bindings python interop operate proto fuzz model-check weak-check chaos chaos-short soak clean help envoy-test hosts-test hosts-short triton-test ray-test
 
 build: ## the commands, into bin/
 	@mkdir -p bin
@@ -95,13 +95,6 @@ envoy-test: ## deploy/envoy with a real Envoy
 
 triton-test: ## a relay to a real Triton server (installs 2 GB)
 	./deploy/triton/test.sh
-
-# xds:/// targets double the size of the program: it is built with them on request.
-xds: ## bin/ringbatch-xds, whose relay knows xds:/// targets
-	@mkdir -p bin && go build -tags xds -o bin/ringbatch-xds ./cmd/ringbatch
-
-xds-test: ## a relay whose hosts an xDS control plane names
-	@mkdir -p build && GRPC_XDS_BOOTSTRAP=$(CURDIR)/build/xds-bootstrap.json go test -tags xds -count=1 -run Xds ./relay
 
 ray-test: ## Ray Serve replicas as producers of their node's ring, on a simulated cluster of three nodes
 	./deploy/ray/test.sh

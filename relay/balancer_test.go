@@ -65,7 +65,7 @@ func (c oneConn) Shutdown() { c.of.open-- }
 func TestHostsStayWhenTheirNameHasNoAddressAnyMore(t *testing.T) {
 	log := &testlog.Log{}
 	cc := &lookedUp{}
-	b := &connections{cc: cc, all: map[string]*connection{}, hosts: newHosts(slog.New(slog.NewTextHandler(log, nil)), LeastRequest, 8)}
+	b := &connections{cc: cc, all: map[string]*connection{}, hosts: newHosts(slog.New(slog.NewTextHandler(log, nil)), 8)}
 	found := func(addresses ...string) error {
 		return b.UpdateClientConnState(balancer.ClientConnState{ResolverState: resolver.State{Endpoints: endpoints(addresses)}})
 	}

@@ -36,7 +36,7 @@ func TestWhatAnUnavailableHostMeansForABatch(t *testing.T) {
 		{"the gateway is shutting down", true, waits, false},
 		{"[request id: 7] Exceeds maximum queue size", true, waits, true},
 	} {
-		_, byName := usableHosts(LeastRequest, "h")
+		_, byName := usableHosts("h")
 		h := byName["h"]
 		h.window = 4
 		x := &exchange{sending: &sending{call: &call{host: h}}, ctx: context.Background(), requests: []int{0}}
@@ -50,7 +50,7 @@ func TestWhatAnUnavailableHostMeansForABatch(t *testing.T) {
 // One deadline that a host cannot keep does not tell that it has too much to do.
 func TestAHostIsOverloadedIfItRefusesHalfOfAMessage(t *testing.T) {
 	for refusals, shrinks := range map[int]bool{0: false, 1: false, 3: false, 4: true, 8: true} {
-		_, byName := usableHosts(LeastRequest, "h")
+		_, byName := usableHosts("h")
 		h := byName["h"]
 		h.window = 4
 		requests, failed := []int{0, 1, 2, 3, 4, 5, 6, 7}, map[int]failure{}
@@ -94,7 +94,7 @@ func TestABatchThatAHostHadWhenItsTimeWasOverMayHaveRun(t *testing.T) {
 
 func TestABatchThatAHostMayHaveRunIsNotSentAgainAfterARefusal(t *testing.T) {
 	b := take(t)
-	hosts, byName := usableHosts(LeastRequest, "a", "b")
+	hosts, byName := usableHosts("a", "b")
 	trip := b.trip(hosts)
 	trip.r.cfg.Attempts = DefaultAttempts
 	over, cancel := context.WithCancel(context.Background())
@@ -146,7 +146,7 @@ func TestRequestsThatComeBackByShapeKeepTheirInputs(t *testing.T) {
 	var calls atomic.Int32
 	first := standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { return leaving{older{b}, &calls} })
 	l := newLocal(t, func(c *Config) {
-		c.Route, c.Inputs = Fill, sig.Inputs
+		c.Inputs = sig.Inputs
 		c.Policy = policy.New(policy.MaxBatchSize(3), policy.WaitTime(patience), policy.Slots(64), policy.Ragged(true))
 	}, first, h.address)
 	c := l.dial()

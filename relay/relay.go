@@ -52,7 +52,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	register()
 	r := &relay{cfg: cfg, log: cfg.Logger, codec: newCodec(), known: make(chan struct{}), posted: map[*exchange]struct{}{}}
-	r.hosts = newHosts(cfg.Logger, cfg.Route, cfg.InFlight)
+	r.hosts = newHosts(cfg.Logger, cfg.InFlight)
 	if err := r.connect(); err != nil {
 		return err
 	}
@@ -112,19 +112,12 @@ func (r *relay) connect() error {
 		target = "list:///" + list[0]
 	}
 	r.hosts.check = r.checkHost
-	if !r.cfg.xds() {
-		options = append(options, grpc.WithDisableServiceConfig(), grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"`+policyName+`": {}}]}`))
-	} else {
-		options = append(options, grpc.WithStatsHandler(sentHandler{}))
-	}
+	options = append(options, grpc.WithDisableServiceConfig(), grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"`+policyName+`": {}}]}`))
 	if r.conn, err = grpc.NewClient(target, options...); err != nil {
 		return fmt.Errorf("target %q: %w", r.cfg.Target, err)
 	}
 	r.service = oip.NewGRPCInferenceServiceClient(r.conn)
 	r.conn.Connect()
-	if r.cfg.xds() {
-		r.hosts.addBalanced(r.cfg.Target)
-	}
 	return nil
 }
 

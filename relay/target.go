@@ -14,12 +14,6 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// xds tells that a control plane says where the hosts are.
-func (c *Config) xds() bool {
-	scheme, rest := c.scheme()
-	return scheme == "xds" && rest != ""
-}
-
 // onlyThisHost tells that the target is a list of addresses of this host.
 func (c *Config) onlyThisHost() bool {
 	for _, address := range c.list() {

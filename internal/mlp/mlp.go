@@ -116,6 +116,9 @@ func (m *MLP) Out() int { return m.sizes[len(m.sizes)-1] }
 // Sizes is the shape, as in Config.
 func (m *MLP) Sizes() []int { return append([]int(nil), m.sizes...) }
 
+// Kernel names the kernel in use: avx2 or portable.
+func (m *MLP) Kernel() string { return m.kernel.name }
+
 // Layers is the number of layers.
 func (m *MLP) Layers() int { return len(m.layers) }
 
