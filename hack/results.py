@@ -28,10 +28,10 @@ PAGE = ROOT / "docs/results/cpu.md"
 RUNS = {
     "cpu-64": "bin/bench --worker_num=64 --max_batch_size=32 --model_num=1 --wait_time=0.005",
     "cpu-1": "bin/bench --worker_num=1 --max_batch_size=32",
-    "transport": "bin/bench --suite=transport",
+    "transport": "bin/bench transport",
     "python": "build/python-venv/bin/python bench/python/ratios.py --rounds 3",
-    "gateway": "bin/gatebench",
-    "relay": "bin/relaybench",
+    "gateway": "bin/bench gateway",
+    "relay": "bin/bench relay",
 }
 
 

@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 GLIBC = "2.17"
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # as wheels call them, and as Go does
 

@@ -6,7 +6,7 @@
 # .rpm with rpm's own tools. Root only; nothing outside build/ (or $PACKAGES_TEST_FOLDER) is touched. Needs
 # debootstrap, rpm and the wheels in dist/ (make wheels).
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 [ -n "${RINGBATCH_PRIVATE_MOUNTS:-}" ] || RINGBATCH_PRIVATE_MOUNTS=1 exec unshare --mount --propagation private "$0" "$@"
 work=${PACKAGES_TEST_FOLDER:-$PWD/build/packages-test}
 arch=$(dpkg --print-architecture)
@@ -20,8 +20,8 @@ step() { printf '\n== %s\n' "$*"; }
 fail() { echo "FAILED: $*" >&2; exit 1; }
 
 step "packages of $version and $next"
-packaging/packages.sh "$work/first" "$arch"
-PACKAGE_VERSION=$next packaging/packages.sh "$work/next" "$arch"
+deploy/packaging/packages.sh "$work/first" "$arch"
+PACKAGE_VERSION=$next deploy/packaging/packages.sh "$work/next" "$arch"
 deb() { echo "$work/$1"/"$2"_*_"$arch".deb; }
 cmp "$work/first/ringbatch-$version-linux-$arch" "$work/next/ringbatch-$version-linux-$arch" # the same bytes, twice
 
@@ -67,7 +67,7 @@ python3 -m venv --clear "$work/venv"
 chmod 755 "$work" # the callers are of another user
 socket=$root/run/ringbatch/broker.sock
 if [ ${#socket} -gt 100 ]; then mount --bind "$root/run/ringbatch" /mnt && socket=/mnt/broker.sock; fi # the longest path of a socket is 107
-"$work/venv/bin/python" packaging/load.py "$socket" "$uid" >"$work/load.log" 2>&1 &
+"$work/venv/bin/python" deploy/packaging/load.py "$socket" "$uid" >"$work/load.log" 2>&1 &
 load=$!
 until grep -q "answers come" "$work/load.log"; do kill -0 $load || { cat "$work/load.log"; fail "the load ended"; }; sleep 0.1; done
 install_debs "$(deb next ringbatch)" "$(deb next libringbatch-dev)"

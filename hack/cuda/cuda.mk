@@ -10,7 +10,8 @@ CUDA_GO     = $(CUDA_ENV) go
 
 .PHONY: cuda-toolchain cuda-build cuda-vet cuda-test cuda-ptx cuda-ptx-check
 
-cuda-toolchain: $(CUDA_DIR)/lib/libcuda.a ## headers, compiler and driver loader into build/cuda
+# headers, compiler and driver loader into build/cuda
+cuda-toolchain: $(CUDA_DIR)/lib/libcuda.a
 
 $(CUDA_DIR)/lib/libcuda.a: hack/cuda/toolchain.py
 	python3 hack/cuda/toolchain.py build/cuda
@@ -24,23 +25,26 @@ cuda-vet: cuda-toolchain $(STATICCHECK)
 
 # Of the command's tests only those of `ringbatch worker` (worker_test.go): nothing else
 # in it depends on the tag, and `make unit` has run the rest.
-cuda-test: cuda-toolchain ## tests that need no GPU; those that do skip themselves
+# tests that need no GPU; those that do skip themselves
+cuda-test: cuda-toolchain
 	$(CUDA_GO) test -tags cuda ./worker/cuda/...
 	$(CUDA_GO) test -tags cuda -run '^TestAWorker' ./cmd/ringbatch
 
-cuda-ptx: cuda-toolchain ## compile the kernels anew
+# compile the kernels anew
+cuda-ptx: cuda-toolchain
 	python3 hack/cuda/ptx.py build/cuda worker/cuda/kernels examples/cuda
 
-cuda-ptx-check: cuda-toolchain ## fails if a kernel and its PTX differ
+# fails if a kernel and its PTX differ
+cuda-ptx-check: cuda-toolchain
 	python3 hack/cuda/ptx.py --check build/cuda worker/cuda/kernels examples/cuda
 
 .PHONY: gpu-bundle gpu-python
-gpu-bundle: cuda-toolchain gpu-python ## what hack/gpu-run.sh needs on a machine with a GPU, into build/gpu
+gpu-bundle: cuda-toolchain gpu-python ## what bench/gpu/run.sh needs on a machine with a GPU, into build/gpu
 	$(CUDA_GO) build -tags cuda -o build/gpu/ringbatch ./cmd/ringbatch
 	$(CUDA_GO) build -tags cuda -o build/gpu/bench ./cmd/bench
 	$(CUDA_GO) test -tags cuda -c -o build/gpu/cuda.test ./worker/cuda
 	$(MAKE) -C cbindings BUILD=$(CURDIR)/build/gpu/c $(CURDIR)/build/gpu/c/libringbatch.so $(CURDIR)/build/gpu/c/libringbatch.a
-	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -I$(CUDA_DIR)/include -Icbindings -o build/gpu/echo_producer hack/gpu/echo_producer.c \
+	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -I$(CUDA_DIR)/include -Icbindings -o build/gpu/echo_producer bench/gpu/echo_producer.c \
 	  build/gpu/c/libringbatch.a -L$(CUDA_DIR)/lib -lcuda -ldl -pthread -lm
 	cp build/gpu/c/libringbatch.so build/gpu/ && rm -r build/gpu/c
 
@@ -51,4 +55,5 @@ gpu-python:
 	  -I$$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o build/gpu/python/ringbatch/_quick.abi3.so python/quick/*.c -ldl
 
 .PHONY: cuda-check
-cuda-check: cuda-vet cuda-test cuda-ptx-check ## the tag cuda on a machine without a GPU
+# the tag cuda on a machine without a GPU
+cuda-check: cuda-vet cuda-test cuda-ptx-check

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A producer over the C ABI; hack/gpu/device_ring.py starts several. It keeps so
+ * A producer over the C ABI; bench/gpu/device_ring.py starts several. It keeps so
  * many requests in flight, commits them in groups and looks at every 512th answer
  * whole: an echo must be what was sent, another model's answer what it was the first time.
  *

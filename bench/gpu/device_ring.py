@@ -3,7 +3,7 @@
 """A ring in device memory beside one in host memory, in one run; docs/gpu.md tells what for.
 
     make gpu-bundle                                               # here: build/gpu
-    python3 hack/gpu/device_ring.py --out ring.json [PART…]       # on the GPU machine
+    python3 bench/gpu/device_ring.py --out ring.json [PART…]       # on the GPU machine
 
 Parts: echo (602,112 bytes there and back, producers in C), latency (one of them),
 resnet (ResNet-50 in fp16, producers in C and in Python with their images on the GPU, and

@@ -9,7 +9,7 @@ mkdir -p "$1"
 out=$(realpath "$1")
 shift
 [ $# -gt 0 ] || set -- amd64 arm64
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 umask 022
 venv=$PWD/build/release-venv
 version=$(cat VERSION)
@@ -34,7 +34,7 @@ for arch in "$@"; do
 		if [ $format = deb ]; then
 			printf 'Copyright: 2026 the ringbatch authors, https://github.com/ringbatch/ringbatch\nLicense: Apache-2.0, see /usr/share/common-licenses/Apache-2.0\n' >"$stage/copyright"
 			printf 'ringbatch (%s-1) unstable; urgency=medium\n\n  * See https://github.com/ringbatch/ringbatch/blob/main/CHANGELOG.md\n\n -- %s  %s\n' "$package_version" \
-				"$(sed -n 's/^maintainer: //p' packaging/nfpm.yaml)" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$stage/changelog.gz"
+				"$(sed -n 's/^maintainer: //p' deploy/packaging/nfpm.yaml)" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$stage/changelog.gz"
 			doc='' somode=0644 changelog=changelog.Debian.gz
 			libdir=/usr/lib/$machine-linux-gnu zsh=/usr/share/zsh/vendor-completions libc='"libc6 (>= 2.17)"' dev=libringbatch-dev
 		else
@@ -46,7 +46,7 @@ for arch in "$@"; do
 		make -s -C cbindings BUILD="$PWD/$stage/c" CFLAGS="-O2 -g0 -ffile-prefix-map=$PWD=." CC="$venv/bin/python -m ziglang cc -target $machine-linux-gnu.2.17" \
 			AR="$venv/bin/python -m ziglang ar" LDFLAGS="-s -Wl,--build-id=none" PREFIX=/usr LIBDIR=$libdir DESTDIR="$PWD/$stage/root" install >/dev/null
 		for package in ringbatch $dev; do
-			template=packaging/nfpm$([ $package = ringbatch ] || echo -dev).yaml
+			template=deploy/packaging/nfpm$([ $package = ringbatch ] || echo -dev).yaml
 			license=/usr/share/$([ $format = deb ] && echo "doc/$package/copyright" || echo "licenses/$package/LICENSE")
 			sed -e "s|@ARCH@|$arch|; s|@VERSION@|$package_version|; s|@DATE@|$(date -u -d "@$SOURCE_DATE_EPOCH" +%FT%TZ)|; s|@STAGE@|$stage|g; s|@ZSH@|$zsh|" \
 				-e "s|@LICENSE@|$license|; s|@LIBDIR@|$libdir|g; s|@ABI@|$abi|g; s|@LIBC@|$libc|; s|@DEV@|$dev|g; s|@DOC@|$doc|; s|@SOMODE@|$somode|; s|@CHANGELOG@|$changelog|" "$template" >"$stage/$package.yaml"

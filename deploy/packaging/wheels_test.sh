@@ -5,7 +5,7 @@
 set -euo pipefail
 wheels=$(realpath "$1")
 cd "$(dirname "$0")"
-version=$(cat ../VERSION)
+version=$(cat ../../VERSION)
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 unset PYTHONPATH RINGBATCH_LIBRARY RINGBATCH_BINARY RINGBATCH_SOCKET || true
