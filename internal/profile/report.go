@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
-	"github.com/ringbatch/ringbatch/broker/simulate"
 	"github.com/ringbatch/ringbatch/internal/svgchart"
 )
 
@@ -23,15 +21,6 @@ func (p *Profile) WriteCost(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-// Costs are the points as the simulator takes them.
-func (p *Profile) Costs() (alone simulate.Cost, busy []simulate.Cost, err error) {
-	var b strings.Builder
-	if err := p.WriteCost(&b); err != nil {
-		return nil, nil, err
-	}
-	return simulate.ReadCosts(strings.NewReader(b.String()))
 }
 
 const barWidth = 32
@@ -140,39 +129,4 @@ func rowsText(n int) string {
 		return "one"
 	}
 	return fmt.Sprintf("%d", n)
-}
-
-// Shortest is what the quickest kind of batch takes.
-func (p *Profile) Shortest() time.Duration {
-	shortest := 0.0
-	for _, x := range p.Points {
-		if shortest == 0 || x.MS < shortest {
-			shortest = x.MS
-		}
-	}
-	return time.Duration(shortest * float64(time.Millisecond))
-}
-
-// Figure draws times and rows per second over the batch size.
-func (p *Profile) Figure() *svgchart.Figure {
-	times := svgchart.Chart{Title: "time of a batch", XLabel: "rows", YLabel: "milliseconds"}
-	rates := svgchart.Chart{Title: "rows per second of all busy workers", XLabel: "rows in a batch", YLabel: "rows per second"}
-	busy := 0
-	for _, x := range p.Points {
-		if x.Busy != busy {
-			busy = x.Busy
-			times.Lines = append(times.Lines, svgchart.Line{Name: busyText(busy), Points: true})
-			rates.Lines = append(rates.Lines, svgchart.Line{Name: busyText(busy), Points: true})
-		}
-		n := float64(x.Rows)
-		l := &times.Lines[len(times.Lines)-1]
-		l.X, l.Y, l.Low, l.High = append(l.X, n), append(l.Y, x.MS), append(l.Low, x.Low), append(l.High, x.High)
-		l = &rates.Lines[len(rates.Lines)-1]
-		l.X, l.Y = append(l.X, n), append(l.Y, float64(x.Busy)*n/x.MS*1e3)
-	}
-	return &svgchart.Figure{
-		Title:    "What batches of " + p.Model + " take",
-		Subtitle: "medians, and their 95 % intervals (upright lines)",
-		Charts:   []svgchart.Chart{times, rates},
-	}
 }
