@@ -54,6 +54,7 @@ func startBroker(o *Options, config string) (*private, error) {
 		return nil, err
 	}
 	cmd := exec.Command(o.Program[0], append(o.Program[1:], "broker", "--config", file, "--socket", b.socket, "--drain_time", "1s")...)
+	cmd.Env = append(os.Environ(), mark())
 	cmd.Stdout, cmd.Stderr = &b.log, &b.log
 	// A group of its own: Ctrl-C is for this process, which ends the broker. If this process is killed, the kernel tells the
 	// broker to end.
@@ -81,7 +82,7 @@ func (b *private) stop() {
 	const orphanPatience = 2 * time.Second
 	_ = b.process.Signal(syscall.SIGTERM)
 	<-b.ended
-	endDescendants(orphanPatience)
+	endMarked(orphanPatience)
 	_ = os.RemoveAll(b.dir)
 }
 
@@ -158,7 +159,7 @@ func (b *private) scale(ctx context.Context, model string, instances int) (worke
 func (r *Report) discover(ctx context.Context) error {
 	r.say("starting the worker command")
 	o := r.options
-	b, err := startBroker(o, workerTable("[[worker]]", o, 1))
+	b, err := startBroker(o, encoded(map[string]any{"worker": o.worker(1)}))
 	if err != nil {
 		return err
 	}

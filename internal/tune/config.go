@@ -5,10 +5,10 @@ package tune
 import (
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/BurntSushi/toml"
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/internal/svgchart"
@@ -28,58 +28,45 @@ func words(command string) []string {
 	return strings.Fields(command)
 }
 
-// quoted is a text as TOML has it.
-func quoted(text string) string {
+// workerTable is a worker of the configuration file.
+type workerTable struct {
+	Command   []string `toml:"command"`
+	Instances int      `toml:"instances"`
+	GPUs      []int    `toml:"gpus,omitempty"`
+}
+
+func (o *Options) worker(instances int) []workerTable {
+	return []workerTable{{words(o.Command), instances, o.GPUs}}
+}
+
+// encoded is a value as TOML.
+func encoded(v any) string {
 	var b strings.Builder
-	b.WriteByte('"')
-	for _, c := range text {
-		switch {
-		case c == '"' || c == '\\':
-			b.WriteByte('\\')
-			b.WriteRune(c)
-		case c < ' ' || c == 0x7f:
-			fmt.Fprintf(&b, "\\u%04X", c)
-		default:
-			b.WriteRune(c)
-		}
+	e := toml.NewEncoder(&b)
+	e.Indent = ""
+	if err := e.Encode(v); err != nil {
+		panic(err) // texts and numbers can be encoded
 	}
-	b.WriteByte('"')
 	return b.String()
-}
-
-func list[T any](items []T, text func(T) string) string {
-	var texts []string
-	for _, x := range items {
-		texts = append(texts, text(x))
-	}
-	return "[" + strings.Join(texts, ", ") + "]"
-}
-
-// workerTable declares the command.
-func workerTable(head string, o *Options, instances int) string {
-	text := fmt.Sprintf("%s\ncommand = %s\ninstances = %d\n", head, list(words(o.Command), quoted), instances)
-	if len(o.GPUs) > 0 {
-		text += fmt.Sprintf("gpus = %s\n", list(o.GPUs, strconv.Itoa))
-	}
-	return text
 }
 
 // config is the broker's file for a setting: the worker's own declaration, with other numbers.
 func (r *Report) config(s Setting) string {
-	var b strings.Builder
-	if s.MPS {
-		b.WriteString("mps = true\n\n")
-	}
 	d := &r.declared
-	fmt.Fprintf(&b, "[[model]]\nname = %s\ninputs = %s\noutputs = %s\nmax_batch_size = %d\n", quoted(d.name),
-		list(tensor.SpecTexts(d.signature.Inputs), quoted), list(tensor.SpecTexts(d.signature.Outputs), quoted), s.MaxBatchSize)
-	for _, key := range slices.Sorted(maps.Keys(d.policy)) {
-		if r.differs(key, d.policy[key]) && (key != "slots" || r.keepsSlots()) {
-			fmt.Fprintf(&b, "%s = %s\n", quoted(key), quoted(d.policy[key]))
+	model := map[string]any{
+		"name": d.name, "inputs": tensor.SpecTexts(d.signature.Inputs), "outputs": tensor.SpecTexts(d.signature.Outputs),
+		"max_batch_size": s.MaxBatchSize, "worker": r.options.worker(s.Instances),
+	}
+	for key, value := range d.policy {
+		if r.differs(key, value) && (key != "slots" || r.keepsSlots()) {
+			model[key] = value
 		}
 	}
-	b.WriteString("\n" + workerTable("[[model.worker]]", r.options, s.Instances))
-	return b.String()
+	file := map[string]any{"model": []map[string]any{model}}
+	if s.MPS {
+		file["mps"] = true
+	}
+	return encoded(file)
 }
 
 // differs tells that the worker asked for something else than the default, and

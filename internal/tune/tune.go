@@ -113,13 +113,8 @@ const (
 	mostInFlight = 2 // full batches of each worker: one runs, the next waits
 )
 
-// Run tunes. An error comes with what was measured. Every process below this one that was not there before counts as started
-// by it, and has ended when Run returns.
+// Run tunes. An error comes with what was measured. Every process that it started has ended when it returns.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	spareInherited()
-	if err := adoptOrphans(); err != nil {
-		return nil, err
-	}
 	defer context.AfterFunc(ctx, func() { o.Say.Say("ending what was started; Ctrl-C once more kills it") })()
 	r := &Report{Command: o.Command, Goal: o.Goal, options: &o, begin: time.Now()}
 	err := r.discover(ctx)
