@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-
-	"github.com/ringbatch/ringbatch/internal/svgchart"
 )
 
 // noSlope compares the second quarter with the last: what grows with time
@@ -36,41 +34,6 @@ func (r *run) noSlope(all []sample) {
 		r.check(late <= early*1.1+c.slack, "%s rose from %.1f to %.1f", c.what, early, late)
 		fmt.Printf("   %s: %.1f in the second quarter, %.1f in the last\n", c.what, early, late)
 	}
-}
-
-func plotSoak(all []sample, seed uint64, path string) error {
-	x := make([]float64, len(all))
-	series := func(f func(*sample) float64) []float64 {
-		y := make([]float64, len(all))
-		for i := range all {
-			x[i] = all[i].at.Minutes()
-			y[i] = f(&all[i])
-		}
-		return y
-	}
-	mib := func(b int64) float64 { return float64(b) / (1 << 20) }
-	last := all[len(all)-1]
-	fig := svgchart.Figure{
-		Title:    fmt.Sprintf("Soak: %.0f minutes, %d mishaps, %d right answers", last.at.Minutes(), last.kills, last.OK),
-		Subtitle: fmt.Sprintf("killed clients and workers, hung workers, a hostile peer; seed %d", seed),
-		Charts: []svgchart.Chart{
-			{XLabel: "minutes", YLabel: "resident memory, MiB", Lines: []svgchart.Line{
-				{Name: "broker", X: x, Y: series(func(s *sample) float64 { return mib(s.broker.RSS) })},
-				{Name: "honest client", X: x, Y: series(func(s *sample) float64 { return mib(s.client.RSS) })}}},
-			{XLabel: "minutes", YLabel: "descriptors", Lines: []svgchart.Line{
-				{Name: "broker", X: x, Y: series(func(s *sample) float64 { return float64(s.broker.FDs) })},
-				{Name: "honest client", X: x, Y: series(func(s *sample) float64 { return float64(s.client.FDs) })}}},
-			{XLabel: "minutes", YLabel: "latency, ms", Lines: []svgchart.Line{
-				{Name: "p50", X: x, Y: series(func(s *sample) float64 { return float64(s.P50) / 1e6 })},
-				{Name: "p99", X: x, Y: series(func(s *sample) float64 { return float64(s.P99) / 1e6 })}}},
-		},
-	}
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return fig.Render(f)
 }
 
 func tableSoak(all []sample, seed uint64, path string) error {
