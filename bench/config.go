@@ -67,9 +67,9 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.Var(waitTime{&c.WaitTime}, "wait_time", "how long the oldest request waits for others to batch with: seconds as a number, like 10ms, or auto")
 	f.BoolVar(&c.NoDynamicBatch, "no_dynamic_batch", false, "every producer runs the model by itself: the baseline")
 	f.StringVar(&c.ModelType, "model_type", "mlp", "the model: "+kindNames())
-	f.StringVar(&c.ModelPath, "model_path", "", "mlp, cuda-mlp: weights from this safetensors file; torch: a file, or an import path, module:name")
+	f.StringVar(&c.ModelPath, "model_path", "", "mlp: weights from this safetensors file; torch: a file, or an import path, module:name")
 	f.StringVar(&c.DataType, "data_type", "f32", "element type of the input")
-	f.IntSliceVar(&c.InputShape, "input_shape", []int{16}, "echo, affine, simulated, cuda-echo, torch: shape of a row")
+	f.IntSliceVar(&c.InputShape, "input_shape", []int{16}, "echo, affine, simulated, torch: shape of a row")
 	c.Duration = seconds(2 * time.Second)
 	f.Var(&c.Duration, "duration", "length of one measuring window; windows repeat until the last three agree")
 	c.Warmup = seconds(time.Second)
@@ -95,7 +95,7 @@ func (c *config) fill() {
 			c.InFlight = 64
 		}
 	}
-	if !slices.Contains([]string{"echo", "affine", "simulated", "cuda-echo", "torch"}, c.ModelType) {
+	if !slices.Contains([]string{"echo", "affine", "simulated", "torch"}, c.ModelType) {
 		c.InputShape = nil
 	}
 	if c.ModelType != "simulated" {

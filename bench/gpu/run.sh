@@ -13,7 +13,7 @@ cd "$(dirname "$0")/../.."
 bundle=$PWD/build/gpu
 OUT=$(mkdir -p "${OUT:-gpu-results}" && cd "${OUT:-gpu-results}" && pwd)
 export PYTHONUNBUFFERED=1 PYTHONPATH=$bundle/python RINGBATCH_LIBRARY=$bundle/libringbatch.so RINGBATCH_BINARY=$bundle/ringbatch
-parts=${*:-fp32 fp16 small single echo mlp ring native}
+parts=${*:-fp32 fp16 small single ring native}
 model=/tmp/ringbatch-res50.jit
 began=$SECONDS
 chmod +x "$bundle"/* 2>/dev/null
@@ -44,9 +44,6 @@ fp32() { resnet fp32 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wa
 fp16() { resnet fp16 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float16; }
 small() { resnet small 90 --worker_num=8 --model_num=2 --max_batch_size=4 --wait_time=0.003 --data_type=float32; }
 single() { resnet single 60 --worker_num=1 --model_num=1 --max_batch_size=1 --wait_time=0.010 --data_type=float32; }
-cuda() { timeout 60 "$bundle/bench" --max_batch_size=32 --in_flight=8 --model_num=1 --wait_time=0.001 --duration=2s --max_windows=3 "$@"; }
-echo_() { cuda --model_type=cuda-echo --input_shape=150528 --data_type=float32 --worker_num=14 --json="$OUT/echo.json"; }
-mlp() { for d in f32 f16 bf16; do cuda --model_type=cuda-mlp --data_type=$d --worker_num=16 --json="$OUT/mlp-$d.json"; done; }
 ring() { timeout 200 python3 bench/gpu/device_ring.py --out "$OUT/ring.json"; } # tensors in device memory
 native() { # without MPS: one test makes a kernel fault on purpose
 	mps_off
@@ -68,7 +65,7 @@ mps_on
 for part in $parts; do
 	((SECONDS - began > ${LIMIT:-510})) && say "$part left out: no time" && continue
 	say "$part"
-	case $part in echo) echo_ ;; *) "$part" ;; esac || say "$part failed"
+	"$part" || say "$part failed"
 done
 mps_off
 say "summary"

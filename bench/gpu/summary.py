@@ -11,10 +11,6 @@ RUNS = {
     "fp16": "fp16 channels_last, 128 producers, 3 workers, batch 32, wait 10 ms",
     "small": "fp32, 8 producers, 2 workers, batch 4, wait 3 ms",
     "single": "fp32, 1 producer, 1 worker, batch 1",
-    "mlp-f32": "cuda-mlp f32, 16 producers × 8 in flight, 1 worker, batch 32",
-    "mlp-f16": "cuda-mlp f16, the same",
-    "mlp-bf16": "cuda-mlp bf16, the same",
-    "echo": "cuda-echo 602,112 bytes, 14 producers × 8 in flight, batch 32",
 }
 
 print("| run | items/s | bound, same run | share | latency avg / p50 / p99, ms | bound, ms a batch | rows a batch | errors | stable |")

@@ -50,20 +50,10 @@ func raise(w *atomic.Uint32) {
 // await parks until the word has moved on from old. Raw calls leave the Go
 // scheduler out: the figure is the kernel's. That is safe only because these
 // processes never collect garbage meanwhile.
-func await(w *atomic.Uint32, old uint32, raw bool) {
+func await(w *atomic.Uint32, old uint32) {
 	for w.Load() == old {
-		if raw {
-			_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWaitOp, uintptr(old), 0, 0, 0)
-		} else {
-			_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWaitOp, uintptr(old), 0, 0, 0)
-		}
+		_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWaitOp, uintptr(old), 0, 0, 0)
 	}
-}
-
-// futexRound asks both sides for some round trips.
-type futexRound struct {
-	Trips int
-	Raw   bool
 }
 
 func futexPingRole(c *testbed.Child) error {
@@ -71,12 +61,12 @@ func futexPingRole(c *testbed.Child) error {
 	if err != nil {
 		return err
 	}
-	return futexRole(c, 0, func(r futexRound, ns []int64) {
+	return futexRole(c, 0, func(ns []int64) {
 		for i := range ns {
 			old := pong.Load()
 			start := shm.Now()
 			raise(ping)
-			await(pong, old, r.Raw)
+			await(pong, old)
 			ns[i] = shm.Now() - start
 		}
 	})
@@ -88,24 +78,24 @@ func futexPongRole(c *testbed.Child) error {
 		return err
 	}
 	seen := ping.Load()
-	return futexRole(c, 1, func(r futexRound, ns []int64) {
+	return futexRole(c, 1, func(ns []int64) {
 		for range ns {
-			await(ping, seen, r.Raw)
+			await(ping, seen)
 			seen++
 			raise(pong)
 		}
 	})
 }
 
-func futexRole(c *testbed.Child, core int, run func(futexRound, []int64)) error {
+func futexRole(c *testbed.Child, core int, run func([]int64)) error {
 	debug.SetGCPercent(-1)
 	runtime.LockOSThread()
 	if err := pinTo(core); err != nil {
 		return err
 	}
-	return testbed.Serve(c, func(r futexRound) (int64, error) {
-		ns := make([]int64, r.Trips)
-		run(r, ns)
+	return testbed.Serve(c, func(trips int) (int64, error) {
+		ns := make([]int64, trips)
+		run(ns)
 		slices.Sort(ns)
 		return ns[len(ns)/2], nil
 	})

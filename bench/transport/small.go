@@ -34,7 +34,7 @@ func measureSmall(r *rig.Rig) error {
 		return err
 	}
 	serving := [][]*testbed.Process{{e.broker}, e.workers}
-	kinds := []string{"ring", "rows", "stream", "seqpacket", "net"}
+	kinds := []string{"ring", "rows", "stream", "seqpacket"}
 	sockets := map[string][]*testbed.Process{}
 	for _, kind := range kinds[2:] {
 		if sockets[kind], err = startSockets(r, kind, smallProducers); err != nil {
@@ -74,10 +74,8 @@ func measureSmall(r *rig.Rig) error {
 		return err
 	}
 	best := "stream"
-	for _, kind := range kinds[3:] {
-		if rig.Median(rates[kind]) > rig.Median(rates[best]) {
-			best = kind
-		}
+	if rig.Median(rates["seqpacket"]) > rig.Median(rates[best]) {
+		best = "seqpacket"
 	}
 	var ratios []float64
 	for i, rate := range rates["ring"] {
@@ -90,9 +88,9 @@ func measureSmall(r *rig.Rig) error {
 	per := func(kind string, i int) float64 { return rig.Median(cpus[kind][i]) }
 	rate := func(kind string) string { return rig.Big(rig.Median(rates[kind])) }
 	r.Check("small_ratio", rig.Median(ratios), ">=", 10,
-		"%s requests/s in batches of %.0f / %s over a Unix socket (%s); stream %s, seqpacket %s, Go net %s; CPU a request %.2f µs (broker %.2f, "+
+		"%s requests/s in batches of %.0f / %s over a Unix socket (%s); stream %s, seqpacket %s; CPU a request %.2f µs (broker %.2f, "+
 			"worker %.2f, producers %.2f) / %.2f µs; %s rows/s where the %d are rows of one request; median of %d rounds",
-		rate("ring"), batch, rate(best), best, rate("stream"), rate("seqpacket"), rate("net"), per("ring", 0)+per("ring", 1)+per("ring", 2),
+		rate("ring"), batch, rate(best), best, rate("stream"), rate("seqpacket"), per("ring", 0)+per("ring", 1)+per("ring", 2),
 		per("ring", 0), per("ring", 1), per("ring", 2), per(best, 0)+per(best, 1), rate("rows"), smallInFlight, len(ratios))
 	return nil
 }
@@ -151,16 +149,13 @@ func startSockets(r *rig.Rig, kind string, n int) ([]*testbed.Process, error) {
 		clients = append(clients, os.NewFile(uintptr(pair[1]), "client end"))
 	}
 	raw := []string{"GODEBUG=asyncpreemptoff=1"} // Go's scheduler must not interrupt threads that block in raw system calls
-	server := testbed.Spec{Role: "socket server", Job: socketJob{kind, n}, Files: servers, Env: raw}
-	if kind != "net" {
-		server.Procs = n + 2
-	}
+	server := testbed.Spec{Role: "socket server", Job: socketJob{n}, Files: servers, Env: raw, Procs: n + 2}
 	p, err := r.StartReady(server)
 	if err != nil {
 		return nil, err
 	}
 	rest, err := r.StartAll(n, func(i int) testbed.Spec {
-		return testbed.Spec{Role: "socket client", Job: socketJob{kind, 1}, Procs: 2, Files: clients[i : i+1], Env: raw}
+		return testbed.Spec{Role: "socket client", Procs: 2, Files: clients[i : i+1], Env: raw}
 	})
 	return append([]*testbed.Process{p}, rest...), err
 }

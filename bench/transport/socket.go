@@ -5,7 +5,6 @@ package transport
 import (
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -19,21 +18,14 @@ import (
 	"github.com/ringbatch/ringbatch/shm"
 )
 
-// The same exchange as one message each way over a Unix socket, written in
-// the ways that a careful author would try; the fastest is the yardstick.
-//
-//	stream     blocking system calls, a thread per connection, SOCK_STREAM
-//	seqpacket  the same with SOCK_SEQPACKET
-//	net        package net, a goroutine per connection
-//
-// The server is one process; each connection is one end of a socketpair that
-// both sides were given as descriptors 3, 4 …
+// The same exchange as one message each way over a Unix socket, SOCK_STREAM or SOCK_SEQPACKET, with blocking system calls and a
+// thread per connection; the faster is the yardstick. The server is one process; each connection is one end of a socketpair
+// that both sides get as descriptors 3, 4 …
 
 // messageBytes is the size of a message each way.
 const messageBytes = 64
 
 type socketJob struct {
-	Kind  string
 	Conns int // server: descriptors 3 … 3+Conns-1
 }
 
@@ -41,25 +33,6 @@ type socketOrder struct {
 	InFlight int
 	Start    int64
 	Until    int64
-}
-
-// duplex is one end of a connection: whole messages in and out.
-type duplex interface {
-	read([]byte) error
-	write([]byte) error
-}
-
-func openSocket(kind string, fd int) (duplex, error) {
-	if kind != "net" {
-		return rawSocket(fd), nil
-	}
-	f := os.NewFile(uintptr(fd), "socket")
-	defer f.Close()
-	c, err := net.FileConn(f)
-	if err != nil {
-		return nil, err
-	}
-	return netSocket{c}, nil
 }
 
 // rawSocket blocks in the kernel, past the Go scheduler: what a C program
@@ -86,23 +59,13 @@ func (s rawSocket) transfer(call uintptr, b []byte) error {
 	return nil
 }
 
-type netSocket struct{ net.Conn }
-
-func (s netSocket) read(b []byte) error  { _, err := io.ReadFull(s.Conn, b); return err }
-func (s netSocket) write(b []byte) error { _, err := s.Conn.Write(b); return err }
-
 func socketServerRole(c *testbed.Child, job socketJob) error {
 	debug.SetGCPercent(-1)
 	var wg sync.WaitGroup
 	for i := range job.Conns {
-		s, err := openSocket(job.Kind, 3+i)
-		if err != nil {
-			return err
-		}
+		s := rawSocket(3 + i)
 		wg.Go(func() {
-			if job.Kind != "net" {
-				runtime.LockOSThread()
-			}
+			runtime.LockOSThread()
 			msg := make([]byte, messageBytes)
 			for s.read(msg) == nil && s.write(msg) == nil {
 			}
@@ -115,12 +78,9 @@ func socketServerRole(c *testbed.Child, job socketJob) error {
 	return nil
 }
 
-func socketClientRole(c *testbed.Child, job socketJob) error {
+func socketClientRole(c *testbed.Child) error {
 	debug.SetGCPercent(-1)
-	s, err := openSocket(job.Kind, 3)
-	if err != nil {
-		return err
-	}
+	s := rawSocket(3)
 	return testbed.Serve(c, func(o socketOrder) (r outcome, err error) {
 		before, err := testbed.CPUTime(os.Getpid())
 		if err != nil {
@@ -136,7 +96,7 @@ func socketClientRole(c *testbed.Child, job socketJob) error {
 }
 
 // socketStream is transport.stream over a socket.
-func socketStream(s duplex, o socketOrder) (answered int, err error) {
+func socketStream(s rawSocket, o socketOrder) (answered int, err error) {
 	request, reply := make([]byte, messageBytes), make([]byte, messageBytes)
 	for i := range request {
 		request[i] = byte(i)

@@ -25,7 +25,7 @@ func Roles() testbed.Roles {
 		"futex ping":    futexPingRole,
 		"futex pong":    futexPongRole,
 		"socket server": testbed.With(socketServerRole),
-		"socket client": testbed.With(socketClientRole),
+		"socket client": socketClientRole,
 	}
 }
 

@@ -20,8 +20,8 @@ cuda-build: cuda-toolchain ## the ringbatch command with GPU workers, bin/ringba
 	$(CUDA_GO) build -tags cuda -o bin/ringbatch-cuda ./cmd/ringbatch
 
 cuda-vet: cuda-toolchain $(STATICCHECK)
-	$(CUDA_GO) vet -tags cuda ./worker/cuda/... ./cmd/... ./bench/...
-	$(CUDA_ENV) $(STATICCHECK) -tags cuda ./worker/cuda/... ./cmd/... ./bench/...
+	$(CUDA_GO) vet -tags cuda ./worker/cuda/... ./cmd/...
+	$(CUDA_ENV) $(STATICCHECK) -tags cuda ./worker/cuda/... ./cmd/...
 
 # Of the command's tests only those of `ringbatch worker` (worker_test.go): nothing else
 # in it depends on the tag, and `make unit` has run the rest.
@@ -41,7 +41,7 @@ cuda-ptx-check: cuda-toolchain
 .PHONY: gpu-bundle gpu-python
 gpu-bundle: cuda-toolchain gpu-python ## what bench/gpu/run.sh needs on a machine with a GPU, into build/gpu
 	$(CUDA_GO) build -tags cuda -o build/gpu/ringbatch ./cmd/ringbatch
-	$(CUDA_GO) build -tags cuda -o build/gpu/bench ./cmd/bench
+	go build -o build/gpu/bench ./cmd/bench
 	$(CUDA_GO) test -tags cuda -c -o build/gpu/cuda.test ./worker/cuda
 	$(MAKE) -C cbindings BUILD=$(CURDIR)/build/gpu/c $(CURDIR)/build/gpu/c/libringbatch.so $(CURDIR)/build/gpu/c/libringbatch.a
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -I$(CUDA_DIR)/include -Icbindings -o build/gpu/echo_producer bench/gpu/echo_producer.c \
