@@ -64,13 +64,10 @@ func sizesOf(f *safetensors.File) ([]int, error) {
 	}
 	var sizes []int
 	for i := range n / 2 {
-		w, err := f.Info(weightName(i))
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrModelFile, err)
-		}
-		b, err := f.Info(biasName(i))
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrModelFile, err)
+		w, wOK := f.Tensors[weightName(i)]
+		b, bOK := f.Tensors[biasName(i)]
+		if !wOK || !bOK {
+			return nil, fmt.Errorf("%w: %d tensors, and no weight or no bias of layer %d", ErrModelFile, n, i)
 		}
 		if w.DType != "f32" || b.DType != "f32" {
 			return nil, fmt.Errorf("%w: layer %d is %s and %s, only f32 is supported", ErrModelFile, i, w.DType, b.DType)
@@ -90,18 +87,8 @@ func sizesOf(f *safetensors.File) ([]int, error) {
 }
 
 func (l *layer) load(f *safetensors.File, i int) error {
-	bias, err := f.Reader(biasName(i))
-	if err != nil {
-		return err
-	}
-	if err := binary.Read(bias, binary.LittleEndian, l.bias[:l.out]); err != nil {
-		return err
-	}
-	weight, err := f.Reader(weightName(i))
-	if err != nil {
-		return err
-	}
-	r := bufio.NewReaderSize(weight, 1<<20)
+	err := binary.Read(f.Reader(biasName(i)), binary.LittleEndian, l.bias[:l.out])
+	r := bufio.NewReaderSize(f.Reader(weightName(i)), 1<<20)
 	l.fill(func(row []float32, _ int) {
 		if err == nil {
 			err = binary.Read(r, binary.LittleEndian, row)

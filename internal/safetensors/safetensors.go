@@ -14,7 +14,6 @@
 package safetensors
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/binary"
 	"encoding/json"
@@ -33,12 +32,10 @@ const MaxHeaderBytes = 100_000_000
 var (
 	ErrFormat      = errors.New("not a valid safetensors file")
 	ErrUnsupported = errors.New("valid safetensors, but not supported")
-	ErrNotFound    = errors.New("no such tensor")
 )
 
 // Info is a tensor without its data, which lies in C order, little endian.
 type Info struct {
-	Name  string
 	DType string // bool, u8, i8, i16, i32, i64, f16, bf16, f32, f64
 	Shape []int  // empty for a scalar
 	Bytes int64
@@ -57,7 +54,7 @@ var dtypes = map[string]struct {
 
 // File is an open file whose header has been checked.
 type File struct {
-	Tensors []Info // in the order of the data
+	Tensors map[string]Info
 
 	r io.ReaderAt
 	c io.Closer
@@ -88,20 +85,10 @@ func Open(path string) (*File, error) {
 // Close closes the file of Open.
 func (f *File) Close() error { return f.c.Close() }
 
-// Info describes one tensor.
-func (f *File) Info(name string) (Info, error) {
-	for _, t := range f.Tensors {
-		if t.Name == name {
-			return t, nil
-		}
-	}
-	return Info{}, fmt.Errorf("%w: %q", ErrNotFound, name)
-}
-
 // Reader reads the bytes of one tensor.
-func (f *File) Reader(name string) (*io.SectionReader, error) {
-	t, err := f.Info(name)
-	return io.NewSectionReader(f.r, t.at, t.Bytes), err
+func (f *File) Reader(name string) *io.SectionReader {
+	t := f.Tensors[name]
+	return io.NewSectionReader(f.r, t.at, t.Bytes)
 }
 
 // New reads the header of a file of the given size.
@@ -118,90 +105,65 @@ func New(r io.ReaderAt, size int64) (*File, error) {
 	if _, err := r.ReadAt(text, 8); err != nil && n > 0 {
 		return nil, fmt.Errorf("read header: %w", err)
 	}
-	tensors, err := parseHeader(text)
-	if err != nil {
-		return nil, err
+	var entries map[string]entry
+	if err := json.Unmarshal(text, &entries); err != nil || text[0] != '{' || !utf8.Valid(text) {
+		return nil, fmt.Errorf("%w: the header is no JSON object of tensors: %v", ErrFormat, err)
 	}
-	return &File{Tensors: tensors, r: r}, placeTensors(tensors, 8+int64(n), size)
-}
-
-// parseHeader walks the object by hand: decoding into a map would silently keep the last of two tensors with the same name.
-func parseHeader(text []byte) (tensors []Info, err error) {
-	if len(text) == 0 || text[0] != '{' || !json.Valid(text) || !utf8.Valid(text) {
-		return nil, fmt.Errorf("%w: the header is not a JSON object", ErrFormat)
-	}
-	d := json.NewDecoder(bytes.NewReader(text))
-	_, _ = d.Token()
-	seen := map[string]bool{}
-	for d.More() {
-		token, _ := d.Token() // valid JSON: it is a name
-		name := token.(string)
-		if seen[name] {
-			return nil, fmt.Errorf("%w: name %q twice", ErrFormat, name)
-		}
-		seen[name] = true
-		if name == "__metadata__" {
-			var ignored map[string]string
-			if err := d.Decode(&ignored); err != nil {
-				return nil, fmt.Errorf("%w: %s: %w", ErrFormat, name, err)
-			}
-			continue
-		}
-		t, err := decodeTensor(d, name)
+	delete(entries, "__metadata__")
+	f := &File{Tensors: map[string]Info{}, r: r}
+	var all []Info
+	for name, e := range entries {
+		t, err := e.info()
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("tensor %q: %w", name, err)
 		}
-		tensors = append(tensors, t)
+		all = append(all, t)
+		t.at += 8 + int64(n)
+		f.Tensors[name] = t
 	}
-	return tensors, nil
+	return f, checkCover(all, size-8-int64(n))
 }
 
-func decodeTensor(d *json.Decoder, name string) (Info, error) {
-	var e struct {
-		DType   string  `json:"dtype"`
-		Shape   []int   `json:"shape"`
-		Offsets []int64 `json:"data_offsets"`
-	}
-	if err := d.Decode(&e); err != nil {
-		return Info{}, fmt.Errorf("%w: tensor %q: %w", ErrFormat, name, err)
-	}
+// entry is a tensor in the header.
+type entry struct {
+	DType   string  `json:"dtype"`
+	Shape   []int   `json:"shape"`
+	Offsets []int64 `json:"data_offsets"`
+}
+
+func (e *entry) info() (Info, error) {
 	if e.DType == "" || e.Shape == nil || len(e.Offsets) != 2 || e.Offsets[0] < 0 || e.Offsets[1] < e.Offsets[0] {
-		return Info{}, fmt.Errorf("%w: tensor %q needs dtype, shape and two data_offsets", ErrFormat, name)
+		return Info{}, fmt.Errorf("%w: it needs dtype, shape and two data_offsets", ErrFormat)
 	}
 	dtype, ok := dtypes[e.DType]
 	if !ok {
-		return Info{}, fmt.Errorf("%w: tensor %q: dtype %q", ErrUnsupported, name, e.DType)
+		return Info{}, fmt.Errorf("%w: dtype %q", ErrUnsupported, e.DType)
 	}
 	size := dtype.size
 	for _, n := range e.Shape {
 		if n < 0 || n > 0 && size > math.MaxInt64/int64(n) {
-			return Info{}, fmt.Errorf("%w: tensor %q: shape %v", ErrFormat, name, e.Shape)
+			return Info{}, fmt.Errorf("%w: shape %v", ErrFormat, e.Shape)
 		}
 		size *= int64(n)
 	}
 	if size != e.Offsets[1]-e.Offsets[0] {
-		return Info{}, fmt.Errorf("%w: tensor %q: %s of shape %v has %d bytes, data_offsets differ", ErrFormat, name, e.DType, e.Shape, size)
+		return Info{}, fmt.Errorf("%w: %s of shape %v has %d bytes, data_offsets differ", ErrFormat, e.DType, e.Shape, size)
 	}
-	return Info{Name: name, DType: dtype.name, Shape: e.Shape, Bytes: size, at: e.Offsets[0]}, nil
+	return Info{DType: dtype.name, Shape: e.Shape, Bytes: size, at: e.Offsets[0]}, nil
 }
 
-// placeTensors sorts tensors by offset, checks that they cover the data exactly, and turns offsets into the data into offsets
-// into the file.
-func placeTensors(tensors []Info, dataAt, size int64) error {
-	slices.SortFunc(tensors, func(a, b Info) int {
-		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.Bytes, b.Bytes), cmp.Compare(a.Name, b.Name))
-	})
+// checkCover checks that the tensors cover the data exactly.
+func checkCover(all []Info, size int64) error {
+	slices.SortFunc(all, func(a, b Info) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.Bytes, b.Bytes)) })
 	end := int64(0)
-	for i := range tensors {
-		t := &tensors[i]
-		if t.at != end || t.Bytes > size-dataAt-end { // no sum can overflow: end lies inside the file
-			return fmt.Errorf("%w: tensor %q overlaps another, leaves a hole, or ends after the file", ErrFormat, t.Name)
+	for _, t := range all {
+		if t.at != end || t.Bytes > size-end { // no sum can overflow: end lies inside the file
+			return fmt.Errorf("%w: tensors overlap, leave a hole, or end after the file", ErrFormat)
 		}
 		end += t.Bytes
-		t.at += dataAt
 	}
-	if end != size-dataAt {
-		return fmt.Errorf("%w: %d bytes of data, tensors cover %d", ErrFormat, size-dataAt, end)
+	if end != size {
+		return fmt.Errorf("%w: %d bytes of data, tensors cover %d", ErrFormat, size, end)
 	}
 	return nil
 }

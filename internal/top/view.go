@@ -34,22 +34,23 @@ func (v *view) take(a answer, at time.Time) {
 
 // columns of the table of models. Numbers sort the largest first.
 var columns = []struct {
-	title string
-	value func(m *stats.Model, w *stats.Window) float64
-	text  func(x float64) string
+	title, format string
+	value         func(m *stats.Model, w *stats.Window) float64
 }{
-	{"model", nil, nil},
-	{"req/s", func(_ *stats.Model, w *stats.Window) float64 { return w.RequestsPerS }, number},
-	{"rows/s", func(_ *stats.Model, w *stats.Window) float64 { return w.RowsPerS }, number},
-	{"p50 ms", func(_ *stats.Model, w *stats.Window) float64 { return w.Latency.P50 }, number},
-	{"p99 ms", func(_ *stats.Model, w *stats.Window) float64 { return w.Latency.P99 }, number},
-	{"rows/batch", func(_ *stats.Model, w *stats.Window) float64 { return w.RowsPerBatch }, number},
-	{"busy", func(_ *stats.Model, w *stats.Window) float64 { return w.Busy }, percent},
-	{"queue", func(m *stats.Model, _ *stats.Window) float64 { return float64(m.QueueLength) }, count},
-	{"ring", func(m *stats.Model, _ *stats.Window) float64 { return ringShare(m) }, percent},
-	{"failed/s", func(_ *stats.Model, w *stats.Window) float64 { return w.FailedPerS }, number},
-	{"workers", func(m *stats.Model, _ *stats.Window) float64 { return float64(m.ReadyWorkers) }, count},
-	{"clients", func(m *stats.Model, _ *stats.Window) float64 { return float64(m.Clients) }, count},
+	{title: "model"},
+	{"req/s", "%.1f", func(_ *stats.Model, w *stats.Window) float64 { return w.RequestsPerS }},
+	{"rows/s", "%.1f", func(_ *stats.Model, w *stats.Window) float64 { return w.RowsPerS }},
+	{"p50 ms", "%.2f", func(_ *stats.Model, w *stats.Window) float64 { return w.Latency.P50 }},
+	{"p99 ms", "%.2f", func(_ *stats.Model, w *stats.Window) float64 { return w.Latency.P99 }},
+	{"rows/batch", "%.2f", func(_ *stats.Model, w *stats.Window) float64 { return w.RowsPerBatch }},
+	{"busy", "%.0f%%", func(_ *stats.Model, w *stats.Window) float64 { return 100 * w.Busy }},
+	{"queue", "%.0f", func(m *stats.Model, _ *stats.Window) float64 { return float64(m.QueueLength) }},
+	{"ring", "%.0f%%", func(m *stats.Model, _ *stats.Window) float64 {
+		return 100 * float64(m.SlotsQueued+m.SlotsRunning+m.SlotsHeld) / float64(max(1, m.Slots))
+	}},
+	{"failed/s", "%.2f", func(_ *stats.Model, w *stats.Window) float64 { return w.FailedPerS }},
+	{"workers", "%.0f", func(m *stats.Model, _ *stats.Window) float64 { return float64(m.ReadyWorkers) }},
+	{"clients", "%.0f", func(m *stats.Model, _ *stats.Window) float64 { return float64(m.Clients) }},
 }
 
 // draw returns exactly height lines, none wider than width. Rows that have no room are left out.
@@ -113,7 +114,7 @@ func (v *view) modelTable() []string {
 	for _, e := range models {
 		row := []string{e.model.Name}
 		for _, c := range columns[1:] {
-			row = append(row, c.text(c.value(e.model, &e.window)))
+			row = append(row, fmt.Sprintf(c.format, c.value(e.model, &e.window)))
 		}
 		if e.model.ReadyWorkers == 0 {
 			row = append(row, "not ready: "+e.model.NotReady)
@@ -171,23 +172,4 @@ func cut(s string, most int) string {
 		return s
 	}
 	return string([]rune(s)[:max(0, most-1)]) + "…"
-}
-
-func number(x float64) string {
-	switch {
-	case x >= 1e4:
-		return fmt.Sprintf("%.1fk", x/1e3)
-	case x >= 100:
-		return fmt.Sprintf("%.0f", x)
-	}
-	return fmt.Sprintf("%.2f", x)
-}
-
-func percent(x float64) string { return fmt.Sprintf("%.0f%%", 100*x) }
-
-func count(x float64) string { return fmt.Sprintf("%.0f", x) }
-
-// ringShare is the used part of a model's ring, 0..1.
-func ringShare(m *stats.Model) float64 {
-	return float64(m.SlotsQueued+m.SlotsRunning+m.SlotsHeld) / float64(max(1, m.Slots))
 }
