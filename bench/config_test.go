@@ -91,7 +91,8 @@ func TestASimulatedModelSaysSoEverywhere(t *testing.T) {
 	r := &result{Config: &o.cfg, Note: o.cfg.note(), Stable: true}
 	var table strings.Builder
 	r.print(&table)
-	for where, text := range map[string]string{"table": table.String(), "title": r.figure().Title, "subtitle": r.figure().Subtitle, "note": r.Note} {
+	for where, text := range map[string]string{"table": table.String(), "title": r.figure().Title, "subtitle": r.figure().Subtitle,
+		"note": r.Note} {
 		if !strings.Contains(text, "simulated") {
 			t.Errorf("the %s does not say that it is simulated: %q", where, text)
 		}

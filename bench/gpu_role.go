@@ -27,7 +27,8 @@ const startTime = 3 * time.Minute
 // serveByItself is ready when the broker knows the worker.
 func serveByItself(c *testbed.Child, job *workerJob, m *openModel) error {
 	pid, run, err := m.Serve(worker.Config{
-		Socket: job.Socket, Model: modelName, Policy: policy.New(policy.MaxBatchSize(job.MaxBatch), policy.WaitTime(job.WaitTime), policy.Slots(job.Slots)),
+		Socket: job.Socket, Model: modelName, Policy: policy.New(policy.MaxBatchSize(job.MaxBatch), policy.WaitTime(job.WaitTime),
+			policy.Slots(job.Slots)),
 	})
 	if err != nil {
 		return err

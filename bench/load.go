@@ -90,7 +90,8 @@ func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
 		return nil, nil, err
 	}
 	if l.Rows > m.MaxBatchSize {
-		return nil, nil, fmt.Errorf("%w: requests of %d rows were asked for, the model's max_batch_size is %d", status.ErrTooLarge, l.Rows, m.MaxBatchSize)
+		return nil, nil, fmt.Errorf("%w: requests of %d rows were asked for, the model's max_batch_size is %d", status.ErrTooLarge, l.Rows,
+			m.MaxBatchSize)
 	}
 	inFlight := l.inFlight(m.SlotsFree)
 	cfg := &config{
@@ -107,7 +108,8 @@ func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
 			workers = append(workers, w.Pid)
 		}
 	}
-	c := &crowd{groups: [3]cpuGroup{foreignCPU(s.Pid), foreignCPU(os.Getpid()), foreignCPU(workers...)}, socket: admin.New(l.Socket).Socket(), model: l.Model}
+	c := &crowd{groups: [3]cpuGroup{foreignCPU(s.Pid), foreignCPU(os.Getpid()), foreignCPU(workers...)},
+		socket: admin.New(l.Socket).Socket(), model: l.Model}
 	quit := new(atomic.Bool)
 	var rows *feed.Feed
 	var inputs []inputRows
@@ -172,14 +174,16 @@ func (l *Load) inputs(rows *feed.Feed) (all []inputRows) {
 }
 
 func (l *Load) attach(ctx context.Context, i, inFlight int) (*localProducer, error) {
-	job := producerJob{Model: l.Model, Rows: l.Rows, InFlight: inFlight, Rate: l.Rate / float64(l.Clients), Seed: uint64(l.Seed)<<20 + uint64(i)}
+	job := producerJob{Model: l.Model, Rows: l.Rows, InFlight: inFlight, Rate: l.Rate / float64(l.Clients),
+		Seed: uint64(l.Seed)<<20 + uint64(i)}
 	conn, err := client.Dial(ctx, l.Model, client.WithSocket(l.Socket), client.WithWindow(job.window()), client.WithName("ringbatch bench"))
 	if err != nil {
 		return nil, err
 	}
 	interrupted := ctx.Done()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	return &localProducer{producer: &producer{job: job, conn: conn}, interrupted: interrupted, ctx: ctx, cancel: cancel, reports: make(chan windowReport, 1), failures: make(chan error, 1)}, nil
+	return &localProducer{producer: &producer{job: job, conn: conn}, interrupted: interrupted, ctx: ctx, cancel: cancel,
+		reports: make(chan windowReport, 1), failures: make(chan error, 1)}, nil
 }
 
 // localProducer is a producer in this process.

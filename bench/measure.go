@@ -195,7 +195,8 @@ func (s *serving) through(producers int, bound *bound, say *progress.Line) (*res
 		return nil, err
 	}
 	defer s.f.End(ps...)
-	c := crowd{reporters: reporters(ps), groups: [3]cpuGroup{cpuOf(s.broker), cpuOf(ps...), cpuOf(s.workers...)}, socket: s.socket, model: modelName}
+	c := crowd{reporters: reporters(ps), groups: [3]cpuGroup{cpuOf(s.broker), cpuOf(ps...), cpuOf(s.workers...)}, socket: s.socket,
+		model: modelName}
 	return c.watch(s.f, cfg, fmt.Sprintf("%d producers", producers), bound, say)
 }
 

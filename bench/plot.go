@@ -43,7 +43,8 @@ func subtitle(c *config, note string) string {
 // figure of one configuration: against the bound, percentiles, breakdown.
 func (r *result) figure() *svgchart.Figure {
 	c := r.Config
-	f := &svgchart.Figure{Title: titled(fmt.Sprintf("ringbatch: %d producers, %s", c.WorkerNum, c.ModelType), r.Note), Subtitle: subtitle(c, r.Note)}
+	f := &svgchart.Figure{Title: titled(fmt.Sprintf("ringbatch: %d producers, %s", c.WorkerNum, c.ModelType), r.Note),
+		Subtitle: subtitle(c, r.Note)}
 	rates, names := []float64{r.ItemsPerS}, []string{"measured"}
 	if r.Bound != nil {
 		rates, names = append(rates, r.Bound.ItemsPerS), append(names, "bound")
@@ -99,7 +100,8 @@ func (r *demoReport) figure() *svgchart.Figure {
 	}
 	if len(r.Lines) == demoLines && r.Lines[demoBatched].Bound != nil {
 		rate := round(r.Lines[demoBatched].Bound.ItemsPerS)
-		charts[0].Lines = []svgchart.Line{{Name: "what the model can do: full batches, no callers", Dashed: true, X: []float64{-0.5, demoLines - 0.5}, Y: []float64{rate, rate}}}
+		charts[0].Lines = []svgchart.Line{{Name: "what the model can do: full batches, no callers", Dashed: true, X: []float64{-0.5,
+			demoLines - 0.5}, Y: []float64{rate, rate}}}
 	}
 	return &svgchart.Figure{
 		Title:    titled(fmt.Sprintf("One model, %d processes with one item each at a time", n), r.Note),

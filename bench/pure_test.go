@@ -11,7 +11,8 @@ import (
 )
 
 func TestSecondsAreANumberOrADuration(t *testing.T) {
-	for text, want := range map[string]time.Duration{"0.005": 5 * time.Millisecond, "10ms": 10 * time.Millisecond, "0": 0, "2": 2 * time.Second, "1.5s": 1500 * time.Millisecond} {
+	for text, want := range map[string]time.Duration{"0.005": 5 * time.Millisecond, "10ms": 10 * time.Millisecond, "0": 0,
+		"2": 2 * time.Second, "1.5s": 1500 * time.Millisecond} {
 		var s seconds
 		if err := s.Set(text); err != nil || s.d() != want {
 			t.Errorf("%s: %v, %v; want %v", text, s, err, want)
@@ -29,7 +30,8 @@ func TestSecondsAreANumberOrADuration(t *testing.T) {
 }
 
 func TestAConcurrencyRangeListsItsValues(t *testing.T) {
-	for text, want := range map[string][]int{"2:6:2": {2, 4, 6}, "1:3": {1, 2, 3}, "4:4:1": {4}, "1:6:4": {1, 5}, "1:3:9223372036854775807": {1}} {
+	for text, want := range map[string][]int{"2:6:2": {2, 4, 6}, "1:3": {1, 2, 3}, "4:4:1": {4}, "1:6:4": {1, 5},
+		"1:3:9223372036854775807": {1}} {
 		var r interval
 		if err := r.Set(text); err != nil || !slices.Equal(r.values(), want) {
 			t.Errorf("%s: %v, %v; want %v", text, r.values(), err, want)

@@ -25,7 +25,8 @@ func (r *result) print(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	if b := r.Bound; b != nil {
-		fmt.Fprintf(w, "%-14s %s items/s, %s ms a batch: %d process(es) feeding themselves batches of %d, in turns with the above; %s µs CPU an item\n",
+		fmt.Fprintf(w, "%-14s %s items/s, %s ms a batch: %d process(es) feeding themselves batches of %d, in turns with the above; %s "+
+			"µs CPU an item\n",
 			"bound", rig.Big(b.ItemsPerS), rig.Short(b.Latency.Avg), c.ModelNum, c.MaxBatchSize, rig.Short(b.CPU))
 	}
 	l := r.Latency
@@ -43,7 +44,8 @@ func (r *result) print(w io.Writer) {
 		fmt.Fprintf(w, "\nwhere the time went, average per request\n")
 		printBars(w, stageNames[:], r.Breakdown.each(), "ms")
 		printBatches(w, r.BatchSize)
-		fmt.Fprintf(w, "\n%-14s broker %s  producers %s  workers %s\n", "CPU µs/request", rig.Short(r.CPU.Broker), rig.Short(r.CPU.Client), rig.Short(r.CPU.Worker))
+		fmt.Fprintf(w, "\n%-14s broker %s  producers %s  workers %s\n", "CPU µs/request", rig.Short(r.CPU.Broker), rig.Short(r.CPU.Client),
+			rig.Short(r.CPU.Worker))
 	} else {
 		fmt.Fprintf(w, "%-14s %s\n", "CPU µs/request", rig.Short(r.CPU.Client))
 	}
@@ -73,9 +75,11 @@ func (c *config) headline() string {
 func (r *result) printStability(w io.Writer) {
 	c := r.Config
 	if r.Stable {
-		fmt.Fprintf(w, "%-14s the last %d of %d windows of %v agree within %v %%\n", "stability", minWindows, len(r.Windows), c.Duration, c.Stability)
+		fmt.Fprintf(w, "%-14s the last %d of %d windows of %v agree within %v %%\n", "stability", minWindows, len(r.Windows), c.Duration,
+			c.Stability)
 	} else {
-		fmt.Fprintf(w, "%-14s NOT STABLE: the last %d of %d windows of %v do not agree within %v %%; measure for longer\n", "stability", min(minWindows, len(r.Windows)), len(r.Windows), c.Duration, c.Stability)
+		fmt.Fprintf(w, "%-14s NOT STABLE: the last %d of %d windows of %v do not agree within %v %%; measure for longer\n", "stability",
+			min(minWindows, len(r.Windows)), len(r.Windows), c.Duration, c.Stability)
 	}
 }
 
@@ -157,7 +161,8 @@ func (s *sweep) print(w io.Writer) {
 	if b := s.Bound; b != nil {
 		fmt.Fprintf(w, "bound: %s items/s, %s ms a batch, in turns with the points below\n", rig.Big(b.ItemsPerS), rig.Short(b.Latency.Avg))
 	}
-	fmt.Fprintf(w, "\n%11s %12s %10s %9s %9s %9s %9s %9s %7s\n", "concurrency", "requests/s", "items/s", "avg ms", "p50 ms", "p95 ms", "p99 ms", "batch", "bound")
+	fmt.Fprintf(w, "\n%11s %12s %10s %9s %9s %9s %9s %9s %7s\n", "concurrency", "requests/s", "items/s", "avg ms", "p50 ms", "p95 ms",
+		"p99 ms", "batch", "bound")
 	for _, p := range s.Points {
 		mark := p.marks()
 		if len(p.Errors) > 0 {
@@ -168,7 +173,8 @@ func (s *sweep) print(w io.Writer) {
 			ratio = fmt.Sprintf("%.0f %%", 100*p.RatioToBound)
 		}
 		fmt.Fprintf(w, "%11d %12s %10s %9s %9s %9s %9s %9s %7s%s\n", p.Concurrency, rig.Big(p.Throughput), rig.Big(p.ItemsPerS),
-			rig.Short(p.Latency.Avg), rig.Short(p.Latency.P50), rig.Short(p.Latency.P95), rig.Short(p.Latency.P99), rig.Short(p.BatchSize.Avg), ratio, mark)
+			rig.Short(p.Latency.Avg), rig.Short(p.Latency.P50), rig.Short(p.Latency.P95), rig.Short(p.Latency.P99), rig.Short(p.BatchSize.Avg),
+			ratio, mark)
 	}
 }
 

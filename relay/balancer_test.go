@@ -76,7 +76,8 @@ func TestHostsStayWhenTheirNameHasNoAddressAnyMore(t *testing.T) {
 	}{
 		{nil, true, 0}, {[]string{"a:1", "b:1"}, false, 2}, {nil, true, 2}, {nil, true, 2}, {[]string{"b:1"}, false, 1},
 	} {
-		if err := found(step.addresses...); (err == balancer.ErrBadResolverState) != step.bad || cc.open != step.open || len(b.hosts.all) != step.open {
+		if err := found(step.addresses...); (err == balancer.ErrBadResolverState) != step.bad || cc.open != step.open ||
+			len(b.hosts.all) != step.open {
 			t.Errorf("%d: %v: %v, %d connections to %d hosts, want %d", i, step.addresses, err, cc.open, len(b.hosts.all), step.open)
 		}
 	}

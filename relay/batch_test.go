@@ -40,7 +40,8 @@ func take(t *testing.T) *taken {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = b.broker.Close() })
-	w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: signature(t, "x:i32[1]", "y:i32[1]"), Socket: b.broker.Socket(), Memory: b.mem, Policy: policy.New(policy.WaitTime(0))})
+	w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: signature(t, "x:i32[1]", "y:i32[1]"), Socket: b.broker.Socket(),
+		Memory: b.mem, Policy: policy.New(policy.WaitTime(0))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -117,7 +117,8 @@ func TestARelayThatStoodStillAsksAgainBeforeItLeavesAHost(t *testing.T) {
 		p := newHosts(slog.New(slog.NewTextHandler(log, nil)), 1)
 		h := p.add("h")
 		h.sub = struct{ balancer.SubConn }{} // it needs no connection
-		r := &relay{cfg: Config{CheckTimeout: time.Millisecond, CheckInterval: time.Millisecond}, hosts: p, known: make(chan struct{}), service: &unheard{left: unheardAnswers}}
+		r := &relay{cfg: Config{CheckTimeout: time.Millisecond, CheckInterval: time.Millisecond}, hosts: p, known: make(chan struct{}),
+			service: &unheard{left: unheardAnswers}}
 		ctx, cancel := context.WithCancel(soon(t))
 		go func() {
 			defer cancel()

@@ -105,7 +105,8 @@ func TestABatchThatAHostMayHaveRunIsNotSentAgainAfterARefusal(t *testing.T) {
 		hosts.mu.Lock()
 		s.call = h.begin(cancel)
 		hosts.mu.Unlock()
-		s.first = &exchange{sending: s, ctx: ctx, cancel: cancel, requests: s.groups[0], route: &route{host: h}, err: rpcstatus.Error(code, "in a test")}
+		s.first = &exchange{sending: s, ctx: ctx, cancel: cancel, requests: s.groups[0], route: &route{host: h}, err: rpcstatus.Error(code,
+			"in a test")}
 		s.first.route.sent.Store(true)
 		trip.first = s
 		return trip.deliver(over, s.groups[0], lossesAlone)
@@ -153,7 +154,8 @@ func TestRequestsThatComeBackByShapeKeepTheirInputs(t *testing.T) {
 	l.eventually("the one that leaves had requests", func() bool {
 		var requests [][]any
 		for i, n := range []int{2, 3, 2} {
-			requests = append(requests, []any{tensor.Of("x", bytes.Repeat([]byte{byte(10 * (i + 1))}, n), 1, n), tensor.Of("z", []byte{byte(i + 1)}, 1, 1)})
+			requests = append(requests, []any{tensor.Of("x", bytes.Repeat([]byte{byte(10 * (i + 1))}, n), 1, n), tensor.Of("z", []byte{byte(i +
+				1)}, 1, 1)})
 		}
 		for i, q := range fill(t, c, requests...) {
 			if err := q.Wait(soon(t)); err != nil {
@@ -192,8 +194,9 @@ func (f *full) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.M
 // Only that it waits for too short a time is wrong: a busy machine cannot do that.
 func TestABatchThatAHostHasNoRoomForWaits(t *testing.T) {
 	for name, refusal := range map[string]error{
-		"a gateway's limit": rpcstatus.Error(codes.ResourceExhausted, "with this message the caller would have more than 1000 bytes in flight, try again"),
-		"Triton's queue":    rpcstatus.Error(codes.Unavailable, "in ensemble 'm', [request id: <id_unknown>] Exceeds maximum queue size"),
+		"a gateway's limit": rpcstatus.Error(codes.ResourceExhausted,
+			"with this message the caller would have more than 1000 bytes in flight, try again"),
+		"Triton's queue": rpcstatus.Error(codes.Unavailable, "in ensemble 'm', [request id: <id_unknown>] Exceeds maximum queue size"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
@@ -214,7 +217,8 @@ func TestABatchThatAHostHasNoRoomForWaits(t *testing.T) {
 }
 
 func TestABatchThatAHostNeverTakesIsNotTriedAgain(t *testing.T) {
-	h := newHost(t, signature(t, "x:u8[2000]", "y:u8[1]"), func(context.Context, *worker.Batch) error { return nil }, func(c *gateway.Config) { c.CallerBytes = 1000 })
+	h := newHost(t, signature(t, "x:u8[2000]", "y:u8[1]"), func(context.Context, *worker.Batch) error { return nil },
+		func(c *gateway.Config) { c.CallerBytes = 1000 })
 	l := newLocal(t, nil, h.address)
 	q, err := l.dial().Claim(soon(t), 1)
 	if err != nil {

@@ -78,7 +78,8 @@ func bareHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, s := range Sizes {
 		if s.Bytes < len(body) && len(body) < s.Bytes+1024 {
-			head := fmt.Sprintf(`{"model_name":"%s","model_version":"1","outputs":[{"name":"y","datatype":"UINT8","shape":[1,%d],"parameters":{"binary_data_size":%d}}]}`,
+			head := fmt.Sprintf(`{"model_name":"%s","model_version":"1","outputs":[{"name":"y","datatype":"UINT8","shape":[1,%d],`+
+				`"parameters":{"binary_data_size":%d}}]}`,
 				s.Model, s.Answer, s.Answer)
 			w.Header().Set("Content-Type", "application/octet-stream")
 			w.Header().Set("Inference-Header-Content-Length", strconv.Itoa(len(head)))
@@ -124,7 +125,8 @@ func RPCCaller(conn *grpc.ClientConn, s Size, rows int) rig.Caller {
 		if err != nil {
 			return err
 		}
-		if len(rep.RawOutputContents) != 1 || len(rep.RawOutputContents[0]) != rows*s.Answer || !bytes.Equal(rep.RawOutputContents[0][:s.Answer], input[:s.Answer]) {
+		if len(rep.RawOutputContents) != 1 || len(rep.RawOutputContents[0]) != rows*s.Answer ||
+			!bytes.Equal(rep.RawOutputContents[0][:s.Answer], input[:s.Answer]) {
 			return errAnswer
 		}
 		return nil

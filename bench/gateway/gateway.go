@@ -65,7 +65,8 @@ func start(r *rig.Rig, protocol string, s Size) (b bed, stop func(), err error) 
 		return b, stop, err
 	}
 	b.socket = socket
-	worker, err := r.StartEcho(rig.EchoJob{Socket: socket, Model: s.Model, In: fmt.Sprintf("u8[%d]", s.Bytes), Out: fmt.Sprintf("u8[%d]", s.Answer), MaxBatch: 32})
+	in, out := fmt.Sprintf("u8[%d]", s.Bytes), fmt.Sprintf("u8[%d]", s.Answer)
+	worker, err := r.StartEcho(rig.EchoJob{Socket: socket, Model: s.Model, In: in, Out: out, MaxBatch: 32})
 	if err != nil {
 		return b, stop, err
 	}
@@ -122,14 +123,18 @@ func measure(r *rig.Rig, protocol string, s Size) error {
 	if s.Bytes > 1000 {
 		aim, unit, scale = aimLarge, "MB/s", float64(s.Bytes)/1e6
 	}
-	r.Check(name, closed[1].PerSecond/closed[0].PerSecond, ">=", aim, "%s, %d callers: gateway %.0f, bare %.0f %s; CPU of the servers %.1f and %.1f µs a request",
-		s.Name, callers, closed[1].PerSecond*scale, closed[0].PerSecond*scale, unit, float64(cpu[1].Microseconds())/calls[1], float64(cpu[0].Microseconds())/calls[0])
+	r.Check(name, closed[1].PerSecond/closed[0].PerSecond, ">=", aim,
+		"%s, %d callers: gateway %.0f, bare %.0f %s; CPU of the servers %.1f and %.1f µs a request",
+		s.Name, callers, closed[1].PerSecond*scale, closed[0].PerSecond*scale, unit, float64(cpu[1].Microseconds())/calls[1],
+		float64(cpu[0].Microseconds())/calls[0])
 	if err := oneCaller(r, b.socket, name, s, sets[0][0], sets[1][0]); err != nil {
 		return err
 	}
 	rate := 0.8 * closed[1].PerSecond
-	open, err := r.CompareTurns(name+", open loop", func(d time.Duration) (rig.Turn, error) { return rig.CallAt(r.Context(), sets[0], arrivals(rate, d)) },
-		func(d time.Duration) (rig.Turn, error) { return rig.CallAt(r.Context(), sets[1], arrivals(rate, d)) })
+	paced := func(set []rig.Caller) func(time.Duration) (rig.Turn, error) {
+		return func(d time.Duration) (rig.Turn, error) { return rig.CallAt(r.Context(), set, arrivals(rate, d)) }
+	}
+	open, err := r.CompareTurns(name+", open loop", paced(sets[0]), paced(sets[1]))
 	if err != nil {
 		return err
 	}
@@ -186,7 +191,8 @@ func oneCaller(r *rig.Rig, socket, name string, s Size, bare, gate rig.Caller) e
 		return err
 	}
 	b, g, own := t[0].MedianUS, t[1].MedianUS, t[2].MedianUS
-	r.Check(name+"_one", (g-b)/own, "<=", aimLatency, "%s, 1 caller: gateway %.0f µs, bare %.0f µs, ringbatch %.0f µs after each answer of the bare server; added / ringbatch",
+	r.Check(name+"_one", (g-b)/own, "<=", aimLatency,
+		"%s, 1 caller: gateway %.0f µs, bare %.0f µs, ringbatch %.0f µs after each answer of the bare server; added / ringbatch",
 		s.Name, g, b, own)
 	return nil
 }
@@ -227,9 +233,11 @@ func connect(n int, protocol, address string, s Size) (all []rig.Caller, end fun
 // possible shows the cost of the server.
 func httpCaller(conn net.Conn, s Size) rig.Caller {
 	input := rig.Pattern(s.Bytes)
-	head := fmt.Sprintf(`{"inputs":[{"name":"x","datatype":"UINT8","shape":[1,%d],"parameters":{"binary_data_size":%d}}],"outputs":[{"name":"y","parameters":{"binary_data":true}}]}`, s.Bytes, s.Bytes)
+	head := fmt.Sprintf(`{"inputs":[{"name":"x","datatype":"UINT8","shape":[1,%d],"parameters":{"binary_data_size":%d}}],`+
+		`"outputs":[{"name":"y","parameters":{"binary_data":true}}]}`, s.Bytes, s.Bytes)
 	var request bytes.Buffer
-	request.WriteString(strings.Join([]string{"POST /v2/models/" + s.Model + "/infer HTTP/1.1", "Host: bench", "Content-Type: application/octet-stream",
+	request.WriteString(strings.Join([]string{"POST /v2/models/" + s.Model + "/infer HTTP/1.1", "Host: bench",
+		"Content-Type: application/octet-stream",
 		fmt.Sprintf("Inference-Header-Content-Length: %d", len(head)), fmt.Sprintf("Content-Length: %d", len(head)+s.Bytes), "", head}, "\r\n"))
 	request.Write(input)
 	in := bufio.NewReaderSize(conn, 64<<10)

@@ -119,7 +119,8 @@ func measure(r *rig.Rig) error {
 		if err != nil {
 			return err
 		}
-		text := fmt.Sprintf("%d at once, %d bytes between the stages: pipeline %.0f requests/s, p50 %.0f µs; one model after the other %.0f, %.0f µs",
+		text := fmt.Sprintf("%d at once, %d bytes between the stages: pipeline %.0f requests/s, p50 %.0f µs; one model after the other "+
+			"%.0f, %.0f µs",
 			n, between, t[1].PerSecond, t[1].MedianUS, t[0].PerSecond, t[0].MedianUS)
 		r.Check(fmt.Sprintf("throughput_%d", n), t[1].PerSecond/t[0].PerSecond, ">=", aimThroughput, "%s", text)
 		r.Check(fmt.Sprintf("latency_%d", n), t[1].MedianUS/t[0].MedianUS, "<=", aimLatency, "%s", text)

@@ -42,7 +42,8 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	var relayFlags []string
 	var inFlight, relays int
 	s := rig.Suite{
-		Name: "relay", About: "A relay beside bare gRPC with the same messages, and what further hosts add; see docs/relay.md.", Rounds: 5, Round: time.Second,
+		Name: "relay", About: "A relay beside bare gRPC with the same messages, and what further hosts add; see docs/relay.md.", Rounds: 5,
+		Round: time.Second,
 		Flags: func(f *pflag.FlagSet) {
 			f.IntVar(&inFlight, "in_flight", 1, "small: requests that each producer has in flight")
 			f.IntVar(&relays, "relays", 1, "small: relay processes, workers of one model here")
@@ -59,8 +60,11 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 			return part(b)
 		}
 	}
-	s.Parts = []rig.Part{{Name: "large", Run: with(measureLarge)}, {Name: "small", Run: with(func(b *bed) error { return measureSmall(b, max(1, inFlight), relays) })},
-		{Name: "one", Run: with(measureOne)}, {Name: "hosts", Run: with(measureHosts)}}
+	smallRequests := func(b *bed) error { return measureSmall(b, max(1, inFlight), relays) }
+	s.Parts = []rig.Part{
+		{Name: "large", Run: with(measureLarge)}, {Name: "small", Run: with(smallRequests)},
+		{Name: "one", Run: with(measureOne)}, {Name: "hosts", Run: with(measureHosts)},
+	}
 	return s.Run(ctx, args, out)
 }
 
@@ -178,7 +182,8 @@ func measureLarge(b *bed) error {
 		return err
 	}
 	bareMB, ringMB := t[0].PerSecond*batch*float64(large.Bytes)/1e6, t[1].PerSecond*float64(large.Bytes)/1e6
-	b.Check("large batches", ringMB/bareMB, ">=", aimLarge, "602,112 bytes, batches of 32: relay %.0f MB/s, bare gRPC with the same messages %.0f MB/s", ringMB, bareMB)
+	b.Check("large batches", ringMB/bareMB, ">=", aimLarge,
+		"602,112 bytes, batches of 32: relay %.0f MB/s, bare gRPC with the same messages %.0f MB/s", ringMB, bareMB)
 	return nil
 }
 
@@ -273,7 +278,8 @@ func measureOne(b *bed) error {
 	if err != nil {
 		return err
 	}
-	b.Check("one caller", t[1].MedianUS/t[0].MedianUS, "<=", aimLatency, "64 bytes, 1 caller: relay %.0f µs, bare unary call %.0f µs (a ring with its worker here: %.0f µs)",
+	b.Check("one caller", t[1].MedianUS/t[0].MedianUS, "<=", aimLatency,
+		"64 bytes, 1 caller: relay %.0f µs, bare unary call %.0f µs (a ring with its worker here: %.0f µs)",
 		t[1].MedianUS, t[0].MedianUS, t[2].MedianUS)
 	return nil
 }
@@ -305,7 +311,8 @@ func measureHosts(b *bed) error {
 		}
 		rates = append(rates, t[0].PerSecond)
 	}
-	text := fmt.Sprintf("simulated cost, %v a batch of %d: 1, 2, 4 hosts %.0f, %.0f, %.0f requests/s", slowCost, batch, rates[0], rates[1], rates[2])
+	text := fmt.Sprintf("simulated cost, %v a batch of %d: 1, 2, 4 hosts %.0f, %.0f, %.0f requests/s", slowCost, batch, rates[0], rates[1],
+		rates[2])
 	b.Check("two hosts", rates[1]/rates[0], ">=", aimTwo, "%s", text)
 	b.Check("four hosts", rates[2]/rates[0], ">=", aimFour, "%s", text)
 	return nil

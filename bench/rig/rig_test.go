@@ -26,7 +26,8 @@ func TestASuiteWritesItsChecksAndThoseBeforeAnError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "checks.json")
 	var out strings.Builder
 	err := s.Run(t.Context(), []string{"--only=rate,wait", "--json=" + file}, &out)
-	if err == nil || err.Error() != "wait: broken" || !strings.Contains(out.String(), "2 against 1") || !strings.Contains(out.String(), "MISS") {
+	if err == nil || err.Error() != "wait: broken" || !strings.Contains(out.String(), "2 against 1") || !strings.Contains(out.String(),
+		"MISS") {
 		t.Errorf("%v:\n%s", err, &out)
 	}
 	data, err := os.ReadFile(file)

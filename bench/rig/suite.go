@@ -141,7 +141,8 @@ func (r *Rig) StartBroker(name string) (*testbed.Process, string, error) {
 func StartBroker(bed *testbed.Bed, name string) (*testbed.Process, string, error) {
 	const manyModels = 4000 // a part of the transport suite has a thousand
 	socket := bed.Path(name)
-	p, err := bed.StartReady(testbed.Spec{Role: "broker", Job: testbed.BrokerJob{Socket: socket, Limits: broker.Limits{MaxUserModels: manyModels}}})
+	p, err := bed.StartReady(testbed.Spec{Role: "broker", Job: testbed.BrokerJob{Socket: socket,
+		Limits: broker.Limits{MaxUserModels: manyModels}}})
 	return p, socket, err
 }
 

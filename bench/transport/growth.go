@@ -27,7 +27,8 @@ func measureGrowth(r *rig.Rig) error {
 		if err != nil {
 			return err
 		}
-		if g.clients, err = startProducers(r, g.processes, producerJob{Socket: e.socket, Model: g.name, Window: 8, Sessions: g.sessions}); err != nil {
+		if g.clients, err = startProducers(r, g.processes, producerJob{Socket: e.socket, Model: g.name, Window: 8,
+			Sessions: g.sessions}); err != nil {
 			return err
 		}
 		g.serving = [][]*testbed.Process{{e.broker}, e.workers}

@@ -50,7 +50,8 @@ func compareLoops(r *rig.Rig, name, op string, aim float64, behind string, first
 		}
 		return err
 	})
-	behind = fmt.Sprintf("%s %s / %s, %d loops; median of %d rounds", behind, rig.Big(rig.Median(b)), rig.Big(rig.Median(a)), broker.DefaultLoops(), len(ratios))
+	behind = fmt.Sprintf("%s %s / %s, %d loops; median of %d rounds", behind, rig.Big(rig.Median(b)), rig.Big(rig.Median(a)),
+		broker.DefaultLoops(), len(ratios))
 	if runtime.NumCPU() < loopsCores {
 		op, behind = "", behind+fmt.Sprintf("; not judged: %d cores, of %d that it takes", runtime.NumCPU(), loopsCores)
 	}
@@ -94,8 +95,9 @@ func fourModels(r *rig.Rig) error {
 			return rate, err
 		}
 	}
-	return compareLoops(r, "four_models_ratio", ">=", 2.5, fmt.Sprintf("requests/s with %d models / with one, %d producers with %d in flight each:",
-		loopsModels, smallProducers, smallInFlight), rate(all[:smallProducers]), rate(all))
+	return compareLoops(r, "four_models_ratio", ">=", 2.5,
+		fmt.Sprintf("requests/s with %d models / with one, %d producers with %d in flight each:",
+			loopsModels, smallProducers, smallInFlight), rate(all[:smallProducers]), rate(all))
 }
 
 // hostileNeighbour compares the p99 of a model while a client of another one is quiet, and while it floods the broker.
@@ -115,7 +117,8 @@ func hostileNeighbour(r *rig.Rig) error {
 	if err != nil {
 		return err
 	}
-	return compareLoops(r, "hostile_ratio", "<=", 1.2, fmt.Sprintf("p99 in µs of a model at %d/s beside one whose client sends entries without end / quiet:", loopsRate),
+	return compareLoops(r, "hostile_ratio", "<=", 1.2,
+		fmt.Sprintf("p99 in µs of a model at %d/s beside one whose client sends entries without end / quiet:", loopsRate),
 		func() (float64, error) { return pacedP99(clients, r.Round) },
 		func() (float64, error) {
 			if err := flood.Send(floodOrder{Until: shm.Now() + int64(r.Round) + 2*int64(rig.LeadTime)}); err != nil {
@@ -139,7 +142,8 @@ func idleModels(r *rig.Rig) error {
 			return err
 		}
 		if name == "among" {
-			if _, err := r.StartReady(testbed.Spec{Role: "idle models", Job: idleModelsJob{Socket: e.socket, Models: loopsIdle}, Procs: 2}); err != nil {
+			if _, err := r.StartReady(testbed.Spec{Role: "idle models", Job: idleModelsJob{Socket: e.socket, Models: loopsIdle},
+				Procs: 2}); err != nil {
 				return err
 			}
 		}
@@ -149,7 +153,8 @@ func idleModels(r *rig.Rig) error {
 		}
 		p99 = append(p99, func() (float64, error) { return pacedP99(clients, r.Round) })
 	}
-	return compareLoops(r, "idle_models_ratio", "<=", 1.2, fmt.Sprintf("p99 in µs of a model at %d/s beside %d idle ones / alone:", loopsRate, loopsIdle), p99[0], p99[1])
+	return compareLoops(r, "idle_models_ratio", "<=", 1.2, fmt.Sprintf("p99 in µs of a model at %d/s beside %d idle ones / alone:",
+		loopsRate, loopsIdle), p99[0], p99[1])
 }
 
 // pacedP99 is in microseconds.
@@ -169,7 +174,8 @@ type floodOrder struct{ Until int64 } // on shm.Now's clock
 // entries that come to nothing, and rings, as fast as it can.
 func floodRole(c *testbed.Child, job floodJob) error {
 	const window = 256
-	s, err := attach.Open(context.Background(), job.Socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: job.Model, Window: window})
+	s, err := attach.Open(context.Background(), job.Socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: job.Model,
+		Window: window})
 	if err != nil {
 		return err
 	}

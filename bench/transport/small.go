@@ -97,7 +97,8 @@ func measureSmall(r *rig.Rig) error {
 
 // streamRate is rows per second in requests of that many rows, and CPU microseconds per row of each group that serves and,
 // last, of the producers.
-func streamRate(serving [][]*testbed.Process, producers []*testbed.Process, rows int, d time.Duration) (rate float64, used []float64, err error) {
+func streamRate(serving [][]*testbed.Process, producers []*testbed.Process, rows int, d time.Duration) (rate float64, used []float64,
+	err error) {
 	return rateOf(serving, d, func() ([]outcome, error) { return together(producers, order{Do: "stream", Rows: rows}, d) })
 }
 

@@ -144,7 +144,8 @@ func measureIdle(r *rig.Rig, d time.Duration) error {
 		ms = append(ms, float64(after[i]-before[i])/1e6)
 	}
 	percent := 100 * sum.Seconds() / time.Since(start).Seconds()
-	r.Check("idle_cpu_percent", percent, "<", 0.5, "of one core in %v: broker %.2f ms, workers %.2f ms, clients %.2f ms", append([]any{d}, ms...)...)
+	r.Check("idle_cpu_percent", percent, "<", 0.5, "of one core in %v: broker %.2f ms, workers %.2f ms, clients %.2f ms", append([]any{d},
+		ms...)...)
 	return nil
 }
 
@@ -218,7 +219,8 @@ func measureInFlight(r *rig.Rig, requests int) error {
 			if out.err != nil {
 				return out.err
 			}
-			r.Check("in_flight", float64(threads), "<", 64, "OS threads, with %d requests in flight from one process; %s requests at %s/s, every one answered",
+			r.Check("in_flight", float64(threads), "<", 64,
+				"OS threads, with %d requests in flight from one process; %s requests at %s/s, every one answered",
 				inFlight, rig.Big(float64(requests)), rig.Big(float64(out.rs[0].Requests)/(float64(out.rs[0].Nanos)/1e9)))
 			return nil
 		case <-tick.C:

@@ -27,7 +27,8 @@ import (
 const interrupted = exitCode(130)
 
 func runProfile(ctx context.Context, args []string) error {
-	f := flags("profile", " MODEL", "Measure what batches of a model take in its running workers: by their rows, and by how many workers\nare busy at once. While it measures, the model's wait_time is 0. Ctrl-C keeps what was measured.",
+	f := flags("profile", " MODEL", "Measure what batches of a model take in its running workers: by their rows, and by how many "+
+		"workers\nare busy at once. While it measures, the model's wait_time is 0. Ctrl-C keeps what was measured.",
 		`  ringbatch profile resnet50 --out resnet50.csv
   ringbatch profile resnet50 --in x=images.npy --sizes 1,8,16,32 --busy 1,3
   ringbatch simulate --cost resnet50.csv --rate 2000 --workers 3
@@ -36,7 +37,8 @@ func runProfile(ctx context.Context, args []string) error {
 	inputs := addFeedFlags(f)
 	sizes := f.IntSlice("sizes", nil, "batch sizes, in rows (default: 1, 2, 4 … max_batch_size)")
 	busy := f.IntSlice("busy", nil, "numbers of busy workers (default: 1, 2, 4 … all)")
-	seconds := f.Float64("seconds", 15, "about how long to measure; slow models take longer: a few batches of each kind are measured in any case")
+	seconds := f.Float64("seconds", 15, "about how long to measure; slow models take longer: a few batches of each kind are measured "+
+		"in any case")
 	out := f.String("out", "", "write the cost file that ringbatch simulate --cost reads (CSV)")
 	asJSON := f.Bool("json", false, "print JSON")
 	if err := parse(f, args, 1, 1); err != nil {
@@ -115,7 +117,8 @@ func writeFigure(path string, figure *svgchart.Figure) error {
 type feedFlags struct{ files *[]string }
 
 func addFeedFlags(f *pflag.FlagSet) *feedFlags {
-	return &feedFlags{f.StringArray("in", nil, "rows of an input, NAME=FILE.npy (repeatable; default: made from the signature, variable dimensions at their largest)")}
+	return &feedFlags{f.StringArray("in", nil,
+		"rows of an input, NAME=FILE.npy (repeatable; default: made from the signature, variable dimensions at their largest)")}
 }
 
 // explain adds to a batch that failed what may be to blame.

@@ -20,7 +20,8 @@ import (
 func (c *cli) simulated(workers int) {
 	c.t.Helper()
 	for range workers {
-		w := c.start("worker", "--model", "simulated", "--simulated_fixed", "2ms", "--simulated_item", "1ms", "--max_batch_size", "8", "--input", "x:i64[3]")
+		w := c.start("worker", "--model", "simulated", "--simulated_fixed", "2ms", "--simulated_item", "1ms", "--max_batch_size", "8",
+			"--input", "x:i64[3]")
 		c.t.Cleanup(func() { c.ends(w) })
 	}
 	c.until("the workers are attached", func() bool { m := c.model("simulated"); return m != nil && len(m.Workers) == workers })
@@ -55,7 +56,8 @@ func TestAProfileIsWhatBatchesTakeAndTheSimulatorReadsIt(t *testing.T) {
 	if len(least) > 0 || !strings.Contains(p.Verdict, "atching") || p.Workers != 2 || p.Unfinished {
 		t.Errorf("%+v", p)
 	}
-	if out, code := c.run("simulate", "--cost", costs, "--workers", "2", "--max_batch_size", "8", "--rate", "100", "--requests", "1000"); code != 0 || !strings.Contains(out, "throughput") {
+	if out, code := c.run("simulate", "--cost", costs, "--workers", "2", "--max_batch_size", "8", "--rate", "100", "--requests",
+		"1000"); code != 0 || !strings.Contains(out, "throughput") {
 		t.Errorf("simulate --cost: %d\n%s", code, out)
 	}
 	if got := c.waitTime("simulated"); got != "auto" {

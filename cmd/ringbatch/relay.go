@@ -14,7 +14,10 @@ import (
 )
 
 func runRelay(ctx context.Context, args []string) error {
-	f := flags("relay", " MODEL --to TARGET", "Serve a model that runs on other hosts: whole batches go over gRPC to ringbatch gateways there, or to\nother servers of the Open Inference Protocol. If the broker here does not know the model yet, this relay\ndeclares it with the policy given here and the signature that the far side tells.",
+	f := flags("relay", " MODEL --to TARGET",
+		"Serve a model that runs on other hosts: whole batches go over gRPC to ringbatch gateways there, or to\nother servers of the "+
+			"Open Inference Protocol. If the broker here does not know the model yet, this relay\ndeclares it with the policy given here "+
+			"and the signature that the far side tells.",
 		`  ringbatch relay resnet50 --to gpu1:8001,gpu2:8001
   ringbatch relay resnet50 --to dns:///gpus.example.com:8001
   ringbatch relay resnet50 --to gpus:8001 --tls_ca ca.pem --token_file token
@@ -35,7 +38,8 @@ func runRelay(ctx context.Context, args []string) error {
 	f.BoolVar(&cfg.Insecure, "insecure", false, "show the token without TLS: something else guards the network")
 	f.DurationVar(&cfg.CheckInterval, "check_interval", relay.DefaultCheckInterval, "how often each host is asked whether it is well")
 	f.DurationVar(&cfg.CheckTimeout, "check_timeout", relay.DefaultCheckTimeout, "and how long it may take to answer before it is left")
-	inputs := f.StringArray("input", nil, "how large variable dimensions of an input can be, name:dtype[<=N,…], where the far side does not say; what it says has to agree (repeatable)")
+	inputs := f.StringArray("input", nil, "how large variable dimensions of an input can be, name:dtype[<=N,…], where the far side "+
+		"does not say; what it says has to agree (repeatable)")
 	outputs := f.StringArray("output", nil, "the same for an output")
 	f.DurationVar(&cfg.WaitForBroker, "wait_for_broker", 0, "wait that long for a broker that is not there yet")
 	logs := addLogFlags(f)

@@ -48,7 +48,8 @@ func startTuning(t *testing.T) *tuning {
 
 // worker is a command whose batches take at least 2 ms and 1 ms for each row.
 func (x *tuning) worker() string {
-	return fmt.Sprintf("echo $$ >> %s; exec %s worker --model simulated --simulated_fixed 2ms --simulated_item 1ms --max_batch_size 8", x.pids, x.bin)
+	return fmt.Sprintf("echo $$ >> %s; exec %s worker --model simulated --simulated_fixed 2ms --simulated_item 1ms --max_batch_size 8",
+		x.pids, x.bin)
 }
 
 // background is a command that has ended when its worker attaches, in a session of its own.
@@ -127,7 +128,8 @@ func TestTuneDoesNotRecommendMPSWhereThereIsNone(t *testing.T) {
 	}
 	x := startTuning(t)
 	out, code := x.tune("--worker", x.worker(), "--mps")
-	if code != 0 || !strings.Contains(out, "note: MPS was not tried: nvidia-cuda-mps-control is not installed") || strings.Contains(out, "with MPS") {
+	if code != 0 || !strings.Contains(out, "note: MPS was not tried: nvidia-cuda-mps-control is not installed") || strings.Contains(out,
+		"with MPS") {
 		t.Errorf("status %d\n%s", code, out)
 	}
 	x.nothingIsLeft()
@@ -137,7 +139,8 @@ func TestTuneDoesNotRecommendMPSWhereThereIsNone(t *testing.T) {
 func TestTuneEndsOnlyWhatItHasStarted(t *testing.T) {
 	x := startTuning(t)
 	file := x.bed.Path("child")
-	shell := exec.Command("sh", "-c", `sleep 1000 > /dev/null 2>&1 & echo $! > "$0"; exec "$@"`, file, x.bin, "tune", "--worker", "echo $$ >> "+x.pids+"; exit 3")
+	shell := exec.Command("sh", "-c", `sleep 1000 > /dev/null 2>&1 & echo $! > "$0"; exec "$@"`, file, x.bin, "tune", "--worker",
+		"echo $$ >> "+x.pids+"; exit 3")
 	out, _ := shell.CombinedOutput()
 	text, err := os.ReadFile(file)
 	child := atoi(strings.TrimSpace(string(text)))
@@ -187,7 +190,8 @@ func TestTuneThatCannotWorkSaysWhyAndLeavesNothingRunning(t *testing.T) {
 func TestTuneWaitsForTheModelItIsToTune(t *testing.T) {
 	x := startTuning(t)
 	both := fmt.Sprintf("%s worker --model affine & while ! %s ready affine; do sleep 0.01; done; %s", x.bin, x.bin, x.worker())
-	if out, code := x.tune("--worker", both, "--model", "simulated"); code != 0 || !strings.Contains(out, "simulated: the most requests per second") {
+	if out, code := x.tune("--worker", both, "--model", "simulated"); code != 0 || !strings.Contains(out,
+		"simulated: the most requests per second") {
 		t.Errorf("the second model of a command: status %d\n%s", code, out)
 	}
 	x.nothingIsLeft()
@@ -211,13 +215,14 @@ func serveNarrow() {
 	if err != nil {
 		panic(err)
 	}
-	err = worker.Serve(context.Background(), worker.Config{Model: "narrow", Signature: sig, Policy: policy.New(policy.MaxBatchSize(8))}, func(_ context.Context, b *worker.Batch) error {
-		if b.Rows() >= 4 {
-			return fmt.Errorf("no room for %d rows", b.Rows())
-		}
-		time.Sleep(time.Millisecond)
-		return nil
-	})
+	err = worker.Serve(context.Background(), worker.Config{Model: "narrow", Signature: sig, Policy: policy.New(policy.MaxBatchSize(8))},
+		func(_ context.Context, b *worker.Batch) error {
+			if b.Rows() >= 4 {
+				return fmt.Errorf("no room for %d rows", b.Rows())
+			}
+			time.Sleep(time.Millisecond)
+			return nil
+		})
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(1)
 }

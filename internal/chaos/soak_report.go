@@ -38,12 +38,14 @@ func (r *run) noSlope(all []sample) {
 
 func tableSoak(all []sample, seed uint64, path string) error {
 	var t strings.Builder
-	fmt.Fprintf(&t, "| minute | right answers | mishaps | broker RSS, MiB | broker fds | broker threads | client RSS, MiB | client fds | p50, ms | p99, ms |\n|---|---|---|---|---|---|---|---|---|---|\n")
+	fmt.Fprintf(&t, "| minute | right answers | mishaps | broker RSS, MiB | broker fds | broker threads | client RSS, MiB | client "+
+		"fds | p50, ms | p99, ms |\n|---|---|---|---|---|---|---|---|---|---|\n")
 	step := max(1, len(all)/20)
 	for i := 0; i < len(all); i += step {
 		s := &all[i]
 		fmt.Fprintf(&t, "| %.1f | %d | %d | %.1f | %d | %d | %.1f | %d | %.2f | %.2f |\n", s.at.Minutes(), s.OK, s.kills,
-			float64(s.broker.RSS)/(1<<20), s.broker.FDs, s.broker.Threads, float64(s.client.RSS)/(1<<20), s.client.FDs, float64(s.P50)/1e6, float64(s.P99)/1e6)
+			float64(s.broker.RSS)/(1<<20), s.broker.FDs, s.broker.Threads, float64(s.client.RSS)/(1<<20), s.client.FDs, float64(s.P50)/1e6,
+			float64(s.P99)/1e6)
 	}
 	return os.WriteFile(path, []byte(fmt.Sprintf("Seed %d.\n\n", seed)+t.String()), 0o644)
 }

@@ -177,7 +177,8 @@ func (r *run) prepare(ctx context.Context) error {
 		return err
 	}
 	if pipeline {
-		return fmt.Errorf("%w: %q is a pipeline, whose batches differ from stage to stage; ringbatch bench loads it, and ringbatch stats shows what each stage takes", status.ErrInvalid, r.o.Model)
+		return fmt.Errorf("%w: %q is a pipeline, whose batches differ from stage to stage; ringbatch bench loads it, and ringbatch "+
+			"stats shows what each stage takes", status.ErrInvalid, r.o.Model)
 	}
 	first, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(1), client.WithName("ringbatch profile"))
 	if err != nil {
@@ -209,10 +210,12 @@ func (r *run) prepare(ctx context.Context) error {
 		}
 	}
 	for range slices.Max(busy) {
-		c, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(slices.Max(sizes)), client.WithName("ringbatch profile"))
+		c, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(slices.Max(sizes)),
+			client.WithName("ringbatch profile"))
 		if err != nil {
 			r.close()
-			return fmt.Errorf("%w; keeping %d workers busy with %d rows each takes that many slots besides those of other clients", err, slices.Max(busy), slices.Max(sizes))
+			return fmt.Errorf("%w; keeping %d workers busy with %d rows each takes that many slots besides those of other clients", err,
+				slices.Max(busy), slices.Max(sizes))
 		}
 		r.clients = append(r.clients, c)
 	}

@@ -28,7 +28,8 @@ const barWidth = 32
 // WriteText writes a table with bars, and what follows from it.
 func (p *Profile) WriteText(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %d worker(s), max_batch_size %d; time of a batch in the worker, median and its 95 %% interval (order statistics)\n", p.Model, p.Workers, p.MaxBatchSize)
+	fmt.Fprintf(&b, "%s: %d worker(s), max_batch_size %d; time of a batch in the worker, median and its 95 %% interval (order "+
+		"statistics)\n", p.Model, p.Workers, p.MaxBatchSize)
 	if p.Unfinished {
 		b.WriteString("interrupted: this is what was measured until then\n")
 	}
@@ -63,7 +64,8 @@ func (p *Profile) Notes() (notes []string) {
 		for ; i < len(p.Missing) && p.Missing[i].Busy == busy; i++ {
 			rows += fmt.Sprintf(", %d", p.Missing[i].Rows)
 		}
-		notes = append(notes, fmt.Sprintf("batches of %s rows were hardly ever seen with %d workers busy at once: they are too quick, or a worker was missing", rows[2:], busy))
+		notes = append(notes, fmt.Sprintf("batches of %s rows were hardly ever seen with %d workers busy at once: they are too quick, "+
+			"or a worker was missing", rows[2:], busy))
 	}
 	return notes
 }
@@ -109,17 +111,20 @@ func (p *Profile) Verdict() string {
 		return "Too little was measured to say whether batching pays."
 	}
 	gain := float64(best.Rows) / best.MS * least.MS / float64(least.Rows)
-	text := fmt.Sprintf("Batching hardly pays: in batches of %d a worker does %.2f × as much as with %s at a time", best.Rows, gain, rowsText(least.Rows))
+	text := fmt.Sprintf("Batching hardly pays: in batches of %d a worker does %.2f × as much as with %s at a time", best.Rows, gain,
+		rowsText(least.Rows))
 	if least.Rows == 1 {
 		text += "; max_batch_size = 1 loses little"
 	}
 	text += "."
 	if gain >= pays {
-		text = fmt.Sprintf("Batching pays: %d rows take %.2f × as long as %s, so in batches of %d a worker does %.1f × as much.", best.Rows, best.MS/least.MS, rowsText(least.Rows), best.Rows, gain)
+		text = fmt.Sprintf("Batching pays: %d rows take %.2f × as long as %s, so in batches of %d a worker does %.1f × as much.", best.Rows,
+			best.MS/least.MS, rowsText(least.Rows), best.Rows, gain)
 	}
 	most := p.Points[len(p.Points)-1].Busy
 	if full := p.find(best.Rows, most); most > 1 && full != nil {
-		text += fmt.Sprintf("\nWith %d workers busy such a batch takes %.2f × as long: together they do %.2f × as much as one.", most, full.MS/best.MS, float64(most)*best.MS/full.MS)
+		text += fmt.Sprintf("\nWith %d workers busy such a batch takes %.2f × as long: together they do %.2f × as much as one.", most,
+			full.MS/best.MS, float64(most)*best.MS/full.MS)
 	}
 	return text
 }

@@ -90,7 +90,7 @@ func (r *Report) TOML() string {
 		b.WriteString("# It was interrupted: other settings may be better.\n")
 	}
 	if r.Goal.P99 > 0 {
-		fmt.Fprintf(&b, "# latency_goal = %q in the model would fill batches as far as p99 allows, and refuse requests that could not keep it.\n", r.Goal.P99)
+		fmt.Fprintf(&b, "# latency_goal = %q in the model would fill batches as far as p99 allows, and refuse the rest.\n", r.Goal.P99)
 	}
 	return b.String() + "\n" + r.config(*r.Choice)
 }
@@ -109,7 +109,8 @@ func (r *Report) goalText() string {
 }
 
 func (r *Report) figuresText(c *Candidate) string {
-	text := fmt.Sprintf("%s requests/s, mean %s ms, p99 %s ms", number(c.Measured.PerSecond), number(c.Measured.MeanMS), number(c.Measured.P99MS))
+	m := c.Measured
+	text := fmt.Sprintf("%s requests/s, mean %s ms, p99 %s ms", number(m.PerSecond), number(m.MeanMS), number(m.P99MS))
 	if c.Load > 0 && c.Load != mostInFlight {
 		text += fmt.Sprintf(" (with %g full batches in flight for each worker)", c.Load)
 	}
@@ -119,7 +120,8 @@ func (r *Report) figuresText(c *Candidate) string {
 // WriteText writes the table and the recommendation.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %s\n\n%9s %6s %5s %9s %11s %9s %9s %8s\n", r.Model, r.goalText(), "instances", "batch", "MPS", "in flight", "requests/s", "mean ms", "p99 ms", "windows")
+	fmt.Fprintf(&b, "%s: %s\n\n%9s %6s %5s %9s %11s %9s %9s %8s\n", r.Model, r.goalText(),
+		"instances", "batch", "MPS", "in flight", "requests/s", "mean ms", "p99 ms", "windows")
 	for _, c := range r.Candidates {
 		fmt.Fprintf(&b, "%9d %6d %5s %9s", c.Instances, c.MaxBatchSize, map[bool]string{true: "on"}[c.MPS], number(c.Load))
 		if m := c.Measured; m != nil {

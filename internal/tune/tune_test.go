@@ -33,7 +33,8 @@ func TestTheConfigurationIsOneThatTheBrokerReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked, err := policy.Policy{"max_queue": "50", "buckets.tokens.0": "64,512", "wait_time": "3ms", "max_batch_size": "32", "priorities": "2", "slots": "8192"}.Resolve(sig.Inputs)
+	asked, err := policy.Policy{"max_queue": "50", "buckets.tokens.0": "64,512", "wait_time": "3ms", "max_batch_size": "32",
+		"priorities": "2", "slots": "8192"}.Resolve(sig.Inputs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,10 +51,12 @@ func TestTheConfigurationIsOneThatTheBrokerReads(t *testing.T) {
 	}
 	m := cfg.Models[0]
 	got, err := m.Policy.Resolve(m.Signature.Inputs)
-	if err != nil || got.MaxBatchSize != 16 || got.WaitTime != policy.Auto || got.Level(1).MaxQueue != 50 || len(got.Buckets) == 0 || got.Slots != 8192 {
+	if err != nil || got.MaxBatchSize != 16 || got.WaitTime != policy.Auto || got.Level(1).MaxQueue != 50 || len(got.Buckets) == 0 ||
+		got.Slots != 8192 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if w := m.Workers[0]; !cfg.MPS || w.Instances != 3 || !slices.Equal(w.GPUs, []int{0, 1}) || w.Command[2] != `exec env python "a\b" x="1"` || m.Name != `bert "large"` {
+	if w := m.Workers[0]; !cfg.MPS || w.Instances != 3 || !slices.Equal(w.GPUs, []int{0, 1}) ||
+		w.Command[2] != `exec env python "a\b" x="1"` || m.Name != `bert "large"` {
 		t.Errorf("%+v", cfg)
 	}
 }
@@ -68,7 +71,8 @@ func measured(instances, size int, due, perSecond, mean, p99 float64) *Candidate
 func TestTheChoiceKeepsTheGoalAndIsNoLargerThanItMustBe(t *testing.T) {
 	settings := func(rate float64) []*Candidate {
 		return []*Candidate{
-			measured(1, 8, rate, 500, 9, 15), measured(2, 8, rate, 990, 9, 18), measured(3, 8, rate, 1000, 10, 19), measured(4, 32, rate, 2000, 14, 30),
+			measured(1, 8, rate, 500, 9, 15), measured(2, 8, rate, 990, 9, 18), measured(3, 8, rate, 1000, 10, 19), measured(4, 32, rate, 2000,
+				14, 30),
 		}
 	}
 	for name, c := range map[string]struct {
