@@ -20,7 +20,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
-// Size is what a row sends and what it gets.
+// Size describes a model: the bytes of an input row and of an output row.
 type Size struct {
 	Name          string
 	Bytes, Answer int

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gateway measures what the gateway adds to the network: ratios against a bare server of the same library that reads
-// the same messages and answers with as many bytes.
+// Package gateway measures the cost of the gateway: ratios against a bare server of the same library that reads the same
+// messages and answers with as many bytes.
 package gateway
 
 import (

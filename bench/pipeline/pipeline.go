@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pipeline measures what a pipeline saves: two stages that do nothing, with 602,112 bytes between them, against the same
-// two models called one after the other by the client, which moves the bytes from one slot to the other.
+// Package pipeline compares a pipeline with two models that a client calls one after the other. Both stages do nothing, and
+// 602,112 bytes pass between them; the client copies these bytes from one slot to the other.
 package pipeline
 
 import (

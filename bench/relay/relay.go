@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package relay measures what a relay reaches beside bare gRPC with the same messages, and what further hosts add. The hosts
-// are processes of this machine.
+// Package relay compares a relay with bare gRPC that sends the same messages, and one host with two and four. The hosts are
+// processes of this machine.
 package relay
 
 import (
@@ -187,8 +187,7 @@ func measureLarge(b *bed) error {
 	return nil
 }
 
-// producerJob is a producer of small requests: a process of its own, as a user's is. The same process calls the ring and the
-// bare server, in turns.
+// producerJob is a process that sends small requests, to the ring and to the bare server in turns.
 type producerJob struct {
 	Socket, Bare string
 	InFlight     int

@@ -79,7 +79,7 @@ func Pattern(bytes int) []byte {
 	return input
 }
 
-// Submit claims, writes the input into each row, and commits unless told otherwise.
+// Submit claims rows and writes the input into each. It commits the request if commit is true.
 func Submit(ctx context.Context, c *client.Client, rows int, input []byte, commit bool) (client.Request, error) {
 	r, err := c.Claim(ctx, rows)
 	if err != nil {

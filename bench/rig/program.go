@@ -20,7 +20,7 @@ type Program struct {
 	printed testlog.Log
 }
 
-// StartProgram runs `ringbatch ARGS…`, the binary that lies beside this one ($RINGBATCH_BINARY names another), at a broker.
+// StartProgram runs `ringbatch ARGS…` at a broker. The binary is $RINGBATCH_BINARY, or ringbatch in the folder of this program.
 func (r *Rig) StartProgram(socket string, args ...string) (*Program, error) {
 	binary := os.Getenv("RINGBATCH_BINARY")
 	if binary == "" {

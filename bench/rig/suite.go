@@ -37,7 +37,7 @@ type Part struct {
 	Run  func(*Rig) error
 }
 
-// Rig is what a part gets: a bed for its processes, the turns to take, and a report for its figures.
+// Rig is the environment of a part: a bed for its processes, the number and length of turns, and the report.
 type Rig struct {
 	*testbed.Bed
 	Rounds int
@@ -47,7 +47,7 @@ type Rig struct {
 	report *report
 }
 
-// Run measures what the flags ask for and writes the report to out. Figures of the parts before an error are written, too.
+// Run measures the parts that the flags select and writes the report to out. After an error it writes the figures so far.
 func (s *Suite) Run(ctx context.Context, args []string, out io.Writer) error {
 	var names []string
 	for _, p := range s.Parts {
@@ -108,7 +108,7 @@ func runPart(ctx context.Context, p Part, r *Rig) (err error) {
 	return err
 }
 
-// Say shows what is being done.
+// Say shows the progress.
 func (r *Rig) Say(format string, a ...any) { r.say.Say(format, a...) }
 
 // Check reports a figure with its aim: op is "<", "<=" or ">="; "" judges nothing.

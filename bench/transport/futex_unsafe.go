@@ -19,8 +19,8 @@ import (
 // The futex round trip: two processes, two words of shared memory, each
 // process parked while the other one runs, each on a core of its own. It is
 // what the hardware and the kernel charge for waking somebody up and being
-// woken by him. (Left alone the kernel sometimes puts both on one core, where
-// nobody is woken: that is a switch, and takes a third of the time.)
+// woken by him. (Left alone the kernel sometimes puts both on one core: that
+// is a context switch, and takes a third of the time.)
 
 const (
 	pingAt = 0

@@ -22,11 +22,11 @@ const (
 	loopsRate   = 2000 // requests per second of the model whose p99 counts
 	loopsIdle   = 1000 // models that do nothing
 
-	// Four models at their limit take four loops, four workers, and producers. With fewer cores it is those that are measured.
+	// Four models at their limit take four loops, four workers, and producers. With fewer cores the figure is the machine's.
 	loopsCores = 16
 )
 
-// measureLoops tells what models of one broker cost one another. Each is served by one of the broker's loops.
+// measureLoops measures the cost that models of one broker have for one another. One of the broker's loops serves each model.
 func measureLoops(r *rig.Rig) error {
 	for _, part := range []func(*rig.Rig) error{fourModels, hostileNeighbour, idleModels} {
 		if err := part(r); err != nil {
@@ -197,7 +197,7 @@ type idleModelsJob struct {
 	Models int
 }
 
-// idleModelsRole is the worker of many models that nobody uses.
+// idleModelsRole is the worker of many models without clients.
 func idleModelsRole(c *testbed.Child, job idleModelsJob) error {
 	var sessions []*attach.Session
 	defer func() { runtime.KeepAlive(sessions) }()

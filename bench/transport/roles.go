@@ -39,7 +39,7 @@ type order struct {
 	Rows  int     // stream: rows of a request; 0 is 1
 }
 
-// outcome is what it gave.
+// outcome is the result of an order.
 type outcome struct {
 	Requests int
 	Nanos    int64 // latency: median; in flight: the whole time
@@ -120,7 +120,7 @@ func (t *transport) latency(ctx context.Context, o order, input []byte) (outcome
 
 // stream: as many requests as the window holds. Whatever has ended when the
 // oldest has is taken at once, and as many new ones are committed together.
-// What it counts are rows.
+// It counts rows.
 func (t *transport) stream(ctx context.Context, o order, input []byte) (outcome, error) {
 	c, rows := t.sessions[0], max(1, o.Rows)
 	ring := make([]client.Request, t.job.Window/rows)

@@ -17,13 +17,13 @@ import (
 const (
 	smallProducers = 8
 	smallInFlight  = 16
-	// Half of what is in flight makes a batch: while one half is answered, the other half is on its way.
+	// Half of the requests in flight make a batch: while one half is answered, the other half is on its way.
 	smallBatch = smallProducers * smallInFlight / 2
 	smallSlots = 4 * smallProducers * smallInFlight
 )
 
 // measureSmall has 8 producer processes with 16 requests of 64 bytes in flight each, against the same exchange over a Unix
-// socket. Rows tell how many there are where the 16 of a producer are one request.
+// socket. The kind "rows" sends the 16 of a producer as one request.
 func measureSmall(r *rig.Rig) error {
 	e, err := startEcho(r, 1, small64("small", smallBatch, smallSlots))
 	if err != nil {

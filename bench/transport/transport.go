@@ -153,7 +153,7 @@ func measureIdle(r *rig.Rig, d time.Duration) error {
 // into the same slots.
 func measureLarge(r *rig.Rig) error {
 	const bytes, producers, inFlight = 602112, 2, 32
-	// Half of what is in flight makes a batch. Waiting for it costs nothing: the producers are copying meanwhile.
+	// Half of the requests in flight make a batch. Waiting for it costs nothing: the producers are copying meanwhile.
 	e, err := startEcho(r, 1, rig.EchoJob{Model: "large", In: fmt.Sprintf("u8[%d]", bytes), Out: "u8[4096]",
 		MaxBatch: producers * inFlight / 2, WaitTime: 2 * time.Millisecond, Slots: 2 * producers * inFlight})
 	if err != nil {
@@ -226,7 +226,7 @@ func measureInFlight(r *rig.Rig, requests int) error {
 		case <-tick.C:
 			u, err := testbed.UsageOf(producers[0].Pid())
 			if err != nil {
-				continue // it has ended: the other case tells why
+				continue // the process has ended, and the other case has the reason
 			}
 			threads = max(threads, u.Threads)
 			m, err := rig.ModelStats(r.Context(), e.socket, "flight")

@@ -56,8 +56,8 @@ func startBroker(o *Options, config string) (*private, error) {
 	cmd := exec.Command(o.Program[0], append(o.Program[1:], "broker", "--config", file, "--socket", b.socket, "--drain_time", "1s")...)
 	cmd.Env = append(os.Environ(), mark())
 	cmd.Stdout, cmd.Stderr = &b.log, &b.log
-	// A group of its own: Ctrl-C is for this process, which ends the broker. If this process is killed, the kernel tells the
-	// broker to end.
+	// The broker has a separate process group: Ctrl-C reaches this process, which ends the broker. If this process is killed,
+	// the kernel ends the broker.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	started := make(chan error)
 	go func() {
@@ -202,7 +202,7 @@ func (r *Report) discover(ctx context.Context) error {
 	return nil
 }
 
-// keepsSlots tells whether the worker's own ring has room for the requests of the largest setting.
+// keepsSlots reports whether the ring that the worker declares has room for the requests of the largest setting.
 func (r *Report) keepsSlots() bool {
 	const spareSlots = 64 // for clients that go while the next ones come
 	slots, _ := strconv.Atoi(r.declared.policy["slots"])

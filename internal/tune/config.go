@@ -69,13 +69,12 @@ func (r *Report) config(s Setting) string {
 	return encoded(file)
 }
 
-// differs tells that the worker asked for something else than the default, and
-// that it is not what is tuned.
+// differs reports whether a setting of the worker is neither a default nor tuned.
 func (r *Report) differs(key, value string) bool {
 	switch key {
 	case "max_batch_size", "wait_time", "latency_goal", "preferred_batch_sizes":
 		return false
-	case "slots": // which the broker has filled in, if nobody asked
+	case "slots": // the broker fills in its default
 		return value != strconv.Itoa(broker.DefaultSlots)
 	}
 	plain, err := policy.Policy{}.Resolve(r.declared.signature.Inputs)

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// mark is in the environment of every process that tune starts, and of the processes that those start: a worker command may put
-// itself into the background, or into a session of its own.
+// mark is in the environment of every process that tune starts, and of the processes that those start: a worker command may move
+// to the background or start a new session.
 func mark() string { return fmt.Sprintf("RINGBATCH_TUNE=%d", os.Getpid()) }
 
 // KillAll kills every process that was started, at once.
@@ -21,7 +21,7 @@ func KillAll() { endMarked(0) }
 
 const (
 	orphanPoll = 5 * time.Millisecond
-	killTime   = 10 * time.Second // for killed processes to be gone; one that is stuck in the kernel never is
+	killTime   = 10 * time.Second // for killed processes to end; a process that is stuck in the kernel does not
 )
 
 // endMarked ends every marked process by SIGTERM, and by SIGKILL after the patience. It returns when they have ended.
@@ -45,7 +45,7 @@ func endMarked(patience time.Duration) {
 	}
 }
 
-// markedProcesses have not ended. (The environment of one that has is empty.)
+// markedProcesses lists the processes that still run. (The environment of a zombie is empty.)
 func markedProcesses() (running []int) {
 	files, _ := filepath.Glob("/proc/[0-9]*/environ")
 	want := []byte(mark())

@@ -31,7 +31,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Options say what is tuned, and for what.
+// Options are the command line.
 type Options struct {
 	Program    []string // this program, to be started as a broker
 	Command    string   // of a worker
@@ -39,7 +39,7 @@ type Options struct {
 	GPUs       []int
 	MPS        bool // try it with MPS, too
 	Instances  []int
-	Sizes      []int // max_batch_size; nil: 1, 2, 4 … what the worker asks for
+	Sizes      []int // max_batch_size; nil: 1, 2, 4 … the worker's own
 	Goal       Goal
 	Feed       func(*tensor.Signature) (*feed.Feed, error)
 	AttachTime time.Duration // for a worker to come up
@@ -113,7 +113,7 @@ const (
 	mostInFlight = 2 // full batches of each worker: one runs, the next waits
 )
 
-// Run tunes. An error comes with what was measured. Every process that it started has ended when it returns.
+// Run tunes. It returns the figures so far with an error, and ends every process that it started.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	defer context.AfterFunc(ctx, func() { o.Say.Say("ending what was started; Ctrl-C once more kills it") })()
 	r := &Report{Command: o.Command, Goal: o.Goal, options: &o, begin: time.Now()}
@@ -188,7 +188,7 @@ func (r *Report) halve(ctx context.Context) error {
 	}
 }
 
-// measureAll measures each setting for one window, with a broker of its own; fewer instances first, so that few are started.
+// measureAll measures each setting for one window, fewer instances first, so that few processes start.
 func (r *Report) measureAll(ctx context.Context, mps bool, list []*Candidate, round int) error {
 	if len(list) == 0 {
 		return nil
@@ -284,12 +284,12 @@ func (c *Candidate) add(r *bench.Result, window time.Duration) {
 	}
 }
 
-// keeps tells whether a setting keeps the goal.
+// keeps reports whether the figures keep the goal.
 func (r *Report) keeps(f *Figures) bool {
 	return f.PerSecond > 0 && (r.Goal.P99 == 0 || f.P99MS <= float64(r.Goal.P99)/1e6) && (r.Goal.Rate == 0 || f.PerSecond >= served*f.Due)
 }
 
-// score is what is compared: more is better.
+// score compares settings: more is better.
 func (r *Report) score(f *Figures) float64 {
 	if r.Goal.Rate > 0 && f.PerSecond > 0 { // without answers there is no latency
 		return 1 / max(f.MeanMS, 1e-9)
@@ -297,7 +297,7 @@ func (r *Report) score(f *Figures) float64 {
 	return f.PerSecond
 }
 
-// compare sorts the best first: settings that keep the goal, by score; then those that come nearest to it.
+// compare sorts the best first: settings that keep the goal, by score; then the nearest to it.
 func (r *Report) compare(a, b *Candidate) int {
 	ka, kb := r.keeps(a.Measured), r.keeps(b.Measured)
 	switch {

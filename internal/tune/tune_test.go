@@ -27,7 +27,7 @@ func TestACommandIsWordsOrAShells(t *testing.T) {
 	}
 }
 
-// What the worker asks for besides what is tuned stays as it is.
+// The worker's other settings stay in the configuration.
 func TestTheConfigurationIsOneThatTheBrokerReads(t *testing.T) {
 	sig, err := tensor.ParseSignature([]string{"tokens:i32[<=512]"}, []string{"y:f32[2]"})
 	if err != nil {
