@@ -26,7 +26,8 @@ hosts-short:
 chaos-build: build
 	CGO_ENABLED=0 go build -o bin/chaos ./cmd/chaos
 	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so $(CURDIR)/build/c/libringbatch.a
-	$(CC) -O2 -std=c11 -D_GNU_SOURCE -Wall -Wextra -static -pthread -Icbindings -o bin/chaos-peer internal/chaos/peers/peer.c build/c/libringbatch.a
+	$(CC) -O2 -std=c11 -D_GNU_SOURCE -Wall -Wextra -static -pthread -Icbindings \
+	  -o bin/chaos-peer internal/chaos/peers/peer.c build/c/libringbatch.a
 	cp build/c/libringbatch.so bin/
 	rm -rf bin/python && mkdir bin/python && cp -r python/ringbatch bin/python/
 
@@ -49,7 +50,8 @@ chaos-short: chaos-build
 # it goes on where it was interrupted.
 .PHONY: torture torture-build
 torture-build: chaos-build
-	CGO_ENABLED=0 go build -ldflags "-X github.com/ringbatch/ringbatch/internal/torture.Commit=$$(git describe --always --abbrev=12 --dirty=+changes --exclude '*')" -o bin/torture ./cmd/torture
+	commit=$$(git describe --always --abbrev=12 --dirty=+changes --exclude '*') && CGO_ENABLED=0 \
+	  go build -ldflags "-X github.com/ringbatch/ringbatch/internal/torture.Commit=$$commit" -o bin/torture ./cmd/torture
 	CGO_ENABLED=0 go test -c -o bin/broker.test ./broker
 	CGO_ENABLED=0 go test -c -o bin/batcher.test ./broker/batcher
 
@@ -65,7 +67,8 @@ soak: chaos-build
 # ONNX files served from Go, with the ONNX Runtime of the Python tests
 onnx-go-test: onnx-go
 	cd worker/onnx && go vet ./... && \
-	  ONNXRUNTIME_LIBRARY=$${ONNXRUNTIME_LIBRARY:-$$(ls $(CURDIR)/build/python-venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.* 2>/dev/null | head -n 1)} go test -count=1 ./...
+	  found=$$(ls $(CURDIR)/build/python-venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.* 2>/dev/null | head -n 1 || true) && \
+	  ONNXRUNTIME_LIBRARY=$${ONNXRUNTIME_LIBRARY:-$$found} go test -count=1 ./...
 
 # docs/images/page.png: the live page under load, by a headless Chromium
 demo-picture: build

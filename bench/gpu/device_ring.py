@@ -121,7 +121,9 @@ def start_workers(start, count: int, module: str, name: str, memory: str, *flags
 # -- measuring
 
 
-def measured(name: str, producers: list[Process], others: dict[str, list[Process]], seconds: float, go: str, stop: str | None, warm: float = 0.5) -> dict:
+def measured(
+    name: str, producers: list[Process], others: dict[str, list[Process]], seconds: float, go: str, stop: str | None, warm: float = 0.5
+) -> dict:
     """Runs the producers for so long. CPU time is that of the seconds after the warm-up, and so are its items: by rate."""
     roles = {"producers": producers, **others}
 
@@ -159,11 +161,13 @@ def echo(parts: list[str], seconds: float, folder: str) -> list[dict]:
     subprocess.run([sys.executable, "-c", code, module], check=True)
     with processes() as start:
         broker = start_broker(start, folder)
-        flags = ("--input", f"x:{ECHO}", "--output", f"y:{ECHO}", "--max_batch_size", "32", "--no_cuda_graphs", "--no_freeze", "--slots", "1024")
+        flags = ("--input", f"x:{ECHO}", "--output", f"y:{ECHO}", "--max_batch_size", "32")
+        flags += ("--no_cuda_graphs", "--no_freeze", "--slots", "1024")
         flags += ("--max_window", "64", "--depth", "3")
         workers = {("torch", m): start_workers(start, 3, module, f"torch-{m}", m, *flags) for m in ("host", "device")}
         for m, where in (("host", ""), ("device", "@device:0")):
-            command = [BINARY, "worker", "--model", "echo", "--gpu", "0", "--name", f"native-{m}", "--input", f"x:{ECHO}{where}", "--max_batch_size", "32"]
+            command = [BINARY, "worker", "--model", "echo", "--gpu", "0", "--name", f"native-{m}"]
+            command += ["--input", f"x:{ECHO}{where}", "--max_batch_size", "32"]
             workers["native", m] = [start(*command, "--slots", "1024", "--max_window", "64", "--depth", "3") for _ in range(2)]
         for w in workers["torch", "host"] + workers["torch", "device"]:
             w.wait_for("serving")
@@ -195,7 +199,8 @@ def resnet(seconds: float, folder: str) -> list[dict]:
     subprocess.run([sys.executable, str(ROOT / "hack" / "gpu" / "resnet50.py"), module], check=True)
     with processes() as start:
         broker = start_broker(start, folder)
-        flags = ("--input", f"x:{IMAGE}", "--output", "y:f32[1000]@host", "--max_batch_size", "32", "--half", "--channels_last", "--slots", "2048", "--max_window", "64")
+        flags = ("--input", f"x:{IMAGE}", "--output", "y:f32[1000]@host", "--max_batch_size", "32")
+        flags += ("--half", "--channels_last", "--slots", "2048", "--max_window", "64")
         bounds = [start(sys.executable, __file__, "bound", module, OMP_NUM_THREADS="1") for _ in range(3)]
         workers = {m: start_workers(start, 3, module, f"resnet-{m}", m, *flags) for m in ("host", "device")}
         producers = [start(sys.executable, __file__, "producer", OMP_NUM_THREADS="1") for _ in range(14)]

@@ -82,7 +82,8 @@ def round_trip(rounds: int, seconds: float) -> dict:
             times["model(x)"].append(median_us(lambda: m(x), seconds))
             times["request()"].append(median_us(in_place, seconds))
     against = {name: statistics.median(a / b for a, b in zip(t, times["go"])) for name, t in times.items()}
-    return {"ratio": against["model(x)"], "want": "<= 1.5", "request": against["request()"], "us": {k: statistics.median(v) for k, v in times.items()}}
+    us = {name: statistics.median(t) for name, t in times.items()}
+    return {"ratio": against["model(x)"], "want": "<= 1.5", "request": against["request()"], "us": us}
 
 
 def asyncio_ratio(rounds: int, seconds: float) -> dict:

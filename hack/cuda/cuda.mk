@@ -52,7 +52,8 @@ gpu-bundle: cuda-toolchain gpu-python ## what bench/gpu/run.sh needs on a machin
 gpu-python:
 	rm -rf build/gpu/python && mkdir -p build/gpu/python && cp -r python/ringbatch build/gpu/python/
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -fPIC -fvisibility=hidden -shared -pthread -s -Icbindings \
-	  -I$$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o build/gpu/python/ringbatch/_quick.abi3.so python/quick/*.c -ldl
+	  -I$$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"])') \
+	  -o build/gpu/python/ringbatch/_quick.abi3.so python/quick/*.c -ldl
 
 .PHONY: cuda-check
 # the tag cuda on a machine without a GPU
