@@ -33,7 +33,7 @@ import ringbatch as rb
 
 @rb.worker("nothing", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, max_batch_size=32, wait_time=0.002, slots=4096)
 def nothing(batch):
-    pass
+    batch.outputs["y"]
 
 nothing.run(wait=20)
 """

@@ -220,6 +220,7 @@ func serveNarrow() {
 			if b.Rows() >= 4 {
 				return fmt.Errorf("no room for %d rows", b.Rows())
 			}
+			b.Output(0)
 			time.Sleep(time.Millisecond)
 			return nil
 		})
