@@ -1,28 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bench measures ringbatch; cmd/bench is its command, docs/benchmark.md
-// its manual. It starts a broker, model workers and producers as processes of
-// their own, loads them, and reports what came out, beside the upper bound.
+// Package bench measures ringbatch with a model; cmd/bench is its command, docs/benchmark.md its manual. It starts a broker, model
+// workers and producers as processes of their own, loads them, and reports what came out, beside the upper bound. Its
+// sub-packages are the other suites; rig is their common part.
 package bench
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/pflag"
 
+	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
 // report is what a run produced.
 type report interface{ print(io.Writer) }
 
-// Run is the whole program: it measures what the flags ask for and writes the
-// report to out.
+// Run is `bench` without a suite's name: it measures what the flags ask for and writes the report to out.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	o := options{}
 	f := o.flags()
@@ -33,7 +31,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	if f.NArg() > 0 {
-		return fmt.Errorf("%q: the benchmark takes flags only; see --help", f.Arg(0))
+		return fmt.Errorf("no suite %q; there are transport, gateway, relay and pipeline, or flags only: see --help", f.Arg(0))
 	}
 	if err := o.check(f); err != nil {
 		return err
@@ -49,7 +47,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	if o.json != "" {
-		if err := writeJSON(o.json, r); err != nil {
+		if err := rig.WriteJSON(o.json, r); err != nil {
 			return err
 		}
 	}
@@ -84,13 +82,6 @@ func (w *reportWriter) Write(b []byte) (int, error) {
 // was measured before it.
 func (o *options) run(ctx context.Context, say *progress.Line) (report, error) {
 	switch {
-	case o.suite == "transport":
-		return runTransport(ctx, o.transport, say)
-	case o.suite == "kill":
-		r, err := runKill(ctx, &o.cfg, say)
-		return asReport(r, err)
-	case o.suite == "tables":
-		return runTables(ctx, &o.cfg, say)
 	case o.demo:
 		return runDemo(ctx, &o.cfg, say)
 	case o.cfg.Concurrency.set():
@@ -108,15 +99,4 @@ func asReport[R report](r R, err error) (report, error) {
 		return nil, err
 	}
 	return r, nil
-}
-
-func writeJSON(path string, v any) error {
-	data, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encode results: %w", err)
-	}
-	if err := os.WriteFile(path, append(data, '\n'), 0o644); err != nil {
-		return fmt.Errorf("--json: %w", err)
-	}
-	return nil
 }

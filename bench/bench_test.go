@@ -29,13 +29,16 @@ func TestMain(m *testing.M) {
 
 func TestAShortRunReportsEverything(t *testing.T) {
 	svg := filepath.Join(t.TempDir(), "r.svg")
-	out, r := measuredRun(t, "--model_type=affine --worker_num=3 --worker_batch=2 --in_flight=2 --max_batch_size=8 --wait_time=1ms --warmup=0.1 --max_windows=3 --plot="+svg)
-	for _, want := range []string{"throughput", "of the bound", "latency, ms", "where the time went", "batch size", "CPU µs/request", "errors         none"} {
+	out, r := measuredRun(t, "--model_type=affine --worker_num=3 --worker_batch=2 --in_flight=2 --max_batch_size=8 --wait_time=1ms "+
+		"--warmup=0.1 --max_windows=3 --plot="+svg)
+	for _, want := range []string{"throughput", "of the bound", "latency, ms", "where the time went", "batch size", "CPU µs/request",
+		"errors         none"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the report does not say %q:\n%s", want, out)
 		}
 	}
-	if r.Throughput <= 0 || r.ItemsPerS <= r.Throughput || r.Latency.P50 <= 0 || r.RatioToBound <= 0 || r.CPU.Broker <= 0 || r.BatchSize.Avg < 2 {
+	if r.Throughput <= 0 || r.ItemsPerS <= r.Throughput || r.Latency.P50 <= 0 || r.RatioToBound <= 0 || r.CPU.Broker <= 0 ||
+		r.BatchSize.Avg < 2 {
 		t.Errorf("figures are missing: %+v", r)
 	}
 	if drawing, err := os.ReadFile(svg); err != nil || !strings.Contains(string(drawing), "</svg>") {
@@ -50,7 +53,8 @@ func measuredRun(t *testing.T, args string) (printed string, r result) {
 	js := filepath.Join(t.TempDir(), "r.json")
 	for i := range 8 {
 		var out strings.Builder
-		if err := Run(t.Context(), strings.Fields(fmt.Sprintf("%s --duration=%v --json=%s", args, 0.2*float64(int(1)<<i), js)), &out); err != nil {
+		if err := Run(t.Context(), strings.Fields(fmt.Sprintf("%s --duration=%v --json=%s", args, 0.2*float64(int(1)<<i), js)),
+			&out); err != nil {
 			t.Fatal(err)
 		}
 		printed, r = out.String(), written(t, js)
@@ -75,7 +79,8 @@ func written(t *testing.T, path string) (r result) {
 }
 
 func TestProducersThatWriteAheadHaveOneRequestInFlight(t *testing.T) {
-	s, r := measuredRun(t, "--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --worker_num=3 --max_batch_size=8 --wait_time=1ms --write_ahead --warmup=0.1 --max_windows=3 --bound=false")
+	s, r := measuredRun(t, "--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --worker_num=3 --max_batch_size=8 "+
+		"--wait_time=1ms --write_ahead --warmup=0.1 --max_windows=3 --bound=false")
 	if !strings.Contains(s, "the next one written meanwhile") || !strings.Contains(s, "errors         none") {
 		t.Error(s)
 	}
@@ -86,25 +91,13 @@ func TestProducersThatWriteAheadHaveOneRequestInFlight(t *testing.T) {
 
 func TestAnOpenLoopSweepHasAPointForEachConcurrency(t *testing.T) {
 	var out strings.Builder
-	err := Run(t.Context(), strings.Fields("--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --rate=200 --concurrency_range=1:2 --duration=0.2 --warmup=0 --max_windows=3 --bound=false"), &out)
+	err := Run(t.Context(), strings.Fields("--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --rate=200 "+
+		"--concurrency_range=1:2 --duration=0.2 --warmup=0 --max_windows=3 --bound=false"), &out)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if s := out.String(); !strings.Contains(s, "simulated: sleeps") || !strings.Contains(s, "\n          2 ") {
 		t.Errorf("got:\n%s", s)
-	}
-}
-
-func TestTheTransportSuiteRuns(t *testing.T) {
-	var out strings.Builder
-	err := Run(t.Context(), strings.Fields("--suite=transport --only=latency,small,large,in_flight --rounds=1 --round=100ms --requests=30000"), &out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"latency_ratio", "small_ratio", "large_ratio", "in_flight"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %s in:\n%s", want, out.String())
-		}
 	}
 }
 
@@ -135,7 +128,8 @@ func TestAReportThatCannotBePrintedIsAnError(t *testing.T) {
 	}
 	defer full.Close()
 	js := filepath.Join(t.TempDir(), "r.json")
-	err = Run(t.Context(), strings.Fields("--model_type=echo --worker_num=1 --bound=false --duration=0.1 --warmup=0 --max_windows=3 --json="+js), full)
+	err = Run(t.Context(), strings.Fields("--model_type=echo --worker_num=1 --bound=false --duration=0.1 --warmup=0 --max_windows=3 "+
+		"--json="+js), full)
 	if !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("got %v", err)
 	}

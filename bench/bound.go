@@ -5,6 +5,7 @@ package bench
 import (
 	"fmt"
 
+	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
@@ -45,7 +46,7 @@ func (b *bound) run(f *fleet, cfg *config, to *boundWindows, say *progress.Line)
 		return fmt.Errorf("measure the bound: %w", err)
 	}
 	to.full = append(to.full, w)
-	say.Say("bound: window %d, %s items/s", len(to.full), big(w.itemsPerS))
+	say.Say("bound: window %d, %s items/s", len(to.full), rig.Big(w.itemsPerS))
 	if b.single == nil {
 		return nil
 	}
@@ -53,7 +54,7 @@ func (b *bound) run(f *fleet, cfg *config, to *boundWindows, say *progress.Line)
 		return fmt.Errorf("measure the model alone: %w", err)
 	}
 	to.single = append(to.single, w)
-	say.Say("model alone: window %d, %s ms", len(to.single), short(w.sample().Latency/1e6))
+	say.Say("model alone: window %d, %s ms", len(to.single), rig.Short(w.sample().Latency/1e6))
 	return nil
 }
 

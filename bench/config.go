@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -63,12 +64,13 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.IntVar(&c.MaxBatchSize, "max_batch_size", 32, "most rows of a batch")
 	f.IntVar(&c.ModelNum, "model_num", 1, "model worker processes")
 	c.WaitTime = seconds(5 * time.Millisecond)
-	f.Var(waitTime{&c.WaitTime}, "wait_time", "how long the oldest request waits for others to batch with: seconds as a number, like 10ms, or auto")
+	f.Var(waitTime{&c.WaitTime}, "wait_time",
+		"how long the oldest request waits for others to batch with: seconds as a number, like 10ms, or auto")
 	f.BoolVar(&c.NoDynamicBatch, "no_dynamic_batch", false, "every producer runs the model by itself: the baseline")
 	f.StringVar(&c.ModelType, "model_type", "mlp", "the model: "+kindNames())
-	f.StringVar(&c.ModelPath, "model_path", "", "mlp, cuda-mlp: weights from this safetensors file; torch: a file, or an import path, module:name")
+	f.StringVar(&c.ModelPath, "model_path", "", "mlp: weights from this safetensors file; torch: a file, or an import path, module:name")
 	f.StringVar(&c.DataType, "data_type", "f32", "element type of the input")
-	f.IntSliceVar(&c.InputShape, "input_shape", []int{16}, "echo, affine, simulated, cuda-echo, torch: shape of a row")
+	f.IntSliceVar(&c.InputShape, "input_shape", []int{16}, "echo, affine, simulated, torch: shape of a row")
 	c.Duration = seconds(2 * time.Second)
 	f.Var(&c.Duration, "duration", "length of one measuring window; windows repeat until the last three agree")
 	c.Warmup = seconds(time.Second)
@@ -94,7 +96,7 @@ func (c *config) fill() {
 			c.InFlight = 64
 		}
 	}
-	if !slices.Contains([]string{"echo", "affine", "simulated", "cuda-echo", "torch"}, c.ModelType) {
+	if !slices.Contains([]string{"echo", "affine", "simulated", "torch"}, c.ModelType) {
 		c.InputShape = nil
 	}
 	if c.ModelType != "simulated" {
@@ -128,7 +130,8 @@ func (c *config) validate() error {
 	}
 	switch {
 	case c.WorkerBatch < 1 || c.WorkerBatch > c.MaxBatchSize:
-		return fmt.Errorf("--worker_batch is %d, must be 1..%d: a request cannot have more rows than --max_batch_size", c.WorkerBatch, c.MaxBatchSize)
+		return fmt.Errorf("--worker_batch is %d, must be 1..%d: a request cannot have more rows than --max_batch_size", c.WorkerBatch,
+			c.MaxBatchSize)
 	case c.WaitTime.d() != policy.Auto && c.WaitTime < 0 || c.WaitTime.d() > maxWaitTime:
 		return fmt.Errorf("--wait_time is %v, must be 0..%v", c.WaitTime, maxWaitTime)
 	case c.Duration.d() < minWindow:
@@ -182,7 +185,8 @@ func (c *config) checkMemory(kind modelKind, available int64) error {
 	}
 	need := ring + copies*(model+row*int64(c.MaxBatchSize)) + (producers+int64(c.ModelNum)+1)*processBytes
 	if available > 0 && need > available {
-		return fmt.Errorf("this needs about %s MiB (ring %s, %d × model %s, %d processes), but only %s MiB are available: fewer --worker_num, --in_flight, --model_num or smaller inputs",
+		return fmt.Errorf("this needs about %s MiB (ring %s, %d × model %s, %d processes), but only %s MiB are available: fewer "+
+			"--worker_num, --in_flight, --model_num or smaller inputs",
 			mib(need), mib(ring), copies, mib(model), producers+int64(c.ModelNum)+1, mib(available))
 	}
 	if c.slots() > shm.MaxSlots {
@@ -191,7 +195,7 @@ func (c *config) checkMemory(kind modelKind, available int64) error {
 	return nil
 }
 
-func mib(bytes int64) string { return big(float64(bytes >> 20)) }
+func mib(bytes int64) string { return rig.Big(float64(bytes >> 20)) }
 
 // mostProducers is the largest number of producers at once.
 func (c *config) mostProducers() int {

@@ -26,8 +26,6 @@ func TestGoodFlagsAreAccepted(t *testing.T) {
 		"--rate=100 --wait_time=10ms",
 		"--no_dynamic_batch --worker_num=2",
 		"--concurrency_range=2:16:2",
-		"--suite=transport --only=latency,small --rounds=3",
-		"--suite=tables --duration=0.5",
 		"--demo",
 	} {
 		if _, err := parse(strings.Fields(line)...); err != nil {
@@ -69,26 +67,12 @@ func TestBadFlagsAreRefusedWithTheReason(t *testing.T) {
 		"--model_type=echo --input_shape=0":          "must be at least 1",
 		"--worker_num=4000 --no_dynamic_batch":       "MiB are available",
 		"--in_flight=65536 --worker_num=4096 --worker_batch=32": "must be",
-		"--suite=all":                                     "no suite \"all\"; there are transport, tables",
-		"--suite=transport --only=speed":                  "no part \"speed\"",
-		"--suite=transport --rounds=0":                    "--rounds must be at least 1",
-		"--suite=transport --plot=x.svg":                  "nothing to draw",
-		"--suite=transport --worker_num=3":                "--worker_num does not go with --suite=transport",
-		"--suite=transport --demo":                        "--demo does not go with --suite=transport",
-		"--suite=transport --idle=0":                      "--idle at least 100ms",
-		"--suite=kill --plot=x.svg":                       "nothing to draw",
-		"--suite=tables --worker_num=4":                   "choose it themselves",
-		"--suite=tables --model_num=2":                    "choose it themselves",
-		"--suite=tables --worker_batch=2":                 "choose it themselves",
-		"--demo --worker_batch=2":                         "choose it themselves",
-		"--json=" + missing + "/r.json":                   "cannot be written: no such file",
-		"--json=" + t.TempDir():                           "cannot be written: is a directory",
-		"--demo --plot=" + missing + "/r.svg":             "cannot be written: no such file",
-		"--suite=transport --json=" + missing + "/r.json": "cannot be written: no such file",
-		"--demo --rate=5":                                 "choose it themselves",
-		"--demo --suite=tables":                           "do not go together",
-		"--rounds=5":                                      "belongs to --suite=transport",
-		"--unknown":                                       "unknown flag",
+		"--demo --worker_batch=2":                               "chooses it itself",
+		"--json=" + missing + "/r.json":                         "cannot be written: no such file",
+		"--json=" + t.TempDir():                                 "cannot be written: is a directory",
+		"--demo --plot=" + missing + "/r.svg":                   "cannot be written: no such file",
+		"--demo --rate=5":                                       "chooses it itself",
+		"--unknown":                                             "unknown flag",
 	} {
 		_, err := parse(strings.Fields(line)...)
 		if err == nil {
@@ -107,7 +91,8 @@ func TestASimulatedModelSaysSoEverywhere(t *testing.T) {
 	r := &result{Config: &o.cfg, Note: o.cfg.note(), Stable: true}
 	var table strings.Builder
 	r.print(&table)
-	for where, text := range map[string]string{"table": table.String(), "title": r.figure().Title, "subtitle": r.figure().Subtitle, "note": r.Note} {
+	for where, text := range map[string]string{"table": table.String(), "title": r.figure().Title, "subtitle": r.figure().Subtitle,
+		"note": r.Note} {
 		if !strings.Contains(text, "simulated") {
 			t.Errorf("the %s does not say that it is simulated: %q", where, text)
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/worker"
@@ -26,7 +27,8 @@ const startTime = 3 * time.Minute
 // serveByItself is ready when the broker knows the worker.
 func serveByItself(c *testbed.Child, job *workerJob, m *openModel) error {
 	pid, run, err := m.Serve(worker.Config{
-		Socket: job.Socket, Model: modelName, Policy: policy.New(policy.MaxBatchSize(job.MaxBatch), policy.WaitTime(job.WaitTime), policy.Slots(job.Slots)),
+		Socket: job.Socket, Model: modelName, Policy: policy.New(policy.MaxBatchSize(job.MaxBatch), policy.WaitTime(job.WaitTime),
+			policy.Slots(job.Slots)),
 	})
 	if err != nil {
 		return err
@@ -55,7 +57,7 @@ func endedEarly(err error) error {
 
 func awaitWorker(socket string, pid int, c *testbed.Child) error {
 	for end := time.Now().Add(startTime); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		st, err := modelStats(background, socket, modelName)
+		st, err := rig.ModelStats(background, socket, modelName)
 		if err != nil {
 			continue // no worker has declared the model yet
 		}

@@ -125,3 +125,20 @@ func torchAlone(args []string) func() {
 		must(err)
 	}
 }
+
+// gpuLanes is how many batches a model process has in flight on the GPU:
+// $GPU_LANES, or two.
+func gpuLanes() int {
+	if n, err := strconv.Atoi(os.Getenv("GPU_LANES")); err == nil && n > 0 {
+		return n
+	}
+	return 2
+}
+
+// must ends a child whose model cannot go on; its parent shows what it wrote.
+func must(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/feed"
 	"github.com/ringbatch/ringbatch/internal/profile"
@@ -84,12 +85,13 @@ func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	m, err := modelStats(ctx, l.Socket, l.Model)
+	m, err := rig.ModelStats(ctx, l.Socket, l.Model)
 	if err != nil {
 		return nil, nil, err
 	}
 	if l.Rows > m.MaxBatchSize {
-		return nil, nil, fmt.Errorf("%w: requests of %d rows were asked for, the model's max_batch_size is %d", status.ErrTooLarge, l.Rows, m.MaxBatchSize)
+		return nil, nil, fmt.Errorf("%w: requests of %d rows were asked for, the model's max_batch_size is %d", status.ErrTooLarge, l.Rows,
+			m.MaxBatchSize)
 	}
 	inFlight := l.inFlight(m.SlotsFree)
 	cfg := &config{
@@ -106,7 +108,8 @@ func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
 			workers = append(workers, w.Pid)
 		}
 	}
-	c := &crowd{groups: [3]cpuGroup{foreignCPU(s.Pid), foreignCPU(os.Getpid()), foreignCPU(workers...)}, socket: admin.New(l.Socket).Socket(), model: l.Model}
+	c := &crowd{groups: [3]cpuGroup{foreignCPU(s.Pid), foreignCPU(os.Getpid()), foreignCPU(workers...)},
+		socket: admin.New(l.Socket).Socket(), model: l.Model}
 	quit := new(atomic.Bool)
 	var rows *feed.Feed
 	var inputs []inputRows
@@ -171,14 +174,16 @@ func (l *Load) inputs(rows *feed.Feed) (all []inputRows) {
 }
 
 func (l *Load) attach(ctx context.Context, i, inFlight int) (*localProducer, error) {
-	job := producerJob{Model: l.Model, Rows: l.Rows, InFlight: inFlight, Rate: l.Rate / float64(l.Clients), Seed: uint64(l.Seed)<<20 + uint64(i)}
+	job := producerJob{Model: l.Model, Rows: l.Rows, InFlight: inFlight, Rate: l.Rate / float64(l.Clients),
+		Seed: uint64(l.Seed)<<20 + uint64(i)}
 	conn, err := client.Dial(ctx, l.Model, client.WithSocket(l.Socket), client.WithWindow(job.window()), client.WithName("ringbatch bench"))
 	if err != nil {
 		return nil, err
 	}
 	interrupted := ctx.Done()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	return &localProducer{producer: &producer{job: job, conn: conn}, interrupted: interrupted, ctx: ctx, cancel: cancel, reports: make(chan windowReport, 1), failures: make(chan error, 1)}, nil
+	return &localProducer{producer: &producer{job: job, conn: conn}, interrupted: interrupted, ctx: ctx, cancel: cancel,
+		reports: make(chan windowReport, 1), failures: make(chan error, 1)}, nil
 }
 
 // localProducer is a producer in this process.
@@ -201,7 +206,7 @@ func (p *localProducer) Send(command any) error {
 	r := newRecorder(command.(windowOrder))
 	r.quit = p.quit
 	go func() {
-		sleepUntil(r.window.Start)
+		rig.SleepUntil(r.window.Start)
 		p.load(p.ctx, r)
 		report, err := r.result()
 		if err != nil {

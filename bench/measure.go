@@ -6,10 +6,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"runtime"
 	"time"
 
+	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
@@ -65,7 +67,7 @@ func (c *crowd) usage(ctx context.Context) (usage, error) {
 	if c.socket == "" {
 		return u, nil
 	}
-	m, err := modelStats(ctx, c.socket, c.model)
+	m, err := rig.ModelStats(ctx, c.socket, c.model)
 	if err != nil {
 		return u, err
 	}
@@ -75,7 +77,7 @@ func (c *crowd) usage(ctx context.Context) (usage, error) {
 
 // run is one window of everybody: warm up, then measure.
 func (c *crowd) run(f *fleet, warmup, length time.Duration) (*window, error) {
-	start := shm.Now() + int64(leadTime) + int64(len(c.reporters))*int64(time.Millisecond)/4
+	start := shm.Now() + int64(rig.LeadTime) + int64(len(c.reporters))*int64(time.Millisecond)/4
 	o := windowOrder{Start: start, Begin: start + int64(warmup)}
 	o.End = o.Begin + int64(length)
 	for _, p := range c.reporters {
@@ -86,7 +88,7 @@ func (c *crowd) run(f *fleet, warmup, length time.Duration) (*window, error) {
 	w := newWindow()
 	var before usage
 	for i, at := range []int64{o.Begin, o.End} {
-		if err := pause(f.Context(), time.Duration(at-shm.Now())); err != nil {
+		if err := rig.Pause(f.Context(), time.Duration(at-shm.Now())); err != nil {
 			return nil, err
 		}
 		u, err := c.usage(f.Context())
@@ -128,7 +130,7 @@ func (c *crowd) watch(f *fleet, cfg *config, what string, bound *bound, say *pro
 			return nil, err
 		}
 		windows, samples = append(windows, w), append(samples, w.sample())
-		say.Say("%s: window %d, %s items/s, %s ms", what, len(windows), big(w.itemsPerS), short(w.sample().Latency/1e6))
+		say.Say("%s: window %d, %s items/s, %s ms", what, len(windows), rig.Big(w.itemsPerS), rig.Short(w.sample().Latency/1e6))
 		warmup = min(cfg.Warmup.d(), max(rewarm, 2*time.Duration(w.sample().Latency)))
 		if bound == nil {
 			continue
@@ -162,7 +164,7 @@ func (f *fleet) serve(cfg *config, say *progress.Line) (*serving, error) {
 	say.Say("starting the broker and %d model processes", cfg.ModelNum)
 	s := &serving{f: f, cfg: cfg}
 	var err error
-	if s.broker, s.socket, err = f.startBroker(fmt.Sprintf("%d.sock", shm.Now())); err != nil {
+	if s.broker, s.socket, err = rig.StartBroker(f.Bed, fmt.Sprintf("%d.sock", shm.Now())); err != nil {
 		return nil, err
 	}
 	job := workerJob{Socket: s.socket, Model: cfg.model(), MaxBatch: cfg.MaxBatchSize, WaitTime: cfg.WaitTime.d(), Slots: cfg.slots()}
@@ -193,7 +195,8 @@ func (s *serving) through(producers int, bound *bound, say *progress.Line) (*res
 		return nil, err
 	}
 	defer s.f.End(ps...)
-	c := crowd{reporters: reporters(ps), groups: [3]cpuGroup{cpuOf(s.broker), cpuOf(ps...), cpuOf(s.workers...)}, socket: s.socket, model: modelName}
+	c := crowd{reporters: reporters(ps), groups: [3]cpuGroup{cpuOf(s.broker), cpuOf(ps...), cpuOf(s.workers...)}, socket: s.socket,
+		model: modelName}
 	return c.watch(s.f, cfg, fmt.Sprintf("%d producers", producers), bound, say)
 }
 
@@ -222,4 +225,32 @@ func (f *fleet) alone(cfg *config, processes, rows int, bound *bound, say *progr
 	}
 	r.BatchSize.Avg = float64(rows)
 	return r, nil
+}
+
+// sample is what the stability rule sees of a window.
+type sample struct {
+	Throughput float64
+	Latency    float64
+}
+
+// stable reports whether the last three windows agree: each one's throughput
+// and average latency within percent of the mean of the three.
+func stable(windows []sample, percent float64) bool {
+	if len(windows) < minWindows {
+		return false
+	}
+	last := windows[len(windows)-minWindows:]
+	agree := func(of func(sample) float64) bool {
+		mean := 0.0
+		for _, w := range last {
+			mean += of(w) / minWindows
+		}
+		for _, w := range last {
+			if math.Abs(of(w)-mean) > percent/100*mean {
+				return false
+			}
+		}
+		return mean > 0
+	}
+	return agree(func(s sample) float64 { return s.Throughput }) && agree(func(s sample) float64 { return s.Latency })
 }

@@ -38,8 +38,7 @@ type openModel struct {
 	Serve serveFunc
 }
 
-// modelKind is what --model_type chooses. Kinds that need more than the
-// standard build (CUDA) add themselves in a file with its build tag.
+// modelKind is what --model_type chooses.
 type modelKind struct {
 	takesPath bool
 	dtypes    []string
@@ -53,7 +52,10 @@ type modelKind struct {
 // modelKinds lists them all.
 func modelKinds() map[string]modelKind {
 	numbers := []string{"f32", "f64", "i32", "i64"}
-	kinds := map[string]modelKind{
+	return map[string]modelKind{
+		"torch": { // a file or import path (--model_path), by PyTorch, on a GPU if there is one; float16 is computed channels last
+			dtypes: []string{"f32", "f16"}, takesPath: true, size: torchSize, open: openTorch,
+		},
 		"echo": { // gives its input back
 			dtypes: []string{"bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"},
 			size:   shapedSize, open: openCPU,
@@ -70,8 +72,6 @@ func modelKinds() map[string]modelKind {
 			size:   shapedSize, open: openCPU, note: simulatedNote,
 		},
 	}
-	maps.Copy(kinds, gpuKinds())
-	return kinds
 }
 
 func kindNames() string { return strings.Join(slices.Sorted(maps.Keys(modelKinds())), ", ") }

@@ -43,7 +43,8 @@ func subtitle(c *config, note string) string {
 // figure of one configuration: against the bound, percentiles, breakdown.
 func (r *result) figure() *svgchart.Figure {
 	c := r.Config
-	f := &svgchart.Figure{Title: titled(fmt.Sprintf("ringbatch: %d producers, %s", c.WorkerNum, c.ModelType), r.Note), Subtitle: subtitle(c, r.Note)}
+	f := &svgchart.Figure{Title: titled(fmt.Sprintf("ringbatch: %d producers, %s", c.WorkerNum, c.ModelType), r.Note),
+		Subtitle: subtitle(c, r.Note)}
 	rates, names := []float64{r.ItemsPerS}, []string{"measured"}
 	if r.Bound != nil {
 		rates, names = append(rates, r.Bound.ItemsPerS), append(names, "bound")
@@ -85,26 +86,6 @@ func (s *sweep) figure() *svgchart.Figure {
 	}
 }
 
-// figure of the tables: the third one.
-func (r *tablesReport) figure() *svgchart.Figure {
-	var rates, tails []svgchart.Line
-	for _, s := range r.Sweeps {
-		var x, items, p95 []float64
-		for _, p := range s.Points {
-			x, items, p95 = append(x, float64(p.Concurrency)), append(items, p.ItemsPerS), append(p95, p.Latency.P95)
-		}
-		rates = append(rates, svgchart.Line{Name: s.Name, X: x, Y: items, Points: true})
-		tails = append(tails, svgchart.Line{Name: s.Name, X: x, Y: p95, Points: true})
-	}
-	return &svgchart.Figure{
-		Title: titled("Batching over concurrency", r.Note), Subtitle: subtitle(r.Config, r.Note),
-		Charts: []svgchart.Chart{
-			{Title: "throughput", XLabel: "producers", YLabel: "items per second", Lines: rates},
-			{Title: "latency, 95th percentile", XLabel: "producers", YLabel: "milliseconds", Lines: tails},
-		},
-	}
-}
-
 // figure of the demo: its lines as bars, under the bound.
 func (r *demoReport) figure() *svgchart.Figure {
 	n := r.Config.WorkerNum
@@ -119,7 +100,8 @@ func (r *demoReport) figure() *svgchart.Figure {
 	}
 	if len(r.Lines) == demoLines && r.Lines[demoBatched].Bound != nil {
 		rate := round(r.Lines[demoBatched].Bound.ItemsPerS)
-		charts[0].Lines = []svgchart.Line{{Name: "what the model can do: full batches, no callers", Dashed: true, X: []float64{-0.5, demoLines - 0.5}, Y: []float64{rate, rate}}}
+		charts[0].Lines = []svgchart.Line{{Name: "what the model can do: full batches, no callers", Dashed: true, X: []float64{-0.5,
+			demoLines - 0.5}, Y: []float64{rate, rate}}}
 	}
 	return &svgchart.Figure{
 		Title:    titled(fmt.Sprintf("One model, %d processes with one item each at a time", n), r.Note),

@@ -11,7 +11,8 @@ import (
 )
 
 func TestSecondsAreANumberOrADuration(t *testing.T) {
-	for text, want := range map[string]time.Duration{"0.005": 5 * time.Millisecond, "10ms": 10 * time.Millisecond, "0": 0, "2": 2 * time.Second, "1.5s": 1500 * time.Millisecond} {
+	for text, want := range map[string]time.Duration{"0.005": 5 * time.Millisecond, "10ms": 10 * time.Millisecond, "0": 0,
+		"2": 2 * time.Second, "1.5s": 1500 * time.Millisecond} {
 		var s seconds
 		if err := s.Set(text); err != nil || s.d() != want {
 			t.Errorf("%s: %v, %v; want %v", text, s, err, want)
@@ -29,7 +30,8 @@ func TestSecondsAreANumberOrADuration(t *testing.T) {
 }
 
 func TestAConcurrencyRangeListsItsValues(t *testing.T) {
-	for text, want := range map[string][]int{"2:6:2": {2, 4, 6}, "1:3": {1, 2, 3}, "4:4:1": {4}, "1:6:4": {1, 5}, "1:3:9223372036854775807": {1}} {
+	for text, want := range map[string][]int{"2:6:2": {2, 4, 6}, "1:3": {1, 2, 3}, "4:4:1": {4}, "1:6:4": {1, 5},
+		"1:3:9223372036854775807": {1}} {
 		var r interval
 		if err := r.Set(text); err != nil || !slices.Equal(r.values(), want) {
 			t.Errorf("%s: %v, %v; want %v", text, r.values(), err, want)
@@ -95,31 +97,6 @@ func TestArrivalsArePoisson(t *testing.T) {
 	for range 100 {
 		if a.arrival() != b.arrival() {
 			t.Fatal("the same seed gave other arrivals")
-		}
-	}
-}
-
-func TestNumbersAreReadable(t *testing.T) {
-	for v, want := range map[float64]string{0: "0", 1234567: "1,234,567", 999: "999", -1234: "-1,234", 1000: "1,000"} {
-		if got := big(v); got != want {
-			t.Errorf("big(%v) is %s, want %s", v, got, want)
-		}
-	}
-	for v, want := range map[float64]string{0: "0", 32: "32", 123.4: "123", 12.34: "12.3", 1.234: "1.23", 0.0123: "0.012"} {
-		if got := short(v); got != want {
-			t.Errorf("short(%v) is %s, want %s", v, got, want)
-		}
-	}
-}
-
-func TestTheMedianIsTheMiddle(t *testing.T) {
-	for _, c := range []struct {
-		v    []float64
-		want float64
-	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{9, 1, 2}, 2}, {[]float64{4, 1, 3, 2}, 2.5}} {
-		before := slices.Clone(c.v)
-		if got := medianOf(c.v); got != c.want || !slices.Equal(c.v, before) {
-			t.Errorf("median of %v is %v, want %v", before, got, c.want)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -118,7 +119,7 @@ func (r *recorder) result() (*windowReport, error) {
 func eachWindow(c *testbed.Child, load func(*recorder)) error {
 	return testbed.Serve(c, func(o windowOrder) (*windowReport, error) {
 		r := newRecorder(o)
-		sleepUntil(o.Start)
+		rig.SleepUntil(o.Start)
 		load(r)
 		return r.result()
 	})

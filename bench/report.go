@@ -8,6 +8,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/ringbatch/ringbatch/bench/rig"
 )
 
 // print writes a result as tables that explain themselves.
@@ -17,33 +19,35 @@ func (r *result) print(w io.Writer) {
 	if r.Note != "" {
 		fmt.Fprintf(w, "note: %s\n", r.Note)
 	}
-	fmt.Fprintf(w, "\n%-14s %s requests/s, %s items/s", "throughput", big(r.Throughput), big(r.ItemsPerS))
+	fmt.Fprintf(w, "\n%-14s %s requests/s, %s items/s", "throughput", rig.Big(r.Throughput), rig.Big(r.ItemsPerS))
 	if r.Bound != nil {
 		fmt.Fprintf(w, " = %.1f %% of the bound", 100*r.RatioToBound)
 	}
 	fmt.Fprintln(w)
 	if b := r.Bound; b != nil {
-		fmt.Fprintf(w, "%-14s %s items/s, %s ms a batch: %d process(es) feeding themselves batches of %d, in turns with the above; %s µs CPU an item\n",
-			"bound", big(b.ItemsPerS), short(b.Latency.Avg), c.ModelNum, c.MaxBatchSize, short(b.CPU))
+		fmt.Fprintf(w, "%-14s %s items/s, %s ms a batch: %d process(es) feeding themselves batches of %d, in turns with the above; %s "+
+			"µs CPU an item\n",
+			"bound", rig.Big(b.ItemsPerS), rig.Short(b.Latency.Avg), c.ModelNum, c.MaxBatchSize, rig.Short(b.CPU))
 	}
 	l := r.Latency
 	fmt.Fprintf(w, "%-14s avg %s  p50 %s  p90 %s  p95 %s  p99 %s  p99.9 %s  max %s", "latency, ms",
-		short(l.Avg), short(l.P50), short(l.P90), short(l.P95), short(l.P99), short(l.P999), short(l.Max))
+		rig.Short(l.Avg), rig.Short(l.P50), rig.Short(l.P90), rig.Short(l.P95), rig.Short(l.P99), rig.Short(l.P999), rig.Short(l.Max))
 	if c.Rate > 0 {
 		fmt.Fprint(w, "   (from the intended send time)")
 	}
 	fmt.Fprintln(w)
 	if a := r.Alone; a != nil {
 		fmt.Fprintf(w, "%-14s avg %s  p50 %s: a process that runs each request by itself, in turns with the above; through ringbatch %+.1f %%\n",
-			"model alone", short(a.Latency.Avg), short(a.Latency.P50), 100*(r.RatioToAlone-1))
+			"model alone", rig.Short(a.Latency.Avg), rig.Short(a.Latency.P50), 100*(r.RatioToAlone-1))
 	}
 	if !c.NoDynamicBatch {
 		fmt.Fprintf(w, "\nwhere the time went, average per request\n")
 		printBars(w, stageNames[:], r.Breakdown.each(), "ms")
 		printBatches(w, r.BatchSize)
-		fmt.Fprintf(w, "\n%-14s broker %s  producers %s  workers %s\n", "CPU µs/request", short(r.CPU.Broker), short(r.CPU.Client), short(r.CPU.Worker))
+		fmt.Fprintf(w, "\n%-14s broker %s  producers %s  workers %s\n", "CPU µs/request", rig.Short(r.CPU.Broker), rig.Short(r.CPU.Client),
+			rig.Short(r.CPU.Worker))
 	} else {
-		fmt.Fprintf(w, "%-14s %s\n", "CPU µs/request", short(r.CPU.Client))
+		fmt.Fprintf(w, "%-14s %s\n", "CPU µs/request", rig.Short(r.CPU.Client))
 	}
 	fmt.Fprintf(w, "%-14s %s\n", "errors", errorList(r.Errors))
 	r.printStability(w)
@@ -62,7 +66,7 @@ func (c *config) headline() string {
 		load += ", the next one written meanwhile"
 	}
 	if c.Rate > 0 {
-		load = fmt.Sprintf("%s requests/s arriving at random, at most %d in flight each", big(c.Rate), c.InFlight)
+		load = fmt.Sprintf("%s requests/s arriving at random, at most %d in flight each", rig.Big(c.Rate), c.InFlight)
 	}
 	return fmt.Sprintf("%s: %d producers, %d row(s) per request, %s; batches up to %d, wait %v, %d model process(es)",
 		c.ModelType, c.WorkerNum, c.WorkerBatch, load, c.MaxBatchSize, c.WaitTime, c.ModelNum)
@@ -71,9 +75,11 @@ func (c *config) headline() string {
 func (r *result) printStability(w io.Writer) {
 	c := r.Config
 	if r.Stable {
-		fmt.Fprintf(w, "%-14s the last %d of %d windows of %v agree within %v %%\n", "stability", minWindows, len(r.Windows), c.Duration, c.Stability)
+		fmt.Fprintf(w, "%-14s the last %d of %d windows of %v agree within %v %%\n", "stability", minWindows, len(r.Windows), c.Duration,
+			c.Stability)
 	} else {
-		fmt.Fprintf(w, "%-14s NOT STABLE: the last %d of %d windows of %v do not agree within %v %%; measure for longer\n", "stability", min(minWindows, len(r.Windows)), len(r.Windows), c.Duration, c.Stability)
+		fmt.Fprintf(w, "%-14s NOT STABLE: the last %d of %d windows of %v do not agree within %v %%; measure for longer\n", "stability",
+			min(minWindows, len(r.Windows)), len(r.Windows), c.Duration, c.Stability)
 	}
 }
 
@@ -100,13 +106,13 @@ func printBars(w io.Writer, names []string, values [len(stageNames)]float64, uni
 		if total > 0 {
 			share = values[i] / total
 		}
-		fmt.Fprintf(w, "  %-10s %9s %s %5.1f %%  %s\n", name, short(values[i]), unit, 100*share, strings.Repeat("█", int(share*barWidth+0.5)))
+		fmt.Fprintf(w, "  %-10s %9s %s %5.1f %%  %s\n", name, rig.Short(values[i]), unit, 100*share, strings.Repeat("█", int(share*barWidth+0.5)))
 	}
 }
 
 // printBatches draws the histogram of batch sizes, in at most a dozen lines.
 func printBatches(w io.Writer, b batchSizes) {
-	fmt.Fprintf(w, "\nbatch size, rows: average %s\n", short(b.Avg))
+	fmt.Fprintf(w, "\nbatch size, rows: average %s\n", rig.Short(b.Avg))
 	sizes := slices.Sorted(maps.Keys(b.Histogram))
 	if len(sizes) == 0 {
 		return
@@ -131,7 +137,7 @@ func printBatches(w io.Writer, b batchSizes) {
 			label = fmt.Sprintf("%d–%d", low, min(low+step-1, sizes[len(sizes)-1]))
 		}
 		share := float64(n) / float64(total)
-		fmt.Fprintf(w, "  %-10s %9s    %5.1f %%  %s\n", label, big(float64(n)), 100*share, strings.Repeat("█", int(share*barWidth+0.5)))
+		fmt.Fprintf(w, "  %-10s %9s    %5.1f %%  %s\n", label, rig.Big(float64(n)), 100*share, strings.Repeat("█", int(share*barWidth+0.5)))
 	}
 }
 
@@ -153,9 +159,10 @@ func (s *sweep) print(w io.Writer) {
 		fmt.Fprintf(w, "note: %s\n", s.Note)
 	}
 	if b := s.Bound; b != nil {
-		fmt.Fprintf(w, "bound: %s items/s, %s ms a batch, in turns with the points below\n", big(b.ItemsPerS), short(b.Latency.Avg))
+		fmt.Fprintf(w, "bound: %s items/s, %s ms a batch, in turns with the points below\n", rig.Big(b.ItemsPerS), rig.Short(b.Latency.Avg))
 	}
-	fmt.Fprintf(w, "\n%11s %12s %10s %9s %9s %9s %9s %9s %7s\n", "concurrency", "requests/s", "items/s", "avg ms", "p50 ms", "p95 ms", "p99 ms", "batch", "bound")
+	fmt.Fprintf(w, "\n%11s %12s %10s %9s %9s %9s %9s %9s %7s\n", "concurrency", "requests/s", "items/s", "avg ms", "p50 ms", "p95 ms",
+		"p99 ms", "batch", "bound")
 	for _, p := range s.Points {
 		mark := p.marks()
 		if len(p.Errors) > 0 {
@@ -165,7 +172,20 @@ func (s *sweep) print(w io.Writer) {
 		if p.RatioToBound > 0 {
 			ratio = fmt.Sprintf("%.0f %%", 100*p.RatioToBound)
 		}
-		fmt.Fprintf(w, "%11d %12s %10s %9s %9s %9s %9s %9s %7s%s\n", p.Concurrency, big(p.Throughput), big(p.ItemsPerS),
-			short(p.Latency.Avg), short(p.Latency.P50), short(p.Latency.P95), short(p.Latency.P99), short(p.BatchSize.Avg), ratio, mark)
+		fmt.Fprintf(w, "%11d %12s %10s %9s %9s %9s %9s %9s %7s%s\n", p.Concurrency, rig.Big(p.Throughput), rig.Big(p.ItemsPerS),
+			rig.Short(p.Latency.Avg), rig.Short(p.Latency.P50), rig.Short(p.Latency.P95), rig.Short(p.Latency.P99), rig.Short(p.BatchSize.Avg),
+			ratio, mark)
 	}
+}
+
+// marks are warnings for one line of a table.
+func (r *result) marks() string {
+	mark := ""
+	if !r.Stable {
+		mark = "  not stable"
+	}
+	if b := r.busy(); b != "" {
+		mark += "  " + b
+	}
+	return mark
 }

@@ -44,7 +44,8 @@ func windowOf(t *testing.T, reports ...*windowReport) *window {
 func TestWindowsOfManyProducersAddUp(t *testing.T) {
 	ms := time.Millisecond
 	w := windowOf(t, recorded(t, 2, 1*ms, 3*ms), recorded(t, 2, 8*ms))
-	w.addUsage(usage{batches: map[int]uint64{4: 1}}, usage{cpu: [3]time.Duration{3 * time.Microsecond, 6 * time.Microsecond, 9 * time.Microsecond}, batches: map[int]uint64{2: 1, 4: 2}})
+	w.addUsage(usage{batches: map[int]uint64{4: 1}}, usage{cpu: [3]time.Duration{3 * time.Microsecond, 6 * time.Microsecond,
+		9 * time.Microsecond}, batches: map[int]uint64{2: 1, 4: 2}})
 	r := summarize([]*window{w, w, w, w}, true, minWindows)
 	if r.Throughput != 3 || r.ItemsPerS != 6 || r.Requests != 9 {
 		t.Errorf("%v requests/s, %v items/s, %d requests; want 3, 6, 9", r.Throughput, r.ItemsPerS, r.Requests)
@@ -94,7 +95,8 @@ func TestTheJSONKeysAreTheDocumentedOnes(t *testing.T) {
 		single: []*window{windowOf(t, recorded(t, 1, 500*time.Microsecond))},
 	})
 	got := keys(t, r)
-	for _, key := range []string{"config", "throughput", "items_per_s", "latency_ms", "batch_size", "breakdown_ms", "cpu_us_per_request", "errors", "bound", "ratio_to_bound", "alone", "ratio_to_alone", "stable"} {
+	for _, key := range []string{"config", "throughput", "items_per_s", "latency_ms", "batch_size", "breakdown_ms", "cpu_us_per_request",
+		"errors", "bound", "ratio_to_bound", "alone", "ratio_to_alone", "stable"} {
 		if got[key] == nil {
 			t.Errorf("no key %q", key)
 		}
@@ -105,7 +107,8 @@ func TestTheJSONKeysAreTheDocumentedOnes(t *testing.T) {
 		"breakdown_ms":       {"claim", "write", "queue", "dispatch", "compute", "wake"},
 		"cpu_us_per_request": {"broker", "client", "worker"},
 		"bound":              {"items_per_s", "latency_ms"},
-		"config":             {"worker_num", "worker_batch", "max_batch_size", "model_num", "wait_time", "no_dynamic_batch", "model_type", "data_type", "duration", "warmup", "in_flight", "seed"},
+		"config": {"worker_num", "worker_batch", "max_batch_size", "model_num", "wait_time", "no_dynamic_batch", "model_type",
+			"data_type", "duration", "warmup", "in_flight", "seed"},
 	} {
 		inner, _ := got[parent].(map[string]any)
 		for _, key := range children {
@@ -119,12 +122,6 @@ func TestTheJSONKeysAreTheDocumentedOnes(t *testing.T) {
 	}
 	if points := keys(t, &sweep{Config: &o.cfg, Points: []*result{r}})["points"]; points == nil {
 		t.Error("a sweep has no points")
-	}
-	transport := keys(t, &transportSuite{"transport", &transportReport{LatencyRatio: 1, SmallRatio: 1, LargeRatio: 1, IdleCPUPercent: 1, CPUGrowthRatio: 1}})["transport"].(map[string]any)
-	for _, key := range []string{"latency_ratio", "small_ratio", "large_ratio", "idle_cpu_percent", "cpu_growth_ratio"} {
-		if transport[key] == nil {
-			t.Errorf("no key transport.%s", key)
-		}
 	}
 }
 

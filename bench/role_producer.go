@@ -5,10 +5,12 @@ package bench
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/feed"
 	"github.com/ringbatch/ringbatch/internal/pad"
@@ -130,7 +132,7 @@ func (p *producer) openLoop(ctx context.Context, rec *recorder) {
 			unsent.Add(1)
 			continue
 		}
-		sleepUntil(at)
+		rig.SleepUntil(at)
 		arrivals <- at
 	}
 	close(arrivals)
@@ -269,4 +271,22 @@ func errorName(err error) string {
 		return s.Name()
 	}
 	return err.Error()
+}
+
+// schedule gives the times at which an open loop sends: Poisson arrivals, the
+// same for the same seed. It never looks at what happened to earlier requests.
+type schedule struct {
+	rnd  *rand.Rand
+	gap  float64 // mean, in nanoseconds
+	next float64
+}
+
+func newSchedule(start int64, perSecond float64, seed uint64) *schedule {
+	return &schedule{rnd: rand.New(rand.NewPCG(seed, 1)), gap: 1e9 / perSecond, next: float64(start)}
+}
+
+// arrival is the next intended send time, in nanoseconds.
+func (s *schedule) arrival() int64 {
+	s.next = min(s.next+s.rnd.ExpFloat64()*s.gap, 1<<62) // more would not be a time any more
+	return int64(s.next)
 }

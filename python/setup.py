@@ -5,7 +5,7 @@ The library and the extension are C, the command is Go. What the wheel then
 needs at run time is NumPy; the compilers are needed only here. Without the
 extension (no headers of Python) the package takes ctypes instead.
 
-packaging/wheels.py builds the released wheels with it, by these variables:
+deploy/packaging/wheels.py builds the released wheels with it, by these variables:
 
     CC                        a compiler for the machine and the glibc that the wheel is for
     GOARCH                    the same machine, for Go

@@ -65,7 +65,7 @@ func (c oneConn) Shutdown() { c.of.open-- }
 func TestHostsStayWhenTheirNameHasNoAddressAnyMore(t *testing.T) {
 	log := &testlog.Log{}
 	cc := &lookedUp{}
-	b := &connections{cc: cc, all: map[string]*connection{}, hosts: newHosts(slog.New(slog.NewTextHandler(log, nil)), LeastRequest, 8)}
+	b := &connections{cc: cc, all: map[string]*connection{}, hosts: newHosts(slog.New(slog.NewTextHandler(log, nil)), 8)}
 	found := func(addresses ...string) error {
 		return b.UpdateClientConnState(balancer.ClientConnState{ResolverState: resolver.State{Endpoints: endpoints(addresses)}})
 	}
@@ -76,7 +76,8 @@ func TestHostsStayWhenTheirNameHasNoAddressAnyMore(t *testing.T) {
 	}{
 		{nil, true, 0}, {[]string{"a:1", "b:1"}, false, 2}, {nil, true, 2}, {nil, true, 2}, {[]string{"b:1"}, false, 1},
 	} {
-		if err := found(step.addresses...); (err == balancer.ErrBadResolverState) != step.bad || cc.open != step.open || len(b.hosts.all) != step.open {
+		if err := found(step.addresses...); (err == balancer.ErrBadResolverState) != step.bad || cc.open != step.open ||
+			len(b.hosts.all) != step.open {
 			t.Errorf("%d: %v: %v, %d connections to %d hosts, want %d", i, step.addresses, err, cc.open, len(b.hosts.all), step.open)
 		}
 	}

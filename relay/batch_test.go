@@ -40,7 +40,8 @@ func take(t *testing.T) *taken {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = b.broker.Close() })
-	w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: signature(t, "x:i32[1]", "y:i32[1]"), Socket: b.broker.Socket(), Memory: b.mem, Policy: policy.New(policy.WaitTime(0))})
+	w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: signature(t, "x:i32[1]", "y:i32[1]"), Socket: b.broker.Socket(),
+		Memory: b.mem, Policy: policy.New(policy.WaitTime(0))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +62,7 @@ func (b *taken) trip(p *hosts) *trip {
 
 func TestAFaultOfTheRelayFailsItsBatchAndNothingElse(t *testing.T) {
 	b := take(t)
-	hosts, byName := usableHosts(LeastRequest, "h")
+	hosts, byName := usableHosts("h")
 	trip := b.trip(hosts) // sending panics
 	trip.start()
 	if h := byName["h"]; h.inFlight != 0 || len(h.calls) != 0 || len(trip.r.posted) != 0 {
@@ -91,7 +92,7 @@ func TestARequestWithoutAnAnswerNeverEndsWell(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.eventually("the worker learns it", func() bool { return !b.batch.Waiting(0) })
-		trip := b.trip(newHosts(slog.New(slog.DiscardHandler), LeastRequest, 8))
+		trip := b.trip(newHosts(slog.New(slog.DiscardHandler), 8))
 		trip.start()
 		trip.finish()
 		if err := b.q.Wait(soon(t)); !errors.Is(err, status.ErrBrokerGone) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
@@ -95,7 +96,7 @@ func TestWhatTheUserSaysOfTensorsHasToAgreeWithTheFarSide(t *testing.T) {
 }
 
 func TestAServerThatIsLoadedAnewWithSmallerBatchesGetsNoLargerOnes(t *testing.T) {
-	p := newHosts(slog.New(slog.DiscardHandler), LeastRequest, 1)
+	p := newHosts(slog.New(slog.DiscardHandler), 1)
 	h, far := p.add("h"), &unheard{}
 	r := &relay{cfg: Config{CheckTimeout: patience}, log: slog.New(slog.DiscardHandler), hosts: p, known: make(chan struct{}), service: far}
 	known := false
@@ -113,10 +114,11 @@ func TestAServerThatIsLoadedAnewWithSmallerBatchesGetsNoLargerOnes(t *testing.T)
 func TestARelayThatStoodStillAsksAgainBeforeItLeavesAHost(t *testing.T) {
 	for unheardAnswers, left := range map[int]bool{1: false, 2: true} {
 		log := &testlog.Log{}
-		p := newHosts(slog.New(slog.NewTextHandler(log, nil)), LeastRequest, 1)
+		p := newHosts(slog.New(slog.NewTextHandler(log, nil)), 1)
 		h := p.add("h")
-		h.balanced = true // it needs no connection
-		r := &relay{cfg: Config{CheckTimeout: time.Millisecond, CheckInterval: time.Millisecond}, hosts: p, known: make(chan struct{}), service: &unheard{left: unheardAnswers}}
+		h.sub = struct{ balancer.SubConn }{} // it needs no connection
+		r := &relay{cfg: Config{CheckTimeout: time.Millisecond, CheckInterval: time.Millisecond}, hosts: p, known: make(chan struct{}),
+			service: &unheard{left: unheardAnswers}}
 		ctx, cancel := context.WithCancel(soon(t))
 		go func() {
 			defer cancel()

@@ -5,8 +5,6 @@ package relay
 import (
 	"fmt"
 	"log/slog"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/policy"
@@ -19,7 +17,7 @@ import (
 type Config struct {
 	Model  string // on this host
 	Remote string // its name on the far side; default: the same
-	Target string // host:port, several of them with commas between, or any gRPC target: dns:///…, xds:///…
+	Target string // host:port, several of them with commas between, or any gRPC target: dns:///…
 	Socket string // the broker's; default as everywhere
 	Name   string // for logs and statistics
 	Policy policy.Policy
@@ -27,9 +25,8 @@ type Config struct {
 	// far side does not: tensors of the signature with their maxima.
 	Inputs, Outputs []tensor.Spec
 
-	Route    Route // which host the next batch goes to
-	InFlight int   // most batches on the network at once, 1 … 64
-	Attempts int   // hosts that one batch is sent to at most
+	InFlight int // most batches on the network at once, 1 … 64
+	Attempts int // hosts that one batch is sent to at most
 
 	TLS        bool   // with the system's authorities, or those of CAFile
 	CAFile     string // authorities of the far side's certificate
@@ -48,22 +45,6 @@ type Config struct {
 	Memory        shm.Memory                                // for tests
 }
 
-// Route is a rule to choose a host by, among those that have room.
-type Route string
-
-// The routes.
-const (
-	RoundRobin   Route = "round_robin"   // in turn
-	LeastRequest Route = "least_request" // the one with the fewest batches on their way
-	Weighted     Route = "weighted"      // by the load that hosts report: rows a second at full use
-	Fill         Route = "fill"          // the first that has room: few hosts with full batches, the others rest
-)
-
-// Routes lists them.
-func Routes() []string {
-	return []string{string(LeastRequest), string(RoundRobin), string(Weighted), string(Fill)}
-}
-
 // Defaults.
 const (
 	DefaultInFlight      = 32
@@ -78,9 +59,6 @@ func (c *Config) fill() {
 	}
 	if c.Name == "" {
 		c.Name = "relay"
-	}
-	if c.Route == "" {
-		c.Route = LeastRequest
 	}
 	if c.InFlight == 0 {
 		c.InFlight = DefaultInFlight
@@ -106,12 +84,6 @@ func (c *Config) check() error {
 	switch {
 	case c.Model == "" || c.Target == "":
 		return fmt.Errorf("%w: a relay needs a model and a target", status.ErrInvalid)
-	case c.xds() && !xdsBuiltIn:
-		return fmt.Errorf("%w: this build knows no xds targets: build it with -tags xds, put Envoy between (deploy/envoy), or give dns:///NAME:PORT", status.ErrInvalid)
-	case c.xds() && c.Route != LeastRequest:
-		return fmt.Errorf("%w: route %s with an xds target: the control plane says how its hosts are chosen", status.ErrInvalid, c.Route)
-	case !slices.Contains(Routes(), string(c.Route)):
-		return fmt.Errorf("%w: no route %q; there are %s", status.ErrInvalid, c.Route, strings.Join(Routes(), ", "))
 	case c.InFlight < 1 || c.InFlight > shm.MaxMailDepth:
 		return fmt.Errorf("%w: %d batches in flight, must be 1..%d", status.ErrInvalid, c.InFlight, shm.MaxMailDepth)
 	case c.Attempts < 1:
@@ -121,7 +93,8 @@ func (c *Config) check() error {
 	case c.CheckInterval < 0 || c.CheckTimeout < 0:
 		return fmt.Errorf("%w: a check interval or timeout below zero", status.ErrInvalid)
 	case c.TokenFile != "" && !c.TLS && !c.Insecure && !c.onlyThisHost():
-		return fmt.Errorf("%w: the token would cross the network in plain sight: give --tls or --tls_ca, or say --insecure if something else guards it (a mesh, a tunnel)", status.ErrInvalid)
+		return fmt.Errorf("%w: the token would cross the network in plain sight: give --tls or --tls_ca, or say --insecure if something "+
+			"else guards it (a mesh, a tunnel)", status.ErrInvalid)
 	}
 	return c.checkAddresses()
 }

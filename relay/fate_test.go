@@ -36,7 +36,7 @@ func TestWhatAnUnavailableHostMeansForABatch(t *testing.T) {
 		{"the gateway is shutting down", true, waits, false},
 		{"[request id: 7] Exceeds maximum queue size", true, waits, true},
 	} {
-		_, byName := usableHosts(LeastRequest, "h")
+		_, byName := usableHosts("h")
 		h := byName["h"]
 		h.window = 4
 		x := &exchange{sending: &sending{call: &call{host: h}}, ctx: context.Background(), requests: []int{0}}
@@ -50,7 +50,7 @@ func TestWhatAnUnavailableHostMeansForABatch(t *testing.T) {
 // One deadline that a host cannot keep does not tell that it has too much to do.
 func TestAHostIsOverloadedIfItRefusesHalfOfAMessage(t *testing.T) {
 	for refusals, shrinks := range map[int]bool{0: false, 1: false, 3: false, 4: true, 8: true} {
-		_, byName := usableHosts(LeastRequest, "h")
+		_, byName := usableHosts("h")
 		h := byName["h"]
 		h.window = 4
 		requests, failed := []int{0, 1, 2, 3, 4, 5, 6, 7}, map[int]failure{}
@@ -94,7 +94,7 @@ func TestABatchThatAHostHadWhenItsTimeWasOverMayHaveRun(t *testing.T) {
 
 func TestABatchThatAHostMayHaveRunIsNotSentAgainAfterARefusal(t *testing.T) {
 	b := take(t)
-	hosts, byName := usableHosts(LeastRequest, "a", "b")
+	hosts, byName := usableHosts("a", "b")
 	trip := b.trip(hosts)
 	trip.r.cfg.Attempts = DefaultAttempts
 	over, cancel := context.WithCancel(context.Background())
@@ -105,7 +105,8 @@ func TestABatchThatAHostMayHaveRunIsNotSentAgainAfterARefusal(t *testing.T) {
 		hosts.mu.Lock()
 		s.call = h.begin(cancel)
 		hosts.mu.Unlock()
-		s.first = &exchange{sending: s, ctx: ctx, cancel: cancel, requests: s.groups[0], route: &route{host: h}, err: rpcstatus.Error(code, "in a test")}
+		s.first = &exchange{sending: s, ctx: ctx, cancel: cancel, requests: s.groups[0], route: &route{host: h}, err: rpcstatus.Error(code,
+			"in a test")}
 		s.first.route.sent.Store(true)
 		trip.first = s
 		return trip.deliver(over, s.groups[0], lossesAlone)
@@ -146,14 +147,15 @@ func TestRequestsThatComeBackByShapeKeepTheirInputs(t *testing.T) {
 	var calls atomic.Int32
 	first := standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { return leaving{older{b}, &calls} })
 	l := newLocal(t, func(c *Config) {
-		c.Route, c.Inputs = Fill, sig.Inputs
+		c.Inputs = sig.Inputs
 		c.Policy = policy.New(policy.MaxBatchSize(3), policy.WaitTime(patience), policy.Slots(64), policy.Ragged(true))
 	}, first, h.address)
 	c := l.dial()
 	l.eventually("the one that leaves had requests", func() bool {
 		var requests [][]any
 		for i, n := range []int{2, 3, 2} {
-			requests = append(requests, []any{tensor.Of("x", bytes.Repeat([]byte{byte(10 * (i + 1))}, n), 1, n), tensor.Of("z", []byte{byte(i + 1)}, 1, 1)})
+			requests = append(requests, []any{tensor.Of("x", bytes.Repeat([]byte{byte(10 * (i + 1))}, n), 1, n), tensor.Of("z", []byte{byte(i +
+				1)}, 1, 1)})
 		}
 		for i, q := range fill(t, c, requests...) {
 			if err := q.Wait(soon(t)); err != nil {
@@ -192,8 +194,9 @@ func (f *full) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.M
 // Only that it waits for too short a time is wrong: a busy machine cannot do that.
 func TestABatchThatAHostHasNoRoomForWaits(t *testing.T) {
 	for name, refusal := range map[string]error{
-		"a gateway's limit": rpcstatus.Error(codes.ResourceExhausted, "with this message the caller would have more than 1000 bytes in flight, try again"),
-		"Triton's queue":    rpcstatus.Error(codes.Unavailable, "in ensemble 'm', [request id: <id_unknown>] Exceeds maximum queue size"),
+		"a gateway's limit": rpcstatus.Error(codes.ResourceExhausted,
+			"with this message the caller would have more than 1000 bytes in flight, try again"),
+		"Triton's queue": rpcstatus.Error(codes.Unavailable, "in ensemble 'm', [request id: <id_unknown>] Exceeds maximum queue size"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
@@ -214,7 +217,8 @@ func TestABatchThatAHostHasNoRoomForWaits(t *testing.T) {
 }
 
 func TestABatchThatAHostNeverTakesIsNotTriedAgain(t *testing.T) {
-	h := newHost(t, signature(t, "x:u8[2000]", "y:u8[1]"), func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil }, func(c *gateway.Config) { c.CallerBytes = 1000 })
+	nothing := func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil }
+	h := newHost(t, signature(t, "x:u8[2000]", "y:u8[1]"), nothing, func(c *gateway.Config) { c.CallerBytes = 1000 })
 	l := newLocal(t, nil, h.address)
 	q, err := l.dial().Claim(soon(t), 1)
 	if err != nil {

@@ -21,14 +21,13 @@ import (
 // hosts are the addresses of the target, and what is known of each.
 type hosts struct {
 	log      *slog.Logger
-	route    Route
 	inFlight int                          // most batches at once, of all hosts
 	check    func(context.Context, *host) // runs while a host is connected
 	onLanes  func(int)                    // how many batches are welcome has changed
 
 	mu      sync.Mutex // guards what follows, and the fields of every host
 	all     []*host    // by name
-	turn    int        // for round_robin and for ties
+	turn    int        // for ties
 	changed chan struct{}
 	why     string // the target could not be resolved
 	lanes   int
@@ -44,17 +43,13 @@ type host struct {
 	hosts *hosts
 	name  string
 
-	balanced bool // it is all hosts of a target that gRPC balances itself
-
-	sub    balancer.SubConn // nil while it is not connected, or balanced
+	sub    balancer.SubConn // nil while it is not connected
 	cancel context.CancelFunc
 	usable bool
 	said   string // why it is not, as it was logged
 
 	inFlight int
 	window   float64 // batches that it may have in flight
-	pass     float64 // of stride scheduling, for Weighted
-	load     relaywire.Load
 	calls    map[*call]struct{}
 
 	plain    bool      // no ringbatch gateway: a batch fails as a whole
@@ -63,9 +58,11 @@ type host struct {
 	learned  time.Time // when maxBytes was
 }
 
-func newHosts(log *slog.Logger, route Route, inFlight int) *hosts {
-	// Relays that begin at the same host would go round in step.
-	return &hosts{log: log, route: route, inFlight: inFlight, turn: rand.IntN(1 << 16), changed: make(chan struct{}), check: func(context.Context, *host) {}, onLanes: func(int) {}}
+func newHosts(log *slog.Logger, inFlight int) *hosts {
+	return &hosts{
+		log: log, inFlight: inFlight, changed: make(chan struct{}), check: func(context.Context, *host) {}, onLanes: func(int) {},
+		turn: rand.IntN(1 << 16), // relays that begin at the same host would go round in step
+	}
 }
 
 // Windows: what a host may have in flight before it has reported anything, and
@@ -198,7 +195,7 @@ func (h *host) connection() balancer.SubConn {
 
 // leave stops using the host and says why, once. The caller holds mu.
 func (h *host) leave(why string) {
-	h.usable, h.load = false, relaywire.Load{}
+	h.usable = false
 	if tellsMore(why, h.said) {
 		h.said = why
 		h.hosts.log.Warn("host left", "host", h.name, "reason", why)
@@ -221,10 +218,10 @@ func (h *host) well() {
 	p := h.hosts
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if h.usable || h.sub == nil && !h.balanced {
+	if h.usable || h.sub == nil {
 		return
 	}
-	h.usable, h.window, h.pass = true, firstWindow, p.leastPass()
+	h.usable, h.window = true, firstWindow
 	if h.said != "" {
 		p.log.Info("host is back", "host", h.name)
 		h.said = ""
@@ -271,7 +268,6 @@ func (h *host) answered(load relaywire.Load, reported bool, took time.Duration, 
 	if !reported { // it does not say: what it answers in time it may get more of
 		h.window = min(h.window+1/h.window, maxPlainWindow)
 	} else {
-		h.load = load
 		switch {
 		case load.Queue < load.Compute/2, load.Queue < wakeTime && fill >= 1:
 			if float64(h.inFlight) >= h.window-1 { // else it would grow without being used

@@ -29,7 +29,7 @@ func TestAHostsWindowFollowsWhatItReports(t *testing.T) {
 		{"its worker wakes up for batches that could be fuller", ms / 10, ms / 100, ms, 0.7, false, false},
 		{"its worker wakes up for small batches", ms / 10, ms / 100, ms, 0.4, false, true},
 	} {
-		h := newHosts(slog.New(slog.DiscardHandler), LeastRequest, 32).add("h")
+		h := newHosts(slog.New(slog.DiscardHandler), 32).add("h")
 		h.window, h.inFlight = 4, 4
 		for range 10 {
 			h.answered(relaywire.Load{Queue: c.queue, Compute: c.compute}, true, c.took, c.fill)
@@ -41,8 +41,8 @@ func TestAHostsWindowFollowsWhatItReports(t *testing.T) {
 }
 
 // usableHosts are hosts that can be chosen, by name.
-func usableHosts(route Route, names ...string) (*hosts, map[string]*host) {
-	p := newHosts(slog.New(slog.DiscardHandler), route, 32)
+func usableHosts(names ...string) (*hosts, map[string]*host) {
+	p := newHosts(slog.New(slog.DiscardHandler), 32)
 	byName := map[string]*host{}
 	for _, name := range names {
 		h := p.add(name)
@@ -54,7 +54,7 @@ func usableHosts(route Route, names ...string) (*hosts, map[string]*host) {
 
 func TestWhyAHostIsLeftIsSaidOnce(t *testing.T) {
 	log := &testlog.Log{}
-	h := newHosts(slog.New(slog.NewTextHandler(log, nil)), LeastRequest, 8).add("h")
+	h := newHosts(slog.New(slog.NewTextHandler(log, nil)), 8).add("h")
 	for i, c := range []struct {
 		err  string
 		says int // lines so far
@@ -75,54 +75,23 @@ func TestWhyAHostIsLeftIsSaidOnce(t *testing.T) {
 	}
 }
 
-func TestWeightedSendsByWhatHostsReportThatTheyCanDo(t *testing.T) {
-	p, all := usableHosts(Weighted, "a", "b", "c")
-	report := func(name string, perSecond, utilization float64) { // as it travels
-		load, ok := relaywire.ParseLoad((&relaywire.Load{PerSecond: perSecond, Utilization: utilization, Compute: time.Millisecond}).Append(nil))
-		all[name].answered(load, ok, time.Millisecond, 1)
-	}
-	report("a", 300, 0.5) // could do 600
-	report("b", 200, 1)   // 200
+func TestABatchGoesToTheHostWithTheFewestThatHasRoom(t *testing.T) {
+	p, all := usableHosts("a", "b", "c")
+	all["a"].window, all["b"].window, all["c"].window = 2, 1, 1
 	got := map[string]int{}
-	send := func(n int) {
-		clear(got)
-		for range n {
-			c := p.choose(nil, nil)
-			got[c.host.name]++
-			c.end()
-		}
-	}
-	send(1200) // c has not reported: it counts as the mean of the others, 400
-	for name, want := range map[string]int{"a": 600, "b": 200, "c": 400} {
-		if n := got[name]; n < want-2 || n > want+2 {
-			t.Errorf("%s got %d of 1200, want %d", name, n, want)
-		}
-	}
-	report("a", 300, 1.5) // it has become slower than b
-	report("c", 200, 1)
-	send(600)
-	for _, name := range []string{"a", "b", "c"} {
-		if n := got[name]; n < 198 || n > 202 {
-			t.Errorf("%s got %d of 600 although all are alike", name, n)
-		}
-	}
-}
-
-func TestFillUsesAHostOnlyWhenThoseBeforeItAreFull(t *testing.T) {
-	p, all := usableHosts(Fill, "b", "a", "c")
-	all["a"].window, all["b"].window = 2, 1
-	var order []string
 	var calls []*call
 	for range 4 {
 		c := p.choose(nil, nil)
-		order, calls = append(order, c.host.name), append(calls, c)
+		got[c.host.name]++
+		calls = append(calls, c)
 	}
-	if got := strings.Join(order, " "); got != "a a b c" {
-		t.Errorf("four batches went to %s, want a a b c", got)
+	if got["a"] != 2 || got["b"] != 1 || got["c"] != 1 {
+		t.Errorf("four batches went to %v, there is room for 2, 1 and 1", got)
 	}
 	calls[0].end()
-	if c := p.choose(nil, nil); c.host.name != "a" {
-		t.Errorf("a has room again, the next went to %s", c.host.name)
+	freed := calls[0].host
+	if c := p.choose(nil, nil); c.host != freed {
+		t.Errorf("%s has room again, the next went to %s", freed.name, c.host.name)
 	}
 	if c := p.choose([]*host{all["a"]}, nil); c.host.name == "a" {
 		t.Error("a batch went back to the host that it comes from")
@@ -130,7 +99,7 @@ func TestFillUsesAHostOnlyWhenThoseBeforeItAreFull(t *testing.T) {
 }
 
 func TestABatchGoesOnAtOnceOnlyToAHostThatItWasNotAt(t *testing.T) {
-	p, all := usableHosts(LeastRequest, "a", "b", "c")
+	p, all := usableHosts("a", "b", "c")
 	all["c"].usable = false
 	if been := []*host{all["a"]}; !p.others(been) {
 		t.Error("b is left")
@@ -141,7 +110,7 @@ func TestABatchGoesOnAtOnceOnlyToAHostThatItWasNotAt(t *testing.T) {
 }
 
 func TestWhatAHostRefusedForItsSizeIsForgotten(t *testing.T) {
-	h := newHosts(slog.New(slog.DiscardHandler), LeastRequest, 8).add("h")
+	h := newHosts(slog.New(slog.DiscardHandler), 8).add("h")
 	h.tooLarge(1000, "")
 	if n := h.mostBytes(h.learned.Add(sizeMemory - 1)); n != 500 {
 		t.Errorf("it gets %d bytes, want half of what it refused", n)

@@ -52,7 +52,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	register()
 	r := &relay{cfg: cfg, log: cfg.Logger, codec: newCodec(), known: make(chan struct{}), posted: map[*exchange]struct{}{}}
-	r.hosts = newHosts(cfg.Logger, cfg.Route, cfg.InFlight)
+	r.hosts = newHosts(cfg.Logger, cfg.InFlight)
 	if err := r.connect(); err != nil {
 		return err
 	}
@@ -70,7 +70,8 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	_, lanes := r.hosts.state()
 	return worker.KeepAttached(ctx, worker.Config{
-		Model: cfg.Model, Signature: *r.sig, Socket: cfg.Socket, Name: cfg.Name, Depth: cfg.InFlight, Concurrency: max(1, min(lanes, cfg.InFlight)),
+		Model: cfg.Model, Signature: *r.sig, Socket: cfg.Socket, Name: cfg.Name, Depth: cfg.InFlight, Concurrency: max(1, min(lanes,
+			cfg.InFlight)),
 		Policy: r.policy(), WaitForBroker: cfg.WaitForBroker, Memory: cfg.Memory,
 	}, r.serve)
 }
@@ -91,7 +92,8 @@ func (r *relay) connect() error {
 	}
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}, MinConnectTimeout: 2 * time.Second}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+			MaxDelay: time.Second}, MinConnectTimeout: 2 * time.Second}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithInitialWindowSize(1 << 20), grpc.WithInitialConnWindowSize(8 << 20),
 		grpc.WithIdleTimeout(0),
@@ -112,19 +114,13 @@ func (r *relay) connect() error {
 		target = "list:///" + list[0]
 	}
 	r.hosts.check = r.checkHost
-	if !r.cfg.xds() {
-		options = append(options, grpc.WithDisableServiceConfig(), grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"`+policyName+`": {}}]}`))
-	} else {
-		options = append(options, grpc.WithStatsHandler(sentHandler{}))
-	}
+	options = append(options, grpc.WithDisableServiceConfig(),
+		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"`+policyName+`": {}}]}`))
 	if r.conn, err = grpc.NewClient(target, options...); err != nil {
 		return fmt.Errorf("target %q: %w", r.cfg.Target, err)
 	}
 	r.service = oip.NewGRPCInferenceServiceClient(r.conn)
 	r.conn.Connect()
-	if r.cfg.xds() {
-		r.hosts.addBalanced(r.cfg.Target)
-	}
 	return nil
 }
 

@@ -81,7 +81,7 @@ type exchange struct {
 
 // post sends a message and leaves the answer to receive; both together are what
 // Invoke does. It waits only if the host takes no more calls at once over its
-// connection, or if gRPC, which balances itself, has none.
+// connection.
 func (s *sending) post(requests []int) (posted *exchange) {
 	t := s.t
 	x := &exchange{sending: s, requests: requests, route: &route{host: s.host}, began: time.Now()}

@@ -14,12 +14,6 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// xds tells that a control plane says where the hosts are.
-func (c *Config) xds() bool {
-	scheme, rest := c.scheme()
-	return scheme == "xds" && rest != ""
-}
-
 // onlyThisHost tells that the target is a list of addresses of this host.
 func (c *Config) onlyThisHost() bool {
 	for _, address := range c.list() {
@@ -58,7 +52,8 @@ func (c *Config) scheme() (scheme, rest string) {
 func (c *Config) checkAddresses() error {
 	if scheme, rest, given := strings.Cut(strings.ToLower(c.Target), "://"); given && resolver.Get(scheme) == nil { // http, grpc, …
 		host, _, _ := strings.Cut(strings.TrimPrefix(rest, "/"), "/")
-		return fmt.Errorf("%w: %q is no target of gRPC's, which are HOST:PORT, dns:///HOST:PORT or unix:PATH: is it %s? (with --tls if that serves TLS)", status.ErrInvalid, c.Target, host)
+		return fmt.Errorf("%w: %q is no target of gRPC's, which are HOST:PORT, dns:///HOST:PORT or unix:PATH: is it %s? (with --tls if "+
+			"that serves TLS)", status.ErrInvalid, c.Target, host)
 	}
 	addresses := c.list()
 	if scheme, name := c.scheme(); scheme == "dns" && addresses == nil {
@@ -77,7 +72,8 @@ func (c *Config) checkAddresses() error {
 			}
 		}
 		if _, err = net.LookupPort("tcp", port); err != nil || port == "" || port == "0" {
-			return fmt.Errorf("%w: %q names no port: is it %s? (%s is a gateway's gRPC port, unless --grpc says otherwise there)", status.ErrInvalid, address, net.JoinHostPort(host, usual), usual)
+			return fmt.Errorf("%w: %q names no port: is it %s? (%s is a gateway's gRPC port, unless --grpc says otherwise there)",
+				status.ErrInvalid, address, net.JoinHostPort(host, usual), usual)
 		}
 	}
 	return nil

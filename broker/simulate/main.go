@@ -55,8 +55,6 @@ Examples:
   # does latency_goal keep what it promises, in 990 cells?
   ringbatch simulate --grid=goal
 
-With --hosts N: many hosts behind relays, see ringbatch simulate --hosts 1 --help.
-
 Flags:
 `
 

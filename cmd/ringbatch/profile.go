@@ -27,8 +27,9 @@ import (
 const interrupted = exitCode(130)
 
 func runProfile(ctx context.Context, args []string) error {
-	f := flags("profile", " MODEL", "Measure what batches of a model take in its running workers: by their rows, and by how many workers\nare busy at once. While it measures, the model's wait_time is 0. Ctrl-C keeps what was measured.",
-		`  ringbatch profile resnet50 --out resnet50.csv --svg resnet50.svg
+	f := flags("profile", " MODEL", "Measure what batches of a model take in its running workers: by their rows, and by how many "+
+		"workers\nare busy at once. While it measures, the model's wait_time is 0. Ctrl-C keeps what was measured.",
+		`  ringbatch profile resnet50 --out resnet50.csv
   ringbatch profile resnet50 --in x=images.npy --sizes 1,8,16,32 --busy 1,3
   ringbatch simulate --cost resnet50.csv --rate 2000 --workers 3
 `)
@@ -36,9 +37,9 @@ func runProfile(ctx context.Context, args []string) error {
 	inputs := addFeedFlags(f)
 	sizes := f.IntSlice("sizes", nil, "batch sizes, in rows (default: 1, 2, 4 … max_batch_size)")
 	busy := f.IntSlice("busy", nil, "numbers of busy workers (default: 1, 2, 4 … all)")
-	seconds := f.Float64("seconds", 15, "about how long to measure; slow models take longer: a few batches of each kind are measured in any case")
+	seconds := f.Float64("seconds", 15, "about how long to measure; slow models take longer: a few batches of each kind are measured "+
+		"in any case")
 	out := f.String("out", "", "write the cost file that ringbatch simulate --cost reads (CSV)")
-	svg := f.String("svg", "", "draw it into this SVG file")
 	asJSON := f.Bool("json", false, "print JSON")
 	if err := parse(f, args, 1, 1); err != nil {
 		return err
@@ -46,10 +47,8 @@ func runProfile(ctx context.Context, args []string) error {
 	if !(*seconds > 0 && *seconds <= 3600) {
 		return fmt.Errorf("%w: --seconds is %v, must be more than 0 and at most 3600", errUsage, *seconds)
 	}
-	for flag, path := range map[string]string{"out": *out, "svg": *svg} {
-		if err := progress.CanWrite(path); err != nil {
-			return fmt.Errorf("--%s: %w", flag, err)
-		}
+	if err := progress.CanWrite(*out); err != nil {
+		return fmt.Errorf("--out: %w", err)
 	}
 	if err := inputs.check(); err != nil {
 		return err
@@ -68,7 +67,7 @@ func runProfile(ctx context.Context, args []string) error {
 		}
 		return inputs.explain(err)
 	}
-	if writeErr := writeProfile(p, *out, *svg, *asJSON); writeErr != nil {
+	if writeErr := writeProfile(p, *out, *asJSON); writeErr != nil {
 		return writeErr
 	}
 	if errors.Is(err, context.Canceled) {
@@ -79,15 +78,12 @@ func runProfile(ctx context.Context, args []string) error {
 
 // writeProfile is also for what there is of an interrupted one. A file that cannot be
 // written does not keep the rest from being shown.
-func writeProfile(p *profile.Profile, out, svg string, asJSON bool) error {
+func writeProfile(p *profile.Profile, out string, asJSON bool) error {
 	var failed error
 	if out != "" {
 		if err := writeFile(out, p.WriteCost); err != nil {
 			failed = fmt.Errorf("--out: %w", err)
 		}
-	}
-	if svg != "" {
-		failed = errors.Join(failed, writeFigure(svg, p.Figure()))
 	}
 	if asJSON {
 		return errors.Join(failed, json.NewEncoder(os.Stdout).Encode(struct {
@@ -121,7 +117,8 @@ func writeFigure(path string, figure *svgchart.Figure) error {
 type feedFlags struct{ files *[]string }
 
 func addFeedFlags(f *pflag.FlagSet) *feedFlags {
-	return &feedFlags{f.StringArray("in", nil, "rows of an input, NAME=FILE.npy (repeatable; default: made from the signature, variable dimensions at their largest)")}
+	return &feedFlags{f.StringArray("in", nil,
+		"rows of an input, NAME=FILE.npy (repeatable; default: made from the signature, variable dimensions at their largest)")}
 }
 
 // explain adds to a batch that failed what may be to blame.

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strings"
 
 	"github.com/ringbatch/ringbatch/internal/policyflag"
 	"github.com/ringbatch/ringbatch/relay"
@@ -15,18 +14,19 @@ import (
 )
 
 func runRelay(ctx context.Context, args []string) error {
-	f := flags("relay", " MODEL --to TARGET", "Serve a model that runs on other hosts: whole batches go over gRPC to ringbatch gateways there, or to\nother servers of the Open Inference Protocol. If the broker here does not know the model yet, this relay\ndeclares it with the policy given here and the signature that the far side tells.",
+	f := flags("relay", " MODEL --to TARGET",
+		"Serve a model that runs on other hosts: whole batches go over gRPC to ringbatch gateways there, or to\nother servers of the "+
+			"Open Inference Protocol. If the broker here does not know the model yet, this relay\ndeclares it with the policy given here "+
+			"and the signature that the far side tells.",
 		`  ringbatch relay resnet50 --to gpu1:8001,gpu2:8001
-  ringbatch relay resnet50 --to dns:///gpus.example.com:8001 --route weighted
+  ringbatch relay resnet50 --to dns:///gpus.example.com:8001
   ringbatch relay resnet50 --to gpus:8001 --tls_ca ca.pem --token_file token
   ringbatch relay tokens --to triton:8001 --input 'ids:i64[<=512]' --output 'logits:f32[<=512,2]'
 `)
 	var cfg relay.Config
 	socket := socketFlag(f)
-	var route string
-	f.StringVar(&cfg.Target, "to", "", "where it runs: HOST:PORT, several with commas between, or a gRPC target such as dns:///NAME:PORT (xds:///NAME in builds with -tags xds)")
+	f.StringVar(&cfg.Target, "to", "", "where it runs: HOST:PORT, several with commas between, or a gRPC target such as dns:///NAME:PORT")
 	f.StringVar(&cfg.Remote, "remote_model", "", "the model's name there (default: the same)")
-	f.StringVar(&route, "route", string(relay.LeastRequest), "which host gets the next batch: "+strings.Join(relay.Routes(), ", "))
 	f.IntVar(&cfg.InFlight, "in_flight", relay.DefaultInFlight, "most batches on the network at once")
 	f.IntVar(&cfg.Attempts, "attempts", relay.DefaultAttempts, "hosts that one batch is sent to at most")
 	f.BoolVar(&cfg.TLS, "tls", false, "TLS, with this system's certificate authorities")
@@ -38,7 +38,8 @@ func runRelay(ctx context.Context, args []string) error {
 	f.BoolVar(&cfg.Insecure, "insecure", false, "show the token without TLS: something else guards the network")
 	f.DurationVar(&cfg.CheckInterval, "check_interval", relay.DefaultCheckInterval, "how often each host is asked whether it is well")
 	f.DurationVar(&cfg.CheckTimeout, "check_timeout", relay.DefaultCheckTimeout, "and how long it may take to answer before it is left")
-	inputs := f.StringArray("input", nil, "how large variable dimensions of an input can be, name:dtype[<=N,…], where the far side does not say; what it says has to agree (repeatable)")
+	inputs := f.StringArray("input", nil, "how large variable dimensions of an input can be, name:dtype[<=N,…], where the far side "+
+		"does not say; what it says has to agree (repeatable)")
 	outputs := f.StringArray("output", nil, "the same for an output")
 	f.DurationVar(&cfg.WaitForBroker, "wait_for_broker", 0, "wait that long for a broker that is not there yet")
 	logs := addLogFlags(f)
@@ -58,7 +59,7 @@ func runRelay(ctx context.Context, args []string) error {
 	if cfg.Model == "" || cfg.Target == "" {
 		return fmt.Errorf("%w: say which model, and --to where; see ringbatch relay --help", errUsage)
 	}
-	cfg.Socket, cfg.Route, cfg.Name = *socket, relay.Route(route), cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), "relay")
+	cfg.Socket, cfg.Name = *socket, cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), "relay")
 	for _, side := range []struct {
 		texts []string
 		to    *[]tensor.Spec

@@ -11,7 +11,8 @@ import (
 )
 
 func runTop(ctx context.Context, args []string) error {
-	f := flags("top", " [MODEL]", "Show the broker at work, live in the terminal: per model what the page of `ringbatch dashboard` has.\nj and k choose a model, s sorts, ? tells the other keys, q quits.", "  ringbatch top\n  ringbatch top resnet50 --interval 200ms\n")
+	f := flags("top", " [MODEL]", "Show models and workers as a table in the terminal, live. s sorts by the next column, q quits.\n"+
+		"`ringbatch dashboard` serves a page that shows more.", "  ringbatch top\n  ringbatch top resnet50 --interval 200ms\n")
 	socket := socketFlag(f)
 	interval := f.Duration("interval", time.Second, "how often to ask the broker, at least 100ms")
 	if err := parse(f, args, 0, 1); err != nil {

@@ -20,7 +20,11 @@ import (
 )
 
 func runTune(ctx context.Context, args []string) error {
-	f := flags("tune", "", "Find how many instances of a worker command, and which max_batch_size, serve a load best. Starts the\ncommand under a broker of its own, measures what batches take, simulates every setting, measures the\nbest few under real load in turns, and writes the configuration of the best one. Without --rate the\nbest is the one with the most requests per second, with it the one with the least mean latency.\nCtrl-C ends everything that was started and prints what was measured.",
+	f := flags("tune", "", "Find how many instances of a worker command, and which max_batch_size, serve a load best. Starts the\n"+
+		"command under a broker of its own, measures every setting under real load, drops the worse half, measures\n"+
+		"the rest longer, and so on; then writes the configuration of the best one. Without --rate the best is the\n"+
+		"one with the most requests per second, with it the one with the least mean latency.\n"+
+		"Ctrl-C ends everything that was started and prints what was measured.",
 		`  ringbatch tune --worker 'python serve.py' --p99 20ms --out ringbatch.toml
   ringbatch tune --worker 'ringbatch torch resnet50.jit --input x:f32[3,224,224]' --gpus 0 --mps --rate 2000
 `)
@@ -35,12 +39,8 @@ func runTune(ctx context.Context, args []string) error {
 	f.IntSliceVar(&o.Sizes, "batch_sizes", nil, "values of max_batch_size to try (default: 1, 2, 4 … what the worker asks for)")
 	inputs := addFeedFlags(f)
 	f.DurationVar(&o.AttachTime, "attach_time", 2*time.Minute, "how long an instance may take to come up")
-	f.DurationVar(&o.Profile, "profile_time", 12*time.Second, "about how long to measure what batches take")
-	f.DurationVar(&o.Window, "window", time.Second, "length of a measuring window; two make a turn")
-	f.IntVar(&o.Turns, "turns", 3, "turns in which each of the best few is measured")
-	f.BoolVar(&o.Full, "full", false, "then measure every setting as well, which takes several times as long, and say how good the choice was")
+	f.DurationVar(&o.Window, "window", time.Second, "length of a measuring window; the last two settings get at least three")
 	out := f.String("out", "", "write the configuration for ringbatch broker --config (TOML)")
-	svg := f.String("svg", "", "draw it into this SVG file")
 	asJSON := f.Bool("json", false, "print JSON")
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
@@ -48,10 +48,8 @@ func runTune(ctx context.Context, args []string) error {
 	if err := checkTune(&o); err != nil {
 		return err
 	}
-	for flag, path := range map[string]string{"out": *out, "svg": *svg} {
-		if err := progress.CanWrite(path); err != nil {
-			return fmt.Errorf("--%s: %w", flag, err)
-		}
+	if err := progress.CanWrite(*out); err != nil {
+		return fmt.Errorf("--out: %w", err)
 	}
 	if err := inputs.check(); err != nil {
 		return err
@@ -65,8 +63,8 @@ func runTune(ctx context.Context, args []string) error {
 	r, err := tune.Run(ctx, o)
 	o.Say.Clear()
 	var unwritten error
-	if r != nil && len(r.Candidates)+len(r.Profiles) > 0 {
-		unwritten = writeTuned(r, *out, *svg, *asJSON)
+	if r != nil && len(r.Candidates) > 0 {
+		unwritten = writeTuned(r, *out, *asJSON)
 	}
 	if errors.Is(err, context.Canceled) {
 		fmt.Fprintln(os.Stderr, "ringbatch: interrupted; every process was ended")
@@ -111,35 +109,31 @@ func checkTune(o *tune.Options) error {
 		}
 	}
 	switch {
-	case o.Turns < 1 || o.Turns > 1000:
-		return usage("--turns is %d, must be 1..1000", o.Turns)
 	case len(o.Instances) == 0:
 		return usage("--instances names no number")
 	case slices.ContainsFunc(o.GPUs, func(n int) bool { return n < 0 }):
 		return usage("--gpus: a GPU's number is not negative")
 	case o.Goal.P99 < 0 || !(o.Goal.Rate >= 0 && o.Goal.Rate <= 1e7):
 		return usage("--p99 and --rate must not be negative, nor --rate above 1e7")
-	case o.AttachTime <= 0 || o.Profile <= 0:
-		return usage("--attach_time and --profile_time must be positive")
+	case o.AttachTime <= 0:
+		return usage("--attach_time must be positive")
 	case o.Window < 100*time.Millisecond || o.Window > time.Minute:
 		return usage("--window is %v, must be 100ms..1m", o.Window)
-	case o.Goal.Rate > 0 && o.Requests() < fewRequests:
-		return usage("--rate %v: %.1f requests would come in %d turn(s) of two windows of %v, too few to judge by; --window or --turns makes them more", o.Goal.Rate, o.Requests(), o.Turns, o.Window)
+	case o.Goal.Rate > 0 && o.Goal.Rate*o.Window.Seconds() < fewRequests:
+		return usage("--rate %v: %.1f requests would come in a window of %v, too few to judge by; --window makes them more",
+			o.Goal.Rate, o.Goal.Rate*o.Window.Seconds(), o.Window)
 	}
 	return nil
 }
 
 // writeTuned is also for what there is of an interrupted run. A file that cannot be
 // written does not keep the rest from being shown.
-func writeTuned(r *tune.Report, out, svg string, asJSON bool) error {
+func writeTuned(r *tune.Report, out string, asJSON bool) error {
 	var failed error
 	if out != "" && r.Choice != nil {
 		if err := writeFile(out, func(w io.Writer) error { _, err := io.WriteString(w, r.TOML()); return err }); err != nil {
 			failed = fmt.Errorf("--out: %w", err)
 		}
-	}
-	if svg != "" {
-		failed = errors.Join(failed, writeFigure(svg, r.Figure()))
 	}
 	if asJSON {
 		e := json.NewEncoder(os.Stdout)

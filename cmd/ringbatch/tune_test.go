@@ -48,7 +48,8 @@ func startTuning(t *testing.T) *tuning {
 
 // worker is a command whose batches take at least 2 ms and 1 ms for each row.
 func (x *tuning) worker() string {
-	return fmt.Sprintf("echo $$ >> %s; exec %s worker --model simulated --simulated_fixed 2ms --simulated_item 1ms --max_batch_size 8", x.pids, x.bin)
+	return fmt.Sprintf("echo $$ >> %s; exec %s worker --model simulated --simulated_fixed 2ms --simulated_item 1ms --max_batch_size 8",
+		x.pids, x.bin)
 }
 
 // background is a command that has ended when its worker attaches, in a session of its own.
@@ -57,7 +58,7 @@ func (x *tuning) background() string {
 }
 
 // quick are flags that make it short. Numbers given besides are tried, too.
-var quick = []string{"--instances", "1", "--batch_sizes", "8", "--profile_time", "100ms", "--turns", "1"}
+var quick = []string{"--instances", "1", "--batch_sizes", "8"}
 
 func (x *tuning) tune(args ...string) (out string, code int) {
 	for window := 100 * time.Millisecond; window < 10*time.Second; window *= 2 {
@@ -92,42 +93,24 @@ func (x *tuning) nothingIsLeft() {
 
 func TestTuneFindsTheSettingAndWritesAConfigurationThatABrokerTakes(t *testing.T) {
 	x := startTuning(t)
-	config, svg := x.bed.Path("ringbatch.toml"), x.bed.Path("tune.svg")
-	out, code := "", 0
-	for window := 100 * time.Millisecond; window < 10*time.Second; window *= 2 {
-		out, code = x.run("tune", "--instances", "1,2", "--batch_sizes", "8", "--profile_time", "100ms", "--window", window.String(), "--turns", "1", "--worker", x.worker(), "--out", config, "--svg", svg, "--json", "--full")
-		if code == 0 || !strings.Contains(out, "could not be measured") { // the machine stood still for its windows: longer ones
-			break
-		}
-		t.Logf("once more, with longer windows than %v:\n%s", window, out)
-		_, _ = os.Remove(config), os.Remove(svg)
-	}
+	config := x.bed.Path("ringbatch.toml")
+	out, code := x.tune("--instances", "1,2", "--worker", x.worker(), "--out", config, "--json")
 	var r tune.Report
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 {
 		t.Fatalf("status %d: %v\n%s", code, err, out)
 	}
-	// By simulation two instances do twice as much as one, which is not measured; unless
-	// the machine was disturbed so much that one seemed to do as well, or two did less
-	// than one was to do. Then one may be the choice.
-	if r.Choice == nil || len(r.Candidates) != 2 || r.Grid == nil || r.Grid.Settings != 2 || r.Grid.Ratio <= 0 {
+	if r.Choice == nil || len(r.Candidates) != 2 {
 		t.Fatalf("%s", out)
 	}
 	choice := slices.IndexFunc(r.Candidates, func(c *tune.Candidate) bool { return c.Setting == *r.Choice })
-	if choice < 0 || r.Candidates[choice].Measured == nil {
-		t.Fatalf("it chose what it did not measure:\n%s", out)
-	}
 	for _, c := range r.Candidates {
-		if c.Measured != nil && c.Measured.PerSecond*0.98 > r.Candidates[choice].Measured.PerSecond {
+		if c.Measured == nil || c.Measured.Windows < 3 {
+			t.Errorf("%v was not measured: %s", c.Setting, out)
+		} else if c.Measured.PerSecond*0.98 > r.Candidates[choice].Measured.PerSecond {
 			t.Errorf("it chose %v, but %v did more:\n%s", r.Choice, c.Setting, out)
-		}
-		if c.Predicted == nil || c.Measured != nil && (c.Measured.PerSecondLow > c.Measured.PerSecond || c.Measured.PerSecondHigh < c.Measured.PerSecond) {
-			t.Errorf("%+v", c)
 		}
 	}
 	x.nothingIsLeft()
-	if text, err := os.ReadFile(svg); err != nil || !strings.Contains(string(text), "ringbatch tune: simulated") {
-		t.Errorf("--svg: %v", err)
-	}
 
 	t.Setenv("RINGBATCH_SOCKET", x.bed.Path("private/b.sock"))
 	broker := x.start("broker", "--config", config, "--log_level", "warn")
@@ -145,7 +128,8 @@ func TestTuneDoesNotRecommendMPSWhereThereIsNone(t *testing.T) {
 	}
 	x := startTuning(t)
 	out, code := x.tune("--worker", x.worker(), "--mps")
-	if code != 0 || !strings.Contains(out, "note: MPS was not tried: nvidia-cuda-mps-control is not installed") || strings.Contains(out, "with MPS") {
+	if code != 0 || !strings.Contains(out, "note: MPS was not tried: nvidia-cuda-mps-control is not installed") || strings.Contains(out,
+		"with MPS") {
 		t.Errorf("status %d\n%s", code, out)
 	}
 	x.nothingIsLeft()
@@ -155,7 +139,8 @@ func TestTuneDoesNotRecommendMPSWhereThereIsNone(t *testing.T) {
 func TestTuneEndsOnlyWhatItHasStarted(t *testing.T) {
 	x := startTuning(t)
 	file := x.bed.Path("child")
-	shell := exec.Command("sh", "-c", `sleep 1000 > /dev/null 2>&1 & echo $! > "$0"; exec "$@"`, file, x.bin, "tune", "--worker", "echo $$ >> "+x.pids+"; exit 3")
+	shell := exec.Command("sh", "-c", `sleep 1000 > /dev/null 2>&1 & echo $! > "$0"; exec "$@"`, file, x.bin, "tune", "--worker",
+		"echo $$ >> "+x.pids+"; exit 3")
 	out, _ := shell.CombinedOutput()
 	text, err := os.ReadFile(file)
 	child := atoi(strings.TrimSpace(string(text)))
@@ -191,7 +176,7 @@ func TestTuneThatCannotWorkSaysWhyAndLeavesNothingRunning(t *testing.T) {
 		{[]string{"--worker", x.background()}, 1, "must stay in the foreground"},
 		{[]string{"--worker", x.worker(), "--out", "/dev/full"}, 1, "recommended: 1 instance(s)"}, // the table is not lost
 		{[]string{"--worker", x.worker(), "--gpus", "-1"}, 2, "is not negative"},
-		{[]string{"--worker", x.worker(), "--p99", "1ms"}, 1, "--p99 1ms cannot be kept: the quickest batch alone takes"},
+		{[]string{"--worker", x.worker(), "--p99", "1ms"}, 1, "no setting that was measured keeps p99 within 1ms"},
 		{[]string{"--worker", x.worker(), "--rate", "1000000"}, 1, "no setting that was measured serves 1,000,000 requests/s"},
 		{[]string{"--worker", "x", "--rate", "1"}, 2, "too few to judge by"},
 	} {
@@ -205,7 +190,8 @@ func TestTuneThatCannotWorkSaysWhyAndLeavesNothingRunning(t *testing.T) {
 func TestTuneWaitsForTheModelItIsToTune(t *testing.T) {
 	x := startTuning(t)
 	both := fmt.Sprintf("%s worker --model affine & while ! %s ready affine; do sleep 0.01; done; %s", x.bin, x.bin, x.worker())
-	if out, code := x.tune("--worker", both, "--model", "simulated"); code != 0 || !strings.Contains(out, "simulated: the most requests per second") {
+	if out, code := x.tune("--worker", both, "--model", "simulated"); code != 0 || !strings.Contains(out,
+		"simulated: the most requests per second") {
 		t.Errorf("the second model of a command: status %d\n%s", code, out)
 	}
 	x.nothingIsLeft()
@@ -221,8 +207,7 @@ func TestTuneWaitsForTheModelItIsToTune(t *testing.T) {
 	}
 }
 
-// narrowWorker makes the test binary be a worker whose batches fail from 4 rows on,
-// and with 8 kill it, as they do where a GPU has no room for them.
+// narrowWorker makes the test binary be a worker whose batches fail from 4 rows on, as they do where a GPU has no room for them.
 const narrowWorker = "narrow worker"
 
 func serveNarrow() {
@@ -230,16 +215,15 @@ func serveNarrow() {
 	if err != nil {
 		panic(err)
 	}
-	err = worker.Serve(context.Background(), worker.Config{Model: "narrow", Signature: sig, Policy: policy.New(policy.MaxBatchSize(8))}, func(_ context.Context, b *worker.Batch) error {
-		switch {
-		case b.Rows() >= 8:
-			os.Exit(1)
-		case b.Rows() >= 4:
-			return fmt.Errorf("no room for %d rows", b.Rows())
-		}
-		time.Sleep(time.Millisecond)
-		return nil
-	})
+	err = worker.Serve(context.Background(), worker.Config{Model: "narrow", Signature: sig, Policy: policy.New(policy.MaxBatchSize(8))},
+		func(_ context.Context, b *worker.Batch) error {
+			if b.Rows() >= 4 {
+				return fmt.Errorf("no room for %d rows", b.Rows())
+			}
+			b.Output(0)
+			time.Sleep(time.Millisecond)
+			return nil
+		})
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(1)
 }
@@ -247,21 +231,19 @@ func serveNarrow() {
 func TestTuneLeavesOutBatchesThatFail(t *testing.T) {
 	x := startTuning(t)
 	command := fmt.Sprintf("echo $$ >> %s; exec env %s='%s' %s", x.pids, commandEnv, narrowWorker, x.bin)
-	for _, c := range []struct {
-		sizes, note string
-		left        int
-	}{
-		{"1,8", "batches of 8 rows and more were left out", 2}, // its workers die of them
-		{"1,2,4,8", "batches of 4 rows and more were left out: no room for 4 rows", 4},
-	} {
-		out, code := x.tune("--worker", command, "--instances", "2", "--batch_sizes", c.sizes, "--json") // one instance, and two
-		var r tune.Report
-		if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || len(r.Notes) != 1 || !strings.Contains(r.Notes[0], c.note) || len(r.Candidates) != c.left {
-			t.Errorf("%s: status %d, %v\n%s", c.sizes, code, err, out)
-		}
-		x.nothingIsLeft()
+	out, code := x.tune("--worker", command, "--batch_sizes", "1,2,4", "--json")
+	var r tune.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || r.Choice == nil || r.Choice.MaxBatchSize >= 4 {
+		t.Fatalf("status %d, %v\n%s", code, err, out)
 	}
-	if out, code := x.tune("--worker", command, "--batch_sizes", "4,8"); code != 1 || !strings.Contains(out, "batch of 4 rows: no room for 4 rows") {
+	for _, c := range r.Candidates {
+		if failed := strings.HasPrefix(c.Note, "errors: "); failed != (c.MaxBatchSize >= 4) {
+			t.Errorf("batches of %d: %q", c.MaxBatchSize, c.Note)
+		}
+	}
+	x.nothingIsLeft()
+	out, code = x.run("tune", "--worker", command, "--instances", "1", "--batch_sizes", "4", "--window", "100ms")
+	if code != 1 || !strings.Contains(out, "no setting that was measured served the load without errors") {
 		t.Errorf("only sizes that fail: status %d\n%s", code, out)
 	}
 	x.nothingIsLeft()
@@ -309,11 +291,11 @@ func TestAnInterruptedTuneLeavesNothingRunningAndKeepsWhatWasMeasured(t *testing
 		says   string
 	}{
 		{syscall.SIGINT, func() bool { return workers() > 0 }, "every process was ended"},
-		{syscall.SIGHUP, func() bool { return workers() > 0 }, "every process was ended"}, // its terminal was closed
-		{syscall.SIGTERM, func() bool { return batches() > 30 }, "95 % of the median"},    // the table of what is known from so many
+		{syscall.SIGHUP, func() bool { return workers() > 0 }, "every process was ended"},                     // its terminal was closed
+		{syscall.SIGTERM, func() bool { return batches() > 30 }, "interrupted: other settings may be better"}, // with the table
 	} {
 		_ = os.Remove(x.pids)
-		p := x.start("tune", "--worker", x.worker(), "--instances", "1,2", "--batch_sizes", "1,8", "--profile_time", "1h")
+		p := x.start("tune", "--worker", x.worker(), "--instances", "1,2", "--batch_sizes", "1,8", "--window", "1m")
 		x.until("it is under way", c.when)
 		p.Signal(c.signal)
 		if c.signal == syscall.SIGHUP { // it comes from the shell and from the kernel
@@ -329,8 +311,8 @@ func TestAnInterruptedTuneLeavesNothingRunningAndKeepsWhatWasMeasured(t *testing
 	}
 	// Killed, it cannot clean up; its processes still end.
 	_ = os.Remove(x.pids)
-	p := x.start("tune", "--worker", x.worker(), "--instances", "2", "--profile_time", "1h")
-	x.until("workers have been started", func() bool { return workers() >= 2 })
+	p := x.start("tune", "--worker", x.worker(), "--instances", "2", "--window", "1m")
+	x.until("workers have been started", func() bool { return workers() >= 2 }) // that of the first look, and the next
 	p.Kill()
 	x.until("its workers have ended", x.workersEnded)
 }

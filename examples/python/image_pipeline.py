@@ -9,7 +9,6 @@ where torchvision and a GPU are there, else a small model in NumPy; large
 batches) → top5 (CPU). The picture never leaves the slot that the bytes came in:
 150,528 bytes are written by decode and read by net, and the producer waits once.
 Pixels stay bytes until they are on the GPU, which has the time to scale them.
-bench/python/image_pipeline.py measures the same with the net served by `ringbatch torch`.
 """
 
 import io

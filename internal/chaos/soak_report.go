@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-
-	"github.com/ringbatch/ringbatch/internal/svgchart"
 )
 
 // noSlope compares the second quarter with the last: what grows with time
@@ -38,49 +36,16 @@ func (r *run) noSlope(all []sample) {
 	}
 }
 
-func plotSoak(all []sample, seed uint64, path string) error {
-	x := make([]float64, len(all))
-	series := func(f func(*sample) float64) []float64 {
-		y := make([]float64, len(all))
-		for i := range all {
-			x[i] = all[i].at.Minutes()
-			y[i] = f(&all[i])
-		}
-		return y
-	}
-	mib := func(b int64) float64 { return float64(b) / (1 << 20) }
-	last := all[len(all)-1]
-	fig := svgchart.Figure{
-		Title:    fmt.Sprintf("Soak: %.0f minutes, %d mishaps, %d right answers", last.at.Minutes(), last.kills, last.OK),
-		Subtitle: fmt.Sprintf("killed clients and workers, hung workers, a hostile peer; seed %d", seed),
-		Charts: []svgchart.Chart{
-			{XLabel: "minutes", YLabel: "resident memory, MiB", Lines: []svgchart.Line{
-				{Name: "broker", X: x, Y: series(func(s *sample) float64 { return mib(s.broker.RSS) })},
-				{Name: "honest client", X: x, Y: series(func(s *sample) float64 { return mib(s.client.RSS) })}}},
-			{XLabel: "minutes", YLabel: "descriptors", Lines: []svgchart.Line{
-				{Name: "broker", X: x, Y: series(func(s *sample) float64 { return float64(s.broker.FDs) })},
-				{Name: "honest client", X: x, Y: series(func(s *sample) float64 { return float64(s.client.FDs) })}}},
-			{XLabel: "minutes", YLabel: "latency, ms", Lines: []svgchart.Line{
-				{Name: "p50", X: x, Y: series(func(s *sample) float64 { return float64(s.P50) / 1e6 })},
-				{Name: "p99", X: x, Y: series(func(s *sample) float64 { return float64(s.P99) / 1e6 })}}},
-		},
-	}
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return fig.Render(f)
-}
-
 func tableSoak(all []sample, seed uint64, path string) error {
 	var t strings.Builder
-	fmt.Fprintf(&t, "| minute | right answers | mishaps | broker RSS, MiB | broker fds | broker threads | client RSS, MiB | client fds | p50, ms | p99, ms |\n|---|---|---|---|---|---|---|---|---|---|\n")
+	fmt.Fprintf(&t, "| minute | right answers | mishaps | broker RSS, MiB | broker fds | broker threads | client RSS, MiB | client "+
+		"fds | p50, ms | p99, ms |\n|---|---|---|---|---|---|---|---|---|---|\n")
 	step := max(1, len(all)/20)
 	for i := 0; i < len(all); i += step {
 		s := &all[i]
 		fmt.Fprintf(&t, "| %.1f | %d | %d | %.1f | %d | %d | %.1f | %d | %.2f | %.2f |\n", s.at.Minutes(), s.OK, s.kills,
-			float64(s.broker.RSS)/(1<<20), s.broker.FDs, s.broker.Threads, float64(s.client.RSS)/(1<<20), s.client.FDs, float64(s.P50)/1e6, float64(s.P99)/1e6)
+			float64(s.broker.RSS)/(1<<20), s.broker.FDs, s.broker.Threads, float64(s.client.RSS)/(1<<20), s.client.FDs, float64(s.P50)/1e6,
+			float64(s.P99)/1e6)
 	}
 	return os.WriteFile(path, []byte(fmt.Sprintf("Seed %d.\n\n", seed)+t.String()), 0o644)
 }

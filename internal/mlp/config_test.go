@@ -20,13 +20,10 @@ func TestImpossibleShapesAreRefused(t *testing.T) {
 			t.Errorf("sizes %v: %v", sizes, err)
 		}
 	}
-	if _, err := New(Config{Sizes: []int{1, 1}}, WithKernel("abacus")); !errors.Is(err, ErrConfig) {
-		t.Errorf("unknown kernel: %v", err)
-	}
 }
 
 func TestShortBuffersPanicBeforeAnythingIsWritten(t *testing.T) {
-	m := newTest(t, []int{4, 4})
+	m := newTest(t, bestKernel(), 4, 4)
 	dst := make([]float32, 8)
 	for name, call := range map[string]func(){
 		"short src":     func() { m.Forward(dst, make([]float32, 7), 2) },
@@ -50,16 +47,16 @@ func TestShortBuffersPanicBeforeAnythingIsWritten(t *testing.T) {
 }
 
 func TestNoRowsIsNoWork(t *testing.T) {
-	m := newTest(t, []int{4, 4})
+	m := newTest(t, bestKernel(), 4, 4)
 	m.Forward(nil, nil, 0)
 	m.ForwardRows(nil, nil)
 }
 
 func TestASeedGivesTheSameWeightsWithEveryKernel(t *testing.T) {
 	sizes := []int{600, 50, 7}
-	first := newTest(t, sizes)
-	for _, name := range Kernels() {
-		m := newTest(t, sizes, WithKernel(name))
+	first := newTest(t, bestKernel(), sizes...)
+	for name, k := range kernels() {
+		m := newTest(t, k, sizes...)
 		for i, l := range m.layers {
 			a, b := make([]float32, l.in), make([]float32, l.in)
 			for o := range l.out {
@@ -81,7 +78,7 @@ func TestASeedGivesTheSameWeightsWithEveryKernel(t *testing.T) {
 }
 
 func TestSeededWeightsNeverChangeBetweenReleases(t *testing.T) {
-	m := newTest(t, []int{3, 2, 2})
+	m := newTest(t, bestKernel(), 3, 2, 2)
 	var got []float32
 	for _, l := range m.layers {
 		w := make([]float32, l.in)
@@ -96,7 +93,7 @@ func TestSeededWeightsNeverChangeBetweenReleases(t *testing.T) {
 
 func TestActivationsNeitherExplodeNorVanish(t *testing.T) {
 	sizes := []int{256, 512, 512, 512, 512, 512, 512, 512, 512, 256}
-	m := newTest(t, sizes)
+	m := newTest(t, bestKernel(), sizes...)
 	src := randomRows(rand.New(rand.NewPCG(9, 1)), 16, m.In())
 	dst := make([]float32, 16*m.Out())
 	m.Forward(dst, src, 16)

@@ -7,8 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"math"
 	"slices"
 
 	"github.com/ringbatch/ringbatch/internal/safetensors"
@@ -26,33 +24,32 @@ var ErrModelFile = errors.New("not a perceptron")
 func weightName(i int) string { return fmt.Sprintf("layers.%d.weight", i) }
 func biasName(i int) string   { return fmt.Sprintf("layers.%d.bias", i) }
 
-// Load reads a model. Nothing is allocated for it before all shapes are checked
-// against one another and against the size of the file.
-func Load(path string, opts ...Option) (*MLP, error) {
-	f, err := safetensors.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("load model: %w", err)
-	}
-	defer f.Close()
-	m, err := load(f, opts)
+// Load reads a model. It allocates nothing before all shapes are checked against one another and against the size of the file.
+func Load(path string) (*MLP, error) {
+	m, err := loadOn(bestKernel(), path)
 	if err != nil {
 		return nil, fmt.Errorf("load model %s: %w", path, err)
 	}
 	return m, nil
 }
 
-func load(f *safetensors.File, opts []Option) (*MLP, error) {
+func loadOn(k *kernel, path string) (*MLP, error) {
+	f, err := safetensors.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
 	sizes, err := sizesOf(f)
 	if err != nil {
 		return nil, err
 	}
-	m, err := build(sizes, opts)
+	m, err := build(k, sizes)
 	if err != nil {
 		return nil, err
 	}
 	for i, l := range m.layers {
 		if err := l.load(f, i); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("layer %d: %w", i, err)
 		}
 	}
 	return m, nil
@@ -61,19 +58,16 @@ func load(f *safetensors.File, opts []Option) (*MLP, error) {
 // sizesOf derives the shape from the tensors, and refuses a file with one too
 // many: to ignore it would be to run another model than the file's.
 func sizesOf(f *safetensors.File) ([]int, error) {
-	all := f.Tensors()
-	if len(all) == 0 || len(all)%2 != 0 {
-		return nil, fmt.Errorf("%w: %d tensors, need a weight and a bias per layer", ErrModelFile, len(all))
+	n := len(f.Tensors)
+	if n == 0 || n%2 != 0 {
+		return nil, fmt.Errorf("%w: %d tensors, need a weight and a bias per layer", ErrModelFile, n)
 	}
 	var sizes []int
-	for i := range len(all) / 2 {
-		w, err := f.Info(weightName(i))
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrModelFile, err)
-		}
-		b, err := f.Info(biasName(i))
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrModelFile, err)
+	for i := range n / 2 {
+		w, wOK := f.Tensors[weightName(i)]
+		b, bOK := f.Tensors[biasName(i)]
+		if !wOK || !bOK {
+			return nil, fmt.Errorf("%w: %d tensors, and no weight or no bias of layer %d", ErrModelFile, n, i)
 		}
 		if w.DType != "f32" || b.DType != "f32" {
 			return nil, fmt.Errorf("%w: layer %d is %s and %s, only f32 is supported", ErrModelFile, i, w.DType, b.DType)
@@ -93,37 +87,12 @@ func sizesOf(f *safetensors.File) ([]int, error) {
 }
 
 func (l *layer) load(f *safetensors.File, i int) error {
-	b, err := f.Reader(biasName(i))
-	if err != nil {
-		return err
-	}
-	if err := readFloats(b, make([]byte, 4*l.out), l.bias[:l.out]); err != nil {
-		return fmt.Errorf("%s: %w", biasName(i), err)
-	}
-	section, err := f.Reader(weightName(i))
-	if err != nil {
-		return err
-	}
-	r, buf := bufio.NewReaderSize(section, 1<<20), make([]byte, 4*l.in)
-	var failed error
-	l.fill(func(row []float32, _ int) []float32 {
-		if failed == nil {
-			failed = readFloats(r, buf, row)
+	err := binary.Read(f.Reader(biasName(i)), binary.LittleEndian, l.bias[:l.out])
+	r := bufio.NewReaderSize(f.Reader(weightName(i)), 1<<20)
+	l.fill(func(row []float32, _ int) {
+		if err == nil {
+			err = binary.Read(r, binary.LittleEndian, row)
 		}
-		return row
 	})
-	if failed != nil {
-		return fmt.Errorf("%s: %w", weightName(i), failed)
-	}
-	return nil
-}
-
-func readFloats(r io.Reader, buf []byte, dst []float32) error {
-	if _, err := io.ReadFull(r, buf); err != nil {
-		return err
-	}
-	for i := range dst {
-		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(buf[4*i:]))
-	}
-	return nil
+	return err
 }

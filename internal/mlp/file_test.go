@@ -54,7 +54,7 @@ func floats(t *testing.T, s []float32) []byte {
 }
 
 func TestAModelInAFileIsLoadedBitForBitWithEveryKernel(t *testing.T) {
-	m := newTest(t, []int{37, 530, 41, 3})
+	m := newTest(t, bestKernel(), 37, 530, 41, 3)
 	var tensors []fileTensor
 	for i := range m.Layers() {
 		w, bias := m.Weights(i)
@@ -63,12 +63,12 @@ func TestAModelInAFileIsLoadedBitForBitWithEveryKernel(t *testing.T) {
 			fileTensor{biasName(i), "F32", []int{m.sizes[i+1]}, floats(t, bias)})
 	}
 	path := writeFile(t, tensors...)
-	for _, name := range Kernels() {
-		got, err := Load(path, WithKernel(name))
+	for name, k := range kernels() {
+		got, err := loadOn(k, path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		same := newTest(t, m.Sizes(), WithKernel(name))
+		same := newTest(t, k, m.sizes...)
 		if !slices.Equal(got.Sizes(), same.Sizes()) {
 			t.Fatalf("sizes %v", got.Sizes())
 		}
@@ -92,8 +92,8 @@ func TestAModelInAFileIsLoadedBitForBitWithEveryKernel(t *testing.T) {
 //	save_file({'layers.0.weight': np.array([[1,2,3],[4,5,6]], '<f4') / 4, 'layers.0.bias': np.array([.5,-20], '<f4'),
 //	           'layers.1.weight': np.array([[2,3]], '<f4'), 'layers.1.bias': np.array([-1], '<f4')}, 'linear.safetensors')
 func TestAFileFromNumpyComputesWhatNumpyWould(t *testing.T) {
-	for _, name := range Kernels() {
-		m, err := Load("testdata/linear.safetensors", WithKernel(name))
+	for name, k := range kernels() {
+		m, err := loadOn(k, "testdata/linear.safetensors")
 		if err != nil {
 			t.Fatal(err)
 		}

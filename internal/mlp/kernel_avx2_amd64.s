@@ -3,7 +3,6 @@
 #include "go_asm.h"
 
 // AVX2+FMA micro-kernels: one function per row count, 1 to 6 rows by 16 columns.
-// The same plan as kernel_avx512_amd64.s with half the registers of half the width:
 //
 //	           column 0..7    column 8..15
 //	  row 0        Y0             Y1
@@ -12,8 +11,8 @@
 //
 //	  Y12, Y13: the 16 weights of this k      Y14: one input, in all lanes
 //
-// Each sum is the same chain of fused multiply-adds as in the AVX-512 kernels,
-// so both give the same bits.
+// Registers: AX the tile · SI, R9 inputs of rows 0, 5 · DX row stride, R8 three times that · DI weights
+// R12 prefetch, R13 its step · CX steps left · R11 column offset · BX row table · R14, R15 and BP stay untouched.
 
 #define ROW(addr, c0, c1) VBROADCASTSS addr, Y14; VFMADD231PS Y14, Y12, c0; VFMADD231PS Y14, Y13, c1
 

@@ -2,6 +2,12 @@
 
 package mlp
 
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
 // The packed weights of one layer, W[out][in], as they lie in memory and in the
 // order in which they are read:
 //
@@ -17,7 +23,7 @@ package mlp
 //	 …                                                 panel p: outputs p·nr …
 //	 k=blockK-1
 //
-// nr is the kernel's width (32 for AVX-512, 16 for AVX2, 4 for plain Go). Outputs
+// nr is the kernel's width (16 for AVX2, 4 for plain Go). Outputs
 // are padded with zeros to whole panels, inputs to a multiple of unroll, so no
 // kernel needs a tail; the last block of k may be shorter.
 //
@@ -30,7 +36,7 @@ const (
 	unroll = 4
 )
 
-// layer is one packed nn.Linear, shared by all clones and never written after load.
+// layer is one packed nn.Linear.
 type layer struct {
 	in, out int
 	kPad    int       // in, rounded up to unroll
@@ -42,8 +48,7 @@ type layer struct {
 
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
 
-// newLayers lays all layers out in one allocation, so that the prefetch at the
-// end of one layer warms up the next.
+// newLayers lays all layers out in one allocation, so that the prefetch at the end of one layer warms up the next.
 func newLayers(sizes []int, nr int) []*layer {
 	layers := make([]*layer, len(sizes)-1)
 	total := 0
@@ -63,27 +68,23 @@ func newLayers(sizes []int, nr int) []*layer {
 	return layers
 }
 
+// adviseHugePages asks for 2 MiB pages before the weights are first touched. It is a hint: without it a stream is a bit slower.
+func adviseHugePages(s []float32) {
+	const page, worthIt = 4096, 4 << 20
+	b := unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), 4*len(s))
+	if len(b) < worthIt {
+		return
+	}
+	// Whole pages inside s only: its neighbours on the heap are not ours to advise.
+	b = b[(page-uintptr(unsafe.Pointer(&b[0]))%page)%page:]
+	_ = unix.Madvise(b[:len(b)/page*page], unix.MADV_HUGEPAGE)
+}
+
 // tileAt finds the tile of a panel in the block that starts at k0.
 func (l *layer) tileAt(k0, panel int) []float32 {
 	kLen := min(blockK, l.kPad-k0)
 	at := k0*l.nPad + panel*kLen*l.nr
 	return l.weights[at : at+kLen*l.nr]
-}
-
-// packPanel writes nr rows of W (fewer in the last panel), each l.in long, into
-// their tiles. The padding is never written: it is zero from the allocation.
-func (l *layer) packPanel(panel int, rows [][]float32) {
-	for k0 := 0; k0 < l.kPad; k0 += blockK {
-		tile := l.tileAt(k0, panel)
-		kLen := min(blockK, l.in-k0)
-		for j, row := range rows {
-			src := row[k0 : k0+kLen]
-			dst := tile[j:]
-			for k, w := range src {
-				dst[k*l.nr] = w
-			}
-		}
-	}
 }
 
 // row undoes the packing for output o.
@@ -96,16 +97,16 @@ func (l *layer) row(dst []float32, o int) {
 	}
 }
 
-// fill packs the layer from a function that gives one row of W at a time, in a
-// buffer of its own or in the scratch it is handed.
-func (l *layer) fill(row func(scratch []float32, o int) []float32) {
-	buf := make([]float32, l.nr*l.in)
-	rows := make([][]float32, l.nr)
-	for o := 0; o < l.out; o += l.nr {
-		n := min(l.nr, l.out-o)
-		for j := range n {
-			rows[j] = row(buf[j*l.in:(j+1)*l.in], o+j)
+// fill packs the layer. The function writes row o of W into the buffer that it gets. Padding is never written: it stays zero.
+func (l *layer) fill(write func(row []float32, o int)) {
+	row := make([]float32, l.in)
+	for o := range l.out {
+		write(row, o)
+		for k0 := 0; k0 < l.kPad; k0 += blockK {
+			tile := l.tileAt(k0, o/l.nr)[o%l.nr:]
+			for k, w := range row[k0:min(k0+blockK, l.in)] {
+				tile[k*l.nr] = w
+			}
 		}
-		l.packPanel(o/l.nr, rows[:n])
 	}
 }

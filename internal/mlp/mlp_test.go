@@ -9,9 +9,18 @@ import (
 	"testing"
 )
 
-func newTest(t *testing.T, sizes []int, opts ...Option) *MLP {
+// kernels are the kernels of this CPU, by name.
+func kernels() map[string]*kernel {
+	all := map[string]*kernel{}
+	for _, k := range []*kernel{bestKernel(), portable()} {
+		all[k.name] = k
+	}
+	return all
+}
+
+func newTest(t *testing.T, k *kernel, sizes ...int) *MLP {
 	t.Helper()
-	m, err := New(Config{Sizes: sizes, Seed: 7}, opts...)
+	m, err := newOn(k, Config{Sizes: sizes, Seed: 7})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +35,7 @@ func randomRows(rng *rand.Rand, rows, width int) []float32 {
 	return s
 }
 
-// reference is the dumb version in float64. Its bound is the one doc.go states,
+// reference is the dumb version in float64. Its bound is the one the package comment states,
 // for the last layer.
 type reference struct{ weights, bias [][]float32 }
 
@@ -72,10 +81,10 @@ func TestEveryKernelAgreesWithFloat64WithinTheStatedBound(t *testing.T) {
 	for range 6 {
 		shapes = append(shapes, []int{1 + rng.IntN(1200), 1 + rng.IntN(200)})
 	}
-	for _, name := range Kernels() {
+	for name, k := range kernels() {
 		t.Run(name, func(t *testing.T) {
 			for _, sizes := range shapes {
-				m := newTest(t, sizes, WithKernel(name))
+				m := newTest(t, k, sizes...)
 				ref := newReference(m)
 				for _, rows := range []int{1, 1 + rng.IntN(67)} {
 					checkRows(t, m, ref, rng, rows)
@@ -87,9 +96,9 @@ func TestEveryKernelAgreesWithFloat64WithinTheStatedBound(t *testing.T) {
 
 func TestEveryRowCountFrom1To67AgreesWithFloat64(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 1))
-	for _, name := range Kernels() {
+	for name, k := range kernels() {
 		t.Run(name, func(t *testing.T) {
-			m := newTest(t, []int{131, 71}, WithKernel(name))
+			m := newTest(t, k, 131, 71)
 			ref := newReference(m)
 			for rows := 1; rows <= 67; rows++ {
 				checkRows(t, m, ref, rng, rows)
@@ -107,7 +116,7 @@ func checkRows(t *testing.T, m *MLP, ref reference, rng *rand.Rand, rows int) {
 		want, bound := ref.forward(src[r*m.In() : (r+1)*m.In()])
 		for o, w := range want {
 			if got := float64(dst[r*m.Out()+o]); !(math.Abs(got-w) <= bound[o]) {
-				t.Fatalf("%s %v, %d rows: row %d output %d is %g, want %g ± %g", m.Kernel(), m.sizes, rows, r, o, got, w, bound[o])
+				t.Fatalf("%s %v, %d rows: row %d output %d is %g, want %g ± %g", m.kernel.name, m.sizes, rows, r, o, got, w, bound[o])
 			}
 		}
 	}
@@ -115,8 +124,8 @@ func checkRows(t *testing.T, m *MLP, ref reference, rng *rand.Rand, rows int) {
 
 func TestADeepModelAgreesWithFloat64(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 1))
-	for _, name := range Kernels() {
-		m := newTest(t, []int{100, 613, 1030, 77, 129}, WithKernel(name))
+	for name, k := range kernels() {
+		m := newTest(t, k, 100, 613, 1030, 77, 129)
 		ref := newReference(m)
 		src := randomRows(rng, 5, m.In())
 		dst := make([]float32, 5*m.Out())
@@ -142,9 +151,9 @@ func bits(s []float32) []uint32 {
 
 func TestARowHasTheSameBitsInEveryBatchSizeAndAtEveryPosition(t *testing.T) {
 	rng := rand.New(rand.NewPCG(4, 1))
-	for _, name := range Kernels() {
+	for name, k := range kernels() {
 		t.Run(name, func(t *testing.T) {
-			m := newTest(t, []int{33, 1030, 45}, WithKernel(name))
+			m := newTest(t, k, 33, 1030, 45)
 			row := randomRows(rng, 1, m.In())
 			alone := make([]float32, m.Out())
 			m.Forward(alone, row, 1)
@@ -162,32 +171,11 @@ func TestARowHasTheSameBitsInEveryBatchSizeAndAtEveryPosition(t *testing.T) {
 	}
 }
 
-func TestVectorKernelsGiveTheSameBits(t *testing.T) {
-	rng := rand.New(rand.NewPCG(5, 1))
-	sizes := []int{77, 1100, 530, 39}
-	src := randomRows(rng, 19, sizes[0])
-	var want []uint32
-	for _, name := range Kernels() {
-		if name == "portable" {
-			continue
-		}
-		m := newTest(t, sizes, WithKernel(name))
-		dst := make([]float32, 19*m.Out())
-		m.Forward(dst, src, 19)
-		if want == nil {
-			want = bits(dst)
-		}
-		if !slices.Equal(bits(dst), want) {
-			t.Errorf("%s gives other bits", name)
-		}
-	}
-}
-
 func TestScatteredRowsGiveTheSameAsAContiguousBatchAndTouchNothingElse(t *testing.T) {
 	rng := rand.New(rand.NewPCG(6, 1))
-	for _, name := range Kernels() {
+	for name, k := range kernels() {
 		for _, out := range []int{64, 50, 3} {
-			m := newTest(t, []int{40, 90, out}, WithKernel(name))
+			m := newTest(t, k, 40, 90, out)
 			const rows = 33
 			src := randomRows(rng, rows, m.In())
 			want := make([]float32, rows*out)
@@ -218,7 +206,7 @@ func TestScatteredRowsGiveTheSameAsAContiguousBatchAndTouchNothingElse(t *testin
 }
 
 func TestOutputsMayOverwriteTheirInputs(t *testing.T) {
-	m := newTest(t, []int{64, 100, 64})
+	m := newTest(t, bestKernel(), 64, 100, 64)
 	src := randomRows(rand.New(rand.NewPCG(7, 1)), 20, 64)
 	want := make([]float32, len(src))
 	m.Forward(want, src, 20)
@@ -229,8 +217,8 @@ func TestOutputsMayOverwriteTheirInputs(t *testing.T) {
 }
 
 func TestANaNInOneRowStaysVisibleAndInThatRow(t *testing.T) {
-	for _, name := range Kernels() {
-		m := newTest(t, []int{10, 40, 40, 5}, WithKernel(name))
+	for name, k := range kernels() {
+		m := newTest(t, k, 10, 40, 40, 5)
 		src, dst := make([]float32, 30), make([]float32, 15)
 		src[13] = float32(math.NaN())
 		m.Forward(dst, src, 3)
@@ -243,8 +231,8 @@ func TestANaNInOneRowStaysVisibleAndInThatRow(t *testing.T) {
 }
 
 func TestACallAllocatesNothingOnceTheScratchIsThere(t *testing.T) {
-	m := newTest(t, []int{60, 200, 30})
-	m.Reserve(40)
+	m := newTest(t, bestKernel(), 60, 200, 30)
+	m.reserve(40)
 	src, dst := make([]float32, 40*60), make([]float32, 40*30)
 	ins, outs := [][]float32{src[:60], src[60:120]}, [][]float32{dst[:30], dst[30:60]}
 	n := testing.AllocsPerRun(50, func() {

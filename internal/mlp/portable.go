@@ -5,7 +5,7 @@ package mlp
 // The portable kernel: 4 columns, 1 or 2 rows. Eight sums, four weights, an input
 // and a product fit into 16 registers; 4 by 4 was measured to spill and to be
 // slower. The sums are separate variables, as the compiler keeps no array in
-// registers. The order of k is that of the others; doc.go says what the bits are.
+// registers. The order of k is that of the vector kernel; the package comment explains the bits.
 
 const portableNR = 4
 

@@ -39,10 +39,6 @@ type Options struct {
 	Time   time.Duration // about what measuring may take
 	// Progress is told how far it is, from 0 to 1.
 	Progress func(share float64, doing string)
-	// Recover returns when the workers can be measured (again). A batch that failed is
-	// tried once more then; one that fails again is left out, and what is larger. Without
-	// Recover the first failure ends the measuring.
-	Recover  func(context.Context) error
 	Patience Patience // if there is no worker
 }
 
@@ -57,14 +53,6 @@ type Profile struct {
 	// Missing is what was to be measured, and was seen too seldom.
 	Missing []Kind `json:"missing,omitempty"`
 	Lost    uint64 `json:"workers_lost,omitempty"` // meanwhile
-	// Failed are the batches that were left out since they failed.
-	Failed []*BatchError `json:"-"`
-}
-
-// Fails tells whether batches of so many rows, with so many workers busy, are among
-// those that were left out.
-func (p *Profile) Fails(rows, busy int) bool {
-	return slices.ContainsFunc(p.Failed, func(e *BatchError) bool { return rows >= e.Rows && busy >= e.Busy })
 }
 
 // Kind is a kind of batch: its rows, and how many workers were busy.
@@ -118,7 +106,6 @@ type run struct {
 	clients []*client.Client
 	spread  time.Duration // of one cell and round
 	cells   []cell
-	largest int // batch, as it was last set
 }
 
 // Measure runs until everything is measured or ctx ends. What was measured until
@@ -139,7 +126,7 @@ func Measure(ctx context.Context, o Options) (*Profile, error) {
 	go func() { stop(AwaitNoWorker(ctx, r.admin, o.Model, o.Patience)) }()
 	r.spread = o.Time / time.Duration(rounds*len(r.cells))
 	before := r.lost(ctx)
-	err = r.measureAll(ctx, r.measure)
+	err = r.measureAll(ctx)
 	r.profile.Unfinished = err != nil
 	if after := r.lost(context.WithoutCancel(ctx)); after > before {
 		r.profile.Lost = after - before
@@ -159,42 +146,19 @@ func (r *run) lost(ctx context.Context) uint64 {
 	return 0
 }
 
-// measureAll goes round the cells, without those that fail.
-func (r *run) measureAll(ctx context.Context, measure func(context.Context, cell) error) error {
+// measureAll goes round the cells.
+func (r *run) measureAll(ctx context.Context) error {
 	begin, all := time.Now(), rounds*len(r.cells)
 	for i := range all {
 		c := r.cells[i%len(r.cells)]
-		if r.profile.Fails(c.rows, c.busy) {
-			continue
-		}
 		if r.o.Progress != nil {
 			r.o.Progress(float64(i)/float64(all), fmt.Sprintf("%d rows, %d busy; %v", c.rows, c.busy, left(begin, i, all)))
 		}
-		if err := r.tryTwice(ctx, c, measure); err != nil {
+		if err := r.measure(ctx, c); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// tryTwice leaves out a cell that fails twice. It is an error if that is the
-// smallest one, or if nobody recovers.
-func (r *run) tryTwice(ctx context.Context, c cell, measure func(context.Context, cell) error) error {
-	for tries := 1; ; tries++ {
-		err := measure(ctx, c)
-		var failed *BatchError
-		if !errors.As(err, &failed) || r.o.Recover == nil || tries > 1 && c == r.cells[0] {
-			return err
-		}
-		if err := r.o.Recover(ctx); err != nil {
-			return errors.Join(failed, err)
-		}
-		r.largest = 0 // workers that came back may have brought their own
-		if tries > 1 {
-			r.profile.Failed = append(r.profile.Failed, failed)
-			return nil
-		}
-	}
 }
 
 // left is about how long it still takes.
@@ -213,7 +177,8 @@ func (r *run) prepare(ctx context.Context) error {
 		return err
 	}
 	if pipeline {
-		return fmt.Errorf("%w: %q is a pipeline, whose batches differ from stage to stage; ringbatch bench loads it, and ringbatch stats shows what each stage takes", status.ErrInvalid, r.o.Model)
+		return fmt.Errorf("%w: %q is a pipeline, whose batches differ from stage to stage; ringbatch bench loads it, and ringbatch "+
+			"stats shows what each stage takes", status.ErrInvalid, r.o.Model)
 	}
 	first, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(1), client.WithName("ringbatch profile"))
 	if err != nil {
@@ -245,10 +210,12 @@ func (r *run) prepare(ctx context.Context) error {
 		}
 	}
 	for range slices.Max(busy) {
-		c, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(slices.Max(sizes)), client.WithName("ringbatch profile"))
+		c, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(slices.Max(sizes)),
+			client.WithName("ringbatch profile"))
 		if err != nil {
 			r.close()
-			return fmt.Errorf("%w; keeping %d workers busy with %d rows each takes that many slots besides those of other clients", err, slices.Max(busy), slices.Max(sizes))
+			return fmt.Errorf("%w; keeping %d workers busy with %d rows each takes that many slots besides those of other clients", err,
+				slices.Max(busy), slices.Max(sizes))
 		}
 		r.clients = append(r.clients, c)
 	}
@@ -313,64 +280,21 @@ func (r *run) stopWaiting(ctx context.Context) (restore func(), err error) {
 		return nil, fmt.Errorf("%w: %q", status.ErrUnknownModel, r.o.Model)
 	}
 	was := policy.Policy{}
-	for _, key := range []string{"wait_time", "latency_goal", "max_batch_size"} {
+	for _, key := range []string{"wait_time", "latency_goal"} {
 		was[key] = models[at].Policy[key]
 	}
 	if err := r.admin.Set(ctx, r.o.Model, policy.Policy{"wait_time": "0", "latency_goal": "0"}); err != nil {
 		return nil, fmt.Errorf("measuring takes wait_time = 0 for its time: %w", err)
 	}
 	return func() {
-		if len(r.profile.Failed) == 0 { // then it is as it was
-			delete(was, "max_batch_size")
-		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
 		_ = r.admin.Set(ctx, r.o.Model, was) // a broker that has gone has no policy
 	}, nil
 }
 
-// leaveOutFailed has the broker make no batch, of several requests either, that is
-// known to fail with so many workers busy.
-func (r *run) leaveOutFailed(ctx context.Context, busy int) error {
-	if len(r.profile.Failed) == 0 {
-		return nil
-	}
-	largest := 0
-	for _, c := range r.cells {
-		if !r.profile.Fails(c.rows, busy) {
-			largest = max(largest, c.rows)
-		}
-	}
-	if largest == r.largest {
-		return nil
-	}
-	r.largest = largest
-	for end := time.Now().Add(restTime); ; {
-		err := r.admin.Set(ctx, r.o.Model, policy.New(policy.MaxBatchSize(largest)))
-		if !errors.Is(err, status.ErrInvalid) || time.Now().After(end) {
-			return err
-		}
-		select { // our last requests are still in flight for the broker, which learns of their end after us
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(time.Millisecond):
-		}
-	}
-}
-
-// restTime is more than the broker needs to learn that nothing is in flight.
-const restTime = 30 * time.Second
-
 // measure loads the model for one cell and one round.
 func (r *run) measure(ctx context.Context, c cell) error {
-	if r.o.Recover != nil { // one may have died of the last one
-		if err := r.o.Recover(ctx); err != nil {
-			return err
-		}
-	}
-	if err := r.leaveOutFailed(ctx, c.busy); err != nil {
-		return err
-	}
 	before, err := r.admin.Batches(ctx, r.o.Model, math.MaxInt64)
 	if err != nil {
 		return err
@@ -484,9 +408,6 @@ func overlap(a, b *stats.Batch) int64 {
 func (r *run) summarize() {
 	for _, c := range r.cells {
 		s := r.samples[c]
-		if r.profile.Fails(c.rows, c.busy) {
-			continue
-		}
 		if len(s) < leastBatches {
 			if !r.profile.Unfinished {
 				r.profile.Missing = append(r.profile.Missing, Kind{c.rows, c.busy})

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
-	"github.com/ringbatch/ringbatch/broker/simulate"
 	"github.com/ringbatch/ringbatch/internal/svgchart"
 )
 
@@ -25,21 +23,13 @@ func (p *Profile) WriteCost(w io.Writer) error {
 	return err
 }
 
-// Costs are the points as the simulator takes them.
-func (p *Profile) Costs() (alone simulate.Cost, busy []simulate.Cost, err error) {
-	var b strings.Builder
-	if err := p.WriteCost(&b); err != nil {
-		return nil, nil, err
-	}
-	return simulate.ReadCosts(strings.NewReader(b.String()))
-}
-
 const barWidth = 32
 
 // WriteText writes a table with bars, and what follows from it.
 func (p *Profile) WriteText(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %d worker(s), max_batch_size %d; time of a batch in the worker, median and its 95 %% interval (order statistics)\n", p.Model, p.Workers, p.MaxBatchSize)
+	fmt.Fprintf(&b, "%s: %d worker(s), max_batch_size %d; time of a batch in the worker, median and its 95 %% interval (order "+
+		"statistics)\n", p.Model, p.Workers, p.MaxBatchSize)
 	if p.Unfinished {
 		b.WriteString("interrupted: this is what was measured until then\n")
 	}
@@ -74,7 +64,8 @@ func (p *Profile) Notes() (notes []string) {
 		for ; i < len(p.Missing) && p.Missing[i].Busy == busy; i++ {
 			rows += fmt.Sprintf(", %d", p.Missing[i].Rows)
 		}
-		notes = append(notes, fmt.Sprintf("batches of %s rows were hardly ever seen with %d workers busy at once: they are too quick, or a worker was missing", rows[2:], busy))
+		notes = append(notes, fmt.Sprintf("batches of %s rows were hardly ever seen with %d workers busy at once: they are too quick, "+
+			"or a worker was missing", rows[2:], busy))
 	}
 	return notes
 }
@@ -120,17 +111,20 @@ func (p *Profile) Verdict() string {
 		return "Too little was measured to say whether batching pays."
 	}
 	gain := float64(best.Rows) / best.MS * least.MS / float64(least.Rows)
-	text := fmt.Sprintf("Batching hardly pays: in batches of %d a worker does %.2f × as much as with %s at a time", best.Rows, gain, rowsText(least.Rows))
+	text := fmt.Sprintf("Batching hardly pays: in batches of %d a worker does %.2f × as much as with %s at a time", best.Rows, gain,
+		rowsText(least.Rows))
 	if least.Rows == 1 {
 		text += "; max_batch_size = 1 loses little"
 	}
 	text += "."
 	if gain >= pays {
-		text = fmt.Sprintf("Batching pays: %d rows take %.2f × as long as %s, so in batches of %d a worker does %.1f × as much.", best.Rows, best.MS/least.MS, rowsText(least.Rows), best.Rows, gain)
+		text = fmt.Sprintf("Batching pays: %d rows take %.2f × as long as %s, so in batches of %d a worker does %.1f × as much.", best.Rows,
+			best.MS/least.MS, rowsText(least.Rows), best.Rows, gain)
 	}
 	most := p.Points[len(p.Points)-1].Busy
 	if full := p.find(best.Rows, most); most > 1 && full != nil {
-		text += fmt.Sprintf("\nWith %d workers busy such a batch takes %.2f × as long: together they do %.2f × as much as one.", most, full.MS/best.MS, float64(most)*best.MS/full.MS)
+		text += fmt.Sprintf("\nWith %d workers busy such a batch takes %.2f × as long: together they do %.2f × as much as one.", most,
+			full.MS/best.MS, float64(most)*best.MS/full.MS)
 	}
 	return text
 }
@@ -140,39 +134,4 @@ func rowsText(n int) string {
 		return "one"
 	}
 	return fmt.Sprintf("%d", n)
-}
-
-// Shortest is what the quickest kind of batch takes.
-func (p *Profile) Shortest() time.Duration {
-	shortest := 0.0
-	for _, x := range p.Points {
-		if shortest == 0 || x.MS < shortest {
-			shortest = x.MS
-		}
-	}
-	return time.Duration(shortest * float64(time.Millisecond))
-}
-
-// Figure draws times and rows per second over the batch size.
-func (p *Profile) Figure() *svgchart.Figure {
-	times := svgchart.Chart{Title: "time of a batch", XLabel: "rows", YLabel: "milliseconds"}
-	rates := svgchart.Chart{Title: "rows per second of all busy workers", XLabel: "rows in a batch", YLabel: "rows per second"}
-	busy := 0
-	for _, x := range p.Points {
-		if x.Busy != busy {
-			busy = x.Busy
-			times.Lines = append(times.Lines, svgchart.Line{Name: busyText(busy), Points: true})
-			rates.Lines = append(rates.Lines, svgchart.Line{Name: busyText(busy), Points: true})
-		}
-		n := float64(x.Rows)
-		l := &times.Lines[len(times.Lines)-1]
-		l.X, l.Y, l.Low, l.High = append(l.X, n), append(l.Y, x.MS), append(l.Low, x.Low), append(l.High, x.High)
-		l = &rates.Lines[len(rates.Lines)-1]
-		l.X, l.Y = append(l.X, n), append(l.Y, float64(x.Busy)*n/x.MS*1e3)
-	}
-	return &svgchart.Figure{
-		Title:    "What batches of " + p.Model + " take",
-		Subtitle: "medians, and their 95 % intervals (upright lines)",
-		Charts:   []svgchart.Chart{times, rates},
-	}
 }

@@ -26,7 +26,6 @@ type Figure struct {
 	Title    string
 	Subtitle string // one line of small print: how the figure was made
 	Charts   []Chart
-	Width    int // pixels; 0 means 860
 }
 
 // Chart is one pair of axes, with Lines over numbers or Bars over Categories.
@@ -34,19 +33,17 @@ type Figure struct {
 type Chart struct {
 	Title          string
 	XLabel, YLabel string // with the unit: "latency (ms)"
-	Height         int    // pixels; 0 means 320
 
 	Lines []Line
 	XLog  bool // logarithmic x axis; x must be positive
-	YLog  bool // logarithmic y axis for lines; y must be positive
 
 	Categories []string // a newline makes two lines of a label
 	Bars       []Bars   // groups side by side; each has one Y per category
 
 	// YMax, if positive, is where the y axis ends, for example 1 for a share.
 	YMax float64
-	// XFormat and YFormat write the numbers at the axes; nil means Number.
-	XFormat, YFormat func(float64) string
+	// YFormat writes the numbers at the y axis; nil means Number.
+	YFormat func(float64) string
 	// BarLabels writes the value above each bar.
 	BarLabels bool
 }
@@ -57,8 +54,6 @@ type Line struct {
 	X, Y   []float64
 	Dashed bool // for bounds and targets
 	Points bool // mark each point
-	// Low and High, if given, are the ends of each point's interval.
-	Low, High []float64
 }
 
 // Bars is one series of bars.
@@ -77,15 +72,14 @@ const (
 	marginR   = 24.0
 	marginTop = 44.0 // chart title and legend
 	marginBot = 56.0 // tick labels and axis label
+
+	chartHeight = 320.0
 )
 
 // Render writes the figure. It fails if a series has lengths that differ, or
 // numbers that cannot be drawn.
 func (f *Figure) Render(w io.Writer) error {
-	width := float64(f.Width)
-	if f.Width == 0 {
-		width = 860
-	}
+	const width = 860.0
 	top := 16.0
 	if f.Title != "" {
 		top += 28
@@ -98,7 +92,7 @@ func (f *Figure) Render(w io.Writer) error {
 		if err := f.Charts[i].check(); err != nil {
 			return fmt.Errorf("draw chart %q: %w", f.Charts[i].Title, err)
 		}
-		height += f.Charts[i].height()
+		height += chartHeight
 	}
 	p := newPage(width, height)
 	if f.Title != "" {
@@ -109,17 +103,10 @@ func (f *Figure) Render(w io.Writer) error {
 	}
 	for i := range f.Charts {
 		c := &f.Charts[i]
-		c.draw(p, area{marginL, top + marginTop, width - marginR, top + c.height() - marginBot})
-		top += c.height()
+		c.draw(p, area{marginL, top + marginTop, width - marginR, top + chartHeight - marginBot})
+		top += chartHeight
 	}
 	return p.writeTo(w)
-}
-
-func (c *Chart) height() float64 {
-	if c.Height == 0 {
-		return 320
-	}
-	return float64(c.Height)
 }
 
 func (c *Chart) check() error {
@@ -127,16 +114,8 @@ func (c *Chart) check() error {
 		if len(l.X) != len(l.Y) {
 			return fmt.Errorf("line %q has %d x and %d y", l.Name, len(l.X), len(l.Y))
 		}
-		if len(l.Low) != len(l.High) || l.Low != nil && len(l.Low) != len(l.X) {
-			return fmt.Errorf("line %q has %d points, and %d to %d ends of intervals", l.Name, len(l.X), len(l.Low), len(l.High))
-		}
-		for _, y := range append(l.Low[:len(l.Low):len(l.Low)], l.High...) {
-			if !drawable(y, c.YLog) {
-				return fmt.Errorf("line %q has an interval that ends at %g", l.Name, y)
-			}
-		}
 		for i := range l.X {
-			if !drawable(l.X[i], c.XLog) || !drawable(l.Y[i], c.YLog) {
+			if !drawable(l.X[i], c.XLog) || !drawable(l.Y[i], false) {
 				return fmt.Errorf("line %q has a point at (%g, %g)", l.Name, l.X[i], l.Y[i])
 			}
 		}
@@ -146,7 +125,7 @@ func (c *Chart) check() error {
 			return fmt.Errorf("bars %q have %d values for %d categories", b.Name, len(b.Y), len(c.Categories))
 		}
 		for _, y := range b.Y {
-			if !drawable(y, c.YLog) {
+			if !drawable(y, false) {
 				return fmt.Errorf("bars %q have a value of %g", b.Name, y)
 			}
 		}

@@ -25,14 +25,12 @@ func (c *Chart) draw(p *page, a area) {
 	c.drawLegend(p, a)
 }
 
-// yRange is the range of all values, with 0 on a linear axis.
+// yRange is the range of all values, with 0.
 func (c *Chart) yRange() (lo, hi float64) {
 	lo, hi = math.Inf(1), math.Inf(-1)
 	for _, l := range c.Lines {
-		for _, ys := range [][]float64{l.Y, l.Low, l.High} {
-			for _, y := range ys {
-				lo, hi = math.Min(lo, y), math.Max(hi, y)
-			}
+		for _, y := range l.Y {
+			lo, hi = math.Min(lo, y), math.Max(hi, y)
 		}
 	}
 	for _, b := range c.Bars {
@@ -43,11 +41,9 @@ func (c *Chart) yRange() (lo, hi float64) {
 	if math.IsInf(lo, 1) {
 		return 0, 1
 	}
-	if !c.YLog {
-		lo, hi = math.Min(lo, 0), math.Max(hi, 0)
-		if c.BarLabels {
-			hi *= 1.08 // room for the label of the highest bar
-		}
+	lo, hi = math.Min(lo, 0), math.Max(hi, 0)
+	if c.BarLabels {
+		hi *= 1.08 // room for the label of the highest bar
 	}
 	if c.YMax > 0 {
 		hi = c.YMax
@@ -57,13 +53,9 @@ func (c *Chart) yRange() (lo, hi float64) {
 
 func (c *Chart) drawYAxis(p *page, a area) scale {
 	lo, hi := c.yRange()
-	s := scale{from: a.bottom, to: a.top, logarithmic: c.YLog}
+	s := scale{from: a.bottom, to: a.top}
 	var ticks []float64
-	if c.YLog {
-		s.min, s.max, ticks = logarithmic(lo, hi)
-	} else {
-		s.min, s.max, ticks = linear(lo, hi, 5)
-	}
+	s.min, s.max, ticks = linear(lo, hi, 5)
 	for _, t := range ticks {
 		y := s.at(t)
 		p.line(a.left, y, a.right, y, faint)
@@ -112,7 +104,7 @@ func (c *Chart) drawXAxis(p *page, a area) scale {
 	for _, t := range ticks {
 		x := s.at(t)
 		p.line(x, a.top, x, a.bottom, faint)
-		p.text(x, a.bottom+18, format(c.XFormat, t), textStyle{size: 12, anchor: middle})
+		p.text(x, a.bottom+18, Number(t), textStyle{size: 12, anchor: middle})
 	}
 	return s
 }
@@ -129,10 +121,7 @@ func (c *Chart) drawBars(p *page, a area, y scale) {
 	x := c.categoryScale(a)
 	slot := (a.right - a.left) / float64(len(c.Categories))
 	width := math.Min(0.8*slot, 120) / float64(len(c.Bars))
-	base := a.bottom
-	if !c.YLog {
-		base = y.at(math.Max(0, y.min))
-	}
+	base := y.at(math.Max(0, y.min))
 	for k, b := range c.Bars {
 		for i, value := range b.Y {
 			left := x.at(float64(i)) + (float64(k)-float64(len(c.Bars))/2)*width
@@ -157,12 +146,9 @@ func (c *Chart) drawLines(p *page, x, y scale) {
 		}
 		hue := colour(len(c.Bars) + k)
 		p.polyline(xs, ys, hue, l.Dashed)
-		for i := range l.Low {
-			p.line(xs[i], y.at(l.Low[i]), xs[i], y.at(l.High[i]), hue)
-		}
 		if l.Points {
 			for i := range xs {
-				p.dot(xs[i], ys[i], hue, format(c.XFormat, l.X[i])+": "+format(c.YFormat, l.Y[i]))
+				p.dot(xs[i], ys[i], hue, Number(l.X[i])+": "+format(c.YFormat, l.Y[i]))
 			}
 		}
 	}

@@ -1,117 +1,149 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package top is `ringbatch top`: a table of the broker's models, drawn again and again in a terminal.
 package top
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
-// Config is what the command line says.
+// Config is the command line.
 type Config struct {
 	Socket   string
-	Model    string        // chosen first; empty: the first one
-	Interval time.Duration // between two snapshots
+	Model    string        // show this model only; empty: all
+	Interval time.Duration // between two questions to the broker
 }
 
-// Run shows the broker in the terminal of standard input and output until it is
-// told to quit, ctx ends, or the terminal goes away.
+// ErrNoTerminal reports a standard input or output that is a pipe or a file.
+var ErrNoTerminal = errors.New("top needs a terminal; elsewhere use `ringbatch stats --watch 1s` or `ringbatch stats --json`")
+
+const patience = 5 * time.Second // with a broker that does not answer
+
+// answer is the broker's, or the reason why there is none.
+type answer struct {
+	stats *stats.Broker
+	err   error
+}
+
+// Run shows the table until the user presses q, ctx ends, or the terminal is closed.
 func Run(ctx context.Context, cfg Config) error {
-	t, err := openTerminal(os.Stdin, os.Stdout)
-	if err != nil {
-		return err
+	before, err := unix.IoctlGetTermios(0, unix.TCGETS)
+	if _, outErr := unix.IoctlGetTermios(1, unix.TCGETS); err != nil || outErr != nil {
+		return ErrNoTerminal
+	}
+	if term := os.Getenv("TERM"); term == "" || term == "dumb" {
+		return ErrNoTerminal
 	}
 	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGWINCH, syscall.SIGCONT)
+	signal.Notify(signals, syscall.SIGWINCH, syscall.SIGCONT, syscall.SIGTSTP)
 	defer signal.Stop(signals)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if err := t.enter(); err != nil {
+	if err := enterScreen(before); err != nil {
 		return err
 	}
-	defer t.leave()
+	defer leaveScreen(before)
 
-	keys := make(chan key)
-	go readKeys(ctx, t.in, keys)
-	f := newFeed(cfg.Socket)
-	v := newView(f.admin.Socket(), cfg.Model)
+	keys, answers := make(chan byte), make(chan answer, 1)
+	go readKeys(ctx, keys)
+	broker := admin.New(cfg.Socket)
+	ask := func() {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		s, err := broker.Stats(ctx)
+		answers <- answer{s, err}
+	}
+	v := &view{socket: broker.Socket(), only: cfg.Model}
 	tick := time.NewTicker(cfg.Interval)
 	defer tick.Stop()
 	asking := true
-	f.ask(ctx, v.chosen)
+	go ask()
 	for {
-		if err := t.show(draw(v, t)); err != nil {
-			return nil // the terminal has gone
+		if err := redraw(v); err != nil {
+			return nil // the terminal was closed
 		}
-		wanted := v.chosen
 		select {
 		case <-ctx.Done():
 			return nil
-		case s := <-f.got:
+		case a := <-answers:
 			asking = false
-			v.take(s)
-			if v.chosen != s.model && s.err == nil && !v.paused { // chosen meanwhile
-				asking = true
-				f.ask(ctx, v.chosen)
-			}
+			v.take(a, time.Now())
 		case <-tick.C:
-			if !asking && !v.paused {
+			if !asking {
 				asking = true
-				f.ask(ctx, v.chosen)
+				go ask()
 			}
-		case sig := <-signals:
-			if sig == syscall.SIGCONT {
-				if err := t.enter(); err != nil { // the shell has had it
+		case s := <-signals:
+			switch s {
+			case syscall.SIGTSTP:
+				leaveScreen(before)
+				_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+			case syscall.SIGCONT:
+				if err := enterScreen(before); err != nil {
 					return nil
 				}
 			}
-			t.forget()
 		case k, ok := <-keys:
 			switch {
-			case !ok || k == 'q' || k == ctrlC || k == ctrlBackslash:
+			case !ok || k == 'q':
 				return nil
-			case k == ctrlZ:
-				t.leave()
-				_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP) // SIGCONT has it entered again
-			case k == ctrlL:
-				t.forget()
-			default:
-				v.press(k)
-				if v.chosen != wanted && !asking && !v.paused {
-					asking = true
-					f.ask(ctx, v.chosen) // its batches
-				}
+			case k == 's':
+				v.sort = (v.sort + 1) % len(columns)
 			}
 		}
 	}
 }
 
-func draw(v *view, t *terminal) []string {
-	width, height := t.size()
-	return v.draw(width, height)
+// enterScreen switches to the alternate screen. Keys arrive at once and are not echoed; Ctrl-C and Ctrl-Z stay signals.
+func enterScreen(before *unix.Termios) error {
+	now := *before
+	now.Lflag &^= unix.ECHO | unix.ICANON
+	now.Cc[unix.VMIN], now.Cc[unix.VTIME] = 1, 0
+	if err := unix.IoctlSetTermios(1, unix.TCSETSW, &now); err != nil {
+		return err
+	}
+	_, err := os.Stdout.WriteString("\x1b[?1049h\x1b[?25l")
+	return err
 }
 
-// readKeys closes the channel when the terminal has gone.
-func readKeys(ctx context.Context, in *os.File, keys chan<- key) {
+// leaveScreen restores the terminal and drops the keys that were not read.
+func leaveScreen(before *unix.Termios) {
+	_, _ = os.Stdout.WriteString("\x1b[?25h\x1b[?1049l")
+	_ = unix.IoctlSetTermios(1, unix.TCSETSF, before)
+}
+
+// redraw writes the whole screen in one piece. Each line is erased before it is written, so that nothing flickers.
+func redraw(v *view) error {
+	width, height := 80, 24
+	if s, err := unix.IoctlGetWinsize(1, unix.TIOCGWINSZ); err == nil && s.Col > 0 && s.Row > 0 {
+		width, height = int(s.Col), int(s.Row)
+	}
+	lines := v.draw(width, height)
+	_, err := os.Stdout.WriteString("\x1b[1;1H\x1b[K" + strings.Join(lines, "\r\n\x1b[K"))
+	return err
+}
+
+// readKeys closes the channel when the terminal is closed.
+func readKeys(ctx context.Context, keys chan<- byte) {
 	defer close(keys)
-	var board keyboard
-	var buffer [64]byte
+	var b [1]byte
 	for {
-		n, err := in.Read(buffer[:])
-		if err != nil || n == 0 {
+		if n, err := os.Stdin.Read(b[:]); err != nil || n == 0 {
 			return
 		}
-		for _, b := range buffer[:n] {
-			if k := board.press(b); k != keyNone {
-				select {
-				case keys <- k:
-				case <-ctx.Done():
-					return
-				}
-			}
+		select {
+		case keys <- b[0]:
+		case <-ctx.Done():
+			return
 		}
 	}
 }

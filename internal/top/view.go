@@ -4,222 +4,172 @@ package top
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
+	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/stats"
 )
 
-// view is what is shown and how.
+// view is the state of the screen. Only answers of the broker and keys change it.
 type view struct {
-	socket string
-	now    *stats.Broker // nil until the first answer
-	at     time.Time     // of that answer
-	err    error         // why there is none now
-	before map[workerKey]workerCount
-	rates  map[workerKey]workerRate
-
-	batches []stats.Batch // of the chosen model, the last laneSeconds
-	from    int64         // what happened before is not known, in Unix µs
-	until   int64
-
-	chosen   string // a model
-	sort     int    // one of sorts
-	reversed bool
-	window   int // one of windows
-	paused   bool
-	help     bool
-	down     int // lines by which the details are scrolled
+	socket, only string
+	now          *stats.Broker // nil until the first answer
+	at           time.Time     // of that answer
+	err          error         // of the last question
+	sort         int           // the column to sort by
 }
 
-const laneSeconds = 2
+const windowSeconds = 10
 
-var windows = []int{1, 10, 60} // seconds
+// take keeps the last answer on the screen while the broker does not answer.
+func (v *view) take(a answer, at time.Time) {
+	if v.err = a.err; a.err == nil {
+		v.now, v.at = a.stats, at
+	}
+}
 
-// sorts are what the models can be sorted by. All but the name have the largest
-// first.
-var sorts = []struct {
-	name string // as the column is titled
-	by   func(m *stats.Model, w *stats.Window) float64
+// columns of the table of models. Numbers sort the largest first.
+var columns = []struct {
+	title, format string
+	value         func(m *stats.Model, w *stats.Window) float64
 }{
-	{"model", nil},
-	{"req/s", func(_ *stats.Model, w *stats.Window) float64 { return w.RequestsPerS }},
-	{"p50 ms", func(_ *stats.Model, w *stats.Window) float64 { return w.Latency.P50 }},
-	{"p99 ms", func(_ *stats.Model, w *stats.Window) float64 { return w.Latency.P99 }},
-	{"rows/batch", func(_ *stats.Model, w *stats.Window) float64 { return w.RowsPerBatch }},
-	{"busy", func(_ *stats.Model, w *stats.Window) float64 { return w.Busy }},
-	{"queue", func(m *stats.Model, _ *stats.Window) float64 { return float64(m.QueueLength) }},
-	{"ring", func(m *stats.Model, _ *stats.Window) float64 { return ringShare(m) }},
-	{"failed/s", func(_ *stats.Model, w *stats.Window) float64 { return w.FailedPerS }},
+	{title: "model"},
+	{"req/s", "%.1f", func(_ *stats.Model, w *stats.Window) float64 { return w.RequestsPerS }},
+	{"rows/s", "%.1f", func(_ *stats.Model, w *stats.Window) float64 { return w.RowsPerS }},
+	{"p50 ms", "%.2f", func(_ *stats.Model, w *stats.Window) float64 { return w.Latency.P50 }},
+	{"p99 ms", "%.2f", func(_ *stats.Model, w *stats.Window) float64 { return w.Latency.P99 }},
+	{"rows/batch", "%.2f", func(_ *stats.Model, w *stats.Window) float64 { return w.RowsPerBatch }},
+	{"busy", "%.0f%%", func(_ *stats.Model, w *stats.Window) float64 { return 100 * w.Busy }},
+	{"queue", "%.0f", func(m *stats.Model, _ *stats.Window) float64 { return float64(m.QueueLength) }},
+	{"ring", "%.0f%%", func(m *stats.Model, _ *stats.Window) float64 {
+		return 100 * float64(m.SlotsQueued+m.SlotsRunning+m.SlotsHeld) / float64(max(1, m.Slots))
+	}},
+	{"failed/s", "%.2f", func(_ *stats.Model, w *stats.Window) float64 { return w.FailedPerS }},
+	{"workers", "%.0f", func(m *stats.Model, _ *stats.Window) float64 { return float64(m.ReadyWorkers) }},
+	{"clients", "%.0f", func(m *stats.Model, _ *stats.Window) float64 { return float64(m.Clients) }},
 }
 
-type workerKey struct {
-	model string
-	id    int
-}
-
-type workerCount struct {
-	at      time.Time
-	busyS   float64
-	batches uint64
-}
-
-// workerRate is what a worker did between two snapshots.
-type workerRate struct {
-	busy    float64 // share
-	batchMS float64
-	batches uint64
-}
-
-func newView(socket, model string) *view {
-	return &view{socket: socket, chosen: model, window: 1, before: map[workerKey]workerCount{}}
-}
-
-// take makes a snapshot the shown one.
-func (v *view) take(s snapshot) {
-	if v.err = s.err; s.err != nil {
-		return // what is known stays on the screen
+// draw returns exactly height lines, none wider than width. Rows that have no room are left out.
+func (v *view) draw(width, height int) []string {
+	lines := []string{"ringbatch  " + v.socket}
+	if v.now != nil {
+		lines[0] = fmt.Sprintf("ringbatch  broker pid %d, up %s%s  %s  last %d s", v.now.Pid, time.Duration(v.now.UptimeS)*time.Second,
+			map[bool]string{true: ", draining"}[v.now.Draining], v.socket, windowSeconds)
 	}
-	if v.now != nil && v.now.Epoch != s.stats.Epoch {
-		clear(v.before) // another broker
-		v.batches = nil
+	switch {
+	case v.err != nil && v.now != nil:
+		lines = append(lines, fmt.Sprintf("no answer since %s, trying again: %v", v.at.Format(time.TimeOnly), v.err))
+	case v.err != nil:
+		lines = append(lines, fmt.Sprintf("no answer from the broker; trying again: %v", v.err))
 	}
-	place := v.place()
-	v.now, v.at = s.stats, s.at
-	v.countWorkers()
-	if models := v.models(); len(models) == 0 {
-		v.batches = nil
-	} else if v.now.Model(v.chosen) == nil { // the first one, or the one that took its place
-		v.choose(models[min(max(0, place), len(models)-1)].Name)
+	if v.now != nil {
+		lines = append(lines, "")
+		lines = append(lines, v.modelTable()...)
+		lines = append(lines, "")
+		lines = append(lines, v.workerTable()...)
 	}
-	if s.batches != nil && s.model == v.chosen {
-		v.addBatches(s)
+	for len(lines) < height-1 {
+		lines = append(lines, "")
 	}
+	lines = append(lines[:max(0, height-1)], "q quit   s sort: "+columns[v.sort].title)
+	for i, l := range lines {
+		lines[i] = cut(printable.Text(l, 4096), width)
+	}
+	return lines
 }
 
-// countWorkers compares with the snapshot before.
-func (v *view) countWorkers() {
-	count := map[workerKey]workerCount{}
-	v.rates = map[workerKey]workerRate{}
+func (v *view) modelTable() []string {
+	type entry struct {
+		model  *stats.Model
+		window stats.Window
+	}
+	var models []entry
 	for i := range v.now.Models {
-		m := &v.now.Models[i]
-		for _, w := range m.Workers {
-			k := workerKey{m.Name, w.ID}
-			c := workerCount{v.at, w.BusyS, w.Batches}
-			count[k] = c
-			b, ok := v.before[k]
-			if !ok { // since it attached
-				b = workerCount{at: v.at.Add(-time.Duration(w.SinceS * float64(time.Second)))}
-			}
-			r := workerRate{batches: c.batches - min(b.batches, c.batches)}
-			busy := max(0, c.busyS-b.busyS)
-			if passed := v.at.Sub(b.at).Seconds(); passed > 0 {
-				r.busy = min(1, busy/passed)
-			}
-			if r.batches > 0 {
-				r.batchMS = 1e3 * busy / float64(r.batches)
-			}
-			v.rates[k] = r
+		if m := &v.now.Models[i]; v.only == "" || m.Name == v.only {
+			models = append(models, entry{m, m.Window(windowSeconds)})
 		}
 	}
-	v.before = count
-}
-
-func (v *view) addBatches(s snapshot) {
-	list := s.batches.Batches
-	v.until = s.batches.NowUS
-	if s.missed || v.batches == nil {
-		v.batches, v.from = []stats.Batch{}, 0
-		if s.missed && len(list) > 0 {
-			v.from = list[0].StartedUS
-		}
+	if len(models) == 0 {
+		return []string{"no models yet: start a worker, or declare one with --config or --model"}
 	}
-	v.from = max(v.from, v.until-laneSeconds*1e6)
-	v.batches = append(v.batches, list...)
-	v.batches = slices.DeleteFunc(v.batches, func(b stats.Batch) bool { return b.FinishedUS < v.from })
-}
-
-// models are those of the broker, as they are sorted.
-func (v *view) models() []*stats.Model {
-	if v.now == nil {
-		return nil
-	}
-	list := make([]*stats.Model, len(v.now.Models))
-	for i := range list {
-		list[i] = &v.now.Models[i]
-	}
-	by := sorts[v.sort].by
-	slices.SortStableFunc(list, func(x, y *stats.Model) int {
-		c := strings.Compare(x.Name, y.Name)
-		if by != nil {
-			wx, wy := x.Window(windows[v.window]), y.Window(windows[v.window])
-			c = cmp.Or(cmp.Compare(by(y, &wy), by(x, &wx)), c)
-		}
-		if v.reversed {
-			c = -c
+	slices.SortStableFunc(models, func(a, b entry) int {
+		c := strings.Compare(a.model.Name, b.model.Name)
+		if value := columns[v.sort].value; value != nil {
+			c = cmp.Or(cmp.Compare(value(b.model, &b.window), value(a.model, &a.window)), c)
 		}
 		return c
 	})
-	return list
-}
-
-// place is where the chosen model stands, or -1.
-func (v *view) place() int {
-	return slices.IndexFunc(v.models(), func(m *stats.Model) bool { return m.Name == v.chosen })
-}
-
-func (v *view) choose(name string) {
-	if name != v.chosen {
-		v.chosen, v.batches, v.down = name, nil, 0
+	rows := [][]string{nil}
+	for i, c := range columns {
+		title := c.title
+		if i == v.sort {
+			title += "*"
+		}
+		rows[0] = append(rows[0], title)
 	}
+	for _, e := range models {
+		row := []string{e.model.Name}
+		for _, c := range columns[1:] {
+			row = append(row, fmt.Sprintf(c.format, c.value(e.model, &e.window)))
+		}
+		if e.model.ReadyWorkers == 0 {
+			row = append(row, "not ready: "+e.model.NotReady)
+		}
+		rows = append(rows, row)
+	}
+	return table(rows)
 }
 
-// move chooses another model, by its distance in the list.
-func (v *view) move(by int) {
-	if models := v.models(); len(models) > 0 {
-		v.choose(models[min(max(0, v.place()+by), len(models)-1)].Name)
+func (v *view) workerTable() []string {
+	rows := [][]string{{"worker", "pid", "gpu", "state", "batches", "restarts", "model"}}
+	for _, m := range v.now.Models {
+		if v.only != "" && m.Name != v.only {
+			continue
+		}
+		for _, w := range m.Workers {
+			rows = append(rows, []string{fmt.Sprintf("%s #%d", w.Name, w.ID), fmt.Sprint(w.Pid), w.GPU, w.State,
+				fmt.Sprint(w.Batches), fmt.Sprint(w.Restarts), m.Name})
+		}
 	}
+	if len(rows) == 1 {
+		return nil
+	}
+	return table(rows)
 }
 
-// press is what a key does.
-func (v *view) press(k key) {
-	const end = 1 << 20
-	if v.help {
-		v.help = false // any key
-		return
+// table aligns the first column left and the others right. The first row is the title; text beyond its columns follows.
+func table(rows [][]string) []string {
+	const longestName = 40
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		row[0] = cut(row[0], longestName)
+		for i := range widths {
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
 	}
-	switch k {
-	case keyUp, 'k':
-		v.move(-1)
-	case keyDown, 'j':
-		v.move(1)
-	case keyHome, 'g':
-		v.move(-end)
-	case keyEnd, 'G':
-		v.move(end)
-	case keyPageDown, 'J':
-		v.down += detailPage
-	case keyPageUp, 'K':
-		v.down = max(0, v.down-detailPage)
-	case 's', keyRight:
-		v.sort, v.reversed = (v.sort+1)%len(sorts), false
-	case 'S', keyLeft:
-		v.sort, v.reversed = (v.sort+len(sorts)-1)%len(sorts), false
-	case 'r':
-		v.reversed = !v.reversed
-	case 'w':
-		v.window = (v.window + 1) % len(windows)
-	case 'p', ' ':
-		v.paused = !v.paused
-	case '?', 'h':
-		v.help = true
+	var lines []string
+	for _, row := range rows {
+		line := fmt.Sprintf("%-*s", widths[0], row[0])
+		for i, cell := range row[1:] {
+			if i+1 < len(widths) {
+				line += fmt.Sprintf("  %*s", widths[i+1], cell)
+			} else {
+				line += "  " + cell
+			}
+		}
+		lines = append(lines, line)
 	}
+	return lines
 }
 
-const detailPage = 5 // lines
-
-// ringShare is how much of a model's ring is in use, 0..1.
-func ringShare(m *stats.Model) float64 {
-	return float64(m.SlotsQueued+m.SlotsRunning+m.SlotsHeld) / float64(max(1, m.Slots))
+// cut shortens a text to a number of characters.
+func cut(s string, most int) string {
+	if utf8.RuneCountInString(s) <= most {
+		return s
+	}
+	return string([]rune(s)[:max(0, most-1)]) + "…"
 }

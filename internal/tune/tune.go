@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tune finds how many instances of a worker command, and which
-// max_batch_size, serve a load best:
+// Package tune finds how many instances of a worker command, and which max_batch_size, serve a load best, by successive halving:
 //
 //  1. a private broker starts the command and learns which model it serves;
-//  2. what batches take is measured (package profile), by rows and busy workers;
-//  3. every setting is simulated with that, and all but the best few are dropped;
-//  4. those are measured under real load, in turns.
+//  2. every setting is measured under real load for one window;
+//  3. the worse half is dropped, the rest is measured for another window, and so on, until two are left.
 //
 // All processes belong to the private broker and end with it.
 package tune
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -25,11 +25,13 @@ import (
 	"github.com/ringbatch/ringbatch/internal/feed"
 	"github.com/ringbatch/ringbatch/internal/profile"
 	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Options say what is tuned, and for what.
+// Options are the command line.
 type Options struct {
 	Program    []string // this program, to be started as a broker
 	Command    string   // of a worker
@@ -37,20 +39,16 @@ type Options struct {
 	GPUs       []int
 	MPS        bool // try it with MPS, too
 	Instances  []int
-	Sizes      []int // max_batch_size; nil: 1, 2, 4 … what the worker asks for
+	Sizes      []int // max_batch_size; nil: 1, 2, 4 … the worker's own
 	Goal       Goal
 	Feed       func(*tensor.Signature) (*feed.Feed, error)
 	AttachTime time.Duration // for a worker to come up
-	Profile    time.Duration // what profiling may take
 	Window     time.Duration // of load, measured at a time
-	Turns      int           // in which each of the best is measured, with the others in between
-	Full       bool          // measure every setting, to judge the choice
 	Say        *progress.Line
 }
 
-// Goal is what is asked for. Without a rate the best setting is the one with the
-// most requests per second, with one it is the one with the least mean latency;
-// p99, if it is given, must be kept.
+// Goal: without a rate the best setting has the most requests per second, with one it has the least mean latency. A p99 must
+// be kept.
 type Goal struct {
 	P99  time.Duration `json:"p99_ns,omitempty"`
 	Rate float64       `json:"rate,omitempty"`
@@ -64,296 +62,81 @@ type Setting struct {
 }
 
 func (s Setting) String() string {
-	text := fmt.Sprintf("%d × %d", s.Instances, s.MaxBatchSize)
+	text := fmt.Sprintf("%d instance(s), max_batch_size %d", s.Instances, s.MaxBatchSize)
 	if s.MPS {
-		text += " MPS"
+		text += ", with MPS"
 	}
 	return text
 }
 
-// Candidate is a setting and what is known of it.
+// Candidate is a setting with a load, and its figures.
 type Candidate struct {
 	Setting
-	InFlight  int       `json:"in_flight,omitempty"` // closed loop: requests
-	Predicted *Figures  `json:"predicted,omitempty"`
-	Measured  *Measured `json:"measured,omitempty"`
-	Note      string    `json:"note,omitempty"` // why it does not count
-
-	ways    []way
-	absent  bool          // does not come up
-	full    time.Duration // a full batch, with all instances busy
-	samples []bench.Figures
-	errors  map[string]int64
+	// Load of a closed loop: requests in flight, in full batches of every worker. 0: an open loop at the rate.
+	Load     float64  `json:"load,omitempty"`
+	Measured *Figures `json:"measured,omitempty"`
+	Note     string   `json:"note,omitempty"` // why it does not count
 }
 
-// Figures are the main ones.
+// Figures are means over windows.
 type Figures struct {
 	PerSecond float64 `json:"requests_per_s"`
 	MeanMS    float64 `json:"mean_ms"`
 	P99MS     float64 `json:"p99_ms"`
-
-	least float64 // requests per second that had to be answered
+	Due       float64 `json:"due_per_s,omitempty"` // open loop
+	Windows   int     `json:"windows"`
 }
 
 // Report is everything that was found out.
 type Report struct {
-	Command    string             `json:"command"`
-	Model      string             `json:"model"`
-	Goal       Goal               `json:"goal"`
-	Profiles   []*profile.Profile `json:"profiles"`
-	Candidates []*Candidate       `json:"candidates"`
-	Choice     *Setting           `json:"choice,omitempty"`
-	Why        string             `json:"why,omitempty"` // it is the choice
-	Seconds    float64            `json:"seconds"`       // until the choice
-	Notes      []string           `json:"notes,omitempty"`
-	Unfinished bool               `json:"unfinished,omitempty"`
-	Grid       *Grid              `json:"grid,omitempty"`
+	Command    string       `json:"command"`
+	Model      string       `json:"model"`
+	Goal       Goal         `json:"goal"`
+	Candidates []*Candidate `json:"candidates"`
+	Choice     *Setting     `json:"choice,omitempty"`
+	Why        string       `json:"why,omitempty"`
+	Seconds    float64      `json:"seconds"`
+	Notes      []string     `json:"notes,omitempty"`
+	Unfinished bool         `json:"unfinished,omitempty"`
 
 	options  *Options
 	declared declaration
-	// workersEach is how many workers an instance is.
-	workersEach int
-	whole       bool // measures every setting to the end
-	missed      int  // measurements in which the goal was not kept, and others followed
+	begin    time.Time
 }
 
-// Grid is what measuring every setting gave, with --full.
-type Grid struct {
-	Settings int     `json:"settings"`
-	Seconds  float64 `json:"seconds"`
-	Best     Setting `json:"best"`
-	// Ratio is how much worse the choice is than the best: 1 is as good. Both were
-	// measured once more, in turns.
-	Ratio float64 `json:"ratio"`
-}
+const (
+	leastWindows = 3    // of the last two settings
+	leastWarmup  = 0.3  // of a window
+	served       = 0.97 // of the requests must be answered
+	alike        = 0.98 // settings within that count as equally good
+	openClients  = 16
+	mostInFlight = 2 // full batches of each worker: one runs, the next waits
+)
 
-// Run tunes. What was measured comes with an error, too. Every process below this one
-// that was not there before counts as started by it, and has ended when it returns.
+// Run tunes. It returns the figures so far with an error, and ends every process that it started.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	spareInherited()
-	if err := adoptOrphans(); err != nil {
-		return nil, err
-	}
 	defer context.AfterFunc(ctx, func() { o.Say.Say("ending what was started; Ctrl-C once more kills it") })()
-	r, err := run(ctx, o)
-	if err != nil && ctx.Err() != nil { // whatever failed, it is why
-		err = ctx.Err()
+	r := &Report{Command: o.Command, Goal: o.Goal, options: &o, begin: time.Now()}
+	err := r.discover(ctx)
+	if err == nil {
+		err = r.halve(ctx)
+		r.choose()
+	}
+	r.Seconds = time.Since(r.begin).Seconds()
+	if err != nil && ctx.Err() != nil { // the reason of any other failure
+		err, r.Unfinished = ctx.Err(), true
+	}
+	if err == nil && r.Choice == nil {
+		err = r.noChoice()
 	}
 	return r, err
 }
 
-func run(ctx context.Context, o Options) (*Report, error) {
-	r := &Report{Command: o.Command, Goal: o.Goal, options: &o}
-	begin := time.Now()
-	b, err := r.discover(ctx, begin)
-	if err != nil {
-		return nil, err
-	}
-	for _, mps := range r.variants() {
-		if b == nil {
-			if b, err = startBroker(&o, r.config(mps, r.most(), r.maxSize())); err != nil {
-				return r, err
-			}
-		}
-		err := r.tune(ctx, b, mps, begin)
-		b.stop()
-		b = nil
-		if err != nil {
-			r.finish(begin)
-			r.Unfinished = ctx.Err() != nil
-			return r, err
-		}
-	}
-	r.finish(begin)
-	if o.Full {
-		if err := r.measureGrid(ctx); err != nil {
-			return r, err
-		}
-	}
-	return r, r.verdict()
+func (r *Report) say(format string, a ...any) {
+	r.options.Say.Say("%v  %s", time.Since(r.begin).Round(time.Second), fmt.Sprintf(format, a...))
 }
 
-// variants are with and without MPS.
-func (r *Report) variants() []bool {
-	if r.options.MPS {
-		return []bool{false, true}
-	}
-	return []bool{false}
-}
-
-func (r *Report) finish(begin time.Time) {
-	if r.Choice = r.choose(); r.Choice != nil {
-		r.Why = r.why()
-	}
-	if r.Seconds == 0 {
-		r.Seconds = time.Since(begin).Seconds()
-	}
-}
-
-// tune profiles, predicts and verifies, with or without MPS.
-func (r *Report) tune(ctx context.Context, b *private, mps bool, begin time.Time) error {
-	most, err := r.scaleUp(ctx, b)
-	if err != nil {
-		return err
-	}
-	if mps {
-		s, err := admin.New(b.socket).Stats(ctx)
-		if err != nil {
-			return b.explain(err)
-		}
-		if why, missing := strings.CutPrefix(s.MPS, stats.NoMPS); missing {
-			r.Notes = append(r.Notes, "MPS was not tried: "+why)
-			r.options.MPS = false
-			return nil
-		}
-	}
-	p, err := r.profile(ctx, b, mps, most, begin)
-	if p != nil && len(p.Points) > 0 {
-		r.Profiles = append(r.Profiles, p)
-	}
-	if err != nil {
-		return b.explain(err)
-	}
-	if err := r.checkGoal(p); err != nil {
-		return err
-	}
-	r.say(begin, "simulating")
-	if err := r.countWorkers(ctx, b, most); err != nil {
-		return b.explain(err)
-	}
-	list, err := r.predict(ctx, p, mps, most)
-	if err != nil {
-		return err
-	}
-	r.Candidates = append(r.Candidates, list...)
-	return r.verifyBest(ctx, b, list, begin)
-}
-
-// secondChances is how often other settings and lighter loads are measured, if none that
-// was measured kept the p99 that was simulated for it.
-const secondChances = 3
-
-// verifyBest measures the best few under real load; and the next, where these do not keep
-// the goal. A real machine has a longer tail than a simulated one: how much longer, is known then.
-func (r *Report) verifyBest(ctx context.Context, b *private, list []*Candidate, begin time.Time) error {
-	share := margin
-	for range 1 + secondChances {
-		finalists := r.finalists(list, share)
-		if err := r.verify(ctx, b, finalists, begin); err != nil {
-			return err
-		}
-		if r.Goal.P99 == 0 || len(finalists) == 0 || r.choose() != nil {
-			break
-		}
-		share = r.shareKept(finalists, share)
-		r.missed += len(finalists)
-		for _, c := range list {
-			before := *c
-			if c.take(r, share); before.Measured != nil && c.Measured == nil {
-				r.Notes = append(r.Notes, r.didNotKeep(&before))
-			}
-		}
-	}
-	return nil
-}
-
-// didNotKeep is the note about a load that is not measured again.
-func (r *Report) didNotKeep(c *Candidate) string {
-	text := fmt.Sprintf("%s%s did not keep the goal: %s requests/s, p99 %s ms", c.Setting, r.load(c), number(c.Measured.PerSecond), number(c.Measured.P99MS))
-	if c.Note != "" {
-		text += "; " + c.Note
-	}
-	return text
-}
-
-// shareKept is within which share of the goal p99 must be simulated to be kept, from
-// settings that did not.
-func (r *Report) shareKept(measured []*Candidate, share float64) float64 {
-	least := math.Inf(1) // times the simulated one
-	for _, c := range measured {
-		if c.Measured != nil && c.Measured.P99MS > 0 && c.Predicted.P99MS > 0 {
-			least = min(least, c.Measured.P99MS/c.Predicted.P99MS)
-		}
-	}
-	return min(0.7*share, margin/least)
-}
-
-// profile measures what batches take, without those that fail: they may have no
-// room on the GPU, or none beside those of other instances.
-func (r *Report) profile(ctx context.Context, b *private, mps bool, most int, begin time.Time) (*profile.Profile, error) {
-	p, err := profile.Measure(ctx, profile.Options{
-		Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Sizes: r.sizes(), Busy: profile.Doubling(most), Time: r.options.Profile / time.Duration(len(r.variants())),
-		Progress: func(share float64, doing string) {
-			r.say(begin, "profile %3.0f %%: %s, then about %v under load", 100*share, doing, r.underLoad(most).Round(time.Second))
-		},
-		Recover:  func(ctx context.Context) error { return b.ready(ctx, r.Model, most) },
-		Patience: r.options.patience(),
-	})
-	if p != nil {
-		for _, e := range p.Failed {
-			r.Notes = append(r.Notes, leftOut(e, mps))
-		}
-		if len(p.Failed) == 0 { // else it is known what they died of
-			r.Notes = append(r.Notes, p.Notes()...)
-		}
-	}
-	return p, err
-}
-
-// patience is for workers to come back: as long as they may take to come up.
-func (o *Options) patience() profile.Patience {
-	return profile.Patience{Time: o.AttachTime, Starting: o.AttachTime}
-}
-
-// countWorkers finds out how many workers an instance is: a command may start several.
-func (r *Report) countWorkers(ctx context.Context, b *private, instances int) error {
-	n, _, err := profile.Workers(ctx, admin.New(b.socket), r.Model)
-	if err != nil {
-		return err
-	}
-	if n >= 2*instances && r.workersEach == 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("each instance is %d workers", n/instances))
-	}
-	r.workersEach = max(1, n/instances)
-	return nil
-}
-
-// underLoad is about what measuring takes when the profile is known.
-func (r *Report) underLoad(most int) time.Duration {
-	settings := 0
-	for _, n := range profile.Ascending(r.options.Instances) {
-		if n <= most {
-			settings += len(r.sizes())
-		}
-	}
-	return time.Duration(mostMeasured(settings)*r.options.Turns) * r.turnTime(&Candidate{})
-}
-
-// leftOut is the note about batches that fail.
-func leftOut(e *profile.BatchError, mps bool) string {
-	text := fmt.Sprintf("batches of %d rows and more were left out", e.Rows)
-	if e.Busy > 1 {
-		text += fmt.Sprintf(" with %d instances at once and more", e.Busy)
-	}
-	if mps {
-		text += ", with MPS"
-	}
-	return text + ": " + firstLine(e.Err)
-}
-
-// checkGoal refuses a goal that a single batch does not keep.
-func (r *Report) checkGoal(p *profile.Profile) error {
-	if goal := r.Goal.P99; goal > 0 && p.Shortest() > goal {
-		return fmt.Errorf("--p99 %v cannot be kept: the quickest batch alone takes %v", goal, p.Shortest().Round(10*time.Microsecond))
-	}
-	return nil
-}
-
-func (r *Report) say(begin time.Time, format string, a ...any) {
-	r.options.Say.Say("%v  %s", time.Since(begin).Round(time.Second), fmt.Sprintf(format, a...))
-}
-
-// sizes are the batch sizes that are tried.
+// sizes are the batch sizes to try.
 func (r *Report) sizes() []int {
 	if len(r.options.Sizes) > 0 {
 		return profile.Ascending(r.options.Sizes)
@@ -361,57 +144,217 @@ func (r *Report) sizes() []int {
 	return profile.Doubling(r.declared.maxBatchSize)
 }
 
-func (r *Report) maxSize() int { return slices.Max(r.sizes()) }
-
-// most is how many instances are tried at most.
-func (r *Report) most() int { return slices.Max(r.options.Instances) }
-
-// scaleUp waits for as many instances as are to be tried, which start together.
-// If they do not all come up it goes up from one to as many as do.
-func (r *Report) scaleUp(ctx context.Context, b *private) (int, error) {
-	switch err := b.up(ctx, r.most()); {
-	case err == nil || ctx.Err() != nil:
-		return r.most(), ctx.Err()
-	case errors.Is(err, errBackground):
-		return 0, err
+// loads to try. Where p99 has to be kept, a closed loop with fewer requests in flight may keep it.
+func (r *Report) loads() []float64 {
+	switch {
+	case r.Goal.Rate > 0:
+		return []float64{0}
+	case r.Goal.P99 > 0:
+		return []float64{0.5, 1, mostInFlight}
 	}
-	if err := b.scale(ctx, r.Model, 1); err != nil {
-		return 0, err
-	}
-	up := 1
-	for _, n := range profile.Ascending(r.options.Instances) {
-		if n == 1 {
-			continue
-		}
-		if err := b.scale(ctx, r.Model, n); err != nil {
-			if ctx.Err() != nil {
-				return 0, ctx.Err()
-			}
-			r.Notes = append(r.Notes, fmt.Sprintf("%d instances do not come up: %v", n, b.explain(err)))
-			_ = b.scale(ctx, r.Model, up)
-			break
-		}
-		up = n
-	}
-	return up, nil
+	return []float64{mostInFlight}
 }
 
-// verdict is why there is no recommendation, if there is none.
-func (r *Report) verdict() error {
-	if r.Choice != nil {
+// halve measures all settings, then the better half of them, and so on.
+func (r *Report) halve(ctx context.Context) error {
+	variants := []bool{false}
+	if r.options.MPS {
+		variants = append(variants, true)
+	}
+	for _, mps := range variants {
+		for _, n := range profile.Ascending(r.options.Instances) {
+			for _, size := range r.sizes() {
+				for _, load := range r.loads() {
+					r.Candidates = append(r.Candidates, &Candidate{Setting: Setting{n, size, mps}, Load: load})
+				}
+			}
+		}
+	}
+	list := slices.Clone(r.Candidates)
+	for round := 1; ; round++ {
+		for _, mps := range variants {
+			of := slices.DeleteFunc(slices.Clone(list), func(c *Candidate) bool { return c.MPS != mps })
+			if err := r.measureAll(ctx, mps, of, round); err != nil {
+				return err
+			}
+		}
+		list = slices.DeleteFunc(list, func(c *Candidate) bool { return c.Note != "" })
+		slices.SortStableFunc(list, r.compare)
+		if len(list) > 2 {
+			list = list[:(len(list)+1)/2]
+		} else if round >= leastWindows {
+			return nil
+		}
+	}
+}
+
+// measureAll measures each setting for one window, fewer instances first, so that few processes start.
+func (r *Report) measureAll(ctx context.Context, mps bool, list []*Candidate, round int) error {
+	if len(list) == 0 {
 		return nil
 	}
-	if len(r.Candidates) == 0 && len(r.Notes) > 0 {
-		return fmt.Errorf("no setting is left to measure: %s", strings.Join(r.Notes, "; "))
+	b, err := startBroker(r.options, r.config(Setting{1, slices.Max(r.sizes()), mps}))
+	if err != nil {
+		return err
 	}
-	what := "no setting that was measured served the load without errors"
+	defer b.stop()
+	if err := b.ready(ctx, r.Model, 1); err != nil {
+		return err
+	}
+	if s, err := admin.New(b.socket).Stats(ctx); err != nil {
+		return b.explain(err)
+	} else if why, missing := strings.CutPrefix(s.MPS, stats.NoMPS); mps && missing {
+		for _, c := range list {
+			c.Note = "MPS was not tried: " + why
+		}
+		r.Notes = append(r.Notes, list[0].Note)
+		return nil
+	}
+	slices.SortStableFunc(list, func(a, b *Candidate) int { return cmp.Compare(a.Instances, b.Instances) })
+	for i, c := range list {
+		r.say("round %d: measuring %s (%d of %d)", round, c.Setting, i+1, len(list))
+		if err := r.measure(ctx, b, c, round); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measure is one window of a setting.
+func (r *Report) measure(ctx context.Context, b *private, c *Candidate, round int) error {
+	workers, err := b.scale(ctx, r.Model, c.Instances)
+	if err != nil {
+		if c.Note = "does not come up: " + firstLine(err); c.Instances == 1 || ctx.Err() != nil {
+			return b.explain(err)
+		}
+		return nil
+	}
+	if err := admin.New(b.socket).Set(ctx, r.Model, policy.New(policy.MaxBatchSize(c.MaxBatchSize))); err != nil {
+		return b.explain(err)
+	}
+	l := bench.Load{
+		Socket: b.socket, Model: r.Model, Feed: r.options.Feed, Rows: 1, Rate: r.Goal.Rate, Clients: openClients,
+		Warmup: time.Duration(leastWarmup * float64(r.options.Window)), Window: r.options.Window, Windows: 1, Seed: int64(round),
+		Patience: profile.Patience{Time: r.options.AttachTime, Starting: r.options.AttachTime},
+	}
+	if c.Load > 0 {
+		inFlight := max(1, int(math.Round(c.Load*float64(workers*c.MaxBatchSize))))
+		l.Clients = min(inFlight, 2*openClients)
+		l.InFlight = (inFlight + l.Clients - 1) / l.Clients
+	}
+	result, err := l.Run(ctx, &progress.Line{})
+	if result != nil {
+		c.add(result, r.options.Window)
+	}
+	switch {
+	case errors.Is(err, testbed.ErrInterrupted):
+		return context.Canceled
+	case err != nil:
+		return b.explain(err)
+	}
+	return nil
+}
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+// add takes in another window.
+func (c *Candidate) add(r *bench.Result, window time.Duration) {
+	delete(r.Errors, "not_sent_in_time") // the rate is judged by itself
+	if len(r.Errors) > 0 {
+		c.Note = "errors: " + strings.Join(slices.Sorted(maps.Keys(r.Errors)), ", ")
+	}
+	if c.Measured == nil {
+		c.Measured = &Figures{}
+	}
+	m := c.Measured
+	for _, w := range r.Each {
+		n := float64(m.Windows)
+		mean := func(before, now float64) float64 { return (before*n + now) / (n + 1) }
+		if share := w.PerSecond / max(m.PerSecond*n+w.PerSecond, 1e-9); share > 0 { // without answers there is no latency
+			m.MeanMS, m.P99MS = m.MeanMS+share*(w.MeanMS-m.MeanMS), m.P99MS+share*(w.P99MS-m.P99MS)
+		}
+		m.PerSecond = mean(m.PerSecond, w.PerSecond)
+		// Requests that came shortly before the end of a window could not be answered in it.
+		late := min(w.DuePerSecond*w.MeanMS/1e3/window.Seconds(), w.DuePerSecond/10) + 1/window.Seconds()
+		m.Due = mean(m.Due, max(0, w.DuePerSecond-late))
+		m.Windows++
+	}
+}
+
+// keeps reports whether the figures keep the goal.
+func (r *Report) keeps(f *Figures) bool {
+	return f.PerSecond > 0 && (r.Goal.P99 == 0 || f.P99MS <= float64(r.Goal.P99)/1e6) && (r.Goal.Rate == 0 || f.PerSecond >= served*f.Due)
+}
+
+// score compares settings: more is better.
+func (r *Report) score(f *Figures) float64 {
+	if r.Goal.Rate > 0 && f.PerSecond > 0 { // without answers there is no latency
+		return 1 / max(f.MeanMS, 1e-9)
+	}
+	return f.PerSecond
+}
+
+// compare sorts the best first: settings that keep the goal, by score; then the nearest to it.
+func (r *Report) compare(a, b *Candidate) int {
+	ka, kb := r.keeps(a.Measured), r.keeps(b.Measured)
+	switch {
+	case ka != kb && ka:
+		return -1
+	case ka != kb:
+		return 1
+	case !ka && r.Goal.P99 > 0:
+		return cmp.Compare(a.Measured.P99MS, b.Measured.P99MS)
+	}
+	return cmp.Compare(r.score(b.Measured), r.score(a.Measured))
+}
+
+// choose takes the best of the settings that were measured longest and keep the goal. Of equally good ones it takes the fewest
+// instances, then smaller batches, whose latency is less.
+func (r *Report) choose() {
+	var list []*Candidate
+	longest := 0
+	for _, c := range r.Candidates {
+		if c.Measured != nil && c.Note == "" && r.keeps(c.Measured) {
+			list = append(list, c)
+			longest = max(longest, c.Measured.Windows)
+		}
+	}
+	list = slices.DeleteFunc(list, func(c *Candidate) bool { return c.Measured.Windows < longest })
+	if len(list) == 0 {
+		return
+	}
+	slices.SortStableFunc(list, r.compare)
+	choice := list[0]
+	for _, c := range list[1:] {
+		equal := r.score(c.Measured) >= alike*r.score(list[0].Measured)
+		if equal && cmp.Or(cmp.Compare(c.Instances, choice.Instances), cmp.Compare(c.MaxBatchSize, choice.MaxBatchSize)) < 0 {
+			choice = c
+		}
+	}
+	r.Choice = &choice.Setting
+	r.Why = fmt.Sprintf("%s, the best of %d measured", r.figuresText(choice), len(r.Candidates))
+	if len(list) > 1 {
+		other := list[0]
+		if other == choice {
+			other = list[1]
+		}
+		r.Why += fmt.Sprintf("; next: %s with %s", other.Setting, r.figuresText(other))
+	}
+}
+
+// noChoice says why there is no recommendation.
+func (r *Report) noChoice() error {
+	what := "served the load without errors"
 	switch {
 	case r.Goal.Rate > 0 && r.Goal.P99 > 0:
-		what = fmt.Sprintf("no setting that was measured serves %s requests/s with p99 within %v", number(r.Goal.Rate), r.Goal.P99)
+		what = fmt.Sprintf("serves %s requests/s with p99 within %v", number(r.Goal.Rate), r.Goal.P99)
 	case r.Goal.Rate > 0:
-		what = fmt.Sprintf("no setting that was measured serves %s requests/s", number(r.Goal.Rate))
+		what = fmt.Sprintf("serves %s requests/s", number(r.Goal.Rate))
 	case r.Goal.P99 > 0:
-		what = fmt.Sprintf("no setting that was measured keeps p99 within %v", r.Goal.P99)
+		what = fmt.Sprintf("keeps p99 within %v", r.Goal.P99)
 	}
-	return errors.New(what + "; the table shows how near each one came")
+	return fmt.Errorf("no setting that was measured %s; the table shows how near each one came", what)
 }

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package relay compares a relay with bare gRPC that sends the same messages, and one host with two and four. The hosts are
+// processes of this machine.
+package relay
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/ringbatch/ringbatch/bench/gateway"
+	"github.com/ringbatch/ringbatch/bench/rig"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+)
+
+// Aims: docs/relay.md.
+const (
+	aimLarge   = 0.75 // of bare gRPC's bytes/s, 32 × 602,112 bytes
+	aimSmall   = 5.0  // × the requests/s of 64 callers one by one, 64 bytes
+	aimLatency = 2.0  // × a bare unary call, one caller
+	aimTwo     = 1.9  // × the throughput of one host
+	aimFour    = 3.6
+
+	batch     = 32
+	producers = 64
+	slowCost  = 20 * time.Millisecond // a batch of the model "slow" takes as long as a GPU might
+)
+
+var small, large = gateway.Sizes[0], gateway.Sizes[1]
+
+// Roles of this suite's processes; those of the gateway suite are needed, too.
+func Roles() testbed.Roles { return testbed.Roles{"relay producer": testbed.With(producerRole)} }
+
+// Run is `bench relay`.
+func Run(ctx context.Context, args []string, out io.Writer) error {
+	var relayFlags []string
+	var inFlight, relays int
+	s := rig.Suite{
+		Name: "relay", About: "A relay beside bare gRPC with the same messages, and what further hosts add; see docs/relay.md.", Rounds: 5,
+		Round: time.Second,
+		Flags: func(f *pflag.FlagSet) {
+			f.IntVar(&inFlight, "in_flight", 1, "small: requests that each producer has in flight")
+			f.IntVar(&relays, "relays", 1, "small: relay processes, workers of one model here")
+			f.StringSliceVar(&relayFlags, "relay_flags", nil, "further flags of the relays")
+		},
+	}
+	with := func(part func(*bed) error) func(*rig.Rig) error {
+		return func(r *rig.Rig) error {
+			b := &bed{Rig: r, relayFlags: relayFlags}
+			defer b.stop()
+			if err := b.start(); err != nil {
+				return err
+			}
+			return part(b)
+		}
+	}
+	smallRequests := func(b *bed) error { return measureSmall(b, max(1, inFlight), relays) }
+	s.Parts = []rig.Part{
+		{Name: "large", Run: with(measureLarge)}, {Name: "small", Run: with(smallRequests)},
+		{Name: "one", Run: with(measureOne)}, {Name: "hosts", Run: with(measureHosts)},
+	}
+	return s.Run(ctx, args, out)
+}
+
+// bed is the processes: this host's broker and relays, the far hosts, and the bare server.
+type bed struct {
+	*rig.Rig
+	relayFlags []string
+	local      string // socket
+	bare       string // address
+	running    []*rig.Program
+}
+
+func (b *bed) start() (err error) {
+	if _, b.local, err = b.StartBroker("local.sock"); err != nil {
+		return err
+	}
+	_, at, err := gateway.StartBare(b.Rig)
+	b.bare = at.GRPC
+	return err
+}
+
+func (b *bed) stop() {
+	for _, p := range b.running {
+		p.Stop()
+	}
+}
+
+func (b *bed) program(socket string, args ...string) (*rig.Program, error) {
+	p, err := b.StartProgram(socket, args...)
+	if err == nil {
+		b.running = append(b.running, p)
+	}
+	return p, err
+}
+
+func echoJob(socket, model string, s gateway.Size, most int) rig.EchoJob {
+	return rig.EchoJob{Socket: socket, Model: model, In: fmt.Sprintf("u8[%d]", s.Bytes), Out: fmt.Sprintf("u8[%d]", s.Answer), MaxBatch: most}
+}
+
+// farHost starts a broker with a worker and a gateway, and returns its address.
+func (b *bed) farHost(name string, job rig.EchoJob) (string, error) {
+	_, socket, err := b.StartBroker(name + ".sock")
+	if err != nil {
+		return "", err
+	}
+	job.Socket = socket
+	if _, err := b.StartEcho(job); err != nil {
+		return "", err
+	}
+	g, err := b.program(socket, "gateway", "--http", "off", "--grpc", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return g.Find("grpc ")
+}
+
+// relay serves a model of those hosts here.
+func (b *bed) relay(model, remote string, hosts ...string) error {
+	args := append([]string{"relay", model, "--remote_model", remote, "--to", strings.Join(hosts, ",")}, b.relayFlags...)
+	p, err := b.program(b.local, args...)
+	if err == nil {
+		_, err = p.Find("relaying ")
+	}
+	return err
+}
+
+// ringCallers are n clients of the ring here, each of that many goroutines.
+func (b *bed) ringCallers(model string, n, goroutines int, s gateway.Size) (all []rig.Caller, err error) {
+	for range n {
+		call, err := ringCaller(b.Context(), b.local, model, goroutines, s)
+		if err != nil {
+			return nil, err
+		}
+		for range goroutines {
+			all = append(all, call)
+		}
+	}
+	return all, nil
+}
+
+func ringCaller(ctx context.Context, socket, model string, window int, s gateway.Size) (rig.Caller, error) {
+	wait, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	c, err := client.Dial(wait, model, client.WithSocket(socket), client.WithWindow(window), client.WaitForModel())
+	if err != nil {
+		return nil, err
+	}
+	input := rig.Pattern(s.Bytes)
+	return func(ctx context.Context) error { return rig.Ask(ctx, c, input) }, nil
+}
+
+func measureLarge(b *bed) error {
+	host, err := b.farHost("far", echoJob("", large.Model, large, batch))
+	if err != nil {
+		return err
+	}
+	if err := b.relay(large.Model, large.Model, host); err != nil {
+		return err
+	}
+	ring, err := b.ringCallers(large.Model, producers, 1, large)
+	if err != nil {
+		return err
+	}
+	var bare []rig.Caller
+	for range 3 {
+		conn, err := gateway.Dial(b.bare)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		bare = append(bare, gateway.RPCCaller(conn, large, batch))
+	}
+	t, err := b.Compare("large", bare, ring)
+	if err != nil {
+		return err
+	}
+	bareMB, ringMB := t[0].PerSecond*batch*float64(large.Bytes)/1e6, t[1].PerSecond*float64(large.Bytes)/1e6
+	b.Check("large batches", ringMB/bareMB, ">=", aimLarge,
+		"602,112 bytes, batches of 32: relay %.0f MB/s, bare gRPC with the same messages %.0f MB/s", ringMB, bareMB)
+	return nil
+}
+
+// producerJob is a process that sends small requests, to the ring and to the bare server in turns.
+type producerJob struct {
+	Socket, Bare string
+	InFlight     int
+}
+
+// The kinds of calls that a producer makes.
+const (
+	bareKind  = "bare"  // unary calls to the bare server
+	relayKind = "small" // a request of the ring whose worker is the relay
+	localKind = "local" // of a ring whose worker is on this host: the limit of a relay
+)
+
+type producerOrder struct {
+	Kind string
+	For  time.Duration
+}
+
+func producerRole(c *testbed.Child, job producerJob) error {
+	conn, err := gateway.Dial(job.Bare)
+	if err != nil {
+		return err
+	}
+	calls := map[string]rig.Caller{bareKind: gateway.RPCCaller(conn, small, 1)}
+	for _, kind := range []string{relayKind, localKind} {
+		if calls[kind], err = ringCaller(c.Context(), job.Socket, kind, job.InFlight, small); err != nil {
+			return err
+		}
+	}
+	return testbed.Serve(c, func(o producerOrder) (rig.Turn, error) {
+		all := make([]rig.Caller, job.InFlight)
+		for i := range all {
+			all[i] = calls[o.Kind]
+		}
+		return rig.Call(c.Context(), all, o.For)
+	})
+}
+
+// produce measures small requests of n producer processes: bare, through the relay, and at a worker of this host.
+func (b *bed) produce(n, inFlight, relays int) ([]rig.Turn, error) {
+	host, err := b.farHost("far", echoJob("", small.Model, small, producers))
+	if err != nil {
+		return nil, err
+	}
+	for range max(1, relays) {
+		if err := b.relay(relayKind, small.Model, host); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := b.StartEcho(echoJob(b.local, localKind, small, producers)); err != nil {
+		return nil, err
+	}
+	procs, err := b.StartAll(n, func(int) testbed.Spec {
+		return testbed.Spec{Role: "relay producer", Job: producerJob{Socket: b.local, Bare: b.bare, InFlight: inFlight}, Procs: 2}
+	})
+	if err != nil {
+		return nil, err
+	}
+	var kinds []func(time.Duration) (rig.Turn, error)
+	for _, kind := range []string{bareKind, relayKind, localKind} {
+		kinds = append(kinds, func(d time.Duration) (sum rig.Turn, err error) {
+			all, err := rig.OrderAll[rig.Turn](procs, producerOrder{kind, d})
+			var medians []float64
+			for _, t := range all {
+				sum.PerSecond += t.PerSecond
+				medians = append(medians, t.MedianUS)
+			}
+			sum.MedianUS = rig.Median(medians)
+			return sum, err
+		})
+	}
+	return b.CompareTurns(fmt.Sprintf("%d producers", n), kinds...)
+}
+
+func measureSmall(b *bed, inFlight, relays int) error {
+	t, err := b.produce(producers, inFlight, relays)
+	if err != nil {
+		return err
+	}
+	b.Check("small requests", t[1].PerSecond/t[0].PerSecond, ">=", aimSmall,
+		"64 bytes, %d producers with %d in flight each: relay %.0f requests/s, gRPC %.0f (a ring with its worker here: %.0f)",
+		producers, inFlight, t[1].PerSecond, t[0].PerSecond, t[2].PerSecond)
+	return nil
+}
+
+func measureOne(b *bed) error {
+	t, err := b.produce(1, 1, 1)
+	if err != nil {
+		return err
+	}
+	b.Check("one caller", t[1].MedianUS/t[0].MedianUS, "<=", aimLatency,
+		"64 bytes, 1 caller: relay %.0f µs, bare unary call %.0f µs (a ring with its worker here: %.0f µs)",
+		t[1].MedianUS, t[0].MedianUS, t[2].MedianUS)
+	return nil
+}
+
+func measureHosts(b *bed) error {
+	var hosts []string
+	for i := range 4 {
+		job := echoJob("", "slow", small, batch)
+		job.Cost = slowCost
+		host, err := b.farHost(fmt.Sprint("far", i), job)
+		if err != nil {
+			return err
+		}
+		hosts = append(hosts, host)
+	}
+	var rates []float64
+	for _, n := range []int{1, 2, 4} {
+		model := fmt.Sprintf("slow%d", n)
+		if err := b.relay(model, "slow", hosts[:n]...); err != nil {
+			return err
+		}
+		ring, err := b.ringCallers(model, 12, batch, small)
+		if err != nil {
+			return err
+		}
+		t, err := b.Compare(fmt.Sprintf("%d hosts", n), ring)
+		if err != nil {
+			return err
+		}
+		rates = append(rates, t[0].PerSecond)
+	}
+	text := fmt.Sprintf("simulated cost, %v a batch of %d: 1, 2, 4 hosts %.0f, %.0f, %.0f requests/s", slowCost, batch, rates[0], rates[1],
+		rates[2])
+	b.Check("two hosts", rates[1]/rates[0], ">=", aimTwo, "%s", text)
+	b.Check("four hosts", rates[2]/rates[0], ">=", aimFour, "%s", text)
+	return nil
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
+)
+
+// Median is 0 without figures.
+func Median(v []float64) float64 {
+	if len(v) == 0 {
+		return 0
+	}
+	v = slices.Sorted(slices.Values(v))
+	if n := len(v); n%2 == 0 {
+		return (v[n/2-1] + v[n/2]) / 2
+	}
+	return v[len(v)/2]
+}
+
+// Short is a number with three significant digits.
+func Short(v float64) string {
+	switch a := math.Abs(v); {
+	case a >= 100 || a == math.Trunc(a):
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case a >= 10:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	case a >= 0.1:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	default:
+		return strconv.FormatFloat(v, 'g', 2, 64)
+	}
+}
+
+// Big is a number with its thousands apart.
+func Big(v float64) string {
+	s := strconv.FormatFloat(math.Round(v), 'f', 0, 64)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// Pause sleeps unless the benchmark is interrupted.
+func Pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return testbed.ErrInterrupted
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// SleepUntil parks the thread until a time on shm.Now's clock. Go's own timer would be rounded and go through the scheduler;
+// at thousands of requests per second that is part of the measurement.
+func SleepUntil(nanos int64) {
+	ts := unix.NsecToTimespec(nanos)
+	for errors.Is(unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil), unix.EINTR) {
+	}
+}
+
+// LeadTime lets every process receive its order before the common start.
+const LeadTime = 30 * time.Millisecond
+
+// ModelStats asks the broker for the statistics of a model.
+func ModelStats(ctx context.Context, socket, model string) (*stats.Model, error) {
+	s, err := admin.New(socket).Stats(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, testbed.ErrInterrupted
+		}
+		return nil, fmt.Errorf("ask the broker for its statistics: %w", err)
+	}
+	if m := s.Model(model); m != nil {
+		return m, nil
+	}
+	return nil, fmt.Errorf("the broker does not know model %q", model)
+}
+
+// CPUTimes adds up the CPU time of each group of processes.
+func CPUTimes(groups [][]*testbed.Process) ([]time.Duration, error) {
+	sums := make([]time.Duration, len(groups))
+	for i, g := range groups {
+		for _, p := range g {
+			d, err := testbed.CPUTime(p.Pid())
+			if err != nil {
+				return nil, err
+			}
+			sums[i] += d
+		}
+	}
+	return sums, nil
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rig
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// hack/results.py reads these keys.
+func TestASuiteWritesItsChecksAndThoseBeforeAnError(t *testing.T) {
+	s := Suite{Name: "relay", Rounds: 1, Round: 1e9, Parts: []Part{
+		{"rate", func(r *Rig) error { r.Check("rate", 2, ">=", 1.5, "%d against 1", 2); return nil }},
+		{"left_out", func(*Rig) error { return errors.New("it ran") }},
+		{"wait", func(r *Rig) error {
+			r.Check("wait", 2, "<=", 1.5, "")
+			r.Check("free", 1, "", 0, "")
+			return errors.New("broken")
+		}},
+	}}
+	file := filepath.Join(t.TempDir(), "checks.json")
+	var out strings.Builder
+	err := s.Run(t.Context(), []string{"--only=rate,wait", "--json=" + file}, &out)
+	if err == nil || err.Error() != "wait: broken" || !strings.Contains(out.String(), "2 against 1") || !strings.Contains(out.String(),
+		"MISS") {
+		t.Errorf("%v:\n%s", err, &out)
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Suite string
+		Relay struct {
+			Checks []check
+			Rate   float64
+		}
+	}
+	want := []check{{"rate", 2, ">= 1.5", true, "2 against 1"}, {"wait", 2, "<= 1.5", false, ""}, {"free", 1, "-", true, ""}}
+	if err := json.Unmarshal(data, &got); err != nil || got.Suite != "relay" || got.Relay.Rate != 2 || !slices.Equal(got.Relay.Checks, want) {
+		t.Errorf("%v: %s", err, data)
+	}
+}
+
+func TestBadFlagsOfASuiteAreRefused(t *testing.T) {
+	s := Suite{Name: "x", Rounds: 1, Round: 1e9, Parts: []Part{{"a", nil}}}
+	for args, want := range map[string]string{
+		"--only=speed": `no part "speed"; there are a`, "--rounds=0": "--rounds must be at least 1", "--round=1ms": "--round at least 50ms",
+		"more": "takes flags only", "--json=/nowhere/r.json": "cannot be written", "--worker_num=3": "unknown flag",
+	} {
+		if err := s.Run(t.Context(), []string{args}, &strings.Builder{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", args, err)
+		}
+	}
+}
+
+func TestNumbersAreReadable(t *testing.T) {
+	for v, want := range map[float64]string{0: "0", 1234567: "1,234,567", 999: "999", -1234: "-1,234", 1000: "1,000"} {
+		if got := Big(v); got != want {
+			t.Errorf("big(%v) is %s, want %s", v, got, want)
+		}
+	}
+	for v, want := range map[float64]string{0: "0", 32: "32", 123.4: "123", 12.34: "12.3", 1.234: "1.23", 0.0123: "0.012"} {
+		if got := Short(v); got != want {
+			t.Errorf("short(%v) is %s, want %s", v, got, want)
+		}
+	}
+}
+
+func TestTheMedianIsTheMiddle(t *testing.T) {
+	for _, c := range []struct {
+		v    []float64
+		want float64
+	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{9, 1, 2}, 2}, {[]float64{4, 1, 3, 2}, 2.5}} {
+		before := slices.Clone(c.v)
+		if got := Median(c.v); got != c.want || !slices.Equal(c.v, before) {
+			t.Errorf("median of %v is %v, want %v", before, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/bench/rig"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+)
+
+// measureLatency has one client, one worker, 64 bytes, one request at a time, against the futex round trip between two parked
+// processes, by raw calls.
+func measureLatency(r *rig.Rig) error {
+	const requests = 4000 // per round
+	page, err := sharedPage()
+	if err != nil {
+		return err
+	}
+	defer page.Close()
+	var futexes []*testbed.Process
+	for _, role := range []string{"futex pong", "futex ping"} {
+		p, err := r.StartReady(testbed.Spec{Role: role, Files: []*os.File{page}})
+		if err != nil {
+			return err
+		}
+		futexes = append(futexes, p)
+	}
+	job := small64("echo64", 32, 64)
+	job.WaitTime = time.Millisecond
+	e, err := startEcho(r, 1, job)
+	if err != nil {
+		return err
+	}
+	producers, err := startProducers(r, 1, producerJob{Socket: e.socket, Model: "echo64", Window: 8})
+	if err != nil {
+		return err
+	}
+	var ratios, medians, p99s, futex []float64
+	round := func(counts bool) error {
+		rs, err := together(producers, order{Do: "latency", Count: requests}, 0)
+		if err != nil {
+			return err
+		}
+		ns, err := rig.OrderAll[int64](futexes, requests)
+		if err != nil {
+			return err
+		}
+		trip := float64(ns[1]) / 1e3
+		if counts {
+			request := float64(rs[0].Nanos) / 1e3
+			medians, p99s, ratios = append(medians, request), append(p99s, float64(rs[0].P99)/1e3), append(ratios, request/trip)
+			futex = append(futex, trip)
+		}
+		return nil
+	}
+	for range 2 { // rounds are short
+		if err := r.InTurns("latency", round); err != nil {
+			return err
+		}
+	}
+	r.Check("latency_ratio", rig.Median(ratios), "<=", 2.5, "request %.1f µs (p99 %.1f) / futex round trip %.1f µs; median of %d rounds",
+		rig.Median(medians), rig.Median(p99s), rig.Median(futex), len(ratios))
+	return nil
+}
+
+// sharedPage is a page of memory for two processes.
+func sharedPage() (*os.File, error) {
+	fd, err := unix.MemfdCreate("ringbatch-bench-futex", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("memfd: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "futex page")
+	if err := f.Truncate(4096); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("memfd: %w", err)
+	}
+	return f, nil
+}

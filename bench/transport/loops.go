@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/ringbatch/ringbatch/bench/rig"
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+const (
+	loopsModels = 4
+	loopsRate   = 2000 // requests per second of the model whose p99 counts
+	loopsIdle   = 1000 // models that do nothing
+
+	// Four models at their limit take four loops, four workers, and producers. With fewer cores the figure is the machine's.
+	loopsCores = 16
+)
+
+// measureLoops measures the cost that models of one broker have for one another. One of the broker's loops serves each model.
+func measureLoops(r *rig.Rig) error {
+	for _, part := range []func(*rig.Rig) error{fourModels, hostileNeighbour, idleModels} {
+		if err := part(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compareLoops measures two things in turns and reports the second divided by the first.
+func compareLoops(r *rig.Rig, name, op string, aim float64, behind string, first, second func() (float64, error)) error {
+	var a, b, ratios []float64
+	err := r.InTurns("loops: "+name, func(counts bool) error {
+		x, err := first()
+		if err != nil {
+			return err
+		}
+		y, err := second()
+		if err == nil && counts {
+			a, b, ratios = append(a, x), append(b, y), append(ratios, y/x)
+		}
+		return err
+	})
+	behind = fmt.Sprintf("%s %s / %s, %d loops; median of %d rounds", behind, rig.Big(rig.Median(b)), rig.Big(rig.Median(a)),
+		broker.DefaultLoops(), len(ratios))
+	if runtime.NumCPU() < loopsCores {
+		op, behind = "", behind+fmt.Sprintf("; not judged: %d cores, of %d that it takes", runtime.NumCPU(), loopsCores)
+	}
+	r.Check(name, rig.Median(ratios), op, aim, "%s", behind)
+	return err
+}
+
+// addModel adds a model to a broker that runs.
+func addModel(r *rig.Rig, socket, name string) error {
+	job := small64(name, smallBatch, smallSlots)
+	job.Socket = socket
+	_, err := r.StartEcho(job)
+	return err
+}
+
+// fourModels compares the requests/s of one model and of four.
+func fourModels(r *rig.Rig) error {
+	e, err := startEcho(r, 1, small64("loops", smallBatch, smallSlots))
+	if err != nil {
+		return err
+	}
+	var all []*testbed.Process
+	for i := range loopsModels {
+		r.Say("loops: starting model %d of %d", i+1, loopsModels)
+		name := "loops"
+		if i > 0 {
+			name += fmt.Sprint(i)
+			if err := addModel(r, e.socket, name); err != nil {
+				return err
+			}
+		}
+		producers, err := startProducers(r, smallProducers, producerJob{Socket: e.socket, Model: name, Window: smallInFlight})
+		if err != nil {
+			return err
+		}
+		all = append(all, producers...)
+	}
+	rate := func(of []*testbed.Process) func() (float64, error) {
+		return func() (float64, error) {
+			rate, _, err := streamRate(nil, of, 1, r.Round)
+			return rate, err
+		}
+	}
+	return compareLoops(r, "four_models_ratio", ">=", 2.5,
+		fmt.Sprintf("requests/s with %d models / with one, %d producers with %d in flight each:",
+			loopsModels, smallProducers, smallInFlight), rate(all[:smallProducers]), rate(all))
+}
+
+// hostileNeighbour compares the p99 of a model while a client of another one is quiet, and while it floods the broker.
+func hostileNeighbour(r *rig.Rig) error {
+	e, err := startEcho(r, 1, small64("flooded", smallBatch, smallSlots))
+	if err != nil {
+		return err
+	}
+	if err := addModel(r, e.socket, "neighbour"); err != nil {
+		return err
+	}
+	flood, err := r.StartReady(testbed.Spec{Role: "flood", Job: floodJob{Socket: e.socket, Model: "flooded"}, Procs: 2})
+	if err != nil {
+		return err
+	}
+	clients, err := startProducers(r, 1, producerJob{Socket: e.socket, Model: "neighbour", Window: 8})
+	if err != nil {
+		return err
+	}
+	return compareLoops(r, "hostile_ratio", "<=", 1.2,
+		fmt.Sprintf("p99 in µs of a model at %d/s beside one whose client sends entries without end / quiet:", loopsRate),
+		func() (float64, error) { return pacedP99(clients, r.Round) },
+		func() (float64, error) {
+			if err := flood.Send(floodOrder{Until: shm.Now() + int64(r.Round) + 2*int64(rig.LeadTime)}); err != nil {
+				return 0, err
+			}
+			loud, err := pacedP99(clients, r.Round)
+			if err != nil {
+				return 0, err
+			}
+			return loud, flood.Receive(new(int))
+		})
+}
+
+// idleModels compares the p99 of a model that is alone with one among many that do nothing, of another broker.
+func idleModels(r *rig.Rig) error {
+	r.Say("loops: starting %d idle models", loopsIdle)
+	var p99 []func() (float64, error)
+	for _, name := range []string{"alone", "among"} {
+		e, err := startEcho(r, 1, small64(name, smallBatch, smallSlots))
+		if err != nil {
+			return err
+		}
+		if name == "among" {
+			if _, err := r.StartReady(testbed.Spec{Role: "idle models", Job: idleModelsJob{Socket: e.socket, Models: loopsIdle},
+				Procs: 2}); err != nil {
+				return err
+			}
+		}
+		clients, err := startProducers(r, 1, producerJob{Socket: e.socket, Model: name, Window: 8})
+		if err != nil {
+			return err
+		}
+		p99 = append(p99, func() (float64, error) { return pacedP99(clients, r.Round) })
+	}
+	return compareLoops(r, "idle_models_ratio", "<=", 1.2, fmt.Sprintf("p99 in µs of a model at %d/s beside %d idle ones / alone:",
+		loopsRate, loopsIdle), p99[0], p99[1])
+}
+
+// pacedP99 is in microseconds.
+func pacedP99(clients []*testbed.Process, d time.Duration) (float64, error) {
+	rs, err := together(clients, order{Do: "paced", Rate: loopsRate}, d)
+	if err != nil {
+		return 0, err
+	}
+	return float64(rs[0].P99) / 1e3, nil
+}
+
+type floodJob struct{ Socket, Model string }
+
+type floodOrder struct{ Until int64 } // on shm.Now's clock
+
+// floodRole is a client that speaks the protocol and means ill: it sends
+// entries that come to nothing, and rings, as fast as it can.
+func floodRole(c *testbed.Child, job floodJob) error {
+	const window = 256
+	s, err := attach.Open(context.Background(), job.Socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: job.Model,
+		Window: window})
+	if err != nil {
+		return err
+	}
+	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(s.Words, s.Info.Window)}
+	nothing := shm.Commit{Kind: shm.KindCancel, Rows: 1, Slot: s.Info.FirstSlot, Gen: s.Info.FirstGen}
+	return testbed.Serve(c, func(o floodOrder) (entries int, err error) {
+		for shm.Now() < o.Until {
+			if _, full := ring.Push(&nothing); !full {
+				entries++
+			}
+			s.Doorbell.Ring()
+		}
+		return entries, nil
+	})
+}
+
+type idleModelsJob struct {
+	Socket string
+	Models int
+}
+
+// idleModelsRole is the worker of many models without clients.
+func idleModelsRole(c *testbed.Child, job idleModelsJob) error {
+	var sessions []*attach.Session
+	defer func() { runtime.KeepAlive(sessions) }()
+	for i := range job.Models {
+		s, err := attach.Open(c.Context(), job.Socket, shm.Memfd{}, &control.Request{
+			Op: control.OpWorker, Model: fmt.Sprint("idle", i), Policy: policy.New(policy.Slots(32), policy.MaxBatchSize(4)),
+			Worker: &control.WorkerInfo{Inputs: []string{"x:u8[64]"}, Outputs: []string{"y:u8[64]"}, Depth: 1},
+		})
+		if err != nil {
+			return err
+		}
+		sessions = append(sessions, s)
+	}
+	if err := c.Ready(); err != nil {
+		return err
+	}
+	<-c.Context().Done()
+	return nil
+}

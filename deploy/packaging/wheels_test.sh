@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# wheels_test.sh FOLDER: installs the wheels of this machine into fresh environments
+# of every CPython 3.9 to 3.14 at hand, and uses them there with nothing else on PATH.
+set -euo pipefail
+wheels=$(realpath "$1")
+cd "$(dirname "$0")"
+version=$(cat ../../VERSION)
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+unset PYTHONPATH RINGBATCH_LIBRARY RINGBATCH_BINARY RINGBATCH_SOCKET || true
+
+# interpreter VERSION: its path, or nothing.
+interpreter() {
+	local found
+	for found in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$1".*/bin/python3; do
+		found=$(command -v "$found") && "$found" -c 'import venv' 2>/dev/null && echo "$found" && return
+	done
+	return 0
+}
+
+# try VENV ABI: the smoke test with nothing but the environment on PATH.
+try() { PATH=$1/bin "$1/bin/python" smoke.py "$version" "$2"; }
+
+tried=0
+for python in 3.9 3.10 3.11 3.12 3.13 3.14; do
+	found=$(interpreter $python)
+	[ -n "$found" ] || { echo "CPython $python: not at hand"; continue; }
+	"$found" -m venv "$tmp/$python"
+	"$tmp/$python/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: --find-links "$wheels" "ringbatch==$version"
+	try "$tmp/$python" abi3
+	tried=$((tried + 1))
+done
+[ $tried -gt 0 ] || { echo "no CPython 3.9 to 3.14 found" >&2; exit 1; }
+
+last=$(find "$tmp" -maxdepth 1 -name '3.*' | sort -V | tail -1)
+"$last/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheels"/ringbatch-"$version"-py3-none-*_"$(uname -m)".whl
+try "$last" none
+
+echo "the extras resolve"
+for extra in torch onnx; do
+	"$last/bin/python" -m pip install --quiet --disable-pip-version-check --dry-run --find-links "$wheels" "ringbatch[$extra]==$version" || { echo "ringbatch[$extra] does not resolve" >&2; exit 1; }
+done
+echo "$tried versions of CPython passed"

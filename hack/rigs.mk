@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+# Rigs that break things on purpose, tests with foreign servers, and generated files. Included by the Makefile.
+
+.PHONY: envoy-test triton-test hosts-test hosts-short chaos chaos-short soak weak-check proto onnx-go-test demo-picture
+
+# deploy/envoy with a real Envoy
+envoy-test:
+	./deploy/envoy/test.sh
+
+# a relay to a real Triton server (installs 2 GB)
+triton-test:
+	./deploy/triton/test.sh
+
+# relays on a real network: hosts as network namespaces, killed, cut off and upgraded
+hosts-test:
+	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./cmd/hosts
+	./bin/hosts
+
+# the same in a minute, for CI
+hosts-short:
+	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./cmd/hosts
+	./bin/hosts --short
+
+# chaos, and beside it what it plays the C and the Python client with.
+.PHONY: chaos-build
+chaos-build: build
+	CGO_ENABLED=0 go build -o bin/chaos ./cmd/chaos
+	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so $(CURDIR)/build/c/libringbatch.a
+	$(CC) -O2 -std=c11 -D_GNU_SOURCE -Wall -Wextra -static -pthread -Icbindings \
+	  -o bin/chaos-peer internal/chaos/peers/peer.c build/c/libringbatch.a
+	cp build/c/libringbatch.so bin/
+	rm -rf bin/python && mkdir bin/python && cp -r python/ringbatch bin/python/
+
+# A Python with NumPy: the one of the Python tests, where they have been run.
+export RINGBATCH_PYTHON ?= $(firstword $(wildcard $(CURDIR)/build/python-venv/bin/python) python3)
+
+# the C half of every sync point under weaker memory models; wants genmc
+weak-check:
+	docs/model/weak/check.sh
+
+# kill campaigns on real processes, at full length
+chaos: chaos-build
+	./bin/chaos
+
+# the same in a minute or two
+chaos-short: chaos-build
+	./bin/chaos --short
+
+# The weekly run. PARTS=clients,workers for some of it, LIMIT=1h for what fits;
+# it goes on where it was interrupted.
+.PHONY: torture torture-build
+torture-build: chaos-build
+	commit=$$(git describe --always --abbrev=12 --dirty=+changes --exclude '*') && CGO_ENABLED=0 \
+	  go build -ldflags "-X github.com/ringbatch/ringbatch/internal/torture.Commit=$$commit" -o bin/torture ./cmd/torture
+	CGO_ENABLED=0 go test -c -o bin/broker.test ./broker
+	CGO_ENABLED=0 go test -c -o bin/batcher.test ./broker/batcher
+
+# the long runs: about three hours on 2 cores; writes docs/results/torture.md
+torture: torture-build
+	./bin/torture --parts "$(PARTS)" --limit "$(or $(LIMIT),0)" --table docs/results/torture.md
+
+SOAK ?= 20m
+# everything at once at low intensity for SOAK, with a plot
+soak: chaos-build
+	./bin/chaos --soak $(SOAK) --out .
+
+# ONNX files served from Go, with the ONNX Runtime of the Python tests
+onnx-go-test: onnx-go
+	cd worker/onnx && go vet ./... && \
+	  found=$$(ls $(CURDIR)/build/python-venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.* 2>/dev/null | head -n 1 || true) && \
+	  ONNXRUNTIME_LIBRARY=$${ONNXRUNTIME_LIBRARY:-$$found} go test -count=1 ./...
+
+# docs/images/page.png: the live page under load, by a headless Chromium
+demo-picture: build
+	hack/demo-picture.sh
+
+# protoc comes with the Python package grpcio-tools; the plugins are pinned.
+# regenerate the gateway's messages from gateway/oip/inference.proto
+proto:
+	@test -x build/proto/bin/python || { python3 -m venv build/proto && build/proto/bin/pip install -q grpcio-tools==1.81.1; }
+	GOBIN=$(CURDIR)/build/proto/bin go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
+	GOBIN=$(CURDIR)/build/proto/bin go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
+	cd gateway/oip && PATH=$(CURDIR)/build/proto/bin:$$PATH $(CURDIR)/build/proto/bin/python -m grpc_tools.protoc -I . \
+	  --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative inference.proto
+
