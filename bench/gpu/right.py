@@ -3,7 +3,7 @@
 """Runs three checks that need a GPU, in about four minutes; each prints one line of JSON.
 
     export PYTHONPATH=build/gpu/python RINGBATCH_LIBRARY=build/gpu/libringbatch.so RINGBATCH_BINARY=build/gpu/ringbatch # of make gpu-bundle
-    python3 hack/gpu/right.py [PART…]        # --device cpu tries the script itself
+    python3 bench/gpu/right.py [PART…]        # --device cpu tries the script itself
 
 padding   TorchScript encoders without and with a mask: only those with a mask may get buckets, with and without CUDA graphs
 lengths   64 producers with lengths 8 to 500, two workers, no buckets: requests a second (47 where each size is compiled)
@@ -35,7 +35,6 @@ def make_encoder(file: str, masked: bool, small: bool) -> None:
     """The encoder of bench/python as TorchScript; without a mask it attends to padding, too."""
     import torch
 
-    sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "python"))
     import encoder
 
     if small:
