@@ -93,13 +93,14 @@ class Reader:
     def __init__(self, folder: Path):
         folder.chmod(0o700)
         self.folder, self.servers, self.printed = folder, [], ""
-        self.env = {**os.environ, "RINGBATCH_SOCKET": str(folder / "b.sock"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "200"}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.env = {**os.environ, "RINGBATCH_SOCKET": str(folder / "b.sock"), "PATH": path}
         self.env.pop("PYTHONUNBUFFERED", None)  # would write a line in two pieces, between which others write theirs
 
     def follow(self, page: Path) -> None:
         """Blocks in their order. A file's name stands in backquotes in the paragraph before its block."""
         self.port = free_port()
-        for before, language, text in re.findall(r"([^\n]*)\n\n?^```(\w*)\n(.*?)^```$", page.read_text(), re.S | re.M):
+        for before, language, text in re.findall(r"((?:[^\n]+\n)*)\n?^```(\w*)\n(.*?)^```$", page.read_text(), re.S | re.M):
             name = re.findall(r"`(\w+\.(?:py|go|c))`", before)
             if language in ("python", "go", "c"):
                 (self.folder / name[-1]).write_text(text)
@@ -119,11 +120,16 @@ class Reader:
             self.env[assigned[1]] = self.run(assigned[2]).strip()
             return ""
         if "curl" in line:
-            eventually(lambda: subprocess.run(["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{self.port}"], stderr=subprocess.DEVNULL).returncode == 0)
+            eventually(self.listens)
         return self.run(line)
 
     def run(self, line: str) -> str:
-        return subprocess.run(["bash", "-c", line], cwd=self.folder, env=self.env, stdout=subprocess.PIPE, text=True, timeout=200, check=True).stdout + "\n"
+        p = subprocess.run(["bash", "-c", line], cwd=self.folder, env=self.env, stdout=subprocess.PIPE, text=True, timeout=200, check=True)
+        return p.stdout + "\n"
+
+    def listens(self) -> bool:
+        with sockets.socket() as s:
+            return s.connect_ex(("127.0.0.1", self.port)) == 0
 
     def compare(self, text: str) -> None:
         printed = {" ".join(line.split()) for line in self.printed.splitlines()}
@@ -169,8 +175,9 @@ def test_the_quickstarts_go_client_is_answered(tmp_path, go_tool):
         return 2 * batch.inputs["x"]
 
     with broker_at(socket), serving(run, socket):
-        out = subprocess.run([go_tool, "run", str(tmp_path / "one.go")], cwd=REPOSITORY, env={**os.environ, "RINGBATCH_SOCKET": socket}, stdout=subprocess.PIPE, text=True, timeout=250, check=True)
-    assert out.stdout == "[2 4 6 8]\n"
+        env = {**os.environ, "RINGBATCH_SOCKET": socket}
+        out = subprocess.check_output([go_tool, "run", str(tmp_path / "one.go")], cwd=REPOSITORY, env=env, text=True, timeout=250)
+    assert out == "[2 4 6 8]\n"
 
 
 def test_readme_has_the_figures_of_the_data():
