@@ -104,6 +104,10 @@ def rounded(v: float) -> str:
     return f"{round(v, decimals):,.{max(0, decimals)}f}"
 
 
+def between(values: list[float]) -> str:
+    return f"{rounded(min(values))} … {rounded(max(values))}"
+
+
 def bold(v: float) -> str:
     return f"**{rounded(v)}**"
 
@@ -121,27 +125,28 @@ def against_peers(cell: str) -> tuple[str, str]:
     }  # fmt: skip
     ours = rates("ringbatch", cell)
     others = (f"{title} {rounded(max(mean(rates(name, cell)) for name in names))}" for title, names in peers.items())
-    return f"{bold(mean(ours))} ({rounded(min(ours))} … {rounded(max(ours))})", ", ".join(others)
+    return f"{bold(mean(ours))} ({between(ours)})", ", ".join(others)
 
 
 def where(name: str) -> str:
     data = kept(name)
     machine = data["machine"] if isinstance(data["machine"], str) else f"{data['machine']['cores']} cores, Intel Xeon 2.5 GHz"
-    return f"`{data.get('command', 'make peers')}`, {machine}, {data['date']}"
+    command = f"`{data['command']}`" if "command" in data else f"`make peers`, {data['rounds']} rounds of {data['seconds']:.0f} s"
+    return f"{command}, {machine}, {data['date']}"
 
 
 def readme_table() -> str:
     """README's table, in absolute units."""
     gpu, small, clients = kept("gpu")["result"]["resnet50_fp16"], kept("small")["result"], kept("torture")["result"]["clients"]
     bound = rounded(gpu["bound_images_per_s"])
-    futex = rounded(small["request_us"] / small["ratio_to_futex"])
-    socket = rounded(small["small_per_s"] / small["ratio_to_raw_socket"] / 1e6)
-    million = bold(small["small_per_s"] / 1e6)
+    futex = between([us / ratio for us, ratio in zip(small["request_us"], small["ratio_to_futex"])])
+    socket = between([n / ratio / 1e6 for n, ratio in zip(small["small_per_s"], small["ratio_to_raw_socket"])])
+    micros, million = f"**{between(small['request_us'])}**", f"**{between([n / 1e6 for n in small['small_per_s']])}**"
     rows = [
         ("8 Python clients × 64 bytes, requests/s", *against_peers("64x8"), "peers"),
         ("8 Python clients × one image (602,112 bytes), requests/s", *against_peers("602112x8"), "peers"),
         ("128 clients, ResNet-50 fp16, 3 workers, images/s", bold(gpu["images_per_s"]), f"{bound} when the workers feed themselves", "gpu"),
-        ("one request, nothing computed, µs", bold(small["request_us"]), f"{futex} for a futex round trip of two processes", "small"),
+        ("one request, nothing computed, µs", micros, f"{futex} for a futex round trip of two processes", "small"),
         ("8 clients × 16 small requests in flight, million/s", million, f"{socket} over Unix sockets with raw calls", "small"),
         ("clients killed under load", f"**{clients['killed']:,}**", f"{clients['lost']} requests of other clients lost", "torture"),
     ]  # fmt: skip
