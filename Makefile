@@ -33,7 +33,7 @@ demo: build ## what batching wins on this machine, in half a minute
 demo-page: build ## the page of a broker under load, until Ctrl-C
 	./bin/ringbatch demo
 
-test: downloads check unit race model-check cuda-check python onnx-go-test interop chaos-short envoy-test hosts-short ## everything, about 18 minutes on 2 cores
+test: downloads check unit race model-check cuda-check python site onnx-go-test interop chaos-short envoy-test hosts-short ## everything, about 18 minutes on 2 cores
 	@echo "all tests passed"
 
 # Go does not try again by itself, so everything is fetched first. (go run of a
@@ -54,6 +54,7 @@ check: $(STATICCHECK) ## licence lines, formatting, vet, staticcheck
 	go vet ./...
 	$(STATICCHECK) ./...
 	python3 hack/links.py
+	python3 hack/results.py check
 
 unit: ## unit and end-to-end tests, across real processes
 	go test -timeout 30m ./...
@@ -87,8 +88,8 @@ operate: ## metrics judged by Prometheus, the page by Chromium, traces by Perfet
 	./deploy/systemd/test.sh
 
 site: ## the documentation as a site, in build/site/html
-	@test -x build/site/venv/bin/mkdocs || { python3 -m venv build/site/venv && build/site/venv/bin/pip install -q --disable-pip-version-check mkdocs==1.6.1; }
-	build/site/venv/bin/python hack/mksite.py
+	@test -e build/site/venv/lib/python3*/site-packages/material || { python3 -m venv build/site/venv && build/site/venv/bin/pip install -q --disable-pip-version-check mkdocs==1.6.1 mkdocs-material==9.8.1 pymdown-extensions==13.1; }
+	NO_MKDOCS_2_WARNING=1 build/site/venv/bin/python hack/mksite.py
 	@echo "build/site/html/index.html"
 
 # ONLY="--only triton --only mosec" for some of them; ROUNDS, SECONDS for longer.

@@ -4,10 +4,10 @@
 
     python3 hack/mksite.py          # `make site` runs it where mkdocs is installed
 
-Copies docs/ to build/site/docs, writes the API reference of Go (go doc), C
-(ringbatch.h) and Python (docstrings) beside it, turns links that leave docs/ into
-links to the repository, and has mkdocs build it in strict mode: a broken link
-fails. Nothing of the site is fetched from other hosts when it is read.
+Copies docs/ without the lab notebook to build/site/docs. Writes the reference of
+commands (--help), Go (go doc), C (ringbatch.h) and Python (docstrings) beside it.
+Links that leave the site lead to the repository. mkdocs builds it in strict
+mode: a broken link fails. The pages fetch nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ import textwrap
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import commands
 import links
 
 ROOT = links.ROOT
 DOCS, BUILD = ROOT / "docs", ROOT / "build" / "site"
 REPOSITORY = "https://github.com/ringbatch/ringbatch"
+LEFT_OUT = ("model", "results")  # the checked model and the lab notebook: for contributors, in the repository
 GO_PACKAGES = ["client", "worker", "tensor", "admin", "alias", "stats", "policy", "status", "broker", "gateway", "relay"]
 
 
@@ -38,7 +40,7 @@ def to_repository(page: Path, text: str) -> str:
             return m.group()
         where, _, anchor = link.partition("#")
         target = (page.parent / where).resolve()
-        if target.is_relative_to(DOCS) and target.is_file():
+        if target.is_relative_to(DOCS) and target.is_file() and target.relative_to(DOCS).parts[0] not in LEFT_OUT:
             return m.group()
         kind = "tree" if target.is_dir() else "blob"
         url = f"{REPOSITORY}/{kind}/main/{target.relative_to(ROOT)}" + (f"#{anchor}" if anchor else "")
@@ -46,6 +48,30 @@ def to_repository(page: Path, text: str) -> str:
 
     pieces = re.split(r"(^```.*?^```[^\n]*$)", text, flags=re.S | re.M)
     return "".join(p if p.startswith("```") else links.LINK.sub(replace, p) for p in pieces)
+
+
+def tabs(text: str) -> str:
+    """Between `<!-- tabs -->` and `<!-- end of tabs -->` each paragraph that begins with a bold name is a tab."""
+
+    def made(m: re.Match) -> str:
+        pieces = re.split(r"^\*\*(\w+)\*\*", m.group(1), flags=re.M)
+        out = [pieces[0]]
+        for name, body in zip(pieces[1::2], pieces[2::2]):
+            out.append(f'=== "{name}"\n\n' + textwrap.indent(body.lstrip(", ").strip(), "    ") + "\n\n")
+        return "".join(out)
+
+    return re.sub(r"^<!-- tabs -->\n(.*?)^<!-- end of tabs -->\n", made, text, flags=re.S | re.M)
+
+
+def command_reference() -> str:
+    """Every command's --help. `torch` and `onnx` are Python's commands, which need not be installed here."""
+    binary = BUILD / "ringbatch"
+    subprocess.run(["go", "build", "-o", str(binary), "./cmd/ringbatch"], cwd=ROOT, check=True)
+    out = ["# Flags of every command", "", "What `ringbatch COMMAND --help` prints. [Commands](../commands.md) has the overview.", ""]
+    for name in (n for names in commands.GROUPS.values() for n in names if n not in ("torch", "onnx")):
+        text = subprocess.run([str(binary), name, "--help"], capture_output=True, text=True).stdout.strip()
+        out += [f"## ringbatch {name}", "", "```text", text, "```", ""]
+    return "\n".join(out)
 
 
 def go_reference() -> str:
@@ -129,19 +155,32 @@ def fenced(doc: str) -> list[str]:
     return (["```text", doc, "```", ""] if "::" in doc or "\n    " in doc else [doc, ""]) if doc else []
 
 
+def fetched_from_outside(html: Path) -> list[str]:
+    """Scripts, styles, fonts and pictures of other hosts: a reader's browser would ask there."""
+    found = []
+    for page in html.rglob("*.html"):
+        for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text()):
+            if re.search(r"(?:src|href)=[\"']?(?:https?:)?//", tag) and 'rel="canonical"' not in tag:
+                found.append(f"{page.relative_to(html)}: {tag}")
+    return found
+
+
 def main() -> int:
     if links.main():
         return 1
     source = BUILD / "docs"
     shutil.rmtree(source, ignore_errors=True)
-    shutil.copytree(DOCS, source, ignore=shutil.ignore_patterns("model"))
+    shutil.copytree(DOCS, source, ignore=lambda folder, names: LEFT_OUT if Path(folder) == DOCS else [])
     for page in sorted(DOCS.rglob("*.md")):
         if (copied := source / page.relative_to(DOCS)).exists():
-            copied.write_text(to_repository(page, page.read_text()))
+            copied.write_text(tabs(to_repository(page, page.read_text())))
     (source / "reference").mkdir(exist_ok=True)
-    for name, make in {"go": go_reference, "c": c_reference, "python": python_reference}.items():
+    for name, make in {"commands": command_reference, "go": go_reference, "c": c_reference, "python": python_reference}.items():
         (source / "reference" / f"{name}.md").write_text(make())
-    return subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")], cwd=ROOT).returncode
+    built = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")], cwd=ROOT)
+    outside = fetched_from_outside(BUILD / "html")
+    print(*outside, sep="\n", end="\n" if outside else "", file=sys.stderr)
+    return built.returncode or bool(outside)
 
 
 if __name__ == "__main__":

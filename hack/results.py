@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures, and writes docs/results/cpu.md from what was measured.
+"""Measures, and writes docs/results/cpu.md and the table in README.md from the measurements.
 
     hack/results.py measure [NAME…]   run the commands below, keep their JSON in docs/results/data (a quiet machine; half an hour)
-    hack/results.py write             docs/results/cpu.md from that JSON
-    hack/results.py check             fail if the page is not what the JSON says
+    hack/results.py write             docs/results/cpu.md and README's table from that JSON
+    hack/results.py check             fail if one of them differs from the JSON
 
-A figure stands on that page alone, with its date and command; other pages link
-to it.
+Every figure of README comes from docs/results/data, with its machine, date and
+command. Other pages link to the results and repeat no figure.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import mean
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs/results/data"
 PAGE = ROOT / "docs/results/cpu.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- results: written by hack/results.py write -->\n", "<!-- end of results -->"
 
 # What is run, from the repository's root, after `make build` and `python/test.sh`; each takes --json FILE.
 RUNS = {
@@ -82,7 +85,7 @@ def number(v: object) -> str:
 
 def page() -> str:
     parts = ["# Results without a GPU", "",
-             "Written by `hack/results.py write` from the JSON in [data](data); `hack/results.py measure` measures anew.",
+             "Written by `hack/results.py write` from the JSON in [data](data); `hack/results.py measure` measures again.",
              "What each figure means is in [../benchmark.md](../benchmark.md). GPU figures are in [gpu.md](gpu.md)."]  # fmt: skip
     for name in [n + cores for n in RUNS for cores in ("", "-16-cores")]:
         path = DATA / f"{name}.json"
@@ -96,16 +99,87 @@ def page() -> str:
     return "\n".join(parts) + "\n"
 
 
+def kept(name: str) -> dict:
+    return json.loads((DATA / f"{name}.json").read_text())
+
+
+def rounded(v: float) -> str:
+    """Three digits: a measurement has no more."""
+    decimals = 3 - len(str(int(v)))
+    return f"{round(v, decimals):,.{max(0, decimals)}f}"
+
+
+def between(values: list[float]) -> str:
+    return f"{rounded(min(values))} … {rounded(max(values))}"
+
+
+def bold(v: float) -> str:
+    return f"**{rounded(v)}**"
+
+
+def rates(peer: str, cell: str) -> list[float]:
+    """Requests per second of a peer in one column, by round."""
+    return [r["requests_per_s"] for r in kept("peers")["peers"][peer]["cells"][cell]["rounds"]]
+
+
+def against_peers(cell: str) -> tuple[str, str]:
+    """Ours, with its range, and the others; of Triton's two ways the faster."""
+    peers = {
+        "`multiprocessing` + shared memory": ["plain"], "mosec": ["mosec"], "Triton": ["triton", "triton-shm"],
+        "LitServe": ["litserve"], "BentoML": ["bentoml"], "Ray Serve": ["ray"],
+    }  # fmt: skip
+    ours = rates("ringbatch", cell)
+    others = (f"{title} {rounded(max(mean(rates(name, cell)) for name in names))}" for title, names in peers.items())
+    return f"{bold(mean(ours))} ({between(ours)})", ", ".join(others)
+
+
+def where(name: str) -> str:
+    data = kept(name)
+    machine = data["machine"] if isinstance(data["machine"], str) else f"{data['machine']['cores']} cores, Intel Xeon 2.5 GHz"
+    command = f"`{data['command']}`" if "command" in data else f"`make peers`, {data['rounds']} rounds of {data['seconds']:.0f} s"
+    return f"{command}, {machine}, {data['date']}"
+
+
+def readme_table() -> str:
+    """README's table, in absolute units."""
+    gpu, small, clients = kept("gpu")["result"]["resnet50_fp16"], kept("small")["result"], kept("torture")["result"]["clients"]
+    bound = rounded(gpu["bound_images_per_s"])
+    futex = between([us / ratio for us, ratio in zip(small["request_us"], small["ratio_to_futex"])])
+    socket = between([n / ratio / 1e6 for n, ratio in zip(small["small_per_s"], small["ratio_to_raw_socket"])])
+    micros, million = f"**{between(small['request_us'])}**", f"**{between([n / 1e6 for n in small['small_per_s']])}**"
+    rows = [
+        ("8 Python clients × 64 bytes, requests/s", *against_peers("64x8"), "peers"),
+        ("8 Python clients × one image (602,112 bytes), requests/s", *against_peers("602112x8"), "peers"),
+        ("128 clients, ResNet-50 fp16, 3 workers, images/s", bold(gpu["images_per_s"]), f"{bound} when the workers feed themselves", "gpu"),
+        ("one request, nothing computed, µs", micros, f"{futex} for a futex round trip of two processes", "small"),
+        ("8 clients × 16 small requests in flight, million/s", million, f"{socket} over Unix sockets with raw calls", "small"),
+        ("clients killed under load", f"**{clients['killed']:,}**", f"{clients['lost']} requests of other clients lost", "torture"),
+    ]  # fmt: skip
+    runs = list(dict.fromkeys(name for *_, name in rows))
+    lines = [f"| {what} | {ours} | {beside} | {runs.index(name) + 1} |" for what, ours, beside, name in rows]
+    commands = [f"{i}. {where(name)}" for i, name in enumerate(runs, 1)]
+    return "\n".join(["| | ringbatch | for comparison | run |", "|---|---|---|---|", *lines, "", *commands]) + "\n"
+
+
+def readme() -> str:
+    before, begin, rest = README.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        sys.exit(f"README.md has no lines {BEGIN.strip()} and {END}")
+    return before + begin + readme_table() + end + after
+
+
 def main() -> None:
     verb, names = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
     if verb == "measure" and all(n in RUNS for n in names):
         measure(names)
+    if verb in ("measure", "write") and all(n in RUNS for n in names):
         PAGE.write_text(page())
-    elif verb == "write" and not names:
-        PAGE.write_text(page())
+        README.write_text(readme())
     elif verb == "check" and not names:
-        if PAGE.read_text() != page():
-            sys.exit(f"{PAGE.relative_to(ROOT)} is not what docs/results/data says; run: hack/results.py write")
+        for path, text in (PAGE, page()), (README, readme()):
+            if path.read_text() != text:
+                sys.exit(f"{path.relative_to(ROOT)} differs from docs/results/data; run: hack/results.py write")
     else:
         sys.exit(__doc__)
 

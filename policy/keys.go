@@ -19,41 +19,41 @@ import (
 // model runs, what it means, how its text is read, and where it is in force.
 // The functions make typed settings of it, for New.
 var (
-	MaxBatchSize = row(Key{Name: "max_batch_size", Default: "32", Live: true, Help: "most rows of a batch; while the model runs, at most what it was made for"},
+	MaxBatchSize = row(Key{Name: "max_batch_size", Default: "32", Live: true, Help: "maximum rows of a batch; while the model runs it cannot exceed its value at the start"},
 		number(1, MaxRows), func(at *place) *int { return &at.s.MaxBatchSize })
 	WaitTime = row(Key{Name: "wait_time", Default: "auto", Live: true, Help: "how long the oldest request waits for others to batch with; 0: not at all; auto: as long as it pays (docs/batching.md)"},
 		durationOrAuto(), func(at *place) *time.Duration { return &at.s.WaitTime })
-	LatencyGoal = row(Key{Name: "latency_goal", Default: "0s", Live: true, Help: "with wait_time auto: fill batches as far as p99 stays within this, and refuse what could not be answered within it (Overloaded); 0: none"},
+	LatencyGoal = row(Key{Name: "latency_goal", Default: "0s", Live: true, Help: "with wait_time auto: fill batches while p99 stays within this, and refuse requests that would take longer (Overloaded); 0: none"},
 		duration(0), func(at *place) *time.Duration { return &at.s.LatencyGoal })
 	PreferredBatchSizes = row(Key{Name: "preferred_batch_sizes", Live: true, Help: "rows at which a batch goes out without waiting for more, ascending"},
 		numbers[int](1, MaxRows, MaxPreferred), func(at *place) *[]int { return &at.s.PreferredBatchSizes })
 	Slots = row(Key{Name: "slots", DefaultNote: "4096, within 1 GiB and half of what a memory cgroup leaves", Help: "rows the ring holds"},
 		number(1, math.MaxInt32), func(at *place) *int { return &at.s.Slots })
-	MaxWindow = row(Key{Name: "max_window", Default: "0", Live: true, Help: "most slots that one client may have, 65536 at most; a full batch in any case; 0: seven eighths of a ring of more than 16"},
+	MaxWindow = row(Key{Name: "max_window", Default: "0", Live: true, Help: "maximum slots per client, up to 65536 and never less than max_batch_size; 0: 7/8 of the ring, all of one with 16 slots or fewer"},
 		number(0, math.MaxInt32), func(at *place) *int { return &at.s.MaxWindow })
-	Private = row(Key{Name: "private", Default: "false", Live: true, Help: "clear a client's slots when it leaves, before they are another's; costs about 0.3 ms per MiB of the window, not on the way of any request"},
+	Private = row(Key{Name: "private", Default: "false", Live: true, Help: "clear a client's slots when it leaves, before another client gets them; takes about 0.3 ms per MiB of the window, outside of requests"},
 		boolean(), func(at *place) *bool { return &at.s.Private })
 	Lease = row(Key{Name: "lease", Default: "30s", Live: true, Help: "how long a batch may run before its worker counts as hung and is killed; 100ms at least"},
 		duration(MinLease), func(at *place) *time.Duration { return &at.s.Lease })
-	MaxAttempts = row(Key{Name: "max_attempts", Default: "3", Live: true, Help: "how often a request is tried before it fails, where workers die of it"},
+	MaxAttempts = row(Key{Name: "max_attempts", Default: "3", Live: true, Help: "how often a request is tried before it fails, if its workers die"},
 		number(1, 100), func(at *place) *int { return &at.s.MaxAttempts })
 	NoWorker = row(Key{Name: "no_worker", Default: "wait", Live: true, Help: "a request that comes while no worker is attached: wait for one until its deadline, or refuse it at once (NoWorker)"},
 		oneOf(WaitForWorker, RefuseWithoutWorker), func(at *place) *NoWorkerAction { return &at.s.NoWorker })
-	Ragged = row(Key{Name: "ragged", Default: "false", Help: "requests of different sizes share a batch, each in its own; workers must ask for it; not with buckets or padding"},
+	Ragged = row(Key{Name: "ragged", Default: "false", Help: "batch requests of different sizes together, unpadded; the worker must opt in; not with buckets or padding"},
 		boolean(), func(at *place) *bool { return &at.s.Ragged })
 	PreserveOrder = row(Key{Name: "preserve_order", Default: "false", Live: true, Help: "keep each client's requests in order"},
 		boolean(), func(at *place) *bool { return &at.s.PreserveOrder })
 	DefaultPriority = row(Key{Name: "default_priority", Default: "0", Live: true, Help: "the level of requests that name none"},
 		number(0, MaxLevels-1), func(at *place) *int { return &at.s.DefaultPriority })
-	Ageing = row(Key{Name: "ageing", Default: "0s", Live: true, Help: "a waiting request rises by one level each time; 0: never"},
+	Ageing = row(Key{Name: "ageing", Default: "0s", Live: true, Help: "a waiting request rises by one level after each such time; 0: never"},
 		duration(0), func(at *place) *time.Duration { return &at.s.Ageing })
 	MaxQueue = row(Key{Name: "max_queue", Default: "0", Live: true, PerLevel: true, Help: "requests that may wait; further ones end with QueueFull; 0: no limit"},
 		number(0, math.MaxInt32), func(at *place) *int { return &at.s.Levels[at.level].MaxQueue })
-	DefaultTimeout = row(Key{Name: "default_timeout", Default: "0s", Live: true, PerLevel: true, Help: "how long a request may wait before on_timeout applies; 0: for ever"},
+	DefaultTimeout = row(Key{Name: "default_timeout", Default: "0s", Live: true, PerLevel: true, Help: "how long a request may wait before on_timeout applies; 0: no limit"},
 		duration(0), func(at *place) *time.Duration { return &at.s.Levels[at.level].DefaultTimeout })
 	MaxTimeout = row(Key{Name: "max_timeout", Default: "0s", Live: true, PerLevel: true, Help: "limit for a request's own deadline; 0: none"},
 		duration(0), func(at *place) *time.Duration { return &at.s.Levels[at.level].MaxTimeout })
-	OnTimeout = row(Key{Name: "on_timeout", Default: "reject", Live: true, PerLevel: true, Help: "reject ends a request that waited for too long, delay lets it through at the end"},
+	OnTimeout = row(Key{Name: "on_timeout", Default: "reject", Live: true, PerLevel: true, Help: "a request that waited too long: reject ends it, delay moves it behind all others"},
 		oneOf(Reject, Delay), func(at *place) *Action { return &at.s.Levels[at.level].OnTimeout })
 
 	prioritiesKey = add(&Key{Name: "priorities", Kind: "number", Default: "1", Live: true, Help: "number of priority levels, 0 the most urgent; if left out, as many as other keys name",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example of SimpleDBI (a ResNet behind a backend, clients that call
-Session.forward), rewritten; docs/migrating-from-simpledbi.md goes through it
+Session.forward), rewritten; docs/migrating.md goes through it
 line by line. The model here is a stand-in that needs no GPU.
 
     python examples/python/from_simpledbi.py [producers] [requests of each]

@@ -4,7 +4,10 @@ package main
 
 import (
 	"os"
+	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/status"
 )
 
 func TestTheStatusesOfEveryLanguageAreThoseOfTheTable(t *testing.T) {
@@ -18,5 +21,16 @@ func TestTheStatusesOfEveryLanguageAreThoseOfTheTable(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestEveryStatusHasAShortRemedy(t *testing.T) {
+	for _, s := range status.All()[1:] {
+		if words := len(strings.Fields(remedies[s.Name()])); words == 0 || words > 12 {
+			t.Errorf("%s has a remedy of %d words, want 1 to 12", s.Name(), words)
+		}
+	}
+	if len(remedies) != len(status.All())-1 {
+		t.Errorf("%d remedies for %d statuses", len(remedies), len(status.All())-1)
 	}
 }

@@ -9,6 +9,9 @@ import functools
 import os
 import re
 import runpy
+import shutil
+import signal
+import socket as sockets
 import subprocess
 import sys
 import textwrap
@@ -17,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ringbatch as rb
-from conftest import REPOSITORY, rb_wait, serving
+from conftest import REPOSITORY, broker_at, eventually, rb_wait, serving
 
 DOCS, EXAMPLES = REPOSITORY / "docs", REPOSITORY / "examples"
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="no manuals here")
@@ -82,19 +85,107 @@ def test_every_command_that_a_page_shows_has_the_flags_it_shows(page):
                 assert f"--{flag}" in known, f"{page.name}: `ringbatch {m[1]}` has no --{flag}"
 
 
-def test_the_readme_worker_serves_the_readme_producer(tmp_path):
-    worker, producer = blocks(REPOSITORY / "README.md", "python")[:2]
-    tmp_path.chmod(0o700)
-    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
-    (tmp_path / "worker.py").write_text(worker)
-    (tmp_path / "producer.py").write_text(patient(producer) + "        assert (y == 2 * x).all()\n")  # inside the last block, where the view is valid
-    p = subprocess.Popen([sys.executable, str(tmp_path / "worker.py")], env=env)
+class Reader:
+    """Somebody who follows a page to the letter: makes its files, types its commands, compares what is printed."""
+
+    INSTALLS = ("git clone ", "python3 -m venv ", "pip install ")  # as done for the tests already
+
+    def __init__(self, folder: Path):
+        folder.chmod(0o700)
+        self.folder, self.servers, self.printed = folder, [], ""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.env = {**os.environ, "RINGBATCH_SOCKET": str(folder / "b.sock"), "PATH": path}
+        self.env.pop("PYTHONUNBUFFERED", None)  # would write a line in two pieces, between which others write theirs
+
+    def follow(self, page: Path) -> None:
+        """Blocks in their order. A file's name stands in backquotes in the paragraph before its block."""
+        self.port = free_port()
+        for before, language, text in re.findall(r"((?:[^\n]+\n)*)\n?^```(\w*)\n(.*?)^```$", page.read_text(), re.S | re.M):
+            name = re.findall(r"`(\w+\.(?:py|go|c))`", before)
+            if language in ("python", "go", "c"):
+                (self.folder / name[-1]).write_text(text)
+            elif language == "sh":
+                self.printed = "".join(self.type(line) for line in text.replace("8000", str(self.port)).splitlines())
+            elif language == "text":
+                self.compare(text)
+
+    def type(self, line: str) -> str:
+        if line.startswith(self.INSTALLS):
+            return ""
+        if line.endswith("# terminal 1"):
+            self.leave()
+            self.servers.append(subprocess.Popen(["bash", "-c", "exec " + line], cwd=self.folder, env=self.env))
+            return ""
+        if assigned := re.match(r"(\w+)=\$\((.*)\)$", line):
+            self.env[assigned[1]] = self.run(assigned[2]).strip()
+            return ""
+        if "curl" in line:
+            eventually(self.listens)
+        return self.run(line)
+
+    def run(self, line: str) -> str:
+        p = subprocess.run(["bash", "-c", line], cwd=self.folder, env=self.env, stdout=subprocess.PIPE, text=True, timeout=200, check=True)
+        return p.stdout + "\n"
+
+    def listens(self) -> bool:
+        with sockets.socket() as s:
+            return s.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def compare(self, text: str) -> None:
+        printed = {" ".join(line.split()) for line in self.printed.splitlines()}
+        for line in text.splitlines():
+            assert line == "…" or " ".join(line.split()) in printed, f"not printed: {line!r}, but:\n{self.printed}"
+
+    def leave(self) -> None:
+        for p in self.servers:
+            p.send_signal(signal.SIGINT)
+            p.wait(60)
+        self.servers.clear()
+
+
+@pytest.fixture
+def go_tool() -> str:
+    return shutil.which("go") or pytest.skip("no Go here")
+
+
+def free_port() -> int:
+    with sockets.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.mark.parametrize("page", [REPOSITORY / "README.md", DOCS / "quickstart.md"], ids=lambda p: p.stem)
+def test_somebody_who_follows_the_page_is_answered_from_a_batch_of_eight(page, tmp_path):
+    reader = Reader(tmp_path)
     try:
-        rb_wait(env["RINGBATCH_SOCKET"], "double")
-        subprocess.run([sys.executable, str(tmp_path / "producer.py")], env=env, timeout=200, check=True)
+        reader.follow(page)
     finally:
-        p.terminate()
-        p.wait(60)
+        reader.leave()
+    assert "from a batch of 8" in page.read_text()
+
+
+def test_the_quickstarts_go_client_is_answered(tmp_path, go_tool):
+    program = blocks(DOCS / "quickstart.md", "go")[0]
+    (tmp_path / "one.go").write_text(program)
+    tmp_path.chmod(0o700)
+    socket = str(tmp_path / "b.sock")
+
+    @rb.worker("double", inputs={"x": ("float32", (4,))}, outputs={"y": ("float32", (4,))})
+    def run(batch):
+        return 2 * batch.inputs["x"]
+
+    with broker_at(socket), serving(run, socket):
+        env = {**os.environ, "RINGBATCH_SOCKET": socket}
+        out = subprocess.check_output([go_tool, "run", str(tmp_path / "one.go")], cwd=REPOSITORY, env=env, text=True, timeout=250)
+    assert out == "[2 4 6 8]\n"
+
+
+def test_readme_has_the_figures_of_the_data():
+    subprocess.run([sys.executable, str(REPOSITORY / "hack" / "results.py"), "check"], check=True)
+
+
+def test_the_page_of_commands_lists_every_command_in_its_own_words():
+    subprocess.run([sys.executable, str(REPOSITORY / "hack" / "commands.py"), "check", rb.binary_path()], check=True)
 
 
 def test_the_producers_of_the_python_manual_are_answered(socket, monkeypatch):
