@@ -46,16 +46,6 @@ def sized(call: Call, axes: Axes, extras: Sequence[Extra], pads: Sequence[float 
     return compute, True
 
 
-def unspecialised(compute: Compute) -> Compute:
-    """For TorchScript whose sizes vary: it would compile itself again for many of them, which takes longer than a batch."""
-
-    def run(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call, attr-defined, unused-ignore]
-            return compute(xs)
-
-    return run
-
-
 def _padding(x: torch.Tensor, dimension: int, true: torch.Tensor) -> torch.Tensor:
     """Which elements are behind the true sizes, in a shape that x is broadcast with."""
     behind = torch.arange(x.shape[dimension], device=x.device) >= true[:, None]

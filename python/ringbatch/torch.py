@@ -51,7 +51,7 @@ from ._torch_cache import cache_folder, kept_bytecode
 from ._torch_fingerprint import fingerprint
 from ._torch_lanes import Engine, agree, failure
 from ._torch_planes import DTYPES, NAMES, Plane, Planes
-from ._torch_sizes import Compute, Module, named_call, numpy_types, sized, torch_types, unspecialised
+from ._torch_sizes import Compute, Module, named_call, numpy_types, sized, torch_types
 from ._worker import Ending
 
 __all__ = ["serve"]
@@ -143,6 +143,8 @@ def serve(
         shapes = _torch_check.outputs_of_one_row(tried, plain)
     if note:
         print(f"note: {note}", file=sys.stderr, flush=True)
+    if any(not a.buckets for a in axes.axes):
+        torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention builds a plan for every new size, which takes 40 ms
     if outputs is None:
         outputs = _output_texts(compute, shapes, brought, plain, takes_sizes, where)
     elif shapes:
@@ -234,8 +236,7 @@ def _prepare(
         return x.contiguous(memory_format=torch.channels_last) if channels_last and x.dim() == 4 else x
 
     def prepared(called: Callable[..., Any]) -> tuple[Compute, bool]:
-        compute, sized_too = sized(named_call(called, ready), axes, extras, pads)
-        return unspecialised(compute) if axes and isinstance(called, torch.jit.ScriptModule) else compute, sized_too
+        return sized(named_call(called, ready), axes, extras, pads)
 
     plain, sized_too = prepared(module)
     if compile != "off" and not isinstance(module, torch.jit.ScriptModule):

@@ -417,24 +417,14 @@ def test_a_quantized_module_whose_scale_is_of_the_whole_batch_is_served(served):
         assert np.array(c.infer(np.ones(4, "float32"))).size == 4
 
 
-def test_torchscript_is_not_compiled_again_for_each_size():
-    """Kernels of a fusion are compiled at the second run of a size. Here the fuser is allowed on a CPU without LLVM, too."""
-    said = python("""
-        import torch, ringbatch.torch as rt
-        from ringbatch import _sizes
-        torch._C._jit_override_can_fuse_on_cpu(True)
-        torch._C._jit_set_te_must_use_llvm_cpu(False)
-        def fused(variable):
-            axes = _sizes.Axes([rt._input(f"x:f32[{'<=' * variable}64]")], None)
-            net = torch.jit.script(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Sigmoid()))
-            compute, _, _ = rt._prepare(net, axes, torch.device("cpu"), False, False, False, True)
-            for n in (64, 64, 64, *range(3, 9)):
-                compute([torch.rand(1, n)])
-            return "TensorExprGroup" in str(torch.jit.last_executed_optimized_graph())
-
-        print(fused(True), fused(False))
-    """)
-    assert said == "False True"
+@pytest.mark.parametrize("buckets", [True, False])
+def test_only_fixed_sizes_use_attention_that_builds_a_plan_for_each(served, buckets):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    socket = served(torch.nn.ReLU(), "m", inputs=["x:f32[<=8]"], device="cpu", pad_sizes=buckets)
+    with rb.connect("m", socket=socket, wait=60) as model:
+        model(np.ones(3, "float32"))
+    assert torch.backends.cuda.cudnn_sdp_enabled() is buckets
+    torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def test_where_inputs_vary_outputs_must_be_the_modules_also_without_the_check():
