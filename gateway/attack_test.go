@@ -4,7 +4,6 @@ package gateway
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -101,62 +100,6 @@ func (r *rig) model(name string) *model {
 	return k
 }
 
-func TestInferenceIsNeverCollectedHoweverItsPathIsSpelt(t *testing.T) {
-	for _, path := range []string{"/v2/models/m/infer/", "/v2/models/m/infer?x=1", "/v2/models/m/%69nfer", "/v2/models/m/versions/1/infer/", "/v2/models/m/infer#x"} {
-		head := "POST " + path + " HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"
-		if new(simpleHead).parse([]byte(head)) || isPlain([]byte(head)) {
-			t.Errorf("%s is taken for a small question", path)
-		}
-	}
-	for _, path := range []string{"/v2", "/v2/health/ready", "/v2/models/m/ready", "/v2/models/m/stats"} {
-		if !isPlain([]byte("GET " + path + " HTTP/1.1\r\nHost: h\r\n\r\n")) {
-			t.Errorf("%s is no small question", path)
-		}
-	}
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
-	for _, path := range []string{"/v2/models/double/infer/", "/v2/models/double/infer?x=1", "/v2/models/double/%69nfer"} {
-		if a := r.post(path, nil, []byte(`{"inputs":[`+goodInput+`]}`)); a.status != 200 {
-			t.Errorf("%s: %d %q", path, a.status, a.Error)
-		}
-	}
-	r.idle()
-}
-
-func TestARequestWithTwoLengthsIsTheLastOfItsConnection(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
-	body := `{"inputs":[` + goodInput + `]}`
-	const post = "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\n"
-	both := fmt.Sprintf(post+"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body)
-	for name, before := range map[string]string{"its first": "", "a later one": askSpelt} { // net/http has had the connection before
-		c := r.connect()
-		if before != "" {
-			if err := r.ask(c, before); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if _, err := io.WriteString(c, both+askLive); err != nil { // what a proxy takes for the body's rest
-			t.Fatal(err)
-		}
-		all, err := io.ReadAll(c)
-		if err != nil || bytes.Count(all, []byte("HTTP/1.1 ")) != 1 || !bytes.Contains(all, []byte("Connection: close")) {
-			t.Errorf("%s: %q, %v", name, all, err)
-		}
-	}
-}
-
-func TestTLSAtADoorWithoutItIsAnsweredAtOnce(t *testing.T) {
-	r := newRig(t, nil)
-	c := r.connect()
-	fmt.Fprint(c, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03") // and the rest never comes
-	if status, text := r.hear(c); status != http.StatusBadRequest || !strings.Contains(text, "without TLS") {
-		t.Errorf("%d %s", status, text)
-	}
-}
-
 func TestABodyThatCanNeverFitIsNotToldToTryAgain(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, func(c *Config) { c.MaxMessageBytes, c.CallerBytes = 1<<20, 2<<20 }, m)
@@ -202,9 +145,9 @@ func TestABodyInChunksCountsAsItsCallersToo(t *testing.T) {
 }
 
 func (r *rig) bytesOfCallers() (n int64) {
-	r.g.callers.mu.Lock()
-	defer r.g.callers.mu.Unlock()
-	for _, u := range r.g.callers.byName {
+	r.g.limits.mu.Lock()
+	defer r.g.limits.mu.Unlock()
+	for _, u := range r.g.limits.byName {
 		n += u.bytes.Load()
 	}
 	return n
@@ -269,7 +212,7 @@ func TestALinkCannotUnregisterARegion(t *testing.T) {
 
 func TestTypedContentsAreNeverLargerThanTheirShape(t *testing.T) {
 	m := modelConfig(t, "wide", []string{"x:i64[65536]"}, []string{"y:i64[1]"})
-	r := newRig(t, func(c *Config) { c.MaxBufferedBytes = 3 << 19 }, m)
+	r := newRig(t, func(c *Config) { c.MaxBufferedBytes, c.CallerBytes = 6<<19, 3<<19 }, m)
 	r.worker(m, func(_ context.Context, b *worker.Batch) error { return nil })
 	c := r.client()
 	ask := func(shape []int64, contents *oip.InferTensorContents) error {
@@ -310,35 +253,6 @@ func TestUnpackedContentsAreReadAsPackedOnes(t *testing.T) {
 	}
 }
 
-func TestACallerIsNotSlowWhileItsPartsAreComputed(t *testing.T) {
-	m := modelConfig(t, "rows", []string{"x:f32[256]"}, []string{"y:f32[256]"})
-	r := newRig(t, func(c *Config) {
-		c.Window = 8 // one part at a time
-		watchful(c)
-	}, m)
-	r.worker(m, func(ctx context.Context, b *worker.Batch) error { // eight times
-		r.sweep() // it is not late after the last part
-		r.eventually("nothing is expected of the caller", func() error {
-			r.g.web.l.mu.Lock()
-			defer r.g.web.l.mu.Unlock()
-			for c := range r.g.web.l.conns {
-				if c.bodySince.Load() != 0 {
-					return fmt.Errorf("its body is")
-				}
-			}
-			return nil
-		})
-		r.passes(time.Hour)
-		return echo(ctx, b)
-	})
-	body := make([]byte, 64*1024)
-	head := fmt.Sprintf(`{"inputs":[{"name":"x","shape":[64,256],"datatype":"FP32","parameters":{"binary_data_size":%d}}],"parameters":{"binary_data_output":true}}`, len(body))
-	if a := r.inferBinary("rows", head, body); a.status != 200 || len(a.raw) != len(body) {
-		t.Errorf("%d %q, %d bytes", a.status, a.Error, len(a.raw))
-	}
-	r.idle()
-}
-
 func TestACallerMayHangUpWhileItWaitsForASlot(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, func(c *Config) { c.Window, c.ClaimWait = 1, 2*patience }, m)
@@ -371,38 +285,6 @@ func TestACallerMayHangUpWhileItWaitsForASlot(t *testing.T) {
 	close(carryOn)
 	if rep, err := http.ReadResponse(bufio.NewReader(first), nil); err != nil || rep.StatusCode != 200 {
 		t.Errorf("the first: %v, %v", rep, err)
-	}
-	r.idle()
-}
-
-func TestAnAnswerThatWaitsForTheOneBeforeItIsNotGivenUp(t *testing.T) {
-	large := modelConfig(t, "large", []string{"x:f32[4]"}, []string{"y:f32[16384]"})
-	slow := doubler(t)
-	r := newRig(t, watchful, large, slow)
-	r.worker(large, func(context.Context, *worker.Batch) error { return nil })
-	r.worker(slow, func(ctx context.Context, b *worker.Batch) error {
-		r.eventually("the answer after this one waits", func() error {
-			if n := r.stats("large").Ended["OK"]; n != 1 {
-				return fmt.Errorf("%d have ended", n)
-			}
-			return nil
-		})
-		r.passes(time.Hour)
-		return double(ctx, b)
-	})
-	s, err := r.client().ModelStreamInfer(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, model := range []string{"double", "large"} {
-		if err := s.Send(&oip.ModelInferRequest{ModelName: model, Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, 3, 4)}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, model := range []string{"double", "large"} {
-		if a, err := s.Recv(); err != nil || a.ErrorMessage != "" || a.InferResponse.ModelName != model {
-			t.Fatalf("%s: %v, %v", model, a, err)
-		}
 	}
 	r.idle()
 }

@@ -4,6 +4,7 @@ package gateway
 
 import (
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
@@ -24,10 +25,10 @@ type call struct {
 	model  *model
 	as     *route // the alias by which it was asked for; nil: none
 	caller *caller
-	watch  *watch // over the body that the sources are in; nil for gRPC
-	// onFilled is called when the sources have been read, if it is set.
-	onFilled func()
-	id       string
+	// onFilled is called when the sources have been read, onWait after a wait for
+	// slots; either may be nil.
+	onFilled, onWait func()
+	id               string
 
 	inputs  []input
 	outputs []output // what is asked for; after check: what will be answered
@@ -42,9 +43,10 @@ type call struct {
 	request client.Request // whose slots the outputs lie in
 	claimed bool
 	relayed relayed // of a relay's batch; empty otherwise
-	taken   int     // bytes of the budget
+	taken   int     // bytes that are counted as the caller's
 
-	callerBytes int // counted as the caller's
+	share      *share // of the window; nil: none is taken
+	shareSlots int64
 
 	began, filled, ended time.Time // for the statistics
 	queue, compute       time.Duration
@@ -242,4 +244,30 @@ func (c *call) addOutput() *output {
 	}
 	c.outputs = append(c.outputs, output{})
 	return &c.outputs[len(c.outputs)-1]
+}
+
+// Calls are used again: most of a small request's cost would be making them.
+var calls = sync.Pool{New: func() any { return new(call) }}
+
+func newCall() *call {
+	c := calls.Get().(*call)
+	c.level, c.began = -1, time.Now()
+	return c
+}
+
+// done ends a call, however it went.
+func (c *call) done() {
+	c.release()
+	for i := range c.inputs {
+		c.inputs[i].src = nil
+	}
+	for i := range c.outputs {
+		clear(c.outputs[i].parts)
+	}
+	c.model, c.caller, c.onFilled, c.onWait, c.id, c.request = nil, nil, nil, nil, "", client.Request{}
+	c.inputs, c.outputs, c.dims = c.inputs[:0], c.outputs[:0], c.dims[:0]
+	c.timeout, c.binary, c.rows = 0, false, 0
+	c.relayed.reset()
+	c.filled, c.ended, c.queue, c.compute = time.Time{}, time.Time{}, 0, 0
+	calls.Put(c)
 }

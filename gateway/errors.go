@@ -143,10 +143,9 @@ func textOf(err error) string {
 }
 
 var (
-	errSlowBody    = refuse(http.StatusRequestTimeout, codes.DeadlineExceeded, "the request comes too slowly: less than %d KiB a second", leastRate>>10)
-	errBuffersFull = errors.New("the gateway's buffers are full")
-	errFault       = refuse(http.StatusInternalServerError, codes.Internal, "a fault in the gateway; its log says more")
-	errDraining    = refuse(http.StatusServiceUnavailable, codes.Unavailable, "the gateway is shutting down")
+	errSlowBody = refuse(http.StatusRequestTimeout, codes.DeadlineExceeded, "the request comes too slowly: less than %d KiB a second", leastRate>>10)
+	errFault    = refuse(http.StatusInternalServerError, codes.Internal, "a fault in the gateway; its log says more")
+	errDraining = refuse(http.StatusServiceUnavailable, codes.Unavailable, "the gateway is shutting down")
 )
 
 // logFault writes down a panic that ended one request.

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -41,10 +42,11 @@ type Config struct {
 	MaxMessageBytes   int
 	MaxBufferedBytes  int
 	MaxConnections    int
-	CallerConnections int // of one address, at each door; default: seven eighths of MaxConnections, all of them at a door on loopback
+	CallerConnections int // of one address, at each door; default: a quarter of MaxConnections
 	CallerRequests    int
-	CallerBytes       int
-	Window            int // slots to ask the broker for, per model; default by the size of a row
+	CallerBytes       int      // default: a quarter of MaxBufferedBytes
+	AllowedHosts      []string // names by which HTTP callers may address the gateway, besides IP addresses and localhost
+	Window            int      // slots to ask the broker for, per model; default by the size of a row
 
 	ReportLoad bool // answer every gRPC call with a load report, not only those of relays
 
@@ -65,13 +67,12 @@ type Config struct {
 
 // pace is how long callers may take.
 type pace struct {
-	body, answer, idle, sweep time.Duration
-	budget                    time.Duration // to wait while the buffers are full
-	stall                     time.Duration // to send nothing of a request while the gateway drains
-	rest                      time.Duration // to be idle before a newcomer takes one's place,
-	stream                    time.Duration // and with open streams
-	workers                   time.Duration // not callers: to attach again after a restart of the broker
-	rate                      int           // bytes a second that they have to reach
+	body, answer, idle time.Duration
+	budget             time.Duration // a connection may stand still while its caller's buffers are full
+	reload             time.Duration // between looks at files
+	stall              time.Duration // a drain waits for callers that do not finish their requests
+	workers            time.Duration // workers may take to attach again after a restart of the broker
+	rate               int           // bytes a second that callers have to reach
 
 	early      time.Duration // before its deadline a gRPC call is answered,
 	earlyShare int           // but at most this share of its time
@@ -91,10 +92,9 @@ type Gateway struct {
 	admin   *admin.Client
 	models  *models
 	regions *regions
-	callers *callers
-	budget  budget
+	limits  *limits
 	secrets *secrets
-	web     *webServer // nil without HTTP
+	web     *http.Server // nil without HTTP
 	doors   []*listener
 	health  *health.Server
 
@@ -102,10 +102,7 @@ type Gateway struct {
 	refuses  chan struct{} // closed when it is refusing
 	inFlight atomic.Int64
 	pinged   pinged
-	sweeps   sweeps
-	awake    *awake
-	collect  seldom
-	date     atomic.Pointer[string] // as HTTP writes it
+	collects rarely
 }
 
 const (
@@ -121,11 +118,9 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, err
 	}
 	g := &Gateway{cfg: cfg, log: cfg.Logger, admin: admin.New(cfg.Socket), regions: newRegions(cfg.SystemSharedMemory)}
-	g.callers = &callers{mostRequests: int64(cfg.CallerRequests), mostBytes: int64(cfg.CallerBytes), byName: map[string]*usage{}}
-	g.budget.most = int64(cfg.MaxBufferedBytes)
+	g.limits = newLimits(&cfg)
 	g.health, g.refuses = health.NewServer(), make(chan struct{})
-	g.models, g.awake = newModels(g), newAwake()
-	g.tellDate(time.Now())
+	g.models = newModels(g)
 	var err error
 	if g.secrets, err = loadSecrets(g); err != nil {
 		return nil, err
@@ -139,11 +134,17 @@ func (c *Config) fill() {
 		other int
 	}{
 		{&c.MaxMessageBytes, DefaultMaxMessageBytes}, {&c.MaxBufferedBytes, DefaultMaxBufferedBytes}, {&c.MaxConnections, DefaultMaxConnections},
-		{&c.CallerRequests, DefaultCallerRequests}, {&c.CallerBytes, DefaultCallerBytes},
+		{&c.CallerRequests, DefaultCallerRequests},
 	} {
 		if *d.value == 0 {
 			*d.value = d.other
 		}
+	}
+	if c.CallerConnections == 0 {
+		c.CallerConnections = max(1, c.MaxConnections/4)
+	}
+	if c.CallerBytes == 0 {
+		c.CallerBytes = max(1, c.MaxBufferedBytes/4)
 	}
 	if c.HTTP == "" {
 		c.HTTP = DefaultHTTP
@@ -170,8 +171,8 @@ func (c *Config) fill() {
 		value *time.Duration
 		other time.Duration
 	}{
-		{&p.body, bodyPatience}, {&p.answer, answerPatience}, {&p.idle, idleTimeout}, {&p.sweep, sweepInterval},
-		{&p.budget, budgetPatience}, {&p.stall, stallPatience}, {&p.rest, restPatience}, {&p.stream, streamPatience}, {&p.workers, workersPatience}, {&p.early, earlyAnswer},
+		{&p.body, bodyPatience}, {&p.answer, answerPatience}, {&p.idle, idleTimeout}, {&p.budget, budgetPatience},
+		{&p.reload, reloadInterval}, {&p.stall, stallPatience}, {&p.workers, workersPatience}, {&p.early, earlyAnswer},
 	} {
 		if *d.value == 0 {
 			*d.value = d.other
@@ -264,14 +265,14 @@ func (g *Gateway) Serve(ctx context.Context) error {
 	if httpListener != nil {
 		httpAddr = httpListener.Addr()
 		g.web = g.newHTTP(httpListener)
-		go func() { failed <- g.web.serve() }()
+		go func() { failed <- serveHTTP(g.web, httpListener) }()
 	}
 	if grpcListener != nil {
 		grpcAddr = grpcListener.Addr()
-		rpc = g.newGRPC(grpcListener)
+		rpc = g.newGRPC()
 		go func() { failed <- rpc.Serve(grpcListener) }()
 	}
-	go g.sweep(life)
+	go g.reloadSecrets(life)
 	if g.cfg.Started != nil {
 		g.cfg.Started(httpAddr, grpcAddr)
 	}
@@ -284,7 +285,7 @@ func (g *Gateway) Serve(ctx context.Context) error {
 		}
 	}
 	if g.web != nil {
-		g.web.close()
+		g.web.Close()
 	}
 	if rpc != nil {
 		rpc.Stop()
@@ -307,61 +308,48 @@ const (
 func (g *Gateway) RefusedConnections() map[string]uint64 {
 	n := map[string]uint64{}
 	for _, l := range g.doors {
-		n[l.name] = l.refused.Load()
+		n[l.door] = l.refused.Load()
 	}
 	return n
 }
 
-// begin admits an inference of a caller; end follows.
-func (g *Gateway) begin(who *caller) error {
+// beginRequest admits an inference of a caller; endRequest follows.
+func (g *Gateway) beginRequest(who *caller) error {
 	if g.draining.Load() == refusing {
 		return errDraining
 	}
-	if err := g.callers.begin(who.use); err != nil {
+	if err := g.limits.beginRequest(who.use); err != nil {
 		return err
 	}
 	g.inFlight.Add(1)
 	return nil
 }
 
-func (g *Gateway) end(who *caller) {
-	g.callers.end(who.use)
+func (g *Gateway) endRequest(who *caller) {
+	g.limits.endRequest(who.use)
 	g.inFlight.Add(-1)
 }
 
-// sweep looks for slow connections, for callers that have hung up, and for
-// files that changed.
-func (g *Gateway) sweep(ctx context.Context) {
-	t := time.NewTicker(hangUpInterval)
+// reloadSecrets looks for files that changed.
+func (g *Gateway) reloadSecrets(ctx context.Context) {
+	t := time.NewTicker(g.cfg.pace.reload)
 	defer t.Stop()
-	var last time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.C:
-			now := time.Now()
-			awake := g.awake.tick(now)
-			if g.inFlight.Load() > 0 {
-				for _, l := range g.doors {
-					l.lookForHangUps()
-				}
-			}
-			if now.Sub(last) < g.cfg.pace.sweep {
-				continue
-			}
-			last = now
-			for _, l := range g.doors {
-				l.sweep(awake)
-			}
-			g.tellDate(now)
-			g.sweeps.look(g, awake)
 			g.secrets.reload()
 		}
 	}
 }
 
-func (g *Gateway) tellDate(now time.Time) {
-	date := now.UTC().Format(http.TimeFormat)
-	g.date.Store(&date)
+// answerTime is how long a caller may take to read an answer, which keeps slots
+// of the ring.
+func (g *Gateway) answerTime(size int) time.Duration {
+	return g.cfg.pace.answer + time.Duration(size)*time.Second/time.Duration(g.cfg.pace.rate)
 }
+
+// collectGarbage finds buffers that the gRPC transport forgot, and so the slots
+// that they lie in.
+func (g *Gateway) collectGarbage() { g.collects.Do(runtime.GC) }

@@ -12,10 +12,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/experimental"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	rpcpeer "google.golang.org/grpc/peer"
 	rpcstatus "google.golang.org/grpc/status"
@@ -30,8 +28,7 @@ type rpcDoor struct {
 	g *Gateway
 }
 
-func (g *Gateway) newGRPC(l *listener) *grpc.Server {
-	l.budget = true
+func (g *Gateway) newGRPC() *grpc.Server {
 	options := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(newCodec()),
 		grpc.Creds(rpcCredentials{g.tlsConfig("h2")}),
@@ -42,13 +39,12 @@ func (g *Gateway) newGRPC(l *listener) *grpc.Server {
 		grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(connectionWindow),
 		grpc.NumStreamWorkers(32),
-		grpc.ConnectionTimeout(headerTimeout),
+		grpc.ConnectionTimeout(bodyPatience),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: grpcIdleTimeout, Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveTimeout, PermitWithoutStream: true}),
-		experimental.BufferPool(&countingPool{BufferPool: mem.DefaultBufferPool(), budget: &g.budget}),
+		grpc.StatsHandler(rpcStats{}),
 		grpc.InTapHandle(g.admitCall),
 		grpc.ChainUnaryInterceptor(g.intercept),
-		grpc.ChainStreamInterceptor(countStream),
 	}
 	s := grpc.NewServer(options...)
 	door := &rpcDoor{g: g}
@@ -94,9 +90,6 @@ func rpcError(err error) error {
 // intercept stands before everything but inference.
 func (g *Gateway) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
 	defer g.guard(&err)
-	conn := connOfRPC(ctx)
-	conn.begin()
-	defer conn.end()
 	if g.cfg.ClientCAFile != "" && !isHealthCheck(info.FullMethod) {
 		if _, _, err := g.rpcCall(ctx); err != nil {
 			return nil, rpcError(err)
@@ -104,12 +97,6 @@ func (g *Gateway) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	}
 	rep, err := next(ctx, req)
 	return rep, rpcError(err)
-}
-
-// countStream lets the connection of a stream know that there is one.
-func countStream(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	defer connOfRPC(s.Context()).openStream()()
-	return next(srv, s)
 }
 
 // guard, deferred, makes a panic the end of one call; grpc-go would end the

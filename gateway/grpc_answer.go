@@ -4,8 +4,8 @@ package gateway
 
 import (
 	"runtime"
-	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -24,7 +24,7 @@ type rpcAnswer struct {
 	inPlace [][]byte // large tensors; tails[i] follows inPlace[i]
 	call    *call    // nil if nothing is in place
 	left    atomic.Int32
-	until   int64 // of awake's
+	slow    *time.Timer // hangs up on a caller that does not read
 }
 
 // Tensors below this size are copied into the message. (The transport does not
@@ -72,7 +72,8 @@ func (c *call) encode(conn *conn, stream bool) (*rpcAnswer, error) {
 	}
 	a.tails = append(a.tails, head)
 	a.call = c
-	conn.beginReading() // until it is sent
+	a.conn.sending.Add(1)
+	a.g.inFlight.Add(1) // until it is sent
 	a.left.Store(int32(len(a.inPlace)))
 	return a, nil
 }
@@ -146,8 +147,10 @@ func (a *rpcAnswer) marshal() mem.BufferSlice {
 	for _, p := range a.inPlace {
 		size += len(p)
 	}
-	a.until = a.g.awake.now() + int64(a.g.answerTime(size))
-	a.g.sweeps.add(a)
+	a.slow = time.AfterFunc(a.g.answerTime(size), func() {
+		a.g.log.Warn("a caller does not read its answer, hung up", "address", a.conn.peer.remote)
+		a.conn.Close() // only that makes the transport let go of the slots
+	})
 	t := &ticket{a}
 	runtime.AddCleanup(t, (*rpcAnswer).drop, a)
 	for i := range a.inPlace {
@@ -177,53 +180,11 @@ func (a *rpcAnswer) drop() {
 }
 
 func (a *rpcAnswer) end() {
-	a.g.sweeps.remove(a)
-	a.conn.moved()
-	a.conn.endReading()
+	if a.slow != nil {
+		a.slow.Stop()
+	}
+	a.conn.sending.Add(-1)
+	a.g.inFlight.Add(-1)
 	a.call.count(nil)
 	a.call.done()
-}
-
-// sweeps are the answers that lie in slots until their callers read them.
-type sweeps struct {
-	mu      sync.Mutex
-	answers map[*rpcAnswer]struct{}
-}
-
-func (s *sweeps) add(a *rpcAnswer) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.answers == nil {
-		s.answers = map[*rpcAnswer]struct{}{}
-	}
-	s.answers[a] = struct{}{}
-}
-
-func (s *sweeps) remove(a *rpcAnswer) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.answers, a)
-}
-
-// look hangs up on those who don't read: only that makes the transport let go
-// of the slots. Of those who have hung up it may have forgotten something.
-func (s *sweeps) look(g *Gateway, now int64) {
-	s.mu.Lock()
-	var slow []*rpcAnswer
-	gone := false
-	for a := range s.answers {
-		if a.conn.gone.Load() {
-			gone = true
-		} else if now > a.until {
-			slow = append(slow, a)
-		}
-	}
-	s.mu.Unlock()
-	for _, a := range slow {
-		g.log.Warn("a caller does not read its answer, hung up", "address", a.conn.peer.remote)
-		a.conn.Close()
-	}
-	if gone {
-		g.collect.Do(runtime.GC)
-	}
 }

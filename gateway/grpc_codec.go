@@ -135,6 +135,9 @@ func (m *message) split() error {
 			return errMessage
 		}
 	}
+	if cur.bad { // cut off inside its last field
+		return errMessage
+	}
 	m.copied = cur.copied
 	return nil
 }

@@ -23,9 +23,6 @@ func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err
 		messages.Put(m)
 		return nil, err
 	}
-	conn := connOfRPC(ctx)
-	conn.begin()
-	defer conn.end()
 	a, err := d.run(ctx, m, false)
 	if err != nil {
 		return nil, rpcError(err)
@@ -48,10 +45,10 @@ func (d *rpcDoor) run(ctx context.Context, m *message, stream bool) (*rpcAnswer,
 	if err != nil {
 		return nil, err
 	}
-	if err := d.g.begin(who); err != nil {
+	if err := d.g.beginRequest(who); err != nil {
 		return nil, err
 	}
-	defer d.g.end(who)
+	defer d.g.endRequest(who)
 	if err := m.split(); err != nil {
 		return nil, err
 	}
@@ -71,7 +68,7 @@ func (d *rpcDoor) run(ctx context.Context, m *message, stream bool) (*rpcAnswer,
 }
 
 func (d *rpcDoor) runCall(ctx context.Context, c *call, m *message, free func(), conn *conn, stream bool) (*rpcAnswer, error) {
-	if err := c.takeFromCaller(m.data.Len()); err != nil {
+	if err := c.take(m.data.Len()); err != nil {
 		return nil, err
 	}
 	if err := c.readMessage(m); err != nil {
@@ -123,11 +120,8 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 	defer cancel()
 	line := make(chan chan any, streamDepth)
 	received := make(chan error, 1)
-	conn := connOfRPC(ctx)
-	requests := &streamRequests{conn: conn}
-	defer requests.close()
 	go func() {
-		err := d.receive(ctx, s, line, requests)
+		err := d.receive(ctx, s, line)
 		if err != nil {
 			cancel()
 		}
@@ -157,13 +151,10 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 			return failed
 		}
 		if a := <-place; failed == nil {
-			conn.toRead.Add(1) // the stream is under way, and waits for its caller now
 			failed = s.SendMsg(a)
-			conn.toRead.Add(-1)
 		} else if a, ok := a.(*rpcAnswer); ok {
 			a.drop()
 		}
-		requests.end()
 		if failed != nil {
 			cancel()
 		}
@@ -171,7 +162,7 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 }
 
 // receive starts the requests of a stream until it ends.
-func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- chan any, requests *streamRequests) error {
+func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- chan any) error {
 	for {
 		m := messages.Get().(*message)
 		if err := s.RecvMsg(m); err != nil {
@@ -181,21 +172,13 @@ func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- 
 			}
 			return err
 		}
-		requests.begin()
 		place := make(chan any, 1)
-		select {
+		select { // while the line is full nothing of this stream is read
 		case line <- place:
-		default: // nothing of this stream is read until an answer has been sent
-			requests.conn.fullStreams.Add(1)
-			select {
-			case line <- place:
-				requests.conn.fullStreams.Add(-1)
-			case <-ctx.Done():
-				requests.conn.fullStreams.Add(-1)
-				m.free()
-				messages.Put(m)
-				return ctx.Err()
-			}
+		case <-ctx.Done():
+			m.free()
+			messages.Put(m)
+			return ctx.Err()
 		}
 		go func() { place <- d.runOfStream(ctx, m) }()
 	}

@@ -3,15 +3,15 @@
 package gateway
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -23,6 +23,41 @@ const headerLength = "Inference-Header-Content-Length"
 // httpDoor is the REST side of the protocol.
 type httpDoor struct{ g *Gateway }
 
+// newHTTP makes the server of the HTTP door. Its limits are those of net/http:
+// ReadTimeout holds until a body is flowing, see pacedBody.
+func (g *Gateway) newHTTP(l *listener) *http.Server {
+	if g.cfg.CertFile == "" {
+		l.refusal = []byte("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n" +
+			`{"error":"too many connections (--max_connections, --caller_connections)"}`)
+	}
+	return &http.Server{
+		Handler:           http.HandlerFunc(httpDoor{g}.guarded),
+		TLSConfig:         g.tlsConfig("h2", "http/1.1"),
+		ReadHeaderTimeout: g.cfg.pace.body,
+		ReadTimeout:       g.cfg.pace.body,
+		IdleTimeout:       g.cfg.pace.idle,
+		MaxHeaderBytes:    maxURLHeaderBytes,
+		ConnContext:       withConn,
+		ErrorLog:          slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          streamsPerConnection,
+			MaxReceiveBufferPerConnection: connectionWindow,
+			MaxReceiveBufferPerStream:     streamWindow,
+			SendPingTimeout:               keepaliveTime,
+			PingTimeout:                   keepaliveTimeout,
+			WriteByteTimeout:              answerPatience,
+		},
+	}
+}
+
+// serveHTTP accepts connections until the server is closed.
+func serveHTTP(s *http.Server, l net.Listener) error {
+	if s.TLSConfig != nil {
+		return s.ServeTLS(l, "", "")
+	}
+	return s.Serve(l)
+}
+
 func (d httpDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := strings.Split(strings.TrimPrefix(r.URL.EscapedPath(), "/"), "/")
 	for i, p := range path {
@@ -32,6 +67,10 @@ func (d httpDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if n := len(path); n > 1 && path[n-1] == "" {
 		path = path[:n-1]
+	}
+	if err := d.g.checkHost(r.Host); err != nil {
+		writeError(w, err)
+		return
 	}
 	who, err := d.g.identify(connOf(r.Context()), r.Header.Get("Authorization"), r.TLS)
 	if err == nil || isProbe(path) { // whether it lives may be asked by everybody
@@ -46,40 +85,15 @@ func (d httpDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveGuarded is ServeHTTP for net/http, which ends the connection when there
-// is a fault, but says little about it; and which waits for the rest of a body
-// for ever, be it read here or afterwards.
-func (d httpDoor) serveGuarded(w http.ResponseWriter, r *http.Request) {
+// guarded is ServeHTTP in which a fault ends one request, and is logged.
+func (d httpDoor) guarded(w http.ResponseWriter, r *http.Request) {
 	defer func() {
-		if fault := recover(); fault != nil {
-			if fault != http.ErrAbortHandler {
-				d.g.logFault(fault)
-			}
+		if fault := recover(); fault != nil && fault != http.ErrAbortHandler {
+			d.g.logFault(fault)
 			panic(http.ErrAbortHandler)
 		}
 	}()
-	c := connOf(r.Context())
-	if r.ProtoMajor > 1 {
-		s := c.l.watchStream(w, c)
-		defer c.l.forgetStream(s)
-		r = r.WithContext(context.WithValue(r.Context(), watchKey{}, s))
-	}
-	if r.ContentLength != 0 {
-		body := &watchedBody{ReadCloser: r.Body, watch: watchOf(r.Context()), count: r.ProtoMajor > 1}
-		r = r.WithContext(r.Context()) // a copy: from its own body net/http sees what to do with the rest
-		r.Body = body
-		body.watch.beginBody(time.Now())
-		defer func() {
-			if !body.ended { // net/http reads on, until the connection is idle
-				body.watch.beginBody(time.Now())
-			}
-		}()
-	}
-	// A chunked request that has a Content-Length too may hide another one from a
-	// proxy before us, and has to be the last of its connection (RFC 9112, 6.3).
-	// net/http does not tell whether it had one: see givenConn.
-	suspect := r.ProtoMajor == 1 && len(r.TransferEncoding) > 0 && !c.noLength.Load()
-	if suspect || d.g.draining.Load() != notDraining { // the next request is to go elsewhere
+	if d.g.draining.Load() != notDraining { // the next request is to go elsewhere
 		w.Header().Set("Connection", "close")
 	}
 	d.ServeHTTP(w, r)

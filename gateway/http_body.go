@@ -3,114 +3,202 @@
 package gateway
 
 import (
-	"bufio"
-	"bytes"
+	"compress/gzip"
+	"compress/zlib"
 	"io"
-	"net"
-	"net/http/httputil"
-	"runtime"
-	"syscall"
-
-	"golang.org/x/sys/unix"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
 )
 
-// sessionBody is what is left of the present request's body.
-type sessionBody struct {
-	in     *bufio.Reader
-	left   int64     // -1: its end is to come
-	chunks io.Reader // what it comes in; nil: in one piece
+// body is a request's body, with memory for its JSON and that of the answer.
+type body struct {
+	g      *Gateway
+	source bodySource
+	length int64 // of the body, decompressed; -1 unknown
+	text   []byte
+	ahead  []byte // see readAhead
+	unzip  io.Closer
 }
 
-func (b *sessionBody) begin(h *simpleHead) {
-	b.left, b.chunks = h.length, nil
-	if h.chunked {
-		b.chunks = httputil.NewChunkedReader(b.in)
-	}
-}
+var bodies = sync.Pool{New: func() any { return new(body) }}
 
-func (b *sessionBody) Read(p []byte) (int, error) {
-	if b.left == 0 {
-		return 0, io.EOF
-	}
-	if b.chunks != nil {
-		n, err := b.chunks.Read(p)
-		if err == io.EOF {
-			err = b.endChunks()
+func (b *body) open(c *call, r io.Reader, length int64, encoding string) error {
+	b.g, b.length = c.model.g, length
+	b.source.r = r
+	switch strings.ToLower(encoding) {
+	case "", "identity":
+	case "gzip":
+		z, err := gzip.NewReader(r)
+		if err != nil {
+			return unzipError("gzip", err)
 		}
-		return n, err
+		b.source.r, b.unzip, b.length = z, z, -1
+	case "deflate":
+		z, err := zlib.NewReader(r)
+		if err != nil {
+			return unzipError("deflate", err)
+		}
+		b.source.r, b.unzip, b.length = z, z, -1
+	default:
+		return refuse(http.StatusUnsupportedMediaType, 3, "Content-Encoding %q: gzip and deflate are known", encoding)
 	}
-	n, err := b.in.Read(p[:min(int64(len(p)), b.left)])
-	if b.left -= int64(n); err == io.EOF && b.left > 0 {
-		err = io.ErrUnexpectedEOF
+	if b.length < 0 {
+		b.source.r, b.source.open = &limited{b.source.r, b.g.cfg.MaxMessageBytes, int64(b.g.cfg.MaxMessageBytes)}, true
+	}
+	return nil
+}
+
+// unzipError is why a body cannot be decompressed from its beginning.
+func unzipError(encoding string, err error) error {
+	if isTimeout(err) {
+		return errSlowBody
+	}
+	return badRequest("the body is no %s: %v", encoding, err)
+}
+
+func (b *body) close() {
+	if b.unzip != nil {
+		b.unzip.Close()
+	}
+	b.source, b.unzip = bodySource{}, nil
+}
+
+func (b *body) done() {
+	if cap(b.text) > smallBuffer {
+		b.text = nil
+	}
+	bodies.Put(b)
+}
+
+// limited is a body of unknown length.
+type limited struct {
+	r    io.Reader
+	most int
+	left int64
+}
+
+func (l *limited) Read(p []byte) (int, error) {
+	if l.left == 0 {
+		var one [1]byte
+		n, err := l.r.Read(one[:])
+		if n > 0 {
+			return 0, tooLarge(int64(l.most)+1, l.most)
+		}
+		return 0, err
+	}
+	n, err := l.r.Read(p[:min(int64(len(p)), l.left)])
+	l.left -= int64(n)
+	return n, err
+}
+
+// read reads the JSON; what follows stays in the body.
+func (b *body) read(c *call, header string) error {
+	if header == "" {
+		if err := b.readText(c, b.length); err != nil {
+			return err
+		}
+		_, err := c.readJSON(b.text, nil)
+		return err
+	}
+	n, err := strconv.ParseInt(header, 10, 64)
+	switch {
+	case err != nil || n < 0:
+		return badRequest("header %s: %q is no length", headerLength, header)
+	case b.length >= 0 && n > b.length:
+		return badRequest("header %s: %d, the body has %d bytes", headerLength, n, b.length)
+	case n > int64(b.g.cfg.MaxMessageBytes):
+		return tooLarge(n, b.g.cfg.MaxMessageBytes)
+	case n == 0:
+		return b.rawInput(c)
+	}
+	if err := b.readText(c, n); err != nil {
+		return err
+	}
+	binary, err := c.readJSON(b.text, &b.source)
+	if err == nil && b.length >= 0 && n+int64(binary) != b.length {
+		err = badRequest("%d bytes of JSON and %d of tensors are announced, the body has %d", n, binary, b.length)
+	}
+	return err
+}
+
+// rawInput is a body that is one tensor and nothing else.
+func (b *body) rawInput(c *call) error {
+	if len(c.model.sig.Inputs) != 1 || len(c.model.sig.Inputs[0].Variable) > 0 {
+		return badRequest("a body without JSON is for models with one input of a fixed shape; this is %s", &c.model.sig)
+	}
+	spec := &c.model.sig.Inputs[0]
+	size := b.length
+	if size < 0 || size%int64(spec.RowBytes()) != 0 {
+		return badRequest("the body is to be whole rows of %d bytes, and as long as its Content-Length says", spec.RowBytes())
+	}
+	in := c.addInput()
+	in.name, in.dtype, in.src, in.size = spec.Name, spec.DType, &b.source, int(size)
+	in.shape = append(append(in.shape, int(size)/spec.RowBytes()), spec.Shape...)
+	c.binary = true
+	return nil
+}
+
+// readText reads n bytes of JSON, or with -1 all that there are.
+func (b *body) readText(c *call, n int64) (err error) {
+	b.text, err = c.readCounted(&b.source, b.text[:0], int(n))
+	return err
+}
+
+// readAhead reads the tensors, or the first smallBuffer of them, before a slot is
+// claimed: a caller that announces a body and does not send it has no slot.
+func (b *body) readAhead(c *call) error {
+	n := 0
+	for i := range c.inputs {
+		if c.inputs[i].src == &b.source {
+			n += c.inputs[i].size
+		}
+	}
+	if n = min(n, smallBuffer); n == 0 {
+		return nil
+	}
+	b.ahead = slices.Grow(b.ahead[:0], n)[:n]
+	if err := b.source.readFull(b.ahead); err != nil {
+		return err
+	}
+	b.source.ahead = b.ahead
+	return nil
+}
+
+// pacedBody is a body that has to come in time: within bodyPatience, and a second
+// for each leastRate of bytes. Without ReadTimeout's deadline it would be awaited
+// for ever.
+type pacedBody struct {
+	r       io.Reader
+	control *http.ResponseController
+	pace    *pace
+	until   time.Time
+	got     int // since until was moved
+}
+
+func newPacedBody(w http.ResponseWriter, r *http.Request, p *pace) *pacedBody {
+	return &pacedBody{r: r.Body, control: http.NewResponseController(w), pace: p, until: time.Now().Add(p.body)}
+}
+
+func (b *pacedBody) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p)
+	if b.got += n; b.got >= b.pace.rate {
+		b.until = b.until.Add(time.Duration(b.got) * time.Second / time.Duration(b.pace.rate))
+		b.got = 0
+		_ = b.control.SetReadDeadline(b.until)
 	}
 	return n, err
 }
 
-// endChunks reads what follows the last chunk. Trailers say nothing here, and
-// make the request the last of its connection.
-func (b *sessionBody) endChunks() error {
-	end, err := b.in.Peek(len(lineEnd))
-	if err == io.EOF {
-		return io.ErrUnexpectedEOF
-	}
-	if err != nil {
-		return err
-	}
-	if bytes.Equal(end, lineEnd) {
-		_, _ = b.in.Discard(len(lineEnd))
-		b.left = 0
-	}
-	return io.EOF
+// restart gives the caller its time again after the gateway made it wait.
+func (b *pacedBody) restart() {
+	b.until = time.Now().Add(b.pace.body)
+	_ = b.control.SetReadDeadline(b.until)
 }
 
-// discard reads what is left, if that is no more than most.
-func (b *sessionBody) discard(most int64) bool {
-	if b.left <= most {
-		_, _ = io.CopyN(io.Discard, b, most)
-	}
-	return b.left == 0
-}
-
-const (
-	leastAwaited = 64 << 10 // of a body that is shorter there is nothing to wait for
-	mostAwaited  = 1 << 20  // the kernel holds no more than that of each connection
-)
-
-// awaitBody parks until the kernel has the body, or mostAwaited of it. Then the
-// slot is claimed when its bytes are there, and they come by one system call:
-// a slow caller keeps no slot, and the few slots that are used stay in the
-// processor's cache. While there are cores to spare the body is read as it
-// comes instead, since that overlaps with the caller's writing.
-func (s *session) awaitBody() error {
-	n := min(s.body.left-int64(s.in.Buffered()), mostAwaited)
-	if n < leastAwaited || s.door.g.inFlight.Load() <= int64(runtime.GOMAXPROCS(0)) {
-		return nil
-	}
-	t, ok := s.conn.Conn.(*net.TCPConn)
-	if !ok {
-		return nil
-	}
-	raw, err := t.SyscallConn()
-	if err != nil {
-		return err
-	}
-	return bodyError(awaitReadable(raw, int(n)))
-}
-
-// awaitReadable parks until n bytes can be read, or the peer has hung up, or
-// the read deadline is over.
-func awaitReadable(raw syscall.RawConn, n int) error {
-	first := true
-	return raw.Read(func(fd uintptr) bool {
-		if first {
-			first = false
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, n)
-		}
-		poll := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}}
-		if got, err := unix.Poll(poll[:], 0); err == nil && got == 0 {
-			return false
-		}
-		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, 1)
-		return true
-	})
-}
+// end takes the deadline away: from here on the gateway reads only to notice that
+// the caller hangs up.
+func (b *pacedBody) end() { _ = b.control.SetReadDeadline(time.Time{}) }

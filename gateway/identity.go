@@ -108,24 +108,9 @@ type shown struct {
 
 func (s *shown) expired() bool { return !s.until.IsZero() && time.Now().After(s.until) }
 
-// remember keeps the usage of each identity that a connection has shown for as
-// long as the connection lives.
+// remember keeps what the connection was shown last.
 func (c *conn) remember(set *secretSet, authorization string, until time.Time, who caller) *caller {
-	c.identities.Lock()
-	defer c.identities.Unlock()
-	if c.identities.gone { // the caller has hung up: whatever this is, it ends soon
-		who.use = &usage{}
-		return &who
-	}
-	if c.identities.use == nil {
-		c.identities.use = map[string]*usage{}
-	}
-	u := c.identities.use[who.identity]
-	if u == nil {
-		u = c.l.g.callers.join(who.identity)
-		c.identities.use[who.identity] = u
-	}
-	who.use = u
+	who.use = c.l.g.limits.of(who.identity)
 	s := &shown{set, authorization, until, who}
 	c.shown.Store(s)
 	return &s.who

@@ -238,7 +238,7 @@ func TestAPriorityReachesTheRing(t *testing.T) {
 
 func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.Window, c.ClaimWait = 8, 50*time.Millisecond }, m) // no worker
+	r := newRig(t, func(c *Config) { c.Window, c.ClaimWait = 32, 50*time.Millisecond }, m) // no worker
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c := r.client()
@@ -249,7 +249,7 @@ func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
 			}
 		}()
 	}
-	r.eventually("the window is full", func() error {
+	r.eventually("the caller's share of the window is full", func() error {
 		if n := r.stats("double").QueueLength; n != 8 {
 			return fmt.Errorf("%d wait", n)
 		}

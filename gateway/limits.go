@@ -16,11 +16,9 @@ const (
 	// go straight into slots.
 	DefaultMaxBufferedBytes = 1 << 30
 	// DefaultMaxConnections is per listener.
-	DefaultMaxConnections = 1024
-	// DefaultCallerRequests is how many requests one caller may have in
-	// flight; DefaultCallerBytes how many bytes of inputs.
+	DefaultMaxConnections = 4096
+	// DefaultCallerRequests is how many requests one caller may have in flight.
 	DefaultCallerRequests = 1024
-	DefaultCallerBytes    = 1 << 30
 	// DefaultClaimWait is how long a request without a deadline waits for
 	// room in the ring, or for a broker that is being restarted.
 	DefaultClaimWait = 5 * time.Second
@@ -46,23 +44,19 @@ const (
 	streamWindow         = 1 << 20 // bytes that a peer may send ahead, per stream
 	connectionWindow     = 4 << 20 // and per connection
 
-	headerTimeout    = 10 * time.Second       // to send the headers, or to shake hands
 	idleTimeout      = 2 * time.Minute        // between requests of an HTTP connection
 	grpcIdleTimeout  = 10 * time.Minute       // of a gRPC connection without calls
 	keepaliveTime    = 30 * time.Second       // silence after which a gRPC peer is pinged
 	keepaliveTimeout = 10 * time.Second       // and in which it has to answer
-	budgetPatience   = 10 * time.Second       // a connection may stand still while the buffers are full
+	budgetPatience   = 10 * time.Second       // a gRPC connection may stand still while its caller's buffers are full
 	earlyAnswer      = 5 * time.Millisecond   // before its deadline a gRPC call is told that it has passed,
 	earlyShare       = 10                     // or a tenth of its time if that is less
 	answerPatience   = 30 * time.Second       // a caller may take to read its answer, beyond what its rate gives it
-	bodyPatience     = 10 * time.Second       // a body may take, beyond what its rate gives it
+	bodyPatience     = 10 * time.Second       // headers, a handshake, or a body may take, beyond what its rate gives it
 	leastRate        = 1 << 20                // bytes a second
-	stallPatience    = 2 * time.Second        // a drain has with a request that is not whole and does not go on
-	restPatience     = time.Second            // a caller keeps an idle connection that a newcomer needs
-	streamPatience   = 30 * time.Second       // and one with streams on which nothing is asked
-	lingerTime       = 500 * time.Millisecond // for a caller to read an answer after which we hang up
-	hangUpInterval   = 50 * time.Millisecond  // how often callers that have hung up are looked for
-	sweepInterval    = time.Second            // how often slow connections are looked for
+	stallPatience    = 2 * time.Second        // a drain waits for requests that are not whole
+	idleCheck        = 50 * time.Millisecond  // how often a drain looks whether something is in flight
+	reloadInterval   = time.Second            // how often certificates and tokens are looked at
 	modelsInterval   = 5 * time.Second        // the broker is asked for its models that often, and when they change
 	brokerPatience   = 2 * time.Second        // the broker may take to answer, twice
 	workersPatience  = 15 * time.Second       // workers may take to attach again after a restart of the broker

@@ -191,9 +191,7 @@ func (m *models) get(ctx context.Context, name, version string) (*model, *route,
 func (m *models) look(ctx context.Context, name, version string, turn bool) (*model, *route, error) {
 	k, as := m.find(name, version, turn)
 	if k == nil {
-		resume := pauseBodyOf(ctx)
 		m.refresh(ctx) // it may have come this moment
-		resume()
 		k, as = m.find(name, version, turn)
 	}
 	if k != nil {
@@ -263,6 +261,7 @@ type lane struct {
 	mu      sync.Mutex
 	closed  bool
 	dialing *dialing // nil while nobody dials
+	shares  shares
 }
 
 // dialing is one attempt, for everybody who waits for it.
@@ -368,7 +367,7 @@ func (k *model) lane(rows int) (*lane, int) {
 		}
 	}
 	// The window's memory is touched when it is attached.
-	window := min(max(windowBytes/row, 2*info.settings.MaxBatchSize), maxWindow)
+	window := min(max(windowBytes/row, 4*info.settings.MaxBatchSize), maxWindow)
 	if rows == 1 {
 		return &k.single, window
 	}

@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -86,7 +87,7 @@ func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *r
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{t: t, socket: filepath.Join(dir, "b.sock"), mem: shm.NewHeap()}
 	r.startBroker(models...)
-	cfg := Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem, ClaimWait: patience, DrainTime: patience, pace: pace{stall: patience, rest: 1}}
+	cfg := Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem, ClaimWait: patience, DrainTime: patience, AllowedHosts: []string{"h"}, pace: pace{stall: patience}}
 	if change != nil {
 		change(&cfg)
 	}
@@ -212,21 +213,6 @@ func (r *rig) underWay(want int64) {
 	})
 }
 
-// passes has time go by as the gateway's watch over its callers counts it.
-func (r *rig) passes(d time.Duration) {
-	r.g.awake.stood.Add(-int64(d))
-	r.sweep()
-}
-
-// sweep looks for slow callers now.
-func (r *rig) sweep() {
-	now := r.g.awake.now()
-	for _, l := range r.g.doors {
-		l.sweep(now)
-	}
-	r.g.sweeps.look(r.g, now)
-}
-
 func (r *rig) stats(model string) *stats.Model {
 	r.t.Helper()
 	s, err := admin.New(r.socket).Stats(soon(r.t))
@@ -243,9 +229,9 @@ func (r *rig) idle() {
 		if n := r.g.inFlight.Load(); n != 0 {
 			return fmt.Errorf("%d in flight", n)
 		}
-		runtime.GC()                                      // what the transport dropped is counted until then
-		if n := r.g.budget.used.Load(); n > smallBuffer { // a connection that lives holds a frame
-			return fmt.Errorf("%d bytes of the budget", n)
+		runtime.GC()                                      // the transport forgets the buffers of broken connections
+		if n := r.g.limits.used.Load(); n > smallBuffer { // frames of connections that live
+			return fmt.Errorf("%d bytes are counted", n)
 		}
 		for _, k := range r.g.models.list() {
 			for _, l := range []*lane{&k.single, &k.many, &k.relayed} {
@@ -382,6 +368,40 @@ func (r *rig) connect() net.Conn {
 		r.t.Fatal(err)
 	}
 	_ = c.SetDeadline(time.Now().Add(patience))
+	r.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// ask writes a request and reads its answer.
+func (r *rig) ask(c net.Conn, request string) error {
+	if _, err := io.WriteString(c, request); err != nil {
+		return err
+	}
+	rep, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return err
+	}
+	defer rep.Body.Close()
+	text, err := io.ReadAll(rep.Body)
+	if err == nil && rep.StatusCode != 200 {
+		err = fmt.Errorf("%d %s", rep.StatusCode, text)
+	}
+	return err
+}
+
+func plainDouble() string {
+	body := `{"inputs":[` + goodInput + `]}`
+	return fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+}
+
+// connectFrom is connect from another address of this host.
+func (r *rig) connectFrom(address string) net.Conn {
+	r.t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+	c, err := d.DialContext(soon(r.t), "tcp", strings.TrimPrefix(r.http, "http://"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
 	r.t.Cleanup(func() { c.Close() })
 	return c
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -47,7 +48,13 @@ func (c *call) runOn(ctx context.Context) error {
 	}
 	m := cl.Model()
 	most := min(m.MaxBatchSize, m.Window, c.model.info.Load().settings.MaxBatchSize)
-	if len(c.relayed.requests) > 0 {
+	relayed := len(c.relayed.requests) > 0
+	if !relayed { // relays have a window of their own, and messages of whole batches
+		if err := c.takeShare(ctx, lane, shareOf(m.Window, most)); err != nil {
+			return err
+		}
+	}
+	if relayed {
 		err = c.runRelayed(ctx, cl)
 	} else if c.rows <= most {
 		err = c.runWhole(ctx, cl)
@@ -64,7 +71,6 @@ func (c *call) runOn(ctx context.Context) error {
 // it does when its broker is restarted. Another signature is another model: the
 // call was checked against the former one.
 func (c *call) follow(ctx context.Context) error {
-	defer c.pauseBody()()
 	models := c.model.g.models
 	models.refresh(ctx)
 	k := (*models.byName.Load())[c.model.name]
@@ -85,7 +91,6 @@ func (c *call) dial(ctx context.Context, lane *lane, window int) (*client.Client
 	if cl := lane.live.Load(); cl != nil {
 		return cl, nil
 	}
-	defer c.pauseBody()()
 	return lane.client(ctx, c.model, window)
 }
 
@@ -95,18 +100,12 @@ func (c *call) claim(ctx context.Context, cl *client.Client, rows int) (client.R
 	if err == nil || !errors.Is(err, status.ErrFull) && !errors.Is(err, status.ErrBrokerGone) {
 		return r, err
 	}
-	defer c.pauseBody()()
+	if c.onWait != nil { // the body's time begins again
+		defer c.onWait()
+	}
 	wait, cancel := context.WithTimeout(ctx, c.model.g.cfg.ClaimWait)
 	defer cancel()
 	return cl.Claim(wait, rows, c.dims...)
-}
-
-// pauseBody: what is waited for now is not the rest of an HTTP body.
-func (c *call) pauseBody() (resume func()) {
-	if c.watch == nil {
-		return func() {}
-	}
-	return c.watch.pauseBody()
 }
 
 // runWhole is a request of at most a batch: its outputs stay in the slots.
@@ -150,13 +149,16 @@ func (c *call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 		}
 	}
 	var parts []client.Request
+	held := 0 // rows of these
 	defer func() {
 		for _, r := range parts {
 			_ = r.Release()
 		}
 	}()
 	finish := func() error {
-		defer c.pauseBody()()
+		if c.onWait != nil {
+			defer c.onWait()
+		}
 		r := parts[0]
 		if err := r.Wait(ctx); err != nil {
 			return err
@@ -167,7 +169,7 @@ func (c *call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 				return err
 			}
 		}
-		parts = parts[1:]
+		parts, held = parts[1:], held-r.Rows()
 		return r.Release()
 	}
 	for from := 0; from < c.rows || len(parts) > 0; {
@@ -178,6 +180,12 @@ func (c *call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 			continue
 		}
 		n := min(most, c.rows-from)
+		if held > 0 && held+n > c.share.most {
+			if err := finish(); err != nil {
+				return err
+			}
+			continue
+		}
 		r, err := cl.TryClaim(n, c.dims...)
 		switch {
 		case err == nil:
@@ -191,7 +199,7 @@ func (c *call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 				return err
 			}
 		}
-		parts = append(parts, r)
+		parts, held = append(parts, r), held+n
 		if err := c.send(ctx, r, n); err != nil {
 			return err
 		}
@@ -296,14 +304,13 @@ func (c *call) bufferBodies() error {
 		if !ok {
 			continue
 		}
-		if err := c.take(in.size); err != nil {
+		first := min(len(s.ahead), in.size)
+		all, err := c.readCounted(s, slices.Clone(s.ahead[:first]), in.size)
+		if err != nil {
 			return err
 		}
-		all := make(bytesSource, in.size)
-		if err := s.readFull(all); err != nil {
-			return err
-		}
-		body, in.src = s, &all // all inputs have the same one
+		s.ahead = s.ahead[first:]
+		body, in.src = s, (*bytesSource)(&all) // all inputs have the same one
 	}
 	if body == nil {
 		return nil
@@ -311,9 +318,41 @@ func (c *call) bufferBodies() error {
 	return body.finish()
 }
 
-// take counts bytes of the gateway's own memory, until release.
+// readCounted reads size bytes behind b, or with -1 all that there are. Bytes are
+// counted, and memory grows, as they come: what was only announced costs nothing.
+func (c *call) readCounted(r io.Reader, b []byte, size int) ([]byte, error) {
+	for size < 0 || len(b) < size {
+		if len(b) == cap(b) {
+			more := max(smallBuffer, cap(b))
+			if size >= 0 {
+				more = min(more, max(size-len(b), 4<<10))
+			}
+			if cap(b)+more > smallBuffer {
+				if err := c.take(more); err != nil {
+					return b, err
+				}
+			}
+			b = slices.Grow(b, more)[: len(b) : len(b)+more]
+		}
+		to := b[len(b):cap(b)]
+		if size >= 0 {
+			to = to[:min(len(to), size-len(b))]
+		}
+		n, err := r.Read(to)
+		b = b[:len(b)+n]
+		if errors.Is(err, io.EOF) && (size < 0 || len(b) == size) {
+			return b, nil
+		}
+		if err != nil {
+			return b, bodyError(err)
+		}
+	}
+	return b, nil
+}
+
+// take counts bytes of the gateway's own memory as the caller's, until release.
 func (c *call) take(n int) error {
-	if err := c.model.g.budget.take(n); err != nil {
+	if err := c.model.g.limits.takeBytes(c.caller.use, n, c.taken); err != nil {
 		return err
 	}
 	c.taken += n
@@ -393,13 +432,10 @@ func (c *call) release() {
 		c.claimed = false
 	}
 	c.relayed.release()
+	c.giveShareBack()
 	if c.taken > 0 {
-		c.model.g.budget.giveBack(c.taken)
+		c.model.g.limits.giveBack(c.caller.use, c.taken)
 		c.taken = 0
-	}
-	if c.callerBytes > 0 {
-		c.model.g.callers.giveBack(c.caller.use, c.callerBytes)
-		c.callerBytes = 0
 	}
 	c.releaseRegions()
 }

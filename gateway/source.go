@@ -34,9 +34,12 @@ var errShort = fmt.Errorf("%w: fewer bytes than the shape needs", status.ErrSize
 
 // bodySource is an HTTP body: what it reads goes from the socket into the slot.
 type bodySource struct {
-	r    io.Reader
-	open bool // only its end tells how long it is
+	ahead []byte // was read before a slot was claimed
+	r     io.Reader
+	open  bool // only its end tells how long it is
 }
+
+func (s *bodySource) Read(p []byte) (int, error) { return s.r.Read(p) }
 
 func (s *bodySource) finish() error {
 	if !s.open {
@@ -54,7 +57,8 @@ func (s *bodySource) finish() error {
 }
 
 func (s *bodySource) readFull(p []byte) error {
-	if len(p) == 0 {
+	n := copy(p, s.ahead)
+	if s.ahead, p = s.ahead[n:], p[n:]; len(p) == 0 {
 		return nil
 	}
 	_, err := io.ReadFull(s.r, p)

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 )
 
 // peer is the other end of one connection.
@@ -119,9 +118,3 @@ type owner struct {
 }
 
 func (c *caller) owner(uid uint32) owner { return owner{c.identity, uid} }
-
-// usage is what one identity, or one address, has in flight.
-type usage struct {
-	requests, bytes atomic.Int64
-	holders         int // connections; under callers.mu
-}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/stats"
+)
+
+// arriving counts the bytes of a gRPC connection whose message is not whole yet.
+// The transport holds them, and does not say how many.
+//
+//	read from the connection      +n
+//	message or headers are whole  −their size on the wire
+//	no call is open               =0
+type arriving struct {
+	mu    sync.Mutex
+	bytes int
+	calls int
+	ended bool
+}
+
+// Frames that carry no message: window updates, pings, settings. Each message
+// takes this much with it, so that a long-lived connection does not fill up with them.
+const (
+	frameHead     = 9
+	frameBytes    = 16 << 10
+	otherPerFrame = 64
+)
+
+func (a *arriving) add(c *conn, n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ended {
+		return
+	}
+	n = max(n, -a.bytes)
+	a.bytes += n
+	c.who.use.bytes.Add(int64(n))
+	c.l.g.limits.used.Add(int64(n))
+}
+
+// arrived takes a message away that is whole. The call counts it from here on.
+func (a *arriving) arrived(c *conn, size int) {
+	a.add(c, -(size + frameHead*(1+size/frameBytes) + otherPerFrame))
+}
+
+func (a *arriving) beginCall() {
+	a.mu.Lock()
+	a.calls++
+	a.mu.Unlock()
+}
+
+func (a *arriving) endCall(c *conn) {
+	a.mu.Lock()
+	a.calls--
+	idle, bytes := a.calls == 0, a.bytes
+	a.mu.Unlock()
+	if idle {
+		a.add(c, -bytes)
+	}
+}
+
+func (a *arriving) end(c *conn) {
+	a.add(c, -a.bytes)
+	a.mu.Lock()
+	a.ended = true
+	a.mu.Unlock()
+}
+
+// rpcConn is a gRPC connection above TLS. It is not read while its caller, or
+// all callers together, have as many bytes in flight as they may.
+type rpcConn struct {
+	net.Conn
+	conn *conn
+}
+
+var errBuffersFull = errors.New("the caller's share of the gateway's buffers is full")
+
+func (c rpcConn) Read(p []byte) (int, error) {
+	if err := c.awaitRoom(); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Read(p)
+	c.conn.arriving.add(c.conn, n)
+	return n, err
+}
+
+// awaitRoom gives up a connection that waits for too long: if the bytes are those
+// of its own half messages, nothing else makes room.
+func (c rpcConn) awaitRoom() error {
+	g := c.conn.l.g
+	for end := time.Now().Add(g.cfg.pace.budget); g.limits.full(c.conn.who.use); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			return errBuffersFull
+		}
+	}
+	return nil
+}
+
+// rpcStats hears from the transport what has arrived.
+type rpcStats struct{}
+
+func (rpcStats) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
+func (rpcStats) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (rpcStats) HandleConn(context.Context, stats.ConnStats)                       {}
+
+func (rpcStats) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	switch s := s.(type) {
+	case *stats.Begin:
+		connOfRPC(ctx).arriving.beginCall()
+	case *stats.InHeader:
+		c := connOfRPC(ctx)
+		c.arriving.arrived(c, s.WireLength)
+	case *stats.InPayload:
+		c := connOfRPC(ctx)
+		c.arriving.arrived(c, s.WireLength)
+	case *stats.End:
+		c := connOfRPC(ctx)
+		c.arriving.endCall(c)
+	}
+}
