@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -154,13 +155,13 @@ func (c *call) matchInputs(sig *tensor.Signature) error {
 
 func (c *call) checkInput(spec *tensor.Spec, in *input) error {
 	if in.dtype == 0 {
-		return badRequest("input %q has no datatype; it is %s", in.name, TypeName(spec.DType))
+		return badRequest("input %q has no datatype; it is %s", in.name, oip.TypeName(spec.DType))
 	}
 	if in.dtype != spec.DType {
-		return fmt.Errorf("%w: input %q is %s, got %s", status.ErrDType, in.name, TypeName(spec.DType), TypeName(in.dtype))
+		return fmt.Errorf("%w: input %q is %s, got %s", status.ErrDType, in.name, oip.TypeName(spec.DType), oip.TypeName(in.dtype))
 	}
 	wrong := func() error {
-		return fmt.Errorf("%w: input %q has shape %v, got %v", status.ErrShape, in.name, wireShape(spec), in.shape)
+		return fmt.Errorf("%w: input %q has shape %v, got %v", status.ErrShape, in.name, oip.WireShape(spec), in.shape)
 	}
 	if len(in.shape) != len(spec.Shape)+1 {
 		return wrong()

@@ -10,14 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/mem"
 	rpcstatus "google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/status"
@@ -238,31 +235,4 @@ func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
 		}
 	}
 	r.idle()
-}
-
-func TestAMessageThatIsCutOffInItsLastFieldIsRefused(t *testing.T) {
-	whole, err := proto.Marshal(doubleMessage())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, tail := range map[string][]byte{
-		"a varint":       {100<<3&0x7f | 0x80, 100 >> 4, 0x80},
-		"a fixed32":      {100<<3&0x7f | 0x80 | 5, 100 >> 4, 1, 2, 3},
-		"a fixed64":      {100<<3&0x7f | 0x80 | 1, 100 >> 4, 1, 2, 3, 4, 5, 6, 7},
-		"bytes":          {100<<3&0x7f | 0x80 | 2, 100 >> 4, 4, 1, 2, 3},
-		"a tag":          {0x80},
-		"a length":       {100<<3&0x7f | 0x80 | 2, 100 >> 4, 0x80},
-		"no cut (valid)": nil,
-	} {
-		for _, parts := range []int{1, 2} { // as the transport may deliver it
-			data := append(slices.Clone(whole), tail...)
-			m := &message{data: mem.BufferSlice{mem.SliceBuffer(data)}}
-			if parts == 2 {
-				m.data = mem.BufferSlice{mem.SliceBuffer(data[:len(whole)]), mem.SliceBuffer(data[len(whole):])}
-			}
-			if err := m.split(); (err == nil) != (tail == nil) {
-				t.Errorf("%s in %d parts: %v", name, parts, err)
-			}
-		}
-	}
 }

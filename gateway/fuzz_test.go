@@ -43,7 +43,7 @@ func (c *call) drain() ([][]byte, error) {
 			size *= d
 		}
 		all[i] = make([]byte, size)
-		if err := in.src.readFull(all[i]); err != nil {
+		if err := in.src.ReadFull(all[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -155,28 +155,28 @@ func FuzzMessage(f *testing.F) {
 	f.Add([]byte{0x2a, 0x02, 0x1a}, byte(1))
 	k := lone(f)
 	f.Fuzz(func(t *testing.T, data []byte, cut byte) {
-		m := &message{} // in parts, as a transport has it
+		m := &oip.Request{} // in parts, as a transport has it
 		for rest := data; len(rest) > 0; {
 			n := min(len(rest), max(1, int(cut)))
-			m.data = append(m.data, mem.SliceBuffer(rest[:n]))
+			m.Data = append(m.Data, mem.SliceBuffer(rest[:n]))
 			rest = rest[n:]
 		}
 		c := newCall()
 		defer c.done()
 		c.model, c.caller = k, &caller{peer: &peer{}, use: &usage{}}
-		err := m.split()
+		err := m.Split()
 		named(t, err)
 		if err != nil {
 			return
 		}
 		var want oip.ModelInferRequest
 		if proto.Unmarshal(data, &want) == nil {
-			if string(m.model) != want.ModelName || string(m.id) != want.Id || len(m.raw) != len(want.RawInputContents) || len(m.inputs) != len(want.Inputs) {
-				t.Fatalf("%q %q, not %v", m.model, m.id, &want)
+			if string(m.Model) != want.ModelName || string(m.ID) != want.Id || len(m.Raw) != len(want.RawInputContents) || len(m.Inputs) != len(want.Inputs) {
+				t.Fatalf("%q %q, not %v", m.Model, m.ID, &want)
 			}
 			for i, w := range want.RawInputContents {
-				got, s := make([]byte, len(w)), m.raw[i]
-				if s.size != len(w) || s.readFull(got) != nil || !bytes.Equal(got, w) {
+				got, s := make([]byte, len(w)), m.Raw[i]
+				if s.Size() != len(w) || s.ReadFull(got) != nil || !bytes.Equal(got, w) {
 					t.Fatalf("raw %d: %q, not %q", i, got, w)
 				}
 			}

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/health"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -81,7 +82,7 @@ type pace struct {
 // Addresses that are served unless told otherwise.
 const (
 	DefaultHTTP = "127.0.0.1:8000"
-	DefaultGRPC = "127.0.0.1:8001"
+	DefaultGRPC = oip.DefaultGRPC
 	Off         = "off"
 )
 

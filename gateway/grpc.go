@@ -30,7 +30,7 @@ type rpcDoor struct {
 
 func (g *Gateway) newGRPC() *grpc.Server {
 	options := []grpc.ServerOption{
-		grpc.ForceServerCodecV2(newCodec()),
+		grpc.ForceServerCodecV2(oip.NewCodec()),
 		grpc.Creds(rpcCredentials{g.tlsConfig("h2")}),
 		grpc.MaxRecvMsgSize(g.cfg.MaxMessageBytes),
 		grpc.MaxSendMsgSize(1<<31 - 1),
@@ -181,4 +181,4 @@ func (rpcCredentials) Info() credentials.ProtocolInfo            { return creden
 func (c rpcCredentials) Clone() credentials.TransportCredentials { return c }
 func (rpcCredentials) OverrideServerName(string) error           { return nil }
 
-var messages = sync.Pool{New: func() any { return new(message) }}
+var messages = sync.Pool{New: func() any { return new(oip.Request) }}

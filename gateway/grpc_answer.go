@@ -3,33 +3,25 @@
 package gateway
 
 import (
-	"runtime"
 	"sync/atomic"
 	"time"
 
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // rpcAnswer is a ModelInferResponse, or with stream a ModelStreamInferResponse.
-// Large tensors are sent from the slots: the transport tells by freeing their
-// buffers when it is done with them, and then the call ends. It does not do so
-// for what it still had to send when a connection broke; then the garbage
-// collector tells, by the ticket that only those buffers hold.
+// Large tensors are sent from the slots: when the transport is done with them,
+// the call ends.
 type rpcAnswer struct {
-	g       *Gateway
-	conn    *conn
-	head    []byte // everything, or everything up to the first large tensor
-	tails   [][]byte
-	inPlace [][]byte // large tensors; tails[i] follows inPlace[i]
-	call    *call    // nil if nothing is in place
-	left    atomic.Int32
-	slow    *time.Timer // hangs up on a caller that does not read
+	oip.Outgoing
+	g    *Gateway
+	conn *conn
+	call *call // nil if nothing is in place
+	left atomic.Int64
+	slow *time.Timer // hangs up on a caller that does not read
 }
-
-// Tensors below this size are copied into the message. (The transport does not
-// tell about buffers of up to 1 KiB.)
-const inPlaceBytes = 8 << 10
 
 // encode makes the answer of a call that went well, and ends the call, at once
 // or when its tensors have been sent.
@@ -40,70 +32,39 @@ func (c *call) encode(conn *conn, stream bool) (*rpcAnswer, error) {
 	}
 	head := make([]byte, 0, 128+c.smallBytes())
 	if stream {
-		head = protowire.AppendTag(head, 2, protowire.BytesType)
-		head = protowire.AppendVarint(head, uint64(c.messageSize()))
+		head = oip.AppendSize(head, 2, c.messageSize())
 	}
-	head = c.appendMeta(head)
+	a.SetOwn(c.appendMeta(head))
 	for i := range c.outputs {
 		o := &c.outputs[i]
-		head = protowire.AppendTag(head, 6, protowire.BytesType)
 		if o.region.region != nil { // one entry for each output all the same
-			head = append(head, 0)
+			a.SetOwn(oip.AppendSize(a.Own(), rawOutputs, 0))
 			continue
 		}
-		head = protowire.AppendVarint(head, uint64(o.size))
-		for _, p := range o.parts {
-			if len(p) < inPlaceBytes {
-				head = append(head, p...)
-				continue
-			}
-			if a.inPlace == nil {
-				a.head = head
-			} else {
-				a.tails = append(a.tails, head)
-			}
-			a.inPlace = append(a.inPlace, p[:len(p):len(p)])
-			head = nil
-		}
+		a.SetOwn(oip.AppendSize(a.Own(), rawOutputs, o.size))
+		a.AppendSlots(o.parts)
 	}
-	if a.inPlace == nil {
-		a.head = head
-		return a, nil
+	if n := a.InPlace(); n > 0 {
+		a.call = c
+		a.left.Store(int64(n))
+		conn.sending.Add(1)
+		a.g.inFlight.Add(1) // until it is sent
 	}
-	a.tails = append(a.tails, head)
-	a.call = c
-	a.conn.sending.Add(1)
-	a.g.inFlight.Add(1) // until it is sent
-	a.left.Store(int32(len(a.inPlace)))
 	return a, nil
 }
 
-// appendMeta writes the fields of a ModelInferResponse up to its tensors.
+const rawOutputs = 6 // raw_output_contents of a ModelInferResponse
+
+// appendMeta writes the fields of a ModelInferResponse up to its tensors' contents.
 func (c *call) appendMeta(b []byte) []byte {
-	text := func(field protowire.Number, s string) {
-		b = protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
-	}
-	text(1, c.modelName())
-	text(2, c.modelVersion())
+	b = oip.AppendString(oip.AppendString(b, 1, c.modelName()), 2, c.modelVersion())
 	if c.id != "" {
-		text(3, c.id)
+		b = oip.AppendString(b, 3, c.id)
 	}
 	b = c.relayed.appendParameters(b)
 	for i := range c.outputs {
 		o := &c.outputs[i]
-		dims := 0
-		for _, d := range o.shape {
-			dims += protowire.SizeVarint(uint64(d))
-		}
-		datatype := TypeName(o.dtype)
-		size := 3 + protowire.SizeBytes(len(o.name)) + protowire.SizeBytes(len(datatype)) + protowire.SizeBytes(dims)
-		b = protowire.AppendVarint(protowire.AppendTag(b, 5, protowire.BytesType), uint64(size))
-		text(1, o.name)
-		text(2, datatype)
-		b = protowire.AppendVarint(protowire.AppendTag(b, 3, protowire.BytesType), uint64(dims))
-		for _, d := range o.shape {
-			b = protowire.AppendVarint(b, uint64(d))
-		}
+		b = oip.AppendTensor(b, o.name, o.dtype, o.shape...)
 	}
 	return b
 }
@@ -124,57 +85,39 @@ func (c *call) messageSize() int {
 func (c *call) smallBytes() int {
 	n := 64 * len(c.outputs)
 	for i := range c.outputs {
-		if o := &c.outputs[i]; o.region.region == nil && o.size < 2*inPlaceBytes {
+		if o := &c.outputs[i]; o.region.region == nil && o.size < smallAnswer {
 			n += o.size
 		}
 	}
 	return n
 }
 
-// ticket is what the buffers of one answer have in common: as their pool, it
-// hears of each that is freed.
-type ticket struct{ answer *rpcAnswer }
-
-// marshal gives the transport the message.
-func (a *rpcAnswer) marshal() mem.BufferSlice {
-	out := mem.BufferSlice{mem.SliceBuffer(a.head)}
-	if a.inPlace == nil {
-		return out
-	}
-	// The caller's time to read it begins here: in a stream it may have waited
-	// for the answers before it.
-	size := 0
-	for _, p := range a.inPlace {
-		size += len(p)
-	}
-	a.slow = time.AfterFunc(a.g.answerTime(size), func() {
-		a.g.log.Warn("a caller does not read its answer, hung up", "address", a.conn.peer.remote)
-		a.conn.Close() // only that makes the transport let go of the slots
-	})
-	t := &ticket{a}
-	runtime.AddCleanup(t, (*rpcAnswer).drop, a)
-	for i := range a.inPlace {
-		out = append(out, mem.NewBuffer(&a.inPlace[i], t))
-		if len(a.tails[i]) > 0 {
-			out = append(out, mem.SliceBuffer(a.tails[i]))
+// Marshal gives the transport the message. The caller's time to read it begins
+// here: in a stream it may have waited for the answers before it.
+func (a *rpcAnswer) Marshal() mem.BufferSlice {
+	if a.call != nil {
+		size := 0
+		for i := range a.call.outputs {
+			size += a.call.outputs[i].size
 		}
+		a.slow = time.AfterFunc(a.g.answerTime(size), func() {
+			a.g.log.Warn("a caller does not read its answer, hung up", "address", a.conn.peer.remote)
+			a.conn.Close() // only that makes the transport let go of the slots
+		})
 	}
-	return out
+	return a.Outgoing.Marshal(a.free)
 }
 
-// Get is there because mem.BufferPool asks for it.
-func (*ticket) Get(int) *[]byte { panic("gateway: an answer is no pool") }
-
-// Put is how the transport says that it is done with a tensor.
-func (t *ticket) Put(*[]byte) {
-	if t.answer.left.Add(-1) == 0 {
-		t.answer.end()
+// free counts pieces that the transport is done with.
+func (a *rpcAnswer) free(n int) {
+	if a.left.Add(-int64(n)) == 0 {
+		a.end()
 	}
 }
 
-// drop ends an answer that nobody sends any more.
+// drop ends an answer that is not sent.
 func (a *rpcAnswer) drop() {
-	if a.left.Swap(0) > 0 {
+	if a.call != nil {
 		a.end()
 	}
 }

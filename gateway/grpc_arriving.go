@@ -33,44 +33,50 @@ const (
 	otherPerFrame = 64
 )
 
+// add counts bytes that were read. Those that come while no call is open are the
+// rest of calls that have ended: the transport drops them.
 func (a *arriving) add(c *conn, n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.ended {
-		return
+	if a.calls > 0 && !a.ended {
+		a.count(c, n)
 	}
-	n = max(n, -a.bytes)
-	a.bytes += n
-	c.who.use.bytes.Add(int64(n))
-	c.l.g.limits.used.Add(int64(n))
 }
 
 // arrived takes a message away that is whole. The call counts it from here on.
 func (a *arriving) arrived(c *conn, size int) {
-	a.add(c, -(size + frameHead*(1+size/frameBytes) + otherPerFrame))
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.count(c, -min(a.bytes, size+frameHead*(1+size/frameBytes)+otherPerFrame))
 }
 
 func (a *arriving) beginCall() {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.calls++
-	a.mu.Unlock()
 }
 
 func (a *arriving) endCall(c *conn) {
 	a.mu.Lock()
-	a.calls--
-	idle, bytes := a.calls == 0, a.bytes
-	a.mu.Unlock()
-	if idle {
-		a.add(c, -bytes)
+	defer a.mu.Unlock()
+	if a.calls--; a.calls == 0 {
+		a.count(c, -a.bytes)
 	}
 }
 
+// end gives everything back: the connection is closed.
 func (a *arriving) end(c *conn) {
-	a.add(c, -a.bytes)
 	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.count(c, -a.bytes)
 	a.ended = true
-	a.mu.Unlock()
+}
+
+// count needs mu.
+func (a *arriving) count(c *conn, n int) {
+	a.bytes += n
+	c.who.use.bytes.Add(int64(n))
+	c.l.g.limits.used.Add(int64(n))
 }
 
 // rpcConn is a gRPC connection above TLS. It is not read while its caller, or

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -17,7 +18,7 @@ import (
 func (c *call) readContents(in *input, encoded []byte) error {
 	list, kind, ok := contentsOf(in.dtype)
 	if !ok {
-		return badRequest("input %q: %s has to come in raw_input_contents", in.name, TypeName(in.dtype))
+		return badRequest("input %q: %s has to come in raw_input_contents", in.name, oip.TypeName(in.dtype))
 	}
 	size, most := in.dtype.Size(), c.model.g.cfg.MaxMessageBytes
 	for _, d := range in.shape {
@@ -32,7 +33,7 @@ func (c *call) readContents(in *input, encoded []byte) error {
 		}
 	}
 	out := make(bytesSource, 0, size)
-	wrong := badRequest("input %q: the contents are not those of %s", in.name, TypeName(in.dtype))
+	wrong := badRequest("input %q: the contents are not those of %s", in.name, oip.TypeName(in.dtype))
 	add := func(v uint64) error {
 		if len(out) == size {
 			return badRequest("input %q: more contents than its shape %v has", in.name, in.shape)
@@ -43,7 +44,7 @@ func (c *call) readContents(in *input, encoded []byte) error {
 		}
 		return nil
 	}
-	err := fields(encoded, func(field protowire.Number, got protowire.Type, number uint64, packed []byte) error {
+	err := oip.EachField(encoded, func(field protowire.Number, got protowire.Type, number uint64, packed []byte) error {
 		switch {
 		case field != list && field <= lastContents:
 			if got == protowire.BytesType && len(packed) == 0 && field < lastContents {
@@ -55,12 +56,12 @@ func (c *call) readContents(in *input, encoded []byte) error {
 		case got == kind:
 			return add(number)
 		case got != protowire.BytesType:
-			return errMessage
+			return oip.ErrMessage
 		}
 		for len(packed) > 0 {
-			v, n := consumeNumber(kind, packed)
+			v, n := oip.ConsumeNumber(kind, packed)
 			if n < 0 {
-				return errMessage
+				return oip.ErrMessage
 			}
 			packed = packed[n:]
 			if err := add(v); err != nil {
@@ -96,17 +97,6 @@ func contentsOf(d tensor.DType) (protowire.Number, protowire.Type, bool) {
 		return 7, protowire.Fixed64Type, true
 	}
 	return 0, 0, false
-}
-
-func consumeNumber(kind protowire.Type, b []byte) (uint64, int) {
-	switch kind {
-	case protowire.Fixed32Type:
-		v, n := protowire.ConsumeFixed32(b)
-		return uint64(v), n
-	case protowire.Fixed64Type:
-		return protowire.ConsumeFixed64(b)
-	}
-	return protowire.ConsumeVarint(b)
 }
 
 // appendElement writes a number as the ring has it; false if it does not fit.

@@ -18,7 +18,7 @@ import (
 // infer answers ModelInfer.
 func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err error) {
 	defer d.g.guard(&err)
-	m := messages.Get().(*message)
+	m := messages.Get().(*oip.Request)
 	if err := decode(m); err != nil { // it waits for the message
 		messages.Put(m)
 		return nil, err
@@ -31,12 +31,12 @@ func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err
 }
 
 // run does one inference, and frees its message.
-func (d *rpcDoor) run(ctx context.Context, m *message, stream bool) (*rpcAnswer, error) {
+func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool) (*rpcAnswer, error) {
 	freed := false
 	free := func() {
 		if !freed {
 			freed = true
-			m.free()
+			m.Free()
 			messages.Put(m)
 		}
 	}
@@ -49,10 +49,10 @@ func (d *rpcDoor) run(ctx context.Context, m *message, stream bool) (*rpcAnswer,
 		return nil, err
 	}
 	defer d.g.endRequest(who)
-	if err := m.split(); err != nil {
+	if err := m.Split(); err != nil {
 		return nil, err
 	}
-	k, as, err := d.g.models.named(ctx, m.model, m.version)
+	k, as, err := d.g.models.named(ctx, m.Model, m.Version)
 	if err != nil {
 		return nil, err
 	}
@@ -67,8 +67,8 @@ func (d *rpcDoor) run(ctx context.Context, m *message, stream bool) (*rpcAnswer,
 	return a, err
 }
 
-func (d *rpcDoor) runCall(ctx context.Context, c *call, m *message, free func(), conn *conn, stream bool) (*rpcAnswer, error) {
-	if err := c.take(m.data.Len()); err != nil {
+func (d *rpcDoor) runCall(ctx context.Context, c *call, m *oip.Request, free func(), conn *conn, stream bool) (*rpcAnswer, error) {
+	if err := c.take(m.Data.Len()); err != nil {
 		return nil, err
 	}
 	if err := c.readMessage(m); err != nil {
@@ -86,7 +86,7 @@ func (d *rpcDoor) runCall(ctx context.Context, c *call, m *message, free func(),
 
 // runOfStream is run for a request of a stream, where an error is an answer
 // too and is told with the request's id.
-func (d *rpcDoor) runOfStream(ctx context.Context, m *message) (answer any) {
+func (d *rpcDoor) runOfStream(ctx context.Context, m *oip.Request) (answer any) {
 	var id string
 	var err error
 	defer func() {
@@ -95,10 +95,10 @@ func (d *rpcDoor) runOfStream(ctx context.Context, m *message) (answer any) {
 		}
 	}()
 	defer d.g.guard(&err)
-	if m.split() == nil {
-		id = string(m.id[:min(len(m.id), maxIDBytes)])
+	if m.Split() == nil {
+		id = string(m.ID[:min(len(m.ID), maxIDBytes)])
 	}
-	m.reset()
+	m.Reset()
 	answer, err = d.run(ctx, m, true)
 	return answer
 }
@@ -164,7 +164,7 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 // receive starts the requests of a stream until it ends.
 func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- chan any) error {
 	for {
-		m := messages.Get().(*message)
+		m := messages.Get().(*oip.Request)
 		if err := s.RecvMsg(m); err != nil {
 			messages.Put(m)
 			if errors.Is(err, io.EOF) {
@@ -176,7 +176,7 @@ func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- 
 		select { // while the line is full nothing of this stream is read
 		case line <- place:
 		case <-ctx.Done():
-			m.free()
+			m.Free()
 			messages.Put(m)
 			return ctx.Err()
 		}

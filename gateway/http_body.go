@@ -161,7 +161,7 @@ func (b *body) readAhead(c *call) error {
 		return nil
 	}
 	b.ahead = slices.Grow(b.ahead[:0], n)[:n]
-	if err := b.source.readFull(b.ahead); err != nil {
+	if err := b.source.ReadFull(b.ahead); err != nil {
 		return err
 	}
 	b.source.ahead = b.ahead

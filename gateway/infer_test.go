@@ -97,7 +97,7 @@ func wireName(t testing.TB, d string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return TypeName(dtype)
+	return oip.TypeName(dtype)
 }
 
 func TestEveryElementTypeGoesThroughUnchanged(t *testing.T) {

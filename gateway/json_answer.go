@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/codec"
 )
 
@@ -28,7 +29,7 @@ func (c *call) appendAnswer(b []byte) (_ []byte, binary int) {
 			b = append(b, ',')
 		}
 		b = appendString(append(b, `{"name":`...), o.name)
-		b = append(append(b, `,"datatype":"`...), TypeName(o.dtype)...)
+		b = append(append(b, `,"datatype":"`...), oip.TypeName(o.dtype)...)
 		b = append(b, `","shape":[`...)
 		for j, d := range o.shape {
 			if j > 0 {

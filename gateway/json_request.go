@@ -5,6 +5,7 @@ package gateway
 import (
 	"time"
 
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/codec"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -92,7 +93,7 @@ func (c *call) readInput(s *scanner, body *bodySource) (binary int) {
 		case "name":
 			in.name = c.nameOf(s.string())
 		case "datatype":
-			in.dtype, typeErr = parseType(s.string())
+			in.dtype, typeErr = oip.ParseType(string(s.string()))
 		case "shape":
 			in.shape = in.shape[:0]
 			s.items(func() { in.shape = appendDim(s, in.shape, s.integer()) })

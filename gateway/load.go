@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/ringbatch/ringbatch/internal/relaywire"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
 // load is how busy a model is with what comes by this gateway.
@@ -56,7 +56,7 @@ func (c *call) reportLoad(ctx context.Context) {
 	}
 	info := c.model.info.Load()
 	capacity := max(1, info.workers) * info.settings.MaxBatchSize
-	report := relaywire.Load{
+	report := oip.Load{
 		Utilization: float64(c.model.load.rows.Load()+int64(c.rows)) / float64(capacity),
 		PerSecond:   c.model.load.rate(time.Now()),
 		Queue:       c.queue, Compute: c.compute,
@@ -65,11 +65,11 @@ func (c *call) reportLoad(ctx context.Context) {
 		report.Queue, report.Compute = c.queue/time.Duration(n), c.compute/time.Duration(n)
 	}
 	// An error here means that nobody waits for the answer any more.
-	_ = grpc.SetTrailer(ctx, metadata.MD{relaywire.LoadTrailer: {string(report.Append(nil))}})
+	_ = grpc.SetTrailer(ctx, metadata.MD{oip.LoadTrailer: {string(report.Append(nil))}})
 }
 
 // tellSignature adds to a model's metadata what the protocol has no words for:
 // how large variable dimensions may be.
 func tellSignature(ctx context.Context, k *model) {
-	_ = grpc.SetHeader(ctx, metadata.Pairs(relaywire.SignatureHeader, k.sig.String()))
+	_ = grpc.SetHeader(ctx, metadata.Pairs(oip.SignatureHeader, k.sig.String()))
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -20,7 +19,7 @@ const (
 )
 
 func (g *Gateway) serverMetadata() *oip.ServerMetadataResponse {
-	extensions := []string{"binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics", relaywire.Requests}
+	extensions := []string{"binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics", oip.RequestsParameter}
 	if g.regions.on {
 		extensions = append(extensions, "system_shared_memory")
 	}
@@ -32,7 +31,7 @@ func (k *model) metadata(as *route) *oip.ModelMetadataResponse {
 	side := func(specs []tensor.Spec) (list []*oip.ModelMetadataResponse_TensorMetadata) {
 		for i := range specs {
 			list = append(list, &oip.ModelMetadataResponse_TensorMetadata{
-				Name: specs[i].Name, Datatype: TypeName(specs[i].DType), Shape: wireShape(&specs[i]),
+				Name: specs[i].Name, Datatype: oip.TypeName(specs[i].DType), Shape: oip.WireShape(&specs[i]),
 			})
 		}
 		return list
@@ -56,11 +55,11 @@ func (k *model) config() *oip.ModelConfig {
 	}
 	for i := range k.sig.Inputs {
 		spec := &k.sig.Inputs[i]
-		c.Input = append(c.Input, &oip.ModelInput{Name: spec.Name, DataType: configTypes[spec.DType], Dims: rowShape(spec)})
+		c.Input = append(c.Input, &oip.ModelInput{Name: spec.Name, DataType: oip.ConfigTypes[spec.DType], Dims: oip.RowShape(spec)})
 	}
 	for i := range k.sig.Outputs {
 		spec := &k.sig.Outputs[i]
-		c.Output = append(c.Output, &oip.ModelOutput{Name: spec.Name, DataType: configTypes[spec.DType], Dims: rowShape(spec)})
+		c.Output = append(c.Output, &oip.ModelOutput{Name: spec.Name, DataType: oip.ConfigTypes[spec.DType], Dims: oip.RowShape(spec)})
 	}
 	return c
 }

@@ -244,7 +244,7 @@ type regionSource struct {
 	at     int64 // in the file
 }
 
-func (s *regionSource) readFull(p []byte) error {
+func (s *regionSource) ReadFull(p []byte) error {
 	for len(p) > 0 {
 		n, err := unix.Pread(int(s.region.file.Fd()), p, s.at)
 		if err == unix.EINTR {

@@ -8,10 +8,8 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
-
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/relaywire"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -21,10 +19,10 @@ import (
 // itself. The requests of one message are committed together, so that they
 // find into one batch again.
 type relayed struct {
-	requests []relaywire.Request
+	requests []oip.RelayedRequest
 	parts    []relayedPart // one for each request
-	failed   []byte        // relaywire.Failed
-	sizes    []byte        // relaywire.Sizes
+	failed   []byte        // oip.FailedParameter
+	sizes    []byte        // oip.SizesParameter
 }
 
 // relayedPart is one request of a relay's batch in this ring.
@@ -51,7 +49,7 @@ const (
 
 // readRelayed reads which rows are a request of their own.
 func (c *call) readRelayed(text []byte) (err error) {
-	if c.relayed.requests, err = relaywire.ParseRequests(c.relayed.requests[:0], text, c.model.variableInputs); err != nil {
+	if c.relayed.requests, err = oip.ParseRequests(c.relayed.requests[:0], text, c.model.variableInputs); err != nil {
 		return badRequest("%v", err)
 	}
 	return nil
@@ -66,11 +64,11 @@ func (c *call) checkRelayed() error {
 		rows += c.relayed.requests[i].Rows
 	}
 	if rows != c.rows {
-		return fmt.Errorf("%w: %s has %d rows, the inputs have %d", status.ErrRows, relaywire.Requests, rows, c.rows)
+		return fmt.Errorf("%w: %s has %d rows, the inputs have %d", status.ErrRows, oip.RequestsParameter, rows, c.rows)
 	}
 	for i := range c.inputs {
 		if c.inputs[i].region.name != "" {
-			return badRequest("%s and shared memory are not for one request", relaywire.Requests)
+			return badRequest("%s and shared memory are not for one request", oip.RequestsParameter)
 		}
 	}
 	return nil
@@ -172,7 +170,7 @@ func (c *call) runRelayed(ctx context.Context, cl *client.Client) error {
 
 // claimRelayed takes slots for request i. It never waits for slots while it
 // could get some back by finishing a request before it.
-func (c *call) claimRelayed(ctx context.Context, cl *client.Client, q *relaywire.Request, i int, first, committed *int) (client.Request, error) {
+func (c *call) claimRelayed(ctx context.Context, cl *client.Client, q *oip.RelayedRequest, i int, first, committed *int) (client.Request, error) {
 	dims := c.dims[:0]
 	for k := range c.model.variableInputs {
 		dims = append(dims, int(q.Dims[k]))
@@ -204,13 +202,13 @@ func (c *call) claimRelayed(ctx context.Context, cl *client.Client, q *relaywire
 }
 
 // fillRelayed writes one request's inputs.
-func (c *call) fillRelayed(ctx context.Context, r client.Request, q *relaywire.Request) error {
+func (c *call) fillRelayed(ctx context.Context, r client.Request, q *oip.RelayedRequest) error {
 	c.setShapes(q)
 	return c.send(ctx, r, q.Rows)
 }
 
 // setShapes makes the inputs' shapes those of one request.
-func (c *call) setShapes(q *relaywire.Request) {
+func (c *call) setShapes(q *oip.RelayedRequest) {
 	if c.model.variableInputs == 0 {
 		return
 	}
@@ -228,13 +226,13 @@ func (c *call) setShapes(q *relaywire.Request) {
 }
 
 // skipRelayed passes over the inputs of a request that got no slots.
-func (c *call) skipRelayed(q *relaywire.Request) error {
+func (c *call) skipRelayed(q *oip.RelayedRequest) error {
 	var scratch [4 << 10]byte
 	for i := range c.inputs {
 		in := &c.inputs[i]
 		for left := q.Rows * rowBytes(&c.model.sig, in.index, q.Dims[:]); left > 0; {
 			n := min(left, len(scratch))
-			if err := in.src.readFull(scratch[:n]); err != nil {
+			if err := in.src.ReadFull(scratch[:n]); err != nil {
 				return err
 			}
 			left -= n
@@ -356,7 +354,7 @@ func (c *call) sizesOf(r client.Request) (text []byte, err error) {
 				dims = append(dims, uint32(t.Shape[v+1]))
 			}
 		}
-		text = relaywire.AppendSizes(text, false, row == 0, dims)
+		text = oip.AppendSizes(text, false, row == 0, dims)
 	}
 	return text, nil
 }
@@ -394,7 +392,7 @@ func (c *call) viewRelayed() error {
 	}
 	for k := range r.parts {
 		if p := &r.parts[k]; p.state == partFailed {
-			r.failed = relaywire.AppendFailed(r.failed, k, nameOfEnd(p.err), textOf(p.err))
+			r.failed = oip.AppendFailed(r.failed, k, nameOfEnd(p.err), textOf(p.err))
 		}
 	}
 	return nil
@@ -414,17 +412,11 @@ func nameOfEnd(err error) string {
 
 // appendParameters writes what the relay is told, if anything.
 func (r *relayed) appendParameters(b []byte) []byte {
-	for _, p := range []struct {
-		key   string
-		value []byte
-	}{{relaywire.Failed, r.failed}, {relaywire.Sizes, r.sizes}} {
-		if len(p.value) == 0 {
-			continue
-		}
-		value := protowire.AppendBytes(protowire.AppendTag(nil, 3, protowire.BytesType), p.value)
-		entry := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), p.key)
-		entry = protowire.AppendBytes(protowire.AppendTag(entry, 2, protowire.BytesType), value)
-		b = protowire.AppendBytes(protowire.AppendTag(b, 4, protowire.BytesType), entry)
+	if len(r.failed) > 0 {
+		b = oip.AppendText(b, oip.FailedParameter, r.failed)
+	}
+	if len(r.sizes) > 0 {
+		b = oip.AppendText(b, oip.SizesParameter, r.sizes)
 	}
 	return b
 }

@@ -246,7 +246,7 @@ func (c *call) fill(r client.Request, in *input, rows int) error {
 			return err
 		}
 		if len(p) == rows*spec.RowBytes() { // no gaps between rows
-			return in.src.readFull(p)
+			return in.src.ReadFull(p)
 		}
 	}
 	view, err := r.Input(in.name)
@@ -260,10 +260,10 @@ func (c *call) fill(r client.Request, in *input, rows int) error {
 	}
 	if slices.Equal(actual, view.Shape[1:]) {
 		if view.Contiguous() {
-			return in.src.readFull(view.Data[:rows*size])
+			return in.src.ReadFull(view.Data[:rows*size])
 		}
 		for i := range rows {
-			if err := in.src.readFull(view.Row(i).Data[:size]); err != nil {
+			if err := in.src.ReadFull(view.Row(i).Data[:size]); err != nil {
 				return err
 			}
 		}
@@ -271,7 +271,7 @@ func (c *call) fill(r client.Request, in *input, rows int) error {
 	}
 	row := make([]byte, size) // smaller than its bucket
 	for i := range rows {
-		if err := in.src.readFull(row); err != nil {
+		if err := in.src.ReadFull(row); err != nil {
 			return err
 		}
 		to := view.Row(i)

@@ -4,33 +4,27 @@ package gateway
 
 import (
 	"errors"
-	"fmt"
 	"io"
 
-	"google.golang.org/grpc/mem"
-
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/codec"
-	"github.com/ringbatch/ringbatch/status"
 )
 
 // source gives an input's bytes, in order, into slot memory.
 type source interface {
-	readFull(p []byte) error
+	ReadFull(p []byte) error
 }
 
 // bytesSource is memory that is at hand.
 type bytesSource []byte
 
-func (s *bytesSource) readFull(p []byte) error {
+func (s *bytesSource) ReadFull(p []byte) error {
 	if len(p) > len(*s) {
-		return errShort
+		return oip.ErrShort
 	}
 	*s = (*s)[copy(p, *s):]
 	return nil
 }
-
-// errShort cannot happen where sizes were checked, but never pads with rubbish.
-var errShort = fmt.Errorf("%w: fewer bytes than the shape needs", status.ErrSize)
 
 // bodySource is an HTTP body: what it reads goes from the socket into the slot.
 type bodySource struct {
@@ -56,7 +50,7 @@ func (s *bodySource) finish() error {
 	return nil
 }
 
-func (s *bodySource) readFull(p []byte) error {
+func (s *bodySource) ReadFull(p []byte) error {
 	n := copy(p, s.ahead)
 	if s.ahead, p = s.ahead[n:], p[n:]; len(p) == 0 {
 		return nil
@@ -86,32 +80,9 @@ func bodyError(err error) error {
 // straight into the slot.
 type jsonSource struct{ *codec.Reader }
 
-func (s jsonSource) readFull(p []byte) error { return s.Fill(p) }
+func (s jsonSource) ReadFull(p []byte) error { return s.Fill(p) }
 
 func (s jsonSource) finish() error {
 	_, err := s.End()
 	return err
-}
-
-// spans is a piece of a gRPC message, wherever the transport has its parts.
-type spans struct {
-	parts []mem.Buffer // the part in which it begins, and the following
-	at    int          // where in the first of them
-	size  int
-}
-
-func (s *spans) readFull(p []byte) error {
-	if len(p) > s.size {
-		return errShort
-	}
-	s.size -= len(p)
-	for len(p) > 0 {
-		part := s.parts[0].ReadOnlyData()
-		n := copy(p, part[s.at:])
-		p = p[n:]
-		if s.at += n; s.at == len(part) {
-			s.parts, s.at = s.parts[1:], 0
-		}
-	}
-	return nil
 }

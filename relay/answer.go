@@ -13,7 +13,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 	"google.golang.org/protobuf/proto"
@@ -27,6 +26,9 @@ type answer struct {
 }
 
 type rawContents struct{ at, size int }
+
+// Receive keeps the transport's buffers until free.
+func (a *answer) Receive(data mem.BufferSlice) { a.data = data }
 
 // free gives the transport's buffers back.
 func (a *answer) free() {
@@ -104,8 +106,8 @@ func (a *answer) write(b *worker.Batch, requests []int) (failed map[int]failure,
 	}
 	failed = map[int]failure{}
 	wrong := error(nil)
-	if p := a.meta.Parameters[relaywire.Failed]; p != nil {
-		err := relaywire.ParseFailed(p.GetStringParam(), func(i int, name, text string) {
+	if p := a.meta.Parameters[oip.FailedParameter]; p != nil {
+		err := oip.ParseFailed(p.GetStringParam(), func(i int, name, text string) {
 			if i >= len(requests) {
 				wrong = fmt.Errorf("%w: it says that request %d of %d failed", errAnswer, i, len(requests))
 				return
@@ -138,7 +140,7 @@ func (a *answer) write(b *worker.Batch, requests []int) (failed map[int]failure,
 		if at < 0 {
 			return nil, fmt.Errorf("%w: output %q is missing", errAnswer, sig.Outputs[k].Name)
 		}
-		if d, ok := dtypes[a.meta.Outputs[at].Datatype]; !ok || d != sig.Outputs[k].DType {
+		if d, err := oip.ParseType(a.meta.Outputs[at].Datatype); err != nil || d != sig.Outputs[k].DType {
 			return nil, fmt.Errorf("%w: output %q is of type %s", errAnswer, sig.Outputs[k].Name, a.meta.Outputs[at].Datatype)
 		}
 		if err := a.writeOutput(b, rows, k, a.raw[at], sizes); err != nil {
@@ -156,8 +158,8 @@ func (a *answer) sizes(b *worker.Batch, rows []int) ([][]int, error) {
 		return nil, nil
 	}
 	all := make([][]int, 0, len(rows))
-	if p := a.meta.Parameters[relaywire.Sizes]; p != nil {
-		if err := relaywire.ParseSizes(p.GetStringParam(), n, func(dims []int) error {
+	if p := a.meta.Parameters[oip.SizesParameter]; p != nil {
+		if err := oip.ParseSizes(p.GetStringParam(), n, func(dims []int) error {
 			all = append(all, slices.Clone(dims))
 			return nil
 		}); err != nil {

@@ -15,7 +15,7 @@ import (
 
 	"google.golang.org/grpc/balancer"
 
-	"github.com/ringbatch/ringbatch/internal/relaywire"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
 // hosts are the addresses of the target, and what is known of each.
@@ -54,7 +54,7 @@ type host struct {
 	inFlight int
 	window   float64 // batches that it may have in flight
 	pass     float64 // of stride scheduling, for Weighted
-	load     relaywire.Load
+	load     oip.Load
 	calls    map[*call]struct{}
 
 	plain    bool      // no ringbatch gateway: a batch fails as a whole
@@ -198,7 +198,7 @@ func (h *host) connection() balancer.SubConn {
 
 // leave stops using the host and says why, once. The caller holds mu.
 func (h *host) leave(why string) {
-	h.usable, h.load = false, relaywire.Load{}
+	h.usable, h.load = false, oip.Load{}
 	if tellsMore(why, h.said) {
 		h.said = why
 		h.hosts.log.Warn("host left", "host", h.name, "reason", why)
@@ -263,7 +263,7 @@ var errHostSilent = errors.New("the host does not answer")
 //
 //	waited for less than it takes to wake up, full      one more, as above
 //	the same, less than half full                       one less, as slowly
-func (h *host) answered(load relaywire.Load, reported bool, took time.Duration, fill float64) {
+func (h *host) answered(load oip.Load, reported bool, took time.Duration, fill float64) {
 	p := h.hosts
 	p.mu.Lock()
 	defer p.mu.Unlock()

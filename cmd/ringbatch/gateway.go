@@ -18,6 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/gateway/console"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/sdnotify"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -182,7 +183,7 @@ func example(sig *tensor.Signature) string {
 			zero = "false"
 		}
 		zeros := strings.TrimSuffix(strings.Repeat(zero+",", n), ",")
-		inputs = append(inputs, fmt.Sprintf(`{"name":"%s","datatype":"%s","shape":[%s],"data":[%s]}`, spec.Name, gateway.TypeName(spec.DType), strings.Join(shape, ","), zeros))
+		inputs = append(inputs, fmt.Sprintf(`{"name":"%s","datatype":"%s","shape":[%s],"data":[%s]}`, spec.Name, oip.TypeName(spec.DType), strings.Join(shape, ","), zeros))
 	}
 	return `{"inputs":[` + strings.Join(inputs, ",") + `]}`
 }

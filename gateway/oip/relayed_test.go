@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package relaywire
+package oip
 
 import (
 	"reflect"
@@ -12,7 +12,7 @@ func TestRequestsAreReadAsTheyWereWritten(t *testing.T) {
 	b := AppendRequest(nil, 1, 0, []uint32{7, 0})
 	b = AppendRequest(b, 32, 4500*time.Microsecond, []uint32{512, 3})
 	got, err := ParseRequests(nil, b, 2)
-	want := []Request{{Rows: 1}, {Rows: 32, Timeout: 4500 * time.Microsecond}}
+	want := []RelayedRequest{{Rows: 1}, {Rows: 32, Timeout: 4500 * time.Microsecond}}
 	want[0].Dims[0], want[1].Dims[0], want[1].Dims[1] = 7, 512, 3
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%s was read as %+v, %v", b, got, err)

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package relaywire is what a relay and a gateway say to one another beyond
-// the Open Inference Protocol: parameters of a ModelInfer whose rows are
-// several requests, and the load report that comes back. docs/relay.md has it
-// in words.
-package relaywire
+package oip
 
 import (
 	"fmt"
@@ -16,19 +12,19 @@ import (
 )
 
 const (
-	// Requests is the parameter of a ModelInferRequest that tells which rows
+	// RequestsParameter is the parameter of a ModelInferRequest that tells which rows
 	// are a request of their own, how long each may take, and its true sizes:
 	// ROWS[@MICROSECONDS][xSIZE…], separated by semicolons. It is also the
 	// name of the extension in the server's metadata.
-	Requests = "ringbatch_requests"
-	// Failed is the parameter of a ModelInferResponse that tells which
+	RequestsParameter = "ringbatch_requests"
+	// FailedParameter is the parameter of a ModelInferResponse that tells which
 	// requests failed alone: lines of INDEX STATUS TEXT. Their rows are not in
 	// the raw contents.
-	Failed = "ringbatch_failed"
-	// Sizes is the parameter of a ModelInferResponse that tells the sizes of
+	FailedParameter = "ringbatch_failed"
+	// SizesParameter is the parameter of a ModelInferResponse that tells the sizes of
 	// variable outputs: SIZExSIZE… for each row, rows separated by commas and
 	// requests by semicolons.
-	Sizes = "ringbatch_sizes"
+	SizesParameter = "ringbatch_sizes"
 	// SignatureHeader comes with a ModelMetadataResponse: the model's whole
 	// signature, with the largest sizes of variable dimensions.
 	SignatureHeader = "ringbatch-signature-bin"
@@ -37,8 +33,8 @@ const (
 	MaxRequests = 1 << 14
 )
 
-// Request is one request of a message.
-type Request struct {
+// RelayedRequest is one request of a message.
+type RelayedRequest struct {
 	Rows    int
 	Timeout time.Duration // 0: none
 	Dims    [tensor.MaxVariableDims]uint32
@@ -68,15 +64,15 @@ func appendDims(b []byte, dims []uint32, first, next byte) []byte {
 	return b
 }
 
-// ParseRequests reads Requests of a model with that many variable sizes of its
+// ParseRequests reads RequestsParameter of a model with that many variable sizes of its
 // inputs, appending to list.
-func ParseRequests(list []Request, text []byte, sizes int) ([]Request, error) {
+func ParseRequests(list []RelayedRequest, text []byte, sizes int) ([]RelayedRequest, error) {
 	p := parser{text}
 	for {
 		if len(list) == MaxRequests {
-			return list, fmt.Errorf("%s: more than %d requests", Requests, MaxRequests)
+			return list, fmt.Errorf("%s: more than %d requests", RequestsParameter, MaxRequests)
 		}
-		var q Request
+		var q RelayedRequest
 		rows, ok := p.number(MaxRequests)
 		if q.Rows = int(rows); !ok || q.Rows < 1 {
 			return list, p.wrong("a number of rows")
@@ -131,7 +127,7 @@ func (p *parser) number(most uint64) (n uint64, ok bool) {
 }
 
 func (p *parser) wrong(want string) error {
-	return fmt.Errorf("%s: want %s at %.20q", Requests, want, p.rest)
+	return fmt.Errorf("%s: want %s at %.20q", RequestsParameter, want, p.rest)
 }
 
 // AppendFailed writes one line of Failed.
@@ -147,7 +143,7 @@ func ParseFailed(text string, each func(i int, name, text string)) error {
 		index, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 		i, err := strconv.Atoi(index)
 		if err != nil || i < 0 {
-			return fmt.Errorf("%s: no index in %.40q", Failed, line)
+			return fmt.Errorf("%s: no index in %.40q", FailedParameter, line)
 		}
 		name, why, _ := strings.Cut(rest, " ")
 		each(i, name, why)
@@ -174,11 +170,11 @@ func ParseSizes(text string, sizes int, each func(dims []int) error) error {
 		p := parser{[]byte(row)}
 		for k := range sizes {
 			if k > 0 && !p.take('x') {
-				return fmt.Errorf("%s: %.40q has not %d sizes", Sizes, row, sizes)
+				return fmt.Errorf("%s: %.40q has not %d sizes", SizesParameter, row, sizes)
 			}
 			n, ok := p.number(1 << 31)
 			if !ok {
-				return fmt.Errorf("%s: no size in %.40q", Sizes, row)
+				return fmt.Errorf("%s: no size in %.40q", SizesParameter, row)
 			}
 			dims[k] = int(n)
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package relaywire
+package oip
 
 import (
 	"math"
@@ -55,7 +55,7 @@ func appendDouble(b []byte, field protowire.Number, v float64) []byte {
 // ParseLoad reads a report; what is not understood is passed over. It tells
 // whether there was one.
 func ParseLoad(b []byte) (l Load, ok bool) {
-	ok = eachField(b, func(field protowire.Number, number uint64, bytes []byte) {
+	err := EachField(b, func(field protowire.Number, _ protowire.Type, number uint64, bytes []byte) error {
 		switch field {
 		case orcaRate:
 			l.PerSecond = sane(number)
@@ -64,13 +64,14 @@ func ParseLoad(b []byte) (l Load, ok bool) {
 		case orcaNamed:
 			var name string
 			var value float64
-			eachField(bytes, func(field protowire.Number, number uint64, bytes []byte) {
+			_ = EachField(bytes, func(field protowire.Number, _ protowire.Type, number uint64, bytes []byte) error {
 				switch field {
 				case 1:
 					name = string(bytes)
 				case 2:
 					value = sane(number)
 				}
+				return nil
 			})
 			switch name {
 			case queueMetric:
@@ -79,8 +80,9 @@ func ParseLoad(b []byte) (l Load, ok bool) {
 				l.Compute = time.Duration(min(value, 1e6) * float64(time.Second))
 			}
 		}
+		return nil
 	})
-	return l, ok && len(b) > 0
+	return l, err == nil && len(b) > 0
 }
 
 // sane is a double of the report; a peer may send anything.
@@ -90,32 +92,4 @@ func sane(bits uint64) float64 {
 		return 0
 	}
 	return v
-}
-
-func eachField(b []byte, each func(field protowire.Number, number uint64, bytes []byte)) bool {
-	for len(b) > 0 {
-		field, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return false
-		}
-		b = b[n:]
-		var number uint64
-		var bytes []byte
-		switch kind {
-		case protowire.VarintType:
-			number, n = protowire.ConsumeVarint(b)
-		case protowire.Fixed64Type:
-			number, n = protowire.ConsumeFixed64(b)
-		case protowire.BytesType:
-			bytes, n = protowire.ConsumeBytes(b)
-		default:
-			n = protowire.ConsumeFieldValue(field, kind, b)
-		}
-		if n < 0 {
-			return false
-		}
-		each(field, number, bytes)
-		b = b[n:]
-	}
-	return true
 }
