@@ -14,44 +14,44 @@ import (
 // head of a binary one. The tensors of a binary body follow in the order of
 // the inputs: their source is body.
 func (c *call) readJSON(text []byte, body *bodySource) (binary int, err error) {
-	s := &scanner{text: text}
-	s.each(func(key []byte) {
+	s := codec.NewScanner(text)
+	s.Each(func(key []byte) {
 		switch string(key) {
 		case "id":
-			c.setID(s, s.string())
+			c.setID(s, s.Text())
 		case "parameters":
 			c.readParameters(s)
 		case "inputs":
-			s.items(func() { binary += c.readInput(s, body) })
+			s.Items(func() { binary += c.readInput(s, body) })
 		case "outputs":
-			s.items(func() { c.readOutput(s) })
+			s.Items(func() { c.readOutput(s) })
 		default:
-			s.skip()
+			s.Skip()
 		}
 	})
-	s.end()
-	return binary, s.err
+	s.End()
+	return binary, s.Err()
 }
 
-func (c *call) setID(s *scanner, id []byte) {
+func (c *call) setID(s *codec.Scanner, id []byte) {
 	if len(id) > maxIDBytes {
-		s.fail("an id that long")
+		s.Fail("an id that long")
 		return
 	}
 	c.id = string(id)
 }
 
-func (c *call) readParameters(s *scanner) {
-	s.each(func(key []byte) {
+func (c *call) readParameters(s *codec.Scanner) {
+	s.Each(func(key []byte) {
 		switch string(key) {
 		case "priority":
-			s.check(c.setPriority(s.integer()))
+			s.Check(c.setPriority(s.Integer()))
 		case "timeout":
-			s.check(c.setTimeout(s.integer()))
+			s.Check(c.setTimeout(s.Integer()))
 		case "binary_data_output":
-			c.binary = s.boolean()
+			c.binary = s.Boolean()
 		default:
-			s.skip()
+			s.Skip()
 		}
 	})
 }
@@ -80,35 +80,35 @@ func (c *call) setTimeout(us int64) error {
 }
 
 // readInput gives the bytes that it has in the binary part of the body.
-func (c *call) readInput(s *scanner, body *bodySource) (binary int) {
+func (c *call) readInput(s *codec.Scanner, body *bodySource) (binary int) {
 	if len(c.inputs) >= tensor.MaxTensors {
-		s.fail("too many inputs")
+		s.Fail("too many inputs")
 		return 0
 	}
 	in := c.addInput()
 	var data []byte
 	size, typeErr := int64(-1), error(nil)
-	s.each(func(key []byte) {
+	s.Each(func(key []byte) {
 		switch string(key) {
 		case "name":
-			in.name = c.nameOf(s.string())
+			in.name = c.nameOf(s.Text())
 		case "datatype":
-			in.dtype, typeErr = oip.ParseType(string(s.string()))
+			in.dtype, typeErr = oip.ParseType(string(s.Text()))
 		case "shape":
 			in.shape = in.shape[:0]
-			s.items(func() { in.shape = appendDim(s, in.shape, s.integer()) })
+			s.Items(func() { in.shape = appendDim(s, in.shape, s.Integer()) })
 		case "data":
-			data = s.skip()
+			data = s.Skip()
 		case "parameters":
-			s.each(func(key []byte) {
+			s.Each(func(key []byte) {
 				if string(key) == "binary_data_size" {
-					size = s.integer()
+					size = s.Integer()
 				} else {
 					in.region.readParameter(s, key)
 				}
 			})
 		default:
-			s.skip()
+			s.Skip()
 		}
 	})
 	ways := 0
@@ -125,22 +125,21 @@ func (c *call) readInput(s *scanner, body *bodySource) (binary int) {
 		in.size = int(in.region.size)
 	}
 	switch {
-	case s.err != nil:
 	case typeErr != nil:
-		s.err = typeErr
+		s.Check(typeErr)
 	case ways != 1:
-		s.err = badRequest("input %q needs its bytes in one way: data, binary_data_size, or shared_memory_region", in.name)
+		s.Check(badRequest("input %q needs its bytes in one way: data, binary_data_size, or shared_memory_region", in.name))
 	case size > int64(c.model.g.cfg.MaxMessageBytes):
-		s.err = tooLarge(size, c.model.g.cfg.MaxMessageBytes)
+		s.Check(tooLarge(size, c.model.g.cfg.MaxMessageBytes))
 	case size >= 0 && body == nil:
-		s.err = badRequest("input %q has a binary_data_size, but no header %s says where the JSON ends", in.name, headerLength)
+		s.Check(badRequest("input %q has a binary_data_size, but no header %s says where the JSON ends", in.name, headerLength))
 	}
 	return binary
 }
 
-func appendDim(s *scanner, shape []int, d int64) []int {
+func appendDim(s *codec.Scanner, shape []int, d int64) []int {
 	if len(shape) > tensor.MaxRank || d < 0 || d > 1<<40 {
-		s.fail("no such shape")
+		s.Fail("no such shape")
 		return shape
 	}
 	return append(shape, int(d))
@@ -158,34 +157,34 @@ func (c *call) nameOf(name []byte) string {
 	return string(name[:min(len(name), tensor.MaxNameBytes)])
 }
 
-func (c *call) readOutput(s *scanner) {
+func (c *call) readOutput(s *codec.Scanner) {
 	if len(c.outputs) >= tensor.MaxTensors {
-		s.fail("too many outputs")
+		s.Fail("too many outputs")
 		return
 	}
 	o := c.addOutput()
-	s.each(func(key []byte) {
+	s.Each(func(key []byte) {
 		switch string(key) {
 		case "name":
-			o.name = c.nameOf(s.string())
+			o.name = c.nameOf(s.Text())
 		case "parameters":
-			s.each(func(key []byte) {
+			s.Each(func(key []byte) {
 				switch string(key) {
 				case "binary_data":
 					o.form = formJSON
-					if s.boolean() {
+					if s.Boolean() {
 						o.form = formBinary
 					}
 				case "classification":
-					if s.integer() > 0 && s.err == nil {
-						s.err = errClassification
+					if s.Integer() > 0 {
+						s.Check(errClassification)
 					}
 				default:
 					o.region.readParameter(s, key)
 				}
 			})
 		default:
-			s.skip()
+			s.Skip()
 		}
 	})
 }
@@ -194,15 +193,15 @@ var errClassification = badRequest("the classification extension is not supporte
 
 // readParameter reads one of the parameters that say where in shared memory a
 // tensor lies, and steps over others.
-func (u *regionUse) readParameter(s *scanner, key []byte) {
+func (u *regionUse) readParameter(s *codec.Scanner, key []byte) {
 	switch string(key) {
 	case "shared_memory_region":
-		u.name = string(s.string())
+		u.name = string(s.Text())
 	case "shared_memory_offset":
-		u.offset = s.integer()
+		u.offset = s.Integer()
 	case "shared_memory_byte_size":
-		u.size = s.integer()
+		u.size = s.Integer()
 	default:
-		s.skip()
+		s.Skip()
 	}
 }

@@ -29,12 +29,11 @@ const (
 const (
 	maxURLHeaderBytes = 64 << 10 // request line and headers, HTTP and HTTP/2
 	maxSmallBody      = 1 << 20  // of anything but an inference request
-	maxJSONDepth      = 32
-	maxRegions        = 1024    // shared-memory regions registered at once
-	maxRegionName     = 256     // bytes
-	maxIDBytes        = 4 << 10 // of a request's id, which is echoed
-	maxRows           = 1 << 20 // of one request, before it is split
-	maxTextBytes      = 1 << 10 // of an error's text
+	maxRegions        = 1024     // shared-memory regions registered at once
+	maxRegionName     = 256      // bytes
+	maxIDBytes        = 4 << 10  // of a request's id, which is echoed
+	maxRows           = 1 << 20  // of one request, before it is split
+	maxTextBytes      = 1 << 10  // of an error's text
 
 	// A request's own bytes up to here are not counted in the budget: they
 	// live in buffers that each connection has anyway.

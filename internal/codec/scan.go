@@ -1,40 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gateway
+package codec
 
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"strconv"
 	"unicode/utf8"
 
-	"github.com/ringbatch/ringbatch/internal/codec"
+	"github.com/ringbatch/ringbatch/status"
 )
 
-// scanner walks over a JSON text that is in memory, without making values of
-// what nobody asks for. Errors are sticky: after one, everything is empty.
-type scanner struct {
-	text []byte
-	at   int
-	err  error
+// Scanner walks over a JSON text that is in memory, without making values of
+// members that are skipped. Errors are sticky: after one, everything is empty.
+type Scanner struct {
+	cursor
+	err error
 }
 
-func (s *scanner) fail(what string) {
+// NewScanner walks over text, and keeps it.
+func NewScanner(text []byte) *Scanner { return &Scanner{cursor: cursor{text: text}} }
+
+// Err is the first error.
+func (s *Scanner) Err() error { return s.err }
+
+// cursor is a place in a JSON text.
+type cursor struct {
+	text []byte
+	at   int
+}
+
+// maxDepth of nested values that are skipped.
+const maxDepth = 32
+
+func errorAt(what string, at int) error {
+	return fmt.Errorf("%w: JSON: %s at byte %d", status.ErrInvalid, what, at)
+}
+
+// Fail ends the walk with an error.
+func (s *Scanner) Fail(what string) {
 	if s.err == nil {
-		s.err = badRequest("JSON: %s at byte %d", what, s.at)
+		s.err = errorAt(what, s.at)
 		s.at = len(s.text)
 	}
 }
 
-// check fails for what was read and may not be so.
-func (s *scanner) check(err error) {
+// Check fails for what was read and may not be so.
+func (s *Scanner) Check(err error) {
 	if s.err == nil && err != nil {
 		s.err, s.at = err, len(s.text)
 	}
 }
 
 // peek is the next byte that is not white space; 0 at the end.
-func (s *scanner) peek() byte {
+func (s *cursor) peek() byte {
 	for s.at < len(s.text) {
 		switch c := s.text[s.at]; c {
 		case ' ', '\t', '\n', '\r':
@@ -47,7 +67,7 @@ func (s *scanner) peek() byte {
 }
 
 // skipByte steps over c if it comes next.
-func (s *scanner) skipByte(c byte) bool {
+func (s *Scanner) skipByte(c byte) bool {
 	if s.peek() == c && s.at < len(s.text) {
 		s.at++
 		return true
@@ -55,22 +75,22 @@ func (s *scanner) skipByte(c byte) bool {
 	return false
 }
 
-func (s *scanner) expect(c byte) {
+func (s *Scanner) expect(c byte) {
 	if !s.skipByte(c) {
-		s.fail("expected " + strconv.QuoteRune(rune(c)))
+		s.Fail("expected " + strconv.QuoteRune(rune(c)))
 	}
 }
 
-// each walks over the members of an object. It gives the key, and the callback
+// Each walks over the members of an object. It gives the key, and the callback
 // reads the value. One that is null is as good as not there: many write what
 // they leave out so.
-func (s *scanner) each(member func(key []byte)) {
+func (s *Scanner) Each(member func(key []byte)) {
 	s.expect('{')
 	if s.skipByte('}') {
 		return
 	}
 	for s.err == nil {
-		key := s.string()
+		key := s.Text()
 		s.expect(':')
 		if s.err != nil {
 			return
@@ -85,7 +105,7 @@ func (s *scanner) each(member func(key []byte)) {
 	}
 }
 
-func (s *scanner) skipNull() bool {
+func (s *Scanner) skipNull() bool {
 	s.peek()
 	if !bytes.HasPrefix(s.text[s.at:], []byte("null")) {
 		return false
@@ -94,8 +114,8 @@ func (s *scanner) skipNull() bool {
 	return true
 }
 
-// items walks over an array.
-func (s *scanner) items(item func()) {
+// Items walks over an array.
+func (s *Scanner) Items(item func()) {
 	s.expect('[')
 	if s.skipByte(']') {
 		return
@@ -109,9 +129,9 @@ func (s *scanner) items(item func()) {
 	}
 }
 
-// string reads a string; what it gives is a part of the text where the string
+// Text reads a string; what it gives is a part of the text where the string
 // has no escapes.
-func (s *scanner) string() []byte {
+func (s *Scanner) Text() []byte {
 	s.expect('"')
 	from := s.at
 	for s.at < len(s.text) {
@@ -121,28 +141,28 @@ func (s *scanner) string() []byte {
 			if p := s.text[from : s.at-1]; utf8.Valid(p) {
 				return p
 			}
-			s.fail("bad UTF-8 in a string")
+			s.Fail("bad UTF-8 in a string")
 			return nil
 		case c == '\\':
 			return s.escaped(from)
 		case c < ' ':
-			s.fail("control character in a string")
+			s.Fail("control character in a string")
 			return nil
 		}
 		s.at++
 	}
-	s.fail("unfinished string")
+	s.Fail("unfinished string")
 	return nil
 }
 
-func (s *scanner) escaped(from int) []byte {
+func (s *Scanner) escaped(from int) []byte {
 	for s.at < len(s.text) {
 		switch c := s.text[s.at]; {
 		case c == '"':
 			s.at++
 			var text string
 			if err := json.Unmarshal(s.text[from-1:s.at], &text); err != nil {
-				s.fail("bad string")
+				s.Fail("bad string")
 				return nil
 			}
 			return []byte(text)
@@ -151,12 +171,12 @@ func (s *scanner) escaped(from int) []byte {
 		}
 		s.at++
 	}
-	s.fail("unfinished string")
+	s.Fail("unfinished string")
 	return nil
 }
 
 // word reads a number, true, false or null; wanted says which.
-func (s *scanner) word(wanted string) []byte {
+func (s *Scanner) word(wanted string) []byte {
 	s.peek()
 	from := s.at
 	for s.at < len(s.text) {
@@ -168,13 +188,13 @@ func (s *scanner) word(wanted string) []byte {
 		break
 	}
 	if s.at == from {
-		s.fail("expected " + wanted)
+		s.Fail("expected " + wanted)
 	}
 	return s.text[from:s.at]
 }
 
-// skip steps over a value, checks it, and gives its text.
-func (s *scanner) skip() []byte {
+// Skip steps over a value, checks it, and gives its text.
+func (s *Scanner) Skip() []byte {
 	s.peek()
 	from := s.at
 	s.skipValue(0)
@@ -184,84 +204,58 @@ func (s *scanner) skip() []byte {
 	return s.text[from:s.at]
 }
 
-func (s *scanner) skipValue(depth int) {
-	if depth > maxJSONDepth {
-		s.fail("nested too deeply")
+func (s *Scanner) skipValue(depth int) {
+	if depth > maxDepth {
+		s.Fail("nested too deeply")
 		return
 	}
 	switch s.peek() {
 	case '{':
-		s.each(func([]byte) { s.skipValue(depth + 1) })
+		s.Each(func([]byte) { s.skipValue(depth + 1) })
 	case '[':
-		s.items(func() { s.skipValue(depth + 1) })
+		s.Items(func() { s.skipValue(depth + 1) })
 	case '"':
-		s.string()
+		s.Text()
 	default:
 		switch w := s.word("a value"); {
 		case s.err != nil:
-		case codec.IsNumber(w):
+		case IsNumber(w):
 		case string(w) == "true", string(w) == "false", string(w) == "null":
 		case string(w) == "NaN", string(w) == "Infinity", string(w) == "-Infinity": // many write them
 		default:
-			s.fail("bad value " + strconv.Quote(string(w[:min(len(w), 32)])))
+			s.Fail("bad value " + strconv.Quote(string(w[:min(len(w), 32)])))
 		}
 	}
 }
 
-// integer reads a whole number.
-func (s *scanner) integer() int64 {
+// Integer reads a whole number.
+func (s *Scanner) Integer() int64 {
 	w := s.word("a whole number")
 	if s.err != nil {
 		return 0
 	}
-	n, ok := parseInt(w)
-	if !ok {
-		s.fail("expected a whole number of 64 bits")
+	n, err := parseInt(w)
+	if err != nil || !IsNumber(w) { // no leading zeros, no plus
+		s.Fail("expected a whole number of 64 bits")
 	}
 	return n
 }
 
-// boolean reads true or false.
-func (s *scanner) boolean() bool {
+// Boolean reads true or false.
+func (s *Scanner) Boolean() bool {
 	switch w := s.word("true or false"); {
 	case bytes.Equal(w, []byte("true")):
 		return true
 	case bytes.Equal(w, []byte("false")):
 		return false
 	}
-	s.fail("expected true or false")
+	s.Fail("expected true or false")
 	return false
 }
 
-// end makes sure that nothing follows.
-func (s *scanner) end() {
+// End makes sure that nothing follows.
+func (s *Scanner) End() {
 	if s.err == nil && (s.peek() != 0 || s.at < len(s.text)) {
-		s.fail("something follows the end")
+		s.Fail("something follows the end")
 	}
-}
-
-// parseInt reads a whole number without an exponent, as everybody writes them.
-func parseInt(w []byte) (int64, bool) {
-	digits, negative := w, false
-	if len(digits) > 0 && digits[0] == '-' {
-		digits, negative = digits[1:], true
-	}
-	if len(digits) == 0 || len(digits) > 1 && digits[0] == '0' {
-		return 0, false
-	}
-	if len(digits) > 18 {
-		n, err := strconv.ParseInt(string(w), 10, 64)
-		return n, err == nil
-	}
-	n := int64(0)
-	for _, c := range digits {
-		if c < '0' || c > '9' {
-			return 0, false
-		}
-		n = n*10 + int64(c-'0')
-	}
-	if negative {
-		n = -n
-	}
-	return n, true
 }
