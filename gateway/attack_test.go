@@ -241,11 +241,11 @@ func TestTypedContentsAreNeverLargerThanTheirShape(t *testing.T) {
 }
 
 func TestUnpackedContentsAreReadAsPackedOnes(t *testing.T) {
-	c := &call{model: &model{g: &Gateway{cfg: Config{MaxMessageBytes: 1 << 20}}}}
+	c := &call{model: &model{g: &gateCore{cfg: Config{MaxMessageBytes: 1 << 20}}}}
 	in := &input{name: "x", dtype: tensor.I16, shape: []int{1, 3}}
 	// int_contents: 1 and then -2 by themselves, 3 in a packed list.
 	encoded := []byte{0x10, 1, 0x10, 0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 0x12, 1, 3}
-	if err := c.readContents(in, encoded); err != nil {
+	if err := (rpcCall{c}).readContents(in, encoded); err != nil {
 		t.Fatal(err)
 	}
 	if got := fmt.Sprint([]byte(*in.src.(*bytesSource))); got != "[1 0 254 255 3 0]" {

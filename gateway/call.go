@@ -272,3 +272,53 @@ func (c *call) done() {
 	c.filled, c.ended, c.queue, c.compute = time.Time{}, time.Time{}, 0, 0
 	calls.Put(c)
 }
+
+// setPriority takes the protocol's number: 0 asks for the default, 1 is the
+// most urgent.
+func (c *call) setPriority(p int64) error {
+	if p < 0 {
+		return badRequest("priority %d: it is to be 0, the model's default, or 1 (the most urgent) and up", p)
+	}
+	if p > 0 {
+		c.level = int(min(p, 1<<30)) - 1
+	}
+	return nil
+}
+
+// setTimeout takes microseconds.
+func (c *call) setTimeout(us int64) error {
+	if us < 0 {
+		return badRequest("timeout %d: it is to be microseconds, or 0 for none", us)
+	}
+	if us < int64(1<<62/time.Microsecond) {
+		c.timeout = time.Duration(us) * time.Microsecond
+	}
+	return nil
+}
+
+// nameOf is a tensor's name without a copy, where the model has it.
+func (c *call) nameOf(name []byte) string {
+	for _, side := range [][]tensor.Spec{c.model.sig.Inputs, c.model.sig.Outputs} {
+		for i := range side {
+			if side[i].Name == string(name) {
+				return side[i].Name
+			}
+		}
+	}
+	return string(name[:min(len(name), tensor.MaxNameBytes)])
+}
+
+// errClassification refuses an extension that the gateway does not have.
+var errClassification = badRequest("the classification extension is not supported; ask for the output itself")
+
+// writeRegions puts those outputs into shared memory that are wanted there.
+func (c *call) writeRegions() error {
+	for i := range c.outputs {
+		if o := &c.outputs[i]; o.region.region != nil {
+			if err := o.write(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -14,7 +14,7 @@ import (
 // listener bounds the connections of a door: of all callers, and of one address.
 type listener struct {
 	net.Listener
-	g       *Gateway
+	g       *gateCore
 	door    string // for logs and metrics
 	refusal []byte // the answer to a refused HTTP caller; nil: none
 	refused atomic.Uint64
@@ -25,7 +25,7 @@ type listener struct {
 	origins map[netip.Addr]int // connections of each address
 }
 
-func newListener(door string, l net.Listener, g *Gateway) *listener {
+func newListener(door string, l net.Listener, g *gateCore) *listener {
 	return &listener{Listener: l, g: g, door: door, conns: map[*conn]struct{}{}, origins: map[netip.Addr]int{}}
 }
 

@@ -149,7 +149,7 @@ var (
 )
 
 // logFault writes down a panic that ended one request.
-func (g *Gateway) logFault(fault any) {
+func (g *gateCore) logFault(fault any) {
 	g.log.Error("a fault in the gateway ended one request", "fault", fault, "stack", string(debug.Stack()))
 }
 
@@ -157,3 +157,9 @@ func isTimeout(err error) bool {
 	var t interface{ Timeout() bool }
 	return errors.As(err, &t) && t.Timeout()
 }
+
+// What both protocols refuse.
+var (
+	errNoLoading = refuse(http.StatusBadRequest, codes.Unimplemented, "models come and go with their workers; the gateway neither loads nor unloads them")
+	errNoCUDA    = refuse(http.StatusBadRequest, codes.Unimplemented, "CUDA shared memory is not supported by the gateway; use system shared memory, which workers read straight into the GPU, or connect to the broker itself: a model with memory = \"device:0\" takes tensors that are on the GPU")
+)

@@ -20,7 +20,7 @@ import (
 
 // lone is a model of a gateway that serves nobody.
 func lone(t testing.TB) *model {
-	g, err := New(Config{MaxMessageBytes: 1 << 20})
+	g, err := newCore(Config{MaxMessageBytes: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func FuzzJSONRequest(f *testing.F) {
 		c := newCall()
 		defer c.done()
 		c.model, c.caller = k, &caller{peer: &peer{}, use: &usage{}}
-		_, err := c.readJSON(text, nil)
+		_, err := (httpCall{c}).readJSON(text, nil)
 		named(t, err)
 		if err != nil {
 			return
@@ -112,10 +112,10 @@ func FuzzBinaryBody(f *testing.F) {
 		c := newCall()
 		defer c.done()
 		c.model, c.caller = k, &caller{peer: &peer{}, use: &usage{}}
-		err := b.open(c, bytes.NewReader(text), length, "")
+		err := b.open(httpCall{c}, bytes.NewReader(text), length, "")
 		if err == nil {
 			defer b.close()
-			err = b.read(c, header)
+			err = b.read(httpCall{c}, header)
 		}
 		if err == nil {
 			err = c.check()
@@ -181,7 +181,7 @@ func FuzzMessage(f *testing.F) {
 				}
 			}
 		}
-		if err = c.readMessage(m); err == nil {
+		if err = (rpcCall{c}).readMessage(m); err == nil {
 			if err = c.check(); err == nil {
 				_, err = c.drain()
 			}

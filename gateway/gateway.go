@@ -4,298 +4,27 @@ package gateway
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
-	"runtime"
-	"strconv"
-	"sync/atomic"
-	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
-
-	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/shm"
-	"github.com/ringbatch/ringbatch/status"
-)
-
-// Config is how a gateway runs. The zero value serves every model of the
-// user's broker to callers on this host.
-type Config struct {
-	Socket string // the broker's; default as everywhere
-	HTTP   string // address; "" is DefaultHTTP, "off" none
-	GRPC   string // address; "" is DefaultGRPC, "off" none
-
-	// Who may call. Addresses other than loopback need TLS with client
-	// certificates, or tokens, or Insecure.
-	CertFile, KeyFile string
-	ClientCAFile      string   // callers have to show a certificate of one of these
-	TokenFile         string   // callers have to show one of these tokens
-	Insecure          bool     // serve anybody who reaches the address
-	Models            []string // serve these only
-
-	SystemSharedMemory bool // callers on this host may register regions
-
-	MaxMessageBytes   int
-	MaxBufferedBytes  int
-	MaxConnections    int
-	CallerConnections int // of one address, at each door; default: a quarter of MaxConnections
-	CallerRequests    int
-	CallerBytes       int      // default: a quarter of MaxBufferedBytes
-	AllowedHosts      []string // names by which HTTP callers may address the gateway, besides IP addresses and localhost
-	Window            int      // slots to ask the broker for, per model; default by the size of a row
-
-	ReportLoad bool // answer every gRPC call with a load report, not only those of relays
-
-	ClaimWait  time.Duration // how long a request without a deadline waits for room
-	DrainDelay time.Duration // how long readiness is false before new requests are refused
-	DrainTime  time.Duration // how long accepted requests may take to finish
-
-	Version        string       // told in the server's metadata
-	AdminTokenFile string       // for Other: see gateway/console
-	Other          http.Handler // whatever is not the protocol's; default: 404
-	Logger         *slog.Logger
-	Started        func(httpAddr, grpcAddr net.Addr) // the doors are open
-	Memory         shm.Memory                        // default: shm.Memfd; tests use shm.Heap
-
-	pace     pace            // tests are in a hurry
-	endDelay <-chan struct{} // and end the DrainDelay when they have seen it
-}
-
-// pace is how long callers may take.
-type pace struct {
-	body, answer, idle time.Duration
-	budget             time.Duration // a connection may stand still while its caller's buffers are full
-	reload             time.Duration // between looks at files
-	stall              time.Duration // a drain waits for callers that do not finish their requests
-	workers            time.Duration // workers may take to attach again after a restart of the broker
-	rate               int           // bytes a second that callers have to reach
-
-	early      time.Duration // before its deadline a gRPC call is answered,
-	earlyShare int           // but at most this share of its time
-}
-
-// Addresses that are served unless told otherwise.
-const (
-	DefaultHTTP = "127.0.0.1:8000"
-	DefaultGRPC = oip.DefaultGRPC
-	Off         = "off"
 )
 
 // Gateway is the network door of one broker.
 type Gateway struct {
-	cfg     Config
-	log     *slog.Logger
-	admin   *admin.Client
-	models  *models
-	regions *regions
-	limits  *limits
-	secrets *secrets
-	web     *http.Server // nil without HTTP
-	doors   []*listener
-	health  *health.Server
-
-	draining atomic.Int32  // drainState
-	refuses  chan struct{} // closed when it is refusing
-	inFlight atomic.Int64
-	pinged   pinged
-	collects rarely
+	core      *gateCore
+	listeners []*listener
+	web       *http.Server // nil without HTTP
+	rpc       *grpc.Server // nil without gRPC
 }
-
-const (
-	notDraining = iota
-	notReady    // readiness is false, requests are still taken
-	refusing    // they are not any more
-)
 
 // New checks the configuration and reads its files.
 func New(cfg Config) (*Gateway, error) {
-	cfg.fill()
-	if err := cfg.check(); err != nil {
-		return nil, err
-	}
-	g := &Gateway{cfg: cfg, log: cfg.Logger, admin: admin.New(cfg.Socket), regions: newRegions(cfg.SystemSharedMemory)}
-	g.limits = newLimits(&cfg)
-	g.health, g.refuses = health.NewServer(), make(chan struct{})
-	g.models = newModels(g)
-	var err error
-	if g.secrets, err = loadSecrets(g); err != nil {
-		return nil, err
-	}
-	return g, nil
-}
-
-func (c *Config) fill() {
-	for _, d := range []struct {
-		value *int
-		other int
-	}{
-		{&c.MaxMessageBytes, DefaultMaxMessageBytes}, {&c.MaxBufferedBytes, DefaultMaxBufferedBytes}, {&c.MaxConnections, DefaultMaxConnections},
-		{&c.CallerRequests, DefaultCallerRequests},
-	} {
-		if *d.value == 0 {
-			*d.value = d.other
-		}
-	}
-	if c.CallerConnections == 0 {
-		c.CallerConnections = max(1, c.MaxConnections/4)
-	}
-	if c.CallerBytes == 0 {
-		c.CallerBytes = max(1, c.MaxBufferedBytes/4)
-	}
-	if c.HTTP == "" {
-		c.HTTP = DefaultHTTP
-	}
-	if c.GRPC == "" {
-		c.GRPC = DefaultGRPC
-	}
-	for _, address := range []*string{&c.HTTP, &c.GRPC} {
-		if _, err := strconv.ParseUint(*address, 10, 16); err == nil { // a port of this host
-			*address = net.JoinHostPort("127.0.0.1", *address)
-		}
-	}
-	if c.ClaimWait == 0 {
-		c.ClaimWait = DefaultClaimWait
-	}
-	if c.DrainTime == 0 {
-		c.DrainTime = DefaultDrainTime
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
-	p := &c.pace
-	for _, d := range []struct {
-		value *time.Duration
-		other time.Duration
-	}{
-		{&p.body, bodyPatience}, {&p.answer, answerPatience}, {&p.idle, idleTimeout}, {&p.budget, budgetPatience},
-		{&p.reload, reloadInterval}, {&p.stall, stallPatience}, {&p.workers, workersPatience}, {&p.early, earlyAnswer},
-	} {
-		if *d.value == 0 {
-			*d.value = d.other
-		}
-	}
-	if p.rate == 0 {
-		p.rate = leastRate
-	}
-	if p.earlyShare == 0 {
-		p.earlyShare = earlyShare
-	}
-	if c.Memory == nil {
-		c.Memory = shm.Memfd{}
-	}
-}
-
-func (c *Config) check() error {
-	if c.HTTP == Off && c.GRPC == Off {
-		return fmt.Errorf("%w: a gateway with neither HTTP nor gRPC", status.ErrInvalid)
-	}
-	for _, n := range []int{c.MaxMessageBytes, c.MaxBufferedBytes, c.MaxConnections, c.CallerConnections, c.CallerRequests, c.CallerBytes} {
-		if n < 0 {
-			return fmt.Errorf("%w: a limit of %d", status.ErrInvalid, n)
-		}
-	}
-	if (c.CertFile == "") != (c.KeyFile == "") {
-		return fmt.Errorf("%w: TLS needs both a certificate and its key", status.ErrInvalid)
-	}
-	if c.ClientCAFile != "" && c.CertFile == "" {
-		return fmt.Errorf("%w: client certificates need TLS: a certificate and key of the gateway's own", status.ErrInvalid)
-	}
-	for _, address := range []string{c.HTTP, c.GRPC} {
-		if err := c.checkAddress(address); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// checkAddress keeps the doors closed: only what is on this host, unless
-// callers show who they are.
-func (c *Config) checkAddress(address string) error {
-	if address == Off || c.Insecure {
-		return nil
-	}
-	host, _, err := net.SplitHostPort(address)
+	c, err := newCore(cfg)
 	if err != nil {
-		return fmt.Errorf("%w: address %q: %v", status.ErrInvalid, address, err)
+		return nil, err
 	}
-	ip := net.ParseIP(host)
-	if host == "localhost" || ip != nil && ip.IsLoopback() {
-		return nil
-	}
-	if c.CertFile != "" && (c.ClientCAFile != "" || c.TokenFile != "") {
-		return nil
-	}
-	return fmt.Errorf("%w: %s can be reached from other hosts: give --tls_cert and --tls_key, and --client_ca or --token_file, or say --insecure if something else guards it (a network policy, a mesh, a proxy)", status.ErrInvalid, address)
-}
-
-// Serve opens the doors and serves until ctx ends; then it drains.
-func (g *Gateway) Serve(ctx context.Context) error {
-	var httpListener, grpcListener *listener
-	open := func(name, address string) (*listener, error) {
-		if address == Off {
-			return nil, nil
-		}
-		l, err := net.Listen("tcp", address)
-		if err != nil {
-			return nil, err
-		}
-		g.doors = append(g.doors, newListener(name, l, g))
-		return g.doors[len(g.doors)-1], nil
-	}
-	var err error
-	if httpListener, err = open(doorHTTP, g.cfg.HTTP); err != nil {
-		return err
-	}
-	if grpcListener, err = open(doorGRPC, g.cfg.GRPC); err != nil {
-		if httpListener != nil {
-			httpListener.Close()
-		}
-		return err
-	}
-	life, stop := context.WithCancel(context.Background())
-	defer stop()
-	go g.models.watch(life)
-	failed := make(chan error, 2)
-	var rpc *grpc.Server
-	var httpAddr, grpcAddr net.Addr
-	if httpListener != nil {
-		httpAddr = httpListener.Addr()
-		g.web = g.newHTTP(httpListener)
-		go func() { failed <- serveHTTP(g.web, httpListener) }()
-	}
-	if grpcListener != nil {
-		grpcAddr = grpcListener.Addr()
-		rpc = g.newGRPC()
-		go func() { failed <- rpc.Serve(grpcListener) }()
-	}
-	go g.reloadSecrets(life)
-	if g.cfg.Started != nil {
-		g.cfg.Started(httpAddr, grpcAddr)
-	}
-	select {
-	case <-ctx.Done():
-		err = g.drain(rpc)
-	case err = <-failed:
-		if errors.Is(err, http.ErrServerClosed) {
-			err = nil
-		}
-	}
-	if g.web != nil {
-		g.web.Close()
-	}
-	if rpc != nil {
-		rpc.Stop()
-	}
-	for _, k := range g.models.list() {
-		k.close()
-	}
-	g.regions.closeAll()
-	return err
+	return &Gateway{core: c}, nil
 }
 
 // The doors, as logs and metrics name them.
@@ -304,53 +33,74 @@ const (
 	doorGRPC = "grpc"
 )
 
-// RefusedConnections counts, by door, connections that were hung up on since there
+// Serve opens the doors and serves until ctx ends; then it drains.
+func (g *Gateway) Serve(ctx context.Context) error {
+	defer g.core.closeModels()
+	defer g.closeDoors()
+	web, err := g.listen(doorHTTP, g.core.cfg.HTTP)
+	if err != nil {
+		return err
+	}
+	rpc, err := g.listen(doorGRPC, g.core.cfg.GRPC)
+	if err != nil {
+		return err
+	}
+	life, stop := context.WithCancel(context.Background())
+	defer stop()
+	go g.core.watch(life)
+	failed := make(chan error, 2)
+	var httpAddr, grpcAddr net.Addr
+	if web != nil {
+		httpAddr, g.web = web.Addr(), newHTTP(g.core, web)
+		go func() { failed <- serveHTTP(g.web, web) }()
+	}
+	if rpc != nil {
+		grpcAddr, g.rpc = rpc.Addr(), newGRPC(g.core)
+		go func() { failed <- g.rpc.Serve(rpc) }()
+	}
+	if g.core.cfg.Started != nil {
+		g.core.cfg.Started(httpAddr, grpcAddr)
+	}
+	select {
+	case <-ctx.Done():
+		return g.drain()
+	case err := <-failed:
+		return err
+	}
+}
+
+// listen opens a door, unless it is off.
+func (g *Gateway) listen(door, address string) (*listener, error) {
+	if address == Off {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	g.listeners = append(g.listeners, newListener(door, l, g.core))
+	return g.listeners[len(g.listeners)-1], nil
+}
+
+// closeDoors hangs up on everybody.
+func (g *Gateway) closeDoors() {
+	if g.web != nil {
+		g.web.Close()
+	}
+	if g.rpc != nil {
+		g.rpc.Stop()
+	}
+	for _, l := range g.listeners {
+		l.Close()
+	}
+}
+
+// RefusedConnections counts, by door, connections that were refused because there
 // were too many: of all (--max_connections) or of their address (--caller_connections).
 func (g *Gateway) RefusedConnections() map[string]uint64 {
 	n := map[string]uint64{}
-	for _, l := range g.doors {
+	for _, l := range g.listeners {
 		n[l.door] = l.refused.Load()
 	}
 	return n
 }
-
-// beginRequest admits an inference of a caller; endRequest follows.
-func (g *Gateway) beginRequest(who *caller) error {
-	if g.draining.Load() == refusing {
-		return errDraining
-	}
-	if err := g.limits.beginRequest(who.use); err != nil {
-		return err
-	}
-	g.inFlight.Add(1)
-	return nil
-}
-
-func (g *Gateway) endRequest(who *caller) {
-	g.limits.endRequest(who.use)
-	g.inFlight.Add(-1)
-}
-
-// reloadSecrets looks for files that changed.
-func (g *Gateway) reloadSecrets(ctx context.Context) {
-	t := time.NewTicker(g.cfg.pace.reload)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			g.secrets.reload()
-		}
-	}
-}
-
-// answerTime is how long a caller may take to read an answer, which keeps slots
-// of the ring.
-func (g *Gateway) answerTime(size int) time.Duration {
-	return g.cfg.pace.answer + time.Duration(size)*time.Second/time.Duration(g.cfg.pace.rate)
-}
-
-// collectGarbage finds buffers that the gRPC transport forgot, and so the slots
-// that they lie in.
-func (g *Gateway) collectGarbage() { g.collects.Do(runtime.GC) }

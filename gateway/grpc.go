@@ -25,10 +25,12 @@ import (
 // rpcDoor is the gRPC side of the protocol.
 type rpcDoor struct {
 	oip.UnimplementedGRPCInferenceServiceServer
-	g *Gateway
+	g *gateCore
 }
 
-func (g *Gateway) newGRPC() *grpc.Server {
+// newGRPC makes the server of the gRPC door.
+func newGRPC(g *gateCore) *grpc.Server {
+	door := &rpcDoor{g: g}
 	options := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(oip.NewCodec()),
 		grpc.Creds(rpcCredentials{g.tlsConfig("h2")}),
@@ -43,11 +45,10 @@ func (g *Gateway) newGRPC() *grpc.Server {
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: grpcIdleTimeout, Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveTimeout, PermitWithoutStream: true}),
 		grpc.StatsHandler(rpcStats{}),
-		grpc.InTapHandle(g.admitCall),
-		grpc.ChainUnaryInterceptor(g.intercept),
+		grpc.InTapHandle(door.admitCall),
+		grpc.ChainUnaryInterceptor(door.intercept),
 	}
 	s := grpc.NewServer(options...)
-	door := &rpcDoor{g: g}
 	service := oip.GRPCInferenceService_ServiceDesc
 	service.Methods = slices.Clone(service.Methods)
 	for i := range service.Methods {
@@ -70,13 +71,13 @@ func (g *Gateway) newGRPC() *grpc.Server {
 
 // admitCall stands before every call, when its headers have come and before its
 // message is read.
-func (g *Gateway) admitCall(ctx context.Context, info *tap.Info) (context.Context, error) {
-	if g.cfg.TokenFile != "" && !isHealthCheck(info.FullMethodName) {
-		if _, err := g.rpcCaller(ctx, info.Header); err != nil {
+func (d *rpcDoor) admitCall(ctx context.Context, info *tap.Info) (context.Context, error) {
+	if d.g.cfg.TokenFile != "" && !isHealthCheck(info.FullMethodName) {
+		if _, err := d.rpcCaller(ctx, info.Header); err != nil {
 			return ctx, rpcError(err)
 		}
 	}
-	return g.cfg.pace.endEarly(ctx, info.Header), nil
+	return endEarly(ctx, &d.g.cfg.pace, info.Header), nil
 }
 
 // rpcError says an error as gRPC does.
@@ -88,10 +89,10 @@ func rpcError(err error) error {
 }
 
 // intercept stands before everything but inference.
-func (g *Gateway) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
-	defer g.guard(&err)
-	if g.cfg.ClientCAFile != "" && !isHealthCheck(info.FullMethod) {
-		if _, _, err := g.rpcCall(ctx); err != nil {
+func (d *rpcDoor) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
+	defer d.guard(&err)
+	if d.g.cfg.ClientCAFile != "" && !isHealthCheck(info.FullMethod) {
+		if _, _, err := d.rpcCall(ctx); err != nil {
 			return nil, rpcError(err)
 		}
 	}
@@ -101,15 +102,15 @@ func (g *Gateway) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 
 // guard, deferred, makes a panic the end of one call; grpc-go would end the
 // gateway.
-func (g *Gateway) guard(err *error) {
+func (d *rpcDoor) guard(err *error) {
 	if fault := recover(); fault != nil {
-		g.logFault(fault)
+		d.g.logFault(fault)
 		*err = errFault
 	}
 }
 
 // rpcCaller finds out who calls.
-func (g *Gateway) rpcCaller(ctx context.Context, header metadata.MD) (*caller, error) {
+func (d *rpcDoor) rpcCaller(ctx context.Context, header metadata.MD) (*caller, error) {
 	p, ok := rpcpeer.FromContext(ctx)
 	if !ok {
 		return nil, errors.New("a call without a peer")
@@ -119,21 +120,21 @@ func (g *Gateway) rpcCaller(ctx context.Context, header metadata.MD) (*caller, e
 		return nil, errors.New("a call without a connection")
 	}
 	authorization := ""
-	if g.cfg.TokenFile != "" {
+	if d.g.cfg.TokenFile != "" {
 		if v := header.Get("authorization"); len(v) > 0 {
 			authorization = v[0]
 		}
 	}
-	return g.identify(info.conn, authorization, info.tls)
+	return d.g.identify(info.conn, authorization, info.tls)
 }
 
 // rpcCall is who calls, and over what.
-func (g *Gateway) rpcCall(ctx context.Context) (*caller, *conn, error) {
+func (d *rpcDoor) rpcCall(ctx context.Context) (*caller, *conn, error) {
 	var header metadata.MD
-	if g.cfg.TokenFile != "" {
+	if d.g.cfg.TokenFile != "" {
 		header, _ = metadata.FromIncomingContext(ctx)
 	}
-	who, err := g.rpcCaller(ctx, header)
+	who, err := d.rpcCaller(ctx, header)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -3,11 +3,14 @@
 package gateway
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
@@ -16,7 +19,7 @@ import (
 // the call ends.
 type rpcAnswer struct {
 	oip.Outgoing
-	g    *Gateway
+	g    *gateCore
 	conn *conn
 	call *call // nil if nothing is in place
 	left atomic.Int64
@@ -25,7 +28,7 @@ type rpcAnswer struct {
 
 // encode makes the answer of a call that went well, and ends the call, at once
 // or when its tensors have been sent.
-func (c *call) encode(conn *conn, stream bool) (*rpcAnswer, error) {
+func (c rpcCall) encode(conn *conn, stream bool) (*rpcAnswer, error) {
 	a := &rpcAnswer{g: c.model.g, conn: conn}
 	if err := c.writeRegions(); err != nil {
 		return nil, err
@@ -45,7 +48,7 @@ func (c *call) encode(conn *conn, stream bool) (*rpcAnswer, error) {
 		a.AppendSlots(o.parts)
 	}
 	if n := a.InPlace(); n > 0 {
-		a.call = c
+		a.call = c.call
 		a.left.Store(int64(n))
 		conn.sending.Add(1)
 		a.g.inFlight.Add(1) // until it is sent
@@ -56,7 +59,7 @@ func (c *call) encode(conn *conn, stream bool) (*rpcAnswer, error) {
 const rawOutputs = 6 // raw_output_contents of a ModelInferResponse
 
 // appendMeta writes the fields of a ModelInferResponse up to its tensors' contents.
-func (c *call) appendMeta(b []byte) []byte {
+func (c rpcCall) appendMeta(b []byte) []byte {
 	b = oip.AppendString(oip.AppendString(b, 1, c.modelName()), 2, c.modelVersion())
 	if c.id != "" {
 		b = oip.AppendString(b, 3, c.id)
@@ -70,7 +73,7 @@ func (c *call) appendMeta(b []byte) []byte {
 }
 
 // messageSize is the length of the ModelInferResponse.
-func (c *call) messageSize() int {
+func (c rpcCall) messageSize() int {
 	n := len(c.appendMeta(nil))
 	for i := range c.outputs {
 		if o := &c.outputs[i]; o.region.region != nil {
@@ -82,7 +85,7 @@ func (c *call) messageSize() int {
 	return n
 }
 
-func (c *call) smallBytes() int {
+func (c rpcCall) smallBytes() int {
 	n := 64 * len(c.outputs)
 	for i := range c.outputs {
 		if o := &c.outputs[i]; o.region.region == nil && o.size < smallAnswer {
@@ -130,4 +133,18 @@ func (a *rpcAnswer) end() {
 	a.g.inFlight.Add(-1)
 	a.call.count(nil)
 	a.call.done()
+}
+
+// reportLoad sends the model's load with the answer.
+func (c rpcCall) reportLoad(ctx context.Context) {
+	if report, wanted := c.loadReport(); wanted {
+		// An error here means that the caller does not wait for the answer any more.
+		_ = grpc.SetTrailer(ctx, metadata.MD{oip.LoadTrailer: {string(report.Append(nil))}})
+	}
+}
+
+// tellSignature adds to a model's metadata what the protocol has no words for:
+// how large variable dimensions may be.
+func tellSignature(ctx context.Context, k *model) {
+	_ = grpc.SetHeader(ctx, metadata.Pairs(oip.SignatureHeader, k.sig.String()))
 }

@@ -15,7 +15,7 @@ import (
 // the slow way, for callers that have no raw bytes. What it makes of them is
 // counted first, and never larger than the shape says: a list of small numbers
 // is many times as large in memory as in the message.
-func (c *call) readContents(in *input, encoded []byte) error {
+func (c rpcCall) readContents(in *input, encoded []byte) error {
 	list, kind, ok := contentsOf(in.dtype)
 	if !ok {
 		return badRequest("input %q: %s has to come in raw_input_contents", in.name, oip.TypeName(in.dtype))

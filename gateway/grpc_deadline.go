@@ -18,7 +18,7 @@ import (
 //
 // grpc-go's own clients, which relays are, have a finer one, and keep their time:
 // a relay takes an early end for a host's fault.
-func (p *pace) endEarly(ctx context.Context, header metadata.MD) context.Context {
+func endEarly(ctx context.Context, p *pace, header metadata.MD) context.Context {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return ctx

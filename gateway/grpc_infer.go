@@ -17,7 +17,7 @@ import (
 
 // infer answers ModelInfer.
 func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err error) {
-	defer d.g.guard(&err)
+	defer d.guard(&err)
 	m := messages.Get().(*oip.Request)
 	if err := decode(m); err != nil { // it waits for the message
 		messages.Put(m)
@@ -41,7 +41,7 @@ func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool) (*rpcAns
 		}
 	}
 	defer free()
-	who, conn, err := d.g.rpcCall(ctx)
+	who, conn, err := d.rpcCall(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool) (*rpcAns
 	if err != nil {
 		return nil, err
 	}
-	c := newCall()
+	c := rpcCall{newCall()}
 	c.model, c.as, c.caller = k, as, who
 	a, err := d.runCall(ctx, c, m, free, conn, stream)
 	c.reportLoad(ctx)
@@ -67,7 +67,7 @@ func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool) (*rpcAns
 	return a, err
 }
 
-func (d *rpcDoor) runCall(ctx context.Context, c *call, m *oip.Request, free func(), conn *conn, stream bool) (*rpcAnswer, error) {
+func (d *rpcDoor) runCall(ctx context.Context, c rpcCall, m *oip.Request, free func(), conn *conn, stream bool) (*rpcAnswer, error) {
 	if err := c.take(m.Data.Len()); err != nil {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func (d *rpcDoor) runOfStream(ctx context.Context, m *oip.Request) (answer any) 
 			answer = streamError(id, err)
 		}
 	}()
-	defer d.g.guard(&err)
+	defer d.guard(&err)
 	if m.Split() == nil {
 		id = string(m.ID[:min(len(m.ID), maxIDBytes)])
 	}

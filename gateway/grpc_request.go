@@ -12,8 +12,8 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// readRegion reads one of the parameters that say where in shared memory a tensor lies.
-func readRegion(p *oip.Parameter, u *regionUse) {
+// readRegionParameter reads one of the parameters that say where in shared memory a tensor lies.
+func readRegionParameter(p *oip.Parameter, u *regionUse) {
 	switch string(p.Key) {
 	case "shared_memory_region":
 		u.name = string(p.Text)
@@ -24,9 +24,12 @@ func readRegion(p *oip.Parameter, u *regionUse) {
 	}
 }
 
+// rpcCall is a call in a message of gRPC.
+type rpcCall struct{ *call }
+
 // readMessage is readJSON for gRPC. The message has been split, and stays
 // until the sources have been read.
-func (c *call) readMessage(m *oip.Request) error {
+func (c rpcCall) readMessage(m *oip.Request) error {
 	if len(m.ID) > maxIDBytes || !utf8.Valid(m.ID) {
 		return badRequest("an id of %d bytes; it is to be text of at most %d", len(m.ID), maxIDBytes)
 	}
@@ -93,7 +96,7 @@ func (c *call) readMessage(m *oip.Request) error {
 	return nil
 }
 
-func (c *call) readInputMessage(b []byte) (in *input, contents []byte, err error) {
+func (c rpcCall) readInputMessage(b []byte) (in *input, contents []byte, err error) {
 	in = c.addInput()
 	has := false
 	err = oip.EachField(b, func(field protowire.Number, kind protowire.Type, number uint64, bytes []byte) (err error) {
@@ -104,7 +107,7 @@ func (c *call) readInputMessage(b []byte) (in *input, contents []byte, err error
 			in.dtype, err = oip.ParseType(string(bytes))
 		case 3:
 			if kind == protowire.VarintType {
-				return in.addDim(number)
+				return addDim(in, number)
 			}
 			for len(bytes) > 0 {
 				v, n := protowire.ConsumeVarint(bytes)
@@ -112,7 +115,7 @@ func (c *call) readInputMessage(b []byte) (in *input, contents []byte, err error
 					return oip.ErrMessage
 				}
 				bytes = bytes[n:]
-				if err := in.addDim(v); err != nil {
+				if err := addDim(in, v); err != nil {
 					return err
 				}
 			}
@@ -121,7 +124,7 @@ func (c *call) readInputMessage(b []byte) (in *input, contents []byte, err error
 			if err != nil {
 				return err
 			}
-			readRegion(&p, &in.region)
+			readRegionParameter(&p, &in.region)
 		case 5:
 			contents, has = bytes, true
 		}
@@ -133,15 +136,7 @@ func (c *call) readInputMessage(b []byte) (in *input, contents []byte, err error
 	return in, contents, err
 }
 
-func (in *input) addDim(v uint64) error {
-	if len(in.shape) > tensor.MaxRank || v > 1<<40 {
-		return fmt.Errorf("input %q: %w", in.name, badRequest("no such shape"))
-	}
-	in.shape = append(in.shape, int(v))
-	return nil
-}
-
-func (c *call) readOutputMessage(b []byte) error {
+func (c rpcCall) readOutputMessage(b []byte) error {
 	o := c.addOutput()
 	return oip.EachField(b, func(field protowire.Number, _ protowire.Type, _ uint64, bytes []byte) error {
 		switch field {
@@ -155,8 +150,16 @@ func (c *call) readOutputMessage(b []byte) error {
 			if string(p.Key) == "classification" && p.Number > 0 {
 				return errClassification
 			}
-			readRegion(&p, &o.region)
+			readRegionParameter(&p, &o.region)
 		}
 		return nil
 	})
+}
+
+func addDim(in *input, v uint64) error {
+	if len(in.shape) > tensor.MaxRank || v > 1<<40 {
+		return fmt.Errorf("input %q: %w", in.name, badRequest("no such shape"))
+	}
+	in.shape = append(in.shape, int(v))
+	return nil
 }

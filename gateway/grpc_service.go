@@ -69,7 +69,7 @@ func (d *rpcDoor) RepositoryModelUnload(context.Context, *oip.RepositoryModelUnl
 }
 
 func (d *rpcDoor) SystemSharedMemoryStatus(ctx context.Context, r *oip.SystemSharedMemoryStatusRequest) (*oip.SystemSharedMemoryStatusResponse, error) {
-	who, _, err := d.g.rpcCall(ctx)
+	who, _, err := d.rpcCall(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func (d *rpcDoor) SystemSharedMemoryStatus(ctx context.Context, r *oip.SystemSha
 }
 
 func (d *rpcDoor) SystemSharedMemoryRegister(ctx context.Context, r *oip.SystemSharedMemoryRegisterRequest) (*oip.SystemSharedMemoryRegisterResponse, error) {
-	who, _, err := d.g.rpcCall(ctx)
+	who, _, err := d.rpcCall(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func (d *rpcDoor) SystemSharedMemoryRegister(ctx context.Context, r *oip.SystemS
 }
 
 func (d *rpcDoor) SystemSharedMemoryUnregister(ctx context.Context, r *oip.SystemSharedMemoryUnregisterRequest) (*oip.SystemSharedMemoryUnregisterResponse, error) {
-	who, _, err := d.g.rpcCall(ctx)
+	who, _, err := d.rpcCall(ctx)
 	if err != nil {
 		return nil, err
 	}

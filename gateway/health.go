@@ -3,14 +3,7 @@
 package gateway
 
 import (
-	"context"
-	"strings"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-
-	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
 // The gRPC health service (grpc.health.v1): "" is the gateway, any other name
@@ -19,7 +12,7 @@ import (
 
 // tellHealth updates what those who watch are told: ready and modelReady of
 // what is known, without asking the broker.
-func (g *Gateway) tellHealth() {
+func (g *gateCore) tellHealth() {
 	broken := *g.models.broker.Load()
 	if g.draining.Load() != notDraining {
 		broken = errDraining
@@ -44,46 +37,3 @@ func (g *Gateway) tellHealth() {
 	}
 	say("", all)
 }
-
-// isHealthCheck are the calls that HTTP's probes correspond to.
-func isHealthCheck(method string) bool {
-	switch method {
-	case oip.GRPCInferenceService_ServerLive_FullMethodName, oip.GRPCInferenceService_ServerReady_FullMethodName:
-		return true
-	}
-	return strings.HasPrefix(method, "/grpc.health.v1.Health/")
-}
-
-// healthDoor ends those who watch when the gateway drains.
-type healthDoor struct {
-	*health.Server
-	g *Gateway
-}
-
-func (d healthDoor) Watch(r *healthpb.HealthCheckRequest, s healthpb.Health_WatchServer) error {
-	ctx, cancel := context.WithCancel(s.Context())
-	defer cancel()
-	go func() {
-		defer cancel()
-		select {
-		case <-d.g.refuses:
-		case <-ctx.Done():
-		}
-	}()
-	err := d.Server.Watch(r, watchStream{s, ctx})
-	if d.g.draining.Load() == refusing {
-		return rpcError(errDraining)
-	}
-	if ended := s.Context().Err(); ended != nil { // the server says CANCELLED of a deadline, too
-		return rpcError(ended)
-	}
-	return err
-}
-
-// watchStream is a stream that ends with a context.
-type watchStream struct {
-	grpc.ServerStreamingServer[healthpb.HealthCheckResponse]
-	ctx context.Context
-}
-
-func (s watchStream) Context() context.Context { return s.ctx }

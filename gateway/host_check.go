@@ -13,7 +13,7 @@ import (
 // checkHost refuses names that the gateway does not know itself by, where callers
 // need not show who they are. Otherwise a page of another site could reach it
 // through a browser here, by a name that it points to this address (DNS rebinding).
-func (g *Gateway) checkHost(host string) error {
+func (g *gateCore) checkHost(host string) error {
 	if g.cfg.TokenFile != "" || g.cfg.ClientCAFile != "" || console.HostAllowed(host, g.cfg.AllowedHosts) {
 		return nil
 	}

@@ -21,11 +21,11 @@ import (
 const headerLength = "Inference-Header-Content-Length"
 
 // httpDoor is the REST side of the protocol.
-type httpDoor struct{ g *Gateway }
+type httpDoor struct{ g *gateCore }
 
 // newHTTP makes the server of the HTTP door. Its limits are those of net/http:
 // ReadTimeout holds until a body is flowing, see pacedBody.
-func (g *Gateway) newHTTP(l *listener) *http.Server {
+func newHTTP(g *gateCore, l *listener) *http.Server {
 	if g.cfg.CertFile == "" {
 		l.refusal = []byte("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n" +
 			`{"error":"too many connections (--max_connections, --caller_connections)"}`)

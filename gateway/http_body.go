@@ -16,7 +16,7 @@ import (
 
 // body is a request's body, with memory for its JSON and that of the answer.
 type body struct {
-	g      *Gateway
+	g      *gateCore
 	source bodySource
 	length int64 // of the body, decompressed; -1 unknown
 	text   []byte
@@ -26,7 +26,7 @@ type body struct {
 
 var bodies = sync.Pool{New: func() any { return new(body) }}
 
-func (b *body) open(c *call, r io.Reader, length int64, encoding string) error {
+func (b *body) open(c httpCall, r io.Reader, length int64, encoding string) error {
 	b.g, b.length = c.model.g, length
 	b.source.r = r
 	switch strings.ToLower(encoding) {
@@ -96,7 +96,7 @@ func (l *limited) Read(p []byte) (int, error) {
 }
 
 // read reads the JSON; what follows stays in the body.
-func (b *body) read(c *call, header string) error {
+func (b *body) read(c httpCall, header string) error {
 	if header == "" {
 		if err := b.readText(c, b.length); err != nil {
 			return err
@@ -126,7 +126,7 @@ func (b *body) read(c *call, header string) error {
 }
 
 // rawInput is a body that is one tensor and nothing else.
-func (b *body) rawInput(c *call) error {
+func (b *body) rawInput(c httpCall) error {
 	if len(c.model.sig.Inputs) != 1 || len(c.model.sig.Inputs[0].Variable) > 0 {
 		return badRequest("a body without JSON is for models with one input of a fixed shape; this is %s", &c.model.sig)
 	}
@@ -143,14 +143,14 @@ func (b *body) rawInput(c *call) error {
 }
 
 // readText reads n bytes of JSON, or with -1 all that there are.
-func (b *body) readText(c *call, n int64) (err error) {
+func (b *body) readText(c httpCall, n int64) (err error) {
 	b.text, err = c.readCounted(&b.source, b.text[:0], int(n))
 	return err
 }
 
 // readAhead reads the tensors, or the first smallBuffer of them, before a slot is
 // claimed: a caller that announces a body and does not send it has no slot.
-func (b *body) readAhead(c *call) error {
+func (b *body) readAhead(c httpCall) error {
 	n := 0
 	for i := range c.inputs {
 		if c.inputs[i].src == &b.source {

@@ -29,13 +29,13 @@ func (d httpDoor) infer(w http.ResponseWriter, r *http.Request, who *caller, pat
 	c := newCall()
 	defer c.done()
 	c.model, c.as, c.caller = k, as, who
-	err = d.inferCall(w, r, c, b)
+	err = d.inferCall(w, r, httpCall{c}, b)
 	c.count(err)
 	return err
 }
 
 // inferCall reads the request, runs it, and writes the answer.
-func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c *call, b *body) error {
+func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c httpCall, b *body) error {
 	if most := d.g.cfg.MaxMessageBytes; r.ContentLength > int64(most) {
 		return tooLarge(r.ContentLength, most)
 	}
@@ -61,7 +61,7 @@ func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c *call, b *
 }
 
 // writeHTTP sends the answer: its JSON, and then the tensors from the slots.
-func (c *call) writeHTTP(w http.ResponseWriter, control *http.ResponseController, b *body) error {
+func (c httpCall) writeHTTP(w http.ResponseWriter, control *http.ResponseController, b *body) error {
 	if err := c.writeRegions(); err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (c *call) writeHTTP(w http.ResponseWriter, control *http.ResponseController
 const smallAnswer = 4 << 10
 
 // eachBinary gives the tensors that follow the JSON.
-func (c *call) eachBinary(each func(p []byte)) {
+func (c httpCall) eachBinary(each func(p []byte)) {
 	for i := range c.outputs {
 		if o := &c.outputs[i]; o.region.region == nil && c.isBinary(o) {
 			for _, p := range o.parts {
@@ -107,16 +107,4 @@ func (c *call) eachBinary(each func(p []byte)) {
 			}
 		}
 	}
-}
-
-// writeRegions puts those outputs into shared memory that are wanted there.
-func (c *call) writeRegions() error {
-	for i := range c.outputs {
-		if o := &c.outputs[i]; o.region.region != nil {
-			if err := o.write(); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }

@@ -6,15 +6,6 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
-
-	"google.golang.org/grpc/codes"
-
-	"github.com/ringbatch/ringbatch/gateway/oip"
-)
-
-var (
-	errNoLoading = refuse(http.StatusBadRequest, codes.Unimplemented, "models come and go with their workers; the gateway neither loads nor unloads them")
-	errNoCUDA    = refuse(http.StatusBadRequest, codes.Unimplemented, "CUDA shared memory is not supported by the gateway; use system shared memory, which workers read straight into the GPU, or connect to the broker itself: a model with memory = \"device:0\" takes tensors that are on the GPU")
 )
 
 // sharedMemory is systemsharedmemory[/region/NAME]/status|register|unregister,
@@ -83,8 +74,4 @@ func (d httpDoor) sharedMemory(w http.ResponseWriter, r *http.Request, who *call
 		return d.g.regions.unregister(who, name)
 	}
 	return errNoPath
-}
-
-func (k *region) message() *oip.SystemSharedMemoryStatusResponse_RegionStatus {
-	return &oip.SystemSharedMemoryStatusResponse_RegionStatus{Name: k.name, Key: k.key, Offset: uint64(k.offset), ByteSize: uint64(k.size)}
 }

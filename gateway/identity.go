@@ -18,7 +18,7 @@ var errNoToken = refuse(http.StatusUnauthorized, codes.Unauthenticated, "a beare
 
 // identify finds out who calls. The connection remembers what it was shown
 // last, as callers show the same with every request.
-func (g *Gateway) identify(c *conn, authorization string, state *tls.ConnectionState) (*caller, error) {
+func (g *gateCore) identify(c *conn, authorization string, state *tls.ConnectionState) (*caller, error) {
 	if c == nil {
 		return nil, errors.New("a connection that nobody accepted")
 	}

@@ -15,7 +15,7 @@ import (
 
 // appendAnswer writes the JSON of an answer; binary tells how many bytes of
 // tensors follow it.
-func (c *call) appendAnswer(b []byte) (_ []byte, binary int) {
+func (c httpCall) appendAnswer(b []byte) (_ []byte, binary int) {
 	b = append(b, '{')
 	if c.id != "" {
 		b = append(appendString(append(b, `"id":`...), c.id), ',')
@@ -52,12 +52,12 @@ func (c *call) appendAnswer(b []byte) (_ []byte, binary int) {
 	return append(b, ']', '}'), binary
 }
 
-func (c *call) isBinary(o *output) bool {
+func (c httpCall) isBinary(o *output) bool {
 	return o.form == formBinary || o.form == formDefault && c.binary
 }
 
 // mostJSONBytes is an upper bound for the JSON of an answer's tensors.
-func (c *call) mostJSONBytes() int {
+func (c httpCall) mostJSONBytes() int {
 	n := 0
 	for i := range c.outputs {
 		if o := &c.outputs[i]; o.region.region == nil && !c.isBinary(o) {

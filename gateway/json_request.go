@@ -3,17 +3,18 @@
 package gateway
 
 import (
-	"time"
-
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/codec"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
+// httpCall is a call in JSON, perhaps with tensors that follow it.
+type httpCall struct{ *call }
+
 // readJSON reads an inference request's JSON, which is the whole body or the
 // head of a binary one. The tensors of a binary body follow in the order of
 // the inputs: their source is body.
-func (c *call) readJSON(text []byte, body *bodySource) (binary int, err error) {
+func (c httpCall) readJSON(text []byte, body *bodySource) (binary int, err error) {
 	s := codec.NewScanner(text)
 	s.Each(func(key []byte) {
 		switch string(key) {
@@ -33,7 +34,7 @@ func (c *call) readJSON(text []byte, body *bodySource) (binary int, err error) {
 	return binary, s.Err()
 }
 
-func (c *call) setID(s *codec.Scanner, id []byte) {
+func (c httpCall) setID(s *codec.Scanner, id []byte) {
 	if len(id) > maxIDBytes {
 		s.Fail("an id that long")
 		return
@@ -41,7 +42,7 @@ func (c *call) setID(s *codec.Scanner, id []byte) {
 	c.id = string(id)
 }
 
-func (c *call) readParameters(s *codec.Scanner) {
+func (c httpCall) readParameters(s *codec.Scanner) {
 	s.Each(func(key []byte) {
 		switch string(key) {
 		case "priority":
@@ -56,31 +57,8 @@ func (c *call) readParameters(s *codec.Scanner) {
 	})
 }
 
-// setPriority takes the protocol's number: 0 asks for the default, 1 is the
-// most urgent.
-func (c *call) setPriority(p int64) error {
-	if p < 0 {
-		return badRequest("priority %d: it is to be 0, the model's default, or 1 (the most urgent) and up", p)
-	}
-	if p > 0 {
-		c.level = int(min(p, 1<<30)) - 1
-	}
-	return nil
-}
-
-// setTimeout takes microseconds.
-func (c *call) setTimeout(us int64) error {
-	if us < 0 {
-		return badRequest("timeout %d: it is to be microseconds, or 0 for none", us)
-	}
-	if us < int64(1<<62/time.Microsecond) {
-		c.timeout = time.Duration(us) * time.Microsecond
-	}
-	return nil
-}
-
 // readInput gives the bytes that it has in the binary part of the body.
-func (c *call) readInput(s *codec.Scanner, body *bodySource) (binary int) {
+func (c httpCall) readInput(s *codec.Scanner, body *bodySource) (binary int) {
 	if len(c.inputs) >= tensor.MaxTensors {
 		s.Fail("too many inputs")
 		return 0
@@ -104,7 +82,7 @@ func (c *call) readInput(s *codec.Scanner, body *bodySource) (binary int) {
 				if string(key) == "binary_data_size" {
 					size = s.Integer()
 				} else {
-					in.region.readParameter(s, key)
+					readRegion(&in.region, s, key)
 				}
 			})
 		default:
@@ -145,19 +123,7 @@ func appendDim(s *codec.Scanner, shape []int, d int64) []int {
 	return append(shape, int(d))
 }
 
-// nameOf is a tensor's name without a copy, where the model has it.
-func (c *call) nameOf(name []byte) string {
-	for _, side := range [][]tensor.Spec{c.model.sig.Inputs, c.model.sig.Outputs} {
-		for i := range side {
-			if side[i].Name == string(name) {
-				return side[i].Name
-			}
-		}
-	}
-	return string(name[:min(len(name), tensor.MaxNameBytes)])
-}
-
-func (c *call) readOutput(s *codec.Scanner) {
+func (c httpCall) readOutput(s *codec.Scanner) {
 	if len(c.outputs) >= tensor.MaxTensors {
 		s.Fail("too many outputs")
 		return
@@ -180,7 +146,7 @@ func (c *call) readOutput(s *codec.Scanner) {
 						s.Check(errClassification)
 					}
 				default:
-					o.region.readParameter(s, key)
+					readRegion(&o.region, s, key)
 				}
 			})
 		default:
@@ -189,11 +155,9 @@ func (c *call) readOutput(s *codec.Scanner) {
 	})
 }
 
-var errClassification = badRequest("the classification extension is not supported; ask for the output itself")
-
-// readParameter reads one of the parameters that say where in shared memory a
+// readRegion reads one of the parameters that say where in shared memory a
 // tensor lies, and steps over others.
-func (u *regionUse) readParameter(s *codec.Scanner, key []byte) {
+func readRegion(u *regionUse, s *codec.Scanner, key []byte) {
 	switch string(key) {
 	case "shared_memory_region":
 		u.name = string(s.Text())

@@ -202,7 +202,7 @@ func TestARelayHasItsCallsWholeTime(t *testing.T) {
 	whole, _ := ctx.Deadline()
 	p := pace{early: time.Second, earlyShare: 10}
 	for agent, early := range map[string]time.Duration{"grpc-go/1.85.0": 0, "grpc-python/1.76.0 grpc-c/51.0.0": time.Second} {
-		if got, _ := p.endEarly(ctx, metadata.Pairs("user-agent", agent)).Deadline(); whole.Sub(got) != early {
+		if got, _ := endEarly(ctx, &p, metadata.Pairs("user-agent", agent)).Deadline(); whole.Sub(got) != early {
 			t.Errorf("%s: %v early", agent, whole.Sub(got))
 		}
 	}
@@ -438,7 +438,7 @@ func TestWhatIsAwaitedAfterARestartOfTheBroker(t *testing.T) {
 	awaits("it was removed", "prod", "", false)
 	awaits("it was removed", "prod", "4", true)
 
-	m.g = &Gateway{}
+	m.g = &gateCore{}
 	m.g.cfg.pace.workers = 24 * time.Hour
 	m.former.Store(&former{})
 	m.routes.Store(&map[string]*route{})

@@ -3,13 +3,9 @@
 package gateway
 
 import (
-	"context"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
@@ -48,15 +44,15 @@ func (l *load) rate(now time.Time) float64 {
 	return l.perSecond
 }
 
-// reportLoad sends the model's load with the answer, to a caller that balances by
-// it: relays, and others if the gateway was told to.
-func (c *call) reportLoad(ctx context.Context) {
+// loadReport is the model's load, for a caller that balances by it: relays, and
+// others if the gateway was told to.
+func (c *call) loadReport() (report oip.Load, wanted bool) {
 	if len(c.relayed.requests) == 0 && !c.model.g.cfg.ReportLoad {
-		return
+		return report, false
 	}
 	info := c.model.info.Load()
 	capacity := max(1, info.workers) * info.settings.MaxBatchSize
-	report := oip.Load{
+	report = oip.Load{
 		Utilization: float64(c.model.load.rows.Load()+int64(c.rows)) / float64(capacity),
 		PerSecond:   c.model.load.rate(time.Now()),
 		Queue:       c.queue, Compute: c.compute,
@@ -64,12 +60,5 @@ func (c *call) reportLoad(ctx context.Context) {
 	if n := len(c.relayed.requests); n > 1 { // the sums of all of them
 		report.Queue, report.Compute = c.queue/time.Duration(n), c.compute/time.Duration(n)
 	}
-	// An error here means that nobody waits for the answer any more.
-	_ = grpc.SetTrailer(ctx, metadata.MD{oip.LoadTrailer: {string(report.Append(nil))}})
-}
-
-// tellSignature adds to a model's metadata what the protocol has no words for:
-// how large variable dimensions may be.
-func tellSignature(ctx context.Context, k *model) {
-	_ = grpc.SetHeader(ctx, metadata.Pairs(oip.SignatureHeader, k.sig.String()))
+	return report, true
 }

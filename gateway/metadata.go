@@ -18,7 +18,7 @@ const (
 	modelVersion = "1" // a ring has one version of its model
 )
 
-func (g *Gateway) serverMetadata() *oip.ServerMetadataResponse {
+func (g *gateCore) serverMetadata() *oip.ServerMetadataResponse {
 	extensions := []string{"binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics", oip.RequestsParameter}
 	if g.regions.on {
 		extensions = append(extensions, "system_shared_memory")
@@ -77,7 +77,7 @@ func (k *model) batching(info *modelInfo) *oip.ModelDynamicBatching {
 	return b
 }
 
-func (g *Gateway) index() *oip.RepositoryIndexResponse {
+func (g *gateCore) index() *oip.RepositoryIndexResponse {
 	all := &oip.RepositoryIndexResponse{}
 	add := func(name, version string, k *model) {
 		m := &oip.RepositoryIndexResponse_ModelIndex{Name: name, Version: version, State: "READY"}

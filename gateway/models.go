@@ -25,7 +25,7 @@ import (
 // models is what the broker has, as far as the gateway may serve it. Models
 // come and go while the gateway runs; looking one up takes no lock.
 type models struct {
-	g      *Gateway
+	g      *gateCore
 	byName atomic.Pointer[map[string]*model]
 	routes atomic.Pointer[map[string]*route] // by alias
 	broker atomic.Pointer[error]             // why the broker could not be asked; nil in it: it answered
@@ -38,7 +38,7 @@ type models struct {
 
 // model is one model, for as long as its signature stays the same.
 type model struct {
-	g    *Gateway
+	g    *gateCore
 	name string
 	sig  tensor.Signature
 	info atomic.Pointer[modelInfo]
@@ -71,7 +71,7 @@ func (m *models) newInfo(b *admin.Model) *modelInfo {
 	return &modelInfo{settings: &s, workers: b.Workers, ready: b.Ready, notReady: b.NotReady}
 }
 
-func newModels(g *Gateway) *models {
+func newModels(g *gateCore) *models {
 	m := &models{g: g}
 	m.byName.Store(&map[string]*model{})
 	m.routes.Store(&map[string]*route{})

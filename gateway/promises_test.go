@@ -204,7 +204,7 @@ func TestConnectionsBeyondTheLimitsAreRefused(t *testing.T) {
 	if err := r.ask(r.connectFrom("127.0.0.2"), ask); err != nil {
 		t.Errorf("another address: %v", err)
 	}
-	if got := r.g.RefusedConnections(); got["http"] != 1 || got["grpc"] != 0 {
+	if got := r.doors.RefusedConnections(); got["http"] != 1 || got["grpc"] != 0 {
 		t.Errorf("counted: %v", got)
 	}
 	if text := log.String(); !strings.Contains(text, "--max_connections") || !strings.Contains(text, "door=http") {

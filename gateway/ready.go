@@ -19,7 +19,7 @@ import (
 
 // ready is nil if every model that is served here would answer: the rule of
 // admin.Client.Ready.
-func (g *Gateway) ready() error {
+func (g *gateCore) ready() error {
 	if err := g.welcome(); err != nil {
 		return err
 	}
@@ -36,7 +36,7 @@ func (g *Gateway) ready() error {
 }
 
 // modelReady is ready for one model.
-func (g *Gateway) modelReady(k *model) error {
+func (g *gateCore) modelReady(k *model) error {
 	if err := g.welcome(); err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func (g *Gateway) modelReady(k *model) error {
 }
 
 // welcome is nil if the broker answers and neither side drains.
-func (g *Gateway) welcome() error {
+func (g *gateCore) welcome() error {
 	if g.draining.Load() != notDraining {
 		return errDraining
 	}
@@ -77,7 +77,7 @@ type pinged struct {
 
 // live is nil unless a broker is there whose loops do not answer. That there is
 // none makes the gateway not ready, and is nothing that its restart would mend.
-func (g *Gateway) live() error {
+func (g *gateCore) live() error {
 	p := &g.pinged
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -342,4 +343,9 @@ func (c *call) releaseRegions() {
 			c.model.g.regions.leave(u)
 		}
 	}
+}
+
+// message is the region as both protocols tell of it.
+func (k *region) message() *oip.SystemSharedMemoryStatusResponse_RegionStatus {
+	return &oip.SystemSharedMemoryStatusResponse_RegionStatus{Name: k.name, Key: k.key, Offset: uint64(k.offset), ByteSize: uint64(k.size)}
 }

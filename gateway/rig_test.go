@@ -44,7 +44,8 @@ type rig struct {
 	t      *testing.T
 	socket string
 	mem    shm.Memory
-	g      *Gateway
+	g      *gateCore
+	doors  *Gateway
 	http   string // base of URLs
 	grpc   string
 	stop   func() error // drains the gateway
@@ -105,7 +106,7 @@ func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *r
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.g = g
+	r.g, r.doors = g.core, g
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(ctx) }()
@@ -130,7 +131,7 @@ func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *r
 	})
 	for _, m := range models {
 		r.eventually("the model is known", func() error {
-			_, _, err := g.models.get(soon(t), m.Name, "")
+			_, _, err := g.core.models.get(soon(t), m.Name, "")
 			return err
 		})
 	}

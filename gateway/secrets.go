@@ -23,7 +23,7 @@ import (
 // certificates, and the tokens; all of them from files, which are read again
 // when they change.
 type secrets struct {
-	g      *Gateway
+	g      *gateCore
 	now    atomic.Pointer[secretSet]
 	states map[string]fileState // only reload's
 	failed string               // why the last try did; only reload's
@@ -50,7 +50,7 @@ type fileState struct {
 	size          int64
 }
 
-func loadSecrets(g *Gateway) (*secrets, error) {
+func loadSecrets(g *gateCore) (*secrets, error) {
 	s := &secrets{g: g, states: map[string]fileState{}}
 	s.changed()
 	set, err := s.load(&secretSet{})
@@ -201,7 +201,7 @@ func (s *secretSet) bearer(shown string) (name string, ok bool) {
 }
 
 // tlsConfig is nil without TLS.
-func (g *Gateway) tlsConfig(protocols ...string) *tls.Config {
+func (g *gateCore) tlsConfig(protocols ...string) *tls.Config {
 	if g.cfg.CertFile == "" {
 		return nil
 	}

@@ -100,7 +100,7 @@ func TestOtherHostsAreServedOnlyIfCallersShowWhoTheyAre(t *testing.T) {
 		if err := os.WriteFile(tokens, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := New(Config{TokenFile: tokens}); !errors.Is(err, status.ErrInvalid) {
+		if _, err := newCore(Config{TokenFile: tokens}); !errors.Is(err, status.ErrInvalid) {
 			t.Errorf("tokens %q: %v", text, err)
 		}
 	}
@@ -282,7 +282,7 @@ func secretFiles(t *testing.T) (cert, key, tokens string, write func(file, text 
 // A removed token must not live on because of another file.
 func TestABrokenCertificateDoesNotKeepRemovedTokensAlive(t *testing.T) {
 	cert, key, tokens, write := secretFiles(t)
-	g, err := New(Config{CertFile: cert, KeyFile: key, TokenFile: tokens, Logger: slog.New(slog.DiscardHandler)})
+	g, err := newCore(Config{CertFile: cert, KeyFile: key, TokenFile: tokens, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +311,7 @@ func TestABrokenCertificateDoesNotKeepRemovedTokensAlive(t *testing.T) {
 func TestTokensThatCouldNotBeReadOnceAreReadWhileTheCertificateIsBroken(t *testing.T) {
 	cert, key, tokens, write := secretFiles(t)
 	var logged bytes.Buffer
-	g, err := New(Config{CertFile: cert, KeyFile: key, TokenFile: tokens, Logger: slog.New(slog.NewTextHandler(&logged, nil))})
+	g, err := newCore(Config{CertFile: cert, KeyFile: key, TokenFile: tokens, Logger: slog.New(slog.NewTextHandler(&logged, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -358,7 +358,7 @@ func TestAFileIsReadAgainAlsoIfTheOtherHasItsSizeAndTime(t *testing.T) {
 		}
 	}
 	link("1")
-	g, err := New(Config{TokenFile: tokens, Logger: slog.New(slog.DiscardHandler)})
+	g, err := newCore(Config{TokenFile: tokens, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -372,14 +372,14 @@ func TestAFileIsReadAgainAlsoIfTheOtherHasItsSizeAndTime(t *testing.T) {
 }
 
 // doorOfCallers is a gateway that knows callers by certificates, and who signs those.
-func doorOfCallers(t *testing.T) (*Gateway, *authority) {
+func doorOfCallers(t *testing.T) (*gateCore, *authority) {
 	t.Helper()
 	dir := t.TempDir()
 	cert, key, ca := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "a")
 	callers := newAuthority(t)
 	newAuthority(t).write("gateway", cert, key)
 	callers.file(ca)
-	g, err := New(Config{CertFile: cert, KeyFile: key, ClientCAFile: ca, Logger: slog.New(slog.DiscardHandler)})
+	g, err := newCore(Config{CertFile: cert, KeyFile: key, ClientCAFile: ca, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -156,7 +156,7 @@ func TestAFailedReloadIsTriedAgain(t *testing.T) {
 		}
 	}
 	write("one first-token-0123456789\n", when)
-	g, err := New(Config{TokenFile: file, Logger: slog.New(slog.DiscardHandler)})
+	g, err := newCore(Config{TokenFile: file, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func (c *call) count(err error) {
 }
 
 // statistics of one model, or of all if the name is empty.
-func (g *Gateway) statistics(ctx context.Context, name, version string) (*oip.ModelStatisticsResponse, error) {
+func (g *gateCore) statistics(ctx context.Context, name, version string) (*oip.ModelStatisticsResponse, error) {
 	list := g.models.list()
 	if name != "" {
 		k, _, err := g.models.about(ctx, name, version)
