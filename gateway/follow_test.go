@@ -8,6 +8,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -16,12 +17,7 @@ import (
 // and with its lanes closed if it went.
 func (r *rig) formerly(name string, size string, went bool) *model {
 	r.t.Helper()
-	now, _, err := r.g.models.get(soon(r.t), name, "")
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	k := &model{g: r.g, name: name, sig: signature(r.t, []string{"x:f32[" + size + "]"}, []string{"y:f32[" + size + "]"})}
-	k.info.Store(now.info.Load())
+	k := newModel(r.g, &admin.Model{Name: name, Signature: signature(r.t, []string{"x:f32[" + size + "]"}, []string{"y:f32[" + size + "]"})})
 	if went {
 		k.close()
 	}
@@ -83,9 +79,7 @@ func TestACallOfAModelThatHasOtherTensorsNowIsRefused(t *testing.T) {
 func TestACallOfAModelThatIsGoneIsToldSo(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, nil, m)
-	k := r.formerly("double", "4", true)
-	k.name = "gone"
-	c := callOf(t, k)
+	c := callOf(t, r.formerly("gone", "4", true))
 	defer c.done()
 	if err := c.run(soon(t)); !errors.Is(err, status.ErrUnknownModel) {
 		t.Error(err)

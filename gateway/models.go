@@ -71,6 +71,13 @@ func (m *models) newInfo(b *admin.Model) *modelInfo {
 	return &modelInfo{settings: &s, workers: b.Workers, ready: b.Ready, notReady: b.NotReady}
 }
 
+// newModel makes a model as the broker tells of it.
+func newModel(g *gateCore, b *admin.Model) *model {
+	k := &model{g: g, name: b.Name, sig: b.Signature, variableInputs: tensor.VariableDims(b.Signature.Inputs)}
+	k.info.Store(g.models.newInfo(b))
+	return k
+}
+
 func newModels(g *gateCore) *models {
 	m := &models{g: g}
 	m.byName.Store(&map[string]*model{})
@@ -151,7 +158,7 @@ func (m *models) ask(ctx context.Context) {
 		}
 		k := old[b.Name]
 		if k == nil || !k.sig.Equal(&b.Signature) {
-			k = &model{g: m.g, name: b.Name, sig: b.Signature, variableInputs: tensor.VariableDims(b.Signature.Inputs)}
+			k = newModel(m.g, b)
 		}
 		k.info.Store(m.newInfo(b))
 		next[b.Name] = k

@@ -115,14 +115,6 @@ func TestOneCallerHasAQuarterOfTheWindow(t *testing.T) {
 	r.idle()
 }
 
-func TestAShareHasABatchWhereTheWindowHasTwo(t *testing.T) {
-	for _, k := range [][3]int{{512, 32, 128}, {128, 32, 32}, {64, 32, 32}, {40, 32, 20}, {8, 8, 4}, {1, 8, 1}} {
-		if got := shareOf(k[0], k[1]); got != k[2] {
-			t.Errorf("a window of %d, batches of %d: %d, want %d", k[0], k[1], got, k[2])
-		}
-	}
-}
-
 // A gRPC caller that stops in the middle of messages has a quarter of the buffers,
 // for a while, and then its connection ends.
 func TestHalfMessagesHaveAQuarterOfTheBuffers(t *testing.T) {

@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -141,32 +140,6 @@ func TestACallersTimeoutHoldsWhileItsModelIsDialled(t *testing.T) {
 	defer cancel()
 	if _, err := r.client().ModelInfer(ctx, doubleMessage()); rpcstatus.Code(err) != codes.DeadlineExceeded {
 		t.Error(err)
-	}
-}
-
-func TestAFailedReloadIsTriedAgain(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "tokens")
-	when := time.Now().Add(-time.Hour)
-	write := func(text string, when time.Time) {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(file, when, when); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("one first-token-0123456789\n", when)
-	g, err := newCore(Config{TokenFile: file, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Read in the middle of a change; then it is whole, and looks the same.
-	write("two second-token 012345678\n", when.Add(time.Second))
-	g.secrets.reload()
-	write("two second-token-012345678\n", when.Add(time.Second))
-	g.secrets.reload()
-	if name, ok := g.secrets.now.Load().bearer("second-token-012345678"); name != "two" || !ok {
-		t.Errorf("%q %v", name, ok)
 	}
 }
 
