@@ -17,8 +17,8 @@ import (
 	"google.golang.org/grpc/codes"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -26,14 +26,14 @@ func TestACallerOutOfTimeDoesNotMakeTheGatewayUnready(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, nil, m)
 	r.worker(m, double)
-	r.eventually("it is ready", r.g.ready)
-	time.Sleep(2 * lookupInterval) // the broker may be asked again
+	r.eventually("it is ready", r.g.Ready)
+	time.Sleep(2 * core.LookupInterval) // the broker may be asked again
 	late, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, _, err := r.g.models.get(late, "nothing", ""); meaningOf(err).http != http.StatusNotFound {
+	if _, _, err := r.g.Models.Get(late, "nothing", ""); core.MeaningOf(err).HTTP != http.StatusNotFound {
 		t.Errorf("an unknown model: %v", err)
 	}
-	if err := r.g.ready(); err != nil {
+	if err := r.g.Ready(); err != nil {
 		t.Errorf("not ready: %v", err)
 	}
 }
@@ -42,7 +42,7 @@ func TestAChangeRightAfterALookIsNotMissed(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, nil, m)
 	for range 5 {
-		r.g.models.refreshSoon(soon(t)) // the look
+		r.g.Models.RefreshSoon(soon(t)) // the look
 		leave := r.worker(m, double)
 		r.eventually("the broker has the worker", func() error {
 			if len(r.stats("double").Workers) == 0 {
@@ -50,13 +50,13 @@ func TestAChangeRightAfterALookIsNotMissed(t *testing.T) {
 			}
 			return nil
 		})
-		r.g.models.refreshSoon(soon(t)) // the change is told at once
-		if err := r.g.modelReady(r.model("double")); err != nil {
+		r.g.Models.RefreshSoon(soon(t)) // the change is told at once
+		if err := r.g.ModelReady(r.model("double")); err != nil {
 			t.Fatal(err)
 		}
 		leave()
 		r.eventually("it is seen to be gone", func() error {
-			if r.g.modelReady(r.model("double")) == nil {
+			if r.g.ModelReady(r.model("double")) == nil {
 				return fmt.Errorf("still ready")
 			}
 			return nil
@@ -64,9 +64,9 @@ func TestAChangeRightAfterALookIsNotMissed(t *testing.T) {
 	}
 }
 
-func (r *rig) model(name string) *model {
+func (r *rig) model(name string) *core.Model {
 	r.t.Helper()
-	k, _, err := r.g.models.get(soon(r.t), name, "")
+	k, _, err := r.g.Models.Get(soon(r.t), name, "")
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func (r *rig) model(name string) *model {
 
 func TestABodyThatCanNeverFitIsNotToldToTryAgain(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.MaxMessageBytes, c.CallerBytes = 1<<20, 2<<20 }, m)
+	r := newRig(t, func(c *core.Config) { c.MaxMessageBytes, c.CallerBytes = 1<<20, 2<<20 }, m)
 	r.worker(m, double)
 	for _, extra := range []string{"", "Accept: */*\r\nConnection: close\r\n"} { // ours, and net/http's
 		for _, length := range []string{"1048577", "4194304", "9223372036854775807"} {
@@ -95,7 +95,7 @@ func TestABodyThatCanNeverFitIsNotToldToTryAgain(t *testing.T) {
 
 func TestABodyInChunksCountsAsItsCallersToo(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.CallerBytes = 64 << 10 }, m)
+	r := newRig(t, func(c *core.Config) { c.CallerBytes = 64 << 10 }, m)
 	r.worker(m, double)
 	send := func(n int) *httpAnswer {
 		body := `{"x":"` + strings.Repeat("x", n) + `","inputs":[` + goodInput + `]}`
@@ -118,10 +118,10 @@ func TestABodyInChunksCountsAsItsCallersToo(t *testing.T) {
 }
 
 func (r *rig) bytesOfCallers() (n int64) {
-	r.g.limits.mu.Lock()
-	defer r.g.limits.mu.Unlock()
-	for _, u := range r.g.limits.byName {
-		n += u.bytes.Load()
+	r.g.Limits.Mu.Lock()
+	defer r.g.Limits.Mu.Unlock()
+	for _, u := range r.g.Limits.ByName {
+		n += u.Bytes.Load()
 	}
 	return n
 }
@@ -130,7 +130,7 @@ func TestAnErrorsTextIsAlwaysText(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, nil, m)
 	r.worker(m, func(context.Context, *worker.Batch) error {
-		return fmt.Errorf("caf\xe9 %s", strings.Repeat("é", maxTextBytes))
+		return fmt.Errorf("caf\xe9 %s", strings.Repeat("é", core.MaxTextBytes))
 	})
 	s, err := r.client().ModelStreamInfer(soon(t))
 	if err != nil {
@@ -170,7 +170,7 @@ func TestAModelsTracebackStaysOnItsHost(t *testing.T) {
 }
 
 func TestALinkCannotUnregisterARegion(t *testing.T) {
-	r := newRig(t, func(c *Config) { c.SystemSharedMemory = true })
+	r := newRig(t, func(c *core.Config) { c.SystemSharedMemory = true })
 	for _, path := range []string{"/v2/systemsharedmemory/unregister", "/v2/systemsharedmemory/region/r/register"} {
 		rep, err := http.Get(r.http + path)
 		if err != nil {
@@ -185,7 +185,7 @@ func TestALinkCannotUnregisterARegion(t *testing.T) {
 
 func TestTypedContentsAreNeverLargerThanTheirShape(t *testing.T) {
 	m := modelConfig(t, "wide", []string{"x:i64[65536]"}, []string{"y:i64[1]"})
-	r := newRig(t, func(c *Config) { c.MaxBufferedBytes, c.CallerBytes = 6<<19, 3<<19 }, m)
+	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes, c.CallerBytes = 6<<19, 3<<19 }, m)
 	r.worker(m, func(_ context.Context, b *worker.Batch) error { return nil })
 	c := r.client()
 	ask := func(shape []int64, contents *oip.InferTensorContents) error {
@@ -213,22 +213,9 @@ func TestTypedContentsAreNeverLargerThanTheirShape(t *testing.T) {
 	}
 }
 
-func TestUnpackedContentsAreReadAsPackedOnes(t *testing.T) {
-	c := &call{model: &model{g: &gateCore{cfg: Config{MaxMessageBytes: 1 << 20}}}}
-	in := &input{name: "x", dtype: tensor.I16, shape: []int{1, 3}}
-	// int_contents: 1 and then -2 by themselves, 3 in a packed list.
-	encoded := []byte{0x10, 1, 0x10, 0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 0x12, 1, 3}
-	if err := (rpcCall{c}).readContents(in, encoded); err != nil {
-		t.Fatal(err)
-	}
-	if got := fmt.Sprint([]byte(*in.src.(*bytesSource))); got != "[1 0 254 255 3 0]" {
-		t.Errorf("got %s", got)
-	}
-}
-
 func TestACallerMayHangUpWhileItWaitsForASlot(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.Window, c.ClaimWait = 1, 2*patience }, m)
+	r := newRig(t, func(c *core.Config) { c.Window, c.ClaimWait = 1, 2*patience }, m)
 	begun, carryOn := make(chan struct{}, 8), make(chan struct{})
 	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
 		begun <- struct{}{}
@@ -243,7 +230,7 @@ func TestACallerMayHangUpWhileItWaitsForASlot(t *testing.T) {
 	}
 	inFlight := func(want int64) func() error {
 		return func() error {
-			if n := r.g.inFlight.Load(); n != want {
+			if n := r.g.InFlight.Load(); n != want {
 				return fmt.Errorf("%d are in flight", n)
 			}
 			return nil

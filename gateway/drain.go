@@ -10,8 +10,8 @@ import (
 // drain first says that the gateway is not ready, so that load balancers send
 // nothing new here, and then lets accepted requests finish.
 func (g *Gateway) drain() error {
-	g.core.beginDrain()
-	ctx, cancel := context.WithTimeout(context.Background(), g.core.cfg.DrainTime)
+	g.core.BeginDrain()
+	ctx, cancel := context.WithTimeout(context.Background(), g.core.Cfg.DrainTime)
 	defer cancel()
 	ended := make(chan struct{}, 2)
 	go func() {
@@ -26,14 +26,14 @@ func (g *Gateway) drain() error {
 		}
 		ended <- struct{}{}
 	}()
-	idle := g.core.awaitIdle(ctx)
+	idle := g.core.AwaitIdle(ctx)
 	for range 2 {
 		select {
 		case <-ended:
 		case <-idle: // what is left are callers that do not finish their requests
 			return nil
 		case <-ctx.Done():
-			return fmt.Errorf("draining: %d requests did not finish in %v", g.core.inFlight.Load(), g.core.cfg.DrainTime)
+			return fmt.Errorf("draining: %d requests did not finish in %v", g.core.InFlight.Load(), g.core.Cfg.DrainTime)
 		}
 	}
 	return nil

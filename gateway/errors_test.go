@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
@@ -25,7 +26,7 @@ const goodInput = `{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}
 
 func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.MaxMessageBytes = 1 << 20 }, m)
+	r := newRig(t, func(c *core.Config) { c.MaxMessageBytes = 1 << 20 }, m)
 	r.worker(m, double)
 	input := func(text string) string { return `{"inputs":[` + text + `]}` }
 	for _, c := range []struct {
@@ -163,7 +164,7 @@ func TestPathsOfThisHostAreNotTold(t *testing.T) {
 		context.DeadlineExceeded: status.ErrExpired,
 		context.Canceled:         status.ErrCanceled,
 	} {
-		if text := textOf(fmt.Errorf("dial m: %w (socket /run/user/7/broker.sock)", err)); text != want.Error() {
+		if text := core.TextOf(fmt.Errorf("dial m: %w (socket /run/user/7/broker.sock)", err)); text != want.Error() {
 			t.Errorf("%v: %s", err, text)
 		}
 	}
@@ -171,7 +172,7 @@ func TestPathsOfThisHostAreNotTold(t *testing.T) {
 
 func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.MaxMessageBytes = 64 << 10 }, m)
+	r := newRig(t, func(c *core.Config) { c.MaxMessageBytes = 64 << 10 }, m)
 	r.worker(m, double)
 	pack := map[string]func(io.Writer) io.WriteCloser{
 		"gzip":    func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },

@@ -7,20 +7,35 @@ import (
 	"net"
 	"net/http"
 
+	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/gateway/grpcapi"
+	"github.com/ringbatch/ringbatch/gateway/httpapi"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"google.golang.org/grpc"
+)
+
+// Config is how a gateway runs. The zero value serves every model of the user's
+// broker to callers on this host.
+type Config = core.Config
+
+// Addresses that are served unless told otherwise, and the word for none.
+const (
+	DefaultHTTP = core.DefaultHTTP
+	DefaultGRPC = oip.DefaultGRPC
+	Off         = core.Off
 )
 
 // Gateway is the network door of one broker.
 type Gateway struct {
-	core      *gateCore
-	listeners []*listener
+	core      *core.Gateway
+	listeners []*core.Listener
 	web       *http.Server // nil without HTTP
 	rpc       *grpc.Server // nil without gRPC
 }
 
 // New checks the configuration and reads its files.
-func New(cfg Config) (*Gateway, error) {
-	c, err := newCore(cfg)
+func New(cfg core.Config) (*Gateway, error) {
+	c, err := core.New(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -35,31 +50,31 @@ const (
 
 // Serve opens the doors and serves until ctx ends; then it drains.
 func (g *Gateway) Serve(ctx context.Context) error {
-	defer g.core.closeModels()
+	defer g.core.CloseModels()
 	defer g.closeDoors()
-	web, err := g.listen(doorHTTP, g.core.cfg.HTTP)
+	web, err := g.listen(doorHTTP, g.core.Cfg.HTTP)
 	if err != nil {
 		return err
 	}
-	rpc, err := g.listen(doorGRPC, g.core.cfg.GRPC)
+	rpc, err := g.listen(doorGRPC, g.core.Cfg.GRPC)
 	if err != nil {
 		return err
 	}
 	life, stop := context.WithCancel(context.Background())
 	defer stop()
-	go g.core.watch(life)
+	go g.core.Watch(life)
 	failed := make(chan error, 2)
 	var httpAddr, grpcAddr net.Addr
 	if web != nil {
-		httpAddr, g.web = web.Addr(), newHTTP(g.core, web)
-		go func() { failed <- serveHTTP(g.web, web) }()
+		httpAddr, g.web = web.Addr(), httpapi.NewHTTP(g.core, web)
+		go func() { failed <- httpapi.ServeHTTP(g.web, web) }()
 	}
 	if rpc != nil {
-		grpcAddr, g.rpc = rpc.Addr(), newGRPC(g.core)
+		grpcAddr, g.rpc = rpc.Addr(), grpcapi.NewGRPC(g.core)
 		go func() { failed <- g.rpc.Serve(rpc) }()
 	}
-	if g.core.cfg.Started != nil {
-		g.core.cfg.Started(httpAddr, grpcAddr)
+	if g.core.Cfg.Started != nil {
+		g.core.Cfg.Started(httpAddr, grpcAddr)
 	}
 	select {
 	case <-ctx.Done():
@@ -70,15 +85,15 @@ func (g *Gateway) Serve(ctx context.Context) error {
 }
 
 // listen opens a door, unless it is off.
-func (g *Gateway) listen(door, address string) (*listener, error) {
-	if address == Off {
+func (g *Gateway) listen(door, address string) (*core.Listener, error) {
+	if address == core.Off {
 		return nil, nil
 	}
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	g.listeners = append(g.listeners, newListener(door, l, g.core))
+	g.listeners = append(g.listeners, core.NewListener(door, l, g.core))
 	return g.listeners[len(g.listeners)-1], nil
 }
 
@@ -100,7 +115,7 @@ func (g *Gateway) closeDoors() {
 func (g *Gateway) RefusedConnections() map[string]uint64 {
 	n := map[string]uint64{}
 	for _, l := range g.listeners {
-		n[l.door] = l.refused.Load()
+		n[l.Door] = l.Refused.Load()
 	}
 	return n
 }

@@ -19,10 +19,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/worker"
@@ -145,9 +145,9 @@ func TestADeadlineEndsTheRequestInTheRing(t *testing.T) {
 
 func TestACallIsToldOfItsDeadlineBeforeTheTransportResetsIt(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) {
+	r := newRig(t, func(c *core.Config) {
 		watchful(c)
-		c.pace.early, c.pace.earlyShare = 2*patience-50*time.Millisecond, 1 // the transport's turn comes minutes later
+		c.Pace.Early, c.Pace.EarlyShare = 2*patience-50*time.Millisecond, 1 // the transport's turn comes minutes later
 	}, m) // no worker
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent("a stranger"))
 	if err != nil {
@@ -194,18 +194,6 @@ func TestACallIsToldOfItsDeadlineBeforeTheTransportResetsIt(t *testing.T) {
 	r.idle()
 }
 
-func TestARelayHasItsCallsWholeTime(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
-	defer cancel()
-	whole, _ := ctx.Deadline()
-	p := pace{early: time.Second, earlyShare: 10}
-	for agent, early := range map[string]time.Duration{"grpc-go/1.85.0": 0, "grpc-python/1.76.0 grpc-c/51.0.0": time.Second} {
-		if got, _ := endEarly(ctx, &p, metadata.Pairs("user-agent", agent)).Deadline(); whole.Sub(got) != early {
-			t.Errorf("%s: %v early", agent, whole.Sub(got))
-		}
-	}
-}
-
 func TestAPriorityReachesTheRing(t *testing.T) {
 	m := doubler(t)
 	for key, value := range policy.New(policy.Priorities(2), policy.MaxQueue(1).At(1)) {
@@ -236,7 +224,7 @@ func TestAPriorityReachesTheRing(t *testing.T) {
 
 func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.Window, c.ClaimWait = 32, 50*time.Millisecond }, m) // no worker
+	r := newRig(t, func(c *core.Config) { c.Window, c.ClaimWait = 32, 50*time.Millisecond }, m) // no worker
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c := r.client()
@@ -304,7 +292,7 @@ func TestModelsComeAndGoWhileTheGatewayRuns(t *testing.T) {
 
 func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.ClaimWait = 100 * time.Millisecond }, m)
+	r := newRig(t, func(c *core.Config) { c.ClaimWait = 100 * time.Millisecond }, m)
 	r.worker(m, double)
 	again := func(body string) func() error {
 		return func() error {
@@ -341,7 +329,7 @@ func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) 
 }
 
 func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T) {
-	r := newRig(t, func(c *Config) { c.pace.workers = 24 * time.Hour })
+	r := newRig(t, func(c *core.Config) { c.Pace.Workers = 24 * time.Hour })
 	m := doubler(t)
 	serves := func() (leave func()) {
 		leave = r.worker(m, double)
@@ -355,11 +343,11 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	}
 	leave := serves()
 	known := callOf(t, r.formerly("double", "4", true))
-	defer known.done()
+	defer known.Done()
 	epoch := func() uint64 {
-		r.g.models.asking.Lock()
-		defer r.g.models.asking.Unlock()
-		return r.g.models.epoch
+		r.g.Models.Asking.Lock()
+		defer r.g.Models.Asking.Unlock()
+		return r.g.Models.Epoch
 	}
 	old := epoch()
 	r.broker()
@@ -379,7 +367,7 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	if _, err := r.client().ModelInfer(soon(t), doubleMessage()); rpcstatus.Code(err) != codes.Unavailable {
 		t.Errorf("gRPC: %v", err)
 	}
-	if err := known.run(soon(t)); meaningOf(err).http != 503 {
+	if err := known.Run(soon(t)); core.MeaningOf(err).HTTP != 503 {
 		t.Errorf("a call that had found it: %v", err)
 	}
 	if a := r.infer("nothing", "{}"); a.status != 404 {
@@ -389,7 +377,7 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	if a := r.post("/v2/models/double/versions/7/infer", nil, nil); a.status != 404 {
 		t.Errorf("a version that was never there: %d %q", a.status, a.Error)
 	}
-	r.eventually("it is not awaited any more", func() error { return r.g.models.awaited("double", "") })
+	r.eventually("it is not awaited any more", func() error { return r.g.Models.Awaited("double", "") })
 
 	r.idle()
 }
@@ -397,7 +385,7 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	m := doubler(t)
 	endDelay := make(chan struct{})
-	r := newRig(t, func(c *Config) { c.DrainDelay, c.endDelay = time.Hour, endDelay }, m)
+	r := newRig(t, func(c *core.Config) { c.DrainDelay, c.EndDelay = time.Hour, endDelay }, m)
 	h := newHeld()
 	r.worker(m, h.run)
 	c := r.client()
@@ -443,7 +431,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	r.underWay(3) // it was still taken
 	close(endDelay)
 	r.eventually("past the delay it waits for the three", func() error {
-		if n := r.g.draining.Load(); n != refusing {
+		if n := r.g.Draining.Load(); n != core.Refusing {
 			return fmt.Errorf("%d", n)
 		}
 		return nil

@@ -16,22 +16,23 @@ import (
 	"google.golang.org/grpc/codes"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
 // hurried makes patience short.
-func hurried(c *Config) {
-	c.pace = pace{body: 200 * time.Millisecond, answer: 200 * time.Millisecond, idle: 300 * time.Millisecond, reload: 20 * time.Millisecond, rate: 64 << 20}
+func hurried(c *core.Config) {
+	c.Pace = core.Pace{Body: 200 * time.Millisecond, Answer: 200 * time.Millisecond, Idle: 300 * time.Millisecond, Reload: 20 * time.Millisecond, Rate: 64 << 20}
 }
 
 // watchful looks often whether files have changed.
-func watchful(c *Config) {
-	c.pace = pace{body: patience, answer: patience, idle: patience, reload: 20 * time.Millisecond, rate: leastRate}
+func watchful(c *core.Config) {
+	c.Pace = core.Pace{Body: patience, Answer: patience, Idle: patience, Reload: 20 * time.Millisecond, Rate: core.LeastRate}
 }
 
 func TestASlowBodyIsCutWithItsReason(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { hurried(c); c.pace.idle, c.pace.answer = patience, patience }, m) // only the body is hurried
+	r := newRig(t, func(c *core.Config) { hurried(c); c.Pace.Idle, c.Pace.Answer = patience, patience }, m) // only the body is hurried
 	r.worker(m, double)
 	head := `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}`
 	for name, start := range map[string]string{
@@ -58,7 +59,7 @@ func TestASlowBodyIsCutWithItsReason(t *testing.T) {
 		if rep.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(text), "slowly") {
 			t.Errorf("%s: %d %s", name, rep.StatusCode, text)
 		}
-		if _, err := c.Read(make([]byte, 1)); err == nil || isTimeout(err) {
+		if _, err := c.Read(make([]byte, 1)); err == nil || core.IsTimeout(err) {
 			t.Errorf("%s: the connection lives on", name)
 		}
 	}
@@ -75,7 +76,7 @@ func TestAnIdleConnectionIsClosed(t *testing.T) {
 
 func TestACallerHasALimitOfRequestsAndOfBytes(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.CallerRequests, c.CallerBytes = 2, 128<<10 }, m) // no worker
+	r := newRig(t, func(c *core.Config) { c.CallerRequests, c.CallerBytes = 2, 128<<10 }, m) // no worker
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c := r.client()
@@ -86,7 +87,7 @@ func TestACallerHasALimitOfRequestsAndOfBytes(t *testing.T) {
 		go func() { _, _ = c.ModelInfer(ctx, doubleMessage()) }()
 	}
 	r.eventually("two are under way", func() error {
-		if n := r.g.inFlight.Load(); n != 2 {
+		if n := r.g.InFlight.Load(); n != 2 {
 			return fmt.Errorf("%d", n)
 		}
 		return nil
@@ -103,7 +104,7 @@ func TestACallerHasALimitOfRequestsAndOfBytes(t *testing.T) {
 
 func TestAnAnswerThatNobodyReadsGivesItsSlotsBack(t *testing.T) {
 	m := modelConfig(t, "big", []string{"x:u8[8000000]"}, []string{"y:u8[8000000]"})
-	r := newRig(t, func(c *Config) { hurried(c); c.pace.body, c.pace.idle, c.Window = patience, patience, 8 }, m)
+	r := newRig(t, func(c *core.Config) { hurried(c); c.Pace.Body, c.Pace.Idle, c.Window = patience, patience, 8 }, m)
 	r.worker(m, echo)
 	x := make([]byte, 8_000_000)
 	// HTTP: sends, and never reads.
@@ -151,7 +152,7 @@ func TestALongHeadIsRefused(t *testing.T) {
 
 func TestAMessageBeyondTheLimitIsRefused(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.MaxMessageBytes = 1 << 20 }, m)
+	r := newRig(t, func(c *core.Config) { c.MaxMessageBytes = 1 << 20 }, m)
 	r.worker(m, double)
 	req := doubleMessage()
 	req.Inputs[0].Shape[0], req.RawInputContents[0] = 1<<17, make([]byte, 2<<20)
@@ -166,7 +167,7 @@ func TestAMessageBeyondTheLimitIsRefused(t *testing.T) {
 
 func TestTheBudgetOfBuffersIsKept(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.MaxBufferedBytes, c.CallerBytes = 1<<20, 8<<20 }, m)
+	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes, c.CallerBytes = 1<<20, 8<<20 }, m)
 	r.worker(m, double)
 	if a := r.infer("double", strings.Repeat(" ", 2<<20)); a.status != 429 || !strings.Contains(a.Error, "buffers") {
 		t.Errorf("%d %q", a.status, a.Error)

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/testlog"
 )
@@ -29,7 +30,7 @@ func TestAnnouncedBodiesCostOthersNothing(t *testing.T) {
 	r := newRig(t, nil, m)
 	r.worker(m, double)
 	for range 8 { // twice the gateway's buffers
-		if _, err := fmt.Fprintf(r.connect(), inferDouble+"Content-Length: %d\r\n\r\n{", DefaultMaxMessageBytes); err != nil {
+		if _, err := fmt.Fprintf(r.connect(), inferDouble+"Content-Length: %d\r\n\r\n{", core.DefaultMaxMessageBytes); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -37,21 +38,21 @@ func TestAnnouncedBodiesCostOthersNothing(t *testing.T) {
 	if err := r.ask(r.connect(), plainDouble()); err != nil {
 		t.Error(err)
 	}
-	if n := r.g.limits.used.Load(); n > 1<<20 {
+	if n := r.g.Limits.Used.Load(); n > 1<<20 {
 		t.Errorf("%d bytes are counted, eight have come", n)
 	}
 }
 
 func TestOneCallerHasAQuarterOfTheBuffers(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.MaxBufferedBytes = 4 << 20 }, m)
+	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes = 4 << 20 }, m)
 	r.worker(m, double)
 	c := r.connect() // of 127.0.0.1; all but the end of what it may have
 	if _, err := fmt.Fprintf(c, inferDouble+"Content-Length: %d\r\n\r\n%s", 1<<20, strings.Repeat(" ", 1<<20-100)); err != nil {
 		t.Fatal(err)
 	}
 	r.eventually("it has come", func() error {
-		if n := r.g.limits.used.Load(); n < 3<<18 {
+		if n := r.g.Limits.Used.Load(); n < 3<<18 {
 			return fmt.Errorf("%d bytes have", n)
 		}
 		return nil
@@ -67,7 +68,7 @@ func TestOneCallerHasAQuarterOfTheBuffers(t *testing.T) {
 
 func TestHalfBodiesHoldNoSlots(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.Window = 8 }, m)
+	r := newRig(t, func(c *core.Config) { c.Window = 8 }, m)
 	r.worker(m, double)
 	binary := fmt.Sprintf(inferDouble+"%s: 0\r\nContent-Length: 16\r\n\r\n12", headerLength)
 	for range 32 {
@@ -79,14 +80,14 @@ func TestHalfBodiesHoldNoSlots(t *testing.T) {
 	if err := r.ask(r.connect(), plainDouble()); err != nil {
 		t.Error(err)
 	}
-	if k := r.model("double"); wholeWindow(8, 8, k, &k.single) != nil {
+	if k := r.model("double"); wholeWindow(8, 8, k, &k.Single) != nil {
 		t.Error("they hold slots")
 	}
 }
 
 func TestOneCallerHasAQuarterOfTheWindow(t *testing.T) {
 	m := doubler(t) // batches of 8, 64 slots
-	r := newRig(t, func(c *Config) { c.Window = 48 }, m)
+	r := newRig(t, func(c *core.Config) { c.Window = 48 }, m)
 	_, release := r.holds(m)
 	defer release()
 	answers := make(chan error, 40)
@@ -119,7 +120,7 @@ func TestOneCallerHasAQuarterOfTheWindow(t *testing.T) {
 // for a while, and then its connection ends.
 func TestHalfMessagesHaveAQuarterOfTheBuffers(t *testing.T) {
 	m := modelConfig(t, "large", []string{"x:u8[614400]"}, []string{"y:u8[614400]"})
-	r := newRig(t, func(c *Config) { c.MaxBufferedBytes = 8 << 20; c.pace.budget = time.Second }, m)
+	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes = 8 << 20; c.Pace.Budget = time.Second }, m)
 	r.worker(m, echo)
 	attacker, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("127.0.0.2")}}).Dial("tcp", r.grpc)
 	if err != nil {
@@ -141,7 +142,7 @@ func TestHalfMessagesHaveAQuarterOfTheBuffers(t *testing.T) {
 		}
 	}()
 	r.eventually("its half messages are counted", func() error {
-		if n := r.g.limits.used.Load(); n < 1<<20 {
+		if n := r.g.Limits.Used.Load(); n < 1<<20 {
 			return fmt.Errorf("%d bytes", n)
 		}
 		return nil
@@ -150,12 +151,12 @@ func TestHalfMessagesHaveAQuarterOfTheBuffers(t *testing.T) {
 		if _, err := r.client().ModelInfer(soon(t), largeMessage()); err != nil {
 			t.Error(err)
 		}
-		if n := r.g.limits.used.Load(); n > 6<<20 {
+		if n := r.g.Limits.Used.Load(); n > 6<<20 {
 			t.Errorf("%d bytes are counted", n)
 		}
 	}
 	_ = attacker.SetReadDeadline(time.Now().Add(patience))
-	if _, err := io.Copy(io.Discard, attacker); isTimeout(err) {
+	if _, err := io.Copy(io.Discard, attacker); core.IsTimeout(err) {
 		t.Error("it is not hung up on")
 	}
 	r.idle()
@@ -163,7 +164,7 @@ func TestHalfMessagesHaveAQuarterOfTheBuffers(t *testing.T) {
 
 func TestALongLivedGRPCConnectionIsNotCountedFull(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.MaxBufferedBytes = 256 << 10; c.pace.budget = 50 * time.Millisecond }, m)
+	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes = 256 << 10; c.Pace.Budget = 50 * time.Millisecond }, m)
 	r.worker(m, double)
 	s, err := r.client().ModelStreamInfer(soon(t))
 	if err != nil {
@@ -181,7 +182,7 @@ func TestALongLivedGRPCConnectionIsNotCountedFull(t *testing.T) {
 
 func TestConnectionsBeyondTheLimitsAreRefused(t *testing.T) {
 	var log testlog.Log
-	r := newRig(t, func(c *Config) {
+	r := newRig(t, func(c *core.Config) {
 		c.MaxConnections, c.Logger = 8, slog.New(slog.NewTextHandler(&log, nil))
 	})
 	ask := "GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -207,7 +208,7 @@ func TestConnectionsBeyondTheLimitsAreRefused(t *testing.T) {
 // A page of another site can point its own name to this address.
 func TestOnlyKnownHostsAreServedWhereCallersNeedNoToken(t *testing.T) {
 	m := doubler(t)
-	change := func(c *Config) {
+	change := func(c *core.Config) {
 		c.AllowedHosts = []string{"models.example"}
 		c.Other = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	}
@@ -235,7 +236,7 @@ func TestOnlyKnownHostsAreServedWhereCallersNeedNoToken(t *testing.T) {
 	if err := os.WriteFile(tokens, []byte("me a-token-0123456789\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	withTokens := newRig(t, func(c *Config) { c.TokenFile = tokens })
+	withTokens := newRig(t, func(c *core.Config) { c.TokenFile = tokens })
 	req, err := http.NewRequestWithContext(soon(t), http.MethodGet, withTokens.http+"/v2", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -250,7 +251,7 @@ func TestOnlyKnownHostsAreServedWhereCallersNeedNoToken(t *testing.T) {
 // A drain waits for what was accepted, and not for requests that never become whole.
 func TestADrainDoesNotWaitForHalfRequests(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.pace.body, c.pace.stall = 200*time.Millisecond, 200*time.Millisecond }, m)
+	r := newRig(t, func(c *core.Config) { c.Pace.Body, c.Pace.Stall = 200*time.Millisecond, 200*time.Millisecond }, m)
 	_, release := r.holds(m)
 	defer release()
 	finished := make(chan error, 2)
@@ -276,7 +277,7 @@ func TestADrainDoesNotWaitForHalfRequests(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- r.stop() }()
 	r.eventually("it drains", func() error {
-		if n := r.g.draining.Load(); n != refusing {
+		if n := r.g.Draining.Load(); n != core.Refusing {
 			return fmt.Errorf("%d", n)
 		}
 		return nil

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/worker"
@@ -107,7 +108,7 @@ func TestARelaysRequestsRunInOneBatchAndFailAlone(t *testing.T) {
 func TestARelayedMessageLargerThanTheWindowGoesInPieces(t *testing.T) {
 	m := modelConfig(t, "m", []string{"x:i32[1]"}, []string{"y:i32[1]"})
 	m.Policy = policy.New(policy.MaxBatchSize(4), policy.WaitTime(0), policy.Slots(8))
-	r := newRig(t, func(c *Config) { c.Window = 4 }, m)
+	r := newRig(t, func(c *core.Config) { c.Window = 4 }, m)
 	r.worker(m, picky)
 	for range 3 {
 		rep, err := r.client().ModelInfer(soon(t), relayedCall("1;2;1;5;1;4;1", 2, 3, 4, 6, 10, 10, 10, 10, 10, 8, 12, 14, 16, 18, 20))
@@ -210,7 +211,7 @@ func TestHealthOfAModelIsToldAndFollowsItsWorkers(t *testing.T) {
 	if err := os.WriteFile(tokens, []byte("somebody 0123456789abcdef\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := newRig(t, func(c *Config) { c.TokenFile = tokens }, m) // probes need none
+	r := newRig(t, func(c *core.Config) { c.TokenFile = tokens }, m) // probes need none
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)

@@ -26,6 +26,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
@@ -34,6 +35,9 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
+
+// headerLength tells where the JSON of a binary body ends.
+const headerLength = "Inference-Header-Content-Length"
 
 // patience is for what surely comes, on any machine.
 const patience = 2 * time.Minute
@@ -44,7 +48,7 @@ type rig struct {
 	t      *testing.T
 	socket string
 	mem    shm.Memory
-	g      *gateCore
+	g      *core.Gateway
 	doors  *Gateway
 	http   string // base of URLs
 	grpc   string
@@ -79,7 +83,7 @@ func modelConfig(t testing.TB, name string, inputs, outputs []string) broker.Mod
 }
 
 // newRig starts everything but workers.
-func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *rig {
+func newRig(t *testing.T, change func(*core.Config), models ...broker.ModelConfig) *rig {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rb") // a test's own can be too long for a socket
 	if err != nil {
@@ -88,7 +92,7 @@ func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *r
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{t: t, socket: filepath.Join(dir, "b.sock"), mem: shm.NewHeap()}
 	r.startBroker(models...)
-	cfg := Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem, ClaimWait: patience, DrainTime: patience, AllowedHosts: []string{"h"}, pace: pace{stall: patience}}
+	cfg := core.Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem, ClaimWait: patience, DrainTime: patience, AllowedHosts: []string{"h"}, Pace: core.Pace{Stall: patience}}
 	if change != nil {
 		change(&cfg)
 	}
@@ -131,7 +135,7 @@ func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *r
 	})
 	for _, m := range models {
 		r.eventually("the model is known", func() error {
-			_, _, err := g.core.models.get(soon(t), m.Name, "")
+			_, _, err := g.core.Models.Get(soon(t), m.Name, "")
 			return err
 		})
 	}
@@ -207,7 +211,7 @@ func (r *rig) eventually(what string, f func() error) {
 func (r *rig) underWay(want int64) {
 	r.t.Helper()
 	r.eventually("they are under way", func() error {
-		if n := r.g.inFlight.Load(); n != want {
+		if n := r.g.InFlight.Load(); n != want {
 			return fmt.Errorf("%d of %d", n, want)
 		}
 		return nil
@@ -227,16 +231,16 @@ func (r *rig) stats(model string) *stats.Model {
 func (r *rig) idle() {
 	r.t.Helper()
 	r.eventually("everything is given back", func() error {
-		if n := r.g.inFlight.Load(); n != 0 {
+		if n := r.g.InFlight.Load(); n != 0 {
 			return fmt.Errorf("%d in flight", n)
 		}
-		runtime.GC()                                      // the transport forgets the buffers of broken connections
-		if n := r.g.limits.used.Load(); n > smallBuffer { // frames of connections that live
+		runtime.GC()                                           // the transport forgets the buffers of broken connections
+		if n := r.g.Limits.Used.Load(); n > core.SmallBuffer { // frames of connections that live
 			return fmt.Errorf("%d bytes are counted", n)
 		}
-		for _, k := range r.g.models.list() {
-			for _, l := range []*lane{&k.single, &k.many, &k.relayed} {
-				c := l.live.Load()
+		for _, k := range r.g.Models.List() {
+			for _, l := range []*core.Lane{&k.Single, &k.Many, &k.Relayed} {
+				c := l.Live.Load()
 				if c == nil {
 					continue
 				}
@@ -250,9 +254,9 @@ func (r *rig) idle() {
 }
 
 // wholeWindow claims every slot of a lane, in requests of a batch each.
-func wholeWindow(window, most int, k *model, l *lane) error {
-	c := l.live.Load()
-	dims := make([]int, k.variableInputs)
+func wholeWindow(window, most int, k *core.Model, l *core.Lane) error {
+	c := l.Live.Load()
+	dims := make([]int, k.VariableInputs)
 	for i := range dims {
 		dims[i] = 1
 	}
@@ -260,7 +264,7 @@ func wholeWindow(window, most int, k *model, l *lane) error {
 		n := min(left, most)
 		q, err := c.TryClaim(n, dims...)
 		if err != nil {
-			return fmt.Errorf("%d of %d slots of %s are not free: %w", left, window, k.name, err)
+			return fmt.Errorf("%d of %d slots of %s are not free: %w", left, window, k.Name, err)
 		}
 		defer q.Release()
 		left -= n

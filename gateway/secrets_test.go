@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
@@ -63,7 +64,7 @@ func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 	}
 	write("# callers\nfirst first-token-0123456789\n")
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { watchful(c); c.TokenFile = tokens }, m)
+	r := newRig(t, func(c *core.Config) { watchful(c); c.TokenFile = tokens }, m)
 	r.worker(m, double)
 	c := r.client()
 	try := func(token string) (int, codes.Code) {
@@ -130,7 +131,7 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 	callers.file(ca)
 	mine := callers.write("me", "", "")
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { watchful(c); c.CertFile, c.KeyFile, c.ClientCAFile = cert, key, ca }, m)
+	r := newRig(t, func(c *core.Config) { watchful(c); c.CertFile, c.KeyFile, c.ClientCAFile = cert, key, ca }, m)
 	r.worker(m, double)
 	url := "https" + strings.TrimPrefix(r.http, "http") + "/v2/models/double/infer"
 	ask := func(certs ...tls.Certificate) (name string, err error) {
@@ -212,24 +213,9 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 	r.idle()
 }
 
-// secretFiles are a certificate with its key, and a token.
-func secretFiles(t *testing.T) (cert, key, tokens string, write func(file, text string)) {
-	dir := t.TempDir()
-	cert, key, tokens = filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "t")
-	write = func(file, text string) {
-		t.Helper()
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	newAuthority(t).write("gateway", cert, key)
-	write(tokens, "first first-token-0123456789\n")
-	return cert, key, tokens, write
-}
-
 func TestOnlyListedModelsAreServed(t *testing.T) {
 	m, other := doubler(t), modelConfig(t, "secret", []string{"x:f32[4]"}, []string{"y:f32[4]"})
-	r := newRig(t, func(c *Config) { c.Models = []string{"double"} }, m)
+	r := newRig(t, func(c *core.Config) { c.Models = []string{"double"} }, m)
 	r.worker(m, double)
 	r.worker(other, double)
 	if a := r.infer("secret", `{"inputs":[`+goodInput+`]}`); a.status != 404 {

@@ -18,6 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/gateway/console"
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/sdnotify"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -83,17 +84,17 @@ func gatewayConfig(args []string) (cfg gateway.Config, logs *logFlags, err error
 	f.BoolVar(&cfg.Insecure, "insecure", false, "serve other hosts without TLS and tokens: something else guards the address")
 	f.BoolVar(&cfg.SystemSharedMemory, "system_shared_memory", false, "callers on this host may pass tensors in POSIX shared memory")
 	f.StringSliceVar(&cfg.AllowedHosts, "allowed_host", nil, "a name by which HTTP callers without tokens may address the gateway, besides IP addresses and localhost (repeatable; * allows any)")
-	f.IntVar(&cfg.MaxMessageBytes, "max_message_bytes", gateway.DefaultMaxMessageBytes, "largest HTTP body or gRPC message")
-	f.IntVar(&cfg.MaxBufferedBytes, "max_buffered_bytes", gateway.DefaultMaxBufferedBytes, "most bytes of requests in the gateway's own memory")
-	f.IntVar(&cfg.MaxConnections, "max_connections", gateway.DefaultMaxConnections, "most connections of each door")
+	f.IntVar(&cfg.MaxMessageBytes, "max_message_bytes", core.DefaultMaxMessageBytes, "largest HTTP body or gRPC message")
+	f.IntVar(&cfg.MaxBufferedBytes, "max_buffered_bytes", core.DefaultMaxBufferedBytes, "most bytes of requests in the gateway's own memory")
+	f.IntVar(&cfg.MaxConnections, "max_connections", core.DefaultMaxConnections, "most connections of each door")
 	f.IntVar(&cfg.CallerConnections, "caller_connections", 0, "most connections of one address at each door (default: a quarter of max_connections)")
-	f.IntVar(&cfg.CallerRequests, "caller_requests", gateway.DefaultCallerRequests, "most requests that one caller has in flight")
+	f.IntVar(&cfg.CallerRequests, "caller_requests", core.DefaultCallerRequests, "most requests that one caller has in flight")
 	f.IntVar(&cfg.CallerBytes, "caller_bytes", 0, "most bytes of one caller in the gateway's own memory (default: a quarter of max_buffered_bytes)")
 	f.IntVar(&cfg.Window, "window", 0, "slots to ask for, per model; one caller has a quarter (default: 64 MiB worth, at most 512)")
 	f.BoolVar(&cfg.ReportLoad, "report_load", false, "tell every gRPC caller the model's load (ORCA), not only relays")
-	f.DurationVar(&cfg.ClaimWait, "claim_wait", gateway.DefaultClaimWait, "how long a request without a deadline waits for room in the ring")
+	f.DurationVar(&cfg.ClaimWait, "claim_wait", core.DefaultClaimWait, "how long a request without a deadline waits for room in the ring")
 	f.DurationVar(&cfg.DrainDelay, "drain_delay", 0, "after SIGTERM, how long readiness is false before requests are refused")
-	f.DurationVar(&cfg.DrainTime, "drain_time", gateway.DefaultDrainTime, "and how long accepted requests may take to finish")
+	f.DurationVar(&cfg.DrainTime, "drain_time", core.DefaultDrainTime, "and how long accepted requests may take to finish")
 	f.StringVar(&cfg.AdminTokenFile, "admin_token_file", "", "settings can be changed on the page (/dashboard) with one of these tokens: lines of a name and a token")
 	logs = addLogFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
