@@ -298,26 +298,8 @@ func TestADrainDoesNotWaitForHalfRequests(t *testing.T) {
 	}
 }
 
-func TestAConnectionGoesOnAfterAChunkedRequest(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
-	body := `{"inputs":[` + goodInput + `]}`
-	request := fmt.Sprintf(inferDouble+"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body)
-	c := r.connect()
-	if _, err := io.WriteString(c, request+request+"GET /v2 HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"); err != nil { // pipelined
-		t.Fatal(err)
-	}
-	all, err := io.ReadAll(c)
-	if err != nil || strings.Count(string(all), "HTTP/1.1 200 OK") != 3 {
-		t.Errorf("%q, %v", all, err)
-	}
-	r.idle()
-}
-
 const (
-	frameData     = 0
-	flagEndStream = 1
+	frameData = 0
 )
 
 // frame is one of HTTP/2's.
@@ -325,16 +307,6 @@ func frame(kind, flags byte, stream uint32, payload []byte) []byte {
 	b := encbinary.BigEndian.AppendUint32(nil, uint32(len(payload))<<8|uint32(kind))
 	b = encbinary.BigEndian.AppendUint32(append(b, flags), stream)
 	return append(b, payload...)
-}
-
-// startOfCall is a connection's beginning, with more frames if there are, and the
-// headers of ModelInfer, as the first stream.
-func startOfCall(more ...byte) []byte { return startOf("ModelInfer", more...) }
-
-func startOf(method string, more ...byte) []byte {
-	const settings = 4
-	b := append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), frame(settings, 0, 0, nil)...)
-	return append(append(b, more...), callHeaders(1, method)...)
 }
 
 func callHeaders(stream uint32, method string) []byte {
@@ -348,18 +320,14 @@ func callHeaders(stream uint32, method string) []byte {
 	return frame(headers, endHeaders, stream, list)
 }
 
-// wholeCall is all of a call, whose message fits into the gateway's window.
-func wholeCall(message []byte, more ...byte) []byte {
-	b := append(startOfCall(more...), frame(frameData, 0, 1, encbinary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))))...)
-	for len(message) > 0 {
-		n := min(len(message), 16<<10)
-		b = append(b, frame(frameData, 0, 1, message[:n])...)
-		message = message[n:]
-	}
-	return append(b, frame(frameData, flagEndStream, 1, nil)...)
-}
-
 func largeMessage() *oip.ModelInferRequest {
 	x := []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 1, 614400)}
 	return &oip.ModelInferRequest{ModelName: "large", Inputs: x, RawInputContents: [][]byte{make([]byte, 614400)}}
+}
+
+// startOf is a connection's beginning, and the headers of a call as its first stream.
+func startOf(method string) []byte {
+	const settings = 4
+	b := append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), frame(settings, 0, 0, nil)...)
+	return append(b, callHeaders(1, method)...)
 }

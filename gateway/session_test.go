@@ -68,24 +68,6 @@ func TestAFaultEndsOneRequestNotTheGateway(t *testing.T) {
 	r.idle()
 }
 
-func TestLinesMayEndWithABareLF(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
-	body := `{"inputs":[` + goodInput + `]}`
-	for _, head := range []string{
-		"GET /v2/health/live HTTP/1.1\nHost: h\n\n",
-		"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\n",
-		"GET /v2/health/live HTTP/1.1\nHost: h\n\r\n",
-		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\nHost: h\nContent-Length: %d\n\n%s", len(body), body),
-		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\nContent-Length: %d\r\n\r\n%s", len(body), body),
-	} {
-		if status, text := r.say(head); status != 200 {
-			t.Errorf("%q: %d %s", head, status, text)
-		}
-	}
-}
-
 func TestAMethodThatAPathDoesNotHaveIsRefusedWithThoseItHas(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, nil, m)

@@ -31,6 +31,7 @@ const (
 	MaxSmallBody      = 1 << 20  // of anything but an inference request
 	maxRegions        = 1024     // shared-memory regions registered at once
 	maxRegionName     = 256      // bytes
+	MaxNameBytes      = 256      // of a model or version that is looked up
 	MaxIDBytes        = 4 << 10  // of a request's id, which is echoed
 	maxRows           = 1 << 20  // of one request, before it is split
 	MaxTextBytes      = 1 << 10  // of an error's text

@@ -224,23 +224,6 @@ func (m *models) look(ctx context.Context, name, version string, turn bool) (*Mo
 	return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "no model %q is served here", name)
 }
 
-// Named is get, without making strings of what is known.
-func (m *models) Named(ctx context.Context, name, version []byte) (*Model, *route, error) {
-	if len(version) == 0 || string(version) == modelVersion {
-		if k := (*m.byName.Load())[string(name)]; k != nil {
-			return k, nil, nil
-		}
-	}
-	if len(version) == 0 {
-		if r := (*m.Routes.Load())[string(name)]; r != nil {
-			if k := r.next(); k != nil {
-				return k, r, nil
-			}
-		}
-	}
-	return m.Get(ctx, string(name[:min(len(name), maxRegionName)]), string(version[:min(len(version), maxRegionName)]))
-}
-
 // List is every model, by name.
 func (m *models) List() []*Model {
 	var all []*Model

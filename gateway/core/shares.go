@@ -100,9 +100,10 @@ func (l *limits) giveBack(u *Usage, n int) {
 	l.Used.Add(-int64(n))
 }
 
-// Full reports whether no more of this caller's bytes fit.
+// Full reports whether no more of this caller's bytes fit, with some room for the
+// frames around a message of the largest size.
 func (l *limits) Full(u *Usage) bool {
-	return u.Bytes.Load() >= l.callerBytes || l.Used.Load() >= l.bytes
+	return u.Bytes.Load() > l.callerBytes+l.callerBytes/64+SmallBuffer || l.Used.Load() > l.bytes+l.bytes/64+SmallBuffer
 }
 
 func TooLarge(n int64, most int) error {

@@ -53,7 +53,7 @@ func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool) (*rpcAns
 	if err := m.Split(); err != nil {
 		return nil, err
 	}
-	k, as, err := d.g.Models.Named(ctx, m.Model, m.Version)
+	k, as, err := d.g.Models.Get(ctx, nameOf(m.Model), nameOf(m.Version))
 	if err != nil {
 		return nil, err
 	}
@@ -188,3 +188,6 @@ func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- 
 func streamError(id string, err error) proto.Message {
 	return &oip.ModelStreamInferResponse{ErrorMessage: core.TextOf(err), InferResponse: &oip.ModelInferResponse{Id: strings.ToValidUTF8(id, "?")}}
 }
+
+// nameOf is a name in a message; no model has a longer one.
+func nameOf(b []byte) string { return string(b[:min(len(b), core.MaxNameBytes)]) }

@@ -35,7 +35,7 @@ func NewGRPC(g *core.Gateway) *grpc.Server {
 	options := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(oip.NewCodec()),
 		grpc.Creds(rpcCredentials{g.TLSConfig("h2")}),
-		grpc.MaxRecvMsgSize(g.Cfg.MaxMessageBytes),
+		grpc.MaxRecvMsgSize(min(g.Cfg.MaxMessageBytes, g.Cfg.CallerBytes)),
 		grpc.MaxSendMsgSize(1<<31 - 1),
 		grpc.MaxConcurrentStreams(core.StreamsPerConnection),
 		grpc.MaxHeaderListSize(core.MaxURLHeaderBytes),

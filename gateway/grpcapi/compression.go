@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/gzip" // callers may compress
 )
 
 // deflate is the second compression that gRPC callers know; grpc-go brings
