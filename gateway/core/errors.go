@@ -148,7 +148,8 @@ func TextOf(err error) string {
 }
 
 var (
-	ErrSlowBody = Refuse(http.StatusRequestTimeout, codes.DeadlineExceeded, "the request comes too slowly: less than %d KiB a second", LeastRate>>10)
+	ErrSlowBody = Refuse(http.StatusRequestTimeout, codes.DeadlineExceeded, "the request comes too slowly: less than %d KiB a second",
+		LeastRate>>10)
 	ErrFault    = Refuse(http.StatusInternalServerError, codes.Internal, "a fault in the gateway; its log says more")
 	ErrDraining = Refuse(http.StatusServiceUnavailable, codes.Unavailable, "the gateway is shutting down")
 )
@@ -165,6 +166,9 @@ func IsTimeout(err error) bool {
 
 // What both protocols refuse.
 var (
-	ErrNoLoading = Refuse(http.StatusBadRequest, codes.Unimplemented, "models come and go with their workers; the gateway neither loads nor unloads them")
-	ErrNoCUDA    = Refuse(http.StatusBadRequest, codes.Unimplemented, "CUDA shared memory is not supported by the gateway; use system shared memory, which workers read straight into the GPU, or connect to the broker itself: a model with memory = \"device:0\" takes tensors that are on the GPU")
+	ErrNoLoading = Refuse(http.StatusBadRequest, codes.Unimplemented,
+		"models come and go with their workers; the gateway neither loads nor unloads them")
+	ErrNoCUDA = Refuse(http.StatusBadRequest, codes.Unimplemented,
+		"CUDA shared memory is not supported by the gateway; use system shared memory, which workers read straight into the GPU, or "+
+			"connect to the broker itself: a model with memory = \"device:0\" takes tensors that are on the GPU")
 )

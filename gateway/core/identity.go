@@ -77,7 +77,8 @@ func (s *secretSet) verify(shown []*x509.Certificate) (until time.Time, err erro
 	for _, c := range shown[1:] {
 		between.AddCert(c)
 	}
-	chains, err := shown[0].Verify(x509.VerifyOptions{Roots: s.clients, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	chains, err := shown[0].Verify(x509.VerifyOptions{Roots: s.clients, Intermediates: between,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	return lastEnd(chains), err
 }
 

@@ -19,7 +19,8 @@ const (
 )
 
 func (g *Gateway) ServerMetadata() *oip.ServerMetadataResponse {
-	extensions := []string{"binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics", oip.RequestsParameter}
+	extensions := []string{"binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics",
+		oip.RequestsParameter}
 	if g.Regions.on {
 		extensions = append(extensions, "system_shared_memory")
 	}
@@ -40,7 +41,8 @@ func (k *Model) Metadata(as *route) *oip.ModelMetadataResponse {
 	if as != nil {
 		name, versions = as.Name, as.versions()
 	}
-	return &oip.ModelMetadataResponse{Name: name, Versions: versions, Platform: platform, Inputs: side(k.Sig.Inputs), Outputs: side(k.Sig.Outputs)}
+	return &oip.ModelMetadataResponse{Name: name, Versions: versions, Platform: platform, Inputs: side(k.Sig.Inputs),
+		Outputs: side(k.Sig.Outputs)}
 }
 
 func (k *Model) Config() *oip.ModelConfig {

@@ -218,7 +218,8 @@ func (m *models) look(ctx context.Context, name, version string, turn bool) (*Mo
 			has = nil
 		}
 		if has != nil {
-			return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "model %q has version %s only, not %q", name, strings.Join(has, ", "), version)
+			return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "model %q has version %s only, not %q", name, strings.Join(has, ", "),
+				version)
 		}
 	}
 	return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "no model %q is served here", name)
@@ -309,7 +310,8 @@ func (l *Lane) dial(d *dialing, k *Model, window int) {
 func (k *Model) dial(ctx context.Context, window int) (*client.Client, error) {
 	least := min(window, k.info.Load().settings.MaxBatchSize)
 	for {
-		c, err := client.Dial(ctx, k.Name, client.WithSocket(k.G.Cfg.Socket), client.WithName("gateway"), client.WithWindow(window), client.WithYield(), client.WithMemory(k.G.Cfg.Memory))
+		c, err := client.Dial(ctx, k.Name, client.WithSocket(k.G.Cfg.Socket), client.WithName("gateway"), client.WithWindow(window),
+			client.WithYield(), client.WithMemory(k.G.Cfg.Memory))
 		if err == nil {
 			if now := c.Model().Signature; !k.Sig.Equal(&now) { // calls were checked against k's
 				c.Close()

@@ -83,5 +83,6 @@ func (m *models) Awaited(name, version string) error {
 	if !is {
 		return nil
 	}
-	return Refuse(http.StatusServiceUnavailable, codes.Unavailable, "model %q is not back yet: the broker was restarted, and its workers have not attached again", name)
+	return Refuse(http.StatusServiceUnavailable, codes.Unavailable,
+		"model %q is not back yet: the broker was restarted, and its workers have not attached again", name)
 }

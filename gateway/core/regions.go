@@ -55,7 +55,8 @@ func newRegions(on bool) *regions {
 	return &regions{on: on, folder: "/dev/shm", byName: map[string]*region{}}
 }
 
-var errRegionsOff = Refuse(http.StatusForbidden, codes.PermissionDenied, "system shared memory is off; start the gateway with --system_shared_memory")
+var errRegionsOff = Refuse(http.StatusForbidden, codes.PermissionDenied,
+	"system shared memory is off; start the gateway with --system_shared_memory")
 
 // allowed tells whether this caller may use regions at all.
 func (r *regions) allowed(who *Caller) error {
@@ -136,7 +137,8 @@ func (k *region) checkFile(uid uint32) error {
 	case stat.Uid != uid:
 		return Refuse(http.StatusForbidden, codes.PermissionDenied, "region %q: shared memory %q belongs to another user", k.Name, k.key)
 	case k.offset > info.Size() || k.size > info.Size()-k.offset:
-		return BadRequest("region %q: %d bytes at offset %d are out of range, shared memory %q has %d", k.Name, k.size, k.offset, k.key, info.Size())
+		return BadRequest("region %q: %d bytes at offset %d are out of range, shared memory %q has %d", k.Name, k.size, k.offset, k.key,
+			info.Size())
 	}
 	k.device, k.node = uint64(stat.Dev), stat.Ino
 	return nil
@@ -265,7 +267,8 @@ func (s *regionSource) ReadFull(p []byte) error {
 // write puts an output into its region.
 func (o *Output) write() error {
 	if int64(o.Size) > o.Region.Size {
-		return fmt.Errorf("%w: output %q takes %d bytes, its place in shared memory has %d", status.ErrOutputTooSmall, o.Name, o.Size, o.Region.Size)
+		return fmt.Errorf("%w: output %q takes %d bytes, its place in shared memory has %d", status.ErrOutputTooSmall, o.Name, o.Size,
+			o.Region.Size)
 	}
 	at := o.Region.Region.offset + o.Region.Offset
 	// A write past the end would make the file longer again, by memory of ours.

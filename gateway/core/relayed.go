@@ -170,7 +170,8 @@ func (c *Call) runRelayed(ctx context.Context, cl *client.Client) error {
 
 // claimRelayed takes slots for request i. It never waits for slots while it
 // could get some back by finishing a request before it.
-func (c *Call) claimRelayed(ctx context.Context, cl *client.Client, q *oip.RelayedRequest, i int, first, committed *int) (client.Request, error) {
+func (c *Call) claimRelayed(ctx context.Context, cl *client.Client, q *oip.RelayedRequest, i int, first,
+	committed *int) (client.Request, error) {
 	dims := c.dims[:0]
 	for k := range c.Model.VariableInputs {
 		dims = append(dims, int(q.Dims[k]))

@@ -408,7 +408,8 @@ func (c *Call) join(o *Output, r client.Request) error {
 		o.Parts = append(o.Parts[:0], make([]byte, 0, c.rows*part.Size/r.Rows()))
 	}
 	if !slices.Equal(o.Shape[1:], part.Shape[1:]) {
-		return fmt.Errorf("%w: output %q has rows of shape %v and of shape %v: ask for fewer rows at once", status.ErrShape, o.Name, o.Shape[1:], part.Shape[1:])
+		return fmt.Errorf("%w: output %q has rows of shape %v and of shape %v: ask for fewer rows at once", status.ErrShape, o.Name,
+			o.Shape[1:], part.Shape[1:])
 	}
 	for _, p := range part.Parts {
 		o.Parts[0] = append(o.Parts[0], p...)

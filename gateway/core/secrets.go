@@ -178,7 +178,8 @@ func parseTokens(text string) ([]token, error) {
 		case len(fields) != 2:
 			return nil, fmt.Errorf("%w: line %d: want a name and a token", status.ErrInvalid, i+1)
 		case len(fields[1]) < leastToken:
-			return nil, fmt.Errorf("%w: line %d: the token of %q has %d characters, that is too easy to guess; at least %d", status.ErrInvalid, i+1, fields[0], len(fields[1]), leastToken)
+			return nil, fmt.Errorf("%w: line %d: the token of %q has %d characters, that is too easy to guess; at least %d", status.ErrInvalid,
+				i+1, fields[0], len(fields[1]), leastToken)
 		}
 		all = append(all, token{fields[0], sha256.Sum256([]byte(fields[1]))})
 	}

@@ -31,7 +31,8 @@ type Usage struct {
 }
 
 func newLimits(cfg *Config) *limits {
-	return &limits{requests: int64(cfg.CallerRequests), bytes: int64(cfg.MaxBufferedBytes), callerBytes: int64(cfg.CallerBytes), ByName: map[string]*Usage{}}
+	return &limits{requests: int64(cfg.CallerRequests), bytes: int64(cfg.MaxBufferedBytes), callerBytes: int64(cfg.CallerBytes),
+		ByName: map[string]*Usage{}}
 }
 
 // join counts a connection of an address.
@@ -84,13 +85,16 @@ func (l *limits) takeBytes(u *Usage, n, has int) error {
 	size := int64(n)
 	switch all := int64(has) + size; {
 	case all > l.callerBytes: // to try again would not help
-		return Refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; one caller may have %d in flight", all, l.callerBytes)
+		return Refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; one caller may have %d in flight",
+			all, l.callerBytes)
 	case u.Bytes.Add(size) > l.callerBytes:
 		u.Bytes.Add(-size)
-		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "this caller would have more than %d bytes in flight, try again", l.callerBytes)
+		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "this caller would have more than %d bytes in flight, try again",
+			l.callerBytes)
 	case l.Used.Add(size) > l.bytes:
 		l.giveBack(u, n)
-		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "the gateway's buffers are full (%d MiB of requests on their way), try again", l.bytes>>20)
+		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted,
+			"the gateway's buffers are full (%d MiB of requests on their way), try again", l.bytes>>20)
 	}
 	return nil
 }

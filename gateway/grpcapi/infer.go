@@ -186,7 +186,8 @@ func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- 
 }
 
 func streamError(id string, err error) proto.Message {
-	return &oip.ModelStreamInferResponse{ErrorMessage: core.TextOf(err), InferResponse: &oip.ModelInferResponse{Id: strings.ToValidUTF8(id, "?")}}
+	return &oip.ModelStreamInferResponse{ErrorMessage: core.TextOf(err),
+		InferResponse: &oip.ModelInferResponse{Id: strings.ToValidUTF8(id, "?")}}
 }
 
 // nameOf is a name in a message; no model has a longer one.

@@ -69,7 +69,8 @@ func (d *rpcDoor) RepositoryModelUnload(context.Context, *oip.RepositoryModelUnl
 	return nil, core.ErrNoLoading
 }
 
-func (d *rpcDoor) SystemSharedMemoryStatus(ctx context.Context, r *oip.SystemSharedMemoryStatusRequest) (*oip.SystemSharedMemoryStatusResponse, error) {
+func (d *rpcDoor) SystemSharedMemoryStatus(ctx context.Context,
+	r *oip.SystemSharedMemoryStatusRequest) (*oip.SystemSharedMemoryStatusResponse, error) {
 	who, _, err := d.rpcCall(ctx)
 	if err != nil {
 		return nil, err
@@ -85,7 +86,8 @@ func (d *rpcDoor) SystemSharedMemoryStatus(ctx context.Context, r *oip.SystemSha
 	return all, nil
 }
 
-func (d *rpcDoor) SystemSharedMemoryRegister(ctx context.Context, r *oip.SystemSharedMemoryRegisterRequest) (*oip.SystemSharedMemoryRegisterResponse, error) {
+func (d *rpcDoor) SystemSharedMemoryRegister(ctx context.Context,
+	r *oip.SystemSharedMemoryRegisterRequest) (*oip.SystemSharedMemoryRegisterResponse, error) {
 	who, _, err := d.rpcCall(ctx)
 	if err != nil {
 		return nil, err
@@ -93,7 +95,8 @@ func (d *rpcDoor) SystemSharedMemoryRegister(ctx context.Context, r *oip.SystemS
 	return &oip.SystemSharedMemoryRegisterResponse{}, d.g.Regions.Register(who, r.Name, r.Key, r.Offset, r.ByteSize)
 }
 
-func (d *rpcDoor) SystemSharedMemoryUnregister(ctx context.Context, r *oip.SystemSharedMemoryUnregisterRequest) (*oip.SystemSharedMemoryUnregisterResponse, error) {
+func (d *rpcDoor) SystemSharedMemoryUnregister(ctx context.Context,
+	r *oip.SystemSharedMemoryUnregisterRequest) (*oip.SystemSharedMemoryUnregisterResponse, error) {
 	who, _, err := d.rpcCall(ctx)
 	if err != nil {
 		return nil, err
@@ -105,10 +108,12 @@ func (d *rpcDoor) CudaSharedMemoryStatus(context.Context, *oip.CudaSharedMemoryS
 	return &oip.CudaSharedMemoryStatusResponse{}, nil
 }
 
-func (d *rpcDoor) CudaSharedMemoryRegister(context.Context, *oip.CudaSharedMemoryRegisterRequest) (*oip.CudaSharedMemoryRegisterResponse, error) {
+func (d *rpcDoor) CudaSharedMemoryRegister(context.Context,
+	*oip.CudaSharedMemoryRegisterRequest) (*oip.CudaSharedMemoryRegisterResponse, error) {
 	return nil, core.ErrNoCUDA
 }
 
-func (d *rpcDoor) CudaSharedMemoryUnregister(context.Context, *oip.CudaSharedMemoryUnregisterRequest) (*oip.CudaSharedMemoryUnregisterResponse, error) {
+func (d *rpcDoor) CudaSharedMemoryUnregister(context.Context,
+	*oip.CudaSharedMemoryUnregisterRequest) (*oip.CudaSharedMemoryUnregisterResponse, error) {
 	return &oip.CudaSharedMemoryUnregisterResponse{}, nil
 }

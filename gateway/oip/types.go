@@ -44,7 +44,8 @@ func ParseType(name string) (tensor.DType, error) {
 	}
 	switch name {
 	case "UINT16", "UINT32", "UINT64", "BYTES":
-		return 0, fmt.Errorf("%w: element type %s: a ring has %s; text and images can be sent as UINT8", status.ErrDType, name, strings.Join(typeNames[tensor.Bool:], ", "))
+		return 0, fmt.Errorf("%w: element type %s: a ring has %s; text and images can be sent as UINT8", status.ErrDType, name,
+			strings.Join(typeNames[tensor.Bool:], ", "))
 	}
 	return 0, fmt.Errorf("%w: element type %q is unknown", status.ErrDType, name)
 }
