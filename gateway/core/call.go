@@ -15,18 +15,18 @@ import (
 
 // Call is one inference, in the steps that it goes through:
 //
-//  1. http_infer.go or grpc_codec.go reads what is asked for: names, types,
-//     shapes, parameters, and where each input's bytes come from
-//  2. check compares that with the model's signature
-//  3. run claims slots, fills them from the sources, commits and waits
-//  4. the outputs are views of slot memory, for http_infer.go or grpc_codec.go to
-//     send, or are written into the caller's shared memory
-//  5. release gives the slots back
+//  1. a door reads the request: names, types, shapes, parameters, and where each
+//     input's bytes come from
+//  2. Check compares that with the model's signature
+//  3. Run claims slots, fills them from the sources, commits and waits
+//  4. the door sends the outputs, which are views of slot memory, or WriteRegions
+//     writes them into the caller's shared memory
+//  5. Done gives the slots back
 type Call struct {
 	Model  *Model
 	As     *route // the alias by which it was asked for; nil: none
 	Caller *Caller
-	// onFilled is called when the sources have been read, onWait after a wait for
+	// OnFilled is called when the sources have been read, OnWait after a wait for
 	// slots; either may be nil.
 	OnFilled, OnWait func()
 	ID               string
