@@ -30,7 +30,7 @@ func (g *Gateway) drain() error {
 	for range 2 {
 		select {
 		case <-ended:
-		case <-idle: // what is left are callers that do not finish their requests
+		case <-idle: // only callers that do not finish their requests are left
 			return nil
 		case <-ctx.Done():
 			return fmt.Errorf("draining: %d requests did not finish in %v", g.core.InFlight.Load(), g.core.Cfg.DrainTime)

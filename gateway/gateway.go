@@ -18,7 +18,7 @@ import (
 // broker to callers on this host.
 type Config = core.Config
 
-// Addresses that are served unless told otherwise, and the word for none.
+// Default addresses, and the word that closes a door.
 const (
 	DefaultHTTP = core.DefaultHTTP
 	DefaultGRPC = oip.DefaultGRPC

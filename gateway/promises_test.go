@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"context"
 	encbinary "encoding/binary"
 	"fmt"
 	"io"
@@ -18,10 +19,10 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/testlog"
+	"github.com/ringbatch/ringbatch/worker"
 )
 
-// Point of all tests here: what one caller does from outside, another does not
-// notice.
+// One caller misbehaves in each of these tests, and another does not notice.
 
 const inferDouble = "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\n"
 
@@ -47,7 +48,7 @@ func TestOneCallerHasAQuarterOfTheBuffers(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes = 4 << 20 }, m)
 	r.worker(m, double)
-	c := r.connect() // of 127.0.0.1; all but the end of what it may have
+	c := r.connect() // of 127.0.0.1; it fills its share
 	if _, err := fmt.Fprintf(c, inferDouble+"Content-Length: %d\r\n\r\n%s", 1<<20, strings.Repeat(" ", 1<<20-100)); err != nil {
 		t.Fatal(err)
 	}
@@ -109,6 +110,43 @@ func TestOneCallerHasAQuarterOfTheWindow(t *testing.T) {
 	inRing(13)
 	release()
 	for range 40 {
+		if err := <-answers; err != nil {
+			t.Error(err)
+		}
+	}
+	r.idle()
+}
+
+// The time that a body may take is over long before a slot is free.
+func TestACallerIsNotSlowWhileItWaitsForASlot(t *testing.T) {
+	const size = 256 << 10 // does not fit ahead of the slot
+	m := modelConfig(t, "large", []string{fmt.Sprintf("x:u8[%d]", size)}, []string{fmt.Sprintf("y:u8[%d]", size)})
+	r := newRig(t, func(c *Config) { c.Window, c.Pace.Body = 1, 100*time.Millisecond }, m)
+	begun, goOn := make(chan struct{}, 8), make(chan struct{})
+	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
+		begun <- struct{}{}
+		<-goOn
+		return echo(ctx, b)
+	})
+	numbers := strings.TrimSuffix(strings.Repeat("7,", size), ",")
+	answers := make(chan error, 3)
+	post := func(header map[string]string, body []byte) {
+		go func() {
+			if a := r.post("/v2/models/large/infer", header, body); a.status != 200 {
+				answers <- fmt.Errorf("%d %s", a.status, a.Error)
+				return
+			}
+			answers <- nil
+		}()
+	}
+	post(map[string]string{headerLength: "0"}, make([]byte, size))
+	<-begun
+	post(map[string]string{headerLength: "0"}, make([]byte, size))
+	post(nil, []byte(fmt.Sprintf(`{"inputs":[{"name":"x","shape":[1,%d],"datatype":"UINT8","data":[%s]}]}`, size, numbers)))
+	r.underWay(3)
+	time.Sleep(500 * time.Millisecond) // several times what a body may take
+	close(goOn)
+	for range 3 {
 		if err := <-answers; err != nil {
 			t.Error(err)
 		}
@@ -248,7 +286,7 @@ func TestOnlyKnownHostsAreServedWhereCallersNeedNoToken(t *testing.T) {
 	}
 }
 
-// A drain waits for what was accepted, and not for requests that never become whole.
+// A drain waits for accepted requests, and not for those that never become whole.
 func TestADrainDoesNotWaitForHalfRequests(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, func(c *core.Config) { c.Pace.Body, c.Pace.Stall = 200*time.Millisecond, 200*time.Millisecond }, m)

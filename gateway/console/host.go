@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// HostAdvice tells what to do about a refused name.
+// HostAdvice is the remedy for a refused name.
 const HostAdvice = "use an IP address or localhost, or allow the name with --allowed_host"
 
 // HostAllowed reports whether a request's Host is an IP address, localhost, or
-// one of the names; the name * allows every host. Any other name may be one that
-// another site points to this address (DNS rebinding).
+// one of the names; the name * allows every host. Another site may point any
+// other name to this address (DNS rebinding).
 func HostAllowed(host string, names []string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name

@@ -27,8 +27,8 @@ const (
 	otherPerFrame = 64
 )
 
-// Add counts bytes that were read. Those that come while no call is open are the
-// rest of calls that have ended: the transport drops them.
+// Add counts bytes that were read. While no call is open, they belong to calls
+// that have ended, and the transport drops them.
 func (a *arriving) Add(c *Conn, n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -105,7 +105,7 @@ type Conn struct {
 	Arriving arriving     // gRPC
 }
 
-// Close ends the connection and what is counted of it.
+// Close ends the connection and gives its counts back.
 func (c *Conn) Close() error {
 	c.closed.Do(func() {
 		c.Arriving.end(c)

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/health"
 )
 
-// gateCore is what the doors of one broker have in common.
+// Gateway is the common part of both doors of one broker.
 type Gateway struct {
 	Cfg     Config
 	Log     *slog.Logger
@@ -86,7 +86,7 @@ func (g *Gateway) Watch(ctx context.Context) {
 	}
 }
 
-// CloseModels gives back what the gateway has of the broker and of its callers.
+// CloseModels closes the connections to the broker, and the callers' regions.
 func (g *Gateway) CloseModels() {
 	for _, k := range g.Models.List() {
 		k.Close()

@@ -42,7 +42,7 @@ func (c rpcConn) awaitRoom() error {
 	return nil
 }
 
-// rpcStats hears from the transport what has arrived.
+// rpcStats counts arrivals as the transport reports them.
 type rpcStats struct{}
 
 func (rpcStats) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }

@@ -151,28 +151,31 @@ func (b *body) readText(c httpCall, n int64) (err error) {
 }
 
 // readAhead reads the tensors, or the first smallBuffer of them, before a slot is
-// claimed: a caller that announces a body and does not send it has no slot.
-func (b *body) readAhead(c httpCall) error {
-	n := 0
+// claimed: a caller that announces a body and does not send it has no slot. It
+// reports whether that was the whole body.
+func (b *body) readAhead(c httpCall) (whole bool, err error) {
+	size := 0
 	for i := range c.Inputs {
 		if c.Inputs[i].Src == &b.source {
-			n += c.Inputs[i].Size
+			size += c.Inputs[i].Size
 		}
 	}
-	if n = min(n, core.SmallBuffer); n == 0 {
-		return nil
-	}
+	n := min(size, core.SmallBuffer)
 	b.ahead = slices.Grow(b.ahead[:0], n)[:n]
 	if err := b.source.ReadFull(b.ahead); err != nil {
-		return err
+		return false, err
+	}
+	if n == size {
+		if err := b.source.Finish(); err != nil {
+			return false, err
+		}
 	}
 	b.source.Ahead = b.ahead
-	return nil
+	return n == size, nil
 }
 
 // pacedBody is a body that has to come in time: within bodyPatience, and a second
-// for each leastRate of bytes. Without ReadTimeout's deadline it would be awaited
-// for ever.
+// for each leastRate of bytes. ReadTimeout is its first deadline.
 type pacedBody struct {
 	r       io.Reader
 	control *http.ResponseController

@@ -52,10 +52,15 @@ func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c httpCall, 
 	if err := c.Check(); err != nil {
 		return err
 	}
-	if err := b.readAhead(c); err != nil {
+	whole, err := b.readAhead(c)
+	if err != nil {
 		return err
 	}
-	c.OnWait, c.OnFilled = paced.restart, paced.end
+	if whole { // a wait for slots may be longer than the body's time
+		paced.end()
+	} else {
+		c.OnWait, c.OnFilled = paced.restart, paced.end
+	}
 	if err := c.Run(r.Context()); err != nil {
 		return err
 	}

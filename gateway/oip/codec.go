@@ -40,7 +40,7 @@ func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.usual.Unmarshal(data, v)
 }
 
-// Outgoing is an encoded message, some of whose pieces lie in slots.
+// Outgoing is an encoded message. Some of its pieces lie in slots.
 type Outgoing struct {
 	parts   [][]byte
 	inPlace []bool // of each part
@@ -80,7 +80,7 @@ func (m *Outgoing) AppendSlots(pieces [][]byte) {
 	}
 }
 
-// InPlace is how many pieces lie in slots.
+// InPlace counts the pieces that lie in slots.
 func (m *Outgoing) InPlace() int { return m.slots }
 
 // Marshal gives the transport the message. For each piece in place that the
@@ -126,7 +126,7 @@ func (l *piecesLeft) freeOne() {
 	}
 }
 
-// piecePool is what the pieces of one sending have in common.
+// piecePool is the pool of all pieces of one sending.
 type piecePool struct{ left *piecesLeft }
 
 // Get is there because mem.BufferPool asks for it.

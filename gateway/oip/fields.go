@@ -12,7 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// ErrMessage is a message that is not what the protocol says.
+// ErrMessage is a message that breaks the protocol.
 var ErrMessage = fmt.Errorf("%w: the message is none of the protocol's", status.ErrInvalid)
 
 // EachField walks over a small message that lies in one piece.
