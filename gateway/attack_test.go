@@ -169,20 +169,6 @@ func TestAModelsTracebackStaysOnItsHost(t *testing.T) {
 	r.idle()
 }
 
-func TestALinkCannotUnregisterARegion(t *testing.T) {
-	r := newRig(t, func(c *core.Config) { c.SystemSharedMemory = true })
-	for _, path := range []string{"/v2/systemsharedmemory/unregister", "/v2/systemsharedmemory/region/r/register"} {
-		rep, err := http.Get(r.http + path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		rep.Body.Close()
-		if rep.StatusCode != http.StatusMethodNotAllowed {
-			t.Errorf("GET %s: %s", path, rep.Status)
-		}
-	}
-}
-
 func TestTypedContentsAreNeverLargerThanTheirShape(t *testing.T) {
 	m := modelConfig(t, "wide", []string{"x:i64[65536]"}, []string{"y:i64[1]"})
 	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes, c.CallerBytes = 6<<19, 3<<19 }, m)

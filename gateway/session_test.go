@@ -84,7 +84,8 @@ func TestAMethodThatAPathDoesNotHaveIsRefusedWithThoseItHas(t *testing.T) {
 		{"PUT", "/v2/models/double/versions/1/infer", "POST"},
 		{"DELETE", "/v2/repository/index", "GET, HEAD, POST"},
 		{"GET", "/v2/repository/models/double/load", "POST"},
-		{"GET", "/v2/systemsharedmemory/region/r/register", "POST"},
+		{"GET", "/v2/systemsharedmemory/region/r/register", "POST"}, // a link changes nothing
+		{"GET", "/v2/systemsharedmemory/unregister", "POST"},
 		{"POST", "/v2/systemsharedmemory/status", "GET, HEAD"},
 	} {
 		req, err := http.NewRequestWithContext(soon(t), k.method, r.http+k.path, nil)
