@@ -17,7 +17,7 @@ STATICCHECK := $(CURDIR)/build/tools/$(STATICCHECK_VERSION)/staticcheck
 # What runs under the race detector: everything that shares memory between
 # goroutines. Processes that share mappings are blind to it; the same rules
 # run there on heap-backed segments.
-RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway ./relay
+RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway/... ./relay
 
 .PHONY: build demo demo-page test check unit race bindings python interop operate fuzz model-check clean help
 

@@ -96,7 +96,7 @@ func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T
 
 	r.alias("m@1=80", "m@2=20")
 	r.eventually("the share is known", func() error {
-		if as := (*r.g.models.routes.Load())["m"]; len(as.To) != 2 {
+		if as := (*r.g.Models.Routes.Load())["m"]; len(as.To) != 2 {
 			return errors.New("it is not")
 		}
 		return nil

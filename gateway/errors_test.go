@@ -16,45 +16,17 @@ import (
 	"google.golang.org/grpc/codes"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-func TestEveryNamedErrorHasAMeaningOnBothProtocols(t *testing.T) {
-	for _, code := range status.All() {
-		m, ok := meanings[code]
-		if code == status.OK {
-			continue
-		}
-		if !ok {
-			t.Errorf("%s has none", code.Name())
-			continue
-		}
-		if m.http < 400 || m.http > 599 || m.grpc == codes.OK || m.grpc == codes.Unknown {
-			t.Errorf("%s: %d, %s", code.Name(), m.http, m.grpc)
-		}
-		if got := meaningOf(fmt.Errorf("doing: %w", code)); got != m {
-			t.Errorf("%s wrapped is %v", code.Name(), got)
-		}
-		// Load tools and proxies retry these by themselves.
-		retried := m.http == 429 || m.http == 503
-		if retried && !code.Retryable() && m.grpc != codes.Unavailable && m.grpc != codes.ResourceExhausted {
-			t.Errorf("%s may be retried over HTTP only", code.Name())
-		}
-	}
-	for err, want := range map[error]int{context.DeadlineExceeded: 504, context.Canceled: 499, errors.New("whatever"): 500} {
-		if m := meaningOf(err); m.http != want {
-			t.Errorf("%v: %d", err, m.http)
-		}
-	}
-}
-
 const goodInput = `{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}`
 
 func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.MaxMessageBytes = 1 << 20 }, m)
+	r := newRig(t, func(c *core.Config) { c.MaxMessageBytes = 1 << 20 }, m)
 	r.worker(m, double)
 	input := func(text string) string { return `{"inputs":[` + text + `]}` }
 	for _, c := range []struct {
@@ -192,7 +164,7 @@ func TestPathsOfThisHostAreNotTold(t *testing.T) {
 		context.DeadlineExceeded: status.ErrExpired,
 		context.Canceled:         status.ErrCanceled,
 	} {
-		if text := textOf(fmt.Errorf("dial m: %w (socket /run/user/7/broker.sock)", err)); text != want.Error() {
+		if text := core.TextOf(fmt.Errorf("dial m: %w (socket /run/user/7/broker.sock)", err)); text != want.Error() {
 			t.Errorf("%v: %s", err, text)
 		}
 	}
@@ -200,7 +172,7 @@ func TestPathsOfThisHostAreNotTold(t *testing.T) {
 
 func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.MaxMessageBytes = 64 << 10 }, m)
+	r := newRig(t, func(c *core.Config) { c.MaxMessageBytes = 64 << 10 }, m)
 	r.worker(m, double)
 	pack := map[string]func(io.Writer) io.WriteCloser{
 		"gzip":    func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },

@@ -8,41 +8,38 @@ import (
 	"math"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // formerly is a model of that name as it was known before: with these tensors,
 // and with its lanes closed if it went.
-func (r *rig) formerly(name string, size string, went bool) *model {
+func (r *rig) formerly(name string, size string, went bool) *core.Model {
 	r.t.Helper()
-	now, _, err := r.g.models.get(soon(r.t), name, "")
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	k := &model{g: r.g, name: name, sig: signature(r.t, []string{"x:f32[" + size + "]"}, []string{"y:f32[" + size + "]"})}
-	k.info.Store(now.info.Load())
+	k := core.NewModel(r.g, &admin.Model{Name: name, Signature: signature(r.t, []string{"x:f32[" + size + "]"}, []string{"y:f32[" + size + "]"})})
 	if went {
-		k.close()
+		k.Close()
 	}
-	r.t.Cleanup(k.close)
+	r.t.Cleanup(k.Close)
 	return k
 }
 
 // callOf is a checked call of a model: one row of ones.
-func callOf(t *testing.T, k *model) *call {
+func callOf(t *testing.T, k *core.Model) *core.Call {
 	t.Helper()
-	spec := &k.sig.Inputs[0]
-	c := newCall()
-	c.model, c.caller = k, &caller{use: &usage{}}
-	in := c.addInput()
-	in.name, in.dtype, in.shape, in.size = spec.Name, tensor.F32, append([]int{1}, spec.Shape...), spec.RowBytes()
-	ones := make(bytesSource, 0, in.size)
-	for range in.size / 4 {
+	spec := &k.Sig.Inputs[0]
+	c := core.NewCall()
+	c.Model, c.Caller = k, &core.Caller{Use: &core.Usage{}}
+	in := c.AddInput()
+	in.Name, in.DType, in.Shape, in.Size = spec.Name, tensor.F32, append([]int{1}, spec.Shape...), spec.RowBytes()
+	ones := make(core.BytesSource, 0, in.Size)
+	for range in.Size / 4 {
 		ones = binary.LittleEndian.AppendUint32(ones, math.Float32bits(1))
 	}
-	in.src = &ones
-	if err := c.check(); err != nil {
+	in.Src = &ones
+	if err := c.Check(); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -54,12 +51,12 @@ func TestACallFollowsAModelThatWentAndCameBack(t *testing.T) {
 	r := newRig(t, nil, m)
 	r.worker(m, double)
 	c := callOf(t, r.formerly("double", "4", true))
-	defer c.done()
-	if err := c.run(soon(t)); err != nil {
+	defer c.Done()
+	if err := c.Run(soon(t)); err != nil {
 		t.Fatal(err)
 	}
-	if o := &c.outputs[0]; len(o.parts) != 1 || len(o.parts[0]) != 16 || math.Float32frombits(binary.LittleEndian.Uint32(o.parts[0])) != 2 {
-		t.Errorf("it was answered %v", o.parts)
+	if o := &c.Outputs[0]; len(o.Parts) != 1 || len(o.Parts[0]) != 16 || math.Float32frombits(binary.LittleEndian.Uint32(o.Parts[0])) != 2 {
+		t.Errorf("it was answered %v", o.Parts)
 	}
 }
 
@@ -71,10 +68,10 @@ func TestACallOfAModelThatHasOtherTensorsNowIsRefused(t *testing.T) {
 	for _, size := range []string{"2", "8"} {
 		for _, went := range []bool{false, true} {
 			c := callOf(t, r.formerly("double", size, went))
-			if err := c.run(soon(t)); !errors.Is(err, status.ErrSignatureMismatch) {
+			if err := c.Run(soon(t)); !errors.Is(err, status.ErrSignatureMismatch) {
 				t.Errorf("%s numbers instead of 4, went %t: %v", size, went, err)
 			}
-			c.done()
+			c.Done()
 		}
 	}
 	r.idle()
@@ -83,11 +80,9 @@ func TestACallOfAModelThatHasOtherTensorsNowIsRefused(t *testing.T) {
 func TestACallOfAModelThatIsGoneIsToldSo(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, nil, m)
-	k := r.formerly("double", "4", true)
-	k.name = "gone"
-	c := callOf(t, k)
-	defer c.done()
-	if err := c.run(soon(t)); !errors.Is(err, status.ErrUnknownModel) {
+	c := callOf(t, r.formerly("gone", "4", true))
+	defer c.Done()
+	if err := c.Run(soon(t)); !errors.Is(err, status.ErrUnknownModel) {
 		t.Error(err)
 	}
 }

@@ -4,296 +4,42 @@ package gateway
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
-	"strconv"
-	"sync/atomic"
-	"time"
 
+	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/gateway/grpcapi"
+	"github.com/ringbatch/ringbatch/gateway/httpapi"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
-
-	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/shm"
-	"github.com/ringbatch/ringbatch/status"
 )
 
-// Config is how a gateway runs. The zero value serves every model of the
-// user's broker to callers on this host.
-type Config struct {
-	Socket string // the broker's; default as everywhere
-	HTTP   string // address; "" is DefaultHTTP, "off" none
-	GRPC   string // address; "" is DefaultGRPC, "off" none
+// Config is how a gateway runs. The zero value serves every model of the user's
+// broker to callers on this host.
+type Config = core.Config
 
-	// Who may call. Addresses other than loopback need TLS with client
-	// certificates, or tokens, or Insecure.
-	CertFile, KeyFile string
-	ClientCAFile      string   // callers have to show a certificate of one of these
-	TokenFile         string   // callers have to show one of these tokens
-	Insecure          bool     // serve anybody who reaches the address
-	Models            []string // serve these only
-
-	SystemSharedMemory bool // callers on this host may register regions
-
-	MaxMessageBytes   int
-	MaxBufferedBytes  int
-	MaxConnections    int
-	CallerConnections int // of one address, at each door; default: seven eighths of MaxConnections, all of them at a door on loopback
-	CallerRequests    int
-	CallerBytes       int
-	Window            int // slots to ask the broker for, per model; default by the size of a row
-
-	ReportLoad bool // answer every gRPC call with a load report, not only those of relays
-
-	ClaimWait  time.Duration // how long a request without a deadline waits for room
-	DrainDelay time.Duration // how long readiness is false before new requests are refused
-	DrainTime  time.Duration // how long accepted requests may take to finish
-
-	Version        string       // told in the server's metadata
-	AdminTokenFile string       // for Other: see gateway/console
-	Other          http.Handler // whatever is not the protocol's; default: 404
-	Logger         *slog.Logger
-	Started        func(httpAddr, grpcAddr net.Addr) // the doors are open
-	Memory         shm.Memory                        // default: shm.Memfd; tests use shm.Heap
-
-	pace     pace            // tests are in a hurry
-	endDelay <-chan struct{} // and end the DrainDelay when they have seen it
-}
-
-// pace is how long callers may take.
-type pace struct {
-	body, answer, idle, sweep time.Duration
-	budget                    time.Duration // to wait while the buffers are full
-	stall                     time.Duration // to send nothing of a request while the gateway drains
-	rest                      time.Duration // to be idle before a newcomer takes one's place,
-	stream                    time.Duration // and with open streams
-	workers                   time.Duration // not callers: to attach again after a restart of the broker
-	rate                      int           // bytes a second that they have to reach
-
-	early      time.Duration // before its deadline a gRPC call is answered,
-	earlyShare int           // but at most this share of its time
-}
-
-// Addresses that are served unless told otherwise.
+// Default addresses, and the word that closes a door.
 const (
-	DefaultHTTP = "127.0.0.1:8000"
-	DefaultGRPC = "127.0.0.1:8001"
-	Off         = "off"
+	DefaultHTTP = core.DefaultHTTP
+	DefaultGRPC = oip.DefaultGRPC
+	Off         = core.Off
 )
 
 // Gateway is the network door of one broker.
 type Gateway struct {
-	cfg     Config
-	log     *slog.Logger
-	admin   *admin.Client
-	models  *models
-	regions *regions
-	callers *callers
-	budget  budget
-	secrets *secrets
-	web     *webServer // nil without HTTP
-	doors   []*listener
-	health  *health.Server
-
-	draining atomic.Int32  // drainState
-	refuses  chan struct{} // closed when it is refusing
-	inFlight atomic.Int64
-	pinged   pinged
-	sweeps   sweeps
-	awake    *awake
-	collect  seldom
-	date     atomic.Pointer[string] // as HTTP writes it
+	core      *core.Gateway
+	listeners []*core.Listener
+	web       *http.Server // nil without HTTP
+	rpc       *grpc.Server // nil without gRPC
 }
-
-const (
-	notDraining = iota
-	notReady    // readiness is false, requests are still taken
-	refusing    // they are not any more
-)
 
 // New checks the configuration and reads its files.
-func New(cfg Config) (*Gateway, error) {
-	cfg.fill()
-	if err := cfg.check(); err != nil {
-		return nil, err
-	}
-	g := &Gateway{cfg: cfg, log: cfg.Logger, admin: admin.New(cfg.Socket), regions: newRegions(cfg.SystemSharedMemory)}
-	g.callers = &callers{mostRequests: int64(cfg.CallerRequests), mostBytes: int64(cfg.CallerBytes), byName: map[string]*usage{}}
-	g.budget.most = int64(cfg.MaxBufferedBytes)
-	g.health, g.refuses = health.NewServer(), make(chan struct{})
-	g.models, g.awake = newModels(g), newAwake()
-	g.tellDate(time.Now())
-	var err error
-	if g.secrets, err = loadSecrets(g); err != nil {
-		return nil, err
-	}
-	return g, nil
-}
-
-func (c *Config) fill() {
-	for _, d := range []struct {
-		value *int
-		other int
-	}{
-		{&c.MaxMessageBytes, DefaultMaxMessageBytes}, {&c.MaxBufferedBytes, DefaultMaxBufferedBytes}, {&c.MaxConnections, DefaultMaxConnections},
-		{&c.CallerRequests, DefaultCallerRequests}, {&c.CallerBytes, DefaultCallerBytes},
-	} {
-		if *d.value == 0 {
-			*d.value = d.other
-		}
-	}
-	if c.HTTP == "" {
-		c.HTTP = DefaultHTTP
-	}
-	if c.GRPC == "" {
-		c.GRPC = DefaultGRPC
-	}
-	for _, address := range []*string{&c.HTTP, &c.GRPC} {
-		if _, err := strconv.ParseUint(*address, 10, 16); err == nil { // a port of this host
-			*address = net.JoinHostPort("127.0.0.1", *address)
-		}
-	}
-	if c.ClaimWait == 0 {
-		c.ClaimWait = DefaultClaimWait
-	}
-	if c.DrainTime == 0 {
-		c.DrainTime = DefaultDrainTime
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
-	p := &c.pace
-	for _, d := range []struct {
-		value *time.Duration
-		other time.Duration
-	}{
-		{&p.body, bodyPatience}, {&p.answer, answerPatience}, {&p.idle, idleTimeout}, {&p.sweep, sweepInterval},
-		{&p.budget, budgetPatience}, {&p.stall, stallPatience}, {&p.rest, restPatience}, {&p.stream, streamPatience}, {&p.workers, workersPatience}, {&p.early, earlyAnswer},
-	} {
-		if *d.value == 0 {
-			*d.value = d.other
-		}
-	}
-	if p.rate == 0 {
-		p.rate = leastRate
-	}
-	if p.earlyShare == 0 {
-		p.earlyShare = earlyShare
-	}
-	if c.Memory == nil {
-		c.Memory = shm.Memfd{}
-	}
-}
-
-func (c *Config) check() error {
-	if c.HTTP == Off && c.GRPC == Off {
-		return fmt.Errorf("%w: a gateway with neither HTTP nor gRPC", status.ErrInvalid)
-	}
-	for _, n := range []int{c.MaxMessageBytes, c.MaxBufferedBytes, c.MaxConnections, c.CallerConnections, c.CallerRequests, c.CallerBytes} {
-		if n < 0 {
-			return fmt.Errorf("%w: a limit of %d", status.ErrInvalid, n)
-		}
-	}
-	if (c.CertFile == "") != (c.KeyFile == "") {
-		return fmt.Errorf("%w: TLS needs both a certificate and its key", status.ErrInvalid)
-	}
-	if c.ClientCAFile != "" && c.CertFile == "" {
-		return fmt.Errorf("%w: client certificates need TLS: a certificate and key of the gateway's own", status.ErrInvalid)
-	}
-	for _, address := range []string{c.HTTP, c.GRPC} {
-		if err := c.checkAddress(address); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// checkAddress keeps the doors closed: only what is on this host, unless
-// callers show who they are.
-func (c *Config) checkAddress(address string) error {
-	if address == Off || c.Insecure {
-		return nil
-	}
-	host, _, err := net.SplitHostPort(address)
+func New(cfg core.Config) (*Gateway, error) {
+	c, err := core.New(cfg)
 	if err != nil {
-		return fmt.Errorf("%w: address %q: %v", status.ErrInvalid, address, err)
+		return nil, err
 	}
-	ip := net.ParseIP(host)
-	if host == "localhost" || ip != nil && ip.IsLoopback() {
-		return nil
-	}
-	if c.CertFile != "" && (c.ClientCAFile != "" || c.TokenFile != "") {
-		return nil
-	}
-	return fmt.Errorf("%w: %s can be reached from other hosts: give --tls_cert and --tls_key, and --client_ca or --token_file, or say --insecure if something else guards it (a network policy, a mesh, a proxy)", status.ErrInvalid, address)
-}
-
-// Serve opens the doors and serves until ctx ends; then it drains.
-func (g *Gateway) Serve(ctx context.Context) error {
-	var httpListener, grpcListener *listener
-	open := func(name, address string) (*listener, error) {
-		if address == Off {
-			return nil, nil
-		}
-		l, err := net.Listen("tcp", address)
-		if err != nil {
-			return nil, err
-		}
-		g.doors = append(g.doors, newListener(name, l, g))
-		return g.doors[len(g.doors)-1], nil
-	}
-	var err error
-	if httpListener, err = open(doorHTTP, g.cfg.HTTP); err != nil {
-		return err
-	}
-	if grpcListener, err = open(doorGRPC, g.cfg.GRPC); err != nil {
-		if httpListener != nil {
-			httpListener.Close()
-		}
-		return err
-	}
-	life, stop := context.WithCancel(context.Background())
-	defer stop()
-	go g.models.watch(life)
-	failed := make(chan error, 2)
-	var rpc *grpc.Server
-	var httpAddr, grpcAddr net.Addr
-	if httpListener != nil {
-		httpAddr = httpListener.Addr()
-		g.web = g.newHTTP(httpListener)
-		go func() { failed <- g.web.serve() }()
-	}
-	if grpcListener != nil {
-		grpcAddr = grpcListener.Addr()
-		rpc = g.newGRPC(grpcListener)
-		go func() { failed <- rpc.Serve(grpcListener) }()
-	}
-	go g.sweep(life)
-	if g.cfg.Started != nil {
-		g.cfg.Started(httpAddr, grpcAddr)
-	}
-	select {
-	case <-ctx.Done():
-		err = g.drain(rpc)
-	case err = <-failed:
-		if errors.Is(err, http.ErrServerClosed) {
-			err = nil
-		}
-	}
-	if g.web != nil {
-		g.web.close()
-	}
-	if rpc != nil {
-		rpc.Stop()
-	}
-	for _, k := range g.models.list() {
-		k.close()
-	}
-	g.regions.closeAll()
-	return err
+	return &Gateway{core: c}, nil
 }
 
 // The doors, as logs and metrics name them.
@@ -302,66 +48,74 @@ const (
 	doorGRPC = "grpc"
 )
 
-// RefusedConnections counts, by door, connections that were hung up on since there
+// Serve opens the doors and serves until ctx ends; then it drains.
+func (g *Gateway) Serve(ctx context.Context) error {
+	defer g.core.CloseModels()
+	defer g.closeDoors()
+	web, err := g.listen(doorHTTP, g.core.Cfg.HTTP)
+	if err != nil {
+		return err
+	}
+	rpc, err := g.listen(doorGRPC, g.core.Cfg.GRPC)
+	if err != nil {
+		return err
+	}
+	life, stop := context.WithCancel(context.Background())
+	defer stop()
+	go g.core.Watch(life)
+	failed := make(chan error, 2)
+	var httpAddr, grpcAddr net.Addr
+	if web != nil {
+		httpAddr, g.web = web.Addr(), httpapi.NewHTTP(g.core, web)
+		go func() { failed <- httpapi.ServeHTTP(g.web, web) }()
+	}
+	if rpc != nil {
+		grpcAddr, g.rpc = rpc.Addr(), grpcapi.NewGRPC(g.core)
+		go func() { failed <- g.rpc.Serve(rpc) }()
+	}
+	if g.core.Cfg.Started != nil {
+		g.core.Cfg.Started(httpAddr, grpcAddr)
+	}
+	select {
+	case <-ctx.Done():
+		return g.drain()
+	case err := <-failed:
+		return err
+	}
+}
+
+// listen opens a door, unless it is off.
+func (g *Gateway) listen(door, address string) (*core.Listener, error) {
+	if address == core.Off {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	g.listeners = append(g.listeners, core.NewListener(door, l, g.core))
+	return g.listeners[len(g.listeners)-1], nil
+}
+
+// closeDoors hangs up on everybody.
+func (g *Gateway) closeDoors() {
+	if g.web != nil {
+		g.web.Close()
+	}
+	if g.rpc != nil {
+		g.rpc.Stop()
+	}
+	for _, l := range g.listeners {
+		l.Close()
+	}
+}
+
+// RefusedConnections counts, by door, connections that were refused because there
 // were too many: of all (--max_connections) or of their address (--caller_connections).
 func (g *Gateway) RefusedConnections() map[string]uint64 {
 	n := map[string]uint64{}
-	for _, l := range g.doors {
-		n[l.name] = l.refused.Load()
+	for _, l := range g.listeners {
+		n[l.Door] = l.Refused.Load()
 	}
 	return n
-}
-
-// begin admits an inference of a caller; end follows.
-func (g *Gateway) begin(who *caller) error {
-	if g.draining.Load() == refusing {
-		return errDraining
-	}
-	if err := g.callers.begin(who.use); err != nil {
-		return err
-	}
-	g.inFlight.Add(1)
-	return nil
-}
-
-func (g *Gateway) end(who *caller) {
-	g.callers.end(who.use)
-	g.inFlight.Add(-1)
-}
-
-// sweep looks for slow connections, for callers that have hung up, and for
-// files that changed.
-func (g *Gateway) sweep(ctx context.Context) {
-	t := time.NewTicker(hangUpInterval)
-	defer t.Stop()
-	var last time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			now := time.Now()
-			awake := g.awake.tick(now)
-			if g.inFlight.Load() > 0 {
-				for _, l := range g.doors {
-					l.lookForHangUps()
-				}
-			}
-			if now.Sub(last) < g.cfg.pace.sweep {
-				continue
-			}
-			last = now
-			for _, l := range g.doors {
-				l.sweep(awake)
-			}
-			g.tellDate(now)
-			g.sweeps.look(g, awake)
-			g.secrets.reload()
-		}
-	}
-}
-
-func (g *Gateway) tellDate(now time.Time) {
-	date := now.UTC().Format(http.TimeFormat)
-	g.date.Store(&date)
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -97,7 +98,7 @@ func wireName(t testing.TB, d string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return TypeName(dtype)
+	return oip.TypeName(dtype)
 }
 
 func TestEveryElementTypeGoesThroughUnchanged(t *testing.T) {
@@ -233,7 +234,7 @@ func TestOnlyRequestedOutputsAreAnsweredInTheOrderAskedFor(t *testing.T) {
 func TestMoreRowsThanABatchAreSplitAndJoined(t *testing.T) {
 	m := modelConfig(t, "m", []string{"a:i32[2]", "b:i32[1]"}, []string{"A:i32[2]", "B:i32[1]"})
 	for _, window := range []int{0, 8} { // of the second size not even two parts are under way at once
-		r := newRig(t, func(c *Config) { c.Window = window }, m)
+		r := newRig(t, func(c *core.Config) { c.Window = window }, m)
 		r.worker(m, echo)
 		const rows = 101 // 12 batches of 8, and 5 rows
 		var a, b []byte

@@ -19,12 +19,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
-	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/worker"
@@ -147,9 +145,9 @@ func TestADeadlineEndsTheRequestInTheRing(t *testing.T) {
 
 func TestACallIsToldOfItsDeadlineBeforeTheTransportResetsIt(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) {
+	r := newRig(t, func(c *core.Config) {
 		watchful(c)
-		c.pace.early, c.pace.earlyShare = 2*patience-50*time.Millisecond, 1 // the transport's turn comes minutes later
+		c.Pace.Early, c.Pace.EarlyShare = 2*patience-50*time.Millisecond, 1 // the transport's turn comes minutes later
 	}, m) // no worker
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent("a stranger"))
 	if err != nil {
@@ -196,18 +194,6 @@ func TestACallIsToldOfItsDeadlineBeforeTheTransportResetsIt(t *testing.T) {
 	r.idle()
 }
 
-func TestARelayHasItsCallsWholeTime(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
-	defer cancel()
-	whole, _ := ctx.Deadline()
-	p := pace{early: time.Second, earlyShare: 10}
-	for agent, early := range map[string]time.Duration{"grpc-go/1.85.0": 0, "grpc-python/1.76.0 grpc-c/51.0.0": time.Second} {
-		if got, _ := p.endEarly(ctx, metadata.Pairs("user-agent", agent)).Deadline(); whole.Sub(got) != early {
-			t.Errorf("%s: %v early", agent, whole.Sub(got))
-		}
-	}
-}
-
 func TestAPriorityReachesTheRing(t *testing.T) {
 	m := doubler(t)
 	for key, value := range policy.New(policy.Priorities(2), policy.MaxQueue(1).At(1)) {
@@ -238,7 +224,7 @@ func TestAPriorityReachesTheRing(t *testing.T) {
 
 func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.Window, c.ClaimWait = 8, 50*time.Millisecond }, m) // no worker
+	r := newRig(t, func(c *core.Config) { c.Window, c.ClaimWait = 32, 50*time.Millisecond }, m) // no worker
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c := r.client()
@@ -249,7 +235,7 @@ func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
 			}
 		}()
 	}
-	r.eventually("the window is full", func() error {
+	r.eventually("the caller's share of the window is full", func() error {
 		if n := r.stats("double").QueueLength; n != 8 {
 			return fmt.Errorf("%d wait", n)
 		}
@@ -306,7 +292,7 @@ func TestModelsComeAndGoWhileTheGatewayRuns(t *testing.T) {
 
 func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) {
 	m := doubler(t)
-	r := newRig(t, func(c *Config) { c.ClaimWait = 100 * time.Millisecond }, m)
+	r := newRig(t, func(c *core.Config) { c.ClaimWait = 100 * time.Millisecond }, m)
 	r.worker(m, double)
 	again := func(body string) func() error {
 		return func() error {
@@ -343,7 +329,7 @@ func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) 
 }
 
 func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T) {
-	r := newRig(t, func(c *Config) { c.pace.workers = 24 * time.Hour })
+	r := newRig(t, func(c *core.Config) { c.Pace.Workers = 24 * time.Hour })
 	m := doubler(t)
 	serves := func() (leave func()) {
 		leave = r.worker(m, double)
@@ -357,11 +343,11 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	}
 	leave := serves()
 	known := callOf(t, r.formerly("double", "4", true))
-	defer known.done()
+	defer known.Done()
 	epoch := func() uint64 {
-		r.g.models.asking.Lock()
-		defer r.g.models.asking.Unlock()
-		return r.g.models.epoch
+		r.g.Models.Asking.Lock()
+		defer r.g.Models.Asking.Unlock()
+		return r.g.Models.Epoch
 	}
 	old := epoch()
 	r.broker()
@@ -381,7 +367,7 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	if _, err := r.client().ModelInfer(soon(t), doubleMessage()); rpcstatus.Code(err) != codes.Unavailable {
 		t.Errorf("gRPC: %v", err)
 	}
-	if err := known.run(soon(t)); meaningOf(err).http != 503 {
+	if err := known.Run(soon(t)); core.MeaningOf(err).HTTP != 503 {
 		t.Errorf("a call that had found it: %v", err)
 	}
 	if a := r.infer("nothing", "{}"); a.status != 404 {
@@ -391,72 +377,15 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	if a := r.post("/v2/models/double/versions/7/infer", nil, nil); a.status != 404 {
 		t.Errorf("a version that was never there: %d %q", a.status, a.Error)
 	}
-	r.eventually("it is not awaited any more", func() error { return r.g.models.awaited("double", "") })
+	r.eventually("it is not awaited any more", func() error { return r.g.Models.Awaited("double", "") })
 
 	r.idle()
-}
-
-func TestWhatIsAwaitedAfterARestartOfTheBroker(t *testing.T) {
-	m, k := newModels(nil), &model{}
-	before := func(until time.Duration, names ...string) {
-		f := &former{map[string]bool{}, time.Now().Add(until)}
-		for _, name := range names {
-			f.names[name] = true
-		}
-		m.former.Store(f)
-	}
-	awaits := func(when, name, version string, want bool) {
-		t.Helper()
-		if err := m.awaited(name, version); (err != nil) != want {
-			t.Errorf("%s: %s, version %q: %v", when, name, version, err)
-		}
-	}
-	prod := func(three, four *model) *map[string]*route {
-		return &map[string]*route{"prod": {Alias: alias.Alias{Name: "prod", To: []alias.Target{{Model: "resnet@3"}, {Model: "resnet@4"}}}, to: []*model{three, four}}}
-	}
-	before(24*time.Hour, "prod", "resnet@3", "resnet@4")
-	m.routes.Store(prod(nil, nil)) // the broker's file has the alias
-	m.forgetReturned()
-	awaits("nothing is back", "prod", "", true)
-	for version, want := range map[string]bool{"3": true, "resnet@4": true, "5": false, "prod": false} {
-		awaits("nothing is back", "prod", version, want)
-	}
-	awaits("nothing is back", "resnet", "3", true)
-
-	readers := m.former.Load().names
-	m.byName.Store(&map[string]*model{"resnet@3": k})
-	m.routes.Store(prod(k, nil))
-	m.forgetReturned()
-	awaits("one is back", "prod", "4", true)
-	if len(readers) != 3 {
-		t.Errorf("what readers have has changed: %v", readers)
-	}
-	m.byName.Store(&map[string]*model{})
-	m.routes.Store(prod(nil, nil))
-	awaits("it was removed", "resnet@3", "", false)
-	awaits("it was removed", "prod", "3", false)
-	awaits("it was removed", "prod", "", false)
-	awaits("it was removed", "prod", "4", true)
-
-	m.g = &Gateway{}
-	m.g.cfg.pace.workers = 24 * time.Hour
-	m.former.Store(&former{})
-	m.routes.Store(&map[string]*route{})
-	m.byName.Store(&map[string]*model{"double": k})
-	m.remember(&admin.Listing{Epoch: 1})
-	m.remember(&admin.Listing{Epoch: 1, Draining: true})
-	m.byName.Store(&map[string]*model{}) // its worker was told to go
-	m.remember(&admin.Listing{Epoch: 2})
-	awaits("the broker had drained", "double", "", true)
-
-	before(-time.Hour, "double")
-	awaits("long after it", "double", "", false)
 }
 
 func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	m := doubler(t)
 	endDelay := make(chan struct{})
-	r := newRig(t, func(c *Config) { c.DrainDelay, c.endDelay = time.Hour, endDelay }, m)
+	r := newRig(t, func(c *core.Config) { c.DrainDelay, c.EndDelay = time.Hour, endDelay }, m)
 	h := newHeld()
 	r.worker(m, h.run)
 	c := r.client()
@@ -502,7 +431,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	r.underWay(3) // it was still taken
 	close(endDelay)
 	r.eventually("past the delay it waits for the three", func() error {
-		if n := r.g.draining.Load(); n != refusing {
+		if n := r.g.Draining.Load(); n != core.Refusing {
 			return fmt.Errorf("%d", n)
 		}
 		return nil

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
@@ -45,7 +46,7 @@ func inShared(in, out string) string {
 	return fmt.Sprintf(`{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":%s}],"outputs":[{"name":"y","parameters":%s}]}`, place(in), place(out))
 }
 
-func sharing(c *Config) { c.SystemSharedMemory = true }
+func sharing(c *core.Config) { c.SystemSharedMemory = true }
 
 func TestTensorsLieInTheCallersSharedMemory(t *testing.T) {
 	m := doubler(t)
@@ -184,7 +185,7 @@ func TestCallersWithDifferentTokensHaveRegionsOfTheirOwn(t *testing.T) {
 	if err := os.WriteFile(tokens, []byte("one one-0123456789abcdef\ntwo two-0123456789abcdef\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := newRig(t, func(c *Config) { sharing(c); c.TokenFile = tokens })
+	r := newRig(t, func(c *core.Config) { sharing(c); c.TokenFile = tokens })
 	key := r.shared("mine", make([]byte, 64))
 	as := func(who, path, body string) *httpAnswer {
 		return r.post(path, map[string]string{"Authorization": "Bearer " + who + "-0123456789abcdef"}, []byte(body))

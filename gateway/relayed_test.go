@@ -22,8 +22,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -37,7 +37,7 @@ func relayedCall(requests string, rows ...uint32) *oip.ModelInferRequest {
 	return &oip.ModelInferRequest{ModelName: "m",
 		Inputs:           []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "INT32", Shape: []int64{int64(len(rows)), 1}}},
 		RawInputContents: [][]byte{raw},
-		Parameters:       map[string]*oip.InferParameter{relaywire.Requests: {ParameterChoice: &oip.InferParameter_StringParam{StringParam: requests}}},
+		Parameters:       map[string]*oip.InferParameter{oip.RequestsParameter: {ParameterChoice: &oip.InferParameter_StringParam{StringParam: requests}}},
 	}
 }
 
@@ -94,11 +94,11 @@ func TestARelaysRequestsRunInOneBatchAndFailAlone(t *testing.T) {
 	if !reflect.DeepEqual(rep.RawOutputContents, want) {
 		t.Errorf("answer %v, want %v", rep.RawOutputContents, want)
 	}
-	failed := rep.Parameters[relaywire.Failed].GetStringParam()
+	failed := rep.Parameters[oip.FailedParameter].GetStringParam()
 	if !strings.HasPrefix(failed, "2 Failed ") || !strings.Contains(failed, "7 is odd") || strings.Count(failed, "\n") != 1 {
 		t.Errorf("failed: %q", failed)
 	}
-	load, ok := relaywire.ParseLoad([]byte(strings.Join(trailer.Get(relaywire.LoadTrailer), "")))
+	load, ok := oip.ParseLoad([]byte(strings.Join(trailer.Get(oip.LoadTrailer), "")))
 	if !ok || load.Utilization <= 0 || load.Compute <= 0 {
 		t.Errorf("load report %+v, trailer %v", load, trailer)
 	}
@@ -108,7 +108,7 @@ func TestARelaysRequestsRunInOneBatchAndFailAlone(t *testing.T) {
 func TestARelayedMessageLargerThanTheWindowGoesInPieces(t *testing.T) {
 	m := modelConfig(t, "m", []string{"x:i32[1]"}, []string{"y:i32[1]"})
 	m.Policy = policy.New(policy.MaxBatchSize(4), policy.WaitTime(0), policy.Slots(8))
-	r := newRig(t, func(c *Config) { c.Window = 4 }, m)
+	r := newRig(t, func(c *core.Config) { c.Window = 4 }, m)
 	r.worker(m, picky)
 	for range 3 {
 		rep, err := r.client().ModelInfer(soon(t), relayedCall("1;2;1;5;1;4;1", 2, 3, 4, 6, 10, 10, 10, 10, 10, 8, 12, 14, 16, 18, 20))
@@ -119,7 +119,7 @@ func TestARelayedMessageLargerThanTheWindowGoesInPieces(t *testing.T) {
 		if !reflect.DeepEqual(rep.RawOutputContents, want) {
 			t.Errorf("answer %v, want %v", rep.RawOutputContents, want)
 		}
-		failed := rep.Parameters[relaywire.Failed].GetStringParam()
+		failed := rep.Parameters[oip.FailedParameter].GetStringParam()
 		for _, line := range []string{"1 Failed ", "3 TooLarge "} {
 			if !strings.Contains(failed, line) {
 				t.Errorf("failed: %q, want %q", failed, line)
@@ -145,7 +145,7 @@ func TestARelayedRequestExpiresByItself(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if failed := rep.Parameters[relaywire.Failed].GetStringParam(); !strings.HasPrefix(failed, "1 Expired ") {
+	if failed := rep.Parameters[oip.FailedParameter].GetStringParam(); !strings.HasPrefix(failed, "1 Expired ") {
 		t.Errorf("failed: %q", failed)
 	}
 	if want := relayedCall("", 2).RawInputContents; !reflect.DeepEqual(rep.RawOutputContents, want) {
@@ -170,14 +170,14 @@ func TestRelayedRequestsKeepTheirOwnSizes(t *testing.T) {
 	if got := string(rep.RawOutputContents[0]); got != "abcdefghijkl" {
 		t.Errorf("answer %q", got)
 	}
-	if got := rep.Parameters[relaywire.Sizes].GetStringParam(); got != "5;2,2;3" {
+	if got := rep.Parameters[oip.SizesParameter].GetStringParam(); got != "5;2,2;3" {
 		t.Errorf("sizes %q", got)
 	}
 	var header metadata.MD
 	if _, err := r.client().ModelMetadata(soon(t), &oip.ModelMetadataRequest{Name: "m"}, grpc.Header(&header)); err != nil {
 		t.Fatal(err)
 	}
-	if got := header.Get(relaywire.SignatureHeader); !reflect.DeepEqual(got, []string{"x:u8[<=9] -> y:u8[<=9]"}) {
+	if got := header.Get(oip.SignatureHeader); !reflect.DeepEqual(got, []string{"x:u8[<=9] -> y:u8[<=9]"}) {
 		t.Errorf("signature %q", got)
 	}
 }
@@ -211,7 +211,7 @@ func TestHealthOfAModelIsToldAndFollowsItsWorkers(t *testing.T) {
 	if err := os.WriteFile(tokens, []byte("somebody 0123456789abcdef\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := newRig(t, func(c *Config) { c.TokenFile = tokens }, m) // probes need none
+	r := newRig(t, func(c *core.Config) { c.TokenFile = tokens }, m) // probes need none
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
@@ -33,6 +35,9 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
+
+// headerLength tells where the JSON of a binary body ends.
+const headerLength = "Inference-Header-Content-Length"
 
 // patience is for what surely comes, on any machine.
 const patience = 2 * time.Minute
@@ -43,7 +48,8 @@ type rig struct {
 	t      *testing.T
 	socket string
 	mem    shm.Memory
-	g      *Gateway
+	g      *core.Gateway
+	doors  *Gateway
 	http   string // base of URLs
 	grpc   string
 	stop   func() error // drains the gateway
@@ -77,7 +83,7 @@ func modelConfig(t testing.TB, name string, inputs, outputs []string) broker.Mod
 }
 
 // newRig starts everything but workers.
-func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *rig {
+func newRig(t *testing.T, change func(*core.Config), models ...broker.ModelConfig) *rig {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rb") // a test's own can be too long for a socket
 	if err != nil {
@@ -86,7 +92,7 @@ func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *r
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{t: t, socket: filepath.Join(dir, "b.sock"), mem: shm.NewHeap()}
 	r.startBroker(models...)
-	cfg := Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem, ClaimWait: patience, DrainTime: patience, pace: pace{stall: patience, rest: 1}}
+	cfg := core.Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem, ClaimWait: patience, DrainTime: patience, AllowedHosts: []string{"h"}, Pace: core.Pace{Stall: patience}}
 	if change != nil {
 		change(&cfg)
 	}
@@ -104,7 +110,7 @@ func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *r
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.g = g
+	r.g, r.doors = g.core, g
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(ctx) }()
@@ -129,7 +135,7 @@ func newRig(t *testing.T, change func(*Config), models ...broker.ModelConfig) *r
 	})
 	for _, m := range models {
 		r.eventually("the model is known", func() error {
-			_, _, err := g.models.get(soon(t), m.Name, "")
+			_, _, err := g.core.Models.Get(soon(t), m.Name, "")
 			return err
 		})
 	}
@@ -205,26 +211,11 @@ func (r *rig) eventually(what string, f func() error) {
 func (r *rig) underWay(want int64) {
 	r.t.Helper()
 	r.eventually("they are under way", func() error {
-		if n := r.g.inFlight.Load(); n != want {
+		if n := r.g.InFlight.Load(); n != want {
 			return fmt.Errorf("%d of %d", n, want)
 		}
 		return nil
 	})
-}
-
-// passes has time go by as the gateway's watch over its callers counts it.
-func (r *rig) passes(d time.Duration) {
-	r.g.awake.stood.Add(-int64(d))
-	r.sweep()
-}
-
-// sweep looks for slow callers now.
-func (r *rig) sweep() {
-	now := r.g.awake.now()
-	for _, l := range r.g.doors {
-		l.sweep(now)
-	}
-	r.g.sweeps.look(r.g, now)
 }
 
 func (r *rig) stats(model string) *stats.Model {
@@ -240,16 +231,16 @@ func (r *rig) stats(model string) *stats.Model {
 func (r *rig) idle() {
 	r.t.Helper()
 	r.eventually("everything is given back", func() error {
-		if n := r.g.inFlight.Load(); n != 0 {
+		if n := r.g.InFlight.Load(); n != 0 {
 			return fmt.Errorf("%d in flight", n)
 		}
-		runtime.GC()                                      // what the transport dropped is counted until then
-		if n := r.g.budget.used.Load(); n > smallBuffer { // a connection that lives holds a frame
-			return fmt.Errorf("%d bytes of the budget", n)
+		runtime.GC()                                           // the transport forgets the buffers of broken connections
+		if n := r.g.Limits.Used.Load(); n > core.SmallBuffer { // frames of connections that live
+			return fmt.Errorf("%d bytes are counted", n)
 		}
-		for _, k := range r.g.models.list() {
-			for _, l := range []*lane{&k.single, &k.many, &k.relayed} {
-				c := l.live.Load()
+		for _, k := range r.g.Models.List() {
+			for _, l := range []*core.Lane{&k.Single, &k.Many, &k.Relayed} {
+				c := l.Live.Load()
 				if c == nil {
 					continue
 				}
@@ -263,9 +254,9 @@ func (r *rig) idle() {
 }
 
 // wholeWindow claims every slot of a lane, in requests of a batch each.
-func wholeWindow(window, most int, k *model, l *lane) error {
-	c := l.live.Load()
-	dims := make([]int, k.variableInputs)
+func wholeWindow(window, most int, k *core.Model, l *core.Lane) error {
+	c := l.Live.Load()
+	dims := make([]int, k.VariableInputs)
 	for i := range dims {
 		dims[i] = 1
 	}
@@ -273,7 +264,7 @@ func wholeWindow(window, most int, k *model, l *lane) error {
 		n := min(left, most)
 		q, err := c.TryClaim(n, dims...)
 		if err != nil {
-			return fmt.Errorf("%d of %d slots of %s are not free: %w", left, window, k.name, err)
+			return fmt.Errorf("%d of %d slots of %s are not free: %w", left, window, k.Name, err)
 		}
 		defer q.Release()
 		left -= n
@@ -382,6 +373,40 @@ func (r *rig) connect() net.Conn {
 		r.t.Fatal(err)
 	}
 	_ = c.SetDeadline(time.Now().Add(patience))
+	r.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// ask writes a request and reads its answer.
+func (r *rig) ask(c net.Conn, request string) error {
+	if _, err := io.WriteString(c, request); err != nil {
+		return err
+	}
+	rep, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return err
+	}
+	defer rep.Body.Close()
+	text, err := io.ReadAll(rep.Body)
+	if err == nil && rep.StatusCode != 200 {
+		err = fmt.Errorf("%d %s", rep.StatusCode, text)
+	}
+	return err
+}
+
+func plainDouble() string {
+	body := `{"inputs":[` + goodInput + `]}`
+	return fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+}
+
+// connectFrom is connect from another address of this host.
+func (r *rig) connectFrom(address string) net.Conn {
+	r.t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+	c, err := d.DialContext(soon(r.t), "tcp", strings.TrimPrefix(r.http, "http://"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
 	r.t.Cleanup(func() { c.Close() })
 	return c
 }

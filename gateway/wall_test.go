@@ -30,3 +30,17 @@ func TestRingsDoNotImportWhatTheGatewayNeeds(t *testing.T) {
 		}
 	}
 }
+
+// A relay is a worker: it shares the protocol with the gateway, not its doors.
+func TestTheRelayImportsOnlyTheProtocolOfTheGateway(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "../relay").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, d := range strings.Fields(string(out)) {
+		const gateway = "github.com/ringbatch/ringbatch/gateway"
+		if strings.HasPrefix(d, gateway) && d != gateway+"/oip" {
+			t.Errorf("relay imports %s", d)
+		}
+	}
+}

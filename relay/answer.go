@@ -13,7 +13,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 	"google.golang.org/protobuf/proto"
@@ -27,6 +26,9 @@ type answer struct {
 }
 
 type rawContents struct{ at, size int }
+
+// Receive keeps the transport's buffers until free.
+func (a *answer) Receive(data mem.BufferSlice) { a.data = data }
 
 // free gives the transport's buffers back.
 func (a *answer) free() {
@@ -104,8 +106,8 @@ func (a *answer) write(b *worker.Batch, requests []int) (failed map[int]failure,
 	}
 	failed = map[int]failure{}
 	wrong := error(nil)
-	if p := a.meta.Parameters[relaywire.Failed]; p != nil {
-		err := relaywire.ParseFailed(p.GetStringParam(), func(i int, name, text string) {
+	if p := a.meta.Parameters[oip.FailedParameter]; p != nil {
+		err := oip.ParseFailed(p.GetStringParam(), func(i int, name, text string) {
 			if i >= len(requests) {
 				wrong = fmt.Errorf("%w: it says that request %d of %d failed", errAnswer, i, len(requests))
 				return
@@ -176,7 +178,7 @@ func (a *answer) find(specs []tensor.Spec, rows int) (places []int, err error) {
 // checkOutput compares type and shape with the model's. As many bytes may come
 // in another shape, whose numbers would be wrong.
 func checkOutput(spec *tensor.Spec, o *oip.ModelInferResponse_InferOutputTensor, rows int) error {
-	if d, ok := dtypes[o.Datatype]; !ok || d != spec.DType {
+	if d, err := oip.ParseType(o.Datatype); err != nil || d != spec.DType {
 		return fmt.Errorf("%w: output %q is of type %s, want %s", errAnswer, o.Name, o.Datatype, spec.DType)
 	}
 	fits := len(o.Shape) == 1+len(spec.Shape) && o.Shape[0] == int64(rows)
@@ -197,8 +199,8 @@ func (a *answer) sizes(b *worker.Batch, rows, places []int) ([][]int, error) {
 		return nil, nil
 	}
 	all := make([][]int, 0, len(rows))
-	if p := a.meta.Parameters[relaywire.Sizes]; p != nil {
-		if err := relaywire.ParseSizes(p.GetStringParam(), n, func(dims []int) error {
+	if p := a.meta.Parameters[oip.SizesParameter]; p != nil {
+		if err := oip.ParseSizes(p.GetStringParam(), n, func(dims []int) error {
 			all = append(all, slices.Clone(dims))
 			return nil
 		}); err != nil {

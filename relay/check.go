@@ -16,7 +16,6 @@ import (
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -127,7 +126,7 @@ func (r *relay) checkModel(ctx context.Context, h *host) error {
 	if err != nil {
 		return err
 	}
-	plain := !slices.Contains(server.Extensions, relaywire.Requests)
+	plain := !slices.Contains(server.Extensions, oip.RequestsParameter)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.sig == nil {
@@ -147,7 +146,7 @@ func (r *relay) checkModel(ctx context.Context, h *host) error {
 
 // signatureOf reads the model's metadata.
 func (r *relay) signatureOf(meta *oip.ModelMetadataResponse, header metadata.MD) (*tensor.Signature, error) {
-	if text := header.Get(relaywire.SignatureHeader); len(text) > 0 {
+	if text := header.Get(oip.SignatureHeader); len(text) > 0 {
 		inputs, outputs, ok := strings.Cut(text[0], " -> ")
 		if sig, err := tensor.ParseSignature(strings.Fields(inputs), strings.Fields(outputs)); ok && err == nil {
 			return &sig, r.agrees(&sig)
@@ -192,8 +191,8 @@ func (r *relay) agrees(sig *tensor.Signature) error {
 
 // specOf is one tensor. What the far side leaves open, the user has to say.
 func specOf(t *oip.ModelMetadataResponse_TensorMetadata, given []tensor.Spec, flag string) (spec tensor.Spec, err error) {
-	d, ok := dtypes[t.Datatype]
-	if !ok {
+	d, err := oip.ParseType(t.Datatype)
+	if err != nil {
 		return spec, fmt.Errorf("tensor %q is of type %s, which a ring has none of", t.Name, t.Datatype)
 	}
 	if len(t.Shape) == 0 || t.Shape[0] != -1 {
@@ -229,12 +228,6 @@ func fits(given *tensor.Spec, d tensor.DType, shape []int64) bool {
 		}
 	}
 	return true
-}
-
-// dtypes by the protocol's names.
-var dtypes = map[string]tensor.DType{
-	"BOOL": tensor.Bool, "UINT8": tensor.U8, "INT8": tensor.I8, "INT16": tensor.I16, "INT32": tensor.I32, "INT64": tensor.I64,
-	"FP16": tensor.F16, "BF16": tensor.BF16, "FP32": tensor.F32, "FP64": tensor.F64,
 }
 
 // problem is one sentence about a host whose check failed.

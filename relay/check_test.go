@@ -17,7 +17,6 @@ import (
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -59,7 +58,7 @@ func TestWhatTheUserSaysOfTensorsHasToAgreeWithTheFarSide(t *testing.T) {
 		return []*oip.ModelMetadataResponse_TensorMetadata{{Name: name, Datatype: "INT32", Shape: append([]int64{-1}, shape...)}}
 	}
 	there := &oip.ModelMetadataResponse{Inputs: meta("x", -1, 4), Outputs: meta("y", 4)} // x is open in one dimension
-	ours := metadata.Pairs(relaywire.SignatureHeader, "x:i32[<=8,4] -> y:i32[4]")
+	ours := metadata.Pairs(oip.SignatureHeader, "x:i32[<=8,4] -> y:i32[4]")
 	for _, c := range []struct {
 		header metadata.MD
 		input  string

@@ -15,7 +15,7 @@ import (
 
 	"google.golang.org/grpc/balancer"
 
-	"github.com/ringbatch/ringbatch/internal/relaywire"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
 // hosts are the addresses of the target, and what is known of each.
@@ -260,7 +260,7 @@ var errHostSilent = errors.New("the host does not answer")
 //
 //	waited for less than it takes to wake up, full      one more, as above
 //	the same, less than half full                       one less, as slowly
-func (h *host) answered(load relaywire.Load, reported bool, took time.Duration, fill float64) {
+func (h *host) answered(load oip.Load, reported bool, took time.Duration, fill float64) {
 	p := h.hosts
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/internal/relaywire"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/testlog"
 )
 
@@ -32,7 +32,7 @@ func TestAHostsWindowFollowsWhatItReports(t *testing.T) {
 		h := newHosts(slog.New(slog.DiscardHandler), 32).add("h")
 		h.window, h.inFlight = 4, 4
 		for range 10 {
-			h.answered(relaywire.Load{Queue: c.queue, Compute: c.compute}, true, c.took, c.fill)
+			h.answered(oip.Load{Queue: c.queue, Compute: c.compute}, true, c.took, c.fill)
 		}
 		if (h.window > 4) != c.grows || (h.window < 4) != c.shrinks {
 			t.Errorf("%s: the window went from 4 to %.1f", c.name, h.window)

@@ -4,64 +4,27 @@ package relay
 
 import (
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc/encoding"
-	encproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
-	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/pad"
-	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// codec sends tensors from the slots, and leaves those of answers where the
-// transport has put them.
-type codec struct{ usual encoding.CodecV2 }
-
-func newCodec() codec { return codec{encoding.GetCodecV2(encproto.Name)} }
-
-func (c codec) Name() string { return encproto.Name }
-
-func (c codec) Marshal(v any) (mem.BufferSlice, error) {
-	if m, ok := v.(*message); ok {
-		return m.marshal(), nil
-	}
-	return c.usual.Marshal(v)
-}
-
-func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	if a, ok := v.(*answer); ok {
-		data.Ref()
-		a.data = data
-		return nil
-	}
-	return c.usual.Unmarshal(data, v)
-}
-
 // message is a ModelInferRequest of some requests of a batch.
 type message struct {
-	parts  []part
-	leases *atomic.Int64 // buffers that the transport still has of slots
+	oip.Outgoing
+	leases *atomic.Int64 // pieces of slots that the transport still has
 }
 
-// part is memory of the message's own, or a piece of slots.
-type part struct {
-	bytes  []byte
-	inSlot bool
-}
-
-// Pieces of slots below this size are copied into the message. (The transport
-// does not tell about buffers of up to 1 KiB.)
-const inPlaceBytes = 8 << 10
+const rawInputs = 7 // raw_input_contents of a ModelInferRequest
 
 // encode makes the message of some requests of a batch.
 func (r *relay) encode(b *worker.Batch, requests []int, plain bool) *message {
@@ -71,62 +34,30 @@ func (r *relay) encode(b *worker.Batch, requests []int, plain bool) *message {
 	for _, i := range requests {
 		rows += b.Request(i).Rows
 	}
-	head := make([]byte, 0, 512)
-	text := func(to []byte, field protowire.Number, s string) []byte {
-		return protowire.AppendString(protowire.AppendTag(to, field, protowire.BytesType), s)
-	}
-	head = text(head, 1, r.cfg.Remote)
+	head := oip.AppendString(make([]byte, 0, 512), 1, r.cfg.Remote)
 	if r.levels > 1 {
-		head = appendParameter(head, "priority", protowire.AppendVarint(protowire.AppendTag(nil, 2, protowire.VarintType), uint64(b.Level()+1)))
+		head = oip.AppendNumber(head, "priority", uint64(b.Level()+1))
 	}
 	if !plain {
-		list := describe(b, requests, tensor.VariableDims(sig.Inputs))
-		head = appendParameter(head, relaywire.Requests, protowire.AppendBytes(protowire.AppendTag(nil, 3, protowire.BytesType), list))
+		head = oip.AppendText(head, oip.RequestsParameter, describe(b, requests, tensor.VariableDims(sig.Inputs)))
 	}
 	for k := range sig.Inputs {
 		spec := &sig.Inputs[k]
-		in := text(nil, 1, spec.Name)
-		in = text(in, 2, gateway.TypeName(spec.DType))
-		dims := protowire.AppendVarint(nil, uint64(rows))
-		for _, d := range largest(b, requests, k) {
-			dims = protowire.AppendVarint(dims, uint64(d))
-		}
-		in = protowire.AppendBytes(protowire.AppendTag(in, 3, protowire.BytesType), dims)
-		head = protowire.AppendBytes(protowire.AppendTag(head, 5, protowire.BytesType), in)
+		head = oip.AppendTensor(head, spec.Name, spec.DType, append([]int{rows}, largest(b, requests, k)...)...)
 	}
+	m.SetOwn(head)
 	for k := range sig.Inputs {
 		pieces, size := inputs(b, requests, k)
-		head = protowire.AppendVarint(protowire.AppendTag(head, 7, protowire.BytesType), uint64(size))
-		head = slices.Grow(head, copied(pieces))
-		for _, p := range pieces {
-			if len(p) < inPlaceBytes {
-				head = append(head, p...)
-				continue
-			}
-			m.parts = append(m.parts, part{bytes: head}, part{bytes: p[:len(p):len(p)], inSlot: true})
-			head = nil
-		}
-	}
-	if len(head) > 0 {
-		m.parts = append(m.parts, part{bytes: head})
+		m.SetOwn(oip.AppendSize(m.Own(), rawInputs, size))
+		m.AppendSlots(pieces)
 	}
 	return m
 }
 
-// copied is how many bytes of the pieces are copied.
-func copied(pieces [][]byte) (n int) {
-	for _, p := range pieces {
-		if len(p) < inPlaceBytes {
-			n += len(p)
-		}
-	}
-	return n
-}
-
-func appendParameter(b []byte, key string, value []byte) []byte {
-	entry := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), key)
-	entry = protowire.AppendBytes(protowire.AppendTag(entry, 2, protowire.BytesType), value)
-	return protowire.AppendBytes(protowire.AppendTag(b, 4, protowire.BytesType), entry)
+// Marshal gives the transport the message, and knows until when it has slots.
+func (m *message) Marshal() mem.BufferSlice {
+	m.leases.Add(int64(m.InPlace()))
+	return m.Outgoing.Marshal(func(n int) { m.leases.Add(-int64(n)) })
 }
 
 // describe tells which rows are a request, and how long each may still take.
@@ -138,7 +69,7 @@ func describe(b *worker.Batch, requests []int, sizes int) (list []byte) {
 		if q.Deadline > 0 {
 			left = max(time.Microsecond, time.Duration(q.Deadline-now))
 		}
-		list = relaywire.AppendRequest(list, q.Rows, left, q.Dims()[:sizes])
+		list = oip.AppendRequest(list, q.Rows, left, q.Dims()[:sizes])
 	}
 	return list
 }
@@ -194,59 +125,6 @@ func inputs(b *worker.Batch, requests []int, k int) (pieces [][]byte, size int) 
 		size += len(p)
 	}
 	return pieces, size
-}
-
-// lease is what the buffers of one sending of a message have in common: as
-// their pool, it hears of each that the transport frees. Of what the transport
-// forgets, when a connection breaks, the garbage collector tells.
-type lease struct{ left *leaseCount }
-
-type leaseCount struct {
-	all  *atomic.Int64
-	mine atomic.Int64
-}
-
-func (c *leaseCount) drop() { c.all.Add(-c.mine.Swap(0)) }
-
-// marshal gives the transport the message.
-func (m *message) marshal() (out mem.BufferSlice) {
-	count := &leaseCount{all: m.leases}
-	for i := range m.parts {
-		if m.parts[i].inSlot {
-			count.mine.Add(1)
-		}
-	}
-	n := count.mine.Load()
-	m.leases.Add(n)
-	l := &lease{count}
-	if n > 0 {
-		runtime.AddCleanup(l, (*leaseCount).drop, count)
-	}
-	for i := range m.parts {
-		if p := &m.parts[i]; p.inSlot {
-			out = append(out, mem.NewBuffer(&p.bytes, l))
-		} else if len(p.bytes) > 0 {
-			out = append(out, mem.SliceBuffer(p.bytes))
-		}
-	}
-	return out
-}
-
-// Get is there because mem.BufferPool asks for it.
-func (*lease) Get(int) *[]byte { panic("relay: a lease is no pool") }
-
-// Put is how the transport says that it is done with a piece.
-func (l *lease) Put(*[]byte) {
-	for {
-		n := l.left.mine.Load()
-		if n == 0 {
-			return
-		}
-		if l.left.mine.CompareAndSwap(n, n-1) {
-			l.left.all.Add(-1)
-			return
-		}
-	}
 }
 
 // groups cuts requests into those that can share a message: all of them, if

@@ -31,7 +31,7 @@ type relay struct {
 	log     *slog.Logger
 	conn    *grpc.ClientConn
 	service oip.GRPCInferenceServiceClient
-	codec   codec
+	codec   oip.Codec
 	hosts   *hosts
 	leases  atomic.Int64 // buffers of slots that the transport has
 	levels  int          // of the local model
@@ -51,7 +51,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	register()
-	r := &relay{cfg: cfg, log: cfg.Logger, codec: newCodec(), known: make(chan struct{}), posted: map[*exchange]struct{}{}}
+	r := &relay{cfg: cfg, log: cfg.Logger, codec: oip.NewCodec(), known: make(chan struct{}), posted: map[*exchange]struct{}{}}
 	r.hosts = newHosts(cfg.Logger, cfg.InFlight)
 	if err := r.connect(); err != nil {
 		return err

@@ -22,7 +22,6 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/internal/relaywire"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/policy"
@@ -266,14 +265,14 @@ type older struct{ before }
 func (o older) ServerMetadata(ctx context.Context, r *oip.ServerMetadataRequest) (*oip.ServerMetadataResponse, error) {
 	m, err := o.behind.ServerMetadata(ctx, r)
 	if err == nil {
-		m.Extensions = slices.DeleteFunc(m.Extensions, func(s string) bool { return s == relaywire.Requests })
+		m.Extensions = slices.DeleteFunc(m.Extensions, func(s string) bool { return s == oip.RequestsParameter })
 		m.Version = "0.0.1"
 	}
 	return m, err
 }
 
 func (o older) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
-	if r.Parameters[relaywire.Requests] != nil {
+	if r.Parameters[oip.RequestsParameter] != nil {
 		return nil, errors.New("a parameter that an older release does not know")
 	}
 	return o.behind.ModelInfer(ctx, r)

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/internal/relaywire"
 )
 
 // sending is requests on their way to one host: in one message, unless that
@@ -109,7 +108,7 @@ func (x *exchange) receive() result {
 	if err == nil {
 		err = x.stream.RecvMsg(a)
 	}
-	load, reported := relaywire.ParseLoad([]byte(strings.Join(x.trailer.Get(relaywire.LoadTrailer), "")))
+	load, reported := oip.ParseLoad([]byte(strings.Join(x.trailer.Get(oip.LoadTrailer), "")))
 	if err != nil {
 		return t.failed(x, err, x.route.sent.Load())
 	}

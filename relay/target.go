@@ -10,7 +10,7 @@ import (
 
 	"google.golang.org/grpc/resolver"
 
-	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -62,7 +62,7 @@ func (c *Config) checkAddresses() error {
 		}
 		addresses = []string{name}
 	}
-	_, usual, _ := net.SplitHostPort(gateway.DefaultGRPC)
+	_, usual, _ := net.SplitHostPort(oip.DefaultGRPC)
 	for _, address := range addresses {
 		host, port, err := net.SplitHostPort(address)
 		if err != nil {

@@ -14,10 +14,13 @@ import (
 )
 
 func runDashboard(ctx context.Context, args []string) error {
-	f := flags("dashboard", "", "Serve a page that shows the broker at work, and /metrics, on this host only. A gateway has both on\nits own port. From another host: ssh -L 8002:127.0.0.1:8002 HOST",
+	f := flags("dashboard", "", "Serve a page that shows the broker at work, and /metrics, on this host only. A gateway has both "+
+		"on\nits own port. From another host: ssh -L 8002:127.0.0.1:8002 HOST",
 		"  ringbatch dashboard\n  ringbatch dashboard --http 9000 --admin_token_file tokens\n")
 	socket := socketFlag(f)
 	port := f.Uint16("http", 8002, "port; 0: any that is free")
+	hosts := f.StringSlice("allowed_host", nil, "a name by which the page may be addressed, besides IP addresses and localhost "+
+		"(repeatable; * allows any)")
 	tokens := f.String("admin_token_file", "", "settings can be changed on the page with one of these tokens: lines of a name and a token")
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
@@ -27,12 +30,13 @@ func runDashboard(ctx context.Context, args []string) error {
 		return err
 	}
 	fmt.Printf("http://%s/dashboard\n", l.Addr())
-	return serveConsole(ctx, l, *socket, *tokens)
+	return serveConsole(ctx, l, *socket, *tokens, *hosts)
 }
 
 // serveConsole serves the page until ctx ends.
-func serveConsole(ctx context.Context, l net.Listener, socket, tokens string) error {
-	s := &http.Server{Handler: console.New(console.Config{Socket: socket, AdminTokenFile: tokens}), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
+func serveConsole(ctx context.Context, l net.Listener, socket, tokens string, hosts []string) error {
+	page := console.CheckHost(console.New(console.Config{Socket: socket, AdminTokenFile: tokens}), hosts)
+	s := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
 	context.AfterFunc(ctx, func() { _ = s.Close() })
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err

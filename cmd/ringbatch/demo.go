@@ -62,7 +62,7 @@ func runDemo(ctx context.Context, args []string) error {
 	fmt.Printf("http://%s/dashboard\n", l.Addr())
 	fmt.Printf("settings can be changed there with the token %s\n", token)
 	fmt.Printf("in another terminal: ringbatch top --socket %s\nCtrl-C ends it\n", d.socket)
-	return serveConsole(ctx, l, d.socket, tokens)
+	return serveConsole(ctx, l, d.socket, tokens, nil)
 }
 
 // demo is a broker with a load.

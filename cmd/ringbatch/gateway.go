@@ -18,6 +18,8 @@ import (
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/gateway/console"
+	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/sdnotify"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -54,7 +56,8 @@ func runGateway(ctx context.Context, args []string) error {
 // doorMetrics is what a gateway tells of itself at /metrics.
 type doorMetrics struct{ gateway *gateway.Gateway }
 
-var refusedConnections = prometheus.NewDesc("ringbatch_gateway_connections_refused_total", "Connections that were refused since there were too many, of all or of their address.", []string{"door"}, nil)
+var refusedConnections = prometheus.NewDesc("ringbatch_gateway_connections_refused_total",
+	"Connections that were refused since there were too many, of all or of their address.", []string{"door"}, nil)
 
 func (*doorMetrics) Describe(ch chan<- *prometheus.Desc) { ch <- refusedConnections }
 
@@ -66,7 +69,8 @@ func (m *doorMetrics) Collect(ch chan<- prometheus.Metric) {
 
 // gatewayConfig reads the flags; those of [gateway] in a broker's file too.
 func gatewayConfig(args []string) (cfg gateway.Config, logs *logFlags, err error) {
-	f := flags("gateway", "", "Open a network door to the broker's models: Open Inference Protocol (KServe v2) with Triton's\nextensions, over HTTP and gRPC. Only callers on this host are served unless told otherwise.",
+	f := flags("gateway", "", "Open a network door to the broker's models: Open Inference Protocol (KServe v2) with "+
+		"Triton's\nextensions, over HTTP and gRPC. Only callers on this host are served unless told otherwise.",
 		`  ringbatch gateway
   ringbatch gateway --system_shared_memory
   ringbatch gateway --http 0.0.0.0:8000 --grpc off --tls_cert cert.pem --tls_key key.pem --token_file tokens
@@ -81,18 +85,23 @@ func gatewayConfig(args []string) (cfg gateway.Config, logs *logFlags, err error
 	f.StringVar(&cfg.TokenFile, "token_file", "", "callers have to show one of these bearer tokens: lines of a name and a token")
 	f.BoolVar(&cfg.Insecure, "insecure", false, "serve other hosts without TLS and tokens: something else guards the address")
 	f.BoolVar(&cfg.SystemSharedMemory, "system_shared_memory", false, "callers on this host may pass tensors in POSIX shared memory")
-	f.IntVar(&cfg.MaxMessageBytes, "max_message_bytes", gateway.DefaultMaxMessageBytes, "largest HTTP body or gRPC message")
-	f.IntVar(&cfg.MaxBufferedBytes, "max_buffered_bytes", gateway.DefaultMaxBufferedBytes, "most bytes of requests in the gateway's own memory")
-	f.IntVar(&cfg.MaxConnections, "max_connections", gateway.DefaultMaxConnections, "most connections of each door")
-	f.IntVar(&cfg.CallerConnections, "caller_connections", 0, "most connections of one address at each door (default: seven eighths of max_connections, all of them on loopback)")
-	f.IntVar(&cfg.CallerRequests, "caller_requests", gateway.DefaultCallerRequests, "most requests that one caller has in flight")
-	f.IntVar(&cfg.CallerBytes, "caller_bytes", gateway.DefaultCallerBytes, "most bytes that one caller has in flight")
-	f.IntVar(&cfg.Window, "window", 0, "slots to ask for, per model (default: 64 MiB worth, at most 512)")
+	f.StringSliceVar(&cfg.AllowedHosts, "allowed_host", nil, "a name by which HTTP callers without tokens may address the gateway, "+
+		"besides IP addresses and localhost (repeatable; * allows any)")
+	f.IntVar(&cfg.MaxMessageBytes, "max_message_bytes", core.DefaultMaxMessageBytes, "largest HTTP body or gRPC message")
+	f.IntVar(&cfg.MaxBufferedBytes, "max_buffered_bytes", core.DefaultMaxBufferedBytes, "most bytes of requests in the gateway's own memory")
+	f.IntVar(&cfg.MaxConnections, "max_connections", core.DefaultMaxConnections, "most connections of each door")
+	f.IntVar(&cfg.CallerConnections, "caller_connections", 0, "most connections of one address at each door (default: a quarter of "+
+		"max_connections)")
+	f.IntVar(&cfg.CallerRequests, "caller_requests", core.DefaultCallerRequests, "most requests that one caller has in flight")
+	f.IntVar(&cfg.CallerBytes, "caller_bytes", 0, "most bytes of one caller in the gateway's own memory (default: a quarter of "+
+		"max_buffered_bytes)")
+	f.IntVar(&cfg.Window, "window", 0, "slots to ask for, per model; one caller has a quarter (default: 64 MiB worth, at most 512)")
 	f.BoolVar(&cfg.ReportLoad, "report_load", false, "tell every gRPC caller the model's load (ORCA), not only relays")
-	f.DurationVar(&cfg.ClaimWait, "claim_wait", gateway.DefaultClaimWait, "how long a request without a deadline waits for room in the ring")
+	f.DurationVar(&cfg.ClaimWait, "claim_wait", core.DefaultClaimWait, "how long a request without a deadline waits for room in the ring")
 	f.DurationVar(&cfg.DrainDelay, "drain_delay", 0, "after SIGTERM, how long readiness is false before requests are refused")
-	f.DurationVar(&cfg.DrainTime, "drain_time", gateway.DefaultDrainTime, "and how long accepted requests may take to finish")
-	f.StringVar(&cfg.AdminTokenFile, "admin_token_file", "", "settings can be changed on the page (/dashboard) with one of these tokens: lines of a name and a token")
+	f.DurationVar(&cfg.DrainTime, "drain_time", core.DefaultDrainTime, "and how long accepted requests may take to finish")
+	f.StringVar(&cfg.AdminTokenFile, "admin_token_file", "", "settings can be changed on the page (/dashboard) with one of these "+
+		"tokens: lines of a name and a token")
 	logs = addLogFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
 		return cfg, logs, err
@@ -181,7 +190,8 @@ func example(sig *tensor.Signature) string {
 			zero = "false"
 		}
 		zeros := strings.TrimSuffix(strings.Repeat(zero+",", n), ",")
-		inputs = append(inputs, fmt.Sprintf(`{"name":"%s","datatype":"%s","shape":[%s],"data":[%s]}`, spec.Name, gateway.TypeName(spec.DType), strings.Join(shape, ","), zeros))
+		inputs = append(inputs, fmt.Sprintf(`{"name":"%s","datatype":"%s","shape":[%s],"data":[%s]}`, spec.Name, oip.TypeName(spec.DType),
+			strings.Join(shape, ","), zeros))
 	}
 	return `{"inputs":[` + strings.Join(inputs, ",") + `]}`
 }

@@ -875,7 +875,7 @@ func (x *InferTensorContents) GetBytesContents() [][]byte {
 	return nil
 }
 
-// The gateway reads and writes these two by a codec of its own (../grpc_codec.go),
+// The gateway reads and writes these two by a codec of its own (codec.go, request.go),
 // which leaves the raw tensors where they are.
 type ModelInferRequest struct {
 	state            protoimpl.MessageState                          `protogen:"open.v1"`

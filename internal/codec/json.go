@@ -16,8 +16,7 @@ import (
 // read: NaN, Infinity and -Infinity, with or without quotes. null is refused:
 // it is more often a missing value than a number.
 type Reader struct {
-	text  []byte
-	at    int
+	cursor
 	dtype tensor.DType
 	shape []int
 
@@ -32,7 +31,7 @@ type Reader struct {
 // NewReader reads the array that text begins with. shape has the rows first;
 // the Reader keeps it and the text.
 func NewReader(text []byte, d tensor.DType, shape []int) *Reader {
-	r := &Reader{text: text, dtype: d, shape: shape}
+	r := &Reader{cursor: cursor{text: text}, dtype: d, shape: shape}
 	r.items = r.room[:]
 	if len(shape) > len(r.items) {
 		r.items = make([]int, len(shape))
@@ -169,19 +168,6 @@ func (r *Reader) endItem() (done bool, err error) {
 	}
 }
 
-// peek is the next byte that is not white space, 0 at the end.
-func (r *Reader) peek() byte {
-	for r.at < len(r.text) {
-		switch c := r.text[r.at]; c {
-		case ' ', '\t', '\n', '\r':
-			r.at++
-		default:
-			return c
-		}
-	}
-	return 0
-}
-
 // word reads what stands up to the next separator, without its quotes.
 func (r *Reader) word() ([]byte, error) {
 	quoted := r.text[r.at] == '"'
@@ -214,9 +200,7 @@ func (r *Reader) word() ([]byte, error) {
 	return nil, r.bad("the text ends inside the list")
 }
 
-func (r *Reader) bad(what string) error {
-	return fmt.Errorf("%w: JSON: %s at byte %d", status.ErrInvalid, what, r.at)
-}
+func (r *Reader) bad(what string) error { return errorAt(what, r.at) }
 
 // IsNumber reports whether a word is a number as JSON writes them.
 func IsNumber(w []byte) bool {

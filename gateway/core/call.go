@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Call is one inference, in the steps that it goes through:
+//
+//  1. a door reads the request: names, types, shapes, parameters, and where each
+//     input's bytes come from
+//  2. Check compares that with the model's signature
+//  3. Run claims slots, fills them from the sources, commits and waits
+//  4. the door sends the outputs, which are views of slot memory, or WriteRegions
+//     writes them into the caller's shared memory
+//  5. Done gives the slots back
+type Call struct {
+	Model  *Model
+	As     *route // the alias by which it was asked for; nil: none
+	Caller *Caller
+	// OnFilled is called when the sources have been read, OnWait after a wait for
+	// slots; either may be nil.
+	OnFilled, OnWait func()
+	ID               string
+
+	Inputs  []Input
+	Outputs []Output // what is asked for; after check: what will be answered
+
+	level   int           // priority level, -1 the model's default
+	timeout time.Duration // 0 none
+	Binary  bool          // HTTP: outputs are binary unless they say otherwise
+
+	rows int
+	dims []int // the inputs' variable sizes, in signature order
+
+	request client.Request // whose slots the outputs lie in
+	claimed bool
+	Relayed relayed // of a relay's batch; empty otherwise
+	Taken   int     // bytes that are counted as the caller's
+
+	share      *share // of the window; nil: none is taken
+	shareSlots int64
+
+	began, filled, Ended time.Time // for the statistics
+	queue, compute       time.Duration
+}
+
+// Input is one input tensor as the caller gives it.
+type Input struct {
+	Name  string
+	DType tensor.DType
+	Shape []int // rows first
+	Src   source
+	Size  int // bytes the source has; -1: it knows itself when it is done
+	index int // in the signature
+
+	Region RegionUse // if it lies in shared memory
+}
+
+// Output is one output tensor as the caller wants it.
+type Output struct {
+	Name   string
+	index  int // in the signature
+	Region RegionUse
+	Form   outputForm
+
+	DType tensor.DType
+	Shape []int    // rows first
+	Parts [][]byte // its bytes
+	Size  int
+}
+
+// outputForm is how an HTTP caller wants an output.
+type outputForm uint8
+
+const (
+	FormDefault outputForm = iota
+	FormBinary
+	FormJSON
+)
+
+// Check compares the call with the signature; after it the numbers in the call
+// can be trusted.
+func (c *Call) Check() error {
+	sig := &c.Model.Sig
+	if err := c.matchInputs(sig); err != nil {
+		return err
+	}
+	c.dims = c.dims[:0]
+	c.rows = 0
+	for k := range sig.Inputs {
+		var in *Input
+		for i := range c.Inputs {
+			if c.Inputs[i].index == k {
+				in = &c.Inputs[i]
+			}
+		}
+		if err := c.checkInput(&sig.Inputs[k], in); err != nil {
+			return err
+		}
+		if k > 0 && in.Shape[0] != c.rows {
+			return fmt.Errorf("%w: input %q has %d rows, %q has %d", status.ErrRows, in.Name, in.Shape[0], sig.Inputs[0].Name, c.rows)
+		}
+		c.rows = in.Shape[0]
+	}
+	if len(c.Relayed.requests) > 0 { // the relay's host may have more levels
+		c.level = min(c.level, c.Model.info.Load().settings.LevelCount()-1)
+	}
+	if c.level >= 0 {
+		if n := c.Model.info.Load().settings.LevelCount(); c.level >= n {
+			return fmt.Errorf("%w: priority %d, the model has 1..%d", status.ErrNoLevel, c.level+1, n)
+		}
+	}
+	if err := c.matchOutputs(sig); err != nil {
+		return err
+	}
+	if err := c.checkRelayed(); err != nil {
+		return err
+	}
+	return c.checkRegions()
+}
+
+// matchInputs finds each input's place in the signature.
+func (c *Call) matchInputs(sig *tensor.Signature) error {
+	for i := range c.Inputs {
+		in := &c.Inputs[i]
+		in.index = -1
+		for k := range sig.Inputs {
+			if sig.Inputs[k].Name == in.Name {
+				in.index = k
+			}
+		}
+		if in.index < 0 {
+			return BadRequest("model %q has no input %q; it is %s", c.Model.Name, in.Name, sig)
+		}
+		for j := range i {
+			if c.Inputs[j].index == in.index {
+				return BadRequest("input %q is given twice", in.Name)
+			}
+		}
+	}
+	if len(c.Inputs) != len(sig.Inputs) {
+		return BadRequest("model %q takes %d inputs, %d were given; it is %s", c.Model.Name, len(sig.Inputs), len(c.Inputs), sig)
+	}
+	return nil
+}
+
+func (c *Call) checkInput(spec *tensor.Spec, in *Input) error {
+	if in.DType == 0 {
+		return BadRequest("input %q has no datatype; it is %s", in.Name, oip.TypeName(spec.DType))
+	}
+	if in.DType != spec.DType {
+		return fmt.Errorf("%w: input %q is %s, got %s", status.ErrDType, in.Name, oip.TypeName(spec.DType), oip.TypeName(in.DType))
+	}
+	wrong := func() error {
+		return fmt.Errorf("%w: input %q has shape %v, got %v", status.ErrShape, in.Name, oip.WireShape(spec), in.Shape)
+	}
+	if len(in.Shape) != len(spec.Shape)+1 {
+		return wrong()
+	}
+	if rows := in.Shape[0]; rows < 1 || rows > maxRows {
+		return fmt.Errorf("%w: input %q has %d rows, must be 1..%d", status.ErrRows, in.Name, rows, maxRows)
+	}
+	bytes, v := spec.DType.Size(), 0
+	for i, most := range spec.Shape {
+		got := in.Shape[i+1]
+		if v < len(spec.Variable) && spec.Variable[v] == i {
+			v++
+			if got < 0 || got > most {
+				return fmt.Errorf("%w: input %q: dimension %d is at most %d, got %v", status.ErrShape, in.Name, i+1, most, in.Shape)
+			}
+			c.dims = append(c.dims, got)
+		} else if got != most {
+			return wrong()
+		}
+		bytes *= got
+	}
+	need := bytes * in.Shape[0]
+	if len(c.Relayed.requests) > 0 && len(spec.Variable) > 0 {
+		need = c.Relayed.bytesOf(&c.Model.Sig, in.index)
+	}
+	if in.Size >= 0 && in.Size != need {
+		return fmt.Errorf("%w: input %q of shape %v takes %d bytes, got %d", status.ErrSize, in.Name, in.Shape, need, in.Size)
+	} else if need > c.Model.G.Cfg.MaxMessageBytes {
+		return TooLarge(int64(need), c.Model.G.Cfg.MaxMessageBytes)
+	}
+	return nil
+}
+
+// matchOutputs finds what will be answered; all of them if none was named.
+func (c *Call) matchOutputs(sig *tensor.Signature) error {
+	if len(c.Outputs) == 0 {
+		for k := range sig.Outputs {
+			o := c.AddOutput()
+			o.Name, o.index = sig.Outputs[k].Name, k
+		}
+		return nil
+	}
+	for i := range c.Outputs {
+		o := &c.Outputs[i]
+		o.index = -1
+		for k := range sig.Outputs {
+			if sig.Outputs[k].Name == o.Name {
+				o.index = k
+			}
+		}
+		if o.index < 0 {
+			return BadRequest("model %q has no output %q; it is %s", c.Model.Name, o.Name, sig)
+		}
+		for j := range i {
+			if c.Outputs[j].index == o.index {
+				return BadRequest("output %q is asked for twice", o.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// AddInput and addOutput reuse the memory of earlier calls.
+func (c *Call) AddInput() *Input {
+	if len(c.Inputs) < cap(c.Inputs) {
+		c.Inputs = c.Inputs[:len(c.Inputs)+1]
+		in := &c.Inputs[len(c.Inputs)-1]
+		*in = Input{Shape: in.Shape[:0], Size: -1}
+		return in
+	}
+	c.Inputs = append(c.Inputs, Input{Size: -1})
+	return &c.Inputs[len(c.Inputs)-1]
+}
+
+func (c *Call) AddOutput() *Output {
+	if len(c.Outputs) < cap(c.Outputs) {
+		c.Outputs = c.Outputs[:len(c.Outputs)+1]
+		o := &c.Outputs[len(c.Outputs)-1]
+		*o = Output{Shape: o.Shape[:0], Parts: o.Parts[:0]}
+		return o
+	}
+	c.Outputs = append(c.Outputs, Output{})
+	return &c.Outputs[len(c.Outputs)-1]
+}
+
+// Calls are used again: most of a small request's cost would be making them.
+var calls = sync.Pool{New: func() any { return new(Call) }}
+
+func NewCall() *Call {
+	c := calls.Get().(*Call)
+	c.level, c.began = -1, time.Now()
+	return c
+}
+
+// Done ends a call, however it went.
+func (c *Call) Done() {
+	c.release()
+	for i := range c.Inputs {
+		c.Inputs[i].Src = nil
+	}
+	for i := range c.Outputs {
+		clear(c.Outputs[i].Parts)
+	}
+	c.Model, c.Caller, c.OnFilled, c.OnWait, c.ID, c.request = nil, nil, nil, nil, "", client.Request{}
+	c.Inputs, c.Outputs, c.dims = c.Inputs[:0], c.Outputs[:0], c.dims[:0]
+	c.timeout, c.Binary, c.rows = 0, false, 0
+	c.Relayed.reset()
+	c.filled, c.Ended, c.queue, c.compute = time.Time{}, time.Time{}, 0, 0
+	calls.Put(c)
+}
+
+// SetPriority takes the protocol's number: 0 asks for the default, 1 is the
+// most urgent.
+func (c *Call) SetPriority(p int64) error {
+	if p < 0 {
+		return BadRequest("priority %d: it is to be 0, the model's default, or 1 (the most urgent) and up", p)
+	}
+	if p > 0 {
+		c.level = int(min(p, 1<<30)) - 1
+	}
+	return nil
+}
+
+// SetTimeout takes microseconds.
+func (c *Call) SetTimeout(us int64) error {
+	if us < 0 {
+		return BadRequest("timeout %d: it is to be microseconds, or 0 for none", us)
+	}
+	if us < int64(1<<62/time.Microsecond) {
+		c.timeout = time.Duration(us) * time.Microsecond
+	}
+	return nil
+}
+
+// NameOf is a tensor's name without a copy, where the model has it.
+func (c *Call) NameOf(name []byte) string {
+	for _, side := range [][]tensor.Spec{c.Model.Sig.Inputs, c.Model.Sig.Outputs} {
+		for i := range side {
+			if side[i].Name == string(name) {
+				return side[i].Name
+			}
+		}
+	}
+	return string(name[:min(len(name), tensor.MaxNameBytes)])
+}
+
+// errClassification refuses an extension that the gateway does not have.
+var ErrClassification = BadRequest("the classification extension is not supported; ask for the output itself")
+
+// WriteRegions puts those outputs into shared memory that are wanted there.
+func (c *Call) WriteRegions() error {
+	for i := range c.Outputs {
+		if o := &c.Outputs[i]; o.Region.Region != nil {
+			if err := o.write(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// Config is how a gateway runs. The zero value serves every model of the
+// user's broker to callers on this host.
+type Config struct {
+	Socket string // the broker's; default as everywhere
+	HTTP   string // address; "" is DefaultHTTP, "off" none
+	GRPC   string // address; "" is DefaultGRPC, "off" none
+
+	// Who may call. Addresses other than loopback need TLS with client
+	// certificates, or tokens, or Insecure.
+	CertFile, KeyFile string
+	ClientCAFile      string   // callers have to show a certificate of one of these
+	TokenFile         string   // callers have to show one of these tokens
+	Insecure          bool     // serve anybody who reaches the address
+	Models            []string // serve these only
+
+	SystemSharedMemory bool // callers on this host may register regions
+
+	MaxMessageBytes   int
+	MaxBufferedBytes  int
+	MaxConnections    int
+	CallerConnections int // of one address, at each door; default: a quarter of MaxConnections
+	CallerRequests    int
+	CallerBytes       int      // default: a quarter of MaxBufferedBytes
+	AllowedHosts      []string // names by which HTTP callers may address the gateway, besides IP addresses and localhost
+	Window            int      // slots to ask the broker for, per model; default by the size of a row
+
+	ReportLoad bool // answer every gRPC call with a load report, not only those of relays
+
+	ClaimWait  time.Duration // how long a request without a deadline waits for room
+	DrainDelay time.Duration // how long readiness is false before new requests are refused
+	DrainTime  time.Duration // how long accepted requests may take to finish
+
+	Version        string       // told in the server's metadata
+	AdminTokenFile string       // for Other: see gateway/console
+	Other          http.Handler // whatever is not the protocol's; default: 404
+	Logger         *slog.Logger
+	Started        func(httpAddr, grpcAddr net.Addr) // the doors are open
+	Memory         shm.Memory                        // default: shm.Memfd; tests use shm.Heap
+
+	Pace     Pace            // tests are in a hurry
+	EndDelay <-chan struct{} // and end the DrainDelay when they have seen it
+}
+
+// Pace is how long callers may take.
+type Pace struct {
+	Body, Answer, Idle time.Duration
+	Budget             time.Duration // a connection may stand still while its caller's buffers are full
+	Reload             time.Duration // between looks at files
+	Stall              time.Duration // a drain waits for callers that do not finish their requests
+	Workers            time.Duration // workers may take to attach again after a restart of the broker
+	Rate               int           // bytes a second that callers have to reach
+
+	Early      time.Duration // before its deadline a gRPC call is answered,
+	EarlyShare int           // but at most this share of its time
+}
+
+// Addresses that are served unless told otherwise.
+const (
+	DefaultHTTP = "127.0.0.1:8000"
+	DefaultGRPC = oip.DefaultGRPC
+	Off         = "off"
+)
+
+func (c *Config) fill() {
+	for _, d := range []struct {
+		value *int
+		other int
+	}{
+		{&c.MaxMessageBytes, DefaultMaxMessageBytes}, {&c.MaxBufferedBytes, DefaultMaxBufferedBytes}, {&c.MaxConnections, DefaultMaxConnections},
+		{&c.CallerRequests, DefaultCallerRequests},
+	} {
+		if *d.value == 0 {
+			*d.value = d.other
+		}
+	}
+	if c.CallerConnections == 0 {
+		c.CallerConnections = max(1, c.MaxConnections/4)
+	}
+	if c.CallerBytes == 0 {
+		c.CallerBytes = max(1, c.MaxBufferedBytes/4)
+	}
+	if c.HTTP == "" {
+		c.HTTP = DefaultHTTP
+	}
+	if c.GRPC == "" {
+		c.GRPC = DefaultGRPC
+	}
+	for _, address := range []*string{&c.HTTP, &c.GRPC} {
+		if _, err := strconv.ParseUint(*address, 10, 16); err == nil { // a port of this host
+			*address = net.JoinHostPort("127.0.0.1", *address)
+		}
+	}
+	if c.ClaimWait == 0 {
+		c.ClaimWait = DefaultClaimWait
+	}
+	if c.DrainTime == 0 {
+		c.DrainTime = DefaultDrainTime
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	p := &c.Pace
+	for _, d := range []struct {
+		value *time.Duration
+		other time.Duration
+	}{
+		{&p.Body, BodyPatience}, {&p.Answer, AnswerPatience}, {&p.Idle, idleTimeout}, {&p.Budget, budgetPatience},
+		{&p.Reload, reloadInterval}, {&p.Stall, stallPatience}, {&p.Workers, workersPatience}, {&p.Early, earlyAnswer},
+	} {
+		if *d.value == 0 {
+			*d.value = d.other
+		}
+	}
+	if p.Rate == 0 {
+		p.Rate = LeastRate
+	}
+	if p.EarlyShare == 0 {
+		p.EarlyShare = earlyShare
+	}
+	if c.Memory == nil {
+		c.Memory = shm.Memfd{}
+	}
+}
+
+func (c *Config) check() error {
+	if c.HTTP == Off && c.GRPC == Off {
+		return fmt.Errorf("%w: a gateway with neither HTTP nor gRPC", status.ErrInvalid)
+	}
+	for _, n := range []int{c.MaxMessageBytes, c.MaxBufferedBytes, c.MaxConnections, c.CallerConnections, c.CallerRequests, c.CallerBytes} {
+		if n < 0 {
+			return fmt.Errorf("%w: a limit of %d", status.ErrInvalid, n)
+		}
+	}
+	if (c.CertFile == "") != (c.KeyFile == "") {
+		return fmt.Errorf("%w: TLS needs both a certificate and its key", status.ErrInvalid)
+	}
+	if c.ClientCAFile != "" && c.CertFile == "" {
+		return fmt.Errorf("%w: client certificates need TLS: a certificate and key of the gateway's own", status.ErrInvalid)
+	}
+	for _, address := range []string{c.HTTP, c.GRPC} {
+		if err := c.checkAddress(address); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkAddress keeps the doors closed: only what is on this host, unless
+// callers show who they are.
+func (c *Config) checkAddress(address string) error {
+	if address == Off || c.Insecure {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("%w: address %q: %v", status.ErrInvalid, address, err)
+	}
+	ip := net.ParseIP(host)
+	if host == "localhost" || ip != nil && ip.IsLoopback() {
+		return nil
+	}
+	if c.CertFile != "" && (c.ClientCAFile != "" || c.TokenFile != "") {
+		return nil
+	}
+	return fmt.Errorf("%w: %s can be reached from other hosts: give --tls_cert and --tls_key, and --client_ca or --token_file, or "+
+		"say --insecure if something else guards it (a network policy, a mesh, a proxy)", status.ErrInvalid, address)
+}

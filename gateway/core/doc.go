@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package core runs inference calls for the gateway's doors.
+//
+// A door identifies the caller (identity.go), reads a request into a Call
+// (call.go), runs it (run.go; relayed.go for a relay's batch), and sends its
+// outputs from the slots. Models and aliases follow the broker (models.go,
+// alias.go). What one caller can take from others is bounded in connections.go
+// and shares.go; all numbers are in limits.go.
+package core

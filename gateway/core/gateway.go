@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"context"
+	"log/slog"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"google.golang.org/grpc/health"
+)
+
+// Gateway is the common part of both doors of one broker.
+type Gateway struct {
+	Cfg     Config
+	Log     *slog.Logger
+	admin   *admin.Client
+	Models  *models
+	Regions *regions
+	Limits  *limits
+	secrets *secrets
+	Health  *health.Server
+
+	Draining atomic.Int32  // drainState
+	Refuses  chan struct{} // closed when it is refusing
+	InFlight atomic.Int64
+	pinged   pinged
+	collects rarely
+}
+
+const (
+	NotDraining = iota
+	notReady    // readiness is false, requests are still taken
+	Refusing    // they are not any more
+)
+
+// New checks the configuration and reads its files.
+func New(cfg Config) (*Gateway, error) {
+	cfg.fill()
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	g := &Gateway{Cfg: cfg, Log: cfg.Logger, admin: admin.New(cfg.Socket), Regions: newRegions(cfg.SystemSharedMemory)}
+	g.Limits = newLimits(&cfg)
+	g.Health, g.Refuses = health.NewServer(), make(chan struct{})
+	g.Models = newModels(g)
+	var err error
+	if g.secrets, err = loadSecrets(g); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// BeginRequest admits an inference of a caller; endRequest follows.
+func (g *Gateway) BeginRequest(who *Caller) error {
+	if g.Draining.Load() == Refusing {
+		return ErrDraining
+	}
+	if err := g.Limits.beginRequest(who.Use); err != nil {
+		return err
+	}
+	g.InFlight.Add(1)
+	return nil
+}
+
+func (g *Gateway) EndRequest(who *Caller) {
+	g.Limits.endRequest(who.Use)
+	g.InFlight.Add(-1)
+}
+
+// Watch follows the broker's models, and files that change, until ctx ends.
+func (g *Gateway) Watch(ctx context.Context) {
+	go g.Models.watch(ctx)
+	t := time.NewTicker(g.Cfg.Pace.Reload)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			g.secrets.reload()
+		}
+	}
+}
+
+// CloseModels closes the connections to the broker, and the callers' regions.
+func (g *Gateway) CloseModels() {
+	for _, k := range g.Models.List() {
+		k.Close()
+	}
+	g.Regions.closeAll()
+}
+
+// BeginDrain makes the gateway not ready, and after its delay refuse requests.
+func (g *Gateway) BeginDrain() {
+	g.Draining.Store(notReady)
+	g.tellHealth()
+	g.Log.Info("draining: not ready any more", "delay", g.Cfg.DrainDelay, "in_flight", g.InFlight.Load())
+	select {
+	case <-time.After(g.Cfg.DrainDelay):
+	case <-g.Cfg.EndDelay:
+	}
+	g.Draining.Store(Refusing)
+	close(g.Refuses) // ends streams, which would be waited for
+}
+
+// AnswerTime is how long a caller may take to read an answer, which keeps slots
+// of the ring.
+func (g *Gateway) AnswerTime(size int) time.Duration {
+	return g.Cfg.Pace.Answer + time.Duration(size)*time.Second/time.Duration(g.Cfg.Pace.Rate)
+}
+
+// collectGarbage finds buffers that the gRPC transport forgot, and so the slots
+// that they lie in.
+func (g *Gateway) collectGarbage() { g.collects.Do(runtime.GC) }
+
+// AwaitIdle is closed when no request has been in flight for stallPatience.
+func (g *Gateway) AwaitIdle(ctx context.Context) <-chan struct{} {
+	idle := make(chan struct{})
+	go func() {
+		busy := time.Now()
+		for time.Since(busy) < g.Cfg.Pace.Stall {
+			if g.InFlight.Load() > 0 {
+				busy = time.Now()
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(idleCheck):
+			}
+		}
+		close(idle)
+	}()
+	return idle
+}

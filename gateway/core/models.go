@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// models is what the broker has, as far as the gateway may serve it. Models
+// come and go while the gateway runs; looking one up takes no lock.
+type models struct {
+	g      *Gateway
+	byName atomic.Pointer[map[string]*Model]
+	Routes atomic.Pointer[map[string]*route] // by alias
+	broker atomic.Pointer[error]             // why the broker could not be asked; nil in it: it answered
+
+	Asking sync.Mutex // who asks the broker
+	asked  time.Time
+	Epoch  uint64 // of the broker that answered; 0: none has
+	former atomic.Pointer[former]
+}
+
+// Model is one model, for as long as its signature stays the same.
+type Model struct {
+	G    *Gateway
+	Name string
+	Sig  tensor.Signature
+	info atomic.Pointer[modelInfo]
+
+	VariableInputs int // variable dimensions of all the inputs
+	counts         counters
+
+	// Requests of one row have a client of their own: beside them, one that
+	// wants many consecutive slots would wait long.
+	Single, Many Lane
+	// So have the requests of relays: each of their messages claims many.
+	Relayed Lane
+	load    load
+}
+
+// modelInfo is what may change while the model stays.
+type modelInfo struct {
+	settings *policy.Settings
+	workers  int
+	ready    int    // workers that can be counted on
+	notReady string // why there are none
+}
+
+func (m *models) newInfo(b *admin.Model) *modelInfo {
+	s, err := b.Policy.Resolve(b.Signature.Inputs)
+	if err != nil { // a broker of another release
+		m.g.Log.Warn("the broker's policy is not understood, defaults are told instead", "model", b.Name, "error", err)
+		s, _ = policy.Policy{}.Resolve(b.Signature.Inputs)
+	}
+	return &modelInfo{settings: &s, workers: b.Workers, ready: b.Ready, notReady: b.NotReady}
+}
+
+// NewModel makes a model as the broker tells of it.
+func NewModel(g *Gateway, b *admin.Model) *Model {
+	k := &Model{G: g, Name: b.Name, Sig: b.Signature, VariableInputs: tensor.VariableDims(b.Signature.Inputs)}
+	k.info.Store(g.Models.newInfo(b))
+	return k
+}
+
+func newModels(g *Gateway) *models {
+	m := &models{g: g}
+	m.byName.Store(&map[string]*Model{})
+	m.Routes.Store(&map[string]*route{})
+	m.former.Store(&former{})
+	never := error(status.ErrNoBroker)
+	m.broker.Store(&never)
+	return m
+}
+
+// watch keeps the list up to date until ctx ends.
+func (m *models) watch(ctx context.Context) {
+	var known uint64
+	for ctx.Err() == nil {
+		changed, cancel := context.WithTimeout(ctx, modelsInterval)
+		now, err := m.g.admin.Changed(changed, known)
+		cancel()
+		m.RefreshSoon(ctx) // also when nothing was told: a policy may have been set
+		if err == nil {
+			known = now
+		} else if !errors.Is(err, context.DeadlineExceeded) { // no broker
+			select {
+			case <-ctx.Done():
+			case <-time.After(noBrokerInterval):
+			}
+		}
+	}
+}
+
+// RefreshSoon asks the broker, if it was asked a moment ago then a moment later:
+// what has changed since must not be missed.
+func (m *models) RefreshSoon(ctx context.Context) {
+	m.Asking.Lock()
+	last := m.asked
+	m.Asking.Unlock()
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(time.Until(last.Add(LookupInterval))):
+	}
+	m.Asking.Lock()
+	defer m.Asking.Unlock()
+	m.ask(ctx)
+}
+
+// refresh asks the broker, unless it was asked a moment ago.
+func (m *models) refresh(ctx context.Context) {
+	m.Asking.Lock()
+	defer m.Asking.Unlock()
+	if time.Since(m.asked) < LookupInterval {
+		return
+	}
+	// What comes out is for everybody: a caller that is out of time, or has
+	// hung up, must not make it look as if the broker did not answer.
+	m.ask(context.WithoutCancel(ctx))
+}
+
+// ask asks the broker. The caller holds asking.
+func (m *models) ask(ctx context.Context) {
+	var has admin.Listing
+	err := askTwice(ctx, func(ctx context.Context) (err error) {
+		has, err = m.g.admin.List(ctx)
+		return err
+	})
+	m.asked = time.Now()
+	m.broker.Store(&err)
+	defer m.g.tellHealth()
+	if err != nil {
+		return // what was served is served again when the broker is back
+	}
+	m.remember(&has)
+	old := *m.byName.Load()
+	next, targets := make(map[string]*Model, len(has.Models)), m.targetsOf(has.Aliases)
+	for i := range has.Models {
+		b := &has.Models[i]
+		if !m.serves(b.Name) && !targets[b.Name] {
+			continue
+		}
+		k := old[b.Name]
+		if k == nil || !k.Sig.Equal(&b.Signature) {
+			k = NewModel(m.g, b)
+		}
+		k.info.Store(m.newInfo(b))
+		next[b.Name] = k
+	}
+	m.byName.Store(&next)
+	routes := m.newRoutes(has.Aliases, next)
+	m.Routes.Store(&routes)
+	for name, k := range old {
+		if next[name] != k {
+			go k.Close()
+		}
+	}
+}
+
+// askTwice asks the broker, which has brokerPatience to answer. Time that passed
+// because this machine stood still says nothing about the broker: it is asked
+// again.
+func askTwice(ctx context.Context, ask func(context.Context) error) (err error) {
+	for range 2 {
+		once, cancel := context.WithTimeout(ctx, brokerPatience)
+		err = ask(once)
+		late := once.Err() != nil
+		cancel()
+		if err == nil || !late || ctx.Err() != nil {
+			break
+		}
+	}
+	return err
+}
+
+// Get finds the model that a request for that name and version goes to, and the
+// alias if the name is one.
+func (m *models) Get(ctx context.Context, name, version string) (*Model, *route, error) {
+	return m.look(ctx, name, version, true)
+}
+
+func (m *models) look(ctx context.Context, name, version string, turn bool) (*Model, *route, error) {
+	k, as := m.find(name, version, turn)
+	if k == nil {
+		m.refresh(ctx) // it may have come this moment
+		k, as = m.find(name, version, turn)
+	}
+	if k != nil {
+		return k, as, nil
+	}
+	if err := *m.broker.Load(); err != nil {
+		return nil, nil, err
+	}
+	if err := m.Awaited(name, version); err != nil {
+		return nil, nil, err
+	}
+	if version != "" {
+		has := []string{modelVersion}
+		if r := (*m.Routes.Load())[name]; r != nil {
+			has = r.versions()
+		} else if (*m.byName.Load())[name] == nil {
+			has = nil
+		}
+		if has != nil {
+			return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "model %q has version %s only, not %q", name, strings.Join(has, ", "),
+				version)
+		}
+	}
+	return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "no model %q is served here", name)
+}
+
+// List is every model, by name.
+func (m *models) List() []*Model {
+	var all []*Model
+	for _, k := range *m.byName.Load() {
+		all = append(all, k)
+	}
+	slices.SortFunc(all, func(x, y *Model) int { return strings.Compare(x.Name, y.Name) })
+	return all
+}
+
+// ready tells whether a request would find a worker that can be counted on.
+func (k *Model) ready() bool {
+	return *k.G.Models.broker.Load() == nil && k.info.Load().ready > 0
+}
+
+func (k *Model) Close() {
+	k.Single.close()
+	k.Many.close()
+	k.Relayed.close()
+}
+
+// Lane is a client of one model, dialled when it is first needed.
+type Lane struct {
+	Live    atomic.Pointer[client.Client]
+	mu      sync.Mutex
+	closed  bool
+	dialing *dialing // nil while nobody dials
+	shares  shares
+}
+
+// dialing is one attempt, for everybody who waits for it.
+type dialing struct {
+	done   chan struct{}
+	client *client.Client
+	err    error
+}
+
+// client gives the lane's client. The caller waits for it as long as it would;
+// the attempt itself is everybody's and goes on.
+func (l *Lane) client(ctx context.Context, k *Model, window int) (*client.Client, error) {
+	l.mu.Lock()
+	c, d, gone := l.Live.Load(), l.dialing, l.closed
+	if c == nil && d == nil && !gone {
+		d = &dialing{done: make(chan struct{})}
+		l.dialing = d
+		go l.dial(d, k, window)
+	}
+	l.mu.Unlock()
+	switch {
+	case c != nil:
+		return c, nil
+	case gone:
+		return nil, fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.Name)
+	}
+	select {
+	case <-d.done:
+		return d.client, d.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (l *Lane) dial(d *dialing, k *Model, window int) {
+	ctx, cancel := context.WithTimeout(context.Background(), k.G.Cfg.ClaimWait)
+	defer cancel()
+	c, err := k.dial(ctx, window)
+	l.mu.Lock()
+	l.dialing = nil
+	if err == nil && l.closed {
+		go c.Close()
+		c, err = nil, fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.Name)
+	}
+	if err == nil {
+		l.Live.Store(c)
+	}
+	l.mu.Unlock()
+	d.client, d.err = c, err
+	close(d.done)
+}
+
+// dial asks for a large window and takes a smaller one where the ring is full,
+// or one client may not have as much.
+func (k *Model) dial(ctx context.Context, window int) (*client.Client, error) {
+	least := min(window, k.info.Load().settings.MaxBatchSize)
+	for {
+		c, err := client.Dial(ctx, k.Name, client.WithSocket(k.G.Cfg.Socket), client.WithName("gateway"), client.WithWindow(window),
+			client.WithYield(), client.WithMemory(k.G.Cfg.Memory))
+		if err == nil {
+			if now := c.Model().Signature; !k.Sig.Equal(&now) { // calls were checked against k's
+				c.Close()
+				return nil, fmt.Errorf("%w: model %q is %s now, it was %s", status.ErrSignatureMismatch, k.Name, &now, &k.Sig)
+			}
+		}
+		tooMany := errors.Is(err, status.ErrRingFull) || errors.Is(err, status.ErrQuota)
+		if err == nil || !tooMany || window <= least {
+			return c, err
+		}
+		window = max(least, window/2)
+	}
+}
+
+// forget drops a client that will not come back: the model changed.
+func (l *Lane) forget(c *client.Client) {
+	if l.Live.CompareAndSwap(c, nil) {
+		go c.Close()
+	}
+}
+
+func (l *Lane) close() {
+	l.mu.Lock()
+	l.closed = true
+	c := l.Live.Swap(nil)
+	l.mu.Unlock()
+	if c != nil {
+		_ = c.Close()
+	}
+}
+
+// lane of a request of that many rows, and the window that it is dialled with.
+func (k *Model) lane(rows int) (*Lane, int) {
+	info := k.info.Load()
+	if k.G.Cfg.Window > 0 {
+		if rows == 1 {
+			return &k.Single, k.G.Cfg.Window
+		}
+		return &k.Many, max(k.G.Cfg.Window, info.settings.MaxBatchSize)
+	}
+	row := 1
+	for _, side := range [][]tensor.Spec{k.Sig.Inputs, k.Sig.Outputs} {
+		for _, spec := range side {
+			row += spec.RowBytes()
+		}
+	}
+	// The window's memory is touched when it is attached.
+	window := min(max(windowBytes/row, 4*info.settings.MaxBatchSize), maxWindow)
+	if rows == 1 {
+		return &k.Single, window
+	}
+	return &k.Many, max(window, 4*info.settings.MaxBatchSize)
+}
+
+// Windows that the gateway asks for by itself.
+const (
+	windowBytes = 64 << 20
+	maxWindow   = 512 // slots
+)

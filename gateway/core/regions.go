@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// regions are the pieces of POSIX shared memory that callers on this host have
+// registered for their tensors. They are read and written by pread and pwrite,
+// one copy each way: a mapping of a file that its owner shortens would be a
+// SIGBUS here.
+type regions struct {
+	on     bool
+	folder string // where shm_open keeps its files
+
+	mu     sync.Mutex
+	byName map[string]*region
+}
+
+// region is one of them. Its file is closed when it is neither registered nor
+// in use: a request that is under way keeps what its caller unregisters.
+type region struct {
+	Name, key    string
+	offset, size int64
+	owner        owner
+	file         *os.File
+	device, node uint64 // what the file is, by whatever name
+
+	users int // under regions.mu: the registration, and each call
+}
+
+// RegionUse is where in a region a tensor lies.
+type RegionUse struct {
+	Name         string
+	Offset, Size int64
+	Region       *region
+}
+
+func newRegions(on bool) *regions {
+	return &regions{on: on, folder: "/dev/shm", byName: map[string]*region{}}
+}
+
+var errRegionsOff = Refuse(http.StatusForbidden, codes.PermissionDenied,
+	"system shared memory is off; start the gateway with --system_shared_memory")
+
+// allowed tells whether this caller may use regions at all.
+func (r *regions) allowed(who *Caller) error {
+	switch {
+	case !r.on:
+		return errRegionsOff
+	case !who.isLocal():
+		return Refuse(http.StatusForbidden, codes.PermissionDenied, "system shared memory is for callers on this host")
+	}
+	return nil
+}
+
+// ownerFor is whose regions the caller may see and use.
+func (r *regions) ownerFor(who *Caller) (owner, error) {
+	if err := r.allowed(who); err != nil {
+		return owner{}, err
+	}
+	uid, err := who.uid()
+	if err != nil {
+		return owner{}, err
+	}
+	return who.owner(uid), nil
+}
+
+// Register opens a region. The file has to belong to the user who asks: what
+// this process may read is not theirs for the asking.
+func (r *regions) Register(who *Caller, name, key string, offset, size uint64) error {
+	if err := r.allowed(who); err != nil {
+		return err
+	}
+	base := strings.TrimPrefix(key, "/")
+	switch {
+	case name == "" || len(name) > maxRegionName:
+		return BadRequest("a region's name has 1..%d bytes", maxRegionName)
+	case base == "" || base == "." || base == ".." || strings.ContainsAny(base, "/\x00") || len(base) > 255:
+		return BadRequest("key %q is no name of POSIX shared memory", key)
+	case size == 0 || offset > 1<<62 || size > 1<<62:
+		return BadRequest("region %q: offset %d and %d bytes are out of range", name, offset, size)
+	}
+	uid, err := who.uid()
+	if err != nil {
+		return Refuse(http.StatusForbidden, codes.PermissionDenied, "region %q: which user asks is unknown: %v", name, err)
+	}
+	file, err := os.OpenFile(filepath.Join(r.folder, base), os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return BadRequest("region %q: open shared memory %q: %v", name, key, errors.Unwrap(err))
+	}
+	k := &region{Name: name, key: key, offset: int64(offset), size: int64(size), owner: who.owner(uid), file: file, users: 1}
+	if err := k.checkFile(uid); err != nil {
+		file.Close()
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.byName[name] != nil:
+		err = Refuse(http.StatusConflict, codes.AlreadyExists, "region %q is registered already", name)
+	case len(r.byName) >= maxRegions:
+		err = Refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "%d regions are registered, no more are taken", maxRegions)
+	}
+	if err != nil {
+		file.Close()
+		return err
+	}
+	r.byName[name] = k
+	return nil
+}
+
+func (k *region) checkFile(uid uint32) error {
+	info, err := k.file.Stat()
+	if err != nil {
+		return BadRequest("region %q: %v", k.Name, err)
+	}
+	stat := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !info.Mode().IsRegular():
+		return BadRequest("region %q: %q is no shared memory", k.Name, k.key)
+	case stat.Uid != uid:
+		return Refuse(http.StatusForbidden, codes.PermissionDenied, "region %q: shared memory %q belongs to another user", k.Name, k.key)
+	case k.offset > info.Size() || k.size > info.Size()-k.offset:
+		return BadRequest("region %q: %d bytes at offset %d are out of range, shared memory %q has %d", k.Name, k.size, k.offset, k.key,
+			info.Size())
+	}
+	k.device, k.node = uint64(stat.Dev), stat.Ino
+	return nil
+}
+
+// Unregister forgets one region of the caller's, or with "" all of them.
+func (r *regions) Unregister(who *Caller, name string) error {
+	if !r.on && name == "" {
+		return nil // tools do this before they begin
+	}
+	owner, err := r.ownerFor(who)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if name != "" {
+		if k := r.byName[name]; k == nil || k.owner != owner {
+			return nil // Triton does not mind either
+		}
+	}
+	for n, k := range r.byName {
+		if k.owner == owner && (name == "" || name == n) {
+			delete(r.byName, n)
+			r.drop(k)
+		}
+	}
+	return nil
+}
+
+// Status lists the caller's regions.
+func (r *regions) Status(who *Caller, name string) ([]*region, error) {
+	if !r.on && name == "" {
+		return nil, nil
+	}
+	owner, err := r.ownerFor(who)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []*region
+	for n, k := range r.byName {
+		if k.owner == owner && (name == "" || name == n) {
+			list = append(list, k)
+		}
+	}
+	if name != "" && len(list) == 0 {
+		return nil, unknownRegion(name)
+	}
+	slices.SortFunc(list, func(x, y *region) int { return strings.Compare(x.Name, y.Name) })
+	return list, nil
+}
+
+func unknownRegion(name string) error {
+	return BadRequest("no shared-memory region %q is registered", name)
+}
+
+// use finds the region of a tensor and checks that the tensor lies inside.
+func (r *regions) use(who *Caller, u *RegionUse) error {
+	owner, err := r.ownerFor(who)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	k := r.byName[u.Name]
+	if k == nil || k.owner != owner {
+		return unknownRegion(u.Name)
+	}
+	if u.Offset < 0 || u.Size < 0 || u.Offset > k.size || u.Size > k.size-u.Offset {
+		return BadRequest("%d bytes at offset %d are out of range, shared-memory region %q has %d", u.Size, u.Offset, u.Name, k.size)
+	}
+	k.users++
+	u.Region = k
+	return nil
+}
+
+func (r *regions) leave(u *RegionUse) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.drop(u.Region)
+	u.Region = nil
+}
+
+// drop gives up one use. The caller holds mu.
+func (r *regions) drop(k *region) {
+	if k.users--; k.users == 0 {
+		k.file.Close()
+	}
+}
+
+// closeAll forgets everything.
+func (r *regions) closeAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for n, k := range r.byName {
+		delete(r.byName, n)
+		r.drop(k)
+	}
+}
+
+// regionSource reads an input out of a region, into the slot.
+type regionSource struct {
+	region *region
+	at     int64 // in the file
+}
+
+func (s *regionSource) ReadFull(p []byte) error {
+	for len(p) > 0 {
+		n, err := unix.Pread(int(s.region.file.Fd()), p, s.at)
+		if err == unix.EINTR {
+			continue
+		}
+		if err == nil && n == 0 {
+			err = errors.New("its owner has shortened it")
+		}
+		if err != nil {
+			return BadRequest("reading shared-memory region %q: %v", s.region.Name, err)
+		}
+		p, s.at = p[n:], s.at+int64(n)
+	}
+	return nil
+}
+
+// write puts an output into its region.
+func (o *Output) write() error {
+	if int64(o.Size) > o.Region.Size {
+		return fmt.Errorf("%w: output %q takes %d bytes, its place in shared memory has %d", status.ErrOutputTooSmall, o.Name, o.Size,
+			o.Region.Size)
+	}
+	at := o.Region.Region.offset + o.Region.Offset
+	// A write past the end would make the file longer again, by memory of ours.
+	var file unix.Stat_t
+	if err := unix.Fstat(int(o.Region.Region.file.Fd()), &file); err == nil && at+int64(o.Size) > file.Size {
+		return BadRequest("writing shared-memory region %q: its owner has shortened it", o.Region.Name)
+	}
+	for _, p := range o.Parts {
+		for len(p) > 0 {
+			n, err := unix.Pwrite(int(o.Region.Region.file.Fd()), p, at)
+			if err == unix.EINTR {
+				continue
+			}
+			if err != nil {
+				return BadRequest("writing shared-memory region %q: %v", o.Region.Name, err)
+			}
+			p, at = p[n:], at+int64(n)
+		}
+	}
+	return nil
+}
+
+// checkRegions finds the call's regions. Outputs must not lie where another
+// tensor of the same call lies.
+func (c *Call) checkRegions() error {
+	g := c.Model.G
+	for i := range c.Inputs {
+		in := &c.Inputs[i]
+		if in.Region.Name == "" {
+			continue
+		}
+		if err := g.Regions.use(c.Caller, &in.Region); err != nil {
+			return fmt.Errorf("input %q: %w", in.Name, err)
+		}
+		in.Src = &regionSource{in.Region.Region, in.Region.Region.offset + in.Region.Offset}
+	}
+	for i := range c.Outputs {
+		o := &c.Outputs[i]
+		if o.Region.Name == "" {
+			continue
+		}
+		if err := g.Regions.use(c.Caller, &o.Region); err != nil {
+			return fmt.Errorf("output %q: %w", o.Name, err)
+		}
+		for j := range c.Inputs {
+			if o.Region.overlaps(&c.Inputs[j].Region) {
+				return BadRequest("output %q overlaps input %q in shared memory", o.Name, c.Inputs[j].Name)
+			}
+		}
+		for j := range i {
+			if o.Region.overlaps(&c.Outputs[j].Region) {
+				return BadRequest("output %q overlaps output %q in shared memory", o.Name, c.Outputs[j].Name)
+			}
+		}
+	}
+	return nil
+}
+
+func (u *RegionUse) overlaps(v *RegionUse) bool {
+	if u.Region == nil || v.Region == nil || u.Region.device != v.Region.device || u.Region.node != v.Region.node {
+		return false
+	}
+	a, b := u.Region.offset+u.Offset, v.Region.offset+v.Offset
+	return a < b+v.Size && b < a+u.Size
+}
+
+func (c *Call) releaseRegions() {
+	for i := range c.Inputs {
+		if u := &c.Inputs[i].Region; u.Region != nil {
+			c.Model.G.Regions.leave(u)
+		}
+	}
+	for i := range c.Outputs {
+		if u := &c.Outputs[i].Region; u.Region != nil {
+			c.Model.G.Regions.leave(u)
+		}
+	}
+}
+
+// Message is the region as both protocols tell of it.
+func (k *region) Message() *oip.SystemSharedMemoryStatusResponse_RegionStatus {
+	return &oip.SystemSharedMemoryStatusResponse_RegionStatus{Name: k.Name, Key: k.key, Offset: uint64(k.offset), ByteSize: uint64(k.size)}
+}

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/pad"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Run does the inference of a checked call; after it the outputs can be read
+// until release. When ctx ends, the request ends in the ring too.
+func (c *Call) Run(ctx context.Context) error {
+	if c.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.timeout)
+		defer cancel()
+	}
+	err := c.runOn(ctx)
+	went := errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed) || errors.Is(err, status.ErrUnknownModel)
+	if !went || !c.filled.IsZero() { // what was read from the sources cannot be sent again
+		return err
+	}
+	if err := c.follow(ctx); err != nil {
+		return err
+	}
+	return c.runOn(ctx)
+}
+
+// runOn does it on the call's model.
+func (c *Call) runOn(ctx context.Context) error {
+	lane, window := c.Model.lane(c.rows)
+	if len(c.Relayed.requests) > 0 {
+		lane, window = c.Model.relayedLane()
+	}
+	defer c.Model.load.begin(c.rows)()
+	cl, err := c.dial(ctx, lane, window)
+	if err != nil {
+		return err
+	}
+	m := cl.Model()
+	most := min(m.MaxBatchSize, m.Window, c.Model.info.Load().settings.MaxBatchSize)
+	relayed := len(c.Relayed.requests) > 0
+	if !relayed { // relays have a window of their own, and messages of whole batches
+		if err := c.takeShare(ctx, lane, shareOf(m.Window, most)); err != nil {
+			return err
+		}
+	}
+	if relayed {
+		err = c.runRelayed(ctx, cl)
+	} else if c.rows <= most {
+		err = c.runWhole(ctx, cl)
+	} else {
+		err = c.runSplit(ctx, cl, most)
+	}
+	if errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed) {
+		lane.forget(cl) // of a model that came back as another one it is of no use any more
+	}
+	return err
+}
+
+// follow finds what has the place of a model that went: it may have come back, as
+// it does when its broker is restarted. Another signature is another model: the
+// call was checked against the former one.
+func (c *Call) follow(ctx context.Context) error {
+	models := c.Model.G.Models
+	models.refresh(ctx)
+	k := (*models.byName.Load())[c.Model.Name]
+	switch {
+	case k == nil:
+		if err := models.Awaited(c.Model.Name, ""); err != nil {
+			return err
+		}
+		return fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, c.Model.Name)
+	case !k.Sig.Equal(&c.Model.Sig):
+		return fmt.Errorf("%w: model %q has changed, ask for its metadata again", status.ErrSignatureMismatch, c.Model.Name)
+	}
+	c.Model = k
+	return nil
+}
+
+func (c *Call) dial(ctx context.Context, lane *Lane, window int) (*client.Client, error) {
+	if cl := lane.Live.Load(); cl != nil {
+		return cl, nil
+	}
+	return lane.client(ctx, c.Model, window)
+}
+
+// claim takes slots, waiting for them as long as the caller would.
+func (c *Call) claim(ctx context.Context, cl *client.Client, rows int) (client.Request, error) {
+	r, err := cl.TryClaim(rows, c.dims...)
+	if err == nil || !errors.Is(err, status.ErrFull) && !errors.Is(err, status.ErrBrokerGone) {
+		return r, err
+	}
+	if c.OnWait != nil { // the body's time begins again
+		defer c.OnWait()
+	}
+	wait, cancel := context.WithTimeout(ctx, c.Model.G.Cfg.ClaimWait)
+	defer cancel()
+	return cl.Claim(wait, rows, c.dims...)
+}
+
+// runWhole is a request of at most a batch: its outputs stay in the slots.
+func (c *Call) runWhole(ctx context.Context, cl *client.Client) error {
+	r, err := c.claim(ctx, cl, c.rows)
+	if err != nil {
+		return err
+	}
+	c.request, c.claimed = r, true
+	if err := c.send(ctx, r, c.rows); err != nil {
+		return err
+	}
+	if err := c.FinishSources(); err != nil {
+		return err
+	}
+	if err := r.Commit(ctx); err != nil {
+		return err
+	}
+	if err := r.Wait(ctx); err != nil {
+		return err
+	}
+	c.Ended = time.Now()
+	c.addTiming(r)
+	for i := range c.Outputs {
+		if err := c.Outputs[i].view(&c.Model.Sig, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runSplit cuts a request of more rows than a batch into several, and joins
+// their outputs in memory of the gateway's own.
+//
+// It never waits for slots while it could get some back by finishing a part:
+// two of these cannot wait for one another.
+func (c *Call) runSplit(ctx context.Context, cl *client.Client, most int) (err error) {
+	if len(c.Inputs) > 1 {
+		if err := c.bufferBodies(); err != nil { // their bytes come one input after the other
+			return err
+		}
+	}
+	var parts []client.Request
+	held := 0 // rows of these
+	defer func() {
+		for _, r := range parts {
+			_ = r.Release()
+		}
+	}()
+	finish := func() error {
+		if c.OnWait != nil {
+			defer c.OnWait()
+		}
+		r := parts[0]
+		if err := r.Wait(ctx); err != nil {
+			return err
+		}
+		c.addTiming(r)
+		for i := range c.Outputs {
+			if err := c.join(&c.Outputs[i], r); err != nil {
+				return err
+			}
+		}
+		parts, held = parts[1:], held-r.Rows()
+		return r.Release()
+	}
+	for from := 0; from < c.rows || len(parts) > 0; {
+		if from == c.rows {
+			if err := finish(); err != nil {
+				return err
+			}
+			continue
+		}
+		n := min(most, c.rows-from)
+		if held > 0 && held+n > c.share.most {
+			if err := finish(); err != nil {
+				return err
+			}
+			continue
+		}
+		r, err := cl.TryClaim(n, c.dims...)
+		switch {
+		case err == nil:
+		case errors.Is(err, status.ErrFull) && len(parts) > 0:
+			if err := finish(); err != nil {
+				return err
+			}
+			continue
+		default:
+			if r, err = c.claim(ctx, cl, n); err != nil {
+				return err
+			}
+		}
+		parts, held = append(parts, r), held+n
+		if err := c.send(ctx, r, n); err != nil {
+			return err
+		}
+		if from += n; from == c.rows {
+			if err := c.FinishSources(); err != nil {
+				return err
+			}
+		}
+		if err := r.Commit(ctx); err != nil {
+			return err
+		}
+	}
+	c.Ended = time.Now()
+	return nil
+}
+
+// send fills the slots of r from the sources, in the order of the body.
+func (c *Call) send(ctx context.Context, r client.Request, rows int) error {
+	if c.level >= 0 {
+		if err := r.SetPriority(c.level); err != nil {
+			return err
+		}
+	}
+	for i := range c.Inputs {
+		in := &c.Inputs[i]
+		if err := c.fill(r, in, rows); err != nil {
+			if _, ok := in.Src.(JSONSource); ok { // it does not know whose elements they are
+				err = fmt.Errorf("input %q: %w", in.Name, err)
+			}
+			return err
+		}
+	}
+	if c.filled = time.Now(); ctx.Err() != nil { // a slow body may have outlived its deadline
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+func (c *Call) fill(r client.Request, in *Input, rows int) error {
+	spec := &c.Model.Sig.Inputs[in.index]
+	if len(spec.Variable) == 0 {
+		p, err := r.InputBytes(in.index)
+		if err != nil {
+			return err
+		}
+		if len(p) == rows*spec.RowBytes() { // no gaps between rows
+			return in.Src.ReadFull(p)
+		}
+	}
+	view, err := r.Input(in.Name)
+	if err != nil {
+		return err
+	}
+	actual := in.Shape[1:]
+	size := spec.DType.Size()
+	for _, d := range actual {
+		size *= d
+	}
+	if slices.Equal(actual, view.Shape[1:]) {
+		if view.Contiguous() {
+			return in.Src.ReadFull(view.Data[:rows*size])
+		}
+		for i := range rows {
+			if err := in.Src.ReadFull(view.Row(i).Data[:size]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	row := make([]byte, size) // smaller than its bucket
+	for i := range rows {
+		if err := in.Src.ReadFull(row); err != nil {
+			return err
+		}
+		to := view.Row(i)
+		pad.Corner(to.Data, row, to.Shape[1:], actual, spec.DType.Size())
+	}
+	return nil
+}
+
+// FinishSources asks those sources that count by themselves whether that was all.
+func (c *Call) FinishSources() error {
+	for i := range c.Inputs {
+		if s, ok := c.Inputs[i].Src.(interface{ Finish() error }); ok {
+			if err := s.Finish(); err != nil {
+				return fmt.Errorf("input %q: %w", c.Inputs[i].Name, err)
+			}
+		}
+	}
+	if c.OnFilled != nil {
+		c.OnFilled()
+	}
+	return nil
+}
+
+// bufferBodies reads what is still in an HTTP body into memory.
+func (c *Call) bufferBodies() error {
+	var body *BodySource
+	for i := range c.Inputs {
+		in := &c.Inputs[i]
+		s, ok := in.Src.(*BodySource)
+		if !ok {
+			continue
+		}
+		first := min(len(s.Ahead), in.Size)
+		all, err := c.ReadCounted(s, slices.Clone(s.Ahead[:first]), in.Size)
+		if err != nil {
+			return err
+		}
+		s.Ahead = s.Ahead[first:]
+		body, in.Src = s, (*BytesSource)(&all) // all inputs have the same one
+	}
+	if body == nil {
+		return nil
+	}
+	return body.Finish()
+}
+
+// ReadCounted reads size bytes behind b, or with -1 all that there are. Bytes are
+// counted, and memory grows, as they come: what was only announced costs nothing.
+func (c *Call) ReadCounted(r io.Reader, b []byte, size int) ([]byte, error) {
+	for size < 0 || len(b) < size {
+		if len(b) == cap(b) {
+			more := max(SmallBuffer, cap(b))
+			if size >= 0 {
+				more = min(more, max(size-len(b), 4<<10))
+			}
+			if cap(b)+more > SmallBuffer {
+				if err := c.Take(more); err != nil {
+					return b, err
+				}
+			}
+			b = slices.Grow(b, more)[: len(b) : len(b)+more]
+		}
+		to := b[len(b):cap(b)]
+		if size >= 0 {
+			to = to[:min(len(to), size-len(b))]
+		}
+		n, err := r.Read(to)
+		b = b[:len(b)+n]
+		if errors.Is(err, io.EOF) && (size < 0 || len(b) == size) {
+			return b, nil
+		}
+		if err != nil {
+			return b, bodyError(err)
+		}
+	}
+	return b, nil
+}
+
+// Take counts bytes of the gateway's own memory as the caller's, until release.
+func (c *Call) Take(n int) error {
+	if err := c.Model.G.Limits.takeBytes(c.Caller.Use, n, c.Taken); err != nil {
+		return err
+	}
+	c.Taken += n
+	return nil
+}
+
+// view makes an output of r's rows readable in place.
+func (o *Output) view(sig *tensor.Signature, r client.Request) error {
+	spec := &sig.Outputs[o.index]
+	o.DType = spec.DType
+	if len(spec.Variable) == 0 {
+		p, err := r.OutputBytes(o.index)
+		if err != nil {
+			return err
+		}
+		if len(p) == r.Rows()*spec.RowBytes() {
+			o.Shape = append(append(o.Shape[:0], r.Rows()), spec.Shape...)
+			o.Parts, o.Size = append(o.Parts[:0], p), len(p)
+			return nil
+		}
+	}
+	t, err := r.Output(spec.Name)
+	if err != nil {
+		return err
+	}
+	o.Shape, o.Size = append(o.Shape[:0], t.Shape...), t.Rows()*t.RowBytes()
+	o.Parts = o.Parts[:0]
+	if t.Contiguous() {
+		o.Parts = append(o.Parts, t.Data[:o.Size])
+		return nil
+	}
+	for i := range t.Rows() {
+		o.Parts = append(o.Parts, t.Row(i).Data[:t.RowBytes()])
+	}
+	return nil
+}
+
+// join appends an output of a part of the call.
+func (c *Call) join(o *Output, r client.Request) error {
+	var part Output
+	part.index = o.index
+	if err := part.view(&c.Model.Sig, r); err != nil {
+		return err
+	}
+	if o.DType == 0 { // the first part
+		spec := &c.Model.Sig.Outputs[o.index]
+		most := c.rows * spec.RowBytes()
+		if err := c.Take(most); err != nil {
+			return err
+		}
+		o.DType, o.Shape, o.Size = part.DType, append(o.Shape[:0], part.Shape...), 0
+		o.Shape[0] = 0
+		o.Parts = append(o.Parts[:0], make([]byte, 0, c.rows*part.Size/r.Rows()))
+	}
+	if !slices.Equal(o.Shape[1:], part.Shape[1:]) {
+		return fmt.Errorf("%w: output %q has rows of shape %v and of shape %v: ask for fewer rows at once", status.ErrShape, o.Name,
+			o.Shape[1:], part.Shape[1:])
+	}
+	for _, p := range part.Parts {
+		o.Parts[0] = append(o.Parts[0], p...)
+	}
+	o.Shape[0] += part.Shape[0]
+	o.Size += part.Size
+	return nil
+}
+
+func (c *Call) addTiming(r client.Request) {
+	if t, err := r.Timing(); err == nil {
+		c.queue += t.Claim + t.Queue + t.Dispatch
+		c.compute += t.Compute
+	}
+}
+
+// release gives everything back. The outputs must not be read any more.
+func (c *Call) release() {
+	if c.claimed {
+		_ = c.request.Release()
+		c.claimed = false
+	}
+	c.Relayed.release()
+	c.giveShareBack()
+	if c.Taken > 0 {
+		c.Model.G.Limits.giveBack(c.Caller.Use, c.Taken)
+		c.Taken = 0
+	}
+	c.releaseRegions()
+}

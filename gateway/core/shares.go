@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/semaphore"
+	"google.golang.org/grpc/codes"
+)
+
+// limits counts what callers have in flight. A caller is an identity (a token, a
+// certificate), or else an address.
+type limits struct {
+	requests    int64 // of one caller
+	bytes       int64 // of all callers, in the gateway's own memory
+	callerBytes int64 // of one caller, of those
+	Used        atomic.Int64
+
+	Mu     sync.Mutex
+	ByName map[string]*Usage
+}
+
+// Usage is what one caller has in flight.
+type Usage struct {
+	requests, Bytes atomic.Int64
+	connections     int // of an address; under limits.mu
+}
+
+func newLimits(cfg *Config) *limits {
+	return &limits{requests: int64(cfg.CallerRequests), bytes: int64(cfg.MaxBufferedBytes), callerBytes: int64(cfg.CallerBytes),
+		ByName: map[string]*Usage{}}
+}
+
+// join counts a connection of an address.
+func (l *limits) join(address string) *Usage {
+	u := l.of(address)
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	l.ByName[address] = u // another connection's end may have removed it
+	u.connections++
+	return u
+}
+
+// leave forgets an address with its last connection.
+func (l *limits) leave(address string) {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	if u := l.ByName[address]; u != nil {
+		if u.connections--; u.connections == 0 {
+			delete(l.ByName, address)
+		}
+	}
+}
+
+// of is the usage of a caller. That of an identity stays: files and authorities
+// bound their number.
+func (l *limits) of(name string) *Usage {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	u := l.ByName[name]
+	if u == nil {
+		u = &Usage{}
+		l.ByName[name] = u
+	}
+	return u
+}
+
+// beginRequest counts a request, or refuses it.
+func (l *limits) beginRequest(u *Usage) error {
+	if u.requests.Add(1) > l.requests {
+		u.requests.Add(-1)
+		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "this caller has %d requests in flight, no more are taken", l.requests)
+	}
+	return nil
+}
+
+func (l *limits) endRequest(u *Usage) { u.requests.Add(-1) }
+
+// takeBytes counts n more bytes of a request that has some already, or refuses them.
+func (l *limits) takeBytes(u *Usage, n, has int) error {
+	size := int64(n)
+	switch all := int64(has) + size; {
+	case all > l.callerBytes: // to try again would not help
+		return Refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; one caller may have %d in flight",
+			all, l.callerBytes)
+	case u.Bytes.Add(size) > l.callerBytes:
+		u.Bytes.Add(-size)
+		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "this caller would have more than %d bytes in flight, try again",
+			l.callerBytes)
+	case l.Used.Add(size) > l.bytes:
+		l.giveBack(u, n)
+		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted,
+			"the gateway's buffers are full (%d MiB of requests on their way), try again", l.bytes>>20)
+	}
+	return nil
+}
+
+func (l *limits) giveBack(u *Usage, n int) {
+	u.Bytes.Add(-int64(n))
+	l.Used.Add(-int64(n))
+}
+
+// Full reports whether no more of this caller's bytes fit, with some room for the
+// frames around a message of the largest size.
+func (l *limits) Full(u *Usage) bool {
+	return u.Bytes.Load() > l.callerBytes+l.callerBytes/64+SmallBuffer || l.Used.Load() > l.bytes+l.bytes/64+SmallBuffer
+}
+
+func TooLarge(n int64, most int) error {
+	return Refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; the gateway takes %d at most", n, most)
+}
+
+// shares divides a window among callers: a semaphore for each that has slots, or
+// waits for some.
+type shares struct {
+	mu  sync.Mutex
+	own map[*Usage]*share
+}
+
+// share is one caller's part of a window.
+type share struct {
+	all   *shares
+	owner *Usage
+	slots *semaphore.Weighted
+	most  int
+	users int // under shares.mu
+}
+
+// shareOf is how many slots of a window one caller may have: a quarter, and
+// always one batch if half the window holds that.
+func shareOf(window, batch int) int { return max(1, window/4, min(batch, window/2)) }
+
+func (s *shares) of(u *Usage, most int) *share {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	own := s.own[u]
+	if own == nil {
+		own = &share{all: s, owner: u, slots: semaphore.NewWeighted(int64(most)), most: most}
+		if s.own == nil {
+			s.own = map[*Usage]*share{}
+		}
+		s.own[u] = own
+	}
+	own.users++
+	return own
+}
+
+func (s *share) leave() {
+	s.all.mu.Lock()
+	defer s.all.mu.Unlock()
+	if s.users--; s.users == 0 {
+		delete(s.all.own, s.owner)
+	}
+}
+
+// takeShare waits for room in the caller's share of a window, as long as a request
+// waits for slots. A request that is larger than the share takes all of it.
+func (c *Call) takeShare(ctx context.Context, lane *Lane, most int) error {
+	c.giveShareBack() // of an attempt before
+	own := lane.shares.of(c.Caller.Use, most)
+	n := int64(min(c.rows, own.most))
+	if !own.slots.TryAcquire(n) {
+		if err := c.awaitShare(ctx, own, n); err != nil {
+			own.leave()
+			return err
+		}
+	}
+	c.share, c.shareSlots = own, n
+	return nil
+}
+
+func (c *Call) awaitShare(ctx context.Context, own *share, n int64) error {
+	if c.OnWait != nil {
+		defer c.OnWait()
+	}
+	wait, cancel := context.WithTimeout(ctx, c.Model.G.Cfg.ClaimWait)
+	defer cancel()
+	err := own.slots.Acquire(wait, n)
+	if err != nil && ctx.Err() == nil {
+		err = Refuse(http.StatusTooManyRequests, codes.ResourceExhausted,
+			"this caller has %d slots of model %q in use, which is its share of the window; try again", own.most, c.Model.Name)
+	}
+	return err
+}
+
+func (c *Call) giveShareBack() {
+	if c.share != nil {
+		c.share.slots.Release(c.shareSlots)
+		c.share.leave()
+		c.share = nil
+	}
+}

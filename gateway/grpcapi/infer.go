@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package grpcapi
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/gateway/oip"
+)
+
+// infer answers ModelInfer.
+func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err error) {
+	defer d.guard(&err)
+	m := messages.Get().(*oip.Request)
+	if err := decode(m); err != nil { // it waits for the message
+		messages.Put(m)
+		return nil, err
+	}
+	a, err := d.run(ctx, m, false)
+	if err != nil {
+		return nil, rpcError(err)
+	}
+	return a, nil
+}
+
+// run does one inference, and frees its message.
+func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool) (*rpcAnswer, error) {
+	freed := false
+	free := func() {
+		if !freed {
+			freed = true
+			m.Free()
+			messages.Put(m)
+		}
+	}
+	defer free()
+	who, conn, err := d.rpcCall(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.g.BeginRequest(who); err != nil {
+		return nil, err
+	}
+	defer d.g.EndRequest(who)
+	if err := m.Split(); err != nil {
+		return nil, err
+	}
+	k, as, err := d.g.Models.Get(ctx, nameOf(m.Model), nameOf(m.Version))
+	if err != nil {
+		return nil, err
+	}
+	c := rpcCall{core.NewCall()}
+	c.Model, c.As, c.Caller = k, as, who
+	a, err := d.runCall(ctx, c, m, free, conn, stream)
+	c.reportLoad(ctx)
+	if err != nil || a.call == nil {
+		c.Count(err)
+		c.Done()
+	}
+	return a, err
+}
+
+func (d *rpcDoor) runCall(ctx context.Context, c rpcCall, m *oip.Request, free func(), conn *core.Conn, stream bool) (*rpcAnswer, error) {
+	if err := c.Take(m.Data.Len()); err != nil {
+		return nil, err
+	}
+	if err := c.readMessage(m); err != nil {
+		return nil, err
+	}
+	if err := c.Check(); err != nil {
+		return nil, err
+	}
+	c.OnFilled = free // the transport can have its buffers back while we wait
+	if err := c.Run(ctx); err != nil {
+		return nil, err
+	}
+	return c.encode(conn, stream)
+}
+
+// runOfStream is run for a request of a stream, where an error is an answer
+// too and is told with the request's id.
+func (d *rpcDoor) runOfStream(ctx context.Context, m *oip.Request) (answer any) {
+	var id string
+	var err error
+	defer func() {
+		if err != nil {
+			answer = streamError(id, err)
+		}
+	}()
+	defer d.guard(&err)
+	if m.Split() == nil {
+		id = string(m.ID[:min(len(m.ID), core.MaxIDBytes)])
+	}
+	m.Reset()
+	answer, err = d.run(ctx, m, true)
+	return answer
+}
+
+// streamDepth is how many requests of one stream are under way at once.
+const streamDepth = 64
+
+// inferStream answers ModelStreamInfer: requests are under way together, their
+// answers come one by one in the order of the requests.
+//
+//  1. a second goroutine receives requests and starts each
+//  2. a place in line waits for each answer, in order
+//  3. this goroutine sends them
+//
+// When the gateway drains it ends after the answers of what was accepted: a
+// request is in line before it is.
+func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
+	ctx, cancel := context.WithCancel(s.Context())
+	defer cancel()
+	line := make(chan chan any, streamDepth)
+	received := make(chan error, 1)
+	go func() {
+		err := d.receive(ctx, s, line)
+		if err != nil {
+			cancel()
+		}
+		received <- err
+		close(line)
+	}()
+	var failed error
+	for {
+		var place chan any
+		more := false
+		select {
+		case place, more = <-line:
+		case <-d.g.Refuses:
+			select {
+			case place, more = <-line:
+			default:
+				return rpcError(core.ErrDraining)
+			}
+		}
+		if !more {
+			if err := <-received; err != nil {
+				return err
+			}
+			if end, ok := s.Context().Deadline(); ok && time.Until(end) < time.Millisecond { // the ring may say so just before the context does
+				return rpcError(context.DeadlineExceeded)
+			}
+			return failed
+		}
+		if a := <-place; failed == nil {
+			failed = s.SendMsg(a)
+		} else if a, ok := a.(*rpcAnswer); ok {
+			a.drop()
+		}
+		if failed != nil {
+			cancel()
+		}
+	}
+}
+
+// receive starts the requests of a stream until it ends.
+func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- chan any) error {
+	for {
+		m := messages.Get().(*oip.Request)
+		if err := s.RecvMsg(m); err != nil {
+			messages.Put(m)
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return err
+		}
+		place := make(chan any, 1)
+		select { // while the line is full nothing of this stream is read
+		case line <- place:
+		case <-ctx.Done():
+			m.Free()
+			messages.Put(m)
+			return ctx.Err()
+		}
+		go func() { place <- d.runOfStream(ctx, m) }()
+	}
+}
+
+func streamError(id string, err error) proto.Message {
+	return &oip.ModelStreamInferResponse{ErrorMessage: core.TextOf(err),
+		InferResponse: &oip.ModelInferResponse{Id: strings.ToValidUTF8(id, "?")}}
+}
+
+// nameOf is a name in a message; no model has a longer one.
+func nameOf(b []byte) string { return string(b[:min(len(b), core.MaxNameBytes)]) }

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package grpcapi
+
+import (
+	"fmt"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// readRegionParameter reads one of the parameters that say where in shared memory a tensor lies.
+func readRegionParameter(p *oip.Parameter, u *core.RegionUse) {
+	switch string(p.Key) {
+	case "shared_memory_region":
+		u.Name = string(p.Text)
+	case "shared_memory_offset":
+		u.Offset = p.Number
+	case "shared_memory_byte_size":
+		u.Size = p.Number
+	}
+}
+
+// rpcCall is a call in a message of gRPC.
+type rpcCall struct{ *core.Call }
+
+// readMessage is readJSON for gRPC. The message has been split, and stays
+// until the sources have been read.
+func (c rpcCall) readMessage(m *oip.Request) error {
+	if len(m.ID) > core.MaxIDBytes || !utf8.Valid(m.ID) {
+		return core.BadRequest("an id of %d bytes; it is to be text of at most %d", len(m.ID), core.MaxIDBytes)
+	}
+	c.ID = string(m.ID)
+	if m.Copied > core.SmallBuffer {
+		if err := c.Take(m.Copied); err != nil {
+			return err
+		}
+	}
+	for _, b := range m.Parameters {
+		p, err := oip.ReadParameter(b)
+		if err != nil {
+			return err
+		}
+		switch key := string(p.Key); {
+		case key == oip.RequestsParameter:
+			err = c.ReadRelayed(p.Text)
+		case key != "priority" && key != "timeout": // others may be anything
+		case p.IsOther:
+			err = core.BadRequest("parameter %q is to be a whole number", key)
+		case key == "priority":
+			err = c.SetPriority(p.Number)
+		default:
+			err = c.SetTimeout(p.Number)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	raw := m.Raw
+	for _, b := range m.Inputs {
+		in, contents, err := c.readInputMessage(b)
+		if err != nil {
+			return err
+		}
+		switch {
+		case in.Region.Name != "":
+			if contents != nil {
+				return core.BadRequest("input %q has contents and lies in shared memory too", in.Name)
+			}
+			in.Size = int(in.Region.Size)
+		case contents != nil:
+			if len(m.Raw) > 0 {
+				return core.BadRequest("input %q has contents, and the request raw_input_contents; it is to be one of them", in.Name)
+			}
+			if err := c.readContents(in, contents); err != nil {
+				return err
+			}
+		case len(raw) == 0:
+			return core.BadRequest("raw_input_contents has %d entries, too few for the inputs", len(m.Raw))
+		default:
+			in.Src, in.Size = &raw[0], raw[0].Size()
+			raw = raw[1:]
+		}
+	}
+	if len(raw) > 0 {
+		return core.BadRequest("raw_input_contents has %d entries, more than the inputs", len(m.Raw))
+	}
+	for _, b := range m.Outputs {
+		if err := c.readOutputMessage(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c rpcCall) readInputMessage(b []byte) (in *core.Input, contents []byte, err error) {
+	in = c.AddInput()
+	has := false
+	err = oip.EachField(b, func(field protowire.Number, kind protowire.Type, number uint64, bytes []byte) (err error) {
+		switch field {
+		case 1:
+			in.Name = c.NameOf(bytes)
+		case 2:
+			in.DType, err = oip.ParseType(string(bytes))
+		case 3:
+			if kind == protowire.VarintType {
+				return addDim(in, number)
+			}
+			for len(bytes) > 0 {
+				v, n := protowire.ConsumeVarint(bytes)
+				if n < 0 {
+					return oip.ErrMessage
+				}
+				bytes = bytes[n:]
+				if err := addDim(in, v); err != nil {
+					return err
+				}
+			}
+		case 4:
+			p, err := oip.ReadParameter(bytes)
+			if err != nil {
+				return err
+			}
+			readRegionParameter(&p, &in.Region)
+		case 5:
+			contents, has = bytes, true
+		}
+		return err
+	})
+	if has && contents == nil {
+		contents = []byte{}
+	}
+	return in, contents, err
+}
+
+func (c rpcCall) readOutputMessage(b []byte) error {
+	o := c.AddOutput()
+	return oip.EachField(b, func(field protowire.Number, _ protowire.Type, _ uint64, bytes []byte) error {
+		switch field {
+		case 1:
+			o.Name = c.NameOf(bytes)
+		case 2:
+			p, err := oip.ReadParameter(bytes)
+			if err != nil {
+				return err
+			}
+			if string(p.Key) == "classification" && p.Number > 0 {
+				return core.ErrClassification
+			}
+			readRegionParameter(&p, &o.Region)
+		}
+		return nil
+	})
+}
+
+func addDim(in *core.Input, v uint64) error {
+	if len(in.Shape) > tensor.MaxRank || v > 1<<40 {
+		return fmt.Errorf("input %q: %w", in.Name, core.BadRequest("no such shape"))
+	}
+	in.Shape = append(in.Shape, int(v))
+	return nil
+}

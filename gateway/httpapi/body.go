@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package httpapi
+
+import (
+	"compress/gzip"
+	"compress/zlib"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/ringbatch/ringbatch/gateway/core"
+)
+
+// body is a request's body, with memory for its JSON and that of the answer.
+type body struct {
+	g      *core.Gateway
+	source core.BodySource
+	length int64 // of the body, decompressed; -1 unknown
+	text   []byte
+	ahead  []byte // see readAhead
+	unzip  io.Closer
+}
+
+var bodies = sync.Pool{New: func() any { return new(body) }}
+
+func (b *body) open(c httpCall, r io.Reader, length int64, encoding string) error {
+	b.g, b.length = c.Model.G, length
+	b.source.R = r
+	switch strings.ToLower(encoding) {
+	case "", "identity":
+	case "gzip":
+		z, err := gzip.NewReader(r)
+		if err != nil {
+			return unzipError("gzip", err)
+		}
+		b.source.R, b.unzip, b.length = z, z, -1
+	case "deflate":
+		z, err := zlib.NewReader(r)
+		if err != nil {
+			return unzipError("deflate", err)
+		}
+		b.source.R, b.unzip, b.length = z, z, -1
+	default:
+		return core.Refuse(http.StatusUnsupportedMediaType, 3, "Content-Encoding %q: gzip and deflate are known", encoding)
+	}
+	if b.length < 0 {
+		b.source.R, b.source.Open = &limited{b.source.R, b.g.Cfg.MaxMessageBytes, int64(b.g.Cfg.MaxMessageBytes)}, true
+	}
+	return nil
+}
+
+// unzipError is why a body cannot be decompressed from its beginning.
+func unzipError(encoding string, err error) error {
+	if core.IsTimeout(err) {
+		return core.ErrSlowBody
+	}
+	return core.BadRequest("the body is no %s: %v", encoding, err)
+}
+
+func (b *body) close() {
+	if b.unzip != nil {
+		b.unzip.Close()
+	}
+	b.source, b.unzip = core.BodySource{}, nil
+}
+
+func (b *body) done() {
+	if cap(b.text) > core.SmallBuffer {
+		b.text = nil
+	}
+	bodies.Put(b)
+}
+
+// limited is a body of unknown length.
+type limited struct {
+	r    io.Reader
+	most int
+	left int64
+}
+
+func (l *limited) Read(p []byte) (int, error) {
+	if l.left == 0 {
+		var one [1]byte
+		n, err := l.r.Read(one[:])
+		if n > 0 {
+			return 0, core.TooLarge(int64(l.most)+1, l.most)
+		}
+		return 0, err
+	}
+	n, err := l.r.Read(p[:min(int64(len(p)), l.left)])
+	l.left -= int64(n)
+	return n, err
+}
+
+// read reads the JSON; what follows stays in the body.
+func (b *body) read(c httpCall, header string) error {
+	if header == "" {
+		if err := b.readText(c, b.length); err != nil {
+			return err
+		}
+		_, err := c.readJSON(b.text, nil)
+		return err
+	}
+	n, err := strconv.ParseInt(header, 10, 64)
+	switch {
+	case err != nil || n < 0:
+		return core.BadRequest("header %s: %q is no length", headerLength, header)
+	case b.length >= 0 && n > b.length:
+		return core.BadRequest("header %s: %d, the body has %d bytes", headerLength, n, b.length)
+	case n > int64(b.g.Cfg.MaxMessageBytes):
+		return core.TooLarge(n, b.g.Cfg.MaxMessageBytes)
+	case n == 0:
+		return b.rawInput(c)
+	}
+	if err := b.readText(c, n); err != nil {
+		return err
+	}
+	binary, err := c.readJSON(b.text, &b.source)
+	if err == nil && b.length >= 0 && n+int64(binary) != b.length {
+		err = core.BadRequest("%d bytes of JSON and %d of tensors are announced, the body has %d", n, binary, b.length)
+	}
+	return err
+}
+
+// rawInput is a body that is one tensor and nothing else.
+func (b *body) rawInput(c httpCall) error {
+	if len(c.Model.Sig.Inputs) != 1 || len(c.Model.Sig.Inputs[0].Variable) > 0 {
+		return core.BadRequest("a body without JSON is for models with one input of a fixed shape; this is %s", &c.Model.Sig)
+	}
+	spec := &c.Model.Sig.Inputs[0]
+	size := b.length
+	if size < 0 || size%int64(spec.RowBytes()) != 0 {
+		return core.BadRequest("the body is to be whole rows of %d bytes, and as long as its Content-Length says", spec.RowBytes())
+	}
+	in := c.AddInput()
+	in.Name, in.DType, in.Src, in.Size = spec.Name, spec.DType, &b.source, int(size)
+	in.Shape = append(append(in.Shape, int(size)/spec.RowBytes()), spec.Shape...)
+	c.Binary = true
+	return nil
+}
+
+// readText reads n bytes of JSON, or with -1 all that there are.
+func (b *body) readText(c httpCall, n int64) (err error) {
+	b.text, err = c.ReadCounted(&b.source, b.text[:0], int(n))
+	return err
+}
+
+// readAhead reads the tensors, or the first smallBuffer of them, before a slot is
+// claimed: a caller that announces a body and does not send it has no slot. It
+// reports whether that was the whole body.
+func (b *body) readAhead(c httpCall) (whole bool, err error) {
+	size := 0
+	for i := range c.Inputs {
+		if c.Inputs[i].Src == &b.source {
+			size += c.Inputs[i].Size
+		}
+	}
+	n := min(size, core.SmallBuffer)
+	b.ahead = slices.Grow(b.ahead[:0], n)[:n]
+	if err := b.source.ReadFull(b.ahead); err != nil {
+		return false, err
+	}
+	if n == size {
+		if err := b.source.Finish(); err != nil {
+			return false, err
+		}
+	}
+	b.source.Ahead = b.ahead
+	return n == size, nil
+}
+
+// pacedBody is a body that has to come in time: within bodyPatience, and a second
+// for each leastRate of bytes. ReadTimeout is its first deadline.
+type pacedBody struct {
+	r       io.Reader
+	control *http.ResponseController
+	pace    *core.Pace
+	until   time.Time
+	got     int // since until was moved
+}
+
+func newPacedBody(w http.ResponseWriter, r *http.Request, p *core.Pace) *pacedBody {
+	return &pacedBody{r: r.Body, control: http.NewResponseController(w), pace: p, until: time.Now().Add(p.Body)}
+}
+
+func (b *pacedBody) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p)
+	if b.got += n; b.got >= b.pace.Rate {
+		b.until = b.until.Add(time.Duration(b.got) * time.Second / time.Duration(b.pace.Rate))
+		b.got = 0
+		_ = b.control.SetReadDeadline(b.until)
+	}
+	return n, err
+}
+
+// restart gives the caller its time again after the gateway made it wait.
+func (b *pacedBody) restart() {
+	b.until = time.Now().Add(b.pace.Body)
+	_ = b.control.SetReadDeadline(b.until)
+}
+
+// end takes the deadline away: from here on the gateway reads only to notice that
+// the caller hangs up.
+func (b *pacedBody) end() { _ = b.control.SetReadDeadline(time.Time{}) }

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package httpapi
+
+import (
+	"encoding/json"
+	"strconv"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/codec"
+)
+
+// appendAnswer writes the JSON of an answer; binary tells how many bytes of
+// tensors follow it.
+func (c httpCall) appendAnswer(b []byte) (_ []byte, binary int) {
+	b = append(b, '{')
+	if c.ID != "" {
+		b = append(appendString(append(b, `"id":`...), c.ID), ',')
+	}
+	b = appendString(append(b, `"model_name":`...), c.ModelName())
+	b = appendString(append(b, `,"model_version":`...), c.ModelVersion())
+	b = append(b, `,"outputs":[`...)
+	for i := range c.Outputs {
+		o := &c.Outputs[i]
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendString(append(b, `{"name":`...), o.Name)
+		b = append(append(b, `,"datatype":"`...), oip.TypeName(o.DType)...)
+		b = append(b, `","shape":[`...)
+		for j, d := range o.Shape {
+			if j > 0 {
+				b = append(b, ',')
+			}
+			b = strconv.AppendInt(b, int64(d), 10)
+		}
+		b = append(b, ']')
+		switch {
+		case o.Region.Region != nil: // no parameters: load tools stumble over them
+		case c.isBinary(o):
+			b = strconv.AppendInt(append(b, `,"parameters":{"binary_data_size":`...), int64(o.Size), 10)
+			b = append(b, '}')
+			binary += o.Size
+		default:
+			b = appendData(append(b, `,"data":`...), o)
+		}
+		b = append(b, '}')
+	}
+	return append(b, ']', '}'), binary
+}
+
+func (c httpCall) isBinary(o *core.Output) bool {
+	return o.Form == core.FormBinary || o.Form == core.FormDefault && c.Binary
+}
+
+// mostJSONBytes is an upper bound for the JSON of an answer's tensors.
+func (c httpCall) mostJSONBytes() int {
+	n := 0
+	for i := range c.Outputs {
+		if o := &c.Outputs[i]; o.Region.Region == nil && !c.isBinary(o) {
+			n += o.Size / o.DType.Size() * codec.MaxJSONBytes(o.DType)
+		}
+	}
+	return n
+}
+
+func appendData(b []byte, o *core.Output) []byte {
+	b = append(b, '[')
+	for i, p := range o.Parts {
+		if i > 0 && len(p) > 0 {
+			b = append(b, ',')
+		}
+		b = codec.AppendJSON(b, o.DType, p, false)
+	}
+	return append(b, ']')
+}
+
+// appendString writes a JSON string.
+func appendString(b []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			text, _ := json.Marshal(s)
+			return append(b, text...)
+		}
+	}
+	return append(append(append(b, '"'), s...), '"')
+}
+
+// appendMessage writes a message of the protocol as Triton writes it over
+// HTTP: every field, numbers as numbers, enumerations by name.
+func appendMessage(b []byte, m proto.Message) []byte {
+	return appendReflected(b, m.ProtoReflect())
+}
+
+func appendReflected(b []byte, m protoreflect.Message) []byte {
+	b = append(b, '{')
+	fields := m.Descriptor().Fields()
+	first := true
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if f.Kind() == protoreflect.MessageKind && !f.IsList() && !m.Has(f) {
+			continue
+		}
+		if !first {
+			b = append(b, ',')
+		}
+		first = false
+		b = append(appendString(b, string(f.Name())), ':')
+		v := m.Get(f)
+		if !f.IsList() {
+			b = appendValue(b, f, v)
+			continue
+		}
+		b = append(b, '[')
+		for j := range v.List().Len() {
+			if j > 0 {
+				b = append(b, ',')
+			}
+			b = appendValue(b, f, v.List().Get(j))
+		}
+		b = append(b, ']')
+	}
+	return append(b, '}')
+}
+
+func appendValue(b []byte, f protoreflect.FieldDescriptor, v protoreflect.Value) []byte {
+	switch f.Kind() {
+	case protoreflect.MessageKind:
+		return appendReflected(b, v.Message())
+	case protoreflect.EnumKind:
+		return appendString(b, string(f.Enum().Values().ByNumber(v.Enum()).Name()))
+	case protoreflect.StringKind:
+		return appendString(b, v.String())
+	case protoreflect.BoolKind:
+		return strconv.AppendBool(b, v.Bool())
+	case protoreflect.Uint64Kind:
+		return strconv.AppendUint(b, v.Uint(), 10)
+	}
+	return strconv.AppendInt(b, v.Int(), 10)
+}

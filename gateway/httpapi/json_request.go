@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package httpapi
+
+import (
+	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/codec"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// httpCall is a call in JSON, perhaps with tensors that follow it.
+type httpCall struct{ *core.Call }
+
+// readJSON reads an inference request's JSON, which is the whole body or the
+// head of a binary one. The tensors of a binary body follow in the order of
+// the inputs: their source is body.
+func (c httpCall) readJSON(text []byte, body *core.BodySource) (binary int, err error) {
+	s := codec.NewScanner(text)
+	s.Each(func(key []byte) {
+		switch string(key) {
+		case "id":
+			c.setID(s, s.Text())
+		case "parameters":
+			c.readParameters(s)
+		case "inputs":
+			s.Items(func() { binary += c.readInput(s, body) })
+		case "outputs":
+			s.Items(func() { c.readOutput(s) })
+		default:
+			s.Skip()
+		}
+	})
+	s.End()
+	return binary, s.Err()
+}
+
+func (c httpCall) setID(s *codec.Scanner, id []byte) {
+	if len(id) > core.MaxIDBytes {
+		s.Fail("an id that long")
+		return
+	}
+	c.ID = string(id)
+}
+
+func (c httpCall) readParameters(s *codec.Scanner) {
+	s.Each(func(key []byte) {
+		switch string(key) {
+		case "priority":
+			s.Check(c.SetPriority(s.Integer()))
+		case "timeout":
+			s.Check(c.SetTimeout(s.Integer()))
+		case "binary_data_output":
+			c.Binary = s.Boolean()
+		default:
+			s.Skip()
+		}
+	})
+}
+
+// readInput gives the bytes that it has in the binary part of the body.
+func (c httpCall) readInput(s *codec.Scanner, body *core.BodySource) (binary int) {
+	if len(c.Inputs) >= tensor.MaxTensors {
+		s.Fail("too many inputs")
+		return 0
+	}
+	in := c.AddInput()
+	var data []byte
+	size, typeErr := int64(-1), error(nil)
+	s.Each(func(key []byte) {
+		switch string(key) {
+		case "name":
+			in.Name = c.NameOf(s.Text())
+		case "datatype":
+			in.DType, typeErr = oip.ParseType(string(s.Text()))
+		case "shape":
+			in.Shape = in.Shape[:0]
+			s.Items(func() { in.Shape = appendDim(s, in.Shape, s.Integer()) })
+		case "data":
+			data = s.Skip()
+		case "parameters":
+			s.Each(func(key []byte) {
+				if string(key) == "binary_data_size" {
+					size = s.Integer()
+				} else {
+					readRegion(&in.Region, s, key)
+				}
+			})
+		default:
+			s.Skip()
+		}
+	})
+	ways := 0
+	if data != nil {
+		ways++
+		in.Src = core.JSONSource{Reader: codec.NewReader(data, in.DType, in.Shape)}
+	}
+	if size >= 0 {
+		ways++
+		in.Src, in.Size, binary = body, int(size), int(size)
+	}
+	if in.Region.Name != "" {
+		ways++
+		in.Size = int(in.Region.Size)
+	}
+	switch {
+	case typeErr != nil:
+		s.Check(typeErr)
+	case ways != 1:
+		s.Check(core.BadRequest("input %q needs its bytes in one way: data, binary_data_size, or shared_memory_region", in.Name))
+	case size > int64(c.Model.G.Cfg.MaxMessageBytes):
+		s.Check(core.TooLarge(size, c.Model.G.Cfg.MaxMessageBytes))
+	case size >= 0 && body == nil:
+		s.Check(core.BadRequest("input %q has a binary_data_size, but no header %s says where the JSON ends", in.Name, headerLength))
+	}
+	return binary
+}
+
+func appendDim(s *codec.Scanner, shape []int, d int64) []int {
+	if len(shape) > tensor.MaxRank || d < 0 || d > 1<<40 {
+		s.Fail("no such shape")
+		return shape
+	}
+	return append(shape, int(d))
+}
+
+func (c httpCall) readOutput(s *codec.Scanner) {
+	if len(c.Outputs) >= tensor.MaxTensors {
+		s.Fail("too many outputs")
+		return
+	}
+	o := c.AddOutput()
+	s.Each(func(key []byte) {
+		switch string(key) {
+		case "name":
+			o.Name = c.NameOf(s.Text())
+		case "parameters":
+			s.Each(func(key []byte) {
+				switch string(key) {
+				case "binary_data":
+					o.Form = core.FormJSON
+					if s.Boolean() {
+						o.Form = core.FormBinary
+					}
+				case "classification":
+					if s.Integer() > 0 {
+						s.Check(core.ErrClassification)
+					}
+				default:
+					readRegion(&o.Region, s, key)
+				}
+			})
+		default:
+			s.Skip()
+		}
+	})
+}
+
+// readRegion reads one of the parameters that say where in shared memory a
+// tensor lies, and steps over others.
+func readRegion(u *core.RegionUse, s *codec.Scanner, key []byte) {
+	switch string(key) {
+	case "shared_memory_region":
+		u.Name = string(s.Text())
+	case "shared_memory_offset":
+		u.Offset = s.Integer()
+	case "shared_memory_byte_size":
+		u.Size = s.Integer()
+	default:
+		s.Skip()
+	}
+}

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package httpapi
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/ringbatch/ringbatch/gateway/core"
+	"google.golang.org/protobuf/proto"
+)
+
+// headerLength tells where the JSON of a binary body ends.
+const headerLength = "Inference-Header-Content-Length"
+
+// httpDoor is the REST side of the protocol.
+type httpDoor struct{ g *core.Gateway }
+
+// NewHTTP makes the server of the HTTP door. Its limits are those of net/http:
+// ReadTimeout holds until a body is flowing, see pacedBody.
+func NewHTTP(g *core.Gateway, l *core.Listener) *http.Server {
+	if g.Cfg.CertFile == "" {
+		l.Refusal = []byte("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n" +
+			`{"error":"too many connections (--max_connections, --caller_connections)"}`)
+	}
+	return &http.Server{
+		Handler:           http.HandlerFunc(httpDoor{g}.guarded),
+		TLSConfig:         g.TLSConfig("h2", "http/1.1"),
+		ReadHeaderTimeout: g.Cfg.Pace.Body,
+		ReadTimeout:       g.Cfg.Pace.Body,
+		IdleTimeout:       g.Cfg.Pace.Idle,
+		MaxHeaderBytes:    core.MaxURLHeaderBytes,
+		ConnContext:       core.WithConn,
+		ErrorLog:          slog.NewLogLogger(g.Log.Handler(), slog.LevelDebug),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          core.StreamsPerConnection,
+			MaxReceiveBufferPerConnection: core.ConnectionWindow,
+			MaxReceiveBufferPerStream:     core.StreamWindow,
+			SendPingTimeout:               core.KeepaliveTime,
+			PingTimeout:                   core.KeepaliveTimeout,
+			WriteByteTimeout:              core.AnswerPatience,
+		},
+	}
+}
+
+// ServeHTTP accepts connections until the server is closed.
+func ServeHTTP(s *http.Server, l net.Listener) error {
+	if s.TLSConfig != nil {
+		return s.ServeTLS(l, "", "")
+	}
+	return s.Serve(l)
+}
+
+func (d httpDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	path := strings.Split(strings.TrimPrefix(r.URL.EscapedPath(), "/"), "/")
+	for i, p := range path {
+		if strings.IndexByte(p, '%') >= 0 {
+			path[i], _ = url.PathUnescape(p)
+		}
+	}
+	if n := len(path); n > 1 && path[n-1] == "" {
+		path = path[:n-1]
+	}
+	if err := d.g.CheckHost(r.Host); err != nil {
+		writeError(w, err)
+		return
+	}
+	who, err := d.g.Identify(core.ConnOf(r.Context()), r.Header.Get("Authorization"), r.TLS)
+	if err == nil || isProbe(path) { // whether it lives may be asked by everybody
+		if len(path) > 2 && path[len(path)-1] == "infer" && r.Method == http.MethodPost {
+			err = d.infer(w, r, who, path)
+		} else {
+			err = d.ask(w, r, who, path)
+		}
+	}
+	if err != nil {
+		writeError(w, err)
+	}
+}
+
+// guarded is ServeHTTP in which a fault ends one request, and is logged.
+func (d httpDoor) guarded(w http.ResponseWriter, r *http.Request) {
+	defer func() {
+		if fault := recover(); fault != nil && fault != http.ErrAbortHandler {
+			d.g.LogFault(fault)
+			panic(http.ErrAbortHandler)
+		}
+	}()
+	if d.g.Draining.Load() != core.NotDraining { // the next request is to go elsewhere
+		w.Header().Set("Connection", "close")
+	}
+	d.ServeHTTP(w, r)
+}
+
+// isProbe are the paths for which nobody has to show who they are: whether it
+// lives, and the page, which has no data in it.
+func isProbe(path []string) bool {
+	return len(path) > 1 && path[0] == "v2" && path[1] == "health" || len(path) == 1 && path[0] == "dashboard"
+}
+
+// errNoPath is a path that means nothing here.
+var errNoPath = errors.New("no such path")
+
+// What is allowed where something is read, changed, or either.
+const (
+	toRead   = "GET, HEAD"
+	toChange = "POST"
+	toBoth   = toRead + ", " + toChange
+)
+
+// checkMethod refuses a method that a path does not have: a link or an image
+// must not change anything.
+func checkMethod(r *http.Request, allowed string) error {
+	if slices.Contains(strings.Split(allowed, ", "), r.Method) {
+		return nil
+	}
+	return core.NotAllowed(fmt.Sprintf("%s %s: it is to be %s", r.Method, r.URL.Path, allowed), allowed)
+}
+
+// ask answers everything but inference.
+func (d httpDoor) ask(w http.ResponseWriter, r *http.Request, who *core.Caller, path []string) error {
+	if path[0] != "v2" {
+		return d.other(w, r)
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, core.MaxSmallBody)
+	var err error
+	switch path = path[1:]; {
+	case len(path) == 0:
+		if err = checkMethod(r, toRead); err == nil {
+			writeMessage(w, d.g.ServerMetadata())
+		}
+	case path[0] == "health":
+		err = d.health(w, r, path[1:])
+	case path[0] == "models" && len(path) == 2 && path[1] == "stats":
+		err = d.stats(w, r, "", "")
+	case path[0] == "models" && len(path) > 1:
+		err = d.model(w, r, path[1:])
+	case path[0] == "repository":
+		err = d.repository(w, r, path[1:])
+	case path[0] == "systemsharedmemory" || path[0] == "cudasharedmemory":
+		err = d.sharedMemory(w, r, who, path)
+	default:
+		err = errNoPath
+	}
+	if errors.Is(err, errNoPath) {
+		return d.other(w, r)
+	}
+	return err
+}
+
+// other is whatever else the gateway's owner has put on this port. What begins
+// with /v2 is the protocol's, and its clients expect JSON of an error, too.
+func (d httpDoor) other(w http.ResponseWriter, r *http.Request) error {
+	if protocols := r.URL.Path == "/v2" || strings.HasPrefix(r.URL.Path, "/v2/"); d.g.Cfg.Other != nil && !protocols {
+		d.g.Cfg.Other.ServeHTTP(w, r)
+		return nil
+	}
+	return core.Refuse(http.StatusNotFound, 5, "%s %s: no such path", r.Method, r.URL.Path)
+}
+
+func (d httpDoor) health(w http.ResponseWriter, r *http.Request, path []string) error {
+	if len(path) != 1 || path[0] != "live" && path[0] != "ready" {
+		return errNoPath
+	}
+	err := checkMethod(r, toRead)
+	switch {
+	case err != nil:
+	case path[0] == "live":
+		err = d.g.Live()
+	default:
+		err = d.g.Ready()
+	}
+	if err == nil {
+		w.WriteHeader(http.StatusOK)
+	}
+	return err
+}
+
+// model is NAME[/versions/VERSION][/ready|config|stats].
+func (d httpDoor) model(w http.ResponseWriter, r *http.Request, path []string) error {
+	name, version, path := modelPath(path)
+	allowed := toRead
+	if len(path) == 1 && path[0] == "infer" {
+		allowed = toChange
+	}
+	if err := checkMethod(r, allowed); err != nil {
+		return err
+	}
+	k, as, err := d.g.Models.About(r.Context(), name, version)
+	if err != nil {
+		return err
+	}
+	switch {
+	case len(path) == 0:
+		writeMessage(w, k.Metadata(as))
+	case len(path) > 1:
+		return errNoPath
+	case path[0] == "ready":
+		if err := d.g.ModelReady(k); err != nil {
+			return err
+		}
+		w.WriteHeader(http.StatusOK)
+	case path[0] == "config":
+		writeMessage(w, k.Config())
+	case path[0] == "stats":
+		return d.stats(w, r, name, version)
+	default:
+		return errNoPath
+	}
+	return nil
+}
+
+// modelPath splits what follows /v2/models/.
+func modelPath(path []string) (name, version string, rest []string) {
+	name, rest = path[0], path[1:]
+	if len(rest) > 1 && rest[0] == "versions" {
+		return name, rest[1], rest[2:]
+	}
+	return name, "", rest
+}
+
+func (d httpDoor) stats(w http.ResponseWriter, r *http.Request, name, version string) error {
+	if err := checkMethod(r, toRead); err != nil {
+		return err
+	}
+	s, err := d.g.Statistics(r.Context(), name, version)
+	if err == nil {
+		writeMessage(w, s)
+	}
+	return err
+}
+
+// repository is index, or models/NAME/load|unload.
+func (d httpDoor) repository(w http.ResponseWriter, r *http.Request, path []string) error {
+	switch {
+	case len(path) == 1 && path[0] == "index":
+		if err := checkMethod(r, toBoth); err != nil {
+			return err
+		}
+		b := []byte{'['}
+		for i, m := range d.g.Index().Models {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = appendMessage(b, m)
+		}
+		writeJSON(w, append(b, ']'))
+		return nil
+	case len(path) == 3 && path[0] == "models" && (path[2] == "load" || path[2] == "unload"):
+		if err := checkMethod(r, toChange); err != nil {
+			return err
+		}
+		return core.ErrNoLoading
+	}
+	return errNoPath
+}
+
+func writeMessage(w http.ResponseWriter, m proto.Message) { writeJSON(w, appendMessage(nil, m)) }
+
+func writeJSON(w http.ResponseWriter, b []byte) {
+	h := w.Header()
+	h["Content-Type"] = typeJSON
+	h["Content-Length"] = []string{strconv.Itoa(len(b))}
+	_, _ = w.Write(b)
+}
+
+var (
+	typeJSON   = []string{"application/json"}
+	typeBinary = []string{"application/octet-stream"}
+)
+
+// writeError says an error as Triton does.
+func writeError(w http.ResponseWriter, err error) {
+	m := core.MeaningOf(err)
+	b := append(appendString([]byte(`{"error":`), core.TextOf(err)), '}')
+	h := w.Header()
+	h["Content-Type"] = typeJSON
+	h["Content-Length"] = []string{strconv.Itoa(len(b))}
+	switch m.HTTP {
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+		h.Set("Retry-After", "1")
+	case http.StatusUnauthorized:
+		h.Set("WWW-Authenticate", "Bearer")
+	case http.StatusMethodNotAllowed:
+		var r *core.Refusal
+		if errors.As(err, &r) {
+			h.Set("Allow", r.Allow)
+		}
+	}
+	w.WriteHeader(m.HTTP)
+	_, _ = w.Write(b)
+}

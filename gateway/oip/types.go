@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oip
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// DefaultGRPC is where a gateway listens for gRPC unless told otherwise.
+const DefaultGRPC = "127.0.0.1:8001"
+
+// Element types as the protocol names them.
+var typeNames = [...]string{
+	tensor.Bool: "BOOL", tensor.U8: "UINT8", tensor.I8: "INT8", tensor.I16: "INT16", tensor.I32: "INT32",
+	tensor.I64: "INT64", tensor.F16: "FP16", tensor.BF16: "BF16", tensor.F32: "FP32", tensor.F64: "FP64",
+}
+
+// ConfigTypes are the element types as a ModelConfig has them.
+var ConfigTypes = [...]DataType{
+	tensor.Bool: DataType_TYPE_BOOL, tensor.U8: DataType_TYPE_UINT8, tensor.I8: DataType_TYPE_INT8,
+	tensor.I16: DataType_TYPE_INT16, tensor.I32: DataType_TYPE_INT32, tensor.I64: DataType_TYPE_INT64,
+	tensor.F16: DataType_TYPE_FP16, tensor.BF16: DataType_TYPE_BF16,
+	tensor.F32: DataType_TYPE_FP32, tensor.F64: DataType_TYPE_FP64,
+}
+
+// TypeName is what the protocol calls an element type.
+func TypeName(d tensor.DType) string {
+	if int(d) < len(typeNames) {
+		return typeNames[d]
+	}
+	return "?"
+}
+
+// ParseType reads a type's name. The protocol has more types than a ring.
+func ParseType(name string) (tensor.DType, error) {
+	for d := tensor.Bool; int(d) < len(typeNames); d++ {
+		if name == typeNames[d] {
+			return d, nil
+		}
+	}
+	switch name {
+	case "UINT16", "UINT32", "UINT64", "BYTES":
+		return 0, fmt.Errorf("%w: element type %s: a ring has %s; text and images can be sent as UINT8", status.ErrDType, name,
+			strings.Join(typeNames[tensor.Bool:], ", "))
+	}
+	return 0, fmt.Errorf("%w: element type %q is unknown", status.ErrDType, name)
+}
+
+// WireShape is a tensor's shape as the protocol's metadata has it: -1 for the
+// rows and for what varies.
+func WireShape(spec *tensor.Spec) []int64 {
+	return append([]int64{-1}, RowShape(spec)...)
+}
+
+// RowShape is the shape of one row, with -1 for what varies.
+func RowShape(spec *tensor.Spec) []int64 {
+	shape := make([]int64, len(spec.Shape))
+	for i, d := range spec.Shape {
+		shape[i] = int64(d)
+	}
+	for _, v := range spec.Variable {
+		shape[v] = -1
+	}
+	return shape
+}
