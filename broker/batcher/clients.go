@@ -54,9 +54,7 @@ func (b *Batcher) ClientJoined(c ClientID) {
 		cl.joined = true
 		b.countJoinable(0, cl.couldSend()) // one that left may have requests in flight still
 	}
-	if b.learner != nil {
-		b.learner.clientJoined(c) // also of one that is known by a request that was refused
-	}
+	b.advisor.ClientJoined(c)
 }
 
 // ClientLeft tells that c is gone. Its waiting requests are cancelled and
@@ -70,9 +68,7 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 	}
 	b.countJoinable(cl.couldSend(), 0)
 	cl.joined = false
-	if b.learner != nil {
-		b.learner.clientLeft(c)
-	}
+	b.advisor.ClientLeft(c)
 	for cl.waiting.head != none {
 		id := cl.waiting.head
 		b.cancelled = append(b.cancelled, id)
@@ -83,8 +79,8 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 	return b.cancelled
 }
 
-// sendsNoMore tells that c sends nothing more, but what it has sent goes on.
-func (b *Batcher) sendsNoMore(c ClientID) {
+// ClientSendsNoMore tells that c sends nothing more. Its requests go on.
+func (b *Batcher) ClientSendsNoMore(c ClientID) {
 	cl := b.client(c)
 	b.countJoinable(cl.couldSend(), 0)
 	cl.joined = false

@@ -176,8 +176,8 @@ func (v *view) details(width int) []*line {
 	}
 	wait := millis(m.WaitTimeMS) + " ms"
 	switch {
-	case m.Learned.Apart:
-		wait = "auto, now one batch after the other"
+	case m.Learned.OneAtATime:
+		wait = "auto, now one batch at a time"
 	case m.WaitAuto:
 		wait = "auto, now " + wait
 	}

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/auto"
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/broker/simulate"
 	"github.com/ringbatch/ringbatch/policy"
@@ -122,7 +123,7 @@ func (c *Config) check() error {
 
 // front is a producers' host.
 type front struct {
-	b        *batcher.Batcher
+	b        *auto.Batcher
 	wake     batcher.Time // for which there is an event
 	inFlight []int32      // batches at each host
 	turn     int
@@ -132,7 +133,7 @@ type front struct {
 
 // gpu is a GPU host.
 type gpu struct {
-	b       *batcher.Batcher
+	b       *auto.Batcher
 	life    int // its failures so far: what was sent to an earlier one is lost
 	down    bool
 	rows    int // at the host or on the way
@@ -212,8 +213,8 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	return w.result(), nil
 }
 
-func (w *world) newBatcher(wait time.Duration) (*batcher.Batcher, error) {
-	b, err := batcher.New(policy.Settings{MaxBatchSize: w.cfg.MaxBatch, WaitTime: wait})
+func (w *world) newBatcher(wait time.Duration) (*auto.Batcher, error) {
+	b, err := auto.NewBatcher(policy.Settings{MaxBatchSize: w.cfg.MaxBatch, WaitTime: wait})
 	if err == nil {
 		b.ClientJoined(0)
 		b.ClientJoined(1) // who never sends: somebody could always join
