@@ -3,6 +3,10 @@
 package auto
 
 import (
+	"cmp"
+	"slices"
+	"time"
+
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/policy"
 )
@@ -16,7 +20,7 @@ type Batcher struct {
 // NewBatcher makes an empty batcher that learns how long to wait. Its errors are those
 // of batcher.New.
 func NewBatcher(settings policy.Settings) (*Batcher, error) {
-	a := &Advisor{shapes: make([]shape, 1)}
+	a := &Advisor{shapes: make([]shape, 1), ring: make([]record, maxRequests)}
 	b, err := batcher.NewAdvised(settings, a)
 	if err != nil {
 		return nil, err
@@ -24,32 +28,27 @@ func NewBatcher(settings policy.Settings) (*Batcher, error) {
 	return &Batcher{b, a}, nil
 }
 
-// Learned is a copy of what is known now.
-func (b *Batcher) Learned() Learned { return b.advisor.learned() }
-
 // Advisor implements batcher.Advisor. See the package comment.
 type Advisor struct {
 	settings policy.Settings
-	learns   bool // wait_time is auto
-	plan     plan // in force
-	history  history
-	clients  []bool // by ClientID: it has joined
-	joined   int    // how many have
+	learns   bool     // wait_time is auto
+	plan     plan     // in force
+	clients  int      // that are attached
+	ring     []record // the latest requests, in the order in which they were queued
+	count    int      // requests so far
+	numberOf []int    // by RequestID: its number, from 0
 
 	workers  []worker // by WorkerID
 	busy     int      // workers that have a batch
 	took     float64  // by a batch lately, on average, in nanoseconds
-	quickest float64  // by the shortest batches lately
-	fullRows float64  // rows of a full batch lately, on average; 0: none was seen
 	lastDone Time     // when the last batch ended
-	shapes   []shape  // cost tables; [0] is of requests without sizes
-	arrivals arrivals
+	shapes   []shape  // [0] is of requests without sizes
+	changes  int      // of the costs so far
+	free     []Time   // backs freeLanes
 
 	evaluation evaluation
 	replay     *replay
 }
-
-var _ batcher.Advisor = (*Advisor)(nil)
 
 // plan is one way to run batches.
 type plan struct {
@@ -63,57 +62,66 @@ type plan struct {
 type shape struct {
 	dims batcher.Dims
 	costs
-	table  table  // complete, for IsLate
-	tabled uint32 // costs.batches when it was made
+}
+
+// record is one request as it came.
+type record struct {
+	arrived Time
+	latency Time // 0: unknown
+	budget  Time // until its deadline; 0: none
+	client  batcher.ClientID
+	rows    int32
+	level   uint8
+	shape   uint8
 }
 
 // SetPolicy starts again where the policy changes what is best.
 func (a *Advisor) SetPolicy(s *policy.Settings) {
-	other := s.MaxBatchSize != a.settings.MaxBatchSize || s.LatencyGoal != a.settings.LatencyGoal || s.WaitTime != a.settings.WaitTime
+	was := a.settings
 	a.settings = s.Clone()
-	a.replay = nil
-	if !other {
+	a.replay, a.evaluation.queue = newReplay(a.settings), nil
+	if s.MaxBatchSize == was.MaxBatchSize && s.LatencyGoal == was.LatencyGoal && s.WaitTime == was.WaitTime {
 		return
 	}
-	a.fullRows = 0
 	a.learns = s.WaitTime == policy.Auto
 	a.plan = plan{wait: max(0, Time(s.WaitTime))}
 	a.evaluation = newEvaluation(Time(s.LatencyGoal))
-	for i := range a.shapes {
-		a.shapes[i].table.known = false
-	}
-}
-
-// ClientJoined counts a client.
-func (a *Advisor) ClientJoined(c batcher.ClientID) {
-	a.clients = grown(a.clients, int(c))
-	if !a.clients[c] {
-		a.clients[c] = true
-		a.joined++
-	}
-}
-
-// ClientLeft counts it out.
-func (a *Advisor) ClientLeft(c batcher.ClientID) {
-	if int(c) < len(a.clients) && a.clients[c] {
-		a.clients[c] = false
-		a.joined--
-	}
 }
 
 // RequestQueued remembers a request.
 func (a *Advisor) RequestQueued(r batcher.Request) {
-	if a.learns {
-		a.ClientJoined(r.Client)
-		a.history.add(&r, a.shapeOf(&r.Dims))
+	x := record{arrived: r.Arrived, client: r.Client, rows: int32(r.Rows), level: uint8(r.Level), shape: uint8(a.shapeOf(&r.Dims))}
+	if r.Deadline != batcher.Never {
+		x.budget = max(1, r.Deadline-r.Arrived)
+	}
+	a.ring[a.count%maxRequests] = x
+	a.numberOf = grown(a.numberOf, int(r.ID))
+	a.numberOf[r.ID] = a.count
+	a.count++
+}
+
+// RequestEnded remembers how long a request took.
+func (a *Advisor) RequestEnded(id batcher.RequestID, at Time) {
+	if at != batcher.Never && int(id) < len(a.numberOf) && a.count-a.numberOf[id] <= maxRequests {
+		x := &a.ring[a.numberOf[id]%maxRequests]
+		x.latency = max(1, at-x.arrived)
 	}
 }
 
-// RequestEnded remembers how long it took.
-func (a *Advisor) RequestEnded(id batcher.RequestID, at Time) {
-	if a.learns && at != batcher.Never {
-		a.history.end(id, at)
+// latest is the i-th last request, from 0.
+func (a *Advisor) latest(i int) *record { return &a.ring[(a.count-1-i)%maxRequests] }
+
+// windowSize is how many of the latest requests to replay: those of the last second, but
+// no more than enough, and a few at least.
+func (a *Advisor) windowSize(now Time) (n int) {
+	have := min(a.count, maxRequests)
+	for n < have && (n < fewRequests || a.latest(n).arrived > now-remembered) {
+		n++
+		if n >= enoughRequests && n%64 == 0 && float64(now-a.latest(n-1).arrived) > enoughBatches*a.took {
+			break
+		}
 	}
+	return n
 }
 
 // WaitFor is the wait in force. A request with a deadline waits less if its batch needs
@@ -122,7 +130,7 @@ func (a *Advisor) WaitFor(arrived, deadline Time, q batcher.Queue) Time {
 	if deadline == batcher.Never || a.plan.wait == 0 {
 		return a.plan.wait
 	}
-	batch := margin * float64(a.expected(&a.shapes[0], q.Rows, a.lanes()-1))
+	batch := margin * a.shapes[0].expected(q.Rows, a.lanes()-1)
 	return max(0, min(a.plan.wait, deadline-arrived-Time(batch)))
 }
 
@@ -142,57 +150,55 @@ func (a *Advisor) shapeOf(d *batcher.Dims) int {
 	return len(a.shapes) - 1
 }
 
-// history is the latest requests, in the order in which they were queued.
-type history struct {
-	ring     []record // maxRequests, once there is one
-	count    int      // requests so far
-	numberOf []int    // by RequestID: its number, from 0
+// Learned is what an advisor has learned, for people to read.
+type Learned struct {
+	Wait       time.Duration // in force
+	OneAtATime bool          // batches that are not full go one at a time
+	Tried      []TriedWait   // with wait_time auto: what the last replays found, by ascending wait
+	Costs      []LearnedCost // of the most common shape, by ascending rows
+	Slowdown   []float64     // how many times as long a batch takes beside 0, 1, 2 … busy workers
 }
 
-// record is one request as it came.
-type record struct {
-	arrived Time
-	latency Time // 0: unknown
-	budget  Time // until its deadline; 0: none
-	client  batcher.ClientID
-	rows    int32
-	level   uint8
-	shape   uint8
+// TriedWait is what a wait would have done lately.
+type TriedWait struct {
+	Wait       time.Duration
+	OneAtATime bool
+	Latency    float64 // as a multiple of the latency without a wait
 }
 
-func (h *history) add(r *batcher.Request, shape int) {
-	if h.ring == nil {
-		h.ring = make([]record, maxRequests)
-	}
-	x := record{arrived: r.Arrived, client: r.Client, rows: int32(r.Rows), level: uint8(r.Level), shape: uint8(shape)}
-	if r.Deadline != batcher.Never {
-		x.budget = max(1, r.Deadline-r.Arrived)
-	}
-	h.ring[h.count%maxRequests] = x
-	h.numberOf = grown(h.numberOf, int(r.ID))
-	h.numberOf[r.ID] = h.count
-	h.count++
+// LearnedCost is what a batch takes beside no busy worker.
+type LearnedCost struct {
+	Rows    int
+	Time    time.Duration
+	Batches int // of this size that were seen
 }
 
-func (h *history) end(id batcher.RequestID, at Time) {
-	if int(id) < len(h.numberOf) && h.count-h.numberOf[id] <= maxRequests && h.count > 0 {
-		x := &h.ring[h.numberOf[id]%maxRequests]
-		x.latency = max(1, at-x.arrived)
-	}
-}
-
-// latest is the i-th last record, from 0.
-func (h *history) latest(i int) *record { return &h.ring[(h.count-1-i)%maxRequests] }
-
-// window is how many of the latest requests to replay: those of the last second, but
-// no more than show what enoughBatches of the given time do, and fewRequests at least.
-func (h *history) window(now, quickest Time) (n int) {
-	have := min(h.count, maxRequests)
-	for n < have && (n < fewRequests || h.latest(n).arrived > now-remembered) {
-		n++
-		if n >= enoughRequests && n%64 == 0 && now-h.latest(n-1).arrived > enoughBatches*quickest {
-			break
+// Learned is a copy of what is known now.
+func (b *Batcher) Learned() (out Learned) {
+	a := b.advisor
+	out.Wait, out.OneAtATime = time.Duration(a.plan.wait), a.plan.oneAtATime
+	for i := range a.evaluation.candidates {
+		if c := &a.evaluation.candidates[i]; a.learns && c.without.latency > 0 {
+			out.Tried = append(out.Tried, TriedWait{time.Duration(c.wait), c.oneAtATime, c.with.latency / c.without.latency})
 		}
 	}
-	return n
+	s := slices.MaxFunc(a.shapes, func(x, y shape) int { return cmp.Compare(x.batches, y.batches) })
+	lanes := max(1, a.lanes())
+	var t table
+	if !t.fill(&s.costs, a.settings.MaxBatchSize, lanes-1) {
+		return out
+	}
+	for i := 0; i <= classOf(a.settings.MaxBatchSize); i++ {
+		batches := 0
+		for j := range s.curves {
+			batches += int(s.curves[j].cells[i].count)
+		}
+		if batches > 0 {
+			out.Costs = append(out.Costs, LearnedCost{sizeOf(i), time.Duration(t[0][i]), batches})
+		}
+	}
+	for j := range min(lanes, maxOthers+1) {
+		out.Slowdown = append(out.Slowdown, float64(t[j][0])/float64(t[0][0]))
+	}
+	return out
 }

@@ -8,58 +8,41 @@ import (
 	"github.com/ringbatch/ringbatch/broker/batcher"
 )
 
-// Time is the batcher's.
+// Time is the batcher's: nanoseconds.
 type Time = batcher.Time
 
 // What is remembered.
 const (
-	// maxRequests is how many of the latest requests are remembered.
-	maxRequests = 4096
-	// maxShapes have a cost table of their own; further shapes share the last.
-	maxShapes = 16
-	// maxOthers is the number of other busy workers that costs tell apart.
-	maxOthers = 7
-	// remembered is how far back a replay reaches.
-	remembered = Time(time.Second)
+	maxRequests = 4096              // the latest requests
+	remembered  = Time(time.Second) // how far back a replay reaches
+	maxShapes   = 16                // shapes with a cost table of their own; further ones share the last
+	maxOthers   = 7                 // other busy workers that costs distinguish
+	exactSizes  = 32                // rows up to which costs distinguish every size
 )
 
 // When to replay, and for how long.
 const (
-	// fewRequests is the least number of requests that a replay needs.
-	fewRequests = 16
-	// enoughRequests of enoughBatches short batches are enough for a replay.
-	enoughRequests, enoughBatches = 384, 64
-	// evaluateEach is the least time between two evaluations.
-	evaluateEach = Time(10 * time.Millisecond)
-	// stepEach is the time in which a replay may go one step of 0.15 µs; in a hurry it may go
-	// hurry steps.
-	stepEach, hurry = Time(8 * time.Microsecond), 8
-	// maxSteps is how many steps one call of Learn may go.
-	maxSteps = 128
+	fewRequests    = 16                         // a replay needs at least
+	enoughRequests = 384                        // a replay needs at most, if they are of
+	enoughBatches  = 64                         // times an average batch
+	stepEach       = Time(8 * time.Microsecond) // a replay may go one step of 0.15 µs in that time: 2 % of a core
+	hurry          = 8                          // times as many steps, for a second after a change
+	maxSteps       = 128                        // in one call of Learn
 )
 
 // Which plan to take.
 const (
-	// forgottenAfter is the time in which an old result fades to 1/e.
-	forgottenAfter = Time(1500 * time.Millisecond)
-	// luck is how much better a single replay may look by chance.
-	luck = 0.03
-	// tailWeight is the weight of the root mean square beside the mean.
-	tailWeight = 0.1
-	// serialFill is how full batches may be, on average, to go one at a time.
-	serialFill = 0.6
-	// overdue times its expected time after its start a batch holds back no other.
-	overdue = 3
-	// lateShare of the requests may miss the latency goal in a replay.
-	lateShare = 0.006
+	forgottenAfter = Time(1500 * time.Millisecond) // an old result has faded to 1/e
+	luck           = 0.03                          // a single replay may look better by that share
+	longestWait    = 2.5                           // times an average batch
+	mostFill       = 0.6                           // share of max_batch_size, of batches that go one at a time
+	overdue        = 3                             // times its expected time: then a batch holds back no other
+	lateShare      = 0.006                         // of the requests may miss the latency goal in a replay
 )
 
 // What batches cost, and what is late.
 const (
-	// farOff times longer or shorter than expected is far off.
-	farOff = 1.4
-	// young is the number of batches until a cost is trusted.
-	young = 4
-	// margin times as long as expected a request is assumed to take.
-	margin = 1.04
+	farOff = 1.4  // times as long as expected, or as short
+	young  = 4    // batches until a cost is trusted
+	margin = 1.04 // times as long as expected: a request must still be in time
 )

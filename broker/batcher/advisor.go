@@ -25,8 +25,6 @@ type Advisor interface {
 	// that has passed means: they go.
 	HoldUntil(since Time) Time
 
-	ClientJoined(c ClientID)
-	ClientLeft(c ClientID)
 	WorkerReady(w Worker)
 	WorkerGone(w WorkerID)
 	RequestQueued(r Request)
@@ -43,8 +41,10 @@ type Advisor interface {
 
 // Queue describes what a request meets when it begins to wait.
 type Queue struct {
-	Rows     int // of waiting requests that go before it, or with it
+	Requests int // waiting requests that go before it, or with it
+	Rows     int // of those
 	Joinable int // requests of other clients that could come soon
+	Clients  int // that are attached
 }
 
 // FixedWait is the advisor of a batcher that learns nothing: every request waits
@@ -67,8 +67,6 @@ func (*FixedWait) HoldUntil(Time) Time { return -Never }
 
 // The events change nothing.
 
-func (*FixedWait) ClientJoined(ClientID)                   {}
-func (*FixedWait) ClientLeft(ClientID)                     {}
 func (*FixedWait) WorkerReady(Worker)                      {}
 func (*FixedWait) WorkerGone(WorkerID)                     {}
 func (*FixedWait) RequestQueued(Request)                   {}

@@ -35,7 +35,7 @@ func (x *testAdvisor) SetPolicy(s *policy.Settings) {
 }
 
 func (x *testAdvisor) IsLate(now Time, r Request, q Queue) bool {
-	return x.clever && r.Deadline != Never && (int(r.ID)+q.Rows+q.Joinable)%7 == 0
+	return x.clever && r.Deadline != Never && (int(r.ID)+q.Requests+q.Rows+q.Joinable+q.Clients)%7 == 0
 }
 
 func (x *testAdvisor) WaitFor(arrived, deadline Time, q Queue) Time {
@@ -52,8 +52,6 @@ func (x *testAdvisor) HoldUntil(since Time) Time {
 	return since + x.hold
 }
 
-func (x *testAdvisor) ClientJoined(c ClientID)                { x.add(2, int64(c)) }
-func (x *testAdvisor) ClientLeft(c ClientID)                  { x.add(3, int64(c)) }
 func (x *testAdvisor) WorkerReady(w Worker)                   { x.add(4, int64(w.ID), int64(w.Depth)) }
 func (x *testAdvisor) RequestQueued(r Request)                { x.add(6, int64(r.ID), int64(r.Deadline)) }
 func (x *testAdvisor) RequestEnded(id RequestID, at Time)     { x.add(7, int64(id), int64(at)) }

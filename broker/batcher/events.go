@@ -63,12 +63,14 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	return nil
 }
 
+func (b *Batcher) queue() Queue { return Queue{b.queued, b.queuedRows, b.expected, b.joined} }
+
 // queueBefore is what goes before a request of a level that arrives now. Of several
 // levels, the less urgent ones do not count, nor do levels whose requests may be
 // delayed behind it. Rows are counted by the average of the whole queue.
 func (b *Batcher) queueBefore(level int) Queue {
 	if b.queued == 0 || len(b.settings.Levels) < 2 {
-		return Queue{b.queuedRows, b.expected}
+		return b.queue()
 	}
 	n := 0
 	for i := 0; i <= level; i++ {
@@ -76,7 +78,9 @@ func (b *Batcher) queueBefore(level int) Queue {
 			n += b.queuedAt[i]
 		}
 	}
-	return Queue{b.queuedRows * n / b.queued, b.expected}
+	q := b.queue()
+	q.Requests, q.Rows = n, q.Rows*n/q.Requests
+	return q
 }
 
 // Requeue puts a running request, whose worker died, back to the front of its

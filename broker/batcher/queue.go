@@ -83,7 +83,7 @@ func (b *Batcher) withdrawUnfiled(id RequestID) (heads uint64) {
 // deadline, or at the queue timeout that would reject it.
 func (b *Batcher) setReadyTimer(now Time, id RequestID) {
 	r := &b.requests[id]
-	wait := b.advisor.WaitFor(r.arrived, r.deadline, Queue{b.queuedRows, b.expected})
+	wait := b.advisor.WaitFor(r.arrived, r.deadline, b.queue())
 	budget := r.deadline
 	if r.timeout < budget && b.settings.Level(int(r.level)).OnTimeout == policy.Reject {
 		budget = r.timeout

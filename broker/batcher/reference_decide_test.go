@@ -36,6 +36,16 @@ func (b *reference) expected() (n int) {
 	return n
 }
 
+// joined is how many clients are attached.
+func (b *reference) joined() (n int) {
+	for _, c := range b.clients {
+		if c.joined {
+			n++
+		}
+	}
+	return n
+}
+
 func (c *refClient) couldJoin() bool {
 	return c.joined && c.inFlight < max(1, c.peak, c.lastPeak)
 }
@@ -51,7 +61,7 @@ func (b *reference) someoneCouldJoin() bool {
 
 // waitOf is how long r, which begins to wait, does so for others to batch with.
 func (b *reference) waitOf(r *refRequest, queuedRows int) Time {
-	return b.advisor.WaitFor(r.Arrived, r.Deadline, Queue{queuedRows, b.expected()})
+	return b.advisor.WaitFor(r.Arrived, r.Deadline, Queue{len(b.waiting), queuedRows, b.expected(), b.joined()})
 }
 
 // readyAt is when r stops waiting for others to batch with.

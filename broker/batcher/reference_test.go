@@ -101,7 +101,6 @@ func (b *reference) client(c ClientID) *refClient {
 
 func (b *reference) ClientJoined(c ClientID) {
 	b.client(c).joined = true
-	b.advisor.ClientJoined(c)
 }
 
 func (b *reference) ClientLeft(c ClientID) []RequestID {
@@ -112,9 +111,6 @@ func (b *reference) ClientLeft(c ClientID) []RequestID {
 		}
 		return r.Client == c
 	})
-	if x := b.clients[c]; x != nil && x.joined {
-		b.advisor.ClientLeft(c)
-	}
 	delete(b.clients, c) // its running requests keep the old record
 	return gone
 }
@@ -199,7 +195,7 @@ func (b *reference) queueBefore(level int) Queue {
 			n++
 		}
 	}
-	return Queue{b.QueuedRows() * n / max(1, len(b.waiting)), b.expected()}
+	return Queue{n, b.QueuedRows() * n / max(1, len(b.waiting)), b.expected(), b.joined()}
 }
 
 func (b *reference) Requeue(now Time, r Request) {

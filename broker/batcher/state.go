@@ -42,7 +42,8 @@ type Batcher struct {
 	changes  timerQueue // by request: its deadline or its level's timeout passes
 	reorders timerQueue // by shape: ageing may change the order that its preferred size depends on
 
-	joinable   int // clients that could join
+	joined     int // clients that are attached
+	joinable   int // of them, those that could join
 	expected   int // requests of theirs that could
 	queued     int
 	queuedRows int

@@ -175,12 +175,12 @@ func (d draw) step(cfg *Config) (Arrivals, []Phase, string) {
 	return Poisson{Rate: rate}, []Phase{phase}, "poisson " + name
 }
 
-// capacity is the requests per second that the workers can do in full batches:
-// with as many of them busy as do most together.
+// capacity is the requests per second that the workers can do in full batches, each of
+// them two hops after the last: with as many workers busy as do most together.
 func capacity(cfg *Config) float64 {
 	best := 0.0
 	for k := 1; k <= cfg.Workers.Count; k++ {
-		took := cfg.took(cfg.Policy.MaxBatchSize, k-1) / float64(time.Second)
+		took := (cfg.took(cfg.Policy.MaxBatchSize, k-1) + 2*float64(cfg.Hop)) / float64(time.Second)
 		best = max(best, float64(k*cfg.Policy.MaxBatchSize)/took)
 	}
 	return best / (float64(max(1, cfg.Load.MinRows)+max(1, cfg.Load.MaxRows)) / 2)
