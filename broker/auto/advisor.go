@@ -11,7 +11,7 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// Batcher is a batcher with an Advisor of its own.
+// Batcher is a batcher and its Advisor.
 type Batcher struct {
 	*batcher.Batcher
 	advisor *Advisor
@@ -58,7 +58,7 @@ type plan struct {
 	oneAtATime bool
 }
 
-// shape is what is known of one shape of requests.
+// shape holds the costs of one shape of requests.
 type shape struct {
 	dims batcher.Dims
 	costs
@@ -75,7 +75,7 @@ type record struct {
 	shape   uint8
 }
 
-// SetPolicy starts again where the policy changes what is best.
+// SetPolicy starts again if the new policy may need another plan.
 func (a *Advisor) SetPolicy(s *policy.Settings) {
 	was := a.settings
 	a.settings = s.Clone()
@@ -150,30 +150,30 @@ func (a *Advisor) shapeOf(d *batcher.Dims) int {
 	return len(a.shapes) - 1
 }
 
-// Learned is what an advisor has learned, for people to read.
+// Learned shows people the state of an advisor.
 type Learned struct {
 	Wait       time.Duration // in force
 	OneAtATime bool          // batches that are not full go one at a time
-	Tried      []TriedWait   // with wait_time auto: what the last replays found, by ascending wait
+	Tried      []TriedWait   // with wait_time auto: results of the last replays, by ascending wait
 	Costs      []LearnedCost // of the most common shape, by ascending rows
 	Slowdown   []float64     // how many times as long a batch takes beside 0, 1, 2 … busy workers
 }
 
-// TriedWait is what a wait would have done lately.
+// TriedWait is the result of one wait in the last replays.
 type TriedWait struct {
 	Wait       time.Duration
 	OneAtATime bool
 	Latency    float64 // as a multiple of the latency without a wait
 }
 
-// LearnedCost is what a batch takes beside no busy worker.
+// LearnedCost is the time of a batch while no other worker is busy.
 type LearnedCost struct {
 	Rows    int
 	Time    time.Duration
 	Batches int // of this size that were seen
 }
 
-// Learned is a copy of what is known now.
+// Learned returns the present state.
 func (b *Batcher) Learned() (out Learned) {
 	a := b.advisor
 	out.Wait, out.OneAtATime = time.Duration(a.plan.wait), a.plan.oneAtATime

@@ -100,7 +100,7 @@ func TestALatencyGoalFillsBatchesAndIsKept(t *testing.T) {
 	}
 }
 
-// At twice the capacity, requests are refused on arrival, and what is taken is in time.
+// At twice the capacity the broker refuses half of the requests, and answers the others in time.
 func TestUnderOverloadLateRequestsAreRefused(t *testing.T) {
 	s := autoSettings(8)
 	w := newWorld(t, s, 2, linear(4*ms, 500*us))
@@ -169,7 +169,7 @@ func TestNothingIsLostWhateverHappens(t *testing.T) {
 			switch k := rng.IntN(40); {
 			case k == 0:
 				if err := w.b.SetPolicy(randomSettings()); err != nil {
-					continue // what is in flight does not go with it
+					continue // requests in flight conflict with it
 				}
 			case k == 1 && len(w.ends) > 0:
 				w.b.Unanswered(w.ends[0].d.Worker, w.ends[0].d.Batch)

@@ -11,11 +11,11 @@ import (
 // Time is the batcher's: nanoseconds.
 type Time = batcher.Time
 
-// What is remembered.
+// Memory.
 const (
 	maxRequests = 4096              // the latest requests
 	remembered  = Time(time.Second) // how far back a replay reaches
-	maxShapes   = 16                // shapes with a cost table of their own; further ones share the last
+	maxShapes   = 16                // shapes with separate cost tables; further shapes share the last
 	maxOthers   = 7                 // other busy workers that costs distinguish
 	exactSizes  = 32                // rows up to which costs distinguish every size
 )
@@ -40,7 +40,7 @@ const (
 	lateShare      = 0.006                         // of the requests may miss the latency goal in a replay
 )
 
-// What batches cost, and what is late.
+// Costs of batches, and late requests.
 const (
 	farOff = 1.4  // times as long as expected, or as short
 	young  = 4    // batches until a cost is trusted

@@ -7,7 +7,7 @@ import (
 	"math/bits"
 )
 
-// costs is what batches took: by their rows, and by how many other workers were busy
+// costs is the time that batches took, by their rows, and by how many other workers were busy
 // when they began.
 //
 // Each batch moves its cell a little. A batch that is far off is set aside. If three in
@@ -53,7 +53,7 @@ func (c *costs) observe(x sample, isFirst bool) (changed bool) {
 	c.batches++
 	side := 0
 	switch {
-	case c.curves[x.others].count == 0: // what it should take beside as many others is unknown
+	case c.curves[x.others].count == 0: // nothing to compare with
 	case x.took() > farOff*farOff*expected:
 		side = 1
 	case x.took() < expected/farOff/farOff:
@@ -121,10 +121,10 @@ func (c *costs) best() *curve {
 	return best
 }
 
-// expected is what a batch should take, in nanoseconds; 0 if nothing is known.
+// expected is the expected time of a batch, in nanoseconds; 0 if nothing is known.
 func (c *costs) expected(rows, others int) float64 { return c.near(others).at(rows) }
 
-// most is what a batch of a new size should take at most: as long for each row as the
+// most is the longest time that a batch of a new size should take: as long for each row as the
 // next smaller size.
 func (c *costs) most(rows, others int) float64 {
 	v := c.near(others)

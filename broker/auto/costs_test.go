@@ -46,7 +46,7 @@ func TestThreeSlowBatchesInARowAreAChange(t *testing.T) {
 		t.Error("three are none")
 	}
 	isAbout(t, &c, 8, 0, 50*ms)
-	isAbout(t, &c, 1, 0, 50*ms) // what was known of it is forgotten
+	isAbout(t, &c, 1, 0, 50*ms) // its old cost is forgotten
 }
 
 // The whole machine stands still for a moment, and every worker has a batch then.

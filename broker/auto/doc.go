@@ -6,7 +6,7 @@
 //
 //	advisor.go    the Advisor, the requests that it remembers, and what people can see
 //	costs.go      what batches cost
-//	workers.go    what workers hold: what is held back, and what is late
+//	workers.go    batches that run: which others wait for them, and which requests are late
 //	evaluate.go   when to replay, with which candidates, and which of them is best
 //	replay.go     one replay: requests, workers, and which request follows which answer
 //	constants.go  all figures that were chosen

@@ -100,8 +100,8 @@ func (a *Advisor) beginEvaluation(now Time) bool {
 	a.replay.load(a, n)
 	rate := float64(n) / float64(max(1, now-a.latest(n-1).arrived))
 	if a.changes != e.changes || rate > 3*e.rate || 3*rate < e.rate {
-		// Other costs, or another load: what was found before does not count any more, and
-		// whether one batch at a time can do all the work is unknown.
+		// The costs or the load have changed: old results do not count any more. Whether one
+		// batch at a time can do all the work is unknown.
 		for i := range e.candidates {
 			e.candidates[i] = candidate{plan: e.candidates[i].plan}
 		}
@@ -159,7 +159,7 @@ func (e *evaluation) isEligible(c *candidate) bool {
 	return c.without.latency > 0 && c.at == e.begun && (!c.oneAtATime || c.with.fill < mostFill*c.replays)
 }
 
-// choose takes the best candidate. What is in force stays unless another is better by
+// choose takes the best candidate. The plan in force stays unless another is better by
 // more than luck.
 func (e *evaluation) choose() {
 	was := e.chosen

@@ -10,8 +10,8 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// replay plays the latest requests through a batcher of its own, with one plan at a time
-// and the costs that are known.
+// replay plays the latest requests through a second batcher, with one plan at a time and the
+// known costs.
 type replay struct {
 	batcher  *batcher.Batcher
 	advice   replayAdvice
@@ -72,7 +72,7 @@ type outcome struct {
 	fill    float64 // of the batches, as a share of max_batch_size
 }
 
-// add adds another outcome to the part of this one that is kept.
+// add fades this outcome to the share kept, and adds another.
 func (o *outcome) add(kept float64, x *outcome) {
 	o.counted, o.latency, o.late = o.counted*kept+x.counted, o.latency*kept+x.latency, o.late*kept+x.late
 	o.busy, o.fill = o.busy*kept+x.busy, o.fill*kept+x.fill

@@ -15,7 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "write what the scripts print into testdata")
 
-// Each script in testdata is a list of commands, ----, and what they print:
+// Each script in testdata is a list of commands, ----, and their output:
 //
 //	model max=N [wait=D] [goal=D] [workers=N] cost=FIXED+ROW [shared]   a new model; shared: workers slow each other down
 //	cost FIXED+ROW                                                     batches cost something else from now on

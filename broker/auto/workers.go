@@ -9,7 +9,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/batcher"
 )
 
-// worker is what a worker holds, at index WorkerID of Advisor.workers.
+// worker is the state of a worker, at index WorkerID of Advisor.workers.
 type worker struct {
 	batcher.Worker      // has no Lanes if it is not there
 	freeAt         Time // when it finished last
@@ -65,7 +65,7 @@ func (a *Advisor) BatchUnanswered(w batcher.WorkerID, id batcher.BatchID) {
 	}
 }
 
-// BatchDone learns what a batch took, from when its worker could begin with it. A batch
+// BatchDone learns the time of a batch, from when its worker could begin with it. A batch
 // that gave no client a result, and was far too quick, was given up and does not count.
 func (a *Advisor) BatchDone(w batcher.WorkerID, id batcher.BatchID, _, finished Time) {
 	x := &a.workers[w]
@@ -160,7 +160,7 @@ func (a *Advisor) IsLate(now Time, r batcher.Request, q batcher.Queue) bool {
 	return now+Time(margin*float64(end-now)) > due-hop
 }
 
-// freeLanes is when each lane of the workers has done what it holds, in order.
+// freeLanes is when each lane of the workers has done its batches, in order.
 func (a *Advisor) freeLanes(now, hop Time) []Time {
 	free := a.free[:0]
 	for i := range a.workers {

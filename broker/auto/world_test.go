@@ -107,7 +107,7 @@ func (w *world) poisson(rng *rand.Rand, rate float64, for_ Time) {
 	}
 }
 
-// plan is what is in force.
+// plan is the plan in force.
 func (w *world) plan() plan { return w.b.advisor.plan }
 
 func autoSettings(max int) policy.Settings {

@@ -6,8 +6,8 @@ import "github.com/ringbatch/ringbatch/policy"
 
 // Advisor says how long requests wait for others, and which would be late. The
 // batcher keeps the rules, asks the advisor, and reports everything that the
-// advisor may learn from. FixedWait is the advisor that learns nothing; package
-// auto has the one that learns.
+// advisor may learn from. FixedWait learns nothing; the Advisor of package auto
+// learns.
 //
 // An advisor is as pure as the batcher: its answers follow from the calls and
 // their times. It must not call the batcher.
@@ -39,7 +39,7 @@ type Advisor interface {
 	Learn(now Time)
 }
 
-// Queue describes what a request meets when it begins to wait.
+// Queue describes the queue that a request joins.
 type Queue struct {
 	Requests int // waiting requests that go before it, or with it
 	Rows     int // of those

@@ -8,8 +8,8 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// testAdvisor answers by simple rules, and adds up all events that it was told of, in
-// their order: the Batcher and the reference must tell it the same.
+// testAdvisor answers by simple rules, and hashes all events in their order: the Batcher
+// and the reference must report the same events.
 type testAdvisor struct {
 	wait   Time
 	hold   Time // how long batches are held back while one runs; 0: not at all

@@ -186,7 +186,7 @@ func capacity(cfg *Config) float64 {
 	return best / (float64(max(1, cfg.Load.MinRows)+max(1, cfg.Load.MaxRows)) / 2)
 }
 
-// fullBatch is what a full batch takes with all workers busy.
+// fullBatch is the time of a full batch while all workers are busy.
 func fullBatch(cfg *Config) float64 { return cfg.took(cfg.Policy.MaxBatchSize, cfg.Workers.Count-1) }
 
 // auto is the cell with wait_time auto.

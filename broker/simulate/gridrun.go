@@ -33,7 +33,7 @@ type CellResult struct {
 	BestWait string  `json:"best_wait,omitempty"`
 	Ratio    float64 `json:"ratio"` // steady, step: mean latency; goal: time of the workers; against the best fixed wait
 	P99      float64 `json:"p99,omitempty"`
-	Missed   string  `json:"missed,omitempty"` // what was not kept
+	Missed   string  `json:"missed,omitempty"` // the limit that was missed
 }
 
 // GridResult is what `simulate --grid` prints with --json.
