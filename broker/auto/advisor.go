@@ -38,13 +38,15 @@ type Advisor struct {
 	count    int      // requests so far
 	numberOf []int    // by RequestID: its number, from 0
 
-	workers  []worker // by WorkerID
-	busy     int      // workers that have a batch
-	took     float64  // by a batch lately, on average, in nanoseconds
-	lastDone Time     // when the last batch ended
-	shapes   []shape  // [0] is of requests without sizes
-	changes  int      // of the costs so far
-	free     []Time   // backs freeLanes
+	workers     []worker // by WorkerID
+	busy        int      // workers that have a batch
+	took        float64  // by a batch lately, on average, in nanoseconds
+	lastDone    Time     // when the last batch ended
+	shapes      []shape  // [0] is of requests without sizes
+	changes     int      // of the costs so far
+	free        []Time   // backs freeLanes
+	lastArrival Time     // of a request, refused or not
+	gap         float64  // nanoseconds between two of them, lately
 
 	evaluation evaluation
 	replay     *replay
@@ -52,10 +54,8 @@ type Advisor struct {
 
 // plan is one way to run batches.
 type plan struct {
-	wait Time
-	// oneAtATime holds a batch that is not full while another runs: workers that share
-	// a GPU slow each other down.
-	oneAtATime bool
+	wait       Time
+	oneAtATime bool // a batch that is not full waits while another runs
 }
 
 // shape holds the costs of one shape of requests.

@@ -44,5 +44,5 @@ const (
 const (
 	farOff = 1.4  // times as long as expected, or as short
 	young  = 4    // batches until a cost is trusted
-	margin = 1.04 // times as long as expected: a request must still be in time
+	margin = 1.05 // times as long as expected: a request must still be in time
 )

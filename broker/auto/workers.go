@@ -109,8 +109,7 @@ func (a *Advisor) lanes() (n int) {
 	return n
 }
 
-// HoldUntil holds batches back while another runs, if they go one at a time: no longer
-// than a few batches take, and not for a batch that is overdue.
+// HoldUntil holds batches back while another runs that is not overdue, but not for long.
 func (a *Advisor) HoldUntil(since Time) Time {
 	until := -batcher.Never
 	for i := range a.workers {
@@ -128,6 +127,8 @@ func (a *Advisor) HoldUntil(since Time) Time {
 // it has far less time than its batch takes; and it is tried if no batch ran lately.
 func (a *Advisor) IsLate(now Time, r batcher.Request, q batcher.Queue) bool {
 	a.clients = q.Clients
+	a.gap += (min(float64(max(0, r.Arrived-a.lastArrival)), float64(remembered)) - a.gap) / 32
+	a.lastArrival = max(a.lastArrival, r.Arrived)
 	due := r.Deadline
 	if a.settings.LatencyGoal > 0 {
 		due = min(due, r.Arrived+Time(a.settings.LatencyGoal))
@@ -148,11 +149,10 @@ func (a *Advisor) IsLate(now Time, r batcher.Request, q batcher.Queue) bool {
 	// A full batch has no room for the next request, which has some rows.
 	each := float64(q.Rows+r.Rows) / float64(q.Requests+1)
 	full := max(1, a.settings.MaxBatchSize-int(2*(each-1)))
-	before := (q.Rows + r.Rows - 1) / full
+	before := (q.Rows+r.Rows-1)/full + (min(max(0, len(a.shapes)-2), q.Requests)+1)/2 // other shapes make batches that are not full
 	start := lanes[before%len(lanes)] + Time(before/len(lanes))*(Time(s.expected(full, len(lanes)-1))+hop)
-	n := min(a.count, 2*fewRequests)
-	joining := float64(start-now) * float64(n) / float64(max(1, now-a.latest(n-1).arrived)) // as fast as the last ones
-	if joining += math.Sqrt(joining); a.replay.closed {                                     // by chance more come than on average
+	joining := float64(start-now) / max(1, a.gap)
+	if joining += math.Sqrt(joining); a.replay.closed { // by chance more come than on average
 		joining = min(joining, float64(q.Joinable))
 	}
 	rows := float64(max(0, q.Rows-before*full)+r.Rows) + joining*each
