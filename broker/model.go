@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/broker/auto"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
@@ -37,9 +37,9 @@ func (m *model) build(b *Broker, cfg ModelConfig) error {
 	if err != nil {
 		return fmt.Errorf("model %q: %w", cfg.Name, err)
 	}
-	batchers := make([]*batcher.Batcher, len(p.stages))
+	batchers := make([]*auto.Batcher, len(p.stages))
 	for i := range p.stages {
-		if batchers[i], err = batcher.New(p.stages[i].settings); err != nil {
+		if batchers[i], err = auto.NewBatcher(p.stages[i].settings); err != nil {
 			return fmt.Errorf("model %q: %w", p.stages[i].cfg.Name, err)
 		}
 	}

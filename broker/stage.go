@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/auto"
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -31,7 +32,7 @@ type stage struct {
 	inForce  atomic.Pointer[policy.Settings] // a copy of it, for other goroutines
 	changes  int                             // how often cfg has changed
 
-	batcher *batcher.Batcher
+	batcher *auto.Batcher
 	workers []*workerSession // by worker id; nil where unused
 	present int              // workers that are there
 	staffed atomic.Bool      // there is one, for other goroutines
@@ -59,7 +60,7 @@ type stage struct {
 	recorder *recorder // nil while it is off
 }
 
-func newStage(r *ring, p *stagePlan, b *batcher.Batcher) *stage {
+func newStage(r *ring, p *stagePlan, b *auto.Batcher) *stage {
 	settings := p.settings
 	s := &stage{
 		ring: r, log: r.log, cfg: p.cfg, cfgName: p.cfg.Name, layout: p.layout, dims: p.dims, most: settings.MaxBatchSize, settings: settings,

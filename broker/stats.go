@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/alias"
+	"github.com/ringbatch/ringbatch/broker/auto"
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/histogram"
 	"github.com/ringbatch/ringbatch/policy"
@@ -150,13 +151,13 @@ type view struct {
 }
 
 // learned takes over what the batcher has found out.
-func (v *view) learned(l batcher.Learned) {
-	out := stats.Learned{Costs: []stats.LearnedCost{}, Slowdown: l.Slowdown, Tried: []stats.TriedWait{}, Apart: l.Apart}
+func (v *view) learned(l auto.Learned) {
+	out := stats.Learned{Costs: []stats.LearnedCost{}, Slowdown: l.Slowdown, Tried: []stats.TriedWait{}, OneAtATime: l.OneAtATime}
 	for _, c := range l.Costs {
 		out.Costs = append(out.Costs, stats.LearnedCost{Rows: c.Rows, MS: ms(c.Time), Batches: c.Batches})
 	}
 	for _, t := range l.Tried {
-		out.Tried = append(out.Tried, stats.TriedWait{WaitMS: ms(t.Wait), Apart: t.Apart, Latency: t.Latency})
+		out.Tried = append(out.Tried, stats.TriedWait{WaitMS: ms(t.Wait), OneAtATime: t.OneAtATime, Latency: t.Latency})
 	}
 	v.out.WaitTimeMS, v.out.Learned = ms(l.Wait), out
 }

@@ -119,8 +119,8 @@ type Learned struct {
 	// Tried is what other waits would have done to the latency of the last
 	// requests, with wait_time auto.
 	Tried []TriedWait `json:"tried"`
-	// Apart: batches that are not full go one after the other now.
-	Apart bool `json:"apart,omitempty"`
+	// OneAtATime: batches that are not full go one at a time now.
+	OneAtATime bool `json:"one_at_a_time,omitempty"`
 }
 
 // LearnedCost is what a batch of so many rows takes while no other worker is
@@ -134,9 +134,9 @@ type LearnedCost struct {
 // TriedWait is a wait and the latency that it would have given, as a multiple of
 // that of no wait.
 type TriedWait struct {
-	WaitMS  float64 `json:"wait_ms"`
-	Apart   bool    `json:"apart,omitempty"` // no wait, but batches that are not full one after the other
-	Latency float64 `json:"latency"`
+	WaitMS     float64 `json:"wait_ms"`
+	OneAtATime bool    `json:"one_at_a_time,omitempty"` // no wait, but batches that are not full one at a time
+	Latency    float64 `json:"latency"`
 }
 
 // Window is what happened in the last whole seconds.

@@ -52,10 +52,8 @@ func (b *Batcher) client(id ClientID) *client {
 func (b *Batcher) ClientJoined(c ClientID) {
 	if cl := b.client(c); !cl.joined {
 		cl.joined = true
+		b.joined++
 		b.countJoinable(0, cl.couldSend()) // one that left may have requests in flight still
-	}
-	if b.learner != nil {
-		b.learner.clientJoined(c) // also of one that is known by a request that was refused
 	}
 }
 
@@ -70,9 +68,7 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 	}
 	b.countJoinable(cl.couldSend(), 0)
 	cl.joined = false
-	if b.learner != nil {
-		b.learner.clientLeft(c)
-	}
+	b.joined--
 	for cl.waiting.head != none {
 		id := cl.waiting.head
 		b.cancelled = append(b.cancelled, id)
@@ -83,11 +79,14 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 	return b.cancelled
 }
 
-// sendsNoMore tells that c sends nothing more, but what it has sent goes on.
-func (b *Batcher) sendsNoMore(c ClientID) {
+// ClientSendsNoMore tells that c sends nothing more. Its requests go on.
+func (b *Batcher) ClientSendsNoMore(c ClientID) {
 	cl := b.client(c)
-	b.countJoinable(cl.couldSend(), 0)
-	cl.joined = false
+	if cl.joined {
+		b.countJoinable(cl.couldSend(), 0)
+		cl.joined = false
+		b.joined--
+	}
 }
 
 // CancelWaiting cancels up to most of c's waiting requests and returns them, in
@@ -106,7 +105,10 @@ func (b *Batcher) CancelWaiting(c ClientID, most int) []RequestID {
 // clientStarts counts one more request in flight.
 func (b *Batcher) clientStarts(c *client) {
 	before := c.couldSend()
-	c.joined = true
+	if !c.joined {
+		c.joined = true
+		b.joined++
+	}
 	c.inFlight++
 	c.peak = max(c.peak, c.inFlight)
 	b.countJoinable(before, c.couldSend())

@@ -34,16 +34,13 @@ func (b *Batcher) Decide(now Time) *Decisions {
 		at += n
 	}
 	b.out.Wake = b.wake(now)
-	if b.learner != nil {
-		b.learner.decisions++
-	}
 	return &b.out
 }
 
-// Learn goes on with learning what pays (learn.go). It is called after what
-// Decide said was done, because it may take up to some 10 µs; if it is not
-// called, nothing is learned. now is as in Decide.
-func (b *Batcher) Learn(now Time) { b.learner.step(now) }
+// Learn gives the advisor time to compute, up to some 10 µs. Call it after the
+// decisions were carried out; without it the advisor learns nothing. now is as in
+// Decide.
+func (b *Batcher) Learn(now Time) { b.advisor.Learn(now) }
 
 // passDeadlines is stage 1.
 func (b *Batcher) passDeadlines(now Time) {
@@ -56,9 +53,6 @@ func (b *Batcher) passDeadlines(now Time) {
 		r := &b.requests[id]
 		switch {
 		case r.deadline <= r.timeout:
-			if b.learner != nil {
-				b.learner.ended(id, now+1) // not by its deadline
-			}
 			b.endWaiting(id)
 			b.out.Ended = append(b.out.Ended, End{id, Expired})
 		case b.settings.Level(int(r.level)).OnTimeout == policy.Reject:
@@ -146,6 +140,15 @@ func (b *Batcher) feedIdle(now Time) bool {
 	}
 	b.dispatch(w, s, limit, why, now)
 	return true
+}
+
+// heldUntil is until when batches that are not full are held back; now if they are
+// not. Nothing is held back while a request with a deadline waits.
+func (b *Batcher) heldUntil(now Time) Time {
+	if b.dated > 0 {
+		return now
+	}
+	return max(now, b.advisor.HoldUntil(min(now, b.heldFrom)))
 }
 
 // feedBusy is one step of stage 4. False: nothing is full, or something that

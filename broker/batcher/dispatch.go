@@ -62,7 +62,5 @@ func (b *Batcher) handOver(w WorkerID, slot int32, d Dispatch, now Time) {
 	x.pass += int64(d.Rows) * passScale / int64(x.Weight)
 	b.fileWorker(w)
 	b.out.Dispatches = append(b.out.Dispatches, d)
-	if b.learner != nil {
-		b.learner.dispatched(&d, now)
-	}
+	b.advisor.BatchSent(now, d)
 }

@@ -26,15 +26,14 @@
 //	Deadline   the ready time of any waiting request of the shape has passed
 //	Nobody     no client is left who could join
 //
-// The ready time is Arrived + min(WaitTime, budget/2), where the budget is the
+// The ready time is Arrived + min(wait, budget/2), where the budget is the
 // time to its deadline, or to the queue timeout that would reject it: a
-// request never spends more than half of its own time waiting for others to batch with,
-// and leaves as much as its batch is expected to take.
+// request never spends more than half of its own time waiting for others.
 // Deadline and Nobody take all that fits, preferred size or not.
 //
-// With WaitTime Auto, what is not full may be held back while any batch runs, and what is
-// behind it, too, so that batches go apart; not what has a deadline, and not for long
-// (apart.go).
+// The wait is what the Advisor says (advisor.go). An advisor may also hold back batches
+// that are not full, and what is behind them, while another batch runs; but nothing is held
+// back while a request with a deadline waits.
 //
 // 3. A client could join while it has fewer requests in flight (waiting and
 // running) than its recent peak, at least 1. The peak is taken over its
@@ -85,6 +84,7 @@
 // # Where it is
 //
 //	batcher.go    the types: Request, Worker, Decisions; settings.go what follows from a policy
+//	advisor.go    Advisor: how long to wait, and what is late; FixedWait
 //	events.go     Arrive, Requeue, Cancel, Ended
 //	clients.go    who could join
 //	workers.go    whose turn it is; BatchDone

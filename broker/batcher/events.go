@@ -46,7 +46,7 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	if r.Deadline <= now {
 		return ErrExpired
 	}
-	if l := b.learner; l != nil && l.late(now, &r, b.queuedRows, b.ahead(r.Level), b.expected) {
+	if b.advisor.IsLate(now, r, b.queueBefore(r.Level)) {
 		return ErrLate
 	}
 
@@ -59,20 +59,28 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	x.timeout = timeout
 	x.place(b.lastSeq, b.lastSince)
 	b.admit(now, r.ID, &r.Dims)
-	if b.learner != nil {
-		b.learner.arrived(&r, b.queuedRows-r.Rows)
-	}
+	b.advisor.RequestQueued(r)
 	return nil
 }
 
-// ahead is how many waiting requests go before one of a level that arrives now, at least.
-func (b *Batcher) ahead(level int) (n int) {
+func (b *Batcher) queue() Queue { return Queue{b.queued, b.queuedRows, b.expected, b.joined} }
+
+// queueBefore is what goes before a request of a level that arrives now. Of several
+// levels, the less urgent ones do not count, nor do levels whose requests may be
+// delayed behind it. Rows are counted by the average of the whole queue.
+func (b *Batcher) queueBefore(level int) Queue {
+	if b.queued == 0 || len(b.settings.Levels) < 2 {
+		return b.queue()
+	}
+	n := 0
 	for i := 0; i <= level; i++ {
-		if len(b.settings.Levels) > 1 && b.settings.Levels[i].OnTimeout == policy.Reject { // or they may be behind it
+		if b.settings.Levels[i].OnTimeout == policy.Reject {
 			n += b.queuedAt[i]
 		}
 	}
-	return n
+	q := b.queue()
+	q.Requests, q.Rows = n, q.Rows*n/q.Requests
+	return q
 }
 
 // Requeue puts a running request, whose worker died or failed its batch, back to
@@ -151,9 +159,7 @@ func (b *Batcher) endWaiting(id RequestID) {
 	b.withdraw(id)
 	r.state = unknown
 	b.clientEnds(c)
-	if b.learner != nil {
-		b.learner.answered(id, r.client, Never)
-	}
+	b.advisor.RequestEnded(id, Never)
 	if b.settings.PreserveOrder {
 		b.release(c)
 	}
@@ -168,9 +174,7 @@ func (b *Batcher) endRunning(id RequestID, at Time) {
 	b.stopRunning(r, c, id)
 	r.state = unknown
 	if ours {
-		if b.learner != nil {
-			b.learner.answered(id, r.client, at)
-		}
+		b.advisor.RequestEnded(id, at)
 		b.clientEnds(c)
 		if b.settings.PreserveOrder {
 			b.release(c)

@@ -27,7 +27,7 @@ func (b *Batcher) admit(now Time, id RequestID, dims *Dims) {
 	}
 	b.linkClient(&b.clients[r.client], id)
 	b.setReadyTimer(now, id)
-	if at := min(r.deadline, r.timeout); at != Never && b.learner != nil { // in a replay all are answered
+	if at := min(r.deadline, r.timeout); at != Never {
 		b.changes.add(uint32(id), at, r.seq)
 	}
 	if b.settings.PreserveOrder {
@@ -79,24 +79,17 @@ func (b *Batcher) withdrawUnfiled(id RequestID) (heads uint64) {
 }
 
 // setReadyTimer computes when id stops waiting for others to batch with: after the wait
-// time, but never later than half of its own time budget, and early enough for its
-// batch to be done by its deadline. The budget ends at its deadline, or at the queue
-// timeout that would reject it.
+// time, but never later than half of its own time budget. The budget ends at its
+// deadline, or at the queue timeout that would reject it.
 func (b *Batcher) setReadyTimer(now Time, id RequestID) {
 	r := &b.requests[id]
-	wait := Time(b.settings.WaitTime)
-	if b.learner != nil {
-		wait = b.learner.wait
-	}
+	wait := b.advisor.WaitFor(r.arrived, r.deadline, b.queue())
 	budget := r.deadline
 	if r.timeout < budget && b.settings.Level(int(r.level)).OnTimeout == policy.Reject {
 		budget = r.timeout
 	}
 	if budget != Never {
 		wait = min(wait, (budget-r.arrived)/2)
-	}
-	if b.learner != nil {
-		wait = min(wait, b.learner.patience(r.arrived, r.deadline, b.queuedRows, b.expected))
 	}
 	ready := r.arrived + wait
 	r.due = r.isRetry() || ready <= now

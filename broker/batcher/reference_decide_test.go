@@ -13,7 +13,7 @@ import (
 // known.
 func (b *reference) end(r *refRequest, at Time) {
 	if b.clients[r.Client] == r.client {
-		b.learner.answered(r.ID, r.Client, at)
+		b.advisor.RequestEnded(r.ID, at)
 	}
 	r.client.end()
 }
@@ -36,6 +36,16 @@ func (b *reference) expected() (n int) {
 	return n
 }
 
+// joined is how many clients are attached.
+func (b *reference) joined() (n int) {
+	for _, c := range b.clients {
+		if c.joined {
+			n++
+		}
+	}
+	return n
+}
+
 func (c *refClient) couldJoin() bool {
 	return c.joined && c.inFlight < max(1, c.peak, c.lastPeak)
 }
@@ -51,7 +61,7 @@ func (b *reference) someoneCouldJoin() bool {
 
 // waitOf is how long r, which begins to wait, does so for others to batch with.
 func (b *reference) waitOf(r *refRequest, queuedRows int) Time {
-	return min(b.learner.wait, b.learner.patience(r.Arrived, r.Deadline, queuedRows, b.expected()))
+	return b.advisor.WaitFor(r.Arrived, r.Deadline, Queue{len(b.waiting), queuedRows, b.expected(), b.joined()})
 }
 
 // readyAt is when r stops waiting for others to batch with.
@@ -96,7 +106,6 @@ func (b *reference) Decide(now Time) *Decisions {
 			}
 		}
 	}
-	b.learner.decisions++
 	return &b.out
 }
 
@@ -113,7 +122,6 @@ func (b *reference) endOrDelayOne(now Time) bool {
 	case first == nil:
 		return false
 	case first.Deadline <= first.timeout:
-		b.learner.ended(first.ID, now+1)
 		b.Cancel(first.ID)
 		b.out.Ended = append(b.out.Ended, End{first.ID, Expired})
 	case b.settings.Level(first.Level).OnTimeout == policy.Reject:
@@ -215,12 +223,7 @@ func (b *reference) heldUntil(now Time) (until Time) {
 			return now
 		}
 	}
-	for _, w := range b.workers {
-		if b.learner.apart && len(w.batches) > 0 {
-			until = max(until, b.learner.overdueAt(w.ID))
-		}
-	}
-	return max(now, min(until, min(b.heldFrom, now)+Time(overdueAfter*b.learner.took)))
+	return max(now, b.advisor.HoldUntil(min(b.heldFrom, now)))
 }
 
 // ready says how many requests of a shape's queue would go to an idle worker.
@@ -313,5 +316,5 @@ func (b *reference) dispatch(w *refWorker, requests []*refRequest, why Reason) {
 	w.batches, w.dispatches = append(w.batches, d.Batch), append(w.dispatches, d)
 	w.pass += int64(d.Rows) << 16 / int64(w.Weight)
 	b.out.Dispatches = append(b.out.Dispatches, d)
-	b.learner.dispatched(&d, b.now)
+	b.advisor.BatchSent(b.now, d)
 }

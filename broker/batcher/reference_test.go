@@ -24,9 +24,9 @@ type reference struct {
 	lastBatch BatchID
 	lastRun   Run
 	out       Decisions
-	now       Time     // of the last Decide
-	heldFrom  Time     // since when what is not full is
-	learner   *learner // what it learns is tested elsewhere; here that both tell it the same
+	now       Time // of the last Decide
+	heldFrom  Time // since when what is not full is
+	advisor   testAdvisor
 }
 
 type refRequest struct {
@@ -57,7 +57,9 @@ func newReference(settings policy.Settings) (*reference, error) {
 	if err := settings.Validate(); err != nil {
 		return nil, err
 	}
-	return &reference{settings: settings.Clone(), clients: map[ClientID]*refClient{}, learner: newLearner(&settings), heldFrom: Never}, nil
+	b := &reference{settings: settings.Clone(), clients: map[ClientID]*refClient{}, heldFrom: Never}
+	b.advisor.SetPolicy(&settings)
+	return b, nil
 }
 
 func (b *reference) SetPolicy(settings policy.Settings) error {
@@ -81,14 +83,14 @@ func (b *reference) SetPolicy(settings policy.Settings) error {
 		}
 	}
 	b.settings = settings.Clone()
-	b.learner.setPolicy(&settings)
+	b.advisor.SetPolicy(&settings)
 	for _, r := range b.waiting {
 		r.wait = b.waitOf(r, b.QueuedRows())
 	}
 	return nil
 }
 
-func (b *reference) Learn(now Time) { b.learner.step(now) }
+func (b *reference) Learn(now Time) { b.advisor.Learn(now) }
 
 func (b *reference) client(c ClientID) *refClient {
 	if b.clients[c] == nil {
@@ -99,7 +101,6 @@ func (b *reference) client(c ClientID) *refClient {
 
 func (b *reference) ClientJoined(c ClientID) {
 	b.client(c).joined = true
-	b.learner.clientJoined(c)
 }
 
 func (b *reference) ClientLeft(c ClientID) []RequestID {
@@ -111,14 +112,13 @@ func (b *reference) ClientLeft(c ClientID) []RequestID {
 		return r.Client == c
 	})
 	delete(b.clients, c) // its running requests keep the old record
-	b.learner.clientLeft(c)
 	return gone
 }
 
 func (b *reference) WorkerReady(w Worker) {
 	w.Weight, w.Lanes = max(1, w.Weight), max(1, w.Lanes)
 	w.Depth = max(w.Lanes, w.Depth)
-	b.learner.workerReady(w)
+	b.advisor.WorkerReady(w)
 	pass, found := int64(0), false
 	for _, other := range b.workers {
 		if !other.Paused && (!found || other.pass < pass) {
@@ -138,7 +138,9 @@ func (b *reference) WorkerReady(w Worker) {
 }
 
 func (b *reference) WorkerGone(w WorkerID) {
-	b.learner.workerGone(w)
+	if slices.ContainsFunc(b.workers, func(x *refWorker) bool { return x.ID == w }) {
+		b.advisor.WorkerGone(w)
+	}
 	b.workers = slices.DeleteFunc(b.workers, func(x *refWorker) bool { return x.ID == w })
 }
 
@@ -168,7 +170,7 @@ func (b *reference) Arrive(now Time, r Request) error {
 	if policy.MaxQueue > 0 && b.QueuedAt(r.Level) >= policy.MaxQueue {
 		return ErrQueueFull
 	}
-	if b.learner.late(now, &r, b.QueuedRows(), b.ahead(r.Level), b.expected()) {
+	if b.advisor.IsLate(now, r, b.queueBefore(r.Level)) {
 		return ErrLate
 	}
 	q := &refRequest{Request: r, base: r.Level, timeout: Never, client: b.client(r.Client)}
@@ -183,19 +185,20 @@ func (b *reference) Arrive(now Time, r Request) error {
 	q.client.inFlight++
 	q.client.peak = max(q.client.peak, q.client.inFlight)
 	q.wait = b.waitOf(q, b.QueuedRows()+r.Rows)
-	b.learner.arrived(&r, b.QueuedRows())
+	b.advisor.RequestQueued(r)
 	b.waiting = append(b.waiting, q)
 	return nil
 }
 
-// ahead is how many waiting requests go before one of a level that arrives now, at least.
-func (b *reference) ahead(level int) (n int) {
+// queueBefore is what goes before a request of a level that arrives now.
+func (b *reference) queueBefore(level int) Queue {
+	n := 0
 	for _, r := range b.waiting {
-		if b.settings.LevelCount() > 1 && r.Level <= level && b.settings.Level(r.Level).OnTimeout == policy.Reject {
+		if b.settings.LevelCount() == 1 || r.Level <= level && b.settings.Level(r.Level).OnTimeout == policy.Reject {
 			n++
 		}
 	}
-	return n
+	return Queue{n, b.QueuedRows() * n / max(1, len(b.waiting)), b.expected(), b.joined()}
 }
 
 func (b *reference) Requeue(now Time, r Request) {
@@ -243,7 +246,7 @@ func (b *reference) BatchDone(w WorkerID, batch BatchID, started, finished Time)
 				return r.batch == batch && r.ID == id
 			})
 		}
-		b.learner.done(w, batch, started, max(started, finished))
+		b.advisor.BatchDone(w, batch, started, max(started, finished))
 	}
 }
 

@@ -72,10 +72,10 @@ type schedule struct {
 	log      func(string, ...any)
 	settings policy.Settings
 	fast     *Batcher
+	advisor  testAdvisor // of fast
 	slow     *reference
 	book     *book // what the promises need to know
 	now      Time
-	unit     Time // of time: one in which something is learned, or the smallest
 }
 
 func runSchedule(seed uint64, log func(string, ...any)) (err error) {
@@ -89,13 +89,10 @@ func runSchedule(seed uint64, log func(string, ...any)) (err error) {
 		log = func(string, ...any) {}
 	}
 	rng := rand.New(rand.NewPCG(seed, 0x5eed))
-	s := &schedule{rng: rng, log: log, unit: 1}
-	if seed%20 == 0 {
-		s.unit = Time(100 * time.Microsecond)
-	}
+	s := &schedule{rng: rng, log: log}
 	s.now, s.settings = s.time(5), s.randomSettings()
 	log("config %+v", s.settings)
-	if s.fast, err = New(s.settings); err != nil {
+	if s.fast, err = NewAdvised(s.settings, &s.advisor); err != nil {
 		return err
 	}
 	if s.slow, err = newReference(s.settings); err != nil {
@@ -106,9 +103,6 @@ func runSchedule(seed uint64, log func(string, ...any)) (err error) {
 	if seed%500 == 0 { // now and then a long queue
 		s.book = newBook(s.settings, 200)
 		steps = 400
-	}
-	if s.unit > 1 {
-		steps *= 4
 	}
 	for range steps {
 		for range 1 + rng.IntN(3) {
@@ -123,8 +117,8 @@ func runSchedule(seed uint64, log func(string, ...any)) (err error) {
 	return s.drain()
 }
 
-// time is a random time below n units.
-func (s *schedule) time(n int) Time { return Time(s.rng.IntN(n)) * s.unit }
+// time is a random time below n.
+func (s *schedule) time(n int) Time { return Time(s.rng.IntN(n)) }
 
 func (s *schedule) duration(n int) time.Duration { return time.Duration(s.time(n)) }
 
@@ -132,7 +126,7 @@ func (s *schedule) randomSettings() policy.Settings {
 	rng := s.rng
 	settings := policy.Settings{MaxBatchSize: 1 + rng.IntN(8), WaitTime: s.duration(20)}
 	switch {
-	case s.unit > 1 && rng.IntN(4) > 0:
+	case rng.IntN(4) == 0:
 		settings.WaitTime = policy.Auto
 	case rng.IntN(3) == 0:
 		settings.WaitTime = 0
@@ -219,10 +213,10 @@ func (s *schedule) event() error {
 		s.fast.Ended(id)
 		s.slow.Ended(id)
 		s.book.ended(id)
-	case k == 38 && s.settings.WaitTime == policy.Auto: // learning rarely comes to it in so short a time
-		s.log("apart")
-		s.fast.learner.apart = !s.fast.learner.apart
-		s.slow.learner.apart = s.fast.learner.apart
+	case k == 38:
+		s.advisor.hold = s.time(30)
+		s.slow.advisor.hold = s.advisor.hold
+		s.log("hold for %d", s.advisor.hold)
 	}
 	return nil
 }
@@ -260,7 +254,7 @@ func (s *schedule) arrive() error {
 		return fmt.Errorf("Arrive(%+v) is %v, reference %v", r, got, want)
 	}
 	if got == nil {
-		s.book.arrived(s.now, r, s.fast.learner.wait)
+		s.book.arrived(s.now, r, s.advisor.wait)
 	}
 	return nil
 }
@@ -326,7 +320,7 @@ func (s *schedule) requeue(lost []*booked) {
 			s.log("requeue %+v", retry)
 			s.fast.Requeue(s.now, retry)
 			s.slow.Requeue(s.now, retry)
-			s.book.requeued(retry, s.fast.learner.wait)
+			s.book.requeued(retry, s.advisor.wait)
 		}
 	}
 }
@@ -353,7 +347,7 @@ func (s *schedule) setPolicy() error {
 	}
 	if got == nil {
 		s.settings = settings
-		s.book.setPolicy(settings, s.fast.learner.wait)
+		s.book.setPolicy(settings, s.advisor.wait)
 	}
 	return nil
 }
@@ -370,22 +364,14 @@ func (s *schedule) decide() error {
 	if a, b := s.fast.QueuedRows(), s.slow.QueuedRows(); a != b {
 		return fmt.Errorf("QueuedRows is %d, reference %d", a, b)
 	}
-	s.book.overdue = 0
-	for w := range s.book.workers {
-		if l := s.fast.learner; l.apart && len(l.workers[w].batches) > 0 {
-			s.book.overdue = max(s.book.overdue, l.overdueAt(w))
-		}
-	}
+	s.book.overdue = s.fast.heldUntil(s.now)
 	if err := s.book.decided(s.now, got); err != nil {
 		return err
 	}
-	if a, b := s.fast.learner.joined, s.slow.learner.joined; a != b {
-		return fmt.Errorf("learns from %d clients, reference %d", a, b)
-	}
 	s.fast.Learn(s.now)
 	s.slow.Learn(s.now)
-	if a, b := s.fast.learner, s.slow.learner; a.wait != b.wait || a.apart != b.apart {
-		return fmt.Errorf("waits for %v, apart %v; reference %v, %v", a.wait, a.apart, b.wait, b.apart)
+	if s.advisor.events != s.slow.advisor.events {
+		return fmt.Errorf("the advisor was told of other events than that of the reference")
 	}
 	return nil
 }

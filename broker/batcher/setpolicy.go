@@ -28,7 +28,7 @@ func (b *Batcher) SetPolicy(settings policy.Settings) error {
 	ids := b.emptyQueues()
 	delayed := b.ranks - 1
 	b.settings = settings.Clone()
-	b.learner.setPolicy(&settings)
+	b.advisor.SetPolicy(&b.settings)
 	b.sizeLevels()
 	for _, id := range ids {
 		if r := &b.requests[id]; int(r.base) == delayed {

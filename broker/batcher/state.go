@@ -12,8 +12,8 @@ import "github.com/ringbatch/ringbatch/policy"
 // id.
 type Batcher struct {
 	settings policy.Settings
-	heldFor  Time // of a replay: how long batches that are not full are held back at most (apart.go)
-	heldFrom Time // since when one is; Never: none is
+	advisor  Advisor
+	heldFrom Time // since when the advisor holds a batch back; Never: none
 	ranks    int  // base levels: the configured ones, and one behind them for delayed requests
 
 	requests []request // by RequestID
@@ -43,7 +43,8 @@ type Batcher struct {
 	changes  timerQueue // by request: its deadline or its level's timeout passes
 	reorders timerQueue // by shape: ageing may change the order that its preferred size depends on
 
-	joinable   int // clients that could join
+	joined     int // clients that are attached
+	joinable   int // of them, those that could join
 	expected   int // requests of theirs that could
 	queued     int
 	queuedRows int
@@ -56,33 +57,31 @@ type Batcher struct {
 	lastBatch BatchID
 	lastRun   Run
 
-	learner *learner // nil in a replay, which learns nothing
-
 	out       Decisions
 	ids       []RequestID // backs Dispatch.Requests
 	cancelled []RequestID // backs ClientLeft
 }
 
-// New makes an empty batcher. The error wraps status.ErrInvalid and names the field of
-// settings that is out of its range.
+// New makes an empty batcher with a fixed wait. The error wraps status.ErrInvalid and
+// names the field of settings that is out of its range.
 func New(settings policy.Settings) (*Batcher, error) {
-	b, err := newBatcher(settings)
-	if err == nil {
-		b.learner = newLearner(&settings)
-	}
-	return b, err
+	return NewAdvised(settings, &FixedWait{})
 }
 
-func newBatcher(settings policy.Settings) (*Batcher, error) {
+// NewAdvised makes an empty batcher that asks advisor how long to wait. The advisor
+// belongs to this batcher alone.
+func NewAdvised(settings policy.Settings, advisor Advisor) (*Batcher, error) {
 	if err := settings.Validate(); err != nil {
 		return nil, err
 	}
 	b := &Batcher{
 		settings: settings.Clone(),
+		advisor:  advisor,
 		heldFrom: Never,
 		shapes:   newShapeTable(),
 	}
 	b.sizeLevels()
+	advisor.SetPolicy(&b.settings)
 	return b, nil
 }
 

@@ -51,9 +51,7 @@ func (b *Batcher) WorkerReady(w Worker) {
 	}
 	x.Worker = w
 	b.fileWorker(w.ID)
-	if b.learner != nil {
-		b.learner.workerReady(w)
-	}
+	b.advisor.WorkerReady(w)
 }
 
 // smallestPass of the attached workers that are not paused, 0 if there is none.
@@ -82,9 +80,7 @@ func (b *Batcher) WorkerGone(w WorkerID) {
 	}
 	x.batches = x.batches[:0]
 	x.attached = false
-	if b.learner != nil {
-		b.learner.workerGone(w)
-	}
+	b.advisor.WorkerGone(w)
 	b.idle.remove(uint32(w))
 	b.roomy.remove(uint32(w))
 }
@@ -107,9 +103,7 @@ func (b *Batcher) BatchDone(w WorkerID, id BatchID, started, finished Time) {
 			r = next
 		}
 		b.lastRun = Run{w, b.batches[slot].rows, b.batches[slot].dims, started, max(started, finished)}
-		if b.learner != nil {
-			b.learner.done(w, id, started, max(started, finished))
-		}
+		b.advisor.BatchDone(w, id, started, max(started, finished))
 		b.freeBatches = append(b.freeBatches, slot)
 		x.batches = slices.Delete(x.batches, i, i+1)
 		b.fileWorker(w)
@@ -119,11 +113,9 @@ func (b *Batcher) BatchDone(w WorkerID, id BatchID, started, finished Time) {
 
 // Unanswered tells that nobody of batch has a result: it failed, or all had ended
 // before the worker took it. It comes before BatchDone, and what the batch took
-// is not taken for what one of its size takes, if that is far less.
+// tells nothing about its size, if that is far less.
 func (b *Batcher) Unanswered(w WorkerID, id BatchID) {
-	if b.learner != nil {
-		b.learner.unanswered(w, id)
-	}
+	b.advisor.BatchUnanswered(w, id)
 }
 
 // LastRun is the batch of the last BatchDone.

@@ -16,7 +16,7 @@ func (w *world) arrive(e event) {
 	w.stats.first = min(w.stats.first, committed)
 	f := flight{
 		committed: committed, deadline: batcher.Never, client: e.client,
-		rows: w.randomRows(), level: w.randomLevel(), number: e.number,
+		rows: w.randomRows(), level: w.randomLevel(),
 	}
 	if t, ok := w.cfg.Arrivals.(Trace); ok {
 		entry := t.Entries[e.number-1]
@@ -67,15 +67,7 @@ func (w *world) enter(s *station, r batcher.Request) {
 	default: // the queue is full, or the trace asks for what there is not
 		w.free = append(w.free, r.ID)
 		w.stats.outcomes.Refused++
-		w.note(f, refusedOnArrival)
 		w.answer(f, w.now+refusalPause)
-	}
-}
-
-// note notes what became of a request.
-func (w *world) note(f *flight, x fate) {
-	if w.cfg.fates != nil {
-		w.cfg.fates[f.number-1] = x
 	}
 }
 
@@ -148,9 +140,6 @@ func (w *world) serve(s *station, d *batcher.Dispatch) {
 	for _, id := range d.Requests {
 		f := &w.flights[id]
 		w.stats.answer(f, seen)
-		if seen <= f.deadline {
-			w.note(f, inTime)
-		}
 		if w.answered != nil {
 			w.answered(f.committed, seen)
 		}

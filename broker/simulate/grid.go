@@ -4,236 +4,194 @@ package simulate
 
 import (
 	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// A grid is many small simulations, the cells: every kind of model, load and
-// number of workers. In each, wait_time "auto" is held against fixed waits on
-// the same arrivals.
+// The grid is many small simulations, the cells, drawn by a seed: models, workers and
+// loads that no one chose. It holds wait_time "auto" against fixed waits.
+//
+//	steady     a load that stays; mean latency against the best fixed wait
+//	step       load or cost becomes ten times as much, or a tenth; the same, in the second
+//	           that begins one second after it
+//	goal       latency_goal; requests answered in time, against the best fixed wait
+//	deadline   requests with deadlines; against the same run without refusals
 
-// gridWaits are the fixed waits that auto is held against.
+// gridSizes is how many cells of each kind a grid has.
+var gridSizes = map[string]int{"steady": 200, "step": 60, "goal": 60, "deadline": 60}
+
+// gridKinds is their order.
+var gridKinds = []string{"steady", "step", "goal", "deadline"}
+
+// gridWaits are the fixed waits.
 var gridWaits = []time.Duration{
 	0, 250 * time.Microsecond, 500 * time.Microsecond, time.Millisecond, 2 * time.Millisecond,
 	5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond,
 }
 
-// gridModel is a model by what its batches take.
-type gridModel struct {
-	name, cost string
-}
-
-// gridWorkers is how many serve it.
-type gridWorkers struct {
-	count   int
-	sharing float64
-}
-
-// gridLoad is how requests come. share is of the capacity: what the workers
-// could do in full batches.
-type gridLoad struct {
-	name  string
-	share float64 // open loops
-	on    time.Duration
-	off   time.Duration
-
-	clients  int // closed loops
-	inFlight int
-	think    float64 // in times of a batch of one
-}
-
-// gridPlan makes the cells.
-type gridPlan struct {
-	models  []gridModel
-	workers []gridWorkers
-	loads   []gridLoad
-	batch   int // max_batch_size
-}
-
-// gridPlans are the grids that can be named. Auto was made with the first and the
-// second; the others have other curves, loads and seeds, and check that it was not
-// made to fit.
-var gridPlans = map[string]gridPlan{
-	"first": {
-		batch: 32,
-		models: []gridModel{
-			{"near-linear", "1=1ms,32=20ms"},
-			{"flat", "1=5ms,32=5.5ms"},
-			{"resnet50-fp32", "1=3.3ms,32=8.2ms"},   // measured on an H200: docs/results/gpu.md
-			{"resnet50-fp16", "1=1.42ms,32=1.87ms"}, // the same
-			{"mlp-cpu", "1=60us,8=150us,32=420us"},  // measured on two cores
-			{"steps", "1=2ms,8=2.1ms,9=4ms,16=4.1ms,17=8ms,32=8.2ms"},
-			{"slow", "1=20ms,32=60ms"},
-		},
-		workers: []gridWorkers{{1, 0}, {3, 0}, {2, 0.8}, {4, 0.4}},
-		loads: []gridLoad{
-			{name: "poisson", share: 0.02}, {name: "poisson", share: 0.05}, {name: "poisson", share: 0.2},
-			{name: "poisson", share: 0.5}, {name: "poisson", share: 0.8}, {name: "poisson", share: 0.95},
-			{name: "bursty", share: 0.1, on: 20 * time.Millisecond, off: 60 * time.Millisecond},
-			{name: "bursty", share: 0.4, on: 20 * time.Millisecond, off: 20 * time.Millisecond},
-			{name: "on/off", share: 0.3, on: time.Second, off: time.Second},
-			{name: "closed", clients: 6, inFlight: 1}, {name: "closed", clients: 48, inFlight: 1},
-			{name: "closed", clients: 24, inFlight: 1, think: 1}, {name: "closed", clients: 12, inFlight: 2, think: 0.1},
-		},
-	},
-	"second": {
-		batch: 64,
-		models: []gridModel{
-			{"half", "1=4ms,64=60ms"},
-			{"very flat", "1=8ms,64=8.1ms"},
-			{"concave", "1=1ms,2=1.6ms,4=2.4ms,16=5ms,64=9ms"},
-			{"convex", "1=3ms,16=4ms,32=8ms,64=24ms"},
-			{"tiny", "1=30us,64=300us"},
-			{"linear", "1=500us,64=32ms"},
-		},
-		workers: []gridWorkers{{1, 0}, {2, 0}, {4, 0}, {3, 0.5}},
-		loads: []gridLoad{
-			{name: "poisson", share: 0.03}, {name: "poisson", share: 0.1}, {name: "poisson", share: 0.35},
-			{name: "poisson", share: 0.65}, {name: "poisson", share: 0.9},
-			{name: "bursty", share: 0.2, on: 10 * time.Millisecond, off: 40 * time.Millisecond},
-			{name: "bursty", share: 0.5, on: 50 * time.Millisecond, off: 50 * time.Millisecond},
-			{name: "on/off", share: 0.2, on: 500 * time.Millisecond, off: 1500 * time.Millisecond},
-			{name: "closed", clients: 16, inFlight: 1}, {name: "closed", clients: 128, inFlight: 1},
-			{name: "closed", clients: 40, inFlight: 1, think: 3}, {name: "closed", clients: 10, inFlight: 4, think: 0.3},
-		},
-	}, "third": {
-		batch: 16,
-		models: []gridModel{
-			{"medium", "1=2.5ms,16=6ms"},
-			{"plateau", "1=3ms,4=3.1ms,8=6ms,16=6.2ms"},
-			{"quick flat", "1=700us,16=800us"},
-			{"steep", "1=2ms,16=24ms"},
-		},
-		workers: []gridWorkers{{1, 0}, {2, 0}, {3, 0.3}, {2, 0.6}},
-		loads: []gridLoad{
-			{name: "poisson", share: 0.04}, {name: "poisson", share: 0.15}, {name: "poisson", share: 0.3},
-			{name: "poisson", share: 0.6}, {name: "poisson", share: 0.85},
-			{name: "bursty", share: 0.25, on: 30 * time.Millisecond, off: 30 * time.Millisecond},
-			{name: "on/off", share: 0.35, on: 700 * time.Millisecond, off: 700 * time.Millisecond},
-			{name: "closed", clients: 8, inFlight: 1}, {name: "closed", clients: 32, inFlight: 1, think: 2},
-			{name: "closed", clients: 6, inFlight: 3, think: 0.2},
-		},
-	},
-	"fourth": {
-		batch: 128,
-		models: []gridModel{
-			{"large", "1=6ms,32=10ms,128=30ms"},
-			{"root", "1=1ms,4=2ms,16=4ms,64=8ms,128=11ms"},
-			{"embedding", "1=200us,128=1.5ms"},
-			{"heavy", "1=12ms,128=200ms"},
-		},
-		workers: []gridWorkers{{1, 0}, {3, 0}, {2, 0.9}, {4, 0.25}},
-		loads: []gridLoad{
-			{name: "poisson", share: 0.02}, {name: "poisson", share: 0.08}, {name: "poisson", share: 0.25},
-			{name: "poisson", share: 0.55}, {name: "poisson", share: 0.75},
-			{name: "bursty", share: 0.15, on: 15 * time.Millisecond, off: 45 * time.Millisecond},
-			{name: "on/off", share: 0.4, on: 1200 * time.Millisecond, off: 800 * time.Millisecond},
-			{name: "closed", clients: 20, inFlight: 1}, {name: "closed", clients: 60, inFlight: 1, think: 1.5},
-			{name: "closed", clients: 16, inFlight: 4, think: 0.5},
-		},
-	},
-	"goal": {
-		batch: 32, models: goalModels, workers: goalWorkers,
-		loads: []gridLoad{
-			{name: "poisson", share: 0.05}, {name: "poisson", share: 0.2}, {name: "poisson", share: 0.5},
-			{name: "poisson", share: 0.8}, {name: "poisson", share: 0.95}, {name: "poisson", share: 2},
-			{name: "bursty", share: 0.2, on: 20 * time.Millisecond, off: 60 * time.Millisecond},
-			{name: "bursty", share: 0.5, on: 20 * time.Millisecond, off: 20 * time.Millisecond},
-			{name: "bursty", share: 2, on: 100 * time.Millisecond, off: 25 * time.Millisecond},
-			{name: "closed", clients: 48, inFlight: 1}, {name: "closed", clients: 24, inFlight: 1, think: 1},
-		},
-	},
-	"deadline": { // open loops: the same requests come whatever was refused
-		batch: 32, models: goalModels, workers: goalWorkers,
-		loads: []gridLoad{
-			{name: "poisson", share: 0.05}, {name: "poisson", share: 0.5}, {name: "poisson", share: 0.8}, {name: "poisson", share: 0.95},
-			{name: "poisson", share: 2}, {name: "bursty", share: 0.5, on: 20 * time.Millisecond, off: 20 * time.Millisecond},
-		},
-	},
-}
-
-// goalModels and goalWorkers are those of the grids of goals and deadlines.
-var (
-	goalModels = []gridModel{
-		{"near-linear", "1=1ms,32=20ms"},
-		{"flat", "1=5ms,32=5.5ms"},
-		{"resnet50-fp32", "1=3.3ms,32=8.2ms"},
-		{"mlp-cpu", "1=60us,8=150us,32=420us"},
-		{"steps", "1=2ms,8=2.1ms,9=4ms,16=4.1ms,17=8ms,32=8.2ms"},
-		{"slow", "1=20ms,32=60ms"},
-	}
-	goalWorkers = []gridWorkers{{1, 0}, {2, 0}, {4, 0}, {2, 0.8}, {3, 0.5}}
+const (
+	gridRequests = 20_000 // of a cell that is not a step
+	// leastStepCapacity, in requests per second: a twentieth of it must fill a second.
+	leastStepCapacity = 3000
 )
 
 // gridCell is one cell: a Config but for the wait, and its name.
 type gridCell struct {
-	name     string
-	cfg      Config
-	overload bool // more comes than can be done
+	kind, name string
+	cfg        Config
+	budget     float64 // of goals and deadlines: in full batches
+	overload   bool    // more comes than can be done
 }
 
-func (p *gridPlan) cells(requests int, seed uint64) (cells []gridCell, err error) {
-	n := 0
-	for _, m := range p.models {
-		cost, err := ParseCost(m.cost)
-		if err != nil {
-			return nil, err
-		}
-		for _, w := range p.workers {
-			for _, l := range p.loads {
-				n++
-				rows := 1
-				if n%3 == 0 {
-					rows = 4
-				}
-				cells = append(cells, p.cell(m, cost, w, l, rows, requests, seed+uint64(n)))
+// gridCells draws the cells, a part of each kind.
+func gridCells(seed uint64, part float64) (cells []gridCell, err error) {
+	for k, kind := range gridKinds {
+		d := draw{rand.New(rand.NewPCG(seed, uint64(k)))}
+		for range int(part * float64(gridSizes[kind])) {
+			c, err := d.cell(kind)
+			for err == nil && kind == "step" && capacity(&c.cfg) < leastStepCapacity {
+				c, err = d.cell(kind)
 			}
+			if err != nil {
+				return nil, err
+			}
+			cells = append(cells, c)
 		}
 	}
 	return cells, nil
 }
 
-func (p *gridPlan) cell(m gridModel, cost Cost, w gridWorkers, l gridLoad, rows, requests int, seed uint64) gridCell {
-	cfg := Config{
-		Policy:  policy.Settings{MaxBatchSize: p.batch},
-		Load:    Load{MinRows: 1, MaxRows: rows},
-		Workers: Workers{Count: w.count, Sharing: w.sharing},
-		Cost:    cost, Hop: 7 * time.Microsecond, Requests: requests, Seed: seed,
+// draw is a source of chance.
+type draw struct{ *rand.Rand }
+
+func (d draw) cell(kind string) (c gridCell, err error) {
+	c.kind = kind
+	cfg := Config{Hop: 7 * time.Microsecond, Requests: gridRequests, Seed: d.Uint64() >> 1}
+	cfg.Policy.MaxBatchSize = 8 << d.IntN(5)
+	quickest := 30e3
+	if kind == "step" { // or a second has too many requests
+		cfg.Policy.MaxBatchSize, quickest = 8<<d.IntN(3), 500e3
 	}
-	name := fmt.Sprintf("%s, %d workers", m.name, w.count)
-	if w.count == 1 {
-		name = m.name + ", 1 worker"
+	cfg.Load = Load{MinRows: 1, MaxRows: 1}
+	if d.IntN(3) == 0 {
+		cfg.Load.MaxRows = 4
 	}
-	if w.sharing > 0 {
-		name += fmt.Sprintf(" sharing %g", w.sharing)
+	if cfg.Cost, err = ParseCost(d.cost(cfg.Policy.MaxBatchSize, quickest)); err != nil {
+		return c, err
 	}
-	if rows > 1 {
-		name += fmt.Sprintf(", 1-%d rows", rows)
+	cfg.Workers.Count = 1 + d.IntN(4)
+	if cfg.Workers.Count > 1 && d.IntN(2) == 0 {
+		cfg.Workers.Sharing = float64(1+d.IntN(10)) / 10
 	}
-	if l.clients > 0 {
-		think := time.Duration(l.think * float64(cost.Of(1)))
-		cfg.Arrivals = ClosedLoop{Clients: l.clients, InFlight: l.inFlight, Think: think}
-		name += fmt.Sprintf(", closed %d×%d think %v", l.clients, l.inFlight, think)
-		return gridCell{name: name, cfg: cfg}
+	load := ""
+	switch kind {
+	case "steady":
+		cfg.Arrivals, load = d.steady(&cfg)
+	case "step":
+		cfg.Arrivals, cfg.Phases, load = d.step(&cfg)
+	default:
+		share := []float64{0.05, 0.2, 0.5, 0.8, 0.95, 2}[d.IntN(6)]
+		c.budget = d.between(1.5, 4)
+		c.overload = share > 1
+		cfg.Arrivals, load = Poisson{Rate: share * capacity(&cfg)}, fmt.Sprintf("poisson %g %%, %.2g full batches", 100*share, c.budget)
 	}
-	rate := l.share * capacity(&cfg)
-	name += fmt.Sprintf(", %s %.3g %%", l.name, 100*l.share)
-	if l.on == 0 {
-		cfg.Arrivals = Poisson{Rate: rate}
-	} else {
-		cfg.Arrivals = Bursty{Rate: rate * float64(l.on+l.off) / float64(l.on), On: l.on, Off: l.off}
-	}
-	return gridCell{name, cfg, l.share > 1}
+	c.cfg = cfg
+	c.name = fmt.Sprintf("%s of %d, %d workers sharing %g, up to %d rows, %s",
+		cfg.Cost, cfg.Policy.MaxBatchSize, cfg.Workers.Count, cfg.Workers.Sharing, cfg.Load.MaxRows, load)
+	return c, nil
 }
 
-// capacity is the requests per second that the workers can do in full batches:
-// with as many of them busy as do most together.
+// between is a number between two, each of its magnitudes as likely.
+func (d draw) between(low, high float64) float64 { return low * math.Pow(high/low, d.Float64()) }
+
+// cost is of a model that takes some time for a batch, whatever its size, and some for
+// its rows: the same for each, or more for the first ones, or for the last.
+func (d draw) cost(batch int, quickest float64) string {
+	one, share, bend := d.between(quickest, 20e6), d.between(0.001, 1), d.between(0.5, 1.3)
+	points := []string{}
+	for rows := 1; rows <= batch; rows *= 2 {
+		took := time.Duration(one * (1 - share + share*math.Pow(float64(rows), bend)))
+		points = append(points, fmt.Sprintf("%d=%v", rows, took.Round(time.Microsecond)))
+	}
+	return strings.Join(points, ",")
+}
+
+// steady is a Poisson load, bursts, long pauses, or a closed loop.
+func (d draw) steady(cfg *Config) (Arrivals, string) {
+	share := d.between(0.02, 0.95)
+	rate := share * capacity(cfg)
+	on, off := d.between(5e6, 100e6), d.between(5e6, 200e6)
+	switch d.IntN(10) {
+	case 0:
+		on, off = d.between(300e6, 2e9), d.between(300e6, 2e9)
+		fallthrough
+	case 1, 2:
+		a := Bursty{Rate: rate, On: time.Duration(on), Off: time.Duration(off)}
+		return a, fmt.Sprintf("%.2g %% for %v, off for %v", 100*share, a.On, a.Off)
+	case 3, 4, 5:
+		a := ClosedLoop{Clients: int(d.between(2, float64(4*cfg.Policy.MaxBatchSize))), InFlight: 1}
+		if d.IntN(3) == 0 {
+			a.InFlight = 2 + d.IntN(3)
+		}
+		if d.IntN(2) == 0 {
+			a.Think = time.Duration(d.between(0.1, 4) * float64(cfg.Cost.Of(1)))
+		}
+		return a, fmt.Sprintf("%d clients with %d in flight, think %v", a.Clients, a.InFlight, a.Think)
+	}
+	return Poisson{Rate: rate}, fmt.Sprintf("poisson %.2g %%", 100*share)
+}
+
+// Times of a step.
+const (
+	stepAt   = 2 * time.Second
+	stepFrom = stepAt + time.Second // what counts
+	stepTo   = stepFrom + time.Second
+)
+
+// step is a step of load or cost by ten, up or down: Poisson, bursty or, for costs,
+// closed.
+func (d draw) step(cfg *Config) (Arrivals, []Phase, string) {
+	phase, name := Phase{From: stepAt, Rate: 1, Cost: 1}, "load"
+	by, share := 10.0, d.between(0.03, 0.085)
+	if d.IntN(2) == 0 {
+		by, share = 0.1, d.between(0.3, 0.85)
+	}
+	if phase.Rate = by; d.IntN(2) == 0 {
+		phase.Rate, phase.Cost, name = 1, by, "cost"
+	}
+	name = fmt.Sprintf("%.2g %%, %s × %g", 100*share, name, by)
+	rate := share * capacity(cfg)
+	switch kind := d.IntN(3); {
+	case kind == 0: // half of it: at more only the queue of a burst counts
+		on, off := 20*time.Millisecond, 60*time.Millisecond
+		return Bursty{Rate: rate / 2 * float64(on+off) / float64(on), On: on, Off: off}, []Phase{phase}, "bursty " + name
+	case kind == 1 && phase.Rate == 1:
+		return ClosedLoop{Clients: 12 * cfg.Workers.Count, Think: cfg.Cost.Of(1)}, []Phase{phase}, "closed, " + name
+	}
+	return Poisson{Rate: rate}, []Phase{phase}, "poisson " + name
+}
+
+// capacity is the requests per second that the workers can do in full batches, each of
+// them two hops after the last: with as many workers busy as do most together.
 func capacity(cfg *Config) float64 {
 	best := 0.0
 	for k := 1; k <= cfg.Workers.Count; k++ {
-		took := cfg.took(cfg.Policy.MaxBatchSize, k-1) / float64(time.Second)
+		took := (cfg.took(cfg.Policy.MaxBatchSize, k-1) + 2*float64(cfg.Hop)) / float64(time.Second)
 		best = max(best, float64(k*cfg.Policy.MaxBatchSize)/took)
 	}
 	return best / (float64(max(1, cfg.Load.MinRows)+max(1, cfg.Load.MaxRows)) / 2)
+}
+
+// fullBatch is the time of a full batch while all workers are busy.
+func fullBatch(cfg *Config) float64 { return cfg.took(cfg.Policy.MaxBatchSize, cfg.Workers.Count-1) }
+
+// auto is the cell with wait_time auto.
+func (c *gridCell) auto() Config {
+	cfg := c.cfg
+	cfg.Policy.WaitTime = policy.Auto
+	return cfg
 }

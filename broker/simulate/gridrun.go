@@ -6,59 +6,56 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"text/tabwriter"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// What auto must keep in every cell: its latency as a multiple of that of the
-// fixed wait with the best mean.
+// Limits of a cell. A cell beyond its limit runs again, with four times the requests and
+// other arrivals, and the second result counts: a short run varies by some per cent.
 const (
-	gridMean = 1.03
-	gridP99  = 1.10
+	steadyLimit = 1.04 // mean, as a multiple of the best fixed wait's
+	stepLimit   = 1.10
+	lateLimit   = 0.01 // share of the requests that may miss a goal or a deadline
+	workLimit   = 0.9  // share of the capacity that must be done in time under overload
 )
-
-// GridResult is what `simulate --grid` prints with --json.
-type GridResult struct {
-	Grid     string       `json:"grid"`
-	Seed     uint64       `json:"seed"`
-	Requests int          `json:"requests_per_cell"`
-	Cells    []CellResult `json:"cells"`
-	Misses   int          `json:"misses"`
-	Worst    struct {
-		Mean float64 `json:"mean"`
-		P99  float64 `json:"p99"`
-	} `json:"worst"`
-	Fixed []FixedResult `json:"fixed"` // how one fixed wait does over the whole grid
-}
 
 // CellResult is one cell.
 type CellResult struct {
-	Name     string    `json:"name"`
-	Requests int       `json:"requests"`
-	BestWait string    `json:"best_wait"`
-	Mean     float64   `json:"mean"` // of auto, as a multiple of the best fixed wait's
-	P99      float64   `json:"p99"`
-	AutoMS   float64   `json:"auto_mean_ms"`
-	AutoP99  float64   `json:"auto_p99_ms"`
-	FixedMS  []float64 `json:"fixed_mean_ms"` // by gridWaits
-	Miss     bool      `json:"miss"`
+	Kind     string  `json:"kind"`
+	Name     string  `json:"name"`
+	BestWait string  `json:"best_wait,omitempty"`
+	Ratio    float64 `json:"ratio"` // steady, step: mean latency; goal: time of the workers; against the best fixed wait
+	P99      float64 `json:"p99,omitempty"`
+	Missed   string  `json:"missed,omitempty"` // the limit that was missed
 }
 
-// FixedResult is how far a fixed wait is from the best one.
-type FixedResult struct {
-	Wait  string  `json:"wait"`
-	Worst float64 `json:"worst_mean"` // multiple of the best fixed wait's mean, in the worst cell
+// GridResult is what `simulate --grid` prints with --json.
+type GridResult struct {
+	Seed    uint64        `json:"seed"`
+	Summary []KindSummary `json:"summary"`
+	Cells   []CellResult  `json:"cells"`
 }
 
-// runCells runs every cell, as many at a time as there are processors.
-func runCells[R any](ctx context.Context, cells []gridCell, run func(context.Context, gridCell) (R, error), progress func(done int)) ([]R, error) {
-	results := make([]R, len(cells))
+// KindSummary sums up the cells of a kind.
+type KindSummary struct {
+	Kind  string  `json:"kind"`
+	Cells int     `json:"cells"`
+	Mean  float64 `json:"geometric_mean"` // of Ratio
+	P99   float64 `json:"p99_geometric_mean"`
+	Kept  float64 `json:"kept"` // share of the cells within their limit
+	Worst float64 `json:"worst"`
+}
+
+// runGridCells runs every cell, as many at a time as there are processors.
+func runGridCells(ctx context.Context, cells []gridCell, progress func(done int)) ([]CellResult, error) {
+	results := make([]CellResult, len(cells))
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var firstErr error
@@ -74,7 +71,7 @@ func runCells[R any](ctx context.Context, cells []gridCell, run func(context.Con
 				if stop {
 					return
 				}
-				r, err := run(ctx, cells[i])
+				r, err := cells[i].run(ctx)
 				mu.Lock()
 				if err != nil && firstErr == nil {
 					firstErr = fmt.Errorf("%s: %w", cells[i].name, err)
@@ -90,116 +87,265 @@ func runCells[R any](ctx context.Context, cells []gridCell, run func(context.Con
 	return results, firstErr
 }
 
-// runCell runs a cell. What looks like a miss is run again with four times the
-// requests, other ones, before it counts: 3 % are little beside the noise of a
-// short run.
-func runCell(ctx context.Context, c gridCell) (CellResult, error) {
-	r, err := compare(ctx, c)
-	if err == nil && r.Miss {
+func (c gridCell) run(ctx context.Context) (CellResult, error) {
+	r, err := c.runOnce(ctx, 1)
+	if err == nil && r.Missed != "" {
 		c.cfg.Requests *= 4
 		c.cfg.Seed += 1 << 32
-		r, err = compare(ctx, c)
+		r, err = c.runOnce(ctx, 4)
 	}
+	r.Kind, r.Name = c.kind, c.name
 	return r, err
 }
 
-func compare(ctx context.Context, c gridCell) (CellResult, error) {
-	out := CellResult{Name: c.name, Requests: c.cfg.Requests}
-	run := func(wait time.Duration) (*Result, error) {
-		cfg := c.cfg
-		cfg.Policy.WaitTime = wait
-		return Run(ctx, cfg)
+func (c gridCell) runOnce(ctx context.Context, runs int) (CellResult, error) {
+	switch c.kind {
+	case "steady":
+		return c.runSteady(ctx)
+	case "step":
+		return c.runStep(ctx, runs)
+	case "goal":
+		return c.runGoal(ctx)
 	}
-	var best *Result
-	for _, wait := range gridWaits {
-		r, err := run(wait)
-		if err != nil {
-			return out, err
-		}
-		if best == nil || r.Latency.Avg < best.Latency.Avg {
-			best, out.BestWait = r, wait.String()
-		}
-		out.FixedMS = append(out.FixedMS, milliseconds(r.Latency.Avg))
-	}
-	auto, err := run(policy.Auto)
+	return c.runDeadline(ctx)
+}
+
+func (c gridCell) runSteady(ctx context.Context) (out CellResult, err error) {
+	best, err := c.bestFixed(ctx, func(r *Result) float64 { return float64(r.Latency.Avg) })
 	if err != nil {
 		return out, err
 	}
-	out.AutoMS, out.AutoP99 = milliseconds(auto.Latency.Avg), milliseconds(auto.Latency.P99)
-	out.Mean = float64(auto.Latency.Avg) / float64(best.Latency.Avg)
+	auto, err := Run(ctx, c.auto())
+	if err != nil {
+		return out, err
+	}
+	out.BestWait = best.wait.String()
+	out.Ratio = float64(auto.Latency.Avg) / float64(best.Latency.Avg)
 	out.P99 = float64(auto.Latency.P99) / float64(best.Latency.P99)
-	out.Miss = out.Mean > gridMean || out.P99 > gridP99
+	if out.Ratio > steadyLimit {
+		out.Missed = "mean"
+	}
 	return out, nil
 }
 
-func newGridResult(name string, seed uint64, requests int, cells []CellResult) *GridResult {
-	g := &GridResult{Grid: name, Seed: seed, Requests: requests, Cells: cells}
-	for i, wait := range gridWaits {
-		f := FixedResult{Wait: wait.String()}
+// fixedResult is the result with a fixed wait.
+type fixedResult struct {
+	*Result
+	wait time.Duration
+}
+
+// bestFixed is the result of the fixed wait with the least figure; its Result is nil if
+// all are infinite.
+func (c gridCell) bestFixed(ctx context.Context, figure func(*Result) float64) (best fixedResult, err error) {
+	least := math.Inf(1)
+	for _, wait := range gridWaits {
+		cfg := c.cfg
+		cfg.Policy.WaitTime = wait
+		r, err := Run(ctx, cfg)
+		if err != nil {
+			return best, err
+		}
+		if x := figure(r); x < least {
+			best, least = fixedResult{r, wait}, x
+		}
+	}
+	return best, nil
+}
+
+// runStep holds auto against the wait that is best after the step. A small load runs
+// several times: a second of it has few requests.
+func (c gridCell) runStep(ctx context.Context, runs int) (out CellResult, err error) {
+	runs *= max(1, min(4, int(50_000/(capacity(&c.cfg)*4))))
+	mean := func(wait time.Duration) (sum float64, err error) {
+		for i := range runs {
+			cfg := c.cfg
+			cfg.Policy.WaitTime = wait
+			cfg.Seed += uint64(i)
+			one, err := meanBetween(ctx, cfg, stepFrom, stepTo)
+			if err != nil {
+				return 0, err
+			}
+			sum += one
+		}
+		return sum, nil
+	}
+	best := math.Inf(1)
+	for _, wait := range gridWaits {
+		sum, err := mean(wait)
+		if err != nil {
+			return out, err
+		}
+		if sum < best {
+			best, out.BestWait = sum, wait.String()
+		}
+	}
+	auto, err := mean(policy.Auto)
+	if out.Ratio = auto / best; out.Ratio > stepLimit {
+		out.Missed = "mean"
+	}
+	return out, err
+}
+
+// meanBetween is the mean latency, in nanoseconds, of requests that were committed in a
+// part of the run. The run ends after it.
+func meanBetween(ctx context.Context, cfg Config, from, to time.Duration) (float64, error) {
+	cfg.Requests = 1 << 20
+	if err := cfg.validate(); err != nil {
+		return 0, err
+	}
+	w, err := newWorld(cfg)
+	if err != nil {
+		return 0, err
+	}
+	sum, n := 0.0, 0
+	w.answered = func(committed, answered batcher.Time) {
+		if committed >= batcher.Time(from) && committed < batcher.Time(to) {
+			sum += float64(answered - committed)
+			n++
+		}
+		if committed >= batcher.Time(to) {
+			w.scheduled = cfg.Requests // no more
+		}
+	}
+	if err := w.run(ctx); err != nil {
+		return 0, err
+	}
+	if n == 0 {
+		return 0, fmt.Errorf("no request came between %v and %v", from, to)
+	}
+	return sum / float64(n), nil
+}
+
+// runGoal checks that latency_goal is kept: where a fixed wait keeps it, by nearly all
+// requests; otherwise by nearly all that were taken, of which there must be enough.
+func (c gridCell) runGoal(ctx context.Context) (out CellResult, err error) {
+	goal := time.Duration(c.budget * fullBatch(&c.cfg))
+	busy := func(r *Result) float64 {
+		if r.Latency.P99 > goal {
+			return math.Inf(1)
+		}
+		return busyPerRequest(r)
+	}
+	best := fixedResult{}
+	if !c.overload {
+		if best, err = c.bestFixed(ctx, busy); err != nil {
+			return out, err
+		}
+	}
+	cfg := c.auto()
+	cfg.Policy.LatencyGoal = goal
+	r, err := Run(ctx, cfg)
+	if err != nil {
+		return out, err
+	}
+	inTime := 0
+	for inTime < len(r.latencies) && r.latencies[inTime] <= int64(goal) {
+		inTime++
+	}
+	out.P99 = float64(r.Latency.P99) / float64(goal)
+	switch {
+	case best.Result != nil:
+		out.BestWait, out.Ratio = best.wait.String(), busyPerRequest(r)/busyPerRequest(best.Result)
+		if float64(inTime) < (1-lateLimit)*float64(cfg.Requests) {
+			out.Missed = "late or refused"
+		}
+	case out.P99 > 1:
+		out.Missed = "p99"
+	case c.overload && float64(inTime)/r.Span.Seconds() < workLimit*capacity(&cfg):
+		out.Missed = "work"
+	}
+	return out, nil
+}
+
+func busyPerRequest(r *Result) float64 {
+	sum := 0.0
+	for _, w := range r.Workers {
+		sum += float64(w.Busy)
+	}
+	return sum / float64(max(1, r.Outcomes.Completed))
+}
+
+// runDeadline checks that few requests are taken and then miss their deadline, and that
+// few are refused that are in time in the same run without refusals. Under overload
+// refusals make room for others.
+func (c gridCell) runDeadline(ctx context.Context) (out CellResult, err error) {
+	cfg := c.auto()
+	cfg.Load.Deadline = time.Duration(c.budget * fullBatch(&cfg))
+	r, err := Run(ctx, cfg)
+	if err != nil {
+		return out, err
+	}
+	cfg.hideDeadlines = true
+	anyway, err := Run(ctx, cfg)
+	if err != nil {
+		return out, err
+	}
+	few := lateLimit * float64(cfg.Requests)
+	switch {
+	case float64(r.Outcomes.Expired+r.Outcomes.Late) > few:
+		out.Missed = "taken and missed"
+	case float64(r.Outcomes.Completed) < float64(anyway.Outcomes.Completed)-few:
+		out.Missed = "refused in vain"
+	}
+	return out, nil
+}
+
+func newGridResult(seed uint64, cells []CellResult) *GridResult {
+	g := &GridResult{Seed: seed, Cells: cells}
+	for _, kind := range gridKinds {
+		s := KindSummary{Kind: kind}
+		mean, p99, ratios, p99s, kept := 0.0, 0.0, 0, 0, 0
 		for _, c := range cells {
-			f.Worst = max(f.Worst, c.FixedMS[i]/slices.Min(c.FixedMS))
+			if c.Kind != kind {
+				continue
+			}
+			s.Cells++
+			if c.Missed == "" {
+				kept++
+			}
+			if c.Ratio > 0 {
+				ratios++
+				mean += math.Log(c.Ratio)
+				s.Worst = max(s.Worst, c.Ratio)
+			}
+			if c.P99 > 0 {
+				p99s++
+				p99 += math.Log(c.P99)
+			}
 		}
-		g.Fixed = append(g.Fixed, f)
-	}
-	for _, c := range cells {
-		if c.Miss {
-			g.Misses++
-		}
-		g.Worst.Mean = max(g.Worst.Mean, c.Mean)
-		g.Worst.P99 = max(g.Worst.P99, c.P99)
+		s.Mean, s.P99 = math.Exp(mean/float64(max(1, ratios))), math.Exp(p99/float64(max(1, p99s)))
+		s.Kept = float64(kept) / float64(max(1, s.Cells))
+		g.Summary = append(g.Summary, s)
 	}
 	return g
 }
 
-// judged is what the grids of goals and of deadlines print: cells, and how many of them
-// do not hold.
-type judged[C interface{ missed() bool }] struct {
-	Seed     uint64 `json:"seed"`
-	Requests int    `json:"requests_per_cell"`
-	Cells    []C    `json:"cells"`
-	Misses   int    `json:"misses"`
-}
-
-func judge[C interface{ missed() bool }](seed uint64, requests int, cells [][]C) judged[C] {
-	g := judged[C]{Seed: seed, Requests: requests, Cells: slices.Concat(cells...)}
+// WriteText writes a line for each kind, and one for each cell beyond its limit.
+func (g *GridResult) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "wait_time auto against the best of %d fixed waits, seed %d\n", len(gridWaits), g.Seed)
+	for _, s := range g.Summary {
+		switch s.Kind {
+		case "steady":
+			fmt.Fprintf(&b, "steady    %3d cells: mean latency %.3f × (geometric mean), %.1f %% within %.2f ×, worst %.3f ×; p99 %.3f ×\n",
+				s.Cells, s.Mean, 100*s.Kept, steadyLimit, s.Worst, s.P99)
+		case "step":
+			fmt.Fprintf(&b, "step      %3d cells: mean latency %.3f × from 1 to 2 s after it, %.1f %% within %.2f ×, worst %.3f ×\n",
+				s.Cells, s.Mean, 100*s.Kept, stepLimit, s.Worst)
+		case "goal":
+			fmt.Fprintf(&b, "goal      %3d cells: %.1f %% kept; workers busy %.3f × as long as with the best fixed wait that keeps it\n",
+				s.Cells, 100*s.Kept, s.Mean)
+		default:
+			fmt.Fprintf(&b, "deadline  %3d cells: %.1f %% kept\n", s.Cells, 100*s.Kept)
+		}
+	}
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, c := range g.Cells {
-		if c.missed() {
-			g.Misses++
-		}
-	}
-	return g
-}
-
-// writeMisses writes a table of the cells that do not hold, if there are any.
-func writeMisses[C interface{ missed() bool }](w io.Writer, heads string, cells []C, line func(C) string) {
-	if !slices.ContainsFunc(cells, C.missed) {
-		return
-	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(t, "\n%s\n", heads)
-	for _, c := range cells {
-		if c.missed() {
-			fmt.Fprintln(t, line(c))
+		if c.Missed != "" {
+			fmt.Fprintf(t, "%s\t%s\t%.3f\t%s\t%s\n", c.Kind, c.Missed, c.Ratio, c.BestWait, c.Name)
 		}
 	}
 	t.Flush()
-}
-
-func (c CellResult) missed() bool { return c.Miss }
-
-// WriteText writes a line for the whole and one for each miss.
-func (g *GridResult) WriteText(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "wait_time auto against the best of %d fixed waits in %d cells: mean at most %.3f ×, p99 at most %.3f ×; %d above %.2f × or %.2f ×\n",
-		len(gridWaits), len(g.Cells), g.Worst.Mean, g.Worst.P99, g.Misses, gridMean, gridP99)
-	b.WriteString("one fixed wait for all cells, mean in its worst cell:")
-	for _, f := range g.Fixed {
-		fmt.Fprintf(&b, "  %s %.2f ×", f.Wait, f.Worst)
-	}
-	b.WriteString("\n")
-	writeMisses(&b, "mean\tp99\tbest wait\tcell", g.Cells, func(c CellResult) string {
-		return fmt.Sprintf("%.3f\t%.3f\t%s\t%s", c.Mean, c.P99, c.BestWait, c.Name)
-	})
 	_, err := io.WriteString(w, b.String())
 	return err
 }

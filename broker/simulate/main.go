@@ -52,8 +52,8 @@ Examples:
   # a recorded load and measured costs
   ringbatch simulate --trace requests.txt --cost costs.csv
 
-  # does latency_goal keep what it promises, in 990 cells?
-  ringbatch simulate --grid=goal
+  # how good is wait_time auto, in cells drawn by a seed? Takes some minutes
+  ringbatch simulate --grid --seed 7
 
 Flags:
 `
@@ -81,7 +81,7 @@ type flags struct {
 	seed              uint64
 	json              bool
 	plot              string
-	grid              string
+	grid              bool
 	sweep             bool
 	help              bool
 	set               *pflag.FlagSet
@@ -123,8 +123,7 @@ func newFlags() *flags {
 	s.Uint64Var(&f.seed, "seed", 1, "another seed is another run of chance")
 	s.BoolVar(&f.json, "json", false, "print the result as JSON")
 	s.StringVar(&f.plot, "plot", "", "draw latencies and batch sizes into an SVG `file`")
-	s.StringVar(&f.grid, "grid", "", "hold wait_time auto against fixed waits in every cell of a `grid`, first to fourth, or random, which draws 300 by --seed, instead; of the grid goal, latency_goal against fixed waits; of the grid deadline, what is refused against the same run without refusals; of the grid steps, auto against fixed waits from 1 s after a step of load or cost by 10; 40,000 requests a cell unless --requests is given")
-	s.Lookup("grid").NoOptDefVal = "first"
+	s.BoolVar(&f.grid, "grid", false, "hold wait_time auto, latency_goal and deadlines against fixed waits in many cells that --seed draws, instead")
 	s.BoolVar(&f.sweep, "sweep", false, "mean latency against load for wait_time auto and fixed waits, as a table, and with --plot as a picture")
 	s.BoolVarP(&f.help, "help", "h", false, "show this text")
 	return f
@@ -146,7 +145,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err := progress.CanWrite(f.plot); err != nil {
 		return failure(stderr, fmt.Errorf("--plot: %w", err))
 	}
-	if f.grid != "" {
+	if f.grid {
 		if err := f.runGrid(ctx, stdout, stderr); err != nil {
 			return failure(stderr, err)
 		}
@@ -175,62 +174,21 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 // runGrid is --grid.
 func (f *flags) runGrid(ctx context.Context, stdout, stderr io.Writer) error {
-	plan, ok := gridPlans[f.grid]
-	if !ok && f.grid != "random" && f.grid != "steps" {
-		return bad("--grid is %q, must be first, second, third, fourth, random, goal, deadline or steps", f.grid)
-	}
-	run, used := "--grid", []string{"grid", "seed", "json", "requests"}
-	if f.grid == "steps" { // its runs last for a time
-		run, used = "--grid=steps", used[:3]
-	}
-	if err := f.rejectUnused(run, func(flag string) bool { return slices.Contains(used, flag) }); err != nil {
+	used := []string{"grid", "seed", "json"}
+	if err := f.rejectUnused("--grid", func(flag string) bool { return slices.Contains(used, flag) }); err != nil {
 		return err
 	}
-	if !f.set.Changed("requests") {
-		f.requests = 40_000
-	}
-	var cells []gridCell
-	var err error
-	switch f.grid {
-	case "steps":
-		cells, err = tenfoldSteps.cells(f.seed)
-	case "random":
-		cells, err = randomCells(f.requests, f.seed)
-	default:
-		cells, err = plan.cells(f.requests, f.seed)
-	}
+	cells, err := gridCells(f.seed, 1)
 	if err != nil {
 		return err
 	}
 	say, end := progressLine(stderr)
-	progress := func(done int) { say("%d of %d cells", done, len(cells)) }
-	var g interface{ WriteText(io.Writer) error }
-	switch f.grid {
-	case "goal":
-		var results [][]GoalCellResult
-		if results, err = runCells(ctx, cells, runGoalCell, progress); err == nil {
-			g = &GoalGridResult{judge(f.seed, f.requests, results)}
-		}
-	case "deadline":
-		var results [][]DeadlineCellResult
-		if results, err = runCells(ctx, cells, runDeadlineCell, progress); err == nil {
-			g = &DeadlineGridResult{judge(f.seed, f.requests, results)}
-		}
-	case "steps":
-		var results []StepCellResult
-		if results, err = runCells(ctx, cells, runStepCell, progress); err == nil {
-			g = newStepGridResult(f.seed, results)
-		}
-	default:
-		var results []CellResult
-		if results, err = runCells(ctx, cells, runCell, progress); err == nil {
-			g = newGridResult(f.grid, f.seed, f.requests, results)
-		}
-	}
+	results, err := runGridCells(ctx, cells, func(done int) { say("%d of %d cells", done, len(cells)) })
 	end()
 	if err != nil {
 		return err
 	}
+	g := newGridResult(f.seed, results)
 	if f.json {
 		e := json.NewEncoder(stdout)
 		e.SetIndent("", "  ")

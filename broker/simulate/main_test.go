@@ -85,18 +85,11 @@ func TestEveryExampleOfTheHelpRuns(t *testing.T) {
 	ran := 0
 	for _, line := range strings.Split(text, "\n") {
 		args, found := strings.CutPrefix(strings.TrimSpace(line), "ringbatch simulate ")
-		if !found || strings.Contains(line, "--trace") { // that one needs files
-			continue
-		}
-		if testing.Short() && strings.Contains(line, "--grid") {
+		if !found || strings.Contains(line, "--trace") || strings.Contains(line, "--grid") { // they need files, or minutes
 			continue
 		}
 		args = strings.ReplaceAll(args, "closed.svg", filepath.Join(t.TempDir(), "closed.svg"))
-		requests := "2000"
-		if strings.Contains(args, "--grid") { // thousands of simulations
-			requests = "10"
-		}
-		if code, _, errs := command(t, append(strings.Fields(args), "--requests", requests)...); code != 0 {
+		if code, _, errs := command(t, append(strings.Fields(args), "--requests", "2000")...); code != 0 {
 			t.Errorf("%s: exit %d: %s", args, code, errs)
 		}
 		ran++
@@ -114,7 +107,7 @@ func TestABadFlagIsNamedAndExitsWithTwo(t *testing.T) {
 		"--rate -1":                   "rate is -1 requests per second, must be more than 0",
 		"--rate 1e12":                 "at most 1e9",
 		"--grid --cost 1=3ms":         "--grid takes no --cost",
-		"--grid=steps --requests 9":   "--grid=steps takes no --requests",
+		"--grid --requests 9":         "--grid takes no --requests",
 		"--sweep --rate 100":          "--sweep takes no --rate",
 		"--sweep --json":              "--sweep takes no --json",
 		"--arrivals sometimes":        `--arrivals is "sometimes", must be poisson, bursty, closed or trace`,

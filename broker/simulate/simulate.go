@@ -48,8 +48,7 @@ type Config struct {
 	Requests     int // how many are sent; a trace may have fewer
 	Seed         uint64
 
-	hideDeadlines bool   // from the batcher; they count still
-	fates         []fate // by request, in the order of their commits; nil: not noted
+	hideDeadlines bool // from the batcher; they count still
 }
 
 // Phase is a time in which Poisson arrivals come Rate times as often, and

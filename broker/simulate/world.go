@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/auto"
 	"github.com/ringbatch/ringbatch/broker/batcher"
 )
 
@@ -47,14 +48,13 @@ type flight struct {
 	client              batcher.ClientID
 	rows, level         int
 	dims                batcher.Dims
-	number              uint32 // of its commit
 }
 
 // station is a stage: its batcher and its workers.
 type station struct {
 	Stage
 	number  int
-	b       *batcher.Batcher
+	b       *auto.Batcher
 	workers []simulatedWorker
 }
 
@@ -82,7 +82,7 @@ func newWorld(cfg Config) (*world, error) {
 		w.shares = append(w.shares, sum)
 	}
 	for i, stage := range cfg.stages() {
-		b, err := batcher.New(stage.Policy)
+		b, err := auto.NewBatcher(stage.Policy)
 		if err != nil {
 			return nil, err
 		}

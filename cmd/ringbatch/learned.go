@@ -16,8 +16,8 @@ func waitText(m *stats.Model) string {
 	if m.LatencyGoalMS > 0 {
 		return fmt.Sprintf("auto, %.3g ms now, for a latency_goal of %.3g ms", m.WaitTimeMS, m.LatencyGoalMS)
 	}
-	if m.Learned.Apart {
-		return "auto, one batch after the other now"
+	if m.Learned.OneAtATime {
+		return "auto, one batch at a time now"
 	}
 	if m.WaitAuto {
 		return fmt.Sprintf("auto, %.3g ms now", m.WaitTimeMS)
@@ -53,8 +53,8 @@ func printLearned(out io.Writer, m *stats.Model) {
 		parts = parts[:0]
 		for _, t := range l.Tried {
 			wait := fmt.Sprintf("%.3g ms", t.WaitMS)
-			if t.Apart {
-				wait = "one batch after the other"
+			if t.OneAtATime {
+				wait = "one batch at a time"
 			}
 			parts = append(parts, fmt.Sprintf("%s %.2f", wait, t.Latency))
 		}
