@@ -65,8 +65,14 @@ func (r *ring) follow(head uint32) {
 	if info.stage.drainDone(info.worker); info.state != running && info.state != held || info.gen != gen {
 		return
 	}
+	r.followBoard(head)
+}
+
+// followBoard is follow for a request whose worker's "done" has been looked for.
+func (r *ring) followBoard(head uint32) {
+	info := r.slot(head)
 	w := r.board.Word(head)
-	if w.Generation() != gen || w.Held() {
+	if w.Generation() != info.gen || w.Held() {
 		return
 	}
 	if info.state == held || w.Status() != status.OK {

@@ -93,12 +93,21 @@ func (s *stage) endRunningOf(c *clientSession) {
 	for _, w := range s.busy {
 		for _, p := range w.mails {
 			for _, q := range p.requests {
-				if info := s.ring.slot(q.head); info.client == c && info.state == running && s.ring.has(q, p.batch) {
+				if s.runsOf(c, q, p.batch) {
+					s.ring.followBoard(q.head) // it may have the answer already
+				}
+				if s.runsOf(c, q, p.batch) {
 					s.ring.endRunning(q.head, status.ErrCanceled)
 				}
 			}
 		}
 	}
+}
+
+// runsOf says whether a mailed request runs, and is this client's.
+func (s *stage) runsOf(c *clientSession, q mailed, batch uint64) bool {
+	info := s.ring.slot(q.head)
+	return info.client == c && info.state == running && s.ring.has(q, batch)
 }
 
 // maxHangs is how many workers a request may hang. Each costs its caller a

@@ -385,6 +385,48 @@ func TestAClientThatLeavesWithALongQueueIsPartedWithInTurns(t *testing.T) {
 	}
 }
 
+// A client has its answer before the broker hears of it. If the client leaves
+// then, its window is free at once: the next client wants the same slots.
+func TestAClientThatLeavesWithItsAnswerReturnsItsWindow(t *testing.T) {
+	h, err := newHost(1, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	h.calm = true
+	s, err := h.add(quietModel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.attachWorker()
+	s.attachClient()
+	served(t, s, 1)
+	c, w := s.clients[0], s.workers[0]
+	x := &c.slots[0]
+	x.gen++
+	x.state, x.rows = simCommitted, 1
+	*s.value(&s.r.layout.Inputs[0], c.sess.first) = stamp(c.sess.first, x.gen)
+	c.ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: c.sess.first, Gen: x.gen, Committed: s.now})
+	s.l.begin()
+	s.r.rang(c.sess)
+	s.l.settle()
+	w.asleep = false
+	w.take()
+	for w.batches[0].ended == 0 {
+		w.work()
+	}
+	s.r.clientLeft(c.sess, "it hung up")
+	if free := s.r.windows.free; free != s.r.layout.Slots {
+		t.Errorf("%d of %d slots are free", free, s.r.layout.Slots)
+	}
+	w.work() // "done"
+	s.l.begin()
+	s.l.settle()
+	if got := s.st.stats.byStatus; got[status.OK] != 2 || got[status.ErrCanceled] != 0 {
+		t.Errorf("the requests ended as %v", got)
+	}
+}
+
 // A request that is larger than any batch ends at once, and costs the loop no
 // look at each of its slots.
 func TestARequestLargerThanAnyBatchEndsAtOnce(t *testing.T) {

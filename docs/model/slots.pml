@@ -513,7 +513,8 @@ inline ReadCommits(c) {
 inline LeaveSlot(k) {
     if
     :: state[k] == QUEUED -> state[k] = IDLE; attempts[k] = 0
-    :: state[k] == RUNNING -> End(k, gen[k], false, true, won); state[k] = HELD
+    :: state[k] == RUNNING && board[k].gen == gen[k] && !board[k].held -> Free(k)    /* it has its answer */
+    :: state[k] == RUNNING && !(board[k].gen == gen[k] && !board[k].held) -> End(k, gen[k], false, true, won); state[k] = HELD
     :: else
     fi
 }

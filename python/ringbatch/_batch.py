@@ -337,6 +337,8 @@ class Batch:
     def _take(self, result: Any) -> None:
         """Writes the returned outputs. If the function touched batch.outputs[name], the returned value is ignored.
         An output that was neither returned nor touched fails the batch: the slots still have the bytes of earlier requests."""
+        if isinstance(result, Columns) and result.of(self._made_out):
+            result = None  # batch.outputs itself: who returns it need not have written it
         returned = {} if result is None else self._by_name(result)
         for k, t in enumerate(self._sig.outputs):
             if t.name in self._asked:

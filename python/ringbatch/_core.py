@@ -21,7 +21,7 @@ from ._device import DeviceMemory
 from ._library import FOREVER_NS, SLICE_NS, check, last_error, load
 from ._plain import Scratch
 from ._tensors import Signature, Tensor
-from ._views import Mapping, View, fresh, strided
+from ._views import Mapping, View, Weakly, end_view, fresh, released, strided
 from ._way import Client, quick
 
 _FULL = errors.Full.status
@@ -58,6 +58,7 @@ def address(a: np.ndarray) -> int:
 class Core(Client):
     def __init__(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: float) -> None:
         self.lib = load()
+        self._handed_out = Weakly()  # views of requests: they end with the connection at the latest
         super().__init__()
         self.name = model
         self._mapping: Mapping | None = None
@@ -120,6 +121,8 @@ class Core(Client):
         return last_error(self.lib, status)
 
     def close(self) -> None:
+        for view in self._handed_out.arrays():  # first: they would show zeros
+            end_view(view, released)
         super().close()
         self._mapping = None
 
@@ -197,12 +200,17 @@ class Core(Client):
             plane = mapping.plane(t)
             return plane[slot] if single else plane[slot : slot + rows]
         if single and not t.variable:
-            return fresh(mapping.row(t, slot), mapping.memory)
+            return self._hand_out(mapping.row(t, slot), mapping)
         shape = t.shape if not t.variable else self._input_shape(request, k) if output < 0 else self._output_shapes(request, output, rows)
         if isinstance(shape, list):  # rows that differ in size have no array in common
-            return [fresh(mapping.rows(t, slot + row, 1, own)[0], mapping.memory) for row, own in enumerate(shape)]
+            return [self._hand_out(mapping.rows(t, slot + row, 1, own)[0], mapping) for row, own in enumerate(shape)]
         all_rows = mapping.rows(t, slot, rows, shape)
-        return fresh(all_rows[0, ...] if single else all_rows, mapping.memory)
+        return self._hand_out(all_rows[0, ...] if single else all_rows, mapping)
+
+    def _hand_out(self, array: np.ndarray, mapping: Mapping) -> View:
+        view = fresh(array, mapping.memory)
+        self._handed_out.add(view)
+        return view
 
     # -- whole requests, for models of fixed shapes and contiguous arrays
 

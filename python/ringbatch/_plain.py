@@ -312,7 +312,19 @@ class Caller:
         return self._call(*inputs, **named)
 
 
-class Columns(Mapping[str, np.ndarray]):
+class ByName(Mapping[str, Any]):
+    """Arrays by name. To look whether there is one makes none: a worker's output would count as touched."""
+
+    __slots__ = ()
+
+    def __contains__(self, name: object) -> bool:
+        return any(name == own for own in self)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401
+
+
+class Columns(ByName):
     """The tensors of one side by name; arrays are made when asked for.
 
     It refers to its request or batch but is not referred to by it: what is
@@ -332,6 +344,10 @@ class Columns(Mapping[str, np.ndarray]):
                 raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(self._names)}")
             made = self._made[name] = self._make(k)
         return made
+
+    def of(self, made: dict[str, np.ndarray]) -> bool:
+        """Whether these are its arrays."""
+        return self._made is made
 
     def __setitem__(self, name: str, value: Any) -> None:
         raise TypeError(f"the arrays are where they are: write into them, [{name!r}][...] = value")

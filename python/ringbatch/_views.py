@@ -98,21 +98,38 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-_FEW_SLICES = 64
+_FEW = 64
+
+
+class Weakly(list):
+    """Arrays that are still there."""
+
+    __slots__ = ("_prune_at",)
+
+    def __init__(self) -> None:
+        self._prune_at = _FEW
+
+    def add(self, array: View) -> None:
+        if len(self) >= self._prune_at:
+            self[:] = [ref for ref in self if ref() is not None]
+            self._prune_at = max(_FEW, 2 * len(self))
+        self.append(weakref.ref(array))
+
+    def arrays(self) -> list[View]:
+        return [array for array in (ref() for ref in self) if array is not None]
 
 
 class Life:
     """How long some views may be used."""
 
-    __slots__ = ("_memory", "_prune_at", "_slices", "_views", "error", "lives_in")
+    __slots__ = ("_memory", "_slices", "_views", "error", "lives_in")
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory  # stays mapped, also for who took the address of a view that has lost it since
         self.error: Callable[[], errors.Error] = parents  # why they are over, once lives_in is not this process
         self.lives_in: object = _present
         self._views: list[Any] = []
-        self._slices: list[weakref.ref[View]] = []
-        self._prune_at = _FEW_SLICES
+        self._slices = Weakly()  # a slice of a view ends with it
 
     def view(self, array: Any) -> Any:
         """An array that this life ends; what lies on the device is left what it is."""
@@ -123,18 +140,10 @@ class Life:
         self._views.append(v)
         return v
 
-    def add_slice(self, array: View) -> None:
-        """A slice of a view ends with it, if it is still there."""
-        if len(self._slices) >= self._prune_at:
-            self._slices = [s for s in self._slices if s() is not None]
-            self._prune_at = max(_FEW_SLICES, 2 * len(self._slices))
-        self._slices.append(weakref.ref(array))
-
     def end(self, error: Callable[[], errors.Error]) -> None:
         self.error, self.lives_in = error, None
-        for v in [*self._views, *(s() for s in self._slices)]:
-            if v is not None:
-                _end(v, error)
+        for v in [*self._views, *self._slices.arrays()]:
+            _end(v, error)
         self._views.clear()
         self._slices.clear()
 
@@ -214,7 +223,7 @@ class View(np.ndarray):
         shares = isinstance(parent, View) and not _get(self, "flags").owndata
         self._life = life = _life_of(parent) if shares else None
         if life is not None:
-            life.add_slice(self)
+            life._slices.add(self)
 
     def __getattribute__(self, name: str) -> Any:
         if name not in _QUIET:

@@ -9,7 +9,6 @@ latter in any case.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +29,7 @@ def _quick() -> Any:
     except ImportError:
         return None
 
-    class Columns(quick.Columns, Mapping):  # type: ignore[misc, name-defined]
+    class Columns(quick.Columns, _plain.ByName):  # type: ignore[misc, name-defined]
         """The tensors of one side of a request by name; arrays are made when asked for."""
 
         __slots__ = ()

@@ -224,6 +224,11 @@ def forgetful(batch):
     if way == 6:  # there is no request left that wants one
         batch.fail_all("none of them")
         return None
+    if way == 7:
+        return batch.outputs
+    if way == 8:  # it only looked which outputs there are
+        assert "y" in batch.outputs and "q" not in batch.outputs and batch.outputs.get("q") is None and batch.outputs.keys() == both.keys()
+        return {"n": both["n"]}
     return both
 
 
@@ -235,7 +240,7 @@ async def forgetful_coroutine(batch):
 def test_an_output_that_was_neither_returned_nor_written_fails_the_batch_by_name(socket, function):
     worker = rb.worker(function.__name__, **TWO, max_batch_size=4, wait_time=0)(function)
     with serving(worker, socket), rb.connect(worker.model, socket=socket, wait=60) as m:
-        for way, missing in [(1, "y"), (2, "n"), (3, "y"), (4, "n")]:
+        for way, missing in [(1, "y"), (2, "n"), (3, "y"), (4, "n"), (7, "y"), (8, "y")]:
             assert m(np.float32(0))["y"] == 7
             for ask in (m, lambda x: m.submit(x).result(60)):
                 with pytest.raises(rb.Failed, match=rf'no output \'{missing}\': return the output, or write batch.outputs\["{missing}"\]'):

@@ -235,3 +235,19 @@ def test_a_late_array_of_a_closed_client_reaches_no_slot(socket):
                 assert not p.any()
                 p[...] = 9
             assert all((r.inputs["x"] == 5).all() for r in requests)
+
+
+def test_views_of_a_closed_client_are_over(echo):
+    with rb.connect("echo", socket=echo) as m:
+        assert "y" not in m.request().inputs and "x" in m.request().inputs
+        written, several = m.request(), m.request(rows=2)
+        written.inputs["x"][...] = 4
+        several.inputs["x"][...] = 5
+        unsent = m.request().inputs["x"]
+        y, both = written.run().outputs["y"], several.run().outputs["y"]
+        part = y[:2]
+        assert (part == 4).all() and (both == 5).all()
+    for view in (unsent, y, both, part, written.outputs["y"]):
+        with pytest.raises(rb.Released):
+            view.sum()
+        assert np.array(view).size == 0
