@@ -161,7 +161,7 @@ chaos-short: chaos-build ## the same in a minute or two
 .PHONY: torture torture-build
 torture-build: chaos-build
 	CGO_ENABLED=0 go build -ldflags "-X github.com/ringbatch/ringbatch/internal/torture.Commit=$$(git describe --always --abbrev=12 --dirty=+changes --exclude '*')" -o bin/torture ./cmd/torture
-	CGO_ENABLED=0 go test -c -o bin/broker.test ./broker
+	CGO_ENABLED=0 go test -c -o bin/engine.test ./broker/engine
 	CGO_ENABLED=0 go test -c -o bin/batcher.test ./broker/batcher
 
 torture: torture-build ## the long runs: about three hours on 2 cores; writes docs/results/torture.md

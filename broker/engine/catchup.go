@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// Here, and only here, the books follow what living workers wrote. A worker
+// answers its client first and tells the broker after, so a client may act on
+// an answer that the broker has not heard of. Therefore the broker catches up
+// before it judges a commit, and before it decides.
+
+// fewWorkers is how many busy workers are asked each time a client is read;
+// more of them are asked once per round.
+const fewWorkers = 16
+
+// catchUpForClient is catchUp before a client is read.
+func (s *Stage) catchUpForClient() {
+	if s.caughtUp != s.loop.round || len(s.busy) <= fewWorkers {
+		s.catchUp()
+	}
+}
+
+// catchUp reads what the workers that have batches say they are done with.
+func (s *Stage) catchUp() {
+	s.caughtUp = s.loop.round
+	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out
+		s.drainDone(s.busy[i])
+	}
+}
+
+// catchUpWith is for a client's commit: the slots it uses again, and its last
+// request, which most often is what this one follows upon.
+func (r *Ring) catchUpWith(c *ClientSession, e *shm.Commit) {
+	if r.slot(c.last).state != idle {
+		r.follow(r.slot(c.last).head)
+	}
+	if !c.owns(e) {
+		return
+	}
+	for s := e.Slot; s < e.Slot+r.rowsOf(e); s++ {
+		if r.slot(s).state != idle {
+			r.follow(r.slot(s).head)
+		}
+	}
+}
+
+// follow frees a request that its worker has answered, whether that worker's
+// "done" is there already or only the word on the board. (A held one can be
+// such a one too: then the worker was quicker than what wanted to end it.)
+//
+// In docs/model: Follow in ReadCommit.
+func (r *Ring) follow(head uint32) {
+	info := r.slot(head)
+	if info.state != running && info.state != held {
+		return
+	}
+	gen := info.gen
+	if info.stage.drainDone(info.worker); info.state != running && info.state != held || info.gen != gen {
+		return
+	}
+	w := r.board.Word(head)
+	if w.Generation() != gen || w.Held() {
+		return
+	}
+	if info.state == held || w.Status() != status.OK {
+		info.worker.unanswered(info.batch)
+	}
+	if info.state == running { // the end of a held one was counted
+		info.stage.answered(info, w.Status())
+	}
+	info.stage.batcher.Ended(batcher.RequestID(head))
+	r.free(head)
+}
+
+// catchUpForClient is stage.catchUpForClient for all stages.
+func (r *Ring) catchUpForClient() {
+	for i, s := range r.stages {
+		if i == 0 || len(s.busy) > 0 {
+			s.touch()
+			s.catchUpForClient()
+		}
+	}
+}
+
+// answered counts a request whose worker has answered it but has not said when
+// it ran.
+func (s *Stage) answered(info *slotInfo, st status.Code) {
+	s.stats.answered(info, st, s.loop.now)
+	if s.ring.whole != nil {
+		s.ring.whole.ended(st)
+		s.ring.whole.total.Add(time.Duration(s.loop.now - info.commit.Committed))
+	}
+	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered what nobody had
+		rec := s.ring.board.Record(info.head) // it wrote that before it answered
+		started := min(max(rec.Started, info.dispatched), s.loop.now)
+		s.record(info, st, started, min(max(rec.Finished, started), s.loop.now))
+	}
+}
+
+// drainDone reads the worker's "done" messages. The worker may be gone after
+// it.
+//
+// In docs/model: DrainDone, FinishRequest.
+func (s *Stage) drainDone(w *WorkerSession) {
+	if w.broken {
+		return
+	}
+	n, err := w.done.Pending()
+	if n == 0 && err == nil {
+		return
+	}
+	for range n {
+		var d shm.Done
+		w.done.Take(&d)
+		if err = s.finish(w, &d); err != nil {
+			break
+		}
+	}
+	w.done.Give()
+	s.followLanes(w)
+	switch {
+	case err != nil:
+		s.log.Warn("worker disconnected: it broke the protocol", "worker", w.Label(), "pid", w.Pid, "reason", err)
+		s.stats.offenders++
+		s.loop.outside.Offended(w.Process)
+		w.broken = true
+		s.evict(w, "it broke the protocol")
+	case (w.quarantined || w.verdict > 0) && !w.dying && len(w.mails) == 0:
+		s.recover(w)
+	}
+}
+
+// finish takes one batch off a worker's hands.
+func (s *Stage) finish(w *WorkerSession, d *shm.Done) error {
+	for i, p := range w.mails {
+		if p.batch != d.Batch {
+			continue
+		}
+		s.setMails(w, append(w.mails[:i], w.mails[i+1:]...))
+		started := min(max(d.Started, p.posted), s.loop.now)
+		finished := min(max(d.Finished, started), s.loop.now)
+		var failed *failure
+		if d.Whole != 0 {
+			failed = &failure{by: w}
+		}
+		for _, q := range p.requests {
+			if failed != nil && s.retryFailed(q, p, failed) || !s.finishRequest(q, p.batch, started, finished) {
+				p.unanswered++
+			}
+		}
+		if p.unanswered == len(p.requests) {
+			s.batcher.Unanswered(w.id, batcher.BatchID(p.batch))
+		}
+		if i == 0 && len(w.mails) > 0 {
+			w.mails[0].begun = max(w.mails[0].begun, finished)
+		}
+		s.batchEnded(w, failed != nil, p.unanswered < len(p.requests))
+		w.batches++
+		w.computed += time.Duration(finished - started)
+		s.stats.seconds.computed(started, finished)
+		s.recent.add(batchRecord{worker: int32(w.id), rows: p.rows, requests: uint32(len(p.requests)), posted: p.posted, started: started, finished: finished})
+		s.batcher.BatchDone(w.id, batcher.BatchID(p.batch), batcher.Time(started), batcher.Time(finished))
+		w.spare = append(w.spare, p)
+		return nil
+	}
+	return fmt.Errorf("%w: done with batch %d, which it does not have", status.ErrProtocol, d.Batch)
+}
+
+// has reports whether a mailed request still is what its batch was given: it
+// may have ended early, and its slots may be part of another request.
+func (r *Ring) has(q mailed, batch uint64) bool {
+	info := r.slot(q.head)
+	return info.head == q.head && info.gen == q.gen && info.batch == batch && (info.state == running || info.state == held)
+}
+
+// unanswered counts a request of one of its batches that has no result.
+func (w *WorkerSession) unanswered(batch uint64) {
+	for _, p := range w.mails {
+		if p.batch == batch {
+			p.unanswered++
+		}
+	}
+}
+
+// finishRequest frees the slots of one request of a finished batch, or hands
+// them on to the next stage, unless they have moved on already (see follow).
+// False: it has no result.
+func (s *Stage) finishRequest(q mailed, batch uint64, started, finished int64) bool {
+	r := s.ring
+	info := r.slot(q.head)
+	if !r.has(q, batch) {
+		return true // or counted in follow
+	}
+	if info.worker.forgotten() {
+		s.batcher.Ended(batcher.RequestID(q.head))
+	}
+	if info.state == held {
+		r.reclaim(q.head)
+		return false
+	}
+	answered := false
+	switch w := r.board.Word(q.head); {
+	case w.Generation() == q.gen:
+		answered = w.Status() == status.OK
+		s.finished(info, w.Status(), started, finished, false)
+	case s.next != nil:
+		s.handOn(q.head, started, finished)
+		return true
+	default:
+		// The worker says it is done but never answered: somebody must.
+		r.end(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
+	}
+	r.free(q.head)
+	return answered
+}
+
+// handOn gives a request that a stage is done with to the next one, in the same
+// slots: nothing is copied, and its client waits on.
+//
+// The place in docs/model where it would be: FinishRequest, which frees the
+// slots where there is no next stage.
+func (s *Stage) handOn(head uint32, started, finished int64) {
+	r, n := s.ring, s.next
+	info := r.slot(head)
+	s.finished(info, status.OK, started, finished, true)
+	r.settleTrouble(head, status.OK)
+	r.setState(head, queued)
+	info.stage, info.worker, info.arrived = n, nil, s.loop.now
+	n.touch()
+	if code := n.take(info); code != status.OK {
+		r.end(head, code, "", false)
+		r.free(head)
+	}
+}

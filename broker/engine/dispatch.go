@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// decide asks the batcher what to do now and does it.
+func (s *Stage) decide() {
+	for {
+		s.catchUp()
+		s.expireRunning()
+		s.resumeSuspended()
+		d := s.batcher.Decide(batcher.Time(s.loop.now))
+		for i := range d.Ended {
+			s.endQueued(&d.Ended[i])
+		}
+		for i := range d.Dispatches {
+			s.dispatch(&d.Dispatches[i])
+		}
+		s.wake = int64(d.Wake)
+		if !s.armDone() {
+			break
+		}
+		s.loop.now = s.loop.clock()
+	}
+	s.batcher.Learn(batcher.Time(s.loop.now))
+	s.settled()
+}
+
+func (s *Stage) endQueued(e *batcher.End) {
+	code := status.ErrExpired
+	reason := ""
+	switch {
+	case e.Why == batcher.TimedOut:
+		code = status.ErrQueueTimeout
+	case s.present == 0: // says more than that time was short
+		reason = shm.ReasonNoWorker
+		s.ring.slot(uint32(e.ID)).unserved = true
+	}
+	s.ring.end(uint32(e.ID), code, reason, false)
+	s.ring.free(uint32(e.ID))
+}
+
+// dispatch posts a batch to its worker: slot indices, never bytes.
+func (s *Stage) dispatch(d *batcher.Dispatch) {
+	w, now := s.workers[d.Worker], s.loop.now
+	mail, reqs := w.box.At(w.posted)
+	*mail = shm.Mail{Batch: uint64(d.Batch), Dispatched: now, Requests: uint32(len(d.Requests)), Rows: uint32(d.Rows), PadTo: uint32(d.PadTo), Dims: d.Dims}
+	p := w.newMail()
+	p.batch, p.number, p.posted, p.begun, p.rows, p.forgiven = uint64(d.Batch), w.posted, now, now, uint32(d.Rows), false
+	if s.settings.Ragged {
+		for _, id := range d.Requests {
+			for i, n := range s.sizes(s.ring.slot(uint32(id))) {
+				mail.Dims[i] = max(mail.Dims[i], n)
+			}
+		}
+	}
+	mail.Level = uint32(s.settings.LevelCount() - 1)
+	for i, id := range d.Requests {
+		head := uint32(id)
+		info := s.ring.slot(head)
+		mail.Level = min(mail.Level, uint32(s.levelOf(&info.commit)))
+		s.ring.setState(head, running)
+		info.worker, info.batch, info.dispatched = w, uint64(d.Batch), now
+		reqs[i] = shm.MailRequest{
+			Slot: head, Gen: info.gen, Rows: info.commit.Rows, Bell: info.client.first,
+			Deadline: info.commit.Deadline, Committed: info.commit.Committed, Dims: s.sizes(info),
+		}
+		p.requests = append(p.requests, mailed{head, info.gen})
+		if info.client.left { // it was about to be canceled
+			s.ring.endRunning(head, status.ErrCanceled)
+			continue
+		}
+		if info.commit.Deadline > 0 {
+			s.runningDeadline = min(s.runningDeadline, info.commit.Deadline)
+		}
+	}
+	s.leaseEnd = min(s.leaseEnd, now+int64(s.settings.Lease))
+	s.setMails(w, append(w.mails, p))
+	s.stats.dispatched(d)
+	w.box.Post(w.posted)
+	w.posted++
+}
+
+// levelOf is the priority level of a commit that was accepted. (A policy that
+// has changed since may have fewer levels.)
+func (s *Stage) levelOf(e *shm.Commit) int {
+	if e.Level < 0 {
+		return s.settings.DefaultPriority
+	}
+	return min(int(e.Level), s.settings.LevelCount()-1)
+}
+
+// armDone asks busy workers to ring when they are done, but only if somebody
+// waits for that, in this stage or to hand on to the next; otherwise the next
+// commit finds their message in time, and a lone request costs one wake-up
+// less. True if something came in meanwhile.
+func (s *Stage) armDone() bool {
+	if s.next == nil && s.batcher.Queued() == 0 && !s.loop.draining && s.ring.held == 0 {
+		return false
+	}
+	more := false
+	for _, w := range s.busy {
+		if !w.broken && !w.done.Arm() {
+			more = true
+		}
+	}
+	return more
+}
+
+// expireRunning releases the callers of running requests whose deadline has
+// passed. runningDeadline is never later than the earliest of them, so the
+// search is rare.
+func (s *Stage) expireRunning() {
+	now := s.loop.now
+	if now < s.runningDeadline {
+		return
+	}
+	s.runningDeadline = never
+	for _, w := range s.busy {
+		for _, p := range w.mails {
+			for _, q := range p.requests {
+				info := s.ring.slot(q.head)
+				if !s.ring.has(q, p.batch) || info.state != running || info.commit.Deadline == 0 {
+					continue
+				}
+				if info.commit.Deadline <= now {
+					s.ring.endRunning(q.head, status.ErrExpired)
+				} else {
+					s.runningDeadline = min(s.runningDeadline, info.commit.Deadline)
+				}
+			}
+		}
+	}
+}
+
+// leaseOf is when the lease of a worker's oldest batch ends. It counts from the
+// dispatch, or from the end of the batch handed over before this one if that
+// came later, since a worker may run them one after the other. What was handed
+// over after it does not matter: a worker that runs several at once must not
+// hide a batch that hangs behind others that do not.
+func (s *Stage) leaseOf(w *WorkerSession) int64 { return w.mails[0].begun + int64(s.settings.Lease) }
+
+// mostLate is how late the broker comes to the end of a lease at most, if it can
+// run when it wants to.
+const mostLate = 50 * time.Millisecond
+
+// forgiveStandstill gives workers their time once more. The broker did not run
+// when a lease ended: it was stopped, or the whole machine was, and the workers
+// with it. Each batch is forgiven once, so that a hung worker is killed after two
+// leases at the latest.
+func (s *Stage) forgiveStandstill() {
+	now := s.loop.now
+	s.catchUp() // what they were done with before it is not what they run now
+	for _, w := range s.busy {
+		if oldest := w.mails[0]; now >= s.leaseOf(w) && !oldest.forgiven {
+			oldest.begun, oldest.forgiven = now, true
+		}
+		if w.verdict > 0 && now >= w.verdict && !w.forgiven {
+			w.verdict, w.forgiven = now+int64(deathTime), true
+		}
+	}
+}
+
+// endOverdueLeases kills the workers whose oldest batch takes for too long, and
+// decides about those that had time to turn out dead. leaseEnd is never later
+// than the earliest of these, so it is rarely asked for.
+func (s *Stage) endOverdueLeases() {
+	now := s.loop.now
+	if now < s.leaseEnd {
+		return
+	}
+	if now-s.leaseEnd > int64(mostLate) {
+		s.forgiveStandstill()
+	}
+	s.leaseEnd = never
+	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out
+		w := s.busy[i]
+		switch {
+		case w.dying || w.quarantined:
+			continue
+		case w.verdict > 0:
+			if s.drainDone(w); !w.gone && now >= w.verdict {
+				s.quarantine(w, "it hung up with a batch, and its process lives")
+			} else if !w.gone {
+				s.leaseEnd = min(s.leaseEnd, w.verdict)
+			}
+			continue
+		case now >= s.leaseOf(w):
+			if s.drainDone(w); len(w.mails) > 0 && now >= s.leaseOf(w) {
+				s.stats.hung++
+				w.hung, w.hungWith = true, w.mails[0].batch
+				s.kill(w, hungReason)
+				continue
+			}
+		}
+		if len(w.mails) > 0 {
+			s.leaseEnd = min(s.leaseEnd, s.leaseOf(w))
+		}
+	}
+}
