@@ -109,7 +109,7 @@ func (s *Stage) answered(info *slotInfo, st status.Code) {
 //
 // In docs/model: DrainDone, FinishRequest.
 func (s *Stage) drainDone(w *WorkerSession) {
-	if w.broken {
+	if w.faults.has(brokeProtocol) {
 		return
 	}
 	n, err := w.done.Pending()
@@ -130,9 +130,9 @@ func (s *Stage) drainDone(w *WorkerSession) {
 		s.log.Warn("worker disconnected: it broke the protocol", "worker", w.Label(), "pid", w.Pid, "reason", err)
 		s.stats.offenders++
 		s.loop.outside.Offended(w.Process)
-		w.broken = true
+		w.faults |= brokeProtocol
 		s.evict(w, "it broke the protocol")
-	case (w.quarantined || w.verdict > 0) && !w.dying && len(w.mails) == 0:
+	case (w.state == workerQuarantined || w.state == workerAwaited) && len(w.mails) == 0:
 		s.recover(w)
 	}
 }
@@ -198,7 +198,7 @@ func (s *Stage) finishRequest(q mailed, batch uint64, started, finished int64) b
 	if !r.has(q, batch) {
 		return true // or counted in follow
 	}
-	if info.worker.forgotten() {
+	if info.worker.state.isGivenUp() {
 		s.batcher.Ended(batcher.RequestID(q.head))
 	}
 	if info.state == held {

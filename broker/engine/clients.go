@@ -13,18 +13,16 @@ import (
 // ClientSession is one attached client.
 type ClientSession struct {
 	*Peer
-	ring     *Ring
-	first    uint32 // its window
-	window   int
-	commits  shm.Consumer[shm.Commit]
-	times    shm.ClientTimes // read by the recorder
-	last     uint32          // where its last request began
-	busy     int             // requests queued, running or held
-	left     bool            // gone
-	returned bool            // its window is somebody else's
-	out      bool            // and nothing of it is queued: the window returns when busy is zero
-	unread   bool            // on its ring's list of those whose turn comes
-	latest   uint32          // the latest generation that it used
+	ring    *Ring
+	first   uint32 // its window
+	window  int
+	commits shm.Consumer[shm.Commit]
+	times   shm.ClientTimes // read by the recorder
+	last    uint32          // where its last request began
+	busy    int             // requests queued, running or held
+	state   clientState     // changed by moveTo only
+	unread  bool            // on its ring's list of those whose turn comes
+	latest  uint32          // the latest generation that it used
 }
 
 // owns says whether a commit's slots are all inside the client's window.
@@ -151,7 +149,7 @@ const clientTurn = 32
 
 // rang puts a client in line for its turn.
 func (r *Ring) rang(c *ClientSession) {
-	if !c.left {
+	if c.isAttached() {
 		r.enqueue(c)
 	}
 }
@@ -171,10 +169,12 @@ func (r *Ring) visit(rows int) (used int) {
 		c := r.unread[0]
 		r.unread = slices.Delete(r.unread, 0, 1) // few, and it keeps the memory
 		c.unread = false
-		if c.left {
-			used += 1 + r.parting(c)
-		} else {
-			used += 1 + r.readCommits(c, clientTurn)
+		used++
+		switch c.state {
+		case clientAttached:
+			used += r.readCommits(c, clientTurn)
+		case clientLeaving:
+			used += r.parting(c)
 		}
 	}
 	return used
@@ -284,17 +284,17 @@ func (r *Ring) cancel(c *ClientSession, e *shm.Commit) error {
 //
 // In docs/model: ClientLeft.
 func (r *Ring) clientLeft(c *ClientSession, why string) {
-	if c.left {
+	if !c.isAttached() {
 		return
 	}
 	for _, s := range r.stages {
 		s.touch()
 		s.catchUp() // what workers answered before it left counts
 	}
-	if c.left { // thrown out by what they said
+	if !c.isAttached() { // thrown out by what they said
 		return
 	}
-	c.left = true
+	c.moveTo(clientLeaving)
 	_, _ = c.commits.Pending() // SYNC POINT "leave": its window is another's soon
 	for _, s := range r.stages {
 		s.recorder.readLast(c)
@@ -315,15 +315,17 @@ const partingTurn = 256
 // parting is one turn of a client that has left. It returns how many requests
 // were canceled.
 func (r *Ring) parting(c *ClientSession) (n int) {
-	c.out = true
+	isOut := true
 	for _, s := range r.stages {
 		k, out := s.cancelSome(c, partingTurn-n)
 		n += k
-		c.out = c.out && out
+		isOut = isOut && out
 	}
-	if !c.out {
+	if !isOut {
 		r.enqueue(c)
+		return n
 	}
+	c.moveTo(clientLeft)
 	r.returnIfDone(c)
 	return n
 }
@@ -331,10 +333,10 @@ func (r *Ring) parting(c *ClientSession) (n int) {
 // returnIfDone frees the window of a client that has left and has nothing under
 // way any more.
 func (r *Ring) returnIfDone(c *ClientSession) {
-	if !c.out || c.busy > 0 || c.returned {
+	if c.state != clientLeft || c.busy > 0 {
 		return
 	}
-	c.returned = true
+	c.moveTo(clientReturned)
 	if !r.stages[0].settings.Private {
 		r.returnWindow(c)
 		return

@@ -73,7 +73,7 @@ func (s *Stage) dispatch(d *batcher.Dispatch) {
 			Deadline: info.commit.Deadline, Committed: info.commit.Committed, Dims: s.sizes(info),
 		}
 		p.requests = append(p.requests, mailed{head, info.gen})
-		if info.client.left { // it was about to be canceled
+		if !info.client.isAttached() { // it was about to be canceled
 			s.ring.endRunning(head, status.ErrCanceled)
 			continue
 		}
@@ -107,7 +107,7 @@ func (s *Stage) armDone() bool {
 	}
 	more := false
 	for _, w := range s.busy {
-		if !w.broken && !w.done.Arm() {
+		if !w.faults.has(brokeProtocol) && !w.done.Arm() {
 			more = true
 		}
 	}
@@ -162,8 +162,8 @@ func (s *Stage) forgiveStandstill() {
 		if oldest := w.mails[0]; now >= s.leaseOf(w) && !oldest.forgiven {
 			oldest.begun, oldest.forgiven = now, true
 		}
-		if w.verdict > 0 && now >= w.verdict && !w.forgiven {
-			w.verdict, w.forgiven = now+int64(deathTime), true
+		if w.state == workerAwaited && now >= w.deathDue && !w.forgiven {
+			w.deathDue, w.forgiven = now+int64(deathTime), true
 		}
 	}
 }
@@ -183,19 +183,28 @@ func (s *Stage) endOverdueLeases() {
 	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out
 		w := s.busy[i]
 		switch {
-		case w.dying || w.quarantined:
+		case w.state == workerDying || w.state == workerQuarantined:
 			continue
-		case w.verdict > 0:
-			if s.drainDone(w); !w.gone && now >= w.verdict {
+		case w.state == workerAwaited:
+			s.drainDone(w)
+			if w.state != workerAwaited {
+				continue
+			}
+			if now >= w.deathDue {
 				s.quarantine(w, "it hung up with a batch, and its process lives")
-			} else if !w.gone {
-				s.leaseEnd = min(s.leaseEnd, w.verdict)
+			} else {
+				s.leaseEnd = min(s.leaseEnd, w.deathDue)
 			}
 			continue
 		case now >= s.leaseOf(w):
-			if s.drainDone(w); len(w.mails) > 0 && now >= s.leaseOf(w) {
+			s.drainDone(w)
+			if w.state == workerDying { // it broke the protocol
+				continue
+			}
+			if len(w.mails) > 0 && now >= s.leaseOf(w) {
 				s.stats.hung++
-				w.hung, w.hungWith = true, w.mails[0].batch
+				w.faults |= outlivedLease
+				w.hungWith = w.mails[0].batch
 				s.kill(w, hungReason)
 				continue
 			}

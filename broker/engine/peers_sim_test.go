@@ -61,7 +61,7 @@ func (c *simClient) act() {
 	if c.dead {
 		return
 	}
-	if c.sess.left {
+	if !c.sess.isAttached() {
 		s.fail("%s was thrown out for nothing", c.name)
 	}
 	switch k := s.rng.IntN(100); {
@@ -288,10 +288,10 @@ func (c *simClient) lie(at uint32) {
 
 func (s *world) quiet() bool {
 	for _, c := range s.clients {
-		if c.lied && !c.sess.left {
+		if c.lied && c.sess.isAttached() {
 			return false
 		}
-		if c.dead || c.sess.left {
+		if c.dead || !c.sess.isAttached() {
 			continue
 		}
 		for i := range c.slots {
@@ -315,13 +315,13 @@ func (s *world) unfinished() string {
 	}
 	for _, c := range s.clients {
 		for i := range c.slots {
-			if x := &c.slots[i]; !c.dead && !c.sess.left && x.state != simFree {
+			if x := &c.slots[i]; !c.dead && c.sess.isAttached() && x.state != simFree {
 				fmt.Fprintf(&t, "%s waits for slot %d generation %d (word: %v); ", c.name, c.sess.first+uint32(i), x.gen, s.r.board.Word(c.sess.first+uint32(i)))
 			}
 		}
 	}
 	for _, w := range s.workers {
-		if !w.sess.gone {
+		if w.sess.state != workerGone {
 			fmt.Fprintf(&t, "%s has %d mails, holds %d, dead %v; ", w.name, len(w.sess.mails), len(w.batches), w.dead)
 		}
 	}

@@ -76,15 +76,15 @@ func TestAWorkerThatBeginsToRaiseIsSuspendedAndFailsNobodysRequests(t *testing.T
 		s.play(s.rng.IntN(500))
 		broken := s.workers[s.rng.IntN(2)]
 		broken.raises = true
-		s.steps("a broken worker is suspended", func() bool { return broken.sess.suspended })
+		s.steps("a broken worker is suspended", func() bool { return broken.sess.state == workerSuspended })
 		had := broken.sess.posted
 		s.play(500)
-		if broken.sess.suspended && broken.sess.posted != had {
+		if broken.sess.state == workerSuspended && broken.sess.posted != had {
 			s.fail("a suspended worker gets batches")
 		}
 		s.now += int64(lastBackoff)
 		s.steps("it is asked to prove itself", func() bool { return broken.sess.posted > had })
-		s.steps("it is suspended again", func() bool { return broken.sess.suspended })
+		s.steps("it is suspended again", func() bool { return broken.sess.state == workerSuspended })
 		broken.raises = false
 		s.now += int64(lastBackoff)
 		s.steps("it serves again", func() bool { return broken.sess.standing == standing{} })
@@ -121,9 +121,9 @@ func TestPoisonFailsAloneAndCountsAgainstNoWorker(t *testing.T) {
 func TestABrokenWorkerIsSuspendedAmongPoison(t *testing.T) {
 	simulateMild(t, 3, 0.05, func(s *world) {
 		s.workers[0].raises = true
-		s.steps("a broken worker is suspended", func() bool { return s.workers[0].sess.suspended })
+		s.steps("a broken worker is suspended", func() bool { return s.workers[0].sess.state == workerSuspended })
 		for _, w := range s.workers[1:] {
-			if w.sess.suspended {
+			if w.sess.state == workerSuspended {
 				s.fail("%s is suspended", w.name)
 			}
 		}
@@ -134,10 +134,10 @@ func TestTheLastWorkerIsNotSuspended(t *testing.T) {
 	simulateMild(t, 2, 0, func(s *world) {
 		broken, healthy := s.workers[0], s.workers[1]
 		broken.raises = true
-		s.steps("a broken worker is suspended", func() bool { return broken.sess.suspended })
+		s.steps("a broken worker is suspended", func() bool { return broken.sess.state == workerSuspended })
 		broken.raises = false // or its failures would be answers
 		healthy.closing = true
-		s.steps("the broken one, which is the last, serves", func() bool { return healthy.sess.gone && broken.sess.serves() })
+		s.steps("the broken one, which is the last, serves", func() bool { return healthy.sess.state == workerGone && broken.sess.serves() })
 		had := broken.sess.batches
 		s.steps("it runs batches", func() bool { return broken.sess.batches > had })
 	})

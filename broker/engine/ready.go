@@ -50,7 +50,7 @@ func (r *Ring) Readiness() (clients int, stages []Readiness, ok bool) {
 func (w *WorkerSession) HasLooked() (looked, gone bool) {
 	gone = true
 	w.stage.ring.Do(func() {
-		if gone = w.gone; !gone {
+		if gone = w.state == workerGone; !gone {
 			looked = w.box.Parked.Load() != 0 || w.box.Taken.Load() > 0
 		}
 	})
@@ -77,11 +77,11 @@ func (s *Stage) fitWorkers() []fitness {
 
 func (s *Stage) unfit(w *WorkerSession) string {
 	switch {
-	case w.quarantined:
+	case w.state == workerQuarantined:
 		return "outlived its lease and cannot be killed"
-	case w.dying || w.broken || w.hungUp || w.verdict > 0:
+	case w.state.isGivenUp():
 		return "is being replaced"
-	case w.suspended:
+	case w.state == workerSuspended:
 		return "failed batches that other workers ran"
 	case len(w.mails) == 0:
 		return ""

@@ -12,8 +12,8 @@ import (
 
 // workerLost handles the end of a worker's connection.
 func (s *Stage) workerLost(w *WorkerSession, why string) {
-	w.hungUp = true
-	if !w.gone {
+	w.faults |= hungUp
+	if w.state != workerGone {
 		s.touch()
 		s.drainDone(w) // what it finished before it left
 		s.evict(w, why)
@@ -24,11 +24,11 @@ func (s *Stage) workerLost(w *WorkerSession, why string) {
 // it never took simply go to others. If it took some, it may still be
 // writing: then it must be dead before their slots are used again.
 func (s *Stage) evict(w *WorkerSession, why string) {
-	if w.gone || w.dying {
+	if w.state == workerGone || w.state == workerDying {
 		return
 	}
 	for _, p := range w.mails {
-		if w.broken || p.number < w.box.Taken.Load() {
+		if w.faults.has(brokeProtocol) || p.number < w.box.Taken.Load() {
 			s.kill(w, why)
 			return
 		}
@@ -41,21 +41,22 @@ func (s *Stage) evict(w *WorkerSession, why string) {
 //
 // In docs/model: Kill; what follows the death is WorkerDead.
 func (s *Stage) kill(w *WorkerSession, why string) {
-	if w.quarantined || w.verdict > 0 {
+	if w.state == workerQuarantined || w.state == workerAwaited {
 		return
 	}
 	err := s.loop.outside.Kill(w.Peer)
 	switch {
 	case err == nil:
 		s.log.Warn("worker killed", "worker", w.Label(), "pid", w.Pid, "why", why)
-		w.dying = true
+		w.moveTo(workerDying)
 		s.batcher.WorkerGone(w.id)
-	case w.hungUp && !w.hung:
+	case w.faults.has(hungUp) && !w.faults.has(outlivedLease):
 		// The end of its connection may be the first that we see of its death:
 		// the kernel closes a process's descriptors before it says that the
 		// process has ended. Death decides, and it is not far off if it is one.
-		w.verdict = s.loop.now + int64(deathTime)
-		s.leaseEnd = min(s.leaseEnd, w.verdict)
+		w.moveTo(workerAwaited)
+		w.deathDue = s.loop.now + int64(deathTime)
+		s.leaseEnd = min(s.leaseEnd, w.deathDue)
 		s.batcher.WorkerGone(w.id)
 		s.log.Warn("worker hung up with a batch and may not be killed; waiting for its end", "worker", w.Label(), "pid", w.Pid, "why", why, "error", err)
 	default:
@@ -72,7 +73,7 @@ const deathTime = 5 * time.Second
 // its requests end, their slots stay as they are until it is done or dead.
 func (s *Stage) quarantine(w *WorkerSession, why string) {
 	s.log.Error("worker cannot be killed; its slots are quarantined", "worker", w.Label(), "pid", w.Pid, "why", why)
-	w.quarantined, w.verdict = true, 0
+	w.moveTo(workerQuarantined)
 	s.batcher.WorkerGone(w.id)
 	for _, p := range w.mails {
 		for _, q := range p.requests {
@@ -110,10 +111,14 @@ const hungReason = "it outlived its lease"
 // recover takes a worker back that finished after all, unless it has left
 // meanwhile.
 func (s *Stage) recover(w *WorkerSession) {
-	w.quarantined, w.verdict = false, 0
-	if w.hungUp {
+	if w.faults.has(hungUp) {
 		s.workerDead(w, "it finished and hung up")
 		return
+	}
+	if w.resumeAt > 0 {
+		w.moveTo(workerSuspended)
+	} else {
+		w.moveTo(workerServing)
 	}
 	s.log.Warn("worker is back from quarantine", "worker", w.Label(), "pid", w.Pid)
 	s.describeAgain(w)
@@ -121,7 +126,7 @@ func (s *Stage) recover(w *WorkerSession) {
 
 // workerDied is called when the kernel says that the process is dead.
 func (s *Stage) workerDied(w *WorkerSession) {
-	if !w.gone {
+	if w.state != workerGone {
 		s.workerDead(w, "its process ended")
 	}
 }
@@ -131,15 +136,17 @@ func (s *Stage) workerDied(w *WorkerSession) {
 // one by one, so that a poisonous one fails alone.
 func (s *Stage) workerDead(w *WorkerSession, why string) {
 	s.touch()
-	w.dying = true // no protocol errors any more
+	if w.state != workerDying {
+		w.moveTo(workerDying)
+	}
 	s.drainDone(w)
 	taken := w.box.Taken.Load()
-	w.gone = true
+	w.moveTo(workerGone)
 	s.batcher.WorkerGone(w.id)
 	requeued, withBatch := 0, len(w.mails) > 0 && w.mails[0].number < taken
 	for _, p := range w.mails {
 		for _, q := range p.requests {
-			requeued += s.orphan(q, p, p.number < taken, w.hung && p.batch == w.hungWith)
+			requeued += s.orphan(q, p, p.number < taken, w.faults.has(outlivedLease) && p.batch == w.hungWith)
 		}
 	}
 	s.setMails(w, nil)
@@ -167,8 +174,8 @@ func (s *Stage) workerDead(w *WorkerSession, why string) {
 // lost.
 func (s *Stage) promote(lost *WorkerSession) {
 	for _, w := range s.workers {
-		if w != nil && w.reserve && !w.dying && !w.broken && !w.hungUp {
-			w.reserve = false
+		if w != nil && w.state == workerSpare {
+			w.moveTo(workerServing)
 			s.describeAgain(w)
 			s.loop.outside.Promoted(w.Pid, lost.Pid)
 			s.log.Info("a spare takes its place", "worker", w.Label(), "id", w.id, "pid", w.Pid)

@@ -205,7 +205,7 @@ func (s *Stage) endRecording(r *recorder) (now int64) {
 	for from := 0; from < len(r.requests); from += readTurn {
 		s.ring.Do(func() {
 			for i := from; i < min(from+readTurn, len(r.requests)); i++ {
-				if q := &r.requests[i]; !q.client.left {
+				if q := &r.requests[i]; q.client.isAttached() {
 					r.readTimes(q)
 				}
 			}

@@ -38,7 +38,7 @@ func (r *Ring) troubleOf(head uint32) *trouble {
 
 // avoid is the worker that should not get the request.
 func (t *trouble) avoid() batcher.WorkerID {
-	if t.by == nil || t.by.gone {
+	if t.by == nil || t.by.state == workerGone {
 		return batcher.NoWorker
 	}
 	return t.by.id
@@ -79,7 +79,7 @@ func (s *Stage) retryFailed(q mailed, p *mail, f *failure) bool {
 		return false // the request has ended, or the worker has answered it
 	}
 	t := r.troubleOf(q.head)
-	if f.by.hung && f.by.hungWith == p.batch {
+	if f.by.faults.has(outlivedLease) && f.by.hungWith == p.batch {
 		t.hangs++
 	}
 	alone := len(p.requests) == 1

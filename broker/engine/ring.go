@@ -190,7 +190,7 @@ func (r *Ring) end(head uint32, s status.Code, reason string, held bool) {
 		r.board.Repair(head, info.gen, s, held)
 		info.stage.ended(s)
 	}
-	if !info.client.left {
+	if info.client.isAttached() {
 		r.board.Ring(info.client.first)
 	}
 }
@@ -210,7 +210,7 @@ func (r *Ring) endRunning(head uint32, s status.Code) {
 // In docs/model: Reclaim.
 func (r *Ring) reclaim(head uint32) {
 	info := r.slot(head)
-	if !info.client.left {
+	if info.client.isAttached() {
 		r.board.Reclaim(head, info.gen)
 		r.board.Ring(info.client.first)
 	}

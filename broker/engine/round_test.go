@@ -20,18 +20,18 @@ import (
 func booksOf(s *world) (slots []slotInfo, memory [][]byte, rest string) {
 	memory = [][]byte{bytes.Clone(s.r.bseg.Bytes()), bytes.Clone(s.r.planes.Bytes())}
 	for _, c := range s.clients {
-		if !c.sess.left {
+		if c.sess.isAttached() {
 			memory = append(memory, bytes.Clone(c.sess.seg.Bytes()))
 		}
 		pending, _ := c.sess.commits.Pending()
-		rest += fmt.Sprintln(c.sess.busy, c.sess.last, c.sess.left, c.sess.unread, pending)
+		rest += fmt.Sprintln(c.sess.busy, c.sess.last, !c.sess.isAttached(), c.sess.unread, pending)
 	}
 	for _, w := range s.workers {
-		if !w.sess.gone {
+		if w.sess.state != workerGone {
 			memory = append(memory, bytes.Clone(w.sess.seg.Bytes()))
 		}
 		pending, _ := w.sess.done.Pending()
-		rest += fmt.Sprintln(w.sess.mails, w.sess.verdict, w.sess.dying, w.sess.broken, w.sess.gone, pending)
+		rest += fmt.Sprintln(w.sess.mails, w.sess.state, w.sess.faults, w.sess.deathDue, pending)
 	}
 	b, st := s.st.batcher, &s.st.stats
 	rest += fmt.Sprintln(s.r.windows, s.r.held, len(s.r.clients), b.Queued(), b.QueuedRows(), b.IdleWorkers(), b.Joinable(),
@@ -58,7 +58,7 @@ func TestTheCheckOfACommitChangesNothing(t *testing.T) {
 			if s.liveWorkers() == 0 {
 				s.attachWorker()
 			}
-			i := slices.IndexFunc(s.clients, func(c *simClient) bool { return !c.dead && !c.sess.left })
+			i := slices.IndexFunc(s.clients, func(c *simClient) bool { return !c.dead && c.sess.isAttached() })
 			if i < 0 {
 				s.attachClient()
 				continue
@@ -204,8 +204,8 @@ func TestAClientThatNeverStopsHasOneTurnPerRound(t *testing.T) {
 	for c.unread { // it stops, and its ring is read to the end
 		h.round(flooded.l)
 	}
-	if pending, err := c.commits.Pending(); pending != 0 || err != nil || c.left {
-		t.Errorf("%d entries left, %v, thrown out: %v", pending, err, c.left)
+	if pending, err := c.commits.Pending(); pending != 0 || err != nil || !c.isAttached() {
+		t.Errorf("%d entries left, %v, thrown out: %v", pending, err, !c.isAttached())
 	}
 }
 
@@ -407,8 +407,8 @@ func TestARequestLargerThanAnyBatchEndsAtOnce(t *testing.T) {
 		s.l.begin()
 		s.r.rang(c)
 		s.l.settle()
-		if w := s.r.board.Word(c.first); w.Status() != status.ErrTooLarge || w.Held() || c.busy != 0 || c.left {
-			t.Fatalf("the client sees %v, %d busy, thrown out: %v", w, c.busy, c.left)
+		if w := s.r.board.Word(c.first); w.Status() != status.ErrTooLarge || w.Held() || c.busy != 0 || !c.isAttached() {
+			t.Fatalf("the client sees %v, %d busy, thrown out: %v", w, c.busy, !c.isAttached())
 		}
 	}
 }

@@ -75,13 +75,13 @@ func TestAWorkerThatHungUpHasTimeToTurnOutDeadAfterAStandstill(t *testing.T) {
 	s, w := busyWorker(t)
 	w.unkillable = true
 	s.st.workerLost(w.sess, "it hung up")
-	if s.roundAfter(time.Minute); w.sess.quarantined {
+	if s.roundAfter(time.Minute); w.sess.state == workerQuarantined {
 		t.Error("it was quarantined though nobody knows whether it could end")
 	}
-	if s.roundAfter(deathTime - time.Millisecond); w.sess.quarantined {
+	if s.roundAfter(deathTime - time.Millisecond); w.sess.state == workerQuarantined {
 		t.Error("it was quarantined too early")
 	}
-	if s.roundAfter(time.Minute); !w.sess.quarantined {
+	if s.roundAfter(time.Minute); w.sess.state != workerQuarantined {
 		t.Error("it was not quarantined")
 	}
 }

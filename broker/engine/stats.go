@@ -177,7 +177,7 @@ func (v *view) copySeconds() {
 func (s *Stage) lookDone(w *WorkerSession, v *view) (batches int) {
 	ahead := w.done // a copy: the ring is not taken from
 	n, err := ahead.Pending()
-	if w.broken || err != nil {
+	if w.faults.has(brokeProtocol) || err != nil {
 		return 0
 	}
 	for range min(n, len(w.mails)) {
@@ -244,18 +244,14 @@ func (v *view) model() stats.Model {
 }
 
 func (w *WorkerSession) snapshot(inFlight int) stats.Worker {
-	state := "idle"
+	state := w.state.String()
 	switch {
-	case w.quarantined:
-		state = "quarantined"
-	case w.dying || w.verdict > 0:
-		state = "dying"
-	case w.suspended:
-		state = "suspended"
-	case inFlight > 0:
+	case w.state == workerAwaited:
+		state = workerDying.String()
+	case w.state == workerServing && inFlight > 0:
 		state = "busy"
-	case w.reserve:
-		state = "spare"
+	case w.state == workerServing:
+		state = "idle"
 	}
 	return stats.Worker{
 		ID: int(w.id), Name: w.Label(), Pid: w.Pid, GPU: w.info.GPU, State: state, SinceS: time.Since(w.since).Seconds(),

@@ -31,10 +31,9 @@ const (
 // standing says how far a worker is trusted, by the batches that it failed.
 type standing struct {
 	strikes   int
-	doubted   bool // its last batch failed as a whole
-	suspended bool
-	probation bool
-	resumeAt  int64 // suspended: when it may prove itself
+	doubted   bool  // its last batch failed as a whole
+	probation bool  // it gets one batch at a time
+	resumeAt  int64 // it was suspended, and may prove itself then; else 0
 	backoff   time.Duration
 }
 
@@ -61,8 +60,11 @@ func (s *Stage) batchEnded(w *WorkerSession, failed, ranWell bool) {
 	case failed && !w.doubted:
 		w.doubted = true
 		s.describeAgain(w)
-	case ranWell && w.probation || ranWell && w.doubted:
+	case ranWell && (w.probation || w.doubted):
 		w.standing = standing{}
+		if w.state == workerSuspended {
+			w.moveTo(workerServing)
+		}
 		s.describeAgain(w)
 	case ranWell:
 		w.strikes = 0
@@ -70,7 +72,8 @@ func (s *Stage) batchEnded(w *WorkerSession, failed, ranWell bool) {
 }
 
 func (s *Stage) strike(w *WorkerSession) {
-	if w.strikes++; w.strikes >= maxStrikes && !w.suspended {
+	w.strikes++
+	if w.strikes >= maxStrikes {
 		s.suspend(w)
 	}
 }
@@ -81,7 +84,8 @@ func (s *Stage) suspend(w *WorkerSession) {
 		return
 	}
 	backoff := min(max(firstBackoff, 2*w.backoff), lastBackoff)
-	w.standing = standing{doubted: true, suspended: true, resumeAt: s.loop.now + int64(backoff), backoff: backoff}
+	w.moveTo(workerSuspended)
+	w.standing = standing{doubted: true, resumeAt: s.loop.now + int64(backoff), backoff: backoff}
 	s.resumeAt = min(s.resumeAt, w.resumeAt)
 	s.stats.suspended++
 	s.describeAgain(w)
@@ -105,20 +109,23 @@ func (s *Stage) resumeSuspended() {
 	s.resumeAt = never
 	for _, w := range s.workers {
 		switch {
-		case w == nil || !w.suspended:
+		case w == nil || w.resumeAt == 0:
 		case serve && s.loop.now < w.resumeAt:
 			s.resumeAt = min(s.resumeAt, w.resumeAt)
 		default:
-			w.suspended, w.probation = false, true
-			s.describeAgain(w)
-			s.log.Info("suspended worker may prove itself", "worker", w.Label(), "pid", w.Pid)
+			w.resumeAt, w.probation = 0, true
+			if w.state == workerSuspended {
+				w.moveTo(workerServing)
+				s.describeAgain(w)
+				s.log.Info("suspended worker may prove itself", "worker", w.Label(), "pid", w.Pid)
+			}
 		}
 	}
 }
 
 // serves says that a worker gets batches.
 func (w *WorkerSession) serves() bool {
-	return !w.reserve && !w.suspended && !w.forgotten() && !w.broken && !w.hungUp && !w.gone
+	return w.state == workerServing && !w.faults.has(brokeProtocol)
 }
 
 // othersServe says whether another worker than w gets batches.

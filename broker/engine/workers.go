@@ -38,19 +38,13 @@ type WorkerSession struct {
 	mails  []*mail // posted and not done, oldest first; at most depth; changed by setMails only
 	at     int     // place in stage.busy while there are mails
 	spare  []*mail
-	// verdict is until when a worker that hung up with a batch, and that we may
-	// not kill, has time to turn out dead; 0 if it need not.
-	verdict     int64
-	dying       bool   // killed; its slots are safe once the kernel says it is dead
-	quarantined bool   // hung, and could not be killed
-	broken      bool   // wrote nonsense; its ring is not read any more
-	hungUp      bool   // its connection has ended
-	hung        bool   // outlived its lease, and was killed for that
-	hungWith    uint64 // the batch that did; it may be done with it before it is dead
-	forgiven    bool   // the broker was not there when its time to turn out dead ended
-	gone        bool
-	reserve     bool // a spare: gets no batches until it is promoted
-	standing         // suspend.go
+
+	state    workerState // changed by moveTo only
+	faults   faults
+	hungWith uint64 // outlivedLease: the batch; the worker may be done with it before it is dead
+	deathDue int64  // awaited: until when the worker has time to turn out dead
+	forgiven bool   // the broker was not there when that time ended
+	standing        // suspend.go
 
 	batches  uint64
 	computed time.Duration
@@ -72,9 +66,6 @@ type mail struct {
 }
 
 type mailed struct{ head, gen uint32 }
-
-// forgotten says that the batcher no longer knows which batches it has.
-func (w *WorkerSession) forgotten() bool { return w.dying || w.quarantined || w.verdict > 0 }
 
 func (w *WorkerSession) newMail() *mail {
 	if n := len(w.spare); n > 0 {
@@ -115,11 +106,11 @@ func (s *Stage) followLanes(w *WorkerSession) {
 
 // describeAgain tells the batcher what a worker that gets batches is like now.
 func (s *Stage) describeAgain(w *WorkerSession) {
-	if w.reserve || w.forgotten() || w.gone {
+	if w.state != workerServing && w.state != workerSuspended {
 		return
 	}
 	d := w.desc
-	d.Paused, d.Doubted = w.suspended, w.doubted
+	d.Paused, d.Doubted = w.state == workerSuspended, w.doubted
 	if w.probation {
 		d.Lanes, d.Depth = 1, 1
 	}
@@ -180,7 +171,9 @@ func (s *Stage) attachWorker(p *Peer, info WorkerInfo) (*WorkerSession, error) {
 	s.workers[i] = w
 	s.present++
 	s.staffed.Store(true)
-	w.reserve = s.loop.outside.WorkerCame(w.Pid, s.present == 1)
+	if spare := s.loop.outside.WorkerCame(w.Pid, s.present == 1); !spare {
+		w.moveTo(workerServing)
+	}
 	w.id = batcher.WorkerID(i)
 	desc.ID = w.id
 	w.desc = desc
@@ -188,6 +181,6 @@ func (s *Stage) attachWorker(p *Peer, info WorkerInfo) (*WorkerSession, error) {
 	s.stats.attached++
 	s.touch()
 	s.note("worker attached", w)
-	s.log.Info("worker attached", "worker", w.Label(), "id", w.id, "pid", w.Pid, "gpu", info.GPU, "spare", w.reserve)
+	s.log.Info("worker attached", "worker", w.Label(), "id", w.id, "pid", w.Pid, "gpu", info.GPU, "spare", w.state == workerSpare)
 	return w, nil
 }

@@ -89,16 +89,16 @@ func (w *simWorker) fateOf(q mailed) *simFate {
 
 // givenUp says that it must get no batches any more, or not for now.
 func (w *simWorker) givenUp() bool {
-	return w.sess.gone || w.sess.hungUp || w.sess.suspended || w.sess.forgotten()
+	return w.sess.state == workerGone || w.sess.state == workerSuspended || w.sess.faults.has(hungUp) || w.sess.state.isGivenUp()
 }
 
 // mayBeKilled checks that a worker which is killed for its lease has had it.
 func (w *simWorker) mayBeKilled() {
 	s := w.s
-	if !w.sess.hung {
+	if !w.sess.faults.has(outlivedLease) {
 		return
 	}
-	if n, _ := w.sess.done.Pending(); n > 0 && !w.sess.broken {
+	if n, _ := w.sess.done.Pending(); n > 0 && !w.sess.faults.has(brokeProtocol) {
 		s.fail("%s is killed though it is done with something", w.name)
 	}
 	oldest := w.sess.mails[0]
@@ -144,7 +144,7 @@ func (w *simWorker) act() {
 	switch k := s.rng.IntN(200); {
 	case w.killed && k < 100:
 		w.die("is killed")
-	case s.calm && w.sess.broken: // not even its owner wants it any more
+	case s.calm && w.sess.faults.has(brokeProtocol): // not even its owner wants it any more
 		w.die("is killed by its owner")
 	case s.faulty() && k < 1:
 		w.die("dies")
@@ -340,7 +340,7 @@ func (w *simWorker) write(q *shm.MailRequest) {
 	}
 	for i := range q.Rows {
 		in := *s.value(&s.r.layout.Inputs[0], q.Slot+i)
-		if !info.client.left && in != stamp(q.Slot, q.Gen) {
+		if info.client.isAttached() && in != stamp(q.Slot, q.Gen) {
 			s.fail("%s finds %x as input of slot %d generation %d", w.name, in, q.Slot+i, q.Gen)
 		}
 		*s.value(&s.r.layout.Outputs[0], q.Slot+i) = stamp(q.Slot, q.Gen)

@@ -214,7 +214,7 @@ func (h *host) round(l *Loop) {
 	var given map[*simWorker]uint64
 	for _, s := range h.worlds {
 		for _, w := range s.workers {
-			if !w.sess.gone && w.givenUp() {
+			if w.sess.state != workerGone && w.givenUp() {
 				if given == nil {
 					given = map[*simWorker]uint64{}
 				}
@@ -240,7 +240,7 @@ func (h *host) round(l *Loop) {
 // overlooked nothing that it has read.
 func (s *world) watchBooks() {
 	for _, w := range s.workers {
-		if !w.lied || w.sess.broken || w.sess.gone {
+		if !w.lied || w.sess.faults.has(brokeProtocol) || w.sess.state == workerGone {
 			continue
 		}
 		if n, err := w.sess.done.Pending(); n == 0 && err == nil {
@@ -248,10 +248,10 @@ func (s *world) watchBooks() {
 		}
 	}
 	for _, w := range s.st.busy {
-		if w.verdict > 0 && s.l.now >= w.verdict {
+		if w.state == workerAwaited && s.l.now >= w.deathDue {
 			s.fail("%s had its time to turn out dead, and nothing follows", w.Name)
 		}
-		if !w.forgotten() && !w.broken && s.l.now >= s.st.leaseOf(w) {
+		if !w.state.isGivenUp() && !w.faults.has(brokeProtocol) && s.l.now >= s.st.leaseOf(w) {
 			s.fail("%s outlives its lease", w.Name)
 		}
 		for _, p := range w.mails {
@@ -400,7 +400,7 @@ func (s *world) attachWorker() {
 
 func (s *world) liveWorkers() (n int) {
 	for _, w := range s.workers {
-		if !w.dead && !w.sess.gone {
+		if !w.dead && w.sess.state != workerGone {
 			n++
 		}
 	}
@@ -409,7 +409,7 @@ func (s *world) liveWorkers() (n int) {
 
 func (s *world) liveClients() (n int) {
 	for _, c := range s.clients {
-		if !c.dead && !c.sess.left {
+		if !c.dead && c.sess.isAttached() {
 			n++
 		}
 	}
@@ -490,7 +490,7 @@ func (s *world) finish() {
 		s.step()
 	}
 	for _, c := range s.clients {
-		if !c.dead && !c.sess.left {
+		if !c.dead && c.sess.isAttached() {
 			c.leave("closes")
 		}
 	}
