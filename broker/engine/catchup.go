@@ -14,7 +14,8 @@ import (
 // Here, and only here, the books follow what living workers wrote. A worker
 // answers its client first and tells the broker after, so a client may act on
 // an answer that the broker has not heard of. Therefore the broker catches up
-// before it judges a commit, and before it decides.
+// before it judges commits, and before it decides. Nobody is evicted on the way: see
+// outcomes.go.
 
 // fewWorkers is how many busy workers are asked each time a client is read;
 // more of them are asked once per round.
@@ -35,19 +36,34 @@ func (s *Stage) catchUp() {
 	}
 }
 
-// catchUpWith is for a client's commit: the slots it uses again, and its last
-// request, which most often is what this one follows upon.
-func (r *Ring) catchUpWith(c *ClientSession, e *shm.Commit) {
-	if r.slot(c.last).state != idle {
-		r.follow(r.slot(c.last).head)
-	}
-	if !c.owns(e) {
-		return
-	}
-	for s := e.Slot; s < e.Slot+r.rowsOf(e); s++ {
-		if r.slot(s).state != idle {
-			r.follow(r.slot(s).head)
+// catchUpWith is for entries of a client: the slots that its commits use again, and its
+// last request, which the commits most often follow upon. The client wrote the entries
+// after it saw the answers, and the loop took them before it looks at the board here. So
+// the books follow at least as far as the client saw.
+//
+// Only commits are followed upon. A worker may die after an answer and before it rings,
+// and once the books have followed, the broker does not ring either. The client looks at
+// all its answers when the commit ends, at the latest.
+func (r *Ring) catchUpWith(c *ClientSession, entries []shm.Commit) {
+	for i := range entries {
+		e := &entries[i]
+		if e.Kind != shm.KindCommit {
+			continue
 		}
+		r.followSlot(c.last)
+		if !c.owns(e) {
+			continue
+		}
+		for s := e.Slot; s < e.Slot+r.rowsOf(e); s++ {
+			r.followSlot(s)
+		}
+	}
+}
+
+// followSlot follows the request that a slot is part of, if there is one.
+func (r *Ring) followSlot(s uint32) {
+	if info := r.slot(s); info.state != idle {
+		r.follow(info.head)
 	}
 }
 
@@ -58,11 +74,12 @@ func (r *Ring) catchUpWith(c *ClientSession, e *shm.Commit) {
 // In docs/model: Follow in ReadCommit.
 func (r *Ring) follow(head uint32) {
 	info := r.slot(head)
-	if info.state != running && info.state != held {
+	if !info.isWithWorker() {
 		return
 	}
 	gen := info.gen
-	if info.stage.drainDone(info.worker); info.state != running && info.state != held || info.gen != gen {
+	info.stage.drainDone(info.worker)
+	if !info.isWithWorker() || info.gen != gen {
 		return
 	}
 	w := r.board.Word(head)
@@ -104,8 +121,7 @@ func (s *Stage) answered(info *slotInfo, st status.Code) {
 	}
 }
 
-// drainDone reads the worker's "done" messages. The worker may be gone after
-// it.
+// drainDone reads the worker's "done" messages, and frees the slots of its batches.
 //
 // In docs/model: DrainDone, FinishRequest.
 func (s *Stage) drainDone(w *WorkerSession) {
@@ -127,13 +143,10 @@ func (s *Stage) drainDone(w *WorkerSession) {
 	s.followLanes(w)
 	switch {
 	case err != nil:
-		s.log.Warn("worker disconnected: it broke the protocol", "worker", w.Label(), "pid", w.Pid, "reason", err)
-		s.stats.offenders++
-		s.loop.outside.Offended(w.Process)
 		w.faults |= brokeProtocol
-		s.evict(w, "it broke the protocol")
-	case (w.state == workerQuarantined || w.state == workerAwaited) && len(w.mails) == 0:
-		s.recover(w)
+		s.loop.collect(outcome{kind: brokeRules, worker: w, err: err})
+	case w.isDoneAtLast():
+		s.loop.collect(outcome{kind: doneAtLast, worker: w})
 	}
 }
 
@@ -151,7 +164,8 @@ func (s *Stage) finish(w *WorkerSession, d *shm.Done) error {
 			failed = &failure{by: w}
 		}
 		for _, q := range p.requests {
-			if failed != nil && s.retryFailed(q, p, failed) || !s.finishRequest(q, p.batch, started, finished) {
+			again := failed != nil && s.retryFailed(q, p, failed)
+			if again || !s.finishRequest(q, p.batch, started, finished) {
 				p.unanswered++
 			}
 		}
@@ -177,7 +191,7 @@ func (s *Stage) finish(w *WorkerSession, d *shm.Done) error {
 // may have ended early, and its slots may be part of another request.
 func (r *Ring) has(q mailed, batch uint64) bool {
 	info := r.slot(q.head)
-	return info.head == q.head && info.gen == q.gen && info.batch == batch && (info.state == running || info.state == held)
+	return info.head == q.head && info.gen == q.gen && info.batch == batch && info.isWithWorker()
 }
 
 // unanswered counts a request of one of its batches that has no result.
@@ -234,7 +248,8 @@ func (s *Stage) handOn(head uint32, started, finished int64) {
 	r.setState(head, queued)
 	info.stage, info.worker, info.arrived = n, nil, s.loop.now
 	n.touch()
-	if code := n.take(info); code != status.OK {
+	code := n.take(info)
+	if code != status.OK {
 		r.end(head, code, "", false)
 		r.free(head)
 	}

@@ -189,17 +189,19 @@ func (r *Ring) readCommits(c *ClientSession, rows int) (used int) {
 	r.catchUpForClient()
 	for used < rows {
 		n, err := c.commits.Pending()
+		entries := r.loop.entries[:0]
 		for ; n > 0 && used < rows && err == nil; n-- {
-			var e shm.Commit
-			c.commits.Take(&e)
-			used += int(max(1, r.rowsOf(&e)))
-			err = r.readCommit(c, &e)
+			entries = entries[:len(entries)+1]
+			e := &entries[len(entries)-1]
+			c.commits.Take(e)
+			used += int(max(1, r.rowsOf(e)))
+		}
+		r.catchUpWith(c, entries)
+		for i := 0; i < len(entries) && err == nil; i++ {
+			err = r.readCommit(c, &entries[i])
 		}
 		if err != nil {
-			r.log.Warn("client disconnected: it broke the protocol", "client", c.Label(), "pid", c.Pid, "reason", err)
-			r.stages[0].stats.offenders++
-			r.loop.outside.Offended(c.Process)
-			r.clientLeft(c, err.Error())
+			r.loop.collect(outcome{kind: brokeRules, client: c, err: err})
 			return used
 		}
 		c.commits.Give()
@@ -211,10 +213,18 @@ func (r *Ring) readCommits(c *ClientSession, rows int) (used int) {
 	return used
 }
 
+// disconnectClient throws out a client that broke the protocol.
+func (r *Ring) disconnectClient(c *ClientSession, err error) {
+	r.log.Warn("client disconnected: it broke the protocol", "client", c.Label(), "pid", c.Pid, "reason", err)
+	r.stages[0].stats.offenders++
+	r.loop.outside.Offended(c.Process)
+	r.clientLeft(c, err.Error())
+}
+
+// readCommit takes one entry of a client into the books, which have caught up with it.
 func (r *Ring) readCommit(c *ClientSession, e *shm.Commit) error {
 	switch e.Kind {
 	case shm.KindCommit:
-		r.catchUpWith(c, e)
 		if err := r.check(c, e); err != nil {
 			return err
 		}
@@ -249,7 +259,8 @@ func (r *Ring) enter(c *ClientSession, e *shm.Commit) {
 	if r.whole != nil {
 		r.whole.requests++
 	}
-	if code := info.stage.arrive(info, e.Rows); code != status.OK {
+	code := info.stage.arrive(info, e.Rows)
+	if code != status.OK {
 		r.end(e.Slot, code, "", false)
 		r.free(e.Slot)
 	}
@@ -290,9 +301,6 @@ func (r *Ring) clientLeft(c *ClientSession, why string) {
 	for _, s := range r.stages {
 		s.touch()
 		s.catchUp() // what workers answered before it left counts
-	}
-	if !c.isAttached() { // thrown out by what they said
-		return
 	}
 	c.moveTo(clientLeaving)
 	_, _ = c.commits.Pending() // SYNC POINT "leave": its window is another's soon

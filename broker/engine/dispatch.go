@@ -10,25 +10,25 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// decide asks the batcher what to do now and does it.
+// decide asks the batcher what to do now and does it. If workers finished something
+// meanwhile that requests wait for, the stage decides again once that is read.
 func (s *Stage) decide() {
-	for {
-		s.catchUp()
-		s.expireRunning()
-		s.resumeSuspended()
-		d := s.batcher.Decide(batcher.Time(s.loop.now))
-		for i := range d.Ended {
-			s.endQueued(&d.Ended[i])
-		}
-		for i := range d.Dispatches {
-			s.dispatch(&d.Dispatches[i])
-		}
-		s.wake = int64(d.Wake)
-		if !s.armDone() {
-			break
-		}
-		s.loop.now = s.loop.clock()
+	s.expireRunning()
+	s.resumeSuspended()
+	d := s.batcher.Decide(batcher.Time(s.loop.now))
+	for i := range d.Ended {
+		s.endQueued(&d.Ended[i])
 	}
+	for i := range d.Dispatches {
+		s.dispatch(&d.Dispatches[i])
+	}
+	s.wake = int64(d.Wake)
+	if s.armDone() {
+		s.loop.now = s.loop.clock()
+		s.loop.dirty = append(s.loop.dirty, s)
+		return
+	}
+	s.loop.work.Decisions++
 	s.batcher.Learn(batcher.Time(s.loop.now))
 	s.settled()
 }
@@ -181,36 +181,40 @@ func (s *Stage) endOverdueLeases() {
 	}
 	s.leaseEnd = never
 	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out
-		w := s.busy[i]
-		switch {
-		case w.state == workerDying || w.state == workerQuarantined:
-			continue
-		case w.state == workerAwaited:
-			s.drainDone(w)
-			if w.state != workerAwaited {
-				continue
-			}
-			if now >= w.deathDue {
-				s.quarantine(w, "it hung up with a batch, and its process lives")
-			} else {
-				s.leaseEnd = min(s.leaseEnd, w.deathDue)
-			}
-			continue
-		case now >= s.leaseOf(w):
-			s.drainDone(w)
-			if w.state == workerDying { // it broke the protocol
-				continue
-			}
-			if len(w.mails) > 0 && now >= s.leaseOf(w) {
-				s.stats.hung++
-				w.faults |= outlivedLease
-				w.hungWith = w.mails[0].batch
-				s.kill(w, hungReason)
-				continue
-			}
-		}
-		if len(w.mails) > 0 {
-			s.leaseEnd = min(s.leaseEnd, s.leaseOf(w))
-		}
+		s.endOverdueLease(s.busy[i])
 	}
+}
+
+// endOverdueLease does so for one worker.
+func (s *Stage) endOverdueLease(w *WorkerSession) {
+	due := s.overdueAt(w)
+	if s.loop.now >= due {
+		s.drainDone(w)
+		due = s.overdueAt(w)
+	}
+	switch {
+	case s.loop.now < due:
+		s.leaseEnd = min(s.leaseEnd, due)
+	case w.state == workerAwaited:
+		s.quarantine(w, "it hung up with a batch, and its process lives")
+	default:
+		s.stats.hung++
+		w.faults |= outlivedLease
+		w.hungWith = w.mails[0].batch
+		s.kill(w, hungReason)
+	}
+}
+
+// overdueAt is when the time of a worker is over: the lease of its oldest batch, or
+// its time to turn out dead. Never, if the loop waits for something else.
+func (s *Stage) overdueAt(w *WorkerSession) int64 {
+	switch {
+	case len(w.mails) == 0 || w.faults.has(brokeProtocol):
+		return never
+	case w.state == workerAwaited:
+		return w.deathDue
+	case w.state.isGivenUp():
+		return never
+	}
+	return s.leaseOf(w)
 }

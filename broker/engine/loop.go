@@ -26,8 +26,8 @@ func DefaultLoops() int { return min(max(1, runtime.GOMAXPROCS(0)/2), 8) }
 //  1. wait: spin while that pays, then park (poller.go)
 //  2. events: clients that rang are put in line; deaths
 //  3. turns of those in line
-//  4. settle: posted functions, timers that are due, and a decision for every
-//     stage that something happened to
+//  4. settle: posted functions, timers that are due, outcomes of what peers wrote
+//     (outcomes.go), and a decision for every stage that something happened to
 //
 // It costs what is due, not what exists: idle rings are on none of its lists.
 type Loop struct {
@@ -39,10 +39,12 @@ type Loop struct {
 	round  uint64 // its number
 
 	dirty      []*Stage // to decide at the end of this round
-	timers     timers   // by when they are due
-	spinning   []*Stage // may be worth spinning for
-	waiting    []*Ring  // whose clients have something to be read, in this order
-	active     int      // stages with something queued or running
+	outcomes   []outcome
+	entries    [clientTurn]shm.Commit // of the client that has its turn
+	timers     timers                 // by when they are due
+	spinning   []*Stage               // may be worth spinning for
+	waiting    []*Ring                // whose clients have something to be read, in this order
+	active     int                    // stages with something queued or running
 	draining   bool
 	drainSince int64
 	stopping   bool
@@ -153,16 +155,29 @@ func (l *Loop) settle() {
 		s.endOverdueLeases()
 		s.touch()
 	}
-	for len(l.dirty) > 0 {
-		s := l.dirty[len(l.dirty)-1]
-		l.dirty = l.dirty[:len(l.dirty)-1]
-		l.work.Decisions++
-		s.decide()
+	for l.hasToDecide() {
+		for i := 0; i < len(l.dirty); i++ { // requests may go on to the next stage, which follows
+			l.dirty[i].catchUp()
+		}
+		l.applyOutcomes()
+		l.decideDirty()
 	}
 	if l.draining && l.active == 0 && l.drained != nil {
 		l.drained()
 		l.drained = nil
 	}
+}
+
+func (l *Loop) hasToDecide() bool { return len(l.dirty) > 0 || len(l.outcomes) > 0 }
+
+// decideDirty has the stages that something happened to decide. A stage that has to
+// decide again is among them afterwards.
+func (l *Loop) decideDirty() {
+	n := len(l.dirty)
+	for i := range n {
+		l.dirty[i].decide()
+	}
+	l.dirty = slices.Delete(l.dirty, 0, n)
 }
 
 // spinUntil is until when it pays to spin for commits: see stage.waitsForMore.
@@ -193,6 +208,7 @@ func (l *Loop) Forget(r *Ring) {
 	is := func(x *Stage) bool { return x.ring == r }
 	l.dirty = slices.DeleteFunc(l.dirty, is)
 	l.spinning = slices.DeleteFunc(l.spinning, is)
+	l.outcomes = slices.DeleteFunc(l.outcomes, func(o outcome) bool { return o.ringOf() == r })
 	l.waiting = slices.DeleteFunc(l.waiting, func(x *Ring) bool { return x == r })
 	for _, s := range r.stages {
 		l.timers.set(s, never)

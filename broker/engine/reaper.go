@@ -20,6 +20,15 @@ func (s *Stage) workerLost(w *WorkerSession, why string) {
 	}
 }
 
+// disconnectWorker parts with a worker that broke the protocol.
+func (s *Stage) disconnectWorker(w *WorkerSession, err error) {
+	s.log.Warn("worker disconnected: it broke the protocol", "worker", w.Label(), "pid", w.Pid, "reason", err)
+	s.touch()
+	s.stats.offenders++
+	s.loop.outside.Offended(w.Process)
+	s.evict(w, "it broke the protocol")
+}
+
 // evict parts with a worker whose connection is of no more use. Batches that
 // it never took simply go to others. If it took some, it may still be
 // writing: then it must be dead before their slots are used again.
@@ -108,9 +117,18 @@ const maxHangs = 2
 
 const hungReason = "it outlived its lease"
 
+// isDoneAtLast says that a worker that was given up, and lives, has no batches any more.
+func (w *WorkerSession) isDoneAtLast() bool {
+	return (w.state == workerQuarantined || w.state == workerAwaited) && len(w.mails) == 0
+}
+
 // recover takes a worker back that finished after all, unless it has left
 // meanwhile.
 func (s *Stage) recover(w *WorkerSession) {
+	if !w.isDoneAtLast() {
+		return
+	}
+	s.touch()
 	if w.faults.has(hungUp) {
 		s.workerDead(w, "it finished and hung up")
 		return

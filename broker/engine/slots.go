@@ -52,6 +52,9 @@ type slotInfo struct {
 	dispatched int64
 }
 
+// isWithWorker says that a worker may write into the slot.
+func (x *slotInfo) isWithWorker() bool { return x.state == running || x.state == held }
+
 // chunkSlots is how many slots' books are made at once. A ring may be declared
 // with a million slots; its books cost what its clients have.
 const chunkSlots = 1 << 8

@@ -56,7 +56,7 @@ func (f *failure) requestEnded(last *WorkerSession, code status.Code) {
 func (s *Stage) batchEnded(w *WorkerSession, failed, ranWell bool) {
 	switch {
 	case failed && w.probation:
-		s.suspend(w)
+		s.loop.collect(outcome{kind: failsOften, worker: w})
 	case failed && !w.doubted:
 		w.doubted = true
 		s.describeAgain(w)
@@ -74,15 +74,17 @@ func (s *Stage) batchEnded(w *WorkerSession, failed, ranWell bool) {
 func (s *Stage) strike(w *WorkerSession) {
 	w.strikes++
 	if w.strikes >= maxStrikes {
-		s.suspend(w)
+		s.loop.collect(outcome{kind: failsOften, worker: w})
 	}
 }
 
-// suspend gives a worker no more batches, if others serve.
+// suspend gives a worker that fails often no more batches, if others serve. It may have
+// run a batch well since that was found.
 func (s *Stage) suspend(w *WorkerSession) {
-	if !w.serves() || !s.othersServe(w) {
+	if (!w.probation && w.strikes < maxStrikes) || !w.serves() || !s.othersServe(w) {
 		return
 	}
+	s.touch()
 	backoff := min(max(firstBackoff, 2*w.backoff), lastBackoff)
 	w.moveTo(workerSuspended)
 	w.standing = standing{doubted: true, resumeAt: s.loop.now + int64(backoff), backoff: backoff}
