@@ -44,7 +44,7 @@ func (r *Ring) Reserve(p *Peer, window int) (c *ClientSession, err error) {
 func (r *Ring) AttachClient(c *ClientSession, tellsTimes, usesDevice bool) (f Shared, err error) {
 	if !r.loop.Do(func() {
 		if f, err = r.beginClient(c, tellsTimes, usesDevice); err != nil {
-			r.takeBack(c)
+			r.takeBackWindow(c)
 		}
 	}) {
 		err = status.ErrDraining

@@ -23,7 +23,8 @@ func BenchmarkRound(b *testing.B) {
 	}
 	defer h.close()
 	h.calm = true
-	s, err := h.add(policy.New(policy.Slots(clients*inFlight), policy.Lease(time.Hour), policy.MaxBatchSize(clients*inFlight/2), policy.WaitTime(0)))
+	s, err := h.add(policy.New(policy.Slots(clients*inFlight), policy.Lease(time.Hour),
+		policy.MaxBatchSize(clients*inFlight/2), policy.WaitTime(0)))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -50,11 +51,11 @@ func BenchmarkRound(b *testing.B) {
 				rings[i].Push(&e)
 			}
 		}
-		s.l.begin()
+		s.l.beginRound()
 		for _, c := range sessions {
-			s.r.rang(c)
+			s.r.clientRang(c)
 		}
-		s.l.settle()
+		s.l.settleRound()
 		for w.next < w.box.Tail.Load() {
 			mail, reqs := w.box.At(w.next)
 			w.next++
@@ -64,7 +65,7 @@ func BenchmarkRound(b *testing.B) {
 			}
 			w.done.Push(&shm.Done{Batch: mail.Batch, Started: s.now, Finished: s.now})
 			s.st.touch()
-			s.l.settle()
+			s.l.settleRound()
 		}
 		s.now += int64(time.Millisecond)
 	}
@@ -85,11 +86,11 @@ func BenchmarkClearingAWindow(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer r.close()
+	defer r.Close()
 	const window = 8
-	r.clear(0, window) // the pages are there
+	r.clearSlots(0, window) // the pages are there
 	b.SetBytes(window * layout.SlotBytes())
 	for b.Loop() {
-		r.clear(0, window)
+		r.clearSlots(0, window)
 	}
 }

@@ -36,7 +36,7 @@ func (s *Stage) catchUp() {
 	}
 }
 
-// catchUpWith is for entries of a client: the slots that its commits use again, and its
+// catchUpWithCommits is for entries of a client: the slots that its commits use again, and its
 // last request, which the commits most often follow upon. The client wrote the entries
 // after it saw the answers, and the loop took them before it looks at the board here. So
 // the books follow at least as far as the client saw.
@@ -44,7 +44,7 @@ func (s *Stage) catchUp() {
 // Only commits are followed upon. A worker may die after an answer and before it rings,
 // and once the books have followed, the broker does not ring either. The client looks at
 // all its answers when the commit ends, at the latest.
-func (r *Ring) catchUpWith(c *ClientSession, entries []shm.Commit) {
+func (r *Ring) catchUpWithCommits(c *ClientSession, entries []shm.Commit) {
 	for i := range entries {
 		e := &entries[i]
 		if e.Kind != shm.KindCommit {
@@ -63,16 +63,16 @@ func (r *Ring) catchUpWith(c *ClientSession, entries []shm.Commit) {
 // followSlot follows the request that a slot is part of, if there is one.
 func (r *Ring) followSlot(s uint32) {
 	if info := r.slot(s); info.state != idle {
-		r.follow(info.head)
+		r.followRequest(info.head)
 	}
 }
 
-// follow frees a request that its worker has answered, whether that worker's
+// followRequest frees a request that its worker has answered, whether that worker's
 // "done" is there already or only the word on the board. (A held one can be
 // such a one too: then the worker was quicker than what wanted to end it.)
 //
 // In docs/model: Follow in ReadCommit.
-func (r *Ring) follow(head uint32) {
+func (r *Ring) followRequest(head uint32) {
 	info := r.slot(head)
 	if !info.isWithWorker() {
 		return
@@ -87,13 +87,13 @@ func (r *Ring) follow(head uint32) {
 		return
 	}
 	if info.state == held || w.Status() != status.OK {
-		info.worker.unanswered(info.batch)
+		info.worker.countUnanswered(info.batch)
 	}
 	if info.state == running { // the end of a held one was counted
-		info.stage.answered(info, w.Status())
+		info.stage.countAnswered(info, w.Status())
 	}
 	info.stage.batcher.Ended(batcher.RequestID(head))
-	r.free(head)
+	r.freeRequest(head)
 }
 
 // catchUpForClient is stage.catchUpForClient for all stages.
@@ -106,18 +106,18 @@ func (r *Ring) catchUpForClient() {
 	}
 }
 
-// answered counts a request whose worker has answered it but has not said when
+// countAnswered counts a request whose worker has answered it but has not said when
 // it ran.
-func (s *Stage) answered(info *slotInfo, st status.Code) {
-	s.stats.answered(info, st, s.loop.now)
+func (s *Stage) countAnswered(info *slotInfo, st status.Code) {
+	s.stats.countAnswered(info, st, s.loop.now)
 	if s.ring.whole != nil {
-		s.ring.whole.ended(st)
+		s.ring.whole.countEnd(st)
 		s.ring.whole.total.Add(time.Duration(s.loop.now - info.commit.Committed))
 	}
 	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered what nobody had
 		rec := s.ring.board.Record(info.head) // it wrote that before it answered
 		started := min(max(rec.Started, info.dispatched), s.loop.now)
-		s.record(info, st, started, min(max(rec.Finished, started), s.loop.now))
+		s.recordRequest(info, st, started, min(max(rec.Finished, started), s.loop.now))
 	}
 }
 
@@ -135,23 +135,23 @@ func (s *Stage) drainDone(w *WorkerSession) {
 	for range n {
 		var d shm.Done
 		w.done.Take(&d)
-		if err = s.finish(w, &d); err != nil {
+		if err = s.finishBatch(w, &d); err != nil {
 			break
 		}
 	}
 	w.done.Give()
-	s.followLanes(w)
+	s.followLanesOf(w)
 	switch {
 	case err != nil:
 		w.faults |= brokeProtocol
-		s.loop.collect(outcome{kind: brokeRules, worker: w, err: err})
+		s.loop.collectOutcome(outcome{kind: brokeRules, worker: w, err: err})
 	case w.isDoneAtLast():
-		s.loop.collect(outcome{kind: doneAtLast, worker: w})
+		s.loop.collectOutcome(outcome{kind: doneAtLast, worker: w})
 	}
 }
 
-// finish takes one batch off a worker's hands.
-func (s *Stage) finish(w *WorkerSession, d *shm.Done) error {
+// finishBatch takes one batch off a worker's hands.
+func (s *Stage) finishBatch(w *WorkerSession, d *shm.Done) error {
 	for i, p := range w.mails {
 		if p.batch != d.Batch {
 			continue
@@ -164,7 +164,7 @@ func (s *Stage) finish(w *WorkerSession, d *shm.Done) error {
 			failed = &failure{by: w}
 		}
 		for _, q := range p.requests {
-			again := failed != nil && s.retryFailed(q, p, failed)
+			again := failed != nil && s.retryFailedRequest(q, p, failed)
 			if again || !s.finishRequest(q, p.batch, started, finished) {
 				p.unanswered++
 			}
@@ -178,8 +178,10 @@ func (s *Stage) finish(w *WorkerSession, d *shm.Done) error {
 		s.batchEnded(w, failed != nil, p.unanswered < len(p.requests))
 		w.batches++
 		w.computed += time.Duration(finished - started)
-		s.stats.seconds.computed(started, finished)
-		s.recent.add(batchRecord{worker: int32(w.id), rows: p.rows, requests: uint32(len(p.requests)), posted: p.posted, started: started, finished: finished})
+		s.stats.seconds.spreadComputed(started, finished)
+		s.recent.addBatch(batchRecord{
+			worker: int32(w.id), rows: p.rows, requests: uint32(len(p.requests)), posted: p.posted, started: started, finished: finished,
+		})
 		s.batcher.BatchDone(w.id, batcher.BatchID(p.batch), batcher.Time(started), batcher.Time(finished))
 		w.spare = append(w.spare, p)
 		return nil
@@ -187,15 +189,15 @@ func (s *Stage) finish(w *WorkerSession, d *shm.Done) error {
 	return fmt.Errorf("%w: done with batch %d, which it does not have", status.ErrProtocol, d.Batch)
 }
 
-// has reports whether a mailed request still is what its batch was given: it
+// stillHas reports whether a mailed request still is what its batch was given: it
 // may have ended early, and its slots may be part of another request.
-func (r *Ring) has(q mailed, batch uint64) bool {
+func (r *Ring) stillHas(q mailed, batch uint64) bool {
 	info := r.slot(q.head)
 	return info.head == q.head && info.gen == q.gen && info.batch == batch && info.isWithWorker()
 }
 
-// unanswered counts a request of one of its batches that has no result.
-func (w *WorkerSession) unanswered(batch uint64) {
+// countUnanswered counts a request of one of its batches that has no result.
+func (w *WorkerSession) countUnanswered(batch uint64) {
 	for _, p := range w.mails {
 		if p.batch == batch {
 			p.unanswered++
@@ -204,53 +206,53 @@ func (w *WorkerSession) unanswered(batch uint64) {
 }
 
 // finishRequest frees the slots of one request of a finished batch, or hands
-// them on to the next stage, unless they have moved on already (see follow).
+// them on to the next stage, unless they have moved on already (see followRequest).
 // False: it has no result.
 func (s *Stage) finishRequest(q mailed, batch uint64, started, finished int64) bool {
 	r := s.ring
 	info := r.slot(q.head)
-	if !r.has(q, batch) {
+	if !r.stillHas(q, batch) {
 		return true // or counted in follow
 	}
 	if info.worker.state.isGivenUp() {
 		s.batcher.Ended(batcher.RequestID(q.head))
 	}
 	if info.state == held {
-		r.reclaim(q.head)
+		r.reclaimRequest(q.head)
 		return false
 	}
 	answered := false
 	switch w := r.board.Word(q.head); {
 	case w.Generation() == q.gen:
 		answered = w.Status() == status.OK
-		s.finished(info, w.Status(), started, finished, false)
+		s.countFinished(info, w.Status(), started, finished, false)
 	case s.next != nil:
-		s.handOn(q.head, started, finished)
+		s.handOnRequest(q.head, started, finished)
 		return true
 	default:
 		// The worker says it is done but never answered: somebody must.
-		r.end(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
+		r.endRequest(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
 	}
-	r.free(q.head)
+	r.freeRequest(q.head)
 	return answered
 }
 
-// handOn gives a request that a stage is done with to the next one, in the same
+// handOnRequest gives a request that a stage is done with to the next one, in the same
 // slots: nothing is copied, and its client waits on.
 //
 // The place in docs/model where it would be: FinishRequest, which frees the
 // slots where there is no next stage.
-func (s *Stage) handOn(head uint32, started, finished int64) {
+func (s *Stage) handOnRequest(head uint32, started, finished int64) {
 	r, n := s.ring, s.next
 	info := r.slot(head)
-	s.finished(info, status.OK, started, finished, true)
+	s.countFinished(info, status.OK, started, finished, true)
 	r.settleTrouble(head, status.OK)
-	r.setState(head, queued)
+	r.setSlots(head, queued)
 	info.stage, info.worker, info.arrived = n, nil, s.loop.now
 	n.touch()
-	code := n.take(info)
+	code := n.takeRequest(info)
 	if code != status.OK {
-		r.end(head, code, "", false)
-		r.free(head)
+		r.endRequest(head, code, "", false)
+		r.freeRequest(head)
 	}
 }

@@ -34,12 +34,13 @@ func (c *ClientSession) owns(e *shm.Commit) bool {
 // loop, since what it costs grows with the window.
 func (r *Ring) OpenClient(p *Peer, window int, times bool) error {
 	if window < 0 || window > r.layout.Slots {
-		return fmt.Errorf("%w: window of %d slots, the ring has %d; ask for fewer, or raise the model's slots", status.ErrRingFull, window, r.layout.Slots)
+		return fmt.Errorf("%w: window of %d slots, the ring has %d; ask for fewer, or raise the model's slots",
+			status.ErrRingFull, window, r.layout.Slots)
 	}
 	if window == 0 { // chosen later, and as small a session does for every window up to this
 		window = DefaultWindow
 	}
-	return p.open(r, shm.KindClient, shm.ClientSegmentSize(window, times))
+	return p.openSession(r, shm.KindClient, shm.ClientSegmentSize(window, times))
 }
 
 // Attaching takes three steps, so that none on the loop grows with the window:
@@ -91,7 +92,7 @@ func (c *ClientSession) resetWindow() {
 
 // attachClient takes a client with a window among those that may commit.
 func (r *Ring) attachClient(c *ClientSession) error {
-	if err := c.watch(r.loop, func() { r.rang(c) }, func() { r.clientLeft(c, "its process ended") }); err != nil {
+	if err := c.watchPeer(r.loop, func() { r.clientRang(c) }, func() { r.clientLeft(c, "its process ended") }); err != nil {
 		return err
 	}
 	r.clients[c] = struct{}{}
@@ -125,7 +126,7 @@ func (r *Ring) leaseWindow(uid, asked int) (first uint32, window int, err error)
 			status.ErrQuota, uid, has, r.layout.Slots, window, most, r.share)
 	}
 	for ; ; window /= 2 {
-		if first, ok := r.windows.lease(window); ok {
+		if first, ok := r.windows.leaseSlots(window); ok {
 			return first, window, nil
 		}
 		if asked > 0 || window <= 1 {
@@ -147,24 +148,24 @@ func (c *ClientSession) firstGen() uint32 { return c.ring.slot(c.first).gen }
 // ring is; an entry that is no request counts as a row.
 const clientTurn = 32
 
-// rang puts a client in line for its turn.
-func (r *Ring) rang(c *ClientSession) {
+// clientRang puts a client in line for its turn.
+func (r *Ring) clientRang(c *ClientSession) {
 	if c.isAttached() {
-		r.enqueue(c)
+		r.enqueueClient(c)
 	}
 }
 
-// enqueue puts a client in line, and its ring.
-func (r *Ring) enqueue(c *ClientSession) {
+// enqueueClient puts a client in line, and its ring.
+func (r *Ring) enqueueClient(c *ClientSession) {
 	if !c.unread {
 		c.unread = true
 		r.unread = append(r.unread, c)
 	}
-	r.loop.enqueue(r)
+	r.loop.enqueueRing(r)
 }
 
-// visit gives the ring's clients turns, for rows in all, and returns for how many.
-func (r *Ring) visit(rows int) (used int) {
+// visitClients gives the ring's clients turns, for rows in all, and returns for how many.
+func (r *Ring) visitClients(rows int) (used int) {
 	for used < rows && len(r.unread) > 0 {
 		c := r.unread[0]
 		r.unread = slices.Delete(r.unread, 0, 1) // few, and it keeps the memory
@@ -174,7 +175,7 @@ func (r *Ring) visit(rows int) (used int) {
 		case clientAttached:
 			used += r.readCommits(c, clientTurn)
 		case clientLeaving:
-			used += r.parting(c)
+			used += r.partWithClient(c)
 		}
 	}
 	return used
@@ -196,12 +197,12 @@ func (r *Ring) readCommits(c *ClientSession, rows int) (used int) {
 			c.commits.Take(e)
 			used += int(max(1, r.rowsOf(e)))
 		}
-		r.catchUpWith(c, entries)
+		r.catchUpWithCommits(c, entries)
 		for i := 0; i < len(entries) && err == nil; i++ {
 			err = r.readCommit(c, &entries[i])
 		}
 		if err != nil {
-			r.loop.collect(outcome{kind: brokeRules, client: c, err: err})
+			r.loop.collectOutcome(outcome{kind: brokeRules, client: c, err: err})
 			return used
 		}
 		c.commits.Give()
@@ -209,7 +210,7 @@ func (r *Ring) readCommits(c *ClientSession, rows int) (used int) {
 			return used
 		}
 	}
-	r.enqueue(c)
+	r.enqueueClient(c)
 	return used
 }
 
@@ -225,19 +226,19 @@ func (r *Ring) disconnectClient(c *ClientSession, err error) {
 func (r *Ring) readCommit(c *ClientSession, e *shm.Commit) error {
 	switch e.Kind {
 	case shm.KindCommit:
-		if err := r.check(c, e); err != nil {
+		if err := r.checkCommit(c, e); err != nil {
 			return err
 		}
-		r.enter(c, e)
+		r.enterRequest(c, e)
 		return nil
 	case shm.KindCancel:
-		return r.cancel(c, e)
+		return r.cancelRequest(c, e)
 	}
 	return fmt.Errorf("%w: entry of kind %d", status.ErrProtocol, e.Kind)
 }
 
-// enter takes a checked commit into the books and gives it to the stage.
-func (r *Ring) enter(c *ClientSession, e *shm.Commit) {
+// enterRequest takes a checked commit into the books and gives it to the stage.
+func (r *Ring) enterRequest(c *ClientSession, e *shm.Commit) {
 	info := r.slot(e.Slot)
 	for _, s := range r.stages {
 		if s.recorder != nil {
@@ -253,23 +254,23 @@ func (r *Ring) enter(c *ClientSession, e *shm.Commit) {
 		info.unserved = false
 		r.board.SetReason(e.Slot, "")
 	}
-	r.setState(e.Slot, queued)
+	r.setSlots(e.Slot, queued)
 	c.busy++
 	c.last = e.Slot
 	if r.whole != nil {
 		r.whole.requests++
 	}
-	code := info.stage.arrive(info, e.Rows)
+	code := info.stage.admitRequest(info, e.Rows)
 	if code != status.OK {
-		r.end(e.Slot, code, "", false)
-		r.free(e.Slot)
+		r.endRequest(e.Slot, code, "", false)
+		r.freeRequest(e.Slot)
 	}
 }
 
-// cancel ends a request that its client no longer wants. A cancel that comes
+// cancelRequest ends a request that its client no longer wants. A cancel that comes
 // after the end is nothing; one for a slot or generation that never was is a
 // violation.
-func (r *Ring) cancel(c *ClientSession, e *shm.Commit) error {
+func (r *Ring) cancelRequest(c *ClientSession, e *shm.Commit) error {
 	if e.Slot < c.first || e.Slot >= c.first+uint32(c.window) || int32(e.Gen-r.slot(e.Slot).gen) > 0 {
 		return fmt.Errorf("%w: cancel of slot %d generation %d", status.ErrProtocol, e.Slot, e.Gen)
 	}
@@ -280,11 +281,11 @@ func (r *Ring) cancel(c *ClientSession, e *shm.Commit) error {
 	info.stage.touch()
 	switch info.state {
 	case queued:
-		info.stage.withdraw(e.Slot)
-		r.end(e.Slot, status.ErrCanceled, "", false)
-		r.free(e.Slot)
+		info.stage.withdrawRequest(e.Slot)
+		r.endRequest(e.Slot, status.ErrCanceled, "", false)
+		r.freeRequest(e.Slot)
 	case running:
-		r.endRunning(e.Slot, status.ErrCanceled)
+		r.endRunningRequest(e.Slot, status.ErrCanceled)
 	}
 	return nil
 }
@@ -308,39 +309,39 @@ func (r *Ring) clientLeft(c *ClientSession, why string) {
 		s.recorder.readLast(c)
 	}
 	delete(r.clients, c)
-	c.close(r.loop)
+	c.closeSession(r.loop)
 	r.log.Debug("client left", "client", c.Label(), "pid", c.Pid, "why", why)
 	for _, s := range r.stages {
 		s.endRunningOf(c)
 	}
-	r.parting(c)
+	r.partWithClient(c)
 }
 
 // partingTurn is how much of what a departed client had queued is canceled in
 // one go.
 const partingTurn = 256
 
-// parting is one turn of a client that has left. It returns how many requests
+// partWithClient is one turn of a client that has left. It returns how many requests
 // were canceled.
-func (r *Ring) parting(c *ClientSession) (n int) {
+func (r *Ring) partWithClient(c *ClientSession) (n int) {
 	isOut := true
 	for _, s := range r.stages {
-		k, out := s.cancelSome(c, partingTurn-n)
+		k, out := s.cancelQueuedOf(c, partingTurn-n)
 		n += k
 		isOut = isOut && out
 	}
 	if !isOut {
-		r.enqueue(c)
+		r.enqueueClient(c)
 		return n
 	}
 	c.moveTo(clientLeft)
-	r.returnIfDone(c)
+	r.returnWindowIfDone(c)
 	return n
 }
 
-// returnIfDone frees the window of a client that has left and has nothing under
+// returnWindowIfDone frees the window of a client that has left and has nothing under
 // way any more.
-func (r *Ring) returnIfDone(c *ClientSession) {
+func (r *Ring) returnWindowIfDone(c *ClientSession) {
 	if c.state != clientLeft || c.busy > 0 {
 		return
 	}
@@ -350,22 +351,22 @@ func (r *Ring) returnIfDone(c *ClientSession) {
 		return
 	}
 	r.clearing.Go(func() {
-		r.clear(c.first, c.window)
+		r.clearSlots(c.first, c.window)
 		r.loop.Post(func() { r.returnWindow(c) })
 	})
 }
 
 func (r *Ring) returnWindow(c *ClientSession) {
-	r.takeBack(c)
+	r.takeBackWindow(c)
 	r.dropUnusedDevice()
 	r.log.Debug("window returned", "client", c.Label(), "pid", c.Pid, "window", c.window)
 	r.vacated()
 }
 
-// clear overwrites what a client's slots held: inputs, outputs, and what the
+// clearSlots overwrites what a client's slots held: inputs, outputs, and what the
 // board says about its requests. Nobody uses them meanwhile, so it is not done
 // on the loop.
-func (r *Ring) clear(first uint32, n int) {
+func (r *Ring) clearSlots(first uint32, n int) {
 	for i := range r.layout.Planes { // none in device memory: checkPrivate
 		clear(r.layout.Planes[i].Rows(r.planes.Bytes(), first, n))
 	}
@@ -374,12 +375,12 @@ func (r *Ring) clear(first uint32, n int) {
 	}
 }
 
-// takeBack frees a client's window.
-func (r *Ring) takeBack(c *ClientSession) {
+// takeBackWindow frees a client's window.
+func (r *Ring) takeBackWindow(c *ClientSession) {
 	if int32(c.latest-r.base) > 0 {
 		r.base = c.latest
 	}
-	r.windows.giveBack(c.first, c.window)
+	r.windows.returnSlots(c.first, c.window)
 	if r.leased[c.UID] -= c.window; r.leased[c.UID] == 0 {
 		delete(r.leased, c.UID)
 	}

@@ -12,7 +12,10 @@ import (
 // A worker can write the board, so it can damage words. A client that waits for
 // such a word is told by the broker.
 func TestAWordThatAWorkerDamagedIsRepaired(t *testing.T) {
-	for name, garbage := range map[string]shm.Word{"later": shm.MakeWord(9, status.OK, false), "much later": shm.MakeWord(1<<31, status.ErrFailed, true), "never": shm.MakeWord(0xffffffff, 77, true)} {
+	for name, garbage := range map[string]shm.Word{
+		"later": shm.MakeWord(9, status.OK, false), "much later": shm.MakeWord(1<<31, status.ErrFailed, true),
+		"never": shm.MakeWord(0xffffffff, 77, true),
+	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := newWorld(3)
 			if err != nil {
@@ -34,7 +37,7 @@ func TestAWordThatAWorkerDamagedIsRepaired(t *testing.T) {
 			w.batches[0].wrote, w.batches[0].ended = len(w.batches[0].reqs), len(w.batches[0].reqs)
 			w.work() // done
 			s.st.touch()
-			s.l.settle()
+			s.l.settleRound()
 			if word := s.r.board.Word(slot); word.Generation() != c.slots[slot-c.sess.first].gen || word.Status() != status.ErrFailed {
 				t.Errorf("the client sees %v", word)
 			}

@@ -116,7 +116,8 @@ func (r *Ring) loseDevice() {
 // memory that it cannot touch.
 func CheckPrivate(settings *policy.Settings, deviceSize int64) error {
 	if settings.Private && deviceSize > 0 {
-		return fmt.Errorf("%w: private: slots in device memory cannot be cleared between clients; have all tensors on the host, or do without", status.ErrInvalid)
+		return fmt.Errorf("%w: private: slots in device memory cannot be cleared between clients; "+
+			"have all tensors on the host, or do without", status.ErrInvalid)
 	}
 	return nil
 }

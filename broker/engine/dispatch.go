@@ -17,10 +17,10 @@ func (s *Stage) decide() {
 	s.resumeSuspended()
 	d := s.batcher.Decide(batcher.Time(s.loop.now))
 	for i := range d.Ended {
-		s.endQueued(&d.Ended[i])
+		s.endQueuedRequest(&d.Ended[i])
 	}
 	for i := range d.Dispatches {
-		s.dispatch(&d.Dispatches[i])
+		s.dispatchBatch(&d.Dispatches[i])
 	}
 	s.wake = int64(d.Wake)
 	if s.armDone() {
@@ -30,10 +30,10 @@ func (s *Stage) decide() {
 	}
 	s.loop.work.Decisions++
 	s.batcher.Learn(batcher.Time(s.loop.now))
-	s.settled()
+	s.tellLoop()
 }
 
-func (s *Stage) endQueued(e *batcher.End) {
+func (s *Stage) endQueuedRequest(e *batcher.End) {
 	code := status.ErrExpired
 	reason := ""
 	switch {
@@ -43,20 +43,23 @@ func (s *Stage) endQueued(e *batcher.End) {
 		reason = shm.ReasonNoWorker
 		s.ring.slot(uint32(e.ID)).unserved = true
 	}
-	s.ring.end(uint32(e.ID), code, reason, false)
-	s.ring.free(uint32(e.ID))
+	s.ring.endRequest(uint32(e.ID), code, reason, false)
+	s.ring.freeRequest(uint32(e.ID))
 }
 
-// dispatch posts a batch to its worker: slot indices, never bytes.
-func (s *Stage) dispatch(d *batcher.Dispatch) {
+// dispatchBatch posts a batch to its worker: slot indices, never bytes.
+func (s *Stage) dispatchBatch(d *batcher.Dispatch) {
 	w, now := s.workers[d.Worker], s.loop.now
 	mail, reqs := w.box.At(w.posted)
-	*mail = shm.Mail{Batch: uint64(d.Batch), Dispatched: now, Requests: uint32(len(d.Requests)), Rows: uint32(d.Rows), PadTo: uint32(d.PadTo), Dims: d.Dims}
+	*mail = shm.Mail{
+		Batch: uint64(d.Batch), Dispatched: now, Requests: uint32(len(d.Requests)),
+		Rows: uint32(d.Rows), PadTo: uint32(d.PadTo), Dims: d.Dims,
+	}
 	p := w.newMail()
 	p.batch, p.number, p.posted, p.begun, p.rows, p.forgiven = uint64(d.Batch), w.posted, now, now, uint32(d.Rows), false
 	if s.settings.Ragged {
 		for _, id := range d.Requests {
-			for i, n := range s.sizes(s.ring.slot(uint32(id))) {
+			for i, n := range s.sizesOf(s.ring.slot(uint32(id))) {
 				mail.Dims[i] = max(mail.Dims[i], n)
 			}
 		}
@@ -66,15 +69,15 @@ func (s *Stage) dispatch(d *batcher.Dispatch) {
 		head := uint32(id)
 		info := s.ring.slot(head)
 		mail.Level = min(mail.Level, uint32(s.levelOf(&info.commit)))
-		s.ring.setState(head, running)
+		s.ring.setSlots(head, running)
 		info.worker, info.batch, info.dispatched = w, uint64(d.Batch), now
 		reqs[i] = shm.MailRequest{
 			Slot: head, Gen: info.gen, Rows: info.commit.Rows, Bell: info.client.first,
-			Deadline: info.commit.Deadline, Committed: info.commit.Committed, Dims: s.sizes(info),
+			Deadline: info.commit.Deadline, Committed: info.commit.Committed, Dims: s.sizesOf(info),
 		}
 		p.requests = append(p.requests, mailed{head, info.gen})
 		if !info.client.isAttached() { // it was about to be canceled
-			s.ring.endRunning(head, status.ErrCanceled)
+			s.ring.endRunningRequest(head, status.ErrCanceled)
 			continue
 		}
 		if info.commit.Deadline > 0 {
@@ -83,7 +86,7 @@ func (s *Stage) dispatch(d *batcher.Dispatch) {
 	}
 	s.leaseEnd = min(s.leaseEnd, now+int64(s.settings.Lease))
 	s.setMails(w, append(w.mails, p))
-	s.stats.dispatched(d)
+	s.stats.countBatch(d)
 	w.box.Post(w.posted)
 	w.posted++
 }
@@ -127,11 +130,11 @@ func (s *Stage) expireRunning() {
 		for _, p := range w.mails {
 			for _, q := range p.requests {
 				info := s.ring.slot(q.head)
-				if !s.ring.has(q, p.batch) || info.state != running || info.commit.Deadline == 0 {
+				if !s.ring.stillHas(q, p.batch) || info.state != running || info.commit.Deadline == 0 {
 					continue
 				}
 				if info.commit.Deadline <= now {
-					s.ring.endRunning(q.head, status.ErrExpired)
+					s.ring.endRunningRequest(q.head, status.ErrExpired)
 				} else {
 					s.runningDeadline = min(s.runningDeadline, info.commit.Deadline)
 				}
@@ -196,12 +199,12 @@ func (s *Stage) endOverdueLease(w *WorkerSession) {
 	case s.loop.now < due:
 		s.leaseEnd = min(s.leaseEnd, due)
 	case w.state == workerAwaited:
-		s.quarantine(w, "it hung up with a batch, and its process lives")
+		s.quarantineWorker(w, "it hung up with a batch, and its process lives")
 	default:
 		s.stats.hung++
 		w.faults |= outlivedLease
 		w.hungWith = w.mails[0].batch
-		s.kill(w, hungReason)
+		s.killWorker(w, hungReason)
 	}
 }
 

@@ -92,20 +92,20 @@ func (l *Loop) Run(drained func()) error {
 	defer close(l.ended)
 	l.drained = drained
 	for !l.stopping {
-		until := l.timers.next()
+		until := l.timers.nextDue()
 		if len(l.waiting) > 0 || l.morePosts {
 			until = l.now // they have waited for the others, not for time
 		}
-		if err := l.wait(until, l.spinUntil(), l.begin); err != nil {
+		if err := l.waitForEvents(until, l.spinUntil(), l.beginRound); err != nil {
 			return err
 		}
-		l.settle()
+		l.settleRound()
 	}
 	return nil
 }
 
-// begin starts a round.
-func (l *Loop) begin() {
+// beginRound starts a round.
+func (l *Loop) beginRound() {
 	l.now = l.clock()
 	l.round++
 }
@@ -122,35 +122,35 @@ const (
 	roundRows  = 4096
 )
 
-// turns visits the rings in line.
-func (l *Loop) turns() {
+// visitRings visits the rings in line.
+func (l *Loop) visitRings() {
 	for n, rows := len(l.waiting), 0; n > 0 && rows < roundRows; n-- {
 		r := l.waiting[0]
 		l.waiting = slices.Delete(l.waiting, 0, 1)
 		r.inLine = false
-		rows += r.visit(min(max(leastVisit, r.layout.MaxBatch), mostVisit))
+		rows += r.visitClients(min(max(leastVisit, r.layout.MaxBatch), mostVisit))
 		if len(r.unread) > 0 {
 			l.work.Turns++
-			l.enqueue(r)
+			l.enqueueRing(r)
 		}
 	}
 }
 
-// enqueue puts a ring in line.
-func (l *Loop) enqueue(r *Ring) {
+// enqueueRing puts a ring in line.
+func (l *Loop) enqueueRing(r *Ring) {
 	if !r.inLine {
 		r.inLine = true
 		l.waiting = append(l.waiting, r)
 	}
 }
 
-// settle ends a round: what its events and the time have made possible is done.
-func (l *Loop) settle() {
-	l.turns()
+// settleRound ends a round: what its events and the time have made possible is done.
+func (l *Loop) settleRound() {
+	l.visitRings()
 	l.runPosts()
-	for l.timers.next() <= l.now {
+	for l.timers.nextDue() <= l.now {
 		s := l.timers[0]
-		l.timers.set(s, never)
+		l.timers.setTimer(s, never)
 		l.work.Timers++
 		s.endOverdueLeases()
 		s.touch()
@@ -198,7 +198,7 @@ func (l *Loop) spinUntil() int64 {
 func (l *Loop) Adopt(r *Ring) {
 	l.rings[r] = struct{}{}
 	if l.draining {
-		l.hurry(r)
+		l.hurryRing(r)
 	}
 }
 
@@ -211,12 +211,12 @@ func (l *Loop) Forget(r *Ring) {
 	l.outcomes = slices.DeleteFunc(l.outcomes, func(o outcome) bool { return o.ringOf() == r })
 	l.waiting = slices.DeleteFunc(l.waiting, func(x *Ring) bool { return x == r })
 	for _, s := range r.stages {
-		l.timers.set(s, never)
+		l.timers.setTimer(s, never)
 		s.dirty = true // so that nothing marks it again
 		if s.active {
 			l.active--
 		}
-		s.close()
+		s.closeWorkers()
 	}
 	r.closed = true
 	go r.closeMemory() // nobody has it any more; giving back gigabytes takes a while
@@ -232,13 +232,13 @@ func (l *Loop) Drain() {
 func (l *Loop) beginDrain() {
 	l.draining, l.drainSince = true, l.now
 	for r := range l.rings {
-		l.hurry(r)
+		l.hurryRing(r)
 	}
 }
 
-func (l *Loop) hurry(r *Ring) {
+func (l *Loop) hurryRing(r *Ring) {
 	for _, s := range r.stages {
-		_ = s.apply(s.settings) // it was in force before, so it fits
+		_ = s.applyPolicy(s.settings) // it was in force before, so it fits
 	}
 }
 
@@ -278,8 +278,8 @@ func (l *Loop) Do(f func()) bool {
 func (l *Loop) ReleaseRings() {
 	for r := range l.rings {
 		for _, s := range r.stages {
-			s.close()
+			s.closeWorkers()
 		}
-		r.close()
+		r.Close()
 	}
 }

@@ -26,7 +26,7 @@ func TestALoopThatSpinsSeesEventsPostsAndTime(t *testing.T) {
 	}
 	defer bell.Close()
 	fired := 0
-	if _, err := l.watch(int(bell), func() { fired++ }); err != nil {
+	if _, err := l.watchFD(int(bell), func() { fired++ }); err != nil {
 		t.Fatal(err)
 	}
 	// In turns after short waits, after which it spins, and long ones, after
@@ -39,7 +39,7 @@ func TestALoopThatSpinsSeesEventsPostsAndTime(t *testing.T) {
 			until = shm.Now() + int64(wait)
 		}
 		for fired == before && shm.Now() < until { // a wait may end early
-			if err := l.wait(until, shm.Now()+int64(shm.LeastSpin), func() {}); err != nil {
+			if err := l.waitForEvents(until, shm.Now()+int64(shm.LeastSpin), func() {}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -50,7 +50,7 @@ func TestALoopThatSpinsSeesEventsPostsAndTime(t *testing.T) {
 	posted := false
 	l.Post(func() { posted = true })
 	for !posted {
-		if err := l.wait(never, never, l.runPosts); err != nil {
+		if err := l.waitForEvents(never, never, l.runPosts); err != nil {
 			t.Fatal(err)
 		}
 	}

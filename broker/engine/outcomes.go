@@ -22,7 +22,7 @@ const (
 	failsOften                    // a worker fails batches that others run
 )
 
-func (l *Loop) collect(o outcome) { l.outcomes = append(l.outcomes, o) }
+func (l *Loop) collectOutcome(o outcome) { l.outcomes = append(l.outcomes, o) }
 
 // applyOutcomes applies all outcomes. Most of them are void if the peer has gone since.
 func (l *Loop) applyOutcomes() {
@@ -34,9 +34,9 @@ func (l *Loop) applyOutcomes() {
 		case o.kind == brokeRules:
 			w.stage.disconnectWorker(w, o.err)
 		case o.kind == doneAtLast:
-			w.stage.recover(w)
+			w.stage.takeBackWorker(w)
 		case o.kind == failsOften:
-			w.stage.suspend(w)
+			w.stage.suspendWorker(w)
 		}
 	}
 	clear(l.outcomes)

@@ -58,8 +58,8 @@ func (p *Peer) Label() string {
 	return fmt.Sprintf("pid %d", p.Pid)
 }
 
-// open makes the session segment and the doorbell, and the peer's end of it.
-func (p *Peer) open(r *Ring, kind shm.Kind, size int64) (err error) {
+// openSession makes the session segment and the doorbell, and the peer's end of it.
+func (p *Peer) openSession(r *Ring, kind shm.Kind, size int64) (err error) {
 	if p.seg, err = r.memory.Create("session", size); err != nil {
 		return err
 	}
@@ -82,15 +82,15 @@ func (p *Peer) takeFDs() (session, doorbell int) {
 	return p.seg.TakeFD(), doorbell
 }
 
-// watch has the loop call rung when the peer rings, and died when its process
+// watchPeer has the loop call rung when the peer rings, and died when its process
 // ends.
-func (p *Peer) watch(l *Loop, rung, died func()) (err error) {
-	if p.watches[0], err = l.watch(int(p.doorbell), rung); err != nil {
+func (p *Peer) watchPeer(l *Loop, rung, died func()) (err error) {
+	if p.watches[0], err = l.watchFD(int(p.doorbell), rung); err != nil {
 		return err
 	}
 	if p.pidfd >= 0 && p.Pid != os.Getpid() {
-		if p.watches[1], err = l.watch(p.pidfd, died); err != nil {
-			l.unwatch(p.watches[0])
+		if p.watches[1], err = l.watchFD(p.pidfd, died); err != nil {
+			l.unwatchFD(p.watches[0])
 			p.watches[0] = -1
 		}
 	}
@@ -116,11 +116,11 @@ func (p *Peer) Signal(number unix.Signal) error {
 	return err
 }
 
-// close gives everything of the session back. The connection's goroutine
+// closeSession gives everything of the session back. The connection's goroutine
 // notices that its connection was closed.
-func (p *Peer) close(l *Loop) {
+func (p *Peer) closeSession(l *Loop) {
 	for i, w := range p.watches {
-		l.unwatch(w)
+		l.unwatchFD(w)
 		p.watches[i] = -1
 	}
 	_ = p.conn.Close()

@@ -107,7 +107,7 @@ func (c *simClient) push(e *shm.Commit) {
 	}
 	if (ring || c.s.chance(0.05)) && !c.rung { // also rings that nobody needs
 		c.rung = true
-		c.s.tell(c.name+" rings", func() { c.rung = false; c.s.r.rang(c.sess) })
+		c.s.tell(c.name+" rings", func() { c.rung = false; c.s.r.clientRang(c.sess) })
 	}
 }
 
@@ -255,12 +255,13 @@ func (c *simClient) scribble() {
 		c.lie(uint32(at))
 		return
 	}
-	e := shm.Commit{Kind: shm.CommitKind(s.rng.IntN(4)), Level: int8(s.rng.IntN(256) - 128), Rows: s.rng.Uint32() >> s.rng.IntN(33), Slot: s.rng.Uint32() >> s.rng.IntN(33),
-		Gen: s.rng.Uint32() >> s.rng.IntN(33), Deadline: s.rng.Int64() >> s.rng.IntN(64), Committed: -s.rng.Int64() >> s.rng.IntN(64)}
+	e := shm.Commit{Kind: shm.CommitKind(s.rng.IntN(4)), Level: int8(s.rng.IntN(256) - 128), Rows: s.rng.Uint32() >> s.rng.IntN(33),
+		Slot: s.rng.Uint32() >> s.rng.IntN(33),
+		Gen:  s.rng.Uint32() >> s.rng.IntN(33), Deadline: s.rng.Int64() >> s.rng.IntN(64), Committed: -s.rng.Int64() >> s.rng.IntN(64)}
 	s.note("%s pushes garbage %+v", c.name, e)
 	c.ring.Push(&e)
 	c.dead = true // what it thinks of its slots is worthless from here on
-	s.tell(c.name+" rings", func() { s.r.rang(c.sess) })
+	s.tell(c.name+" rings", func() { s.r.clientRang(c.sess) })
 	s.tell(c.name+" is gone", func() { s.r.clientLeft(c.sess, "simulated") })
 }
 
@@ -283,7 +284,7 @@ func (c *simClient) lie(at uint32) {
 	s.note("%s lies: %+v", c.name, e)
 	c.ring.Push(&e)
 	c.dead, c.lied = true, true
-	s.tell(c.name+" rings", func() { s.r.rang(c.sess) })
+	s.tell(c.name+" rings", func() { s.r.clientRang(c.sess) })
 }
 
 func (s *world) quiet() bool {
@@ -316,7 +317,8 @@ func (s *world) unfinished() string {
 	for _, c := range s.clients {
 		for i := range c.slots {
 			if x := &c.slots[i]; !c.dead && c.sess.isAttached() && x.state != simFree {
-				fmt.Fprintf(&t, "%s waits for slot %d generation %d (word: %v); ", c.name, c.sess.first+uint32(i), x.gen, s.r.board.Word(c.sess.first+uint32(i)))
+				fmt.Fprintf(&t, "%s waits for slot %d generation %d (word: %v); ",
+					c.name, c.sess.first+uint32(i), x.gen, s.r.board.Word(c.sess.first+uint32(i)))
 			}
 		}
 	}

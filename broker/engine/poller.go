@@ -53,7 +53,7 @@ func newPoller() (*poller, error) {
 		_ = unix.Close(epfd)
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
-	if _, err := p.watch(int(p.wake), func() {}); err != nil {
+	if _, err := p.watchFD(int(p.wake), func() {}); err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -68,9 +68,9 @@ func (p *poller) Close() {
 	_ = unix.Close(p.epfd)
 }
 
-// watch calls fire, on the loop, whenever fd becomes readable anew (edge
+// watchFD calls fire, on the loop, whenever fd becomes readable anew (edge
 // triggered: an eventfd need not be read).
-func (p *poller) watch(fd int, fire func()) (int32, error) {
+func (p *poller) watchFD(fd int, fire func()) (int32, error) {
 	var i int32
 	if n := len(p.unused); n > 0 {
 		i, p.unused = p.unused[n-1], p.unused[:n-1]
@@ -88,8 +88,8 @@ func (p *poller) watch(fd int, fire func()) (int32, error) {
 	return i, nil
 }
 
-// unwatch forgets a source; its descriptor stays the caller's to close.
-func (p *poller) unwatch(i int32) {
+// unwatchFD forgets a source; its descriptor stays the caller's to close.
+func (p *poller) unwatchFD(i int32) {
 	if i < 0 {
 		return
 	}
@@ -133,10 +133,10 @@ func (p *poller) runPosts() {
 	}
 }
 
-// wait waits for events until the given time (Now's clock), calls woke, and
+// waitForEvents waits for events until the given time (Now's clock), calls woke, and
 // fires them. Before it parks it spins until spinUntil, unless that is 0, and
 // while spinning does find events.
-func (p *poller) wait(until, spinUntil int64, woke func()) (err error) {
+func (p *poller) waitForEvents(until, spinUntil int64, woke func()) (err error) {
 	n := 0
 	if spinUntil > 0 {
 		p.spin.Until(func() bool {
@@ -192,7 +192,8 @@ func (p *poller) epoll(d time.Duration, raw bool) (int, error) {
 			return n, err
 		}
 		p.coarse = true
-		slog.Warn("the kernel refuses epoll_pwait2: wait times are rounded up to milliseconds; it needs Linux 5.11, and in a container a seccomp profile that allows it", "error", err)
+		slog.Warn("the kernel refuses epoll_pwait2: wait times are rounded up to milliseconds; "+
+			"it needs Linux 5.11, and in a container a seccomp profile that allows it", "error", err)
 	}
 	return epollPwait(p.epfd, p.events[:], d, raw)
 }
@@ -206,9 +207,11 @@ func epollPwait2(epfd int, events []unix.EpollEvent, d time.Duration, raw bool) 
 	var n uintptr
 	var e unix.Errno
 	if raw {
-		n, _, e = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
+		n, _, e = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd),
+			uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
 	} else {
-		n, _, e = unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
+		n, _, e = unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd),
+			uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
 	}
 	if e != 0 {
 		return 0, fmt.Errorf("epoll_pwait2: %w", e)
@@ -224,9 +227,11 @@ func epollPwait(epfd int, events []unix.EpollEvent, d time.Duration, raw bool) (
 	var n uintptr
 	var e unix.Errno
 	if raw {
-		n, _, e = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0)
+		n, _, e = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd),
+			uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0)
 	} else {
-		n, _, e = unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0)
+		n, _, e = unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd),
+			uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0)
 	}
 	if e != 0 {
 		return 0, fmt.Errorf("epoll_pwait: %w", e)

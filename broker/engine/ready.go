@@ -69,13 +69,13 @@ func (s *Stage) fitWorkers() []fitness {
 	list := make([]fitness, 0, s.present)
 	for _, w := range s.workers {
 		if w != nil {
-			list = append(list, fitness{w.Label(), w.Pid, s.unfit(w)})
+			list = append(list, fitness{w.Label(), w.Pid, s.whyUnfit(w)})
 		}
 	}
 	return list
 }
 
-func (s *Stage) unfit(w *WorkerSession) string {
+func (s *Stage) whyUnfit(w *WorkerSession) string {
 	switch {
 	case w.state == workerQuarantined:
 		return "outlived its lease and cannot be killed"

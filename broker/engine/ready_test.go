@@ -34,9 +34,9 @@ func TestAWorkerThatHasABatchForUnusuallyLongDoesNotCount(t *testing.T) {
 	c, x := s.clients[0], &s.clients[0].slots[0]
 	x.gen++
 	c.ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: c.sess.first, Gen: x.gen, Committed: s.now})
-	s.l.begin()
-	s.r.rang(c.sess)
-	s.l.settle()
+	s.l.beginRound()
+	s.r.clientRang(c.sess)
+	s.l.settleRound()
 	for after, want := range map[time.Duration]int{0: 1, leastUnusual / 2: 1, 2 * leastUnusual: 0} {
 		if s.l.now = s.now + int64(after); ready() != want {
 			t.Errorf("with a batch for %v: %d workers are ready, want %d", after, ready(), want)

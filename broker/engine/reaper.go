@@ -16,7 +16,7 @@ func (s *Stage) workerLost(w *WorkerSession, why string) {
 	if w.state != workerGone {
 		s.touch()
 		s.drainDone(w) // what it finished before it left
-		s.evict(w, why)
+		s.evictWorker(w, why)
 	}
 }
 
@@ -26,30 +26,30 @@ func (s *Stage) disconnectWorker(w *WorkerSession, err error) {
 	s.touch()
 	s.stats.offenders++
 	s.loop.outside.Offended(w.Process)
-	s.evict(w, "it broke the protocol")
+	s.evictWorker(w, "it broke the protocol")
 }
 
-// evict parts with a worker whose connection is of no more use. Batches that
+// evictWorker parts with a worker whose connection is of no more use. Batches that
 // it never took simply go to others. If it took some, it may still be
 // writing: then it must be dead before their slots are used again.
-func (s *Stage) evict(w *WorkerSession, why string) {
+func (s *Stage) evictWorker(w *WorkerSession, why string) {
 	if w.state == workerGone || w.state == workerDying {
 		return
 	}
 	for _, p := range w.mails {
 		if w.faults.has(brokeProtocol) || p.number < w.box.Taken.Load() {
-			s.kill(w, why)
+			s.killWorker(w, why)
 			return
 		}
 	}
 	s.workerDead(w, why)
 }
 
-// kill ends a worker that may still write into slots. Death is confirmed by
+// killWorker ends a worker that may still write into slots. Death is confirmed by
 // its pidfd; until then its slots stay where they are.
 //
 // In docs/model: Kill; what follows the death is WorkerDead.
-func (s *Stage) kill(w *WorkerSession, why string) {
+func (s *Stage) killWorker(w *WorkerSession, why string) {
 	if w.state == workerQuarantined || w.state == workerAwaited {
 		return
 	}
@@ -67,9 +67,10 @@ func (s *Stage) kill(w *WorkerSession, why string) {
 		w.deathDue = s.loop.now + int64(deathTime)
 		s.leaseEnd = min(s.leaseEnd, w.deathDue)
 		s.batcher.WorkerGone(w.id)
-		s.log.Warn("worker hung up with a batch and may not be killed; waiting for its end", "worker", w.Label(), "pid", w.Pid, "why", why, "error", err)
+		s.log.Warn("worker hung up with a batch and may not be killed; waiting for its end",
+			"worker", w.Label(), "pid", w.Pid, "why", why, "error", err)
 	default:
-		s.quarantine(w, why+": "+err.Error())
+		s.quarantineWorker(w, why+": "+err.Error())
 	}
 }
 
@@ -78,17 +79,17 @@ func (s *Stage) kill(w *WorkerSession, why string) {
 // connection is, but the machine may be busy.
 const deathTime = 5 * time.Second
 
-// quarantine gives up on a worker that may still write and cannot be killed:
+// quarantineWorker gives up on a worker that may still write and cannot be killed:
 // its requests end, their slots stay as they are until it is done or dead.
-func (s *Stage) quarantine(w *WorkerSession, why string) {
+func (s *Stage) quarantineWorker(w *WorkerSession, why string) {
 	s.log.Error("worker cannot be killed; its slots are quarantined", "worker", w.Label(), "pid", w.Pid, "why", why)
 	w.moveTo(workerQuarantined)
 	s.batcher.WorkerGone(w.id)
 	for _, p := range w.mails {
 		for _, q := range p.requests {
-			if s.ring.has(q, p.batch) && s.ring.slot(q.head).state == running {
+			if s.ring.stillHas(q, p.batch) && s.ring.slot(q.head).state == running {
 				s.batcher.Ended(batcher.RequestID(q.head))
-				s.ring.endRunning(q.head, status.ErrWorkerHung)
+				s.ring.endRunningRequest(q.head, status.ErrWorkerHung)
 			}
 		}
 	}
@@ -103,8 +104,8 @@ func (s *Stage) endRunningOf(c *ClientSession) {
 	for _, w := range s.busy {
 		for _, p := range w.mails {
 			for _, q := range p.requests {
-				if info := s.ring.slot(q.head); info.client == c && info.state == running && s.ring.has(q, p.batch) {
-					s.ring.endRunning(q.head, status.ErrCanceled)
+				if info := s.ring.slot(q.head); info.client == c && info.state == running && s.ring.stillHas(q, p.batch) {
+					s.ring.endRunningRequest(q.head, status.ErrCanceled)
 				}
 			}
 		}
@@ -122,9 +123,9 @@ func (w *WorkerSession) isDoneAtLast() bool {
 	return (w.state == workerQuarantined || w.state == workerAwaited) && len(w.mails) == 0
 }
 
-// recover takes a worker back that finished after all, unless it has left
+// takeBackWorker takes a worker back that finished after all, unless it has left
 // meanwhile.
-func (s *Stage) recover(w *WorkerSession) {
+func (s *Stage) takeBackWorker(w *WorkerSession) {
 	if !w.isDoneAtLast() {
 		return
 	}
@@ -139,7 +140,7 @@ func (s *Stage) recover(w *WorkerSession) {
 		w.moveTo(workerServing)
 	}
 	s.log.Warn("worker is back from quarantine", "worker", w.Label(), "pid", w.Pid)
-	s.describeAgain(w)
+	s.describeWorker(w)
 }
 
 // workerDied is called when the kernel says that the process is dead.
@@ -164,7 +165,7 @@ func (s *Stage) workerDead(w *WorkerSession, why string) {
 	requeued, withBatch := 0, len(w.mails) > 0 && w.mails[0].number < taken
 	for _, p := range w.mails {
 		for _, q := range p.requests {
-			requeued += s.orphan(q, p, p.number < taken, w.faults.has(outlivedLease) && p.batch == w.hungWith)
+			requeued += s.settleOrphan(q, p, p.number < taken, w.faults.has(outlivedLease) && p.batch == w.hungWith)
 		}
 	}
 	s.setMails(w, nil)
@@ -174,27 +175,27 @@ func (s *Stage) workerDead(w *WorkerSession, why string) {
 		s.staffed.Store(false)
 	}
 	replace := s.loop.outside.WorkerLeft(w.Pid, withBatch, s.present == 0)
-	w.close(s.loop)
+	w.closeSession(s.loop)
 	s.stats.lost++
 	if w.Name != "" {
-		s.stats.died(w.Name)
+		s.stats.countDeath(w.Name)
 	}
-	s.note("worker left", w)
+	s.noteWorker("worker left", w)
 	s.log.Info("worker left", "worker", w.Label(), "id", w.id, "pid", w.Pid, "why", why, "requeued", requeued)
 	if replace {
-		s.promote(w)
+		s.promoteSpare(w)
 	}
 	s.ring.dropUnusedDevice()
 	s.ring.vacated()
 }
 
-// promote lets a spare, if there is one, take the place of a worker that was
+// promoteSpare lets a spare, if there is one, take the place of a worker that was
 // lost.
-func (s *Stage) promote(lost *WorkerSession) {
+func (s *Stage) promoteSpare(lost *WorkerSession) {
 	for _, w := range s.workers {
 		if w != nil && w.state == workerSpare {
 			w.moveTo(workerServing)
-			s.describeAgain(w)
+			s.describeWorker(w)
 			s.loop.outside.Promoted(w.Pid, lost.Pid)
 			s.log.Info("a spare takes its place", "worker", w.Label(), "id", w.id, "pid", w.Pid)
 			return
@@ -202,28 +203,28 @@ func (s *Stage) promote(lost *WorkerSession) {
 	}
 }
 
-// orphan decides about one request of a dead worker's batch: answered before
+// settleOrphan decides about one request of a dead worker's batch: answered before
 // the death, tried once more, or given up. hung: the batch has outlived its lease.
 // It returns 1 if it was requeued.
 //
 // In docs/model: Orphan.
-func (s *Stage) orphan(q mailed, p *mail, taken, hung bool) int {
+func (s *Stage) settleOrphan(q mailed, p *mail, taken, hung bool) int {
 	info := s.ring.slot(q.head)
-	if !s.ring.has(q, p.batch) {
+	if !s.ring.stillHas(q, p.batch) {
 		return 0
 	}
 	id := batcher.RequestID(q.head)
 	if info.state == held {
 		s.batcher.Ended(id)
-		s.ring.reclaim(q.head)
+		s.ring.reclaimRequest(q.head)
 		return 0
 	}
 	if w := s.ring.board.Word(q.head); w.Generation() == q.gen {
 		s.batcher.Ended(id)
-		s.answered(info, w.Status())
+		s.countAnswered(info, w.Status())
 		// The worker may have died between the answer and the ring.
 		s.ring.board.Ring(info.client.first)
-		s.ring.free(q.head)
+		s.ring.freeRequest(q.head)
 		return 0
 	}
 	t := s.ring.troubleOf(q.head)
@@ -234,17 +235,17 @@ func (s *Stage) orphan(q mailed, p *mail, taken, hung bool) int {
 	if hung {
 		t.hangs++
 	}
-	if t.attempts >= s.settings.MaxAttempts || t.hangs >= maxHangs || taken && info.worker.info.RunOnce {
+	if t.attempts >= s.settings.MaxAttempts || t.hangs >= maxHangs || (taken && info.worker.info.RunOnce) {
 		reason := fmt.Sprintf("%d workers died running this request", t.attempts)
 		if t.hangs >= maxHangs {
 			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v", t.hangs, s.settings.Lease)
 		}
 		s.batcher.Ended(id)
-		s.ring.end(q.head, status.ErrWorkerDied, reason, false)
-		s.ring.free(q.head)
+		s.ring.endRequest(q.head, status.ErrWorkerDied, reason, false)
+		s.ring.freeRequest(q.head)
 		return 0
 	}
 	s.stats.requeued++
-	s.requeue(q.head)
+	s.requeueRequest(q.head)
 	return 1
 }

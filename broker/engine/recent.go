@@ -25,7 +25,7 @@ type batchRecord struct {
 	posted, started, finished int64
 }
 
-func (r *recent) add(b batchRecord) {
+func (r *recent) addBatch(b batchRecord) {
 	if r.ring == nil {
 		r.ring = make([]batchRecord, recentBatches)
 	}

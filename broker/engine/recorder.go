@@ -53,8 +53,8 @@ func newRecorder() *recorder {
 
 func (r *recorder) takesMore() bool { return r != nil && !r.over }
 
-// record takes down a request that its worker has answered.
-func (s *Stage) record(info *slotInfo, st status.Code, started, finished int64) {
+// recordRequest takes down a request that its worker has answered.
+func (s *Stage) recordRequest(info *slotInfo, st status.Code, started, finished int64) {
 	r := s.recorder
 	if len(r.requests) == maxTraceRequests {
 		if r.missed++; r.missed == 1 {
@@ -128,8 +128,8 @@ func (r *recorder) readTimes(q *recorded) {
 	}
 }
 
-// note is something that is no request: a worker that came or went.
-func (s *Stage) note(text string, w *WorkerSession) {
+// noteWorker is something that is no request: a worker that came or went.
+func (s *Stage) noteWorker(text string, w *WorkerSession) {
 	if s.recorder != nil {
 		s.recorder.notes = append(s.recorder.notes, note{s.loop.now, fmt.Sprintf("%s: %s (pid %d)", text, w.Label(), w.Pid)})
 	}

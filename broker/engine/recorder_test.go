@@ -37,7 +37,7 @@ func BenchmarkRecorder(b *testing.B) {
 				}
 				info.gen, info.head, info.client, info.worker = e.Gen, e.Slot, c, w
 				if s.recorder.takesMore() {
-					s.record(info, status.OK, 1, 2)
+					s.recordRequest(info, status.OK, 1, 2)
 					if len(s.recorder.requests) == maxTraceRequests {
 						s.recorder.requests = s.recorder.requests[:0]
 					}

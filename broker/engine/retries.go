@@ -36,8 +36,8 @@ func (r *Ring) troubleOf(head uint32) *trouble {
 	return r.troubles[head]
 }
 
-// avoid is the worker that should not get the request.
-func (t *trouble) avoid() batcher.WorkerID {
+// avoidedWorker is the worker that should not get the request.
+func (t *trouble) avoidedWorker() batcher.WorkerID {
 	if t.by == nil || t.by.state == workerGone {
 		return batcher.NoWorker
 	}
@@ -59,22 +59,22 @@ func (r *Ring) settleTrouble(head uint32, code status.Code) {
 	}
 }
 
-// requeue puts a request that a worker had back into the queue.
-func (s *Stage) requeue(head uint32) {
+// requeueRequest puts a request that a worker had back into the queue.
+func (s *Stage) requeueRequest(head uint32) {
 	info := s.ring.slot(head)
-	s.ring.setState(head, queued)
+	s.ring.setSlots(head, queued)
 	info.worker = nil
-	s.batcher.Requeue(batcher.Time(s.loop.now), s.request(info))
+	s.batcher.Requeue(batcher.Time(s.loop.now), s.describeRequest(info))
 }
 
-// retryFailed has a request of a batch that failed as a whole run again. False: it
+// retryFailedRequest has a request of a batch that failed as a whole run again. False: it
 // has ended, with the failure as its answer if there is no other.
 //
 // In docs/model: RetryFailed.
-func (s *Stage) retryFailed(q mailed, p *mail, f *failure) bool {
+func (s *Stage) retryFailedRequest(q mailed, p *mail, f *failure) bool {
 	r := s.ring
 	info := r.slot(q.head)
-	if !r.has(q, p.batch) || info.state != running || r.board.Word(q.head).Generation() == q.gen {
+	if !r.stillHas(q, p.batch) || info.state != running || r.board.Word(q.head).Generation() == q.gen {
 		f.excused = true
 		return false // the request has ended, or the worker has answered it
 	}
@@ -83,7 +83,7 @@ func (s *Stage) retryFailed(q mailed, p *mail, f *failure) bool {
 		t.hangs++
 	}
 	alone := len(p.requests) == 1
-	if f.by.info.RunOnce || t.hangs >= maxHangs || alone && (t.alone != nil || !s.othersServe(f.by)) {
+	if f.by.info.RunOnce || t.hangs >= maxHangs || (alone && (t.alone != nil || !s.othersServe(f.by))) {
 		// The worker left the text on the board.
 		r.board.End(q.head, q.gen, status.ErrFailed, false)
 		r.board.Ring(info.client.first)
@@ -96,6 +96,6 @@ func (s *Stage) retryFailed(q mailed, p *mail, f *failure) bool {
 	t.failures = append(t.failures, f)
 	f.left++
 	s.stats.isolated++
-	s.requeue(q.head)
+	s.requeueRequest(q.head)
 	return true
 }

@@ -82,7 +82,7 @@ func NewRing(spec *RingSpec) (*Ring, error) {
 		return nil, err
 	}
 	if err := r.createMemory(); err != nil {
-		r.close()
+		r.Close()
 		return nil, fmt.Errorf("model %q: %w", spec.Name, err)
 	}
 	return r, nil
@@ -144,14 +144,11 @@ func (r *Ring) Do(f func()) bool {
 	}) && there
 }
 
-// Close gives back a ring that no loop has adopted.
-func (r *Ring) Close() { r.close() }
-
 // close gives the memory back, and the sessions of those who are still there.
-func (r *Ring) close() {
+func (r *Ring) Close() {
 	r.closed = true
 	for c := range r.clients {
-		c.close(r.loop)
+		c.closeSession(r.loop)
 	}
 	r.closeMemory()
 }
@@ -173,46 +170,46 @@ func (r *Ring) closeMemory() {
 	}
 }
 
-// end tells a request's client how it ended. held says that a worker may
+// endRequest tells a request's client how it ended. held says that a worker may
 // still write into its slots.
-func (r *Ring) end(head uint32, s status.Code, reason string, held bool) {
+func (r *Ring) endRequest(head uint32, s status.Code, reason string, held bool) {
 	info := r.slot(head)
 	if reason != "" {
 		r.board.SetReason(head, reason)
 	}
 	switch ended, w := r.board.End(head, info.gen, s, held), r.board.Word(head); {
 	case ended:
-		info.stage.ended(s)
+		info.stage.countEnd(s)
 	case w.Generation() == info.gen: // its worker was quicker
-		info.stage.answered(info, w.Status())
+		info.stage.countAnswered(info, w.Status())
 	default:
 		r.log.Warn("a word of the board was damaged", "slot", head, "word", w.String(), "generation", info.gen)
 		r.board.Repair(head, info.gen, s, held)
-		info.stage.ended(s)
+		info.stage.countEnd(s)
 	}
 	if info.client.isAttached() {
 		r.board.Ring(info.client.first)
 	}
 }
 
-// endRunning releases the caller of a request that a worker has: the slots are
+// endRunningRequest releases the caller of a request that a worker has: the slots are
 // held until that worker is done with its batch.
 //
 // In docs/model: EndRunning.
-func (r *Ring) endRunning(head uint32, s status.Code) {
-	r.end(head, s, "", true)
-	r.setState(head, held)
+func (r *Ring) endRunningRequest(head uint32, s status.Code) {
+	r.endRequest(head, s, "", true)
+	r.setSlots(head, held)
 	r.held++
 }
 
-// reclaim gives the slots of a request that ended early back to its client.
+// reclaimRequest gives the slots of a request that ended early back to its client.
 //
 // In docs/model: Reclaim.
-func (r *Ring) reclaim(head uint32) {
+func (r *Ring) reclaimRequest(head uint32) {
 	info := r.slot(head)
 	if info.client.isAttached() {
 		r.board.Reclaim(head, info.gen)
 		r.board.Ring(info.client.first)
 	}
-	r.free(head)
+	r.freeRequest(head)
 }

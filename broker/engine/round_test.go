@@ -67,7 +67,7 @@ func TestTheCheckOfACommitChangesNothing(t *testing.T) {
 			e := shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: uint32(s.rng.IntN(4)), Slot: c.first + uint32(s.rng.IntN(c.window+1))}
 			e.Gen = s.r.slot(min(e.Slot, uint32(s.r.layout.Slots-1))).gen + uint32(s.rng.IntN(5)/2)
 			slots, memory, rest := booksOf(s)
-			first, second := s.r.check(c, &e), s.r.check(c, &e)
+			first, second := s.r.checkCommit(c, &e), s.r.checkCommit(c, &e)
 			if fmt.Sprint(first) != fmt.Sprint(second) {
 				t.Fatalf("seed %d: the first time %v, the second %v", seed, first, second)
 			}
@@ -102,9 +102,9 @@ func served(t *testing.T, s *world, n int) {
 		x.state, x.rows = simCommitted, 1
 		*s.value(&s.r.layout.Inputs[0], c.sess.first) = stamp(c.sess.first, x.gen)
 		c.ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: c.sess.first, Gen: x.gen, Committed: s.now})
-		s.l.begin()
-		s.r.rang(c.sess)
-		s.l.settle()
+		s.l.beginRound()
+		s.r.clientRang(c.sess)
+		s.l.settleRound()
 		w.asleep = false
 		w.take()
 		if len(w.batches) != 1 {
@@ -142,7 +142,9 @@ func TestAThousandIdleModelsCostARoundNothing(t *testing.T) {
 		before := s.l.work
 		served(t, s, 100)
 		after := s.l.work
-		work[models] = stats.Loop{Decisions: after.Decisions - before.Decisions, Timers: after.Timers - before.Timers, Turns: after.Turns - before.Turns}
+		work[models] = stats.Loop{
+			Decisions: after.Decisions - before.Decisions, Timers: after.Timers - before.Timers, Turns: after.Turns - before.Turns,
+		}
 		if len(s.l.dirty) > 0 || len(s.l.spinning) > 0 || len(s.l.waiting) > 0 {
 			t.Errorf("%d stages to decide, %d to spin for, %d rings to visit after the rounds", len(s.l.dirty), len(s.l.spinning), len(s.l.waiting))
 		}
@@ -190,7 +192,7 @@ func TestAClientThatNeverStopsHasOneTurnPerRound(t *testing.T) {
 	}
 	flood()
 	for round := range 100 {
-		flooded.r.rang(c) // its doorbell, which it may ring as often as it likes
+		flooded.r.clientRang(c) // its doorbell, which it may ring as often as it likes
 		before := flooded.l.work.Turns
 		served(t, other, 1) // in one round
 		if turns := flooded.l.work.Turns - before; turns != 1 {
@@ -233,7 +235,7 @@ func (f *flooder) flood() {
 		}
 		f.pushed++
 	}
-	f.ClientSession.ring.rang(f.ClientSession)
+	f.ClientSession.ring.clientRang(f.ClientSession)
 }
 
 func (f *flooder) read() int {
@@ -269,7 +271,7 @@ func TestClientsOfAModelThatNeverStopTakeTurns(t *testing.T) {
 		if modest.read() == modest.pushed && asked < 5 {
 			modest.ring.Push(&shm.Commit{Kind: shm.KindCancel, Rows: 1, Slot: modest.first})
 			modest.pushed++
-			s.r.rang(modest.ClientSession)
+			s.r.clientRang(modest.ClientSession)
 			asked, rounds = asked+1, round
 		}
 		h.round(s.l)
@@ -323,7 +325,7 @@ func TestModelsWhoseClientsNeverStopTakeTurns(t *testing.T) {
 		}
 		modest.ring.Push(&shm.Commit{Kind: shm.KindCancel, Rows: 1, Slot: modest.first})
 		modest.pushed++
-		s.r.rang(modest.ClientSession)
+		s.r.clientRang(modest.ClientSession)
 		for rounds := 1; modest.read() < modest.pushed; rounds++ {
 			if rounds > models*(leastVisit+clientTurn)/roundRows+2 {
 				t.Fatalf("one entry is not read after %d rounds", rounds)
@@ -362,7 +364,7 @@ func TestAClientThatLeavesWithALongQueueIsPartedWithInTurns(t *testing.T) {
 	for i := range uint32(window) {
 		f.ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: f.first + i, Gen: 1, Committed: s.now})
 	}
-	s.r.rang(f.ClientSession)
+	s.r.clientRang(f.ClientSession)
 	for f.unread {
 		h.round(s.l)
 	}
@@ -372,7 +374,8 @@ func TestAClientThatLeavesWithALongQueueIsPartedWithInTurns(t *testing.T) {
 	s.r.clientLeft(f.ClientSession, "it hung up")
 	rounds := 0
 	for before := f.busy; f.busy > 0; before = f.busy {
-		if h.round(s.l); before-f.busy > 2*partingTurn {
+		h.round(s.l)
+		if before-f.busy > 2*partingTurn {
 			t.Fatalf("%d requests were canceled in a round", before-f.busy)
 		}
 		rounds++
@@ -404,9 +407,9 @@ func TestARequestLargerThanAnyBatchEndsAtOnce(t *testing.T) {
 	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, 1024)}
 	for gen := uint32(1); gen < 4; gen++ {
 		ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1024, Slot: c.first, Gen: c.firstGen() + 1, Committed: s.now})
-		s.l.begin()
-		s.r.rang(c)
-		s.l.settle()
+		s.l.beginRound()
+		s.r.clientRang(c)
+		s.l.settleRound()
 		if w := s.r.board.Word(c.first); w.Status() != status.ErrTooLarge || w.Held() || c.busy != 0 || !c.isAttached() {
 			t.Fatalf("the client sees %v, %d busy, thrown out: %v", w, c.busy, !c.isAttached())
 		}
@@ -452,11 +455,11 @@ func TestManyBusyWorkersAreAskedOncePerRound(t *testing.T) {
 			*s.value(&s.r.layout.Inputs[0], slot) = stamp(slot, gen)
 		}
 		for first := true; first || c.busy > 0; first = false {
-			s.l.begin()
-			s.r.rang(c)
+			s.l.beginRound()
+			s.r.clientRang(c)
 			work() // after they were asked
 			s.st.touch()
-			s.l.settle()
+			s.l.settleRound()
 		}
 	}
 	if len(s.st.busy) != 0 || s.st.stats.byStatus[status.OK] != 20*window {

@@ -10,7 +10,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// keptSeconds is a power of two that holds the longest window, the present
+// keptSeconds is a power of two that holds the longest span, the present
 // second, and one to spare.
 const keptSeconds = 64
 
@@ -25,7 +25,7 @@ type seconds struct {
 	cells   [keptSeconds]second
 }
 
-// counted is what a window needs of the running counts.
+// counted is the part of the running counts that spans need.
 type counted struct {
 	requests, ended, ok, rows, batches uint64
 	total                              histogram.Histogram
@@ -39,7 +39,7 @@ type second struct {
 	total                              []histogram.Delta
 }
 
-func (s *seconds) cell(number int64) *second {
+func (s *seconds) cellOf(number int64) *second {
 	c := &s.cells[number%keptSeconds]
 	if c.number != number {
 		*c = second{number: number, total: c.total[:0]}
@@ -47,9 +47,9 @@ func (s *seconds) cell(number int64) *second {
 	return c
 }
 
-// roll ends the present second if it is over. What happens at now must be
+// rollSecond ends the present second if it is over. What happens at now must be
 // counted after it.
-func (s *stageStats) roll(now int64, workers int) {
+func (s *stageStats) rollSecond(now int64, workers int) {
 	at := now / int64(time.Second)
 	if at == s.seconds.present {
 		return
@@ -57,7 +57,7 @@ func (s *stageStats) roll(now int64, workers int) {
 	if s.seconds.first == 0 {
 		s.seconds.first = at
 	} else {
-		s.endSecond(s.seconds.cell(s.seconds.present), workers)
+		s.endSecond(s.seconds.cellOf(s.seconds.present), workers)
 	}
 	b := &s.seconds.base
 	b.requests, b.ended, b.ok, b.rows, b.batches, b.total = s.requests, s.allEnded(), s.byStatus[status.OK], s.rows, s.batches, s.total
@@ -82,27 +82,27 @@ func (s *stageStats) allEnded() (n uint64) {
 	return n
 }
 
-// computed spreads a worker's time over the seconds that it took.
-func (s *seconds) computed(started, finished int64) {
+// spreadComputed spreads a worker's time over the seconds that it took.
+func (s *seconds) spreadComputed(started, finished int64) {
 	for oldest := s.present - keptSeconds + 1; started < finished; {
 		number := started / int64(time.Second)
 		end := min(finished, (number+1)*int64(time.Second))
 		if number >= oldest {
-			s.cell(number).computed += end - started
+			s.cellOf(number).computed += end - started
 		}
 		started = end
 	}
 }
 
-// windowLengths are the windows that are told, in seconds.
-var windowLengths = []int{1, 10, 60}
+// spanLengths are the spans that statistics tell of, in seconds.
+var spanLengths = []int{1, 10, 60}
 
-// windows sums up the last whole seconds before now. workers is how many there
+// lastSeconds sums up the last whole seconds before now. workers is how many there
 // are now; seconds in which nothing happened had as many.
-func (s *seconds) windows(now int64, workers int) []stats.Window {
+func (s *seconds) lastSeconds(now int64, workers int) []stats.Window {
 	last := now/int64(time.Second) - 1
-	list := make([]stats.Window, 0, len(windowLengths))
-	for _, length := range windowLengths {
+	list := make([]stats.Window, 0, len(spanLengths))
+	for _, length := range spanLengths {
 		var sum second
 		var h histogram.Histogram
 		n, there := 0, 0
@@ -122,7 +122,10 @@ func (s *seconds) windows(now int64, workers int) []stats.Window {
 			there += max(c.present, workers)
 			h.Grow(c.total)
 		}
-		w := stats.Window{Seconds: length, MeasuredS: n, Ended: sum.ended, Latency: stats.WindowLatency{P50: ms(h.Quantile(0.5)), P99: ms(h.Quantile(0.99))}}
+		w := stats.Window{
+			Seconds: length, MeasuredS: n, Ended: sum.ended,
+			Latency: stats.WindowLatency{P50: ms(h.Quantile(0.5)), P99: ms(h.Quantile(0.99))},
+		}
 		if n > 0 {
 			per := 1 / float64(n)
 			w.RequestsPerS, w.RowsPerS, w.BatchesPerS = float64(sum.requests)*per, float64(sum.rows)*per, float64(sum.batches)*per

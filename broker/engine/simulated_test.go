@@ -43,7 +43,8 @@ func TestEveryRequestEndsOnceInAnySimulatedWorld(t *testing.T) {
 			ended += s.ended
 		}
 	}
-	t.Logf("%d seeds, %d requests, %d ends seen by clients that lived to see them, %v", seeds, accepted, ended, time.Since(start).Round(time.Millisecond))
+	t.Logf("%d seeds, %d requests, %d ends seen by clients that lived to see them, %v",
+		seeds, accepted, ended, time.Since(start).Round(time.Millisecond))
 }
 
 // simulate plays one seed. Most hosts have one ring, where a seed goes deepest;

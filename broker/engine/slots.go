@@ -62,10 +62,10 @@ const chunkSlots = 1 << 8
 // slot is the books of a slot that somebody has, or had.
 func (r *Ring) slot(i uint32) *slotInfo { return &r.books[i/chunkSlots][i%chunkSlots] }
 
-// check says whether a commit is legal by the books, and changes nothing. A
+// checkCommit says whether a commit is legal by the books, and changes nothing. A
 // violation of the protocol is an error and costs the client its connection.
 // The books must have followed the board before: see catchup.go.
-func (r *Ring) check(c *ClientSession, e *shm.Commit) error {
+func (r *Ring) checkCommit(c *ClientSession, e *shm.Commit) error {
 	bad := func(format string, a ...any) error {
 		return fmt.Errorf("%w: commit of slot %d: %s", status.ErrProtocol, e.Slot, fmt.Sprintf(format, a...))
 	}
@@ -106,8 +106,8 @@ func (r *Ring) rowsOf(e *shm.Commit) uint32 {
 	return e.Rows
 }
 
-// free returns a request's slots to their client (or to nobody, if it left).
-func (r *Ring) free(head uint32) {
+// freeRequest returns a request's slots to their client (or to nobody, if it left).
+func (r *Ring) freeRequest(head uint32) {
 	info := r.slot(head)
 	c := info.client
 	if info.troubled {
@@ -127,11 +127,11 @@ func (r *Ring) free(head uint32) {
 	}
 	info.stage, info.worker, info.client = nil, nil, nil
 	c.busy--
-	r.returnIfDone(c)
+	r.returnWindowIfDone(c)
 }
 
-// setState marks all slots of a request.
-func (r *Ring) setState(head uint32, st slotState) {
+// setSlots marks all slots of a request.
+func (r *Ring) setSlots(head uint32, st slotState) {
 	n := r.slot(head).commit.Rows
 	r.rows[r.slot(head).state] -= int(n)
 	r.rows[st] += int(n)

@@ -38,7 +38,7 @@ type Stage struct {
 	vacant  int64            // since when there is none; 0 if there never was one
 	busy    []*WorkerSession // those that have a batch, in any order
 
-	// What the loop has to know of it; see settled.
+	// What the loop has to know of it; see tellLoop.
 	dirty    bool // something happened since the last decision
 	active   bool // something is queued or runs
 	spins    bool // on the loop's list of those that it spins for
@@ -106,7 +106,7 @@ func (s *Stage) SetPolicy(settings policy.Settings) error {
 	if err := CheckPrivate(&settings, s.layout.DeviceSize); err != nil {
 		return err
 	}
-	if err := s.apply(settings); err != nil {
+	if err := s.applyPolicy(settings); err != nil {
 		return err
 	}
 	s.settings = settings
@@ -115,11 +115,11 @@ func (s *Stage) SetPolicy(settings policy.Settings) error {
 	return nil
 }
 
-// close gives back the sessions of the workers that are still there.
-func (s *Stage) close() {
+// closeWorkers gives back the sessions of the workers that are still there.
+func (s *Stage) closeWorkers() {
 	for _, w := range s.workers {
 		if w != nil {
-			w.close(s.loop)
+			w.closeSession(s.loop)
 		}
 	}
 }
@@ -128,19 +128,19 @@ func (s *Stage) close() {
 // comes before whatever is counted in the round.
 func (s *Stage) touch() {
 	if !s.dirty {
-		s.stats.roll(s.loop.now, s.present)
+		s.stats.rollSecond(s.loop.now, s.present)
 		if s.ring.whole != nil {
-			s.ring.whole.roll(s.loop.now, 0)
+			s.ring.whole.rollSecond(s.loop.now, 0)
 		}
 		s.dirty = true
 		s.loop.dirty = append(s.loop.dirty, s)
 	}
 }
 
-// settled tells the loop what it has to know of a stage that has decided.
-func (s *Stage) settled() {
+// tellLoop tells the loop what it has to know of a stage that has decided.
+func (s *Stage) tellLoop() {
 	s.dirty = false
-	s.loop.timers.set(s, min(s.wake, s.runningDeadline, s.leaseEnd, s.resumeAt))
+	s.loop.timers.setTimer(s, min(s.wake, s.runningDeadline, s.leaseEnd, s.resumeAt))
 	if active := s.batcher.Queued() > 0 || len(s.busy) > 0; active != s.active {
 		s.active = active
 		if active {
@@ -160,9 +160,9 @@ func (s *Stage) settled() {
 // together.
 func (s *Stage) waitsForMore() bool { return s.batcher.Queued() > 0 && s.batcher.IdleWorkers() > 0 }
 
-// apply gives the batcher its policy. While the broker drains nobody can join
+// applyPolicy gives the batcher its policy. While the broker drains nobody can join
 // any more: what waits for other requests goes out at once.
-func (s *Stage) apply(p policy.Settings) error {
+func (s *Stage) applyPolicy(p policy.Settings) error {
 	if s.loop.draining {
 		p.WaitTime, p.LatencyGoal = 0, 0
 	}
@@ -175,15 +175,15 @@ func (s *Stage) clientJoined(c *ClientSession) {
 	s.touch()
 }
 
-// cancelSome ends up to most of what a client that left had queued, and
+// cancelQueuedOf ends up to most of what a client that left had queued, and
 // returns how many there were, and whether these were the last. With the last
 // of them the batcher forgets it.
-func (s *Stage) cancelSome(c *ClientSession, most int) (n int, out bool) {
+func (s *Stage) cancelQueuedOf(c *ClientSession, most int) (n int, out bool) {
 	s.touch()
 	ids := s.batcher.CancelWaiting(batcher.ClientID(c.first), most)
 	for _, id := range ids {
-		s.ended(status.ErrCanceled)
-		s.ring.free(uint32(id))
+		s.countEnd(status.ErrCanceled)
+		s.ring.freeRequest(uint32(id))
 	}
 	if out = len(ids) < most; out {
 		s.batcher.ClientLeft(batcher.ClientID(c.first))
@@ -194,9 +194,9 @@ func (s *Stage) cancelSome(c *ClientSession, most int) (n int, out bool) {
 // maxClockSkew bounds how far back a commit may claim to have happened.
 const maxClockSkew = time.Second
 
-// arrive takes a request into the queue, or says why not. rows is what its
+// admitRequest takes a request into the queue, or says why not. rows is what its
 // client asked for.
-func (s *Stage) arrive(info *slotInfo, rows uint32) status.Code {
+func (s *Stage) admitRequest(info *slotInfo, rows uint32) status.Code {
 	e, now := &info.commit, s.loop.now
 	// A commit from the future, or from long ago, would bend the wait time of
 	// others; the client's clock is ours, so this is only damage.
@@ -210,18 +210,18 @@ func (s *Stage) arrive(info *slotInfo, rows uint32) status.Code {
 		code = status.ErrTooLarge
 	}
 	for n := s.next; n != nil && code == status.OK; n = n.next { // it could not get there
-		code = n.refuses(e)
+		code = n.refusesRequest(e)
 	}
 	if code != status.OK {
 		s.stats.requests++
 		s.arrived = now
 		return code
 	}
-	return s.take(info)
+	return s.takeRequest(info)
 }
 
-// refuses says why the stage cannot take such a request, whatever waits in it.
-func (s *Stage) refuses(e *shm.Commit) status.Code {
+// refusesRequest says why the stage cannot take such a request, whatever waits in it.
+func (s *Stage) refusesRequest(e *shm.Commit) status.Code {
 	switch {
 	case int(e.Rows) > s.settings.MaxBatchSize:
 		return status.ErrTooLarge
@@ -231,27 +231,27 @@ func (s *Stage) refuses(e *shm.Commit) status.Code {
 	return status.OK
 }
 
-// take takes a request into the queue, from its client or from the stage before,
+// takeRequest takes a request into the queue, from its client or from the stage before,
 // or says why not.
-func (s *Stage) take(info *slotInfo) status.Code {
+func (s *Stage) takeRequest(info *slotInfo) status.Code {
 	e, now := &info.commit, s.loop.now
 	s.stats.requests++
 	s.arrived = now
 	if at := batcher.DeadlineOf(&s.settings, int(e.Level), batcher.Time(info.arrived), deadlineOf(e)); at != batcher.Never {
 		e.Deadline = int64(at)
 	}
-	if code := s.refuses(e); code != status.OK {
+	if code := s.refusesRequest(e); code != status.OK {
 		return code
 	}
-	return arriveStatus(s.batcher.Arrive(batcher.Time(now), s.request(info)))
+	return arriveStatus(s.batcher.Arrive(batcher.Time(now), s.describeRequest(info)))
 }
 
-// withdraw takes a request out of the queue.
-func (s *Stage) withdraw(head uint32) { s.batcher.Cancel(batcher.RequestID(head)) }
+// withdrawRequest takes a request out of the queue.
+func (s *Stage) withdrawRequest(head uint32) { s.batcher.Cancel(batcher.RequestID(head)) }
 
-// request is what the batcher needs to know of a request.
-func (s *Stage) request(info *slotInfo) batcher.Request {
-	dims := s.sizes(info)
+// describeRequest is what the batcher needs to know of a request.
+func (s *Stage) describeRequest(info *slotInfo) batcher.Request {
+	dims := s.sizesOf(info)
 	if s.settings.Ragged {
 		dims = batcher.Dims{} // all sizes are one shape
 	}
@@ -261,46 +261,46 @@ func (s *Stage) request(info *slotInfo) batcher.Request {
 	}
 	if info.troubled {
 		t := s.ring.troubles[info.head]
-		q.Share, q.Avoid = t.share, t.avoid()
+		q.Share, q.Avoid = t.share, t.avoidedWorker()
 	}
 	return q
 }
 
-// sizes are those of the variable dimensions of the stage's inputs.
-func (s *Stage) sizes(info *slotInfo) batcher.Dims {
+// sizesOf are those of the variable dimensions of the stage's inputs.
+func (s *Stage) sizesOf(info *slotInfo) batcher.Dims {
 	if !s.ring.isPipeline {
 		return info.commit.Dims
 	}
-	return s.ownSizes(info)
+	return s.ownSizesOf(info)
 }
 
-// ownSizes are those of a stage of a pipeline, whose commits have the sizes of
+// ownSizesOf are those of a stage of a pipeline, whose commits have the sizes of
 // all stages. (Apart from sizes, so that the compiler inlines that.)
-func (s *Stage) ownSizes(info *slotInfo) (dims batcher.Dims) {
+func (s *Stage) ownSizesOf(info *slotInfo) (dims batcher.Dims) {
 	for i, from := range s.dims {
 		dims[i] = info.commit.Dims[from]
 	}
 	return dims
 }
 
-// ended counts the end of a request that the stage has.
-func (s *Stage) ended(code status.Code) {
-	s.stats.ended(code)
+// countEnd counts the end of a request that the stage has.
+func (s *Stage) countEnd(code status.Code) {
+	s.stats.countEnd(code)
 	if s.ring.whole != nil {
-		s.ring.whole.ended(code)
+		s.ring.whole.countEnd(code)
 	}
 }
 
-// finished counts a request that a worker of the stage is done with; goesOn says
+// countFinished counts a request that a worker of the stage is done with; goesOn says
 // that the next stage gets it.
-func (s *Stage) finished(info *slotInfo, code status.Code, started, finished int64, goesOn bool) {
-	s.stats.finished(info, code, started, finished)
+func (s *Stage) countFinished(info *slotInfo, code status.Code, started, finished int64, goesOn bool) {
+	s.stats.countFinished(info, code, started, finished)
 	if s.ring.whole != nil && !goesOn {
-		s.ring.whole.ended(code)
+		s.ring.whole.countEnd(code)
 		s.ring.whole.total.Add(time.Duration(finished - info.commit.Committed))
 	}
 	if s.recorder.takesMore() {
-		s.record(info, code, started, finished)
+		s.recordRequest(info, code, started, finished)
 	}
 }
 

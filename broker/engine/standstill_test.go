@@ -31,9 +31,9 @@ func busyWorker(t *testing.T) (*world, *simWorker) {
 	x := &c.slots[0]
 	x.gen++
 	c.ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: c.sess.first, Gen: x.gen, Committed: s.now})
-	s.l.begin()
-	s.r.rang(c.sess)
-	s.l.settle()
+	s.l.beginRound()
+	s.r.clientRang(c.sess)
+	s.l.settleRound()
 	w.take()
 	if len(w.batches) != 1 {
 		t.Fatalf("%d batches came", len(w.batches))
@@ -44,8 +44,8 @@ func busyWorker(t *testing.T) (*world, *simWorker) {
 // roundAfter is the loop's next round.
 func (s *world) roundAfter(d time.Duration) {
 	s.now += int64(d)
-	s.l.begin()
-	s.l.settle()
+	s.l.beginRound()
+	s.l.settleRound()
 }
 
 func TestAWorkerIsKilledWhenItsLeaseEnds(t *testing.T) {

@@ -5,7 +5,14 @@ package engine
 import (
 	"slices"
 	"testing"
+	"unsafe"
 )
+
+func TestTheBooksOfASlotFitTwoLinesOfTheCache(t *testing.T) {
+	if n := unsafe.Sizeof(slotInfo{}); n > 128 {
+		t.Errorf("%d bytes", n)
+	}
+}
 
 func TestEveryStateOfAWorkerCanBeReachedAndLeavesForGone(t *testing.T) {
 	reached := []workerState{workerSpare}

@@ -38,35 +38,35 @@ func (s *stageStats) init(maxBatch int) {
 // never come again would fill it: then it starts anew.
 const maxDeaths = 1024
 
-// died counts a worker of that name.
-func (s *stageStats) died(name string) {
+// countDeath counts a worker of that name.
+func (s *stageStats) countDeath(name string) {
 	if _, known := s.deaths[name]; !known && len(s.deaths) >= maxDeaths {
 		clear(s.deaths)
 	}
 	s.deaths[name]++
 }
 
-func (s *stageStats) ended(st status.Code) { s.byStatus[st%64]++ }
+func (s *stageStats) countEnd(st status.Code) { s.byStatus[st%64]++ }
 
-func (s *stageStats) dispatched(d *batcher.Dispatch) {
+func (s *stageStats) countBatch(d *batcher.Dispatch) {
 	s.batches++
 	s.rows += uint64(d.Rows)
 	s.sizes[min(d.Rows, len(s.sizes)-1)]++
 	s.reasons[d.Why%8]++
 }
 
-func (s *stageStats) finished(info *slotInfo, st status.Code, started, finished int64) {
-	s.ended(st)
+func (s *stageStats) countFinished(info *slotInfo, st status.Code, started, finished int64) {
+	s.countEnd(st)
 	s.queue.Add(time.Duration(info.dispatched - info.arrived))
 	s.dispatch.Add(time.Duration(started - info.dispatched))
 	s.compute.Add(time.Duration(finished - started))
 	s.total.Add(time.Duration(finished - info.arrived))
 }
 
-// answered counts a request whose worker has answered it but has not said when
+// countAnswered counts a request whose worker has answered it but has not said when
 // it ran: now is the latest that it can have ended.
-func (s *stageStats) answered(info *slotInfo, st status.Code, now int64) {
-	s.ended(st)
+func (s *stageStats) countAnswered(info *slotInfo, st status.Code, now int64) {
+	s.countEnd(st)
 	s.queue.Add(time.Duration(info.dispatched - info.arrived))
 	s.total.Add(time.Duration(now - info.arrived))
 }
@@ -82,10 +82,10 @@ func (r *Ring) Snapshot() (stages []stats.Model, whole stats.Model, ok bool) {
 	var all view
 	if !r.Do(func() {
 		for i, s := range r.stages {
-			s.look(views[i])
+			s.lookAtStage(views[i])
 		}
 		if r.isPipeline {
-			r.look(&all)
+			r.lookAtWhole(&all)
 		}
 	}) {
 		return nil, whole, false
@@ -110,8 +110,8 @@ type view struct {
 	workers   []fitness
 }
 
-// learned takes over what the batcher has found out.
-func (v *view) learned(l batcher.Learned) {
+// takeLearned takes over what the batcher has found out.
+func (v *view) takeLearned(l batcher.Learned) {
 	out := stats.Learned{Costs: []stats.LearnedCost{}, Slowdown: l.Slowdown, Tried: []stats.TriedWait{}, Apart: l.Apart}
 	for _, c := range l.Costs {
 		out.Costs = append(out.Costs, stats.LearnedCost{Rows: c.Rows, MS: ms(c.Time), Batches: c.Batches})
@@ -122,9 +122,9 @@ func (v *view) learned(l batcher.Learned) {
 	v.out.WaitTimeMS, v.out.Learned = ms(l.Wait), out
 }
 
-// look copies what a snapshot needs, and changes nothing. What workers have
+// lookAtStage copies what a snapshot needs, and changes nothing. What workers have
 // finished and the books have not followed yet is counted in the copy.
-func (s *Stage) look(v *view) {
+func (s *Stage) lookAtStage(v *view) {
 	r, sizes := s.ring, v.stats.sizes
 	v.now = s.loop.now
 	v.stats = s.stats
@@ -134,7 +134,8 @@ func (s *Stage) look(v *view) {
 	v.settings, v.inputs, v.workers = s.settings, s.layout.Signature.Inputs, s.fitWorkers()
 	v.out = stats.Model{
 		Name: s.name, Signature: s.layout.Signature.String(), Slots: r.layout.Slots, SlotsFree: r.windows.free,
-		MaxBatchSize: s.settings.MaxBatchSize, WaitAuto: s.settings.WaitTime == policy.Auto, LatencyGoalMS: ms(s.settings.LatencyGoal), UptimeS: time.Since(s.since).Seconds(), Loop: s.loop.number,
+		MaxBatchSize: s.settings.MaxBatchSize, WaitAuto: s.settings.WaitTime == policy.Auto,
+		LatencyGoalMS: ms(s.settings.LatencyGoal), UptimeS: time.Since(s.since).Seconds(), Loop: s.loop.number,
 		Clients: len(r.clients), QueueLength: s.batcher.Queued(), QueueRows: s.batcher.QueuedRows(),
 		SlotsQueued: r.rows[queued], SlotsRunning: r.rows[running], SlotsHeld: r.rows[held],
 		Workers: make([]stats.Worker, 0, s.present),
@@ -147,15 +148,15 @@ func (s *Stage) look(v *view) {
 			}
 		}
 	}
-	v.learned(s.batcher.Learned())
-	v.stats.roll(v.now, s.present)
+	v.takeLearned(s.batcher.Learned())
+	v.stats.rollSecond(v.now, s.present)
 	for _, w := range s.workers {
 		if w != nil {
-			unread := s.lookDone(w, v)
-			line := w.snapshot(len(w.mails) - unread)
+			unread := s.lookAtDone(w, v)
+			line := w.line(len(w.mails) - unread)
 			line.Batches += uint64(unread)
 			if line.InFlight > 0 {
-				v.stats.seconds.computed(min(w.mails[0].begun, v.now), v.now)
+				v.stats.seconds.spreadComputed(min(w.mails[0].begun, v.now), v.now)
 			}
 			v.out.Workers = append(v.out.Workers, line)
 		}
@@ -172,9 +173,9 @@ func (v *view) copySeconds() {
 	}
 }
 
-// lookDone counts, in the copy, what a worker says it is done with and nobody
+// lookAtDone counts, in the copy, what a worker says it is done with and nobody
 // has read. It returns how many batches that are.
-func (s *Stage) lookDone(w *WorkerSession, v *view) (batches int) {
+func (s *Stage) lookAtDone(w *WorkerSession, v *view) (batches int) {
 	ahead := w.done // a copy: the ring is not taken from
 	n, err := ahead.Pending()
 	if w.faults.has(brokeProtocol) || err != nil {
@@ -190,15 +191,15 @@ func (s *Stage) lookDone(w *WorkerSession, v *view) (batches int) {
 		p := w.mails[i]
 		started := min(max(d.Started, p.posted), v.now)
 		finished := min(max(d.Finished, started), v.now)
-		v.stats.seconds.computed(started, finished)
+		v.stats.seconds.spreadComputed(started, finished)
 		for _, q := range p.requests {
-			if !s.ring.has(q, p.batch) {
+			if !s.ring.stillHas(q, p.batch) {
 				continue
 			}
 			info, word := s.ring.slot(q.head), s.ring.board.Word(q.head)
 			switch {
 			case info.state == running && word.Generation() == q.gen:
-				v.stats.finished(info, word.Status(), started, finished)
+				v.stats.countFinished(info, word.Status(), started, finished)
 				v.out.SlotsRunning -= int(info.commit.Rows)
 			case info.state == held:
 				v.out.SlotsHeld -= int(info.commit.Rows)
@@ -217,9 +218,13 @@ func (v *view) model() stats.Model {
 	out.WorkersAttached, out.WorkersLost, out.WorkersHung, out.Offenders = st.attached, st.lost, st.hung, st.offenders
 	out.Policy = v.settings.Policy(v.inputs)
 	out.ReadyWorkers, out.NotReady = judge(v.workers)
-	out.Windows = st.seconds.windows(v.now, len(out.Workers))
-	out.Latency = stats.Latency{Queue: percentiles(&st.queue), Dispatch: percentiles(&st.dispatch), Compute: percentiles(&st.compute), Total: percentiles(&st.total)}
-	out.Histograms = stats.Histograms{Queue: bucketsOf(&st.queue), Dispatch: bucketsOf(&st.dispatch), Compute: bucketsOf(&st.compute), Total: bucketsOf(&st.total)}
+	out.Windows = st.seconds.lastSeconds(v.now, len(out.Workers))
+	out.Latency = stats.Latency{
+		Queue: percentiles(&st.queue), Dispatch: percentiles(&st.dispatch), Compute: percentiles(&st.compute), Total: percentiles(&st.total),
+	}
+	out.Histograms = stats.Histograms{
+		Queue: bucketsOf(&st.queue), Dispatch: bucketsOf(&st.dispatch), Compute: bucketsOf(&st.compute), Total: bucketsOf(&st.total),
+	}
 	out.Ended, out.Reasons = map[string]uint64{}, map[string]uint64{}
 	for i, n := range st.byStatus {
 		if n > 0 {
@@ -243,7 +248,7 @@ func (v *view) model() stats.Model {
 	return out
 }
 
-func (w *WorkerSession) snapshot(inFlight int) stats.Worker {
+func (w *WorkerSession) line(inFlight int) stats.Worker {
 	state := w.state.String()
 	switch {
 	case w.state == workerAwaited:
@@ -260,7 +265,9 @@ func (w *WorkerSession) snapshot(inFlight int) stats.Worker {
 }
 
 func percentiles(h *histogram.Histogram) stats.Percentiles {
-	return stats.Percentiles{Avg: ms(h.Mean()), P50: ms(h.Quantile(0.5)), P90: ms(h.Quantile(0.9)), P99: ms(h.Quantile(0.99)), Max: ms(h.Max())}
+	return stats.Percentiles{
+		Avg: ms(h.Mean()), P50: ms(h.Quantile(0.5)), P90: ms(h.Quantile(0.9)), P99: ms(h.Quantile(0.99)), Max: ms(h.Max()),
+	}
 }
 
 func bucketsOf(h *histogram.Histogram) stats.Histogram {
@@ -273,15 +280,16 @@ func bucketsOf(h *histogram.Histogram) stats.Histogram {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// look copies what a snapshot needs of the whole pipeline.
-func (r *Ring) look(v *view) {
+// lookAtWhole copies what a snapshot needs of the whole pipeline.
+func (r *Ring) lookAtWhole(v *view) {
 	v.now = r.loop.now
 	v.stats = *r.whole
 	v.stats.sizes, v.stats.deaths = nil, nil
 	v.copySeconds()
-	v.stats.roll(v.now, 0)
+	v.stats.rollSecond(v.now, 0)
 	v.out = stats.Model{
-		Slots: r.layout.Slots, SlotsFree: r.windows.free, Clients: len(r.clients), Loop: r.loop.number, UptimeS: time.Since(r.stages[0].since).Seconds(),
+		Slots: r.layout.Slots, SlotsFree: r.windows.free, Clients: len(r.clients), Loop: r.loop.number,
+		UptimeS:     time.Since(r.stages[0].since).Seconds(),
 		SlotsQueued: r.rows[queued], SlotsRunning: r.rows[running], SlotsHeld: r.rows[held], Workers: []stats.Worker{},
 	}
 }

@@ -32,7 +32,7 @@ func TestASnapshotChangesNothing(t *testing.T) {
 			}
 			slots, memory, rest := booksOf(s)
 			v := &view{stats: stageStats{sizes: make([]uint64, s.r.layout.MaxBatch+1)}}
-			s.st.look(v)
+			s.st.lookAtStage(v)
 			m := v.model()
 			slots2, memory2, rest2 := booksOf(s)
 			if !slices.Equal(slots, slots2) || !slices.EqualFunc(memory, memory2, bytes.Equal) || rest != rest2 {
@@ -51,7 +51,8 @@ func TestASnapshotChangesNothing(t *testing.T) {
 				t.Fatalf("seed %d: %d requests were answered, the time of %d is known", seed, ok, timed)
 			}
 			if ended > m.Requests || m.SlotsRunning < 0 || m.SlotsHeld < 0 || m.SlotsQueued != m.QueueRows {
-				t.Fatalf("seed %d: %d of %d requests ended, %d slots run, %d are held, %d wait (%d rows)", seed, ended, m.Requests, m.SlotsRunning, m.SlotsHeld, m.SlotsQueued, m.QueueRows)
+				t.Fatalf("seed %d: %d of %d requests ended, %d slots run, %d are held, %d wait (%d rows)",
+					seed, ended, m.Requests, m.SlotsRunning, m.SlotsHeld, m.SlotsQueued, m.QueueRows)
 			}
 		}
 		s.close()
@@ -97,10 +98,12 @@ func TestAWindowIsTheLastWholeSeconds(t *testing.T) {
 	} {
 		at(c.after)
 		v := &view{stats: stageStats{sizes: make([]uint64, s.r.layout.MaxBatch+1)}}
-		s.st.look(v)
+		s.st.lookAtStage(v)
 		m := v.model()
 		near := func(x, y float64) bool { return x > y-1e-9 && x < y+1e-9 }
-		if w := m.Windows; !near(w[0].RequestsPerS, c.one) || !near(w[1].RequestsPerS, c.ten) || !near(w[2].RequestsPerS, c.sixty) || w[0].MeasuredS != c.measured || w[1].MeasuredS != c.measure {
+		w := m.Windows
+		if !near(w[0].RequestsPerS, c.one) || !near(w[1].RequestsPerS, c.ten) || !near(w[2].RequestsPerS, c.sixty) ||
+			w[0].MeasuredS != c.measured || w[1].MeasuredS != c.measure {
 			t.Errorf("after %v: %+v, want %v", c.after, w, c)
 		}
 		if m.Ended[status.OK.Name()] != 23 || m.Histograms.Total.Count != 23 {
@@ -111,11 +114,11 @@ func TestAWindowIsTheLastWholeSeconds(t *testing.T) {
 
 func TestABatchOfSeveralSecondsKeepsItsWorkerBusyInEachOfThem(t *testing.T) {
 	var s stageStats
-	s.roll(int64(100*time.Second), 1)
-	s.roll(int64(105*time.Second), 1)
-	s.seconds.computed(int64(102500*time.Millisecond), int64(104250*time.Millisecond))
+	s.rollSecond(int64(100*time.Second), 1)
+	s.rollSecond(int64(105*time.Second), 1)
+	s.seconds.spreadComputed(int64(102500*time.Millisecond), int64(104250*time.Millisecond))
 	for second, want := range map[int64]float64{102: 0, 103: 0.5, 104: 1, 105: 0.25} {
-		if w := s.seconds.windows(second*int64(time.Second), 1); w[0].Busy != want {
+		if w := s.seconds.lastSeconds(second*int64(time.Second), 1); w[0].Busy != want {
 			t.Errorf("in the second before %d it was busy for %v, want %v", second, w[0].Busy, want)
 		}
 	}

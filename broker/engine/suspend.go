@@ -48,7 +48,7 @@ type failure struct {
 func (f *failure) requestEnded(last *WorkerSession, code status.Code) {
 	f.excused = f.excused || code != status.OK || last == f.by
 	if f.left--; f.left == 0 && !f.excused {
-		f.by.stage.strike(f.by)
+		f.by.stage.strikeWorker(f.by)
 	}
 }
 
@@ -56,31 +56,31 @@ func (f *failure) requestEnded(last *WorkerSession, code status.Code) {
 func (s *Stage) batchEnded(w *WorkerSession, failed, ranWell bool) {
 	switch {
 	case failed && w.probation:
-		s.loop.collect(outcome{kind: failsOften, worker: w})
+		s.loop.collectOutcome(outcome{kind: failsOften, worker: w})
 	case failed && !w.doubted:
 		w.doubted = true
-		s.describeAgain(w)
+		s.describeWorker(w)
 	case ranWell && (w.probation || w.doubted):
 		w.standing = standing{}
 		if w.state == workerSuspended {
 			w.moveTo(workerServing)
 		}
-		s.describeAgain(w)
+		s.describeWorker(w)
 	case ranWell:
 		w.strikes = 0
 	}
 }
 
-func (s *Stage) strike(w *WorkerSession) {
+func (s *Stage) strikeWorker(w *WorkerSession) {
 	w.strikes++
 	if w.strikes >= maxStrikes {
-		s.loop.collect(outcome{kind: failsOften, worker: w})
+		s.loop.collectOutcome(outcome{kind: failsOften, worker: w})
 	}
 }
 
-// suspend gives a worker that fails often no more batches, if others serve. It may have
+// suspendWorker gives a worker that fails often no more batches, if others serve. It may have
 // run a batch well since that was found.
-func (s *Stage) suspend(w *WorkerSession) {
+func (s *Stage) suspendWorker(w *WorkerSession) {
 	if (!w.probation && w.strikes < maxStrikes) || !w.serves() || !s.othersServe(w) {
 		return
 	}
@@ -90,11 +90,11 @@ func (s *Stage) suspend(w *WorkerSession) {
 	w.standing = standing{doubted: true, resumeAt: s.loop.now + int64(backoff), backoff: backoff}
 	s.resumeAt = min(s.resumeAt, w.resumeAt)
 	s.stats.suspended++
-	s.describeAgain(w)
+	s.describeWorker(w)
 	replaced := s.loop.outside.WorkerFailed(w.Pid)
 	s.log.Warn("worker suspended: it failed batches that other workers ran",
 		"worker", w.Label(), "pid", w.Pid, "replaced", replaced, "backoff", backoff)
-	s.note("worker suspended", w)
+	s.noteWorker("worker suspended", w)
 }
 
 // resumeSuspended puts suspended workers on probation when their back-off is over,
@@ -118,7 +118,7 @@ func (s *Stage) resumeSuspended() {
 			w.resumeAt, w.probation = 0, true
 			if w.state == workerSuspended {
 				w.moveTo(workerServing)
-				s.describeAgain(w)
+				s.describeWorker(w)
 				s.log.Info("suspended worker may prove itself", "worker", w.Label(), "pid", w.Pid)
 			}
 		}

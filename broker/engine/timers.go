@@ -8,8 +8,8 @@ import "container/heap"
 // happens, the earliest first. Those that need it never are not among them.
 type timers []*Stage
 
-// set says when the stage needs its loop next.
-func (t *timers) set(s *Stage, due int64) {
+// setTimer says when the stage needs its loop next.
+func (t *timers) setTimer(s *Stage, due int64) {
 	was := s.timer
 	s.due = due
 	switch {
@@ -22,8 +22,8 @@ func (t *timers) set(s *Stage, due int64) {
 	}
 }
 
-// next is when the earliest is due.
-func (t timers) next() int64 {
+// nextDue is when the earliest is due.
+func (t timers) nextDue() int64 {
 	if len(t) == 0 {
 		return never
 	}

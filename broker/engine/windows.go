@@ -15,7 +15,7 @@ type gap struct{ first, n int }
 
 func newWindows(slots int) windows { return windows{[]gap{{0, slots}}, slots} }
 
-func (w *windows) lease(n int) (uint32, bool) {
+func (w *windows) leaseSlots(n int) (uint32, bool) {
 	i := slices.IndexFunc(w.gaps, func(g gap) bool { return g.n >= n })
 	if i < 0 {
 		return 0, false
@@ -30,7 +30,7 @@ func (w *windows) lease(n int) (uint32, bool) {
 	return uint32(first), true
 }
 
-func (w *windows) giveBack(first uint32, n int) {
+func (w *windows) returnSlots(first uint32, n int) {
 	g := gap{int(first), n}
 	i, _ := slices.BinarySearchFunc(w.gaps, g.first, func(x gap, first int) int { return x.first - first })
 	w.free += n

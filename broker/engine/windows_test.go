@@ -10,16 +10,16 @@ import (
 
 func TestWindowsAreLeasedLowestFirstAndComeBack(t *testing.T) {
 	w := newWindows(10)
-	a, _ := w.lease(4)
-	b, _ := w.lease(4)
-	if _, ok := w.lease(3); ok || a != 0 || b != 4 || w.free != 2 {
+	a, _ := w.leaseSlots(4)
+	b, _ := w.leaseSlots(4)
+	if _, ok := w.leaseSlots(3); ok || a != 0 || b != 4 || w.free != 2 {
 		t.Errorf("windows at %d and %d, %d free", a, b, w.free)
 	}
-	w.giveBack(a, 4)
-	if c, ok := w.lease(3); !ok || c != 0 {
+	w.returnSlots(a, 4)
+	if c, ok := w.leaseSlots(3); !ok || c != 0 {
 		t.Errorf("a window at %d", c)
 	}
-	if _, ok := w.lease(4); ok {
+	if _, ok := w.leaseSlots(4); ok {
 		t.Error("a window out of two pieces")
 	}
 }
@@ -36,7 +36,7 @@ func TestWindowsComeAndGoInAnyOrder(t *testing.T) {
 			i := rng.IntN(len(leased))
 			x := leased[i]
 			leased = slices.Delete(leased, i, i+1)
-			w.giveBack(uint32(x.first), x.n)
+			w.returnSlots(uint32(x.first), x.n)
 			for j := range x.n {
 				used[x.first+j] = false
 			}
@@ -53,7 +53,7 @@ func TestWindowsComeAndGoInAnyOrder(t *testing.T) {
 				break
 			}
 		}
-		first, ok := w.lease(n)
+		first, ok := w.leaseSlots(n)
 		if ok != (want >= 0) || ok && int(first) != want {
 			t.Fatalf("%d slots of %v: %d, %v, not %d", n, used, first, ok, want)
 		}

@@ -92,20 +92,20 @@ func (s *Stage) setMails(w *WorkerSession, mails []*mail) {
 	}
 }
 
-// followLanes takes over how many batches a worker wants to run at once, if it
+// followLanesOf takes over how many batches a worker wants to run at once, if it
 // has said so since it attached. Then that is all it gets: one that holds back
 // has no use for batches in advance.
-func (s *Stage) followLanes(w *WorkerSession) {
+func (s *Stage) followLanesOf(w *WorkerSession) {
 	lanes := min(int(w.box.Lanes.Load()), w.info.Depth)
-	if lanes <= 0 || w.desc.Lanes == lanes && w.desc.Depth == lanes {
+	if lanes <= 0 || (w.desc.Lanes == lanes && w.desc.Depth == lanes) {
 		return
 	}
 	w.desc.Lanes, w.desc.Depth = lanes, lanes
-	s.describeAgain(w)
+	s.describeWorker(w)
 }
 
-// describeAgain tells the batcher what a worker that gets batches is like now.
-func (s *Stage) describeAgain(w *WorkerSession) {
+// describeWorker tells the batcher what a worker that gets batches is like now.
+func (s *Stage) describeWorker(w *WorkerSession) {
 	if w.state != workerServing && w.state != workerSuspended {
 		return
 	}
@@ -117,8 +117,8 @@ func (s *Stage) describeAgain(w *WorkerSession) {
 	s.batcher.WorkerReady(d)
 }
 
-// describe checks what a worker says about itself.
-func (s *Stage) describe(info *WorkerInfo) (desc batcher.Worker, err error) {
+// checkWorkerInfo checks what a worker says about itself.
+func (s *Stage) checkWorkerInfo(info *WorkerInfo) (desc batcher.Worker, err error) {
 	if info.Depth < 1 || info.Depth > shm.MaxMailDepth {
 		return desc, fmt.Errorf("%w: depth %d, must be 1..%d", status.ErrInvalid, info.Depth, shm.MaxMailDepth)
 	}
@@ -144,23 +144,23 @@ func (s *Stage) describe(info *WorkerInfo) (desc batcher.Worker, err error) {
 // OpenWorker makes the session of a worker whose signature was checked, before
 // it is attached: not on the loop, since its cost grows with the depth.
 func (s *Stage) OpenWorker(p *Peer, info *WorkerInfo) error {
-	if _, err := s.describe(info); err != nil {
+	if _, err := s.checkWorkerInfo(info); err != nil {
 		return err
 	}
-	return p.open(s.ring, shm.KindWorker, shm.WorkerSegmentSize(info.Depth, s.ring.layout.MaxBatch))
+	return p.openSession(s.ring, shm.KindWorker, shm.WorkerSegmentSize(info.Depth, s.ring.layout.MaxBatch))
 }
 
 // attachWorker takes a worker whose session is open among those that get
 // batches. On an error the session is still the caller's.
 func (s *Stage) attachWorker(p *Peer, info WorkerInfo) (*WorkerSession, error) {
-	desc, err := s.describe(&info)
+	desc, err := s.checkWorkerInfo(&info)
 	if err != nil {
 		return nil, err
 	}
 	w := &WorkerSession{Peer: p, stage: s, info: info, depth: info.Depth, restarts: s.stats.deaths[p.Name]}
 	w.box = shm.NewMailbox(p.seg, info.Depth, s.ring.layout.MaxBatch)
 	w.done = shm.NewConsumer(shm.DoneRing(p.seg, info.Depth))
-	if err := p.watch(s.loop, s.touch, func() { s.workerDied(w) }); err != nil {
+	if err := p.watchPeer(s.loop, s.touch, func() { s.workerDied(w) }); err != nil {
 		return nil, err
 	}
 	i := slices.Index(s.workers, nil)
@@ -177,10 +177,10 @@ func (s *Stage) attachWorker(p *Peer, info WorkerInfo) (*WorkerSession, error) {
 	w.id = batcher.WorkerID(i)
 	desc.ID = w.id
 	w.desc = desc
-	s.describeAgain(w)
+	s.describeWorker(w)
 	s.stats.attached++
 	s.touch()
-	s.note("worker attached", w)
+	s.noteWorker("worker attached", w)
 	s.log.Info("worker attached", "worker", w.Label(), "id", w.id, "pid", w.Pid, "gpu", info.GPU, "spare", w.state == workerSpare)
 	return w, nil
 }

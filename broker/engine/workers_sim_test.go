@@ -103,7 +103,7 @@ func (w *simWorker) mayBeKilled() {
 	}
 	oldest := w.sess.mails[0]
 	for _, q := range oldest.requests {
-		if s.r.has(q, oldest.batch) {
+		if s.r.stillHas(q, oldest.batch) {
 			w.fateOf(q).hangs++
 		}
 	}

@@ -205,7 +205,7 @@ func (s *world) tell(what string, f func()) {
 // round is one round of a loop: some of what is due is delivered to each of
 // its rings, in any order, then the round settles.
 func (h *host) round(l *Loop) {
-	l.begin()
+	l.beginRound()
 	for _, s := range h.worlds {
 		if s.l == l {
 			s.deliver()
@@ -222,7 +222,7 @@ func (h *host) round(l *Loop) {
 			}
 		}
 	}
-	l.settle()
+	l.settleRound()
 	for _, s := range h.worlds {
 		s.watchWords()
 		if s.l == l && !s.forgotten() {
@@ -256,7 +256,9 @@ func (s *world) watchBooks() {
 		}
 		for _, p := range w.mails {
 			for _, q := range p.requests {
-				if info := s.r.slot(q.head); s.r.has(q, p.batch) && info.state == running && info.commit.Deadline > 0 && info.commit.Deadline <= s.l.now {
+				info := s.r.slot(q.head)
+				due := info.commit.Deadline
+				if s.r.stillHas(q, p.batch) && info.state == running && due > 0 && due <= s.l.now {
 					s.fail("slot %d runs beyond its deadline", q.head)
 				}
 			}
@@ -335,7 +337,7 @@ func (s *world) attach(name string, window int) (*ClientSession, error) {
 			if err = s.r.attachClient(c); err == nil {
 				return c, nil
 			}
-			s.r.takeBack(c)
+			s.r.takeBackWindow(c)
 		}
 		p.Discard()
 	}
@@ -372,7 +374,7 @@ func (s *world) attachClient() {
 	}
 	s.clients = append(s.clients, c)
 	s.note("%s attaches, window %d+%d", name, sess.first, window)
-	s.l.settle()
+	s.l.settleRound()
 }
 
 func (s *world) attachWorker() {
@@ -395,7 +397,7 @@ func (s *world) attachWorker() {
 		unkillable: s.faulty() && s.chance(0.2), garbage: s.faulty() && s.chance(0.05)}
 	s.workers = append(s.workers, w)
 	s.note("%s attaches, depth %d", name, depth)
-	s.l.settle()
+	s.l.settleRound()
 }
 
 func (s *world) liveWorkers() (n int) {
@@ -428,7 +430,7 @@ func (s *world) step() {
 		s.workers[s.rng.IntN(len(s.workers))].act()
 	}
 	s.watchWords()
-	if s.chance(0.3) || s.l.timers.next() <= s.now || len(s.l.waiting) > 0 {
+	if s.chance(0.3) || s.l.timers.nextDue() <= s.now || len(s.l.waiting) > 0 {
 		s.round(s.l)
 	}
 }
