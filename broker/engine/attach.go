@@ -75,8 +75,8 @@ func (r *Ring) beginClient(c *ClientSession, tellsTimes, usesDevice bool) (f Sha
 	return f, nil
 }
 
-// AttachWorker takes a worker whose session is open among those that get batches. It
-// is called away from the loop. On an error the session is still the caller's.
+// AttachWorker lets a worker whose session is open get batches. It is called away from
+// the loop. On an error the session is still the caller's.
 func (s *Stage) AttachWorker(p *Peer, info WorkerInfo, offer *DeviceMemory) (w *WorkerSession, f Shared, err error) {
 	if !s.loop.Do(func() { w, f, err = s.beginWorker(p, info, offer) }) {
 		err = status.ErrDraining
@@ -138,13 +138,13 @@ func (c *ClientSession) Window() (first uint32, slots int, generation uint32) {
 // Leave ends the session of a client, if it has not ended yet. Any goroutine but the
 // loop's may call it.
 func (c *ClientSession) Leave(why string) {
-	c.ring.loop.Do(func() { c.ring.clientLeft(c, why) })
+	c.ring.Do(func() { c.ring.clientLeft(c, why) })
 }
 
 // Leave ends the session of a worker whose connection has ended. Any goroutine but the
 // loop's may call it.
 func (w *WorkerSession) Leave(why string) {
-	w.stage.loop.Do(func() { w.stage.workerLost(w, why) })
+	w.stage.ring.Do(func() { w.stage.workerLost(w, why) })
 }
 
 // ID is the worker's place in its stage.

@@ -11,10 +11,10 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Here, and only here, the books follow what living workers wrote. A worker
+// Only here the books follow the answers of living workers. A worker
 // answers its client first and tells the broker after, so a client may act on
 // an answer that the broker has not heard of. Therefore the broker catches up
-// before it judges commits, and before it decides. Nobody is evicted on the way: see
+// before it judges commits, and before it decides. No peer is evicted on the way: see
 // outcomes.go.
 
 // fewWorkers is how many busy workers are asked each time a client is read;
@@ -28,7 +28,7 @@ func (s *Stage) catchUpForClient() {
 	}
 }
 
-// catchUp reads what the workers that have batches say they are done with.
+// catchUp reads the "done" messages of all workers that have batches.
 func (s *Stage) catchUp() {
 	s.caughtUp = s.loop.round
 	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out
@@ -114,7 +114,7 @@ func (s *Stage) countAnswered(info *slotInfo, st status.Code) {
 		s.ring.whole.countEnd(st)
 		s.ring.whole.total.Add(time.Duration(s.loop.now - info.commit.Committed))
 	}
-	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered what nobody had
+	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered a request that no worker had
 		rec := s.ring.board.Record(info.head) // it wrote that before it answered
 		started := min(max(rec.Started, info.dispatched), s.loop.now)
 		s.recordRequest(info, st, started, min(max(rec.Finished, started), s.loop.now))

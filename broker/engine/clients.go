@@ -31,7 +31,7 @@ func (c *ClientSession) owns(e *shm.Commit) bool {
 }
 
 // OpenClient makes the session of a client, before it is attached: not on the
-// loop, since what it costs grows with the window.
+// loop, since its cost grows with the window.
 func (r *Ring) OpenClient(p *Peer, window int, times bool) error {
 	if window < 0 || window > r.layout.Slots {
 		return fmt.Errorf("%w: window of %d slots, the ring has %d; ask for fewer, or raise the model's slots",
@@ -45,7 +45,7 @@ func (r *Ring) OpenClient(p *Peer, window int, times bool) error {
 
 // Attaching takes three steps, so that none on the loop grows with the window:
 //
-//	reserveWindow  on the loop: the window is this client's, and nobody looks at it
+//	reserveWindow  on the loop: the window is this client's, and not yet looked at
 //	resetWindow    away from it
 //	attachClient   on the loop
 //
@@ -90,7 +90,7 @@ func (c *ClientSession) resetWindow() {
 	}
 }
 
-// attachClient takes a client with a window among those that may commit.
+// attachClient lets a client that has a window commit.
 func (r *Ring) attachClient(c *ClientSession) error {
 	if err := c.watchPeer(r.loop, func() { r.clientRang(c) }, func() { r.clientLeft(c, "its process ended") }); err != nil {
 		return err
@@ -144,155 +144,9 @@ func (r *Ring) leaseWindow(uid, asked int) (first uint32, window int, err error)
 // firstGen is the generation before the client's first.
 func (c *ClientSession) firstGen() uint32 { return c.ring.slot(c.first).gen }
 
-// clientTurn is how many rows a client is read for before the next one of its
-// ring is; an entry that is no request counts as a row.
-const clientTurn = 32
-
-// clientRang puts a client in line for its turn.
-func (r *Ring) clientRang(c *ClientSession) {
-	if c.isAttached() {
-		r.enqueueClient(c)
-	}
-}
-
-// enqueueClient puts a client in line, and its ring.
-func (r *Ring) enqueueClient(c *ClientSession) {
-	if !c.unread {
-		c.unread = true
-		r.unread = append(r.unread, c)
-	}
-	r.loop.enqueueRing(r)
-}
-
-// visitClients gives the ring's clients turns, for rows in all, and returns for how many.
-func (r *Ring) visitClients(rows int) (used int) {
-	for used < rows && len(r.unread) > 0 {
-		c := r.unread[0]
-		r.unread = slices.Delete(r.unread, 0, 1) // few, and it keeps the memory
-		c.unread = false
-		used++
-		switch c.state {
-		case clientAttached:
-			used += r.readCommits(c, clientTurn)
-		case clientLeaving:
-			used += r.partWithClient(c)
-		}
-	}
-	return used
-}
-
-// readCommits is one turn of a client. It returns how many rows were read; if
-// there are more, the client is in line again.
-func (r *Ring) readCommits(c *ClientSession, rows int) (used int) {
-	// What workers have finished is read first: otherwise a client that sends
-	// its next request with the answer would seem to have one more in flight,
-	// and from then on could join, and wait for itself.
-	r.catchUpForClient()
-	for used < rows {
-		n, err := c.commits.Pending()
-		entries := r.loop.entries[:0]
-		for ; n > 0 && used < rows && err == nil; n-- {
-			entries = entries[:len(entries)+1]
-			e := &entries[len(entries)-1]
-			c.commits.Take(e)
-			used += int(max(1, r.rowsOf(e)))
-		}
-		r.catchUpWithCommits(c, entries)
-		for i := 0; i < len(entries) && err == nil; i++ {
-			err = r.readCommit(c, &entries[i])
-		}
-		if err != nil {
-			r.loop.collectOutcome(outcome{kind: brokeRules, client: c, err: err})
-			return used
-		}
-		c.commits.Give()
-		if n == 0 && c.commits.Arm() {
-			return used
-		}
-	}
-	r.enqueueClient(c)
-	return used
-}
-
-// disconnectClient throws out a client that broke the protocol.
-func (r *Ring) disconnectClient(c *ClientSession, err error) {
-	r.log.Warn("client disconnected: it broke the protocol", "client", c.Label(), "pid", c.Pid, "reason", err)
-	r.stages[0].stats.offenders++
-	r.loop.outside.Offended(c.Process)
-	r.clientLeft(c, err.Error())
-}
-
-// readCommit takes one entry of a client into the books, which have caught up with it.
-func (r *Ring) readCommit(c *ClientSession, e *shm.Commit) error {
-	switch e.Kind {
-	case shm.KindCommit:
-		if err := r.checkCommit(c, e); err != nil {
-			return err
-		}
-		r.enterRequest(c, e)
-		return nil
-	case shm.KindCancel:
-		return r.cancelRequest(c, e)
-	}
-	return fmt.Errorf("%w: entry of kind %d", status.ErrProtocol, e.Kind)
-}
-
-// enterRequest takes a checked commit into the books and gives it to the stage.
-func (r *Ring) enterRequest(c *ClientSession, e *shm.Commit) {
-	info := r.slot(e.Slot)
-	for _, s := range r.stages {
-		if s.recorder != nil {
-			s.recorder.readBefore(c, e)
-		}
-	}
-	info.gen, info.commit, info.client, info.stage = e.Gen, *e, c, r.stages[0]
-	info.commit.Rows = r.rowsOf(e)
-	if int32(e.Gen-c.latest) > 0 {
-		c.latest = e.Gen
-	}
-	if info.unserved { // the text is of the request before
-		info.unserved = false
-		r.board.SetReason(e.Slot, "")
-	}
-	r.setSlots(e.Slot, queued)
-	c.busy++
-	c.last = e.Slot
-	if r.whole != nil {
-		r.whole.requests++
-	}
-	code := info.stage.admitRequest(info, e.Rows)
-	if code != status.OK {
-		r.endRequest(e.Slot, code, "", false)
-		r.freeRequest(e.Slot)
-	}
-}
-
-// cancelRequest ends a request that its client no longer wants. A cancel that comes
-// after the end is nothing; one for a slot or generation that never was is a
-// violation.
-func (r *Ring) cancelRequest(c *ClientSession, e *shm.Commit) error {
-	if e.Slot < c.first || e.Slot >= c.first+uint32(c.window) || int32(e.Gen-r.slot(e.Slot).gen) > 0 {
-		return fmt.Errorf("%w: cancel of slot %d generation %d", status.ErrProtocol, e.Slot, e.Gen)
-	}
-	info := r.slot(e.Slot)
-	if info.gen != e.Gen || info.state == idle || info.head != e.Slot {
-		return nil
-	}
-	info.stage.touch()
-	switch info.state {
-	case queued:
-		info.stage.withdrawRequest(e.Slot)
-		r.endRequest(e.Slot, status.ErrCanceled, "", false)
-		r.freeRequest(e.Slot)
-	case running:
-		r.endRunningRequest(e.Slot, status.ErrCanceled)
-	}
-	return nil
-}
-
 // clientLeft cleans up after a client that closed, died, or was thrown out.
-// What it had queued is canceled, in turns if that is much; what runs keeps its
-// slots until the worker is done; then the window returns.
+// Its queued requests are canceled, in turns if they are many. Running ones keep
+// their slots until the worker is done. Then the window returns.
 //
 // In docs/model: ClientLeft.
 func (r *Ring) clientLeft(c *ClientSession, why string) {
@@ -317,8 +171,8 @@ func (r *Ring) clientLeft(c *ClientSession, why string) {
 	r.partWithClient(c)
 }
 
-// partingTurn is how much of what a departed client had queued is canceled in
-// one go.
+// partingTurn is how many queued requests of a departed client are canceled in one
+// go.
 const partingTurn = 256
 
 // partWithClient is one turn of a client that has left. It returns how many requests
@@ -363,9 +217,8 @@ func (r *Ring) returnWindow(c *ClientSession) {
 	r.vacated()
 }
 
-// clearSlots overwrites what a client's slots held: inputs, outputs, and what the
-// board says about its requests. Nobody uses them meanwhile, so it is not done
-// on the loop.
+// clearSlots overwrites a client's slots: inputs, outputs, and the board's texts
+// about its requests. No peer has them meanwhile, so it is not done on the loop.
 func (r *Ring) clearSlots(first uint32, n int) {
 	for i := range r.layout.Planes { // none in device memory: checkPrivate
 		clear(r.layout.Planes[i].Rows(r.planes.Bytes(), first, n))

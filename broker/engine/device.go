@@ -21,7 +21,7 @@ type DeviceMemory struct {
 }
 
 // Close is for connections. The last close of a descriptor gives device memory
-// back, and of one that only pretends to be that it may block.
+// back. It may block if the descriptor is something else.
 func (d *DeviceMemory) Close() {
 	CloseFD(d.FD)
 	*d = DeviceMemory{FD: -1}
@@ -77,7 +77,7 @@ func (r *Ring) dupDevice() (fd int, err error) {
 }
 
 // dropUnusedDevice gives the device memory back when no peer is left: a model
-// that nobody runs or asks takes none. On the ring's loop.
+// without peers takes none. On the ring's loop.
 func (r *Ring) dropUnusedDevice() {
 	if r.device.FD < 0 || len(r.clients) > 0 {
 		return

@@ -160,7 +160,7 @@ const mostLate = 50 * time.Millisecond
 // leases at the latest.
 func (s *Stage) forgiveStandstill() {
 	now := s.loop.now
-	s.catchUp() // what they were done with before it is not what they run now
+	s.catchUp() // batches that they finished before the standstill do not run now
 	for _, w := range s.busy {
 		if oldest := w.mails[0]; now >= s.leaseOf(w) && !oldest.forgiven {
 			oldest.begun, oldest.forgiven = now, true

@@ -11,8 +11,8 @@ import (
 )
 
 // DefaultLoops is one loop for every two cores, eight at most. A loop at its
-// limit takes a core, and those who keep it there, clients and workers, take
-// at least another; more loops than that would only take cores from them. Nor
+// limit takes a core, and the clients and workers that keep it there take at
+// least another; more loops than that would only take cores from them. Nor
 // may all of the Go scheduler's processors be held by loops that sleep for
 // microseconds (shm.Parker). Idle loops cost nothing.
 func DefaultLoops() int { return min(max(1, runtime.GOMAXPROCS(0)/2), 8) }
@@ -29,7 +29,7 @@ func DefaultLoops() int { return min(max(1, runtime.GOMAXPROCS(0)/2), 8) }
 //  4. settle: posted functions, timers that are due, outcomes of what peers wrote
 //     (outcomes.go), and a decision for every stage that something happened to
 //
-// It costs what is due, not what exists: idle rings are on none of its lists.
+// A round costs as much as there is to do: idle rings are on none of its lists.
 type Loop struct {
 	*poller
 	rings map[*Ring]struct{}
@@ -219,7 +219,7 @@ func (l *Loop) Forget(r *Ring) {
 		s.closeWorkers()
 	}
 	r.closed = true
-	go r.closeMemory() // nobody has it any more; giving back gigabytes takes a while
+	go r.closeMemory() // no peer has it any more; giving back gigabytes takes a while
 }
 
 // Drain lets accepted requests finish, and refuses new ones. When it returns, the

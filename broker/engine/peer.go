@@ -133,7 +133,7 @@ func (p *Peer) closeSession(l *Loop) {
 
 const largeSession = 1 << 20
 
-// Discard gives back what a peer has that no loop watches; not its connection,
+// Discard gives back a session that no loop watches; not the peer's connection,
 // which a refusal needs.
 func (p *Peer) Discard() {
 	if p.doorbell >= 0 {

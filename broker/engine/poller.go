@@ -68,7 +68,7 @@ func (p *poller) Close() {
 	_ = unix.Close(p.epfd)
 }
 
-// watchFD calls fire, on the loop, whenever fd becomes readable anew (edge
+// watchFD calls fire, on the loop, whenever fd becomes readable again (edge
 // triggered: an eventfd need not be read).
 func (p *poller) watchFD(fd int, fire func()) (int32, error) {
 	var i int32
@@ -101,8 +101,8 @@ func (p *poller) unwatchFD(i int32) {
 }
 
 // post runs f on the loop, soon. It may be called from any goroutine, also
-// after the loop was closed: then nobody runs f, and the descriptor that would
-// be rung may be somebody else's by now.
+// after the loop was closed: then f is not run, and the descriptor of the doorbell
+// may belong to another file by now.
 func (p *poller) Post(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

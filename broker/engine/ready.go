@@ -57,7 +57,7 @@ func (w *WorkerSession) HasLooked() (looked, gone bool) {
 	return looked, gone
 }
 
-// fitness is what the loop tells of one worker.
+// fitness is a worker as its loop sees it.
 type fitness struct {
 	name  string
 	pid   int

@@ -15,7 +15,7 @@ func (s *Stage) workerLost(w *WorkerSession, why string) {
 	w.faults |= hungUp
 	if w.state != workerGone {
 		s.touch()
-		s.drainDone(w) // what it finished before it left
+		s.drainDone(w) // batches that it finished before it left count
 		s.evictWorker(w, why)
 	}
 }
@@ -96,7 +96,7 @@ func (s *Stage) quarantineWorker(w *WorkerSession, why string) {
 }
 
 // endRunningOf releases a client that left from what workers have of it. It
-// looks at what runs, which is less than a large window.
+// looks at running requests, which are fewer than the slots of a large window.
 func (s *Stage) endRunningOf(c *ClientSession) {
 	if c.busy == 0 {
 		return

@@ -76,9 +76,9 @@ func (r *Ring) wantTimes(on bool) {
 	}
 }
 
-// What a client tells of a request is read when there is the least to do for it:
-// when its slot's next commit comes, when the client leaves, and when the
-// recording ends. Without any of it the rest of the request is still there.
+// A client's times of a request are read when that costs least: when the next
+// commit of its slot comes, when the client leaves, and when the recording ends.
+// Without these times the rest of the request is still recorded.
 
 // readBefore reads of the request that was in a commit's slot before.
 func (r *recorder) readBefore(c *ClientSession, e *shm.Commit) {

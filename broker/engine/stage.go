@@ -137,7 +137,7 @@ func (s *Stage) touch() {
 	}
 }
 
-// tellLoop tells the loop what it has to know of a stage that has decided.
+// tellLoop says to the loop when a stage that has decided needs it next.
 func (s *Stage) tellLoop() {
 	s.dirty = false
 	s.loop.timers.setTimer(s, min(s.wake, s.runningDeadline, s.leaseEnd, s.resumeAt))

@@ -9,18 +9,16 @@ import (
 
 // workerState is the state of a worker's session.
 //
-//	       promoted        strikes
-//	spare ─────────► serving ◄──────► suspended
-//	  │                │  ▲  back-off     │
-//	  │                │  └── over        │
-//	  │                ├─────────┬────────┘
-//	  │                │         │ it cannot be killed, or not yet
-//	  │                │         ▼
-//	  │                │   awaited ──► quarantined ──► serving, suspended: it is done after all
-//	  │                │      │             │
-//	  ▼                ▼      ▼             ▼
-//	dying ◄────────────┴──────┴─────────────┘
-//	  │ the kernel says that it is dead, or it has nothing that it could write into
+//	      promoted            strikes, back-off over
+//	spare ─────────► serving ◄─────────► suspended
+//	  │                 │                    │
+//	  │                 ├────────────────────┘
+//	  │                 │ it has a batch, and cannot be killed
+//	  │                 ├──────► awaited ────► quarantined ──► serving, suspended: done after all
+//	  │ killed, or dead │           │   (at once, if it has not hung up)
+//	  ▼                 ▼           ▼               ▼
+//	dying ◄─────────────┴───────────┴───────────────┘
+//	  │ it can write no more
 //	  ▼
 //	gone
 //

@@ -173,8 +173,8 @@ func (v *view) copySeconds() {
 	}
 }
 
-// lookAtDone counts, in the copy, what a worker says it is done with and nobody
-// has read. It returns how many batches that are.
+// lookAtDone counts, in the copy, finished batches of a worker that the loop has not
+// read yet. It returns their number.
 func (s *Stage) lookAtDone(w *WorkerSession, v *view) (batches int) {
 	ahead := w.done // a copy: the ring is not taken from
 	n, err := ahead.Pending()

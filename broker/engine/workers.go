@@ -104,7 +104,7 @@ func (s *Stage) followLanesOf(w *WorkerSession) {
 	s.describeWorker(w)
 }
 
-// describeWorker tells the batcher what a worker that gets batches is like now.
+// describeWorker describes a worker that gets batches to the batcher, as it is now.
 func (s *Stage) describeWorker(w *WorkerSession) {
 	if w.state != workerServing && w.state != workerSuspended {
 		return
